@@ -129,6 +129,16 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
     if (!rc && !strcmp(what, "adam")) {
         rc = mt_probe_adam(&(struct mt_adam_probe_params){.n_threads = n, .cpus = cpus, .numa = &numa}, &adam_ns, &err);
         cJSON_AddNumberToObject(o, "adam ns a parameter", adam_ns);
+        cJSON *types = cJSON_AddObjectToObject(o, "ns a parameter");
+        const struct mt_optimizer *of;
+        for (size_t i = 0; (of = mt_optimizer_at(i)) && !rc; i++) {
+            char name[MT_OPTIMIZER_NAME];
+            double ns = 0;
+            mt_optimizer_name(of, name);
+            rc = mt_probe_adam(&(struct mt_adam_probe_params){.optimizer = of, .n_threads = n, .cpus = cpus,
+                                                              .numa = &numa}, &ns, &err);
+            cJSON_AddNumberToObject(types, name, ns);
+        }
         cJSON_AddNumberToObject(o, "adam over copy bound", adam_ns / (mt_optimizer_bytes(&mt_adamw, MT_BF16) / gbs));
     }
     struct mt_measure_params p = {.n_threads = n, .cpus = cpus};

@@ -138,14 +138,19 @@ static const struct mt_key keys[] = {
      1e6, NULL, "Rated answers: weight of the undesirable ones."},
 
     {"optimizer", "type", MT_NUMERICS, MT_KEY_WORD, AT(optimizer.type), "adamw", mt_optimizer_types + 1, ANY, NULL,
-     "adamw: w -= lr wd w + lr m / (sqrt(v) + eps), bias-corrected, decay decoupled."},
+     "adamw: w -= lr wd w + lr m / (sqrt(v) + eps), bias-corrected, decay decoupled. lion: steps of the sign of a mean of "
+     "gradients, one state; wants a rate 3 to 10 times smaller. sgd: steps of the gradient, without a state or with momentum."},
     {"optimizer", "weight_decay", MT_NUMERICS, MT_KEY_REAL, AT(numerics.weight_decay), "0.0", NULL, 0, 1e3, NULL,
      "Decoupled weight decay; never for biases and norms."},
     {"optimizer", "decay_embeddings", MT_NUMERICS, MT_KEY_BOOL, AT(numerics.decay_embeddings), "on", NULL, ANY,
      NULL, "Decay embeddings and lm_head too, as transformers does."},
-    {"optimizer", "state_dtype", MT_NUMERICS, MT_KEY_DTYPE, AT(numerics.state_dtype), "f32", "bf16|f32", ANY,
-     NULL, "Dtype of the optimizer's states. bf16 halves their memory and traffic; they are rounded to the nearest after "
-     "every update, so the second moment decays correctly only with beta2 of 0.99 or less."},
+    {"optimizer", "state_dtype", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.state_type), "f32", MT_STATE_TYPE_NAMES, ANY,
+     NULL, "Numbers of the optimizer's states. bf16 halves their memory and traffic; rounded to the nearest after every "
+     "update, a second moment decays correctly only with beta2 of 0.99 or less. 8bit takes 1.0625 bytes each: blocks of 32 with "
+     "a scale, and f32 for vectors (norms, biases)."},
+    {"optimizer", "rounding", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.rounding), "nearest", MT_ROUNDING_NAMES, ANY, NULL,
+     "Rounding of states in bf16: to the nearest, or up or down by chance (by train.seed, update, tensor and element), "
+     "which keeps their mean."},
     {"optimizer", "grad_dtype", MT_NUMERICS, MT_KEY_DTYPE, AT(numerics.grad_dtype), "auto", "auto|bf16|f32", ANY,
      NULL, "Dtype of gradients on their way to the host; auto is the compute dtype."},
 

@@ -51,6 +51,10 @@ static uint64_t update_run(const mt_engine *e, const struct views *v, const stru
         .weight_decay = t->decay ? l->numerics.weight_decay : 0,
         .t = l->pending.t,
         .clip = l->pending.clip,
+        .stochastic = e->p.numerics.rounding == MT_ROUND_STOCHASTIC,
+        .seed = l->numerics.seed,
+        .tensor = (uint64_t)(t - e->b.layout->tensors),
+        .first = first - t->at,
     };
     for (int i = 0; i < o->n_states; i++)
         u.state[i] = state_at(e, v, t, i, first);

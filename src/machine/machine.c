@@ -109,6 +109,38 @@ static int read_adam(struct reader *reader, const char *key, const char *value, 
     return 0;
 }
 
+bool mt_machine_add_update(struct mt_machine *m, const char *name, int threads, double ns)
+{
+    struct mt_update_sample *s = m->updates;
+    int at = 0;
+    while (at < m->n_updates &&
+           (strcmp(s[at].name, name) < 0 || (!strcmp(s[at].name, name) && s[at].threads < threads)))
+        at++;
+    bool have = at < m->n_updates && !strcmp(s[at].name, name) && s[at].threads == threads;
+    if (!have && m->n_updates == MT_MAX_UPDATES)
+        return false;
+    if (!have)
+        memmove(&s[at + 1], &s[at], (size_t)(m->n_updates++ - at) * sizeof(*s));
+    s[at] = (struct mt_update_sample){.threads = threads, .ns = ns};
+    snprintf(s[at].name, sizeof(s[at].name), "%s", name);
+    return true;
+}
+
+/* "adamw/8bit/16 = 0.14 measured" */
+static int read_update(struct reader *reader, const char *key, const char *value, struct mt_err *err)
+{
+    const char *threads = strrchr(key, '/');
+    char name[MT_OPTIMIZER_NAME];
+    struct mt_rate r;
+    if (!threads || threads - key >= (ptrdiff_t)sizeof(name) || atoi(threads + 1) < 1 || !parse_rate(&r, value) ||
+        !(r.value > 0))
+        return bad(reader, err, "a line of [updates] must be \"TYPE/STATES/THREADS = NANOSECONDS measured\", not "
+                   "\"%s = %s\"", key, value);
+    snprintf(name, sizeof(name), "%.*s", (int)(threads - key), key);
+    return mt_machine_add_update(reader->m, name, atoi(threads + 1), r.value)
+               ? 0 : bad(reader, err, "[updates] has too many lines");
+}
+
 static int on_key(void *ctx, const char *file, int line, const char *section, const char *key,
                   const char *value, struct mt_err *err)
 {
@@ -119,6 +151,8 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
         return read_machine_key(r, key, value, err);
     if (!strcmp(section, "adam"))
         return read_adam(r, key, value, err);
+    if (!strcmp(section, "updates"))
+        return read_update(r, key, value, err);
     if (!strcmp(section, "ops")) {
         struct mt_metered op;
         double s = atof(value);
@@ -250,6 +284,9 @@ void mt_machine_print(const struct mt_machine *m, struct mt_str *out)
     for (int i = 0; i < m->n_adam; i++)
         mt_str_printf(out, "%d = %.6g %s ; ns a parameter\n", m->adam[i].threads, m->adam[i].ns,
                       source_name(m->adam_source));
+    for (int i = 0; i < m->n_updates; i++)
+        mt_str_printf(out, "%s%s/%d = %.6g measured\n", i ? "" : "\n[updates]\n", m->updates[i].name,
+                      m->updates[i].threads, m->updates[i].ns);
     if (m->n_samples)
         mt_str_printf(out, "\n[ops]\n");
     for (size_t i = 0; i < m->n_samples; i++) {
@@ -276,6 +313,12 @@ void mt_machine_to_json(const struct mt_machine *m, cJSON *o)
         cJSON_AddStringToObject(r, "source", source_name(m->rate[i].source));
     }
     cJSON *adam = cJSON_AddObjectToObject(o, "adam_ns"), *ops = cJSON_AddObjectToObject(o, "ops");
+    cJSON *updates = cJSON_AddObjectToObject(o, "updates_ns");
+    for (int i = 0; i < m->n_updates; i++) {
+        char key[MT_OPTIMIZER_NAME + 16];
+        snprintf(key, sizeof(key), "%s/%d", m->updates[i].name, m->updates[i].threads);
+        cJSON_AddNumberToObject(updates, key, m->updates[i].ns);
+    }
     for (int i = 0; i < m->n_adam; i++) {
         char key[16];
         snprintf(key, sizeof(key), "%d", m->adam[i].threads);

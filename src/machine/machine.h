@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "base/strbuf.h"
 #include "device/meter.h"
+#include "optim/optimizer.h"
 
 /**
  * What a machine can do, as the simulator needs it: an INI file, written by `megatrain probe all` or by
@@ -70,19 +71,25 @@ struct mt_op_sample {
 
 /* Bytes of the copies that are measured. */
 enum { MT_SHORT_COPY_BYTES = 2 << 20, MT_LONG_COPY_BYTES = 64 << 20 };
-enum { MT_MACHINE_VERSION = 1, MT_MAX_ADAM = 16 };
+enum { MT_MACHINE_VERSION = 1, MT_MAX_ADAM = 16, MT_MAX_UPDATES = 64 };
+
+/** A timed update. */
+struct mt_update_sample {
+    char name[MT_OPTIMIZER_NAME]; /* mt_optimizer_name(); "" in mt_machine.adam */
+    int threads;
+    double ns; /* a parameter, bf16 gradients */
+};
 struct mt_machine {
     char name[128];
     char gpu[64];          /* of a stored machine: the GPU, as its driver names it; else "" */
     char fingerprint[256]; /* of the hardware it was measured on; "" for a file written by hand */
     bool cpu;              /* compute and copies share the host's cores and memory */
     struct mt_rate rate[MT_N_RATES];
-    struct {
-        int threads;
-        double ns; /* a parameter, bf16 gradients, f32 moments */
-    } adam[MT_MAX_ADAM];
+    struct mt_update_sample adam[MT_MAX_ADAM]; /* of mt_adamw, by threads */
     int n_adam;
     enum mt_rate_source adam_source;
+    struct mt_update_sample updates[MT_MAX_UPDATES]; /* of other optimizers, by name and threads */
+    int n_updates;
     struct mt_op_sample *samples; /* owned */
     size_t n_samples, cap_samples;
 };
@@ -120,6 +127,11 @@ double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered
 /** Nanoseconds per parameter of an update with `threads`, f32 moments and bf16 gradients. Linear between samples; with
  * fewer threads than in any sample, proportional to 1/threads. */
 double mt_machine_update_ns(const struct mt_machine *m, int threads);
+/** The same of another optimizer: measured, or by its bytes and instructions. grad: of its gradients. */
+double mt_machine_optimizer_ns(const struct mt_machine *m, const struct mt_optimizer *o, enum mt_dtype grad,
+                               int threads);
+/** Adds a sample of an optimizer, or replaces it; false: there are too many. */
+bool mt_machine_add_update(struct mt_machine *m, const char *name, int threads, double ns);
 
 /** Path of this user's measured profile for the device kind and thread count. */
 void mt_machine_cache_path(char *buf, size_t len, const char *kind, int threads);

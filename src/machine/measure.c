@@ -245,6 +245,27 @@ static int measure_adam(struct mt_machine *m, const struct mt_measure_params *p,
     return 0;
 }
 
+/* All optimizers but the one above: with one thread, and with all. */
+static int measure_updates(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
+{
+    enum { PARAMETERS = 4 << 20 };
+    const struct mt_optimizer *o;
+    const int threads[] = {1, p->n_threads};
+    int rc = 0;
+    for (size_t i = 0; (o = mt_optimizer_at(i)) && !rc; i++)
+        for (int k = 0; k < 1 + (p->n_threads > 1) && o != &mt_adamw && !rc; k++) {
+            const struct mt_adam_probe_params probe = {.optimizer = o, .n = PARAMETERS, .n_threads = threads[k],
+                                                       .cpus = p->cpus, .numa = p->numa};
+            char name[MT_OPTIMIZER_NAME];
+            double ns = 0;
+            mt_optimizer_name(o, name);
+            rc = mt_probe_adam(&probe, &ns, err);
+            if (!rc)
+                mt_machine_add_update(m, name, threads[k], ns);
+        }
+    return rc;
+}
+
 static int measure_host(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
     struct mt_hw_memory mem;
@@ -259,7 +280,7 @@ static int measure_host(struct mt_machine *m, const struct mt_measure_params *p,
     put(m, MT_RATE_DRAM, gbs);
     for (int t = 1; t <= p->n_threads && !rc; t = t < p->n_threads ? MT_MIN(2 * t, p->n_threads) : t + 1)
         rc = measure_adam(m, p, t, err);
-    return rc;
+    return rc ? rc : measure_updates(m, p, err);
 }
 
 int mt_measure_again(struct mt_machine *m, const struct mt_measure_params *p, const struct mt_metered *ops,

@@ -156,17 +156,41 @@ double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered
     return s + m->rate[MT_RATE_OP_US].value * 1e-6;
 }
 
-double mt_machine_update_ns(const struct mt_machine *m, int threads)
+/* Samples s[0] to s[n - 1] are of one optimizer, by threads. */
+static double update_ns(const struct mt_update_sample *s, int n, int threads)
 {
     int i = 0;
-    while (i + 1 < m->n_adam && m->adam[i + 1].threads <= threads)
+    while (i + 1 < n && s[i + 1].threads <= threads)
         i++;
-    double ns = m->adam[i].ns, have = m->adam[i].threads;
+    double ns = s[i].ns, have = s[i].threads;
     if (threads < have) /* fewer than in any sample */
         return ns * have / threads;
-    if (i + 1 < m->n_adam && threads > have) {
-        double t = (threads - have) / (m->adam[i + 1].threads - have);
-        return ns + t * (m->adam[i + 1].ns - ns);
+    if (i + 1 < n && threads > have) {
+        double t = (threads - have) / (s[i + 1].threads - have);
+        return ns + t * (s[i + 1].ns - ns);
     }
     return ns;
+}
+
+double mt_machine_update_ns(const struct mt_machine *m, int threads)
+{
+    return update_ns(m->adam, m->n_adam, threads);
+}
+
+double mt_machine_optimizer_ns(const struct mt_machine *m, const struct mt_optimizer *o, enum mt_dtype grad,
+                               int threads)
+{
+    char name[MT_OPTIMIZER_NAME];
+    int first = 0, n = 0;
+    double bytes = mt_optimizer_bytes(o, grad), base = mt_machine_update_ns(m, threads);
+    mt_optimizer_name(o, name);
+    while (first < m->n_updates && strcmp(m->updates[first].name, name))
+        first++;
+    while (first + n < m->n_updates && !strcmp(m->updates[first + n].name, name))
+        n++;
+    if (n)
+        return update_ns(&m->updates[first], n, threads) * bytes / mt_optimizer_bytes(o, MT_BF16);
+    /* bound by memory: the same time per byte as the optimizer that was measured; or by instructions */
+    double moved = base * bytes / mt_optimizer_bytes(&mt_adamw, MT_BF16);
+    return MT_MAX(moved, o->thread_ns / threads);
 }

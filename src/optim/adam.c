@@ -3,61 +3,27 @@
 
 #include <math.h>
 
-#include "base/isa.h"
-#include "optim/adam_kernel.h"
+#include "optim/kernel.h"
 #include "optim/optimizer.h"
 
-const char *mt_isa_name(enum mt_isa isa)
+static void set_scalars(struct mt_kernel_scalars *s, double lr, double beta1, double beta2, double eps, uint64_t t)
 {
-    static const char *const names[] = {"auto", "scalar", "avx2", "avx512"};
-    return names[isa];
-}
-
-bool mt_isa_available(enum mt_isa isa)
-{
-    switch (isa) {
-    case MT_ISA_AVX512:
-        return mt_has_avx512();
-    case MT_ISA_AVX2:
-        return __builtin_cpu_supports("avx2");
-    default:
-        return true;
-    }
-}
-
-enum mt_isa mt_isa_best(void)
-{
-    return mt_isa_available(MT_ISA_AVX512) ? MT_ISA_AVX512
-           : mt_isa_available(MT_ISA_AVX2) ? MT_ISA_AVX2
-                                                 : MT_ISA_SCALAR;
-}
-
-static mt_adam_fn kernel_of(enum mt_isa isa)
-{
-    if (isa == MT_ISA_AUTO)
-        isa = mt_isa_best();
-    return isa == MT_ISA_AVX512 ? mt_adam_avx512 : isa == MT_ISA_AVX2 ? mt_adam_avx2 : mt_adam_scalar;
-}
-
-static struct mt_adam_scalars scalars_of(const struct mt_adam *a)
-{
-    double bc1 = 1 - pow(a->beta1, (double)a->t), bc2 = 1 - pow(a->beta2, (double)a->t);
-    return (struct mt_adam_scalars){
-        .clip = a->clip,
-        .one_minus_beta1 = (float)(1 - a->beta1),
-        .beta2 = (float)a->beta2,
-        .one_minus_beta2 = (float)(1 - a->beta2),
-        .decay = (float)(1 - a->lr * a->weight_decay),
-        .step_size = (float)(a->lr / bc1),
-        .sqrt_bc2 = (float)sqrt(bc2),
-        .eps = (float)a->eps,
-    };
+    double bc1 = 1 - pow(beta1, (double)t), bc2 = 1 - pow(beta2, (double)t);
+    s->one_minus_beta1 = (float)(1 - beta1);
+    s->beta2 = (float)beta2;
+    s->one_minus_beta2 = (float)(1 - beta2);
+    s->step = (float)(lr / bc1);
+    s->sqrt_bc2 = (float)sqrt(bc2);
+    s->eps = (float)eps;
 }
 
 uint64_t mt_adam_run(const struct mt_adam *a, enum mt_isa isa)
 {
-    struct mt_adam_scalars s = scalars_of(a);
-    return kernel_of(isa)(a, &s, 0, a->n);
+    struct mt_kernel k = {.rule = MT_RULE_ADAMW, .n = a->n, .hi = a->hi, .lo = a->lo, .state = {a->m, a->v},
+                          .state_type = a->state_type, .grad = a->grad, .grad_dtype = a->grad_dtype,
+                          .s = {.clip = a->clip, .keep = (float)(1 - a->lr * a->weight_decay)}};
+    set_scalars(&k.s, a->lr, a->beta1, a->beta2, a->eps, a->t);
+    return mt_kernel_run(&k, isa);
 }
 
 enum { BETA1, BETA2, EPS, N_KEYS };
@@ -69,34 +35,23 @@ static const struct mt_optimizer_key keys[] = {
 
 static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, enum mt_isa isa)
 {
-    struct mt_adam a = {
-        .n = u->n,
-        .hi = u->hi,
-        .lo = u->lo,
-        .m = u->state[0],
-        .v = u->state[1],
-        .grad = u->grad,
-        .state_dtype = o->state_dtype,
-        .grad_dtype = u->grad_dtype,
-        .lr = u->lr,
-        .beta1 = u->keys[BETA1],
-        .beta2 = u->keys[BETA2],
-        .eps = u->keys[EPS],
-        .weight_decay = u->weight_decay,
-        .t = u->t,
-        .clip = u->clip,
-    };
-    return mt_adam_run(&a, isa);
+    struct mt_kernel k = mt_kernel_of(u);
+    k.rule = MT_RULE_ADAMW;
+    mt_kernel_states(&k, u, o->state_type, 2);
+    set_scalars(&k.s, u->lr, u->keys[BETA1], u->keys[BETA2], u->keys[EPS], u->t);
+    return mt_kernel_run(&k, isa);
 }
 
-#define ADAMW(dtype_, bytes_)                                                                                      \
-    {                                                                                                              \
-        .type = "adamw", .title = "AdamW", .state_dtype = dtype_, .grain = 1, .n_states = 2, .n_keys = N_KEYS,     \
-        .keys = keys, .update = update,                                                                            \
-        .state = {{.name = "exp_avg", .use = "first moments", .dtype = dtype_, .block = 1, .block_bytes = bytes_}, \
-                  {.name = "exp_avg_sq", .use = "second moments", .dtype = dtype_, .block = 1,                     \
-                   .block_bytes = bytes_}},                                                                        \
-    }
-const struct mt_optimizer mt_adamw = ADAMW(MT_F32, 4);
-static const struct mt_optimizer adamw_bf16 = ADAMW(MT_BF16, 2);
-MT_OPTIMIZER(adamw, &mt_adamw, &adamw_bf16);
+#define ADAMW .type = "adamw", .title = "AdamW", .n_keys = N_KEYS, .keys = keys, .update = update
+#define PLAIN(dtype, bytes) \
+    .state = {MT_STATE_PLAIN("exp_avg", "first moments", dtype, bytes), \
+              MT_STATE_PLAIN("exp_avg_sq", "second moments", dtype, bytes)}
+
+const struct mt_optimizer mt_adamw = {ADAMW, .state_type = MT_STATE_F32, .grain = 1, .n_states = 2, PLAIN(MT_F32, 4)};
+static const struct mt_optimizer adamw_bf16 = {ADAMW, .state_type = MT_STATE_BF16, .grain = 1, .n_states = 2,
+                                               PLAIN(MT_BF16, 2)};
+static const struct mt_optimizer adamw_8bit = {
+    ADAMW, .state_type = MT_STATE_8BIT, .grain = MT_BLOCK8, .n_states = 4, .thread_ns = 1.5,
+    .state = {MT_STATE_BLOCKS8("exp_avg", "first moments"), MT_STATE_BLOCKS8("exp_avg_sq", "second moments"),
+              MT_STATE_REST("exp_avg", "first moments"), MT_STATE_REST("exp_avg_sq", "second moments")}};
+MT_OPTIMIZER(adamw, &mt_adamw, &adamw_bf16, &adamw_8bit);

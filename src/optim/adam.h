@@ -7,14 +7,8 @@
 #include <stdint.h>
 
 #include "base/dtype.h"
-#include "base/err.h"
-
-/** Which instruction set runs; AUTO picks the best the CPU has. All give the same bits. */
-enum mt_isa { MT_ISA_AUTO, MT_ISA_SCALAR, MT_ISA_AVX2, MT_ISA_AVX512 };
-const char *mt_isa_name(enum mt_isa isa);
-/** The set that AUTO picks on this CPU. */
-enum mt_isa mt_isa_best(void);
-bool mt_isa_available(enum mt_isa isa);
+#include "optim/isa.h"
+#include "settings/settings.h"
 
 /**
  * One AdamW update (Loshchilov and Hutter 2019, alg. 2) of a run of parameters, in place:
@@ -34,9 +28,10 @@ bool mt_isa_available(enum mt_isa isa);
 struct mt_adam {
     size_t n;
     uint16_t *hi, *lo;
-    void *m, *v;                 /* state_dtype */
+    void *m, *v;
     const void *grad;            /* grad_dtype */
-    enum mt_dtype state_dtype, grad_dtype;
+    enum mt_state_type state_type;
+    enum mt_dtype grad_dtype;
     double lr, beta1, beta2, eps, weight_decay;
     uint64_t t;                  /* from 1 */
     float clip;                  /* factor, 1 = none */

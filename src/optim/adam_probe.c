@@ -3,15 +3,13 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "optim/adam.h"
 
 enum { N = 32 << 20, ROUNDS = 7 };
-static const enum mt_plane_kind M = MT_PLANE_STATE, V = MT_PLANE_STATE + 1;
 
-static struct mt_plane_desc plane(enum mt_plane_role role, enum mt_dtype dtype)
+static struct mt_plane_desc plane(enum mt_plane_role role, size_t block, size_t bytes)
 {
-    return (struct mt_plane_desc){.role = role, .range = MT_RANGE_TRAINED, .dtype = dtype, .block = 1,
-                                  .block_bytes = mt_dtype_size(dtype)};
+    return (struct mt_plane_desc){.role = role, .range = MT_RANGE_TRAINED, .dtype = MT_BF16, .block = block,
+                                  .block_bytes = bytes};
 }
 
 int mt_adam_probe_init(struct mt_adam_probe *a, const struct mt_adam_probe_params *p, struct mt_err *err)
@@ -19,10 +17,15 @@ int mt_adam_probe_init(struct mt_adam_probe *a, const struct mt_adam_probe_param
     struct mt_plane_elems elems = {{0}};
     struct mt_plane_set_params planes = {.n_units = 1, .elems = &elems, .numa = p->numa};
     struct mt_pool_params pool = {"probe", p->n_threads, p->cpus, NULL};
-    *a = (struct mt_adam_probe){.n = p->n};
-    planes.desc[MT_PLANE_HI] = planes.desc[MT_PLANE_LO] = plane(MT_ROLE_WEIGHT, MT_BF16);
-    planes.desc[M] = planes.desc[V] = plane(MT_ROLE_STATE, MT_F32);
-    planes.desc[MT_PLANE_GRAD] = plane(MT_ROLE_GRADIENT, MT_BF16);
+    const struct mt_optimizer *o = p->optimizer ? p->optimizer : &mt_adamw;
+    *a = (struct mt_adam_probe){.n = p->n, .optimizer = o};
+    for (int i = 0; i < o->n_keys; i++)
+        a->keys[i] = o->keys[i].def;
+    planes.desc[MT_PLANE_HI] = planes.desc[MT_PLANE_LO] = plane(MT_ROLE_WEIGHT, 1, sizeof(uint16_t));
+    for (int i = 0; i < o->n_states; i++)
+        if (!o->state[i].apart)
+            planes.desc[MT_PLANE_STATE + i] = plane(MT_ROLE_STATE, o->state[i].block, o->state[i].block_bytes);
+    planes.desc[MT_PLANE_GRAD] = plane(MT_ROLE_GRADIENT, 1, sizeof(uint16_t));
     for (int k = 0; k < MT_N_PLANES; k++)
         elems.n[k] = planes.desc[k].block ? p->n : 0;
     int rc = mt_plane_set_create(&a->planes, &planes, err);
@@ -44,18 +47,21 @@ void mt_adam_probe_finish(struct mt_adam_probe *a)
     mt_plane_set_destroy(&a->planes);
 }
 
+static void *at(const struct mt_adam_probe *p, int k, size_t first)
+{
+    const struct mt_plane_desc *d = mt_plane_desc_of(p->planes, (enum mt_plane_kind)k);
+    return d->block ? (char *)mt_plane(p->planes, 0, (enum mt_plane_kind)k) + mt_plane_desc_bytes(d, first) : NULL;
+}
+
 static void run_chunk(void *ctx, size_t first, size_t n)
 {
     const struct mt_adam_probe *p = ctx;
-    struct mt_adam a = {.n = n,
-                        .hi = (uint16_t *)mt_plane(p->planes, 0, MT_PLANE_HI) + first,
-                        .lo = (uint16_t *)mt_plane(p->planes, 0, MT_PLANE_LO) + first,
-                        .m = (float *)mt_plane(p->planes, 0, M) + first,
-                        .v = (float *)mt_plane(p->planes, 0, V) + first,
-                        .grad = (const uint16_t *)mt_plane(p->planes, 0, MT_PLANE_GRAD) + first,
-                        .state_dtype = MT_F32, .grad_dtype = MT_BF16, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.999,
-                        .eps = 1e-8, .weight_decay = 0.01, .t = p->t, .clip = 1};
-    mt_adam_run(&a, MT_ISA_AUTO);
+    struct mt_update u = {.n = n, .hi = at(p, MT_PLANE_HI, first), .lo = at(p, MT_PLANE_LO, first),
+                          .grad = at(p, MT_PLANE_GRAD, first), .grad_dtype = MT_BF16, .keys = p->keys, .lr = 1e-4,
+                          .weight_decay = 0.01, .t = p->t, .clip = 1, .first = first};
+    for (int i = 0; i < p->optimizer->n_states; i++)
+        u.state[i] = at(p, MT_PLANE_STATE + i, first);
+    p->optimizer->update(p->optimizer, &u, MT_ISA_AUTO);
 }
 
 void mt_adam_probe_run(struct mt_adam_probe *a)
@@ -69,7 +75,7 @@ int mt_probe_adam(const struct mt_adam_probe_params *p, double *ns, struct mt_er
     struct mt_adam_probe a;
     struct mt_adam_probe_params params = *p;
     int64_t best = INT64_MAX;
-    params.n = N;
+    params.n = p->n ? p->n : N;
     int rc = mt_adam_probe_init(&a, &params, err);
     for (int r = 0; r < ROUNDS && !rc; r++) {
         int64_t t0 = mt_now_ns();
@@ -77,7 +83,7 @@ int mt_probe_adam(const struct mt_adam_probe_params *p, double *ns, struct mt_er
         best = MT_MIN(best, mt_now_ns() - t0);
     }
     if (!rc)
-        *ns = (double)best / N;
+        *ns = (double)best / (double)params.n;
     mt_adam_probe_finish(&a);
     return rc;
 }

@@ -3,17 +3,21 @@
 #define MT_OPTIM_ADAM_PROBE_H
 
 #include "base/pool.h"
+#include "optim/optimizer.h"
 #include "store/planes.h"
 
-/** Updates of made-up parameters (f32 moments, bf16 gradients), to be timed: divided over threads as in a run, with
+/** Updates of made-up parameters (bf16 gradients), to be timed: divided over threads as in a run, with
  * planes at the same homes. */
 struct mt_adam_probe {
     mt_plane_set *planes;
     mt_pool *pool;
     size_t n;
     uint64_t t; /* updates made */
+    const struct mt_optimizer *optimizer;
+    double keys[MT_OPTIMIZER_SLOTS];
 };
 struct mt_adam_probe_params {
+    const struct mt_optimizer *optimizer; /* NULL: mt_adamw */
     size_t n; /* parameters */
     int n_threads;
     const int *cpus;           /* [n_threads] or NULL */
@@ -25,7 +29,7 @@ void mt_adam_probe_finish(struct mt_adam_probe *a);
 /** Makes one update. */
 void mt_adam_probe_run(struct mt_adam_probe *a);
 
-/** Nanoseconds per parameter, of 32M parameters; best of several updates. p->n is not read. */
+/** Nanoseconds per parameter, of 32M parameters if p->n is 0; best of several updates. */
 int mt_probe_adam(const struct mt_adam_probe_params *p, double *ns, struct mt_err *err);
 
 #endif

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "optim/optimizer.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
 
 /* Each is defined in a file of its own (MT_OPTIMIZER). A new optimizer is that file and an entry here. */
 #define OPTIMIZERS(X) \
-    X(adamw)
+    X(adamw) \
+    X(lion) \
+    X(sgd)
 
 #define DECLARE(type) extern const struct mt_optimizer *const mt_optimizer_##type[];
 OPTIMIZERS(DECLARE)
@@ -16,13 +19,38 @@ static const struct mt_optimizer *const *const optimizers[] = {OPTIMIZERS(ROW)};
 #define NAME(type) "|" #type
 const char mt_optimizer_types[] = OPTIMIZERS(NAME);
 
-const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_dtype state_dtype)
+const struct mt_optimizer *mt_optimizer_at(size_t k)
 {
     for (size_t i = 0; i < MT_ARRAY_LEN(optimizers); i++)
-        for (const struct mt_optimizer *const *o = optimizers[i]; *o; o++)
-            if (!strcmp((*o)->type, type) && (*o)->state_dtype == state_dtype)
+        for (const struct mt_optimizer *const *o = optimizers[i]; *o; o++) {
+            if (!k--)
                 return *o;
+            if (!o[1] && (*o)->if_zero && !k--)
+                return (*o)->if_zero;
+        }
     return NULL;
+}
+
+static bool first_key_is_zero(const struct mt_optimizer *o, const double *slots)
+{
+    double value = slots ? slots[mt_optimizer_slot_of(o->keys[0].key.name)] : MT_AUTO;
+    return (value == MT_AUTO ? o->keys[0].def : value) == 0;
+}
+
+const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_state_type state_type,
+                                             const double slots[MT_OPTIMIZER_SLOTS])
+{
+    const struct mt_optimizer *o;
+    for (size_t i = 0; (o = mt_optimizer_at(i)); i++)
+        if (!strcmp(o->type, type) && o->state_type == state_type)
+            return o->if_zero && first_key_is_zero(o, slots) ? o->if_zero : o;
+    return NULL;
+}
+
+void mt_optimizer_name(const struct mt_optimizer *o, char name[MT_OPTIMIZER_NAME])
+{
+    static const char *const types[] = {[MT_STATE_F32] = "f32", [MT_STATE_BF16] = "bf16", [MT_STATE_8BIT] = "8bit"};
+    snprintf(name, MT_OPTIMIZER_NAME, "%s/%s", o->type, o->n_states ? types[o->state_type] : "none");
 }
 
 /* --- keys ----------------------------------------------------------------------------------------------------- */

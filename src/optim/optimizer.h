@@ -8,7 +8,7 @@
 #include "base/dtype.h"
 #include "base/err.h"
 #include "base/strbuf.h"
-#include "optim/adam.h"
+#include "optim/isa.h"
 #include "settings/key.h"
 #include "settings/settings.h"
 #include "store/planes.h"
@@ -41,6 +41,8 @@ struct mt_update {
     double lr, weight_decay; /* weight_decay: 0 for tensors that do not decay */
     uint64_t t;              /* number of the update, from 1 */
     float clip;              /* factor of the gradient, 1 = none */
+    bool stochastic;         /* states in bf16 are rounded by chance: by seed, t, tensor and element */
+    uint64_t seed, tensor, first; /* tensor: its index in the layout; first: the first element, of the tensor's */
 };
 
 /** A number that an optimizer reads: a key of the section [optimizer]. Optimizers with keys of one name share the key
@@ -67,18 +69,20 @@ struct mt_optimizer_key {
 struct mt_optimizer {
     const char *type;  /* optimizer.type in the configuration */
     const char *title; /* the printed name */
-    enum mt_dtype state_dtype; /* optimizer.state_dtype */
+    enum mt_state_type state_type; /* optimizer.state_dtype */
     size_t grain; /* elements from a tensor's first, a divisor of MT_PIECE_ALIGN; or MT_GRAIN_TENSOR */
     int n_states;
     struct mt_optimizer_state state[MT_MAX_STATES];
     int n_keys;
     const struct mt_optimizer_key *keys; /* [n_keys] */
+    const struct mt_optimizer *if_zero; /* the row to use instead if the first key is 0; NULL: this */
+    double thread_ns; /* a parameter, of a thread of a core of 2023, from its cache; 0: bytes alone decide */
     /** Returns the number of elements whose new weight is not finite or has an infinite `hi` (0 = good). */
     uint64_t (*update)(const struct mt_optimizer *o, const struct mt_update *u, enum mt_isa isa);
 };
 #define MT_GRAIN_TENSOR SIZE_MAX
 
-/** Defines an optimizer of the list in optimizer.c, by its type's name and its variants by state_dtype. */
+/** Defines an optimizer of the list in optimizer.c, by its type's name and its variants by state_type. */
 #define MT_OPTIMIZER(type, ...)                                    \
     extern const struct mt_optimizer *const mt_optimizer_##type[]; \
     const struct mt_optimizer *const mt_optimizer_##type[] = {__VA_ARGS__, NULL}
@@ -88,8 +92,14 @@ extern const struct mt_optimizer mt_adamw;
 
 /** The types, each after a bar: "|adamw". */
 extern const char mt_optimizer_types[];
-/** Finds an optimizer by the configuration's values; NULL: there is no such variant. */
-const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_dtype state_dtype);
+/** Finds an optimizer by the configuration's values; NULL: there is no such variant. slots NULL: defaults. */
+const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_state_type state_type,
+                                             const double slots[MT_OPTIMIZER_SLOTS]);
+/** Row i of all, in the order of the list; NULL: there are fewer. */
+const struct mt_optimizer *mt_optimizer_at(size_t i);
+/** "adamw/8bit", "sgd/none": of a row. */
+enum { MT_OPTIMIZER_NAME = 32 };
+void mt_optimizer_name(const struct mt_optimizer *o, char name[MT_OPTIMIZER_NAME]);
 
 /** Slots: the names of all optimizers' own keys, in the order of mt_numerics.optimizer_keys; the row of the first. */
 size_t mt_optimizer_n_slots(void);

@@ -19,11 +19,10 @@ static double rate_of(const struct mt_sim_params *p, enum mt_rate_id id)
 
 static void price_update(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
 {
-    /* bound by memory: the same time per byte as the optimizer that was measured */
-    double n = (double)in->elems, bytes = mt_optimizer_bytes(p->numerics->optimizer, p->numerics->grad_dtype);
-    t->bytes = n * bytes;
-    t->seconds = n * mt_machine_update_ns(p->machine, p->update_threads) * 1e-9 * bytes /
-                 mt_optimizer_bytes(&mt_adamw, MT_BF16);
+    const struct mt_optimizer *o = p->numerics->optimizer;
+    double n = (double)in->elems;
+    t->bytes = n * mt_optimizer_bytes(o, p->numerics->grad_dtype);
+    t->seconds = n * mt_machine_optimizer_ns(p->machine, o, p->numerics->grad_dtype, p->update_threads) * 1e-9;
 }
 
 /*

@@ -134,7 +134,7 @@ int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const 
         .decay_embeddings = c->numerics.decay_embeddings,
         .cut = c->placement.unit == MT_CUT_HALVES ? mt_cut_half : mt_cut_layer,
         .adapter = &adapter,
-        .optimizer = mt_optimizer_find(c->optimizer.type, c->numerics.state_dtype),
+        .optimizer = mt_optimizer_find(c->optimizer.type, c->numerics.state_type, c->numerics.optimizer_keys),
     };
     if (c->placement.expert_group != MT_AUTO)
         p.cut.expert_group = (size_t)c->placement.expert_group;
@@ -262,11 +262,13 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
         return rc;
     if (n.grad_dtype == MT_DTYPE_AUTO) /* adapters have few gradients */
         n.grad_dtype = c->adapter.kind == MT_ADAPTER_NONE ? n.dtype : MT_F32;
-    n.optimizer = mt_optimizer_find(c->optimizer.type, n.state_dtype);
+    n.optimizer = mt_optimizer_find(c->optimizer.type, n.state_type, n.optimizer_keys);
     if (!n.optimizer)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.type = %s keeps no states in %s: set "
-                       "optimizer.state_dtype = %s", c->optimizer.type, mt_dtype_name(n.state_dtype),
-                       mt_dtype_name(n.state_dtype == MT_F32 ? MT_BF16 : MT_F32));
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.type = %s keeps no states of that optimizer.state_dtype: "
+                       "set f32", c->optimizer.type);
+    if (n.rounding == MT_ROUND_STOCHASTIC && (n.state_type != MT_STATE_BF16 || !n.optimizer->n_states))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.rounding = stochastic is for states in bf16: set "
+                       "optimizer.state_dtype = bf16, or rounding = nearest");
     rc = mt_optimizer_resolve_keys(n.optimizer, n.optimizer_keys, err);
     if (rc)
         return rc;

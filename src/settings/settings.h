@@ -23,6 +23,12 @@ enum { MT_PIECE_ALIGN = 2048 };
 struct mt_optimizer;
 enum { MT_OPTIMIZER_SLOTS = 16 };
 
+/** Numbers of optimizers' states: of 32 or 16 bits, or blocks of 32 with 8 bits each and a scale. */
+enum mt_state_type { MT_STATE_F32, MT_STATE_BF16, MT_STATE_8BIT };
+#define MT_STATE_TYPE_NAMES "f32|bf16|8bit"
+enum mt_rounding { MT_ROUND_NEAREST, MT_ROUND_STOCHASTIC };
+#define MT_ROUNDING_NAMES "nearest|stochastic"
+
 /** The learning rate after its warm-up. */
 enum mt_lr_schedule { MT_LR_CONSTANT, MT_LR_LINEAR, MT_LR_COSINE, MT_LR_WSD };
 
@@ -44,7 +50,8 @@ struct mt_numerics {
     int64_t logits_piece;        /* rows of a chunk with FP32 logits at once, or MT_AUTO */
     double router_aux_loss;      /* mixtures of experts: coefficient of the load-balancing loss; 0: off */
     double grad_clip;            /* largest norm of the whole gradient; 0: off */
-    enum mt_dtype state_dtype;   /* of the optimizer's moments */
+    enum mt_state_type state_type; /* of the optimizer's states: optimizer.state_dtype */
+    enum mt_rounding rounding;   /* of states in bf16 */
     const struct mt_optimizer *optimizer; /* NULL until resolved from its type and state_dtype */
     double optimizer_keys[MT_OPTIMIZER_SLOTS]; /* of the optimizers' own keys (optim/optimizer.h), by slot; MT_AUTO
                                     until resolved, and in those that the optimizer does not have */

@@ -286,6 +286,43 @@ def moments_in_bf16_resume_to_the_same_bits(tmp, model, data):
     assert all(g == got[0] for g in got), "moments in bf16: tiers or a resume change bits"
 
 
+STATES = {("adamw", "8bit"): {"exp_avg": "U8", "exp_avg_sq": "U8"}, ("lion", "bf16"): {"exp_avg": "BF16"}, ("sgd", "f32"): {}}
+
+
+def lean_states_are_the_same_in_every_place(tmp, model, data):
+    """Optimizers with few states: in memory, on a drive, with other cuts, killed between steps, and refused by others."""
+    places = {"host": ({}, {}), "disk": (PIECES, on_disk(tmp)),
+              "halves": ({"MEGATRAIN_ADAM_ISA": "scalar"}, {"memory__unit": "half", "memory__embedding": "host",
+                                                            "device__cpu_threads": 1})}
+    for (kind, states), dtypes in STATES.items():
+        got = {}
+        for name, (env, over) in places.items():
+            out = os.path.join(tmp, f"lean-{kind}-{name}")
+            rounding = "stochastic" if states == "bf16" else "nearest"
+            ini = write_ini(out + ".ini", base(model, data, out, train__steps=6, optimizer__type=kind,
+                                               optimizer__state_dtype=states, optimizer__rounding=rounding, **over))
+            if name == "disk":
+                megatrain("-q", "run", ini, "--max-steps", 3, env=env)
+            megatrain("-q", "run", ini, *(["--resume"] if name == "disk" else []), env=env)
+            got[name] = losses(out), planes(f"{out}/checkpoint-6")
+        assert all(g == got["host"] for g in got.values()), f"{kind} {states}: places or a resume change bits"
+        assert got["host"][0][-1][1] < got["host"][0][0][1], "nothing was learnt"
+        tensors = read_safetensors(f"{tmp}/lean-{kind}-host/checkpoint-6/megatrain/state-00001.safetensors")
+        for shape, types in (2, dtypes), (1, {k: "F32" if states == "8bit" else v for k, v in dtypes.items()}):
+            of = [t[:-7] for t, v in tensors.items() if t.endswith(".master") and len(v[1]) == shape]
+            assert of and all({k: tensors[f"{t}.{k}"][0] for k in dtypes} == types for t in of), (kind, shape)
+            assert len([t for t in tensors if not t.endswith(".master")]) == len(dtypes) * len(tensors) // (len(dtypes) + 1)
+    ini = f"{tmp}/lean-adamw-host.ini"
+    said = megatrain("-q", "run", ini, "--resume", "--force", "--set", "optimizer.state_dtype=f32", "--set", "train.steps=8",
+                     expect=None)
+    assert said.returncode and "exp_avg" in said.stderr, said.stderr
+    said = megatrain("-q", "run", ini, "--resume", "--set", "optimizer.state_dtype=f32", expect=None)
+    assert said.returncode and "optimizer.state_dtype: 8bit -> f32" in said.stderr, said.stderr
+    for wrong, why in (("optimizer.rounding=stochastic", "for states in bf16"), ("optimizer.momentum=0.5", "no such key")):
+        said = megatrain("-q", "check", ini, "--set", wrong, expect=None)
+        assert said.returncode and why in said.stderr, said.stderr
+
+
 def what_is_frozen_costs_nothing(tmp, model, data):
     """The figures of a model whose MLPs are frozen beside those of the whole: planned, and as the run measured them."""
     stored = os.path.join(tmp, "stored")

@@ -54,7 +54,7 @@ static struct mt_adam args(struct state *s, size_t first, size_t n, enum mt_dtyp
     return (struct mt_adam){.n = n, .hi = s->hi + first, .lo = s->lo + first, .m = s->m + first,
                             .v = s->v + first,
                             .grad = grad == MT_F32 ? (void *)(s->grad + first) : (void *)(s->grad16 + first),
-                            .state_dtype = MT_F32, .grad_dtype = grad, .lr = 1e-3, .beta1 = 0.9,
+                            .state_type = MT_STATE_F32, .grad_dtype = grad, .lr = 1e-3, .beta1 = 0.9,
                             .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .t = 3, .clip = 0.7f};
 }
 
@@ -180,7 +180,7 @@ static void moments_in_bf16_are_rounded_once(void **state)
 {
     (void)state;
     const double keys[] = {0.9, 0.99, 1e-8};
-    const struct mt_optimizer *o = mt_optimizer_find("adamw", MT_BF16);
+    const struct mt_optimizer *o = mt_optimizer_find("adamw", MT_STATE_BF16, NULL);
     assert_non_null(o);
     assert_int_equal(o->state[0].block_bytes, 2);
     assert_true(mt_optimizer_bytes(o, MT_BF16) == 18 && mt_optimizer_bytes(&mt_adamw, MT_BF16) == 26);
@@ -251,28 +251,24 @@ static void updates_below_bf16_survive(void **state)
     free(s);
 }
 
-static void optimizers_are_whole(const char *type, enum mt_dtype dtype)
-{
-    const struct mt_optimizer *o = mt_optimizer_find(type, dtype);
-    assert_non_null(o);
-    assert_true(o->grain == MT_GRAIN_TENSOR || (o->grain && MT_PIECE_ALIGN % o->grain == 0));
-    for (int i = 0; i < o->n_states; i++) {
-        assert_true(o->state[i].name && o->state[i].use && o->state[i].block);
-        assert_true(o->grain % o->state[i].block == 0 && (!o->state[i].apart || o->state[i].bytes));
-    }
-    assert_true(mt_optimizer_n_slots() <= MT_OPTIMIZER_SLOTS);
-}
-
 static void each_optimizer_cuts_between_its_blocks(void **state)
 {
+    const struct mt_optimizer *o;
+    size_t n = 0;
     (void)state;
-    char name[32];
-    for (const char *at = mt_optimizer_types; *at; at += strlen(name) + 1) {
-        snprintf(name, sizeof(name), "%.*s", (int)strcspn(at + 1, "|"), at + 1);
-        optimizers_are_whole(name, MT_F32);
+    for (; (o = mt_optimizer_at(n)); n++) {
+        char name[MT_OPTIMIZER_NAME];
+        mt_optimizer_name(o, name);
+        assert_true(o->grain == MT_GRAIN_TENSOR || (o->grain && MT_PIECE_ALIGN % o->grain == 0));
+        for (int i = 0; i < o->n_states; i++) {
+            assert_true(o->state[i].name && o->state[i].use && o->state[i].block);
+            assert_true(o->grain % o->state[i].block == 0 && (!o->state[i].apart || o->state[i].bytes));
+        }
+        assert_true(!o->n_states || mt_optimizer_find(o->type, o->state_type, (double[MT_OPTIMIZER_SLOTS]){1}) == o ||
+                    o->if_zero);
     }
-    optimizers_are_whole("adamw", MT_BF16);
-    assert_null(mt_optimizer_find("no", MT_F32));
+    assert_true(n >= 10 && mt_optimizer_n_slots() <= MT_OPTIMIZER_SLOTS);
+    assert_null(mt_optimizer_find("no", MT_STATE_F32, NULL));
 }
 
 /* auto becomes the optimizer's own default; a key that it does not have must stay auto. */

@@ -24,6 +24,8 @@ static const char good[] = "[machine]\nversion = 1\nname = a machine\nkind = cud
                            "[adam]\n4 = 0.8 measured\n1 = 2.4 measured\n"
                            "[ops]\ngemm_nt.bf16.0.256x512x128:33554432:720896 = 2.5e-4\n";
 
+#define assert_near(a, b) assert_true(fabs((a) - (b)) < 1e-9)
+
 static int read_text(struct mt_machine *m, const char *text, struct mt_err *err)
 {
     char path[] = "/tmp/mt-machine-XXXXXX";
@@ -184,6 +186,33 @@ static void the_optimizer_slows_down_with_fewer_threads(void **state)
     mt_machine_finish(&m);
 }
 
+/* Measured: interpolated, for bf16 gradients. Else by bytes, or by instructions where those take longer. */
+static void an_update_is_priced_by_its_own_optimizer(void **state)
+{
+    (void)state;
+    struct mt_machine m, again;
+    struct mt_str text = {0};
+    const struct mt_optimizer *lean = mt_optimizer_find("adamw", MT_STATE_8BIT, NULL);
+    const struct mt_optimizer *sgd = mt_optimizer_find("sgd", MT_STATE_F32, NULL);
+    assert_int_equal(read_text(&m, good, NULL), 0);
+    assert_near(mt_machine_optimizer_ns(&m, &mt_adamw, MT_BF16, 4), 0.8);
+    assert_near(mt_machine_optimizer_ns(&m, sgd, MT_BF16, 4), 0.8 * 10 / 26);
+    assert_near(mt_machine_optimizer_ns(&m, lean, MT_BF16, 4), 0.8 * 14.25 / 26);
+    m.adam[1].ns = 0.1;
+    assert_near(mt_machine_optimizer_ns(&m, lean, MT_BF16, 4), 1.5 / 4);
+    assert_true(mt_machine_add_update(&m, "sgd/none", 8, 0.2) && mt_machine_add_update(&m, "adamw/8bit", 4, 0.6) &&
+                mt_machine_add_update(&m, "adamw/8bit", 1, 2) && mt_machine_add_update(&m, "adamw/8bit", 1, 1.8));
+    assert_near(mt_machine_optimizer_ns(&m, lean, MT_BF16, 2), 1.8 - 1.2 / 3);
+    assert_near(mt_machine_optimizer_ns(&m, sgd, MT_F32, 8), 0.2 * 12 / 10);
+    mt_machine_print(&m, &text);
+    assert_int_equal(read_text(&again, text.p, NULL), 0);
+    assert_int_equal(again.n_updates, 3);
+    assert_near(mt_machine_optimizer_ns(&again, lean, MT_BF16, 2), 1.8 - 1.2 / 3);
+    mt_str_finish(&text);
+    mt_machine_finish(&m);
+    mt_machine_finish(&again);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -194,6 +223,7 @@ int main(void)
         cmocka_unit_test(a_profile_of_other_hardware_is_not_used),
         cmocka_unit_test(a_sample_is_exact_and_between_samples_rates_lie_between),
         cmocka_unit_test(the_optimizer_slows_down_with_fewer_threads),
+        cmocka_unit_test(an_update_is_priced_by_its_own_optimizer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The update of one element, as a sequence of IEEE operations: no contraction, division and square root
+ * correctly rounded, denormals kept. Every instruction set compiles this same body, vectorised by the compiler,
+ * so that all give the same bits.
+ *
+ * States in 8 bits (FlashOptim, arXiv 2602.23349): for m, with a = max |m| of a block, x = m / a, the code is 127 times
+ * 2x / (1 + |x|), rounded; for v, with a = max sqrt(v), 255 sqrt(v) / a. The scale is a in bf16, whose range f16 does
+ * not have.
+ */
+#ifndef MT_OPTIM_KERNEL_BODY_H
+#define MT_OPTIM_KERNEL_BODY_H
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "optim/kernel.h"
+
+enum { MT_KERNEL_PIECE = 512, MT_KERNEL_BLOCKS = MT_KERNEL_PIECE / MT_BLOCK8 };
+
+uint64_t mt_kernel_scalar(const struct mt_kernel *k);
+uint64_t mt_kernel_avx2(const struct mt_kernel *k);
+uint64_t mt_kernel_avx512(const struct mt_kernel *k);
+
+static inline uint16_t mt_kernel_bf16(float x)
+{
+    uint32_t u = mt_f32_bits(x);
+    uint32_t nan = (u >> 16) | 0x40, even = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
+    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : even);
+}
+
+/* A weight: joined, and split again. Returns 1 if it is not finite or has an infinite hi. */
+static inline float mt_kernel_join(uint16_t hi, uint16_t lo)
+{
+    return mt_f32_from_bits(((uint32_t)hi << 16) + (uint32_t)(int32_t)(int16_t)lo);
+}
+
+static inline uint32_t mt_kernel_split(float w, uint16_t *hi, uint16_t *lo)
+{
+    uint32_t u = mt_f32_bits(w);
+    *hi = (uint16_t)((u + 0x8000u) >> 16);
+    *lo = (uint16_t)u;
+    return (u & 0x7fffffffu) >= 0x7f7f8000u;
+}
+
+/* --- the rules, of n elements in FP32: grad is read; states and the weight (hi, lo) are updated --------------- */
+
+static inline uint64_t mt_kernel_adamw(const struct mt_kernel_scalars *s, uint16_t *restrict hi, uint16_t *restrict lo,
+                                       float *restrict m, float *restrict v, const float *restrict grad, size_t n)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        float g = grad[i] * s->clip;
+        float m1 = m[i] + s->one_minus_beta1 * (g - m[i]);
+        float v1 = s->beta2 * v[i] + s->one_minus_beta2 * g * g;
+        float w = mt_kernel_join(hi[i], lo[i]) * s->keep;
+        w = w - s->step * (m1 / (__builtin_sqrtf(v1) / s->sqrt_bc2 + s->eps));
+        m[i] = m1;
+        v[i] = v1;
+        bad += mt_kernel_split(w, &hi[i], &lo[i]);
+    }
+    return bad;
+}
+
+static inline uint64_t mt_kernel_lion(const struct mt_kernel_scalars *s, uint16_t *restrict hi, uint16_t *restrict lo,
+                                      float *restrict m, const float *restrict grad, size_t n)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        float g = grad[i] * s->clip;
+        float u = s->beta1 * m[i] + s->one_minus_beta1 * g;
+        float sign = (float)(u > 0) - (float)(u < 0);
+        float w = mt_kernel_join(hi[i], lo[i]) * s->keep - s->step * sign;
+        m[i] = s->beta2 * m[i] + s->one_minus_beta2 * g;
+        bad += mt_kernel_split(w, &hi[i], &lo[i]);
+    }
+    return bad;
+}
+
+static inline uint64_t mt_kernel_sgd(const struct mt_kernel_scalars *s, uint16_t *restrict hi, uint16_t *restrict lo,
+                                     float *restrict m, const float *restrict grad, size_t n)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        float b = s->beta1 * m[i] + grad[i] * s->clip;
+        float w = mt_kernel_join(hi[i], lo[i]) * s->keep - s->step * b;
+        m[i] = b;
+        bad += mt_kernel_split(w, &hi[i], &lo[i]);
+    }
+    return bad;
+}
+
+static inline uint64_t mt_kernel_plain_sgd(const struct mt_kernel_scalars *s, uint16_t *restrict hi,
+                                           uint16_t *restrict lo, const float *restrict grad, size_t n)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        float w = mt_kernel_join(hi[i], lo[i]) * s->keep - s->step * (grad[i] * s->clip);
+        bad += mt_kernel_split(w, &hi[i], &lo[i]);
+    }
+    return bad;
+}
+
+/* --- states in bf16 ------------------------------------------------------------------------------------------- */
+
+static inline void mt_kernel_load_bf16(float *restrict dst, const uint16_t *restrict src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = mt_bf16_to_f32(src[i]);
+}
+
+static inline void mt_kernel_store_bf16(uint16_t *restrict dst, const float *restrict src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = mt_kernel_bf16(src[i]);
+}
+
+/* Up by chance: by the 16 bits of random[i] from `shift` on. What is not finite is rounded to the nearest. */
+static inline void mt_kernel_store_stochastic(uint16_t *restrict dst, const float *restrict src,
+                                              const uint32_t *restrict random, int shift, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u = mt_f32_bits(src[i]), up = (u + (random[i] >> shift & 0xffffu)) >> 16;
+        uint16_t nearest = mt_kernel_bf16(src[i]);
+        dst[i] = (u & 0x7fffffffu) >= 0x7f7f0000u ? nearest : (uint16_t)up;
+    }
+}
+
+/* Philox4x32-10 (base/philox.h): random[i] is word (first + i) % 4 of block (first + i) / 4. */
+static inline void mt_kernel_random(uint32_t *restrict random, const struct mt_kernel *k, uint64_t first, size_t n)
+{
+    for (size_t i = 0; i < n;) {
+        uint64_t at = first + i, index = at / 4;
+        uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32);
+        uint32_t c2 = (uint32_t)k->stream, c3 = (uint32_t)(k->stream >> 32);
+        uint32_t k0 = (uint32_t)k->seed, k1 = (uint32_t)(k->seed >> 32);
+        for (int round = 0; round < 10; round++) {
+            uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+            uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+            c1 = (uint32_t)p1;
+            c3 = (uint32_t)p0;
+            c0 = n0;
+            c2 = n2;
+            k0 += 0x9E3779B9u;
+            k1 += 0xBB67AE85u;
+        }
+        const uint32_t word[4] = {c0, c1, c2, c3};
+        for (uint64_t w = at % 4; w < 4 && i < n; w++)
+            random[i++] = word[w];
+    }
+}
+
+/* --- states in 8 bits: blocks of MT_BLOCK8 codes and a scale -------------------------------------------------- */
+
+/* Scales of `blocks` blocks, and of numbers the largest absolute value in each: numbers that are not negative have the
+ * order of their bits. */
+static inline void mt_kernel_scales(float *restrict a, const uint8_t *restrict block, size_t blocks)
+{
+    for (size_t b = 0; b < blocks; b++) {
+        uint16_t scale;
+        memcpy(&scale, block + b * MT_BLOCK8_BYTES + MT_BLOCK8, sizeof(scale));
+        a[b] = mt_bf16_to_f32(scale);
+    }
+}
+
+static inline void mt_kernel_put_scales(uint8_t *restrict block, const float *restrict a, size_t blocks)
+{
+    for (size_t b = 0; b < blocks; b++) {
+        uint16_t scale = mt_kernel_bf16(a[b]);
+        memcpy(block + b * MT_BLOCK8_BYTES + MT_BLOCK8, &scale, sizeof(scale));
+    }
+}
+
+static inline void mt_kernel_largest(float *restrict a, const float *restrict x, size_t blocks)
+{
+    for (size_t b = 0; b < blocks; b++) {
+        uint32_t most = 0;
+        for (int i = 0; i < MT_BLOCK8; i++) {
+            uint32_t u = mt_f32_bits(x[b * MT_BLOCK8 + (size_t)i]) & 0x7fffffffu;
+            most = u > most ? u : most;
+        }
+        a[b] = mt_f32_from_bits(most);
+    }
+}
+
+/* y / (2 - |y|) with y = code / 127. */
+static inline void mt_kernel_load_signed(float *restrict dst, const uint8_t *restrict block, size_t blocks)
+{
+    float a[MT_KERNEL_BLOCKS];
+    mt_kernel_scales(a, block, blocks);
+    for (size_t b = 0; b < blocks; b++) {
+        const int8_t *code = (const int8_t *)block + b * MT_BLOCK8_BYTES;
+        for (int i = 0; i < MT_BLOCK8; i++) {
+            float q = (float)code[i];
+            dst[b * MT_BLOCK8 + (size_t)i] = a[b] * (q / (254.0f - __builtin_fabsf(q)));
+        }
+    }
+}
+
+static inline void mt_kernel_store_signed(uint8_t *restrict block, const float *restrict m, size_t blocks)
+{
+    float a[MT_KERNEL_BLOCKS];
+    mt_kernel_largest(a, m, blocks);
+    for (size_t b = 0; b < blocks; b++)
+        a[b] = a[b] < 1e-12f ? 1e-12f : a[b];
+    for (size_t b = 0; b < blocks; b++) {
+        int8_t *code = (int8_t *)block + b * MT_BLOCK8_BYTES;
+        for (int i = 0; i < MT_BLOCK8; i++) {
+            float x = m[b * MT_BLOCK8 + (size_t)i];
+            float q = __builtin_floorf(254.0f * (x / (a[b] + __builtin_fabsf(x))) + 0.5f);
+            q = q > -127.0f ? q : -127.0f; /* also what is no number */
+            q = q < 127.0f ? q : 127.0f;
+            code[i] = (int8_t)(int32_t)q;
+        }
+    }
+    mt_kernel_put_scales(block, a, blocks);
+}
+
+static inline void mt_kernel_load_squares(float *restrict dst, const uint8_t *restrict block, size_t blocks)
+{
+    float a[MT_KERNEL_BLOCKS];
+    mt_kernel_scales(a, block, blocks);
+    for (size_t b = 0; b < blocks; b++)
+        a[b] /= 255.0f;
+    for (size_t b = 0; b < blocks; b++) {
+        const uint8_t *code = block + b * MT_BLOCK8_BYTES;
+        for (int i = 0; i < MT_BLOCK8; i++) {
+            float r = a[b] * (float)code[i];
+            dst[b * MT_BLOCK8 + (size_t)i] = r * r;
+        }
+    }
+}
+
+static inline void mt_kernel_store_squares(uint8_t *restrict block, const float *restrict v, size_t blocks)
+{
+    float a[MT_KERNEL_BLOCKS], to[MT_KERNEL_BLOCKS];
+    mt_kernel_largest(a, v, blocks);
+    for (size_t b = 0; b < blocks; b++) {
+        a[b] = __builtin_sqrtf(a[b]);
+        to[b] = 255.0f / a[b];
+    }
+    for (size_t b = 0; b < blocks; b++) {
+        uint8_t *code = block + b * MT_BLOCK8_BYTES;
+        for (int i = 0; i < MT_BLOCK8; i++) {
+            float q = __builtin_floorf(__builtin_sqrtf(v[b * MT_BLOCK8 + (size_t)i]) * to[b] + 0.5f);
+            q = q > 0.0f ? q : 0.0f; /* also where all are zero */
+            q = q < 255.0f ? q : 255.0f;
+            code[i] = (uint8_t)(int32_t)q;
+        }
+    }
+    mt_kernel_put_scales(block, a, blocks);
+}
+
+/* --- pieces that fit the L1 cache ----------------------------------------------------------------------------- */
+
+/* State j of elements [i, i + n), as FP32 in `buf` or in place. */
+static inline float *mt_kernel_load(const struct mt_kernel *k, int j, size_t i, size_t n, float *buf)
+{
+    if (!k->state[j])
+        return NULL;
+    if (k->state_type == MT_STATE_F32)
+        return (float *)k->state[j] + i;
+    if (k->state_type == MT_STATE_BF16) {
+        mt_kernel_load_bf16(buf, (const uint16_t *)k->state[j] + i, n);
+        return buf;
+    }
+    const uint8_t *block = (const uint8_t *)k->state[j] + i / MT_BLOCK8 * MT_BLOCK8_BYTES;
+    size_t blocks = mt_div_up(n, (size_t)MT_BLOCK8);
+    if (j)
+        mt_kernel_load_squares(buf, block, blocks);
+    else
+        mt_kernel_load_signed(buf, block, blocks);
+    return buf;
+}
+
+/* `random`: of the elements, if bf16 is rounded by chance. Codes of the last block's rest are those of zeros. */
+static inline void mt_kernel_store(const struct mt_kernel *k, int j, size_t i, size_t n, float *buf,
+                                   const uint32_t *random)
+{
+    if (!k->state[j] || k->state_type == MT_STATE_F32)
+        return;
+    if (k->state_type == MT_STATE_BF16) {
+        uint16_t *to = (uint16_t *)k->state[j] + i;
+        if (k->stochastic)
+            mt_kernel_store_stochastic(to, buf, random, 16 * j, n);
+        else
+            mt_kernel_store_bf16(to, buf, n);
+        return;
+    }
+    uint8_t *block = (uint8_t *)k->state[j] + i / MT_BLOCK8 * MT_BLOCK8_BYTES;
+    for (size_t at = n; at % MT_BLOCK8; at++)
+        buf[at] = 0;
+    size_t blocks = mt_div_up(n, (size_t)MT_BLOCK8);
+    if (j)
+        mt_kernel_store_squares(block, buf, blocks);
+    else
+        mt_kernel_store_signed(block, buf, blocks);
+}
+
+static inline uint64_t mt_kernel_piece(const struct mt_kernel *k, size_t i, size_t n, float *const state[2],
+                                       const float *grad)
+{
+    switch (k->rule) {
+    case MT_RULE_ADAMW:
+        return mt_kernel_adamw(&k->s, k->hi + i, k->lo + i, state[0], state[1], grad, n);
+    case MT_RULE_LION:
+        return mt_kernel_lion(&k->s, k->hi + i, k->lo + i, state[0], grad, n);
+    case MT_RULE_SGD:
+    default:
+        return state[0] ? mt_kernel_sgd(&k->s, k->hi + i, k->lo + i, state[0], grad, n)
+                        : mt_kernel_plain_sgd(&k->s, k->hi + i, k->lo + i, grad, n);
+    }
+}
+
+static inline uint64_t mt_kernel_body(const struct mt_kernel *k)
+{
+    float g[MT_KERNEL_PIECE], buf[2][MT_KERNEL_PIECE];
+    uint32_t random[MT_KERNEL_PIECE];
+    uint64_t bad = 0;
+    for (size_t i = 0; i < k->n; i += MT_KERNEL_PIECE) {
+        size_t n = MT_MIN((size_t)MT_KERNEL_PIECE, k->n - i);
+        const float *grad = (const float *)k->grad + i;
+        if (k->grad_dtype == MT_BF16) {
+            mt_kernel_load_bf16(g, (const uint16_t *)k->grad + i, n);
+            grad = g;
+        }
+        float *state[2];
+        for (int j = 0; j < 2; j++)
+            state[j] = mt_kernel_load(k, j, i, n, buf[j]);
+        bad += mt_kernel_piece(k, i, n, state, grad);
+        if (k->stochastic && k->state_type == MT_STATE_BF16)
+            mt_kernel_random(random, k, k->first + i, n);
+        for (int j = 0; j < 2; j++)
+            mt_kernel_store(k, j, i, n, buf[j], random);
+    }
+    return bad;
+}
+
+#endif
