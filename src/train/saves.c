@@ -218,6 +218,11 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     rc = mt_engine_flush(p->session->engine, err);
     *lost = !mt_engine_whole(p->session->engine);
     if (!rc) {
+        bool hurries = s->final && (atomic_load(&p->control->stop) || config(s)->checkpoint.time_limit > 0);
+        rc = mt_session_look_again(p->session, !hurries, err);
+        *lost |= rc != 0;
+    }
+    if (!rc) {
         rc = mt_guard_check_trained(p->session->guard, err);
         *lost |= rc != 0;
     }

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -107,6 +108,10 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
     const char *dir = setup->in->model_dir;
     struct mt_base_sums base = base_sums(s);
     struct mt_train_state of_adapters = {.step = 0};
+    struct timespec began;
+    clock_gettime(CLOCK_REALTIME, &began);
+    if (setup->request.train && !base.want) /* else its tensors are compared with the checkpoint's sums */
+        base.all = mt_calloc(setup->layout->n_tensors, sizeof(*base.all));
     int rc = mt_checkpoint_verify_model(dir, false, false, err);
     if (!setup->request.train && *cfg->adapter.path &&
         !mt_checkpoint_read_state(cfg->adapter.path, &of_adapters, NULL)) {
@@ -116,6 +121,10 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
     if (!rc)
         rc = mt_weights_load(setup->layout, s->planes, dir, setup->request.train || base.want ? &base : NULL, err);
     mt_train_state_finish(&of_adapters);
+    if (!rc && base.all)
+        rc = mt_second_look_start(&s->second_look, setup->layout, dir, base.all,
+                                  (int64_t)began.tv_sec * 1000000000 + began.tv_nsec, err);
+    free(base.all);
     return rc;
 }
 
@@ -189,6 +198,8 @@ int mt_session_guard(struct mt_session *s, struct mt_err *err)
     struct mt_guard_block b;
     int rc = 0;
     s->steps++;
+    if (s->second_look && mt_second_look_over(s->second_look))
+        rc = mt_second_look_end(&s->second_look, err);
     while (s->guard && !rc && mt_guard_take(s->guard, &b))
         rc = mend(s, &b, err);
     if (s->guard && !rc)
@@ -196,8 +207,18 @@ int mt_session_guard(struct mt_session *s, struct mt_err *err)
     return rc;
 }
 
+int mt_session_look_again(struct mt_session *s, bool waits, struct mt_err *err)
+{
+    if (!s->second_look || waits || mt_second_look_over(s->second_look))
+        return mt_second_look_end(&s->second_look, err);
+    mt_warn("the run is saved before the model's weights were read a second time: there was no time for it");
+    mt_second_look_drop(&s->second_look);
+    return 0;
+}
+
 void mt_session_finish(struct mt_session *s)
 {
+    mt_second_look_drop(&s->second_look);
     mt_guard_destroy(&s->guard);
     mt_engine_destroy(&s->engine);
     mt_plane_set_destroy(&s->planes);

@@ -4,6 +4,7 @@
 
 #include "store/files/file_weights.h"
 #include "store/planes.h"
+#include "train/second_look.h"
 #include "train/setup.h"
 
 /** What is allocated for a setup: planes, scratch on drives, the engine. */
@@ -14,6 +15,7 @@ struct mt_session {
     mt_plane_set *planes;
     mt_engine *engine;
     mt_guard *guard;        /* of planes in host memory; NULL: memory.verify = off */
+    mt_second_look *second_look; /* at the weights that were loaded, while it is under way */
     uint64_t steps;         /* since the session began */
     uint64_t *base_sum; /* [n_tensors] what frozen tensors of the model's files are known by (in_base) */
 };
@@ -29,6 +31,11 @@ int mt_session_sum_base(struct mt_session *s, struct mt_err *err);
  * them. -EBADMSG: what was found cannot be mended.
  */
 int mt_session_guard(struct mt_session *s, struct mt_err *err);
+/**
+ * Before a save: the model's weights have been read a second time. -EBADMSG: they were not as first. `waits`: until that is
+ * done; else it is given up if it is not, which is warned of.
+ */
+int mt_session_look_again(struct mt_session *s, bool waits, struct mt_err *err);
 void mt_session_finish(struct mt_session *s);
 
 #endif

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "weights/weights.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <xxhash.h>
 
 #include "base/log.h"
@@ -352,6 +355,8 @@ static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool 
             rc = check_base(v, t, want, have, err);
         if (!rc && base && t->in_base)
             base->sum[i] = have;
+        if (!rc && base && base->all)
+            base->all[i] = have;
     }
     return rc;
 }
@@ -379,6 +384,69 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
     if (!rc && cost.n)
         mt_info("relative L2 error of packing: %s", mt_packing_cost_format(&cost, text, sizeof(text)));
     return rc ? rc : mt_planes_settle(planes, err);
+}
+
+/* The sum of a tensor as load_tensor() makes it, without keeping anything. */
+static int sum_again(struct loader *l, const struct mt_tensor *t, uint64_t *sum, const atomic_bool *stop,
+                     struct mt_err *err)
+{
+    enum { AT_ONCE = 1 << 16 }; /* elements: a whole number of every format's blocks */
+    struct wide_source s = {.plain = &l->r, .src = &l->src, .dir = l->dir};
+    int rc = mt_packed_find(&l->src, l->r.st, l->r.l, t, err);
+    if (!rc && t->kind == MT_RANGE_PACKED && l->src.format) {
+        rc = mt_packed_copy(l->r.st, &l->src, t, NULL, &l->summer, err);
+        *sum = mt_summer_end(&l->summer);
+        return rc;
+    }
+    if (!rc && l->src.format)
+        rc = mt_packed_reader_init(&s.packed, l->r.st, &l->src, t, &l->summer, err);
+    for (size_t at = 0; at < t->n && !rc; at += AT_ONCE)
+        rc = atomic_load(stop) ? -ECANCELED : read_wide(&s, t, at, MT_MIN((size_t)AT_ONCE, t->n - at), l->buf, err);
+    if (l->src.format)
+        mt_packed_reader_finish(&s.packed);
+    if (!rc)
+        *sum = l->src.format ? mt_summer_end(&l->summer) : mt_stored_sum(&l->r, t);
+    return rc;
+}
+
+/* Forgets what the page cache has of the files, if they are those that were loaded. */
+static int drop_cached(const struct mt_st_model *st, int64_t began_ns, struct mt_err *err)
+{
+    for (int i = 0; i < st->n_files; i++) {
+        struct stat now;
+        if (fstat(st->files[i].fd, &now))
+            return mt_fail(err, MT_ERR_INPUT, -errno, "%s: %s", st->files[i].path, strerror(errno));
+        if ((int64_t)now.st_ctim.tv_sec * 1000000000 + now.st_ctim.tv_nsec >= began_ns)
+            return mt_fail(err, MT_ERR_INPUT, -ESTALE, "%s was changed since", st->files[i].path);
+        posix_fadvise(st->files[i].fd, 0, 0, POSIX_FADV_DONTNEED);
+    }
+    return 0;
+}
+
+int mt_weights_read_again(const struct mt_layout *l, const char *dir, const uint64_t *sum, int64_t began_ns,
+                          const atomic_bool *stop, struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct loader v;
+    int rc = mt_st_open_dir(&st, dir, err);
+    if (rc)
+        return rc;
+    rc = start_loader(&v, l, &st, NULL, dir, err);
+    if (!rc)
+        rc = drop_cached(&st, began_ns, err);
+    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
+        uint64_t have = 0;
+        for (int tries = 0; sum[i] && tries < 2 && !rc && have != sum[i]; tries++)
+            rc = sum_again(&v, &l->tensors[i], &have, stop, err);
+        if (!rc && have != sum[i])
+            rc = mt_fail(err, MT_ERR_INPUT, -EBADMSG,
+                         "%s: tensor \"%s\" was not read as the file has it when the run began: a bit changed on its way, or "
+                         "the drive is failing; nothing that was trained on it is saved: start the run again",
+                         v.src.codes ? st.files[v.src.codes->file].path : dir, l->tensors[i].name);
+    }
+    finish_loader(&v);
+    mt_st_close(&st);
+    return rc;
 }
 
 int mt_weights_reload(const struct mt_layout *l, mt_plane_set *planes, const char *dir, size_t unit,

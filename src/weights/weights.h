@@ -2,6 +2,8 @@
 #ifndef MT_WEIGHTS_WEIGHTS_H
 #define MT_WEIGHTS_WEIGHTS_H
 
+#include <stdatomic.h>
+
 #include "base/json.h"
 #include "hf/safetensors.h"
 #include "model/layout.h"
@@ -15,6 +17,7 @@
  */
 struct mt_base_sums {
     uint64_t *sum;          /* [n_tensors] receives those of the tensors that are loaded */
+    uint64_t *all;          /* [n_tensors] the same of all tensors, also those that are not of the base; or NULL */
     const cJSON *want;      /* on a resume: an object of tensors, each with the sum that it must have: "xxh3", 16 hex
                                digits. A different one is -EBADMSG (MT_ERR_INPUT), with file and tensor. Or NULL */
     bool other_forms;       /* a tensor whose files have it in another format than the object says ("form") is not
@@ -37,6 +40,13 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
 int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
                          const struct mt_base_sums *base, struct mt_err *err);
 
+/**
+ * Reads all tensors with a sum (mt_base_sums.all; 0: none) in DIR's files again, past the page cache. -EBADMSG
+ * (MT_ERR_INPUT): one has another sum, in two reads. began_ns: wall clock; -ESTALE: a file has changed since. `stop`:
+ * ends it early, with -ECANCELED.
+ */
+int mt_weights_read_again(const struct mt_layout *l, const char *dir, const uint64_t *sum, int64_t began_ns,
+                          const atomic_bool *stop, struct mt_err *err);
 /** Fills planes of kind k of a unit again from DIR's files: all of its frozen tensors there. Those of the base (in_base)
  * must have the sum in `base`. */
 int mt_weights_reload(const struct mt_layout *l, mt_plane_set *planes, const char *dir, size_t unit,

@@ -173,6 +173,31 @@ def flip_in_memory(pid, what, rng):
     return found
 
 
+def a_bit_that_flips_while_weights_are_first_read_is_not_saved(p):
+    """At any of its reads: nothing that was trained on it is saved, and the run starts again as if nothing had been."""
+    module = os.environ.get("MEGATRAIN_FLIPS")
+    if not module:
+        return
+    model = os.path.join(p.tmp, "plain")  # without sums of its own
+    shutil.copytree(p.good, model, ignore=shutil.ignore_patterns("megatrain"))
+    out = os.path.join(p.tmp, "flipped")
+    ini = write_ini(out + ".ini", base(model, p.data, out, train__steps=2, checkpoint__every=1, model__init="weights"))
+    megatrain("-q", "run", ini)
+    want, found = losses(out), 0
+    for nth in range(1, 60 if FULL else 14, 1 if FULL else 4):
+        shutil.rmtree(out)
+        r = subprocess.run([BINARY, "-q", "run", ini], capture_output=True, text=True,
+                           env={**os.environ, "LD_PRELOAD": module, "FLIP": f"plain/model:{nth}"})
+        if r.returncode:
+            assert r.returncode == 3 and ("not read as the file has it" in r.stderr or "weights must be finite" in r.stderr), r.stderr
+            assert not [n for n in os.listdir(out) if n.startswith("checkpoint-")], os.listdir(out)
+            found += "not read as the file has it" in r.stderr
+        else:
+            assert losses(out) == want, (nth, "silent")
+    assert found, "no read was hit"
+    print(f"{found} found")
+
+
 def weights_alone_have_sums(p):
     out = os.path.join(p.tmp, "weights")
     ini = write_ini(out + ".ini", base(p.model, p.data, out, train__steps=2, checkpoint__save="weights"))

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/second_look.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "weights/weights.h"
+
+struct mt_second_look {
+    const struct mt_layout *layout;
+    char *dir;
+    uint64_t *sum;
+    int64_t began_ns;
+    pthread_t thread;
+    atomic_bool stop, over;
+    int rc;
+    struct mt_err err;
+};
+
+static void destroy(mt_second_look *s)
+{
+    free(s->dir);
+    free(s->sum);
+    free(s);
+}
+
+static void *look(void *second_look)
+{
+    mt_second_look *s = second_look;
+    mt_thread_gives_way();
+    s->rc = mt_weights_read_again(s->layout, s->dir, s->sum, s->began_ns, &s->stop, &s->err);
+    if (s->rc && s->rc != -EBADMSG && s->rc != -ECANCELED) {
+        mt_info("the model's weights were not read a second time: %s", s->err.msg);
+        s->rc = 0;
+    }
+    atomic_store(&s->over, true);
+    return NULL;
+}
+
+int mt_second_look_start(mt_second_look **out, const struct mt_layout *l, const char *dir, const uint64_t *sum,
+                         int64_t began_ns, struct mt_err *err)
+{
+    mt_second_look *s = mt_calloc(1, sizeof(*s));
+    if (s) {
+        *s = (mt_second_look){.layout = l, .dir = strdup(dir), .sum = mt_calloc(l->n_tensors, sizeof(*sum)),
+                              .began_ns = began_ns};
+    }
+    if (!s || !s->dir || !s->sum) {
+        if (s)
+            destroy(s);
+        return mt_fail_nomem(err, "sums of the model's weights", l->n_tensors * sizeof(*sum));
+    }
+    memcpy(s->sum, sum, l->n_tensors * sizeof(*sum));
+    int e = pthread_create(&s->thread, NULL, look, s);
+    if (e) {
+        destroy(s);
+        return mt_fail(err, MT_ERR_RUNTIME, -e, "cannot start the thread that reads weights again: %s", strerror(e));
+    }
+    pthread_setname_np(s->thread, "mt-second-look");
+    *out = s;
+    return 0;
+}
+
+bool mt_second_look_over(const mt_second_look *s)
+{
+    return atomic_load(&s->over);
+}
+
+int mt_second_look_end(mt_second_look **second_look, struct mt_err *err)
+{
+    mt_second_look *s = *second_look;
+    if (!s)
+        return 0;
+    *second_look = NULL;
+    pthread_join(s->thread, NULL);
+    int rc = s->rc;
+    if (rc && err)
+        *err = s->err;
+    destroy(s);
+    return rc;
+}
+
+void mt_second_look_drop(mt_second_look **s)
+{
+    if (*s)
+        atomic_store(&(*s)->stop, true);
+    mt_second_look_end(s, NULL);
+}
