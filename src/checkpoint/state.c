@@ -27,7 +27,7 @@ void mt_train_state_finish(struct mt_train_state *s)
     free(s->config);
     free(s->findings);
     free(s->reference);
-    cJSON_Delete(s->log_history);
+    mt_log_rows_finish(&s->log);
     cJSON_Delete(s->frozen);
     mt_lineage_finish(&s->lineage);
     *s = (struct mt_train_state){0};
@@ -52,8 +52,7 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
     cJSON_AddStringToObject(o, "config", s->config ? s->config : "");
     if (s->findings)
         cJSON_AddStringToObject(o, "device_findings", s->findings);
-    mt_json_add(o, "log_history", s->log_history ? cJSON_Duplicate(s->log_history, 1)
-                                                           : cJSON_CreateArray());
+    mt_json_add(o, "log_history", mt_log_rows_json(&s->log));
     return o;
 }
 
@@ -87,10 +86,10 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
         return rc;
     s.config = strdup(cJSON_IsString(config) ? config->valuestring : "");
     s.findings = cJSON_IsString(found) ? strdup(found->valuestring) : NULL;
-    s.log_history = cJSON_IsArray(log) ? cJSON_Duplicate(log, 1) : cJSON_CreateArray();
+    rc = mt_log_rows_read(&s.log, cJSON_IsArray(log) ? log : NULL, err);
     const cJSON *frozen = mt_json_get(mt_json_get(o, "frozen"), "tensors");
     s.frozen = cJSON_IsObject(frozen) ? cJSON_Duplicate(frozen, 1) : cJSON_CreateObject();
-    if (!s.config || !s.log_history || !s.frozen || (cJSON_IsString(found) && !s.findings)) {
+    if (rc || !s.config || !s.frozen || (cJSON_IsString(found) && !s.findings)) {
         mt_train_state_finish(&s);
         return mt_fail_nomem(err, name, 1);
     }
@@ -118,7 +117,6 @@ cJSON *mt_trainer_state_json(const struct mt_train_state *s)
         cJSON_AddNullToObject(o, "best_metric");
         cJSON_AddNullToObject(o, "best_model_checkpoint");
     }
-    mt_json_add(o, "log_history", s->log_history ? cJSON_Duplicate(s->log_history, 1)
-                                                           : cJSON_CreateArray());
+    mt_json_add(o, "log_history", mt_log_rows_json(&s->log));
     return o;
 }

@@ -8,6 +8,7 @@
 
 #include "base/err.h"
 #include "checkpoint/lineage.h"
+#include "checkpoint/log_rows.h"
 
 /** The state of a run besides its planes, in megatrain/state.json. */
 struct mt_train_state {
@@ -26,7 +27,7 @@ struct mt_train_state {
     char *config;             /* INI text; owned */
     cJSON *frozen;            /* after reading a checkpoint: tensors that it names, each with its sum; empty: none */
     char *findings;           /* of the device (mt_device_findings()), or NULL; owned */
-    cJSON *log_history;       /* array of records for trainer_state.json; owned */
+    struct mt_log_rows log;   /* for trainer_state.json; owned */
     struct mt_lineage lineage; /* owned */
     char sum[MT_RUN_ID];      /* of the state.json it was read from; not written */
 };

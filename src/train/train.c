@@ -19,7 +19,7 @@
 #include "train/reference.h"
 #include "train/saves.h"
 
-enum { MAX_LOG_HISTORY = 20000, TRACED_STEP = 3 };
+enum { TRACED_STEP = 3 };
 
 struct loop {
     const struct mt_train_params *p;
@@ -58,12 +58,8 @@ static double since(int64_t t0)
 
 static void remember(struct loop *l, const cJSON *record)
 {
-    if (!record)
-        return;
-    if (!l->st->log_history)
-        l->st->log_history = cJSON_CreateArray();
-    if (cJSON_GetArraySize(l->st->log_history) < MAX_LOG_HISTORY)
-        mt_json_append(l->st->log_history, cJSON_Duplicate(record, 1));
+    if (record)
+        mt_log_rows_add(&l->st->log, record);
 }
 
 /* The loss of an evaluation without a reference, which its objective would need, is that of the tokens. */

@@ -118,7 +118,6 @@ static void save(struct rig *r)
     struct mt_train_state st = {.step = 4, .updates = 4, .best_loss = 1};
     struct mt_err err = {0};
     st.config = strdup("[train]\nsteps = 4\n");
-    st.log_history = cJSON_CreateArray();
     assert_int_equal(mt_lineage_begin(&st.lineage, NULL), 0);
     struct mt_checkpoint_save s = {.dir = r->dir, .model_dir = r->model, .layout = r->l, .planes = r->planes,
                                    .state = &st, .full = true, .shard_bytes = 5000};

@@ -67,11 +67,11 @@ static void fill_state(struct mt_train_state *st)
 {
     *st = (struct mt_train_state){.step = 4, .updates = 4, .data_hash = 77, .best_loss = 1.5, .best_step = 2};
     st->config = strdup("[train]\nsteps = 4\n");
-    st->log_history = cJSON_CreateArray();
     for (int i = 0; i < 3; i++) {
         cJSON *o = cJSON_CreateObject();
         cJSON_AddNumberToObject(o, "step", i);
-        cJSON_AddItemToArray(st->log_history, o);
+        mt_log_rows_add(&st->log, o);
+        cJSON_Delete(o);
     }
     assert_int_equal(mt_lineage_begin(&st->lineage, NULL), 0);
 }
@@ -83,7 +83,7 @@ static void expect_whole(const char *path)
     assert_int_equal(mt_checkpoint_read_state(path, &st, NULL), 0);
     assert_true(st.step == 4 && st.data_hash == 77 && st.best_step == 2 && st.best_loss == 1.5);
     assert_string_equal(st.config, "[train]\nsteps = 4\n");
-    assert_int_equal(cJSON_GetArraySize(st.log_history), 3);
+    assert_int_equal(st.log.n, 3);
     assert_int_equal(strlen(st.lineage.run), MT_RUN_ID - 1);
     mt_train_state_finish(&st);
 }
