@@ -328,8 +328,11 @@ static int make_missing(struct mt_shard *shards, bool *made, const struct wanted
         if (made[i])
             rc = mt_shard_seal(want[i].path, err);
     for (size_t i = 0; i < l->n && !rc; i++)
-        if (!shards[i].map)
+        if (!shards[i].map) {
             rc = mt_shard_open(&shards[i], want[i].path, want[i].hash, err);
+            if (!rc)
+                rc = mt_shard_verify(&shards[i], want[i].path, err);
+        }
     cJSON_Delete(job);
     return rc;
 }

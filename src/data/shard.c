@@ -2,6 +2,7 @@
 #include "data/shard.h"
 
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -12,6 +13,7 @@
 #include "base/fs.h"
 #include "base/mem.h"
 #include "base/read_progress.h"
+#include "base/sum64.h"
 
 enum { HEADER = MT_SHARD_HEADER_BYTES };
 
@@ -116,15 +118,42 @@ static int read_at(const struct mt_shard *s, void *dst, size_t n, size_t at, str
     return 0;
 }
 
+/* The same, of what has been verified: whole blocks are read and compared. */
+static int read_checked(const struct mt_shard *s, void *dst, size_t n, size_t at, struct mt_err *err)
+{
+    char block[MT_SHARD_BLOCK], *to = dst;
+    size_t end = (size_t)((const char *)s->places - (const char *)s->map);
+    if (!s->block_sum)
+        return read_at(s, dst, n, at, err);
+    for (size_t last = at + n, part; at < last; at += part, to += part) {
+        size_t b = (at - HEADER) / MT_SHARD_BLOCK, from = HEADER + b * MT_SHARD_BLOCK;
+        size_t len = MT_MIN(sizeof(block), end - from);
+        int rc = read_at(s, block, len, from, err);
+        for (int tries = 0; !rc && mt_sum64(block, len, b) != s->block_sum[b]; tries++) {
+            if (tries)
+                return mt_fail(err, MT_ERR_RUNTIME, -EBADMSG,
+                               "the token cache has changed since it was checked, at byte %zu: remove it (data.cache_dir), and "
+                               "go on with --resume", from);
+            posix_fadvise(s->fd, (off_t)from, (off_t)len, POSIX_FADV_DONTNEED);
+            rc = read_at(s, block, len, from, err);
+        }
+        if (rc)
+            return rc;
+        part = MT_MIN(last, from + len) - at;
+        memcpy(to, block + (at - from), part);
+    }
+    return 0;
+}
+
 int mt_shard_read(const struct mt_shard *s, uint64_t first, size_t n, uint32_t *ids, uint8_t *mask, struct mt_err *err)
 {
     uint8_t bits[512];
     size_t tokens = (size_t)((const char *)s->tokens - (const char *)s->map);
     size_t masks = (size_t)((const char *)s->mask - (const char *)s->map);
-    int rc = read_at(s, ids, n * sizeof(*ids), tokens + (size_t)first * sizeof(*ids), err);
+    int rc = read_checked(s, ids, n * sizeof(*ids), tokens + (size_t)first * sizeof(*ids), err);
     for (uint64_t at = first; mask && !rc && at < first + n;) {
         uint64_t byte = at / 8, end = MT_MIN(first + n, (byte + sizeof(bits)) * 8);
-        rc = read_at(s, bits, (size_t)((end + 7) / 8 - byte), masks + (size_t)byte, err);
+        rc = read_checked(s, bits, (size_t)((end + 7) / 8 - byte), masks + (size_t)byte, err);
         for (; at < end && !rc; at++)
             *mask++ = bits[at / 8 - byte] >> (at % 8) & 1;
     }
@@ -138,6 +167,7 @@ void mt_shard_close(struct mt_shard *s)
         close(s->fd);
     }
     free(s->own_offsets);
+    free(s->block_sum);
     *s = (struct mt_shard){0};
 }
 
@@ -166,14 +196,43 @@ static void sum_parts(const struct mt_shard *s, const char *what, uint64_t *cont
     XXH3_freeState(state);
 }
 
-int mt_shard_verify(const struct mt_shard *s, const char *path, struct mt_err *err)
+/* Of the header without its own sum; never 0. */
+static uint64_t sum_header(const struct mt_shard_header *h)
+{
+    uint64_t sum = mt_sum64(h, offsetof(struct mt_shard_header, header_sum), 0);
+    return sum + !sum;
+}
+
+static int sum_blocks(struct mt_shard *s, const char *path, struct mt_err *err)
+{
+    const char *from = (const char *)s->map + HEADER;
+    size_t bytes = (size_t)((const char *)s->places - from), n = mt_div_up(bytes, MT_SHARD_BLOCK);
+    s->block_sum = mt_calloc(n + 1, sizeof(*s->block_sum));
+    if (!s->block_sum)
+        return mt_fail_nomem(err, path, n * sizeof(*s->block_sum));
+    for (size_t b = 0; b < n; b++) {
+        size_t at = b * MT_SHARD_BLOCK;
+        s->block_sum[b] = mt_sum64(from + at, MT_MIN((size_t)MT_SHARD_BLOCK, bytes - at), b);
+    }
+    return 0;
+}
+
+int mt_shard_verify(struct mt_shard *s, const char *path, struct mt_err *err)
 {
     char what[4200];
     uint64_t content, places;
-    snprintf(what, sizeof(what), "checking %.4000s", path);
+    mt_path_printf(what, sizeof(what), "checking %s", path);
+    free(s->block_sum);
+    s->block_sum = NULL;
+    int rc = sum_blocks(s, path, err); /* before: what is found right below is no older than they are */
+    if (rc)
+        return rc;
     sum_parts(s, what, &content, &places);
-    if (content == s->header->content_sum && places == s->header->places_sum)
+    bool header = !s->header->header_sum || s->header->header_sum == sum_header(s->header);
+    if (header && content == s->header->content_sum && places == s->header->places_sum)
         return 0;
+    free(s->block_sum);
+    s->block_sum = NULL;
     return mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s does not match its checksum: the token cache is damaged", path);
 }
 
@@ -185,6 +244,7 @@ int mt_shard_seal(const char *path, struct mt_err *err)
         return rc;
     struct mt_shard_header h = *s.header;
     sum_parts(&s, "", &h.content_sum, &h.places_sum);
+    h.header_sum = sum_header(&h);
     mt_shard_close(&s);
     if (fd < 0 || pwrite(fd, &h, sizeof(h), 0) != sizeof(h) || fsync(fd))
         rc = mt_fail(err, MT_ERR_RUNTIME, errno ? -errno : -EIO, "cannot write the checksums of %s: %s", path,

@@ -38,7 +38,9 @@ struct mt_shard_header {
     uint64_t content_sum;   /* XXH3 of tokens, mask and offsets, which training depends on */
     uint64_t places_sum;    /* XXH3 of places. Both sums are 0 until the shard is sealed */
     uint64_t n_equal;       /* pairs left out, as their answers are equal */
+    uint64_t header_sum;    /* XXH3 of the header before it; 0: made by a build that had none */
 };
+enum { MT_SHARD_BLOCK = 64 << 10 }; /* bytes that are checked together while training */
 
 struct mt_shard {
     const struct mt_shard_header *header;
@@ -46,6 +48,7 @@ struct mt_shard {
     const uint8_t *mask;
     const uint64_t *offsets, *places; /* offsets: own_offsets */
     uint64_t *own_offsets;            /* a copy in memory */
+    uint64_t *block_sum;              /* once it has been verified: of each block of tokens and mask; else NULL */
     int fd; /* valid if `map` is not NULL */
     void *map;
     size_t map_bytes;
@@ -56,10 +59,12 @@ int mt_shard_open(struct mt_shard *s, const char *path, uint64_t source_hash, st
 void mt_shard_close(struct mt_shard *s);
 /** Writes the checksums of a complete shard. */
 int mt_shard_seal(const char *path, struct mt_err *err);
-/** Reads all of it. -EBADMSG: it does not match its checksums. */
-int mt_shard_verify(const struct mt_shard *s, const char *path, struct mt_err *err);
+/** Reads all of it, and keeps sums of its blocks, with which mt_shard_read() compares. -EBADMSG: it does not match its
+ * checksums. */
+int mt_shard_verify(struct mt_shard *s, const char *path, struct mt_err *err);
 /** Copies tokens [first, first + n) to `ids`, and which of them are trained to `mask` (may be NULL). It reads the file:
- * one that is truncated or unreadable is an error, whereas an access to the mapping would end the process. */
+ * one that is truncated or unreadable is an error, whereas an access to the mapping would end the process. -EBADMSG: it
+ * is not what was verified. */
 int mt_shard_read(const struct mt_shard *s, uint64_t first, size_t n, uint32_t *ids, uint8_t *mask, struct mt_err *err);
 /** Trained tokens in [first, first + n). */
 uint64_t mt_shard_count_trained(const struct mt_shard *s, uint64_t first, uint64_t n);

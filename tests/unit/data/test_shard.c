@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -170,6 +171,53 @@ static void what_is_not_committed_leaves_no_file(void **state)
     mt_shard_writer_finish(&w);
 }
 
+static void flip(off_t at)
+{
+    char c = 0;
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0 && pread(fd, &c, 1, at) == 1);
+    c ^= 8;
+    assert_int_equal(pwrite(fd, &c, 1, at), 1);
+    close(fd);
+}
+
+/* Samples are read many times: what has changed since the shard was verified is found when it is read. */
+static void what_changes_after_the_check_is_found(void **state)
+{
+    enum { N = 20000 };
+    (void)state;
+    static uint32_t ids[N * 9], again[N * 9];
+    static uint8_t mask[N * 9], bits[N * 9];
+    struct mt_shard s;
+    write_shard(N);
+    assert_int_equal(mt_shard_seal(path, NULL), 0);
+    assert_int_equal(mt_shard_open(&s, path, 7, NULL), 0);
+    size_t n = s.header->n_tokens;
+    assert_int_equal(mt_shard_read(&s, 0, n, ids, mask, NULL), 0);
+    assert_int_equal(mt_shard_verify(&s, path, NULL), 0);
+    for (size_t at = 0, part; at < n; at += part) { /* in uneven parts, over the ends of blocks */
+        part = at + 7777 < n ? 7777 : n - at;
+        assert_int_equal(mt_shard_read(&s, at, part, again + at, bits + at, NULL), 0);
+    }
+    assert_memory_equal(ids, again, n * sizeof(*ids));
+    assert_memory_equal(mask, bits, n);
+    const off_t places[] = {MT_SHARD_HEADER_BYTES, MT_SHARD_HEADER_BYTES + (off_t)n * 4 - 1,
+                            MT_SHARD_HEADER_BYTES + (off_t)n * 4 + 100};
+    for (size_t i = 0; i < MT_ARRAY_LEN(places); i++) {
+        struct mt_err err = {0};
+        flip(places[i]);
+        assert_int_equal(mt_shard_read(&s, 0, n, again, bits, &err), -EBADMSG);
+        assert_non_null(strstr(err.msg, "changed"));
+        flip(places[i]);
+        assert_int_equal(mt_shard_read(&s, 0, n, again, bits, NULL), 0);
+    }
+    mt_shard_close(&s);
+    flip(offsetof(struct mt_shard_header, n_untrained)); /* the header has a sum as well */
+    assert_int_equal(mt_shard_open(&s, path, 7, NULL), 0);
+    assert_int_equal(mt_shard_verify(&s, path, NULL), -EBADMSG);
+    mt_shard_close(&s);
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
@@ -179,6 +227,7 @@ int main(void)
         TEST(headers_that_lie_are_refused),
         TEST(files_cut_short_are_refused),
         TEST(what_is_not_committed_leaves_no_file),
+        TEST(what_changes_after_the_check_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
