@@ -12,8 +12,14 @@
 enum { FIRST_S = 20, NEXT_S = 30, POLL_MS = 200 };
 
 struct io {
-    unsigned long long read, written; /* bytes, page cache included */
+    unsigned long long read, written;          /* bytes, page cache included, but not what io_uring moves past it */
+    unsigned long long from_drives, to_drives; /* bytes past the page cache, and what it moved itself */
 };
+
+static unsigned long long larger(unsigned long long a, unsigned long long b)
+{
+    return a > b ? a : b;
+}
 
 static struct io io_now(void)
 {
@@ -26,6 +32,10 @@ static struct io io_now(void)
             io.read = v;
         else if (sscanf(line, "wchar: %llu", &v) == 1)
             io.written = v;
+        else if (sscanf(line, "read_bytes: %llu", &v) == 1)
+            io.from_drives = v;
+        else if (sscanf(line, "write_bytes: %llu", &v) == 1)
+            io.to_drives = v;
     }
     if (f)
         fclose(f);
@@ -39,8 +49,8 @@ static void say(const struct mt_train_control *c, const char *phase, double seco
     char r[32], w[32];
     cli_say("status: %s for %.0f s, %llu steps done; read %s, written %s in it\n", phase, seconds,
             (unsigned long long)atomic_load(&c->step),
-            mt_format_bytes(r, sizeof(r), now.read - since->read),
-            mt_format_bytes(w, sizeof(w), now.written - since->written));
+            mt_format_bytes(r, sizeof(r), larger(now.read - since->read, now.from_drives - since->from_drives)),
+            mt_format_bytes(w, sizeof(w), larger(now.written - since->written, now.to_drives - since->to_drives)));
 }
 
 static void *heartbeat_main(void *arg)
