@@ -42,12 +42,15 @@ void mt_cache_dir(char *path, size_t size)
         mt_path_printf(path, size, "%s/.cache/megatrain", home ? home : ".");
 }
 
+enum { MAX_INTERRUPTED = 10000 }; /* in a row: then something is wrong, and nobody must wait for it for ever */
+
 int mt_write_all(int fd, const void *data, size_t len)
 {
     const char *p = data;
+    int interrupted = 0;
     while (len) {
         ssize_t n = write(fd, p, MT_MIN(len, (size_t)1 << 30));
-        if (n < 0 && errno == EINTR)
+        if (n < 0 && errno == EINTR && interrupted++ < MAX_INTERRUPTED)
             continue;
         if (n <= 0)
             return n ? -errno : -EIO;
@@ -60,9 +63,10 @@ int mt_write_all(int fd, const void *data, size_t len)
 int mt_pread_all(int fd, void *data, size_t len, uint64_t offset)
 {
     char *p = data;
+    int interrupted = 0;
     while (len) {
         ssize_t n = pread(fd, p, MT_MIN(len, (size_t)1 << 30), (off_t)offset);
-        if (n < 0 && errno == EINTR)
+        if (n < 0 && errno == EINTR && interrupted++ < MAX_INTERRUPTED)
             continue;
         if (n <= 0)
             return n ? -errno : -ENODATA;
