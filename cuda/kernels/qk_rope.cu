@@ -206,9 +206,10 @@ static __global__ void __launch_bounds__(WARP) rope_forward_any(struct mt_qk_rop
         return w ? rounded<T>(rounded<T>(load(x + i) * rstd) * load(w + i)) : load(x + i);
     };
     for (size_t i = threadIdx.x; i < half; i += WARP) {
-        float p = value(i), q = value(i + half), cosine = a.cos_t[at + i], s = sign * a.sin_t[at + i];
-        store(y + i, p * cosine - q * s);
-        store(y + i + half, q * cosine + p * s);
+        size_t lo = a.pairs ? 2 * i : i, hi = a.pairs ? lo + 1 : i + half;
+        float p = value(lo), q = value(hi), cosine = a.cos_t[at + i], s = sign * a.sin_t[at + i];
+        store(y + lo, p * cosine - q * s);
+        store(y + hi, q * cosine + p * s);
     }
     for (size_t i = a.rot + threadIdx.x; i < d; i += WARP)
         store(y + i, value(i));
@@ -238,7 +239,7 @@ static cudaError_t run_forward(const struct mt_qk_rope *a, float sign, cudaStrea
 {
     size_t items = a->n * (a->q.n + a->k.n);
     cut c;
-    if (!cut_head<T>(a->q.n ? a->q.dim : a->k.dim, a->rot, &c) || !fits<T>(a->q) || !fits<T>(a->k) ||
+    if (a->pairs || !cut_head<T>(a->q.n ? a->q.dim : a->k.dim, a->rot, &c) || !fits<T>(a->q) || !fits<T>(a->k) ||
         !fits<T>(a->to_q) || !fits<T>(a->to_k) || !aligned_to(a->cos_t, 16) || !aligned_to(a->sin_t, 16) ||
         !aligned_to(a->q_norm, 16) || !aligned_to(a->k_norm, 16))
         return MT_LAUNCH(rope_forward_any<T>, grid_of(items), WARP, 0, stream, *a, sign);
@@ -415,9 +416,10 @@ static __global__ void __launch_bounds__(WARP)
         return s;
     };
     for (size_t i = threadIdx.x; i < half; i += WARP) {
-        float p = sum(i), q = sum(i + half), cosine = a.cos_t[at + i], sine = a.sin_t[at + i];
-        store(y + i, p * cosine + q * sine);
-        store(y + i + half, q * cosine - p * sine);
+        size_t lo = a.pairs ? 2 * i : i, hi = a.pairs ? lo + 1 : i + half;
+        float p = sum(lo), q = sum(hi), cosine = a.cos_t[at + i], sine = a.sin_t[at + i];
+        store(y + lo, p * cosine + q * sine);
+        store(y + hi, q * cosine - p * sine);
     }
     for (size_t i = a.rot + threadIdx.x; i < from.dim; i += WARP)
         store(y + i, sum(i));
@@ -442,6 +444,7 @@ static cudaError_t rotate_back(const struct mt_qk_rope_bwd *a, cudaStream_t stre
     struct mt_qk_rope f = {};
     f.n = a->n;
     f.rot = a->rot;
+    f.pairs = a->pairs;
     f.q = a->dq;
     f.k = a->dk;
     f.to_q = a->to_dq;

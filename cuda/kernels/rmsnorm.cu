@@ -192,7 +192,7 @@ static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
     for (int turn = 0; row < end; row++, turn ^= 1) {
         size_t at = row_at<APART>(a.dx_at, a.c, row);
         const T *px = static_cast<const T *>(a.x) + row_at<APART>(a.x_at, a.c, row);
-        const T *pdy = static_cast<const T *>(a.dy) + at;
+        const T *pdy = static_cast<const T *>(a.dy) + row_at<APART>(a.dy_at, a.c, row);
         const T *pres = static_cast<const T *>(a.dres) + (a.dres ? at : 0);
         T *pdx = static_cast<T *>(a.dx) + at;
         uint4 x[V], dy[V], res[V];
@@ -263,7 +263,7 @@ static __global__ void __launch_bounds__(256) rmsnorm_backward_any(struct mt_rms
     for (size_t row = first; row < end; row++, turn ^= 1) {
         size_t at = row_at<true>(a.dx_at, a.c, row);
         const T *x = static_cast<const T *>(a.x) + row_at<true>(a.x_at, a.c, row);
-        const T *dy = static_cast<const T *>(a.dy) + at;
+        const T *dy = static_cast<const T *>(a.dy) + row_at<true>(a.dy_at, a.c, row);
         const T *res = static_cast<const T *>(a.dres) + (a.dres ? at : 0);
         T *dx = static_cast<T *>(a.dx) + at;
         float rstd = a.rstd[row], dot = 0;
@@ -286,7 +286,7 @@ static cudaError_t launch_backward(const struct mt_rmsnorm_bwd *a, size_t rows, 
     size_t vecs = a->c / VEC<T>;
     unsigned threads = threads_for(ceil_div(vecs, V), MAX_BACKWARD_THREADS);
     dim3 grid = grid_of(ceil_div(a->n, rows));
-    if (a->x_at.group || a->dx_at.group)
+    if (a->x_at.group || a->dy_at.group || a->dx_at.group)
         return MT_LAUNCH((rmsnorm_backward<T, V, true>), grid, threads, 0, stream, *a, rows,
                          static_cast<unsigned>(vecs));
     return MT_LAUNCH((rmsnorm_backward<T, V, false>), grid, threads, 0, stream, *a, rows,
@@ -297,7 +297,7 @@ template <typename T> static cudaError_t run_backward(const struct mt_rmsnorm_bw
 {
     size_t vecs = a->c / VEC<T>, rows = mt_cuda_rmsnorm_bwd_rows(a->n);
     if (a->c % VEC<T> || vecs > 4 * MAX_BACKWARD_THREADS || !vecs_fit<T>(a->x, a->x_at) ||
-        !vecs_fit<T>(a->dy, a->dx_at) || !vecs_fit<T>(a->dx, a->dx_at) ||
+        !vecs_fit<T>(a->dy, a->dy_at) || !vecs_fit<T>(a->dx, a->dx_at) ||
         (a->dres && !vecs_fit<T>(a->dres, a->dx_at)))
         return MT_LAUNCH(rmsnorm_backward_any<T>, grid_of(ceil_div(a->n, rows)), 256, 0, stream, *a, rows);
     return vecs <= 2 * MAX_BACKWARD_THREADS ? launch_backward<T, 2>(a, rows, stream)

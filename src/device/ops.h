@@ -75,10 +75,10 @@ struct mt_rmsnorm_bwd {
     const void *w;
     const float *rstd;
     const void *dres; /* [n, c] or NULL; may alias dx */
-    void *dx;         /* [n, c]; may alias dy or dres */
+    void *dx;         /* [n, c]; may alias dy or dres, if their rows are alike */
     float *dw;        /* [c] accumulated; NULL: not wanted */
     void *workspace;  /* mt_op_rmsnorm_bwd_workspace() bytes */
-    struct mt_row_groups x_at, dx_at; /* where rows of x are, and those of dy, dres and dx; 0: side by side */
+    struct mt_row_groups x_at, dy_at, dx_at; /* where rows of x, of dy, and of dres and dx are; 0: side by side */
 };
 
 /**
@@ -115,10 +115,12 @@ struct mt_bias_bwd {
  * QK-norm (if the weights are not NULL) and rotary embedding (Su et al. 2021; pairs i and i + rot/2) of query and key
  * heads, each from one place to another. The heads are one width; of queries or of keys there may be none (n = 0).
  * Without QK-norm a result may be its input, of the same view. rot = 0 copies heads. A shared input (stride 0) is
- * written to every head of the result, if there is no QK-norm.
+ * written to every head of the result, if there is no QK-norm. With `pairs`, pairs are 2i and 2i + 1 of the dimensions
+ * that are rotated (Su's own order), also without QK-norm only.
  */
 struct mt_qk_rope {
     size_t n, rot; /* tokens; rot <= the width, even: dimensions that are rotated */
+    bool pairs;
     enum mt_dtype dtype;
     float eps;
     struct mt_heads q, k;          /* inputs */
@@ -136,6 +138,7 @@ struct mt_qk_rope {
  */
 struct mt_qk_rope_bwd {
     size_t n, rot;
+    bool pairs;
     enum mt_dtype dtype;
     struct mt_heads dq, dk;       /* of the results */
     struct mt_heads to_dq, to_dk; /* of the inputs, written */

@@ -67,6 +67,7 @@ static int norm_side_backward(const struct mt_qk_norm *a, bool keys, struct mt_e
         .w = mt_elem(m, a->run->w, p.at),
         .rstd = s.rstd,
         .dx = d,
+        .dy_at = {s.per_row, widths_of(a).qkv, s.width},
         .dx_at = {s.per_row, widths_of(a).qkv, s.width},
         .dw = mt_grad_of(a->run->g, p),
         .workspace = m->workspace,

@@ -299,10 +299,20 @@ static void rope_turns_pairs(struct harness *h)
     rope_case(h, &(struct rope){4200, 1, 1, 16, 16, true});
 }
 
+static void turn_pairs(double *x, const double *cos_t, const double *sin_t, size_t rot, double sign)
+{
+    for (size_t i = 0; i < rot / 2; i++) {
+        double a = x[2 * i], b = x[2 * i + 1], s = sign * sin_t[i];
+        x[2 * i] = a * cos_t[i] - b * s;
+        x[2 * i + 1] = b * cos_t[i] + a * s;
+    }
+}
+
 /* A key part that all heads share, as in multi-head latent attention: written to a part of each head; its gradient is
  * the sum. Queries lie apart. rot 0 copies. */
-static void rope_shared_case(struct harness *h, size_t n, size_t heads, size_t d, size_t rot, size_t gap)
+static void rope_shared_case(struct harness *h, size_t n, size_t heads, size_t d, size_t rot, size_t gap, bool pairs)
 {
+    void (*rotated)(double *, const double *, const double *, size_t, double) = pairs ? turn_pairs : turn;
     size_t half = rot / 2, ld = heads * (d + gap);
     double *x, *key, *cs, *sn, *dy;
     int32_t *pos = (int32_t *)(void *)scratch(h, n);
@@ -315,13 +325,13 @@ static void rope_shared_case(struct harness *h, size_t n, size_t heads, size_t d
     struct mt_heads q = {bx->p, ld, d + gap, heads, d}, shared = {(char *)bkey->p + 8 * e, d + 8, 0, heads, d};
     struct mt_heads to_q = {(char *)out->p + gap * e, 2 * ld, d + gap, heads, d}, to_k = to_q;
     to_k.p = (char *)out->p + (ld + gap) * e;
-    struct mt_qk_rope a = {.n = n, .rot = rot, .dtype = h->dtype, .q = q, .k = shared, .to_q = to_q, .to_k = to_k,
+    struct mt_qk_rope a = {.n = n, .rot = rot, .pairs = pairs, .dtype = h->dtype, .q = q, .k = shared, .to_q = to_q, .to_k = to_k,
                            .positions = rot ? bp->p : NULL, .cos_t = rot ? bc->p : NULL, .sin_t = rot ? bs->p : NULL,
                            .max_pos = n};
     RUN(h, mt_op_qk_rope, &a);
     struct dbuf *g = buf_random(h, h->dtype, n * 2 * ld, 1, &dy), *dx = buf_nan(h, h->dtype, n * ld);
     struct dbuf *dkey = buf_nan(h, h->dtype, n * (d + 8));
-    struct mt_qk_rope_bwd b = {.n = n, .rot = rot, .dtype = h->dtype, .dq = to_q, .dk = to_k, .to_dq = q,
+    struct mt_qk_rope_bwd b = {.n = n, .rot = rot, .pairs = pairs, .dtype = h->dtype, .dq = to_q, .dk = to_k, .to_dq = q,
                                .to_dk = shared, .positions = a.positions, .cos_t = a.cos_t, .sin_t = a.sin_t,
                                .max_pos = n};
     b.dq.p = (char *)g->p + gap * e;
@@ -337,28 +347,30 @@ static void rope_shared_case(struct harness *h, size_t n, size_t heads, size_t d
         for (size_t k = 0; k < heads; k++) {
             size_t at = (i * 2) * ld + gap + k * (d + gap);
             memcpy(want, x + i * ld + k * (d + gap), d * sizeof(double));
-            turn(want, c, s, rot, 1);
+            rotated(want, c, s, rot, 1);
             expect_close(h, "a query", got + at, want, d, tolerance(h, 1e-6, 6e-3));
             memcpy(want, key + i * (d + 8) + 8, d * sizeof(double));
-            turn(want, c, s, rot, 1);
+            rotated(want, c, s, rot, 1);
             expect_close(h, "a shared key", got + at + ld, want, d, tolerance(h, 1e-6, 6e-3));
             memcpy(want, dy + at, d * sizeof(double));
-            turn(want, c, s, rot, -1);
+            rotated(want, c, s, rot, -1);
             expect_close(h, "its gradient", got_dx + i * ld + k * (d + gap), want, d, tolerance(h, 1e-6, 6e-3));
             for (size_t m = 0; m < d; m++)
                 sum[m] += dy[at + ld + m];
         }
-        turn(sum, c, s, rot, -1);
+        rotated(sum, c, s, rot, -1);
         expect_close(h, "the shared key's gradient", got_key + i * (d + 8) + 8, sum, d, tolerance(h, 2e-6, 6e-3));
     }
 }
 
 static void rope_of_heads_anywhere(struct harness *h)
 {
-    rope_shared_case(h, 9, 4, 16, 16, 24);
-    rope_shared_case(h, 5, 3, 64, 64, 0);
-    rope_shared_case(h, 7, 2, 8, 0, 16);
-    rope_shared_case(h, 6, 5, 10, 6, 3);
+    rope_shared_case(h, 9, 4, 16, 16, 24, false);
+    rope_shared_case(h, 5, 3, 64, 64, 0, false);
+    rope_shared_case(h, 7, 2, 8, 0, 16, false);
+    rope_shared_case(h, 6, 5, 10, 6, 3, false);
+    rope_shared_case(h, 7, 4, 64, 64, 128, true);
+    rope_shared_case(h, 3, 2, 12, 10, 1, true);
 }
 
 /* Heads inside wider rows, and a projection's columns among others: the bits of rows side by side. */
@@ -374,7 +386,8 @@ static void rmsnorm_of_rows_apart(struct harness *h, size_t n, size_t group, siz
                            .y = (char *)y->p + first * e, .rstd = rstd->p, .x_at = at, .y_at = at};
     RUN(h, mt_op_rmsnorm, &a);
     struct mt_rmsnorm_bwd b = {.n = rows, .c = c, .dtype = h->dtype, .dy = (char *)bd->p + first * e, .x = a.x, .w = bw->p,
-                               .rstd = rstd->p, .dx = (char *)bd->p + first * e, .x_at = at, .dx_at = at, .dw = dw->p};
+                               .rstd = rstd->p, .dx = (char *)bd->p + first * e, .x_at = at, .dy_at = at, .dx_at = at,
+                               .dw = dw->p};
     b.workspace = workspace(h, mt_op_rmsnorm_bwd_workspace(h->dev, &b));
     RUN(h, mt_op_rmsnorm_bwd, &b);
     double *got = buf_get(h, y), *got_dx = buf_get(h, bd);

@@ -22,6 +22,16 @@ MT_HOT static void rotate(float *restrict x, const float *restrict cos_t, const 
     }
 }
 
+MT_HOT static void rotate_pairs(float *restrict x, const float *restrict cos_t, const float *restrict sin_t, size_t rot,
+                                float sign)
+{
+    for (size_t i = 0; i < rot / 2; i++) {
+        float c = cos_t[i], s = sign * sin_t[i], a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = a * c - b * s;
+        x[2 * i + 1] = b * c + a * s;
+    }
+}
+
 /* The first element of a position's row of the tables. */
 static size_t table_at(const int32_t *positions, size_t row, size_t rot)
 {
@@ -48,7 +58,7 @@ MT_HOT static void forward_head(const struct mt_qk_rope *a, size_t row, bool key
         mt_cpu_round_row(a->dtype, x, d);
     }
     if (a->rot)
-        rotate(x, a->cos_t + at, a->sin_t + at, a->rot, 1);
+        (a->pairs ? rotate_pairs : rotate)(x, a->cos_t + at, a->sin_t + at, a->rot, 1);
     mt_cpu_store_row(a->dtype, to->p, mt_heads_at(to, row, head), d, x);
 }
 
@@ -117,7 +127,7 @@ MT_HOT static void backward_head(const struct mt_qk_rope_bwd *a, size_t row, boo
             g[i] += more[i];
     }
     if (a->rot)
-        rotate(g, a->cos_t + at, a->sin_t + at, a->rot, -1);
+        (a->pairs ? rotate_pairs : rotate)(g, a->cos_t + at, a->sin_t + at, a->rot, -1);
     if (a->q_norm)
         norm_backward(a, row, key, head, g, dw);
     mt_cpu_store_row(a->dtype, to->p, mt_heads_at(to, row, head), d, g);

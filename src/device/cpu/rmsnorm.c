@@ -90,7 +90,7 @@ static float project(const struct mt_rmsnorm_bwd *a, size_t row)
     float x[PIECE], w[PIECE], dy[PIECE], g[PIECE], sum = 0;
     for (size_t c = 0; c < a->c; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->c - c), from = row_at(&a->x_at, a->c, row) + c;
-        const float *pd = mt_cpu_row_f32(a->dtype, a->dy, row_at(&a->dx_at, a->c, row) + c, n, dy);
+        const float *pd = mt_cpu_row_f32(a->dtype, a->dy, row_at(&a->dy_at, a->c, row) + c, n, dy);
         memcpy(g, pd, n * sizeof(float));
         scale_by(g, mt_cpu_row_f32(a->dtype, a->w, c, n, w), a->plus_one ? 1.0f : 0.0f, n);
         sum += mt_cpu_dot(g, mt_cpu_row_f32(a->dtype, a->x, from, n, x), n);
@@ -120,7 +120,7 @@ static void backward_row(const struct mt_rmsnorm_bwd *a, size_t row, float *dw)
     for (size_t c = 0; c < a->c; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row_at(&a->dx_at, a->c, row) + c;
         const float *px = mt_cpu_row_f32(a->dtype, a->x, row_at(&a->x_at, a->c, row) + c, n, x);
-        const float *pd = mt_cpu_row_f32(a->dtype, a->dy, at, n, dy);
+        const float *pd = mt_cpu_row_f32(a->dtype, a->dy, row_at(&a->dy_at, a->c, row) + c, n, dy);
         const float *pr = a->dres ? mt_cpu_row_f32(a->dtype, a->dres, at, n, res) : NULL;
         memcpy(g, pd, n * sizeof(float));
         scale_by(g, mt_cpu_row_f32(a->dtype, a->w, c, n, w), a->plus_one ? 1.0f : 0.0f, n);

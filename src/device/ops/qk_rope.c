@@ -32,7 +32,7 @@ static const char *check(const void *args)
     MT_OP_NEED(a->q.n + a->k.n && tables_fit(a->rot, dim, a->positions, a->cos_t, a->sin_t));
     MT_OP_NEED(side_fits(&a->q, &a->to_q, dim) && side_fits(&a->k, &a->to_k, dim));
     MT_OP_NEED(!shares(&a->to_q) && !shares(&a->to_k));
-    MT_OP_NEED(!a->q_norm == !a->k_norm);
+    MT_OP_NEED(!a->q_norm == !a->k_norm && !(a->q_norm && a->pairs));
     MT_OP_NEED(!a->q_norm || (a->q.n && a->k.n && a->rstd && a->q.p != a->to_q.p && a->k.p != a->to_k.p));
     MT_OP_NEED(!a->q_norm || (!shares(&a->q) && !shares(&a->k)));
     return NULL;
@@ -96,7 +96,7 @@ static const char *check_bwd(const void *args)
     MT_OP_NEED(a->dq.n + a->dk.n && tables_fit(a->rot, dim, a->positions, a->cos_t, a->sin_t));
     MT_OP_NEED(side_fits(&a->dq, &a->to_dq, dim) && side_fits(&a->dk, &a->to_dk, dim));
     MT_OP_NEED(!shares(&a->dq) && !shares(&a->dk));
-    MT_OP_NEED(!a->q_norm == !a->k_norm);
+    MT_OP_NEED(!a->q_norm == !a->k_norm && !(a->q_norm && a->pairs));
     MT_OP_NEED(!a->q_norm || (a->dq.n && a->dk.n && a->rstd && a->workspace));
     MT_OP_NEED(!a->q_norm || (side_fits(&a->q, &a->to_dq, dim) && side_fits(&a->k, &a->to_dk, dim)));
     MT_OP_NEED(!a->q_norm || (!shares(&a->to_dq) && !shares(&a->to_dk)));

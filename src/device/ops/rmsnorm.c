@@ -47,7 +47,7 @@ static const char *check_bwd(const void *args)
 {
     const struct mt_rmsnorm_bwd *a = args;
     MT_OP_NEED(a->c);
-    MT_OP_NEED(rows_lie(a->x, &a->x_at, a->c) && rows_lie(a->dy, &a->dx_at, a->c) && rows_lie(a->dx, &a->dx_at, a->c));
+    MT_OP_NEED(rows_lie(a->x, &a->x_at, a->c) && rows_lie(a->dy, &a->dy_at, a->c) && rows_lie(a->dx, &a->dx_at, a->c));
     MT_OP_NEED(aligned(a->w) && a->rstd && (!a->dres || rows_lie(a->dres, &a->dx_at, a->c)));
     MT_OP_NEED(!a->dw || a->workspace);
     return NULL;
