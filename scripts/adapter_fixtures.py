@@ -46,6 +46,10 @@ CASES = {
     "glm4_moe-shared": ("glm4_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
                                          target_parameters=[at + m + ".weight" for at in ("mlp.", "shared_experts.")
                                                             for m in MLP]), 1),
+    "deepseek_v3-latents": ("deepseek_v3", dict(r=4, lora_alpha=8, target_modules=[
+        "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"], rank_pattern={"kv_b_proj": 6}), 2),
+    "deepseek_v2-dora": ("deepseek_v2", dict(r=3, lora_alpha=6, use_dora=True, target_modules=[
+        "q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]), 1),
     "qwen3_moe-experts": ("qwen3_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"] + MLP), 4),
     "mixtral-experts": ("mixtral", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "w1", "w3", "w2"]), 1),
     "minimax_m2-experts": ("minimax_m2", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "w1", "w3", "w2"]), 1),
@@ -131,7 +135,7 @@ def one_by_one(name):
 
 
 def load_base(name, dtype):
-    mixture = "moe" in name or name in EXPERTS or name in ("gpt_oss", "gpt_oss_mxfp4", "hy_v3")
+    mixture = "moe" in name or name in EXPERTS or name in ("gpt_oss", "gpt_oss_mxfp4", "hy_v3") or "deepseek" in name
     more = {"experts_implementation": "eager"} if mixture else {}
     more.update({"quantization_config": Mxfp4Config(dequantize=True)} if "mxfp4" in name else {})
     return AutoModelForCausalLM.from_pretrained(os.path.join(PARITY, name), dtype=dtype, attn_implementation="eager", **more)

@@ -7,6 +7,7 @@
 #include "base/mem.h"
 
 #define SPARSE_PARTS {"attention", "router", "lists", "experts", "combine"}
+#define LATENT_SPARSE_PARTS {"mla", "router", "lists", "experts", "combine"}
 
 static const struct mt_tensor_on_disk mixtral_names[] = {
     {"mlp.gate.weight", "block_sparse_moe.gate.weight", .module = "mlp.gate"},
@@ -43,7 +44,7 @@ static const struct mt_fused_tensor joined_experts[] = {
     {"mlp.shared_expert." name ".weight", "mlp." disk "." name ".weight", .module = "mlp." as "." name}
 #define SHARED_AS(disk, as) SHARED("gate_proj", disk, as), SHARED("up_proj", disk, as), SHARED("down_proj", disk, as)
 
-/* GLM-4.5, dots1, Solar */
+/* GLM-4.5, dots1, Solar, DeepSeek */
 static const struct mt_tensor_on_disk shared_experts_tensors[] = {
     {SELECT_BIAS, SELECT_BIAS, .is_f32 = true},
     SHARED_AS("shared_experts", "shared_experts"),
@@ -380,6 +381,75 @@ static const struct mt_family families[] = {
             .values = {.n_experts = 1, .top_k = 1, .router_f32 = true, .renorm = MT_MOE_RENORM_SUM, .scale = 1},
             .shared = MT_MOE_SHARED_FFN,
             .width_is_ffn = true,
+        },
+    },
+    { /* Kimi K2 and Moonlight, too */
+        .architecture = "DeepseekV3ForCausalLM",
+        .model_type = "deepseek_v3",
+        .max_pos = 4096,
+        .code_is_known = true,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .latent = &(const struct mt_latent_family){1536, 512, 128, 64, 128},
+        .parts = {"mla", "mlp"},
+        .sparse_parts = LATENT_SPARSE_PARTS,
+        .on_disk = shared_experts_tensors,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 256, .top_k = 8, .width = 2048, .select_bias = true, .router_f32 = true,
+                       .score = MT_MOE_SIGMOID, .n_group = 8, .topk_group = 4, .renorm = MT_MOE_RENORM_SUM,
+                       .renorm_eps = 1e-20, .scale = 2.5},
+            .layers = MT_MOE_AFTER_FIRST,
+            .first_dense = 3,
+            .shared = MT_MOE_SHARED_COUNT,
+            .shared_count = 1,
+            .groups = true,
+            .renorm_by_key = true,
+            .renorm_by_default = true,
+            .scale_key = "routed_scaling_factor",
+        },
+    },
+    {
+        .architecture = "DeepseekV2ForCausalLM",
+        .model_type = "deepseek_v2",
+        .code_is_known = true,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .refused_flag = "norm_topk_prob", /* which the class does not read */
+        .latent = &(const struct mt_latent_family){1536, 512, 128, 64, 128},
+        .parts = {"mla", "mlp"},
+        .sparse_parts = LATENT_SPARSE_PARTS,
+        .on_disk = shared_experts_tensors,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 64, .router_f32 = true, .group_score = MT_MOE_GROUP_MAX, .scale = 1},
+            .layers = MT_MOE_AFTER_FIRST,
+            .shared = MT_MOE_SHARED_COUNT,
+            .shared_count = 2,
+            .groups = true,
+            .group_method = "group_limited_greedy",
+            .scale_key = "routed_scaling_factor",
+        },
+    },
+    { /* GLM-4.7-Flash */
+        .architecture = "Glm4MoeLiteForCausalLM",
+        .model_type = "glm4_moe_lite",
+        .norm.eps = 1e-5,
+        .max_pos = 202752,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .latent = &(const struct mt_latent_family){768, 512, 192, 64, 256},
+        .parts = {"mla", "mlp"},
+        .sparse_parts = LATENT_SPARSE_PARTS,
+        .on_disk = shared_experts_tensors,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 64, .top_k = 4, .width = 1536, .select_bias = true, .router_f32 = true,
+                       .score = MT_MOE_SIGMOID, .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20, .scale = 1.8},
+            .layers = MT_MOE_LAYER_TYPES,
+            .shared = MT_MOE_SHARED_COUNT,
+            .shared_count = 1,
+            .groups = true,
+            .renorm_by_key = true,
+            .renorm_by_default = true,
+            .scale_key = "routed_scaling_factor",
         },
     },
     {

@@ -73,6 +73,12 @@ struct mt_family_number {
 
 enum { MT_FAMILY_MAX_PARTS = 6 };
 
+/** Multi-head latent attention: class defaults of q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and
+ * v_head_dim. */
+struct mt_latent_family {
+    int64_t q_latent, kv_latent, nope_dim, rope_dim, v_dim;
+};
+
 struct mt_family {
     const char *architecture, *model_type; /* architectures[0]; model_type, used if architectures is absent */
     int64_t n_kv_heads, head_dim;          /* class defaults; 0: num_attention_heads, hidden_size / heads */
@@ -88,6 +94,7 @@ struct mt_family {
     enum mt_feature qkv_bias, o_bias, mlp_bias;
     const char *bias_key;                  /* the key of qkv_bias and o_bias; NULL: attention_bias */
     bool bias_by_default;                  /* if that key is absent */
+    const struct mt_latent_family *latent; /* NULL: ordinary heads */
     enum mt_qk_norm_kind qk_norm;
     const char *qk_norm_key;               /* the norm is there only if this key is true; NULL: always */
     double partial_rotary;                 /* default of partial_rotary_factor; 0: the key must be 1 */

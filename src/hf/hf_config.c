@@ -155,8 +155,35 @@ static void read_tokens(struct mt_keys *r, struct mt_hf_config *c)
     add_eos(c, mt_keys_find(r, "eos_token_id"));
 }
 
+/* num_key_value_heads and head_dim say nothing here, and files differ in them. */
+static void read_latent_heads(struct mt_keys *r, const struct mt_latent_family *f, struct mt_layer_spec *s)
+{
+    const int64_t most = 1 << 16;
+    s->n_heads = s->n_kv_heads = mt_keys_need_int(r, "num_attention_heads", 1 << 14);
+    s->q_latent = is_null(r, "q_lora_rank") ? 0 : mt_keys_int(r, "q_lora_rank", f->q_latent, 1, most);
+    s->kv_latent = mt_keys_int(r, "kv_lora_rank", f->kv_latent, 1, most);
+    s->nope_dim = mt_keys_int(r, "qk_nope_head_dim", f->nope_dim, 1, MT_ROPE_MAX_FACTORS);
+    s->rope_dim = mt_keys_int(r, "qk_rope_head_dim", f->rope_dim, 1, MT_ROPE_MAX_FACTORS);
+    s->v_dim = mt_keys_int(r, "v_head_dim", f->v_dim, 1, 2 * MT_ROPE_MAX_FACTORS);
+    s->head_dim = s->nope_dim + s->rope_dim;
+    if (s->q_latent % 8 || s->kv_latent % 8)
+        mt_keys_refuse(r, s->q_latent % 8 ? "q_lora_rank" : "kv_lora_rank", "must be a multiple of 8");
+    if (s->nope_dim % 8 || s->rope_dim % 8 || s->v_dim % 8)
+        mt_keys_refuse(r, "qk_nope_head_dim", "must, as qk_rope_head_dim and v_head_dim, be a multiple of 8");
+    if (!mt_keys_bool(r, "rope_interleave", true))
+        mt_keys_refuse(r, "rope_interleave", "other than true is not supported");
+    if (!s->q_latent && mt_keys_bool(r, "attention_bias", false))
+        mt_keys_refuse(r, "attention_bias", "without a q_lora_rank is not supported");
+}
+
 static void read_heads(struct mt_keys *r, const struct mt_family *f, int64_t hidden, struct mt_layer_spec *s)
 {
+    if (f->latent) {
+        read_latent_heads(r, f->latent, s);
+        if (hidden % 8)
+            mt_keys_refuse(r, "hidden_size", "must be a multiple of 8");
+        return;
+    }
     s->n_heads = mt_keys_need_int(r, "num_attention_heads", 1 << 14);
     bool as_heads = !f->n_kv_heads || is_null(r, "num_key_value_heads"), even = !f->head_dim || is_null(r, "head_dim");
     s->n_kv_heads = mt_keys_int(r, "num_key_value_heads", as_heads ? s->n_heads : f->n_kv_heads, 1, 1 << 14);
@@ -230,7 +257,9 @@ static void read_decoder(struct mt_keys *r, struct mt_hf_config *c)
     read_activation(r, c->family, &s);
     read_flags(r, c, &s);
     read_numbers(r, c, &s);
-    mt_rope_read(r, c, s.head_dim);
+    mt_rope_read(r, c, c->family->latent ? s.rope_dim : s.head_dim);
+    if (c->family->latent)
+        s.score_scale *= mt_rope_score_factor(&c->rope[0]);
     mt_layers_read(r, c, &s);
     read_tokens(r, c);
 }

@@ -96,6 +96,9 @@ enum mt_rope_lengths {
 /** For documents of up to max_len tokens; *limit: the longest one that uses the first table (one table: max_len). */
 enum mt_rope_lengths mt_rope_lengths(const struct mt_rope_config *r, size_t max_len, size_t *limit);
 
+/** A factor of scores in latent attention: YaRN's for the part that is not rotated (DeepSeek-AI 2024). */
+double mt_rope_score_factor(const struct mt_rope_config *r);
+
 /**
  * Rotary tables for positions [0, n_pos) of a document of `seq_len` tokens: cos_t and sin_t, [n_pos, dims/2] f32,
  * computed in the precision and order of transformers (inv_freq in f32), times the attention factor.

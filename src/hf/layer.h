@@ -55,6 +55,9 @@ struct mt_layer_spec {
     bool qkv_bias, o_bias;
     bool sinks;               /* each head has a sink: a logit in the softmax without a value */
     enum mt_qk_norm_kind qk_norm;
+    /* multi-head latent attention (part mla), whose head_dim is nope_dim + rope_dim; 0: attention is another */
+    int64_t q_latent, kv_latent; /* widths of latents; q_latent 0: queries have none */
+    int64_t nope_dim, rope_dim, v_dim;
     /* MLP */
     int64_t ffn;
     enum mt_activation activation;

@@ -69,8 +69,8 @@ static void read_shared(struct mt_keys *k, struct mt_hf_config *c, const struct 
 
 static void read_groups(struct mt_keys *k, struct mt_moe *m)
 {
-    m->n_group = mt_keys_int(k, "n_group", 1, 1, MT_MOE_MAX_EXPERTS);
-    m->topk_group = mt_keys_int(k, "topk_group", 1, 1, MT_MOE_MAX_EXPERTS);
+    m->n_group = mt_keys_int(k, "n_group", MT_MAX(m->n_group, (int64_t)1), 1, MT_MOE_MAX_EXPERTS);
+    m->topk_group = mt_keys_int(k, "topk_group", MT_MAX(m->topk_group, (int64_t)1), 1, MT_MOE_MAX_EXPERTS);
     if (m->n_experts % m->n_group || (m->n_group > 1 && m->n_experts / m->n_group < 2))
         mt_keys_refuse(k, "n_group", "does not divide the experts into groups of two or more");
     else if (m->topk_group > m->n_group || m->top_k > m->topk_group * (m->n_experts / m->n_group))
@@ -92,7 +92,11 @@ static void read_rule(struct mt_keys *k, struct mt_hf_config *c, const struct mt
     struct mt_moe *m = &c->moe;
     if (f->renorm_by_key && !mt_keys_bool(k, "norm_topk_prob", f->renorm_by_default))
         m->renorm = MT_MOE_NO_RENORM;
-    if (f->groups)
+    const cJSON *method = f->group_method ? mt_keys_find(k, "topk_method") : NULL;
+    if (f->group_method && cJSON_IsString(method) && strcmp(method->valuestring, f->group_method) &&
+        strcmp(method->valuestring, "greedy"))
+        mt_keys_refuse(k, "topk_method", "is not supported");
+    if (f->groups && (!f->group_method || (cJSON_IsString(method) && !strcmp(method->valuestring, f->group_method))))
         read_groups(k, m);
     if (f->eps_key)
         m->renorm_eps = mt_keys_number(k, f->eps_key, m->renorm_eps);

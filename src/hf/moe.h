@@ -76,7 +76,8 @@ struct mt_moe_family {
     enum mt_moe_shared shared; /* values.shared_width: default */
     int64_t shared_count;      /* MT_MOE_SHARED_COUNT: default */
     bool width_is_ffn;         /* intermediate_size is the width of an expert */
-    bool groups;               /* n_group and topk_group are read, default 1 */
+    bool groups;               /* n_group and topk_group are read; defaults: values, or 1 */
+    const char *group_method;  /* only if topk_method is this, which may also be greedy; NULL: always */
     bool renorm_by_key;        /* norm_topk_prob decides whether values.renorm applies */
     bool renorm_by_default;    /* default of norm_topk_prob */
     const char *eps_key;       /* key of values.renorm_eps; NULL: none */

@@ -219,6 +219,12 @@ static double yarn_scale(double factor, double mscale)
     return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
 }
 
+double mt_rope_score_factor(const struct mt_rope_config *r)
+{
+    double g = r->type == MT_ROPE_DEFAULT || !(r->mscale_all_dim > 0) ? 1 : yarn_scale(r->factor, r->mscale_all_dim);
+    return g * g;
+}
+
 static double attention_scale(const struct mt_rope_config *r)
 {
     if (r->type == MT_ROPE_YARN) {

@@ -104,9 +104,10 @@ def balance_moves_with_no_placement(tmp, model, data):
 
 
 def biases_and_other_routers_move_no_bit(tmp, model, data):
-    """gpt-oss: biases of experts, a clamped unit, sinks; GLM-4.5: sigmoids, groups of experts, a shared expert."""
+    """gpt-oss: biases of experts, a clamped unit, sinks; GLM-4.5: sigmoids, groups of experts, a shared expert; DeepSeek:
+    latent attention, with a latent of queries and without."""
     data = write_data(os.path.join(tmp, "few.jsonl"), vocab=96)
-    for family in ("gpt_oss", "glm4_moe"):
+    for family in ("gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3"):
         released = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", family)
         def bits(name, env=None, **over):
             out = os.path.join(tmp, f"{family}-{name}")

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -207,7 +208,7 @@ static void what_is_not_built_is_refused_by_name(void **state)
     refuse("\"model_type\": \"Llama\", " SHAPE, "not supported");
     refuse(SHAPE, "not supported");
     refuse("\"model_type\": \"qwen3_next\", " SHAPE, "\"qwen3_next\"");
-    refuse("\"architectures\": [\"DeepseekV3ForCausalLM\"], " SHAPE, "hunyuan_v1_moe"); /* the list is whole */
+    refuse("\"architectures\": [\"DeepseekV4ForCausalLM\"], " SHAPE, "hunyuan_v1_moe"); /* the list is whole */
 }
 
 /* two key heads, so that a default shows */
@@ -329,6 +330,35 @@ static void other_mixtures_have_their_own_keys(void **state)
     assert_true(cfg.rope[0].factor == 4);
     take(BOTH("{}"));
     assert_true(cfg.rope[0].factor == 2);
+}
+
+/* DeepSeek's attention: latents instead of heads of keys and values; num_key_value_heads and head_dim are other classes'. */
+static void latent_attention_is_read(void **state)
+{
+    (void)state;
+#define LATENTS ", \"q_lora_rank\": 32, \"kv_lora_rank\": 48, \"qk_nope_head_dim\": 24, \"qk_rope_head_dim\": 8, \"v_head_dim\": 16"
+    take(MIXTURE("DeepseekV3ForCausalLM") LATENTS ", \"head_dim\": 64, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 40, "
+         "\"mscale\": 1.0, \"mscale_all_dim\": 1.0, \"original_max_position_embeddings\": 4096}");
+    assert_true(layer(0)->q_latent == 32 && layer(0)->kv_latent == 48 && layer(0)->head_dim == 32 && layer(0)->v_dim == 16);
+    assert_true(layer(0)->n_kv_heads == 4 && cfg.rope[0].dims == 8 && !strcmp(layer(0)->parts[0], "mla"));
+    double g = 0.1 * log(40) + 1; /* of scores, and not of the tables: there, one mscale cancels the other */
+    assert_true(fabs(layer(0)->score_scale - g * g / sqrt(32)) < 1e-12);
+    assert_true(cfg.moe.n_group == 8 && cfg.moe.topk_group == 4 && cfg.moe.scale == 2.5 && !layer(2)->is_mixture);
+    take(MIXTURE("DeepseekV3ForCausalLM") ", \"q_lora_rank\": null");
+    assert_true(!layer(0)->q_latent && layer(0)->kv_latent == 512 && layer(0)->v_dim == 128);
+    assert_true(fabs(layer(0)->score_scale - 1 / sqrt(192)) < 1e-12);
+    refuse(MIXTURE("DeepseekV3ForCausalLM") LATENTS ", \"rope_interleave\": false", "rope_interleave");
+    refuse(MIXTURE("DeepseekV3ForCausalLM") ", \"q_lora_rank\": null, \"attention_bias\": true", "attention_bias");
+    refuse(MIXTURE("DeepseekV3ForCausalLM") ", \"v_head_dim\": 12", "v_head_dim");
+#define V2 MIXTURE("DeepseekV2ForCausalLM") ", \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 16, \"n_group\": 8, \"topk_group\": 3"
+    take(V2 ", \"topk_method\": \"greedy\"");
+    assert_true(cfg.moe.n_group <= 1 && cfg.moe.renorm == MT_MOE_NO_RENORM && cfg.moe.score == MT_MOE_SOFTMAX);
+    take(V2 ", \"topk_method\": \"group_limited_greedy\"");
+    assert_true(cfg.moe.n_group == 8 && cfg.moe.topk_group == 3 && cfg.moe.group_score == MT_MOE_GROUP_MAX);
+    refuse(V2 ", \"topk_method\": \"noaux_tc\"", "topk_method");
+    refuse(V2 ", \"norm_topk_prob\": true", "norm_topk_prob");
+    take(MIXTURE("Glm4MoeLiteForCausalLM") ", \"mlp_layer_types\": [\"dense\", \"sparse\", \"sparse\", \"sparse\"]");
+    assert_true(layer(0)->q_latent == 768 && layer(0)->head_dim == 256 && layer(0)->v_dim == 256 && cfg.moe.scale == 1.8);
 }
 
 /* '1': a mixture, for each of the four layers */
@@ -466,6 +496,7 @@ int main(void)
         cmocka_unit_test(stop_tokens_are_a_set_of_both_files),
         cmocka_unit_test(what_is_not_built_is_refused_by_name),
         cmocka_unit_test(mixtures_have_their_families_rules),
+        cmocka_unit_test(latent_attention_is_read),
         cmocka_unit_test(routers_by_sigmoid_have_groups_scale_and_bias),
         cmocka_unit_test(other_mixtures_have_their_own_keys),
         cmocka_unit_test(layers_are_mixtures_by_step_and_list),

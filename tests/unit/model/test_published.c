@@ -23,13 +23,17 @@ static const struct {
     uint64_t n_params; /* as the hub counts their files, or transformers, without layers beyond the decoder; correction
                           biases among them */
 } published[] = {
+    {"DeepSeek-V2-Lite", UINT64_C(15706484224)},
+    {"DeepSeek-V3", UINT64_C(671026419200)},
     {"ERNIE-4.5-21B-A3B", UINT64_C(21825437888)},
     {"ERNIE-4.5-300B-A47B", UINT64_C(299484163264)},
     {"GLM-4.5", UINT64_C(352797829024)},
     {"GLM-4.5-Air", UINT64_C(106852251264)},
     {"GLM-4.6", UINT64_C(352797829024)},
     {"GLM-4.7", UINT64_C(352797829024)},
+    {"GLM-4.7-Flash", UINT64_C(29943393920)},
     {"Hunyuan-A13B", UINT64_C(80393183232)},
+    {"Kimi-K2", UINT64_C(1026408232448)},
     {"Llama-3.1-405B", UINT64_C(405853388800)},
     {"Llama-3.1-70B", UINT64_C(70553706496)},
     {"Llama-3.1-8B", UINT64_C(8030261248)},
@@ -45,6 +49,7 @@ static const struct {
     {"Mistral-Small-24B", UINT64_C(23572403200)},
     {"Mixtral-8x22B", UINT64_C(140630071296)},
     {"Mixtral-8x7B", UINT64_C(46702792704)},
+    {"Moonlight-16B-A3B", UINT64_C(15960110208)},
     {"OLMoE-1B-7B", UINT64_C(6919161856)},
     {"Qwen2-57B-A14B", UINT64_C(57408658944)},
     {"Qwen2.5-0.5B", UINT64_C(494032768)},
