@@ -160,63 +160,55 @@ static const struct mt_key keys[] = {
     {"memory", "host_budget", MT_MACHINE, MT_KEY_SIZE, AT(placement.host_budget), "90%", NULL, ANY, NULL,
      "Host memory to use, or a share of what is available."},
     {"memory", "states", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.states), "auto", MT_STATES_NAMES, ANY,
-     NULL, "Where master weights and moments live; auto: in host memory, and on the disk where that is "
-     "too small and nvme_paths is set."},
+     NULL, "Home of master weights and moments. host: host memory. disk: the drives of nvme_paths. auto: host memory, and the "
+     "drives for what does not fit."},
     {"memory", "base", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.base), "auto", MT_BASE_NAMES, ANY, NULL,
-     "Where frozen weights live: in host memory, copied to the disk (nvme_paths), or in the model's own files, read in place "
-     "without a copy (small tensors then stay in host memory; with adapters, every format and order of files is read so, else "
-     "bf16 in the order of use). auto: host memory; if that "
-     "is too small, the files, and the disk for what cannot be read in place."},
+     "Home of frozen weights. host: host memory. disk: copied to the drives of nvme_paths. files: read in place from the "
+     "model's own files (tensors below 1 MiB stay in host memory). auto: host memory, else the files, else the drives."},
     {"memory", "base_blocks", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.base_blocks), "auto", NULL, 0, 1 << 20, NULL,
-     "With base = files: the frozen weights of so many blocks stay in host memory all the same: of layers, spread "
-     "evenly, then of the embedding and the head. auto: none where base = files is set, as many as fit where base = auto chooses it."},
+     "Number of blocks whose frozen weights stay in host memory even with base = files: layers first, evenly spaced, "
+     "then the embedding and the head. auto: 0, or as many as fit where base = auto chose the files."},
     {"memory", "nvme_paths", MT_MACHINE, MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, NULL,
-     "Folders on the drives to stripe over; they must exist. The files there are scratch: only checkpoints are needed "
-     "to resume."},
+     "Folders on the drives to stripe over. They must exist. What is there is scratch; only checkpoints are needed to "
+     "resume."},
     {"memory", "nvme_checksums", MT_PLACEMENT, MT_KEY_BOOL, AT(placement.nvme_checksums), "on", NULL, ANY, NULL,
-     "Keep checksums, in host memory, of everything the run writes to the drives: a read that returns other data stops the "
-     "run before it reaches a checkpoint."},
+     "Check everything that is read back from the drives against checksums in host memory. Other data end the run "
+     "before a checkpoint has them."},
     {"memory", "verify", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.verify), "frozen", MT_VERIFY_NAMES, ANY, NULL,
-     "What is checked for bits that change in host memory, as memory without ECC loses them. frozen: frozen weights, each block "
-     "every 16th step on a thread of its own; one that has changed is read from the model's files again. all: also weights and "
-     "states that are trained, summed by each update and compared by the next one and before a save: a change ends the run."},
+     "Search for bits that flip in host memory. frozen: frozen weights, every 16th step; damage is read from the model's files "
+     "again. all: trained weights and states too, summed by each update; damage ends the run. off: none."},
     {"memory", "slots", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.slots), "auto", NULL, 2, 32767, NULL,
-     "Number of layers, or halves of layers, whose weights are on the device at once; auto is 3, or all if they fit."},
+     "Number of units (layers, or halves) whose weights are on the device at once. auto: 3, or all if they fit."},
     {"memory", "unit", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.unit), "auto", MT_UNIT_CUT_NAMES, ANY, NULL,
-     "What is loaded to the device as one unit: a decoder layer, or its attention or MLP half; auto: halves where layers "
-     "do not fit, or where the search finds that they are faster."},
+     "What is loaded to the device at once: a layer, or its attention or MLP half. auto: halves where layers do not fit, "
+     "or where the search finds them faster."},
     {"memory", "expert_group", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.expert_group), "auto", NULL, 1, 1024, NULL,
-     "Experts of a mixture that are loaded together, as one unit; auto: as many as 256 MiB hold, in bf16 or packed."},
+     "Experts of a mixture that are loaded together. auto: as many as 256 MiB hold, in bf16 or packed."},
     {"memory", "activations", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.activations), "auto",
      MT_ACTIVATIONS_NAMES, ANY, NULL,
-     "What backward needs of forward: keep it on the device, offload it to the host, disk: from the host on to the drives "
-     "where the host budget is too small, or recompute it."},
+     "Activations saved for backward. keep: on the device. offload: in host memory. disk: in host memory, then drives. "
+     "recompute: not saved."},
     {"memory", "keep_layers", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.keep_layers), "auto", NULL, 0, 1024, NULL,
-     "With activations = recompute: the number of last layers that keep theirs on the device."},
+     "With activations = recompute: number of last layers whose activations stay on the device."},
     {"memory", "offload_layers", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.offload_layers), "auto", NULL, 0, 1024,
-     NULL, "With activations = recompute: offload as many activations to the host as this number of layers has; they are "
-     "taken evenly from all other layers."},
+     NULL, "With activations = recompute: number of other layers, evenly spaced, whose activations go to host memory."},
     {"memory", "offload_attention", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.offload_attention), "auto", NULL, 0, 1024,
-     NULL, "With activations = recompute: the same number for the activations of attention alone, where it differs from "
-     "offload_layers; 0: they are recomputed while those of the MLP are offloaded. auto: the search decides, or offload_layers."},
+     NULL, "Like offload_layers, for attention's activations alone. 0 recomputes them. auto: the search decides, or "
+     "offload_layers."},
     {"memory", "embedding", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.embedding), "auto", MT_EMBEDDING_NAMES, ANY, NULL,
-     "Where forward takes a trained embedding's rows: from a copy of all of it on the device, which must wait for its "
-     "update; or on the host, where the rows of the step's tokens are updated and sent first, and of its gradient only "
-     "these rows leave the device. host needs the embedding's states in host memory (nothing on the disk); auto: where "
-     "the search finds it faster."},
+     "Where forward takes a trained embedding's rows. device: from a copy of the table, after its update. host: rows of "
+     "the step's tokens are updated first and sent alone (its states must be in host memory). auto: what the search finds faster."},
     {"memory", "adapters", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.adapters), "auto", MT_ADAPTERS_NAMES, ANY, NULL,
-     "Where adapters' weights are during a step: sent to the device with their layer, each time it is loaded, or resident: "
-     "all of them on the device, sent once a step. Those of a layer of which other weights are trained, too, are always "
-     "streamed. auto: where the search finds it faster."},
+     "Where adapters are during a step. streamed: sent with each layer. resident: all on the device, sent once a step. "
+     "auto: what the search finds faster."},
     {"memory", "logits_chunk", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.logits_chunk), "auto", NULL, 64, 1 << 24,
-     NULL, "Rows of logits whose gradients are on the device at once, and enter the output matrix's gradient in one matrix "
-     "product; a multiple of 64. Changes the order of sums."},
+     NULL, "Rows of logits whose gradients are on the device at once; a multiple of 64. Changes the order of sums."},
     {"memory", "logits_piece", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.logits_piece), "auto", NULL, 64, 1 << 24,
-     NULL, "Rows of FP32 logits at once, a part of a chunk; the others of the chunk are held as bf16 gradients, half the "
-     "size. A multiple of 64. Auto: 512 where logits_chunk is auto and larger, else the whole chunk."},
+     NULL, "Rows of FP32 logits at once, a part of a chunk; a multiple of 64. auto: 512 where logits_chunk is auto and larger, "
+     "else the whole chunk."},
     {"memory", "pin", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.pin), "auto", MT_PIN_NAMES, ANY, NULL,
-     "Host memory to pin (lock) for the GPU's copies: all of it (auto), or only a small staging ring that all copies pass "
-     "through: slower, for systems with a low limit of locked memory."},
+     "Host memory to pin (lock) for copies. auto, all: all of it. staging: a small ring that copies pass through; slower, for "
+     "systems with a low limit of locked memory."},
 
     {"eval", "every", MT_OUTPUT, MT_KEY_COUNT, AT(eval.every), "200", NULL, 0, 1e15, NULL,
      "Steps between evaluations; 0 = only at the end."},

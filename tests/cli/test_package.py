@@ -72,7 +72,11 @@ def installed(package, tmp):
     for name in ("etc/resolv.conf", "etc/hosts"):
         shutil.copy("/" + name, os.path.join(root, name))
     shutil.copy(package, os.path.join(root, "tmp/megatrain.deb"))
-    inside = lambda *cmd: run("chroot", root, "env", "HOME=/root", "DEBIAN_FRONTEND=noninteractive", *cmd)
+
+    def inside(*cmd): # /proc and /sys are there in a mount namespace alone, which ends with the command
+        return run("unshare", "--mount", "sh", "-ec", 'mount -t proc proc "$0/proc"; mount --rbind /sys "$0/sys"; exec chroot "$0" "$@"',
+                   root, "env", "HOME=/root", "DEBIAN_FRONTEND=noninteractive", *cmd)
+
     inside("apt-get", "-qq", "update")
     inside("apt-get", "-qq", "install", "-y", "--no-install-recommends", "libc6")
     before = files(os.path.join(root, "usr"))
