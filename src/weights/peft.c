@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#define PCRE2_CODE_UNIT_WIDTH 8
 #include "weights/peft.h"
 
-#include <ctype.h>
-#include <regex.h>
+#include <pcre2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,26 +87,31 @@ static int check_keys(const cJSON *o, const char *dir, struct mt_err *err)
     return 0;
 }
 
-/* As PEFT matches a pattern's key: re.match(r"(.*\.)?(KEY)$", module). */
+/* As PEFT matches a pattern's key: re.match(r"(.*\.)?(KEY)$", module). PCRE2 reads patterns as Python does. */
 static int pattern_matches(const char *key, const char *module, bool *yes, const char *dir, struct mt_err *err)
 {
-    regex_t re;
-    char *full = NULL;
-    for (const char *c = strchr(key, '\\'); c; c = strchr(c + 2, '\\')) {
-        if (isalnum((unsigned char)c[1])) /* \d and the like: no such classes in POSIX patterns */
-            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": the pattern \"%.100s\" cannot be read: write "
-                           "[0-9] for \\d", dir, key);
-        if (!c[1])
-            break;
-    }
-    if (asprintf(&full, "^(.*\\.)?(%s)$", key) < 0)
+    char *full = NULL, why[120];
+    int code;
+    size_t at;
+    if (asprintf(&full, "(?:.*\\.)?(?:%s)$", key) < 0)
         return mt_fail_nomem(err, key, strlen(key));
-    int bad = regcomp(&re, full, REG_EXTENDED | REG_NOSUB);
+    pcre2_code *re = pcre2_compile((PCRE2_SPTR)full, PCRE2_ZERO_TERMINATED, PCRE2_ANCHORED, &code, &at, NULL);
     free(full);
-    if (bad)
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": the pattern \"%.100s\" cannot be read", dir, key);
-    *yes = !regexec(&re, module, 0, NULL, 0);
-    regfree(&re);
+    if (!re) {
+        pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof(why));
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": the pattern \"%.100s\" cannot be read: %s", dir,
+                       key, why);
+    }
+    pcre2_match_data *match = pcre2_match_data_create_from_pattern(re, NULL);
+    int n = match ? pcre2_match(re, (PCRE2_SPTR)module, strlen(module), 0, 0, match, NULL) : PCRE2_ERROR_NOMEMORY;
+    pcre2_match_data_free(match);
+    pcre2_code_free(re);
+    if (n == PCRE2_ERROR_NOMEMORY)
+        return mt_fail_nomem(err, key, strlen(key));
+    if (n < 0 && n != PCRE2_ERROR_NOMATCH) /* it goes back and forth for too long */
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": the pattern \"%.100s\" is too slow to match", dir,
+                       key);
+    *yes = n >= 0;
     return 0;
 }
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <fnmatch.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,6 +12,7 @@
 #include <cmocka.h>
 
 #include "../model/param_of.h"
+#include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "device/ops.h"
@@ -211,6 +213,62 @@ static void modules_are_named_as_shortly_as_they_can(void **state)
     cJSON_Delete(o);
 }
 
+/* Writes a folder with the adapters of two layers' q_proj, whose configuration has these patterns of alpha. */
+static void write_folder(const char *dir, const char *patterns)
+{
+    char path[300], config[400], header[600], file[700];
+    snprintf(config, sizeof(config), "{\"peft_type\": \"LORA\", \"r\": 1, \"lora_alpha\": 2, \"alpha_pattern\": {%s}}", patterns);
+    size_t n = 0;
+    header[n++] = '{';
+    for (int i = 0; i < 4; i++)
+        n += (size_t)snprintf(header + n, sizeof(header) - n,
+                              "%s\"base_model.model.model.layers.%d.self_attn.q_proj.lora_%c.weight\":{\"dtype\":\"F32\","
+                              "\"shape\":[1,1],\"data_offsets\":[%d,%d]}", i ? "," : "", i / 2 * 11, i % 2 ? 'B' : 'A', 4 * i,
+                              4 * i + 4);
+    header[n++] = '}';
+    uint64_t length = n;
+    memcpy(file, &length, 8);
+    memcpy(file + 8, header, n);
+    memset(file + 8 + n, 0, 16);
+    snprintf(path, sizeof(path), "%s/" MT_PEFT_CONFIG, dir);
+    assert_int_equal(mt_write_file(path, config, strlen(config), NULL), 0);
+    snprintf(path, sizeof(path), "%s/" MT_PEFT_WEIGHTS, dir);
+    assert_int_equal(mt_write_file(path, file, 8 + n + 16, NULL), 0);
+}
+
+/* As Python's re has them: classes, groups without a number, a look ahead. */
+static void patterns_are_those_of_peft(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *pattern;
+        double first, other; /* alpha of layer 0 and of layer 11 */
+    } cases[] = {
+        {"q_proj", 7, 7}, {"layers\\\\.\\\\d\\\\.self_attn\\\\.q_proj", 7, 2}, {"layers\\\\.\\\\d{2}\\\\..*", 2, 7},
+        {"(?:a|layers\\\\.0)\\\\.\\\\w+\\\\.q_proj", 7, 2}, {"layers\\\\.(?!0)\\\\d+.*", 2, 7}, {"proj", 2, 2}, {"q_pro", 2, 2}};
+    char dir[] = "/tmp/mt_patterns_XXXXXX", patterns[200];
+    assert_non_null(mkdtemp(dir));
+    struct mt_adapter_spec s;
+    struct mt_err err;
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        snprintf(patterns, sizeof(patterns), "\"%s\": 7", cases[i].pattern);
+        write_folder(dir, patterns);
+        if (mt_peft_read_spec(&s, dir, &err))
+            fail_msg("%s: %s", cases[i].pattern, err.msg);
+        for (size_t k = 0; k < s.alphas.n; k++) {
+            double want = strstr(s.alphas.items[k].name, "layers.0.") ? cases[i].first : cases[i].other;
+            if (s.alphas.items[k].value != want)
+                fail_msg("%s: alpha of %s is %g", cases[i].pattern, s.alphas.items[k].name, s.alphas.items[k].value);
+        }
+        assert_int_equal(s.alphas.n, 2);
+        mt_adapter_spec_finish(&s);
+    }
+    write_folder(dir, "\"q_proj(\": 7");
+    assert_int_equal(mt_peft_read_spec(&s, dir, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "\"q_proj(\" cannot be read: missing closing parenthesis"));
+    mt_remove_tree(dir, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -220,6 +278,7 @@ int main(void)
         cmocka_unit_test(tensors_are_the_same_for_every_cut),
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
         cmocka_unit_test(modules_are_named_as_shortly_as_they_can),
+        cmocka_unit_test(patterns_are_those_of_peft),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
