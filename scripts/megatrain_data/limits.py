@@ -41,7 +41,7 @@ def bounded(what):
     cpu = resource.getrlimit(resource.RLIMIT_CPU)
     limit = data_bytes() + MEMORY
     used = resource.getrusage(resource.RUSAGE_SELF)
-    end = int(used.ru_utime + used.ru_stime) + CPU_SECONDS + NATIVE_SECONDS
+    end = int(used.ru_utime + used.ru_stime + CPU_SECONDS) + NATIVE_SECONDS
     old = signal.signal(signal.SIGVTALRM, _too_long)
     _bounded = True
     try:
