@@ -151,7 +151,7 @@ def a_bit_that_turns_in_the_file_stops_the_run(tmp, model, data):
         said = run.communicate(timeout=120)[1]
     finally:
         run.kill()
-    assert run.returncode == 3 and name in said and path in said and "checksum" in said, (run.returncode, said[-2000:])
+    assert run.returncode == 1 and name in said and path in said and "checksum" in said, (run.returncode, said[-2000:])
 
 
 def what_cannot_be_is_refused(tmp, model, data):
