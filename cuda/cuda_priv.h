@@ -40,6 +40,8 @@ static inline struct mt_cuda_device *mt_cuda(mt_device *dev)
     return (struct mt_cuda_device *)dev;
 }
 
+/* --- status.c: errors --------------------------------------------------------------------------- */
+
 /** Selects the GPU for this thread; returns the device's sticky error, if any. */
 int mt_cuda_enter(struct mt_cuda_device *d, struct mt_err *err);
 /** 0 for cudaSuccess; else makes the error sticky, with the text of fmt and CUDA's name of the error. */

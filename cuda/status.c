@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Results of CUDA's calls: their texts, and the first error, which sticks to the device. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "cuda_priv.h"
+
+/* What a call reports that was not at fault. */
+static const char earlier[] = "an operation before this one failed: with CUDA_LAUNCH_BLOCKING=1 in the environment, CUDA "
+                              "reports it at once";
+
+/* Errors whose texts do not say what to do. */
+static const struct {
+    cudaError_t rc;
+    const char *mend;
+} mends[] = {
+    {cudaErrorStubLibrary, "take the toolkit's folder `stubs` off LD_LIBRARY_PATH"},
+    {cudaErrorDevicesUnavailable, "another program has the GPU for itself"},
+    {cudaErrorInvalidDeviceFunction, "this build has no code for the GPU: build with -Dgpu-archs"},
+    {cudaErrorNoKernelImageForDevice, "this build has no code for the GPU: build with -Dgpu-archs"},
+    {cudaErrorUnsupportedPtxVersion, "this build has no code for the GPU but what a newer driver could compile: update "
+                                     "the driver, or build with -Dgpu-archs"},
+    {cudaErrorSystemNotReady, "start the service nvidia-fabricmanager, which GPUs behind NVSwitch need"},
+    {cudaErrorSystemDriverMismatch, "libcuda and the driver in the kernel are of different versions: reboot after an update"},
+    {cudaErrorCompatNotSupportedOnDevice, "this GPU cannot use the libcuda of a newer driver: take the folder `compat` off "
+                                          "LD_LIBRARY_PATH"},
+    {cudaErrorECCUncorrectable, "the GPU's memory is faulty: see nvidia-smi -q"},
+    {cudaErrorLaunchTimeout, "the GPU has a display, which limits the time of an operation: use a GPU without one, or end "
+                             "the desktop"},
+    {cudaErrorIllegalAddress, earlier},
+    {cudaErrorIllegalInstruction, earlier},
+    {cudaErrorMisalignedAddress, earlier},
+    {cudaErrorLaunchFailure, earlier},
+};
+
+const char *mt_cuda_error_text(char *buf, size_t len, cudaError_t rc)
+{
+    const char *mend = NULL;
+    for (size_t i = 0; i < MT_ARRAY_LEN(mends); i++)
+        if (mends[i].rc == rc)
+            mend = mends[i].mend;
+    snprintf(buf, len, "%s: %s%s%s%s", cudaGetErrorName(rc), cudaGetErrorString(rc), mend ? " (" : "", mend ? mend : "",
+             mend ? ")" : "");
+    return buf;
+}
+
+int mt_cuda_stick(struct mt_cuda_device *d, const struct mt_err *error)
+{
+    pthread_mutex_lock(&d->lock);
+    if (!atomic_load(&d->failed)) {
+        d->error = *error;
+        atomic_store(&d->failed, true);
+    }
+    pthread_mutex_unlock(&d->lock);
+    return error->code;
+}
+
+static int sticky_error(struct mt_cuda_device *d, struct mt_err *err)
+{
+    pthread_mutex_lock(&d->lock);
+    int code = d->error.code;
+    if (err)
+        *err = d->error;
+    pthread_mutex_unlock(&d->lock);
+    return code;
+}
+
+int mt_cuda_check(struct mt_cuda_device *d, cudaError_t rc, struct mt_err *err, const char *fmt, ...)
+{
+    if (rc == cudaSuccess)
+        return 0;
+    struct mt_err e;
+    char what[400], text[300], memory[128];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof(what), fmt, ap);
+    va_end(ap);
+    mt_fail(&e, MT_ERR_DEVICE, -EIO, "GPU %d: %s: %s%s", d->index, what,
+            mt_cuda_error_text(text, sizeof(text), rc), mt_cuda_short_of_memory(memory, sizeof(memory), false));
+    mt_cuda_stick(d, &e);
+    if (err)
+        *err = e;
+    return e.code;
+}
+
+int mt_cuda_enter(struct mt_cuda_device *d, struct mt_err *err)
+{
+    if (atomic_load_explicit(&d->failed, memory_order_acquire))
+        return sticky_error(d, err);
+    return mt_cuda_check(d, cudaSetDevice(d->index), err, "cannot be selected");
+}
