@@ -16,38 +16,6 @@
 
 enum { MAX_OPTIONS = 64, FIRST = 256 }; /* of a command */
 
-const char *cli_arg(const struct cli_args *a, const char *name)
-{
-    for (size_t i = a->n_given; i-- > 0;)
-        if (!strcmp(a->given[i].option->name, name))
-            return a->given[i].value ? a->given[i].value : "";
-    return NULL;
-}
-
-int64_t cli_whole(const struct cli_args *a, const char *name, int64_t def)
-{
-    const char *text = cli_arg(a, name);
-    if (text)
-        mt_parse_count(text, &def);
-    return def;
-}
-
-double cli_real(const struct cli_args *a, const char *name, double def)
-{
-    const char *text = cli_arg(a, name);
-    if (text)
-        mt_parse_real(text, &def);
-    return def;
-}
-
-uint64_t cli_size(const struct cli_args *a, const char *name, uint64_t def)
-{
-    const char *text = cli_arg(a, name);
-    if (text)
-        mt_parse_bytes(text, &def);
-    return def;
-}
-
 /* Whether an option's value is valid; if not, prints why. */
 static bool good_value(const struct cli_command *cmd, const struct cli_option *o, const char *text)
 {
@@ -83,13 +51,6 @@ static bool good_value(const struct cli_command *cmd, const struct cli_option *o
         snprintf(range, sizeof(range), "between %.15g and %.15g%s", o->min, o->max, o->value == CLI_SIZE ? " bytes" : "");
     fprintf(stderr, "megatrain %s: --%s must be %s %s, not \"%s\"\n", cmd->name, o->name, what, range, text);
     return false;
-}
-
-void cli_args_finish(struct cli_args *a)
-{
-    free(a->given);
-    a->given = NULL;
-    a->n_given = a->cap_given = 0;
 }
 
 bool cli_takes_next(const struct cli_option *options, const char *arg)
