@@ -136,7 +136,7 @@ int mt_save_find_copied(struct mt_saver *v, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
     struct mt_err why = {0};
-    if (!l->cfg.moe.n_experts || !v->s->model_dir || l->n_adapters)
+    if ((!l->cfg.moe.n_experts && !l->cfg.nested) || !v->s->model_dir || l->n_adapters)
         return 0;
     if (mt_st_open_dir(&v->along, v->s->model_dir, &why)) {
         if (!mt_is_dir(v->s->model_dir)) /* else it has no weights: random ones were trained */

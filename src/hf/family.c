@@ -88,6 +88,17 @@ static const struct mt_layer_norms sandwich_norms = {
     .mlp = {"pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"},
 };
 
+/* OLMo 2 and 3, EXAONE 4 */
+static const struct mt_layer_norms norms_after = {
+    .attention = {NULL, "post_attention_layernorm.weight"},
+    .mlp = {NULL, "post_feedforward_layernorm.weight"},
+};
+
+static const struct mt_layer_norms glm4_norms = {
+    .attention = {"input_layernorm.weight", "post_self_attn_layernorm.weight"},
+    .mlp = {"post_attention_layernorm.weight", "post_mlp_layernorm.weight"},
+};
+
 /* Sources: the configuration and modeling files of transformers, by model_type. */
 static const struct mt_family families[] = {
     {
@@ -120,6 +131,19 @@ static const struct mt_family families[] = {
         .n_kv_heads = 32,
         .head_dim = 128,
         .windows = MT_WINDOW_UPPER_LAYERS,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .qk_norm = MT_QK_NORM_HEADS,
+        .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "Qwen3VLTextModel", /* within Qwen3VLForConditionalGeneration */
+        .model_type = "qwen3_vl_text",
+        .n_kv_heads = 32,
+        .head_dim = 128,
+        .rope_theta = 500000,
+        .mrope = true,
+        .max_pos = 128000,
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_HEADS,
@@ -479,7 +503,224 @@ static const struct mt_family families[] = {
         .refused_flag = "use_bidirectional_attention",
         .parts = {"attention", "mlp"},
     },
+    {
+        .architecture = "Gemma2ForCausalLM",
+        .model_type = "gemma2",
+        .n_kv_heads = 4,
+        .head_dim = 256,
+        .window = 4096,
+        .windows = MT_WINDOW_EVEN_LAYERS,
+        .norm = {.plus_one = true},
+        .norms = &sandwich_norms,
+        .max_pos = 8192,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .tied = true,
+        .embed_by_width = true,
+        .numbers = (const struct mt_family_number[]){{"query_pre_attn_scalar", MT_VALUE_QUERY_SCALAR, 256},
+                                                     {"attn_logit_softcapping", MT_VALUE_SCORE_CAP, 50},
+                                                     {"final_logit_softcapping", MT_VALUE_LOGIT_CAP, 30},
+                                                     {NULL}},
+        .activation_key = "hidden_activation",
+        .activation = "gelu_pytorch_tanh",
+        .refused_flag = "use_bidirectional_attention",
+        .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "Olmo2ForCausalLM",
+        .model_type = "olmo2",
+        .norm = {.eps = 1e-5, .round_once = true},
+        .norms = &norms_after,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .qk_norm = MT_QK_NORM_PROJECTION,
+        .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "Olmo3ForCausalLM",
+        .model_type = "olmo3",
+        .window = 4096,
+        .windows = MT_WINDOW_ALL_BUT,
+        .full_every = 4,
+        .norm = {.eps = 1e-5, .round_once = true},
+        .norms = &norms_after,
+        .rope_theta = 500000,
+        .rope_by_window = true,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .qk_norm = MT_QK_NORM_PROJECTION,
+        .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "GraniteForCausalLM",
+        .model_type = "granite",
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .mlp_bias = MT_FEATURE_BY_KEY,
+        .numbers = (const struct mt_family_number[]){{"embedding_multiplier", MT_VALUE_EMBED_SCALE, 1},
+                                                     {"residual_multiplier", MT_VALUE_RESIDUAL, 1},
+                                                     {"attention_multiplier", MT_VALUE_SCORE_SCALE, 1},
+                                                     {"logits_scaling", MT_VALUE_LOGIT_DIVISOR, 1},
+                                                     {NULL}},
+        .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "Phi3ForCausalLM",
+        .model_type = "phi3",
+        .windows = MT_WINDOW_EVERY_LAYER,
+        .norm.eps = 1e-5,
+        .max_pos = 4096,
+        .partial_rotary = 1,
+        .qkv_name = "self_attn.qkv_proj.weight",
+        .gate_up_name = "mlp.gate_up_proj.weight",
+        .code_is_known = true,
+        .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "Exaone4ForCausalLM",
+        .model_type = "exaone4",
+        .n_kv_heads = 32,
+        .window = 4096,
+        .windows = MT_WINDOW_ALL_BUT,
+        .full_every = 4,
+        .norm.eps = 1e-5,
+        .norms = &norms_after,
+        .ropes = MT_ROPE_OF_WINDOWS,
+        .qk_norm = MT_QK_NORM_HEADS,
+        .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "SeedOssForCausalLM",
+        .model_type = "seed_oss",
+        .n_kv_heads = 8,
+        .head_dim = 128,
+        .max_pos = 524288,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .bias_by_default = true,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .o_bias_key = "attention_out_bias",
+        .mlp_bias = MT_FEATURE_BY_KEY,
+        .ignores_dropout = true,
+        .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "HunYuanDenseV1ForCausalLM",
+        .model_type = "hunyuan_v1_dense",
+        .norm.eps = 1e-5,
+        .rope_alpha = true,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .qk_norm = MT_QK_NORM_AFTER_ROPE,
+        .parts = {"attention", "mlp"},
+        .on_disk = hunyuan_tensors,
+    },
+    {
+        .architecture = "Ernie4_5ForCausalLM",
+        .model_type = "ernie4_5",
+        .n_kv_heads = 2,
+        .head_dim = 128,
+        .norm.eps = 1e-5,
+        .rope_theta = 500000,
+        .max_pos = 131072,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .mlp_bias = MT_FEATURE_BY_KEY,
+        .bias_key = "use_bias",
+        .mlp_bias_key = "use_bias",
+        .tied = true,
+        .code_is_known = true,
+        .rope_pairs = true,
+        .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "SmolLM3ForCausalLM",
+        .model_type = "smollm3",
+        .n_kv_heads = 4,
+        .windows = MT_WINDOW_BY_FLAG,
+        .ropes = MT_ROPE_BY_LIST,
+        .rope_theta = 2e6,
+        .max_pos = 32768,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .mlp_bias = MT_FEATURE_BY_KEY,
+        .tied = true,
+        .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "CwmForCausalLM",
+        .model_type = "cwm",
+        .n_kv_heads = 8,
+        .head_dim = 128,
+        .window = 8192,
+        .windows = MT_WINDOW_ALL_AFTER,
+        .full_every = 4,
+        .norm.eps = 1e-5,
+        .needs_rope_scaling = true,
+        .rope_theta = 1e6,
+        .max_pos = 131072,
+        .mlp_bias = MT_FEATURE_BY_KEY,
+        .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "MinistralForCausalLM",
+        .model_type = "ministral",
+        .n_kv_heads = 8,
+        .window = 4096,
+        .windows = MT_WINDOW_ANY_LAYERS,
+        .max_pos = 131072,
+        .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "GlmForCausalLM",
+        .model_type = "glm",
+        .n_kv_heads = 2,
+        .head_dim = 128,
+        .norm.eps = 1.5625e-7,
+        .max_pos = 131072,
+        .partial_rotary = 0.5,
+        .rope_pairs = true,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .bias_by_default = true,
+        .gate_up_name = "mlp.gate_up_proj.weight",
+        .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "Glm4ForCausalLM",
+        .model_type = "glm4",
+        .n_kv_heads = 2,
+        .head_dim = 128,
+        .norm.eps = 1.5625e-7,
+        .norms = &glm4_norms,
+        .max_pos = 131072,
+        .partial_rotary = 0.5,
+        .rope_pairs = true,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .bias_by_default = true,
+        .gate_up_name = "mlp.gate_up_proj.weight",
+        .parts = {"attention", "mlp"},
+    },
 };
+
+const struct mt_text_names mt_text_names[MT_N_TEXT_NAMES] = {
+    [MT_TEXT_FLAT] = {"model.", "lm_head.", "model."},
+    [MT_TEXT_WITHIN] = {"model.language_model.", "lm_head.", "model.language_model."},
+    [MT_TEXT_BEFORE] = {"language_model.model.", "language_model.lm_head.", "model.language_model."},
+};
+
+static const struct mt_nested_family nested[] = {
+    {"Qwen3VLForConditionalGeneration", "qwen3_vl", {{"qwen3_vl_text", "qwen3_vl_text"}}, false, MT_TEXT_WITHIN},
+    {"Mistral3ForConditionalGeneration", "mistral3", {{"mistral", "mistral"}}, true, MT_TEXT_BEFORE},
+    {"Gemma3ForConditionalGeneration", "gemma3", {{"gemma3_text", "gemma3_text"}}, true, MT_TEXT_BEFORE},
+};
+
+const struct mt_nested_family *mt_family_find_nested(const char *architecture, const char *model_type)
+{
+    for (size_t i = 0; i < MT_ARRAY_LEN(nested); i++)
+        if (architecture ? !strcmp(architecture, nested[i].architecture)
+                         : model_type && !strcmp(model_type, nested[i].model_type))
+            return &nested[i];
+    return NULL;
+}
 
 const struct mt_family *mt_family_find(const char *architecture, const char *model_type)
 {
@@ -521,14 +762,18 @@ const char *mt_family_usual(const struct mt_family *f, const char *disk)
 
 void mt_family_module(char *module, size_t len, const struct mt_family *f, const char *tensor)
 {
-    static const char layers[] = "model.layers.";
-    const char *dot = strrchr(tensor, '.');
+    static const char layers[] = "layers.";
+    const char *dot = strrchr(tensor, '.'), *at = strstr(tensor, layers);
     size_t n = MT_MIN(dot ? (size_t)(dot - tensor) : 0, len - 1);
     memcpy(module, tensor, n);
     module[n] = '\0';
-    if (strncmp(tensor, layers, strlen(layers)))
+    const struct mt_text_names *before = &mt_text_names[MT_TEXT_BEFORE];
+    size_t k = strlen(before->in_files);
+    if (!strncmp(tensor, before->in_files, k))
+        snprintf(module, len, "%s%.*s", before->modules, (int)(n - k), tensor + k);
+    if (!at)
         return;
-    const char *name = strchr(tensor + strlen(layers), '.');
+    const char *name = strchr(at + strlen(layers), '.');
     for (const struct mt_tensor_on_disk *d = f->on_disk; name && d && d->usual; d++)
         if (d->module && !strcmp(d->name, name + 1))
             snprintf(module, len, "%.*s%s", (int)(name + 1 - tensor), tensor, d->module);

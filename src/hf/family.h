@@ -30,9 +30,18 @@ enum mt_window_rule {
     MT_WINDOW_UPPER_LAYERS, /* with use_sliding_window, from layer max_window_layers on */
     MT_WINDOW_BY_FLAG,      /* with use_sliding_window, every layer */
     MT_WINDOW_FROM_LAYER,   /* from layer max_window_layers on */
+    MT_WINDOW_ANY_LAYERS,   /* sliding_window; those that layer_types names, if absent all */
     MT_WINDOW_EVEN_LAYERS,  /* layers 0, 2, 4 ... */
     MT_WINDOW_ALL_BUT,      /* all layers but each sliding_window_pattern-th one (6th, 12th ...) */
+    MT_WINDOW_ALL_AFTER,    /* the same, but of each group of so many layers the first has none */
     MT_WINDOW_EVEN_LOWER_LAYERS, /* with use_sliding_window, layers 0, 2, 4 ... below max_window_layers */
+};
+
+/** Which layers rotate queries and keys; the others know no positions. */
+enum mt_rope_rule {
+    MT_ROPE_EVERY_LAYER,
+    MT_ROPE_OF_WINDOWS,  /* those with a window; without a sliding_window all */
+    MT_ROPE_BY_LIST,     /* no_rope_layers: 0 for those that do not; if absent, each no_rope_layer_interval-th (4th) */
 };
 
 /**
@@ -87,7 +96,9 @@ struct mt_family {
     int64_t full_every;                    /* MT_WINDOW_ALL_BUT: class default of the pattern */
     struct mt_norm_spec norm;              /* eps: class default; 0: 1e-6 */
     const struct mt_layer_norms *norms;    /* NULL: input_layernorm, post_attention_layernorm, before a branch each */
+    enum mt_rope_rule ropes;
     double rope_theta;                     /* class default; 0: 10000 */
+    bool mrope;                            /* positions have three axes, which are equal for text */
     bool rope_by_window;                   /* layers with a window have rotary parameters of their own: */
     double window_theta;                   /* class default of their base; 0: as in other layers, without scaling */
     int64_t max_pos;                       /* class default; 0: 2048 */
@@ -95,12 +106,15 @@ struct mt_family {
     const char *bias_key;                  /* the key of qkv_bias and o_bias; NULL: attention_bias */
     bool bias_by_default;                  /* if that key is absent */
     const struct mt_latent_family *latent; /* NULL: ordinary heads */
+    const char *o_bias_key, *mlp_bias_key; /* NULL: bias_key; mlp_bias. Default of another key: false */
     enum mt_qk_norm_kind qk_norm;
     const char *qk_norm_key;               /* the norm is there only if this key is true; NULL: always */
     double partial_rotary;                 /* default of partial_rotary_factor; 0: the key must be 1 */
     bool rope_alpha;                       /* "dynamic" scaling with an alpha changes the base at every length */
     bool needs_rope_scaling;               /* rope_scaling must be present: we do not have the class's default */
     bool tied;                             /* default of tie_word_embeddings */
+    const char *qkv_name, *gate_up_name;   /* the tensor of queries, keys and values, of gate and up; NULL: one each */
+    bool ignores_dropout;                  /* releases say attention_dropout, which is for training by their makers */
     bool sinks;                            /* each head has a sink: a logit in the softmax without a value */
     bool embed_by_width;                   /* embeddings are multiplied by sqrt(hidden_size) */
     const struct mt_family_number *numbers; /* NULL: none; a row without a key ends the list */
@@ -118,6 +132,27 @@ struct mt_family {
                                                in memory rows i and i + half, as in other families */
     bool experts_unread;                    /* PEFT 0.21 does not read adapters of this family's experts */
 };
+
+/**
+ * A model of several kinds of input, whose config.json nests that of its decoder (text_config). Only the decoder is
+ * computed; all other tensors are copied.
+ */
+struct mt_nested_family {
+    const char *architecture, *model_type;
+    const char *text[2][2]; /* model_type of text_config, and the family of that decoder; the second may be NULL */
+    bool tied;              /* class default of tie_word_embeddings, which counts at the top alone */
+    int names;              /* as files have the decoder's tensors: index of mt_text_names */
+};
+
+/** How tensors of a nested decoder, "model." and "lm_head.", begin in files and in transformers' modules. */
+struct mt_text_names {
+    const char *in_files, *head_in_files, *modules;
+};
+enum { MT_TEXT_FLAT, MT_TEXT_WITHIN, MT_TEXT_BEFORE, MT_N_TEXT_NAMES };
+extern const struct mt_text_names mt_text_names[MT_N_TEXT_NAMES];
+
+/** NULL: not one of these. */
+const struct mt_nested_family *mt_family_find_nested(const char *architecture, const char *model_type);
 
 /** The family of an architecture, or of a model_type if `architecture` is NULL; NULL: not supported. */
 const struct mt_family *mt_family_find(const char *architecture, const char *model_type);

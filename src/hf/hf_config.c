@@ -14,6 +14,29 @@
 #include "hf/layers.h"
 #include "hf/quantization.h"
 #include "hf/rope.h"
+#include "hf/safetensors.h"
+
+/* Goes on to text_config of a model of several kinds of input, whose decoder's family it returns; NULL: none. */
+static const struct mt_family *read_nested(struct mt_keys *r, struct mt_hf_config *c, const char *arch,
+                                           const char *type)
+{
+    const struct mt_nested_family *n = mt_family_find_nested(arch, type);
+    const cJSON *text = mt_keys_find(r, "text_config"), *own = cJSON_IsObject(text) ? mt_json_get(text, "model_type") : NULL;
+    const char *name = cJSON_IsString(own) ? own->valuestring : n ? n->text[0][0] : NULL;
+    if (!n || !cJSON_IsObject(text))
+        return NULL;
+    for (int i = 0; i < 2 && n->text[i][0] && !c->family; i++)
+        if (!strcmp(name, n->text[i][0]))
+            c->family = mt_family_find(NULL, n->text[i][1]);
+    if (!c->family) {
+        mt_keys_refuse(r, "text_config", "describes a decoder that is not supported in this architecture");
+        return NULL;
+    }
+    c->nested = n;
+    c->names = &mt_text_names[n->names];
+    r->root = text;
+    return c->family;
+}
 
 static const struct mt_family *read_family(struct mt_keys *r, struct mt_hf_config *c)
 {
@@ -22,7 +45,10 @@ static const struct mt_family *read_family(struct mt_keys *r, struct mt_hf_confi
                                                                            : NULL;
     const char *model_type = cJSON_IsString(type) ? type->valuestring : NULL;
     char supported[512];
+    c->names = &mt_text_names[MT_TEXT_FLAT];
     c->family = mt_family_find(arch, model_type);
+    if (!c->family)
+        c->family = read_nested(r, c, arch, model_type);
     if (!c->family && !r->rc) {
         mt_family_list(supported, sizeof(supported));
         r->rc = mt_fail(r->err, MT_ERR_INPUT, -EINVAL,
@@ -62,8 +88,12 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
         mt_keys_refuse(r, f->refused_flag, "must not be true: that is not supported in this architecture");
     if (f->needs_rope_scaling && !mt_keys_find(r, "rope_scaling") && !mt_keys_find(r, "rope_parameters"))
         mt_keys_refuse(r, "rope_scaling", "is missing");
-    if (mt_keys_number(r, "attention_dropout", 0) != 0)
+    if (mt_keys_number(r, "attention_dropout", 0) != 0 && f->ignores_dropout)
+        mt_warn("%s: \"attention_dropout\" and \"residual_dropout\" count as 0", r->name);
+    else if (mt_keys_number(r, "attention_dropout", 0) != 0)
         mt_keys_refuse(r, "attention_dropout", "other than 0 is not supported");
+    if (mt_keys_number(r, "resid_pdrop", 0) != 0 || mt_keys_number(r, "embd_pdrop", 0) != 0)
+        mt_keys_refuse(r, "resid_pdrop", "or embd_pdrop other than 0 is not supported");
     if (mt_keys_int(r, "pretraining_tp", 1, 0, 1 << 20) > 1)
         mt_keys_refuse(r, "pretraining_tp", "over 1 is not supported");
     if (mt_keys_bool(r, "is_encoder_decoder", false))
@@ -216,6 +246,29 @@ static bool has_feature(struct mt_keys *r, enum mt_feature f, const char *key, b
     return f == MT_FEATURE_ALWAYS || (f == MT_FEATURE_BY_KEY && mt_keys_bool(r, key, def));
 }
 
+/* What counts at the top of a nested config.json. */
+static void read_top(struct mt_keys *r, struct mt_hf_config *c, const cJSON *top)
+{
+    static const char *const inputs[] = {"image_token_id", "image_token_index", "video_token_id", "audio_token_id",
+                                         "vision_start_token_id", "boi_token_index"};
+    struct mt_keys at_top = {top, r->name, r->err, r->rc};
+    if (!c->nested)
+        return;
+    c->tied = mt_keys_bool(&at_top, "tie_word_embeddings", c->nested->tied);
+    add_eos(c, mt_keys_find(&at_top, "eos_token_id"));
+    if (c->logit_cap > 0)
+        mt_keys_refuse(&at_top, "final_logit_softcapping", "is not supported in this architecture, which does not apply it");
+    mt_quantization_read(&at_top, c);
+    for (size_t i = 0; i < MT_ARRAY_LEN(inputs); i++)
+        if (token_id(mt_keys_find(&at_top, inputs[i])) >= 0)
+            c->input_token[c->n_input_tokens++] = token_id(mt_keys_find(&at_top, inputs[i]));
+    const cJSON *dtype = mt_keys_find(&at_top, "torch_dtype") ? mt_keys_find(&at_top, "torch_dtype")
+                                                              : mt_keys_find(&at_top, "dtype");
+    if (!c->torch_dtype[0] && cJSON_IsString(dtype))
+        snprintf(c->torch_dtype, sizeof(c->torch_dtype), "%s", dtype->valuestring);
+    r->rc = at_top.rc;
+}
+
 static void read_norm(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer_spec *s)
 {
     static const struct mt_layer_norms usual = {{"input_layernorm.weight", NULL}, {"post_attention_layernorm.weight", NULL}};
@@ -235,8 +288,11 @@ static void read_flags(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
         dtype = mt_keys_find(r, "dtype");
     c->tied = mt_keys_bool(r, "tie_word_embeddings", f->tied);
     s->qkv_bias = has_feature(r, f->qkv_bias, bias, f->bias_by_default);
-    s->o_bias = has_feature(r, f->o_bias, bias, f->bias_by_default);
-    s->mlp_bias = has_feature(r, f->mlp_bias, "mlp_bias", false);
+    s->o_bias = f->o_bias_key ? has_feature(r, f->o_bias, f->o_bias_key, false)
+                              : has_feature(r, f->o_bias, bias, f->bias_by_default);
+    s->mlp_bias = has_feature(r, f->mlp_bias, f->mlp_bias_key ? f->mlp_bias_key : "mlp_bias", false);
+    s->qkv_name = f->qkv_name;
+    s->gate_up_name = f->gate_up_name;
     s->qk_norm = !f->qk_norm_key || mt_keys_bool(r, f->qk_norm_key, false) ? f->qk_norm : MT_QK_NORM_NONE;
     s->sinks = f->sinks;
     if (cJSON_IsString(dtype))
@@ -278,6 +334,8 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
         struct mt_keys r = {root, name, err, 0};
         if (read_family(&r, c))
             read_decoder(&r, c);
+        if (!r.rc)
+            read_top(&r, c, root);
         rc = r.rc;
     }
     cJSON_Delete(root);
@@ -297,6 +355,21 @@ static void read_generation_eos(struct mt_hf_config *c, const char *dir)
     free(path);
 }
 
+/* Files of one class have had several names for the tensors of its decoder: those of this folder, if it has any. */
+static void find_names(struct mt_hf_config *c, const char *dir)
+{
+    struct mt_st_model st;
+    char name[128];
+    if (!c->nested || mt_st_open_dir(&st, dir, NULL))
+        return;
+    for (int i = 0; i < MT_N_TEXT_NAMES; i++) {
+        snprintf(name, sizeof(name), "%sembed_tokens.weight", mt_text_names[i].in_files);
+        if (mt_st_find(&st, name))
+            c->names = &mt_text_names[i];
+    }
+    mt_st_close(&st);
+}
+
 int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *err)
 {
     char *path = mt_path_join(dir, "config.json"), *text = NULL;
@@ -310,6 +383,8 @@ int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *
         rc = mt_hf_config_parse(out, text, len, path, err);
     if (!rc)
         read_generation_eos(out, dir);
+    if (!rc)
+        find_names(out, dir);
     free(text);
     free(path);
     return rc;

@@ -40,6 +40,10 @@ struct mt_hf_config {
     const struct mt_family *family;
     int64_t hidden, n_layers, vocab, max_pos;
     double initializer_range;
+    const struct mt_nested_family *nested;  /* NULL: config.json describes the decoder alone */
+    const struct mt_text_names *names;      /* how its tensors begin in files and modules */
+    int64_t input_token[8];                 /* nested: ids that stand for images and the like; such data is refused */
+    int n_input_tokens;
     bool tied;                              /* tie_word_embeddings */
     double embed_scale;                     /* embeddings are multiplied by it, as rounded to the compute dtype */
     struct mt_norm_spec norm;               /* of the last norm */

@@ -53,6 +53,7 @@ struct mt_layer_spec {
     double score_scale;       /* factor of q . k */
     double score_cap;         /* scores become cap * tanh(score / cap); 0: none */
     bool qkv_bias, o_bias;
+    const char *qkv_name;     /* the tensor that holds queries, keys and values; NULL: one each */
     bool sinks;               /* each head has a sink: a logit in the softmax without a value */
     enum mt_qk_norm_kind qk_norm;
     /* multi-head latent attention (part mla), whose head_dim is nope_dim + rope_dim; 0: attention is another */
@@ -62,6 +63,7 @@ struct mt_layer_spec {
     int64_t ffn;
     enum mt_activation activation;
     bool mlp_bias;
+    const char *gate_up_name; /* the tensor that holds gate and up; NULL: one each */
 };
 
 #endif

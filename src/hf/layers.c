@@ -35,6 +35,8 @@ static bool has_window(enum mt_window_rule w, int64_t i, int64_t max_window_laye
     switch (w) {
     case MT_WINDOW_ALL_BUT:
         return (i + 1) % pattern != 0;
+    case MT_WINDOW_ALL_AFTER:
+        return i % pattern != 0;
     case MT_WINDOW_UPPER_LAYERS:
     case MT_WINDOW_FROM_LAYER:
         return i >= max_window_layers;
@@ -83,6 +85,24 @@ static void read_windows(struct mt_keys *r, const struct mt_hf_config *c, int64_
         of[i] = has_window(f->windows, i, from_layer, pattern) ? window : 0;
 }
 
+/* Which layers rotate queries and keys. */
+static void read_rotated(struct mt_keys *r, const struct mt_hf_config *c, const int64_t *window, bool *of)
+{
+    const cJSON *list = mt_keys_find(r, "no_rope_layers"), *v = cJSON_IsArray(list) ? list->child : NULL;
+    int64_t interval = mt_keys_int(r, "no_rope_layer_interval", 4, 1, MT_MAX_LAYERS);
+    bool any = false;
+    if (c->family->ropes == MT_ROPE_BY_LIST && list && (!v || cJSON_GetArraySize(list) != c->n_layers))
+        mt_keys_refuse(r, "no_rope_layers", "does not name every layer");
+    for (int64_t i = 0; i < c->n_layers; i++)
+        any |= window[i] > 0;
+    for (int64_t i = 0; i < c->n_layers; i++) {
+        of[i] = c->family->ropes == MT_ROPE_OF_WINDOWS ? !any || window[i]
+                : c->family->ropes == MT_ROPE_BY_LIST  ? (v ? v->valuedouble != 0 : (i + 1) % interval != 0)
+                                                       : true;
+        v = v ? v->next : NULL;
+    }
+}
+
 /* The index of the specification, which is added if no earlier layer has it. */
 static uint8_t index_of(struct mt_keys *r, struct mt_hf_config *c, const struct mt_layer_spec *s)
 {
@@ -102,15 +122,16 @@ void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_l
 {
     struct mt_layer_spec s;
     int64_t window[MT_MAX_LAYERS] = {0};
-    bool sparse[MT_MAX_LAYERS] = {0};
+    bool sparse[MT_MAX_LAYERS] = {0}, rotated[MT_MAX_LAYERS];
     memcpy(&s, common, sizeof(s));
     read_windows(r, c, window);
+    read_rotated(r, c, window, rotated);
     mt_moe_read(r, c, common->ffn, sparse);
     for (int64_t i = 0; i < c->n_layers && !r->rc; i++) {
         s.window = window[i];
         s.is_mixture = sparse[i];
         s.parts = sparse[i] ? c->family->sparse_parts : c->family->parts;
-        s.rope = window[i] && c->n_ropes > 1 ? 1 : 0;
+        s.rope = !rotated[i] ? MT_NO_ROPE : window[i] && c->n_ropes > 1;
         c->layer[i] = index_of(r, c, &s);
     }
 }

@@ -73,8 +73,6 @@ static int check(const struct mt_rope_config *r, const struct mt_family *f, cons
         wrong = "partial_rotary_factor other than 1 is not supported (transformers ignores it here)";
     else if (!(r->partial_rotary_factor > 0 && r->partial_rotary_factor <= 1))
         wrong = "partial_rotary_factor must be above 0 and at most 1";
-    else if (r->partial_rotary_factor < 1 && r->type == MT_ROPE_LONGROPE)
-        wrong = "longrope with a partial_rotary_factor is not supported";
     else if (r->type != MT_ROPE_DEFAULT && !(r->factor > 0 && isfinite(r->factor)))
         wrong = "the rope scaling needs a positive \"factor\"";
     else if (r->type == MT_ROPE_LLAMA3 &&
@@ -161,7 +159,7 @@ void mt_rope_read(struct mt_keys *k, struct mt_hf_config *cfg, int64_t head_dim)
         p = get(k->root, "rope_parameters");
     const cJSON *full = get(p, "full_attention"), *window = get(p, "sliding_attention");
     double theta = number(k->root, "rope_theta", f->rope_theta > 0 ? f->rope_theta : 10000.0);
-    if (((full || window) && !f->rope_by_window) || get(p, "mrope_section")) {
+    if (((full || window) && !f->rope_by_window) || (get(p, "mrope_section") && !f->mrope)) {
         k->rc = mt_fail(k->err, MT_ERR_INPUT, -EINVAL, "%s: rope parameters by layer type or mrope are not supported",
                         k->name);
         return;

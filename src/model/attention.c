@@ -128,7 +128,10 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
                                              {"self_attn.v_proj.bias", kv}};
     if (norms->before)
         mt_layout_add_norm(b, p, MT_ATTENTION_NORM, hidden, norms->before, &c->norm);
-    mt_layout_add_param(b, p, MT_ATTENTION_QKV, hidden, 3, weights);
+    if (c->qkv_name)
+        mt_layout_add_tensor(b, p, MT_ATTENTION_QKV, q + 2 * kv, hidden, c->qkv_name);
+    else
+        mt_layout_add_param(b, p, MT_ATTENTION_QKV, hidden, 3, weights);
     if (c->qkv_bias)
         mt_layout_add_param(b, p, MT_ATTENTION_QKV_BIAS, 0, 3, biases);
     if (c->qk_norm) {

@@ -30,6 +30,7 @@ struct mt_tensor_place {
     size_t stored; /* index into mt_layout.stored */
     size_t first, row_step, col_step;
     size_t paired_rows; /* not 0: in each group of so many rows, rows of both halves alternate in the file */
+    size_t group_rows;  /* from one such group to the next; 0: they follow each other */
 };
 
 /** A tensor of the model's files, or of PEFT's: one of the layout's, or several that are fused. */

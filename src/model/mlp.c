@@ -73,7 +73,10 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
                                  biases[] = {{"mlp.gate_proj.bias", s->ffn}, {"mlp.up_proj.bias", s->ffn}};
     if (norms->before)
         mt_layout_add_norm(b, p, MT_MLP_NORM, hidden, norms->before, &s->norm);
-    mt_layout_add_param(b, p, MT_MLP_GATE_UP, hidden, 2, weights);
+    if (s->gate_up_name)
+        mt_layout_add_tensor(b, p, MT_MLP_GATE_UP, 2 * s->ffn, hidden, s->gate_up_name);
+    else
+        mt_layout_add_param(b, p, MT_MLP_GATE_UP, hidden, 2, weights);
     if (s->mlp_bias)
         mt_layout_add_param(b, p, MT_MLP_GATE_UP_BIAS, 0, 2, biases);
     mt_layout_add_tensor(b, p, MT_MLP_DOWN, hidden, s->ffn, "mlp.down_proj.weight");

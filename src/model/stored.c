@@ -17,11 +17,15 @@ struct placing {
 };
 
 /* "model.layers.N." and the name; `*` in it becomes the expert's number. */
-static void make_name(char dst[128], int layer, const char *name, int expert)
+static void make_name(char dst[128], const struct mt_layout *l, int layer, const char *name, int expert)
 {
     const size_t len = 128;
     const char *star = strchr(name, '*');
-    size_t at = layer < 0 ? 0 : (size_t)snprintf(dst, len, "model.layers.%d.", layer);
+    size_t at = layer < 0 ? 0 : (size_t)snprintf(dst, len, "%slayers.%d.", l->cfg.names->modules, layer);
+    if (layer < 0 && !strncmp(name, "model.", 6)) {
+        at = (size_t)snprintf(dst, len, "%s", l->cfg.names->modules);
+        name += 6;
+    }
     if (star)
         snprintf(dst + at, len - at, "%.*s%d%s", (int)(star - name), name, expert, star + 1);
     else
@@ -31,7 +35,7 @@ static void make_name(char dst[128], int layer, const char *name, int expert)
 void mt_stored_name(struct mt_tensor *t, const struct mt_layout *l, int layer, const char *usual)
 {
     const struct mt_tensor_on_disk *d = layer < 0 ? NULL : mt_family_on_disk(l->cfg.family, usual);
-    make_name(t->name, layer, d ? d->name : usual, t->expert);
+    make_name(t->name, l, layer, d ? d->name : usual, t->expert);
 }
 
 const struct mt_fused_tensor *mt_stored_fused(const struct mt_layout *l, const struct mt_tensor *t)
@@ -52,7 +56,7 @@ void mt_stored_module(char module[MT_TENSOR_NAME], const struct mt_layout *l, co
 void mt_stored_joined_name(char name[MT_TENSOR_NAME], const struct mt_layout *l, const struct mt_tensor *t,
                            const struct mt_fused_tensor *joined)
 {
-    make_name(name, l->units[t->unit].layer, joined->name, 0);
+    make_name(name, l, l->units[t->unit].layer, joined->name, 0);
 }
 
 static struct mt_stored *add_stored(struct placing *p, const char *name)
@@ -62,8 +66,22 @@ static struct mt_stored *add_stored(struct placing *p, const char *name)
         return NULL;
     struct mt_stored *s = &l->stored[l->n_stored++];
     *s = (struct mt_stored){.n_dims = 0};
-    snprintf(s->name, sizeof(s->name), "%s", name);
+    const struct mt_text_names *names = l->cfg.names;
+    size_t n = strlen(names->modules), of_head = strlen("lm_head.");
+    if (!strncmp(name, names->modules, n))
+        snprintf(s->name, sizeof(s->name), "%s%s", names->in_files, name + n);
+    else if (!strncmp(name, "lm_head.", of_head))
+        snprintf(s->name, sizeof(s->name), "%s%s", names->head_in_files, name + of_head);
+    else
+        snprintf(s->name, sizeof(s->name), "%s", name);
     return s;
+}
+
+/* The rotary embedding rotates pairs of the file's rows of a head: of the first ones, if it rotates a part of a head. */
+static void pair_rows(const struct mt_layout *l, struct mt_tensor *t, size_t head_rows)
+{
+    t->place.paired_rows = head_rows ? l->cfg.rope[0].dims : 0;
+    t->place.group_rows = head_rows;
 }
 
 /* Stored as a tensor of its own, in the layout's order. */
@@ -81,7 +99,7 @@ static bool store_plain(struct placing *p, struct mt_tensor *t, const char *name
     s->n = t->n;
     t->place = (struct mt_tensor_place){.stored = p->l->n_stored - 1, .row_step = cols, .col_step = 1};
     if (p->l->cfg.family->rope_pairs && !t->adapter)
-        t->place.paired_rows = (size_t)t->head_rows;
+        pair_rows(p->l, t, (size_t)t->head_rows);
     return true;
 }
 
@@ -98,7 +116,7 @@ static bool store_fused(struct placing *p, struct mt_tensor *t, int layer, const
                         int part)
 {
     char name[128];
-    make_name(name, layer, f->name, 0);
+    make_name(name, p->l, layer, f->name, 0);
     struct mt_stored *s = find_in_layer(p, name);
     size_t rows = (size_t)t->shape[0], cols = t->n_dims == 2 ? (size_t)t->shape[1] : 1, parts = f->usual[1] ? 2 : 1;
     if (!s && !(s = add_stored(p, name)))
@@ -182,7 +200,7 @@ static bool store_factor(struct placing *p, struct mt_tensor *t)
     if (!store_plain(p, t, name, NULL))
         return false;
     if (p->l->cfg.family->rope_pairs) /* rows of B are in the order of the files' rows */
-        t->place.paired_rows = adapted_head_rows(p->l, t);
+        pair_rows(p->l, t, adapted_head_rows(p->l, t));
     return true;
 }
 
@@ -263,8 +281,11 @@ static size_t n_cols(const struct mt_tensor *t)
 size_t mt_stored_row(const struct mt_tensor *t, size_t r)
 {
     const struct mt_tensor_place *p = &t->place;
-    size_t in = p->paired_rows ? r % p->paired_rows : 0, half = p->paired_rows / 2;
-    return p->paired_rows ? r - in + (in < half ? 2 * in : 2 * (in - half) + 1) : r;
+    size_t group = p->group_rows ? p->group_rows : p->paired_rows, half = p->paired_rows / 2;
+    size_t in = group ? r % group : 0;
+    if (in >= p->paired_rows)
+        return r;
+    return r - in + (in < half ? 2 * in : 2 * (in - half) + 1);
 }
 
 static size_t place_of(const struct mt_tensor *t, size_t r, size_t c)
@@ -310,6 +331,9 @@ bool mt_stored_goes_along(const struct mt_layout *l, const char *name)
     static const char layers[] = "layers.";
     const char *at = strstr(name, layers), *number = at ? at + sizeof(layers) - 1 : NULL;
     bool beyond = number && *number >= '0' && *number <= '9' && strtoll(number, NULL, 10) >= l->cfg.n_layers;
+    if (l->cfg.nested && strncmp(name, l->cfg.names->in_files, strlen(l->cfg.names->in_files)) &&
+        strncmp(name, l->cfg.names->head_in_files, strlen(l->cfg.names->head_in_files)))
+        return true;
     return l->cfg.moe.n_experts && (beyond || strstr(name, "mtp"));
 }
 

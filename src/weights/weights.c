@@ -544,7 +544,8 @@ static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_mod
     bool plain_bf16 = st ? src.codes && src.codes->dtype == MT_ST_BF16 : said_bf16;
     t->is_bf16 = !changed && (src.format ? src.format == MT_PACKED_MXFP4 : plain_bf16);
     bool same_bytes = !t->trainable && t->is_bf16 && mt_stored_is_in_order(t) && !(could && keeps) && !src.format;
-    bool alone = !src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, t->name));
+    const char *stored = l->stored[t->place.stored].name;
+    bool alone = !src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, stored));
     t->in_base = l->n_adapters ? !t->trainable && !t->adapter && src.codes : same_bytes && alone;
     t->in_file = could && keeps ? l->n_adapters && src.format && !src.wider_scales
                                 : !t->trainable && !src.format && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&

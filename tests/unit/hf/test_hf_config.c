@@ -139,6 +139,46 @@ static void layers_that_compute_alike_share_a_specification(void **state)
     assert_true(cfg.n_specs == 1 && cfg.n_ropes == 1 && cfg.embed_scale == 1 && cfg.logit_scale == 1);
 }
 
+static void a_nested_decoder_is_read_and_the_top_decides(void **state)
+{
+    (void)state;
+    take("\"architectures\": [\"Mistral3ForConditionalGeneration\"], \"tie_word_embeddings\": false, \"image_token_index\": 10, "
+         "\"vision_config\": {}, \"eos_token_id\": 7, \"dtype\": \"bfloat16\", "
+         "\"text_config\": {\"model_type\": \"mistral\", \"num_key_value_heads\": 2, \"tie_word_embeddings\": true, " SHAPE "}");
+    assert_string_equal(cfg.family->model_type, "mistral");
+    assert_string_equal(cfg.names->in_files, "language_model.model.");
+    assert_string_equal(cfg.torch_dtype, "bfloat16");
+    assert_true(!cfg.tied && cfg.n_input_tokens == 1 && cfg.input_token[0] == 10 && cfg.eos[0] == 7);
+    take("\"model_type\": \"qwen3_vl\", \"text_config\": {\"model_type\": \"qwen3_vl_text\", \"num_key_value_heads\": 2, "
+         "\"rope_scaling\": {\"rope_type\": \"default\", \"mrope_section\": [24, 20, 20]}, " SHAPE "}");
+    assert_true(cfg.rope[0].type == MT_ROPE_DEFAULT && cfg.rope[0].theta == 500000 && !cfg.tied);
+    refuse("\"model_type\": \"mistral3\", \"text_config\": {\"model_type\": \"mistral4\", " SHAPE "}", "text_config");
+    refuse("\"model_type\": \"gemma3\", \"text_config\": {\"model_type\": \"gemma3_text\", "
+           "\"final_logit_softcapping\": 30, " SHAPE "}", "final_logit_softcapping");
+    refuse(LLAMA ", \"text_config\": {}", "text_config");
+    take(LLAMA);
+    assert_true(!cfg.nested && !strcmp(cfg.names->in_files, "model."));
+}
+
+static void windows_and_rotations_by_rule(void **state)
+{
+    (void)state;
+    take("\"architectures\": [\"SmolLM3ForCausalLM\"], \"num_key_value_heads\": 2, \"no_rope_layers\": [1, 0, 1, 0], " SHAPE);
+    assert_true(layer(0)->rope == 0 && layer(1)->rope == MT_NO_ROPE && layer(2)->rope == 0 && cfg.n_specs == 2);
+    take("\"architectures\": [\"SmolLM3ForCausalLM\"], \"num_key_value_heads\": 2, " SHAPE);
+    assert_true(layer(2)->rope == 0 && layer(3)->rope == MT_NO_ROPE);
+    refuse("\"architectures\": [\"SmolLM3ForCausalLM\"], \"num_key_value_heads\": 2, \"no_rope_layers\": [1], " SHAPE,
+           "no_rope_layers");
+    take("\"architectures\": [\"Exaone4ForCausalLM\"], \"num_key_value_heads\": 2, \"sliding_window\": 5, " SHAPE);
+    assert_true(layer(2)->rope == 0 && layer(2)->window == 5 && layer(3)->rope == MT_NO_ROPE && !layer(3)->window);
+    take("\"architectures\": [\"Exaone4ForCausalLM\"], \"num_key_value_heads\": 2, \"sliding_window\": null, " SHAPE);
+    assert_true(layer(0)->rope == 0 && layer(3)->rope == 0 && !layer(0)->window);
+    take("\"architectures\": [\"GraniteForCausalLM\"], \"residual_multiplier\": 0.22, \"logits_scaling\": 8, "
+         "\"embedding_multiplier\": 12, \"attention_multiplier\": 0.015625, " SHAPE);
+    assert_true(layer(0)->residual == 0.22 && cfg.logit_scale == 0.125 && cfg.embed_scale == 12);
+    assert_true(layer(0)->score_scale == 0.015625);
+}
+
 static void stop_tokens_are_a_set_of_both_files(void **state)
 {
     (void)state;
@@ -493,6 +533,8 @@ int main(void)
         cmocka_unit_test(null_is_absent_but_for_heads_and_the_window),
         cmocka_unit_test(windows_follow_their_family),
         cmocka_unit_test(layers_that_compute_alike_share_a_specification),
+        cmocka_unit_test(a_nested_decoder_is_read_and_the_top_decides),
+        cmocka_unit_test(windows_and_rotations_by_rule),
         cmocka_unit_test(stop_tokens_are_a_set_of_both_files),
         cmocka_unit_test(what_is_not_built_is_refused_by_name),
         cmocka_unit_test(mixtures_have_their_families_rules),
