@@ -19,7 +19,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from tiny import base, config, megatrain, metrics, write_data, write_ini, write_model
@@ -154,7 +154,8 @@ def make_model(d, cfg):
     hf = AutoConfig.from_pretrained(d)
     hf._attn_implementation = "eager"
     hf._experts_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(hf, dtype=torch.float32)  # the dtype also of constants, as a scale
+    auto = AutoModelForImageTextToText if "text_config" in cfg else AutoModelForCausalLM
+    model = auto.from_config(hf, dtype=torch.float32)  # the dtype also of constants, as a scale
     looks_trained(model, 1)
     return model
 

@@ -36,6 +36,40 @@ CASES = {
         num_hidden_layers=3, sliding_window=9, final_logit_softcapping=4.0, query_pre_attn_scalar=20, pad_token_id=None,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         rope_scaling={"rope_type": "linear", "factor": 8.0})),
+    "gemma2": ("gemma2", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16, num_hidden_layers=3,
+        sliding_window=9, query_pre_attn_scalar=20, attn_logit_softcapping=2.5, final_logit_softcapping=4.0,
+        tie_word_embeddings=True, hidden_activation="gelu_pytorch_tanh", pad_token_id=None)),
+    "olmo2": ("olmo2", dict(num_attention_heads=5, num_key_value_heads=1, hidden_size=40, pad_token_id=None, num_hidden_layers=3)),
+    "olmo3": ("olmo3", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=32, sliding_window=9, pad_token_id=None,
+        num_hidden_layers=4, layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        rope_parameters={"full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0,
+                                            "original_max_position_embeddings": 32, "attention_factor": 1.2},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}})),
+    "granite": ("granite", dict(num_attention_heads=5, num_key_value_heads=1, hidden_size=40, embedding_multiplier=6.0,
+        residual_multiplier=0.22, attention_multiplier=0.05, logits_scaling=3.0, tie_word_embeddings=True, pad_token_id=None)),
+    "phi3": ("phi3", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=64, sliding_window=20, pad_token_id=None,
+        tie_word_embeddings=True, original_max_position_embeddings=16, partial_rotary_factor=0.5,
+        rope_scaling={"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 1.5, 3.0, 7.0]})),
+    "exaone4": ("exaone4", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=32, sliding_window=9,
+        sliding_window_pattern=2, num_hidden_layers=3, pad_token_id=None, rope_scaling={"rope_type": "llama3", "factor": 16.0,
+            "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64})),
+    "seed_oss": ("seed_oss", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16,
+        attention_bias=True, attention_out_bias=False, attention_dropout=0.0, residual_dropout=0.0, pad_token_id=None)),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16,
+        pad_token_id=None, rope_scaling={"type": "dynamic", "alpha": 10.0, "factor": 1.0})),
+    "ernie4_5": ("ernie4_5", dict(num_attention_heads=5, num_key_value_heads=1, hidden_size=40, head_dim=8, use_bias=True,
+        tie_word_embeddings=True, pad_token_id=None)),
+    "smollm3": ("smollm3", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=32, num_hidden_layers=3,
+        no_rope_layers=[1, 0, 1], tie_word_embeddings=True, pad_token_id=None)),
+    "cwm": ("cwm", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16, sliding_window=9,
+        num_hidden_layers=3, pad_token_id=None, rope_scaling={"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 32})),
+    "ministral": ("ministral", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16, sliding_window=9,
+        layer_types=["full_attention", "sliding_attention"], pad_token_id=None)),
+    "glm": ("glm", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=24, pad_token_id=None,
+        attention_bias=True)),
+    "glm4": ("glm4", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16, pad_token_id=None,
+        attention_bias=True)),
     # experts: in some layers, an odd number of them; in all layers
     "qwen3_moe": ("qwen3_moe", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16,
         num_hidden_layers=3, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=24, mlp_only_layers=[1])),
@@ -45,6 +79,37 @@ CASES = {
         num_local_experts=6, num_experts_per_tok=2)),
 }
 
+# a decoder in a model of several kinds of input: its tensors' names, and others that are copied
+VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, patch_size=4, image_size=8)
+NESTED = {
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", ("qwen3", "qwen3_vl_text"), dict(num_attention_heads=4,
+        num_key_value_heads=2, hidden_size=40, head_dim=16, num_hidden_layers=2,
+        rope_scaling={"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}),
+        dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=4, out_hidden_size=40,
+             num_position_embeddings=16, deepstack_visual_indexes=[0]), False),
+    "mistral3": ("Mistral3ForConditionalGeneration", ("mistral", "mistral"), dict(num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=40, head_dim=16, sliding_window=None), VISION, False),
+    "gemma3": ("Gemma3ForConditionalGeneration", ("gemma3_text", "gemma3_text"), dict(num_attention_heads=5,
+        num_key_value_heads=1, hidden_size=40, head_dim=16, sliding_window=9, pad_token_id=None, final_logit_softcapping=None,
+        layer_types=["sliding_attention", "full_attention"]), VISION, True),
+}
+
+
+def is_copied(tensor):
+    return any(part in tensor for part in ("visual.", "vision_tower.", "multi_modal_projector."))
+
+
+def config_of(name):
+    if name not in NESTED:
+        family, over = CASES[name]
+        return config(family, **{**SMALL, **over})
+    arch, (family, text_type), over, vision, tied = NESTED[name]
+    text = config(family, **{**SMALL, **over, "vocab_size": 104, "model_type": text_type})
+    return {"architectures": [arch], "model_type": name, "text_config": {**text, "tie_word_embeddings": not tied},
+            "vision_config": vision, "tie_word_embeddings": tied, "image_token_id": 100, "image_token_index": 100, "boi_token_index": 101, "eoi_token_index": 102, "torch_dtype": "bfloat16",
+            "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+
+
 AUX = {"qwen2_moe": 0.05}  # coefficient of the loss that balances experts
 
 
@@ -52,10 +117,10 @@ def main():
     torch.set_num_threads(1)  # products are too small for more threads
     data = write_data(os.path.join(ROOT, "data.jsonl"), n=STEPS * ROWS, seed=11, longest=32, vocab=96)
     samples = [json.loads(l) for l in open(data)]
-    for name, (family, over) in CASES.items():
+    for name in [*CASES, *NESTED]:
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
-        cfg = config(family, **{**SMALL, **over})
+        cfg = config_of(name)
         d = os.path.join(ROOT, name)
         model = make_model(d, cfg)
         save_model(model, cfg, d, torch.bfloat16)
@@ -66,7 +131,7 @@ def main():
         losses, norms, *balance = train_torch(double, samples, "f64", aux=aux)
         l32, n32, *_ = train_torch(model, samples, "f32", aux=aux)
         l16, *_ = train_torch(bf16, samples, "bf16", aux=aux)
-        save_file({k: p.float().contiguous() for k, p in release_state(double).items()},
+        save_file({k: p.float().contiguous() for k, p in release_state(double).items() if not is_copied(k)},
                   os.path.join(d, "trained.safetensors"))
         expected = {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}",
                     "steps": STEPS, "rows": ROWS, "learning_rate": LR, "losses": losses, "norms": norms,
