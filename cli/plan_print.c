@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "engine/memory.h"
+#include "engine/records.h"
 #include "optim/adam.h"
 #include "report.h"
 
@@ -46,9 +47,13 @@ static struct figures figure(const struct plan_view *v)
 /* The best candidate with another value of a knob; 0: none was found. */
 enum knob { KNOB_MICRO_BATCH, KNOB_SLOTS, KNOB_ACTIVATIONS, KNOB_CHUNK, N_KNOBS };
 
-static int64_t attention_of(const struct mt_placement *p)
+static bool same_records(const struct mt_plan_choice *c, const struct mt_placement *p)
 {
-    return p->offload_attention == MT_AUTO ? MT_MAX(p->offload_layers, 0) : p->offload_attention;
+    struct mt_records a = mt_records_of(c->layout, &c->placement), b = mt_records_of(c->layout, p);
+    bool same = true;
+    for (size_t i = 0; i < c->layout->n_segments; i++)
+        same = same && a.layers[i] == MT_MAX(b.layers[i], 0);
+    return same;
 }
 
 static bool same_value(const struct mt_plan_choice *c, const struct mt_plan_tried *t, enum knob k)
@@ -60,12 +65,15 @@ static bool same_value(const struct mt_plan_choice *c, const struct mt_plan_trie
         return t->placement.slots == c->placement.slots;
     case KNOB_ACTIVATIONS:
         return t->placement.activations == c->placement.activations &&
-               t->placement.keep_layers == c->placement.keep_layers &&
-               MT_MAX(t->placement.offload_layers, 0) == c->placement.offload_layers &&
-               attention_of(&t->placement) == c->placement.offload_attention;
+               t->placement.keep_layers == c->placement.keep_layers && same_records(c, &t->placement);
     default:
         return t->numerics.logits_chunk == c->numerics.logits_chunk;
     }
+}
+
+static int64_t attention_of(const struct mt_placement *p)
+{
+    return p->offload_attention == MT_AUTO ? MT_MAX(p->offload_layers, 0) : p->offload_attention;
 }
 
 static void describe_value(char *buf, size_t len, const struct mt_plan_tried *t, enum knob k)
@@ -76,6 +84,9 @@ static void describe_value(char *buf, size_t len, const struct mt_plan_tried *t,
         snprintf(buf, len, "%lld", (long long)t->placement.slots);
     else if (k == KNOB_CHUNK)
         snprintf(buf, len, "%lld", (long long)t->numerics.logits_chunk);
+    else if (t->placement.activations == MT_ACT_RECOMPUTE && *t->placement.offload)
+        snprintf(buf, len, "%lld offloaded, %.30s", (long long)MT_MAX(t->placement.offload_layers, 0),
+                 t->placement.offload);
     else if (t->placement.activations == MT_ACT_RECOMPUTE &&
              attention_of(&t->placement) != MT_MAX(t->placement.offload_layers, 0))
         snprintf(buf, len, "%lld offloaded, %lld of attention", (long long)MT_MAX(t->placement.offload_layers, 0),
@@ -169,8 +180,10 @@ static void print_choices(const struct plan_view *v)
     if (c->placement.offload_layers)
         printf("  memory.offload_layers %-9lld  of the others\n", (long long)c->placement.offload_layers);
     if (c->placement.offload_attention != c->placement.offload_layers)
-        printf("  memory.offload_attention %-6lld  the same, of attention's part\n",
+        printf("  memory.offload_attention %-6lld  the same, of attention's\n",
                (long long)c->placement.offload_attention);
+    if (*c->placement.offload)
+        printf("  memory.offload        %s  the same, by name\n", c->placement.offload);
     if (c->placement.embedding == MT_EMBEDDING_HOST)
         printf("  memory.embedding      host       %s\n",
                r->placement.embedding == MT_EMBEDDING_HOST ? "as given" : "its update does not delay the step");
@@ -295,6 +308,8 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     if (c->engine.uses_files)
         cJSON_AddNumberToObject(k, "memory.base_blocks", (double)c->engine.base_blocks);
     cJSON_AddNumberToObject(k, "memory.offload_attention", (double)c->placement.offload_attention);
+    if (*c->placement.offload)
+        cJSON_AddStringToObject(k, "memory.offload", c->placement.offload);
     cJSON_AddStringToObject(k, "memory.embedding", c->placement.embedding == MT_EMBEDDING_HOST ? "host" : "device");
     if (v->layout->n_adapters)
         cJSON_AddStringToObject(k, "memory.adapters", adapters_names[c->placement.adapters == MT_ADAPTERS_RESIDENT]);

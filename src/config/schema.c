@@ -195,6 +195,8 @@ static const struct mt_key keys[] = {
     {"memory", "offload_attention", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.offload_attention), "auto", NULL, 0, 1024,
      NULL, "Like offload_layers, for attention's activations alone. 0 recomputes them. auto: the search decides, or "
      "offload_layers."},
+    {"memory", "offload", MT_PLACEMENT, MT_KEY_TEXT, AT(placement.offload), "auto", NULL, ANY, NULL,
+     "Like offload_layers, for activations by name, such as attention.out:12, mlp:3. auto: the search decides, or none."},
     {"memory", "embedding", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.embedding), "auto", MT_EMBEDDING_NAMES, ANY, NULL,
      "Where forward takes a trained embedding's rows. device: from a copy of the table, after its update. host: rows of "
      "the step's tokens are updated first and sent alone (its states must be in host memory). auto: what the search finds faster."},

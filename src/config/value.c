@@ -277,6 +277,11 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
         (!strcmp(key->unsupported, "*") || in_list(key->unsupported, text, &unused)))
         return fail(buf, len, "\"%s\" is not supported yet", text);
     switch (key->type) {
+    case MT_KEY_TEXT:
+        if (strlen(text) >= MT_OFFLOAD_TEXT)
+            return fail(buf, len, "is too long: at most %d characters", MT_OFFLOAD_TEXT - 1);
+        snprintf(f, MT_OFFLOAD_TEXT, "%s", strcmp(text, "auto") ? text : "");
+        return 0;
     case MT_KEY_STRING:
     case MT_KEY_PATH:
     case MT_KEY_NAME_OR_FILE:
@@ -401,6 +406,9 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
     case MT_KEY_LIST:
     case MT_KEY_PATHS:
         print_list(f, key->type == MT_KEY_PATHS, out);
+        break;
+    case MT_KEY_TEXT:
+        mt_str_printf(out, "%s", *(const char *)f ? (const char *)f : "auto");
         break;
     case MT_KEY_CHOICE:
         print_choice(key->choices, *(const int *)f, out);

@@ -11,6 +11,7 @@
 
 #include "base/mem.h"
 #include "engine/engine_priv.h"
+#include "engine/records.h"
 #include "model/packing.h"
 
 struct budget {
@@ -19,32 +20,21 @@ struct budget {
     int *n, most[MT_N_POOLS];
 };
 
-static const int record_pools[MT_N_RECORD_PARTS] = {
-    [MT_RECORD_ATTENTION] = MT_POOL_RECORD_ATTENTION,
-    [MT_RECORD_REST] = MT_POOL_RECORD,
-};
-
 /* Number of last layers whose records stay on the device: the last layers' are needed for the shortest time. */
 static int64_t kept_layers(const struct mt_engine_params *p)
 {
     return MT_CLAMP(p->placement.keep_layers, 0, p->layout->cfg.n_layers);
 }
 
-static int64_t offloaded_layers(const struct mt_engine_params *p, int part)
-{
-    const struct mt_placement *l = &p->placement;
-    return part == MT_RECORD_ATTENTION && l->offload_attention != MT_AUTO ? l->offload_attention : l->offload_layers;
-}
-
 /*
- * The micro-batches for which a layer's forward records that part for backward. With recomputation: all of the kept
- * layers; of the others as many records as offload_layers (offload_attention) layers have, spread evenly over layers
- * and micro-batches, so that one crosses the link while the next ones compute.
+ * The micro-batches for which a layer's forward records a segment for backward. With recomputation: all of the kept
+ * layers; of the others as many records as are to be offloaded, spread evenly over layers and micro-batches, so that
+ * one crosses the link while the next ones compute.
  */
 static struct mt_share recorded(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int layer,
-                                int part)
+                                int64_t offloaded)
 {
-    int64_t others = p->layout->cfg.n_layers - kept_layers(p), out = MT_CLAMP(offloaded_layers(p, part), 0, others);
+    int64_t others = p->layout->cfg.n_layers - kept_layers(p), out = MT_CLAMP(offloaded, 0, others);
     if (plan->activations != MT_ACT_RECOMPUTE || layer < 0 || layer >= others)
         return (struct mt_share){.of = 0};
     return (struct mt_share){.some = (int32_t)out, .of = (int32_t)others, .before = layer};
@@ -55,14 +45,21 @@ static bool is_empty(struct mt_share s)
     return s.of && !s.some;
 }
 
-/* Number of records of a step, of that part, that stay on the device. */
-static size_t kept_records(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int part)
+static bool is_record_pool(int pool)
+{
+    return pool >= MT_POOL_RECORD && pool <= MT_POOL_RECORD_LAST;
+}
+
+/* Number of records of a step, of those in that pool, that stay on the device. */
+static size_t kept_records(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int pool)
 {
     const struct mt_layout *l = p->layout;
     size_t n = 0;
     for (size_t u = 0; u < l->n_units; u++)
-        if (l->units[u].layer >= l->cfg.n_layers - kept_layers(p) && plan->units[u].record[part].bytes)
-            n += p->max_micro;
+        for (int i = 0; i < MT_MAX_SEGMENTS && l->units[u].layer >= l->cfg.n_layers - kept_layers(p); i++) {
+            const struct mt_unit_record *r = &plan->units[u].record[i];
+            n += r->bytes && MT_POOL_RECORD + r->size == pool ? p->max_micro : 0;
+        }
     return n;
 }
 
@@ -108,12 +105,18 @@ static enum mt_size_class class_of(const struct mt_layout *l, const struct mt_un
     return vocab ? MT_CLASS_VOCAB : u->kind == MT_UNIT_HEAD ? MT_CLASS_NORM : MT_CLASS_LAYER;
 }
 
-static struct mt_unit_record record_of(const struct mt_engine_plan *plan, const struct mt_engine_params *p, size_t unit,
-                                       int part)
+static void describe_records(struct mt_engine_plan *plan, const struct mt_engine_params *p, size_t unit,
+                             const struct mt_records *records)
 {
-    struct mt_share share = recorded(plan, p, p->layout->units[unit].layer, part);
-    size_t bytes = mt_unit_record_bytes(p->layout, unit, (enum mt_record_part)part, p->numerics.dtype, p->max_tokens);
-    return (struct mt_unit_record){is_empty(share) ? 0 : bytes, share};
+    const struct mt_layout *l = p->layout;
+    struct mt_segment segment[MT_MAX_SEGMENTS];
+    size_t n = mt_unit_segments(l, unit, p->numerics.dtype, p->max_tokens, segment);
+    for (size_t i = 0; i < n; i++) {
+        size_t kind = mt_segment_find(l, &segment[i]);
+        int64_t offloaded = kind < l->n_segments ? records->layers[kind] : 0;
+        struct mt_share share = recorded(plan, p, l->units[unit].layer, offloaded);
+        plan->units[unit].record[i] = (struct mt_unit_record){is_empty(share) ? 0 : segment[i].bytes, share};
+    }
 }
 
 /* Whether the unit's weights need a JOIN after each load. */
@@ -126,6 +129,7 @@ static bool is_prepared(const struct mt_layout *l, size_t unit, enum mt_dtype dt
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     const struct mt_layout *l = p->layout;
+    const struct mt_records records = mt_records_of(l, &p->placement);
     size_t rows = p->max_micro * p->max_tokens;
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
@@ -146,8 +150,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
         };
         plan->units[u].n_ports =
             (uint8_t)mt_unit_ports(l, u, p->numerics.dtype, p->max_tokens, rows, plan->units[u].port);
-        for (int i = 0; i < MT_N_RECORD_PARTS; i++)
-            plan->units[u].record[i] = record_of(plan, p, u, i);
+        describe_records(plan, p, u, &records);
     }
     size_t grad_bytes = mt_dtype_size(p->numerics.grad_dtype);
     plan->program.n_values = mt_flow_describe(plan->units, l->n_units, grad_bytes, plan->values);
@@ -194,29 +197,32 @@ static void grow(struct budget *b, int pool, int want)
     b->free -= add * b->bytes[pool];
 }
 
-/* Adds up to `more` buffers for each part of records: a layer's are stored while the next layers compute. */
+/* Adds up to `more` buffers for records of each size, small ones first: a layer's are stored while the next compute. */
 static void grow_records(struct budget *b, size_t more)
 {
     size_t before = SIZE_MAX;
     for (size_t i = 0; i < more && b->free < before; i++) {
         before = b->free;
-        for (int k = 0; k < MT_N_RECORD_PARTS; k++)
-            grow(b, record_pools[k], b->n[record_pools[k]] + 1);
+        for (int pool = MT_POOL_RECORD_LAST; pool >= MT_POOL_RECORD; pool--)
+            grow(b, pool, b->n[pool] + 1);
     }
 }
 
 static void divide(struct budget *b, const struct mt_engine_params *p, enum mt_activations activations)
 {
+    struct mt_records records = mt_records_of(p->layout, &p->placement);
     bool keep = activations == MT_ACT_KEEP;
-    bool offload = activations == MT_ACT_RECOMPUTE && (offloaded_layers(p, MT_RECORD_ATTENTION) > 0 ||
-                                                       offloaded_layers(p, MT_RECORD_REST) > 0);
-    int spare[] = {MT_POOL_BOUNDARY, MT_POOL_CAST, MT_POOL_GRAD, MT_POOL_RECORD_ATTENTION, MT_POOL_RECORD, MT_POOL_ROWS,
-                   MT_POOL_ROUTING};
+    bool offload = activations == MT_ACT_RECOMPUTE && mt_records_offload(&records);
+    static const int before[] = {MT_POOL_BOUNDARY, MT_POOL_CAST, MT_POOL_GRAD};
+    static const int after[] = {MT_POOL_ROWS, MT_POOL_ROUTING};
     grow(b, MT_POOL_WEIGHTS, p->placement.slots == MT_AUTO ? 3 : (int)p->placement.slots);
-    for (size_t i = 0; i < MT_ARRAY_LEN(spare); i++)
-        grow(b, spare[i], b->n[spare[i]] + 1);
+    for (size_t i = 0; i < MT_ARRAY_LEN(before); i++)
+        grow(b, before[i], b->n[before[i]] + 1);
+    grow_records(b, 1);
+    for (size_t i = 0; i < MT_ARRAY_LEN(after); i++)
+        grow(b, after[i], b->n[after[i]] + 1);
     if (offload) { /* each micro-batch's boundary replaces that of the layer before */
-        grow(b, MT_POOL_BOUNDARY, (int)MT_MIN(p->max_micro + 2, (size_t)MT_MAX_BUFFERS));
+        grow(b, MT_POOL_BOUNDARY, (int)MT_MIN(p->max_micro + 3, (size_t)MT_MAX_BUFFERS));
         grow_records(b, MT_MIN(2 * p->max_micro, (size_t)MT_MAX_BUFFERS));
     }
     grow(b, MT_POOL_BOUNDARY, b->most[MT_POOL_BOUNDARY]);
@@ -290,11 +296,10 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
         b.bytes[i] = mt_align_up(b.bytes[i], lim->alignment);
         if (keep && i == MT_POOL_BOUNDARY)
             b.n[i] = b.most[i];
-        for (int k = 0; k < MT_N_RECORD_PARTS; k++)
-            if (i == record_pools[k])
-                b.n[i] = keep        ? b.most[i]
-                         : recompute ? MT_MIN(MT_MAX((int)kept_records(plan, p, k), b.n[i]), b.most[i])
-                                     : b.n[i];
+        if (is_record_pool(i) && keep)
+            b.n[i] = b.most[i];
+        else if (is_record_pool(i) && recompute)
+            b.n[i] = MT_MIN(MT_MAX((int)kept_records(plan, p, i), b.n[i]), b.most[i]);
         need += (size_t)b.n[i] * b.bytes[i];
     }
     *needed = need;

@@ -17,7 +17,7 @@ struct mt_memory_rows {
     int n;
 };
 
-/** Adds a row unless bytes is 0. */
+/** Adds to the row of that name, or a row, unless bytes is 0. */
 void mt_memory_add_row(struct mt_memory_rows *rows, const char *tier, const char *tag, uint64_t bytes);
 
 /** The engine's rows: all of "device"; of "host" and "nvme" those that are not planes. */

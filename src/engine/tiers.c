@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "engine/engine_priv.h"
+#include "engine/records.h"
 #include "store/files/file_weights.h"
 
 enum {
@@ -463,8 +464,8 @@ static uint64_t choose_spill(struct mt_engine_plan *plan, const struct mt_engine
     bool spill = may_spill && plan->activations == MT_ACT_DISK;
     /* boundaries are few bytes a token: if nothing else fits they are spilled to the disk unasked, unlike records */
     uint64_t takes = choose(plan, p, wanted, base, spill);
-    bool boundaries_alone = plan->activations == MT_ACT_RECOMPUTE && p->placement.offload_layers <= 0 &&
-                            p->placement.offload_attention <= 0;
+    struct mt_records records = mt_records_of(p->layout, &p->placement);
+    bool boundaries_alone = plan->activations == MT_ACT_RECOMPUTE && !mt_records_offload(&records);
     if (takes > p->host_bytes && may_spill && boundaries_alone && p->placement.states != MT_STATES_HOST)
         takes = choose(plan, p, wanted, base, true);
     return takes;

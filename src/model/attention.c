@@ -4,8 +4,8 @@
  *
  *   h = before(x); qkv = h Wqkv + b; q, k = rope(qknorm(q, k)); o = attention(q, k, v);  y = x + after(o Wo)
  *
- * The record keeps what is expensive to recompute (qkv, o, statistics); backward recomputes the norm's output, a
- * cheap pass. With QK-norm it also keeps the q and k of attention, which a pass over qkv could make again, for 12%
+ * The record keeps what is expensive to recompute, in two segments (qkv, and o with its statistics); backward
+ * recomputes the norm's output, a cheap pass. With QK-norm it also keeps the q and k of attention, which a pass over qkv could make again, for 12%
  * fewer bytes of a layer's record. By the simulator that costs Qwen3's 8B and 32B 0.1 to 0.3% of a step, and gains
  * nothing: where memory or the link is short, attention's records are those that are recomputed anyway.
  */
@@ -21,19 +21,20 @@ struct record {
     void *out;          /* [n, hidden] o Wo, if a norm comes after it */
 };
 
-static size_t lay_out_record(struct record *r, const struct mt_part_shape *s, void *base)
+enum { QKV, OUT }; /* segments of the record */
+
+static void lay_out_record(struct record *r, const struct mt_part_shape *s, struct mt_part_record *at)
 {
     const struct mt_layer_spec *c = s->spec;
     struct mt_widths w = mt_widths(s->cfg, c);
-    size_t at = 0, e = mt_dtype_size(s->dtype), n = s->max_tokens;
-    r->qkv = mt_take(base, &at, n * w.qkv * e);
-    r->qk = c->qk_norm ? mt_take(base, &at, n * w.qk * e) : r->qkv;
-    r->o = mt_take(base, &at, n * w.q * e);
-    r->lse = mt_take(base, &at, n * (size_t)c->n_heads * 4);
-    r->rstd = mt_take(base, &at, n * 4);
-    r->rstd_qk = c->qk_norm ? mt_take(base, &at, n * (size_t)(c->n_heads + c->n_kv_heads) * 4) : NULL;
-    r->out = c->norms.attention.after ? mt_take(base, &at, n * w.c * e) : NULL;
-    return at;
+    size_t e = mt_dtype_size(s->dtype), n = s->max_tokens;
+    r->qkv = mt_record_take(at, QKV, n * w.qkv * e);
+    r->qk = c->qk_norm ? mt_record_take(at, QKV, n * w.qk * e) : r->qkv;
+    r->o = mt_record_take(at, OUT, n * w.q * e);
+    r->lse = mt_record_take(at, OUT, n * (size_t)c->n_heads * 4);
+    r->rstd = mt_record_take(at, QKV, n * 4);
+    r->rstd_qk = c->qk_norm ? mt_record_take(at, QKV, n * (size_t)(c->n_heads + c->n_kv_heads) * 4) : NULL;
+    r->out = c->norms.attention.after ? mt_record_take(at, OUT, n * w.c * e) : NULL;
 }
 
 MT_PART_RECORD()
@@ -335,26 +336,36 @@ static int project(const struct mt_part_run *r, const struct record *rec, const 
                      p[MT_ATTENTION_OUT_BIAS], residual, out, err);
 }
 
-static int prepare(const struct mt_part_run *r, struct mt_err *err)
+static int make_qkv(const struct mt_part_run *r, struct mt_err *err)
 {
     mt_model *m = r->m;
     const struct mt_param *p = r->part->param;
     struct record rec = record_of(r);
-    struct mt_attention at = attention_args(r, &rec);
     struct mt_branch branch = branch_of(r, &rec);
     const void *h;
     int rc = mt_branch_enter(&branch, false, &h, err);
     if (!rc)
         rc = mt_linear(m, r->in->n_tokens, m->wd.c, widths_of(r).qkv, h, r->w, p[MT_ATTENTION_QKV],
                        p[MT_ATTENTION_QKV_BIAS], NULL, rec.qkv, err);
-    if (!rc)
-        rc = make_qk(r, &rec, err);
-    if (!rc)
-        rc = mt_op_attention(m->dev, &at, err);
+    return rc ? rc : make_qk(r, &rec, err);
+}
+
+/* The attention itself, with what comes before a norm after it. */
+static int attend(const struct mt_part_run *r, struct mt_err *err)
+{
+    struct record rec = record_of(r);
+    struct mt_attention at = attention_args(r, &rec);
     struct mt_attention_sink sink = sink_args(r, &rec);
+    int rc = mt_op_attention(r->m->dev, &at, err);
     if (!rc && r->part->spec->sinks)
-        rc = mt_op_attention_sink(m->dev, &sink, err);
+        rc = mt_op_attention_sink(r->m->dev, &sink, err);
     return rc || !rec.out ? rc : project(r, &rec, NULL, rec.out, err);
+}
+
+static int prepare(const struct mt_part_run *r, struct mt_err *err)
+{
+    int rc = r->kept >> QKV & 1 ? 0 : make_qkv(r, err);
+    return rc || r->kept >> OUT & 1 ? rc : attend(r, err);
 }
 
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
@@ -420,7 +431,8 @@ const struct mt_part_kind mt_part_attention = {
     .products = 1u << MT_ATTENTION_QKV | 1u << MT_ATTENTION_OUT,
     .port = {MT_PORTS_OF_HIDDEN_STATE},
     .lay_out = lay_out,
-    .record_part = MT_RECORD_ATTENTION,
+    .segment = {[QKV] = "qkv", [OUT] = "out"},
+    .attends = true,
     .record_bytes = record_bytes,
     .scratch_bytes = scratch_bytes,
     .workspace_bytes = workspace_bytes,

@@ -341,6 +341,18 @@ static void find_f32_routers(struct mt_layout *l)
     }
 }
 
+/* The kinds of segments of which any unit has some. */
+static void list_segments(struct mt_layout *l)
+{
+    for (size_t u = 0; u < l->n_units; u++) {
+        struct mt_segment s[MT_MAX_SEGMENTS];
+        size_t n = mt_unit_segments(l, u, MT_BF16, 1, s);
+        for (size_t i = 0; i < n; i++)
+            if (s[i].bytes && mt_segment_find(l, &s[i]) == l->n_segments && l->n_segments < MT_MAX_SEGMENT_KINDS)
+                l->segment[l->n_segments++] = s[i];
+    }
+}
+
 static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, struct mt_err *err)
 {
     struct mt_layout *l = b->l;
@@ -367,6 +379,7 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     if (b->failed)
         return mt_fail_nomem(err, "the model's layout", sizeof(*l));
     count_active(l);
+    list_segments(l);
     l->n_adapters = b->n_adapters;
     rc = b->rc ? b->rc : mt_layout_has_adapters(b) ? mt_layout_check_adapters(b, err) : check_globs(b, err);
     if (!rc)
@@ -541,21 +554,53 @@ size_t mt_layout_value_bytes(const struct mt_layout *l, enum mt_role role, enum 
     return bytes;
 }
 
-size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_record_part part, enum mt_dtype dtype,
-                            size_t max_tokens)
+size_t mt_unit_segments(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens,
+                        struct mt_segment segment[MT_MAX_SEGMENTS])
 {
     const struct mt_unit *u = &l->units[unit];
-    size_t bytes = 0;
+    size_t n = 0;
     for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
         const struct mt_part_shape shape = {&l->cfg, l->parts[i].spec, dtype, max_tokens, 0};
         const struct mt_part_kind *k = l->parts[i].kind;
-        if (k->record_part != part)
-            continue;
-        bytes += k->record_bytes ? k->record_bytes(&shape) : 0;
+        struct mt_part_record record = {.bytes = {0}};
+        if (k->record_bytes)
+            k->record_bytes(&shape, &record);
         if (i > u->first_part) /* the hidden state between two parts */
-            bytes += mt_layout_boundary_bytes(l, dtype, max_tokens);
+            record.bytes[0] += mt_hidden_bytes(&shape);
+        for (size_t s = 0; s < mt_part_n_segments(k); s++) {
+            assert(n < MT_MAX_SEGMENTS);
+            segment[n++] = (struct mt_segment){k, s, record.bytes[s]};
+        }
     }
+    return n;
+}
+
+size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens)
+{
+    struct mt_segment segment[MT_MAX_SEGMENTS];
+    size_t n = mt_unit_segments(l, unit, dtype, max_tokens, segment), bytes = 0;
+    for (size_t i = 0; i < n; i++)
+        bytes += segment[i].bytes;
     return bytes;
+}
+
+size_t mt_segment_find(const struct mt_layout *l, const struct mt_segment *s)
+{
+    size_t i = 0;
+    while (i < l->n_segments && (l->segment[i].kind != s->kind || l->segment[i].of_part != s->of_part))
+        i++;
+    return i;
+}
+
+void mt_segment_name(const struct mt_segment *s, char *buf, size_t len)
+{
+    const char *name = s->kind->segment[s->of_part];
+    snprintf(buf, len, "%s%s%s", s->kind->name, name ? "." : "", name ? name : "");
+}
+
+bool mt_segment_attends(const struct mt_segment *s)
+{
+    return s->kind->attends;
 }
 
 double mt_layout_flops_per_token(const struct mt_layout *l, size_t seq_len)

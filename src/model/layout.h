@@ -198,6 +198,17 @@ enum { MT_EXPERT_GROUP_BYTES = 256 << 20 };
 /** One unit for each layer; one for its first part (attention) and one for the rest. */
 extern const struct mt_cut mt_cut_layer, mt_cut_half;
 
+/**
+ * A segment of a unit's activation record: of one of its parts, with the hidden state between that part and the one
+ * before it in the first of them. Each is kept, offloaded or made again by itself.
+ */
+struct mt_segment {
+    const struct mt_part_kind *kind;
+    size_t of_part; /* which of the part's */
+    size_t bytes;   /* for a micro-batch; 0: none */
+};
+enum { MT_MAX_SEGMENT_KINDS = 8 };
+
 /** Units in forward order: embed, layers, head. A tied head has no table of its own. */
 struct mt_layout {
     struct mt_hf_config cfg;
@@ -217,6 +228,8 @@ struct mt_layout {
     struct mt_param (*experts)[MT_EXPERT_MAX_PARAMS]; /* mt_part.expert points into it */
     struct mt_range *ranges;   /* grouped by unit, in plane order; mt_layout_set_ranges() */
     size_t n_ranges;
+    struct mt_segment segment[MT_MAX_SEGMENT_KINDS]; /* the kinds of its records' segments; their bytes mean nothing */
+    size_t n_segments;
     struct mt_adapter *adapters;
     size_t n_adapters;
     struct {
@@ -264,10 +277,19 @@ const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *na
 /** Whether two units are the same computation on the same shapes, so that both take the same time. */
 bool mt_layout_alike(const struct mt_layout *l, size_t a, size_t b);
 
-/** Bytes of a boundary: [max_tokens, hidden]; of a part of a unit's activation record for one micro-batch (0: none). */
+/** Bytes of a boundary: [max_tokens, hidden]. */
 size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens);
-size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_record_part part, enum mt_dtype dtype,
-                            size_t max_tokens);
+
+/** In the order of MT_ROLE_RECORD_0 and following; returns how many. */
+size_t mt_unit_segments(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens,
+                        struct mt_segment segment[MT_MAX_SEGMENTS]);
+size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens);
+/** Which of mt_layout.segment it is; n_segments: none. */
+size_t mt_segment_find(const struct mt_layout *l, const struct mt_segment *s);
+/** "attention.qkv", "mlp": its name in memory.offload. */
+void mt_segment_name(const struct mt_segment *s, char *buf, size_t len);
+/** Does memory.offload_attention count it, not memory.offload_layers? */
+bool mt_segment_attends(const struct mt_segment *s);
 
 /**
  * What a unit's operations use, beside its record and its adapters, from the ports of its parts; step_rows: tokens of a

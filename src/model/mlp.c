@@ -16,14 +16,13 @@ struct record {
     void *out;     /* [n, hidden] the last product, if a norm comes after it */
 };
 
-static size_t lay_out_record(struct record *r, const struct mt_part_shape *s, void *base)
+static void lay_out_record(struct record *r, const struct mt_part_shape *s, struct mt_part_record *at)
 {
     struct mt_widths w = mt_widths(s->cfg, s->spec);
-    size_t at = 0, n = s->max_tokens, size = mt_dtype_size(s->dtype);
-    r->gate_up = mt_take(base, &at, n * 2 * w.f * size);
-    r->rstd = mt_take(base, &at, n * 4);
-    r->out = s->spec->norms.mlp.after ? mt_take(base, &at, n * w.c * size) : NULL;
-    return at;
+    size_t n = s->max_tokens, size = mt_dtype_size(s->dtype);
+    r->gate_up = mt_record_take(at, 0, n * 2 * w.f * size);
+    r->rstd = mt_record_take(at, 0, n * 4);
+    r->out = s->spec->norms.mlp.after ? mt_record_take(at, 0, n * w.c * size) : NULL;
 }
 
 MT_PART_RECORD()
@@ -185,7 +184,6 @@ const struct mt_part_kind mt_part_mlp = {
     .products = 1u << MT_MLP_GATE_UP | 1u << MT_MLP_DOWN,
     .port = {MT_PORTS_OF_HIDDEN_STATE},
     .lay_out = lay_out,
-    .record_part = MT_RECORD_REST,
     .record_bytes = record_bytes,
     .scratch_bytes = scratch_bytes,
     .workspace_bytes = workspace_bytes,

@@ -66,10 +66,7 @@ static const struct part_bytes *bytes_of_part(struct part_bytes *known, const st
 
 static size_t record_bytes(const struct mt_model_params *p, size_t unit)
 {
-    size_t bytes = 0;
-    for (int i = 0; i < MT_N_RECORD_PARTS; i++)
-        bytes += mt_unit_record_bytes(p->layout, unit, (enum mt_record_part)i, p->dtype, p->max_tokens);
-    return bytes;
+    return mt_unit_record_bytes(p->layout, unit, p->dtype, p->max_tokens);
 }
 
 /* The largest record and scratch of a unit, since units run one at a time; and the largest workspace. */

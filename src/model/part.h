@@ -23,6 +23,20 @@ struct mt_part_shape {
     size_t step_rows;     /* tokens of a step; 0: not known, as where only records are measured */
 };
 
+enum { MT_RECORD_ALIGN = 256 };
+
+/**
+ * The record of a part is in segments: each can be kept for backward alone, and prepare() makes the others again. While
+ * a record is laid out, `base` are the segments' addresses (NULL: sizes alone), `bytes` how much of each is taken.
+ */
+enum { MT_PART_MAX_SEGMENTS = 3 };
+struct mt_part_record {
+    void *base[MT_PART_MAX_SEGMENTS];
+    size_t bytes[MT_PART_MAX_SEGMENTS];
+};
+/** Reserves `bytes` of a segment, aligned to MT_RECORD_ALIGN; returns their address. */
+void *mt_record_take(struct mt_part_record *r, int segment, size_t bytes);
+
 /** One run of a part, over one micro-batch. Device pointers, borrowed until the COMPUTE stream has run it. */
 struct mt_part_run {
     mt_model *m;
@@ -32,30 +46,30 @@ struct mt_part_run {
     const struct mt_unit_run *of; /* the unit's */
     const void *w;   /* weights of the part's unit */
     const void *x;   /* [n, hidden] input; NULL for embed */
-    void *record;    /* MT_RECORD_ALIGN-aligned, of kind->record_bytes() */
+    struct mt_part_record record; /* the segments' addresses, MT_RECORD_ALIGN-aligned; bytes are 0 */
+    unsigned kept;   /* prepare: bit i: segment i of the record is there already */
     void *scratch;   /* kind->scratch_bytes() bytes, shared with the other parts: undefined at first */
     void *dx;        /* backward: in, gradient of the part's output; out, of x */
     float *g;        /* backward: FP32 gradient of the unit, accumulated into; NULL: none of it is trained */
 };
 
-enum { MT_RECORD_ALIGN = 256 };
-
 /**
  * Defines, for a part whose `struct record` is laid out by
- * `size_t lay_out_record(struct record *r, const struct mt_part_shape *s, void *base)`, which returns its bytes:
+ * `void lay_out_record(struct record *r, const struct mt_part_shape *s, struct mt_part_record *at)`:
  * record_bytes(), for mt_part_kind, and record_of(), the record of a run.
  */
-#define MT_PART_RECORD()                                          \
-    static size_t record_bytes(const struct mt_part_shape *s)     \
-    {                                                             \
-        struct record r;                                          \
-        return lay_out_record(&r, s, NULL);                       \
-    }                                                             \
-    static struct record record_of(const struct mt_part_run *run) \
-    {                                                             \
-        struct record r;                                          \
-        lay_out_record(&r, &run->shape, run->record);             \
-        return r;                                                 \
+#define MT_PART_RECORD()                                                                                               \
+    static void record_bytes(const struct mt_part_shape *s, struct mt_part_record *at)                                 \
+    {                                                                                                                  \
+        struct record r;                                                                                               \
+        lay_out_record(&r, s, at);                                                                                     \
+    }                                                                                                                  \
+    static struct record record_of(const struct mt_part_run *run)                                                      \
+    {                                                                                                                  \
+        struct mt_part_record at = run->record;                                                                        \
+        struct record r;                                                                                               \
+        lay_out_record(&r, &run->shape, &at);                                                                          \
+        return r;                                                                                                      \
     }
 
 /** A value that a part reads or writes. Of a unit's parts that have a port of one role, the first says how it is used. */
@@ -95,15 +109,17 @@ struct mt_part_kind {
     struct mt_part_port port[MT_MAX_PORTS];
     /** Adds the parameters, in the order in which they lie in the unit. */
     void (*lay_out)(struct mt_layout_builder *b, struct mt_part *p);
-    /** The part of the unit's record that holds its own. */
-    enum mt_record_part record_part;
-    /** Bytes of the activation record of a micro-batch; NULL: none. */
-    size_t (*record_bytes)(const struct mt_part_shape *s);
+    /** Names of the segments of its record; none: it has one, named as the part is. */
+    const char *segment[MT_PART_MAX_SEGMENTS];
+    /** memory.offload_attention counts its segments, not memory.offload_layers. */
+    bool attends;
+    /** Bytes of each segment for a micro-batch; NULL: no record. */
+    void (*record_bytes)(const struct mt_part_shape *s, struct mt_part_record *at);
     /** Scratch of one run, of a part in a layer like that. */
     size_t (*scratch_bytes)(const struct mt_model_params *p, const struct mt_layer_spec *s, mt_device *dev);
     /** Workspace of its operations, which all parts share; NULL: none. */
     size_t (*workspace_bytes)(const struct mt_model_params *p, const struct mt_layer_spec *s, mt_device *dev);
-    /** From x to the record. NULL: nothing to do. */
+    /** From x to the segments of the record that are not in r->kept. NULL: nothing to do. */
     int (*prepare)(const struct mt_part_run *r, struct mt_err *err);
     /** From x and the record to y, which must not overlap x; or with y NULL to other values (mt_value()). NULL: the
      * part is not run by itself (head). */
@@ -115,6 +131,8 @@ struct mt_part_kind {
     double (*macs_per_token)(const struct mt_hf_config *cfg, const struct mt_part *p, size_t seq_len);
 };
 
+/** How many segments its record has; one, if it has no record. */
+size_t mt_part_n_segments(const struct mt_part_kind *kind);
 /** NULL: no kind has that name. */
 const struct mt_part_kind *mt_part_find(const char *name);
 

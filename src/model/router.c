@@ -38,13 +38,12 @@ struct record {
     float *gate;   /* [n] scale of the shared expert's output, if it has one */
 };
 
-static size_t lay_out_record(struct record *r, const struct mt_part_shape *s, void *base)
+static void lay_out_record(struct record *r, const struct mt_part_shape *s, struct mt_part_record *at)
 {
-    size_t at = 0, n = s->max_tokens;
-    r->rstd = mt_take(base, &at, n * 4);
-    r->gate_up = mt_take(base, &at, n * 2 * (size_t)s->cfg->moe.shared_width * mt_dtype_size(s->dtype));
-    r->gate = mt_take(base, &at, s->cfg->moe.shared_gate ? n * 4 : 0);
-    return at;
+    size_t n = s->max_tokens;
+    r->rstd = mt_record_take(at, 0, n * 4);
+    r->gate_up = mt_record_take(at, 0, n * 2 * (size_t)s->cfg->moe.shared_width * mt_dtype_size(s->dtype));
+    r->gate = mt_record_take(at, 0, s->cfg->moe.shared_gate ? n * 4 : 0);
 }
 
 MT_PART_RECORD()
@@ -543,7 +542,6 @@ const struct mt_part_kind mt_part_router = {
              {MT_ROLE_DX, MT_NO_ACCESS, MT_UPDATE, mt_hidden_bytes},
              {MT_ROLE_GRAD, MT_NO_ACCESS, MT_SUM}},
     .lay_out = lay_out,
-    .record_part = MT_RECORD_REST,
     .record_bytes = record_bytes,
     .scratch_bytes = scratch_bytes,
     .workspace_bytes = workspace_bytes,

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward and backward of a unit: its parts one after the other. A unit's record consists of those of its parts,
- * divided by enum mt_record_part; each division has the records of its parts in their order, each after its input x,
- * except for the unit's first part:
+ * Forward and backward of a unit: its parts one after the other. A unit's record consists of the segments of its
+ * parts, in their order; the first segment of each part but the first begins with the part's input x:
  *
- *   attention: record | rest: x of the MLP, its record
+ *   qkv | attention's output | x of the MLP, gate and up
  *
- * A division of the record that is not kept has the same layout at the start of the scratch and is recomputed before
- * backward.
+ * A segment that is not kept has the same layout at the start of the scratch and is made again before backward.
  */
 #include <stdlib.h>
 
@@ -18,16 +16,25 @@
 /* A part's run and the address of its output. */
 struct stage {
     struct mt_part_run run;
-    void *y;   /* NULL: the unit's output */
-    bool kept; /* its record and the x before it are kept for backward */
+    void *y;       /* NULL: the unit's output */
+    unsigned kept; /* bit i: segment i of its record is kept for backward; bit 0: and the x before it */
+    bool all_kept;
 };
 
 enum { MAX_STAGES = MT_FAMILY_MAX_PARTS };
 
-static const enum mt_role record_roles[MT_N_RECORD_PARTS] = {
-    [MT_RECORD_ATTENTION] = MT_ROLE_RECORD_ATTENTION,
-    [MT_RECORD_REST] = MT_ROLE_RECORD,
-};
+/* The segments of the unit's record, or the scratch for those that are not kept; returns the rest of the scratch. */
+static void *find_segments(char *at[MT_MAX_SEGMENTS], mt_model *m, const struct mt_unit_run *r)
+{
+    struct mt_segment segment[MT_MAX_SEGMENTS];
+    size_t n = mt_unit_segments(m->layout, r->unit, m->dt, m->p.max_tokens, segment);
+    char *scratch = m->unit_scratch;
+    for (size_t i = 0; i < n; i++) {
+        at[i] = r->at[mt_record_role(i)] ? r->at[mt_record_role(i)] : scratch;
+        scratch += segment[i].bytes;
+    }
+    return scratch;
+}
 
 /* The unit's weights, or their gradient: the embedding's have roles of their own. */
 static void *either(const struct mt_unit_run *r, enum mt_role role, enum mt_role of_table)
@@ -38,27 +45,25 @@ static void *either(const struct mt_unit_run *r, enum mt_role role, enum mt_role
 static size_t stages_of(struct stage *s, mt_model *m, const struct mt_unit_run *r)
 {
     const struct mt_unit *u = &m->layout->units[r->unit];
-    char *at[MT_N_RECORD_PARTS], *scratch = m->unit_scratch;
-    for (int i = 0; i < MT_N_RECORD_PARTS; i++) {
-        at[i] = r->at[record_roles[i]] ? r->at[record_roles[i]] : scratch;
-        scratch += mt_unit_record_bytes(m->layout, r->unit, (enum mt_record_part)i, m->dt, m->p.max_tokens);
-    }
-    for (size_t i = 0; i < u->n_parts; i++) {
+    char *at[MT_MAX_SEGMENTS], *scratch = find_segments(at, m, r);
+    for (size_t i = 0, segment = 0; i < u->n_parts; i++) {
         const struct mt_part *part = &m->layout->parts[u->first_part + i];
         const struct mt_part_shape shape = {&m->layout->cfg, part->spec, m->dt, m->p.max_tokens,
                                             mt_model_step_rows(&m->p)};
-        char **record = &at[part->kind->record_part];
+        size_t n = mt_part_n_segments(part->kind);
         const void *x = r->at[MT_ROLE_X];
         if (i) {
-            x = s[i - 1].y = *record;
-            *record += mt_model_boundary_bytes(m);
+            x = s[i - 1].y = at[segment];
+            at[segment] += mt_model_boundary_bytes(m);
         }
-        s[i] = (struct stage){.kept = r->at[record_roles[part->kind->record_part]],
-                              .run = {.m = m, .part = part, .shape = shape, .in = &m->inputs[r->mb], .of = r,
-                                      .w = either(r, MT_ROLE_WEIGHTS, MT_ROLE_TABLE), .x = x, .record = *record,
-                                      .scratch = scratch, .dx = r->at[MT_ROLE_DX],
-                                      .g = either(r, MT_ROLE_GRAD, MT_ROLE_TABLE_GRAD)}};
-        *record += part->kind->record_bytes ? part->kind->record_bytes(&shape) : 0;
+        s[i] = (struct stage){.run = {.m = m, .part = part, .shape = shape, .in = &m->inputs[r->mb], .of = r,
+                                      .w = either(r, MT_ROLE_WEIGHTS, MT_ROLE_TABLE), .x = x, .scratch = scratch,
+                                      .dx = r->at[MT_ROLE_DX], .g = either(r, MT_ROLE_GRAD, MT_ROLE_TABLE_GRAD)}};
+        for (size_t k = 0; k < n; k++, segment++) {
+            s[i].run.record.base[k] = at[segment];
+            s[i].kept |= (r->at[mt_record_role(segment)] != NULL) << k;
+        }
+        s[i].all_kept = s[i].kept == (1u << n) - 1;
     }
     return u->n_parts;
 }
@@ -84,13 +89,14 @@ int mt_model_forward(mt_model *m, const struct mt_unit_run *r, struct mt_err *er
 }
 
 /* Recomputes what is not kept of the record; the unit's own output is not needed. */
-static int recompute(const struct stage *s, size_t n, struct mt_err *err)
+static int recompute(struct stage *s, size_t n, struct mt_err *err)
 {
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++) {
-        if (!s[i].kept)
+        s[i].run.kept = s[i].kept;
+        if (!s[i].all_kept)
             rc = prepare(&s[i], err);
-        if (!rc && i + 1 < n && !s[i + 1].kept)
+        if (!rc && i + 1 < n && !(s[i + 1].kept & 1))
             rc = s[i].run.part->kind->finish(&s[i].run, s[i].y, err);
     }
     return rc;

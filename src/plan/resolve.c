@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/records.h"
 #include "base/units.h"
 #include "device/kind.h"
 #include "hw/hw.h"
@@ -331,6 +332,9 @@ static bool can_be_in_files(const struct mt_unit *u)
 static int check_base(const struct mt_plan_request *r, struct mt_err *err)
 {
     size_t n_frozen = 0, n_in_file = 0;
+    int rc = mt_records_check(r->layout, &r->placement, err);
+    if (rc)
+        return rc;
     for (size_t i = 0; i < r->layout->n_tensors; i++) {
         n_frozen += !r->layout->tensors[i].trainable;
     }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "engine/records.h"
 #include "schedule/build.h"
 #include "plan/search_priv.h"
 
@@ -28,14 +29,19 @@ static bool remember(struct mt_search *s, const struct mt_plan_request *r, const
     return true;
 }
 
+double mt_search_seconds(const struct mt_search *s, const struct mt_sim_result *sim)
+{
+    bool wears = s->mixing && sim->bytes[MT_SIM_DISK_WRITE] > 1.01 * s->lean_writes;
+    return sim->seconds * (wears ? WORTH_WEARING : 1);
+}
+
 /* On a tie the one with less device memory is better. One that writes more to drives must be worth the wear. */
 static bool is_better(const struct mt_search *s, const struct mt_plan_choice *c)
 {
     const struct mt_sim_result *best = &s->best.sim;
-    bool wears = s->mixing && c->sim.bytes[MT_SIM_DISK_WRITE] > 1.01 * best->bytes[MT_SIM_DISK_WRITE];
-    double seconds = c->sim.seconds * (wears ? WORTH_WEARING : 1);
-    return !s->found || seconds < best->seconds * (1 - 1e-6) ||
-           (seconds < best->seconds * (1 + 1e-6) && c->engine.device_bytes < s->best.engine.device_bytes);
+    double seconds = mt_search_seconds(s, &c->sim), least = mt_search_seconds(s, best);
+    return !s->found || seconds < least * (1 - 1e-6) ||
+           (seconds < least * (1 + 1e-6) && c->engine.device_bytes < s->best.engine.device_bytes);
 }
 
 int mt_search_try(struct mt_search *s, const struct mt_plan_request *r, mt_cost_table *costs,
@@ -359,14 +365,17 @@ static int try_gathering(struct mt_plan_choice *out, const struct mt_plan_reques
 {
     struct mt_plan_request t = mt_plan_request_as(r, out);
     bool fewer = r->placement.offload_layers == MT_AUTO && r->placement.offload_attention == MT_AUTO;
+    const struct mt_records best = mt_records_of(out->layout, &out->placement);
     int rc = -ENOSPC;
     if (!r->train || r->placement.embedding != MT_EMBEDDING_AUTO)
         return 0;
     t.placement.embedding = MT_EMBEDDING_HOST;
     for (int tries = 0; rc == -ENOSPC && tries < 1 + fewer; tries++) {
         struct mt_plan_choice c;
-        t.placement.offload_layers = MT_MAX(out->placement.offload_layers - tries, (int64_t)0);
-        t.placement.offload_attention = MT_MAX(out->placement.offload_attention - tries, (int64_t)0);
+        struct mt_records records = best;
+        for (size_t i = 0; i < out->layout->n_segments; i++)
+            records.layers[i] = MT_MAX(best.layers[i] - tries, (int64_t)0);
+        mt_records_place(&records, &t.placement);
         rc = mt_plan_evaluate(&c, &t, NULL, err);
         if (rc)
             continue;

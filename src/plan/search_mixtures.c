@@ -2,25 +2,34 @@
 /* The part of the search in which some layers' records are offloaded, and others recomputed. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
+#include "engine/records.h"
 #include "plan/search_priv.h"
 
 enum {
     MAX_MIXED = 8, /* groups for which mixtures of recomputation and offloading are tried */
+    MAX_LARGE = 6, /* the same, of models with many units */
     MANY_UNITS = 512, /* a mixture's: each candidate takes long, so fewer are tried */
-    MAX_FINE = 3,  /* the best of those, for which a slot fewer and other orders are tried */
+    MAX_REFINED = 2, /* the best of those, of which other numbers of records are tried */
+    MAX_FINE = 3,  /* the best of those, for which a slot fewer is tried */
 };
 
-/* Which part of the records is offloaded first as their number grows. */
-enum order { TOGETHER, REST_FIRST, ATTENTION_FIRST };
+#define NEARLY 1.01 /* a mixture so near to the best is refined, too */
 
 /* Mixtures of recomputation and offloading for a group, with a number of slots. */
 struct mixture {
     const struct mt_search_group *g;
     int64_t slots;
-    enum order order;
+    size_t n_open;
+    struct open_segment {
+        size_t kind;          /* in mt_layout.segment */
+        double bytes, worth;  /* of all its records of a row; compute seconds saved a byte */
+    } open[MT_MAX_SEGMENT_KINDS]; /* segments that the search decides: what saves most time a byte first */
+    bool together;  /* an equal share of all of them is offloaded, not one after the other */
     double seconds; /* of the best so far */
+    struct mt_placement best;
 };
 
 static int64_t layers_to_send(const struct mt_search_group *g)
@@ -28,43 +37,80 @@ static int64_t layers_to_send(const struct mt_search_group *g)
     return g->r.layout->cfg.n_layers - g->r.placement.keep_layers;
 }
 
-/* Offloads n layers' records of `layers`; with an order, n counts both parts: the second begins after the first. */
-static void send(struct mt_placement *p, int64_t layers, enum order order, int64_t n)
+/* The group's own records: those that the user has fixed, and none of the others. */
+static struct mt_records fixed_records(const struct mt_search_group *g)
 {
-    int64_t first = MT_MIN(n, layers), second = order == TOGETHER ? first : n - first;
-    p->offload_layers = order == ATTENTION_FIRST ? second : first;
-    p->offload_attention = order == ATTENTION_FIRST ? first : second;
+    struct mt_records r = mt_records_of(g->r.layout, &g->r.placement);
+    for (size_t i = 0; i < g->r.layout->n_segments; i++)
+        r.layers[i] = MT_MAX(r.layers[i], (int64_t)0);
+    return r;
 }
 
-/* Seconds of a step with n records offloaded (see send()); INFINITY if it does not fit. */
-static int try_offloaded(double *seconds, struct mt_search *s, struct mixture *m, enum order order, int64_t n,
+/* Offloads that share, in 1/of, of the bytes of the open segments: all of one before any of the next. */
+static struct mt_records fill(const struct mixture *m, int64_t n, int64_t of)
+{
+    struct mt_records r = fixed_records(m->g);
+    double layers = (double)layers_to_send(m->g), all = 0;
+    for (size_t i = 0; i < m->n_open; i++)
+        all += m->open[i].bytes;
+    double left = all * (double)n / (double)of;
+    for (size_t i = 0; i < m->n_open; i++) {
+        double share = m->together ? left / all : MT_CLAMP(left / m->open[i].bytes, 0.0, 1.0);
+        r.layers[m->open[i].kind] = llround(share * layers);
+        left -= m->together ? 0 : share * m->open[i].bytes;
+    }
+    return r;
+}
+
+/* Seconds of a step of the group with that placement; INFINITY if it does not fit. */
+static int try_placement(double *seconds, struct mt_search *s, struct mixture *m, const struct mt_placement *p,
                          struct mt_err *err)
 {
     struct mt_plan_request t = m->g->r;
     struct mt_sim_result sim;
-    int64_t attention = t.placement.offload_attention;
-    send(&t.placement, layers_to_send(m->g), order, n);
-    if (attention != MT_AUTO)
-        t.placement.offload_attention = attention;
-    t.placement.slots = m->slots;
+    t.placement = *p;
     int rc = mt_search_try(s, &t, m->g->costs, &sim, err);
-    *seconds = sim.seconds > 0 ? sim.seconds : INFINITY;
-    m->seconds = fmin(m->seconds, *seconds);
+    *seconds = sim.seconds > 0 ? mt_search_seconds(s, &sim) : INFINITY;
+    if (*seconds < m->seconds) {
+        m->seconds = *seconds;
+        m->best = *p;
+    }
     return rc;
+}
+
+static int try_records(double *seconds, struct mt_search *s, struct mixture *m, const struct mt_records *records,
+                       struct mt_err *err)
+{
+    struct mt_placement p = m->g->r.placement;
+    mt_records_place(records, &p);
+    p.slots = m->slots;
+    return try_placement(seconds, s, m, &p, err);
+}
+
+/* As many steps between nothing and everything as can be told apart. */
+static int64_t all_steps(const struct mixture *m)
+{
+    return layers_to_send(m->g) * (m->together || m->n_open == 1 ? 1 : 2);
+}
+
+static int try_filled(double *seconds, struct mt_search *s, struct mixture *m, int64_t n, struct mt_err *err)
+{
+    struct mt_records r = fill(m, n, all_steps(m));
+    return try_records(seconds, s, m, &r, err);
 }
 
 /* Whether a few of n records make the step shorter than none, by their share of what is worth refining: if not, more of
  * them are not worth it either. */
-static int few_help(bool *help, struct mt_search *s, struct mixture *m, enum order order, int64_t n, struct mt_err *err)
+static int few_help(bool *help, struct mt_search *s, struct mixture *m, int64_t n, struct mt_err *err)
 {
     enum { OF = 16 };
     double none, few = 0;
     *help = true;
     if (s->r->layout->n_units < MANY_UNITS)
         return 0;
-    int rc = try_offloaded(&none, s, m, order, 0, err);
+    int rc = try_filled(&none, s, m, 0, err);
     if (!rc && none < INFINITY)
-        rc = try_offloaded(&few, s, m, order, MT_MAX(n / OF, (int64_t)1), err);
+        rc = try_filled(&few, s, m, MT_MAX(n / OF, (int64_t)1), err);
     *help = !(none < INFINITY) || few * (1 + (MT_SEARCH_NEAR_ENOUGH - 1) / OF) < none;
     return rc;
 }
@@ -73,63 +119,79 @@ static int few_help(bool *help, struct mt_search *s, struct mixture *m, enum ord
  * Finds how many of the recomputed layers' records to offload: each makes the step shorter while the link carries them
  * during compute, and longer beyond that. Golden section finds the best number in a few simulations.
  */
-static int mix_offloading(struct mt_search *s, struct mixture *m, enum order order, struct mt_err *err)
+static int mix_offloading(struct mt_search *s, struct mixture *m, struct mt_err *err)
 {
+    enum { CLOSE = 24 }; /* the best are refined by shift() */
     const double share = 0.6180339887498949;
-    int64_t lo = 0, hi = layers_to_send(m->g) * (order == TOGETHER ? 1 : 2), inner = llround((double)hi * share);
-    int64_t a = hi - inner, b = inner; /* lo < a < b < hi */
-    double at_a = 0, at_b = 0, at_hi;
+    int64_t lo = 0, hi = all_steps(m), inner = llround((double)hi * share);
+    int64_t a = hi - inner, b = inner, least = hi / CLOSE; /* lo < a < b < hi */
+    double at_a = 0, at_b = 0, at_hi, at_lo = 0;
     bool help;
-    int rc = few_help(&help, s, m, order, hi, err);
+    int rc = few_help(&help, s, m, hi, err);
     if (rc || !help)
         return rc;
-    if (order == TOGETHER) /* the same in each order */
-        rc = try_offloaded(&at_hi, s, m, order, hi, err);
+    if (m->n_open == 1 || m->together)
+        rc = try_filled(&at_hi, s, m, hi, err);
     if (!rc && a < b)
-        rc = try_offloaded(&at_a, s, m, order, a, err);
+        rc = try_filled(&at_a, s, m, a, err);
     if (!rc && a < b)
-        rc = try_offloaded(&at_b, s, m, order, b, err);
-    while (!rc && lo < a && a < b && b < hi) {
+        rc = try_filled(&at_b, s, m, b, err);
+    if (!rc && !(at_a < INFINITY) && !(at_b < INFINITY))
+        rc = try_filled(&at_lo, s, m, lo, err);
+    while (!rc && at_lo < INFINITY && lo < a && a < b && b < hi && hi - lo > least) {
         if (at_a <= at_b) {
             hi = b, b = a, at_b = at_a;
             a = hi - llround((double)(hi - lo) * share);
-            rc = a < b ? try_offloaded(&at_a, s, m, order, a, err) : 0;
+            rc = a < b ? try_filled(&at_a, s, m, a, err) : 0;
         } else {
             lo = a, a = b, at_a = at_b;
             b = lo + llround((double)(hi - lo) * share);
-            rc = a < b && b < hi ? try_offloaded(&at_b, s, m, order, b, err) : 0;
+            rc = a < b && b < hi ? try_filled(&at_b, s, m, b, err) : 0;
         }
     }
     return rc;
 }
 
-static double record_bytes(const struct mt_plan_request *r, enum mt_record_part part)
+/* Bytes of a step's records of one kind of segment, by row. */
+static double record_bytes(const struct mt_plan_request *r, size_t kind)
 {
     double bytes = 0;
-    for (size_t u = 0; u < r->layout->n_units; u++)
-        bytes += (double)mt_unit_record_bytes(r->layout, u, part, r->numerics.dtype, (size_t)r->numerics.seq_len);
+    for (size_t u = 0; u < r->layout->n_units; u++) {
+        struct mt_segment segment[MT_MAX_SEGMENTS];
+        size_t n = mt_unit_segments(r->layout, u, r->numerics.dtype, (size_t)r->numerics.seq_len, segment);
+        for (size_t i = 0; i < n; i++)
+            bytes += mt_segment_find(r->layout, &segment[i]) == kind ? (double)segment[i].bytes : 0;
+    }
     return bytes;
 }
 
-/* First the part that saves more compute per byte; TOGETHER: there is only one, or the user has fixed one. */
-static int find_order(enum order *order, const struct mt_search_group *g, struct mt_err *err)
+/* Does the search decide how many records of that kind are offloaded? */
+static bool is_open(const struct mt_plan_request *r, size_t kind)
 {
-    const enum mt_record_part parts[] = {MT_RECORD_ATTENTION, MT_RECORD_REST};
-    const enum order orders[] = {ATTENTION_FIRST, REST_FIRST};
-    double per_byte[2];
+    return mt_records_of(r->layout, &r->placement).layers[kind] == MT_AUTO;
+}
+
+/* Lists the open segments by the compute that they save a byte: this is a knapsack whose items can be divided. */
+static int find_open(struct mixture *m, const struct mt_plan_request *asked, struct mt_err *err)
+{
+    const struct mt_layout *l = m->g->r.layout;
     int rc = 0;
-    *order = TOGETHER;
-    for (int i = 0; i < 2 && !rc; i++) {
-        struct mt_search_group t = *g;
-        double bytes = record_bytes(&g->r, parts[i]);
-        if (!(bytes > 0) || g->r.placement.offload_attention != MT_AUTO || mt_search_is_long(g))
-            return 0;
-        send(&t.r.placement, layers_to_send(g), orders[i], layers_to_send(g));
+    for (size_t kind = 0; kind < l->n_segments && !rc; kind++) {
+        struct mt_search_group t = *m->g;
+        struct mt_records r = fixed_records(m->g);
+        double bytes = record_bytes(&m->g->r, kind);
+        size_t at = m->n_open;
+        if (!is_open(asked, kind) || layers_to_send(m->g) <= 0)
+            continue;
+        r.layers[kind] = layers_to_send(m->g);
+        mt_records_place(&r, &t.r.placement);
         rc = mt_search_bound(&t, err);
-        per_byte[i] = (g->least - t.least) / bytes;
+        struct open_segment own = {kind, bytes, (m->g->least - t.least) / bytes};
+        for (; at > 0 && m->open[at - 1].worth < own.worth; at--)
+            m->open[at] = m->open[at - 1];
+        m->open[at] = own;
+        m->n_open++;
     }
-    if (!rc)
-        *order = orders[per_byte[1] >= per_byte[0]];
     return rc;
 }
 
@@ -145,45 +207,134 @@ static double least_without_recompute(const struct mt_search_groups *all, const 
     return 0;
 }
 
-/* Tries variants of the best mixture: another number of slots, and some records kept instead of offloaded. */
-static int refine_mixture(struct mt_search *s, const struct mt_search_group *g, struct mt_err *err)
+/* Tries variants of a mixture's best placement: another number of slots, and some records kept instead of offloaded. */
+static int refine_mixture(struct mt_search *s, struct mixture *m, struct mt_err *err)
 {
-    const struct mt_placement *p = &s->r->placement, best = s->best.placement;
-    int rc = 0, most_slots = p->slots == MT_AUTO ? 4 : 2, most_kept = p->keep_layers == MT_AUTO ? 2 : 0;
+    const struct mt_placement *asked = &s->r->placement, best = m->best;
+    int rc = 0, most_slots = asked->slots == MT_AUTO ? 4 : 2, most_kept = asked->keep_layers == MT_AUTO ? 2 : 0;
     for (int slots = 2; slots <= most_slots && !rc; slots++)
         for (int keep = 0; keep <= most_kept && !rc; keep++) {
-            struct mt_plan_request t = g->r;
-            struct mt_sim_result sim;
-            t.placement.slots = p->slots == MT_AUTO ? slots : p->slots;
-            t.placement.keep_layers = p->keep_layers == MT_AUTO ? keep : p->keep_layers;
-            t.placement.offload_layers = MT_MAX(best.offload_layers - keep, (int64_t)0);
-            if (p->offload_attention == MT_AUTO)
-                t.placement.offload_attention = MT_MAX(best.offload_attention - keep, (int64_t)0);
-            if (keep || (t.placement.slots != best.slots && slots == 4))
-                rc = mt_search_try(s, &t, g->costs, &sim, err);
+            struct mt_placement p = best;
+            struct mt_records r = mt_records_of(m->g->r.layout, &best);
+            double seconds;
+            p.slots = asked->slots == MT_AUTO ? slots : asked->slots;
+            p.keep_layers = asked->keep_layers == MT_AUTO ? keep : asked->keep_layers;
+            for (size_t i = 0; i < m->n_open; i++)
+                r.layers[m->open[i].kind] = MT_MAX(r.layers[m->open[i].kind] - keep, (int64_t)0);
+            mt_records_place(&r, &p);
+            if (keep || (p.slots != best.slots && slots == 4))
+                rc = try_placement(&seconds, s, m, &p, err);
         }
     return rc;
 }
 
-/* Host memory for a few layers' records of the rest may hold more of attention's: tries to fill it. */
-static int fill_memory(struct mt_search *s, const struct mt_search_group *g, struct mt_err *err)
+/* Tries the mixture's best placement with other numbers of records. */
+static int try_near(double *seconds, struct mt_search *s, struct mixture *m, const struct mt_records *records,
+                    struct mt_err *err)
+{
+    struct mt_placement p = m->best;
+    mt_records_place(records, &p);
+    return try_placement(seconds, s, m, &p, err);
+}
+
+static int64_t most_layers(const struct mixture *m)
+{
+    return m->g->r.layout->cfg.n_layers - m->best.keep_layers;
+}
+
+/* Tries k layers' records more or fewer of each segment. */
+static int shift(struct mt_search *s, struct mixture *m, int64_t k, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < 2 * m->n_open && !rc; i++) {
+        struct mt_records records = mt_records_of(m->g->r.layout, &m->best);
+        int64_t *n = &records.layers[m->open[i / 2].kind], had = *n;
+        double seconds;
+        *n = MT_CLAMP(had + (i & 1 ? -k : k), (int64_t)0, most_layers(m));
+        if (*n != had)
+            rc = try_near(&seconds, s, m, &records, err);
+    }
+    return rc;
+}
+
+/* Tries k layers' records fewer of one segment, and as many more of another as have the same bytes, or a few less if
+ * these do not fit. */
+static int exchange(struct mt_search *s, struct mixture *m, const struct open_segment *from,
+                    const struct open_segment *to, int64_t k, struct mt_err *err)
 {
     enum { SPARE = 2, TRIES = 3 };
-    const struct mt_placement best = s->best.placement;
-    double attention = record_bytes(&g->r, MT_RECORD_ATTENTION), rest = record_bytes(&g->r, MT_RECORD_REST);
+    struct mt_records records = mt_records_of(m->g->r.layout, &m->best);
+    int64_t had = records.layers[to->kind], more = (int64_t)((double)k * from->bytes / to->bytes) + SPARE;
+    double seconds = INFINITY;
     int rc = 0;
-    if (s->r->placement.offload_attention != MT_AUTO || !(attention > 0) || mt_search_is_long(g))
+    if (records.layers[from->kind] < k || had >= most_layers(m))
         return 0;
-    for (int fewer = 1; fewer <= 3 && fewer <= best.offload_layers && !rc; fewer++) {
-        int64_t more = (int64_t)(fewer * rest / attention) + SPARE, least = MT_MAX(more - TRIES, (int64_t)0);
-        struct mt_sim_result sim = {0};
-        for (; more > least && !(sim.seconds > 0) && !rc; more--) {
-            struct mt_plan_request t = g->r;
-            t.placement.slots = best.slots;
-            t.placement.offload_layers = best.offload_layers - fewer;
-            t.placement.offload_attention = MT_MIN(best.offload_attention + more, layers_to_send(g));
-            rc = mt_search_try(s, &t, g->costs, &sim, err);
+    records.layers[from->kind] -= k;
+    for (int i = 0; i < TRIES && more > 0 && !(seconds < INFINITY) && !rc; i++, more--) {
+        records.layers[to->kind] = MT_MIN(had + more, most_layers(m));
+        rc = try_near(&seconds, s, m, &records, err);
+    }
+    return rc;
+}
+
+/* Memory and the link are filled in whole records, and a step is more than its compute: tries a few other numbers. */
+static int polish(struct mt_search *s, struct mixture *m, struct mt_err *err)
+{
+    enum { MOST = 3 };
+    bool large = s->r->layout->n_units >= MANY_UNITS;
+    int rc = 0;
+    for (int64_t k = large ? 2 : 4; k && !rc && !mt_search_is_long(m->g); k /= large ? 4 : 2)
+        rc = shift(s, m, k, err);
+    for (size_t a = 0; a < m->n_open && !large; a++)
+        for (size_t b = 0; b < m->n_open; b++) {
+            double before = INFINITY;
+            for (int64_t k = 1; k <= MOST && a != b && m->seconds < before && !rc; k++) {
+                before = m->seconds;
+                rc = exchange(s, m, &m->open[a], &m->open[b], k, err);
+            }
         }
+    return rc;
+}
+
+/* Whether a mixture gathers the embedding's rows on the host decides between some that are nearly equal. */
+static int try_gathered(struct mt_search *s, struct mixture *m, struct mt_err *err)
+{
+    struct mt_placement p = m->best;
+    double seconds;
+    if (s->r->placement.embedding != MT_EMBEDDING_AUTO || mt_search_is_long(m->g))
+        return 0;
+    p.embedding = MT_EMBEDDING_HOST;
+    return try_placement(&seconds, s, m, &p, err);
+}
+
+/* Refines the best mixtures, if they are better than what was found before. */
+static int refine_best(struct mixture *mix, size_t n, struct mt_search *s, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < n && mix[i].seconds <= NEARLY * mix[0].seconds && !rc; i++) {
+        rc = refine_mixture(s, &mix[i], err);
+        if (!rc)
+            rc = polish(s, &mix[i], err);
+        if (!rc)
+            rc = try_gathered(s, &mix[i], err);
+    }
+    return rc;
+}
+
+/* Tries an equal share of all segments for the best mixtures: in some it meets the link's pauses better. */
+static int mix_together(struct mixture *mix, size_t n, struct mt_search *s, struct mt_err *err)
+{
+    int rc = 0;
+    if (s->r->layout->n_units >= MANY_UNITS)
+        return 0;
+    for (size_t i = 0; i < n && !rc; i++) {
+        struct mixture other = mix[i];
+        other.together = true;
+        if (other.n_open < 2 || mt_search_is_long(other.g))
+            continue;
+        rc = mix_offloading(s, &other, err);
+        other.together = false;
+        mix[i] = other;
     }
     return rc;
 }
@@ -200,7 +351,8 @@ static int mix_groups(struct mixture mix[MAX_MIXED], size_t *n, struct mt_search
 {
     const struct mt_placement *p = &s->r->placement;
     int rc = 0;
-    for (size_t i = 0; i < all->n && *n < MAX_MIXED && !rc; i++) {
+    size_t most = s->r->layout->n_units < MANY_UNITS ? MAX_MIXED : MAX_LARGE;
+    for (size_t i = 0; i < all->n && *n < most && !rc; i++) {
         const struct mt_search_group *g = &all->g[i];
         bool skip = g->r.placement.activations != MT_ACT_RECOMPUTE ||
                     g->r.placement.keep_layers != MT_MAX(p->keep_layers, (int64_t)0);
@@ -208,9 +360,14 @@ static int mix_groups(struct mixture mix[MAX_MIXED], size_t *n, struct mt_search
             continue;
         struct mixture *m = &mix[(*n)++];
         *m = (struct mixture){.g = g, .slots = p->slots == MT_AUTO ? 3 : p->slots, .seconds = INFINITY};
-        rc = find_order(&m->order, g, err);
+        if (m > mix) { /* what a segment saves a byte hardly depends on the group */
+            memcpy(m->open, mix->open, sizeof(m->open));
+            m->n_open = mix->n_open;
+        } else {
+            rc = find_open(m, s->r, err);
+        }
         if (!rc)
-            rc = mix_offloading(s, m, m->order, err);
+            rc = mix_offloading(s, m, err);
         if (mt_search_is_long(g))
             break;
     }
@@ -223,13 +380,14 @@ static int mix_groups(struct mixture mix[MAX_MIXED], size_t *n, struct mt_search
 static int mix_with_fewer_slots(struct mixture mix[MAX_MIXED], size_t n, struct mt_search *s, struct mt_err *err)
 {
     int rc = 0;
-    for (size_t i = 0; i < MT_MIN(n, (size_t)MAX_FINE) && s->r->placement.slots == MT_AUTO && !rc; i++) {
+    size_t most = s->r->layout->n_units < MANY_UNITS ? MAX_FINE : 1;
+    for (size_t i = 0; i < MT_MIN(n, most) && s->r->placement.slots == MT_AUTO && !rc; i++) {
         struct mixture few = mix[i];
         if (mt_search_is_long(few.g))
             continue;
         few.slots = 2;
         few.seconds = INFINITY;
-        rc = mix_offloading(s, &few, few.order, err);
+        rc = mix_offloading(s, &few, err);
         if (few.seconds < mix[i].seconds)
             mix[i] = few;
     }
@@ -247,20 +405,15 @@ int mt_search_mixtures(struct mt_search *s, const struct mt_search_groups *all, 
     if (!s->r->train || !open || p->offload_layers != MT_AUTO)
         return 0;
     s->mixing = true;
+    s->lean_writes = s->found ? s->best.sim.bytes[MT_SIM_DISK_WRITE] : INFINITY;
     double before = s->found ? s->best.sim.seconds : INFINITY;
     int rc = mix_groups(mix, &n, s, all, err);
     if (!rc)
         rc = mix_with_fewer_slots(mix, n, s, err);
-    for (size_t i = 0; i < MT_MIN(n, (size_t)MAX_FINE) && !rc; i++) {
-        enum order own = mix[i].order;
-        for (int order = TOGETHER; order <= ATTENTION_FIRST && own != TOGETHER && !rc; order++)
-            if ((enum order)order != own)
-                rc = mix_offloading(s, &mix[i], (enum order)order, err);
-    }
+    if (!rc)
+        rc = mix_together(mix, MT_MIN(n, (size_t)MAX_FINE), s, err);
+    bool better = n && s->found && s->best.sim.seconds < before;
     if (n)
         qsort(mix, n, sizeof(*mix), compare_mixtures);
-    bool better = n && s->found && s->best.sim.seconds < before;
-    if (!rc && better)
-        rc = refine_mixture(s, mix[0].g, err);
-    return rc || !better ? rc : fill_memory(s, mix[0].g, err);
+    return rc || !better ? rc : refine_best(mix, MT_MIN(n, (size_t)MAX_REFINED), s, err);
 }

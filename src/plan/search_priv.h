@@ -22,6 +22,7 @@ struct mt_search {
     struct mt_err err; /* why nothing fits: of the newest memory-saving candidate, else of the first one */
     bool has_err;
     bool mixing; /* candidates trade host memory for time: some write more to drives */
+    double lean_writes; /* mixing: bytes that the best candidate before these writes to drives */
 };
 
 /** Candidates with the same compute work, which is a lower bound of their time. */
@@ -44,6 +45,8 @@ struct mt_search_groups {
 /** Tries a candidate and keeps the better one. *sim is its simulation, or all 0 if it does not fit. */
 int mt_search_try(struct mt_search *s, const struct mt_plan_request *r, mt_cost_table *costs, struct mt_sim_result *sim,
                   struct mt_err *err);
+/** Seconds of a candidate by which it is chosen: what wears drives more must be worth it. */
+double mt_search_seconds(const struct mt_search *s, const struct mt_sim_result *sim);
 /** Sets g->least: compute seconds of the step's draft, which has no buffers yet. */
 int mt_search_bound(struct mt_search_group *g, struct mt_err *err);
 /** Whether a step takes long to simulate. */

@@ -18,7 +18,7 @@ const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t 
 
 static enum mt_pool_id pool_of(const struct mt_program_params *p, const struct mt_use *u)
 {
-    return mt_program_pool(p, p->values[u->value].kind, (size_t)p->values[u->value].unit);
+    return mt_program_pool_of(p, &p->values[u->value]);
 }
 
 /* Makes the buffers of the unit's pool for that kind at least as large as the object. */
@@ -33,8 +33,9 @@ static void hold_values(const struct mt_program_params *p, size_t bytes[MT_N_POO
 {
     for (int k = 0; k < c->n_uses; k++) {
         const struct mt_value *v = &p->values[c->use[k].value];
+        size_t *b = &bytes[mt_program_pool_of(p, v)];
         if (mt_use_is_made(p, &c->use[k]))
-            hold(p, bytes, v->kind, (size_t)v->unit, v->bytes);
+            *b = MT_MAX(*b, v->bytes);
     }
 }
 
@@ -92,7 +93,7 @@ static void least_buffers(const struct mt_program_params *p, const size_t bytes[
     }
     for (size_t v = 0; v < p->n_values; v++)
         if (p->values[v].life == MT_LIFE_RUN)
-            n[mt_program_pool(p, p->values[v].kind, (size_t)p->values[v].unit)]++;
+            n[mt_program_pool_of(p, &p->values[v])]++;
 }
 
 /* When the objects of a value are in use: positions of operations, forward and then back. */
@@ -134,7 +135,7 @@ static void count_changes(const struct mt_program_params *p, const struct span *
 {
     for (size_t i = 0; i < p->n_values; i++) {
         const struct mt_value *v = &p->values[i];
-        enum mt_pool_id pool = mt_program_pool(p, v->kind, (size_t)v->unit);
+        enum mt_pool_id pool = mt_program_pool_of(p, v);
         ptrdiff_t n = count_objects(p, v);
         if (!s[i].last)
             continue;
@@ -157,7 +158,7 @@ static void count_live(const struct mt_program_params *p, size_t most[MT_N_POOLS
             most[i] = MT_MAX(most[i], (size_t)live[i]);
         }
     for (size_t v = 0; !(s && change) && v < p->n_values; v++)
-        most[mt_program_pool(p, p->values[v].kind, (size_t)p->values[v].unit)] +=
+        most[mt_program_pool_of(p, &p->values[v])] +=
             p->values[v].life == MT_LIFE_MICROBATCH ? p->n_micro : 1;
     free(s);
     free(change);

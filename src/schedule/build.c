@@ -28,7 +28,7 @@ struct writer {
     bool failed;
 };
 
-static int32_t add_object(struct writer *w, const struct mt_object *o)
+static int32_t add_object(struct writer *w, const struct mt_object *o, enum mt_pool_id pool)
 {
     struct mt_program *g = &w->d->prog;
     if (!mt_grow(&g->objects, &g->cap_objects, g->n_objects + 1, sizeof(*g->objects))) {
@@ -36,7 +36,7 @@ static int32_t add_object(struct writer *w, const struct mt_object *o)
         return NONE;
     }
     g->objects[g->n_objects] = *o;
-    g->objects[g->n_objects].pool = mt_program_pool(w->p, o->kind, (size_t)o->unit);
+    g->objects[g->n_objects].pool = pool;
     g->objects[g->n_objects].spill = -1;
     return (int32_t)g->n_objects++;
 }
@@ -71,7 +71,7 @@ static int32_t make_object(struct writer *w, int32_t value, size_t mb)
         *o = add_object(w, &(struct mt_object){.kind = v->kind, .unit = v->unit, .bytes = v->bytes,
                                                .mb = v->life == MT_LIFE_MICROBATCH ? (int32_t)mb : 0,
                                                .resident = v->life == MT_LIFE_RUN,
-                                               .parts = w->values[value].parts});
+                                               .parts = w->values[value].parts}, mt_program_pool_of(w->p, v));
     return *o;
 }
 
@@ -94,7 +94,8 @@ static void write_grad_out(struct writer *w, int32_t gradient)
     bool compacts = mt_program_compacts(p, unit);
     operand(in, g, p->cast && !compacts ? MT_READ : MT_UPDATE, MT_ROLE_GRAD);
     if (p->cast) {
-        out = add_object(w, &(struct mt_object){.kind = MT_OBJ_CAST, .unit = (int32_t)unit, .bytes = bytes});
+        out = add_object(w, &(struct mt_object){.kind = MT_OBJ_CAST, .unit = (int32_t)unit, .bytes = bytes},
+                         mt_program_pool(p, MT_OBJ_CAST, unit));
         operand(in, out, MT_WRITE, MT_ROLE_CAST);
     }
     write_store_grad(w, unit, compacts ? g : out);

@@ -62,6 +62,11 @@ static inline enum mt_pool_id mt_program_pool(const struct mt_program_params *p,
     enum mt_size_class c = p->units[unit].size_class;
     return mt_kinds[kind].pool[c == MT_CLASS_VOCAB && p->one_ring ? MT_CLASS_LAYER : c];
 }
+/** The pool of a value's objects. */
+static inline enum mt_pool_id mt_program_pool_of(const struct mt_program_params *p, const struct mt_value *v)
+{
+    return (enum mt_pool_id)(mt_program_pool(p, v->kind, (size_t)v->unit) + v->size);
+}
 /** An instruction without waits and operands, on the opcode's queue. */
 struct mt_instr mt_instr_make(enum mt_opcode op, size_t unit, size_t mb);
 

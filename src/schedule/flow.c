@@ -89,44 +89,78 @@ static bool is_asked(uint8_t access, bool written)
     return access != MT_NO_ACCESS && (access != MT_READ) == written;
 }
 
-/* What the unit's operations only read, or what they write. */
+/* What the unit's operations only read, or what they write; its ports are in the order of roles. */
 static void use_ports(struct flow *d, size_t u, bool written)
 {
     struct mt_unit_shape *s = &d->units[u];
-    for (int role = MT_ROLE_NONE + 1; role < MT_N_ROLES; role++) {
-        const struct mt_port *p = port_of(s, (enum mt_role)role);
-        if (!p || (!is_asked(p->forward, written) && !is_asked(p->backward, written)))
+    for (const struct mt_port *p = s->port; p < s->port + s->n_ports; p++) {
+        if (!is_asked(p->forward, written) && !is_asked(p->backward, written))
             continue;
         int32_t v = value_of(d, u, p);
         if (is_asked(p->forward, written))
-            use(&s->forward, (enum mt_role)role, v, (enum mt_access)p->forward);
+            use(&s->forward, (enum mt_role)p->role, v, (enum mt_access)p->forward);
         if (is_asked(p->backward, written))
-            use(&s->backward, (enum mt_role)role, v, (enum mt_access)p->backward);
+            use(&s->backward, (enum mt_role)p->role, v, (enum mt_access)p->backward);
     }
 }
 
-static const enum mt_role record_roles[MT_N_RECORD_PARTS] = {
-    [MT_RECORD_ATTENTION] = MT_ROLE_RECORD_ATTENTION,
-    [MT_RECORD_REST] = MT_ROLE_RECORD,
-};
+static void sort_ports(struct mt_unit_shape *s)
+{
+    for (int i = 1; i < s->n_ports; i++)
+        for (int k = i; k > 0 && s->port[k - 1].role > s->port[k].role; k--) {
+            struct mt_port other = s->port[k];
+            s->port[k] = s->port[k - 1];
+            s->port[k - 1] = other;
+        }
+}
 
-static void add_records(struct flow *d, size_t u, int32_t record[MT_N_RECORD_PARTS])
+static void add_records(struct flow *d, size_t u, int32_t record[MT_MAX_SEGMENTS])
 {
     struct mt_unit_shape *s = &d->units[u];
-    for (int i = 0; i < MT_N_RECORD_PARTS; i++) {
+    for (size_t i = 0; i < MT_MAX_SEGMENTS; i++) {
         record[i] = NONE;
         if (!s->record[i].bytes)
             continue;
-        record[i] = add_value(d, record_roles[i], u, s->record[i].bytes);
+        record[i] = add_value(d, mt_record_role(i), u, s->record[i].bytes);
         d->values[record[i]].share = s->record[i].share;
+        d->values[record[i]].size = s->record[i].size;
     }
 }
 
-static void use_records(struct mt_call *c, const int32_t record[MT_N_RECORD_PARTS], enum mt_access access)
+static void use_records(struct mt_call *c, const int32_t record[MT_MAX_SEGMENTS], enum mt_access access)
 {
-    for (int i = 0; i < MT_N_RECORD_PARTS; i++)
+    for (size_t i = 0; i < MT_MAX_SEGMENTS; i++)
         if (record[i] != NONE)
-            use(c, record_roles[i], record[i], access);
+            use(c, mt_record_role(i), record[i], access);
+}
+
+/* The largest sizes of records, descending. */
+static void note_size(size_t size[MT_RECORD_SIZES], size_t bytes)
+{
+    for (int i = 0; i < MT_RECORD_SIZES && bytes; i++) {
+        size_t here = size[i];
+        if (here == bytes)
+            return;
+        if (here < bytes) {
+            size[i] = bytes;
+            bytes = here;
+        }
+    }
+}
+
+/* Gives each record one of the pools: the one with the smallest buffers that hold it. */
+static void divide_records(struct flow *d)
+{
+    size_t size[MT_RECORD_SIZES] = {0};
+    for (size_t u = 0; u < d->n_units; u++)
+        for (int i = 0; i < MT_MAX_SEGMENTS; i++)
+            note_size(size, d->units[u].record[i].bytes);
+    for (size_t u = 0; u < d->n_units; u++)
+        for (int i = 0; i < MT_MAX_SEGMENTS; i++) {
+            struct mt_unit_record *r = &d->units[u].record[i];
+            for (r->size = 0; r->bytes && r->size + 1 < MT_RECORD_SIZES && size[r->size + 1] >= r->bytes;)
+                r->size++;
+        }
 }
 
 /* The unit's adapters, if they stay on the device. */
@@ -153,10 +187,11 @@ static void mark_lists(struct mt_unit_shape *s)
 static void describe_unit(struct flow *d, size_t u)
 {
     struct mt_unit_shape *s = &d->units[u];
-    int32_t record[MT_N_RECORD_PARTS];
+    int32_t record[MT_MAX_SEGMENTS];
     s->forward = (struct mt_call){.op = u ? MT_OP_FORWARD : MT_OP_EMBED, .scope = s->scope};
     s->backward = (struct mt_call){.op = u ? MT_OP_BACKWARD : MT_OP_EMBED_BWD, .scope = s->scope};
     s->logits = s->gather = (struct mt_call){0};
+    sort_ports(s);
     add_records(d, u, record);
     use_ports(d, u, false);
     use_records(&s->backward, record, MT_READ);
@@ -181,6 +216,7 @@ size_t mt_flow_describe(struct mt_unit_shape *units, size_t n_units, size_t grad
     struct mt_unit_shape *head = &units[n_units - 1];
     for (int i = 0; i < MT_N_ROLES; i++)
         d.newest[i] = NONE;
+    divide_records(&d);
     for (size_t u = 0; u < n_units; u++)
         describe_unit(&d, u);
     describe_gather(&units[0]);

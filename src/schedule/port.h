@@ -45,8 +45,10 @@ enum mt_reach {
     ROW(TABLE_GRAD, GRAD, STEP, MODEL)     /* of TABLE */                                                              \
     ROW(CAST, CAST, STEP, UNIT)            /* gradient of the unit as cast */                                          \
     ROW(ADAPTERS, ADAPTERS, RUN, UNIT)     /* the unit's adapters, if they are not among its weights */                \
-    ROW(RECORD_ATTENTION, RECORD_ATTENTION, MICROBATCH, UNIT)                                                          \
-    ROW(RECORD, RECORD, MICROBATCH, UNIT)
+    ROW(RECORD_0, RECORD, MICROBATCH, UNIT)  /* segments of the unit's record, in their order */                       \
+    ROW(RECORD_1, RECORD, MICROBATCH, UNIT)                                                                            \
+    ROW(RECORD_2, RECORD, MICROBATCH, UNIT)                                                                            \
+    ROW(RECORD_3, RECORD, MICROBATCH, UNIT)
 
 /** Role of a value in an operation, by which the executor and the model find its buffer. */
 enum mt_role {
@@ -56,6 +58,13 @@ enum mt_role {
 #undef MT_ROLE_ENTRY
     MT_N_ROLES,
 };
+
+/** The most segments of a unit's record. */
+enum { MT_MAX_SEGMENTS = 4 };
+static inline enum mt_role mt_record_role(size_t segment)
+{
+    return (enum mt_role)(MT_ROLE_RECORD_0 + segment);
+}
 
 struct mt_role_desc {
     enum mt_object_kind kind;

@@ -16,6 +16,8 @@ const struct mt_queue_desc mt_queues[MT_N_QUEUES] = {
 #define DEVICE_POOL(text, min, host_pool, poison)                                                                      \
     {.name = text, .device = true, .least = min, .spilled = host_pool, .poisonable = poison}
 #define HOST_POOL(text, min) {.name = text, .least = min, .spilled = MT_NO_POOL}
+#define RECORD_POOL(size)                                                                                              \
+    [MT_POOL_RECORD + size] = DEVICE_POOL("activations", 1, MT_POOL_SPILLED_RECORD + size, true)
 
 const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
     [MT_POOL_WEIGHTS] = DEVICE_POOL("weight slots", 2, MT_NO_POOL, true),
@@ -23,8 +25,12 @@ const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
     [MT_POOL_WEIGHTS_NORM] = DEVICE_POOL("norm weights", 1, MT_NO_POOL, true),
     [MT_POOL_ADAPTERS] = DEVICE_POOL("resident weights", 0, MT_NO_POOL, true),
     [MT_POOL_BOUNDARY] = DEVICE_POOL("boundaries", 2, MT_POOL_SPILLED, true),
-    [MT_POOL_RECORD_ATTENTION] = DEVICE_POOL("activations of attention", 1, MT_POOL_SPILLED_RECORD_ATTENTION, true),
-    [MT_POOL_RECORD] = DEVICE_POOL("activations", 1, MT_POOL_SPILLED_RECORD, true),
+    RECORD_POOL(0),
+    RECORD_POOL(1),
+    RECORD_POOL(2),
+    RECORD_POOL(3),
+    RECORD_POOL(4),
+    RECORD_POOL(5),
     [MT_POOL_ROWS] = DEVICE_POOL("rows of a step", 1, MT_POOL_SPILLED_ROWS, true),
     [MT_POOL_SUM] = DEVICE_POOL("sums of a step", 1, MT_POOL_SPILLED_SUM, true),
     [MT_POOL_ROUTING] = DEVICE_POOL("routing", 1, MT_POOL_SPILLED_ROUTING, true),
@@ -42,8 +48,7 @@ const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
     [MT_POOL_GRAD_OUT_VOCAB] = HOST_POOL("vocabulary gradient staging", 1),
     [MT_POOL_GRAD_OUT_NORM] = HOST_POOL("norm gradient staging", 1),
     [MT_POOL_SPILLED] = HOST_POOL("boundary staging", 2),
-    [MT_POOL_SPILLED_RECORD_ATTENTION] = HOST_POOL("staging of attention's activations", 2),
-    [MT_POOL_SPILLED_RECORD] = HOST_POOL("activation staging", 2),
+    [MT_POOL_SPILLED_RECORD ... MT_POOL_SPILLED_RECORD_LAST] = HOST_POOL("activation staging", 2),
     [MT_POOL_SPILLED_ROWS] = HOST_POOL("staging of rows", 2),
     [MT_POOL_SPILLED_SUM] = HOST_POOL("staging of sums", 2),
     [MT_POOL_SPILLED_ROUTING] = HOST_POOL("staging of routing", 2),
@@ -65,8 +70,6 @@ const struct mt_kind_desc mt_kinds[MT_N_OBJECT_KINDS] = {
                          .pool = ONE_POOL(MT_POOL_BOUNDARY)},
     [MT_OBJ_DX] = {.name = "dx", .device = true, .home = MT_HOME_SPILL, .training = true, .disk_use = MT_DISK_ACTIVATIONS,
                    .pool = ONE_POOL(MT_POOL_BOUNDARY)},
-    [MT_OBJ_RECORD_ATTENTION] = {.name = "reca", .device = true, .home = MT_HOME_SPILL, .training = true,
-                                 .disk_use = MT_DISK_ACTIVATIONS, .pool = ONE_POOL(MT_POOL_RECORD_ATTENTION)},
     [MT_OBJ_RECORD] = {.name = "rec", .device = true, .home = MT_HOME_SPILL, .training = true, .disk_use = MT_DISK_ACTIVATIONS,
                        .pool = ONE_POOL(MT_POOL_RECORD)},
     [MT_OBJ_ROWS] = {.name = "a", .device = true, .home = MT_HOME_SPILL, .disk_use = MT_DISK_ACTIVATIONS,

@@ -42,14 +42,17 @@ enum mt_size_class {
     MT_N_CLASSES,
 };
 
+/** Records of so many sizes have pools of their own; smaller ones are with the smallest of these. */
+enum { MT_RECORD_SIZES = 6 };
+
 enum mt_pool_id {
     MT_POOL_WEIGHTS,       /* decoder layers or parts of them: the slot ring */
     MT_POOL_WEIGHTS_VOCAB, /* embedding and untied head, if they do not share the ring */
     MT_POOL_WEIGHTS_NORM,  /* a tied head's final norm */
     MT_POOL_ADAPTERS,      /* those of units whose adapters stay on the device for the run */
     MT_POOL_BOUNDARY,      /* boundaries and their gradients */
-    MT_POOL_RECORD_ATTENTION,
-    MT_POOL_RECORD,
+    MT_POOL_RECORD,        /* a pool for each of some sizes of records, the largest first */
+    MT_POOL_RECORD_LAST = MT_POOL_RECORD + MT_RECORD_SIZES - 1,
     MT_POOL_ROWS,          /* rows of all micro-batches of a step */
     MT_POOL_SUM,
     MT_POOL_ROUTING,
@@ -67,8 +70,8 @@ enum mt_pool_id {
     MT_POOL_GRAD_OUT_VOCAB,
     MT_POOL_GRAD_OUT_NORM,
     MT_POOL_SPILLED,       /* host: boundaries and their gradients between device and disk */
-    MT_POOL_SPILLED_RECORD_ATTENTION,
     MT_POOL_SPILLED_RECORD,
+    MT_POOL_SPILLED_RECORD_LAST = MT_POOL_SPILLED_RECORD + MT_RECORD_SIZES - 1,
     MT_POOL_SPILLED_ROWS,
     MT_POOL_SPILLED_SUM,
     MT_POOL_SPILLED_ROUTING,
@@ -101,8 +104,7 @@ enum mt_object_kind {
     MT_OBJ_ADAPTERS, /* of a unit: those of its weights that have a buffer of their own */
     MT_OBJ_BOUNDARY, /* x[unit][mb], input of a unit */
     MT_OBJ_DX,       /* gradient of a boundary, one per micro-batch, updated in place */
-    MT_OBJ_RECORD_ATTENTION, /* activation record of (unit, mb): the part of attention */
-    MT_OBJ_RECORD,   /* and the rest of it */
+    MT_OBJ_RECORD,   /* a segment of the activation record of (unit, mb) */
     MT_OBJ_ROWS,     /* rows of all micro-batches of a step, which each micro-batch fills in part */
     MT_OBJ_SUM,      /* the same in FP32, which units that run once a step add into */
     MT_OBJ_ROUTING,  /* which rows go to which expert, and with what weight */

@@ -26,6 +26,7 @@ struct mt_value {
     int32_t unit;             /* that it belongs to: gives its size class and its name in printed programs */
     size_t bytes;             /* of an object */
     struct mt_share share;    /* with MT_LIFE_MICROBATCH: micro-batches that have an object */
+    uint8_t size;             /* of a record: which of the pools of its kind */
 };
 
 enum { MT_MAX_OPERANDS = 12 };
@@ -49,10 +50,11 @@ struct mt_call {
     struct mt_use use[MT_MAX_OPERANDS];
 };
 
-/** A part of a unit's activation record. Backward recomputes what is not recorded. */
+/** A segment of a unit's activation record. Backward recomputes what is not recorded. */
 struct mt_unit_record {
     size_t bytes;          /* for a micro-batch; 0: none */
     struct mt_share share; /* micro-batches that have one */
+    uint8_t size;          /* which of the pools of records; set by mt_flow_describe() */
 };
 
 /**
@@ -76,7 +78,7 @@ struct mt_unit_shape {
                               step's tokens */
     size_t update_elems;   /* of the planes that updates use: states and gradients of trained parameters */
     bool trainable;
-    struct mt_unit_record record[MT_N_RECORD_PARTS];
+    struct mt_unit_record record[MT_MAX_SEGMENTS];
     /* the following six are set by mt_flow_describe() */
     struct mt_call forward, backward;
     struct mt_call logits; /* replaces forward in MT_MODE_LOGITS; n_uses 0: forward is used */
@@ -96,7 +98,7 @@ struct mt_unit_shape {
 /** Upper bound of the number of values. */
 static inline size_t mt_flow_max_values(size_t n_units)
 {
-    return (MT_MAX_PORTS + MT_N_RECORD_PARTS + 1) * n_units;
+    return (MT_MAX_PORTS + MT_MAX_SEGMENTS + 1) * n_units;
 }
 /**
  * Sets the operations of a model's units from their ports and sizes, and `values`; returns the number of values. The

@@ -70,13 +70,6 @@ enum mt_unit_cut { MT_CUT_AUTO, MT_CUT_LAYERS, MT_CUT_HALVES };
 enum mt_activations { MT_ACT_AUTO, MT_ACT_KEEP, MT_ACT_OFFLOAD, MT_ACT_DISK, MT_ACT_RECOMPUTE };
 #define MT_ACTIVATIONS_NAMES "auto|keep|offload|disk|recompute"
 
-/** A layer's record has two parts, which may be treated differently. */
-enum mt_record_part {
-    MT_RECORD_ATTENTION,
-    MT_RECORD_REST, /* of the MLP or the router, with the hidden state that it begins with */
-    MT_N_RECORD_PARTS,
-};
-
 /** Where master weights and moments live. Auto: in host memory, and on the disk what does not fit there. */
 enum mt_states { MT_STATES_AUTO, MT_STATES_HOST, MT_STATES_DISK };
 #define MT_STATES_NAMES "auto|host|disk"
@@ -102,6 +95,8 @@ enum mt_adapters_place { MT_ADAPTERS_AUTO, MT_ADAPTERS_STREAMED, MT_ADAPTERS_RES
 enum mt_pin { MT_PIN_AUTO, MT_PIN_ALL, MT_PIN_STAGING };
 #define MT_PIN_NAMES "auto|all|staging"
 
+enum { MT_OFFLOAD_TEXT = 128 };
+
 /** Bytes, a share of what is available, or auto. */
 struct mt_size {
     bool is_auto, is_ratio;
@@ -117,7 +112,8 @@ struct mt_placement {
     enum mt_activations activations;
     int64_t keep_layers;         /* with recompute: number of last layers whose records are kept, or MT_AUTO */
     int64_t offload_layers;      /* with recompute: records offloaded from other layers, in layers; or MT_AUTO */
-    int64_t offload_attention;   /* the same for the attention's part, or MT_AUTO: as offload_layers */
+    int64_t offload_attention;   /* the same for attention's segments, or MT_AUTO: as offload_layers */
+    char offload[MT_OFFLOAD_TEXT]; /* the same for segments by name, "attention.out:12, mlp:3"; "": none named */
     enum mt_embedding_place embedding;
     enum mt_adapters_place adapters;
     enum mt_states states;

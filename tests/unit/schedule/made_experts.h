@@ -17,7 +17,7 @@ enum { ROUTER = 1, LISTS, FIRST_EXPERTS, LAST_EXPERTS, COMBINE }; /* units of th
 
 struct experts {
     struct mt_unit_shape units[MAX_E_UNITS];
-    struct mt_value values[(MT_MAX_PORTS + MT_N_RECORD_PARTS + 1) * MAX_E_UNITS];
+    struct mt_value values[(MT_MAX_PORTS + MT_MAX_SEGMENTS + 1) * MAX_E_UNITS];
     struct mt_program_params p;
 };
 

@@ -12,7 +12,7 @@ enum { MAX_UNITS = 16 };
 
 struct fixture {
     struct mt_unit_shape units[MAX_UNITS];
-    struct mt_value values[(MT_MAX_PORTS + MT_N_RECORD_PARTS + 1) * MAX_UNITS];
+    struct mt_value values[(MT_MAX_PORTS + MT_MAX_SEGMENTS + 1) * MAX_UNITS];
     struct mt_program_params p;
     bool tied;
     bool keeps[MAX_UNITS]; /* units whose records are kept */
@@ -24,7 +24,7 @@ static inline void describe(struct fixture *f)
     size_t head = f->p.n_units - 1;
     for (size_t u = 0; u < f->p.n_units; u++) {
         struct mt_unit_shape *s = &f->units[u];
-        s->record[MT_RECORD_REST].bytes = f->keeps[u] && u && u < head ? 256 - 64 * (u & 1) : 0; /* halves of layers differ */
+        s->record[0].bytes = f->keeps[u] && u && u < head ? 256 - 64 * (u & 1) : 0; /* halves of layers differ */
         s->size_class = !u ? MT_CLASS_VOCAB : u < head ? MT_CLASS_LAYER : f->tied ? MT_CLASS_NORM : MT_CLASS_VOCAB;
         s->n_ports = take_ports(s->port, !u ? embedding_ports : u < head ? layer_ports : f->tied ? tied_head_ports : head_ports);
     }

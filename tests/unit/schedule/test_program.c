@@ -163,8 +163,9 @@ static void nothing_is_spilled_to_disk_that_host_memory_holds(void **state)
     take_fewest_buffers(&f.p, f.p.n_buffers);
     mt_program_max_buffers(&f.p, most);
     uint64_t before = UINT64_MAX;
-    for (int n = 2; n <= most[MT_POOL_SPILLED_RECORD]; n++) {
-        f.p.n_buffers[MT_POOL_SPILLED_RECORD] = n;
+    for (int n = 2; n <= 2 * most[MT_POOL_SPILLED_RECORD]; n++) { /* records have two sizes */
+        for (int i = MT_POOL_SPILLED_RECORD; i <= MT_POOL_SPILLED_RECORD_LAST; i++)
+            f.p.n_buffers[i] = MT_MIN(n, most[i]);
         f.p.n_buffers[MT_POOL_SPILLED] = MT_MIN(2 * n, most[MT_POOL_SPILLED]);
         assert_int_equal(build_and_check(&f, &prog, NULL), 0);
         struct mt_disk_traffic t = mt_program_disk_traffic(&prog);
