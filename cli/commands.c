@@ -130,7 +130,8 @@ static const struct cli_option help_options[] = {
 static const struct cli_option no_options[] = {END};
 
 const struct cli_command cli_commands[] = {
-    {"run", "CONFIG.ini", "Train as the configuration says.", run_options, 1, 1, cli_cmd_run},
+    {"run", "CONFIG.ini...", "Train as the configuration says; several: adapters of each, on one base that is read once.",
+     run_options, 1, 64, cli_cmd_run},
     {"plan", "[CONFIG.ini]", "Will it fit, and how long will it take? Needs neither weights nor data.",
      plan_options, 0, 1, cli_cmd_plan},
     {"bench", "SWEEP.ini | --compare DIR DIR", "Predict and measure a sweep of configurations.",

@@ -69,21 +69,17 @@ const char *cli_active_params(char *buf, size_t len, const struct mt_layout *l)
     return buf;
 }
 
-void cli_print_setup(const struct mt_setup *s)
+static void print_data(const struct mt_setup *s, const struct mt_inputs *in, const struct mt_numerics *n)
 {
-    const struct mt_inputs *in = s->in;
     const struct mt_dataset_stats *d = mt_dataset_stats(in->data);
-    const struct mt_engine_plan *p = &s->choice.engine;
-    static const char *const acts[] = {"auto", "keep", "offload", "disk", "recompute"};
-    char a[32], b[32], active[48];
-    cli_say("Model    %s, %.1fM parameters%s, %lld layers, hidden %lld, vocabulary %lld, %s\n",
-            in->hf.family->architecture, (double)s->layout->n_params / 1e6,
-            cli_active_params(active, sizeof(active), s->layout), (long long)in->hf.n_layers,
-            (long long)in->hf.hidden, (long long)in->hf.vocab, mt_dtype_name(s->choice.numerics.dtype));
-    if (s->layout->n_adapters)
+    const struct mt_layout *l = mt_setup_layout_of(s, (size_t)(in - s->in));
+    size_t rows = (size_t)n->rows_per_step, micro = mt_div_up(rows, (size_t)n->micro_batch);
+    if (s->n_learners > 1)
+        cli_say("Run      %s\n", in->cfg->checkpoint.dir);
+    if (l->n_adapters)
         cli_say("Adapters rank %lld, alpha %g, %.2fM parameters trained in FP32; learning rate %g\n",
-                (long long)s->layout->adapter_default.rank, s->layout->adapter_default.alpha,
-                (double)s->layout->n_trained / 1e6, in->cfg->train.learning_rate);
+                (long long)l->adapter_default.rank, l->adapter_default.alpha, (double)l->n_trained / 1e6,
+                in->cfg->train.learning_rate);
     cli_say("Data     %s%s: %llu samples, %llu tokens, %.1f%% trained; %llu rows of %lld, %.1f%% full\n",
             d->format, d->from_cache ? " (cached)" : "", (unsigned long long)d->n_samples,
             (unsigned long long)d->n_tokens, 100.0 * (double)d->n_trained / (double)d->n_tokens,
@@ -95,8 +91,22 @@ void cli_print_setup(const struct mt_setup *s)
                 (unsigned long long)d->n_truncated, (unsigned long long)d->n_dropped,
                 (unsigned long long)d->n_split, (unsigned long long)d->n_untrained);
     cli_say("Steps    %llu of %zu sequences in %zu micro-batches; %llu a pass over the data\n",
-            (unsigned long long)in->total_steps, (size_t)s->choice.numerics.rows_per_step, s->choice.n_micro,
+            (unsigned long long)in->total_steps, rows, micro,
             (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
+}
+
+void cli_print_setup(const struct mt_setup *s)
+{
+    const struct mt_inputs *in = s->in;
+    const struct mt_engine_plan *p = &s->choice.engine;
+    static const char *const acts[] = {"auto", "keep", "offload", "disk", "recompute"};
+    char a[32], b[32], active[48];
+    cli_say("Model    %s, %.1fM parameters%s, %lld layers, hidden %lld, vocabulary %lld, %s\n",
+            in->hf.family->architecture, (double)s->layout->n_params / 1e6,
+            cli_active_params(active, sizeof(active), s->layout), (long long)in->hf.n_layers,
+            (long long)in->hf.hidden, (long long)in->hf.vocab, mt_dtype_name(s->choice.numerics.dtype));
+    for (size_t i = 0; i < s->n_learners; i++)
+        print_data(s, &in[i], mt_setup_numerics_of(s, i));
     cli_say("Device   %s, %d threads, %s %s, budget %s\n", mt_device_limits(s->dev)->name,
             (int)s->choice.placement.threads, s->choice.numerics.optimizer->title,
             mt_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_isa_best()),
@@ -188,10 +198,24 @@ void cli_print_disk(const struct mt_session *s)
             d.align, d.depth);
 }
 
-/* The same as a JSON event. */
-static void step_event(const struct mt_step_report *r)
+/* What lines of a run begin with: of several, which one. */
+static const char *name_of(const struct cli_progress *p)
+{
+    return p->name ? p->name : "";
+}
+
+static cJSON *begin_event(const struct cli_progress *p)
 {
     cJSON *o = cJSON_CreateObject();
+    if (p->name)
+        cJSON_AddStringToObject(o, "run", p->name);
+    return o;
+}
+
+/* The same as a JSON event. */
+static void step_event(const struct cli_progress *p, const struct mt_step_report *r)
+{
+    cJSON *o = begin_event(p);
     cJSON_AddNumberToObject(o, "step", (double)r->step);
     cJSON_AddNumberToObject(o, "total_steps", (double)r->total_steps);
     cJSON_AddNumberToObject(o, "loss", r->result.loss);
@@ -204,9 +228,9 @@ static void step_event(const struct mt_step_report *r)
     cli_json_event("step", o);
 }
 
-static void eval_event(const struct mt_eval_report *r)
+static void eval_event(const struct cli_progress *p, const struct mt_eval_report *r)
 {
-    cJSON *o = cJSON_CreateObject();
+    cJSON *o = begin_event(p);
     cJSON_AddNumberToObject(o, "step", (double)r->step);
     cJSON_AddNumberToObject(o, "eval_loss", r->loss);
     cJSON_AddNumberToObject(o, "accuracy", r->accuracy);
@@ -236,16 +260,17 @@ static void on_step(void *ctx, const struct mt_step_report *r)
 {
     const struct cli_progress *p = ctx;
     char eta[32], used[32], budget[32], more[80];
-    cli_rates_step(p->rates, r->step);
+    if (p->rates)
+        cli_rates_step(p->rates, r->step);
     if (!p->show)
         return;
     if (p->cli->json_log) {
-        step_event(r);
+        step_event(p, r);
         return;
     }
     mt_format_seconds(eta, sizeof(eta), r->eta_seconds);
-    cli_say("step %llu/%llu %.1f%% | loss %.4f %s| lr %.2e | gnorm %.3g%s | %.0f tok/s (loss %.0f) | h2d "
-            "%.2f GB/s wait %.0f%% | dev %s/%s | %.2f s | eta %s\n",
+    cli_say("%s%sstep %llu/%llu %.1f%% | loss %.4f %s| lr %.2e | gnorm %.3g%s | %.0f tok/s (loss %.0f) | h2d "
+            "%.2f GB/s wait %.0f%% | dev %s/%s | %.2f s | eta %s\n", name_of(p), p->name ? " | " : "",
             (unsigned long long)r->step, (unsigned long long)r->total_steps,
             100.0 * (double)r->step / (double)r->total_steps, r->result.loss,
             measured(r->objective, r->result.measures, more, sizeof(more)), r->lr,
@@ -264,14 +289,15 @@ static void on_eval(void *ctx, const struct mt_eval_report *r)
     if (p->cli->quiet)
         return;
     if (p->cli->json_log)
-        eval_event(r);
+        eval_event(p, r);
     else if (r->objective && r->objective->weights)
-        cli_say("eval step %llu | loss %.4f %s| %llu tokens | %.1f s%s\n", (unsigned long long)r->step, r->loss,
+        cli_say("%s%seval step %llu | loss %.4f %s| %llu tokens | %.1f s%s\n", name_of(p), p->name ? " | " : "",
+                (unsigned long long)r->step, r->loss,
                 measured(r->objective, r->measures, more, sizeof(more)), (unsigned long long)r->n_loss, r->seconds,
                 r->best ? " | best" : "");
     else
-        cli_say("eval step %llu | loss %.4f | perplexity %.2f | accuracy %.1f%% | %llu tokens | "
-                        "%.1f s%s\n",
+        cli_say("%s%seval step %llu | loss %.4f | perplexity %.2f | accuracy %.1f%% | %llu tokens | "
+                        "%.1f s%s\n", name_of(p), p->name ? " | " : "",
                 (unsigned long long)r->step, r->loss, exp(r->loss), 100 * r->accuracy,
                 (unsigned long long)r->n_loss, r->seconds, r->best ? " | best" : "");
 }
@@ -280,7 +306,7 @@ static void on_saved(void *ctx, uint64_t step, double seconds)
 {
     const struct cli_progress *p = ctx;
     if (!p->cli->quiet)
-        cli_say("saved checkpoint-%llu in %.1f s\n", (unsigned long long)step, seconds);
+        cli_say("%s%ssaved checkpoint-%llu in %.1f s\n", name_of(p), p->name ? " | " : "", (unsigned long long)step, seconds);
 }
 
 void cli_progress_events(struct mt_train_events *out, struct cli_progress *p)

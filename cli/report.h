@@ -24,8 +24,9 @@ void cli_print_disk(const struct mt_session *s);
 struct cli_progress {
     const struct cli *cli;
     const mt_device *dev;
-    struct cli_rates *rates; /* notified of each step */
+    struct cli_rates *rates; /* notified of each step; NULL: not */
     bool show;
+    const char *name;        /* of several runs at once: whose progress; else NULL */
 };
 void cli_progress_events(struct mt_train_events *out, struct cli_progress *p);
 

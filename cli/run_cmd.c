@@ -68,18 +68,27 @@ static bool is_empty(const char *dir)
     return empty;
 }
 
-struct run {
-    struct cli *cli;
+/* What a configuration is trained to: its data, state and output folder. */
+struct learner {
     const struct cli_args *args;
     struct mt_config *cfg;
-    struct mt_inputs in;
-    struct mt_setup setup;
-    struct mt_session session;
+    struct mt_inputs *in;
     struct mt_train_state state;
     struct mt_history history;
     struct mt_hf_files files; /* of the model's folder */
     char *resume; /* checkpoint to continue from, or NULL */
     struct mt_output out;
+    struct cli_progress progress;
+};
+
+struct run {
+    struct cli *cli;
+    const struct cli_args *args;
+    struct learner *learner; /* [n] one a configuration; they share the model, the device and the rest */
+    struct mt_inputs *in;    /* [n] */
+    size_t n;
+    struct mt_setup setup;
+    struct mt_session session;
 };
 
 /* Removes request files that an earlier run has not seen. */
@@ -95,7 +104,7 @@ static void remove_requests(const char *dir)
 }
 
 /* Locks the output folder, which must be empty unless the user says otherwise. */
-static int open_output(struct run *r, struct mt_err *err)
+static int open_output(struct learner *r, struct mt_err *err)
 {
     const char *dir = r->cfg->checkpoint.dir, *resume = cli_arg(r->args, "resume");
     int rc = mt_output_open(&r->out, dir, err);
@@ -119,7 +128,7 @@ static int open_output(struct run *r, struct mt_err *err)
     return 0;
 }
 
-static int read_resume(struct run *r, struct mt_err *err)
+static int read_resume(struct learner *r, struct mt_err *err)
 {
     int rc = mt_checkpoint_read_state(r->resume, &r->state, err);
     return rc ? rc : mt_config_keep(r->cfg, r->state.config, "checkpoint", err);
@@ -132,7 +141,7 @@ static bool same_folder(const char *a, const char *b)
 }
 
 /* Sets the lineage of this run's checkpoints, and which checkpoint in the output folder already belongs to it. */
-static int begin_history(struct run *r, struct mt_err *err)
+static int begin_history(struct learner *r, struct mt_err *err)
 {
     const char *dir = r->cfg->checkpoint.dir;
     struct mt_train_state *st = &r->state;
@@ -153,7 +162,7 @@ static int begin_history(struct run *r, struct mt_err *err)
     return mt_lineage_go_on(&st->lineage, st->step, st->sum, err);
 }
 
-static int check_resume(struct run *r, struct mt_err *err)
+static int check_resume(struct learner *r, struct mt_err *err)
 {
     struct mt_str diff = {0}, grown = {0};
     int rc = mt_config_diff(r->cfg, r->state.config, &diff, &grown, err);
@@ -163,7 +172,7 @@ static int check_resume(struct run *r, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "%s was made with other settings (--force continues nevertheless):\n%s", r->resume,
                      diff.p);
-    if (!rc && mt_dataset_hash(r->in.data) != r->state.data_hash && !cli_arg(r->args, "force"))
+    if (!rc && mt_dataset_hash(r->in->data) != r->state.data_hash && !cli_arg(r->args, "force"))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "the training data are not those that %s was made with (--force continues nevertheless)", r->resume);
     mt_str_finish(&diff);
@@ -192,7 +201,7 @@ static void add_prediction(cJSON *o, const struct mt_setup *s)
     cJSON_AddStringToObject(p, "backward_bound_by", mt_sim_resource_name(sim->bound[MT_SIM_BACKWARD]));
 }
 
-static int write_run_files(struct run *r, struct mt_err *err)
+static int write_run_files(struct learner *r, const struct mt_setup *setup, struct mt_err *err)
 {
     char path[4200];
     struct mt_str ini = {0}, plain = {0};
@@ -210,18 +219,20 @@ static int write_run_files(struct run *r, struct mt_err *err)
     gethostname(host, sizeof(host) - 1);
     cJSON_AddStringToObject(o, "version", MT_VERSION);
     cJSON_AddStringToObject(o, "host", host);
-    cJSON_AddStringToObject(o, "device", mt_device_limits(r->setup.dev)->name);
-    cJSON_AddNumberToObject(o, "threads", (double)r->setup.choice.placement.threads);
-    cJSON_AddStringToObject(o, "model", r->in.model_dir);
-    cJSON_AddNumberToObject(o, "parameters", (double)r->setup.layout->n_params);
-    snprintf(host, sizeof(host), "%016llx", (unsigned long long)mt_dataset_hash(r->in.data));
+    cJSON_AddStringToObject(o, "device", mt_device_limits(setup->dev)->name);
+    cJSON_AddNumberToObject(o, "threads", (double)setup->choice.placement.threads);
+    cJSON_AddStringToObject(o, "model", r->in->model_dir);
+    cJSON_AddNumberToObject(o, "parameters", (double)setup->layout->n_params);
+    snprintf(host, sizeof(host), "%016llx", (unsigned long long)mt_dataset_hash(r->in->data));
     cJSON_AddStringToObject(o, "data_hash", host);
     if (r->resume)
         cJSON_AddStringToObject(o, "resumed_from", r->resume);
     struct mt_ecc ecc;
     mt_hw_ecc(&ecc, "");
     cJSON_AddStringToObject(o, "ecc", ecc.known ? "yes" : "not reported");
-    add_prediction(o, &r->setup);
+    if (setup->n_learners > 1) /* other runs, on the same base: times are those of all */
+        cJSON_AddNumberToObject(o, "learners", (double)setup->n_learners);
+    add_prediction(o, setup);
     char *text = mt_json_print(o, true);
     mt_path_printf(path, sizeof(path), "%s/run.json", dir);
     if (!rc)
@@ -233,16 +244,16 @@ static int write_run_files(struct run *r, struct mt_err *err)
 }
 
 /* Keeps earlier findings about libraries, so that results have the same bits. */
-static void adopt_findings(const struct run *r)
+static void adopt_findings(const struct learner *r, mt_device *dev)
 {
     const char *found = r->state.findings;
-    if (found && !mt_device_adopt_findings(r->setup.dev, found))
+    if (found && !mt_device_adopt_findings(dev, found))
         mt_warn("%s was made with another library or GPU, so results may differ in bits (%s)", r->resume, found);
 }
 
 /* Warns if there is too little space: a new checkpoint is complete before an old one is removed. Without the space,
  * saves are retried and the run goes on. */
-static void check_space(const struct run *r, const struct mt_memory *m)
+static void check_space(const struct learner *r, const struct mt_memory *m)
 {
     const struct mt_config *c = r->cfg;
     uint64_t n = (uint64_t)c->checkpoint.keep + 1 + c->checkpoint.keep_best, *steps = NULL;
@@ -250,7 +261,7 @@ static void check_space(const struct run *r, const struct mt_memory *m)
     char want[32], have[32];
     if (!c->checkpoint.every.is_time) {
         uint64_t every = (uint64_t)c->checkpoint.every.steps;
-        n = MT_MIN(n, 1 + (every ? r->in.total_steps / every : 0));
+        n = MT_MIN(n, 1 + (every ? r->in->total_steps / every : 0));
     }
     if (!m->checkpoint_bytes || mt_checkpoint_list(c->checkpoint.dir, &steps, &there, NULL))
         return;
@@ -267,20 +278,25 @@ static void check_space(const struct run *r, const struct mt_memory *m)
 
 /* Tensors that the checkpoint names. Those under adapters are in the model's folder in any case: with --force nothing is
  * said of what they have to be. */
-static const cJSON *named_tensors(const struct run *r)
+static const cJSON *named_tensors(const struct learner *r)
 {
     bool adapters = r->cfg->adapter.kind != MT_ADAPTER_NONE;
     return !r->resume || (adapters && cli_arg(r->args, "force")) ? NULL : r->state.frozen;
 }
 
+/* Reads what the runs are and decides how they are placed. */
 static int prepare(struct run *r, struct mt_err *err)
 {
     struct mt_memory memory;
-    struct mt_resumed resumed = {named_tensors(r), r->resume};
     uint64_t tbw = cli_size(r->args, "tbw", 0);
-    int rc = mt_inputs_open(&r->in, r->cfg, MT_RUN_TRAIN, &resumed, err);
+    int rc = 0;
+    for (size_t i = 0; i < r->n && !rc; i++) {
+        struct mt_resumed resumed = {named_tensors(&r->learner[i]), r->learner[i].resume};
+        rc = mt_inputs_open(&r->in[i], r->learner[i].cfg, MT_RUN_TRAIN, &resumed, err);
+    }
     if (!rc)
-        rc = mt_setup_open(&r->setup, &r->in, MT_RUN_TRAIN, err);
+        rc = r->n == 1 ? mt_setup_open(&r->setup, r->in, MT_RUN_TRAIN, err)
+                       : mt_setup_open_shared(&r->setup, r->in, r->n, err);
     if (!rc)
         rc = mt_setup_memory(&r->setup, &memory, err);
     if (!rc && !r->cli->quiet) {
@@ -290,48 +306,73 @@ static int prepare(struct run *r, struct mt_err *err)
     }
     if (!rc)
         rc = mt_memory_check(&memory, err);
-    if (!rc && !cli_arg(r->args, "no-save"))
-        check_space(r, &memory);
+    for (size_t i = 0; i < r->n && !rc && !cli_arg(r->args, "no-save"); i++)
+        check_space(&r->learner[i], &memory);
+    return rc;
+}
+
+static struct mt_train_params params_of(struct run *r, size_t i, struct cli_rates *rates)
+{
+    struct learner *l = &r->learner[i];
+    l->progress = (struct cli_progress){r->cli, r->setup.dev, i ? NULL : rates,
+                                        !r->cli->quiet && !r->cli->no_progress &&
+                                            l->cfg->log.progress != MT_PROGRESS_OFF,
+                                        r->n > 1 ? l->cfg->checkpoint.dir : NULL};
+    struct mt_train_params p = {.session = &r->session,
+                                .learner = i,
+                                .state = &l->state,
+                                .history = &l->history,
+                                .files = &l->files,
+                                .start_ns = r->cli->start_ns,
+                                .control = &control,
+                                .dir = l->out.dir,
+                                .output = &l->out,
+                                .trace = cli_arg(r->args, "trace"),
+                                .no_save = cli_arg(r->args, "no-save") != NULL,
+                                .max_steps = (uint64_t)cli_whole(r->args, "max-steps", 0)};
+    cli_progress_events(&p.events, &l->progress);
+    return p;
+}
+
+/* Allocates, reads weights and writes the first files of the output folders. */
+static int start(struct run *r, struct cli_rates *rates, struct mt_err *err)
+{
+    const char *rates_path = cli_arg(r->args, "rates"), **resume = mt_calloc(r->n, sizeof(*resume));
+    int rc = resume ? mt_session_start(&r->session, &r->setup, err) : mt_fail_nomem(err, "the run", r->n);
+    if (!rc && !r->cli->quiet)
+        cli_print_disk(&r->session);
+    if (!rc && rates_path) /* before anything is written: it fails without a profile of the machine */
+        rc = cli_rates_open(rates, &r->setup, rates_path, err);
+    for (size_t i = 0; resume && i < r->n; i++) {
+        adopt_findings(&r->learner[i], r->setup.dev);
+        resume[i] = r->learner[i].resume;
+    }
+    if (!rc)
+        rc = mt_session_fill_weights(&r->session, resume, err);
+    for (size_t i = 0; i < r->n && !rc; i++)
+        rc = write_run_files(&r->learner[i], &r->setup, err);
+    free(resume);
     return rc;
 }
 
 static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
 {
     struct cli_rates rates = {0};
-    struct cli_progress progress = {r->cli, r->setup.dev, &rates,
-                                    !r->cli->quiet && !r->cli->no_progress &&
-                                        r->cfg->log.progress != MT_PROGRESS_OFF};
-    struct mt_train_params p = {.session = &r->session,
-                                .state = &r->state,
-                                .history = &r->history,
-                                .files = &r->files,
-                                .start_ns = r->cli->start_ns,
-                                .control = &control,
-                                .dir = r->out.dir,
-                                .output = &r->out,
-                                .trace = cli_arg(r->args, "trace"),
-                                .no_save = cli_arg(r->args, "no-save") != NULL,
-                                .max_steps = (uint64_t)cli_whole(r->args, "max-steps", 0)};
-    const char *rates_path = cli_arg(r->args, "rates");
     struct cli_heartbeat heartbeat;
-    cli_progress_events(&p.events, &progress);
+    struct mt_train_params *p = mt_calloc(r->n, sizeof(*p));
+    if (!p)
+        return mt_fail_nomem(err, "the run", r->n * sizeof(*p));
+    for (size_t i = 0; i < r->n; i++)
+        p[i] = params_of(r, i, &rates);
     mt_train_phase(&control, "reading weights");
-    atomic_store(&control.step, r->state.step);
+    atomic_store(&control.step, r->learner->state.step);
     cli_heartbeat_start(&heartbeat, &control, r->cli->quiet);
-    int rc = mt_session_start(&r->session, &r->setup, err);
-    if (!rc && !r->cli->quiet)
-        cli_print_disk(&r->session);
-    if (!rc && rates_path) /* before anything is written: it fails without a profile of the machine */
-        rc = cli_rates_open(&rates, &r->setup, rates_path, err);
-    adopt_findings(r);
+    int rc = start(r, &rates, err);
     if (!rc)
-        rc = mt_session_fill_weights(&r->session, r->resume, err);
-    if (!rc)
-        rc = write_run_files(r, err);
-    if (!rc)
-        rc = mt_train_run(&p, end, err);
+        rc = mt_train_run(p, r->n, end, err);
     int code = cli_rates_close(&rates, rc ? NULL : err);
     cli_heartbeat_stop(&heartbeat);
+    free(p);
     return rc ? rc : code;
 }
 
@@ -346,48 +387,107 @@ static int exit_code(enum mt_train_end end)
     return 128 + (signo == SIGINT ? SIGINT : SIGTERM);
 }
 
+/* Reads the configuration, and what its run goes on from. */
+static int open_learner(struct learner *l, const char *path, bool alone, struct mt_err *err)
+{
+    const char *out = cli_arg(l->args, "out"), *resume = cli_arg(l->args, "resume");
+    if (!alone && (out || (resume && *resume && strcmp(resume, "auto"))))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is of one run: with several configurations, each has its own "
+                       "checkpoint.dir, and --resume goes on from the newest checkpoint there", out ? "--out" : resume);
+    int rc = cli_load_file(&l->cfg, path, l->args, err);
+    if (!rc && out)
+        rc = mt_config_override(l->cfg, "checkpoint.dir", out, "--out", err);
+    if (!rc && l->cfg->log.progress == MT_PROGRESS_OFF)
+        cli_log_hide_progress();
+    if (!rc && !cli_arg(l->args, "dry-run"))
+        rc = open_output(l, err);
+    return rc || !l->resume ? rc : read_resume(l, err);
+}
+
+/* Once data and plan are known; nothing was trained yet. */
+static int check_learner(struct learner *l, struct mt_err *err)
+{
+    bool dry = cli_arg(l->args, "dry-run") != NULL;
+    int rc = l->resume ? check_resume(l, err) : 0;
+    if (!rc) /* on a resume, replaces the hash of an earlier build */
+        l->state.data_hash = mt_dataset_hash(l->in->data);
+    if (!rc && !dry)
+        rc = mt_hf_files_read(&l->files, l->in->model_dir, err);
+    if (!rc && !dry)
+        rc = mt_checkpoint_rehearse(NULL, l->cfg->checkpoint.dir, err);
+    return rc || dry ? rc : begin_history(l, err);
+}
+
+/* An operand after the first that is no file is often the value of an option. */
+static int check_operands(const struct cli_args *a, struct mt_err *err)
+{
+    struct stat st;
+    for (int i = 1; i < a->n_operands; i++)
+        if (stat(a->operands[i], &st) || !S_ISREG(st.st_mode))
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "\"%s\" is no configuration, so one argument too many (a checkpoint "
+                           "to go on from is written with an equals sign: --resume=%s)", a->operands[i], a->operands[i]);
+    return 0;
+}
+
+static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
+{
+    int rc = r->learner && r->in ? 0 : mt_fail_nomem(err, "the run", r->n * sizeof(*r->learner));
+    if (!rc)
+        rc = check_operands(r->args, err);
+    for (size_t i = 0; i < r->n && !rc; i++) {
+        r->learner[i] = (struct learner){.args = r->args, .in = &r->in[i], .out = {.fd = -1, .lock = -1},
+                                        .state = {.best_loss = NAN}};
+        rc = open_learner(&r->learner[i], r->args->operands[i], r->n == 1, err);
+    }
+    if (!rc)
+        rc = prepare(r, err);
+    for (size_t i = 0; i < r->n && !rc; i++)
+        rc = check_learner(&r->learner[i], err);
+    if (rc || cli_arg(r->args, "dry-run"))
+        return rc;
+    for (size_t i = 0; i < r->n && !r->cli->quiet; i++)
+        if (r->learner[i].resume)
+            cli_say("resuming from %s\n", r->learner[i].resume);
+    return train(r, end, err);
+}
+
+static void close_learner(struct learner *l)
+{
+    mt_inputs_finish(l->in);
+    mt_train_state_finish(&l->state);
+    mt_hf_files_finish(&l->files);
+    mt_config_destroy(&l->cfg);
+    free(l->resume);
+    mt_output_close(&l->out);
+}
+
+/* Whether all runs have a checkpoint to go on from. */
+static bool can_go_on(const struct run *r)
+{
+    bool all = true;
+    for (size_t i = 0; i < r->n; i++)
+        all &= r->learner[i].history.has && r->learner[i].history.full;
+    return all;
+}
+
 int cli_cmd_run(struct cli *cli, const struct cli_args *args)
 {
-    struct run r = {.cli = cli, .args = args, .out = {.fd = -1, .lock = -1}, .state = {.best_loss = NAN}};
+    struct run r = {.cli = cli, .args = args, .n = (size_t)args->n_operands};
     struct mt_err err = {0};
     enum mt_train_end end = MT_END_DONE;
-    const char *out = cli_arg(args, "out");
-    bool dry = cli_arg(args, "dry-run") != NULL;
+    r.learner = mt_calloc(r.n, sizeof(*r.learner));
+    r.in = mt_calloc(r.n, sizeof(*r.in));
     catch_signals(); /* a request that comes while data or weights are read is met later, and does not end the run */
-    int rc = cli_load_config(&r.cfg, args, &err);
-    if (!rc && out)
-        rc = mt_config_override(r.cfg, "checkpoint.dir", out, "--out", &err);
-    if (!rc && !dry)
-        rc = open_output(&r, &err);
-    if (!rc && r.resume)
-        rc = read_resume(&r, &err);
-    if (!rc)
-        rc = prepare(&r, &err);
-    if (!rc && r.resume)
-        rc = check_resume(&r, &err);
-    if (!rc) /* on a resume, replaces the hash of an earlier build */
-        r.state.data_hash = mt_dataset_hash(r.in.data);
-    if (!rc && !dry)
-        rc = mt_hf_files_read(&r.files, r.in.model_dir, &err);
-    if (!rc && !dry)
-        rc = mt_checkpoint_rehearse(NULL, r.cfg->checkpoint.dir, &err);
-    if (!rc && !dry)
-        rc = begin_history(&r, &err);
-    if (!rc && !dry) {
-        if (r.resume && !cli->quiet)
-            cli_say("resuming from %s\n", r.resume);
-        rc = train(&r, &end, &err);
-    }
+    int rc = run_all(&r, &end, &err);
     int code = rc ? cli_fail(&err) : exit_code(end);
-    if (rc && end == MT_END_TIME && err.kind != MT_ERR_TRAINING && r.history.has && r.history.full)
+    if (rc && end == MT_END_TIME && err.kind != MT_ERR_TRAINING && can_go_on(&r))
         code = EXIT_REQUEUE; /* the last save failed, but there is a checkpoint from which a next run goes on */
     mt_session_finish(&r.session);
     mt_setup_finish(&r.setup);
-    mt_inputs_finish(&r.in);
-    mt_train_state_finish(&r.state);
-    mt_hf_files_finish(&r.files);
-    mt_config_destroy(&r.cfg);
-    free(r.resume);
-    mt_output_close(&r.out);
+    for (size_t i = 0; r.learner && r.in && i < r.n; i++)
+        if (r.learner[i].in)
+            close_learner(&r.learner[i]);
+    free(r.learner);
+    free(r.in);
     return code;
 }

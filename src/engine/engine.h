@@ -137,6 +137,10 @@ int mt_engine_flush(mt_engine *e, struct mt_err *err);
  */
 bool mt_engine_whole(const mt_engine *e);
 
+/** With several learners: -EDOM if an update made this one's weights not finite; its state is lost, the others go on. With
+ * one, the step or flush has failed with that. */
+int mt_engine_check_learner(const mt_engine *e, size_t learner, struct mt_err *err);
+
 struct mt_eval_result {
     double loss_sum;      /* over loss tokens */
     uint64_t n_loss, n_correct;

@@ -25,6 +25,7 @@ struct mt_learner {
     double keys[MT_OPTIMIZER_SLOTS]; /* of its optimizer, in the optimizer's order */
     struct mt_pending pending;
     uint64_t updates; /* made so far */
+    const struct mt_tensor *_Atomic bad; /* an update made weights of it not finite: the learner's state is lost */
     size_t first_micro, n_micro; /* its micro-batches of the step under way; 0: it takes no part */
     const struct mt_batch *micro; /* all learners' */
     struct mt_objective_step objective; /* of the step under way */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 #ifdef __SSE2__
@@ -67,6 +68,15 @@ static int fail_update(const mt_engine *e, const struct mt_tensor *t, uint64_t b
                    "update %llu made %llu weights of %s not finite: lower "
                    "train.learning_rate or raise optimizer.eps",
                    (unsigned long long)mt_engine_learner_of(e, t)->pending.t, (unsigned long long)bad, t->name);
+}
+
+int mt_engine_check_learner(const mt_engine *e, size_t learner, struct mt_err *err)
+{
+    const struct mt_tensor *bad = atomic_load(&e->learner[learner].bad);
+    return bad ? mt_fail(err, MT_ERR_TRAINING, -EDOM, "update %llu made weights of %s not finite: lower "
+                         "train.learning_rate or raise optimizer.eps",
+                         (unsigned long long)e->learner[learner].updates, bad->name)
+               : 0;
 }
 
 /* --- rows of the embedding, for forward, before its own update ------------------------------------------------ */
@@ -220,8 +230,19 @@ static int fail_corrupt(const struct update *u, struct mt_err *err)
                    "with --resume", t->name);
 }
 
+/* Whether there is an update of the tensor to make. */
+static bool is_due(const mt_engine *e, const struct mt_tensor *t)
+{
+    const struct mt_learner *l = mt_engine_learner_of(e, t);
+    return t->trainable && l->pending.any && !atomic_load(&l->bad);
+}
+
 static void note_bad(struct update *u, const struct mt_tensor *t, uint64_t bad)
 {
+    if (u->e->n_learners > 1) { /* the others go on: mt_engine_check_learner() */
+        atomic_store(&u->e->learner[t->learner].bad, t);
+        return;
+    }
     pthread_mutex_lock(&u->lock);
     if (!u->bad || t <= u->bad) {
         u->n_bad = t == u->bad ? u->n_bad + bad : bad;
@@ -241,7 +262,7 @@ static void update_chunk(void *ctx, size_t from, size_t n)
     }
     for (; t < last; t++) {
         size_t first = MT_MAX(t->at, from), end = MT_MIN(t->at + t->n, from + n);
-        if (!t->trainable || first >= end || !mt_engine_learner_of(u->e, t)->pending.any)
+        if (first >= end || !is_due(u->e, t))
             continue;
         uint64_t bad = update_run(u->e, &u->v, t, first, end - first);
         if (bad)
@@ -255,7 +276,7 @@ static void update_tensor(void *ctx, size_t i, int thread)
 {
     struct update *u = ctx;
     const struct mt_tensor *t = &u->e->b.layout->tensors[u->unit->first_tensor + i];
-    uint64_t bad = t->trainable ? update_run(u->e, &u->v, t, t->at, t->n) : 0;
+    uint64_t bad = is_due(u->e, t) ? update_run(u->e, &u->v, t, t->at, t->n) : 0;
     (void)thread;
     if (bad)
         note_bad(u, t, bad);

@@ -41,12 +41,23 @@ int mt_plan_meter(mt_device **dev, const struct mt_plan_request *r, uint64_t bud
                                   err);
 }
 
+/* Micro-batches of a step: each learner's last one may have fewer rows. */
+static size_t count_micro(const struct mt_plan_request *r, size_t rows)
+{
+    size_t n = r->n_learners ? 0 : mt_div_up((size_t)r->numerics.rows_per_step, rows);
+    for (size_t i = 0; i < r->n_learners; i++)
+        n += mt_div_up((size_t)r->learner[i].rows_per_step, rows);
+    return n;
+}
+
 struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, mt_device *dev)
 {
     struct mt_engine_params p = {
         .dev = dev,
         .layout = r->layout,
         .numerics = r->numerics,
+        .learner = r->learner,
+        .n_learners = r->n_learners,
         .placement = r->placement,
         .train = r->train,
         .may_use_disk = r->drives > 0,
@@ -63,7 +74,7 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
     p.max_len = (size_t)n->seq_len;
     p.max_tokens = (size_t)n->micro_batch * p.max_len;
     p.max_docs = (size_t)n->micro_batch * MT_MAX(r->docs_per_row, (size_t)1);
-    p.max_micro = mt_div_up((size_t)n->rows_per_step, (size_t)n->micro_batch);
+    p.max_micro = count_micro(r, (size_t)n->micro_batch);
     if (p.placement.embedding == MT_EMBEDDING_AUTO)
         p.placement.embedding = MT_EMBEDDING_DEVICE;
     if (p.placement.adapters == MT_ADAPTERS_AUTO)

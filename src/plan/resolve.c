@@ -122,35 +122,55 @@ static int lay_out_once(struct mt_layout **layout, const struct mt_hf_config *hf
     return lay_out_marked(layout, hf, &again, c, dir, from_files, err);
 }
 
-int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *c,
-                    const struct mt_hf_config *hf, const char *dir, const struct mt_resumed *resumed,
-                    struct mt_err *err)
+/* Lays out for n specs of adapters. */
+static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, const struct mt_lay_out *o,
+                         struct mt_adapter_spec *adapter, size_t n, struct mt_err *err)
 {
+    const struct mt_config *c = o->cfg;
     /* the base of adapters is always read from the model */
-    const cJSON *only = c->adapter.kind != MT_ADAPTER_NONE || !resumed ? NULL : resumed->from_files;
-    struct mt_adapter_spec adapter;
+    const cJSON *only = c->adapter.kind != MT_ADAPTER_NONE || !o->resumed ? NULL : o->resumed->from_files;
     struct mt_layout_params p = {
         .freeze = (const char *const *)c->model.freeze.items,
         .n_freeze = (size_t)c->model.freeze.n,
         .decay_embeddings = c->numerics.decay_embeddings,
         .cut = c->placement.unit == MT_CUT_HALVES ? mt_cut_half : mt_cut_layer,
-        .adapter = &adapter,
+        .adapter = adapter,
+        .n_learners = n,
         .optimizer = mt_optimizer_find(c->optimizer.type, c->numerics.state_type, c->numerics.optimizer_keys),
     };
     if (c->placement.expert_group != MT_AUTO)
         p.cut.expert_group = (size_t)c->placement.expert_group;
-    int rc = find_adapters(&adapter, c, resumed ? resumed->dir : NULL, err);
-    *halves = NULL;
-    if (!rc)
-        rc = lay_out_once(layout, hf, &p, c, dir, only, err);
+    int rc = lay_out_once(layout, o->hf, &p, c, o->dir, only, err);
     if (!rc && c->placement.unit == MT_CUT_AUTO) {
         size_t group = p.cut.expert_group;
         p.cut = mt_cut_half;
         p.cut.expert_group = group;
-        rc = lay_out_once(halves, hf, &p, c, dir, only, err);
+        rc = lay_out_once(halves, o->hf, &p, c, o->dir, only, err);
     }
-    mt_adapter_spec_finish(&adapter);
     return rc;
+}
+
+int mt_plan_lay_out_shared(struct mt_layout **layout, struct mt_layout **halves, const struct mt_lay_out *o, size_t n,
+                           struct mt_err *err)
+{
+    struct mt_adapter_spec *adapter = mt_calloc(n, sizeof(*adapter));
+    int rc = adapter ? 0 : mt_fail_nomem(err, "the adapters", n * sizeof(*adapter));
+    *layout = *halves = NULL;
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = find_adapters(&adapter[i], o[i].cfg, o[i].resumed ? o[i].resumed->dir : NULL, err);
+    if (!rc)
+        rc = lay_out_specs(layout, halves, o, adapter, n, err);
+    for (size_t i = 0; adapter && i < n; i++)
+        mt_adapter_spec_finish(&adapter[i]);
+    free(adapter);
+    return rc;
+}
+
+int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *c,
+                    const struct mt_hf_config *hf, const char *dir, const struct mt_resumed *resumed,
+                    struct mt_err *err)
+{
+    return mt_plan_lay_out_shared(layout, halves, &(struct mt_lay_out){c, hf, dir, resumed}, 1, err);
 }
 
 int mt_resolve_learning_rate(struct mt_config *c, struct mt_err *err)

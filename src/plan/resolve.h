@@ -71,6 +71,16 @@ struct mt_resumed {
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *cfg,
                     const struct mt_hf_config *hf, const char *dir, const struct mt_resumed *resumed,
                     struct mt_err *err);
+/** What a model is laid out from; the arguments above. */
+struct mt_lay_out {
+    const struct mt_config *cfg;
+    const struct mt_hf_config *hf;
+    const char *dir;
+    const struct mt_resumed *resumed;
+};
+/** The same for the adapters of several configurations on one base: o: [n]; what is not of adapters is o[0]'s. */
+int mt_plan_lay_out_shared(struct mt_layout **layout, struct mt_layout **halves, const struct mt_lay_out *o, size_t n,
+                           struct mt_err *err);
 /** Replaces train.learning_rate = auto by a number, and sets its origin to the reason. */
 int mt_resolve_learning_rate(struct mt_config *cfg, struct mt_err *err);
 /** The kind of device that a run of the configuration opens; *gpu: the GPU found (mt_device_choose()). */

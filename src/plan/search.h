@@ -11,7 +11,9 @@ struct mt_plan_request {
     const struct mt_layout *layout;
     const struct mt_layout *halves;   /* the same model in halves of layers, used if whole ones do not fit or
                                          are slower; or NULL */
-    struct mt_numerics numerics;   /* micro_batch and logits_chunk may be auto */
+    struct mt_numerics numerics;   /* micro_batch and logits_chunk may be auto; rows_per_step: of all learners */
+    const struct mt_numerics *learner; /* [n_learners] of each; borrowed */
+    size_t n_learners;             /* 0: one, with `numerics` */
     struct mt_placement placement; /* threads and budgets are not auto */
     bool train;                    /* false: evaluation only */
     size_t docs_per_row;           /* upper bound */

@@ -27,14 +27,16 @@ static void add_scratch_limit(const struct mt_setup *s, struct mt_memory *m)
         add_limit(m, "nvme", "memory.nvme_paths", s->choice.disk_bytes, least);
 }
 
-/* A checkpoint, plus the part of the scratch that is on the same file system. */
+/* A checkpoint of each learner, plus the part of the scratch that is on the same file system. */
 static void add_checkpoint_row(const struct mt_setup *s, const struct mt_plane_set_params *pp, uint64_t scratch,
                                struct mt_memory *m)
 {
     const struct mt_cfg_list *dirs = &s->in->cfg->memory.nvme_paths;
     uint64_t have, beside = 0;
-    uint64_t checkpoint = mt_checkpoint_bytes(s->layout, pp->desc, s->in->cfg->checkpoint.save == MT_SAVE_FULL,
-                                              mt_setup_names_base(s));
+    uint64_t checkpoint = 0;
+    for (size_t i = 0; i < s->n_learners; i++)
+        checkpoint += mt_checkpoint_bytes(mt_setup_layout_of(s, i), pp->desc,
+                                          s->in[i].cfg->checkpoint.save == MT_SAVE_FULL, mt_setup_names_base(s, i));
     if (mt_hw_disk_free(s->in->cfg->checkpoint.dir, &have, NULL))
         return;
     for (int i = 0; i < dirs->n; i++)

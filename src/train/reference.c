@@ -15,9 +15,9 @@ static size_t n_answers(const mt_dataset *d)
 }
 
 /* Held-out samples of the training data have numbers of that, and their place. */
-static size_t evaluation_at(const struct mt_session *s)
+static size_t evaluation_at(const struct mt_session *s, size_t learner)
 {
-    const struct mt_inputs *in = s->setup->in;
+    const struct mt_inputs *in = &s->setup->in[learner];
     return in->eval_data ? n_answers(in->data) : 0;
 }
 
@@ -26,9 +26,9 @@ const double *mt_reference_of_training(const struct mt_train_state *st)
     return st->reference;
 }
 
-const double *mt_reference_of_evaluation(const struct mt_session *s, const struct mt_train_state *st)
+const double *mt_reference_of_evaluation(const struct mt_session *s, size_t learner, const struct mt_train_state *st)
 {
-    return st->reference ? st->reference + evaluation_at(s) : NULL;
+    return st->reference ? st->reference + evaluation_at(s, learner) : NULL;
 }
 
 /* Documents of the step whose log-probability is not known yet. */
@@ -55,21 +55,22 @@ static size_t most_docs(const struct mt_step_data *data)
 }
 
 /* A step of an epoch on which some answers are new; later epochs have few of them or none. */
-static int run_step(struct mt_session *s, mt_sampler *sampler, uint64_t step, struct mt_step_data *data,
+static int run_step(struct mt_session *s, size_t learner, mt_sampler *sampler, uint64_t step, struct mt_step_data *data,
                     double *doc_loss, double *of, struct mt_err *err)
 {
     struct mt_eval_result sum = {.doc_loss = doc_loss};
     int rc = mt_sampler_fill(sampler, step, data, err);
     if (rc || !count_unknown(data, of))
         return rc;
-    rc = mt_engine_eval(s->engine, 0, data, &sum, err);
+    rc = mt_engine_eval(s->engine, (int)learner, data, &sum, err);
     if (!rc)
         take(data, doc_loss, of);
     return rc;
 }
 
 /* `steps`: those of the run. */
-static int fill(struct mt_session *s, mt_sampler *sampler, uint64_t steps, double *of, struct mt_err *err)
+static int fill(struct mt_session *s, size_t learner, mt_sampler *sampler, uint64_t steps, double *of,
+                struct mt_err *err)
 {
     struct mt_step_data data;
     uint64_t epoch = mt_sampler_steps_per_epoch(sampler);
@@ -82,7 +83,7 @@ static int fill(struct mt_session *s, mt_sampler *sampler, uint64_t steps, doubl
         rc = mt_fail_nomem(err, "log-probabilities of the reference", most_docs(&data) * sizeof(*doc_loss));
     int64_t t0 = mt_now_ns(), said = t0;
     for (uint64_t i = 0; i < steps && !rc && !(whole && i == epoch); i++) {
-        rc = run_step(s, sampler, i, &data, doc_loss, of, err);
+        rc = run_step(s, learner, sampler, i, &data, doc_loss, of, err);
         double part = (double)(i + 1) / (double)MT_MIN(steps, epoch), spent = (double)(mt_now_ns() - t0) * 1e-9;
         if (mt_now_ns() - said > 10000000000 && part < 1) {
             mt_info("log-probabilities of the reference: %.0f%%, %.0f s left", 100 * part, spent / part - spent);
@@ -94,18 +95,19 @@ static int fill(struct mt_session *s, mt_sampler *sampler, uint64_t steps, doubl
     return rc;
 }
 
-static int make(struct mt_session *s, struct mt_train_state *st, size_t n, struct mt_err *err)
+static int make(struct mt_session *s, size_t learner, struct mt_train_state *st, size_t n, struct mt_err *err)
 {
-    const struct mt_inputs *in = s->setup->in;
+    const struct mt_inputs *in = &s->setup->in[learner];
     double *of = mt_calloc(n, sizeof(*of));
     if (!of)
         return mt_fail_nomem(err, "log-probabilities of the reference", n * sizeof(*of));
     for (size_t i = 0; i < n; i++)
         of[i] = NAN;
     mt_info("log-probabilities of %zu answers under the model as it is, before the first step", n);
-    int rc = fill(s, in->sampler, in->total_steps, of, err);
+    int rc = fill(s, learner, in->sampler, in->total_steps, of, err);
     if (!rc && in->eval_sampler)
-        rc = fill(s, in->eval_sampler, mt_sampler_steps_per_epoch(in->eval_sampler), of + evaluation_at(s), err);
+        rc = fill(s, learner, in->eval_sampler, mt_sampler_steps_per_epoch(in->eval_sampler),
+                  of + evaluation_at(s, learner), err);
     if (rc) {
         free(of);
         return rc;
@@ -115,16 +117,16 @@ static int make(struct mt_session *s, struct mt_train_state *st, size_t n, struc
     return 0;
 }
 
-int mt_reference_make(struct mt_session *s, struct mt_train_state *st, struct mt_err *err)
+int mt_reference_make(struct mt_session *s, size_t learner, struct mt_train_state *st, struct mt_err *err)
 {
-    const struct mt_inputs *in = s->setup->in;
-    size_t n = evaluation_at(s) ? n_answers(in->data) + n_answers(in->eval_data) : n_answers(in->data);
-    if (!mt_objective_of(&s->setup->choice.numerics)->reference)
+    const struct mt_inputs *in = &s->setup->in[learner];
+    size_t n = evaluation_at(s, learner) ? n_answers(in->data) + n_answers(in->eval_data) : n_answers(in->data);
+    if (!mt_objective_of(mt_setup_numerics_of(s->setup, learner))->reference)
         return 0;
     if (st->reference && st->n_reference == n)
         return 0;
     if (st->step)
         return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "the checkpoint has %zu log-probabilities of the reference, the data "
                        "have %zu answers: it does not belong to them", st->n_reference, n);
-    return make(s, st, n, err);
+    return make(s, learner, st, n, err);
 }

@@ -10,13 +10,13 @@
  * the very micro-batches of the steps, so that the first step finds no difference in any bit. They are part of the
  * training state, since later the weights that they are of may be gone.
  *
- * Sets st->reference, unless it is there already (of the checkpoint that the run goes on from) or the objective needs
+ * Sets a learner's st->reference, unless it is there already (of the checkpoint that the run goes on from) or the objective needs
  * none. First the training data, by mt_batch.sample, then the evaluation's. -ECANCELED: interrupted.
  */
-int mt_reference_make(struct mt_session *s, struct mt_train_state *st, struct mt_err *err);
+int mt_reference_make(struct mt_session *s, size_t learner, struct mt_train_state *st, struct mt_err *err);
 /** Of the training data; NULL: none. */
 const double *mt_reference_of_training(const struct mt_train_state *st);
 /** Of the evaluation's; NULL: none. */
-const double *mt_reference_of_evaluation(const struct mt_session *s, const struct mt_train_state *st);
+const double *mt_reference_of_evaluation(const struct mt_session *s, size_t learner, const struct mt_train_state *st);
 
 #endif

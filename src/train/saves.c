@@ -50,17 +50,18 @@ static void look_at_memory(struct mt_saves *s)
 
 static const struct mt_config *config(const struct mt_saves *s)
 {
-    return s->p->session->setup->in->cfg;
+    return s->p->session->setup->in[s->p->learner].cfg;
 }
 
 double mt_saves_expect(const struct mt_saves *s)
 {
     const struct mt_session *se = s->p->session;
+    const struct mt_layout *own = mt_setup_layout_of(se->setup, s->p->learner);
     bool full = config(s)->checkpoint.save == MT_SAVE_FULL;
     if (s->seconds > 0)
         return s->seconds;
-    return (double)mt_checkpoint_bytes(se->setup->layout, mt_plane_desc_of(se->planes, MT_PLANE_HI), full,
-                                       mt_setup_names_base(se->setup)) /
+    return (double)mt_checkpoint_bytes(own, mt_plane_desc_of(se->planes, MT_PLANE_HI), full,
+                                       mt_setup_names_base(se->setup, s->p->learner)) /
            GUESSED_RATE;
 }
 
@@ -202,7 +203,8 @@ static int note_findings(struct mt_train_state *st, mt_device *dev, struct mt_er
 static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
 {
     const struct mt_train_params *p = s->p;
-    const struct mt_inputs *in = p->session->setup->in;
+    const struct mt_inputs *in = &p->session->setup->in[p->learner];
+    const struct mt_layout *own = mt_setup_layout_of(p->session->setup, p->learner);
     struct mt_train_state *st = p->state;
     int64_t t0 = mt_now_ns();
     *lost = false;
@@ -215,8 +217,8 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     s->unsettled = true;
     mt_train_phase(p->control, "saving a checkpoint");
     look_at_memory(s);
-    rc = mt_engine_flush(p->session->engine, err);
-    *lost = !mt_engine_whole(p->session->engine);
+    rc = mt_train_flush(p, err);
+    *lost = !mt_engine_whole(p->session->engine) || mt_engine_check_learner(p->session->engine, p->learner, NULL);
     if (!rc) {
         bool hurries = s->final && (atomic_load(&p->control->stop) || config(s)->checkpoint.time_limit > 0);
         rc = mt_session_look_again(p->session, !hurries, err);
@@ -230,25 +232,26 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
         rc = mt_disk_sync(p->session->disk, err);
         *lost = rc;
     }
-    st->updates = mt_engine_updates(p->session->engine, 0);
-    bool named = full && mt_setup_names_base(p->session->setup);
+    st->updates = mt_engine_updates(p->session->engine, p->learner);
+    bool named = full && mt_setup_names_base(p->session->setup, p->learner);
     if (!rc && named) {
         rc = mt_session_sum_base(p->session, err);
         *lost = rc && rc != -ENOMEM;
     }
     if (!rc)
         rc = note_findings(st, p->session->setup->dev, err);
+    const uint64_t *sums = named ? mt_session_base_sums(p->session, p->learner) : NULL;
     if (!rc)
         rc = mt_checkpoint_save(&(struct mt_checkpoint_save){.dir = p->dir,
                                                              .model_dir = in->model_dir,
                                                              .base_model = config(s)->model.path,
                                                              .files = p->files,
-                                                             .layout = p->session->setup->layout,
+                                                             .layout = own,
                                                              .planes = p->session->planes,
                                                              .state = st,
                                                              .history = p->history,
                                                              .full = full,
-                                                             .named = named ? p->session->base_sum : NULL,
+                                                             .named = sums,
                                                              .base_dir = in->model_dir,
                                                              .lost = lost,
                                                              .shard_bytes = config(s)->checkpoint.shard_size},

@@ -71,7 +71,8 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
     p.disk = e.disk = s->disk;
     p.files = e.files = s->files;
     s->base_sum = mt_calloc(setup->layout->n_tensors, sizeof(*s->base_sum));
-    if (!rc && !s->base_sum)
+    s->own_sum = mt_calloc(setup->layout->n_tensors, sizeof(*s->own_sum));
+    if (!rc && (!s->base_sum || !s->own_sum))
         rc = mt_fail_nomem(err, "sums of the base", setup->layout->n_tensors * sizeof(*s->base_sum));
     if (!rc)
         rc = mt_plane_set_create(&s->planes, &p, err);
@@ -93,9 +94,27 @@ int mt_session_sum_base(struct mt_session *s, struct mt_err *err)
     return rc;
 }
 
+/* What a resumed learner's checkpoint says of the base. */
 static struct mt_base_sums base_sums(const struct mt_session *s)
 {
-    return (struct mt_base_sums){.sum = s->base_sum, .want = s->setup->in->resumed.from_files, .files = s->files};
+    const cJSON *want = NULL;
+    for (size_t i = 0; i < s->setup->n_learners && !want; i++)
+        want = s->setup->in[i].resumed.from_files;
+    return (struct mt_base_sums){.sum = s->base_sum, .want = want, .files = s->files};
+}
+
+const uint64_t *mt_session_base_sums(struct mt_session *s, size_t learner)
+{
+    const struct mt_layout *own = mt_setup_layout_of(s->setup, learner), *l = s->setup->layout;
+    size_t from = 0;
+    for (size_t i = 0; i < own->n_tensors; i++) {
+        if (own->tensors[i].adapter)
+            continue;
+        while (l->tensors[from].adapter)
+            from++;
+        s->own_sum[i] = s->base_sum[from++];
+    }
+    return s->own_sum;
 }
 
 static int fill_model(struct mt_session *s, struct mt_err *err)
@@ -128,15 +147,15 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
     return rc;
 }
 
-static int fill_adapters(struct mt_session *s, struct mt_err *err)
+static int fill_adapters(struct mt_session *s, size_t learner, struct mt_err *err)
 {
-    const struct mt_setup *setup = s->setup;
-    const struct mt_config *cfg = setup->in->cfg;
+    const struct mt_layout *own = mt_setup_layout_of(s->setup, learner);
+    const struct mt_config *cfg = s->setup->in[learner].cfg;
     const char *path = cfg->adapter.path;
     if (!*path)
-        return mt_adapter_init(setup->layout, s->planes, (uint64_t)cfg->train.seed, err);
+        return mt_adapter_init(own, s->planes, (uint64_t)cfg->train.seed, err);
     int rc = mt_checkpoint_verify_model(path, false, false, err);
-    return rc ? rc : mt_peft_load(setup->layout, s->planes, path, err);
+    return rc ? rc : mt_peft_load(own, s->planes, path, err);
 }
 
 static int start_guard(struct mt_session *s, struct mt_err *err)
@@ -155,17 +174,20 @@ static int start_guard(struct mt_session *s, struct mt_err *err)
     return rc;
 }
 
-int mt_session_fill_weights(struct mt_session *s, const char *resume, struct mt_err *err)
+int mt_session_fill_weights(struct mt_session *s, const char *const *resume, struct mt_err *err)
 {
     const struct mt_setup *setup = s->setup;
     bool adapters = setup->layout->n_adapters || setup->in->cfg->adapter.kind != MT_ADAPTER_NONE;
-    int rc = resume && !adapters ? 0 : fill_model(s, err);
-    if (!rc && resume)
-        rc = mt_checkpoint_load(resume, setup->layout, s->planes, err);
-    else if (!rc && adapters)
-        rc = fill_adapters(s, err);
+    bool resumed = resume && *resume;
+    int rc = resumed && !adapters ? 0 : fill_model(s, err);
+    for (size_t i = 0; i < setup->n_learners && !rc; i++) {
+        if (resume && resume[i])
+            rc = mt_checkpoint_load(resume[i], mt_setup_layout_of(setup, i), s->planes, err);
+        else if (adapters)
+            rc = fill_adapters(s, i, err);
+    }
     struct mt_base_sums base = base_sums(s);
-    if (!rc && resume && !adapters)
+    if (!rc && resumed && !adapters)
         rc = mt_weights_load_base(setup->layout, s->planes, setup->in->model_dir, &base, err);
     return rc ? rc : start_guard(s, err);
 }
@@ -225,5 +247,6 @@ void mt_session_finish(struct mt_session *s)
     mt_disk_close(&s->disk);
     mt_file_weights_close(&s->files);
     free(s->base_sum);
+    free(s->own_sum);
     *s = (struct mt_session){0};
 }

@@ -18,14 +18,18 @@ struct mt_session {
     mt_second_look *second_look; /* at the weights that were loaded, while it is under way */
     uint64_t steps;         /* since the session began */
     uint64_t *base_sum; /* [n_tensors] what frozen tensors of the model's files are known by (in_base) */
+    uint64_t *own_sum;  /* [n_tensors of a learner's layout] the same of the learner asked for last */
 };
 
 /** Allocates planes and engine; the weights follow. The caller finishes *s, also after a failure, before setup. */
 int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct mt_err *err);
-/** Fills the planes: from the model's folder, or at random; then from the checkpoint `resume` or adapter.path, if any. */
-int mt_session_fill_weights(struct mt_session *s, const char *resume, struct mt_err *err);
+/** Fills the planes: from the model's folder, or at random; then for each learner from the checkpoint resume[learner], or
+ * adapter.path, if any. resume: NULL for none of all. */
+int mt_session_fill_weights(struct mt_session *s, const char *const *resume, struct mt_err *err);
 /** Sums of all tensors of the base (in_base), into base_sum: reads what no pass has read yet. */
 int mt_session_sum_base(struct mt_session *s, struct mt_err *err);
+/** These sums by the tensors of a learner's layout; valid until the next call. */
+const uint64_t *mt_session_base_sums(struct mt_session *s, size_t learner);
 /**
  * After a step: mends frozen weights that have changed in host memory, from the model's files, and starts the next look at
  * them. -EBADMSG: what was found cannot be mended.

@@ -10,6 +10,7 @@
 #include "machine/stored.h"
 #include "model/ranges.h"
 #include "plan/evaluate.h"
+#include "train/shared.h"
 
 /* oneDNN aborts the process when malloc fails: warm its products up only if this much memory is free. */
 static const uint64_t WARM_NEEDS = (uint64_t)256 << 20;
@@ -103,7 +104,9 @@ static int decide(struct mt_setup *s, const char *kind, struct mt_err *err)
     spread_memory(s);
     s->request.layout = s->in->layout;
     s->request.halves = s->in->halves;
-    int rc = open_device(s, kind, err);
+    int rc = mt_shared_request(s, err);
+    if (!rc)
+        rc = open_device(s, kind, err);
     if (!rc && s->request.train)
         rc = search(s, &s->predicted, err);
     if (!rc && !s->predicted)
@@ -112,7 +115,19 @@ static int decide(struct mt_setup *s, const char *kind, struct mt_err *err)
         return rc;
     take_layout(s);
     take_engine_params(s);
-    return 0;
+    return mt_shared_take_choice(s, err);
+}
+
+const struct mt_numerics *mt_setup_numerics_of(const struct mt_setup *s, size_t learner)
+{
+    return s->learner ? &s->learner[learner] : &s->choice.numerics;
+}
+
+const struct mt_layout *mt_setup_layout_of(const struct mt_setup *s, size_t learner)
+{
+    if (!s->learner)
+        return s->layout;
+    return s->layout == s->shared[1] ? s->in[learner].halves : s->in[learner].layout;
 }
 
 static int check_copies(const struct mt_setup *s, struct mt_err *err)
@@ -125,26 +140,47 @@ static int check_copies(const struct mt_setup *s, struct mt_err *err)
                    "a copy cannot read it in place; set checkpoint.frozen = name, or memory.base = host");
 }
 
-int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use use, struct mt_err *err)
+/* A learner's steps, and what was decided, into its configuration. */
+static int lay_out_learner(struct mt_setup *s, size_t i, struct mt_err *err)
+{
+    struct mt_inputs *in = &s->in[i];
+    struct mt_numerics *n = s->learner ? &s->learner[i] : &s->choice.numerics;
+    int rc = in->data || in->eval_data ? mt_inputs_lay_out_steps(in, n, err) : 0;
+    if (!rc)
+        rc = mt_config_adopt(in->cfg, n, &s->choice.placement, "chosen", err);
+    if (!rc && s->request.train && in->lr.warmup >= in->total_steps)
+        mt_warn("train.warmup is %llu steps of a run of %llu: the learning rate never reaches its peak",
+                (unsigned long long)in->lr.warmup, (unsigned long long)in->total_steps);
+    return rc;
+}
+
+static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum mt_inputs_use use, struct mt_err *err)
 {
     struct mt_plan_limits limits;
-    *s = (struct mt_setup){.in = in};
-    int rc = mt_plan_limits_here(&limits, in->cfg, err);
+    *s = (struct mt_setup){.in = in, .n_learners = n};
+    int rc = mt_shared_check(s, err);
+    if (!rc)
+        rc = mt_plan_limits_here(&limits, in->cfg, err);
     if (!rc)
         rc = mt_resolve_request(&s->request, in->cfg, &limits, err);
     s->request.train = use == MT_RUN_TRAIN;
     if (!rc)
         rc = decide(s, limits.kind, err);
-    if (!rc && (in->data || in->eval_data))
-        rc = mt_inputs_lay_out_steps(in, &s->choice.numerics, err);
     if (!rc)
         rc = check_copies(s, err);
-    if (!rc)
-        rc = mt_config_adopt(in->cfg, &s->choice.numerics, &s->choice.placement, "chosen", err);
-    if (!rc && s->request.train && in->lr.warmup >= in->total_steps)
-        mt_warn("train.warmup is %llu steps of a run of %llu: the learning rate never reaches its peak",
-                (unsigned long long)in->lr.warmup, (unsigned long long)in->total_steps);
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = lay_out_learner(s, i, err);
     return rc;
+}
+
+int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use use, struct mt_err *err)
+{
+    return open_setup(s, in, 1, use, err);
+}
+
+int mt_setup_open_shared(struct mt_setup *s, struct mt_inputs *in, size_t n, struct mt_err *err)
+{
+    return open_setup(s, in, n, MT_RUN_TRAIN, err);
 }
 
 /* The request with every value fixed as it is run. */
@@ -177,9 +213,9 @@ int mt_setup_operations(const struct mt_setup *s, struct mt_metered **ops, size_
     return rc ? rc : mt_plan_operations(ops, n, &r, err);
 }
 
-bool mt_setup_names_base(const struct mt_setup *s)
+bool mt_setup_names_base(const struct mt_setup *s, size_t learner)
 {
-    const struct mt_config *cfg = s->in->cfg;
+    const struct mt_config *cfg = s->in[learner].cfg;
     return cfg->checkpoint.save == MT_SAVE_FULL && (s->layout->n_adapters || cfg->checkpoint.frozen == MT_FROZEN_NAME);
 }
 
@@ -201,5 +237,8 @@ void mt_setup_finish(struct mt_setup *s)
     mt_machine_finish(&s->machine);
     mt_device_destroy(&s->dev);
     free(s->cpus);
+    free(s->learner);
+    mt_layout_destroy(&s->shared[0]);
+    mt_layout_destroy(&s->shared[1]);
     *s = (struct mt_setup){0};
 }

@@ -8,8 +8,12 @@
 
 /** What was decided for inputs on this machine: the device, every `auto`, the plan. Nothing large is allocated yet. */
 struct mt_setup {
-    struct mt_inputs *in;          /* borrowed; its steps are laid out once the micro-batch is decided */
-    const struct mt_layout *layout; /* one of the two of `in` */
+    struct mt_inputs *in;          /* [n_learners] borrowed; steps are laid out once the micro-batch is decided. What is
+                                      not a learner's own is that of the first */
+    size_t n_learners;             /* results of the run; several share the base */
+    const struct mt_layout *layout; /* one of the two of `in`, or of `shared` */
+    struct mt_layout *shared[2];   /* with several learners: whole layers, and halves of them or NULL; owned */
+    struct mt_numerics *learner;   /* with several: [n_learners] of each, every `auto` decided; owned */
 
     mt_device *dev;
     int *cpus;                     /* [placement.threads] or NULL */
@@ -26,6 +30,12 @@ struct mt_setup {
  * configuration. The caller finishes *s, also after a failure, before `in`. err->kind says whose fault it is.
  */
 int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use use, struct mt_err *err);
+/** The same to train n learners on one base: in: [n]. -EINVAL: names what two of them differ in, but share. */
+int mt_setup_open_shared(struct mt_setup *s, struct mt_inputs *in, size_t n, struct mt_err *err);
+/** The numerics of a learner. */
+const struct mt_numerics *mt_setup_numerics_of(const struct mt_setup *s, size_t learner);
+/** The layout of a learner's checkpoints: its tensors and the base's, in the places of `layout`. */
+const struct mt_layout *mt_setup_layout_of(const struct mt_setup *s, size_t learner);
 /**
  * The tasks of the predicted step, as the simulator ran them. -ENOENT where this machine has not been
  * measured (megatrain probe all).
@@ -34,7 +44,7 @@ int mt_setup_predict(const struct mt_setup *s, struct mt_sim_graph *graph, struc
 /** The distinct device operations of a step; *ops is the caller's to free. -ENOENT as above. */
 int mt_setup_operations(const struct mt_setup *s, struct mt_metered **ops, size_t *n, struct mt_err *err);
 /** Do full checkpoints name the base's tensors by their sums, instead of holding them? Those of adapters always do. */
-bool mt_setup_names_base(const struct mt_setup *s);
+bool mt_setup_names_base(const struct mt_setup *s, size_t learner);
 /** The planes' parameters, without drives and files; p->elems is allocated, the caller's to free. */
 int mt_setup_plane_params(const struct mt_setup *s, struct mt_plane_set_params *p, struct mt_err *err);
 void mt_setup_finish(struct mt_setup *s);

@@ -21,6 +21,7 @@
 
 enum { TRACED_STEP = 3 };
 
+/* A learner's way through its data. */
 struct loop {
     const struct mt_train_params *p;
     struct mt_session *s;
@@ -34,6 +35,19 @@ struct loop {
     double step_seconds; /* of a step, smoothed */
     bool evaluated;      /* at this step */
     bool sound;          /* what failed left the state as it was: data, a computation, an evaluation */
+    bool asked;          /* somebody wants a checkpoint */
+    bool live;           /* it has not ended or failed */
+    int rc;              /* why it failed */
+    struct mt_err err;
+    enum mt_train_end end; /* why it ended */
+};
+
+/* The learners of a run, which take their steps together. */
+struct run {
+    struct loop *loop;
+    size_t n;
+    struct mt_learner_step *of;
+    struct mt_step_result *result;
 };
 
 void mt_train_phase(struct mt_train_control *c, const char *phase)
@@ -51,6 +65,12 @@ void mt_train_request_stop(struct mt_train_control *c, int signo)
         mt_engine_interrupt(e);
 }
 
+int mt_train_flush(const struct mt_train_params *p, struct mt_err *err)
+{
+    int rc = mt_engine_flush(p->session->engine, err);
+    return rc ? rc : mt_engine_check_learner(p->session->engine, p->learner, err);
+}
+
 static double since(int64_t t0)
 {
     return (double)(mt_now_ns() - t0) * 1e-9;
@@ -63,9 +83,8 @@ static void remember(struct loop *l, const cJSON *record)
 }
 
 /* The loss of an evaluation without a reference, which its objective would need, is that of the tokens. */
-static void take_measures(const struct mt_session *s, struct mt_eval_result *sum, struct mt_eval_report *out)
+static void take_measures(const struct mt_numerics *n, struct mt_eval_result *sum, struct mt_eval_report *out)
 {
-    const struct mt_numerics *n = &s->setup->choice.numerics;
     const struct mt_objective *o = mt_objective_of(n);
     if (o->finish && sum->measures[0].n > 0)
         o->finish(&(struct mt_objective_step){.objective = o, .keys = &n->objective_keys}, sum->measures);
@@ -77,12 +96,12 @@ static void take_measures(const struct mt_session *s, struct mt_eval_result *sum
 }
 
 /* *unread: its data could not be read, or there was no memory for it, which says nothing of the engine. */
-static int evaluate_all(struct mt_session *s, const double *reference, struct mt_eval_report *out, bool *unread,
-                        struct mt_err *err)
+static int evaluate_all(struct mt_session *s, size_t learner, const double *reference,
+                        struct mt_eval_report *out, bool *unread, struct mt_err *err)
 {
     struct mt_step_data data;
     struct mt_eval_result sum = {.reference = reference};
-    mt_sampler *sampler = s->setup->in->eval_sampler;
+    mt_sampler *sampler = s->setup->in[learner].eval_sampler;
     int64_t t0 = mt_now_ns();
     int rc = mt_step_data_init(&data, sampler, err);
     *unread = rc;
@@ -93,7 +112,7 @@ static int evaluate_all(struct mt_session *s, const double *reference, struct mt
         rc = mt_sampler_fill(sampler, i, &data, err);
         *unread = rc;
         if (!rc) {
-            rc = mt_engine_eval(s->engine, 0, &data, &sum, err);
+            rc = mt_engine_eval(s->engine, (int)learner, &data, &sum, err);
             *unread = rc == -ENOMEM && mt_engine_whole(s->engine);
         }
     }
@@ -101,7 +120,7 @@ static int evaluate_all(struct mt_session *s, const double *reference, struct mt
     if (rc)
         return rc;
     out->n_loss = sum.n_loss;
-    take_measures(s, &sum, out);
+    take_measures(mt_setup_numerics_of(s->setup, learner), &sum, out);
     out->accuracy = sum.n_loss ? (double)sum.n_correct / (double)sum.n_loss : NAN;
     out->seconds = since(t0);
     return 0;
@@ -110,7 +129,7 @@ static int evaluate_all(struct mt_session *s, const double *reference, struct mt
 int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct mt_err *err)
 {
     bool unread;
-    return evaluate_all(s, NULL, out, &unread, err);
+    return evaluate_all(s, 0, NULL, out, &unread, err);
 }
 
 static void report_evaluation(struct loop *l, struct mt_eval_report *r)
@@ -138,10 +157,11 @@ static int evaluate(struct loop *l, struct mt_err *err)
     if (!l->in->eval_sampler || l->evaluated)
         return 0;
     mt_train_phase(l->p->control, "evaluating");
-    int rc = mt_engine_flush(l->s->engine, err);
+    int rc = mt_train_flush(l->p, err);
     if (rc)
         return rc;
-    rc = evaluate_all(l->s, mt_reference_of_evaluation(l->s, l->st), &r, &unread, &why);
+    const double *reference = mt_reference_of_evaluation(l->s, l->p->learner, l->st);
+    rc = evaluate_all(l->s, l->p->learner, reference, &r, &unread, &why);
     if (rc && (!unread || l->st->step == l->first_step)) {
         l->sound = rc != -ECANCELED;
         if (err)
@@ -205,7 +225,7 @@ static void report_step(struct loop *l, struct mt_step_report *r)
     r->total_steps = l->in->total_steps;
     r->epoch = (double)l->st->step / (double)l->st->steps_per_epoch;
     r->total_tokens = l->st->tokens;
-    r->objective = mt_objective_of(&l->setup->choice.numerics);
+    r->objective = mt_objective_of(mt_setup_numerics_of(l->setup, l->p->learner));
     r->h2d_bytes = l->setup->choice.engine.h2d_bytes;
     r->d2h_bytes = l->setup->choice.engine.d2h_bytes;
     r->uses_disk = l->setup->choice.engine.uses_disk || l->setup->choice.engine.uses_files;
@@ -243,37 +263,32 @@ static void write_trace(struct loop *l)
     mt_sim_graph_finish(&graph);
 }
 
-static int run_step(struct loop *l, struct mt_err *err)
+/* The data of the next step, and their rate. */
+static int next_data(struct loop *l, struct mt_learner_step *of, struct mt_err *err)
 {
-    struct mt_step_report r = {0};
-    const struct mt_step_data *data;
-    int64_t t0 = mt_now_ns();
+    l->sound = true;
+    int rc = mt_loader_get(l->loader, l->st->step, &of->data, err);
+    of->reference = mt_reference_of_training(l->st);
+    of->lr = rc ? 0 : mt_lr_at(&l->in->lr, mt_engine_next_update(l->s->engine, l->p->learner));
     l->sound = false;
-    mt_train_phase(l->p->control, "training");
-    int rc = mt_loader_get(l->loader, l->st->step, &data, err);
-    if (rc) {
-        l->sound = true;
-        return rc;
-    }
-    r.lr = mt_lr_at(&l->in->lr, mt_engine_next_update(l->s->engine, 0));
-    const struct mt_learner_step step = {data, r.lr, mt_reference_of_training(l->st)};
-    rc = mt_engine_step(l->s->engine, &step, &r.result, err);
-    l->sound = rc && mt_engine_whole(l->s->engine);
-    if (rc)
-        return rc;
-    r.seconds = since(t0);
-    r.tokens = data->n_tokens;
-    r.loss_tokens = data->n_loss;
+    return rc;
+}
+
+/* The step has been made. */
+static int end_step(struct loop *l, const struct mt_learner_step *of, const struct mt_step_result *result,
+                    double seconds, struct mt_err *err)
+{
+    struct mt_step_report r = {.result = *result, .lr = of->lr, .seconds = seconds, .tokens = of->data->n_tokens,
+                               .loss_tokens = of->data->n_loss};
     l->st->step++;
-    atomic_store(&l->p->control->step, l->st->step);
     l->st->tokens += r.tokens;
     l->st->loss_tokens += r.loss_tokens;
     l->st->seconds += r.seconds;
     l->evaluated = false;
     report_step(l, &r);
-    write_trace(l);
-    rc = mt_session_guard(l->s, err);
-    return rc ? rc : count_skip(l, &r.result, err);
+    if (l->p->learner == 0)
+        write_trace(l);
+    return count_skip(l, &r.result, err);
 }
 
 static double time_left(const struct loop *l)
@@ -295,8 +310,8 @@ static int between_steps(struct loop *l, enum mt_train_end *end, bool *over, str
     int rc = 0;
     if (c->eval.every && l->st->step % (uint64_t)c->eval.every == 0)
         rc = evaluate(l, err);
-    bool due = mt_saves_due(&l->saves), asked = atomic_exchange(&l->p->control->save, false);
-    asked |= mt_train_file_request(l->p, "SAVE");
+    bool due = mt_saves_due(&l->saves), asked = l->asked | mt_train_file_request(l->p, "SAVE");
+    l->asked = false;
     if (!rc && (due || asked))
         rc = mt_saves_periodic(&l->saves, err);
     if (rc)
@@ -329,30 +344,6 @@ static bool was_stopped(const struct loop *l, int rc)
     return stopped;
 }
 
-static int run_steps(struct loop *l, enum mt_train_end *end, struct mt_err *err)
-{
-    bool over = false;
-    int rc = 0;
-    *end = MT_END_DONE;
-    if (l->in->cfg->eval.at_start && !l->st->step)
-        rc = evaluate(l, err);
-    if (was_stopped(l, rc)) {
-        *end = MT_END_SIGNAL;
-        return 0;
-    }
-    while (!rc && !over && more_steps(l)) {
-        if (!atomic_load(&l->p->control->stop))
-            rc = run_step(l, err);
-        if (!rc && !atomic_load(&l->p->control->stop))
-            rc = between_steps(l, end, &over, err);
-        if (was_stopped(l, rc)) {
-            *end = MT_END_SIGNAL;
-            return 0;
-        }
-    }
-    return rc;
-}
-
 /* The last evaluation and the last save. A signal during the evaluation changes *why. */
 static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err)
 {
@@ -363,7 +354,7 @@ static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err
     double seconds = c->checkpoint.save_deadline;
     if (l->p->no_save || (stopped && !trained) ||
         (end == MT_END_SIGNAL && c->checkpoint.on_signal == MT_ON_SIGNAL_NONE))
-        return mt_engine_flush(l->s->engine, err);
+        return mt_train_flush(l->p, err);
     int rc = stopped ? 0 : evaluate(l, err);
     if (rc == -ECANCELED && was_stopped(l, rc)) {
         *why = MT_END_SIGNAL;
@@ -387,36 +378,239 @@ static void save_before_failing(struct loop *l)
         mt_warn("%s", err.msg);
 }
 
-int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct mt_err *err)
+/* --- the run: all learners ---------------------------------------------------------------------------------- */
+
+/* The first learner that goes on; NULL: none does. */
+static struct loop *first_live(const struct run *r)
+{
+    for (size_t i = 0; i < r->n; i++)
+        if (r->loop[i].live)
+            return &r->loop[i];
+    return NULL;
+}
+
+/* The learner has failed. The others go on, if the engine can. */
+static void fail(struct run *r, struct loop *l, int rc, const struct mt_err *err)
+{
+    l->live = false;
+    l->rc = rc;
+    l->err = *err;
+    if (r->n > 1)
+        mt_fail_prefix(&l->err, rc, "%s", l->p->dir);
+    if (l->sound)
+        save_before_failing(l);
+    if (first_live(r))
+        mt_warn("%s; the other runs go on", l->err.msg);
+}
+
+/* sound: the state is as it was. */
+static void fail_all(struct run *r, bool sound, int rc, const struct mt_err *err)
+{
+    for (size_t i = 0; i < r->n; i++) {
+        if (!r->loop[i].live)
+            continue;
+        r->loop[i].sound = sound;
+        fail(r, &r->loop[i], rc, err);
+    }
+}
+
+/* The learner ends, for a reason that its last evaluation may change. */
+static void end(struct run *r, struct loop *l, enum mt_train_end why)
+{
+    struct mt_err err = {0};
+    l->end = why;
+    int rc = finish_run(l, &l->end, &err);
+    l->live = false;
+    if (rc)
+        fail(r, l, rc, &err);
+}
+
+static void end_all(struct run *r, enum mt_train_end why)
+{
+    for (size_t i = 0; i < r->n; i++)
+        if (r->loop[i].live)
+            end(r, &r->loop[i], why);
+}
+
+/* The data of all learners for their next step. */
+static void collect(struct run *r)
+{
+    for (size_t i = 0; i < r->n; i++) {
+        struct mt_err err = {0};
+        r->of[i] = (struct mt_learner_step){.data = NULL};
+        int rc = r->loop[i].live ? next_data(&r->loop[i], &r->of[i], &err) : 0;
+        if (!rc)
+            continue;
+        r->of[i].data = NULL;
+        r->loop[i].sound = true;
+        fail(r, &r->loop[i], rc, &err);
+    }
+}
+
+static int run_step(struct run *r)
+{
+    struct mt_train_control *c = r->loop->p->control;
+    struct mt_err err = {0};
+    int64_t t0 = mt_now_ns();
+    mt_train_phase(c, "training");
+    collect(r);
+    if (!first_live(r))
+        return 0;
+    int rc = mt_engine_step(r->loop->s->engine, r->of, r->result, &err);
+    if (rc && (rc != -ECANCELED || !atomic_load(&c->stop)))
+        fail_all(r, mt_engine_whole(r->loop->s->engine), rc, &err);
+    if (rc)
+        return rc;
+    double seconds = since(t0);
+    for (size_t i = 0; i < r->n; i++) {
+        struct loop *l = &r->loop[i];
+        if (!r->of[i].data)
+            continue;
+        rc = mt_engine_check_learner(l->s->engine, l->p->learner, &err);
+        if (!rc)
+            rc = end_step(l, &r->of[i], &r->result[i], seconds, &err);
+        if (rc)
+            fail(r, l, rc, &err);
+    }
+    atomic_store(&c->step, r->loop->st->step);
+    rc = mt_session_guard(r->loop->s, &err);
+    if (rc)
+        fail_all(r, false, rc, &err);
+    return rc;
+}
+
+/* A signal asks all learners for a checkpoint. */
+static void pass_request(struct run *r)
+{
+    bool asked = atomic_exchange(&r->loop->p->control->save, false);
+    for (size_t i = 0; i < r->n; i++)
+        r->loop[i].asked |= asked;
+}
+
+/* An evaluation, or what is due between two steps, of each learner that goes on. */
+static int each(struct run *r, int (*what)(struct loop *l, enum mt_train_end *why, bool *over, struct mt_err *err))
+{
+    int rc = 0;
+    for (size_t i = 0; i < r->n && rc != -ECANCELED; i++) {
+        struct loop *l = &r->loop[i];
+        struct mt_err err = {0};
+        enum mt_train_end why = MT_END_DONE;
+        bool over = false;
+        rc = l->live ? what(l, &why, &over, &err) : 0;
+        if (rc && (rc != -ECANCELED || !atomic_load(&l->p->control->stop)))
+            fail(r, l, rc, &err);
+        else if (!rc && over)
+            end(r, l, why);
+    }
+    return rc;
+}
+
+static int evaluate_at_start(struct loop *l, enum mt_train_end *why, bool *over, struct mt_err *err)
+{
+    (void)why;
+    (void)over;
+    return l->in->cfg->eval.at_start && !l->st->step ? evaluate(l, err) : 0;
+}
+
+/* Ends learners that have made all their steps. */
+static void end_done(struct run *r)
+{
+    for (size_t i = 0; i < r->n; i++)
+        if (r->loop[i].live && !more_steps(&r->loop[i]))
+            end(r, &r->loop[i], MT_END_DONE);
+}
+
+static void run_steps(struct run *r)
+{
+    const struct loop *any = r->loop;
+    int rc = each(r, evaluate_at_start);
+    if (was_stopped(any, rc))
+        end_all(r, MT_END_SIGNAL);
+    end_done(r);
+    while (first_live(r)) {
+        rc = 0;
+        if (!atomic_load(&any->p->control->stop))
+            rc = run_step(r);
+        pass_request(r);
+        if (!rc && !atomic_load(&any->p->control->stop))
+            rc = each(r, between_steps);
+        if (was_stopped(any, rc))
+            end_all(r, MT_END_SIGNAL);
+        end_done(r);
+    }
+}
+
+static int open_loop(struct loop *l, const struct mt_train_params *p, struct mt_err *err)
 {
     const struct mt_setup *setup = p->session->setup;
-    struct loop l = {.p = p, .s = p->session, .setup = setup, .in = setup->in, .st = p->state};
-    mt_saves_init(&l.saves, p);
-    l.first_step = p->state->step;
-    p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l.in->sampler);
-    p->state->total_steps = l.in->total_steps;
-    mt_engine_set_updates(l.s->engine, 0, p->state->updates);
-    int rc = mt_loader_create(&l.loader, l.in->sampler, p->state->step, l.in->total_steps, err);
+    *l = (struct loop){.p = p, .s = p->session, .setup = setup, .in = &setup->in[p->learner], .st = p->state};
+    mt_saves_init(&l->saves, p);
+    l->first_step = p->state->step;
+    p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l->in->sampler);
+    p->state->total_steps = l->in->total_steps;
+    mt_engine_set_updates(l->s->engine, p->learner, p->state->updates);
+    int rc = mt_loader_create(&l->loader, l->in->sampler, p->state->step, l->in->total_steps, err);
     if (!rc)
-        rc = mt_metrics_open(&l.metrics, l.in->cfg, p->dir, p->state->step,
-                             l.setup->layout->cfg.moe.n_experts > 0, err);
+        rc = mt_metrics_open(&l->metrics, l->in->cfg, p->dir, p->state->step,
+                             l->setup->layout->cfg.moe.n_experts > 0, err);
     if (!rc) {
         mt_train_phase(p->control, "computing the reference");
-        rc = mt_reference_make(l.s, l.st, err);
+        rc = mt_reference_make(l->s, p->learner, l->st, err);
     }
+    l->live = !rc;
+    return rc;
+}
+
+static int open_run(struct run *r, const struct mt_train_params *p, size_t n, struct mt_err *err)
+{
+    r->loop = mt_calloc(n, sizeof(*r->loop));
+    r->of = mt_calloc(n, sizeof(*r->of));
+    r->result = mt_calloc(n, sizeof(*r->result));
+    int rc = r->loop && r->of && r->result ? 0 : mt_fail_nomem(err, "the run", n * sizeof(*r->loop));
+    for (; r->loop && r->n < n && !rc; r->n++)
+        rc = open_loop(&r->loop[r->n], &p[r->n], err);
+    return rc;
+}
+
+/* The first error, and the gravest reason. */
+static int result_of(const struct run *r, enum mt_train_end *why, struct mt_err *err)
+{
+    int rc = 0;
+    *why = MT_END_DONE;
+    for (size_t i = 0; i < r->n; i++) {
+        const struct loop *l = &r->loop[i];
+        *why = MT_MAX(*why, l->end);
+        if (l->rc && !rc && err)
+            *err = l->err;
+        rc = rc ? rc : l->rc;
+    }
+    return rc;
+}
+
+static void close_run(struct run *r)
+{
+    for (size_t i = 0; i < r->n; i++) {
+        mt_saves_finish(&r->loop[i].saves);
+        mt_metrics_close(&r->loop[i].metrics);
+        mt_loader_destroy(&r->loop[i].loader);
+    }
+    free(r->loop);
+    free(r->of);
+    free(r->result);
+}
+
+int mt_train_run(const struct mt_train_params *p, size_t n, enum mt_train_end *why, struct mt_err *err)
+{
+    struct run r = {.n = 0};
+    int rc = open_run(&r, p, n, err);
     if (!rc) {
-        mt_engine_trace(l.s->engine, p->trace != NULL);
-        atomic_store(&p->control->engine, l.s->engine);
+        mt_engine_trace(p->session->engine, p->trace != NULL);
+        atomic_store(&p->control->engine, p->session->engine);
         atomic_store(&p->control->begun, true);
-        rc = run_steps(&l, end, err);
-        if (!rc)
-            rc = finish_run(&l, end, err);
-        if (rc && l.sound)
-            save_before_failing(&l);
+        run_steps(&r);
+        rc = result_of(&r, why, err);
         atomic_store(&p->control->engine, NULL);
     }
-    mt_saves_finish(&l.saves);
-    mt_metrics_close(&l.metrics);
-    mt_loader_destroy(&l.loader);
+    close_run(&r);
     return rc;
 }

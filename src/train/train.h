@@ -56,10 +56,12 @@ struct mt_train_events {
     void (*note)(void *ctx, const char *text);
 };
 
-enum mt_train_end { MT_END_DONE, MT_END_EARLY, MT_END_SIGNAL, MT_END_TIME };
+enum mt_train_end { MT_END_DONE, MT_END_EARLY, MT_END_TIME, MT_END_SIGNAL };
 
+/** What a learner of a run is given. Session, control, start and the last four are the same for all. */
 struct mt_train_params {
     struct mt_session *session;    /* started, weights in place */
+    size_t learner;                /* index in the session's setup */
     struct mt_train_state *state;  /* where to start; updated */
     struct mt_history *history;    /* of dir's checkpoints; updated */
     const struct mt_hf_files *files; /* of the model's folder, for checkpoints; NULL: they are read at each save */
@@ -73,10 +75,16 @@ struct mt_train_params {
     const char *trace;             /* file for the trace of this run's third step (or its last); or NULL */
 };
 
+/** Makes the pending updates; fails, too, if the learner's state is lost. */
+int mt_train_flush(const struct mt_train_params *p, struct mt_err *err);
 /** Whether DIR/name exists; removes it. */
 bool mt_train_file_request(const struct mt_train_params *p, const char *name);
-/** Runs to the end or until asked to stop; the state is saved as the configuration says. */
-int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct mt_err *err);
+/**
+ * Runs all learners to their ends, or until asked to stop; each state is saved as its configuration says. If one ends,
+ * or its data or saves fail, the others go on. p: [n], in the order of the setup's. *end: why the run
+ * ended, of several reasons the last in the enumeration. Returns the first learner's error.
+ */
+int mt_train_run(const struct mt_train_params *p, size_t n, enum mt_train_end *end, struct mt_err *err);
 
 /** Evaluates on the held-out data. The engine must be flushed. */
 int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct mt_err *err);

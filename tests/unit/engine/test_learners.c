@@ -106,6 +106,7 @@ struct run {
     mt_plane_set *planes;
     mt_engine *engine;
     struct mt_numerics numerics[LEARNERS];
+    size_t ruined; /* the learner whose rate is too high */
 };
 
 static void make_planes(struct run *r, struct mt_err *err)
@@ -127,7 +128,7 @@ static void begin(struct run *r, size_t first, size_t n, const struct mt_cut *cu
 {
     struct mt_err err = {0};
     struct mt_device_params dp = {.kind = "cpu", .n_threads = 2, .budget_bytes = DEVICE_BYTES};
-    *r = (struct run){.first = first, .n = n, .layout = lay_out(first, n, cut)};
+    *r = (struct run){.first = first, .n = n, .layout = lay_out(first, n, cut), .ruined = LEARNERS};
     assert_int_equal(mt_device_create(&r->dev, &dp, NULL), 0);
     make_planes(r, &err);
     for (size_t i = 0; i < n; i++)
@@ -219,16 +220,18 @@ static void step(struct run *r, uint64_t i, struct outcome *o)
         if (i >= (uint64_t)kind->steps)
             continue;
         make_step(&data[k], micro[k], kind, i);
-        of[k] = (struct mt_learner_step){&data[k], kind->lr};
+        of[k] = (struct mt_learner_step){&data[k], k == r->ruined ? 1e39 : kind->lr};
+        if (mt_engine_check_learner(r->engine, k, NULL))
+            of[k].data = NULL;
     }
     if (mt_engine_step(r->engine, of, res, &err))
         fail_msg("%s", err.msg);
     for (size_t k = 0; k < r->n && k < LEARNERS; k++) {
-        if (!of[k].data)
-            continue;
-        o[k].loss[i] = res[k].loss;
-        o[k].norm[i] = res[k].grad_norm;
-        for (size_t m = 0; m < data[k].n; m++)
+        if (of[k].data) {
+            o[k].loss[i] = res[k].loss;
+            o[k].norm[i] = res[k].grad_norm;
+        }
+        for (size_t m = 0; i < (uint64_t)kinds[r->first + k].steps && m < data[k].n; m++)
             mt_batch_finish(&micro[k][m]);
     }
 }
@@ -296,6 +299,32 @@ static void learners_have_the_bits_of_runs_alone(void **state)
         finish(&alone[k]);
 }
 
+static void a_learner_whose_weights_burst_leaves_the_others(void **state)
+{
+    struct outcome alone, o[LEARNERS] = {0};
+    struct run r;
+    struct mt_err err = {0};
+    (void)state;
+    begin(&r, 0, LEARNERS, &mt_cut_layer, &plain);
+    r.ruined = 1;
+    for (int i = 0; i < STEPS; i++)
+        step(&r, (uint64_t)i, o);
+    assert_int_equal(mt_engine_flush(r.engine, NULL), 0);
+    assert_int_equal(mt_engine_check_learner(r.engine, 1, &err), -EDOM);
+    assert_non_null(strstr(err.msg, "not finite"));
+    for (size_t k = 0; k < LEARNERS; k += 2) {
+        assert_int_equal(mt_engine_check_learner(r.engine, k, NULL), 0);
+        o[k].updates = mt_engine_updates(r.engine, k);
+        evaluate(&o[k], &r, k);
+        read_tensors(&o[k], &r, k);
+        train(&alone, k, 1, &mt_cut_layer, &plain);
+        assert_equal(&alone, &o[k]);
+        finish(&alone);
+        finish(&o[k]);
+    }
+    end(&r);
+}
+
 static void learners_that_share_too_much_are_refused(void **state)
 {
     struct mt_adapter_spec s[2] = {spec_of(&kinds[0]), spec_of(&kinds[1])};
@@ -315,6 +344,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(learners_have_the_bits_of_runs_alone),
+        cmocka_unit_test(a_learner_whose_weights_burst_leaves_the_others),
         cmocka_unit_test(learners_that_share_too_much_are_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/shared.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "objective/objective.h"
+
+int mt_shared_check(const struct mt_setup *s, struct mt_err *err)
+{
+    const struct mt_inputs *a = s->in;
+    for (size_t i = 1; i < s->n_learners; i++) {
+        const struct mt_inputs *b = &s->in[i];
+        const struct mt_numerics *x = &a->numerics, *y = &b->numerics;
+        const struct {
+            const char *key;
+            bool same;
+        } keys[] = {
+            {"model.path", !strcmp(a->model_dir, b->model_dir)},
+            {"model.init", a->cfg->model.init == b->cfg->model.init},
+            {"train.seed of random weights", a->cfg->model.init != MT_INIT_RANDOM || x->seed == y->seed},
+            {"model.base_dtype", a->cfg->model.base_dtype == b->cfg->model.base_dtype},
+            {"model.dtype", x->dtype == y->dtype},
+            {"train.objective", mt_objective_of(x) == mt_objective_of(y)},
+            {"data.seq_len", x->seq_len == y->seq_len},
+            {"train.micro_batch", x->micro_batch == y->micro_batch},
+            {"optimizer.type or state_dtype", x->optimizer == y->optimizer},
+            {"optimizer.grad_dtype", x->grad_dtype == y->grad_dtype},
+            {"memory.logits_chunk", x->logits_chunk == y->logits_chunk},
+            {"memory.logits_piece", x->logits_piece == y->logits_piece},
+            {"memory.unit", a->cfg->placement.unit == b->cfg->placement.unit},
+        };
+        for (size_t k = 0; k < MT_ARRAY_LEN(keys); k++)
+            if (!keys[k].same)
+                return mt_fail(err, MT_ERR_USAGE, -EINVAL, "the runs of %s and %s cannot share a base: %s differs",
+                               a->cfg->checkpoint.dir, b->cfg->checkpoint.dir, keys[k].key);
+    }
+    return 0;
+}
+
+int mt_shared_request(struct mt_setup *s, struct mt_err *err)
+{
+    size_t n = s->n_learners;
+    if (n == 1)
+        return 0;
+    struct mt_lay_out *o = mt_calloc(n, sizeof(*o));
+    s->learner = mt_calloc(n, sizeof(*s->learner));
+    int rc = o && s->learner ? 0 : mt_fail_nomem(err, "the learners", n * sizeof(*s->learner));
+    for (size_t i = 0; i < n && !rc; i++) {
+        const struct mt_inputs *in = &s->in[i];
+        o[i] = (struct mt_lay_out){in->cfg, &s->in->hf, s->in->model_dir, &in->resumed};
+        s->learner[i] = in->numerics;
+    }
+    if (!rc)
+        rc = mt_plan_lay_out_shared(&s->shared[0], &s->shared[1], o, n, err);
+    free(o);
+    if (rc)
+        return rc;
+    struct mt_plan_request *r = &s->request;
+    r->layout = s->shared[0];
+    r->halves = s->shared[1];
+    r->learner = s->learner;
+    r->n_learners = n;
+    for (size_t i = 1; i < n; i++) {
+        r->numerics.rows_per_step += s->learner[i].rows_per_step;
+        if (s->in[i].cfg->data.packing)
+            r->docs_per_row = (size_t)r->numerics.seq_len;
+    }
+    return 0;
+}
+
+int mt_shared_take_choice(struct mt_setup *s, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < s->n_learners && s->learner && !rc; i++) {
+        struct mt_numerics *n = &s->learner[i];
+        struct mt_layout *own = s->layout == s->shared[1] ? s->in[i].halves : s->in[i].layout;
+        n->micro_batch = s->choice.numerics.micro_batch;
+        n->logits_chunk = s->choice.numerics.logits_chunk;
+        n->logits_piece = s->choice.numerics.logits_piece;
+        rc = mt_layout_share(own, s->layout, (int)i, err);
+    }
+    return rc;
+}
