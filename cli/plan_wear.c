@@ -31,6 +31,17 @@ static double state_bytes(const struct plan_view *v, uint64_t n)
     return (double)n * (master + gradient + mt_optimizer_state_bytes(num->optimizer));
 }
 
+/* What states of 8 bits would take. */
+static void print_lean(const struct plan_view *v)
+{
+    const struct mt_numerics *num = &v->choice.numerics;
+    const struct mt_optimizer *lean = mt_optimizer_find(num->optimizer->type, MT_STATE_8BIT, num->optimizer_keys);
+    double n = (double)v->layout->n_trained, now = mt_optimizer_state_bytes(num->optimizer);
+    if (lean && mt_optimizer_state_bytes(lean) < now)
+        printf("          optimizer.state_dtype = 8bit: states of %.4g GB less\n",
+               n * (now - mt_optimizer_state_bytes(lean)) * 1e-9);
+}
+
 static void print_alternatives(const struct plan_view *v)
 {
     const struct mt_layout *l = v->layout;
@@ -42,6 +53,7 @@ static void print_alternatives(const struct plan_view *v)
         printf("          model.freeze = *.experts.*: %.3gB parameters are trained, states of %.4g GB\n"
                "            instead of %.4g GB; experts are read and never written\n",
                (double)rest * 1e-9, state_bytes(v, rest) * 1e-9, state_bytes(v, l->n_trained) * 1e-9);
+    print_lean(v);
     if (!l->n_adapters)
         printf("          adapter.kind = lora: the model is read and never written\n");
     printf("          host memory for the states: %.4g GB in all\n", state_bytes(v, l->n_trained) * 1e-9);

@@ -272,6 +272,9 @@ def drives_wear_out(ini, freeze):
         in_bf16 = megatrain(*plan, "--set", "optimizer.state_dtype=bf16").stdout
         sums = [float(re.search(r"host memory for the states: (\S+) GB", t)[1]) for t in (in_bf16, text)]
         assert abs(sums[0] / sums[1] * 14 / 10 - 1) < 1e-3, sums
+        less = [float(re.search(r"state_dtype = 8bit: states of (\S+) GB less", t)[1]) for t in (in_bf16, text)]
+        assert all(abs(l / s * whole / saved - 1) < 1e-3 for l, s, whole, saved in
+                   zip(less, sums, (10, 14), (1.875, 5.875))), (less, sums)
 
 
 def frozen_experts_take_nothing(tmp, model, data):
