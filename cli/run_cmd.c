@@ -376,8 +376,28 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
     return rc ? rc : code;
 }
 
-static int exit_code(enum mt_train_end end)
+/* Why no step is left, and where the best weights are. */
+static void say_stopped_early(const struct learner *l)
 {
+    const struct mt_train_state *s = &l->state;
+    char best[160] = "";
+    if (s->best_saved_step)
+        snprintf(best, sizeof(best), "; best: checkpoint-%llu, loss %.4f", (unsigned long long)s->best_saved_step,
+                 s->best_saved_loss);
+    else if (isfinite(s->best_loss))
+        snprintf(best, sizeof(best), "; best: step %llu, loss %.4f, which is not kept%s", (unsigned long long)s->best_step,
+                 s->best_loss, l->cfg->checkpoint.keep_best ? "" : " (checkpoint.keep_best = off)");
+    cli_say("megatrain: stopped early at step %llu: no better loss in %llu evaluations (eval.early_stop_patience)%s\n",
+            (unsigned long long)s->step, (unsigned long long)s->bad_evals, best);
+}
+
+static int exit_code(const struct run *r, enum mt_train_end end)
+{
+    for (size_t i = 0; i < r->n; i++) {
+        int64_t patience = r->learner[i].cfg->eval.early_stop_patience;
+        if (patience && r->learner[i].state.bad_evals >= (uint64_t)patience)
+            say_stopped_early(&r->learner[i]);
+    }
     if (end == MT_END_TIME)
         return EXIT_REQUEUE;
     if (end != MT_END_SIGNAL)
@@ -479,7 +499,7 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
     r.in = mt_calloc(r.n, sizeof(*r.in));
     catch_signals(); /* a request that comes while data or weights are read is met later, and does not end the run */
     int rc = run_all(&r, &end, &err);
-    int code = rc ? cli_fail(&err) : exit_code(end);
+    int code = rc ? cli_fail(&err) : exit_code(&r, end);
     if (rc && end == MT_END_TIME && err.kind != MT_ERR_TRAINING && can_go_on(&r))
         code = EXIT_REQUEUE; /* the last save failed, but there is a checkpoint from which a next run goes on */
     mt_session_finish(&r.session);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/fs.h"
@@ -237,4 +238,23 @@ int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct 
     }
     free(steps);
     return rc;
+}
+
+void mt_checkpoint_link_best(const struct mt_vfs *vfs, const char *dir, uint64_t *best)
+{
+    char path[4096], link[4096], target[64];
+    struct stat st;
+    vfs = vfs ? vfs : &mt_vfs_posix;
+    name_checkpoint(path, dir, *best, "");
+    snprintf(link, sizeof(link), "%.4080s/best", dir);
+    snprintf(target, sizeof(target), "checkpoint-%llu", (unsigned long long)*best);
+    if (*best && !mt_path_exists(path))
+        *best = 0;
+    if (*best) {
+        int rc = vfs->link(vfs->ctx, target, link);
+        if (rc)
+            mt_warn("cannot link %s to %s: %s", link, target, strerror(-rc));
+    } else if (!lstat(link, &st) && S_ISLNK(st.st_mode) && unlink(link)) {
+        mt_warn("cannot remove %s: %s", link, strerror(errno));
+    }
 }

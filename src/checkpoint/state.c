@@ -49,6 +49,10 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
     cJSON_AddNumberToObject(o, "seconds", s->seconds);
     if (isfinite(s->best_loss))
         cJSON_AddNumberToObject(o, "best_loss", s->best_loss);
+    if (s->best_saved_step) {
+        cJSON_AddNumberToObject(o, "best_saved_step", (double)s->best_saved_step);
+        cJSON_AddNumberToObject(o, "best_saved_loss", s->best_saved_loss);
+    }
     cJSON_AddStringToObject(o, "config", s->config ? s->config : "");
     if (s->findings)
         cJSON_AddStringToObject(o, "device_findings", s->findings);
@@ -81,6 +85,11 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
         s.best_loss = best->valuedouble;
     if (cJSON_IsNumber(sec))
         s.seconds = sec->valuedouble;
+    const cJSON *saved = mt_json_get(o, "best_saved_step"), *saved_loss = mt_json_get(o, "best_saved_loss");
+    if (cJSON_IsNumber(saved) && saved->valuedouble >= 1 && cJSON_IsNumber(saved_loss)) {
+        s.best_saved_step = (uint64_t)saved->valuedouble;
+        s.best_saved_loss = saved_loss->valuedouble;
+    }
     int rc = mt_lineage_from_json(&s.lineage, o, name, err);
     if (rc)
         return rc;
@@ -109,9 +118,9 @@ cJSON *mt_trainer_state_json(const struct mt_train_state *s)
                             s->steps_per_epoch
                                 ? ceil((double)s->total_steps / (double)s->steps_per_epoch)
                                 : 0);
-    if (isfinite(s->best_loss)) {
-        snprintf(best, sizeof(best), "checkpoint-%llu", (unsigned long long)s->best_step);
-        cJSON_AddNumberToObject(o, "best_metric", s->best_loss);
+    if (s->best_saved_step) {
+        snprintf(best, sizeof(best), "checkpoint-%llu", (unsigned long long)s->best_saved_step);
+        cJSON_AddNumberToObject(o, "best_metric", s->best_saved_loss);
         cJSON_AddStringToObject(o, "best_model_checkpoint", best);
     } else {
         cJSON_AddNullToObject(o, "best_metric");

@@ -20,6 +20,8 @@ struct mt_train_state {
     uint64_t data_hash;
     double best_loss;         /* NaN: none yet */
     uint64_t best_step;
+    double best_saved_loss;   /* of the best evaluation of which there is a checkpoint, */
+    uint64_t best_saved_step; /* of this step; 0: there is none */
     uint64_t bad_evals;       /* in a row, for early stopping */
     double seconds;           /* trained so far */
     double *reference;        /* [n_reference] log-probabilities under the reference, in a file of their own; owned */

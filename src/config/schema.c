@@ -219,7 +219,7 @@ static const struct mt_key keys[] = {
     {"eval", "at_start", MT_OUTPUT, MT_KEY_BOOL, AT(eval.at_start), "on", NULL, ANY, NULL,
      "Evaluate before the first step."},
     {"eval", "early_stop_patience", MT_OUTPUT, MT_KEY_COUNT, AT(eval.early_stop_patience), "0", NULL, 0, 1e9,
-     NULL, "Stop after this many evaluations without a better loss; 0 = never."},
+     NULL, "Stop after this many evaluations without a better loss, with the best one kept; 0 = never."},
 
     {"checkpoint", "dir", MT_OUTPUT, MT_KEY_PATH, AT(checkpoint.dir), "out", NULL, ANY, NULL,
      "Output folder: checkpoints, metrics, the effective configuration."},
@@ -230,7 +230,7 @@ static const struct mt_key keys[] = {
     {"checkpoint", "keep_every", MT_OUTPUT, MT_KEY_COUNT, AT(checkpoint.keep_every), "0", NULL, 0, 1e15, NULL,
      "Also keep those whose step is a multiple of this; 0 = none."},
     {"checkpoint", "keep_best", MT_OUTPUT, MT_KEY_BOOL, AT(checkpoint.keep_best), "on", NULL, ANY, NULL,
-     "Also keep the one with the best evaluation loss."},
+     "Save whenever an evaluation is the best so far, and keep that checkpoint: `best` links to it."},
     {"checkpoint", "save", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.save), "full", "full|weights", ANY, NULL,
      "Save weights and training state, or weights alone (cannot be resumed)."},
     {"checkpoint", "frozen", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.frozen), "name", "name|copy", ANY, NULL,

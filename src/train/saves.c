@@ -65,6 +65,13 @@ double mt_saves_expect(const struct mt_saves *s)
            GUESSED_RATE;
 }
 
+void mt_saves_evaluated(struct mt_saves *s, double loss, bool is_best)
+{
+    s->eval_step = s->p->state->step;
+    s->eval_loss = loss;
+    s->is_best = is_best && s->eval_step && config(s)->checkpoint.keep_best && !s->p->no_save;
+}
+
 static void settle(struct mt_saves *s);
 
 bool mt_saves_due(struct mt_saves *s)
@@ -72,6 +79,8 @@ bool mt_saves_due(struct mt_saves *s)
     settle(s);
     const struct mt_cfg_interval *every = &config(s)->checkpoint.every;
     int64_t now = mt_now_ns();
+    if (s->is_best && s->eval_step == s->p->state->step)
+        return true;
     if (s->wait_ns)
         return now >= s->retry_ns;
     if (every->is_time)
@@ -85,18 +94,32 @@ enum pruning { AS_CONFIGURED, NEWEST_AND_CHOSEN, NEWEST_ALONE };
 static void prune(const struct mt_saves *s, enum pruning how)
 {
     const struct mt_config *c = config(s);
-    const struct mt_train_state *st = s->p->state;
+    struct mt_train_state *st = s->p->state;
     struct mt_prune_policy p = {.keep = 1, .lineage = &st->lineage};
     struct mt_err why;
     if (how == AS_CONFIGURED)
         p.keep = (uint64_t)c->checkpoint.keep;
     if (how != NEWEST_ALONE) {
         p.keep_every = (uint64_t)c->checkpoint.keep_every;
-        p.keep_best = c->checkpoint.keep_best && isfinite(st->best_loss);
-        p.best_step = st->best_step;
+        p.keep_best = st->best_saved_step > 0;
+        p.best_step = st->best_saved_step;
     }
     if (mt_checkpoint_prune(NULL, s->p->dir, &p, &why))
         mt_warn("old checkpoints stay: %s", why.msg);
+    mt_checkpoint_link_best(NULL, s->p->dir, &st->best_saved_step);
+}
+
+/* The state that is saved names the best of this run's checkpoints: this one, if it was evaluated and is better. */
+static void choose_best(struct mt_saves *s)
+{
+    struct mt_train_state *st = s->p->state;
+    if (!config(s)->checkpoint.keep_best)
+        st->best_saved_step = 0;
+    else if (st->step && s->eval_step == st->step && isfinite(s->eval_loss) &&
+             (!st->best_saved_step || s->eval_loss < st->best_saved_loss)) {
+        st->best_saved_step = st->step;
+        st->best_saved_loss = s->eval_loss;
+    }
 }
 
 static void name_checkpoint(const struct mt_saves *s, uint64_t step, char path[4200])
@@ -200,7 +223,7 @@ static int note_findings(struct mt_train_state *st, mt_device *dev, struct mt_er
 }
 
 /* *lost: the training state itself could not be read. */
-static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
+static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
 {
     const struct mt_train_params *p = s->p;
     const struct mt_inputs *in = &p->session->setup->in[p->learner];
@@ -266,6 +289,23 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     if (p->events.saved)
         p->events.saved(p->events.ctx, st->step, s->seconds);
     return after_save(s, err);
+}
+
+static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
+{
+    struct mt_train_state *st = s->p->state;
+    const uint64_t best = st->best_saved_step;
+    const double best_loss = st->best_saved_loss;
+    choose_best(s);
+    int rc = save_state(s, full, lost, err);
+    s->is_best = false;
+    if (rc) {
+        st->best_saved_step = best;
+        st->best_saved_loss = best_loss;
+    } else {
+        mt_checkpoint_link_best(NULL, s->p->dir, &st->best_saved_step);
+    }
+    return rc;
 }
 
 int mt_saves_periodic(struct mt_saves *s, struct mt_err *err)

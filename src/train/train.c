@@ -140,6 +140,7 @@ static void report_evaluation(struct loop *l, struct mt_eval_report *r)
         l->st->best_step = l->st->step;
     }
     l->st->bad_evals = r->best ? 0 : l->st->bad_evals + 1;
+    mt_saves_evaluated(&l->saves, r->loss, r->best);
     cJSON *record = mt_metrics_eval_record(r);
     remember(l, record);
     mt_metrics_write(l->metrics, record);
@@ -303,6 +304,12 @@ static double time_for_save(const struct loop *l)
     return l->p->no_save ? 0 : MT_MIN(2 * mt_saves_expect(&l->saves), 0.25 * l->in->cfg->checkpoint.time_limit);
 }
 
+static bool stops_early(const struct loop *l)
+{
+    uint64_t patience = (uint64_t)l->in->cfg->eval.early_stop_patience;
+    return patience && l->st->bad_evals >= patience;
+}
+
 /* What is due between two steps. *over: the run is to end, for the reason *end. */
 static int between_steps(struct loop *l, enum mt_train_end *end, bool *over, struct mt_err *err)
 {
@@ -316,7 +323,7 @@ static int between_steps(struct loop *l, enum mt_train_end *end, bool *over, str
         rc = mt_saves_periodic(&l->saves, err);
     if (rc)
         return rc;
-    if (c->eval.early_stop_patience && l->st->bad_evals >= (uint64_t)c->eval.early_stop_patience) {
+    if (stops_early(l)) {
         *end = MT_END_EARLY;
         *over = true;
     } else if (c->checkpoint.time_limit > 0 && time_left(l) <= l->step_seconds + time_for_save(l)) {
@@ -350,7 +357,8 @@ static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err
     enum mt_train_end end = *why;
     const struct mt_config *c = l->in->cfg;
     bool full = c->checkpoint.save == MT_SAVE_FULL;
-    bool trained = l->st->step != l->first_step, stopped = end == MT_END_SIGNAL || end == MT_END_TIME;
+    bool trained = l->st->step != l->first_step;
+    bool stopped = end == MT_END_SIGNAL || end == MT_END_TIME || (end == MT_END_EARLY && !trained);
     double seconds = c->checkpoint.save_deadline;
     if (l->p->no_save || (stopped && !trained) ||
         (end == MT_END_SIGNAL && c->checkpoint.on_signal == MT_ON_SIGNAL_NONE))
@@ -507,8 +515,8 @@ static int each(struct run *r, int (*what)(struct loop *l, enum mt_train_end *wh
 
 static int evaluate_at_start(struct loop *l, enum mt_train_end *why, bool *over, struct mt_err *err)
 {
-    (void)why;
-    (void)over;
+    *over = stops_early(l); /* resumed where it ended: a step more would not change that */
+    *why = *over ? MT_END_EARLY : *why;
     return l->in->cfg->eval.at_start && !l->st->step ? evaluate(l, err) : 0;
 }
 

@@ -219,6 +219,43 @@ def a_time_limit_asks_to_be_requeued(tmp, model, data):
     megatrain("verify", os.path.join(out, "latest"))
 
 
+def best_of(out):
+    """What is said to be the best checkpoint: by the link, and by the newest one's trainer_state.json."""
+    link = os.path.join(out, "best")
+    with open(os.path.join(out, "latest", "trainer_state.json")) as f:
+        named = json.load(f)
+    assert os.path.isdir(link) == bool(named["best_model_checkpoint"]) and os.path.islink(link) == os.path.isdir(link)
+    if os.path.islink(link):
+        assert os.readlink(link) == named["best_model_checkpoint"]
+    return named["best_model_checkpoint"], named["best_metric"]
+
+
+def the_best_model_is_saved_kept_and_named(tmp, model, data):
+    out, few = os.path.join(tmp, "best"), write_data(os.path.join(tmp, "few.jsonl"), n=4, seed=5)
+    keys = {"data__eval": data, "eval__every": 2, "eval__at_start": "on", "train__learning_rate": "3e-3", "train__schedule": "constant",
+            "train__steps": 24, "checkpoint__every": 5, "checkpoint__keep": 1}  # four samples are learned by heart
+    ini = lambda name, **over: write_ini(out + f"-{name}.ini", base(model, few, f"{out}-{name}", **{**keys, **over}))
+    megatrain("-q", "run", ini("kept"))
+    evals = [(m["eval_loss"], m["step"]) for m in metrics(out + "-kept") if "eval_loss" in m and m["step"]]
+    best_loss, best = min(evals)
+    assert 0 < best < 20 and best % 5, evals
+    assert best_of(out + "-kept") == (f"checkpoint-{best}", best_loss), (best_of(out + "-kept"), evals)
+    left = sorted(n for n in os.listdir(out + "-kept") if n.startswith("checkpoint-"))
+    assert left == sorted({f"checkpoint-{best}", "checkpoint-24"}), left
+    megatrain("-q", "run", ini("none", checkpoint__keep_best="off"))
+    assert best_of(out + "-none") == (None, None)
+    early = ini("early", eval__early_stop_patience=2)
+    said = megatrain("run", early).stderr
+    last = best + 4
+    assert f"stopped early at step {last}: no better loss in 2 evaluations" in said and f"best: checkpoint-{best}, loss" in said, said
+    assert best_of(out + "-early") == (f"checkpoint-{best}", best_loss)
+    said = megatrain("run", early, "--resume").stderr
+    assert f"stopped early at step {last}" in said and f"step {last + 1}/" not in said, said
+    again = ini("early", eval__early_stop_patience=20)
+    megatrain("-q", "run", again, "--resume")
+    assert losses(out + "-early") == losses(out + "-kept") and best_of(out + "-early") == (f"checkpoint-{best}", best_loss)
+
+
 def a_second_run_on_the_same_folder_is_refused(tmp, model, data):
     out = os.path.join(tmp, "lock")
     ini = write_ini(out + ".ini", base(model, data, out, train__steps=100000))
