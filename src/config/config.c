@@ -192,6 +192,53 @@ static int set_defaults(struct mt_config *cfg, struct mt_err *err)
     return rc;
 }
 
+/* 1 or 0, or -ENOMEM. */
+static int prints_alike(const struct mt_config *a, const struct mt_config *b, const struct mt_key *key)
+{
+    struct mt_str x = {0}, y = {0};
+    mt_key_print(a, key, &x);
+    mt_key_print(b, key, &y);
+    mt_str_append(&x, "", 0); /* NULL only if memory is short */
+    mt_str_append(&y, "", 0);
+    int same = x.failed || y.failed ? -ENOMEM : !strcmp(x.p, y.p);
+    mt_str_finish(&x);
+    mt_str_finish(&y);
+    return same;
+}
+
+/* The first key of [adapter] whose value is not the default, which a configuration with all keys has; NULL: none. */
+static const char *adapter_key_set(const struct mt_config *c)
+{
+    struct mt_config *usual = mt_calloc(1, sizeof(*usual));
+    const char *name = NULL;
+    if (!usual || !(usual->priv = mt_calloc(1, sizeof(*usual->priv)))) {
+        free(usual);
+        return NULL;
+    }
+    int rc = set_defaults(usual, NULL);
+    for (size_t i = 0; i < mt_n_keys() && !name && !rc; i++) {
+        const struct mt_key *key = mt_key_at(i);
+        if (!strcmp(key->section, "adapter") && strcmp(key->name, "kind") && !prints_alike(c, usual, key))
+            name = key->name;
+    }
+    mt_config_destroy(&usual);
+    return name;
+}
+
+/* Keys that would do nothing where others are as they are: they were meant to. */
+static int check_effects(const struct mt_config *c, const char *path, struct mt_err *err)
+{
+    const char *key = c->adapter.kind == MT_ADAPTER_NONE ? adapter_key_set(c) : NULL;
+    if (key)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: adapter.%s is set, but adapter.kind = none trains the model itself: set "
+                       "adapter.kind to lora or dora, or remove the key", path, key);
+    if (c->eval.early_stop_patience && (!c->data.eval[0] || !c->eval.every))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: eval.early_stop_patience is set, but %s: set %s, or remove the key",
+                       path, c->data.eval[0] ? "eval.every = 0 evaluates only at the end" : "there are no evaluation data",
+                       c->data.eval[0] ? "eval.every" : "data.eval");
+    return 0;
+}
+
 int mt_config_load(struct mt_config **out, const char *path, const char *const *sets, int n_sets,
                    struct mt_err *err)
 {
@@ -207,6 +254,8 @@ int mt_config_load(struct mt_config **out, const char *path, const char *const *
         rc = apply_set(cfg, sets[i], err);
     if (!rc && path)
         rc = check_keys(cfg, path, err);
+    if (!rc && path)
+        rc = check_effects(cfg, path, err);
     if (rc) {
         mt_config_destroy(&cfg);
         return rc;

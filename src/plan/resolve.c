@@ -96,6 +96,17 @@ static int find_adapters(struct mt_adapter_spec *out, const struct mt_config *c,
     return rc;
 }
 
+/* Refuses a model.base_dtype without effect. */
+static int check_packs(const struct mt_layout *l, enum mt_packed wanted, struct mt_err *err)
+{
+    for (size_t i = 0; i < l->n_tensors; i++)
+        if (!wanted || l->tensors[i].kind == MT_RANGE_PACKED)
+            return 0;
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.base_dtype = %s packs nothing, since only frozen matrices of layers are "
+                   "packed: train adapters (adapter.kind), freeze some (model.freeze), or remove the key",
+                   mt_packed_names[wanted]);
+}
+
 /* Random weights are f32; so may be a checkpoint's weights that were trained before they were frozen. */
 static int lay_out_marked(struct mt_layout **layout, const struct mt_hf_config *hf, const struct mt_layout_params *p,
                           const struct mt_config *c, const char *dir, const cJSON *from_files, struct mt_err *err)
@@ -103,8 +114,9 @@ static int lay_out_marked(struct mt_layout **layout, const struct mt_hf_config *
     int rc = mt_layout_create(layout, hf, p, err);
     if (rc)
         return rc;
-    return c->model.init == MT_INIT_WEIGHTS ? mt_weights_mark_stored(*layout, dir, c->model.base_dtype, from_files, err)
-                                            : mt_weights_mark_random(*layout, c->model.base_dtype, err);
+    rc = c->model.init == MT_INIT_WEIGHTS ? mt_weights_mark_stored(*layout, dir, c->model.base_dtype, from_files, err)
+                                          : mt_weights_mark_random(*layout, c->model.base_dtype, err);
+    return rc ? rc : check_packs(*layout, c->model.base_dtype, err);
 }
 
 /* What stays packed, and so crosses the link in fewer bytes, is known once a layout is compared with the files. */
@@ -364,8 +376,9 @@ static int check_base(const struct mt_plan_request *r, struct mt_err *err)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = disk needs folders on drives: set memory.nvme_paths");
     if (r->placement.base == MT_BASE_FILES && !n_in_file)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = files: %s",
-                       n_frozen ? "no frozen tensor in the model's files can be read in place: these are packed ones "
-                                  "(FP8 with F32 scales), and others of 1 MiB or more; set memory.base = auto"
+                       n_frozen ? "no frozen tensor of the model's files can be read in place: none has 1 MiB or more (in "
+                                  "bf16), and packed ones cannot unless they stay packed under adapters, as files have them "
+                                  "(FP8 with F32 scales); set memory.base = auto"
                                 : "nothing is frozen (model.freeze), and trained weights cannot be read from the model's files");
     return 0;
 }
