@@ -91,6 +91,8 @@ int cli_load_config(struct mt_config **out, const struct cli_args *args, struct 
 int cli_load_file(struct mt_config **out, const char *path, const struct cli_args *args,
                   struct mt_err *err);
 
+/** The model that an adapter's folder names, if it is to be found; the caller frees it. */
+int cli_model_of_adapter(char **model, const char *dir, struct mt_err *err);
 /**
  * Sets what a command reads from its options --model and --adapter. If --model is an adapter's folder, it is taken as
  * the adapter. If no model is given, it is the one that the adapter names.

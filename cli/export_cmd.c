@@ -17,7 +17,7 @@ static int find_base(char **base, const struct cli_args *args, struct mt_err *er
     if (!mt_peft_is_folder(from))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--merge: %s has no adapters", from);
     if (!model)
-        rc = mt_peft_base_model(&name, from, err);
+        rc = cli_model_of_adapter(&name, from, err);
     if (!rc)
         rc = mt_hf_find_model(base, model ? model : name, err);
     free(name);

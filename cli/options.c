@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/state.h"
 #include "cli.h"
+#include "hf/hf_config.h"
 #include "log_lines.h"
 #include "weights/peft.h"
 
@@ -230,6 +231,21 @@ static void compare_packing(const struct mt_config *cfg, const char *dir)
     mt_train_state_finish(&st);
 }
 
+int cli_model_of_adapter(char **model, const char *dir, struct mt_err *err)
+{
+    char *name = NULL, *found = NULL;
+    struct mt_err why = {0};
+    int rc = mt_peft_base_model(&name, dir, err);
+    if (!rc && (rc = mt_hf_find_model(&found, name, &why)))
+        mt_fail(err, why.kind, rc, "%s (%s/" MT_PEFT_CONFIG " names it): give --model", why.msg, dir);
+    free(found);
+    if (rc)
+        free(name);
+    else
+        *model = name;
+    return rc;
+}
+
 int cli_choose_model(struct mt_config *cfg, const struct cli_args *args, struct mt_err *err)
 {
     const char *model = cli_arg(args, "model"), *adapter = cli_arg(args, "adapter");
@@ -240,7 +256,7 @@ int cli_choose_model(struct mt_config *cfg, const struct cli_args *args, struct 
         model = NULL;
     }
     if (adapter && !model && !*cfg->model.path) {
-        rc = mt_peft_base_model(&base, adapter, err);
+        rc = cli_model_of_adapter(&base, adapter, err);
         model = base;
     }
     if (!rc && model)

@@ -183,25 +183,24 @@ static void declare(struct mt_adapter_files *a, const struct mt_layout *l, size_
 {
     const struct mt_tensor *t = &l->tensors[tensor];
     const struct mt_stored *s = &l->stored[t->place.stored];
-    const int64_t *shape = name ? t->shape : s->shape;
     if (name)
-        mt_peft_tensor_name(a->names[a->n], name);
+        mt_peft_whole_name(a->names[a->n], l->cfg.family, name);
     else
         memcpy(a->names[a->n], s->name, sizeof(s->name));
     a->tensor[a->n] = tensor;
-    a->decls[a->n] = (struct mt_st_decl){.name = a->names[a->n], .dtype = MT_ST_F32, .n_dims = t->n_dims,
-                                         .shape = {shape[0], shape[1]}};
+    a->decls[a->n] = (struct mt_st_decl){.name = a->names[a->n], .dtype = MT_ST_F32, .n_dims = s->n_dims,
+                                         .shape = {s->shape[0], s->shape[1]}};
     a->n++;
 }
 
-/* Adapters with the first tensor that is in the same tensor of the file, and what is trained whole. */
+/* Adapters with the first tensor that is in the same tensor of the file, and modules that are trained whole. */
 static void declare_trained(struct mt_adapter_files *a, const struct mt_layout *l)
 {
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         if (t->adapter && l->pieces[l->stored[t->place.stored].first_piece] == i)
             declare(a, l, i, NULL);
-        else if (t->trainable && !t->adapter)
+        else if (!t->adapter && (t->trainable || t->saved_along))
             declare(a, l, i, t->name);
     }
     if (l->tied && l->tensors[0].trainable)
@@ -214,7 +213,8 @@ int mt_save_adapter(struct mt_saver *v, struct mt_err *err)
     size_t most = l->n_tensors + 1;
     struct mt_adapter_files a = {mt_calloc(most, sizeof(*a.decls)), mt_calloc(most, sizeof(*a.tensor)), 0,
                               mt_calloc(most, sizeof(*a.names)), {.l = l, .read = read_adapter, .ctx = v}};
-    char *config = mt_peft_config_text(l, v->s->base_model);
+    char *base = mt_is_dir(v->s->base_model) ? mt_path_canonical(v->s->base_model) : strdup(v->s->base_model);
+    char *config = base ? mt_peft_config_text(l, base) : NULL;
     int rc = a.decls && a.tensor && a.names && config ? 0 : mt_fail_nomem(err, "an adapter", most * sizeof(*a.decls));
     if (!rc)
         declare_trained(&a, l);
@@ -232,6 +232,7 @@ int mt_save_adapter(struct mt_saver *v, struct mt_err *err)
     free(a.tensor);
     free(a.names);
     free(config);
+    free(base);
     return rc;
 }
 

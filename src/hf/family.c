@@ -69,7 +69,7 @@ static const struct mt_tensor_on_disk hy_v3_tensors[] = {
 
 static const struct mt_tensor_on_disk ernie_tensors[] = {
     {"mlp.gate.weight", "mlp.gate.weight", .is_f32 = true},
-    {SELECT_BIAS, "mlp.moe_statics.e_score_correction_bias", .is_row = true, .is_f32 = true},
+    {SELECT_BIAS, "mlp.moe_statics.e_score_correction_bias", .is_row = true, .is_f32 = true, .module = "mlp.gate.moe_statics"},
     SHARED_AS("shared_experts", "shared_experts"),
     {NULL},
 };
@@ -777,6 +777,14 @@ void mt_family_module(char *module, size_t len, const struct mt_family *f, const
     for (const struct mt_tensor_on_disk *d = f->on_disk; name && d && d->usual; d++)
         if (d->module && !strcmp(d->name, name + 1))
             snprintf(module, len, "%.*s%s", (int)(name + 1 - tensor), tensor, d->module);
+}
+
+void mt_family_tensor(char *name, size_t len, const struct mt_family *f, const char *tensor)
+{
+    const char *dot = strrchr(tensor, '.');
+    mt_family_module(name, len, f, tensor);
+    size_t n = strlen(name);
+    snprintf(name + n, len - n, "%s", dot ? dot : tensor);
 }
 
 static const struct mt_fused_tensor *find_fused(const struct mt_fused_tensor *list, const char *usual, int *part)

@@ -167,6 +167,8 @@ const char *mt_family_usual(const struct mt_family *f, const char *disk);
 /** The module of a tensor of the family's files, "model.layers.0.mlp.gate.weight": its name in transformers, the last
  * part left out. */
 void mt_family_module(char *module, size_t len, const struct mt_family *f, const char *tensor);
+/** The name of a tensor of the family's files in transformers: that of its module, and its own last part. */
+void mt_family_tensor(char *name, size_t len, const struct mt_family *f, const char *tensor);
 /** The fused tensor that holds it, as usual[*part]; NULL: none. */
 const struct mt_fused_tensor *mt_family_fused(const struct mt_family *f, const char *usual, int *part);
 /** The parameter of all experts that transformers 5 makes of it, whether or not the files hold one: "mlp.experts." and

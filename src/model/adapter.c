@@ -67,6 +67,11 @@ static size_t find_name(const struct mt_adapter_list *l, const char *name)
     return at < l->n_names && !strcmp(l->items[l->by_name[at]].name, name) ? l->by_name[at] : l->n;
 }
 
+bool mt_adapter_list_has(const struct mt_adapter_list *l, const char *name)
+{
+    return find_name(l, name) < l->n;
+}
+
 const struct mt_adapter_item *mt_adapter_match(struct mt_adapter_list *l, const char *module)
 {
     size_t first = find_name(l, module);

@@ -57,6 +57,8 @@ struct mt_adapter_spec {
 
 /** Adds a copy of the name; false: no memory. */
 bool mt_adapter_list_add(struct mt_adapter_list *l, const char *name, double value);
+/** Does an item have exactly this name? */
+bool mt_adapter_list_has(const struct mt_adapter_list *l, const char *name);
 void mt_adapter_spec_finish(struct mt_adapter_spec *s);
 
 /** The first item that matches the module, or NULL; marks it as used. */

@@ -40,14 +40,27 @@ void mt_layout_module_of(char *module, size_t len, const char *name)
     snprintf(module, len, "%.*s", dot ? (int)(dot - name) : 0, name);
 }
 
+/* Does adapter.train_also name the tensor's module: as transformers does, or the files? inside: or one that it is in. */
+static bool trained_also(struct mt_layout_builder *b, const char *name, bool inside)
+{
+    struct mt_adapter_list *also = &mt_layout_spec(b)->train_also;
+    char module[MT_TENSOR_NAME], *dot;
+    mt_layout_module_of(module, sizeof(module), name);
+    bool hit = mt_adapter_match(also, module);
+    mt_family_module(module, sizeof(module), b->l->cfg.family, name);
+    hit |= mt_adapter_match(also, module) != NULL;
+    while (inside && !hit && (dot = strrchr(module, '.'))) {
+        *dot = 0;
+        hit = mt_adapter_match(also, module);
+    }
+    return hit;
+}
+
 static bool frozen(struct mt_layout_builder *b, const char *name)
 {
-    char module[MT_TENSOR_NAME];
     bool hit = false;
-    if (mt_layout_has_adapters(b)) {
-        mt_layout_module_of(module, sizeof(module), name);
-        return !mt_adapter_match(&mt_layout_spec(b)->train_also, module);
-    }
+    if (mt_layout_has_adapters(b))
+        return !trained_also(b, name, false);
     for (size_t i = 0; i < b->p->n_freeze; i++)
         if (!fnmatch(b->p->freeze[i], name, 0))
             hit = b->glob_used[i] = true;
@@ -96,7 +109,8 @@ static void add_tensor(struct mt_layout_builder *b, const struct mt_layout_place
     mt_stored_name(t, b->l, at->part->layer, tensor->usual);
     t->decay = decays(b, t->name);
     b->u->n_params += t->n;
-    mt_layout_set_trainable(b, t, !frozen(b, t->name) && !tensor->constant);
+    mt_layout_set_trainable(b, t, !tensor->constant && !frozen(b, t->name));
+    t->saved_along = tensor->constant && mt_layout_has_adapters(b) && trained_also(b, t->name, true);
 }
 
 static void add_param(struct mt_layout_builder *b, const struct mt_layout_place *at, int64_t cols, size_t n,

@@ -60,7 +60,9 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     if (item && !served)
         refuse(b, "adapter.targets: \"%s\" also matches %s, which cannot have an adapter%s: use more specific names",
                item->name, module, why ? why : "");
-    for (size_t i = 0; !item && usual && part->layer >= 0 && t->expert < 0 && i < s->targets.n; i++)
+    /* all-linear leaves out what PEFT has no DoRA for: the MLPs of a mixture */
+    bool linear = usual && part->layer >= 0 && t->expert < 0 && !(s->dora && mt_peft_wraps_parameter(b->l, t));
+    for (size_t i = 0; !item && linear && i < s->targets.n; i++)
         if (!strcmp(s->targets.items[i].name, MT_ALL_LINEAR)) {
             item = &s->targets.items[i];
             s->targets.items[i].used = true;
@@ -220,7 +222,7 @@ static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
 {
     static const char *const kinds[] = {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
     const struct mt_adapter_spec *s = mt_layout_spec(b);
-    size_t all = 0, n[3] = {0}, odd = 0;
+    size_t all = 0, n[3] = {0}, odd = 0, singles = 0;
     bool whole = false;
     for (size_t i = 0; i < b->l->n_parts; i++)
         all += (size_t)b->l->parts[i].n_experts;
@@ -232,6 +234,7 @@ static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
             whole |= b->l->adapters[i].whole != NULL;
             for (int kind = 0; kind < 3 && single; kind++)
                 n[kind] += strstr(of->usual, kinds[kind]) != NULL;
+            singles += single;
             odd += single && ((int64_t)t->rank != s->rank || t->alpha != s->alpha);
         }
     if (whole && s->dropout > 0)
@@ -240,6 +243,10 @@ static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
     if (whole && n[0] + n[1] + n[2])
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.targets: routed experts have adapters either one by one or all "
                        "together (experts.gate_up_proj, experts.down_proj), not some of each");
+    if (singles && s->rslora)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.rslora with adapters of routed experts one by one: PEFT joins those "
+                       "of gate_proj and up_proj to one of twice the rank, which rsLoRA scales otherwise; name the experts "
+                       "together (experts.gate_up_proj, experts.down_proj), or set rslora = off");
     bool some_lack = n[0] != n[1] || (n[0] && (n[0] != all || n[2] != all)) || (n[2] && n[2] != all);
     if (!odd && !some_lack && (s->dropout == 0 || n[0] + n[2] == 0))
         return 0;
@@ -247,6 +254,28 @@ static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
                    "none, of gate_proj and up_proj together and with down_proj, all of adapter.rank and adapter.alpha and "
                    "without dropout: add *.experts.* to the targets, name them together (experts.gate_up_proj, "
                    "experts.down_proj), or leave experts out");
+}
+
+/* What PEFT cannot have whole: it knows modules, and in transformers 5 the routed experts of a layer are one. */
+static int check_whole(const struct mt_layout_builder *b, struct mt_err *err)
+{
+    for (size_t i = 0; i < b->l->n_tensors; i++) {
+        const struct mt_tensor *t = &b->l->tensors[i];
+        const char *last = strrchr(t->name, '.');
+        if (t->adapter || !t->trainable)
+            continue;
+        if (t->expert >= 0)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.train_also matches %s: routed experts cannot be trained whole "
+                           "beside adapters, since PEFT would not find them; give them adapters (adapter.targets = "
+                           "experts.gate_up_proj, experts.down_proj), or train without adapters (model.freeze)", t->name);
+        if (last && strcmp(last, ".weight") && strcmp(last, ".bias"))
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.train_also matches %s, which is not a module by itself: PEFT "
+                           "cannot keep it; use more specific names, or train without adapters (model.freeze)", t->name);
+        if (b->l->cfg.family->rope_pairs && t->head_rows)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.train_also: %s, whose rows this family keeps in another order, "
+                           "is not supported", t->name);
+    }
+    return 0;
 }
 
 /* What learners cannot share a base with. */
@@ -282,10 +311,8 @@ static int check_learner(const struct mt_layout_builder *b, struct mt_err *err)
         rc = check_tied(b, err);
     if (!rc && l->cfg.moe.n_experts)
         rc = check_experts(b, err);
-    for (size_t i = 0; i < l->n_tensors && !rc; i++)
-        if (l->cfg.family->rope_pairs && l->tensors[i].head_rows && l->tensors[i].trainable)
-            rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.train_also: %s, whose rows this family keeps in another order, "
-                         "is not supported", l->tensors[i].name);
+    if (!rc)
+        rc = check_whole(b, err);
     if (!rc)
         rc = check_used(&s->targets, "targets", "q_proj and model.layers.0.mlp.*", err);
     if (!rc)

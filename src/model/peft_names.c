@@ -12,6 +12,13 @@ void mt_peft_tensor_name(char name[MT_PEFT_NAME], const char *ours)
     snprintf(name, MT_PEFT_NAME, "base_model.model.%s", ours);
 }
 
+void mt_peft_whole_name(char name[MT_PEFT_NAME], const struct mt_family *f, const char *ours)
+{
+    char theirs[MT_TENSOR_NAME];
+    mt_family_tensor(theirs, sizeof(theirs), f, ours);
+    mt_peft_tensor_name(name, theirs);
+}
+
 static bool ends(const char *name, const char *suffix)
 {
     size_t n = strlen(name), k = strlen(suffix);

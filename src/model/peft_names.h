@@ -10,6 +10,9 @@
 enum { MT_PEFT_NAME = MT_STORED_NAME };
 void mt_peft_tensor_name(char name[MT_PEFT_NAME], const char *ours);
 
+/** The same of a tensor that is trained whole, by the name that transformers has for it; ours: that of the files. */
+void mt_peft_whole_name(char name[MT_PEFT_NAME], const struct mt_family *f, const char *ours);
+
 /**
  * Must the matrix be listed in PEFT's target_parameters, not in target_modules? In a mixture of experts PEFT takes
  * names such as "gate_proj" to mean the experts' fused matrices, so the MLPs of dense layers and shared experts, which

@@ -62,7 +62,7 @@ static bool is_known(const char *key)
         "modules_to_save", "base_model_name_or_path", "init_lora_weights", "bias", "task_type", "auto_mapping",
         "peft_version", "revision", "inference_mode", "target_modules", "exclude_modules", "target_parameters",
         "layers_to_transform", "layers_pattern", "megatron_core", "loftq_config", "eva_config", "corda_config",
-        "lora_ga_config", "runtime_config", "qalora_group_size"};
+        "lora_ga_config", "runtime_config", "qalora_group_size", "ensure_weight_tying"};
     for (size_t i = 0; i < MT_ARRAY_LEN(known); i++)
         if (!strcmp(known[i], key))
             return true;
@@ -147,12 +147,25 @@ static bool ends(const char *name, const char *suffix)
     return n > k && !strcmp(name + n - k, suffix);
 }
 
+static bool cut_last(char *name)
+{
+    char *dot = strrchr(name, '.');
+    if (dot)
+        *dot = 0;
+    return dot;
+}
+
+/* Is the module, or one that it is in, listed in modules_to_save? */
 static bool is_saved_module(const cJSON *o, const char *module)
 {
     const cJSON *list = mt_json_get(o, "modules_to_save");
-    for (const cJSON *m = list ? list->child : NULL; m; m = m->next)
-        if (cJSON_IsString(m) && (!strcmp(module, m->valuestring) || ends(module, m->valuestring)))
-            return true;
+    char name[256];
+    snprintf(name, sizeof(name), "%s", module);
+    do {
+        for (const cJSON *m = list ? list->child : NULL; m; m = m->next)
+            if (cJSON_IsString(m) && (!strcmp(name, m->valuestring) || ends(name, m->valuestring)))
+                return true;
+    } while (cut_last(name));
     return false;
 }
 
@@ -199,6 +212,15 @@ static bool find_parameter(char *module, size_t len, const cJSON *o)
     return false;
 }
 
+/* With ensure_weight_tying PEFT lists one of the two names of a tied table, and saves it under both. */
+static const char *tied_name(const cJSON *o, const char *module)
+{
+    static const char table[] = "model.embed_tokens", head[] = "lm_head";
+    if (!cJSON_IsTrue(mt_json_get(o, "ensure_weight_tying")))
+        return NULL;
+    return !strcmp(module, table) ? head : !strcmp(module, head) ? table : NULL;
+}
+
 static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, const cJSON *o, const char *dir,
                       struct mt_err *err)
 {
@@ -215,14 +237,20 @@ static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, c
     if (b || ends(name, ".base_layer.weight")) /* with an adapter of the head, PEFT also stores the model's own matrix */
         return 0;
     bool whole = ends(module, ".experts") || ends(module, ".experts.base_layer");
+    if (whole && !a && is_saved_module(o, module))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": modules_to_save has \"%s\": routed experts that are "
+                       "trained whole beside adapters are not supported", dir, module);
     if (whole && !find_parameter(module, sizeof(module), o))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": \"%s\" is an adapter for all experts of neither "
                        "gate_up_proj nor down_proj in target_parameters", dir, t->name);
-    if (!a && !is_saved_module(o, module))
+    const char *other = a ? NULL : tied_name(o, module);
+    if (!a && !is_saved_module(o, module) && !(other && is_saved_module(o, other)))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" is neither an adapter's nor in "
                        "modules_to_save", dir, t->name);
-    if (!a)
-        return mt_adapter_list_add(&s->train_also, module, 0) ? 0 : mt_fail_nomem(err, dir, sizeof(module));
+    if (!a) /* once: it may have a weight and a bias */
+        return mt_adapter_list_has(&s->train_also, module) || mt_adapter_list_add(&s->train_also, module, 0)
+                   ? 0
+                   : mt_fail_nomem(err, dir, sizeof(module));
     int rc = value_of(&alpha, o, "lora_alpha", "alpha_pattern", module, dir, err);
     if (!rc)
         rc = value_of(&rank, o, "r", "rank_pattern", module, dir, err);
@@ -304,9 +332,10 @@ static int find_tensor(const struct mt_st_tensor **out, const struct mt_st_model
     char name[MT_PEFT_NAME];
     const struct mt_stored *s = &l->stored[t->place.stored];
     const int64_t *shape = t->adapter ? s->shape : t->shape;
-    mt_peft_tensor_name(name, t->name);
     if (t->adapter)
         snprintf(name, sizeof(name), "%s", s->name);
+    else
+        mt_peft_whole_name(name, l->cfg.family, t->name);
     const struct mt_st_tensor *src = *out = mt_st_find(st, name);
     if (!src || src->n_dims != t->n_dims || src->shape[0] != shape[0] || (t->n_dims > 1 && src->shape[1] != shape[1]))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" is missing or has another shape than [%lld, %lld]",
@@ -333,6 +362,31 @@ static int load_tensor(struct mt_stored_reader *r, const struct mt_tensor *t, mt
     return rc;
 }
 
+#define TABLE PREFIX "model.embed_tokens.weight"
+#define HEAD PREFIX "lm_head.weight"
+
+int mt_peft_check_tied(const struct mt_st_model *st, struct mt_err *err)
+{
+    const struct mt_st_tensor *t[] = {mt_st_find(st, TABLE), mt_st_find(st, HEAD)};
+    if (!t[0] || !t[1])
+        return 0;
+    float *buf = mt_calloc((size_t)2 * PIECE, sizeof(float));
+    bool same = t[0]->n_elems == t[1]->n_elems;
+    int rc = buf ? 0 : mt_fail_nomem(err, t[0]->name, 2 * PIECE * sizeof(float));
+    for (size_t at = 0; at < t[0]->n_elems && same && !rc; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, t[0]->n_elems - at);
+        for (int i = 0; i < 2 && !rc; i++)
+            rc = mt_st_read_f32(st, t[i], at, n, buf + i * PIECE, err);
+        same = rc || !memcmp(buf, buf + PIECE, n * sizeof(float));
+    }
+    free(buf);
+    if (rc || same)
+        return rc;
+    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: embed_tokens and lm_head, which this model shares, are two tables that differ: "
+                   "PEFT trained a copy of each (without ensure_weight_tying), and one would be lost; train with "
+                   "ensure_weight_tying, or on the model with tie_word_embeddings = false", st->files[0].path);
+}
+
 int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err)
 {
     struct mt_st_model st;
@@ -341,6 +395,7 @@ int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *di
     if (!rc) {
         struct mt_stored_reader r;
         mt_stored_reader_init(&r, l, &st, NULL);
+        rc = l->tied ? mt_peft_check_tied(&st, err) : 0;
         for (size_t i = 0; i < l->n_tensors && !rc; i++) /* by the files' tensors: one is read for many of ours */
             if (l->tensors[l->pieces[i]].trainable)
                 rc = load_tensor(&r, &l->tensors[l->pieces[i]], planes, buf, err);
@@ -361,6 +416,8 @@ int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err
     for (size_t i = 0; i < l->n_tensors && !rc; i++)
         if (l->tensors[i].trainable)
             rc = find_tensor(&src, &st, l, &l->tensors[i], err);
+    if (!rc && l->tied)
+        rc = mt_peft_check_tied(&st, err);
     mt_st_close(&st);
     return rc;
 }
@@ -535,7 +592,7 @@ static cJSON *modules_to_save(const struct mt_layout *l)
         bool listed = false;
         if (!t->trainable || t->adapter)
             continue;
-        snprintf(module, sizeof(module), "%.*s", (int)module_length(t->name), t->name);
+        mt_family_module(module, sizeof(module), l->cfg.family, t->name);
         for (const cJSON *m = list ? list->child : NULL; m; m = m->next)
             listed |= is_text(m, module);
         if (!listed)
@@ -561,6 +618,8 @@ char *mt_peft_config_text(const struct mt_layout *l, const char *base)
     mt_json_add(o, "alpha_pattern", pattern(l, all, n, alpha_of_target, l->adapter_default.alpha));
     cJSON_AddStringToObject(o, "base_model_name_or_path", base);
     cJSON_AddStringToObject(o, "bias", "none");
+    if (l->tied && l->tensors[0].trainable) /* else PEFT would go on with two tables */
+        cJSON_AddBoolToObject(o, "ensure_weight_tying", true);
     cJSON_AddBoolToObject(o, "fan_in_fan_out", false);
     cJSON_AddBoolToObject(o, "inference_mode", true);
     cJSON_AddBoolToObject(o, "init_lora_weights", true);

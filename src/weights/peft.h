@@ -32,8 +32,10 @@ int mt_peft_base_model(char **out, const char *dir, struct mt_err *err);
 int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err);
 /** Checks that the folder has all of them, in the right shapes. */
 int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err);
+/** Refuses the files of an adapter of a model with tied embeddings if PEFT trained a copy for each of the two names. */
+int mt_peft_check_tied(const struct mt_st_model *st, struct mt_err *err);
 /** PEFT's initial values: A uniform in +-1/sqrt(in), by (seed, name, index) alone; B zero; DoRA's
- * magnitudes the lengths of W's rows. -EINVAL (MT_ERR_USAGE): DoRA on a packed W. */
+ * magnitudes the lengths of W's rows. */
 int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err);
 
 /** The text of adapter_config.json of the layout's adapters on the model `base`; to be freed. NULL: no memory. */

@@ -33,7 +33,7 @@ DEFAULTS = {
     "megatron_core": "megatron.core", "trainable_token_indices": None, "loftq_config": {}, "eva_config": None,
     "corda_config": None, "lora_ga_config": None, "velora_config": None, "alora_invocation_tokens": None, "use_qalora": False,
     "qalora_group_size": 16, "monteclora_config": None, "layer_replication": None, "lora_bias": False,
-    "target_parameters": None, "use_bdlora": None, "arrow_config": None, "kasa_config": None, "ensure_weight_tying": False,
+    "target_parameters": None, "use_bdlora": None, "arrow_config": None, "kasa_config": None, "ensure_weight_tying": True,
     "runtime_config": {"ephemeral_gpu_offload": False}, "fan_in_fan_out": False}
 
 def run(tmp, name, model, data, env=None, args=(), steps=STEPS, **over):
@@ -170,7 +170,7 @@ def check_shared(tmp, data):
     ini = write_ini(os.path.join(tmp, "again.ini"), base(model, data, os.path.join(tmp, "again"), **{**again,
         "adapter__kind": "lora", "adapter__path": os.path.join(out, f"checkpoint-{STEPS}")}))
     megatrain("-q", "check", ini)
-    refused(tmp, model, data, "PEFT has no DoRA", adapter__kind="dora", adapter__rank_pattern="")
+    refused(tmp, model, data, "PEFT has no DoRA", adapter__kind="dora", adapter__rank_pattern="", adapter__targets="up_proj")
     refused(tmp, model, data, "shared_expert_gate", "adapter.kind = dora is not supported", adapter__kind="dora", adapter__rank_pattern="",
             adapter__targets="shared_expert_gate")
     return model
@@ -309,6 +309,21 @@ def check_path(tmp, model, data, folder):
     assert a == b
     assert "start is not an adapter's folder" in megatrain("-q", "run", ini("path-gone"), expect=3).stderr
 
+def check_base_named(tmp, model, data):
+    """A folder of a model is named by its absolute path, wherever the run stood; what cannot be found says who names it."""
+    moved = os.path.join(tmp, "moved")
+    shutil.copytree(model, moved)
+    write_ini(os.path.join(tmp, "named.ini"), base("moved", data, "named", **{**LORA, "train__steps": 1}))
+    megatrain("-q", "run", "named.ini", cwd=tmp)
+    checkpoint = os.path.join(tmp, "named", "checkpoint-1")
+    with open(os.path.join(checkpoint, "adapter_config.json")) as f:
+        assert json.load(f)["base_model_name_or_path"] == moved
+    megatrain("-q", "export", "--merge", checkpoint, os.path.join(tmp, "named-merged"), cwd="/")
+    shutil.rmtree(moved)
+    for args in (["export", "--merge", checkpoint, os.path.join(tmp, "m")], ["sample", "--model", checkpoint, "--prompt", "a"]):
+        said = megatrain("-q", *args, expect=3).stderr
+        assert moved in said and "adapter_config.json names it): give --model" in said, said
+
 def turn_a_bit(path, ending):
     """In the middle of a tensor of the base; returns its name."""
     with open(path, "r+b") as f:
@@ -323,7 +338,6 @@ def turn_a_bit(path, ending):
 def check_refusals(tmp, model, data, checkpoint):
     refused(tmp, model, data, "lm_head", "adapter.kind = dora", adapter__kind="dora", adapter__targets="lm_head")
     refused(tmp, model, data, "adapter.dropout", "adapter.kind = dora", adapter__kind="dora", adapter__dropout="0.1")
-    refused(tmp, model, data, "cannot begin on", "packed", adapter__kind="dora", model__base_dtype="nf4")
     refused(tmp, model, data, "adapter.dropout", adapter__dropout="1")
     refused(tmp, model, data, "adapter.targets", "matches nothing", adapter__targets="qproj")
     refused(tmp, model, data, "adapter.rank_pattern", "NAME:RANK", adapter__rank_pattern="q_proj")
@@ -351,7 +365,7 @@ def check_refusals(tmp, model, data, checkpoint):
                        ("init_lora_weights", "corda"), ("init_lora_weights", "lora_ga"), ("init_lora_weights", "pissa_niter_4"),
                        ("alora_invocation_tokens", [1, 2]), ("use_qalora", True), ("use_bdlora", {"nblocks": 2}),
                        ("arrow_config", {"top_k": 3}), ("velora_config", {"k": 1}), ("monteclora_config", {"n": 1}),
-                       ("kasa_config", {"beta": 1}), ("megatron_config", {"x": 1}), ("ensure_weight_tying", True),
+                       ("kasa_config", {"beta": 1}), ("megatron_config", {"x": 1}),
                        ("a_later_versions", "key"), ("peft_type", "IA3")):
         said = eval_with(expect=3, **{key: value})
         assert key in said and "adapter_config.json" in said, said
@@ -391,6 +405,7 @@ def main():
         whole, out = run(tmp, "norm", model, data, adapter__train_also="model.norm")
         check_files(tmp, model, data, out)
         check_path(tmp, model, data, os.path.join(out, f"checkpoint-{STEPS}"))
+        check_base_named(tmp, model, data)
         check_refusals(tmp, model, data, os.path.join(out, f"checkpoint-{STEPS}"))
 
 main()
