@@ -114,7 +114,7 @@ static const struct cli_option inspect_options[] = {
     END};
 static const struct cli_option export_options[] = {
     {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights. Adapters are always f32."},
-    {"base-dtype", 0, "FORMAT", "Pack the layers' matrices, as bitsandbytes and transformers read them: nf4 or fp8; "
+    {"base-dtype", 0, "FORMAT", "Pack the layers' matrices, as bitsandbytes and transformers read them: nf4 (of dense models) or fp8; "
                               "of gpt-oss the experts: mxfp4."},
     {"merge", 0, NULL, "Write the whole model, with the adapters added to its weights."},
     {"model", 0, "DIR", "With --merge: the model, instead of the one that the adapters name."},

@@ -21,7 +21,7 @@ struct mt_checkpoint_save {
     const struct mt_vfs *vfs; /* NULL: the real one */
     const char *dir;          /* the run's output folder */
     const char *model_dir;    /* its config.json, tokenizer ... are copied if `files` is NULL */
-    const char *base_model;   /* with adapters: the model that adapter_config.json names, a folder by its absolute path */
+    const char *base_model;   /* with adapters: that adapter_config.json names, a folder by its absolute path */
     const struct mt_hf_files *files; /* the same files, read earlier */
     const struct mt_layout *layout;
     mt_plane_set *planes;     /* in memory or on drives: read a window at a time */

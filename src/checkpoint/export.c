@@ -376,6 +376,8 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
         rc = mt_st_open_dir(&x->weights, e->base, err);
     if (!rc)
         rc = mt_merge_open(&x->merge, e->from, &x->weights, e->base, e->f32, err);
+    if (!rc && mt_merge_decodes(x->merge))
+        mt_info("the packed weights of %s are decoded: the merged model is not packed", e->base);
     return rc ? rc : verify_merged(e, err);
 }
 
@@ -390,6 +392,17 @@ static void warn_of_blocks(const struct mt_layout *l)
                 t->name, (long long)t->shape[0], (long long)t->shape[1], MT_FP8_BLOCK);
         return;
     }
+}
+
+/* transformers 5 joins the experts of a layer to parameters, which bitsandbytes does not pack. */
+static void warn_of_experts(const struct mt_layout *l)
+{
+    bool any = false;
+    for (size_t i = 0; i < l->n_tensors; i++)
+        any |= l->tensors[i].packed && l->tensors[i].expert >= 0;
+    if (any)
+        mt_warn("experts in NF4 are read by megatrain alone: transformers has those of a layer as one parameter, and reads them "
+                "packed only in FP8 (--base-dtype fp8)");
 }
 
 /* A model, for f32 with its masters; or one of the other sources. */
@@ -407,6 +420,8 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
         rc = mt_packed_model_load(&x->model, e->from, e->base_dtype, err);
         if (!rc && e->base_dtype == MT_PACKED_FP8)
             warn_of_blocks(x->model.layout);
+        if (!rc && e->base_dtype == MT_PACKED_NF4)
+            warn_of_experts(x->model.layout);
         return rc ? rc : mt_layout_files_init(&x->packed, x->model.layout, x->model.planes, NULL, 0, err);
     }
     if (!rc)

@@ -246,7 +246,7 @@ void mt_checkpoint_link_best(const struct mt_vfs *vfs, const char *dir, uint64_t
     struct stat st;
     vfs = vfs ? vfs : &mt_vfs_posix;
     name_checkpoint(path, dir, *best, "");
-    snprintf(link, sizeof(link), "%.4080s/best", dir);
+    mt_path_printf(link, sizeof(link), "%s/best", dir);
     snprintf(target, sizeof(target), "checkpoint-%llu", (unsigned long long)*best);
     if (*best && !mt_path_exists(path))
         *best = 0;

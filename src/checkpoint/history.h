@@ -47,8 +47,8 @@ struct mt_prune_policy {
  */
 int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct mt_prune_policy *p,
                         struct mt_err *err);
-/** Makes DIR/best a symbolic link to the checkpoint of step *best, a convenience like `latest`. If there is none any more,
- * *best becomes 0 and the link is removed. */
+/** Makes DIR/best a symbolic link to the checkpoint of step *best, a convenience like `latest`. If that is not there
+ * any more, *best becomes 0 and the link is removed. */
 void mt_checkpoint_link_best(const struct mt_vfs *vfs, const char *dir, uint64_t *best);
 
 #endif

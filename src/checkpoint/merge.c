@@ -9,18 +9,11 @@
 #include "base/dtype.h"
 #include "base/fs.h"
 #include "base/mem.h"
-#include "base/packed.h"
+#include "checkpoint/merge_base.h"
 #include "hf/hf_config.h"
 #include "weights/peft.h"
 
 #define WEIGHT ".weight"
-#define BLOCKS "_blocks"
-
-/* A tensor of the merged model. */
-struct merged {
-    struct mt_st_tensor t;                     /* that of the base; decoded: its name (owned), shape and dtype */
-    const struct mt_st_tensor *codes, *scales; /* of experts in MXFP4 that are decoded, else NULL */
-};
 
 /* An expert's matrix that is a tensor of its own in the files, of a parameter of all experts whose adapter PEFT keeps. */
 struct share {
@@ -37,12 +30,11 @@ struct factors {
 struct mt_merge {
     struct mt_adapter_spec spec;
     struct mt_st_model st;         /* the adapters */
-    const struct mt_st_model *base;
+    struct mt_merge_base base;
     const struct mt_family *family;
-    struct merged *tensors;
-    size_t n_tensors;
-    bool open, f32, bf16, decodes; /* bf16: the base has bf16 tensors; decodes: some of MXFP4 */
-    const struct merged *now;      /* the tensor whose A and B are loaded */
+    struct mt_layout *layout;      /* of the base */
+    bool open, f32, bf16;          /* bf16: the base has bf16 tensors */
+    const struct mt_merged *now;   /* the tensor whose A and B are loaded */
     struct factors kept[2];        /* experts' matrices take turns: of gate_up_proj, and of down_proj or any other */
     /* Of a matrix [out, in]: [rank, in], [out, rank]. Of all experts' [experts, in, out]: [experts * rank, in],
      * [experts * rank, out]. Of an expert's own (share): [experts * rank, in], [parts * out, rank * experts]. */
@@ -53,9 +45,6 @@ struct mt_merge {
     float *by;                     /* [out] with DoRA: magnitude / |W + s B A|; NULL: 1 */
     size_t rank, in, width;        /* width: columns of a row of the tensor */
     float scale;
-    const struct merged *decoded;  /* the tensor one of whose experts is decoded, */
-    size_t expert;                 /* this one, */
-    float *values;                 /* to [out, in] */
 };
 
 /* Is it the matrix of an expert by itself ("model.layers.0.mlp.experts.3.up_proj.weight")? */
@@ -112,7 +101,7 @@ static const struct mt_st_tensor *whole(const struct mt_merge *m, const struct m
     char name[MT_PEFT_NAME];
     if (strlen(t->name) >= MT_TENSOR_NAME)
         return NULL;
-    mt_peft_tensor_name(name, t->name);
+    mt_peft_whole_name(name, m->family, t->name);
     return mt_st_find(&m->st, name);
 }
 
@@ -158,23 +147,14 @@ static size_t n_used(struct mt_merge *m, const struct mt_st_tensor *t)
     return (int64_t)s.expert + 1 == experts && s.part == 0 ? 2 : 0;
 }
 
-static int fail_packed(const struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t,
-                       struct mt_err *err)
-{
-    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: tensor \"%s\" is packed, and packing it again would lose what %s "
-                   "adds: name the model in bf16 with --model, and pack the result (export --base-dtype)",
-                   base->files[t->file].path, t->name, m->st.files[0].path);
-}
-
 /* Does the base have a matrix for every adapter, and a tensor for each that was trained whole? */
 static int check_base(struct mt_merge *m, struct mt_err *err)
 {
-    const struct mt_st_model *base = m->base;
     size_t used = 0, all = 0;
     bool table = false, head = false;
     int rc = 0;
-    for (size_t i = 0; i < m->n_tensors && !rc; i++) {
-        const struct mt_st_tensor *t = &m->tensors[i].t, *w = whole(m, t);
+    for (size_t i = 0; i < m->base.n && !rc; i++) {
+        const struct mt_st_tensor *t = &m->base.tensors[i].t, *w = whole(m, t);
         m->bf16 |= t->dtype == MT_ST_BF16;
         head |= !strcmp(t->name, "lm_head.weight");
         table |= w && !strcmp(t->name, "model.embed_tokens.weight");
@@ -183,7 +163,7 @@ static int check_base(struct mt_merge *m, struct mt_err *err)
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"%s\" has another shape than the model's", m->st.files[0].path,
                          w->name);
         if (!rc && factor(m, t, MT_LORA_A WEIGHT)) {
-            rc = t->dtype > MT_ST_F64 ? fail_packed(m, base, t, err) : check_factors(m, t, err);
+            rc = check_factors(m, t, err);
             used += rc ? 0 : n_used(m, t);
         }
     }
@@ -192,83 +172,33 @@ static int check_base(struct mt_merge *m, struct mt_err *err)
         bool tied = table && !head && !strcmp(name, "base_model.model.lm_head.weight"); /* a second copy of the table */
         all += !strstr(name, ".base_layer" WEIGHT) && !tied;
     }
+    if (!rc && table && !head)
+        rc = mt_peft_check_tied(&m->st, err);
     if (!rc && used != all)
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: only %zu of its %zu tensors fit this model: are the adapters for another "
                      "one? Name that with --model", m->st.files[0].path, used, all);
     return rc;
 }
 
-/* What codes and scales of all experts are decoded to: [experts, in, out], as in files that are not packed. */
-static int take_packed(struct merged *out, const struct mt_st_tensor *codes, const struct mt_st_tensor *scales,
-                       struct mt_err *err)
+/* adapter NULL: the base by itself. Else what is refused in training is refused here. */
+static int lay_out(struct mt_layout **l, const struct mt_hf_config *cfg, struct mt_adapter_spec *adapter,
+                   struct mt_err *err)
 {
-    const int64_t *shape = codes->shape;
-    if (!scales || codes->n_dims != 4 || scales->n_dims != 3 || scales->dtype != MT_ST_U8 ||
-        shape[3] != MT_MXFP4_BLOCK / 2 || memcmp(shape, scales->shape, 3 * sizeof(*shape)))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is not the codes of experts in MXFP4, with scales", codes->name);
-    char *name = strndup(codes->name, strlen(codes->name) - strlen(BLOCKS));
-    *out = (struct merged){.t = {.name = name, .dtype = MT_ST_BF16, .n_dims = 3,
-                                 .shape = {shape[0], shape[2] * MT_MXFP4_BLOCK, shape[1]},
-                                 .n_elems = codes->n_elems * 2}, .codes = codes, .scales = scales};
-    return name ? 0 : mt_fail_nomem(err, codes->name, strlen(codes->name));
+    return mt_layout_create(l, cfg, &(struct mt_layout_params){.cut = mt_cut_layer, .adapter = adapter}, err);
 }
 
-/* Whether it ends in "_blocks"; then stem[] is what precedes. */
-static bool is_codes(const struct mt_st_tensor *t, char stem[MT_TENSOR_NAME])
+static int check_spec(struct mt_merge *m, const struct mt_hf_config *cfg, struct mt_err *err)
 {
-    size_t n = strlen(t->name), k = strlen(BLOCKS);
-    bool yes = t->dtype == MT_ST_U8 && n > k && n < MT_TENSOR_NAME && !strcmp(t->name + n - k, BLOCKS);
-    snprintf(stem, MT_TENSOR_NAME, "%.*s", yes ? (int)(n - k) : 0, t->name);
-    return yes;
+    struct mt_layout *l = NULL;
+    m->spec.dropout = 0; /* of training alone */
+    int rc = lay_out(&l, cfg, &m->spec, err);
+    mt_layout_destroy(&l);
+    return rc ? mt_fail_prefix(err, rc, "%s", m->st.files[0].path) : 0;
 }
 
-static const struct mt_st_tensor *scales_of(const struct mt_st_model *base, const char *stem)
+static bool changes(const void *ctx, const struct mt_st_tensor *t)
 {
-    char name[MT_STORED_NAME];
-    snprintf(name, sizeof(name), "%s_scales", stem);
-    return mt_st_find(base, name);
-}
-
-/* Are they the scales of codes that are decoded? */
-static bool goes_with_codes(const struct mt_merge *m, const struct mt_st_tensor *t)
-{
-    char name[MT_STORED_NAME];
-    size_t n = strlen(t->name), k = strlen("_scales");
-    if (!m->decodes || n <= k || n >= MT_TENSOR_NAME || strcmp(t->name + n - k, "_scales"))
-        return false;
-    snprintf(name, sizeof(name), "%.*s" BLOCKS, (int)(n - k), t->name);
-    return mt_st_find(m->base, name);
-}
-
-static int list_tensors(struct mt_merge *m, struct mt_err *err)
-{
-    char stem[MT_TENSOR_NAME], module[MT_TENSOR_NAME];
-    const struct mt_st_model *base = m->base;
-    int rc = 0;
-    for (size_t i = 0; i < base->n_tensors; i++)
-        m->decodes |= is_codes(&base->tensors[i], stem) && (m->f32 || mt_peft_whole_module(module, &m->spec, stem));
-    if (!(m->tensors = mt_calloc(base->n_tensors, sizeof(*m->tensors))))
-        return mt_fail_nomem(err, "an export", base->n_tensors * sizeof(*m->tensors));
-    for (size_t i = 0; i < base->n_tensors && !rc; i++) {
-        const struct mt_st_tensor *t = &base->tensors[i];
-        if (goes_with_codes(m, t))
-            continue;
-        struct merged *to = &m->tensors[m->n_tensors++];
-        if (m->decodes && is_codes(t, stem))
-            rc = take_packed(to, t, scales_of(base, stem), err);
-        else
-            to->t = *t;
-    }
-    return rc;
-}
-
-static int read_family(const struct mt_family **family, const char *model_dir, struct mt_err *err)
-{
-    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
-    int rc = cfg ? mt_hf_config_read(cfg, model_dir, err) : mt_fail_nomem(err, model_dir, sizeof(*cfg));
-    *family = rc ? NULL : cfg->family;
-    free(cfg);
-    return rc;
+    return factor(ctx, t, MT_LORA_A WEIGHT) || whole(ctx, t);
 }
 
 int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_model *base, const char *model_dir,
@@ -276,21 +206,27 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
 {
     char path[4200];
     struct mt_merge *m = mt_calloc(1, sizeof(*m));
-    if (!m)
-        return mt_fail_nomem(err, dir, sizeof(*m));
-    m->f32 = f32;
-    m->base = base;
-    mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_WEIGHTS, dir);
-    int rc = read_family(&m->family, model_dir, err);
-    if (!rc)
+    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    int rc = m && cfg ? mt_hf_config_read(cfg, model_dir, err) : mt_fail_nomem(err, dir, sizeof(*cfg));
+    if (!rc) {
+        m->f32 = f32;
+        m->family = cfg->family;
         rc = mt_peft_read_spec(&m->spec, dir, err);
-    if (!rc)
+    }
+    mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_WEIGHTS, dir);
+    if (!rc) {
         rc = mt_st_open_file(&m->st, path, err);
-    m->open = !rc;
+        m->open = !rc;
+    }
     if (!rc)
-        rc = list_tensors(m, err);
+        rc = lay_out(&m->layout, cfg, NULL, err);
+    if (!rc)
+        rc = mt_merge_base_open(&m->base, base, m->layout, f32, changes, m, err);
     if (!rc)
         rc = check_base(m, err);
+    if (!rc)
+        rc = check_spec(m, cfg, err);
+    free(cfg);
     if (rc)
         mt_merge_close(&m);
     else
@@ -321,21 +257,18 @@ void mt_merge_close(struct mt_merge **merge)
     forget(m);
     forget_factors(&m->kept[0]);
     forget_factors(&m->kept[1]);
-    for (size_t i = 0; i < m->n_tensors; i++)
-        if (m->tensors[i].codes)
-            free(m->tensors[i].t.name);
-    free(m->tensors);
-    free(m->values);
+    mt_merge_base_close(&m->base);
     if (m->open)
         mt_st_close(&m->st);
     mt_adapter_spec_finish(&m->spec);
+    mt_layout_destroy(&m->layout);
     free(m);
     *merge = NULL;
 }
 
 size_t mt_merge_n_tensors(const struct mt_merge *m)
 {
-    return m->n_tensors;
+    return m->base.n;
 }
 
 static enum mt_st_dtype dtype_of(const struct mt_merge *m, const struct mt_st_tensor *t)
@@ -345,7 +278,7 @@ static enum mt_st_dtype dtype_of(const struct mt_merge *m, const struct mt_st_te
 
 struct mt_st_decl mt_merge_declare(const struct mt_merge *m, size_t i)
 {
-    const struct mt_st_tensor *t = &m->tensors[i].t;
+    const struct mt_st_tensor *t = &m->base.tensors[i].t;
     struct mt_st_decl d = {.name = t->name, .dtype = dtype_of(m, t), .n_dims = t->n_dims};
     memcpy(d.shape, t->shape, sizeof(d.shape));
     return d;
@@ -353,7 +286,7 @@ struct mt_st_decl mt_merge_declare(const struct mt_merge *m, size_t i)
 
 bool mt_merge_decodes(const struct mt_merge *m)
 {
-    return m->decodes;
+    return m->base.decodes;
 }
 
 /* A row of B A: the sum over k of by[k * step] rows[k, :]. */
@@ -388,55 +321,10 @@ static void add_row(const struct mt_merge *m, size_t row, size_t j, size_t n, fl
         w[i] += m->scale * m->row[i];
 }
 
-/* Decodes an expert of a packed tensor, unless it is the last that was. */
-static int decode_expert(struct mt_merge *m, const struct merged *x, size_t expert, struct mt_err *err)
-{
-    size_t in = (size_t)x->t.shape[1], n = in * (size_t)x->t.shape[2], n_scales = n / MT_MXFP4_BLOCK;
-    if (m->decoded == x && m->expert == expert)
-        return 0;
-    m->decoded = NULL;
-    free(m->values);
-    m->values = mt_calloc(n, sizeof(float));
-    uint8_t *codes = malloc(n / 2 + n_scales), *exponents = codes ? codes + n / 2 : NULL;
-    float *scales = mt_calloc(n_scales, sizeof(float));
-    int rc = codes && scales && m->values ? 0 : mt_fail_nomem(err, x->t.name, n * sizeof(float));
-    if (!rc)
-        rc = mt_st_read_raw(m->base, x->codes, expert * (n / 2), n / 2, codes, err);
-    if (!rc)
-        rc = mt_st_read_raw(m->base, x->scales, expert * n_scales, n_scales, exponents, err);
-    for (size_t i = 0; i < n_scales && !rc; i++)
-        scales[i] = mt_e8m0_to_f32(exponents[i]);
-    if (!rc) {
-        mt_packed_values(MT_PACKED_MXFP4, in, codes, scales, 0, n, m->values);
-        m->decoded = x;
-        m->expert = expert;
-    }
-    free(codes);
-    free(scales);
-    return rc;
-}
-
-/* Elements of a tensor of the base. */
-static int read_base(struct mt_merge *m, const struct merged *x, size_t first, size_t n, float *w, struct mt_err *err)
-{
-    if (!x->codes)
-        return mt_st_read_f32(m->base, &x->t, first, n, w, err);
-    size_t in = (size_t)x->t.shape[1], out = (size_t)x->t.shape[2];
-    int rc = 0;
-    for (size_t i = 0, len; i < n && !rc; i += len) { /* a row, or what is wanted of it */
-        size_t at = first + i, row = at / out, col = at % out;
-        len = MT_MIN(out - col, n - i);
-        rc = decode_expert(m, x, row / in, err);
-        for (size_t k = 0; k < len && !rc; k++)
-            w[i + k] = m->values[(col + k) * in + row % in];
-    }
-    return rc;
-}
-
 /* Reads the model's matrix once, to compute the norms of its rows with the adapter added. */
-static int take_lengths(struct mt_merge *m, const struct mt_st_tensor *t, struct mt_err *err)
+static int take_lengths(struct mt_merge *m, const struct mt_merged *x, struct mt_err *err)
 {
-    const struct mt_st_tensor *magnitude = factor(m, t, MT_LORA_MAGNITUDE);
+    const struct mt_st_tensor *t = &x->t, *magnitude = factor(m, t, MT_LORA_MAGNITUDE);
     size_t out = (size_t)t->shape[0];
     float *w = mt_calloc(m->in, sizeof(float));
     m->by = mt_calloc(out, sizeof(float));
@@ -444,7 +332,7 @@ static int take_lengths(struct mt_merge *m, const struct mt_st_tensor *t, struct
                         : mt_fail_nomem(err, t->name, (m->in + out) * sizeof(float));
     for (size_t row = 0; row < out && !rc; row++) {
         double sum = 0;
-        rc = mt_st_read_f32(m->base, t, row * m->in, m->in, w, err);
+        rc = mt_merge_base_read(&m->base, x, row * m->in, m->in, w, err);
         if (!rc)
             add_row(m, row, 0, m->in, w);
         for (size_t i = 0; i < m->in && !rc; i++)
@@ -489,7 +377,7 @@ static int load_factors(struct mt_merge *m, struct factors *f, const struct mt_s
 }
 
 /* Loads A and B of the tensor, their factor, and DoRA's row factors. */
-static int take_factors(struct mt_merge *m, const struct merged *x, const struct mt_st_tensor *a, struct mt_err *err)
+static int take_factors(struct mt_merge *m, const struct mt_merged *x, const struct mt_st_tensor *a, struct mt_err *err)
 {
     const struct mt_st_tensor *t = &x->t, *b = factor(m, t, MT_LORA_B WEIGHT);
     char module[MT_TENSOR_NAME];
@@ -517,7 +405,7 @@ static int take_factors(struct mt_merge *m, const struct merged *x, const struct
     m->b = f->b;
     m->now = x;
     if (!rc && m->spec.dora)
-        rc = take_lengths(m, t, err);
+        rc = take_lengths(m, x, err);
     m->now = rc ? NULL : x;
     return rc;
 }
@@ -535,18 +423,18 @@ static void add_adapter(const struct mt_merge *m, size_t first, size_t n, float 
 
 int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
 {
-    const struct merged *merged = &m->tensors[i];
+    const struct mt_merged *merged = &m->base.tensors[i];
     const struct mt_st_tensor *t = &merged->t, *a = factor(m, t, MT_LORA_A WEIGHT), *w = whole(m, t);
     enum mt_st_dtype dtype = dtype_of(m, t);
-    if (!a && !w && dtype == t->dtype && !merged->codes)
-        return mt_st_read_raw(m->base, t, first * mt_st_dtype_size(dtype), n * mt_st_dtype_size(dtype), dst, err);
+    if (!a && !w && dtype == t->dtype && !merged->codes && !merged->src.format)
+        return mt_st_read_raw(m->base.st, t, first * mt_st_dtype_size(dtype), n * mt_st_dtype_size(dtype), dst, err);
     if (dtype != MT_ST_F32 && dtype != MT_ST_BF16)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is %s, into which adapters cannot be merged: set --dtype f32",
                        t->name, mt_st_dtype_name(dtype));
     float *x = dtype == MT_ST_F32 ? dst : mt_calloc(n, sizeof(float));
     int rc = x ? 0 : mt_fail_nomem(err, t->name, n * sizeof(float));
     if (!rc)
-        rc = w ? mt_st_read_f32(&m->st, w, first, n, x, err) : read_base(m, merged, first, n, x, err);
+        rc = w ? mt_st_read_f32(&m->st, w, first, n, x, err) : mt_merge_base_read(&m->base, merged, first, n, x, err);
     if (!rc && a)
         rc = take_factors(m, merged, a, err);
     if (!rc && a)

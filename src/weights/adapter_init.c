@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The initial values of adapters, as in PEFT: A uniform, B zero, DoRA's magnitudes the lengths of the rows of W. */
+/* The initial values of adapters, as in PEFT: A uniform, B zero, DoRA's magnitudes the lengths of the rows of W, decoded where it
+ * is packed. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,9 +9,10 @@
 
 #include "base/mem.h"
 #include "base/philox.h"
-#include "weights/peft.h"
 #include "model/ranges.h"
 #include "model/stored.h"
+#include "weights/packed_planes.h"
+#include "weights/peft.h"
 
 enum { PIECE = 1 << 16, ROWS = 256 }; /* elements; rows of magnitudes */
 
@@ -31,14 +33,24 @@ static int init_factor(const struct mt_tensor *t, mt_plane_set *planes, uint64_t
     return rc;
 }
 
-static int row_norm(const struct mt_tensor *w, size_t row, mt_plane_set *planes, float *buf, float *norm,
-                    struct mt_err *err)
+/* The matrix under an adapter. */
+struct matrix {
+    const struct mt_tensor *w;
+    mt_plane_set *planes;
+    struct mt_packed_plane packed; /* if it is packed */
+};
+
+static int row_norm(const struct matrix *m, size_t row, float *buf, float *norm, struct mt_err *err)
 {
-    size_t in = (size_t)w->shape[1];
+    size_t in = (size_t)m->w->shape[1];
     double sum = 0;
     for (size_t at = 0; at < in; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, in - at);
-        int rc = mt_tensor_read_masters(planes, w, row * in + at, n, buf, err);
+        int rc = 0;
+        if (m->packed.codes)
+            mt_packed_plane_values(&m->packed, row * in + at, n, buf);
+        else
+            rc = mt_tensor_read_masters(m->planes, m->w, row * in + at, n, buf, err);
         if (rc)
             return rc;
         for (size_t i = 0; i < n; i++)
@@ -54,23 +66,20 @@ static int init_magnitude(const struct mt_layout *l, const struct mt_tensor *w, 
     char name[MT_TENSOR_NAME];
     float norm[ROWS];
     char module[MT_TENSOR_NAME];
+    struct matrix matrix = {.w = w, .planes = planes};
     mt_stored_module(module, l, w);
     snprintf(name, sizeof(name), "%.90s." MT_LORA_MAGNITUDE, module);
     const struct mt_tensor *m = mt_layout_find(l, name);
-    if (w->kind == MT_RANGE_PACKED)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.kind = dora cannot begin on %s, which is packed: continue "
-                       "adapters that PEFT began (adapter.path), or set adapter.kind = lora", w->name);
-    for (size_t first = 0; first < m->n; first += ROWS) {
+    int rc = w->kind == MT_RANGE_PACKED ? mt_packed_plane_read(&matrix.packed, planes, w, err) : 0;
+    for (size_t first = 0; first < m->n && !rc; first += ROWS) {
         size_t n = MT_MIN((size_t)ROWS, m->n - first);
-        int rc = 0;
         for (size_t i = 0; i < n && !rc; i++)
-            rc = row_norm(w, first + i, planes, buf, &norm[i], err);
+            rc = row_norm(&matrix, first + i, buf, &norm[i], err);
         if (!rc)
             rc = mt_tensor_write_masters(planes, m, first, n, norm, err);
-        if (rc)
-            return rc;
     }
-    return 0;
+    mt_packed_plane_finish(&matrix.packed);
+    return rc;
 }
 
 int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err)

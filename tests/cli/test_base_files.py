@@ -348,8 +348,16 @@ def other_programs_fp8(tmp):
         assert result(run(tmp, out, data, "files", model__dtype=dtype)[0]) == want, dtype
     megatrain("export", out, f"{out}-again")
     assert read_safetensors(f"{out}-again/model.safetensors") == packed
-    refused = megatrain("export", "--merge", f"{tmp}/out/checkpoint-3", f"{tmp}/merged", expect=2).stderr
-    assert "is packed, and packing it again would lose" in refused, refused
+    checkpoint, merged = f"{tmp}/out/checkpoint-3", {}
+    for dtype in "f32", "bf16":  # a packed base is decoded
+        said = megatrain("export", "--merge", "--dtype", dtype, checkpoint, f"{tmp}/merged-{dtype}").stderr
+        assert "are decoded" in said and "quantization_config" not in open(f"{tmp}/merged-{dtype}/config.json").read()
+        merged[dtype] = read_safetensors(f"{tmp}/merged-{dtype}/model.safetensors")
+    megatrain("export", "--merge", "--dtype", "f32", "--model", os.path.join(tmp, "decoded-f32"), checkpoint, f"{tmp}/merged-want")
+    wanted = read_safetensors(f"{tmp}/merged-want/model.safetensors")
+    assert merged["f32"] == wanted, [n for n in wanted if merged["f32"].get(n) != wanted[n]]
+    for n, (dtype, shape, raw) in merged["bf16"].items():
+        assert shape == wanted[n][1] and (n not in t or "_proj" not in n or dtype == "BF16"), n
     scales_as_bf16(tmp, out, packed, data, want)
 
 

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weights/packed_planes.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/dtype.h"
+#include "base/mem.h"
+
+struct source {
+    const struct mt_tensor *t;
+    mt_plane_set *planes;
+    struct mt_packed_piece piece[MT_MAX_PIECES];
+    int n;
+};
+
+/* Reads the piece with that suffix; NULL: there is none, or an error. The caller frees it. */
+static void *read_piece(const struct source *s, const char *suffix, int *rc, struct mt_err *err)
+{
+    void *bytes = NULL;
+    for (int i = 0; i < s->n && !bytes && !*rc; i++) {
+        const struct mt_packed_piece *p = &s->piece[i];
+        if (strcmp(p->name + strlen(s->t->name), suffix))
+            continue;
+        bytes = malloc(p->bytes);
+        *rc = bytes ? mt_planes_read(s->planes, s->t->unit, MT_PLANE_PACKED, p->at, p->bytes, bytes, err)
+                    : mt_fail_nomem(err, p->name, p->bytes);
+    }
+    return bytes;
+}
+
+static int read_nested(float *scales, size_t n, const struct source *s, struct mt_err *err)
+{
+    int rc = 0;
+    float offset = 0;
+    uint8_t *codes = read_piece(s, ".absmax", &rc, err);
+    float *nested = read_piece(s, ".nested_absmax", &rc, err), *map = read_piece(s, ".nested_quant_map", &rc, err);
+    size_t at = mt_packed_offset_at(s->t);
+    if (!rc)
+        rc = mt_planes_read(s->planes, s->t->unit, MT_PLANE_PACKED, at, sizeof(offset), &offset, err);
+    for (size_t i = 0; i < n && !rc; i++) {
+        float scale = map[codes[i]] * nested[i / MT_NF4_NESTED];
+        scales[i] = scale + offset;
+    }
+    free(codes);
+    free(nested);
+    free(map);
+    return rc;
+}
+
+static int read_scales(float *scales, size_t n, const struct source *s, struct mt_err *err)
+{
+    int rc = 0;
+    if (s->t->nested)
+        return read_nested(scales, n, s, err);
+    bool bytes = s->t->packed == MT_PACKED_MXFP4;
+    void *raw = read_piece(s, bytes ? "_scales" : s->t->packed == MT_PACKED_FP8 ? "_scale_inv" : ".absmax", &rc, err);
+    for (size_t i = 0; i < n && !rc; i++)
+        scales[i] = bytes ? mt_e8m0_to_f32(((const uint8_t *)raw)[i]) : ((const float *)raw)[i];
+    free(raw);
+    return rc;
+}
+
+int mt_packed_plane_read(struct mt_packed_plane *out, mt_plane_set *planes, const struct mt_tensor *t,
+                         struct mt_err *err)
+{
+    struct source s = {.t = t, .planes = planes};
+    size_t n = mt_packed_n_scales(t->packed, (size_t)t->shape[0], (size_t)t->shape[1]);
+    int rc = 0;
+    s.n = mt_packed_pieces(s.piece, t);
+    *out = (struct mt_packed_plane){.format = t->packed, .cols = (size_t)t->shape[1]};
+    out->codes = read_piece(&s, s.piece[0].name + strlen(t->name), &rc, err);
+    out->scales = mt_calloc(n, sizeof(float));
+    if (!rc && !out->scales)
+        rc = mt_fail_nomem(err, t->name, n * sizeof(float));
+    if (!rc)
+        rc = read_scales(out->scales, n, &s, err);
+    if (rc)
+        mt_packed_plane_finish(out);
+    return rc;
+}
+
+void mt_packed_plane_values(const struct mt_packed_plane *p, size_t first, size_t n, float *dst)
+{
+    mt_packed_values(p->format, p->cols, p->codes, p->scales, first, n, dst);
+}
+
+void mt_packed_plane_finish(struct mt_packed_plane *p)
+{
+    free(p->codes);
+    free(p->scales);
+    *p = (struct mt_packed_plane){.codes = NULL};
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_WEIGHTS_PACKED_PLANES_H
+#define MT_WEIGHTS_PACKED_PLANES_H
+
+#include "model/packing.h"
+#include "store/planes.h"
+
+/** A packed tensor of the planes, read whole into host memory: for what is computed once, before training. */
+struct mt_packed_plane {
+    enum mt_packed format;
+    size_t cols;
+    uint8_t *codes; /* owned */
+    float *scales;  /* owned; all of them, as f32 */
+};
+int mt_packed_plane_read(struct mt_packed_plane *out, mt_plane_set *planes, const struct mt_tensor *t,
+                         struct mt_err *err);
+/** Decodes elements [first, first + n) of the tensor. */
+void mt_packed_plane_values(const struct mt_packed_plane *p, size_t first, size_t n, float *dst);
+void mt_packed_plane_finish(struct mt_packed_plane *p);
+
+#endif

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of adapters as PEFT has them: modules that are trained whole, tied tables, packed bases; what it would not find
+is refused."""
+import json
+import os
+import shutil
+import struct
+import sys
+import tempfile
+
+from test_packed import write_decoded
+from tiny import (FAMILIES, base, config, losses, megatrain, read_safetensors, write_data, write_ini, write_model,
+                  write_safetensors)
+
+LORA = {"adapter__kind": "lora", "adapter__rank": 4, "model__init": "weights", "train__learning_rate": "1e-2", "train__steps": 3}
+PREFIX = "base_model.model."
+FAMILIES["ernie4_5_moe"] = ("Ernie4_5_MoeForCausalLM", {
+    "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 0, "moe_layer_interval": 1,
+    "moe_num_shared_experts": 1, "head_dim": 16, "use_bias": False})
+FAMILIES["hy_v3"] = ("HYV3ForCausalLM", {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_shared_experts": 1, "head_dim": 16,
+    "mlp_layer_types": ["sparse", "sparse"], "router_scaling_factor": 1.5})
+
+
+def random_model(tmp, name, family, **over):
+    """A model with weights: bf16, of two layers."""
+    seed, out = write_model(os.path.join(tmp, name + "-seed"), config(family, num_hidden_layers=2, **over)), os.path.join(tmp, name + "-made")
+    data = write_data(os.path.join(tmp, "data.jsonl"))
+    megatrain("-q", "run", write_ini(out + ".ini", base(seed, data, out, train__steps=1, checkpoint__save="weights")))
+    return os.path.join(out, "checkpoint-1"), data
+
+
+def train(tmp, name, model, data, expect=0, **over):
+    """The checkpoint and its adapter's tensors; or what was said."""
+    out = os.path.join(tmp, name)
+    ini = write_ini(out + ".ini", base(model, data, out, **{**LORA, "model__dtype": "f32", **over}))
+    p = megatrain("-q", "run", ini, "--force", expect=expect)
+    checkpoint = os.path.join(out, f"checkpoint-{3}")
+    return (checkpoint, read_safetensors(os.path.join(checkpoint, "adapter_model.safetensors"))) if not expect else p.stderr
+
+
+def settings(checkpoint):
+    with open(os.path.join(checkpoint, "adapter_config.json")) as f:
+        return json.load(f)
+
+
+def eval_loss(tmp, model, data, *args):
+    ini = write_ini(os.path.join(tmp, "eval.ini"), base(model, data, os.path.join(tmp, "eval"), model__dtype="f32"))
+    return json.loads(megatrain("-q", "eval", ini, "--json", *args).stdout)["loss"]
+
+
+def check_reads_back(tmp, model, data, checkpoint):
+    """--adapter, adapter.path and --merge take the folder as it is, and mean the same model."""
+    merged = checkpoint + "-merged"
+    megatrain("-q", "export", "--merge", "--dtype", "f32", checkpoint, merged)
+    loss = eval_loss(tmp, model, data, "--adapter", checkpoint)
+    assert abs(eval_loss(tmp, model, data, "--model", merged) / loss - 1) < 1e-6 < abs(eval_loss(tmp, model, data) / loss - 1)
+    keys = {k: v for k, v in LORA.items() if k != "adapter__rank"}
+    ini = write_ini(os.path.join(tmp, "again.ini"), base(model, data, os.path.join(tmp, "again"), **{**keys, "adapter__path": checkpoint}))
+    megatrain("-q", "check", ini)
+
+
+def modules_trained_whole_have_the_names_of_transformers(tmp):
+    """With the buffers of the module, which PEFT wants, too."""
+    for family, also, want in (
+            ("glm4_moe", "mlp.gate", {"mlp.gate.weight": [8, 64], "mlp.gate.e_score_correction_bias": [8]}),
+            ("ernie4_5_moe", "mlp.gate", {"mlp.gate.weight": [4, 64], "mlp.gate.moe_statics.e_score_correction_bias": [1, 4]}),
+            ("mixtral", "mlp.gate", {"mlp.gate.weight": [8, 64]}),
+            ("hy_v3", "mlp.gate, mlp.shared_experts.down_proj", {"mlp.gate.weight": [4, 64], "mlp.shared_experts.down_proj.weight": [64, 32]}),
+            ("gpt_oss", "mlp.router", {"mlp.router.weight": [8, 64], "mlp.router.bias": [8]}),
+            ("qwen2", "v_proj, 1.mlp.down_proj", {"mlp.down_proj.weight": [64, 88], "self_attn.v_proj.weight": [32, 64], "self_attn.v_proj.bias": [32]})):
+        model, data = random_model(tmp, family, family)
+        checkpoint, tensors = train(tmp, family, model, data, adapter__targets="q_proj", adapter__train_also=also)
+        got = {n.split(".layers.1.")[1]: v[1] for n, v in tensors.items() if ".layers.1." in n and ".lora_" not in n}
+        assert got == want, (family, got)
+        saved = settings(checkpoint)["modules_to_save"]
+        modules = sorted({n.rpartition(".")[0].removesuffix(".moe_statics") for n in want})
+        assert sorted(m.split(".layers.1.")[1] for m in saved if ".layers.1." in m) == modules, (family, saved)
+        check_reads_back(tmp, model, data, checkpoint)
+
+
+def what_peft_would_not_find_is_refused(tmp):
+    qwen, data = random_model(tmp, "moe", "qwen3_moe")
+    said = train(tmp, "no", qwen, data, expect=2, adapter__targets="q_proj", adapter__train_also="*.experts.*")
+    assert "routed experts cannot be trained whole" in said and "experts.gate_up_proj" in said, said
+    said = train(tmp, "no", qwen, data, expect=2, adapter__targets="*.experts.*", adapter__rslora="on")
+    assert "rslora" in said and "experts.gate_up_proj" in said, said
+    oss, _ = random_model(tmp, "oss", "gpt_oss")
+    said = train(tmp, "no", oss, data, expect=2, adapter__targets="q_proj", adapter__train_also="*.self_attn")
+    assert "self_attn.sinks, which is not a module by itself" in said, said
+    # the same of a folder, whoever wrote it
+    checkpoint, tensors = train(tmp, "single", qwen, data, adapter__targets="*.experts.*")
+    folder = os.path.join(tmp, "single-rs")
+    shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("megatrain"))
+    with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+        json.dump({**settings(checkpoint), "use_rslora": True}, f)
+    for args in (["export", "--merge", folder, os.path.join(tmp, "merged-rs")],
+                 ["check", os.path.join(tmp, "single.ini"), "--adapter", folder]):
+        said = megatrain("-q", *args, expect=2).stderr
+        assert "rslora" in said, said
+    name = PREFIX + "model.layers.0.mlp.experts.gate_up_proj"
+    write_safetensors(os.path.join(folder, "adapter_model.safetensors"), {name: ("F32", [1], b"0000"), **tensors})
+    with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+        json.dump({**settings(checkpoint), "modules_to_save": ["mlp.experts"]}, f)
+    said = megatrain("-q", "check", os.path.join(tmp, "single.ini"), "--adapter", folder, expect=3).stderr
+    assert "modules_to_save" in said and "target_parameters" not in said, said
+    dora = {"adapter__kind": "dora", "model__dtype": "f32"}
+    _, tensors = train(tmp, "dora-moe", qwen, data, **dora)  # all-linear: attention, which is what PEFT has DoRA for
+    assert sorted({n.split(".")[-2] for n in tensors if n.endswith("magnitude_vector")}) == ["k_proj", "o_proj", "q_proj", "v_proj"]
+
+
+def a_tied_table_is_one(tmp):
+    model, data = random_model(tmp, "tied", "qwen3", tie_word_embeddings=True)
+    checkpoint, tensors = train(tmp, "table", model, data, adapter__train_also="lm_head, embed_tokens")
+    assert settings(checkpoint)["ensure_weight_tying"] is True
+    check_reads_back(tmp, model, data, checkpoint)
+    plain, _ = train(tmp, "no-table", model, data)
+    assert "ensure_weight_tying" not in settings(plain)
+    resaved = os.path.join(tmp, "resaved")  # as PEFT writes it: it lists one name, and has the table under both
+    shutil.copytree(checkpoint, resaved, ignore=shutil.ignore_patterns("megatrain"))
+    with open(os.path.join(resaved, "adapter_config.json"), "w") as f:
+        json.dump({**settings(checkpoint), "modules_to_save": ["model.embed_tokens"]}, f)
+    assert eval_loss(tmp, model, data, "--adapter", resaved) == eval_loss(tmp, model, data, "--adapter", checkpoint)
+    two = os.path.join(tmp, "two")
+    shutil.copytree(checkpoint, two, ignore=shutil.ignore_patterns("megatrain"))
+    dtype, shape, raw = tensors[PREFIX + "lm_head.weight"]
+    tensors[PREFIX + "lm_head.weight"] = dtype, shape, raw[:-4] + struct.pack("<f", 0.25)
+    write_safetensors(os.path.join(two, "adapter_model.safetensors"), tensors)
+    ini = write_ini(os.path.join(tmp, "two.ini"), base(model, data, os.path.join(tmp, "two-out"), **{
+        k: v for k, v in LORA.items() if k != "adapter__rank"}, adapter__path=two))
+    for args in (["export", "--merge", two, two + "-merged"], ["run", ini], ["check", os.path.join(tmp, "eval.ini"), "--adapter", two],
+                 ["eval", os.path.join(tmp, "eval.ini"), "--adapter", two]):
+        said = megatrain("-q", *args, expect=3).stderr
+        assert "are two tables that differ" in said and "ensure_weight_tying" in said, said
+
+
+def packed_bases_are_decoded_for_what_needs_them(tmp):
+    """DoRA's first lengths, and a merged model: as on the same model with its weights decoded."""
+    model, data = random_model(tmp, "dense", "qwen2", hidden_size=128, intermediate_size=192)
+    for form in ("nf4", "fp8"):
+        packed, decoded = os.path.join(tmp, form), os.path.join(tmp, form + "-decoded")
+        megatrain("-q", "export", model, packed, "--base-dtype", form)
+        write_decoded(decoded, packed, "F32")
+        for kind in ("dora", "lora"):
+            keys = dict(adapter__kind=kind, adapter__targets="all-linear")
+            want, tensors = train(tmp, f"{form}-{kind}-want", decoded, data, **keys)
+            for name, base_of, more in (("files", packed, {}), ("made", model, {"model__base_dtype": form})):
+                if name == "made" and kind == "lora":
+                    continue
+                got, of_packed = train(tmp, f"{form}-{kind}-{name}", base_of, data, **keys, **more)
+                assert of_packed == tensors and losses(os.path.dirname(got)) == losses(os.path.dirname(want)), (form, kind, name)
+            merged = [f"{got}-merged", f"{want}-merged"]
+            megatrain("-q", "export", "--merge", "--dtype", "f32", "--model", packed, got, merged[0])
+            megatrain("-q", "export", "--merge", "--dtype", "f32", "--model", decoded, want, merged[1])
+            a, b = (read_safetensors(os.path.join(m, "model.safetensors")) for m in merged)
+            assert a.keys() == b.keys() and all(a[n] == b[n] for n in a), [n for n in a if a[n] != b.get(n)]
+    moe, _ = random_model(tmp, "moe4", "qwen3_moe")
+    said = megatrain("export", moe, os.path.join(tmp, "moe-nf4"), "--base-dtype", "nf4").stderr
+    assert "experts in NF4 are read by megatrain alone" in said, said
+
+
+for test in (modules_trained_whole_have_the_names_of_transformers, what_peft_would_not_find_is_refused, a_tied_table_is_one,
+             packed_bases_are_decoded_for_what_needs_them):
+    if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
+        continue
+    with tempfile.TemporaryDirectory() as folder:
+        test(folder)
+        print("ok", test.__name__, flush=True)
