@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains random combinations with megatrain and with transformers and PEFT, and compares losses, norms and every final tensor.
+
+A case draws a family, shapes, what is trained, the format of the base, data, optimizer and placement. The reference runs in
+double, torch's own distance from it in FP32 is the floor. Then the run is repeated under another placement, half of the times
+interrupted and resumed there: every bit must be the same. The case of a seed is the same for ever, so a failure is repeated by
+    scripts/parity combinations --seed SEED --n 1
+"""
+import argparse
+import copy
+import fnmatch
+import json
+import math
+import os
+import random
+import shutil
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "cli"))
+import peft
+import torch
+import transformers
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from parity import make_model, read_masters, record_routers, release_state, save_model
+from test_packed import write_decoded
+from tiny import base, config, losses, megatrain, metrics, planes, write_data, write_ini
+
+STEPS, ROWS, VOCAB = 5, 4, 96
+#: what may be off where torch in FP32 happens to be exact, and how often its distance otherwise
+LEAST = {"loss": 1e-6, "norm": 1e-5, "update": 1e-3}
+TIMES = 20
+
+DENSE = {"llama": {}, "mistral": {"head_dim": 8}, "qwen2": {}, "qwen3": {"head_dim": 16}}
+MIXTURES = {
+    "qwen3_moe": dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=16),
+    "qwen2_moe": dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=32),
+    "mixtral": dict(num_local_experts=6, num_experts_per_tok=2, head_dim=8),
+}
+ROPES = [None, {"rope_type": "linear", "factor": 2.0},
+         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+         {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}]
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+FREEZE = ["model.embed_tokens.*", "*.self_attn.*", "*norm*", "model.layers.0.*", "*.mlp.*"]
+
+
+def draw_model(r):
+    mixture = r.random() < 0.35
+    family = r.choice(list(MIXTURES if mixture else DENSE))
+    group, kv = r.choice([(1, 2), (2, 2), (3, 1), (4, 1), (7, 1)])
+    over = dict(num_hidden_layers=r.choice([1, 2, 3]), vocab_size=VOCAB, hidden_size=kv * group * r.choice([8, 16]), num_key_value_heads=kv,
+                num_attention_heads=kv * group, intermediate_size=r.choice([24, 40, 72]), bos_token_id=1, eos_token_id=2,
+                tie_word_embeddings=r.random() < 0.4, **(MIXTURES if mixture else DENSE)[family])
+    over.setdefault("head_dim", 8)
+    if not mixture and (rope := r.choice(ROPES)):
+        over["rope_scaling"] = rope
+    if family == "llama":
+        over.update(attention_bias=r.random() < 0.3, mlp_bias=r.random() < 0.3)
+    if family == "mistral":
+        over["sliding_window"] = r.choice([None, 9])
+    return family, over, mixture
+
+
+def draw_training(r, mixture):
+    kind = r.choice(["all", "freeze", "lora", "lora", "dora"])
+    if kind == "freeze":
+        return {"kind": kind, "freeze": r.choice(FREEZE[:-1] if mixture else FREEZE)}
+    if kind == "all":
+        return {"kind": kind}
+    names = LINEAR[:4] if mixture else LINEAR
+    targets = sorted(r.sample(names, r.randint(1, len(names))))
+    spec = dict(r=r.choice([1, 3, 4, 8]), lora_alpha=r.choice([1, 8, 16]), target_modules=targets, use_rslora=r.random() < 0.3,
+                use_dora=kind == "dora", rank_pattern={targets[0]: r.choice([2, 5])} if r.random() < 0.4 else {},
+                alpha_pattern={targets[-1]: 4} if r.random() < 0.3 else {})
+    if mixture and kind == "lora" and r.random() < 0.4:
+        spec["target_parameters"] = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"][:r.choice([1, 2])]
+    if r.random() < 0.3:
+        spec["modules_to_save"] = [r.choice(["model.norm", "layers.0.input_layernorm"])]
+    return {"kind": kind, "peft": spec}
+
+
+def draw_placement(r, trained, mixture, drive):
+    over = {"memory__activations": r.choice(["keep", "offload", "recompute"]), "memory__slots": r.choice([2, 3]),
+            "memory__unit": r.choice(["layer", "half"]), "device__cpu_threads": r.choice([1, 2]), "memory__nvme_paths": drive,
+            "memory__states": r.choice(["host", "host", "disk"])}
+    if trained["kind"] in ("lora", "dora"):
+        over.update(memory__base=r.choice(["host", "disk"]), memory__adapters=r.choice(["streamed", "resident"]))
+    if mixture:
+        over["memory__expert_group"] = r.choice([1, 2, 4])
+    return over
+
+
+def draw_settings(r):
+    schedule = r.choice(["constant", "linear", "cosine"])
+    return {"train__schedule": schedule, "train__warmup": r.choice([0, 2]), "train__learning_rate": r.choice(["5e-4", "1e-3"]),
+            "train__min_lr_ratio": r.choice([0, 0.1]), "train__grad_clip": r.choice([0, 0.5, 5]), "train__micro_batch": r.choice([1, 2, 4]),
+            "optimizer__weight_decay": r.choice([0, 0.1]), "optimizer__beta1": r.choice([0.8, 0.9]), "optimizer__beta2": r.choice([0.95, 0.999]),
+            "optimizer__eps": r.choice(["1e-8", "1e-6"])}
+
+
+class Case:
+    def __init__(self, seed, tmp):
+        r = random.Random(seed)
+        self.seed, self.tmp = seed, os.path.join(tmp, str(seed))
+        self.family, self.over, self.mixture = draw_model(r)
+        self.trained = draw_training(r, self.mixture)
+        self.settings = draw_settings(r)
+        packs = self.trained["kind"] in ("lora", "dora") and not self.mixture
+        self.base = r.choice(["f32", "bf16", "nf4", "fp8"]) if packs else r.choice(["f32", "bf16"])
+        drive = os.path.join(self.tmp, "drive")
+        os.makedirs(drive)
+        self.places = [draw_placement(r, self.trained, self.mixture, drive) for _ in range(2)]
+        self.stop = r.randint(1, STEPS - 1) if r.random() < 0.5 else 0
+        self.adapters = "peft" in self.trained
+
+    def describe(self):
+        what = self.trained.get("freeze") or ", ".join(self.trained.get("peft", {}).get("target_modules", []))
+        return f"{self.seed} {self.family} {self.base} {self.trained['kind']} {what} {self.settings['train__schedule']}"
+
+    def prepare(self):
+        """Writes the base, as megatrain and as torch read it, the data, and PEFT's folder to begin from."""
+        cfg = config(self.family, **self.over)
+        self.dir = os.path.join(self.tmp, "model")
+        save_model(make_model(self.dir, cfg), cfg, self.dir, torch.float32 if self.base == "f32" else torch.bfloat16)
+        plain = self.dir
+        if self.base in ("nf4", "fp8"):
+            self.dir = os.path.join(self.tmp, "packed")
+            megatrain("-q", "export", plain, self.dir, "--base-dtype", self.base)
+            plain = write_decoded(os.path.join(self.tmp, "decoded"), self.dir, "F32")
+        self.model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
+        data = write_data(os.path.join(self.tmp, "data.jsonl"), n=STEPS * ROWS, seed=self.seed, longest=24, vocab=VOCAB)
+        self.data, self.samples = data, [json.loads(l) for l in open(data)]
+        if self.adapters:
+            torch.manual_seed(self.seed)
+            self.model = get_peft_model(self.model, LoraConfig(lora_dropout=0, init_lora_weights=False, task_type="CAUSAL_LM", **self.trained["peft"]))
+            with torch.no_grad():
+                for n, p in self.model.named_parameters():
+                    if ".lora_A." in n or ".lora_B." in n:
+                        p.copy_(torch.randn(p.shape) * 0.1)
+            self.start = os.path.join(self.tmp, "start")
+            self.model.save_pretrained(self.start)
+        for n, p in self.model.named_parameters():
+            if self.trained["kind"] == "freeze":
+                p.requires_grad_(not fnmatch.fnmatchcase(n, self.trained["freeze"]))
+
+    def ini(self, name, place):
+        over = dict(self.settings, model__init="weights", model__dtype="f32", data__eval="", data__packing="off", data__shuffle="off",
+                    train__steps=STEPS, train__batch_size=ROWS, optimizer__grad_dtype="f32", checkpoint__frozen="copy", **place)
+        if self.adapters:
+            over.update(adapter__kind=self.trained["kind"], adapter__path=self.start)
+        elif "freeze" in self.trained:
+            over["model__freeze"] = self.trained["freeze"]
+        out = os.path.join(self.tmp, name)
+        return out, write_ini(out + ".ini", base(self.dir, self.data, out, **over))
+
+    def run(self, name, place, stop=0, then=None):
+        out, ini = self.ini(name, place)
+        if stop:
+            megatrain("-q", "run", ini, "--max-steps", stop)
+            _, ini = self.ini(name, then)
+        megatrain("-q", "run", ini, *(["--resume"] if stop else []))
+        return out
+
+    def final(self, model):
+        if self.adapters:
+            return {k: v.detach().double() for k, v in get_peft_model_state_dict(model).items()}
+        return {k: v.double() for k, v in release_state(model).items() if not (self.over["tie_word_embeddings"] and k == "lm_head.weight")}
+
+
+def lr_at(c, k):
+    s, peak = c.settings, float(c.settings["train__learning_rate"])
+    warm, least = s["train__warmup"], float(s["train__min_lr_ratio"]) * peak
+    if k < warm:
+        return peak * k / warm
+    at = (k - warm) / (STEPS - warm)
+    if s["train__schedule"] == "constant":
+        return peak
+    return least + (peak - least) * (1 - at if s["train__schedule"] == "linear" else 0.5 * (1 + math.cos(math.pi * at)))
+
+
+def train_torch(c, model):
+    s = c.settings
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    decays = lambda n: "lora_" in n or not ("bias" in n or "norm" in n)
+    opt = torch.optim.AdamW([{"params": [p for n, p in named if decays(n)], "weight_decay": float(s["optimizer__weight_decay"])},
+                             {"params": [p for n, p in named if not decays(n)], "weight_decay": 0.0}], lr=1.0, foreach=False,
+                            betas=(s["optimizer__beta1"], s["optimizer__beta2"]), eps=float(s["optimizer__eps"]))
+    out, norms = [], []
+    model.train()
+    for step in range(STEPS):
+        batch = c.samples[step * ROWS:(step + 1) * ROWS]
+        total = sum(sum(l != -100 for l in b["labels"][1:]) for b in batch)
+        loss_sum = 0.0
+        opt.zero_grad()
+        for b in batch:
+            logits = model(input_ids=torch.tensor([b["input_ids"]])).logits
+            l = torch.nn.functional.cross_entropy(logits[0, :-1], torch.tensor(b["labels"][1:]), ignore_index=-100, reduction="sum")
+            (l / total).backward()
+            loss_sum += l.item()
+        clip = float(s["train__grad_clip"]) or math.inf
+        norms.append(torch.nn.utils.clip_grad_norm_([p for _, p in named], clip).item())
+        for g in opt.param_groups:
+            g["lr"] = lr_at(c, step)
+        opt.step()
+        out.append(loss_sum / total)
+    return out, norms
+
+
+def distance(got, want, start):
+    """The largest error of a tensor's update, relative to the update; tensors that did not move must not have moved."""
+    worst, where = 0.0, ""
+    for k, w in want.items():
+        moved = (w - start[k]).norm().item()
+        e = (got[k].double().reshape(w.shape) - w).norm().item() / max(moved, 1e-6 * w.norm().item(), 1e-12)
+        if not e <= worst:
+            worst, where = e, k
+    return worst, where
+
+
+def result(out, adapters):
+    checkpoint = os.path.join(out, f"checkpoint-{STEPS}")
+    tensors = load_file(os.path.join(checkpoint, "adapter_model.safetensors")) if adapters else read_masters(checkpoint)
+    return losses(out), {k: v.numpy().tobytes() for k, v in tensors.items()}, tensors
+
+
+def run_case(seed, tmp):
+    c = Case(seed, tmp)
+    try:
+        c.prepare()
+        ours = c.run("a", c.places[0])
+        first = result(ours, c.adapters)
+        second = result(c.run("b", c.places[0] if c.stop else c.places[1], c.stop, c.places[1]), c.adapters)
+        same = first[:2] == second[:2]
+        double, start = copy.deepcopy(c.model).double(), c.final(c.model)
+        if c.mixture and record_routers(double, c.samples) != record_routers(c.model, c.samples):
+            print("tie ", c.describe(), "a choice of experts depends on rounding", "" if same else "BITS DIFFER", flush=True)
+            return same
+        l64, n64 = train_torch(c, double)
+        l32, n32 = train_torch(c, c.model)
+        records = [m for m in metrics(ours) if "loss" in m]
+        want = c.final(double)
+        got = {k: v for k, v in first[2].items() if k in want}
+        rel = lambda a, b: max(abs(x - y) / max(abs(y), 1e-9) for x, y in zip(a, b))
+        (update, where), (update32, _) = distance(got | {k: start[k] for k in want if k not in got}, want, start), distance(c.final(c.model), want, start)
+        pairs = {"loss": (rel([m["loss"] for m in records], l64), rel(l32, l64)),
+                 "norm": (rel([m["grad_norm"] for m in records], n64), rel(n32, n64)), "update": (update, update32)}
+        rates = max(abs(m["lr"] - lr_at(c, i)) / max(lr_at(c, i), 1e-12) for i, m in enumerate(records)) < 1e-6
+        ok = same and rates and all(o <= max(LEAST[k], TIMES * t) for k, (o, t) in pairs.items())
+        missing = [k for k in want if k not in got and (want[k] != start[k]).any()]
+        ok = ok and not missing
+        print("ok  " if ok else "FAIL", c.describe(), " ".join(f"{k} {o:.1e}:{t:.1e}" for k, (o, t) in pairs.items()),
+              "" if same else "BITS DIFFER", "" if rates else "RATES DIFFER", where if not ok else "", missing[:2], flush=True)
+        return ok
+    finally:
+        shutil.rmtree(c.tmp, ignore_errors=True)
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--n", type=int, default=300)
+    a = p.parse_args()
+    torch.set_num_threads(1)  # products are too small for more threads
+    failed = []
+    with tempfile.TemporaryDirectory() as tmp:
+        for seed in range(a.seed, a.seed + a.n):
+            try:
+                ok = run_case(seed, tmp)
+            except Exception as e:
+                print("FAIL", seed, type(e).__name__, str(e)[:400], flush=True)
+                ok = False
+            if not ok:
+                failed.append(seed)
+    print(f"{a.n - len(failed)} passed, {len(failed)} failed {failed}; transformers {transformers.__version__}, torch {torch.__version__}, "
+          f"peft {peft.__version__}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
