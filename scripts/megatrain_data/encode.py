@@ -8,7 +8,7 @@ import os
 import jinja2
 import numpy as np
 
-from . import byte_level, template
+from . import answers, byte_level, template
 from .errors import DataError
 from .formats import Bad, Chat, Ids, Pair
 
@@ -231,7 +231,9 @@ class Encoder:
         plain, spanned, out = [], [], [None] * len(samples)
         for i, s in enumerate(samples):
             try:
-                if isinstance(s, Ids):
+                if isinstance(s, answers.Answers):
+                    out[i] = answers.encode(self, s)
+                elif isinstance(s, Ids):
                     mask = None if s.labels is None else np.array(s.labels) != -100
                     out[i] = (self._checked_ids(s.ids), mask)
                 elif isinstance(s, Chat):
@@ -249,7 +251,7 @@ class Encoder:
         self._batch(plain, lambda texts: [(ids, None) for ids in self.tok.encode(texts)], out)
         self._batch(spanned, lambda texts: self.tok.encode_spans(texts, [s[2] for s in spanned]), out)
         for i, s in enumerate(samples):
-            wrap = not isinstance(s, (Ids, Chat)) or (isinstance(s, Chat) and self.tok.bytes)
+            wrap = not isinstance(s, (Ids, Chat, answers.Answers)) or (isinstance(s, Chat) and self.tok.bytes)
             if wrap:
                 out[i] = self.around(*out[i])
         return out

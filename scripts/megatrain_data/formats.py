@@ -28,6 +28,10 @@ class Bad(Exception):
 
 
 def detect(record):
+    if "rejected" in record:
+        return "preference"
+    if "label" in record and "completion" in record:
+        return "rated"
     for key, name in BY_KEY:
         if key in record:
             return name

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from . import formats, limits, shard, sources
+from . import answers, formats, limits, shard, sources
 from .encode import Encoder
 from .errors import DataError, SampleError
 from .formats import Bad, Chat
@@ -36,7 +36,8 @@ class Chunker:
         base = 1 if chunk[0] in ("range", "lines", "rows") else 0
         for place, record in rows:
             try:
-                samples.append(formats.convert(record, self.format, self.entry))
+                convert = answers.convert if self.format in answers.FORMATS else formats.convert
+                samples.append(convert(record, self.format, self.entry))
             except Bad as e:
                 raise SampleError(place - base, str(e)) from None
         unprinted = []
@@ -45,6 +46,8 @@ class Chunker:
         except Bad as e:
             index, message = e.args[0]
             raise SampleError(rows[index][0] - base, message) from None
+        if self.format in answers.FORMATS:
+            return answers.pack(rows, encoded, places)
         return self._pack(rows, encoded, places, [(rows[i][0], message, role) for i, message, role in unprinted])
 
     def _pack(self, rows, encoded, places, unprinted):
@@ -108,10 +111,12 @@ def format_of(source):
         style = entry.get("formatting", "alpaca")
         if style not in ("alpaca", "sharegpt"):
             raise DataError(f'dataset_info.json: formatting "{style}" is not supported: alpaca or sharegpt')
-        for key in ("ranking", "images", "videos", "audios"):
+        for key in ("images", "videos", "audios"):
             if entry.get(key) or (entry.get("columns") or {}).get(key):
                 raise DataError(f'dataset_info.json: "{key}" data are not supported')
-        return style, entry
+        if entry.get("ranking"):
+            return "preference", entry
+        return "rated" if (entry.get("columns") or {}).get("kto_tag") else style, entry
     return (detect(source["path"]) if source["format"] == "auto" else source["format"]), entry
 
 
@@ -129,11 +134,11 @@ class Preparation:
     def one(self, source):
         path = source["path"]
         name, entry = format_of(source)
-        if name in ("messages", "sharegpt", "alpaca", "prompt_completion"):
+        if name in ("messages", "sharegpt", "alpaca", "prompt_completion", *answers.FORMATS):
             try:
                 self.encoder.templates()  # report its errors and find its markers before workers are started
             except DataError:
-                if name != "prompt_completion":
+                if name not in ("prompt_completion", *answers.FORMATS):
                     raise
         writer = shard.ShardWriter(source["out"], self.job["vocab"], int(source["hash"], 16))
         workers = Workers(self.n_processes, Chunker(self.encoder, name, entry))
@@ -146,7 +151,8 @@ class Preparation:
     def stream(self, source, name, w, workers, limit):
         path, t0, base, first = source["path"], time.monotonic(), 0, True
         size = max(os.path.getsize(path), 1)
-        flat = name == "plain text"
+        flat, items = name == "plain text", name in answers.FORMATS
+        limit = limit and limit * (2 if items else 1)
         lines = sources.has_lines(path)
         if flat and sources.looks_like_json(path):
             self.say({"event": "note", "message": f"{path}: taken as plain text, as its name says, but it begins like JSON: "
@@ -168,6 +174,9 @@ class Preparation:
                         ids, bits, lengths, at = ids[:n], bits[:n], lengths[:keep], at[:keep]
                     if len(lengths):
                         w.add(ids, bits, lengths, at + base)
+                if items and len(lengths):  # the length of an item is what a row must hold
+                    w.max_len = max(w.max_len, int((lengths[0::2] + lengths[1::2]).max()))
+                w.n_equal += more.get("equal", 0)
                 w.n_trained += more.get("trained", len(ids))
                 w.n_endless += more.get("endless", 0) if name != "input_ids" else 0
                 for p in more.get("untrained", []):
@@ -190,14 +199,14 @@ class Preparation:
         if flat and w.n_tokens:
             w.max_len, w.n_trained = w.n_tokens, w.n_tokens - 1
         w.n_bytes = size
-        if not w.n_samples and not w.n_untrained:
+        if not w.n_samples and not w.n_untrained and not w.n_equal:
             raise DataError(f"the data files hold no samples: {path}")
         self.progress.pass_file(w)
-        w.commit(name, shard.LINES if lines else shard.INDICES, shard.PLAIN_TEXT if flat else 0)
+        w.commit(name, shard.LINES if lines else shard.INDICES, shard.PLAIN_TEXT if flat else shard.ANSWERS if items else 0)
         seconds = time.monotonic() - t0
         if first_unprinted:
             self.tell_unprinted(path, n_unprinted, *first_unprinted)
-        self.say({"event": "source", "path": path, "format": name, "samples": w.n_samples, "tokens": w.n_tokens,
+        self.say({"event": "source", "path": path, "format": name, "samples": w.n_samples // (2 if items else 1), "tokens": w.n_tokens,
                   "seconds": seconds})
         if w.n_endless and not flat and name != "input_ids":
             self.say({"event": "note", "message": f"{path}: {w.n_endless} of {w.n_samples} samples train no token that "

@@ -79,6 +79,12 @@ static int split(struct part *p, uint64_t start, uint64_t end, size_t max, struc
     return rc;
 }
 
+/* Samples of the shard that are one of training. */
+static uint64_t docs_of(const struct part *p)
+{
+    return p->shard.header->flags & MT_SHARD_ANSWERS ? 2 : 1;
+}
+
 static int add_overlong(mt_dataset *d, struct part *p, uint64_t i,
                         const struct mt_dataset_params *dp, struct mt_err *err)
 {
@@ -90,7 +96,7 @@ static int add_overlong(mt_dataset *d, struct part *p, uint64_t i,
     place_of(p, i, where, sizeof(where));
     mt_note_place(d->overlong_at, sizeof(d->overlong_at), where);
     s->n_overlong++;
-    switch (dp->overlong) {
+    switch (docs_of(p) > 1 && dp->overlong != MT_OVERLONG_DROP ? MT_OVERLONG_ERROR : dp->overlong) {
     case MT_OVERLONG_SPLIT:
         s->n_split++;
         return split(p, start, end, dp->seq_len, err);
@@ -110,12 +116,6 @@ static int add_overlong(mt_dataset *d, struct part *p, uint64_t i,
     default:
         return 0; /* so that all are counted before the error is reported */
     }
-}
-
-/* Samples of the shard that are one of training. */
-static uint64_t docs_of(const struct part *p)
-{
-    return p->shard.header->flags & MT_SHARD_ANSWERS ? 2 : 1;
 }
 
 /* An item of the shard, whole. */
@@ -219,7 +219,8 @@ static int check_answers(const mt_dataset *d, const struct mt_dataset_params *p,
         if (!d->parts[i].pub.stats.answers)
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s holds no answers with a preference, other files do: train on "
                            "them apart", d->parts[i].pub.path);
-    if (d->stats.answers && (p->overlong == MT_OVERLONG_SPLIT || p->overlong == MT_OVERLONG_TRUNCATE))
+    bool cuts = p->overlong == MT_OVERLONG_SPLIT || (p->overlong == MT_OVERLONG_TRUNCATE && d->stats.n_overlong);
+    if (d->stats.answers && cuts)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.overlong = %s: answers with a preference are not cut; set it to drop or "
                        "error", p->overlong == MT_OVERLONG_SPLIT ? "split" : "truncate");
     return 0;
