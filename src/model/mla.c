@@ -6,8 +6,8 @@
  *   [k | v] = norm(c) Wkv;  the last part of each head of q, and kr, which all heads of keys share, are rotated
  *   o = attention(q, [k | kr], v);  y = x + after(o Wo)
  *
- * The record keeps the latents, which are a twentieth of queries, keys and values in DeepSeek-V3, and o; backward makes
- * queries, keys and values again from them. Queries without a latent are in the record, rotated.
+ * The record keeps the latents, which are a twentieth of queries, keys and values in DeepSeek-V3, and o, in two segments;
+ * backward makes queries, keys and values again from the latents. Queries without a latent are in the record, rotated.
  */
 #include "base/mem.h"
 #include "model/branch.h"
@@ -40,6 +40,7 @@ static struct dims dims_of_run(const struct mt_part_run *r)
     return dims_of(r->part->spec);
 }
 
+enum { LATENTS, OUT }; /* segments of the record */
 struct record {
     void *in, *o;            /* [n, in], [n, o] */
     float *lse;              /* [heads, n] */
@@ -48,18 +49,17 @@ struct record {
     void *out;               /* [n, hidden] o Wo, if a norm comes after it */
 };
 
-static size_t lay_out_record(struct record *r, const struct mt_part_shape *s, void *base)
+static void lay_out_record(struct record *r, const struct mt_part_shape *s, struct mt_part_record *at)
 {
     struct dims d = dims_of(s->spec);
-    size_t at = 0, e = mt_dtype_size(s->dtype), n = s->max_tokens;
-    r->in = mt_take(base, &at, n * d.in * e);
-    r->o = mt_take(base, &at, n * d.o * e);
-    r->lse = mt_take(base, &at, n * d.heads * sizeof(float));
-    r->rstd = mt_take(base, &at, n * sizeof(float));
-    r->rstd_q = mt_take(base, &at, d.q_latent ? n * sizeof(float) : 0);
-    r->rstd_kv = mt_take(base, &at, n * sizeof(float));
-    r->out = s->spec->norms.attention.after ? mt_take(base, &at, n * (size_t)s->cfg->hidden * e) : NULL;
-    return at;
+    size_t e = mt_dtype_size(s->dtype), n = s->max_tokens;
+    r->in = mt_record_take(at, LATENTS, n * d.in * e);
+    r->o = mt_record_take(at, OUT, n * d.o * e);
+    r->lse = mt_record_take(at, OUT, n * d.heads * sizeof(float));
+    r->rstd = mt_record_take(at, LATENTS, n * sizeof(float));
+    r->rstd_q = mt_record_take(at, LATENTS, d.q_latent ? n * sizeof(float) : 0);
+    r->rstd_kv = mt_record_take(at, LATENTS, n * sizeof(float));
+    r->out = s->spec->norms.attention.after ? mt_record_take(at, OUT, n * (size_t)s->cfg->hidden * e) : NULL;
 }
 
 MT_PART_RECORD()
@@ -352,23 +352,30 @@ static int project(const struct mt_part_run *r, const struct record *rec, const 
                      p[MT_MLA_OUT_BIAS], residual, out, err);
 }
 
-static int prepare(const struct mt_part_run *r, struct mt_err *err)
+/* rec->in of x, in full once make_heads() has rotated queries without a latent. */
+static int make_latents(const struct mt_part_run *r, const struct record *rec, struct mt_err *err)
 {
     mt_model *m = r->m;
     const struct mt_param *p = r->part->param;
-    struct record rec = record_of(r);
-    struct scratch s = scratch_of(r);
-    struct mt_branch branch = branch_of(r, &rec);
-    struct mt_attention at = attention_args(r, &rec, &s);
+    struct mt_branch branch = branch_of(r, rec);
     const void *h;
     int rc = mt_branch_enter(&branch, false, &h, err);
-    if (!rc)
-        rc = mt_linear(m, r->in->n_tokens, m->wd.c, dims_of_run(r).in, h, r->w, p[MT_MLA_IN], p[MT_MLA_IN_BIAS], NULL,
-                       rec.in, err);
-    if (!rc)
-        rc = make_heads(r, &rec, &s, false, err);
-    if (!rc)
-        rc = mt_op_attention(m->dev, &at, err);
+    return rc ? rc : mt_linear(m, r->in->n_tokens, m->wd.c, dims_of_run(r).in, h, r->w, p[MT_MLA_IN], p[MT_MLA_IN_BIAS],
+                               NULL, rec->in, err);
+}
+
+static int prepare(const struct mt_part_run *r, struct mt_err *err)
+{
+    struct record rec = record_of(r);
+    struct scratch s = scratch_of(r);
+    bool has_latents = r->kept >> LATENTS & 1, has_out = r->kept >> OUT & 1;
+    int rc = has_latents ? 0 : make_latents(r, &rec, err);
+    if (!rc && !(has_latents && has_out))
+        rc = make_heads(r, &rec, &s, has_latents, err);
+    if (rc || has_out)
+        return rc;
+    struct mt_attention at = attention_args(r, &rec, &s);
+    rc = mt_op_attention(r->m->dev, &at, err);
     return rc || !rec.out ? rc : project(r, &rec, NULL, rec.out, err);
 }
 
@@ -481,7 +488,8 @@ const struct mt_part_kind mt_part_mla = {
     .products = PRODUCTS,
     .port = {MT_PORTS_OF_HIDDEN_STATE},
     .lay_out = lay_out,
-    .record_part = MT_RECORD_ATTENTION,
+    .segment = {[LATENTS] = "latents", [OUT] = "out"},
+    .attends = true,
     .record_bytes = record_bytes,
     .scratch_bytes = scratch_bytes,
     .workspace_bytes = workspace_bytes,
