@@ -36,6 +36,7 @@ static const struct variable {
     {"MEGATRAIN_PYTHON", "the Python with the data helper's modules; else .venv-data beside the scripts, what setup-data made, or python3"},
     {"MEGATRAIN_DATA_HELPER", "path of prepare_data.py; else it is searched for beside the program"},
     {"SOURCE_DATE_EPOCH", "today's date for chat templates, in seconds since 1970"},
+    {"PATH", "where python3 is looked up, in folders that have whole names"},
     {"NO_COLOR", "no colour, unless --color says otherwise"},
     {"TERM", "dumb: no colour and no progress line"},
     {"COLUMNS", "width of the progress line"},

@@ -28,6 +28,11 @@ void mt_json_begin(void)
     short_of_memory = false;
 }
 
+void mt_json_lost(void)
+{
+    short_of_memory = true;
+}
+
 bool mt_json_complete(void)
 {
     return !short_of_memory;

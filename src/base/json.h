@@ -28,6 +28,8 @@ int mt_json_read_lines(cJSON **out, const char *path, struct mt_err *err);
  */
 void mt_json_begin(void);
 bool mt_json_complete(void);
+/** Says that an item is missing for which other memory than cJSON's was short. */
+void mt_json_lost(void);
 
 /**
  * Add `item` to an object or a list; all may be NULL. They take it in any case: if there is no memory for it, it is

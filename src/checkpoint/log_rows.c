@@ -73,6 +73,8 @@ cJSON *mt_log_rows_json(const struct mt_log_rows *r)
         mt_str_printf(&s, "%s\n%s", i ? "," : "", r->row[i]);
     mt_str_printf(&s, "%s]", r->n ? "\n" : "");
     cJSON *raw = s.failed ? NULL : cJSON_CreateRaw(s.p);
+    if (s.failed)
+        mt_json_lost();
     mt_str_finish(&s);
     return raw;
 }

@@ -6,8 +6,8 @@
  *   [k | v] = norm(c) Wkv;  the last part of each head of q, and kr, which all heads of keys share, are rotated
  *   o = attention(q, [k | kr], v);  y = x + after(o Wo)
  *
- * The record keeps the latents, which are a twentieth of queries, keys and values in DeepSeek-V3, and o, in two segments;
- * backward makes queries, keys and values again from the latents. Queries without a latent are in the record, rotated.
+ * The record keeps, in two segments, the latents, which are a twentieth of queries, keys and values in DeepSeek-V3, and
+ * o; backward makes queries, keys and values again from the latents. Queries without one are in the record, rotated.
  */
 #include "base/mem.h"
 #include "model/branch.h"
