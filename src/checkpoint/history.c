@@ -252,6 +252,7 @@ void mt_checkpoint_link_best(const struct mt_vfs *vfs, const char *dir, uint64_t
         *best = 0;
     if (*best) {
         int rc = vfs->link(vfs->ctx, target, link);
+        rc = rc ? rc : vfs->sync_dir(vfs->ctx, dir);
         if (rc)
             mt_warn("cannot link %s to %s: %s", link, target, strerror(-rc));
     } else if (!lstat(link, &st) && S_ISLNK(st.st_mode) && unlink(link)) {

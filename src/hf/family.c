@@ -737,13 +737,6 @@ const struct mt_family *mt_family_at(size_t i)
     return i < MT_ARRAY_LEN(families) ? &families[i] : NULL;
 }
 
-void mt_family_list(char *buf, size_t len)
-{
-    size_t at = 0;
-    for (size_t i = 0; i < MT_ARRAY_LEN(families) && at < len; i++)
-        at += (size_t)snprintf(buf + at, len - at, "%s%s", i ? ", " : "", families[i].model_type);
-}
-
 const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, const char *usual)
 {
     for (const struct mt_tensor_on_disk *d = f->on_disk; d && d->usual; d++)

@@ -158,8 +158,6 @@ const struct mt_nested_family *mt_family_find_nested(const char *architecture, c
 const struct mt_family *mt_family_find(const char *architecture, const char *model_type);
 /** The families one after the other; NULL: there are no more. */
 const struct mt_family *mt_family_at(size_t i);
-/** Supported model types for messages: "a, b, c". Writes at most `len` bytes, the terminating 0 included. */
-void mt_family_list(char *buf, size_t len);
 /** The exception for a layer's tensor, by its usual name; NULL: it has its usual name and form on disk. */
 const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, const char *usual);
 /** The usual name of a layer's tensor that has this one on disk. */

@@ -44,17 +44,14 @@ static const struct mt_family *read_family(struct mt_keys *r, struct mt_hf_confi
     const char *arch = cJSON_IsArray(list) && cJSON_IsString(list->child) ? list->child->valuestring
                                                                            : NULL;
     const char *model_type = cJSON_IsString(type) ? type->valuestring : NULL;
-    char supported[512];
     c->names = &mt_text_names[MT_TEXT_FLAT];
     c->family = mt_family_find(arch, model_type);
     if (!c->family)
         c->family = read_nested(r, c, arch, model_type);
-    if (!c->family && !r->rc) {
-        mt_family_list(supported, sizeof(supported));
+    if (!c->family && !r->rc)
         r->rc = mt_fail(r->err, MT_ERR_INPUT, -EINVAL,
-                        "%s: architecture \"%.60s\" (model_type \"%.40s\") is not supported; these model types are: %s",
-                        r->name, arch ? arch : "none", model_type ? model_type : "none", supported);
-    }
+                        "%s: architecture \"%.60s\" (model_type \"%.40s\") is not supported: megatrain help models lists "
+                        "those that are", r->name, arch ? arch : "none", model_type ? model_type : "none");
     return c->family;
 }
 
