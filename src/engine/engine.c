@@ -248,7 +248,7 @@ static int list_micro(mt_engine *e, const struct mt_learner_step *of, struct mt_
 static int upload(mt_engine *e, size_t n, const struct mt_model_learner *learner, struct mt_err *err)
 {
     const struct mt_model_step step = {.micro = e->micro, .n = n, .learner = learner};
-    int rc = 0;
+    int rc = mt_model_check_text(e->lane[0].b.model, e->micro, n, err);
     for (size_t i = 0; i < e->n_lanes && !rc; i++)
         rc = mt_model_upload(e->lane[i].b.model, &step, err);
     return rc;

@@ -197,15 +197,16 @@ static void weigh_rows(mt_model *m, size_t i)
     of->weigh(of->weigh_ctx, i, NULL, host.weights);
 }
 
-/* A token of the micro-batch that stands for input of another kind; -1: there is none. */
-static int64_t input_token(const mt_model *m, const struct mt_batch *b)
+int mt_model_check_text(const mt_model *m, const struct mt_batch *micro, size_t n, struct mt_err *err)
 {
     const struct mt_hf_config *c = &m->layout->cfg;
     for (int k = 0; k < c->n_input_tokens; k++)
-        for (size_t i = 0; i < b->n_runs; i++)
-            if ((int64_t)b->run_ids[i] == c->input_token[k])
-                return c->input_token[k];
-    return -1;
+        for (size_t mb = 0; mb < n; mb++)
+            for (size_t i = 0; i < micro[mb].n_runs; i++)
+                if ((int64_t)micro[mb].run_ids[i] == c->input_token[k])
+                    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "the data holds token %lld, which stands for an image, "
+                                   "video or sound: only text can be trained on", (long long)c->input_token[k]);
+    return 0;
 }
 
 int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err *err)
@@ -229,10 +230,6 @@ int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err
                            "micro-batch %zu holds token %u, the model's vocab_size is %lld: the cache of "
                            "tokens is damaged; remove data.cache_dir",
                            i, largest, (long long)m->layout->cfg.vocab);
-        int64_t input = input_token(m, &micro[i]);
-        if (input >= 0)
-            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "the data holds token %lld, which stands for an image, video or "
-                           "sound: only text can be trained on", (long long)input);
         fill_block(m, i, &micro[i]);
         place_among_learners(m, i, step);
         weigh_rows(m, i);

@@ -279,6 +279,10 @@ static inline float rcp_approx(float x)
 {
     return approximate(1.0f / x, x);
 }
+static inline float rcp_ftz(float x)
+{
+    return flush(approximate(1.0f / flush(x), x));
+}
 /** To nearest even; every NaN is the same. */
 static inline uint32_t bf16_of(float f)
 {

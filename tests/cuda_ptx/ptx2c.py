@@ -297,9 +297,15 @@ def _(w, name):
     return w.result("f32", f"{a[0]} / {a[1]}" if name == "div" else f"1.0f / {a[0]}" if name == "rcp" else f"sqrtf({a[0]})")
 
 
-@op(r"(rcp\.approx|ex2\.approx|ex2\.approx\.ftz)\.f32")
+@op(r"(copysign)\.f32")
+def _(w, name): # the sign of the first, the rest of the second
+    a = w.args("f32", "f32")
+    return w.result("f32", f"copysignf({a[1]}, {a[0]})")
+
+
+@op(r"(rcp\.approx|rcp\.approx\.ftz|ex2\.approx|ex2\.approx\.ftz)\.f32")
 def _(w, name):
-    return w.result("f32", f"ptx::{ {'rcp.approx': 'rcp_approx', 'ex2.approx': 'ex2', 'ex2.approx.ftz': 'ex2_ftz'}[name]}({w.args('f32')[0]})")
+    return w.result("f32", f"ptx::{ {'rcp.approx': 'rcp_approx', 'rcp.approx.ftz': 'rcp_ftz', 'ex2.approx': 'ex2', 'ex2.approx.ftz': 'ex2_ftz'}[name]}({w.args('f32')[0]})")
 
 
 @op(rf"mul\.(wide|hi)\.([us](?:16|32|64))")
