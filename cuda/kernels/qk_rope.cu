@@ -157,7 +157,7 @@ static __device__ __forceinline__ T *head_of(const struct mt_heads &q, const str
 /* --- forward ---------------------------------------------------------------------------------- */
 
 template <typename T, bool NORM>
-static __global__ void __launch_bounds__(THREADS, NORM ? 5 : 6) rope_forward(struct mt_qk_rope a, cut c, float sign)
+static __global__ void __launch_bounds__(THREADS, 5) rope_forward(struct mt_qk_rope a, cut c, float sign)
 {
     unsigned heads = static_cast<unsigned>(a.q.n + a.k.n), groups = THREADS >> c.shift;
     size_t item = static_cast<size_t>(blockIdx.x) * groups + (threadIdx.x >> c.shift);
@@ -400,6 +400,17 @@ static cudaError_t run_norm_backward(const struct mt_qk_rope_bwd *a, size_t rows
 
 /* --- backward without a norm ------------------------------------------------------------------ */
 
+/* The sum of element i of all heads at x. */
+template <typename T>
+static __device__ __forceinline__ float sum_heads_at(const T *x, const struct mt_heads &h, size_t i)
+{
+    float s = 0;
+    MT_UNROLL(4)
+    for (size_t head = 0; head < h.n; head++)
+        s += load(x + head * h.stride + i);
+    return s;
+}
+
 /* The sum of a row's heads in `from`, rotated back, into the one place that `to` has for them. */
 template <typename T>
 static __global__ void __launch_bounds__(WARP)
@@ -408,21 +419,15 @@ static __global__ void __launch_bounds__(WARP)
     size_t row = blockIdx.x, half = a.rot / 2, at = half ? static_cast<size_t>(a.positions[row]) * half : 0;
     const T *x = static_cast<const T *>(from.p) + row * from.ld;
     T *y = static_cast<T *>(to.p) + row * to.ld;
-    auto sum = [&](size_t i) {
-        float s = 0;
-        MT_UNROLL(8)
-        for (size_t head = 0; head < from.n; head++)
-            s += load(x + head * from.stride + i);
-        return s;
-    };
     for (size_t i = threadIdx.x; i < half; i += WARP) {
         size_t lo = a.pairs ? 2 * i : i, hi = a.pairs ? lo + 1 : i + half;
-        float p = sum(lo), q = sum(hi), cosine = a.cos_t[at + i], sine = a.sin_t[at + i];
+        float p = sum_heads_at(x, from, lo), q = sum_heads_at(x, from, hi);
+        float cosine = a.cos_t[at + i], sine = a.sin_t[at + i];
         store(y + lo, p * cosine + q * sine);
         store(y + hi, q * cosine - p * sine);
     }
     for (size_t i = a.rot + threadIdx.x; i < from.dim; i += WARP)
-        store(y + i, sum(i));
+        store(y + i, sum_heads_at(x, from, i));
 }
 
 /* Takes a side whose heads share their input out of the rotation *from -> *to, and does it. */

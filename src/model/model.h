@@ -82,7 +82,7 @@ struct mt_model_step {
 };
 /** Uploads the inputs of the micro-batches. */
 int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err *err);
-/** -EINVAL: a token stands for an image, video or sound. What is measured has any tokens, so the upload does not ask. */
+/** -EINVAL: a token stands for an image, video or sound. The upload does not ask: what is measured has any tokens. */
 int mt_model_check_text(const mt_model *m, const struct mt_batch *micro, size_t n, struct mt_err *err);
 
 /** The tokens of a micro-batch by their ids, in host memory until the next upload; those of run i are

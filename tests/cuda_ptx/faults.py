@@ -14,7 +14,7 @@ import tempfile
 SOURCE, BUILD, *CXX = sys.argv[1:]
 FOLD = ("fold", "fold_columns", ["conformance-ptx-80", "cuda", "bias"])
 GLU = ("glu", "glu_forwardI4bf16Li8ELi0", ["conformance-ptx-80", "cuda", "gated_units_match"])
-ROWS = ("rmsnorm", "rmsnorm_forwardI4bf16Li2E", ["conformance-ptx-80", "cuda", "rmsnorm_matches"])
+ROWS = ("rmsnorm", "rmsnorm_forwardI4bf16Li2ELb0E", ["conformance-ptx-80", "cuda", "rmsnorm_matches"])
 PRODUCT = ("tc", "product", ["tc-80", "product"])
 ATTENTION = ("tc", "attention", ["tc-80", "attention"])
 GLOBAL = {"MT_PTX_GLOBAL": "1", "MT_EMU_WORKERS": "1"}

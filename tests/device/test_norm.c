@@ -371,6 +371,44 @@ static void rope_of_heads_anywhere(struct harness *h)
     rope_shared_case(h, 6, 5, 10, 6, 3, false);
     rope_shared_case(h, 7, 4, 64, 64, 128, true);
     rope_shared_case(h, 3, 2, 12, 10, 1, true);
+    rope_shared_case(h, 3, 19, 16, 8, 8, false); /* more heads than a loop takes at once */
+}
+
+/* The same rows with the statistics that there are, then with factors of 1 + w, rounded once or twice, and a gradient to
+ * add to. dy: the values at b.dy, which are the first run's dx. */
+static void rmsnorm_again(struct harness *h, struct mt_rmsnorm a, struct mt_rmsnorm_bwd b, const double *x, const double *w,
+                          const double *dy, size_t first, size_t elems)
+{
+    size_t e = mt_dtype_size(h->dtype);
+    double *old, *want = scratch(h, a.c);
+    struct dbuf *y = buf_nan(h, h->dtype, elems), *dx = buf_nan(h, h->dtype, elems);
+    b.dres = (char *)buf_random(h, h->dtype, elems, 1, &old)->p + first * e;
+    b.dx = (char *)dx->p + first * e;
+    a.y = (char *)y->p + first * e;
+    a.use_rstd = true;
+    for (int flags = 0; flags < 4; flags++) {
+        double one = flags & 1;
+        a.plus_one = b.plus_one = flags & 1;
+        a.round_once = b.round_once = flags >> 1;
+        RUN(h, mt_op_rmsnorm, &a);
+        RUN(h, mt_op_rmsnorm_bwd, &b);
+        double *got = buf_get(h, y), *got_dx = buf_get(h, dx);
+        for (size_t r = 0; r < a.n; r++) {
+            size_t k = r / a.x_at.group * a.x_at.ld + first + r % a.x_at.group * a.x_at.stride;
+            double squares = 0, dot = 0;
+            for (size_t i = 0; i < a.c; i++)
+                squares += x[k + i] * x[k + i];
+            double s = 1 / sqrt(squares / (double)a.c + 1e-6);
+            for (size_t i = 0; i < a.c; i++) {
+                want[i] = x[k + i] * s * (one + w[i]);
+                dot += dy[k + i] * (one + w[i]) * x[k + i] * s;
+            }
+            expect_close(h, "y with known statistics", got + k, want, a.c, tolerance(h, 1e-6, 8e-3));
+            for (size_t i = 0; i < a.c; i++)
+                want[i] = old[k + i] + s * (dy[k + i] * (one + w[i]) - x[k + i] * s * dot / (double)a.c);
+            expect_close(h, "dx added to a gradient", got_dx + k, want, a.c, tolerance(h, 3e-6, 8e-3));
+        }
+    }
 }
 
 /* Heads inside wider rows, and a projection's columns among others: the bits of rows side by side. */
@@ -391,6 +429,7 @@ static void rmsnorm_of_rows_apart(struct harness *h, size_t n, size_t group, siz
     b.workspace = workspace(h, mt_op_rmsnorm_bwd_workspace(h->dev, &b));
     RUN(h, mt_op_rmsnorm_bwd, &b);
     double *got = buf_get(h, y), *got_dx = buf_get(h, bd);
+    rmsnorm_again(h, a, b, x, w, got_dx, first, n * ld);
     for (size_t r = 0; r < rows; r++) {
         size_t k = r / group * ld + first + r % group * stride;
         double squares = 0, dot = 0, *want = scratch(h, c), *want_dx = scratch(h, c);
@@ -413,6 +452,9 @@ static void rmsnorm_takes_rows_apart(struct harness *h)
     rmsnorm_of_rows_apart(h, 7, 3, 64, 0, 32);
     rmsnorm_of_rows_apart(h, 5, 1, 40, 0, 8);
     rmsnorm_of_rows_apart(h, 6, 2, 24, 5, 3);
+    rmsnorm_of_rows_apart(h, 3, 2, 1032, 0, 16);
+    rmsnorm_of_rows_apart(h, 3, 2, 4104, 8, 0); /* four vectors a thread, of float and of bf16 */
+    rmsnorm_of_rows_apart(h, 3, 2, 8256, 8, 0);
 }
 
 const struct device_test norm_tests[] = {
