@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <fcntl.h>
+#include <spawn.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/json.h"
 #include "base/mem.h"
@@ -37,18 +41,29 @@ static void add_gpu(cJSON *o, const struct mt_device_info *gpu)
     mt_device_destroy(&dev);
 }
 
+/* Can this Python import what the data helper needs? */
+static bool has_packages(const char *python)
+{
+    char *const args[] = {(char *)python, "-I", "-c", "import tokenizers, jinja2, pyarrow, numpy", NULL};
+    posix_spawn_file_actions_t quiet;
+    pid_t pid = -1;
+    int status = -1;
+    posix_spawn_file_actions_init(&quiet);
+    posix_spawn_file_actions_addopen(&quiet, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+    if (!posix_spawnp(&pid, python, &quiet, NULL, args, environ))
+        waitpid(pid, &status, 0);
+    posix_spawn_file_actions_destroy(&quiet);
+    return !status;
+}
+
 /* The Python that reads text, chat templates and columnar files, and whether it can. */
 static void add_data_helper(cJSON *o)
 {
-    char *python = mt_helper_python(), command[8192];
-    int rc = -1;
-    if (python && !strchr(python, '\'')) {
-        snprintf(command, sizeof(command), "'%s' -I -c 'import tokenizers, jinja2, pyarrow, numpy' 2>/dev/null", python);
-        rc = system(command);
-    }
+    char *python = mt_helper_python();
     cJSON_AddStringToObject(o, "data helper's Python", python ? python : "the helper is not found");
     if (python)
-        cJSON_AddStringToObject(o, "its packages", rc ? "missing: megatrain setup-data (or scripts/setup --data)" : "complete");
+        cJSON_AddStringToObject(o, "its packages", has_packages(python) ? "complete" : "missing: megatrain setup-data (or "
+                                "scripts/setup --data)");
     free(python);
 }
 
