@@ -140,7 +140,7 @@ INLINE void panel_square(const struct mt_cpu_panel *p, enum mt_dtype t, size_t w
 {
     float *strip = p->dst + lane / width * p->pitch + k * width;
     for (size_t l = 0; l < width; l += LANES) {
-        vec v[LANES];
+        vec v[LANES] __attribute__((aligned(LANES * sizeof(float)))); /* as transpose() wants them */
         size_t n = MT_MIN(width - l, (size_t)LANES);
         for (size_t i = 0; i < n; i++) /* prefetches the next strip */
             fetch(t, p->src, at(p, true, lane + width + l + i, k));
