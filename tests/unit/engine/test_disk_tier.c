@@ -388,7 +388,7 @@ static void any_transfer_that_goes_on_failing_ends_the_step_with_its_error(void 
 #endif
     for (int write = 0; write < 2; write++)
         for (int kind = 0; kind < 2; kind++) {
-            int failed = 0, apart = kind ? step : 5 * step; /* errors that are tried again take a second */
+            int failed = 0, apart = kind ? step : MT_MIN(5 * step, 145); /* errors that are tried again take a second */
             for (int n = 1 + write * 3 + kind;; n += apart) {
                 char fault[64];
                 snprintf(fault, sizeof(fault), "%s:%s:%d:%d", write ? "write" : "read", kind ? "enospc" : "eio", n,
