@@ -557,14 +557,13 @@ static int open_loop(struct loop *l, const struct mt_train_params *p, struct mt_
     p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l->in->sampler);
     p->state->total_steps = l->in->total_steps;
     mt_engine_set_updates(l->s->engine, p->learner, p->state->updates);
-    int rc = mt_loader_create(&l->loader, l->in->sampler, p->state->step, l->in->total_steps, err);
+    mt_train_phase(p->control, "computing the reference");
+    int rc = mt_reference_make(l->s, p->learner, l->st, err); /* takes batches of the sampler, as the loader will */
+    if (!rc)
+        rc = mt_loader_create(&l->loader, l->in->sampler, p->state->step, l->in->total_steps, err);
     if (!rc)
         rc = mt_metrics_open(&l->metrics, l->in->cfg, p->dir, p->state->step,
                              l->setup->layout->cfg.moe.n_experts > 0, err);
-    if (!rc) {
-        mt_train_phase(p->control, "computing the reference");
-        rc = mt_reference_make(l->s, p->learner, l->st, err);
-    }
     l->live = !rc;
     return rc;
 }
