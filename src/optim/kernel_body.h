@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/philox.h"
 #include "optim/kernel.h"
 
 enum { MT_KERNEL_PIECE = 512, MT_KERNEL_BLOCKS = MT_KERNEL_PIECE / MT_BLOCK8 };
@@ -126,27 +127,14 @@ static inline void mt_kernel_store_stochastic(uint16_t *restrict dst, const floa
     }
 }
 
-/* Philox4x32-10 (base/philox.h): random[i] is word (first + i) % 4 of block (first + i) / 4. */
+/* random[i] is word (first + i) % 4 of block (first + i) / 4. */
 static inline void mt_kernel_random(uint32_t *restrict random, const struct mt_kernel *k, uint64_t first, size_t n)
 {
     for (size_t i = 0; i < n;) {
-        uint64_t at = first + i, index = at / 4;
-        uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32);
-        uint32_t c2 = (uint32_t)k->stream, c3 = (uint32_t)(k->stream >> 32);
-        uint32_t k0 = (uint32_t)k->seed, k1 = (uint32_t)(k->seed >> 32);
-        for (int round = 0; round < 10; round++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-            uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-            c1 = (uint32_t)p1;
-            c3 = (uint32_t)p0;
-            c0 = n0;
-            c2 = n2;
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
-        }
-        const uint32_t word[4] = {c0, c1, c2, c3};
+        uint64_t at = first + i;
+        struct mt_philox block = mt_philox(k->seed, k->stream, at / 4);
         for (uint64_t w = at % 4; w < 4 && i < n; w++)
-            random[i++] = word[w];
+            random[i++] = block.v[w];
     }
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A checkpoint is read back beside the run: what the drive has lost is told before anything older is removed. */
+/* A new checkpoint is read back while the run goes on; if the drive has lost any of it, older checkpoints stay. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
