@@ -10,7 +10,7 @@
 #include "hf/moe.h"
 
 /**
- * A family of models is a row of a table (family.c): how its config.json is read, which parts its decoder
+ * A family of models is a row of a table (families.h): how its config.json is read, which parts its decoder
  * layers consist of, and how its tensors are named on disk. The same code serves all rows; none of it
  * asks which family it is.
  */
