@@ -4,8 +4,8 @@
 
 An object of nvcc holds an ELF file an architecture; an instruction has 16 bytes, its opcode in the low 12 bits and an
 access's width in bits 73 to 75 (sm_80 to sm_120). Fails where a kernel touches local memory, calls where its PTX has no
-division or square root to call for, has other barriers than its PTX, fewer accesses of 16 bytes, or, of those that move
-most bytes, none. With --expect it fails where a fault of these words is not found.
+division or square root to call for, has other barriers than its PTX, fewer accesses of 16 bytes, other numbers of
+tensor-core products, fragment loads and asynchronous copies, or, of those that move most bytes, no accesses of 16 bytes. With --expect it fails where a fault of these words is not found.
 """
 import collections
 import re
@@ -15,7 +15,8 @@ import sys
 
 OPCODES = {}
 for _name, _codes in {"LDG": (0x381, 0x981), "STG": (0x386, 0x986), "LDL": (0x383, 0x983), "STL": (0x387, 0x987),
-                      "BAR": (0x31d, 0xb1d), "CALL": (0x343, 0x344, 0x943, 0x944), "EXIT": (0x94d,)}.items():
+                      "BAR": (0x31d, 0xb1d), "CALL": (0x343, 0x344, 0x943, 0x944), "EXIT": (0x94d,),
+                      "HMMA": (0x23c,), "LDSM": (0x83b,), "LDGSTS": (0xfae,), "MUFU": (0x308,)}.items():
     OPCODES.update(dict.fromkeys(_codes, _name))
 WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 8, 6: 16}
 # Kernels that read and write packs of 16 bytes: a loop of narrower accesses would halve their speed.
@@ -91,6 +92,11 @@ def faults(name, arch, c, ptx):
         wanted = len(re.findall(opcode, ptx))
         if c[sass] < wanted:
             yield f"{c[sass]} {sass}, {wanted} in PTX"
+    # products, loads of fragments and asynchronous copies are what they were: none is emulated or done twice
+    for sass, opcode in ("HMMA", r"\smma\.sync"), ("LDSM", r"\sldmatrix\.sync"), ("LDGSTS", r"\scp\.async\.c[ag]\."):
+        wanted = len(re.findall(opcode, ptx))
+        if c[sass] != wanted:
+            yield f"{c[sass]} {sass}, {wanted} in PTX"
 
 
 def main(args):
@@ -111,10 +117,11 @@ def main(args):
         rows += found
     plain = subprocess.run(["c++filt"], input="\n".join(r[1] for r in rows), capture_output=True, text=True).stdout
     table = [(re.sub(r"^void |\(.*", "", name), *row) for name, row in zip(plain.splitlines(), rows)]
-    print(f"{'kernel':44} {'sm':>4} {'loads of 16, 8, 4, 2':>22} {'stores of 16, 8, 4, 2':>22} {'barriers':>8} {'calls':>5}")
+    print(f"{'kernel':44} {'sm':>4} {'loads of 16, 8, 4, 2':>22} {'stores of 16, 8, 4, 2':>22} {'barriers':>8} {'calls':>5}  of tensor cores")
     for name, arch, mangled, c in sorted(table, key=lambda r: r[:2]):
         widths = [" ".join(f"{c[f'{op}.{w}']:4}" for w in (16, 8, 4, 2)) for op in ("LDG", "STG")]
-        print(f"{name:44} {arch:4} {widths[0]:>22} {widths[1]:>22} {c['BAR']:8} {c['CALL']:5}")
+        print(f"{name:44} {arch:4} {widths[0]:>22} {widths[1]:>22} {c['BAR']:8} {c['CALL']:5}"
+              + ("  " + ", ".join(f"{op} {c[op]}" for op in ("HMMA", "LDSM", "LDGSTS", "MUFU")) if c["HMMA"] else ""))
         if ptx and (arch >= 100, mangled) not in ptx:
             print("    its PTX is not here")
             n_bad += 1

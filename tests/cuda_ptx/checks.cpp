@@ -3,14 +3,19 @@
  * Accesses to memory: in bounds and aligned always. Shared memory has a shadow of every byte: who wrote and read it
  * since when. Two threads' accesses, one of them a write, need a barrier between (or bar.warp.sync of their warp); what
  * is read must have been written, and a copy be waited for. With MT_PTX_GLOBAL=1 the same of every two bytes of global
- * memory during a launch, across blocks too, and what `.nc` loads read is written by nobody in that launch.
+ * memory during a launch, across blocks too, and what `.nc` loads read is written by nobody in that launch. With
+ * MT_PTX_TRAFFIC or MT_PTX_BANKS, bytes and bank conflicts are counted.
  */
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <mutex>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "ptx.h"
@@ -120,6 +125,111 @@ struct shadow {
     uint32_t groups[MAX_THREADS];
 };
 
+/* --- traffic and bank conflicts -------------------------------------------------------------------- */
+
+/* What the threads of a kernel moved. A warp's access to shared memory takes a wavefront for each 128 bytes at best. */
+struct traffic {
+    std::atomic<uint64_t> loaded, stored, wavefronts, conflicts;
+};
+
+/* One access of a warp: what its lanes touch at the same instruction, the same number of times since the last barrier. */
+struct warp_access {
+    uint32_t address[WARP], mask;
+    uint8_t bytes;
+    unsigned line;
+};
+
+struct accesses {
+    uint64_t epoch;
+    std::map<std::pair<unsigned, unsigned>, unsigned> times;          /* by line and thread */
+    std::map<std::tuple<unsigned, unsigned, unsigned>, warp_access> warps; /* by line, warp and time */
+};
+
+namespace {
+
+const char *const traffic_path = getenv("MT_PTX_TRAFFIC"), *const no_conflicts_in = getenv("MT_PTX_BANKS");
+const bool counting = traffic_path || no_conflicts_in;
+std::mutex traffic_lock;
+std::map<std::string, traffic> traffic_of;
+
+void write_traffic()
+{
+    FILE *f = fopen(traffic_path, "a");
+    if (!f)
+        mt_emu_die("cannot write MT_PTX_TRAFFIC = %s", traffic_path);
+    for (const auto &t : traffic_of)
+        fprintf(f, "%s\t%llu\t%llu\t%llu\t%llu\n", t.first.c_str(), (unsigned long long)t.second.loaded,
+                (unsigned long long)t.second.stored, (unsigned long long)t.second.wavefronts,
+                (unsigned long long)t.second.conflicts);
+    fclose(f);
+}
+
+traffic &traffic_in(const launch &l)
+{
+    std::lock_guard<std::mutex> own(traffic_lock);
+    static const bool once = traffic_path && !atexit(write_traffic);
+    (void)once;
+    return traffic_of[l.name];
+}
+
+/* Wavefronts of lanes [first, first + n): of each bank as many as different words of it are touched. */
+unsigned wavefronts(const warp_access &w, unsigned first, unsigned n)
+{
+    std::set<uint32_t> words[WARP];
+    size_t most = 0;
+    for (unsigned i = first; i < first + n; i++)
+        for (uint32_t a = w.address[i] & ~3u; (w.mask >> i & 1) && a < w.address[i] + w.bytes; a += 4)
+            words[a / 4 % WARP].insert(a);
+    for (const auto &of_bank : words)
+        most = most > of_bank.size() ? most : of_bank.size();
+    return static_cast<unsigned>(most);
+}
+
+/* 16 bytes a lane go by quarters of a warp, 8 by halves. */
+void finish(const thread &t, const warp_access &w)
+{
+    unsigned lanes = w.bytes == 16 ? 8 : w.bytes == 8 ? 16 : WARP;
+    for (unsigned i = 0; i < WARP; i += lanes) {
+        unsigned n = wavefronts(w, i, lanes);
+        if (!n)
+            continue;
+        t.c->moved->wavefronts += n;
+        t.c->moved->conflicts += n - 1;
+        if (n > 1 && no_conflicts_in && strstr(t.l->name, no_conflicts_in))
+            fault(t, w.line, "bank conflict: lanes %u to %u take %u wavefronts", i, i + lanes - 1, n);
+    }
+}
+
+void finish_all(const thread &t)
+{
+    accesses &a = *t.c->accesses;
+    for (const auto &w : a.warps)
+        finish(t, w.second);
+    a.warps.clear();
+    a.times.clear();
+}
+
+} // namespace
+
+static void note_shared(thread &t, uint32_t at, unsigned bytes, unsigned line)
+{
+    accesses &a = *t.c->accesses;
+    if (a.epoch != mt_emu_epoch)
+        finish_all(t);
+    a.epoch = mt_emu_epoch;
+    unsigned time = a.times[{line, t.id}]++;
+    warp_access &w = a.warps[{line, t.id / WARP, time}];
+    w.address[t.id % WARP] = at;
+    w.mask |= 1u << t.id % WARP;
+    w.bytes = static_cast<uint8_t>(bytes);
+    w.line = line;
+}
+
+static void note_global(thread &t, unsigned bytes, access how)
+{
+    (how == WRITE ? t.c->moved->stored : t.c->moved->loaded) += bytes;
+}
+
 static const bool watch_global = getenv("MT_PTX_GLOBAL") && atoi(getenv("MT_PTX_GLOBAL"));
 static const int moved_ulps = getenv("MT_PTX_APPROX") ? atoi(getenv("MT_PTX_APPROX")) : 0;
 
@@ -127,8 +237,16 @@ static context &own_context()
 {
     static thread_local struct owner {
         context c = {};
-        owner() { c.shadow = new shadow; }
-        ~owner() { delete c.shadow; }
+        owner()
+        {
+            c.shadow = new shadow;
+            c.accesses = new accesses();
+        }
+        ~owner()
+        {
+            delete c.shadow;
+            delete c.accesses;
+        }
     } o;
     return o.c;
 }
@@ -141,6 +259,8 @@ static moment now_of(const thread &t)
 static void begin_block(context &c, const launch *l)
 {
     c.l = l;
+    c.moved = counting ? &traffic_in(*l) : nullptr;
+    c.living = mt_emu_block_dim.x * mt_emu_block_dim.y * mt_emu_block_dim.z;
     c.block_epoch = mt_emu_block_epoch;
     c.block = (mt_emu_block_idx.z * mt_emu_grid_dim.y + mt_emu_block_idx.y) * mt_emu_grid_dim.x + mt_emu_block_idx.x;
     c.shared = static_cast<char *>(mt_emu_dynamic_shared());
@@ -164,6 +284,8 @@ void leave(thread &t, unsigned line)
 {
     if (!t.c->shadow->copies[t.id].empty())
         fault(t, line, "the thread leaves with a copy to shared memory that it has not waited for");
+    if (counting && !--t.c->living)
+        finish_all(t);
 }
 
 /* --- global memory -------------------------------------------------------------------------------------- */
@@ -247,9 +369,11 @@ void *global_slow(thread &t, uint64_t a, unsigned bytes, unsigned line, access h
     if (a % bytes)
         fault(t, line, "misaligned: %u bytes of global memory at 0x%llx", bytes, (unsigned long long)a);
     range r = check_allocated(t, a, bytes, line);
+    if (counting)
+        note_global(t, bytes, how);
     if (watch_global)
         watch_range(t, a, bytes, line, how);
-    else
+    else if (!counting)
         t.c->near[line % 16] = r;
     return reinterpret_cast<void *>(a);
 }
@@ -305,6 +429,8 @@ static void shared_read(const thread &t, uint32_t a, const moment &now, shared_c
 void *shared_at(thread &t, uint32_t a, unsigned bytes, unsigned line, access how)
 {
     check_bounds(t, a, bytes, line);
+    if (counting)
+        note_shared(t, a, bytes, line);
     moment now = now_of(t);
     uint32_t first = a - SHARED_BASE;
     shared_cell *s = &t.c->shadow->cells[first];
@@ -352,6 +478,10 @@ void copy_async(thread &t, uint32_t to, uint64_t from, unsigned bytes, unsigned 
         fault(t, line, "misaligned: a copy of %u bytes of global memory at 0x%llx", bytes, (unsigned long long)from);
     if (from_bytes)
         check_allocated(t, from, from_bytes, line);
+    if (counting) {
+        note_shared(t, to, bytes, line);
+        note_global(t, from_bytes, READ);
+    }
     if (from_bytes && watch_global)
         watch_range(t, from, from_bytes, line, READ);
     moment now = now_of(t);

@@ -72,6 +72,9 @@ struct context {
     char *shared; /* of address SHARED_BASE */
     uint32_t block;
     struct shadow *shadow;
+    uint32_t living; /* threads of the block that have not left */
+    struct traffic *moved; /* NULL: nothing is counted */
+    struct accesses *accesses;
 };
 struct thread {
     context *c;

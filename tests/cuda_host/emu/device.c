@@ -8,7 +8,24 @@
 
 #include "emu.h"
 
-enum { VERSION = CUDART_VERSION, DEFAULT_SHARED = 48 << 10, MAX_SHARED = 227 << 10 };
+enum { VERSION = CUDART_VERSION, DEFAULT_SHARED = 48 << 10 };
+
+/* Most shared memory of a block, by compute capability (CUDA programming guide, "technical specifications"). */
+static int max_shared(void)
+{
+    switch (mt_emu_settings()->capability) {
+    case 80:
+    case 87:
+        return 163 << 10;
+    case 86:
+    case 89:
+    case 120:
+    case 121:
+        return 99 << 10;
+    default:
+        return 227 << 10;
+    }
+}
 
 /* MT_EMU_DRIVER: the newest CUDA that the driver supports. */
 static int driver_version(void)
@@ -69,7 +86,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     *prop = (struct cudaDeviceProp){
         .totalGlobalMem = mt_emu_settings()->memory_bytes,
         .sharedMemPerBlock = DEFAULT_SHARED,
-        .sharedMemPerBlockOptin = MAX_SHARED,
+        .sharedMemPerBlockOptin = max_shared(),
         .warpSize = MT_EMU_WARP,
         .maxThreadsPerBlock = MT_EMU_MAX_THREADS,
         .maxGridSize = {2147483647, 65535, 65535},
@@ -93,8 +110,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
     switch (attr) {
     case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = DEFAULT_SHARED; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = MAX_SHARED; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = MAX_SHARED + 1024; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = max_shared(); break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = max_shared() + 1024; break;
     case cudaDevAttrWarpSize: *value = MT_EMU_WARP; break;
     case cudaDevAttrKernelExecTimeout: *value = mt_emu_settings()->display; break;
     case cudaDevAttrClockRate:
@@ -150,7 +167,7 @@ cudaError_t cudaFuncSetAttribute(const void *func, enum cudaFuncAttribute attr, 
     cudaError_t e = cudaSuccess;
     if (attr == cudaFuncAttributePreferredSharedMemoryCarveout)
         return mt_emu_result(e);
-    if (attr != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > MAX_SHARED)
+    if (attr != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > max_shared())
         return mt_emu_result(cudaErrorInvalidValue);
     pthread_mutex_lock(&lock);
     struct allowance *a = find_allowance(func);
