@@ -51,6 +51,11 @@ int mt_cuda_check(struct mt_cuda_device *d, cudaError_t rc, struct mt_err *err, 
 int mt_cuda_stick(struct mt_cuda_device *d, const struct mt_err *error);
 /** "cudaErrorNoDevice: no CUDA-capable device is detected" into buf, for some errors with what to do; returns buf. */
 const char *mt_cuda_error_text(char *buf, size_t len, cudaError_t rc);
+/**
+ * What to say of a failure if little memory is left on the GPU (or, as `sure`, in any case): kernels and libraries need
+ * some that is not of the budget, at their first use. Else "". Prints into buf, of at least 128 bytes; returns it.
+ */
+const char *mt_cuda_short_of_memory(char *buf, size_t len, bool sure);
 
 /* --- memory.c: device memory ------------------------------------------------------------------- */
 
@@ -60,11 +65,6 @@ int mt_cuda_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, str
 void mt_cuda_free(mt_device *dev, void *ptr);
 size_t mt_cuda_bytes_used(const mt_device *dev);
 size_t mt_cuda_bytes_peak(const mt_device *dev);
-/**
- * What to say of a failure if little memory is left on the GPU (or, as `sure`, in any case): kernels and libraries need
- * some that is not of the budget, at their first use. Else "". Prints into buf, of at least 128 bytes; returns it.
- */
-const char *mt_cuda_short_of_memory(char *buf, size_t len, bool sure);
 bool mt_cuda_is_device_memory(const struct mt_cuda_device *d, const void *ptr);
 
 /* --- pins.c: page-locked host memory ----------------------------------------------------------- */

@@ -45,6 +45,18 @@ const char *mt_cuda_error_text(char *buf, size_t len, cudaError_t rc)
     return buf;
 }
 
+const char *mt_cuda_short_of_memory(char *buf, size_t len, bool sure)
+{
+    enum { LITTLE = 64 << 20 };
+    size_t free_bytes = 0, total;
+    char left[32];
+    *buf = 0;
+    if ((cudaMemGetInfo(&free_bytes, &total) == cudaSuccess && free_bytes < LITTLE) || sure)
+        snprintf(buf, len, "; %s of the GPU's memory are free beside memory.device_budget: lower that",
+                 mt_format_bytes(left, sizeof(left), free_bytes));
+    return buf;
+}
+
 int mt_cuda_stick(struct mt_cuda_device *d, const struct mt_err *error)
 {
     pthread_mutex_lock(&d->lock);
