@@ -3,7 +3,7 @@
 #define MT_DATA_ANSWERS_H
 
 #include "base/json.h"
-#include "data/samples.h"
+#include "data/sample.h"
 
 /**
  * Reads a record of format preference ("chosen" and "rejected", with "prompt" or with their common beginning as the

@@ -22,16 +22,6 @@ const char *mt_format_name(enum mt_cfg_format f)
     return names[f];
 }
 
-int mt_sample_push(struct mt_sample_reader *r, uint32_t id, bool trained, struct mt_err *err)
-{
-    if (!mt_grow(&r->ids, &r->cap_ids, r->n + 1, sizeof(*r->ids)) ||
-        !mt_grow(&r->mask, &r->cap_mask, r->n + 1, 1))
-        return mt_fail_nomem(err, "a sample", r->n * 5);
-    r->ids[r->n] = id;
-    r->mask[r->n++] = trained;
-    return 0;
-}
-
 static int push_bytes(struct mt_sample_reader *r, const char *text, size_t len, bool trained,
                       struct mt_err *err)
 {
@@ -39,16 +29,6 @@ static int push_bytes(struct mt_sample_reader *r, const char *text, size_t len, 
     for (size_t i = 0; i < len && !rc; i++)
         rc = mt_sample_push(r, (unsigned char)text[i], trained, err);
     return rc;
-}
-
-void mt_note_place(char *list, size_t size, const char *where)
-{
-    size_t len = strlen(list), n = strlen(where);
-    int commas = 0;
-    for (size_t i = 0; i < len; i++)
-        commas += list[i] == ',';
-    if (commas < 2) /* only the end of a long path */
-        snprintf(list + len, size - len, "%s%s", len ? ", " : "", where + (n > 48 ? n - 48 : 0));
 }
 
 /* Completes the sample that is being built. */
@@ -69,18 +49,6 @@ static int finish_sample(struct mt_sample_reader *r, const char *where, uint64_t
     r->header.max_len = MT_MAX(r->header.max_len, n);
     int rc = mt_shard_writer_append(r->out, r->ids, r->mask, n, err);
     return rc ? rc : mt_shard_writer_end(r->out, place, err);
-}
-
-int mt_sample_needs_bytes(struct mt_sample_reader *r, const char *where, struct mt_err *err)
-{
-    if (!r->bytes)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: data.format does not match the sample",
-                       where);
-    if (r->vocab < MT_BYTE_VOCAB)
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL,
-                       "the byte tokenizer has %d tokens, the model's vocab_size is %zu",
-                       MT_BYTE_VOCAB, r->vocab);
-    return 0;
 }
 
 static int read_text(struct mt_sample_reader *r, const cJSON *o, const char *where,

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "data/sample.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "data/dataset.h"
+
+int mt_sample_push(struct mt_sample_reader *r, uint32_t id, bool trained, struct mt_err *err)
+{
+    if (!mt_grow(&r->ids, &r->cap_ids, r->n + 1, sizeof(*r->ids)) ||
+        !mt_grow(&r->mask, &r->cap_mask, r->n + 1, 1))
+        return mt_fail_nomem(err, "a sample", r->n * 5);
+    r->ids[r->n] = id;
+    r->mask[r->n++] = trained;
+    return 0;
+}
+
+void mt_note_place(char *list, size_t size, const char *where)
+{
+    size_t len = strlen(list), n = strlen(where);
+    int commas = 0;
+    for (size_t i = 0; i < len; i++)
+        commas += list[i] == ',';
+    if (commas < 2) /* only the end of a long path */
+        snprintf(list + len, size - len, "%s%s", len ? ", " : "", where + (n > 48 ? n - 48 : 0));
+}
+
+int mt_sample_needs_bytes(struct mt_sample_reader *r, const char *where, struct mt_err *err)
+{
+    if (!r->bytes)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: data.format does not match the sample",
+                       where);
+    if (r->vocab < MT_BYTE_VOCAB)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL,
+                       "the byte tokenizer has %d tokens, the model's vocab_size is %zu",
+                       MT_BYTE_VOCAB, r->vocab);
+    return 0;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DATA_SAMPLE_H
+#define MT_DATA_SAMPLE_H
+
+#include "config/config.h"
+#include "data/shard.h"
+
+/**
+ * Builds samples of a shard without the data helper: of token ids, and of text or pairs of strings with the byte
+ * tokenizer. samples.h reads files into one.
+ */
+struct mt_sample_reader {
+    enum mt_cfg_format format; /* AUTO until the first sample decides */
+    bool bytes;                /* the byte tokenizer */
+    size_t vocab;              /* of the model: a larger id is an error */
+    struct mt_shard_writer *out;
+    struct mt_shard_header header; /* counts and format, for mt_shard_writer_commit() */
+    uint32_t *ids;                 /* of the current sample */
+    uint8_t *mask;
+    size_t n, cap_ids, cap_mask;
+};
+/** Adds a token to the sample that is being read. */
+int mt_sample_push(struct mt_sample_reader *r, uint32_t id, bool trained, struct mt_err *err);
+/** Strings need the byte tokenizer here, and a vocabulary that has it. */
+int mt_sample_needs_bytes(struct mt_sample_reader *r, const char *where, struct mt_err *err);
+/** Adds a place to a list of at most three, truncated to the size of the buffer. */
+void mt_note_place(char *list, size_t size, const char *where);
+
+#endif
