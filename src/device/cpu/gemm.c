@@ -10,26 +10,6 @@
 
 enum { TILE = MT_CPU_BF16_TILE, SMALL_TILE = 384, MANY_TILES = 16 };
 
-void mt_cpu_gemm_finish_row(const struct mt_gemm *a, size_t i, size_t j, size_t n, float *sum)
-{
-    enum { PIECE = 512 };
-    float tmp[PIECE];
-    for (size_t k = 0; k < n; k += PIECE) {
-        size_t len = MT_MIN(n - k, (size_t)PIECE);
-        if (a->bias) {
-            const float *b = mt_cpu_row_f32(a->dtype, a->bias, j + k, len, tmp);
-            for (size_t l = 0; l < len; l++)
-                sum[k + l] += b[l];
-        }
-        if (a->c) {
-            const float *c = mt_cpu_row_f32(a->d_dtype, a->c, i * a->ldc + j + k, len, tmp);
-            for (size_t l = 0; l < len; l++)
-                sum[k + l] += c[l];
-        }
-    }
-    mt_cpu_store_row(a->d_dtype, a->d, i * a->ldd + j, n, sum);
-}
-
 struct job {
     const struct mt_gemm *a;
     struct mt_cpu_device *d;

@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 
 #include "base/isa.h"
-#include "device/cpu/gemm.h"
+#include "device/cpu/cpu.h"
 #include "device/cpu/gemm_kernel.h"
 
 enum { PANEL = 512, MAX_ROWS = MT_CPU_GEMM_ROWS, MAX_COLS = MT_CPU_GEMM_COLS };
@@ -227,6 +227,26 @@ static void panel_chunk(void *ctx, size_t chunk, int thread)
         p.lanes = MT_MIN(p.lanes - lane, group);
     }
     j->isa->panel_a(&p);
+}
+
+void mt_cpu_gemm_finish_row(const struct mt_gemm *a, size_t i, size_t j, size_t n, float *sum)
+{
+    enum { PIECE = 512 };
+    float tmp[PIECE];
+    for (size_t k = 0; k < n; k += PIECE) {
+        size_t len = MT_MIN(n - k, (size_t)PIECE);
+        if (a->bias) {
+            const float *b = mt_cpu_row_f32(a->dtype, a->bias, j + k, len, tmp);
+            for (size_t l = 0; l < len; l++)
+                sum[k + l] += b[l];
+        }
+        if (a->c) {
+            const float *c = mt_cpu_row_f32(a->d_dtype, a->c, i * a->ldc + j + k, len, tmp);
+            for (size_t l = 0; l < len; l++)
+                sum[k + l] += c[l];
+        }
+    }
+    mt_cpu_store_row(a->d_dtype, a->d, i * a->ldd + j, n, sum);
 }
 
 /* A piece of rows, columns [col, col + n) of the block, whose strips of B this thread has packed. */
