@@ -26,20 +26,6 @@ static void put(struct mt_machine *m, enum mt_rate_id id, double v)
     m->rate[id] = (struct mt_rate){v, MT_RATE_MEASURED};
 }
 
-int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t bytes, struct mt_err *err)
-{
-    const struct mt_device_kind *kind = mt_device_kind(p->device_kind);
-    struct mt_device_params dp = {.kind = p->device_kind, .index = p->device_index,
-                                  .budget_bytes = bytes + (kind ? kind->library_bytes : 0),
-                                  .n_threads = p->n_threads, .cpus = p->cpus, .warm = true};
-    return mt_device_create(dev, &dp, err);
-}
-
-int64_t mt_measure_round_ns(const struct mt_measure_params *p)
-{
-    return p->small ? MT_MEASURE_ROUND_NS / 64 : MT_MEASURE_ROUND_NS;
-}
-
 static bool has_sample(const struct mt_machine *m, const struct mt_metered *op)
 {
     for (size_t i = 0; i < m->n_samples; i++)
@@ -97,15 +83,6 @@ int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *
     for (size_t i = 0; i < n && !missing; i++)
         missing = !has_sample(m, &ops[i]);
     return missing ? measure_all(m, p, ops, n, err) : 0;
-}
-
-struct mt_metered mt_measure_gemm(unsigned variant, enum mt_dtype t, uint64_t m, uint64_t n, uint64_t k)
-{
-    struct mt_metered op = {.op = MT_DEV_GEMM, .variant = variant, .dtype = t, .n_dims = 3, .dim = {m, n, k}};
-    if (variant == MT_GEMM_TN)
-        op.flags = MT_METER_ADDS | (t == MT_BF16 ? MT_METER_F32_OUT : 0);
-    mt_metered_count(&op);
-    return op;
 }
 
 /* n tokens in documents of `len`. */

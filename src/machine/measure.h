@@ -2,31 +2,9 @@
 #ifndef MT_MACHINE_MEASURE_H
 #define MT_MACHINE_MEASURE_H
 
-#include "hw/homes.h"
 #include "machine/machine.h"
+#include "machine/measure_device.h"
 
-/**
- * Measures this machine for its profile. Everything is timed under sustained load, with random data: zeros
- * are cheaper to move and to multiply. A figure is the median of several rounds, as a run's speed is that of its steps.
- */
-struct mt_measure_params {
-    const char *device_kind; /* "cpu" or "cuda" */
-    int device_index;
-    int n_threads;
-    const int *cpus;         /* [n_threads] or NULL */
-    const struct mt_numa *numa; /* homes of memory; NULL: the system places it */
-    const char *disk_dir;    /* a folder on the drive to be measured, or NULL */
-    bool brief;              /* only rates, no grid of operations */
-    bool small;              /* for tests: tiny measurements, the rates are meaningless */
-    void (*progress)(void *ctx, const char *what); /* may be NULL */
-    void *ctx;
-};
-
-/**
- * Opens a device for measuring, with `bytes` of memory beyond what its libraries take. With 0 bytes it can only
- * report its name and limits.
- */
-int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t bytes, struct mt_err *err);
 /** Measures rates, the optimizer by threads, interference and a grid of operations; takes minutes at most. */
 int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p, struct mt_err *err);
 /** If the profile lacks a sample of any of the operations, times all of them in turn and adds or replaces their
@@ -64,7 +42,6 @@ int mt_measure_in_turn(double *seconds, const struct mt_measure_params *p, const
  * Seconds of one operation, repeated by itself on buffers from the device's arena: the median over rounds that last
  * round_ns or one submission, whichever is longer.
  */
-enum { MT_MEASURE_ROUND_NS = 8000000 };
 int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metered *op, int64_t round_ns,
                          struct mt_err *err);
 /** Runs each operation once, on zeros, untimed, without those for which the arena is too small. *n_run: how many. */

@@ -4,11 +4,6 @@
 
 #include "machine/measure.h"
 
-/** A product as the counting device describes it; variant: MT_GEMM_*. MT_GEMM_TN adds to an f32 weight gradient. */
-struct mt_metered mt_measure_gemm(unsigned variant, enum mt_dtype t, uint64_t m, uint64_t n, uint64_t k);
-/** The length of a round. */
-int64_t mt_measure_round_ns(const struct mt_measure_params *p);
-
 /** The operations that `probe all` times: products and attention of several shapes, all others of the table in every
  * variant. Widths are multiplied by `scale`; all sizes but the number of heads are divided by `part`. */
 struct mt_measure_grid {
