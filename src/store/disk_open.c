@@ -9,35 +9,12 @@
 #include "base/mem.h"
 #include "store/disk_priv.h"
 
-static int measure_rates(double *rates, const struct mt_disk_params *p, struct mt_err *err)
-{
-    for (size_t i = 0; i < p->n_dirs; i++) {
-        struct mt_disk_rates r;
-        int rc = mt_disk_measure(&r,
-                                 &(struct mt_disk_probe){.dir = p->dirs[i], .bytes = 64 << 20,
-                                                         .depth = p->depth, .io = p->io},
-                                 err);
-        if (rc)
-            return rc;
-        rates[i] = 2 / (1 / r.read + 1 / r.write);
-    }
-    return 0;
-}
-
 static int open_files(struct mt_disk *d, const struct mt_disk_params *p, struct mt_err *err)
 {
     size_t chunk = p->chunk_bytes ? p->chunk_bytes : MT_DISK_BLOCK;
-    double *measured = NULL;
-    int rc = 0;
     for (size_t i = 0; i < p->n_dirs; i++)
         mt_disk_remove_stale(p->dirs[i]);
-    if (!p->rates && p->n_dirs > 1) {
-        measured = mt_calloc(p->n_dirs, sizeof(*measured));
-        rc = measured ? measure_rates(measured, p, err) : mt_fail_nomem(err, "stripes", p->n_dirs);
-    }
-    if (!rc)
-        rc = mt_stripe_init(&d->stripe, p->n_dirs, chunk, p->rates ? p->rates : measured, err);
-    free(measured);
+    int rc = mt_stripe_init(&d->stripe, p->n_dirs, chunk, p->rates, err);
     d->files = mt_calloc(p->n_dirs, sizeof(*d->files));
     if (!rc && !d->files)
         rc = mt_fail_nomem(err, "scratch files", p->n_dirs * sizeof(*d->files));
@@ -87,7 +64,7 @@ static void wake_disk(void *transfers)
     mt_transfers_wake(transfers);
 }
 
-int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *err)
+int mt_disk_open_rated(mt_disk **out, const struct mt_disk_params *p, struct mt_err *err)
 {
     mt_disk *d = mt_calloc(1, sizeof(*d));
     if (!d)

@@ -48,6 +48,11 @@ uint64_t mt_stripe_file_bytes(const struct mt_stripe *s, size_t dir, uint64_t by
 uint64_t mt_stripe_find(const struct mt_stripe *s, uint64_t offset, size_t *dir,
                         uint64_t *file_offset);
 
+/* disk_open.c */
+
+/** mt_disk_open() with rates as given: NULL only for a single drive. */
+int mt_disk_open_rated(struct mt_disk **out, const struct mt_disk_params *p, struct mt_err *err);
+
 /* disk.c */
 
 /** Part of a request: what is transferred at once. */

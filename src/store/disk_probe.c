@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Rates of drives, measured; opening a disk that is striped by them. */
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -7,7 +9,7 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "hw/host.h"
-#include "store/disk.h"
+#include "store/disk_priv.h"
 
 enum { SLOTS = 4 }; /* requests at once, each of as many bytes as the depth allows */
 
@@ -122,7 +124,7 @@ int mt_disk_measure(struct mt_disk_rates *out, const struct mt_disk_probe *a, st
     struct mt_disk_params dp = {.dirs = &a->dir, .n_dirs = 1, .bytes = p.bytes, .depth = a->depth,
                                 .request_bytes = a->request_bytes, .io = a->io};
     *out = (struct mt_disk_rates){0};
-    int rc = mt_disk_open(&p.disk, &dp, err);
+    int rc = mt_disk_open_rated(&p.disk, &dp, err);
     if (rc)
         return rc;
     struct mt_disk_info info;
@@ -143,5 +145,35 @@ int mt_disk_measure(struct mt_disk_rates *out, const struct mt_disk_probe *a, st
     }
     mt_disk_close(&p.disk);
     mt_host_free(memory, bytes);
+    return rc;
+}
+
+static int measure_rates(double *rates, const struct mt_disk_params *p, struct mt_err *err)
+{
+    for (size_t i = 0; i < p->n_dirs; i++) {
+        struct mt_disk_rates r;
+        int rc = mt_disk_measure(&r,
+                                 &(struct mt_disk_probe){.dir = p->dirs[i], .bytes = 64 << 20,
+                                                         .depth = p->depth, .io = p->io},
+                                 err);
+        if (rc)
+            return rc;
+        rates[i] = 2 / (1 / r.read + 1 / r.write);
+    }
+    return 0;
+}
+
+int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *err)
+{
+    struct mt_disk_params rated = *p;
+    double *measured = NULL;
+    int rc = 0;
+    if (!p->rates && p->n_dirs > 1) {
+        rated.rates = measured = mt_calloc(p->n_dirs, sizeof(*measured));
+        rc = measured ? measure_rates(measured, p, err) : mt_fail_nomem(err, "stripes", p->n_dirs);
+    }
+    if (!rc)
+        rc = mt_disk_open_rated(out, &rated, err);
+    free(measured);
     return rc;
 }
