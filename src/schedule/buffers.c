@@ -8,14 +8,6 @@
 
 enum { PAGE = 4096 };
 
-const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t unit)
-{
-    const struct mt_unit_shape *u = &p->units[unit];
-    if (u->gather.n_uses && mt_program_gathers(p))
-        return &u->gather;
-    return p->mode == MT_MODE_LOGITS && u->logits.n_uses ? &u->logits : &u->forward;
-}
-
 static enum mt_pool_id pool_of(const struct mt_program_params *p, const struct mt_use *u)
 {
     return mt_program_pool_of(p, &p->values[u->value]);

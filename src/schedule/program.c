@@ -13,6 +13,40 @@ struct mt_instr mt_instr_make(enum mt_opcode op, size_t unit, size_t mb)
         .op = op, .queue = mt_opcodes[op].queue, .unit = (int32_t)unit, .mb = (int32_t)mb, .wait = MT_NO_WAITS};
 }
 
+bool mt_program_gathers(const struct mt_program_params *p)
+{
+    return p->gather && p->units[0].trainable && !mt_program_uses_disk(p);
+}
+
+size_t mt_program_part_elems(const struct mt_program_params *p, size_t unit)
+{
+    enum { PARTS = 32 };
+    size_t n = p->units[unit].update_elems;
+    bool parts = unit == 1 && !p->units[1].adapter_bytes && p->mode == MT_MODE_TRAIN && mt_program_gathers(p);
+    return parts ? mt_align_up(mt_div_up(n, (size_t)PARTS), MT_PIECE_ALIGN) : n;
+}
+
+bool mt_program_compacts(const struct mt_program_params *p, size_t unit)
+{
+    return mt_program_gathers(p) && p->cast && p->units[unit].grad_row_bytes;
+}
+
+bool mt_program_uses_disk(const struct mt_program_params *p)
+{
+    bool any = p->spill_disk;
+    for (size_t u = 0; u < p->n_units && !any; u++)
+        any = p->units[u].staged_bytes || p->units[u].state_bytes || p->units[u].grad_on_disk;
+    return any;
+}
+
+const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t unit)
+{
+    const struct mt_unit_shape *u = &p->units[unit];
+    if (u->gather.n_uses && mt_program_gathers(p))
+        return &u->gather;
+    return p->mode == MT_MODE_LOGITS && u->logits.n_uses ? &u->logits : &u->forward;
+}
+
 void mt_program_finish(struct mt_program *p)
 {
     free(p->objects);

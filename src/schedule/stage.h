@@ -8,7 +8,7 @@
 
 /*
  * State of the second placer. stage.c explains it, lists the objects and the steps in order, and walks the steps;
- * stage_emit.c manages the staging buffers and emits each step's instructions.
+ * stage_emit.c manages the staging buffers and emits each step's instructions; stage_state.c answers both.
  */
 enum { MT_STAGE_NEVER = INT_MAX, MT_STAGE_NONE = -1 };
 
