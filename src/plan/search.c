@@ -9,76 +9,9 @@
 #include "schedule/build.h"
 #include "plan/search_priv.h"
 
-enum {
-    MAX_INSTRS = 60000, /* in longer steps fewer candidates are tried */
-    OF_A_STEP = 8,
-};
-#define WORTH_WEARING 1.05 /* a candidate that writes more to drives must be this much faster */
 #define WORTH_GATHERING 1.001 /* gathering on the host must be this much faster */
 #define WORTH_STAYING 1.0002 /* adapters that stay on the device must make a step this much faster */
 #define WORTH_CUTTING 1.01 /* halves must be this much faster: they have twice as many boundaries */
-
-static bool remember(struct mt_search *s, const struct mt_plan_request *r, const struct mt_plan_choice *c)
-{
-    if (!mt_grow(&s->tried, &s->cap_tried, s->n_tried + 1, sizeof(*s->tried)))
-        return false;
-    struct mt_plan_tried *t = &s->tried[s->n_tried++];
-    *t = (struct mt_plan_tried){r->numerics, r->placement, c ? c->sim.seconds : 0};
-    if (c)
-        t->placement.slots = c->placement.slots;
-    return true;
-}
-
-double mt_search_seconds(const struct mt_search *s, const struct mt_sim_result *sim)
-{
-    bool wears = s->mixing && sim->bytes[MT_SIM_DISK_WRITE] > 1.01 * s->lean_writes;
-    return sim->seconds * (wears ? WORTH_WEARING : 1);
-}
-
-/* On a tie the one with less device memory is better. One that writes more to drives must be worth the wear. */
-static bool is_better(const struct mt_search *s, const struct mt_plan_choice *c)
-{
-    const struct mt_sim_result *best = &s->best.sim;
-    double seconds = mt_search_seconds(s, &c->sim), least = mt_search_seconds(s, best);
-    return !s->found || seconds < least * (1 - 1e-6) ||
-           (seconds < least * (1 + 1e-6) && c->engine.device_bytes < s->best.engine.device_bytes);
-}
-
-int mt_search_try(struct mt_search *s, const struct mt_plan_request *r, mt_cost_table *costs,
-                   struct mt_sim_result *sim, struct mt_err *err)
-{
-    struct mt_plan_choice c;
-    struct mt_err why = {0};
-    *sim = (struct mt_sim_result){0};
-    int rc = mt_plan_with_costs(&c, r, costs, NULL, &why);
-    if ((!rc || rc == -ENOSPC) && !remember(s, r, rc ? NULL : &c)) {
-        if (!rc)
-            mt_plan_choice_finish(&c);
-        return mt_fail_nomem(err, "a search", s->n_tried * sizeof(*s->tried));
-    }
-    if (rc == -ENOSPC) {
-        const struct mt_placement *p = &r->placement;
-        bool least = p->activations != MT_ACT_KEEP && p->activations != MT_ACT_OFFLOAD && p->keep_layers <= 0;
-        if (least || !s->has_err) /* the newest memory-saving one has the smallest micro-batch */
-            s->err = why;
-        s->has_err = true;
-        return 0;
-    }
-    if (rc) {
-        if (err)
-            *err = why;
-        return rc;
-    }
-    *sim = c.sim;
-    if (is_better(s, &c)) {
-        mt_plan_choice_finish(&s->best);
-        s->best = c;
-        s->found = true;
-    } else {
-        mt_plan_choice_finish(&c);
-    }
-    return 0;
-}
 
 /* Whether it fits the device with so many layers kept. *separate: gradients then have separate cast buffers. */
 static bool fits_kept(mt_device *dev, const struct mt_plan_request *r, int keep, bool *separate)
@@ -112,32 +45,6 @@ static int most_kept(const struct mt_plan_request *r)
     }
     mt_device_destroy(&dev);
     return lo;
-}
-
-int mt_search_bound(struct mt_search_group *g, struct mt_err *err)
-{
-    mt_device *dev = NULL;
-    struct mt_engine_plan plan;
-    struct mt_draft d;
-    int rc = mt_plan_meter(&dev, &g->r, SIZE_MAX / 2, err);
-    if (rc)
-        return rc;
-    struct mt_engine_params p = mt_plan_engine_params(&g->r, dev);
-    rc = mt_engine_divide(&plan, &p, err);
-    if (!rc) {
-        rc = mt_draft_write(&d, &plan.program, err);
-        g->least = 0;
-        for (size_t i = 0; !rc && i < d.prog.n_instrs; i++) {
-            struct mt_cost c = {0};
-            if (d.prog.instrs[i].queue == MT_Q_COMPUTE)
-                rc = mt_cost_of(g->costs, &d.prog, &d.prog.instrs[i], &c, err);
-            g->least += c.seconds;
-        }
-        mt_program_finish(&d.prog);
-        mt_engine_plan_finish(&plan);
-    }
-    mt_device_destroy(&dev);
-    return rc;
 }
 
 static int add_group(struct mt_search_groups *all, const struct mt_plan_request *r, mt_cost_table *costs,
@@ -188,13 +95,6 @@ static int add_micro_batch(struct mt_search_groups *all, const struct mt_plan_re
             rc = add_activations(all, &t, *costs, err);
     }
     return rc;
-}
-
-/* A unit has some instructions per micro-batch and some per step. */
-bool mt_search_is_long(const struct mt_search_group *g)
-{
-    size_t rows = (size_t)g->r.numerics.rows_per_step, micro = (size_t)MT_MAX(g->r.numerics.micro_batch, 1);
-    return g->r.layout->n_units * (mt_div_up(rows, micro) + OF_A_STEP) * 3 > MAX_INSTRS;
 }
 
 /* Tries the group with several numbers of slots, while that may help. */
@@ -399,7 +299,7 @@ static int search_cuts(struct mt_plan_choice *out, const struct mt_plan_request 
         return 0;
     size_t searched = out->n_searched + cut.n_searched;
     bool wears = cut.sim.bytes[MT_SIM_DISK_WRITE] > out->sim.bytes[MT_SIM_DISK_WRITE];
-    if (cut.sim.seconds * (wears ? WORTH_WEARING : WORTH_CUTTING) < out->sim.seconds) {
+    if (cut.sim.seconds * (wears ? MT_SEARCH_WORTH_WEARING : WORTH_CUTTING) < out->sim.seconds) {
         cut.whole_seconds = out->sim.seconds;
         mt_plan_choice_finish(out);
         *out = cut;

@@ -5,12 +5,14 @@
 #include "plan/evaluate.h"
 #include "plan/search.h"
 
-/* A search of one layout's placements: search.c tries groups of candidates, search_mixtures.c mixtures. */
+/* A search of one layout's placements: search_try.c tries a candidate, search.c groups of them,
+ * search_mixtures.c mixtures. */
 
 enum {
     MT_SEARCH_MAX_KEPT = 5, /* numbers of kept layers to try */
     MT_SEARCH_MAX_GROUPS = MT_PLAN_MAX_CHUNKS * MT_PLAN_MAX_MICRO_BATCHES * (3 + MT_SEARCH_MAX_KEPT),
 };
+#define MT_SEARCH_WORTH_WEARING 1.05 /* a candidate that writes more to drives must be this much faster */
 #define MT_SEARCH_NEAR_ENOUGH 1.002  /* a group this close to its bound is not refined */
 
 struct mt_search {
@@ -40,7 +42,7 @@ struct mt_search_groups {
     size_t n_costs;
 };
 
-/* search.c */
+/* search_try.c */
 
 /** Tries a candidate and keeps the better one. *sim is its simulation, or all 0 if it does not fit. */
 int mt_search_try(struct mt_search *s, const struct mt_plan_request *r, mt_cost_table *costs, struct mt_sim_result *sim,
