@@ -2,7 +2,7 @@
 #ifndef MT_TRAIN_METRICS_H
 #define MT_TRAIN_METRICS_H
 
-#include "train/train.h"
+#include "train/control.h"
 
 /**
  * A record a step or evaluation, to DIR/metrics.jsonl (doubles read back exactly), DIR/metrics.csv and

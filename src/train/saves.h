@@ -3,7 +3,7 @@
 #define MT_TRAIN_SAVES_H
 
 #include "train/readback.h"
-#include "train/train.h"
+#include "train/control.h"
 
 /**
  * When and how a run is saved. The state in memory is worth more than any one write: a periodic save that fails is

@@ -50,27 +50,6 @@ struct run {
     struct mt_step_result *result;
 };
 
-void mt_train_phase(struct mt_train_control *c, const char *phase)
-{
-    atomic_store(&c->phase_ns, mt_now_ns());
-    atomic_store(&c->phase, phase);
-}
-
-void mt_train_request_stop(struct mt_train_control *c, int signo)
-{
-    mt_engine *e = atomic_load(&c->engine);
-    atomic_store(&c->stop, signo);
-    atomic_fetch_add(&c->signals, 1);
-    if (e)
-        mt_engine_interrupt(e);
-}
-
-int mt_train_flush(const struct mt_train_params *p, struct mt_err *err)
-{
-    int rc = mt_engine_flush(p->session->engine, err);
-    return rc ? rc : mt_engine_check_learner(p->session->engine, p->learner, err);
-}
-
 static double since(int64_t t0)
 {
     return (double)(mt_now_ns() - t0) * 1e-9;
@@ -175,13 +154,6 @@ static int evaluate(struct loop *l, struct mt_err *err)
     else
         report_evaluation(l, &r);
     return 0;
-}
-
-bool mt_train_file_request(const struct mt_train_params *p, const char *name)
-{
-    char path[4200];
-    mt_path_printf(path, sizeof(path), "%s/%s", p->dir, name);
-    return !remove(path);
 }
 
 static int count_skip(struct loop *l, const struct mt_step_result *r, struct mt_err *err)

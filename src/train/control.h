@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_TRAIN_CONTROL_H
+#define MT_TRAIN_CONTROL_H
+
+#include <stdatomic.h>
+
+#include "checkpoint/hf_dir.h"
+#include "checkpoint/output.h"
+#include "checkpoint/state.h"
+#include "train/session.h"
+
+/* What a training run is given, and what it tells. */
+
+/** Requests from outside: signal handlers and threads may set them. */
+struct mt_train_control {
+    atomic_int stop;   /* signal number: save as configured, then end */
+    atomic_int signals; /* how many requests to stop came */
+    atomic_bool begun;  /* training may have changed the state; before that there is nothing to save */
+    atomic_bool waiting; /* the last save is waiting to be tried again; a signal ends the wait */
+    atomic_bool save;  /* write a checkpoint and go on */
+    atomic_bool status; /* print the status; read by the thread that watches the phase */
+    mt_engine *_Atomic engine; /* set by the loop: lets a handler interrupt a step */
+    /* What the run is doing: a string literal, NULL before it begins. */
+    const char *_Atomic phase;
+    _Atomic int64_t phase_ns; /* mt_now_ns() when it, or the step under way, began */
+    _Atomic uint64_t step;    /* steps done */
+};
+void mt_train_phase(struct mt_train_control *c, const char *phase);
+/** Async-signal-safe: notes the request and interrupts the step under way. */
+void mt_train_request_stop(struct mt_train_control *c, int signo);
+
+struct mt_step_report {
+    uint64_t step, total_steps; /* step: the one just done, counted from 1 */
+    double epoch;
+    const struct mt_objective *objective; /* names the result's measures; NULL: there are none but the loss */
+    struct mt_step_result result;
+    double lr, seconds;         /* wall time of the step, with waiting for data */
+    uint64_t tokens, loss_tokens; /* of this step */
+    uint64_t total_tokens;
+    size_t h2d_bytes, d2h_bytes;
+    bool uses_disk;
+    double eta_seconds;
+};
+struct mt_eval_report {
+    uint64_t step, n_loss;
+    const struct mt_objective *objective; /* as in mt_step_report */
+    struct mt_measure measures[MT_MAX_MEASURES];
+    double loss, accuracy, seconds; /* loss: the objective's; accuracy: of all loss tokens */
+    bool best;
+};
+
+/** Callbacks of the loop; any may be NULL. Called from the training thread. */
+struct mt_train_events {
+    void *ctx;
+    void (*step)(void *ctx, const struct mt_step_report *r);
+    void (*eval)(void *ctx, const struct mt_eval_report *r);
+    void (*saved)(void *ctx, uint64_t step, double seconds);
+    void (*note)(void *ctx, const char *text);
+};
+
+enum mt_train_end { MT_END_DONE, MT_END_EARLY, MT_END_TIME, MT_END_SIGNAL };
+
+/** What a learner of a run is given. Session, control, start and the last four are the same for all. */
+struct mt_train_params {
+    struct mt_session *session;    /* started, weights in place */
+    size_t learner;                /* index in the session's setup */
+    struct mt_train_state *state;  /* where to start; updated */
+    struct mt_history *history;    /* of dir's checkpoints; updated */
+    const struct mt_hf_files *files; /* of the model's folder, for checkpoints; NULL: they are read at each save */
+    int64_t start_ns;              /* mt_boot_ns() when the process began, for checkpoint.time_limit */
+    struct mt_train_control *control;
+    struct mt_train_events events;
+    uint64_t max_steps;            /* stop after this many in this run; 0 = none */
+    const char *dir;               /* the output folder; output->dir where there is one */
+    struct mt_output *output;      /* looked for again before a save; NULL: it is taken to stay */
+    bool no_save;                  /* do not save at the end: for benchmarks */
+    const char *trace;             /* file for the trace of this run's third step (or its last); or NULL */
+};
+
+/** Makes the pending updates; fails, too, if the learner's state is lost. */
+int mt_train_flush(const struct mt_train_params *p, struct mt_err *err);
+/** Whether DIR/name exists; removes it. */
+bool mt_train_file_request(const struct mt_train_params *p, const char *name);
+
+#endif
