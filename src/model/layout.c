@@ -29,17 +29,6 @@ static bool decays(const struct mt_layout_builder *b, const char *name)
     return true;
 }
 
-bool mt_layout_has_adapters(const struct mt_layout_builder *b)
-{
-    return b->p->adapter && mt_layout_spec(b)->on;
-}
-
-void mt_layout_module_of(char *module, size_t len, const char *name)
-{
-    const char *dot = strrchr(name, '.');
-    snprintf(module, len, "%.*s", dot ? (int)(dot - name) : 0, name);
-}
-
 /* Does adapter.train_also name the tensor's module: as transformers does, or the files? inside: or one that it is in. */
 static bool trained_also(struct mt_layout_builder *b, const char *name, bool inside)
 {
@@ -65,36 +54,6 @@ static bool frozen(struct mt_layout_builder *b, const char *name)
         if (!fnmatch(b->p->freeze[i], name, 0))
             hit = b->glob_used[i] = true;
     return hit;
-}
-
-struct mt_tensor *mt_layout_begin_tensor(struct mt_layout_builder *b, const struct mt_layout_place *at, int64_t rows,
-                                         int64_t cols)
-{
-    struct mt_layout *l = b->l;
-    struct mt_param *p = at->param;
-    if (!mt_grow(&l->tensors, &b->cap_tensors, l->n_tensors + 1, sizeof(*l->tensors))) {
-        b->failed = true;
-        return NULL;
-    }
-    struct mt_tensor *t = &l->tensors[l->n_tensors++];
-    *t = (struct mt_tensor){.n_dims = cols ? 2 : 1, .shape = {rows, cols}, .param = p, .expert = at->expert,
-                            .lr_scale = 1};
-    t->unit = (size_t)(b->u - l->units);
-    t->n = (size_t)rows * (size_t)MT_MAX(cols, (int64_t)1);
-    t->first = p->at + p->n;
-    p->n += t->n;
-    b->u->n_elems = t->first + t->n;
-    b->u->n_tensors++;
-    return t;
-}
-
-void mt_layout_set_trainable(struct mt_layout_builder *b, struct mt_tensor *t, bool trainable)
-{
-    t->trainable = trainable;
-    t->param->trainable |= trainable;
-    b->u->trainable |= trainable;
-    if (trainable)
-        b->l->n_trained += t->n;
 }
 
 static void add_tensor(struct mt_layout_builder *b, const struct mt_layout_place *at, int64_t cols,
@@ -442,12 +401,6 @@ void mt_layout_destroy(struct mt_layout **l)
 static int compare_name(const void *name, const void *t)
 {
     return strcmp(name, (*(const struct mt_tensor *const *)t)->name);
-}
-
-const struct mt_tensor *mt_unit_f32_tensor(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
-{
-    size_t t = l->units[unit].f32_tensor;
-    return dtype == MT_F32 || t == MT_NO_TENSOR ? NULL : &l->tensors[t];
 }
 
 const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *name)

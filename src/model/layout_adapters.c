@@ -48,7 +48,7 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
                       const struct mt_fused_tensor *whole)
 {
     struct mt_adapter_spec *s = mt_layout_spec(b);
-    char module[MT_TENSOR_NAME];
+    char module[MT_TENSOR_NAME], own[MT_TENSOR_NAME];
     const struct mt_adapter_item *item;
     if (t->n_dims != 2)
         return false;
@@ -56,12 +56,13 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     bool usual = part->kind->adapted >> role & 1 && !why;
     bool served = usual || (part->kind->adapted_by_name >> role & 1 && !why);
     module_of(module, b->l, t, whole);
+    mt_stored_module(own, b->l, t);
     item = mt_adapter_match(&s->targets, module);
     if (item && !served)
         refuse(b, "adapter.targets: \"%s\" also matches %s, which cannot have an adapter%s: use more specific names",
                item->name, module, why ? why : "");
     /* all-linear leaves out what PEFT has no DoRA for: the MLPs of a mixture */
-    bool linear = usual && part->layer >= 0 && t->expert < 0 && !(s->dora && mt_peft_wraps_parameter(b->l, t));
+    bool linear = usual && part->layer >= 0 && t->expert < 0 && !(s->dora && mt_peft_wraps_parameter(b->l, own));
     for (size_t i = 0; !item && linear && i < s->targets.n; i++)
         if (!strcmp(s->targets.items[i].name, MT_ALL_LINEAR)) {
             item = &s->targets.items[i];
@@ -73,7 +74,7 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     if (item && s->dora && !usual)
         refuse(b, "adapter.targets: \"%s\" matches %s, for which adapter.kind = dora is not supported: set kind = lora",
                item->name, module);
-    if (item && s->dora && (t->expert >= 0 || mt_peft_wraps_parameter(b->l, t)))
+    if (item && s->dora && (t->expert >= 0 || mt_peft_wraps_parameter(b->l, own)))
         refuse(b, "adapter.targets: \"%s\" matches %s, for which PEFT has no DoRA in a mixture of experts: name others, or set "
                "adapter.kind = lora", item->name, module);
     if (item && t->trainable)

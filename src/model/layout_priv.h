@@ -27,7 +27,7 @@ struct mt_layout_place {
     int expert; /* or -1 */
 };
 
-/* layout.c */
+/* layout_tensors.c */
 
 bool mt_layout_has_adapters(const struct mt_layout_builder *b);
 /** The adapters of the learner under way. */

@@ -10,40 +10,6 @@
 
 enum { ALIGN = MT_RECORD_ALIGN };
 
-struct mt_widths mt_widths(const struct mt_hf_config *cfg, const struct mt_layer_spec *s)
-{
-    struct mt_widths w = {
-        .c = (size_t)cfg->hidden,
-        .f = (size_t)s->ffn,
-        .q = (size_t)(s->n_heads * s->head_dim),
-        .kv = (size_t)(s->n_kv_heads * s->head_dim),
-    };
-    w.qk = w.q + w.kv;
-    w.qkv = w.qk + w.kv;
-    return w;
-}
-
-void *mt_take(void *base, size_t *at, size_t bytes)
-{
-    void *p = base ? (char *)base + *at : NULL;
-    *at += mt_align_up(bytes, ALIGN);
-    return p;
-}
-
-size_t mt_model_boundary_bytes(const mt_model *m)
-{
-    return mt_layout_boundary_bytes(m->layout, m->dt, m->p.max_tokens);
-}
-
-size_t mt_model_auto_logits_chunk(const struct mt_layout *l)
-{
-    /* 64 MiB of FP32 logits: enough rows for a fast matrix product, small beside a layer's scratch */
-    size_t rows = ((size_t)64 << 20) / (4 * (size_t)l->cfg.vocab), chunk = 64;
-    while (chunk * 2 <= rows && chunk < 4096)
-        chunk *= 2;
-    return chunk;
-}
-
 /* The memory that a part needs while it runs, computed once for each kind in each kind of layer. */
 struct part_bytes {
     const struct mt_part_kind *kind;
@@ -130,30 +96,6 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     return at;
 }
 
-static size_t n_partials(const struct mt_layout *l, size_t *at)
-{
-    size_t n = 0;
-    for (size_t t = 0; t < l->n_tensors; t++) {
-        if (at)
-            at[t] = n;
-        n += mt_div_up(l->tensors[t].n, MT_SUMSQ_BLOCK);
-    }
-    if (at)
-        at[l->n_tensors] = n;
-    return n;
-}
-
-static size_t stats_of_micro(const struct mt_model_params *p)
-{
-    return mt_align_up(p->max_tokens * 4, ALIGN);
-}
-
-static size_t stats_bytes(const struct mt_model_params *p)
-{
-    return p->max_micro * 2 * stats_of_micro(p) + mt_align_up(n_partials(p->layout, NULL) * 4, ALIGN) +
-           mt_align_up((size_t)p->layout->cfg.moe.n_experts * 4, ALIGN);
-}
-
 /* The gate of a shared expert is the only operation that takes a vector of weights and may have an adapter. */
 static bool needs_one(const struct mt_layout *l)
 {
@@ -165,11 +107,6 @@ static size_t one_at(const struct mt_layout *l, const struct mt_model_params *p)
 {
     size_t tables = mt_align_up(mt_rope_table_bytes(p), ALIGN) + mt_select_bias_bytes(l);
     return needs_one(l) ? mt_align_up(tables, ALIGN) : tables;
-}
-
-size_t mt_model_logits_ld(const struct mt_layout *l)
-{
-    return mt_align_up((size_t)l->cfg.vocab, 8);
 }
 
 /* Rows of FP32 logits, and of gradients in a buffer of their own. */
@@ -188,11 +125,6 @@ static size_t lay_out_logits(mt_model *m, const struct mt_model_params *p, void 
     m->logits = mt_take(base, &at, logits * ld * sizeof(float));
     m->dlogits = gradients ? mt_take(base, &at, gradients * ld * mt_dtype_size(p->dtype)) : NULL;
     return at;
-}
-
-size_t mt_model_max_used_rows(const struct mt_model_params *p)
-{
-    return MT_MIN((size_t)p->layout->cfg.vocab, p->max_micro * p->max_tokens);
 }
 
 static size_t used_bytes(const struct mt_model_params *p)
@@ -215,7 +147,7 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
     *out = (struct mt_model_bytes){
         .scratch = scratch_layout(&sizes, dev, p, NULL),
         .logits = lay_out_logits(&sizes, p, NULL),
-        .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + used_bytes(p) + stats_bytes(p),
+        .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + used_bytes(p) + mt_model_stats_bytes(p),
         .tables = one_at(p->layout, p) + (needs_one(p->layout) ? ALIGN : 0),
         .counts = mt_model_counts_bytes(p->layout),
     };
@@ -282,7 +214,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->wd.c = (size_t)p->layout->cfg.hidden;
     m->input_bytes = mt_inputs_layout(&in, p, NULL);
     m->used_bytes = used_bytes(p);
-    m->stats_bytes = stats_bytes(p);
+    m->stats_bytes = mt_model_stats_bytes(p);
     m->counts_bytes = mt_model_counts_bytes(p->layout);
     m->running = m->inputs = mt_calloc(p->max_micro, sizeof(*m->inputs));
     m->partials_at = mt_calloc(p->layout->n_tensors + 1, sizeof(*m->partials_at));
@@ -299,7 +231,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
         mt_model_destroy(&m);
         return rc;
     }
-    n_partials(p->layout, m->partials_at);
+    mt_model_n_partials(p->layout, m->partials_at);
     scratch_layout(m, dev, p, m->scratch);
     for (size_t i = 0; i < p->max_micro; i++)
         m->weighings[i] = (struct mt_weighing){m, i};
@@ -344,57 +276,4 @@ void mt_model_destroy(mt_model **model)
     free(m->seen);
     free(m);
     *model = NULL;
-}
-
-float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb)
-{
-    return (float *)(void *)(base + mb * 2 * stats_of_micro(&m->p));
-}
-
-int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb)
-{
-    return (int32_t *)(void *)(base + (mb * 2 + 1) * stats_of_micro(&m->p));
-}
-
-float *mt_model_stats_partials(const mt_model *m, char *base)
-{
-    return (float *)(void *)(base + m->p.max_micro * 2 * stats_of_micro(&m->p));
-}
-
-float *mt_model_prob_sum(const mt_model *m, char *base)
-{
-    size_t bytes = mt_align_up((size_t)m->layout->cfg.moe.n_experts * sizeof(float), ALIGN);
-    return (float *)(void *)(base + m->stats_bytes - bytes);
-}
-
-static int fetch(mt_model *m, size_t first, size_t bytes, struct mt_err *err)
-{
-    return mt_device_copy(
-        m->dev, MT_STREAM_D2H,
-        &(struct mt_copy){m->stats_host + first, bytes, m->stats_dev + first, bytes, bytes, 1}, err);
-}
-
-int mt_model_fetch_stats(mt_model *m, size_t n_micro, bool with_gradients, struct mt_err *err)
-{
-    int rc = fetch(m, 0, n_micro * 2 * stats_of_micro(&m->p), err);
-    size_t partials = m->p.max_micro * 2 * stats_of_micro(&m->p);
-    if (!rc && with_gradients)
-        rc = fetch(m, partials, m->stats_bytes - partials, err);
-    return rc;
-}
-
-const float *mt_model_losses(const mt_model *m, size_t mb)
-{
-    return mt_model_stats_loss(m, m->stats_host, mb);
-}
-
-const int32_t *mt_model_correct(const mt_model *m, size_t mb)
-{
-    return mt_model_stats_correct(m, m->stats_host, mb);
-}
-
-const float *mt_model_partials(const mt_model *m, size_t tensor, size_t *n)
-{
-    *n = m->partials_at[tensor + 1] - m->partials_at[tensor];
-    return mt_model_stats_partials(m, m->stats_host) + m->partials_at[tensor];
 }

@@ -148,6 +148,9 @@ int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst
 
 /** Elements from a row of logits, or of their gradients, to the next: rows are 16-byte aligned. */
 size_t mt_model_logits_ld(const struct mt_layout *l);
+/** Bytes of a step's statistics; the partial squares of all tensors, at[i]: the first of tensor i (NULL: count alone). */
+size_t mt_model_stats_bytes(const struct mt_model_params *p);
+size_t mt_model_n_partials(const struct mt_layout *l, size_t *at);
 float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb);
 int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb);
 float *mt_model_stats_partials(const mt_model *m, char *base);

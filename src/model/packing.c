@@ -252,6 +252,12 @@ size_t mt_unit_landing(const struct mt_layout *l, size_t unit, enum mt_dtype dty
     return mt_align_up(MT_MAX(landing, all - MT_MIN(all, plane)), LANDING_ALIGN);
 }
 
+const struct mt_tensor *mt_unit_f32_tensor(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
+{
+    size_t t = l->units[unit].f32_tensor;
+    return dtype == MT_F32 || t == MT_NO_TENSOR ? NULL : &l->tensors[t];
+}
+
 size_t mt_unit_f32_at(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
 {
     return mt_align_up(mt_unit_landing(l, unit, dtype) + l->units[unit].n_in_planes[MT_RANGE_PACKED], LANDING_ALIGN);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "model/stored.h"
 
 void mt_peft_tensor_name(char name[MT_PEFT_NAME], const char *ours)
 {
@@ -25,11 +24,9 @@ static bool ends(const char *name, const char *suffix)
     return n > k && !strcmp(name + n - k, suffix);
 }
 
-bool mt_peft_wraps_parameter(const struct mt_layout *l, const struct mt_tensor *t)
+bool mt_peft_wraps_parameter(const struct mt_layout *l, const char *module)
 {
     static const char *const names[] = {".gate_proj", ".up_proj", ".down_proj", ".mlp.gate", ".mlp.router"};
-    char module[MT_TENSOR_NAME];
-    mt_stored_module(module, l, t);
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
         if (l->cfg.moe.n_experts && ends(module, names[i]))
             return true;

@@ -14,11 +14,11 @@ void mt_peft_tensor_name(char name[MT_PEFT_NAME], const char *ours);
 void mt_peft_whole_name(char name[MT_PEFT_NAME], const struct mt_family *f, const char *ours);
 
 /**
- * Must the matrix be listed in PEFT's target_parameters, not in target_modules? In a mixture of experts PEFT takes
- * names such as "gate_proj" to mean the experts' fused matrices, so the MLPs of dense layers and shared experts, which
- * have the same names, are listed there; and routers, if they are parameters in transformers, no linear modules. PEFT
- * does not support dropout and DoRA for these.
+ * Must the matrix of that module (mt_stored_module()) be listed in PEFT's target_parameters, not in target_modules? In a
+ * mixture of experts PEFT takes names such as "gate_proj" to mean the experts' fused matrices, so the MLPs of dense
+ * layers and shared experts, which have the same names, are listed there; and routers, if they are parameters in
+ * transformers, no linear modules. PEFT does not support dropout and DoRA for these.
  */
-bool mt_peft_wraps_parameter(const struct mt_layout *l, const struct mt_tensor *t);
+bool mt_peft_wraps_parameter(const struct mt_layout *l, const char *module);
 
 #endif

@@ -508,7 +508,9 @@ static bool is_expert(const struct mt_layout *l, const struct target *t)
 
 static bool is_wrapped(const struct mt_layout *l, const struct target *t)
 {
-    return t->whole || (!is_expert(l, t) && mt_peft_wraps_parameter(l, &l->tensors[t->t->tensor]));
+    char module[MT_TENSOR_NAME];
+    mt_stored_module(module, l, &l->tensors[t->t->tensor]);
+    return t->whole || (!is_expert(l, t) && mt_peft_wraps_parameter(l, module));
 }
 
 /* What follows the module's name in that of the parameter. */

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The statistics of a step on the device: losses and counts by micro-batch, partial squares of gradients, the sums of
+ * probabilities of routers. */
+#include "base/mem.h"
+#include "model/model_priv.h"
+#include "model/part.h"
+
+size_t mt_model_n_partials(const struct mt_layout *l, size_t *at)
+{
+    size_t n = 0;
+    for (size_t t = 0; t < l->n_tensors; t++) {
+        if (at)
+            at[t] = n;
+        n += mt_div_up(l->tensors[t].n, MT_SUMSQ_BLOCK);
+    }
+    if (at)
+        at[l->n_tensors] = n;
+    return n;
+}
+
+static size_t stats_of_micro(const struct mt_model_params *p)
+{
+    return mt_align_up(p->max_tokens * 4, MT_RECORD_ALIGN);
+}
+
+size_t mt_model_stats_bytes(const struct mt_model_params *p)
+{
+    size_t partials = mt_model_n_partials(p->layout, NULL) * 4, experts = (size_t)p->layout->cfg.moe.n_experts * 4;
+    return p->max_micro * 2 * stats_of_micro(p) + mt_align_up(partials, MT_RECORD_ALIGN) +
+           mt_align_up(experts, MT_RECORD_ALIGN);
+}
+
+float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb)
+{
+    return (float *)(void *)(base + mb * 2 * stats_of_micro(&m->p));
+}
+
+int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb)
+{
+    return (int32_t *)(void *)(base + (mb * 2 + 1) * stats_of_micro(&m->p));
+}
+
+float *mt_model_stats_partials(const mt_model *m, char *base)
+{
+    return (float *)(void *)(base + m->p.max_micro * 2 * stats_of_micro(&m->p));
+}
+
+float *mt_model_prob_sum(const mt_model *m, char *base)
+{
+    size_t bytes = mt_align_up((size_t)m->layout->cfg.moe.n_experts * sizeof(float), MT_RECORD_ALIGN);
+    return (float *)(void *)(base + m->stats_bytes - bytes);
+}
+
+static int fetch(mt_model *m, size_t first, size_t bytes, struct mt_err *err)
+{
+    return mt_device_copy(
+        m->dev, MT_STREAM_D2H,
+        &(struct mt_copy){m->stats_host + first, bytes, m->stats_dev + first, bytes, bytes, 1}, err);
+}
+
+int mt_model_fetch_stats(mt_model *m, size_t n_micro, bool with_gradients, struct mt_err *err)
+{
+    int rc = fetch(m, 0, n_micro * 2 * stats_of_micro(&m->p), err);
+    size_t partials = m->p.max_micro * 2 * stats_of_micro(&m->p);
+    if (!rc && with_gradients)
+        rc = fetch(m, partials, m->stats_bytes - partials, err);
+    return rc;
+}
+
+const float *mt_model_losses(const mt_model *m, size_t mb)
+{
+    return mt_model_stats_loss(m, m->stats_host, mb);
+}
+
+const int32_t *mt_model_correct(const mt_model *m, size_t mb)
+{
+    return mt_model_stats_correct(m, m->stats_host, mb);
+}
+
+const float *mt_model_partials(const mt_model *m, size_t tensor, size_t *n)
+{
+    *n = m->partials_at[tensor + 1] - m->partials_at[tensor];
+    return mt_model_stats_partials(m, m->stats_host) + m->partials_at[tensor];
+}
