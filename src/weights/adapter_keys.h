@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_WEIGHTS_ADAPTER_KEYS_H
+#define MT_WEIGHTS_ADAPTER_KEYS_H
+
+#include "config/config.h"
+#include "model/adapter.h"
+
+/**
+ * The adapters that the keys of [adapter] ask for, or those of the folder adapter.path. `resumed`: the folder of a
+ * checkpoint's adapters, which has the latter; NULL: none. {0} if adapter.kind = none. Refuses keys that the folder
+ * says, and patterns that are not NAME:VALUE (MT_ERR_USAGE, -EINVAL). The caller finishes *out, on failure too.
+ */
+int mt_adapters_by_config(struct mt_adapter_spec *out, const struct mt_config *c, const char *resumed,
+                          struct mt_err *err);
+
+#endif
