@@ -31,35 +31,41 @@ static double parse_amount(const char *text, double scale)
     return v > 0 ? v / scale : -1;
 }
 
-static int set_rates(struct mt_machine *m, const struct cli_args *args, const char *option, double scale,
-                     const enum mt_rate_id *id, const double *share, int n, struct mt_err *err)
+/* An option that sets rates of the machine to shares of its amount. */
+struct rate_option {
+    const char *name;
+    double scale; /* of the amount's number without a unit */
+    int n;
+    enum mt_rate_id id[4];
+    double share[4];
+};
+
+static int set_rates(struct mt_machine *m, const struct cli_args *args, const struct rate_option *o, struct mt_err *err)
 {
-    const char *text = cli_arg(args, option);
+    const char *text = cli_arg(args, o->name);
     if (!text)
         return 0;
-    double v = parse_amount(text, scale);
+    double v = parse_amount(text, o->scale);
     if (v < 0)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--%s: \"%s\" is not an amount such as %s", option, text,
-                       scale > 1e9 ? "24GiB" : "25GB/s");
-    for (int i = 0; i < n; i++)
-        m->rate[id[i]] = (struct mt_rate){v * share[i], MT_RATE_RATED};
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--%s: \"%s\" is not an amount such as %s", o->name, text,
+                       o->scale > 1e9 ? "24GiB" : "25GB/s");
+    for (int i = 0; i < o->n; i++)
+        m->rate[o->id[i]] = (struct mt_rate){v * o->share[i], MT_RATE_RATED};
     return 0;
 }
 
 /* Applies the options that change the machine. */
 static int apply_options(struct mt_machine *m, const struct cli_args *args, struct mt_err *err)
 {
-    static const double one[] = {1, 1, 1, 1}, link[] = {1, 1, 0.85, 0.85}, disk[] = {1, 0.7, 0.6, 0.4};
-    const enum mt_rate_id gpu[] = {MT_RATE_DEVICE_GIB}, host[] = {MT_RATE_HOST_GIB};
-    const enum mt_rate_id pcie[] = {MT_RATE_H2D, MT_RATE_D2H, MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH};
-    const enum mt_rate_id nvme[] = {MT_RATE_READ, MT_RATE_WRITE, MT_RATE_READ_BOTH, MT_RATE_WRITE_BOTH};
-    int rc = set_rates(m, args, "gpu-mem", 1073741824.0, gpu, one, 1, err);
-    if (!rc)
-        rc = set_rates(m, args, "host-mem", 1073741824.0, host, one, 1, err);
-    if (!rc)
-        rc = set_rates(m, args, "pcie", 1e9, pcie, link, 4, err);
-    if (!rc)
-        rc = set_rates(m, args, "nvme", 1e9, nvme, disk, 4, err);
+    static const struct rate_option options[] = {
+        {"gpu-mem", 1073741824.0, 1, {MT_RATE_DEVICE_GIB}, {1}},
+        {"host-mem", 1073741824.0, 1, {MT_RATE_HOST_GIB}, {1}},
+        {"pcie", 1e9, 4, {MT_RATE_H2D, MT_RATE_D2H, MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH}, {1, 1, 0.85, 0.85}},
+        {"nvme", 1e9, 4, {MT_RATE_READ, MT_RATE_WRITE, MT_RATE_READ_BOTH, MT_RATE_WRITE_BOTH}, {1, 0.7, 0.6, 0.4}},
+    };
+    int rc = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(options) && !rc; i++)
+        rc = set_rates(m, args, &options[i], err);
     if (!rc && cli_arg(args, "nvme") && !(m->rate[MT_RATE_DRIVES].value > 0))
         m->rate[MT_RATE_DRIVES] = (struct mt_rate){1, MT_RATE_RATED};
     const char *drives = cli_arg(args, "drives");

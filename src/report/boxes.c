@@ -112,25 +112,23 @@ void mt_chart_memory(struct mt_str *out, const char *title, const struct mt_bar 
     mt_svg_end(out);
 }
 
-void mt_chart_timeline(struct mt_str *out, const char *title, const char *const *groups, size_t n_groups,
-                       const char *const *lanes, size_t n_lanes, const struct mt_span *spans, size_t n,
-                       const char *const *legend, const int *legend_colour, size_t n_legend)
+void mt_chart_timeline(struct mt_str *out, const struct mt_timeline *t)
 {
     enum { WIDTH = 1000, LANE_H = 22, LEFT = 120, TOP = 52, GAP = 26, BOTTOM = 42 };
     double end = 0, lx = WIDTH - 16;
-    for (size_t i = 0; i < n; i++)
-        end = fmax(end, spans[i].end);
+    for (size_t i = 0; i < t->n; i++)
+        end = fmax(end, t->spans[i].end);
     struct mt_axis x = {.min = 0, .max = end > 0 ? end * 1e3 : 1, .from = LEFT, .to = WIDTH - 16};
-    int height = TOP + (int)(n_groups * (n_lanes * LANE_H + GAP)) + BOTTOM - GAP;
+    int height = TOP + (int)(t->n_groups * (t->n_lanes * LANE_H + GAP)) + BOTTOM - GAP;
     double ticks[24];
     char label[64];
-    mt_svg_begin(out, WIDTH, height, title);
-    for (size_t i = n_legend; i-- > 0;) {
-        lx -= 6.3 * (double)strlen(legend[i]) + 6;
-        mt_svg_text(out, lx, 20, "mt-note", "start", legend[i]);
+    mt_svg_begin(out, WIDTH, height, t->title);
+    for (size_t i = t->n_legend; i-- > 0;) {
+        lx -= 6.3 * (double)strlen(t->legend[i]) + 6;
+        mt_svg_text(out, lx, 20, "mt-note", "start", t->legend[i]);
         lx -= 14;
         mt_str_printf(out, "<rect class=\"f%d\" x=\"%.1f\" y=\"12\" width=\"10\" height=\"8\" rx=\"2\"/>\n",
-                      legend_colour[i] & 7, lx);
+                      t->legend_colour[i] & 7, lx);
         lx -= 8;
     }
     size_t n_ticks = mt_axis_ticks(&x, ticks, 24);
@@ -141,20 +139,20 @@ void mt_chart_timeline(struct mt_str *out, const char *title, const char *const 
         mt_svg_text(out, at, height - BOTTOM + 18, "mt-tick", "middle", mt_axis_label(label, sizeof(label), ticks[i]));
     }
     mt_svg_text(out, (x.from + x.to) / 2, height - 8, "mt-label", "middle", "milliseconds");
-    for (size_t g = 0; g < n_groups; g++) {
-        double top = TOP + (double)g * (double)(n_lanes * LANE_H + GAP);
-        mt_svg_text(out, 12, top - 4, "mt-label", "start", groups[g]);
-        for (size_t l = 0; l < n_lanes; l++)
-            mt_svg_text(out, LEFT - 8, top + ((double)l + 0.7) * LANE_H, "mt-tick", "end", lanes[l]);
+    for (size_t g = 0; g < t->n_groups; g++) {
+        double top = TOP + (double)g * (double)(t->n_lanes * LANE_H + GAP);
+        mt_svg_text(out, 12, top - 4, "mt-label", "start", t->groups[g]);
+        for (size_t l = 0; l < t->n_lanes; l++)
+            mt_svg_text(out, LEFT - 8, top + ((double)l + 0.7) * LANE_H, "mt-tick", "end", t->lanes[l]);
     }
-    for (size_t i = 0; i < n; i++) {
-        const struct mt_span *s = &spans[i];
+    for (size_t i = 0; i < t->n; i++) {
+        const struct mt_span *s = &t->spans[i];
         double a = mt_axis_at(&x, s->begin * 1e3), w = mt_axis_at(&x, s->end * 1e3) - a;
-        if (!(w >= 0.08) || s->lane < 0 || (size_t)s->lane >= n_lanes)
+        if (!(w >= 0.08) || s->lane < 0 || (size_t)s->lane >= t->n_lanes)
             continue; /* too narrow to see */
         mt_str_printf(out, "<rect class=\"f%d%s\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%d\"><title>",
                       s->colour & 7, w > 2 ? " mt-box" : "", a,
-                      TOP + (double)s->group * (double)(n_lanes * LANE_H + GAP) + s->lane * LANE_H + 2, w,
+                      TOP + (double)s->group * (double)(t->n_lanes * LANE_H + GAP) + s->lane * LANE_H + 2, w,
                       LANE_H - 4);
         mt_xml_escape(out, s->name);
         mt_str_printf(out, ": %.3f ms at %.3f</title></rect>\n", (s->end - s->begin) * 1e3, s->begin * 1e3);

@@ -235,12 +235,13 @@ void mt_chart_stack(struct mt_str *out, const struct mt_chart *c)
 }
 
 void mt_chart_scatter(struct mt_str *out, const char *title, const char *x_label, const char *y_label,
-                      const double *x, const double *y, const char *const *labels, size_t n)
+                      const struct mt_points *p)
 {
+    const double *x = p->x, *y = p->y;
     struct mt_axis ax = plot_x(), ay = plot_y(true);
     ax.log = true;
     ax.to = MT_CHART_LEFT + (MT_CHART_H - MT_CHART_BOTTOM - MT_CHART_TOP) * 2.0;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < p->n; i++)
         if (mt_axis_shows(&ax, x[i]) && mt_axis_shows(&ay, y[i])) {
             mt_axis_include(&ax, x[i]);
             mt_axis_include(&ax, y[i]);
@@ -251,12 +252,12 @@ void mt_chart_scatter(struct mt_str *out, const char *title, const char *x_label
     mt_svg_begin(out, MT_CHART_W, MT_CHART_H, title);
     mt_svg_frame(out, &ax, &ay, x_label, y_label);
     mt_str_printf(out, "<path class=\"mt-mark\" d=\"M%.1f %.1fL%.1f %.1f\"/>\n", ax.from, ay.from, ax.to, ay.to);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < p->n; i++) {
         if (!mt_axis_shows(&ax, x[i]) || !mt_axis_shows(&ay, y[i]))
             continue;
         mt_str_printf(out, "<circle class=\"f0\" cx=\"%.1f\" cy=\"%.1f\" r=\"4\" opacity=\".75\"><title>",
                       mt_axis_at(&ax, x[i]), mt_axis_at(&ay, y[i]));
-        mt_xml_escape(out, labels[i]);
+        mt_xml_escape(out, p->labels[i]);
         mt_str_printf(out, ": %.4g against %.4g (%.2f)</title></circle>\n", y[i], x[i], y[i] / x[i]);
     }
     mt_svg_end(out);

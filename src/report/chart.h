@@ -37,8 +37,13 @@ void mt_chart_lines(struct mt_str *out, const struct mt_chart *c);
 void mt_chart_stack(struct mt_str *out, const struct mt_chart *c);
 
 /** Points, and the line on which both are equal; both axes logarithmic. labels[i] is shown on hovering. */
+struct mt_points {
+    const double *x, *y;
+    const char *const *labels;
+    size_t n;
+};
 void mt_chart_scatter(struct mt_str *out, const char *title, const char *x_label, const char *y_label,
-                      const double *x, const double *y, const char *const *labels, size_t n);
+                      const struct mt_points *p);
 
 struct mt_cell {
     double value;     /* NaN: none */
@@ -72,9 +77,15 @@ struct mt_span {
     const char *name;
 };
 /** A step's time line: groups of lanes, one above the other, on one time scale. */
-void mt_chart_timeline(struct mt_str *out, const char *title, const char *const *groups, size_t n_groups,
-                       const char *const *lanes, size_t n_lanes, const struct mt_span *spans, size_t n,
-                       const char *const *legend, const int *legend_colour, size_t n_legend);
+struct mt_timeline {
+    const char *title;
+    const char *const *groups, *const *lanes, *const *legend;
+    size_t n_groups, n_lanes, n_legend;
+    const int *legend_colour; /* [n_legend] */
+    const struct mt_span *spans;
+    size_t n;
+};
+void mt_chart_timeline(struct mt_str *out, const struct mt_timeline *t);
 
 void mt_xml_escape(struct mt_str *out, const char *text);
 

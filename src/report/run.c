@@ -191,17 +191,23 @@ static int add_loss(struct mt_report *r, const char *section, const struct mt_ru
     return rc;
 }
 
-static int add_column(struct mt_report *r, const char *section, const char *name, const char *title,
-                      const char *unit, int col, bool log, const struct mt_run_data *runs, size_t n,
-                      struct mt_err *err)
+/* A column of metrics.jsonl over steps. */
+struct column {
+    const char *name, *title, *unit;
+    int col;
+    bool log;
+};
+
+static int add_column(struct mt_report *r, const char *section, const struct column *of, const struct mt_run_data *runs,
+                      size_t n, struct mt_err *err)
 {
     struct mt_series s[MAX_RUNS] = {{0}};
     for (size_t i = 0; i < n; i++)
         s[i] = (struct mt_series){.name = n > 1 ? runs[i].name : NULL, .x = runs[i].col[MT_COL_STEP],
-                                  .y = runs[i].col[col], .n = runs[i].n, .colour = (int)i * 2};
-    struct mt_chart c = {.title = title, .x_label = "step", .y_label = unit, .log_y = log, .zero = !log,
+                                  .y = runs[i].col[of->col], .n = runs[i].n, .colour = (int)i * 2};
+    struct mt_chart c = {.title = of->title, .x_label = "step", .y_label = of->unit, .log_y = of->log, .zero = !of->log,
                          .series = s, .n_series = n};
-    return add_lines(r, section, name, &c, err);
+    return add_lines(r, section, of->name, &c, err);
 }
 
 static double number(const cJSON *o, const char *key)
@@ -352,8 +358,10 @@ static int add_timeline(struct mt_report *r, const struct mt_run_data *d, struct
         spans[n++] = s;
     }
     struct mt_str s = {0};
-    mt_chart_timeline(&s, "Time line of one step", groups, groups_seen, lanes, n_lanes, spans, n, kinds,
-                      kind_colours, MT_ARRAY_LEN(kinds));
+    mt_chart_timeline(&s, &(struct mt_timeline){.title = "Time line of one step", .groups = groups,
+                                                .n_groups = groups_seen, .lanes = lanes, .n_lanes = n_lanes,
+                                                .spans = spans, .n = n, .legend = kinds,
+                                                .legend_colour = kind_colours, .n_legend = MT_ARRAY_LEN(kinds)});
     free(spans);
     return mt_report_add(r, d->name, "timeline", &s, err);
 }
@@ -387,18 +395,18 @@ static int add_alone(struct mt_report *r, const struct mt_run_data *d, struct mt
 
 int mt_report_runs(struct mt_report *r, const struct mt_run_data *runs, size_t n, struct mt_err *err)
 {
+    static const struct column columns[] = {
+        {"learning-rate", "Learning rate", "rate", MT_COL_LR, false},
+        {"gradient-norm", "Gradient norm before clipping", "norm", MT_COL_GRAD_NORM, true},
+        {"speed", "Speed", "tokens a second", MT_COL_TOK_S, false},
+    };
     const char *section = n > 1 ? "All runs" : runs[0].name;
     n = MT_MIN(n, (size_t)MAX_RUNS);
     int rc = add_loss(r, section, runs, n, MT_COL_STEP, err);
     if (!rc)
         rc = add_loss(r, section, runs, n, MT_COL_TOKENS, err);
-    if (!rc)
-        rc = add_column(r, section, "learning-rate", "Learning rate", "rate", MT_COL_LR, false, runs, n, err);
-    if (!rc)
-        rc = add_column(r, section, "gradient-norm", "Gradient norm before clipping", "norm", MT_COL_GRAD_NORM,
-                        true, runs, n, err);
-    if (!rc)
-        rc = add_column(r, section, "speed", "Speed", "tokens a second", MT_COL_TOK_S, false, runs, n, err);
+    for (size_t i = 0; i < MT_ARRAY_LEN(columns) && !rc; i++)
+        rc = add_column(r, section, &columns[i], runs, n, err);
     for (size_t i = 0; i < n && !rc; i++)
         rc = add_alone(r, &runs[i], err);
     return rc;

@@ -148,7 +148,8 @@ static int add_scatter(struct mt_report *r, const char *section, const cJSON *ta
     snprintf(title, sizeof(title), "Predicted and measured: median error %.1f%%, worst %.1f%%",
              100 * number(table, "median_error"), 100 * number(table, "worst_error"));
     if (!rc && n) {
-        mt_chart_scatter(&s, title, "predicted seconds a step", "measured seconds a step", x, y, labels, n);
+        mt_chart_scatter(&s, title, "predicted seconds a step", "measured seconds a step",
+                         &(struct mt_points){x, y, labels, n});
         rc = mt_report_add(r, section, "predicted-measured", &s, err);
     }
     free(x);
