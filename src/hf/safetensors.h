@@ -62,9 +62,14 @@ int mt_st_parse_header(struct mt_st_tensor **tensors, size_t *n, const char *hea
 /** Reads elements [first, first + n) as f32 (BF16, F16, F32, F64 only). */
 int mt_st_read_f32(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n,
                    float *dst, struct mt_err *err);
-/** The same; if `see` is not NULL, it receives the raw bytes as they are read, in order. */
+/** What receives the raw bytes as they are read, in order. */
+struct mt_st_witness {
+    void (*see)(void *ctx, const void *raw, size_t bytes);
+    void *ctx;
+};
+/** The same; `by` sees the raw bytes, NULL: nobody does. */
 int mt_st_read_f32_seen(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n, float *dst,
-                        void (*see)(void *ctx, const void *raw, size_t bytes), void *ctx, struct mt_err *err);
+                        const struct mt_st_witness *by, struct mt_err *err);
 /** Reads raw bytes [first, first + n) of the tensor. */
 int mt_st_read_raw(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n,
                    void *dst, struct mt_err *err);

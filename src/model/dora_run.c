@@ -48,24 +48,29 @@ static struct dora_scratch scratch_of(const mt_model *m)
     return s;
 }
 
-/* d = x A^T of n rows of [n, in], in f32. */
-static int times_a(mt_model *m, const struct mt_adapter *ad, const struct mt_adapter_target *t, const void *w,
-                   const void *x, size_t n, float *d, struct mt_err *err)
+/* d = x A^T of n rows of x [n, in] and of A [rank, in], in f32. */
+struct times_a {
+    size_t n, rank, in;
+    const void *x, *a;
+    float *d;
+};
+
+static int times_a(mt_model *m, const struct times_a *p, struct mt_err *err)
 {
     return mt_op_gemm(m->dev,
                       &(struct mt_gemm){
-                          .m = n,
-                          .n = t->rank,
-                          .k = ad->in,
+                          .m = p->n,
+                          .n = p->rank,
+                          .k = p->in,
                           .dtype = m->dt,
                           .d_dtype = MT_F32,
                           .trans_b = true,
-                          .a = x,
-                          .lda = ad->in,
-                          .b = mt_adapter_elem(m, w, ad->a, t->row * ad->in),
-                          .ldb = ad->in,
-                          .d = d,
-                          .ldd = t->rank,
+                          .a = p->x,
+                          .lda = p->in,
+                          .b = p->a,
+                          .ldb = p->in,
+                          .d = p->d,
+                          .ldd = p->rank,
                       },
                       err);
 }
@@ -81,9 +86,10 @@ static int scale_of(mt_model *m, const struct mt_dora_run *a, const struct mt_ad
 {
     const struct mt_adapter *ad = mt_running_adapter(m, a->p.adapter);
     const void *w = mt_elem(m, a->w, a->p.at + t->col * ad->in);
-    int rc = times_a(m, ad, t, a->w, w, t->out, s->wa, err);
+    const void *factor = mt_adapter_elem(m, a->w, ad->a, t->row * ad->in);
+    int rc = times_a(m, &(struct times_a){t->out, t->rank, ad->in, w, factor, s->wa}, err);
     if (!rc)
-        rc = times_a(m, ad, t, a->w, mt_adapter_elem(m, a->w, ad->a, t->row * ad->in), t->rank, s->gram, err);
+        rc = times_a(m, &(struct times_a){t->rank, t->rank, ad->in, factor, factor, s->gram}, err);
     return rc ? rc : mt_op_dora_scale(m->dev,
                                       &(struct mt_dora_scale){
                                           .n = t->out,

@@ -72,10 +72,9 @@ size_t mt_packing_lay_out(struct mt_layout *l, struct mt_unit *u)
 }
 
 static struct mt_packed_piece make_piece(const struct mt_tensor *t, const char *suffix, enum mt_st_dtype dtype,
-                                         size_t at, int n_dims, size_t a, size_t b, size_t c)
+                                         size_t at, int n_dims, const size_t *dims)
 {
     struct mt_packed_piece p = {.dtype = dtype, .n_dims = n_dims, .at = at};
-    const size_t dims[] = {a, b, c};
     p.bytes = mt_st_dtype_size(dtype);
     for (int i = 0; i < n_dims; i++) {
         p.shape[i] = (int64_t)dims[i];
@@ -92,23 +91,24 @@ int mt_packed_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct m
     int n = 0;
     switch (t->packed) {
     case MT_PACKED_FP8:
-        piece[n++] = make_piece(t, "", MT_ST_F8_E4M3, p.codes, 2, rows, cols, 0);
-        piece[n++] = make_piece(t, "_scale_inv", MT_ST_F32, p.scales, 2, mt_div_up(rows, MT_FP8_BLOCK),
-                                mt_div_up(cols, MT_FP8_BLOCK), 0);
+        piece[n++] = make_piece(t, "", MT_ST_F8_E4M3, p.codes, 2, (size_t[]){rows, cols});
+        piece[n++] = make_piece(t, "_scale_inv", MT_ST_F32, p.scales, 2,
+                                (size_t[]){mt_div_up(rows, MT_FP8_BLOCK), mt_div_up(cols, MT_FP8_BLOCK)});
         break;
     case MT_PACKED_MXFP4:
-        piece[n++] = make_piece(t, "_blocks", MT_ST_U8, p.codes, 3, rows, cols / MT_MXFP4_BLOCK, MT_MXFP4_BLOCK / 2);
-        piece[n++] = make_piece(t, "_scales", MT_ST_U8, p.scales, 2, rows, cols / MT_MXFP4_BLOCK, 0);
+        piece[n++] = make_piece(t, "_blocks", MT_ST_U8, p.codes, 3,
+                                (size_t[]){rows, cols / MT_MXFP4_BLOCK, MT_MXFP4_BLOCK / 2});
+        piece[n++] = make_piece(t, "_scales", MT_ST_U8, p.scales, 2, (size_t[]){rows, cols / MT_MXFP4_BLOCK});
         break;
     default:
-        piece[n++] = make_piece(t, "", MT_ST_U8, p.codes, 2, p.code_bytes, 1, 0);
-        piece[n++] = make_piece(t, ".absmax", t->nested ? MT_ST_U8 : MT_ST_F32, p.scales, 1, p.n_scales, 0, 0);
+        piece[n++] = make_piece(t, "", MT_ST_U8, p.codes, 2, (size_t[]){p.code_bytes, 1});
+        piece[n++] = make_piece(t, ".absmax", t->nested ? MT_ST_U8 : MT_ST_F32, p.scales, 1, (size_t[]){p.n_scales});
         if (t->nested) {
-            piece[n++] = make_piece(t, ".nested_absmax", MT_ST_F32, p.nested, 1, p.n_nested, 0, 0);
-            piece[n++] = make_piece(t, ".nested_quant_map", MT_ST_F32, p.map, 1, 256, 0, 0);
+            piece[n++] = make_piece(t, ".nested_absmax", MT_ST_F32, p.nested, 1, (size_t[]){p.n_nested});
+            piece[n++] = make_piece(t, ".nested_quant_map", MT_ST_F32, p.map, 1, (size_t[]){256});
         }
-        piece[n++] = make_piece(t, ".quant_map", MT_ST_F32, p.values, 1, 16, 0, 0);
-        piece[n++] = make_piece(t, ".quant_state.bitsandbytes__nf4", MT_ST_U8, p.note, 1, t->note_bytes, 0, 0);
+        piece[n++] = make_piece(t, ".quant_map", MT_ST_F32, p.values, 1, (size_t[]){16});
+        piece[n++] = make_piece(t, ".quant_state.bitsandbytes__nf4", MT_ST_U8, p.note, 1, (size_t[]){t->note_bytes});
     }
     return n;
 }

@@ -357,7 +357,8 @@ static void add_to_sum(void *ctx, const void *raw, size_t bytes)
 static int read_summed(struct mt_stored_reader *r, const struct mt_st_tensor *src, size_t first, size_t n, float *dst,
                        struct mt_err *err)
 {
-    return mt_st_read_f32_seen(r->st, src, first, n, dst, r->summer ? add_to_sum : NULL, r->summer, err);
+    return mt_st_read_f32_seen(r->st, src, first, n, dst,
+                               r->summer ? &(struct mt_st_witness){add_to_sum, r->summer} : NULL, err);
 }
 
 static int load_share(struct mt_stored_reader *r, const struct mt_st_tensor *src, const struct mt_tensor *t,

@@ -462,10 +462,19 @@ static int open_window(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_
     return 0;
 }
 
-/* Copies bytes [at, at + left). */
-static int copy_plane(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t at, size_t left, char *dst,
-                      const char *src, struct mt_err *err)
+/* Bytes [at, at + bytes) of a plane, to dst or from src: the other is NULL. */
+struct plane_copy {
+    size_t at, bytes;
+    char *dst;
+    const char *src;
+};
+
+static int copy_plane(mt_plane_set *s, size_t unit, enum mt_plane_kind k, const struct plane_copy *c,
+                      struct mt_err *err)
 {
+    size_t at = c->at, left = c->bytes;
+    char *dst = c->dst;
+    const char *src = c->src;
     char *host = mt_plane(s, unit, k);
     int rc = 0;
     if (!host && s->disk_at[unit][k] == UINT64_MAX)
@@ -502,26 +511,28 @@ int mt_planes_read(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t fi
                    void *dst, struct mt_err *err)
 {
     size_t at = mt_plane_desc_bytes(&s->desc[k], first);
-    return copy_plane(s, unit, k, at, mt_plane_desc_bytes(&s->desc[k], first + n) - at, dst, NULL, err);
+    struct plane_copy c = {at, mt_plane_desc_bytes(&s->desc[k], first + n) - at, dst, NULL};
+    return copy_plane(s, unit, k, &c, err);
 }
 
 int mt_planes_write(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n,
                     const void *src, struct mt_err *err)
 {
     size_t at = mt_plane_desc_bytes(&s->desc[k], first);
-    return copy_plane(s, unit, k, at, mt_plane_desc_bytes(&s->desc[k], first + n) - at, NULL, src, err);
+    struct plane_copy c = {at, mt_plane_desc_bytes(&s->desc[k], first + n) - at, NULL, src};
+    return copy_plane(s, unit, k, &c, err);
 }
 
 int mt_planes_read_bytes(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n, void *dst,
                          struct mt_err *err)
 {
-    return copy_plane(s, unit, k, first, n, dst, NULL, err);
+    return copy_plane(s, unit, k, &(struct plane_copy){first, n, dst, NULL}, err);
 }
 
 int mt_planes_write_bytes(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n, const void *src,
                           struct mt_err *err)
 {
-    return copy_plane(s, unit, k, first, n, NULL, src, err);
+    return copy_plane(s, unit, k, &(struct plane_copy){first, n, NULL, src}, err);
 }
 
 int mt_planes_settle(mt_plane_set *s, struct mt_err *err)

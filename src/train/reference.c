@@ -55,14 +55,13 @@ static size_t most_docs(const struct mt_step_data *data)
 }
 
 /* A step of an epoch on which some answers are new; later epochs have few of them or none. */
-static int run_step(struct mt_session *s, size_t learner, mt_sampler *sampler, uint64_t step, struct mt_step_data *data,
-                    double *doc_loss, double *of, struct mt_err *err)
+static int run_step(struct mt_session *s, size_t learner, struct mt_step_data *data, double *doc_loss, double *of,
+                    struct mt_err *err)
 {
     struct mt_eval_result sum = {.doc_loss = doc_loss};
-    int rc = mt_sampler_fill(sampler, step, data, err);
-    if (rc || !count_unknown(data, of))
-        return rc;
-    rc = mt_engine_eval(s->engine, (int)learner, data, &sum, err);
+    if (!count_unknown(data, of))
+        return 0;
+    int rc = mt_engine_eval(s->engine, (int)learner, data, &sum, err);
     if (!rc)
         take(data, doc_loss, of);
     return rc;
@@ -83,7 +82,9 @@ static int fill(struct mt_session *s, size_t learner, mt_sampler *sampler, uint6
         rc = mt_fail_nomem(err, "log-probabilities of the reference", most_docs(&data) * sizeof(*doc_loss));
     int64_t t0 = mt_now_ns(), said = t0;
     for (uint64_t i = 0; i < steps && !rc && !(whole && i == epoch); i++) {
-        rc = run_step(s, learner, sampler, i, &data, doc_loss, of, err);
+        rc = mt_sampler_fill(sampler, i, &data, err);
+        if (!rc)
+            rc = run_step(s, learner, &data, doc_loss, of, err);
         double part = (double)(i + 1) / (double)MT_MIN(steps, epoch), spent = (double)(mt_now_ns() - t0) * 1e-9;
         if (mt_now_ns() - said > 10000000000 && part < 1) {
             mt_info("log-probabilities of the reference: %.0f%%, %.0f s left", 100 * part, spent / part - spent);
