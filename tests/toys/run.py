@@ -49,10 +49,20 @@ def run(cmd, cwd, env=None, keep=False):
     return p.returncode, p.stdout
 
 
+def sources(root):
+    """The files that git tracks, or would; of an unpacked archive all, but no build's."""
+    if os.path.exists(os.path.join(root, ".git")):
+        _, names = run(["git", "-c", "safe.directory=*", "ls-files", "-z", "-co", "--exclude-standard"], root)
+        return list(filter(None, names.split("\0")))
+    names = []
+    for folder, below, files in os.walk(root):
+        below[:] = [name for name in below if not os.path.exists(os.path.join(folder, name, "build.ninja"))]
+        names += [os.path.relpath(os.path.join(folder, name), root) for name in files]
+    return names
+
+
 def copy(root, tree):
-    """The files that git tracks, or would."""
-    _, names = run(["git", "-c", "safe.directory=*", "ls-files", "-z", "-co", "--exclude-standard"], root)
-    for name in filter(None, names.split("\0")):
+    for name in sources(root):
         source, target = os.path.join(root, name), os.path.join(tree, name)
         if os.path.isfile(source): # tracked, and perhaps deleted
             os.makedirs(os.path.dirname(target), exist_ok=True)
