@@ -46,8 +46,8 @@ FAULTS = [
     ("a wait for too few copies", ATTENTION, r"cp\.async\.wait_group 1;", "cp.async.wait_group 2;", 1,
      ["is the target of a copy of thread", "not been waited for"], {}),
     ("no barrier behind a tile", ATTENTION, r"bar\.sync \t?0;", "", 2, ["race: shared byte", "is written, and read by thread"], {}),
-    ("a tile that is not swizzled", PRODUCT, r"xor\.b32 +(\t%r\d+, %r\d+), %r\d+;", r"xor.b32 \1, 0;", 0, ["bank conflict"],
-     {"MT_PTX_BANKS": "product"}),
+    ("columns of one bank", FOLD, r", 132, ", ", 128, ", 0, ["bank conflict: lanes 0 to 31 take 32 wavefronts"],
+     {"MT_PTX_BANKS": "fold_columns"}),
     ("a register of which half is unset", FOLD, r"mov\.f32 \t(%f\d+), 0f00000000;",
      r".reg .b64 %half; .reg .b32 %none; mov.b64 %half, {%r1, %none}; cvt.u32.u64 %none, %half; mov.b32 \1, %none; "
      r"add.s64 %half, %half, 1; mov.f32 \1, 0f00000000;", 1, ["register %half is read and was never written"], {}),
@@ -131,7 +131,7 @@ def main():
         for where in FOLD, GLU, ROWS, PRODUCT, ATTENTION:
             with open(os.path.join(BUILD, where[0] + "-80.ptx")) as f:
                 whole[where[1]] = kernel_alone(f.read(), where[1])
-        clean = [("without a fault", w, "", "", 0, [], {**GLOBAL, "MT_PTX_BANKS": ""}) for w in (FOLD, ATTENTION)]
+        clean = [("without a fault", w, "", "", 0, [], {**GLOBAL, "MT_PTX_BANKS": w[1]}) for w in (FOLD, ATTENTION)]
         for name, where, pattern, by, n, words, env in clean + FAULTS:
             print(f"{name} ({where[1]})", flush=True)
             text = whole[where[1]]
