@@ -2,7 +2,7 @@
 /*
  * The steps between the matrix products of tiled attention (softmax.h). A block handles one row of one head.
  *   softmax      p = exp(s - max) / sum, lse = max + log(sum)
- *   softmax_bwd  p = exp(s - lse), ds = p (dp - rowsum(d_o o))
+ *   softmax_bwd  p = exp(s - lse), ds = p (dp - rowsum(d_o o)); where a row has one key, that sum is p dp
  * With a cap, s is first replaced by cap tanh(s / cap), and ds multiplied by 1 - tanh(s / cap)^2.
  * Forward reads a score three times (twice from cache) and writes p: 4 + 4 bytes in f32, 4 + 2 in bf16.
  * Backward reads s and dp and writes p and ds: 8 + 8 or 8 + 4.
@@ -120,6 +120,7 @@ static __global__ void __launch_bounds__(256) softmax_bwd_rows(mt_cuda_scores t)
                           static_cast<const T *>(t.d_o.p) + blockIdx.x * t.d_o.ld + blockIdx.y * t.d_o.stride, t.o.dim);
     delta = block_sum(delta, of_delta);
     float lse = t.lse[r.lse];
+    bool lone = t.window == 1 || t.q0 + blockIdx.x == 0;
     const float *s = t.s + r.at, *dp = t.dp + r.at;
     T *p = static_cast<T *>(t.p) + r.at, *ds = static_cast<T *>(t.ds) + r.at;
     for (size_t c = threadIdx.x * COLUMNS; c < t.n_keys;
@@ -131,7 +132,7 @@ static __global__ void __launch_bounds__(256) softmax_bwd_rows(mt_cuda_scores t)
             bool seen = c + k >= r.from && c + k < r.to;
             float score = cap(x[k]);
             x[k] = seen ? exp_of(score - lse) : 0.0f;
-            g[k] = seen ? x[k] * (g[k] - delta) : 0.0f;
+            g[k] = seen ? x[k] * (g[k] - (lone ? x[k] * g[k] : delta)) : 0.0f;
             if (CAP)
                 g[k] = seen ? g[k] * cap.slope(score) : 0.0f;
         }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loss = lse - logit[target]; dlogits = (softmax - onehot) scale, the same for all rows or one for each. A block
+ * loss = log(sum of e^(x - max)) - (logit[target] - max), since log-sum-exp would be rounded as the logits are;
+ * dlogits = (softmax - onehot) scale, the same for all rows or one for each. A block
  * handles a row: one pass for the maximum and the sum of exponentials together (Milakov and Gimelshein 2018, alg.
  * 3), one for the gradient. The first pass goes from the end to the beginning, so that the second finds the
  * beginning in the cache. Bytes moved per element: 4 + 4 and the width of dlogits; an ignored row is only cleared.
@@ -117,8 +118,9 @@ static __device__ __forceinline__ void store_piece(T *p, int left, bool vector, 
 
 template <typename T, bool VECTOR>
 static __device__ void gradient_row(const float *row, T *out, int vocab, bool vector_out, int target,
-                                    float lse, float scale, float cap)
+                                    soft_sum s, float scale, float cap)
 {
+    const float share = scale / s.sum;
     for (int piece = 0; piece <= (vocab - 1) / PIECE; piece++) {
         float x[UNROLL][4];
         int at = piece * PIECE + static_cast<int>(threadIdx.x) * 4;
@@ -126,7 +128,7 @@ static __device__ void gradient_row(const float *row, T *out, int vocab, bool ve
         MT_UNROLL(UNROLL)
         for (int u = 0; u < UNROLL; u++)
             for (int k = 0; k < 4; k++) {
-                float y = exp_of(x[u][k] - lse) * scale;
+                float y = exp_of(x[u][k] - s.max) * share;
                 y = u * STEP + k == target - at ? y - scale : y;
                 x[u][k] = cap > 0 ? y * (1.0f - (x[u][k] / cap) * (x[u][k] / cap)) : y;
             }
@@ -162,14 +164,13 @@ static __global__ void __launch_bounds__(THREADS, 2) cross_entropy(struct mt_cro
     float target_logit = logits[target];
     bool beaten;
     soft_sum s = sum_row<VECTOR>(logits, vocab, target, target_logit, &beaten);
-    float lse = s.max + logf(s.sum);
     if (threadIdx.x == 0) {
-        a.loss[row] = lse - target_logit;
+        a.loss[row] = logf(s.sum) - (target_logit - s.max);
         if (a.correct)
             a.correct[row] = !beaten;
     }
     if (out)
-        gradient_row<T, VECTOR>(logits, out, vocab, vector_out, target, lse,
+        gradient_row<T, VECTOR>(logits, out, vocab, vector_out, target, s,
                                 a.row_scale ? a.row_scale[row] : a.scale, a.cap);
 }
 

@@ -213,6 +213,34 @@ static void cross_entropy_matches(struct harness *h)
     }
 }
 
+/* Logits of 60 to 72, of which the target's alone is large: losses of about 1%, whose errors must not be those of 72. */
+static void sure_tokens_are_exact(struct harness *h)
+{
+    enum { N = 6, V = 4099 };
+    double *x = scratch(h, (size_t)N * V), *want = scratch(h, (size_t)N * V), want_loss[N];
+    int32_t t[N];
+    for (size_t i = 0; i < N; i++) {
+        t[i] = (int32_t)(i * 677);
+        double rest = 0;
+        for (size_t k = 0; k < V; k++) {
+            x[i * V + k] = (double)(float)(58.5 + 0.37 * (double)((k + i) % 3));
+            rest += k == (size_t)t[i] ? 0 : exp(x[i * V + k] - 72.3125);
+        }
+        x[i * V + (size_t)t[i]] = 72.3125;
+        want_loss[i] = log1p(rest);
+        for (size_t k = 0; k < V; k++)
+            want[i * V + k] = (k == (size_t)t[i] ? -rest : exp(x[i * V + k] - 72.3125)) / (1 + rest);
+    }
+    struct dbuf *logits = buf_values(h, MT_F32, (size_t)N * V, x), *loss = buf_nan(h, MT_F32, N);
+    struct dbuf *d = buf_nan(h, h->dtype, (size_t)N * V);
+    RUN(h, mt_op_cross_entropy,
+        &(struct mt_cross_entropy){.n = N, .vocab = V, .ld = V, .dtype = h->dtype, .logits = logits->p, .scale = 1,
+                                   .targets = buf_ints(h, t, N)->p, .loss = loss->p, .dlogits = d->p, .ld_dlogits = V});
+    /* each of 1 + 1.5e-6 + ... is rounded to 2^-23, in one of 16 lanes; of log-sum-exp, all would be to 2^-17 */
+    expect_close(h, "loss", buf_get(h, loss), want_loss, N, 1e-4);
+    expect_close(h, "dlogits", buf_get(h, d), want, (size_t)N * V, tolerance(h, 1e-4, 3e-3));
+}
+
 static void rows_of_different_weight_match(struct harness *h)
 {
     loss_case(h, 9, 5003, 0, true);
@@ -281,6 +309,7 @@ const struct device_test loss_tests[] = {
     {"gated_units_match", gated_units_match},
     {"gated_units_survive_large_inputs", gated_units_survive_large_inputs},
     {"cross_entropy_matches", cross_entropy_matches},
+    {"sure_tokens_are_exact", sure_tokens_are_exact},
     {"rows_of_different_weight_match", rows_of_different_weight_match},
     {"the_host_is_called_in_the_stream_s_order", the_host_is_called_in_the_stream_s_order},
     {"capped_logits_match", capped_logits_match},

@@ -7,6 +7,9 @@
  *   backward  P = exp(S - lse), dV += P^T dO, dP = dO V^T, dS = P (dP - rowsum(dO O)),
  *             dQ = scale dS K, dK += dS^T (scale Q)
  *
+ * Where a query has one key, O = P V, and rowsum(dO O) is taken as P dP: without a sink P is 1, and dS is 0 to the bit,
+ * not the difference of two sums in another order, of which Adam would make whole updates.
+ *
  * With a cap, scores are c = cap tanh(S / cap), and dS is multiplied by the slope 1 - (c / cap)^2.
  *
  * Scores are kept transposed, a few queries side by side for each key: the product kernels write them in the strips
@@ -279,6 +282,18 @@ void mt_cpu_run_attention(struct mt_cpu_device *d, const struct mt_attention *a)
     mt_pool_run(d->pool, forward_chunk, &j, tiles * a->k.n);
 }
 
+/* The row sums of queries that have one key, their own: see above. p and dp begin at the strip's first key. */
+static void set_lone(const struct mt_attention *a, const struct strip *c, const float *p, const float *dp, float *delta,
+                     size_t nr)
+{
+    size_t n = a->window == 1 ? c->n : c->q == 0;
+    for (size_t j = 0; j < n; j++) {
+        size_t key = c->q + j;
+        if (key >= c->from && key < c->to)
+            delta[j] = p[(key - c->from) * BLOCK + j] * dp[(key - c->from) * nr + j];
+    }
+}
+
 /* P and dS of a strip of queries with the keys from `key` on; adds their share to dQ, which `first` overwrites. `at` is
  * the strip's first row in the block. */
 static void backward_strip(const struct mt_attention *a, const struct strip *c, bool first, size_t key, size_t at,
@@ -293,6 +308,7 @@ static void backward_strip(const struct mt_attention *a, const struct strip *c, 
         mt_cpu_cap_columns_slope(p, r->slope + place, BLOCK, a->cap, n_keys, nr);
     hide(a, c, to, nr, p, BLOCK);
     mt_cpu_exp_columns(p, BLOCK, r->lse + at, n_keys, nr);
+    set_lone(a, c, p, dp, r->delta + at, nr);
     mt_cpu_score_gradient(r->ds + place, dp, p, BLOCK, r->delta + at, n_keys, nr);
     if (a->cap > 0)
         mt_cpu_multiply_columns(r->ds + place, dp, r->slope + place, BLOCK, n_keys, nr);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A row at a time: maximum, sum of exponentials in fixed lanes, loss, then the gradient in place of the logits.
+ * A row at a time: maximum, sum of exponentials in fixed lanes, loss, then the gradient in place of the logits. The
+ * maximum is taken off first: log-sum-exp would be rounded as the logits are, and so would the loss of a sure token.
  * In bf16 the gradient row is half as long as the logits row that it overwrites; with rising addresses, each
  * piece is read before it is overwritten.
  */
@@ -46,7 +47,7 @@ MT_HOT static void cap_backward(float *restrict dx, const float *restrict x, flo
         dx[i] *= 1.0f - (x[i] / cap) * (x[i] / cap);
 }
 
-static void gradient_row(const struct mt_cross_entropy *a, size_t row, float lse)
+static void gradient_row(const struct mt_cross_entropy *a, size_t row, float max, float sum)
 {
     const float *x = a->logits + row * a->ld;
     int32_t target = a->targets[row];
@@ -60,7 +61,7 @@ static void gradient_row(const struct mt_cross_entropy *a, size_t row, float lse
             for (size_t i = 0; i < n; i++)
                 y[i] = 0;
         else
-            softmax_piece(y, x + c, lse, scale, n);
+            softmax_piece(y, x + c, max, scale / sum, n);
         if (target >= 0 && (size_t)target >= c && (size_t)target < c + n)
             y[(size_t)target - c] -= scale;
         if (a->cap > 0)
@@ -73,13 +74,13 @@ static void loss_row(const struct mt_cross_entropy *a, size_t row)
 {
     const float *x = a->logits + row * a->ld;
     float max = mt_cpu_max(x, a->vocab);
-    float lse = max + logf(exp_sum(x, max, a->vocab));
+    float sum = exp_sum(x, max, a->vocab);
     int32_t target = a->targets[row];
-    a->loss[row] = target < 0 ? 0 : lse - x[target];
+    a->loss[row] = target < 0 ? 0 : logf(sum) - (x[target] - max);
     if (a->correct)
         a->correct[row] = target >= 0 && first_of(x, max, a->vocab) == (size_t)target;
     if (a->dlogits)
-        gradient_row(a, row, lse);
+        gradient_row(a, row, max, sum);
 }
 
 static void chunk_main(void *ctx, size_t chunk, int thread)
