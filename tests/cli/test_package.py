@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian package of this build: what is in it, that the program runs from where it is unpacked, and names what it
-needs. With MEGATRAIN_TEST_FULL=1, and as root, it is installed in a new Debian root, trains a step, is removed, and
-leaves nothing. test_package.py ROOT BUILD"""
+"""The Debian package and the archive of this build: what is in each, that the program runs from where it is unpacked,
+that the package names what it needs and the archive has it. With MEGATRAIN_TEST_FULL=1, and as root, the package is
+installed in a new Debian root, trains a step, is removed, and leaves nothing. test_package.py ROOT BUILD"""
 import os
 import shutil
 import subprocess
@@ -56,6 +56,22 @@ def unpacked(package, tmp):
     print(f"ok unpacked: {len(has)} files, {os.path.getsize(package)} bytes")
 
 
+def archive(tmp):
+    """The archive for other distributions: the program finds all libraries in it that are not the system's."""
+    path = run(os.path.join(ROOT, "scripts", "archive"), BUILD, tmp).strip().splitlines()[-1]
+    run("tar", "-C", tmp, "-xf", path)
+    root = os.path.join(tmp, os.path.basename(path).removesuffix(".tar.gz"))
+    program, libraries = os.path.join(root, "bin/megatrain"), os.path.join(root, "lib/megatrain")
+    for line in run("ldd", program).splitlines():
+        soname, _, where = line.strip().partition(" => ")
+        system = any(soname.startswith(s + ".so") for s in ("libc", "libm", "libstdc++", "libgcc_s", "libdl", "libcuda"))
+        assert not where or system or where.startswith(os.path.join(root, "bin/../lib/megatrain/")), line
+    home = {**os.environ, "HOME": tmp, "XDG_CACHE_HOME": os.path.join(tmp, "cache")}
+    said = run(program, "plan", "--model", "Qwen3-8B", "--machine", "rtx4090", "--host-mem", "256GiB", cwd=tmp, env=home)
+    assert "tokens/s" in said, said
+    print(f"ok archive: {len(os.listdir(libraries))} libraries, {os.path.getsize(path)} bytes")
+
+
 def mirror():
     """Where this machine's apt takes Debian from."""
     said = run("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages")
@@ -98,5 +114,6 @@ def installed(package, tmp):
 with tempfile.TemporaryDirectory() as tmp:
     package = run(os.path.join(ROOT, "scripts", "package"), BUILD, tmp).strip().splitlines()[-1]
     unpacked(package, tmp)
+    archive(tmp)
     if os.environ.get("MEGATRAIN_TEST_FULL") and os.geteuid() == 0 and shutil.which("debootstrap"):
         installed(package, tmp)
