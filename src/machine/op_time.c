@@ -77,13 +77,20 @@ bool mt_operation_parse(struct mt_metered *op, const char *text)
     return flops > 0 || bytes > 0;
 }
 
+/* Heads of queries and of values are mostly as wide as each other: one size, which the shape has twice. */
+static bool repeats_width(const struct mt_metered *op, int dim)
+{
+    enum { D_V = 5 };
+    return (op->op == MT_DEV_ATTENTION || op->op == MT_DEV_ATTENTION_BWD) && dim == D_V && op->dim[D_V] == op->dim[D_V - 1];
+}
+
 /* Squared distance in the logarithms of the shape. */
 static double distance2(const struct mt_metered *a, const struct mt_metered *b)
 {
     double d = a->flags != b->flags ? 0.04 : 0;
     for (int i = 0; i < a->n_dims; i++) {
         double x = log((double)a->dim[i] / (double)b->dim[i]);
-        d += x * x;
+        d += repeats_width(a, i) && repeats_width(b, i) ? 0 : x * x;
     }
     return d;
 }

@@ -172,6 +172,27 @@ static void a_sample_is_exact_and_between_samples_rates_lie_between(void **state
     mt_machine_finish(&m);
 }
 
+static struct mt_metered attention(uint64_t len, uint64_t heads, uint64_t width)
+{
+    struct mt_metered op = {.op = MT_DEV_ATTENTION, .dtype = MT_BF16, .n_dims = 6,
+                            .dim = {4096, len, heads, 4, width, width}};
+    mt_metered_count(&op);
+    return op;
+}
+
+static void heads_twice_as_wide_are_as_far_as_twice_the_heads(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 0);
+    struct mt_metered a = attention(512, 8, 64), b = attention(2048, 8, 64);
+    struct mt_metered wide = attention(512, 8, 128), many = attention(512, 16, 64);
+    assert_true(mt_machine_add_sample(&m, &a, a.flops / 10e12));
+    assert_true(mt_machine_add_sample(&m, &b, b.flops / 90e12));
+    double rate = wide.flops / mt_machine_op_seconds(&m, &wide), other = many.flops / mt_machine_op_seconds(&m, &many);
+    assert_true(fabs(rate / other - 1) < 1e-9);
+    mt_machine_finish(&m);
+}
+
 static void the_optimizer_slows_down_with_fewer_threads(void **state)
 {
     (void)state;
@@ -222,6 +243,7 @@ int main(void)
         cmocka_unit_test(another_version_and_a_missing_rate_are_refused),
         cmocka_unit_test(a_profile_of_other_hardware_is_not_used),
         cmocka_unit_test(a_sample_is_exact_and_between_samples_rates_lie_between),
+        cmocka_unit_test(heads_twice_as_wide_are_as_far_as_twice_the_heads),
         cmocka_unit_test(the_optimizer_slows_down_with_fewer_threads),
         cmocka_unit_test(an_update_is_priced_by_its_own_optimizer),
     };
