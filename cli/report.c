@@ -114,7 +114,7 @@ void cli_print_setup(const struct mt_setup *s)
     size_t sharing = s->layout->n_units - (p->program.one_ring ? 0 : 2);
     cli_say("Plan     %d of %zu %s weights on the device, activations: %s; a step moves %s "
                     "in, %s out\n",
-            p->program.n_buffers[MT_POOL_WEIGHTS], sharing,
+            p->program.n_buffers[0][MT_POOL_WEIGHTS], sharing,
             p->program.one_ring || in->hf.moe.n_experts ? "units'" : s->layout->cut.n_units > 1 ? "half layers'" : "layers'", acts[p->activations],
             mt_format_bytes(a, sizeof(a), p->h2d_bytes), mt_format_bytes(b, sizeof(b), p->d2h_bytes));
     if (s->predicted)

@@ -8,6 +8,7 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "engine/engine_priv.h"
@@ -50,15 +51,15 @@ static bool is_record_pool(int pool)
     return pool >= MT_POOL_RECORD && pool <= MT_POOL_RECORD_LAST;
 }
 
-/* Number of records of a step, of those in that pool, that stay on the device. */
-static size_t kept_records(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int pool)
+/* Number of records of a step, of those of the lane in that pool, that stay on the device. */
+static size_t kept_records(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int lane, int pool)
 {
     const struct mt_layout *l = p->layout;
     size_t n = 0;
     for (size_t u = 0; u < l->n_units; u++)
         for (int i = 0; i < MT_MAX_SEGMENTS && l->units[u].layer >= l->cfg.n_layers - kept_layers(p); i++) {
             const struct mt_unit_record *r = &plan->units[u].record[i];
-            n += r->bytes && MT_POOL_RECORD + r->size == pool ? p->max_micro : 0;
+            n += r->bytes && MT_POOL_RECORD + r->size == pool && plan->units[u].lane == lane ? p->max_micro : 0;
         }
     return n;
 }
@@ -126,6 +127,19 @@ static bool is_prepared(const struct mt_layout *l, size_t unit, enum mt_dtype dt
            (l->units[unit].n_in_planes[MT_RANGE_PACKED] && !mt_unit_keeps_codes(l, unit, dtype));
 }
 
+/*
+ * Lanes take the layers in turn, so that micro-batches follow each other from lane to lane: a lane works on a layer for
+ * all of them while the next lane does so on the next layer. A tied table stays on one lane.
+ */
+static uint8_t lane_of(const struct mt_engine_params *p, const struct mt_unit *unit)
+{
+    int64_t n = (int64_t)mt_engine_n_lanes(p), layers = p->layout->cfg.n_layers;
+    if (unit->layer >= 0 && unit->layer < layers)
+        return (uint8_t)(unit->layer % n);
+    bool first = unit->kind == MT_UNIT_EMBED && !p->layout->tied;
+    return (uint8_t)((first ? n - 1 : layers) % n);
+}
+
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     const struct mt_layout *l = p->layout;
@@ -136,6 +150,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
         plan->units[u] = (struct mt_unit_shape){
             .layer = unit->layer,
             .scope = unit->per_step ? MT_SCOPE_STEP : MT_SCOPE_MICROBATCH,
+            .lane = lane_of(p, unit),
             .size_class = class_of(l, unit),
             .weight_bytes = mt_unit_slot_bytes(l, u, p->numerics.dtype),
             .prepared = is_prepared(l, u, p->numerics.dtype),
@@ -176,6 +191,7 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .values = plan->values,
         .n_values = plan->program.n_values,
         .n_micro = p->max_micro,
+        .n_lanes = (int)mt_engine_n_lanes(p),
         .one_ring = saving & ONE_RING,
         .join = p->numerics.dtype == MT_F32,
         .cast = p->numerics.grad_dtype != MT_F32 && !(saving & CAST_IN_PLACE),
@@ -278,16 +294,22 @@ static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size
         p->layout->cut.n_units > 1 ? "" : ", or memory.unit = half", group, tokens);
 }
 
-/* *needed: the least bytes that are enough. */
-static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_params *p, size_t *needed,
-                         struct mt_err *err)
+/* What every lane has beside its pools. */
+static size_t beside_pools(const struct mt_engine_plan *plan)
+{
+    return plan->scratch + plan->logits + plan->inputs + plan->tables;
+}
+
+/* *needed: the least bytes that are enough for the lane. */
+static int divide_lane(struct mt_engine_plan *plan, const struct mt_engine_params *p, int lane, size_t *needed,
+                       struct mt_err *err)
 {
     bool keep = plan->activations == MT_ACT_KEEP;
     const struct mt_device_limits *lim = mt_device_limits(p->dev);
-    struct budget b = {.alignment = lim->alignment, .n = plan->program.n_buffers};
-    size_t need = plan->scratch + plan->logits + plan->inputs + plan->tables;
+    struct budget b = {.alignment = lim->alignment, .n = plan->program.n_buffers[lane]};
+    size_t need = beside_pools(plan);
     bool recompute = plan->activations == MT_ACT_RECOMPUTE;
-    mt_program_size_pools(&plan->program, b.bytes, b.n, b.most);
+    mt_program_size_pools(&plan->program, lane, b.bytes, b.n, b.most);
     if (p->placement.slots > b.n[MT_POOL_WEIGHTS])
         b.n[MT_POOL_WEIGHTS] = MT_MIN((int)p->placement.slots, MT_MAX(b.most[MT_POOL_WEIGHTS], 2));
     for (int i = 0; i < MT_N_POOLS; i++) {
@@ -299,7 +321,7 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
         if (is_record_pool(i) && keep)
             b.n[i] = b.most[i];
         else if (is_record_pool(i) && recompute)
-            b.n[i] = MT_MIN(MT_MAX((int)kept_records(plan, p, i), b.n[i]), b.most[i]);
+            b.n[i] = MT_MIN(MT_MAX((int)kept_records(plan, p, lane, i), b.n[i]), b.most[i]);
         need += (size_t)b.n[i] * b.bytes[i];
     }
     *needed = need;
@@ -307,14 +329,29 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
         return fail_short(err, p, need, plan, &b);
     b.free = lim->budget_bytes - need;
     divide(&b, p, plan->activations);
-    plan->device_bytes = plan->scratch + plan->logits + plan->inputs + plan->tables;
+    plan->device_bytes += beside_pools(plan);
     for (int i = 0; i < MT_N_POOLS; i++) {
         if (!mt_pools[i].device)
             continue;
-        plan->pool_bytes[i] = (size_t)b.n[i] * b.bytes[i];
-        plan->device_bytes += plan->pool_bytes[i];
+        plan->pool_bytes[i] += (size_t)b.n[i] * b.bytes[i];
+        plan->device_bytes += (size_t)b.n[i] * b.bytes[i];
     }
     return 0;
+}
+
+/* Each lane's budget; *needed: of the lane that needs most of those that were looked at. */
+static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_params *p, size_t *needed,
+                         struct mt_err *err)
+{
+    int rc = 0;
+    plan->device_bytes = 0;
+    memset(plan->pool_bytes, 0, sizeof(plan->pool_bytes));
+    for (int lane = 0; lane < mt_program_lanes(&plan->program) && !rc; lane++) {
+        size_t need = 0;
+        rc = divide_lane(plan, p, lane, &need, err);
+        *needed = MT_MAX(*needed, need);
+    }
+    return rc;
 }
 
 /* Try memory savings only if no activation mode fits without them. On failure report the attempt that came closest. */
@@ -414,7 +451,7 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     plan.logits = mt_align_up(mb.logits, align);
     plan.inputs = mt_align_up(mb.inputs, align) + align;
     plan.tables = mt_align_up(mb.tables, align);
-    plan.staging_bytes = mb.inputs + mb.counts;
+    plan.staging_bytes = mt_engine_n_lanes(p) * (mb.inputs + mb.counts);
     plan.units = mt_calloc(p->layout->n_units, sizeof(*plan.units));
     plan.on_disk = mt_calloc(p->layout->n_units, sizeof(*plan.on_disk));
     plan.in_files = mt_calloc(p->layout->n_units, sizeof(*plan.in_files));

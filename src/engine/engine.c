@@ -21,7 +21,7 @@ static int create_lanes(mt_engine *e, struct mt_err *err)
 {
     int rc = mt_host_memory_alloc(e, err);
     for (size_t i = 0; i < e->n_lanes && !rc; i++)
-        rc = mt_lane_init(&e->lane[i], &e->b, e->p.dev, &e->p, &e->plan, err);
+        rc = mt_lane_init(&e->lane[i], &e->b, i ? e->p.other_dev[i - 1] : e->p.dev, (int)i, &e->p, &e->plan, err);
     return rc ? rc : mt_host_memory_lock(e, err);
 }
 
@@ -45,7 +45,6 @@ static int create_parts(mt_engine *e, struct mt_err *err)
 static int create_lists(mt_engine *e, struct mt_err *err)
 {
     const struct mt_engine_params *p = &e->p;
-    e->n_lanes = 1;
     e->n_learners = MT_MAX(p->n_learners, (size_t)1);
     e->x.lane = e->lane = mt_calloc(e->n_lanes, sizeof(*e->lane));
     e->learner = mt_calloc(e->n_learners, sizeof(*e->learner));
@@ -53,7 +52,6 @@ static int create_lists(mt_engine *e, struct mt_err *err)
     e->micro = mt_calloc(p->max_micro, sizeof(*e->micro));
     if (!e->lane || !e->learner || !e->step_learner || !e->micro)
         return mt_fail_nomem(err, "the engine", p->max_micro * sizeof(*e->micro));
-    e->x.n_lanes = e->n_lanes;
     for (size_t i = 0; i < e->n_learners; i++)
         mt_learner_init(&e->learner[i], p->n_learners ? &p->learner[i] : &p->numerics);
     return 0;
@@ -78,6 +76,7 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
     e->x.files = p->files;
     e->x.update = mt_optimizer_update;
     e->x.ctx = e;
+    e->x.n_lanes = e->n_lanes = mt_engine_n_lanes(p);
     int rc = mt_exec_start(&e->x, err);
     if (!rc)
         rc = create_lists(e, err);
@@ -138,8 +137,12 @@ static double seconds(int64_t from_ns, int64_t to_ns)
 
 static void read_times(const mt_engine *e, struct mt_runnable *r, struct mt_step_result *res)
 {
-    int64_t t0 = mt_event_time_ns(r->start), turn = mt_event_time_ns(r->turn);
-    int64_t end = mt_event_time_ns(r->end), wait = 0;
+    int64_t t0 = INT64_MAX, turn = mt_event_time_ns(r->turn), end = 0, wait = 0;
+    for (int lane = 0; lane < r->prog.n_lanes; lane++)
+        if (r->start[lane]) {
+            t0 = MT_MIN(t0, mt_event_time_ns(r->start[lane]));
+            end = MT_MAX(end, mt_event_time_ns(r->end[lane]));
+        }
     for (size_t i = 0; i < r->prog.n_instrs; i++)
         if (r->before[i])
             wait += mt_event_time_ns(r->after[i]) - mt_event_time_ns(r->before[i]);
@@ -357,7 +360,7 @@ int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, s
 
 int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, struct mt_err *err)
 {
-    mt_exec_lane(&e->x, (int32_t)(e->b.layout->n_units - 1))->b.host_logits = logits;
+    e->lane[e->plan.units[e->b.layout->n_units - 1].lane].b.host_logits = logits;
     return run_forward(e, MT_MODE_LOGITS, 0, batch, 1, err);
 }
 

@@ -24,7 +24,9 @@
 typedef struct mt_engine mt_engine;
 
 struct mt_engine_params {
-    mt_device *dev;                 /* borrowed, like all pointers below */
+    mt_device *dev;                 /* the first lane's; borrowed, like all pointers below */
+    mt_device *const *other_dev;    /* [placement.lanes - 1] those of the other lanes, each with limits like dev's; not
+                                       read by mt_engine_plan() */
     const struct mt_layout *layout;
     mt_plane_set *planes;           /* may be NULL for mt_engine_plan() */
     struct mt_numerics numerics;    /* nothing auto; consistent with the sizes below */
@@ -57,9 +59,9 @@ struct mt_engine_plan {
     struct mt_program_params program; /* `units` and `values` are owned by the plan */
     struct mt_unit_shape *units;
     struct mt_value *values;
-    size_t pool_bytes[MT_N_POOLS];    /* all buffers of the pool, alignment included */
-    size_t scratch, logits, inputs, tables;
-    size_t device_bytes;              /* sum of the above on the device */
+    size_t pool_bytes[MT_N_POOLS];    /* all buffers of the pool on all lanes, alignment included */
+    size_t scratch, logits, inputs, tables; /* of each lane */
+    size_t device_bytes;              /* sum of the above on all devices */
     size_t spill_bytes;               /* host memory: spilled boundaries, their gradients and records */
     size_t staging_bytes;             /* host memory: inputs and statistics */
     size_t h2d_bytes, d2h_bytes;      /* over the link in a full step, at most: of a packed gradient all rows count */
@@ -161,7 +163,7 @@ const int32_t *mt_engine_expert_rows(const mt_engine *e, int layer);
 
 /** One instruction of the last step as it ran; times of the device's clock. */
 struct mt_trace_span {
-    uint8_t queue, op;
+    uint8_t queue, op; /* queue: its number */
     int32_t unit, mb, piece; /* as of the instruction */
     size_t bytes;
     int64_t begin_ns, end_ns;

@@ -53,7 +53,12 @@ static inline const struct mt_learner *mt_engine_learner_of(const mt_engine *e, 
 /** The model of the lane that computes the unit's forward and backward: it has their statistics. */
 static inline mt_model *mt_engine_model_of(const mt_engine *e, size_t unit)
 {
-    return mt_exec_lane(&e->x, (int32_t)unit)->b.model;
+    return e->lane[e->plan.units[unit].lane].b.model;
+}
+/** Lanes of an engine with these parameters. */
+static inline size_t mt_engine_n_lanes(const struct mt_engine_params *p)
+{
+    return p->placement.lanes > 1 ? (size_t)p->placement.lanes : 1;
 }
 /** The model that is asked for the inputs of a step: they are the same on all lanes. */
 static inline mt_model *mt_engine_inputs(const mt_engine *e)

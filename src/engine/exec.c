@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs a program with a thread per queue; the caller's thread is that of COMPUTE. A wait between device queues is an
+ * Runs a program with a thread per queue; the caller's thread is that of the first lane's COMPUTE. A wait between device queues is an
  * event; the waiting thread only makes sure that it has been recorded. For updates and the disk the issuing thread
  * waits. The disk queues start their instructions in order, many at a time; one counts as ended when all before it
  * have ended, too.
@@ -26,7 +26,7 @@ static void note_error(struct mt_exec *x, int code, const struct mt_err *err, bo
     }
     x->stop = true;
     x->broken |= update;
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    for (int q = 0; q < x->n_queues; q++)
         pthread_cond_broadcast(&x->moved[q]);
 }
 
@@ -38,7 +38,7 @@ static void give_up(struct mt_exec *x, int code, const struct mt_err *err, bool 
     pthread_mutex_unlock(&x->lock);
 }
 
-static void publish(struct mt_exec *x, enum mt_queue q, size_t i)
+static void publish(struct mt_exec *x, int q, size_t i)
 {
     pthread_mutex_lock(&x->lock);
     x->progress[q] = (int32_t)i;
@@ -47,7 +47,7 @@ static void publish(struct mt_exec *x, enum mt_queue q, size_t i)
 }
 
 /* The queue issues nothing more in this run. */
-static void close_queue(struct mt_exec *x, enum mt_queue q)
+static void close_queue(struct mt_exec *x, int q)
 {
     pthread_mutex_lock(&x->lock);
     x->closed[q] = true;
@@ -69,6 +69,11 @@ static enum waited await(struct mt_exec *x, int q, int32_t i, bool update)
     return w;
 }
 
+static bool is_device(int q)
+{
+    return mt_queues[mt_queue_kind(q)].device;
+}
+
 /* --- device queues --------------------------------------------------------------------------- */
 
 /* Makes the instruction's stream wait for its dependencies; false if the run is abandoned. */
@@ -77,15 +82,15 @@ static bool await_dependencies(struct mt_exec *x, struct mt_runnable *r, size_t 
 {
     const struct mt_instr *in = &r->prog.instrs[i];
     enum mt_stream s = mt_queues[in->queue].stream;
-    mt_device *dev = mt_exec_lane(x, in->unit)->b.dev;
+    mt_device *dev = mt_exec_lane(x, in)->b.dev;
     if (r->before[i])
         *rc = mt_event_record(dev, r->before[i], s, err);
-    for (int q = 0; q < MT_N_QUEUES && !*rc; q++) {
+    for (int q = 0; q < x->n_queues && !*rc; q++) {
         if (in->wait[q] < 0)
             continue;
         if (await(x, q, in->wait[q], false) != REACHED)
             return false;
-        if (mt_queues[q].device)
+        if (is_device(q))
             *rc = mt_event_wait(dev, r->done[in->wait[q]], s, err);
     }
     if (!*rc && r->after[i])
@@ -96,13 +101,13 @@ static bool await_dependencies(struct mt_exec *x, struct mt_runnable *r, size_t 
 /* Whether an earlier run has loaded the instruction's object, which stays on the device. */
 static bool is_resident(const struct mt_exec *x, const struct mt_instr *in)
 {
-    return in->once && mt_exec_lane(x, in->unit)->resident[in->unit];
+    return in->once && mt_exec_lane(x, in)->resident[in->unit];
 }
 
 /* Whether the instruction has nothing to do in this run. */
 static bool is_skipped(const struct mt_exec *x, const struct mt_instr *in)
 {
-    mt_model *m = mt_exec_lane(x, in->unit)->b.model;
+    mt_model *m = mt_exec_lane(x, in)->b.model;
     return is_resident(x, in) || (in->if_rows && mt_model_unit_is_idle(m, (size_t)in->unit));
 }
 
@@ -110,7 +115,7 @@ static bool is_skipped(const struct mt_exec *x, const struct mt_instr *in)
 static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
 {
     const struct mt_instr *in = &r->prog.instrs[i];
-    const struct mt_lane *lane = mt_exec_lane(x, in->unit);
+    const struct mt_lane *lane = mt_exec_lane(x, in);
     struct mt_err err = {0};
     int rc = 0;
     if (!await_dependencies(x, r, i, &rc, &err))
@@ -119,8 +124,8 @@ static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
         rc = mt_exec_trace_begin(x, r, i, &err);
     if (!rc && !is_skipped(x, in)) {
         rc = mt_exec_submit(&lane->b, &r->prog, in, &err);
-        if (in->op == MT_OP_LOAD) /* of one queue: others do not touch it */
-            x->loaded += in->bytes;
+        if (in->op == MT_OP_LOAD)
+            atomic_fetch_add(&x->loaded, in->bytes);
     }
     if (!rc)
         rc = mt_exec_trace_end(x, r, i, &err);
@@ -131,11 +136,11 @@ static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
         return false;
     }
     if (r->done[i])
-        publish(x, in->queue, i);
+        publish(x, mt_instr_queue(in), i);
     return true;
 }
 
-static void run_copies(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q)
+static void run_copies(struct mt_exec *x, struct mt_runnable *r, int q)
 {
     for (size_t k = 0; k < r->queue[q].n; k++)
         if (!issue(x, r, (size_t)r->queue[q].at[k]))
@@ -160,8 +165,8 @@ static int sync_lanes(const struct mt_exec *x, struct mt_err *err)
 static void drain_device(struct mt_exec *x)
 {
     pthread_mutex_lock(&x->lock);
-    for (int q = 0; q < MT_N_QUEUES; q++)
-        while (mt_queues[q].device && !x->closed[q])
+    for (int q = 0; q < x->n_queues; q++)
+        while (is_device(q) && !x->closed[q])
             pthread_cond_wait(&x->moved[q], &x->lock);
     pthread_mutex_unlock(&x->lock);
     pthread_mutex_lock(&x->drain_lock); /* no thread submits any more; one of those waiting here synchronises */
@@ -180,15 +185,13 @@ static void drain_device(struct mt_exec *x)
  */
 static bool await_its_waits(struct mt_exec *x, struct mt_runnable *r, int32_t at)
 {
-    int32_t last[MT_N_QUEUES];
-    for (int q = 0; q < MT_N_QUEUES; q++)
-        last[q] = -1;
+    int32_t last[MT_MAX_QUEUES] = MT_NO_WAITS;
     for (int32_t i = 0; i <= at; i++)
-        for (int q = 0; mt_queues[r->prog.instrs[i].queue].device && q < MT_N_QUEUES; q++)
+        for (int q = 0; mt_queues[r->prog.instrs[i].queue].device && q < x->n_queues; q++)
             last[q] = MT_MAX(last[q], r->prog.instrs[i].wait[q]);
     drain_device(x);
-    for (int q = 0; q < MT_N_QUEUES; q++)
-        if (!mt_queues[q].device && last[q] >= 0 && await(x, q, last[q], true) == STOPPED)
+    for (int q = 0; q < x->n_queues; q++)
+        if (!is_device(q) && last[q] >= 0 && await(x, q, last[q], true) == STOPPED)
             return false;
     return true;
 }
@@ -196,18 +199,18 @@ static bool await_its_waits(struct mt_exec *x, struct mt_runnable *r, int32_t at
 /* The calling thread waits for the instruction's dependencies, in an abandoned run too. false: the update failed. */
 static bool await_on_host(struct mt_exec *x, struct mt_runnable *r, const struct mt_instr *in)
 {
-    for (int q = 0; q < MT_N_QUEUES; q++) {
+    for (int q = 0; q < x->n_queues; q++) {
         if (in->wait[q] < 0)
             continue;
         enum waited w = await(x, q, in->wait[q], true);
         if (w == STOPPED)
             return false;
-        if (!mt_queues[q].device)
+        if (!is_device(q))
             continue;
         if (w == ABANDONED && !await_its_waits(x, r, in->wait[q]))
             return false;
         struct mt_err err = {0};
-        mt_device *dev = mt_exec_lane(x, r->prog.instrs[in->wait[q]].unit)->b.dev;
+        mt_device *dev = mt_exec_lane(x, &r->prog.instrs[in->wait[q]])->b.dev;
         int rc = w == REACHED ? mt_event_sync(dev, r->done[in->wait[q]], &err) : 0;
         if (rc)
             give_up(x, rc, &err, false);
@@ -376,14 +379,43 @@ static void run_disk(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q)
 
 /* --- threads --------------------------------------------------------------------------------- */
 
-static void run_queue(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q)
+/* The operations of one lane. */
+static void run_compute(struct mt_exec *x, struct mt_runnable *r, int lane)
 {
-    if (q == MT_Q_HOST)
+    struct mt_err err = {0};
+    mt_device *dev = x->lane[lane].b.dev;
+    int rc = r->start[lane] ? mt_event_record(dev, r->start[lane], MT_STREAM_COMPUTE, &err) : 0;
+    for (size_t i = 0; !rc && i < r->prog.n_instrs; i++) {
+        const struct mt_instr *in = &r->prog.instrs[i];
+        /* checked at each instruction, of any queue */
+        if (atomic_load_explicit(&x->interrupted, memory_order_relaxed)) {
+            rc = mt_fail(&err, MT_ERR_RUNTIME, -ECANCELED, "interrupted");
+            break;
+        }
+        if (in->queue != MT_Q_COMPUTE || in->lane != lane)
+            continue;
+        if (!issue(x, r, i))
+            return;
+        if (i == r->turn_at)
+            rc = mt_event_record(dev, r->turn, MT_STREAM_COMPUTE, &err);
+    }
+    if (!rc && r->end[lane])
+        rc = mt_event_record(dev, r->end[lane], MT_STREAM_COMPUTE, &err);
+    if (rc)
+        give_up(x, rc, &err, false);
+}
+
+static void run_queue(struct mt_exec *x, struct mt_runnable *r, int q)
+{
+    enum mt_queue kind = mt_queue_kind(q);
+    if (kind == MT_Q_HOST)
         run_updates(x, r);
-    else if (mt_queues[q].device)
+    else if (kind == MT_Q_COMPUTE && mt_runnable_uses_device(r))
+        run_compute(x, r, mt_queue_lane(q));
+    else if (mt_queues[kind].device)
         run_copies(x, r, q);
     else
-        run_disk(x, r, q);
+        run_disk(x, r, kind);
     close_queue(x, q);
 }
 
@@ -412,28 +444,31 @@ static void *worker_main(void *arg)
 
 static void init_locks(struct mt_exec *x)
 {
+    x->n_queues = mt_n_queues((int)x->n_lanes);
     pthread_mutex_init(&x->lock, NULL);
     pthread_mutex_init(&x->drain_lock, NULL);
     pthread_cond_init(&x->workers, NULL);
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    for (int q = 0; q < x->n_queues; q++)
         pthread_cond_init(&x->moved[q], NULL);
 }
 
 int mt_exec_start(struct mt_exec *x, struct mt_err *err)
 {
     init_locks(x);
-    for (int q = 0; q < MT_N_QUEUES; q++) {
+    for (int q = 0; q < x->n_queues; q++) {
         struct mt_worker *w = &x->worker[q];
-        if (!mt_queues[q].thread || (mt_queues[q].disk && !x->disk && !x->files))
+        const struct mt_queue_desc *d = &mt_queues[mt_queue_kind(q)];
+        const char *name = d->thread || !mt_queue_lane(q) ? d->thread : "mt-compute"; /* of a lane but the first */
+        if (!name || (d->disk && !x->disk && !x->files))
             continue;
         w->x = x;
-        w->queue = (enum mt_queue)q;
+        w->queue = q;
         int rc = pthread_create(&w->thread, NULL, worker_main, w);
         if (rc)
             return mt_fail(err, MT_ERR_RUNTIME, -rc, "cannot start the engine's threads: %s",
                            strerror(rc));
         w->started = true;
-        pthread_setname_np(w->thread, mt_queues[q].thread);
+        pthread_setname_np(w->thread, name);
     }
     return 0;
 }
@@ -444,10 +479,10 @@ void mt_exec_stop(struct mt_exec *x)
     x->quit = true;
     pthread_cond_broadcast(&x->workers);
     pthread_mutex_unlock(&x->lock);
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    for (int q = 0; q < x->n_queues; q++)
         if (x->worker[q].started)
             pthread_join(x->worker[q].thread, NULL);
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    for (int q = 0; q < x->n_queues; q++)
         pthread_cond_destroy(&x->moved[q]);
     pthread_cond_destroy(&x->workers);
     pthread_mutex_destroy(&x->drain_lock);
@@ -464,11 +499,12 @@ static void begin(struct mt_exec *x, struct mt_runnable *r)
     x->n_busy = 0;
     x->loaded = 0;
     x->traffic = (struct mt_disk_traffic){{0}, {0}};
-    for (int q = 0; q < MT_N_QUEUES; q++) {
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        x->disk_head[q] = 0;
+    for (int q = 0; q < x->n_queues; q++) {
         x->progress[q] = -1;
         x->closed[q] = false;
         x->n_busy += x->worker[q].started;
-        x->disk_head[q] = 0;
         for (size_t k = 0; k < r->queue[q].n; k++)
             r->ended[r->queue[q].at[k]] = false;
     }
@@ -485,35 +521,12 @@ static void await_workers(struct mt_exec *x)
     pthread_mutex_unlock(&x->lock);
 }
 
-static void run_compute(struct mt_exec *x, struct mt_runnable *r)
-{
-    struct mt_err err = {0};
-    int rc = mt_event_record(mt_exec_lane(x, 0)->b.dev, r->start, MT_STREAM_COMPUTE, &err);
-    for (size_t i = 0; !rc && i < r->prog.n_instrs; i++) {
-        /* checked at each instruction, of any queue */
-        if (atomic_load_explicit(&x->interrupted, memory_order_relaxed)) {
-            rc = mt_fail(&err, MT_ERR_RUNTIME, -ECANCELED, "interrupted");
-            break;
-        }
-        if (r->prog.instrs[i].queue != MT_Q_COMPUTE)
-            continue;
-        if (!issue(x, r, i))
-            return;
-        if (i == r->turn_at)
-            rc = mt_event_record(mt_exec_lane(x, r->prog.instrs[i].unit)->b.dev, r->turn, MT_STREAM_COMPUTE, &err);
-    }
-    if (!rc)
-        rc = mt_event_record(mt_exec_lane(x, 0)->b.dev, r->end, MT_STREAM_COMPUTE, &err);
-    if (rc)
-        give_up(x, rc, &err, false);
-}
-
 /* Call after a run without errors. */
 static void note_residents(struct mt_exec *x, const struct mt_program *p)
 {
     for (size_t i = 0; i < p->n_instrs; i++)
         if (p->instrs[i].once)
-            mt_exec_lane(x, p->instrs[i].unit)->resident[p->instrs[i].unit] = true;
+            mt_exec_lane(x, &p->instrs[i])->resident[p->instrs[i].unit] = true;
 }
 
 int mt_exec_run(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err)
@@ -527,7 +540,7 @@ int mt_exec_run(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err)
     mt_exec_trace_prepare(x, r);
     begin(x, r);
     if (mt_runnable_uses_device(r))
-        run_compute(x, r);
+        run_compute(x, r, 0);
     close_queue(x, MT_Q_COMPUTE);
     await_workers(x);
     if (mt_runnable_uses_device(r))

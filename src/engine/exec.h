@@ -24,13 +24,14 @@ struct mt_runnable {
     mt_event **done;   /* [n_instrs] of device instructions that signal, else NULL */
     mt_event **before; /* [n_instrs] of compute instructions that wait for a copy: when the wait began */
     mt_event **after;  /* and when it ended */
-    mt_event *start, *turn, *end; /* of the step; turn: after the last forward instruction */
+    mt_event *start[MT_MAX_LANES], *end[MT_MAX_LANES]; /* of the step, on each lane; NULL: it has no operations */
+    mt_event *turn;               /* after the last forward instruction */
     size_t turn_at;
     int32_t *positions; /* memory of all queues' lists */
     struct mt_queue_list {
         int32_t *at; /* positions of the queue's instructions in the program */
         size_t n;
-    } queue[MT_N_QUEUES];
+    } queue[MT_MAX_QUEUES]; /* by number */
     struct mt_disk_sums *spilled; /* [n_objects] sums of objects spilled to the disk; NULL: no sums */
     uint64_t *sum;                /* their memory */
     bool *ended; /* [n_instrs] in this run, of queues that end in any order */
@@ -66,23 +67,25 @@ struct mt_exec {
     bool tracing;
     atomic_bool interrupted; /* any thread */
 
-    /* The run under way. Workers, one a queue but COMPUTE, sleep until `run` changes. */
+    /* The run under way. Workers, one a queue but the first lane's COMPUTE, sleep until `run` changes. What is by queue
+     * is by its number. */
+    int n_queues;
     struct mt_worker {
         struct mt_exec *x;
-        enum mt_queue queue;
+        int queue;
         pthread_t thread;
         bool started;
-    } worker[MT_N_QUEUES];
+    } worker[MT_MAX_QUEUES];
     pthread_mutex_t lock;
     pthread_cond_t workers; /* `generation`, `quit`, `n_busy` */
-    pthread_cond_t moved[MT_N_QUEUES]; /* progress of a queue; all of them when the run is abandoned */
+    pthread_cond_t moved[MT_MAX_QUEUES]; /* progress of a queue; all of them when the run is abandoned */
     struct mt_runnable *run;
     unsigned generation;
     bool quit;
     int n_busy;
     /* newest instruction that was issued (device queues), or that has ended with all before it (others); under lock */
-    int32_t progress[MT_N_QUEUES];
-    bool closed[MT_N_QUEUES]; /* the queue issues nothing more in this run; under lock */
+    int32_t progress[MT_MAX_QUEUES];
+    bool closed[MT_MAX_QUEUES]; /* the queue issues nothing more in this run; under lock */
     size_t disk_head[MT_N_QUEUES]; /* disk queues: entries of the list that have ended, in order; under lock */
     int disk_in_flight[MT_N_QUEUES];
     bool stop;   /* the run is abandoned except for the pending update; under lock */
@@ -94,22 +97,21 @@ struct mt_exec {
 
     /* results of the last run */
     struct mt_disk_traffic traffic; /* read and written: each by its queue's thread */
-    size_t loaded; /* bytes of loads to the device: by their queue's thread */
+    _Atomic size_t loaded; /* bytes of loads to the devices */
     const struct mt_runnable *traced; /* of the last traced step */
     int64_t update_ns;
     bool updated; /* the whole pending update was made, even if something else failed */
 };
 
-/** Starts the threads; disk and files are set before. Call mt_exec_stop() after a failure, too. */
+/** Starts the threads; lanes, disk and files are set before. Call mt_exec_stop() after a failure, too. */
 int mt_exec_start(struct mt_exec *x, struct mt_err *err);
 void mt_exec_stop(struct mt_exec *x);
 int mt_exec_run(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err);
 
-/** The lane that a unit's device instructions run on. */
-static inline struct mt_lane *mt_exec_lane(const struct mt_exec *x, int32_t unit)
+/** The lane of an instruction. */
+static inline struct mt_lane *mt_exec_lane(const struct mt_exec *x, const struct mt_instr *in)
 {
-    (void)unit; /* programs have the instructions of one lane */
-    return &x->lane[0];
+    return &x->lane[in->lane];
 }
 
 /** False for a program of only an update: an interruption or a failed device does not stop it. */

@@ -28,7 +28,7 @@ static int alloc_staging(mt_engine *e, struct mt_err *err)
 {
     size_t bytes[MT_N_POOLS], at = 0;
     void *base = NULL;
-    mt_program_buffer_bytes(&e->plan.program, bytes);
+    mt_program_buffer_bytes(&e->plan.program, MT_ALL_LANES, bytes);
     for (int i = 0; i < MT_N_POOLS; i++)
         e->staging_bytes += mt_pools[i].device ? 0 : e->plan.pool_bytes[i];
     int rc = e->staging_bytes ? mt_host_alloc(&base, e->staging_bytes, "staging between device and disk", err) : 0;
@@ -38,7 +38,7 @@ static int alloc_staging(mt_engine *e, struct mt_err *err)
     for (int i = 0; i < MT_N_POOLS; i++) {
         if (mt_pools[i].device)
             continue;
-        int n = bytes[i] ? e->plan.program.n_buffers[i] : 0;
+        int n = bytes[i] ? e->plan.program.n_buffers[0][i] : 0;
         e->b.buffers[i] = mt_calloc((size_t)n + 1, sizeof(void *));
         e->x.disk_ops[i] = mt_calloc((size_t)n, sizeof(struct mt_disk_op));
         if (!e->b.buffers[i] || !e->x.disk_ops[i])

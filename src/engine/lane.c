@@ -7,15 +7,15 @@
 #include "engine/engine_priv.h"
 
 /* Device pools get buffers; host pools those of all lanes. */
-static int alloc_pools(struct mt_lane *lane, const struct mt_binding *shared, const struct mt_engine_plan *plan,
-                       struct mt_err *err)
+static int alloc_pools(struct mt_lane *lane, int number, const struct mt_binding *shared,
+                       const struct mt_engine_plan *plan, struct mt_err *err)
 {
     struct mt_binding *b = &lane->b;
     size_t bytes[MT_N_POOLS];
     int rc = 0;
-    mt_program_buffer_bytes(&plan->program, bytes);
+    mt_program_buffer_bytes(&plan->program, number, bytes);
     for (int i = 0; i < MT_N_POOLS && !rc; i++) {
-        int n = bytes[i] ? plan->program.n_buffers[i] : 0;
+        int n = bytes[i] ? plan->program.n_buffers[number][i] : 0;
         b->buffers[i] = mt_pools[i].device ? mt_calloc((size_t)n + 1, sizeof(void *)) : shared->buffers[i];
         if (mt_pools[i].device && !b->buffers[i])
             return mt_fail_nomem(err, "device pools", (size_t)n * sizeof(void *));
@@ -25,7 +25,7 @@ static int alloc_pools(struct mt_lane *lane, const struct mt_binding *shared, co
     return rc;
 }
 
-int mt_lane_init(struct mt_lane *lane, const struct mt_binding *shared, mt_device *dev,
+int mt_lane_init(struct mt_lane *lane, const struct mt_binding *shared, mt_device *dev, int number,
                  const struct mt_engine_params *p, const struct mt_engine_plan *plan, struct mt_err *err)
 {
     struct mt_model_params mp = mt_engine_model_params(p);
@@ -37,7 +37,7 @@ int mt_lane_init(struct mt_lane *lane, const struct mt_binding *shared, mt_devic
     if (!lane->resident)
         return mt_fail_nomem(err, "the engine", p->layout->n_units);
     int rc = mt_model_create(&lane->b.model, dev, &mp, err);
-    return rc ? rc : alloc_pools(lane, shared, plan, err);
+    return rc ? rc : alloc_pools(lane, number, shared, plan, err);
 }
 
 void mt_lane_finish(struct mt_lane *lane)

@@ -12,9 +12,11 @@ static void destroy_runnable(struct mt_runnable *r)
         mt_event_destroy(&r->before[i]);
         mt_event_destroy(&r->after[i]);
     }
-    mt_event_destroy(&r->start);
+    for (int lane = 0; lane < MT_MAX_LANES; lane++) {
+        mt_event_destroy(&r->start[lane]);
+        mt_event_destroy(&r->end[lane]);
+    }
     mt_event_destroy(&r->turn);
-    mt_event_destroy(&r->end);
     free(r->done);
     free(r->spilled);
     free(r->sum);
@@ -41,15 +43,33 @@ static int list_queues(struct mt_runnable *r, struct mt_err *err)
     r->positions = mt_calloc(n, sizeof(*r->positions));
     if (!r->ended || !r->positions)
         return mt_fail_nomem(err, "a step program", n * sizeof(*r->positions));
-    for (int q = 0; q < MT_N_QUEUES; q++) {
+    for (int q = 0; q < mt_n_queues(r->prog.n_lanes); q++) {
         struct mt_queue_list *list = &r->queue[q];
         list->at = r->positions + first;
         for (size_t i = 0; i < n; i++)
-            if (r->prog.instrs[i].queue == q)
+            if (mt_instr_queue(&r->prog.instrs[i]) == q)
                 list->at[list->n++] = (int32_t)i;
         first += list->n;
     }
     return 0;
+}
+
+/* The step's own events: lanes without operations have none. */
+static int create_times(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
+{
+    int rc = 0;
+    for (int lane = 0; lane < r->prog.n_lanes && !rc; lane++) {
+        mt_device *dev = e->lane[lane].b.dev;
+        if (!r->queue[mt_queue_number(lane, MT_Q_COMPUTE)].n)
+            continue;
+        rc = mt_event_create(dev, &r->start[lane], err);
+        if (!rc)
+            rc = mt_event_create(dev, &r->end[lane], err);
+    }
+    for (size_t i = 0; i < r->prog.n_instrs && !rc && !r->turn; i++)
+        if (mt_opcodes[r->prog.instrs[i].op].ends_forward)
+            rc = mt_event_create(mt_exec_lane(&e->x, &r->prog.instrs[i])->b.dev, &r->turn, err);
+    return rc;
 }
 
 static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
@@ -62,17 +82,13 @@ static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err
     r->after = r->before + n;
     if (!mt_runnable_uses_device(r))
         return 0;
-    int rc = mt_event_create(mt_exec_lane(&e->x, 0)->b.dev, &r->start, err);
-    if (!rc)
-        rc = mt_event_create(mt_exec_lane(&e->x, 0)->b.dev, &r->turn, err);
-    if (!rc)
-        rc = mt_event_create(mt_exec_lane(&e->x, 0)->b.dev, &r->end, err);
+    int rc = create_times(e, r, err);
     for (size_t i = 0; !rc && i < n; i++) {
         const struct mt_instr *in = &r->prog.instrs[i];
-        mt_device *dev = mt_exec_lane(&e->x, in->unit)->b.dev;
+        mt_device *dev = mt_exec_lane(&e->x, in)->b.dev;
         if (in->signals && mt_queues[in->queue].device)
             rc = mt_event_create(dev, &r->done[i], err);
-        if (!rc && in->queue == MT_Q_COMPUTE && in->wait[MT_Q_H2D] >= 0) {
+        if (!rc && in->queue == MT_Q_COMPUTE && in->wait[mt_queue_number(in->lane, MT_Q_H2D)] >= 0) {
             rc = mt_event_create(dev, &r->before[i], err);
             if (!rc)
                 rc = mt_event_create(dev, &r->after[i], err);

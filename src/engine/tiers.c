@@ -169,7 +169,7 @@ static uint64_t host_pools(const struct tiers *t)
     buffer_bytes(t, bytes);
     for (int i = 0; i < MT_N_POOLS; i++)
         if (!mt_pools[i].device)
-            sum += bytes[i] * (uint64_t)t->plan->program.n_buffers[i];
+            sum += bytes[i] * (uint64_t)t->plan->program.n_buffers[0][i];
     return sum;
 }
 
@@ -191,9 +191,9 @@ static void least_buffers(const struct tiers *t)
     buffer_bytes(t, bytes);
     for (int i = 0; i < MT_N_POOLS; i++)
         if (!mt_pools[i].device)
-            p->n_buffers[i] = bytes[i] ? mt_pools[i].least : 0;
+            p->n_buffers[0][i] = bytes[i] ? mt_pools[i].least : 0;
     if (bytes[MT_POOL_STATE])
-        p->n_buffers[MT_POOL_STATE] = RING;
+        p->n_buffers[0][MT_POOL_STATE] = RING;
 }
 
 /* Pieces large enough for drives, in a ring of at most an eighth of host memory. */
@@ -349,7 +349,7 @@ static void keep_units(const struct tiers *t)
 
 static void grow(const struct tiers *t, int pool, int want)
 {
-    int *n = &t->plan->program.n_buffers[pool];
+    int *n = &t->plan->program.n_buffers[0][pool];
     size_t bytes[MT_N_POOLS];
     uint64_t used = in_use(t);
     buffer_bytes(t, bytes);
@@ -364,7 +364,7 @@ static void grow(const struct tiers *t, int pool, int want)
 static uint64_t spill_reserve(const struct tiers *t, const int wanted[MT_N_POOLS])
 {
     size_t bytes[MT_N_POOLS];
-    mt_program_buffer_bytes(&t->plan->program, bytes);
+    mt_program_buffer_bytes(&t->plan->program, MT_ALL_LANES, bytes);
     uint64_t want = 0;
     for (int i = 0; i < MT_N_POOLS; i++)
         want += (uint64_t)wanted[i] * bytes[i];
@@ -425,7 +425,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     put_base(&t);
     bool in_files = reads_files(plan);
     plan->file_bytes = in_files ? mt_file_weights_bytes(0) : 0;
-    mt_program_buffer_bytes(&plan->program, t.device_bytes);
+    mt_program_buffer_bytes(&plan->program, MT_ALL_LANES, t.device_bytes);
     set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes + plan->file_bytes +
                                (spill ? p->drive_bytes : plan->spill_bytes));
     bool base = in_files || t.base == MT_BASE_DISK;
@@ -493,13 +493,13 @@ uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_par
     for (size_t u = 0; u < plan->program.n_units; u++)
         plan->uses_disk |= plan->on_disk[u] != 0; /* even planes that no step uses */
     size_t bytes[MT_N_POOLS];
-    mt_program_buffer_bytes(&plan->program, bytes);
+    mt_program_buffer_bytes(&plan->program, MT_ALL_LANES, bytes);
     for (int i = 0; i < MT_N_POOLS; i++) {
         if (mt_pools[i].device)
             continue;
         if (!bytes[i])
-            plan->program.n_buffers[i] = 0;
-        plan->pool_bytes[i] = bytes[i] * (size_t)plan->program.n_buffers[i];
+            plan->program.n_buffers[0][i] = 0;
+        plan->pool_bytes[i] = bytes[i] * (size_t)plan->program.n_buffers[0][i];
     }
     return takes;
 }

@@ -39,7 +39,7 @@ static int make_trace(struct mt_exec *x, struct mt_runnable *r, struct mt_err *e
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++)
         for (int k = 0; k < 2 && !rc && mt_queues[r->prog.instrs[i].queue].device; k++)
-            rc = mt_event_create(mt_exec_lane(x, r->prog.instrs[i].unit)->b.dev, &r->trace->at[i].event[k], err);
+            rc = mt_event_create(mt_exec_lane(x, &r->prog.instrs[i])->b.dev, &r->trace->at[i].event[k], err);
     return rc;
 }
 
@@ -62,7 +62,7 @@ static int mark(struct mt_exec *x, struct mt_runnable *r, size_t i, int k, struc
     if (!x->tracing || !r->trace)
         return 0;
     if (q->device)
-        return mt_event_record(mt_exec_lane(x, in->unit)->b.dev, r->trace->at[i].event[k], q->stream, err);
+        return mt_event_record(mt_exec_lane(x, in)->b.dev, r->trace->at[i].event[k], q->stream, err);
     r->trace->at[i].ns[k] = mt_now_ns();
     return 0;
 }
@@ -92,9 +92,9 @@ int mt_engine_trace_read(const mt_engine *e, struct mt_trace_span **spans, size_
         return mt_fail_nomem(err, "a trace", r->trace->n * sizeof(*s));
     for (size_t i = 0; i < r->trace->n; i++) {
         const struct mt_instr *in = &r->prog.instrs[i];
-        s[i] = (struct mt_trace_span){.queue = in->queue, .op = in->op, .mb = in->mb, .piece = in->piece,
-                                      .unit = in->unit, .bytes = in->bytes, .begin_ns = time_of(r->trace, i, 0),
-                                      .end_ns = time_of(r->trace, i, 1)};
+        s[i] = (struct mt_trace_span){.queue = (uint8_t)mt_instr_queue(in), .op = in->op, .mb = in->mb,
+                                      .piece = in->piece, .unit = in->unit, .bytes = in->bytes,
+                                      .begin_ns = time_of(r->trace, i, 0), .end_ns = time_of(r->trace, i, 1)};
     }
     *spans = s;
     *n = r->trace->n;

@@ -194,6 +194,16 @@ static void take_settings(struct mt_plan_choice *c, const struct mt_plan_request
     c->n_micro = p->max_micro;
 }
 
+/* Weight slots of the lane that has fewest of those that have layers. */
+static int least_slots(const struct mt_program_params *p)
+{
+    int least = p->n_buffers[0][MT_POOL_WEIGHTS];
+    for (int lane = 1; lane < mt_program_lanes(p); lane++)
+        if (p->n_buffers[lane][MT_POOL_WEIGHTS])
+            least = MT_MIN(least, p->n_buffers[lane][MT_POOL_WEIGHTS]);
+    return least;
+}
+
 /* Takes over the engine's decisions and memory; device_in_host: the device's memory is host memory. */
 static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, bool device_in_host, struct mt_err *err)
 {
@@ -205,7 +215,7 @@ static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, 
         c->placement.base = MT_BASE_FILES;
         c->placement.base_blocks = c->engine.base_blocks;
     }
-    c->placement.slots = c->engine.program.n_buffers[MT_POOL_WEIGHTS];
+    c->placement.slots = least_slots(&c->engine.program);
     int rc = measure_planes(c, r, err);
     c->process_bytes = process_bytes(r, c->n_micro * (uint64_t)(c->numerics.micro_batch * c->numerics.seq_len)) +
                        (c->engine.uses_disk || c->engine.uses_files ? mt_plan_drive_bytes(r->layout) : 0);

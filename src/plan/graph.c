@@ -2,6 +2,7 @@
 /* The simulator's tasks from the step's program: one per instruction, with the time it takes alone. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "plan/sim.h"
@@ -127,16 +128,15 @@ static int price(struct mt_sim_task *t, const struct mt_program *prog, const str
 int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, mt_cost_table *costs,
                        const struct mt_sim_params *p, struct mt_err *err)
 {
-    struct mt_sim_graph g = {.n = prog->n_instrs};
+    struct mt_sim_graph g = {.n = prog->n_instrs, .n_lanes = prog->n_lanes};
     g.tasks = mt_calloc(MT_MAX(g.n, (size_t)1), sizeof(*g.tasks));
     int rc = g.tasks ? 0 : mt_fail_nomem(err, "a simulation", g.n * sizeof(*g.tasks));
     for (size_t i = 0; i < g.n && !rc; i++) {
         const struct mt_instr *in = &prog->instrs[i];
         struct mt_sim_task *t = &g.tasks[i];
-        *t = (struct mt_sim_task){.queue = in->queue, .op = in->op, .unit = in->unit, .mb = in->mb,
+        *t = (struct mt_sim_task){.queue = (uint8_t)mt_instr_queue(in), .op = in->op, .unit = in->unit, .mb = in->mb,
                                   .piece = in->piece, .cause = -1};
-        for (int q = 0; q < MT_N_QUEUES; q++)
-            t->wait[q] = in->wait[q];
+        memcpy(t->wait, in->wait, sizeof(t->wait));
         if (!in->once) /* it takes time only in the first step */
             rc = price(t, prog, in, costs, p, err);
         if (mt_opcodes[in->op].ends_forward)

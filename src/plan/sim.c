@@ -16,13 +16,15 @@ struct state {
     const struct mt_sim_params *p;
     struct mt_sim_graph *g;
     int32_t *order;                /* tasks by queue, in order */
-    size_t first[MT_N_QUEUES + 1]; /* a queue's part of it */
-    size_t next[MT_N_QUEUES];
-    int32_t active[MT_N_QUEUES];   /* or -1 */
-    int32_t newest[MT_N_QUEUES];   /* that has ended, or -1 */
-    double late[MT_N_QUEUES];      /* seconds until the active task begins: its thread is woken up */
-    double left[MT_N_QUEUES];
-    double ended[MT_N_QUEUES];     /* when a task of the queue last did */
+    int n_queues, n_lanes;
+    enum mt_queue kind[MT_MAX_QUEUES]; /* by queue number, as the following */
+    size_t first[MT_MAX_QUEUES + 1]; /* a queue's part of it */
+    size_t next[MT_MAX_QUEUES];
+    int32_t active[MT_MAX_QUEUES];   /* or -1 */
+    int32_t newest[MT_MAX_QUEUES];   /* that has ended, or -1 */
+    double late[MT_MAX_QUEUES];      /* seconds until the active task begins: its thread is woken up */
+    double left[MT_MAX_QUEUES];
+    double ended[MT_MAX_QUEUES];     /* when a task of the queue last did */
     double now;
     int32_t last_ended;
 };
@@ -34,15 +36,15 @@ static double rate(const struct state *s, enum mt_rate_id id)
 
 static bool sort_by_queue(struct state *s)
 {
-    size_t n = s->g->n, at[MT_N_QUEUES];
+    size_t n = s->g->n, at[MT_MAX_QUEUES];
     s->order = mt_calloc(MT_MAX(n, (size_t)1), sizeof(*s->order));
     if (!s->order)
         return false;
     for (size_t i = 0; i < n; i++)
         s->first[s->g->tasks[i].queue + 1]++;
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    for (int q = 0; q < s->n_queues; q++)
         s->first[q + 1] += s->first[q];
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    for (int q = 0; q < s->n_queues; q++)
         at[q] = s->next[q] = s->first[q];
     for (size_t i = 0; i < n; i++)
         s->order[at[s->g->tasks[i].queue]++] = (int32_t)i;
@@ -51,7 +53,7 @@ static bool sort_by_queue(struct state *s)
 
 static bool ready(const struct state *s, const struct mt_sim_task *t)
 {
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    for (int q = 0; q < s->n_queues; q++)
         if (t->wait[q] > s->newest[q])
             return false;
     return true;
@@ -60,14 +62,14 @@ static bool ready(const struct state *s, const struct mt_sim_task *t)
 /* A request's latency shows only if its queue was idle: otherwise it overlaps with the request before. */
 static double latency(const struct state *s, int q)
 {
-    return mt_queues[q].disk && !(s->ended[q] >= s->now) ? rate(s, MT_RATE_DISK_US) * 1e-6 : 0;
+    return mt_queues[s->kind[q]].disk && !(s->ended[q] >= s->now) ? rate(s, MT_RATE_DISK_US) * 1e-6 : 0;
 }
 
 /* On the cpu device a thread that waited for another queue goes on a little after what it waited for. */
 static double wake_up(const struct state *s, int q)
 {
     bool waited = s->last_ended >= 0 && s->ended[q] < s->now;
-    return s->p->machine->cpu && !mt_queues[q].disk && waited ? rate(s, MT_RATE_COPY_US) * 1e-6 : 0;
+    return s->p->machine->cpu && !mt_queues[s->kind[q]].disk && waited ? rate(s, MT_RATE_COPY_US) * 1e-6 : 0;
 }
 
 /* Whether a task of the queue takes cores, memory or a link. */
@@ -79,7 +81,7 @@ static bool runs(const struct state *s, int q)
 static bool start_tasks(struct state *s)
 {
     bool any = false;
-    for (int q = 0; q < MT_N_QUEUES; q++) {
+    for (int q = 0; q < s->n_queues; q++) {
         if (s->active[q] < 0 && s->next[q] < s->first[q + 1]) {
             struct mt_sim_task *t = &s->g->tasks[s->order[s->next[q]]];
             if (ready(s, t)) {
@@ -109,35 +111,41 @@ static double slowed(double share, double duty)
     return share > 0 ? 1 - duty * (1 - share) : 1;
 }
 
-/* Slowdown of compute, copies and updates on the same cores. */
-static void share_cores(const struct state *s, double speed[MT_N_QUEUES])
+/* Slowdown of compute, copies and updates on the same cores. Lanes that compute at once share them. */
+static void share_cores(const struct state *s, double speed[MT_MAX_QUEUES])
 {
-    bool compute = runs(s, MT_Q_COMPUTE), update = runs(s, MT_Q_HOST);
+    int computing = 0;
+    bool update = runs(s, MT_Q_HOST);
+    for (int lane = 0; lane < s->n_lanes; lane++)
+        computing += runs(s, mt_queue_number(lane, MT_Q_COMPUTE));
+    double compute = computing > 1 ? 1.0 / computing : 1;
     static const enum mt_queue link[] = {MT_Q_H2D, MT_Q_D2H};
-    for (size_t i = 0; i < MT_ARRAY_LEN(link); i++) {
-        enum mt_queue q = link[i];
+    for (size_t i = 0; i < MT_ARRAY_LEN(link) * (size_t)s->n_lanes; i++) {
+        int q = mt_queue_number((int)(i / MT_ARRAY_LEN(link)), link[i % MT_ARRAY_LEN(link)]);
         double duty = copy_duty(s, q);
-        speed[MT_Q_COMPUTE] *= slowed(rate(s, MT_RATE_SHARE_COPY), duty);
+        compute *= slowed(rate(s, MT_RATE_SHARE_COPY), duty);
         speed[MT_Q_HOST] *= slowed(rate(s, MT_RATE_SHARE_COPY), duty);
-        if (duty >= 1 && (compute || update)) /* a throttled copy sleeps and is not slowed down */
+        if (duty >= 1 && (computing || update)) /* a throttled copy sleeps and is not slowed down */
             speed[q] *= slowed(rate(s, MT_RATE_COPY_SHARE), 1);
     }
-    if (compute && update) {
-        speed[MT_Q_COMPUTE] *= slowed(rate(s, MT_RATE_SHARE_UPDATE), 1);
+    if (computing && update) {
+        compute *= slowed(rate(s, MT_RATE_SHARE_UPDATE), 1);
         speed[MT_Q_HOST] *= slowed(rate(s, MT_RATE_UPDATE_SHARE), 1);
     }
+    for (int lane = 0; lane < s->n_lanes; lane++)
+        speed[mt_queue_number(lane, MT_Q_COMPUTE)] *= compute;
 }
 
 /* Updates get the host memory bandwidth that copies and drives leave. */
-static void share_dram(const struct state *s, double speed[MT_N_QUEUES])
+static void share_dram(const struct state *s, double speed[MT_MAX_QUEUES])
 {
     int32_t update = s->active[MT_Q_HOST];
     if (update < 0 || !(s->g->tasks[update].seconds > 0))
         return;
     double free = rate(s, MT_RATE_DRAM) * 1e9, want;
-    for (int q = 0; q < MT_N_QUEUES; q++) {
+    for (int q = 0; q < s->n_queues; q++) {
         const struct mt_sim_task *t = s->active[q] < 0 ? NULL : &s->g->tasks[s->active[q]];
-        if (t && q != MT_Q_COMPUTE && q != MT_Q_HOST && t->seconds > 0)
+        if (t && s->kind[q] != MT_Q_COMPUTE && q != MT_Q_HOST && t->seconds > 0)
             free -= t->bytes / t->seconds * speed[q];
     }
     want = s->g->tasks[update].bytes / s->g->tasks[update].seconds;
@@ -147,7 +155,7 @@ static void share_dram(const struct state *s, double speed[MT_N_QUEUES])
 
 /* Two directions of a link or drive, each slower while the other is active. */
 static void share_both(const struct state *s, const int q[2], const enum mt_rate_id alone[2],
-                       const enum mt_rate_id both[2], double speed[MT_N_QUEUES])
+                       const enum mt_rate_id both[2], double speed[MT_MAX_QUEUES])
 {
     if (!runs(s, q[0]) || !runs(s, q[1]))
         return;
@@ -155,17 +163,19 @@ static void share_both(const struct state *s, const int q[2], const enum mt_rate
         speed[q[i]] = rate(s, both[i]) / rate(s, alone[i]);
 }
 
-static void find_speeds(const struct state *s, double speed[MT_N_QUEUES])
+static void find_speeds(const struct state *s, double speed[MT_MAX_QUEUES])
 {
-    static const int link[2] = {MT_Q_H2D, MT_Q_D2H}, disk[2] = {MT_Q_DISK_READ, MT_Q_DISK_WRITE};
+    static const int disk[2] = {MT_Q_DISK_READ, MT_Q_DISK_WRITE};
     static const enum mt_rate_id link_alone[2] = {MT_RATE_H2D, MT_RATE_D2H},
                                  link_both[2] = {MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH},
                                  disk_alone[2] = {MT_RATE_READ, MT_RATE_WRITE},
                                  disk_both[2] = {MT_RATE_READ_BOTH, MT_RATE_WRITE_BOTH};
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    for (int q = 0; q < s->n_queues; q++)
         speed[q] = 1;
-    if (!(s->p->link_gbps > 0))
+    for (int lane = 0; lane < s->n_lanes && !(s->p->link_gbps > 0); lane++) {
+        const int link[2] = {mt_queue_number(lane, MT_Q_H2D), mt_queue_number(lane, MT_Q_D2H)};
         share_both(s, link, link_alone, link_both, speed);
+    }
     share_both(s, disk, disk_alone, disk_both, speed);
     if (s->p->machine->cpu)
         share_cores(s, speed);
@@ -176,13 +186,13 @@ static void find_speeds(const struct state *s, double speed[MT_N_QUEUES])
 /* Advances the time until the next task ends. */
 static void advance(struct state *s, struct mt_sim_result *r)
 {
-    double speed[MT_N_QUEUES], dt = INFINITY;
+    double speed[MT_MAX_QUEUES], dt = INFINITY;
     find_speeds(s, speed);
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    for (int q = 0; q < s->n_queues; q++)
         if (s->active[q] >= 0)
             dt = fmin(dt, s->late[q] > 0 ? s->late[q] : s->left[q] / speed[q]);
     s->now += dt;
-    for (int q = 0; q < MT_N_QUEUES; q++) {
+    for (int q = 0; q < s->n_queues; q++) {
         if (s->active[q] < 0)
             continue;
         if (s->late[q] > 0) {
@@ -195,8 +205,8 @@ static void advance(struct state *s, struct mt_sim_result *r)
         struct mt_sim_task *t = &s->g->tasks[s->active[q]];
         t->end = s->now;
         s->ended[q] = s->now;
-        r->busy[q] += t->end - t->start;
-        r->bytes[q] += t->bytes;
+        r->busy[s->kind[q]] += t->end - t->start;
+        r->bytes[s->kind[q]] += t->bytes;
         r->flops += t->flops;
         s->newest[q] = s->last_ended = s->active[q];
         s->active[q] = -1;
@@ -207,7 +217,7 @@ static int run_tasks(struct state *s, struct mt_sim_result *r, struct mt_err *er
 {
     while (start_tasks(s))
         advance(s, r);
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    for (int q = 0; q < s->n_queues; q++)
         if (s->next[q] < s->first[q + 1]) {
             const struct mt_sim_task *t = &s->g->tasks[s->order[s->next[q]]];
             return mt_fail(err, MT_ERR_RUNTIME, -EDEADLK,
@@ -225,9 +235,10 @@ static void walk_critical_path(const struct mt_sim_graph *g, int32_t last, doubl
     for (int32_t i = last; i >= 0; i = g->tasks[i].cause) {
         const struct mt_sim_task *t = &g->tasks[i];
         double fwd = fmax(0, fmin(t->end, turn) - t->start);
-        by_phase[MT_SIM_FORWARD][t->queue] += fwd;
-        by_phase[MT_SIM_BACKWARD][t->queue] += t->end - t->start - fwd;
-        r->critical[t->queue] += t->end - t->start;
+        enum mt_queue kind = mt_queue_kind(t->queue);
+        by_phase[MT_SIM_FORWARD][kind] += fwd;
+        by_phase[MT_SIM_BACKWARD][kind] += t->end - t->start - fwd;
+        r->critical[kind] += t->end - t->start;
     }
     for (int ph = 0; ph < MT_SIM_N_PHASES; ph++)
         for (int k = 0; k < MT_SIM_N_RESOURCES; k++)
@@ -235,7 +246,7 @@ static void walk_critical_path(const struct mt_sim_graph *g, int32_t last, doubl
                 r->bound[ph] = (enum mt_sim_resource)k;
 }
 
-/* Attributes [from, to), in which compute was idle, to the tasks on the critical path to its next task. */
+/* Attributes [from, to), in which the first lane's compute was idle, to the tasks on the critical path to its next task. */
 static void blame_gap(const struct mt_sim_graph *g, int32_t i, double from, double to,
                       struct mt_sim_result *r)
 {
@@ -243,7 +254,7 @@ static void blame_gap(const struct mt_sim_graph *g, int32_t i, double from, doub
         const struct mt_sim_task *t = &g->tasks[i];
         double begin = fmax(t->start, from);
         if (t->queue != MT_Q_COMPUTE && begin < to) {
-            r->idle[t->queue] += to - begin;
+            r->idle[mt_queue_kind(t->queue)] += to - begin;
             to = begin;
         }
         i = t->cause;
@@ -268,7 +279,10 @@ int mt_sim_run(struct mt_sim_result *out, struct mt_sim_graph *g, const struct m
 {
     struct state s = {.p = p, .g = g, .last_ended = -1};
     struct mt_sim_result r = {0};
-    for (int q = 0; q < MT_N_QUEUES; q++) {
+    s.n_lanes = MT_MAX(g->n_lanes, 1);
+    s.n_queues = mt_n_queues(s.n_lanes);
+    for (int q = 0; q < s.n_queues; q++) {
+        s.kind[q] = mt_queue_kind(q);
         s.active[q] = s.newest[q] = -1;
         s.ended[q] = -1;
     }

@@ -26,9 +26,9 @@ const char *mt_sim_resource_name(enum mt_sim_resource r);
 enum mt_sim_phase { MT_SIM_FORWARD, MT_SIM_BACKWARD, MT_SIM_N_PHASES };
 
 struct mt_sim_task {
-    uint8_t queue, op; /* op: enum mt_opcode */
+    uint8_t queue, op; /* queue: its number; op: enum mt_opcode */
     int32_t unit, mb, piece;
-    int32_t wait[MT_N_QUEUES]; /* newest task of that queue that must have ended, or -1 */
+    int32_t wait[MT_MAX_QUEUES]; /* newest task of that queue that must have ended, or -1 */
     double seconds;                /* that it takes alone */
     double bytes, flops;
     double start, end; /* filled by the simulation */
@@ -38,6 +38,7 @@ struct mt_sim_task {
 struct mt_sim_graph {
     struct mt_sim_task *tasks; /* by instruction */
     size_t n;
+    int n_lanes; /* 0: one */
     size_t turn; /* the last task of the forward pass */
 };
 void mt_sim_graph_finish(struct mt_sim_graph *g);
@@ -60,9 +61,9 @@ struct mt_sim_result {
     double phase[MT_SIM_N_PHASES];
     enum mt_sim_resource bound[MT_SIM_N_PHASES];  /* has most of the phase's critical path */
     double critical[MT_SIM_N_RESOURCES];          /* seconds on the critical path */
-    double busy[MT_SIM_N_RESOURCES];
+    double busy[MT_SIM_N_RESOURCES];              /* of all lanes */
     double bytes[MT_SIM_N_RESOURCES];
-    double idle[MT_SIM_N_RESOURCES]; /* compute's idle seconds by what it waited for; the end of the step, too */
+    double idle[MT_SIM_N_RESOURCES]; /* the first lane's compute's idle seconds by what it waited for; the end of the step, too */
     double flops;
 };
 /** Runs the graph; start and end of every task are filled in. -EDEADLK names a task that never starts. */

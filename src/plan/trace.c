@@ -32,16 +32,27 @@ static void add_span(struct mt_str *s, const struct span *p, const struct mt_lay
                   p->unit, p->mb, p->piece, p->bytes);
 }
 
-static void add_names(struct mt_str *s, int pid, const char *process)
+/* "compute", and of other lanes than the first "compute of GPU 2". */
+static const char *title(char *buf, size_t len, int q)
+{
+    int lane = mt_queue_lane(q), n = snprintf(buf, len, "%s", mt_queues[mt_queue_kind(q)].title);
+    if (lane)
+        snprintf(buf + n, len - (size_t)n, " of GPU %d", lane + 1);
+    return buf;
+}
+
+static void add_names(struct mt_str *s, int pid, int n_queues, const char *process)
 {
     add_name(s, "process_name", pid, 0, process);
-    for (int q = 0; q < MT_N_QUEUES; q++)
-        add_name(s, "thread_name", pid, q, mt_queues[q].title);
+    for (int q = 0; q < n_queues; q++) {
+        char name[64];
+        add_name(s, "thread_name", pid, q, title(name, sizeof(name), q));
+    }
 }
 
 /* End of the last span in each row of each queue. */
 struct rows {
-    int64_t free_at[MAX_ROWS][MT_N_QUEUES];
+    int64_t free_at[MAX_ROWS][MT_MAX_QUEUES];
 };
 
 /* The first row of the queue in which the span overlaps with no other; names the row on first use. */
@@ -49,11 +60,11 @@ static int find_row(struct rows *rows, struct mt_str *s, const struct mt_trace_s
 {
     int q = t->queue, k = 0, id;
     char name[64];
-    while (!mt_queues[q].ends_in_order && k < MAX_ROWS - 1 && rows->free_at[k][q] > t->begin_ns)
+    while (!mt_queues[mt_queue_kind(q)].ends_in_order && k < MAX_ROWS - 1 && rows->free_at[k][q] > t->begin_ns)
         k++;
-    id = k * MT_N_QUEUES + q;
+    id = k * MT_MAX_QUEUES + q;
     if (k && !rows->free_at[k][q]) {
-        snprintf(name, sizeof(name), "%s %d", mt_queues[q].title, k + 1);
+        snprintf(name, sizeof(name), "%s %d", mt_queues[mt_queue_kind(q)].title, k + 1);
         add_name(s, "thread_name", MEASURED, id, name);
     }
     rows->free_at[k][q] = t->end_ns;
@@ -65,10 +76,13 @@ static void add_measured(struct mt_str *s, const struct mt_trace_span *spans, si
 {
     int64_t first = INT64_MAX;
     struct rows rows = {{{0}}};
-    for (size_t i = 0; i < n; i++)
+    int n_queues = MT_N_QUEUES;
+    for (size_t i = 0; i < n; i++) {
         if (spans[i].begin_ns)
             first = MT_MIN(first, spans[i].begin_ns);
-    add_names(s, MEASURED, "measured");
+        n_queues = MT_MAX(n_queues, mt_n_queues(mt_queue_lane(spans[i].queue) + 1));
+    }
+    add_names(s, MEASURED, n_queues, "measured");
     for (size_t i = 0; i < n; i++) {
         const struct mt_trace_span *t = &spans[i];
         if (!t->begin_ns)
@@ -82,11 +96,11 @@ static void add_measured(struct mt_str *s, const struct mt_trace_span *spans, si
 
 static void add_predicted(struct mt_str *s, const struct mt_sim_graph *g, const struct mt_layout *l)
 {
-    add_names(s, PREDICTED, "predicted");
+    add_names(s, PREDICTED, mt_n_queues(MT_MAX(g->n_lanes, 1)), "predicted");
     for (size_t i = 0; i < g->n; i++) {
         const struct mt_sim_task *t = &g->tasks[i];
         struct span p = {PREDICTED, t->queue, t->op, t->mb, t->piece, t->unit, t->start * 1e6,
-                         (t->end - t->start) * 1e6, t->queue == MT_Q_COMPUTE ? 0 : t->bytes};
+                         (t->end - t->start) * 1e6, mt_queue_kind(t->queue) == MT_Q_COMPUTE ? 0 : t->bytes};
         add_span(s, &p, l);
     }
 }

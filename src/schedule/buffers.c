@@ -13,6 +13,11 @@ static enum mt_pool_id pool_of(const struct mt_program_params *p, const struct m
     return mt_program_pool_of(p, &p->values[u->value]);
 }
 
+static bool is_on(const struct mt_program_params *p, size_t unit, int lane)
+{
+    return lane == MT_ALL_LANES || p->units[unit].lane == lane;
+}
+
 /* Makes the buffers of the unit's pool for that kind at least as large as the object. */
 static void hold(const struct mt_program_params *p, size_t bytes[MT_N_POOLS], enum mt_object_kind kind, size_t unit,
                  size_t object_bytes)
@@ -48,18 +53,31 @@ void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t byte
             bytes[mt_pools[i].spilled] = mt_align_up(bytes[i], PAGE);
 }
 
-void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS])
+static void device_bytes(const struct mt_program_params *p, int lane, size_t bytes[MT_N_POOLS])
 {
     bool train = p->mode == MT_MODE_TRAIN;
     memset(bytes, 0, MT_N_POOLS * sizeof(bytes[0]));
     for (size_t u = 0; u < p->n_units; u++) {
+        if (!is_on(p, u, lane))
+            continue;
         hold_values(p, bytes, mt_forward_call(p, u));
         if (train)
             hold_values(p, bytes, &p->units[u].backward);
         if (train && p->cast && p->units[u].trainable)
             hold(p, bytes, MT_OBJ_CAST, u, p->units[u].grad_elems * p->grad_bytes);
     }
-    mt_program_host_buffer_bytes(p, bytes);
+}
+
+void mt_program_buffer_bytes(const struct mt_program_params *p, int lane, size_t bytes[MT_N_POOLS])
+{
+    device_bytes(p, MT_ALL_LANES, bytes);
+    mt_program_host_buffer_bytes(p, bytes); /* which hold what any lane stores */
+    if (lane == MT_ALL_LANES || mt_program_lanes(p) == 1)
+        return;
+    size_t own[MT_N_POOLS];
+    device_bytes(p, lane, own);
+    for (int i = 0; i < MT_N_POOLS; i++)
+        bytes[i] = mt_pools[i].device ? own[i] : bytes[i];
 }
 
 /* The buffers of each pool that one operation uses at once. */
@@ -75,16 +93,19 @@ static void need_for_call(const struct mt_program_params *p, const struct mt_cal
     }
 }
 
-static void least_buffers(const struct mt_program_params *p, const size_t bytes[MT_N_POOLS], int n[MT_N_POOLS])
+static void least_buffers(const struct mt_program_params *p, int lane, const size_t bytes[MT_N_POOLS],
+                          int n[MT_N_POOLS])
 {
     for (int i = 0; i < MT_N_POOLS; i++)
         n[i] = bytes[i] ? mt_pools[i].least : 0;
     for (size_t u = 0; u < p->n_units; u++) {
+        if (!is_on(p, u, lane))
+            continue;
         need_for_call(p, mt_forward_call(p, u), n);
         need_for_call(p, &p->units[u].backward, n);
     }
     for (size_t v = 0; v < p->n_values; v++)
-        if (p->values[v].life == MT_LIFE_RUN)
+        if (p->values[v].life == MT_LIFE_RUN && is_on(p, (size_t)p->values[v].unit, lane))
             n[mt_program_pool_of(p, &p->values[v])]++;
 }
 
@@ -104,13 +125,15 @@ static void extend_spans(const struct mt_program_params *p, struct span *s, cons
     }
 }
 
-static struct span *find_spans(const struct mt_program_params *p)
+static struct span *find_spans(const struct mt_program_params *p, int lane)
 {
     struct span *s = mt_calloc(p->n_values, sizeof(*s));
     for (size_t u = 0; s && u < p->n_units; u++)
-        extend_spans(p, s, mt_forward_call(p, u), 1 + u);
+        if (is_on(p, u, lane))
+            extend_spans(p, s, mt_forward_call(p, u), 1 + u);
     for (size_t u = p->n_units; s && p->mode == MT_MODE_TRAIN && u-- > 0;)
-        extend_spans(p, s, &p->units[u].backward, 2 * p->n_units - u);
+        if (is_on(p, u, lane))
+            extend_spans(p, s, &p->units[u].backward, 2 * p->n_units - u);
     return s;
 }
 
@@ -137,10 +160,10 @@ static void count_changes(const struct mt_program_params *p, const struct span *
 }
 
 /* Most objects of each pool that are in use at once; an upper bound (all of them) if memory runs out here. */
-static void count_live(const struct mt_program_params *p, size_t most[MT_N_POOLS])
+static void count_live(const struct mt_program_params *p, int lane, size_t most[MT_N_POOLS])
 {
     size_t n = 2 * p->n_units + 2;
-    struct span *s = find_spans(p);
+    struct span *s = find_spans(p, lane);
     ptrdiff_t(*change)[MT_N_POOLS] = mt_calloc(n, sizeof(*change)), live[MT_N_POOLS] = {0};
     if (s && change)
         count_changes(p, s, change);
@@ -157,27 +180,28 @@ static void count_live(const struct mt_program_params *p, size_t most[MT_N_POOLS
 }
 
 /* Objects of the kind, one per unit with weights; at most two at once if they leave the device as soon as made. */
-static void count_units(const struct mt_program_params *p, enum mt_object_kind kind, bool leave,
+static void count_units(const struct mt_program_params *p, int lane, enum mt_object_kind kind, bool leave,
                         size_t most[MT_N_POOLS])
 {
     size_t count[MT_N_POOLS] = {0};
     for (size_t u = 0; u < p->n_units; u++)
-        count[mt_program_pool(p, kind, u)] += p->units[u].weight_bytes > 0;
+        count[mt_program_pool(p, kind, u)] += is_on(p, u, lane) && p->units[u].weight_bytes > 0;
     for (int i = 0; i < MT_N_POOLS; i++)
         if (count[i])
             most[i] = leave ? MT_MIN(count[i], (size_t)2) : count[i];
 }
 
 /* n: the fewest on entry. */
-static void most_buffers(const struct mt_program_params *p, const size_t bytes[MT_N_POOLS], int n[MT_N_POOLS])
+static void most_buffers(const struct mt_program_params *p, int lane, const size_t bytes[MT_N_POOLS],
+                         int n[MT_N_POOLS])
 {
     size_t most[MT_N_POOLS] = {0};
-    count_live(p, most);
-    count_units(p, MT_OBJ_WEIGHTS, false, most);
-    count_units(p, MT_OBJ_GRAD, true, most);
-    count_units(p, MT_OBJ_CAST, true, most);
-    count_units(p, MT_OBJ_STAGED, false, most);
-    count_units(p, MT_OBJ_GRAD_OUT, true, most);
+    count_live(p, lane, most);
+    count_units(p, lane, MT_OBJ_WEIGHTS, false, most);
+    count_units(p, lane, MT_OBJ_GRAD, true, most);
+    count_units(p, lane, MT_OBJ_CAST, true, most);
+    count_units(p, lane, MT_OBJ_STAGED, false, most);
+    count_units(p, lane, MT_OBJ_GRAD_OUT, true, most);
     most[mt_kinds[MT_OBJ_STATE].pool[MT_CLASS_LAYER]] = 6; /* two each being read, updated, written */
     for (int i = 0; i < MT_N_POOLS; i++)
         if (mt_pools[i].spilled != MT_NO_POOL)
@@ -189,16 +213,16 @@ static void most_buffers(const struct mt_program_params *p, const size_t bytes[M
 void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
 {
     size_t bytes[MT_N_POOLS];
-    mt_program_buffer_bytes(p, bytes);
-    least_buffers(p, bytes, n);
-    most_buffers(p, bytes, n);
+    mt_program_buffer_bytes(p, MT_ALL_LANES, bytes);
+    least_buffers(p, MT_ALL_LANES, bytes, n);
+    most_buffers(p, MT_ALL_LANES, bytes, n);
 }
 
-void mt_program_size_pools(const struct mt_program_params *p, size_t bytes[MT_N_POOLS], int least[MT_N_POOLS],
-                           int most[MT_N_POOLS])
+void mt_program_size_pools(const struct mt_program_params *p, int lane, size_t bytes[MT_N_POOLS],
+                           int least[MT_N_POOLS], int most[MT_N_POOLS])
 {
-    mt_program_buffer_bytes(p, bytes);
-    least_buffers(p, bytes, least);
+    mt_program_buffer_bytes(p, lane, bytes);
+    least_buffers(p, lane, bytes, least);
     memcpy(most, least, MT_N_POOLS * sizeof(*most));
-    most_buffers(p, bytes, most);
+    most_buffers(p, lane, bytes, most);
 }

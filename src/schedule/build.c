@@ -23,7 +23,8 @@ struct writer {
     struct mt_draft *d;
     const struct mt_program_params *p;
     struct state *values;
-    int32_t *objects;     /* of all values */
+    int32_t *objects;     /* [n_slots] of all values */
+    size_t n_slots;
     struct mt_instr sink; /* target of writes after memory ran out */
     bool failed;
 };
@@ -50,6 +51,7 @@ static struct mt_instr *add_instr(struct writer *w, enum mt_opcode op, size_t un
     }
     struct mt_instr *in = &g->instrs[g->n_instrs++];
     *in = mt_instr_make(op, unit, mb);
+    in->lane = mt_queues[in->queue].device ? w->p->units[unit].lane : 0;
     return in;
 }
 
@@ -58,9 +60,15 @@ static void operand(struct mt_instr *in, int32_t object, enum mt_access access, 
     in->operand[in->n_operands++] = (struct mt_operand){object, NONE, (uint8_t)access, (uint8_t)role};
 }
 
-static int32_t *object_of(struct writer *w, int32_t value, size_t mb)
+static int32_t *object_of(const struct writer *w, int32_t value, size_t mb)
 {
     return &w->values[value].objects[w->p->values[value].life == MT_LIFE_MICROBATCH ? mb : 0];
+}
+
+/* Number of the object among all that the step may have. */
+static size_t slot_of(const struct writer *w, int32_t value, size_t mb)
+{
+    return (size_t)(object_of(w, value, mb) - w->objects);
 }
 
 static int32_t make_object(struct writer *w, int32_t value, size_t mb)
@@ -70,7 +78,7 @@ static int32_t make_object(struct writer *w, int32_t value, size_t mb)
     if (*o == NONE)
         *o = add_object(w, &(struct mt_object){.kind = v->kind, .unit = v->unit, .bytes = v->bytes,
                                                .mb = v->life == MT_LIFE_MICROBATCH ? (int32_t)mb : 0,
-                                               .resident = v->life == MT_LIFE_RUN,
+                                               .resident = v->life == MT_LIFE_RUN, .lane = w->p->units[v->unit].lane,
                                                .parts = w->values[value].parts}, mt_program_pool_of(w->p, v));
     return *o;
 }
@@ -112,7 +120,7 @@ static void write_gradient(struct writer *w, int32_t value)
 }
 
 /* Access of a contribution. Before the first one, an object that is only added to is zeroed. */
-static enum mt_access begin_part(struct writer *w, const struct mt_use *u, size_t mb)
+static enum mt_access begin_part(struct writer *w, const struct mt_use *u, size_t unit, size_t mb)
 {
     if (*object_of(w, u->value, mb) != NONE)
         return MT_ADD;
@@ -120,7 +128,9 @@ static enum mt_access begin_part(struct writer *w, const struct mt_use *u, size_
         return MT_FILL;
     if (u->access == MT_ADD) {
         int32_t o = make_object(w, u->value, mb);
-        operand(add_instr(w, MT_OP_ZERO, (size_t)w->p->values[u->value].unit, mb), o, MT_WRITE, MT_ROLE_NONE);
+        struct mt_instr *zero = add_instr(w, MT_OP_ZERO, (size_t)w->p->values[u->value].unit, mb);
+        zero->lane = w->p->units[unit].lane; /* where the first contribution is made */
+        operand(zero, o, MT_WRITE, MT_ROLE_NONE);
     }
     return (enum mt_access)u->access;
 }
@@ -140,9 +150,11 @@ static void write_call(struct writer *w, size_t unit, const struct mt_call *c, s
 {
     const struct mt_program_params *p = w->p;
     enum mt_access access[MT_MAX_OPERANDS];
-    for (int k = 0; k < c->n_uses; k++)
-        if (has_operand(p, &c->use[k], mb))
-            access[k] = c->use[k].access & MT_PART ? begin_part(w, &c->use[k], mb) : (enum mt_access)c->use[k].access;
+    for (int k = 0; k < c->n_uses; k++) {
+        const struct mt_use *u = &c->use[k];
+        if (has_operand(p, u, mb))
+            access[k] = u->access & MT_PART ? begin_part(w, u, unit, mb) : (enum mt_access)u->access;
+    }
     struct mt_instr *in = add_instr(w, c->op, unit, mb);
     for (int k = 0; k < c->n_uses; k++)
         if (has_operand(p, &c->use[k], mb))
@@ -169,21 +181,120 @@ static size_t first_trained(const struct mt_program_params *p)
     return u;
 }
 
+/* --- the order of a step's operations ---------------------------------------------------------------------- */
+
+/* An operation of the step, and when it could begin if operations took their share of the time. */
+struct turn {
+    const struct mt_call *call;
+    size_t unit, mb, at;
+    uint64_t begin;
+};
+
+struct turns {
+    struct turn *of; /* in the order of one lane */
+    size_t n, cap;
+};
+
 /* The operation for all micro-batches, or once if its scope is the step. */
-static void write_pass(struct writer *w, size_t unit, const struct mt_call *c)
+static void list_pass(struct writer *w, struct turns *t, size_t unit, const struct mt_call *c)
 {
     size_t n = !c->n_uses ? 0 : c->scope == MT_SCOPE_STEP ? 1 : w->p->n_micro;
-    for (size_t mb = 0; mb < n; mb++)
-        write_call(w, unit, c, mb);
+    for (size_t mb = 0; mb < n; mb++) {
+        if (!mt_grow(&t->of, &t->cap, t->n + 1, sizeof(*t->of))) {
+            w->failed = true;
+            return;
+        }
+        t->of[t->n] = (struct turn){c, unit, mb, t->n, 0};
+        t->n++;
+    }
+}
+
+/* The order in which one lane runs them: unit after unit, forward and then back. */
+static void list_turns(struct writer *w, struct turns *t)
+{
+    const struct mt_program_params *p = w->p;
+    for (size_t u = mt_program_gathers(p); u < p->n_units; u++)
+        list_pass(w, t, u, mt_forward_call(p, u));
+    for (size_t u = p->n_units; p->mode == MT_MODE_TRAIN && u-- > first_trained(p);)
+        list_pass(w, t, u, &p->units[u].backward);
+}
+
+/* Products take their weights' bytes for each micro-batch, backward with recomputation three times that. */
+static uint64_t length_of(const struct mt_program_params *p, const struct turn *t)
+{
+    uint64_t bytes = 1;
+    for (int k = 0; k < t->call->n_uses; k++) {
+        const struct mt_value *v = &p->values[t->call->use[k].value];
+        bytes += v->kind == MT_OBJ_WEIGHTS ? v->bytes : 0;
+    }
+    bool back = t->call == &p->units[t->unit].backward, head = t->call->op == MT_OP_HEAD;
+    uint64_t times = (back || head ? 3 : 1) * (t->call->scope == MT_SCOPE_STEP ? p->n_micro : 1);
+    return t->call->op == MT_OP_EMBED || t->call->op == MT_OP_EMBED_BWD ? 1 : bytes * times;
+}
+
+/*
+ * When each could begin: after the one before on its lane, and after those before it that use one of its objects. So
+ * contributions to an object keep the order that they have on one lane. free: by object; 0 on entry.
+ */
+static void begin_turns(const struct writer *w, struct turns *t, uint64_t *free_at)
+{
+    uint64_t lane_free[MT_MAX_LANES] = {0};
+    for (size_t i = 0; i < t->n; i++) {
+        struct turn *x = &t->of[i];
+        uint64_t *lane = &lane_free[w->p->units[x->unit].lane];
+        x->begin = *lane;
+        for (int k = 0; k < x->call->n_uses; k++)
+            x->begin = MT_MAX(x->begin, free_at[slot_of(w, x->call->use[k].value, x->mb)]);
+        *lane = x->begin + length_of(w->p, x);
+        for (int k = 0; k < x->call->n_uses; k++)
+            free_at[slot_of(w, x->call->use[k].value, x->mb)] = *lane;
+    }
+}
+
+static int compare_turns(const void *a, const void *b)
+{
+    const struct turn *x = a, *y = b;
+    return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : (x->at > y->at) - (x->at < y->at);
+}
+
+/*
+ * With several lanes, micro-batches follow each other through the units of different lanes. Their operations are
+ * written in about the order in which they will run, since copies are queued in that order.
+ */
+static void sort_turns(struct writer *w, struct turns *t)
+{
+    uint64_t *free_at = mt_calloc(w->n_slots, sizeof(*free_at));
+    w->failed |= !free_at;
+    if (free_at) {
+        begin_turns(w, t, free_at);
+        qsort(t->of, t->n, sizeof(*t->of), compare_turns);
+    }
+    free(free_at);
 }
 
 static void write_layered(struct writer *w)
 {
-    const struct mt_program_params *p = w->p;
-    for (size_t u = mt_program_gathers(p); u < p->n_units; u++)
-        write_pass(w, u, mt_forward_call(p, u));
-    for (size_t u = p->n_units; p->mode == MT_MODE_TRAIN && u-- > first_trained(p);)
-        write_pass(w, u, &p->units[u].backward);
+    struct turns t = {NULL};
+    list_turns(w, &t);
+    if (mt_program_lanes(w->p) > 1 && !w->failed)
+        sort_turns(w, &t);
+    for (size_t i = 0; i < t.n; i++)
+        write_call(w, t.of[i].unit, t.of[i].call, t.of[i].mb);
+    free(t.of);
+}
+
+/* Experts follow the lists that their layer makes, so these are on one lane. */
+static int check_lanes(const struct mt_program_params *p, struct mt_err *err)
+{
+    int lane = 0;
+    for (size_t u = 0; u < p->n_units; u++) {
+        const struct mt_unit_shape *s = &p->units[u];
+        lane = s->makes_lists ? s->lane : lane;
+        if (s->lane >= mt_program_lanes(p) || (s->follows_lists && s->lane != lane))
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "unit %zu cannot be on lane %d of %d%s", u, s->lane,
+                           mt_program_lanes(p), s->follows_lists ? ": its layer's lists of experts are on another" : "");
+    }
+    return 0;
 }
 
 /* Counts the contributions to each value; refuses calls that cannot be scheduled. */
@@ -206,8 +317,8 @@ static int survey_call(struct writer *w, size_t unit, const struct mt_call *c, s
 static int survey(struct writer *w, struct mt_err *err)
 {
     const struct mt_program_params *p = w->p;
-    int rc = 0;
-    for (size_t v = 0; v < p->n_values; v++)
+    int rc = check_lanes(p, err);
+    for (size_t v = 0; v < p->n_values && !rc; v++)
         if (p->values[v].life == MT_LIFE_RUN && mt_kinds[p->values[v].kind].home != MT_HOME_PLANE)
             return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "\"%s\" of unit %d cannot live for the run: only weights and adapters can",
                            mt_kinds[p->values[v].kind].name, p->values[v].unit);
@@ -230,6 +341,7 @@ static bool alloc_writer(struct writer *w)
         return false;
     for (size_t i = 0; i < n; i++)
         w->objects[i] = NONE;
+    w->n_slots = n;
     n = 0;
     for (size_t v = 0; v < p->n_values; v++) {
         w->values[v].objects = w->objects + n;
@@ -303,6 +415,21 @@ static void write_updates(struct writer *w)
     }
 }
 
+/* Losses are where the head is, sums of squares where gradients were cast. */
+static void write_stats(struct writer *w)
+{
+    const struct mt_program_params *p = w->p;
+    size_t last[MT_MAX_LANES] = {0};
+    bool has[MT_MAX_LANES] = {false};
+    for (size_t u = 0; u < p->n_units; u++) {
+        last[p->units[u].lane] = u;
+        has[p->units[u].lane] = p->mode == MT_MODE_TRAIN || u + 1 == p->n_units;
+    }
+    for (int lane = 0; lane < mt_program_lanes(p); lane++)
+        if (has[lane])
+            add_instr(w, MT_OP_STATS, last[lane], 0);
+}
+
 static void write_draft(struct writer *w)
 {
     const struct mt_program_params *p = w->p;
@@ -315,7 +442,7 @@ static void write_draft(struct writer *w)
         return;
     write_layered(w);
     if (p->mode != MT_MODE_LOGITS)
-        add_instr(w, MT_OP_STATS, p->n_units - 1, 0);
+        write_stats(w);
 }
 
 int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct mt_err *err)
@@ -324,6 +451,7 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
     *d = (struct mt_draft){.params = p};
     d->prog.n_units = p->n_units;
     d->prog.n_micro = p->n_micro;
+    d->prog.n_lanes = mt_program_lanes(p);
     d->prog.backward = p->mode == MT_MODE_TRAIN;
     int rc = check_size(p, err);
     if (!rc && !alloc_writer(&w))

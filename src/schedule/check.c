@@ -3,9 +3,9 @@
  * Checks a program without knowing how it was made. It replays the instructions in program order, keeps the last
  * writer and readers of each buffer and of each object's home, and checks that every two conflicting accesses are
  * ordered, by their queue or by a chain of waits. Order is found with vector clocks, one entry per queue (Mattern
- * 1989): clock[i][q] is the newest instruction of queue q that has ended when i starts. Instructions of the disk
- * queues start in order and end in any order: when one starts, all that its predecessor waited for has ended, but the
- * predecessor itself may not have. A wait for one of them is a wait for all before it.
+ * 1989): entry q of clock i is the newest instruction of queue number q that has ended when i starts. Instructions of
+ * the disk queues start in order and end in any order: when one starts, all that its predecessor waited for has ended,
+ * but the predecessor itself may not have. A wait for one of them is a wait for all before it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -19,14 +19,15 @@ struct place {
     int object, version; /* content; NONE: poison or nothing */
     size_t loaded;       /* elements, of weights that are loaded in parts, of which some are missing; else 0 */
     int writer;
-    int reader[MT_N_QUEUES]; /* newest of each queue since the write */
+    int reader[MT_MAX_QUEUES]; /* newest of each queue since the write */
 };
 
 struct checker {
     const struct mt_program *p;
-    int32_t (*clock)[MT_N_QUEUES];
-    int32_t last_of[MT_N_QUEUES];
-    struct place *buffers[MT_N_POOLS];
+    int n_queues;
+    int32_t *clock; /* [n_instrs, n_queues] */
+    int32_t last_of[MT_MAX_QUEUES];
+    struct place *buffers[MT_MAX_LANES][MT_N_POOLS];
     struct place *homes; /* by object */
     int *latest;         /* by object: newest version */
     int *updated;           /* by unit: its update, or NONE */
@@ -50,32 +51,39 @@ static int fault(struct checker *c, size_t i, int other, const char *what)
     return mt_fail(c->err, MT_ERR_RUNTIME, -EPROTO, "step program: %s: {%s} against {%s}", what, a, b);
 }
 
+static int32_t *clock_of(const struct checker *c, size_t i)
+{
+    return c->clock + i * (size_t)c->n_queues;
+}
+
 static bool ordered(const struct checker *c, int before, size_t i)
 {
-    return before == NONE || before == (int)i || c->clock[i][c->p->instrs[before].queue] >= before;
+    return before == NONE || before == (int)i || clock_of(c, i)[mt_instr_queue(&c->p->instrs[before])] >= before;
 }
 
 static int advance_clock(struct checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
-    if (in->op >= MT_N_OPCODES || in->queue != mt_opcodes[in->op].queue || in->n_operands > MT_MAX_OPERANDS)
+    if (in->op >= MT_N_OPCODES || in->queue != mt_opcodes[in->op].queue || in->n_operands > MT_MAX_OPERANDS ||
+        in->lane >= c->p->n_lanes)
         return fault(c, i, NONE, "malformed instruction");
-    int32_t prev = c->last_of[in->queue];
-    for (int q = 0; q < MT_N_QUEUES; q++)
-        c->clock[i][q] = prev >= 0 ? c->clock[prev][q] : NONE;
+    int own = mt_instr_queue(in), n = c->n_queues;
+    int32_t prev = c->last_of[own], *clock = clock_of(c, i);
+    for (int q = 0; q < n; q++)
+        clock[q] = prev >= 0 ? clock_of(c, (size_t)prev)[q] : NONE;
     if (prev >= 0 && mt_queues[in->queue].ends_in_order)
-        c->clock[i][in->queue] = prev;
-    for (int q = 0; q < MT_N_QUEUES; q++) {
+        clock[own] = prev;
+    for (int q = 0; q < MT_MAX_QUEUES; q++) {
         int32_t w = in->wait[q];
         if (w < 0)
             continue;
-        if ((size_t)w >= i || c->p->instrs[w].queue != q || !c->p->instrs[w].signals)
+        if ((size_t)w >= i || mt_instr_queue(&c->p->instrs[w]) != q || !c->p->instrs[w].signals)
             return fault(c, i, NONE, "waits for an instruction that is later, in another queue or does not signal");
-        for (int k = 0; k < MT_N_QUEUES; k++)
-            c->clock[i][k] = MT_MAX(c->clock[i][k], c->clock[w][k]);
-        c->clock[i][q] = MT_MAX(c->clock[i][q], w);
+        for (int k = 0; k < n; k++)
+            clock[k] = MT_MAX(clock[k], clock_of(c, (size_t)w)[k]);
+        clock[q] = MT_MAX(clock[q], w);
     }
-    c->last_of[in->queue] = (int32_t)i;
+    c->last_of[own] = (int32_t)i;
     return 0;
 }
 
@@ -83,7 +91,7 @@ static int read_place(struct checker *c, size_t i, struct place *at, const char 
 {
     if (!ordered(c, at->writer, i))
         return fault(c, i, at->writer, what);
-    at->reader[c->p->instrs[i].queue] = (int)i;
+    at->reader[mt_instr_queue(&c->p->instrs[i])] = (int)i;
     return 0;
 }
 
@@ -92,13 +100,16 @@ static int write_place(struct checker *c, size_t i, struct place *at, int object
 {
     if (at->object != NONE && at->object != object && c->p->objects[at->object].resident)
         return fault(c, i, at->writer, "takes a buffer whose object lives for the run");
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    for (int q = 0; q < c->n_queues; q++)
         if (!ordered(c, at->reader[q], i))
             return fault(c, i, at->reader[q], what);
     if (!ordered(c, at->writer, i))
         return fault(c, i, at->writer, what);
-    *at = (struct place){.object = object, .version = version, .writer = (int)i};
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    at->object = object;
+    at->version = version;
+    at->loaded = 0;
+    at->writer = (int)i;
+    for (int q = 0; q < c->n_queues; q++)
         at->reader[q] = NONE;
     return 0;
 }
@@ -270,10 +281,11 @@ static int check_operand(struct checker *c, size_t i, const struct mt_operand *o
     const struct mt_object *o = &c->p->objects[op->object];
     if (in->op == MT_OP_GATHER)
         return check_gather(c, i, op->object);
-    if (op->buffer < 0 || op->buffer >= c->p->pool[o->pool].n ||
-        o->bytes > c->p->pool[o->pool].bytes)
+    int lane = mt_pools[o->pool].device ? in->lane : 0;
+    const struct mt_pool_shape *pool = &c->p->pool[lane][o->pool];
+    if (op->buffer < 0 || op->buffer >= pool->n || o->bytes > pool->bytes)
         return fault(c, i, NONE, "has an operand without a buffer of its pool");
-    struct place *at = &c->buffers[o->pool][op->buffer];
+    struct place *at = &c->buffers[lane][o->pool][op->buffer];
     int rc = count_part(c, i, op);
     if (rc)
         return rc;
@@ -396,7 +408,8 @@ static int check_end(struct checker *c)
 static bool init_checker(struct checker *c)
 {
     const struct mt_program *p = c->p;
-    c->clock = mt_calloc(p->n_instrs, sizeof(*c->clock));
+    c->n_queues = mt_n_queues(p->n_lanes);
+    c->clock = mt_calloc(p->n_instrs, (size_t)c->n_queues * sizeof(*c->clock));
     c->homes = mt_calloc(p->n_objects, sizeof(*c->homes));
     c->latest = mt_calloc(3 * p->n_objects, sizeof(int));
     c->updated = mt_calloc(7 * p->n_units, sizeof(int));
@@ -413,33 +426,36 @@ static bool init_checker(struct checker *c)
     for (size_t u = 0; u < p->n_units; u++)
         c->updated[u] = c->taken[u] = c->loaded[u] = c->stored[u] = c->fetched[u] = c->scattered[u] = NONE;
     struct place empty = {.object = NONE, .writer = NONE};
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    for (int q = 0; q < MT_MAX_QUEUES; q++)
         empty.reader[q] = c->last_of[q] = NONE;
     for (size_t o = 0; o < p->n_objects; o++) {
         c->homes[o] = empty;
         c->routed[o] = NONE;
     }
-    for (int i = 0; i < MT_N_POOLS; i++) {
-        c->buffers[i] = mt_calloc((size_t)MT_MAX(p->pool[i].n, 0), sizeof(struct place));
-        if (!c->buffers[i])
-            return false;
-        for (int k = 0; k < p->pool[i].n; k++)
-            c->buffers[i][k] = empty;
-    }
+    for (int lane = 0; lane < p->n_lanes; lane++)
+        for (int i = 0; i < MT_N_POOLS; i++) {
+            int n = p->pool[lane][i].n;
+            struct place *b = c->buffers[lane][i] = mt_calloc((size_t)MT_MAX(n, 0), sizeof(*b));
+            for (int k = 0; b && k < n; k++)
+                b[k] = empty;
+            if (!b)
+                return false;
+        }
     return true;
 }
 
 /* Objects that live for the run have their buffers from the start, with an old version: they must be loaded first. */
 static int put_residents(struct checker *c)
 {
-    int next[MT_N_POOLS] = {0};
+    int next[MT_MAX_LANES][MT_N_POOLS] = {{0}};
     for (size_t o = 0; o < c->p->n_objects; o++) {
         enum mt_pool_id pool = c->p->objects[o].pool;
+        int lane = c->p->objects[o].lane;
         if (!c->p->objects[o].resident)
             continue;
-        if (next[pool] >= c->p->pool[pool].n)
+        if (lane >= c->p->n_lanes || next[lane][pool] >= c->p->pool[lane][pool].n)
             return fault(c, 0, NONE, "has too few buffers for the objects that live for the run");
-        struct place *at = &c->buffers[pool][next[pool]++];
+        struct place *at = &c->buffers[lane][pool][next[lane][pool]++];
         at->object = (int)o;
         at->version = -1;
     }
@@ -449,8 +465,9 @@ static int put_residents(struct checker *c)
 int mt_program_check(const struct mt_program *p, struct mt_err *err)
 {
     struct checker c = {.p = p, .err = err};
-    int rc = 0;
-    if (!init_checker(&c))
+    int rc = p->n_lanes >= 1 && p->n_lanes <= MT_MAX_LANES
+                 ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "step program: it has %d lanes", p->n_lanes);
+    if (!rc && !init_checker(&c))
         rc = mt_fail_nomem(err, "the schedule checker", p->n_instrs * sizeof(*c.clock));
     if (!rc && p->n_instrs)
         rc = put_residents(&c);
@@ -462,7 +479,7 @@ int mt_program_check(const struct mt_program *p, struct mt_err *err)
     free(c.homes);
     free(c.latest);
     free(c.updated);
-    for (int i = 0; i < MT_N_POOLS; i++)
-        free(c.buffers[i]);
+    for (int i = 0; i < MT_MAX_LANES * MT_N_POOLS; i++)
+        free(c.buffers[i / MT_N_POOLS][i % MT_N_POOLS]);
     return rc;
 }

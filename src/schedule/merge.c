@@ -47,13 +47,20 @@ static void emit(struct merge *m, const struct mt_placed *e)
 {
     struct mt_instr in = e->in;
     if (e->load.id != MT_NO_ENTRY)
-        in.wait[MT_Q_H2D] = position_of(&m->q->loads, m->load_pos, e->load);
+        in.wait[mt_queue_number(in.lane, MT_Q_H2D)] = position_of(&m->q->loads, m->load_pos, e->load);
     if (e->store.id != MT_NO_ENTRY && in.queue != MT_Q_D2H)
-        in.wait[MT_Q_D2H] = position_of(&m->q->stores, m->store_pos, e->store);
+        in.wait[mt_queue_number(in.lane, MT_Q_D2H)] = position_of(&m->q->stores, m->store_pos, e->store);
     if (e->compute != MT_NO_ENTRY && in.queue != MT_Q_COMPUTE)
-        in.wait[MT_Q_COMPUTE] = m->group_end[e->compute];
+        in.wait[mt_queue_number(in.lane, MT_Q_COMPUTE)] = m->group_end[e->compute];
     if (e->host != MT_NO_ENTRY)
         in.wait[MT_Q_HOST] = m->host_pos[e->host];
+    for (int k = e->others; k != MT_NO_ENTRY; k = m->q->wait[k].next) {
+        const struct mt_placed_wait *w = &m->q->wait[k];
+        bool load = mt_queue_kind(w->queue) == MT_Q_H2D;
+        int32_t at = load ? position_of(&m->q->loads, m->load_pos, w->key)
+                          : position_of(&m->q->stores, m->store_pos, w->key);
+        in.wait[w->queue] = MT_MAX(in.wait[w->queue], at);
+    }
     m->out->instrs[m->out->n_instrs++] = in;
 }
 

@@ -8,10 +8,14 @@
  * A content that will be evicted is stored right after its last write, not when its buffer is needed. A load starts as
  * soon as its buffer is free, so the H2D queue is ordered by that moment (the load's release) and not by use. Every
  * load's release precedes its use, so the queues cannot deadlock.
+ *
+ * Each lane has buffers of its own, and an object may be in a buffer of several. What another lane will read is stored
+ * right after its last write, as if it were to be evicted, and loaded there from its home.
  */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "schedule/placed.h"
@@ -31,31 +35,58 @@ struct buffer {
     bool pinned;
 };
 
-struct object_state {
+/* An object on a lane. */
+struct copy {
     int buffer;     /* that has its content, or NONE */
-    int next_use;   /* draft position */
+    int next_use;   /* draft position of the lane's next use, unless another lane writes it before */
+    struct mt_copy_key load;   /* newest load, until a compute entry waits for it */
+    struct mt_copy_key loaded_by; /* newest load, which reads its home */
+    bool loaded;    /* at least once */
+};
+
+struct object_state {
     int last_write; /* compute entry */
+    int lane;       /* that made its newest content */
     bool dirty;     /* not yet stored since its last write */
     struct mt_copy_key store; /* newest store to its home */
-    struct mt_copy_key load;  /* newest load, until a compute entry waits for it */
+    int store_lane;
     int gathered;     /* host entry that wrote its home, or NONE */
-    bool loaded;      /* at least once */
+};
+
+/* What a lane has. */
+struct lane {
+    struct buffer *buffers[MT_N_POOLS];
+    int *until[MT_N_POOLS];    /* of each buffer: draft position of its content's next use; NEVER: free; NONE: stays */
+    int n_touched[MT_N_POOLS]; /* buffers used so far: the first so many */
+    int first_load_release;    /* of the newest first load of weights, or of what is gathered */
+    int last_compute;          /* newest compute entry */
 };
 
 struct placer {
     const struct mt_program_params *params;
     struct mt_program *draft;
-    struct buffer *buffers[MT_N_POOLS];
-    int *until[MT_N_POOLS];     /* of each buffer: draft position of its content's next use; NEVER: free; NONE: stays */
-    int n_touched[MT_N_POOLS]; /* buffers used so far: the first so many */
+    int n_lanes;
+    struct lane lane[MT_MAX_LANES];
     struct object_state *objects;
-    int first_load_release; /* of the newest first load of weights, or of what is gathered */
+    struct copy *copies;    /* [n_objects, n_lanes] */
     int *first_compute;     /* [n_units] compute entry of the unit's first instruction, or NONE */
     int *update;            /* [n_units] host entry of the unit's update, or NONE */
+    int *ahead;             /* [n_units] the unit two before it on its lane, or NONE */
     int *next_use; /* [draft instr * MT_MAX_OPERANDS + operand] */
+    bool *leaves;  /* the same: another lane reads what is written */
     struct mt_placed_queues q;
     bool failed;
 };
+
+static struct copy *copy_on(const struct placer *p, int object, int lane)
+{
+    return &p->copies[(size_t)object * (size_t)p->n_lanes + (size_t)lane];
+}
+
+static struct buffer *buffer_at(struct placer *p, int lane, int pool, int buffer)
+{
+    return &p->lane[lane].buffers[pool][buffer];
+}
 
 static struct mt_placed *push(struct placer *p, struct mt_placed_list *list, const struct mt_instr *in)
 {
@@ -67,8 +98,29 @@ static struct mt_placed *push(struct placer *p, struct mt_placed_list *list, con
     }
     struct mt_placed *e = &list->e[list->n++];
     *e = (struct mt_placed){.in = *in, .key = MT_NO_KEY, .load = MT_NO_KEY, .store = MT_NO_KEY,
-                            .compute = NONE, .host = NONE};
+                            .compute = NONE, .host = NONE, .others = NONE};
     return e;
+}
+
+static struct mt_placed *push_compute(struct placer *p, const struct mt_instr *in)
+{
+    struct mt_placed *e = push(p, &p->q.compute, in);
+    p->lane[in->lane].last_compute = (int)p->q.compute.n - 1;
+    return e;
+}
+
+/* Makes the entry wait for a copy of another lane. */
+static void await_other(struct placer *p, struct mt_placed *e, int lane, enum mt_queue kind, struct mt_copy_key key)
+{
+    struct mt_placed_queues *q = &p->q;
+    if (key.id == NONE || lane == e->in.lane)
+        return;
+    if (!mt_grow(&q->wait, &q->cap_waits, q->n_waits + 1, sizeof(*q->wait))) {
+        p->failed = true;
+        return;
+    }
+    q->wait[q->n_waits] = (struct mt_placed_wait){key, mt_queue_number(lane, kind), e->others};
+    e->others = (int)q->n_waits++;
 }
 
 static void add_operand(struct mt_instr *in, int object, int buffer, enum mt_access access)
@@ -77,41 +129,56 @@ static void add_operand(struct mt_instr *in, int object, int buffer, enum mt_acc
         (struct mt_operand){object, (int16_t)buffer, (uint8_t)access, MT_ROLE_NONE};
 }
 
+/* An instruction of a lane uses an object: notes its next uses, and of a write that the others' copies are old. */
+static void find_next_use(struct placer *p, size_t i, int k, int *next)
+{
+    const struct mt_instr *in = &p->draft->instrs[i];
+    const struct mt_operand *op = &in->operand[k];
+    int *of = &next[(size_t)op->object * (size_t)p->n_lanes];
+    size_t at = i * MT_MAX_OPERANDS + (size_t)k;
+    p->next_use[at] = of[in->lane];
+    for (int lane = 0; op->access & MT_WRITE && lane < p->n_lanes; lane++) {
+        if (lane == in->lane)
+            continue;
+        p->leaves[at] |= of[lane] != NEVER;
+        of[lane] = NEVER;
+    }
+    of[in->lane] = (int)i;
+}
+
 static bool find_next_uses(struct placer *p)
 {
     struct mt_program *d = p->draft;
-    int *next = mt_calloc(d->n_objects, sizeof(int));
+    size_t n = d->n_objects * (size_t)p->n_lanes;
+    int *next = mt_calloc(n, sizeof(int));
     p->next_use = mt_calloc(d->n_instrs * MT_MAX_OPERANDS, sizeof(int));
-    if (!next || !p->next_use) {
-        free(next);
-        return false;
-    }
-    for (size_t o = 0; o < d->n_objects; o++)
+    p->leaves = mt_calloc(d->n_instrs * MT_MAX_OPERANDS, sizeof(bool));
+    bool ok = next && p->next_use && p->leaves;
+    for (size_t o = 0; ok && o < n; o++)
         next[o] = NEVER;
-    for (size_t i = d->n_instrs; i-- > 0;)
-        for (int k = 0; k < d->instrs[i].n_operands; k++) {
-            int o = d->instrs[i].operand[k].object;
-            p->next_use[i * MT_MAX_OPERANDS + (size_t)k] = next[o];
-            next[o] = (int)i;
-        }
+    for (size_t i = d->n_instrs; ok && i-- > 0;)
+        for (int k = 0; k < d->instrs[i].n_operands; k++)
+            find_next_use(p, i, k, next);
     free(next);
-    return true;
+    return ok;
 }
 
 /* Call after a change of what the buffer has, or of its next use. */
-static void note_until(struct placer *p, int pool, int buffer)
+static void note_until(struct placer *p, int lane, int pool, int buffer)
 {
-    const struct buffer *b = &p->buffers[pool][buffer];
+    const struct buffer *b = buffer_at(p, lane, pool, buffer);
     bool stays = b->pinned || (b->object != NONE && p->draft->objects[b->object].resident);
-    p->until[pool][buffer] = stays ? NONE : b->object == NONE ? NEVER : p->objects[b->object].next_use;
+    p->lane[lane].until[pool][buffer] =
+        stays ? NONE : b->object == NONE ? NEVER : copy_on(p, b->object, lane)->next_use;
 }
 
-static void emit_poison(struct placer *p, int pool, int buffer)
+static void emit_poison(struct placer *p, int lane, int pool, int buffer)
 {
-    struct buffer *b = &p->buffers[pool][buffer];
+    struct buffer *b = buffer_at(p, lane, pool, buffer);
     if (!p->params->poison || b->last_compute == NONE || !mt_pools[pool].poisonable || b->object == NONE)
         return;
     struct mt_instr in = mt_instr_make(MT_OP_POISON, (size_t)p->draft->objects[b->object].unit, 0);
+    in.lane = (uint8_t)lane;
     add_operand(&in, b->object, buffer, MT_WRITE);
     struct mt_placed *e = push(p, &p->q.poisons, &in);
     if (e) {
@@ -121,13 +188,13 @@ static void emit_poison(struct placer *p, int pool, int buffer)
 }
 
 /* Frees a buffer whose content is not needed in it any more. */
-static void empty_buffer(struct placer *p, int pool, int buffer)
+static void empty_buffer(struct placer *p, int lane, int pool, int buffer)
 {
-    struct buffer *b = &p->buffers[pool][buffer];
-    emit_poison(p, pool, buffer);
-    p->objects[b->object].buffer = NONE;
+    struct buffer *b = buffer_at(p, lane, pool, buffer);
+    emit_poison(p, lane, pool, buffer);
+    copy_on(p, b->object, lane)->buffer = NONE;
     b->object = NONE;
-    note_until(p, pool, buffer);
+    note_until(p, lane, pool, buffer);
 }
 
 static void take_home(struct placer *p, struct mt_object *o)
@@ -139,12 +206,15 @@ static void take_home(struct placer *p, struct mt_object *o)
     p->draft->spill_bytes += mt_align_up(o->bytes, 4096);
 }
 
+/* After what other lanes do with the old content of its home. */
 static void emit_store(struct placer *p, int object)
 {
     struct object_state *s = &p->objects[object];
     struct mt_object *o = &p->draft->objects[object];
     struct mt_instr in = mt_instr_make(MT_OP_STORE, (size_t)o->unit, (size_t)o->mb);
-    add_operand(&in, object, s->buffer, MT_READ);
+    int buffer = copy_on(p, object, s->lane)->buffer;
+    in.lane = (uint8_t)s->lane;
+    add_operand(&in, object, buffer, MT_READ);
     in.bytes = o->bytes;
     take_home(p, o);
     struct mt_placed *e = push(p, &p->q.stores, &in);
@@ -152,19 +222,24 @@ static void emit_store(struct placer *p, int object)
         return;
     e->compute = s->last_write;
     e->key = (struct mt_copy_key){s->last_write, s->last_write, (int)p->q.stores.n};
+    await_other(p, e, s->store_lane, MT_Q_D2H, s->store);
+    for (int lane = 0; lane < p->n_lanes; lane++)
+        await_other(p, e, lane, MT_Q_H2D, copy_on(p, object, lane)->loaded_by);
     s->store = e->key;
+    s->store_lane = s->lane;
     s->dirty = false;
-    raise_key(&p->buffers[o->pool][s->buffer].store, e->key);
+    raise_key(&buffer_at(p, s->lane, o->pool, buffer)->store, e->key);
 }
 
 /* The buffer that is needed last, and of several the one that was used first. */
-static int pick_buffer(struct placer *p, int pool)
+static int pick_buffer(struct placer *p, int lane, int pool)
 {
-    const struct buffer *b = p->buffers[pool];
-    const int *until = p->until[pool], n = p->draft->pool[pool].n;
+    struct lane *l = &p->lane[lane];
+    const struct buffer *b = l->buffers[pool];
+    const int *until = l->until[pool], n = p->draft->pool[lane][pool].n;
     int best = NONE, last = NONE;
-    if (p->n_touched[pool] < n)
-        return p->n_touched[pool]++;
+    if (l->n_touched[pool] < n)
+        return l->n_touched[pool]++;
     for (int i = 0; i < n; i++)
         last = MT_MAX(last, until[i]);
     for (int i = 0; i < n && last != NONE; i++)
@@ -173,24 +248,24 @@ static int pick_buffer(struct placer *p, int pool)
     return best;
 }
 
-/* Gives the object a buffer of its pool; evicts what is in it. */
-static int take_buffer(struct placer *p, int object, struct mt_err *err)
+/* Gives the object a buffer of its pool on the lane; evicts what is in it. */
+static int take_buffer(struct placer *p, int object, int lane, struct mt_err *err)
 {
-    int pool = p->draft->objects[object].pool, at = pick_buffer(p, pool);
+    int pool = p->draft->objects[object].pool, at = pick_buffer(p, lane, pool);
     if (at == NONE)
         return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
                        "%d buffers of pool \"%s\" are too few for one instruction",
-                       p->draft->pool[pool].n, mt_pools[pool].name);
-    struct buffer *b = &p->buffers[pool][at];
+                       p->draft->pool[lane][pool].n, mt_pools[pool].name);
+    struct buffer *b = buffer_at(p, lane, pool, at);
     if (b->object != NONE) {
         if (p->objects[b->object].dirty)
             emit_store(p, b->object);
-        empty_buffer(p, pool, at);
+        empty_buffer(p, lane, pool, at);
     }
     b->object = object;
     b->pinned = true;
-    note_until(p, pool, at);
-    p->objects[object].buffer = at;
+    note_until(p, lane, pool, at);
+    copy_on(p, object, lane)->buffer = at;
     return 0;
 }
 
@@ -235,28 +310,35 @@ static bool is_joined(const struct placer *p, const struct mt_object *o)
 static void push_load(struct placer *p, struct mt_instr *in, int object, int host)
 {
     struct object_state *s = &p->objects[object];
+    struct copy *c = copy_on(p, object, in->lane);
     const struct mt_object *o = &p->draft->objects[object];
-    struct buffer *b = &p->buffers[o->pool][s->buffer];
+    struct buffer *b = buffer_at(p, in->lane, o->pool, c->buffer);
+    struct lane *l = &p->lane[in->lane];
     bool weights = mt_object_is_of_planes(o);
     struct mt_placed *e = push(p, &p->q.loads, in);
     if (!e)
         return;
-    e->compute = MT_MAX(b->last_compute, s->store.release);
+    e->compute = b->last_compute;
     e->store = b->store;
-    raise_key(&e->store, s->store);
-    e->key = (struct mt_copy_key){e->compute, (int)p->q.compute.n, (int)p->q.loads.n};
+    if (s->store_lane == in->lane) {
+        e->compute = MT_MAX(e->compute, s->store.release);
+        raise_key(&e->store, s->store);
+    }
+    await_other(p, e, s->store_lane, MT_Q_D2H, s->store);
+    e->key = (struct mt_copy_key){MT_MAX(b->last_compute, s->store.release), (int)p->q.compute.n, (int)p->q.loads.n};
     /* A load of weights waits for their update and delays all later copies in its queue. So it is queued no
-     * earlier than two units ahead, even if its buffer is free (the head's is from the start). */
-    if (weights && o->unit >= 2 && p->first_compute[o->unit - 2] != NONE)
-        e->key.release = MT_MAX(e->key.release, p->first_compute[o->unit - 2] - 1);
+     * earlier than two of the lane's units ahead, even if its buffer is free (the head's is from the start). */
+    int ahead = weights ? p->ahead[o->unit] : NONE;
+    if (ahead != NONE && p->first_compute[ahead] != NONE)
+        e->key.release = MT_MAX(e->key.release, p->first_compute[ahead] - 1);
     e->host = host;
     /* The host's instructions run one after the other. If the first load of a later unit (the head, whose buffer is
      * free from the start) were queued before those of earlier units, these would wait for the later unit's update. */
-    if (e->host != NONE && !s->loaded)
-        p->first_load_release = e->key.release = MT_MAX(e->key.release, p->first_load_release);
+    if (e->host != NONE && !c->loaded)
+        l->first_load_release = e->key.release = MT_MAX(e->key.release, l->first_load_release);
     if (o->kind == MT_OBJ_WEIGHTS)
         await_lists(p, e);
-    s->load = e->key;
+    c->load = c->loaded_by = e->key;
     in->if_rows = e->in.if_rows;
 }
 
@@ -277,60 +359,62 @@ static void push_parts(struct placer *p, const struct mt_instr *whole, int objec
     }
 }
 
-static void emit_load(struct placer *p, int object)
+static void emit_load(struct placer *p, int object, int lane)
 {
-    struct object_state *s = &p->objects[object];
+    struct copy *c = copy_on(p, object, lane);
     const struct mt_object *o = &p->draft->objects[object];
-    struct buffer *b = &p->buffers[o->pool][s->buffer];
+    struct buffer *b = buffer_at(p, lane, o->pool, c->buffer);
     struct mt_instr in = mt_instr_make(MT_OP_LOAD, (size_t)o->unit, (size_t)o->mb);
     bool weights = o->kind == MT_OBJ_WEIGHTS, of_planes = mt_object_is_of_planes(o);
-    add_operand(&in, object, s->buffer, MT_WRITE);
+    in.lane = (uint8_t)lane;
+    add_operand(&in, object, c->buffer, MT_WRITE);
     in.once = o->resident && !p->params->units[o->unit].trainable;
     in.bytes = load_bytes(p, o);
     size_t part = weights ? mt_program_part_elems(p->params, (size_t)o->unit) : 0;
-    if (weights && !s->loaded && p->update[o->unit] != NONE && part < p->params->units[o->unit].update_elems)
+    if (weights && !c->loaded && p->update[o->unit] != NONE && part < p->params->units[o->unit].update_elems)
         push_parts(p, &in, object, part);
     else
-        push_load(p, &in, object, of_planes ? p->update[o->unit] : s->gathered);
-    s->loaded = true;
+        push_load(p, &in, object, of_planes ? p->update[o->unit] : p->objects[object].gathered);
+    c->loaded = true;
     if (is_joined(p, o)) {
         struct mt_instr join = mt_instr_make(MT_OP_JOIN, (size_t)o->unit, 0);
-        add_operand(&join, object, s->buffer, MT_UPDATE);
+        join.lane = in.lane;
+        add_operand(&join, object, c->buffer, MT_UPDATE);
         join.once = in.once;
         join.if_rows = in.if_rows;
-        struct mt_placed *j = push(p, &p->q.compute, &join);
+        struct mt_placed *j = push_compute(p, &join);
         if (!j)
             return;
-        j->load = s->load;
-        s->load = MT_NO_KEY;
+        j->load = c->load;
+        c->load = MT_NO_KEY;
         b->last_compute = (int)p->q.compute.n - 1;
     }
 }
 
 static int make_resident(struct placer *p, const struct mt_instr *draft, struct mt_err *err)
 {
-    int rc = 0;
+    int rc = 0, lane = draft->lane;
     bool fresh[MT_MAX_OPERANDS] = {false};
     for (int k = 0; k < draft->n_operands; k++) {
-        int o = draft->operand[k].object, at = p->objects[o].buffer, pool = p->draft->objects[o].pool;
+        int o = draft->operand[k].object, at = copy_on(p, o, lane)->buffer, pool = p->draft->objects[o].pool;
         if (at == NONE)
             continue;
-        p->buffers[pool][at].pinned = true;
-        note_until(p, pool, at);
+        buffer_at(p, lane, pool, at)->pinned = true;
+        note_until(p, lane, pool, at);
     }
     for (int k = 0; k < draft->n_operands && !rc; k++) {
-        fresh[k] = p->objects[draft->operand[k].object].buffer == NONE;
+        fresh[k] = copy_on(p, draft->operand[k].object, lane)->buffer == NONE;
         if (fresh[k])
-            rc = take_buffer(p, draft->operand[k].object, err);
+            rc = take_buffer(p, draft->operand[k].object, lane, err);
     }
     /* rows are gathered before the weights used with them are updated */
     for (int gathered = 1; gathered >= 0; gathered--)
         for (int k = 0; k < draft->n_operands && !rc; k++) {
             int o = draft->operand[k].object;
-            bool first = p->draft->objects[o].resident && !p->objects[o].loaded;
+            bool first = p->draft->objects[o].resident && !copy_on(p, o, lane)->loaded;
             bool loads = (fresh[k] || first) && (draft->operand[k].access & MT_READ);
             if (loads && gathered == (p->objects[o].gathered != NONE))
-                emit_load(p, o);
+                emit_load(p, o, lane);
         }
     return rc;
 }
@@ -339,13 +423,24 @@ static void release_operands(struct placer *p, const struct mt_instr *in, size_t
 {
     for (int k = 0; k < in->n_operands; k++) {
         int o = in->operand[k].object, pool = p->draft->objects[o].pool;
-        struct object_state *s = &p->objects[o];
-        p->buffers[pool][s->buffer].pinned = false;
-        s->next_use = p->next_use[i * MT_MAX_OPERANDS + (size_t)k];
-        note_until(p, pool, s->buffer);
-        if (s->next_use == NEVER && !p->draft->objects[o].resident)
-            empty_buffer(p, pool, s->buffer);
+        struct copy *c = copy_on(p, o, in->lane);
+        buffer_at(p, in->lane, pool, c->buffer)->pinned = false;
+        c->next_use = p->next_use[i * MT_MAX_OPERANDS + (size_t)k];
+        note_until(p, in->lane, pool, c->buffer);
+        if (c->next_use == NEVER && !p->draft->objects[o].resident)
+            empty_buffer(p, in->lane, pool, c->buffer);
     }
+}
+
+/* Compute entry `at` writes the object; `leaves`: another lane reads it next. */
+static void note_write(struct placer *p, int object, int lane, int at, bool leaves)
+{
+    struct object_state *s = &p->objects[object];
+    s->dirty = true;
+    s->lane = lane;
+    s->last_write = at;
+    if (leaves)
+        emit_store(p, object);
 }
 
 static int place_compute(struct placer *p, size_t i, struct mt_err *err)
@@ -354,7 +449,7 @@ static int place_compute(struct placer *p, size_t i, struct mt_err *err)
     int rc = make_resident(p, &in, err);
     if (rc)
         return rc;
-    struct mt_placed *e = push(p, &p->q.compute, &in);
+    struct mt_placed *e = push_compute(p, &in);
     if (!e)
         return 0;
     int at = (int)p->q.compute.n - 1;
@@ -362,17 +457,16 @@ static int place_compute(struct placer *p, size_t i, struct mt_err *err)
         p->first_compute[in.unit] = at;
     for (int k = 0; k < in.n_operands; k++) {
         int o = in.operand[k].object;
-        struct object_state *s = &p->objects[o];
-        struct buffer *b = &p->buffers[p->draft->objects[o].pool][s->buffer];
-        e->in.operand[k].buffer = (int16_t)s->buffer;
-        raise_key(&e->load, s->load);
-        s->load = MT_NO_KEY;
+        struct copy *c = copy_on(p, o, in.lane);
+        struct buffer *b = buffer_at(p, in.lane, p->draft->objects[o].pool, c->buffer);
+        e->in.operand[k].buffer = (int16_t)c->buffer;
+        raise_key(&e->load, c->load);
+        c->load = MT_NO_KEY;
+        b->last_compute = at;
         if (in.operand[k].access & MT_WRITE) {
             raise_key(&e->store, b->store); /* the newest store that reads the old content */
-            s->dirty = true;
-            s->last_write = at;
+            note_write(p, o, in.lane, at, p->leaves[i * MT_MAX_OPERANDS + (size_t)k]);
         }
-        b->last_compute = at;
     }
     release_operands(p, &in, i);
     return 0;
@@ -387,31 +481,27 @@ static void place_host(struct placer *p, size_t i)
         p->update[in.unit] = at;
     for (int k = 0; k < in.n_operands; k++) {
         struct mt_object *o = &p->draft->objects[in.operand[k].object];
-        struct object_state *s = &p->objects[in.operand[k].object];
         take_home(p, o);
-        s->gathered = at;
-        s->next_use = p->next_use[i * MT_MAX_OPERANDS + (size_t)k];
-        if (s->buffer != NONE)
-            note_until(p, o->pool, s->buffer);
+        p->objects[in.operand[k].object].gathered = at;
         in.bytes += o->bytes;
     }
     push(p, &p->q.host, &in);
 }
 
-/* A STORE_GRAD of the draft: released by the compute entry before it. */
+/* A STORE_GRAD or STATS of the draft: released by its lane's compute entry before it. */
 static void place_store(struct placer *p, size_t i)
 {
     struct mt_instr in = p->draft->instrs[i];
     struct mt_placed *e = push(p, &p->q.stores, &in);
     if (!e)
         return;
-    e->compute = (int)p->q.compute.n - 1;
+    e->compute = p->lane[in.lane].last_compute;
     e->host = in.op == MT_OP_STORE_GRAD ? p->update[in.unit] : NONE; /* which reads the plane */
     e->key = (struct mt_copy_key){e->compute, e->compute, (int)p->q.stores.n};
     for (int k = 0; k < in.n_operands; k++) {
-        int o = in.operand[k].object;
-        struct buffer *b = &p->buffers[p->draft->objects[o].pool][p->objects[o].buffer];
-        e->in.operand[k].buffer = (int16_t)p->objects[o].buffer;
+        int o = in.operand[k].object, buffer = copy_on(p, o, in.lane)->buffer;
+        struct buffer *b = buffer_at(p, in.lane, p->draft->objects[o].pool, buffer);
+        e->in.operand[k].buffer = (int16_t)buffer;
         raise_key(&b->store, e->key);
     }
     release_operands(p, &in, i);
@@ -422,55 +512,93 @@ static int place_residents(struct placer *p, struct mt_err *err)
 {
     for (size_t o = 0; o < p->draft->n_objects; o++) {
         enum mt_pool_id pool = p->draft->objects[o].pool;
+        int lane = p->draft->objects[o].lane, n = p->draft->pool[lane][pool].n;
         if (!p->draft->objects[o].resident)
             continue;
-        int at = p->n_touched[pool]++;
-        if (at >= p->draft->pool[pool].n)
+        int at = p->lane[lane].n_touched[pool]++;
+        if (at >= n)
             return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "%d buffers of pool \"%s\" are too few for what stays in it",
-                           p->draft->pool[pool].n, mt_pools[pool].name);
-        p->objects[o].buffer = at;
-        p->buffers[pool][at].object = (int)o;
-        note_until(p, pool, at);
+                           n, mt_pools[pool].name);
+        copy_on(p, (int)o, lane)->buffer = at;
+        buffer_at(p, lane, pool, at)->object = (int)o;
+        note_until(p, lane, pool, at);
     }
     return 0;
 }
 
 static int check_pools(const struct mt_program_params *p, struct mt_err *err)
 {
-    for (int i = 0; i < MT_N_POOLS; i++)
-        if (p->n_buffers[i] > MT_MAX_BUFFERS)
-            return mt_fail(err, MT_ERR_NO_FIT, -EINVAL, "%d buffers of pool \"%s\" are more than the limit of %d",
-                           p->n_buffers[i], mt_pools[i].name, MT_MAX_BUFFERS);
+    for (int lane = 0; lane < mt_program_lanes(p); lane++)
+        for (int i = 0; i < MT_N_POOLS; i++)
+            if (p->n_buffers[lane][i] > MT_MAX_BUFFERS)
+                return mt_fail(err, MT_ERR_NO_FIT, -EINVAL, "%d buffers of pool \"%s\" are more than the limit of %d",
+                               p->n_buffers[lane][i], mt_pools[i].name, MT_MAX_BUFFERS);
     return 0;
+}
+
+static bool alloc_lane(struct placer *p, int lane)
+{
+    struct lane *l = &p->lane[lane];
+    size_t bytes[MT_N_POOLS];
+    mt_program_buffer_bytes(p->params, lane, bytes);
+    l->first_load_release = l->last_compute = NONE;
+    for (int i = 0; i < MT_N_POOLS; i++) {
+        int n = bytes[i] && (mt_pools[i].device || !lane) ? p->params->n_buffers[lane][i] : 0;
+        p->draft->pool[lane][i] = (struct mt_pool_shape){n, bytes[i]};
+        l->buffers[i] = mt_calloc((size_t)n, sizeof(struct buffer));
+        l->until[i] = mt_calloc((size_t)n, sizeof(int));
+        if (!l->buffers[i] || !l->until[i])
+            return false;
+        for (int k = 0; k < n; k++) {
+            l->buffers[i][k] = (struct buffer){.object = NONE, .last_compute = NONE, .store = MT_NO_KEY};
+            l->until[i][k] = NEVER;
+        }
+    }
+    return true;
+}
+
+/* The lists by unit. */
+static bool alloc_units(struct placer *p)
+{
+    size_t n = p->draft->n_units;
+    int before[MT_MAX_LANES][2];
+    p->first_compute = mt_calloc(3 * n, sizeof(int));
+    if (!p->first_compute)
+        return false;
+    p->update = p->first_compute + n;
+    p->ahead = p->update + n;
+    memset(before, 0xff, sizeof(before)); /* NONE */
+    for (size_t u = 0; u < n; u++) {
+        int *of = before[p->params->units[u].lane];
+        p->first_compute[u] = p->update[u] = NONE;
+        p->ahead[u] = of[1];
+        of[1] = of[0];
+        of[0] = (int)u;
+    }
+    return true;
+}
+
+static bool alloc_objects(struct placer *p)
+{
+    size_t n = p->draft->n_objects, copies = n * (size_t)p->n_lanes;
+    p->objects = mt_calloc(n, sizeof(*p->objects));
+    p->copies = mt_calloc(copies, sizeof(*p->copies));
+    if (!p->objects || !p->copies)
+        return false;
+    for (size_t o = 0; o < n; o++)
+        p->objects[o] = (struct object_state){.last_write = NONE, .store = MT_NO_KEY, .gathered = NONE};
+    for (size_t i = 0; i < copies; i++)
+        p->copies[i] =
+            (struct copy){.buffer = NONE, .next_use = NEVER, .load = MT_NO_KEY, .loaded_by = MT_NO_KEY};
+    return true;
 }
 
 static bool alloc_placer(struct placer *p)
 {
-    struct mt_program *d = p->draft;
-    size_t bytes[MT_N_POOLS];
-    mt_program_buffer_bytes(p->params, bytes);
-    for (int i = 0; i < MT_N_POOLS; i++) {
-        int n = bytes[i] ? p->params->n_buffers[i] : 0;
-        d->pool[i] = (struct mt_pool_shape){n, bytes[i]};
-        p->buffers[i] = mt_calloc((size_t)n, sizeof(struct buffer));
-        for (int k = 0; p->buffers[i] && k < n; k++)
-            p->buffers[i][k] =
-                (struct buffer){.object = NONE, .last_compute = NONE, .store = MT_NO_KEY};
-        p->until[i] = mt_calloc((size_t)n, sizeof(int));
-        for (int k = 0; p->until[i] && k < n; k++)
-            p->until[i][k] = NEVER;
-        if (!p->buffers[i] || !p->until[i])
-            return false;
-    }
-    p->objects = mt_calloc(d->n_objects, sizeof(*p->objects));
-    for (size_t o = 0; p->objects && o < d->n_objects; o++)
-        p->objects[o] = (struct object_state){.buffer = NONE, .next_use = NEVER, .last_write = NONE,
-                                              .store = MT_NO_KEY, .load = MT_NO_KEY, .gathered = NONE};
-    p->first_compute = mt_calloc(d->n_units, sizeof(int));
-    p->update = mt_calloc(d->n_units, sizeof(int));
-    for (size_t u = 0; p->first_compute && p->update && u < d->n_units; u++)
-        p->first_compute[u] = p->update[u] = NONE;
-    return p->objects && p->first_compute && p->update && find_next_uses(p);
+    bool ok = alloc_objects(p) && alloc_units(p) && find_next_uses(p);
+    for (int lane = 0; lane < p->n_lanes && ok; lane++)
+        ok = alloc_lane(p, lane);
+    return ok;
 }
 
 static void free_placer(struct placer *p)
@@ -478,14 +606,17 @@ static void free_placer(struct placer *p)
     struct mt_placed_list *list[] = {&p->q.compute, &p->q.loads, &p->q.stores, &p->q.poisons, &p->q.host};
     for (size_t i = 0; i < MT_ARRAY_LEN(list); i++)
         free(list[i]->e);
-    for (int i = 0; i < MT_N_POOLS; i++) {
-        free(p->buffers[i]);
-        free(p->until[i]);
-    }
+    free(p->q.wait);
+    for (int lane = 0; lane < p->n_lanes; lane++)
+        for (int i = 0; i < MT_N_POOLS; i++) {
+            free(p->lane[lane].buffers[i]);
+            free(p->lane[lane].until[i]);
+        }
     free(p->objects);
+    free(p->copies);
     free(p->next_use);
+    free(p->leaves);
     free(p->first_compute);
-    free(p->update);
 }
 
 static int place_all(struct placer *p, struct mt_err *err)
@@ -507,7 +638,7 @@ static int place_all(struct placer *p, struct mt_err *err)
 
 int mt_draft_place(struct mt_program *out, struct mt_draft *d, struct mt_err *err)
 {
-    struct placer p = {.params = d->params, .draft = &d->prog, .first_load_release = NONE};
+    struct placer p = {.params = d->params, .draft = &d->prog, .n_lanes = d->prog.n_lanes};
     int rc = check_pools(d->params, err);
     if (!rc)
         rc = alloc_placer(&p) ? place_all(&p, err)

@@ -28,8 +28,16 @@ static inline int mt_compare_keys(const struct mt_copy_key *a, const struct mt_c
 struct mt_placed {
     struct mt_instr in;
     struct mt_copy_key key;         /* of a copy: its own */
-    struct mt_copy_key load, store; /* newest load and store to wait for */
-    int compute, host;              /* compute entry (with its poisons), host entry, that must have ended */
+    struct mt_copy_key load, store; /* newest load and store of its lane to wait for */
+    int compute, host;              /* compute entry of its lane (with its poisons), host entry, that must have ended */
+    int others;                     /* the first copy of another lane to wait for, or MT_NO_ENTRY */
+};
+
+/** A copy of another lane that an instruction waits for. */
+struct mt_placed_wait {
+    struct mt_copy_key key;
+    int queue; /* its number: an H2D or D2H queue */
+    int next;  /* of the same instruction, or MT_NO_ENTRY */
 };
 
 struct mt_placed_list {
@@ -37,9 +45,11 @@ struct mt_placed_list {
     size_t n, cap;
 };
 
-/** One list per queue; each poison comes after the compute entry that it waits for. */
+/** One list per kind of queue, of all lanes; each poison comes after the compute entry that it waits for. */
 struct mt_placed_queues {
     struct mt_placed_list compute, loads, stores, poisons, host;
+    struct mt_placed_wait *wait;
+    size_t n_waits, cap_waits;
 };
 
 /**

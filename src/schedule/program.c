@@ -84,8 +84,12 @@ struct mt_disk_traffic mt_program_disk_traffic(const struct mt_program *p)
 void mt_instr_format(char *buf, size_t len, const struct mt_program *p, size_t i)
 {
     const struct mt_instr *in = &p->instrs[i];
+    char lane[16] = "";
+    if (p->n_lanes > 1 && mt_queues[in->queue].device)
+        snprintf(lane, sizeof(lane), " lane %d", in->lane);
     /* an instruction has a micro-batch or a piece; the other is 0 */
-    int at = snprintf(buf, len, "%zu %s unit %d mb %d [", i, mt_opcodes[in->op].name, in->unit, in->mb + in->piece);
+    int at = snprintf(buf, len, "%zu %s%s unit %d mb %d [", i, mt_opcodes[in->op].name, lane, in->unit,
+                      in->mb + in->piece);
     for (int k = 0; k < in->n_operands && at >= 0 && (size_t)at < len; k++) {
         const struct mt_object *o = &p->objects[in->operand[k].object];
         at += snprintf(buf + at, len - (size_t)at, "%s%s%d.%d@%d", k ? " " : "",
@@ -93,34 +97,42 @@ void mt_instr_format(char *buf, size_t len, const struct mt_program *p, size_t i
     }
     if (at >= 0 && (size_t)at < len)
         at += snprintf(buf + at, len - (size_t)at, "]");
-    for (int q = 0; q < MT_N_QUEUES && at >= 0 && (size_t)at < len; q++)
+    for (int q = 0; q < mt_n_queues(p->n_lanes) && at >= 0 && (size_t)at < len; q++)
         if (in->wait[q] >= 0)
-            at += snprintf(buf + at, len - (size_t)at, " waits %s %d", mt_queues[q].name, in->wait[q]);
+            at += snprintf(buf + at, len - (size_t)at, " waits %s %d", mt_queues[mt_queue_kind(q)].name, in->wait[q]);
+}
+
+/* What is known of ended instructions when `in` starts, from its queue's predecessor (NULL: none) and its waits: drops
+ * waits that the others imply. clock: of all instructions, n entries each; own: the instruction's. */
+static void prune(struct mt_instr *in, int n, const int32_t *clock, const int32_t *before, int32_t *own)
+{
+    for (int q = 0; q < n; q++)
+        own[q] = before ? before[q] : MT_NO_WAIT;
+    for (int q = 0; q < n; q++) {
+        bool known = in->wait[q] <= own[q];
+        for (int k = 0; k < n && !known; k++)
+            known = k != q && in->wait[k] >= 0 && clock[(size_t)in->wait[k] * (size_t)n + (size_t)q] >= in->wait[q];
+        if (known)
+            in->wait[q] = MT_NO_WAIT;
+    }
+    for (int q = 0; q < n; q++)
+        for (int k = 0; k < n && in->wait[q] >= 0; k++)
+            own[k] = MT_MAX(own[k], clock[(size_t)in->wait[q] * (size_t)n + (size_t)k]);
 }
 
 int mt_program_prune_waits(struct mt_program *out, struct mt_err *err)
 {
-    int32_t(*clock)[MT_N_QUEUES] = mt_calloc(out->n_instrs, sizeof(*clock));
-    int32_t last[MT_N_QUEUES] = MT_NO_WAITS;
+    size_t n = (size_t)mt_n_queues(out->n_lanes);
+    int32_t *clock = mt_calloc(out->n_instrs, n * sizeof(*clock)), last[MT_MAX_QUEUES] = MT_NO_WAITS;
     if (!clock)
-        return mt_fail_nomem(err, "a step program", out->n_instrs * sizeof(*clock));
+        return mt_fail_nomem(err, "a step program", out->n_instrs * n * sizeof(*clock));
     for (size_t i = 0; i < out->n_instrs; i++) {
         struct mt_instr *in = &out->instrs[i];
-        for (int q = 0; q < MT_N_QUEUES; q++)
-            clock[i][q] = last[in->queue] >= 0 ? clock[last[in->queue]][q] : MT_NO_WAIT;
-        for (int q = 0; q < MT_N_QUEUES; q++) {
-            bool known = in->wait[q] <= clock[i][q];
-            for (int k = 0; k < MT_N_QUEUES && !known; k++)
-                known = k != q && in->wait[k] >= 0 && clock[in->wait[k]][q] >= in->wait[q];
-            if (known)
-                in->wait[q] = MT_NO_WAIT;
-        }
-        for (int q = 0; q < MT_N_QUEUES; q++)
-            for (int k = 0; k < MT_N_QUEUES && in->wait[q] >= 0; k++)
-                clock[i][k] = MT_MAX(clock[i][k], clock[in->wait[q]][k]);
-        clock[i][in->queue] = (int32_t)i; /* an instruction that waits for i knows that i has ended */
-        last[in->queue] = (int32_t)i;
-        for (int q = 0; q < MT_N_QUEUES; q++)
+        int own = mt_instr_queue(in);
+        prune(in, (int)n, clock, last[own] < 0 ? NULL : clock + (size_t)last[own] * n, clock + i * n);
+        clock[i * n + (size_t)own] = (int32_t)i; /* an instruction that waits for i knows that i has ended */
+        last[own] = (int32_t)i;
+        for (size_t q = 0; q < n; q++)
             if (in->wait[q] >= 0)
                 out->instrs[in->wait[q]].signals = true;
     }

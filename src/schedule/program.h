@@ -28,6 +28,7 @@ struct mt_object {
     enum mt_pool_id pool;
     int32_t unit, mb;
     int32_t piece; /* of optimizer states */
+    uint8_t lane;  /* with `resident`: the lane on which it is */
     int32_t parts; /* number of contributions (MT_PART) that complete it; 0: a single write does */
     bool resident; /* lives for the run: the kth such object of a pool is in the pool's buffer k in every program */
     size_t bytes;
@@ -49,7 +50,9 @@ struct mt_operand {
 };
 
 struct mt_instr {
-    uint8_t op, queue, n_operands;
+    uint8_t op, queue, n_operands; /* queue: enum mt_queue */
+    uint8_t lane; /* whose device queue it is, and whose buffers its operands in device pools have; of a READ: whose
+                     load needs it */
     bool signals; /* an instruction of another queue waits for it */
     bool update;  /* part of the pending update: finished even if the run is abandoned */
     bool once;    /* loads a resident object that nothing changes: skipped if an earlier run has loaded it */
@@ -57,15 +60,21 @@ struct mt_instr {
     int32_t unit, mb;
     int32_t piece; /* of updates, and of loads of weights in parts: which part of the unit's planes */
     struct mt_operand operand[MT_MAX_OPERANDS];
-    int32_t wait[MT_N_QUEUES]; /* newest instruction of that queue that must have ended, or MT_NO_WAIT */
+    int32_t wait[MT_MAX_QUEUES]; /* by queue number: its newest instruction that must have ended, or MT_NO_WAIT */
     size_t bytes;              /* moved, for copies; with row_bytes at most */
     size_t row_bytes;          /* STORE_GRAD, UNPACK: of a row, where only those of the step's tokens leave the device */
     size_t first, elems;       /* ADAM: parameters updated; LOAD of weights: of a part, else 0. In the trained planes */
 };
-#define MT_NO_WAITS {[0 ... MT_N_QUEUES - 1] = MT_NO_WAIT}
+#define MT_NO_WAITS {[0 ... MT_MAX_QUEUES - 1] = MT_NO_WAIT}
+
+static inline int mt_instr_queue(const struct mt_instr *in)
+{
+    return mt_queue_number(in->lane, (enum mt_queue)in->queue);
+}
 
 struct mt_program {
-    struct mt_pool_shape pool[MT_N_POOLS];
+    struct mt_pool_shape pool[MT_MAX_LANES][MT_N_POOLS]; /* host pools: of the first */
+    int n_lanes;
     struct mt_object *objects;
     size_t n_objects, cap_objects;
     struct mt_instr *instrs;
@@ -98,23 +107,31 @@ struct mt_program_params {
     size_t piece_elems;           /* of updates from disk: a multiple of piece_align */
     size_t piece_align;           /* elements that are whole pages of every plane, a multiple of MT_PIECE_ALIGN */
     bool spill_disk;              /* activations that leave the device may be spilled to the disk */
-    int n_buffers[MT_N_POOLS];    /* of each pool; at least what one instruction needs */
+    int n_lanes;                  /* 0: one */
+    int n_buffers[MT_MAX_LANES][MT_N_POOLS]; /* of each pool; at least what one instruction needs; host pools: [0] */
 };
+static inline int mt_program_lanes(const struct mt_program_params *p)
+{
+    return p->n_lanes ? p->n_lanes : 1;
+}
 
-/** Buffers beyond which more are of no use (everything resident). */
+/** Buffers beyond which more are of no use (everything resident), if one lane had all units. */
 void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]);
-/** Bytes of one buffer of each pool. */
-void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS]);
-/** Both at once, in less time; least: fewest buffers of each pool with which a program can be built. */
-void mt_program_size_pools(const struct mt_program_params *p, size_t bytes[MT_N_POOLS], int least[MT_N_POOLS],
-                           int most[MT_N_POOLS]);
+/** Bytes of one buffer of each pool; device pools: of the lane's units, or of the largest on any lane. */
+enum { MT_ALL_LANES = -1 };
+void mt_program_buffer_bytes(const struct mt_program_params *p, int lane, size_t bytes[MT_N_POOLS]);
+/** Both at once, for one lane: 0 bytes of a pool that it does not use. least: fewest buffers of each pool with which a
+ * program can be built. */
+void mt_program_size_pools(const struct mt_program_params *p, int lane, size_t bytes[MT_N_POOLS],
+                           int least[MT_N_POOLS], int most[MT_N_POOLS]);
 /** Sets the entries of host pools, which depend on where planes are; reads those of device pools. */
 void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS]);
 
 /**
  * Builds and places a program. -ENOSPC (names the pool): a pool is too small. -E2BIG: the step has more instructions
  * than a program can number. -EINVAL: a pool has more buffers than MT_MAX_BUFFERS; an operation that runs once a step
- * uses a micro-batch's value, or the schedule is by micro-batch; or a value other than weights and adapters lives for the run.
+ * uses a micro-batch's value; a value other than weights and adapters lives for the run; or the units of a mixture's layer
+ * are on several lanes.
  */
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
                      struct mt_err *err);

@@ -163,7 +163,7 @@ static bool alloc_lists(struct mt_stager *s)
     for (size_t i = 0; i < 4 * units + objects; i++)
         s->unit_staged[i] = MT_STAGE_NONE;
     for (int i = 0; i < MT_N_POOLS; i++) {
-        int k, count = mt_pools[i].device ? 0 : s->out->pool[i].n;
+        int k, count = mt_pools[i].device ? 0 : s->out->pool[0][i].n;
         s->buffers[i] = mt_calloc((size_t)count, sizeof(struct mt_stage_buffer));
         if (!s->buffers[i])
             return false;
@@ -193,7 +193,7 @@ static int check_pools(const struct mt_stager *s, struct mt_err *err)
 {
     for (size_t o = 0; o < s->out->n_objects; o++) {
         const struct mt_object *x = &s->out->objects[o];
-        if (!mt_pools[x->pool].device && s->out->pool[x->pool].n < 1)
+        if (!mt_pools[x->pool].device && s->out->pool[0][x->pool].n < 1)
             return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "0 buffers of pool \"%s\" are too few",
                            mt_pools[x->pool].name);
     }
@@ -204,6 +204,7 @@ int mt_program_stage(struct mt_program *p, const struct mt_program_params *param
 {
     struct mt_program old = *p; /* owns the instructions; the objects stay with p */
     struct mt_stager s = {.params = params, .old = &old, .out = p, .lists = MT_NO_WAIT};
+    s.n_queues = mt_n_queues(p->n_lanes);
     int rc = 0;
     p->instrs = NULL;
     p->n_instrs = p->cap_instrs = 0;

@@ -20,13 +20,13 @@ struct mt_stage_step {
 
 struct mt_stage_buffer {
     int object;                    /* of the new program, or MT_STAGE_NONE */
-    int32_t touched[MT_N_QUEUES];  /* newest instruction of each queue that uses the buffer */
+    int32_t touched[MT_MAX_QUEUES]; /* newest instruction of each queue that uses the buffer */
 };
 
 struct mt_staged {
     int buffer, next_use;
     bool dirty;
-    int32_t made[MT_N_QUEUES]; /* what a reader must wait for */
+    int32_t made[MT_MAX_QUEUES]; /* what a reader must wait for */
     int32_t home;              /* WRITE of the newest content */
 };
 
@@ -43,6 +43,7 @@ struct mt_stager {
     struct mt_staged *staged; /* by object of the new program */
     struct mt_stage_buffer *buffers[MT_N_POOLS];
     int32_t lists;     /* position of the newest lists of experts' rows, or MT_NO_WAIT */
+    int n_queues;
     size_t next_piece; /* pieces so far: chooses the buffer in the ring */
     bool failed;
 };

@@ -14,17 +14,18 @@ static struct mt_instr transfer(enum mt_opcode op, const struct mt_object *o)
     return in;
 }
 
-static void need(struct mt_instr *in, const int32_t wait[MT_N_QUEUES])
+static void need(const struct mt_stager *s, struct mt_instr *in, const int32_t wait[MT_MAX_QUEUES])
 {
-    for (int q = 0; q < MT_N_QUEUES; q++)
-        if (q != in->queue)
+    int own = mt_instr_queue(in);
+    for (int q = 0; q < s->n_queues; q++)
+        if (q != own)
             in->wait[q] = MT_MAX(in->wait[q], wait[q]);
 }
 
-/* Makes the instruction wait for instruction `at` of queue `q`. */
+/* Makes the instruction wait for instruction `at` of queue number `q`. */
 static void need_one(struct mt_instr *in, int q, int32_t at)
 {
-    if (q != in->queue)
+    if (q != mt_instr_queue(in))
         in->wait[q] = MT_MAX(in->wait[q], at);
 }
 
@@ -44,7 +45,7 @@ static int32_t emit(struct mt_stager *s, const struct mt_instr *in)
     for (int k = 0; k < in->n_operands; k++) {
         int pool = g->objects[in->operand[k].object].pool;
         if (!mt_pools[pool].device)
-            s->buffers[pool][in->operand[k].buffer].touched[in->queue] = (int32_t)g->n_instrs;
+            s->buffers[pool][in->operand[k].buffer].touched[mt_instr_queue(in)] = (int32_t)g->n_instrs;
     }
     return (int32_t)g->n_instrs++;
 }
@@ -55,11 +56,11 @@ static void add_operand(struct mt_stager *s, struct mt_instr *in, int object, en
         (struct mt_operand){object, (int16_t)s->staged[object].buffer, (uint8_t)access, MT_ROLE_NONE};
 }
 
-/* Instruction `at` of queue `q` wrote the content of a staged object: its readers wait for that. */
+/* Instruction `at` of queue number `q` wrote the content of a staged object: its readers wait for that. */
 static void set_made(struct mt_stager *s, int object, int q, int32_t at)
 {
     struct mt_staged *t = &s->staged[object];
-    for (int i = 0; i < MT_N_QUEUES; i++)
+    for (int i = 0; i < s->n_queues; i++)
         t->made[i] = i == q ? at : MT_NO_WAIT;
 }
 
@@ -85,21 +86,28 @@ static void write_home(struct mt_stager *s, int object, bool update)
     else if (o->kind == MT_OBJ_STAGED)
         in.bytes = s->params->units[o->unit].staged_bytes_written;
     add_operand(s, &in, object, MT_READ);
-    need(&in, t->made);
+    need(s, &in, t->made);
     t->home = emit(s, &in);
     t->dirty = false;
+}
+
+/* The newest copy to a device, or write, of what the buffer has. */
+static int32_t age_of(const struct mt_stager *s, const struct mt_stage_buffer *b)
+{
+    int32_t age = b->touched[MT_Q_DISK_WRITE];
+    for (int lane = 0; lane < s->out->n_lanes; lane++)
+        age = MT_MAX(age, b->touched[mt_queue_number(lane, MT_Q_H2D)]);
+    return age;
 }
 
 /* Gives the object a buffer of its pool; writes what is in it to the disk if that is dirty and used again. */
 static void take_buffer(struct mt_stager *s, int object)
 {
     int pool = s->out->objects[object].pool, best = 0, best_next = MT_STAGE_NONE;
-    for (int i = 0; i < s->out->pool[pool].n; i++) {
+    for (int i = 0; i < s->out->pool[0][pool].n; i++) {
         const struct mt_stage_buffer *b = &s->buffers[pool][i];
         int next = b->object == MT_STAGE_NONE ? MT_STAGE_NEVER : s->staged[b->object].next_use;
-        int32_t age = MT_MAX(b->touched[MT_Q_H2D], b->touched[MT_Q_DISK_WRITE]);
-        const struct mt_stage_buffer *old = &s->buffers[pool][best];
-        int32_t best_age = MT_MAX(old->touched[MT_Q_H2D], old->touched[MT_Q_DISK_WRITE]);
+        int32_t age = age_of(s, b), best_age = age_of(s, &s->buffers[pool][best]);
         if (next > best_next || (next == best_next && age < best_age)) {
             best = i;
             best_next = next;
@@ -127,15 +135,16 @@ static void make_resident(struct mt_stager *s, int object, const struct mt_instr
     struct mt_instr in = transfer(MT_OP_READ, o);
     in.update = user->update;
     in.once = user->once;
+    in.lane = user->lane;
     if (o->kind == MT_OBJ_STAGED && s->params->units[o->unit].staged_bytes_read)
         in.bytes = s->params->units[o->unit].staged_bytes_read;
     add_operand(s, &in, object, MT_WRITE);
-    need(&in, buffer_of(s, object)->touched);
+    need(s, &in, buffer_of(s, object)->touched);
     need_one(&in, MT_Q_DISK_WRITE, t->home);
     /* only if no other load uses what is read */
     in.if_rows = user->if_rows && s->params->mode == MT_MODE_LOGITS;
     if (in.if_rows)
-        need_one(&in, MT_Q_COMPUTE, s->lists);
+        need_one(&in, mt_queue_number(in.lane, MT_Q_COMPUTE), s->lists);
     set_made(s, object, MT_Q_DISK_READ, emit(s, &in));
 }
 
@@ -157,19 +166,19 @@ static void emit_piece(struct mt_stager *s, size_t unit, size_t piece, int hw)
         state += (int)piece;
         /* a ring: buffers are used in order, not whichever is free first */
         const struct mt_object *o = &s->out->objects[state];
-        int at = (int)(s->next_piece++ % (size_t)s->out->pool[o->pool].n);
+        int at = (int)(s->next_piece++ % (size_t)s->out->pool[0][o->pool].n);
         s->staged[state].buffer = at;
         s->buffers[o->pool][at].object = state;
         struct mt_instr in = transfer(MT_OP_READ, o);
         in.update = true;
         add_operand(s, &in, state, MT_WRITE);
-        need(&in, s->buffers[o->pool][at].touched);
+        need(s, &in, s->buffers[o->pool][at].touched);
         need_one(&update, MT_Q_DISK_READ, emit(s, &in));
         add_operand(s, &update, state, MT_UPDATE);
     }
     if (hw != MT_STAGE_NONE) {
-        need(&update, s->staged[hw].made);
-        need(&update, buffer_of(s, hw)->touched);
+        need(s, &update, s->staged[hw].made);
+        need(s, &update, buffer_of(s, hw)->touched);
         add_operand(s, &update, hw, MT_UPDATE);
     }
     int32_t done = emit(s, &update);
@@ -207,17 +216,17 @@ void mt_stage_emit_old(struct mt_stager *s, const struct mt_stage_step *t)
         make_resident(s, object, &in);
     else if (object != MT_STAGE_NONE)
         ensure_buffer(s, object);
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    for (int q = 0; q < s->n_queues; q++)
         in.wait[q] = in.wait[q] >= 0 ? s->map[in.wait[q]] : MT_NO_WAIT;
     if (object != MT_STAGE_NONE) {
         add_operand(s, &in, object, made ? MT_WRITE : MT_READ);
-        need(&in, made ? buffer_of(s, object)->touched : s->staged[object].made);
+        need(s, &in, made ? buffer_of(s, object)->touched : s->staged[object].made);
     }
     int32_t at = s->map[t->old] = emit(s, &in);
     if (in.op == MT_OP_FORWARD && s->params->units[in.unit].makes_lists)
         s->lists = at;
     if (object != MT_STAGE_NONE && made) {
-        set_made(s, object, in.queue, at);
+        set_made(s, object, mt_instr_queue(&in), at);
         s->staged[object].dirty = true;
         s->staged[object].home = MT_NO_WAIT;
         if (in.op == MT_OP_STORE_GRAD)

@@ -13,6 +13,16 @@ const struct mt_queue_desc mt_queues[MT_N_QUEUES] = {
     [MT_Q_DISK_WRITE] = {.name = "disk write", .title = "disk writes", .thread = "mt-disk-write", .disk = true},
 };
 
+enum mt_queue mt_queue_kind(int number)
+{
+    enum mt_queue kind = MT_Q_COMPUTE;
+    if (number < MT_N_QUEUES)
+        return (enum mt_queue)number;
+    while (!mt_queues[kind].device || (int)mt_queues[kind].stream != (number - MT_N_QUEUES) % MT_N_STREAMS)
+        kind++;
+    return kind;
+}
+
 #define DEVICE_POOL(text, min, host_pool, poison)                                                                      \
     {.name = text, .device = true, .least = min, .spilled = host_pool, .poisonable = poison}
 #define HOST_POOL(text, min) {.name = text, .least = min, .spilled = MT_NO_POOL}

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "device/device.h"
+#include "settings/settings.h"
 
 /**
  * Properties of each queue, pool, kind of object and opcode of a step program. Nothing may depend on the order of an
@@ -22,6 +23,12 @@ enum mt_queue {
     MT_N_QUEUES,
 };
 
+/**
+ * A lane is a device and its queues; the other queues are one each for all lanes. A queue's number is its kind (enum
+ * mt_queue) on the first lane and for those that lanes share, and follows these for the device queues of other lanes.
+ */
+enum { MT_MAX_LANES = MT_MAX_DEVICES, MT_MAX_QUEUES = MT_N_QUEUES + (MT_MAX_LANES - 1) * MT_N_STREAMS };
+
 /** Instructions of a queue start in program order. */
 struct mt_queue_desc {
     const char *name;      /* in programs: "h2d" */
@@ -33,6 +40,23 @@ struct mt_queue_desc {
     bool ends_in_order;    /* else many are under way at once, and a wait for one is a wait for all before it */
 };
 extern const struct mt_queue_desc mt_queues[MT_N_QUEUES];
+
+/** Queues of a program of so many lanes: their numbers are less. */
+static inline int mt_n_queues(int n_lanes)
+{
+    return MT_N_QUEUES + (n_lanes - 1) * MT_N_STREAMS;
+}
+static inline int mt_queue_number(int lane, enum mt_queue kind)
+{
+    bool other = lane > 0 && mt_queues[kind].device;
+    return other ? MT_N_QUEUES + (lane - 1) * MT_N_STREAMS + (int)mt_queues[kind].stream : (int)kind;
+}
+/** Of a queue that lanes share: 0. */
+static inline int mt_queue_lane(int number)
+{
+    return number < MT_N_QUEUES ? 0 : 1 + (number - MT_N_QUEUES) / MT_N_STREAMS;
+}
+enum mt_queue mt_queue_kind(int number);
 
 /** Units with buffers of similar sizes share pools. */
 enum mt_size_class {

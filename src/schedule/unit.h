@@ -64,6 +64,7 @@ struct mt_unit_record {
 struct mt_unit_shape {
     int32_t layer;       /* units with the same number share the values of a layer */
     enum mt_scope scope; /* of its operations */
+    uint8_t lane;        /* that they run on */
     enum mt_size_class size_class;
     uint8_t n_ports;
     struct mt_port port[MT_MAX_PORTS]; /* what its operations use, beside its record and its adapters */

@@ -105,6 +105,8 @@ struct mt_size {
 };
 
 /** Where things are and what they may take. Never changes a bit of the result. */
+enum { MT_MAX_DEVICES = 8 };
+
 struct mt_placement {
     enum mt_unit_cut unit;
     int64_t expert_group;        /* experts of a mixture that form a unit, or MT_AUTO */
@@ -122,6 +124,7 @@ struct mt_placement {
     enum mt_pin pin;
     enum mt_verify verify;
     bool nvme_checksums;         /* checksums, in host memory, of what is on the drives; every read is checked */
+    int64_t lanes;               /* devices that take the layers in turn, at most MT_MAX_DEVICES; 0: one */
     int64_t threads;             /* of compute and of the optimizer, or MT_AUTO */
     struct mt_size device_budget, host_budget; /* in bytes once resolved */
     bool poison;                 /* tests: overwrite dead buffers, so that a stale read becomes a NaN */

@@ -23,7 +23,7 @@ static int32_t task(struct graph *g, enum mt_queue q, double seconds, double byt
 {
     struct mt_sim_task *t = &g->task[g->g.n];
     *t = (struct mt_sim_task){.queue = (uint8_t)q, .seconds = seconds, .bytes = bytes, .cause = -1};
-    for (int k = 0; k < MT_N_QUEUES; k++)
+    for (int k = 0; k < MT_MAX_QUEUES; k++)
         t->wait[k] = -1;
     g->g.tasks = g->task;
     return (int32_t)g->g.n++;

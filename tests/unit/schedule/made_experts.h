@@ -83,7 +83,7 @@ static inline void make_experts(struct experts *e, size_t layers, size_t n_micro
     e->p.n_values = mt_flow_describe(e->units, e->p.n_units, e->p.grad_bytes, e->values);
     e->p.units = e->units;
     e->p.values = e->values;
-    take_fewest_buffers(&e->p, e->p.n_buffers);
+    take_fewest_buffers(&e->p, e->p.n_buffers[0]);
 }
 
 #endif

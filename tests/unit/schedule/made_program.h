@@ -54,7 +54,7 @@ static inline void make(struct fixture *f, size_t layers, size_t n_micro)
         .grad_bytes = 2,
     };
     describe(f);
-    take_fewest_buffers(&f->p, f->p.n_buffers);
+    take_fewest_buffers(&f->p, f->p.n_buffers[0]);
 }
 
 static inline int build_and_check(struct fixture *f, struct mt_program *prog, struct mt_err *err)

@@ -9,7 +9,7 @@ static inline void take_fewest_buffers(const struct mt_program_params *p, int n[
 {
     size_t bytes[MT_N_POOLS];
     int most[MT_N_POOLS];
-    mt_program_size_pools(p, bytes, n, most);
+    mt_program_size_pools(p, 0, bytes, n, most);
 }
 
 /** A unit's ports, up to the first without a role; returns how many. */

@@ -217,8 +217,8 @@ static void place(struct experts *e, int v)
     take_fewest_buffers(&e->p, least);
     mt_program_max_buffers(&e->p, most);
     for (int i = 0; i < MT_N_POOLS; i++)
-        e->p.n_buffers[i] = v >> 6 & 1 ? most[i] : MT_MIN(least[i] + (v >> 7 & 1), MT_MAX(least[i], most[i]));
-    e->p.n_buffers[MT_POOL_WEIGHTS] = 2 + v % 4;
+        e->p.n_buffers[0][i] = v >> 6 & 1 ? most[i] : MT_MIN(least[i] + (v >> 7 & 1), MT_MAX(least[i], most[i]));
+    e->p.n_buffers[0][MT_POOL_WEIGHTS] = 2 + v % 4;
 }
 
 static bool has_weights(size_t unit)
@@ -468,7 +468,7 @@ static void reading_a_sum_before_its_last_addition_is_rejected(void **state)
         struct mt_err err = {0};
         make_experts(&e, 1, 3, false);
         place(&e, 64); /* everything stays on the device: there are no copies between them */
-        e.p.n_buffers[MT_POOL_WEIGHTS] = 5;
+        e.p.n_buffers[0][MT_POOL_WEIGHTS] = 5;
         build(&e, &p);
         exchange(&p, find(&p, faults[k].op, faults[k].early, faults[k].nth_early),
                  find(&p, faults[k].op, faults[k].late, 0));
@@ -535,8 +535,8 @@ static void beginning_a_sum_in_a_buffer_still_to_be_read_is_rejected(void **stat
     struct mt_err err = {0};
     make_experts(&e, 2, 2, false);
     place(&e, 64);
-    e.p.n_buffers[MT_POOL_SUM] = 1;
-    e.p.n_buffers[MT_POOL_WEIGHTS] = 5;
+    e.p.n_buffers[0][MT_POOL_SUM] = 1;
+    e.p.n_buffers[0][MT_POOL_WEIGHTS] = 5;
     build(&e, &p);
     exchange(&p, find(&p, MT_OP_FORWARD, PER_LAYER, 1), find(&p, MT_OP_FORWARD, PER_LAYER + 1, 0));
     assert_int_equal(mt_program_check(&p, &err), -EPROTO);

@@ -66,9 +66,9 @@ static void make_known(struct fixture *f, const struct known *k)
     if (k->disk)
         put_on_disk(f, k->disk, 1);
     describe(f);
-    take_fewest_buffers(&f->p, f->p.n_buffers);
+    take_fewest_buffers(&f->p, f->p.n_buffers[0]);
     for (int i = 0; i < MT_N_POOLS; i++)
-        f->p.n_buffers[i] += f->p.n_buffers[i] ? k->more : 0;
+        f->p.n_buffers[0][i] += f->p.n_buffers[0][i] ? k->more : 0;
 }
 
 static void known_placements_give_the_same_programs(void **state)

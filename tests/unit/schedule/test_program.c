@@ -45,7 +45,7 @@ static void every_variant_passes_the_checker(void **state)
         mt_program_max_buffers(&f.p, most);
         for (int i = 0; i < MT_N_POOLS; i++) {
             int n[] = {least[i], least[i] + 1, most[i], least[i] + 2};
-            f.p.n_buffers[i] = n[v >> 8 & 3];
+            f.p.n_buffers[0][i] = n[v >> 8 & 3];
         }
         struct mt_program prog = {0};
         struct mt_err err = {0};
@@ -77,9 +77,9 @@ static void every_variant_with_a_disk_passes_the_checker(void **state)
         mt_program_max_buffers(&f.p, most);
         for (int i = 0; i < MT_N_POOLS; i++) {
             int few = MT_MIN(least[i] + 1, MT_MAX(most[i], least[i]));
-            f.p.n_buffers[i] = v >> 9 & 1 ? few : v >> 10 & 1 ? most[i] : least[i];
+            f.p.n_buffers[0][i] = v >> 9 & 1 ? few : v >> 10 & 1 ? most[i] : least[i];
             if (!mt_pools[i].device) /* host memory does not depend on the device's */
-                f.p.n_buffers[i] = v >> 11 & 1 ? few : v >> 12 & 1 ? most[i] : least[i];
+                f.p.n_buffers[0][i] = v >> 11 & 1 ? few : v >> 12 & 1 ? most[i] : least[i];
         }
         struct mt_program prog = {0};
         struct mt_err err = {0};
@@ -98,7 +98,7 @@ static void every_piece_is_read_updated_and_written_once(void **state)
     put_on_disk(&f, STATES | WEIGHTS | GRADS, 0);
     for (int update = 0; update < 2; update++) {
         f.p.mode = update ? MT_MODE_UPDATE : MT_MODE_TRAIN;
-        take_fewest_buffers(&f.p, f.p.n_buffers);
+        take_fewest_buffers(&f.p, f.p.n_buffers[0]);
         assert_int_equal(build_and_check(&f, &prog, NULL), 0);
         size_t pieces = 0, elems = 0, want = 0, read = 0, written = 0, in_all = 0;
         for (size_t u = 0; u < f.p.n_units; u++) {
@@ -134,7 +134,7 @@ static void forward_reads_no_weights_from_the_disk_again(void **state)
     struct mt_program prog;
     make(&f, 8, 2);
     put_on_disk(&f, STATES | WEIGHTS, 0);
-    take_fewest_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers[0]);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     int reads[10] = {0}, loads[10] = {0};
     for (size_t i = 0; i < prog.n_instrs; i++) {
@@ -160,13 +160,13 @@ static void nothing_is_spilled_to_disk_that_host_memory_holds(void **state)
         f.keeps[u] = true;
     put_on_disk(&f, SPILLS, 0);
     int most[MT_N_POOLS];
-    take_fewest_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers[0]);
     mt_program_max_buffers(&f.p, most);
     uint64_t before = UINT64_MAX;
     for (int n = 2; n <= 2 * most[MT_POOL_SPILLED_RECORD]; n++) { /* records have two sizes */
         for (int i = MT_POOL_SPILLED_RECORD; i <= MT_POOL_SPILLED_RECORD_LAST; i++)
-            f.p.n_buffers[i] = MT_MIN(n, most[i]);
-        f.p.n_buffers[MT_POOL_SPILLED] = MT_MIN(2 * n, most[MT_POOL_SPILLED]);
+            f.p.n_buffers[0][i] = MT_MIN(n, most[i]);
+        f.p.n_buffers[0][MT_POOL_SPILLED] = MT_MIN(2 * n, most[MT_POOL_SPILLED]);
         assert_int_equal(build_and_check(&f, &prog, NULL), 0);
         struct mt_disk_traffic t = mt_program_disk_traffic(&prog);
         assert_true(t.written[MT_DISK_ACTIVATIONS] <= before); /* more memory never costs more wear */
@@ -188,7 +188,7 @@ static void gathered_rows_do_not_wait_for_the_embeddings_update(void **state)
         f.p.gather = true;
         f.tied = tied;
         describe(&f);
-        take_fewest_buffers(&f.p, f.p.n_buffers);
+        take_fewest_buffers(&f.p, f.p.n_buffers[0]);
         assert_int_equal(build_and_check(&f, &prog, NULL), 0);
         assert_int_equal(count(&prog, MT_OP_GATHER), 3);
         assert_int_equal(count(&prog, MT_OP_EMBED), 0);
@@ -223,7 +223,7 @@ static void gathering_after_the_update_is_rejected(void **state)
     make(&f, 3, 2);
     f.tied = f.p.gather = true;
     describe(&f);
-    take_fewest_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers[0]);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     size_t update = 0, gather = 0;
     for (size_t i = 0; i < prog.n_instrs; i++) {
@@ -314,7 +314,7 @@ static void packed_rows_are_unpacked_before_they_are_read(void **state)
     struct mt_program prog;
     make(&f, 3, 2);
     f.p.gather = true;
-    take_fewest_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers[0]);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     struct mt_instr *scatter = of_embedding(&prog, MT_OP_SCATTER), *update = of_embedding(&prog, MT_OP_UPDATE);
     assert_int_equal(of_embedding(&prog, MT_OP_STORE_GRAD)->row_bytes, 10);
@@ -327,7 +327,7 @@ static void packed_rows_are_unpacked_before_they_are_read(void **state)
     assert_non_null(strstr(err.msg, "were not scattered"));
     mt_program_finish(&prog);
     f.p.cast = false; /* then no buffer is free for the rows */
-    take_fewest_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers[0]);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     assert_int_equal(count(&prog, MT_OP_SCATTER), 0);
     assert_int_equal(of_embedding(&prog, MT_OP_STORE_GRAD)->row_bytes, 0);
@@ -341,9 +341,9 @@ static void first_loads_stand_in_the_order_of_updates(void **state)
     struct fixture f;
     struct mt_program prog;
     make(&f, 8, 2);
-    mt_program_max_buffers(&f.p, f.p.n_buffers);
+    mt_program_max_buffers(&f.p, f.p.n_buffers[0]);
     for (int slots = 2; slots < 9; slots++) {
-        f.p.n_buffers[MT_POOL_WEIGHTS] = slots;
+        f.p.n_buffers[0][MT_POOL_WEIGHTS] = slots;
         assert_int_equal(build_and_check(&f, &prog, NULL), 0);
         int next = 0;
         for (size_t i = 0; i < prog.n_instrs; i++)
@@ -394,7 +394,7 @@ static void everything_resident_loads_each_unit_once(void **state)
     struct fixture f;
     struct mt_program prog;
     make(&f, 6, 3);
-    mt_program_max_buffers(&f.p, f.p.n_buffers);
+    mt_program_max_buffers(&f.p, f.p.n_buffers[0]);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     assert_int_equal(count(&prog, MT_OP_LOAD), 8);
     assert_int_equal(count(&prog, MT_OP_STORE), 0);
@@ -408,7 +408,7 @@ static void last_layers_stay_over_the_turn(void **state)
     struct fixture f;
     struct mt_program prog;
     make(&f, 8, 2);
-    f.p.n_buffers[MT_POOL_WEIGHTS] = 3;
+    f.p.n_buffers[0][MT_POOL_WEIGHTS] = 3;
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     int loads_of[10] = {0};
     for (size_t i = 0; i < prog.n_instrs; i++)
@@ -427,7 +427,7 @@ static void prefetch_starts_before_use(void **state)
     struct fixture f;
     struct mt_program prog;
     make(&f, 8, 1);
-    f.p.n_buffers[MT_POOL_WEIGHTS] = 3;
+    f.p.n_buffers[0][MT_POOL_WEIGHTS] = 3;
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     for (size_t i = 0; i < prog.n_instrs; i++) {
         const struct mt_instr *in = &prog.instrs[i];
@@ -450,7 +450,7 @@ static void weights_do_not_queue_up_far_ahead_of_their_use(void **state)
     for (int resident = 0; resident < 2; resident++) {
         make(&f, 8, 2);
         if (resident)
-            mt_program_max_buffers(&f.p, f.p.n_buffers);
+            mt_program_max_buffers(&f.p, f.p.n_buffers[0]);
         assert_int_equal(build_and_check(&f, &prog, NULL), 0);
         int32_t unit = 0; /* that forward has reached */
         for (size_t i = 0; i < prog.n_instrs && prog.instrs[i].op != MT_OP_HEAD; i++) {
@@ -486,8 +486,8 @@ static void adapters_that_stay_are_loaded_once(void **state)
         for (size_t u = 1; u <= layers && v & 12; u++) /* all staged planes are adapters', or some */
             f.units[u].staged_bytes_adapters = v & 4 ? f.units[u].staged_bytes : f.units[u].staged_bytes / 2;
         describe(&f);
-        take_fewest_buffers(&f.p, f.p.n_buffers);
-        assert_int_equal(f.p.n_buffers[MT_POOL_ADAPTERS], layers);
+        take_fewest_buffers(&f.p, f.p.n_buffers[0]);
+        assert_int_equal(f.p.n_buffers[0][MT_POOL_ADAPTERS], layers);
         if (build_and_check(&f, &prog, &err))
             fail_msg("%u: %s", v, err.msg);
         for (size_t i = 0; i < prog.n_instrs; i++) {
@@ -524,7 +524,7 @@ static void drop_each_wait(unsigned disk, bool gather, bool tied)
         f.keeps[u] = disk;
     if (disk)
         put_on_disk(&f, disk, 0);
-    take_fewest_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers[0]);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     size_t tried = 0, found = 0;
     for (size_t i = 0; i < prog.n_instrs; i++)
@@ -560,7 +560,7 @@ static void a_plane_that_stays_in_staging_is_rejected(void **state)
     struct mt_err err = {0};
     make(&f, 3, 1);
     put_on_disk(&f, STATES, 0);
-    take_fewest_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers[0]);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     size_t i = prog.n_instrs;
     while (prog.instrs[--i].op != MT_OP_WRITE)
@@ -583,7 +583,7 @@ static void reusing_a_slot_before_its_last_reader_is_rejected(void **state)
     struct mt_program prog;
     struct mt_err err = {0};
     make(&f, 5, 2);
-    f.p.n_buffers[MT_POOL_BOUNDARY] = 20; /* else earlier loads of boundaries imply the wait */
+    f.p.n_buffers[0][MT_POOL_BOUNDARY] = 20; /* else earlier loads of boundaries imply the wait */
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     for (size_t i = 0; i < prog.n_instrs; i++) {
         struct mt_instr *in = &prog.instrs[i];
@@ -627,7 +627,7 @@ static void a_pool_too_small_is_named(void **state)
     struct mt_program prog;
     struct mt_err err = {0};
     make(&f, 3, 1);
-    f.p.n_buffers[MT_POOL_BOUNDARY] = 1;
+    f.p.n_buffers[0][MT_POOL_BOUNDARY] = 1;
     assert_int_equal(mt_program_build(&prog, &f.p, &err), -ENOSPC);
     assert_non_null(strstr(err.msg, "boundaries"));
 }
@@ -658,7 +658,7 @@ static void a_pool_of_more_buffers_than_operands_can_name_is_refused(void **stat
     struct mt_program prog;
     struct mt_err err = {0};
     make(&f, 3, 1);
-    f.p.n_buffers[MT_POOL_BOUNDARY] = MT_MAX_BUFFERS + 1;
+    f.p.n_buffers[0][MT_POOL_BOUNDARY] = MT_MAX_BUFFERS + 1;
     assert_int_equal(mt_program_build(&prog, &f.p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "boundaries"));
 }

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Programs whose units are on several lanes. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "made_program.h"
+
+enum { MOST = 20000 };
+
+static uint32_t next_random(uint32_t *seed)
+{
+    *seed = *seed * 1664525 + 1013904223;
+    return *seed >> 8;
+}
+
+/* Sizes, placement and what is on drives by the bits of v; all units on one lane. */
+static void make_variant(struct fixture *f, int v)
+{
+    make(f, 1 + (size_t)(v & 3) * 2, 1 + (size_t)(v >> 2 & 1) * 3);
+    f->tied = v >> 3 & 1;
+    f->p.one_ring = !f->tied && v % 3 == 1;
+    f->p.join = v >> 4 & 1;
+    f->p.cast = !(v >> 5 & 1);
+    f->p.poison = v >> 6 & 1;
+    f->p.gather = v % 5 < 2;
+    f->p.mode = (enum mt_program_mode)(v % 7 < 4 ? MT_MODE_TRAIN : v % 7 - 3);
+    for (size_t u = 0; u < f->p.n_units; u++) {
+        f->keeps[u] = !(v >> 7 & 1) && !(u & 1);
+        f->units[u].trainable = (v >> 8 & 1) || u > 1;
+    }
+    if (v >> 9 & 1)
+        put_on_disk(f, 1 + (unsigned)v % 15, (size_t)v % 3);
+    describe(f);
+}
+
+static void take_buffers(struct fixture *f, int more)
+{
+    size_t bytes[MT_N_POOLS];
+    int least[MT_N_POOLS], most[MT_N_POOLS];
+    for (int lane = 0; lane < mt_program_lanes(&f->p); lane++) {
+        mt_program_size_pools(&f->p, lane, bytes, least, most);
+        for (int i = 0; i < MT_N_POOLS; i++)
+            f->p.n_buffers[lane][i] = more > 2 ? most[i] : MT_MIN(least[i] + more, MT_MAX(least[i], most[i]));
+    }
+    mt_program_size_pools(&f->p, 0, bytes, least, most); /* host pools are all lanes' */
+    mt_program_max_buffers(&f->p, most);
+    for (int i = 0; i < MT_N_POOLS; i++)
+        if (!mt_pools[i].device)
+            f->p.n_buffers[0][i] = bytes[i] ? MT_MAX(mt_pools[i].least, least[i]) : 0;
+}
+
+/* Units on lanes at random, or in turn. A tied table's gradient may move between lanes, too. */
+static void put_on_lanes(struct fixture *f, int lanes, uint32_t *seed)
+{
+    bool in_turn = next_random(seed) & 1;
+    f->p.n_lanes = lanes;
+    for (size_t u = 0; u < f->p.n_units; u++)
+        f->units[u].lane = (uint8_t)(in_turn ? u % (size_t)lanes : next_random(seed) % (uint32_t)lanes);
+}
+
+static void build(struct fixture *f, struct mt_program *prog)
+{
+    struct mt_err err = {0};
+    if (build_and_check(f, prog, &err))
+        fail_msg("%s", err.msg);
+}
+
+/* What is computed, in order, by what it writes: a contribution to a sum in another order changes its bits. */
+static size_t list_writes(const struct mt_program *p, uint64_t *list)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < p->n_instrs; i++) {
+        const struct mt_instr *in = &p->instrs[i];
+        if (in->queue != MT_Q_COMPUTE || in->op == MT_OP_POISON || in->op == MT_OP_JOIN)
+            continue;
+        for (int k = 0; k < in->n_operands; k++) {
+            const struct mt_object *o = &p->objects[in->operand[k].object];
+            uint64_t object = (uint64_t)o->kind << 56 | (uint64_t)o->unit << 48 | (uint64_t)o->mb << 40;
+            if (in->operand[k].access & MT_WRITE && n < MOST)
+                list[n++] = object | (uint64_t)in->op << 16 | (uint64_t)in->unit << 8 | (uint64_t)in->mb;
+        }
+    }
+    return n;
+}
+
+/* Sorted by object, in the order of the program. */
+static void sort_by_object(uint64_t *list, size_t n)
+{
+    for (size_t i = 1; i < n; i++)
+        for (size_t k = i; k > 0 && list[k - 1] >> 40 > list[k] >> 40; k--) {
+            uint64_t x = list[k];
+            list[k] = list[k - 1];
+            list[k - 1] = x;
+        }
+}
+
+static void every_map_gives_the_sums_of_one_lane(void **state)
+{
+    static uint64_t one[MOST], many[MOST];
+    uint32_t seed = 1;
+    (void)state;
+    for (int v = 0; v < 1 << 10; v++) {
+        struct fixture f;
+        struct mt_program prog;
+        make_variant(&f, v);
+        take_buffers(&f, (int)next_random(&seed) % 4);
+        build(&f, &prog);
+        size_t n = list_writes(&prog, one);
+        sort_by_object(one, n);
+        mt_program_finish(&prog);
+        for (int k = 0; k < 2; k++) {
+            put_on_lanes(&f, 2 + (int)next_random(&seed) % 3, &seed);
+            take_buffers(&f, (int)next_random(&seed) % 4);
+            build(&f, &prog);
+            assert_int_equal(list_writes(&prog, many), n);
+            sort_by_object(many, n);
+            assert_memory_equal(one, many, n * sizeof(*one));
+            mt_program_finish(&prog);
+        }
+    }
+}
+
+/* A step that trains on three lanes, with few buffers. */
+static void make_three(struct fixture *f, unsigned disk, struct mt_program *prog)
+{
+    make(f, 5, 3);
+    for (size_t u = 0; u < f->p.n_units; u++) {
+        f->keeps[u] = true;
+        f->units[u].lane = (uint8_t)(u % 3);
+    }
+    f->p.n_lanes = 3;
+    if (disk)
+        put_on_disk(f, disk, 0);
+    describe(f);
+    take_buffers(f, 0);
+    build(f, prog);
+}
+
+static void dropping_a_wait_is_rejected(void **state)
+{
+    (void)state;
+    for (unsigned disk = 0; disk < 16; disk++) {
+        struct fixture f;
+        struct mt_program prog;
+        size_t tried = 0, found = 0, across = 0;
+        make_three(&f, disk, &prog);
+        for (size_t i = 0; i < prog.n_instrs; i++)
+            for (int q = 0; q < MT_MAX_QUEUES; q++) {
+                int32_t w = prog.instrs[i].wait[q];
+                if (w < 0)
+                    continue;
+                prog.instrs[i].wait[q] = MT_NO_WAIT;
+                tried++;
+                across += mt_queues[prog.instrs[i].queue].device && mt_queue_kind(q) == MT_Q_D2H &&
+                          mt_queue_lane(q) != prog.instrs[i].lane;
+                found += mt_program_check(&prog, NULL) == -EPROTO;
+                prog.instrs[i].wait[q] = w;
+            }
+        assert_true(tried > 50);
+        assert_true(across || disk & SPILLS); /* there a load may wait for the drive, or for a store's newer content */
+        if (found != tried)
+            fail_msg("drives %u: only %zu of %zu dropped waits were noticed", disk, found, tried);
+        mt_program_finish(&prog);
+    }
+}
+
+/* Takes instruction i out; what waited for it waits for its queue's instruction before. */
+static void take_out(struct mt_program *p, size_t i)
+{
+    int32_t before = (int32_t)i - 1, q = mt_instr_queue(&p->instrs[i]);
+    while (before >= 0 && mt_instr_queue(&p->instrs[before]) != q)
+        before--;
+    if (before >= 0)
+        p->instrs[before].signals = true;
+    memmove(p->instrs + i, p->instrs + i + 1, (p->n_instrs - i - 1) * sizeof(*p->instrs));
+    p->n_instrs--;
+    for (size_t k = i; k < p->n_instrs; k++)
+        for (int w = 0; w < MT_MAX_QUEUES; w++) {
+            int32_t *wait = &p->instrs[k].wait[w];
+            *wait = *wait == (int32_t)i ? before : *wait - (*wait > (int32_t)i);
+        }
+}
+
+static struct mt_program copy_of(const struct mt_program *p)
+{
+    struct mt_program c = *p;
+    c.instrs = mt_calloc(p->n_instrs + 1, sizeof(*c.instrs));
+    c.objects = mt_calloc(p->n_objects, sizeof(*c.objects));
+    assert_true(c.instrs && c.objects);
+    memcpy(c.instrs, p->instrs, p->n_instrs * sizeof(*c.instrs));
+    memcpy(c.objects, p->objects, p->n_objects * sizeof(*c.objects));
+    return c;
+}
+
+enum fault { DROPPED, SWAPPED, OTHER_LANE, TWICE, N_FAULTS };
+
+static bool hands_over(const struct mt_program *p, const struct mt_instr *in)
+{
+    if (in->op != MT_OP_STORE && in->op != MT_OP_LOAD)
+        return false;
+    enum mt_object_kind kind = p->objects[in->operand[0].object].kind;
+    return kind == MT_OBJ_BOUNDARY || kind == MT_OBJ_DX;
+}
+
+/* Makes the fault at instruction i; false: it cannot be made there. */
+static bool seed_fault(struct mt_program *p, size_t i, enum fault what)
+{
+    struct mt_instr *in = &p->instrs[i];
+    size_t k = i + 1;
+    switch (what) {
+    case DROPPED:
+        take_out(p, i);
+        return true;
+    case SWAPPED: /* with the next copy of its queue: each moves the other's object */
+        while (k < p->n_instrs && (mt_instr_queue(&p->instrs[k]) != mt_instr_queue(in) || !hands_over(p, &p->instrs[k])))
+            k++;
+        if (k == p->n_instrs || in->operand[0].object == p->instrs[k].operand[0].object)
+            return false;
+        int32_t object = in->operand[0].object;
+        in->operand[0].object = p->instrs[k].operand[0].object;
+        p->instrs[k].operand[0].object = object;
+        return true;
+    case OTHER_LANE:
+        in->lane = (uint8_t)((in->lane + 1) % p->n_lanes);
+        return true;
+    default: /* the computation after it, twice */
+        while (k < p->n_instrs && p->instrs[k].op != MT_OP_BACKWARD)
+            k++;
+        if (k == p->n_instrs)
+            return false;
+        memmove(p->instrs + k + 1, p->instrs + k, (p->n_instrs - k) * sizeof(*p->instrs));
+        p->n_instrs++;
+        for (size_t j = k + 1; j < p->n_instrs; j++)
+            for (int w = 0; w < MT_MAX_QUEUES; w++)
+                p->instrs[j].wait[w] += p->instrs[j].wait[w] >= (int32_t)k;
+        return true;
+    }
+}
+
+static void a_fault_in_the_hand_over_is_rejected(void **state)
+{
+    struct fixture f;
+    struct mt_program prog;
+    size_t n[N_FAULTS] = {0};
+    (void)state;
+    make_three(&f, 0, &prog);
+    for (size_t i = 0; i < prog.n_instrs; i++)
+        for (enum fault what = 0; what < N_FAULTS && hands_over(&prog, &prog.instrs[i]); what++) {
+            struct mt_program bad = copy_of(&prog);
+            char line[512];
+            if (seed_fault(&bad, i, what)) {
+                mt_instr_format(line, sizeof(line), &prog, i);
+                n[what]++;
+                if (mt_program_check(&bad, NULL) != -EPROTO)
+                    fail_msg("fault %d at {%s} was not noticed", what, line);
+            }
+            mt_program_finish(&bad);
+        }
+    for (int i = 0; i < N_FAULTS; i++)
+        assert_true(n[i] >= 20);
+    mt_program_finish(&prog);
+}
+
+/* Micro-batch 1 of a unit does not wait for all of the unit before it: lanes work at the same time. */
+static void micro_batches_follow_each_other(void **state)
+{
+    struct fixture f;
+    struct mt_program prog;
+    (void)state;
+    make(&f, 8, 8);
+    f.p.n_lanes = 2;
+    for (size_t u = 0; u < f.p.n_units; u++)
+        f.units[u].lane = (uint8_t)(u % 2);
+    take_buffers(&f, 3);
+    build(&f, &prog);
+    size_t begin = 0, end = 0; /* of unit 2's first, and of unit 1's last micro-batch */
+    for (size_t i = 0; i < prog.n_instrs; i++) {
+        const struct mt_instr *in = &prog.instrs[i];
+        if (in->op == MT_OP_FORWARD && in->unit == 2 && in->mb == 0)
+            begin = i;
+        if (in->op == MT_OP_FORWARD && in->unit == 1 && in->mb == 7)
+            end = i;
+    }
+    assert_true(begin && begin < end);
+    mt_program_finish(&prog);
+}
+
+static void experts_apart_from_their_lists_are_refused(void **state)
+{
+    struct fixture f;
+    struct mt_program prog;
+    struct mt_err err = {0};
+    (void)state;
+    make(&f, 3, 1);
+    f.p.n_lanes = 2;
+    f.units[1].makes_lists = f.units[2].follows_lists = true;
+    f.units[2].lane = 1;
+    assert_int_equal(mt_program_build(&prog, &f.p, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "lists of experts"));
+    f.units[2].follows_lists = false;
+    f.units[2].lane = 2;
+    assert_int_equal(mt_program_build(&prog, &f.p, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "lane 2 of 2"));
+}
+
+static void queues_have_numbers(void **state)
+{
+    (void)state;
+    for (int lane = 0; lane < MT_MAX_LANES; lane++)
+        for (int kind = 0; kind < MT_N_QUEUES; kind++) {
+            int q = mt_queue_number(lane, (enum mt_queue)kind);
+            assert_true(q < mt_n_queues(lane + 1));
+            assert_int_equal(mt_queue_kind(q), kind);
+            assert_int_equal(mt_queue_lane(q), mt_queues[kind].device ? lane : 0);
+        }
+    assert_int_equal(mt_n_queues(MT_MAX_LANES), MT_MAX_QUEUES);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(queues_have_numbers),
+        cmocka_unit_test(every_map_gives_the_sums_of_one_lane),
+        cmocka_unit_test(dropping_a_wait_is_rejected),
+        cmocka_unit_test(a_fault_in_the_hand_over_is_rejected),
+        cmocka_unit_test(micro_batches_follow_each_other),
+        cmocka_unit_test(experts_apart_from_their_lists_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
