@@ -257,7 +257,8 @@ static void resolve_placement(struct mt_placement *p, const struct mt_plan_limit
         p->threads = l->threads;
     set_bytes(&p->host_budget, l->host_bytes, (uint64_t)((double)l->host_bytes * 0.9));
     if (mt_device_kind(l->kind)->shares_host_memory)
-        set_bytes(&p->device_budget, p->host_budget.bytes, p->host_budget.bytes / 4);
+        set_bytes(&p->device_budget, p->host_budget.bytes,
+                  p->host_budget.bytes / 4 / (uint64_t)MT_MAX(p->lanes, 1));
     else
         set_bytes(&p->device_budget, l->device_bytes, l->device_bytes - MT_MIN(l->device_bytes, l->device_reserve));
     p->poison = getenv("MEGATRAIN_POISON") != NULL;
@@ -271,6 +272,10 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
 {
     struct mt_plan_request r = {.train = true, .placement = c->placement, .drives = limits->drives};
     int rc = mt_resolve_numerics(&r.numerics, c, err);
+    if (!rc && r.placement.lanes > 1 && r.numerics.router_aux_loss > 0)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                     "device.gpus = %lld with train.router_aux_loss: that loss is of all layers, and layers are on several "
+                     "devices: set train.router_aux_loss = 0, or device.gpus = 1", (long long)r.placement.lanes);
     if (rc)
         return rc;
     resolve_placement(&r.placement, limits);

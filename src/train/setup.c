@@ -41,17 +41,22 @@ static int open_device(struct mt_setup *s, const char *kind, struct mt_err *err)
     }
     uint64_t most = MT_MIN(hw.address_space, hw.cgroup_free);
     bool warm = most > budget && most - budget > WARM_NEEDS;
-    rc = mt_device_create(&s->dev,
-                          &(struct mt_device_params){
-                              .kind = kind,
-                              .index = (int)c->device.index,
-                              .budget_bytes = (size_t)budget,
-                              .n_threads = (int)p->threads,
-                              .cpus = s->cpus,
-                              .link_gbps = c->device.link_gbps,
-                              .warm = warm,
-                          },
-                          err);
+    const struct mt_device_params params = {
+        .kind = kind,
+        .index = (int)c->device.index,
+        .budget_bytes = (size_t)budget,
+        .n_threads = (int)p->threads,
+        .cpus = s->cpus,
+        .link_gbps = c->device.link_gbps,
+        .warm = warm,
+    };
+    rc = mt_device_create(&s->dev, &params, err);
+    for (int64_t i = 1; i < p->lanes && !rc; i++)
+        rc = mt_device_limits(s->dev)->shares_host_memory
+                 ? mt_device_create(&s->other_dev[i - 1], &params, err)
+                 : mt_fail(err, MT_ERR_USAGE, -ENOTSUP,
+                           "device.gpus = %lld: several devices run only as device.kind = cpu yet; set device.gpus = 1",
+                           (long long)p->lanes);
     return rc || !warm ? rc : mt_hw_resident(&s->request.resident, err);
 }
 
@@ -91,6 +96,7 @@ static void take_engine_params(struct mt_setup *s)
 {
     struct mt_plan_request r = mt_plan_request_as(&s->request, &s->choice);
     s->engine_params = mt_plan_engine_params(&r, s->dev);
+    s->engine_params.other_dev = s->other_dev;
     s->engine_params.update_cpus = s->cpus;
     const char *isa = getenv("MEGATRAIN_ADAM_ISA");
     for (enum mt_isa i = MT_ISA_SCALAR; isa && i <= MT_ISA_AVX512; i++)
@@ -236,6 +242,8 @@ void mt_setup_finish(struct mt_setup *s)
     mt_plan_choice_finish(&s->choice);
     mt_machine_finish(&s->machine);
     mt_device_destroy(&s->dev);
+    for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev); i++)
+        mt_device_destroy(&s->other_dev[i]);
     free(s->cpus);
     free(s->learner);
     mt_layout_destroy(&s->shared[0]);

@@ -15,7 +15,8 @@ struct mt_setup {
     struct mt_layout *shared[2];   /* with several learners: whole layers, and halves of them or NULL; owned */
     struct mt_numerics *learner;   /* with several: [n_learners] of each, every `auto` decided; owned */
 
-    mt_device *dev;
+    mt_device *dev;                /* the first lane's */
+    mt_device *other_dev[MT_MAX_LANES - 1];
     int *cpus;                     /* [placement.threads] or NULL */
     struct mt_numa numa;           /* homes of the planes */
     struct mt_machine machine;     /* the profile: measured, or a stored one, which has no fingerprint */
