@@ -47,6 +47,7 @@ static const struct cli_option plan_options[] = {
     {"seq-len", 0, "N", "Shorthand of --set data.seq_len=N."},
     {"tokens-per-step", 0, "N", "Shorthand of --set train.tokens_per_step=N (64Ki)."},
     {"micro-batch", 0, "N", "Shorthand of --set train.micro_batch=N."},
+    {"gpus", 0, "N", "Shorthand of --set device.gpus=N: so many GPUs, each with the machine's memory and link."},
     {"measure", 0, NULL, "First time this configuration's operations on this machine, and keep the times."},
     JSON,
     END};

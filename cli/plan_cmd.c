@@ -157,7 +157,8 @@ static int shorthand(struct mt_config *cfg, const struct cli_args *args, struct 
 {
     static const struct {
         const char *option, *key;
-    } keys[] = {{"model", "model.path"}, {"seq-len", "data.seq_len"}, {"micro-batch", "train.micro_batch"}};
+    } keys[] = {{"model", "model.path"}, {"seq-len", "data.seq_len"}, {"micro-batch", "train.micro_batch"},
+                {"gpus", "device.gpus"}};
     int rc = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(keys) && !rc; i++)
         if (cli_arg(args, keys[i].option))

@@ -24,21 +24,26 @@ struct figures {
     double disk_read, disk_write; /* bytes a step */
 };
 
+static int lanes_of(const struct plan_view *v)
+{
+    return mt_program_lanes(&v->choice.engine.program);
+}
+
 static struct figures figure(const struct plan_view *v)
 {
     const struct mt_plan_request *r = &v->request;
     const struct mt_rate *rate = v->machine.rate;
     struct figures f = {.tokens = (double)(r->numerics.rows_per_step * r->numerics.seq_len)};
-    double s = v->choice.sim.seconds;
+    double s = v->choice.sim.seconds, gpus = v->machine.cpu ? 1 : lanes_of(v); /* on the cpu device they share cores */
     f.tok_s = f.tokens / s;
     f.model_flops = f.tokens * mt_layout_flops_per_token(v->layout, (size_t)r->numerics.seq_len);
     f.tflops = f.model_flops / s * 1e-12;
-    f.peak = rate[r->numerics.dtype == MT_BF16 ? MT_RATE_PEAK_BF16 : MT_RATE_PEAK_F32].value;
+    f.peak = rate[r->numerics.dtype == MT_BF16 ? MT_RATE_PEAK_BF16 : MT_RATE_PEAK_F32].value * gpus;
     f.run_tokens = v->cfg->train.tokens ? (double)v->cfg->train.tokens
                    : v->cfg->train.steps ? (double)v->cfg->train.steps * f.tokens
                                          : 1e9;
     f.days_run = f.run_tokens / f.tok_s / 86400;
-    f.joules_token = rate[MT_RATE_POWER].value / f.tok_s;
+    f.joules_token = rate[MT_RATE_POWER].value * gpus / f.tok_s;
     f.disk_read = v->choice.sim.bytes[MT_SIM_DISK_READ];
     f.disk_write = v->choice.sim.bytes[MT_SIM_DISK_WRITE];
     return f;
@@ -212,6 +217,12 @@ static void print_choices(const struct plan_view *v)
     printf("\n");
 }
 
+/* Queues of a resource. */
+static int queues_of(const struct plan_view *v, int resource)
+{
+    return mt_queues[resource].device ? lanes_of(v) : 1;
+}
+
 static void print_memory(const struct plan_view *v)
 {
     struct mt_memory_rows rows = {0};
@@ -228,6 +239,12 @@ static void print_memory(const struct plan_view *v)
     printf("  %-7s  %-28s  %14llu  %12s\n", "sum", "device",
            (unsigned long long)v->choice.engine.device_bytes,
            mt_format_bytes(a, sizeof(a), v->choice.engine.device_bytes));
+    for (int lane = 0; lane < lanes_of(v) && lanes_of(v) > 1; lane++) {
+        char name[32];
+        snprintf(name, sizeof(name), "of them, GPU %d", lane + 1);
+        printf("  %-7s  %-28s  %14llu  %12s\n", "", name, (unsigned long long)v->choice.engine.lane_bytes[lane],
+               mt_format_bytes(a, sizeof(a), v->choice.engine.lane_bytes[lane]));
+    }
     printf("  %-7s  %-28s  %14llu  %12s\n", "", v->machine.cpu ? "host, with the device's" : "host",
            (unsigned long long)v->choice.host_bytes, mt_format_bytes(a, sizeof(a), v->choice.host_bytes));
 }
@@ -246,7 +263,7 @@ static void print_time(const struct plan_view *v)
         if (!(s->busy[k] > 0))
             continue;
         printf("  %-14s %5.1f%%  %14s", mt_sim_resource_name((enum mt_sim_resource)k),
-               100 * s->busy[k] / s->seconds,
+               100 * s->busy[k] / queues_of(v, k) / s->seconds,
                k == MT_SIM_COMPUTE ? "" : mt_format_bytes(a, sizeof(a), (uint64_t)s->bytes[k]));
         if (k == MT_SIM_COMPUTE)
             printf("\n");
@@ -329,6 +346,9 @@ static void add_memory(cJSON *o, const struct plan_view *v)
     mt_plan_add_rows(&rows, &v->choice);
     cli_add_memory(o, &rows);
     cJSON_AddNumberToObject(o, "device_bytes", (double)v->choice.engine.device_bytes);
+    cJSON *lanes = cJSON_AddArrayToObject(o, "gpu_bytes");
+    for (int lane = 0; lane < lanes_of(v); lane++)
+        mt_json_append(lanes, cJSON_CreateNumber((double)v->choice.engine.lane_bytes[lane]));
     cJSON_AddNumberToObject(o, "host_bytes", (double)v->choice.host_bytes);
     cJSON_AddNumberToObject(o, "disk_bytes", (double)v->choice.disk_bytes);
     cJSON_AddNumberToObject(o, "device_budget", (double)v->request.placement.device_budget.bytes);
@@ -351,6 +371,7 @@ static void add_times(cJSON *o, const struct plan_view *v)
     for (int k = 0; k < MT_SIM_N_RESOURCES; k++) {
         cJSON *r = cJSON_CreateObject();
         cJSON_AddStringToObject(r, "resource", mt_sim_resource_name((enum mt_sim_resource)k));
+        cJSON_AddNumberToObject(r, "queues", queues_of(v, k));
         cJSON_AddNumberToObject(r, "busy_seconds", s->busy[k]);
         cJSON_AddNumberToObject(r, "bytes", s->bytes[k]);
         cJSON_AddNumberToObject(r, "compute_idle_seconds", s->idle[k]);

@@ -50,6 +50,11 @@ void cli_print_memory(const struct mt_memory *m)
         tier = r->tier;
     }
     cli_say("  %-14s  %-28s  %12s\n", "sum", "device", mt_format_bytes(a, sizeof(a), m->device_bytes));
+    for (int lane = 0; lane < m->n_lanes && m->n_lanes > 1; lane++) {
+        char name[32];
+        snprintf(name, sizeof(name), "of them, device %d", lane + 1);
+        cli_say("  %-14s  %-28s  %12s\n", "", name, mt_format_bytes(a, sizeof(a), m->lane_bytes[lane]));
+    }
     cli_say("  %-14s  %-28s  %12s\n", "", "host", mt_format_bytes(a, sizeof(a), m->host_bytes));
     for (int i = 0; i < m->n_limits; i++)
         cli_say("  %-14s  %s of %s%s\n", m->limits[i].source,
@@ -107,7 +112,11 @@ void cli_print_setup(const struct mt_setup *s)
             (long long)in->hf.hidden, (long long)in->hf.vocab, mt_dtype_name(s->choice.numerics.dtype));
     for (size_t i = 0; i < s->n_learners; i++)
         print_data(s, &in[i], mt_setup_numerics_of(s, i));
-    cli_say("Device   %s, %d threads, %s %s, budget %s\n", mt_device_limits(s->dev)->name,
+    int lanes = mt_program_lanes(&p->program);
+    char times[24] = "";
+    if (lanes > 1)
+        snprintf(times, sizeof(times), "%d times ", lanes);
+    cli_say("Device   %s%s, %d threads, %s %s, budget %s\n", times, mt_device_limits(s->dev)->name,
             (int)s->choice.placement.threads, s->choice.numerics.optimizer->title,
             mt_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_isa_best()),
             mt_format_bytes(a, sizeof(a), mt_device_limits(s->dev)->budget_bytes));

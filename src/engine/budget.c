@@ -329,13 +329,14 @@ static int divide_lane(struct mt_engine_plan *plan, const struct mt_engine_param
         return fail_short(err, p, need, plan, &b);
     b.free = lim->budget_bytes - need;
     divide(&b, p, plan->activations);
-    plan->device_bytes += beside_pools(plan);
+    plan->lane_bytes[lane] = beside_pools(plan);
     for (int i = 0; i < MT_N_POOLS; i++) {
         if (!mt_pools[i].device)
             continue;
         plan->pool_bytes[i] += (size_t)b.n[i] * b.bytes[i];
-        plan->device_bytes += (size_t)b.n[i] * b.bytes[i];
+        plan->lane_bytes[lane] += (size_t)b.n[i] * b.bytes[i];
     }
+    plan->device_bytes += plan->lane_bytes[lane];
     return 0;
 }
 

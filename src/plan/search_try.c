@@ -78,6 +78,7 @@ int mt_search_bound(struct mt_search_group *g, struct mt_err *err)
     mt_device *dev = NULL;
     struct mt_engine_plan plan;
     struct mt_draft d;
+    double of_lane[MT_MAX_LANES] = {0};
     int rc = mt_plan_meter(&dev, &g->r, SIZE_MAX / 2, err);
     if (rc)
         return rc;
@@ -87,10 +88,12 @@ int mt_search_bound(struct mt_search_group *g, struct mt_err *err)
         rc = mt_draft_write(&d, &plan.program, err);
         g->least = 0;
         for (size_t i = 0; !rc && i < d.prog.n_instrs; i++) {
+            const struct mt_instr *in = &d.prog.instrs[i];
             struct mt_cost c = {0};
-            if (d.prog.instrs[i].queue == MT_Q_COMPUTE)
-                rc = mt_cost_of(g->costs, &d.prog, &d.prog.instrs[i], &c, err);
-            g->least += c.seconds;
+            if (in->queue == MT_Q_COMPUTE)
+                rc = mt_cost_of(g->costs, &d.prog, in, &c, err);
+            of_lane[in->lane] += c.seconds;
+            g->least = MT_MAX(g->least, of_lane[in->lane]);
         }
         mt_program_finish(&d.prog);
         mt_engine_plan_finish(&plan);

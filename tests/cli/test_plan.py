@@ -109,6 +109,21 @@ def what_ifs_change_the_answer(tmp):
         assert wrong[0].strip("-") in p.stderr or wrong[1] in p.stderr, p.stderr
 
 
+def several_gpus_are_planned(tmp):
+    """Steps of 32 micro-batches; each GPU has its own budget, and the table names the bytes of each."""
+    model = shape_json(tmp, "8b")
+    args = ("--machine", "rtx4090", "--host-mem", "1TiB", "--tokens-per-step", "128Ki", "--seq-len", "4096", "--model", model)
+    one = plan(*args, "--micro-batch", "2")
+    for n, least in ((2, 1.6), (4, 2.5)):
+        r = plan(*args, "--gpus", n, "--micro-batch", "2")
+        assert len(r["gpu_bytes"]) == n and sum(r["gpu_bytes"]) == r["device_bytes"], r["gpu_bytes"]
+        assert max(r["gpu_bytes"]) <= r["device_budget"] < r["device_bytes"]
+        ratio = r["tokens_per_second"] / one["tokens_per_second"]
+        assert least < ratio < n * 1.05, (n, ratio)
+    out = megatrain("plan", *args, "--gpus", "2", "--micro-batch", "2").stdout
+    assert "of them, GPU 2" in out, out
+
+
 def what_does_not_fit_says_what_would(tmp):
     model = shape_json(tmp, "70b")
     r = plan("--machine", "rtx3090", "--gpu-mem", "10GiB", "--model", model, expect=4)
@@ -476,6 +491,7 @@ def main():
         answers_from_a_config_json_alone(tmp)
         a_405b_plan_takes_a_second(tmp)
         what_ifs_change_the_answer(tmp)
+        several_gpus_are_planned(tmp)
         what_does_not_fit_says_what_would(tmp)
         the_table_fits_a_terminal(tmp)
         a_plan_is_reproduced_by_its_own_settings(tmp)
