@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the fixtures of tests/parity/preferences: made-up pairs, and what TRL's trainers make of them with the small models
 of tests/parity. Run by hand, with TRL in a Python environment; the tests need neither TRL nor torch.
-    PYTHON scripts/preference_fixtures.py
+    PYTHON scripts/preference_fixtures.py [CASE...]
 """
 import json
 import os
@@ -26,7 +26,8 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "
 OUT = os.path.join(ROOT, "preferences")
 STEPS, PAIRS, LR, VOCAB, EOS = 15, 4, 5e-4, 96, 2
 MEASURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected",
-            "nll_loss", "log_odds_ratio", "log_odds_chosen", "mean_token_accuracy")
+            "nll_loss", "log_odds_ratio", "log_odds_chosen", "mean_token_accuracy", "kl")
+RATED = ("kto", "apo_zero_unpaired")
 # model, loss, keys of [preference], keys of the trainer
 CASES = {
     "sigmoid": ("qwen3", "sigmoid", {}, {}),
@@ -42,6 +43,8 @@ CASES = {
     "simpo": ("qwen3", "simpo", {}, {"beta": 2.0, "simpo_gamma": 0.5, "cpo_alpha": 0.0}),
     "orpo": ("qwen3", "orpo", {"sft_tokens": "all"}, {}),
     "apo_zero_unpaired": ("qwen3", "apo_zero_unpaired", {"desirable_weight": 1.5}, {"desirable_weight": 1.5}),
+    "kto": ("qwen3", "kto", {"undesirable_weight": 1.5}, {"undesirable_weight": 1.5}),
+    "kto_mixture": ("qwen3_moe", "kto", {"beta": 0.4}, {"beta": 0.4, "router_aux_loss_coef": 0.0}),
     "mixture": ("qwen3_moe", "sigmoid", {}, {"router_aux_loss_coef": 0.0}),
     "lora": ("llama", "sigmoid", {}, {}),
 }
@@ -77,9 +80,9 @@ def train(name, rows):
     if name == "lora":
         model = PeftModel.from_pretrained(model, os.path.join(ROOT, "adapters", "llama", "start"), is_trainable=True)
     data = [{"prompt": text(p["prompt_ids"]).strip(), "chosen": text(p["chosen_ids"]), "rejected": text(p["rejected_ids"])} for p in rows]
-    if loss == "apo_zero_unpaired":
+    if loss in RATED:
         data = [{"prompt": p["prompt"], "completion": p[k], "label": k == "chosen"} for p in data for k in ("chosen", "rejected")]
-    per = PAIRS * (2 if loss == "apo_zero_unpaired" else 1)
+    per = PAIRS * (2 if loss in RATED else 1)
     with tempfile.TemporaryDirectory() as tmp:
         common = dict(output_dir=tmp, per_device_train_batch_size=per, num_train_epochs=1, learning_rate=LR, logging_steps=1,
                       lr_scheduler_type="constant", use_cpu=True, bf16=False, report_to=[], save_strategy="no", max_grad_norm=1.0,
@@ -88,8 +91,9 @@ def train(name, rows):
             kind, args = CPOTrainer, CPOConfig(**common, **{"loss_type": "sigmoid" if loss == "cpo" else "simpo", **more})
         elif loss == "orpo":
             kind, args = ORPOTrainer, ORPOConfig(**common, **more)
-        elif loss == "apo_zero_unpaired":
-            kind, args = KTOTrainer, KTOConfig(**common, **{"loss_type": loss, "precompute_ref_log_probs": True, **more})
+        elif loss in RATED:
+            kind, args = KTOTrainer, KTOConfig(**common, **{"loss_type": loss, "precompute_ref_log_probs": True,
+                                                           "train_sampling_strategy": "sequential", **more})
         else:
             kind, args = DPOTrainer, DPOConfig(**common, **{"loss_type": [loss], "precompute_ref_log_probs": True, **more})
         kind._get_train_sampler = lambda self, dataset=None: SequentialSampler(self.train_dataset)
@@ -103,7 +107,10 @@ def main():
     torch.set_num_threads(1)
     os.makedirs(OUT, exist_ok=True)
     rows = make_pairs(os.path.join(OUT, "data.jsonl"))
-    made = {}
+    made, path = {}, os.path.join(OUT, "expected.json")
+    if sys.argv[1:]:  # the others stay
+        with open(path) as f:
+            made = json.load(f)["cases"]
     for name, (model, loss, keys, _) in CASES.items():
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
@@ -119,7 +126,7 @@ def main():
             tensors.pop("lm_head.weight", None) if name == "sigmoid" else None
             save_file(tensors, os.path.join(OUT, f"{name}.safetensors"))
         print(name, made[name]["losses"][0], made[name]["losses"][-1], made[name]["norms"][0], flush=True)
-    with open(os.path.join(OUT, "expected.json"), "w") as f:
+    with open(path, "w") as f:
         json.dump({"made_with": f"TRL {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
                    "steps": STEPS, "pairs": PAIRS, "learning_rate": LR, "cases": made}, f)
         f.write("\n")

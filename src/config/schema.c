@@ -116,10 +116,10 @@ static const struct mt_key keys[] = {
      "Stop the run after this many steps in a row whose gradient is not finite."},
 
     {"preference", "loss", MT_NUMERICS, MT_KEY_WORD, AT(preference.loss), "off",
-     "off|sigmoid|sigmoid_norm|ipo|hinge|robust|apo_zero|apo_down|simpo|cpo|orpo|apo_zero_unpaired", ANY,
-     "kto|kto_pair|exo_pair|nca_pair|bco_pair|sppo_hard|aot|aot_unpaired|discopop|sft",
+     "off|sigmoid|sigmoid_norm|ipo|hinge|robust|apo_zero|apo_down|simpo|cpo|orpo|kto|apo_zero_unpaired", ANY,
+     "kto_pair|exo_pair|nca_pair|bco_pair|sppo_hard|aot|aot_unpaired|discopop|sft",
      "Train on preferences (data.format = preference or rated) by this loss: sigmoid is DPO's; simpo, cpo and orpo need no "
-     "reference; apo_zero_unpaired takes rated answers. The other losses need the log-probabilities of the model as it is at "
+     "reference; kto and apo_zero_unpaired take rated answers. The other losses need the log-probabilities of the model as it is at "
      "the start, which are computed before the first step."},
     {"preference", "beta", MT_NUMERICS, MT_KEY_REAL_AUTO, AT(numerics.objective_keys.beta), "auto", NULL, 1e-6, 1e6, NULL,
      "How strongly differences of log-probability count; the smaller, the further the model may go from the reference. "

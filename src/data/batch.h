@@ -27,7 +27,8 @@ struct mt_batch {
     int32_t *loss_rows;    /* [n_loss] ascending token indices */
     int32_t *targets;      /* [n_loss] */
     int32_t *sample;       /* [n_docs] index of the sample in the data set, for per-sample losses; of answers 2i and
-                              2i + 1 are the chosen and the rejected one of sample i */
+                              2i + 1 are the chosen and the rejected one of sample i, and behind those of all n samples
+                              2 (n + i) and 2 (n + i) + 1 the mismatched answers to its prompt */
     uint8_t *role;         /* [n_docs] enum mt_doc_role; of a pair, the rejected answer follows the chosen one */
     int32_t *doc_rows;     /* [n_docs + 1] first loss row of each document, and n_loss */
     int32_t *answer_rows;  /* [n_docs] first loss row of its answer: later than that of the document if its prompt is

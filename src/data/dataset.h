@@ -93,6 +93,7 @@ struct mt_sampler_params {
     uint64_t seed;
     bool weighted; /* visit samples as often as the weights of their files say; else once an epoch */
     bool train_prompts; /* of preferences: prompts of chosen answers have loss rows, too */
+    bool mismatch;      /* of preferences: beside each answer a document of its prompt and another item's answer */
 };
 
 /**
@@ -102,6 +103,10 @@ struct mt_sampler_params {
  *
  * Weights: files of the same weight w are packed together. An epoch visits round(w R) of their R rows, pass after pass,
  * each pass in another order, so that no row is visited twice before all are visited once.
+ *
+ * Mismatched answers (MT_DOC_MISMATCHED): answers move on by one item within blocks of micro_batch items in the order
+ * of the data, as in TRL's KTO; with a micro-batch of one, within all items. So an item has the same one in every epoch.
+ * It lies in the item's row, after its own answers, and is cut to what the row has room for.
  */
 typedef struct mt_sampler mt_sampler;
 
@@ -115,6 +120,8 @@ uint64_t mt_sampler_steps_per_epoch(const mt_sampler *s);
 double mt_sampler_efficiency(const mt_sampler *s);
 /** Most documents in a row: a micro-batch needs a capacity of micro_batch times that. */
 size_t mt_sampler_max_docs_per_row(const mt_sampler *s);
+/** Answers by mt_batch.sample, mismatched ones included; 0: the data have none. */
+size_t mt_sampler_n_answers(const mt_sampler *s);
 /** Allocates buffers for a step; release them with mt_step_data_finish(). */
 int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_err *err);
 void mt_step_data_finish(struct mt_step_data *sd);

@@ -26,6 +26,11 @@ struct group {
     uint64_t n_visits; /* visits of its rows in an epoch */
 };
 
+struct tokens {
+    uint32_t *ids;
+    uint8_t *trained;
+};
+
 struct mt_sampler {
     struct mt_sampler_params p;
     uint64_t n_samples, n_rows, n_tokens;
@@ -38,6 +43,7 @@ struct mt_sampler {
     size_t max_docs;
     uint8_t *trained; /* mask of the current sample */
     uint32_t *ids;    /* and its tokens */
+    struct tokens other, joined; /* if answers are mismatched: of the item that lends its own; prompt and answer */
 };
 
 struct filler {
@@ -101,11 +107,83 @@ static uint32_t take_row(struct filler *k, size_t len, size_t *n_free)
     return (uint32_t)k->s->n_rows++;
 }
 
+static uint64_t listed(const mt_sampler *s, uint64_t i)
+{
+    return s->p.split ? s->p.split->samples[i] : i;
+}
+
+/* The place of a sample in the list of all. */
+static uint64_t place_of(const mt_sampler *s, uint64_t sample)
+{
+    uint64_t lo = 0, hi = s->p.split ? s->n_samples : 0;
+    if (!s->p.split)
+        return sample;
+    while (hi - lo > 1) {
+        uint64_t mid = (lo + hi) / 2;
+        *(s->p.split->samples[mid] <= sample ? &lo : &hi) = mid;
+    }
+    return lo;
+}
+
+/* The item whose answer a prompt is mismatched with: the one before it in its block; for a block's first, its last. */
+static uint64_t lender_of(const mt_sampler *s, uint64_t sample)
+{
+    uint64_t n = s->p.micro_batch > 1 ? s->p.micro_batch : s->n_samples, i = place_of(s, sample), first = i / n * n;
+    uint64_t end = MT_MIN(first + n, s->n_samples);
+    if (end - first == 1 && first)
+        return listed(s, first - 1);
+    return listed(s, i > first ? i - 1 : end - 1);
+}
+
+/* An answer within its item's tokens; first: of those that are trained. */
+struct span {
+    size_t from, first, to;
+};
+
+/* Finds the answers of an item; returns their number. */
+static size_t find_answers(const mt_sampler *s, uint64_t item, const uint8_t *trained, size_t n, struct span out[2])
+{
+    const size_t bounds[] = {0, mt_dataset_chosen(s->p.data, item), n};
+    size_t k = 0;
+    for (int side = 0; side < 2; side++) {
+        struct span a = {bounds[side], bounds[side], bounds[side + 1]};
+        while (a.first < a.to && !trained[a.first])
+            a.first++;
+        if (a.from < a.to)
+            out[k++] = a;
+    }
+    return k;
+}
+
+/* Of prompt and lent answer: at most `room`, and nothing if not even one token of the answer has room. */
+static size_t mismatched_len(const struct span *own, const struct span *lent, size_t room)
+{
+    size_t prompt = own->first - own->from, len = prompt + lent->to - lent->first;
+    len = MT_MIN(len, room);
+    return len > prompt && prompt ? len : 0;
+}
+
+/* Tokens that an item takes of a row: its own, and those of mismatched answers. */
+static size_t item_len(mt_sampler *s, uint64_t item)
+{
+    size_t n = mt_dataset_sample(s->p.data, item, NULL, s->p.mismatch ? s->trained : NULL), len = n;
+    if (!s->p.mismatch || n > s->p.seq_len)
+        return n;
+    struct span own[2], lent[2];
+    uint64_t from = lender_of(s, item);
+    size_t n_own = find_answers(s, item, s->trained, n, own);
+    size_t n_from = mt_dataset_sample(s->p.data, from, NULL, s->other.trained);
+    size_t n_lent = find_answers(s, from, s->other.trained, n_from, lent);
+    for (size_t i = 0; i < n_own; i++)
+        len += mismatched_len(&own[i], &lent[MT_MIN(i, n_lent - 1)], s->p.seq_len - len);
+    return len;
+}
+
 static int fill_window(struct filler *k, uint64_t first, size_t n, struct mt_err *err)
 {
     mt_sampler *s = k->s;
     for (size_t i = 0; i < n; i++) {
-        size_t len = mt_dataset_sample(s->p.data, sample_at(s, k->g, first + i), NULL, NULL);
+        size_t len = item_len(s, sample_at(s, k->g, first + i));
         if (len > s->p.seq_len)
             return mt_fail(err, MT_ERR_INPUT, -E2BIG, "a sample of %zu tokens does not fit rows of %zu", len,
                            s->p.seq_len);
@@ -136,7 +214,7 @@ static int collect_rows(mt_sampler *s, const uint32_t *row_of, struct mt_err *er
         s->max_docs = MT_MAX(s->max_docs, s->row_start[r + 2]);
         s->row_start[r + 2] += s->row_start[r + 1];
     }
-    s->max_docs *= mt_dataset_stats(s->p.data)->answers ? 2 : 1;
+    s->max_docs *= mt_dataset_stats(s->p.data)->answers ? s->p.mismatch ? 4 : 2 : 1;
     for (size_t k = 0; k < s->n_groups; k++) {
         const struct group *g = &s->groups[k];
         for (uint64_t i = g->first; i < g->first + g->n_samples; i++)
@@ -200,11 +278,6 @@ static struct group *group_of(mt_sampler *s, double weight)
     return &s->groups[s->n_groups++];
 }
 
-static uint64_t listed(const mt_sampler *s, uint64_t i)
-{
-    return s->p.split ? s->p.split->samples[i] : i;
-}
-
 /* Sorts the samples into groups by the weight of their file; samples and files are in ascending order. */
 static int make_groups(mt_sampler *s, struct mt_err *err)
 {
@@ -242,6 +315,13 @@ static int make_groups(mt_sampler *s, struct mt_err *err)
     return 0;
 }
 
+static bool init_tokens(struct tokens *t, size_t n)
+{
+    t->ids = mt_calloc(n, sizeof(*t->ids));
+    t->trained = mt_calloc(n, 1);
+    return t->ids && t->trained;
+}
+
 int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struct mt_err *err)
 {
     mt_sampler *s = mt_calloc(1, sizeof(*s));
@@ -251,7 +331,8 @@ int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struc
     s->n_samples = p->split ? p->split->n : mt_dataset_stats(p->data)->n_samples;
     s->trained = mt_calloc(p->seq_len, 1);
     s->ids = mt_calloc(p->seq_len, sizeof(*s->ids));
-    int rc = s->trained && s->ids ? make_groups(s, err) : mt_fail_nomem(err, "the sampler", p->seq_len);
+    bool ok = init_tokens(&s->other, p->seq_len) && init_tokens(&s->joined, p->seq_len);
+    int rc = ok && s->trained && s->ids ? make_groups(s, err) : mt_fail_nomem(err, "the sampler", p->seq_len);
     if (!rc)
         rc = pack(s, err);
     if (rc) {
@@ -271,6 +352,10 @@ void mt_sampler_destroy(mt_sampler **s)
         free((*s)->groups);
         free((*s)->trained);
         free((*s)->ids);
+        free((*s)->other.ids);
+        free((*s)->other.trained);
+        free((*s)->joined.ids);
+        free((*s)->joined.trained);
     }
     free(*s);
     *s = NULL;
@@ -299,6 +384,12 @@ double mt_sampler_efficiency(const mt_sampler *s)
 size_t mt_sampler_max_docs_per_row(const mt_sampler *s)
 {
     return s->max_docs;
+}
+
+size_t mt_sampler_n_answers(const mt_sampler *s)
+{
+    const struct mt_dataset_stats *d = mt_dataset_stats(s->p.data);
+    return d->answers ? (size_t)d->n_samples * (s->p.mismatch ? 4 : 2) : 0;
 }
 
 int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_err *err)
@@ -344,6 +435,47 @@ static int add_answers(mt_sampler *s, uint32_t item, size_t n, struct mt_batch *
     return rc ? rc : add_answer(s, &(struct mt_doc){(int32_t)(2 * item + 1), MT_DOC_REJECTED, 0}, chosen, n, b, err);
 }
 
+/* A prompt with another item's answer, as document `number`, in at most *room tokens. */
+static int add_mismatched(mt_sampler *s, const struct span *own, const struct span *lent, int32_t number, size_t *room,
+                          struct mt_batch *b, struct mt_err *err)
+{
+    size_t prompt = own->first - own->from, len = mismatched_len(own, lent, *room);
+    if (!len)
+        return 0;
+    *room -= len;
+    memcpy(s->joined.ids, s->ids + own->from, prompt * sizeof(*s->ids));
+    memset(s->joined.trained, 0, prompt);
+    memcpy(s->joined.ids + prompt, s->other.ids + lent->first, (len - prompt) * sizeof(*s->ids));
+    memcpy(s->joined.trained + prompt, s->other.trained + lent->first, len - prompt);
+    struct mt_doc doc = {number, MT_DOC_MISMATCHED, prompt};
+    return mt_batch_add_as(b, &doc, s->joined.ids, s->joined.trained, len, err);
+}
+
+/* After the answers of an item of n tokens, which are in s->ids. */
+static int add_mismatches(mt_sampler *s, uint32_t item, const struct span *own, size_t n_own, size_t n,
+                          struct mt_batch *b, struct mt_err *err)
+{
+    struct span lent[2];
+    uint64_t from = lender_of(s, item);
+    size_t n_from, room = s->p.seq_len - n;
+    int rc = mt_dataset_read(s->p.data, from, s->other.ids, s->other.trained, &n_from, err);
+    size_t n_lent = rc ? 0 : find_answers(s, from, s->other.trained, n_from, lent);
+    for (size_t i = 0; i < n_own && !rc; i++) {
+        uint64_t number = 2 * (mt_dataset_stats(s->p.data)->n_samples + item) + i;
+        rc = add_mismatched(s, &own[i], &lent[MT_MIN(i, n_lent - 1)], (int32_t)number, &room, b, err);
+    }
+    return rc;
+}
+
+static int add_item(mt_sampler *s, uint32_t item, size_t n, struct mt_batch *b, struct mt_err *err)
+{
+    struct span own[2];
+    /* before prompts may become trained */
+    size_t n_own = s->p.mismatch ? find_answers(s, item, s->trained, n, own) : 0;
+    int rc = add_answers(s, item, n, b, err);
+    return rc || !s->p.mismatch ? rc : add_mismatches(s, item, own, n_own, n, b, err);
+}
+
 static int add_row(mt_sampler *s, uint64_t row, struct mt_batch *b, struct mt_err *err)
 {
     int rc = 0;
@@ -351,7 +483,7 @@ static int add_row(mt_sampler *s, uint64_t row, struct mt_batch *b, struct mt_er
         size_t n;
         rc = mt_dataset_read(s->p.data, s->items[i], s->ids, s->trained, &n, err);
         if (!rc && mt_dataset_stats(s->p.data)->answers)
-            rc = add_answers(s, s->items[i], n, b, err);
+            rc = add_item(s, s->items[i], n, b, err);
         else if (!rc)
             rc = mt_batch_add(b, s->ids, s->trained, n, (int32_t)s->items[i], err);
     }

@@ -9,7 +9,7 @@
 /* Each is defined in a file of its own. A new objective is that file, an entry here and a choice of train.objective. */
 #define OBJECTIVES(X)                                                                    \
     X(mt_token_loss) X(mt_dpo) X(mt_dpo_norm) X(mt_ipo) X(mt_hinge) X(mt_robust)         \
-    X(mt_apo_zero) X(mt_apo_down) X(mt_apo_zero_unpaired) X(mt_simpo) X(mt_cpo) X(mt_orpo)
+    X(mt_apo_zero) X(mt_apo_down) X(mt_apo_zero_unpaired) X(mt_kto) X(mt_simpo) X(mt_cpo) X(mt_orpo)
 
 #define DECLARE(name) extern const struct mt_objective name;
 OBJECTIVES(DECLARE)

@@ -49,6 +49,7 @@ struct mt_objective {
     bool needs_losses; /* weights depend on the micro-batch's losses: the head computes these in a pass before */
     bool answers;      /* it takes data of preferences (mt_batch.role), and only these */
     bool rated;        /* each answer is an item, not each pair */
+    bool mismatched;   /* it needs the log-probabilities of mismatched answers (MT_DOC_MISMATCHED) */
     bool reference;    /* it needs mt_objective_step.reference */
     double beta, sft;  /* what preference.beta and .sft are if auto */
     const void *form;  /* for its functions */

@@ -25,6 +25,7 @@ struct form {
     /* A loss of single answers instead. */
     double (*rated)(const struct mt_objective_keys *k, bool desirable, double ratio, double *slope);
     bool averages;  /* rewards and log-probabilities are means over tokens */
+    bool level;     /* ratios count from the mean one of mismatched answers, if that is positive */
 };
 
 enum { CHOSEN, REJECTED };
@@ -189,6 +190,18 @@ static struct answer answer_of(const struct mt_objective_step *s, const struct m
     return (struct answer){-sum, -sum - reference, (double)(b->doc_rows[d + 1] - b->answer_rows[d])};
 }
 
+/* Ethayarajh et al. 2024, equation 7, is apo_rated() of the ratio less z: how far the model has gone from the
+ * reference, estimated by the mean ratio of answers to other prompts. No gradient goes through it. Of a micro-batch, as
+ * in TRL; 0 for losses without it. */
+static double level_of(const struct mt_objective_step *s, const struct mt_batch *b, const float *loss)
+{
+    struct mt_measure z = {0};
+    for (size_t d = 0; d < b->n_docs && form_of(s)->level; d++)
+        if (b->role[d] == MT_DOC_MISMATCHED)
+            mt_measure_add(&z, answer_of(s, b, loss, d).ratio);
+    return z.n > 0 ? fmax(mt_measure_mean(&z), 0) : 0;
+}
+
 /* prompt: of the rows before the answer. */
 static void fill(const struct mt_batch *b, size_t d, double prompt, double weight, float *out)
 {
@@ -205,12 +218,14 @@ static double sft_weight(const struct mt_objective_step *s)
 static void weights(const struct mt_objective_step *s, const struct mt_batch *b, const float *loss, float *weight)
 {
     const struct form *f = form_of(s);
-    double n = (double)s->n_items, slope[2];
+    double n = (double)s->n_items, slope[2], level = level_of(s, b, loss);
     for (size_t d = 0; d < b->n_docs; d++) {
         struct answer a = answer_of(s, b, loss, d);
         bool chosen = b->role[d] == MT_DOC_CHOSEN;
-        if (f->rated) {
-            f->rated(s->keys, chosen, a.ratio, slope);
+        if (b->role[d] == MT_DOC_MISMATCHED) {
+            fill(b, d, 0, 0, weight);
+        } else if (f->rated) {
+            f->rated(s->keys, chosen, a.ratio - level, slope);
             fill(b, d, chosen ? sft_weight(s) : 0, -slope[0] / n, weight);
         } else if (chosen) { /* the rejected answer is the next document */
             struct answer r = answer_of(s, b, loss, d + 1);
@@ -223,7 +238,7 @@ static void weights(const struct mt_objective_step *s, const struct mt_batch *b,
 
 enum {
     LOSS, REWARD_CHOSEN, REWARD_REJECTED, ACCURACY, MARGIN, LOGP_CHOSEN, LOGP_REJECTED, TOKEN_ACCURACY, NLL,
-    LOG_ODDS_RATIO, LOG_ODDS_CHOSEN, N_MEASURES,
+    LOG_ODDS_RATIO, LOG_ODDS_CHOSEN, KL, N_MEASURES,
 };
 
 /* What single answers have. */
@@ -266,15 +281,19 @@ static void measure(const struct mt_objective_step *s, const struct mt_micro_los
 {
     const struct mt_batch *b = m->batch;
     const struct form *f = form_of(s);
-    double slope;
+    double slope, level = level_of(s, b, m->loss);
+    if (f->level)
+        mt_measure_add(&sum[KL], level);
     for (size_t d = 0; d < b->n_docs; d++) {
+        if (b->role[d] == MT_DOC_MISMATCHED)
+            continue;
         struct answer a = answer_of(s, b, m->loss, d);
         bool chosen = b->role[d] == MT_DOC_CHOSEN;
         measure_answer(s, &a, chosen, sum);
         if (chosen)
             measure_rows(m, d, sum);
         if (f->rated) {
-            mt_measure_add(&sum[LOSS], f->rated(s->keys, chosen, a.ratio, &slope));
+            mt_measure_add(&sum[LOSS], f->rated(s->keys, chosen, a.ratio - level, &slope));
         } else if (chosen) {
             struct answer r = answer_of(s, b, m->loss, d + 1);
             measure_pair(s, &a, &r, sum);
@@ -296,12 +315,13 @@ static const struct form form_mt_ipo = {.pair = ipo};
 static const struct form form_mt_hinge = {.pair = hinge}, form_mt_robust = {.pair = robust};
 static const struct form form_mt_apo_zero = {.pair = apo_zero}, form_mt_apo_down = {.pair = apo_down};
 static const struct form form_mt_apo_zero_unpaired = {.rated = apo_rated}, form_mt_cpo = {.pair = cpo};
+static const struct form form_mt_kto = {.rated = apo_rated, .level = true};
 static const struct form form_mt_simpo = {.pair = simpo, .averages = true};
 static const struct form form_mt_orpo = {.pair = orpo, .averages = true};
 
 #define MEASURES                                                                                    \
     {"loss", "rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen",      \
-     "logps/rejected", "mean_token_accuracy", "nll_loss", "log_odds_ratio", "log_odds_chosen"}
+     "logps/rejected", "mean_token_accuracy", "nll_loss", "log_odds_ratio", "log_odds_chosen", "kl"}
 #define OBJECTIVE(variable, called, text, ...)                                                      \
     extern const struct mt_objective variable;                                                      \
     const struct mt_objective variable = {.name = called, .title = text, .needs_losses = true, .answers = true, \
@@ -318,6 +338,7 @@ OBJECTIVE(mt_apo_zero, "apo_zero", "APO-zero", .reference = true, .beta = 0.1);
 OBJECTIVE(mt_apo_down, "apo_down", "APO-down", .reference = true, .beta = 0.1);
 OBJECTIVE(mt_apo_zero_unpaired, "apo_zero_unpaired", "APO-zero of rated answers", .rated = true,
           .reference = true, .beta = 0.1);
+OBJECTIVE(mt_kto, "kto", "KTO", .rated = true, .mismatched = true, .reference = true, .beta = 0.1);
 OBJECTIVE(mt_simpo, "simpo", "SimPO", .beta = 2);
 OBJECTIVE(mt_cpo, "cpo", "CPO", .beta = 0.1, .sft = 1);
 OBJECTIVE(mt_orpo, "orpo", "ORPO", .beta = 0.1, .sft = 1);

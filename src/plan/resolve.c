@@ -279,8 +279,8 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
     if (rc)
         return rc;
     resolve_placement(&r.placement, limits);
-    /* an upper bound, as the data are not read; of preferences a sample is two documents */
-    r.docs_per_row = c->data.packing ? (size_t)r.numerics.seq_len : mt_objective_of(&r.numerics)->answers ? 2 : 1;
+    /* an upper bound, as the data are not read; of preferences a sample is up to four documents */
+    r.docs_per_row = c->data.packing ? (size_t)r.numerics.seq_len : mt_objective_of(&r.numerics)->answers ? 4 : 1;
     r.link_gbps = mt_device_kind(limits->kind)->shares_host_memory ? c->device.link_gbps : 0;
     *out = r;
     return 0;

@@ -105,6 +105,7 @@ static struct mt_sampler_params sampler_params(const struct mt_inputs *in, const
         .micro_batch = (size_t)n->micro_batch,
         .packing = in->cfg->data.packing,
         .train_prompts = in->cfg->preference.sft_tokens == MT_SFT_ALL,
+        .mismatch = mt_objective_of(n)->mismatched,
         .shuffle = in->cfg->data.shuffle,
         .seed = (uint64_t)in->cfg->train.seed,
         .weighted = true,

@@ -8,17 +8,11 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-/* Answers of a data set: two for each sample, of which one may be empty. */
-static size_t n_answers(const mt_dataset *d)
-{
-    return d ? 2 * (size_t)mt_dataset_stats(d)->n_samples : 0;
-}
-
 /* Held-out samples of the training data have numbers of that, and their place. */
 static size_t evaluation_at(const struct mt_session *s, size_t learner)
 {
     const struct mt_inputs *in = &s->setup->in[learner];
-    return in->eval_data ? n_answers(in->data) : 0;
+    return in->eval_data ? mt_sampler_n_answers(in->sampler) : 0;
 }
 
 const double *mt_reference_of_training(const struct mt_train_state *st)
@@ -121,7 +115,8 @@ static int make(struct mt_session *s, size_t learner, struct mt_train_state *st,
 int mt_reference_make(struct mt_session *s, size_t learner, struct mt_train_state *st, struct mt_err *err)
 {
     const struct mt_inputs *in = &s->setup->in[learner];
-    size_t n = evaluation_at(s, learner) ? n_answers(in->data) + n_answers(in->eval_data) : n_answers(in->data);
+    size_t n = mt_sampler_n_answers(in->sampler);
+    n += in->eval_data && in->eval_sampler ? mt_sampler_n_answers(in->eval_sampler) : 0;
     if (!mt_objective_of(mt_setup_numerics_of(s->setup, learner))->reference)
         return 0;
     if (st->reference && st->n_reference == n)

@@ -51,7 +51,7 @@ def placement_changes_no_bit(tmp, model, data):
              "disk": {"memory__states": "disk", "memory__nvme_paths": drive, "memory__activations": "offload"},
              "thread": {"device__cpu_threads": 1}}
     got = {}
-    for loss in ("sigmoid", "orpo"):
+    for loss in ("sigmoid", "orpo", "kto"):
         for name, over in cases.items():
             _, out = run(tmp, f"{loss}-{name}", model, data, loss=loss, **over)
             measured = [[v for k, v in m.items() if "/" in k or k.endswith("loss")] for m in metrics(out)]
@@ -91,9 +91,10 @@ def formats(tmp, model):
     for name, rows in (("pairs", pairs + [dict(pairs[0], rejected=" yes 0")]), ("rated", rated), ("implicit", implicit)):
         with open(f"{tmp}/{name}.jsonl", "w") as f:
             f.writelines(json.dumps(r) + "\n" for r in rows)
-        loss = "apo_zero_unpaired" if name == "rated" else "sigmoid"
+        loss = "kto" if name == "rated" else "sigmoid"
         _, out = run(tmp, name, model, f"{tmp}/{name}.jsonl", loss=loss, data__tokenizer="byte", data__eval="")
         first = [m for m in metrics(out) if "loss" in m][0]
+        assert name != "rated" or first["kl"] == 0, first
         assert first["loss"] == (0.5 if name == "rated" else math.log(2)), first
         got[name] = losses(out)
     assert got["pairs"] == got["implicit"]
@@ -108,7 +109,7 @@ def refusals(tmp, model, data):
         f.write(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
         f.write(json.dumps({"prompt": "a", "chosen": "b", "rejected": 3}) + "\n")
     for what, over in (("adapter.dropout", dict(adapter__kind="lora", adapter__dropout=0.1)), ("data.overlong", dict(data__overlong="split")),
-                       ("preference.loss", dict(loss="kto")), ("set it to sigmoid", dict(loss="off")), ("bad.jsonl:2", dict(data=bad)),
+                       ("preference.loss", dict(loss="kto_pair")), ("set it to sigmoid", dict(loss="off")), ("bad.jsonl:2", dict(data=bad)),
                        ("not chosen and rejected", dict(data=text)), ("data.seq_len", dict(data__seq_len=8)),
                        ("label_smoothing", dict(preference__label_smoothing=0.5))):
         p, _ = run(tmp, "refused", model, over.pop("data", data), expect=None, data__tokenizer="byte", **over)
