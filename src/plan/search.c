@@ -9,6 +9,7 @@
 #include "schedule/build.h"
 #include "plan/search_priv.h"
 
+#define WORTH_READING 1.05 /* reading the model's files in every step must make it this much faster */
 #define WORTH_GATHERING 1.001 /* gathering on the host must be this much faster */
 #define WORTH_STAYING 1.0002 /* adapters that stay on the device must make a step this much faster */
 #define WORTH_CUTTING 1.01 /* halves must be this much faster: they have twice as many boundaries */
@@ -325,11 +326,46 @@ static int try_staying(struct mt_plan_choice *out, const struct mt_plan_request 
     return 0;
 }
 
+/*
+ * A base that may be anywhere stays in host memory, unless it does not fit there or a step is worth reading files in
+ * place for: offloaded activations would else take its room for a gain of a per cent. Where the rate of the files'
+ * drive is not known, it stays there if it can.
+ */
+static int search_bases(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
+{
+    struct mt_plan_choice held;
+    struct mt_err why = {0}, of_held = {0};
+    struct mt_plan_request t = *r;
+    int rc = search_cuts(out, r, &why);
+    if (rc && err)
+        *err = why;
+    if (r->placement.base != MT_BASE_AUTO || (rc ? rc != -ENOENT : !out->engine.uses_files))
+        return rc;
+    t.placement.base = MT_BASE_HOST;
+    int other = search_cuts(&held, &t, &of_held);
+    if (other) {
+        if (rc && err)
+            *err = of_held;
+        return rc ? other : 0;
+    }
+    if (!rc && out->sim.seconds * WORTH_READING < held.sim.seconds) {
+        out->n_searched += held.n_searched;
+        mt_plan_choice_finish(&held);
+        return 0;
+    }
+    if (!rc) {
+        held.n_searched += out->n_searched;
+        mt_plan_choice_finish(out);
+    }
+    *out = held;
+    return 0;
+}
+
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct mt_plan_request t = *r;
     t.loading = mt_plan_loading_bytes(r->layout); /* halves have the same tensors */
-    int rc = search_cuts(out, &t, err);
+    int rc = search_bases(out, &t, err);
     if (!rc)
         rc = try_gathering(out, &t, err);
     return rc ? rc : try_staying(out, &t, err);
