@@ -133,7 +133,7 @@ static int read_model_file(struct plan_view *v, const char *path, struct mt_err 
 }
 
 /* A plan needs no more of a published model than its shape, which is stored. */
-static int read_model(struct plan_view *v, struct mt_err *err)
+static int read_model(struct plan_view *v, bool says, struct mt_err *err)
 {
     const char *model = v->cfg->model.path;
     size_t len = strlen(model);
@@ -148,8 +148,15 @@ static int read_model(struct plan_view *v, struct mt_err *err)
         return mt_hf_config_read(&v->hf, v->model_dir, err);
     if (rc != -ENOENT || !mt_hf_find_stored(stored, sizeof(stored), model))
         return rc;
-    mt_info("model \"%s\" is not here; planned from %s", model, stored);
+    if (says)
+        mt_info("model \"%s\" is not here; planned from %s", model, stored);
     return read_model_file(v, stored, err);
+}
+
+static int set_tokens_per_step(struct mt_config *cfg, const char *tokens, struct mt_err *err)
+{
+    int rc = mt_config_override(cfg, "train.batch_size", "0", "command line", err);
+    return rc ? rc : mt_config_override(cfg, "train.tokens_per_step", tokens, "command line", err);
 }
 
 /* Applies the options that are shorthands for keys. */
@@ -164,22 +171,43 @@ static int shorthand(struct mt_config *cfg, const struct cli_args *args, struct 
         if (cli_arg(args, keys[i].option))
             rc = mt_config_override(cfg, keys[i].key, cli_arg(args, keys[i].option), "command line", err);
     const char *tokens = cli_arg(args, "tokens-per-step");
-    if (!rc && tokens) {
-        rc = mt_config_override(cfg, "train.batch_size", "0", "command line", err);
-        if (!rc)
-            rc = mt_config_override(cfg, "train.tokens_per_step", tokens, "command line", err);
-    }
-    return rc;
+    return rc || !tokens ? rc : set_tokens_per_step(cfg, tokens, err);
 }
 
-int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *args, struct mt_err *err)
+enum {
+    N_FREE = 5,  /* changes of settings that are tried */
+    FEWEST = 16, /* also with steps of a quarter of the tokens, and of so small a part */
+};
+
+/* A change of settings that costs nothing: one key, or two, and perhaps smaller steps. */
+struct settings {
+    const char *key[2], *value[2];
+    long long tokens_per_step; /* 0: as they are */
+};
+
+static int apply_settings(struct mt_config *cfg, const struct settings *s, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; s && i < MT_ARRAY_LEN(s->key) && s->key[i] && !rc; i++)
+        rc = mt_config_override(cfg, s->key[i], s->value[i], "a change", err);
+    char tokens[32] = "";
+    if (s && s->tokens_per_step)
+        snprintf(tokens, sizeof(tokens), "%lld", s->tokens_per_step);
+    return rc || !*tokens ? rc : set_tokens_per_step(cfg, tokens, err);
+}
+
+/* change: NULL, or what is tried beside the configuration and the options. */
+static int open_view(struct plan_view *v, const char *ini, const struct cli_args *args, const struct settings *change,
+                     struct mt_err *err)
 {
     *v = (struct plan_view){0};
     int rc = cli_load_file(&v->cfg, ini, args, err);
     if (!rc)
         rc = shorthand(v->cfg, args, err);
     if (!rc)
-        rc = read_model(v, err);
+        rc = apply_settings(v->cfg, change, err);
+    if (!rc)
+        rc = read_model(v, !change, err);
     if (!rc)
         rc = mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, v->model_dir, NULL, err);
     if (!rc)
@@ -188,6 +216,11 @@ int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *
     v->request.layout = v->layout;
     v->request.halves = v->halves;
     return rc;
+}
+
+int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *args, struct mt_err *err)
+{
+    return open_view(v, ini, args, NULL, err);
 }
 
 void plan_view_close(struct plan_view *v)
@@ -245,10 +278,62 @@ static int measure_and_keep(struct plan_view *v, struct cli *cli, struct mt_err 
     return rc ? rc : mt_machine_write(&v->machine, path, err);
 }
 
+/* Whether a change says something new: adapters are not made of adapters. */
+static bool is_change(const struct mt_config *c, const struct settings *s)
+{
+    bool adapters = c->adapter.kind != MT_ADAPTER_NONE, states = !strcmp(s->key[0], "optimizer.state_dtype");
+    if (states)
+        return !adapters && c->numerics.state_type == 0;
+    return !strcmp(s->key[0], "adapter.kind") ? !adapters : adapters && c->model.base_dtype == 0;
+}
+
+/* Adds the change, as options that can be given as they stand, if it makes it fit. */
+static size_t try_change(struct mt_plan_change *out, const struct settings *s, const struct cli_args *args)
+{
+    struct plan_view t;
+    int rc = open_view(&t, args->n_operands ? args->operands[0] : NULL, args, s, NULL);
+    if (!rc)
+        rc = mt_resolve(&t.choice, &t.request, NULL);
+    if (!rc) {
+        size_t len = 0;
+        *out = (struct mt_plan_change){.seconds = t.choice.sim.seconds};
+        for (size_t i = 0; i < MT_ARRAY_LEN(s->key) && s->key[i]; i++)
+            len += (size_t)snprintf(out->what + len, sizeof(out->what) - len, "%s--set %s=%s", i ? " " : "", s->key[i],
+                                    s->value[i]);
+        if (s->tokens_per_step)
+            snprintf(out->what + len, sizeof(out->what) - len, " --tokens-per-step %lld", s->tokens_per_step);
+    }
+    plan_view_close(&t);
+    return !rc;
+}
+
+/* Settings that make it fit, the mildest first; where none does alone, with steps of fewer tokens. */
+static size_t free_changes(struct mt_plan_change *out, const struct plan_view *v, const struct cli_args *args)
+{
+    static const struct settings all[N_FREE] = {
+        {{"optimizer.state_dtype"}, {"bf16"}, 0},
+        {{"optimizer.state_dtype"}, {"8bit"}, 0},
+        {{"model.base_dtype"}, {"nf4"}, 0},
+        {{"adapter.kind"}, {"lora"}, 0},
+        {{"adapter.kind", "model.base_dtype"}, {"lora", "nf4"}, 0},
+    };
+    const struct mt_numerics *now = &v->request.numerics;
+    size_t n = 0;
+    for (int64_t rows = now->rows_per_step, part = 1; part <= FEWEST && rows / part >= 1 && !n; part *= 4)
+        for (size_t i = 0; i < N_FREE; i++) {
+            struct settings s = all[i];
+            s.tokens_per_step = part > 1 ? (long long)(rows / part * now->seq_len) : 0;
+            if (is_change(v->cfg, &s))
+                n += try_change(&out[n], &s, args);
+        }
+    return n;
+}
+
 static int no_fit(struct plan_view *v, const struct cli_args *args, const struct mt_err *err)
 {
-    struct mt_plan_change changes[3];
-    size_t n = mt_plan_changes(changes, MT_ARRAY_LEN(changes), &v->request);
+    struct mt_plan_change changes[N_FREE + 3];
+    size_t n = free_changes(changes, v, args);
+    n += mt_plan_changes(changes + n, 3, &v->request);
     if (cli_arg(args, "json")) {
         plan_print_no_fit_json(v, err, changes, n);
         return EXIT_NO_FIT;
@@ -257,8 +342,8 @@ static int no_fit(struct plan_view *v, const struct cli_args *args, const struct
     fprintf(stderr, n ? "It would fit with any one of these changes (with its seconds per step):\n"
                       : "No single change makes it fit.\n");
     for (size_t i = 0; i < n; i++)
-        fprintf(stderr, "  %-60s %10.4g s%s\n", changes[i].what, changes[i].seconds,
-                changes[i].hardware ? "  (hardware)" : "");
+        fprintf(stderr, "  %-60s %10.4g s  (%s)\n", changes[i].what, changes[i].seconds,
+                changes[i].hardware ? "hardware" : "setting");
     return EXIT_NO_FIT;
 }
 

@@ -5,9 +5,14 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "plan/resolve.h"
 #include "plan/search.h"
 
-enum { MAX_CHANGES = 16, BISECTIONS = 10 };
+enum {
+    MAX_CHANGES = 16,
+    BISECTIONS = 10,
+    MORE = 8, /* sizes of memory from the least on: what could fit may need a little more to be searched */
+};
 
 struct list {
     struct mt_plan_change c[MAX_CHANGES];
@@ -50,30 +55,102 @@ static void consider(struct list *l, const struct mt_plan_request *r, bool hardw
     l->per_token[l->n++] = s / (double)(r->numerics.rows_per_step * r->numerics.seq_len);
 }
 
-/* Considers the least sufficient value of `budget`, a field of *t; above 1 GiB rounded up to whole GiB. */
-static void consider_budget(struct list *l, struct mt_plan_request *t, uint64_t *budget,
-                            const char *what)
+/* Memory that a budget is a part of: the machine's, of which an option has the size. */
+struct memory {
+    const char *what, *option, *key;
+    enum mt_rate_id rate;
+    uint64_t (*budget)(uint64_t whole);
+};
+
+static uint64_t of_device(uint64_t whole)
+{
+    return whole - MT_MIN(whole, mt_plan_device_reserve(whole, false));
+}
+
+/* Whole GiB of the machine of which the budget is at least that. */
+static uint64_t whole_gib(const struct memory *m, uint64_t budget)
+{
+    uint64_t gib = budget >> 30;
+    while (m->budget(gib << 30) < budget)
+        gib++;
+    return gib;
+}
+
+static bool is_of_machine(const struct mt_plan_request *t, const struct memory *m, uint64_t budget)
+{
+    return m->budget((uint64_t)(t->machine->rate[m->rate].value * (double)(1 << 30))) == budget;
+}
+
+/* The least sufficient value of `budget`, a field of *t, which it keeps; false: there is none. */
+static bool find_least(struct mt_plan_request *t, uint64_t *budget)
 {
     uint64_t have = *budget, lo = have, hi = MT_MAX(have, (uint64_t)1 << 20);
-    char text[160], a[32], b[32];
     for (int i = 0; i < 8 && !could_fit(t); i++)
         *budget = hi = hi * 2;
-    if (could_fit(t)) {
-        for (int i = 0; i < BISECTIONS && hi - lo > MT_MAX(hi / 64, (uint64_t)1 << 20); i++) {
-            *budget = lo + (hi - lo) / 2;
-            if (could_fit(t))
-                hi = *budget;
-            else
-                lo = *budget;
+    if (!could_fit(t))
+        return false;
+    for (int i = 0; i < BISECTIONS && hi - lo > MT_MAX(hi / 64, (uint64_t)1 << 20); i++) {
+        *budget = lo + (hi - lo) / 2;
+        if (could_fit(t))
+            hi = *budget;
+        else
+            lo = *budget;
+    }
+    *budget = hi;
+    return true;
+}
+
+/* Considers the least sufficient value of `budget`, a field of *t: in whole GiB of the machine, if the budget is what
+ * follows from its memory; else of the budget, above 1 GiB in whole ones. */
+static void consider_budget(struct list *l, struct mt_plan_request *t, uint64_t *budget, const struct memory *m)
+{
+    uint64_t have = *budget, least;
+    bool of_machine = is_of_machine(t, m, have);
+    char text[160], a[32], b[32];
+    size_t before = l->n;
+    if (find_least(t, budget)) {
+        least = *budget;
+        for (int tries = 0; of_machine && tries < MORE && l->n == before; tries++) {
+            unsigned long long whole = whole_gib(m, tries ? *budget + (*budget >> 5) : least);
+            *budget = m->budget(whole << 30);
+            snprintf(text, sizeof(text), "%s of %llu GiB instead of %.4g GiB (%s %lluGiB)", m->what, whole,
+                     t->machine->rate[m->rate].value, m->option, whole);
+            consider(l, t, true, text);
         }
-        if (hi > (uint64_t)1 << 30)
-            hi = mt_align_up(hi, (size_t)1 << 30);
-        *budget = hi;
-        snprintf(text, sizeof(text), "%s of %s instead of %s", what, mt_format_bytes(a, sizeof(a), hi),
-                 mt_format_bytes(b, sizeof(b), have));
-        consider(l, t, true, text);
+        *budget = least > (uint64_t)1 << 30 ? mt_align_up(least, (size_t)1 << 30) : least;
+        snprintf(text, sizeof(text), "%s of %s instead of %s (%s)", m->what, mt_format_bytes(a, sizeof(a), *budget),
+                 mt_format_bytes(b, sizeof(b), have), m->key);
+        if (!of_machine)
+            consider(l, t, true, text);
     }
     *budget = have;
+}
+
+/* Both memories are short: the least of the device's where the host's is no limit, then of the host's. */
+static void consider_both(struct list *l, const struct mt_plan_request *r, const struct memory *device,
+                          const struct memory *host)
+{
+    struct mt_plan_request t = *r;
+    uint64_t *of_device = &t.placement.device_budget.bytes, *of_host = &t.placement.host_budget.bytes;
+    const uint64_t have = *of_host;
+    char text[160];
+    if (!is_of_machine(r, device, *of_device) || !is_of_machine(r, host, have))
+        return;
+    *of_host = (uint64_t)1 << 50;
+    if (!find_least(&t, of_device))
+        return;
+    unsigned long long gib = whole_gib(device, *of_device), host_gib;
+    *of_device = device->budget(gib << 30);
+    *of_host = have;
+    if (!find_least(&t, of_host))
+        return;
+    for (int tries = 0; tries < MORE && !l->n; tries++) {
+        host_gib = whole_gib(host, *of_host + (tries ? *of_host >> 5 : 0));
+        *of_host = host->budget(host_gib << 30);
+        snprintf(text, sizeof(text), "device memory of %llu GiB and host memory of %llu GiB (%s %lluGiB %s %lluGiB)", gib,
+                 host_gib, device->option, gib, host->option, host_gib);
+        consider(l, &t, true, text);
+    }
 }
 
 static void consider_settings(struct list *l, const struct mt_plan_request *r)
@@ -118,7 +195,7 @@ static void consider_settings(struct list *l, const struct mt_plan_request *r)
         size_t before = l->n;
         t.numerics.rows_per_step = rows;
         t.numerics.micro_batch = MT_MIN(t.numerics.micro_batch, rows);
-        snprintf(text, sizeof(text), "train.batch_size = %lld", (long long)rows);
+        snprintf(text, sizeof(text), "--tokens-per-step %lld", (long long)(rows * r->numerics.seq_len));
         consider(l, &t, false, text);
         if (l->n > before)
             break;
@@ -128,21 +205,27 @@ static void consider_settings(struct list *l, const struct mt_plan_request *r)
 static void consider_hardware(struct list *l, const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
-    consider_budget(l, &t, &t.placement.device_budget.bytes, "device memory");
-    consider_budget(l, &t, &t.placement.host_budget.bytes, "host memory");
+    const struct memory device = {"device memory", "--gpu-mem", "memory.device_budget", MT_RATE_DEVICE_GIB, of_device};
+    const struct memory host = {"host memory", "--host-mem", "memory.host_budget", MT_RATE_HOST_GIB, mt_plan_host_budget};
+    consider_budget(l, &t, &t.placement.device_budget.bytes, &device);
+    consider_budget(l, &t, &t.placement.host_budget.bytes, &host);
     struct mt_machine m = *r->machine;
     char text[160];
+    if (!l->n)
+        consider_both(l, r, &device, &host);
     if (r->drives > 0)
         return;
     const enum mt_rate_id id[] = {MT_RATE_READ, MT_RATE_WRITE, MT_RATE_READ_BOTH, MT_RATE_WRITE_BOTH};
-    const double typical[] = {6.5, 4, 4, 2.5};
+    const double typical[] = {6.5, 0.7 * 6.5, 0.6 * 6.5, 0.4 * 6.5}; /* as --nvme takes them */
     for (size_t i = 0; i < MT_ARRAY_LEN(id); i++)
         m.rate[id[i]] = (struct mt_rate){typical[i], MT_RATE_RATED};
     t.machine = &m;
-    t.drives = 2;
     t.placement.states = MT_STATES_AUTO;
-    snprintf(text, sizeof(text), "two NVMe drives for the states (memory.nvme_paths)");
-    consider(l, &t, true, text);
+    for (t.drives = 1; t.drives <= 2; t.drives++) {
+        snprintf(text, sizeof(text), "%s (--nvme 6.5GB/s --drives %d; memory.nvme_paths)",
+                 t.drives == 1 ? "an NVMe drive" : "two NVMe drives", t.drives);
+        consider(l, &t, true, text);
+    }
 }
 
 size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_plan_request *r)

@@ -131,6 +131,11 @@ const char *mt_plan_device_kind(const struct mt_config *c, struct mt_device_info
     return mt_device_choose(kinds[c->device.kind], (int)c->device.index, gpu);
 }
 
+uint64_t mt_plan_host_budget(uint64_t total_bytes)
+{
+    return (uint64_t)((double)total_bytes * 0.9);
+}
+
 uint64_t mt_plan_device_reserve(uint64_t total_bytes, bool display)
 {
     return MT_MAX(display ? GIB + GIB / 2 : GIB, total_bytes / 25);
@@ -255,7 +260,7 @@ static void resolve_placement(struct mt_placement *p, const struct mt_plan_limit
 {
     if (p->threads == MT_AUTO)
         p->threads = l->threads;
-    set_bytes(&p->host_budget, l->host_bytes, (uint64_t)((double)l->host_bytes * 0.9));
+    set_bytes(&p->host_budget, l->host_bytes, mt_plan_host_budget(l->host_bytes));
     if (mt_device_kind(l->kind)->shares_host_memory)
         set_bytes(&p->device_budget, p->host_budget.bytes,
                   p->host_budget.bytes / 4 / (uint64_t)MT_MAX(p->lanes, 1));

@@ -34,6 +34,8 @@ struct mt_plan_limits mt_plan_limits_of(const struct mt_machine *m);
  * stacks, and more if a display uses the GPU.
  */
 uint64_t mt_plan_device_reserve(uint64_t total_bytes, bool display);
+/** What a budget of `auto` takes of host memory. */
+uint64_t mt_plan_host_budget(uint64_t total_bytes);
 
 /**
  * The configuration's numerics with the rows of a step, the gradient's dtype and the optimizer; micro_batch and

@@ -16,7 +16,7 @@ import time
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
-from tiny import BINARY, SLOW, base, config, megatrain, metrics, write_data, write_ini, write_model
+from tiny import BINARY, FULL, SLOW, base, config, megatrain, metrics, write_data, write_ini, write_model
 
 SHAPES = {  # hidden, ffn, layers, heads, key heads, vocabulary; parameters in 1e9
     "0.6b": (1024, 3072, 28, 16, 8, 151936, 0.75), "8b": (4096, 14336, 32, 32, 8, 128256, 8.03),
@@ -131,6 +131,60 @@ def what_does_not_fit_says_what_would(tmp):
     text = megatrain("plan", "--machine", "rtx4090", "--model", model, expect=4).stderr
     assert "short by" in text and "would fit" in text and "hardware" in text, text
     assert "drive" in text or "host memory of" in text, text
+
+
+def follow(args, change):
+    """The arguments with a change that a refusal offers: options as they stand, or "key = value"."""
+    options = re.findall(r"(--[a-z-]+) ([^\s;)]+)", change)
+    key = re.match(r"([a-z_]+\.[a-z_]+) = (\S+)", change)
+    assert options or key, change
+    options = options or [("--set", f"{key[1]}={key[2]}")]
+    return args + tuple(x for option in options for x in option)
+
+
+def ask(args):
+    """(fits, answer): without a drive's rate, too, there is an answer."""
+    p = megatrain("-q", "plan", *args, "--json", expect=None)
+    assert p.returncode in (0, 4), (args, p.returncode, p.stderr)
+    return p.returncode == 0, json.loads(p.stdout)
+
+
+def a_refusal_s_first_change_fits(tmp):
+    """Random questions; each that is refused is asked again with the first change that is offered."""
+    rng, refused, wanted = random.Random(7), 0, 200 if FULL else 4
+    shapes = [shape_json(tmp, name) for name in (SHAPES if FULL else ("8b",))]
+    while refused < wanted:
+        args = ("--machine", rng.choice(("rtx3090", "rtx4090", "rtx5090")), "--model", rng.choice(shapes),
+                "--host-mem", f"{rng.choice((24, 32, 48, 64, 96))}GiB", "--seq-len", str(rng.choice((2048, 4096, 8192))))
+        if rng.random() < 0.3:
+            args += ("--gpu-mem", f"{rng.choice((4, 6, 8, 10))}GiB")
+        if rng.random() < 0.3:
+            args += ("--set", "adapter.kind=lora")
+        fits, answer = ask(args)
+        if fits:
+            continue
+        assert answer["changes"], (args, answer)
+        refused += 1
+        again = follow(args, answer["changes"][0]["change"])
+        assert ask(again)[0], (args, again)
+
+
+def the_questions_of_a_new_user_are_answered(tmp):
+    """LoRA on a GPU and the memory that one has, no drive named."""
+    models = [("Qwen3-4B",), ("Qwen3-8B",), ("Llama-3.1-8B",), ("Qwen2.5-7B",), ("Qwen3-14B",), ("Qwen3-32B",),
+              ("Qwen3-30B-A3B", "--set", "model.base_dtype=nf4"), ("Llama-3.3-70B",),
+              ("Llama-3.3-70B", "--set", "model.base_dtype=nf4")]
+    for machine in ("rtx3090", "rtx4090", "rtx5090") if FULL else ("rtx4090",):
+        for gib in (64, 96, 128, 192, 256) if FULL else (128,):
+            for model in models if FULL else models[1:2]:
+                args = ("--machine", machine, "--host-mem", f"{gib}GiB", "--model", *model, "--set", "adapter.kind=lora")
+                fits, answer = ask(args)
+                if FULL:
+                    print(*args, "fits" if fits else answer["changes"][0]["change"])
+                again = fits or ask(follow(args, answer["changes"][0]["change"]))[0]
+                assert again, (args, answer)
+                if model[0] == "Qwen3-8B":
+                    assert fits and answer["settings"].get("memory.base") != "files", answer
 
 
 def the_table_fits_a_terminal(tmp):
@@ -493,6 +547,8 @@ def main():
         what_ifs_change_the_answer(tmp)
         several_gpus_are_planned(tmp)
         what_does_not_fit_says_what_would(tmp)
+        a_refusal_s_first_change_fits(tmp)
+        the_questions_of_a_new_user_are_answered(tmp)
         the_table_fits_a_terminal(tmp)
         a_plan_is_reproduced_by_its_own_settings(tmp)
         model, data = write_model(os.path.join(tmp, "model"), config()), write_data(os.path.join(tmp, "d.jsonl"))
