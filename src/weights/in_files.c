@@ -15,6 +15,7 @@
 #include "model/ranges.h"
 #include "model/stored.h"
 #include "weights/packed_files.h"
+#include "weights/sources.h"
 
 enum { CHUNK = 512, /* elements that are converted at once */ TILE = 16 /* rows that are gathered together */ };
 
@@ -209,7 +210,7 @@ static void place(const struct mt_file_part *p, size_t at, const void *data, siz
 
 struct list {
     const struct mt_layout *l;
-    const struct mt_st_model *st;
+    const struct mt_sources *sources;
     struct mt_file_part *part;   /* [n_tensors] */
     struct mt_file_piece *piece; /* [MT_MAX_PIECES + 1 for a packed tensor, 1 for another] */
     struct form *form;           /* [n_tensors] */
@@ -293,7 +294,7 @@ static void add_share(struct list *v, const struct mt_tensor *t, const struct mt
 static int add_plain(struct list *v, const struct mt_tensor *t, struct mt_err *err)
 {
     const struct mt_stored *stored = &v->l->stored[t->place.stored];
-    const struct mt_st_tensor *src = mt_stored_find(v->st, stored->name);
+    const struct mt_st_tensor *src = v->sources->of[t - v->l->tensors].codes;
     if (!src || (src->dtype == MT_ST_BF16) != t->is_bf16 || mt_st_dtype_size(src->dtype) < sizeof(uint16_t) ||
         src->n_elems != stored->n)
         return fail_other(t, err);
@@ -309,7 +310,7 @@ static int add_offset(struct list *v, struct mt_file_part *p, const struct mt_te
                       const struct mt_packed_source *src, struct mt_err *err)
 {
     float offset;
-    int rc = mt_packed_read_offset(v->st, src, t, &offset, err);
+    int rc = mt_packed_read_offset(&v->sources->st, src, t, &offset, err);
     struct mt_file_piece *q = &v->piece[v->n_pieces++];
     *q = (struct mt_file_piece){.file = -1, .bytes = sizeof(offset), .at = {mt_packed_offset_at(t)}};
     if (!rc)
@@ -321,33 +322,33 @@ static int add_offset(struct list *v, struct mt_file_part *p, const struct mt_te
 static int add_packed(struct list *v, const struct mt_tensor *t, struct mt_err *err)
 {
     struct mt_packed_piece piece[MT_MAX_PIECES];
-    struct mt_packed_source src;
-    int rc = mt_packed_find(&src, v->st, v->l, t, err);
-    if (!rc && (src.format != t->packed || src.nested != t->nested || src.wider_scales))
-        rc = fail_other(t, err);
-    if (rc)
-        return rc;
-    size_t lanes = MT_MAX(src.rows.step, (size_t)1), lane = src.rows.first % lanes, rows = (size_t)t->shape[0];
-    bool joins = lane && is_of_last(v, t, src.rows.first - lane);
+    const struct mt_packed_source *src = &v->sources->of[t - v->l->tensors];
+    int rc = 0;
+    if (src->format != t->packed || src->nested != t->nested || src->wider_scales)
+        return fail_other(t, err);
+    size_t lanes = MT_MAX(src->rows.step, (size_t)1), lane = src->rows.first % lanes, rows = (size_t)t->shape[0];
+    bool joins = lane && is_of_last(v, t, src->rows.first - lane);
     struct mt_file_part *p = joins ? &v->part[v->n - 1] : add_part(v, t, MT_ST_U8);
     int n = mt_packed_pieces(piece, t);
     if (lanes > MT_FILE_LANES || (lane && !joins))
         return fail_other(t, err);
-    for (int i = 0; i < n && !rc; i++) {
-        const struct mt_st_tensor *from = mt_packed_piece_in(v->st, &src, &piece[i], t);
+    for (int i = 0; i < n; i++) {
+        const struct mt_st_tensor *from = mt_packed_piece_in(&v->sources->st, src, &piece[i], t);
         size_t row = piece[i].bytes / rows;
         if (!from || row * lanes > MT_SUM_BLOCK)
             return fail_other(t, err);
         struct mt_file_piece *q = joins ? &v->piece[(size_t)(p->piece - v->piece) + (size_t)i]
-                                        : add_piece(v, p, from, src.rows.first * row, piece[i].bytes);
+                                        : add_piece(v, p, from, src->rows.first * row, piece[i].bytes);
         q->row = lanes > 1 ? row : 0;
         q->at[lane] = piece[i].at;
     }
     p->n_lanes = (int)lanes;
-    v->form[v->n - 1].first = src.rows.first - lane;
+    v->form[v->n - 1].first = src->rows.first - lane;
     if (joins)
         join_last(v, t);
-    return t->nested ? add_offset(v, p, t, &src, err) : 0;
+    if (t->nested)
+        rc = add_offset(v, p, t, src, err);
+    return rc;
 }
 
 static int list_parts(struct list *v, const mt_plane_bits *in_files, struct mt_err *err)
@@ -372,24 +373,27 @@ static size_t most_pieces(const struct mt_layout *l)
 int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, const mt_plane_bits *in_files,
                           const char *dir, enum mt_io_kind io, const struct mt_io_fault *fault, struct mt_err *err)
 {
-    struct mt_st_model st;
-    struct list v = {.l = l, .st = &st};
-    int rc = mt_st_open_dir(&st, dir, err);
-    if (rc)
+    struct mt_sources sources;
+    struct list v = {.l = l, .sources = &sources};
+    const struct mt_st_model *st = &sources.st;
+    int rc = mt_sources_open(&sources, l, dir, err);
+    if (rc) {
+        mt_sources_close(&sources);
         return rc;
+    }
     v.part = mt_calloc(l->n_tensors, sizeof(*v.part));
     v.piece = mt_calloc(most_pieces(l), sizeof(*v.piece));
     v.form = mt_calloc(l->n_tensors, sizeof(*v.form));
-    const char **paths = mt_calloc((size_t)st.n_files, sizeof(*paths));
+    const char **paths = mt_calloc((size_t)st->n_files, sizeof(*paths));
     rc = v.part && v.piece && v.form && paths ? list_parts(&v, in_files, err)
                                               : mt_fail_nomem(err, dir, l->n_tensors * sizeof(*v.part));
-    for (int i = 0; i < st.n_files && paths; i++)
-        paths[i] = st.files[i].path;
+    for (int i = 0; i < st->n_files && paths; i++)
+        paths[i] = st->files[i].path;
     if (!rc)
         rc = mt_file_weights_open(out,
                                   &(struct mt_file_weights_params){.n_units = l->n_units,
                                                                    .paths = paths,
-                                                                   .n_paths = (size_t)st.n_files,
+                                                                   .n_paths = (size_t)st->n_files,
                                                                    .parts = v.part,
                                                                    .n_parts = v.n,
                                                                    .forms = v.form,
@@ -403,6 +407,6 @@ int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, cons
     free(v.part);
     free(v.piece);
     free(paths);
-    mt_st_close(&st);
+    mt_sources_close(&sources);
     return rc;
 }

@@ -19,6 +19,7 @@
 #include "model/stored.h"
 #include "weights/packed_files.h"
 #include "weights/packer.h"
+#include "weights/sources.h"
 
 enum { PIECE = 1 << 20 }; /* elements */
 
@@ -81,7 +82,8 @@ struct loader {
     float *buf; /* [PIECE] */
     struct mt_packing_cost *cost;
     struct mt_summer summer;
-    struct mt_packed_source src; /* of the tensor that was read last */
+    struct mt_sources sources;
+    const struct mt_packed_source *src; /* of the tensor that was read last */
 };
 
 static int pack_tensor(const struct loader *l, struct wide_source *s, const struct mt_tensor *t, struct mt_err *err)
@@ -114,44 +116,70 @@ static int load_masters(struct loader *l, struct wide_source *s, const struct mt
     return rc;
 }
 
+static void take_source(struct loader *l, const struct mt_tensor *t)
+{
+    l->src = &l->sources.of[t - l->r.l->tensors];
+}
+
+static int open_wide(struct wide_source *s, struct loader *l, const struct mt_tensor *t, struct mt_err *err)
+{
+    *s = (struct wide_source){.plain = &l->r, .src = l->src, .dir = l->dir};
+    return l->src->format ? mt_packed_reader_init(&s->packed, l->r.st, l->src, t, &l->summer, err) : 0;
+}
+
+static void close_wide(struct wide_source *s)
+{
+    if (s->src->format)
+        mt_packed_reader_finish(&s->packed);
+}
+
+/* Of the tensor that was just read, its checksum (struct mt_base_sums). */
+static uint64_t sum_of(struct loader *l, const struct mt_tensor *t)
+{
+    return l->src->format ? mt_summer_end(&l->summer) : mt_stored_sum(&l->r, t);
+}
+
 /* *sum: checksum of the bytes that it is made of (struct mt_base_sums). */
 static int load_tensor(struct loader *l, const struct mt_tensor *t, uint64_t *sum, struct mt_err *err)
 {
-    const struct mt_st_model *st = l->r.st;
-    struct wide_source s = {.plain = &l->r, .src = &l->src, .dir = l->dir};
-    int rc = t->adapter ? 0 : mt_packed_find(&l->src, st, l->r.l, t, err);
-    if (rc || t->adapter)
-        return rc;
-    if (t->kind == MT_RANGE_PACKED && l->src.format) {
-        rc = mt_packed_copy(st, &l->src, t, l->planes, &l->summer, err);
+    struct wide_source s;
+    int rc = 0;
+    if (t->adapter)
+        return 0;
+    take_source(l, t);
+    if (t->kind == MT_RANGE_PACKED && l->src->format) {
+        rc = mt_packed_copy(l->r.st, l->src, t, l->planes, &l->summer, err);
         *sum = mt_summer_end(&l->summer);
         return rc;
     }
-    if (l->src.format)
-        rc = mt_packed_reader_init(&s.packed, st, &l->src, t, &l->summer, err);
+    rc = open_wide(&s, l, t, err);
     if (!rc)
         rc = t->kind == MT_RANGE_PACKED ? pack_tensor(l, &s, t, err) : load_masters(l, &s, t, err);
-    if (l->src.format)
-        mt_packed_reader_finish(&s.packed);
+    close_wide(&s);
     if (!rc)
-        *sum = l->src.format ? mt_summer_end(&l->summer) : mt_stored_sum(&l->r, t);
+        *sum = sum_of(l, t);
     return rc;
 }
 
-static int start_loader(struct loader *v, const struct mt_layout *l, const struct mt_st_model *st, mt_plane_set *planes,
-                        const char *dir, struct mt_err *err)
+/* Finish it in any case. */
+static int start_loader(struct loader *v, const struct mt_layout *l, mt_plane_set *planes, const char *dir,
+                        struct mt_err *err)
 {
     *v = (struct loader){.planes = planes, .dir = dir};
-    int rc = mt_summer_init(&v->summer, err);
-    mt_stored_reader_init(&v->r, l, st, &v->summer);
-    v->buf = mt_calloc(PIECE, sizeof(*v->buf));
-    return rc || v->buf ? rc : mt_fail_nomem(err, "loading weights", PIECE * sizeof(float));
+    mt_stored_reader_init(&v->r, l, &v->sources.st, &v->summer);
+    int rc = mt_sources_open(&v->sources, l, dir, err);
+    if (!rc)
+        rc = mt_summer_init(&v->summer, err);
+    if (!rc && !(v->buf = mt_calloc(PIECE, sizeof(*v->buf))))
+        rc = mt_fail_nomem(err, "loading weights", PIECE * sizeof(float));
+    return rc;
 }
 
 static void finish_loader(struct loader *v)
 {
     mt_stored_reader_finish(&v->r);
     mt_summer_finish(&v->summer);
+    mt_sources_close(&v->sources);
     free(v->buf);
 }
 
@@ -205,15 +233,12 @@ static bool is_in_files(const mt_plane_set *planes, const struct mt_tensor *t)
 }
 
 /* Is the tensor in the files, packed, or plain in the shape that config.json asks for? */
-static int check_stored(const struct mt_layout *l, const struct mt_st_model *st, const struct mt_stored *s,
-                        const char *dir, struct mt_err *err)
+static int check_stored(const struct loader *v, const struct mt_stored *s, struct mt_err *err)
 {
-    const struct mt_st_tensor *plain = mt_stored_find(st, s->name);
-    struct mt_packed_source src;
-    int rc = mt_packed_find(&src, st, l, &l->tensors[l->pieces[s->first_piece]], err);
-    if (rc || src.format)
-        return rc;
-    return plain ? check_shape(s, plain, dir, err) : fail_missing(st, s->name, dir, err);
+    const struct mt_packed_source *src = &v->sources.of[v->r.l->pieces[s->first_piece]];
+    if (src->format)
+        return 0;
+    return src->codes ? check_shape(s, src->codes, v->dir, err) : fail_missing(v->r.st, s->name, v->dir, err);
 }
 
 /* --- verifying the base ------------------------------------------------------------------------------ */
@@ -238,7 +263,7 @@ static int check_base(const struct loader *v, const struct mt_tensor *t, uint64_
     return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
                    "%s: tensor \"%s\" does not have the checksum in the checkpoint: it is not the model that the run was "
                    "made on, or it was changed since; set model.path to that model",
-                   st->files[v->src.codes->file].path, t->name);
+                   st->files[v->src->codes->file].path, t->name);
 }
 
 static int fail_not_in_base(const struct mt_tensor *t, const char *dir, struct mt_err *err)
@@ -288,7 +313,7 @@ static int verify_tensor(struct loader *v, const struct mt_tensor *t, uint64_t w
 /* Compares one that is packed, and would stay so. */
 static int verify_packed(struct loader *v, const struct mt_tensor *t, uint64_t want, struct mt_err *err)
 {
-    int rc = mt_packed_copy(v->r.st, &v->src, t, NULL, &v->summer, err);
+    int rc = mt_packed_copy(v->r.st, v->src, t, NULL, &v->summer, err);
     uint64_t have = mt_summer_end(&v->summer);
     return rc ? rc : check_base(v, t, want, have, err);
 }
@@ -296,27 +321,22 @@ static int verify_packed(struct loader *v, const struct mt_tensor *t, uint64_t w
 int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJSON *want, size_t *n_same,
                            struct mt_err *err)
 {
-    struct mt_st_model st;
     struct loader v;
     const cJSON *last = NULL;
     bool said = false;
     size_t n = 0;
-    int rc = mt_st_open_dir(&st, dir, err);
-    if (rc)
-        return rc;
-    rc = start_loader(&v, l, &st, NULL, dir, err);
+    int rc = start_loader(&v, l, NULL, dir, err);
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         const cJSON *w = mt_json_get_in_order(want, &last, t->name);
-        rc = w ? mt_packed_find(&v.src, &st, l, t, err) : 0;
-        if (rc || !w || !v.src.codes || (v.src.format && t->kind != MT_RANGE_PACKED) ||
-            has_other_form(dir, w, &v.src, &said))
+        take_source(&v, t);
+        if (!w || !v.src->codes || (v.src->format && t->kind != MT_RANGE_PACKED) ||
+            has_other_form(dir, w, v.src, &said))
             continue;
-        rc = (v.src.format ? verify_packed : verify_tensor)(&v, t, sum_in(w), err);
+        rc = (v.src->format ? verify_packed : verify_tensor)(&v, t, sum_in(w), err);
         n += !rc;
     }
     finish_loader(&v);
-    mt_st_close(&st);
     if (!rc && n_same)
         *n_same = n;
     return rc;
@@ -336,15 +356,11 @@ static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool 
         uint64_t want = sum_in(w), have = 0;
         if (named_alone && !w)
             continue;
-        if (w && base->other_forms) {
-            rc = mt_packed_find(&v->src, v->r.st, l, t, err);
-            if (rc || !t->in_base || has_other_form(v->dir, w, &v->src, &said))
-                w = NULL;
-        }
+        take_source(v, t);
+        if (w && base->other_forms && (!t->in_base || has_other_form(v->dir, w, v->src, &said)))
+            w = NULL;
         if (w && !t->in_base)
             return fail_not_in_base(t, v->dir, err);
-        if (rc)
-            return rc;
         if (is_in_files(v->planes, t)) {
             if (w)
                 expect(base->files, &part, t->name, want);
@@ -364,23 +380,18 @@ static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool 
 int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, const struct mt_base_sums *base,
                     struct mt_err *err)
 {
-    struct mt_st_model st;
     struct loader v;
     struct mt_packing_cost cost = {.n = 0};
     char text[2048];
-    int rc = mt_st_open_dir(&st, dir, err);
-    if (rc)
-        return rc;
-    rc = start_loader(&v, l, &st, planes, dir, err);
+    int rc = start_loader(&v, l, planes, dir, err);
     v.cost = &cost;
     for (size_t i = 0; i < l->n_stored && !rc; i++)
-        rc = check_stored(l, &st, &l->stored[i], dir, err);
+        rc = check_stored(&v, &l->stored[i], err);
     if (!rc)
-        rc = refuse_unexpected(l, &st, dir, err);
+        rc = refuse_unexpected(l, v.r.st, dir, err);
     if (!rc)
         rc = load_tensors(&v, base, false, err);
     finish_loader(&v);
-    mt_st_close(&st);
     if (!rc && cost.n)
         mt_info("relative L2 error of packing: %s", mt_packing_cost_format(&cost, text, sizeof(text)));
     return rc ? rc : mt_planes_settle(planes, err);
@@ -391,21 +402,20 @@ static int sum_again(struct loader *l, const struct mt_tensor *t, uint64_t *sum,
                      struct mt_err *err)
 {
     enum { AT_ONCE = 1 << 16 }; /* elements: a whole number of every format's blocks */
-    struct wide_source s = {.plain = &l->r, .src = &l->src, .dir = l->dir};
-    int rc = mt_packed_find(&l->src, l->r.st, l->r.l, t, err);
-    if (!rc && t->kind == MT_RANGE_PACKED && l->src.format) {
-        rc = mt_packed_copy(l->r.st, &l->src, t, NULL, &l->summer, err);
+    struct wide_source s;
+    int rc = 0;
+    take_source(l, t);
+    if (t->kind == MT_RANGE_PACKED && l->src->format) {
+        rc = mt_packed_copy(l->r.st, l->src, t, NULL, &l->summer, err);
         *sum = mt_summer_end(&l->summer);
         return rc;
     }
-    if (!rc && l->src.format)
-        rc = mt_packed_reader_init(&s.packed, l->r.st, &l->src, t, &l->summer, err);
+    rc = open_wide(&s, l, t, err);
     for (size_t at = 0; at < t->n && !rc; at += AT_ONCE)
         rc = atomic_load(stop) ? -ECANCELED : read_wide(&s, t, at, MT_MIN((size_t)AT_ONCE, t->n - at), l->buf, err);
-    if (l->src.format)
-        mt_packed_reader_finish(&s.packed);
+    close_wide(&s);
     if (!rc)
-        *sum = l->src.format ? mt_summer_end(&l->summer) : mt_stored_sum(&l->r, t);
+        *sum = sum_of(l, t);
     return rc;
 }
 
@@ -426,14 +436,10 @@ static int drop_cached(const struct mt_st_model *st, int64_t began_ns, struct mt
 int mt_weights_read_again(const struct mt_layout *l, const char *dir, const uint64_t *sum, int64_t began_ns,
                           const atomic_bool *stop, struct mt_err *err)
 {
-    struct mt_st_model st;
     struct loader v;
-    int rc = mt_st_open_dir(&st, dir, err);
-    if (rc)
-        return rc;
-    rc = start_loader(&v, l, &st, NULL, dir, err);
+    int rc = start_loader(&v, l, NULL, dir, err);
     if (!rc)
-        rc = drop_cached(&st, began_ns, err);
+        rc = drop_cached(v.r.st, began_ns, err);
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         uint64_t have = 0;
         for (int tries = 0; sum[i] && tries < 2 && !rc && have != sum[i]; tries++)
@@ -442,22 +448,17 @@ int mt_weights_read_again(const struct mt_layout *l, const char *dir, const uint
             rc = mt_fail(err, MT_ERR_INPUT, -EBADMSG,
                          "%s: tensor \"%s\" was not read as the file has it when the run began: a bit changed on its way, or "
                          "the drive is failing; nothing that was trained on it is saved: start the run again",
-                         v.src.codes ? st.files[v.src.codes->file].path : dir, l->tensors[i].name);
+                         v.src->codes ? v.r.st->files[v.src->codes->file].path : dir, l->tensors[i].name);
     }
     finish_loader(&v);
-    mt_st_close(&st);
     return rc;
 }
 
 int mt_weights_reload(const struct mt_layout *l, mt_plane_set *planes, const char *dir, size_t unit,
                       enum mt_plane_kind k, const struct mt_base_sums *base, struct mt_err *err)
 {
-    struct mt_st_model st;
     struct loader v;
-    int rc = mt_st_open_dir(&st, dir, err);
-    if (rc)
-        return rc;
-    rc = start_loader(&v, l, &st, planes, dir, err);
+    int rc = start_loader(&v, l, planes, dir, err);
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         struct mt_range_planes has = mt_range_planes(t->kind);
@@ -470,49 +471,39 @@ int mt_weights_reload(const struct mt_layout *l, mt_plane_set *planes, const cha
                          t->name);
     }
     finish_loader(&v);
-    mt_st_close(&st);
     return rc ? rc : mt_planes_settle(planes, err);
 }
 
 int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
                          const struct mt_base_sums *base, struct mt_err *err)
 {
-    struct mt_st_model st;
     struct loader v;
     if (!base->want || !base->want->child)
         return 0;
-    int rc = mt_st_open_dir(&st, dir, err);
-    if (rc)
-        return rc;
-    rc = start_loader(&v, l, &st, planes, dir, err);
+    int rc = start_loader(&v, l, planes, dir, err);
     if (!rc)
         rc = load_tensors(&v, base, true, err);
     finish_loader(&v);
-    mt_st_close(&st);
     return rc ? rc : mt_planes_settle(planes, err);
 }
 
 int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err)
 {
-    struct mt_st_model st;
+    struct mt_sources s;
     bool any = false;
     for (size_t i = 0; i < l->n_tensors; i++)
         any |= l->tensors[i].kind == MT_RANGE_PACKED;
-    int rc = any ? mt_st_open_dir(&st, dir, err) : 0;
-    if (rc || !any)
-        return rc;
-    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
+    int rc = any ? mt_sources_open(&s, l, dir, err) : 0;
+    for (size_t i = 0; any && i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        struct mt_packed_source src = {.codes = NULL};
         if (t->kind != MT_RANGE_PACKED)
             continue;
-        rc = mt_packed_find(&src, &st, l, t, err);
-        if (!rc && !src.format)
-            rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or not packed", dir, t->name);
-        if (!rc)
-            rc = mt_packed_copy(&st, &src, t, planes, NULL, err);
+        rc = s.of[i].format ? mt_packed_copy(&s.st, &s.of[i], t, planes, NULL, err)
+                            : mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or not packed",
+                                      dir, t->name);
     }
-    mt_st_close(&st);
+    if (any)
+        mt_sources_close(&s);
     return rc ? rc : mt_planes_settle(planes, err);
 }
 
@@ -530,18 +521,17 @@ static bool is_convertible(const struct mt_layout *l, const struct mt_tensor *t,
     return plain && !changed && !t->adapter && !l->stored[t->place.stored].is_f32;
 }
 
-/* changed: its weights are not those of the files, and may need all bits of f32. *split: set if it is not packed only
- * because a tensor that is fused with it is trained. */
-static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_model *st, enum mt_packed wanted,
+/* found: its source in the files; NULL: there are none. changed: its weights are not those of the files, and may need
+ * all bits of f32. *split: set if it is not packed only because a tensor that is fused with it is trained. */
+static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_packed_source *found, enum mt_packed wanted,
                 bool changed, bool *split, struct mt_err *err)
 {
-    struct mt_packed_source src = {.format = st ? MT_PACKED_NONE : believed(l, t)};
-    int rc = st ? mt_packed_find(&src, st, l, t, err) : 0;
-    if (rc)
-        return rc;
+    struct mt_packed_source src = {.format = found ? MT_PACKED_NONE : believed(l, t)};
+    if (found)
+        src = *found;
     bool keeps = mt_packing_keeps(l, t), could = src.format || (wanted && mt_packing_takes(l, t, wanted));
     bool said_bf16 = !strcmp(l->cfg.torch_dtype, "bfloat16") && !l->stored[t->place.stored].is_f32;
-    bool plain_bf16 = st ? src.codes && src.codes->dtype == MT_ST_BF16 : said_bf16;
+    bool plain_bf16 = found ? src.codes && src.codes->dtype == MT_ST_BF16 : said_bf16;
     t->is_bf16 = !changed && (src.format ? src.format == MT_PACKED_MXFP4 : plain_bf16);
     bool same_bytes = !t->trainable && t->is_bf16 && mt_stored_is_in_order(t) && !(could && keeps) && !src.format;
     const char *stored = l->stored[t->place.stored].name;
@@ -586,26 +576,28 @@ int mt_weights_mark_random(struct mt_layout *l, enum mt_packed wanted, struct mt
 int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed wanted, const cJSON *only,
                            struct mt_err *err)
 {
-    struct mt_st_model st;
+    struct mt_sources s = {.of = NULL};
     struct mt_err unreadable = {0}; /* not reported here: loading the weights will report it */
     bool any = false, read = false, split = false;
     int rc = 0;
     for (size_t i = 0; i < l->n_tensors; i++)
         any |= !l->tensors[i].trainable;
     if (dir)
-        read = !mt_st_open_dir(&st, dir, &unreadable);
+        read = !mt_st_open_dir(&s.st, dir, &unreadable);
     if (read)
-        mark_f32(l, &st);
+        mark_f32(l, &s.st);
+    if (read && any)
+        rc = mt_sources_find(&s, l, err);
     const cJSON *last = NULL;
     for (size_t i = 0; any && i < l->n_tensors && !rc; i++) {
         bool changed = only && !mt_json_get_in_order(only, &last, l->tensors[i].name);
-        rc = mark(l, &l->tensors[i], read ? &st : NULL, wanted, changed, &split, err);
+        rc = mark(l, &l->tensors[i], read ? &s.of[i] : NULL, wanted, changed, &split, err);
     }
     if (split && !rc)
         mt_info("a layer's experts are packed together or not at all: frozen ones in a layer with trained ones are kept as "
                 "bf16, without loss");
     if (read)
-        mt_st_close(&st);
+        mt_sources_close(&s);
     return rc || !any ? rc : mt_layout_set_ranges(l, err);
 }
 
