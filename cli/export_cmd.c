@@ -37,9 +37,9 @@ int cli_cmd_export(struct cli *cli, const struct cli_args *args)
         fprintf(stderr, "megatrain export: --dtype must be bf16 or f32\n");
         return EXIT_USAGE;
     }
-    while (packed && e.base_dtype < MT_N_PACKED && strcmp(packed, mt_packed_names[e.base_dtype]))
+    while (packed && e.base_dtype < MT_N_PACKABLE && strcmp(packed, mt_packed_names[e.base_dtype]))
         e.base_dtype++;
-    if (packed && (e.base_dtype == MT_PACKED_NONE || e.base_dtype == MT_N_PACKED || dtype)) {
+    if (packed && (e.base_dtype == MT_PACKED_NONE || e.base_dtype == MT_N_PACKABLE || dtype)) {
         fprintf(stderr, "megatrain export: --base-dtype must be nf4, fp8 or mxfp4, and cannot be used with --dtype\n");
         return EXIT_USAGE;
     }

@@ -57,8 +57,9 @@ static void print_models(int roff)
         "are read from config.json. Another class is refused by name. Layers beyond the decoder (multi-token prediction) are "
         "copied, not trained.",
         "Weights are safetensors, one file or sharded, in bf16, f16, f32 or f64 (rounded to f32). Without weights a run begins "
-        "with random ones. Matrices of layers may be packed: NF4 of bitsandbytes (nested scales, too), FP8 in blocks of 128x128, "
-        "and MXFP4 of gpt-oss. Frozen ones stay packed in memory, on drives and over the link; trained ones are decoded. Other "
+        "with random ones. Matrices of layers may be packed: NF4 of bitsandbytes (nested scales, too), FP8 in blocks of 128x128 "
+        "(scales in F32, BF16, F16 or E8M0) or with one scale a tensor, int4 in groups of 32 of compressed-tensors, and MXFP4 of "
+        "gpt-oss. Frozen ones stay packed in memory, on drives and over the link; trained ones are decoded. Other "
         "kinds of quantisation are refused by name.",
         "model.base_dtype = nf4, fp8 or mxfp4 packs frozen matrices when they are loaded; megatrain export --base-dtype does it "
         "once.",
@@ -92,12 +93,12 @@ static void print_adapters(int roff)
 static void print_base(int roff)
 {
     static const char *const text[] = {
-        "A frozen parameter takes 2 bytes in host memory or on drives, or less if it is packed (0.52 in NF4, 0.53 in MXFP4, 1 in "
-        "FP8). It is never written.",
+        "A frozen parameter takes 2 bytes in host memory or on drives, or less if it is packed (0.52 in NF4, 0.53 in MXFP4, 0.56 "
+        "in int4, 1 in FP8). It is never written.",
         "memory.base = files reads frozen weights in place, from the model's own safetensors files and past the page cache. No "
         "copy is made; host memory holds only what is on its way. auto does so where host memory is too small, and keeps as many "
         "blocks there as fit (memory.base_blocks). Unpacked tensors below 1 MiB stay in host memory, and FP8 weights with scales "
-        "of BF16 or F16 are not read in place.",
+        "of F16 are not read in place.",
         "Each read is checked against the first one: a bit that flips in the file ends the run with file and tensor.",
         "Full checkpoints name frozen tensors by file and checksum instead of copying them (checkpoint.frozen). megatrain export "
         "completes the model.",

@@ -224,7 +224,7 @@ static void compare_packing(const struct mt_config *cfg, const char *dir)
     const char *said = st.config ? strstr(st.config, key) : NULL;
     const char *format = said ? said + sizeof(key) - 1 : "auto";
     size_t n = strcspn(format, " \n");
-    for (enum mt_packed f = MT_PACKED_NONE + 1; f < MT_N_PACKED; f++)
+    for (enum mt_packed f = MT_PACKED_NONE + 1; f < MT_N_PACKABLE; f++)
         if (strlen(mt_packed_names[f]) == n && !strncmp(format, mt_packed_names[f], n) && f != cfg->model.base_dtype)
             mt_warn("%s was trained on a base packed as %s, and here it is not packed so: set model.base_dtype = %s for the "
                     "same results", dir, mt_packed_names[f], mt_packed_names[f]);

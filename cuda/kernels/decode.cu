@@ -3,7 +3,7 @@
  * Packed formats: value = code * scale in f32, rounded once. A thread decodes 16 bytes of the output at a time, from 8
  * or 4 neighbouring codes of one block; values of 4-bit codes are looked up in shared memory, where the 16 are in
  * different banks. Bytes moved per element: s of the output, 1/2 (FP8: 1) of codes, and one scale per 32 or 64 (FP8:
- * 16384) elements.
+ * 16384, or all) elements.
  */
 #include "base/packed.h"
 #include "launch.cuh"
@@ -42,11 +42,18 @@ static __device__ __forceinline__ float mxfp4_scale(const struct mt_decode &a, s
     return float_of_bits(e ? e << 23 : 0x400000u);
 }
 
+static __device__ __forceinline__ float bf16_scale(const struct mt_decode &a, size_t block)
+{
+    return float_of_bits(static_cast<uint32_t>(static_cast<const uint16_t *>(a.scales)[block]) << 16);
+}
+
 template <int FORMAT, bool NESTED>
 static __device__ __forceinline__ float scale_of(const struct mt_decode &a, size_t i)
 {
     if constexpr (FORMAT == MT_PACKED_NF4)
         return nf4_scale<NESTED>(a, i / MT_NF4_BLOCK);
+    else if constexpr (FORMAT == MT_PACKED_INT4)
+        return bf16_scale(a, i / MT_INT4_BLOCK);
     else
         return mxfp4_scale(a, i / MT_MXFP4_BLOCK);
 }
@@ -104,7 +111,9 @@ template <typename T, int FORMAT, bool NESTED>
 static cudaError_t run_nibbles(const struct mt_decode *a, cudaStream_t stream)
 {
     size_t n = a->rows * a->cols;
-    const float *of = FORMAT == MT_PACKED_NF4 ? mt_nf4_values : mt_fp4_values;
+    const float *of = FORMAT == MT_PACKED_NF4    ? mt_nf4_values
+                      : FORMAT == MT_PACKED_INT4 ? mt_int4_values
+                                                 : mt_fp4_values;
     struct code_values v;
     for (int i = 0; i < 16; i++)
         v.of[i] = of[i];
@@ -122,6 +131,13 @@ static __device__ __forceinline__ float e4m3(uint32_t c)
     return float_of_bits((mag == 0x7f ? 0x7fc00000u : bits) | (c & 0x80u) << 24);
 }
 
+static __device__ __forceinline__ float fp8_scale(const struct mt_decode &a, size_t block)
+{
+    if (a.scale == MT_SCALE_F32)
+        return static_cast<const float *>(a.scales)[block];
+    return a.scale == MT_SCALE_BF16 ? bf16_scale(a, block) : mxfp4_scale(a, block);
+}
+
 /* N divides a row, or is 1, so that N codes are of one block. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(256) decode_fp8(struct mt_decode a, size_t vecs, unsigned columns)
@@ -131,7 +147,8 @@ static __global__ void __launch_bounds__(256) decode_fp8(struct mt_decode a, siz
     if (row >= a.rows)
         return;
     const uint8_t *codes = a.codes + row * a.cols;
-    const float *scales = static_cast<const float *>(a.scales) + row / MT_FP8_BLOCK * ceil_div(a.cols, MT_FP8_BLOCK);
+    bool one = a.format == MT_PACKED_FP8T;
+    size_t first = row / MT_FP8_BLOCK * ceil_div(a.cols, MT_FP8_BLOCK); /* of the row's scales */
     T *out = static_cast<T *>(a.out) + row * a.cols;
     uint64_t word[UNROLL];
     MT_UNROLL(UNROLL)
@@ -148,7 +165,7 @@ static __global__ void __launch_bounds__(256) decode_fp8(struct mt_decode a, siz
     for (int u = 0; u < UNROLL; u++) {
         size_t i = at + u * blockDim.x;
         if (i < vecs) {
-            float scale = scales[i * N / MT_FP8_BLOCK], x[N];
+            float scale = fp8_scale(a, one ? 0 : first + i * N / MT_FP8_BLOCK), x[N];
             for (int k = 0; k < N; k++)
                 x[k] = e4m3(static_cast<uint32_t>(word[u] >> (8 * k)) & 0xffu) * scale;
             store_n<T, N>(out + i * N, x);
@@ -169,8 +186,10 @@ template <typename T> static cudaError_t run_fp8(const struct mt_decode *a, cuda
 
 template <typename T> static cudaError_t run(const struct mt_decode *a, cudaStream_t stream)
 {
-    if (a->format == MT_PACKED_FP8)
+    if (a->format == MT_PACKED_FP8 || a->format == MT_PACKED_FP8T)
         return run_fp8<T>(a, stream);
+    if (a->format == MT_PACKED_INT4)
+        return run_nibbles<T, MT_PACKED_INT4, false>(a, stream);
     if (a->format == MT_PACKED_MXFP4)
         return run_nibbles<T, MT_PACKED_MXFP4, false>(a, stream);
     return a->nested_scales ? run_nibbles<T, MT_PACKED_NF4, true>(a, stream)

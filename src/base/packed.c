@@ -3,7 +3,7 @@
 
 #include "base/mem.h"
 
-const char *const mt_packed_names[MT_N_PACKED] = {"none", "nf4", "mxfp4", "fp8"};
+const char *const mt_packed_names[MT_N_PACKED] = {"none", "nf4", "mxfp4", "fp8", "fp8 with one scale", "int4"};
 
 /* Digit for digit those of bitsandbytes. */
 const float mt_nf4_values[16] = {
@@ -15,31 +15,52 @@ const float mt_nf4_values[16] = {
 
 const float mt_fp4_values[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 
+const float mt_int4_values[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+
+const struct mt_packed_format mt_packed_formats[MT_N_PACKED] = {
+    [MT_PACKED_NF4] = {.may_end = true, .block = MT_NF4_BLOCK, .values = mt_nf4_values, .codes_name = "",
+                       .scales_name = ".absmax"},
+    [MT_PACKED_MXFP4] = {.block = MT_MXFP4_BLOCK, .values = mt_fp4_values, .scale = MT_SCALE_E8M0,
+                         .codes_name = "_blocks", .scales_name = "_scales"},
+    [MT_PACKED_FP8] = {.bytes = true, .by_rows = true, .block = MT_FP8_BLOCK, .codes_name = "",
+                       .scales_name = "_scale_inv"},
+    [MT_PACKED_FP8T] = {.bytes = true, .by_rows = true, .codes_name = "", .scales_name = "_scale_inv"},
+    [MT_PACKED_INT4] = {.block = MT_INT4_BLOCK, .values = mt_int4_values, .scale = MT_SCALE_BF16,
+                        .codes_name = "_packed", .scales_name = "_scale"},
+};
+
+size_t mt_scale_size(enum mt_scale s)
+{
+    return s == MT_SCALE_F32 ? sizeof(float) : s == MT_SCALE_BF16 ? sizeof(uint16_t) : 1;
+}
+
+size_t mt_packed_codes_before(enum mt_packed f, size_t n)
+{
+    return mt_packed_formats[f].bytes ? n : n / 2;
+}
+
 size_t mt_packed_code_bytes(enum mt_packed f, size_t rows, size_t cols)
 {
-    return f == MT_PACKED_FP8 ? rows * cols : mt_div_up(rows * cols, 2);
+    return mt_packed_formats[f].bytes ? rows * cols : mt_div_up(rows * cols, 2);
 }
 
 size_t mt_packed_n_scales(enum mt_packed f, size_t rows, size_t cols)
 {
-    if (f == MT_PACKED_FP8)
-        return mt_div_up(rows, MT_FP8_BLOCK) * mt_div_up(cols, MT_FP8_BLOCK);
-    return mt_div_up(rows * cols, f == MT_PACKED_NF4 ? MT_NF4_BLOCK : MT_MXFP4_BLOCK);
+    const struct mt_packed_format *p = &mt_packed_formats[f];
+    if (!p->block)
+        return 1;
+    return p->by_rows ? mt_div_up(rows, p->block) * mt_div_up(cols, p->block) : mt_div_up(rows * cols, p->block);
 }
 
 static float value_at(enum mt_packed f, size_t cols, const uint8_t *codes, const float *scales, size_t i)
 {
-    uint8_t c = codes[f == MT_PACKED_FP8 ? i : i / 2];
-    switch (f) {
-    case MT_PACKED_NF4:
-        return mt_nf4_values[i % 2 ? c & 15 : c >> 4] * scales[i / MT_NF4_BLOCK];
-    case MT_PACKED_MXFP4:
-        return mt_fp4_values[i % 2 ? c >> 4 : c & 15] * scales[i / MT_MXFP4_BLOCK];
-    default: {
-        size_t row = i / cols, col = i % cols;
-        return mt_e4m3_to_f32(c) * scales[row / MT_FP8_BLOCK * mt_div_up(cols, MT_FP8_BLOCK) + col / MT_FP8_BLOCK];
-    }
-    }
+    const struct mt_packed_format *p = &mt_packed_formats[f];
+    bool high = (f == MT_PACKED_NF4) == (i % 2 == 0);
+    if (!p->bytes)
+        return p->values[high ? codes[i / 2] >> 4 : codes[i / 2] & 15] * scales[i / p->block];
+    size_t row = i / cols, col = i % cols;
+    return mt_e4m3_to_f32(codes[i]) *
+           scales[p->block ? row / p->block * mt_div_up(cols, p->block) + col / p->block : 0];
 }
 
 void mt_packed_values(enum mt_packed f, size_t cols, const uint8_t *codes, const float *scales, size_t first, size_t n,

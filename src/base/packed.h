@@ -19,25 +19,51 @@
  * MXFP4  (OCP Microscaling 1.0; gpt-oss) two codes a byte, the first in the low half; a block is 32 elements of a row,
  *        its scale 2^(byte - 127). A code's value is in mt_fp4_values[].
  * FP8    E4M3 without infinities (Micikevicius 2022; DeepSeek-V3): a block is 128 rows of 128 columns, fewer at the
- *        edges, its scale an f32.
+ *        edges, its scale an f32, a bf16 or 2^(byte - 127).
+ * FP8T   the same codes with one scale for the whole matrix (Ministral 3).
+ * INT4   (compressed-tensors, pack-quantized; Kimi-K2-Thinking) two codes a byte, the first in the low half; a block is
+ *        32 elements of a row, its scale a bf16. A code's value is code - 8.
  */
-enum mt_packed { MT_PACKED_NONE, MT_PACKED_NF4, MT_PACKED_MXFP4, MT_PACKED_FP8, MT_N_PACKED };
+enum mt_packed {
+    MT_PACKED_NONE, MT_PACKED_NF4, MT_PACKED_MXFP4, MT_PACKED_FP8, MT_PACKED_FP8T, MT_PACKED_INT4, MT_N_PACKED,
+    MT_N_PACKABLE = MT_PACKED_FP8T /* those before it can be made from wider weights; the others are only read */
+};
 #define MT_PACKED_NAMES "auto|nf4|mxfp4|fp8" /* values of a setting; auto is MT_PACKED_NONE */
+
+/** The type of scales: of E8M0, a byte is the value 2^(byte - 127); nested ones are NF4's bytes. */
+enum mt_scale { MT_SCALE_F32, MT_SCALE_BF16, MT_SCALE_E8M0, MT_SCALE_NESTED };
+size_t mt_scale_size(enum mt_scale s);
 
 enum {
     MT_NF4_BLOCK = 64,
     MT_NF4_NESTED = 256, /* blocks to a nested scale */
     MT_MXFP4_BLOCK = 32,
     MT_FP8_BLOCK = 128,  /* rows, and columns */
+    MT_INT4_BLOCK = 32,
 };
+
+/** What the formats are, by enum mt_packed. */
+struct mt_packed_format {
+    bool bytes;             /* a code is a byte; else half of one */
+    bool by_rows;           /* blocks are of several rows, so that a part of a matrix is whole rows */
+    bool may_end;           /* the last block may have fewer elements */
+    size_t block;           /* elements of a row, or of the matrix read as one, that share a scale; FP8: rows, too;
+                               0: all of them */
+    const float *values;    /* [16] of codes that are half a byte */
+    enum mt_scale scale;    /* as weights are packed here, and as in most files */
+    const char *codes_name, *scales_name; /* what files append to the name of the tensor */
+};
+extern const struct mt_packed_format mt_packed_formats[MT_N_PACKED];
 
 /** "nf4", as in the configuration. */
 extern const char *const mt_packed_names[MT_N_PACKED];
-extern const float mt_nf4_values[16], mt_fp4_values[16];
+extern const float mt_nf4_values[16], mt_fp4_values[16], mt_int4_values[16];
 
 /** For a [rows, cols] matrix: bytes of its codes, and number of its scales (nested scales not counted). */
 size_t mt_packed_code_bytes(enum mt_packed f, size_t rows, size_t cols);
 size_t mt_packed_n_scales(enum mt_packed f, size_t rows, size_t cols);
+/** Bytes of the codes of the first n elements, which are whole bytes. */
+size_t mt_packed_codes_before(enum mt_packed f, size_t n);
 
 /** Decodes elements [first, first + n) of a matrix on the host. Scales are f32 here, whatever their type in files. */
 void mt_packed_values(enum mt_packed f, size_t cols, const uint8_t *codes, const float *scales, size_t first, size_t n,
@@ -47,6 +73,19 @@ void mt_packed_values(enum mt_packed f, size_t cols, const uint8_t *codes, const
 static inline float mt_e8m0_to_f32(uint8_t e)
 {
     return mt_f32_from_bits(e ? (uint32_t)e << 23 : 0x400000u);
+}
+
+/** Scale i of an array of that type, which is not MT_SCALE_NESTED. */
+static inline float mt_scale_to_f32(enum mt_scale type, const void *scales, size_t i)
+{
+    switch (type) {
+    case MT_SCALE_BF16:
+        return mt_bf16_to_f32(((const uint16_t *)scales)[i]);
+    case MT_SCALE_E8M0:
+        return mt_e8m0_to_f32(((const uint8_t *)scales)[i]);
+    default:
+        return ((const float *)scales)[i];
+    }
 }
 
 /** Exact; 0x7f and 0xff are NaN. Branch-free, so that loops over it are vectorised. */

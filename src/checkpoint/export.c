@@ -69,7 +69,7 @@ static int read_master(void *ctx, const struct mt_tensor *t, size_t first, size_
 static bool becomes_f32(const struct exporter *x, size_t i)
 {
     enum mt_st_dtype t = x->weights.tensors[i].dtype;
-    if (mt_packed_is_piece(x->weights.tensors[i].name) || t == MT_ST_U8 || t == MT_ST_F8_E4M3)
+    if (mt_packed_is_piece(x->weights.tensors[i].name) || t == MT_ST_U8 || t == MT_ST_I32 || t == MT_ST_F8_E4M3)
         return false; /* packed tensors do not change */
     return x->f32 && (x->layout ? x->stored[i] != NONE : t == MT_ST_BF16 || t == MT_ST_F16 || t == MT_ST_F32);
 }

@@ -42,18 +42,22 @@ static const struct mt_st_tensor *scales_of(const struct mt_st_model *st, const 
     return mt_st_find(st, name);
 }
 
-/* The layout's matrix of which the file's tensor is the codes in NF4 or FP8; NULL: it is another one. */
+/* The layout's matrix of which the file's tensor is the codes in NF4, FP8 or INT4; NULL: it is another one. */
 static const struct mt_tensor *matrix_of(const struct mt_layout *l, const struct mt_st_tensor *t)
 {
-    if (t->dtype != MT_ST_U8 && t->dtype != MT_ST_F8_E4M3)
+    char name[MT_TENSOR_NAME];
+    size_t n = strlen(t->name), k = t->dtype == MT_ST_I32 ? strlen(mt_packed_formats[MT_PACKED_INT4].codes_name) : 0;
+    if ((t->dtype != MT_ST_U8 && t->dtype != MT_ST_I32 && t->dtype != MT_ST_F8_E4M3) || n >= sizeof(name) || n < k ||
+        (k && strcmp(t->name + n - k, mt_packed_formats[MT_PACKED_INT4].codes_name)))
         return NULL;
-    const struct mt_tensor *of = mt_layout_find(l, t->name);
+    snprintf(name, sizeof(name), "%.*s", (int)(n - k), t->name);
+    const struct mt_tensor *of = mt_layout_find(l, name);
     return of && of->n_dims == 2 ? of : NULL;
 }
 
 static struct mt_st_tensor decoded(const struct mt_st_tensor *codes, const struct mt_tensor *of)
 {
-    return (struct mt_st_tensor){.name = codes->name, .dtype = MT_ST_BF16, .n_dims = 2,
+    return (struct mt_st_tensor){.name = (char *)of->name, .dtype = MT_ST_BF16, .n_dims = 2,
                                  .shape = {of->shape[0], of->shape[1]}, .n_elems = of->n, .file = codes->file};
 }
 
@@ -81,7 +85,7 @@ int mt_merge_base_open(struct mt_merge_base *b, const struct mt_st_model *st, co
     for (size_t i = 0; i < st->n_tensors && !rc; i++) {
         const struct mt_st_tensor *t = &st->tensors[i];
         bool codes = is_codes(t, stem);
-        if (b->decodes && !codes && mt_packed_is_piece(t->name))
+        if (b->decodes && !codes && !matrix_of(l, t) && mt_packed_is_piece(t->name))
             continue;
         struct mt_merged *to = &b->tensors[b->n++];
         *to = (struct mt_merged){.t = *t, .of = b->decodes ? matrix_of(l, t) : NULL};

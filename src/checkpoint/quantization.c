@@ -57,22 +57,42 @@ static void describe_nf4(cJSON *o, const struct mt_tensor *t)
     cJSON_AddBoolToObject(o, "load_in_4bit", true);
     cJSON_AddBoolToObject(o, "load_in_8bit", false);
     cJSON_AddStringToObject(o, "bnb_4bit_quant_type", "nf4");
-    cJSON_AddBoolToObject(o, "bnb_4bit_use_double_quant", t->nested);
+    cJSON_AddBoolToObject(o, "bnb_4bit_use_double_quant", t->scale == MT_SCALE_NESTED);
     cJSON_AddStringToObject(o, "bnb_4bit_compute_dtype", "bfloat16");
     cJSON_AddStringToObject(o, "bnb_4bit_quant_storage", "uint8");
 }
 
-static void describe_fp8(cJSON *o)
+static void describe_fp8(cJSON *o, enum mt_packed f)
 {
     const int block[] = {MT_FP8_BLOCK, MT_FP8_BLOCK};
     cJSON_AddStringToObject(o, "fmt", "e4m3");
     cJSON_AddStringToObject(o, "activation_scheme", "dynamic");
-    mt_json_add(o, "weight_block_size", cJSON_CreateIntArray(block, 2));
+    mt_json_add(o, "weight_block_size", f == MT_PACKED_FP8 ? cJSON_CreateIntArray(block, 2) : cJSON_CreateNull());
+}
+
+static void describe_int4(cJSON *o)
+{
+    cJSON *group = cJSON_AddObjectToObject(cJSON_AddObjectToObject(o, "config_groups"), "group_0");
+    cJSON *w = cJSON_AddObjectToObject(group, "weights");
+    mt_json_add(group, "targets", cJSON_CreateStringArray((const char *const[]){"Linear"}, 1));
+    cJSON_AddNumberToObject(w, "num_bits", 4);
+    cJSON_AddStringToObject(w, "type", "int");
+    cJSON_AddBoolToObject(w, "symmetric", true);
+    cJSON_AddStringToObject(w, "strategy", "group");
+    cJSON_AddNumberToObject(w, "group_size", MT_INT4_BLOCK);
+    cJSON_AddStringToObject(o, "format", "pack-quantized");
+    cJSON_AddStringToObject(o, "quantization_status", "compressed");
+}
+
+/* The key that lists what is not packed. */
+static const char *key_of_plain(enum mt_packed f)
+{
+    return f == MT_PACKED_NF4 ? "llm_int8_skip_modules" : f == MT_PACKED_INT4 ? "ignore" : "modules_to_not_convert";
 }
 
 int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *err)
 {
-    static const char *const methods[] = {"", "bitsandbytes", "mxfp4", "fp8"};
+    static const char *const methods[] = {"", "bitsandbytes", "mxfp4", "fp8", "fp8", "compressed-tensors"};
     const struct mt_tensor *packed = NULL;
     bool all = true;
     for (size_t i = 0; i < l->n_tensors; i++) {
@@ -81,8 +101,8 @@ int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *e
         all &= t->kind == MT_RANGE_PACKED || !mt_packing_takes(l, t, l->cfg.packed);
     }
     *out = NULL;
-    if (packed && all && l->cfg.packed == packed->packed)
-        return 0;
+    if (packed && all && l->cfg.packed == packed->packed && packed->packed != MT_PACKED_FP8T)
+        return 0; /* scales of activations, of which FP8T's says that they are there, are not kept */
     if (!packed) {
         *out = strdup("");
         return *out ? 0 : mt_fail_nomem(err, "quantization_config", 1);
@@ -92,10 +112,11 @@ int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *e
     cJSON_AddStringToObject(o, "quant_method", methods[packed->packed]);
     if (packed->packed == MT_PACKED_NF4)
         describe_nf4(o, packed);
-    else if (packed->packed == MT_PACKED_FP8)
-        describe_fp8(o);
-    mt_json_add(o, packed->packed == MT_PACKED_NF4 ? "llm_int8_skip_modules" : "modules_to_not_convert",
-                          plain_modules(l, packed->packed));
+    else if (packed->packed == MT_PACKED_INT4)
+        describe_int4(o);
+    else if (packed->packed != MT_PACKED_MXFP4)
+        describe_fp8(o, packed->packed);
+    mt_json_add(o, key_of_plain(packed->packed), plain_modules(l, packed->packed));
     *out = mt_json_print(o, false);
     cJSON_Delete(o);
     return *out && mt_json_complete() ? 0 : mt_fail_nomem(err, "quantization_config", 0);

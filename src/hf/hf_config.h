@@ -35,6 +35,9 @@ struct mt_rope_config {
     double short_factor[MT_ROPE_MAX_FACTORS], long_factor[MT_ROPE_MAX_FACTORS];
 };
 
+/** Parts of decoder layers whose matrices a packed model keeps plain. */
+enum { MT_PLAIN_ATTENTION = 1, MT_PLAIN_MLP = 2, MT_PLAIN_SHARED = 4, MT_PLAIN_EXPERTS = 8 };
+
 /** A decoder as its config.json describes it, with the family's defaults filled in. Both dialects are read. */
 struct mt_hf_config {
     const struct mt_family *family;
@@ -59,6 +62,7 @@ struct mt_hf_config {
     int64_t eos[MT_MAX_EOS];
     int n_eos;
     char torch_dtype[16];                   /* as in the file, or "" */
+    unsigned plain_parts;                   /* INT4: MT_PLAIN_*: what quantization_config excepts */
     enum mt_packed packed;                  /* quantization_config: how the layers' matrices are stored */
 };
 

@@ -24,6 +24,7 @@ static const struct {
     [MT_ST_F64] = {"F64", 8},   [MT_ST_I8] = {"I8", 1},         [MT_ST_U8] = {"U8", 1},
     [MT_ST_I16] = {"I16", 2},   [MT_ST_I32] = {"I32", 4},       [MT_ST_I64] = {"I64", 8},
     [MT_ST_BOOL] = {"BOOL", 1}, [MT_ST_F8_E4M3] = {"F8_E4M3", 1}, [MT_ST_F8_E5M2] = {"F8_E5M2", 1},
+    [MT_ST_F8_E8M0] = {"F8_E8M0", 1},
 };
 
 size_t mt_st_dtype_size(enum mt_st_dtype t)

@@ -10,7 +10,7 @@
 
 enum mt_st_dtype {
     MT_ST_BF16, MT_ST_F16, MT_ST_F32, MT_ST_F64, MT_ST_I8, MT_ST_U8, MT_ST_I16, MT_ST_I32, MT_ST_I64,
-    MT_ST_BOOL, MT_ST_F8_E4M3, MT_ST_F8_E5M2, MT_ST_N_DTYPES,
+    MT_ST_BOOL, MT_ST_F8_E4M3, MT_ST_F8_E5M2, MT_ST_F8_E8M0, MT_ST_N_DTYPES,
 };
 size_t mt_st_dtype_size(enum mt_st_dtype t);
 const char *mt_st_dtype_name(enum mt_st_dtype t);

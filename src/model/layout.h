@@ -69,8 +69,8 @@ struct mt_tensor {
     bool in_file;     /* frozen, and stored in the model's files so that it can be read in place: large, or packed */
     size_t file_elem; /* in_file, not bf16: bytes of an element there */
     enum mt_packed packed; /* the format that it is kept in while it is frozen */
-    bool nested;      /* NF4: its scales are packed, too */
-    uint16_t note_bytes; /* NF4: size of its quant_state tensor in files */
+    enum mt_scale scale; /* packed: the type of its scales */
+    uint16_t note_bytes; /* size in files of NF4's quant_state, or of the shape that INT4 has beside it */
     enum mt_range_kind kind;
     size_t at;        /* first element in each plane of its kind of range; packed: first byte of its codes */
     size_t aux;       /* packed: first byte of its scales and the like */

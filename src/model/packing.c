@@ -23,11 +23,6 @@ static size_t cols_of(const struct mt_tensor *t)
     return (size_t)t->shape[1];
 }
 
-static bool has_byte_scales(const struct mt_tensor *t)
-{
-    return t->packed == MT_PACKED_MXFP4 || t->nested;
-}
-
 static size_t take(size_t *at, size_t bytes)
 {
     size_t first = *at;
@@ -41,8 +36,8 @@ static struct places places_of(const struct mt_tensor *t)
     struct places p = {.codes = t->at,
                        .code_bytes = mt_packed_code_bytes(t->packed, rows_of(t), cols_of(t)),
                        .n_scales = mt_packed_n_scales(t->packed, rows_of(t), cols_of(t))};
-    p.scales = take(&at, p.n_scales * (has_byte_scales(t) ? 1 : sizeof(float)));
-    if (t->nested) {
+    p.scales = take(&at, p.n_scales * mt_scale_size(t->scale));
+    if (t->scale == MT_SCALE_NESTED) {
         p.n_nested = mt_div_up(p.n_scales, MT_NF4_NESTED);
         p.nested = take(&at, p.n_nested * sizeof(float));
         p.map = take(&at, 256 * sizeof(float));
@@ -52,6 +47,8 @@ static struct places places_of(const struct mt_tensor *t)
         p.values = take(&at, 16 * sizeof(float));
         p.note = take(&at, t->note_bytes);
     }
+    if (t->packed == MT_PACKED_INT4)
+        p.note = take(&at, t->note_bytes);
     p.end = at;
     return p;
 }
@@ -86,14 +83,26 @@ static struct mt_packed_piece make_piece(const struct mt_tensor *t, const char *
 
 int mt_packed_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct mt_tensor *t)
 {
+    static const enum mt_st_dtype scales[] = {[MT_SCALE_F32] = MT_ST_F32, [MT_SCALE_BF16] = MT_ST_BF16,
+                                              [MT_SCALE_E8M0] = MT_ST_F8_E8M0, [MT_SCALE_NESTED] = MT_ST_U8};
     struct places p = places_of(t);
     size_t rows = rows_of(t), cols = cols_of(t);
     int n = 0;
     switch (t->packed) {
     case MT_PACKED_FP8:
         piece[n++] = make_piece(t, "", MT_ST_F8_E4M3, p.codes, 2, (size_t[]){rows, cols});
-        piece[n++] = make_piece(t, "_scale_inv", MT_ST_F32, p.scales, 2,
+        piece[n++] = make_piece(t, "_scale_inv", scales[t->scale], p.scales, 2,
                                 (size_t[]){mt_div_up(rows, MT_FP8_BLOCK), mt_div_up(cols, MT_FP8_BLOCK)});
+        break;
+    case MT_PACKED_FP8T:
+        piece[n++] = make_piece(t, "", MT_ST_F8_E4M3, p.codes, 2, (size_t[]){rows, cols});
+        piece[n++] = make_piece(t, "_scale_inv", scales[t->scale], p.scales, 0, NULL);
+        break;
+    case MT_PACKED_INT4:
+        piece[n++] = make_piece(t, "_packed", MT_ST_I32, p.codes, 2, (size_t[]){rows, cols / 8});
+        piece[n++] = make_piece(t, "_scale", scales[t->scale], p.scales, 2, (size_t[]){rows, cols / MT_INT4_BLOCK});
+        piece[n++] = make_piece(t, "_shape", t->note_bytes == 2 * sizeof(int32_t) ? MT_ST_I32 : MT_ST_I64, p.note, 1,
+                                (size_t[]){2});
         break;
     case MT_PACKED_MXFP4:
         piece[n++] = make_piece(t, "_blocks", MT_ST_U8, p.codes, 3,
@@ -102,8 +111,8 @@ int mt_packed_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct m
         break;
     default:
         piece[n++] = make_piece(t, "", MT_ST_U8, p.codes, 2, (size_t[]){p.code_bytes, 1});
-        piece[n++] = make_piece(t, ".absmax", t->nested ? MT_ST_U8 : MT_ST_F32, p.scales, 1, (size_t[]){p.n_scales});
-        if (t->nested) {
+        piece[n++] = make_piece(t, ".absmax", scales[t->scale], p.scales, 1, (size_t[]){p.n_scales});
+        if (t->scale == MT_SCALE_NESTED) {
             piece[n++] = make_piece(t, ".nested_absmax", MT_ST_F32, p.nested, 1, (size_t[]){p.n_nested});
             piece[n++] = make_piece(t, ".nested_quant_map", MT_ST_F32, p.map, 1, (size_t[]){256});
         }
@@ -154,6 +163,15 @@ bool mt_packing_lies_alone(const struct mt_layout *l, const struct mt_tensor *t)
     return !s->fused && !t->place.paired_rows && s->n == t->n;
 }
 
+/* Which part of a layer a matrix belongs to, by its name. */
+static unsigned part_of(const char *name)
+{
+    return strstr(name, ".experts.")       ? MT_PLAIN_EXPERTS
+           : strstr(name, ".shared_expert") ? MT_PLAIN_SHARED
+           : strstr(name, "attn.")          ? MT_PLAIN_ATTENTION
+                                            : MT_PLAIN_MLP;
+}
+
 bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum mt_packed f)
 {
     static const char *const routers[] = {".gate.weight", ".gate.wg.weight", "shared_expert_gate.weight", "router.weight"};
@@ -168,7 +186,10 @@ bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum
     for (size_t i = 0; i < MT_ARRAY_LEN(routers); i++)
         if (n >= strlen(routers[i]) && !strcmp(t->name + n - strlen(routers[i]), routers[i]))
             return false;
-    return f != MT_PACKED_MXFP4 || t->shape[1] % MT_MXFP4_BLOCK == 0;
+    if (f == MT_PACKED_INT4 && l->cfg.plain_parts & part_of(t->name))
+        return false;
+    const struct mt_packed_format *p = &mt_packed_formats[f];
+    return !p->block || p->by_rows || p->may_end || t->shape[1] % p->block == 0;
 }
 
 bool mt_packing_keeps(const struct mt_layout *l, const struct mt_tensor *t)
@@ -191,7 +212,7 @@ bool mt_packing_keeps(const struct mt_layout *l, const struct mt_tensor *t)
 /* A packed tensor is decoded in multiples of so many elements. */
 static size_t granule(const struct mt_tensor *t)
 {
-    return t->packed == MT_PACKED_FP8 ? MT_FP8_BLOCK * cols_of(t) : (size_t)MT_NF4_BLOCK * MT_NF4_NESTED;
+    return mt_packed_formats[t->packed].by_rows ? MT_FP8_BLOCK * cols_of(t) : (size_t)MT_NF4_BLOCK * MT_NF4_NESTED;
 }
 
 size_t mt_unit_plain_end(const struct mt_layout *l, size_t unit)
@@ -241,11 +262,11 @@ size_t mt_unit_landing(const struct mt_layout *l, size_t unit, enum mt_dtype dty
         if (t->kind != MT_RANGE_PACKED)
             continue;
         size_t last = (t->n - 1) / granule(t) * granule(t), end = (t->first + t->n) * size;
-        size_t codes = t->at + (t->packed == MT_PACKED_FP8 ? last : last / 2);
+        size_t codes = t->at + mt_packed_codes_before(t->packed, last);
         landing = MT_MAX(landing, end - MT_MIN(end, MT_MIN(codes, t->aux)));
         if (last) { /* the piece before it, which is a whole granule */
             size_t before = last - granule(t), before_end = (t->first + last) * size;
-            codes = t->at + (t->packed == MT_PACKED_FP8 ? before : before / 2);
+            codes = t->at + mt_packed_codes_before(t->packed, before);
             landing = MT_MAX(landing, before_end - MT_MIN(before_end, codes));
         }
     }
@@ -303,7 +324,7 @@ size_t mt_unit_adapter_bytes(const struct mt_unit *u, enum mt_dtype dtype)
 /* Number of elements from `first` on that fit before their own codes, in whole granules. */
 static size_t piece_at(const struct mt_tensor *t, size_t first, size_t size, size_t landing)
 {
-    size_t codes = landing + t->at + (t->packed == MT_PACKED_FP8 ? first : first / 2), out = (t->first + first) * size;
+    size_t codes = landing + t->at + mt_packed_codes_before(t->packed, first), out = (t->first + first) * size;
     size_t n = codes > out ? (codes - out) / size / granule(t) * granule(t) : 0;
     size_t last = (t->n - 1) / granule(t) * granule(t);
     if (first >= last) /* the tensor's end, which is a granule or less */
@@ -316,20 +337,21 @@ static struct mt_decode decode_of(const struct mt_tensor *t, enum mt_dtype dtype
                                   size_t first, size_t n)
 {
     struct places p = places_of(t);
-    bool fp8 = t->packed == MT_PACKED_FP8;
-    size_t cols = cols_of(t), row = first / cols;
-    size_t block = first / (t->packed == MT_PACKED_NF4 ? MT_NF4_BLOCK : MT_MXFP4_BLOCK);
-    size_t scale = fp8 ? row / MT_FP8_BLOCK * mt_div_up(cols, MT_FP8_BLOCK) : block;
+    const struct mt_packed_format *f = &mt_packed_formats[t->packed];
+    size_t cols = cols_of(t), block = 0; /* whose scale is the first */
+    if (f->block)
+        block = f->by_rows ? first / cols / f->block * mt_div_up(cols, f->block) : first / f->block;
     struct mt_decode a = {
-        .rows = fp8 ? n / cols : 1,
-        .cols = fp8 ? cols : n,
+        .rows = f->by_rows ? n / cols : 1,
+        .cols = f->by_rows ? cols : n,
         .dtype = dtype,
         .format = t->packed,
-        .codes = (const uint8_t *)plane + p.codes + (fp8 ? first : first / 2),
-        .scales = plane + p.scales + scale * (has_byte_scales(t) ? 1 : sizeof(float)),
+        .scale = t->scale,
+        .codes = (const uint8_t *)plane + p.codes + mt_packed_codes_before(t->packed, first),
+        .scales = plane + p.scales + block * mt_scale_size(t->scale),
         .out = out + first * mt_dtype_size(dtype),
     };
-    if (t->nested) {
+    if (t->scale == MT_SCALE_NESTED) {
         a.nested_scales = (const float *)(plane + p.nested) + block / MT_NF4_NESTED;
         a.nested_map = (const float *)(plane + p.map);
         a.nested_offset = (const float *)(plane + p.offset);

@@ -66,8 +66,9 @@ int mt_packed_stored_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const s
 /** Where the offset of nested scales is kept, which files have only in quant_state: byte of the packed plane. */
 size_t mt_packed_offset_at(const struct mt_tensor *t);
 /**
- * Can the tensor be kept packed? A matrix of a linear layer of a decoder layer can, except a router. If files hold the
- * experts of a layer as one tensor, only these can, in MXFP4, as in the release of gpt-oss.
+ * Can the tensor be kept packed? A matrix of a linear layer of a decoder layer can, except a router,
+ * and in INT4 one that quantization_config excepts. If files hold the experts of a layer as one tensor, only these can,
+ * in MXFP4, as in the release of gpt-oss.
  */
 bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum mt_packed f);
 /** May it stay packed? Not if a tensor that is fused with it in files is trained. */

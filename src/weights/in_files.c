@@ -23,7 +23,7 @@ enum { CHUNK = 512, /* elements that are converted at once */ TILE = 16 /* rows 
 struct form {
     enum mt_st_dtype dtype;
     enum mt_packed packed;
-    bool nested;
+    enum mt_scale scale;
     const struct mt_tensor *t[MT_FILE_LANES];
     int n;
     size_t first; /* element of the stored tensor with which the part begins */
@@ -83,15 +83,6 @@ static int refuse_unfit(const struct mt_file_part *p, const char *path, size_t a
     return 0;
 }
 
-/* F32 scales whose largest products are finite. The first and last bytes may be of scales that other blocks have. */
-static bool scales_are_finite(const char *data, size_t at, size_t n, float most)
-{
-    bool all = true;
-    for (size_t i = -at % sizeof(float); i + sizeof(float) <= n; i += sizeof(float))
-        all &= isfinite(load_f32(data + i, 0) * most);
-    return all;
-}
-
 static bool bytes_below(const char *data, size_t n, unsigned mask, unsigned end)
 {
     bool all = true;
@@ -100,16 +91,32 @@ static bool bytes_below(const char *data, size_t n, unsigned mask, unsigned end)
     return all;
 }
 
+/* Are products of scales with a code of up to `most` finite? The first and last bytes may be of scales that other
+ * blocks have. */
+static bool scales_are_finite(enum mt_scale type, const char *data, size_t at, size_t n, float most)
+{
+    size_t size = mt_scale_size(type);
+    bool all = true;
+    if (type == MT_SCALE_E8M0) /* 2^(byte - 127) times 6 or 448 */
+        return bytes_below(data, n, 0xff, most > 8 ? 247 : 253);
+    for (size_t i = -at % size; i + size <= n; i += size)
+        all &= isfinite((type == MT_SCALE_BF16 ? mt_bf16_to_f32(load_u16(data + i, 0)) : load_f32(data + i, 0)) * most);
+    return all;
+}
+
 /* Can code times scale only be finite? Pieces are those of mt_packed_pieces(). */
 static bool is_finite(const struct form *f, size_t piece, size_t at, const char *data, size_t n)
 {
     switch (f->packed) {
     case MT_PACKED_FP8:
-        return piece ? scales_are_finite(data, at, n, 448) : bytes_below(data, n, 0x7f, 0x7f);
+    case MT_PACKED_FP8T:
+        return piece ? scales_are_finite(f->scale, data, at, n, 448) : bytes_below(data, n, 0x7f, 0x7f);
     case MT_PACKED_MXFP4:
-        return !piece || bytes_below(data, n, 0xff, 253);
+    case MT_PACKED_INT4:
+        return piece != 1 || scales_are_finite(f->scale, data, at, n, 8);
     default:
-        return piece == 0 || piece > 3 || (piece == 1 ? f->nested : !f->nested) || scales_are_finite(data, at, n, 1);
+        return piece == 0 || piece > 3 || (piece == 1) == (f->scale == MT_SCALE_NESTED) ||
+               scales_are_finite(MT_SCALE_F32, data, at, n, 1);
     }
 }
 
@@ -227,7 +234,7 @@ static struct mt_file_part *add_part(struct list *v, const struct mt_tensor *t, 
 {
     struct mt_file_part *p = &v->part[v->n];
     struct form *f = &v->form[v->n++];
-    *f = (struct form){.dtype = dtype, .packed = t->packed, .nested = t->nested, .t = {t}, .n = 1};
+    *f = (struct form){.dtype = dtype, .packed = t->packed, .scale = t->scale, .t = {t}, .n = 1};
     *p = (struct mt_file_part){.unit = t->unit, .plane = mt_range_planes(t->kind).hi,
                                .low = mt_range_planes(t->kind).lo,
                                .piece = &v->piece[v->n_pieces], .n_lanes = 1, .n_tensors = 1, .tensor = {t->name},
@@ -324,7 +331,7 @@ static int add_packed(struct list *v, const struct mt_tensor *t, struct mt_err *
     struct mt_packed_piece piece[MT_MAX_PIECES];
     const struct mt_packed_source *src = &v->sources->of[t - v->l->tensors];
     int rc = 0;
-    if (src->format != t->packed || src->nested != t->nested || src->wider_scales)
+    if (src->format != t->packed || src->scale != t->scale || src->wider_scales)
         return fail_other(t, err);
     size_t lanes = MT_MAX(src->rows.step, (size_t)1), lane = src->rows.first % lanes, rows = (size_t)t->shape[0];
     bool joins = lane && is_of_last(v, t, src->rows.first - lane);
@@ -346,7 +353,7 @@ static int add_packed(struct list *v, const struct mt_tensor *t, struct mt_err *
     v->form[v->n - 1].first = src->rows.first - lane;
     if (joins)
         join_last(v, t);
-    if (t->nested)
+    if (t->scale == MT_SCALE_NESTED)
         rc = add_offset(v, p, t, src, err);
     return rc;
 }

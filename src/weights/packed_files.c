@@ -15,9 +15,13 @@ enum { NOTE_MAX = 4096, PIECE = 1 << 20 };
 
 static const char *const suffixes[] = {
     "_scale_inv",     "_blocks",           "_scales",
+    "_packed",        "_scale",            "_shape",
     ".absmax",        ".nested_absmax",    ".nested_quant_map",
     ".quant_map",     ".quant_state.bitsandbytes__nf4",
 };
+
+/* By which programs that compute in FP8 divide what goes into a layer; it is not used here. */
+static const char activations[] = ".activation_scale";
 
 /* The pieces that hold all experts of a layer: gpt-oss. */
 static bool is_of_experts(const char *name)
@@ -39,7 +43,8 @@ bool mt_packed_is_piece(const char *name)
         if (n > k + 6 && !strcmp(name + n - k, suffixes[i]) && !strncmp(name + n - k - 6, "weight", 6))
             return true;
     }
-    return is_of_experts(name);
+    size_t k = strlen(activations);
+    return (n > k && !strcmp(name + n - k, activations)) || is_of_experts(name);
 }
 
 static const struct mt_st_tensor *beside(const struct mt_st_model *st, const char *name, const char *suffix)
@@ -77,18 +82,18 @@ int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_s
     if (rc)
         return rc;
     const cJSON *shape = mt_json_get(o, "shape"), *type = mt_json_get(o, "quant_type");
-    bool same = cJSON_IsArray(shape) && cJSON_GetArraySize(shape) == 2;
+    bool same = cJSON_IsArray(shape) && cJSON_GetArraySize(shape) == 2, nested = s->scale == MT_SCALE_NESTED;
     for (int i = 0; i < 2 && same; i++)
         same = cJSON_GetArrayItem(shape, i)->valuedouble == (double)t->shape[i];
     if (!cJSON_IsString(type) || strcmp(type->valuestring, "nf4"))
         rc = bad(err, st, s->note, "is not for NF4");
     else if (!same)
         rc = bad(err, st, s->note, "has another shape than config.json asks for");
-    else if (number(o, "blocksize") != MT_NF4_BLOCK || (s->nested && number(o, "nested_blocksize") != MT_NF4_NESTED))
+    else if (number(o, "blocksize") != MT_NF4_BLOCK || (nested && number(o, "nested_blocksize") != MT_NF4_NESTED))
         rc = bad(err, st, s->note, "must have blocks of 64 weights, and of 256 scales if these are packed, too");
-    else if (s->nested && !isfinite(number(o, "nested_offset")))
+    else if (nested && !isfinite(number(o, "nested_offset")))
         rc = bad(err, st, s->note, "has no nested_offset");
-    *offset = s->nested && !rc ? (float)number(o, "nested_offset") : 0;
+    *offset = nested && !rc ? (float)number(o, "nested_offset") : 0;
     cJSON_Delete(o);
     return rc;
 }
@@ -104,16 +109,17 @@ static int find_nf4(struct mt_packed_source *s, const struct mt_st_model *st, co
     s->scales = beside(st, name, ".absmax");
     s->nested_scales = beside(st, name, ".nested_absmax");
     s->nested_map = beside(st, name, ".nested_quant_map");
-    s->nested = s->nested_scales || s->nested_map;
+    bool nested = s->nested_scales || s->nested_map;
+    s->scale = nested ? MT_SCALE_NESTED : MT_SCALE_F32;
     if (!s->note || !s->scales)
         return bad(err, st, s->codes, "is packed in an unsupported format (supported: bitsandbytes' NF4 in uint8)");
     if (s->note->dtype != MT_ST_U8 || s->note->n_bytes > NOTE_MAX)
         return bad(err, st, s->note, "is not a quant_state of bitsandbytes");
     if (s->codes->n_elems != mt_packed_code_bytes(MT_PACKED_NF4, (size_t)t->shape[0], (size_t)t->shape[1]))
         return bad(err, st, s->codes, "has another size than config.json asks for");
-    if (!is_like(s->scales, s->nested ? MT_ST_U8 : MT_ST_F32, scales))
+    if (!is_like(s->scales, nested ? MT_ST_U8 : MT_ST_F32, scales))
         return bad(err, st, s->scales, "does not have a scale for each 64 weights");
-    if (s->nested && (!is_like(s->nested_scales, MT_ST_F32, mt_div_up(scales, MT_NF4_NESTED)) ||
+    if (nested && (!is_like(s->nested_scales, MT_ST_F32, mt_div_up(scales, MT_NF4_NESTED)) ||
                       !is_like(s->nested_map, MT_ST_F32, 256)))
         return bad(err, st, s->codes, "has nested scales of the wrong size");
     if (!is_like(values, MT_ST_F32, 16))
@@ -127,21 +133,63 @@ static int find_nf4(struct mt_packed_source *s, const struct mt_st_model *st, co
     return rc ? rc : mt_packed_read_offset(st, s, t, &offset, err);
 }
 
+/* Blocks of 128x128, or one scale, which has no dimensions, for the whole matrix. */
 static int find_fp8(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
                     struct mt_err *err)
 {
     s->scales = beside(st, s->codes->name, "_scale_inv");
     if (!s->scales)
-        return bad(err, st, s->codes, "is FP8 without a weight_scale_inv: only blocks of 128x128 are supported");
+        return bad(err, st, s->codes, "is FP8 without a weight_scale_inv: only blocks of 128x128 and one scale for the "
+                   "tensor are supported");
     if (s->codes->n_elems != t->n || t->n_dims != 2 || s->codes->shape[0] != t->shape[0])
         return bad(err, st, s->codes, "has another shape than config.json asks for");
     enum mt_st_dtype dtype = s->scales->dtype;
-    s->wider_scales = dtype == MT_ST_BF16 || dtype == MT_ST_F16; /* as Qwen3's releases have them */
-    if (!is_like(s->scales, s->wider_scales ? dtype : MT_ST_F32,
-                 mt_packed_n_scales(MT_PACKED_FP8, (size_t)t->shape[0], (size_t)t->shape[1])) ||
-        s->scales->n_dims != 2 || s->scales->shape[0] != (t->shape[0] + MT_FP8_BLOCK - 1) / MT_FP8_BLOCK)
-        return bad(err, st, s->scales, "is not an F32, BF16 or F16 scale for each block of 128x128");
+    if (s->scales->n_dims < 2)
+        s->format = MT_PACKED_FP8T;
+    s->wider_scales = dtype == MT_ST_F16;
+    s->scale = dtype == MT_ST_BF16 ? MT_SCALE_BF16 : dtype == MT_ST_F8_E8M0 ? MT_SCALE_E8M0 : MT_SCALE_F32;
+    bool known = dtype == MT_ST_F32 || s->wider_scales || s->scale != MT_SCALE_F32;
+    if (!known || s->scales->n_elems != mt_packed_n_scales(s->format, (size_t)t->shape[0], (size_t)t->shape[1]) ||
+        (s->scales->n_dims == 2 && s->scales->shape[0] != (t->shape[0] + MT_FP8_BLOCK - 1) / MT_FP8_BLOCK))
+        return bad(err, st, s->scales, "is not an F32, BF16, F16 or F8_E8M0 scale for each block of 128x128, or one for the "
+                   "tensor");
     return 0;
+}
+
+/* Is it [rows, cols], as I32 or I64? */
+static int check_noted_shape(const struct mt_st_model *st, const struct mt_st_tensor *note, const struct mt_tensor *t,
+                             struct mt_err *err)
+{
+    union {
+        int32_t i32[2];
+        int64_t i64[2];
+    } have = {.i64 = {0, 0}};
+    bool narrow = note && note->dtype == MT_ST_I32;
+    int rc = 0;
+    if (note && note->n_elems == 2 && (narrow || note->dtype == MT_ST_I64))
+        rc = mt_st_read_raw(st, note, 0, note->n_bytes, &have, err);
+    bool same = narrow ? have.i32[0] == t->shape[0] && have.i32[1] == t->shape[1]
+                       : have.i64[0] == t->shape[0] && have.i64[1] == t->shape[1];
+    return rc || same ? rc : mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\": its weight_shape is missing, or is not the "
+                                     "[%lld, %lld] that config.json asks for", t->name, (long long)t->shape[0],
+                                     (long long)t->shape[1]);
+}
+
+/* compressed-tensors' pack-quantized: int4 in groups of 32, symmetric. */
+static int find_int4(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
+                     const char *name, struct mt_err *err)
+{
+    s->scales = beside(st, name, "_scale");
+    s->note = beside(st, name, "_shape");
+    s->scale = MT_SCALE_BF16;
+    if (s->codes->dtype != MT_ST_I32 || t->n_dims != 2 || t->shape[1] % MT_INT4_BLOCK || s->codes->n_dims != 2 ||
+        s->codes->shape[0] != t->shape[0] || s->codes->shape[1] * 8 != t->shape[1])
+        return bad(err, st, s->codes, "has another shape than config.json asks for, or another number of bits than 4");
+    if (!is_like(s->scales, MT_ST_BF16, t->n / MT_INT4_BLOCK) || s->scales->shape[0] != t->shape[0])
+        return bad(err, st, s->codes, "does not have a BF16 weight_scale for each 32 weights of a row");
+    if (beside(st, name, "_zero_point") || beside(st, name, "_g_idx"))
+        return bad(err, st, s->codes, "is not symmetric or not in order (weight_zero_point, weight_g_idx)");
+    return check_noted_shape(st, s->note, t, err);
 }
 
 static int find_mxfp4(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
@@ -181,9 +229,10 @@ int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, c
     const struct mt_stored *stored = l ? &l->stored[t->place.stored] : NULL;
     const char *name = stored ? stored->name : t->name;
     struct mt_packed_source s = {.codes = mt_stored_find(st, name)};
-    char blocks[192], scales[192];
+    char blocks[192], scales[192], codes[256];
     snprintf(blocks, sizeof(blocks), "%s_blocks", name);
     snprintf(scales, sizeof(scales), "%s_scales", name);
+    snprintf(codes, sizeof(codes), "%.180s_packed", name);
     bool alone = !l || mt_packing_lies_alone(l, t);
     int rc = 0;
     if (!alone && s.codes && (s.codes->dtype == MT_ST_U8 || s.codes->dtype == MT_ST_F8_E4M3)) {
@@ -192,12 +241,18 @@ int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, c
         s.codes = mt_stored_find(st, blocks);
         s.scales = mt_stored_find(st, scales);
         s.format = s.codes && s.scales ? MT_PACKED_MXFP4 : MT_PACKED_NONE;
+        s.scale = MT_SCALE_E8M0;
         if (!s.format)
             s.codes = NULL;
         else if (!alone)
             s.rows = mt_packing_rows(l, t);
         if (s.format)
             rc = alone ? find_mxfp4(&s, st, t, err) : find_fused(&s, st, stored, t, err);
+        else if (alone && (s.codes = mt_stored_find(st, codes))) {
+            s.format = MT_PACKED_INT4;
+            snprintf(codes, sizeof(codes), "%.*s", (int)(strlen(s.codes->name) - strlen("_packed")), s.codes->name);
+            rc = find_int4(&s, st, t, codes, err);
+        }
     } else if (alone && s.codes && s.codes->dtype == MT_ST_U8) {
         s.format = MT_PACKED_NF4;
         rc = t->n_dims == 2 ? find_nf4(&s, st, t, err) : bad(err, st, s.codes, "has dtype U8");
@@ -253,7 +308,7 @@ const struct mt_st_tensor *mt_packed_piece_in(const struct mt_st_model *st, cons
                                               const struct mt_packed_piece *p, const struct mt_tensor *t)
 {
     char base[256];
-    snprintf(base, sizeof(base), "%.*s", (int)(strlen(src->codes->name) - (src->format == MT_PACKED_MXFP4 ? 7 : 0)),
+    snprintf(base, sizeof(base), "%.*s", (int)(strlen(src->codes->name) - strlen(mt_packed_formats[src->format].codes_name)),
              src->codes->name);
     const struct mt_st_tensor *from = beside(st, base, p->name + strlen(t->name));
     if (from && is_widened(src, from))
@@ -325,13 +380,13 @@ int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *
         return mt_fail_nomem(err, t->name, size);
     if (summer)
         mt_summer_begin(summer);
-    if (src->format != t->packed || src->nested != t->nested)
+    if (src->format != t->packed || src->scale != t->scale)
         rc = bad(err, st, src->codes, "is packed in a different format than before");
     for (int i = 0; i < n && !rc; i++)
         rc = copy_piece(st, src, &p[i], &c, err);
-    if (!rc && src->note)
+    if (!rc && src->note && src->format == MT_PACKED_NF4)
         rc = mt_packed_read_offset(st, src, t, &offset, err);
-    if (!rc && t->nested)
+    if (!rc && t->scale == MT_SCALE_NESTED)
         rc = write_plane(planes, t, mt_packed_offset_at(t), sizeof(offset), &offset, err);
     free(c.buf);
     return rc || !planes ? rc : check_values(st, src, t, err);
@@ -387,9 +442,9 @@ int mt_packed_reader_init(struct mt_packed_reader *r, const struct mt_st_model *
         mt_summer_begin(summer);
         mt_summer_add(summer, r->codes, bytes);
     }
-    return src->nested                        ? read_nested(r, t, n, err)
-           : src->format == MT_PACKED_MXFP4 ? read_exponents(r, t, n, err)
-                                              : mt_st_read_f32(st, src->scales, 0, n, r->scales, err);
+    return src->scale == MT_SCALE_NESTED ? read_nested(r, t, n, err)
+           : src->scale == MT_SCALE_E8M0 ? read_exponents(r, t, n, err)
+                                         : mt_st_read_f32(st, src->scales, 0, n, r->scales, err);
 }
 
 void mt_packed_reader_finish(struct mt_packed_reader *r)

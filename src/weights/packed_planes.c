@@ -51,12 +51,11 @@ static int read_nested(float *scales, size_t n, const struct source *s, struct m
 static int read_scales(float *scales, size_t n, const struct source *s, struct mt_err *err)
 {
     int rc = 0;
-    if (s->t->nested)
+    if (s->t->scale == MT_SCALE_NESTED)
         return read_nested(scales, n, s, err);
-    bool bytes = s->t->packed == MT_PACKED_MXFP4;
-    void *raw = read_piece(s, bytes ? "_scales" : s->t->packed == MT_PACKED_FP8 ? "_scale_inv" : ".absmax", &rc, err);
+    void *raw = read_piece(s, mt_packed_formats[s->t->packed].scales_name, &rc, err);
     for (size_t i = 0; i < n && !rc; i++)
-        scales[i] = bytes ? mt_e8m0_to_f32(((const uint8_t *)raw)[i]) : ((const float *)raw)[i];
+        scales[i] = mt_scale_to_f32(s->t->scale, raw, i);
     free(raw);
     return rc;
 }

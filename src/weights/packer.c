@@ -122,7 +122,7 @@ int mt_packer_write(struct mt_packer *p, const float *w, size_t n, struct mt_err
     mt_packed_values(f, p->cols, p->codes, p->scales + j.scale_at, 0, n, p->back);
     if (p->cost)
         add_cost(p, w, n);
-    size_t at = f == MT_PACKED_FP8 ? p->done : p->done / 2;
+    size_t at = mt_packed_codes_before(f, p->done);
     p->done += n;
     return write_plane(p->planes, p->t, p->t->at + at, bytes, p->codes, err);
 }
@@ -212,6 +212,6 @@ const char *mt_packing_cost_format(const struct mt_packing_cost *c, char *buf, s
 void mt_packing_make(struct mt_tensor *t, enum mt_packed f)
 {
     t->packed = f;
-    t->nested = f == MT_PACKED_NF4;
-    t->note_bytes = f == MT_PACKED_NF4 ? NOTE_MADE : 0;
+    t->scale = f == MT_PACKED_NF4 ? MT_SCALE_NESTED : mt_packed_formats[f].scale;
+    t->note_bytes = f == MT_PACKED_NF4 ? NOTE_MADE : f == MT_PACKED_INT4 ? 2 * sizeof(int64_t) : 0;
 }

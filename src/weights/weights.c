@@ -548,7 +548,7 @@ static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_packed
     if (could && keeps)
         mt_packing_make(t, src.format ? src.format : wanted);
     if (t->packed && src.codes && src.format) {
-        t->nested = src.nested;
+        t->scale = src.scale;
         t->note_bytes = src.note ? (uint16_t)src.note->n_bytes : 0;
     }
     *split |= could && !keeps && !t->trainable;

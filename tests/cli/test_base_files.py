@@ -7,6 +7,7 @@ test_base_files.py CASE... (a function of this file)
 import bisect
 import glob
 import json
+import math
 import mmap
 import os
 import re
@@ -19,7 +20,7 @@ import tempfile
 import time
 
 from test_base import cached_bytes, drop_from_cache, io_counters, settings, tensor_at, turn_a_bit
-from test_packed import decode_nf4, e4m3, f32, floats, write_decoded
+from test_packed import bf16_bytes, decode_nf4, e4m3, f32, floats, write_decoded
 from tiny import (BINARY, FULL, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini,
                   write_model, write_safetensors)
 
@@ -304,19 +305,18 @@ def in_bf16_or_above(x):
 
 
 def scales_as_bf16(tmp, model, tensors, data, want):
-    """As Qwen3's releases in FP8 have them: the same weights, saved with scales in F32, but never read in place."""
+    """As Qwen3's releases in FP8 have them: the same weights, also read in place."""
     def cut(name, t, _):
         return ("BF16", t[1], b"".join(t[2][i + 2:i + 4] for i in range(0, len(t[2]), 4))) if name.endswith("_scale_inv") else t
 
     out = rewrite(model, os.path.join(tmp, "fp8-bf16"), cut)
-    assert result(run(tmp, out, data, "host", model__dtype="bf16")[0]) == want
-    refused = run(tmp, out, data, "files", expect=2, model__dtype="bf16")[1]
-    assert "FP8 with F32 scales" in refused, refused
+    for home in "host", "files":
+        assert result(run(tmp, out, data, home, model__dtype="bf16")[0]) == want, home
     frozen = os.path.join(tmp, "fp8-frozen")
     megatrain("run", settings(tmp, out, data, frozen, model__freeze="*_proj.weight", adapter__kind="none",
                               memory__device_budget="128MiB"), "--max-steps", 1)
     megatrain("export", f"{frozen}/checkpoint-1", f"{frozen}-out")
-    packed = {n: v for n, v in tensors.items() if "_proj.weight" in n}
+    packed = {n: cut(n, v, None) for n, v in tensors.items() if "_proj.weight" in n}
     assert packed.items() <= read_safetensors(f"{frozen}-out/model.safetensors").items()
 
 
@@ -359,6 +359,86 @@ def other_programs_fp8(tmp):
     for n, (dtype, shape, raw) in merged["bf16"].items():
         assert shape == wanted[n][1] and (n not in t or "_proj" not in n or dtype == "BF16"), n
     scales_as_bf16(tmp, out, packed, data, want)
+
+
+def as_e8m0(shape, codes, scales):
+    """Scales of which each is rounded to a power of two, in a byte."""
+    return {"": ("F8_E4M3", shape, codes), "_scale_inv": ("F8_E8M0", [-(-n // 128) for n in shape], bytes(
+        max(1, round(math.log2(s)) + 127) for s in floats(scales)))}
+
+
+def as_one_scale(shape, codes, scales):
+    """The first scale for all, in BF16, beside one of activations, which is ignored."""
+    return {"": ("F8_E4M3", shape, codes), "_scale_inv": ("BF16", [], scales[2:4])}
+
+
+def as_int4(shape, codes, scales):
+    """The codes' bytes as pairs of codes of 4 bits: what they say does not matter."""
+    n = shape[0] * shape[1]
+    half = bytes((3 * codes[i] ^ codes[i + 1]) & 255 for i in range(0, n, 2))
+    return {"_packed": ("I32", [shape[0], shape[1] // 8], half), "_shape": ("I64", [2], struct.pack("<2q", *shape)),
+            "_scale": ("BF16", [shape[0], shape[1] // 32], b"".join(bf16_bytes(0.002 + i % 13 * 1e-4) for i in range(n // 32)))}
+
+
+INT4 = {"quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+        "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "input_activations": None, "output_activations": None, "weights": {
+            "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, "actorder": None}}}}
+FP8 = {"quant_method": "fp8", "fmt": "e4m3"}
+LATER = {"e8m0": (as_e8m0, {**FP8, "activation_scheme": "dynamic", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}),
+         "one_scale": (as_one_scale, {**FP8, "activation_scheme": "static", "weight_block_size": None}),
+         "int4": (as_int4, INT4)}
+
+
+def later_formats(tmp, names=tuple(LATER)):
+    """FP8 with scales in bytes (DeepSeek V3.1) or one for a tensor (Ministral 3), int4 of experts (Kimi-K2-Thinking): the
+    bits are those of the decoded model, from every home; exports and checkpoints keep what they do not train."""
+    plain, data = make(tmp, "wide", config("glm4_moe", hidden_size=192, moe_intermediate_size=160, intermediate_size=320,
+                                           num_hidden_layers=2, n_routed_experts=4, n_group=1, first_k_dense_replace=1))
+    t = {n: v for f in glob.glob(f"{plain}/*.safetensors") for n, v in read_safetensors(f).items()}
+    for kind in names:
+        make_packed, quantization = LATER[kind]
+        out, packed = os.path.join(tmp, kind), {}
+        for name, (dtype, shape, raw) in t.items():
+            if "_proj.weight" not in name or (kind == "int4" and ".mlp.experts." not in name):
+                packed[name] = dtype, shape, raw
+                continue
+            for suffix, v in make_packed(shape, *encode_fp8(raw, *shape)).items():
+                packed[name + suffix] = v
+            if kind == "one_scale":
+                packed[name[:-len("weight")] + "activation_scale"] = "BF16", [], bf16_bytes(0.25)
+        shutil.copytree(plain, out, ignore=shutil.ignore_patterns("*.safetensors*"))
+        write_safetensors(f"{out}/model.safetensors", packed)
+        with open(f"{out}/config.json") as f:
+            c = json.load(f)
+        with open(f"{out}/config.json", "w") as f:
+            json.dump({**c, "quantization_config": quantization}, f)
+        every_home(tmp, out, data)
+        for dtype in ("f32", "bf16") if FULL else ("f32",):
+            decoded = write_decoded(os.path.join(tmp, f"{kind}-{dtype}"), out, dtype.upper())
+            want = result(run(tmp, decoded, data, "host", name="plain", model__dtype=dtype)[0])
+            assert result(run(tmp, out, data, "files", model__dtype=dtype)[0]) == want, (kind, dtype)
+        megatrain("export", out, f"{out}-again")
+        assert read_safetensors(f"{out}-again/model.safetensors") == packed, kind
+        merged = {}
+        for model in out, os.path.join(tmp, f"{kind}-f32"):
+            megatrain("export", "--merge", "--dtype", "f32", "--model", model, f"{tmp}/out/checkpoint-3", f"{model}-merged")
+            merged[model] = read_safetensors(f"{model}-merged/model.safetensors")
+        assert "quantization_config" not in open(f"{out}-merged/config.json").read()
+        assert merged[out] == merged[f"{tmp}/{kind}-f32"], kind
+        keeps_what_is_frozen(tmp, out, data, packed)
+
+
+def keeps_what_is_frozen(tmp, model, data, packed):
+    """A checkpoint of a run that trains the rest has the packed tensors as they came, and trains on from itself."""
+    frozen = f"{model}-frozen"
+    keys = dict(model__freeze="*_proj.weight", adapter__kind="none", memory__device_budget="128MiB", checkpoint__frozen="copy")
+    megatrain("run", settings(tmp, model, data, frozen, **keys), "--max-steps", 1)
+    have = read_safetensors(f"{frozen}/checkpoint-1/model.safetensors")
+    kept = {n: v for n, v in packed.items() if "_proj.weight" in n}
+    assert kept.items() <= have.items(), [n for n in kept if have.get(n) != kept[n]]
+    again = f"{model}-again-trained"
+    megatrain("run", settings(tmp, f"{frozen}/checkpoint-1", data, again, **keys), "--max-steps", 1)
 
 
 def elsewhere(tmp):

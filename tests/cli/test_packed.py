@@ -40,6 +40,15 @@ def floats(b):
     return struct.unpack(f"<{len(b) // 4}f", b)
 
 
+def scales_of(tensor):
+    dtype, _, data = tensor
+    if dtype == "F8_E8M0":
+        return [2.0 ** (b - 127) for b in data]
+    if dtype == "BF16":
+        data = b"".join(b"\0\0" + data[i:i + 2] for i in range(0, len(data), 2))
+    return floats(data)
+
+
 def decode_nf4(t, name, n):
     codes = t[name][2]
     note = json.loads(t[name + ".quant_state.bitsandbytes__nf4"][2])
@@ -63,10 +72,15 @@ def decode(t):
             shape = json.loads(t[name + ".quant_state.bitsandbytes__nf4"][2])["shape"]
             out[name] = decode_nf4(t, name, shape[0] * shape[1])
         elif dtype == "F8_E4M3":
-            scales, per_row = floats(t[name + "_scale_inv"][2]), t[name + "_scale_inv"][1][1]
+            blocks = t[name + "_scale_inv"][1]
+            scales, per_row = scales_of(t[name + "_scale_inv"]), blocks[1] if blocks else 0
             table = [e4m3(c) for c in range(256)]
-            out[name] = shape, [f32(table[c] * scales[i // shape[1] // 128 * per_row + i % shape[1] // 128])
+            out[name] = shape, [f32(table[c] * scales[i // shape[1] // 128 * per_row + i % shape[1] // 128 if blocks else 0])
                                 for i, c in enumerate(data)]
+        elif name.endswith("_packed"):
+            name, scales = name[:-len("_packed")], scales_of(t[name[:-len("_packed")] + "_scale"])
+            codes = [(c >> s & 15) - 8 for c in data for s in (0, 4)]
+            out[name] = [shape[0], shape[1] * 8], [f32(c * scales[i // 32]) for i, c in enumerate(codes)]
         elif name.endswith("_blocks"):
             name, scales = name[:-len("_blocks")], t[name[:-len("_blocks")] + "_scales"][2]
             codes = [(c >> s & 15) for c in data for s in (0, 4)]
@@ -76,7 +90,8 @@ def decode(t):
 
 
 def is_piece(name):
-    return any(name.endswith(s) for s in ("_scale_inv", "_blocks", "_scales", ".absmax", ".nested_absmax", "quant_map",
+    return any(name.endswith(s) for s in ("_scale_inv", "_blocks", "_scales", "_packed", "weight_scale", "weight_shape",
+                                          ".activation_scale", ".absmax", ".nested_absmax", "quant_map",
                                           ".quant_state.bitsandbytes__nf4"))
 
 

@@ -14,10 +14,15 @@ static float scale_of(const struct mt_decode *a, size_t row, size_t col)
     size_t i = row * a->cols + col;
     const float *f = a->scales;
     const uint8_t *b = a->scales;
+    const uint16_t *h = a->scales;
     if (a->format == MT_PACKED_MXFP4)
         return ldexpf(1, b[i / 32] - 127);
-    if (a->format == MT_PACKED_FP8)
-        return f[row / 128 * ((a->cols + 127) / 128) + col / 128];
+    if (a->format == MT_PACKED_INT4)
+        return mt_bf16_to_f32(h[i / 32]);
+    if (a->format == MT_PACKED_FP8 || a->format == MT_PACKED_FP8T) {
+        size_t k = a->format == MT_PACKED_FP8 ? row / 128 * ((a->cols + 127) / 128) + col / 128 : 0;
+        return a->scale == MT_SCALE_F32 ? f[k] : a->scale == MT_SCALE_BF16 ? mt_bf16_to_f32(h[k]) : ldexpf(1, b[k] - 127);
+    }
     if (!a->nested_scales)
         return f[i / 64];
     volatile float product = a->nested_map[b[i / 64]] * a->nested_scales[i / 64 / 256];
@@ -26,11 +31,13 @@ static float scale_of(const struct mt_decode *a, size_t row, size_t col)
 
 static float code_of(const struct mt_decode *a, size_t i)
 {
-    uint8_t c = a->codes[a->format == MT_PACKED_FP8 ? i : i / 2];
+    uint8_t c = a->codes[a->format == MT_PACKED_FP8 || a->format == MT_PACKED_FP8T ? i : i / 2];
     if (a->format == MT_PACKED_NF4)
         return mt_nf4_values[i % 2 ? c & 15 : c >> 4];
     if (a->format == MT_PACKED_MXFP4)
         return mt_fp4_values[i % 2 ? c >> 4 : c & 15];
+    if (a->format == MT_PACKED_INT4)
+        return (float)((i % 2 ? c >> 4 : c & 15) - 8);
     float mag = (c & 0x7f) == 0x7f ? NAN
                 : c >> 3 & 15      ? ldexpf((float)(8 + (c & 7)), (c >> 3 & 15) - 10)
                                    : ldexpf((float)(c & 7), -9);
@@ -116,6 +123,7 @@ static void nf4_case(struct harness *h, size_t rows, size_t cols, bool nested)
     struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_NF4, .codes = codes};
     a.scales = nested ? (void *)bytes : (void *)scales;
     if (nested) {
+        a.scale = MT_SCALE_NESTED;
         a.nested_scales = scales;
         a.nested_map = map;
         a.nested_offset = &offset;
@@ -147,8 +155,8 @@ static void mxfp4_case(struct harness *h, size_t rows, size_t cols)
     uint8_t *codes = some_bytes(rows * cols / 2), *scales = some_bytes(rows * cols / 32);
     for (size_t i = 0; i < rows * cols / 32; i++) /* up to where 6 * 2^127 overflows; 2^128 of a zero is NaN */
         scales[i] = scales[i] == 255 ? 254 : scales[i];
-    struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_MXFP4, .codes = codes,
-                          .scales = scales};
+    struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_MXFP4,
+                          .scale = MT_SCALE_E8M0, .codes = codes, .scales = scales};
     check(h, "mxfp4", &a, rows * cols / 32);
     free(codes);
     free(scales);
@@ -160,6 +168,30 @@ static void decode_mxfp4(struct harness *h)
     mxfp4_case(h, 7, 96);
     mxfp4_case(h, 256, 64);
     mxfp4_case(h, 33, 2880);
+}
+
+static void int4_case(struct harness *h, size_t rows, size_t cols)
+{
+    size_t blocks = rows * cols / 32;
+    uint8_t *codes = some_bytes(rows * cols / 2);
+    float *wide = some_scales(blocks, 0.01f);
+    uint16_t *scales = mt_calloc(blocks + 2, sizeof(*scales));
+    for (size_t i = 0; i < blocks; i++) /* some far away, some of them below the normal numbers */
+        scales[i] = mt_f32_to_bf16(i % 7 == 3 ? wide[i] * 1e-37f : i % 7 == 5 ? wide[i] * 1e38f : wide[i]);
+    struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_INT4,
+                          .scale = MT_SCALE_BF16, .codes = codes, .scales = scales};
+    check(h, "int4", &a, blocks * 2);
+    free(codes);
+    free(wide);
+    free(scales);
+}
+
+static void decode_int4(struct harness *h)
+{
+    int4_case(h, 1, 32);
+    int4_case(h, 7, 96);
+    int4_case(h, 256, 64);
+    int4_case(h, 33, 7168);
 }
 
 static void fp8_case(struct harness *h, size_t rows, size_t cols, float spread)
@@ -191,6 +223,36 @@ static void decode_fp8(struct harness *h)
     fp8_case(h, 260, 1024, 4e35f);
 }
 
+/* Scales of other types, and one for the whole matrix. */
+static void fp8_scales_case(struct harness *h, enum mt_packed format, enum mt_scale type, size_t rows, size_t cols)
+{
+    size_t blocks = mt_packed_n_scales(format, rows, cols);
+    uint8_t *codes = some_bytes(rows * cols), *bytes = mt_calloc(blocks + 1, 1);
+    float *scales = some_scales(blocks, 0.01f);
+    uint16_t *half = mt_calloc(blocks + 2, sizeof(*half));
+    for (size_t i = 0; i < blocks; i++) {
+        half[i] = mt_f32_to_bf16(scales[i]);
+        bytes[i] = (uint8_t)(i % 5 == 2 ? i % 11 : i % 5 == 3 ? 236 + i % 11 : 110 + i % 30);
+    }
+    struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = format, .scale = type, .codes = codes};
+    a.scales = type == MT_SCALE_F32 ? (void *)scales : type == MT_SCALE_BF16 ? (void *)half : (void *)bytes;
+    check(h, format == MT_PACKED_FP8 ? "fp8 with other scales" : "fp8 with one scale", &a, blocks * mt_scale_size(type));
+    free(codes);
+    free(bytes);
+    free(scales);
+    free(half);
+}
+
+static void decode_fp8_scales(struct harness *h)
+{
+    static const size_t shape[][2] = {{576, 200}, {130, 1024}, {3, 5}, {260, 1032}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(shape); i++)
+        for (int type = MT_SCALE_F32; type <= MT_SCALE_E8M0; type++) {
+            fp8_scales_case(h, MT_PACKED_FP8, (enum mt_scale)type, shape[i][0], shape[i][1]);
+            fp8_scales_case(h, MT_PACKED_FP8T, (enum mt_scale)type, shape[i][0], shape[i][1]);
+        }
+}
+
 /* A part of a matrix has the values that it has in the whole. */
 static void decode_parts(struct harness *h)
 {
@@ -220,11 +282,14 @@ static void decode_parts(struct harness *h)
 static void decode_refuses_what_it_cannot(struct harness *h)
 {
     struct dbuf *b = buf_nan(h, MT_F32, 256);
-    struct mt_decode ok = {.rows = 2, .cols = 32, .dtype = h->dtype, .format = MT_PACKED_MXFP4, .codes = b->p,
-                           .scales = b->p, .out = (float *)b->p + 128};
+    struct mt_decode ok = {.rows = 2, .cols = 32, .dtype = h->dtype, .format = MT_PACKED_MXFP4,
+                           .scale = MT_SCALE_E8M0, .codes = b->p, .scales = b->p, .out = (float *)b->p + 128};
     struct mt_decode bad = ok;
     bad.cols = 20;
     expect_rejected(h, "mxfp4 of part of a block", mt_op_decode(h->dev, &bad, NULL));
+    bad = ok;
+    bad.scale = MT_SCALE_BF16;
+    expect_rejected(h, "mxfp4 with bf16 scales", mt_op_decode(h->dev, &bad, NULL));
     bad = ok;
     bad.format = MT_PACKED_NONE;
     expect_rejected(h, "no format", mt_op_decode(h->dev, &bad, NULL));
@@ -242,6 +307,8 @@ const struct device_test decode_tests[] = {
     {"decode_nf4", decode_nf4},
     {"decode_mxfp4", decode_mxfp4},
     {"decode_fp8", decode_fp8},
+    {"decode_fp8_scales", decode_fp8_scales},
+    {"decode_int4", decode_int4},
     {"decode_parts", decode_parts},
     {"decode_refuses_what_it_cannot", decode_refuses_what_it_cannot},
     {NULL, NULL},

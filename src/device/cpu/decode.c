@@ -22,7 +22,7 @@ enum {
     CHUNK = 65536, /* elements; whole groups of NF4's nested scales */
     FP8_ROWS = 4,  /* of a block that are decoded together: enough for its values, few enough to read on in each */
 };
-_Static_assert(CHUNK % (MT_NF4_BLOCK * MT_NF4_NESTED) == 0 && CHUNK % MT_MXFP4_BLOCK == 0, "a chunk must be whole blocks");
+_Static_assert(CHUNK % (MT_NF4_BLOCK * MT_NF4_NESTED) == 0 && CHUNK % MT_MXFP4_BLOCK == 0 && CHUNK % MT_INT4_BLOCK == 0, "a chunk must be whole blocks");
 
 #ifdef __clang__ /* has no shuffle with a vector of indices */
 MT_HOT_PART u8x16 look_up(u8x16 table, u8x16 at)
@@ -192,6 +192,16 @@ MT_HOT_PART void decode_mxfp4(const struct mt_decode *a, size_t first, size_t en
     }
 }
 
+MT_HOT_PART void decode_int4(const struct mt_decode *a, size_t first, size_t end, bool bf16)
+{
+    const size_t size = bf16 ? 2 : 4;
+    struct values v;
+    for (size_t i = first; i < end; i += MT_INT4_BLOCK) {
+        make_values(&v, mt_int4_values, mt_scale_to_f32(MT_SCALE_BF16, a->scales, i / MT_INT4_BLOCK), bf16);
+        look_up_32((uint8_t *)a->out + i * size, &v, a->codes + i / 2, false, bf16);
+    }
+}
+
 /* mt_e4m3_to_f32() of 16 codes. */
 MT_HOT_PART f32x16 *e4m3(u32x16 *codes)
 {
@@ -270,7 +280,8 @@ MT_HOT_PART bool look_up_fp8(uint8_t *restrict out, const uint8_t *restrict code
 MT_HOT_PART void decode_fp8(const struct mt_decode *a, size_t first, size_t end, size_t c, size_t n, bool bf16)
 {
     const size_t per_row = mt_div_up(a->cols, MT_FP8_BLOCK), size = bf16 ? 2 : 4;
-    float scale = ((const float *)a->scales)[first / MT_FP8_BLOCK * per_row + c / MT_FP8_BLOCK];
+    size_t block = a->format == MT_PACKED_FP8T ? 0 : first / MT_FP8_BLOCK * per_row + c / MT_FP8_BLOCK;
+    float scale = mt_scale_to_f32(a->scale, a->scales, block);
     uint32_t magnitude = mt_f32_bits(scale) & 0x7fffffffu;
     bool fits = n % 16 == 0 && magnitude >= (127u - 119) << 23 && magnitude <= (127u + 118) << 23;
     struct values v = {.byte = {{0}}};
@@ -309,6 +320,8 @@ DECODER(nf4_f32, decode_nf4, false)
 DECODER(nf4_bf16, decode_nf4, true)
 DECODER(mxfp4_f32, decode_mxfp4, false)
 DECODER(mxfp4_bf16, decode_mxfp4, true)
+DECODER(int4_f32, decode_int4, false)
+DECODER(int4_bf16, decode_int4, true)
 DECODER(fp8_f32, decode_fp8_rows, false)
 DECODER(fp8_bf16, decode_fp8_rows, true)
 
@@ -331,8 +344,10 @@ void mt_cpu_run_decode(struct mt_cpu_device *d, const struct mt_decode *a)
         [MT_PACKED_NF4] = {nf4_f32, nf4_bf16},
         [MT_PACKED_MXFP4] = {mxfp4_f32, mxfp4_bf16},
         [MT_PACKED_FP8] = {fp8_f32, fp8_bf16},
+        [MT_PACKED_FP8T] = {fp8_f32, fp8_bf16},
+        [MT_PACKED_INT4] = {int4_f32, int4_bf16},
     };
-    bool rows = a->format == MT_PACKED_FP8;
+    bool rows = mt_packed_formats[a->format].by_rows;
     struct job j = {a, of[a->format][a->dtype == MT_BF16], rows ? a->rows : a->rows * a->cols,
                     rows ? mt_align_up(mt_cpu_rows_per_chunk(a->cols), FP8_ROWS) : CHUNK};
     mt_pool_run(d->pool, chunk_main, &j, mt_div_up(j.n, j.per_chunk));

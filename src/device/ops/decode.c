@@ -7,16 +7,17 @@ static const char *check(const void *args)
     const struct mt_decode *a = args;
     MT_OP_NEED(a->format > MT_PACKED_NONE && a->format < MT_N_PACKED);
     MT_OP_NEED(aligned(a->codes) && a->scales && aligned(a->out));
-    MT_OP_NEED(a->format != MT_PACKED_MXFP4 || a->rows * a->cols % MT_MXFP4_BLOCK == 0);
+    const struct mt_packed_format *f = &mt_packed_formats[a->format];
+    MT_OP_NEED(f->by_rows || f->may_end || a->rows * a->cols % f->block == 0);
     MT_OP_NEED(!a->nested_scales == !a->nested_map && !a->nested_scales == !a->nested_offset);
-    MT_OP_NEED(!a->nested_scales || a->format == MT_PACKED_NF4);
+    MT_OP_NEED(!a->nested_scales == (a->scale != MT_SCALE_NESTED));
+    MT_OP_NEED(a->scale == f->scale || (a->scale == MT_SCALE_NESTED ? a->format == MT_PACKED_NF4 : f->by_rows));
     return NULL;
 }
 
 static size_t scale_bytes(const struct mt_decode *a)
 {
-    bool bytes = a->format == MT_PACKED_MXFP4 || a->nested_scales;
-    return mt_packed_n_scales(a->format, a->rows, a->cols) * (bytes ? 1 : sizeof(float));
+    return mt_packed_n_scales(a->format, a->rows, a->cols) * mt_scale_size(a->scale);
 }
 
 static void cost(const void *args, struct mt_metered *out)
@@ -40,12 +41,14 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t rows = (size_t)shape->dim[0], cols = (size_t)shape->dim[1];
     struct mt_decode a = {.rows = rows, .cols = cols, .dtype = shape->dtype, .format = shape->variant + 1};
-    if (a.format == MT_PACKED_MXFP4 && rows * cols % MT_MXFP4_BLOCK)
-        a.cols = cols = mt_align_up(cols, MT_MXFP4_BLOCK);
+    const struct mt_packed_format *f = &mt_packed_formats[a.format];
+    if (!f->by_rows && !f->may_end && rows * cols % f->block)
+        a.cols = cols = mt_align_up(cols, f->block);
     bool nested = shape->flags & MT_METER_NESTED && a.format == MT_PACKED_NF4;
+    a.scale = nested ? MT_SCALE_NESTED : f->scale;
     size_t bytes = mt_packed_code_bytes(a.format, rows, cols), blocks = mt_packed_n_scales(a.format, rows, cols);
     /* FP8 bytes from 0 to 126, so that none is a NaN */
-    a.codes = a.format == MT_PACKED_FP8 ? (void *)mt_example_ints(x, mt_div_up(bytes, 4), 0x01010101, 0x7f7f7f7f)
+    a.codes = f->bytes ? (void *)mt_example_ints(x, mt_div_up(bytes, 4), 0x01010101, 0x7f7f7f7f)
                                         : words(x, bytes);
     if (nested) {
         a.nested_scales = words(x, mt_div_up(blocks, MT_NF4_NESTED) * sizeof(float));
@@ -58,7 +61,7 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
 }
 
 const struct mt_op mt_op_row_decode = {
-    .name = {"decode_nf4", "decode_mxfp4", "decode_fp8"},
+    .name = {"decode_nf4", "decode_mxfp4", "decode_fp8", "decode_fp8_one_scale", "decode_int4"},
     .dim = {MT_SIZE_FFN, MT_SIZE_HIDDEN},
     .flags = {0, MT_METER_NESTED},
     .args_bytes = sizeof(struct mt_decode),

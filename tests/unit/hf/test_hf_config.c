@@ -227,12 +227,30 @@ static void what_is_not_built_is_refused_by_name(void **state)
     refuse(QUANT("gptq", ""), "gptq");
     refuse(QUANT("compressed-tensors", ""), "compressed-tensors");
     refuse(QUANT("modelopt", ""), "modelopt");
-    refuse(QUANT("fp8", ", \"activation_scheme\": \"static\""), "a whole tensor");
     refuse(QUANT("fp8", ", \"weight_block_size\": [64, 128]"), "other than 128x128");
 #define FP8(fmt) QUANT("fp8", ", \"weight_block_size\": [128, 128], \"fmt\": \"" fmt "\"")
     refuse(FP8("e5m2"), "e5m2");
     take(FP8("e4m3"));
     take(FP8("float8_e4m3fn"));
+    assert_true(cfg.packed == MT_PACKED_FP8);
+    take(QUANT("fp8", ", \"weight_block_size\": null, \"activation_scheme\": \"static\""));
+    assert_true(cfg.packed == MT_PACKED_FP8T);
+#define INT4(format, ignore, weights)                                                                               \
+    QUANT("compressed-tensors", ", \"format\": \"" format "\", \"ignore\": [" ignore "], \"config_groups\": "      \
+                                "{\"group_0\": {\"targets\": [\"Linear\"], \"input_activations\": null, "          \
+                                "\"weights\": {\"type\": \"int\", \"num_bits\": 4, \"strategy\": \"group\", " weights "}}}")
+#define GROUPS "\"group_size\": 32, \"symmetric\": true, \"actorder\": null"
+    take(INT4("pack-quantized", "\"lm_head\", \"re:.*self_attn.*\", \"re:.*shared_experts.*\", "
+              "\"re:.*mlp\\\\.(gate|up|gate_up|down)_proj.*\"", GROUPS));
+    assert_true(cfg.packed == MT_PACKED_INT4);
+    assert_int_equal(cfg.plain_parts, MT_PLAIN_ATTENTION | MT_PLAIN_SHARED | MT_PLAIN_MLP);
+    take(INT4("pack-quantized", "\"lm_head\"", GROUPS));
+    assert_int_equal(cfg.plain_parts, 0);
+    refuse(INT4("float-quantized", "", GROUPS), "float-quantized");
+    refuse(INT4("pack-quantized", "\"re:(\"", GROUPS), "re:(");
+    refuse(INT4("pack-quantized", "", "\"group_size\": 128, \"symmetric\": true"), "groups of 32");
+    refuse(INT4("pack-quantized", "", "\"group_size\": 32, \"symmetric\": false"), "groups of 32");
+    refuse(INT4("pack-quantized", "", "\"group_size\": 32, \"symmetric\": true, \"actorder\": \"static\""), "actorder");
     refuse(QUANT("bitsandbytes", ", \"load_in_8bit\": true"), "int8");
     refuse(QUANT("bitsandbytes", ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"fp4\""), "fp4");
     refuse(QUANT("bitsandbytes", ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"nf4\", "
@@ -309,7 +327,7 @@ static void routers_by_sigmoid_have_groups_scale_and_bias(void **state)
     refuse(MIXTURE("Glm4MoeForCausalLM") ", \"n_group\": 64", "topk_group"); /* two experts to choose eight from */
     refuse(MIXTURE("Glm4MoeForCausalLM") ", \"n_group\": 128", "n_group");
     refuse(MIXTURE("Glm4MoeForCausalLM") ", \"partial_rotary_factor\": 0", "partial_rotary_factor");
-    refuse(MIXTURE("Glm4MoeForCausalLM") ", \"quantization_config\": {\"quant_method\": \"fp8\"}", "fp8");
+    refuse(MIXTURE("Glm4MoeForCausalLM") ", \"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [64, 64]}", "fp8");
     take(MIXTURE("MiniMaxM2ForCausalLM") ", \"rotary_dim\": 64, \"auto_map\": {\"AutoConfig\": \"c.C\"}");
     assert_true(layer(0)->head_dim == 128 && cfg.rope[0].dims == 64 && layer(0)->qk_norm == MT_QK_NORM_PROJECTION);
     assert_true(cfg.moe.width == 176 && cfg.moe.renorm_eps == 0 && !cfg.moe.router_f32 && layer(0)->is_mixture);
