@@ -61,4 +61,7 @@ for command in plans:
     if "dpo_" in command:  # the head's second pass is all that a preference costs
         plain = megatrain(*shlex.split(command.replace("configs/", os.path.join(ROOT, "configs", ""), 1)), "--set", "preference.loss=off")
         assert 0.97 * speed(plain) < speed(said) < speed(plain), command
+    least = {"lora_deepseek_v3": 420, "lora_kimi_k2": 540}
+    for name, tokens_per_second in least.items():
+        assert name not in command or speed(said) >= tokens_per_second and "read in place" in said.stdout, (command, said.stdout)
     print(f"ok {command}", flush=True)

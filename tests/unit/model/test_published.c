@@ -34,6 +34,7 @@ static const struct {
     {"GLM-4.7-Flash", UINT64_C(29943393920)},
     {"Hunyuan-A13B", UINT64_C(80393183232)},
     {"Kimi-K2", UINT64_C(1026408232448)},
+    {"Kimi-K2-Thinking", UINT64_C(1026408232448)},
     {"Llama-3.1-405B", UINT64_C(405853388800)},
     {"Llama-3.1-70B", UINT64_C(70553706496)},
     {"Llama-3.1-8B", UINT64_C(8030261248)},
