@@ -117,11 +117,9 @@ static void show_json(const struct show *w)
 static int show_text(struct show *w, struct mt_err *err)
 {
     const struct mt_inputs *in = w->in;
-    char *tokenizer = mt_path_join(in->model_dir, "tokenizer.json");
     struct mt_text_params p = {.bytes = !strcmp(in->cfg->data.tokenizer, "byte"),
                                .model_dir = in->model_dir};
-    bool numbers = !p.bytes && !(tokenizer && mt_path_exists(tokenizer));
-    free(tokenizer);
+    bool numbers = !p.bytes && !mt_text_has_tokenizer(in->model_dir);
     if (numbers) {
         show_numbers(w);
         return 0;

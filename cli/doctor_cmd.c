@@ -41,10 +41,12 @@ static void add_gpu(cJSON *o, const struct mt_device_info *gpu)
     mt_device_destroy(&dev);
 }
 
-/* Can this Python import what the data helper needs? */
-static bool has_packages(const char *python)
+/* Can this Python import the modules? */
+static bool can_import(const char *python, const char *modules)
 {
-    char *const args[] = {(char *)python, "-I", "-c", "import tokenizers, jinja2, pyarrow, numpy", NULL};
+    char code[128];
+    snprintf(code, sizeof(code), "import %s", modules);
+    char *const args[] = {(char *)python, "-I", "-c", code, NULL};
     posix_spawn_file_actions_t quiet;
     pid_t pid = -1;
     int status = -1;
@@ -61,9 +63,12 @@ static void add_data_helper(cJSON *o)
 {
     char *python = mt_helper_python();
     cJSON_AddStringToObject(o, "data helper's Python", python ? python : "the helper is not found");
-    if (python)
-        cJSON_AddStringToObject(o, "its packages", has_packages(python) ? "complete" : "missing: megatrain setup-data (or "
-                                "scripts/setup --data)");
+    if (python) {
+        bool all = can_import(python, "tokenizers, jinja2, pyarrow, numpy");
+        cJSON_AddStringToObject(o, "its packages", all ? "complete" : "missing: megatrain setup-data (or scripts/setup --data)");
+        cJSON_AddStringToObject(o, "tekken.json, tiktoken.model", can_import(python, "tiktoken") ? "are read, by tiktoken"
+                                : "not read: pip install tiktoken regex into that Python");
+    }
     free(python);
 }
 

@@ -149,12 +149,10 @@ static int encode_prompt(struct sampling *p, const char *model, const char *prom
                          char **dir, struct mt_err *err)
 {
     int rc = mt_hf_find_model(dir, model, err);
-    char *path = rc ? NULL : mt_path_join(*dir, "tokenizer.json");
     p->text.model_dir = *dir;
-    p->text.bytes = !path || !mt_path_exists(path);
+    p->text.bytes = rc || !mt_text_has_tokenizer(*dir);
     if (!rc && p->text.bytes)
-        mt_warn("%s has no tokenizer.json: using the bytes of the prompt as tokens", *dir);
-    free(path);
+        mt_warn("%s has no tokenizer: using the bytes of the prompt as tokens", *dir);
     return rc ? rc : mt_text_encode(&p->text, prompt, chat, &p->prompt, err);
 }
 

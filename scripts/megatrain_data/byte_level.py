@@ -62,11 +62,12 @@ def byte_offsets(text, places):
     return [of[p] for p in places]
 
 
-def mask(text, ids, spans, lengths):
-    """Mask of the tokens that overlap a span; None: the lengths do not add up to the text's."""
+def mask(text, ids, spans, lengths, normalizes=True):
+    """Mask of the tokens that overlap a span; None: the lengths do not add up to the text's, which the tokenizer may have
+    normalised."""
     ends = np.cumsum(lengths[ids])
     size = len(text) if text.isascii() else len(text.encode())
-    if (ends[-1] if len(ids) else 0) != size or not (text.isascii() or unicodedata.is_normalized("NFC", text)):
+    if (ends[-1] if len(ids) else 0) != size or (normalizes and not text.isascii() and not unicodedata.is_normalized("NFC", text)):
         return None
     out = np.zeros(len(ids), dtype=bool)
     edges = byte_offsets(text, [place for span in spans for place in span])

@@ -8,7 +8,7 @@ import os
 import jinja2
 import numpy as np
 
-from . import answers, byte_level, template
+from . import answers, byte_level, ranks, template
 from .errors import DataError
 from .formats import Bad, Chat, Ids, Pair
 
@@ -71,7 +71,7 @@ class ModelTokenizer:
         import tokenizers
         path = os.path.join(model_dir, "tokenizer.json")
         if not os.path.exists(path):
-            raise DataError(f"{model_dir} has no tokenizer.json (convert its tokenizer with transformers' "
+            raise DataError(f"{model_dir} has no tokenizer.json, tekken.json or tiktoken.model (convert its tokenizer with transformers' "
                             "save_pretrained), or set data.tokenizer = byte")
         try:
             self.t = tokenizers.Tokenizer.from_file(path)
@@ -170,13 +170,21 @@ class ModelTokenizer:
         return self.t.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
+def open_tokenizer(model_dir):
+    """tokenizer.json, or the file of ranks that the folder has instead."""
+    for name in ranks.FILES:
+        if not os.path.exists(os.path.join(model_dir, "tokenizer.json")) and os.path.exists(os.path.join(model_dir, name)):
+            return ranks.RankTokenizer(model_dir, name, read_json, NAMED)
+    return ModelTokenizer(model_dir)
+
+
 class Encoder:
     """A tokenizer and its templates: samples in, (ids, mask) out; mask None: all tokens are trained."""
 
     def __init__(self, job):
         model_dir = job.get("model_dir")
         self.train_on, self.vocab = job.get("train_on", "assistant"), job["vocab"]
-        self.tok = ByteTokenizer() if job["tokenizer"] == "byte" else ModelTokenizer(model_dir)
+        self.tok = ByteTokenizer() if job["tokenizer"] == "byte" else open_tokenizer(model_dir)
         if self.tok.max_id >= self.vocab:
             raise DataError(f"the tokenizer of {model_dir} does not belong to the model: it has token ids up to "
                             f"{self.tok.max_id}, the embedding (vocab_size of config.json) {self.vocab} rows")

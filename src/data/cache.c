@@ -84,6 +84,8 @@ static bool template_is_file(const char *name)
 static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, struct mt_err *err)
 {
     static const char *const files[] = {"tokenizer.json",          "tokenizer_config.json",
+                                        "tekken.json",             "tiktoken.model",
+                                        "tokenization_kimi.py",
                                         "special_tokens_map.json", "generation_config.json",
                                         "chat_template.jinja",     "additional_chat_templates"};
     static const char *const folders[] = {"megatrain_data", "megatrain_data/templates"};

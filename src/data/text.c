@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
@@ -11,6 +12,18 @@
 #include "data/helper.h"
 
 enum { ANY_VOCAB = INT32_MAX };
+
+bool mt_text_has_tokenizer(const char *model_dir)
+{
+    static const char *const names[] = {"tokenizer.json", "tekken.json", "tiktoken.model"};
+    bool any = false;
+    for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
+        char *path = mt_path_join(model_dir, names[i]);
+        any |= path && mt_path_exists(path);
+        free(path);
+    }
+    return any;
+}
 
 static cJSON *new_job(const struct mt_text_params *p, const char *mode)
 {

@@ -8,12 +8,15 @@
 
 #include "base/err.h"
 
-/** Which tokenizer: bytes, or a model's tokenizer.json through the data helper. */
+/** Which tokenizer: bytes, or a model's own through the data helper. */
 struct mt_text_params {
     bool bytes;
-    const char *model_dir; /* folder of tokenizer.json and the chat template */
+    const char *model_dir; /* folder of the tokenizer and the chat template */
     const char *template_; /* NULL: the model's */
 };
+
+/** Does the folder have a tokenizer that the data helper reads: tokenizer.json, tekken.json or tiktoken.model? */
+bool mt_text_has_tokenizer(const char *model_dir);
 
 struct mt_text_sample {
     const uint32_t *ids;

@@ -358,7 +358,7 @@ def checkpoint_cases(tmp, model, data):
     alone = write_ini(os.path.join(tmp, "ck6.ini"), base(model, "", out, data__eval=data, data__cache_dir=os.path.join(tmp, "cache")))
     check("eval without training data", ["eval", alone, "--model", ck], 0, "perplexity")
     check("training without training data", ["run", alone, "--dry-run"], 2, "data.train")
-    check("a model without a tokenizer", ["sample", "--model", ck, "--prompt", "ab", "--max-tokens", "1"], 0, "has no tokenizer.json: using the bytes")
+    check("a model without a tokenizer", ["sample", "--model", ck, "--prompt", "ab", "--max-tokens", "1"], 0, "has no tokenizer: using the bytes")
     check("--max-tokens beyond reason", ["sample", "--model", ck, "--max-tokens", "999999999999"], 2, "between 0 and 16777216")
     other = write_data(os.path.join(tmp, "other.jsonl"), seed=5)
     changed = write_ini(os.path.join(tmp, "ck3.ini"), base(model, other, out, train__steps=3))
