@@ -147,6 +147,7 @@ static const struct mt_family families[] = {
         .norms = &norms_after,
         .rope_theta = 500000,
         .rope_by_window = true,
+        .window_theta = 500000, /* whatever rope_theta is, which counts for the other layers */
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_PROJECTION,

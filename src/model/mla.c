@@ -148,7 +148,8 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
     struct dims d = dims_of(c);
     size_t hidden = (size_t)p->layout->cfg.hidden, widest = MT_MAX(MT_MAX(d.q_latent, d.latent), hidden);
     struct mt_rmsnorm_bwd norm = {.n = p->max_tokens, .c = widest};
-    struct mt_bias_bwd bias = {.n = p->max_tokens, .c = MT_MAX(d.in, hidden)};
+    size_t heads = p->layout->n_adapters ? MT_MAX(d.qk, d.kv) : 0; /* magnitudes of DoRA are summed as biases are */
+    struct mt_bias_bwd bias = {.n = p->max_tokens, .c = MT_MAX(heads, MT_MAX(d.in, hidden))};
     return MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
 }
 
