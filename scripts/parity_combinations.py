@@ -3,8 +3,11 @@
 
 A case draws a family, shapes, what is trained, the format of the base, data, optimizer and placement. The reference runs in
 double, torch's own distance from it in FP32 is the floor. Then the run is repeated under another placement, half of the times
-interrupted and resumed there: every bit must be the same. The case of a seed is the same for ever, so a failure is repeated by
+interrupted and resumed there: every bit must be the same. The case of a seed is the same until a family is added, so a failure
+is repeated by
     scripts/parity combinations --seed SEED --n 1
+and kept for tests/parity/test_combinations.py, which needs no torch, by
+    scripts/parity combinations --seed SEED --n 1 --store NAME
 """
 import argparse
 import copy
@@ -16,61 +19,38 @@ import random
 import shutil
 import sys
 import tempfile
+import warnings
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "cli"))
 import peft
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from parity import make_model, read_masters, record_routers, release_state, save_model
+from parity import make_model, record_routers, release_state, save_model
+from parity_families import MIXTURES, NESTED, VOCAB, draw, linear, norms
 from test_packed import write_decoded
-from tiny import base, config, losses, megatrain, metrics, planes, write_data, write_ini
+from tiny import base, losses, megatrain, metrics, write_data, write_ini
 
-STEPS, ROWS, VOCAB = 5, 4, 96
+STEPS, ROWS = 5, 4
+STORED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "parity", "combinations")
 #: what may be off where torch in FP32 happens to be exact, and how often its distance otherwise
 LEAST = {"loss": 1e-6, "norm": 1e-5, "update": 1e-3}
 TIMES = 20
 
-DENSE = {"llama": {}, "mistral": {"head_dim": 8}, "qwen2": {}, "qwen3": {"head_dim": 16}}
-MIXTURES = {
-    "qwen3_moe": dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=16),
-    "qwen2_moe": dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=32),
-    "mixtral": dict(num_local_experts=6, num_experts_per_tok=2, head_dim=8),
-}
-ROPES = [None, {"rope_type": "linear", "factor": 2.0},
-         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-         {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}]
-LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-FREEZE = ["model.embed_tokens.*", "*.self_attn.*", "*norm*", "model.layers.0.*", "*.mlp.*"]
+FREEZE = ["*embed_tokens.*", "*.self_attn.*", "*norm*", "*layers.0.*", "*.mlp.*"]
 
 
-def draw_model(r):
-    mixture = r.random() < 0.35
-    family = r.choice(list(MIXTURES if mixture else DENSE))
-    group, kv = r.choice([(1, 2), (2, 2), (3, 1), (4, 1), (7, 1)])
-    over = dict(num_hidden_layers=r.choice([1, 2, 3]), vocab_size=VOCAB, hidden_size=kv * group * r.choice([8, 16]), num_key_value_heads=kv,
-                num_attention_heads=kv * group, intermediate_size=r.choice([24, 40, 72]), bos_token_id=1, eos_token_id=2,
-                tie_word_embeddings=r.random() < 0.4, **(MIXTURES if mixture else DENSE)[family])
-    over.setdefault("head_dim", 8)
-    if not mixture and (rope := r.choice(ROPES)):
-        over["rope_scaling"] = rope
-    if family == "llama":
-        over.update(attention_bias=r.random() < 0.3, mlp_bias=r.random() < 0.3)
-    if family == "mistral":
-        over["sliding_window"] = r.choice([None, 9])
-    return family, over, mixture
-
-
-def draw_training(r, mixture):
+def draw_training(r, name, family, over):
+    mixture = family in MIXTURES
     kind = r.choice(["all", "freeze", "lora", "lora", "dora"])
     if kind == "freeze":
         return {"kind": kind, "freeze": r.choice(FREEZE[:-1] if mixture else FREEZE)}
     if kind == "all":
         return {"kind": kind}
-    names = LINEAR[:4] if mixture else LINEAR
+    names = linear(family, over)
     targets = sorted(r.sample(names, r.randint(1, len(names))))
     spec = dict(r=r.choice([1, 3, 4, 8]), lora_alpha=r.choice([1, 8, 16]), target_modules=targets, use_rslora=r.random() < 0.3,
                 use_dora=kind == "dora", rank_pattern={targets[0]: r.choice([2, 5])} if r.random() < 0.4 else {},
@@ -78,16 +58,19 @@ def draw_training(r, mixture):
     if mixture and kind == "lora" and r.random() < 0.4:
         spec["target_parameters"] = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"][:r.choice([1, 2])]
     if r.random() < 0.3:
-        spec["modules_to_save"] = [r.choice(["model.norm", "layers.0.input_layernorm"])]
+        left = [f"layers.0.self_attn.{t}" for t in names if t not in targets and t.endswith(("v_proj", "o_proj"))]
+        spec["modules_to_save"] = [r.choice(norms(family) + left)]
+    if name in NESTED:  # the tower has modules of the same names
+        spec["target_modules"] = rf".*language_model.*\.({'|'.join(targets)})"
     return {"kind": kind, "peft": spec}
 
 
-def draw_placement(r, trained, mixture, drive):
+def draw_placement(r, trained, mixture, bases, drive):
     over = {"memory__activations": r.choice(["keep", "offload", "recompute"]), "memory__slots": r.choice([2, 3]),
             "memory__unit": r.choice(["layer", "half"]), "device__cpu_threads": r.choice([1, 2]), "memory__nvme_paths": drive,
             "memory__states": r.choice(["host", "host", "disk"])}
     if trained["kind"] in ("lora", "dora"):
-        over.update(memory__base=r.choice(["host", "disk"]), memory__adapters=r.choice(["streamed", "resident"]))
+        over.update(memory__base=r.choice(bases), memory__adapters=r.choice(["streamed", "resident"]))
     if mixture:
         over["memory__expert_group"] = r.choice([1, 2, 4])
     return over
@@ -105,32 +88,39 @@ class Case:
     def __init__(self, seed, tmp):
         r = random.Random(seed)
         self.seed, self.tmp = seed, os.path.join(tmp, str(seed))
-        self.family, self.over, self.mixture = draw_model(r)
-        self.trained = draw_training(r, self.mixture)
+        self.name, self.family, self.cfg, self.over = draw(r)
+        self.mixture = self.family in MIXTURES
+        self.trained = draw_training(r, self.name, self.family, self.over)
         self.settings = draw_settings(r)
-        packs = self.trained["kind"] in ("lora", "dora") and not self.mixture
+        packs = self.trained["kind"] in ("lora", "dora")
         self.base = r.choice(["f32", "bf16", "nf4", "fp8"]) if packs else r.choice(["f32", "bf16"])
+        bases = ["host", "disk"]
+        if self.base == "bf16" and packs and not self.mixture and r.random() < 0.3:
+            # tensors large enough to be read in place
+            self.cfg.get("text_config", self.cfg)["intermediate_size"] = -(-(1 << 19) // self.over["hidden_size"] // 8) * 8
+            bases = ["host", "files"]
         drive = os.path.join(self.tmp, "drive")
         os.makedirs(drive)
-        self.places = [draw_placement(r, self.trained, self.mixture, drive) for _ in range(2)]
+        self.places = [draw_placement(r, self.trained, self.mixture, bases, drive) for _ in range(2)]
         self.stop = r.randint(1, STEPS - 1) if r.random() < 0.5 else 0
         self.adapters = "peft" in self.trained
 
     def describe(self):
-        what = self.trained.get("freeze") or ", ".join(self.trained.get("peft", {}).get("target_modules", []))
-        return f"{self.seed} {self.family} {self.base} {self.trained['kind']} {what} {self.settings['train__schedule']}"
+        peft = self.trained.get("peft", {})
+        modules = peft.get("target_modules", [])
+        what = self.trained.get("freeze") or (modules if isinstance(modules, str) else ", ".join(modules)) + " " + str(peft.get("modules_to_save", ""))
+        return f"{self.seed} {self.name} {self.base} {self.trained['kind']} {what} {self.settings['train__schedule']}"
 
     def prepare(self):
         """Writes the base, as megatrain and as torch read it, the data, and PEFT's folder to begin from."""
-        cfg = config(self.family, **self.over)
         self.dir = os.path.join(self.tmp, "model")
-        save_model(make_model(self.dir, cfg), cfg, self.dir, torch.float32 if self.base == "f32" else torch.bfloat16)
+        save_model(make_model(self.dir, self.cfg), self.cfg, self.dir, torch.float32 if self.base == "f32" else torch.bfloat16)
         plain = self.dir
         if self.base in ("nf4", "fp8"):
             self.dir = os.path.join(self.tmp, "packed")
             megatrain("-q", "export", plain, self.dir, "--base-dtype", self.base)
             plain = write_decoded(os.path.join(self.tmp, "decoded"), self.dir, "F32")
-        self.model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
+        self.plain, self.model = plain, self.load(plain)
         data = write_data(os.path.join(self.tmp, "data.jsonl"), n=STEPS * ROWS, seed=self.seed, longest=24, vocab=VOCAB)
         self.data, self.samples = data, [json.loads(l) for l in open(data)]
         if self.adapters:
@@ -140,14 +130,19 @@ class Case:
                 for n, p in self.model.named_parameters():
                     if ".lora_A." in n or ".lora_B." in n:
                         p.copy_(torch.randn(p.shape) * 0.1)
+            self.model.peft_config["default"].base_model_name_or_path = "model"  # not where this machine has it
             self.start = os.path.join(self.tmp, "start")
             self.model.save_pretrained(self.start)
         for n, p in self.model.named_parameters():
             if self.trained["kind"] == "freeze":
                 p.requires_grad_(not fnmatch.fnmatchcase(n, self.trained["freeze"]))
 
+    def load(self, folder):
+        auto = AutoModelForImageTextToText if self.name in NESTED else AutoModelForCausalLM
+        return auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
+
     def ini(self, name, place):
-        over = dict(self.settings, model__init="weights", model__dtype="f32", data__eval="", data__packing="off", data__shuffle="off",
+        over = dict(self.settings, memory__device_budget="256MiB", model__init="weights", model__dtype="f32", data__eval="", data__packing="off", data__shuffle="off",
                     train__steps=STEPS, train__batch_size=ROWS, optimizer__grad_dtype="f32", checkpoint__frozen="copy", **place)
         if self.adapters:
             over.update(adapter__kind=self.trained["kind"], adapter__path=self.start)
@@ -222,11 +217,48 @@ def distance(got, want, start):
 
 def result(out, adapters):
     checkpoint = os.path.join(out, f"checkpoint-{STEPS}")
-    tensors = load_file(os.path.join(checkpoint, "adapter_model.safetensors")) if adapters else read_masters(checkpoint)
-    return losses(out), {k: v.numpy().tobytes() for k, v in tensors.items()}, tensors
+    if adapters:
+        tensors = load_file(os.path.join(checkpoint, "adapter_model.safetensors"))
+    else:
+        megatrain("-q", "export", checkpoint, checkpoint + "-f32", "--dtype=f32")
+        tensors = load_file(os.path.join(checkpoint + "-f32", "model.safetensors"))
+    return losses(out), {k: v.float().numpy().tobytes() for k, v in tensors.items()}, tensors
 
 
-def run_case(seed, tmp):
+def store(c, name, losses, norms, want):
+    """The case as tests/parity/test_combinations.py runs it: files, settings, places, and of what was trained two tensors."""
+    d = os.path.join(STORED, name)
+    shutil.rmtree(d, ignore_errors=True)
+    shutil.copytree(c.dir, os.path.join(d, "model"), ignore=shutil.ignore_patterns("megatrain", "README.md"))
+    shutil.copy(c.data, os.path.join(d, "data.jsonl"))
+    if c.adapters:
+        shutil.copytree(c.start, os.path.join(d, "start"), ignore=shutil.ignore_patterns("README.md"))
+    moved = sorted(k for k in want if any(w in k for w in ("lora_", "proj", "norm")))
+    tensors = {k: want[k].float().contiguous() for k in random.Random(c.seed).sample(moved, min(2, len(moved)))}
+    save_file(tensors, os.path.join(d, "trained.safetensors"))
+    places = [{k: v for k, v in p.items() if k != "memory__nvme_paths"} for p in c.places]
+    expected = {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}, peft {peft.__version__}",
+                "case": c.describe(), "settings": c.settings, "places": places, "stop": c.stop, "steps": STEPS, "rows": ROWS,
+                "kind": c.trained["kind"], "freeze": c.trained.get("freeze", ""), "losses": losses, "norms": norms}
+    with open(os.path.join(d, "expected.json"), "w") as f:
+        f.write(json.dumps(expected, indent=1) + "\n")
+
+
+def read_back(c, out, got):
+    """What others make of what we wrote: transformers of the export, PEFT of the adapters. None, or what is wrong."""
+    checkpoint = os.path.join(out, f"checkpoint-{STEPS}")
+    if not c.adapters:
+        read = release_state(c.load(checkpoint + "-f32"))
+        return next((k for k, v in read.items() if k in got and not torch.equal(v, got[k])), None)
+    merged = os.path.join(out, "merged")
+    megatrain("-q", "export", "--merge", "--dtype", "f32", checkpoint, merged)
+    with torch.no_grad():
+        ids = torch.tensor([c.samples[0]["input_ids"]])
+        ours, theirs = (m(input_ids=ids).logits for m in (c.load(merged), PeftModel.from_pretrained(c.load(c.plain), checkpoint)))
+    return None if (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max() else "merged"
+
+
+def run_case(seed, tmp, keep=None):
     c = Case(seed, tmp)
     try:
         c.prepare()
@@ -250,9 +282,12 @@ def run_case(seed, tmp):
         rates = max(abs(m["lr"] - lr_at(c, i)) / max(lr_at(c, i), 1e-12) for i, m in enumerate(records)) < 1e-6
         ok = same and rates and all(o <= max(LEAST[k], TIMES * t) for k, (o, t) in pairs.items())
         missing = [k for k in want if k not in got and (want[k] != start[k]).any()]
-        ok = ok and not missing
+        wrong = read_back(c, ours, first[2]) if seed % 3 == 0 else None
+        ok = ok and not missing and not wrong
+        if keep and ok:
+            store(c, keep, l64, n64, want)
         print("ok  " if ok else "FAIL", c.describe(), " ".join(f"{k} {o:.1e}:{t:.1e}" for k, (o, t) in pairs.items()),
-              "" if same else "BITS DIFFER", "" if rates else "RATES DIFFER", where if not ok else "", missing[:2], flush=True)
+              "" if same else "BITS DIFFER", "" if rates else "RATES DIFFER", where if not ok else "", missing[:2], wrong or "", flush=True)
         return ok
     finally:
         shutil.rmtree(c.tmp, ignore_errors=True)
@@ -262,13 +297,17 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--n", type=int, default=300)
+    p.add_argument("--store", help="a name in tests/parity/combinations")
     a = p.parse_args()
     torch.set_num_threads(1)  # products are too small for more threads
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
     failed = []
     with tempfile.TemporaryDirectory() as tmp:
         for seed in range(a.seed, a.seed + a.n):
             try:
-                ok = run_case(seed, tmp)
+                ok = run_case(seed, tmp, a.store)
             except Exception as e:
                 print("FAIL", seed, type(e).__name__, str(e)[:400], flush=True)
                 ok = False

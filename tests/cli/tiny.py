@@ -53,6 +53,9 @@ FAMILIES = {
     "ministral": ("MinistralForCausalLM", {}),
     "glm": ("GlmForCausalLM", {}),
     "glm4": ("Glm4ForCausalLM", {}),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", {}),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", {}),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}),
 }
 

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What random combinations draw of each family: keys of config.json, the names of its linear layers and norms."""
+from tiny import config
+
+VOCAB = 96
+ROPES = [None, {"rope_type": "linear", "factor": 2.0},
+         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+         {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}]
+ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def some(r, likely=0.4):
+    return r.random() < likely
+
+
+def kinds(r, n):
+    return [r.choice([SLIDING, FULL]) for _ in range(n)]
+
+
+def gemma(r, n):
+    return dict(head_dim=r.choice([8, 16, 24]), query_pre_attn_scalar=r.choice([8, 20]), sliding_window=9, layer_types=kinds(r, n),
+                hidden_activation="gelu_pytorch_tanh")
+
+
+#: what a family has beside the keys that all have; n: layers
+DENSE = {
+    "llama": lambda r, n: dict(attention_bias=some(r), mlp_bias=some(r), head_dim=8),
+    "mistral": lambda r, n: dict(head_dim=8, sliding_window=r.choice([None, 9])),
+    "qwen2": lambda r, n: {},
+    "qwen3": lambda r, n: dict(head_dim=16),
+    "gemma2": lambda r, n: dict(gemma(r, n), attn_logit_softcapping=r.choice([None, 2.5]), final_logit_softcapping=r.choice([None, 4.0])),
+    "gemma3_text": lambda r, n: dict(gemma(r, n), final_logit_softcapping=r.choice([None, 4.0]), rope_theta=1e5,
+                                     rope_local_base_freq=r.choice([500.0, 10000.0])),
+    "olmo2": lambda r, n: dict(attention_bias=some(r)),
+    "olmo3": lambda r, n: dict(sliding_window=9, layer_types=kinds(r, n)),
+    "granite": lambda r, n: dict(attention_bias=some(r), mlp_bias=some(r), embedding_multiplier=r.choice([1.0, 6.0]),
+                                 residual_multiplier=r.choice([1.0, 0.22]), attention_multiplier=r.choice([0.05, 0.3]),
+                                 logits_scaling=r.choice([1.0, 3.0])),
+    "phi3": lambda r, n: dict(sliding_window=r.choice([None, 9])),
+    "exaone4": lambda r, n: (dict(sliding_window=9, sliding_window_pattern=2) if some(r) else
+                             dict(sliding_window=None, layer_types=[FULL] * n)),
+    "seed_oss": lambda r, n: dict(head_dim=16, attention_bias=some(r), attention_out_bias=some(r), mlp_bias=some(r), attention_dropout=0.0,
+                                  residual_dropout=0.0),
+    "hunyuan_v1_dense": lambda r, n: dict(head_dim=16, attention_bias=some(r)),
+    "ernie4_5": lambda r, n: dict(head_dim=8, use_bias=some(r)),
+    "smollm3": lambda r, n: dict(no_rope_layers=[r.choice([0, 1]) for _ in range(n)], attention_bias=some(r), mlp_bias=some(r)),
+    "cwm": lambda r, n: dict(head_dim=16, sliding_window=9, layer_types=kinds(r, n), rope_scaling=ROPES[3]),
+    "ministral": lambda r, n: dict(head_dim=16, sliding_window=9, layer_types=kinds(r, n)),
+    "glm": lambda r, n: dict(head_dim=r.choice([16, 24]), attention_bias=some(r)),
+    "glm4": lambda r, n: dict(head_dim=r.choice([16, 24]), attention_bias=some(r)),
+}
+LATENT = dict(n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=16)
+MIXTURES = {
+    "qwen3_moe": lambda r, n: dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=16),
+    "qwen2_moe": lambda r, n: dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=32),
+    "mixtral": lambda r, n: dict(num_local_experts=6, num_experts_per_tok=2, head_dim=8),
+    "deepseek_v3": lambda r, n: dict(LATENT, **latents(r), n_group=4, topk_group=2, n_shared_experts=r.choice([1, 2]), norm_topk_prob=True,
+                                     first_k_dense_replace=r.choice([0, 1]), routed_scaling_factor=1.5),
+    "deepseek_v2": lambda r, n: dict(LATENT, **latents(r), n_group=4, topk_group=2, topk_method=r.choice(["group_limited_greedy", "greedy"]),
+                                     n_shared_experts=2, first_k_dense_replace=r.choice([0, 1]), routed_scaling_factor=2.0,
+                                     norm_topk_prob=False),
+    "glm4_moe_lite": lambda r, n: dict(LATENT, **latents(r, (16,)), n_shared_experts=1, routed_scaling_factor=1.8,
+                                       mlp_layer_types=[r.choice(["dense", "sparse"]) for _ in range(n)]),
+}
+#: a decoder in a model of several kinds of input: architecture, family of the decoder, other keys, vision_config
+SMALL = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, patch_size=4, image_size=8)
+NESTED = {
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", "qwen3", "qwen3_vl_text", dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2,
+                 patch_size=4, num_position_embeddings=16, deepstack_visual_indexes=[0])),
+    "mistral3": ("Mistral3ForConditionalGeneration", "mistral", "mistral", SMALL),
+    "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text", "gemma3_text", SMALL),
+}
+#: those that read no other rope_scaling than their own
+OWN_ROPE = {"phi3", "hunyuan_v1_dense", "cwm", "deepseek_v2", "qwen3_vl", "ernie4_5", "olmo3", "gemma3", "gemma3_text"}
+FUSED = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], "glm": ATTENTION + ["gate_up_proj", "down_proj"],
+         "glm4": ATTENTION + ["gate_up_proj", "down_proj"]}
+AFTER = ("olmo2", "olmo3", "exaone4")
+
+
+def latents(r, q=(16, None)):
+    return dict(q_lora_rank=r.choice(q), kv_lora_rank=r.choice([16, 24]), qk_nope_head_dim=r.choice([8, 16]),
+                qk_rope_head_dim=r.choice([8, 16]), v_head_dim=r.choice([8, 24]))
+
+
+def linear(family, over):
+    """Names of the layers that adapters are drawn from; in mixtures, those of attention."""
+    if "kv_lora_rank" in over:
+        return (["q_a_proj", "q_b_proj"] if over["q_lora_rank"] else ["q_proj"]) + ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+    return ATTENTION if family in MIXTURES else FUSED.get(family, ATTENTION + MLP)
+
+
+def norms(family):
+    first = "post_attention_layernorm" if family in AFTER else "input_layernorm"
+    return ["model.norm", f"layers.0.{first}"] + (["q_norm"] if family in ("qwen3", "gemma3_text", *AFTER) else [])
+
+
+def draw(r):
+    """A family, its config.json, and the keys that count: those of the decoder."""
+    kind = r.choice(["dense"] * 5 + ["mixture"] * 3 + ["nested"])
+    name = r.choice(list({"dense": DENSE, "mixture": MIXTURES, "nested": NESTED}[kind]))
+    family = NESTED[name][1] if kind == "nested" else name
+    group, kv = r.choice([(1, 2), (2, 2), (3, 1), (4, 1), (7, 1)])
+    n = r.choice([1, 2, 3])
+    over = dict(num_hidden_layers=n, vocab_size=VOCAB, hidden_size=kv * group * r.choice([8, 16]), num_key_value_heads=kv,
+                num_attention_heads=kv * group, intermediate_size=r.choice([24, 40, 72]), bos_token_id=1, eos_token_id=2, pad_token_id=None,
+                tie_word_embeddings=some(r))
+    over.update((MIXTURES if kind == "mixture" else DENSE)[family](r, n))
+    if "kv_lora_rank" in over:
+        over["num_key_value_heads"] = over["num_attention_heads"]
+    rope = None if kind == "mixture" or name in OWN_ROPE else r.choice(ROPES)
+    if name == "phi3" and some(r):
+        half = over["hidden_size"] // over["num_attention_heads"] // 4
+        over.update(partial_rotary_factor=0.5, original_max_position_embeddings=16)
+        rope = {"rope_type": "longrope", "short_factor": [1.0 + 0.1 * i for i in range(half)], "long_factor": [1.0 + i for i in range(half)]}
+    if name == "hunyuan_v1_dense" and some(r):
+        rope = {"type": "dynamic", "alpha": 10.0, "factor": 1.0}
+    if name == "deepseek_v3" and some(r):
+        rope = dict(ROPES[2], mscale=1.0, mscale_all_dim=0.7)
+    if name == "qwen3_vl":
+        rope = {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    if rope:
+        over["rope_scaling"] = rope
+    cfg = nest(name, over) if kind == "nested" else config(family, **over)
+    return name, family, cfg, over
+
+
+def nest(name, over):
+    arch, family, text_type, vision = NESTED[name]
+    tied = over["tie_word_embeddings"]
+    text = config(family, **{**over, "vocab_size": VOCAB + 8, "model_type": text_type, "tie_word_embeddings": not tied})
+    if name == "qwen3_vl":
+        vision = {**vision, "out_hidden_size": over["hidden_size"]}
+    if name == "gemma3":
+        text["final_logit_softcapping"] = None
+    return {"architectures": [arch], "model_type": name, "text_config": text, "vision_config": vision, "tie_word_embeddings": tied,
+            "image_token_id": 100, "image_token_index": 100, "boi_token_index": 101, "eoi_token_index": 102, "torch_dtype": "bfloat16",
+            "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random combinations of a family, shapes, what is trained, the base's format and settings, kept by scripts/parity
+combinations --store: losses, norms and tensors against transformers and PEFT in double; then the same bits under another
+placement, interrupted and resumed there in half of the cases.
+"""
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from test_parity import at_most, floats, relative
+from tiny import SLOW, base, losses, megatrain, metrics, read_safetensors, write_ini
+
+HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "combinations")
+
+
+def run(tmp, name, out, expected, place, stop=0, then=None):
+    drive, data = os.path.join(tmp, "drive"), os.path.join(tmp, name + ".jsonl")
+    os.makedirs(drive, exist_ok=True)
+    shutil.copy(os.path.join(HERE, name, "data.jsonl"), data)
+
+    def ini(place):
+        over = dict(expected["settings"], memory__device_budget="256MiB", model__init="weights", model__dtype="f32", data__eval="",
+                    data__packing="off", data__shuffle="off", train__steps=expected["steps"], train__batch_size=expected["rows"],
+                    optimizer__grad_dtype="f32", checkpoint__frozen="copy", memory__nvme_paths=drive, **place)
+        if expected["kind"] in ("lora", "dora"):
+            over.update(adapter__kind=expected["kind"], adapter__path=os.path.join(HERE, name, "start"))
+        elif expected["freeze"]:
+            over["model__freeze"] = expected["freeze"]
+        return write_ini(os.path.join(tmp, out + ".ini"), base(os.path.join(HERE, name, "model"), data, os.path.join(tmp, out), **over))
+
+    if stop:
+        megatrain("-q", "run", ini(place), "--max-steps", stop)
+    megatrain("-q", "run", ini(then if stop else place), *(["--resume"] if stop else []))
+    checkpoint = os.path.join(tmp, out, f"checkpoint-{expected['steps']}")
+    if expected["kind"] in ("lora", "dora"):
+        return os.path.join(tmp, out), read_safetensors(os.path.join(checkpoint, "adapter_model.safetensors"))
+    megatrain("-q", "export", checkpoint, checkpoint + "-f32", "--dtype=f32")
+    return os.path.join(tmp, out), read_safetensors(os.path.join(checkpoint + "-f32", "model.safetensors"))
+
+
+def check(tmp, name):
+    with open(os.path.join(HERE, name, "expected.json")) as f:
+        expected = json.load(f)
+    print(f"{name}: {expected['case']}")
+    first, second = expected["places"]
+    out, got = run(tmp, name, name + "-a", expected, first)
+    steps = [m for m in metrics(out) if "loss" in m]
+    assert len(steps) == expected["steps"]
+    at_most("losses", max(relative(m["loss"], l) for m, l in zip(steps, expected["losses"])), 2e-6)
+    at_most("norms", max(relative(m["grad_norm"], n) for m, n in zip(steps, expected["norms"])), 2e-5)
+    for tensor, (dtype, shape, raw) in read_safetensors(os.path.join(HERE, name, "trained.safetensors")).items():
+        assert (dtype, shape) == got[tensor][:2], tensor
+        a, b = floats(got[tensor][2]), floats(raw)
+        at_most(tensor, math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)), 1e-4)
+    if SLOW:
+        return
+    stop = expected["stop"]
+    other, again = run(tmp, name, name + "-b", expected, first if stop else second, stop, second)
+    assert losses(other) == losses(out) and again == got, "another placement, other bits"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as tmp:
+        for case in sys.argv[1:] or sorted(os.listdir(HERE)):
+            check(tmp, case)
