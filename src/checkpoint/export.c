@@ -36,7 +36,9 @@ struct exporter {
     struct mt_stored_writer writer; /* f32: assembles stored tensors from masters */
     cJSON *named; /* tensors of the base model, which have no master; NULL: none */
     struct mt_packed_model model;   /* if layers are to be packed, instead of all these */
-    struct mt_layout_files packed;  /* its files */
+    struct mt_layout_files packed;  /* its files, and after them: */
+    const struct mt_st_tensor **copied; /* those of `weights` that are not of the decoder */
+    size_t n_copied;
     char *adapter_config;   /* of an adapter's folder, unchanged */
     struct mt_merge *merge; /* adapters to be added, or NULL */
     const struct mt_st_decl *decls; /* tensors that are written; borrowed */
@@ -78,12 +80,13 @@ static bool becomes_f32(const struct exporter *x, size_t i)
 static int export_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     struct exporter *x = ctx;
-    if (x->packed.layout)
+    bool copied = x->packed.layout && i >= x->packed.n;
+    if (x->packed.layout && !copied)
         return mt_layout_files_read(&x->packed, i, first, n, dst, err);
     if (x->merge)
         return mt_merge_read(x->merge, i, first, n, dst, err);
-    const struct mt_st_tensor *t = &x->weights.tensors[i];
-    if (becomes_f32(x, i))
+    const struct mt_st_tensor *t = copied ? x->copied[i - x->packed.n] : &x->weights.tensors[i];
+    if (!copied && becomes_f32(x, i))
         return x->layout ? mt_stored_gather(&x->writer, x->stored[i], first, n, sizeof(float), dst, err)
                          : mt_st_read_f32(&x->weights, t, first, n, dst, err);
     return mt_st_read_raw(&x->weights, t, first * mt_st_dtype_size(t->dtype), n * mt_st_dtype_size(t->dtype), dst, err);
@@ -205,7 +208,7 @@ static int export_to(struct exporter *x, const struct mt_export *e, const char *
 {
     size_t n = x->merge ? mt_merge_n_tensors(x->merge) : x->weights.n_tensors;
     if (x->packed.layout)
-        return write_dir(x, e, tmp, x->packed.decls, x->packed.n, err);
+        return write_dir(x, e, tmp, x->packed.decls, x->packed.n + x->n_copied, err);
     struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
     if (!decls)
         return mt_fail_nomem(err, "an export", n * sizeof(*decls));
@@ -405,6 +408,27 @@ static void warn_of_experts(const struct mt_layout *l)
                 "packed only in FP8 (--base-dtype fp8)");
 }
 
+/* The packed files, and what else the model's folder has. */
+static int open_packed(struct exporter *x, const struct mt_export *e, struct mt_err *err)
+{
+    const struct mt_layout *l = x->model.layout;
+    int rc = mt_st_open_dir(&x->weights, e->from, err);
+    if (!rc && !(x->copied = mt_calloc(x->weights.n_tensors, sizeof(*x->copied))))
+        rc = mt_fail_nomem(err, "an export", x->weights.n_tensors * sizeof(*x->copied));
+    for (size_t i = 0; !rc && i < x->weights.n_tensors; i++)
+        if (mt_stored_goes_along(l, x->weights.tensors[i].name))
+            x->copied[x->n_copied++] = &x->weights.tensors[i];
+    if (!rc)
+        rc = mt_layout_files_init(&x->packed, l, x->model.planes, NULL, x->n_copied, err);
+    for (size_t i = 0; !rc && i < x->n_copied; i++) {
+        const struct mt_st_tensor *t = x->copied[i];
+        struct mt_st_decl *d = &x->packed.decls[x->packed.n + i];
+        *d = (struct mt_st_decl){.name = t->name, .dtype = t->dtype, .n_dims = t->n_dims};
+        memcpy(d->shape, t->shape, sizeof(d->shape));
+    }
+    return rc;
+}
+
 /* A model, for f32 with its masters; or one of the other sources. */
 static int open_source(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
@@ -422,7 +446,7 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
             warn_of_blocks(x->model.layout);
         if (!rc && e->base_dtype == MT_PACKED_NF4)
             warn_of_experts(x->model.layout);
-        return rc ? rc : mt_layout_files_init(&x->packed, x->model.layout, x->model.planes, NULL, 0, err);
+        return rc ? rc : open_packed(x, e, err);
     }
     if (!rc)
         rc = mt_st_open_dir(&x->weights, e->from, err);
@@ -459,6 +483,7 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
         mt_st_close(&x.states[i]);
     free(x.states);
     free(x.stored);
+    free(x.copied);
     mt_stored_writer_finish(&x.writer);
     mt_layout_destroy(&x.layout);
     mt_layout_files_finish(&x.packed);

@@ -45,12 +45,16 @@ static const struct mt_st_tensor *scales_of(const struct mt_st_model *st, const 
 /* The layout's matrix of which the file's tensor is the codes in NF4, FP8 or INT4; NULL: it is another one. */
 static const struct mt_tensor *matrix_of(const struct mt_layout *l, const struct mt_st_tensor *t)
 {
-    char name[MT_TENSOR_NAME];
+    char name[MT_STORED_NAME];
     size_t n = strlen(t->name), k = t->dtype == MT_ST_I32 ? strlen(mt_packed_formats[MT_PACKED_INT4].codes_name) : 0;
     if ((t->dtype != MT_ST_U8 && t->dtype != MT_ST_I32 && t->dtype != MT_ST_F8_E4M3) || n >= sizeof(name) || n < k ||
         (k && strcmp(t->name + n - k, mt_packed_formats[MT_PACKED_INT4].codes_name)))
         return NULL;
-    snprintf(name, sizeof(name), "%.*s", (int)(n - k), t->name);
+    const struct mt_text_names *names = l->cfg.names; /* of a nested decoder, layouts have those of modules */
+    size_t prefix = strlen(names->in_files);
+    bool begins = n - k >= prefix && !strncmp(t->name, names->in_files, prefix);
+    size_t from = begins ? prefix : 0;
+    snprintf(name, sizeof(name), "%s%.*s", begins ? names->modules : "", (int)(n - k - from), t->name + from);
     const struct mt_tensor *of = mt_layout_find(l, name);
     return of && of->n_dims == 2 ? of : NULL;
 }
@@ -92,7 +96,7 @@ int mt_merge_base_open(struct mt_merge_base *b, const struct mt_st_model *st, co
         if (b->decodes && codes)
             rc = take_experts(to, t, scales_of(st, stem), err);
         else if (to->of)
-            rc = mt_packed_find(&to->src, st, NULL, to->of, err);
+            rc = mt_packed_find(&to->src, st, l->cfg.nested ? l : NULL, to->of, err); /* found by the name in files */
         if (!rc && to->src.format)
             to->t = decoded(t, to->of);
     }

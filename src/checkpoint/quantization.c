@@ -37,6 +37,8 @@ static cJSON *plain_modules(const struct mt_layout *l, enum mt_packed f)
     if (f == MT_PACKED_MXFP4 && l->cfg.family->fused)
         return plain_experts(list, l);
     mt_json_append(list, cJSON_CreateString("lm_head"));
+    for (int i = 0; l->cfg.nested && l->cfg.nested->others[i]; i++)
+        mt_json_append(list, cJSON_CreateString(l->cfg.nested->others[i]));
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         char name[sizeof(t->name)];

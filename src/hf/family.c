@@ -21,9 +21,12 @@ const struct mt_text_names mt_text_names[MT_N_TEXT_NAMES] = {
 };
 
 static const struct mt_nested_family nested[] = {
-    {"Qwen3VLForConditionalGeneration", "qwen3_vl", {{"qwen3_vl_text", "qwen3_vl_text"}}, false, MT_TEXT_WITHIN},
-    {"Mistral3ForConditionalGeneration", "mistral3", {{"mistral", "mistral"}}, true, MT_TEXT_BEFORE},
-    {"Gemma3ForConditionalGeneration", "gemma3", {{"gemma3_text", "gemma3_text"}}, true, MT_TEXT_BEFORE},
+    {"Qwen3VLForConditionalGeneration", "qwen3_vl", {{"qwen3_vl_text", "qwen3_vl_text"}}, false, MT_TEXT_WITHIN,
+     {"model.visual"}},
+    {"Mistral3ForConditionalGeneration", "mistral3", {{"mistral", "mistral"}}, true, MT_TEXT_BEFORE,
+     {"model.vision_tower", "model.multi_modal_projector"}},
+    {"Gemma3ForConditionalGeneration", "gemma3", {{"gemma3_text", "gemma3_text"}}, true, MT_TEXT_BEFORE,
+     {"model.vision_tower", "model.multi_modal_projector"}},
 };
 
 const struct mt_nested_family *mt_family_find_nested(const char *architecture, const char *model_type)

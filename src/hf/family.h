@@ -142,6 +142,7 @@ struct mt_nested_family {
     const char *text[2][2]; /* model_type of text_config, and the family of that decoder; the second may be NULL */
     bool tied;              /* class default of tie_word_embeddings, which counts at the top alone */
     int names;              /* as files have the decoder's tensors: index of mt_text_names */
+    const char *others[3];  /* modules in transformers beside the decoder, which are never packed; NULL ends them */
 };
 
 /** How tensors of a nested decoder, "model." and "lm_head.", begin in files and in transformers' modules. */

@@ -126,7 +126,11 @@ int mt_packed_stored_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const s
                             const struct mt_tensor *t)
 {
     int n = mt_packed_pieces(piece, t);
-    size_t tensors = s->n / t->n, experts = s->fused ? (size_t)s->shape[0] : 1;
+    size_t tensors = s->n / t->n, experts = s->fused ? (size_t)s->shape[0] : 1, name = strlen(t->name);
+    for (int i = 0; i < n && !s->fused; i++) { /* files may have another name than layouts, of other length */
+        struct mt_packed_piece p = piece[i];
+        snprintf(piece[i].name, sizeof(piece[i].name), "%s%s", s->name, p.name + name);
+    }
     for (int i = 0; i < n && s->fused; i++) {
         struct mt_packed_piece *p = &piece[i];
         snprintf(p->name, sizeof(p->name), "%s%s", s->name, i ? "_scales" : "_blocks");

@@ -58,12 +58,33 @@ def check(tmp, name):
         at_most(tensor, math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)), 1e-4)
     if SLOW:
         return
+    if expected["kind"] in ("lora", "dora"):
+        merged = os.path.join(tmp, name + "-merged")
+        megatrain("-q", "export", "--merge", "--dtype", "f32", os.path.join(out, f"checkpoint-{expected['steps']}"), merged)
+        of, into = (read_safetensors(os.path.join(d, "model.safetensors")) for d in (os.path.join(HERE, name, "model"), merged))
+        pieces = (".absmax", "_absmax", "_map", "__nf4", "_scale_inv")
+        assert set(into) == {k for k in of if not k.endswith(pieces)}, set(into) ^ set(of)
+        assert not any(into[k][0] in ("U8", "F8_E4M3") for k in into)
     stop = expected["stop"]
     other, again = run(tmp, name, name + "-b", expected, first if stop else second, stop, second)
     assert losses(other) == losses(out) and again == got, "another placement, other bits"
 
 
+def check_packed(tmp, name):
+    """What is not of a nested decoder is copied, and listed as not packed; the decoder has the files' names."""
+    model, out = os.path.join(HERE, "..", name), os.path.join(tmp, name + "-packed")
+    megatrain("-q", "export", model, out, "--base-dtype", "nf4")
+    of, into = (read_safetensors(os.path.join(d, "model.safetensors")) for d in (model, out))
+    tower = [k for k in of if "language_model" not in k and not k.startswith("lm_head")]
+    assert tower and not set(of) - set(into) and all(into[k] == of[k] for k in tower)
+    with open(os.path.join(out, "config.json")) as f:
+        plain = json.load(f)["quantization_config"]["llm_int8_skip_modules"]
+    assert all(any(("model." + k.removeprefix("model.")).startswith(p) for p in plain) for k in tower), plain
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as tmp:
+        for model in ("qwen3_vl", "mistral3", "gemma3"):
+            check_packed(tmp, model)
         for case in sys.argv[1:] or sorted(os.listdir(HERE)):
             check(tmp, case)
