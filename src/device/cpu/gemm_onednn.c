@@ -42,6 +42,8 @@ struct mt_cpu_bf16_gemm {
 static bool wanted(void)
 {
     const char *choice = getenv("MEGATRAIN_CPU_GEMM");
+    /* Its kernels for AMX use tiles that were not configured (2.6.3, Sapphire Rapids: illegal instruction). */
+    dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_bf16);
     dnnl_cpu_isa_t isa = dnnl_get_effective_cpu_isa();
     if (choice)
         return !strcmp(choice, "bf16");
