@@ -86,6 +86,15 @@ static const struct cli_option eval_options[] = {
     {"per-sample", 0, NULL, "Print the loss of every sample."},
     JSON,
     END};
+static const struct cli_option score_options[] = {
+    SET,
+    {"model", 0, "DIR", "Score with this model instead of model.path."},
+    {"adapter", 0, "DIR", "Use the adapters of this PEFT folder, such as a checkpoint."},
+    {"data", 0, "FILE", "The samples, instead of data.eval."},
+    {"out", 0, "FILE", "The results, a JSON object a line. What is done so far is kept in FILE.part, from which another call goes on."},
+    {"tokens", 0, NULL, "Also the log-probability of every token."},
+    {"force", 0, NULL, "Start over, instead of going on from FILE.part."},
+    END};
 static const struct cli_option sample_options[] = {
     {"model", 0, "DIR", "Model folder, or an adapter's folder, which names its model."},
     {"adapter", 0, "DIR", "Use the adapters of this PEFT folder."},
@@ -146,6 +155,8 @@ const struct cli_command cli_commands[] = {
      2, cli_cmd_data},
     {"eval", "CONFIG.ini", "Loss, perplexity and token accuracy on the evaluation data.",
      eval_options, 1, 1, cli_cmd_eval},
+    {"score", "CONFIG.ini", "Log-probability, tokens and greedy hits of what is trained of each sample: of given completions.",
+     score_options, 1, 1, cli_cmd_score},
     {"sample", "", "Continue a text, or answer a question, to try a model.", sample_options, 0,
      0, cli_cmd_sample},
     {"setup-data", "", "Install the Python packages that read text, chat templates and Parquet, for this user.",

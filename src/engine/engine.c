@@ -312,6 +312,7 @@ bool mt_engine_whole(const mt_engine *e)
 static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct mt_eval_result *res)
 {
     double *doc_loss = res->doc_loss;
+    size_t first = 0;
     for (size_t mb = 0; mb < data->n; mb++) {
         const struct mt_batch *b = &data->micro[mb];
         const float *loss = mt_model_losses(head_of(e), mb);
@@ -327,6 +328,11 @@ static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct
             if (doc_loss)
                 *doc_loss++ = answer;
         }
+        if (res->row_loss) {
+            memcpy(res->row_loss + first, loss, b->n_loss * sizeof(*loss));
+            memcpy(res->row_correct + first, correct, b->n_loss * sizeof(*correct));
+        }
+        first += b->n_loss;
         res->n_loss += b->n_loss;
     }
 }

@@ -150,6 +150,8 @@ struct mt_eval_result {
     struct mt_measure measures[MT_MAX_MEASURES]; /* of the objective */
     const double *reference; /* as in mt_learner_step; NULL: an objective that needs it measures nothing */
     double *doc_loss;     /* caller's [n_docs of all micro-batches], or NULL: loss sum of each document's answer */
+    float *row_loss;      /* caller's [n_loss of all micro-batches], or NULL: of each loss row */
+    int32_t *row_correct; /* the same: whether the target was the likeliest token; set where row_loss is */
 };
 /** Losses of micro-batches (data->n of them) with a learner's weights, added to *res. Flush first. */
 int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, struct mt_eval_result *res,

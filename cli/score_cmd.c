@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/strbuf.h"
+#include "cli.h"
+#include "score_journal.h"
+#include "train/train.h"
+
+/* Arrays for a step. */
+struct scratch {
+    float *loss;
+    int32_t *correct;
+    uint32_t *sample, *length;
+    struct score_token *token;
+};
+
+static void finish(struct scratch *k)
+{
+    free(k->loss);
+    free(k->correct);
+    free(k->sample);
+    free(k->length);
+    free(k->token);
+}
+
+static int init(struct scratch *k, const struct mt_step_data *data, struct mt_err *err)
+{
+    size_t rows = data->cap * data->micro[0].cap_tokens, docs = data->cap * data->micro[0].cap_docs;
+    *k = (struct scratch){.loss = mt_calloc(rows, sizeof(float)), .correct = mt_calloc(rows, sizeof(int32_t)),
+                          .sample = mt_calloc(docs, sizeof(uint32_t)), .length = mt_calloc(docs, sizeof(uint32_t)),
+                          .token = mt_calloc(rows, sizeof(struct score_token))};
+    return k->loss && k->correct && k->sample && k->length && k->token ? 0 : mt_fail_nomem(err, "scores", rows * 16);
+}
+
+/* A file by its place, size and time of change. */
+static uint64_t hash_file(const char *path, uint64_t h)
+{
+    struct stat st = {0};
+    if (stat(path, &st))
+        return h;
+    const int64_t of[] = {st.st_size, st.st_mtim.tv_sec, st.st_mtim.tv_nsec};
+    return XXH3_64bits_withSeed(of, sizeof(of), XXH3_64bits_withSeed(path, strlen(path), h));
+}
+
+static uint64_t hash_folder(const char *dir, uint64_t h)
+{
+    static const char *const names[] = {"config.json", "model.safetensors", "model.safetensors.index.json",
+                                        "adapter_config.json", "adapter_model.safetensors"};
+    for (size_t i = 0; dir && *dir && i < MT_ARRAY_LEN(names); i++) {
+        char *path = mt_path_join(dir, names[i]);
+        h = path ? hash_file(path, h) : h;
+        free(path);
+    }
+    return h;
+}
+
+/* What results depend on. */
+static uint64_t key_of(const struct mt_setup *setup)
+{
+    const struct mt_inputs *in = setup->in;
+    const struct mt_numerics *n = mt_setup_numerics_of(setup, 0);
+    const int64_t of[] = {(int64_t)mt_dataset_hash(in->eval_data), n->seq_len, n->rows_per_step, n->micro_batch,
+                          n->logits_chunk, n->logits_piece, in->cfg->data.packing, (int64_t)in->cfg->model.base_dtype};
+    return hash_folder(in->cfg->adapter.path, hash_folder(in->model_dir, XXH3_64bits(of, sizeof(of))));
+}
+
+static bool is_done(const struct score_journal *j, const struct mt_step_data *data)
+{
+    for (size_t m = 0; m < data->n; m++)
+        for (size_t d = 0; d < data->micro[m].n_docs; d++)
+            if (!j->sample[data->micro[m].sample[d]].done)
+                return false;
+    return true;
+}
+
+static int run_step(struct mt_session *s, const struct mt_step_data *data, struct scratch *k, struct score_journal *j,
+                    struct mt_err *err)
+{
+    struct mt_eval_result res = {.row_loss = k->loss, .row_correct = k->correct};
+    struct score_block b = {.sample = k->sample, .length = k->length, .token = k->token};
+    int rc = mt_engine_eval(s->engine, 0, data, &res, err);
+    if (rc)
+        return rc;
+    for (size_t m = 0; m < data->n; m++)
+        for (size_t d = 0; d < data->micro[m].n_docs; d++, b.n_samples++) {
+            const struct mt_batch *of = &data->micro[m];
+            k->sample[b.n_samples] = (uint32_t)of->sample[d];
+            k->length[b.n_samples] = (uint32_t)(of->doc_rows[d + 1] - of->doc_rows[d]);
+        }
+    for (; b.n_tokens < res.n_loss; b.n_tokens++)
+        k->token[b.n_tokens] = (struct score_token){k->loss[b.n_tokens], k->correct[b.n_tokens]};
+    return score_journal_add(j, &b, err);
+}
+
+static int run_steps(struct mt_session *s, struct score_journal *j, struct mt_err *err)
+{
+    mt_sampler *sampler = s->setup->in->eval_sampler;
+    uint64_t n = mt_sampler_steps_per_epoch(sampler);
+    struct mt_step_data data;
+    struct scratch k = {0};
+    int rc = mt_step_data_init(&data, sampler, err);
+    if (!rc)
+        rc = init(&k, &data, err);
+    int64_t t0 = mt_now_ns(), said = t0;
+    for (uint64_t i = 0; i < n && !rc; i++) {
+        rc = mt_sampler_fill(sampler, i, &data, err);
+        if (!rc && !is_done(j, &data))
+            rc = run_step(s, &data, &k, j, err);
+        if (mt_now_ns() - said > 10000000000 && i + 1 < n) {
+            said = mt_now_ns();
+            mt_info("scored %.0f%% of %zu samples", 100 * (double)(i + 1) / (double)n, j->n_samples);
+        }
+    }
+    finish(&k);
+    mt_step_data_finish(&data);
+    return rc;
+}
+
+/* The line of a sample. Log-probabilities are summed in double, in the order of the tokens. */
+static void put_line(struct mt_str *out, const struct mt_inputs *in, const struct score_journal *j, size_t i,
+                     bool tokens)
+{
+    const struct score_sample *s = &j->sample[i];
+    const struct score_token *t = j->token + s->first;
+    double sum = 0;
+    size_t hits = 0;
+    char place[4200];
+    for (size_t k = 0; k < s->n; k++) {
+        sum += (double)t[k].loss;
+        hits += t[k].correct != 0;
+    }
+    mt_dataset_place(in->eval_data, i, place, sizeof(place));
+    const char *line = strchr(place, 0)[-1] == ']' ? NULL : strrchr(place, ':');
+    mt_str_printf(out, "{\"sample\": %zu, ", i);
+    if (line)
+        mt_str_printf(out, "\"line\": %s, ", line + 1);
+    mt_str_printf(out, "\"logprob\": %.17g, \"tokens\": %zu, \"greedy_hits\": %zu, \"is_greedy\": %s", -sum, s->n, hits,
+                  hits == s->n ? "true" : "false");
+    for (size_t k = 0; tokens && k < s->n; k++)
+        mt_str_printf(out, "%s%.9g", k ? ", " : ", \"token_logprobs\": [", -(double)t[k].loss);
+    mt_str_printf(out, tokens ? "]}\n" : "}\n");
+}
+
+static int write_results(const struct mt_inputs *in, const struct score_journal *j, const char *path, bool tokens,
+                         struct mt_err *err)
+{
+    struct mt_str out = {0};
+    for (size_t i = 0; i < j->n_samples; i++)
+        if (j->sample[i].done)
+            put_line(&out, in, j, i, tokens);
+    int rc = out.failed ? mt_fail_nomem(err, "scores", out.len) : mt_write_file(path, out.p ? out.p : "", out.len, err);
+    mt_str_finish(&out);
+    return rc;
+}
+
+static int score(const struct mt_setup *setup, const struct cli_args *args, const char *path, struct mt_err *err)
+{
+    struct mt_session s;
+    struct score_journal j = {0};
+    const struct mt_inputs *in = setup->in;
+    size_t n = (size_t)mt_dataset_stats(in->eval_data)->n_samples, before = 0;
+    char part[4096];
+    int rc = mt_session_start(&s, setup, err);
+    mt_path_printf(part, sizeof(part), "%s.part", path);
+    if (!rc && cli_arg(args, "force"))
+        unlink(part);
+    if (!rc)
+        rc = score_journal_open(&j, part, key_of(setup), n, err);
+    for (size_t i = 0; i < n && !rc; i++)
+        before += j.sample[i].done;
+    if (before)
+        mt_info("%zu of %zu samples are in %s already", before, n, part);
+    if (!rc && before < n)
+        rc = mt_session_fill_weights(&s, NULL, err);
+    if (!rc)
+        rc = run_steps(&s, &j, err);
+    mt_session_finish(&s);
+    if (!rc)
+        rc = write_results(in, &j, path, cli_arg(args, "tokens") != NULL, err);
+    if (!rc)
+        unlink(part);
+    score_journal_close(&j);
+    return rc;
+}
+
+/* Its data are those of an evaluation, all of them. */
+static int take_data(struct mt_config *cfg, const struct cli_args *args, struct mt_err *err)
+{
+    const char *data = cli_arg(args, "data");
+    int rc = data ? mt_config_override(cfg, "data.eval", data, "--data", err) : 0;
+    return rc ? rc : mt_config_override(cfg, "eval.max_samples", "1000000000000000", "score", err);
+}
+
+int cli_cmd_score(struct cli *cli, const struct cli_args *args)
+{
+    const char *out = cli_arg(args, "out");
+    struct mt_config *cfg = NULL;
+    struct mt_inputs in = {0};
+    struct mt_setup setup = {0};
+    struct mt_err err;
+    (void)cli;
+    if (!out || !*out) {
+        fprintf(stderr, "megatrain score: give --out: the file of results\n");
+        return EXIT_USAGE;
+    }
+    int rc = cli_load_config(&cfg, args, &err);
+    if (!rc)
+        rc = cli_choose_model(cfg, args, &err);
+    if (!rc)
+        rc = take_data(cfg, args, &err);
+    if (!rc)
+        rc = mt_inputs_open(&in, cfg, MT_RUN_EVAL, NULL, &err);
+    if (!rc && !in.eval_data)
+        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "there is nothing to score: give --data, or a file as data.eval");
+    if (!rc)
+        rc = mt_setup_open(&setup, &in, MT_RUN_EVAL, &err);
+    if (!rc)
+        rc = score(&setup, args, out, &err);
+    int code = rc ? cli_fail(&err) : 0;
+    mt_setup_finish(&setup);
+    mt_inputs_finish(&in);
+    mt_config_destroy(&cfg);
+    return code;
+}

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of given completions: the sums of eval, whatever the placement; per token; a call that was killed is gone on
+from, without computing a step twice; what was begun otherwise is refused. Numbers are compared with transformers' in
+parity/test_score.py."""
+import json
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import time
+
+from tiny import BINARY, base, megatrain, write_ini
+
+
+def write_samples(path, n=300, seed=5):
+    r = random.Random(seed)
+    with open(path, "w") as f:
+        for _ in range(n):
+            ids = [r.randrange(96) for _ in range(r.randrange(3, 40))]
+            first = r.randrange(1, len(ids))
+            f.write(json.dumps({"input_ids": ids, "labels": [-100] * first + ids[first:]}) + "\n")
+    return path
+
+
+def read(path):
+    with open(path) as f:
+        return [json.loads(line) for line in f]
+
+
+def score(tmp, name, ini, *args, expect=0):
+    out = f"{tmp}/{name}.jsonl"
+    return megatrain("score", ini, "--out", out, *args, expect=expect), out
+
+
+def sums_are_those_of_eval(ini, data, got):
+    said = megatrain("eval", ini, "--per-sample", "--json", "--set", f"data.eval={data}").stdout.splitlines()
+    want = {o["sample"]: o["loss_sum"] for o in map(json.loads, said) if "sample" in o}
+    assert [g["sample"] for g in got] == list(range(len(want))) and [g["line"] for g in got] == list(range(1, len(want) + 1))
+    rows = read(data)
+    for g in got:
+        trained = [l for l in rows[g["sample"]]["labels"] if l != -100]
+        assert g["logprob"] == -want[g["sample"]] and g["tokens"] == len(trained) == len(g["token_logprobs"]), g
+        assert abs(sum(g["token_logprobs"]) - g["logprob"]) < 1e-6 and g["is_greedy"] == (g["greedy_hits"] == g["tokens"])
+
+
+def killed_calls_are_gone_on_from(tmp, ini, data, want):
+    out = f"{tmp}/killed.jsonl"
+    part = out + ".part"
+    p = subprocess.Popen([BINARY, "-q", "score", ini, "--data", data, "--out", out])
+    while p.poll() is None and (not os.path.exists(part) or os.path.getsize(part) < 2000):
+        time.sleep(0.001)
+    p.send_signal(signal.SIGKILL)
+    p.wait()
+    assert not os.path.exists(out) and os.path.getsize(part) >= 2000, "it was not killed in time"
+    with open(part, "rb+") as f:  # and the last block is torn
+        f.truncate(os.path.getsize(part) - 3)
+    kept = os.path.getsize(part)
+    refused = megatrain("score", ini, "--data", data, "--out", out, "--set", "data.seq_len=128", expect=2).stderr
+    assert "--force" in refused and os.path.getsize(part) == kept, refused
+    said = megatrain("score", ini, "--data", data, "--out", out).stderr
+    assert " of 300 samples are in " in said, said
+    assert not os.path.exists(part)
+    assert open(out).read() == want
+    megatrain("score", ini, "--data", data, "--out", out, "--force")
+    assert open(out).read() == want
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    data = write_samples(f"{tmp}/data.jsonl")
+    model = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "qwen3")
+    ini = write_ini(f"{tmp}/a.ini", base(model, data, f"{tmp}/out", data__eval="", model__dtype="f32", model__init="weights"))
+    _, out = score(tmp, "tokens", ini, "--data", data, "--tokens")
+    sums_are_those_of_eval(ini, data, read(out))
+    _, plain = score(tmp, "plain", ini, "--data", data)
+    for placement in (["memory.slots=2", "memory.unit=half"], ["device.cpu_threads=1"]):
+        sets = [a for s in placement for a in ("--set", s)]
+        _, other = score(tmp, "other", ini, "--data", data, *sets)
+        assert open(other).read() == open(plain).read(), placement
+    killed_calls_are_gone_on_from(tmp, ini, data, open(plain).read())
+    for args, what in (([], "--data"), (["--data", f"{tmp}/none.jsonl"], "none.jsonl")):
+        p, _ = score(tmp, "refused", ini, *args, expect=None)
+        assert p.returncode not in (0, -11) and what in p.stderr, p.stderr
+    p = megatrain("score", ini, expect=2)
+    assert "--out" in p.stderr
