@@ -17,34 +17,50 @@ enum { JSONL, CSV, LAYERS, N_FILES };
 
 static const char *const file_names[N_FILES] = {"metrics.jsonl", "metrics.csv", "metrics-layers.csv"};
 
-struct mt_metrics {
-    struct mt_append file[N_FILES];
-    bool on[N_FILES];
-    struct mt_tensorboard *tensorboard;
+struct table {
+    const char *const *columns;
+    size_t n;
 };
 
-/* Columns of metrics.csv. A step's record leaves those of an evaluation empty, and the other way round. */
+/* Columns of metrics.csv that every run has. A step's record leaves those of an evaluation empty, and the other way
+ * round. */
 static const char *const columns[] = {
     "step",       "epoch",   "tokens", "loss_tokens", "loss",     "lr",        "grad_norm", "clip",
     "tok_s",      "loss_tok_s", "t_step", "t_fwd",    "t_bwd",    "t_opt",     "t_wait_h2d", "t_data",
     "h2d_bytes",  "d2h_bytes", "t_disk_read", "t_disk_write", "skipped", "eval_loss", "eval_ppl", "eval_accuracy", "eval_tokens",
     "aux_loss",
 };
+
+struct mt_metrics {
+    const char *csv[MT_ARRAY_LEN(columns) + 2 * MT_MAX_MEASURES]; /* columns, and those of the objective's measures */
+    char eval_names[MT_MAX_MEASURES][64];
+    struct table table[N_FILES]; /* n 0: the kind of file has no columns */
+    struct mt_append file[N_FILES];
+    bool on[N_FILES];
+    struct mt_tensorboard *tensorboard;
+};
+
 /* Of metrics-layers.csv. */
 static const char *const layer_columns[] = {"step", "layer", "expert_balance", "expert_entropy", "experts_idle",
                                             "expert_max_share"};
 
-struct table {
-    const char *const *columns;
-    size_t n;
-};
-/* The columns of a kind of file; n 0: it has none. */
-static const struct table tables[N_FILES] = {
-    [CSV] = {columns, MT_ARRAY_LEN(columns)}, [LAYERS] = {layer_columns, MT_ARRAY_LEN(layer_columns)}};
+/* A loss has its columns anyhow. */
+static void set_tables(struct mt_metrics *m, const struct mt_objective *o)
+{
+    size_t n = MT_ARRAY_LEN(columns);
+    memcpy(m->csv, columns, sizeof(columns));
+    for (int i = 1; i < o->n_measures; i++) {
+        snprintf(m->eval_names[i], sizeof(m->eval_names[i]), "eval_%s", o->measures[i]);
+        m->csv[n++] = o->measures[i];
+        m->csv[n++] = m->eval_names[i];
+    }
+    m->table[CSV] = (struct table){m->csv, n};
+    m->table[LAYERS] = (struct table){layer_columns, MT_ARRAY_LEN(layer_columns)};
+}
 
 static bool row_step(int kind, const char *row, size_t len, double *step)
 {
-    if (tables[kind].n) {
+    if (kind != JSONL) {
         char *end;
         *step = strtod(row, &end); /* the header is not a number */
         return end != row;
@@ -87,7 +103,7 @@ static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t s
     size_t len = 0;
     int rc = 0;
     mt_path_printf(path, sizeof(path), "%s/%s", dir, file_names[kind]);
-    put_header(&kept, &tables[kind]);
+    put_header(&kept, &m->table[kind]);
     if (mt_path_exists(path))
         rc = mt_read_file(path, &old, &len, err);
     if (!rc && step) /* a new run starts a new file */
@@ -102,12 +118,13 @@ static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t s
     return rc;
 }
 
-int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir, uint64_t step, bool layers,
-                    struct mt_err *err)
+int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir, uint64_t step,
+                    const struct mt_objective *objective, bool layers, struct mt_err *err)
 {
     struct mt_metrics *m = mt_calloc(1, sizeof(*m));
     if (!m)
         return mt_fail_nomem(err, "metrics", sizeof(*m));
+    set_tables(m, objective);
     int rc = cfg->log.jsonl ? open_file(m, JSONL, dir, step, err) : 0;
     if (!rc && cfg->log.csv)
         rc = open_file(m, CSV, dir, step, err);
@@ -272,7 +289,7 @@ void mt_metrics_write(struct mt_metrics *m, const cJSON *record)
     int csv = mt_json_get(record, "layer") ? LAYERS : CSV;
     if (m->on[csv]) {
         row.len = 0;
-        put_csv(&row, &tables[csv], record);
+        put_csv(&row, &m->table[csv], record);
         if (!row.failed)
             mt_append_put(&m->file[csv], row.p, row.len);
     }

@@ -12,10 +12,10 @@ struct mt_metrics;
 
 /**
  * Opens for appending; records after `step`, of a run that went further before it was resumed, are cut off. layers:
- * there are records of layers, too.
+ * there are records of layers, too. The objective's measures have columns in metrics.csv.
  */
-int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir, uint64_t step, bool layers,
-                    struct mt_err *err);
+int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir, uint64_t step,
+                    const struct mt_objective *objective, bool layers, struct mt_err *err);
 void mt_metrics_close(struct mt_metrics **m);
 /** Of records: NULL where memory was short, which the writers take. The caller frees them with cJSON_Delete(). */
 cJSON *mt_metrics_step_record(const struct mt_step_report *r);

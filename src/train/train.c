@@ -535,6 +535,7 @@ static int open_loop(struct loop *l, const struct mt_train_params *p, struct mt_
         rc = mt_loader_create(&l->loader, l->in->sampler, p->state->step, l->in->total_steps, err);
     if (!rc)
         rc = mt_metrics_open(&l->metrics, l->in->cfg, p->dir, p->state->step,
+                             mt_objective_of(mt_setup_numerics_of(l->setup, p->learner)),
                              l->setup->layout->cfg.moe.n_experts > 0, err);
     l->live = !rc;
     return rc;

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preferences: no difference to the reference before the first update, whatever the model; the same bits for every
 placement and after kills; data; refusals. Numbers are compared with TRL's in parity/test_preference.py."""
+import csv
 import json
 import math
 import os
@@ -92,9 +93,13 @@ def formats(tmp, model):
         with open(f"{tmp}/{name}.jsonl", "w") as f:
             f.writelines(json.dumps(r) + "\n" for r in rows)
         loss = "kto" if name == "rated" else "sigmoid"
-        _, out = run(tmp, name, model, f"{tmp}/{name}.jsonl", loss=loss, data__tokenizer="byte", data__eval="")
+        _, out = run(tmp, name, model, f"{tmp}/{name}.jsonl", loss=loss, data__tokenizer="byte", data__eval="", log__csv="on")
         first = [m for m in metrics(out) if "loss" in m][0]
         assert name != "rated" or first["kl"] == 0, first
+        with open(f"{out}/metrics.csv") as f:
+            rows = list(csv.DictReader(f))
+        for row, m in zip(rows, metrics(out)):
+            assert all(float(row[k]) == v for k, v in m.items() if "/" in k or k == "kl"), (row, m)
         assert first["loss"] == (0.5 if name == "rated" else math.log(2)), first
         got[name] = losses(out)
     assert got["pairs"] == got["implicit"]

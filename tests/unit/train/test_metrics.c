@@ -45,7 +45,7 @@ static struct mt_step_report report(uint64_t step, double loss)
 static void write_steps(uint64_t from, uint64_t to, uint64_t open_at)
 {
     struct mt_metrics *m = NULL;
-    assert_int_equal(mt_metrics_open(&m, &jsonl, dir, open_at, false, NULL), 0);
+    assert_int_equal(mt_metrics_open(&m, &jsonl, dir, open_at, mt_objective_find("cross_entropy"), false, NULL), 0);
     for (uint64_t s = from; s <= to; s++) {
         struct mt_step_report r = report(s, (double)s);
         cJSON *o = mt_metrics_step_record(&r);
@@ -178,7 +178,8 @@ static void a_folder_that_is_not_there_is_an_error(void **state)
     (void)state;
     struct mt_metrics *m = NULL;
     struct mt_err err = {0};
-    assert_int_equal(mt_metrics_open(&m, &jsonl, "/no/such/folder", 0, false, &err), -ENOENT);
+    const struct mt_objective *o = mt_objective_find("cross_entropy");
+    assert_int_equal(mt_metrics_open(&m, &jsonl, "/no/such/folder", 0, o, false, &err), -ENOENT);
     assert_null(m);
     assert_non_null(strstr(err.msg, "/no/such/folder/metrics.jsonl"));
 }
