@@ -23,9 +23,11 @@ static struct made_model model; /* made once: its planes are filled anew for eac
 
 struct rig {
     struct mt_step_data data;
-    mt_device *dev;
+    mt_device *dev, *other; /* of the second lane, or NULL */
     mt_engine *engine;
 };
+
+static int lanes = 1, failing_lane; /* for rigs opened later */
 
 /* `stride` decides which tokens there are; micro: [MICRO], whose memory close_rig() or the caller frees. */
 static void make_data(struct mt_step_data *sd, struct mt_batch *micro, uint32_t stride)
@@ -44,11 +46,21 @@ static void make_data(struct mt_step_data *sd, struct mt_batch *micro, uint32_t 
     }
 }
 
-/* Opens everything but the engine; `what` NULL: a device without faults. */
+/* What fails, if it is to be on that lane; an event of a device with faults is none for one without them. */
+static mt_device *open_lane(int lane, const char *what, int64_t nth)
+{
+    struct mt_device_params p = {.kind = "cpu", .budget_bytes = BUDGET, .n_threads = 1};
+    mt_device *cpu = NULL, *dev = NULL;
+    assert_int_equal(mt_device_create(&cpu, &p, NULL), 0);
+    if (!what)
+        return cpu;
+    assert_int_equal(mt_device_create_fault(&dev, cpu, what, lane == failing_lane ? nth : INT64_MAX, NULL), 0);
+    return dev;
+}
+
+/* Opens everything but the engine; `what` NULL: devices without faults. */
 static void open_rig(struct rig *r, const char *what, int64_t nth)
 {
-    mt_device *cpu = NULL;
-    struct mt_device_params p = {.kind = "cpu", .budget_bytes = BUDGET, .n_threads = 1};
     static struct mt_batch micro[MICRO];
     *r = (struct rig){0};
     made_fill(&model, 5);
@@ -57,11 +69,8 @@ static void open_rig(struct rig *r, const char *what, int64_t nth)
             memset(mt_plane(model.planes, u, MT_PLANE_STATE + k), 0,
                    mt_plane_elems(model.planes, u, MT_PLANE_STATE) * 4);
     make_data(&r->data, micro, 7);
-    assert_int_equal(mt_device_create(&cpu, &p, NULL), 0);
-    if (what)
-        assert_int_equal(mt_device_create_fault(&r->dev, cpu, what, nth, NULL), 0);
-    else
-        r->dev = cpu;
+    r->dev = open_lane(0, what, nth);
+    r->other = lanes > 1 ? open_lane(1, what, nth) : NULL;
 }
 
 static enum mt_pin pin; /* for engines made later */
@@ -70,7 +79,7 @@ static enum mt_embedding_place embedding;
 static int create_engine(struct rig *r, struct mt_err *err)
 {
     struct mt_engine_params p = {
-        .dev = r->dev, .layout = model.layout, .planes = model.planes, .numerics.dtype = MT_BF16,
+        .dev = r->dev, .other_dev = &r->other, .placement.lanes = lanes, .layout = model.layout, .planes = model.planes, .numerics.dtype = MT_BF16,
         .numerics.grad_dtype = MT_BF16, .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO,
         .numerics.logits_chunk = 64, .train = true, .placement.slots = 2, .placement.activations = MT_ACT_OFFLOAD,
         .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.999, 1e-8}, .numerics.weight_decay = 0.1, .numerics.grad_clip = 1, .isa = MT_ISA_SCALAR,
@@ -82,7 +91,9 @@ static void close_rig(struct rig *r)
 {
     mt_engine_destroy(&r->engine);
     assert_int_equal(mt_device_bytes_used(r->dev), 0);
+    assert_true(!r->other || !mt_device_bytes_used(r->other));
     mt_device_destroy(&r->dev);
+    mt_device_destroy(&r->other);
     for (size_t i = 0; i < r->data.cap; i++)
         mt_batch_finish(&r->data.micro[i]);
 }
@@ -195,6 +206,26 @@ static void a_step_survives_work_that_fails_later(void **state)
     for (size_t i = 0; i < MT_ARRAY_LEN(what); i++)
         sweep(what[i], MT_EMBEDDING_DEVICE);
     sweep("async copy", MT_EMBEDDING_HOST);
+}
+
+/* The reference is one lane's. */
+static void a_step_survives_faults_of_either_lane(void **state)
+{
+    (void)state;
+    static const char *const what[] = {"any", "async gemm", "async copy", "async record", "async wait"};
+    for (size_t i = 0; i < 2 * MT_ARRAY_LEN(what); i++) {
+        uint64_t want[3];
+        int64_t n = 1;
+        make_reference(want);
+        lanes = 2;
+        failing_lane = (int)i % 2;
+        while (run_with_fault(what[i / 2], n, want))
+            n++;
+        print_message("%s: each of %d failed in its turn on lane %d\n", what[i / 2], (int)n - 1, failing_lane);
+        assert_true(n > 1);
+        lanes = 1;
+        failing_lane = 0;
+    }
 }
 
 static void an_engine_half_made_is_taken_down(void **state)
@@ -344,6 +375,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_survives_any_submission_that_is_refused),
         cmocka_unit_test(a_step_survives_work_that_fails_later),
+        cmocka_unit_test(a_step_survives_faults_of_either_lane),
         cmocka_unit_test(an_engine_half_made_is_taken_down),
         cmocka_unit_test(planes_and_spill_are_locked_where_they_are_to_be),
         cmocka_unit_test(a_step_without_events_fails_and_the_next_one_works),
