@@ -82,6 +82,18 @@ size_t mt_cuda_route_lists_workspace(const struct mt_route_lists *a)
     return mt_div_up(a->n, MT_CUDA_ROUTE_TOKENS) * (a->e + 1) * sizeof(int32_t);
 }
 
+/* Operations without kernels. */
+#define NO_WORKSPACE(ID, name, type)                                                               \
+    size_t mt_cuda_##name##_workspace(const type *a)                                               \
+    {                                                                                              \
+        (void)a;                                                                                   \
+        return 0;                                                                                  \
+    }
+#define WITHOUT(ID, name, type)
+MT_DEVICE_OPS_DELTA(WITHOUT, NO_WORKSPACE)
+#undef WITHOUT
+#undef NO_WORKSPACE
+
 /* --- a workspace's parts ----------------------------------------------------------------------- */
 
 /* The next part, aligned for every kernel and library. */

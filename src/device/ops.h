@@ -5,11 +5,12 @@
 #include "base/packed.h"
 #include "device/device.h"
 #include "device/heads.h"
+#include "device/ops_delta.h"
 #include "device/ops_mlp.h"
 
 /**
  * Operations of a device, all on its COMPUTE stream: the arguments of each, and at the end the table of all. Those of
- * gated units and mixtures of experts are in ops_mlp.h.
+ * gated units and mixtures of experts are in ops_mlp.h, those of the gated delta rule in ops_delta.h.
  * Rules for all of them, checked by ops.c before a device sees the arguments:
  *
  * Memory   device pointers, borrowed until an event recorded later has fired; 16-byte aligned unless the
@@ -389,6 +390,7 @@ struct mt_scale_columns {
     X(DROPOUT, dropout, struct mt_dropout)                                                         \
     X(DORA_SCALE, dora_scale, struct mt_dora_scale)                                                \
     X(SCALE_COLUMNS, scale_columns, struct mt_scale_columns)                                       \
+    MT_DEVICE_OPS_DELTA(X, W)                                                                      \
     MT_DEVICE_OPS_MOE(X, W)
 
 enum mt_dev_op {

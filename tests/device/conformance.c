@@ -297,6 +297,7 @@ int main(int argc, char **argv)
         router_tests,
         expert_tests,
         example_tests,
+        delta_tests,
         dora_tests,
         dropout_tests,
     };

@@ -78,6 +78,7 @@ extern const struct device_test
     router_tests[],
     expert_tests[],
     example_tests[],
+    delta_tests[],
     dora_tests[],
     dropout_tests[];
 

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * beta = sigmoid(b), g = -exp(a_log) softplus(a + dt_bias). Backward: db = dbeta beta (1 - beta), da = -exp(a_log) dg
+ * sigmoid(a + dt_bias), which ddt_bias sums, and da_log = sum of dg g; sums over blocks of rows, then over blocks.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+#include "device/cpu/vecmath.h"
+
+enum { ROW_BLOCK = 64 };
+
+static float element(enum mt_dtype t, const void *p, size_t i)
+{
+    float tmp;
+    return *mt_cpu_row_f32(t, p, i, 1, &tmp);
+}
+
+static void put(enum mt_dtype t, void *p, size_t i, float v)
+{
+    float tmp, *at = mt_cpu_row_place(t, p, i, &tmp);
+    *at = v;
+    mt_cpu_store_row(t, p, i, 1, at);
+}
+
+static size_t at(const struct mt_heads *h, size_t row, size_t head)
+{
+    return mt_heads_at(h, row, head / h->dim) + head % h->dim;
+}
+
+static size_t n_heads(const struct mt_delta_gates *a)
+{
+    return a->a.n * a->a.dim;
+}
+
+static float before(const struct mt_delta_gates *a, size_t row, size_t head)
+{
+    return element(a->dtype, a->a.p, at(&a->a, row, head)) + element(a->dtype, a->dt_bias, head);
+}
+
+static float beta_of(const struct mt_delta_gates *a, size_t row, size_t head)
+{
+    float beta = mt_sigmoidf(element(a->dtype, a->b.p, at(&a->b, row, head)));
+    mt_cpu_round_row(a->dtype, &beta, 1);
+    return beta;
+}
+
+/* Above 20 it is x, as in torch. */
+static float softplus(float x)
+{
+    return x > 20 ? x : log1pf(expf(x));
+}
+
+static void forward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_delta_gates *a = ctx;
+    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK), heads = n_heads(a);
+    (void)thread;
+    for (size_t h = 0; h < heads; h++) {
+        float speed = -expf(element(a->dtype, a->a_log, h));
+        for (size_t r = chunk * ROW_BLOCK; r < end; r++) {
+            a->beta[r * heads + h] = beta_of(a, r, h);
+            a->g[r * heads + h] = speed * softplus(before(a, r, h));
+        }
+    }
+}
+
+void mt_cpu_run_delta_gates(struct mt_cpu_device *d, const struct mt_delta_gates *a)
+{
+    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, ROW_BLOCK));
+}
+
+/* Partial sums of da_log, then of ddt_bias. */
+size_t mt_cpu_delta_gates_bwd_workspace(const struct mt_device_limits *l, const struct mt_delta_gates_bwd *b)
+{
+    (void)l;
+    return mt_div_up(b->fwd.n, ROW_BLOCK) * n_heads(&b->fwd) * 2 * sizeof(float);
+}
+
+static void backward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_delta_gates_bwd *b = ctx;
+    const struct mt_delta_gates *a = &b->fwd;
+    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK), heads = n_heads(a), blocks = mt_div_up(a->n, ROW_BLOCK);
+    (void)thread;
+    for (size_t h = 0; h < heads; h++) {
+        float speed = -expf(element(a->dtype, a->a_log, h)), sum_log = 0, sum_bias = 0;
+        for (size_t r = chunk * ROW_BLOCK; r < end; r++) {
+            size_t i = r * heads + h;
+            float x = before(a, r, h), beta = beta_of(a, r, h), da = speed * b->dg[i] * mt_sigmoidf(x);
+            put(a->dtype, b->db.p, at(&b->db, r, h), b->dbeta[i] * beta * (1.0f - beta));
+            put(a->dtype, b->da.p, at(&b->da, r, h), da);
+            sum_bias += da;
+            sum_log += b->dg[i] * speed * softplus(x);
+        }
+        if (b->workspace) {
+            ((float *)b->workspace)[chunk * heads + h] = sum_log;
+            ((float *)b->workspace)[(blocks + chunk) * heads + h] = sum_bias;
+        }
+    }
+}
+
+void mt_cpu_run_delta_gates_bwd(struct mt_cpu_device *d, const struct mt_delta_gates_bwd *b)
+{
+    size_t blocks = mt_div_up(b->fwd.n, ROW_BLOCK), heads = n_heads(&b->fwd);
+    mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)b, blocks);
+    if (b->da_log)
+        mt_cpu_fold(d, b->da_log, b->workspace, blocks, heads);
+    if (b->ddt_bias)
+        mt_cpu_fold(d, b->ddt_bias, (const float *)b->workspace + blocks * heads, blocks, heads);
+}

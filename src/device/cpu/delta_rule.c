@@ -1,0 +1,511 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The gated delta rule in chunks of C tokens (Yang et al. 2024, section 3.3). With G the sums of g within the chunk,
+ * D = diag(e^G), E = diag(e^(G_C - G)), X_ij = e^(G_i - G_j) for j <= i, B = diag(beta) and S the state before it:
+ *
+ *   A = tril(B (K K^T * X), -1);  (I + A) [U | W] = B [V | D K];  V' = U - W S;  P = tril(Q K^T * X)
+ *   O = D Q S + P V';  S <- e^G_C S + (E K)^T V'
+ *
+ * Backward takes the chunks in reverse. dS is the gradient of the state after the chunk:
+ *
+ *   dV' = P^T dO + E K dS;  dP = tril(dO V'^T);  dW = -dV' S^T;  (I + A)^T [Y | Z] = [dV' | dW]
+ *   dA = -tril([Y | Z] [U | W]^T, -1);  N = B (dA * X);  dV = B Y
+ *   dQ = (dP * X) K + D dO S^T;  dK = (dP * X)^T Q + E V' dS^T + D B Z + N K + N^T K
+ *   dbeta = rowsum(Y * V) + rowsum(Z * D K) + rowsum(dA * K K^T * X)
+ *   dG = rowsum(M) - colsum(M) + rowsum(D Q * dO S^T) + rowsum(Z * B D K) - R,  M = dP * P + dA * A,
+ *        R = rowsum(E V' dS^T * K);  dG_C += sum(R) + e^G_C <S, dS>;  dg = reverse sums of dG
+ *   dS <- e^G_C dS + (D Q)^T dO - W^T dV'
+ *
+ * G and the sums of dG are in double: where decay is strong they cancel. The states before chunks are made again: those
+ * of a segment of chunks are kept at a time, and one for each segment.
+ *
+ * A chunk of work is a document and a key head, whose value heads run in order, so that dq and dk need no atomics.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+#include "device/cpu/vecmath.h"
+
+enum { C = MT_DELTA_CHUNK, SEGMENT = 64, LANES = 16 };
+
+typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+
+/* A thread's part of the workspace. Rows are padded to whole vectors, with zeros. */
+struct work {
+    size_t dk, dv, wk, wv, wide; /* of a head; padded; wide: wv + wk */
+    size_t heads, most_chunks;   /* value heads of a key head; chunks of the longest document */
+    size_t rows;                 /* of the chunk */
+    float *q, *k, *kt, *rq, *rk; /* [C, wk] of the chunk, normalised; [wk, C] k transposed; [C] factors */
+    float *kk, *qk;              /* [C, C] K K^T, Q K^T */
+    float *v, *uw, *vn, *x, *a, *p; /* [C, wv]; [C, wide] U | W; [C, wv] V'; [C, C] X, A, P */
+    float *dO, *vt, *st, *t;     /* [C, wv]; [wide, C] a transpose; [wv, wk] a state's; [C, wide] a product */
+    float *dp, *da, *yz, *dq, *dk_; /* [C, C] twice; [C, wide] Y | Z; [C, wk] twice */
+    float *state, *ds;           /* [heads][dk, wv] */
+    float *kept, *starts;        /* [SEGMENT][heads][dk, wv]; [segments] of the same */
+    float *beta, *decay, *end;   /* [C] beta; D; E */
+    double *sum, *dsum;          /* [C] G; dG */
+};
+
+static size_t take(char **at, void **p, size_t bytes)
+{
+    size_t n = mt_align_up(bytes, 64);
+    if (at) {
+        *p = *at;
+        *at += n;
+    }
+    return n;
+}
+
+static size_t lay_out(struct work *w, char *base, const struct mt_delta_rule *a)
+{
+    w->dk = a->k.dim;
+    w->dv = a->v.dim;
+    w->wk = mt_align_up(w->dk, LANES);
+    w->wv = mt_align_up(w->dv, LANES);
+    w->wide = w->wk + w->wv;
+    w->heads = a->v.n / a->k.n;
+    w->most_chunks = mt_div_up(MT_MIN(a->max_len, a->n), C);
+    size_t f = sizeof(float), one = w->heads * w->wk * w->wv, bytes = 0;
+    struct {
+        void *p;
+        size_t n;
+    } parts[] = {
+        {&w->q, C * w->wk * f}, {&w->k, C * w->wk * f}, {&w->kt, C * w->wk * f}, {&w->rq, C * f}, {&w->rk, C * f},
+        {&w->kk, C * C * f}, {&w->qk, C * C * f}, {&w->v, C * w->wv * f}, {&w->uw, C * w->wide * f},
+        {&w->vn, C * w->wv * f}, {&w->x, C * C * f}, {&w->a, C * C * f}, {&w->p, C * C * f}, {&w->dO, C * w->wv * f},
+        {&w->vt, C * w->wide * f}, {&w->st, w->wk * w->wv * f}, {&w->t, C * w->wide * f}, {&w->dp, C * C * f},
+        {&w->da, C * C * f}, {&w->yz, C * w->wide * f}, {&w->dq, C * w->wk * f}, {&w->dk_, C * w->wk * f},
+        {&w->state, one * f}, {&w->ds, one * f}, {&w->kept, MT_MIN(w->most_chunks, (size_t)SEGMENT) * one * f},
+        {&w->starts, mt_div_up(w->most_chunks, SEGMENT) * one * f}, {&w->beta, C * f}, {&w->decay, C * f},
+        {&w->end, C * f}, {&w->sum, C * sizeof(double)}, {&w->dsum, C * sizeof(double)}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(parts); i++)
+        bytes += take(base ? &base : NULL, parts[i].p, parts[i].n);
+    return bytes;
+}
+
+size_t mt_cpu_delta_rule_workspace(const struct mt_device_limits *l, const struct mt_delta_rule *a)
+{
+    struct work w;
+    return (size_t)l->n_threads * lay_out(&w, NULL, a) + 64;
+}
+
+/* --- parts of products ----------------------------------------------------------------------------- */
+
+/* A product: element (i, k) of A is at a[i * rs + k * cs]; rows of B and D begin every ldb and ldd elements. */
+struct product {
+    size_t m, n, k; /* n: a multiple of LANES */
+    const float *a;
+    size_t rs, cs;
+    const float *b;
+    size_t ldb;
+    float *d;
+    size_t ldd;
+    float sign; /* D = sign * A B, or with adds D += that */
+    bool adds;
+};
+
+MT_HOT_PART void tile(const struct product *x, size_t i, size_t j, size_t rows)
+{
+    vec sum[4] = {{0}, {0}, {0}, {0}};
+    const float *a = x->a + i * x->rs, *b = x->b + j;
+    for (size_t k = 0; k < x->k; k++, b += x->ldb, a += x->cs) {
+        vec row = *(const vec *)b;
+        for (size_t r = 0; r < rows; r++)
+            sum[r] += a[r * x->rs] * row;
+    }
+    for (size_t r = 0; r < rows; r++) {
+        vec *d = (vec *)(x->d + (i + r) * x->ldd + j);
+        *d = x->adds ? *d + x->sign * sum[r] : x->sign * sum[r];
+    }
+}
+
+MT_HOT static void multiply(const struct product *x)
+{
+    size_t i = 0;
+    for (; i + 4 <= x->m; i += 4)
+        for (size_t j = 0; j < x->n; j += LANES)
+            tile(x, i, j, 4);
+    for (; i < x->m; i++)
+        for (size_t j = 0; j < x->n; j += LANES)
+            tile(x, i, j, 1);
+}
+
+MT_HOT static void scale_row(float *y, const float *x, float by, size_t n)
+{
+    MT_INDEPENDENT
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] * by;
+}
+
+MT_HOT static void add_row(float *y, const float *x, float by, size_t n)
+{
+    MT_INDEPENDENT
+    for (size_t i = 0; i < n; i++)
+        y[i] += x[i] * by;
+}
+
+/* A sum in double, in LANES fixed lanes; n is a multiple of LANES. */
+MT_HOT static double dot(const float *x, const float *y, size_t n)
+{
+    double lane[LANES] = {0}, sum = 0;
+    for (size_t i = 0; i < n; i += LANES)
+        for (size_t l = 0; l < LANES; l++)
+            lane[l] += (double)x[i + l] * (double)y[i + l];
+    for (size_t l = 0; l < LANES; l++)
+        sum += lane[l];
+    return sum;
+}
+
+/* d[c][r] = s[r][c] */
+static void transpose(float *d, size_t ldd, const float *s, size_t lds, size_t rows, size_t cols)
+{
+    for (size_t c = 0; c < cols; c++)
+        for (size_t r = 0; r < rows; r++)
+            d[c * ldd + r] = s[r * lds + c];
+}
+
+/* --- a chunk --------------------------------------------------------------------------------------- */
+
+/* Rows of a head as f32, padded with zeros. */
+static void load_rows(float *dst, size_t wide, enum mt_dtype t, const struct mt_heads *h, size_t row, size_t head,
+                      size_t n)
+{
+    memset(dst, 0, C * wide * sizeof(float));
+    for (size_t i = 0; i < n; i++) {
+        float *to = dst + i * wide;
+        const float *from = mt_cpu_row_f32(t, h->p, mt_heads_at(h, row + i, head), h->dim, to);
+        if (from != to)
+            memcpy(to, from, h->dim * sizeof(float));
+    }
+}
+
+static void store_rows(const float *src, size_t wide, enum mt_dtype t, const struct mt_heads *h, size_t row,
+                       size_t head, size_t n)
+{
+    float tmp[LANES * 64];
+    for (size_t i = 0; i < n; i++) {
+        size_t at = mt_heads_at(h, row + i, head);
+        for (size_t c = 0; c < h->dim; c += MT_ARRAY_LEN(tmp)) {
+            size_t some = MT_MIN(MT_ARRAY_LEN(tmp), h->dim - c);
+            float *to = mt_cpu_row_place(t, h->p, at + c, tmp);
+            memcpy(to, src + i * wide + c, some * sizeof(float));
+            mt_cpu_store_row(t, h->p, at + c, some, to);
+        }
+    }
+}
+
+/* Queries or keys of unit length; the factors to `rstd`. */
+static void normalise(float *x, float *rstd, size_t rows, size_t wide, float eps)
+{
+    for (size_t i = 0; i < rows; i++) {
+        rstd[i] = 1.0f / sqrtf((float)dot(x + i * wide, x + i * wide, wide) + eps);
+        scale_row(x + i * wide, x + i * wide, rstd[i], wide);
+    }
+}
+
+/* What value heads share. */
+static void load_keys(struct work *w, const struct mt_delta_rule *a, size_t row, size_t head, size_t rows)
+{
+    w->rows = rows;
+    load_rows(w->q, w->wk, a->dtype, &a->q, row, head, rows);
+    load_rows(w->k, w->wk, a->dtype, &a->k, row, head, rows);
+    normalise(w->q, w->rq, rows, w->wk, a->eps);
+    normalise(w->k, w->rk, rows, w->wk, a->eps);
+    for (size_t i = 0; i < rows; i++)
+        scale_row(w->q + i * w->wk, w->q + i * w->wk, a->scale, w->wk);
+    transpose(w->kt, C, w->k, w->wk, C, w->wk);
+    multiply(&(struct product){C, C, w->wk, w->k, w->wk, 1, w->kt, C, w->kk, C, 1, false});
+    multiply(&(struct product){C, C, w->wk, w->q, w->wk, 1, w->kt, C, w->qk, C, 1, false});
+}
+
+/* G, D, E and X of a value head. */
+static void decays(struct work *w, const struct mt_delta_rule *a, size_t row, size_t head)
+{
+    size_t heads = a->v.n;
+    double sum = 0;
+    for (size_t i = 0; i < w->rows; i++) {
+        sum += (double)a->g[(row + i) * heads + head];
+        w->sum[i] = sum;
+        w->beta[i] = a->beta[(row + i) * heads + head];
+        w->decay[i] = mt_expf((float)sum);
+    }
+    memset(w->x, 0, C * C * sizeof(float));
+    for (size_t i = 0; i < w->rows; i++) {
+        w->end[i] = mt_expf((float)(sum - w->sum[i]));
+        for (size_t j = 0; j <= i; j++)
+            w->x[i * C + j] = mt_expf((float)(w->sum[i] - w->sum[j]));
+    }
+}
+
+/* A, P, then U | W and V' of a value head whose state before the chunk is s. */
+static void solve(struct work *w, const struct mt_delta_rule *a, size_t row, size_t head, const float *s)
+{
+    decays(w, a, row, head);
+    load_rows(w->v, w->wv, a->dtype, &a->v, row, head, w->rows);
+    memset(w->a, 0, C * C * sizeof(float));
+    memset(w->p, 0, C * C * sizeof(float));
+    memset(w->uw, 0, C * w->wide * sizeof(float));
+    for (size_t i = 0; i < w->rows; i++) {
+        float *uw = w->uw + i * w->wide;
+        for (size_t j = 0; j < i; j++)
+            w->a[i * C + j] = w->beta[i] * w->kk[i * C + j] * w->x[i * C + j];
+        for (size_t j = 0; j <= i; j++)
+            w->p[i * C + j] = w->qk[i * C + j] * w->x[i * C + j];
+        scale_row(uw, w->v + i * w->wv, w->beta[i], w->wv);
+        scale_row(uw + w->wv, w->k + i * w->wk, w->beta[i] * w->decay[i], w->wk);
+        multiply(&(struct product){1, w->wide, i, w->a + i * C, 0, 1, w->uw, w->wide, uw, w->wide, -1, true});
+    }
+    for (size_t i = 0; i < C; i++)
+        memcpy(w->vn + i * w->wv, w->uw + i * w->wide, w->wv * sizeof(float));
+    multiply(&(struct product){C, w->wv, w->dk, w->uw + w->wv, w->wide, 1, s, w->wv, w->vn, w->wv, -1, true});
+}
+
+/* S after the chunk, in place. */
+static void step_state(struct work *w, float *s)
+{
+    float all = w->decay[w->rows - 1];
+    for (size_t i = 0; i < C; i++)
+        scale_row(w->t + i * w->wk, w->k + i * w->wk, i < w->rows ? w->end[i] : 0, w->wk);
+    scale_row(s, s, all, w->wk * w->wv);
+    multiply(&(struct product){w->wk, w->wv, C, w->t, 1, w->wk, w->vn, w->wv, s, w->wv, 1, true});
+}
+
+/* Diagonal times rows, for the next product. */
+static void scaled_rows(float *y, const float *x, const float *by, size_t rows, size_t wide)
+{
+    memset(y, 0, C * wide * sizeof(float));
+    for (size_t i = 0; i < rows; i++)
+        scale_row(y + i * wide, x + i * wide, by[i], wide);
+}
+
+/* --- forward --------------------------------------------------------------------------------------- */
+
+struct job {
+    const struct mt_delta_rule *a;
+    const struct mt_delta_rule_bwd *b;
+    size_t bytes; /* of a thread */
+};
+
+static struct work work_of(const struct job *j, int thread)
+{
+    struct work w = {0};
+    char *base = (char *)mt_align_up((uintptr_t)j->a->workspace, (uintptr_t)64);
+    lay_out(&w, base + (size_t)thread * j->bytes, j->a);
+    return w;
+}
+
+static size_t state_floats(const struct work *w)
+{
+    return w->wk * w->wv;
+}
+
+static void forward_chunk(struct work *w, const struct mt_delta_rule *a, size_t row, size_t head, size_t rows)
+{
+    load_keys(w, a, row, head, rows);
+    for (size_t i = 0; i < w->heads; i++) {
+        size_t h = head * w->heads + i;
+        float *s = w->state + i * state_floats(w);
+        solve(w, a, row, h, s);
+        scaled_rows(w->t, w->q, w->decay, rows, w->wk);
+        multiply(&(struct product){C, w->wv, w->dk, w->t, w->wk, 1, s, w->wv, w->dO, w->wv, 1, false});
+        multiply(&(struct product){C, w->wv, C, w->p, C, 1, w->vn, w->wv, w->dO, w->wv, 1, true});
+        store_rows(w->dO, w->wv, a->dtype, &a->o, row, h, rows);
+        step_state(w, s);
+    }
+}
+
+static void forward_job(void *ctx, size_t i, int thread)
+{
+    const struct job *j = ctx;
+    const struct mt_delta_rule *a = j->a;
+    struct work w = work_of(j, thread);
+    size_t doc = i / a->k.n, head = i % a->k.n;
+    size_t begin = (size_t)a->cu_seqlens[doc], end = (size_t)a->cu_seqlens[doc + 1];
+    memset(w.state, 0, w.heads * state_floats(&w) * sizeof(float));
+    for (size_t row = begin; row < end; row += C)
+        forward_chunk(&w, a, row, head, MT_MIN((size_t)C, end - row));
+}
+
+static struct job job_of(const struct mt_delta_rule *a, const struct mt_delta_rule_bwd *b)
+{
+    struct work w;
+    return (struct job){a, b, lay_out(&w, NULL, a)};
+}
+
+void mt_cpu_run_delta_rule(struct mt_cpu_device *d, const struct mt_delta_rule *a)
+{
+    struct job j = job_of(a, NULL);
+    mt_pool_run(d->pool, forward_job, &j, a->n_docs * a->k.n);
+}
+
+/* --- backward -------------------------------------------------------------------------------------- */
+
+/* States before the chunks [first, end) of a document, the first of which is w->state, to w->kept (NULL: not kept);
+ * w->state becomes that after them. */
+static void make_states(struct work *w, const struct mt_delta_rule *a, size_t begin, size_t end, size_t head,
+                        float *kept)
+{
+    size_t one = w->heads * state_floats(w);
+    for (size_t row = begin; row < end; row += C) {
+        if (kept)
+            memcpy(kept + (row - begin) / C * one, w->state, one * sizeof(float));
+        if (kept && row + C >= end)
+            return;
+        load_keys(w, a, row, head, MT_MIN((size_t)C, end - row));
+        for (size_t i = 0; i < w->heads; i++) {
+            solve(w, a, row, head * w->heads + i, w->state + i * state_floats(w));
+            step_state(w, w->state + i * state_floats(w));
+        }
+    }
+}
+
+/* (I + A)^T [Y | Z] = [dV' | dW] */
+static void solve_transposed(struct work *w)
+{
+    for (size_t i = w->rows; i-- > 0;)
+        for (size_t j = i + 1; j < w->rows; j++)
+            add_row(w->yz + i * w->wide, w->yz + j * w->wide, -w->a[j * C + i], w->wide);
+}
+
+/* dV', dP, and what of dQ, dK, dW and dG comes of them. */
+static void outputs_backward(struct work *w, const float *s, const float *ds)
+{
+    size_t wv = w->wv, wk = w->wk, wide = w->wide;
+    transpose(w->vt, C, w->vn, wv, C, wv);
+    multiply(&(struct product){C, C, wv, w->dO, wv, 1, w->vt, C, w->dp, C, 1, false});
+    scaled_rows(w->t, w->k, w->end, w->rows, wk);
+    multiply(&(struct product){C, wv, C, w->p, 1, C, w->dO, wv, w->yz, wide, 1, false});
+    multiply(&(struct product){C, wv, w->dk, w->t, wk, 1, ds, wv, w->yz, wide, 1, true});
+    transpose(w->st, wk, s, wv, wk, wv);
+    multiply(&(struct product){C, wk, wv, w->yz, wide, 1, w->st, wk, w->yz + wv, wide, -1, false}); /* dW */
+    multiply(&(struct product){C, wk, wv, w->dO, wv, 1, w->st, wk, w->t, wk, 1, false});            /* dO S^T */
+    for (size_t i = 0; i < w->rows; i++) {
+        w->dsum[i] = (double)w->decay[i] * dot(w->q + i * wk, w->t + i * wk, wk);
+        add_row(w->dq + i * wk, w->t + i * wk, w->decay[i], wk);
+    }
+    transpose(w->st, wk, ds, wv, wk, wv);
+    multiply(&(struct product){C, wk, wv, w->vn, wv, 1, w->st, wk, w->t, wk, 1, false}); /* V' dS^T */
+    double all = 0;
+    for (size_t i = 0; i < w->rows; i++) {
+        double r = (double)w->end[i] * dot(w->k + i * wk, w->t + i * wk, wk);
+        w->dsum[i] -= r;
+        all += r;
+        add_row(w->dk_ + i * wk, w->t + i * wk, w->end[i], wk);
+    }
+    w->dsum[w->rows - 1] += all + (double)w->decay[w->rows - 1] * dot(s, ds, wk * wv);
+}
+
+/* dA, masked to its triangle; dP becomes dP * X, dA N; their part of dG and dbeta. */
+static void scores_backward(struct work *w, double *dbeta)
+{
+    transpose(w->vt, C, w->uw, w->wide, C, w->wide);
+    multiply(&(struct product){C, C, w->wide, w->yz, w->wide, 1, w->vt, C, w->da, C, -1, false});
+    for (size_t i = 0; i < C; i++)
+        for (size_t j = 0; j < C; j++) {
+            size_t at = i * C + j;
+            float x = w->x[at], dp = j <= i && i < w->rows ? w->dp[at] : 0, da = j < i && i < w->rows ? w->da[at] : 0;
+            double m = (double)dp * (double)w->p[at] + (double)da * (double)w->a[at];
+            if (i < w->rows && j <= i) {
+                w->dsum[i] += m;
+                w->dsum[j] -= m;
+                dbeta[i] += (double)da * (double)(w->kk[at] * x);
+            }
+            w->dp[at] = dp * x;
+            w->da[at] = i < w->rows ? w->beta[i] * da * x : 0;
+        }
+}
+
+static void backward_head(struct work *w, const struct mt_delta_rule_bwd *b, size_t row, size_t h, const float *s,
+                          float *ds)
+{
+    const struct mt_delta_rule *a = &b->fwd;
+    size_t wv = w->wv, wk = w->wk, wide = w->wide;
+    double dbeta[C] = {0}, sum = 0;
+    solve(w, a, row, h, s);
+    load_rows(w->dO, wv, a->dtype, &b->d_o, row, h, w->rows);
+    outputs_backward(w, s, ds);
+    /* dS before what it is made of is overwritten: e^G_C dS + (D Q)^T dO - W^T dV' */
+    scale_row(ds, ds, w->decay[w->rows - 1], wk * wv);
+    scaled_rows(w->t, w->q, w->decay, w->rows, wk);
+    multiply(&(struct product){wk, wv, C, w->t, 1, wk, w->dO, wv, ds, wv, 1, true});
+    multiply(&(struct product){wk, wv, C, w->uw + wv, 1, wide, w->yz, wide, ds, wv, -1, true});
+    solve_transposed(w);
+    scores_backward(w, dbeta);
+    multiply(&(struct product){C, wk, C, w->dp, C, 1, w->k, wk, w->dq, wk, 1, true});
+    multiply(&(struct product){C, wk, C, w->dp, 1, C, w->q, wk, w->dk_, wk, 1, true});
+    multiply(&(struct product){C, wk, C, w->da, C, 1, w->k, wk, w->dk_, wk, 1, true});
+    multiply(&(struct product){C, wk, C, w->da, 1, C, w->k, wk, w->dk_, wk, 1, true});
+    for (size_t i = 0; i < w->rows; i++) {
+        const float *y = w->yz + i * wide, *z = y + wv, *k = w->k + i * wk;
+        double along = dot(z, k, wk) * (double)w->decay[i];
+        add_row(w->dk_ + i * wk, z, w->decay[i] * w->beta[i], wk);
+        dbeta[i] += dot(y, w->v + i * wv, wv) + along;
+        w->dsum[i] += along * (double)w->beta[i];
+        b->dbeta[(row + i) * a->v.n + h] = (float)dbeta[i];
+    }
+    for (size_t i = 0; i < w->rows; i++)
+        scale_row(w->t + i * wv, w->yz + i * wide, w->beta[i], wv);
+    store_rows(w->t, wv, a->dtype, &b->dv, row, h, w->rows);
+    for (size_t i = w->rows; i-- > 0;) {
+        sum += w->dsum[i];
+        b->dg[(row + i) * a->v.n + h] = (float)sum;
+    }
+}
+
+/* Through x = r x': d' = r (d - x (x . d)), where x is of unit length but for eps. */
+static void normalise_backward(float *d, const float *x, const float *rstd, float scale, size_t rows, size_t wide)
+{
+    for (size_t i = 0; i < rows; i++) {
+        float *di = d + i * wide, by = rstd[i] * scale;
+        float along = (float)dot(x + i * wide, di, wide) / (scale * scale);
+        add_row(di, x + i * wide, -along, wide);
+        scale_row(di, di, by, wide);
+    }
+}
+
+static void backward_chunk(struct work *w, const struct mt_delta_rule_bwd *b, size_t row, size_t head, size_t rows,
+                           const float *states)
+{
+    const struct mt_delta_rule *a = &b->fwd;
+    load_keys(w, a, row, head, rows);
+    memset(w->dq, 0, C * w->wk * sizeof(float));
+    memset(w->dk_, 0, C * w->wk * sizeof(float));
+    for (size_t i = 0; i < w->heads; i++)
+        backward_head(w, b, row, head * w->heads + i, states + i * state_floats(w), w->ds + i * state_floats(w));
+    normalise_backward(w->dq, w->q, w->rq, a->scale, rows, w->wk);
+    normalise_backward(w->dk_, w->k, w->rk, 1, rows, w->wk);
+    store_rows(w->dq, w->wk, a->dtype, &b->dq, row, head, rows);
+    store_rows(w->dk_, w->wk, a->dtype, &b->dk, row, head, rows);
+}
+
+static void backward_job(void *ctx, size_t i, int thread)
+{
+    const struct job *j = ctx;
+    const struct mt_delta_rule *a = j->a;
+    struct work w = work_of(j, thread);
+    size_t doc = i / a->k.n, head = i % a->k.n, one = w.heads * state_floats(&w);
+    size_t begin = (size_t)a->cu_seqlens[doc], end = (size_t)a->cu_seqlens[doc + 1];
+    enum { LONG = SEGMENT * C };
+    size_t segments = mt_div_up(end - begin, (size_t)LONG);
+    memset(w.state, 0, one * sizeof(float));
+    for (size_t k = 0; k < segments; k++) {
+        memcpy(w.starts + k * one, w.state, one * sizeof(float));
+        if (k + 1 < segments)
+            make_states(&w, a, begin + k * LONG, begin + (k + 1) * LONG, head, NULL);
+    }
+    memset(w.ds, 0, one * sizeof(float));
+    for (size_t k = segments; k-- > 0;) {
+        size_t from = begin + k * LONG, to = MT_MIN(end, from + LONG);
+        memcpy(w.state, w.starts + k * one, one * sizeof(float));
+        make_states(&w, a, from, to, head, w.kept);
+        for (size_t n = mt_div_up(to - from, (size_t)C); n-- > 0;)
+            backward_chunk(&w, j->b, from + n * C, head, MT_MIN((size_t)C, to - from - n * C), w.kept + n * one);
+    }
+}
+
+void mt_cpu_run_delta_rule_bwd(struct mt_cpu_device *d, const struct mt_delta_rule_bwd *b)
+{
+    struct job j = job_of(&b->fwd, b);
+    mt_pool_run(d->pool, backward_job, &j, b->fwd.n_docs * b->fwd.k.n);
+}

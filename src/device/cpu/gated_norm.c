@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * y = t silu(z), t = w xhat, xhat = x rstd. Backward: dz = dy t silu'(z), and with dt = dy silu(z), g = w dt:
+ * dx = rstd (g - xhat mean(g xhat)), dw = sum over rows and heads of dt xhat; over blocks of rows, then over blocks.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+#include "device/cpu/vecmath.h"
+
+enum { ROW_BLOCK = 32, MOST = 1024 }; /* MOST: elements of a head */
+
+/* A head of a row: what forward and backward make of it. */
+struct head {
+    float rstd;
+    float x[MOST], z[MOST], w[MOST], xhat[MOST], t[MOST]; /* the last two rounded */
+};
+
+static size_t z_at(const struct mt_heads *z, size_t dim, size_t row, size_t head)
+{
+    size_t i = head * dim;
+    return mt_heads_at(z, row, i / z->dim) + i % z->dim;
+}
+
+static void copy(float *dst, enum mt_dtype t, const void *p, size_t at, size_t n)
+{
+    const float *src = mt_cpu_row_f32(t, p, at, n, dst);
+    if (src != dst)
+        memcpy(dst, src, n * sizeof(*dst));
+}
+
+MT_HOT static void scale(float *restrict y, const float *restrict x, float by, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] * by;
+}
+
+MT_HOT static void multiply(float *restrict y, const float *restrict x, const float *restrict w, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] * w[i];
+}
+
+MT_HOT static void gate(float *restrict y, const float *restrict t, const float *restrict z, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = t[i] * (z[i] * mt_sigmoidf(z[i]));
+}
+
+/* dz, and in place of dy dt. */
+MT_HOT static void gate_backward(float *restrict dz, float *restrict dy, const float *restrict t,
+                                 const float *restrict z, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float s = mt_sigmoidf(z[i]);
+        dz[i] = dy[i] * t[i] * (s * (1.0f + z[i] * (1.0f - s)));
+        dy[i] *= z[i] * s;
+    }
+}
+
+MT_HOT static void input_gradient(float *restrict dx, const float *restrict g, const float *restrict x, float rstd,
+                                  float mean, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dx[i] = rstd * (g[i] - x[i] * rstd * mean);
+}
+
+MT_HOT static void add_products(float *restrict dw, const float *restrict a, const float *restrict b, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dw[i] += a[i] * b[i];
+}
+
+static void load(const struct mt_gated_norm *a, size_t row, size_t head, struct head *h)
+{
+    size_t n = a->x.dim;
+    copy(h->x, a->dtype, a->x.p, mt_heads_at(&a->x, row, head), n);
+    copy(h->z, a->dtype, a->z.p, z_at(&a->z, n, row, head), n);
+    h->rstd = 1.0f / sqrtf(mt_cpu_dot(h->x, h->x, n) / (float)n + a->eps);
+    scale(h->xhat, h->x, h->rstd, n);
+    mt_cpu_round_row(a->dtype, h->xhat, n);
+    multiply(h->t, h->xhat, h->w, n);
+    mt_cpu_round_row(a->dtype, h->t, n);
+}
+
+static void forward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_gated_norm *a = ctx;
+    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK), n = a->x.dim;
+    struct head h;
+    float tmp[MOST];
+    (void)thread;
+    copy(h.w, a->dtype, a->w, 0, n);
+    for (size_t r = chunk * ROW_BLOCK; r < end; r++)
+        for (size_t i = 0; i < a->x.n; i++) {
+            size_t to = mt_heads_at(&a->y, r, i);
+            load(a, r, i, &h);
+            float *y = mt_cpu_row_place(a->dtype, a->y.p, to, tmp);
+            gate(y, h.t, h.z, n);
+            mt_cpu_store_row(a->dtype, a->y.p, to, n, y);
+        }
+}
+
+void mt_cpu_run_gated_norm(struct mt_cpu_device *d, const struct mt_gated_norm *a)
+{
+    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, ROW_BLOCK));
+}
+
+size_t mt_cpu_gated_norm_bwd_workspace(const struct mt_device_limits *l, const struct mt_gated_norm_bwd *b)
+{
+    (void)l;
+    return mt_div_up(b->fwd.n, ROW_BLOCK) * b->fwd.x.dim * sizeof(float);
+}
+
+static void backward_head(const struct mt_gated_norm_bwd *b, size_t row, size_t i, struct head *h, float *dw)
+{
+    const struct mt_gated_norm *a = &b->fwd;
+    size_t n = a->x.dim, to = mt_heads_at(&b->dx, row, i), to_z = z_at(&b->dz, n, row, i);
+    float dy[MOST], g[MOST], tmp[MOST];
+    load(a, row, i, h);
+    copy(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, i), n);
+    float *dz = mt_cpu_row_place(a->dtype, b->dz.p, to_z, tmp);
+    gate_backward(dz, dy, h->t, h->z, n);
+    mt_cpu_store_row(a->dtype, b->dz.p, to_z, n, dz);
+    if (dw)
+        add_products(dw, dy, h->xhat, n);
+    multiply(g, dy, h->w, n);
+    float mean = mt_cpu_dot(g, h->x, n) * h->rstd / (float)n;
+    float *dx = mt_cpu_row_place(a->dtype, b->dx.p, to, tmp);
+    input_gradient(dx, g, h->x, h->rstd, mean, n);
+    mt_cpu_store_row(a->dtype, b->dx.p, to, n, dx);
+}
+
+static void backward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_gated_norm_bwd *b = ctx;
+    const struct mt_gated_norm *a = &b->fwd;
+    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
+    float *dw = b->dw ? (float *)b->workspace + chunk * a->x.dim : NULL;
+    struct head h;
+    (void)thread;
+    copy(h.w, a->dtype, a->w, 0, a->x.dim);
+    if (dw)
+        memset(dw, 0, a->x.dim * sizeof(*dw));
+    for (size_t r = chunk * ROW_BLOCK; r < end; r++)
+        for (size_t i = 0; i < a->x.n; i++)
+            backward_head(b, r, i, &h, dw);
+}
+
+void mt_cpu_run_gated_norm_bwd(struct mt_cpu_device *d, const struct mt_gated_norm_bwd *b)
+{
+    size_t blocks = mt_div_up(b->fwd.n, ROW_BLOCK);
+    mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)b, blocks);
+    if (b->dw)
+        mt_cpu_fold(d, b->dw, b->workspace, blocks, b->fwd.x.dim);
+}

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * y[t] = silu(s[t]), s[t] = sum over j of w[j] x[t - taps + 1 + j] within the document. Backward, with ds = dy silu'(s):
+ *
+ *   dx[t] = sum over j of w[j] ds[t + taps - 1 - j],   dw[j] = sum over t of ds[t] x[t - taps + 1 + j]
+ *
+ * A chunk is a block of rows of a piece of the channels; s is made again in backward. dw is summed over a block's rows,
+ * then over blocks in order.
+ */
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+#include "device/cpu/vecmath.h"
+
+enum { PIECE = 64, ROWS = 512, TILE = 64 };
+
+struct job {
+    const struct mt_short_conv *a;
+    const struct mt_short_conv_bwd *b;
+    size_t pieces; /* of a head */
+};
+
+/* One piece of the channels: w[j] of each. */
+struct piece {
+    size_t head, first, n;
+    float w[MT_CONV_MAX_TAPS][PIECE];
+};
+
+static struct piece piece_of(const struct job *j, size_t i)
+{
+    const struct mt_short_conv *a = j->a;
+    struct piece p = {.head = i / j->pieces, .first = i % j->pieces * PIECE};
+    float tmp[PIECE * MT_CONV_MAX_TAPS];
+    p.n = MT_MIN((size_t)PIECE, a->x.dim - p.first);
+    const float *w = mt_cpu_row_f32(a->dtype, a->w, (p.head * a->x.dim + p.first) * a->taps, p.n * a->taps, tmp);
+    for (size_t c = 0; c < p.n; c++)
+        for (size_t k = 0; k < a->taps; k++)
+            p.w[k][c] = w[c * a->taps + k];
+    return p;
+}
+
+/* The document of a row. */
+static size_t doc_of(const struct mt_short_conv *a, size_t row)
+{
+    size_t lo = 0, hi = a->n_docs;
+    while (hi - lo > 1) {
+        size_t mid = (lo + hi) / 2;
+        *((size_t)a->cu_seqlens[mid] <= row ? &lo : &hi) = mid;
+    }
+    return lo;
+}
+
+MT_HOT static void multiply_add(float *restrict y, const float *restrict w, const float *restrict x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] += w[i] * x[i];
+}
+
+MT_HOT static void silu(float *y, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = y[i] * mt_sigmoidf(y[i]);
+}
+
+/* s = dy silu'(s) */
+MT_HOT static void silu_slope(float *restrict s, const float *restrict dy, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float e = mt_sigmoidf(s[i]);
+        s[i] = dy[i] * (e * (1.0f + s[i] * (1.0f - e)));
+    }
+}
+
+/* s of a row; begin: its document's first row. */
+static void sum_row(const struct mt_short_conv *a, const struct piece *p, size_t row, size_t begin, float *s)
+{
+    float tmp[PIECE];
+    memset(s, 0, PIECE * sizeof(*s));
+    for (size_t k = 0; k < a->taps; k++) {
+        size_t back = a->taps - 1 - k;
+        if (row < begin + back)
+            continue;
+        size_t at = mt_heads_at(&a->x, row - back, p->head) + p->first;
+        multiply_add(s, p->w[k], mt_cpu_row_f32(a->dtype, a->x.p, at, p->n, tmp), p->n);
+    }
+}
+
+static void forward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct job *j = ctx;
+    const struct mt_short_conv *a = j->a;
+    size_t per = a->x.n * j->pieces, first = chunk / per * ROWS, end = MT_MIN(a->n, first + ROWS);
+    struct piece p = piece_of(j, chunk % per);
+    size_t doc = doc_of(a, first);
+    float s[PIECE];
+    (void)thread;
+    for (size_t r = first; r < end; r++) {
+        while (r >= (size_t)a->cu_seqlens[doc + 1])
+            doc++;
+        sum_row(a, &p, r, (size_t)a->cu_seqlens[doc], s);
+        silu(s, p.n);
+        size_t at = mt_heads_at(&a->y, r, p.head) + p.first;
+        float *y = mt_cpu_row_place(a->dtype, a->y.p, at, s);
+        if (y != s)
+            memcpy(y, s, p.n * sizeof(*s));
+        mt_cpu_store_row(a->dtype, a->y.p, at, p.n, y);
+    }
+}
+
+void mt_cpu_run_short_conv(struct mt_cpu_device *d, const struct mt_short_conv *a)
+{
+    struct job j = {.a = a, .pieces = mt_div_up(a->x.dim, PIECE)};
+    mt_pool_run(d->pool, forward_chunk, &j, mt_div_up(a->n, ROWS) * a->x.n * j.pieces);
+}
+
+size_t mt_cpu_short_conv_bwd_workspace(const struct mt_device_limits *l, const struct mt_short_conv_bwd *b)
+{
+    (void)l;
+    return mt_div_up(b->fwd.n, ROWS) * b->fwd.x.n * b->fwd.x.dim * b->fwd.taps * sizeof(float);
+}
+
+/* ds of a row. */
+static void slope_row(const struct mt_short_conv_bwd *b, const struct piece *p, size_t row, size_t begin, float *ds)
+{
+    float tmp[PIECE];
+    sum_row(&b->fwd, p, row, begin, ds);
+    size_t at = mt_heads_at(&b->dy, row, p->head) + p->first;
+    silu_slope(ds, mt_cpu_row_f32(b->fwd.dtype, b->dy.p, at, p->n, tmp), p->n);
+}
+
+/* What ds of a row adds to dw, [tap][channel]. */
+static void add_weight_gradient(const struct mt_short_conv *a, const struct piece *p, size_t row, size_t begin,
+                                const float *ds, float dw[][PIECE])
+{
+    float tmp[PIECE];
+    for (size_t k = 0; k < a->taps; k++) {
+        size_t back = a->taps - 1 - k;
+        if (row < begin + back)
+            continue;
+        size_t at = mt_heads_at(&a->x, row - back, p->head) + p->first;
+        multiply_add(dw[k], ds, mt_cpu_row_f32(a->dtype, a->x.p, at, p->n, tmp), p->n);
+    }
+}
+
+/* Rows [first, end), whose ds and that of the rows after them are in `ds`. */
+static void backward_tile(const struct mt_short_conv_bwd *b, const struct piece *p, size_t first, size_t end,
+                          float ds[][PIECE], float dw[][PIECE])
+{
+    const struct mt_short_conv *a = &b->fwd;
+    size_t doc = doc_of(a, first), last = MT_MIN(a->n, end + a->taps - 1);
+    for (size_t r = first, d = doc; r < last; r++) {
+        while (r >= (size_t)a->cu_seqlens[d + 1])
+            d++;
+        slope_row(b, p, r, (size_t)a->cu_seqlens[d], ds[r - first]);
+        if (b->dw && r < end)
+            add_weight_gradient(a, p, r, (size_t)a->cu_seqlens[d], ds[r - first], dw);
+    }
+    for (size_t r = first; r < end; r++) {
+        float dx[PIECE] = {0};
+        while (r >= (size_t)a->cu_seqlens[doc + 1])
+            doc++;
+        for (size_t k = 0; k < a->taps; k++)
+            if (r + a->taps - 1 - k < (size_t)a->cu_seqlens[doc + 1])
+                multiply_add(dx, p->w[k], ds[r - first + a->taps - 1 - k], p->n);
+        size_t at = mt_heads_at(&b->dx, r, p->head) + p->first;
+        float *to = mt_cpu_row_place(a->dtype, b->dx.p, at, dx);
+        if (to != dx)
+            memcpy(to, dx, p->n * sizeof(*dx));
+        mt_cpu_store_row(a->dtype, b->dx.p, at, p->n, to);
+    }
+}
+
+static void backward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct job *j = ctx;
+    const struct mt_short_conv *a = j->a;
+    size_t per = a->x.n * j->pieces, block = chunk / per, first = block * ROWS, end = MT_MIN(a->n, first + ROWS);
+    struct piece p = piece_of(j, chunk % per);
+    float ds[TILE + MT_CONV_MAX_TAPS][PIECE], dw[MT_CONV_MAX_TAPS][PIECE] = {{0}};
+    (void)thread;
+    for (size_t r = first; r < end; r += TILE)
+        backward_tile(j->b, &p, r, MT_MIN(end, r + TILE), ds, dw);
+    if (!j->b->dw)
+        return;
+    float *to = (float *)j->b->workspace + (block * a->x.n * a->x.dim + p.head * a->x.dim + p.first) * a->taps;
+    for (size_t c = 0; c < p.n; c++)
+        for (size_t k = 0; k < a->taps; k++)
+            to[c * a->taps + k] = dw[k][c];
+}
+
+void mt_cpu_run_short_conv_bwd(struct mt_cpu_device *d, const struct mt_short_conv_bwd *b)
+{
+    const struct mt_short_conv *a = &b->fwd;
+    struct job j = {a, b, mt_div_up(a->x.dim, PIECE)};
+    size_t blocks = mt_div_up(a->n, ROWS);
+    mt_pool_run(d->pool, backward_chunk, &j, blocks * a->x.n * j.pieces);
+    if (b->dw)
+        mt_cpu_fold(d, b->dw, b->workspace, blocks, a->x.n * a->x.dim * a->taps);
+}

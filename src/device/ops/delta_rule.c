@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/mem.h"
+#include "device/ops/row.h"
+
+static const char *check_inputs(const struct mt_delta_rule *a)
+{
+    if (!a->n)
+        return NULL;
+    MT_OP_NEED(a->q.n && a->q.n == a->k.n && a->q.dim == a->k.dim && a->v.n % a->k.n == 0);
+    MT_OP_NEED(heads_apart(&a->q) && heads_apart(&a->k) && heads_apart(&a->v) && a->scale > 0 && a->eps > 0);
+    MT_OP_NEED(a->beta && a->g && a->workspace && a->cu_seqlens && a->cu_seqlens_host && a->n_docs);
+    MT_OP_NEED(a->cu_seqlens_host[0] == 0 && (size_t)a->cu_seqlens_host[a->n_docs] == a->n);
+    for (size_t i = 0; i < a->n_docs; i++)
+        MT_OP_NEED(a->cu_seqlens_host[i] < a->cu_seqlens_host[i + 1] &&
+                   (size_t)(a->cu_seqlens_host[i + 1] - a->cu_seqlens_host[i]) <= a->max_len);
+    return NULL;
+}
+
+static const char *check(const void *args)
+{
+    const struct mt_delta_rule *a = args;
+    MT_OP_NEED(!a->n || (heads_apart(&a->o) && heads_alike(&a->o, &a->v)));
+    return check_inputs(a);
+}
+
+static const char *check_bwd(const void *args)
+{
+    const struct mt_delta_rule_bwd *b = args;
+    const struct mt_delta_rule *a = &b->fwd;
+    const char *wrong = check_inputs(a);
+    if (wrong || !a->n)
+        return wrong;
+    MT_OP_NEED(heads_apart(&b->d_o) && heads_apart(&b->dq) && heads_apart(&b->dk) && heads_apart(&b->dv));
+    MT_OP_NEED(heads_alike(&b->d_o, &a->v) && heads_alike(&b->dv, &a->v));
+    MT_OP_NEED(heads_alike(&b->dq, &a->q) && heads_alike(&b->dk, &a->k) && b->dbeta && b->dg);
+    return NULL;
+}
+
+/* Multiply-adds of a token and a value head, by the equations of a chunk. */
+static double work(const struct mt_delta_rule *a, bool bwd)
+{
+    double k = (double)a->k.dim, v = (double)a->v.dim, c = MT_DELTA_CHUNK;
+    double forward = 3 * k * v + 2.5 * c * k + 1.5 * c * v;
+    return bwd ? 2 * forward + 6 * k * v + c * (3.5 * v + 5.5 * k) : forward;
+}
+
+/* dim[1] is the longest document plus one, as of attention. */
+static void count(const struct mt_delta_rule *a, bool bwd, struct mt_metered *out)
+{
+    double heads = (double)(a->k.n * a->k.dim * 2 + a->v.n * a->v.dim * 2);
+    out->dtype = a->dtype;
+    out->dim[0] = a->n;
+    out->dim[1] = a->max_len + 1;
+    out->dim[2] = a->v.n;
+    out->dim[3] = a->k.n;
+    out->dim[4] = a->k.dim;
+    out->dim[5] = a->v.dim;
+    out->flops = 2 * (double)a->n * (double)a->v.n * work(a, bwd);
+    out->bytes = (double)a->n * heads * (double)mt_dtype_size(a->dtype) * (bwd ? 2 : 1) +
+                 (bwd ? 4 : 2) * mt_op_bytes(a->n, a->v.n, MT_F32);
+}
+
+static void cost(const void *args, struct mt_metered *out)
+{
+    count(args, false, out);
+}
+
+static void cost_bwd(const void *args, struct mt_metered *out)
+{
+    count(&((const struct mt_delta_rule_bwd *)args)->fwd, true, out);
+}
+
+static struct mt_delta_rule example(mt_example *x, const struct mt_metered *shape)
+{
+    size_t n = (size_t)shape->dim[0], len = MT_MIN(MT_MAX((size_t)shape->dim[1], (size_t)2) - 1, n);
+    size_t docs = mt_div_up(n, len), nv = (size_t)shape->dim[2], nk = (size_t)shape->dim[3];
+    size_t dk = (size_t)shape->dim[4], dv = (size_t)shape->dim[5];
+    struct mt_delta_rule a = {.n = n, .n_docs = docs, .max_len = len, .dtype = shape->dtype, .scale = 0.125f,
+                              .eps = 1e-6f};
+    int32_t *cu = mt_example_host_ints(x, docs + 1, len, 0);
+    if (cu)
+        cu[docs] = (int32_t)n;
+    a.cu_seqlens_host = cu;
+    a.cu_seqlens = mt_example_upload(x, cu, docs + 1);
+    a.q = mt_heads(mt_example_fresh(x, a.dtype, n * nk * dk), nk * dk, nk, dk);
+    a.k = mt_heads(mt_example_fresh(x, a.dtype, n * nk * dk), nk * dk, nk, dk);
+    a.v = mt_heads(mt_example_fresh(x, a.dtype, n * nv * dv), nv * dv, nv, dv);
+    a.beta = mt_example_fresh(x, MT_F32, n * nv);
+    a.g = mt_example_fresh(x, MT_F32, n * nv);
+    a.workspace = mt_example_workspace(x, mt_op_delta_rule_workspace(mt_example_device(x), &a));
+    return a;
+}
+
+static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    struct mt_delta_rule a = example(x, shape);
+    a.o = a.v;
+    a.o.p = mt_example_write(x, a.dtype, a.n * a.v.ld);
+    *(struct mt_delta_rule *)args = a;
+}
+
+static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    struct mt_delta_rule_bwd b = {.fwd = example(x, shape)};
+    const struct mt_delta_rule *a = &b.fwd;
+    b.d_o = b.dv = a->v;
+    b.dq = b.dk = a->q;
+    b.d_o.p = mt_example_fresh(x, a->dtype, a->n * a->v.ld);
+    b.dv.p = mt_example_write(x, a->dtype, a->n * a->v.ld);
+    b.dq.p = mt_example_write(x, a->dtype, a->n * a->q.ld);
+    b.dk.p = mt_example_write(x, a->dtype, a->n * a->q.ld);
+    b.dbeta = mt_example_write(x, MT_F32, a->n * a->v.n);
+    b.dg = mt_example_write(x, MT_F32, a->n * a->v.n);
+    *(struct mt_delta_rule_bwd *)args = b;
+}
+
+const struct mt_op mt_op_row_delta_rule = {
+    .name = {"delta_rule"},
+    .bound = MT_BOUND_ATTENTION,
+    .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM, MT_SIZE_HEAD_DIM},
+    .args_bytes = sizeof(struct mt_delta_rule),
+    .count = offsetof(struct mt_delta_rule, n),
+    .check = check,
+    .cost = cost,
+    .fill = fill,
+};
+
+const struct mt_op mt_op_row_delta_rule_bwd = {
+    .name = {"delta_rule_bwd"},
+    .bound = MT_BOUND_ATTENTION_BWD,
+    .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM, MT_SIZE_HEAD_DIM},
+    .args_bytes = sizeof(struct mt_delta_rule_bwd),
+    .count = offsetof(struct mt_delta_rule_bwd, fwd.n),
+    .check = check_bwd,
+    .cost = cost_bwd,
+    .fill = fill_bwd,
+};

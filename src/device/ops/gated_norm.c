@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/ops/row.h"
+
+enum { MOST = 1024 };
+
+static const char *check_inputs(const struct mt_gated_norm *a)
+{
+    MT_OP_NEED(heads_apart(&a->x) && heads_apart(&a->z) && a->x.dim <= MOST && a->z.dim % a->x.dim == 0);
+    MT_OP_NEED(a->z.n * a->z.dim == a->x.n * a->x.dim && aligned(a->w) && a->eps >= 0);
+    return NULL;
+}
+
+static const char *check(const void *args)
+{
+    const struct mt_gated_norm *a = args;
+    MT_OP_NEED(heads_apart(&a->y) && heads_alike(&a->y, &a->x));
+    return check_inputs(a);
+}
+
+static void count(const struct mt_gated_norm *a, double arrays, struct mt_metered *out)
+{
+    out->dtype = a->dtype;
+    out->dim[0] = a->n;
+    out->dim[1] = a->x.n;
+    out->dim[2] = a->x.dim;
+    out->bytes = arrays * mt_op_bytes(a->n, a->x.n * a->x.dim, a->dtype);
+}
+
+static void cost(const void *args, struct mt_metered *out)
+{
+    count(args, 3, out);
+}
+
+static struct mt_gated_norm example(mt_example *x, const struct mt_metered *shape)
+{
+    size_t n = (size_t)shape->dim[0], heads = (size_t)shape->dim[1], d = (size_t)shape->dim[2];
+    struct mt_gated_norm a = {.n = n, .dtype = shape->dtype, .eps = 1e-6f};
+    a.x = mt_heads(mt_example_fresh(x, a.dtype, n * heads * d), heads * d, heads, d);
+    a.z = mt_heads(mt_example_read(x, a.dtype, n * heads * d), heads * d, heads, d);
+    a.w = mt_example_read(x, a.dtype, d);
+    return a;
+}
+
+static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    struct mt_gated_norm a = example(x, shape);
+    a.y = a.x;
+    a.y.p = mt_example_write(x, a.dtype, a.n * a.x.ld);
+    *(struct mt_gated_norm *)args = a;
+}
+
+const struct mt_op mt_op_row_gated_norm = {
+    .name = {"gated_norm"},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM},
+    .args_bytes = sizeof(struct mt_gated_norm),
+    .count = offsetof(struct mt_gated_norm, n),
+    .check = check,
+    .cost = cost,
+    .fill = fill,
+};
+
+static const char *check_bwd(const void *args)
+{
+    const struct mt_gated_norm_bwd *b = args;
+    const struct mt_gated_norm *a = &b->fwd;
+    MT_OP_NEED(heads_apart(&b->dy) && heads_apart(&b->dx) && heads_apart(&b->dz));
+    MT_OP_NEED(heads_alike(&b->dy, &a->x) && heads_alike(&b->dx, &a->x) && heads_alike(&b->dz, &a->z));
+    MT_OP_NEED(!b->dw || b->workspace);
+    return check_inputs(a);
+}
+
+static void cost_bwd(const void *args, struct mt_metered *out)
+{
+    count(&((const struct mt_gated_norm_bwd *)args)->fwd, 5, out);
+}
+
+/* In place, as in a layer. */
+static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    struct mt_gated_norm_bwd b = {.fwd = example(x, shape)};
+    size_t all = b.fwd.n * b.fwd.x.ld;
+    b.dy = b.fwd.x;
+    b.dy.p = mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, shape->dtype, all);
+    b.dx = b.dy;
+    b.dz = b.fwd.z;
+    b.dz.p = mt_example_write(x, shape->dtype, all);
+    b.dw = mt_example_update(x, MT_F32, b.fwd.x.dim);
+    b.workspace = mt_example_workspace(x, mt_op_gated_norm_bwd_workspace(mt_example_device(x), &b));
+    *(struct mt_gated_norm_bwd *)args = b;
+}
+
+const struct mt_op mt_op_row_gated_norm_bwd = {
+    .name = {"gated_norm_bwd"},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM},
+    .args_bytes = sizeof(struct mt_gated_norm_bwd),
+    .count = offsetof(struct mt_gated_norm_bwd, fwd.n),
+    .check = check_bwd,
+    .cost = cost_bwd,
+    .fill = fill_bwd,
+};

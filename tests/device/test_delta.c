@@ -1,0 +1,450 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The gated delta rule and what is around it, against the recurrence in double and differences of it. */
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "harness.h"
+
+/* Has the device these operations? */
+static bool lacks(struct harness *h)
+{
+    double *x;
+    struct dbuf *b = buf_random(h, h->dtype, 8, 1, &x);
+    struct mt_heads v = mt_heads(b->p, 8, 1, 8);
+    struct mt_head_gate a = {.n = 1, .dtype = h->dtype, .x = v, .gate = v, .y = v};
+    return mt_op_head_gate(h->dev, &a, NULL) == -ENOTSUP;
+}
+
+enum { MAX_DOCS = 4 };
+struct shape {
+    size_t nk, nv, dk, dv, n_docs, len[MAX_DOCS];
+    double decay; /* most that a step decays by: e^-decay */
+};
+
+struct problem {
+    struct shape s;
+    size_t n;
+    double *q, *k, *v, *beta, *g, *d_o;         /* inputs */
+    double *o, *dq, *dk, *dv, *dbeta, *dg;      /* by the recurrence */
+    double scale, eps;
+    int32_t cu[MAX_DOCS + 1];
+};
+
+static void unit(double *y, const double *x, size_t n, double eps, double by)
+{
+    double sq = eps;
+    for (size_t i = 0; i < n; i++)
+        sq += x[i] * x[i];
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] / sqrt(sq) * by;
+}
+
+/* Gradient through that: d is of y, and becomes that of x. */
+static void unit_backward(double *d, const double *x, size_t n, double eps, double by)
+{
+    double sq = eps, dot = 0;
+    for (size_t i = 0; i < n; i++) {
+        sq += x[i] * x[i];
+        dot += x[i] * d[i];
+    }
+    for (size_t i = 0; i < n; i++)
+        d[i] = by / sqrt(sq) * (d[i] - x[i] * dot / sq);
+}
+
+/* One document and value head; states: [len + 1][dk * dv] scratch. */
+static void recur(struct problem *p, size_t begin, size_t end, size_t hv, double *states, double *work)
+{
+    const struct shape *s = &p->s;
+    size_t dk = s->dk, dv = s->dv, hk = hv / (s->nv / s->nk), one = dk * dv;
+    double *k = work, *q = k + dk, *u = q + dk, *dS = u + dv, *du = dS + one, *gk = du + dv, *gq = gk + dk;
+    memset(states, 0, one * sizeof(double));
+    for (size_t t = begin; t < end; t++) {
+        const double *v = p->v + (t * s->nv + hv) * dv, *before = states + (t - begin) * one;
+        double *S = states + (t - begin + 1) * one, decay = exp(p->g[t * s->nv + hv]), beta = p->beta[t * s->nv + hv];
+        unit(k, p->k + (t * s->nk + hk) * dk, dk, p->eps, 1);
+        unit(q, p->q + (t * s->nk + hk) * dk, dk, p->eps, p->scale);
+        for (size_t j = 0; j < dv; j++) {
+            double sum = 0, o = 0;
+            for (size_t i = 0; i < dk; i++)
+                sum += decay * before[i * dv + j] * k[i];
+            u[j] = beta * (v[j] - sum);
+            for (size_t i = 0; i < dk; i++) {
+                S[i * dv + j] = decay * before[i * dv + j] + k[i] * u[j];
+                o += S[i * dv + j] * q[i];
+            }
+            p->o[(t * s->nv + hv) * dv + j] = o;
+        }
+    }
+    memset(dS, 0, one * sizeof(double));
+    for (size_t t = end; t-- > begin;) {
+        const double *v = p->v + (t * s->nv + hv) * dv, *before = states + (t - begin) * one;
+        const double *S = states + (t - begin + 1) * one, *d_o = p->d_o + (t * s->nv + hv) * dv;
+        double decay = exp(p->g[t * s->nv + hv]), beta = p->beta[t * s->nv + hv], dbeta = 0, dg = 0;
+        unit(k, p->k + (t * s->nk + hk) * dk, dk, p->eps, 1);
+        unit(q, p->q + (t * s->nk + hk) * dk, dk, p->eps, p->scale);
+        memset(gk, 0, dk * sizeof(double));
+        memset(gq, 0, dk * sizeof(double));
+        for (size_t j = 0; j < dv; j++) {
+            double sum = 0;
+            du[j] = 0;
+            for (size_t i = 0; i < dk; i++)
+                sum += decay * before[i * dv + j] * k[i];
+            double rest = v[j] - sum;
+            for (size_t i = 0; i < dk; i++) {
+                gq[i] += S[i * dv + j] * d_o[j];
+                dS[i * dv + j] += q[i] * d_o[j];
+                du[j] += dS[i * dv + j] * k[i];
+                gk[i] += dS[i * dv + j] * beta * rest;
+            }
+            dbeta += du[j] * rest;
+            p->dv[(t * s->nv + hv) * dv + j] = beta * du[j];
+            for (size_t i = 0; i < dk; i++) {
+                gk[i] -= beta * du[j] * decay * before[i * dv + j];
+                double d = dS[i * dv + j] - beta * du[j] * k[i]; /* of the decayed state */
+                dg += d * decay * before[i * dv + j];
+                dS[i * dv + j] = d * decay;
+            }
+        }
+        p->dbeta[t * s->nv + hv] = dbeta;
+        p->dg[t * s->nv + hv] = dg;
+        unit_backward(gq, p->q + (t * s->nk + hk) * dk, dk, p->eps, p->scale);
+        unit_backward(gk, p->k + (t * s->nk + hk) * dk, dk, p->eps, 1);
+        for (size_t i = 0; i < dk; i++) {
+            p->dq[(t * s->nk + hk) * dk + i] += gq[i];
+            p->dk[(t * s->nk + hk) * dk + i] += gk[i];
+        }
+    }
+}
+
+static void solve(struct harness *h, struct problem *p)
+{
+    const struct shape *s = &p->s;
+    size_t longest = 0, keys = p->n * s->nk * s->dk, values = p->n * s->nv * s->dv;
+    for (size_t i = 0; i < s->n_docs; i++)
+        longest = MT_MAX(longest, s->len[i]);
+    double *states = scratch(h, (longest + 1) * s->dk * s->dv), *work = scratch(h, s->dk * s->dv + 8 * (s->dk + s->dv));
+    p->o = scratch(h, values);
+    p->dv = scratch(h, values);
+    p->dq = scratch(h, keys);
+    p->dk = scratch(h, keys);
+    p->dbeta = scratch(h, p->n * s->nv);
+    p->dg = scratch(h, p->n * s->nv);
+    for (size_t i = 0; i < s->n_docs; i++)
+        for (size_t hv = 0; hv < s->nv; hv++)
+            recur(p, (size_t)p->cu[i], (size_t)p->cu[i + 1], hv, states, work);
+}
+
+struct device_problem {
+    struct dbuf *q, *k, *v, *o, *beta, *g, *d_o, *dq, *dk, *dv, *dbeta, *dg, *cu;
+};
+
+static void run_rule(struct harness *h, struct problem *p, struct device_problem *d)
+{
+    const struct shape *s = &p->s;
+    size_t keys = s->nk * s->dk, values = s->nv * s->dv, longest = 0;
+    for (size_t i = 0; i < s->n_docs; i++)
+        longest = MT_MAX(longest, s->len[i]);
+    d->o = buf_nan(h, h->dtype, p->n * values);
+    d->dv = buf_nan(h, h->dtype, p->n * values);
+    d->dq = buf_nan(h, h->dtype, p->n * keys);
+    d->dk = buf_nan(h, h->dtype, p->n * keys);
+    d->dbeta = buf_nan(h, MT_F32, p->n * s->nv);
+    d->dg = buf_nan(h, MT_F32, p->n * s->nv);
+    d->cu = buf_ints(h, p->cu, s->n_docs + 1);
+    struct mt_delta_rule a = {
+        .n = p->n, .n_docs = s->n_docs, .max_len = longest, .dtype = h->dtype, .scale = (float)p->scale, .eps = (float)p->eps,
+        .cu_seqlens = d->cu->p, .cu_seqlens_host = p->cu, .q = mt_heads(d->q->p, keys, s->nk, s->dk),
+        .k = mt_heads(d->k->p, keys, s->nk, s->dk), .v = mt_heads(d->v->p, values, s->nv, s->dv),
+        .o = mt_heads(d->o->p, values, s->nv, s->dv), .beta = d->beta->p, .g = d->g->p};
+    a.workspace = workspace(h, mt_op_delta_rule_workspace(h->dev, &a));
+    RUN(h, mt_op_delta_rule, &a);
+    struct mt_delta_rule_bwd b = {
+        .fwd = a, .d_o = mt_heads(d->d_o->p, values, s->nv, s->dv), .dq = mt_heads(d->dq->p, keys, s->nk, s->dk),
+        .dk = mt_heads(d->dk->p, keys, s->nk, s->dk), .dv = mt_heads(d->dv->p, values, s->nv, s->dv),
+        .dbeta = d->dbeta->p, .dg = d->dg->p};
+    RUN(h, mt_op_delta_rule_bwd, &b);
+}
+
+static void make_problem(struct harness *h, struct problem *p, struct device_problem *d)
+{
+    const struct shape *s = &p->s;
+    for (size_t i = 0; i < s->n_docs; i++)
+        p->cu[i + 1] = p->cu[i] + (int32_t)s->len[i];
+    p->n = (size_t)p->cu[s->n_docs];
+    p->scale = 1 / sqrt((double)s->dk);
+    p->eps = 1e-6;
+    double *spread;
+    d->q = buf_random(h, h->dtype, p->n * s->nk * s->dk, 1, &p->q);
+    d->k = buf_random(h, h->dtype, p->n * s->nk * s->dk, 1, &p->k);
+    d->v = buf_random(h, h->dtype, p->n * s->nv * s->dv, 1, &p->v);
+    d->d_o = buf_random(h, h->dtype, p->n * s->nv * s->dv, 1, &p->d_o);
+    buf_random(h, MT_F32, 2 * p->n * s->nv, 1, &spread);
+    p->beta = scratch(h, p->n * s->nv);
+    p->g = scratch(h, p->n * s->nv);
+    for (size_t i = 0; i < p->n * s->nv; i++) {
+        p->beta[i] = (double)(float)(1 / (1 + exp(-2 * spread[i])));
+        p->g[i] = (double)(float)(-s->decay * fabs(spread[p->n * s->nv + i]) * fabs(spread[p->n * s->nv + i]));
+    }
+    d->beta = buf_values(h, MT_F32, p->n * s->nv, p->beta);
+    d->g = buf_values(h, MT_F32, p->n * s->nv, p->g);
+}
+
+static void rule_case(struct harness *h, const struct shape *s, double tol, double tol_g)
+{
+    struct problem p = {.s = *s};
+    struct device_problem d;
+    make_problem(h, &p, &d);
+    solve(h, &p);
+    run_rule(h, &p, &d);
+    size_t keys = p.n * s->nk * s->dk, values = p.n * s->nv * s->dv;
+    expect_close(h, "o", buf_get(h, d.o), p.o, values, tolerance(h, tol, 4e-3));
+    expect_close(h, "dq", buf_get(h, d.dq), p.dq, keys, tolerance(h, tol, 4e-3));
+    expect_close(h, "dk", buf_get(h, d.dk), p.dk, keys, tolerance(h, tol, 4e-3));
+    expect_close(h, "dv", buf_get(h, d.dv), p.dv, values, tolerance(h, tol, 4e-3));
+    expect_close(h, "dbeta", buf_get(h, d.dbeta), p.dbeta, p.n * s->nv, tol);
+    expect_close(h, "dg", buf_get(h, d.dg), p.dg, p.n * s->nv, tol_g);
+}
+
+static void delta_rule_matches_the_recurrence(struct harness *h)
+{
+    static const struct shape shapes[] = {
+        {1, 1, 8, 8, 1, {1}, 0.1},           {2, 4, 16, 24, 3, {64, 1, 130}, 0.3}, {1, 3, 24, 8, 2, {63, 65}, 1},
+        {3, 3, 40, 16, 4, {5, 2, 70, 128}, 20}, {1, 2, 128, 128, 1, {100}, 0.1},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(shapes) && !lacks(h); i++)
+        rule_case(h, &shapes[i], 2e-6, 2e-6);
+}
+
+/* Decays of a chunk that add up to hundreds, over more chunks than are kept at a time. */
+static void delta_rule_keeps_its_precision_where_decay_is_strong(struct harness *h)
+{
+    static const struct shape strong = {1, 1, 16, 16, 1, {8192}, 16}, mild = {1, 1, 16, 16, 1, {8192}, 0.01};
+    if (lacks(h))
+        return;
+    rule_case(h, &strong, 1e-6, 1e-6);
+    rule_case(h, &mild, 2e-6, 2e-6);
+}
+
+/* A document has the same bits whatever stands beside it. */
+static void delta_rule_starts_anew_with_each_document(struct harness *h)
+{
+    struct problem p = {.s = {2, 4, 16, 16, 3, {70, 33, 129}, 0.2}}, one;
+    struct device_problem d, e;
+    if (lacks(h))
+        return;
+    make_problem(h, &p, &d);
+    run_rule(h, &p, &d);
+    size_t first = 70, n = 33, nv = 4, values = nv * 16, keys = 32;
+    one = p;
+    one.n = n;
+    one.s.n_docs = 1;
+    one.s.len[0] = n;
+    one.cu[1] = (int32_t)n;
+    e.q = buf_values(h, h->dtype, n * keys, p.q + first * keys);
+    e.k = buf_values(h, h->dtype, n * keys, p.k + first * keys);
+    e.v = buf_values(h, h->dtype, n * values, p.v + first * values);
+    e.d_o = buf_values(h, h->dtype, n * values, p.d_o + first * values);
+    e.beta = buf_values(h, MT_F32, n * nv, p.beta + first * nv);
+    e.g = buf_values(h, MT_F32, n * nv, p.g + first * nv);
+    run_rule(h, &one, &e);
+    expect_close(h, "o alone", buf_get(h, e.o), buf_get(h, d.o) + first * values, n * values, 0);
+    expect_close(h, "dk alone", buf_get(h, e.dk), buf_get(h, d.dk) + first * keys, n * keys, 0);
+    expect_close(h, "dv alone", buf_get(h, e.dv), buf_get(h, d.dv) + first * values, n * values, 0);
+    expect_close(h, "dg alone", buf_get(h, e.dg), buf_get(h, d.dg) + first * nv, n * nv, 0);
+}
+
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+/* Heads of x and y lie in wider rows, apart. */
+static void conv_case(struct harness *h, size_t heads, size_t dim, size_t taps, size_t stride)
+{
+    static const int32_t cu[] = {0, 3, 4, 70, 600};
+    enum { N = 600, DOCS = 4 };
+    size_t c = heads * dim, ld = heads * stride + 3;
+    double *x, *w, *dy, *dw0, *want = scratch(h, N * ld), *slope = scratch(h, N * c), *dx = scratch(h, N * ld);
+    double *dw = scratch(h, c * taps);
+    struct dbuf *bx = buf_random(h, h->dtype, N * ld, 1, &x), *bw = buf_random(h, h->dtype, c * taps, 1, &w);
+    struct dbuf *bdy = buf_random(h, h->dtype, N * c, 1, &dy), *bdw = buf_random(h, MT_F32, c * taps, 1, &dw0);
+    double *zero = scratch(h, N * ld);
+    struct dbuf *y = buf_nan(h, h->dtype, N * c), *bdx = buf_values(h, h->dtype, N * ld, zero), *bcu = buf_ints(h, cu, DOCS + 1);
+    struct mt_heads in = {bx->p, ld, stride, heads, dim};
+    struct mt_short_conv a = {.n = N, .taps = taps, .n_docs = DOCS, .dtype = h->dtype, .cu_seqlens = bcu->p, .x = in,
+                              .y = mt_heads(y->p, c, heads, dim), .w = bw->p};
+    struct mt_short_conv_bwd b = {.fwd = a, .dy = mt_heads(bdy->p, c, heads, dim), .dx = in, .dw = bdw->p};
+    b.dx.p = bdx->p;
+    b.workspace = workspace(h, mt_op_short_conv_bwd_workspace(h->dev, &b));
+    RUN(h, mt_op_short_conv, &a);
+    RUN(h, mt_op_short_conv_bwd, &b);
+    memcpy(dw, dw0, c * taps * sizeof(double));
+    for (size_t doc = 0; doc < DOCS; doc++)
+        for (size_t t = (size_t)cu[doc]; t < (size_t)cu[doc + 1]; t++)
+            for (size_t i = 0; i < c; i++) {
+                double s = 0;
+                size_t at = i / dim * stride + i % dim;
+                for (size_t j = 0; j < taps; j++)
+                    if (t + j >= (size_t)cu[doc] + taps - 1)
+                        s += w[i * taps + j] * x[(t + j - taps + 1) * ld + at];
+                want[t * c + i] = s * sigmoid(s);
+                slope[t * c + i] = dy[t * c + i] * (sigmoid(s) * (1 + s * (1 - sigmoid(s))));
+                for (size_t j = 0; j < taps; j++)
+                    if (t + j >= (size_t)cu[doc] + taps - 1) {
+                        dw[i * taps + j] += slope[t * c + i] * x[(t + j - taps + 1) * ld + at];
+                        dx[(t + j - taps + 1) * ld + at] += slope[t * c + i] * w[i * taps + j];
+                    }
+            }
+    expect_close(h, "y", buf_get(h, y), want, N * c, tolerance(h, 1e-6, 4e-3));
+    expect_close(h, "dx", buf_get(h, bdx), dx, N * ld, tolerance(h, 1e-6, 4e-3));
+    expect_close(h, "dw", buf_get(h, bdw), dw, c * taps, 2e-6);
+}
+
+static void short_convolution_matches_the_definition(struct harness *h)
+{
+    if (lacks(h))
+        return;
+    conv_case(h, 1, 8, 4, 8);
+    conv_case(h, 3, 72, 4, 80);
+    conv_case(h, 2, 130, 3, 130);
+    conv_case(h, 1, 5, 8, 7);
+    conv_case(h, 2, 9, 1, 9);
+}
+
+static void gates_match_the_definition(struct harness *h)
+{
+    enum { N = 131, HEADS = 6, LD = 15 };
+    double *x, *al, *dt, *db, *dg, *sum = scratch(h, 2 * HEADS), *zero = scratch(h, N * LD), *want = scratch(h, N * LD);
+    double *beta = scratch(h, N * HEADS), *g = scratch(h, N * HEADS);
+    if (lacks(h))
+        return;
+    struct dbuf *bx = buf_random(h, h->dtype, N * LD, 3, &x), *bal = buf_random(h, h->dtype, HEADS, 1, &al);
+    struct dbuf *bdt = buf_random(h, h->dtype, HEADS, 1, &dt), *bdb = buf_random(h, MT_F32, N * HEADS, 1, &db);
+    struct dbuf *bdg = buf_random(h, MT_F32, N * HEADS, 1, &dg), *bd = buf_values(h, h->dtype, N * LD, zero);
+    struct dbuf *bb = buf_nan(h, MT_F32, N * HEADS), *bg = buf_nan(h, MT_F32, N * HEADS);
+    struct dbuf *bl = buf_values(h, MT_F32, HEADS, zero), *bt = buf_values(h, MT_F32, HEADS, zero);
+    /* three groups of [b b a a], and columns of something else */
+    size_t e = mt_dtype_size(h->dtype);
+    struct mt_heads vb = {bx->p, LD, 4, 3, 2}, va = {(char *)bx->p + 2 * e, LD, 4, 3, 2};
+    struct mt_delta_gates a = {.n = N, .dtype = h->dtype, .a = va, .b = vb, .a_log = bal->p, .dt_bias = bdt->p,
+                               .beta = bb->p, .g = bg->p};
+    struct mt_delta_gates_bwd b = {.fwd = a, .dbeta = bdb->p, .dg = bdg->p, .da = va, .db = vb, .da_log = bl->p,
+                                   .ddt_bias = bt->p};
+    b.db.p = bd->p;
+    b.da.p = (char *)bd->p + 2 * e;
+    b.workspace = workspace(h, mt_op_delta_gates_bwd_workspace(h->dev, &b));
+    RUN(h, mt_op_delta_gates, &a);
+    RUN(h, mt_op_delta_gates_bwd, &b);
+    for (size_t t = 0; t < N; t++)
+        for (size_t i = 0; i < HEADS; i++) {
+            size_t at = t * LD + i / 2 * 4 + i % 2;
+            double s = x[at + 2] + dt[i];
+            size_t o = t * HEADS + i;
+            beta[o] = sigmoid(x[at]);
+            g[o] = -exp(al[i]) * log1p(exp(s));
+            want[at] = db[o] * beta[o] * (1 - beta[o]);
+            want[at + 2] = -exp(al[i]) * dg[o] * sigmoid(s);
+            sum[i] += dg[o] * g[o];
+            sum[HEADS + i] += want[at + 2];
+        }
+    expect_close(h, "beta", buf_get(h, bb), beta, N * HEADS, tolerance(h, 1e-6, 4e-3));
+    expect_close(h, "g", buf_get(h, bg), g, N * HEADS, 1e-6);
+    expect_close(h, "da, db", buf_get(h, bd), want, N * LD, tolerance(h, 1e-6, 8e-3));
+    expect_close(h, "da_log", buf_get(h, bl), sum, HEADS, 2e-6);
+    expect_close(h, "ddt_bias", buf_get(h, bt), sum + HEADS, HEADS, 2e-6);
+}
+
+static void gated_norm_case(struct harness *h, size_t nk, size_t r, size_t dim)
+{
+    enum { N = 67 };
+    size_t heads = nk * r, c = heads * dim, ld = nk * (r * dim + 5);
+    double eps = 1e-6, *x, *z, *w, *dy, *dw0, *y = scratch(h, N * c), *dx = scratch(h, N * c), *dz = scratch(h, N * ld);
+    double *dw = scratch(h, dim), *zero = scratch(h, N * ld);
+    struct dbuf *bx = buf_random(h, h->dtype, N * c, 2, &x), *bz = buf_random(h, h->dtype, N * ld, 2, &z);
+    struct dbuf *bw = buf_random(h, h->dtype, dim, 1, &w), *bdy = buf_random(h, h->dtype, N * c, 1, &dy);
+    struct dbuf *by = buf_nan(h, h->dtype, N * c), *bdz = buf_values(h, h->dtype, N * ld, zero);
+    struct dbuf *bdw = buf_random(h, MT_F32, dim, 1, &dw0);
+    struct mt_gated_norm a = {.n = N, .dtype = h->dtype, .eps = (float)eps, .x = mt_heads(bx->p, c, heads, dim),
+                              .z = {bz->p, ld, r * dim + 5, nk, r * dim}, .y = mt_heads(by->p, c, heads, dim), .w = bw->p};
+    struct mt_gated_norm_bwd b = {.fwd = a, .dy = mt_heads(bdy->p, c, heads, dim), .dz = a.z, .dw = bdw->p};
+    b.dx = b.dy; /* in place */
+    b.dz.p = bdz->p;
+    b.workspace = workspace(h, mt_op_gated_norm_bwd_workspace(h->dev, &b));
+    RUN(h, mt_op_gated_norm, &a);
+    RUN(h, mt_op_gated_norm_bwd, &b);
+    memcpy(dw, dw0, dim * sizeof(double));
+    for (size_t t = 0; t < N; t++)
+        for (size_t i = 0; i < heads; i++) {
+            double sq = 0, dot = 0, *xi = x + t * c + i * dim, *di = dy + t * c + i * dim;
+            size_t at = t * ld + i / r * (r * dim + 5) + i % r * dim;
+            for (size_t k = 0; k < dim; k++)
+                sq += xi[k] * xi[k];
+            double rs = 1 / sqrt(sq / (double)dim + eps);
+            for (size_t k = 0; k < dim; k++) {
+                double s = sigmoid(z[at + k]), gate = z[at + k] * s;
+                y[t * c + i * dim + k] = w[k] * xi[k] * rs * gate;
+                dz[at + k] = di[k] * w[k] * xi[k] * rs * (s * (1 + z[at + k] * (1 - s)));
+                dw[k] += di[k] * gate * xi[k] * rs;
+                dot += di[k] * gate * w[k] * xi[k] * rs;
+            }
+            for (size_t k = 0; k < dim; k++) {
+                double gate = z[at + k] * sigmoid(z[at + k]);
+                dx[t * c + i * dim + k] = rs * (di[k] * gate * w[k] - xi[k] * rs * dot / (double)dim);
+            }
+        }
+    expect_close(h, "y", buf_get(h, by), y, N * c, tolerance(h, 1e-6, 8e-3));
+    expect_close(h, "dx", buf_get(h, bdy), dx, N * c, tolerance(h, 2e-6, 8e-3));
+    expect_close(h, "dz", buf_get(h, bdz), dz, N * ld, tolerance(h, 1e-6, 8e-3));
+    expect_close(h, "dw", buf_get(h, bdw), dw, dim, tolerance(h, 2e-6, 4e-3));
+}
+
+static void gated_norm_matches_the_definition(struct harness *h)
+{
+    if (lacks(h))
+        return;
+    gated_norm_case(h, 1, 1, 8);
+    gated_norm_case(h, 2, 3, 24);
+    gated_norm_case(h, 1, 2, 136);
+}
+
+static void head_gates_match_the_definition(struct harness *h)
+{
+    enum { N = 37, HEADS = 3, DIM = 24, LD = 2 * HEADS * DIM, C = HEADS * DIM };
+    double *x, *z, *dy, *y = scratch(h, N * C), *dx = scratch(h, N * C), *dz = scratch(h, N * LD), *zero = scratch(h, N * LD);
+    if (lacks(h))
+        return;
+    struct dbuf *bx = buf_random(h, h->dtype, N * C, 1, &x), *bz = buf_random(h, h->dtype, N * LD, 2, &z);
+    struct dbuf *bdy = buf_random(h, h->dtype, N * C, 1, &dy), *by = buf_nan(h, h->dtype, N * C);
+    struct dbuf *bdz = buf_values(h, h->dtype, N * LD, zero);
+    size_t at = DIM * mt_dtype_size(h->dtype);
+    struct mt_head_gate a = {.n = N, .dtype = h->dtype, .x = mt_heads(bx->p, C, HEADS, DIM),
+                             .gate = {(char *)bz->p + at, LD, 2 * DIM, HEADS, DIM}, .y = mt_heads(by->p, C, HEADS, DIM)};
+    struct mt_head_gate_bwd b = {.fwd = a, .dy = mt_heads(bdy->p, C, HEADS, DIM), .dgate = a.gate};
+    b.dx = b.dy;
+    b.dgate.p = (char *)bdz->p + at;
+    RUN(h, mt_op_head_gate, &a);
+    RUN(h, mt_op_head_gate_bwd, &b);
+    for (size_t i = 0; i < N * C; i++) {
+        size_t g = i / C * LD + i % C / DIM * 2 * DIM + DIM + i % DIM;
+        double s = sigmoid(z[g]);
+        y[i] = x[i] * s;
+        dx[i] = dy[i] * s;
+        dz[g] = dy[i] * x[i] * s * (1 - s);
+    }
+    expect_close(h, "y", buf_get(h, by), y, N * C, tolerance(h, 1e-6, 4e-3));
+    expect_close(h, "dx", buf_get(h, bdy), dx, N * C, tolerance(h, 1e-6, 4e-3));
+    expect_close(h, "dgate", buf_get(h, bdz), dz, N * LD, tolerance(h, 1e-6, 4e-3));
+}
+
+const struct device_test delta_tests[] = {
+    {"delta_rule_matches_the_recurrence", delta_rule_matches_the_recurrence},
+    {"delta_rule_keeps_its_precision_where_decay_is_strong", delta_rule_keeps_its_precision_where_decay_is_strong},
+    {"delta_rule_starts_anew_with_each_document", delta_rule_starts_anew_with_each_document},
+    {"short_convolution_matches_the_definition", short_convolution_matches_the_definition},
+    {"gates_match_the_definition", gates_match_the_definition},
+    {"gated_norm_matches_the_definition", gated_norm_matches_the_definition},
+    {"head_gates_match_the_definition", head_gates_match_the_definition},
+    {NULL, NULL},
+};
