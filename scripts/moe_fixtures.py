@@ -10,6 +10,7 @@ gpt_oss_mxfp4 has its experts packed as in the release, and in another file as d
 compares exported models with such experts with transformers: it loads them, decodes them to the
 bits of the same folder exported in bf16, and computes the same logits from both.
 """
+import contextlib
 import copy
 import json
 import os
@@ -31,6 +32,9 @@ SMALL = dict(hidden_size=40, intermediate_size=48, num_hidden_layers=2, num_atte
              tie_word_embeddings=False, hidden_act="silu", pad_token_id=None, bos_token_id=1, eos_token_id=2, torch_dtype="bfloat16")
 YARN = dict(rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
             original_max_position_embeddings=64)
+
+DELTA = dict(head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+             linear_value_head_dim=24, linear_conv_kernel_dim=4, attn_output_gate=True)
 
 #: family: architecture, keys over SMALL
 CASES = {
@@ -68,6 +72,17 @@ CASES = {
                       q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=32,
                       n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1,
                       attention_bias=True, routed_scaling_factor=1.8)),
+    # the gated delta rule: more value heads than key heads, of another width; in the last layer attention with gates
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", dict(DELTA, num_hidden_layers=3,
+                     layer_types=["linear_attention", "linear_attention", "full_attention"],
+                     rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.5,
+                                          mrope_section=[2, 1, 1], mrope_interleaved=True))),
+    "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", dict(DELTA, linear_num_key_heads=1, linear_num_value_heads=3, num_experts=8,
+                         num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24,
+                         layer_types=["linear_attention", "full_attention"])),
+    "qwen3_next": ("Qwen3NextForCausalLM", dict(DELTA, linear_value_head_dim=8, num_experts=8, num_experts_per_tok=3,
+                   moe_intermediate_size=16, shared_expert_intermediate_size=24, norm_topk_prob=True,
+                   layer_types=["linear_attention", "full_attention"])),
     "hunyuan_v1_moe": ("HunYuanMoEV1ForCausalLM", dict(head_dim=16, num_experts=8, moe_topk=2, intermediate_size=24,
                        rope_scaling=dict(type="dynamic", alpha=10.0, factor=1.0))),
 }
@@ -96,10 +111,19 @@ def looks_trained(model, seed):
             if any(w in name for w in CHOOSING):
                 normal(p, 0.2)
                 continue
-            if "q_norm" in name or "k_norm" in name or "query_layernorm" in name or "key_layernorm" in name:
+            if hasattr(model.config, "linear_num_key_heads") and "norm" in name:  # of 1 + w but for the outputs
+                p.copy_(torch.rand(p.shape, generator=g) * 0.6 + (0.7 if "linear_attn.norm" in name else -0.3))
+            elif "q_norm" in name or "k_norm" in name or "query_layernorm" in name or "key_layernorm" in name:
                 p.copy_(0.5 + torch.rand(p.shape, generator=g) * 0.8)
             elif "norm" in name:
                 p.copy_(0.5 + torch.rand(p.shape, generator=g) * 2)
+            elif name.endswith("A_log"):
+                p.copy_(torch.rand(p.shape, generator=g) * 2 - 1.5)
+            elif "in_proj_qkv" in name:
+                normal(p, 0.2)
+            elif name.endswith("conv1d.weight"):
+                normal(p, 0.3)
+                p[..., -1] += 0.7
             elif name.endswith("bias") or "sinks" in name:
                 normal(p, 0.3)
             else:
@@ -163,6 +187,18 @@ def release_state(model):
         return load_file(os.path.join(tmp, "model.safetensors"))
 
 
+@contextlib.contextmanager
+def double_throughout(wanted):
+    """transformers computes the delta rule in torch.float32 whatever the model is in: that is double meanwhile."""
+    f32, method = torch.float32, torch.Tensor.float
+    if wanted:
+        torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
+    try:
+        yield
+    finally:
+        torch.float32, torch.Tensor.float = f32, method
+
+
 def make(family, samples):
     like, more = PACKED.get(family, (family, {}))
     architecture, over = CASES[like]
@@ -183,7 +219,8 @@ def make(family, samples):
     double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
     routed, routed32 = record_routers(double, samples), record_routers(model, samples)
     assert routed == routed32, "a choice depends on rounding: take another seed"
-    losses, norms = train_torch(double, samples, "f64")
+    with double_throughout(hasattr(hf, "linear_num_key_heads")):
+        losses, norms = train_torch(double, samples, "f64")
     l32, n32 = train_torch(model, samples, "f32")
     l16, _ = train_torch(bf16, samples, "bf16")
     trained = release_state(double.float())

@@ -23,6 +23,10 @@ const struct mt_text_names mt_text_names[MT_N_TEXT_NAMES] = {
 static const struct mt_nested_family nested[] = {
     {"Qwen3VLForConditionalGeneration", "qwen3_vl", {{"qwen3_vl_text", "qwen3_vl_text"}}, false, MT_TEXT_WITHIN,
      {"model.visual"}},
+    {"Qwen3_5ForConditionalGeneration", "qwen3_5", {{"qwen3_5_text", "qwen3_5_text"}}, false, MT_TEXT_WITHIN,
+     {"model.visual"}},
+    {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", {{"qwen3_5_moe_text", "qwen3_5_moe_text"}}, false,
+     MT_TEXT_WITHIN, {"model.visual"}},
     {"Mistral3ForConditionalGeneration", "mistral3", {{"mistral", "mistral"}}, true, MT_TEXT_BEFORE,
      {"model.vision_tower", "model.multi_modal_projector"}},
     {"Gemma3ForConditionalGeneration", "gemma3", {{"gemma3_text", "gemma3_text"}}, true, MT_TEXT_BEFORE,
@@ -49,9 +53,11 @@ const struct mt_family *mt_family_find(const char *architecture, const char *mod
 
 const struct mt_family *mt_family_at(size_t i)
 {
-    const struct mt_families *kind = i < mt_dense_families.n ? &mt_dense_families : &mt_mixture_families;
-    size_t k = kind == &mt_dense_families ? i : i - mt_dense_families.n;
-    return k < kind->n ? &kind->row[k] : NULL;
+    static const struct mt_families *const kinds[] = {&mt_dense_families, &mt_mixture_families, &mt_delta_families};
+    for (size_t k = 0; k < MT_ARRAY_LEN(kinds); i -= kinds[k++]->n)
+        if (i < kinds[k]->n)
+            return &kinds[k]->row[i];
+    return NULL;
 }
 
 const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, const char *usual)

@@ -51,6 +51,7 @@ enum mt_rope_rule {
 struct mt_tensor_on_disk {
     const char *usual, *name; /* what follows "model.layers.N." */
     bool is_row;              /* a vector, stored as [1, n] */
+    bool is_conv;             /* a matrix [n, taps], stored as [n, 1, taps] */
     bool is_f32;              /* stored as F32 even in a file of bf16 */
     const char *module;       /* its module in transformers, by whose name adapters go; NULL: as on disk */
 };
@@ -88,6 +89,13 @@ struct mt_latent_family {
     int64_t q_latent, kv_latent, nope_dim, rope_dim, v_dim;
 };
 
+/** The gated delta rule in all layers but each full_attention_interval-th, or those that layer_types says. */
+struct mt_delta_family {
+    struct mt_delta_spec values; /* class defaults of linear_num_key_heads and the like */
+    int64_t full_every;          /* of full_attention_interval */
+    const char *parts[MT_FAMILY_MAX_PARTS], *sparse_parts[MT_FAMILY_MAX_PARTS]; /* of such layers */
+};
+
 struct mt_family {
     const char *architecture, *model_type; /* architectures[0]; model_type, used if architectures is absent */
     int64_t n_kv_heads, head_dim;          /* class defaults; 0: num_attention_heads, hidden_size / heads */
@@ -106,6 +114,8 @@ struct mt_family {
     const char *bias_key;                  /* the key of qkv_bias and o_bias; NULL: attention_bias */
     bool bias_by_default;                  /* if that key is absent */
     const struct mt_latent_family *latent; /* NULL: ordinary heads */
+    const struct mt_delta_family *delta;   /* NULL: all layers have attention */
+    bool gate;                             /* mt_layer_spec.gate; attn_output_gate, if present, must say so */
     const char *o_bias_key, *mlp_bias_key; /* NULL: bias_key; mlp_bias. Default of another key: false */
     enum mt_qk_norm_kind qk_norm;
     const char *qk_norm_key;               /* the norm is there only if this key is true; NULL: always */

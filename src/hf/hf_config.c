@@ -203,6 +203,21 @@ static void read_latent_heads(struct mt_keys *r, const struct mt_latent_family *
         mt_keys_refuse(r, "attention_bias", "without a q_lora_rank is not supported");
 }
 
+/* What layers with the gated delta rule have. */
+static void read_delta(struct mt_keys *r, const struct mt_delta_family *f, struct mt_delta_spec *d)
+{
+    *d = f->values;
+    d->k_heads = mt_keys_int(r, "linear_num_key_heads", d->k_heads, 1, 1 << 12);
+    d->v_heads = mt_keys_int(r, "linear_num_value_heads", d->v_heads, 1, 1 << 12);
+    d->k_dim = mt_keys_int(r, "linear_key_head_dim", d->k_dim, 1, 1024);
+    d->v_dim = mt_keys_int(r, "linear_value_head_dim", d->v_dim, 1, 1024);
+    d->taps = mt_keys_int(r, "linear_conv_kernel_dim", d->taps, 1, 8);
+    if (d->v_heads % d->k_heads)
+        mt_keys_refuse(r, "linear_num_key_heads", "does not divide linear_num_value_heads");
+    if (d->k_dim % 8 || d->v_dim % 8)
+        mt_keys_refuse(r, d->k_dim % 8 ? "linear_key_head_dim" : "linear_value_head_dim", "must be a multiple of 8");
+}
+
 static void read_heads(struct mt_keys *r, const struct mt_family *f, int64_t hidden, struct mt_layer_spec *s)
 {
     if (f->latent) {
@@ -236,6 +251,8 @@ static void read_shape(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     c->max_pos = mt_keys_int(r, "max_position_embeddings", f->max_pos ? f->max_pos : 2048, 1, INT64_C(1) << 40);
     c->initializer_range = mt_keys_number(r, "initializer_range", 0.02);
     read_heads(r, f, c->hidden, s);
+    if (f->delta)
+        read_delta(r, f->delta, &s->delta);
 }
 
 static bool has_feature(struct mt_keys *r, enum mt_feature f, const char *key, bool def)
@@ -292,6 +309,9 @@ static void read_flags(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     s->gate_up_name = f->gate_up_name;
     s->qk_norm = !f->qk_norm_key || mt_keys_bool(r, f->qk_norm_key, false) ? f->qk_norm : MT_QK_NORM_NONE;
     s->sinks = f->sinks;
+    s->gate = f->gate;
+    if (mt_keys_bool(r, "attn_output_gate", f->gate) != f->gate)
+        mt_keys_refuse(r, "attn_output_gate", f->gate ? "must be true in this architecture" : "is not supported");
     if (cJSON_IsString(dtype))
         snprintf(c->torch_dtype, sizeof(c->torch_dtype), "%s", dtype->valuestring);
 }
@@ -367,6 +387,20 @@ static void find_names(struct mt_hf_config *c, const char *dir)
     mt_st_close(&st);
 }
 
+/* Releases have experts in one tensor, or one by one: as this folder has them. */
+static void find_experts(struct mt_hf_config *c, const char *dir)
+{
+    struct mt_st_model st;
+    char name[128];
+    if (!c->family->delta || !c->family->moe || mt_st_open_dir(&st, dir, NULL))
+        return;
+    for (int64_t i = 0; i < c->n_layers && !c->experts_fused; i++) {
+        snprintf(name, sizeof(name), "%slayers.%d.mlp.experts.gate_up_proj", c->names->in_files, (int)i);
+        c->experts_fused = mt_st_find(&st, name) != NULL;
+    }
+    mt_st_close(&st);
+}
+
 int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *err)
 {
     char *path = mt_path_join(dir, "config.json"), *text = NULL;
@@ -382,6 +416,8 @@ int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *
         read_generation_eos(out, dir);
     if (!rc)
         find_names(out, dir);
+    if (!rc)
+        find_experts(out, dir);
     free(text);
     free(path);
     return rc;

@@ -56,6 +56,7 @@ struct mt_hf_config {
     int n_specs;
     uint8_t layer[MT_MAX_LAYERS];           /* index of a layer's specification */
     struct mt_moe moe;
+    bool experts_fused;                     /* the folder has one tensor of all experts where the family has one each */
     struct mt_rope_config rope[MT_MAX_ROPES];
     int n_ropes;
     int64_t bos, pad;                       /* -1: none */

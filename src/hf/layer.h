@@ -40,6 +40,13 @@ enum mt_activation { MT_ACTIVATION_SILU, MT_ACTIVATION_GELU_TANH };
 
 enum { MT_NO_ROPE = -1 };
 
+/** The gated delta rule (part delta), of a layer that has it instead of attention. */
+struct mt_delta_spec {
+    int64_t k_heads, v_heads, k_dim, v_dim; /* heads of queries and of keys, of values; their widths */
+    int64_t taps;                           /* of the short convolution */
+    bool joined;                            /* two tensors hold all inputs, by key head; else four */
+};
+
 struct mt_layer_spec {
     const char *const *parts; /* names of its parts (src/model/parts.h); at most MT_FAMILY_MAX_PARTS, NULL ends them */
     bool is_mixture;          /* of experts: mt_hf_config.moe */
@@ -54,11 +61,13 @@ struct mt_layer_spec {
     double score_cap;         /* scores become cap * tanh(score / cap); 0: none */
     bool qkv_bias, o_bias;
     const char *qkv_name;     /* the tensor that holds queries, keys and values; NULL: one each */
+    bool gate;                /* outputs of a head are multiplied by a sigmoid, whose rows follow those of its query */
     bool sinks;               /* each head has a sink: a logit in the softmax without a value */
     enum mt_qk_norm_kind qk_norm;
     /* multi-head latent attention (part mla), whose head_dim is nope_dim + rope_dim; 0: attention is another */
     int64_t q_latent, kv_latent; /* widths of latents; q_latent 0: queries have none */
     int64_t nope_dim, rope_dim, v_dim;
+    struct mt_delta_spec delta;
     /* MLP */
     int64_t ffn;
     enum mt_activation activation;

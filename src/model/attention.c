@@ -41,6 +41,7 @@ MT_PART_RECORD()
 
 struct scratch {
     void *d_o, *dqkv; /* [n, q], [n, qkv]: for backward */
+    void *gated;      /* [n, q] with gates: o times its gates */
     float *rstd;      /* [n] of the norm after */
     void *workspace;  /* of the attention operations, last in the scratch */
 };
@@ -52,22 +53,29 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     size_t at = 0, bytes = p->backward ? p->max_tokens * mt_dtype_size(p->dtype) : 0;
     s->d_o = mt_take(base, &at, bytes * w.q);
     s->dqkv = mt_take(base, &at, bytes * w.qkv);
+    s->gated = mt_take(base, &at, spec->gate ? p->max_tokens * mt_dtype_size(p->dtype) * w.q : 0);
     s->rstd = mt_take(base, &at, spec->norms.attention.after ? p->max_tokens * sizeof(float) : 0);
     s->workspace = mt_take(base, &at, 0);
     return at;
 }
 
-/* Views of rows [q | k | v], or [q | k]: of those, only q and k are there. */
+/* Views of rows [q | k | v], or [q | k]: of those, only q and k are there. With gates, which only the former have,
+ * that of a head follows its query. */
 struct qkv {
-    struct mt_heads q, k, v;
+    struct mt_heads q, k, v, gate;
 };
 
 static struct qkv split(const struct mt_layer_spec *s, enum mt_dtype t, const void *rows, size_t ld)
 {
+    bool gates = s->gate && ld == (size_t)((2 * s->n_heads + 2 * s->n_kv_heads) * s->head_dim);
     size_t n_q = (size_t)s->n_heads, n_kv = (size_t)s->n_kv_heads, d = (size_t)s->head_dim, e = mt_dtype_size(t);
+    size_t q = n_q * (gates ? 2 : 1);
     const char *p = rows;
-    return (struct qkv){mt_heads(p, ld, n_q, d), mt_heads(p ? p + n_q * d * e : NULL, ld, n_kv, d),
-                        mt_heads(p ? p + (n_q + n_kv) * d * e : NULL, ld, n_kv, d)};
+    struct qkv x = {mt_heads(p, ld, n_q, d), mt_heads(p ? p + q * d * e : NULL, ld, n_kv, d),
+                    mt_heads(p ? p + (q + n_kv) * d * e : NULL, ld, n_kv, d),
+                    mt_heads(p ? p + d * e : NULL, ld, n_q, d)};
+    x.q.stride = x.gate.stride = gates ? 2 * d : d;
+    return x;
 }
 
 static struct qkv split_rows(const struct mt_part_run *r, const void *rows, size_t ld)
@@ -118,7 +126,7 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 {
     const struct mt_layer_spec *c = p->spec;
-    int64_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    int64_t out = c->n_heads * c->head_dim, q = c->gate ? 2 * out : out, kv = c->n_kv_heads * c->head_dim;
     int64_t hidden = mt_layout_builder_config(b)->hidden;
     const struct mt_branch_norms *norms = &c->norms.attention;
     const struct mt_param_tensor weights[] = {{"self_attn.q_proj.weight", q, .head_rows = c->head_dim},
@@ -137,10 +145,10 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
         mt_layout_add_param(b, p, MT_ATTENTION_QKV_BIAS, 0, 3, biases);
     if (c->qk_norm) {
         bool whole = c->qk_norm == MT_QK_NORM_PROJECTION;
-        mt_layout_add_norm(b, p, MT_ATTENTION_Q_NORM, whole ? q : c->head_dim, "self_attn.q_norm.weight", &c->norm);
+        mt_layout_add_norm(b, p, MT_ATTENTION_Q_NORM, whole ? out : c->head_dim, "self_attn.q_norm.weight", &c->norm);
         mt_layout_add_norm(b, p, MT_ATTENTION_K_NORM, whole ? kv : c->head_dim, "self_attn.k_norm.weight", &c->norm);
     }
-    mt_layout_add_tensor(b, p, MT_ATTENTION_OUT, hidden, q, "self_attn.o_proj.weight");
+    mt_layout_add_tensor(b, p, MT_ATTENTION_OUT, hidden, out, "self_attn.o_proj.weight");
     if (c->o_bias)
         mt_layout_add_tensor(b, p, MT_ATTENTION_OUT_BIAS, hidden, 0, "self_attn.o_proj.bias");
     if (c->sinks)
@@ -327,13 +335,40 @@ static int sink_backward(const struct mt_part_run *r, const struct record *rec, 
                                     err);
 }
 
+/* The gates of o, as an operation from o to the output product's input. */
+static struct mt_head_gate gate_args(const struct mt_part_run *r, const struct record *rec)
+{
+    return (struct mt_head_gate){.n = r->in->n_tokens, .dtype = r->m->dt, .x = outputs(r->part->spec, rec->o),
+                                 .gate = split_rows(r, rec->qkv, widths_of(r).qkv).gate,
+                                 .y = outputs(r->part->spec, scratch_of(r).gated)};
+}
+
+/* *in = the output product's input: o, or with gates what they leave of it, in scratch. */
+static int output_input(const struct mt_part_run *r, const struct record *rec, const void **in, struct mt_err *err)
+{
+    struct mt_head_gate gate = gate_args(r, rec);
+    *in = r->part->spec->gate ? gate.y.p : rec->o;
+    return r->part->spec->gate ? mt_op_head_gate(r->m->dev, &gate, err) : 0;
+}
+
+/* From the gradient of that, in scratch, to that of o, in place, and of the gates. */
+static int gate_backward(const struct mt_part_run *r, const struct record *rec, const struct scratch *s,
+                         struct mt_err *err)
+{
+    struct mt_head_gate_bwd gate = {.fwd = gate_args(r, rec), .dgate = split_rows(r, s->dqkv, widths_of(r).qkv).gate};
+    gate.dy = gate.dx = outputs(r->part->spec, s->d_o);
+    return r->part->spec->gate ? mt_op_head_gate_bwd(r->m->dev, &gate, err) : 0;
+}
+
 /* out = o Wo, plus the branch's input in a plain branch. */
 static int project(const struct mt_part_run *r, const struct record *rec, const void *residual, void *out,
                    struct mt_err *err)
 {
     const struct mt_param *p = r->part->param;
-    return mt_linear(r->m, r->in->n_tokens, widths_of(r).q, r->m->wd.c, rec->o, r->w, p[MT_ATTENTION_OUT],
-                     p[MT_ATTENTION_OUT_BIAS], residual, out, err);
+    const void *in;
+    int rc = output_input(r, rec, &in, err);
+    return rc ? rc : mt_linear(r->m, r->in->n_tokens, widths_of(r).q, r->m->wd.c, in, r->w, p[MT_ATTENTION_OUT],
+                               p[MT_ATTENTION_OUT_BIAS], residual, out, err);
 }
 
 static int make_qkv(const struct mt_part_run *r, struct mt_err *err)
@@ -395,13 +430,17 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     struct scratch s = scratch_of(r);
     struct mt_branch branch = branch_of(r, &rec);
     size_t n = r->in->n_tokens;
-    struct mt_linear_bwd o = {.n = n, .in = wd.q, .out = wd.c, .x = rec.o, .w = r->w, .p = p[MT_ATTENTION_OUT],
+    struct mt_linear_bwd o = {.n = n, .in = wd.q, .out = wd.c, .w = r->w, .p = p[MT_ATTENTION_OUT],
                               .bias = p[MT_ATTENTION_OUT_BIAS], .g = r->g, .dx = s.d_o, .first = r->of->first};
     struct mt_linear_bwd qkv = {.n = n, .in = wd.c, .out = wd.qkv, .w = r->w, .dy = s.dqkv, .p = p[MT_ATTENTION_QKV],
                                 .bias = p[MT_ATTENTION_QKV_BIAS], .g = r->g, .dx = m->dh, .first = r->of->first};
-    int rc = mt_branch_leave_backward(&branch, &o.dy, err);
+    int rc = output_input(r, &rec, &o.x, err);
+    if (!rc)
+        rc = mt_branch_leave_backward(&branch, &o.dy, err);
     if (!rc)
         rc = mt_linear_backward(m, &o, err);
+    if (!rc)
+        rc = gate_backward(r, &rec, &s, err);
     if (!rc)
         rc = sink_backward(r, &rec, s.d_o, err);
     if (!rc)
@@ -422,7 +461,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
     double len = (double)seq_len, h = (double)c->hidden;
     double window = s->window ? MT_MIN((double)s->window, len) : len;
     double seen = (window * (window + 1) / 2 + (len - window) * window) / len; /* keys a query sees, on average */
-    return h * (q + 2 * kv) + q * h + 2 * seen * q;
+    return h * ((s->gate ? 2 : 1) * q + 2 * kv) + q * h + 2 * seen * q;
 }
 
 const struct mt_part_kind mt_part_attention = {

@@ -65,6 +65,7 @@ static void add_tensor(struct mt_layout_builder *b, const struct mt_layout_place
     t->usual = tensor->usual;
     t->head_rows = tensor->head_rows;
     t->start = tensor->start;
+    t->log_to = tensor->log_to;
     mt_stored_name(t, b->l, at->part->layer, tensor->usual);
     t->decay = decays(b, t->name);
     b->u->n_params += t->n;

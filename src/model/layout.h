@@ -61,6 +61,7 @@ struct mt_tensor {
     bool saved_along; /* a constant of a module that adapter.train_also names: PEFT's files have it beside what is trained */
     bool decay;       /* weight decay applies */
     float start;      /* random weights: of a vector, all elements */
+    float log_to;           /* mt_param_tensor.log_to */
     const struct mt_adapter *adapter; /* that it belongs to; NULL: it is of the model's files */
     double lr_scale;  /* factor of the learning rate */
     bool is_bf16;     /* frozen: its masters are exact in bf16 */
@@ -110,7 +111,7 @@ struct mt_param {
  * The adapters of one linear layer. If the layer is made of several tensors (q, k, v), each may have one: their A are
  * stored end to end, so that one product serves them, and each adds to its own columns of the layer's output.
  */
-enum { MT_ADAPTER_MAX_TARGETS = 3 };
+enum { MT_ADAPTER_MAX_TARGETS = 4 };
 struct mt_adapter {
     int learner;             /* whose: an index of the run's learners */
     struct mt_adapter *next; /* of the same layer, another learner's */

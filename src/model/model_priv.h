@@ -7,7 +7,7 @@
 
 /** Widths of a layer, in elements. */
 struct mt_widths {
-    size_t c, f, q, kv, qkv, qk; /* hidden, ffn, query, one of k and v, all three, q and k */
+    size_t c, f, q, kv, qkv, qk; /* hidden, ffn, query, one of k and v, all three and gates, q and k */
 };
 struct mt_widths mt_widths(const struct mt_hf_config *cfg, const struct mt_layer_spec *s);
 

@@ -13,7 +13,7 @@ struct mt_widths mt_widths(const struct mt_hf_config *cfg, const struct mt_layer
         .kv = (size_t)(s->n_kv_heads * s->head_dim),
     };
     w.qk = w.q + w.kv;
-    w.qkv = w.qk + w.kv;
+    w.qkv = w.qk + w.kv + (s->gate ? w.q : 0);
     return w;
 }
 

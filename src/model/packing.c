@@ -185,7 +185,7 @@ bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum
         return false;
     if (f == MT_PACKED_MXFP4 ? fused != !!l->cfg.family->fused : fused)
         return false;
-    if (!fused && !mt_packing_lies_alone(l, t))
+    if (!fused && (!mt_packing_lies_alone(l, t) || l->stored[t->place.stored].n_dims == 3))
         return false;
     for (size_t i = 0; i < MT_ARRAY_LEN(routers); i++)
         if (n >= strlen(routers[i]) && !strcmp(t->name + n - strlen(routers[i]), routers[i]))

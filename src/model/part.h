@@ -149,6 +149,7 @@ struct mt_param_tensor {
     bool constant;      /* never trained, whatever model.freeze says */
     int64_t head_rows;  /* not 0: its rows are heads of so many rows each, to which the rotary embedding applies */
     float start;        /* random weights: of a vector, all elements */
+    float log_to;       /* not 0: its elements are logarithms of numbers drawn evenly between start and this */
 };
 void mt_layout_add_param(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t cols, size_t n,
                          const struct mt_param_tensor *tensors);

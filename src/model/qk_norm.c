@@ -8,6 +8,7 @@
 /* Queries or keys: their first column in a row of all, the vectors in a row and their width, and their weight. */
 struct side {
     size_t first, per_row, width;
+    size_t first_in, stride; /* in a row that has gates, too: its first column, and from one vector to the next */
     int role;
     float *rstd; /* [n * per_row] */
 };
@@ -23,9 +24,11 @@ static struct side side_of(const struct mt_qk_norm *a, bool keys)
     const struct mt_widths wd = widths_of(a);
     bool whole = c->qk_norm == MT_QK_NORM_PROJECTION;
     size_t n_q = whole ? 1 : (size_t)c->n_heads, n_kv = whole ? 1 : (size_t)c->n_kv_heads;
+    size_t d = (keys ? wd.kv : wd.q) / (keys ? n_kv : n_q);
     if (keys)
-        return (struct side){wd.q, n_kv, wd.kv / n_kv, MT_ATTENTION_K_NORM, a->rstd + a->run->in->n_tokens * n_q};
-    return (struct side){0, n_q, wd.q / n_q, MT_ATTENTION_Q_NORM, a->rstd};
+        return (struct side){wd.q, n_kv, d, c->gate ? 2 * wd.q : wd.q, d, MT_ATTENTION_K_NORM,
+                             a->rstd + a->run->in->n_tokens * n_q};
+    return (struct side){0, n_q, d, 0, c->gate ? 2 * d : d, MT_ATTENTION_Q_NORM, a->rstd};
 }
 
 static int norm_side(const struct mt_qk_norm *a, bool keys, struct mt_err *err)
@@ -39,8 +42,8 @@ static int norm_side(const struct mt_qk_norm *a, bool keys, struct mt_err *err)
         .eps = (float)a->run->part->spec->norm.eps,
         .plus_one = a->run->part->spec->norm.plus_one,
         .round_once = a->run->part->spec->norm.round_once,
-        .x = mt_elem(m, a->qkv, s.first),
-        .x_at = {s.per_row, widths_of(a).qkv, s.width},
+        .x = mt_elem(m, a->qkv, s.first_in),
+        .x_at = {s.per_row, widths_of(a).qkv, s.stride},
         .w = mt_elem(m, a->run->w, a->run->part->param[s.role].at),
         .y = mt_elem(m, a->qk, s.first),
         .y_at = {s.per_row, widths_of(a).qk, s.width},
@@ -54,7 +57,7 @@ static int norm_side_backward(const struct mt_qk_norm *a, bool keys, struct mt_e
     mt_model *m = a->run->m;
     struct side s = side_of(a, keys);
     struct mt_param p = a->run->part->param[s.role];
-    void *d = mt_elem(m, a->dqkv, s.first);
+    void *d = mt_elem(m, a->dqkv, s.first_in);
     struct mt_rmsnorm_bwd norm = {
         .n = a->run->in->n_tokens * s.per_row,
         .c = s.width,
@@ -62,13 +65,13 @@ static int norm_side_backward(const struct mt_qk_norm *a, bool keys, struct mt_e
         .plus_one = a->run->part->spec->norm.plus_one,
         .round_once = a->run->part->spec->norm.round_once,
         .dy = d,
-        .x = mt_elem(m, a->qkv, s.first),
-        .x_at = {s.per_row, widths_of(a).qkv, s.width},
+        .x = mt_elem(m, a->qkv, s.first_in),
+        .x_at = {s.per_row, widths_of(a).qkv, s.stride},
         .w = mt_elem(m, a->run->w, p.at),
         .rstd = s.rstd,
         .dx = d,
-        .dy_at = {s.per_row, widths_of(a).qkv, s.width},
-        .dx_at = {s.per_row, widths_of(a).qkv, s.width},
+        .dy_at = {s.per_row, widths_of(a).qkv, s.stride},
+        .dx_at = {s.per_row, widths_of(a).qkv, s.stride},
         .dw = mt_grad_of(a->run->g, p),
         .workspace = m->workspace,
     };

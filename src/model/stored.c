@@ -38,10 +38,17 @@ void mt_stored_name(struct mt_tensor *t, const struct mt_layout *l, int layer, c
     make_name(t->name, l, layer, d ? d->name : usual, t->expert);
 }
 
+/* The tensor of all experts in the model's files that has this one. */
+static const struct mt_fused_tensor *fused_of(const struct mt_layout *l, const char *usual, int *part)
+{
+    return l->cfg.experts_fused ? mt_family_joined(l->cfg.family, usual, part)
+                                : mt_family_fused(l->cfg.family, usual, part);
+}
+
 const struct mt_fused_tensor *mt_stored_fused(const struct mt_layout *l, const struct mt_tensor *t)
 {
     int part;
-    return t->expert >= 0 && t->n_dims == 2 ? mt_family_fused(l->cfg.family, t->usual, &part) : NULL;
+    return t->expert >= 0 && t->n_dims == 2 ? fused_of(l, t->usual, &part) : NULL;
 }
 
 void mt_stored_module(char module[MT_TENSOR_NAME], const struct mt_layout *l, const struct mt_tensor *t)
@@ -95,6 +102,11 @@ static bool store_plain(struct placing *p, struct mt_tensor *t, const char *name
     s->n_dims = row ? 2 : t->n_dims;
     s->shape[0] = row ? 1 : t->shape[0];
     s->shape[1] = row ? t->shape[0] : t->shape[1];
+    if (d && d->is_conv) {
+        s->n_dims = 3;
+        s->shape[1] = 1;
+        s->shape[2] = t->shape[1];
+    }
     s->is_f32 = d && d->is_f32;
     s->n = t->n;
     t->place = (struct mt_tensor_place){.stored = p->l->n_stored - 1, .row_step = cols, .col_step = 1};
@@ -231,7 +243,7 @@ static bool store_tensor(struct placing *p, struct mt_tensor *t)
     int layer = p->l->units[t->unit].layer, part = 0;
     if (t->adapter)
         return store_factor(p, t);
-    const struct mt_fused_tensor *f = layer >= 0 ? mt_family_fused(family, t->usual, &part) : NULL;
+    const struct mt_fused_tensor *f = layer >= 0 ? fused_of(p->l, t->usual, &part) : NULL;
     return f ? store_fused(p, t, layer, f, part)
              : store_plain(p, t, t->name, layer >= 0 ? mt_family_on_disk(family, t->usual) : NULL);
 }
@@ -334,7 +346,7 @@ bool mt_stored_goes_along(const struct mt_layout *l, const char *name)
     if (l->cfg.nested && strncmp(name, l->cfg.names->in_files, strlen(l->cfg.names->in_files)) &&
         strncmp(name, l->cfg.names->head_in_files, strlen(l->cfg.names->head_in_files)))
         return true;
-    return l->cfg.moe.n_experts && (beyond || strstr(name, "mtp"));
+    return (l->cfg.moe.n_experts && (beyond || strstr(name, "mtp"))) || (l->cfg.family->delta && !strncmp(name, "mtp.", 4));
 }
 
 void mt_stored_reader_init(struct mt_stored_reader *r, const struct mt_layout *l, const struct mt_st_model *st,

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -611,6 +612,13 @@ struct random_job {
 
 enum { BLOCK = 1 << 14 }; /* elements of one job of a thread */
 
+/* Of one element, which its index in the tensor draws. */
+static float log_uniform(const struct random_job *j, size_t i)
+{
+    double low = (double)j->constant, high = (double)j->t->log_to;
+    return (float)log(low + (high - low) * mt_philox_uniform(j->seed, j->stream, j->at + i));
+}
+
 static void fill_block(void *ctx, size_t i, int thread)
 {
     const struct random_job *j = ctx;
@@ -620,7 +628,7 @@ static void fill_block(void *ctx, size_t i, int thread)
         mt_philox_normal(j->dst + first, n, j->at + first, j->seed, j->stream, j->std);
     else
         for (size_t k = 0; k < n; k++)
-            j->dst[first + k] = j->constant;
+            j->dst[first + k] = j->t->log_to > 0 ? log_uniform(j, first + k) : j->constant;
 }
 
 static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_plane_set *planes,
