@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "config/ini.h"
 #include "config/schema.h"
+#include "config/synonyms.h"
 #include "optim/optimizer.h"
 
 enum { MAX_KEYS = 128 };
@@ -55,6 +56,10 @@ static int find_key(const struct mt_key **out, const char *section, const char *
     for (size_t i = 0; i < mt_n_keys(); i++)
         known |= !strcmp(mt_key_at(i)->section, section);
     guess = known ? mt_key_suggest(section, name) : mt_key_suggest(NULL, section);
+    char buf[256];
+    const char *synonym = known || !guess ? mt_key_synonym(name, buf, sizeof(buf)) : NULL;
+    if (synonym)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: unknown key \"%s.%s\"%s", origin, section, name, synonym);
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: unknown %s \"%s%s%s\"%s%s%s", origin,
                    known ? "key" : "section", section, known ? "." : "", known ? name : "",
                    guess ? " (did you mean \"" : "", guess ? guess : "", guess ? "\"?)" : "");

@@ -97,6 +97,11 @@ static void every_error_has_its_line_and_reason(void **state)
     } cases[] = {
         {"[train]\nlearing_rate = 1\n", {"run.ini:2", "train.learing_rate", "did you mean \"learning_rate\""}},
         {"[train]\nzzzzzzzzz = 1\n", {"run.ini:2", "unknown key \"train.zzzzzzzzz\""}},
+        {"[train]\nlr = 1\n", {"run.ini:2", "unknown key \"train.lr\"", "here it is train.learning_rate"}},
+        {"[train]\nnum_train_epochs = 1\n", {"run.ini:2", "here it is train.epochs"}},
+        {"[optimizer]\nlearning_rate = 1\n", {"run.ini:2", "here it is train.learning_rate"}},
+        {"[peft]\nlora_alpha = 1\n", {"run.ini:2", "here it is adapter.alpha"}},
+        {"[train]\nneftune_noise_alpha = 5\n", {"run.ini:2", "NEFTune", "not supported"}},
         {"\n\n[trian]\nsteps = 1\n", {"run.ini:4", "unknown section", "did you mean \"train\""}},
         {"[train]\nsteps = 1\nsteps = 2\n", {"run.ini:3", "appears twice", "line 2"}},
         {"[train]\n[data]\n[train]\n", {"run.ini:3", "duplicate section [train]"}},

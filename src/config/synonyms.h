@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CONFIG_SYNONYMS_H
+#define MT_CONFIG_SYNONYMS_H
+
+/**
+ * What another trainer's key (of transformers, PEFT, TRL, axolotl, LLaMA-Factory; without its section) is here: ": here
+ * it is train.learning_rate", or that there is no such thing; also a key of this schema that is in another section. NULL:
+ * the name is not known. The text is static, or in buf.
+ */
+const char *mt_key_synonym(const char *name, char *buf, unsigned long len);
+
+#endif
