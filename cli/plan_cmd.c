@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/installed.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -146,8 +147,18 @@ static int read_model(struct plan_view *v, bool says, struct mt_err *err)
     int rc = mt_hf_find_model(&v->model_dir, model, err);
     if (!rc)
         return mt_hf_config_read(&v->hf, v->model_dir, err);
-    if (rc != -ENOENT || !mt_hf_find_stored(stored, sizeof(stored), model))
+    if (rc != -ENOENT)
         return rc;
+    if (!mt_hf_find_stored(stored, sizeof(stored), model)) {
+        const char *slash = strrchr(model, '/');
+        struct mt_str names = {0};
+        mt_installed_names(&names, "models", ".json", slash ? slash + 1 : model);
+        if (names.p)
+            rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "model \"%s\": neither a folder nor known by that name to plan; there are %s", model,
+                         names.p);
+        mt_str_finish(&names);
+        return rc;
+    }
     if (says)
         mt_info("model \"%s\" is not here; planned from %s", model, stored);
     return read_model_file(v, stored, err);

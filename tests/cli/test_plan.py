@@ -124,6 +124,13 @@ def several_gpus_are_planned(tmp):
     assert "of them, GPU 2" in out, out
 
 
+def unknown_names_are_told_what_there_is(tmp):
+    said = megatrain("plan", "--machine", "rtx4080", "--model", "Qwen3-8B", expect=2).stderr
+    assert "rtx4090" in said and "h200" in said, said
+    said = megatrain("plan", "--machine", "rtx4090", "--model", "qwen3-8", expect=3).stderr
+    assert "there are Qwen3-8B\n" in said, said
+
+
 def what_does_not_fit_says_what_would(tmp):
     model = shape_json(tmp, "70b")
     r = plan("--machine", "rtx3090", "--gpu-mem", "10GiB", "--model", model, expect=4)
@@ -547,6 +554,7 @@ def main():
         what_ifs_change_the_answer(tmp)
         several_gpus_are_planned(tmp)
         what_does_not_fit_says_what_would(tmp)
+        unknown_names_are_told_what_there_is(tmp)
         a_refusal_s_first_change_fits(tmp)
         the_questions_of_a_new_user_are_answered(tmp)
         the_table_fits_a_terminal(tmp)
