@@ -30,6 +30,7 @@ struct mt_cuda_device {
     struct mt_cuda_ring *rings[MT_N_STREAMS]; /* made when first needed */
     struct mt_cuda_blas *blas;
     struct mt_cuda_fused *fused; /* cuDNN attention, or NULL */
+    bool flash; /* attention of our own where it suits */
     pthread_mutex_t lock;
     atomic_bool failed;
     struct mt_err error; /* the first one, under lock */

@@ -156,6 +156,18 @@ struct mt_cuda_tiled_buffers mt_cuda_tiled_buffers_of(const struct mt_attention 
     return r;
 }
 
+/* --- attention of our own ---------------------------------------------------------------------- */
+
+struct mt_cuda_flash_buffers mt_cuda_flash_buffers_of(const struct mt_attention *a)
+{
+    size_t at = 0;
+    struct mt_cuda_flash_buffers r;
+    r.tiles = take(a->workspace, &at, a->n * 16);
+    r.delta = take(a->workspace, &at, a->n * a->q.n * sizeof(float));
+    r.bytes = at;
+    return r;
+}
+
 /* --- fused attention --------------------------------------------------------------------------- */
 
 enum { PAD_TOKENS = 4096, LINEAR_TOKENS = 32768 };
@@ -228,6 +240,7 @@ size_t mt_cuda_attention_workspace(const struct mt_attention *a)
     size_t bytes = mt_cuda_tiled_buffers_of(a).bytes;
     if (a->dtype != MT_BF16 || !a->n || !a->max_len)
         return bytes;
+    bytes = MT_MAX(bytes, mt_cuda_flash_buffers_of(a).bytes);
     return MT_MAX(bytes, mt_cuda_fused_buffers_of(a).bytes);
 }
 

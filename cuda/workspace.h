@@ -63,6 +63,16 @@ struct mt_cuda_tiled_buffers {
 /** Divides the arguments' workspace; if that is NULL only `bytes` is valid. */
 struct mt_cuda_tiled_buffers mt_cuda_tiled_buffers_of(const struct mt_attention *a);
 
+/* --- attention of our own (flash.h) ------------------------------------------------------------ */
+
+struct mt_cuda_flash_buffers {
+    void *tiles;  /* 16 bytes each, at most one a row */
+    float *delta; /* [q.n, n] */
+    size_t bytes;
+};
+/** Divides the arguments' workspace; if that is NULL only `bytes` is valid. `bytes` grows with n. */
+struct mt_cuda_flash_buffers mt_cuda_flash_buffers_of(const struct mt_attention *a);
+
 /* --- fused attention --------------------------------------------------------------------------- */
 
 enum { MT_CUDA_FUSED_TABLES = 8 }; /* of ragged offsets */

@@ -16,6 +16,10 @@ FOLD = ("fold", "fold_columns", ["conformance-ptx-80", "cuda", "bias"])
 GLU = ("glu", "glu_forwardI4bf16Li8ELi0", ["conformance-ptx-80", "cuda", "gated_units_match"])
 ROWS = ("rmsnorm", "rmsnorm_forwardI4bf16Li2ELb0E", ["conformance-ptx-80", "cuda", "rmsnorm_matches"])
 PRODUCT = ("tc", "product", ["tc-80", "product"])
+FLASH = ("attention_flash", "flash_dqILi64", ["conformance-ptx-80", "cuda", "attention_of_odd"])
+FLASH_KEYS = ("attention_flash", "flash_dkvILi64", FLASH[2])
+FLASH_FORWARD = ("attention_flash", "flash_forwardILi64", FLASH[2])
+OWN = {"MEGATRAIN_ATTENTION": "own"}
 ATTENTION = ("tc", "attention", ["tc-80", "attention"])
 GLOBAL = {"MT_PTX_GLOBAL": "1", "MT_EMU_WORKERS": "1"}
 
@@ -51,6 +55,12 @@ FAULTS = [
     ("a register of which half is unset", FOLD, r"mov\.f32 \t(%f\d+), 0f00000000;",
      r".reg .b64 %half; .reg .b32 %none; mov.b64 %half, {%r1, %none}; cvt.u32.u64 %none, %half; mov.b32 \1, %none; "
      r"add.s64 %half, %half, 1; mov.f32 \1, 0f00000000;", 1, ["register %half is read and was never written"], {}),
+    ("dq: no barrier behind a tile", FLASH, r"bar\.sync \t?0;", "", 2, ["race: shared byte"], OWN),
+    ("dq: a wait for too few copies", FLASH, r"wait_group 1;", "wait_group 2;", 1, ["not been waited for"], OWN),
+    ("dk, dv: no barrier before a tile", FLASH_KEYS, r"bar\.sync \t?0;", "", 1, ["shared byte"], OWN),
+    ("dk, dv: swapped pairs", FLASH_KEYS, r"(cvt\.rn\.bf16x2\.f32 %r\d+, )(%f\d+), ?(%f\d+)", r"\1\3, \2", 1, ["FAIL cuda"], OWN),
+    ("forward: a row not followed by its neighbours", FLASH_FORWARD, r"shfl\.sync\.bfly\.b32", "shfl.sync.idx.b32", 1, ["FAIL cuda"], OWN),
+    ("forward: a tile of values too early", FLASH_FORWARD, r"bar\.sync \t?0;", "", 2, ["shared byte"], OWN),
     ("a copy of what is not aligned", PRODUCT, r"(cp\.async\.cg\.shared\.global \[%r\d+\], \[%rd\d+)\]", r"\1+8]", 2,
      ["misaligned", "a copy of 16 bytes"], {}),
 ]
@@ -128,7 +138,7 @@ def main():
     failures = 0
     with tempfile.TemporaryDirectory() as tmp:
         whole = {}
-        for where in FOLD, GLU, ROWS, PRODUCT, ATTENTION:
+        for where in FOLD, GLU, ROWS, PRODUCT, ATTENTION, FLASH, FLASH_KEYS, FLASH_FORWARD:
             with open(os.path.join(BUILD, where[0] + "-80.ptx")) as f:
                 whole[where[1]] = kernel_alone(f.read(), where[1])
         clean = [("without a fault", w, "", "", 0, [], {**GLOBAL, "MT_PTX_BANKS": w[1]}) for w in (FOLD, ATTENTION)]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite on nvcc's PTX: everything with tiled attention, attention fused as well, and how many of the PTX
+"""The conformance suite on nvcc's PTX: everything with tiled attention,
+attention fused and our own without a bank conflict as well, and how many of the PTX
 instructions that executes, by kernel.
 
 test_conformance.py CONFORMANCE, with MEGATRAIN_TEST_FULL=1 also in another order, with approximations off by 2 units in
@@ -57,6 +58,7 @@ def main(conformance):
         ok = run(conformance, coverage, [])
         for capability in "90", "86":
             ok &= run(conformance, coverage, ["attention"], MT_EMU_CAPABILITY=capability, MEGATRAIN_ATTENTION="fused")
+        ok &= run(conformance, coverage, ["attention"], MT_EMU_CAPABILITY="86", MEGATRAIN_ATTENTION="own", MT_PTX_BANKS="flash_")
         if os.environ.get("MEGATRAIN_TEST_FULL"):
             ok &= run(conformance, coverage, [], MT_EMU_SEED="3", MEGATRAIN_CUDA_APART="1")
             ok &= run(conformance, coverage, [], MT_PTX_APPROX="2")
