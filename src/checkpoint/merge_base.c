@@ -59,9 +59,11 @@ static const struct mt_tensor *matrix_of(const struct mt_layout *l, const struct
     return of && of->n_dims == 2 ? of : NULL;
 }
 
-static struct mt_st_tensor decoded(const struct mt_st_tensor *codes, const struct mt_tensor *of)
+static struct mt_st_tensor decoded(const struct mt_layout *l, const struct mt_st_tensor *codes,
+                                   const struct mt_tensor *of)
 {
-    return (struct mt_st_tensor){.name = (char *)of->name, .dtype = MT_ST_BF16, .n_dims = 2,
+    return (struct mt_st_tensor){.name = l->stored[of->place.stored].name, /* files' name, the layout's is a module's */
+                                 .dtype = MT_ST_BF16, .n_dims = 2,
                                  .shape = {of->shape[0], of->shape[1]}, .n_elems = of->n, .file = codes->file};
 }
 
@@ -71,7 +73,7 @@ static bool any_changes(const struct mt_st_model *st, const struct mt_layout *l,
     char stem[MT_TENSOR_NAME];
     for (size_t i = 0; i < st->n_tensors; i++) {
         const struct mt_tensor *of = matrix_of(l, &st->tensors[i]);
-        struct mt_st_tensor t = of ? decoded(&st->tensors[i], of) : (struct mt_st_tensor){.name = stem, .n_dims = 3};
+        struct mt_st_tensor t = of ? decoded(l, &st->tensors[i], of) : (struct mt_st_tensor){.name = stem, .n_dims = 3};
         if ((of || is_codes(&st->tensors[i], stem)) && changes(ctx, &t))
             return true;
     }
@@ -98,7 +100,7 @@ int mt_merge_base_open(struct mt_merge_base *b, const struct mt_st_model *st, co
         else if (to->of)
             rc = mt_packed_find(&to->src, st, l->cfg.nested ? l : NULL, to->of, err); /* found by the name in files */
         if (!rc && to->src.format)
-            to->t = decoded(t, to->of);
+            to->t = decoded(l, t, to->of);
     }
     b->decodes = false; /* unless something was packed */
     for (size_t i = 0; i < b->n; i++)
