@@ -81,7 +81,8 @@ bool mt_operation_parse(struct mt_metered *op, const char *text)
 static bool repeats_width(const struct mt_metered *op, int dim)
 {
     enum { D_V = 5 };
-    return (op->op == MT_DEV_ATTENTION || op->op == MT_DEV_ATTENTION_BWD) && dim == D_V && op->dim[D_V] == op->dim[D_V - 1];
+    bool attention = op->op == MT_DEV_ATTENTION || op->op == MT_DEV_ATTENTION_BWD;
+    return attention && dim == D_V && op->dim[D_V] == op->dim[D_V - 1];
 }
 
 /* Squared distance in the logarithms of the shape. */

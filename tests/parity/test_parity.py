@@ -2,7 +2,7 @@
 """Twenty steps of each family against what transformers and torch.optim.AdamW made of the same model and data.
 
 The fixtures are of scripts/parity_fixtures.py: the reference ran in double, with torch's own FP32 run beside it.
-Tolerances: those asked of an FP32 run (losses 2e-6, norms 1e-5 or ten times torch's own
+Tolerances: those asked of an FP32 run (losses 2e-6, norms 1e-5 or five times torch's own
 error, but of half the steps always 1e-5, weights 2e-5 relative L2 a tensor; biases of the
 keys, whose gradient nearly vanishes, 2e-2), some ten times what was measured. bf16: losses within 1%.
 """
@@ -76,7 +76,7 @@ def check(tmp, name):
     at_most("losses", max(relative(m["loss"], l) for m, l in zip(steps, expected["losses"])), 2e-6)
     own = max(relative(a, b) for a, b in zip(expected["torch_f32"]["norms"], expected["norms"]))
     errors = sorted(relative(m["grad_norm"], n) for m, n in zip(steps, expected["norms"]))
-    at_most("norms", errors[-1], max(1e-5, 10 * own))
+    at_most("norms", errors[-1], max(1e-5, 5 * own))
     at_most("norm of the median step", errors[len(errors) // 2], 1e-5)
     if "aux_losses" in expected:
         at_most("balance", max(relative(m["aux_loss"], b) for m, b in zip(steps, expected["aux_losses"])), 2e-6)
