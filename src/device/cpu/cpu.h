@@ -2,6 +2,8 @@
 #ifndef MT_DEVICE_CPU_CPU_H
 #define MT_DEVICE_CPU_CPU_H
 
+#include <stdatomic.h>
+
 #include "base/mem.h"
 #include "base/pool.h"
 #include "device/backend.h"
@@ -22,6 +24,7 @@ struct mt_cpu_device {
     struct mt_cpu_gemm *gemm;
     struct mt_cpu_bf16_gemm **bf16_gemm; /* [compute threads], all NULL or none */
     struct mt_cpu_stream *streams[MT_N_STREAMS];
+    atomic_bool no_memory; /* a product was left out: sticky */
 };
 
 #define MT_CPU_RUN(ID, name, type) void mt_cpu_run_##name(struct mt_cpu_device *d, const type *a);

@@ -93,12 +93,18 @@ static int cpu_event_wait(mt_device *dev, mt_event *ev, enum mt_stream s, struct
     return 0;
 }
 
+/* What work on the streams may lack is memory for a product. */
+static int cpu_status(mt_device *dev, struct mt_err *err)
+{
+    return atomic_load(&cpu(dev)->no_memory)
+               ? mt_fail_nomem(err, "scratch of a product", 0)
+               : 0;
+}
+
 static int cpu_event_sync(mt_device *dev, mt_event *ev, struct mt_err *err)
 {
-    (void)dev;
-    (void)err;
     mt_cpu_event_sync(ev);
-    return 0;
+    return cpu_status(dev, err);
 }
 
 static int cpu_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err)
@@ -131,18 +137,9 @@ static int cpu_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_
 
 static int cpu_sync(mt_device *dev, struct mt_err *err)
 {
-    (void)err;
     for (int s = 0; s < MT_N_STREAMS; s++)
         mt_cpu_stream_drain(cpu(dev)->streams[s]);
-    return 0;
-}
-
-/* Always 0: no work on the streams can fail. */
-static int cpu_status(mt_device *dev, struct mt_err *err)
-{
-    (void)dev;
-    (void)err;
-    return 0;
+    return cpu_status(dev, err);
 }
 
 #define CPU_COMMAND(ID, name, type)                                                                \

@@ -38,7 +38,10 @@ static void tile_main(void *ctx, size_t chunk, int thread)
                             .ldb = a->ldb};
     t.d = direct ? (float *)a->d + row * a->ldd + col : mt_cpu_bf16_gemm_sums(g);
     t.ldd = direct ? a->ldd : t.n;
-    if (!mt_cpu_bf16_gemm_tile(g, &t))
+    int done = mt_cpu_bf16_gemm_tile(g, &t);
+    if (done < 0)
+        atomic_store(&j->d->no_memory, true);
+    if (!done)
         mt_cpu_gemm_tile(j->d->gemm, thread, &t);
     for (size_t i = 0; scaled && i < t.m * t.ldd; i++)
         t.d[i] *= a->scale;

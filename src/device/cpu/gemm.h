@@ -47,8 +47,8 @@ void mt_cpu_bf16_gemm_destroy(struct mt_cpu_bf16_gemm **g);
 /** A buffer for the sums of a tile of up to MT_CPU_BF16_TILE squared elements. */
 enum { MT_CPU_BF16_TILE = 512 };
 float *mt_cpu_bf16_gemm_sums(struct mt_cpu_bf16_gemm *g);
-/** False if the library has no product for this shape. */
-bool mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t);
+/** 1: done; 0: the library has no product for this shape; -ENOMEM: it got no memory, now or before. */
+int mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t);
 /** Called once in each compute thread: the library must not start threads of its own. */
 void mt_cpu_bf16_gemm_thread_init(void);
 /** The library's name and version, or "". */

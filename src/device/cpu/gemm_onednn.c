@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One-thread products of bf16 by oneDNN's matmul primitives, prepared once for each shape. */
+#include <errno.h>
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <stdio.h>
@@ -36,6 +37,7 @@ struct mt_cpu_bf16_gemm {
     size_t n;
     void *scratch;
     size_t scratch_bytes;
+    bool no_memory; /* another product would give other bits */
     float sums[MT_CPU_BF16_TILE * MT_CPU_BF16_TILE];
 };
 
@@ -134,6 +136,7 @@ static bool grow_scratch(struct mt_cpu_bf16_gemm *g, size_t bytes)
     free(g->scratch);
     g->scratch = mt_alloc_aligned(bytes);
     g->scratch_bytes = g->scratch ? bytes : 0;
+    g->no_memory |= !g->scratch;
     return g->scratch;
 }
 
@@ -180,11 +183,13 @@ static struct product *product_for(struct mt_cpu_bf16_gemm *g, const struct mt_c
     return p;
 }
 
-bool mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t)
+int mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t)
 {
     struct product *p = product_for(g, t);
+    if (g->no_memory)
+        return -ENOMEM;
     if (!p->primitive)
-        return false;
+        return 0;
     dnnl_memory_set_data_handle(p->a, (void *)(uintptr_t)t->a);
     dnnl_memory_set_data_handle(p->b, (void *)(uintptr_t)t->b);
     dnnl_memory_set_data_handle(p->d, t->d);

@@ -20,11 +20,11 @@ float *mt_cpu_bf16_gemm_sums(struct mt_cpu_bf16_gemm *g)
     return NULL;
 }
 
-bool mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t)
+int mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t)
 {
     (void)g;
     (void)t;
-    return false;
+    return 0;
 }
 
 void mt_cpu_bf16_gemm_thread_init(void)
