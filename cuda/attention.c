@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chooses between fused and tiled attention. */
+/* Chooses between fused attention, tiles and kernels of our own. */
 #include "attention.h"
 
 #include <stdio.h>

@@ -176,6 +176,14 @@ template <int DQ, int DV, int BM, int BN> static __global__ void __launch_bounds
     store_sums<DV>(a.o, tl, q0 + r0, h, o, 1.0f / sum[0], 1.0f / sum[1]);
 }
 
+/* ds of a weight p. A query's lone key has the weight 1, but for sinks: then ds is exactly zero. */
+static __device__ __forceinline__ float score_gradient(float p, float dp, float delta, bool lone)
+{
+    const float rounding = 1e-6f; /* of exp2_approx() near 1 */
+    float w = lone && fabsf(p - 1) < rounding ? 1 : p;
+    return w * (dp - (lone ? w * dp : delta));
+}
+
 /* A warp a row of a head. */
 static __global__ void __launch_bounds__(256) flash_delta(flash_args a, int dim)
 {
@@ -249,8 +257,10 @@ template <int DQ, int DV, int BM, int BN> static __global__ void __launch_bounds
 #pragma unroll
         for (int j = 0; j < NT; j++)
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                g[j][e] = p[j][e] * (g[j][e] - delta[8 * j + lane % 4 * 2 + e % 2]);
+            for (int e = 0; e < 4; e++) {
+                int c = 8 * j + lane % 4 * 2 + e % 2;
+                g[j][e] = score_gradient(p[j][e], g[j][e], delta[c], a.window == 1 || q0 + c == 0);
+            }
         add_weighted<BM, DQ, NT>(dk, g, s);
         __syncthreads();
     }
@@ -303,7 +313,7 @@ template <int DQ, int DV, int BM, int BN> static __global__ void __launch_bounds
                 int query = q0 + r0 + lane / 4 + e / 2 * 8, key = t * BN + 8 * j + lane % 4 * 2 + e % 2;
                 bool on = !edge || sees(query, key, len, a.window);
                 float w = on ? exp2_approx(fmaf(p[j][e], f, -lse[e / 2])) : 0.0f;
-                g[j][e] = w * (g[j][e] - delta[e / 2]);
+                g[j][e] = score_gradient(w, g[j][e], delta[e / 2], a.window == 1 || query == 0);
             }
         add_weighted<BN, DQ, NT>(dq, g, s);
         __syncthreads();
