@@ -43,7 +43,7 @@ static struct figures figure(const struct plan_view *v)
                    : v->cfg->train.steps ? (double)v->cfg->train.steps * f.tokens
                                          : 1e9;
     f.days_run = f.run_tokens / f.tok_s / 86400;
-    f.joules_token = rate[MT_RATE_POWER].value * gpus / f.tok_s;
+    f.joules_token = lanes_of(v) > 1 ? 0 : rate[MT_RATE_POWER].value / f.tok_s; /* known of a machine with one */
     f.disk_read = v->choice.sim.bytes[MT_SIM_DISK_READ];
     f.disk_write = v->choice.sim.bytes[MT_SIM_DISK_WRITE];
     return f;

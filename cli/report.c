@@ -120,10 +120,12 @@ void cli_print_setup(const struct mt_setup *s)
             (int)s->choice.placement.threads, s->choice.numerics.optimizer->title,
             mt_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_isa_best()),
             mt_format_bytes(a, sizeof(a), mt_device_limits(s->dev)->budget_bytes));
-    size_t sharing = s->layout->n_units - (p->program.one_ring ? 0 : 2);
-    cli_say("Plan     %d of %zu %s weights on the device, activations: %s; a step moves %s "
+    size_t sharing = s->layout->n_units - (p->program.one_ring ? 0 : 2), held = 0;
+    for (int lane = 0; lane < mt_program_lanes(&p->program); lane++)
+        held += (size_t)p->program.n_buffers[lane][MT_POOL_WEIGHTS];
+    cli_say("Plan     %zu of %zu %s weights on the device, activations: %s; a step moves %s "
                     "in, %s out\n",
-            p->program.n_buffers[0][MT_POOL_WEIGHTS], sharing,
+            lanes > 1 ? MT_MIN(held, sharing) : held, sharing,
             p->program.one_ring || in->hf.moe.n_experts ? "units'" : s->layout->cut.n_units > 1 ? "half layers'" : "layers'", acts[p->activations],
             mt_format_bytes(a, sizeof(a), p->h2d_bytes), mt_format_bytes(b, sizeof(b), p->d2h_bytes));
     if (s->predicted)

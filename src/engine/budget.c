@@ -340,16 +340,22 @@ static int divide_lane(struct mt_engine_plan *plan, const struct mt_engine_param
     return 0;
 }
 
-/* Each lane's budget; *needed: of the lane that needs most of those that were looked at. */
+/* Each lane's budget; *needed: of the lane that needs most, which an error names. */
 static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_params *p, size_t *needed,
                          struct mt_err *err)
 {
     int rc = 0;
     plan->device_bytes = 0;
     memset(plan->pool_bytes, 0, sizeof(plan->pool_bytes));
-    for (int lane = 0; lane < mt_program_lanes(&plan->program) && !rc; lane++) {
+    for (int lane = 0; lane < mt_program_lanes(&plan->program); lane++) {
+        struct mt_err why = {0};
         size_t need = 0;
-        rc = divide_lane(plan, p, lane, &need, err);
+        int failed = divide_lane(plan, p, lane, &need, &why);
+        if (failed && (!rc || need > *needed)) {
+            rc = failed;
+            if (err)
+                *err = why;
+        }
         *needed = MT_MAX(*needed, need);
     }
     return rc;

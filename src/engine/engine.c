@@ -137,9 +137,11 @@ static double seconds(int64_t from_ns, int64_t to_ns)
 
 static void read_times(const mt_engine *e, struct mt_runnable *r, struct mt_step_result *res)
 {
+    int n_lanes = 0;
     int64_t t0 = INT64_MAX, turn = mt_event_time_ns(r->turn), end = 0, wait = 0;
     for (int lane = 0; lane < r->prog.n_lanes; lane++)
         if (r->start[lane]) {
+            n_lanes++;
             t0 = MT_MIN(t0, mt_event_time_ns(r->start[lane]));
             end = MT_MAX(end, mt_event_time_ns(r->end[lane]));
         }
@@ -149,7 +151,7 @@ static void read_times(const mt_engine *e, struct mt_runnable *r, struct mt_step
     res->t_forward = seconds(t0, turn);
     res->t_backward = seconds(turn, end);
     res->t_step = seconds(t0, end);
-    res->t_wait_h2d = seconds(0, wait);
+    res->t_wait_h2d = seconds(0, wait) / MT_MAX(n_lanes, 1);
     res->t_update = seconds(0, e->x.update_ns);
 }
 

@@ -111,7 +111,7 @@ struct mt_step_result {
     char bad_tensor[128]; /* if skipped: the first tensor at fault, in backward order */
     bool bad_router;      /* bad_tensor is a router whose logits were not finite */
     double t_step, t_forward, t_backward; /* seconds */
-    double t_wait_h2d;    /* compute waits for a copy */
+    double t_wait_h2d;    /* compute waits for a copy: mean of the devices */
     double t_update;        /* optimizer threads busy, mostly during forward */
     double t_disk_read, t_disk_write; /* at least one request under way */
     double t_disk_sums;   /* CPU time of checksums of data on drives, on separate threads */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One placement: its memory in each tier and the time of its step. */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -194,14 +195,20 @@ static void take_settings(struct mt_plan_choice *c, const struct mt_plan_request
     c->n_micro = p->max_micro;
 }
 
-/* Weight slots of the lane that has fewest of those that have layers. */
-static int least_slots(const struct mt_program_params *p)
+/* Weight slots with which the same program is planned again: those of the lane with fewest for its layers; a lane that
+ * holds all its layers is short of none. */
+static int slots_of(const struct mt_program_params *p)
 {
-    int least = p->n_buffers[0][MT_POOL_WEIGHTS];
-    for (int lane = 1; lane < mt_program_lanes(p); lane++)
-        if (p->n_buffers[lane][MT_POOL_WEIGHTS])
-            least = MT_MIN(least, p->n_buffers[lane][MT_POOL_WEIGHTS]);
-    return least;
+    int fewest = INT_MAX, greatest = 0;
+    for (int lane = 0; lane < mt_program_lanes(p); lane++) {
+        size_t bytes[MT_N_POOLS];
+        int least[MT_N_POOLS], most[MT_N_POOLS], n = p->n_buffers[lane][MT_POOL_WEIGHTS];
+        mt_program_size_pools(p, lane, bytes, least, most);
+        greatest = MT_MAX(greatest, n);
+        if (n && n < most[MT_POOL_WEIGHTS])
+            fewest = MT_MIN(fewest, n);
+    }
+    return fewest < INT_MAX ? fewest : greatest;
 }
 
 /* Takes over the engine's decisions and memory; device_in_host: the device's memory is host memory. */
@@ -215,7 +222,7 @@ static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, 
         c->placement.base = MT_BASE_FILES;
         c->placement.base_blocks = c->engine.base_blocks;
     }
-    c->placement.slots = least_slots(&c->engine.program);
+    c->placement.slots = slots_of(&c->engine.program);
     int rc = measure_planes(c, r, err);
     c->process_bytes = process_bytes(r, c->n_micro * (uint64_t)(c->numerics.micro_batch * c->numerics.seq_len)) +
                        (c->engine.uses_disk || c->engine.uses_files ? mt_plan_drive_bytes(r->layout) : 0);
