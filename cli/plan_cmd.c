@@ -79,6 +79,16 @@ static int apply_options(struct mt_machine *m, const struct cli_args *args, stru
     return rc;
 }
 
+/* This machine is what it was measured to be. */
+static int refuse_options(const struct cli_args *args, struct mt_err *err)
+{
+    static const char *const options[] = {"gpu-mem", "host-mem", "pcie", "nvme", "drives"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(options); i++)
+        if (cli_arg(args, options[i]))
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--%s changes a stored machine: give --machine, too", options[i]);
+    return 0;
+}
+
 static int load_local(struct plan_view *v, const struct mt_plan_limits *limits, struct mt_err *err)
 {
     const struct mt_config *cfg = v->cfg;
@@ -104,7 +114,9 @@ static int load_machine(struct plan_view *v, const struct cli_args *args, struct
     int rc;
     v->local = !name;
     if (!name) {
-        rc = mt_plan_limits_here(&limits, v->cfg, err);
+        rc = refuse_options(args, err);
+        if (!rc)
+            rc = mt_plan_limits_here(&limits, v->cfg, err);
         if (!rc)
             rc = mt_resolve_request(&v->request, v->cfg, &limits, err);
         return rc ? rc : load_local(v, &limits, err);

@@ -77,7 +77,7 @@ static const struct {
     {"wandb", "runs are written to metrics.jsonl, CSV and TensorBoard (log.csv, log.tensorboard)"},
     {"wandb_project", "runs are written to metrics.jsonl, CSV and TensorBoard (log.csv, log.tensorboard)"},
     {"deepspeed", "there is no other engine to configure: [memory] says what is offloaded"},
-    {"fsdp", "a run has one GPU: [memory] says what is offloaded"},
+    {"fsdp", "layers are divided by device.gpus (on the cpu device yet); [memory] says what is offloaded"},
 };
 
 const char *mt_key_synonym(const char *name, char *buf, unsigned long len)
@@ -92,11 +92,15 @@ const char *mt_key_synonym(const char *name, char *buf, unsigned long len)
     for (size_t i = 0; i < MT_ARRAY_LEN(synonyms) && !here; i++)
         if (!strcasecmp(synonyms[i].theirs, name))
             here = synonyms[i].here;
+    size_t n_other = 0; /* sections with a key of that name; "kind" and "steps" mean another thing in each */
     for (size_t i = 0; i < mt_n_keys() && !here; i++)
-        if (!strcasecmp(mt_key_at(i)->name, name)) {
+        if (!strcasecmp(mt_key_at(i)->name, name) && !n_other++)
             snprintf(other, sizeof(other), "%s.%s", mt_key_at(i)->section, mt_key_at(i)->name);
-            here = other;
-        }
+    static const char *const vague[] = {"kind", "type", "steps", "every", "path", "format"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(vague); i++)
+        n_other += !strcasecmp(vague[i], name) ? 2 : 0;
+    if (!here && n_other == 1)
+        here = other;
     if (!here)
         return NULL;
     snprintf(buf, len, ": here it is %s", here);
