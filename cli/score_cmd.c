@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -53,15 +54,24 @@ static uint64_t hash_file(const char *path, uint64_t h)
     return XXH3_64bits_withSeed(of, sizeof(of), XXH3_64bits_withSeed(path, strlen(path), h));
 }
 
+static int is_of_model(const struct dirent *e)
+{
+    const char *dot = strrchr(e->d_name, '.');
+    return dot && (!strcmp(dot, ".safetensors") || !strcmp(dot, ".json"));
+}
+
+/* Its weights, all shards, and configurations. */
 static uint64_t hash_folder(const char *dir, uint64_t h)
 {
-    static const char *const names[] = {"config.json", "model.safetensors", "model.safetensors.index.json",
-                                        "adapter_config.json", "adapter_model.safetensors"};
-    for (size_t i = 0; dir && *dir && i < MT_ARRAY_LEN(names); i++) {
-        char *path = mt_path_join(dir, names[i]);
+    struct dirent **names = NULL;
+    int n = dir && *dir ? scandir(dir, &names, is_of_model, alphasort) : 0;
+    for (int i = 0; i < n; i++) {
+        char *path = mt_path_join(dir, names[i]->d_name);
         h = path ? hash_file(path, h) : h;
         free(path);
+        free(names[i]);
     }
+    free(names);
     return h;
 }
 
@@ -71,7 +81,8 @@ static uint64_t key_of(const struct mt_setup *setup)
     const struct mt_inputs *in = setup->in;
     const struct mt_numerics *n = mt_setup_numerics_of(setup, 0);
     const int64_t of[] = {(int64_t)mt_dataset_hash(in->eval_data), n->seq_len, n->rows_per_step, n->micro_batch,
-                          n->logits_chunk, n->logits_piece, in->cfg->data.packing, (int64_t)in->cfg->model.base_dtype};
+                          n->logits_chunk, n->logits_piece, in->cfg->data.packing, (int64_t)in->cfg->model.base_dtype,
+                          n->dtype, (int64_t)n->seed, in->cfg->model.init};
     return hash_folder(in->cfg->adapter.path, hash_folder(in->model_dir, XXH3_64bits(of, sizeof(of))));
 }
 
@@ -171,6 +182,9 @@ static int score(const struct mt_setup *setup, const struct cli_args *args, cons
     const struct mt_inputs *in = setup->in;
     size_t n = (size_t)mt_dataset_stats(in->eval_data)->n_samples, before = 0;
     char part[4096];
+    if (mt_dataset_stats(in->eval_data)->answers)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "score rates completions, not pairs or rated answers: give --data samples "
+                       "with messages, or with prompt and completion");
     int rc = mt_session_start(&s, setup, err);
     mt_path_printf(part, sizeof(part), "%s.part", path);
     if (!rc && cli_arg(args, "force"))

@@ -22,7 +22,8 @@ def main(tmp):
         for packing in ("on", "off"):
             out = os.path.join(tmp, f"{name}-{packing}")
             ini = write_ini(out + ".ini", base(os.path.join(HERE, name), data, out, **{
-                "model__init": "weights", "model__dtype": "f32", "data__eval": "", "data__packing": packing}))
+                "model__init": "weights", "model__dtype": "f32", "data__eval": "", "data__packing": packing,
+                "data__cache_dir": os.path.join(tmp, "cache")}))
             megatrain("-q", "score", ini, "--data", data, "--out", out + ".jsonl")
             with open(out + ".jsonl") as f:
                 got = [json.loads(line) for line in f]
