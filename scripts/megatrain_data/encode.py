@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples to token ids and masks: the model's tokenizer.json through `tokenizers`, or bytes."""
+"""Samples to token ids and masks: the model's tokenizer.json through `tokenizers`, ranks (ranks.py), or bytes."""
 import array
 import glob
 import json

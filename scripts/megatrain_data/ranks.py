@@ -8,7 +8,6 @@ import ast
 import base64
 import glob
 import os
-import re
 
 import numpy as np
 
@@ -70,7 +69,11 @@ def read_tiktoken(path, config):
             ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in f if line.strip())}
     except (OSError, ValueError) as e:
         raise DataError(f"cannot read {path}: {e}") from None
-    special = {a["content"]: int(i) for i, a in (config.get("added_tokens_decoder") or {}).items()}
+    try:
+        special = {a["content"]: int(i) for i, a in (config.get("added_tokens_decoder") or {}).items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        raise DataError(f"{path}: added_tokens_decoder in tokenizer_config.json beside it is not what names special tokens: "
+                        f"{type(e).__name__}: {e}") from None
     if not special:
         raise DataError(f"{path}: tokenizer_config.json beside it has no added_tokens_decoder, which names the special tokens")
     return pattern_of(os.path.dirname(path)), ranks, special, []
@@ -122,7 +125,7 @@ class RankTokenizer:
         if name == "tekken.json":
             self.special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", **self.special}
         self.t = Ranks(special)
-        self.max_id = max(*ranks.values(), *special.values())
+        self.max_id = max([*ranks.values(), *special.values()])
         self.prefix, self.suffix = [special[b] for b in begin if b in special], []
         self.bos, self.eos = (special.get(self.special.get(k)) for k in ("bos_token", "eos_token"))
         self.stops = set()

@@ -224,10 +224,13 @@ static bool goes_along(const char *name)
     static const char *const names[] = {
         "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
         "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-        "tokenizer.model", "chat_template.jinja"};
+        "tokenizer.model", "tekken.json", "tiktoken.model", "chat_template.jinja"};
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
         if (!strcmp(name, names[i]))
             return true;
+    size_t n = strlen(name);
+    if (n > 3 && !strncmp(name, "tokenization_", 13) && !strcmp(name + n - 3, ".py")) /* tiktoken.model's pattern */
+        return true;
     return !strncmp(name, "LICENSE", 7) || !strncmp(name, "USE_POLICY", 10);
 }
 

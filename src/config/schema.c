@@ -59,7 +59,7 @@ static const struct mt_key keys[] = {
      "Format of samples; auto looks at the first one of each file. preference: chosen and rejected answers, rated: single "
      "ones with a label; both are for [preference]."},
     {"data", "tokenizer", MT_NUMERICS, MT_KEY_WORD, AT(data.tokenizer), "model", "model|byte", ANY, NULL,
-     "The model's own tokenizer.json, or bytes."},
+     "The model's own tokenizer, or bytes."},
     {"data", "template", MT_NUMERICS, MT_KEY_NAME_OR_FILE, AT(data.template_), "model",
      "model|chatml|llama3|mistral|gemma|qwen3|zephyr|alpaca", ANY, NULL,
      "Chat template: the model's own, a built-in one by name (chatml, llama3, mistral, gemma, qwen3, "

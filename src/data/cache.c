@@ -51,17 +51,23 @@ static void hash_text(XXH3_state_t *state, const char *text)
     XXH3_64bits_update(state, text ? text : "", strlen(text ? text : "") + 1);
 }
 
+static int is_tokenizer(const struct dirent *e)
+{
+    const char *dot = strrchr(e->d_name, '.');
+    return dot && !strncmp(e->d_name, "tokenization_", 13) && !strcmp(dot, ".py");
+}
+
 static int is_code(const struct dirent *e)
 {
     const char *dot = strrchr(e->d_name, '.');
     return dot && (!strcmp(dot, ".py") || !strcmp(dot, ".jinja"));
 }
 
-/* Hashes all files of a folder that are code or templates, in order of their names. */
-static void hash_folder(XXH3_state_t *state, const char *dir)
+/* Hashes the chosen files of a folder, in order of their names. */
+static void hash_folder(XXH3_state_t *state, const char *dir, int (*chosen)(const struct dirent *e))
 {
     struct dirent **names = NULL;
-    int n = scandir(dir, &names, is_code, alphasort);
+    int n = scandir(dir, &names, chosen, alphasort);
     for (int i = 0; i < n; i++) {
         char *path = mt_path_join(dir, names[i]->d_name);
         hash_text(state, names[i]->d_name);
@@ -85,7 +91,6 @@ static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, s
 {
     static const char *const files[] = {"tokenizer.json",          "tokenizer_config.json",
                                         "tekken.json",             "tiktoken.model",
-                                        "tokenization_kimi.py",
                                         "special_tokens_map.json", "generation_config.json",
                                         "chat_template.jinja",     "additional_chat_templates"};
     static const char *const folders[] = {"megatrain_data", "megatrain_data/templates"};
@@ -97,18 +102,20 @@ static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, s
         if (!path)
             rc = mt_fail_nomem(err, files[i], 64);
         else if (mt_is_dir(path))
-            hash_folder(state, path);
+            hash_folder(state, path, is_code);
         else
             rc = hash_file(state, path, false, err);
         free(path);
     }
+    if (p->model_dir && !rc)
+        hash_folder(state, p->model_dir, is_tokenizer); /* that tiktoken.model's pattern is read from */
     hash_text(state, p->template_);
     if (template_is_file(p->template_))
         rc = rc ? rc : hash_file(state, p->template_, true, err);
     for (size_t i = 0; i < MT_ARRAY_LEN(folders) && helper; i++) {
         char *path = mt_path_join(helper, folders[i]);
         if (path)
-            hash_folder(state, path);
+            hash_folder(state, path, is_code);
         free(path);
     }
     free(helper);

@@ -17,7 +17,7 @@ enum { MT_BYTE_BOS = 256, MT_BYTE_EOS = 257, MT_BYTE_PAD = 258, MT_BYTE_VOCAB = 
 struct mt_dataset_params {
     const struct mt_cfg_list *files; /* data.train, or the eval file alone */
     enum mt_cfg_format format;
-    const char *tokenizer;           /* "byte", or "model": the tokenizer.json of model_dir */
+    const char *tokenizer;           /* "byte", or "model": the tokenizer of model_dir */
     enum mt_cfg_overlong overlong;
     size_t seq_len;
     size_t vocab;                    /* of the model: a larger id is an error */
