@@ -380,15 +380,16 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
 static void say_stopped_early(const struct learner *l)
 {
     const struct mt_train_state *s = &l->state;
-    char best[160] = "";
+    const char *by = l->cfg->eval.best_by;
+    char best[240] = "";
     if (s->best_saved_step)
-        snprintf(best, sizeof(best), "; best: checkpoint-%llu, loss %.4f", (unsigned long long)s->best_saved_step,
-                 s->best_saved_loss);
+        snprintf(best, sizeof(best), "; best: checkpoint-%llu, %s %.4f", (unsigned long long)s->best_saved_step,
+                 by, s->best_saved_loss);
     else if (isfinite(s->best_loss))
-        snprintf(best, sizeof(best), "; best: step %llu, loss %.4f, which is not kept%s", (unsigned long long)s->best_step,
-                 s->best_loss, l->cfg->checkpoint.keep_best ? "" : " (checkpoint.keep_best = off)");
-    cli_say("megatrain: stopped early at step %llu: no better loss in %llu evaluations (eval.early_stop_patience)%s\n",
-            (unsigned long long)s->step, (unsigned long long)s->bad_evals, best);
+        snprintf(best, sizeof(best), "; best: step %llu, %s %.4f, which is not kept%s", (unsigned long long)s->best_step,
+                 by, s->best_loss, l->cfg->checkpoint.keep_best ? "" : " (checkpoint.keep_best = off)");
+    cli_say("megatrain: stopped early at step %llu: no better %s in %llu evaluations (eval.early_stop_patience)%s\n",
+            (unsigned long long)s->step, by, (unsigned long long)s->bad_evals, best);
 }
 
 static int exit_code(const struct run *r, enum mt_train_end end)

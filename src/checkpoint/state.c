@@ -47,6 +47,8 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
     }
     mt_lineage_to_json(&s->lineage, o);
     cJSON_AddNumberToObject(o, "seconds", s->seconds);
+    if (s->best_by[0])
+        cJSON_AddStringToObject(o, "best_by", s->best_by);
     if (isfinite(s->best_loss))
         cJSON_AddNumberToObject(o, "best_loss", s->best_loss);
     if (s->best_saved_step) {
@@ -81,6 +83,9 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
                            counts[i].name);
         memcpy((char *)&s + counts[i].offset, &n, sizeof(n));
     }
+    const cJSON *by = mt_json_get(o, "best_by");
+    if (cJSON_IsString(by))
+        snprintf(s.best_by, sizeof(s.best_by), "%s", by->valuestring);
     if (cJSON_IsNumber(best))
         s.best_loss = best->valuedouble;
     if (cJSON_IsNumber(sec))

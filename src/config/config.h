@@ -118,6 +118,7 @@ struct mt_config {
         int64_t every, max_samples;
         bool at_start;
         int64_t early_stop_patience;
+        char *best_by; /* a measure's name in metrics, without "eval_" */
     } eval;
     struct {
         char *dir;

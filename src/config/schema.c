@@ -219,7 +219,10 @@ static const struct mt_key keys[] = {
     {"eval", "at_start", MT_OUTPUT, MT_KEY_BOOL, AT(eval.at_start), "on", NULL, ANY, NULL,
      "Evaluate before the first step."},
     {"eval", "early_stop_patience", MT_OUTPUT, MT_KEY_COUNT, AT(eval.early_stop_patience), "0", NULL, 0, 1e9,
-     NULL, "Stop after this many evaluations without a better loss, with the best one kept; 0 = never."},
+     NULL, "Stop after this many evaluations without a better one (best_by), with the best one kept; 0 = never."},
+    {"eval", "best_by", MT_OUTPUT, MT_KEY_STRING, AT(eval.best_by), "loss", NULL, ANY, NULL,
+     "What makes an evaluation the best, for early_stop_patience and checkpoint.keep_best: loss, accuracy (of tokens), or a measure "
+     "of preferences, such as rewards/accuracies or rewards/margins. Whether more is better follows from the name."},
 
     {"checkpoint", "dir", MT_OUTPUT, MT_KEY_PATH, AT(checkpoint.dir), "out", NULL, ANY, NULL,
      "Output folder: checkpoints, metrics, the effective configuration."},

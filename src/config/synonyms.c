@@ -60,6 +60,7 @@ static const struct {
     {"save_total_limit", "checkpoint.keep"},
     {"load_best_model_at_end", "checkpoint.keep_best, which keeps it as DIR/best"},
     {"early_stopping_patience", "eval.early_stop_patience"},
+    {"metric_for_best_model", "eval.best_by"},
     {"eval_steps", "eval.every"},
     {"logging_steps", "log.every"},
 };

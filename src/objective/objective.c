@@ -48,6 +48,26 @@ struct mt_objective_step mt_objective_begin(const struct mt_numerics *n, const s
     return s;
 }
 
+/* Rated answers have no pairs; KL is a distance to the reference, of which neither more nor less is better. */
+int mt_objective_measure(const struct mt_objective *o, const char *name)
+{
+    bool apart = !strcmp(name, "kl") || (o->rated && !strcmp(name, "rewards/accuracies")) ||
+                 (strcmp(o->name, "orpo") && !strncmp(name, "log_odds", 8));
+    for (int i = 0; i < o->n_measures && !apart; i++)
+        if (!strcmp(o->measures[i], name))
+            return i;
+    return -1;
+}
+
+bool mt_measure_more_is_better(const char *name)
+{
+    static const char *const less[] = {"loss", "nll_loss", "rewards/rejected", "logps/rejected"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(less); i++)
+        if (!strcmp(less[i], name))
+            return false;
+    return true;
+}
+
 void mt_measure_add(struct mt_measure *m, double value)
 {
     if (!(m->n > 0))

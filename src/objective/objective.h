@@ -8,6 +8,9 @@
 #include "data/batch.h"
 #include "settings/settings.h"
 
+/** Of all trained tokens, whatever the objective; evaluations have it beside the objective's measures. */
+#define MT_EVAL_ACCURACY "accuracy"
+
 /** Most measures of an objective, its loss among them. */
 enum { MT_MAX_MEASURES = 12 };
 
@@ -71,6 +74,14 @@ struct mt_objective_step mt_objective_begin(const struct mt_numerics *n, const s
 const struct mt_objective *mt_objective_find(const char *name);
 /** The objective of numerics; cross-entropy if they are not resolved. */
 const struct mt_objective *mt_objective_of(const struct mt_numerics *n);
+
+/**
+ * Index of a measure that compares results, by its name in metrics; -1: the objective has none of that name, or it does
+ * not say of itself which of two results is better (kl).
+ */
+int mt_objective_measure(const struct mt_objective *o, const char *name);
+/** Whether more of a measure is better. */
+bool mt_measure_more_is_better(const char *name);
 
 /** Adds a value. Equal values have exactly that value as their mean. */
 void mt_measure_add(struct mt_measure *m, double value);

@@ -206,6 +206,11 @@ static int find_objective(struct mt_numerics *n, const struct mt_config *c, stru
     if (!n->objective)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: there is no such objective",
                        preference ? c->preference.loss : c->train.objective);
+    if (strcmp(c->eval.best_by, MT_EVAL_ACCURACY) && mt_objective_measure(n->objective, c->eval.best_by) < 0)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.best_by = %s: evaluations of %s have no such measure to be compared "
+                       "by: set loss, accuracy%s", c->eval.best_by, n->objective->title,
+                       !n->objective->answers ? "" : n->objective->rated ? ", or rewards/margins"
+                                                                         : ", rewards/accuracies or rewards/margins");
     if (n->objective->reference && c->adapter.dropout > 0)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g with preference.loss = %s: set it to 0; what is dropped "
                        "would count as a difference to the reference", c->adapter.dropout, n->objective->name);

@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "hw/ecc.h"
+#include "train/best.h"
 
 static const int64_t SECOND_NS = 1000000000;
 enum { FIRST_WAIT_S = 10, LONGEST_WAIT_S = 600 };
@@ -65,10 +66,10 @@ double mt_saves_expect(const struct mt_saves *s)
            GUESSED_RATE;
 }
 
-void mt_saves_evaluated(struct mt_saves *s, double loss, bool is_best)
+void mt_saves_evaluated(struct mt_saves *s, double value, bool is_best)
 {
     s->eval_step = s->p->state->step;
-    s->eval_loss = loss;
+    s->eval_value = value;
     s->is_best = is_best && s->eval_step && config(s)->checkpoint.keep_best && !s->p->no_save;
 }
 
@@ -115,10 +116,11 @@ static void choose_best(struct mt_saves *s)
     struct mt_train_state *st = s->p->state;
     if (!config(s)->checkpoint.keep_best)
         st->best_saved_step = 0;
-    else if (st->step && s->eval_step == st->step && isfinite(s->eval_loss) &&
-             (!st->best_saved_step || s->eval_loss < st->best_saved_loss)) {
+    else if (st->step && s->eval_step == st->step && isfinite(s->eval_value) &&
+             (!st->best_saved_step ||
+              mt_best_is_better(config(s)->eval.best_by, s->eval_value, st->best_saved_loss))) {
         st->best_saved_step = st->step;
-        st->best_saved_loss = s->eval_loss;
+        st->best_saved_loss = s->eval_value;
     }
 }
 

@@ -19,14 +19,14 @@ struct mt_saves {
     uint64_t n_corrected, n_uncorrected; /* errors of memory that have been told */
     bool final;                          /* the run ends */
     bool unsettled;                      /* the last try failed: it may have left a checkpoint that is not durable */
-    uint64_t eval_step;                  /* of the last evaluation, with its loss */
-    double eval_loss;
+    uint64_t eval_step;                  /* of the last evaluation, with what eval.best_by compares */
+    double eval_value;
     bool is_best;                        /* it is the best so far, and to be saved */
 };
 void mt_saves_init(struct mt_saves *s, const struct mt_train_params *p);
 void mt_saves_finish(struct mt_saves *s);
 /** Tells of an evaluation of the state as it is. The best so far is saved, with checkpoint.keep_best. */
-void mt_saves_evaluated(struct mt_saves *s, double loss, bool is_best);
+void mt_saves_evaluated(struct mt_saves *s, double value, bool is_best);
 /** Whether a periodic save is due after the step that the state is at; also if the last one reads back wrong. */
 bool mt_saves_due(struct mt_saves *s);
 /** A failed write is a warning. It is an error only when the training state itself could not be read. */

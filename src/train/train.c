@@ -15,6 +15,7 @@
 #include "data/loader.h"
 #include "optim/lr.h"
 #include "plan/trace.h"
+#include "train/best.h"
 #include "train/metrics.h"
 #include "train/reference.h"
 #include "train/saves.h"
@@ -113,13 +114,15 @@ int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct m
 
 static void report_evaluation(struct loop *l, struct mt_eval_report *r)
 {
-    r->best = isfinite(r->loss) && !(l->st->best_loss <= r->loss);
+    const char *by = l->in->cfg->eval.best_by;
+    double value = mt_best_value(by, r);
+    r->best = mt_best_is_better(by, value, l->st->best_loss);
     if (r->best) {
-        l->st->best_loss = r->loss;
+        l->st->best_loss = value;
         l->st->best_step = l->st->step;
     }
     l->st->bad_evals = r->best ? 0 : l->st->bad_evals + 1;
-    mt_saves_evaluated(&l->saves, r->loss, r->best);
+    mt_saves_evaluated(&l->saves, value, r->best);
     cJSON *record = mt_metrics_eval_record(r);
     remember(l, record);
     mt_metrics_write(l->metrics, record);
@@ -526,6 +529,7 @@ static int open_loop(struct loop *l, const struct mt_train_params *p, struct mt_
     *l = (struct loop){.p = p, .s = p->session, .setup = setup, .in = &setup->in[p->learner], .st = p->state};
     mt_saves_init(&l->saves, p);
     l->first_step = p->state->step;
+    mt_best_begin(p->state, l->in->cfg->eval.best_by);
     p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l->in->sampler);
     p->state->total_steps = l->in->total_steps;
     mt_engine_set_updates(l->s->engine, p->learner, p->state->updates);

@@ -105,6 +105,32 @@ def formats(tmp, model):
     assert got["pairs"] == got["implicit"]
 
 
+def the_best_is_by_any_measure(tmp, model, data):
+    """The best checkpoint and early stopping by a measure of which more is better; what was the best by another one is
+    forgotten as a run goes on."""
+    by = {name: f"eval_{name}" for name in ("loss", "rewards/margins", "rewards/rejected")}
+    keys = {"eval__every": 1, "train__learning_rate": "1e-2", "train__steps": 8, "checkpoint__keep": 1}
+    for name, measure in by.items():
+        _, out = run(tmp, f"best-{name.replace('/', '-')}", model, data, eval__best_by=name, **keys)
+        evals = {m["step"]: m[measure] for m in metrics(out) if measure in m and m["step"]}
+        best = (max if name == "rewards/margins" else min)(evals, key=evals.get)
+        with open(f"{out}/latest/trainer_state.json") as f:
+            named = json.load(f)
+        assert (named["best_metric"], named["best_model_checkpoint"]) == (evals[best], f"checkpoint-{best}"), (name, evals, named)
+        assert os.readlink(f"{out}/best") == f"checkpoint-{best}"
+    first = {"eval__best_by": "logps/rejected", "checkpoint__every": 4, **keys}
+    _, out = run(tmp, "changed", model, data, **{**first, "train__steps": 4, "train__schedule": "constant"})
+    changed = {**first, "eval__best_by": "accuracy", "train__schedule": "constant"}
+    p, _ = run(tmp, "changed", model, data, "--resume", **changed)
+    evals = {m["step"]: m["eval_accuracy"] for m in metrics(out) if "eval_accuracy" in m and m["step"] > 4}
+    assert "was by logps/rejected" in p.stderr, p.stderr
+    with open(f"{out}/latest/trainer_state.json") as f:
+        assert json.load(f)["best_metric"] == max(evals.values())
+    p, _ = run(tmp, "stops", model, data, eval__best_by="rewards/rejected", eval__early_stop_patience=1,
+               train__learning_rate=0, **{k: v for k, v in keys.items() if k != "train__learning_rate"})
+    assert "stopped early at step 2: no better rewards/rejected in 1 evaluations" in p.stderr, p.stderr
+
+
 def refusals(tmp, model, data):
     text = f"{tmp}/text.jsonl"
     with open(text, "w") as f:
@@ -116,7 +142,8 @@ def refusals(tmp, model, data):
     for what, over in (("adapter.dropout", dict(adapter__kind="lora", adapter__dropout=0.1)), ("data.overlong", dict(data__overlong="split")),
                        ("preference.loss", dict(loss="kto_pair")), ("set it to sigmoid", dict(loss="off")), ("bad.jsonl:2", dict(data=bad)),
                        ("not chosen and rejected", dict(data=text)), ("data.seq_len", dict(data__seq_len=8)),
-                       ("label_smoothing", dict(preference__label_smoothing=0.5))):
+                       ("label_smoothing", dict(preference__label_smoothing=0.5)), ("eval.best_by", dict(eval__best_by="kl")),
+                       ("eval.best_by", dict(eval__best_by="log_odds_ratio")), ("eval.best_by", dict(loss="off", eval__best_by="rewards/margins"))):
         p, _ = run(tmp, "refused", model, over.pop("data", data), expect=None, data__tokenizer="byte", **over)
         assert p.returncode not in (0, -11) and what in p.stderr, (what, p.returncode, p.stderr)
 
@@ -128,4 +155,5 @@ with tempfile.TemporaryDirectory() as tmp:
     placement_changes_no_bit(tmp, model, data)
     kills_change_no_bit(tmp, model, data)
     formats(tmp, model)
+    the_best_is_by_any_measure(tmp, model, data)
     refusals(tmp, model, data)

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_TRAIN_BEST_H
+#define MT_TRAIN_BEST_H
+
+#include "train/control.h"
+
+/** Which evaluation is the best: eval.best_by, a measure's name, which mt_resolve_numerics() has accepted. */
+
+/** What an evaluation is compared by; NaN: it was not measured. */
+double mt_best_value(const char *by, const struct mt_eval_report *r);
+/** Whether value is better than `best` so far (NaN: there is none); never, if it is not finite. */
+bool mt_best_is_better(const char *by, double value, double best);
+/** As a run begins or goes on: what was the best by another measure counts no more, and is not kept. */
+void mt_best_begin(struct mt_train_state *st, const char *by);
+
+#endif
