@@ -232,11 +232,7 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
     const struct mt_layout *own = mt_setup_layout_of(p->session->setup, p->learner);
     struct mt_train_state *st = p->state;
     int64_t t0 = mt_now_ns();
-    *lost = false;
-    int rc = p->output ? mt_output_find(p->output, st->lineage.run, err) : 0;
-    if (rc)
-        return rc;
-    wait_for_readback(s);
+    int rc = 0;
     if (!s->unsettled && mt_history_holds(p->history, p->dir, st->step, full))
         return 0;
     s->unsettled = true;
@@ -293,13 +289,21 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
     return after_save(s, err);
 }
 
+/* The last checkpoint is settled before this one is named the best: what prunes must find the best one there. */
 static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
 {
     struct mt_train_state *st = s->p->state;
+    *lost = false;
+    int rc = s->p->output ? mt_output_find(s->p->output, st->lineage.run, err) : 0;
+    if (rc) {
+        s->is_best = false;
+        return rc;
+    }
+    wait_for_readback(s);
     const uint64_t best = st->best_saved_step;
     const double best_loss = st->best_saved_loss;
     choose_best(s);
-    int rc = save_state(s, full, lost, err);
+    rc = save_state(s, full, lost, err);
     s->is_best = false;
     if (rc) {
         st->best_saved_step = best;
