@@ -256,6 +256,18 @@ def the_best_model_is_saved_kept_and_named(tmp, model, data):
     assert losses(out + "-early") == losses(out + "-kept") and best_of(out + "-early") == (f"checkpoint-{best}", best_loss)
 
 
+def every_checkpoint_names_the_best(tmp, model, data):
+    """Also where each evaluation is the best: the last checkpoint is being read back while the next one is saved."""
+    out = os.path.join(tmp, "each")
+    few = write_data(os.path.join(tmp, "each.jsonl"), n=6, seed=1)
+    megatrain("-q", "run", write_ini(out + ".ini", base(model, few, out, data__eval=few, eval__every=1, train__steps=12, train__warmup=0)))
+    for m in metrics(out):
+        if "eval_loss" in m and m["step"]:
+            path = os.path.join(out, f"checkpoint-{m['step']}", "trainer_state.json")
+            with open(path) as f:
+                assert json.load(f)["best_metric"] == m["eval_loss"], path
+
+
 def a_second_run_on_the_same_folder_is_refused(tmp, model, data):
     out = os.path.join(tmp, "lock")
     ini = write_ini(out + ".ini", base(model, data, out, train__steps=100000))
