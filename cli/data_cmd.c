@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "data_pairs.h"
 #include "data_show.h"
 #include "train/inputs.h"
 
@@ -20,6 +21,7 @@ struct tally {
     uint64_t *by_source;   /* the same for each file; owned */
     uint64_t n_leaked;     /* evaluation samples that are training samples too */
     size_t p50, p90, p99;
+    struct cli_pairs pairs;
 };
 
 static double share(uint64_t part, uint64_t whole)
@@ -129,6 +131,8 @@ static int count(const struct mt_inputs *in, struct tally *t, struct mt_err *err
     }
     for (uint64_t i = 0; i < n_eval && !rc; i++)
         t->n_leaked += bsearch(&e[i], h, n, sizeof(*h), hash_only) != NULL;
+    if (!rc)
+        rc = cli_pairs_count(in->data, &t->pairs, err);
     free(lens);
     free(h);
     free(e);
@@ -180,6 +184,7 @@ static void print_stats(const struct mt_inputs *in, const struct tally *t, bool 
            (unsigned long long)d->n_split,
            refused && d->n_overlong ? " here, for these figures: with data.overlong = error a run refuses them" : "");
     printf("Left out    %llu samples without a trained token\n", (unsigned long long)d->n_untrained);
+    cli_pairs_print(&t->pairs);
     if (d->n_endless)
         printf("No end      %llu samples train no token that ends a turn\n",
                (unsigned long long)d->n_endless);
@@ -198,6 +203,19 @@ static void print_stats(const struct mt_inputs *in, const struct tally *t, bool 
 static void add(cJSON *o, const char *key, double v)
 {
     cJSON_AddNumberToObject(o, key, v);
+}
+
+static void add_pairs(cJSON *o, const struct cli_pairs *p)
+{
+    add(o, "pairs", (double)p->n);
+    add(o, "equal_pairs", (double)p->n_equal);
+    add(o, "reversed_pairs", (double)p->n_reversed);
+    add(o, "chosen_longer", (double)p->n_longer);
+    add(o, "length_ties", (double)p->n_ties);
+    add(o, "good_answers", (double)p->n_good);
+    add(o, "bad_answers", (double)p->n_bad);
+    add(o, "good_tokens", (double)p->good_tokens);
+    add(o, "bad_tokens", (double)p->bad_tokens);
 }
 
 static int print_stats_json(const struct mt_inputs *in, const struct tally *t, struct mt_err *err)
@@ -226,6 +244,8 @@ static int print_stats_json(const struct mt_inputs *in, const struct tally *t, s
     add(o, "overlong", (double)d->n_overlong);
     add(o, "untrained", (double)d->n_untrained);
     add(o, "endless", (double)d->n_endless);
+    if (d->answers)
+        add_pairs(o, &t->pairs);
     add(o, "duplicates", (double)t->n_duplicates);
     add(o, "leaked", (double)t->n_leaked);
     add(o, "eval_samples", (double)in->held_out.n);

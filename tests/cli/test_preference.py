@@ -105,6 +105,32 @@ def formats(tmp, model):
     assert got["pairs"] == got["implicit"]
 
 
+def statistics(tmp, model):
+    """What data stats tells of lengths, equal answers and pairs that contradict each other."""
+    pair = lambda p, c, r: {"prompt": p, "chosen": c, "rejected": r}
+    rows = [pair("a", "long one", "short"), pair("a", "short", "long one"), pair("b", "long one", "short"), pair("c", "same", "size"),
+            pair("d", "no", "nay"), pair("e", "x", "x"), pair("f", "much longer", "z")]
+    rated = [{"prompt": "a", "completion": "long one", "label": True}, {"prompt": "a", "completion": "no", "label": False}]
+    got = {}
+    for name, records in (("pairs", rows), ("rated", rated)):
+        with open(f"{tmp}/stats-{name}.jsonl", "w") as f:
+            f.writelines(json.dumps(r) + "\n" for r in records)
+        ini = write_ini(f"{tmp}/stats.ini", base(model, f"{tmp}/stats-{name}.jsonl", f"{tmp}/none", data__tokenizer="byte", data__eval="",
+                                                 train__batch_size=1, train__micro_batch=1, data__packing="off",
+                                                 preference__loss="kto" if name == "rated" else "sigmoid"))
+        got[name] = json.loads(megatrain("data", "stats", ini, "--json").stdout)
+        said = megatrain("data", "stats", ini).stdout
+        assert name == "rated" or ("50.0% of chosen answers are longer than the rejected ones, 16.7% equally long" in said and
+                                   "Pairs       6; 1 more of equal answers are left out; of 2 another pair" in said), said
+    ends = lambda answers: sum(len(a) + 1 for a in answers)  # with the token that ends each
+    kept = [r for r in rows if r["chosen"] != r["rejected"]]
+    want = {"pairs": 6, "equal_pairs": 1, "reversed_pairs": 2, "chosen_longer": 3, "length_ties": 1, "good_answers": 6, "bad_answers": 6,
+            "good_tokens": ends(r["chosen"] for r in kept), "bad_tokens": ends(r["rejected"] for r in kept)}
+    assert {k: got["pairs"][k] for k in want} == want, got["pairs"]
+    want = {"pairs": 0, "good_answers": 1, "bad_answers": 1, "good_tokens": 9, "bad_tokens": 3}
+    assert {k: got["rated"][k] for k in want} == want, got["rated"]
+
+
 def the_best_is_by_any_measure(tmp, model, data):
     """The best checkpoint and early stopping by a measure of which more is better; what was the best by another one is
     forgotten as a run goes on."""
@@ -155,5 +181,6 @@ with tempfile.TemporaryDirectory() as tmp:
     placement_changes_no_bit(tmp, model, data)
     kills_change_no_bit(tmp, model, data)
     formats(tmp, model)
+    statistics(tmp, model)
     the_best_is_by_any_measure(tmp, model, data)
     refusals(tmp, model, data)
