@@ -155,7 +155,7 @@ const struct cli_command cli_commands[] = {
      2, cli_cmd_data},
     {"eval", "CONFIG.ini", "Loss, perplexity and token accuracy on the evaluation data.",
      eval_options, 1, 1, cli_cmd_eval},
-    {"score", "CONFIG.ini", "Log-probability, tokens and greedy hits of what is trained of each sample: of given completions.",
+    {"score", "CONFIG.ini", "Log-probability, tokens and greedy hits of what is trained of each sample, or of each answer of a pair.",
      score_options, 1, 1, cli_cmd_score},
     {"sample", "", "Continue a text, or answer a question, to try a model.", sample_options, 0,
      0, cli_cmd_sample},

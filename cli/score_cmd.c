@@ -95,6 +95,19 @@ static bool is_done(const struct score_journal *j, const struct mt_step_data *da
     return true;
 }
 
+/* Adds the completions of a micro-batch, whose rows begin at `at`, without what is trained of prompts
+ * (preference.sft_tokens). */
+static void add_docs(struct scratch *k, struct score_block *b, const struct mt_batch *of, size_t at)
+{
+    for (size_t d = 0; d < of->n_docs; d++, b->n_samples++) {
+        size_t end = (size_t)of->doc_rows[d + 1], first = (size_t)of->answer_rows[d];
+        k->sample[b->n_samples] = (uint32_t)of->sample[d];
+        k->length[b->n_samples] = (uint32_t)(end - first);
+        for (size_t i = at + first; i < at + end; i++)
+            k->token[b->n_tokens++] = (struct score_token){k->loss[i], k->correct[i]};
+    }
+}
+
 static int run_step(struct mt_session *s, const struct mt_step_data *data, struct scratch *k, struct score_journal *j,
                     struct mt_err *err)
 {
@@ -103,14 +116,8 @@ static int run_step(struct mt_session *s, const struct mt_step_data *data, struc
     int rc = mt_engine_eval(s->engine, 0, data, &res, err);
     if (rc)
         return rc;
-    for (size_t m = 0; m < data->n; m++)
-        for (size_t d = 0; d < data->micro[m].n_docs; d++, b.n_samples++) {
-            const struct mt_batch *of = &data->micro[m];
-            k->sample[b.n_samples] = (uint32_t)of->sample[d];
-            k->length[b.n_samples] = (uint32_t)(of->doc_rows[d + 1] - of->doc_rows[d]);
-        }
-    for (; b.n_tokens < res.n_loss; b.n_tokens++)
-        k->token[b.n_tokens] = (struct score_token){k->loss[b.n_tokens], k->correct[b.n_tokens]};
+    for (size_t m = 0, at = 0; m < data->n; at += data->micro[m++].n_loss)
+        add_docs(k, &b, &data->micro[m], at);
     return score_journal_add(j, &b, err);
 }
 
@@ -151,9 +158,13 @@ static void put_line(struct mt_str *out, const struct mt_inputs *in, const struc
         sum += (double)t[k].loss;
         hits += t[k].correct != 0;
     }
-    mt_dataset_place(in->eval_data, i, place, sizeof(place));
+    const bool answers = mt_dataset_stats(in->eval_data)->answers;
+    const size_t item = answers ? i / 2 : i;
+    mt_dataset_place(in->eval_data, item, place, sizeof(place));
     const char *line = strchr(place, 0)[-1] == ']' ? NULL : strrchr(place, ':');
-    mt_str_printf(out, "{\"sample\": %zu, ", i);
+    mt_str_printf(out, "{\"sample\": %zu, ", item);
+    if (answers)
+        mt_str_printf(out, "\"chosen\": %s, ", i % 2 ? "false" : "true");
     if (line)
         mt_str_printf(out, "\"line\": %s, ", line + 1);
     mt_str_printf(out, "\"logprob\": %.17g, \"tokens\": %zu, \"greedy_hits\": %zu, \"is_greedy\": %s", -sum, s->n, hits,
@@ -167,7 +178,9 @@ static int write_results(const struct mt_inputs *in, const struct score_journal 
                          struct mt_err *err)
 {
     struct mt_str out = {0};
-    for (size_t i = 0; i < j->n_samples; i++)
+    const struct mt_dataset_stats *d = mt_dataset_stats(in->eval_data);
+    const size_t n = (size_t)d->n_samples * (d->answers ? 2 : 1); /* mismatched answers are none of the data's */
+    for (size_t i = 0; i < n; i++)
         if (j->sample[i].done)
             put_line(&out, in, j, i, tokens);
     int rc = out.failed ? mt_fail_nomem(err, "scores", out.len) : mt_write_file(path, out.p ? out.p : "", out.len, err);
@@ -180,7 +193,8 @@ static int score(const struct mt_setup *setup, const struct cli_args *args, cons
     struct mt_session s;
     struct score_journal j = {0};
     const struct mt_inputs *in = setup->in;
-    size_t n = (size_t)mt_dataset_stats(in->eval_data)->n_samples, before = 0;
+    size_t answers = mt_sampler_n_answers(in->eval_sampler), before = 0;
+    size_t n = answers ? answers : (size_t)mt_dataset_stats(in->eval_data)->n_samples;
     char part[4096];
     if (mt_dataset_stats(in->eval_data)->answers)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "score rates completions, not pairs or rated answers: give --data samples "
@@ -194,7 +208,7 @@ static int score(const struct mt_setup *setup, const struct cli_args *args, cons
     for (size_t i = 0; i < n && !rc; i++)
         before += j.sample[i].done;
     if (before)
-        mt_info("%zu of %zu samples are in %s already", before, n, part);
+        mt_info("%zu of %zu %s are in %s already", before, n, answers ? "answers" : "samples", part);
     if (!rc && before < n)
         rc = mt_session_fill_weights(&s, NULL, err);
     if (!rc)

@@ -66,6 +66,35 @@ def killed_calls_are_gone_on_from(tmp, ini, data, want):
     assert open(out).read() == want
 
 
+def answers_have_scores_of_their_own(tmp, model):
+    """Of pairs and of rated answers, whatever the loss trains: those of the same tokens as plain samples."""
+    r = random.Random(8)
+    ids = lambda: [r.randrange(96) for _ in range(r.randrange(1, 12))]
+    pairs = [{"prompt_ids": ids(), "chosen_ids": ids(), "rejected_ids": ids()} for _ in range(30)]
+    rated = [{"prompt_ids": p["prompt_ids"], "completion_ids": p["chosen_ids"], "label": i % 3 == 0} for i, p in enumerate(pairs)]
+    both = [(p["prompt_ids"], p[k]) for p in pairs for k in ("chosen_ids", "rejected_ids")]
+    files = {"pairs": pairs, "rated": rated,
+             "plain": [{"input_ids": p + a, "labels": [-100] * len(p) + a} for p, a in both]}
+    for name, rows in files.items():
+        with open(f"{tmp}/{name}.jsonl", "w") as f:
+            f.writelines(json.dumps(row) + "\n" for row in rows)
+    got = {}
+    for loss, name in (("off", "plain"), ("sigmoid", "pairs"), ("orpo", "pairs"), ("kto", "rated")):
+        data = f"{tmp}/{name}.jsonl"
+        ini = write_ini(f"{tmp}/{loss}.ini", base(model, data, f"{tmp}/out", data__eval="", model__dtype="f32", model__init="weights",
+                                                  preference__loss=loss, preference__sft_tokens="all" if loss == "orpo" else "answer"))
+        _, out = score(tmp, f"of-{loss}", ini, "--data", data)
+        got[loss] = read(out)
+    plain = got["off"]
+    for loss in ("sigmoid", "orpo"):
+        assert [(g["sample"], g["chosen"]) for g in got[loss]] == [(i, c) for i in range(30) for c in (True, False)]
+    same = [(a, b) for loss in ("sigmoid", "orpo") for a, b in zip(got[loss], plain)]
+    same += list(zip(got["kto"], plain[::2]))
+    assert [(g["line"], g["chosen"]) for g in got["kto"]] == [(i + 1, i % 3 == 0) for i in range(30)]
+    for a, b in same:
+        assert a["tokens"] == b["tokens"] and abs(a["logprob"] - b["logprob"]) <= 1e-5 * abs(b["logprob"]), (a, b)
+
+
 with tempfile.TemporaryDirectory() as tmp:
     data = write_samples(f"{tmp}/data.jsonl")
     model = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "qwen3")
@@ -81,5 +110,6 @@ with tempfile.TemporaryDirectory() as tmp:
     for args, what in (([], "--data"), (["--data", f"{tmp}/none.jsonl"], "none.jsonl")):
         p, _ = score(tmp, "refused", ini, *args, expect=None)
         assert p.returncode not in (0, -11) and what in p.stderr, p.stderr
+    answers_have_scores_of_their_own(tmp, model)
     p = megatrain("score", ini, expect=2)
     assert "--out" in p.stderr
