@@ -155,7 +155,10 @@ static int fill_adapters(struct mt_session *s, size_t learner, struct mt_err *er
     if (!*path)
         return mt_adapter_init(own, s->planes, (uint64_t)cfg->train.seed, err);
     int rc = mt_checkpoint_verify_model(path, false, false, err);
-    return rc ? rc : mt_peft_load(own, s->planes, path, err);
+    if (!rc)
+        rc = mt_peft_load(own, s->planes, path, err);
+    bool files = !s->setup->request.train || cfg->model.init == MT_INIT_WEIGHTS;
+    return rc || !files ? rc : mt_peft_compare_copies(own, path, s->setup->in->model_dir, err);
 }
 
 static int start_guard(struct mt_session *s, struct mt_err *err)

@@ -2,6 +2,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "weights/peft.h"
 
+#include <math.h>
 #include <pcre2.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 #include "base/mem.h"
 #include "model/ranges.h"
 #include "model/stored.h"
+#include "weights/sources.h"
 
 #define PREFIX "base_model.model."
 #define SUFFIX_A "." MT_LORA_A ".weight"
@@ -234,7 +236,8 @@ static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, c
     if (s->dora && ends(name, "." MT_LORA_MAGNITUDE))
         return 0;
     snprintf(module, sizeof(module), "%.*s", (int)(a || b ? strlen(name) - strlen(SUFFIX_A) : (size_t)(dot - name)), name);
-    if (b || ends(name, ".base_layer.weight")) /* with an adapter of the head, PEFT also stores the model's own matrix */
+    if (b || ends(name, ".base_layer.weight")) /* with an adapter of the head, PEFT also stores the model's own matrix:
+                                                  mt_peft_compare_copies() */
         return 0;
     bool whole = ends(module, ".experts") || ends(module, ".experts.base_layer");
     if (whole && !a && is_saved_module(o, module))
@@ -404,6 +407,73 @@ int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *di
     }
     free(buf);
     return rc ? rc : mt_planes_settle(planes, err);
+}
+
+/* PEFT's copy of the matrix that t's module had when its adapter was saved; NULL: there is none. */
+static const struct mt_st_tensor *find_copy(const struct mt_st_model *st, const struct mt_layout *l,
+                                            const struct mt_tensor *t)
+{
+    static const char weight[] = ".weight", copy[] = ".base_layer.weight";
+    char name[MT_PEFT_NAME + sizeof(copy)];
+    mt_peft_whole_name(name, l->cfg.family, t->name);
+    size_t n = strlen(name);
+    const struct mt_st_tensor *found = NULL;
+    if (!t->adapter && t->n_dims == 2 && ends(name, weight)) {
+        snprintf(name + n - strlen(weight), sizeof(copy), "%s", copy);
+        found = mt_st_find(st, name);
+    }
+    return found || !l->tied || t != l->tensors ? found : mt_st_find(st, PREFIX "lm_head.base_layer.weight");
+}
+
+/* *apart: the largest difference of two tensors of the same size. */
+static int compare(double *apart, const struct mt_st_model *sa, const struct mt_st_tensor *a,
+                   const struct mt_st_model *sb, const struct mt_st_tensor *b, struct mt_err *err)
+{
+    float *buf = mt_calloc((size_t)2 * PIECE, sizeof(float));
+    int rc = buf ? 0 : mt_fail_nomem(err, a->name, 2 * PIECE * sizeof(float));
+    *apart = 0;
+    for (size_t at = 0; at < a->n_elems && !rc; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, a->n_elems - at);
+        rc = mt_st_read_f32(sa, a, at, n, buf, err);
+        if (!rc)
+            rc = mt_st_read_f32(sb, b, at, n, buf + PIECE, err);
+        for (size_t i = 0; i < n && !rc; i++) {
+            double d = fabs((double)buf[i] - (double)buf[PIECE + i]);
+            *apart = d <= *apart ? *apart : d; /* NaN counts, too */
+        }
+    }
+    free(buf);
+    return rc;
+}
+
+int mt_peft_compare_copies(const struct mt_layout *l, const char *dir, const char *model_dir, struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct mt_sources base = {.of = NULL};
+    int rc = open_weights(&st, dir, err);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
+        const struct mt_st_tensor *copy = find_copy(&st, l, &l->tensors[i]);
+        double apart = 0;
+        if (!copy)
+            continue;
+        if (!base.of)
+            rc = mt_sources_open(&base, l, model_dir, err);
+        const struct mt_packed_source *src = rc ? NULL : &base.of[i];
+        if (!src || !src->codes || src->format != MT_PACKED_NONE || src->codes->n_elems != copy->n_elems)
+            continue; /* a packed one is not what PEFT stores */
+        rc = compare(&apart, &st, copy, &base.st, src->codes, err);
+        if (!rc && apart != 0)
+            mt_warn("%s: \"%s\", the model's own matrix when the adapter was saved, is up to %.2g from %s in %s: PEFT would "
+                    "load the adapter's copy over the model's, here the model's is used; see to it that the model is the "
+                    "one that the adapter was trained on, in its dtype", st.files[0].path, copy->name, apart, src->codes->name,
+                    model_dir);
+    }
+    if (base.of)
+        mt_sources_close(&base);
+    mt_st_close(&st);
+    return rc;
 }
 
 int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err)

@@ -34,6 +34,9 @@ int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *di
 int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err);
 /** Refuses the files of an adapter of a model with tied embeddings if PEFT trained a copy for each of the two names. */
 int mt_peft_check_tied(const struct mt_st_model *st, struct mt_err *err);
+/** Warns of each matrix of the model of which the folder holds a copy (PEFT keeps one of the head, with an adapter of
+ * it) that differs from MODEL_DIR's. */
+int mt_peft_compare_copies(const struct mt_layout *l, const char *dir, const char *model_dir, struct mt_err *err);
 /** PEFT's initial values: A uniform in +-1/sqrt(in), by (seed, name, index) alone; B zero; DoRA's
  * magnitudes the lengths of W's rows. */
 int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err);

@@ -134,6 +134,24 @@ def a_tied_table_is_one(tmp):
         assert "are two tables that differ" in said and "ensure_weight_tying" in said, said
 
 
+def a_copy_of_the_head_that_differs_is_warned_of(tmp):
+    """PEFT keeps the model's own head beside an adapter of it, and would load it over the model's."""
+    for tied in (False, True):
+        model, data = random_model(tmp, f"head-{tied}", "qwen3", tie_word_embeddings=tied)
+        checkpoint, tensors = train(tmp, f"head-{tied}-lora", model, data, adapter__targets="q_proj" if tied else "q_proj, lm_head")
+        weights = read_safetensors(os.path.join(model, "model.safetensors"))
+        dtype, shape, raw = weights["model.embed_tokens.weight" if tied else "lm_head.weight"]
+        ini = write_ini(os.path.join(tmp, "e.ini"), base(model, data, os.path.join(tmp, "e"), model__dtype="f32"))
+        same = megatrain("-q", "eval", ini, "--json", "--adapter", checkpoint).stdout
+        for change, words in ((b"", []), (b"\x00\x40", ["lm_head.base_layer.weight", "adapter's copy over the model's"])):
+            folder = os.path.join(tmp, f"head-{tied}-{len(change)}")
+            shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("megatrain"))
+            copy = {**tensors, PREFIX + "lm_head.base_layer.weight": (dtype, shape, raw[:len(raw) - len(change)] + change)}
+            write_safetensors(os.path.join(folder, "adapter_model.safetensors"), copy)
+            p = megatrain("eval", ini, "--json", "--adapter", folder)
+            assert p.stdout == same and all(w in p.stderr for w in words) and ("base_layer" in p.stderr) == bool(words), p.stderr
+
+
 def packed_bases_are_decoded_for_what_needs_them(tmp):
     """DoRA's first lengths, and a merged model: as on the same model with its weights decoded."""
     model, data = random_model(tmp, "dense", "qwen2", hidden_size=128, intermediate_size=192)
@@ -160,6 +178,7 @@ def packed_bases_are_decoded_for_what_needs_them(tmp):
 
 
 for test in (modules_trained_whole_have_the_names_of_transformers, what_peft_would_not_find_is_refused, a_tied_table_is_one,
+             a_copy_of_the_head_that_differs_is_warned_of,
              packed_bases_are_decoded_for_what_needs_them):
     if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
         continue
