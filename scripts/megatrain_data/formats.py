@@ -36,8 +36,17 @@ def detect(record):
         if key in record:
             return name
     keys = ", ".join(f'"{k}"' for k in list(record)[:8])
-    known = ", ".join(f'"{key}"' for key, _ in BY_KEY)
-    raise Bad(f"no known format has the keys {keys}: one of {known} tells the format, or set data.format")
+    raise Bad(f"no known format has the keys {keys}: one of messages, conversations, instruction, prompt, chosen and rejected, "
+              "completion and label, text, input_ids tells it; name yours by data.columns = prompt:..., completion:..., or set data.format")
+
+
+def renamed(record, columns):
+    """The record with the names that formats have for its fields; columns: {field: the record's name}."""
+    if not columns or not isinstance(record, dict):
+        return record
+    found = {field: record[name] for field, name in columns.items() if name in record}
+    taken = set(columns.values())
+    return {**{k: v for k, v in record.items() if k not in taken}, **found}
 
 
 def text_of(record, key, default=None):

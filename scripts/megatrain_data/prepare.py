@@ -19,8 +19,8 @@ CHAT_FORMATS = ("messages", "sharegpt", "alpaca")
 class Chunker:
     """A worker's task: the records of a chunk of one source to ids, masks and counts."""
 
-    def __init__(self, encoder, format_name, entry):
-        self.encoder, self.format, self.entry = encoder, format_name, entry
+    def __init__(self, encoder, format_name, entry, columns):
+        self.encoder, self.format, self.entry, self.columns = encoder, format_name, entry, columns
 
     def __call__(self, chunk):
         with limits.bounded("rendering and tokenizing"):
@@ -37,7 +37,7 @@ class Chunker:
         for place, record in rows:
             try:
                 convert = answers.convert if self.format in answers.FORMATS else formats.convert
-                samples.append(convert(record, self.format, self.entry))
+                samples.append(convert(formats.renamed(record, self.columns), self.format, self.entry))
             except Bad as e:
                 raise SampleError(place - base, str(e)) from None
         unprinted = []
@@ -70,7 +70,7 @@ class Chunker:
             "unprinted": (len(unprinted), unprinted[:1])}
 
 
-def detect(path):
+def detect(path, columns):
     """Detects the format from a file's first record."""
     for chunk, _ in sources.chunks(path):
         if chunk[0] == "range":
@@ -89,7 +89,7 @@ def detect(path):
             try:
                 if not isinstance(rows[0][1], dict):
                     raise Bad("a sample must be a JSON object")
-                return formats.detect(rows[0][1])
+                return formats.detect(formats.renamed(rows[0][1], columns))
             except Bad as e:
                 raise DataError(f"{where(path, rows[0][0])}: {e}") from None
     raise DataError(f"the data files hold no samples: {path} is empty")
@@ -117,7 +117,7 @@ def format_of(source):
         if entry.get("ranking"):
             return "preference", entry
         return "rated" if (entry.get("columns") or {}).get("kto_tag") else style, entry
-    return (detect(source["path"]) if source["format"] == "auto" else source["format"]), entry
+    return (detect(source["path"], source.get("columns")) if source["format"] == "auto" else source["format"]), entry
 
 
 class Preparation:
@@ -141,7 +141,7 @@ class Preparation:
                 if name not in ("prompt_completion", *answers.FORMATS):
                     raise
         writer = shard.ShardWriter(source["out"], self.job["vocab"], int(source["hash"], 16))
-        workers = Workers(self.n_processes, Chunker(self.encoder, name, entry))
+        workers = Workers(self.n_processes, Chunker(self.encoder, name, entry, source.get("columns")))
         try:
             self.stream(source, name, writer, workers, entry.get("num_samples"))
         finally:

@@ -58,6 +58,9 @@ static const struct mt_key keys[] = {
      "auto|messages|sharegpt|alpaca|prompt_completion|text|input_ids|preference|rated", ANY, NULL,
      "Format of samples; auto looks at the first one of each file. preference: chosen and rejected answers, rated: single "
      "ones with a label; both are for [preference]."},
+    {"data", "columns", MT_NUMERICS, MT_KEY_LIST, AT(data.columns), "", NULL, ANY, NULL,
+     "What your files call the fields of a format, such as prompt:question, completion:answer. Files of a dataset_info.json "
+     "have their own."},
     {"data", "tokenizer", MT_NUMERICS, MT_KEY_WORD, AT(data.tokenizer), "model", "model|byte", ANY, NULL,
      "The model's own tokenizer, or bytes."},
     {"data", "template", MT_NUMERICS, MT_KEY_NAME_OR_FILE, AT(data.template_), "model",

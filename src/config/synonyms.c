@@ -37,6 +37,8 @@ static const struct {
     {"chat_template", "data.template"},
     {"datasets", "data.train"},
     {"dataset", "data.train"},
+    {"field_instruction", "data.columns (prompt:question, completion:answer)"},
+    {"dataset_text_field", "data.columns (text:content)"},
     {"val_set_size", "data.eval (a share is 5%)"},
     {"model_name_or_path", "model.path"},
     {"base_model", "model.path"},

@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "base/read_progress.h"
 #include "config/schema.h"
+#include "data/columns.h"
 #include "data/helper.h"
 #include "data/samples.h"
 
@@ -144,6 +145,8 @@ static int hash_source(struct wanted *w, const struct mt_source_file *f, const s
     hash_text(state, p->tokenizer);
     hash_text(state, dot);
     hash_text(state, f->entry);
+    for (int i = 0; f->columns && i < f->columns->n; i++)
+        hash_text(state, f->columns->items[i]);
     int rc = helper ? hash_helper(state, p, err) : 0;
     if (!rc)
         rc = hash_file(state, f->path, true, err);
@@ -199,6 +202,7 @@ static int make_shard(const struct mt_source_file *f, const struct mt_dataset_pa
     struct mt_sample_reader r = {.format = p->format,
                                  .bytes = !strcmp(p->tokenizer, "byte"),
                                  .vocab = p->vocab,
+                                 .columns = f->columns,
                                  .out = &w,
                                  .header = {.vocab = p->vocab, .source_hash = hash}};
     if (!rc)
@@ -287,6 +291,8 @@ static void add_to_job(cJSON *job, const struct mt_source_file *f, const struct 
     cJSON_AddStringToObject(s, "hash", hex);
     if (f->entry)
         mt_json_add(s, "entry", cJSON_Parse(f->entry));
+    if (f->columns)
+        mt_json_add(s, "columns", mt_columns_json(f->columns));
     mt_json_append(mt_json_get(job, "sources"), s);
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "data/cache.h"
+#include "data/columns.h"
 #include "data/samples.h"
 
 /* A sample of training: a range of a shard's tokens, at most seq_len of them; of answers, an item of the shard. */
@@ -297,6 +298,15 @@ static int open_parts(mt_dataset *d, const struct mt_dataset_params *p, struct m
     return rc;
 }
 
+/* Files of a dataset_info.json have columns of their own. */
+static int name_columns(struct mt_source_list *l, const struct mt_cfg_list *columns, struct mt_err *err)
+{
+    int rc = columns && columns->n ? mt_columns_check(columns, err) : 0;
+    for (size_t i = 0; i < l->n && columns && columns->n && !rc; i++)
+        l->items[i].columns = l->items[i].entry ? NULL : columns;
+    return rc;
+}
+
 int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct mt_err *err)
 {
     struct mt_dataset_params q = *p;
@@ -306,6 +316,8 @@ int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct 
     q.n_processes = MT_MAX(q.n_processes, 1);
     d->cache_dir = strdup(p->cache_dir);
     int rc = d->cache_dir ? mt_sources_resolve(&d->files, p->files, err) : mt_fail_nomem(err, "a data set", 4096);
+    if (!rc)
+        rc = name_columns(&d->files, p->columns, err);
     if (!rc)
         rc = open_parts(d, &q, err);
     if (!rc)

@@ -13,6 +13,7 @@ struct mt_sample_reader {
     enum mt_cfg_format format; /* AUTO until the first sample decides */
     bool bytes;                /* the byte tokenizer */
     size_t vocab;              /* of the model: a larger id is an error */
+    const struct mt_cfg_list *columns; /* of mt_source_file */
     struct mt_shard_writer *out;
     struct mt_shard_header header; /* counts and format, for mt_shard_writer_commit() */
     uint32_t *ids;                 /* of the current sample */

@@ -11,7 +11,9 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/read_progress.h"
+#include "base/strbuf.h"
 #include "data/answers.h"
+#include "data/columns.h"
 #include "data/dataset.h"
 #include "data/sources.h"
 
@@ -159,12 +161,27 @@ static enum mt_cfg_format detect(const cJSON *o)
     return MT_FORMAT_AUTO;
 }
 
-static int read_object(struct mt_sample_reader *r, const cJSON *o, const char *where,
-                       uint64_t place, struct mt_err *err)
+/* Says which keys a sample has, and which tell formats. */
+static int unknown_keys(const cJSON *o, const char *where, struct mt_err *err)
+{
+    struct mt_str keys = {0};
+    int n = 0;
+    mt_str_append(&keys, "", 0);
+    for (const cJSON *v = o->child; v && n < 8; v = v->next, n++)
+        mt_str_printf(&keys, "%s\"%.40s\"", n ? ", " : "", v->string);
+    int rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: no known format has the keys %s: one of messages, conversations, "
+                     "instruction, prompt, chosen and rejected, completion and label, text, input_ids tells it; name yours by "
+                     "data.columns = prompt:..., completion:..., or set data.format", where, keys.failed ? "" : keys.p);
+    mt_str_finish(&keys);
+    return rc;
+}
+
+static int read_object(struct mt_sample_reader *r, cJSON *o, const char *where, uint64_t place, struct mt_err *err)
 {
     int rc;
     if (!cJSON_IsObject(o))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: a sample must be a JSON object", where);
+    mt_columns_rename(o, r->columns);
     if (r->format == MT_FORMAT_AUTO)
         r->format = detect(o);
     switch (r->format) {
@@ -181,9 +198,7 @@ static int read_object(struct mt_sample_reader *r, const cJSON *o, const char *w
         rc = read_ids(r, o, where, err);
         break;
     case MT_FORMAT_AUTO:
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL,
-                       "%s: the sample's keys match no known format: set data.format",
-                       where);
+        return unknown_keys(o, where, err);
     default:
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the sample does not have data.format = %s", where,
                        mt_format_name(r->format));
@@ -235,7 +250,7 @@ static int read_array(struct mt_sample_reader *r, const char *path, struct mt_er
     int rc = mt_json_read_file(&root, path, MT_ERR_INPUT, err);
     if (!rc && !cJSON_IsArray(root))
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON array of samples", path);
-    for (const cJSON *v = rc ? NULL : root->child; v && !rc; v = v->next, i++) {
+    for (cJSON *v = rc ? NULL : root->child; v && !rc; v = v->next, i++) {
         snprintf(where, sizeof(where), "%s[%zu]", path, i);
         rc = read_object(r, v, where, i, err);
     }

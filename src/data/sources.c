@@ -12,6 +12,7 @@
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "data/columns.h"
 
 static const char INFO[] = "dataset_info.json";
 
@@ -26,7 +27,7 @@ static int add(struct mt_source_list *l, const char *path, double weight, const 
 {
     if (!mt_grow(&l->items, &l->cap, l->n + 1, sizeof(*l->items)))
         return mt_fail_nomem(err, "the list of data files", l->n * sizeof(*l->items));
-    struct mt_source_file f = {strdup(path), weight, entry ? strdup(entry) : NULL};
+    struct mt_source_file f = {strdup(path), weight, entry ? strdup(entry) : NULL, NULL};
     l->items[l->n++] = f;
     return f.path && (f.entry || !entry) ? 0 : mt_fail_nomem(err, path, strlen(path));
 }
@@ -181,6 +182,7 @@ bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format f
     cJSON *r = first_record(f->path);
     if (!r) /* empty or invalid: the reader reports the place */
         return false;
+    mt_columns_rename(r, f->columns);
     bool chat = mt_json_get(r, "messages") || mt_json_get(r, "conversations") ||
                 mt_json_get(r, "instruction") || cJSON_IsArray(mt_json_get(r, "prompt")) ||
                 cJSON_IsArray(mt_json_get(r, "chosen"));

@@ -13,6 +13,7 @@ struct mt_source_file {
     char *path;
     double weight; /* how often an epoch visits its samples */
     char *entry;   /* its entry in a dataset_info.json, as JSON text; or NULL */
+    const struct mt_cfg_list *columns; /* what its records call the fields (columns.h); NULL: as formats do; borrowed */
 };
 struct mt_source_list {
     struct mt_source_file *items;

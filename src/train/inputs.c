@@ -48,6 +48,7 @@ static int open_set(struct mt_inputs *in, mt_dataset **out, const struct mt_cfg_
     return mt_dataset_open(out,
                            &(struct mt_dataset_params){
                                .files = files,
+                               .columns = &in->cfg->data.columns,
                                .format = in->cfg->data.format,
                                .tokenizer = in->cfg->data.tokenizer,
                                .overlong = in->cfg->data.overlong,

@@ -202,6 +202,30 @@ def columns_that_a_row_does_not_have_are_absent(tmp):
     assert "<tool_call>" in text_of(tmp, model, os.path.join(tmp, "holes.parquet"))
 
 
+def columns_have_the_names_that_files_give_them(tmp):
+    model = model_of(tmp, "qwen2")
+    ours = lines(os.path.join(tmp, "ours.jsonl"), [{"prompt": "find", "completion": "the word"}] * 3)
+    records = [{"question": "find", "completion": "noise", "answer": "the word", "id": 7}] * 3
+    theirs = lines(os.path.join(tmp, "theirs.jsonl"), records)
+    array, table = os.path.join(tmp, "theirs.json"), os.path.join(tmp, "theirs.csv")
+    json.dump(records, open(array, "w"))
+    open(table, "w").write("question,answer\n" + "find,the word\n" * 3)
+    columns = "prompt:question, completion:answer"
+    for tokenizer in ("model", "byte"):
+        want = show(tmp, model, ours, data__tokenizer=tokenizer)
+        for path in (theirs, array, table):
+            assert show(tmp, model, path, data__tokenizer=tokenizer, data__columns=columns) == want, (tokenizer, path)
+        turned = lines(os.path.join(tmp, "turned.jsonl"), [{"prompt": "the word", "completion": "find"}] * 3)
+        assert show(tmp, model, turned, data__tokenizer=tokenizer, data__columns="prompt:completion, completion:prompt") == want
+        assert show(tmp, model, turned, data__tokenizer=tokenizer) != want
+    chat = lines(os.path.join(tmp, "chat.jsonl"), [{"talk": CHAT}] * 3)
+    same = lines(os.path.join(tmp, "same.jsonl"), [{"messages": CHAT}] * 3)
+    assert show(tmp, model, chat, data__columns="messages:talk") == show(tmp, model, same)
+    fails(tmp, model, theirs, 2, '"promt" is no field', "completion", data__columns="promt:question")
+    fails(tmp, model, theirs, 2, '"question" is not FIELD:COLUMN', data__columns="question")
+    fails(tmp, model, theirs, 2, "the same twice", data__columns="prompt:question, completion:question")
+
+
 def long_rows_of_a_table_come_a_few_at_once(tmp):
     """Books: what a worker is given at once is of about a MiB, however many rows the file has in a group."""
     rows = [{"text": f"{i} " + "word " * 40000} for i in range(40)]
@@ -517,7 +541,8 @@ def errors_name_the_place_and_the_mend(tmp):
     bad(good + '{"messages": [{"content": "a"}]}\n', 3, "bad.jsonl:2", '"role"')
     bad(good + '[1]\n', 3, "bad.jsonl:2", "must be a JSON object")
     bad(good + '{"text": "a"}\n', 3, "bad.jsonl:2", "missing or empty")
-    bad('{"stuff": 1, "more": 2}\n', 3, "bad.jsonl:1", "data.format")
+    for tokenizer in ("model", "byte"):
+        bad('{"stuff": 1, "more": 2}\n', 3, "bad.jsonl:1", '"stuff", "more"', "instruction", "data.columns", data__tokenizer=tokenizer)
     bad(good.replace('"content": "one"', '"content": "one", "train": 1'), 3, "bad.jsonl:1", "true or false")
     bad('{"conversations": [{"from": "narrator", "value": "a"}]}\n', 3, "bad.jsonl:1", '"narrator"', "human")
     bad('{"messages": [{"role": "user", "content": "a"}]}\n' + good * 200, 0)
