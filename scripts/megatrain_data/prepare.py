@@ -143,10 +143,23 @@ class Preparation:
         writer = shard.ShardWriter(source["out"], self.job["vocab"], int(source["hash"], 16))
         workers = Workers(self.n_processes, Chunker(self.encoder, name, entry, source.get("columns")))
         try:
-            self.stream(source, name, writer, workers, entry.get("num_samples"))
+            self.stream(source, name, writer, workers, min(filter(None, (entry.get("num_samples"), source.get("most"))), default=None))
         finally:
             workers.close()
             writer.drop()
+
+    def first(self, keep, ids, bits, lengths, at, more):
+        """The first samples of a chunk, with what is counted of them."""
+        n = int(lengths[:keep].sum())
+        ids, bits, lengths, at = ids[:n], bits[:n], lengths[:keep], at[:keep]
+        first = (np.cumsum(lengths) - lengths)[lengths > 0]
+        trained = bits.copy()
+        trained[first] = False  # nothing predicts the first token
+        more = {**more, "trained": int(np.count_nonzero(trained)), "untrained": [p for p in more.get("untrained", []) if p < at[-1]]}
+        if "endless" in more:
+            ends = bits & self.encoder.is_end[np.minimum(ids, len(self.encoder.is_end) - 1)]
+            more["endless"] = int(np.count_nonzero(np.add.reduceat(ends, first) == 0))
+        return ids, bits, lengths, at, more
 
     def stream(self, source, name, w, workers, limit):
         path, t0, base, first = source["path"], time.monotonic(), 0, True
@@ -169,9 +182,7 @@ class Preparation:
                         first = False
                 elif len(ids):
                     if limit and w.n_samples + len(lengths) > limit:
-                        keep = int(limit - w.n_samples)
-                        n = int(lengths[:keep].sum())
-                        ids, bits, lengths, at = ids[:n], bits[:n], lengths[:keep], at[:keep]
+                        ids, bits, lengths, at, more = self.first(int(limit - w.n_samples), ids, bits, lengths, at, more)
                     if len(lengths):
                         w.add(ids, bits, lengths, at + base)
                 if items and len(lengths):  # the length of an item is what a row must hold

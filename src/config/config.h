@@ -81,6 +81,7 @@ struct mt_config {
         struct mt_cfg_list train; /* files and globs, "path:weight" not yet split */
         char *eval;               /* file, "N" samples or "2%" */
         struct mt_cfg_list columns; /* "field:column" */
+        int64_t max_samples;        /* of each file; 0: all */
         enum mt_cfg_format format;
         char *tokenizer; /* "model" or "byte" */
         char *template_; /* key "template" */

@@ -61,6 +61,8 @@ static const struct mt_key keys[] = {
     {"data", "columns", MT_NUMERICS, MT_KEY_LIST, AT(data.columns), "", NULL, ANY, NULL,
      "What your files call the fields of a format, such as prompt:question, completion:answer. Files of a dataset_info.json "
      "have their own."},
+    {"data", "max_samples", MT_NUMERICS, MT_KEY_COUNT, AT(data.max_samples), "0", NULL, 0, 1e15, NULL,
+     "Take no more samples of each file than this, the first that train a token: for a quick try. 0: all. Plain text is one."},
     {"data", "tokenizer", MT_NUMERICS, MT_KEY_WORD, AT(data.tokenizer), "model", "model|byte", ANY, NULL,
      "The model's own tokenizer, or bytes."},
     {"data", "template", MT_NUMERICS, MT_KEY_NAME_OR_FILE, AT(data.template_), "model",

@@ -39,6 +39,8 @@ static const struct {
     {"dataset", "data.train"},
     {"field_instruction", "data.columns (prompt:question, completion:answer)"},
     {"dataset_text_field", "data.columns (text:content)"},
+    {"max_train_samples", "data.max_samples"},
+    {"max_eval_samples", "eval.max_samples"},
     {"val_set_size", "data.eval (a share is 5%)"},
     {"model_name_or_path", "model.path"},
     {"base_model", "model.path"},

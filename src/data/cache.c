@@ -145,6 +145,10 @@ static int hash_source(struct wanted *w, const struct mt_source_file *f, const s
     hash_text(state, p->tokenizer);
     hash_text(state, dot);
     hash_text(state, f->entry);
+    if (p->max_samples) {
+        snprintf(options, sizeof(options), "at most %zu", p->max_samples);
+        hash_text(state, options);
+    }
     for (int i = 0; f->columns && i < f->columns->n; i++)
         hash_text(state, f->columns->items[i]);
     int rc = helper ? hash_helper(state, p, err) : 0;
@@ -203,6 +207,7 @@ static int make_shard(const struct mt_source_file *f, const struct mt_dataset_pa
                                  .bytes = !strcmp(p->tokenizer, "byte"),
                                  .vocab = p->vocab,
                                  .columns = f->columns,
+                                 .max_samples = p->max_samples,
                                  .out = &w,
                                  .header = {.vocab = p->vocab, .source_hash = hash}};
     if (!rc)
@@ -291,6 +296,8 @@ static void add_to_job(cJSON *job, const struct mt_source_file *f, const struct 
     cJSON_AddStringToObject(s, "hash", hex);
     if (f->entry)
         mt_json_add(s, "entry", cJSON_Parse(f->entry));
+    if (p->max_samples)
+        cJSON_AddNumberToObject(s, "most", (double)p->max_samples);
     if (f->columns)
         mt_json_add(s, "columns", mt_columns_json(f->columns));
     mt_json_append(mt_json_get(job, "sources"), s);

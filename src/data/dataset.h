@@ -27,6 +27,7 @@ struct mt_dataset_params {
     enum mt_cfg_train_on train_on;
     int n_processes;                 /* that make tokens; 0 means 1 */
     struct mt_cfg_amount max_untrained; /* samples, or a share of all, that may have no trained token */
+    size_t max_samples; /* of each file; 0: all */
     const struct mt_cfg_list *columns; /* data.columns; NULL: none */
 };
 

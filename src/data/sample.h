@@ -14,6 +14,7 @@ struct mt_sample_reader {
     bool bytes;                /* the byte tokenizer */
     size_t vocab;              /* of the model: a larger id is an error */
     const struct mt_cfg_list *columns; /* of mt_source_file */
+    size_t max_samples;                /* no more than these are read; 0: all */
     struct mt_shard_writer *out;
     struct mt_shard_header header; /* counts and format, for mt_shard_writer_commit() */
     uint32_t *ids;                 /* of the current sample */

@@ -206,6 +206,12 @@ static int read_object(struct mt_sample_reader *r, cJSON *o, const char *where, 
     return rc ? rc : finish_sample(r, where, place, err);
 }
 
+static bool has_enough(const struct mt_sample_reader *r)
+{
+    size_t each = r->header.flags & MT_SHARD_ANSWERS ? 2 : 1;
+    return r->max_samples && r->out->n_samples >= each * r->max_samples;
+}
+
 static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, struct mt_read_progress *progress,
                       struct mt_err *err)
 {
@@ -213,7 +219,7 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
     size_t cap = 0, number = 0;
     ssize_t len;
     int rc = 0;
-    while (!rc && (len = getline(&line, &cap, f)) >= 0) {
+    while (!rc && !has_enough(r) && (len = getline(&line, &cap, f)) >= 0) {
         number++;
         mt_read_progress_add(progress, (uint64_t)len);
         size_t n = (size_t)len;
@@ -250,7 +256,7 @@ static int read_array(struct mt_sample_reader *r, const char *path, struct mt_er
     int rc = mt_json_read_file(&root, path, MT_ERR_INPUT, err);
     if (!rc && !cJSON_IsArray(root))
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON array of samples", path);
-    for (cJSON *v = rc ? NULL : root->child; v && !rc; v = v->next, i++) {
+    for (cJSON *v = rc ? NULL : root->child; v && !rc && !has_enough(r); v = v->next, i++) {
         snprintf(where, sizeof(where), "%s[%zu]", path, i);
         rc = read_object(r, v, where, i, err);
     }

@@ -49,6 +49,7 @@ static int open_set(struct mt_inputs *in, mt_dataset **out, const struct mt_cfg_
                            &(struct mt_dataset_params){
                                .files = files,
                                .columns = &in->cfg->data.columns,
+                               .max_samples = (size_t)in->cfg->data.max_samples,
                                .format = in->cfg->data.format,
                                .tokenizer = in->cfg->data.tokenizer,
                                .overlong = in->cfg->data.overlong,

@@ -163,7 +163,7 @@ def extensions_have_any_case_and_tables_a_header(tmp):
     open(os.path.join(tmp, "bad.csv"), "w").write("prompt,completion\na,b\n\nc,d,e\n")
     fails(tmp, model, os.path.join(tmp, "bad.csv"), 3, "bad.csv:4: 3 fields", "2 columns")
     open(os.path.join(tmp, "odd.csv"), "w").write("question,answer\na,b\n")
-    fails(tmp, model, os.path.join(tmp, "odd.csv"), 3, "odd.csv:2", '"question", "answer"', '"messages"', "data.format")
+    fails(tmp, model, os.path.join(tmp, "odd.csv"), 3, "odd.csv:2", '"question", "answer"', "messages", "data.format")
     shutil.copy(os.path.join(tmp, "want.jsonl"), os.path.join(tmp, "looks.txt"))
     for tokenizer in ("model", "byte"):
         said = megatrain("data", "prepare", ini_of(tmp, model, os.path.join(tmp, "looks.txt"), data__tokenizer=tokenizer,
@@ -224,6 +224,32 @@ def columns_have_the_names_that_files_give_them(tmp):
     fails(tmp, model, theirs, 2, '"promt" is no field', "completion", data__columns="promt:question")
     fails(tmp, model, theirs, 2, '"question" is not FIELD:COLUMN', data__columns="question")
     fails(tmp, model, theirs, 2, "the same twice", data__columns="prompt:question, completion:question")
+
+
+def a_quick_try_takes_the_first_samples_of_each_file(tmp):
+    model = model_of(tmp, "qwen2")
+    talk = lambda i: {"messages": [{"role": "user", "content": "find"}, {"role": "assistant", "content": "the word " + "is hot " * i}]}
+    none = {"messages": [{"role": "user", "content": "find"}]}
+    chats = [talk(0), none, *map(talk, range(1, 40))]
+    texts = [{"prompt": "a" * i, "completion": "b" * (i + 1)} for i in range(1, 40)]
+    pairs = [{"prompt": "find", "chosen": "c" * i, "rejected": "d" * i} for i in range(1, 40)]
+    for name, records, more in (("chat", chats, {}), ("text", texts, {"data__tokenizer": "byte"}),
+                                ("pairs", pairs, {"data__tokenizer": "byte", "preference__loss": "sigmoid", "train__batch_size": 2})):
+        stats = lambda path, **o: {k: v for k, v in json.loads(megatrain("-q", "data", "stats", ini_of(
+            tmp, model, path, data__max_untrained=5, **more, **o), "--json").stdout).items() if k != "sources"}
+        path = lines(os.path.join(tmp, name + ".jsonl"), records)
+        array = os.path.join(tmp, name + ".json")
+        json.dump(records, open(array, "w"))
+        few = lines(os.path.join(tmp, name + "-few.jsonl"), records[:5] if name != "chat" else records[:6])
+        want = stats(few)
+        assert want["samples"] == 5, want
+        assert stats(path, data__max_samples=5) == want, (stats(path, data__max_samples=5), want)
+        assert stats(array, data__max_samples=5) == want
+        assert stats(path, data__max_samples=1000) == stats(path) != want
+    packed = os.path.join(tmp, "packed.jsonl.gz")  # by the helper, whatever the format
+    with gzip.open(packed, "wt") as f:
+        f.writelines(json.dumps(r) + "\n" for r in pairs)
+    assert stats(packed, data__max_samples=5) == want
 
 
 def long_rows_of_a_table_come_a_few_at_once(tmp):
