@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "data_pairs.h"
 #include "data_show.h"
@@ -280,6 +281,29 @@ static int stats(const struct mt_inputs *in, bool json, bool refused, struct mt_
     return rc;
 }
 
+/* Samples that data.overlong or data.max_untrained would refuse are shown and counted. */
+static int refuse_nothing(struct mt_config *cfg, struct mt_err *err)
+{
+    const char *overlong = strcmp(cfg->preference.loss, "off") ? "drop" : "truncate"; /* answers are not cut */
+    int rc = cfg->data.overlong == MT_OVERLONG_ERROR ? mt_config_override(cfg, "data.overlong", overlong, "data show", err) : 0;
+    return rc ? rc : mt_config_override(cfg, "data.max_untrained", "100%", "data show", err);
+}
+
+/* Nothing is left at data.seq_len: opens the data again, with rows that hold more, to print what they are. */
+static int open_whole(struct mt_inputs *in, struct mt_config *cfg, const char *why, struct mt_err *err)
+{
+    static const char *const keys[][2] = {{"data.seq_len", "1048576"}, {"train.tokens_per_step", "0"}, {"train.batch_size", "4"},
+                                          {"train.micro_batch", "auto"}, {"data.overlong", "drop"}};
+    int rc = 0;
+    mt_inputs_finish(in);
+    *in = (struct mt_inputs){0};
+    fflush(stdout);
+    mt_warn("%s; these figures are of whole samples, in rows of %s tokens", why, keys[0][1]);
+    for (size_t i = 0; i < MT_ARRAY_LEN(keys) && !rc; i++)
+        rc = mt_config_override(cfg, keys[i][0], keys[i][1], "data stats", err);
+    return rc ? rc : mt_inputs_open(in, cfg, MT_RUN_TRAIN, NULL, err);
+}
+
 int cli_cmd_data(struct cli *cli, const struct cli_args *args)
 {
     const char *what = args->operands[0];
@@ -295,12 +319,17 @@ int cli_cmd_data(struct cli *cli, const struct cli_args *args)
     int rc = cli_load_config(&cfg, args, &err);
     /* show overlong samples instead of refusing them */
     bool refused = !rc && !is_prepare && cfg->data.overlong == MT_OVERLONG_ERROR;
-    if (refused)
-        rc = mt_config_override(cfg, "data.overlong", "truncate", "data show", &err);
     if (!rc && !is_prepare)
-        rc = mt_config_override(cfg, "data.max_untrained", "100%", "data show", &err);
+        rc = refuse_nothing(cfg, &err);
     if (!rc)
         rc = mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, &err);
+    if ((rc == -ENODATA || rc == -E2BIG) && is_stats && cfg->numerics.seq_len < 1 << 20) {
+        struct mt_err why = err;
+        if (open_whole(&in, cfg, why.msg, &err)) /* it was not the length: the first reason is the true one */
+            err = why;
+        else
+            rc = 0;
+    }
     if (!rc)
         rc = mt_inputs_lay_out_steps(&in, &in.numerics, &err);
     if (!rc && is_prepare)

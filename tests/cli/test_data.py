@@ -252,6 +252,23 @@ def a_quick_try_takes_the_first_samples_of_each_file(tmp):
     assert stats(packed, data__max_samples=5) == want
 
 
+def stats_are_printed_whatever_a_run_would_refuse(tmp):
+    model = model_of(tmp, "qwen2")
+    long = {"messages": [{"role": "user", "content": "find the word " * 100}, {"role": "assistant", "content": "hot"}]}
+    cut = lines(os.path.join(tmp, "cut.jsonl"), [long] * 4)
+    pairs = lines(os.path.join(tmp, "pairs.jsonl"), [{"prompt": "find", "chosen": "c" * i, "rejected": "d" * i} for i in range(1, 60)])
+    answers = {"data__tokenizer": "byte", "preference__loss": "sigmoid", "train__batch_size": 2}
+    stats = lambda path, **o: megatrain("data", "stats", ini_of(tmp, model, path, **o), "--json")
+    for overlong in ("error", "truncate", "drop"):
+        p = stats(cut, data__seq_len=128, data__overlong=overlong)
+        d = json.loads(p.stdout)
+        assert d["samples"] == 4 and d["longest"] > 128 and d["p50"] == d["longest"] and "figures are of whole samples" in p.stderr, (d, p.stderr)
+    d = json.loads(stats(pairs, data__seq_len=64, **answers).stdout)
+    assert 0 < d["samples"] < 59 and d["samples"] + d["overlong"] == 59 and d["longest"] > 64, d
+    none = lines(os.path.join(tmp, "none.jsonl"), [{"messages": [{"role": "user", "content": "find"}]}] * 4)
+    fails(tmp, model, none, 3, "no sample has a token to train on", "data.train_on", command="stats", data__seq_len=128)
+
+
 def long_rows_of_a_table_come_a_few_at_once(tmp):
     """Books: what a worker is given at once is of about a MiB, however many rows the file has in a group."""
     rows = [{"text": f"{i} " + "word " * 40000} for i in range(40)]
