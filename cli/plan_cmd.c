@@ -370,10 +370,30 @@ static int no_fit(struct plan_view *v, const struct cli_args *args, const struct
     return EXIT_NO_FIT;
 }
 
+static void print_names(const char *what, const char *folder, const char *ending)
+{
+    struct mt_str names = {0};
+    mt_installed_names(&names, folder, ending, NULL);
+    printf("%s\n", what);
+    char *save = NULL;
+    for (char *name = names.p ? strtok_r(names.p, ", ", &save) : NULL; name; name = strtok_r(NULL, ", ", &save))
+        printf("  %s\n", name);
+    mt_str_finish(&names);
+}
+
+static int list_names(void)
+{
+    print_names("Machines (--machine)", "machines", ".ini");
+    print_names("Models (--model)", "models", ".json");
+    return 0;
+}
+
 int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
 {
     struct plan_view v;
     struct mt_err err = {0};
+    if (cli_arg(args, "list"))
+        return list_names();
     mt_mem_keep_freed();
     int rc = plan_view_open(&v, args->n_operands ? args->operands[0] : NULL, args, &err), code = 0;
     if (!rc && cli_arg(args, "measure"))

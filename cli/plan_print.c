@@ -29,6 +29,13 @@ static int lanes_of(const struct plan_view *v)
     return mt_program_lanes(&v->choice.engine.program);
 }
 
+double plan_run_tokens(const struct plan_view *v)
+{
+    const struct mt_numerics *n = &v->request.numerics;
+    return v->cfg->train.tokens ? (double)v->cfg->train.tokens
+                                : (double)v->cfg->train.steps * (double)(n->rows_per_step * n->seq_len);
+}
+
 static struct figures figure(const struct plan_view *v)
 {
     const struct mt_plan_request *r = &v->request;
@@ -39,9 +46,7 @@ static struct figures figure(const struct plan_view *v)
     f.model_flops = f.tokens * mt_layout_flops_per_token(v->layout, (size_t)r->numerics.seq_len);
     f.tflops = f.model_flops / s * 1e-12;
     f.peak = rate[r->numerics.dtype == MT_BF16 ? MT_RATE_PEAK_BF16 : MT_RATE_PEAK_F32].value * gpus;
-    f.run_tokens = v->cfg->train.tokens ? (double)v->cfg->train.tokens
-                   : v->cfg->train.steps ? (double)v->cfg->train.steps * f.tokens
-                                         : 1e9;
+    f.run_tokens = plan_run_tokens(v) > 0 ? plan_run_tokens(v) : 1e9;
     f.days_run = f.run_tokens / f.tok_s / 86400;
     f.joules_token = lanes_of(v) > 1 ? 0 : rate[MT_RATE_POWER].value / f.tok_s; /* known of a machine with one */
     f.disk_read = v->choice.sim.bytes[MT_SIM_DISK_READ];
@@ -286,8 +291,8 @@ static void print_rates(const struct plan_view *v)
         printf(", %.3g kWh", f.joules_token * f.run_tokens / 3.6e6);
     printf("\n");
     if (f.disk_write > 0) {
-        double written = f.disk_write * f.run_tokens / f.tokens;
-        printf("Drives    %.4g GB written a step, %.4g TB in the run\n", f.disk_write * 1e-9, written * 1e-12);
+        printf("Drives    %.4g GB written a step, %.4g TB for a million tokens\n", f.disk_write * 1e-9,
+               f.disk_write / f.tokens * 1e-6);
     }
     plan_print_wear(v);
     printf("Searched  %zu candidates\n", v->choice.n_searched);
@@ -396,6 +401,7 @@ static void add_wear(cJSON *o, const struct plan_view *v)
     cJSON_AddNumberToObject(o, "drives_tb_a_day", w.tb_a_day);
     cJSON_AddNumberToObject(o, "drives_rated_tb", w.rated_tb);
     cJSON_AddNumberToObject(o, "drives_worn_out_days", w.days);
+    cJSON_AddNumberToObject(o, "drives_worn_out_tokens", w.tokens);
 }
 
 void plan_print_json(const struct plan_view *v)

@@ -27,6 +27,9 @@ void plan_view_close(struct plan_view *v);
  * choice, and the optimizer and the link (mt_measure_again()). */
 int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err);
 
+/** Tokens of the run that the configuration asks for; 0: of none (train.epochs needs the data). */
+double plan_run_tokens(const struct plan_view *v);
+
 /** What the plan's writes do to drives. */
 struct plan_wear {
     double tb_a_day; /* written to all drives; 0: nothing is */
@@ -34,9 +37,10 @@ struct plan_wear {
     bool assumed;    /* rated_tb: the machine's file does not say */
     int drives;
     double days;     /* of training until they have written what they are rated for */
+    double tokens;   /* the same in tokens */
 };
 void plan_wear(struct plan_wear *w, const struct plan_view *v);
-/** A line, and where the drives would not last a year, what would not wear them out. */
+/** A line, and where the drives would not last a year and ten such runs, what would not wear them out. */
 void plan_print_wear(const struct plan_view *v);
 
 /** Prints to standard output, within 80 columns. */

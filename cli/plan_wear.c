@@ -8,6 +8,7 @@
 enum {
     ASSUMED_TB = 2400, /* rated writes of a drive if unknown: 4 TB, a third of it written a day for five years */
     LONG_ENOUGH = 365, /* days of training that drives should last */
+    RUNS_ENOUGH = 10,  /* runs as asked for that they should */
 };
 
 void plan_wear(struct plan_wear *w, const struct plan_view *v)
@@ -21,6 +22,8 @@ void plan_wear(struct plan_wear *w, const struct plan_view *v)
         .drives = MT_MAX(v->request.drives, 1),
     };
     w->days = w->tb_a_day > 0 ? w->rated_tb * w->drives / w->tb_a_day : 0;
+    const struct mt_numerics *n = &v->choice.numerics;
+    w->tokens = w->days * 86400 / v->choice.sim.seconds * (double)(n->rows_per_step * n->seq_len);
 }
 
 /* Bytes of masters, optimizer states and gradients of n parameters. */
@@ -67,8 +70,13 @@ void plan_print_wear(const struct plan_view *v)
         return;
     printf("Wear      %.3g TB written a day: %.2g%% of what %d drive%s rated for, %g TB each%s\n", w.tb_a_day,
            100 / w.days, w.drives, w.drives == 1 ? " is" : "s are", w.rated_tb, w.assumed ? " (assumed)" : "");
-    if (w.days >= LONG_ENOUGH)
+    double run = plan_run_tokens(v);
+    if (run > 0)
+        printf("          The run writes %.4g TB, %.2g%% of that.\n", run / w.tokens * w.rated_tb * w.drives, 100 * run / w.tokens);
+    if (w.days >= LONG_ENOUGH || (run > 0 && run * RUNS_ENOUGH <= w.tokens))
         return;
-    printf("          Such training wears the drives out in %.3g days. What would not:\n", w.days);
+    bool many = w.tokens >= 1e9;
+    printf("          Such training wears the drives out in %.3g days, after %.3g %s\n          tokens. What would not:\n",
+           w.days, w.tokens * (many ? 1e-9 : 1e-6), many ? "billion" : "million");
     print_alternatives(v);
 }

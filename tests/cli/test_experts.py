@@ -259,10 +259,17 @@ def kib(text, resource):
 def drives_wear_out(ini, freeze):
     """What the plan says of it: experts that are trained wear drives out, and what would not."""
     plan = ["plan", ini, "--machine", "rtx4090", "--nvme", "7GB/s", "--drives", "2"]
+    text = megatrain(*plan).stdout  # of the steps that the configuration asks for
+    assert re.search(r"The run writes \S+ TB, \S+% of that", text) and "wears the drives out" not in text, text
+    plan += ["--set", "train.steps=0", "--set", "train.epochs=1"]
     text, j = megatrain(*plan).stdout, json.loads(megatrain(*plan, "--json").stdout)
     a_day = next(r["bytes"] for r in j["resources"] if r["resource"] == "disk writes") / j["step_seconds"] * 86400e-12
     assert abs(j["drives_tb_a_day"] / a_day - 1) < 1e-6, j
     assert abs(j["drives_worn_out_days"] * j["drives_tb_a_day"] / j["drives_rated_tb"] / 2 - 1) < 1e-6
+    tokens = j["drives_worn_out_days"] * 86400 / j["step_seconds"] * j["tokens_per_step"]
+    assert abs(j["drives_worn_out_tokens"] / tokens - 1) < 1e-6, j
+    a_million = float(re.search(r"written a step, (\S+) TB for a million tokens", text)[1])
+    assert abs(a_million * j["drives_worn_out_tokens"] * 1e-6 / j["drives_rated_tb"] / 2 - 1) < 1e-3, (a_million, j)
     assert "2400 TB each (assumed)" in text and "wears the drives out in" in text, text
     experts = 2 * 8 * 3 * 48 * 64
     told = re.search(r"model.freeze = \*.experts.\*: \S+ parameters are trained, states of (\S+) GB\s+instead of (\S+) GB", text)

@@ -124,6 +124,14 @@ def several_gpus_are_planned(tmp):
     assert "of them, GPU 2" in out, out
 
 
+def known_names_are_listed(tmp):
+    folder = os.path.join(os.path.dirname(__file__), "..", "..", "configs")
+    want = [f"  {f.rpartition('.')[0]}" for kind, end in (("machines", ".ini"), ("models", ".json"))
+            for f in sorted(os.listdir(os.path.join(folder, kind))) if f.endswith(end)]
+    said = megatrain("plan", "--list").stdout.splitlines()
+    assert sorted(l for l in said if l.startswith(" ")) == sorted(want) and len(said) == len(want) + 2, said
+
+
 def unknown_names_are_told_what_there_is(tmp):
     said = megatrain("plan", "--machine", "rtx4080", "--model", "Qwen3-8B", expect=2).stderr
     assert "rtx4090" in said and "h200" in said, said
@@ -554,6 +562,7 @@ def main():
         what_ifs_change_the_answer(tmp)
         several_gpus_are_planned(tmp)
         what_does_not_fit_says_what_would(tmp)
+        known_names_are_listed(tmp)
         unknown_names_are_told_what_there_is(tmp)
         a_refusal_s_first_change_fits(tmp)
         the_questions_of_a_new_user_are_answered(tmp)
