@@ -7,10 +7,10 @@
 
 /**
  * Three implementations: cuDNN's fused attention, if the build has it and it supports the shape; tiles of matrix
- * products with a softmax between them, for every shape; and kernels of our own on tensor cores, when asked for. In the
- * environment, MEGATRAIN_ATTENTION=tiled always uses tiles, =fused fails if there is no fused engine, and =own uses
- * kernels of our own (flash.h) where they suit, else tiles. At the first call of each kind, the fused result is compared
- * with that of tiles (trial.h).
+ * products with a softmax between them, for every shape; and kernels of our own on tensor cores, when asked for. In
+ * the environment, MEGATRAIN_ATTENTION=tiled always uses tiles, =fused fails if there is no fused engine, and =own uses
+ * kernels of our own (flash.h) where they suit, else tiles. At the first call of each kind, the fused result is
+ * compared with that of tiles (trial.h).
  */
 int mt_cuda_attention_create(struct mt_cuda_device *d, struct mt_err *err);
 void mt_cuda_attention_destroy(struct mt_cuda_device *d);

@@ -31,8 +31,8 @@ size_t mt_cuda_attention_sink_bwd_rows(size_t n);
 /** Tokens of a block that sorts entries by expert; each block stores e + 1 counts. */
 enum { MT_CUDA_ROUTE_TOKENS = 256 };
 
-/** The workspace of every operation that has one. For attention: that of fused attention, which is the larger one, so
- * that a plan fits both implementations. */
+/** The workspace of every operation that has one. For attention: the largest of its
+ * implementations', so that a plan fits each. */
 #define MT_CUDA_WITHOUT(ID, name, type)
 #define MT_CUDA_WORKSPACE(ID, name, type) size_t mt_cuda_##name##_workspace(const type *a);
 MT_DEVICE_OPS(MT_CUDA_WITHOUT, MT_CUDA_WORKSPACE)
