@@ -196,9 +196,6 @@ static int score(const struct mt_setup *setup, const struct cli_args *args, cons
     size_t answers = mt_sampler_n_answers(in->eval_sampler), before = 0;
     size_t n = answers ? answers : (size_t)mt_dataset_stats(in->eval_data)->n_samples;
     char part[4096];
-    if (mt_dataset_stats(in->eval_data)->answers)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "score rates completions, not pairs or rated answers: give --data samples "
-                       "with messages, or with prompt and completion");
     int rc = mt_session_start(&s, setup, err);
     mt_path_printf(part, sizeof(part), "%s.part", path);
     if (!rc && cli_arg(args, "force"))
