@@ -94,6 +94,7 @@ static const struct cli_option score_options[] = {
     {"data", 0, "FILE", "The samples, instead of data.eval."},
     {"out", 0, "FILE", "The results, a JSON object a line. What is done so far is kept in FILE.part, from which another call goes on."},
     {"tokens", 0, NULL, "Also the log-probability of every token."},
+    {"choices", 0, NULL, "Also which of neighbouring samples with the same prompt is the likeliest, by sum (best) and by token (best_mean)."},
     {"force", 0, NULL, "Start over, instead of going on from FILE.part."},
     END};
 static const struct cli_option sample_options[] = {

@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "cli.h"
+#include "score_choices.h"
 #include "score_journal.h"
 #include "train/train.h"
 
@@ -145,9 +146,9 @@ static int run_steps(struct mt_session *s, struct score_journal *j, struct mt_er
     return rc;
 }
 
-/* The line of a sample. Log-probabilities are summed in double, in the order of the tokens. */
+/* The line of a sample. Log-probabilities are summed in double, in the order of the tokens. choice: may be NULL. */
 static void put_line(struct mt_str *out, const struct mt_inputs *in, const struct score_journal *j, size_t i,
-                     bool tokens)
+                     bool tokens, const struct score_choice *choice)
 {
     const struct score_sample *s = &j->sample[i];
     const struct score_token *t = j->token + s->first;
@@ -169,22 +170,30 @@ static void put_line(struct mt_str *out, const struct mt_inputs *in, const struc
         mt_str_printf(out, "\"line\": %s, ", line + 1);
     mt_str_printf(out, "\"logprob\": %.17g, \"tokens\": %zu, \"greedy_hits\": %zu, \"is_greedy\": %s", -sum, s->n, hits,
                   hits == s->n ? "true" : "false");
+    if (choice)
+        mt_str_printf(out, ", \"question\": %zu, \"best\": %s, \"best_mean\": %s", choice->question,
+                      choice->best ? "true" : "false", choice->best_mean ? "true" : "false");
     for (size_t k = 0; tokens && k < s->n; k++)
         mt_str_printf(out, "%s%.9g", k ? ", " : ", \"token_logprobs\": [", -(double)t[k].loss);
     mt_str_printf(out, tokens ? "]}\n" : "}\n");
 }
 
-static int write_results(const struct mt_inputs *in, const struct score_journal *j, const char *path, bool tokens,
-                         struct mt_err *err)
+static int write_results(const struct mt_inputs *in, const struct score_journal *j, const char *path,
+                         const struct cli_args *args, struct mt_err *err)
 {
     struct mt_str out = {0};
+    struct score_choice *choice = NULL;
     const struct mt_dataset_stats *d = mt_dataset_stats(in->eval_data);
     const size_t n = (size_t)d->n_samples * (d->answers ? 2 : 1); /* mismatched answers are none of the data's */
+    int rc = cli_arg(args, "choices") ? score_choices_find(&choice, in->eval_data, j, err) : 0;
+    if (rc)
+        return rc;
     for (size_t i = 0; i < n; i++)
         if (j->sample[i].done)
-            put_line(&out, in, j, i, tokens);
-    int rc = out.failed ? mt_fail_nomem(err, "scores", out.len) : mt_write_file(path, out.p ? out.p : "", out.len, err);
+            put_line(&out, in, j, i, cli_arg(args, "tokens") != NULL, choice ? &choice[i] : NULL);
+    rc = out.failed ? mt_fail_nomem(err, "scores", out.len) : mt_write_file(path, out.p ? out.p : "", out.len, err);
     mt_str_finish(&out);
+    free(choice);
     return rc;
 }
 
@@ -212,7 +221,7 @@ static int score(const struct mt_setup *setup, const struct cli_args *args, cons
         rc = run_steps(&s, &j, err);
     mt_session_finish(&s);
     if (!rc)
-        rc = write_results(in, &j, path, cli_arg(args, "tokens") != NULL, err);
+        rc = write_results(in, &j, path, args, err);
     if (!rc)
         unlink(part);
     score_journal_close(&j);
@@ -248,6 +257,9 @@ int cli_cmd_score(struct cli *cli, const struct cli_args *args)
         rc = mt_inputs_open(&in, cfg, MT_RUN_EVAL, NULL, &err);
     if (!rc && !in.eval_data)
         rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "there is nothing to score: give --data, or a file as data.eval");
+    if (!rc && cli_arg(args, "choices") && mt_dataset_stats(in.eval_data)->answers)
+        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "--choices is for samples of a prompt and a completion, not for answers with "
+                     "a preference");
     if (!rc)
         rc = mt_setup_open(&setup, &in, MT_RUN_EVAL, &err);
     if (!rc)

@@ -95,6 +95,33 @@ def answers_have_scores_of_their_own(tmp, model):
         assert a["tokens"] == b["tokens"] and abs(a["logprob"] - b["logprob"]) <= 1e-5 * abs(b["logprob"]), (a, b)
 
 
+def the_likeliest_of_choices_is_told(tmp, model):
+    """Of multiple choices or drawn samples; where one prompt is asked again after another one, it is another question."""
+    r = random.Random(11)
+    ids = lambda n: [r.randrange(96) for _ in range(n)]
+    first, same = ids(4), ids(3)
+    sizes, rows = [4, 3, 1, 4, 2], []
+    for k, (prompt, n) in enumerate(zip([first, ids(4), first, ids(2), ids(9)], sizes)):
+        for c in range(n):
+            end = same if k == 4 else ids(r.randrange(1, 9))  # two equal completions: the first is the best
+            rows.append({"input_ids": prompt + end, "labels": [-100] * len(prompt) + end})
+    data = f"{tmp}/choices.jsonl"
+    with open(data, "w") as f:
+        f.writelines(json.dumps(row) + "\n" for row in rows)
+    ini = write_ini(f"{tmp}/choices.ini", base(model, data, f"{tmp}/out", data__eval="", model__dtype="f32", model__init="weights",
+                                               data__packing="off", train__batch_size=1, train__micro_batch=1))
+    got = read(score(tmp, "choices", ini, "--data", data, "--choices")[1])
+    assert [g["question"] for g in got] == [q for q, n in enumerate(sizes) for _ in range(n)]
+    differ = 0
+    for q in range(len(sizes)):
+        of = [g for g in got if g["question"] == q]
+        by = [g["logprob"] for g in of], [g["logprob"] / g["tokens"] for g in of]
+        for key, values in zip(("best", "best_mean"), by):
+            assert [g[key] for g in of] == [i == values.index(max(values)) for i in range(len(of))], (q, key, of)
+        differ += by[0].index(max(by[0])) != by[1].index(max(by[1]))
+    assert differ, "the two rules never differ here"
+
+
 with tempfile.TemporaryDirectory() as tmp:
     data = write_samples(f"{tmp}/data.jsonl")
     model = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "qwen3")
@@ -111,5 +138,8 @@ with tempfile.TemporaryDirectory() as tmp:
         p, _ = score(tmp, "refused", ini, *args, expect=None)
         assert p.returncode not in (0, -11) and what in p.stderr, p.stderr
     answers_have_scores_of_their_own(tmp, model)
+    the_likeliest_of_choices_is_told(tmp, model)
+    refused = megatrain("score", f"{tmp}/sigmoid.ini", "--data", f"{tmp}/pairs.jsonl", "--out", f"{tmp}/none", "--choices", expect=2).stderr
+    assert "--choices" in refused, refused
     p = megatrain("score", ini, expect=2)
     assert "--out" in p.stderr
