@@ -137,6 +137,7 @@ struct mt_config {
     struct {
         int64_t every;
         bool jsonl, csv, tensorboard;
+        char *exec; /* a command; "" = none */
         enum mt_cfg_progress progress;
     } log;
     struct {

@@ -260,6 +260,9 @@ static const struct mt_key keys[] = {
     {"log", "csv", MT_OUTPUT, MT_KEY_BOOL, AT(log.csv), "off", NULL, ANY, NULL, "Write metrics.csv; of mixtures of experts metrics-layers.csv, too."},
     {"log", "tensorboard", MT_OUTPUT, MT_KEY_BOOL, AT(log.tensorboard), "off", NULL, ANY, NULL,
      "Write TensorBoard events."},
+    {"log", "exec", MT_OUTPUT, MT_KEY_STRING, AT(log.exec), "", NULL, ANY, NULL,
+     "A shell command that gets each record of metrics.jsonl as a line on its standard input, for trackers and notifications. "
+     "It never holds the run up."},
     {"log", "progress", MT_OUTPUT, MT_KEY_CHOICE, AT(log.progress), "auto", "auto|on|off", ANY, NULL,
      "Progress lines on standard error."},
 

@@ -78,9 +78,9 @@ static const struct {
     {"layers_to_transform", "adapters take layers by name: adapter.targets = model.layers.1?.*.q_proj, say"},
     {"init_lora_weights", "PiSSA, OLoRA and LoftQ are not supported: adapters begin as LoRA's"},
     {"num_cycles", "schedules with restarts are not supported (train.schedule)"},
-    {"report_to", "runs are written to metrics.jsonl, CSV and TensorBoard (log.csv, log.tensorboard)"},
-    {"wandb", "runs are written to metrics.jsonl, CSV and TensorBoard (log.csv, log.tensorboard)"},
-    {"wandb_project", "runs are written to metrics.jsonl, CSV and TensorBoard (log.csv, log.tensorboard)"},
+    {"report_to", "runs are written to metrics.jsonl, CSV and TensorBoard, and to a command of yours (log.csv, log.tensorboard, log.exec)"},
+    {"wandb", "log.exec gives a command of yours each record, which it can pass on"},
+    {"wandb_project", "log.exec gives a command of yours each record, which it can pass on"},
     {"deepspeed", "there is no other engine to configure: [memory] says what is offloaded"},
     {"fsdp", "layers are divided by device.gpus (on the cpu device yet); [memory] says what is offloaded"},
 };

@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "train/append.h"
+#include "train/feed.h"
 #include "train/tensorboard.h"
 
 enum { JSONL, CSV, LAYERS, N_FILES };
@@ -38,6 +39,7 @@ struct mt_metrics {
     struct mt_append file[N_FILES];
     bool on[N_FILES];
     struct mt_tensorboard *tensorboard;
+    struct mt_feed *feed;
 };
 
 /* Of metrics-layers.csv. */
@@ -132,6 +134,8 @@ int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const 
         rc = open_file(m, LAYERS, dir, step, err);
     if (!rc && cfg->log.tensorboard)
         rc = mt_tensorboard_open(&m->tensorboard, dir, step, err);
+    if (!rc && cfg->log.exec[0])
+        rc = mt_feed_open(&m->feed, cfg->log.exec, err);
     if (rc) {
         mt_metrics_close(&m);
         return rc;
@@ -145,8 +149,10 @@ void mt_metrics_close(struct mt_metrics **m)
     for (int i = 0; *m && i < N_FILES; i++)
         if ((*m)->on[i])
             mt_append_close(&(*m)->file[i]);
-    if (*m)
+    if (*m) {
         mt_tensorboard_close(&(*m)->tensorboard);
+        mt_feed_close(&(*m)->feed);
+    }
     free(*m);
     *m = NULL;
 }
@@ -280,10 +286,12 @@ void mt_metrics_write(struct mt_metrics *m, const cJSON *record)
     struct mt_str row = {0};
     if (!record)
         return;
-    char *text = m->on[JSONL] ? mt_json_print(record, false) : NULL;
+    char *text = m->on[JSONL] || m->feed ? mt_json_print(record, false) : NULL;
     if (text)
         mt_str_printf(&row, "%s\n", text);
-    if (text && !row.failed)
+    if (text && !row.failed && m->feed)
+        mt_feed_put(m->feed, row.p, row.len);
+    if (text && !row.failed && m->on[JSONL])
         mt_append_put(&m->file[JSONL], row.p, row.len);
     free(text);
     int csv = mt_json_get(record, "layer") ? LAYERS : CSV;

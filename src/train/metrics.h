@@ -5,8 +5,9 @@
 #include "train/control.h"
 
 /**
- * A record a step or evaluation, to DIR/metrics.jsonl (doubles read back exactly), DIR/metrics.csv and
- * TensorBoard, each where the configuration asks for it. Those of layers are rows of metrics-layers.csv.
+ * A record a step or evaluation, to DIR/metrics.jsonl (doubles read back exactly), DIR/metrics.csv and TensorBoard, and
+ * to the command of log.exec (feed.h), each where the configuration asks for it. Those of layers are rows of
+ * metrics-layers.csv.
  */
 struct mt_metrics;
 

@@ -130,6 +130,28 @@ def usr2_tells_the_status(tmp, model, data):
     p.communicate()
 
 
+def a_command_gets_every_record_and_holds_nothing_up(tmp, model, data):
+    def run(name, command, steps=6, **over):
+        out = os.path.join(tmp, "exec-" + name)
+        ini = write_ini(out + ".ini", base(model, data, out, train__steps=steps, eval__every=3, log__exec=command, **over))
+        t0 = time.time()
+        said = megatrain("run", ini).stderr
+        return out, said, time.time() - t0
+    got = os.path.join(tmp, "got.jsonl")
+    out, said, _ = run("all", f"cat > {got}; echo at the end")
+    assert open(got).read() == open(os.path.join(out, "metrics.jsonl")).read() and "at the end" in said, said
+    run("alone", f"cat > {got}", log__jsonl="off")
+    assert [m["step"] for m in map(json.loads, open(got)) if "loss" in m] == [1, 2, 3, 4, 5, 6]
+    for name, command, words in (("early", "head -n 1 > /dev/null; exit 3", "exit code 3"), ("none", "/nowhere/command", "exit code 127")):
+        out, said, _ = run(name, command)
+        assert words in said and len(losses(out)) == 6, said
+    if not FULL:
+        return
+    out, said, took = run("slow", "sleep 60", checkpoint__every=0)
+    assert "goes on after the end of its input" in said and len(losses(out)) == 6 and took < 30, (took, said)
+    os.kill(int(re.search(r"process (\d+)\) goes on", said)[1]), signal.SIGKILL)
+
+
 def csv_and_tensorboard_hold_what_jsonl_holds(tmp, model, data):
     out = os.path.join(tmp, "logs")
     ini = write_ini(out + ".ini", base(model, data, out, train__steps=6, log__csv="on", log__tensorboard="on",

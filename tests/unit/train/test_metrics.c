@@ -17,7 +17,7 @@
 #include "train/metrics.h"
 
 static char dir[64], path[128];
-static const struct mt_config jsonl = {.log.jsonl = true};
+static const struct mt_config jsonl = {.log = {.jsonl = true, .exec = ""}};
 
 static int set_up(void **state)
 {
