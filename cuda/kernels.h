@@ -40,7 +40,8 @@ extern "C" {
     X(DROPOUT, dropout, struct mt_dropout)                                                         \
     X(DORA_SCALE, dora_scale, struct mt_dora_scale)                                                \
     X(SCALE_COLUMNS, scale_columns, struct mt_scale_columns)                                       \
-    MT_DEVICE_OPS_MOE(X, X)
+    MT_DEVICE_OPS_MOE(X, X)                                                                        \
+    MT_DEVICE_OPS_DELTA(X, X)
 
 #define MT_CUDA_LAUNCHER(ID, name, type) cudaError_t mt_cuda_##name(const type *a, cudaStream_t stream);
 MT_CUDA_KERNEL_OPS(MT_CUDA_LAUNCHER)

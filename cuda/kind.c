@@ -13,7 +13,6 @@ static size_t workspace(const struct mt_device_limits *l, enum mt_dev_op op, con
 
 const struct mt_device_kind mt_cuda_kind = {
     .name = "cuda",
-    .lacks_delta_rule = true,
     .alignment = MT_ARENA_ALIGNMENT,
     .row_bucket = 128,
     .library_bytes = 64 << 20, /* cuBLASLt's workspace and a reserve */

@@ -30,18 +30,6 @@ int mt_cuda_op_zero(mt_device *dev, const struct mt_zero *a, struct mt_err *err)
                               err, "zero of %zu bytes", a->bytes);
 }
 
-/* The gated delta rule has no kernels yet. */
-#define REFUSE(ID, name, type)                                                                     \
-    int mt_cuda_op_##name(mt_device *dev, const type *a, struct mt_err *err)                       \
-    {                                                                                              \
-        (void)a;                                                                                   \
-        return mt_fail(err, MT_ERR_DEVICE, -ENOTSUP,                                               \
-                       "GPU %d: " #name " (Qwen3-Next, Qwen3.5) has no kernel yet: set device.kind = cpu", \
-                       mt_cuda(dev)->index);                                                       \
-    }
-MT_DEVICE_OPS_DELTA(REFUSE, REFUSE)
-#undef REFUSE
-
 int mt_cuda_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err)
 {
     switch (op) {

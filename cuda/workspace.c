@@ -7,6 +7,7 @@
 /* --- sums over rows ---------------------------------------------------------------------------- */
 
 enum { MAX_PARTIALS = 1024, MIN_ROWS = 4, MIN_BIAS_ROWS = 32, BIAS_COLUMNS = 256 };
+enum { MAX_CONV_PARTIALS = 64, MIN_CONV_ROWS = 64 }; /* each of taps rows */
 
 size_t mt_cuda_rmsnorm_bwd_rows(size_t n)
 {
@@ -29,6 +30,21 @@ size_t mt_cuda_shared_gate_bwd_rows(size_t n)
 }
 
 size_t mt_cuda_attention_sink_bwd_rows(size_t n)
+{
+    return mt_cuda_rmsnorm_bwd_rows(n);
+}
+
+size_t mt_cuda_short_conv_bwd_rows(size_t n)
+{
+    return MT_MAX(mt_div_up(n, MAX_CONV_PARTIALS), (size_t)MIN_CONV_ROWS);
+}
+
+size_t mt_cuda_delta_gates_bwd_rows(size_t n)
+{
+    return mt_cuda_router_stats_rows(n);
+}
+
+size_t mt_cuda_gated_norm_bwd_rows(size_t n)
 {
     return mt_cuda_rmsnorm_bwd_rows(n);
 }
@@ -82,17 +98,21 @@ size_t mt_cuda_route_lists_workspace(const struct mt_route_lists *a)
     return mt_div_up(a->n, MT_CUDA_ROUTE_TOKENS) * (a->e + 1) * sizeof(int32_t);
 }
 
-/* Operations without kernels. */
-#define NO_WORKSPACE(ID, name, type)                                                               \
-    size_t mt_cuda_##name##_workspace(const type *a)                                               \
-    {                                                                                              \
-        (void)a;                                                                                   \
-        return 0;                                                                                  \
-    }
-#define WITHOUT(ID, name, type)
-MT_DEVICE_OPS_DELTA(WITHOUT, NO_WORKSPACE)
-#undef WITHOUT
-#undef NO_WORKSPACE
+size_t mt_cuda_short_conv_bwd_workspace(const struct mt_short_conv_bwd *a)
+{
+    size_t blocks = MT_MIN(mt_div_up(a->fwd.n, MIN_CONV_ROWS), (size_t)MAX_CONV_PARTIALS);
+    return blocks * a->fwd.x.n * a->fwd.x.dim * a->fwd.taps * sizeof(float);
+}
+
+size_t mt_cuda_delta_gates_bwd_workspace(const struct mt_delta_gates_bwd *a)
+{
+    return partials_bytes(a->fwd.n, MIN_BIAS_ROWS, 2 * a->fwd.a.n * a->fwd.a.dim);
+}
+
+size_t mt_cuda_gated_norm_bwd_workspace(const struct mt_gated_norm_bwd *a)
+{
+    return partials_bytes(a->fwd.n, MIN_ROWS, MT_CUDA_GATED_NORM_WARPS * a->fwd.x.dim);
+}
 
 /* --- a workspace's parts ----------------------------------------------------------------------- */
 
@@ -102,6 +122,32 @@ static void *take(char *base, size_t *at, size_t bytes)
     size_t here = *at;
     *at += mt_align_up(bytes, MT_ARENA_ALIGNMENT);
     return base ? base + here : NULL;
+}
+
+/* --- the gated delta rule ---------------------------------------------------------------------- */
+
+enum { DELTA_PAD = 16 };
+
+struct mt_cuda_delta_buffers mt_cuda_delta_buffers_of(const struct mt_delta_rule *a)
+{
+    const size_t c = MT_DELTA_CHUNK;
+    size_t wk = mt_align_up(a->k.dim, DELTA_PAD), wv = mt_align_up(a->v.dim, DELTA_PAD), heads = a->v.n / a->k.n;
+    size_t slots = MT_MIN(a->n * a->k.n, (size_t)MT_CUDA_DELTA_SLOTS), at = 0;
+    size_t one = mt_div_up(a->n, c) * heads * wk * wv * sizeof(float); /* states of a key head */
+    size_t all = MT_MIN(a->k.n * one, MT_MAX(one, (size_t)MT_CUDA_DELTA_STATES));
+    struct mt_cuda_delta_buffers r = {.wk = (int)wk, .wv = (int)wv, .n_slots = slots};
+    /* the matrices of struct work in kernels/delta_chunk.cuh */
+    r.slot_floats = c * (4 * wk + 3 * wv + 3 * (wk + wv)) + 7 * c * c + 2 * heads * wk * wv;
+    r.group = (one ? all / one : 1) * heads;
+    r.slots = take(a->workspace, &at, slots * r.slot_floats * sizeof(float));
+    r.states = take(a->workspace, &at, all);
+    r.bytes = at;
+    return r;
+}
+
+size_t mt_cuda_delta_rule_workspace(const struct mt_delta_rule *a)
+{
+    return mt_cuda_delta_buffers_of(a).bytes;
 }
 
 /* --- tiled attention --------------------------------------------------------------------------- */

@@ -27,6 +27,11 @@ size_t mt_cuda_qk_rope_bwd_rows(size_t n);
 size_t mt_cuda_router_stats_rows(size_t n);
 size_t mt_cuda_shared_gate_bwd_rows(size_t n);
 size_t mt_cuda_attention_sink_bwd_rows(size_t n);
+size_t mt_cuda_short_conv_bwd_rows(size_t n);
+size_t mt_cuda_delta_gates_bwd_rows(size_t n);
+/** Each warp of a block stores a partial row. */
+enum { MT_CUDA_GATED_NORM_WARPS = 4 };
+size_t mt_cuda_gated_norm_bwd_rows(size_t n);
 
 /** Tokens of a block that sorts entries by expert; each block stores e + 1 counts. */
 enum { MT_CUDA_ROUTE_TOKENS = 256 };
@@ -39,6 +44,26 @@ MT_DEVICE_OPS(MT_CUDA_WITHOUT, MT_CUDA_WORKSPACE)
 #undef MT_CUDA_WITHOUT
 #undef MT_CUDA_WORKSPACE
 size_t mt_cuda_workspace(enum mt_dev_op op, const void *args);
+
+/* --- the gated delta rule ---------------------------------------------------------------------- */
+
+#ifdef MT_CUDA_SMALL_TILES /* for tests: few blocks, and few heads at a time */
+enum { MT_CUDA_DELTA_SLOTS = 3, MT_CUDA_DELTA_STATES = 1 << 15 };
+#else
+enum { MT_CUDA_DELTA_SLOTS = 128, MT_CUDA_DELTA_STATES = 1 << 29 };
+#endif
+
+/** The workspace's parts: a slot a block, at most MT_CUDA_DELTA_SLOTS of them, and for backward the states before
+ * chunks, [chunk][group][wk, wv], in MT_CUDA_DELTA_STATES bytes or what one key head takes. */
+struct mt_cuda_delta_buffers {
+    int wk, wv;     /* widths of heads, padded */
+    size_t group;   /* value heads whose states are kept at a time: those of whole key heads */
+    size_t n_slots, slot_floats;
+    float *slots, *states;
+    size_t bytes;
+};
+/** Divides the arguments' workspace; if that is NULL only the sizes are valid. `bytes` grows with n alone. */
+struct mt_cuda_delta_buffers mt_cuda_delta_buffers_of(const struct mt_delta_rule *a);
 
 /* --- tiled attention --------------------------------------------------------------------------- */
 

@@ -12,7 +12,6 @@
 struct mt_device_kind {
     const char *name;
     bool shares_host_memory; /* its arena, copies and operations use the host's memory and cores */
-    bool lacks_delta_rule;   /* the operations of ops_delta.h are refused */
     size_t alignment;        /* of arena allocations, in bytes */
     size_t row_bucket;       /* limits.row_bucket; above 1 where each new shape of a product has a cost */
     size_t library_bytes;    /* most bytes of a budget that its libraries take */

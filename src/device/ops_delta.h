@@ -7,7 +7,7 @@
 
 /**
  * Operations of the gated delta rule (Yang et al. 2024) and what is around it in Qwen3-Next: a part of ops.h, whose
- * rules hold. A device may lack them: submitting one then returns -ENOTSUP.
+ * rules hold.
  */
 
 /** Taps of a short convolution, at most. */

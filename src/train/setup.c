@@ -111,9 +111,6 @@ static int decide(struct mt_setup *s, const char *kind, struct mt_err *err)
     spread_memory(s);
     s->request.layout = s->in->layout;
     s->request.halves = s->in->halves;
-    if (s->in->hf.family->delta && mt_device_kind(kind) && mt_device_kind(kind)->lacks_delta_rule)
-        return mt_fail(err, MT_ERR_USAGE, -ENOTSUP, "%s: the gated delta rule has no kernels on %s yet; set device.kind = cpu",
-                       s->in->hf.family->architecture, kind);
     int rc = mt_shared_request(s, err);
     if (!rc)
         rc = open_device(s, kind, err);

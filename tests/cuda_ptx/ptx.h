@@ -262,6 +262,14 @@ static inline float fma_down(float a, float b, float c)
         r = std::nextafterf(r, -INFINITY);
     return r;
 }
+/** a + b rounded towards zero. */
+static inline float add_to_zero(float a, float b)
+{
+    double x = a, y = b, s = x + y, q = s - x, lost = (x - (s - q)) + (y - q);
+    float r = static_cast<float>(s);
+    double over = r == s ? -lost : r - s;
+    return (r > 0 && over > 0) || (r < 0 && over < 0) ? std::nextafterf(r, 0.0f) : r;
+}
 static inline float saturate(float x)
 {
     return x > 0 ? (x < 1 ? x : 1.0f) : 0.0f; /* a NaN becomes 0 */

@@ -288,6 +288,17 @@ def _(w, name):
     return w.result("f32", f"{a} {'+-*'[('add', 'sub', 'mul').index(name)]} {b}")
 
 
+@op(r"add\.rz\.f32")
+def _(w):
+    return w.result("f32", "ptx::add_to_zero({}, {})".format(*w.args("f32", "f32")))
+
+
+@op(r"(add|sub|mul)\.rn\.f64")
+def _(w, name):
+    a, b = w.args("f64", "f64")
+    return w.result("f64", f"{a} {'+-*'[('add', 'sub', 'mul').index(name)]} {b}")
+
+
 @op(r"fma\.(rn|rm)\.f32")
 def _(w, rounding):
     a, b, c = w.args("f32", "f32", "f32")
@@ -450,6 +461,12 @@ def _(w, to, of):
 @op(rf"cvt\.rn\.f32\.({INT})")
 def _(w, of):
     return w.result("f32", f"(float){w.args(of)[0]}")
+
+
+@op(r"cvt\.(?:rn\.f32\.f64|f64\.f32)")
+def _(w):
+    to, of = w.i.opcode.split(".")[-2:]
+    return w.result(to, f"({C_TYPE[to]})({w.args(of)[0]})")
 
 
 @op(r"cvt\.sat\.f32\.f32")

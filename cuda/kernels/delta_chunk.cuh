@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CUDA_DELTA_CHUNK_CUH
+#define MT_CUDA_DELTA_CHUNK_CUH
+
+#include "launch.cuh"
+#include "scalar.cuh"
+#include "workspace.h"
+
+/**
+ * A chunk of the gated delta rule, by a block: the equations, and the names of their terms, are those of
+ * src/device/cpu/delta_rule.c. A block's matrices lie in its slot of the workspace, with rows padded by zeros; what
+ * there is once a row is in shared memory. Every function is called by all threads, and ends with a barrier.
+ */
+namespace delta {
+
+static constexpr int C = MT_DELTA_CHUNK;
+static constexpr unsigned THREADS = 256;
+
+/** A slot of the workspace: mt_cuda_delta_slot_floats() floats. */
+struct work {
+    int wk, wv, wide;              /* padded widths of heads; wide = wv + wk */
+    float *q, *k, *dq, *dk;        /* [C, wk] */
+    float *v, *vn, *d_o;           /* [C, wv] */
+    float *uw, *yz, *t;            /* [C, wide] */
+    float *kk, *qk, *x, *a, *p, *dp, *da; /* [C, C] */
+    float *state, *ds;             /* [value heads of a key head][wk, wv] */
+};
+
+/** Once a row. */
+struct rows {
+    double sum[C], dsum[C], dbeta[C], part[C];
+    float beta[C], decay[C], end[C], rq[C], rk[C];
+};
+
+static __device__ __forceinline__ float *take(float **at, int floats)
+{
+    float *here = *at;
+    *at += floats;
+    return here;
+}
+
+static __device__ __forceinline__ work work_of(float *at, int wk, int wv, int heads)
+{
+    work w;
+    w.wk = wk;
+    w.wv = wv;
+    w.wide = wk + wv;
+    w.q = take(&at, C * wk);
+    w.k = take(&at, C * wk);
+    w.dq = take(&at, C * wk);
+    w.dk = take(&at, C * wk);
+    w.v = take(&at, C * wv);
+    w.vn = take(&at, C * wv);
+    w.d_o = take(&at, C * wv);
+    w.uw = take(&at, C * w.wide);
+    w.yz = take(&at, C * w.wide);
+    w.t = take(&at, C * w.wide);
+    w.kk = take(&at, C * C);
+    w.qk = take(&at, C * C);
+    w.x = take(&at, C * C);
+    w.a = take(&at, C * C);
+    w.p = take(&at, C * C);
+    w.dp = take(&at, C * C);
+    w.da = take(&at, C * C);
+    w.state = take(&at, heads * wk * wv);
+    w.ds = at;
+    return w;
+}
+
+/** D = by * B0 + sign * A B: element (i, k) of A is a[i * rs + k * cs], (k, j) of B b[k * rb + j * cb]. */
+struct product {
+    int m, n, k; /* m: a multiple of 4 */
+    const float *a;
+    int rs, cs;
+    const float *b;
+    int rb, cb;
+    float *d;
+    int ldd;
+    float sign;
+    const float *add; /* B0, NULL: none; it may be D */
+    int ld_add;
+    float by;
+};
+
+static __device__ __forceinline__ void multiply(const product &x)
+{
+    MT_UNROLL(1)
+    for (int at = static_cast<int>(threadIdx.x); at < x.m / 4 * x.n; at += THREADS) {
+        int i = at / x.n * 4, j = at % x.n;
+        const float *a = x.a + i * x.rs, *b = x.b + j * x.cb;
+        float sum[4] = {};
+        MT_UNROLL(1)
+        for (int k = 0; k < x.k; k++, a += x.cs, b += x.rb)
+            for (int r = 0; r < 4; r++)
+                sum[r] = fmaf(a[r * x.rs], *b, sum[r]);
+        for (int r = 0; r < 4; r++) {
+            float was = x.add ? x.by * x.add[(i + r) * x.ld_add + j] : 0.0f;
+            x.d[(i + r) * x.ldd + j] = was + x.sign * sum[r];
+        }
+    }
+    __syncthreads();
+}
+
+static __device__ __forceinline__ void clear(float *p, int n)
+{
+    MT_UNROLL(1)
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += THREADS)
+        p[i] = 0.0f;
+    __syncthreads();
+}
+
+/** y = diag(by) x, of C rows. */
+static __device__ __forceinline__ void scale_rows(float *y, const float *x, const float *by, int wide)
+{
+    MT_UNROLL(1)
+    for (int i = static_cast<int>(threadIdx.x); i < C * wide; i += THREADS)
+        y[i] = by[i / wide] * x[i];
+    __syncthreads();
+}
+
+/** A warp's sum in double; every lane gets it. */
+static __device__ __forceinline__ double warp_total(double v)
+{
+    for (int d = WARP / 2; d; d /= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, d);
+    return v;
+}
+
+static __device__ __forceinline__ double warp_dot(const float *x, const float *y, int n)
+{
+    double sum = 0;
+    MT_UNROLL(1)
+    for (int i = static_cast<int>(threadIdx.x) % WARP; i < n; i += WARP)
+        sum += static_cast<double>(x[i]) * static_cast<double>(y[i]);
+    return warp_total(sum);
+}
+
+/** Rows of a head as f32, the rest zeros. */
+template <typename T>
+static __device__ __forceinline__ void load_rows(float *dst, int wide, const struct mt_heads &h, size_t row,
+                                                 size_t head, int n)
+{
+    const T *src = static_cast<const T *>(h.p) + row * h.ld + head * h.stride;
+    int dim = static_cast<int>(h.dim);
+    MT_UNROLL(1)
+    for (int at = static_cast<int>(threadIdx.x); at < C * wide; at += THREADS) {
+        int i = at / wide, c = at % wide;
+        dst[at] = i < n && c < dim ? load(src + static_cast<size_t>(i) * h.ld + c) : 0.0f;
+    }
+    __syncthreads();
+}
+
+template <typename T>
+static __device__ __forceinline__ void store_rows(const float *src, int wide, const struct mt_heads &h, size_t row,
+                                                  size_t head, int n)
+{
+    T *dst = static_cast<T *>(h.p) + row * h.ld + head * h.stride;
+    int dim = static_cast<int>(h.dim);
+    MT_UNROLL(1)
+    for (int at = static_cast<int>(threadIdx.x); at < n * dim; at += THREADS) {
+        int i = at / dim, c = at % dim;
+        store(dst + static_cast<size_t>(i) * h.ld + c, src[i * wide + c]);
+    }
+    __syncthreads();
+}
+
+/** Queries or keys of unit length, times scale; 1 / length to rstd. */
+static __device__ __forceinline__ void normalise(float *x, float *rstd, int wide, float eps, float scale)
+{
+    MT_UNROLL(1)
+    for (int i = static_cast<int>(threadIdx.x) / WARP; i < C; i += THREADS / WARP) {
+        float *row = x + i * wide, r = 1.0f / sqrtf(static_cast<float>(warp_dot(row, row, wide)) + eps);
+        MT_UNROLL(1)
+        for (int c = static_cast<int>(threadIdx.x) % WARP; c < wide; c += WARP)
+            row[c] = row[c] * r * scale;
+        if (threadIdx.x % WARP == 0)
+            rstd[i] = r;
+    }
+    __syncthreads();
+}
+
+/** What value heads share: q, k, K K^T and Q K^T. */
+template <typename T>
+static __device__ __forceinline__ void load_keys(const work &w, rows &r, const struct mt_delta_rule &a, size_t row,
+                                                 size_t head, int n)
+{
+    load_rows<T>(w.q, w.wk, a.q, row, head, n);
+    load_rows<T>(w.k, w.wk, a.k, row, head, n);
+    normalise(w.q, r.rq, w.wk, a.eps, a.scale);
+    normalise(w.k, r.rk, w.wk, a.eps, 1.0f);
+    multiply({C, C, w.wk, w.k, w.wk, 1, w.k, 1, w.wk, w.kk, C, 1, nullptr, 0, 0});
+    multiply({C, C, w.wk, w.q, w.wk, 1, w.k, 1, w.wk, w.qk, C, 1, nullptr, 0, 0});
+}
+
+/** G, D, E, B; X, A and P. */
+static __device__ __forceinline__ void decays(const work &w, rows &r, const struct mt_delta_rule &a, size_t row,
+                                              size_t head, int n)
+{
+    int i = static_cast<int>(threadIdx.x);
+    if (i < C) {
+        size_t at = (row + i) * a.v.n + head;
+        r.part[i] = i < n ? static_cast<double>(a.g[at]) : 0.0;
+        r.beta[i] = i < n ? a.beta[at] : 0.0f;
+    }
+    __syncthreads();
+    if (i == 0) {
+        double sum = 0;
+        MT_UNROLL(1)
+        for (int j = 0; j < C; j++) {
+            sum += r.part[j];
+            r.sum[j] = sum;
+        }
+    }
+    __syncthreads();
+    if (i < C) {
+        r.decay[i] = i < n ? exp_of(static_cast<float>(r.sum[i])) : 0.0f;
+        r.end[i] = i < n ? exp_of(static_cast<float>(r.sum[C - 1] - r.sum[i])) : 0.0f;
+    }
+    MT_UNROLL(1)
+    for (int at = i; at < C * C; at += THREADS) {
+        int y = at / C, z = at % C;
+        float x = z <= y && y < n ? exp_of(static_cast<float>(r.sum[y] - r.sum[z])) : 0.0f;
+        w.x[at] = x;
+        w.a[at] = z < y ? r.beta[y] * w.kk[at] * x : 0.0f;
+        w.p[at] = w.qk[at] * x;
+    }
+    __syncthreads();
+}
+
+/** All up to V', of a value head whose state before the chunk is s. A thread solves (I + A) for its columns. */
+template <typename T>
+static __device__ __forceinline__ void solve(const work &w, rows &r, const struct mt_delta_rule &a, size_t row,
+                                             size_t head, int n, const float *s)
+{
+    load_rows<T>(w.v, w.wv, a.v, row, head, n);
+    decays(w, r, a, row, head, n);
+    MT_UNROLL(1)
+    for (int c = static_cast<int>(threadIdx.x); c < w.wide; c += THREADS)
+        MT_UNROLL(1)
+        for (int i = 0; i < C; i++) {
+            float sum = 0, of = c < w.wv ? w.v[i * w.wv + c] : r.decay[i] * w.k[i * w.wk + c - w.wv];
+            MT_UNROLL(1)
+            for (int j = 0; j < i; j++)
+                sum = fmaf(w.a[i * C + j], w.uw[j * w.wide + c], sum);
+            w.uw[i * w.wide + c] = r.beta[i] * of - sum;
+        }
+    __syncthreads();
+    multiply({C, w.wv, w.wk, w.uw + w.wv, w.wide, 1, s, w.wv, 1, w.vn, w.wv, -1, w.uw, w.wide, 1});
+}
+
+/** The state after the chunk; `to` may be `s`. */
+static __device__ __forceinline__ void step_state(const work &w, const rows &r, int n, const float *s, float *to)
+{
+    scale_rows(w.t, w.k, r.end, w.wk);
+    multiply({w.wk, w.wv, C, w.t, 1, w.wk, w.vn, w.wv, 1, to, w.wv, 1, s, w.wv, r.decay[n - 1]});
+}
+
+/** As many blocks as there are slots, at most. */
+static inline dim3 blocks_for(size_t jobs, const struct mt_cuda_delta_buffers &b)
+{
+    return grid_of(jobs < b.n_slots ? jobs : b.n_slots);
+}
+
+} // namespace delta
+#endif

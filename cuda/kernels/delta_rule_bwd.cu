@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The gated delta rule, backward: a block takes a key head of a document, and its value heads in order, so that their
+ * sums in dq and dk have one order. It makes the states before the document's chunks again, then takes the chunks in
+ * reverse. Some key heads are done at a time, whose states the workspace has room for.
+ */
+#include "delta_chunk.cuh"
+
+using namespace delta;
+
+/* Rows x warps: f(row) is called by a whole warp. */
+template <typename F> static __device__ __forceinline__ void by_rows(int n, F f)
+{
+    MT_UNROLL(1)
+    for (int i = static_cast<int>(threadIdx.x) / WARP; i < n; i += THREADS / WARP)
+        f(i);
+    __syncthreads();
+}
+
+static __device__ __forceinline__ void add_row(float *y, const float *x, float by, int n)
+{
+    MT_UNROLL(1)
+    for (int c = static_cast<int>(threadIdx.x) % WARP; c < n; c += WARP)
+        y[c] += by * x[c];
+}
+
+/* dV', dP, and what of dQ, dK, dW and dG comes of them. */
+static __device__ __forceinline__ void outputs_backward(const work &w, rows &r, int n, const float *s, const float *ds)
+{
+    int wk = w.wk, wv = w.wv, wide = w.wide;
+    bool first = threadIdx.x % WARP == 0;
+    multiply({C, C, wv, w.d_o, wv, 1, w.vn, 1, wv, w.dp, C, 1, nullptr, 0, 0});
+    scale_rows(w.t, w.k, r.end, wk);
+    multiply({C, wv, C, w.p, 1, C, w.d_o, wv, 1, w.yz, wide, 1, nullptr, 0, 0});
+    multiply({C, wv, wk, w.t, wk, 1, ds, wv, 1, w.yz, wide, 1, w.yz, wide, 1});
+    multiply({C, wk, wv, w.yz, wide, 1, s, 1, wv, w.yz + wv, wide, -1, nullptr, 0, 0}); /* dW */
+    multiply({C, wk, wv, w.d_o, wv, 1, s, 1, wv, w.t, wk, 1, nullptr, 0, 0});           /* dO S^T */
+    by_rows(n, [&](int i) {
+        double along = static_cast<double>(r.decay[i]) * warp_dot(w.q + i * wk, w.t + i * wk, wk);
+        add_row(w.dq + i * wk, w.t + i * wk, r.decay[i], wk);
+        if (first)
+            r.dsum[i] = along;
+    });
+    multiply({C, wk, wv, w.vn, wv, 1, ds, 1, wv, w.t, wk, 1, nullptr, 0, 0}); /* V' dS^T */
+    by_rows(n, [&](int i) {
+        double along = static_cast<double>(r.end[i]) * warp_dot(w.k + i * wk, w.t + i * wk, wk);
+        add_row(w.dk + i * wk, w.t + i * wk, r.end[i], wk);
+        if (first) {
+            r.dsum[i] -= along;
+            r.part[i] = along;
+        }
+    });
+    by_rows(THREADS / WARP, [&](int i) {
+        int some = wk * wv / static_cast<int>(THREADS / WARP);
+        double part = warp_dot(s + i * some, ds + i * some, some);
+        if (first)
+            r.dbeta[i] = part;
+    });
+    if (threadIdx.x == 0) {
+        double all = 0, states = 0;
+        MT_UNROLL(1)
+        for (int i = 0; i < n; i++)
+            all += r.part[i];
+        MT_UNROLL(1)
+        for (int i = 0; i < static_cast<int>(THREADS / WARP); i++)
+            states += r.dbeta[i];
+        r.dsum[n - 1] += all + static_cast<double>(r.decay[n - 1]) * states;
+    }
+    __syncthreads();
+}
+
+/* (I + A)^T [Y | Z] = [dV' | dW]; a thread solves for its columns. */
+static __device__ __forceinline__ void solve_transposed(const work &w, int n)
+{
+    MT_UNROLL(1)
+    for (int c = static_cast<int>(threadIdx.x); c < w.wide; c += THREADS)
+        MT_UNROLL(1)
+        for (int i = n - 1; i >= 0; i--) {
+            float sum = 0;
+            MT_UNROLL(1)
+            for (int j = i + 1; j < n; j++)
+                sum = fmaf(w.a[j * C + i], w.yz[j * w.wide + c], sum);
+            w.yz[i * w.wide + c] -= sum;
+        }
+    __syncthreads();
+}
+
+/* dA, masked to its triangle; dP becomes dP * X, dA N; their part of dG and dbeta. */
+static __device__ __forceinline__ void scores_backward(const work &w, rows &r, int n)
+{
+    multiply({C, C, w.wide, w.yz, w.wide, 1, w.uw, 1, w.wide, w.da, C, -1, nullptr, 0, 0});
+    by_rows(n, [&](int i) { /* row i and column i of M = dP * P + dA * A */
+        double m = 0, beta = 0;
+        for (int j = static_cast<int>(threadIdx.x) % WARP; j < n; j += WARP) {
+            int at = i * C + j, across = j * C + i;
+            if (j <= i)
+                m += static_cast<double>(w.dp[at]) * static_cast<double>(w.p[at]);
+            if (j >= i)
+                m -= static_cast<double>(w.dp[across]) * static_cast<double>(w.p[across]);
+            if (j < i) {
+                m += static_cast<double>(w.da[at]) * static_cast<double>(w.a[at]);
+                beta += static_cast<double>(w.da[at]) * static_cast<double>(w.kk[at] * w.x[at]);
+            }
+            if (j > i)
+                m -= static_cast<double>(w.da[across]) * static_cast<double>(w.a[across]);
+        }
+        m = warp_total(m);
+        beta = warp_total(beta);
+        if (threadIdx.x % WARP == 0) {
+            r.dsum[i] += m;
+            r.dbeta[i] = beta;
+        }
+    });
+    MT_UNROLL(1)
+    for (int at = static_cast<int>(threadIdx.x); at < C * C; at += THREADS) {
+        int i = at / C, j = at % C; /* X and beta are 0 after the last row */
+        w.dp[at] = w.dp[at] * w.x[at];
+        w.da[at] = j < i ? r.beta[i] * w.da[at] * w.x[at] : 0.0f;
+    }
+    __syncthreads();
+}
+
+/* dv, dbeta and dg of a value head. */
+template <typename T>
+static __device__ __forceinline__ void store_head(const work &w, rows &r, const struct mt_delta_rule_bwd &b, size_t row,
+                                                  size_t h, int n)
+{
+    by_rows(n, [&](int i) {
+        const float *y = w.yz + i * w.wide, *z = y + w.wv;
+        double along = warp_dot(z, w.k + i * w.wk, w.wk) * static_cast<double>(r.decay[i]);
+        double beta = warp_dot(y, w.v + i * w.wv, w.wv) + along;
+        add_row(w.dk + i * w.wk, z, r.decay[i] * r.beta[i], w.wk);
+        if (threadIdx.x % WARP == 0) {
+            r.dsum[i] += along * static_cast<double>(r.beta[i]);
+            b.dbeta[(row + i) * b.fwd.v.n + h] = static_cast<float>(r.dbeta[i] + beta);
+        }
+    });
+    MT_UNROLL(1)
+    for (int at = static_cast<int>(threadIdx.x); at < n * w.wv; at += THREADS)
+        w.t[at] = r.beta[at / w.wv] * w.yz[at / w.wv * w.wide + at % w.wv];
+    if (threadIdx.x == 0) {
+        double sum = 0;
+        MT_UNROLL(1)
+        for (int i = n - 1; i >= 0; i--) {
+            sum += r.dsum[i];
+            b.dg[(row + i) * b.fwd.v.n + h] = static_cast<float>(sum);
+        }
+    }
+    __syncthreads();
+    store_rows<T>(w.t, w.wv, b.dv, row, h, n);
+}
+
+template <typename T>
+static __device__ __forceinline__ void backward_head(const work &w, rows &r, const struct mt_delta_rule_bwd &b,
+                                                     size_t row, size_t h, int n, const float *s)
+{
+    int wk = w.wk, wv = w.wv, wide = w.wide;
+    float *ds = w.ds + h % (b.fwd.v.n / b.fwd.k.n) * wk * wv;
+    solve<T>(w, r, b.fwd, row, h, n, s);
+    load_rows<T>(w.d_o, wv, b.d_o, row, h, n);
+    outputs_backward(w, r, n, s, ds);
+    scale_rows(w.t, w.q, r.decay, wk);
+    multiply({wk, wv, C, w.t, 1, wk, w.d_o, wv, 1, ds, wv, 1, ds, wv, r.decay[n - 1]});
+    multiply({wk, wv, C, w.uw + wv, 1, wide, w.yz, wide, 1, ds, wv, -1, ds, wv, 1});
+    solve_transposed(w, n);
+    scores_backward(w, r, n);
+    multiply({C, wk, C, w.dp, C, 1, w.k, wk, 1, w.dq, wk, 1, w.dq, wk, 1});
+    multiply({C, wk, C, w.dp, 1, C, w.q, wk, 1, w.dk, wk, 1, w.dk, wk, 1});
+    multiply({C, wk, C, w.da, C, 1, w.k, wk, 1, w.dk, wk, 1, w.dk, wk, 1});
+    multiply({C, wk, C, w.da, 1, C, w.k, wk, 1, w.dk, wk, 1, w.dk, wk, 1});
+    store_head<T>(w, r, b, row, h, n);
+}
+
+/* Through x = r x': d' = r (d - x (x . d)), where x is of unit length but for eps. */
+static __device__ __forceinline__ void normalise_backward(float *d, const float *x, const float *rstd, float scale,
+                                                          int n, int wide)
+{
+    by_rows(n, [&](int i) {
+        float *di = d + i * wide, along = static_cast<float>(warp_dot(x + i * wide, di, wide)) / (scale * scale);
+        MT_UNROLL(1)
+        for (int c = static_cast<int>(threadIdx.x) % WARP; c < wide; c += WARP)
+            di[c] = (di[c] - along * x[i * wide + c]) * (rstd[i] * scale);
+    });
+}
+
+/* The state of a value head before a chunk. Chunks but a document's first end no less than C rows after each other. */
+static __device__ __forceinline__ float *state_before(const work &w, const struct mt_cuda_delta_buffers &b,
+                                                      size_t begin, size_t row, size_t head, int one)
+{
+    return row == begin ? w.state : b.states + (row / C * b.group + head) * one;
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    delta_backward(struct mt_delta_rule_bwd b, struct mt_cuda_delta_buffers u, size_t first_head, size_t n_heads)
+{
+    __shared__ rows r;
+    const struct mt_delta_rule &a = b.fwd;
+    int heads = static_cast<int>(a.v.n / a.k.n), one = u.wk * u.wv;
+    work w = work_of(u.slots + blockIdx.x * u.slot_floats, u.wk, u.wv, heads);
+    MT_UNROLL(1)
+    for (size_t job = blockIdx.x; job < a.n_docs * n_heads; job += gridDim.x) {
+        size_t doc = job / n_heads, place = job % n_heads * heads, head = first_head + job % n_heads;
+        size_t begin = static_cast<size_t>(a.cu_seqlens[doc]), end = static_cast<size_t>(a.cu_seqlens[doc + 1]);
+        clear(w.state, one); /* before the first chunk, of all heads */
+        clear(w.ds, heads * one);
+        MT_UNROLL(1)
+        for (size_t row = begin; row + C < end; row += C) {
+            load_keys<T>(w, r, a, row, head, C);
+            MT_UNROLL(1)
+            for (int i = 0; i < heads; i++) {
+                const float *s = state_before(w, u, begin, row, place + i, one);
+                solve<T>(w, r, a, row, head * heads + i, C, s);
+                step_state(w, r, C, s, state_before(w, u, begin, row + C, place + i, one));
+            }
+        }
+        MT_UNROLL(1)
+        for (size_t chunk = (end - begin + C - 1) / C; chunk-- > 0;) {
+            size_t row = begin + chunk * C;
+            int n = end - row < C ? static_cast<int>(end - row) : C;
+            load_keys<T>(w, r, a, row, head, n);
+            clear(w.dq, C * w.wk);
+            clear(w.dk, C * w.wk);
+            MT_UNROLL(1)
+            for (int i = 0; i < heads; i++)
+                backward_head<T>(w, r, b, row, head * heads + i, n, state_before(w, u, begin, row, place + i, one));
+            normalise_backward(w.dq, w.q, r.rq, a.scale, n, w.wk);
+            normalise_backward(w.dk, w.k, r.rk, 1.0f, n, w.wk);
+            store_rows<T>(w.dq, w.wk, b.dq, row, head, n);
+            store_rows<T>(w.dk, w.wk, b.dk, row, head, n);
+        }
+    }
+}
+
+cudaError_t mt_cuda_delta_rule_bwd(const struct mt_delta_rule_bwd *b, cudaStream_t stream)
+{
+    const struct mt_delta_rule *a = &b->fwd;
+    struct mt_cuda_delta_buffers u = mt_cuda_delta_buffers_of(a);
+    size_t some = u.group / (a->v.n / a->k.n);
+    struct mt_delta_rule_bwd args = *b;
+    args.fwd.cu_seqlens_host = nullptr; /* kernels get no host memory */
+    cudaError_t rc = cudaSuccess;
+    for (size_t head = 0; head < a->k.n && rc == cudaSuccess; head += some) {
+        size_t n = a->k.n - head < some ? a->k.n - head : some, jobs = a->n_docs * n;
+        dim3 grid = blocks_for(jobs, u);
+        if (a->dtype == MT_BF16)
+            rc = MT_LAUNCH(delta_backward<bf16>, grid, THREADS, 0, stream, args, u, head, n);
+        else
+            rc = MT_LAUNCH(delta_backward<float>, grid, THREADS, 0, stream, args, u, head, n);
+    }
+    return rc;
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * y = t silu(z), t = w xhat, xhat = x rstd. Backward: dz = dy t silu'(z), and with dt = dy silu(z), g = w dt:
+ * dx = rstd (g - xhat mean(g xhat)), dw = sum over rows and heads of dt xhat. A warp has a head of a row. Backward: a
+ * warp takes several, and keeps its sums of dw in the workspace, each lane its own columns; these are then folded
+ * (fold.cu). Inputs are read twice, the second time from the cache.
+ */
+#include "launch.cuh"
+#include "reduce.cuh"
+#include "scalar.cuh"
+#include "workspace.h"
+
+static constexpr unsigned THREADS = 32 * MT_CUDA_GATED_NORM_WARPS;
+
+template <typename T>
+static __device__ __forceinline__ T *head_of(const struct mt_heads &h, size_t row, size_t head)
+{
+    return static_cast<T *>(h.p) + row * h.ld + head * h.stride;
+}
+
+/* Of the gate, which has the same elements in heads of its own width. */
+template <typename T>
+static __device__ __forceinline__ T *gate_of(const struct mt_heads &z, size_t dim, size_t row, size_t head)
+{
+    return head_of<T>(z, row, head * dim / z.dim) + head * dim % z.dim;
+}
+
+template <typename T>
+static __device__ __forceinline__ float rstd_of(const struct mt_gated_norm &a, const T *x)
+{
+    float squares = 0;
+    MT_UNROLL(1)
+    for (size_t i = threadIdx.x % WARP; i < a.x.dim; i += WARP) {
+        float v = load(x + i);
+        squares = fmaf(v, v, squares);
+    }
+    return 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(a.x.dim) + a.eps);
+}
+
+template <typename T> static __global__ void __launch_bounds__(THREADS) normalise(struct mt_gated_norm a)
+{
+    size_t item = static_cast<size_t>(blockIdx.x) * MT_CUDA_GATED_NORM_WARPS + threadIdx.x / WARP;
+    if (item >= a.n * a.x.n)
+        return;
+    size_t row = item / a.x.n, head = item % a.x.n;
+    const T *x = head_of<T>(a.x, row, head), *z = gate_of<T>(a.z, a.x.dim, row, head), *w = static_cast<const T *>(a.w);
+    T *y = head_of<T>(a.y, row, head);
+    float rstd = rstd_of(a, x);
+    MT_UNROLL(1)
+    for (size_t i = threadIdx.x % WARP; i < a.x.dim; i += WARP) {
+        float t = rounded<T>(load(w + i) * rounded<T>(load(x + i) * rstd)), gate = load(z + i);
+        store(y + i, t * (gate * sigmoid<T>(gate)));
+    }
+}
+
+/* dw: the warp's sums, of heads before; NULL: not wanted. */
+template <typename T>
+static __device__ __forceinline__ void head_backward(const struct mt_gated_norm_bwd &b, size_t row, size_t head,
+                                                     float *dw)
+{
+    const struct mt_gated_norm &a = b.fwd;
+    const T *x = head_of<T>(a.x, row, head), *z = gate_of<T>(a.z, a.x.dim, row, head), *w = static_cast<const T *>(a.w);
+    const T *dy = head_of<T>(b.dy, row, head);
+    T *dx = head_of<T>(b.dx, row, head), *dz = gate_of<T>(b.dz, a.x.dim, row, head);
+    float rstd = rstd_of(a, x), dot = 0;
+    MT_UNROLL(1)
+    for (size_t i = threadIdx.x % WARP; i < a.x.dim; i += WARP) {
+        float gate = load(z + i);
+        dot = fmaf(load(dy + i) * (gate * sigmoid<T>(gate)) * load(w + i), load(x + i), dot);
+    }
+    float mean = warp_sum(dot) * rstd / static_cast<float>(a.x.dim);
+    MT_UNROLL(1)
+    for (size_t i = threadIdx.x % WARP; i < a.x.dim; i += WARP) {
+        float gate = load(z + i), s = sigmoid<T>(gate), d = load(dy + i), weight = load(w + i), v = load(x + i) * rstd;
+        float xhat = rounded<T>(v), dt = d * (gate * s);
+        store(dz + i, d * rounded<T>(weight * xhat) * (s * (1.0f + gate * (1.0f - s))));
+        store(dx + i, rstd * (weight * dt - v * mean));
+        if (dw)
+            dw[i] += dt * xhat;
+    }
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS) normalise_backward(struct mt_gated_norm_bwd b, size_t rows)
+{
+    const struct mt_gated_norm &a = b.fwd;
+    size_t warp = threadIdx.x / WARP, first = blockIdx.x * rows, end = first + rows < a.n ? first + rows : a.n;
+    float *dw = static_cast<float *>(b.workspace) + (blockIdx.x * MT_CUDA_GATED_NORM_WARPS + warp) * a.x.dim;
+    if (!b.dw)
+        dw = nullptr;
+    MT_UNROLL(1)
+    for (size_t i = threadIdx.x % WARP; dw && i < a.x.dim; i += WARP)
+        dw[i] = 0.0f;
+    MT_UNROLL(1)
+    for (size_t item = first * a.x.n + warp; item < end * a.x.n; item += MT_CUDA_GATED_NORM_WARPS)
+        head_backward<T>(b, item / a.x.n, item % a.x.n, dw);
+}
+
+cudaError_t mt_cuda_gated_norm(const struct mt_gated_norm *a, cudaStream_t stream)
+{
+    dim3 grid = grid_of(ceil_div(a->n * a->x.n, MT_CUDA_GATED_NORM_WARPS));
+    if (a->dtype == MT_BF16)
+        return MT_LAUNCH(normalise<bf16>, grid, THREADS, 0, stream, *a);
+    return MT_LAUNCH(normalise<float>, grid, THREADS, 0, stream, *a);
+}
+
+cudaError_t mt_cuda_gated_norm_bwd(const struct mt_gated_norm_bwd *b, cudaStream_t stream)
+{
+    size_t rows = mt_cuda_gated_norm_bwd_rows(b->fwd.n), blocks = ceil_div(b->fwd.n, rows), dim = b->fwd.x.dim;
+    cudaError_t rc;
+    if (b->fwd.dtype == MT_BF16)
+        rc = MT_LAUNCH(normalise_backward<bf16>, grid_of(blocks), THREADS, 0, stream, *b, rows);
+    else
+        rc = MT_LAUNCH(normalise_backward<float>, grid_of(blocks), THREADS, 0, stream, *b, rows);
+    if (rc != cudaSuccess || !b->dw)
+        return rc;
+    const float *partials = static_cast<const float *>(b->workspace);
+    return mt_cuda_fold(b->dw, partials, blocks * MT_CUDA_GATED_NORM_WARPS, dim, dim, stream);
+}

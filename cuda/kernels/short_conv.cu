@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * y[t] = silu(s[t]), s[t] = sum over j of w[j] x[t - taps + 1 + j] within the document. Backward, with ds = dy silu':
+ * dx[t] = sum over j of w[j] ds[t + taps - 1 - j], dw[j] = sum over t of ds[t] x[t - taps + 1 + j]. Forward: a thread
+ * has an element. Backward: a thread goes down a channel of a block of rows, and on for the taps - 1 rows after it; a
+ * block's sums of dw are then folded (fold.cu). Repeated reads of x are the cache's.
+ */
+#include "launch.cuh"
+#include "reduce.cuh"
+#include "scalar.cuh"
+#include "workspace.h"
+
+static constexpr unsigned THREADS = 128;
+
+/* The document of a row. */
+static __device__ __forceinline__ size_t document_of(const struct mt_short_conv &a, size_t row)
+{
+    size_t lo = 0, hi = a.n_docs;
+    MT_UNROLL(1)
+    while (hi - lo > 1) {
+        size_t mid = (lo + hi) / 2;
+        if (static_cast<size_t>(a.cu_seqlens[mid]) <= row)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+template <typename T>
+static __device__ __forceinline__ T *channel_of(const struct mt_heads &h, size_t row, size_t channel)
+{
+    return static_cast<T *>(h.p) + row * h.ld + channel / h.dim * h.stride + channel % h.dim;
+}
+
+/* s of a row; begin: its document's first row. */
+template <typename T>
+static __device__ __forceinline__ float sum_of(const struct mt_short_conv &a, const T *x, const T *w, size_t row,
+                                               size_t begin)
+{
+    float s = 0;
+    MT_UNROLL(1)
+    for (size_t j = 0; j < a.taps; j++) {
+        size_t back = a.taps - 1 - j;
+        if (row >= begin + back)
+            s = fmaf(load(w + j), load(x + (row - back) * a.x.ld), s);
+    }
+    return s;
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS) convolve(struct mt_short_conv a, unsigned tiles)
+{
+    size_t row = blockIdx.x / tiles, c = blockIdx.x % tiles * THREADS + threadIdx.x;
+    if (c >= a.x.n * a.x.dim)
+        return;
+    size_t begin = static_cast<size_t>(a.cu_seqlens[document_of(a, row)]);
+    float s = sum_of(a, channel_of<T>(a.x, 0, c), static_cast<const T *>(a.w) + c * a.taps, row, begin);
+    store(channel_of<T>(a.y, row, c), s * sigmoid<T>(s));
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    convolve_backward(struct mt_short_conv_bwd b, size_t rows, unsigned tiles)
+{
+    const struct mt_short_conv &a = b.fwd;
+    size_t channels = a.x.n * a.x.dim, c = blockIdx.x % tiles * THREADS + threadIdx.x, taps = a.taps;
+    size_t first = blockIdx.x / tiles * rows, end = first + rows < a.n ? first + rows : a.n, last = end + taps - 1;
+    if (c >= channels)
+        return;
+    const T *x = channel_of<T>(a.x, 0, c), *weights = static_cast<const T *>(a.w) + c * taps;
+    float w[MT_CONV_MAX_TAPS], dw[MT_CONV_MAX_TAPS] = {}, ds[MT_CONV_MAX_TAPS] = {}; /* ds[k]: of k rows before */
+    for (int j = 0; j < MT_CONV_MAX_TAPS; j++)
+        w[j] = j < static_cast<int>(taps) ? load(weights + j) : 0.0f;
+    size_t doc = document_of(a, first), doc_x = doc;
+    MT_UNROLL(1)
+    for (size_t row = first; row < last; row++) {
+        for (int k = MT_CONV_MAX_TAPS - 1; k > 0; k--)
+            ds[k] = ds[k - 1];
+        ds[0] = 0;
+        if (row < a.n) {
+            if (row >= static_cast<size_t>(a.cu_seqlens[doc + 1]))
+                doc++;
+            size_t begin = static_cast<size_t>(a.cu_seqlens[doc]);
+            float s = sum_of(a, x, weights, row, begin), e = sigmoid<T>(s);
+            ds[0] = load(channel_of<T>(b.dy, row, c)) * (e * (1.0f + s * (1.0f - e)));
+            for (int j = 0; j < MT_CONV_MAX_TAPS; j++) {
+                size_t back = taps - 1 - j;
+                if (j < static_cast<int>(taps) && row < end && row >= begin + back)
+                    dw[j] = fmaf(ds[0], load(x + (row - back) * a.x.ld), dw[j]);
+            }
+        }
+        if (row + 1 < first + taps)
+            continue;
+        size_t at = row + 1 - taps; /* whose dx is complete */
+        if (at >= static_cast<size_t>(a.cu_seqlens[doc_x + 1]))
+            doc_x++;
+        float dx = 0;
+        for (int j = 0; j < MT_CONV_MAX_TAPS; j++)
+            if (j < static_cast<int>(taps) && row - j < static_cast<size_t>(a.cu_seqlens[doc_x + 1]))
+                dx = fmaf(w[j], ds[j], dx);
+        store(channel_of<T>(b.dx, at, c), dx);
+    }
+    if (!b.dw)
+        return;
+    float *partial = static_cast<float *>(b.workspace) + (blockIdx.x / tiles * channels + c) * taps;
+    for (int j = 0; j < MT_CONV_MAX_TAPS; j++)
+        if (j < static_cast<int>(taps))
+            partial[j] = dw[j];
+}
+
+cudaError_t mt_cuda_short_conv(const struct mt_short_conv *a, cudaStream_t stream)
+{
+    size_t tiles = ceil_div(a->x.n * a->x.dim, THREADS);
+    if (a->dtype == MT_BF16)
+        return MT_LAUNCH(convolve<bf16>, grid_of(a->n * tiles), THREADS, 0, stream, *a, static_cast<unsigned>(tiles));
+    return MT_LAUNCH(convolve<float>, grid_of(a->n * tiles), THREADS, 0, stream, *a, static_cast<unsigned>(tiles));
+}
+
+cudaError_t mt_cuda_short_conv_bwd(const struct mt_short_conv_bwd *b, cudaStream_t stream)
+{
+    const struct mt_short_conv *a = &b->fwd;
+    size_t rows = mt_cuda_short_conv_bwd_rows(a->n), blocks = ceil_div(a->n, rows), sums = a->x.n * a->x.dim * a->taps;
+    unsigned tiles = static_cast<unsigned>(ceil_div(a->x.n * a->x.dim, THREADS));
+    cudaError_t rc;
+    if (a->dtype == MT_BF16)
+        rc = MT_LAUNCH(convolve_backward<bf16>, grid_of(blocks * tiles), THREADS, 0, stream, *b, rows, tiles);
+    else
+        rc = MT_LAUNCH(convolve_backward<float>, grid_of(blocks * tiles), THREADS, 0, stream, *b, rows, tiles);
+    if (rc != cudaSuccess || !b->dw)
+        return rc;
+    return mt_cuda_fold(b->dw, static_cast<const float *>(b->workspace), blocks, sums, sums, stream);
+}
