@@ -70,6 +70,7 @@ static const struct {
     {"Qwen3-8B", UINT64_C(8190735360)},
     {"Qwen3-Coder-30B-A3B", UINT64_C(30532122624)},
     {"Qwen3-Coder-480B-A35B", UINT64_C(480154875392)},
+    {"Qwen3-Next-80B-A3B", UINT64_C(79674391296)},
     {"dots.llm1", UINT64_C(142774381696)},
     {"gpt-oss-120b", UINT64_C(116829156672)},
     {"gpt-oss-20b", UINT64_C(20914757184)},
