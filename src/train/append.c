@@ -30,18 +30,22 @@ int mt_append_open(struct mt_append *a, const char *path, bool keep, struct mt_e
     return rc;
 }
 
-/* Writes all pending records. One that was written only in part is truncated away. */
+/* What was written only in part is truncated away. */
+static int write_bytes(struct mt_append *a, const void *p, size_t len)
+{
+    int rc = mt_write_all(a->fd, p, len);
+    if (rc && ftruncate(a->fd, a->end))
+        mt_debug("%s: a record that was written in part stays: %s", a->path, strerror(errno));
+    a->end += rc ? 0 : (int64_t)len;
+    return rc;
+}
+
+/* Writes all pending records. */
 static int write_pending(struct mt_append *a)
 {
-    int rc = mt_write_all(a->fd, a->pending.p, a->pending.len);
-    if (rc) {
-        if (ftruncate(a->fd, a->end))
-            mt_debug("%s: a record that was written in part stays: %s", a->path, strerror(errno));
-        return rc;
-    }
-    a->end += (int64_t)a->pending.len;
-    a->pending.len = 0;
-    return 0;
+    int rc = write_bytes(a, a->pending.p, a->pending.len);
+    a->pending.len = rc ? a->pending.len : 0;
+    return rc;
 }
 
 static void report_change(struct mt_append *a, int rc)
@@ -58,6 +62,8 @@ static void report_change(struct mt_append *a, int rc)
 
 void mt_append_put(struct mt_append *a, const void *record, size_t len)
 {
+    if (!a->failing && !a->pending.len && !write_bytes(a, record, len)) /* it needs no memory */
+        return;
     if (a->pending.len + len > MOST_PENDING)
         a->pending.len = 0;
     mt_str_append(&a->pending, record, len);

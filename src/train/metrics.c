@@ -185,7 +185,7 @@ static void add_measures(cJSON *record, const char *prefix, const struct mt_obje
     }
 }
 
-cJSON *mt_metrics_step_record(const struct mt_step_report *r)
+static cJSON *step_record(const struct mt_step_report *r)
 {
     mt_json_begin();
     cJSON *o = cJSON_CreateObject();
@@ -254,7 +254,7 @@ cJSON *mt_metrics_layer_record(uint64_t step, int layer, const int32_t *rows, si
     return if_complete(o);
 }
 
-cJSON *mt_metrics_eval_record(const struct mt_eval_report *r)
+static cJSON *eval_record(const struct mt_eval_report *r)
 {
     mt_json_begin();
     cJSON *o = cJSON_CreateObject();
@@ -266,6 +266,24 @@ cJSON *mt_metrics_eval_record(const struct mt_eval_report *r)
     cJSON_AddNumberToObject(o, "eval_accuracy", r->accuracy);
     cJSON_AddNumberToObject(o, "eval_tokens", (double)r->n_loss);
     return if_complete(o);
+}
+
+enum { TRIES = 3 }; /* memory that lacked for a moment costs no record */
+
+cJSON *mt_metrics_step_record(const struct mt_step_report *r)
+{
+    cJSON *o = NULL;
+    for (int i = 0; i < TRIES && !o; i++)
+        o = step_record(r);
+    return o;
+}
+
+cJSON *mt_metrics_eval_record(const struct mt_eval_report *r)
+{
+    cJSON *o = NULL;
+    for (int i = 0; i < TRIES && !o; i++)
+        o = eval_record(r);
+    return o;
 }
 
 static void put_csv(struct mt_str *s, const struct table *t, const cJSON *record)
@@ -281,27 +299,40 @@ static void put_csv(struct mt_str *s, const struct table *t, const cJSON *record
     mt_str_printf(s, "\n");
 }
 
-void mt_metrics_write(struct mt_metrics *m, const cJSON *record)
+/* The record's row for a kind of file; p NULL: there was no memory for it. */
+static struct mt_str row_of(const struct table *t, bool json, const cJSON *record)
 {
     struct mt_str row = {0};
+    for (int i = 0; i < TRIES && !row.p; i++) {
+        char *text = json ? mt_json_print(record, false) : NULL;
+        if (text)
+            mt_str_printf(&row, "%s\n", text);
+        else if (!json)
+            put_csv(&row, t, record);
+        free(text);
+        if (row.failed)
+            mt_str_finish(&row);
+    }
+    return row;
+}
+
+void mt_metrics_write(struct mt_metrics *m, const cJSON *record)
+{
     if (!record)
         return;
-    char *text = m->on[JSONL] || m->feed ? mt_json_print(record, false) : NULL;
-    if (text)
-        mt_str_printf(&row, "%s\n", text);
-    if (text && !row.failed && m->feed)
+    struct mt_str row = m->on[JSONL] || m->feed ? row_of(NULL, true, record) : (struct mt_str){0};
+    if (row.p && m->feed)
         mt_feed_put(m->feed, row.p, row.len);
-    if (text && !row.failed && m->on[JSONL])
+    if (row.p && m->on[JSONL])
         mt_append_put(&m->file[JSONL], row.p, row.len);
-    free(text);
+    mt_str_finish(&row);
     int csv = mt_json_get(record, "layer") ? LAYERS : CSV;
     if (m->on[csv]) {
-        row.len = 0;
-        put_csv(&row, &m->table[csv], record);
-        if (!row.failed)
+        row = row_of(&m->table[csv], false, record);
+        if (row.p)
             mt_append_put(&m->file[csv], row.p, row.len);
+        mt_str_finish(&row);
     }
     if (m->tensorboard)
         mt_tensorboard_write(m->tensorboard, record);
-    mt_str_finish(&row);
 }
