@@ -67,7 +67,8 @@ static __device__ __forceinline__ work work_of(float *at, int wk, int wv, int he
     return w;
 }
 
-/** D = by * B0 + sign * A B: element (i, k) of A is a[i * rs + k * cs], (k, j) of B b[k * rb + j * cb]. */
+/** D = by * B0 + sign * A B, with multiply<false>() without B0: element (i, k) of A is a[i * rs + k * cs], (k, j) of B
+ * b[k * rb + j * cb]. */
 struct product {
     int m, n, k; /* m: a multiple of 4 */
     const float *a;
@@ -77,24 +78,28 @@ struct product {
     float *d;
     int ldd;
     float sign;
-    const float *add; /* B0, NULL: none; it may be D */
+    const float *add; /* B0; it may be D */
     int ld_add;
     float by;
 };
 
-static __device__ __forceinline__ void multiply(const product &x)
+template <bool ADD = true> static __device__ __forceinline__ void multiply(const product &x)
 {
     MT_UNROLL(1)
     for (int at = static_cast<int>(threadIdx.x); at < x.m / 4 * x.n; at += THREADS) {
         int i = at / x.n * 4, j = at % x.n;
         const float *a = x.a + i * x.rs, *b = x.b + j * x.cb;
         float sum[4] = {};
+        int k = x.k; /* at least 1 */
         MT_UNROLL(1)
-        for (int k = 0; k < x.k; k++, a += x.cs, b += x.rb)
+        do {
             for (int r = 0; r < 4; r++)
                 sum[r] = fmaf(a[r * x.rs], *b, sum[r]);
+            a += x.cs;
+            b += x.rb;
+        } while (--k);
         for (int r = 0; r < 4; r++) {
-            float was = x.add ? x.by * x.add[(i + r) * x.ld_add + j] : 0.0f;
+            float was = ADD ? x.by * x.add[(i + r) * x.ld_add + j] : 0.0f;
             x.d[(i + r) * x.ldd + j] = was + x.sign * sum[r];
         }
     }
@@ -188,8 +193,8 @@ static __device__ __forceinline__ void load_keys(const work &w, rows &r, const s
     load_rows<T>(w.k, w.wk, a.k, row, head, n);
     normalise(w.q, r.rq, w.wk, a.eps, a.scale);
     normalise(w.k, r.rk, w.wk, a.eps, 1.0f);
-    multiply({C, C, w.wk, w.k, w.wk, 1, w.k, 1, w.wk, w.kk, C, 1, nullptr, 0, 0});
-    multiply({C, C, w.wk, w.q, w.wk, 1, w.k, 1, w.wk, w.qk, C, 1, nullptr, 0, 0});
+    multiply<false>({C, C, w.wk, w.k, w.wk, 1, w.k, 1, w.wk, w.kk, C, 1, nullptr, 0, 0});
+    multiply<false>({C, C, w.wk, w.q, w.wk, 1, w.k, 1, w.wk, w.qk, C, 1, nullptr, 0, 0});
 }
 
 /** G, D, E, B; X, A and P. */

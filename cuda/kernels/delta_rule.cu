@@ -27,7 +27,7 @@ static __global__ void __launch_bounds__(THREADS) delta_forward(struct mt_delta_
                 float *s = w.state + i * one;
                 solve<T>(w, r, a, row, head * heads + i, n, s);
                 scale_rows(w.t, w.q, r.decay, w.wk);
-                multiply({C, w.wv, w.wk, w.t, w.wk, 1, s, w.wv, 1, w.d_o, w.wv, 1, nullptr, 0, 0});
+                multiply<false>({C, w.wv, w.wk, w.t, w.wk, 1, s, w.wv, 1, w.d_o, w.wv, 1, nullptr, 0, 0});
                 multiply({C, w.wv, C, w.p, C, 1, w.vn, w.wv, 1, w.d_o, w.wv, 1, w.d_o, w.wv, 1});
                 store_rows<T>(w.d_o, w.wv, a.o, row, head * heads + i, n);
                 step_state(w, r, n, s, s);

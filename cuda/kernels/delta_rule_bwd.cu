@@ -29,19 +29,19 @@ static __device__ __forceinline__ void outputs_backward(const work &w, rows &r, 
 {
     int wk = w.wk, wv = w.wv, wide = w.wide;
     bool first = threadIdx.x % WARP == 0;
-    multiply({C, C, wv, w.d_o, wv, 1, w.vn, 1, wv, w.dp, C, 1, nullptr, 0, 0});
+    multiply<false>({C, C, wv, w.d_o, wv, 1, w.vn, 1, wv, w.dp, C, 1, nullptr, 0, 0});
     scale_rows(w.t, w.k, r.end, wk);
-    multiply({C, wv, C, w.p, 1, C, w.d_o, wv, 1, w.yz, wide, 1, nullptr, 0, 0});
+    multiply<false>({C, wv, C, w.p, 1, C, w.d_o, wv, 1, w.yz, wide, 1, nullptr, 0, 0});
     multiply({C, wv, wk, w.t, wk, 1, ds, wv, 1, w.yz, wide, 1, w.yz, wide, 1});
-    multiply({C, wk, wv, w.yz, wide, 1, s, 1, wv, w.yz + wv, wide, -1, nullptr, 0, 0}); /* dW */
-    multiply({C, wk, wv, w.d_o, wv, 1, s, 1, wv, w.t, wk, 1, nullptr, 0, 0});           /* dO S^T */
+    multiply<false>({C, wk, wv, w.yz, wide, 1, s, 1, wv, w.yz + wv, wide, -1, nullptr, 0, 0}); /* dW */
+    multiply<false>({C, wk, wv, w.d_o, wv, 1, s, 1, wv, w.t, wk, 1, nullptr, 0, 0});           /* dO S^T */
     by_rows(n, [&](int i) {
         double along = static_cast<double>(r.decay[i]) * warp_dot(w.q + i * wk, w.t + i * wk, wk);
         add_row(w.dq + i * wk, w.t + i * wk, r.decay[i], wk);
         if (first)
             r.dsum[i] = along;
     });
-    multiply({C, wk, wv, w.vn, wv, 1, ds, 1, wv, w.t, wk, 1, nullptr, 0, 0}); /* V' dS^T */
+    multiply<false>({C, wk, wv, w.vn, wv, 1, ds, 1, wv, w.t, wk, 1, nullptr, 0, 0}); /* V' dS^T */
     by_rows(n, [&](int i) {
         double along = static_cast<double>(r.end[i]) * warp_dot(w.k + i * wk, w.t + i * wk, wk);
         add_row(w.dk + i * wk, w.t + i * wk, r.end[i], wk);
@@ -88,7 +88,7 @@ static __device__ __forceinline__ void solve_transposed(const work &w, int n)
 /* dA, masked to its triangle; dP becomes dP * X, dA N; their part of dG and dbeta. */
 static __device__ __forceinline__ void scores_backward(const work &w, rows &r, int n)
 {
-    multiply({C, C, w.wide, w.yz, w.wide, 1, w.uw, 1, w.wide, w.da, C, -1, nullptr, 0, 0});
+    multiply<false>({C, C, w.wide, w.yz, w.wide, 1, w.uw, 1, w.wide, w.da, C, -1, nullptr, 0, 0});
     by_rows(n, [&](int i) { /* row i and column i of M = dP * P + dA * A */
         double m = 0, beta = 0;
         for (int j = static_cast<int>(threadIdx.x) % WARP; j < n; j += WARP) {
