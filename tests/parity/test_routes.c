@@ -213,7 +213,7 @@ static void routers_choose_what_transformers_chooses(void **state)
     }
     closedir(d);
     cJSON_Delete(data);
-    assert_int_equal(families, 16);
+    assert_int_equal(families, 18);
 }
 
 int main(int argc, char **argv)
