@@ -181,7 +181,7 @@ class Preparation:
                         w.add(ids, bits, lengths, np.zeros(1), opens=first)
                         first = False
                 elif len(ids):
-                    if limit and w.n_samples + len(lengths) > limit:
+                    if limit and w.n_samples + len(lengths) >= limit:
                         ids, bits, lengths, at, more = self.first(int(limit - w.n_samples), ids, bits, lengths, at, more)
                     if len(lengths):
                         w.add(ids, bits, lengths, at + base)

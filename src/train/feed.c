@@ -115,7 +115,7 @@ void mt_feed_put(struct mt_feed *f, const char *line, size_t len)
         free(f->waits);
         f->waits = memcpy(rest, line + n, f->n_waiting = len - n);
     } else if (!f->dropped++) {
-        mt_warn("log.exec: the command reads slower than records come: some are dropped (all are in metrics.jsonl)");
+        mt_warn("log.exec: the command reads slower than records come: some are dropped (log.jsonl = on keeps all)");
     }
 }
 

@@ -138,6 +138,8 @@ static void set_damaged_aside(struct mt_saves *s, uint64_t step, const struct mt
             why->msg);
     if (mt_history_set_aside(s->p->history, &mt_vfs_posix, s->p->dir, step, aside, &err))
         mt_warn("%s", err.msg);
+    if (s->p->state->best_saved_step == step)
+        s->p->state->best_saved_step = 0; /* an evaluation to come is the best that is saved */
     s->p->history->has = false;
     s->wait_ns = 1;
     s->retry_ns = 0;
