@@ -180,7 +180,8 @@ template <int DQ, int DV, int BM, int BN> static __global__ void __launch_bounds
 static __device__ __forceinline__ float score_gradient(float p, float dp, float delta, bool lone)
 {
     const float rounding = 1e-6f; /* of exp2_approx() near 1 */
-    float w = lone && fabsf(p - 1) < rounding ? 1 : p;
+    bool exact = lone & (fabsf(p - 1) < rounding); /* not &&: no branch */
+    float w = exact ? 1 : p;
     return w * (dp - (lone ? w * dp : delta));
 }
 
