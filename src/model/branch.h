@@ -23,6 +23,13 @@ static inline bool mt_branch_is_plain(const struct mt_branch *b)
     return !b->out && b->run->part->spec->residual == 1;
 }
 
+/** The backward product of a weight [out, in] of the part, for a run's tokens; its operands are yet to be set. */
+static inline struct mt_linear_bwd mt_linear_bwd_of(const struct mt_part_run *r, size_t in, size_t out, int role)
+{
+    return (struct mt_linear_bwd){.n = r->in->n_tokens, .in = in, .out = out, .w = r->w, .p = r->part->param[role],
+                                  .g = r->g, .first = r->of->first};
+}
+
 /** *h = before(x), in m->h; without a norm it is x. again: with the recorded rstd. */
 int mt_branch_enter(const struct mt_branch *b, bool again, const void **h, struct mt_err *err);
 /** If the branch is not plain: y = x + residual * after(out), or without a norm residual * y. */

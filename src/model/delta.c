@@ -299,12 +299,6 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     return rc ? rc : mt_branch_leave(&branch, y, err);
 }
 
-static struct mt_linear_bwd linear_of(const struct mt_part_run *r, size_t in, size_t out, int role)
-{
-    return (struct mt_linear_bwd){.n = r->in->n_tokens, .in = in, .out = out, .w = r->w, .p = r->part->param[role],
-                                  .g = r->g, .first = r->of->first};
-}
-
 static float *grad(const struct mt_part_run *r, int role)
 {
     return mt_grad_of(r->g, r->part->param[role]);
@@ -359,7 +353,8 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     struct scratch s = scratch_of(r);
     struct mt_branch branch = branch_of(r, &rec);
     struct mt_gated_norm gated = gated_args(r, &rec, &s);
-    struct mt_linear_bwd out = linear_of(r, d.o, m->wd.c, MT_DELTA_OUT), in = linear_of(r, m->wd.c, d.in, MT_DELTA_IN);
+    struct mt_linear_bwd out = mt_linear_bwd_of(r, d.o, m->wd.c, MT_DELTA_OUT);
+    struct mt_linear_bwd in = mt_linear_bwd_of(r, m->wd.c, d.in, MT_DELTA_IN);
     out.x = s.normed;
     out.dx = s.d_o;
     in.dy = s.d_in;

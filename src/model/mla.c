@@ -388,12 +388,6 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     return rc ? rc : mt_branch_leave(&branch, y, err);
 }
 
-static struct mt_linear_bwd linear_of(const struct mt_part_run *r, size_t in, size_t out, int role)
-{
-    return (struct mt_linear_bwd){.n = r->in->n_tokens, .in = in, .out = out, .w = r->w, .p = r->part->param[role],
-                                  .g = r->g, .first = r->of->first};
-}
-
 /* Rotates back the gradients of queries, in place, and of the keys' shared part, whose sum goes to d_in. */
 static int rotate_backward(const struct mt_part_run *r, const struct views *dx, struct mt_err *err)
 {
@@ -419,7 +413,8 @@ static int heads_backward(const struct mt_part_run *r, const struct record *rec,
     const struct dims d = dims_of_run(r);
     struct views dx = views_of(&d, m->dt, s->d_in, s->dq, s->dkv, s->dk, s->d_o);
     struct mt_attention_bwd at = {.fwd = attention_args(r, rec, s), .d_o = dx.o, .dq = dx.q, .dk = dx.k, .dv = dx.v};
-    struct mt_linear_bwd q = linear_of(r, d.q_latent, d.qk, MT_MLA_Q), kv = linear_of(r, d.latent, d.kv, MT_MLA_KV);
+    struct mt_linear_bwd q = mt_linear_bwd_of(r, d.q_latent, d.qk, MT_MLA_Q);
+    struct mt_linear_bwd kv = mt_linear_bwd_of(r, d.latent, d.kv, MT_MLA_KV);
     q.x = s->cq;
     q.dy = s->dq;
     q.dx = s->dcq;
@@ -449,7 +444,8 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     struct record rec = record_of(r);
     struct scratch s = scratch_of(r);
     struct mt_branch branch = branch_of(r, &rec);
-    struct mt_linear_bwd o = linear_of(r, d.o, m->wd.c, MT_MLA_OUT), in = linear_of(r, m->wd.c, d.in, MT_MLA_IN);
+    struct mt_linear_bwd o = mt_linear_bwd_of(r, d.o, m->wd.c, MT_MLA_OUT);
+    struct mt_linear_bwd in = mt_linear_bwd_of(r, m->wd.c, d.in, MT_MLA_IN);
     o.bias = p[MT_MLA_OUT_BIAS];
     o.x = rec.o;
     o.dx = s.d_o;
