@@ -242,10 +242,23 @@ static int check_globs(const struct mt_layout_builder *b, struct mt_err *err)
     return any ? 0 : mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.freeze leaves nothing to train");
 }
 
+/* The sum of a mixture's experts has the hidden state in it: nothing can be between the two. */
+static int check_mixture(const struct mt_hf_config *cfg, const struct mt_layer_spec *s, struct mt_err *err)
+{
+    const char *after = s->norms.mlp.after;
+    if (!s->is_mixture || (!after && s->residual == 1))
+        return 0;
+    return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "family %s: %s%s after a mixture of experts is not supported",
+                   cfg->family->model_type, after ? "the norm " : "a residual factor other than 1", after ? after : "");
+}
+
 static int check_parts(const struct mt_hf_config *cfg, struct mt_err *err)
 {
     for (int s = 0; s < cfg->n_specs; s++) {
         const char *const *parts = cfg->spec[s].parts;
+        int rc = check_mixture(cfg, &cfg->spec[s], err);
+        if (rc)
+            return rc;
         for (size_t i = 0; i < count_parts(parts); i++)
             if (!mt_part_find(parts[i]))
                 return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "family %s: unknown part \"%s\"", cfg->family->model_type,

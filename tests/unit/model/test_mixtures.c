@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -283,6 +284,31 @@ static void a_large_mixture_is_laid_out_at_once(void **state)
     mt_layout_destroy(&l);
 }
 
+/* What a family's row asks for and a mixture does not compute is refused, not left out. */
+static void a_norm_or_a_factor_after_a_mixture_is_refused(void **state)
+{
+    (void)state;
+    struct mt_layout *l = NULL;
+    struct mt_err err = {0};
+    const struct mt_layout_params p = {.cut = mt_cut_layer};
+    assert_int_equal(mt_hf_config_parse(&cfg, qwen3_235b, strlen(qwen3_235b), "config.json", &err), 0);
+    cfg.spec[0].norms.attention.after = "post_attention_layernorm.weight"; /* attention has it */
+    assert_int_equal(mt_layout_create(&l, &cfg, &p, &err), 0);
+    mt_layout_destroy(&l);
+    cfg.spec[0].norms.mlp.after = "post_feedforward_layernorm.weight";
+    assert_int_equal(mt_layout_create(&l, &cfg, &p, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "qwen3_moe: the norm post_feedforward_layernorm.weight after a mixture"));
+    cfg.spec[0].norms.mlp.after = NULL;
+    cfg.spec[0].residual = 0.5;
+    assert_int_equal(mt_layout_create(&l, &cfg, &p, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "residual factor"));
+    cfg.spec[0].is_mixture = false; /* dense layers compute both */
+    cfg.spec[0].parts = (const char *const[]){"attention", "mlp", NULL};
+    cfg.spec[0].norms.mlp.after = "post_feedforward_layernorm.weight";
+    assert_int_equal(mt_layout_create(&l, &cfg, &p, &err), 0);
+    mt_layout_destroy(&l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -292,6 +318,7 @@ int main(void)
         cmocka_unit_test(groups_are_the_same_model),
         cmocka_unit_test(groups_of_experts_are_alike_unless_frozen_otherwise),
         cmocka_unit_test(families_name_their_tensors),
+        cmocka_unit_test(a_norm_or_a_factor_after_a_mixture_is_refused),
         cmocka_unit_test(a_large_mixture_is_laid_out_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
