@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hf/quantization.h"
 
-#include <regex.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/json.h"
+#include "base/regex.h"
 
 static void refuse(struct mt_keys *r, const char *method, const char *what)
 {
@@ -58,24 +58,19 @@ static void read_fp8(struct mt_keys *r, struct mt_hf_config *c, const cJSON *q)
         refuse(r, "fp8", text_of(q, "fmt", ""));
 }
 
-/* A name, or "re:" and a regular expression that names begin with. */
+/* A name, or "re:" and a regular expression of Python's that names begin with (compressed-tensors: re.match). */
 static bool is_excepted(struct mt_keys *r, const cJSON *ignore, const char *module)
 {
     bool any = false;
     for (const cJSON *v = cJSON_IsArray(ignore) ? ignore->child : NULL; v; v = v->next) {
         const char *name = cJSON_IsString(v) ? v->valuestring : "";
-        regex_t re;
-        regmatch_t at;
-        if (strncmp(name, "re:", 3)) {
-            any |= !strcmp(name, module);
-            continue;
-        }
-        if (regcomp(&re, name + 3, REG_EXTENDED)) {
+        char why[MT_REGEX_WHY];
+        bool yes = false;
+        if (strncmp(name, "re:", 3))
+            yes = !strcmp(name, module);
+        else if (mt_regex_begins(&yes, name + 3, module, why))
             refuse(r, "compressed-tensors", name);
-            continue;
-        }
-        any |= !regexec(&re, module, 1, &at, 0) && at.rm_so == 0;
-        regfree(&re);
+        any |= yes;
     }
     return any;
 }

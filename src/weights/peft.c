@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include "weights/peft.h"
 
 #include <math.h>
-#include <pcre2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +10,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/regex.h"
 #include "model/ranges.h"
 #include "model/stored.h"
 #include "weights/sources.h"
@@ -89,32 +88,18 @@ static int check_keys(const cJSON *o, const char *dir, struct mt_err *err)
     return 0;
 }
 
-/* As PEFT matches a pattern's key: re.match(r"(.*\.)?(KEY)$", module). PCRE2 reads patterns as Python does. */
+/* As PEFT matches a pattern's key: re.match(r"(.*\.)?(KEY)$", module). */
 static int pattern_matches(const char *key, const char *module, bool *yes, const char *dir, struct mt_err *err)
 {
-    char *full = NULL, why[120];
-    int code;
-    size_t at;
+    char *full = NULL, why[MT_REGEX_WHY];
     if (asprintf(&full, "(?:.*\\.)?(?:%s)$", key) < 0)
         return mt_fail_nomem(err, key, strlen(key));
-    pcre2_code *re = pcre2_compile((PCRE2_SPTR)full, PCRE2_ZERO_TERMINATED, PCRE2_ANCHORED, &code, &at, NULL);
+    int rc = mt_regex_begins(yes, full, module, why);
     free(full);
-    if (!re) {
-        pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof(why));
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": the pattern \"%.100s\" cannot be read: %s", dir,
-                       key, why);
-    }
-    pcre2_match_data *match = pcre2_match_data_create_from_pattern(re, NULL);
-    int n = match ? pcre2_match(re, (PCRE2_SPTR)module, strlen(module), 0, 0, match, NULL) : PCRE2_ERROR_NOMEMORY;
-    pcre2_match_data_free(match);
-    pcre2_code_free(re);
-    if (n == PCRE2_ERROR_NOMEMORY)
-        return mt_fail_nomem(err, key, strlen(key));
-    if (n < 0 && n != PCRE2_ERROR_NOMATCH) /* it goes back and forth for too long */
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": the pattern \"%.100s\" is too slow to match", dir,
-                       key);
-    *yes = n >= 0;
-    return 0;
+    if (!rc || rc == -ENOMEM)
+        return rc ? mt_fail_nomem(err, key, strlen(key)) : 0;
+    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": the pattern \"%.100s\" cannot be %s: %s", dir, key,
+                   rc == -EINVAL ? "read" : "matched", why);
 }
 
 /* Of a module or parameter: the value of the key, or that of the first of its patterns that matches. */

@@ -246,6 +246,12 @@ static void what_is_not_built_is_refused_by_name(void **state)
     assert_int_equal(cfg.plain_parts, MT_PLAIN_ATTENTION | MT_PLAIN_SHARED | MT_PLAIN_MLP);
     take(INT4("pack-quantized", "\"lm_head\"", GROUPS));
     assert_int_equal(cfg.plain_parts, 0);
+    /* as Python reads them: classes, lazy repeats, assertions; from the name's beginning, not to its end */
+    take(INT4("pack-quantized", "\"re:model\\\\.layers\\\\.\\\\d+\\\\.self_attn\", \"re:.*?\\\\.mlp\\\\.(?!experts|shared)\", "
+              "\"re:layers\"", GROUPS));
+    assert_int_equal(cfg.plain_parts, MT_PLAIN_ATTENTION | MT_PLAIN_MLP);
+    take(INT4("pack-quantized", "\"re:^model[.]layers[.]1[.]mlp[.]experts[.]\\\\d+[.](?:gate|up)_proj$\"", GROUPS));
+    assert_int_equal(cfg.plain_parts, MT_PLAIN_EXPERTS);
     refuse(INT4("float-quantized", "", GROUPS), "float-quantized");
     refuse(INT4("pack-quantized", "\"re:(\"", GROUPS), "re:(");
     refuse(INT4("pack-quantized", "", "\"group_size\": 128, \"symmetric\": true"), "groups of 32");
