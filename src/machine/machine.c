@@ -355,29 +355,53 @@ void mt_machine_cache_path(char *buf, size_t len, const char *kind, int threads)
     mt_path_printf(buf, len, "%s/machine-%s-%d.ini", dir, kind, threads);
 }
 
-static void processor_name(char *buf, size_t len)
+/* Instructions that rates depend on: a virtual machine or a setting may hide those that a model of processor has. */
+static const char *const features[] = {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve"};
+
+/* Adds those of the features that a line of flags names. */
+static void add_features(char *buf, size_t len, const char *flags)
 {
-    char line[256];
-    FILE *f = fopen("/proc/cpuinfo", "re");
-    snprintf(buf, len, "processor");
-    while (f && fgets(line, sizeof(line), f)) {
-        char *value = strchr(line, ':');
-        if (strncmp(line, "model name", 10) || !value)
-            continue;
-        value[strcspn(value, "\n")] = 0;
-        snprintf(buf, len, "%s", value + 2);
-        break;
+    for (size_t i = 0; i < MT_ARRAY_LEN(features); i++) {
+        size_t n = strlen(features[i]), at = strlen(buf);
+        const char *found = flags;
+        while ((found = strstr(found, features[i])) && (found[-1] != ' ' || !strchr(" \n", found[n])))
+            found += n;
+        if (found && at < len)
+            snprintf(buf + at, len - at, " %s", features[i]);
     }
-    if (f)
-        fclose(f);
+}
+
+void mt_machine_processor(char *buf, size_t len, FILE *cpuinfo)
+{
+    char name[80] = "processor", has[96] = "", *line = NULL;
+    size_t size = 0;
+    bool named = false, listed = false;
+    while (cpuinfo && !(named && listed) && getline(&line, &size, cpuinfo) > 0) {
+        const char *value = strchr(line, ':');
+        if (!value)
+            continue;
+        if (!named && !strncmp(line, "model name", 10) && value[1]) {
+            snprintf(name, sizeof(name), "%.*s", (int)strcspn(value + 2, "\n"), value + 2);
+            named = true;
+        }
+        if (!listed && (!strncmp(line, "flags", 5) || !strncmp(line, "Features", 8))) {
+            add_features(has, sizeof(has), value + 1);
+            listed = true;
+        }
+    }
+    free(line);
+    snprintf(buf, len, "%s%s%s%s", name, has[0] ? " (" : "", has[0] ? has + 1 : "", has[0] ? ")" : "");
 }
 
 void mt_machine_fingerprint(char *buf, size_t len, const char *device_name, int threads)
 {
-    char cpu[128];
+    char cpu[192];
     struct mt_hw_memory mem = {0};
+    FILE *f = fopen("/proc/cpuinfo", "re");
     mt_hw_memory(&mem, "", NULL);
-    processor_name(cpu, sizeof(cpu));
+    mt_machine_processor(cpu, sizeof(cpu), f);
+    if (f)
+        fclose(f);
     snprintf(buf, len, "%s, %d threads, %.0f GiB, %s", cpu, threads,
              ceil((double)mem.total / (double)(1 << 30)), device_name);
 }

@@ -2,6 +2,8 @@
 #ifndef MT_MACHINE_MACHINE_H
 #define MT_MACHINE_MACHINE_H
 
+#include <stdio.h>
+
 #include "base/json.h"
 #include "base/strbuf.h"
 #include "device/meter.h"
@@ -135,6 +137,8 @@ bool mt_machine_add_update(struct mt_machine *m, const char *name, int threads, 
 
 /** Path of this user's measured profile for the device kind and thread count. */
 void mt_machine_cache_path(char *buf, size_t len, const char *kind, int threads);
+/** The model of processor and the instructions of it that rates depend on, from the text of /proc/cpuinfo. */
+void mt_machine_processor(char *buf, size_t len, FILE *cpuinfo);
 /** What a measured profile depends on: processor, cores, memory, device. */
 void mt_machine_fingerprint(char *buf, size_t len, const char *device_name, int threads);
 /**

@@ -146,6 +146,34 @@ static void a_profile_of_other_hardware_is_not_used(void **state)
     mt_remove_tree(dir, NULL);
 }
 
+/* A virtual machine may hide instructions of its processor: a rate measured with them holds for no other. */
+static void a_processor_is_known_by_its_instructions(void **state)
+{
+    (void)state;
+#define CPU(flags) "processor\t: 0\nmodel name\t: A CPU @ 2GHz\nflags\t\t: fpu " flags " lahf_lm\n\nmodel name\t: another\n"
+    static const struct {
+        const char *text, *want;
+    } cases[] = {
+        {CPU("avx2 avx512f avx512_bf16 amx_bf16 amx_tile"), "A CPU @ 2GHz (avx2 avx512f avx512_bf16 amx_bf16)"},
+        {CPU("avx2 avx512f avx512_bf16"), "A CPU @ 2GHz (avx2 avx512f avx512_bf16)"},
+        {CPU("avx512fp16 avx2"), "A CPU @ 2GHz (avx2)"},
+        {"model name : plain\nflags : fpu\n", "plain"},
+        {"processor : 0\nFeatures\t: fp asimd sve bf16\n", "processor (asimd bf16 sve)"},
+        {"flags :avx2\n", "processor"},
+        {"", "processor"},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        char got[192];
+        FILE *f = tmpfile();
+        assert_non_null(f);
+        fputs(cases[i].text, f);
+        rewind(f);
+        mt_machine_processor(got, sizeof(got), f);
+        fclose(f);
+        assert_string_equal(got, cases[i].want);
+    }
+}
+
 static struct mt_metered gemm(uint64_t m, uint64_t n, uint64_t k)
 {
     return (struct mt_metered){.op = MT_DEV_GEMM, .variant = MT_GEMM_NT, .dtype = MT_BF16, .n_dims = 3, .dim = {m, n, k},
@@ -242,6 +270,7 @@ int main(void)
         cmocka_unit_test(every_bad_line_is_named),
         cmocka_unit_test(another_version_and_a_missing_rate_are_refused),
         cmocka_unit_test(a_profile_of_other_hardware_is_not_used),
+        cmocka_unit_test(a_processor_is_known_by_its_instructions),
         cmocka_unit_test(a_sample_is_exact_and_between_samples_rates_lie_between),
         cmocka_unit_test(heads_twice_as_wide_are_as_far_as_twice_the_heads),
         cmocka_unit_test(the_optimizer_slows_down_with_fewer_threads),
