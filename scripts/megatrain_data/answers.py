@@ -140,10 +140,10 @@ def encode(encoder, sample):
 
 def pack(rows, encoded, places):
     """Joins the items of a chunk, without those of equal answers and those without a trained token."""
-    kept, at, untrained, equal = [], [], [], 0
+    kept, at, untrained, equal = [], [], [], []
     for (place, _), item in zip(rows, encoded):
         if len(item[0][0]) and np.array_equal(item[0][0], item[1][0]):
-            equal += 1
+            equal.append(place)
         elif any(len(ids) and not mask.any() for ids, mask in item):
             untrained.append(place)
         else:

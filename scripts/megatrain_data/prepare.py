@@ -67,7 +67,7 @@ class Chunker:
         with_end = np.add.reduceat(ends, np.cumsum(lengths) - lengths) if ids else np.zeros(0)
         return all_ids, np.packbits(all_masks), lengths, at, places, {
             "untrained": untrained, "endless": int(np.count_nonzero(with_end == 0)), "trained": sum(trained),
-            "unprinted": (len(unprinted), unprinted[:1])}
+            "unprinted": unprinted}
 
 
 def detect(path, columns):
@@ -149,13 +149,16 @@ class Preparation:
             writer.drop()
 
     def first(self, keep, ids, bits, lengths, at, more):
-        """The first samples of a chunk, with what is counted of them."""
+        """The first samples of a chunk, with what is counted of them and of those left out before the last of them."""
         n = int(lengths[:keep].sum())
         ids, bits, lengths, at = ids[:n], bits[:n], lengths[:keep], at[:keep]
         first = (np.cumsum(lengths) - lengths)[lengths > 0]
         trained = bits.copy()
         trained[first] = False  # nothing predicts the first token
-        more = {**more, "trained": int(np.count_nonzero(trained)), "untrained": [p for p in more.get("untrained", []) if p < at[-1]]}
+        more = {**more, "trained": int(np.count_nonzero(trained))}
+        for key in ("untrained", "equal"):
+            more[key] = [p for p in more.get(key, []) if p < at[-1]]
+        more["unprinted"] = [u for u in more.get("unprinted", []) if u[0] <= at[-1]]
         if "endless" in more:
             ends = bits & self.encoder.is_end[np.minimum(ids, len(self.encoder.is_end) - 1)]
             more["endless"] = int(np.count_nonzero(np.add.reduceat(ends, first) == 0))
@@ -187,16 +190,16 @@ class Preparation:
                         w.add(ids, bits, lengths, at + base)
                 if items and len(lengths):  # the length of an item is what a row must hold
                     w.max_len = max(w.max_len, int((lengths[0::2] + lengths[1::2]).max()))
-                w.n_equal += more.get("equal", 0)
+                w.n_equal += len(more.get("equal", []))
                 w.n_trained += more.get("trained", len(ids))
                 w.n_endless += more.get("endless", 0) if name != "input_ids" else 0
                 for p in more.get("untrained", []):
                     w.n_untrained += 1
                     if len(w.untrained_at) < 3:
                         w.untrained_at.append(where(os.path.basename(path), p + base))
-                found, examples = more.get("unprinted", (0, []))
-                first_unprinted = first_unprinted or next(((p + base, *rest) for p, *rest in examples), None)
-                n_unprinted += found
+                unprinted = more.get("unprinted", [])
+                first_unprinted = first_unprinted or next(((p + base, *rest) for p, *rest in unprinted), None)
+                n_unprinted += len(unprinted)
                 base += places
                 if self.progress.due():
                     self.say({"event": "progress", "path": path, **self.progress.event(done, w)})

@@ -232,7 +232,7 @@ def a_quick_try_takes_the_first_samples_of_each_file(tmp):
     none = {"messages": [{"role": "user", "content": "find"}]}
     chats = [talk(0), none, *map(talk, range(1, 40))]
     texts = [{"prompt": "a" * i, "completion": "b" * (i + 1)} for i in range(1, 40)]
-    pairs = [{"prompt": "find", "chosen": "c" * i, "rejected": "d" * i} for i in range(1, 40)]
+    pairs = [{"prompt": "find", "chosen": "c" * i, "rejected": ("d" if i % 10 != 3 else "c") * i} for i in range(1, 40)]
     for name, records, more in (("chat", chats, {}), ("text", texts, {"data__tokenizer": "byte"}),
                                 ("pairs", pairs, {"data__tokenizer": "byte", "preference__loss": "sigmoid", "train__batch_size": 2})):
         stats = lambda path, **o: {k: v for k, v in json.loads(megatrain("-q", "data", "stats", ini_of(
@@ -240,12 +240,18 @@ def a_quick_try_takes_the_first_samples_of_each_file(tmp):
         path = lines(os.path.join(tmp, name + ".jsonl"), records)
         array = os.path.join(tmp, name + ".json")
         json.dump(records, open(array, "w"))
-        few = lines(os.path.join(tmp, name + "-few.jsonl"), records[:5] if name != "chat" else records[:6])
+        few = lines(os.path.join(tmp, name + "-few.jsonl"), records[:5] if name == "text" else records[:6])
         want = stats(few)
         assert want["samples"] == 5, want
         assert stats(path, data__max_samples=5) == want, (stats(path, data__max_samples=5), want)
         assert stats(array, data__max_samples=5) == want
         assert stats(path, data__max_samples=1000) == stats(path) != want
+        if name == "pairs":  # the third is of equal answers, and so are more beyond the fifth
+            assert want["equal_pairs"] == 1 and stats(path)["equal_pairs"] == 4, (want, stats(path))
+    odd = lambda i: {"messages": [{"role": "developer", "content": f"Answer in rhymes, {i}."}, *talk(i)["messages"]]}
+    some = lines(os.path.join(tmp, "some.jsonl"), [talk(1), odd(1), talk(2), odd(2), talk(3), odd(3), odd(4)])
+    said = megatrain("data", "stats", ini_of(tmp, model_of(tmp, "qwen3"), some, data__max_samples=4)).stderr
+    assert "some.jsonl:2" in said and "1 more sample:" in said, said
     packed = os.path.join(tmp, "packed.jsonl.gz")  # by the helper, whatever the format
     with gzip.open(packed, "wt") as f:
         f.writelines(json.dumps(r) + "\n" for r in pairs)
