@@ -4,10 +4,25 @@
 
 #include "base/mem.h"
 
-#define DELTA(two)                                                                                                     \
-    &(const struct mt_delta_family){                                                                                   \
-        .values = {.k_heads = 16, .v_heads = 32, .k_dim = 128, .v_dim = 128, .taps = 4, .joined = two},                \
-        .full_every = 4,                                                                                               \
+#define COUNT(name, key, def, most, ...) {key, offsetof(struct mt_layer_spec, delta.name), def, most, __VA_ARGS__}
+#define COUNTS(two)                                                                                                    \
+    {                                                                                                                  \
+        COUNT(k_heads, "linear_num_key_heads", 16, 1 << 12, .divides = "linear_num_value_heads"),                      \
+        COUNT(v_heads, "linear_num_value_heads", 32, 1 << 12, 0),                                                      \
+        COUNT(k_dim, "linear_key_head_dim", 128, 1024, 8),                                                             \
+        COUNT(v_dim, "linear_value_head_dim", 128, 1024, 8),                                                           \
+        COUNT(taps, "linear_conv_kernel_dim", 4, 8, 0),                                                                \
+        COUNT(joined, NULL, two, 0, 0),                                                                                \
+    }
+static const struct mt_family_count counts[] = COUNTS(0), joined_counts[] = COUNTS(1);
+
+#define DELTA(rows)                                                                                                    \
+    &(const struct mt_mixer_family){                                                                                   \
+        .type = "linear_attention",                                                                                    \
+        .interval_key = "full_attention_interval",                                                                     \
+        .interval = 4,                                                                                                 \
+        .counts = rows,                                                                                                \
+        .n_counts = MT_ARRAY_LEN(rows),                                                                                \
         .parts = {"delta", "mlp"},                                                                                     \
         .sparse_parts = {"delta", "router", "lists", "experts", "combine"},                                            \
     }
@@ -31,9 +46,10 @@ static const struct mt_family families[] = {
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_HEADS,
         .gate = true,
-        .delta = DELTA(false),
+        .mixer = DELTA(counts),
         .parts = {"attention", "mlp"},
         .on_disk = tensors,
+        .uncomputed = "mtp.",
     },
     {
         .architecture = "Qwen3_5MoeForCausalLM",
@@ -48,10 +64,12 @@ static const struct mt_family families[] = {
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_HEADS,
         .gate = true,
-        .delta = DELTA(false),
+        .mixer = DELTA(counts),
         .parts = {"attention", "mlp"},
         .sparse_parts = {"attention", "router", "lists", "experts", "combine"},
         .on_disk = tensors,
+        .uncomputed = "mtp.",
+        .experts_as_stored = true,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 256, .top_k = 8, .width = 512, .shared_width = 512, .shared_gate = true,
                        .renorm = MT_MOE_RENORM_SUM, .scale = 1, .weights_rounded = true},
@@ -70,10 +88,12 @@ static const struct mt_family families[] = {
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_HEADS,
         .gate = true,
-        .delta = DELTA(true),
+        .mixer = DELTA(joined_counts),
         .parts = {"attention", "mlp"},
         .sparse_parts = {"attention", "router", "lists", "experts", "combine"},
         .on_disk = tensors,
+        .uncomputed = "mtp.",
+        .experts_as_stored = true,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 512, .top_k = 10, .width = 512, .shared_width = 512, .shared_gate = true,
                        .renorm = MT_MOE_RENORM_SUM, .scale = 1, .weights_rounded = true},

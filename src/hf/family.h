@@ -89,10 +89,22 @@ struct mt_latent_family {
     int64_t q_latent, kv_latent, nope_dim, rope_dim, v_dim;
 };
 
-/** The gated delta rule in all layers but each full_attention_interval-th, or those that layer_types says. */
-struct mt_delta_family {
-    struct mt_delta_spec values; /* class defaults of linear_num_key_heads and the like */
-    int64_t full_every;          /* of full_attention_interval */
+/** A number of at least 1 that a layer's specification has of config.json. */
+struct mt_family_count {
+    const char *key;     /* NULL: config.json does not say; it is by_default */
+    size_t at;           /* offset of the int64_t in struct mt_layer_spec */
+    int64_t by_default, most;
+    int64_t multiple_of; /* 0: of any number */
+    const char *divides; /* the key of a number that it divides; NULL: none */
+};
+
+/** Another mixer than attention: a part, of the layers that layer_types names, else of all but each n-th. */
+struct mt_mixer_family {
+    const char *type;         /* of such layers in layer_types; the others are "full_attention" */
+    const char *interval_key; /* n */
+    int64_t interval;         /* its class default */
+    const struct mt_family_count *counts; /* what its specification holds */
+    size_t n_counts;
     const char *parts[MT_FAMILY_MAX_PARTS], *sparse_parts[MT_FAMILY_MAX_PARTS]; /* of such layers */
 };
 
@@ -114,7 +126,7 @@ struct mt_family {
     const char *bias_key;                  /* the key of qkv_bias and o_bias; NULL: attention_bias */
     bool bias_by_default;                  /* if that key is absent */
     const struct mt_latent_family *latent; /* NULL: ordinary heads */
-    const struct mt_delta_family *delta;   /* NULL: all layers have attention */
+    const struct mt_mixer_family *mixer;   /* NULL: all layers have attention */
     bool gate;                             /* mt_layer_spec.gate; attn_output_gate, if present, must say so */
     const char *o_bias_key, *mlp_bias_key; /* NULL: bias_key; mlp_bias. Default of another key: false */
     enum mt_qk_norm_kind qk_norm;
@@ -140,6 +152,8 @@ struct mt_family {
     const struct mt_fused_tensor *fused;    /* NULL: none; a row of NULLs ends the list */
     bool rope_pairs;                        /* the rotary embedding rotates rows 0 and 1, 2 and 3 ... of a head on disk;
                                                in memory rows i and i + half, as in other families */
+    bool experts_as_stored;                 /* releases have experts fused or one by one: read as they are */
+    const char *uncomputed;                 /* tensors whose names begin so are copied, not trained; NULL: none */
     bool experts_unread;                    /* PEFT 0.21 does not read adapters of this family's experts */
 };
 

@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "hf/keys.h"
 #include "hf/layers.h"
+#include "hf/mixer.h"
 #include "hf/quantization.h"
 #include "hf/rope.h"
 #include "hf/safetensors.h"
@@ -203,21 +204,6 @@ static void read_latent_heads(struct mt_keys *r, const struct mt_latent_family *
         mt_keys_refuse(r, "attention_bias", "without a q_lora_rank is not supported");
 }
 
-/* What layers with the gated delta rule have. */
-static void read_delta(struct mt_keys *r, const struct mt_delta_family *f, struct mt_delta_spec *d)
-{
-    *d = f->values;
-    d->k_heads = mt_keys_int(r, "linear_num_key_heads", d->k_heads, 1, 1 << 12);
-    d->v_heads = mt_keys_int(r, "linear_num_value_heads", d->v_heads, 1, 1 << 12);
-    d->k_dim = mt_keys_int(r, "linear_key_head_dim", d->k_dim, 1, 1024);
-    d->v_dim = mt_keys_int(r, "linear_value_head_dim", d->v_dim, 1, 1024);
-    d->taps = mt_keys_int(r, "linear_conv_kernel_dim", d->taps, 1, 8);
-    if (d->v_heads % d->k_heads)
-        mt_keys_refuse(r, "linear_num_key_heads", "does not divide linear_num_value_heads");
-    if (d->k_dim % 8 || d->v_dim % 8)
-        mt_keys_refuse(r, d->k_dim % 8 ? "linear_key_head_dim" : "linear_value_head_dim", "must be a multiple of 8");
-}
-
 static void read_heads(struct mt_keys *r, const struct mt_family *f, int64_t hidden, struct mt_layer_spec *s)
 {
     if (f->latent) {
@@ -251,8 +237,8 @@ static void read_shape(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     c->max_pos = mt_keys_int(r, "max_position_embeddings", f->max_pos ? f->max_pos : 2048, 1, INT64_C(1) << 40);
     c->initializer_range = mt_keys_number(r, "initializer_range", 0.02);
     read_heads(r, f, c->hidden, s);
-    if (f->delta)
-        read_delta(r, f->delta, &s->delta);
+    if (f->mixer)
+        mt_mixer_read(r, f->mixer, s);
 }
 
 static bool has_feature(struct mt_keys *r, enum mt_feature f, const char *key, bool def)
@@ -387,12 +373,11 @@ static void find_names(struct mt_hf_config *c, const char *dir)
     mt_st_close(&st);
 }
 
-/* Releases have experts in one tensor, or one by one: as this folder has them. */
 static void find_experts(struct mt_hf_config *c, const char *dir)
 {
     struct mt_st_model st;
     char name[128];
-    if (!c->family->delta || !c->family->moe || mt_st_open_dir(&st, dir, NULL))
+    if (!c->family->experts_as_stored || mt_st_open_dir(&st, dir, NULL))
         return;
     for (int64_t i = 0; i < c->n_layers && !c->experts_fused; i++) {
         snprintf(name, sizeof(name), "%slayers.%d.mlp.experts.gate_up_proj", c->names->in_files, (int)i);

@@ -44,7 +44,7 @@ enum { MT_NO_ROPE = -1 };
 struct mt_delta_spec {
     int64_t k_heads, v_heads, k_dim, v_dim; /* heads of queries and of keys, of values; their widths */
     int64_t taps;                           /* of the short convolution */
-    bool joined;                            /* two tensors hold all inputs, by key head; else four */
+    int64_t joined;                         /* 1: two tensors hold all inputs, by key head; 0: four */
 };
 
 struct mt_layer_spec {

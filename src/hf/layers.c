@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "hf/mixer.h"
 
 static void windows_from_types(struct mt_keys *r, int64_t n_layers, const cJSON *types, int64_t window, int64_t *of)
 {
@@ -119,40 +120,22 @@ static uint8_t index_of(struct mt_keys *r, struct mt_hf_config *c, const struct 
     return (uint8_t)i;
 }
 
-/* Which layers have the gated delta rule: those that layer_types says, else all but each n-th. */
-static void read_linear(struct mt_keys *r, const struct mt_hf_config *c, bool *of)
-{
-    const struct mt_delta_family *f = c->family->delta;
-    const cJSON *types = mt_keys_find(r, "layer_types"), *v = cJSON_IsArray(types) ? types->child : NULL;
-    if (!f)
-        return;
-    int64_t every = mt_keys_int(r, "full_attention_interval", f->full_every, 1, MT_MAX_LAYERS);
-    if (types && (!v || cJSON_GetArraySize(types) != c->n_layers))
-        mt_keys_refuse(r, "layer_types", "does not name every layer");
-    for (int64_t i = 0; i < c->n_layers; i++) {
-        of[i] = v ? cJSON_IsString(v) && !strcmp(v->valuestring, "linear_attention") : (i + 1) % every != 0;
-        if (v && !of[i] && !(cJSON_IsString(v) && !strcmp(v->valuestring, "full_attention")))
-            mt_keys_refuse(r, "layer_types", "names a kind of attention that is not supported");
-        v = v ? v->next : NULL;
-    }
-}
-
 void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_layer_spec *common)
 {
     struct mt_layer_spec s;
     int64_t window[MT_MAX_LAYERS] = {0};
-    bool sparse[MT_MAX_LAYERS] = {0}, linear[MT_MAX_LAYERS] = {0}, rotated[MT_MAX_LAYERS];
+    bool sparse[MT_MAX_LAYERS] = {0}, mixed[MT_MAX_LAYERS] = {0}, rotated[MT_MAX_LAYERS];
     memcpy(&s, common, sizeof(s));
     read_windows(r, c, window);
     read_rotated(r, c, window, rotated);
-    read_linear(r, c, linear);
+    mt_mixer_layers(r, c, mixed);
     mt_moe_read(r, c, common->ffn, sparse);
     for (int64_t i = 0; i < c->n_layers && !r->rc; i++) {
         s.window = window[i];
         s.is_mixture = sparse[i];
         s.parts = sparse[i] ? c->family->sparse_parts : c->family->parts;
-        if (linear[i])
-            s.parts = sparse[i] ? c->family->delta->sparse_parts : c->family->delta->parts;
+        if (mixed[i])
+            s.parts = sparse[i] ? c->family->mixer->sparse_parts : c->family->mixer->parts;
         s.rope = !rotated[i] ? MT_NO_ROPE : window[i] && c->n_ropes > 1;
         c->layer[i] = index_of(r, c, &s);
     }

@@ -26,7 +26,7 @@ static struct dims dims_of(const struct mt_layer_spec *s)
 {
     struct dims d = {.k_heads = (size_t)s->delta.k_heads, .v_heads = (size_t)s->delta.v_heads,
                      .k = (size_t)s->delta.k_dim, .v = (size_t)s->delta.v_dim, .taps = (size_t)s->delta.taps,
-                     .joined = s->delta.joined};
+                     .joined = s->delta.joined != 0};
     d.group = d.v_heads / d.k_heads * d.v;
     d.o = d.v_heads * d.v;
     d.conv = 2 * d.k_heads * d.k + d.o;

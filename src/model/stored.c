@@ -346,7 +346,9 @@ bool mt_stored_goes_along(const struct mt_layout *l, const char *name)
     if (l->cfg.nested && strncmp(name, l->cfg.names->in_files, strlen(l->cfg.names->in_files)) &&
         strncmp(name, l->cfg.names->head_in_files, strlen(l->cfg.names->head_in_files)))
         return true;
-    return (l->cfg.moe.n_experts && (beyond || strstr(name, "mtp"))) || (l->cfg.family->delta && !strncmp(name, "mtp.", 4));
+    const char *uncomputed = l->cfg.family->uncomputed;
+    return (l->cfg.moe.n_experts && (beyond || strstr(name, "mtp"))) ||
+           (uncomputed && !strncmp(name, uncomputed, strlen(uncomputed)));
 }
 
 void mt_stored_reader_init(struct mt_stored_reader *r, const struct mt_layout *l, const struct mt_st_model *st,
