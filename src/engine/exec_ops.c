@@ -57,28 +57,35 @@ static int load_half(const struct mt_binding *b, char *dst, int which, size_t fi
     return rc;
 }
 
+/* A load of a unit's weights. */
+struct load {
+    const struct mt_binding *b;
+    int unit;
+    char *dst, *staged;
+};
+
 /* Elements [from, from + n) of the range. bf16: copies hi. f32: hi and lo, to the two halves of each join block. */
-static int load_range(const struct mt_binding *b, int unit, const struct mt_range *r, size_t from, size_t n, char *dst,
-                      char *staged, struct mt_err *err)
+static int load_range(const struct load *l, const struct mt_range *r, size_t from, size_t n, struct mt_err *err)
 {
+    const struct mt_binding *b = l->b;
+    size_t unit = (size_t)l->unit;
     struct mt_range_planes k = mt_range_planes(r->kind);
-    const char *hi = mt_plane_view(b, (size_t)unit, k.hi, 0, NULL, staged).data + 2 * (r->at + from);
-    size_t at = mt_unit_range_at(b->layout, (size_t)unit, r, b->dtype) + from;
+    const char *hi = mt_plane_view(b, unit, k.hi, 0, NULL, l->staged).data + 2 * (r->at + from);
+    size_t at = mt_unit_range_at(b->layout, unit, r, b->dtype) + from;
     if (b->dtype == MT_BF16)
-        return copy_flat(b, MT_STREAM_H2D, dst + 2 * at, hi, 2 * n, err);
-    int rc = load_half(b, dst, 0, r->first + from, n, hi, err);
+        return copy_flat(b, MT_STREAM_H2D, l->dst + 2 * at, hi, 2 * n, err);
+    int rc = load_half(b, l->dst, 0, r->first + from, n, hi, err);
     if (rc || k.lo == MT_NO_PLANE)
         return rc;
-    const char *lo = mt_plane_view(b, (size_t)unit, k.lo, 0, NULL, staged).data + 2 * (r->at + from);
-    return load_half(b, dst, 1, r->first + from, n, lo, err);
+    const char *lo = mt_plane_view(b, unit, k.lo, 0, NULL, l->staged).data + 2 * (r->at + from);
+    return load_half(b, l->dst, 1, r->first + from, n, lo, err);
 }
 
 /* What elements [first, end) of the trained planes have of a trained range. */
-static int load_part(const struct mt_binding *b, int unit, const struct mt_range *r, size_t first, size_t end,
-                     char *dst, char *staged, struct mt_err *err)
+static int load_part(const struct load *l, const struct mt_range *r, size_t first, size_t end, struct mt_err *err)
 {
     size_t from = MT_MAX(r->at, first), to = MT_MIN(r->at + r->n, end);
-    return from < to ? load_range(b, unit, r, from - r->at, to - from, dst, staged, err) : 0;
+    return from < to ? load_range(l, r, from - r->at, to - from, err) : 0;
 }
 
 /* The unit's tensor that is computed with in FP32 although the weights are bf16: hi and lo, beside the bf16 copy. */
@@ -125,15 +132,16 @@ static int load_weights(const struct mt_binding *b, const struct mt_instr *in, c
     const struct mt_unit *u = &b->layout->units[unit];
     size_t packed = u->n_in_planes[MT_RANGE_PACKED], n = u->n_in_planes[MT_RANGE_TRAINED];
     size_t end = in->elems ? in->first + in->elems : n;
+    struct load load = {b, unit, dst, staged};
     int rc = 0;
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
         const struct mt_range *r = &b->layout->ranges[i];
         if (is_apart(b, u, r))
             continue;
         if (r->kind == MT_RANGE_TRAINED)
-            rc = load_part(b, unit, r, in->first, end, dst, staged, err);
+            rc = load_part(&load, r, in->first, end, err);
         else if (r->kind != MT_RANGE_PACKED && end == n)
-            rc = load_range(b, unit, r, 0, r->n, dst, staged, err);
+            rc = load_range(&load, r, 0, r->n, err);
     }
     if (rc || end < n)
         return rc;

@@ -132,16 +132,22 @@ static int inspect(const struct mt_file_part *p, size_t piece, const char *path,
 
 /* --- places -------------------------------------------------------------------------------------- */
 
-/* Puts n elements to the tensor's elements from `first` on; they are every step-th of src from `at` on. */
-static void put(const struct mt_file_part *p, const struct mt_tensor *t, size_t first, const char *src, size_t at,
-                size_t step, size_t n, const struct mt_file_target *to)
+/* n elements: every step-th of data from `at` on. */
+struct every {
+    const char *data;
+    size_t at, step, n;
+};
+
+/* Puts them to the tensor's elements from `first` on. */
+static void put(const struct mt_file_part *p, const struct mt_tensor *t, size_t first, struct every src,
+                const struct mt_file_target *to)
 {
     const struct form *f = p->form;
     const size_t size = sizeof(uint16_t);
     uint16_t hi[CHUNK], lo[CHUNK];
-    for (size_t i = 0; i < n; i += CHUNK) {
-        size_t k = MT_MIN((size_t)CHUNK, n - i), to_byte = (t->at + first + i) * size;
-        gather(f->dtype, src, at + i * step, step, k, hi, lo);
+    for (size_t i = 0; i < src.n; i += CHUNK) {
+        size_t k = MT_MIN((size_t)CHUNK, src.n - i), to_byte = (t->at + first + i) * size;
+        gather(f->dtype, src.data, src.at + i * src.step, src.step, k, hi, lo);
         mt_file_put(to, p->plane, to_byte, hi, k * size);
         if (p->low != MT_NO_PLANE)
             mt_file_put(to, p->low, to_byte, lo, k * size);
@@ -157,22 +163,27 @@ static void put_rows(const struct mt_file_part *p, const struct mt_tensor *t, si
     for (size_t r = 0; r < (size_t)t->shape[0]; r++) {
         size_t at = before + mt_stored_row(t, r) * step, a = MT_MAX(at, from), b = MT_MIN(at + cols, end);
         if (a < b)
-            put(p, t, r * cols + (a - at), src, a - from, 1, b - a, to);
+            put(p, t, r * cols + (a - at), (struct every){src, a - from, 1, b - a}, to);
     }
 }
 
-/* The share's lines [first, first + n), of which src has elements from `from` on, are columns of the tensor: rows
- * [row, row_end) of them. */
-static void put_lines(const struct mt_file_part *p, const struct mt_tensor *t, size_t from, size_t first, size_t n,
-                      size_t row, size_t row_end, const char *src, const struct mt_file_target *to)
+/* Rows [row, row_end) of the columns [first, first + n) of a tensor, each of which is a line of the share. */
+struct lines {
+    size_t first, n, row, row_end;
+};
+
+/* Of them src has the share's elements from `from` on. */
+static void put_lines(const struct mt_file_part *p, const struct mt_tensor *t, size_t from, struct lines l,
+                      const char *src, const struct mt_file_target *to)
 {
     const struct form *f = p->form;
     size_t cols = (size_t)t->shape[1], line = t->place.col_step, before = t->place.first - f->first;
-    for (size_t c = 0; c < n; c += CHUNK)
-        for (size_t tile = row; tile < row_end; tile += TILE)
-            for (size_t r = tile; r < MT_MIN(tile + TILE, row_end); r++)
-                put(p, t, r * cols + first + c, src, (first + c) * line + before + r * t->place.row_step - from, line,
-                    MT_MIN((size_t)CHUNK, n - c), to);
+    for (size_t c = 0; c < l.n; c += CHUNK)
+        for (size_t tile = l.row; tile < l.row_end; tile += TILE)
+            for (size_t r = tile; r < MT_MIN(tile + TILE, l.row_end); r++)
+                put(p, t, r * cols + l.first + c,
+                    (struct every){src, (l.first + c) * line + before + r * t->place.row_step - from, line,
+                                   MT_MIN((size_t)CHUNK, l.n - c)}, to);
 }
 
 /* The first row whose element is at place `at` of a line, or after it. */
@@ -189,14 +200,15 @@ static void put_columns(const struct mt_file_part *p, const struct mt_tensor *t,
     size_t line = t->place.col_step, before = t->place.first - f->first, rows = (size_t)t->shape[0];
     size_t whole = mt_div_up(from, line), whole_end = end / line;
     if (whole > whole_end) { /* within one line */
-        put_lines(p, t, from, from / line, 1, row_at(t, before, from % line), row_at(t, before, end % line), src, to);
+        size_t first = row_at(t, before, from % line);
+        put_lines(p, t, from, (struct lines){whole_end, 1, first, row_at(t, before, end % line)}, src, to);
         return;
     }
     if (from % line)
-        put_lines(p, t, from, from / line, 1, row_at(t, before, from % line), rows, src, to);
-    put_lines(p, t, from, whole, whole_end - whole, 0, rows, src, to);
+        put_lines(p, t, from, (struct lines){from / line, 1, row_at(t, before, from % line), rows}, src, to);
+    put_lines(p, t, from, (struct lines){whole, whole_end - whole, 0, rows}, src, to);
     if (end % line)
-        put_lines(p, t, from, whole_end, 1, 0, row_at(t, before, end % line), src, to);
+        put_lines(p, t, from, (struct lines){whole_end, 1, 0, row_at(t, before, end % line)}, src, to);
 }
 
 static void place(const struct mt_file_part *p, size_t at, const void *data, size_t n, const struct mt_file_target *to)
@@ -205,7 +217,7 @@ static void place(const struct mt_file_part *p, size_t at, const void *data, siz
     size_t size = mt_st_dtype_size(f->dtype), from = at / size, end = from + n / size;
     for (int i = 0; i < f->n; i++) {
         if (p->elem)
-            put(p, f->t[i], from, data, 0, 1, end - from, to);
+            put(p, f->t[i], from, (struct every){data, 0, 1, end - from}, to);
         else if (f->t[i]->place.col_step == 1)
             put_rows(p, f->t[i], from, end, data, to);
         else

@@ -273,12 +273,20 @@ static int write_plane(mt_plane_set *planes, const struct mt_tensor *t, size_t a
     return planes ? mt_planes_write(planes, t->unit, MT_PLANE_PACKED, at, n, src, err) : 0;
 }
 
-/* Bytes [at, at + n) of t's part of a file's tensor; whole rows, if rows of other tensors are between them. */
-static int read_part(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_st_tensor *from,
-                     size_t row_bytes, size_t at, size_t n, void *dst, struct mt_err *err)
+/* What a packed tensor has in a tensor of the files: some of its rows, or all of it (rows.step 0). */
+struct share {
+    const struct mt_st_tensor *from;
+    struct mt_packed_rows rows;
+    size_t row_bytes;
+};
+
+/* Bytes [at, at + n) of the share; whole rows, if rows of other tensors are between them. */
+static int read_part(const struct mt_st_model *st, const struct share *s, size_t at, size_t n, void *dst,
+                     struct mt_err *err)
 {
-    struct mt_packed_rows r = src->rows;
-    size_t first = r.step ? (r.first + at / row_bytes * r.step) * row_bytes : at;
+    const struct mt_st_tensor *from = s->from;
+    struct mt_packed_rows r = s->rows;
+    size_t row_bytes = s->row_bytes, first = r.step ? (r.first + at / row_bytes * r.step) * row_bytes : at;
     if (r.step <= 1)
         return mt_st_read_raw(st, from, first, n, dst, err);
     size_t rows = n / row_bytes, bytes = ((rows - 1) * r.step + 1) * row_bytes;
@@ -321,17 +329,16 @@ static int copy_piece(const struct mt_st_model *st, const struct mt_packed_sourc
 {
     const struct mt_tensor *t = c->t;
     const struct mt_st_tensor *from = mt_packed_piece_in(st, src, p, t);
-    size_t row_bytes = p->bytes / (size_t)t->shape[0], piece = PIECE;
+    const struct share share = {from, src->rows, p->bytes / (size_t)t->shape[0]};
+    size_t piece = src->rows.step ? MT_MAX(PIECE / share.row_bytes, (size_t)1) * share.row_bytes : PIECE;
     int rc = 0;
-    if (src->rows.step)
-        piece = MT_MAX(PIECE / row_bytes, (size_t)1) * row_bytes;
     if (!from)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is missing or has another size than before", p->name);
     for (size_t at = 0; at < p->bytes && !rc; at += piece) {
         size_t n = MT_MIN(piece, p->bytes - at);
         rc = is_widened(src, from)
                  ? mt_st_read_f32(st, from, at / sizeof(float), n / sizeof(float), (float *)(void *)c->buf, err)
-                 : read_part(st, src, from, row_bytes, at, n, c->buf, err);
+                 : read_part(st, &share, at, n, c->buf, err);
         if (!rc && c->summer)
             mt_summer_add(c->summer, c->buf, n);
         if (!rc)
@@ -417,7 +424,8 @@ static int read_nested(struct mt_packed_reader *r, const struct mt_tensor *t, si
 static int read_exponents(struct mt_packed_reader *r, const struct mt_tensor *t, size_t n, struct mt_err *err)
 {
     uint8_t *bytes = mt_calloc(n, 1);
-    int rc = bytes ? read_part(r->st, &r->src, r->src.scales, n / (size_t)t->shape[0], 0, n, bytes, err)
+    const struct share share = {r->src.scales, r->src.rows, n / (size_t)t->shape[0]};
+    int rc = bytes ? read_part(r->st, &share, 0, n, bytes, err)
                    : mt_fail_nomem(err, t->name, n);
     if (!rc && r->summer)
         mt_summer_add(r->summer, bytes, n);
@@ -434,7 +442,8 @@ int mt_packed_reader_init(struct mt_packed_reader *r, const struct mt_st_model *
     size_t bytes = mt_packed_code_bytes(src->format, rows, (size_t)t->shape[1]);
     *r = (struct mt_packed_reader){.st = st, .src = *src, .cols = (size_t)t->shape[1], .summer = summer,
                                    .codes = malloc(bytes), .scales = mt_calloc(n, sizeof(float))};
-    int rc = r->codes && r->scales ? read_part(st, src, src->codes, bytes / rows, 0, bytes, r->codes, err)
+    const struct share share = {src->codes, src->rows, bytes / rows};
+    int rc = r->codes && r->scales ? read_part(st, &share, 0, bytes, r->codes, err)
                                    : mt_fail_nomem(err, t->name, bytes);
     if (rc)
         return rc;

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 
-PARAMETERS, MOST = 7, 12
+PARAMETERS, MOST = 7, 5
 QUIET = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", re.S)  # comments and strings
 FUNCTION = re.compile(r"^\w[\w *]*?\b(\w+)\(((?:[^(){};]|\([^(){};]*\))*)\)\s*\{", re.M)
 

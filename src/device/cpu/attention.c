@@ -179,15 +179,15 @@ static void hide(const struct mt_attention *a, const struct strip *c, size_t to,
     }
 }
 
-/* out[dimension][query] = sum over the strip's keys of lanes[dimension][key] s[key][query]; n_keys keys are packed. */
-static void weigh(const struct workspace *r, const struct strip *c, const float *lanes, size_t n_keys, const float *s,
-                  size_t d, bool accumulate, float *out)
+/* out[dimension][query] = sum over the strip's keys of r->t[dimension][key] s[key][query]; n_keys keys are packed. */
+static void weigh(const struct workspace *r, const struct strip *c, size_t n_keys, const float *s, size_t d,
+                  bool accumulate, float *out)
 {
     const struct mt_cpu_gemm_isa *isa = r->isa;
     size_t nr = isa->nr;
     for (size_t i = 0; i < d; i += isa->mr)
         for (size_t p = c->from; p < c->to; p += PANEL)
-            isa->multiply(MT_MIN((size_t)PANEL, c->to - p), lanes + i * n_keys + p * isa->mr, s + (p - c->from) * nr,
+            isa->multiply(MT_MIN((size_t)PANEL, c->to - p), r->t + i * n_keys + p * isa->mr, s + (p - c->from) * nr,
                           accumulate || p > c->from ? out + i * nr : NULL, nr, out + i * nr, nr);
 }
 
@@ -227,7 +227,7 @@ static void forward_strip(const struct mt_attention *a, const struct span *s, co
     mt_cpu_column_max(max, r->s, n_keys, nr);
     mt_cpu_exp_columns(r->s, nr, max, n_keys, nr);
     mt_cpu_column_sum(sum, r->s, n_keys, nr);
-    weigh(r, c, r->t, s->n_keys, r->s, d_v, false, r->out);
+    weigh(r, c, s->n_keys, r->s, d_v, false, r->out);
     transpose_out(r, r->out, d_v);
     for (size_t i = 0; i < c->n; i++) {
         a->lse[head * a->n + row + i] = max[i] + logf(sum[i]);
@@ -312,7 +312,7 @@ static void backward_strip(const struct mt_attention *a, const struct strip *c, 
     mt_cpu_score_gradient(r->ds + place, dp, p, BLOCK, r->delta + at, n_keys, nr);
     if (a->cap > 0)
         mt_cpu_multiply_columns(r->ds + place, dp, r->slope + place, BLOCK, n_keys, nr);
-    weigh(r, c, r->t, len, dp, d, !first, r->out + at * r->wide);
+    weigh(r, c, len, dp, d, !first, r->out + at * r->wide);
 }
 
 /* Clears P and dS of keys [from, to), in buffers that begin at `key`, for the strip of queries that begins at `at`. */
@@ -324,11 +324,15 @@ static void clear_keys(const struct workspace *r, size_t key, size_t from, size_
     }
 }
 
-/* out[key][width] += sum over n queries (whole strips) of s[key][query] rows[query][width], for keys [from, to). */
-static void gather(const struct workspace *r, size_t from, size_t to, size_t n, const float *s, const float *rows,
-                   float *out, size_t width)
+/* dv or dk[key][width] += sum over n queries from `at` on (whole strips) of s or ds[key][query] dO or q[query][width],
+ * for keys [from, to); s and ds begin at `key`. */
+static void gather(const struct workspace *r, bool values, size_t key, size_t from, size_t to, size_t at, size_t n)
 {
     const struct mt_cpu_gemm_isa *isa = r->isa;
+    const float *s = (values ? r->s : r->ds) + (from - key) * BLOCK + at;
+    const float *rows = (values ? r->dO_rows : r->q_rows) + at * isa->nr;
+    float *out = values ? r->dv : r->dk;
+    size_t width = values ? r->width_v : r->width;
     for (size_t i = from; i < to; i += isa->mr, s += isa->mr * BLOCK)
         for (size_t j = 0; j < width; j += isa->nr) {
             float *d = out + i * width + j;
@@ -360,9 +364,8 @@ static void backward_keys(const struct mt_attention *a, const struct strip *stri
         clear_keys(r, key, from, c[i].from, i * nr);
         clear_keys(r, key, end_of_keys(r->isa, &c[i]), to, i * nr);
     }
-    size_t place = (from - key) * BLOCK + at, n = (last + 1 - first) * nr;
-    gather(r, from, to, n, r->s + place, r->dO_rows + at * nr, r->dv, r->width_v);
-    gather(r, from, to, n, r->ds + place, r->q_rows + at * nr, r->dk, r->width);
+    for (int values = 1; values >= 0; values--)
+        gather(r, values, key, from, to, at, (last + 1 - first) * nr);
 }
 
 /* The queries [q, q + n) of a document, whose keys and values are packed. */
