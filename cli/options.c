@@ -13,6 +13,7 @@
 #include "cli.h"
 #include "hf/hf_config.h"
 #include "log_lines.h"
+#include "train/inputs.h"
 #include "weights/peft.h"
 
 enum { MAX_OPTIONS = 64, FIRST = 256 }; /* of a command */
@@ -198,22 +199,6 @@ int cli_load_file(struct mt_config **out, const char *path, const struct cli_arg
     return rc;
 }
 
-static int use_adapter(struct mt_config *cfg, const char *dir, struct mt_err *err)
-{
-    static const char *const own[] = {"adapter.rank", "adapter.alpha", "adapter.targets", "adapter.rslora",
-                                      "adapter.rank_pattern", "adapter.alpha_pattern", "adapter.train_also",
-                                      "adapter.dropout", "model.freeze"};
-    bool dora = false;
-    int rc = 0;
-    for (size_t i = 0; i < MT_ARRAY_LEN(own) && !rc; i++)
-        rc = mt_config_reset(cfg, own[i], err);
-    if (!rc)
-        rc = mt_peft_uses_dora(&dora, dir, err);
-    if (!rc)
-        rc = mt_config_override(cfg, "adapter.kind", dora ? "dora" : "lora", "--adapter", err);
-    return rc ? rc : mt_config_override(cfg, "adapter.path", dir, "--adapter", err);
-}
-
 /* A checkpoint knows how its run packed the base: otherwise the results are a little different. */
 static void compare_packing(const struct mt_config *cfg, const char *dir)
 {
@@ -262,7 +247,7 @@ int cli_choose_model(struct mt_config *cfg, const struct cli_args *args, struct 
     if (!rc && model)
         rc = mt_config_override(cfg, "model.path", model, "--model", err);
     if (!rc && adapter)
-        rc = use_adapter(cfg, adapter, err);
+        rc = mt_inputs_use_adapter(cfg, adapter, "--adapter", err);
     if (!rc && adapter)
         compare_packing(cfg, adapter);
     free(base);

@@ -21,6 +21,7 @@
 #include "weights/peft.h"
 #include "rates.h"
 #include "report.h"
+#include "train/reference.h"
 #include "train/train.h"
 
 /* Static, since a signal handler has no other access to the run. */
@@ -367,7 +368,11 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
     mt_train_phase(&control, "reading weights");
     atomic_store(&control.step, r->learner->state.step);
     cli_heartbeat_start(&heartbeat, &control, r->cli->quiet);
-    int rc = start(r, &rates, err);
+    int rc = 0;
+    for (size_t i = 0; i < r->n && !rc; i++)
+        rc = mt_reference_take(&r->setup, i, &r->learner[i].state, err);
+    if (!rc)
+        rc = start(r, &rates, err);
     if (!rc)
         rc = mt_train_run(p, r->n, end, err);
     int code = cli_rates_close(&rates, rc ? NULL : err);

@@ -168,6 +168,8 @@ static void put_line(struct mt_str *out, const struct mt_inputs *in, const struc
         mt_str_printf(out, "\"chosen\": %s, ", i % 2 ? "false" : "true");
     if (line)
         mt_str_printf(out, "\"line\": %s, ", line + 1);
+    mt_str_printf(out, "\"hash\": \"%016llx\", ",
+                  (unsigned long long)mt_dataset_sample_hash(in->eval_data, item, !(answers && i % 2)));
     mt_str_printf(out, "\"logprob\": %.17g, \"tokens\": %zu, \"greedy_hits\": %zu, \"is_greedy\": %s", -sum, s->n, hits,
                   hits == s->n ? "true" : "false");
     if (choice)

@@ -378,7 +378,8 @@ char *mt_checkpoint_find_whole(const char *dir)
 }
 
 /* The log-probabilities under the reference, where the checkpoint has them. */
-static int read_reference(const char *dir, struct mt_train_state *st, struct mt_err *err)
+static int read_reference(const char *dir, const cJSON *state, struct mt_train_state *st,
+                          struct mt_err *err)
 {
     char *folder = mt_path_join(dir, "megatrain"), *path = folder ? mt_path_join(folder, MT_REFERENCE_NAME) : NULL, *text = NULL;
     size_t len = 0;
@@ -393,6 +394,11 @@ static int read_reference(const char *dir, struct mt_train_state *st, struct mt_
         else
             rc = mt_fail_nomem(err, path, len);
     }
+    const cJSON *named = mt_json_get(mt_json_get(state, "reference"), "xxh3");
+    if (!rc && cJSON_IsString(named) &&
+        strtoull(named->valuestring, NULL, 16) != mt_train_state_reference_hash(st))
+        rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG,
+                     "%s is not the one that the checkpoint was saved with", path);
     free(text);
     free(path);
     free(folder);
@@ -411,7 +417,7 @@ int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct
     if (!rc)
         rc = mt_train_state_from_json(out, state, dir, err);
     if (!rc)
-        rc = read_reference(dir, out, err);
+        rc = read_reference(dir, state, out, err);
     if (!rc)
         memcpy(out->sum, sum, sizeof(sum));
     cJSON_Delete(state);

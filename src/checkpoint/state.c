@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/json.h"
 #include "base/mem.h"
@@ -27,10 +28,16 @@ void mt_train_state_finish(struct mt_train_state *s)
     free(s->config);
     free(s->findings);
     free(s->reference);
+    free(s->reference_of);
     mt_log_rows_finish(&s->log);
     cJSON_Delete(s->frozen);
     mt_lineage_finish(&s->lineage);
     *s = (struct mt_train_state){0};
+}
+
+uint64_t mt_train_state_reference_hash(const struct mt_train_state *s)
+{
+    return XXH3_64bits(s->reference, s->n_reference * sizeof(*s->reference));
 }
 
 /* 64-bit numbers are written as strings: JSON's numbers are doubles. */
@@ -56,6 +63,13 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
         cJSON_AddNumberToObject(o, "best_saved_loss", s->best_saved_loss);
     }
     cJSON_AddStringToObject(o, "config", s->config ? s->config : "");
+    if (s->n_reference) {
+        cJSON *r = cJSON_AddObjectToObject(o, "reference");
+        cJSON_AddStringToObject(r, "of", s->reference_of ? s->reference_of : "start");
+        snprintf(text, sizeof(text), "%016llx",
+                 (unsigned long long)mt_train_state_reference_hash(s));
+        cJSON_AddStringToObject(r, "xxh3", text);
+    }
     if (s->findings)
         cJSON_AddStringToObject(o, "device_findings", s->findings);
     mt_json_add(o, "log_history", mt_log_rows_json(&s->log));
@@ -100,10 +114,13 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
         return rc;
     s.config = strdup(cJSON_IsString(config) ? config->valuestring : "");
     s.findings = cJSON_IsString(found) ? strdup(found->valuestring) : NULL;
+    const cJSON *reference = mt_json_get(mt_json_get(o, "reference"), "of");
+    s.reference_of = cJSON_IsString(reference) ? strdup(reference->valuestring) : NULL;
     rc = mt_log_rows_read(&s.log, cJSON_IsArray(log) ? log : NULL, err);
     const cJSON *frozen = mt_json_get(mt_json_get(o, "frozen"), "tensors");
     s.frozen = cJSON_IsObject(frozen) ? cJSON_Duplicate(frozen, 1) : cJSON_CreateObject();
-    if (rc || !s.config || !s.frozen || (cJSON_IsString(found) && !s.findings)) {
+    if (rc || !s.config || !s.frozen || (cJSON_IsString(found) && !s.findings) ||
+        (cJSON_IsString(reference) && !s.reference_of)) {
         mt_train_state_finish(&s);
         return mt_fail_nomem(err, name, 1);
     }

@@ -27,6 +27,7 @@ struct mt_train_state {
     double seconds;           /* trained so far */
     double *reference;        /* [n_reference] log-probabilities under the reference, in a file of their own; owned */
     size_t n_reference;
+    char *reference_of;       /* preference.reference; NULL: start; owned */
     char *config;             /* INI text; owned */
     cJSON *frozen;            /* after reading a checkpoint: tensors that it names, each with its sum; empty: none */
     char *findings;           /* of the device (mt_device_findings()), or NULL; owned */
@@ -36,6 +37,8 @@ struct mt_train_state {
 };
 
 void mt_train_state_finish(struct mt_train_state *s);
+/** XXH3 of the log-probabilities under the reference. */
+uint64_t mt_train_state_reference_hash(const struct mt_train_state *s);
 cJSON *mt_train_state_to_json(const struct mt_train_state *s);
 int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const char *name,
                              struct mt_err *err);

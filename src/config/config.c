@@ -388,6 +388,21 @@ int mt_config_adopt(struct mt_config *cfg, const struct mt_numerics *numerics, c
     return rc;
 }
 
+int mt_config_copy(struct mt_config **out, const struct mt_config *cfg, const char *decided,
+                   struct mt_err *err)
+{
+    struct mt_config *c = NULL;
+    int rc = mt_config_load(&c, NULL, NULL, 0, err);
+    for (size_t i = 0; i < mt_n_keys() && !rc; i++)
+        if (mt_key_at(i)->role != MT_PLACEMENT || strcmp(cfg->priv->origin[i], decided))
+            rc = take_value(c, cfg, mt_key_at(i), cfg->priv->origin[i], err);
+    if (rc)
+        mt_config_destroy(&c);
+    else
+        *out = c;
+    return rc;
+}
+
 struct earlier {
     struct mt_config *cfg;
     bool warn; /* about keys that are ignored */

@@ -112,6 +112,7 @@ struct mt_config {
     struct {
         char *loss; /* "off", or an objective */
         enum mt_cfg_sft_tokens sft_tokens;
+        char *reference; /* "start", a folder or a file */
     } preference;
     struct {
         struct mt_cfg_list nvme_paths;
@@ -159,6 +160,10 @@ struct mt_config {
 int mt_config_load(struct mt_config **out, const char *path, const char *const *sets, int n_sets,
                    struct mt_err *err);
 void mt_config_destroy(struct mt_config **cfg);
+/** A configuration of its own with the same values, but for placement that was decided (origin
+ * `decided`): that is at its default again. */
+int mt_config_copy(struct mt_config **out, const struct mt_config *cfg, const char *decided,
+                   struct mt_err *err);
 
 /** The effective configuration as INI text that loads back to the same values from any folder (paths
  * are absolute); with `origins`, each line says where its value comes from ("run.ini:14", "--set",

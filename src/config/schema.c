@@ -124,8 +124,8 @@ static const struct mt_key keys[] = {
      "off|sigmoid|sigmoid_norm|ipo|hinge|robust|apo_zero|apo_down|simpo|cpo|orpo|kto|apo_zero_unpaired", ANY,
      "kto_pair|exo_pair|nca_pair|bco_pair|sppo_hard|aot|aot_unpaired|discopop|sft",
      "Train on preferences (data.format = preference or rated) by this loss: sigmoid is DPO's; simpo, cpo and orpo need no "
-     "reference; kto and apo_zero_unpaired take rated answers. The other losses need the log-probabilities of the model as it is at "
-     "the start, which are computed before the first step."},
+     "reference; kto and apo_zero_unpaired take rated answers. The other losses need the log-probabilities of a reference, which are "
+     "computed before the first step."},
     {"preference", "beta", MT_NUMERICS, MT_KEY_REAL_AUTO, AT(numerics.objective_keys.beta), "auto", NULL, 1e-6, 1e6, NULL,
      "How strongly differences of log-probability count; the smaller, the further the model may go from the reference. "
      "auto: 0.1, with simpo 2."},
@@ -137,6 +137,9 @@ static const struct mt_key keys[] = {
      "Weight of the mean token loss of chosen answers beside the preference. auto: 0, with cpo and orpo 1."},
     {"preference", "sft_tokens", MT_NUMERICS, MT_KEY_CHOICE, AT(preference.sft_tokens), "answer", "answer|all", ANY, NULL,
      "Tokens of that loss: the chosen answer's, or its prompt's too, as TRL has it in ORPO."},
+    {"preference", "reference", MT_NUMERICS, MT_KEY_NAME_OR_PATH, AT(preference.reference), "start", NULL, ANY, NULL,
+     "Whose log-probabilities answers are compared with: start, the model as it is before the first step; the folder of another "
+     "model, or of an adapter of this one; or a file that megatrain score made of the same data."},
     {"preference", "desirable_weight", MT_NUMERICS, MT_KEY_REAL, AT(numerics.objective_keys.desirable_weight), "1", NULL, 0, 1e6,
      NULL, "Rated answers: weight of the desirable ones."},
     {"preference", "undesirable_weight", MT_NUMERICS, MT_KEY_REAL, AT(numerics.objective_keys.undesirable_weight), "1", NULL, 0,

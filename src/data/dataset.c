@@ -394,6 +394,31 @@ size_t mt_dataset_chosen(const mt_dataset *d, uint64_t i)
     return view_at(p, i - p->pub.first).chosen;
 }
 
+/* The mask's bits, whose first one is never a target. */
+static uint64_t hash_mask(const struct mt_shard *s, uint64_t from, size_t n, uint64_t h)
+{
+    uint8_t part[256];
+    for (size_t i = 0; i < n;) {
+        size_t k = 0;
+        for (; k < sizeof(part) && i < n; k++, i++)
+            part[k] = i && s->mask[(from + i) / 8] >> ((from + i) % 8) & 1;
+        h = XXH3_64bits_withSeed(part, k, h);
+    }
+    return h;
+}
+
+uint64_t mt_dataset_sample_hash(const mt_dataset *d, uint64_t i, bool chosen)
+{
+    const struct part *p = part_of(d, i);
+    struct view v = view_at(p, i - p->pub.first);
+    size_t n = v.len;
+    if (p->pub.stats.answers) {
+        v.start += chosen ? 0 : v.chosen;
+        n = chosen ? v.chosen : v.len - v.chosen;
+    }
+    return hash_mask(&p->shard, v.start, n, XXH3_64bits(p->shard.tokens + v.start, n * sizeof(uint32_t)));
+}
+
 int mt_dataset_read(const mt_dataset *d, uint64_t i, uint32_t *ids, uint8_t *trained, size_t *n, struct mt_err *err)
 {
     const struct part *p = part_of(d, i);

@@ -68,6 +68,9 @@ uint64_t mt_dataset_hash(const mt_dataset *d);
 size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, uint8_t *trained);
 /** Of answers: tokens of the chosen one, which comes first; the rest are the rejected one's. */
 size_t mt_dataset_chosen(const mt_dataset *d, uint64_t i);
+/** XXH3 of a sample's tokens and mask; of answers, of the chosen one or of the other one. By it results for a sample are
+ * found again, wherever it lies. */
+uint64_t mt_dataset_sample_hash(const mt_dataset *d, uint64_t i, bool chosen);
 /** Copies a sample to `ids` and `trained` (the caller's, of seq_len elements); *n: its tokens. For training: fails if
  * the token cache can no longer be read, where a mapping would end the process. */
 int mt_dataset_read(const mt_dataset *d, uint64_t i, uint32_t *ids, uint8_t *trained, size_t *n, struct mt_err *err);

@@ -12,6 +12,7 @@
 #include "config/schema.h"
 #include "hw/hw.h"
 #include "plan/resolve.h"
+#include "weights/peft.h"
 
 static int open_model(struct mt_inputs *in, struct mt_err *err)
 {
@@ -63,6 +64,36 @@ static int open_set(struct mt_inputs *in, mt_dataset **out, const struct mt_cfg_
                                .n_processes = n,
                            },
                            err);
+}
+
+/* Before data are read, which may take minutes. A run that goes on has it in its checkpoint. */
+static int check_reference(const struct mt_inputs *in, struct mt_err *err)
+{
+    const char *what = in->cfg->preference.reference;
+    const struct mt_objective *o = mt_objective_of(&in->numerics);
+    if (!strcmp(what, "start"))
+        return 0;
+    if (!o->reference)
+        return mt_fail(
+            err, MT_ERR_USAGE, -EINVAL,
+            "preference.reference = %s: preference.loss = %s needs no reference: remove the "
+            "key",
+            what, in->cfg->preference.loss);
+    if (in->resumed.dir)
+        return 0;
+    if (!mt_path_exists(what))
+        return mt_fail(
+            err, MT_ERR_USAGE, -ENOENT,
+            "preference.reference = %s: there is no such folder or file (or start: the model "
+            "as training begins)",
+            what);
+    return !mt_is_dir(what) && o->mismatched
+               ? mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                         "preference.reference = %s: %s needs log-probabilities of mismatched "
+                         "answers, which no "
+                         "file has: give the folder of the reference",
+                         what, in->cfg->preference.loss)
+               : 0;
 }
 
 static int open_data(struct mt_inputs *in, enum mt_inputs_use use, struct mt_err *err)
@@ -175,6 +206,8 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
         rc = mt_resolve_numerics(&in->numerics, cfg, err); /* before data are read, which may take minutes */
     if (!rc)
         rc = open_model(in, err);
+    if (!rc && use == MT_RUN_TRAIN)
+        rc = check_reference(in, err);
     if (!rc)
         rc = open_data(in, use, err);
     if (!rc)
@@ -190,6 +223,33 @@ int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max
     if (cfg->placement.expert_group == MT_AUTO) /* units without rows are not loaded: the smaller, the more of them */
         cfg->placement.expert_group = 1;
     return open_model(in, err);
+}
+
+int mt_inputs_open_without_data(struct mt_inputs *in, struct mt_config *cfg, struct mt_err *err)
+{
+    *in = (struct mt_inputs){.cfg = cfg};
+    int rc = mt_resolve_learning_rate(cfg, err);
+    if (!rc)
+        rc = mt_resolve_numerics(&in->numerics, cfg, err);
+    return rc ? rc : open_model(in, err);
+}
+
+int mt_inputs_use_adapter(struct mt_config *cfg, const char *dir, const char *why,
+                          struct mt_err *err)
+{
+    static const char *const own[] = {
+        "adapter.kind",       "adapter.path",       "adapter.rank",         "adapter.alpha",
+        "adapter.targets",    "adapter.rslora",     "adapter.rank_pattern", "adapter.alpha_pattern",
+        "adapter.train_also", "adapter.lr_ratio_b", "adapter.dropout",      "model.freeze"};
+    bool dora = false;
+    int rc = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(own) && !rc; i++)
+        rc = mt_config_reset(cfg, own[i], err);
+    if (!rc && dir)
+        rc = mt_peft_uses_dora(&dora, dir, err);
+    if (!rc && dir)
+        rc = mt_config_override(cfg, "adapter.kind", dora ? "dora" : "lora", why, err);
+    return rc || !dir ? rc : mt_config_override(cfg, "adapter.path", dir, why, err);
 }
 
 int mt_inputs_lay_out_steps(struct mt_inputs *in, struct mt_numerics *n, struct mt_err *err)

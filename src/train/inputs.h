@@ -38,6 +38,12 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, struct mt_err *err);
 /** Makes samplers, number of steps and learning rates for n->micro_batch, which a rule sets if it is still auto. */
 int mt_inputs_lay_out_steps(struct mt_inputs *in, struct mt_numerics *n, struct mt_err *err);
+/** Opens a model as the configuration trains it, without data. */
+int mt_inputs_open_without_data(struct mt_inputs *in, struct mt_config *cfg, struct mt_err *err);
+/** Sets the keys of [adapter], and model.freeze, to what a PEFT folder has; NULL: to no adapters.
+ * why: as of mt_config_override(). */
+int mt_inputs_use_adapter(struct mt_config *cfg, const char *dir, const char *why,
+                          struct mt_err *err);
 void mt_inputs_finish(struct mt_inputs *in);
 
 #endif

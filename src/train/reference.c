@@ -3,15 +3,17 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 
+static const char START[] = "start";
+
 /* Held-out samples of the training data have numbers of that, and their place. */
-static size_t evaluation_at(const struct mt_session *s, size_t learner)
+static size_t evaluation_at(const struct mt_inputs *in)
 {
-    const struct mt_inputs *in = &s->setup->in[learner];
     return in->eval_data ? mt_sampler_n_answers(in->sampler) : 0;
 }
 
@@ -22,7 +24,7 @@ const double *mt_reference_of_training(const struct mt_train_state *st)
 
 const double *mt_reference_of_evaluation(const struct mt_session *s, size_t learner, const struct mt_train_state *st)
 {
-    return st->reference ? st->reference + evaluation_at(s, learner) : NULL;
+    return st->reference ? st->reference + evaluation_at(&s->setup->in[learner]) : NULL;
 }
 
 /* Documents of the step whose log-probability is not known yet. */
@@ -90,39 +92,79 @@ static int fill(struct mt_session *s, size_t learner, mt_sampler *sampler, uint6
     return rc;
 }
 
-static int make(struct mt_session *s, size_t learner, struct mt_train_state *st, size_t n, struct mt_err *err)
+size_t mt_reference_count(const struct mt_inputs *in)
+{
+    return mt_sampler_n_answers(in->sampler) +
+           (in->eval_data && in->eval_sampler ? mt_sampler_n_answers(in->eval_sampler) : 0);
+}
+
+bool mt_reference_is_start(const struct mt_inputs *in)
+{
+    return !strcmp(in->cfg->preference.reference, START);
+}
+
+/* Checkpoints of earlier versions do not say it: it was the start. */
+static const char *known_of(const struct mt_train_state *st)
+{
+    return st->reference_of ? st->reference_of : START;
+}
+
+bool mt_reference_is_known(const struct mt_inputs *in, const struct mt_train_state *st)
+{
+    return st->reference && st->n_reference == mt_reference_count(in) &&
+           !strcmp(known_of(st), in->cfg->preference.reference);
+}
+
+int mt_reference_fill(struct mt_session *s, size_t learner, const struct mt_inputs *in, double *of, struct mt_err *err)
+{
+    int rc = fill(s, learner, in->sampler, in->total_steps, of, err);
+    if (!rc && in->eval_sampler)
+        rc = fill(s, learner, in->eval_sampler, mt_sampler_steps_per_epoch(in->eval_sampler), of + evaluation_at(in),
+                  err);
+    return rc;
+}
+
+int mt_reference_set(const struct mt_inputs *in, struct mt_train_state *st, double *of, int rc, struct mt_err *err)
+{
+    char *what = rc ? NULL : strdup(in->cfg->preference.reference);
+    if (!rc && !what)
+        rc = mt_fail_nomem(err, "the reference", strlen(in->cfg->preference.reference));
+    if (rc) {
+        free(of);
+        return rc;
+    }
+    free(st->reference);
+    free(st->reference_of);
+    st->reference = of;
+    st->n_reference = mt_reference_count(in);
+    st->reference_of = what;
+    return 0;
+}
+
+static int make(struct mt_session *s, size_t learner, struct mt_train_state *st, struct mt_err *err)
 {
     const struct mt_inputs *in = &s->setup->in[learner];
+    size_t n = mt_reference_count(in);
     double *of = mt_calloc(n, sizeof(*of));
     if (!of)
         return mt_fail_nomem(err, "log-probabilities of the reference", n * sizeof(*of));
     for (size_t i = 0; i < n; i++)
         of[i] = NAN;
     mt_info("log-probabilities of %zu answers under the model as it is, before the first step", n);
-    int rc = fill(s, learner, in->sampler, in->total_steps, of, err);
-    if (!rc && in->eval_sampler)
-        rc = fill(s, learner, in->eval_sampler, mt_sampler_steps_per_epoch(in->eval_sampler),
-                  of + evaluation_at(s, learner), err);
-    if (rc) {
-        free(of);
-        return rc;
-    }
-    st->reference = of;
-    st->n_reference = n;
-    return 0;
+    int rc = mt_reference_fill(s, learner, in, of, err);
+    return mt_reference_set(in, st, of, rc, err);
 }
 
 int mt_reference_make(struct mt_session *s, size_t learner, struct mt_train_state *st, struct mt_err *err)
 {
     const struct mt_inputs *in = &s->setup->in[learner];
-    size_t n = mt_sampler_n_answers(in->sampler);
-    n += in->eval_data && in->eval_sampler ? mt_sampler_n_answers(in->eval_sampler) : 0;
-    if (!mt_objective_of(mt_setup_numerics_of(s->setup, learner))->reference)
+    if (!mt_objective_of(mt_setup_numerics_of(s->setup, learner))->reference || mt_reference_is_known(in, st))
         return 0;
-    if (st->reference && st->n_reference == n)
-        return 0;
+    if (st->step && st->reference && st->n_reference == mt_reference_count(in))
+        return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "the checkpoint's reference is %s, and the model as it was at the start is "
+                       "no more: set preference.reference = %s", known_of(st), known_of(st));
     if (st->step)
         return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "the checkpoint has %zu log-probabilities of the reference, the data "
-                       "have %zu answers: it does not belong to them", st->n_reference, n);
-    return make(s, learner, st, n, err);
+                       "have %zu answers: it does not belong to them", st->n_reference, mt_reference_count(in));
+    return make(s, learner, st, err);
 }

@@ -6,17 +6,34 @@
 #include "train/session.h"
 
 /**
- * Log-probabilities of all answers under the model as it is before the first step: by the program that evaluates, over
- * the very micro-batches of the steps, so that the first step finds no difference in any bit. They are part of the
- * training state, since later the weights that they are of may be gone.
+ * Log-probabilities of all answers under the reference (preference.reference), by the program that evaluates, over the
+ * very micro-batches of the steps. Of the model as it is before the first step they are so equal to the first step's own in
+ * every bit. They are part of the training state, since later the weights that they are of may be gone.
  *
- * Sets a learner's st->reference, unless it is there already (of the checkpoint that the run goes on from) or the objective needs
- * none. First the training data, by mt_batch.sample, then the evaluation's. -ECANCELED: interrupted.
+ * A learner's st->reference: first the training data, by mt_batch.sample, then the evaluation's. It stays as it is if it
+ * is there already (of the checkpoint that the run goes on from), or if the objective needs none.
  */
+
+/** Before the session starts, whose memory it uses: of a file, another model or an adapter. */
+int mt_reference_take(const struct mt_setup *setup, size_t learner, struct mt_train_state *st, struct mt_err *err);
+/** Of the start; checks that the state has a reference if it needs one. -ECANCELED: interrupted. */
 int mt_reference_make(struct mt_session *s, size_t learner, struct mt_train_state *st, struct mt_err *err);
 /** Of the training data; NULL: none. */
 const double *mt_reference_of_training(const struct mt_train_state *st);
 /** Of the evaluation's; NULL: none. */
 const double *mt_reference_of_evaluation(const struct mt_session *s, size_t learner, const struct mt_train_state *st);
+
+/* For the two files of this interface. */
+
+/** Answers of training and evaluation. */
+size_t mt_reference_count(const struct mt_inputs *in);
+bool mt_reference_is_start(const struct mt_inputs *in);
+/** Whether the state has it already: of these data, and of the reference that is configured. */
+bool mt_reference_is_known(const struct mt_inputs *in, const struct mt_train_state *st);
+/** Runs a learner of a session on the steps of `in`, which may be another model's; of[mt_reference_count()]: NaN where
+ * nothing is known yet. */
+int mt_reference_fill(struct mt_session *s, size_t learner, const struct mt_inputs *in, double *of, struct mt_err *err);
+/** Takes over of[mt_reference_count()] if rc is 0, else frees it; returns the error. */
+int mt_reference_set(const struct mt_inputs *in, struct mt_train_state *st, double *of, int rc, struct mt_err *err);
 
 #endif

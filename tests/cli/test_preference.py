@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import tempfile
 import time
@@ -157,6 +158,83 @@ def the_best_is_by_any_measure(tmp, model, data):
     assert "stopped early at step 2: no better rewards/rejected in 1 evaluations" in p.stderr, p.stderr
 
 
+def others_are_references(tmp, model, data):
+    """Another model, an adapter, and a file of scores. That of the start's own weights changes no bit; a file says what its
+    model's folder does; a run goes on without either."""
+    held_out = write_pairs(f"{tmp}/held-out.jsonl", n=12, seed=4)
+    small = {"train__steps": 4, "eval__every": 2, "data__eval": held_out, "checkpoint__keep": 20}
+    _, first = run(tmp, "other-first", model, data, checkpoint__save="weights", **small)
+    _, tuned = run(tmp, "other-tuned", model, data, checkpoint__save="weights", train__seed=7, **small)
+    _, adapted = run(tmp, "other-adapted", f"{first}/checkpoint-4", data, model__init="weights", adapter__kind="lora",
+                     checkpoint__save="weights", train__learning_rate="1e-2", **small)
+    own, other = f"{first}/checkpoint-4", f"{tuned}/checkpoint-4"
+    keys = {"model__init": "weights", "checkpoint__every": 2, **small}
+    scores = ""
+    for file in (held_out, data):  # together they are a file of scores, too
+        ini = write_ini(f"{tmp}/other-score.ini", base(own, data, f"{tmp}/none", **{k: v for k, v in keys.items() if k != "data__eval"},
+                                                       data__eval="", preference__loss="sigmoid"))
+        megatrain("score", ini, "--model", other, "--data", file, "--out", f"{tmp}/scores.jsonl")
+        with open(f"{tmp}/scores.jsonl") as f:
+            scores += f.read()
+    with open(f"{tmp}/all-scores.jsonl", "w") as f:
+        f.write(scores)
+    got = {}
+    for name, of in (("start", "start"), ("same", own), ("model", other), ("adapter", f"{adapted}/checkpoint-4"),
+                     ("file", f"{tmp}/all-scores.jsonl")):
+        p, out = run(tmp, f"other-{name}", own, data, preference__reference=of, **keys)
+        got[name] = [m[k] for m in metrics(out) for k in ("loss", "grad_norm", "eval_loss", "eval_rewards/margins") if k in m]
+    assert got["same"] == got["start"] and got["start"][0] == math.log(2), got["start"]
+    for name in ("model", "adapter"):
+        assert abs(got[name][0] - math.log(2)) > 1e-4, (name, got[name])
+    assert got["model"] != got["adapter"]
+    assert all(abs(a - b) <= 2e-6 * max(1, abs(b)) for a, b in zip(got["file"], got["model"])), (got["file"], got["model"])
+    of_kto = []
+    for of in ("start", own):
+        _, out = run(tmp, "other-kto", own, data, "--force", loss="kto", preference__reference=of, **keys)
+        of_kto.append(losses(out))
+    assert of_kto[0] == of_kto[1]
+    # a run goes on without the folder, and not with another reference
+    shutil.rmtree(f"{tmp}/other-model/checkpoint-4")
+    with open(f"{tmp}/other-model/checkpoint-2/megatrain/state.json") as f:
+        assert json.load(f)["reference"]["of"] == other
+    os.rename(other, other + "-gone")
+    want = got["model"]
+    p, out = run(tmp, "other-model", own, data, "--resume", preference__reference=other, **keys)
+    assert "under the reference" not in p.stderr
+    assert [m["loss"] for m in metrics(out) if "loss" in m][-1] in want
+    shutil.rmtree(f"{out}/checkpoint-4")
+    os.rename(other + "-gone", other)
+    p, _ = run(tmp, "other-model", own, data, "--resume", preference__reference=own, expect=2, **keys)
+    assert "preference.reference" in p.stderr, p.stderr
+    p, _ = run(tmp, "other-model", own, data, "--resume", "--force", expect=None, **keys)
+    assert p.returncode and other in p.stderr and "the start is" in p.stderr, p.stderr
+    # what is refused
+    lines = scores.splitlines(keepends=True)
+    for name, text in (("lacks", "".join(lines[:-1])), ("torn", scores[:-9]), ("nothing", ""), ("foreign", lines[0].replace('"hash"', '"h"'))):
+        with open(f"{tmp}/scores-{name}", "w") as f:
+            f.write(text)
+    wide = write_model(f"{tmp}/wide", config(vocab_size=300))
+    _, wide = run(tmp, "other-wide", wide, data, checkpoint__save="weights", **{**small, "train__steps": 1})
+    spoken = {}
+    for name, ids in (("a", {"x": 0, "y": 1}), ("b", {"y": 1, "x": 0}), ("c", {"x": 1, "y": 0})):
+        spoken[name] = shutil.copytree(own, f"{tmp}/spoken-{name}")
+        with open(f"{spoken[name]}/tokenizer.json", "w") as f:
+            json.dump({"model": {"type": "BPE", "vocab": ids}, "added_tokens": [{"id": 2, "content": "z"}]}, f)
+    # token ids need no tokenizer: of two folders with the same one, written in another order, nothing is refused
+    run(tmp, "other-spoken", spoken["a"], data, preference__reference=spoken["b"], **keys)
+    for what, start, over in ((f"1 of {2 * 52} answers", own, dict(preference__reference=f"{tmp}/scores-lacks")),
+                              ("scores-torn:104", own, dict(preference__reference=f"{tmp}/scores-torn")),
+                              (f"of {2 * 52} answers", own, dict(preference__reference=f"{tmp}/scores-nothing")),
+                              ("scores-foreign:1", own, dict(preference__reference=f"{tmp}/scores-foreign")),
+                              ("vocabulary of 300", own, dict(preference__reference=f"{wide}/checkpoint-1")),
+                              ("another tokenizer", spoken["a"], dict(preference__reference=spoken["c"])),
+                              ("no such folder", own, dict(preference__reference=f"{tmp}/nowhere")),
+                              ("needs no reference", own, dict(preference__reference=other, loss="simpo")),
+                              ("mismatched", own, dict(preference__reference=f"{tmp}/all-scores.jsonl", loss="kto"))):
+        p, _ = run(tmp, "other-refused", start, data, "--force", expect=None, **over, **keys)
+        assert p.returncode not in (0, -11) and what in p.stderr, (what, p.returncode, p.stderr)
+
+
 def refusals(tmp, model, data):
     text = f"{tmp}/text.jsonl"
     with open(text, "w") as f:
@@ -183,4 +261,5 @@ with tempfile.TemporaryDirectory() as tmp:
     formats(tmp, model)
     statistics(tmp, model)
     the_best_is_by_any_measure(tmp, model, data)
+    others_are_references(tmp, model, data)
     refusals(tmp, model, data)

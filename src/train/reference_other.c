@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A reference that is not the model as training begins: a file of `megatrain score`, another model
+ * or an adapter. */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "data/vocabulary.h"
+#include "train/memory.h"
+#include "train/reference.h"
+#include "weights/peft.h"
+
+/* A line of the file: whose log-probability, by mt_dataset_sample_hash(). */
+struct known {
+    uint64_t hash;
+    double logp;
+};
+
+struct known_list {
+    struct known *items;
+    size_t n, cap;
+};
+
+/* Answers of which the file says nothing. */
+struct missing {
+    size_t n, of;
+    char at[160];
+};
+
+static int by_hash(const void *a, const void *b)
+{
+    const struct known *x = a, *y = b;
+    return (x->hash > y->hash) - (x->hash < y->hash);
+}
+
+static int add_line(struct known_list *k, const char *text, size_t len, const char *where,
+                    struct mt_err *err)
+{
+    cJSON *o = NULL;
+    char *end = NULL;
+    int rc = mt_json_parse(&o, text, len, where, MT_ERR_INPUT, err);
+    if (rc)
+        return rc;
+    const cJSON *hash = mt_json_get(o, "hash"), *logp = mt_json_get(o, "logprob");
+    uint64_t h = cJSON_IsString(hash) ? strtoull(hash->valuestring, &end, 16) : 0;
+    if (!end || *end || end - hash->valuestring != 16 || !cJSON_IsNumber(logp))
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL,
+                     "%s: a line of megatrain score has \"hash\" and \"logprob\"", where);
+    else if (!mt_grow(&k->items, &k->cap, k->n + 1, sizeof(*k->items)))
+        rc = mt_fail_nomem(err, where, k->n * sizeof(*k->items));
+    else
+        k->items[k->n++] = (struct known){h, logp->valuedouble};
+    cJSON_Delete(o);
+    return rc;
+}
+
+static int read_file(struct known_list *k, const char *path, struct mt_err *err)
+{
+    FILE *f = fopen(path, "re");
+    char *line = NULL, where[4200];
+    size_t cap = 0;
+    ssize_t len;
+    int rc = f ? 0 : mt_fail(err, MT_ERR_INPUT, -errno, "%s: %s", path, strerror(errno));
+    for (size_t at = 1; !rc && (len = getline(&line, &cap, f)) > 0; at++) {
+        snprintf(where, sizeof(where), "%s:%zu", path, at);
+        rc = add_line(k, line, (size_t)len, where, err);
+    }
+    if (!rc && ferror(f))
+        rc = mt_fail(err, MT_ERR_INPUT, -EIO, "%s: it cannot be read", path);
+    free(line);
+    if (f)
+        fclose(f);
+    if (!rc && k->n)
+        qsort(k->items, k->n, sizeof(*k->items), by_hash);
+    return rc;
+}
+
+/* Fills of[2 samples]. */
+static void look_up(const mt_dataset *d, const struct known_list *k, double *of, struct missing *m)
+{
+    for (uint64_t i = 0; i < 2 * mt_dataset_stats(d)->n_samples; i++) {
+        size_t all = mt_dataset_sample(d, i / 2, NULL, NULL), chosen = mt_dataset_chosen(d, i / 2);
+        if ((i % 2 ? all - chosen : chosen) == 0) /* of a rated item */
+            continue;
+        const struct known want = {mt_dataset_sample_hash(d, i / 2, i % 2 == 0), 0};
+        const struct known *found =
+            k->n ? bsearch(&want, k->items, k->n, sizeof(want), by_hash) : NULL;
+        m->of++;
+        if (found)
+            of[i] = found->logp;
+        else if (!m->n++)
+            mt_dataset_place(d, i / 2, m->at, sizeof(m->at));
+    }
+}
+
+static int take_file(const struct mt_inputs *in, const char *path, double *of, struct mt_err *err)
+{
+    struct known_list k = {0};
+    struct missing m = {0};
+    int rc = read_file(&k, path, err);
+    if (!rc)
+        look_up(in->data, &k, of, &m);
+    if (!rc && in->eval_data)
+        look_up(in->eval_data, &k, of + mt_sampler_n_answers(in->sampler), &m);
+    free(k.items);
+    if (rc || !m.n)
+        return rc;
+    return mt_fail(
+        err, MT_ERR_INPUT, -ENODATA,
+        "preference.reference = %s has no log-probability of %zu of %zu answers, the first "
+        "one of %s: it is of other data, or was made with another tokenizer, chat template or "
+        "data.seq_len; make it by "
+        "megatrain score --data of the same file",
+        path, m.n, m.of, m.at);
+}
+
+/* The configuration of the reference: another model, or this one with the adapter. */
+static int choose_model(struct mt_config **out, const struct mt_config *cfg, struct mt_err *err)
+{
+    const char *dir = cfg->preference.reference;
+    struct mt_config *c = NULL;
+    int rc = mt_config_copy(&c, cfg, "chosen", err);
+    if (!rc)
+        rc = mt_inputs_use_adapter(c, mt_peft_is_folder(dir) ? dir : NULL, "preference.reference",
+                                   err);
+    if (!rc && !mt_peft_is_folder(dir))
+        rc = mt_config_override(c, "model.path", dir, "preference.reference", err);
+    if (!rc)
+        rc = mt_config_override(c, "model.init", "weights", "preference.reference", err);
+    if (rc)
+        mt_config_destroy(&c);
+    *out = c;
+    return rc;
+}
+
+static int check_vocabulary(const struct mt_inputs *own, const struct mt_inputs *other,
+                            struct mt_err *err)
+{
+    uint64_t a = 0, b = 0;
+    bool byte = !strcmp(own->cfg->data.tokenizer, "byte");
+    int rc = byte ? 0 : mt_vocabulary_hash(&a, own->model_dir, err);
+    if (!rc && !byte)
+        rc = mt_vocabulary_hash(&b, other->model_dir, err);
+    if (rc)
+        return rc;
+    if (a && b && a != b)
+        return mt_fail(
+            err, MT_ERR_INPUT, -EINVAL,
+            "preference.reference = %s has another tokenizer than %s: log-probabilities of "
+            "the same tokens cannot be compared",
+            other->model_dir, own->model_dir);
+    if (other->hf.vocab < own->hf.vocab || (!(a && b) && other->hf.vocab != own->hf.vocab))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL,
+                       "preference.reference = %s has a vocabulary of %lld tokens, %s one of %lld: "
+                       "log-probabilities of the same tokens cannot be compared",
+                       other->model_dir, (long long)other->hf.vocab, own->model_dir,
+                       (long long)own->hf.vocab);
+    return 0;
+}
+
+/* With the samplers of the run, so that its micro-batches are the same. */
+static int run_model(const struct mt_inputs *in, struct mt_inputs *ref, double *of,
+                     struct mt_err *err)
+{
+    struct mt_setup setup = {0};
+    struct mt_session s = {0};
+    struct mt_memory memory;
+    int rc = mt_setup_open(&setup, ref, MT_RUN_EVAL, err);
+    if (!rc)
+        rc = mt_setup_memory(&setup, &memory, err);
+    if (!rc)
+        rc = mt_memory_check(&memory, err);
+    if (!rc)
+        rc = mt_session_start(&s, &setup, err);
+    if (!rc)
+        rc = mt_session_fill_weights(&s, NULL, err);
+    if (!rc)
+        rc = mt_reference_fill(&s, 0, in, of, err);
+    mt_session_finish(&s);
+    mt_setup_finish(&setup);
+    return rc;
+}
+
+static int take_model(const struct mt_inputs *in, double *of, struct mt_err *err)
+{
+    struct mt_config *cfg = NULL;
+    struct mt_inputs ref = {0};
+    int rc = choose_model(&cfg, in->cfg, err);
+    if (!rc)
+        rc = mt_inputs_open_without_data(&ref, cfg, err);
+    if (!rc)
+        rc = check_vocabulary(in, &ref, err);
+    if (!rc)
+        rc = run_model(in, &ref, of, err);
+    mt_inputs_finish(&ref);
+    mt_config_destroy(&cfg);
+    return rc;
+}
+
+int mt_reference_take(const struct mt_setup *setup, size_t learner, struct mt_train_state *st,
+                      struct mt_err *err)
+{
+    const struct mt_inputs *in = &setup->in[learner];
+    const char *what = in->cfg->preference.reference;
+    size_t n = mt_reference_count(in);
+    if (!mt_objective_of(mt_setup_numerics_of(setup, learner))->reference ||
+        mt_reference_is_known(in, st) || mt_reference_is_start(in))
+        return 0;
+    double *of = mt_calloc(n, sizeof(*of));
+    if (!of)
+        return mt_fail_nomem(err, "log-probabilities of the reference", n * sizeof(*of));
+    for (size_t i = 0; i < n; i++)
+        of[i] = NAN;
+    mt_info("log-probabilities of %zu answers under the reference: %s", n, what);
+    int rc = mt_is_dir(what) ? take_model(in, of, err) : take_file(in, what, of, err);
+    return mt_reference_set(in, st, of, rc, err);
+}
