@@ -111,14 +111,17 @@ static const struct mt_key keys[] = {
     {"train", "min_lr_ratio", MT_NUMERICS, MT_KEY_REAL, AT(train.min_lr_ratio), "0.1", NULL, 0, 1, NULL,
      "Lowest learning rate as a share of the peak."},
     {"train", "grad_clip", MT_NUMERICS, MT_KEY_REAL, AT(numerics.grad_clip), "1.0", NULL, 0, 1e30, NULL,
-     "Global gradient norm above which gradients are scaled down; 0 = off."},
+     "Gradient norm above which gradients are scaled down; 0 = off."},
+    {"train", "clip", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.clip), "global", MT_CLIP_NAMES, ANY, NULL,
+     "Whose norm that is. global: the whole gradient's. unit: of the embedding, each layer and the head by itself. With unit, or "
+     "without grad_clip, a gradient that is not finite skips only these."},
     {"train", "router_aux_loss", MT_NUMERICS, MT_KEY_REAL, AT(numerics.router_aux_loss), "0", NULL, 0, 1e3, NULL,
      "Mixtures of experts: coefficient of the load-balancing loss, as router_aux_loss_coef in transformers, over all layers "
      "and tokens of a step. The coefficient in config.json is not used; 0 = off."},
     {"train", "seed", MT_NUMERICS, MT_KEY_COUNT, AT(train.seed), "42", NULL, 0, 9e15, NULL,
      "Seed of all random numbers."},
     {"train", "max_skips", MT_NUMERICS, MT_KEY_COUNT, AT(train.max_skips), "5", NULL, 1, 1e9, NULL,
-     "Stop the run after this many steps in a row whose gradient is not finite."},
+     "Stop the run after this many steps in a row in which any gradient is not finite."},
 
     {"preference", "loss", MT_NUMERICS, MT_KEY_WORD, AT(preference.loss), "off",
      "off|sigmoid|sigmoid_norm|ipo|hinge|robust|apo_zero|apo_down|simpo|cpo|orpo|kto|apo_zero_unpaired", ANY,

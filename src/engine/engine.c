@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/engine.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "engine/engine_priv.h"
-#include "optim/lr.h"
 
 /* A save makes the pending update: it must not need memory at that time. */
 static int prepare_update(mt_engine *e, struct mt_err *err)
@@ -52,9 +49,10 @@ static int create_lists(mt_engine *e, struct mt_err *err)
     e->micro = mt_calloc(p->max_micro, sizeof(*e->micro));
     if (!e->lane || !e->learner || !e->step_learner || !e->micro)
         return mt_fail_nomem(err, "the engine", p->max_micro * sizeof(*e->micro));
-    for (size_t i = 0; i < e->n_learners; i++)
-        mt_learner_init(&e->learner[i], p->n_learners ? &p->learner[i] : &p->numerics);
-    return 0;
+    int rc = 0;
+    for (size_t i = 0; i < e->n_learners && !rc; i++)
+        rc = mt_learner_init(&e->learner[i], p->n_learners ? &p->learner[i] : &p->numerics, p->layout->n_units, err);
+    return rc;
 }
 
 int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct mt_err *err)
@@ -109,6 +107,8 @@ void mt_engine_destroy(mt_engine **engine)
         mt_lane_finish(&e->lane[i]);
     mt_host_memory_free(e);
     free(e->lane);
+    for (size_t i = 0; e->learner && i < e->n_learners; i++)
+        mt_learner_finish(&e->learner[i]);
     free(e->learner);
     free(e->step_learner);
     free(e->micro);
@@ -176,32 +176,6 @@ static void read_disk(const mt_engine *e, const struct mt_disk_stats *before, st
     res->t_disk_read = seconds(before->busy_ns[0], now.busy_ns[0]);
     res->t_disk_write = seconds(before->busy_ns[1], now.busy_ns[1]);
     res->t_disk_sums = seconds(before->sum_ns, now.sum_ns);
-}
-
-/* The first of a mixture's routers whose logits were not finite; NULL: none. */
-static const char *bad_router(const mt_engine *e)
-{
-    const char *bad = NULL;
-    for (size_t i = 0; i < e->n_lanes && !bad; i++)
-        bad = mt_model_bad_router(e->lane[i].b.model);
-    return bad;
-}
-
-static void decide_update(mt_engine *e, size_t learner, double lr, struct mt_step_result *res)
-{
-    const struct mt_tensor *bad;
-    const char *router = bad_router(e);
-    res->grad_norm = mt_optimizer_grad_norm(e, (int)learner, &bad);
-    res->skipped = !isfinite(res->grad_norm) || router;
-    res->bad_router = router;
-    res->clip = 1;
-    if (res->skipped) {
-        if (router || bad)
-            snprintf(res->bad_tensor, sizeof(res->bad_tensor), "%s", router ? router : bad->name);
-        return;
-    }
-    res->clip = mt_clip_factor(res->grad_norm, e->learner[learner].numerics.grad_clip);
-    mt_learner_decide(&e->learner[learner], lr, res->clip);
 }
 
 /* The pending updates have been made in every unit. */
@@ -288,7 +262,7 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
         res[k] = out;
         mt_engine_measure(e, &e->learner[k], of[k].data, res[k].measures);
         res[k].loss = mt_measure_mean(&res[k].measures[0]);
-        decide_update(e, k, of[k].lr, &res[k]);
+        mt_engine_decide(e, k, of[k].lr, &res[k]);
     }
     return 0;
 }

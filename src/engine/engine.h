@@ -106,9 +106,10 @@ struct mt_step_result {
     struct mt_measure measures[MT_MAX_MEASURES];
     double aux_loss;      /* with train.router_aux_loss: the load-balancing loss, not multiplied by its coefficient */
     double grad_norm;     /* before clipping; of the gradient as the optimizer sees it */
-    float clip;           /* factor, 1 = not clipped */
-    bool skipped;         /* the norm was not finite: no update */
-    char bad_tensor[128]; /* if skipped: the first tensor at fault, in backward order */
+    float clip;           /* factor, 1 = not clipped; with train.clip = unit the smallest of any block */
+    bool skipped;         /* nothing is updated */
+    size_t n_skipped;     /* blocks that are not, because their gradient, or with a global norm any, is not finite */
+    char bad_tensor[128]; /* if any is skipped: the first tensor at fault, in backward order */
     bool bad_router;      /* bad_tensor is a router whose logits were not finite */
     double t_step, t_forward, t_backward; /* seconds */
     double t_wait_h2d;    /* compute waits for a copy: mean of the devices */

@@ -115,8 +115,16 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p);
 /** Executes an ADAM, UNPACK or GATHER instruction; `engine` is the mt_engine. */
 int mt_optimizer_update(void *engine, const struct mt_program *prog, const struct mt_instr *in,
                         struct mt_err *err);
-/** Sums the partial squares of a learner's tensors; not finite if its gradient is not. *bad: the first such tensor. */
-double mt_optimizer_grad_norm(const mt_engine *e, int learner, const struct mt_tensor **bad);
+
+/* decide.c */
+/** After a step: the norm of a learner's gradient, how it is clipped, and what of it is skipped. Its update is pending
+ * then, unless all of it is skipped. */
+void mt_engine_decide(mt_engine *e, size_t learner, double lr, struct mt_step_result *res);
+/** The same for one block, units [first, end), alone. */
+void mt_engine_decide_block(mt_engine *e, size_t learner, size_t first, size_t end);
+/** The first unit of a unit's block, and the one after its last. */
+size_t mt_block_first(const struct mt_layout *l, size_t unit);
+size_t mt_block_end(const struct mt_layout *l, size_t unit);
 /** Sums squares by tensor in a fixed order (blocks last to first, tensors in layout order) so that splitting layers
  * does not change the result. */
 double mt_grad_norm(const struct mt_layout *l, int learner, double (*square_sum)(const void *ctx, size_t tensor),

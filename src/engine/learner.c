@@ -1,16 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/learner.h"
 
-void mt_learner_init(struct mt_learner *l, const struct mt_numerics *numerics)
+#include <stdlib.h>
+
+#include "base/mem.h"
+
+int mt_learner_init(struct mt_learner *l, const struct mt_numerics *numerics, size_t n_units,
+                    struct mt_err *err)
 {
     l->numerics = *numerics;
     if (numerics->optimizer)
         mt_optimizer_own_keys(numerics->optimizer, numerics->optimizer_keys, l->keys);
+    l->clip = mt_calloc(n_units, sizeof(*l->clip));
+    return l->clip ? 0 : mt_fail_nomem(err, "the engine", n_units * sizeof(*l->clip));
 }
 
-void mt_learner_decide(struct mt_learner *l, double lr, float clip)
+void mt_learner_finish(struct mt_learner *l)
 {
-    l->pending = (struct mt_pending){true, lr, clip, l->updates + 1};
+    free(l->clip);
+    l->clip = NULL;
+}
+
+bool mt_learner_decides_by_block(const struct mt_numerics *n)
+{
+    return n->clip == MT_CLIP_UNIT || !(n->grad_clip > 0);
+}
+
+void mt_learner_decide(struct mt_learner *l, double lr)
+{
+    l->pending = (struct mt_pending){true, lr, l->updates + 1};
 }
 
 void mt_learner_retire(struct mt_learner *l)

@@ -16,14 +16,15 @@
 struct mt_pending {
     bool any;
     double lr;
-    float clip;
     uint64_t t;
 };
+#define MT_CLIP_SKIP (-1.0f) /* the gradient is not finite: there is no update */
 
 struct mt_learner {
     struct mt_numerics numerics; /* its objective, optimizer's keys, clipping and seed; the rest is equal for all */
     double keys[MT_OPTIMIZER_SLOTS]; /* of its optimizer, in the optimizer's order */
     struct mt_pending pending;
+    float *clip; /* [n_units] factor of the newest gradient, or MT_CLIP_SKIP: the same in a block; owned */
     uint64_t updates; /* made so far */
     const struct mt_tensor *_Atomic bad; /* an update made weights of it not finite: the learner's state is lost */
     size_t first_micro, n_micro; /* its micro-batches of the step under way; 0: it takes no part */
@@ -31,10 +32,13 @@ struct mt_learner {
     struct mt_objective_step objective; /* of the step under way */
 };
 
-/** Sets what does not change in the run; all else must be 0. */
-void mt_learner_init(struct mt_learner *l, const struct mt_numerics *numerics);
-/** With which rate, norm and clipping the update of a step is made. */
-void mt_learner_decide(struct mt_learner *l, double lr, float clip);
+/** Sets what does not change in the run; all else must be 0. Finish it after an error, too. */
+int mt_learner_init(struct mt_learner *l, const struct mt_numerics *numerics, size_t n_units, struct mt_err *err);
+void mt_learner_finish(struct mt_learner *l);
+/** Whether blocks are clipped and skipped each by itself, for which the norm of the whole gradient is not needed. */
+bool mt_learner_decides_by_block(const struct mt_numerics *n);
+/** With which rate the update of a step is made. */
+void mt_learner_decide(struct mt_learner *l, double lr);
 /** The pending update has been made in every unit. */
 void mt_learner_retire(struct mt_learner *l);
 /** What its micro-batches of the step have in common. data NULL: it takes no part. `l` must outlive the step. */

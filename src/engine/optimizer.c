@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -35,6 +34,13 @@ static void *state_at(const mt_engine *e, const struct views *v, const struct mt
                     : element(e, v, k, first);
 }
 
+/* Whether there is an update of the tensor to make. */
+static bool is_due(const mt_engine *e, const struct mt_tensor *t)
+{
+    const struct mt_learner *l = mt_engine_learner_of(e, t);
+    return t->trainable && l->pending.any && l->clip[t->unit] >= 0 && !atomic_load(&l->bad);
+}
+
 /* Updates elements [first, first + n) of the trained planes, all of tensor t. Returns how many weights are then not
  * finite. */
 static uint64_t update_run(const mt_engine *e, const struct views *v, const struct mt_tensor *t, size_t first, size_t n)
@@ -51,7 +57,7 @@ static uint64_t update_run(const mt_engine *e, const struct views *v, const stru
         .lr = l->pending.lr * t->lr_scale,
         .weight_decay = t->decay ? l->numerics.weight_decay : 0,
         .t = l->pending.t,
-        .clip = l->pending.clip,
+        .clip = l->clip[t->unit],
         .stochastic = e->p.numerics.rounding == MT_ROUND_STOCHASTIC,
         .seed = l->numerics.seed,
         .tensor = (uint64_t)(t - e->b.layout->tensors),
@@ -160,8 +166,7 @@ static void gather_row(void *ctx, size_t run, int thread)
     for (size_t at = begin / SLICE * SLICE; at < end; at += SLICE) {
         size_t first = MT_MAX(at, g->t->at), to = MT_MIN(at + SLICE, last);
         copy_slice(g->e, &s, &v, 0, first, to - first);
-        bool pending = mt_engine_learner_of(g->e, g->t)->pending.any;
-        uint64_t bad = pending ? update_run(g->e, &v, g->t, first, to - first) : 0;
+        uint64_t bad = is_due(g->e, g->t) ? update_run(g->e, &v, g->t, first, to - first) : 0;
         if (bad)
             __atomic_fetch_add(&g->bad, bad, __ATOMIC_RELAXED);
         size_t from = MT_MAX(first, begin), n = MT_MIN(to, end) - from;
@@ -228,13 +233,6 @@ static int fail_corrupt(const struct update *u, struct mt_err *err)
                    "weights or states of %s in host memory are not what their last update left there: a bit of the memory has "
                    "changed (is it ECC memory? see megatrain doctor); nothing of it is saved: go on from the last checkpoint "
                    "with --resume", t->name);
-}
-
-/* Whether there is an update of the tensor to make. */
-static bool is_due(const mt_engine *e, const struct mt_tensor *t)
-{
-    const struct mt_learner *l = mt_engine_learner_of(e, t);
-    return t->trainable && l->pending.any && !atomic_load(&l->bad);
 }
 
 static void note_bad(struct update *u, const struct mt_tensor *t, uint64_t bad)
@@ -308,41 +306,4 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
     if (unit == 0)
         mt_row_gradient_clear(e);
     return 0;
-}
-
-static double tensor_square_sum(const void *ctx, size_t t)
-{
-    const mt_engine *e = ctx;
-    size_t n;
-    const float *part = mt_model_partials(mt_engine_model_of(e, e->b.layout->tensors[t].unit), t, &n);
-    double sum = 0;
-    for (size_t i = 0; i < n; i++)
-        sum += (double)part[i];
-    return sum;
-}
-
-double mt_grad_norm(const struct mt_layout *l, int learner, double (*square_sum)(const void *ctx, size_t tensor),
-                    const void *ctx, const struct mt_tensor **bad)
-{
-    double sum = 0;
-    *bad = NULL;
-    for (size_t end = l->n_units, first; end > 0; end = first) {
-        for (first = end - 1; first > 0 && l->units[first - 1].block == l->units[end - 1].block;)
-            first--;
-        const struct mt_unit *last = &l->units[end - 1];
-        for (size_t i = l->units[first].first_tensor; i < last->first_tensor + last->n_tensors; i++) {
-            if (!l->tensors[i].trainable || l->tensors[i].learner != learner)
-                continue;
-            double s = square_sum(ctx, i);
-            if (!isfinite(s) && !*bad)
-                *bad = &l->tensors[i];
-            sum += s;
-        }
-    }
-    return sqrt(sum);
-}
-
-double mt_optimizer_grad_norm(const mt_engine *e, int learner, const struct mt_tensor **bad)
-{
-    return mt_grad_norm(e->b.layout, learner, tensor_square_sum, e, bad);
 }

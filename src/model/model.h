@@ -145,10 +145,10 @@ int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logi
                     struct mt_err *err);
 
 /**
- * Name of the router's weight of the first layer whose logits were not finite in the last step; NULL: none. Such a step
- * must not be applied, whatever its gradient.
+ * Name of the weight of the layer's router if its logits were not finite in the last step; else NULL. Such a gradient
+ * must not be applied, whatever it is.
  */
-const char *mt_model_bad_router(const mt_model *m);
+const char *mt_model_bad_router(const mt_model *m, int layer);
 
 /** With router_aux_loss, after mt_model_fetch_stats(): that loss of the step, without its coefficient; else 0. */
 double mt_model_aux_loss(const mt_model *m);

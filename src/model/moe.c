@@ -169,12 +169,12 @@ bool mt_model_unit_is_idle(const mt_model *m, size_t unit)
     return u->n_parts > 0;
 }
 
-const char *mt_model_bad_router(const mt_model *m)
+const char *mt_model_bad_router(const mt_model *m, int layer)
 {
     const struct mt_layout *l = m->layout;
     for (size_t i = 0; i < l->n_parts; i++) {
         const struct mt_part *p = &l->parts[i];
-        if (p->kind != &mt_part_router || !counts_of(m, p->layer)[l->cfg.moe.n_experts])
+        if (p->kind != &mt_part_router || p->layer != layer || !counts_of(m, p->layer)[l->cfg.moe.n_experts])
             continue;
         for (size_t t = 0; t < l->n_tensors; t++)
             if (l->tensors[t].param == &p->param[MT_ROUTER_WEIGHT])

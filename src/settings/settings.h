@@ -29,6 +29,9 @@ enum mt_state_type { MT_STATE_F32, MT_STATE_BF16, MT_STATE_8BIT };
 enum mt_rounding { MT_ROUND_NEAREST, MT_ROUND_STOCHASTIC };
 #define MT_ROUNDING_NAMES "nearest|stochastic"
 
+enum mt_clip { MT_CLIP_GLOBAL, MT_CLIP_UNIT };
+#define MT_CLIP_NAMES "global|unit"
+
 /** The learning rate after its warm-up. */
 enum mt_lr_schedule { MT_LR_CONSTANT, MT_LR_LINEAR, MT_LR_COSINE, MT_LR_WSD };
 
@@ -49,7 +52,8 @@ struct mt_numerics {
     int64_t logits_chunk;        /* rows whose gradients of logits are on the device at once, or MT_AUTO */
     int64_t logits_piece;        /* rows of a chunk with FP32 logits at once, or MT_AUTO */
     double router_aux_loss;      /* mixtures of experts: coefficient of the load-balancing loss; 0: off */
-    double grad_clip;            /* largest norm of the whole gradient; 0: off */
+    double grad_clip;            /* largest norm of what is clipped at once; 0: off */
+    enum mt_clip clip;           /* the whole gradient, or each block (the embedding, a layer, the head) by itself */
     enum mt_state_type state_type; /* of the optimizer's states: optimizer.state_dtype */
     enum mt_rounding rounding;   /* of states in bf16 */
     const struct mt_optimizer *optimizer; /* NULL until resolved from its type and state_dtype */

@@ -226,7 +226,9 @@ static cJSON *step_record(const struct mt_step_report *r)
         add_traffic(o, "disk_write", s->traffic.written);
     }
     cJSON_AddBoolToObject(o, "skipped", s->skipped);
-    if (s->skipped)
+    if (s->n_skipped && !s->skipped)
+        cJSON_AddNumberToObject(o, "skipped_blocks", (double)s->n_skipped);
+    if (s->n_skipped || s->skipped)
         cJSON_AddStringToObject(o, "bad_tensor", s->bad_tensor);
     return if_complete(o);
 }

@@ -161,13 +161,16 @@ static int evaluate(struct loop *l, struct mt_err *err)
 
 static int count_skip(struct loop *l, const struct mt_step_result *r, struct mt_err *err)
 {
-    if (!r->skipped) {
+    if (!r->n_skipped) {
         l->st->skips_in_row = 0;
         return 0;
     }
     l->st->skips++;
     l->st->skips_in_row++;
-    mt_warn("step %llu skipped: %s of %s %s not finite (%llu in a row, %llu in all)", (unsigned long long)l->st->step,
+    char what[64] = "skipped";
+    if (!r->skipped)
+        snprintf(what, sizeof(what), "skipped %zu of %d blocks", r->n_skipped, (int)l->setup->layout->cfg.n_layers + 2);
+    mt_warn("step %llu %s: %s of %s %s not finite (%llu in a row, %llu in all)", (unsigned long long)l->st->step, what,
             r->bad_router ? "logits" : "the gradient", r->bad_tensor, r->bad_router ? "are" : "is",
             (unsigned long long)l->st->skips_in_row, (unsigned long long)l->st->skips);
     if (l->st->skips_in_row < (uint64_t)l->in->cfg->train.max_skips)

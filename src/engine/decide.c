@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is done with a step's gradient: its norm, clipping, and what is skipped. With a norm of the
+ * whole gradient all of it is clipped or skipped; else each block is, by itself. Blocks, not units:
+ * they are the same however layers are cut.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "engine/engine_priv.h"
+#include "optim/lr.h"
+
+typedef double square_sum_fn(const void *ctx, size_t tensor);
+
+static double tensor_square_sum(const void *ctx, size_t t)
+{
+    const mt_engine *e = ctx;
+    size_t n;
+    const float *part =
+        mt_model_partials(mt_engine_model_of(e, e->b.layout->tensors[t].unit), t, &n);
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += (double)part[i];
+    return sum;
+}
+
+/* Adds the squares of a learner's tensors in units [first, end) to the sum; *bad: the first that
+ * are not finite, unless there was one before. */
+static double add_squares(double sum, const struct mt_layout *l, int learner, size_t first,
+                          size_t end, square_sum_fn *square_sum, const void *ctx,
+                          const struct mt_tensor **bad)
+{
+    const struct mt_unit *last = &l->units[end - 1];
+    for (size_t i = l->units[first].first_tensor; i < last->first_tensor + last->n_tensors; i++) {
+        if (!l->tensors[i].trainable || l->tensors[i].learner != learner)
+            continue;
+        double s = square_sum(ctx, i);
+        if (!isfinite(s) && !*bad)
+            *bad = &l->tensors[i];
+        sum += s;
+    }
+    return sum;
+}
+
+double mt_grad_norm(const struct mt_layout *l, int learner, square_sum_fn *square_sum,
+                    const void *ctx, const struct mt_tensor **bad)
+{
+    double sum = 0;
+    *bad = NULL;
+    for (size_t end = l->n_units, first; end > 0; end = first) {
+        first = mt_block_first(l, end - 1);
+        sum = add_squares(sum, l, learner, first, end, square_sum, ctx, bad);
+    }
+    return sqrt(sum);
+}
+
+size_t mt_block_first(const struct mt_layout *l, size_t unit)
+{
+    while (unit > 0 && l->units[unit - 1].block == l->units[unit].block)
+        unit--;
+    return unit;
+}
+
+size_t mt_block_end(const struct mt_layout *l, size_t unit)
+{
+    do
+        unit++;
+    while (unit < l->n_units && l->units[unit].block == l->units[unit - 1].block);
+    return unit;
+}
+
+/* The router of the units whose logits were not finite; NULL: none. */
+static const char *bad_router(const mt_engine *e, size_t first, size_t end)
+{
+    const char *bad = NULL;
+    for (size_t u = first; u < end && !bad; u++)
+        bad = mt_model_bad_router(mt_engine_model_of(e, u), e->b.layout->units[u].layer);
+    return bad;
+}
+
+static bool has_tensors(const struct mt_layout *l, int learner, size_t first, size_t end)
+{
+    const struct mt_unit *last = &l->units[end - 1];
+    bool any = false;
+    for (size_t i = l->units[first].first_tensor; i < last->first_tensor + last->n_tensors; i++)
+        any |= l->tensors[i].trainable && l->tensors[i].learner == learner;
+    return any;
+}
+
+static void set_clip(struct mt_learner *l, size_t first, size_t end, float clip)
+{
+    for (size_t u = first; u < end; u++)
+        l->clip[u] = clip;
+}
+
+void mt_engine_decide_block(mt_engine *e, size_t learner, size_t first, size_t end)
+{
+    struct mt_learner *l = &e->learner[learner];
+    const struct mt_tensor *bad = NULL;
+    double norm =
+        sqrt(add_squares(0, e->b.layout, (int)learner, first, end, tensor_square_sum, e, &bad));
+    bool skip = !isfinite(norm) || bad_router(e, first, end);
+    set_clip(l, first, end, skip ? MT_CLIP_SKIP : mt_clip_factor(norm, l->numerics.grad_clip));
+}
+
+/* Each block by itself; the step is skipped if all are. */
+static void decide_blocks(mt_engine *e, size_t learner, struct mt_step_result *res)
+{
+    const struct mt_layout *l = e->b.layout;
+    const float *clip = e->learner[learner].clip;
+    size_t n = 0;
+    for (size_t end = l->n_units, first; end > 0; end = first) {
+        first = mt_block_first(l, end - 1);
+        if (!has_tensors(l, (int)learner, first, end))
+            continue;
+        mt_engine_decide_block(e, learner, first, end);
+        n++;
+        res->n_skipped += clip[first] < 0;
+        if (clip[first] >= 0)
+            res->clip = MT_MIN(res->clip, clip[first]);
+    }
+    res->skipped = res->n_skipped == n;
+}
+
+void mt_engine_decide(mt_engine *e, size_t learner, double lr, struct mt_step_result *res)
+{
+    struct mt_learner *l = &e->learner[learner];
+    const struct mt_tensor *bad;
+    const char *router = bad_router(e, 0, e->b.layout->n_units);
+    res->grad_norm = mt_grad_norm(e->b.layout, (int)learner, tensor_square_sum, e, &bad);
+    res->clip = 1;
+    res->n_skipped = 0;
+    if (mt_learner_decides_by_block(&l->numerics)) {
+        decide_blocks(e, learner, res);
+    } else {
+        res->skipped = !isfinite(res->grad_norm) || router;
+        res->n_skipped =
+            res->skipped ? (size_t)e->b.layout->units[e->b.layout->n_units - 1].block + 1 : 0;
+        res->clip = res->skipped ? 1 : mt_clip_factor(res->grad_norm, l->numerics.grad_clip);
+        set_clip(l, 0, e->b.layout->n_units, res->clip);
+    }
+    res->bad_router = res->n_skipped && router;
+    if (res->n_skipped && (router || bad))
+        snprintf(res->bad_tensor, sizeof(res->bad_tensor), "%s", router ? router : bad->name);
+    if (!res->skipped)
+        mt_learner_decide(l, lr);
+}
