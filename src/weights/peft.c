@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "weights/peft.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,14 +10,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/regex.h"
-#include "model/ranges.h"
-#include "model/stored.h"
-#include "weights/sources.h"
 
 #define PREFIX "base_model.model."
 #define SUFFIX_A "." MT_LORA_A ".weight"
 #define SUFFIX_B "." MT_LORA_B ".weight"
-enum { PIECE = 1 << 16 }; /* elements */
 
 bool mt_peft_is_folder(const char *dir)
 {
@@ -26,8 +21,6 @@ bool mt_peft_is_folder(const char *dir)
     mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_CONFIG, dir);
     return mt_path_exists(path);
 }
-
-/* --- reading the configuration ------------------------------------------------------------------------ */
 
 static int read_config(cJSON **out, const char *dir, struct mt_err *err)
 {
@@ -250,7 +243,7 @@ static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, c
     return rc;
 }
 
-static int open_weights(struct mt_st_model *st, const char *dir, struct mt_err *err)
+int mt_peft_open_weights(struct mt_st_model *st, const char *dir, struct mt_err *err)
 {
     char path[4200];
     mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_WEIGHTS, dir);
@@ -268,7 +261,7 @@ int mt_peft_read_spec(struct mt_adapter_spec *out, const char *dir, struct mt_er
     if (!rc)
         rc = check_keys(o, dir, err);
     if (!rc)
-        rc = open_weights(&st, dir, err);
+        rc = mt_peft_open_weights(&st, dir, err);
     if (!rc) {
         const cJSON *r = mt_json_get(o, "r"), *alpha = mt_json_get(o, "lora_alpha");
         s.rank = cJSON_IsNumber(r) ? (int64_t)r->valuedouble : 8;
@@ -309,391 +302,4 @@ int mt_peft_base_model(char **out, const char *dir, struct mt_err *err)
         rc = mt_fail_nomem(err, dir, strlen(base->valuestring));
     cJSON_Delete(o);
     return rc;
-}
-
-/* --- weights -------------------------------------------------------------------------------------------- */
-
-/* The file's tensor that is t or, of adapters, holds it. */
-static int find_tensor(const struct mt_st_tensor **out, const struct mt_st_model *st, const struct mt_layout *l,
-                       const struct mt_tensor *t, struct mt_err *err)
-{
-    char name[MT_PEFT_NAME];
-    const struct mt_stored *s = &l->stored[t->place.stored];
-    const int64_t *shape = t->adapter ? s->shape : t->shape;
-    if (t->adapter)
-        snprintf(name, sizeof(name), "%s", s->name);
-    else
-        mt_peft_whole_name(name, l->cfg.family, t->name);
-    const struct mt_st_tensor *src = *out = mt_st_find(st, name);
-    if (!src || src->n_dims != t->n_dims || src->shape[0] != shape[0] || (t->n_dims > 1 && src->shape[1] != shape[1]))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" is missing or has another shape than [%lld, %lld]",
-                       st->files[0].path, name, (long long)shape[0], (long long)shape[1]);
-    return 0;
-}
-
-static int load_tensor(struct mt_stored_reader *r, const struct mt_tensor *t, mt_plane_set *planes, float *buf,
-                       struct mt_err *err)
-{
-    const struct mt_st_model *st = r->st;
-    const struct mt_st_tensor *src;
-    int rc = find_tensor(&src, st, r->l, t, err);
-    for (size_t at = 0; at < t->n && !rc; at += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, t->n - at);
-        rc = t->adapter ? mt_stored_read_f32(r, t, at, n, buf, err) : mt_st_read_f32(st, src, at, n, buf, err);
-        for (size_t i = 0; i < n && !rc; i++)
-            if ((mt_f32_bits(buf[i]) & 0x7fffffffu) >= 0x7f7f8000u)
-                rc = mt_fail(err, MT_ERR_INPUT, -ERANGE, "%s: tensor \"%s\" holds %g at element %zu: weights must be "
-                             "finite and below 3.39e38", st->files[0].path, src->name, (double)buf[i], at + i);
-        if (!rc)
-            rc = mt_tensor_write_masters(planes, t, at, n, buf, err);
-    }
-    return rc;
-}
-
-#define TABLE PREFIX "model.embed_tokens.weight"
-#define HEAD PREFIX "lm_head.weight"
-
-int mt_peft_check_tied(const struct mt_st_model *st, struct mt_err *err)
-{
-    const struct mt_st_tensor *t[] = {mt_st_find(st, TABLE), mt_st_find(st, HEAD)};
-    if (!t[0] || !t[1])
-        return 0;
-    float *buf = mt_calloc((size_t)2 * PIECE, sizeof(float));
-    bool same = t[0]->n_elems == t[1]->n_elems;
-    int rc = buf ? 0 : mt_fail_nomem(err, t[0]->name, 2 * PIECE * sizeof(float));
-    for (size_t at = 0; at < t[0]->n_elems && same && !rc; at += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, t[0]->n_elems - at);
-        for (int i = 0; i < 2 && !rc; i++)
-            rc = mt_st_read_f32(st, t[i], at, n, buf + i * PIECE, err);
-        same = rc || !memcmp(buf, buf + PIECE, n * sizeof(float));
-    }
-    free(buf);
-    if (rc || same)
-        return rc;
-    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: embed_tokens and lm_head, which this model shares, are two tables that differ: "
-                   "PEFT trained a copy of each (without ensure_weight_tying), and one would be lost; train with "
-                   "ensure_weight_tying, or on the model with tie_word_embeddings = false", st->files[0].path);
-}
-
-int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err)
-{
-    struct mt_st_model st;
-    float *buf = mt_calloc(PIECE, sizeof(float));
-    int rc = buf ? open_weights(&st, dir, err) : mt_fail_nomem(err, "an adapter", PIECE * sizeof(float));
-    if (!rc) {
-        struct mt_stored_reader r;
-        mt_stored_reader_init(&r, l, &st, NULL);
-        rc = l->tied ? mt_peft_check_tied(&st, err) : 0;
-        for (size_t i = 0; i < l->n_tensors && !rc; i++) /* by the files' tensors: one is read for many of ours */
-            if (l->tensors[l->pieces[i]].trainable)
-                rc = load_tensor(&r, &l->tensors[l->pieces[i]], planes, buf, err);
-        mt_stored_reader_finish(&r);
-        mt_st_close(&st);
-    }
-    free(buf);
-    return rc ? rc : mt_planes_settle(planes, err);
-}
-
-/* PEFT's copy of the matrix that t's module had when its adapter was saved; NULL: there is none. */
-static const struct mt_st_tensor *find_copy(const struct mt_st_model *st, const struct mt_layout *l,
-                                            const struct mt_tensor *t)
-{
-    static const char weight[] = ".weight", copy[] = ".base_layer.weight";
-    char name[MT_PEFT_NAME + sizeof(copy)];
-    mt_peft_whole_name(name, l->cfg.family, t->name);
-    size_t n = strlen(name);
-    const struct mt_st_tensor *found = NULL;
-    if (!t->adapter && t->n_dims == 2 && ends(name, weight)) {
-        snprintf(name + n - strlen(weight), sizeof(copy), "%s", copy);
-        found = mt_st_find(st, name);
-    }
-    return found || !l->tied || t != l->tensors ? found : mt_st_find(st, PREFIX "lm_head.base_layer.weight");
-}
-
-/* *apart: the largest difference of two tensors of the same size. */
-static int compare(double *apart, const struct mt_st_model *sa, const struct mt_st_tensor *a,
-                   const struct mt_st_model *sb, const struct mt_st_tensor *b, struct mt_err *err)
-{
-    float *buf = mt_calloc((size_t)2 * PIECE, sizeof(float));
-    int rc = buf ? 0 : mt_fail_nomem(err, a->name, 2 * PIECE * sizeof(float));
-    *apart = 0;
-    for (size_t at = 0; at < a->n_elems && !rc; at += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, a->n_elems - at);
-        rc = mt_st_read_f32(sa, a, at, n, buf, err);
-        if (!rc)
-            rc = mt_st_read_f32(sb, b, at, n, buf + PIECE, err);
-        for (size_t i = 0; i < n && !rc; i++) {
-            double d = fabs((double)buf[i] - (double)buf[PIECE + i]);
-            *apart = d <= *apart ? *apart : d; /* NaN counts, too */
-        }
-    }
-    free(buf);
-    return rc;
-}
-
-int mt_peft_compare_copies(const struct mt_layout *l, const char *dir, const char *model_dir, struct mt_err *err)
-{
-    struct mt_st_model st;
-    struct mt_sources base = {.of = NULL};
-    int rc = open_weights(&st, dir, err);
-    if (rc)
-        return rc;
-    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
-        const struct mt_st_tensor *copy = find_copy(&st, l, &l->tensors[i]);
-        double apart = 0;
-        if (!copy)
-            continue;
-        if (!base.of)
-            rc = mt_sources_open(&base, l, model_dir, err);
-        const struct mt_packed_source *src = rc ? NULL : &base.of[i];
-        if (!src || !src->codes || src->format != MT_PACKED_NONE || src->codes->n_elems != copy->n_elems)
-            continue; /* a packed one is not what PEFT stores */
-        rc = compare(&apart, &st, copy, &base.st, src->codes, err);
-        if (!rc && apart != 0)
-            mt_warn("%s: \"%s\", the model's own matrix when the adapter was saved, is up to %.2g from %s in %s: PEFT would "
-                    "load the adapter's copy over the model's, here the model's is used; see to it that the model is the "
-                    "one that the adapter was trained on, in its dtype", st.files[0].path, copy->name, apart, src->codes->name,
-                    model_dir);
-    }
-    if (base.of)
-        mt_sources_close(&base);
-    mt_st_close(&st);
-    return rc;
-}
-
-int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err)
-{
-    struct mt_st_model st;
-    const struct mt_st_tensor *src;
-    int rc = open_weights(&st, dir, err);
-    if (rc)
-        return rc;
-    for (size_t i = 0; i < l->n_tensors && !rc; i++)
-        if (l->tensors[i].trainable)
-            rc = find_tensor(&src, &st, l, &l->tensors[i], err);
-    if (!rc && l->tied)
-        rc = mt_peft_check_tied(&st, err);
-    mt_st_close(&st);
-    return rc;
-}
-
-/* --- writing the configuration ------------------------------------------------------------------------- */
-
-static size_t module_length(const char *tensor)
-{
-    const char *dot = strrchr(tensor, '.');
-    return dot ? (size_t)(dot - tensor) : 0;
-}
-
-/* The last part of a module's name: "q_proj". */
-static const char *last_name(const char *module)
-{
-    const char *dot = strrchr(module, '.');
-    return dot ? dot + 1 : module;
-}
-
-/* A module with adapters, or a parameter of one: of all experts together, or listed as such (is_wrapped). */
-struct target {
-    char module[MT_TENSOR_NAME];
-    const struct mt_adapter_target *t;
-    bool whole;
-};
-
-static struct target *list_targets(const struct mt_layout *l, size_t *n)
-{
-    struct target *all = mt_calloc(l->n_adapters * MT_ADAPTER_MAX_TARGETS, sizeof(*all));
-    *n = 0;
-    for (size_t i = 0; all && i < l->n_adapters; i++)
-        for (size_t k = 0; k < l->adapters[i].n_targets; k++) {
-            const struct mt_adapter *ad = &l->adapters[i];
-            const struct mt_tensor *of = &l->tensors[ad->target[k].tensor];
-            if (ad->whole && of->expert > 0)
-                continue;
-            struct target *t = &all[(*n)++];
-            t->t = &ad->target[k];
-            t->whole = ad->whole;
-            if (ad->whole)
-                mt_stored_joined_name(t->module, l, of, ad->whole);
-            else
-                mt_stored_module(t->module, l, of);
-        }
-    return all;
-}
-
-/* Are all matrices of that last name targets? PEFT takes a last name to mean every matrix of that name. */
-static bool short_name_will_do(const struct mt_layout *l, const struct target *all, size_t n, const char *last)
-{
-    size_t ours = 0, theirs = 0;
-    for (size_t i = 0; i < n; i++)
-        ours += !strcmp(last_name(all[i].module), last);
-    for (size_t i = 0; i < l->n_tensors; i++) {
-        char module[MT_TENSOR_NAME];
-        const struct mt_tensor *t = &l->tensors[i];
-        if (t->adapter || t->n_dims != 2)
-            continue;
-        snprintf(module, sizeof(module), "%.*s", (int)module_length(t->name), t->name);
-        theirs += !strcmp(last_name(module), last);
-    }
-    return ours == theirs;
-}
-
-static double rank_of(const struct mt_adapter_target *t)
-{
-    return (double)t->rank;
-}
-
-static double alpha_of_target(const struct mt_adapter_target *t)
-{
-    return t->alpha;
-}
-
-/* Does a target before i have the same last name? */
-static bool seen(const struct target *all, size_t i)
-{
-    for (size_t k = 0; k < i; k++)
-        if (!strcmp(last_name(all[k].module), last_name(all[i].module)))
-            return true;
-    return false;
-}
-
-static bool is_expert(const struct mt_layout *l, const struct target *t)
-{
-    return l->tensors[t->t->tensor].expert >= 0 && !t->whole;
-}
-
-static bool is_wrapped(const struct mt_layout *l, const struct target *t)
-{
-    char module[MT_TENSOR_NAME];
-    mt_stored_module(module, l, &l->tensors[t->t->tensor]);
-    return t->whole || (!is_expert(l, t) && mt_peft_wraps_parameter(l, module));
-}
-
-/* What follows the module's name in that of the parameter. */
-static const char *parameter_suffix(const struct mt_layout *l, const struct target *t)
-{
-    return is_wrapped(l, t) && !t->whole ? ".weight" : "";
-}
-
-/* Values other than the usual one: by last name if all targets of that name agree, else by whole name. */
-static cJSON *pattern(const struct mt_layout *l, const struct target *all, size_t n,
-                      double (*value)(const struct mt_adapter_target *), double usual)
-{
-    cJSON *o = cJSON_CreateObject();
-    char key[MT_TENSOR_NAME];
-    for (size_t i = 0; i < n; i++) {
-        const char *last = last_name(all[i].module);
-        bool agree = true;
-        if (value(all[i].t) == usual)
-            continue;
-        for (size_t k = 0; k < n; k++)
-            agree &= strcmp(last_name(all[k].module), last) || value(all[k].t) == value(all[i].t);
-        snprintf(key, sizeof(key), "%.110s%s", agree ? last : all[i].module, parameter_suffix(l, &all[i]));
-        if (!mt_json_get(o, key))
-            cJSON_AddNumberToObject(o, key, value(all[i].t));
-    }
-    return o;
-}
-
-/* Lists experts by their last name, which in PEFT means those of all experts. */
-static void add_experts(cJSON *list, const struct mt_layout *l, const struct target *all, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        const char *last = last_name(all[i].module);
-        bool listed = !is_expert(l, &all[i]);
-        for (const cJSON *m = list ? list->child : NULL; m && !listed; m = m->next)
-            listed = is_text(m, last);
-        if (!listed)
-            mt_json_append(list, cJSON_CreateString(last));
-    }
-}
-
-static cJSON *target_modules(const struct mt_layout *l, const struct target *all, size_t n)
-{
-    cJSON *list = cJSON_CreateArray();
-    bool all_short = true;
-    for (size_t i = 0; i < n; i++) {
-        bool module = !is_wrapped(l, &all[i]) && !is_expert(l, &all[i]);
-        all_short = all_short && (!module || seen(all, i) || short_name_will_do(l, all, n, last_name(all[i].module)));
-    }
-    for (size_t i = 0; i < n; i++)
-        if (!is_wrapped(l, &all[i]) && !is_expert(l, &all[i]) && (!all_short || !seen(all, i)))
-            mt_json_append(list, cJSON_CreateString(all_short ? last_name(all[i].module) : all[i].module));
-    add_experts(list, l, all, n);
-    return list;
-}
-
-/* Whole names; NULL: there are none. */
-static cJSON *target_parameters(const struct mt_layout *l, const struct target *all, size_t n)
-{
-    cJSON *list = cJSON_CreateArray();
-    char name[MT_STORED_NAME];
-    for (size_t i = 0; i < n; i++) {
-        snprintf(name, sizeof(name), "%s%s", all[i].module, parameter_suffix(l, &all[i]));
-        if (is_wrapped(l, &all[i]))
-            mt_json_append(list, cJSON_CreateString(name));
-    }
-    if (cJSON_GetArraySize(list))
-        return list;
-    cJSON_Delete(list);
-    return NULL;
-}
-
-/* Whole names: PEFT takes any module whose name ends in a listed one, so "norm" would mean all norms. */
-static cJSON *modules_to_save(const struct mt_layout *l)
-{
-    cJSON *list = cJSON_CreateArray();
-    bool table = false;
-    for (size_t i = 0; i < l->n_tensors; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
-        char module[MT_TENSOR_NAME];
-        bool listed = false;
-        if (!t->trainable || t->adapter)
-            continue;
-        mt_family_module(module, sizeof(module), l->cfg.family, t->name);
-        for (const cJSON *m = list ? list->child : NULL; m; m = m->next)
-            listed |= is_text(m, module);
-        if (!listed)
-            mt_json_append(list, cJSON_CreateString(module));
-        table |= l->tied && i == 0;
-    }
-    if (table)
-        mt_json_append(list, cJSON_CreateString("lm_head"));
-    if (cJSON_GetArraySize(list))
-        return list;
-    cJSON_Delete(list);
-    return cJSON_CreateNull();
-}
-
-char *mt_peft_config_text(const struct mt_layout *l, const char *base)
-{
-    size_t n;
-    struct target *all = list_targets(l, &n);
-    if (!all)
-        return NULL;
-    mt_json_begin();
-    cJSON *o = cJSON_CreateObject(), *parameters = target_parameters(l, all, n);
-    mt_json_add(o, "alpha_pattern", pattern(l, all, n, alpha_of_target, l->adapter_default.alpha));
-    cJSON_AddStringToObject(o, "base_model_name_or_path", base);
-    cJSON_AddStringToObject(o, "bias", "none");
-    if (l->tied && l->tensors[0].trainable) /* else PEFT would go on with two tables */
-        cJSON_AddBoolToObject(o, "ensure_weight_tying", true);
-    cJSON_AddBoolToObject(o, "fan_in_fan_out", false);
-    cJSON_AddBoolToObject(o, "inference_mode", true);
-    cJSON_AddBoolToObject(o, "init_lora_weights", true);
-    cJSON_AddNumberToObject(o, "lora_alpha", l->adapter_default.alpha);
-    cJSON_AddNumberToObject(o, "lora_dropout", parameters || !l->n_adapters ? 0 : l->adapters[0].dropout);
-    mt_json_add(o, "modules_to_save", modules_to_save(l));
-    cJSON_AddStringToObject(o, "peft_type", "LORA");
-    cJSON_AddNumberToObject(o, "r", (double)l->adapter_default.rank);
-    mt_json_add(o, "rank_pattern", pattern(l, all, n, rank_of, (double)l->adapter_default.rank));
-    mt_json_add(o, "target_modules", target_modules(l, all, n));
-    if (parameters)
-        mt_json_add(o, "target_parameters", parameters);
-    cJSON_AddStringToObject(o, "task_type", "CAUSAL_LM");
-    cJSON_AddBoolToObject(o, "use_dora", l->adapter_default.dora);
-    cJSON_AddBoolToObject(o, "use_rslora", l->adapter_default.rslora);
-    char *text = mt_json_complete() ? mt_json_print(o, true) : NULL;
-    cJSON_Delete(o);
-    free(all);
-    return text;
 }

@@ -28,6 +28,8 @@ int mt_peft_uses_dora(bool *yes, const char *dir, struct mt_err *err);
 /** The model that the folder's configuration names; to be freed by the caller. */
 int mt_peft_base_model(char **out, const char *dir, struct mt_err *err);
 
+/** Opens the folder's adapter_model.safetensors. */
+int mt_peft_open_weights(struct mt_st_model *st, const char *dir, struct mt_err *err);
 /** Fills the planes of all trained tensors from the folder. */
 int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err);
 /** Checks that the folder has all of them, in the right shapes. */
