@@ -91,10 +91,10 @@ static const struct cli_option score_options[] = {
     SET,
     {"model", 0, "DIR", "Score with this model instead of model.path."},
     {"adapter", 0, "DIR", "Use the adapters of this PEFT folder, such as a checkpoint."},
-    {"data", 0, "FILE", "The samples, instead of data.eval."},
+    {"data", 0, "FILE", "The samples, instead of data.eval; also requests of lm-evaluation-harness (its --log_samples)."},
     {"out", 0, "FILE", "The results, a JSON object a line. What is done so far is kept in FILE.part, from which another call goes on."},
     {"tokens", 0, NULL, "Also the log-probability of every token."},
-    {"choices", 0, NULL, "Also which of neighbouring samples with the same prompt is the likeliest, by sum (best) and by token (best_mean)."},
+    {"choices", 0, NULL, "Also which of neighbouring samples with the same prompt, or of a line of requests, is the likeliest, by sum (best) and by token (best_mean)."},
     {"force", 0, NULL, "Start over, instead of going on from FILE.part."},
     END};
 static const struct cli_option sample_options[] = {

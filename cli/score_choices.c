@@ -46,6 +46,21 @@ static void mark(struct score_choice *c, const struct score_journal *j, size_t f
         c[best].best = c[best_mean].best_mean = true;
 }
 
+/* Whether a sample comes from the same record as the one before it. */
+static bool same_record(const mt_dataset *d, size_t i)
+{
+    char a[4200], b[4200];
+    return i && !strcmp(mt_dataset_place(d, i - 1, a, sizeof(a)), mt_dataset_place(d, i, b, sizeof(b)));
+}
+
+static bool has_records_of_several(const mt_dataset *d)
+{
+    for (size_t i = 1; i < mt_dataset_stats(d)->n_samples; i++)
+        if (same_record(d, i))
+            return true;
+    return false;
+}
+
 int score_choices_find(struct score_choice **out, const mt_dataset *d, const struct score_journal *j,
                        struct mt_err *err)
 {
@@ -55,10 +70,12 @@ int score_choices_find(struct score_choice **out, const mt_dataset *d, const str
     uint8_t *mask = mt_calloc((size_t)s->max_len + 1, 1);
     const uint32_t *last = NULL, *ids;
     size_t n_last = 0, first = 0;
+    const bool by_record = has_records_of_several(d);
     int rc = c && mask ? 0 : mt_fail_nomem(err, "choices", n * sizeof(*c));
     for (size_t i = 0; i < n && !rc; i++) {
         size_t k = prompt_of(d, i, &ids, mask);
-        if (i && (k != n_last || memcmp(ids, last, k * sizeof(*ids)) != 0)) {
+        bool same = by_record ? same_record(d, i) : i && k == n_last && !memcmp(ids, last, k * sizeof(*ids));
+        if (i && !same) {
             mark(c, j, first, i);
             first = i;
             c[i].question = c[i - 1].question + 1;

@@ -12,8 +12,9 @@ struct score_choice {
     bool best_mean;  /* the same by log-probability per token */
 };
 
-/** Neighbouring samples whose tokens before the first trained one are equal have one prompt. *out: by sample; the
- * caller frees it. What is not done is the best of nothing. */
+/** Samples of one record (requests of lm-evaluation-harness) are a question's. Where each record is one sample,
+ * neighbouring ones whose tokens before the first trained one are equal have one prompt. *out: by sample; the caller
+ * frees it. What is not done is the best of nothing. */
 int score_choices_find(struct score_choice **out, const mt_dataset *d, const struct score_journal *j,
                        struct mt_err *err);
 

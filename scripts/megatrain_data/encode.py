@@ -10,7 +10,7 @@ import numpy as np
 
 from . import answers, byte_level, ranks, template
 from .errors import DataError
-from .formats import Bad, Chat, Ids, Pair
+from .formats import Bad, Chat, Ids, Pair, Request
 
 BYTE_BOS, BYTE_EOS, BYTE_VOCAB = 256, 257, 259
 # what expressions of templates raise
@@ -232,6 +232,23 @@ class Encoder:
             full[len(ahead):len(ahead) + len(mask)] = mask
         return ids, full
 
+    def request(self, context, continuation):
+        """Ids and mask of a request, as lm-evaluation-harness makes them (`_encode_pair`): spaces at the end of the context
+        belong to the continuation. Both are tokenized as one text; of that, what follows as many tokens as the context has
+        alone is the continuation, behind the context's own tokens, even where a token of the text reaches into both."""
+        tok, prefix = self.tok, list(self.tok.prefix)
+        end = len(context.rstrip())
+        whole, alone = [list(i) for i in tok.encode([context + continuation, context[:end]])]
+        if context:  # whoever writes the token that begins a text gets no second one
+            first = tok.special.get("bos_token") or tok.special.get("eos_token")
+            prefix = [] if prefix and first and context.startswith(first) else prefix
+        else:
+            first = tok.bos if tok.bos is not None else tok.eos
+            prefix = [] if first is None or whole[:1] == [first] else [first]
+            alone = whole[:1] if not prefix else []
+        ids = np.array(prefix + alone + whole[len(alone):], np.uint32)
+        return ids, np.arange(len(ids)) >= max(len(prefix) + len(alone), 1)
+
     def encode(self, samples, unprinted=None):
         """[(ids, mask)] of samples; raises Bad with (index, message) if one cannot be encoded.
 
@@ -241,6 +258,8 @@ class Encoder:
             try:
                 if isinstance(s, answers.Answers):
                     out[i] = answers.encode(self, s)
+                elif isinstance(s, Request):
+                    out[i] = self.request(*s)
                 elif isinstance(s, Ids):
                     mask = None if s.labels is None else np.array(s.labels) != -100
                     out[i] = (self._checked_ids(s.ids), mask)
@@ -259,7 +278,7 @@ class Encoder:
         self._batch(plain, lambda texts: [(ids, None) for ids in self.tok.encode(texts)], out)
         self._batch(spanned, lambda texts: self.tok.encode_spans(texts, [s[2] for s in spanned]), out)
         for i, s in enumerate(samples):
-            wrap = not isinstance(s, (Ids, Chat, answers.Answers)) or (isinstance(s, Chat) and self.tok.bytes)
+            wrap = not isinstance(s, (Ids, Chat, Request, answers.Answers)) or (isinstance(s, Chat) and self.tok.bytes)
             if wrap:
                 out[i] = self.around(*out[i])
         return out

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts records of all data formats to one of four kinds of sample.
+"""Converts records of all data formats to one of five kinds of sample.
 
     Chat   messages (dicts with "role"), tools, further template variables, and a train flag for each message
     Text   a string, all of it trained
     Pair   a prompt and a completion as strings, the completion trained
     Ids    token ids and labels
+    Request  a context and a continuation, of which the log-probability is asked for
 """
 import json
 from collections import namedtuple
@@ -13,6 +14,7 @@ Chat = namedtuple("Chat", "messages tools variables flags")
 Text = namedtuple("Text", "text")
 Pair = namedtuple("Pair", "prompt completion")
 Ids = namedtuple("Ids", "ids labels")
+Request = namedtuple("Request", "context continuation")
 
 SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
@@ -32,6 +34,8 @@ def detect(record):
         return "preference"
     if "label" in record and "completion" in record:
         return "rated"
+    if "continuation" in record or "arguments" in record:
+        return "requests"
     for key, name in BY_KEY:
         if key in record:
             return name
@@ -195,6 +199,20 @@ def prompt_completion(record):
     raise Bad('"prompt" and "completion" must both be strings, or both be lists of messages')
 
 
+def requests(record):
+    """The loglikelihood requests of lm-evaluation-harness in a record: one ("context" and "continuation", or "arguments" of
+    both), or those of a line that it writes with --log_samples ("arguments": {"gen_args_0": {"arg_0": ..., "arg_1": ...}, ...})."""
+    made = record.get("arguments", [record.get("context"), record.get("continuation")])
+    if isinstance(made, dict):
+        made = [list(v.values()) if isinstance(v, dict) else v for v in made.values()]
+    elif isinstance(made, list) and not (made and isinstance(made[0], (list, tuple))):
+        made = [made]
+    for pair in made:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(p, str) for p in pair):
+            raise Bad("a loglikelihood request has two strings, a context and a continuation")
+    return [Request(*pair) for pair in made]
+
+
 def input_ids(record):
     ids, labels = record.get("input_ids"), record.get("labels")
     if not isinstance(ids, list) or not ids:
@@ -226,7 +244,7 @@ def without_padding(ids, labels, mask):
 
 
 def convert(record, name, entry):
-    """Converts a record of format `name` to a sample; `entry` is that of a dataset_info.json, or {}."""
+    """Converts a record of format `name` to a sample, or a list of them; `entry` is that of a dataset_info.json, or {}."""
     if not isinstance(record, dict):
         raise Bad("a sample must be a JSON object")
     columns, tags = entry.get("columns") or {}, entry.get("tags") or {}
@@ -240,4 +258,6 @@ def convert(record, name, entry):
         return prompt_completion(record)
     if name == "input_ids":
         return input_ids(record)
+    if name == "requests":
+        return requests(record)
     return Text(text_of(record, columns.get("prompt", "text") if entry else "text"))

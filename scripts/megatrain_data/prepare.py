@@ -32,14 +32,17 @@ class Chunker:
             ids = np.zeros(0, np.uint32) if empty else self.encoder.tok.encode([sources.text_of(chunk)])[0]
             return ids, None, np.array([len(ids)]), None, 1, {}
         rows, places = sources.records(chunk)
-        samples = []
+        samples, sources_of = [], []
         base = 1 if chunk[0] in ("range", "lines", "rows") else 0
         for place, record in rows:
             try:
                 convert = answers.convert if self.format in answers.FORMATS else formats.convert
-                samples.append(convert(formats.renamed(record, self.columns), self.format, self.entry))
+                made = convert(formats.renamed(record, self.columns), self.format, self.entry)
             except Bad as e:
                 raise SampleError(place - base, str(e)) from None
+            samples += made if isinstance(made, list) else [made]
+            sources_of += [(place, record)] * (len(made) if isinstance(made, list) else 1)
+        rows = sources_of
         unprinted = []
         try:
             encoded = self.encoder.encode(samples, unprinted)
@@ -192,7 +195,7 @@ class Preparation:
                     w.max_len = max(w.max_len, int((lengths[0::2] + lengths[1::2]).max()))
                 w.n_equal += len(more.get("equal", []))
                 w.n_trained += more.get("trained", len(ids))
-                w.n_endless += more.get("endless", 0) if name != "input_ids" else 0
+                w.n_endless += more.get("endless", 0) if name not in ("input_ids", "requests") else 0
                 for p in more.get("untrained", []):
                     w.n_untrained += 1
                     if len(w.untrained_at) < 3:

@@ -55,9 +55,9 @@ static const struct mt_key keys[] = {
     {"data", "eval", MT_NUMERICS, MT_KEY_NAME_OR_FILE, AT(data.eval), "", NULL, ANY, NULL,
      "Evaluation data: a file, a number of samples, or a share (2%) held out by hash."},
     {"data", "format", MT_NUMERICS, MT_KEY_CHOICE, AT(data.format), "auto",
-     "auto|messages|sharegpt|alpaca|prompt_completion|text|input_ids|preference|rated", ANY, NULL,
+     "auto|messages|sharegpt|alpaca|prompt_completion|text|input_ids|preference|rated|requests", ANY, NULL,
      "Format of samples; auto looks at the first one of each file. preference: chosen and rejected answers, rated: single "
-     "ones with a label; both are for [preference]."},
+     "ones with a label; both are for [preference]. requests: loglikelihood requests of lm-evaluation-harness, for score."},
     {"data", "columns", MT_NUMERICS, MT_KEY_LIST, AT(data.columns), "", NULL, ANY, NULL,
      "What your files call the fields of a format, such as prompt:question, completion:answer. Files of a dataset_info.json "
      "have their own."},

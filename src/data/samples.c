@@ -20,7 +20,8 @@
 const char *mt_format_name(enum mt_cfg_format f)
 {
     static const char *const names[] = {"auto",   "messages",          "sharegpt", "alpaca",
-                                        "prompt_completion", "text", "input_ids", "preference", "rated"};
+                                        "prompt_completion", "text", "input_ids", "preference", "rated",
+                                        "requests"};
     return names[f];
 }
 

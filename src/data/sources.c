@@ -187,7 +187,10 @@ bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format f
                 mt_json_get(r, "instruction") || cJSON_IsArray(mt_json_get(r, "prompt")) ||
                 cJSON_IsArray(mt_json_get(r, "chosen"));
     bool ids = mt_json_get(r, "input_ids") || mt_json_get(r, "rejected_ids") || mt_json_get(r, "completion_ids");
-    if (format == MT_FORMAT_AUTO)
+    bool requests = mt_json_get(r, "continuation") || mt_json_get(r, "arguments");
+    if (format == MT_FORMAT_REQUESTS || (format == MT_FORMAT_AUTO && requests))
+        needs = true;
+    else if (format == MT_FORMAT_AUTO)
         needs = cJSON_IsObject(r) && (chat || !ids) && (chat || !bytes) &&
                 (chat || mt_json_get(r, "prompt") || mt_json_get(r, "rejected") || mt_json_get(r, "text"));
     else if (format == MT_FORMAT_INPUT_IDS || ids)
