@@ -284,7 +284,7 @@ static int stats(const struct mt_inputs *in, bool json, bool refused, struct mt_
 /* Samples that data.overlong or data.max_untrained would refuse are shown and counted. */
 static int refuse_nothing(struct mt_config *cfg, struct mt_err *err)
 {
-    const char *overlong = strcmp(cfg->preference.loss, "off") ? "drop" : "truncate"; /* answers are not cut */
+    const char *overlong = strcmp(cfg->preference.loss, "off") ? "drop" : "truncate"; /* whose answers are cut to a half each */
     int rc = cfg->data.overlong == MT_OVERLONG_ERROR ? mt_config_override(cfg, "data.overlong", overlong, "data show", err) : 0;
     return rc ? rc : mt_config_override(cfg, "data.max_untrained", "100%", "data show", err);
 }

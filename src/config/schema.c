@@ -77,7 +77,8 @@ static const struct mt_key keys[] = {
     {"data", "packing", MT_NUMERICS, MT_KEY_BOOL, AT(data.packing), "on", NULL, ANY, NULL,
      "Put several samples in a row; attention and positions stay within each."},
     {"data", "overlong", MT_NUMERICS, MT_KEY_CHOICE, AT(data.overlong), "error", "error|truncate|drop|split", ANY,
-     NULL, "What to do with samples longer than seq_len."},
+     NULL, "What to do with samples longer than seq_len. truncate keeps their beginning; of chosen and rejected answers that of "
+     "each, seq_len / 2. split does not go with preferences."},
     {"data", "max_untrained", MT_OUTPUT, MT_KEY_AMOUNT, AT(data.max_untrained), "1%", NULL, 0, 1e15, NULL,
      "Refuse data of which more samples than this, or a larger share, have no token to train on. Fewer are left out; three "
      "always may be, if they are at most a tenth."},

@@ -15,6 +15,8 @@
 struct view {
     uint64_t start;
     uint32_t len, chosen; /* chosen: tokens of the chosen answer, which come first */
+    uint32_t gap;         /* tokens of the shard after them that are left out (data.overlong = truncate) */
+    uint64_t joined;      /* with a gap: where the item begins in part.joined */
 };
 
 struct part {
@@ -22,6 +24,8 @@ struct part {
     struct mt_data_source pub;
     struct view *views; /* NULL: the shard's samples unchanged */
     size_t cap;
+    uint32_t *joined;   /* tokens of items with a gap */
+    size_t n_joined, cap_joined;
 };
 
 struct mt_dataset {
@@ -62,7 +66,7 @@ static int add_view(struct part *p, uint64_t start, uint64_t len, struct mt_err 
     struct mt_dataset_stats *s = &p->pub.stats;
     if (!mt_grow(&p->views, &p->cap, s->n_samples + 1, sizeof(*p->views)))
         return mt_fail_nomem(err, "the samples", s->n_samples * sizeof(*p->views));
-    p->views[s->n_samples++] = (struct view){start, (uint32_t)len, 0};
+    p->views[s->n_samples++] = (struct view){.start = start, .len = (uint32_t)len};
     s->n_tokens += len;
     s->n_trained += mt_shard_count_trained(&p->shard, start + 1, len - 1);
     s->max_len = MT_MAX(s->max_len, len);
@@ -86,6 +90,16 @@ static uint64_t docs_of(const struct part *p)
     return p->shard.header->flags & MT_SHARD_ANSWERS ? 2 : 1;
 }
 
+/* Notes a sample that no trained token is left of once it is cut. */
+static void note_cut(mt_dataset *d, struct part *p, uint64_t i)
+{
+    char where[4200];
+    place_of(p, i, where, sizeof(where));
+    p->pub.stats.n_untrained++;
+    d->n_cut++;
+    mt_note_place(d->cut_at, sizeof(d->cut_at), where);
+}
+
 static int add_overlong(mt_dataset *d, struct part *p, uint64_t i,
                         const struct mt_dataset_params *dp, struct mt_err *err)
 {
@@ -103,9 +117,7 @@ static int add_overlong(mt_dataset *d, struct part *p, uint64_t i,
         return split(p, start, end, dp->seq_len, err);
     case MT_OVERLONG_TRUNCATE:
         if (!mt_shard_count_trained(&p->shard, start + 1, dp->seq_len - 1)) {
-            s->n_untrained++;
-            d->n_cut++;
-            mt_note_place(d->cut_at, sizeof(d->cut_at), where);
+            note_cut(d, p, i);
             return 0;
         }
         s->n_truncated++;
@@ -129,6 +141,70 @@ static int add_item(struct part *p, uint64_t i, struct mt_err *err)
     return rc;
 }
 
+/* Keeps the tokens of an item without those in its gap. */
+static int join(struct part *p, struct view *v, struct mt_err *err)
+{
+    const uint32_t *tokens = p->shard.tokens + v->start;
+    size_t rest = v->len - v->chosen;
+    if (!mt_grow(&p->joined, &p->cap_joined, p->n_joined + v->len, sizeof(*p->joined)))
+        return mt_fail_nomem(err, "cut answers", (p->n_joined + v->len) * sizeof(*p->joined));
+    v->joined = p->n_joined;
+    memcpy(p->joined + p->n_joined, tokens, v->chosen * sizeof(*tokens));
+    memcpy(p->joined + p->n_joined + v->chosen, tokens + v->chosen + v->gap, rest * sizeof(*tokens));
+    p->n_joined += v->len;
+    return 0;
+}
+
+static bool equal_answers(const struct part *p, const struct view *v)
+{
+    const uint32_t *tokens = p->shard.tokens + v->start;
+    return 2 * v->chosen == v->len && !memcmp(tokens, tokens + v->chosen + v->gap, v->chosen * sizeof(*tokens));
+}
+
+static uint64_t count_answer(const struct part *p, uint64_t start, size_t n)
+{
+    return n ? mt_shard_count_trained(&p->shard, start + 1, n - 1) : 0;
+}
+
+/* An item with data.overlong = truncate: each answer of a pair keeps its first seq_len / 2 tokens, as TRL's with a
+ * max_length of that; a rated one seq_len. */
+static int add_cut_item(mt_dataset *d, struct part *p, uint64_t i, size_t seq_len, struct mt_err *err)
+{
+    const uint64_t *at = p->shard.offsets + 2 * i;
+    struct mt_dataset_stats *s = &p->pub.stats;
+    size_t chosen = at[1] - at[0], rest = at[2] - at[1], most = chosen && rest ? seq_len / 2 : seq_len;
+    if (chosen <= most && rest <= most)
+        return add_item(p, i, err);
+    struct view v = {.start = at[0], .chosen = (uint32_t)MT_MIN(chosen, most)};
+    v.gap = (uint32_t)chosen - v.chosen;
+    v.len = v.chosen + (uint32_t)MT_MIN(rest, most);
+    uint64_t good = count_answer(p, v.start, v.chosen), bad = count_answer(p, at[1], v.len - v.chosen);
+    s->n_overlong++;
+    if ((chosen && !good) || (rest && !bad)) {
+        note_cut(d, p, 2 * i);
+        return 0;
+    }
+    if (equal_answers(p, &v)) {
+        s->n_equal++;
+        return 0;
+    }
+    if (!mt_grow(&p->views, &p->cap, s->n_samples + 1, sizeof(*p->views)))
+        return mt_fail_nomem(err, "the samples", s->n_samples * sizeof(*p->views));
+    int rc = v.gap ? join(p, &v, err) : 0;
+    p->views[s->n_samples++] = v;
+    s->n_truncated++;
+    s->n_tokens += v.len;
+    s->n_trained += good + bad;
+    s->max_len = MT_MAX(s->max_len, v.len);
+    return rc;
+}
+
+/* The longest sample that stays as it is, whatever it is. */
+static size_t uncut_len(const struct part *p, const struct mt_dataset_params *dp)
+{
+    return docs_of(p) > 1 && dp->overlong == MT_OVERLONG_TRUNCATE ? dp->seq_len / 2 : dp->seq_len;
+}
+
 /* The samples of training: the shard's, with overlong ones treated as data.overlong says. */
 static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_params *dp,
                      struct mt_err *err)
@@ -142,7 +218,7 @@ static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_para
     s->answers = h->flags & MT_SHARD_ANSWERS;
     s->n_equal = h->n_equal;
     s->longest = h->flags & MT_SHARD_PLAIN_TEXT ? MT_MIN(h->max_len, dp->seq_len) : h->max_len;
-    if (h->max_len <= dp->seq_len) {
+    if (h->max_len <= uncut_len(p, dp)) {
         s->n_samples = h->n_samples / docs_of(p);
         s->n_tokens = h->n_tokens;
         s->n_trained = h->n_trained;
@@ -151,7 +227,9 @@ static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_para
     }
     for (uint64_t k = docs_of(p), i = 0; i < h->n_samples && !rc; i += k) {
         uint64_t start = p->shard.offsets[i], len = p->shard.offsets[i + k] - start;
-        if (len > dp->seq_len)
+        if (k > 1 && dp->overlong == MT_OVERLONG_TRUNCATE)
+            rc = add_cut_item(d, p, i / k, dp->seq_len, err);
+        else if (len > dp->seq_len)
             rc = add_overlong(d, p, i, dp, err);
         else if (k > 1)
             rc = add_item(p, i / k, err);
@@ -220,10 +298,9 @@ static int check_answers(const mt_dataset *d, const struct mt_dataset_params *p,
         if (!d->parts[i].pub.stats.answers)
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s holds no answers with a preference, other files do: train on "
                            "them apart", d->parts[i].pub.path);
-    bool cuts = p->overlong == MT_OVERLONG_SPLIT || (p->overlong == MT_OVERLONG_TRUNCATE && d->stats.n_overlong);
-    if (d->stats.answers && cuts)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.overlong = %s: answers with a preference are not cut; set it to drop or "
-                       "error", p->overlong == MT_OVERLONG_SPLIT ? "split" : "truncate");
+    if (d->stats.answers && p->overlong == MT_OVERLONG_SPLIT)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.overlong = split: answers with a preference are not split; set it to "
+                       "truncate, drop or error");
     return 0;
 }
 
@@ -239,7 +316,7 @@ static int check_whole(const mt_dataset *d, const struct mt_dataset_params *p, s
                        "%llu samples are longer than data.seq_len = %zu (%s): raise it, or set "
                        "data.overlong = %s",
                        (unsigned long long)s->n_overlong, p->seq_len, d->overlong_at,
-                       s->answers ? "drop" : "truncate, drop or split");
+                       s->answers ? "truncate or drop" : "truncate, drop or split");
     if (!s->n_samples && s->n_dropped + s->n_overlong)
         return mt_fail(err, MT_ERR_INPUT, -E2BIG,
                        "no sample is left: %llu are longer than data.seq_len = %zu (%s): raise it",
@@ -341,6 +418,7 @@ void mt_dataset_destroy(mt_dataset **dataset)
     for (size_t i = 0; i < d->n_parts; i++) {
         mt_shard_close(&d->parts[i].shard);
         free(d->parts[i].views);
+        free(d->parts[i].joined);
     }
     mt_sources_finish(&d->files);
     free(d->parts);
@@ -374,7 +452,7 @@ static struct view view_at(const struct part *p, uint64_t i)
     if (p->views)
         return p->views[i];
     const uint64_t k = docs_of(p), *at = p->shard.offsets + k * i;
-    return (struct view){at[0], (uint32_t)(at[k] - at[0]), (uint32_t)(at[1] - at[0])};
+    return (struct view){.start = at[0], .len = (uint32_t)(at[k] - at[0]), .chosen = (uint32_t)(at[1] - at[0])};
 }
 
 size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, uint8_t *trained)
@@ -382,9 +460,11 @@ size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, 
     const struct part *p = part_of(d, i);
     struct view v = view_at(p, i - p->pub.first);
     if (ids)
-        *ids = p->shard.tokens + v.start;
-    for (uint64_t k = 0, at = v.start; trained && k < v.len; k++, at++)
+        *ids = v.gap ? p->joined + v.joined : p->shard.tokens + v.start;
+    for (uint64_t k = 0, at = v.start; trained && k < v.len; k++, at++) {
+        at += v.gap && k == v.chosen ? v.gap : 0;
         trained[k] = p->shard.mask[at / 8] >> (at % 8) & 1;
+    }
     return v.len;
 }
 
@@ -413,7 +493,7 @@ uint64_t mt_dataset_sample_hash(const mt_dataset *d, uint64_t i, bool chosen)
     struct view v = view_at(p, i - p->pub.first);
     size_t n = v.len;
     if (p->pub.stats.answers) {
-        v.start += chosen ? 0 : v.chosen;
+        v.start += chosen ? 0 : v.chosen + v.gap;
         n = chosen ? v.chosen : v.len - v.chosen;
     }
     return hash_mask(&p->shard, v.start, n, XXH3_64bits(p->shard.tokens + v.start, n * sizeof(uint32_t)));
@@ -424,7 +504,11 @@ int mt_dataset_read(const mt_dataset *d, uint64_t i, uint32_t *ids, uint8_t *tra
     const struct part *p = part_of(d, i);
     struct view v = view_at(p, i - p->pub.first);
     *n = v.len;
-    return mt_shard_read(&p->shard, v.start, v.len, ids, trained, err);
+    if (!v.gap)
+        return mt_shard_read(&p->shard, v.start, v.len, ids, trained, err);
+    int rc = mt_shard_read(&p->shard, v.start, v.chosen, ids, trained, err);
+    return rc ? rc : mt_shard_read(&p->shard, v.start + v.chosen + v.gap, v.len - v.chosen, ids + v.chosen,
+                                   trained + v.chosen, err);
 }
 
 const char *mt_dataset_place(const mt_dataset *d, uint64_t i, char *buf, size_t len)

@@ -106,6 +106,45 @@ def formats(tmp, model):
     assert got["pairs"] == got["implicit"]
 
 
+def long_answers_are_cut(tmp, model):
+    """data.overlong = truncate gives the losses of answers that were cut before: each of a pair to half a row, a rated one to a
+    row. What is left without an answer's token, or of equal answers, is left out and counted."""
+    r = random.Random(9)
+    ids = lambda least, most: [r.randrange(270) for _ in range(r.randrange(least, most))]
+    pairs = [{"prompt_ids": ids(1, 12), "chosen_ids": ids(1, 60), "rejected_ids": ids(1, 60)} for _ in range(40)]
+    whole, half = 64, 32
+    fills = {"prompt_ids": ids(40, 41), "chosen_ids": ids(3, 4), "rejected_ids": ids(3, 4)}
+    same = ids(30, 31)
+    equal = {"prompt_ids": ids(4, 5), "chosen_ids": same + ids(40, 50), "rejected_ids": same + ids(1, 9)}
+    cut = lambda p, key, most: p["prompt_ids"] + p[key] if len(p["prompt_ids"] + p[key]) <= most else (p["prompt_ids"] + p[key])[:most]
+    short = [{"prompt_ids": p["prompt_ids"], **{k: cut(p, k, half)[len(p["prompt_ids"]):] for k in ("chosen_ids", "rejected_ids")}} for p in pairs]
+    assert any(len(cut(p, "chosen_ids", 99)) > half and len(p["prompt_ids"] * 2 + p["chosen_ids"] + p["rejected_ids"]) <= whole for p in pairs)
+    rated = [{"prompt_ids": p["prompt_ids"], "completion_ids": p["chosen_ids"], "label": i % 2 == 0} for i, p in enumerate(pairs)]
+    files = {"long": pairs[:20] + [fills] + pairs[20:] + [equal], "short": short, "rated-long": rated,
+             "rated-short": [dict(o, completion_ids=cut(o, "completion_ids", whole)[len(o["prompt_ids"]):]) for o in rated]}
+    for name, rows in files.items():
+        with open(f"{tmp}/{name}.jsonl", "w") as f:
+            f.writelines(json.dumps(o) + "\n" for o in rows)
+    got = {}
+    for name in files:
+        keys = dict(loss="apo_zero_unpaired" if "rated" in name else "sigmoid", data__max_untrained=1,
+                    **{"data__overlong": "truncate"} if "long" in name else {})
+        _, out = run(tmp, f"cut-{name}", model, f"{tmp}/{name}.jsonl", **keys)
+        got[name] = losses(out), [m["eval_loss"] for m in metrics(out) if "eval_loss" in m], planes(f"{out}/checkpoint-{STEPS}")
+        ini = f"{out}.ini"
+        megatrain("score", ini, "--model", f"{out}/checkpoint-{STEPS}", "--data", f"{tmp}/{name}.jsonl", "--out", f"{out}.scores")
+        with open(f"{out}.scores") as f:
+            got[name] += tuple([(o["hash"], o["tokens"]) for o in map(json.loads, f)]),
+    assert got["long"] == got["short"] and got["rated-long"] == got["rated-short"]
+    stats = json.loads(megatrain("data", "stats", f"{tmp}/cut-long.ini", "--json").stdout)
+    n = sum(any(len(cut(p, k, 99)) > half for k in ("chosen_ids", "rejected_ids")) for p in pairs)
+    assert (stats["pairs"], stats["overlong"], stats["untrained"], stats["equal_pairs"]) == (40, n + 2, 1, 1), stats
+    with open(f"{tmp}/fills.jsonl", "w") as f:
+        f.writelines(json.dumps(o) + "\n" for o in pairs[:5] + [fills] * 5)
+    p, _ = run(tmp, "cut-fills", model, f"{tmp}/fills.jsonl", data__overlong="truncate", expect=3)
+    assert "fills.jsonl:6" in p.stderr and "data.seq_len" in p.stderr, p.stderr
+
+
 def statistics(tmp, model):
     """What data stats tells of lengths, equal answers and pairs that contradict each other."""
     pair = lambda p, c, r: {"prompt": p, "chosen": c, "rejected": r}
@@ -259,6 +298,7 @@ with tempfile.TemporaryDirectory() as tmp:
     placement_changes_no_bit(tmp, model, data)
     kills_change_no_bit(tmp, model, data)
     formats(tmp, model)
+    long_answers_are_cut(tmp, model)
     statistics(tmp, model)
     the_best_is_by_any_measure(tmp, model, data)
     others_are_references(tmp, model, data)
