@@ -672,6 +672,65 @@ static void unknown_kinds_of_products_are_not_supported(void **)
     cublasLtDestroy(lt);
 }
 
+/* Other tests have one device: the second is used only if MT_EMU_DEVICES says that there is one. */
+static void what_is_of_a_device_stays_with_it(void **state)
+{
+    (void)state;
+    int n = 0;
+    float ms;
+    cudaDeviceProp prop;
+    assert_int_equal(cudaGetDeviceCount(&n), cudaSuccess);
+    assert_int_equal(cudaSetDevice(n), cudaErrorInvalidDevice);
+    (void)cudaGetLastError();
+    if (n < 2)
+        return;
+    assert_int_equal(cudaGetDeviceProperties(&prop, 1), cudaSuccess);
+    assert_int_equal(prop.pciBusID, 1);
+    cudaStream_t first = make_stream();
+    unsigned *of_first = make_device<unsigned>(64), *host = make_pinned<unsigned>(64);
+    cudaEvent_t event;
+    assert_int_equal(cudaEventCreate(&event), cudaSuccess);
+    size_t free_before, free_now, total;
+    assert_int_equal(cudaSetDevice(1), cudaSuccess);
+    assert_int_equal(cudaMemGetInfo(&free_before, &total), cudaSuccess);
+    cudaStream_t second = make_stream();
+    unsigned *of_second = make_device<unsigned>(64);
+    assert_int_equal(cudaMemGetInfo(&free_now, &total), cudaSuccess);
+    assert_true(free_now < free_before);
+
+    /* events are recorded on their own device, and waited for on any */
+    assert_int_equal(cudaEventRecord(event, second), cudaErrorInvalidResourceHandle);
+    assert_int_equal(cudaEventRecord(event, first), cudaSuccess);
+    assert_int_equal(cudaStreamWaitEvent(second, event, 0), cudaSuccess);
+    cudaEvent_t other;
+    assert_int_equal(cudaEventCreate(&other), cudaSuccess);
+    assert_int_equal(cudaEventRecord(other, second), cudaSuccess);
+    assert_int_equal(cudaEventSynchronize(other), cudaSuccess);
+    assert_int_equal(cudaEventElapsedTime(&ms, event, other), cudaErrorInvalidResourceHandle);
+
+    /* copies and fills go to a stream's device, and launches to the current one */
+    assert_int_equal(cudaMemsetAsync(of_first, 0, 256, second), cudaErrorInvalidValue);
+    assert_int_equal(cudaMemsetAsync(of_first, 0, 256, first), cudaSuccess);
+    assert_int_equal(cudaMemcpyAsync(host, of_first, 256, cudaMemcpyDeviceToHost, second),
+                     cudaErrorInvalidValue);
+    assert_int_equal(cudaMemcpyAsync(host, of_second, 256, cudaMemcpyDeviceToHost, second),
+                     cudaSuccess);
+    assert_int_equal(MT_LAUNCH(count_visits, 1, 64, 0, first, of_second),
+                     cudaErrorInvalidResourceHandle);
+    (void)cudaGetLastError();
+    assert_int_equal(MT_LAUNCH(count_visits, 1, 64, 0, second, of_second), cudaSuccess);
+    assert_int_equal(cudaStreamSynchronize(second), cudaSuccess);
+
+    assert_int_equal(cudaFree(of_second), cudaSuccess);
+    assert_int_equal(cudaStreamDestroy(second), cudaSuccess);
+    assert_int_equal(cudaSetDevice(0), cudaSuccess);
+    assert_int_equal(cudaFree(of_first), cudaSuccess);
+    assert_int_equal(cudaStreamDestroy(first), cudaSuccess);
+    assert_int_equal(cudaEventDestroy(event), cudaSuccess);
+    assert_int_equal(cudaEventDestroy(other), cudaSuccess);
+    assert_int_equal(cudaFreeHost(host), cudaSuccess);
+}
+
 int main()
 {
     setenv("MT_EMU_MEMORY", "64M", 1);
@@ -693,6 +752,7 @@ int main()
         cmocka_unit_test(host_memory_is_registered_wholly_or_not_at_all),
         cmocka_unit_test(products_match_a_loop),
         cmocka_unit_test(unknown_kinds_of_products_are_not_supported),
+        cmocka_unit_test(what_is_of_a_device_stays_with_it),
     };
     return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

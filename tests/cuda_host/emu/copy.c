@@ -31,14 +31,19 @@ static void done_copy(void *args)
 static const char *const kind_names[] = {"host to host", "host to device", "device to host",
                                          "device to device", "by address"};
 
-/* Whether one side of a copy is where its direction says; rows must lie in one allocation. */
-static bool check_side(const char *what, const char *side, const void *p, size_t pitch, size_t width,
-                       size_t rows, bool device)
+enum { HOST = -1 };
+
+/* Whether one side of a copy is where its direction says: on a device, or HOST. Rows must lie in
+ * one allocation. */
+static bool check_side(const char *what, const char *side, const void *p, const struct copy *c,
+                       int device)
 {
     char name[128];
     snprintf(name, sizeof(name), "%s, %s", what, side);
-    if (device)
-        return mt_emu_check_device(name, p, (rows - 1) * pitch + width);
+    if (device != HOST) {
+        size_t pitch = p == c->dst ? c->dst_pitch : c->src_pitch;
+        return mt_emu_check_device(name, device, p, (c->rows - 1) * pitch + c->width);
+    }
     if (mt_emu_is_device(p) || !p) {
         mt_emu_complain("%s: %p is %s, where host memory belongs", name, p, mt_emu_describe(p));
         return false;
@@ -46,11 +51,12 @@ static bool check_side(const char *what, const char *side, const void *p, size_t
     return true;
 }
 
-static enum mt_emu_pin rows_pin_state(const char *p, size_t pitch, size_t width, size_t rows)
+static enum mt_emu_pin rows_pin_state(int device, const char *p, size_t pitch, size_t width,
+                                      size_t rows)
 {
-    enum mt_emu_pin all = mt_emu_pin_state(p, width);
+    enum mt_emu_pin all = mt_emu_pin_state(device, p, width);
     for (size_t i = 1; i < rows; i++)
-        if (mt_emu_pin_state(p + i * pitch, width) != all)
+        if (mt_emu_pin_state(device, p + i * pitch, width) != all)
             return MT_EMU_PARTLY_PINNED;
     return all;
 }
@@ -72,6 +78,7 @@ static cudaError_t submit_copy(const char *call, struct copy c, enum cudaMemcpyK
                                cudaStream_t stream)
 {
     char what[96];
+    int device = mt_emu_device_of_stream(stream);
     cudaError_t e = mt_emu_result(cudaSuccess);
     if (e || !c.width || !c.rows)
         return e;
@@ -86,11 +93,13 @@ static cudaError_t submit_copy(const char *call, struct copy c, enum cudaMemcpyK
         from = mt_emu_is_device(c.src);
     }
     snprintf(what, sizeof(what), "%s %s", call, kind_names[kind]);
-    if (!check_side(what, "to", c.dst, c.dst_pitch, c.width, c.rows, to) ||
-        !check_side(what, "from", c.src, c.src_pitch, c.width, c.rows, from))
+    if (!check_side(what, "to", c.dst, &c, to ? device : HOST) ||
+        !check_side(what, "from", c.src, &c, from ? device : HOST))
         return mt_emu_result(cudaErrorInvalidValue);
-    enum mt_emu_pin src = from ? MT_EMU_PINNED : rows_pin_state(c.src, c.src_pitch, c.width, c.rows);
-    enum mt_emu_pin dst = to ? MT_EMU_PINNED : rows_pin_state(c.dst, c.dst_pitch, c.width, c.rows);
+    enum mt_emu_pin src =
+        from ? MT_EMU_PINNED : rows_pin_state(device, c.src, c.src_pitch, c.width, c.rows);
+    enum mt_emu_pin dst =
+        to ? MT_EMU_PINNED : rows_pin_state(device, c.dst, c.dst_pitch, c.width, c.rows);
     if (src == MT_EMU_PARTLY_PINNED || dst == MT_EMU_PARTLY_PINNED) {
         mt_emu_complain("%s: the host memory is partly registered, partly not", what);
         return mt_emu_result(cudaErrorInvalidValue);
@@ -147,7 +156,7 @@ cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t str
     struct fill f = {ptr, value, bytes};
     if (!bytes)
         return mt_emu_result(cudaSuccess);
-    if (!mt_emu_check_device("cudaMemset", ptr, bytes))
+    if (!mt_emu_check_device("cudaMemset", mt_emu_device_of_stream(stream), ptr, bytes))
         return mt_emu_result(cudaErrorInvalidValue);
     return mt_emu_submit(stream, run_fill, NULL, &f, sizeof(f));
 }

@@ -17,7 +17,7 @@
 enum { ALGO_MARK = 0x454d55, ALGO_WORKSPACE = 64 << 10 };
 
 struct cublasLtContext {
-    int unused;
+    int device;
 };
 
 struct cublasLtMatmulDescOpaque_t {
@@ -83,7 +83,10 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
     if (mt_emu_settings()->no_device)
         return CUBLAS_STATUS_NOT_INITIALIZED;
     *handle = calloc(1, sizeof(**handle));
-    return *handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+    if (!*handle)
+        return CUBLAS_STATUS_ALLOC_FAILED;
+    (*handle)->device = mt_emu_device();
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
@@ -277,7 +280,8 @@ static bool check_matrix(const char *what, const void *p, const struct cublasLtM
                             (const void *)first, (int)align);
             return false;
         }
-        if ((uintptr_t)first % e || !mt_emu_check_device(what, first, (l->cols - 1) * (size_t)l->ld * e + run))
+        if ((uintptr_t)first % e || !mt_emu_check_device(what, mt_emu_device(), first,
+                                                         (l->cols - 1) * (size_t)l->ld * e + run))
             return false;
         for (uint64_t c = 0; c < l->cols; c++) {
             const volatile char *bad = mt_asan_poisoned(first + c * (size_t)l->ld * e, run);
@@ -383,17 +387,33 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo,
                               void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
-    struct product p = {.desc = *desc, .a = *a_layout, .b = *b_layout, .c = *c_layout, .d = *d_layout,
-                        .pa = a, .pb = b, .pc = c, .pd = d, .workspace = workspace};
+    int device = mt_emu_device();
+    struct product p = {.desc = *desc,
+                        .a = *a_layout,
+                        .b = *b_layout,
+                        .c = *c_layout,
+                        .d = *d_layout,
+                        .pa = a,
+                        .pb = b,
+                        .pc = c,
+                        .pd = d,
+                        .workspace = workspace};
     cublasStatus_t rc = handle && alpha && beta ? check_shapes(&p) : CUBLAS_STATUS_INVALID_VALUE;
     if (rc)
         return rc;
+    if (handle->device != device || mt_emu_device_of_stream(stream) != device) {
+        mt_emu_complain("cublasLtMatmul: a handle of device %d and a stream of device %d, while "
+                        "device %d is current",
+                        handle->device, mt_emu_device_of_stream(stream), device);
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
     memcpy(&p.alpha, alpha, sizeof(float));
     memcpy(&p.beta, beta, sizeof(float));
     p.scribble = algo ? (size_t)algo->data[1] : 0;
     const uint64_t any[4] = {1, 1, 1, 1}, *align = algo ? algo->data + 2 : any;
     bool ok = (!algo || algo->data[0] == ALGO_MARK) && p.scribble <= workspace_bytes &&
-              (!p.scribble || mt_emu_check_device("cublasLtMatmul, workspace", workspace, p.scribble)) &&
+              (!p.scribble ||
+               mt_emu_check_device("cublasLtMatmul, workspace", device, workspace, p.scribble)) &&
               check_matrix("cublasLtMatmul, A", a, &p.a, align[0]) &&
               check_matrix("cublasLtMatmul, B", b, &p.b, align[1]) &&
               check_matrix("cublasLtMatmul, D", d, &p.d, align[3]) &&

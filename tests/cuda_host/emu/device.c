@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one device there is, and launches. */
+/* The devices, which one a thread has chosen, and launches. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -43,6 +43,27 @@ static cudaError_t result(cudaError_t e)
                                                       : e);
 }
 
+static _Thread_local int current;
+
+int mt_emu_device(void)
+{
+    return current;
+}
+
+static bool is_device(int device)
+{
+    return device >= 0 && device < mt_emu_settings()->devices;
+}
+
+/* The device's part of "A;B", or the last one. */
+static void product_name(char *out, size_t len, int device)
+{
+    const char *at = mt_emu_settings()->name, *end;
+    while (device-- > 0 && (end = strchr(at, ';')))
+        at = end + 1;
+    snprintf(out, len, "%.*s", (int)strcspn(at, ";"), at);
+}
+
 cudaError_t cudaDriverGetVersion(int *version)
 {
     *version = driver_version();
@@ -57,19 +78,22 @@ cudaError_t cudaRuntimeGetVersion(int *version)
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = mt_emu_settings()->no_device ? 0 : 1;
+    *count = mt_emu_settings()->no_device ? 0 : mt_emu_settings()->devices;
     return result(cudaSuccess);
 }
 
 cudaError_t cudaGetDevice(int *device)
 {
-    *device = 0;
+    *device = mt_emu_device();
     return result(cudaSuccess);
 }
 
 cudaError_t cudaSetDevice(int device)
 {
-    return result(device ? cudaErrorInvalidDevice : cudaSuccess);
+    cudaError_t e = result(is_device(device) ? cudaSuccess : cudaErrorInvalidDevice);
+    if (!e)
+        current = device;
+    return e;
 }
 
 cudaError_t cudaSetDeviceFlags(unsigned flags)
@@ -80,7 +104,7 @@ cudaError_t cudaSetDeviceFlags(unsigned flags)
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
 {
-    cudaError_t e = result(device ? cudaErrorInvalidDevice : cudaSuccess);
+    cudaError_t e = result(is_device(device) ? cudaSuccess : cudaErrorInvalidDevice);
     if (e)
         return e;
     *prop = (struct cudaDeviceProp){
@@ -96,8 +120,10 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
         .asyncEngineCount = 2,
         .memoryBusWidth = 64,
         .l2CacheSize = 1 << 20,
+        .pciBusID = device,
+        .uuid = {{0x4d, 0x54, [15] = (char)device}},
     };
-    snprintf(prop->name, sizeof(prop->name), "%s", mt_emu_settings()->name);
+    product_name(prop->name, sizeof(prop->name), device);
     return e;
 }
 
@@ -130,9 +156,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
 
 cudaError_t cudaDeviceGetPCIBusId(char *id, int len, int device)
 {
-    if (device || !id || len < 13)
-        return result(device ? cudaErrorInvalidDevice : cudaErrorInvalidValue);
-    snprintf(id, (size_t)len, "0000:00:00.0");
+    if (!is_device(device) || !id || len < 13)
+        return result(!is_device(device) ? cudaErrorInvalidDevice : cudaErrorInvalidValue);
+    snprintf(id, (size_t)len, "0000:%02x:00.0", (unsigned)device);
     return result(cudaSuccess);
 }
 
@@ -145,19 +171,20 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 
 /* --- launches ------------------------------------------------------------------------------- */
 
-/* Kernels that may have more than 48 KiB of dynamic shared memory. */
+/* Kernels that may have more than 48 KiB of dynamic shared memory, by device. */
 struct allowance {
+    int device;
     const void *kernel;
     size_t bytes;
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct allowance allowances[256];
+static struct allowance allowances[1024];
 static size_t n_allowances;
 
 static struct allowance *find_allowance(const void *kernel)
 {
     for (size_t i = 0; i < n_allowances; i++)
-        if (allowances[i].kernel == kernel)
+        if (allowances[i].kernel == kernel && allowances[i].device == current)
             return &allowances[i];
     return NULL;
 }
@@ -174,6 +201,7 @@ cudaError_t cudaFuncSetAttribute(const void *func, enum cudaFuncAttribute attr, 
     if (!a && n_allowances < sizeof(allowances) / sizeof(allowances[0])) {
         a = &allowances[n_allowances++];
         a->kernel = func;
+        a->device = current;
     }
     if (a)
         a->bytes = (size_t)value;
@@ -194,18 +222,19 @@ static bool shared_fits(const void *kernel, size_t bytes)
     return ok;
 }
 
-/* Kernels are loaded as they are first launched. */
+/* Kernels are loaded as they are first launched on a device. */
 static bool load(const void *kernel)
 {
-    static const void *loaded[512];
-    static size_t n;
+    enum { MOST = 512 };
+    static const void *loaded[MT_EMU_MAX_DEVICES][MOST];
+    static size_t n_loaded[MT_EMU_MAX_DEVICES];
     pthread_mutex_lock(&lock);
-    size_t i = 0;
-    while (i < n && loaded[i] != kernel)
+    size_t i = 0, n = n_loaded[current];
+    while (i < n && loaded[current][i] != kernel)
         i++;
-    bool ok = i < n || (n < sizeof(loaded) / sizeof(loaded[0]) && mt_emu_driver_take(mt_emu_settings()->kernel_bytes));
+    bool ok = i < n || (n < MOST && mt_emu_driver_take(mt_emu_settings()->kernel_bytes));
     if (ok && i == n)
-        loaded[n++] = kernel;
+        loaded[current][n_loaded[current]++] = kernel;
     pthread_mutex_unlock(&lock);
     return ok;
 }
@@ -213,12 +242,13 @@ static bool load(const void *kernel)
 struct launch {
     struct mt_emu_launch launch;
     uint64_t seed;
+    int device;
 };
 
 static void run_launch(void *args)
 {
     const struct launch *l = args;
-    mt_emu_run_grid(&l->launch, l->seed);
+    mt_emu_run_grid(&l->launch, l->device, l->seed);
 }
 
 static void done_launch(void *args)
@@ -245,10 +275,14 @@ cudaError_t mt_emu_launch(const struct mt_emu_launch *l)
         mt_emu_complain("kernel %s: %zu bytes of shared memory are more than it was allowed", l->name,
                         l->shared_bytes);
         e = cudaErrorInvalidValue;
+    } else if (mt_emu_device_of_stream(l->stream) != current) {
+        mt_emu_complain("kernel %s: its stream is of device %d, and device %d is current", l->name,
+                        mt_emu_device_of_stream(l->stream), current);
+        e = cudaErrorInvalidResourceHandle;
     } else if (!load(l->kernel)) {
         e = cudaErrorMemoryAllocation;
     }
-    struct launch args = {*l, 0};
+    struct launch args = {*l, 0, current};
     uint64_t seed = mt_emu_settings()->seed;
     uint64_t number = atomic_fetch_add_explicit(&n_launches, 1, memory_order_relaxed) + 1;
     if (seed) {

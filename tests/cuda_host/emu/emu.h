@@ -18,21 +18,29 @@
 
 /* --- settings and errors (report.c) --------------------------------------------------------- */
 
+enum { MT_EMU_MAX_DEVICES = 8 };
+
 struct mt_emu_settings {
     uint64_t seed;        /* MT_EMU_SEED, default 1; 0: threads and blocks run in order */
     unsigned jitter_us;   /* MT_EMU_JITTER_US: longest random delay before a command of a stream */
+    int devices;          /* MT_EMU_DEVICES: how many there are, default 1, at most MT_EMU_MAX_DEVICES */
     unsigned workers;     /* MT_EMU_WORKERS: OS threads that run blocks of one kernel, default 2 */
-    size_t memory_bytes;  /* MT_EMU_MEMORY: device memory, default 2 GiB */
+    size_t memory_bytes;  /* MT_EMU_MEMORY: memory of each device, default 2 GiB */
     size_t pin_bytes;     /* MT_EMU_PIN_LIMIT: host memory that may be registered; MT_EMU_NO_PIN: none */
     size_t buffer_bytes;  /* MT_EMU_NO_PIN=2: of locked memory that may be allocated */
     size_t kernel_bytes;  /* MT_EMU_KERNEL: device memory of a kernel from its first launch on, default 64 KiB */
     size_t plan_bytes;    /* MT_EMU_PLAN: of a plan of fused attention, default 1 MiB */
     bool display;         /* MT_EMU_DISPLAY: a desktop runs on it */
     bool no_device;       /* MT_EMU_NO_DEVICE: as on a machine without a GPU */
-    const char *name;     /* MT_EMU_NAME: of the product, default "host emulation" */
+    const char *name;     /* MT_EMU_NAME: of the product, default "host emulation"; "A;B": B is that of later devices */
     int capability;       /* MT_EMU_CAPABILITY: compute capability times 10, default 90 */
 };
 const struct mt_emu_settings *mt_emu_settings(void);
+
+/** The calling thread's current device, as cudaSetDevice() left it. */
+int mt_emu_device(void);
+/** The device that a stream is of. */
+int mt_emu_device_of_stream(cudaStream_t s);
 
 /** Says on stderr what the program under test did wrong. */
 void mt_emu_complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -56,20 +64,25 @@ MT_EMU_UNCHECKED static inline uint64_t mt_emu_random(uint64_t *state)
 
 /* --- memory (memory.c, pinned.c) ------------------------------------------------------------ */
 
-/** What a driver or library takes of the device's memory for itself, such as the code of a kernel; false: it is not there. */
+/** What a driver or library takes of the current device's memory for itself, such as the code of a
+ * kernel; false: it is not there. */
 bool mt_emu_driver_take(size_t bytes);
 void mt_emu_driver_give(size_t bytes);
 
-/** Lets the calling OS thread touch device memory, or no longer (where the CPU has protection keys). */
-void mt_emu_device_access(bool on);
+/** Lets the calling OS thread touch a device's memory, and no other's (where the CPU has protection
+ * keys). */
+void mt_emu_device_access(int device);
+enum { MT_EMU_NO_ACCESS = -1 };
 bool mt_emu_is_device(const void *p);
-/** Whether [p, p + bytes) lies in one live allocation; if not, complains in the name of `what`. */
-bool mt_emu_check_device(const char *what, const void *p, size_t bytes);
+/** Whether [p, p + bytes) lies in one live allocation of that device; if not, complains in the name
+ * of `what`. */
+bool mt_emu_check_device(const char *what, int device, const void *p, size_t bytes);
 /** A few words about an address: "device memory", "pinned host memory", "host memory". */
 const char *mt_emu_describe(const void *p);
 
 enum mt_emu_pin { MT_EMU_PAGEABLE, MT_EMU_PINNED, MT_EMU_PARTLY_PINNED };
-enum mt_emu_pin mt_emu_pin_state(const void *p, size_t bytes);
+/** As a device sees it: memory that is registered for another one alone is not. */
+enum mt_emu_pin mt_emu_pin_state(int device, const void *p, size_t bytes);
 
 /* --- fibers (fiber.c) ----------------------------------------------------------------------- */
 
@@ -96,8 +109,9 @@ enum { MT_EMU_WARP = 32, MT_EMU_MAX_THREADS = 1024 };
 
 /** Runs block `index` of a launch on the calling OS thread. */
 void mt_emu_run_block(const struct mt_emu_launch *l, uint64_t index, uint64_t seed);
-/** Runs all blocks of a launch, with the help of other OS threads; returns when they have ended. */
-void mt_emu_run_grid(const struct mt_emu_launch *l, uint64_t seed);
+/** Runs all blocks of a launch on a device, with the help of other OS threads; returns when they
+ * have ended. */
+void mt_emu_run_grid(const struct mt_emu_launch *l, int device, uint64_t seed);
 
 /* --- streams (stream.c) --------------------------------------------------------------------- */
 

@@ -293,7 +293,8 @@ static int engine_run(void *ctx, void *plan, const struct mt_fused_call *call, c
 {
     struct plan *p = plan;
     struct job j = {p->s, *call, p->workspace, p};
-    if (!mt_emu_check_device("fused attention's workspace", call->workspace, p->workspace)) {
+    if (!mt_emu_check_device("fused attention's workspace", mt_emu_device(), call->workspace,
+                             p->workspace)) {
         snprintf(why, why_len, "the workspace is not on the device");
         return -1;
     }

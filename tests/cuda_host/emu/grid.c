@@ -12,6 +12,7 @@ enum { BLOCKS_WORTH_HELP = 4 };
 
 struct job {
     const struct mt_emu_launch *launch;
+    int device;
     uint64_t n_blocks, seed, first, stride;
     _Atomic uint64_t next;
     unsigned helpers; /* at work on it; under the pool's lock */
@@ -39,7 +40,6 @@ static void run_blocks(struct job *j)
 static void *helper(void *unused)
 {
     (void)unused;
-    mt_emu_device_access(true);
     pthread_mutex_lock(&lock);
     for (;;) {
         while (!jobs)
@@ -47,6 +47,7 @@ static void *helper(void *unused)
         struct job *j = jobs;
         j->helpers++;
         pthread_mutex_unlock(&lock);
+        mt_emu_device_access(j->device);
         run_blocks(j);
         pthread_mutex_lock(&lock);
         for (struct job **p = &jobs; *p; p = &(*p)->queued)
@@ -90,9 +91,12 @@ static void withdraw(struct job *j)
     pthread_mutex_unlock(&lock);
 }
 
-void mt_emu_run_grid(const struct mt_emu_launch *l, uint64_t seed)
+void mt_emu_run_grid(const struct mt_emu_launch *l, int device, uint64_t seed)
 {
-    struct job j = {.launch = l, .n_blocks = (uint64_t)l->grid.x * l->grid.y * l->grid.z, .seed = seed,
+    struct job j = {.launch = l,
+                    .device = device,
+                    .n_blocks = (uint64_t)l->grid.x * l->grid.y * l->grid.z,
+                    .seed = seed,
                     .stride = 1};
     if (seed && j.n_blocks > 1) {
         uint64_t random = seed;

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device memory: one region of addresses, and a count of what the driver and libraries take beside it. Allocations
- * begin as NaN patterns (a private mapping of one file of 0xFF bytes), freed ones are unmapped, and under
- * AddressSanitizer the gaps between them are poisoned. Where the CPU has protection keys the region has one of its own,
- * which only the emulation's threads may open: host code that touches device memory faults, with a message that says why.
+ * Device memory: a region of addresses for each device, and a count of what the driver and
+ * libraries take beside it. Allocations begin as NaN patterns (a private mapping of one file of
+ * 0xFF bytes), freed ones are unmapped, and under AddressSanitizer the gaps between them are
+ * poisoned. Where the CPU has protection keys each region has one of its own, which only the
+ * emulation's threads that work for that device open: host code that touches device memory, and a
+ * kernel that touches another device's, faults, with a message that says why.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -27,11 +29,13 @@ struct allocation {
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static char *region;
-static size_t region_bytes, used; /* used: by the driver and libraries, too */
-static struct allocation *table; /* by address */
+static char *region;                    /* of the first device; the others' follow */
+static size_t region_bytes;             /* of a device */
+static size_t used[MT_EMU_MAX_DEVICES]; /* by the driver and libraries, too */
+static struct allocation *table;        /* by address */
 static size_t n_allocations, capacity;
-static int fill_fd = -1, key = -1;
+static int fill_fd = -1, key[MT_EMU_MAX_DEVICES];
+static _Thread_local int open_device = MT_EMU_NO_ACCESS;
 static struct sigaction old_action;
 
 static size_t round_up(size_t n, size_t to)
@@ -53,13 +57,24 @@ static const struct allocation *find(const char *p)
     return lo && p <= table[lo - 1].base + table[lo - 1].bytes ? &table[lo - 1] : NULL;
 }
 
+static int device_of(const char *p)
+{
+    return (int)((size_t)(p - region) / region_bytes);
+}
+
 static void on_fault(int sig, siginfo_t *info, void *context)
 {
     const char *p = info->si_addr;
     if (mt_emu_is_device(p)) {
         const struct allocation *a = find(p);
         if (!a)
-            mt_emu_complain("device memory at %p is not allocated: freed, or never taken", (const void *)p);
+            mt_emu_complain("device memory at %p is not allocated: freed, or never taken",
+                            (const void *)p);
+        else if (open_device != MT_EMU_NO_ACCESS)
+            mt_emu_complain("work of device %d touches memory of device %d at %p, byte %zu of an "
+                            "allocation of %zu",
+                            open_device, device_of(p), (const void *)p, (size_t)(p - a->base),
+                            a->bytes);
         else
             mt_emu_complain("host code touches device memory at %p, byte %zu of an allocation of %zu: it "
                             "must be copied to the host first",
@@ -76,11 +91,13 @@ static void make_region(void)
 {
     struct sigaction sa = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
     region_bytes = round_up(mt_emu_settings()->memory_bytes, PAGE) * 2 + ((size_t)64 << 20);
-    region = mmap(NULL, region_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    size_t all = region_bytes * (size_t)mt_emu_settings()->devices;
+    region = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (region == MAP_FAILED)
-        mt_emu_die("cannot reserve %zu bytes for device memory: %s", region_bytes, strerror(errno));
-    mt_asan_poison(region, region_bytes);
-    key = pkey_alloc(0, PKEY_DISABLE_ACCESS);
+        mt_emu_die("cannot reserve %zu bytes for device memory: %s", all, strerror(errno));
+    mt_asan_poison(region, all);
+    for (int d = 0; d < mt_emu_settings()->devices; d++)
+        key[d] = pkey_alloc(0, PKEY_DISABLE_ACCESS);
     fill_fd = memfd_create("cuda-emulation", MFD_CLOEXEC);
     char *fill = fill_fd >= 0 && !ftruncate(fill_fd, (off_t)FILL_BYTES)
                      ? mmap(NULL, FILL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fill_fd, 0)
@@ -92,16 +109,19 @@ static void make_region(void)
     sigaction(SIGSEGV, &sa, &old_action);
 }
 
-void mt_emu_device_access(bool on)
+void mt_emu_device_access(int device)
 {
     pthread_once(&once, make_region);
-    if (key >= 0)
-        pkey_set(key, on ? 0 : PKEY_DISABLE_ACCESS);
+    open_device = device;
+    for (int d = 0; d < mt_emu_settings()->devices; d++)
+        if (key[d] >= 0)
+            pkey_set(key[d], d == device ? 0 : PKEY_DISABLE_ACCESS);
 }
 
 bool mt_emu_is_device(const void *p)
 {
-    return region && (const char *)p >= region && (const char *)p < region + region_bytes;
+    return region && (const char *)p >= region &&
+           (const char *)p < region + region_bytes * (size_t)mt_emu_settings()->devices;
 }
 
 const char *mt_emu_describe(const void *p)
@@ -114,16 +134,22 @@ const char *mt_emu_describe(const void *p)
         pthread_rwlock_unlock(&lock);
         return live ? "device memory" : "device memory that is not allocated";
     }
-    return mt_emu_pin_state(p, 1) == MT_EMU_PINNED ? "pinned host memory" : "host memory";
+    return mt_emu_pin_state(mt_emu_device(), p, 1) == MT_EMU_PINNED ? "pinned host memory"
+                                                                    : "host memory";
 }
 
-bool mt_emu_check_device(const char *what, const void *p, size_t bytes)
+bool mt_emu_check_device(const char *what, int device, const void *p, size_t bytes)
 {
     pthread_rwlock_rdlock(&lock);
     const struct allocation *a = find(p);
     bool ok = a && (const char *)p + bytes <= a->base + a->bytes;
     size_t there = a ? (size_t)(a->base + a->bytes - (const char *)p) : 0;
     pthread_rwlock_unlock(&lock);
+    if (ok && device_of(p) != device) {
+        mt_emu_complain("%s: %p is memory of device %d, and the work of device %d", what, p,
+                        device_of(p), device);
+        return false;
+    }
     if (!ok && a)
         mt_emu_complain("%s: %zu bytes of device memory at %p, where %zu are left of its allocation", what,
                         bytes, p, there);
@@ -148,6 +174,12 @@ int mt_emu_check_pointer(const char *kernel, int arg, const void *p)
     pthread_rwlock_rdlock(&lock);
     bool ok = !p || find(p);
     pthread_rwlock_unlock(&lock);
+    if (ok && p && device_of(p) != mt_emu_device()) {
+        mt_emu_complain(
+            "kernel %s: argument %d is %p, memory of device %d, and the kernel runs on device %d",
+            kernel, arg, p, device_of(p), mt_emu_device());
+        return 0;
+    }
     if (!ok)
         mt_emu_complain("kernel %s: argument %d is %p, %s, where device memory belongs", kernel, arg, p,
                         mt_emu_describe(p));
@@ -171,11 +203,18 @@ int mt_emu_check_struct(const char *kernel, int arg, const void *p, size_t bytes
     for (size_t at = 0; at + sizeof(void *) <= bytes; at += sizeof(void *)) {
         const char *word;
         memcpy(&word, (const char *)p + at, sizeof(word));
+        if (word && mt_emu_is_device(word) && device_of(word) != mt_emu_device()) {
+            mt_emu_complain("kernel %s: argument %d has at byte %zu %p, memory of device %d, and "
+                            "the kernel runs on device %d",
+                            kernel, arg, at, (const void *)word, device_of(word), mt_emu_device());
+            return 0;
+        }
         if (!word || mt_emu_is_device(word))
             continue;
-        if (on_this_stack(word) || mt_emu_pin_state(word, 1) == MT_EMU_PINNED) {
-            mt_emu_complain("kernel %s: argument %d has at byte %zu %p, %s, where device memory belongs",
-                            kernel, arg, at, (const void *)word, mt_emu_describe(word));
+        if (on_this_stack(word) || mt_emu_pin_state(mt_emu_device(), word, 1) == MT_EMU_PINNED) {
+            mt_emu_complain(
+                "kernel %s: argument %d has at byte %zu %p, %s, where device memory belongs",
+                kernel, arg, at, (const void *)word, mt_emu_describe(word));
             return 0;
         }
     }
@@ -193,7 +232,8 @@ static bool map_pattern(char *p, size_t bytes)
             MAP_FAILED)
             return false;
     }
-    return key < 0 || !pkey_mprotect(p, bytes, PROT_READ | PROT_WRITE, key);
+    int k = key[device_of(p)];
+    return k < 0 || !pkey_mprotect(p, bytes, PROT_READ | PROT_WRITE, k);
 }
 
 static void unmap(char *p, size_t bytes)
@@ -216,19 +256,24 @@ static bool grow_table(void)
 
 static cudaError_t take(void **ptr, size_t bytes)
 {
+    int device = mt_emu_device();
     size_t pages = round_up(bytes, PAGE), i = 0;
-    char *p = region;
-    if (used + round_up(bytes, ALIGNMENT) > mt_emu_settings()->memory_bytes || !grow_table())
+    char *p = region + region_bytes * (size_t)device, *end = p + region_bytes;
+    if (used[device] + round_up(bytes, ALIGNMENT) > mt_emu_settings()->memory_bytes ||
+        !grow_table())
         return cudaErrorMemoryAllocation;
-    for (; i < n_allocations && (size_t)(table[i].base - p) < pages + 2 * (size_t)MT_EMU_GAP + PAGE; i++)
+    while (i < n_allocations && table[i].base < p)
+        i++;
+    for (; i < n_allocations && (size_t)(table[i].base - p) < pages + 2 * (size_t)MT_EMU_GAP + PAGE;
+         i++)
         p = (char *)round_up((size_t)(uintptr_t)(table[i].base + table[i].bytes), PAGE);
     p += MT_EMU_GAP;
-    if (p + pages + MT_EMU_GAP > region + region_bytes || !map_pattern(p, pages))
+    if (p + pages + MT_EMU_GAP > end || !map_pattern(p, pages))
         return cudaErrorMemoryAllocation;
     memmove(table + i + 1, table + i, (n_allocations - i) * sizeof(*table));
     table[i] = (struct allocation){p, bytes, pages};
     n_allocations++;
-    used += round_up(bytes, ALIGNMENT);
+    used[device] += round_up(bytes, ALIGNMENT);
     mt_asan_unpoison(p, bytes);
     *ptr = p;
     return cudaSuccess;
@@ -237,8 +282,9 @@ static cudaError_t take(void **ptr, size_t bytes)
 bool mt_emu_driver_take(size_t bytes)
 {
     pthread_rwlock_wrlock(&lock);
-    bool fits = bytes <= mt_emu_settings()->memory_bytes - used;
-    used += fits ? bytes : 0;
+    size_t *in_use = &used[mt_emu_device()];
+    bool fits = bytes <= mt_emu_settings()->memory_bytes - *in_use;
+    *in_use += fits ? bytes : 0;
     pthread_rwlock_unlock(&lock);
     return fits;
 }
@@ -246,7 +292,7 @@ bool mt_emu_driver_take(size_t bytes)
 void mt_emu_driver_give(size_t bytes)
 {
     pthread_rwlock_wrlock(&lock);
-    used -= bytes;
+    used[mt_emu_device()] -= bytes;
     pthread_rwlock_unlock(&lock);
 }
 
@@ -282,7 +328,7 @@ cudaError_t cudaFree(void *ptr)
     if (found) {
         mt_asan_poison(table[i].base, table[i].bytes);
         unmap(table[i].base, table[i].pages_bytes);
-        used -= round_up(table[i].bytes, ALIGNMENT);
+        used[device_of(ptr)] -= round_up(table[i].bytes, ALIGNMENT);
         memmove(table + i, table + i + 1, (n_allocations - i - 1) * sizeof(*table));
         n_allocations--;
     }
@@ -298,7 +344,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
         return mt_emu_result(cudaErrorNoDevice);
     pthread_rwlock_rdlock(&lock);
     *total_bytes = mt_emu_settings()->memory_bytes;
-    *free_bytes = *total_bytes - used;
+    *free_bytes = *total_bytes - used[mt_emu_device()];
     pthread_rwlock_unlock(&lock);
     return mt_emu_result(cudaSuccess);
 }

@@ -6,10 +6,13 @@
 
 #include "emu.h"
 
+enum { EVERY = -1 };
+
 struct range {
     char *base;
     size_t bytes;
     bool owned; /* by cudaMallocHost */
+    int device; /* that it is locked for; EVERY: for all (portable) */
 };
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
@@ -30,21 +33,23 @@ static size_t first_behind(const char *p)
     return lo;
 }
 
-enum mt_emu_pin mt_emu_pin_state(const void *ptr, size_t bytes)
+enum mt_emu_pin mt_emu_pin_state(int device, const void *ptr, size_t bytes)
 {
     const char *p = ptr, *end = p + bytes;
     size_t covered = 0;
     pthread_rwlock_rdlock(&lock);
     for (size_t i = first_behind(p); i < n_ranges && ranges[i].base < end; i++) {
         const char *from = ranges[i].base > p ? ranges[i].base : p;
-        const char *to = ranges[i].base + ranges[i].bytes < end ? ranges[i].base + ranges[i].bytes : end;
-        covered += (size_t)(to - from);
+        const char *to =
+            ranges[i].base + ranges[i].bytes < end ? ranges[i].base + ranges[i].bytes : end;
+        covered +=
+            ranges[i].device == EVERY || ranges[i].device == device ? (size_t)(to - from) : 0;
     }
     pthread_rwlock_unlock(&lock);
     return !covered ? MT_EMU_PAGEABLE : covered == bytes ? MT_EMU_PINNED : MT_EMU_PARTLY_PINNED;
 }
 
-static cudaError_t add(char *p, size_t bytes, bool owned)
+static cudaError_t add(char *p, size_t bytes, bool owned, bool portable)
 {
     size_t i = first_behind(p);
     if (i < n_ranges && ranges[i].base < p + bytes)
@@ -60,7 +65,7 @@ static cudaError_t add(char *p, size_t bytes, bool owned)
         capacity = n;
     }
     memmove(ranges + i + 1, ranges + i, (n_ranges - i) * sizeof(*ranges));
-    ranges[i] = (struct range){p, bytes, owned};
+    ranges[i] = (struct range){p, bytes, owned, portable ? EVERY : mt_emu_device()};
     n_ranges++;
     bytes_of[owned] += bytes;
     return cudaSuccess;
@@ -84,7 +89,7 @@ cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned flags)
         mt_emu_is_device(ptr))
         return mt_emu_result(cudaErrorInvalidValue);
     pthread_rwlock_wrlock(&lock);
-    cudaError_t e = add(ptr, bytes, false);
+    cudaError_t e = add(ptr, bytes, false, flags & cudaHostRegisterPortable);
     pthread_rwlock_unlock(&lock);
     return mt_emu_result(e);
 }
@@ -109,7 +114,7 @@ cudaError_t cudaHostAlloc(void **ptr, size_t bytes, unsigned flags)
     cudaError_t e = posix_memalign(&p, 4096, bytes) ? cudaErrorMemoryAllocation : cudaSuccess;
     if (!e) {
         pthread_rwlock_wrlock(&lock);
-        e = add(p, bytes, true);
+        e = add(p, bytes, true, flags & cudaHostAllocPortable);
         pthread_rwlock_unlock(&lock);
     }
     if (e) {

@@ -37,6 +37,7 @@ static void read_settings(void)
     settings = (struct mt_emu_settings){
         .seed = setting("MT_EMU_SEED", 1),
         .jitter_us = (unsigned)setting("MT_EMU_JITTER_US", 0),
+        .devices = (int)setting("MT_EMU_DEVICES", 1),
         .workers = (unsigned)setting("MT_EMU_WORKERS", 2),
         .memory_bytes = (size_t)setting("MT_EMU_MEMORY", 2ull << 30),
         .pin_bytes = (size_t)setting("MT_EMU_PIN_LIMIT", SIZE_MAX),
@@ -52,6 +53,8 @@ static void read_settings(void)
     if (setting("MT_EMU_NO_PIN", 0))
         settings.pin_bytes = 0;
     settings.buffer_bytes = setting("MT_EMU_NO_PIN", 0) > 1 ? 16 << 20 : SIZE_MAX;
+    if (settings.devices < 1 || settings.devices > MT_EMU_MAX_DEVICES)
+        mt_emu_die("MT_EMU_DEVICES = %d (1 to %d)", settings.devices, MT_EMU_MAX_DEVICES);
     if (settings.workers < 1 || settings.workers > 64)
         mt_emu_die("MT_EMU_WORKERS = %u (1 to 64)", settings.workers);
 }

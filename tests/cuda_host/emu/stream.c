@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Streams: ordered queues, each with a thread of its own. Events: an event counts how often it was recorded;
- * who waits remembers the count at that time. The null stream and blocking streams wait for each other as
- * CUDA's legacy default stream does.
+ * Streams: ordered queues, each of a device and with a thread of its own. Events: an event counts
+ * how often it was recorded; who waits remembers the count at that time. The null stream and
+ * blocking streams wait for each other as CUDA's legacy default stream does.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -31,6 +31,7 @@ struct CUstream_st {
     uint64_t submitted, ended;
     uint64_t first_number; /* of the oldest command that has not ended; 0: idle */
     uint64_t random;
+    int device;
     bool blocking, stop;
 };
 
@@ -40,10 +41,11 @@ struct CUevent_st {
     uint64_t recorded, done;
     int64_t time_ns;
     unsigned flags, references;
+    int device;
 };
 
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct CUstream_st *streams, *null_stream;
+static struct CUstream_st *streams, *null_stream[MT_EMU_MAX_DEVICES];
 static uint64_t n_made;
 static _Atomic uint64_t n_submitted;
 
@@ -69,7 +71,7 @@ static void jitter(struct CUstream_st *s)
 static void *stream_main(void *arg)
 {
     struct CUstream_st *s = arg;
-    mt_emu_device_access(true);
+    mt_emu_device_access(s->device);
     pthread_mutex_lock(&s->lock);
     for (;;) {
         while (!s->first && !s->stop)
@@ -104,6 +106,7 @@ static struct CUstream_st *make_stream(bool blocking)
     pthread_cond_init(&s->more, NULL);
     pthread_cond_init(&s->less, NULL);
     s->last = &s->first;
+    s->device = mt_emu_device();
     s->blocking = blocking;
     s->random = mt_emu_settings()->seed + ++n_made * 0x632be59bd9b4e019u;
     if (pthread_create(&s->thread, NULL, stream_main, s)) {
@@ -177,23 +180,29 @@ static struct CUstream_st *resolve(cudaStream_t s)
 {
     if (s && !s->blocking) /* no lock, which would order threads that CUDA does not order */
         return s;
+    int device = s ? s->device : mt_emu_device();
     pthread_mutex_lock(&streams_lock);
-    if (!s && !null_stream)
-        null_stream = make_stream(true);
-    s = s ? s : null_stream;
-    if (s && s == null_stream) {
+    if (!s && !null_stream[device])
+        null_stream[device] = make_stream(true);
+    s = s ? s : null_stream[device];
+    if (s && s == null_stream[device]) {
         for (struct CUstream_st *other = streams; other; other = other->next)
-            if (other->blocking && other != s)
+            if (other->blocking && other->device == device && other != s)
                 follow(s, other);
-    } else if (s && s->blocking && null_stream) {
-        follow(s, null_stream);
+    } else if (s && s->blocking && null_stream[device]) {
+        follow(s, null_stream[device]);
     }
     pthread_mutex_unlock(&streams_lock);
     return s;
 }
 
-cudaError_t mt_emu_submit(cudaStream_t stream, mt_emu_command run, mt_emu_command done, const void *args,
-                          size_t bytes)
+int mt_emu_device_of_stream(cudaStream_t s)
+{
+    return s ? s->device : mt_emu_device();
+}
+
+cudaError_t mt_emu_submit(cudaStream_t stream, mt_emu_command run, mt_emu_command done,
+                          const void *args, size_t bytes)
 {
     cudaError_t e = mt_emu_result(cudaSuccess);
     struct CUstream_st *s = e ? NULL : resolve(stream);
@@ -307,21 +316,22 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
 struct host_call {
     cudaHostFn_t fn;
     void *user;
+    int device;
 };
 
 static void run_host_call(void *args)
 {
     const struct host_call *h = args;
-    mt_emu_device_access(false);
+    mt_emu_device_access(MT_EMU_NO_ACCESS);
     mt_emu_enter_host_function();
     h->fn(h->user);
     mt_emu_leave_host_function();
-    mt_emu_device_access(true);
+    mt_emu_device_access(h->device);
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user)
 {
-    struct host_call h = {fn, user};
+    struct host_call h = {fn, user, mt_emu_device_of_stream(stream)};
     if (!fn)
         return mt_emu_result(cudaErrorInvalidValue);
     return mt_emu_submit(stream, run_host_call, NULL, &h, sizeof(h));
@@ -389,6 +399,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
     pthread_mutex_init(&ev->lock, NULL);
     pthread_cond_init(&ev->fired, NULL);
     ev->flags = flags;
+    ev->device = mt_emu_device();
     ev->references = 1;
     *event = ev;
     return mt_emu_result(cudaSuccess);
@@ -409,7 +420,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 static cudaError_t submit_use(cudaStream_t stream, cudaEvent_t event, bool record)
 {
-    cudaError_t e = mt_emu_result(event ? cudaSuccess : cudaErrorInvalidResourceHandle);
+    bool ours = event && (!record || event->device == mt_emu_device_of_stream(stream));
+    cudaError_t e = mt_emu_result(ours ? cudaSuccess : cudaErrorInvalidResourceHandle);
     if (e)
         return e;
     pthread_mutex_lock(&event->lock);
@@ -472,6 +484,8 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)
 {
     int64_t from = 0, to = 0;
     cudaError_t e = ms ? event_time(start, &from) : cudaErrorInvalidValue;
+    if (!e && end && end->device != start->device)
+        e = cudaErrorInvalidResourceHandle;
     e = e ? e : event_time(end, &to);
     if (!e)
         *ms = (float)((double)(to - from) * 1e-6);

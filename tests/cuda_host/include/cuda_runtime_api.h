@@ -92,6 +92,10 @@ enum cudaFuncAttribute {
     cudaFuncAttributePreferredSharedMemoryCarveout = 9,
 };
 
+typedef struct {
+    char bytes[16];
+} cudaUUID_t;
+
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem;
@@ -109,6 +113,7 @@ struct cudaDeviceProp {
     int pciBusID;
     int pciDeviceID;
     int pciDomainID;
+    cudaUUID_t uuid;
 };
 
 #define cudaStreamDefault 0x00
