@@ -63,13 +63,15 @@ static cudaError_t cut(const struct job *j, struct mt_copy c)
     cudaError_t rc = cudaSuccess;
     while (c.rows && rc == cudaSuccess) {
         size_t run, pitch = host_pitch(j, &c), rows = 1;
-        bool locked = mt_cuda_pinned(j->d, host_side(j, &c), &run);
+        bool locked = mt_cuda_pinned(host_side(j, &c), &run);
         struct mt_copy sub = c;
         if (run < c.width) {
             for (size_t at = 0; at < c.width && rc == cudaSuccess; at += sub.width) {
-                sub = (struct mt_copy){.dst = (char *)c.dst + at, .src = (const char *)c.src + at,
-                                       .width = c.width - at, .rows = 1};
-                locked = mt_cuda_pinned(j->d, host_side(j, &sub), &run);
+                sub = (struct mt_copy){.dst = (char *)c.dst + at,
+                                       .src = (const char *)c.src + at,
+                                       .width = c.width - at,
+                                       .rows = 1};
+                locked = mt_cuda_pinned(host_side(j, &sub), &run);
                 sub.width = MT_MIN(sub.width, run);
                 rc = part(j, &sub, locked);
             }

@@ -26,7 +26,6 @@ struct mt_cuda_device {
     struct mt_cuda_apart *apart_blocks;
     cudaStream_t streams[MT_N_STREAMS];
     struct mt_cuda_clock *clock;
-    struct mt_cuda_pins *pins;
     struct mt_cuda_ring *rings[MT_N_STREAMS]; /* made when first needed */
     struct mt_cuda_blas *blas;
     struct mt_cuda_fused *fused; /* cuDNN attention, or NULL */
@@ -70,13 +69,18 @@ bool mt_cuda_is_device_memory(const struct mt_cuda_device *d, const void *ptr);
 
 /* --- pins.c: page-locked host memory ----------------------------------------------------------- */
 
-int mt_cuda_pins_create(struct mt_cuda_pins **out, struct mt_err *err);
-/** Unlocks all memory that is still locked. */
-void mt_cuda_pins_destroy(struct mt_cuda_pins **p);
+/** Joins the process's table of locked memory: memory is locked once for all devices. */
+int mt_cuda_pins_join(struct mt_cuda_device *d, struct mt_err *err);
+/** Accepts a device that did not join. The last one that leaves unlocks all memory that is still
+ * locked. */
+void mt_cuda_pins_leave(struct mt_cuda_device *d);
+/** Whether there are other devices. */
+bool mt_cuda_pins_shared(void);
 int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err);
 void mt_cuda_unregister_host(mt_device *dev, void *ptr);
-/** Whether host address `ptr` is page-locked; the answer holds for *run bytes from there. Any thread. */
-bool mt_cuda_pinned(struct mt_cuda_device *d, const void *ptr, size_t *run);
+/** Whether host address `ptr` is page-locked; the answer holds for *run bytes from there. Any
+ * thread. */
+bool mt_cuda_pinned(const void *ptr, size_t *run);
 
 /* --- copy.c, staging.c ------------------------------------------------------------------------- */
 

@@ -25,7 +25,7 @@ static void cuda_destroy(mt_device *dev)
     for (int s = 0; s < MT_N_STREAMS; s++)
         if (d->streams[s])
             cudaStreamDestroy(d->streams[s]);
-    mt_cuda_pins_destroy(&d->pins);
+    mt_cuda_pins_leave(d);
     mt_cuda_memory_destroy(d);
     pthread_mutex_destroy(&d->lock);
     free(d);
@@ -160,6 +160,26 @@ void mt_cuda_probe(struct mt_device_info *out, int index)
                  mt_cuda_error_text(text, sizeof(text), rc));
 }
 
+int mt_cuda_count(void)
+{
+    int n = 0;
+    return cudaGetDeviceCount(&n) == cudaSuccess ? n : ((void)cudaGetLastError(), 0);
+}
+
+void mt_cuda_identify(char *out, size_t len, int index)
+{
+    struct cudaDeviceProp prop;
+    const unsigned char *b = (const unsigned char *)prop.uuid.bytes;
+    *out = 0;
+    if (cudaGetDeviceProperties(&prop, index) != cudaSuccess)
+        (void)cudaGetLastError();
+    else
+        snprintf(out, len,
+                 "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0],
+                 b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
+                 b[14], b[15]);
+}
+
 static int create_streams(struct mt_cuda_device *d, struct mt_err *err)
 {
     int rc = 0;
@@ -202,7 +222,7 @@ int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, str
     pthread_mutex_init(&d->lock, NULL);
     rc = mt_cuda_enter(d, err);
     if (!rc)
-        rc = mt_cuda_pins_create(&d->pins, err);
+        rc = mt_cuda_pins_join(d, err);
     if (!rc)
         rc = mt_cuda_memory_create(d, p->budget_bytes, err);
     if (!rc)

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * CUDA gives times of events as float milliseconds since another event: exact to a microsecond for a few seconds only.
- * So a new base event is recorded now and then, when all streams are idle; its time is measured from the base before
- * it, and the time of the first base is that of the host's clock.
+ * CUDA gives times of events as float milliseconds since another event: exact to a microsecond for
+ * a few seconds only. So a new base event is recorded now and then, when all streams are idle; its
+ * time is measured from the base before it, and the time of the first base is that of the host's
+ * clock. With several devices every base has the host's time: their clocks drift apart by
+ * milliseconds a minute.
  */
 #include <stdlib.h>
 
@@ -77,13 +79,18 @@ static cudaError_t move_base(struct mt_cuda_device *d)
     float ms = 0;
     cudaError_t rc = cudaEventRecord(c->base[new % N_BASES], d->streams[MT_STREAM_COMPUTE]);
     if (rc == cudaSuccess)
-        rc = cudaEventSynchronize(c->base[new % N_BASES]);
+        do /* a sleep's end would be late */
+            rc = cudaEventQuery(c->base[new % N_BASES]);
+        while (rc == cudaErrorNotReady);
+    (void)cudaGetLastError();
     if (rc == cudaSuccess)
         rc = cudaEventElapsedTime(&ms, c->base[old % N_BASES], c->base[new % N_BASES]);
     if (rc != cudaSuccess)
         return rc;
-    c->base_ns[new % N_BASES] = c->base_ns[old % N_BASES] + (int64_t)((double)ms * 1e6);
     c->newest_host_ns = mt_now_ns();
+    c->base_ns[new % N_BASES] = mt_cuda_pins_shared()
+                                    ? c->newest_host_ns
+                                    : c->base_ns[old % N_BASES] + (int64_t)((double)ms * 1e6);
     atomic_store(&c->epoch, new);
     return rc;
 }

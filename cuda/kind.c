@@ -3,6 +3,7 @@
 #include "kind.h"
 
 #include "device/arena.h"
+#include "device/select.h"
 #include "workspace.h"
 
 static size_t workspace(const struct mt_device_limits *l, enum mt_dev_op op, const void *args)
@@ -21,3 +22,6 @@ const struct mt_device_kind mt_cuda_kind = {
     .probe = mt_cuda_probe,
     .create = mt_cuda_device_create,
 };
+
+const struct mt_device_census mt_cuda_census = {.count = mt_cuda_count,
+                                                .identify = mt_cuda_identify};

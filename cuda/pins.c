@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host memory for copies is locked in pieces, at its exact size. Copies of memory that the system refuses to lock (a
- * limit, a container, WSL) go through the staging ring.
+ * Host memory for copies is locked in pieces, at its exact size, and once for all devices of a run.
+ * Copies of memory that the system refuses to lock (a limit, a container, WSL) go through the
+ * staging ring.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,20 +21,36 @@ struct pin {
     char *owner; /* start of the range that was registered */
 };
 
-struct mt_cuda_pins {
-    pthread_rwlock_t lock; /* several threads look up pins for copies */
-    struct pin *pins;      /* locked pieces, by address */
-    size_t n, cap;
+/* A range that devices have registered, locked in whole or in part. */
+struct registration {
+    char *p;
+    int n_devices;
 };
 
-int mt_cuda_pins_create(struct mt_cuda_pins **out, struct mt_err *err)
+/* CUDA locks memory for the whole process, and refuses to lock it twice. */
+enum { MOST_DEVICES = 64 };
+static struct {
+    pthread_rwlock_t lock; /* of pins: several threads look them up for copies */
+    struct pin *pins;      /* locked pieces, by address */
+    size_t n, cap;
+    struct registration *ranges;
+    size_t n_ranges, ranges_cap;
+    struct mt_cuda_device *device[MOST_DEVICES];
+    int n_devices;
+} table = {.lock = PTHREAD_RWLOCK_INITIALIZER};
+
+int mt_cuda_pins_join(struct mt_cuda_device *d, struct mt_err *err)
 {
-    struct mt_cuda_pins *t = mt_calloc(1, sizeof(*t));
-    if (!t)
-        return mt_fail_nomem(err, "the table of locked memory", sizeof(*t));
-    pthread_rwlock_init(&t->lock, NULL);
-    *out = t;
+    if (table.n_devices == MOST_DEVICES)
+        return mt_fail(err, MT_ERR_DEVICE, -EINVAL, "more than %d devices in one process",
+                       MOST_DEVICES);
+    table.device[table.n_devices++] = d;
     return 0;
+}
+
+bool mt_cuda_pins_shared(void)
+{
+    return table.n_devices > 1;
 }
 
 /*
@@ -54,26 +71,31 @@ static void unlock_piece(const struct pin *pin)
     keep_from_children(pin, false);
 }
 
-void mt_cuda_pins_destroy(struct mt_cuda_pins **pins)
+void mt_cuda_pins_leave(struct mt_cuda_device *d)
 {
-    struct mt_cuda_pins *t = *pins;
-    if (!t)
+    int kept = 0, n = table.n_devices;
+    for (int i = 0; i < n; i++)
+        if (table.device[i] != d)
+            table.device[kept++] = table.device[i];
+    table.n_devices = kept;
+    if (kept || kept == n)
         return;
-    for (size_t i = 0; i < t->n; i++)
-        unlock_piece(&t->pins[i]);
-    pthread_rwlock_destroy(&t->lock);
-    free(t->pins);
-    free(t);
-    *pins = NULL;
+    for (size_t i = 0; i < table.n; i++)
+        unlock_piece(&table.pins[i]);
+    free(table.pins);
+    free(table.ranges);
+    table.pins = NULL;
+    table.ranges = NULL;
+    table.n = table.cap = table.n_ranges = table.ranges_cap = 0;
 }
 
 /* The first piece that ends after p. */
-static size_t find(const struct mt_cuda_pins *t, const char *p)
+static size_t find(const char *p)
 {
-    size_t lo = 0, hi = t->n;
+    size_t lo = 0, hi = table.n;
     while (lo < hi) {
         size_t mid = (lo + hi) / 2;
-        if (t->pins[mid].p + t->pins[mid].n <= p)
+        if (table.pins[mid].p + table.pins[mid].n <= p)
             lo = mid + 1;
         else
             hi = mid;
@@ -81,17 +103,17 @@ static size_t find(const struct mt_cuda_pins *t, const char *p)
     return lo;
 }
 
-static bool insert(struct mt_cuda_pins *t, const struct pin *pin)
+static bool insert(const struct pin *pin)
 {
-    pthread_rwlock_wrlock(&t->lock);
-    bool ok = mt_grow(&t->pins, &t->cap, t->n + 1, sizeof(*t->pins));
+    pthread_rwlock_wrlock(&table.lock);
+    bool ok = mt_grow(&table.pins, &table.cap, table.n + 1, sizeof(*table.pins));
     if (ok) {
-        size_t at = find(t, pin->p);
-        memmove(t->pins + at + 1, t->pins + at, (t->n - at) * sizeof(*t->pins));
-        t->pins[at] = *pin;
-        t->n++;
+        size_t at = find(pin->p);
+        memmove(table.pins + at + 1, table.pins + at, (table.n - at) * sizeof(*table.pins));
+        table.pins[at] = *pin;
+        table.n++;
     }
-    pthread_rwlock_unlock(&t->lock);
+    pthread_rwlock_unlock(&table.lock);
     return ok;
 }
 
@@ -105,12 +127,18 @@ static void say_refused(size_t locked, size_t bytes, cudaError_t rc)
             mt_cuda_error_text(text, sizeof(text), rc));
 }
 
-/* Locks the rings' few MiB first, while locking still succeeds: all copies of memory that is not locked need them. */
+/* Locks all devices' rings of a few MiB first, while locking still succeeds: all copies of memory
+ * that is not locked need them. */
 static void make_rings(struct mt_cuda_device *d)
 {
-    for (int s = 0; s < MT_N_STREAMS; s++)
-        if (!d->rings[s] && mt_cuda_ring_create(&d->rings[s], NULL))
-            (void)cudaGetLastError();
+    for (int i = 0; i < table.n_devices; i++) {
+        struct mt_cuda_device *of = table.device[i];
+        cudaSetDevice(of->index);
+        for (int s = 0; s < MT_N_STREAMS; s++)
+            if (!of->rings[s] && mt_cuda_ring_create(&of->rings[s], NULL))
+                (void)cudaGetLastError();
+    }
+    cudaSetDevice(d->index);
 }
 
 struct range {
@@ -145,8 +173,7 @@ static void populate(const struct mt_cuda_device *d, char *p, size_t bytes)
     mt_pool_destroy(&pool);
 }
 
-static int lock_piece(struct mt_cuda_device *d, const struct pin *pin, cudaError_t *refusal,
-                      struct mt_err *err)
+static int lock_piece(const struct pin *pin, cudaError_t *refusal, struct mt_err *err)
 {
     cudaError_t e = cudaHostRegister(pin->p, pin->n, cudaHostRegisterPortable);
     if (e != cudaSuccess) {
@@ -155,10 +182,35 @@ static int lock_piece(struct mt_cuda_device *d, const struct pin *pin, cudaError
         return 1;
     }
     keep_from_children(pin, true);
-    if (insert(d->pins, pin))
+    if (insert(pin))
         return 0;
     unlock_piece(pin);
     return mt_fail_nomem(err, "the table of locked memory", sizeof(*pin));
+}
+
+/* The range that begins there, or NULL. Only registering and unregistering use it, from one thread.
+ */
+static struct registration *range_of(const char *p)
+{
+    for (size_t i = 0; i < table.n_ranges; i++)
+        if (table.ranges[i].p == p)
+            return &table.ranges[i];
+    return NULL;
+}
+
+/* *first: no other device has registered it. */
+static int note_range(char *p, bool *first, struct mt_err *err)
+{
+    struct registration *r = range_of(p);
+    *first = !r;
+    if (r)
+        r->n_devices++;
+    else if (mt_grow(&table.ranges, &table.ranges_cap, table.n_ranges + 1, sizeof(*table.ranges)))
+        table.ranges[table.n_ranges++] = (struct registration){p, 1};
+    else
+        return mt_fail_nomem(err, "the table of locked memory",
+                             (table.n_ranges + 1) * sizeof(*table.ranges));
+    return 0;
 }
 
 int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err)
@@ -167,14 +219,18 @@ int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err
     char *p = ptr, *end = p + bytes;
     size_t most = MOST_BYTES;
     cudaError_t refusal = cudaSuccess;
+    bool first;
     int rc = mt_cuda_enter(d, err);
     if (!rc)
-        populate(d, ptr, bytes);
+        rc = note_range(ptr, &first, err);
+    if (rc || !first)
+        return rc;
+    populate(d, ptr, bytes);
     while (rc >= 0 && p < end && most >= LEAST_BYTES) {
         /* pieces end at pages: two locked pieces must not share one */
         char *cut = (char *)(((uintptr_t)p + most) / PAGE * PAGE);
         struct pin pin = {p, (size_t)(MT_MIN(cut, end) - p), ptr};
-        rc = lock_piece(d, &pin, &refusal, err);
+        rc = lock_piece(&pin, &refusal, err);
         if (rc == 0)
             p += pin.n;
         if (rc > 0) {
@@ -191,33 +247,34 @@ int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err
 
 void mt_cuda_unregister_host(mt_device *dev, void *ptr)
 {
-    struct mt_cuda_device *d = mt_cuda(dev);
-    struct mt_cuda_pins *t = d->pins;
     size_t kept = 0;
-    cudaSetDevice(d->index);
-    pthread_rwlock_wrlock(&t->lock);
-    for (size_t i = 0; i < t->n; i++) {
-        if (t->pins[i].owner == ptr)
-            unlock_piece(&t->pins[i]);
+    struct registration *r = range_of(ptr);
+    if (!r || --r->n_devices)
+        return;
+    *r = table.ranges[--table.n_ranges];
+    cudaSetDevice(mt_cuda(dev)->index);
+    pthread_rwlock_wrlock(&table.lock);
+    for (size_t i = 0; i < table.n; i++) {
+        if (table.pins[i].owner == ptr)
+            unlock_piece(&table.pins[i]);
         else
-            t->pins[kept++] = t->pins[i];
+            table.pins[kept++] = table.pins[i];
     }
-    t->n = kept;
-    pthread_rwlock_unlock(&t->lock);
+    table.n = kept;
+    pthread_rwlock_unlock(&table.lock);
 }
 
-bool mt_cuda_pinned(struct mt_cuda_device *d, const void *ptr, size_t *run)
+bool mt_cuda_pinned(const void *ptr, size_t *run)
 {
-    struct mt_cuda_pins *t = d->pins;
     const char *p = ptr;
     bool locked = false;
     *run = SIZE_MAX;
-    pthread_rwlock_rdlock(&t->lock);
-    size_t i = find(t, p);
-    if (i < t->n) {
-        locked = t->pins[i].p <= p;
-        *run = (size_t)((locked ? t->pins[i].p + t->pins[i].n : t->pins[i].p) - p);
+    pthread_rwlock_rdlock(&table.lock);
+    size_t i = find(p);
+    if (i < table.n) {
+        locked = table.pins[i].p <= p;
+        *run = (size_t)((locked ? table.pins[i].p + table.pins[i].n : table.pins[i].p) - p);
     }
-    pthread_rwlock_unlock(&t->lock);
+    pthread_rwlock_unlock(&table.lock);
     return locked;
 }

@@ -20,3 +20,15 @@ void mt_cuda_probe(struct mt_device_info *out, int index)
     (void)index;
     *out = (struct mt_device_info){.present = false, .text = HOW};
 }
+
+int mt_cuda_count(void)
+{
+    return 0;
+}
+
+void mt_cuda_identify(char *out, size_t len, int index)
+{
+    (void)index;
+    if (len)
+        *out = 0;
+}

@@ -72,7 +72,7 @@ static bool read_one(struct mt_trials *t, const char *text)
         return false;
     k.way = (enum mt_trial_way)w;
     enum mt_trial_verdict *found = mt_trials_find(t, &k);
-    if (found)
+    if (found && *found != MT_TRIAL_TILES) /* one that was wrong once is not tried again */
         *found = (enum mt_trial_verdict)v;
     return true;
 }

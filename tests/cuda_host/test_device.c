@@ -164,7 +164,7 @@ static void children_have_no_locked_memory(void **state)
     char *p = host;
     memset(p, 1, BYTES);
     assert_int_equal(mt_device_register_host(dev, p + 100, 10 * PAGE, &err), 0);
-    bool locked = mt_emu_pin_state(p + PAGE, PAGE) == MT_EMU_PINNED;
+    bool locked = mt_emu_pin_state(0, p + PAGE, PAGE) == MT_EMU_PINNED;
     assert_true(child_has(p));
     assert_int_equal(child_has(p + PAGE), !locked);
     assert_int_equal(child_has(p + 9 * PAGE), !locked);
@@ -454,9 +454,95 @@ static void the_planner_knows_the_workspaces(void **state)
     mt_device_destroy(&dev);
 }
 
+static mt_device *open_second(void)
+{
+    mt_device *dev = NULL;
+    struct mt_err err = {0};
+    struct mt_device_params p = {
+        .kind = "cuda", .index = 1, .budget_bytes = 64 * MIB, .n_threads = 1};
+    if (mt_device_create(&dev, &p, &err))
+        fail_msg("%s", err.msg);
+    return dev;
+}
+
+/* CUDA refuses to lock memory twice, and what one device has unlocked is not locked for the other.
+ */
+static void devices_share_locked_memory_until_the_last_leaves(void **state)
+{
+    enum { ROOM = 20 * MIB };
+    void *host = NULL;
+    struct mt_err err = {0};
+    (void)state;
+    assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
+    for (int last = 0; last < 2; last++) {
+        mt_device *dev[2] = {open_device(64 * MIB), open_second()};
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(mt_device_register_host(dev[i], host, ROOM, &err), 0);
+        enum mt_emu_pin pin = mt_emu_pin_state(0, host, ROOM);
+        assert_int_equal(mt_emu_pin_state(1, host, ROOM),
+                         pin); /* as much as may be locked, for both */
+        mt_device_unregister_host(dev[!last], host);
+        assert_int_equal(mt_emu_pin_state(0, host, ROOM), pin);
+        mt_device_destroy(&dev[!last]);
+        assert_int_equal(mt_emu_pin_state(0, host, ROOM), pin);
+        round_trip(dev[last], host, ROOM, take(dev[last], 8 * MIB, "copies"), 3 * MIB + 5, 1,
+                   3 * MIB + 5, 3 * MIB + 5, MT_STREAM_H2D, MT_STREAM_D2H);
+        mt_device_unregister_host(dev[last], host);
+        assert_int_equal(mt_emu_pin_state(0, host, ROOM), MT_EMU_PAGEABLE);
+        mt_device_destroy(&dev[last]);
+    }
+    mt_host_free(host, ROOM);
+}
+
+/* One device stores what the other loads; only an event is between them. Both tell the host's time.
+ */
+static void a_device_waits_for_another_ones_copy(void **state)
+{
+    enum { ROOM = 4 * MIB };
+    mt_device *a = open_device(64 * MIB), *b = open_second();
+    struct mt_err err = {0};
+    mt_event *stored = NULL, *loaded = NULL;
+    void *host = NULL;
+    char *on_a = take(a, ROOM, "a"), *on_b = take(b, ROOM, "b");
+    (void)state;
+    assert_int_equal(mt_host_alloc(&host, 2 * ROOM, "test", &err), 0);
+    assert_int_equal(mt_device_register_host(a, host, 2 * ROOM, &err), 0);
+    assert_int_equal(mt_device_register_host(b, host, 2 * ROOM, &err), 0);
+    assert_int_equal(mt_event_create(a, &stored, &err), 0);
+    assert_int_equal(mt_event_create(b, &loaded, &err), 0);
+    for (int round = 1; round <= 8; round++) {
+        struct mt_zero zero = {on_a, ROOM};
+        memset((char *)host + ROOM, round, ROOM);
+        must_copy(a, MT_STREAM_COMPUTE,
+                  &(struct mt_copy){on_a, ROOM, (char *)host + ROOM, ROOM, ROOM, 1});
+        must_copy(a, MT_STREAM_COMPUTE, &(struct mt_copy){host, ROOM, on_a, ROOM, ROOM, 1});
+        assert_int_equal(mt_event_record(a, stored, MT_STREAM_COMPUTE, &err), 0);
+        assert_int_equal(mt_op_zero(a, &zero, &err), 0);
+        assert_int_equal(mt_event_wait(b, stored, MT_STREAM_H2D, &err), 0);
+        must_copy(b, MT_STREAM_H2D, &(struct mt_copy){on_b, ROOM, host, ROOM, ROOM, 1});
+        assert_int_equal(mt_event_record(b, loaded, MT_STREAM_H2D, &err), 0);
+        assert_int_equal(mt_event_sync(b, loaded, &err), 0);
+        assert_true(mt_event_time_ns(loaded) >= mt_event_time_ns(stored));
+        must_sync(a);
+        must_copy(b, MT_STREAM_D2H,
+                  &(struct mt_copy){(char *)host + ROOM, ROOM, on_b, ROOM, ROOM, 1});
+        must_sync(b);
+        for (size_t i = 0; i < ROOM; i++)
+            assert_int_equal(((char *)host)[ROOM + i], round);
+    }
+    mt_event_destroy(&stored);
+    mt_event_destroy(&loaded);
+    mt_device_unregister_host(a, host);
+    mt_device_unregister_host(b, host);
+    mt_host_free(host, 2 * ROOM);
+    mt_device_destroy(&a);
+    mt_device_destroy(&b);
+}
+
 /* With an argument: the tests whose names match that pattern. */
 int main(int argc, char **argv)
 {
+    setenv("MT_EMU_DEVICES", "2", 0);
     cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_budget_beyond_the_gpu_is_refused_with_numbers),
@@ -476,7 +562,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(allocations_may_stand_apart),
         cmocka_unit_test(the_planner_knows_the_workspaces),
         cmocka_unit_test(a_status_leaves_nothing_behind),
-        cmocka_unit_test(the_first_error_stays), /* last: the emulated context is gone then, as a real one */
+        cmocka_unit_test(devices_share_locked_memory_until_the_last_leaves),
+        cmocka_unit_test(a_device_waits_for_another_ones_copy),
+        cmocka_unit_test(
+            the_first_error_stays), /* last: the emulated context is gone then, as a real one */
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

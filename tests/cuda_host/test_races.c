@@ -317,11 +317,78 @@ static void casts(enum mt_dtype t)
     check_all();
 }
 
+/* Micro-batches pass from one device to another through one place in host memory, both computing:
+ * only events order them. */
+static void relay(mt_device *second, enum mt_dtype t)
+{
+    enum { ROUNDS = 6, N = 1500, AHEAD = 0, BEHIND = 1 };
+    const size_t bytes = N * mt_dtype_size(t);
+    mt_device *d[2] = {dev, second};
+    mt_event *made[2], *moved[2];
+    void *x[2], *y[2], *host = NULL, *back = malloc(bytes);
+    if (!back || posix_memalign(&host, 4096, 8192))
+        abort();
+    for (int i = 0; i < 2; i++) {
+        must("register", mt_device_register_host(d[i], host, bytes, &err));
+        must("event", mt_event_create(d[i], &made[i], &err));
+        must("event", mt_event_create(d[i], &moved[i], &err));
+        must("alloc", mt_device_alloc(d[i], bytes, "x", &x[i], &err));
+        must("alloc", mt_device_alloc(d[i], bytes, "y", &y[i], &err));
+        must("zero", mt_op_zero(d[i], &(struct mt_zero){x[i], bytes}, &err));
+        must("zero", mt_op_zero(d[i], &(struct mt_zero){y[i], bytes}, &err));
+    }
+    for (int r = 0; r < ROUNDS; r++) {
+        must("wait",
+             mt_event_wait(d[AHEAD], moved[AHEAD], MT_STREAM_COMPUTE, &err)); /* y has left */
+        must("add",
+             mt_op_add(d[AHEAD], &(struct mt_add){N, t, x[AHEAD], x[AHEAD], y[AHEAD]}, &err));
+        must("record", mt_event_record(d[AHEAD], made[AHEAD], MT_STREAM_COMPUTE, &err));
+        must("wait", mt_event_wait(d[AHEAD], made[AHEAD], MT_STREAM_D2H, &err));
+        must("wait",
+             mt_event_wait(d[AHEAD], moved[BEHIND], MT_STREAM_D2H, &err)); /* the place is free */
+        must("out",
+             mt_device_copy(d[AHEAD], MT_STREAM_D2H,
+                            &(struct mt_copy){host, bytes, y[AHEAD], bytes, bytes, 1}, &err));
+        must("record", mt_event_record(d[AHEAD], moved[AHEAD], MT_STREAM_D2H, &err));
+        must("wait", mt_event_wait(d[BEHIND], moved[AHEAD], MT_STREAM_H2D, &err));
+        must("wait",
+             mt_event_wait(d[BEHIND], made[BEHIND], MT_STREAM_H2D, &err)); /* x has been read */
+        must("in",
+             mt_device_copy(d[BEHIND], MT_STREAM_H2D,
+                            &(struct mt_copy){x[BEHIND], bytes, host, bytes, bytes, 1}, &err));
+        must("record", mt_event_record(d[BEHIND], moved[BEHIND], MT_STREAM_H2D, &err));
+        must("wait", mt_event_wait(d[BEHIND], moved[BEHIND], MT_STREAM_COMPUTE, &err));
+        must("add",
+             mt_op_add(d[BEHIND], &(struct mt_add){N, t, x[BEHIND], y[BEHIND], y[BEHIND]}, &err));
+        must("record", mt_event_record(d[BEHIND], made[BEHIND], MT_STREAM_COMPUTE, &err));
+    }
+    must("sync", mt_device_sync(d[AHEAD], &err));
+    must("sync", mt_device_sync(d[BEHIND], &err));
+    must("back", mt_device_copy(second, MT_STREAM_D2H,
+                                &(struct mt_copy){back, bytes, y[BEHIND], bytes, bytes, 1}, &err));
+    must("sync", mt_device_sync(second, &err));
+    for (size_t i = 0; i < bytes; i++)
+        if (((const char *)back)[i])
+            failures++;
+    for (int i = 0; i < 2; i++) {
+        mt_device_unregister_host(d[i], host);
+        mt_event_destroy(&made[i]);
+        mt_event_destroy(&moved[i]);
+        mt_device_free(d[i], x[i]);
+        mt_device_free(d[i], y[i]);
+    }
+    free(host);
+    free(back);
+}
+
 int main(int argc, char **argv)
 {
-    struct mt_device_params p = {.kind = argc > 1 ? argv[1] : "cuda", .budget_bytes = (size_t)64 << 20,
-                                 .n_threads = 1};
+    struct mt_device_params p = {
+        .kind = argc > 1 ? argv[1] : "cuda", .budget_bytes = (size_t)64 << 20, .n_threads = 1};
+    mt_device *second = NULL;
     must("device", mt_device_create(&dev, &p, &err));
+    p.index = 1;
+    must("device", mt_device_create(&second, &p, &err));
     for (int d = 0; d < 2; d++) {
         enum mt_dtype t = d ? MT_BF16 : MT_F32;
         norms(t, 5, 72);
@@ -341,7 +408,9 @@ int main(int argc, char **argv)
         sinks(t);
         rows(t);
         casts(t);
+        relay(second, t);
     }
+    mt_device_destroy(&second);
     mt_device_destroy(&dev);
     printf("%d failures\n", failures);
     return failures != 0;
