@@ -91,10 +91,11 @@ static int refuse_options(const struct cli_args *args, struct mt_err *err)
 
 static int load_local(struct plan_view *v, const struct mt_plan_limits *limits, struct mt_err *err)
 {
-    const struct mt_config *cfg = v->cfg;
     mt_device *dev = NULL;
     int n = (int)v->request.placement.threads;
-    struct mt_measure_params p = {.device_kind = limits->kind, .device_index = (int)cfg->device.index, .n_threads = n};
+    struct mt_measure_params p = {
+        .device_kind = limits->kind, .device_index = limits->gpu[0], .n_threads = n};
+    v->device_index = p.device_index;
     int rc = mt_measure_device(&dev, &p, 0, err);
     if (!rc)
         rc = mt_hw_resident(&v->request.resident, err);
@@ -279,9 +280,12 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
         rc = mt_plan_operations(&ops, &n, &r, err);
     mt_numa_choose(&numa, v->cfg->device.numa);
     struct mt_measure_params mp = {.device_kind = mt_machine_device_kind(&v->machine),
-                                   .device_index = (int)v->cfg->device.index, .n_threads = (int)r.placement.threads,
-                                   .cpus = r.placement.threads <= n_cores ? cpus : NULL, .numa = &numa,
-                                   .progress = anew ? NULL : show_progress, .ctx = cli};
+                                   .device_index = v->device_index,
+                                   .n_threads = (int)r.placement.threads,
+                                   .cpus = r.placement.threads <= n_cores ? cpus : NULL,
+                                   .numa = &numa,
+                                   .progress = anew ? NULL : show_progress,
+                                   .ctx = cli};
     if (!rc)
         rc = (anew ? mt_measure_again : mt_measure_operations)(&v->machine, &mp, ops, n, err);
     free(ops);

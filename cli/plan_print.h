@@ -12,7 +12,8 @@ struct plan_view {
     char *model_dir; /* owned; NULL: only a config.json */
     struct mt_layout *layout, *halves; /* halves: NULL unless memory.unit is auto */
     struct mt_machine machine;
-    bool local; /* the machine is this one */
+    bool local;       /* the machine is this one */
+    int device_index; /* of the device that measures it */
     struct mt_plan_request request;
     struct mt_plan_choice choice;
 };

@@ -56,8 +56,9 @@ int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *pa
 {
     struct mt_metered *ops = NULL;
     struct mt_measure_params p = {.device_kind = mt_device_limits(s->dev)->kind,
-                                  .device_index = (int)s->in->cfg->device.index,
-                                  .n_threads = (int)s->choice.placement.threads, .cpus = s->cpus};
+                                  .device_index = s->device_index,
+                                  .n_threads = (int)s->choice.placement.threads,
+                                  .cpus = s->cpus};
     *r = (struct cli_rates){0};
     int rc = mt_setup_operations(s, &ops, &r->n, err);
     if (rc)

@@ -245,11 +245,12 @@ static int write_run_files(struct learner *r, const struct mt_setup *setup, stru
 }
 
 /* Keeps earlier findings about libraries, so that results have the same bits. */
-static void adopt_findings(const struct learner *r, mt_device *dev)
+static void adopt_findings(const struct learner *r, struct mt_setup *s)
 {
     const char *found = r->state.findings;
-    if (found && !mt_device_adopt_findings(dev, found))
-        mt_warn("%s was made with another library or GPU, so results may differ in bits (%s)", r->resume, found);
+    if (found && !mt_setup_adopt_findings(s, found))
+        mt_warn("%s was made with another library or GPU, so results may differ in bits (%s)",
+                r->resume, found);
 }
 
 /* Warns if there is too little space: a new checkpoint is complete before an old one is removed. Without the space,
@@ -345,7 +346,7 @@ static int start(struct run *r, struct cli_rates *rates, struct mt_err *err)
     if (!rc && rates_path) /* before anything is written: it fails without a profile of the machine */
         rc = cli_rates_open(rates, &r->setup, rates_path, err);
     for (size_t i = 0; resume && i < r->n; i++) {
-        adopt_findings(&r->learner[i], r->setup.dev);
+        adopt_findings(&r->learner[i], &r->setup);
         resume[i] = r->learner[i].resume;
     }
     if (!rc)

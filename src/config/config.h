@@ -146,6 +146,7 @@ struct mt_config {
         enum mt_cfg_device kind;
         int64_t index;
         double link_gbps; /* cpu device: throttle of each copy direction in GB/s; 0 = none */
+        char *gpus;
         char *numa;
     } device;
 

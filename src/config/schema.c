@@ -275,11 +275,13 @@ static const struct mt_key keys[] = {
 
     {"device", "kind", MT_MACHINE, MT_KEY_CHOICE, AT(device.kind), "auto", "auto|cuda|cpu", ANY, NULL,
      "Compute device; auto is a GPU if there is one that this build can use, else the CPU."},
-    {"device", "index", MT_MACHINE, MT_KEY_COUNT, AT(device.index), "0", NULL, 0, 1024, NULL, "Which GPU."},
-    {"device", "gpus", MT_MACHINE, MT_KEY_COUNT, AT(placement.lanes), "1", NULL, 1, MT_MAX_DEVICES, NULL,
+    {"device", "index", MT_MACHINE, MT_KEY_COUNT, AT(device.index), "0", NULL, 0, 1024, NULL,
+     "Which GPU; with several (device.gpus), the first."},
+    {"device", "gpus", MT_MACHINE, MT_KEY_STRING, AT(device.gpus), "1", NULL, ANY, NULL,
      "Devices that take the layers in turn: micro-batches follow each other from one to the next through host memory. The "
-     "result has the same bits for any number. Runs only on the cpu device yet, as so many devices of device_budget each; "
-     "plan predicts it for GPUs, too."},
+     "result has the same bits for any number. A number from 1 to 8 is a count from device.index on, `all` takes all from "
+     "there on, index:0,2 and GPU-...,GPU-... (nvidia-smi -L) name GPUs, of one product, one by one. Each has device_budget. On "
+     "the cpu device it is a number of devices in host memory."},
     {"device", "link_gbps", MT_MACHINE, MT_KEY_REAL, AT(device.link_gbps), "0", NULL, 0, 1e6, NULL,
      "cpu device: throttle copies in each direction to this many GB/s, to rehearse a PCIe link; 0 = off."},
     {"device", "cpu_threads", MT_MACHINE, MT_KEY_COUNT_AUTO, AT(placement.threads), "auto", NULL, 1, 4096, NULL,

@@ -82,7 +82,7 @@ static const struct {
     {"wandb", "log.exec gives a command of yours each record, which it can pass on"},
     {"wandb_project", "log.exec gives a command of yours each record, which it can pass on"},
     {"deepspeed", "there is no other engine to configure: [memory] says what is offloaded"},
-    {"fsdp", "layers are divided by device.gpus (on the cpu device yet); [memory] says what is offloaded"},
+    {"fsdp", "layers are divided by device.gpus; [memory] says what is offloaded"},
 };
 
 const char *mt_key_synonym(const char *name, char *buf, unsigned long len)

@@ -10,6 +10,7 @@
 #include "engine/records.h"
 #include "base/units.h"
 #include "device/kind.h"
+#include "device/select.h"
 #include "hw/hw.h"
 #include "model/packing.h"
 #include "objective/objective.h"
@@ -124,11 +125,12 @@ int mt_resolve_learning_rate(struct mt_config *c, struct mt_err *err)
 
 /* --- limits of a machine -------------------------------------------------------------------------- */
 
+static const char *const kind_names[] = {
+    [MT_DEVICE_AUTO] = "auto", [MT_DEVICE_CUDA] = "cuda", [MT_DEVICE_CPU] = "cpu"};
+
 const char *mt_plan_device_kind(const struct mt_config *c, struct mt_device_info *gpu)
 {
-    static const char *const kinds[] = {
-        [MT_DEVICE_AUTO] = "auto", [MT_DEVICE_CUDA] = "cuda", [MT_DEVICE_CPU] = "cpu"};
-    return mt_device_choose(kinds[c->device.kind], (int)c->device.index, gpu);
+    return mt_device_choose(kind_names[c->device.kind], (int)c->device.index, gpu);
 }
 
 uint64_t mt_plan_host_budget(uint64_t total_bytes)
@@ -141,26 +143,60 @@ uint64_t mt_plan_device_reserve(uint64_t total_bytes, bool display)
     return MT_MAX(display ? GIB + GIB / 2 : GIB, total_bytes / 25);
 }
 
+/* What each GPU can give at least. */
+static void take_least(struct mt_plan_limits *out, const struct mt_device_info *gpu)
+{
+    uint64_t reserve = mt_plan_device_reserve(gpu->total_bytes, gpu->has_display),
+             bytes = gpu->present ? gpu->free_bytes : 0;
+    bool less = bytes - MT_MIN(bytes, reserve) <
+                out->device_bytes - MT_MIN(out->device_bytes, out->device_reserve);
+    if (less) {
+        out->device_bytes = bytes;
+        out->device_reserve = reserve;
+    }
+}
+
+/* The devices of a run. Those that a list names are looked up before the kind is known, which the
+ * first decides. */
+static int find_devices(struct mt_plan_limits *out, const struct mt_config *c, struct mt_err *err)
+{
+    const char *gpus = c->device.gpus;
+    bool list = mt_device_list_named(gpus) && c->device.kind != MT_DEVICE_CPU;
+    struct mt_device_info gpu;
+    out->gpu[0] = (int)c->device.index;
+    int rc =
+        list ? mt_device_select(out->gpu, &out->n_gpus, MT_MAX_DEVICES, "cuda", gpus, 0, err) : 0;
+    if (rc)
+        return rc;
+    out->kind = mt_device_choose(kind_names[c->device.kind], out->gpu[0], &gpu);
+    out->device_bytes = gpu.present ? gpu.free_bytes : 0;
+    out->device_reserve = mt_plan_device_reserve(gpu.total_bytes, gpu.has_display);
+    rc = mt_device_select(out->gpu, &out->n_gpus, MT_MAX_DEVICES, out->kind, gpus,
+                          (int)c->device.index, err);
+    for (int i = 1; i < out->n_gpus && gpu.present && !rc; i++) {
+        mt_device_probe(&gpu, out->kind, out->gpu[i]);
+        take_least(out, &gpu);
+        if (!gpu.present)
+            rc = mt_fail(err, MT_ERR_DEVICE, -ENODEV, "device.gpus = %.100s: %s", gpus, gpu.text);
+    }
+    return rc;
+}
+
 int mt_plan_limits_here(struct mt_plan_limits *out, const struct mt_config *c, struct mt_err *err)
 {
     struct mt_hw_memory hw;
-    struct mt_device_info gpu;
     int *cpus = NULL, n = 0, rc = mt_hw_memory(&hw, "", err);
     if (!rc)
         rc = mt_hw_cores(&cpus, &n, err);
     free(cpus);
     if (rc)
         return rc;
-    const char *kind = mt_plan_device_kind(c, &gpu);
     *out = (struct mt_plan_limits){
-        .kind = kind,
         .host_bytes = MT_MIN(MT_MIN(hw.available, hw.cgroup_free), hw.address_space),
-        .device_bytes = gpu.present ? gpu.free_bytes : 0,
-        .device_reserve = mt_plan_device_reserve(gpu.total_bytes, gpu.has_display),
         .threads = n,
         .drives = c->memory.nvme_paths.n,
     };
-    return 0;
+    return find_devices(out, c, err);
 }
 
 static bool drives_are_rated(const struct mt_machine *m)
@@ -281,7 +317,13 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
                        struct mt_err *err)
 {
     struct mt_plan_request r = {.train = true, .placement = c->placement, .drives = limits->drives};
-    int rc = mt_resolve_numerics(&r.numerics, c, err);
+    int named, rc = mt_resolve_numerics(&r.numerics, c, err);
+    if (!rc)
+        rc = mt_device_count_named(&named, c->device.gpus, MT_MAX_DEVICES, err);
+    if (!rc && !limits->n_gpus && !named)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                     "device.gpus = all: how many GPUs a stored machine has is not known; give a number");
+    r.placement.lanes = limits->n_gpus ? limits->n_gpus : named;
     if (!rc && r.placement.lanes > 1 && r.numerics.router_aux_loss > 0)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "device.gpus = %lld with train.router_aux_loss: that loss is of all layers, and layers are on several "

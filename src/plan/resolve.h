@@ -19,10 +19,12 @@
 struct mt_plan_limits {
     const char *kind;      /* device that a run of the configuration opens: "cpu" or "cuda" */
     uint64_t host_bytes;   /* that a process may use */
-    uint64_t device_bytes; /* of the GPU's own memory; on this machine only what is free */
+    uint64_t device_bytes; /* of the GPU's own memory, of several the least; on this machine only what is free */
     uint64_t device_reserve; /* of them, left free by a budget of `auto`: mt_plan_device_reserve() */
     int threads;           /* one per core that may be used */
     int drives;            /* that may hold states and records */
+    int n_gpus;            /* devices that device.gpus names; 0: of another machine, which has what is named */
+    int gpu[MT_MAX_DEVICES]; /* their indices */
 };
 /** Of this machine, now. Call it before a device is opened, which takes some of the free memory. */
 int mt_plan_limits_here(struct mt_plan_limits *out, const struct mt_config *c, struct mt_err *err);

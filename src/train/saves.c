@@ -212,12 +212,13 @@ static void wait_for_readback(struct mt_saves *s)
     mt_readback_drop(&s->readback);
 }
 
-/* Records what was found wrong with a library, so that a resumed run avoids it too and has the same bits. */
-static int note_findings(struct mt_train_state *st, mt_device *dev, struct mt_err *err)
+/* Records what was found wrong with a library, so that a resumed run avoids it too and has the same
+ * bits. */
+static int note_findings(struct mt_train_state *st, const struct mt_setup *setup,
+                         struct mt_err *err)
 {
     struct mt_str s = {0};
-    mt_device_findings(dev, &s);
-    if (s.failed) {
+    if (mt_setup_findings(setup, &s)) {
         mt_str_finish(&s);
         return mt_fail_nomem(err, "the device's findings", 1);
     }
@@ -262,7 +263,7 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
         *lost = rc && rc != -ENOMEM;
     }
     if (!rc)
-        rc = note_findings(st, p->session->setup->dev, err);
+        rc = note_findings(st, p->session->setup, err);
     const uint64_t *sums = named ? mt_session_base_sums(p->session, p->learner) : NULL;
     if (!rc)
         rc = mt_checkpoint_save(&(struct mt_checkpoint_save){.dir = p->dir,

@@ -25,7 +25,17 @@ static void spread_memory(struct mt_setup *s)
                 interleaved ? "" : ", but for staging and activations, as memory policies are forbidden here");
 }
 
-static int open_device(struct mt_setup *s, const char *kind, struct mt_err *err)
+/* Results may differ in bits between products, and any device may compute any unit. */
+static int check_product(const mt_device *first, const mt_device *other, struct mt_err *err)
+{
+    const char *a = mt_device_limits(first)->product, *b = mt_device_limits(other)->product;
+    return !strcmp(a, b) ? 0
+                         : mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                                   "device.gpus: %s and %s may differ in bits: name GPUs of one product",
+                                   mt_device_limits(first)->name, mt_device_limits(other)->name);
+}
+
+static int open_devices(struct mt_setup *s, const struct mt_plan_limits *limits, struct mt_err *err)
 {
     struct mt_hw_memory hw;
     const struct mt_config *c = s->in->cfg;
@@ -42,22 +52,23 @@ static int open_device(struct mt_setup *s, const char *kind, struct mt_err *err)
     }
     uint64_t most = MT_MIN(hw.address_space, hw.cgroup_free);
     bool warm = most > budget && most - budget > WARM_NEEDS;
-    const struct mt_device_params params = {
-        .kind = kind,
-        .index = (int)c->device.index,
+    struct mt_device_params params = {
+        .kind = limits->kind,
+        .index = limits->gpu[0],
         .budget_bytes = (size_t)budget,
         .n_threads = (int)p->threads,
         .cpus = s->cpus,
         .link_gbps = c->device.link_gbps,
         .warm = warm,
     };
+    s->device_index = params.index;
     rc = mt_device_create(&s->dev, &params, err);
-    for (int64_t i = 1; i < p->lanes && !rc; i++)
-        rc = mt_device_limits(s->dev)->shares_host_memory
-                 ? mt_device_create(&s->other_dev[i - 1], &params, err)
-                 : mt_fail(err, MT_ERR_USAGE, -ENOTSUP,
-                           "device.gpus = %lld: several devices run only as device.kind = cpu yet; set device.gpus = 1",
-                           (long long)p->lanes);
+    for (int64_t i = 1; i < p->lanes && !rc; i++) {
+        params.index = limits->gpu[i];
+        rc = mt_device_create(&s->other_dev[i - 1], &params, err);
+        if (!rc)
+            rc = check_product(s->dev, s->other_dev[i - 1], err);
+    }
     return rc || !warm ? rc : mt_hw_resident(&s->request.resident, err);
 }
 
@@ -106,14 +117,14 @@ static void take_engine_params(struct mt_setup *s)
 }
 
 /* Turns the request into the choice. */
-static int decide(struct mt_setup *s, const char *kind, struct mt_err *err)
+static int decide(struct mt_setup *s, const struct mt_plan_limits *limits, struct mt_err *err)
 {
     spread_memory(s);
     s->request.layout = s->in->layout;
     s->request.halves = s->in->halves;
     int rc = mt_shared_request(s, err);
     if (!rc)
-        rc = open_device(s, kind, err);
+        rc = open_devices(s, limits, err);
     if (!rc && s->request.train)
         rc = search(s, &s->predicted, err);
     if (!rc && !s->predicted)
@@ -123,6 +134,31 @@ static int decide(struct mt_setup *s, const char *kind, struct mt_err *err)
     take_layout(s);
     take_engine_params(s);
     return mt_shared_take_choice(s, err);
+}
+
+int mt_setup_findings(const struct mt_setup *s, struct mt_str *out)
+{
+    for (int pass = 0; pass < 2; pass++) /* the others' to the first, and then all to each */
+        for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i]; i++) {
+            struct mt_str text = {0};
+            mt_device_findings(pass ? s->dev : s->other_dev[i], &text);
+            if (text.p && !text.failed)
+                mt_device_adopt_findings(pass ? s->other_dev[i] : s->dev, text.p);
+            bool failed = text.failed;
+            mt_str_finish(&text);
+            if (failed)
+                return -ENOMEM;
+        }
+    mt_device_findings(s->dev, out);
+    return out->failed ? -ENOMEM : 0;
+}
+
+bool mt_setup_adopt_findings(struct mt_setup *s, const char *text)
+{
+    bool taken = mt_device_adopt_findings(s->dev, text);
+    for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i]; i++)
+        taken &= mt_device_adopt_findings(s->other_dev[i], text);
+    return taken;
 }
 
 const struct mt_numerics *mt_setup_numerics_of(const struct mt_setup *s, size_t learner)
@@ -172,7 +208,7 @@ static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum m
         rc = mt_resolve_request(&s->request, in->cfg, &limits, err);
     s->request.train = use == MT_RUN_TRAIN;
     if (!rc)
-        rc = decide(s, limits.kind, err);
+        rc = decide(s, &limits, err);
     if (!rc)
         rc = check_copies(s, err);
     for (size_t i = 0; i < n && !rc; i++)

@@ -15,6 +15,7 @@ struct mt_setup {
     struct mt_layout *shared[2];   /* with several learners: whole layers, and halves of them or NULL; owned */
     struct mt_numerics *learner;   /* with several: [n_learners] of each, every `auto` decided; owned */
 
+    int device_index;              /* of the first lane's device */
     mt_device *dev;                /* the first lane's */
     mt_device *other_dev[MT_MAX_LANES - 1];
     int *cpus;                     /* [placement.threads] or NULL */
@@ -33,6 +34,12 @@ struct mt_setup {
 int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use use, struct mt_err *err);
 /** The same to train n learners on one base: in: [n]. -EINVAL: names what two of them differ in, but share. */
 int mt_setup_open_shared(struct mt_setup *s, struct mt_inputs *in, size_t n, struct mt_err *err);
+/** What the devices have found out (device/device.h), as one: each then acts on all of it. -ENOMEM.
+ * Between steps. */
+int mt_setup_findings(const struct mt_setup *s, struct mt_str *out);
+/** Takes over the findings of an earlier run; false: they are of another device or library. Before
+ * the first step. */
+bool mt_setup_adopt_findings(struct mt_setup *s, const char *text);
 /** The numerics of a learner. */
 const struct mt_numerics *mt_setup_numerics_of(const struct mt_setup *s, size_t learner);
 /** The layout of a learner's checkpoints: its tensors and the base's, in the places of `layout`. */
