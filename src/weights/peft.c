@@ -7,7 +7,6 @@
 
 #include "base/fs.h"
 #include "base/json.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/regex.h"
 

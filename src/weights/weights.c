@@ -3,17 +3,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <xxhash.h>
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/philox.h"
-#include "base/pool.h"
 #include "hf/safetensors.h"
 #include "model/packing.h"
 #include "model/ranges.h"
@@ -505,173 +501,5 @@ int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, cons
     }
     if (any)
         mt_sources_close(&s);
-    return rc ? rc : mt_planes_settle(planes, err);
-}
-
-/* Without files, config.json says whether the tensor is packed. */
-static enum mt_packed believed(const struct mt_layout *l, const struct mt_tensor *t)
-{
-    return mt_packing_takes(l, t, l->cfg.packed) ? l->cfg.packed : MT_PACKED_NONE;
-}
-
-/* Can it be converted and turned while it is read in place? */
-static bool is_convertible(const struct mt_layout *l, const struct mt_tensor *t, const struct mt_st_tensor *src,
-                           bool changed)
-{
-    bool plain = !src || src->dtype == MT_ST_BF16 || src->dtype == MT_ST_F16 || src->dtype == MT_ST_F32;
-    return plain && !changed && !t->adapter && !l->stored[t->place.stored].is_f32;
-}
-
-/* found: its source in the files; NULL: there are none. changed: its weights are not those of the files, and may need
- * all bits of f32. *split: set if it is not packed only because a tensor that is fused with it is trained. */
-static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_packed_source *found, enum mt_packed wanted,
-                bool changed, bool *split, struct mt_err *err)
-{
-    struct mt_packed_source src = {.format = found ? MT_PACKED_NONE : believed(l, t)};
-    if (found)
-        src = *found;
-    bool keeps = mt_packing_keeps(l, t), could = src.format || (wanted && mt_packing_takes(l, t, wanted));
-    bool said_bf16 = !strcmp(l->cfg.torch_dtype, "bfloat16") && !l->stored[t->place.stored].is_f32;
-    bool plain_bf16 = found ? src.codes && src.codes->dtype == MT_ST_BF16 : said_bf16;
-    t->is_bf16 = !changed && (src.format ? src.format == MT_PACKED_MXFP4 : plain_bf16);
-    bool same_bytes = !t->trainable && t->is_bf16 && mt_stored_is_in_order(t) && !(could && keeps) && !src.format;
-    const char *stored = l->stored[t->place.stored].name;
-    bool alone = !src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, stored));
-    t->in_base = l->n_adapters ? !t->trainable && !t->adapter && src.codes : same_bytes && alone;
-    t->in_file = could && keeps ? l->n_adapters && src.format && !src.wider_scales
-                                : !t->trainable && !src.format && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
-                                      (same_bytes || (l->n_adapters && is_convertible(l, t, src.codes, changed))) &&
-                                      (!src.codes || src.codes->n_elems == l->stored[t->place.stored].n);
-    t->file_elem = src.codes ? mt_st_dtype_size(src.codes->dtype) : !strcmp(l->cfg.torch_dtype, "float32") ? 4 : 2;
-    if (wanted && src.format && src.format != wanted)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.base_dtype = %s, but tensor \"%s\" is %s in the model's files "
-                       "already: remove the key", mt_packed_names[wanted], t->name, mt_packed_names[src.format]);
-    if (could && keeps)
-        mt_packing_make(t, src.format ? src.format : wanted);
-    if (t->packed && src.codes && src.format) {
-        t->scale = src.scale;
-        t->note_bytes = src.note ? (uint16_t)src.note->n_bytes : 0;
-    }
-    *split |= could && !keeps && !t->trainable;
-    return 0;
-}
-
-/* Norms, routers and the like that are F32 in files of bf16 are also written as F32. */
-static void mark_f32(struct mt_layout *l, const struct mt_st_model *st)
-{
-    const struct mt_st_tensor *embed = mt_stored_find(st, l->stored[0].name);
-    for (size_t i = 0; embed && embed->dtype == MT_ST_BF16 && i < l->n_stored; i++) {
-        const struct mt_st_tensor *t = mt_stored_find(st, l->stored[i].name);
-        l->stored[i].is_f32 |= t && t->dtype == MT_ST_F32;
-    }
-}
-
-int mt_weights_mark_random(struct mt_layout *l, enum mt_packed wanted, struct mt_err *err)
-{
-    for (size_t i = 0; i < l->n_tensors; i++)
-        if (wanted && mt_packing_takes(l, &l->tensors[i], wanted) && mt_packing_keeps(l, &l->tensors[i]))
-            mt_packing_make(&l->tensors[i], wanted);
-    return wanted ? mt_layout_set_ranges(l, err) : 0;
-}
-
-int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed wanted, const cJSON *only,
-                           struct mt_err *err)
-{
-    struct mt_sources s = {.of = NULL};
-    struct mt_err unreadable = {0}; /* not reported here: loading the weights will report it */
-    bool any = false, read = false, split = false;
-    int rc = 0;
-    for (size_t i = 0; i < l->n_tensors; i++)
-        any |= !l->tensors[i].trainable;
-    if (dir)
-        read = !mt_st_open_dir(&s.st, dir, &unreadable);
-    if (read)
-        mark_f32(l, &s.st);
-    if (read && any)
-        rc = mt_sources_find(&s, l, err);
-    const cJSON *last = NULL;
-    for (size_t i = 0; any && i < l->n_tensors && !rc; i++) {
-        bool changed = only && !mt_json_get_in_order(only, &last, l->tensors[i].name);
-        rc = mark(l, &l->tensors[i], read ? &s.of[i] : NULL, wanted, changed, &split, err);
-    }
-    if (split && !rc)
-        mt_info("a layer's experts are packed together or not at all: frozen ones in a layer with trained ones are kept as "
-                "bf16, without loss");
-    if (read)
-        mt_sources_close(&s);
-    return rc || !any ? rc : mt_layout_set_ranges(l, err);
-}
-
-struct random_job {
-    const struct mt_tensor *t;
-    uint64_t seed, stream;
-    float std, constant;
-    float *dst; /* elements [at, at + n) */
-    size_t at, n;
-};
-
-enum { BLOCK = 1 << 14 }; /* elements of one job of a thread */
-
-/* Of one element, which its index in the tensor draws. */
-static float log_uniform(const struct random_job *j, size_t i)
-{
-    double low = (double)j->constant, high = (double)j->t->log_to;
-    return (float)log(low + (high - low) * mt_philox_uniform(j->seed, j->stream, j->at + i));
-}
-
-static void fill_block(void *ctx, size_t i, int thread)
-{
-    const struct random_job *j = ctx;
-    size_t first = i * BLOCK, n = MT_MIN((size_t)BLOCK, j->n - first);
-    (void)thread;
-    if (j->t->n_dims == 2)
-        mt_philox_normal(j->dst + first, n, j->at + first, j->seed, j->stream, j->std);
-    else
-        for (size_t k = 0; k < n; k++)
-            j->dst[first + k] = j->t->log_to > 0 ? log_uniform(j, first + k) : j->constant;
-}
-
-static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_plane_set *planes,
-                       uint64_t seed, float *buf, mt_pool *pool, struct mt_err *err)
-{
-    struct random_job j = {.t = t,
-                           .seed = seed,
-                           .stream = XXH3_64bits(t->name, strlen(t->name)),
-                           .std = (float)l->cfg.initializer_range,
-                           .constant = t->start,
-                           .dst = buf};
-    bool packed = t->kind == MT_RANGE_PACKED;
-    size_t piece = packed ? mt_packer_piece(t, PIECE) : PIECE;
-    struct mt_packer *packer = NULL;
-    int rc = 0;
-    if (packed) {
-        rc = mt_packer_create(&packer, t, planes, mt_pool_n_threads(pool), NULL, err);
-        j.dst = rc ? NULL : mt_calloc(piece, sizeof(float));
-        if (!rc && !j.dst)
-            rc = mt_fail_nomem(err, t->name, piece * sizeof(float));
-    }
-    for (j.at = 0; j.at < t->n && !rc; j.at += j.n) {
-        j.n = MT_MIN(piece, t->n - j.at);
-        mt_pool_run(pool, fill_block, &j, mt_div_up(j.n, BLOCK));
-        rc = packed ? mt_packer_write(packer, j.dst, j.n, err)
-                    : mt_tensor_write_masters(planes, t, j.at, j.n, buf, err);
-    }
-    if (packed)
-        free(j.dst);
-    return packer ? mt_packer_finish(&packer, rc, err) : rc;
-}
-
-int mt_weights_init_random(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed,
-                           int n_threads, struct mt_err *err)
-{
-    mt_pool *pool = NULL;
-    struct mt_pool_params p = {"init", n_threads, NULL, NULL};
-    float *buf = mt_calloc(PIECE, sizeof(float));
-    int rc = buf ? mt_pool_create(&pool, &p, err)
-                 : mt_fail_nomem(err, "random weights", PIECE * sizeof(float));
-    for (size_t i = 0; i < l->n_tensors && !rc; i++)
-        rc = init_tensor(l, &l->tensors[i], planes, seed, buf, pool, err);
-    mt_pool_destroy(&pool);
-    free(buf);
     return rc ? rc : mt_planes_settle(planes, err);
 }

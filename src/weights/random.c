@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Random weights, into the planes. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "base/philox.h"
+#include "base/pool.h"
+#include "model/ranges.h"
+#include "weights/packer.h"
+#include "weights/weights.h"
+
+enum { PIECE = 1 << 20 }; /* elements */
+
+struct random_job {
+    const struct mt_tensor *t;
+    uint64_t seed, stream;
+    float std, constant;
+    float *dst; /* elements [at, at + n) */
+    size_t at, n;
+};
+
+enum { BLOCK = 1 << 14 }; /* elements of one job of a thread */
+
+/* Of one element, which its index in the tensor draws. */
+static float log_uniform(const struct random_job *j, size_t i)
+{
+    double low = (double)j->constant, high = (double)j->t->log_to;
+    return (float)log(low + (high - low) * mt_philox_uniform(j->seed, j->stream, j->at + i));
+}
+
+static void fill_block(void *ctx, size_t i, int thread)
+{
+    const struct random_job *j = ctx;
+    size_t first = i * BLOCK, n = MT_MIN((size_t)BLOCK, j->n - first);
+    (void)thread;
+    if (j->t->n_dims == 2)
+        mt_philox_normal(j->dst + first, n, j->at + first, j->seed, j->stream, j->std);
+    else
+        for (size_t k = 0; k < n; k++)
+            j->dst[first + k] = j->t->log_to > 0 ? log_uniform(j, first + k) : j->constant;
+}
+
+static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_plane_set *planes,
+                       uint64_t seed, float *buf, mt_pool *pool, struct mt_err *err)
+{
+    struct random_job j = {.t = t,
+                           .seed = seed,
+                           .stream = XXH3_64bits(t->name, strlen(t->name)),
+                           .std = (float)l->cfg.initializer_range,
+                           .constant = t->start,
+                           .dst = buf};
+    bool packed = t->kind == MT_RANGE_PACKED;
+    size_t piece = packed ? mt_packer_piece(t, PIECE) : PIECE;
+    struct mt_packer *packer = NULL;
+    int rc = 0;
+    if (packed) {
+        rc = mt_packer_create(&packer, t, planes, mt_pool_n_threads(pool), NULL, err);
+        j.dst = rc ? NULL : mt_calloc(piece, sizeof(float));
+        if (!rc && !j.dst)
+            rc = mt_fail_nomem(err, t->name, piece * sizeof(float));
+    }
+    for (j.at = 0; j.at < t->n && !rc; j.at += j.n) {
+        j.n = MT_MIN(piece, t->n - j.at);
+        mt_pool_run(pool, fill_block, &j, mt_div_up(j.n, BLOCK));
+        rc = packed ? mt_packer_write(packer, j.dst, j.n, err)
+                    : mt_tensor_write_masters(planes, t, j.at, j.n, buf, err);
+    }
+    if (packed)
+        free(j.dst);
+    return packer ? mt_packer_finish(&packer, rc, err) : rc;
+}
+
+int mt_weights_init_random(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed,
+                           int n_threads, struct mt_err *err)
+{
+    mt_pool *pool = NULL;
+    struct mt_pool_params p = {"init", n_threads, NULL, NULL};
+    float *buf = mt_calloc(PIECE, sizeof(float));
+    int rc = buf ? mt_pool_create(&pool, &p, err)
+                 : mt_fail_nomem(err, "random weights", PIECE * sizeof(float));
+    for (size_t i = 0; i < l->n_tensors && !rc; i++)
+        rc = init_tensor(l, &l->tensors[i], planes, seed, buf, pool, err);
+    mt_pool_destroy(&pool);
+    free(buf);
+    return rc ? rc : mt_planes_settle(planes, err);
+}
