@@ -42,18 +42,24 @@ size_t mt_rope_table_bytes(const struct mt_model_params *p)
     return bytes;
 }
 
+/* Where nothing is computed (assumed_rows), nobody reads tables: a plan would spend a quarter of its time on them. */
+static void make_tables(const mt_model *m, int rope, size_t n_pos, size_t seq_len, float *cos_t, float *sin_t)
+{
+    if (!m->p.assumed_rows)
+        mt_rope_tables(&m->layout->cfg.rope[rope], n_pos, seq_len, cos_t, sin_t);
+}
+
 /* Makes the tables of a rotary embedding in host memory, [2, all, half], and copies them to *at, which goes on. */
 static int upload_rope(mt_model *m, int rope, char **at, float *host, struct mt_err *err)
 {
-    const struct mt_rope_config *c = &m->layout->cfg.rope[rope];
     struct table_rows r = table_rows(&m->p, rope);
     size_t n = r.all * r.half, bytes = n * sizeof(float), later = r.first * r.half;
     m->rope[rope].cos_t = (float *)(void *)*at;
     m->rope[rope].sin_t = (float *)(void *)(*at + mt_align_up(bytes, ALIGN));
     *at += 2 * mt_align_up(bytes, ALIGN);
-    mt_rope_tables(c, r.first, r.first, host, host + n);
+    make_tables(m, rope, r.first, r.first, host, host + n);
     if (r.lengths == MT_ROPE_TWO_TABLES)
-        mt_rope_tables(c, m->p.max_len, m->p.max_len, host + later, host + n + later);
+        make_tables(m, rope, m->p.max_len, m->p.max_len, host + later, host + n + later);
     int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
                             &(struct mt_copy){m->rope[rope].cos_t, bytes, host, bytes, bytes, 1}, err);
     return rc ? rc : mt_device_copy(m->dev, MT_STREAM_COMPUTE,
@@ -122,8 +128,7 @@ static void place_positions(const mt_model *m, const struct mt_batch *b, int rop
         size_t first = (size_t)b->cu_seqlens[d], len = (size_t)b->cu_seqlens[d + 1] - first;
         int32_t row = own ? (int32_t)first : len > r.first ? (int32_t)r.first : 0;
         if (own)
-            mt_rope_tables(&m->layout->cfg.rope[rope], len, len, host->own_cos + first * r.half,
-                           host->own_sin + first * r.half);
+            make_tables(m, rope, len, len, host->own_cos + first * r.half, host->own_sin + first * r.half);
         for (size_t i = first; i < first + len; i++)
             host->positions[i] = b->positions[i] + row;
     }
