@@ -30,7 +30,6 @@ static void raise_key(struct mt_copy_key *k, struct mt_copy_key other)
 
 struct buffer {
     int object;       /* whose content it has, or NONE */
-    int last_compute; /* newest compute entry that uses it */
     struct mt_copy_key store; /* newest store that reads it */
     bool pinned;
 };
@@ -57,6 +56,7 @@ struct object_state {
 struct lane {
     struct buffer *buffers[MT_N_POOLS];
     int *until[MT_N_POOLS];    /* of each buffer: draft position of its content's next use; NEVER: free; NONE: stays */
+    int *used[MT_N_POOLS];     /* of each buffer: newest compute entry that uses it; where until ends */
     int n_touched[MT_N_POOLS]; /* buffers used so far: the first so many */
     int first_load_release;    /* of the newest first load of weights, or of what is gathered */
     int last_compute;          /* newest compute entry */
@@ -86,6 +86,11 @@ static struct copy *copy_on(const struct placer *p, int object, int lane)
 static struct buffer *buffer_at(struct placer *p, int lane, int pool, int buffer)
 {
     return &p->lane[lane].buffers[pool][buffer];
+}
+
+static int *used_at(struct placer *p, int lane, int pool, int buffer)
+{
+    return &p->lane[lane].used[pool][buffer];
 }
 
 static struct mt_placed *push(struct placer *p, struct mt_placed_list *list, const struct mt_instr *in)
@@ -174,15 +179,16 @@ static void note_until(struct placer *p, int lane, int pool, int buffer)
 
 static void emit_poison(struct placer *p, int lane, int pool, int buffer)
 {
-    struct buffer *b = buffer_at(p, lane, pool, buffer);
-    if (!p->params->poison || b->last_compute == NONE || !mt_pools[pool].poisonable || b->object == NONE)
+    const struct buffer *b = buffer_at(p, lane, pool, buffer);
+    int used = *used_at(p, lane, pool, buffer);
+    if (!p->params->poison || used == NONE || !mt_pools[pool].poisonable || b->object == NONE)
         return;
     struct mt_instr in = mt_instr_make(MT_OP_POISON, (size_t)p->draft->objects[b->object].unit, 0);
     in.lane = (uint8_t)lane;
     add_operand(&in, b->object, buffer, MT_WRITE);
     struct mt_placed *e = push(p, &p->q.poisons, &in);
     if (e) {
-        e->compute = b->last_compute;
+        e->compute = used;
         e->store = b->store;
     }
 }
@@ -231,21 +237,22 @@ static void emit_store(struct placer *p, int object)
     raise_key(&buffer_at(p, s->lane, o->pool, buffer)->store, e->key);
 }
 
-/* The buffer that is needed last, and of several the one that was used first. */
+/* The buffer that is needed last, and of several the one that was used first. A plan spends much of its time here: passes
+ * over few arrays, without branches. */
 static int pick_buffer(struct placer *p, int lane, int pool)
 {
     struct lane *l = &p->lane[lane];
-    const struct buffer *b = l->buffers[pool];
-    const int *until = l->until[pool], n = p->draft->pool[lane][pool].n;
-    int best = NONE, last = NONE;
+    const int *until = l->until[pool], *used = l->used[pool], n = p->draft->pool[lane][pool].n;
+    int last = NONE, first = INT_MAX, best = 0;
     if (l->n_touched[pool] < n)
         return l->n_touched[pool]++;
     for (int i = 0; i < n; i++)
         last = MT_MAX(last, until[i]);
-    for (int i = 0; i < n && last != NONE; i++)
-        if (until[i] == last && (best == NONE || b[i].last_compute < b[best].last_compute))
-            best = i;
-    return best;
+    for (int i = 0; i < n; i++)
+        first = MT_MIN(first, until[i] == last ? used[i] : INT_MAX);
+    while (best < n && (until[best] != last || used[best] != first))
+        best++;
+    return last == NONE ? NONE : best;
 }
 
 /* Gives the object a buffer of its pool on the lane; evicts what is in it. */
@@ -318,14 +325,15 @@ static void push_load(struct placer *p, struct mt_instr *in, int object, int hos
     struct mt_placed *e = push(p, &p->q.loads, in);
     if (!e)
         return;
-    e->compute = b->last_compute;
+    const int used = *used_at(p, in->lane, o->pool, c->buffer);
+    e->compute = used;
     e->store = b->store;
     if (s->store_lane == in->lane) {
         e->compute = MT_MAX(e->compute, s->store.release);
         raise_key(&e->store, s->store);
     }
     await_other(p, e, s->store_lane, MT_Q_D2H, s->store);
-    e->key = (struct mt_copy_key){MT_MAX(b->last_compute, s->store.release), (int)p->q.compute.n, (int)p->q.loads.n};
+    e->key = (struct mt_copy_key){MT_MAX(used, s->store.release), (int)p->q.compute.n, (int)p->q.loads.n};
     /* A load of weights waits for their update and delays all later copies in its queue. So it is queued no
      * earlier than two of the lane's units ahead, even if its buffer is free (the head's is from the start). */
     int ahead = weights ? p->ahead[o->unit] : NONE;
@@ -363,7 +371,6 @@ static void emit_load(struct placer *p, int object, int lane)
 {
     struct copy *c = copy_on(p, object, lane);
     const struct mt_object *o = &p->draft->objects[object];
-    struct buffer *b = buffer_at(p, lane, o->pool, c->buffer);
     struct mt_instr in = mt_instr_make(MT_OP_LOAD, (size_t)o->unit, (size_t)o->mb);
     bool weights = o->kind == MT_OBJ_WEIGHTS, of_planes = mt_object_is_of_planes(o);
     in.lane = (uint8_t)lane;
@@ -387,7 +394,7 @@ static void emit_load(struct placer *p, int object, int lane)
             return;
         j->load = c->load;
         c->load = MT_NO_KEY;
-        b->last_compute = (int)p->q.compute.n - 1;
+        *used_at(p, lane, o->pool, c->buffer) = (int)p->q.compute.n - 1;
     }
 }
 
@@ -462,7 +469,7 @@ static int place_compute(struct placer *p, size_t i, struct mt_err *err)
         e->in.operand[k].buffer = (int16_t)c->buffer;
         raise_key(&e->load, c->load);
         c->load = MT_NO_KEY;
-        b->last_compute = at;
+        *used_at(p, in.lane, p->draft->objects[o].pool, c->buffer) = at;
         if (in.operand[k].access & MT_WRITE) {
             raise_key(&e->store, b->store); /* the newest store that reads the old content */
             note_write(p, o, in.lane, at, p->leaves[i * MT_MAX_OPERANDS + (size_t)k]);
@@ -546,12 +553,14 @@ static bool alloc_lane(struct placer *p, int lane)
         int n = bytes[i] && (mt_pools[i].device || !lane) ? p->params->n_buffers[lane][i] : 0;
         p->draft->pool[lane][i] = (struct mt_pool_shape){n, bytes[i]};
         l->buffers[i] = mt_calloc((size_t)n, sizeof(struct buffer));
-        l->until[i] = mt_calloc((size_t)n, sizeof(int));
+        l->until[i] = mt_calloc(2 * (size_t)n, sizeof(int));
         if (!l->buffers[i] || !l->until[i])
             return false;
+        l->used[i] = l->until[i] + n;
         for (int k = 0; k < n; k++) {
-            l->buffers[i][k] = (struct buffer){.object = NONE, .last_compute = NONE, .store = MT_NO_KEY};
+            l->buffers[i][k] = (struct buffer){.object = NONE, .store = MT_NO_KEY};
             l->until[i][k] = NEVER;
+            l->used[i][k] = NONE;
         }
     }
     return true;
