@@ -28,6 +28,7 @@ struct mt_arena {
     size_t budget, span, used, peak;
     struct block *blocks; /* by address, covering the span */
     size_t n, cap;
+    size_t no_free;       /* none of the first so many blocks is free */
 };
 
 size_t mt_arena_span(size_t budget)
@@ -102,7 +103,9 @@ int mt_arena_alloc(struct mt_arena *a, size_t bytes, const char *tag, void **out
     size_t size = mt_align_up(bytes ? bytes : 1, MT_ARENA_ALIGNMENT);
     if (bytes > a->budget || a->used + size > mt_align_up(a->budget, MT_ARENA_ALIGNMENT))
         return fail_budget(a, bytes, tag, err);
-    for (size_t i = 0; i < a->n; i++) {
+    while (a->no_free < a->n && a->blocks[a->no_free].tag)
+        a->no_free++;
+    for (size_t i = a->no_free; i < a->n; i++) {
         struct block *b = &a->blocks[i];
         if (b->tag || b->size < size + GAP)
             continue;
@@ -123,14 +126,29 @@ int mt_arena_alloc(struct mt_arena *a, size_t bytes, const char *tag, void **out
     return fail_budget(a, bytes, tag, err);
 }
 
+/* Index of the allocation at that place, or n. Free blocks may be empty, and then have the place of the next one. */
+static size_t find(const struct mt_arena *a, size_t at)
+{
+    size_t lo = 0, hi = a->n;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (a->blocks[mid].at < at)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    while (lo < a->n && a->blocks[lo].at == at && !a->blocks[lo].tag)
+        lo++;
+    return lo < a->n && a->blocks[lo].at == at ? lo : a->n;
+}
+
 void mt_arena_free(struct mt_arena *a, void *ptr)
 {
-    size_t at = (size_t)((char *)ptr - a->base), i = 0;
-    while (i < a->n && (a->blocks[i].at != at || !a->blocks[i].tag))
-        i++;
+    size_t i = find(a, (size_t)((char *)ptr - a->base));
     if (i == a->n)
         return;
     struct block *b = &a->blocks[i];
+    a->no_free = MT_MIN(a->no_free, i ? i - 1 : 0);
     POISON(a->base + b->at, b->size);
     a->used -= b->size;
     b->tag = NULL;

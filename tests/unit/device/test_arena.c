@@ -3,7 +3,9 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -118,6 +120,29 @@ static void odd_budgets_and_sizes_work(void **state)
     mt_cpu_arena_destroy(&a);
 }
 
+/* A step of tens of thousands of micro-batches has as many boundaries. */
+static void thousands_of_allocations_take_no_time(void **state)
+{
+    (void)state;
+    enum { MANY = 60000 };
+    struct mt_cpu_arena *a = arena((size_t)MANY * 2 * KIB);
+    void **p = mt_calloc(MANY, sizeof(*p)), *again = NULL;
+    clock_t start = clock();
+    for (size_t i = 0; i < MANY; i++)
+        assert_int_equal(mt_cpu_arena_alloc(a, KIB, "x", &p[i], NULL), 0);
+    mt_cpu_arena_free(a, p[MANY / 2]); /* the first that fits */
+    assert_int_equal(mt_cpu_arena_alloc(a, KIB / 2, "x", &again, NULL), 0);
+    assert_ptr_equal(again, p[MANY / 2]);
+    for (size_t i = MANY; i-- > 0;)
+        mt_cpu_arena_free(a, p[i]);
+    double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+    assert_int_equal(mt_cpu_arena_used(a), 0);
+    if (seconds > 0.5) /* seconds if each looks at all */
+        fail_msg("%d allocations took %.2f s", MANY, seconds);
+    free(p);
+    mt_cpu_arena_destroy(&a);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -125,6 +150,7 @@ int main(void)
         cmocka_unit_test(running_out_tells_what_holds_the_memory),
         cmocka_unit_test(allocations_never_overlap_and_merge_when_freed),
         cmocka_unit_test(odd_budgets_and_sizes_work),
+        cmocka_unit_test(thousands_of_allocations_take_no_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
