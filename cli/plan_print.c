@@ -29,13 +29,6 @@ static int lanes_of(const struct plan_view *v)
     return mt_program_lanes(&v->choice.engine.program);
 }
 
-double plan_run_tokens(const struct plan_view *v)
-{
-    const struct mt_numerics *n = &v->request.numerics;
-    return v->cfg->train.tokens ? (double)v->cfg->train.tokens
-                                : (double)v->cfg->train.steps * (double)(n->rows_per_step * n->seq_len);
-}
-
 static struct figures figure(const struct plan_view *v)
 {
     const struct mt_plan_request *r = &v->request;

@@ -11,6 +11,13 @@ enum {
     RUNS_ENOUGH = 10,  /* runs as asked for that they should */
 };
 
+double plan_run_tokens(const struct plan_view *v)
+{
+    const struct mt_numerics *n = &v->request.numerics;
+    return v->cfg->train.tokens ? (double)v->cfg->train.tokens
+                                : (double)v->cfg->train.steps * (double)(n->rows_per_step * n->seq_len);
+}
+
 void plan_wear(struct plan_wear *w, const struct plan_view *v)
 {
     const struct mt_rate *rate = v->machine.rate;
