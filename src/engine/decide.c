@@ -26,34 +26,37 @@ static double tensor_square_sum(const void *ctx, size_t t)
     return sum;
 }
 
-/* Adds the squares of a learner's tensors in units [first, end) to the sum; *bad: the first that
- * are not finite, unless there was one before. */
-static double add_squares(double sum, const struct mt_layout *l, int learner, size_t first,
-                          size_t end, square_sum_fn *square_sum, const void *ctx,
-                          const struct mt_tensor **bad)
+/* A sum of squares; bad: the first tensor whose own are not finite, or NULL. */
+struct squares {
+    double sum;
+    const struct mt_tensor *bad;
+};
+
+/* Adds those of a learner's tensors in units [first, end). */
+static void add_squares(struct squares *to, const struct mt_layout *l, int learner, size_t first, size_t end,
+                        square_sum_fn *square_sum, const void *ctx)
 {
     const struct mt_unit *last = &l->units[end - 1];
     for (size_t i = l->units[first].first_tensor; i < last->first_tensor + last->n_tensors; i++) {
         if (!l->tensors[i].trainable || l->tensors[i].learner != learner)
             continue;
         double s = square_sum(ctx, i);
-        if (!isfinite(s) && !*bad)
-            *bad = &l->tensors[i];
-        sum += s;
+        if (!isfinite(s) && !to->bad)
+            to->bad = &l->tensors[i];
+        to->sum += s;
     }
-    return sum;
 }
 
 double mt_grad_norm(const struct mt_layout *l, int learner, square_sum_fn *square_sum,
                     const void *ctx, const struct mt_tensor **bad)
 {
-    double sum = 0;
-    *bad = NULL;
+    struct squares all = {0, NULL};
     for (size_t end = l->n_units, first; end > 0; end = first) {
         first = mt_block_first(l, end - 1);
-        sum = add_squares(sum, l, learner, first, end, square_sum, ctx, bad);
+        add_squares(&all, l, learner, first, end, square_sum, ctx);
     }
-    return sqrt(sum);
+    *bad = all.bad;
+    return sqrt(all.sum);
 }
 
 size_t mt_block_first(const struct mt_layout *l, size_t unit)
@@ -98,9 +101,9 @@ static void set_clip(struct mt_learner *l, size_t first, size_t end, float clip)
 void mt_engine_decide_block(mt_engine *e, size_t learner, size_t first, size_t end)
 {
     struct mt_learner *l = &e->learner[learner];
-    const struct mt_tensor *bad = NULL;
-    double norm =
-        sqrt(add_squares(0, e->b.layout, (int)learner, first, end, tensor_square_sum, e, &bad));
+    struct squares own = {0, NULL};
+    add_squares(&own, e->b.layout, (int)learner, first, end, tensor_square_sum, e);
+    double norm = sqrt(own.sum);
     bool skip = !isfinite(norm) || bad_router(e, first, end);
     set_clip(l, first, end, skip ? MT_CLIP_SKIP : mt_clip_factor(norm, l->numerics.grad_clip));
 }
