@@ -25,6 +25,19 @@ enum {
 /** How layers spread their tokens over experts. */
 enum mt_spread { MT_SPREAD_BALANCE, MT_SPREAD_ENTROPY, MT_SPREAD_IDLE, MT_SPREAD_FULLEST, MT_N_SPREADS };
 
+/** What objectives measure, by key (measures.c). */
+enum { MT_N_LINES = 8 };
+struct mt_lines {
+    double *step, *value[MT_N_LINES];     /* [n], by training step; NaN in records that lack one */
+    double *eval_step, *eval[MT_N_LINES]; /* [n_eval] */
+    size_t n, n_eval;
+};
+/** For at most n records. */
+int mt_lines_alloc(struct mt_lines *l, size_t n, struct mt_err *err);
+void mt_lines_finish(struct mt_lines *l);
+/** A record of a step or of an evaluation; one that has none of them adds nothing. */
+void mt_lines_read(struct mt_lines *l, double step, const cJSON *o);
+
 struct mt_run_data {
     char name[128];
     double *col[MT_N_COLS]; /* [n], by training step */
@@ -36,6 +49,7 @@ struct mt_run_data {
         double *mean[MT_N_SPREADS], *worst[MT_N_SPREADS]; /* [n] over layers, and of the worst layer */
         size_t n;
     } experts;
+    struct mt_lines lines;
     cJSON *info, *trace;    /* run.json, trace.json; or NULL */
 };
 int mt_run_data_read(struct mt_run_data *r, const char *dir, struct mt_err *err);
@@ -46,6 +60,8 @@ int mt_report_add(struct mt_report *r, const char *section, const char *name, st
                   struct mt_err *err);
 /** Panels of all runs together, then of each run. */
 int mt_report_runs(struct mt_report *r, const struct mt_run_data *runs, size_t n, struct mt_err *err);
+/** Panels of what an objective has measured; none where it has not. */
+int mt_report_lines(struct mt_report *r, const char *section, const struct mt_lines *l, struct mt_err *err);
 int mt_report_sweep(struct mt_report *r, const char *name, const cJSON *table, struct mt_err *err);
 
 #endif

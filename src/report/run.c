@@ -78,9 +78,12 @@ static int read_metrics(struct mt_run_data *r, char *text, struct mt_err *err)
     int n_layers = 0;
     if (!alloc_experts(r, lines) || !r->eval_step || !r->eval_loss)
         return mt_fail_nomem(err, "a report", lines * sizeof(double));
-    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+    int rc = mt_lines_alloc(&r->lines, lines + 1, err);
+    for (char *line = strtok_r(text, "\n", &save); line && !rc; line = strtok_r(NULL, "\n", &save)) {
         cJSON *o = cJSON_Parse(line); /* NULL for an incomplete last line */
         const cJSON *step = mt_json_get(o, "step"), *eval = mt_json_get(o, "eval_loss");
+        if (cJSON_IsNumber(step))
+            mt_lines_read(&r->lines, step->valuedouble, o);
         if (cJSON_IsNumber(step) && eval) {
             r->eval_step[r->n_eval] = step->valuedouble;
             r->eval_loss[r->n_eval++] = cJSON_IsNumber(eval) ? eval->valuedouble : NAN;
@@ -95,7 +98,7 @@ static int read_metrics(struct mt_run_data *r, char *text, struct mt_err *err)
         }
         cJSON_Delete(o);
     }
-    return 0;
+    return rc;
 }
 
 int mt_run_data_read(struct mt_run_data *r, const char *dir, struct mt_err *err)
@@ -134,6 +137,7 @@ void mt_run_data_finish(struct mt_run_data *r)
         free(r->experts.mean[k]);
         free(r->experts.worst[k]);
     }
+    mt_lines_finish(&r->lines);
     cJSON_Delete(r->info);
     cJSON_Delete(r->trace);
     *r = (struct mt_run_data){{0}};
@@ -383,7 +387,9 @@ static int add_experts(struct mt_report *r, const struct mt_run_data *d, struct 
 
 static int add_alone(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
 {
-    int rc = add_step_stack(r, d, err);
+    int rc = mt_report_lines(r, d->name, &d->lines, err);
+    if (!rc)
+        rc = add_step_stack(r, d, err);
     if (!rc && d->trace)
         rc = add_timeline(r, d, err);
     if (!rc)

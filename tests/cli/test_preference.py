@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+import xml.etree.ElementTree as ET
 
 from tiny import BINARY, SLOW, base, config, losses, megatrain, metrics, planes, write_ini, write_model
 
@@ -104,6 +105,26 @@ def formats(tmp, model):
         assert first["loss"] == (0.5 if name == "rated" else math.log(2)), first
         got[name] = losses(out)
     assert got["pairs"] == got["implicit"]
+
+
+def a_report_shows_measures(tmp, model, data):
+    """The charts of pairs and of rated answers; of other runs there are none. (Sound pictures are test_plan.py's.)"""
+    runs = {loss: run(tmp, f"report-{loss}", model, data, loss=loss, train__steps=4, eval__every=2)[1] for loss in ("sigmoid", "kto")}
+    text = f"{tmp}/report-text.jsonl"
+    with open(text, "w") as f:
+        f.writelines(json.dumps({"text": f"some text {i}"}) + "\n" for i in range(20))
+    _, runs["off"] = run(tmp, "report-off", model, text, loss="off", data__tokenizer="byte", train__steps=4, eval__every=2)
+    panels = {}
+    for loss, out in runs.items():
+        megatrain("-q", "report", out, "--html", f"{out}.html", "--svg", f"{out}.svg")
+        panels[loss] = {name[:-4] for name in os.listdir(f"{out}.svg")}
+        for name in panels[loss] & {"rewards", "preferred", "log-probabilities", "distance"}:
+            drawn = ET.parse(f"{out}.svg/{name}.svg").getroot().itertext()
+            assert "chosen" in drawn or name in ("preferred", "distance"), name
+    shown = {"rewards", "preferred", "log-probabilities"}
+    assert shown <= panels["sigmoid"] and "distance" not in panels["sigmoid"], panels["sigmoid"]
+    assert panels["kto"] >= {"rewards", "log-probabilities", "distance"}, panels["kto"]
+    assert not panels["off"] & (shown | {"distance"}), panels["off"]
 
 
 def long_answers_are_cut(tmp, model):
@@ -298,6 +319,7 @@ with tempfile.TemporaryDirectory() as tmp:
     placement_changes_no_bit(tmp, model, data)
     kills_change_no_bit(tmp, model, data)
     formats(tmp, model)
+    a_report_shows_measures(tmp, model, data)
     long_answers_are_cut(tmp, model)
     statistics(tmp, model)
     the_best_is_by_any_measure(tmp, model, data)
