@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pages of help that are about no command: paragraphs, folded for a terminal; roff folds its own. */
+/* Pages of help that are about no command: paragraphs, folded for a terminal; roff folds its own. One that begins with
+ * spaces is a command or a line of a file, and stays as it is. */
 #include "help_topics.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -35,9 +37,30 @@ static void print_roff(const char *text)
     printf("\n");
 }
 
+static bool is_example(const char *text)
+{
+    return text && *text == ' ';
+}
+
+static void print_example(const char *text, bool opens, bool closes, int roff)
+{
+    if (opens)
+        fputs(roff ? ".PP\n.nf\n" : "\n", stdout);
+    if (roff)
+        print_roff(text);
+    else
+        puts(text);
+    if (closes && roff)
+        fputs(".fi\n", stdout);
+}
+
 static void print_paragraphs(const char *const *text, int roff)
 {
     for (int i = 0; text[i]; i++) {
+        if (is_example(text[i])) {
+            print_example(text[i], !i || !is_example(text[i - 1]), !is_example(text[i + 1]), roff);
+            continue;
+        }
         fputs(roff ? ".PP\n" : i ? "\n" : "", stdout);
         if (roff)
             print_roff(text[i]);
@@ -121,10 +144,42 @@ static void print_formats(int roff)
     print_paragraphs(text, roff);
 }
 
+static void print_preferences(int roff)
+{
+    static const char *const text[] = {
+        "Preferences are pairs of a chosen and a rejected answer (\"prompt\", \"chosen\", \"rejected\", as strings or as lists of "
+        "messages), or rated answers (\"prompt\", \"completion\", \"label\"). preference.loss trains on them: sigmoid is DPO. A pair "
+        "lies in one row of data.seq_len tokens. megatrain data stats tells how often the longer answer is the chosen one.",
+        "Log-probabilities of the reference are computed once, before the first step, by a pass forward over the data, and "
+        "kept in checkpoints. preference.reference = start is the model as training begins; else it is the folder of another "
+        "model or adapter, or a file that megatrain score made of the same data.",
+        "Rounds with a server: answers are drawn by a program that serves the model (vLLM here), judged, and trained on; the "
+        "next round begins with the adapter of the last one, which is then its reference. Each round is a run of its own. "
+        "The server runs with",
+        "  VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve Qwen/Qwen3-8B --enable-lora --max-lora-rank 16",
+        "and takes the adapter of a round, whose checkpoints are folders of PEFT, by",
+        "  curl http://localhost:8000/v1/load_lora_adapter -H 'Content-Type: application/json' \\",
+        "    -d \"{\\\"lora_name\\\": \\\"round1\\\", \\\"lora_path\\\": \\\"$PWD/out/round1/latest\\\"}\"",
+        "Draw several answers to each prompt of your own, and write the best and the worst of them as a pair:",
+        "  curl http://localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\",
+        "    -d '{\"model\": \"round1\", \"n\": 4, \"temperature\": 1, \"messages\": [{\"role\": \"user\", \"content\": \"...\"}]}'",
+        "Which answer is better is for a program of yours to say: a test that it passes, another model's verdict. A model of your "
+        "own judges by log-probability: write each answer as a line of \"prompt\" and \"completion\", those of a prompt "
+        "one after the other, and --choices marks the likeliest:",
+        "  megatrain score judge.ini --data round2-answers.jsonl --out round2-scores.jsonl --choices",
+        "The first round trains an adapter (adapter.kind = lora), and the next ones go on from it, each with its pairs:",
+        "  megatrain run dpo.ini --set data.train=round1.jsonl --out out/round1",
+        "  megatrain run dpo.ini --set adapter.path=out/round1/latest --set data.train=round2.jsonl --out out/round2",
+        "To stay near the model before all rounds instead, give each of them preference.reference = the model's folder.",
+        NULL};
+    print_paragraphs(text, roff);
+}
+
 const struct cli_topic cli_topics[] = {
     {"models", "supported models and formats of weights", print_models},
     {"adapters", "LoRA and DoRA: what can have adapters, and how they are named", print_adapters},
     {"base", "frozen weights: packed, on drives, or read in place from the model's files", print_base},
     {"formats", "formats of training data, and what is trained of them", print_formats},
+    {"preferences", "pairs and rated answers, references, rounds with a server", print_preferences},
 };
 const size_t cli_n_topics = MT_ARRAY_LEN(cli_topics);

@@ -295,6 +295,32 @@ def others_are_references(tmp, model, data):
         assert p.returncode not in (0, -11) and what in p.stderr, (what, p.returncode, p.stderr)
 
 
+def rounds_go_on(tmp, model, data):
+    """The commands of `megatrain help preferences` for rounds with a server, as they stand there."""
+    home = f"{tmp}/rounds"
+    os.mkdir(home)
+    _, first = run(tmp, "rounds-base", model, data, train__steps=2, checkpoint__save="weights")
+    for name in ("round1.jsonl", "round2.jsonl"):
+        write_pairs(f"{home}/{name}", seed=len(name))
+    with open(f"{home}/round2-answers.jsonl", "w") as f:
+        f.writelines(json.dumps({"prompt": f"q{i}", "completion": f" a{k}"}) + "\n" for i in range(3) for k in range(4))
+    keys = {"model__init": "weights", "preference__loss": "sigmoid", "train__steps": 3, "data__tokenizer": "byte", "data__eval": "",
+            "adapter__kind": "lora", "train__learning_rate": "1e-2"}
+    write_ini(f"{home}/dpo.ini", base(f"{first}/checkpoint-2", "none", f"{home}/none", **keys, data__cache_dir=f"{tmp}/cache"))
+    write_ini(f"{home}/judge.ini", base(f"{first}/checkpoint-2", "none", f"{home}/none", model__init="weights", data__tokenizer="byte", data__eval="",
+                                        data__cache_dir=f"{tmp}/cache"))
+    commands = [line.split()[1:] for line in megatrain("help", "preferences").stdout.splitlines() if line.startswith("  megatrain ")]
+    assert len(commands) == 3, commands
+    for command in commands:
+        megatrain(*command, cwd=home)
+    with open(f"{home}/round2-scores.jsonl") as f:
+        assert [sum(o["best"] for o in rows) for rows in zip(*[map(json.loads, f)] * 4)] == [1, 1, 1]
+    began = metrics(f"{home}/out/round2")[0]
+    assert began["loss"] == math.log(2) and began["step"] == 1, began  # the adapter of the first round is its own reference
+    weights = [open(f"{home}/out/{r}/latest/adapter_model.safetensors", "rb").read() for r in ("round1", "round2")]
+    assert weights[0] != weights[1]
+
+
 def refusals(tmp, model, data):
     text = f"{tmp}/text.jsonl"
     with open(text, "w") as f:
@@ -324,4 +350,5 @@ with tempfile.TemporaryDirectory() as tmp:
     statistics(tmp, model)
     the_best_is_by_any_measure(tmp, model, data)
     others_are_references(tmp, model, data)
+    rounds_go_on(tmp, model, data)
     refusals(tmp, model, data)

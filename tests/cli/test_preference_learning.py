@@ -55,8 +55,10 @@ def preferred(before, after):
     return sum(c > r for c, r in zip(gain[::2], gain[1::2])) / (len(gain) // 2)
 
 
-# loss, learning rate, items a step, held-out pairs to be preferred, most that right answers may fall
-CASES = [("sigmoid", "3e-4", 8, 0.95, 0.2), ("simpo", "3e-4", 32, 0.9, None), ("orpo", "1e-3", 8, 0.9, 0.2), ("kto", "3e-4", 32, 0.9, 0.2)]
+# loss, learning rate, items a step, weight of the right answers' token loss, held-out pairs to be preferred. Nothing but that weight
+# holds SimPO's right answers up, which has no reference: without it they fall by 37% here, and TRL adds it, too, unless told not to
+CASES = [("sigmoid", "3e-4", 8, "auto", 0.95), ("simpo", "3e-4", 32, 0.2, 0.9), ("orpo", "1e-3", 8, "auto", 0.9), ("kto", "3e-4", 32, "auto", 0.9)]
+MOST_FALL = 0.2
 
 with tempfile.TemporaryDirectory() as tmp:
     items, r = list(pairs(500, 2)), random.Random(4)
@@ -67,11 +69,11 @@ with tempfile.TemporaryDirectory() as tmp:
     held_out = write(f"{tmp}/held-out.jsonl", [{k: v for k, v in o.items() if k != "label"} for o in rated(pairs(200, 3))])
     before = scores(tmp, "tuned", model, held_out)
     assert 0.3 < sum(c > r for c, r in zip(before[::2], before[1::2])) / 200 < 0.7, "it knows the right colours already"
-    for loss, rate, batch, least, most_fall in CASES[:1] if SLOW else CASES:
-        of = run(tmp, loss, model, data["rated" if loss == "kto" else "pairs"], preference__loss=loss, preference__beta=2, model__init="weights",
+    for loss, rate, batch, sft, least in CASES[:1] if SLOW else CASES:
+        of = run(tmp, loss, model, data["rated" if loss == "kto" else "pairs"], preference__loss=loss, preference__beta=2, preference__sft=sft, model__init="weights",
                  train__learning_rate=rate, train__batch_size=batch)
         after = scores(tmp, loss, of, held_out)
         share, fall = preferred(before, after), sum(after[::2]) / sum(before[::2]) - 1
         print(f"{loss}: {share:.1%} of held-out pairs preferred, right answers' log-probability falls by {fall:.1%}")
         assert share >= least, (loss, share)
-        assert most_fall is None or fall <= most_fall, (loss, fall)
+        assert fall <= MOST_FALL, (loss, fall)
