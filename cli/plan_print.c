@@ -190,6 +190,12 @@ static void print_choices(const struct plan_view *v)
     if (c->placement.embedding == MT_EMBEDDING_HOST)
         printf("  memory.embedding      host       %s\n",
                r->placement.embedding == MT_EMBEDDING_HOST ? "as given" : "its update does not delay the step");
+    if (c->placement.update == MT_UPDATE_BACKWARD) {
+        printf("  memory.update         backward  %s\n", r->placement.update == MT_UPDATE_BACKWARD
+                                                            ? "as given" : "gradients take no memory, and no drives");
+        printf("  memory.update_pending %-9lld  layers, the first ones, are updated under the next forward\n",
+               (long long)c->placement.update_pending);
+    }
     if (v->layout->n_adapters)
         printf("  memory.adapters       %-9s  %s\n", adapters_names[c->placement.adapters == MT_ADAPTERS_RESIDENT],
                r->placement.adapters != MT_ADAPTERS_AUTO              ? "as given"
@@ -328,6 +334,9 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     cJSON_AddStringToObject(k, "memory.embedding", c->placement.embedding == MT_EMBEDDING_HOST ? "host" : "device");
     if (v->layout->n_adapters)
         cJSON_AddStringToObject(k, "memory.adapters", adapters_names[c->placement.adapters == MT_ADAPTERS_RESIDENT]);
+    cJSON_AddStringToObject(k, "memory.update", c->placement.update == MT_UPDATE_BACKWARD ? "backward" : "forward");
+    if (c->placement.update == MT_UPDATE_BACKWARD)
+        cJSON_AddNumberToObject(k, "memory.update_pending", (double)c->placement.update_pending);
     cJSON_AddNumberToObject(k, "memory.slots", (double)c->placement.slots);
     cJSON_AddNumberToObject(k, "memory.logits_chunk", (double)c->numerics.logits_chunk);
     if (c->numerics.logits_piece != MT_AUTO)

@@ -181,6 +181,10 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
                      path);
     if (!rc && c->numerics.logits_piece > 0 && c->numerics.logits_piece % 64)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: memory.logits_piece must be a multiple of 64", path);
+    if (!rc && c->placement.update == MT_UPDATE_BACKWARD && !mt_clips_by_block(&c->numerics))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                     "%s: memory.update = backward needs train.clip = unit or train.grad_clip = 0: the norm of the whole "
+                     "gradient is known only when backward has ended", path);
     bool disk = c->placement.states == MT_STATES_DISK || c->placement.activations == MT_ACT_DISK;
     if (!rc && disk && !c->memory.nvme_paths.n)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,

@@ -180,6 +180,13 @@ static const struct mt_key keys[] = {
     {"memory", "base_blocks", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.base_blocks), "auto", NULL, 0, 1 << 20, NULL,
      "Number of blocks whose frozen weights stay in host memory even with base = files: layers first, evenly spaced, "
      "then the embedding and the head. auto: 0, or as many as fit where base = auto chose the files."},
+    {"memory", "update", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.update), "auto", MT_UPDATE_ORDER_NAMES, ANY, NULL,
+     "When weights are updated. forward: under the next step's forward. backward: each layer as soon as its gradient has arrived, "
+     "so that gradients need no memory and no drives; needs train.clip = unit or train.grad_clip = 0. A device that fails then costs "
+     "the steps since the last checkpoint. auto: what the search finds faster."},
+    {"memory", "update_pending", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.update_pending), "auto", NULL, 0, 1 << 20, NULL,
+     "With update = backward: number of layers, the first ones, that are updated under the next step's forward nevertheless, as the "
+     "embedding is. auto: 1, or what the search finds faster."},
     {"memory", "nvme_paths", MT_MACHINE, MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, NULL,
      "Folders on the drives to stripe over. They must exist. What is there is scratch; only checkpoints are needed to "
      "resume."},

@@ -16,6 +16,8 @@ struct mt_binding {
     const struct mt_layout *layout;
     mt_plane_set *planes; /* NULL: only the COMPUTE queue is used */
     enum mt_dtype dtype, grad_dtype;
+    size_t n_late;          /* sums of squares of the first so many tensors leave at the end of the step, others' with
+                               their gradient */
     bool adapters_stay;     /* in buffers of their own, where a unit's can (mt_unit.adapters_alone) */
     size_t piece_elems, piece_align; /* of updates from disk */
     uint64_t disk_spill_at; /* offset of the spill space on the disk */

@@ -140,8 +140,24 @@ static uint8_t lane_of(const struct mt_engine_params *p, const struct mt_unit *u
     return (uint8_t)((first ? n - 1 : layers) % n);
 }
 
+/* The first block with trained parameters, after which so many more have their update under the next forward. */
+static int first_trained_block(const struct mt_layout *l)
+{
+    size_t u = 0;
+    while (u + 1 < l->n_units && !l->units[u].trainable)
+        u++;
+    return l->units[u].block;
+}
+
+static bool is_updated_under_backward(const struct mt_engine_params *p, const struct mt_unit *u, int first)
+{
+    int64_t pending = p->placement.update_pending == MT_AUTO ? 1 : p->placement.update_pending;
+    return p->train && p->placement.update == MT_UPDATE_BACKWARD && u->trainable && u->block > first + pending;
+}
+
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
+    int first_block = first_trained_block(p->layout);
     const struct mt_layout *l = p->layout;
     const struct mt_records records = mt_records_of(l, &p->placement);
     size_t rows = p->max_micro * p->max_tokens;
@@ -149,6 +165,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
         const struct mt_unit *unit = &l->units[u];
         plan->units[u] = (struct mt_unit_shape){
             .layer = unit->layer,
+            .block = unit->block,
             .scope = unit->per_step ? MT_SCOPE_STEP : MT_SCOPE_MICROBATCH,
             .lane = lane_of(p, unit),
             .size_class = class_of(l, unit),
@@ -162,6 +179,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             .grad_row_bytes = grad_row_bytes(l, unit, p->numerics.grad_dtype),
             .update_elems = unit->n_in_planes[MT_RANGE_TRAINED],
             .trainable = unit->trainable,
+            .grad_in_ring = is_updated_under_backward(p, unit, first_block),
         };
         plan->units[u].n_ports =
             (uint8_t)mt_unit_ports(l, u, p->numerics.dtype, p->max_tokens, rows, plan->units[u].port);
@@ -445,8 +463,18 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
     };
 }
 
+bool mt_engine_may_update_under_backward(const struct mt_engine_params *p)
+{
+    bool may = p->train && mt_clips_by_block(&p->numerics);
+    for (size_t i = 0; i < p->n_learners; i++)
+        may &= mt_clips_by_block(&p->learner[i]);
+    return may;
+}
+
 int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
 {
+    if (p->train && p->placement.update == MT_UPDATE_BACKWARD && !mt_engine_may_update_under_backward(p))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.update = backward needs train.clip = unit or train.grad_clip = 0");
     struct mt_engine_plan plan = {0};
     struct mt_model_params mp = mt_engine_model_params(p);
     struct mt_model_bytes mb;
@@ -518,6 +546,13 @@ int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p,
     if (!rc)
         mt_program_finish(&prog);
     return rc;
+}
+
+void mt_engine_plan_trim(const struct mt_engine_plan *plan, struct mt_plane_set_params *planes)
+{
+    for (size_t u = 0; u < planes->n_units; u++)
+        if (plan->units[u].grad_in_ring)
+            planes->elems[u].n[MT_PLANE_GRAD] = 0;
 }
 
 void mt_engine_plan_finish(struct mt_engine_plan *plan)

@@ -135,7 +135,7 @@ void mt_engine_decide(mt_engine *e, size_t learner, double lr, struct mt_step_re
     res->grad_norm = mt_grad_norm(e->b.layout, (int)learner, tensor_square_sum, e, &bad);
     res->clip = 1;
     res->n_skipped = 0;
-    if (mt_learner_decides_by_block(&l->numerics)) {
+    if (mt_clips_by_block(&l->numerics)) {
         decide_blocks(e, learner, res);
     } else {
         res->skipped = !isfinite(res->grad_norm) || router;

@@ -55,6 +55,16 @@ static int create_lists(mt_engine *e, struct mt_err *err)
     return rc;
 }
 
+/* Tensors before the first whose update follows under backward. */
+static size_t count_late(const mt_engine *e)
+{
+    const struct mt_layout *l = e->p.layout;
+    size_t u = 0;
+    while (u < l->n_units && !e->plan.units[u].grad_in_ring)
+        u++;
+    return u < l->n_units ? l->units[u].first_tensor : l->n_tensors;
+}
+
 int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct mt_err *err)
 {
     mt_engine *e = mt_calloc(1, sizeof(*e));
@@ -82,6 +92,7 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
         rc = mt_engine_plan(&e->plan, p, err);
     e->b.piece_elems = e->plan.program.piece_elems;
     e->b.piece_align = e->plan.program.piece_align;
+    e->b.n_late = rc ? 0 : count_late(e);
     if (!rc)
         rc = create_parts(e, err);
     if (rc) {
@@ -194,7 +205,7 @@ static int run_program(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
         return rc;
     e->x.pending = mt_engine_is_pending(e);
     rc = mt_exec_run(&e->x, r, err);
-    e->torn |= rc && e->x.broken;
+    e->torn |= rc && (e->x.broken || e->x.committed);
     return rc;
 }
 
@@ -245,6 +256,8 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
         rc = upload(e, n, e->step_learner, err);
     if (rc)
         return rc;
+    for (size_t k = 0; k < e->n_learners; k++)
+        mt_learner_begin(&e->learner[k], of[k].data, of[k].lr);
     struct mt_disk_stats drives = drive_stats(e);
     rc = run_program(e, r, err);
     if (e->x.updated) {

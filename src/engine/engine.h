@@ -92,9 +92,13 @@ int mt_engine_plan_step(struct mt_engine_plan *out, struct mt_program *step, uin
                         const struct mt_engine_params *p, struct mt_err *err);
 /** The same without building the step: spill_bytes, h2d_bytes and d2h_bytes stay 0. */
 int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err);
+/** Whether updates can be made under backward: no learner needs the norm of its whole gradient. */
+bool mt_engine_may_update_under_backward(const struct mt_engine_params *p);
 /** Whether the device's budget is enough. */
 bool mt_engine_fits(const struct mt_engine_params *p);
 void mt_engine_plan_finish(struct mt_engine_plan *plan);
+/** Takes from *planes, those of the whole layout, the ones that a run with this plan does not have. */
+void mt_engine_plan_trim(const struct mt_engine_plan *plan, struct mt_plane_set_params *planes);
 
 int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct mt_err *err);
 /** Accepts NULL. A pending update is lost: flush first. */
@@ -130,14 +134,16 @@ struct mt_learner_step {
  * One optimizer step of all learners: the pending updates, forward, backward; then the updates of this step are
  * pending. of: [n_learners]; res: [n_learners], those without data stay as they are; times are the whole step's.
  * -ECANCELED after mt_engine_interrupt(): the step is abandoned. Then, and after an error of the device, the pending
- * updates have still been made, once.
+ * updates have still been made, once. With updates under backward, a step is not abandoned any more once one of its
+ * own has begun, and an error of the device after that loses the state: mt_engine_whole().
  */
 int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res, struct mt_err *err);
 /** Makes the pending updates. After this the planes have the current weights. */
 int mt_engine_flush(mt_engine *e, struct mt_err *err);
 /**
  * Whether the planes and the pending updates, if there are any, are the state after the last step: true after errors,
- * too, unless an update was made in part or a drive that holds planes failed. Then the state is lost.
+ * too, unless an update was made in part (under backward any error does that) or a drive that holds planes failed. Then
+ * the state is lost.
  */
 bool mt_engine_whole(const mt_engine *e);
 

@@ -218,13 +218,44 @@ static bool await_on_host(struct mt_exec *x, struct mt_runnable *r, const struct
     return true;
 }
 
+/* Before an update with a gradient of this step: from the first of them on, the step must be finished. false: it is
+ * abandoned already. */
+static bool commit(struct mt_exec *x)
+{
+    pthread_mutex_lock(&x->lock);
+    bool go = !x->stop;
+    x->committed |= go;
+    pthread_mutex_unlock(&x->lock);
+    return go;
+}
+
+/* Abandons the run because it was asked to, unless that is too late. */
+static void heed_interrupt(struct mt_exec *x)
+{
+    struct mt_err err;
+    mt_fail(&err, MT_ERR_RUNTIME, -ECANCELED, "interrupted");
+    pthread_mutex_lock(&x->lock);
+    if (!x->committed)
+        note_error(x, -ECANCELED, &err, false);
+    pthread_mutex_unlock(&x->lock);
+}
+
+static bool is_abandoned(struct mt_exec *x)
+{
+    pthread_mutex_lock(&x->lock);
+    bool stop = x->stop;
+    pthread_mutex_unlock(&x->lock);
+    return stop;
+}
+
 static void run_updates(struct mt_exec *x, struct mt_runnable *r)
 {
     int64_t busy = 0;
     for (size_t k = 0; k < r->queue[MT_Q_HOST].n; k++) {
         size_t i = (size_t)r->queue[MT_Q_HOST].at[k];
         const struct mt_instr *in = &r->prog.instrs[i];
-        if (!await_on_host(x, r, in))
+        x->updated |= in->own; /* all of the pending update comes before */
+        if (!await_on_host(x, r, in) || (in->own && !commit(x)))
             return;
         struct mt_err err = {0};
         int64_t t0 = mt_now_ns();
@@ -232,13 +263,13 @@ static void run_updates(struct mt_exec *x, struct mt_runnable *r)
         int rc = x->update(x->ctx, &r->prog, in, &err);
         mt_exec_trace_end(x, r, i, NULL);
         busy += mt_now_ns() - t0;
+        x->update_ns = busy;
         if (rc) {
             give_up(x, rc, &err, true);
             return;
         }
         publish(x, MT_Q_HOST, i);
     }
-    x->update_ns = busy;
     x->updated = true;
 }
 
@@ -389,8 +420,9 @@ static void run_compute(struct mt_exec *x, struct mt_runnable *r, int lane)
         const struct mt_instr *in = &r->prog.instrs[i];
         /* checked at each instruction, of any queue */
         if (atomic_load_explicit(&x->interrupted, memory_order_relaxed)) {
-            rc = mt_fail(&err, MT_ERR_RUNTIME, -ECANCELED, "interrupted");
-            break;
+            heed_interrupt(x);
+            if (is_abandoned(x))
+                return;
         }
         if (in->queue != MT_Q_COMPUTE || in->lane != lane)
             continue;
@@ -493,7 +525,8 @@ static void begin(struct mt_exec *x, struct mt_runnable *r)
 {
     pthread_mutex_lock(&x->lock);
     x->run = r;
-    x->stop = x->broken = x->drained = false;
+    x->stop = x->broken = x->drained = x->committed = false;
+    x->update_ns = 0;
     x->error_code = 0;
     x->updated = false;
     x->n_busy = 0;

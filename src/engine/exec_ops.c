@@ -240,6 +240,12 @@ static int store_rows(const struct mt_binding *b, const struct mt_instr *in, con
                      mt_model_used_rows(b->model).n * in->row_bytes, err);
 }
 
+/* Whether the gradient's update follows in this step: it needs the sums of its squares. */
+static bool is_for_ring(const struct mt_program *prog, const struct mt_instr *in)
+{
+    return in->n_operands > 1 && prog->objects[in->operand[1].object].kind == MT_OBJ_GRAD_RING;
+}
+
 /* Copies between a device buffer and the host: spill memory, a plane, or a buffer of host staging. */
 static int submit_copy(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                        struct mt_err *err)
@@ -340,11 +346,13 @@ int mt_exec_submit(const struct mt_binding *b, const struct mt_program *prog, co
     int rc;
     mt_device_range_begin(b->dev, "%s %s, %d", op, unit, in->mb);
     if (in->op == MT_OP_STATS)
-        rc = mt_model_fetch_stats(b->model, prog->n_micro, prog->backward, err);
+        rc = mt_model_fetch_stats(b->model, prog->n_micro, prog->backward, b->n_late, err);
     else if (in->queue == MT_Q_COMPUTE)
         rc = submit_compute(b, prog, in, err);
     else
         rc = submit_copy(b, prog, in, err);
+    if (!rc && in->op == MT_OP_STORE_GRAD && is_for_ring(prog, in))
+        rc = mt_model_fetch_partials(b->model, (size_t)in->unit, err);
     mt_device_range_end(b->dev);
     if (rc)
         mt_fail_prefix(err, rc, "%s of %s, micro-batch %d", op, unit, in->mb);

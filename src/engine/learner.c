@@ -21,14 +21,14 @@ void mt_learner_finish(struct mt_learner *l)
     l->clip = NULL;
 }
 
-bool mt_learner_decides_by_block(const struct mt_numerics *n)
-{
-    return n->clip == MT_CLIP_UNIT || !(n->grad_clip > 0);
-}
-
 void mt_learner_decide(struct mt_learner *l, double lr)
 {
     l->pending = (struct mt_pending){true, lr, l->updates + 1};
+}
+
+void mt_learner_begin(struct mt_learner *l, bool any, double lr)
+{
+    l->own = (struct mt_pending){any, lr, l->updates + l->pending.any + 1};
 }
 
 void mt_learner_retire(struct mt_learner *l)

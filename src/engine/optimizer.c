@@ -13,6 +13,7 @@
 /* The planes of an update. */
 struct views {
     struct mt_plane_view plane[MT_N_PLANES];
+    bool own; /* with the gradient of the step under way, else the pending one */
 };
 
 static void *element(const mt_engine *e, const struct views *v, int k, size_t i)
@@ -34,11 +35,17 @@ static void *state_at(const mt_engine *e, const struct views *v, const struct mt
                     : element(e, v, k, first);
 }
 
+/* The update of a learner that is being made. */
+static const struct mt_pending *pending_of(const struct mt_learner *l, const struct views *v)
+{
+    return v->own ? &l->own : &l->pending;
+}
+
 /* Whether there is an update of the tensor to make. */
-static bool is_due(const mt_engine *e, const struct mt_tensor *t)
+static bool is_due(const mt_engine *e, const struct views *v, const struct mt_tensor *t)
 {
     const struct mt_learner *l = mt_engine_learner_of(e, t);
-    return t->trainable && l->pending.any && l->clip[t->unit] >= 0 && !atomic_load(&l->bad);
+    return t->trainable && pending_of(l, v)->any && l->clip[t->unit] >= 0 && !atomic_load(&l->bad);
 }
 
 /* Updates elements [first, first + n) of the trained planes, all of tensor t. Returns how many weights are then not
@@ -47,6 +54,7 @@ static uint64_t update_run(const mt_engine *e, const struct views *v, const stru
 {
     const struct mt_learner *l = mt_engine_learner_of(e, t);
     const struct mt_optimizer *o = l->numerics.optimizer;
+    const struct mt_pending *pending = pending_of(l, v);
     struct mt_update u = {
         .n = n,
         .hi = element(e, v, MT_PLANE_HI, first),
@@ -54,9 +62,9 @@ static uint64_t update_run(const mt_engine *e, const struct views *v, const stru
         .grad = element(e, v, MT_PLANE_GRAD, first),
         .grad_dtype = e->p.numerics.grad_dtype,
         .keys = l->keys,
-        .lr = l->pending.lr * t->lr_scale,
+        .lr = pending->lr * t->lr_scale,
         .weight_decay = t->decay ? l->numerics.weight_decay : 0,
-        .t = l->pending.t,
+        .t = pending->t,
         .clip = l->clip[t->unit],
         .stochastic = e->p.numerics.rounding == MT_ROUND_STOCHASTIC,
         .seed = l->numerics.seed,
@@ -68,12 +76,14 @@ static uint64_t update_run(const mt_engine *e, const struct views *v, const stru
     return o->update(o, &u, e->p.isa);
 }
 
-static int fail_update(const mt_engine *e, const struct mt_tensor *t, uint64_t bad, struct mt_err *err)
+static int fail_update(const mt_engine *e, const struct views *v, const struct mt_tensor *t, uint64_t bad,
+                       struct mt_err *err)
 {
+    unsigned long long update = pending_of(mt_engine_learner_of(e, t), v)->t;
     return mt_fail(err, MT_ERR_TRAINING, -EDOM,
                    "update %llu made %llu weights of %s not finite: lower "
                    "train.learning_rate or raise optimizer.eps",
-                   (unsigned long long)mt_engine_learner_of(e, t)->pending.t, (unsigned long long)bad, t->name);
+                   update, (unsigned long long)bad, t->name);
 }
 
 int mt_engine_check_learner(const mt_engine *e, size_t learner, struct mt_err *err)
@@ -160,13 +170,13 @@ static void gather_row(void *ctx, size_t run, int thread)
 {
     struct gather *g = ctx;
     struct slice s;
-    struct views v;
+    struct views v = {.own = false};
     size_t begin = g->t->at + (size_t)g->runs->ids[run] * g->cols, end = begin + g->cols, last = g->t->at + g->t->n;
     (void)thread;
     for (size_t at = begin / SLICE * SLICE; at < end; at += SLICE) {
         size_t first = MT_MAX(at, g->t->at), to = MT_MIN(at + SLICE, last);
         copy_slice(g->e, &s, &v, 0, first, to - first);
-        uint64_t bad = is_due(g->e, g->t) ? update_run(g->e, &v, g->t, first, to - first) : 0;
+        uint64_t bad = is_due(g->e, &v, g->t) ? update_run(g->e, &v, g->t, first, to - first) : 0;
         if (bad)
             __atomic_fetch_add(&g->bad, bad, __ATOMIC_RELAXED);
         size_t from = MT_MAX(first, begin), n = MT_MIN(to, end) - from;
@@ -189,7 +199,7 @@ static int gather(mt_engine *e, const struct mt_program *prog, const struct mt_i
     struct gather g = {.e = e, .runs = &runs, .cols = (size_t)l->cfg.hidden, .t = table,
                        .out = e->b.spill + prog->objects[in->operand[0].object].spill};
     mt_pool_run(e->update_pool, gather_row, &g, runs.n);
-    return g.bad ? fail_update(e, g.t, g.bad, err) : 0;
+    return g.bad ? fail_update(e, &(struct views){.own = false}, g.t, g.bad, err) : 0;
 }
 
 static char *operand_of(const mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
@@ -260,7 +270,7 @@ static void update_chunk(void *ctx, size_t from, size_t n)
     }
     for (; t < last; t++) {
         size_t first = MT_MAX(t->at, from), end = MT_MIN(t->at + t->n, from + n);
-        if (first >= end || !is_due(u->e, t))
+        if (first >= end || !is_due(u->e, &u->v, t))
             continue;
         uint64_t bad = update_run(u->e, &u->v, t, first, end - first);
         if (bad)
@@ -274,7 +284,7 @@ static void update_tensor(void *ctx, size_t i, int thread)
 {
     struct update *u = ctx;
     const struct mt_tensor *t = &u->e->b.layout->tensors[u->unit->first_tensor + i];
-    uint64_t bad = is_due(u->e, t) ? update_run(u->e, &u->v, t, t->at, t->n) : 0;
+    uint64_t bad = is_due(u->e, &u->v, t) ? update_run(u->e, &u->v, t, t->at, t->n) : 0;
     (void)thread;
     if (bad)
         note_bad(u, t, bad);
@@ -290,10 +300,16 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
         return gather(e, prog, in, err);
     if (in->op == MT_OP_SCATTER)
         return mt_row_gradient_scatter(e);
-    if (!mt_engine_is_pending(e))
+    if (!in->own && !mt_engine_is_pending(e))
         return 0;
     for (int k = 0; k < MT_N_PLANES; k++)
         u.v.plane[k] = mt_plane_view(&e->b, unit, (enum mt_plane_kind)k, piece, state, staged);
+    u.v.own = in->own;
+    if (in->own)
+        u.v.plane[MT_PLANE_GRAD] = (struct mt_plane_view){operand_of(e, prog, in, MT_OBJ_GRAD_RING), 0};
+    for (size_t k = 0; in->decides && k < e->n_learners; k++)
+        if (e->learner[k].own.any)
+            mt_engine_decide_block(e, k, (size_t)in->block, (size_t)in->block_end);
     size_t first = state ? piece * prog->piece_elems : in->first;
     if (e->p.numerics.optimizer->grain == MT_GRAIN_TENSOR)
         mt_pool_run(e->update_pool, update_tensor, &u, u.unit->n_tensors);
@@ -302,7 +318,7 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
     if (u.corrupt)
         return fail_corrupt(&u, err);
     if (u.bad)
-        return fail_update(e, u.bad, u.n_bad, err);
+        return fail_update(e, &u.v, u.bad, u.n_bad, err);
     if (unit == 0)
         mt_row_gradient_clear(e);
     return 0;

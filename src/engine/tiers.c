@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "engine/engine_priv.h"
 #include "engine/records.h"
+#include "schedule/build.h"
 #include "store/files/file_weights.h"
 
 enum {
@@ -38,11 +39,13 @@ static void sort_kinds(struct tiers *t)
     mt_plane_descs(t->desc, t->p->train ? t->p->numerics.optimizer : NULL, t->p->numerics.grad_dtype);
     enum mt_base_place base = t->base;
     t->fixed = base == MT_BASE_HOST || base == MT_BASE_DISK ? mt_frozen_planes() : 0;
+    bool under = mt_program_has_ring(&t->plan->program); /* then gradients stay in host memory */
     for (int k = 0; k < MT_N_PLANES; k++) {
         mt_plane_bits bit = (mt_plane_bits)1 << k;
-        if (t->desc[k].role == MT_ROLE_GRADIENT)
+        if (t->desc[k].role == MT_ROLE_GRADIENT) {
             t->gradients |= bit;
-        else if (t->desc[k].range == MT_RANGE_TRAINED && t->desc[k].apart)
+            t->fixed |= under ? bit : 0;
+        } else if (t->desc[k].range == MT_RANGE_TRAINED && t->desc[k].apart)
             t->fixed |= bit;
         else if (t->desc[k].range == MT_RANGE_TRAINED)
             t->trained |= bit;
@@ -73,6 +76,7 @@ static void measure_units(const struct tiers *t)
         planes->has = 0;
         for (int k = 0; k < MT_N_PLANES; k++) {
             size_t n = mt_unit_n_elems(&t->p->layout->units[u], t->desc, (enum mt_plane_kind)k);
+            n = k == MT_PLANE_GRAD && t->plan->units[u].grad_in_ring ? 0 : n;
             planes->has |= (mt_plane_bits)(n > 0) << k;
             planes->bytes[k] = mt_align_up(mt_plane_desc_bytes(&t->desc[k], n), MT_DISK_ALIGN);
         }
@@ -94,7 +98,7 @@ static void describe(const struct tiers *t, size_t unit)
 {
     struct mt_unit_shape *s = &t->plan->units[unit];
     mt_plane_bits disk = t->plan->on_disk[unit], away = disk | t->plan->in_files[unit];
-    bool updates = has_planes(t, unit) & t->gradients;
+    bool updates = t->gradients && s->trainable;
     mt_plane_bits loaded = mt_unit_loaded_planes(t->p->layout, unit, t->p->numerics.dtype);
     size_t converted = 0; /* bytes of planes that files have in another format */
     s->staged_bytes = s->staged_bytes_written = s->staged_bytes_adapters = 0;
@@ -194,6 +198,7 @@ static void least_buffers(const struct tiers *t)
             p->n_buffers[0][i] = bytes[i] ? mt_pools[i].least : 0;
     if (bytes[MT_POOL_STATE])
         p->n_buffers[0][MT_POOL_STATE] = RING;
+    mt_program_ring_buffers(p, p->n_buffers[0]);
 }
 
 /* Pieces large enough for drives, in a ring of at most an eighth of host memory. */

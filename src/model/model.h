@@ -165,8 +165,11 @@ int mt_model_grad_cast(mt_model *m, size_t unit, float *g, void *dst, enum mt_dt
 /** Copies the used rows of the embedding's gradient, as cast, one after the other to `packed`. */
 int mt_model_compact_rows(mt_model *m, const void *cast, enum mt_dtype dtype, void *packed, struct mt_err *err);
 
-/** Copies token losses, correct flags and all partial sums to the host block (on the D2H stream). */
-int mt_model_fetch_stats(mt_model *m, size_t n_micro, bool with_gradients, struct mt_err *err);
+/** Copies token losses, correct flags and the partial sums of the first n_tensors tensors to the host block (on the D2H
+ * stream). */
+int mt_model_fetch_stats(mt_model *m, size_t n_micro, bool with_gradients, size_t n_tensors, struct mt_err *err);
+/** The same for the partial sums of a unit's tensors alone, after its gradient was cast. */
+int mt_model_fetch_partials(mt_model *m, size_t unit, struct mt_err *err);
 /** After that copy has completed: token losses of micro-batch mb, [n_loss], in row order. */
 const float *mt_model_losses(const mt_model *m, size_t mb);
 const int32_t *mt_model_correct(const mt_model *m, size_t mb);

@@ -58,13 +58,28 @@ static int fetch(mt_model *m, size_t first, size_t bytes, struct mt_err *err)
         &(struct mt_copy){m->stats_host + first, bytes, m->stats_dev + first, bytes, bytes, 1}, err);
 }
 
-int mt_model_fetch_stats(mt_model *m, size_t n_micro, bool with_gradients, struct mt_err *err)
+static size_t partials_begin(const mt_model *m, size_t tensor)
+{
+    return m->p.max_micro * 2 * stats_of_micro(&m->p) + m->partials_at[tensor] * sizeof(float);
+}
+
+int mt_model_fetch_stats(mt_model *m, size_t n_micro, bool with_gradients, size_t n_tensors, struct mt_err *err)
 {
     int rc = fetch(m, 0, n_micro * 2 * stats_of_micro(&m->p), err);
-    size_t partials = m->p.max_micro * 2 * stats_of_micro(&m->p);
-    if (!rc && with_gradients)
-        rc = fetch(m, partials, m->stats_bytes - partials, err);
+    size_t first = partials_begin(m, 0), end = partials_begin(m, n_tensors);
+    size_t probs = (size_t)((char *)mt_model_prob_sum(m, m->stats_dev) - m->stats_dev);
+    if (!rc && with_gradients && end > first)
+        rc = fetch(m, first, end - first, err);
+    if (!rc && with_gradients && m->stats_bytes > probs)
+        rc = fetch(m, probs, m->stats_bytes - probs, err);
     return rc;
+}
+
+int mt_model_fetch_partials(mt_model *m, size_t unit, struct mt_err *err)
+{
+    const struct mt_unit *u = &m->layout->units[unit];
+    size_t first = partials_begin(m, u->first_tensor), end = partials_begin(m, u->first_tensor + u->n_tensors);
+    return fetch(m, first, end - first, err);
 }
 
 const float *mt_model_losses(const mt_model *m, size_t mb)

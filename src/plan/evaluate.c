@@ -80,6 +80,10 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
         p.placement.embedding = MT_EMBEDDING_DEVICE;
     if (p.placement.adapters == MT_ADAPTERS_AUTO)
         p.placement.adapters = MT_ADAPTERS_STREAMED;
+    if (p.placement.update == MT_UPDATE_AUTO)
+        p.placement.update = MT_UPDATE_FORWARD;
+    if (p.placement.update == MT_UPDATE_BACKWARD && p.placement.update_pending == MT_AUTO)
+        p.placement.update_pending = 1;
     uint64_t process = process_bytes(r, p.max_micro * p.max_tokens), host = r->placement.host_budget.bytes;
     p.host_bytes = host - MT_MIN(host, process);
     return p;
@@ -121,6 +125,7 @@ static int measure_planes(struct mt_plan_choice *c, const struct mt_plan_request
     int rc = mt_layout_plane_params(&pp, r->layout, r->train ? n->optimizer : NULL, n->grad_dtype, err);
     if (rc)
         return rc;
+    mt_engine_plan_trim(&c->engine, &pp);
     pp.on_disk = c->engine.on_disk;
     pp.in_files = c->engine.in_files;
     for (size_t u = 0; u < pp.n_units; u++)
@@ -272,7 +277,14 @@ int mt_plan_place(struct mt_plan_choice *out, const struct mt_plan_request *r, m
     return 0;
 }
 
-int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err)
+bool mt_plan_orders(const struct mt_plan_request *r)
+{
+    struct mt_engine_params p = {.train = r->train, .numerics = r->numerics, .learner = r->learner,
+                                 .n_learners = r->n_learners};
+    return r->placement.update == MT_UPDATE_AUTO && mt_engine_may_update_under_backward(&p);
+}
+
+static int fits_in_order(const struct mt_plan_request *r, struct mt_err *err)
 {
     bool cut = r->halves && !mt_plan_fits_device(r);
     struct mt_plan_request t = cut ? mt_plan_request_in_halves(r) : *r;
@@ -282,6 +294,16 @@ int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err)
     mt_program_finish(&prog);
     mt_plan_choice_finish(&c);
     return rc;
+}
+
+int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err)
+{
+    struct mt_plan_request t = *r;
+    int rc = fits_in_order(r, err);
+    if (rc != -ENOSPC || !mt_plan_orders(r))
+        return rc;
+    t.placement.update = MT_UPDATE_BACKWARD;
+    return fits_in_order(&t, NULL) ? rc : 0;
 }
 
 static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,

@@ -17,6 +17,8 @@ static inline struct mt_plan_request mt_plan_request_in_halves(const struct mt_p
     t.halves = NULL;
     return t;
 }
+/** Whether the order of updates is open, and backward possible. */
+bool mt_plan_orders(const struct mt_plan_request *r);
 /** Whether it fits the device without cutting layers, if every open choice is made to save memory. */
 bool mt_plan_fits_device(const struct mt_plan_request *r);
 enum { MT_PLAN_MAX_CHUNKS = 3, MT_PLAN_MAX_MICRO_BATCHES = 16 };

@@ -12,6 +12,8 @@
 #define WORTH_READING 1.05 /* reading the model's files in every step must make it this much faster */
 #define WORTH_GATHERING 1.001 /* gathering on the host must be this much faster */
 #define WORTH_STAYING 1.0002 /* adapters that stay on the device must make a step this much faster */
+#define WORTH_UPDATING 1.02 /* updates under backward, with which a device that fails costs more, the same */
+#define WORTH_SPARING 0.95 /* or they must write at most this share to drives */
 #define WORTH_CUTTING 1.01 /* halves must be this much faster: they have twice as many boundaries */
 
 /* Whether it fits the device with so many layers kept. *separate: gradients then have separate cast buffers. */
@@ -361,12 +363,90 @@ static int search_bases(struct mt_plan_choice *out, const struct mt_plan_request
     return 0;
 }
 
+static int search_order(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
+{
+    int rc = search_bases(out, r, err);
+    if (!rc)
+        rc = try_gathering(out, r, err);
+    return rc ? rc : try_staying(out, r, err);
+}
+
+/* Whether updates under backward, or with other layers pending, are better; writing more to drives must be worth it. */
+static bool updates_better(const struct mt_plan_choice *c, const struct mt_plan_choice *than, double worth)
+{
+    double writes = c->sim.bytes[MT_SIM_DISK_WRITE], written = than->sim.bytes[MT_SIM_DISK_WRITE];
+    bool spares = writes < WORTH_SPARING * written;
+    bool wears = writes > 1.01 * written;
+    return c->sim.seconds * (spares ? 1 : wears ? MT_SEARCH_WORTH_WEARING : worth) < than->sim.seconds;
+}
+
+/* A step that computes nearly all the time, or whose waits are few, and writes nothing gains nothing. */
+static bool may_gain(const struct mt_plan_choice *c)
+{
+    int lanes = mt_program_lanes(&c->engine.program);
+    return c->sim.bytes[MT_SIM_DISK_WRITE] > 0 ||
+           c->sim.busy[MT_SIM_COMPUTE] / lanes * WORTH_UPDATING < c->sim.seconds;
+}
+
+/*
+ * More layers that stay pending take host memory for their gradients, and their updates from backward to the next
+ * forward, where those of the last layers would else delay the end of the step.
+ */
+static int try_pending(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
+{
+    static const int64_t share[] = {16, 8, 4, 3, 2};
+    int64_t layers = out->layout->cfg.n_layers, before = out->placement.update_pending;
+    int rc = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(share) && !rc; i++) {
+        struct mt_plan_request t = mt_plan_request_as(r, out);
+        struct mt_plan_choice c;
+        t.placement.update_pending = layers / share[i];
+        if (t.placement.update_pending <= before)
+            continue;
+        before = t.placement.update_pending;
+        rc = mt_plan_evaluate(&c, &t, NULL, err);
+        if (rc == -ENOSPC)
+            return 0;
+        if (!rc)
+            take_better(out, &c, updates_better(&c, out, 1.001) ? 1 : INFINITY);
+    }
+    return rc;
+}
+
+/* Updates under backward, if they are better than the choice; `found`: there is one. */
+static int try_backward(struct mt_plan_choice *out, const struct mt_plan_request *r, bool found, struct mt_err *err)
+{
+    struct mt_plan_request t = *r;
+    struct mt_plan_choice c;
+    t.placement.update = MT_UPDATE_BACKWARD;
+    int rc = search_order(&c, &t, err);
+    if (!rc && r->placement.update_pending == MT_AUTO)
+        rc = try_pending(&c, &t, err);
+    if (rc)
+        return rc;
+    size_t n = c.n_searched + (found ? out->n_searched : 0);
+    if (found && !updates_better(&c, out, WORTH_UPDATING)) {
+        mt_plan_choice_finish(&c);
+    } else {
+        if (found)
+            mt_plan_choice_finish(out);
+        *out = c;
+    }
+    out->n_searched = n;
+    return 0;
+}
+
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct mt_plan_request t = *r;
     t.loading = mt_plan_loading_bytes(r->layout); /* halves have the same tensors */
-    int rc = search_bases(out, &t, err);
-    if (!rc)
-        rc = try_gathering(out, &t, err);
-    return rc ? rc : try_staying(out, &t, err);
+    if (t.placement.update == MT_UPDATE_BACKWARD)
+        return try_backward(out, &t, false, err);
+    bool open = mt_plan_orders(&t);
+    t.placement.update = MT_UPDATE_FORWARD;
+    int rc = search_order(out, &t, err);
+    if (!open || (rc ? rc != -ENOSPC : !may_gain(out)))
+        return rc;
+    bool found = !rc;
+    return try_backward(out, &t, found, NULL) && !found ? rc : 0;
 }

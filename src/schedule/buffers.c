@@ -47,6 +47,8 @@ void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t byte
                  mt_div_up(MT_MIN(p->piece_elems, s->update_elems), p->piece_align) * s->state_bytes);
         if (s->trainable && s->grad_on_disk)
             hold(p, bytes, MT_OBJ_GRAD_OUT, u, mt_align_up(s->update_elems * p->grad_bytes, PAGE));
+        if (s->grad_in_ring)
+            hold(p, bytes, MT_OBJ_GRAD_RING, u, mt_align_up(s->update_elems * p->grad_bytes, PAGE));
     }
     for (int i = 0; p->spill_disk && i < MT_N_POOLS; i++)
         if (mt_pools[i].spilled != MT_NO_POOL)
@@ -93,6 +95,22 @@ static void need_for_call(const struct mt_program_params *p, const struct mt_cal
     }
 }
 
+/* Blocks whose gradients arrive at the same time are on different lanes. */
+void mt_program_ring_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
+{
+    int all[MT_N_POOLS] = {0}, most[MT_N_POOLS] = {0}, here[MT_N_POOLS] = {0};
+    for (size_t u = 0; u < p->n_units; u++) {
+        int pool = mt_program_pool(p, MT_OBJ_GRAD_RING, u);
+        if (!u || p->units[u].block != p->units[u - 1].block)
+            memset(here, 0, sizeof(here));
+        here[pool] += p->units[u].grad_in_ring;
+        all[pool] += p->units[u].grad_in_ring;
+        most[pool] = MT_MAX(most[pool], here[pool]);
+    }
+    for (int i = 0; i < MT_N_POOLS; i++)
+        n[i] = MT_MAX(n[i], MT_MIN(all[i], most[i] * mt_program_lanes(p) + 2));
+}
+
 static void least_buffers(const struct mt_program_params *p, int lane, const size_t bytes[MT_N_POOLS],
                           int n[MT_N_POOLS])
 {
@@ -107,6 +125,7 @@ static void least_buffers(const struct mt_program_params *p, int lane, const siz
     for (size_t v = 0; v < p->n_values; v++)
         if (p->values[v].life == MT_LIFE_RUN && is_on(p, (size_t)p->values[v].unit, lane))
             n[mt_program_pool_of(p, &p->values[v])]++;
+    mt_program_ring_buffers(p, n);
 }
 
 /* When the objects of a value are in use: positions of operations, forward and then back. */

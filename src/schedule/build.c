@@ -25,6 +25,7 @@ struct writer {
     struct state *values;
     int32_t *objects;     /* [n_slots] of all values */
     size_t n_slots;
+    bool *left;           /* [n_units] its gradient has left the device */
     struct mt_instr sink; /* target of writes after memory ran out */
     bool failed;
 };
@@ -83,12 +84,50 @@ static int32_t make_object(struct writer *w, int32_t value, size_t mb)
     return *o;
 }
 
+static size_t block_first(const struct mt_program_params *p, size_t unit)
+{
+    while (unit > 0 && p->units[unit - 1].block == p->units[unit].block)
+        unit--;
+    return unit;
+}
+
+static size_t block_end(const struct mt_program_params *p, size_t unit)
+{
+    do
+        unit++;
+    while (unit < p->n_units && p->units[unit].block == p->units[unit - 1].block);
+    return unit;
+}
+
+/* A unit's gradient has left the device: the updates of its block, if it was the last and they do not stay pending. */
+static void write_own_updates(struct writer *w, size_t unit)
+{
+    const struct mt_program_params *p = w->p;
+    size_t first = block_first(p, unit), end = block_end(p, unit);
+    bool all = p->units[unit].grad_in_ring, decides = true;
+    w->left[unit] = true;
+    for (size_t u = first; u < end; u++)
+        all &= w->left[u] || !p->units[u].trainable;
+    for (size_t u = end; all && u-- > first;) {
+        if (!p->units[u].trainable)
+            continue;
+        struct mt_instr *in = add_instr(w, MT_OP_UPDATE, u, 0);
+        in->elems = p->units[u].update_elems;
+        in->own = true;
+        in->decides = decides;
+        in->block = (int32_t)first;
+        in->block_end = (int32_t)end;
+        decides = false;
+    }
+}
+
 static void write_store_grad(struct writer *w, size_t unit, int32_t object)
 {
     struct mt_instr *in = add_instr(w, MT_OP_STORE_GRAD, unit, 0);
     operand(in, object, MT_READ, MT_ROLE_NONE);
     in->bytes = w->p->units[unit].grad_out_bytes;
     in->row_bytes = mt_program_compacts(w->p, unit) ? w->p->units[unit].grad_row_bytes : 0;
+    write_own_updates(w, unit);
 }
 
 /* A unit's gradient is complete: casts and stores it. */
@@ -337,7 +376,8 @@ static bool alloc_writer(struct writer *w)
         n += p->values[v].life == MT_LIFE_MICROBATCH ? p->n_micro : 1;
     w->values = mt_calloc(p->n_values, sizeof(*w->values));
     w->objects = mt_calloc(n, sizeof(*w->objects));
-    if (!w->values || !w->objects)
+    w->left = mt_calloc(p->n_units, sizeof(*w->left));
+    if (!w->values || !w->objects || !w->left)
         return false;
     for (size_t i = 0; i < n; i++)
         w->objects[i] = NONE;
@@ -366,7 +406,8 @@ static void write_update(struct writer *w, size_t unit)
 {
     const struct mt_unit_shape *u = &w->p->units[unit];
     size_t part = mt_program_part_elems(w->p, unit);
-    for (size_t k = 0; u->trainable && (!k || k * part < u->update_elems); k++) {
+    bool pending = u->trainable && !u->grad_in_ring;
+    for (size_t k = 0; pending && (!k || k * part < u->update_elems); k++) {
         struct mt_instr *in = add_instr(w, MT_OP_UPDATE, unit, 0);
         in->piece = (int32_t)k;
         in->first = k * part;
@@ -462,6 +503,7 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
         write_draft(&w);
     free(w.values);
     free(w.objects);
+    free(w.left);
     if (!rc && w.failed)
         rc = mt_fail_nomem(err, "a step program", p->n_units * p->n_micro * sizeof(struct mt_instr));
     if (rc)

@@ -18,6 +18,11 @@ int mt_draft_place(struct mt_program *out, struct mt_draft *d, struct mt_err *er
 
 /** Whether any plane or spilled activation is kept on a disk. */
 bool mt_program_uses_disk(const struct mt_program_params *p);
+/** Whether updates follow under backward: gradients of some units leave to a ring of buffers, not to planes. */
+bool mt_program_has_ring(const struct mt_program_params *p);
+/** Raises n[] of the ring's pools to what a program needs, and two more of a kind with as many units, so that a
+ * gradient leaves while the one before is updated. */
+void mt_program_ring_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]);
 /**
  * Whether the embedding's forward is GATHER, on the host: it writes the first boundary to its home, with the pending update
  * of just those rows, so forward need not wait for the update of the whole embedding, which comes last. Needs all

@@ -30,7 +30,8 @@ struct checker {
     struct place *buffers[MT_MAX_LANES][MT_N_POOLS];
     struct place *homes; /* by object */
     int *latest;         /* by object: newest version */
-    int *updated;           /* by unit: its update, or NONE */
+    int *updated;           /* by unit: its pending update, or NONE */
+    int *own;            /* by unit: its update with the gradient of this step, or NONE */
     int *parts;          /* by object: contributions so far */
     int *taken;          /* by unit: the instruction that cast its gradient, or NONE */
     int *stored;         /* by unit: its STORE_GRAD, or NONE */
@@ -159,6 +160,8 @@ static int check_load(struct checker *c, size_t i, int object, struct place *at)
 {
     const struct mt_object *o = &c->p->objects[object];
     struct place *home = &c->homes[object];
+    if (mt_object_is_of_planes(o) && c->own[o->unit] != NONE)
+        return fault(c, i, c->own[o->unit], "loads weights that have the update of this step already");
     if (c->p->instrs[i].once && (!o->resident || c->updated[o->unit] != NONE))
         return fault(c, i, c->updated[o->unit], "loads only once an object that changes or does not keep its buffer");
     int rc = mt_object_is_of_planes(o) ? check_part(c, i, at, object) : 0;
@@ -362,11 +365,34 @@ static int check_scatter(struct checker *c, size_t i)
     return 0;
 }
 
+/* An update with gradients of this step: those of its block have left the device, and nothing loads its weights any
+ * more. */
+static int check_own_update(struct checker *c, size_t i)
+{
+    const struct mt_instr *in = &c->p->instrs[i];
+    if (in->unit < 0 || in->block < 0 || in->unit < in->block || in->unit >= in->block_end ||
+        (size_t)in->block_end > c->p->n_units || in->piece != c->pieces[in->unit]++)
+        return fault(c, i, NONE, "updates a unit that does not exist, or pieces of one out of order");
+    if (c->updated[in->unit] != NONE)
+        return fault(c, i, c->updated[in->unit], "updates a unit for the second time");
+    if (!ordered(c, c->loaded[in->unit], i))
+        return fault(c, i, c->loaded[in->unit], "updates weights that are still being loaded");
+    for (int u = in->block; u < in->block_end; u++)
+        if (c->taken[u] != NONE && (c->stored[u] == NONE || !ordered(c, c->stored[u], i)))
+            return fault(c, i, MT_MAX(c->taken[u], c->stored[u]), "updates a block before all of its gradient has arrived");
+    if (c->stored[in->unit] == NONE)
+        return fault(c, i, NONE, "updates a unit without a gradient");
+    c->own[in->unit] = (int)i;
+    return 0;
+}
+
 static int check_instr(struct checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     int rc = advance_clock(c, i);
-    if (!rc && in->op == MT_OP_UPDATE) {
+    if (!rc && in->op == MT_OP_UPDATE && in->own)
+        rc = check_own_update(c, i);
+    else if (!rc && in->op == MT_OP_UPDATE) {
         if (in->unit < 0 || (size_t)in->unit >= c->p->n_units || in->piece != c->pieces[in->unit]++)
             return fault(c, i, NONE, "updates a unit that does not exist, or pieces of one out of order");
         if (c->loaded[in->unit] != NONE)
@@ -385,6 +411,11 @@ static int check_grads_leave(struct checker *c)
     for (size_t u = 0; u < c->p->n_units; u++)
         if (c->taken[u] != NONE && c->stored[u] < c->taken[u])
             return fault(c, (size_t)c->taken[u], NONE, "a gradient that was cast is never stored");
+    for (size_t o = 0; o < c->p->n_objects; o++) {
+        const struct mt_object *x = &c->p->objects[o];
+        if (x->kind == MT_OBJ_GRAD_RING && c->own[x->unit] == NONE)
+            return fault(c, c->p->n_instrs - 1, c->stored[x->unit], "a gradient that has no plane is used by no update");
+    }
     return 0;
 }
 
@@ -412,7 +443,7 @@ static bool init_checker(struct checker *c)
     c->clock = mt_calloc(p->n_instrs, (size_t)c->n_queues * sizeof(*c->clock));
     c->homes = mt_calloc(p->n_objects, sizeof(*c->homes));
     c->latest = mt_calloc(3 * p->n_objects, sizeof(int));
-    c->updated = mt_calloc(7 * p->n_units, sizeof(int));
+    c->updated = mt_calloc(8 * p->n_units, sizeof(int));
     if (!c->clock || !c->homes || !c->latest || !c->updated)
         return false;
     c->parts = c->latest + p->n_objects;
@@ -423,8 +454,9 @@ static bool init_checker(struct checker *c)
     c->stored = c->loaded + p->n_units;
     c->fetched = c->stored + p->n_units;
     c->scattered = c->fetched + p->n_units;
+    c->own = c->scattered + p->n_units;
     for (size_t u = 0; u < p->n_units; u++)
-        c->updated[u] = c->taken[u] = c->loaded[u] = c->stored[u] = c->fetched[u] = c->scattered[u] = NONE;
+        c->updated[u] = c->taken[u] = c->loaded[u] = c->stored[u] = c->fetched[u] = c->scattered[u] = c->own[u] = NONE;
     struct place empty = {.object = NONE, .writer = NONE};
     for (int q = 0; q < MT_MAX_QUEUES; q++)
         empty.reader[q] = c->last_of[q] = NONE;

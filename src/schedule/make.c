@@ -13,7 +13,7 @@ int mt_program_build(struct mt_program *out, const struct mt_program_params *par
     mt_program_finish(&d.prog);
     if (rc)
         return rc;
-    if (mt_program_uses_disk(params))
+    if (mt_program_uses_disk(params) || mt_program_has_ring(params))
         rc = mt_program_stage(out, params, err);
     if (!rc)
         rc = mt_program_prune_waits(out, err);

@@ -40,7 +40,7 @@ struct merge {
     struct mt_placed_queues *q;
     struct mt_program *out;
     int32_t *load_pos, *store_pos, *group_end, *host_pos;
-    size_t load, store, poison; /* next to emit */
+    size_t load, store, poison, update; /* next to emit */
 };
 
 static void emit(struct merge *m, const struct mt_placed *e)
@@ -76,6 +76,8 @@ static void emit_copies(struct merge *m, int c)
         m->load_pos[m->load] = (int32_t)m->out->n_instrs;
         emit(m, &q->loads.e[m->load]);
     }
+    for (; m->update < q->updates.n && q->updates.e[m->update].key.release == c; m->update++)
+        emit(m, &q->updates.e[m->update]);
 }
 
 static void merge_all(struct merge *m)
@@ -83,6 +85,7 @@ static void merge_all(struct merge *m)
     struct mt_placed_queues *q = m->q;
     sort(&q->loads, compare_entries);
     sort(&q->stores, compare_entries);
+    sort(&q->updates, compare_entries);
     sort(&q->poisons, compare_poisons);
     for (size_t i = 0; i < q->host.n; i++) {
         m->host_pos[i] = (int32_t)m->out->n_instrs;
@@ -111,7 +114,7 @@ static void merge_all(struct merge *m)
 int mt_placed_merge(struct mt_program *out, struct mt_program *draft, struct mt_placed_queues *q,
                     struct mt_err *err)
 {
-    size_t total = q->compute.n + q->loads.n + q->stores.n + q->poisons.n + q->host.n;
+    size_t total = q->compute.n + q->loads.n + q->stores.n + q->poisons.n + q->host.n + q->updates.n;
     *out = *draft;
     draft->objects = NULL; /* `out` owns them now */
     out->instrs = mt_calloc(total, sizeof(*out->instrs));

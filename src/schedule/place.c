@@ -72,6 +72,7 @@ struct placer {
     int *first_compute;     /* [n_units] compute entry of the unit's first instruction, or NONE */
     int *update;            /* [n_units] host entry of the unit's update, or NONE */
     int *ahead;             /* [n_units] the unit two before it on its lane, or NONE */
+    struct mt_copy_key *left; /* [n_units] its STORE_GRAD */
     int *next_use; /* [draft instr * MT_MAX_OPERANDS + operand] */
     bool *leaves;  /* the same: another lane reads what is written */
     struct mt_placed_queues q;
@@ -495,6 +496,23 @@ static void place_host(struct placer *p, size_t i)
     push(p, &p->q.host, &in);
 }
 
+/* An update with gradients of this step: after those of its whole block have left the device. */
+static void place_own_update(struct placer *p, size_t i)
+{
+    const struct mt_instr *in = &p->draft->instrs[i];
+    struct mt_placed *e = push(p, &p->q.updates, in);
+    if (!e)
+        return;
+    e->key = (struct mt_copy_key){NONE, NONE, (int)p->q.updates.n};
+    for (int u = in->block; u < in->block_end; u++) {
+        e->key.release = MT_MAX(e->key.release, p->left[u].release);
+        if (p->params->units[u].lane == e->in.lane)
+            raise_key(&e->store, p->left[u]);
+        else
+            await_other(p, e, p->params->units[u].lane, MT_Q_D2H, p->left[u]);
+    }
+}
+
 /* A STORE_GRAD or STATS of the draft: released by its lane's compute entry before it. */
 static void place_store(struct placer *p, size_t i)
 {
@@ -505,6 +523,8 @@ static void place_store(struct placer *p, size_t i)
     e->compute = p->lane[in.lane].last_compute;
     e->host = in.op == MT_OP_STORE_GRAD ? p->update[in.unit] : NONE; /* which reads the plane */
     e->key = (struct mt_copy_key){e->compute, e->compute, (int)p->q.stores.n};
+    if (in.op == MT_OP_STORE_GRAD)
+        p->left[in.unit] = e->key;
     for (int k = 0; k < in.n_operands; k++) {
         int o = in.operand[k].object, buffer = copy_on(p, o, in.lane)->buffer;
         struct buffer *b = buffer_at(p, in.lane, p->draft->objects[o].pool, buffer);
@@ -572,7 +592,8 @@ static bool alloc_units(struct placer *p)
     size_t n = p->draft->n_units;
     int before[MT_MAX_LANES][2];
     p->first_compute = mt_calloc(3 * n, sizeof(int));
-    if (!p->first_compute)
+    p->left = mt_calloc(n, sizeof(*p->left));
+    if (!p->first_compute || !p->left)
         return false;
     p->update = p->first_compute + n;
     p->ahead = p->update + n;
@@ -580,6 +601,7 @@ static bool alloc_units(struct placer *p)
     for (size_t u = 0; u < n; u++) {
         int *of = before[p->params->units[u].lane];
         p->first_compute[u] = p->update[u] = NONE;
+        p->left[u] = MT_NO_KEY;
         p->ahead[u] = of[1];
         of[1] = of[0];
         of[0] = (int)u;
@@ -612,7 +634,8 @@ static bool alloc_placer(struct placer *p)
 
 static void free_placer(struct placer *p)
 {
-    struct mt_placed_list *list[] = {&p->q.compute, &p->q.loads, &p->q.stores, &p->q.poisons, &p->q.host};
+    struct mt_placed_list *list[] = {&p->q.compute, &p->q.loads, &p->q.stores, &p->q.poisons, &p->q.host,
+                                    &p->q.updates};
     for (size_t i = 0; i < MT_ARRAY_LEN(list); i++)
         free(list[i]->e);
     free(p->q.wait);
@@ -626,6 +649,7 @@ static void free_placer(struct placer *p)
     free(p->next_use);
     free(p->leaves);
     free(p->first_compute);
+    free(p->left);
 }
 
 static int place_all(struct placer *p, struct mt_err *err)
@@ -633,7 +657,9 @@ static int place_all(struct placer *p, struct mt_err *err)
     int rc = place_residents(p, err);
     for (size_t i = 0; !rc && i < p->draft->n_instrs; i++) {
         const struct mt_instr *in = &p->draft->instrs[i];
-        if (in->queue == MT_Q_HOST)
+        if (in->own)
+            place_own_update(p, i);
+        else if (in->queue == MT_Q_HOST)
             place_host(p, i);
         else if (in->queue == MT_Q_COMPUTE)
             rc = place_compute(p, i, err);

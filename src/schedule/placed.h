@@ -48,6 +48,7 @@ struct mt_placed_list {
 /** One list per kind of queue, of all lanes; each poison comes after the compute entry that it waits for. */
 struct mt_placed_queues {
     struct mt_placed_list compute, loads, stores, poisons, host;
+    struct mt_placed_list updates; /* that use gradients of this step: of the host's queue, too, but released like copies */
     struct mt_placed_wait *wait;
     size_t n_waits, cap_waits;
 };

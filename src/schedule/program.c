@@ -39,6 +39,14 @@ bool mt_program_uses_disk(const struct mt_program_params *p)
     return any;
 }
 
+bool mt_program_has_ring(const struct mt_program_params *p)
+{
+    bool any = false;
+    for (size_t u = 0; u < p->n_units && !any; u++)
+        any = p->units[u].grad_in_ring;
+    return any && p->mode == MT_MODE_TRAIN;
+}
+
 const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t unit)
 {
     const struct mt_unit_shape *u = &p->units[unit];

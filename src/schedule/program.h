@@ -55,10 +55,13 @@ struct mt_instr {
                      load needs it */
     bool signals; /* an instruction of another queue waits for it */
     bool update;  /* part of the pending update: finished even if the run is abandoned */
+    bool own;     /* UPDATE: with the gradients of this step, of units [block, block_end) */
+    bool decides; /* the first of those: by their gradients' sums */
     bool once;    /* loads a resident object that nothing changes: skipped if an earlier run has loaded it */
     bool if_rows; /* weights of experts, after the layer's lists: skipped if no row was sent to the unit's experts */
     int32_t unit, mb;
     int32_t piece; /* of updates, and of loads of weights in parts: which part of the unit's planes */
+    int32_t block, block_end;
     struct mt_operand operand[MT_MAX_OPERANDS];
     int32_t wait[MT_MAX_QUEUES]; /* by queue number: its newest instruction that must have ended, or MT_NO_WAIT */
     size_t bytes;              /* moved, for copies; with row_bytes at most */

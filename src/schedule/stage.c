@@ -9,7 +9,8 @@
  *   updates    planes that only updates use pass through a ring in pieces: read -> Adam -> write. Planes that
  *              loads need too are staged whole: Adam works in the staging buffer, and the unit's load
  *              reads the new weights from there while they are being written to the disk.
- *   gradients  are stored to staging and written from there to their plane.
+ *   gradients  are stored to staging and written from there to their plane. Or they stay there until their update,
+ *              which follows under backward: then they have no plane, and their buffers are a ring.
  *   spills     boundaries, their gradients and records: staging is a cache in front of the disk.
  *
  * A read or write may be late in the program and still start early: as soon as its waits are over.
@@ -57,6 +58,9 @@ static void add_unit_objects(struct mt_stager *s, size_t unit, bool updated)
     if (u->grad_on_disk)
         s->unit_grad[unit] = add_unit_object(s, MT_OBJ_GRAD_OUT, unit, 0,
                                              mt_align_up(u->update_elems * s->params->grad_bytes, 4096));
+    if (u->grad_in_ring && s->params->mode == MT_MODE_TRAIN)
+        s->unit_grad[unit] = add_unit_object(s, MT_OBJ_GRAD_RING, unit, 0,
+                                             mt_align_up(u->update_elems * s->params->grad_bytes, 4096));
     for (size_t p = 0; updated && u->state_bytes && p < mt_stage_n_pieces(s, unit); p++) {
         int o = add_unit_object(s, MT_OBJ_STATE, unit, p, piece_bytes(s, unit, p));
         if (!p)
@@ -89,22 +93,28 @@ static void add_step(struct mt_stager *s, int old, int unit)
     s->steps[s->n_steps++] = (struct mt_stage_step){old, unit, MT_STAGE_NEVER};
 }
 
+static bool is_pending(const struct mt_program *p, size_t i)
+{
+    return i < p->n_instrs && p->instrs[i].op == MT_OP_UPDATE && !p->instrs[i].own;
+}
+
 static void write_steps(struct mt_stager *s)
 {
     const struct mt_program *p = s->old;
+    bool disk = mt_program_uses_disk(s->params); /* else pending updates are made as they are */
     size_t next = 0; /* next update, as a position in the old program, which begins with the updates */
     for (size_t i = 0; i < p->n_instrs; i++) {
         const struct mt_instr *in = &p->instrs[i];
-        if (in->op == MT_OP_UPDATE)
+        if (disk && in->op == MT_OP_UPDATE && !in->own)
             continue;
-        if (in->op == MT_OP_LOAD && mt_object_is_of_planes(&p->objects[in->operand[0].object]))
-            for (; next < p->n_instrs && p->instrs[next].op == MT_OP_UPDATE &&
-                   p->instrs[next].unit <= in->unit + UPDATES_AHEAD;
-                 next++)
-                add_step(s, MT_STAGE_NONE, p->instrs[next].unit);
+        bool load = in->op == MT_OP_LOAD && mt_object_is_of_planes(&p->objects[in->operand[0].object]);
+        for (; disk && (load || in->own) && is_pending(p, next) &&
+               (in->own || p->instrs[next].unit <= in->unit + UPDATES_AHEAD);
+             next++)
+            add_step(s, MT_STAGE_NONE, p->instrs[next].unit);
         add_step(s, (int)i, in->unit);
     }
-    for (; next < p->n_instrs && p->instrs[next].op == MT_OP_UPDATE; next++)
+    for (; disk && is_pending(p, next); next++)
         add_step(s, MT_STAGE_NONE, p->instrs[next].unit);
 }
 
@@ -136,7 +146,9 @@ static void walk(struct mt_stager *s)
         /* while a step is placed, its own object is in use and must not be evicted */
         if (object != MT_STAGE_NONE)
             s->staged[object].next_use = (int)i;
-        if (t->old != MT_STAGE_NONE) {
+        if (mt_stage_is_own(s, t)) {
+            mt_stage_emit_update(s, t);
+        } else if (t->old != MT_STAGE_NONE) {
             mt_stage_emit_old(s, t);
         } else {
             s->map[s->unit_update[t->unit]] = mt_stage_emit_update(s, t);
@@ -175,10 +187,11 @@ static bool alloc_lists(struct mt_stager *s)
 
 static bool add_objects(struct mt_stager *s)
 {
-    for (size_t i = 0; i < s->old->n_instrs && s->old->instrs[i].op == MT_OP_UPDATE; i++)
+    for (size_t i = 0; is_pending(s->old, i); i++)
         s->unit_update[s->old->instrs[i].unit] = (int)i;
     for (size_t u = 0; u < s->old->n_units; u++)
-        add_unit_objects(s, u, s->unit_update[u] != MT_STAGE_NONE);
+        add_unit_objects(s, u, s->unit_update[u] != MT_STAGE_NONE ||
+                                   (s->params->units[u].grad_in_ring && s->params->mode == MT_MODE_TRAIN));
     if (s->params->spill_disk)
         add_spilled(s);
     s->staged = mt_calloc(s->out->n_objects, sizeof(*s->staged));
@@ -203,7 +216,7 @@ static int check_pools(const struct mt_stager *s, struct mt_err *err)
 int mt_program_stage(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err)
 {
     struct mt_program old = *p; /* owns the instructions; the objects stay with p */
-    struct mt_stager s = {.params = params, .old = &old, .out = p, .lists = MT_NO_WAIT};
+    struct mt_stager s = {.params = params, .old = &old, .out = p, .lists = MT_NO_WAIT, .too_few = MT_NO_POOL};
     s.n_queues = mt_n_queues(p->n_lanes);
     int rc = 0;
     p->instrs = NULL;
@@ -219,6 +232,9 @@ int mt_program_stage(struct mt_program *p, const struct mt_program_params *param
     }
     if (ok && !rc)
         walk(&s);
+    if (s.too_few != MT_NO_POOL)
+        rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "%d buffers of pool \"%s\" are too few for the gradients of a block",
+                     p->pool[0][s.too_few].n, mt_pools[s.too_few].name);
     if (!ok || s.failed)
         rc = mt_fail_nomem(err, "a step program", old.n_instrs * sizeof(struct mt_instr));
     free(old.instrs);

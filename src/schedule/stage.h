@@ -14,7 +14,7 @@ enum { MT_STAGE_NEVER = INT_MAX, MT_STAGE_NONE = -1 };
 
 /* One step of the walk: an instruction of the placed program, or the update of a unit. */
 struct mt_stage_step {
-    int old, unit; /* old: position in the placed program; MT_STAGE_NONE: the update */
+    int old, unit; /* old: position in the placed program; MT_STAGE_NONE: the pending update */
     int next_use;  /* step that reads its staged object next; MT_STAGE_NEVER: none, or it is overwritten first */
 };
 
@@ -26,6 +26,7 @@ struct mt_stage_buffer {
 struct mt_staged {
     int buffer, next_use;
     bool dirty;
+    bool kept;       /* a gradient whose update has not been written yet */
     int32_t made[MT_MAX_QUEUES]; /* what a reader must wait for */
     int32_t home;              /* WRITE of the newest content */
 };
@@ -45,7 +46,9 @@ struct mt_stager {
     int32_t lists;     /* position of the newest lists of experts' rows, or MT_NO_WAIT */
     int n_queues;
     size_t next_piece; /* pieces so far: chooses the buffer in the ring */
+    size_t next_grad[MT_N_POOLS]; /* gradients so far: the same */
     bool failed;
+    int too_few;       /* the pool of a gradient for which no buffer was free, or MT_NO_POOL */
 };
 
 /** Number of pieces in which the unit is updated, and the elements of one. */
@@ -53,6 +56,8 @@ size_t mt_stage_n_pieces(const struct mt_stager *s, size_t unit);
 size_t mt_stage_piece_elems(const struct mt_stager *s, size_t unit, size_t piece);
 /** The object of the unit's staged planes if an update changes any of them, or MT_STAGE_NONE. */
 int mt_stage_updated(const struct mt_stager *s, size_t unit);
+/** Whether the step is an update with a gradient of this step. */
+bool mt_stage_is_own(const struct mt_stager *s, const struct mt_stage_step *t);
 /** The staged object of a step, or MT_STAGE_NONE; *made: the step overwrites it. */
 int mt_stage_object_of(const struct mt_stager *s, const struct mt_stage_step *t, bool *made);
 /** Emits a unit's update with the reads before and the writes after it; returns the position of its last piece. */

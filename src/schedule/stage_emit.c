@@ -155,12 +155,27 @@ static void ensure_buffer(struct mt_stager *s, int object)
         take_buffer(s, object);
 }
 
-static void emit_piece(struct mt_stager *s, size_t unit, size_t piece, int hw)
+/* Gradients that have no plane use their buffers in order: each is free when the update of what it had is written. */
+static void take_ring_buffer(struct mt_stager *s, int object)
 {
-    int state = s->unit_state[unit];
-    struct mt_instr update = mt_instr_make(MT_OP_UPDATE, unit, 0);
+    enum mt_pool_id pool = s->out->objects[object].pool;
+    int at = (int)(s->next_grad[pool]++ % (size_t)s->out->pool[0][pool].n);
+    struct mt_stage_buffer *b = &s->buffers[pool][at];
+    if (b->object != MT_STAGE_NONE && s->staged[b->object].kept)
+        s->too_few = pool;
+    b->object = object;
+    s->staged[object].buffer = at;
+    s->staged[object].kept = true;
+}
+
+/* A piece of an update; *what: the instruction, without operands. */
+static void emit_piece(struct mt_stager *s, const struct mt_instr *what, size_t piece, int hw)
+{
+    size_t unit = (size_t)what->unit;
+    int state = s->unit_state[unit], grad = what->own ? s->unit_grad[unit] : MT_STAGE_NONE;
+    struct mt_instr update = *what;
     update.piece = (int32_t)piece;
-    update.update = true;
+    update.decides &= !piece;
     update.elems = mt_stage_piece_elems(s, unit, piece);
     if (state != MT_STAGE_NONE) {
         state += (int)piece;
@@ -170,7 +185,7 @@ static void emit_piece(struct mt_stager *s, size_t unit, size_t piece, int hw)
         s->staged[state].buffer = at;
         s->buffers[o->pool][at].object = state;
         struct mt_instr in = transfer(MT_OP_READ, o);
-        in.update = true;
+        in.update = what->update;
         add_operand(s, &in, state, MT_WRITE);
         need(s, &in, s->buffers[o->pool][at].touched);
         need_one(&update, MT_Q_DISK_READ, emit(s, &in));
@@ -181,29 +196,48 @@ static void emit_piece(struct mt_stager *s, size_t unit, size_t piece, int hw)
         need(s, &update, buffer_of(s, hw)->touched);
         add_operand(s, &update, hw, MT_UPDATE);
     }
+    if (grad != MT_STAGE_NONE) {
+        need(s, &update, s->staged[grad].made);
+        add_operand(s, &update, grad, MT_READ);
+    }
     int32_t done = emit(s, &update);
     if (state != MT_STAGE_NONE) {
         set_made(s, state, MT_Q_HOST, done);
-        write_home(s, state, true);
+        write_home(s, state, what->update);
     }
     if (hw != MT_STAGE_NONE)
         set_made(s, hw, MT_Q_HOST, done);
+}
+
+/* From positions in the placed program to those in the new one. */
+static void map_waits(const struct mt_stager *s, struct mt_instr *in)
+{
+    for (int q = 0; q < s->n_queues; q++)
+        in->wait[q] = in->wait[q] >= 0 ? s->map[in->wait[q]] : MT_NO_WAIT;
 }
 
 int32_t mt_stage_emit_update(struct mt_stager *s, const struct mt_stage_step *t)
 {
     size_t unit = (size_t)t->unit;
     int hw = mt_stage_updated(s, unit);
+    struct mt_instr what = mt_instr_make(MT_OP_UPDATE, unit, 0);
+    if (mt_stage_is_own(s, t)) {
+        what = s->old->instrs[t->old];
+        map_waits(s, &what);
+    }
+    what.update = !what.own;
     if (hw != MT_STAGE_NONE)
-        make_resident(s, hw, &(struct mt_instr){.update = true});
+        make_resident(s, hw, &what);
     for (size_t p = 0; p < mt_stage_n_pieces(s, unit); p++)
-        emit_piece(s, unit, p, hw);
+        emit_piece(s, &what, p, hw);
+    if (what.own)
+        s->staged[s->unit_grad[unit]].kept = false;
     int32_t last = MT_STAGE_NONE; /* the newest update in the program */
     for (size_t i = s->out->n_instrs; i-- > 0 && last == MT_STAGE_NONE;)
         if (s->out->instrs[i].op == MT_OP_UPDATE)
             last = (int32_t)i;
     if (hw != MT_STAGE_NONE)
-        write_home(s, hw, true);
+        write_home(s, hw, what.update);
     return last;
 }
 
@@ -214,10 +248,11 @@ void mt_stage_emit_old(struct mt_stager *s, const struct mt_stage_step *t)
     int object = mt_stage_object_of(s, t, &made);
     if (object != MT_STAGE_NONE && !made)
         make_resident(s, object, &in);
+    else if (object != MT_STAGE_NONE && in.op == MT_OP_STORE_GRAD && s->params->units[in.unit].grad_in_ring)
+        take_ring_buffer(s, object);
     else if (object != MT_STAGE_NONE)
         ensure_buffer(s, object);
-    for (int q = 0; q < s->n_queues; q++)
-        in.wait[q] = in.wait[q] >= 0 ? s->map[in.wait[q]] : MT_NO_WAIT;
+    map_waits(s, &in);
     if (object != MT_STAGE_NONE) {
         add_operand(s, &in, object, made ? MT_WRITE : MT_READ);
         need(s, &in, made ? buffer_of(s, object)->touched : s->staged[object].made);
@@ -227,9 +262,9 @@ void mt_stage_emit_old(struct mt_stager *s, const struct mt_stage_step *t)
         s->lists = at;
     if (object != MT_STAGE_NONE && made) {
         set_made(s, object, mt_instr_queue(&in), at);
-        s->staged[object].dirty = true;
+        s->staged[object].dirty = !s->staged[object].kept;
         s->staged[object].home = MT_NO_WAIT;
-        if (in.op == MT_OP_STORE_GRAD)
+        if (in.op == MT_OP_STORE_GRAD && !s->staged[object].kept)
             write_home(s, object, false);
     }
 }

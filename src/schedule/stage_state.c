@@ -35,10 +35,15 @@ static int loaded_object(const struct mt_stager *s, int object)
     return bytes ? s->unit_staged[o->unit] : MT_STAGE_NONE;
 }
 
+bool mt_stage_is_own(const struct mt_stager *s, const struct mt_stage_step *t)
+{
+    return t->old != MT_STAGE_NONE && s->old->instrs[t->old].own;
+}
+
 int mt_stage_object_of(const struct mt_stager *s, const struct mt_stage_step *t, bool *made)
 {
     *made = false;
-    if (t->old == MT_STAGE_NONE)
+    if (t->old == MT_STAGE_NONE || mt_stage_is_own(s, t))
         return mt_stage_updated(s, (size_t)t->unit);
     const struct mt_instr *in = &s->old->instrs[t->old];
     int o = in->operand[0].object;

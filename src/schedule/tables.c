@@ -98,6 +98,8 @@ const struct mt_kind_desc mt_kinds[MT_N_OBJECT_KINDS] = {
                        .pool = BY_CLASS(MT_POOL_STAGED)},
     [MT_OBJ_GRAD_OUT] = {.name = "hg", .home = MT_HOME_PLANE, .disk_use = MT_DISK_GRADIENTS,
                          .pool = BY_CLASS(MT_POOL_GRAD_OUT)},
+    [MT_OBJ_GRAD_RING] = {.name = "gr", .home = MT_HOME_NONE, .disk_use = MT_DISK_GRADIENTS,
+                          .pool = BY_CLASS(MT_POOL_GRAD_OUT)},
     /* its pool is `spilled` of the copied object's pool */
     [MT_OBJ_SPILLED] = {.name = "hx", .home = MT_HOME_SPILL, .disk_use = MT_DISK_ACTIVATIONS,
                         .pool = ONE_POOL(MT_NO_POOL)},

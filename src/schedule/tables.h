@@ -138,6 +138,7 @@ enum mt_object_kind {
     MT_OBJ_STATE,    /* a piece of a unit's planes that only updates use */
     MT_OBJ_STAGED,   /* a unit's planes on the disk that loads use */
     MT_OBJ_GRAD_OUT, /* a unit's gradient, to be written to its plane on the disk */
+    MT_OBJ_GRAD_RING, /* a unit's gradient until its update, which follows under backward: it has no plane */
     MT_OBJ_SPILLED,  /* host copy of an object that is spilled to the disk */
     MT_N_OBJECT_KINDS,
 };
@@ -162,7 +163,7 @@ struct mt_kind_desc {
 extern const struct mt_kind_desc mt_kinds[MT_N_OBJECT_KINDS];
 
 enum mt_opcode {
-    MT_OP_UPDATE,       /* pending update of a unit's planes, or of a piece of them (operands: state, staged weights) */
+    MT_OP_UPDATE,       /* update of a unit's planes, or of a piece of them (operands: state, staged weights, gradient) */
     MT_OP_SCATTER,     /* rows of the embedding's gradient, as they arrived -> their places in its plane */
     MT_OP_GATHER,     /* rows of the embedding, as the pending update leaves them -> home of x */
     MT_OP_LOAD,       /* object from its home, or from its copy in host staging */

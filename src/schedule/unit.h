@@ -63,6 +63,7 @@ struct mt_unit_record {
  */
 struct mt_unit_shape {
     int32_t layer;       /* units with the same number share the values of a layer */
+    int32_t block;       /* neighbouring units with the same number are clipped and skipped as one */
     enum mt_scope scope; /* of its operations */
     uint8_t lane;        /* that they run on */
     enum mt_size_class size_class;
@@ -94,6 +95,7 @@ struct mt_unit_shape {
     size_t state_bytes;  /* of piece_align elements of planes that only updates read from the disk, gradient included */
     size_t state_bytes_written; /* of them, those that updates write */
     bool grad_on_disk;
+    bool grad_in_ring;   /* its gradient has no plane: it is updated under backward, with all units of its block */
 };
 
 /** Upper bound of the number of values. */

@@ -66,6 +66,12 @@ struct mt_numerics {
     uint64_t seed;               /* of random numbers that a step draws; 0 until resolved */
 };
 
+/** Whether blocks are clipped, and skipped if not finite, each by itself, without the norm of all. */
+static inline bool mt_clips_by_block(const struct mt_numerics *n)
+{
+    return n->clip == MT_CLIP_UNIT || !(n->grad_clip > 0);
+}
+
 /** How layers are cut into units, which are loaded as a whole. */
 enum mt_unit_cut { MT_CUT_AUTO, MT_CUT_LAYERS, MT_CUT_HALVES };
 #define MT_UNIT_CUT_NAMES "auto|layer|half"
@@ -94,6 +100,11 @@ enum mt_embedding_place { MT_EMBEDDING_AUTO, MT_EMBEDDING_DEVICE, MT_EMBEDDING_H
  * finds it faster, else with the weights of their layer, each time these are loaded. */
 enum mt_adapters_place { MT_ADAPTERS_AUTO, MT_ADAPTERS_STREAMED, MT_ADAPTERS_RESIDENT };
 #define MT_ADAPTERS_NAMES "auto|streamed|resident"
+
+/** When a step's updates are made. Forward: under the forward pass of the next step. Backward: each as soon as its
+ * gradient has arrived, but for those of the first blocks. Auto: forward, or backward if the search finds it better. */
+enum mt_update_order { MT_UPDATE_AUTO, MT_UPDATE_FORWARD, MT_UPDATE_BACKWARD };
+#define MT_UPDATE_ORDER_NAMES "auto|forward|backward"
 
 /** Which host memory is pinned, so that a GPU copies from and to it directly. Auto: all. */
 enum mt_pin { MT_PIN_AUTO, MT_PIN_ALL, MT_PIN_STAGING };
@@ -125,6 +136,8 @@ struct mt_placement {
     enum mt_states states;
     enum mt_base_place base;
     int64_t base_blocks;         /* with the base in files: so many blocks have it in host memory; or MT_AUTO */
+    enum mt_update_order update;
+    int64_t update_pending;      /* with updates under backward: first layers whose update is pending, or MT_AUTO */
     enum mt_pin pin;
     enum mt_verify verify;
     bool nvme_checksums;         /* checksums, in host memory, of what is on the drives; every read is checked */

@@ -266,6 +266,8 @@ int mt_setup_plane_params(const struct mt_setup *s, struct mt_plane_set_params *
 {
     const struct mt_numerics *n = &s->choice.numerics;
     int rc = mt_layout_plane_params(p, s->layout, s->request.train ? n->optimizer : NULL, n->grad_dtype, err);
+    if (!rc)
+        mt_engine_plan_trim(&s->choice.engine, p);
     p->on_disk = s->choice.engine.on_disk;
     p->in_files = s->choice.engine.in_files;
     p->sums = s->choice.placement.nvme_checksums;

@@ -70,7 +70,7 @@ static size_t sums(struct fixture *f, size_t unit, float *out)
 {
     const struct mt_unit *u = &f->layout->units[unit];
     size_t total = 0;
-    assert_int_equal(mt_model_fetch_stats(f->model, 1, true, NULL), 0);
+    assert_int_equal(mt_model_fetch_stats(f->model, 1, true, f->layout->n_tensors, NULL), 0);
     assert_int_equal(mt_device_sync(f->dev, NULL), 0);
     for (size_t t = u->first_tensor; t < u->first_tensor + u->n_tensors; t++) {
         size_t n;
