@@ -20,7 +20,7 @@
 #include "base/mem.h"
 #include "schedule/placed.h"
 
-enum { NEVER = INT_MAX, NONE = MT_NO_ENTRY };
+enum { NEVER = INT_MAX, NONE = MT_NO_ENTRY, BLOCK = 64 };
 
 static void raise_key(struct mt_copy_key *k, struct mt_copy_key other)
 {
@@ -52,11 +52,18 @@ struct object_state {
     int gathered;     /* host entry that wrote its home, or NONE */
 };
 
+/* Of BLOCK buffers the one to pick: the largest `until`, of those the least `used`, of those the first. */
+struct best {
+    int until, used, at;
+    bool known; /* neither has changed since */
+};
+
 /* What a lane has. */
 struct lane {
     struct buffer *buffers[MT_N_POOLS];
     int *until[MT_N_POOLS];    /* of each buffer: draft position of its content's next use; NEVER: free; NONE: stays */
     int *used[MT_N_POOLS];     /* of each buffer: newest compute entry that uses it; where until ends */
+    struct best *best[MT_N_POOLS]; /* [buffers / BLOCK] */
     int n_touched[MT_N_POOLS]; /* buffers used so far: the first so many */
     int first_load_release;    /* of the newest first load of weights, or of what is gathered */
     int last_compute;          /* newest compute entry */
@@ -89,9 +96,15 @@ static struct buffer *buffer_at(struct placer *p, int lane, int pool, int buffer
     return &p->lane[lane].buffers[pool][buffer];
 }
 
-static int *used_at(struct placer *p, int lane, int pool, int buffer)
+static int used_at(const struct placer *p, int lane, int pool, int buffer)
 {
-    return &p->lane[lane].used[pool][buffer];
+    return p->lane[lane].used[pool][buffer];
+}
+
+static void note_used(struct placer *p, int lane, int pool, int buffer, int compute)
+{
+    p->lane[lane].used[pool][buffer] = compute;
+    p->lane[lane].best[pool][buffer / BLOCK].known = false;
 }
 
 static struct mt_placed *push(struct placer *p, struct mt_placed_list *list, const struct mt_instr *in)
@@ -176,12 +189,13 @@ static void note_until(struct placer *p, int lane, int pool, int buffer)
     bool stays = b->pinned || (b->object != NONE && p->draft->objects[b->object].resident);
     p->lane[lane].until[pool][buffer] =
         stays ? NONE : b->object == NONE ? NEVER : copy_on(p, b->object, lane)->next_use;
+    p->lane[lane].best[pool][buffer / BLOCK].known = false;
 }
 
 static void emit_poison(struct placer *p, int lane, int pool, int buffer)
 {
     const struct buffer *b = buffer_at(p, lane, pool, buffer);
-    int used = *used_at(p, lane, pool, buffer);
+    int used = used_at(p, lane, pool, buffer);
     if (!p->params->poison || used == NONE || !mt_pools[pool].poisonable || b->object == NONE)
         return;
     struct mt_instr in = mt_instr_make(MT_OP_POISON, (size_t)p->draft->objects[b->object].unit, 0);
@@ -238,22 +252,35 @@ static void emit_store(struct placer *p, int object)
     raise_key(&buffer_at(p, s->lane, o->pool, buffer)->store, e->key);
 }
 
-/* The buffer that is needed last, and of several the one that was used first. A plan spends much of its time here: passes
- * over few arrays, without branches. */
+static struct best best_of(const int *until, const int *used, int begin, int end)
+{
+    struct best b = {.until = NONE, .used = INT_MAX, .at = begin, .known = true};
+    for (int i = begin; i < end; i++)
+        b.until = MT_MAX(b.until, until[i]);
+    for (int i = begin; i < end; i++)
+        b.used = MT_MIN(b.used, until[i] == b.until ? used[i] : INT_MAX);
+    while (until[b.at] != b.until || used[b.at] != b.used)
+        b.at++;
+    return b;
+}
+
+/* The buffer that is needed last, and of several the one that was used first. A plan spends much of its time here, and a
+ * step of thousands of micro-batches has thousands of buffers: only blocks that changed are looked through. */
 static int pick_buffer(struct placer *p, int lane, int pool)
 {
     struct lane *l = &p->lane[lane];
-    const int *until = l->until[pool], *used = l->used[pool], n = p->draft->pool[lane][pool].n;
-    int last = NONE, first = INT_MAX, best = 0;
+    const int n = p->draft->pool[lane][pool].n;
+    struct best best = {.until = NONE, .at = NONE};
     if (l->n_touched[pool] < n)
         return l->n_touched[pool]++;
-    for (int i = 0; i < n; i++)
-        last = MT_MAX(last, until[i]);
-    for (int i = 0; i < n; i++)
-        first = MT_MIN(first, until[i] == last ? used[i] : INT_MAX);
-    while (best < n && (until[best] != last || used[best] != first))
-        best++;
-    return last == NONE ? NONE : best;
+    for (int i = 0; i < n; i += BLOCK) {
+        struct best *b = &l->best[pool][i / BLOCK];
+        if (!b->known)
+            *b = best_of(l->until[pool], l->used[pool], i, MT_MIN(i + BLOCK, n));
+        if (b->until > best.until || (b->until == best.until && b->until != NONE && b->used < best.used))
+            best = *b;
+    }
+    return best.at;
 }
 
 /* Gives the object a buffer of its pool on the lane; evicts what is in it. */
@@ -326,7 +353,7 @@ static void push_load(struct placer *p, struct mt_instr *in, int object, int hos
     struct mt_placed *e = push(p, &p->q.loads, in);
     if (!e)
         return;
-    const int used = *used_at(p, in->lane, o->pool, c->buffer);
+    const int used = used_at(p, in->lane, o->pool, c->buffer);
     e->compute = used;
     e->store = b->store;
     if (s->store_lane == in->lane) {
@@ -395,7 +422,7 @@ static void emit_load(struct placer *p, int object, int lane)
             return;
         j->load = c->load;
         c->load = MT_NO_KEY;
-        *used_at(p, lane, o->pool, c->buffer) = (int)p->q.compute.n - 1;
+        note_used(p, lane, o->pool, c->buffer, (int)p->q.compute.n - 1);
     }
 }
 
@@ -470,7 +497,7 @@ static int place_compute(struct placer *p, size_t i, struct mt_err *err)
         e->in.operand[k].buffer = (int16_t)c->buffer;
         raise_key(&e->load, c->load);
         c->load = MT_NO_KEY;
-        *used_at(p, in.lane, p->draft->objects[o].pool, c->buffer) = at;
+        note_used(p, in.lane, p->draft->objects[o].pool, c->buffer, at);
         if (in.operand[k].access & MT_WRITE) {
             raise_key(&e->store, b->store); /* the newest store that reads the old content */
             note_write(p, o, in.lane, at, p->leaves[i * MT_MAX_OPERANDS + (size_t)k]);
@@ -574,7 +601,8 @@ static bool alloc_lane(struct placer *p, int lane)
         p->draft->pool[lane][i] = (struct mt_pool_shape){n, bytes[i]};
         l->buffers[i] = mt_calloc((size_t)n, sizeof(struct buffer));
         l->until[i] = mt_calloc(2 * (size_t)n, sizeof(int));
-        if (!l->buffers[i] || !l->until[i])
+        l->best[i] = mt_calloc(mt_div_up((size_t)n, BLOCK), sizeof(struct best));
+        if (!l->buffers[i] || !l->until[i] || !l->best[i])
             return false;
         l->used[i] = l->until[i] + n;
         for (int k = 0; k < n; k++) {
@@ -643,6 +671,7 @@ static void free_placer(struct placer *p)
         for (int i = 0; i < MT_N_POOLS; i++) {
             free(p->lane[lane].buffers[i]);
             free(p->lane[lane].until[i]);
+            free(p->lane[lane].best[i]);
         }
     free(p->objects);
     free(p->copies);
