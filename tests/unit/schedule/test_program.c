@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -663,6 +664,24 @@ static void a_pool_of_more_buffers_than_operands_can_name_is_refused(void **stat
     assert_non_null(strstr(err.msg, "boundaries"));
 }
 
+/* Nothing of placing may take the square of the buffers: 20,000 micro-batches in memory for most of their boundaries. */
+static void a_step_of_very_many_micro_batches_is_made_at_once(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_program prog;
+    struct mt_err err = {0};
+    make(&f, 3, 20000);
+    f.p.n_buffers[0][MT_POOL_BOUNDARY] = 18000;
+    clock_t start = clock();
+    if (mt_program_build(&prog, &f.p, &err))
+        fail_msg("%s", err.msg);
+    double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+    mt_program_finish(&prog);
+    if (seconds > 2) /* tenths of a second; the machine may do other things, too */
+        fail_msg("making the program took %.2f s", seconds);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -690,6 +709,7 @@ int main(void)
         cmocka_unit_test(micro_batches_may_be_more_than_16_bits_number),
         cmocka_unit_test(a_pool_of_more_buffers_than_operands_can_name_is_refused),
         cmocka_unit_test(a_pool_too_small_is_named),
+        cmocka_unit_test(a_step_of_very_many_micro_batches_is_made_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
