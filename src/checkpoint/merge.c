@@ -226,6 +226,8 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
         rc = check_base(m, err);
     if (!rc)
         rc = check_spec(m, cfg, err);
+    if (!rc)
+        rc = mt_peft_compare_copies(m->layout, dir, model_dir, err);
     free(cfg);
     if (rc)
         mt_merge_close(&m);

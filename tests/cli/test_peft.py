@@ -150,6 +150,8 @@ def a_copy_of_the_head_that_differs_is_warned_of(tmp):
             write_safetensors(os.path.join(folder, "adapter_model.safetensors"), copy)
             p = megatrain("eval", ini, "--json", "--adapter", folder)
             assert p.stdout == same and all(w in p.stderr for w in words) and ("base_layer" in p.stderr) == bool(words), p.stderr
+            merged = megatrain("export", folder, folder + "-merged", "--merge", "--model", model)
+            assert all(w in merged.stderr for w in words) and ("base_layer" in merged.stderr) == bool(words), merged.stderr
 
 
 def packed_bases_are_decoded_for_what_needs_them(tmp):
