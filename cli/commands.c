@@ -125,7 +125,7 @@ static const struct cli_option inspect_options[] = {
     {"adapter", 0, "DIR", "The adapters of this PEFT folder; with a model, also whether they are for it."},
     END};
 static const struct cli_option export_options[] = {
-    {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights. Adapters are always f32."},
+    {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights. Adapters are always f32. With --base-dtype: of what is not packed."},
     {"base-dtype", 0, "FORMAT", "Pack the layers' matrices, as bitsandbytes and transformers read them: nf4 (of dense models) or fp8; "
                               "of gpt-oss the experts: mxfp4."},
     {"merge", 0, NULL, "Write the whole model, with the adapters added to its weights."},

@@ -39,8 +39,8 @@ int cli_cmd_export(struct cli *cli, const struct cli_args *args)
     }
     while (packed && e.base_dtype < MT_N_PACKABLE && strcmp(packed, mt_packed_names[e.base_dtype]))
         e.base_dtype++;
-    if (packed && (e.base_dtype == MT_PACKED_NONE || e.base_dtype == MT_N_PACKABLE || dtype)) {
-        fprintf(stderr, "megatrain export: --base-dtype must be nf4, fp8 or mxfp4, and cannot be used with --dtype\n");
+    if (packed && (e.base_dtype == MT_PACKED_NONE || e.base_dtype == MT_N_PACKABLE)) {
+        fprintf(stderr, "megatrain export: --base-dtype must be nf4, fp8 or mxfp4\n");
         return EXIT_USAGE;
     }
     int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);

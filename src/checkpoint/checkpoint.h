@@ -76,7 +76,8 @@ int mt_checkpoint_load(const char *path, const struct mt_layout *l, mt_plane_set
 struct mt_export {
     const char *from, *to;     /* from: a model, or adapters (a PEFT folder) */
     const char *base;          /* the model to merge the adapters into: f32 sums, rounded once; NULL: adapters alone */
-    bool f32;                  /* from the masters if there are any; packed tensors stay packed */
+    bool f32;                  /* from the masters if there are any; packed tensors stay packed. With
+                                * base_dtype: what is not packed, of a folder without masters */
     enum mt_packed base_dtype; /* packs the layers' matrices; needs host memory for the whole packed model */
     uint64_t shard_bytes;
 };

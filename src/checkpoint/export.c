@@ -408,6 +408,17 @@ static void warn_of_experts(const struct mt_layout *l)
                 "packed only in FP8 (--base-dtype fp8)");
 }
 
+/* What is packed comes from the weights that the files have; masters are wider, and would give other codes. */
+static int refuse_masters(const struct mt_export *e, struct mt_err *err)
+{
+    char path[4200];
+    mt_path_printf(path, sizeof(path), "%s/megatrain/state-00000.safetensors", e->from);
+    return !e->f32 || !mt_path_exists(path)
+               ? 0
+               : mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is a checkpoint with master weights: --dtype f32 and --base-dtype "
+                         "pack a model's folder; export it with --dtype f32 first, then pack that", e->from);
+}
+
 /* The packed files, and what else the model's folder has. */
 static int open_packed(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
@@ -420,6 +431,9 @@ static int open_packed(struct exporter *x, const struct mt_export *e, struct mt_
             x->copied[x->n_copied++] = &x->weights.tensors[i];
     if (!rc)
         rc = mt_layout_files_init(&x->packed, l, x->model.planes, NULL, x->n_copied, err);
+    for (size_t i = 0; !rc && x->f32 && i < x->packed.n; i++)
+        if (!x->packed.of[i].packed)
+            x->packed.decls[i].dtype = MT_ST_F32;
     for (size_t i = 0; !rc && i < x->n_copied; i++) {
         const struct mt_st_tensor *t = x->copied[i];
         struct mt_st_decl *d = &x->packed.decls[x->packed.n + i];
@@ -438,6 +452,8 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
     int rc = mt_checkpoint_verify_model(e->from, true, e->f32 && !e->base, err);
     if (!rc && adapter)
         return e->base ? open_merge(x, e, err) : open_adapter(x, e->from, err);
+    if (!rc && e->base_dtype)
+        rc = refuse_masters(e, err);
     if (!rc && e->base_dtype)
         rc = verify_named(e->from, err);
     if (!rc && e->base_dtype) {

@@ -126,6 +126,21 @@ def train(tmp, name, model, data, env=None, split=0, binary=BINARY, **over):
     return losses(out), os.path.join(out, f"checkpoint-{STEPS}"), said
 
 
+def check_plain_f32(out, fmt, wide):
+    """Of a model in f32, what is not packed stays f32 if asked for; a checkpoint's masters are wider than what is packed."""
+    assert "master" in megatrain("export", wide, out + "-no", "--base-dtype", fmt, "--dtype", "f32", expect=2).stderr
+    megatrain("export", wide, out + "-whole", "--dtype", "f32")
+    read = lambda folder: read_safetensors(os.path.join(folder, "model.safetensors"))
+    packed, whole = {}, read(out + "-whole")
+    for dtype in "bf16", "f32":
+        megatrain("export", out + "-whole", f"{out}-{dtype}", "--base-dtype", fmt, "--dtype", dtype)
+        packed[dtype] = read(f"{out}-{dtype}")
+    plain = [n for n, v in packed["bf16"].items() if v[0] == "BF16"]
+    assert len(plain) > 8 and all(packed["f32"][n] == (whole[n] if n in plain else v) for n, v in packed["bf16"].items())
+    with open(os.path.join(out + "-f32", "config.json")) as f:
+        assert json.load(f)["torch_dtype"] == "float32"
+
+
 def check_export(tmp, fmt, wide, packed, tensors):
     """All layers packed in a folder: as when they are loaded; and a packed folder is exported as it is."""
     out = os.path.join(tmp, fmt + "-export")
@@ -138,6 +153,7 @@ def check_export(tmp, fmt, wide, packed, tensors):
         assert len(decode(t)) == 3 * 7, "not every matrix of the layers is packed"
         assert t["lm_head.weight"][0] == t["model.norm.weight"][0] == "BF16"
         megatrain("verify", out)
+        check_plain_f32(out, fmt, wide)
         p = megatrain("export", out, out + "2", "--base-dtype", {"nf4": "fp8", "fp8": "nf4"}[fmt], expect=2)
         assert "already" in p.stderr, p.stderr
         with open(os.path.join(out, "model.safetensors"), "r+b") as f:
