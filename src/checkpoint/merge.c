@@ -13,12 +13,17 @@
 #include "hf/hf_config.h"
 #include "weights/peft.h"
 
-#define WEIGHT ".weight"
+/* What the layout says of a tensor of the model's files: its adapter, as in training. */
+struct site {
+    const struct mt_adapter *ad; /* NULL: it has none */
+    const struct mt_adapter_target *target;
+    const struct mt_tensor *of;  /* the layout's tensor; of a tensor of all experts, the first expert's */
+    const struct mt_st_tensor *a, *b, *magnitude; /* in the adapters' file */
+};
 
-/* An expert's matrix that is a tensor of its own in the files, of a parameter of all experts whose adapter PEFT keeps. */
+/* An expert's matrix that is a tensor of its own in the files, of an adapter of all experts. */
 struct share {
-    char parameter[MT_TENSOR_NAME]; /* "model.layers.0.mlp.experts.gate_up_proj" */
-    size_t expert, part, n_parts;   /* part: 0 gate, 1 up, of 2; or the whole of down_proj */
+    size_t expert, part, n_parts; /* part: 0 gate, 1 up, of 2; or the whole of down_proj */
 };
 
 /* A and B of an adapter, as they are used. */
@@ -32,7 +37,9 @@ struct mt_merge {
     struct mt_st_model st;         /* the adapters */
     struct mt_merge_base base;
     const struct mt_family *family;
-    struct mt_layout *layout;      /* of the base */
+    struct mt_layout *layout;      /* of the base with the adapters */
+    const struct mt_stored **name; /* [layout->n_stored] by name */
+    struct site *site;             /* [layout->n_stored] */
     bool open, f32, bf16;          /* bf16: the base has bf16 tensors */
     const struct mt_merged *now;   /* the tensor whose A and B are loaded */
     struct factors kept[2];        /* experts' matrices take turns: of gate_up_proj, and of down_proj or any other */
@@ -47,52 +54,75 @@ struct mt_merge {
     float scale;
 };
 
-/* Is it the matrix of an expert by itself ("model.layers.0.mlp.experts.3.up_proj.weight")? */
-static bool is_share(const struct mt_merge *m, struct share *s, const char *name)
+static int by_name(const void *a, const void *b)
 {
-    static const char layers[] = "model.layers.", experts[] = ".experts.";
-    const char *at = strstr(name, experts);
-    char *rest, *end, disk[MT_TENSOR_NAME];
-    int part;
-    *s = (struct share){.expert = 0};
-    if (strncmp(name, layers, strlen(layers)) || !at)
-        return false;
-    unsigned long long layer = strtoull(name + strlen(layers), &rest, 10);
-    at += strlen(experts);
-    s->expert = strtoull(at, &end, 10);
-    if (end == at || at < rest + 1)
-        return false;
-    snprintf(disk, sizeof(disk), "%.*s*%s", (int)(at - (rest + 1)), rest + 1, end);
-    const struct mt_fused_tensor *joined = mt_family_joined(m->family, mt_family_usual(m->family, disk), &part);
-    if (!joined)
-        return false;
-    s->part = (size_t)part;
-    s->n_parts = joined->usual[1] ? 2 : 1;
-    snprintf(s->parameter, sizeof(s->parameter), "%s%llu.%s", layers, layer, joined->name);
-    return true;
+    return strcmp((*(const struct mt_stored *const *)a)->name, (*(const struct mt_stored *const *)b)->name);
 }
 
-/* Does it have the adapter of all experts, as their parameter or as an expert's matrix of it? Then that one's module. */
-static bool is_whole(const struct mt_merge *m, const struct mt_st_tensor *t, char module[MT_TENSOR_NAME])
+static int compare_name(const void *name, const void *stored)
 {
-    struct share s;
-    const char *parameter = is_share(m, &s, t->name) ? s.parameter : t->name;
-    return strlen(t->name) < 100 && mt_peft_whole_module(module, &m->spec, parameter);
+    return strcmp(name, (*(const struct mt_stored *const *)stored)->name);
 }
 
-/* "lora_A.weight" and the like of a module. */
-static const struct mt_st_tensor *factor(const struct mt_merge *m, const struct mt_st_tensor *t, const char *which)
+/* Of the files' tensor of that name; NULL: it has no adapter. */
+static struct site *site_of(const struct mt_merge *m, const char *name)
 {
-    char ours[MT_STORED_NAME], name[MT_PEFT_NAME], module[MT_TENSOR_NAME];
-    size_t n = strlen(t->name), k = strlen(WEIGHT);
-    if (!is_whole(m, t, module)) {
-        if (n <= k || n >= 100 || strcmp(t->name + n - k, WEIGHT))
-            return NULL;
-        mt_family_module(module, sizeof(module), m->family, t->name);
+    const struct mt_stored **found = bsearch(name, m->name, m->layout->n_stored, sizeof(*m->name), compare_name);
+    struct site *s = found ? &m->site[*found - m->layout->stored] : NULL;
+    return s && s->ad ? s : NULL;
+}
+
+/* The tensor of the adapters' file that is, or holds, a target's A, B or magnitudes; NULL: there is none. */
+static const struct mt_st_tensor *factor(const struct mt_merge *m, const struct mt_adapter *ad,
+                                         const struct mt_adapter_target *target, const struct mt_param *p)
+{
+    const struct mt_layout *l = m->layout;
+    size_t before = p == &ad->a ? (size_t)(target - ad->target) : 0; /* those of other targets */
+    for (size_t i = target->tensor; p->n && i < l->n_tensors; i++)
+        if (l->tensors[i].adapter == ad && l->tensors[i].param == p && !before--)
+            return mt_st_find(&m->st, l->stored[l->tensors[i].place.stored].name);
+    return NULL;
+}
+
+static const struct mt_adapter_target *target_of(const struct mt_adapter *ad, size_t tensor)
+{
+    for (size_t i = 0; i < ad->n_targets; i++)
+        if (ad->whole || ad->target[i].tensor == tensor)
+            return &ad->target[i];
+    return NULL;
+}
+
+/* Finds the adapters of the files' tensors. */
+static int find_sites(struct mt_merge *m, struct mt_err *err)
+{
+    const struct mt_layout *l = m->layout;
+    m->name = mt_calloc(l->n_stored, sizeof(*m->name));
+    m->site = mt_calloc(l->n_stored, sizeof(*m->site));
+    if (!m->name || !m->site)
+        return mt_fail_nomem(err, "the adapters", l->n_stored * sizeof(*m->site));
+    for (size_t i = 0; i < l->n_stored; i++)
+        m->name[i] = &l->stored[i];
+    qsort(m->name, l->n_stored, sizeof(*m->name), by_name);
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        const struct mt_adapter *ad = t->adapter ? NULL : t->param->adapter;
+        const struct mt_adapter_target *target = ad ? target_of(ad, i) : NULL;
+        struct site *s = &m->site[t->place.stored];
+        if (target && !s->ad)
+            *s = (struct site){ad, target, t, factor(m, ad, target, &ad->a), factor(m, ad, target, &target->b),
+                               factor(m, ad, target, &target->magnitude)};
     }
-    snprintf(ours, sizeof(ours), "%s.%s", module, which);
-    mt_peft_tensor_name(name, ours);
-    return mt_st_find(&m->st, name);
+    return 0;
+}
+
+/* Is it an expert's own tensor, while PEFT has the adapter for all experts? */
+static struct share share_of(const struct mt_merge *m, const struct site *s, const struct mt_st_tensor *t)
+{
+    int part = 0;
+    if (!s->ad->whole || t->n_dims != 2)
+        return (struct share){.n_parts = 0};
+    mt_family_joined(m->family, s->of->usual, &part);
+    return (struct share){(size_t)s->of->expert, (size_t)part, s->ad->whole->usual[1] ? 2 : 1};
 }
 
 /* The tensor of a module that was trained whole. */
@@ -105,54 +135,33 @@ static const struct mt_st_tensor *whole(const struct mt_merge *m, const struct m
     return mt_st_find(&m->st, name);
 }
 
-/* Do A and B for all experts have the shapes for the share of them? */
-static bool fits_share(struct mt_merge *m, const struct share *s, const struct mt_st_tensor *t,
-                       const struct mt_st_tensor *a, const struct mt_st_tensor *b)
+/* mt_peft_check() has compared them with the layout; here it is the base's own tensor. */
+static int check_shapes(const struct mt_merge *m, const struct site *s, const struct mt_st_tensor *t,
+                        struct mt_err *err)
 {
-    int64_t rank = mt_adapter_shape_of(&m->spec, s->parameter).rank;
-    return b && t->n_dims == 2 && a->n_dims == 2 && b->n_dims == 2 && a->shape[1] == t->shape[1] && rank > 0 &&
-           b->shape[0] == (int64_t)s->n_parts * t->shape[0] && a->shape[0] == b->shape[1] && a->shape[0] % rank == 0 &&
-           (int64_t)s->expert < a->shape[0] / rank;
-}
-
-static int check_factors(struct mt_merge *m, const struct mt_st_tensor *t, struct mt_err *err)
-{
-    struct share s;
-    const struct mt_st_tensor *a = factor(m, t, MT_LORA_A WEIGHT), *b = factor(m, t, MT_LORA_B WEIGHT);
-    const struct mt_st_tensor *magnitude = factor(m, t, MT_LORA_MAGNITUDE);
-    char module[MT_TENSOR_NAME];
-    if (is_share(m, &s, t->name) && is_whole(m, t, module) && fits_share(m, &s, t, a, b))
-        return 0;
-    if (is_whole(m, t, module) && b && t->n_dims == 3 && a->n_dims == 2 && b->n_dims == 2 &&
-        a->shape[1] == t->shape[1] && b->shape[0] == t->shape[2] && a->shape[0] == b->shape[1] &&
-        a->shape[0] % t->shape[0] == 0)
-        return 0;
-    bool lengths = m->spec.dora ? magnitude && magnitude->n_dims == 1 && magnitude->shape[0] == t->shape[0]
-                                : !magnitude;
-    if (b && lengths && t->n_dims == 2 && a->n_dims == 2 && b->n_dims == 2 && a->shape[1] == t->shape[1] &&
-        b->shape[0] == t->shape[0] && a->shape[0] == b->shape[1])
+    int64_t parts = MT_MAX((int64_t)share_of(m, s, t).n_parts, (int64_t)1);
+    bool all = t->n_dims == 3 && s->ad->whole;
+    if ((all || t->n_dims == 2) && s->a->shape[1] == t->shape[1] &&
+        s->b->shape[0] == (all ? t->shape[2] : parts * t->shape[0]))
         return 0;
     return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the adapter of \"%s\" has another shape than the model's matrix",
                    m->st.files[0].path, t->name);
 }
 
-/* Tensors of the adapters' file that are the tensor's own; those of all experts are the last one's. */
-static size_t n_used(struct mt_merge *m, const struct mt_st_tensor *t)
+static int fail_other_model(const struct mt_merge *m, size_t fit, size_t all, const char *what, struct mt_err *err)
 {
-    char module[MT_TENSOR_NAME];
-    struct share s;
-    if (!is_share(m, &s, t->name) || !is_whole(m, t, module))
-        return m->spec.dora ? 3 : 2;
-    int64_t experts = factor(m, t, MT_LORA_A WEIGHT)->shape[0] / mt_adapter_shape_of(&m->spec, s.parameter).rank;
-    return (int64_t)s.expert + 1 == experts && s.part == 0 ? 2 : 0;
+    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: only %zu of its %zu %s fit this model: are the adapters for another "
+                   "one? Name that with --model", m->st.files[0].path, fit, all, what);
 }
 
 /* Does the base have a matrix for every adapter, and a tensor for each that was trained whole? */
 static int check_base(struct mt_merge *m, struct mt_err *err)
 {
-    size_t used = 0, all = 0;
+    size_t used = m->layout->n_adapter_stored, all = 0, lacking = 0;
     bool table = false, head = false;
     int rc = 0;
+    for (size_t i = 0; i < m->layout->n_stored; i++)
+        lacking += m->site[i].ad != NULL;
     for (size_t i = 0; i < m->base.n && !rc; i++) {
         const struct mt_st_tensor *t = &m->base.tensors[i].t, *w = whole(m, t);
         m->bf16 |= t->dtype == MT_ST_BF16;
@@ -162,43 +171,50 @@ static int check_base(struct mt_merge *m, struct mt_err *err)
         if (w && (w->n_elems != t->n_elems || w->n_dims != t->n_dims))
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"%s\" has another shape than the model's", m->st.files[0].path,
                          w->name);
-        if (!rc && factor(m, t, MT_LORA_A WEIGHT)) {
-            rc = check_factors(m, t, err);
-            used += rc ? 0 : n_used(m, t);
-        }
+        const struct site *s = site_of(m, t->name);
+        lacking -= s != NULL;
+        if (!rc && s)
+            rc = check_shapes(m, s, t, err);
     }
     for (size_t i = 0; i < m->st.n_tensors; i++) {
         const char *name = m->st.tensors[i].name;
         bool tied = table && !head && !strcmp(name, "base_model.model.lm_head.weight"); /* a second copy of the table */
-        all += !strstr(name, ".base_layer" WEIGHT) && !tied;
+        all += !strstr(name, ".base_layer.weight") && !tied;
     }
     if (!rc && table && !head)
         rc = mt_peft_check_tied(&m->st, err);
-    if (!rc && used != all)
-        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: only %zu of its %zu tensors fit this model: are the adapters for another "
-                     "one? Name that with --model", m->st.files[0].path, used, all);
+    if (!rc && (used != all || lacking))
+        rc = fail_other_model(m, used - MT_MIN(used, lacking), all, "tensors", err);
     return rc;
 }
 
-/* adapter NULL: the base by itself. Else what is refused in training is refused here. */
-static int lay_out(struct mt_layout **l, const struct mt_hf_config *cfg, struct mt_adapter_spec *adapter,
-                   struct mt_err *err)
+static size_t n_unused(const struct mt_adapter_list *list)
 {
-    return mt_layout_create(l, cfg, &(struct mt_layout_params){.cut = mt_cut_layer, .adapter = adapter}, err);
+    size_t n = 0;
+    for (size_t i = 0; i < list->n; i++)
+        n += !list->items[i].used;
+    return n;
 }
 
-static int check_spec(struct mt_merge *m, const struct mt_hf_config *cfg, struct mt_err *err)
+/* As in training, where the same is refused. */
+static int lay_out(struct mt_merge *m, const struct mt_hf_config *cfg, const char *dir, struct mt_err *err)
 {
-    struct mt_layout *l = NULL;
     m->spec.dropout = 0; /* of training alone */
-    int rc = lay_out(&l, cfg, &m->spec, err);
-    mt_layout_destroy(&l);
-    return rc ? mt_fail_prefix(err, rc, "%s", m->st.files[0].path) : 0;
+    const struct mt_layout_params p = {.cut = mt_cut_layer, .adapter = &m->spec};
+    int rc = mt_layout_create(&m->layout, cfg, &p, err);
+    size_t all = m->spec.targets.n + m->spec.train_also.n;
+    size_t other = n_unused(&m->spec.targets) + n_unused(&m->spec.train_also);
+    if (rc == -EINVAL && other)
+        return fail_other_model(m, all - other, all, "modules", err);
+    if (rc)
+        return mt_fail_prefix(err, rc, "%s", m->st.files[0].path);
+    rc = mt_peft_check(m->layout, dir, err);
+    return rc ? rc : find_sites(m, err);
 }
 
 static bool changes(const void *ctx, const struct mt_st_tensor *t)
 {
-    return factor(ctx, t, MT_LORA_A WEIGHT) || whole(ctx, t);
+    return site_of(ctx, t->name) || whole(ctx, t);
 }
 
 int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_model *base, const char *model_dir,
@@ -219,13 +235,11 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
         m->open = !rc;
     }
     if (!rc)
-        rc = lay_out(&m->layout, cfg, NULL, err);
+        rc = lay_out(m, cfg, dir, err);
     if (!rc)
         rc = mt_merge_base_open(&m->base, base, m->layout, f32, changes, m, err);
     if (!rc)
         rc = check_base(m, err);
-    if (!rc)
-        rc = check_spec(m, cfg, err);
     if (!rc)
         rc = mt_peft_compare_copies(m->layout, dir, model_dir, err);
     free(cfg);
@@ -264,6 +278,8 @@ void mt_merge_close(struct mt_merge **merge)
         mt_st_close(&m->st);
     mt_adapter_spec_finish(&m->spec);
     mt_layout_destroy(&m->layout);
+    free(m->name);
+    free(m->site);
     free(m);
     *merge = NULL;
 }
@@ -324,9 +340,10 @@ static void add_row(const struct mt_merge *m, size_t row, size_t j, size_t n, fl
 }
 
 /* Reads the model's matrix once, to compute the norms of its rows with the adapter added. */
-static int take_lengths(struct mt_merge *m, const struct mt_merged *x, struct mt_err *err)
+static int take_lengths(struct mt_merge *m, const struct mt_merged *x, const struct mt_st_tensor *magnitude,
+                        struct mt_err *err)
 {
-    const struct mt_st_tensor *t = &x->t, *magnitude = factor(m, t, MT_LORA_MAGNITUDE);
+    const struct mt_st_tensor *t = &x->t;
     size_t out = (size_t)t->shape[0];
     float *w = mt_calloc(m->in, sizeof(float));
     m->by = mt_calloc(out, sizeof(float));
@@ -379,35 +396,28 @@ static int load_factors(struct mt_merge *m, struct factors *f, const struct mt_s
 }
 
 /* Loads A and B of the tensor, their factor, and DoRA's row factors. */
-static int take_factors(struct mt_merge *m, const struct mt_merged *x, const struct mt_st_tensor *a, struct mt_err *err)
+static int take_factors(struct mt_merge *m, const struct mt_merged *x, const struct site *s, struct mt_err *err)
 {
-    const struct mt_st_tensor *t = &x->t, *b = factor(m, t, MT_LORA_B WEIGHT);
-    char module[MT_TENSOR_NAME];
+    const struct mt_st_tensor *t = &x->t;
     if (m->now == x)
         return 0;
     forget(m);
-    bool all = t->n_dims == 3, one = is_share(m, &m->share, t->name) && is_whole(m, t, module);
-    if (!one)
-        m->share.n_parts = 0;
-    if (!all)
-        mt_family_module(module, sizeof(module), m->family, t->name);
-    const char *name = all ? t->name : one ? m->share.parameter : module;
-    struct mt_adapter_shape shape = mt_adapter_shape_of(&m->spec, name);
-    m->scale = (float)shape.scale;
-    m->experts = all ? (size_t)t->shape[0] : one ? (size_t)(a->shape[0] / shape.rank) : 1;
-    m->rank = (size_t)a->shape[0] / m->experts;
-    m->in = (size_t)a->shape[1];
+    m->share = share_of(m, s, t);
+    m->scale = s->target->scale;
+    m->experts = s->ad->whole ? (size_t)m->layout->cfg.moe.n_experts : 1;
+    m->rank = s->target->rank;
+    m->in = (size_t)s->a->shape[1];
     m->width = (size_t)t->shape[t->n_dims - 1];
     m->row = mt_calloc(m->width, sizeof(float));
     if (!m->row)
         return mt_fail_nomem(err, t->name, m->width * sizeof(float));
-    struct factors *f = &m->kept[one && m->share.n_parts == 2];
-    int rc = load_factors(m, f, a, b, all, err);
+    struct factors *f = &m->kept[m->share.n_parts == 2];
+    int rc = load_factors(m, f, s->a, s->b, t->n_dims == 3, err);
     m->a = f->a;
     m->b = f->b;
     m->now = x;
     if (!rc && m->spec.dora)
-        rc = take_lengths(m, x, err);
+        rc = take_lengths(m, x, s->magnitude, err);
     m->now = rc ? NULL : x;
     return rc;
 }
@@ -426,9 +436,10 @@ static void add_adapter(const struct mt_merge *m, size_t first, size_t n, float 
 int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     const struct mt_merged *merged = &m->base.tensors[i];
-    const struct mt_st_tensor *t = &merged->t, *a = factor(m, t, MT_LORA_A WEIGHT), *w = whole(m, t);
+    const struct mt_st_tensor *t = &merged->t, *w = whole(m, t);
+    const struct site *s = site_of(m, t->name);
     enum mt_st_dtype dtype = dtype_of(m, t);
-    if (!a && !w && dtype == t->dtype && !merged->codes && !merged->src.format)
+    if (!s && !w && dtype == t->dtype && !merged->codes && !merged->src.format)
         return mt_st_read_raw(m->base.st, t, first * mt_st_dtype_size(dtype), n * mt_st_dtype_size(dtype), dst, err);
     if (dtype != MT_ST_F32 && dtype != MT_ST_BF16)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is %s, into which adapters cannot be merged: set --dtype f32",
@@ -437,9 +448,9 @@ int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *ds
     int rc = x ? 0 : mt_fail_nomem(err, t->name, n * sizeof(float));
     if (!rc)
         rc = w ? mt_st_read_f32(&m->st, w, first, n, x, err) : mt_merge_base_read(&m->base, merged, first, n, x, err);
-    if (!rc && a)
-        rc = take_factors(m, merged, a, err);
-    if (!rc && a)
+    if (!rc && s)
+        rc = take_factors(m, merged, s, err);
+    if (!rc && s)
         add_adapter(m, first, n, x);
     for (size_t k = 0; k < n && !rc && dtype == MT_ST_BF16; k++)
         ((uint16_t *)dst)[k] = mt_f32_to_bf16(x[k]);

@@ -30,7 +30,7 @@ struct mt_merge_base {
 /** Does the tensor of that name change? */
 typedef bool (*mt_merge_changes)(const void *ctx, const struct mt_st_tensor *t);
 
-/** l: of the base, without adapters; all: decode in any case. st and l are borrowed. */
+/** l: of the base, with the adapters; all: decode in any case. st and l are borrowed. */
 int mt_merge_base_open(struct mt_merge_base *b, const struct mt_st_model *st, const struct mt_layout *l, bool all,
                        mt_merge_changes changes, const void *ctx, struct mt_err *err);
 void mt_merge_base_close(struct mt_merge_base *b);

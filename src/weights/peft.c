@@ -152,25 +152,6 @@ static bool is_saved_module(const cJSON *o, const char *module)
  * the module, each around the one before. */
 static const char *const wholes[] = {".down_proj", ".gate_up_proj"};
 
-bool mt_peft_whole_module(char module[MT_TENSOR_NAME], const struct mt_adapter_spec *s, const char *parameter)
-{
-    const char *dot = strrchr(parameter, '.');
-    size_t at = dot ? (size_t)(dot - parameter) : 0, n = at;
-    snprintf(module, MT_TENSOR_NAME, "%.*s", (int)at, parameter);
-    for (size_t i = 0; i < MT_ARRAY_LEN(wholes) && strstr(module, ".experts") && n + 20 < MT_TENSOR_NAME; i++) {
-        char other[MT_STORED_NAME];
-        bool has = false;
-        snprintf(other, sizeof(other), "%.*s%s", (int)at, parameter, wholes[i]);
-        for (size_t k = 0; k < s->targets.n && !has; k++)
-            has = !strcmp(s->targets.items[k].name, other);
-        if (!strcmp(wholes[i], dot))
-            return has;
-        if (has)
-            n += (size_t)snprintf(module + n, MT_TENSOR_NAME - n, ".base_layer");
-    }
-    return false;
-}
-
 /* The parameter of all experts whose adapter PEFT calls MODULE, which ends in ".experts" and a ".base_layer" for each
  * that it wraps around it. */
 static bool find_parameter(char *module, size_t len, const cJSON *o)

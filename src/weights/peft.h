@@ -46,8 +46,4 @@ int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t se
 /** The text of adapter_config.json of the layout's adapters on the model `base`; to be freed. NULL: no memory. */
 char *mt_peft_config_text(const struct mt_layout *l, const char *base);
 
-/** The module under whose name PEFT keeps the adapter of this parameter of all experts ("model.layers.0.mlp.experts" and
- * perhaps ".base_layer"); false: it has none. s: as mt_peft_read_spec() made it. */
-bool mt_peft_whole_module(char module[MT_TENSOR_NAME], const struct mt_adapter_spec *s, const char *parameter);
-
 #endif
