@@ -264,8 +264,8 @@ static struct best best_of(const int *until, const int *used, int begin, int end
     return b;
 }
 
-/* The buffer that is needed last, and of several the one that was used first. A plan spends much of its time here, and a
- * step of thousands of micro-batches has thousands of buffers: only blocks that changed are looked through. */
+/* The buffer that is needed last, and of several the one that was used first. A plan spends much of its time here, and
+ * a step of thousands of micro-batches has thousands of buffers: only blocks that changed are looked through. */
 static int pick_buffer(struct placer *p, int lane, int pool)
 {
     struct lane *l = &p->lane[lane];
