@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Updates under backward (memory.update = backward) give the bits of updates under the next forward, and less traffic."""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from tiny import BINARY, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini, \
+    write_model, write_safetensors
+
+os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
+STEPS = 5
+POISON = {"MEGATRAIN_POISON": "1"}
+PIECES = {"MEGATRAIN_DISK_PIECE": "2048", **POISON}
+RECOMPUTE = {"memory__activations": "recompute"}
+DRIVE = {"memory__states": "disk", "memory__nvme_paths": "{drive}"}
+LORA = {"model__init": "weights", "adapter__kind": "lora", "adapter__rank": 4}
+UNIT = {"train__clip": "unit", "train__grad_clip": 0.02}
+#: of each kind of model: what forward and backward share, and what differs in the run with updates under backward
+CASES = {
+    "dense": ({}, {
+        "few slots": (POISON, {"memory__slots": 2, **RECOMPUTE}),
+        "many slots, kept": (POISON, {"memory__slots": 5, "memory__activations": "keep", "memory__update_pending": 0}),
+        "halves, two pending": (POISON, {"memory__unit": "half", "memory__update_pending": 2, **RECOMPUTE}),
+        "rows gathered on the host": (POISON, {"memory__embedding": "host", **RECOMPUTE}),
+        "eval and save at every step": (POISON, {"eval__every": 1, "checkpoint__every": 1}),
+        "scalar, one thread": ({"MEGATRAIN_ADAM_ISA": "scalar"}, {"device__cpu_threads": 1}),
+        "states on a drive": (PIECES, DRIVE),
+        "all on a drive": (PIECES, {**DRIVE, "memory__activations": "disk", "memory__host_budget": "{host}"}),
+        "on three devices": (POISON, {"device__gpus": 3, **RECOMPUTE}),
+        "on devices and a drive": (PIECES, {"device__gpus": 2, **DRIVE}),
+    }),
+    "clipped": (UNIT, {
+        "halves": (POISON, {"memory__unit": "half", **RECOMPUTE}),
+        "a drive": (PIECES, {**DRIVE, "memory__unit": "half"}),
+        "states checked": (POISON, {"memory__verify": "all"}),
+        "8 bits forward": (POISON, {"memory__update": "forward"}),
+    }),
+    "mixture": ({"optimizer__state_dtype": "8bit", **UNIT}, {
+        "groups of experts": (POISON, {"memory__expert_group": 3, "memory__slots": 2, **RECOMPUTE}),
+        "one expert a unit": (POISON, {"memory__expert_group": 1, "memory__update_pending": 0}),
+        "on a drive": (PIECES, {**DRIVE, "memory__expert_group": 2, "memory__activations": "offload"}),
+        "on two devices": (POISON, {"device__gpus": 2, "memory__expert_group": 2}),
+    }),
+    "adapters": (LORA, {
+        "streamed": (POISON, RECOMPUTE),
+        "resident": (POISON, {"memory__adapters": "resident", "memory__unit": "half", **RECOMPUTE}),
+        "some layers": (POISON, {"memory__base": "files"}),
+        "on a drive": (PIECES, DRIVE),
+    }),
+}
+
+
+def inputs(tmp, kind):
+    cfg = config("qwen3_moe", num_hidden_layers=3, mlp_only_layers=[1]) if kind == "mixture" else \
+        config("qwen2", num_hidden_layers=3, tie_word_embeddings=kind == "clipped",
+               intermediate_size=8256 if kind == "adapters" else 88)
+    model = write_model(os.path.join(tmp, "model"), cfg)
+    data = write_data(os.path.join(tmp, "data.jsonl"))
+    if kind == "adapters":
+        out = os.path.join(tmp, "seed")
+        megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, train__steps=1, checkpoint__save="weights")))
+        model = os.path.join(out, "checkpoint-1")
+    os.makedirs(os.path.join(tmp, "drive"), exist_ok=True)
+    return model, data
+
+
+def settings(tmp, over):
+    over = {"train__steps": STEPS, "train__batch_size": 5, "train__grad_clip": 0, "memory__update": "backward", **over}
+    return {k: v.replace("{drive}", os.path.join(tmp, "drive")) if isinstance(v, str) else v for k, v in over.items()}
+
+
+def least_host(tmp, model, data, over, more=128):
+    """The least host budget that is accepted, and a little more."""
+    low, high = 1 << 10, 1 << 18
+    while high - low > max(more, 16):
+        middle = (low + high) // 2
+        ini = write_ini(os.path.join(tmp, "probe.ini"),
+                        base(model, data, os.path.join(tmp, "none"), **{**over, "memory__host_budget": f"{middle}KiB"}))
+        if megatrain("-q", "run", "--dry-run", ini, expect=None).returncode:
+            low = middle
+        else:
+            high = middle
+    return f"{high + more}KiB"
+
+
+def run(tmp, name, model, data, over, env=None, *args):
+    out = os.path.join(tmp, name.replace(" ", "-"))
+    megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, **over)), *args, env=env)
+    return out
+
+
+def result(out):
+    return losses(out), planes(os.path.join(out, f"checkpoint-{STEPS}"))
+
+
+def check_bits(tmp, kind):
+    model, data = inputs(tmp, kind)
+    common, variants = CASES[kind]
+    want = result(run(tmp, "forward", model, data, settings(tmp, {**common, "memory__update": "forward"})))
+    assert len(want[0]) == STEPS
+    for name, (env, over) in variants.items():
+        over = settings(tmp, {**common, **over})
+        if over.get("memory__host_budget"):
+            over["memory__host_budget"] = least_host(tmp, model, data, over)
+        out = run(tmp, name, model, data, over, env)
+        assert result(out) == want, f"{kind}, {name}: the order of updates moved bits"
+        written = last_step(out).get("disk_write", {})
+        assert (sum(written.values()) > 0) == ("memory__states" in over), name
+        if "memory__states" in over:
+            assert written["states"] > 0 and written["gradients"] == 0, (name, written)
+
+
+def last_step(out):
+    return [m for m in metrics(out) if "loss" in m][-1]
+
+
+def bytes_written():
+    """Of this process and those that it has waited for."""
+    with open("/proc/self/io") as f:
+        return int(dict(line.split(": ") for line in f)["write_bytes"])
+
+
+def check_traffic(tmp):
+    """A step writes to drives what the plan says; under backward no gradients, and with the same memory less of all."""
+    _, data = inputs(tmp, "dense")
+    model = write_model(os.path.join(tmp, "larger"), config("qwen2", num_hidden_layers=6, intermediate_size=352))
+    common = {**DRIVE, **RECOMPUTE, "checkpoint__save": "weights"}
+    os.environ.update(PIECES)
+    least = least_host(tmp, model, data, settings(tmp, common), 0)
+    planned = {}
+    for order in "forward", "backward":
+        over = settings(tmp, {**common, "memory__update": order, "memory__host_budget": least})
+        total, step = {}, {}
+        for steps in 4, 14:
+            before = bytes_written()
+            out = run(tmp, f"{order} {steps}", model, data, {**over, "train__steps": steps})
+            total[steps] = bytes_written() - before
+            step[steps] = sum(last_step(out)["disk_write"].values())
+        assert step[4] == step[14] > 0
+        planned[order] = last_step(out)["disk_write"]
+        each = (total[14] - total[4]) / 10
+        if not total[4]:
+            print("this file system does not count what is written")
+            return
+        assert abs(each - step[4]) < 0.02 * step[4] + 8192, (order, each, step)
+        print(f"{order}: {step[4]} bytes a step by the plan, {each:.0f} by /proc/self/io")
+    assert planned["forward"]["gradients"] > 0 and planned["backward"]["gradients"] == 0, planned
+
+
+def check_resume(tmp):
+    """From one order to the other and back, with updates pending at each stop; killed in the middle; interrupted."""
+    model, data = inputs(tmp, "dense")
+    forward, backward = settings(tmp, {"memory__update": "forward"}), settings(tmp, RECOMPUTE)
+    want = result(run(tmp, "whole", model, data, forward))
+    run(tmp, "parts", model, data, forward, POISON, "--max-steps", 2)
+    run(tmp, "parts", model, data, backward, POISON, "--resume", "--max-steps", 1)
+    assert result(run(tmp, "parts", model, data, forward, POISON, "--resume")) == want
+    for how in signal.SIGKILL, signal.SIGINT:
+        out = os.path.join(tmp, f"stopped-{how}")
+        ini = write_ini(out + ".ini", base(model, data, out, **{**backward, **DRIVE, "checkpoint__every": 1,
+                                           "memory__nvme_paths": os.path.join(tmp, "drive")}))
+        env = {**os.environ, **PIECES, "MEGATRAIN_IO_FAULT": "any:delay:1:0"}
+        p = subprocess.Popen([BINARY, "-q", "run", ini], env=env, stderr=subprocess.DEVNULL)
+        end = time.time() + 60
+        while not os.path.isdir(os.path.join(out, "checkpoint-1")) and time.time() < end and p.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        p.send_signal(how)
+        p.wait()
+        megatrain("-q", "run", ini, "--resume")
+        rows = dict((m["step"], (m["loss"], m["grad_norm"])) for m in metrics(out) if "loss" in m)
+        assert rows == {s: (l, g) for s, l, g in want[0]} and planes(os.path.join(out, f"checkpoint-{STEPS}")) == want[1], how
+
+
+def spoil(path):
+    """Multiplies a norm's weight by 2^80 and divides what it feeds by it: squares of these gradients overflow."""
+    def scale(data, shift):  # bf16
+        out = bytearray(data)
+        for i in range(0, len(out), 2):
+            u = out[i] | out[i + 1] << 8
+            u += shift << 7 if u & 0x7f80 else 0
+            out[i], out[i + 1] = u & 255, u >> 8
+        return bytes(out)
+    shutil.rmtree(os.path.join(path, "megatrain"))  # which has checksums
+    file = os.path.join(path, "model.safetensors")
+    t = read_safetensors(file)
+    for name, shift in ("post_attention_layernorm.weight", 80), ("mlp.gate_proj.weight", -80), ("mlp.up_proj.weight", -80):
+        name = "model.layers.1." + name
+        dtype, shape, data = t[name]
+        assert dtype == "BF16"
+        t[name] = (dtype, shape, scale(data, shift))
+    write_safetensors(file, t)
+
+
+def check_skips(tmp):
+    """A layer's gradient that is not finite skips that layer, in either order; steps with skips end the run."""
+    model, data = inputs(tmp, "adapters")
+    spoil(model)
+    over = {"model__init": "weights", "model__dtype": "bf16", "train__max_skips": STEPS + 1}
+    got = {}
+    for order in "forward", "backward":
+        out = run(tmp, order, model, data, settings(tmp, {**over, "memory__update": order}), POISON)
+        rows = [m for m in metrics(out) if "loss" in m]
+        assert len(rows) == STEPS and all(m["skipped_blocks"] == 1 and not m["skipped"] for m in rows), rows
+        assert {m["bad_tensor"] for m in rows} == {"model.layers.1.mlp.gate_proj.weight"}
+        got[order] = planes(os.path.join(out, f"checkpoint-{STEPS}")), [m["loss"] for m in rows]
+    assert got["forward"] == got["backward"]
+    out = os.path.join(tmp, "ends")
+    ini = write_ini(out + ".ini", base(model, data, out, **settings(tmp, {**over, "train__max_skips": 2})))
+    said = megatrain("run", ini, expect=None)
+    assert said.returncode and "skipped 1 of 5 blocks" in said.stderr and "2 steps in a row" in said.stderr, said.stderr
+
+
+def check_refusals(tmp):
+    model, data = inputs(tmp, "dense")
+    ini = write_ini(os.path.join(tmp, "no.ini"),
+                    base(model, data, os.path.join(tmp, "no"), **settings(tmp, {"train__grad_clip": 1})))
+    said = megatrain("run", "--dry-run", ini, expect=2).stderr
+    assert "memory.update = backward" in said and "train.clip = unit" in said and "train.grad_clip = 0" in said, said
+
+
+def main():
+    case = sys.argv[1]
+    with tempfile.TemporaryDirectory() as tmp:
+        if case in CASES:
+            check_bits(tmp, case)
+        else:
+            {"resume": check_resume, "refusals": check_refusals, "traffic": check_traffic, "skips": check_skips}[case](tmp)
+
+
+main()
