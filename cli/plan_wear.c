@@ -37,7 +37,8 @@ void plan_wear(struct plan_wear *w, const struct plan_view *v)
 static double state_bytes(const struct plan_view *v, uint64_t n)
 {
     const struct mt_numerics *num = &v->choice.numerics;
-    double master = sizeof(float), gradient = (double)mt_dtype_size(num->grad_dtype);
+    double master = (double)(mt_dtype_size(MT_BF16) + mt_master_lo_bytes(num->master)),
+           gradient = (double)mt_dtype_size(num->grad_dtype);
     return (double)n * (master + gradient + mt_optimizer_state_bytes(num->optimizer));
 }
 

@@ -139,7 +139,8 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
                                                               .numa = &numa}, &ns, &err);
             cJSON_AddNumberToObject(types, name, ns);
         }
-        cJSON_AddNumberToObject(o, "adam over copy bound", adam_ns / (mt_optimizer_bytes(&mt_adamw, MT_BF16) / gbs));
+        cJSON_AddNumberToObject(o, "adam over copy bound",
+                                adam_ns / (mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16) / gbs));
     }
     struct mt_measure_params p = {.n_threads = n, .cpus = cpus};
     if (!rc && !strcmp(what, "gemm"))

@@ -64,6 +64,27 @@ static inline float mt_master_join(uint16_t hi, uint16_t lo)
     return mt_f32_from_bits(((uint32_t)hi << 16) + (uint32_t)(int32_t)(int16_t)lo);
 }
 
+/** Masters of trained weights: of 32 bits; the upper 24 of them, with `lo` of a byte; or `hi` alone. */
+enum mt_master { MT_MASTER_F32, MT_MASTER_24BIT, MT_MASTER_BF16 };
+#define MT_MASTER_NAMES "f32|24bit|bf16"
+
+/** Bytes of `lo`. */
+static inline size_t mt_master_lo_bytes(enum mt_master master)
+{
+    return master == MT_MASTER_F32 ? 2 : master == MT_MASTER_24BIT ? 1 : 0;
+}
+
+/**
+ * A master of 24 bits, rounded half away from zero; back, it is mt_master_join(hi, lo << 8). `hi` is rounded from the 24
+ * bits, so that it may be infinite from 0x7f7f7f80 on.
+ */
+static inline void mt_master_split24(uint32_t u, uint16_t *hi, uint8_t *lo)
+{
+    uint32_t u24 = (u + 0x80u) >> 8;
+    *hi = (uint16_t)((u24 + 0x80u) >> 8);
+    *lo = (uint8_t)u24;
+}
+
 /* Exact. The exponent is moved by a product, which makes subnormal numbers normal; without branches. */
 static inline float mt_f16_to_f32(uint16_t h)
 {

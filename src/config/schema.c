@@ -163,6 +163,9 @@ static const struct mt_key keys[] = {
     {"optimizer", "rounding", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.rounding), "nearest", MT_ROUNDING_NAMES, ANY, NULL,
      "Rounding of states in bf16: to the nearest, or up or down by chance (by train.seed, update, tensor and element), "
      "which keeps their mean."},
+    {"optimizer", "master", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.master), "f32", MT_MASTER_NAMES, ANY, NULL,
+     "Masters of trained weights. 24bit takes 3 bytes a weight in place of 4 and rounds each update to 16 bits of mantissa; bf16 "
+     "takes 2 and rounds up or down by chance (by train.seed, update, tensor and element). Both need model.dtype = bf16."},
     {"optimizer", "grad_dtype", MT_NUMERICS, MT_KEY_DTYPE, AT(numerics.grad_dtype), "auto", "auto|bf16|f32", ANY,
      NULL, "Dtype of gradients on their way to the host; auto is the compute dtype."},
 

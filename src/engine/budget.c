@@ -81,7 +81,7 @@ static size_t link_bytes(const struct mt_engine_params *p, const struct mt_unit 
             elems += mt_plane_is_loaded(mt_range_planes(r->kind).lo, dtype) ? 2 * r->n : r->n;
     }
     const struct mt_tensor *f32 = mt_unit_f32_tensor(l, (size_t)(u - l->units), dtype);
-    elems += !f32 ? 0 : mt_range_planes(f32->kind).lo != MT_NO_PLANE ? 2 * f32->n : f32->n;
+    elems += !f32 ? 0 : mt_device_planes(l, f32->kind).lo != MT_NO_PLANE ? 2 * f32->n : f32->n;
     return elems * mt_dtype_size(MT_BF16) + u->n_in_planes[MT_RANGE_PACKED];
 }
 
@@ -201,7 +201,8 @@ static const int savings[] = {0, ONE_RING, CAST_IN_PLACE, ONE_RING | CAST_IN_PLA
 static void describe_program(struct mt_engine_plan *plan, const struct mt_engine_params *p, int saving)
 {
     struct mt_plane_desc desc[MT_N_PLANES];
-    mt_plane_descs(desc, p->train ? p->numerics.optimizer : NULL, p->numerics.grad_dtype);
+    mt_plane_descs(desc, p->train ? p->numerics.optimizer : NULL, p->layout->master,
+                   p->numerics.grad_dtype);
     plan->program = (struct mt_program_params){
         .mode = p->train ? MT_MODE_TRAIN : MT_MODE_EVAL,
         .units = plan->units,

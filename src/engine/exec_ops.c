@@ -92,7 +92,7 @@ static int load_part(const struct load *l, const struct mt_range *r, size_t firs
 static int load_f32_tensor(const struct mt_binding *b, int unit, char *dst, char *staged, struct mt_err *err)
 {
     const struct mt_tensor *t = mt_unit_f32_tensor(b->layout, (size_t)unit, b->dtype);
-    struct mt_range_planes k = mt_range_planes(t ? t->kind : MT_RANGE_FROZEN);
+    struct mt_range_planes k = mt_device_planes(b->layout, t ? t->kind : MT_RANGE_FROZEN);
     if (!t)
         return 0;
     char *to = dst + mt_unit_f32_at(b->layout, (size_t)unit, b->dtype);
@@ -111,7 +111,7 @@ static int join_f32_tensor(const struct mt_binding *b, int unit, char *w, struct
     return mt_op_join(b->dev,
                       &(struct mt_join){.buf = w + mt_unit_f32_at(b->layout, (size_t)unit, b->dtype),
                                         .n = mt_align_up(t->n, MT_JOIN_BLOCK),
-                                        .no_lo = mt_range_planes(t->kind).lo == MT_NO_PLANE},
+                                        .no_lo = mt_device_planes(b->layout, t->kind).lo == MT_NO_PLANE},
                       err);
 }
 

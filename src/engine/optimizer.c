@@ -55,10 +55,14 @@ static uint64_t update_run(const mt_engine *e, const struct views *v, const stru
     const struct mt_learner *l = mt_engine_learner_of(e, t);
     const struct mt_optimizer *o = l->numerics.optimizer;
     const struct mt_pending *pending = pending_of(l, v);
+    enum mt_master master = e->b.layout->master;
+    void *lo = mt_master_lo_bytes(master) ? element(e, v, MT_PLANE_LO, first) : NULL;
     struct mt_update u = {
         .n = n,
+        .master = master,
         .hi = element(e, v, MT_PLANE_HI, first),
-        .lo = element(e, v, MT_PLANE_LO, first),
+        .lo = master == MT_MASTER_F32 ? lo : NULL,
+        .lo8 = master == MT_MASTER_24BIT ? lo : NULL,
         .grad = element(e, v, MT_PLANE_GRAD, first),
         .grad_dtype = e->p.numerics.grad_dtype,
         .keys = l->keys,

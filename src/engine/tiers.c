@@ -36,7 +36,8 @@ struct tiers {
 /* Sorts the kinds of planes by use. */
 static void sort_kinds(struct tiers *t)
 {
-    mt_plane_descs(t->desc, t->p->train ? t->p->numerics.optimizer : NULL, t->p->numerics.grad_dtype);
+    mt_plane_descs(t->desc, t->p->train ? t->p->numerics.optimizer : NULL, t->p->layout->master,
+                   t->p->numerics.grad_dtype);
     enum mt_base_place base = t->base;
     t->fixed = base == MT_BASE_HOST || base == MT_BASE_DISK ? mt_frozen_planes() : 0;
     bool under = mt_program_has_ring(&t->plan->program); /* then gradients stay in host memory */

@@ -239,7 +239,8 @@ int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *e
     if (!m->n_adam) { /* bound by memory; a core moves about 12 GB/s */
         double cores = r[MT_RATE_CORES].value, dram = r[MT_RATE_DRAM].value;
         m->adam[0].threads = (int)cores;
-        m->adam[0].ns = mt_optimizer_bytes(&mt_adamw, MT_BF16) / MT_MIN(0.85 * dram, 12 * cores);
+        m->adam[0].ns =
+            mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16) / MT_MIN(0.85 * dram, 12 * cores);
         m->n_adam = 1;
         m->adam_source = MT_RATE_RATED;
     }

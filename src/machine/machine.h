@@ -129,9 +129,8 @@ double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered
 /** Nanoseconds per parameter of an update with `threads`, f32 moments and bf16 gradients. Linear between samples; with
  * fewer threads than in any sample, proportional to 1/threads. */
 double mt_machine_update_ns(const struct mt_machine *m, int threads);
-/** The same of another optimizer: measured, or by its bytes and instructions. grad: of its gradients. */
-double mt_machine_optimizer_ns(const struct mt_machine *m, const struct mt_optimizer *o, enum mt_dtype grad,
-                               int threads);
+/** The same of the numerics' optimizer, masters and gradients: measured, or by its bytes and instructions. */
+double mt_machine_optimizer_ns(const struct mt_machine *m, const struct mt_numerics *num, int threads);
 /** Adds a sample of an optimizer, or replaces it; false: there are too many. */
 bool mt_machine_add_update(struct mt_machine *m, const char *name, int threads, double ns);
 

@@ -185,20 +185,24 @@ double mt_machine_update_ns(const struct mt_machine *m, int threads)
     return update_ns(m->adam, m->n_adam, threads);
 }
 
-double mt_machine_optimizer_ns(const struct mt_machine *m, const struct mt_optimizer *o, enum mt_dtype grad,
-                               int threads)
+double mt_machine_optimizer_ns(const struct mt_machine *m, const struct mt_numerics *num, int threads)
 {
+    const struct mt_optimizer *o = num->optimizer;
     char name[MT_OPTIMIZER_NAME];
     int first = 0, n = 0;
-    double bytes = mt_optimizer_bytes(o, grad), base = mt_machine_update_ns(m, threads);
+    double bytes = mt_optimizer_bytes(o, num->master, num->grad_dtype),
+           base = mt_machine_update_ns(m, threads);
+    double instructions = mt_optimizer_thread_ns(o, num->master) / threads;
     mt_optimizer_name(o, name);
     while (first < m->n_updates && strcmp(m->updates[first].name, name))
         first++;
     while (first + n < m->n_updates && !strcmp(m->updates[first + n].name, name))
         n++;
-    if (n)
-        return update_ns(&m->updates[first], n, threads) * bytes / mt_optimizer_bytes(o, MT_BF16);
+    if (n) {
+        double moved = update_ns(&m->updates[first], n, threads) * bytes / mt_optimizer_bytes(o, MT_MASTER_F32, MT_BF16);
+        return num->master == MT_MASTER_BF16 ? MT_MAX(moved, instructions) : moved;
+    }
     /* bound by memory: the same time per byte as the optimizer that was measured; or by instructions */
-    double moved = base * bytes / mt_optimizer_bytes(&mt_adamw, MT_BF16);
-    return MT_MAX(moved, o->thread_ns / threads);
+    double moved = base * bytes / mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16);
+    return MT_MAX(moved, instructions);
 }

@@ -346,6 +346,7 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     l->cfg = *cfg;
     l->cut = b->p->cut;
     l->optimizer = b->p->optimizer;
+    l->master = b->p->master;
     l->cut.expert_group = group_of(cfg, b->p->cut.expert_group);
     l->tied = cfg->tied;
     if (mt_layout_has_adapters(b)) {

@@ -240,6 +240,7 @@ struct mt_layout {
         bool rslora, dora;
     } adapter_default;         /* only with adapters; of the first learner's */
     const struct mt_optimizer *optimizer; /* borrowed; NULL: unknown, its grain is an element and no state is apart */
+    enum mt_master master;     /* of trained tensors */
     uint64_t n_trained;        /* trained parameters, including those of adapters */
     uint64_t n_params;         /* of the model, without padding; a tied table counts once */
     uint64_t n_active;         /* parameters used by one token: of the experts those it is sent to; without the
@@ -253,6 +254,7 @@ struct mt_layout_params {
     bool decay_embeddings;     /* embed_tokens and lm_head decay; biases and norms never do */
     struct mt_cut cut;
     const struct mt_optimizer *optimizer; /* of the run, borrowed; NULL: nothing will be trained, or by elements */
+    enum mt_master master;     /* of trained tensors */
     struct mt_adapter_spec *adapter; /* [n_learners] borrowed; their items are marked as used. NULL or off: none */
     size_t n_learners;         /* that train adapters of their own on this base, all with adapters; 0: one */
 };

@@ -10,13 +10,15 @@
 
 enum { PIECE = 1024 }; /* elements of a tensor that are split or joined at once */
 
-void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_optimizer *optimizer, enum mt_dtype grad)
+void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_optimizer *optimizer, enum mt_master master,
+                    enum mt_dtype grad)
 {
-    const size_t half = mt_dtype_size(MT_BF16);
+    const size_t half = mt_dtype_size(MT_BF16), lo = mt_master_lo_bytes(master);
     for (int k = 0; k < MT_N_PLANES; k++)
         desc[k] = (struct mt_plane_desc){.use = NULL};
     desc[MT_PLANE_HI] = (struct mt_plane_desc){"weights (hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_TRAINED, MT_BF16, 1, half};
-    desc[MT_PLANE_LO] = (struct mt_plane_desc){"weights (lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_TRAINED, MT_BF16, 1, half};
+    if (lo)
+        desc[MT_PLANE_LO] = (struct mt_plane_desc){"weights (lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_TRAINED, MT_BF16, 1, lo};
     desc[MT_PLANE_FROZEN] = (struct mt_plane_desc){"frozen weights (small)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN, MT_BF16,
                                                    1, half};
     desc[MT_PLANE_IN_FILE] = (struct mt_plane_desc){"frozen weights", NULL, MT_ROLE_WEIGHT, MT_RANGE_IN_FILE, MT_BF16, 1,
@@ -68,6 +70,14 @@ struct mt_range_planes mt_range_planes(enum mt_range_kind range)
     return planes_of[range];
 }
 
+struct mt_range_planes mt_device_planes(const struct mt_layout *l, enum mt_range_kind range)
+{
+    struct mt_range_planes k = planes_of[range];
+    if (range == MT_RANGE_TRAINED && l->master != MT_MASTER_F32)
+        k.lo = MT_NO_PLANE;
+    return k;
+}
+
 mt_plane_bits mt_loaded_planes(enum mt_dtype dtype)
 {
     mt_plane_bits loaded = 0;
@@ -82,7 +92,7 @@ mt_plane_bits mt_loaded_planes(enum mt_dtype dtype)
 mt_plane_bits mt_unit_loaded_planes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
 {
     const struct mt_tensor *t = mt_unit_f32_tensor(l, unit, dtype);
-    enum mt_plane_kind lo = t ? planes_of[t->kind].lo : MT_NO_PLANE;
+    enum mt_plane_kind lo = t ? mt_device_planes(l, t->kind).lo : MT_NO_PLANE;
     return mt_loaded_planes(dtype) | (lo != MT_NO_PLANE ? (mt_plane_bits)1 << lo : 0);
 }
 
@@ -154,7 +164,7 @@ int mt_layout_plane_params(struct mt_plane_set_params *out, const struct mt_layo
     if (!elems)
         return mt_fail_nomem(err, "the planes", l->n_units * sizeof(*elems));
     *out = (struct mt_plane_set_params){.n_units = l->n_units, .elems = elems};
-    mt_plane_descs(out->desc, optimizer, grad);
+    mt_plane_descs(out->desc, optimizer, l->master, grad);
     for (size_t u = 0; u < l->n_units; u++)
         elems[u] = mt_unit_plane_elems(&l->units[u], out->desc);
     return 0;
@@ -168,16 +178,42 @@ static bool all_zero(const uint16_t *x, size_t n)
     return !any;
 }
 
-static int write_piece(mt_plane_set *planes, const struct mt_tensor *t, size_t first, size_t n, const uint16_t *hi,
+/* Bytes of lo of the tensor's elements. */
+static size_t lo_bytes(const mt_plane_set *planes, const struct mt_tensor *t)
+{
+    enum mt_plane_kind lo = mt_range_planes(t->kind).lo;
+    const struct mt_plane_desc *d = lo == MT_NO_PLANE ? NULL : mt_plane_desc_of(planes, lo);
+    return d && d->block ? d->block_bytes : 0;
+}
+
+/* hi and lo of 32 bits, to those of 24 bits. */
+static int round_24bit(const struct mt_tensor *t, uint16_t *hi, const uint16_t *lo, uint8_t *lo8, size_t n,
+                       struct mt_err *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        mt_master_split24(mt_f32_bits(mt_master_join(hi[i], lo[i])), &hi[i], &lo8[i]);
+        if ((hi[i] & 0x7fff) >= 0x7f80)
+            return mt_fail(err, MT_ERR_INPUT, -ERANGE, "tensor \"%s\" has a weight that is too large for a master of 24 "
+                           "bits: set optimizer.master = f32", t->name);
+    }
+    return 0;
+}
+
+static int write_piece(mt_plane_set *planes, const struct mt_tensor *t, size_t first, size_t n, uint16_t *hi,
                        const uint16_t *lo, struct mt_err *err)
 {
     struct mt_range_planes k = mt_range_planes(t->kind);
-    int rc = mt_planes_write(planes, t->unit, k.hi, t->at + first, n, hi, err);
+    uint8_t lo8[PIECE];
+    size_t bytes = lo_bytes(planes, t);
+    int rc = bytes == sizeof(*lo8) ? round_24bit(t, hi, lo, lo8, n, err) : 0;
+    if (!rc)
+        rc = mt_planes_write(planes, t->unit, k.hi, t->at + first, n, hi, err);
     if (rc)
         return rc;
-    if (k.lo != MT_NO_PLANE)
-        return mt_planes_write(planes, t->unit, k.lo, t->at + first, n, lo, err);
-    return all_zero(lo, n) ? 0
+    if (bytes)
+        return mt_planes_write(planes, t->unit, k.lo, t->at + first, n,
+                               bytes == sizeof(*lo8) ? (const void *)lo8 : (const void *)lo, err);
+    return all_zero(lo, n) || t->kind == MT_RANGE_TRAINED ? 0
                            : mt_fail(err, MT_ERR_INPUT, -ERANGE,
                                      "tensor \"%s\" is frozen and bf16 in the model's folder, but the weights to be loaded "
                                      "are not exact in bf16: set model.path to the model that they come from", t->name);
@@ -201,14 +237,20 @@ int mt_tensor_read_masters(mt_plane_set *planes, const struct mt_tensor *t, size
                            struct mt_err *err)
 {
     uint16_t hi[PIECE], lo[PIECE] = {0};
+    uint8_t lo8[PIECE];
     struct mt_range_planes kind = mt_range_planes(t->kind);
+    size_t bytes = lo_bytes(planes, t);
+    bool narrow = bytes == sizeof(*lo8);
     for (size_t at = 0; at < n; at += PIECE) {
         size_t k = MT_MIN((size_t)PIECE, n - at);
         int rc = mt_planes_read(planes, t->unit, kind.hi, t->at + first + at, k, hi, err);
-        if (!rc && kind.lo != MT_NO_PLANE)
-            rc = mt_planes_read(planes, t->unit, kind.lo, t->at + first + at, k, lo, err);
+        if (!rc && bytes)
+            rc = mt_planes_read(planes, t->unit, kind.lo, t->at + first + at, k,
+                                narrow ? (void *)lo8 : (void *)lo, err);
         if (rc)
             return rc;
+        for (size_t i = 0; narrow && i < k; i++)
+            lo[i] = (uint16_t)(lo8[i] << 8);
         for (size_t i = 0; i < k; i++)
             masters[at + i] = mt_master_join(hi[i], lo[i]);
     }

@@ -12,7 +12,8 @@
  */
 
 /** The kinds of planes, a row each. `optimizer` NULL: nothing is trained, there are neither states nor gradients. */
-void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_optimizer *optimizer, enum mt_dtype grad);
+void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_optimizer *optimizer, enum mt_master master,
+                    enum mt_dtype grad);
 
 /** Do the device's weights in compute dtype `dtype` come from planes of this kind? */
 bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype);
@@ -29,6 +30,8 @@ struct mt_range_planes {
     enum mt_plane_kind hi, lo;
 };
 struct mt_range_planes mt_range_planes(enum mt_range_kind range);
+/** The same for the device, which takes masters of fewer than 32 bits without their lo. */
+struct mt_range_planes mt_device_planes(const struct mt_layout *l, enum mt_range_kind range);
 
 /** Elements of the unit's plane of kind k, and of each of its planes. */
 size_t mt_unit_n_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES], enum mt_plane_kind k);
@@ -49,7 +52,8 @@ struct mt_tensor_span mt_tensor_span(const struct mt_tensor *t, const struct mt_
 /** Elements at multiples of which pieces of updates end, so that they are whole pages of every plane. */
 size_t mt_piece_align(const struct mt_plane_desc desc[MT_N_PLANES]);
 
-/** FP32 masters of the tensor's elements [first, first + n), to and from the planes that hold them. */
+/** FP32 masters of the tensor's elements [first, first + n), to and from the planes that hold them; rounded to the
+ * nearest where those of the set have fewer bits. */
 int mt_tensor_write_masters(mt_plane_set *planes, const struct mt_tensor *t, size_t first, size_t n,
                             const float *masters, struct mt_err *err);
 int mt_tensor_read_masters(mt_plane_set *planes, const struct mt_tensor *t, size_t first, size_t n, float *masters,

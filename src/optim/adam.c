@@ -42,7 +42,7 @@ static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, 
     return mt_kernel_run(&k, isa);
 }
 
-#define ADAMW .type = "adamw", .title = "AdamW", .n_keys = N_KEYS, .keys = keys, .update = update
+#define ADAMW .type = "adamw", .title = "AdamW", .n_keys = N_KEYS, .keys = keys, .update = update, .lean_masters = true
 #define PLAIN(dtype, bytes) \
     .state = {MT_STATE_PLAIN("exp_avg", "first moments", dtype, bytes), \
               MT_STATE_PLAIN("exp_avg_sq", "second moments", dtype, bytes)}

@@ -36,8 +36,8 @@ uint64_t mt_kernel_run(const struct mt_kernel *k, enum mt_isa isa)
     return isa == MT_ISA_AVX512 ? mt_kernel_avx512(k) : isa == MT_ISA_AVX2 ? mt_kernel_avx2(k) : mt_kernel_scalar(k);
 }
 
-/* Tensors of a run are fewer than 2^24, and its updates fewer than 2^32. */
-static const uint64_t STREAM = UINT64_C(0xA5) << 56;
+/* Of states and of masters. Tensors of a run are fewer than 2^24, and its updates fewer than 2^32. */
+static const uint64_t STREAM = UINT64_C(0xA5) << 56, MASTER_STREAM = UINT64_C(0xA6) << 56;
 
 struct mt_kernel mt_kernel_of(const struct mt_update *u)
 {
@@ -45,12 +45,15 @@ struct mt_kernel mt_kernel_of(const struct mt_update *u)
         .n = u->n,
         .hi = u->hi,
         .lo = u->lo,
+        .lo8 = u->lo8,
+        .master = u->master,
         .grad = u->grad,
         .grad_dtype = u->grad_dtype,
         .s = {.clip = u->clip, .keep = (float)(1 - u->lr * u->weight_decay)},
         .stochastic = u->stochastic,
         .seed = u->seed,
         .stream = STREAM | u->t << 24 | u->tensor,
+        .master_stream = MASTER_STREAM | u->t << 24 | u->tensor,
         .first = u->first,
     };
 }

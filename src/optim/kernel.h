@@ -23,8 +23,8 @@ struct mt_kernel_scalars {
 };
 
 /**
- * An update of consecutive elements in place, in FP32: loads (states may be bf16 or blocks of 8 bits, gradients bf16),
- * the rule, stores. Every instruction set compiles the same body, so that all give the same bits.
+ * An update of consecutive elements in place, in FP32: loads (states may be bf16 or blocks of 8 bits, gradients bf16,
+ * masters of 32, 24 or 16 bits), the rule, stores. Masters of 16 bits are rounded by chance. Every instruction set compiles the same body, so that all give the same bits.
  *
  * Memory   host pointers, borrowed; any alignment.
  * Returns  the number of elements whose new weight is not finite or has an infinite `hi` (0 = good).
@@ -32,14 +32,16 @@ struct mt_kernel_scalars {
 struct mt_kernel {
     enum mt_rule rule;
     size_t n;
+    enum mt_master master;
     uint16_t *hi, *lo;
+    uint8_t *lo8;   /* of 24 bits, instead of lo */
     void *state[2]; /* NULL: the rule has no such state */
     enum mt_state_type state_type;
     const void *grad;
     enum mt_dtype grad_dtype;
     struct mt_kernel_scalars s;
     bool stochastic;               /* states in bf16 are rounded up or down by chance, with the mean that they had */
-    uint64_t seed, stream, first;  /* of the random numbers: element i has number first + i */
+    uint64_t seed, stream, master_stream, first; /* of the random numbers: element i has number first + i */
 };
 uint64_t mt_kernel_run(const struct mt_kernel *k, enum mt_isa isa);
 

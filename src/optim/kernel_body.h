@@ -127,15 +127,69 @@ static inline void mt_kernel_store_stochastic(uint16_t *restrict dst, const floa
     }
 }
 
-/* random[i] is word (first + i) % 4 of block (first + i) / 4. */
-static inline void mt_kernel_random(uint32_t *restrict random, const struct mt_kernel *k, uint64_t first, size_t n)
+/* Words of blocks [first, first + n), which compilers make side by side. */
+static inline void mt_kernel_random(uint32_t *restrict random, uint64_t seed, uint64_t stream, uint64_t first, size_t n)
 {
-    for (size_t i = 0; i < n;) {
-        uint64_t at = first + i;
-        struct mt_philox block = mt_philox(k->seed, k->stream, at / 4);
-        for (uint64_t w = at % 4; w < 4 && i < n; w++)
-            random[i++] = block.v[w];
+    for (size_t i = 0; i < n; i++) {
+        struct mt_philox block = mt_philox(seed, stream, first + i);
+        for (size_t w = 0; w < 4; w++)
+            random[4 * i + w] = block.v[w];
     }
+}
+
+/* Element i has word (first + i) % 4 of block (first + i) / 4. */
+static inline const uint32_t *mt_kernel_words(uint32_t *restrict random, const struct mt_kernel *k, uint64_t first,
+                                              size_t n)
+{
+    mt_kernel_random(random, k->seed, k->stream, first / 4, mt_div_up(first % 4 + n, (size_t)4));
+    return random + first % 4;
+}
+
+/* --- masters of 24 bits and of bf16 --------------------------------------------------------------------------- */
+
+/* lo of the elements, as of a master of 32 bits. */
+static inline void mt_kernel_load_lo(uint16_t *restrict lo, const uint8_t *restrict lo8, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        lo[i] = (uint16_t)(lo8[i] << 8);
+}
+
+/* Rounds masters of 32 bits. Returns how many are not finite then. */
+static inline uint64_t mt_kernel_store_24bit(uint16_t *restrict hi, uint8_t *restrict lo8, const uint16_t *restrict lo,
+                                             size_t n)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u = mt_f32_bits(mt_kernel_join(hi[i], lo[i]));
+        mt_master_split24(u, &hi[i], &lo8[i]);
+        bad += (u & 0x7fffffffu) >= 0x7f7f7f80u;
+    }
+    return bad;
+}
+
+/* Up by chance. What could become infinite is rounded to the nearest. */
+static inline void mt_kernel_store_bf16_master(uint16_t *restrict hi, const uint16_t *restrict lo,
+                                               const uint16_t *restrict random, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u = mt_f32_bits(mt_kernel_join(hi[i], lo[i]));
+        hi[i] = (u & 0x7fffffffu) >= 0x7f7f0000u ? hi[i] : (uint16_t)((u + random[i]) >> 16);
+    }
+}
+
+/* Element i has half (first + i) % 8 of block (first + i) / 8, of each word the lower one first. */
+static inline void mt_kernel_round_masters(const struct mt_kernel *k, size_t i, const uint16_t *restrict lo, size_t n)
+{
+    uint32_t words[MT_KERNEL_PIECE / 2 + 4];
+    uint16_t halves[MT_KERNEL_PIECE + 8];
+    uint64_t first = k->first + i;
+    size_t blocks = mt_div_up(first % 8 + n, (size_t)8);
+    mt_kernel_random(words, k->seed, k->master_stream, first / 8, blocks);
+    for (size_t w = 0; w < 4 * blocks; w++) {
+        halves[2 * w] = (uint16_t)words[w];
+        halves[2 * w + 1] = (uint16_t)(words[w] >> 16);
+    }
+    mt_kernel_store_bf16_master(k->hi + i, lo, halves + first % 8, n);
 }
 
 /* --- states in 8 bits: blocks of MT_BLOCK8 codes and a scale -------------------------------------------------- */
@@ -285,25 +339,46 @@ static inline void mt_kernel_store(const struct mt_kernel *k, int j, size_t i, s
         mt_kernel_store_signed(block, buf, blocks);
 }
 
-static inline uint64_t mt_kernel_piece(const struct mt_kernel *k, size_t i, size_t n, float *const state[2],
-                                       const float *grad)
+static inline uint64_t mt_kernel_rule(const struct mt_kernel *k, uint16_t *hi, uint16_t *lo, size_t n,
+                                      float *const state[2], const float *grad)
 {
     switch (k->rule) {
     case MT_RULE_ADAMW:
-        return mt_kernel_adamw(&k->s, k->hi + i, k->lo + i, state[0], state[1], grad, n);
+        return mt_kernel_adamw(&k->s, hi, lo, state[0], state[1], grad, n);
     case MT_RULE_LION:
-        return mt_kernel_lion(&k->s, k->hi + i, k->lo + i, state[0], grad, n);
+        return mt_kernel_lion(&k->s, hi, lo, state[0], grad, n);
     case MT_RULE_SGD:
     default:
-        return state[0] ? mt_kernel_sgd(&k->s, k->hi + i, k->lo + i, state[0], grad, n)
-                        : mt_kernel_plain_sgd(&k->s, k->hi + i, k->lo + i, grad, n);
+        return state[0] ? mt_kernel_sgd(&k->s, hi, lo, state[0], grad, n) : mt_kernel_plain_sgd(&k->s, hi, lo, grad, n);
+    }
+}
+
+/* The rule, on masters that are widened to 32 bits and rounded again. */
+static inline uint64_t mt_kernel_piece(const struct mt_kernel *k, size_t i, size_t n, float *const state[2],
+                                       const float *grad)
+{
+    uint16_t lo[MT_KERNEL_PIECE];
+    uint64_t bad;
+    switch (k->master) {
+    case MT_MASTER_24BIT:
+        mt_kernel_load_lo(lo, k->lo8 + i, n);
+        mt_kernel_rule(k, k->hi + i, lo, n, state, grad);
+        return mt_kernel_store_24bit(k->hi + i, k->lo8 + i, lo, n);
+    case MT_MASTER_BF16:
+        memset(lo, 0, n * sizeof(*lo));
+        bad = mt_kernel_rule(k, k->hi + i, lo, n, state, grad);
+        mt_kernel_round_masters(k, i, lo, n);
+        return bad;
+    case MT_MASTER_F32:
+    default:
+        return mt_kernel_rule(k, k->hi + i, k->lo + i, n, state, grad);
     }
 }
 
 static inline uint64_t mt_kernel_body(const struct mt_kernel *k)
 {
     float g[MT_KERNEL_PIECE], buf[2][MT_KERNEL_PIECE];
-    uint32_t random[MT_KERNEL_PIECE];
+    uint32_t random[MT_KERNEL_PIECE + 4];
     uint64_t bad = 0;
     for (size_t i = 0; i < k->n; i += MT_KERNEL_PIECE) {
         size_t n = MT_MIN((size_t)MT_KERNEL_PIECE, k->n - i);
@@ -316,10 +391,11 @@ static inline uint64_t mt_kernel_body(const struct mt_kernel *k)
         for (int j = 0; j < 2; j++)
             state[j] = mt_kernel_load(k, j, i, n, buf[j]);
         bad += mt_kernel_piece(k, i, n, state, grad);
+        const uint32_t *words = random;
         if (k->stochastic && k->state_type == MT_STATE_BF16)
-            mt_kernel_random(random, k, k->first + i, n);
+            words = mt_kernel_words(random, k, k->first + i, n);
         for (int j = 0; j < 2; j++)
-            mt_kernel_store(k, j, i, n, buf[j], random);
+            mt_kernel_store(k, j, i, n, buf[j], words);
     }
     return bad;
 }

@@ -23,7 +23,7 @@ static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, 
     return mt_kernel_run(&k, isa);
 }
 
-#define LION .type = "lion", .title = "Lion", .n_keys = N_KEYS, .keys = keys, .update = update
+#define LION .type = "lion", .title = "Lion", .n_keys = N_KEYS, .keys = keys, .update = update, .lean_masters = true
 static const struct mt_optimizer f32 = {LION, .state_type = MT_STATE_F32, .grain = 1, .n_states = 1,
                                         .state = {MT_STATE_PLAIN("exp_avg", "momentum", MT_F32, 4)}};
 static const struct mt_optimizer bf16 = {LION, .state_type = MT_STATE_BF16, .grain = 1, .n_states = 1,

@@ -177,10 +177,16 @@ double mt_optimizer_state_bytes(const struct mt_optimizer *o)
     return sum;
 }
 
-double mt_optimizer_bytes(const struct mt_optimizer *o, enum mt_dtype grad_dtype)
+double mt_optimizer_bytes(const struct mt_optimizer *o, enum mt_master master, enum mt_dtype grad_dtype)
 {
-    double master = 2 * (double)mt_dtype_size(MT_BF16); /* hi and lo */
-    return 2 * (master + mt_optimizer_state_bytes(o)) + (double)mt_dtype_size(grad_dtype);
+    double weight = (double)(mt_dtype_size(MT_BF16) + mt_master_lo_bytes(master)); /* hi and lo */
+    return 2 * (weight + mt_optimizer_state_bytes(o)) + (double)mt_dtype_size(grad_dtype);
+}
+
+double mt_optimizer_thread_ns(const struct mt_optimizer *o, enum mt_master master)
+{
+    const double plain = 0.55, random = 0.9;
+    return master == MT_MASTER_BF16 ? (o->thread_ns > 0 ? o->thread_ns : plain) + random : o->thread_ns;
 }
 
 bool mt_optimizer_gathers(const struct mt_optimizer *o)

@@ -27,13 +27,16 @@ struct mt_optimizer_state {
 
 /**
  * An update, in place and on the calling thread, of consecutive parameters of one tensor, which begin at a multiple of
- * the optimizer's grain from its first. The weight is the split master (hi, lo).
+ * the optimizer's grain from its first. The weight is the split master (hi, lo), as `master` says; only optimizers with
+ * lean_masters see others than MT_MASTER_F32.
  *
  * Memory   host pointers, borrowed; any alignment; planes do not overlap.
  */
 struct mt_update {
     size_t n;
+    enum mt_master master;
     uint16_t *hi, *lo;
+    uint8_t *lo8; /* of 24 bits, instead of lo */
     void *state[MT_MAX_STATES]; /* NULL: the tensor has no such state */
     const void *grad;
     enum mt_dtype grad_dtype;
@@ -75,6 +78,7 @@ struct mt_optimizer {
     struct mt_optimizer_state state[MT_MAX_STATES];
     int n_keys;
     const struct mt_optimizer_key *keys; /* [n_keys] */
+    bool lean_masters; /* update() takes masters of 24 bits and bf16 */
     const struct mt_optimizer *if_zero; /* the row to use instead if the first key is 0; NULL: this */
     double thread_ns; /* a parameter, of a thread of a core of 2023, from its cache; 0: bytes alone decide */
     /** Returns the number of elements whose new weight is not finite or has an infinite `hi` (0 = good). */
@@ -118,7 +122,9 @@ void mt_optimizer_own_keys(const struct mt_optimizer *o, const double slots[MT_O
 /** Bytes of the states of an element of a matrix. */
 double mt_optimizer_state_bytes(const struct mt_optimizer *o);
 /** Bytes that the update of an element moves: master and states are read and written, the gradient is read. */
-double mt_optimizer_bytes(const struct mt_optimizer *o, enum mt_dtype grad_dtype);
+double mt_optimizer_bytes(const struct mt_optimizer *o, enum mt_master master, enum mt_dtype grad_dtype);
+/** Nanoseconds of its instructions for an element, as thread_ns; masters of bf16 take random numbers. */
+double mt_optimizer_thread_ns(const struct mt_optimizer *o, enum mt_master master);
 
 /** Whether a slice of MT_PIECE_ALIGN elements of a matrix can be updated in a copy of it: at most
  * MT_GATHER_STATE_BYTES of each state an element, and nothing else. */

@@ -20,7 +20,7 @@ static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, 
     return mt_kernel_run(&k, isa);
 }
 
-#define SGD .type = "sgd", .title = "SGD", .n_keys = N_KEYS, .keys = keys, .update = update
+#define SGD .type = "sgd", .title = "SGD", .n_keys = N_KEYS, .keys = keys, .update = update, .lean_masters = true
 static const struct mt_optimizer none = {SGD, .grain = 1};
 static const struct mt_optimizer f32 = {SGD, .state_type = MT_STATE_F32, .grain = 1, .n_states = 1, .if_zero = &none,
                                         .state = {MT_STATE_PLAIN("momentum_buffer", "momentum", MT_F32, 4)}};

@@ -18,12 +18,18 @@ static double rate_of(const struct mt_sim_params *p, enum mt_rate_id id)
     return p->machine->rate[id].value;
 }
 
+/* Of a byte that the machine's own measured update moves. */
+static double byte_ns(const struct mt_sim_params *p)
+{
+    return mt_machine_update_ns(p->machine, p->update_threads) / mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16);
+}
+
 static void price_update(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
 {
     const struct mt_optimizer *o = p->numerics->optimizer;
     double n = (double)in->elems;
-    t->bytes = n * mt_optimizer_bytes(o, p->numerics->grad_dtype);
-    t->seconds = n * mt_machine_optimizer_ns(p->machine, o, p->numerics->grad_dtype, p->update_threads) * 1e-9;
+    t->bytes = n * mt_optimizer_bytes(o, p->numerics->master, p->numerics->grad_dtype);
+    t->seconds = n * mt_machine_optimizer_ns(p->machine, p->numerics, p->update_threads) * 1e-9;
 }
 
 /*
@@ -44,8 +50,8 @@ static void price_gather(struct mt_sim_task *t, const struct mt_program *prog, c
 {
     double tokens = MT_MAX(p->tokens / (double)prog->n_micro, 1.0), rows = distinct_tokens(tokens) / tokens;
     double elems = (double)in->bytes / (double)mt_dtype_size(p->numerics->dtype);
-    double ns = mt_machine_update_ns(p->machine, p->update_threads) / mt_optimizer_bytes(&mt_adamw, MT_BF16);
-    double both = mt_optimizer_bytes(p->numerics->optimizer, p->numerics->grad_dtype);
+    double ns = byte_ns(p);
+    double both = mt_optimizer_bytes(p->numerics->optimizer, p->numerics->master, p->numerics->grad_dtype);
     double read = (both + (double)mt_dtype_size(p->numerics->grad_dtype)) / 2;
     t->bytes = elems * rows * read + (double)in->bytes;
     t->seconds = t->bytes * ns * 1e-9;
@@ -60,7 +66,7 @@ static double used_bytes(const struct mt_instr *in, const struct mt_sim_params *
 /* Reads and writes each row; a write reads, too. */
 static void price_scatter(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
 {
-    double ns = mt_machine_update_ns(p->machine, p->update_threads) / mt_optimizer_bytes(&mt_adamw, MT_BF16);
+    double ns = byte_ns(p);
     t->bytes = 3 * used_bytes(in, p);
     t->seconds = t->bytes * ns * 1e-9;
 }

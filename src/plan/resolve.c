@@ -76,6 +76,7 @@ static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, c
         .adapter = adapter,
         .n_learners = n,
         .optimizer = mt_optimizer_find(c->optimizer.type, c->numerics.state_type, c->numerics.optimizer_keys),
+        .master = c->numerics.master,
     };
     if (c->placement.expert_group != MT_AUTO)
         p.cut.expert_group = (size_t)c->placement.expert_group;
@@ -274,6 +275,13 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
     if (n.rounding == MT_ROUND_STOCHASTIC && (n.state_type != MT_STATE_BF16 || !n.optimizer->n_states))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.rounding = stochastic is for states in bf16: set "
                        "optimizer.state_dtype = bf16, or rounding = nearest");
+    if (n.master != MT_MASTER_F32 && n.dtype == MT_F32)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.master = %s is for compute in bf16, and model.dtype = f32 "
+                       "computes with the masters: set optimizer.master = f32, or model.dtype = bf16",
+                       n.master == MT_MASTER_BF16 ? "bf16" : "24bit");
+    if (n.master != MT_MASTER_F32 && !n.optimizer->lean_masters)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.type = %s updates masters of 32 bits alone: set "
+                       "optimizer.master = f32", n.optimizer->type);
     rc = mt_optimizer_resolve_keys(n.optimizer, n.optimizer_keys, err);
     if (rc)
         return rc;

@@ -56,6 +56,7 @@ struct mt_numerics {
     enum mt_clip clip;           /* the whole gradient, or each block (the embedding, a layer, the head) by itself */
     enum mt_state_type state_type; /* of the optimizer's states: optimizer.state_dtype */
     enum mt_rounding rounding;   /* of states in bf16 */
+    enum mt_master master;       /* of trained weights */
     const struct mt_optimizer *optimizer; /* NULL until resolved from its type and state_dtype */
     double optimizer_keys[MT_OPTIMIZER_SLOTS]; /* of the optimizers' own keys (optim/optimizer.h), by slot; MT_AUTO
                                     until resolved, and in those that the optimizer does not have */

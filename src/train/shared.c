@@ -26,6 +26,7 @@ int mt_shared_check(const struct mt_setup *s, struct mt_err *err)
             {"data.seq_len", x->seq_len == y->seq_len},
             {"train.micro_batch", x->micro_batch == y->micro_batch},
             {"optimizer.type or state_dtype", x->optimizer == y->optimizer},
+            {"optimizer.master", x->master == y->master},
             {"optimizer.grad_dtype", x->grad_dtype == y->grad_dtype},
             {"memory.logits_chunk", x->logits_chunk == y->logits_chunk},
             {"memory.logits_piece", x->logits_piece == y->logits_piece},

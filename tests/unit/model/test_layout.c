@@ -326,7 +326,7 @@ static void trained_tensors_begin_between_grains(void **state)
         assert_int_equal(mt_hf_config_parse(&cfg, json, strlen(json), "config.json", NULL), 0);
         assert_int_equal(mt_layout_create(&l, &cfg, &(struct mt_layout_params){globs, 1, .cut = mt_cut_layer,
                                                                                .optimizer = &o}, NULL), 0);
-        mt_plane_descs(desc, &o, MT_BF16);
+        mt_plane_descs(desc, &o, MT_MASTER_F32, MT_BF16);
         assert_int_equal(mt_piece_align(desc), 65536);
         for (size_t i = 0; i < l->n_tensors; i++)
             assert_true(!l->tensors[i].trainable || l->tensors[i].at % grain == 0);

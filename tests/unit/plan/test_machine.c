@@ -235,6 +235,11 @@ static void the_optimizer_slows_down_with_fewer_threads(void **state)
     mt_machine_finish(&m);
 }
 
+static double optimizer_ns(const struct mt_machine *m, const struct mt_optimizer *o, enum mt_dtype grad, int threads)
+{
+    return mt_machine_optimizer_ns(m, &(struct mt_numerics){.optimizer = o, .grad_dtype = grad}, threads);
+}
+
 /* Measured: interpolated, for bf16 gradients. Else by bytes, or by instructions where those take longer. */
 static void an_update_is_priced_by_its_own_optimizer(void **state)
 {
@@ -244,19 +249,25 @@ static void an_update_is_priced_by_its_own_optimizer(void **state)
     const struct mt_optimizer *lean = mt_optimizer_find("adamw", MT_STATE_8BIT, NULL);
     const struct mt_optimizer *sgd = mt_optimizer_find("sgd", MT_STATE_F32, NULL);
     assert_int_equal(read_text(&m, good, NULL), 0);
-    assert_near(mt_machine_optimizer_ns(&m, &mt_adamw, MT_BF16, 4), 0.8);
-    assert_near(mt_machine_optimizer_ns(&m, sgd, MT_BF16, 4), 0.8 * 10 / 26);
-    assert_near(mt_machine_optimizer_ns(&m, lean, MT_BF16, 4), 0.8 * 14.25 / 26);
+    assert_near(optimizer_ns(&m, &mt_adamw, MT_BF16, 4), 0.8);
+    assert_near(optimizer_ns(&m, sgd, MT_BF16, 4), 0.8 * 10 / 26);
+    assert_near(optimizer_ns(&m, lean, MT_BF16, 4), 0.8 * 14.25 / 26);
     m.adam[1].ns = 0.1;
-    assert_near(mt_machine_optimizer_ns(&m, lean, MT_BF16, 4), 1.5 / 4);
+    assert_near(optimizer_ns(&m, lean, MT_BF16, 4), 1.5 / 4);
     assert_true(mt_machine_add_update(&m, "sgd/none", 8, 0.2) && mt_machine_add_update(&m, "adamw/8bit", 4, 0.6) &&
                 mt_machine_add_update(&m, "adamw/8bit", 1, 2) && mt_machine_add_update(&m, "adamw/8bit", 1, 1.8));
-    assert_near(mt_machine_optimizer_ns(&m, lean, MT_BF16, 2), 1.8 - 1.2 / 3);
-    assert_near(mt_machine_optimizer_ns(&m, sgd, MT_F32, 8), 0.2 * 12 / 10);
+    assert_near(optimizer_ns(&m, lean, MT_BF16, 2), 1.8 - 1.2 / 3);
+    assert_near(optimizer_ns(&m, sgd, MT_F32, 8), 0.2 * 12 / 10);
+    struct mt_numerics few = {.optimizer = lean, .grad_dtype = MT_BF16, .master = MT_MASTER_24BIT};
+    assert_near(mt_machine_optimizer_ns(&m, &few, 4), 0.6 * 12.25 / 14.25);
+    few.master = MT_MASTER_BF16; /* bound by its random numbers */
+    m.updates[2].ns = 0.1;
+    assert_near(mt_machine_optimizer_ns(&m, &few, 4), mt_optimizer_thread_ns(lean, MT_MASTER_BF16) / 4);
+    m.updates[2].ns = 0.6;
     mt_machine_print(&m, &text);
     assert_int_equal(read_text(&again, text.p, NULL), 0);
     assert_int_equal(again.n_updates, 3);
-    assert_near(mt_machine_optimizer_ns(&again, lean, MT_BF16, 2), 1.8 - 1.2 / 3);
+    assert_near(optimizer_ns(&again, lean, MT_BF16, 2), 1.8 - 1.2 / 3);
     mt_str_finish(&text);
     mt_machine_finish(&m);
     mt_machine_finish(&again);
