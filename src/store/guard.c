@@ -52,9 +52,10 @@ struct mt_guard {
     size_t n_found;
 };
 
+/* What is apart has no elements at the places of the weights. */
 static bool is_trained(const struct mt_plane_desc *d)
 {
-    return d->block && d->range == MT_RANGE_TRAINED && d->role != MT_ROLE_GRADIENT;
+    return d->block && d->range == MT_RANGE_TRAINED && d->role != MT_ROLE_GRADIENT && !d->apart;
 }
 
 static bool is_frozen(const struct mt_plane_desc *d)

@@ -10,7 +10,8 @@
  *
  * Frozen planes do not change: each block of MT_SUM_BLOCK bytes is summed once, and a thread checks a part of all
  * blocks at a time, so that MT_GUARD_PASSES passes check each. Trained planes change in updates alone: what an update
- * leaves is summed while it is in a core's cache, and compared when the next one reads it.
+ * leaves is summed while it is in a core's cache, and compared when the next one reads it. States that are kept apart,
+ * few bytes of small tensors, are not summed.
  *
  * Thread-safety: mt_guard_before() and mt_guard_after() from any threads, of ranges that do not overlap; everything
  * else from one thread.
