@@ -75,8 +75,8 @@ static inline size_t mt_master_lo_bytes(enum mt_master master)
 }
 
 /**
- * A master of 24 bits, rounded half away from zero; back, it is mt_master_join(hi, lo << 8). `hi` is rounded from the 24
- * bits, so that it may be infinite from 0x7f7f7f80 on.
+ * A master of 24 bits, rounded half away from zero; back, it is mt_master_join(hi, lo << 8). `hi` is rounded from the
+ * 24 bits, so that it may be infinite from 0x7f7f7f80 on.
  */
 static inline void mt_master_split24(uint32_t u, uint16_t *hi, uint8_t *lo)
 {

@@ -199,8 +199,9 @@ double mt_machine_optimizer_ns(const struct mt_machine *m, const struct mt_numer
     while (first + n < m->n_updates && !strcmp(m->updates[first + n].name, name))
         n++;
     if (n) {
-        double moved = update_ns(&m->updates[first], n, threads) * bytes / mt_optimizer_bytes(o, MT_MASTER_F32, MT_BF16);
-        return num->master == MT_MASTER_BF16 ? MT_MAX(moved, instructions) : moved;
+        double ns = update_ns(&m->updates[first], n, threads);
+        ns *= bytes / mt_optimizer_bytes(o, MT_MASTER_F32, MT_BF16);
+        return num->master == MT_MASTER_BF16 ? MT_MAX(ns, instructions) : ns;
     }
     /* bound by memory: the same time per byte as the optimizer that was measured; or by instructions */
     double moved = base * bytes / mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16);

@@ -24,7 +24,8 @@ struct mt_kernel_scalars {
 
 /**
  * An update of consecutive elements in place, in FP32: loads (states may be bf16 or blocks of 8 bits, gradients bf16,
- * masters of 32, 24 or 16 bits), the rule, stores. Masters of 16 bits are rounded by chance. Every instruction set compiles the same body, so that all give the same bits.
+ * masters of 32, 24 or 16 bits), the rule, stores. Masters of 16 bits are rounded by chance. Every instruction set
+ * compiles the same body, so that all give the same bits.
  *
  * Memory   host pointers, borrowed; any alignment.
  * Returns  the number of elements whose new weight is not finite or has an infinite `hi` (0 = good).
