@@ -9,6 +9,8 @@
  *
  *   dv = (scale dw - sum(scale dw v) / D) / D;   through softmax_chosen: ds = v (dv - sum(dv v));
  *   dx = p (ds - sum(ds p)) for softmax, ds s (1 - s) for sigmoid, ds for the logits themselves.
+ *
+ * An expert's own scale multiplies dw, and its gradient is dw times the weight without it.
  */
 #include <cfloat>
 
@@ -199,6 +201,12 @@ static __device__ blend blend_of(const struct mt_router_rule &rule, const row_me
     return b;
 }
 
+/* The number that an expert's weights are multiplied by. */
+template <typename T> static __device__ __forceinline__ float scale_of(const void *scale, unsigned expert)
+{
+    return scale ? load(static_cast<const T *>(scale) + expert) : 1.0f;
+}
+
 template <typename T, typename L> static __global__ void __launch_bounds__(ROWS *WARP) route(struct mt_router a)
 {
     MT_SHARED_DYNAMIC(float, shared);
@@ -239,7 +247,8 @@ template <typename T, typename L> static __global__ void __launch_bounds__(ROWS 
     blend b = blend_of(a.rule, m, k);
     MT_UNROLL(1)
     for (unsigned j = 0; j < k; j++) {
-        float w = value_of(b, element(m.score, id_of(m, j))) / b.by * a.rule.scale;
+        unsigned id = id_of(m, j);
+        float w = value_of(b, element(m.score, id)) / b.by * a.rule.scale * scale_of<T>(a.expert_scale, id);
         if (j % WARP == threadIdx.x)
             weights[j] = a.rule.round_weights ? rounded<T>(w) : w;
     }
@@ -259,7 +268,16 @@ static __device__ __forceinline__ float chosen_gradient(const struct mt_router_b
     return b.softmax ? v * (dv - d.through_softmax) : dv;
 }
 
+/* The gradient of a chosen expert's weight without its own scale. */
+template <typename T>
+static __device__ __forceinline__ float unscaled(const struct mt_router_bwd &a, const row_memory &m,
+                                                 const float *dweights, unsigned j)
+{
+    return dweights[j] * scale_of<T>(a.expert_scale, id_of(m, j));
+}
+
 /* Stores the row's gradient in m.key, from that of the weights. */
+template <typename T>
 static __device__ void gradient_of_row(const struct mt_router_bwd &a, const row_memory &m, const float *dweights)
 {
     unsigned e = static_cast<unsigned>(a.e), k = static_cast<unsigned>(a.k);
@@ -268,17 +286,18 @@ static __device__ void gradient_of_row(const struct mt_router_bwd &a, const row_
     float dot = 0;
     MT_UNROLL(1)
     for (unsigned j = 0; b.open && j < k; j++)
-        d.through_renorm += a.rule.scale * dweights[j] * (value_of(b, element(m.score, id_of(m, j))) / b.by);
+        d.through_renorm +=
+            a.rule.scale * unscaled<T>(a, m, dweights, j) * (value_of(b, element(m.score, id_of(m, j))) / b.by);
     MT_UNROLL(1)
     for (unsigned j = 0; b.softmax && j < k; j++) {
         float v = value_of(b, element(m.score, id_of(m, j)));
-        d.through_softmax += (a.rule.scale * dweights[j] - d.through_renorm) / b.by * v;
+        d.through_softmax += (a.rule.scale * unscaled<T>(a, m, dweights, j) - d.through_renorm) / b.by * v;
     }
     bool softmax = a.rule.score == MT_SCORE_SOFTMAX;
     MT_UNROLL(1)
     for (unsigned j = 0; softmax && j < k; j++) {
         float s = element(m.score, id_of(m, j));
-        dot += chosen_gradient(a, b, d, dweights[j], value_of(b, s)) * s;
+        dot += chosen_gradient(a, b, d, unscaled<T>(a, m, dweights, j), value_of(b, s)) * s;
     }
     MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP)
@@ -286,9 +305,29 @@ static __device__ void gradient_of_row(const struct mt_router_bwd &a, const row_
     MT_UNROLL(1)
     for (unsigned j = 0; j < k; j++) {
         unsigned id = id_of(m, j);
-        float s = element(m.score, id), ds = chosen_gradient(a, b, d, dweights[j], value_of(b, s));
+        float s = element(m.score, id);
+        float ds = chosen_gradient(a, b, d, unscaled<T>(a, m, dweights, j), value_of(b, s));
         if (id % WARP == threadIdx.x)
             m.key[id] = softmax ? s * (ds - dot) : a.rule.score == MT_SCORE_SIGMOID ? ds * (s * (1.0f - s)) : ds;
+    }
+}
+
+/* The row of dscale: zero but for the chosen experts. */
+static __device__ void scale_gradient(const struct mt_router_bwd &a, const row_memory &m, size_t row)
+{
+    unsigned e = static_cast<unsigned>(a.e), k = static_cast<unsigned>(a.k);
+    float *out = a.dscale + row * e;
+    const float *dweights = a.dweights + row * k;
+    blend b = blend_of(a.rule, m, k);
+    MT_UNROLL(1)
+    for (unsigned i = threadIdx.x; i < e; i += WARP)
+        out[i] = 0;
+    MT_UNROLL(1)
+    for (unsigned j = 0; j < k; j++) {
+        unsigned id = id_of(m, j);
+        float w = value_of(b, element(m.score, id)) / b.by * a.rule.scale;
+        if (id % WARP == threadIdx.x)
+            out[id] = dweights[j] * w;
     }
 }
 
@@ -324,13 +363,18 @@ static __global__ void __launch_bounds__(ROWS *WARP) route_backward(struct mt_ro
         MT_UNROLL(1)
         for (unsigned i = threadIdx.x; i < e; i += WARP)
             store(dx + i, routed ? NAN : 0.0f);
+        MT_UNROLL(1)
+        for (unsigned i = threadIdx.x; a.dscale && i < e; i += WARP)
+            a.dscale[row * e + i] = 0;
         return;
     }
     score_row(a.rule.score, m.score, x, e);
     MT_UNROLL(1)
     for (unsigned j = threadIdx.x; j < k; j += WARP)
         m.chosen[j] = float_of_bits(ids[j]);
-    gradient_of_row(a, m, a.dweights + row * k);
+    if (a.dscale)
+        scale_gradient(a, m, row);
+    gradient_of_row<T>(a, m, a.dweights + row * k);
     if (a.aux)
         add_aux(a, m, x);
     MT_UNROLL(1)

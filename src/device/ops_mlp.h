@@ -61,7 +61,7 @@ enum mt_router_renorm { MT_RENORM_NONE, MT_RENORM_SUM, MT_RENORM_MAX };
  *            of equal size, the score of a group is `group` of its s + select_bias, and only experts of the topk_group
  *            groups with the largest scores can be chosen (DeepSeek-AI 2024, 2.1.2).
  *   weigh    v = s of the chosen, without the bias; softmax_chosen: v = softmax(v) over the chosen;
- *            renorm; times scale; round_weights: rounded to dtype.
+ *            renorm; times scale; times expert_scale of the expert; round_weights: rounded to dtype.
  *
  * Models of transformers (models/X/modeling_X.py): Qwen, Mixtral and OLMoE are SOFTMAX, with norm_topk_prob RENORM_SUM
  * and eps 0; gpt-oss and Granite RAW with softmax_chosen; DeepSeek-V3, GLM-4.5 and dots1 SIGMOID with bias, RENORM_SUM,
@@ -88,6 +88,8 @@ struct mt_router {
     struct mt_router_rule rule;
     const void *logits;       /* [n, e] */
     const float *select_bias; /* [e] or NULL; only element-aligned */
+    const void *expert_scale; /* [e] in dtype, by which the chosen experts' weights are multiplied at last, or NULL;
+                                 only element-aligned */
     uint16_t *ids;            /* [n_padded, k]; only element-aligned */
     float *weights;           /* [n_padded, k]; only element-aligned */
 };
@@ -106,6 +108,8 @@ struct mt_router_bwd {
     const void *logits;    /* [n, e] */
     const uint16_t *ids;   /* [n, k]: in a row all below e, or all MT_NO_EXPERT; only element-aligned */
     const float *dweights; /* [n, k]; only element-aligned */
+    const void *expert_scale; /* as in forward */
+    float *dscale;         /* with expert_scale: [n, e] whole rows, whose column sums are its gradient; NULL: none */
     const float *aux;      /* F: [e], or NULL; only element-aligned */
     float aux_scale;
     void *dlogits; /* [n, e] */

@@ -11,7 +11,8 @@
 struct route {
     size_t n, e, k, padded; /* rows, and rows behind them */
     struct mt_router_rule rule;
-    bool bias, f32_logits, aux;
+    bool bias, f32_logits, aux, scaled;
+    const double *scale; /* [e] of the experts, if scaled */
 };
 
 static void softmax(double *p, const double *x, size_t n)
@@ -83,7 +84,7 @@ static void weigh(const struct route *c, double *w, const double *x, const doubl
     double eps = (double)c->rule.eps;
     double by = c->rule.renorm == MT_RENORM_SUM ? sum + eps : c->rule.renorm == MT_RENORM_MAX ? fmax(sum, eps) : 1;
     for (size_t j = 0; j < c->k; j++)
-        w[j] *= (double)c->rule.scale / by;
+        w[j] *= (double)c->rule.scale / by * (c->scale ? c->scale[(size_t)ids[j]] : 1);
 }
 
 /* What the gradient is checked against: the loss whose derivative it is to be. */
@@ -115,16 +116,33 @@ static void gradient(const struct route *c, double *dx, double *x, const double 
     }
 }
 
-static void route_case(struct harness *h, const struct route *c)
+/* Rows of the gradient of the experts' own scales: zero but for the chosen ones. */
+static void scale_gradient(const struct route *c, double *rows, const double *x, const double *ids, const double *dw)
 {
+    struct route without = *c;
+    without.scale = NULL;
+    for (size_t i = 0; i < c->n; i++) {
+        double w[MT_MAX_EXPERTS];
+        weigh(&without, w, x + i * c->e, ids + i * c->k);
+        for (size_t j = 0; j < c->k; j++)
+            rows[i * c->e + (size_t)ids[i * c->k + j]] = dw[i * c->k + j] * w[j];
+    }
+}
+
+static void route_case(struct harness *h, const struct route *given)
+{
+    struct route with = *given, *c = &with;
     size_t n = c->n, e = c->e, k = c->k, rows = n + c->padded;
+    double *of_experts;
+    struct dbuf *be = c->scaled ? buf_random(h, h->dtype, e, 1, &of_experts) : NULL;
+    c->scale = be ? of_experts : NULL;
     enum mt_dtype lt = c->f32_logits ? MT_F32 : h->dtype;
     double *x, *bias = NULL, *dw, *f = NULL, *ids = scratch(h, rows * k), *w = scratch(h, rows * k);
     struct dbuf *logits = buf_random(h, lt, n * e, 2, &x), *bb = c->bias ? buf_random(h, MT_F32, e, 0.3, &bias) : NULL;
     struct dbuf *bids = buf_nan(h, MT_BF16, rows * k), *bw = buf_nan(h, MT_F32, rows * k);
     struct mt_router a = {.n = n, .n_padded = rows, .e = e, .k = k, .dtype = h->dtype, .logits_dtype = lt,
                           .rule = c->rule, .logits = logits->p, .select_bias = bb ? bb->p : NULL, .ids = bids->p,
-                          .weights = bw->p};
+                          .expert_scale = be ? be->p : NULL, .weights = bw->p};
     RUN(h, mt_op_router, &a);
     for (size_t i = 0; i < rows; i++) {
         if (i < n) {
@@ -139,15 +157,20 @@ static void route_case(struct harness *h, const struct route *c)
     expect_close(h, "weights", buf_get(h, bw), w, rows * k, tol);
 
     struct dbuf *bdw = buf_random(h, MT_F32, n * k, 1, &dw), *bf = c->aux ? buf_random(h, MT_F32, e, 1, &f) : NULL;
-    struct dbuf *dx = buf_nan(h, h->dtype, n * e);
+    struct dbuf *dx = buf_nan(h, h->dtype, n * e), *ds = be ? buf_nan(h, MT_F32, n * e) : NULL;
     struct mt_router_bwd b = {.n = n, .e = e, .k = k, .dtype = h->dtype, .logits_dtype = lt, .rule = c->rule,
                               .logits = logits->p, .ids = bids->p, .dweights = bdw->p, .aux = bf ? bf->p : NULL,
-                              .aux_scale = 0.7f, .dlogits = dx->p};
+                              .aux_scale = 0.7f, .expert_scale = a.expert_scale, .dscale = ds ? ds->p : NULL,
+                              .dlogits = dx->p};
     RUN(h, mt_op_router_bwd, &b);
     double *want = scratch(h, n * e);
     for (size_t i = 0; i < n; i++)
         gradient(c, want + i * e, x + i * e, ids + i * k, dw + i * k, f, (double)0.7f);
     expect_close(h, "dlogits", buf_get(h, dx), want, n * e, tolerance(h, 1e-5, 3e-3));
+    memset(want, 0, n * e * sizeof(*want));
+    scale_gradient(c, want, x, ids, dw);
+    if (ds)
+        expect_close(h, "dscale", buf_get(h, ds), want, n * e, 2e-6);
 }
 
 static const struct mt_router_rule qwen2 = {.score = MT_SCORE_SOFTMAX, .scale = 1, .round_weights = true};
@@ -174,6 +197,8 @@ static void routers_choose_and_weigh(struct harness *h)
     floor.eps = 0.9f; /* of some rows the sum is less */
     route_case(h, &(struct route){.n = 37, .e = 12, .k = 3, .padded = 5, .rule = qwen3, .aux = true});
     route_case(h, &(struct route){.n = 9, .e = 60, .k = 4, .rule = qwen2});
+    route_case(h, &(struct route){.n = 9, .e = 128, .k = 8, .padded = 3, .rule = mixtral, .scaled = true}); /* Gemma 4 */
+    route_case(h, &(struct route){.n = 5, .e = 35, .k = 3, .rule = gpt_oss, .scaled = true, .aux = true});
     route_case(h, &(struct route){.n = 5, .e = 8, .k = 2, .rule = mixtral});
     route_case(h, &(struct route){.n = 11, .e = 33, .k = 4, .padded = 1, .rule = gpt_oss, .aux = true});
     route_case(h, &(struct route){.n = 6, .e = 128, .k = 8, .rule = glm4, .bias = true, .f32_logits = true});

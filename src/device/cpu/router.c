@@ -5,6 +5,8 @@
  *
  *   dv = (scale dw - sum(scale dw v) / D) / D;   through softmax_chosen: ds = v (dv - sum(dv v));
  *   dx = p (ds - sum(ds p)) for softmax, ds s (1 - s) for sigmoid, ds for the logits themselves.
+ *
+ * An expert's own scale multiplies dw, and its gradient is dw times the weight without it.
  */
 #include <float.h>
 #include <math.h>
@@ -153,6 +155,13 @@ static float chosen_scores(const struct mt_router_rule *rule, float *v, const fl
     return *open ? sum : rule->eps;
 }
 
+/* The number that an expert's weights are multiplied by. */
+static float scale_of(enum mt_dtype dtype, const void *scale, size_t expert)
+{
+    float tmp;
+    return scale ? *mt_cpu_row_f32(dtype, scale, expert, 1, &tmp) : 1;
+}
+
 static void forward_row(const struct mt_router *a, size_t row)
 {
     float tmp[MT_MAX_EXPERTS], s[MT_MAX_EXPERTS], v[MT_MAX_EXPERTS];
@@ -171,7 +180,7 @@ static void forward_row(const struct mt_router *a, size_t row)
     choose(a, ids, s);
     float by = chosen_scores(&a->rule, v, s, ids, a->k, &open);
     for (size_t j = 0; j < a->k; j++)
-        w[j] = v[j] / by * a->rule.scale;
+        w[j] = v[j] / by * a->rule.scale * scale_of(a->dtype, a->expert_scale, ids[j]);
     if (a->rule.round_weights)
         mt_cpu_round_row(a->dtype, w, a->k);
 }
@@ -228,10 +237,14 @@ static void gradient_of_row(const struct mt_router_bwd *a, float *dx, const floa
 {
     float s[MT_MAX_EXPERTS], v[MT_MAX_EXPERTS], dv[MT_MAX_EXPERTS], dot = 0;
     const uint16_t *ids = a->ids + row * a->k;
-    const float *dw = a->dweights + row * a->k;
+    float dw[MT_MAX_EXPERTS];
     bool open;
     score(a->rule.score, s, x, a->e);
     float by = chosen_scores(&a->rule, v, s, ids, a->k, &open);
+    for (size_t j = 0; j < a->k; j++)
+        dw[j] = a->dweights[row * a->k + j] * scale_of(a->dtype, a->expert_scale, ids[j]);
+    for (size_t j = 0; a->dscale && j < a->k; j++)
+        a->dscale[row * a->e + ids[j]] = a->dweights[row * a->k + j] * (v[j] / by * a->rule.scale);
     for (size_t j = 0; open && j < a->k; j++)
         dot += a->rule.scale * dw[j] * (v[j] / by);
     for (size_t j = 0; j < a->k; j++)
@@ -257,6 +270,8 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
     for (size_t r = chunk * per; r < end; r++) {
         const float *x = mt_cpu_row_f32(a->logits_dtype, a->logits, r * a->e, a->e, tmp);
         bool routed = a->ids[r * a->k] < a->e, finite = all_finite(x, a->e);
+        if (a->dscale) /* a row that is not finite stops the step by its logits' gradient */
+            memset(a->dscale + r * a->e, 0, a->e * sizeof(float));
         if (routed && finite)
             gradient_of_row(a, dx, x, r);
         for (size_t i = 0; !(routed && finite) && i < a->e; i++)

@@ -58,6 +58,7 @@ static const char *check_bwd(const void *args)
 {
     const struct mt_router_bwd *a = args;
     MT_OP_NEED(aligned(a->logits) && a->ids && a->dweights && aligned(a->dlogits) && a->logits != a->dlogits);
+    MT_OP_NEED(!a->dscale || a->expert_scale);
     MT_OP_NEED(a->logits_dtype == a->dtype || a->logits_dtype == MT_F32);
     return check_rule(&a->rule, a->e, a->k);
 }
