@@ -11,6 +11,25 @@ struct mt_families {
     const struct mt_family *row;
     size_t n;
 };
+/** Norms around both branches (Gemma), and those of experts beside an MLP. */
+extern const struct mt_layer_norms mt_sandwich_norms;
+
+/** What the rows of Gemma 4 have in common. The rotary parameters must be in the file. */
+#define MT_GEMMA4                                                                                                      \
+    .last_is_full = true, .norm = {.round_once = true}, .norms = &mt_sandwich_norms, .rope_theta = 1e6,                \
+    .rope_by_window = true, .window_theta = 10000, .needs_rope_scaling = true, .qkv_bias = MT_FEATURE_BY_KEY,          \
+    .o_bias = MT_FEATURE_BY_KEY, .qk_norm = MT_QK_NORM_HEADS, .v_norm = true, .score_scale = 1,                        \
+    .scalar_name = "layer_scalar", .tied = true, .embed_by_width = true, .activation_key = "hidden_activation",        \
+    .activation = "gelu_pytorch_tanh", .refused_flag = "use_bidirectional_attention",                                  \
+    .numbers = (const struct mt_family_number[]){{"final_logit_softcapping", MT_VALUE_LOGIT_CAP, 0}, {NULL}},          \
+    .full_heads = &(const struct mt_full_heads){"global_head_dim", "attention_k_eq_v", "num_global_key_value_heads",   \
+                                                512},                                                                  \
+    .parts = {"attention", "mlp"}
+#define MT_NO_LAYER_INPUTS                                                                                             \
+    "other than 0 is not supported: embeddings of each layer (Gemma 4 E2B and E4B); train 12B, 26B-A4B or 31B"
+#define MT_NO_SHARED_KEYS                                                                                              \
+    "other than 0 is not supported: keys and values of one layer in others (Gemma 4 E2B and E4B)"
+
 extern const struct mt_families mt_dense_families, mt_mixture_families, mt_delta_families;
 
 #endif

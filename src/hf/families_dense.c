@@ -11,10 +11,12 @@ static const struct mt_tensor_on_disk norms_after_rope_tensors[] = {
     {NULL},
 };
 
-/* Gemma 2 and 3 */
-static const struct mt_layer_norms sandwich_norms = {
+/* Gemma */
+const struct mt_layer_norms mt_sandwich_norms = {
     .attention = {"input_layernorm.weight", "post_attention_layernorm.weight"},
     .mlp = {"pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"},
+    .experts = {"pre_feedforward_layernorm_2.weight", "post_feedforward_layernorm_2.weight"},
+    .mlp_beside = "post_feedforward_layernorm_1.weight",
 };
 
 /* OLMo 2 and 3, EXAONE 4 */
@@ -86,7 +88,7 @@ static const struct mt_family families[] = {
         .windows = MT_WINDOW_ALL_BUT,
         .full_every = 6,
         .norm = {.plus_one = true},
-        .norms = &sandwich_norms,
+        .norms = &mt_sandwich_norms,
         .rope_theta = 1e6,
         .rope_by_window = true,
         .window_theta = 10000,
@@ -104,6 +106,18 @@ static const struct mt_family families[] = {
         .refused_flag = "use_bidirectional_attention",
         .parts = {"attention", "mlp"},
     },
+    { /* Gemma 4 12B */
+        .architecture = "Gemma4UnifiedForCausalLM",
+        .model_type = "gemma4_unified_text",
+        .n_kv_heads = 4,
+        .head_dim = 256,
+        .window = 1024,
+        .windows = MT_WINDOW_ALL_BUT,
+        .full_every = 6,
+        MT_GEMMA4,
+        .max_pos = 262144,
+        .zeros = (const struct mt_family_zero[]){{"num_kv_shared_layers", 0, MT_NO_SHARED_KEYS}, {NULL}},
+    },
     {
         .architecture = "Gemma2ForCausalLM",
         .model_type = "gemma2",
@@ -112,7 +126,7 @@ static const struct mt_family families[] = {
         .window = 4096,
         .windows = MT_WINDOW_EVEN_LAYERS,
         .norm = {.plus_one = true},
-        .norms = &sandwich_norms,
+        .norms = &mt_sandwich_norms,
         .max_pos = 8192,
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,

@@ -73,6 +73,16 @@ static const struct mt_tensor_on_disk hunyuan_tensors[] = {
     {NULL},
 };
 
+static const struct mt_tensor_on_disk gemma4_tensors[] = {
+    {"mlp.gate.weight", "router.proj.weight"},
+    {NULL},
+};
+static const struct mt_fused_tensor gemma4_experts[] = {
+    {"experts.gate_up_proj", {"mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"}, false, false},
+    {"experts.down_proj", {"mlp.experts.*.down_proj.weight"}, false, false},
+    {0},
+};
+
 static const struct mt_family families[] = {
     {
         .architecture = "Qwen3MoeForCausalLM",
@@ -399,6 +409,27 @@ static const struct mt_family families[] = {
             .renorm_by_key = true,
             .renorm_by_default = true,
             .scale_key = "routed_scaling_factor",
+        },
+    },
+    { /* Gemma 4, with and without experts */
+        .architecture = "Gemma4ForCausalLM",
+        .model_type = "gemma4_text",
+        .n_kv_heads = 4,
+        .head_dim = 256,
+        .window = 512,
+        .windows = MT_WINDOW_ALL_BUT,
+        .full_every = 6,
+        MT_GEMMA4,
+        .max_pos = 131072,
+        .zeros = (const struct mt_family_zero[]){{"hidden_size_per_layer_input", 256, MT_NO_LAYER_INPUTS},
+                                                 {"num_kv_shared_layers", 0, MT_NO_SHARED_KEYS}, {NULL}},
+        .sparse_parts = {"attention", "router", "lists", "experts", "beside"},
+        .on_disk = gemma4_tensors,
+        .fused = gemma4_experts,
+        .moe = &(const struct mt_moe_family){
+            .key = "enable_moe_block",
+            .values = {.beside = true, .router_norm = true, .expert_scale = true, .renorm = MT_MOE_RENORM_SUM,
+                       .scale = 1},
         },
     },
 };

@@ -21,16 +21,20 @@ const struct mt_text_names mt_text_names[MT_N_TEXT_NAMES] = {
 };
 
 static const struct mt_nested_family nested[] = {
-    {"Qwen3VLForConditionalGeneration", "qwen3_vl", {{"qwen3_vl_text", "qwen3_vl_text"}}, false, MT_TEXT_WITHIN,
+    {"Qwen3VLForConditionalGeneration", "qwen3_vl", {{"qwen3_vl_text", "qwen3_vl_text"}}, false, MT_TEXT_WITHIN, false,
      {"model.visual"}},
-    {"Qwen3_5ForConditionalGeneration", "qwen3_5", {{"qwen3_5_text", "qwen3_5_text"}}, false, MT_TEXT_WITHIN,
+    {"Qwen3_5ForConditionalGeneration", "qwen3_5", {{"qwen3_5_text", "qwen3_5_text"}}, false, MT_TEXT_WITHIN, false,
      {"model.visual"}},
     {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", {{"qwen3_5_moe_text", "qwen3_5_moe_text"}}, false,
-     MT_TEXT_WITHIN, {"model.visual"}},
-    {"Mistral3ForConditionalGeneration", "mistral3", {{"mistral", "mistral"}}, true, MT_TEXT_BEFORE,
+     MT_TEXT_WITHIN, false, {"model.visual"}},
+    {"Mistral3ForConditionalGeneration", "mistral3", {{"mistral", "mistral"}}, true, MT_TEXT_BEFORE, false,
      {"model.vision_tower", "model.multi_modal_projector"}},
-    {"Gemma3ForConditionalGeneration", "gemma3", {{"gemma3_text", "gemma3_text"}}, true, MT_TEXT_BEFORE,
+    {"Gemma3ForConditionalGeneration", "gemma3", {{"gemma3_text", "gemma3_text"}}, true, MT_TEXT_BEFORE, false,
      {"model.vision_tower", "model.multi_modal_projector"}},
+    {"Gemma4ForConditionalGeneration", "gemma4", {{"gemma4_text", "gemma4_text"}}, true, MT_TEXT_WITHIN, true,
+     {"model.vision_tower", "model.embed_vision", "model.audio_tower", "model.embed_audio"}},
+    {"Gemma4UnifiedForConditionalGeneration", "gemma4_unified", {{"gemma4_unified_text", "gemma4_unified_text"}}, true,
+     MT_TEXT_WITHIN, true, {"model.embed_vision", "model.embed_audio"}},
 };
 
 const struct mt_nested_family *mt_family_find_nested(const char *architecture, const char *model_type)

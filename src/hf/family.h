@@ -81,7 +81,23 @@ struct mt_family_number {
     double by_default; /* if the key is absent */
 };
 
+/** A number that must be 0: what it would add is not supported. */
+struct mt_family_zero {
+    const char *key;
+    double by_default;  /* if the key is absent */
+    const char *reason; /* what the error says */
+};
+
 enum { MT_FAMILY_MAX_PARTS = 6 };
+
+/**
+ * Layers without a window have heads of another width, by a key; and with another key true fewer keys, whose products
+ * are also the values (mt_layer_spec.v_is_k). A list per_layer_config may say the same of each layer.
+ */
+struct mt_full_heads {
+    const char *head_dim, *k_is_v, *n_kv_heads;
+    int64_t default_head_dim;
+};
 
 /** Multi-head latent attention: class defaults of q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and
  * v_head_dim. */
@@ -114,6 +130,7 @@ struct mt_family {
     int64_t window;                        /* class default of sliding_window */
     enum mt_window_rule windows;
     int64_t full_every;                    /* MT_WINDOW_ALL_BUT: class default of the pattern */
+    bool last_is_full;                     /* the last layer has no window, whatever the rule or layer_types say */
     struct mt_norm_spec norm;              /* eps: class default; 0: 1e-6 */
     const struct mt_layer_norms *norms;    /* NULL: input_layernorm, post_attention_layernorm, before a branch each */
     enum mt_rope_rule ropes;
@@ -129,6 +146,10 @@ struct mt_family {
     const struct mt_mixer_family *mixer;   /* NULL: all layers have attention */
     bool gate;                             /* mt_layer_spec.gate; attn_output_gate, if present, must say so */
     const char *o_bias_key, *mlp_bias_key; /* NULL: bias_key; mlp_bias. Default of another key: false */
+    const struct mt_full_heads *full_heads; /* NULL: all layers have heads of one width */
+    double score_scale;                    /* factor of q . k; 0: 1 / sqrt(head_dim) */
+    bool v_norm;                           /* mt_layer_spec.v_norm */
+    const char *scalar_name;               /* mt_layer_spec.scalar_name */
     enum mt_qk_norm_kind qk_norm;
     const char *qk_norm_key;               /* the norm is there only if this key is true; NULL: always */
     double partial_rotary;                 /* default of partial_rotary_factor; 0: the key must be 1 */
@@ -142,7 +163,8 @@ struct mt_family {
     const struct mt_family_number *numbers; /* NULL: none; a row without a key ends the list */
     const char *activation_key;            /* NULL: hidden_act */
     const char *activation;                /* class default; NULL: silu */
-    const char *refused_flag;              /* a key that must not be true; NULL: none */
+    const char *refused_flag;              /* a key that must not be true, though it may be "vision"; NULL: none */
+    const struct mt_family_zero *zeros;    /* NULL: none; a row without a key ends the list */
     bool code_is_known;                    /* auto_map is ignored: older than the class in transformers */
     const char *parts[MT_FAMILY_MAX_PARTS]; /* of a decoder layer, in order of the forward pass: names from
                                               src/model/parts.h; NULL ends the list */
@@ -166,7 +188,8 @@ struct mt_nested_family {
     const char *text[2][2]; /* model_type of text_config, and the family of that decoder; the second may be NULL */
     bool tied;              /* class default of tie_word_embeddings, which counts at the top alone */
     int names;              /* as files have the decoder's tensors: index of mt_text_names */
-    const char *others[3];  /* modules in transformers beside the decoder, which are never packed; NULL ends them */
+    bool caps_logits;       /* its class applies the decoder's final_logit_softcapping; else that must be absent */
+    const char *others[5];  /* modules in transformers beside the decoder, which are never packed; NULL ends them */
 };
 
 /** How tensors of a nested decoder, "model." and "lm_head.", begin in files and in transformers' modules. */

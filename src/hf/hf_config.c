@@ -82,8 +82,12 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
     for (size_t i = 0; i < MT_ARRAY_LEN(of_mixtures) && !f->moe; i++)
         if (mt_keys_find(r, of_mixtures[i]))
             mt_keys_refuse(r, of_mixtures[i], "is not supported in this architecture");
-    if (f->refused_flag && mt_keys_bool(r, f->refused_flag, false))
+    const cJSON *flag = f->refused_flag ? mt_keys_find(r, f->refused_flag) : NULL;
+    if (flag && !(cJSON_IsString(flag) && !strcmp(flag->valuestring, "vision")) && !cJSON_IsFalse(flag))
         mt_keys_refuse(r, f->refused_flag, "must not be true: that is not supported in this architecture");
+    for (const struct mt_family_zero *z = f->zeros; z && z->key; z++)
+        if (mt_keys_number(r, z->key, z->by_default) != 0)
+            mt_keys_refuse(r, z->key, z->reason);
     if (f->needs_rope_scaling && !mt_keys_find(r, "rope_scaling") && !mt_keys_find(r, "rope_parameters"))
         mt_keys_refuse(r, "rope_scaling", "is missing");
     if (mt_keys_number(r, "attention_dropout", 0) != 0 && f->ignores_dropout)
@@ -145,7 +149,7 @@ static void read_number(struct mt_keys *r, struct mt_hf_config *c, struct mt_lay
 static void read_numbers(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer_spec *s)
 {
     const struct mt_family *f = c->family;
-    s->score_scale = 1.0 / sqrt((double)s->head_dim);
+    s->score_scale = f->score_scale > 0 ? f->score_scale : 1.0 / sqrt((double)s->head_dim);
     s->residual = c->logit_scale = 1;
     c->embed_scale = f->embed_by_width ? sqrt((double)c->hidden) : 1;
     for (const struct mt_family_number *n = f->numbers; n && n->key; n++)
@@ -225,6 +229,28 @@ static void read_heads(struct mt_keys *r, const struct mt_family *f, int64_t hid
                                                  : "divided by num_attention_heads gives a head_dim of more than 1024");
 }
 
+/* Heads of layers without a window: those of the first that per_layer_config describes, or of the keys. */
+static void read_full_heads(struct mt_keys *r, const struct mt_full_heads *f, struct mt_layer_spec *s)
+{
+    const cJSON *list = mt_keys_find(r, "per_layer_config"), *own = cJSON_IsObject(list) ? list->child : NULL;
+    struct mt_keys of_layer = {own, r->name, r->err, r->rc};
+    const char *n_kv = own ? "num_key_value_heads" : f->n_kv_heads;
+    struct mt_keys *k = own ? &of_layer : r;
+    for (const cJSON *v = own ? own->next : NULL; v; v = v->next)
+        if (!cJSON_Compare(v, own, true))
+            mt_keys_refuse(r, "per_layer_config", "must describe all its layers alike");
+    s->v_is_k = mt_keys_bool(r, f->k_is_v, false);
+    s->head_dim = mt_keys_int(k, own ? "head_dim" : f->head_dim, own ? s->head_dim : f->default_head_dim, 1,
+                              2 * MT_ROPE_MAX_FACTORS);
+    if (s->v_is_k || own)
+        s->n_kv_heads = mt_keys_int(k, n_kv, s->n_kv_heads, 1, 1 << 14);
+    r->rc = r->rc ? r->rc : of_layer.rc;
+    if (s->n_heads % s->n_kv_heads)
+        mt_keys_refuse(r, f->n_kv_heads, "does not divide num_attention_heads");
+    if (s->head_dim % 8)
+        mt_keys_refuse(r, f->head_dim, "must be a multiple of 8");
+}
+
 static void read_shape(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer_spec *s)
 {
     const struct mt_family *f = c->family;
@@ -250,13 +276,13 @@ static bool has_feature(struct mt_keys *r, enum mt_feature f, const char *key, b
 static void read_top(struct mt_keys *r, struct mt_hf_config *c, const cJSON *top)
 {
     static const char *const inputs[] = {"image_token_id", "image_token_index", "video_token_id", "audio_token_id",
-                                         "vision_start_token_id", "boi_token_index"};
+                                         "vision_start_token_id", "boi_token_index", "boi_token_id", "boa_token_id"};
     struct mt_keys at_top = {top, r->name, r->err, r->rc};
     if (!c->nested)
         return;
     c->tied = mt_keys_bool(&at_top, "tie_word_embeddings", c->nested->tied);
     add_eos(c, mt_keys_find(&at_top, "eos_token_id"));
-    if (c->logit_cap > 0)
+    if (c->logit_cap > 0 && !c->nested->caps_logits)
         mt_keys_refuse(&at_top, "final_logit_softcapping", "is not supported in this architecture, which does not apply it");
     mt_quantization_read(&at_top, c);
     for (size_t i = 0; i < MT_ARRAY_LEN(inputs); i++)
@@ -277,6 +303,7 @@ static void read_norm(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer
     s->norm.eps = mt_keys_number(r, "rms_norm_eps", f->norm.eps > 0 ? f->norm.eps : 1e-6);
     s->norms = f->norms ? *f->norms : usual;
     c->norm = s->norm;
+    c->router_norm.eps = s->norm.eps; /* rounds before it multiplies by its weight */
 }
 
 static void read_flags(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer_spec *s)
@@ -295,6 +322,8 @@ static void read_flags(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     s->gate_up_name = f->gate_up_name;
     s->qk_norm = !f->qk_norm_key || mt_keys_bool(r, f->qk_norm_key, false) ? f->qk_norm : MT_QK_NORM_NONE;
     s->sinks = f->sinks;
+    s->v_norm = f->v_norm;
+    s->scalar_name = f->scalar_name;
     s->gate = f->gate;
     if (mt_keys_bool(r, "attn_output_gate", f->gate) != f->gate)
         mt_keys_refuse(r, "attn_output_gate", f->gate ? "must be true in this architecture" : "is not supported");
@@ -305,7 +334,7 @@ static void read_flags(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
 /* All that layers have in common, and then each layer. */
 static void read_decoder(struct mt_keys *r, struct mt_hf_config *c)
 {
-    struct mt_layer_spec s;
+    struct mt_layer_spec s, of[2];
     memset(&s, 0, sizeof(s)); /* specifications are compared with their padding */
     read_shape(r, c, &s);
     refuse_unsupported(r, c->family);
@@ -316,10 +345,16 @@ static void read_decoder(struct mt_keys *r, struct mt_hf_config *c)
     read_activation(r, c->family, &s);
     read_flags(r, c, &s);
     read_numbers(r, c, &s);
-    mt_rope_read(r, c, c->family->latent ? s.rope_dim : s.head_dim);
+    memcpy(&of[1], &s, sizeof(s));
+    if (c->family->full_heads)
+        read_full_heads(r, c->family->full_heads, &s);
+    mt_rope_read(r, c, (const int64_t[]){c->family->latent ? s.rope_dim : s.head_dim, of[1].head_dim});
     if (c->family->latent)
         s.score_scale *= mt_rope_score_factor(&c->rope[0]);
-    mt_layers_read(r, c, &s);
+    memcpy(&of[0], &s, sizeof(s));
+    if (!c->family->full_heads)
+        memcpy(&of[1], &s, sizeof(s));
+    mt_layers_read(r, c, of);
     read_tokens(r, c);
 }
 

@@ -17,6 +17,7 @@ enum mt_rope_type {
     MT_ROPE_LLAMA3,
     MT_ROPE_YARN,
     MT_ROPE_LONGROPE,
+    MT_ROPE_PROPORTIONAL, /* whole heads, but all angles behind the first part are 0 */
 };
 
 enum { MT_ROPE_MAX_FACTORS = 512, MT_MAX_ROPES = 2, MT_MAX_LAYERS = 1024, MT_MAX_SPECS = 16, MT_MAX_EOS = 16 };
@@ -50,6 +51,7 @@ struct mt_hf_config {
     bool tied;                              /* tie_word_embeddings */
     double embed_scale;                     /* embeddings are multiplied by it, as rounded to the compute dtype */
     struct mt_norm_spec norm;               /* of the last norm */
+    struct mt_norm_spec router_norm;        /* of routers with one of their own (mt_moe.router_norm) */
     double logit_scale;                     /* the head's input is multiplied by it */
     double logit_cap;                       /* logits become cap * tanh(logit / cap); 0: none */
     struct mt_layer_spec spec[MT_MAX_SPECS];

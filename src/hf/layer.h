@@ -26,6 +26,8 @@ struct mt_branch_norms {
 };
 struct mt_layer_norms {
     struct mt_branch_norms attention, mlp;
+    struct mt_branch_norms experts; /* of experts beside an MLP (mt_moe.beside): of their input, and of their sum; */
+    const char *mlp_beside;         /* then this is of the MLP's output, and mlp.after of both together */
 };
 
 /** RMSNorm of queries and keys. */
@@ -53,6 +55,7 @@ struct mt_layer_spec {
     struct mt_norm_spec norm; /* of all its norms, also those of queries and keys */
     struct mt_layer_norms norms;
     double residual;          /* factor of what a branch adds to the hidden state */
+    const char *scalar_name;  /* the tensor of the number that the layer's output is multiplied by; NULL: none */
     /* attention */
     int64_t n_heads, n_kv_heads, head_dim;
     int64_t window;           /* 0: all earlier tokens */
@@ -64,6 +67,8 @@ struct mt_layer_spec {
     bool gate;                /* outputs of a head are multiplied by a sigmoid, whose rows follow those of its query */
     bool sinks;               /* each head has a sink: a logit in the softmax without a value */
     enum mt_qk_norm_kind qk_norm;
+    bool v_norm;              /* RMSNorm of values, of each head, without a weight */
+    bool v_is_k;              /* values are the keys' product, before its norm and rotary embedding; with v_norm alone */
     /* multi-head latent attention (part mla), whose head_dim is nope_dim + rope_dim; 0: attention is another */
     int64_t q_latent, kv_latent; /* widths of latents; q_latent 0: queries have none */
     int64_t nope_dim, rope_dim, v_dim;

@@ -77,13 +77,14 @@ static void read_windows(struct mt_keys *r, const struct mt_hf_config *c, int64_
     if (f->windows == MT_WINDOW_NONE || is_null(r, "sliding_window") ||
         (needs_flag(f->windows) && !mt_keys_bool(r, "use_sliding_window", false)))
         window = 0;
+    for (int64_t i = 0; i < c->n_layers; i++)
+        of[i] = has_window(f->windows, i, from_layer, pattern) ? window : 0;
     if (types && f->windows != MT_WINDOW_NONE) {
         windows_from_types(r, c->n_layers, types, window, of);
         refuse_other_types(r, c, window, of);
-        return;
     }
-    for (int64_t i = 0; i < c->n_layers; i++)
-        of[i] = has_window(f->windows, i, from_layer, pattern) ? window : 0;
+    if (f->last_is_full)
+        of[c->n_layers - 1] = 0;
 }
 
 /* Which layers rotate queries and keys. */
@@ -120,17 +121,17 @@ static uint8_t index_of(struct mt_keys *r, struct mt_hf_config *c, const struct 
     return (uint8_t)i;
 }
 
-void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_layer_spec *common)
+void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_layer_spec of[2])
 {
     struct mt_layer_spec s;
     int64_t window[MT_MAX_LAYERS] = {0};
     bool sparse[MT_MAX_LAYERS] = {0}, mixed[MT_MAX_LAYERS] = {0}, rotated[MT_MAX_LAYERS];
-    memcpy(&s, common, sizeof(s));
     read_windows(r, c, window);
     read_rotated(r, c, window, rotated);
     mt_mixer_layers(r, c, mixed);
-    mt_moe_read(r, c, common->ffn, sparse);
+    mt_moe_read(r, c, of[0].ffn, sparse);
     for (int64_t i = 0; i < c->n_layers && !r->rc; i++) {
+        memcpy(&s, &of[window[i] != 0], sizeof(s));
         s.window = window[i];
         s.is_mixture = sparse[i];
         s.parts = sparse[i] ? c->family->sparse_parts : c->family->parts;

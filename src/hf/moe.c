@@ -37,7 +37,7 @@ static int64_t read_number(struct mt_keys *k, const char *key, int64_t def, int6
 static void read_shape(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f, int64_t ffn)
 {
     static const char *const experts[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"},
-                             *const chosen[] = {"num_experts_per_tok", "moe_k", "moe_topk"};
+                             *const chosen[] = {"num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"};
     const char *count = name_of(k, experts, MT_ARRAY_LEN(experts)), *top = name_of(k, chosen, MT_ARRAY_LEN(chosen));
     const char *width = f->width_is_ffn ? "intermediate_size" : "moe_intermediate_size";
     struct mt_moe *m = &c->moe;
@@ -162,7 +162,7 @@ static void read_layers(struct mt_keys *k, int64_t n_layers, const struct mt_moe
 void mt_moe_read(struct mt_keys *k, struct mt_hf_config *c, int64_t ffn, bool *sparse)
 {
     const struct mt_moe_family *f = c->family->moe;
-    if (!f)
+    if (!f || (f->key && !mt_keys_bool(k, f->key, false)))
         return;
     c->moe = f->values;
     read_shape(k, c, f, ffn);

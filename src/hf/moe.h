@@ -11,6 +11,8 @@
  *   n = norm(x);  s = score(n Wr + br)                    [E]
  *   ids = top_k of s + select_bias in the best groups;    w = s of ids, renormalised, times scale
  *   y = x + shared(n) + sum over e in ids, ascending, of w_e * expert_e(n)
+ *
+ * With an MLP beside the experts, a is that sum without x: y = x + norm(norm(MLP(norm(x))) + norm(a)).
  */
 
 enum mt_moe_score {
@@ -45,6 +47,9 @@ struct mt_moe {
     enum mt_moe_renorm renorm;
     double renorm_eps;
     double scale;                     /* factor of the weights, applied last */
+    bool beside;                      /* experts are beside a dense MLP, each with norms of its own (part beside) */
+    bool router_norm;                 /* logits are of a norm of x by a weight of the router's, over sqrt(hidden) */
+    bool expert_scale;                /* a weight is multiplied by a number of its expert */
     bool weights_rounded;             /* weights are rounded to the compute dtype */
     bool clamped;                     /* (min(max(up, -limit), limit) + 1) * g * sigmoid(alpha g), g = min(gate, limit),
                                          instead of the activation of dense layers */
@@ -71,6 +76,7 @@ enum mt_moe_shared {
 /** The mixtures of experts of a family. */
 struct mt_moe_family {
     struct mt_moe values;      /* those of the class; numbers are defaults of the keys */
+    const char *key;           /* only if this key is true; NULL: always */
     enum mt_moe_layers layers;
     int64_t first_dense;       /* MT_MOE_AFTER_FIRST: default of first_k_dense_replace */
     enum mt_moe_shared shared; /* values.shared_width: default */

@@ -16,7 +16,7 @@ static const struct {
 } types[] = {
     {"default", MT_ROPE_DEFAULT}, {"linear", MT_ROPE_LINEAR}, {"dynamic", MT_ROPE_DYNAMIC},
     {"llama3", MT_ROPE_LLAMA3},   {"yarn", MT_ROPE_YARN},     {"longrope", MT_ROPE_LONGROPE},
-    {"su", MT_ROPE_LONGROPE},
+    {"su", MT_ROPE_LONGROPE},      {"proportional", MT_ROPE_PROPORTIONAL},
 };
 
 static const cJSON *get(const cJSON *o, const char *key)
@@ -45,7 +45,7 @@ static int read_type(struct mt_rope_config *r, const cJSON *p, const char *name,
         }
     return mt_fail(err, MT_ERR_INPUT, -EINVAL,
                    "%s: rope type \"%.30s\" is not supported (default, linear, dynamic, llama3, yarn, "
-                   "longrope are)",
+                   "longrope, proportional are)",
                    name, cJSON_IsString(t) ? t->valuestring : "?");
 }
 
@@ -69,7 +69,7 @@ static int check(const struct mt_rope_config *r, const struct mt_family *f, cons
     const char *wrong = NULL;
     if (!(r->theta > 0) || !isfinite(r->theta))
         wrong = "rope_theta must be positive";
-    else if (r->partial_rotary_factor != 1 && !(f->partial_rotary > 0))
+    else if (r->partial_rotary_factor != 1 && !(f->partial_rotary > 0) && r->type != MT_ROPE_PROPORTIONAL)
         wrong = "partial_rotary_factor other than 1 is not supported (transformers ignores it here)";
     else if (!(r->partial_rotary_factor > 0 && r->partial_rotary_factor <= 1))
         wrong = "partial_rotary_factor must be above 0 and at most 1";
@@ -113,7 +113,7 @@ static void read_numbers(struct mt_rope_config *r, const struct mt_family *f, co
 /* The dimensions of a head that are rotated: an even number. */
 static size_t rotated_dims(const struct mt_rope_config *r, int64_t head_dim)
 {
-    double p = r->partial_rotary_factor;
+    double p = r->type == MT_ROPE_PROPORTIONAL ? 1 : r->partial_rotary_factor;
     return p > 0 && p <= 1 ? (size_t)((double)head_dim * p) / 2 * 2 : 0;
 }
 
@@ -131,8 +131,10 @@ static void read_table(struct mt_keys *k, struct mt_hf_config *cfg, const cJSON 
     struct mt_rope_config *r = &cfg->rope[cfg->n_ropes++];
     *r = (struct mt_rope_config){.type = MT_ROPE_DEFAULT, .max_pos = cfg->max_pos};
     read_numbers(r, cfg->family, p, k->root, theta, head_dim);
-    r->dims = rotated_dims(r, head_dim);
     int rc = read_type(r, p, k->name, k->err);
+    r->dims = rotated_dims(r, head_dim);
+    if (r->type == MT_ROPE_PROPORTIONAL && !r->factor)
+        r->factor = 1;
     double alpha = cfg->family->rope_alpha ? number(p, "alpha", 0) : 0, dims = (double)head_dim;
     if (!rc && r->type == MT_ROPE_DYNAMIC && alpha > 0) { /* the same for every length: a larger base */
         r->type = MT_ROPE_DEFAULT;
@@ -149,7 +151,7 @@ static void read_table(struct mt_keys *k, struct mt_hf_config *cfg, const cJSON 
     k->rc = rc;
 }
 
-void mt_rope_read(struct mt_keys *k, struct mt_hf_config *cfg, int64_t head_dim)
+void mt_rope_read(struct mt_keys *k, struct mt_hf_config *cfg, const int64_t head_dim[MT_MAX_ROPES])
 {
     const struct mt_family *f = cfg->family;
     const cJSON *p = get(k->root, "rope_scaling"); /* the older name wins, unless it is null or {} */
@@ -164,10 +166,10 @@ void mt_rope_read(struct mt_keys *k, struct mt_hf_config *cfg, int64_t head_dim)
                         k->name);
         return;
     }
-    read_table(k, cfg, full ? full : window ? NULL : p, theta, head_dim);
+    read_table(k, cfg, full ? full : window ? NULL : p, theta, head_dim[0]);
     if (f->rope_by_window && !k->rc)
         read_table(k, cfg, window, number(k->root, "rope_local_base_freq", f->window_theta > 0 ? f->window_theta : theta),
-                   head_dim);
+                   head_dim[1]);
 }
 
 static void base_freqs(float *f, size_t half, double theta)
@@ -264,6 +266,10 @@ static void make_freqs(float *f, size_t half, const struct mt_rope_config *r, si
             f[i] = 1.0f / (float)(ext[i] * pow(theta, (double)(2 * i) / rot));
         break;
     }
+    case MT_ROPE_PROPORTIONAL:
+        for (size_t i = 0; i < half; i++)
+            f[i] = i < (size_t)(r->partial_rotary_factor * rot / 2) ? (float)((double)f[i] / r->factor) : 0;
+        break;
     default:
         break;
     }

@@ -2,7 +2,7 @@
 /*
  * The attention of a decoder layer, a branch (branch.h):
  *
- *   h = before(x); qkv = h Wqkv + b; q, k = rope(qknorm(q, k)); o = attention(q, k, v);  y = x + after(o Wo)
+ *   h = before(x); qkv = h Wqkv + b; q, k = rope(qknorm(q, k)); o = attention(q, k, vnorm(v));  y = x + after(o Wo)
  *
  * The record keeps what is expensive to recompute, in two segments (qkv, and o with its statistics); backward
  * recomputes the norm's output, a cheap pass. With QK-norm it also keeps the q and k of attention, which a pass over qkv could make again, for 12%
@@ -14,10 +14,11 @@
 #include "model/branch.h"
 
 struct record {
-    void *qkv, *qk, *o; /* [n, qkv]; [n, qk], or qkv without QK-norm; [n, q] */
+    void *qkv, *qk, *o; /* [n, qkv]; [n, qk], with values if these have a norm, or qkv without QK-norm; [n, q] */
     float *lse;         /* [n_heads, n] */
     float *rstd;        /* [n] of the norm before */
     float *rstd_qk;     /* [n, n_heads + n_kv_heads] of QK-norm, or fewer */
+    float *rstd_v;      /* [n, n_kv_heads] of the values' norm */
     void *out;          /* [n, hidden] o Wo, if a norm comes after it */
 };
 
@@ -34,6 +35,7 @@ static void lay_out_record(struct record *r, const struct mt_part_shape *s, stru
     r->lse = mt_record_take(at, OUT, n * (size_t)c->n_heads * 4);
     r->rstd = mt_record_take(at, QKV, n * 4);
     r->rstd_qk = c->qk_norm ? mt_record_take(at, QKV, n * (size_t)(c->n_heads + c->n_kv_heads) * 4) : NULL;
+    r->rstd_v = c->v_norm ? mt_record_take(at, QKV, n * (size_t)c->n_kv_heads * 4) : NULL;
     r->out = c->norms.attention.after ? mt_record_take(at, OUT, n * w.c * e) : NULL;
 }
 
@@ -41,6 +43,7 @@ MT_PART_RECORD()
 
 struct scratch {
     void *d_o, *dqkv; /* [n, q], [n, qkv]: for backward */
+    void *dv;         /* [n, kv] gradient of the values, if these are the keys' product */
     void *gated;      /* [n, q] with gates: o times its gates */
     float *rstd;      /* [n] of the norm after */
     void *workspace;  /* of the attention operations, last in the scratch */
@@ -53,21 +56,22 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     size_t at = 0, bytes = p->backward ? p->max_tokens * mt_dtype_size(p->dtype) : 0;
     s->d_o = mt_take(base, &at, bytes * w.q);
     s->dqkv = mt_take(base, &at, bytes * w.qkv);
+    s->dv = mt_take(base, &at, spec->v_is_k ? bytes * w.kv : 0);
     s->gated = mt_take(base, &at, spec->gate ? p->max_tokens * mt_dtype_size(p->dtype) * w.q : 0);
     s->rstd = mt_take(base, &at, spec->norms.attention.after ? p->max_tokens * sizeof(float) : 0);
     s->workspace = mt_take(base, &at, 0);
     return at;
 }
 
-/* Views of rows [q | k | v], or [q | k]: of those, only q and k are there. With gates, which only the former have,
- * that of a head follows its query. */
+/* Views of rows [q | k | v], or [q | k]: of those, only q and k are there. With gates, which only what the product
+ * gives has, that of a head follows its query. */
 struct qkv {
     struct mt_heads q, k, v, gate;
 };
 
 static struct qkv split(const struct mt_layer_spec *s, enum mt_dtype t, const void *rows, size_t ld)
 {
-    bool gates = s->gate && ld == (size_t)((2 * s->n_heads + 2 * s->n_kv_heads) * s->head_dim);
+    bool gates = s->gate && ld == (size_t)((2 * s->n_heads + 2 * s->n_kv_heads) * s->head_dim); /* and no v_norm */
     size_t n_q = (size_t)s->n_heads, n_kv = (size_t)s->n_kv_heads, d = (size_t)s->head_dim, e = mt_dtype_size(t);
     size_t q = n_q * (gates ? 2 : 1);
     const char *p = rows;
@@ -120,6 +124,9 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
     need = MT_MAX(need, mt_op_qk_rope_bwd_workspace(dev, &rope));
     if (c->sinks)
         need = MT_MAX(need, mt_op_attention_sink_bwd_workspace(dev, &sink));
+    struct mt_rmsnorm_bwd values = {.n = n * (size_t)c->n_kv_heads, .c = (size_t)c->head_dim};
+    if (c->v_norm)
+        need = MT_MAX(need, mt_op_rmsnorm_bwd_workspace(dev, &values));
     return mt_qk_norm_is_apart(c) ? MT_MAX(need, mt_qk_norm_workspace(p, c, dev)) : need;
 }
 
@@ -140,9 +147,9 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     if (c->qkv_name)
         mt_layout_add_tensor(b, p, MT_ATTENTION_QKV, q + 2 * kv, hidden, c->qkv_name);
     else
-        mt_layout_add_param(b, p, MT_ATTENTION_QKV, hidden, 3, weights);
+        mt_layout_add_param(b, p, MT_ATTENTION_QKV, hidden, c->v_is_k ? 2 : 3, weights);
     if (c->qkv_bias)
-        mt_layout_add_param(b, p, MT_ATTENTION_QKV_BIAS, 0, 3, biases);
+        mt_layout_add_param(b, p, MT_ATTENTION_QKV_BIAS, 0, c->v_is_k ? 2 : 3, biases);
     if (c->qk_norm) {
         bool whole = c->qk_norm == MT_QK_NORM_PROJECTION;
         mt_layout_add_norm(b, p, MT_ATTENTION_Q_NORM, whole ? out : c->head_dim, "self_attn.q_norm.weight", &c->norm);
@@ -188,7 +195,7 @@ static struct mt_attention attention_args(const struct mt_part_run *r, const str
         .cu_seqlens_host = r->in->cu_seqlens_host,
         .q = qk.q,
         .k = qk.k,
-        .v = x.v,
+        .v = s->v_norm ? qk.v : x.v,
         .o = outputs(s, rec->o),
         .lse = rec->lse,
         .workspace = scratch_of(r).workspace,
@@ -211,7 +218,7 @@ static float *norm_grad(const struct mt_part_run *r, int role)
 static struct mt_qk_norm norm_args(const struct mt_part_run *r, const struct record *rec)
 {
     return (struct mt_qk_norm){.run = r, .qkv = rec->qkv, .qk = rec->qk, .rstd = rec->rstd_qk,
-                               .dqkv = scratch_of(r).dqkv};
+                               .dqkv = scratch_of(r).dqkv, .dv = scratch_of(r).dv, .rstd_v = rec->rstd_v};
 }
 
 /* Applies the rotary embedding to q and k in `from`; `to` may be `from`, and is, if the layer has no embedding. */
@@ -258,6 +265,8 @@ static int make_qk(const struct mt_part_run *r, const struct record *rec, struct
         return rc ? rc : mt_qk_norm(&norm, err);
     }
     int rc = mt_qk_norm(&norm, err);
+    if (!rc && s->v_norm)
+        rc = mt_v_norm(&norm, err);
     return rc ? rc : rotate(r, rec, rec->qk, wd.qk, rec->qk, wd.qk, err);
 }
 
@@ -295,7 +304,7 @@ static int rotate_backward(const struct mt_part_run *r, const struct record *rec
                              err);
 }
 
-/* From the gradient of rec->qk to that of the product, in place. */
+/* From the gradients of q, k and v of attention to that of the product, in place. */
 static int make_qk_backward(const struct mt_part_run *r, const struct record *rec, void *dqkv, struct mt_err *err)
 {
     bool apart = mt_qk_norm_is_apart(r->part->spec), after = r->part->spec->qk_norm == MT_QK_NORM_AFTER_ROPE;
@@ -303,7 +312,9 @@ static int make_qk_backward(const struct mt_part_run *r, const struct record *re
     int rc = after ? mt_qk_norm_backward(&norm, err) : 0;
     if (!rc)
         rc = rotate_backward(r, rec, dqkv, err);
-    return !rc && apart && !after ? mt_qk_norm_backward(&norm, err) : rc;
+    if (!rc && apart && !after)
+        rc = mt_qk_norm_backward(&norm, err);
+    return !rc && r->part->spec->v_norm ? mt_v_norm_backward(&norm, err) : rc;
 }
 
 static struct mt_attention_sink sink_args(const struct mt_part_run *r, const struct record *rec)
@@ -415,7 +426,10 @@ static int attend_backward(const struct mt_part_run *r, const struct record *rec
                            struct mt_err *err)
 {
     const mt_model *m = r->m;
+    const struct mt_layer_spec *spec = r->part->spec;
     struct qkv d = split_rows(r, s->dqkv, widths_of(r).qkv);
+    if (spec->v_is_k)
+        d.v = mt_heads(s->dv, widths_of(r).kv, (size_t)spec->n_kv_heads, (size_t)spec->head_dim);
     struct mt_attention_bwd at = {.fwd = attention_args(r, rec), .d_o = outputs(r->part->spec, s->d_o), .dq = d.q,
                                   .dk = d.k, .dv = d.v};
     return mt_op_attention_bwd(m->dev, &at, err);
@@ -461,7 +475,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
     double len = (double)seq_len, h = (double)c->hidden;
     double window = s->window ? MT_MIN((double)s->window, len) : len;
     double seen = (window * (window + 1) / 2 + (len - window) * window) / len; /* keys a query sees, on average */
-    return h * ((s->gate ? 2 : 1) * q + 2 * kv) + q * h + 2 * seen * q;
+    return h * ((s->gate ? 2 : 1) * q + (s->v_is_k ? 1 : 2) * kv) + q * h + 2 * seen * q;
 }
 
 const struct mt_part_kind mt_part_attention = {

@@ -66,6 +66,23 @@ static int upload_rope(mt_model *m, int rope, char **at, float *host, struct mt_
                                     &(struct mt_copy){m->rope[rope].sin_t, bytes, host + n, bytes, bytes, 1}, err);
 }
 
+/* Vectors of weights where a norm has none. */
+static int upload_ones(mt_model *m, struct mt_err *err)
+{
+    size_t n = mt_model_n_ones(m->layout), size = mt_dtype_size(m->dt), bytes = n * size;
+    const float f32 = 1;
+    const uint16_t bf16 = mt_f32_to_bf16(1);
+    char *host = mt_calloc(n, size);
+    if (!host)
+        return mt_fail_nomem(err, "rotary tables", bytes);
+    for (size_t i = 0; i < n; i++)
+        memcpy(host + i * size, m->dt == MT_F32 ? (const void *)&f32 : &bf16, size);
+    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE, &(struct mt_copy){m->one, bytes, host, bytes, bytes, 1}, err);
+    int sync = mt_device_sync(m->dev, rc ? NULL : err);
+    free(host);
+    return rc ? rc : sync;
+}
+
 int mt_model_upload_tables(mt_model *m, struct mt_err *err)
 {
     size_t floats = mt_rope_table_bytes(&m->p) / sizeof(float);
@@ -79,13 +96,8 @@ int mt_model_upload_tables(mt_model *m, struct mt_err *err)
     }
     if (!host)
         return rc;
-    const float f32 = 1;
-    const uint16_t bf16 = mt_f32_to_bf16(1);
-    const void *one = m->dt == MT_F32 ? (const void *)&f32 : &bf16;
-    size_t size = mt_dtype_size(m->dt);
     if (!rc && m->one)
-        rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){m->one, size, one, size, size, 1}, err);
+        rc = upload_ones(m, err);
     int sync = mt_device_sync(m->dev, rc ? NULL : err);
     free(host);
     return rc ? rc : sync;

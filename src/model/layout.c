@@ -242,10 +242,11 @@ static int check_globs(const struct mt_layout_builder *b, struct mt_err *err)
     return any ? 0 : mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.freeze leaves nothing to train");
 }
 
-/* The sum of a mixture's experts has the hidden state in it: nothing can be between the two. */
+/* The sum of a mixture's experts has the hidden state in it: nothing can be between the two, unless the layer's end adds
+ * that to an MLP beside them. */
 static int check_mixture(const struct mt_hf_config *cfg, const struct mt_layer_spec *s, struct mt_err *err)
 {
-    const char *after = s->norms.mlp.after;
+    const char *after = cfg->moe.beside ? NULL : s->norms.mlp.after;
     if (!s->is_mixture || (!after && s->residual == 1))
         return 0;
     return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "family %s: %s%s after a mixture of experts is not supported",

@@ -4,11 +4,13 @@
  *
  *   h = before(x);  y = x + after((act(h Wgate) * (h Wup)) Wdown)       (Shazeer 2020)
  *
+ * and at last y is multiplied by the layer's number, if it has one.
+ *
  * The record keeps gate and up, and the norm's statistics; backward recomputes the norm's output and the gated
  * product: a cheap pass each, the product's together with its gradient.
  */
 #include "base/mem.h"
-#include "model/branch.h"
+#include "model/mlp.h"
 
 struct record {
     void *gate_up; /* [n, 2f] */
@@ -63,15 +65,12 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
     return MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
 }
 
-static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
+void mt_mlp_lay_out(struct mt_layout_builder *b, struct mt_part *p)
 {
     const struct mt_layer_spec *s = p->spec;
-    const struct mt_branch_norms *norms = &s->norms.mlp;
     int64_t hidden = mt_layout_builder_config(b)->hidden;
     const struct mt_param_tensor weights[] = {{"mlp.gate_proj.weight", s->ffn}, {"mlp.up_proj.weight", s->ffn}},
                                  biases[] = {{"mlp.gate_proj.bias", s->ffn}, {"mlp.up_proj.bias", s->ffn}};
-    if (norms->before)
-        mt_layout_add_norm(b, p, MT_MLP_NORM, hidden, norms->before, &s->norm);
     if (s->gate_up_name)
         mt_layout_add_tensor(b, p, MT_MLP_GATE_UP, 2 * s->ffn, hidden, s->gate_up_name);
     else
@@ -81,8 +80,19 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     mt_layout_add_tensor(b, p, MT_MLP_DOWN, hidden, s->ffn, "mlp.down_proj.weight");
     if (s->mlp_bias)
         mt_layout_add_tensor(b, p, MT_MLP_DOWN_BIAS, hidden, 0, "mlp.down_proj.bias");
+}
+
+static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
+{
+    const struct mt_layer_spec *s = p->spec;
+    const struct mt_branch_norms *norms = &s->norms.mlp;
+    int64_t hidden = mt_layout_builder_config(b)->hidden;
+    if (norms->before)
+        mt_layout_add_norm(b, p, MT_MLP_NORM, hidden, norms->before, &s->norm);
+    mt_mlp_lay_out(b, p);
     if (norms->after)
         mt_layout_add_norm(b, p, MT_MLP_NORM_AFTER, hidden, norms->after, &s->norm);
+    mt_layout_add_scalar(b, p, MT_MLP_SCALAR);
 }
 
 static struct mt_branch branch_of(const struct mt_part_run *r, const struct record *rec)
@@ -91,85 +101,104 @@ static struct mt_branch branch_of(const struct mt_part_run *r, const struct reco
                               .out = rec->out, .rstd_after = scratch_of(r).rstd};
 }
 
-/* out = (act(gate) * up) Wdown, plus the branch's input in a plain branch. */
-static int project(const struct mt_part_run *r, const struct record *rec, const void *residual, void *out,
-                   struct mt_err *err)
+int mt_mlp_project(const struct mt_mlp *a, const void *residual, void *out, struct mt_err *err)
 {
+    const struct mt_part_run *r = a->run;
     mt_model *m = r->m;
     const struct mt_param *p = r->part->param;
     size_t n = r->in->n_tokens, f = (size_t)r->part->spec->ffn;
-    void *act = scratch_of(r).act;
-    struct mt_glu glu = {.n = n, .f = f, .dtype = m->dt, .kind = mt_activation(r->part->spec), .gate_up = rec->gate_up,
-                         .out = act};
+    struct mt_glu glu = {.n = n, .f = f, .dtype = m->dt, .kind = mt_activation(r->part->spec), .gate_up = a->gate_up,
+                         .out = a->act};
     int rc = mt_op_glu(m->dev, &glu, err);
-    return rc ? rc : mt_linear(m, n, f, m->wd.c, act, r->w, p[MT_MLP_DOWN], p[MT_MLP_DOWN_BIAS], residual, out, err);
+    return rc ? rc : mt_linear(m, n, f, m->wd.c, a->act, r->w, p[MT_MLP_DOWN], p[MT_MLP_DOWN_BIAS], residual, out, err);
+}
+
+int mt_mlp_open(const struct mt_mlp *a, const struct mt_branch *branch, struct mt_err *err)
+{
+    const struct mt_part_run *r = a->run;
+    const struct mt_param *p = r->part->param;
+    const void *h;
+    int rc = mt_branch_enter(branch, false, &h, err);
+    return rc ? rc : mt_linear(r->m, r->in->n_tokens, r->m->wd.c, 2 * (size_t)r->part->spec->ffn, h, r->w,
+                               p[MT_MLP_GATE_UP], p[MT_MLP_GATE_UP_BIAS], NULL, a->gate_up, err);
+}
+
+static struct mt_mlp mlp_of(const struct mt_part_run *r, const struct record *rec)
+{
+    return (struct mt_mlp){.run = r, .gate_up = rec->gate_up, .act = scratch_of(r).act};
 }
 
 static int prepare(const struct mt_part_run *r, struct mt_err *err)
 {
-    const struct mt_param *p = r->part->param;
     struct record rec = record_of(r);
     struct mt_branch branch = branch_of(r, &rec);
-    const void *h;
-    int rc = mt_branch_enter(&branch, false, &h, err);
-    if (!rc)
-        rc = mt_linear(r->m, r->in->n_tokens, r->m->wd.c, 2 * (size_t)r->part->spec->ffn, h, r->w, p[MT_MLP_GATE_UP],
-                       p[MT_MLP_GATE_UP_BIAS], NULL, rec.gate_up, err);
-    return rc || !rec.out ? rc : project(r, &rec, NULL, rec.out, err);
+    struct mt_mlp mlp = mlp_of(r, &rec);
+    int rc = mt_mlp_open(&mlp, &branch, err);
+    return rc || !rec.out ? rc : mt_mlp_project(&mlp, NULL, rec.out, err);
 }
 
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
     struct record rec = record_of(r);
     struct mt_branch branch = branch_of(r, &rec);
-    int rc = rec.out ? 0 : project(r, &rec, mt_branch_is_plain(&branch) ? r->x : NULL, y, err);
-    return rc ? rc : mt_branch_leave(&branch, y, err);
+    struct mt_mlp mlp = mlp_of(r, &rec);
+    int rc = rec.out ? 0 : mt_mlp_project(&mlp, mt_branch_is_plain(&branch) ? r->x : NULL, y, err);
+    if (!rc)
+        rc = mt_branch_leave(&branch, y, err);
+    return rc ? rc : mt_layer_scale(r, y, err);
 }
 
 /* Reads the gated product's gradient from the scratch and, if `again`, overwrites it with the recomputed product. */
-static int gated_backward(const struct mt_part_run *r, const struct record *rec, bool again, struct mt_err *err)
+static int gated_backward(const struct mt_mlp *a, bool again, struct mt_err *err)
 {
-    mt_model *m = r->m;
-    void *act = scratch_of(r).act;
-    return mt_op_glu_bwd(m->dev,
+    const struct mt_part_run *r = a->run;
+    return mt_op_glu_bwd(r->m->dev,
                          &(struct mt_glu_bwd){
                              .n = r->in->n_tokens,
                              .f = (size_t)r->part->spec->ffn,
-                             .dtype = m->dt,
+                             .dtype = r->m->dt,
                              .kind = mt_activation(r->part->spec),
-                             .gate_up = rec->gate_up,
-                             .dout = act,
-                             .dgate_up = rec->gate_up,
-                             .out = again ? act : NULL,
+                             .gate_up = a->gate_up,
+                             .dout = a->act,
+                             .dgate_up = a->gate_up,
+                             .out = again ? a->act : NULL,
                          },
                          err);
 }
 
-static int backward(const struct mt_part_run *r, struct mt_err *err)
+int mt_mlp_backward(const struct mt_mlp *a, const struct mt_branch *branch, const void *dy, struct mt_err *err)
 {
+    const struct mt_part_run *r = a->run;
     mt_model *m = r->m;
     const struct mt_param *p = r->part->param;
-    struct record rec = record_of(r);
-    struct mt_branch branch = branch_of(r, &rec);
     size_t n = r->in->n_tokens, f = (size_t)r->part->spec->ffn, hidden = m->wd.c;
-    void *act = scratch_of(r).act;
-    struct mt_linear_bwd down = {.n = n, .in = f, .out = hidden, .x = act, .w = r->w, .p = p[MT_MLP_DOWN],
-                                 .bias = p[MT_MLP_DOWN_BIAS], .g = r->g, .dx = act, .first = r->of->first};
-    struct mt_linear_bwd gate_up = {.n = n, .in = hidden, .out = 2 * f, .w = r->w, .dy = rec.gate_up,
+    struct mt_linear_bwd down = {.n = n, .in = f, .out = hidden, .x = a->act, .w = r->w, .dy = dy, .p = p[MT_MLP_DOWN],
+                                 .bias = p[MT_MLP_DOWN_BIAS], .g = r->g, .dx = a->act, .first = r->of->first};
+    struct mt_linear_bwd gate_up = {.n = n, .in = hidden, .out = 2 * f, .w = r->w, .dy = a->gate_up,
                                     .p = p[MT_MLP_GATE_UP], .bias = p[MT_MLP_GATE_UP_BIAS], .g = r->g, .dx = m->dh,
                                     .first = r->of->first};
-    int rc = mt_branch_leave_backward(&branch, &down.dy, err);
+    int rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
-        rc = mt_linear_input_grad(m, &down, err);
-    if (!rc)
-        rc = gated_backward(r, &rec, mt_linear_is_trained(&down), err);
+        rc = gated_backward(a, mt_linear_is_trained(&down), err);
     if (!rc)
         rc = mt_linear_weight_grad(m, &down, err);
     if (!rc)
-        rc = mt_branch_enter(&branch, true, &gate_up.x, err);
+        rc = mt_branch_enter(branch, true, &gate_up.x, err);
     if (!rc)
         rc = mt_linear_backward(m, &gate_up, err);
-    return rc ? rc : mt_branch_enter_backward(&branch, err);
+    return rc ? rc : mt_branch_enter_backward(branch, err);
+}
+
+static int backward(const struct mt_part_run *r, struct mt_err *err)
+{
+    struct record rec = record_of(r);
+    struct mt_branch branch = branch_of(r, &rec);
+    struct mt_mlp mlp = mlp_of(r, &rec);
+    const void *dy;
+    int rc = mt_layer_scale(r, r->dx, err);
+    if (!rc)
+        rc = mt_branch_leave_backward(&branch, &dy, err);
+    return rc ? rc : mt_mlp_backward(&mlp, &branch, dy, err);
 }
 
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)

@@ -96,17 +96,12 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     return at;
 }
 
-/* The gate of a shared expert is the only operation that takes a vector of weights and may have an adapter. */
-static bool needs_one(const struct mt_layout *l)
-{
-    return l->n_adapters && l->cfg.moe.shared_gate;
-}
 
 /* Its place behind the tables. */
 static size_t one_at(const struct mt_layout *l, const struct mt_model_params *p)
 {
     size_t tables = mt_align_up(mt_rope_table_bytes(p), ALIGN) + mt_select_bias_bytes(l);
-    return needs_one(l) ? mt_align_up(tables, ALIGN) : tables;
+    return mt_model_n_ones(l) ? mt_align_up(tables, ALIGN) : tables;
 }
 
 /* Rows of FP32 logits, and of gradients in a buffer of their own. */
@@ -148,7 +143,7 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
         .scratch = scratch_layout(&sizes, dev, p, NULL),
         .logits = lay_out_logits(&sizes, p, NULL),
         .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + used_bytes(p) + mt_model_stats_bytes(p),
-        .tables = one_at(p->layout, p) + (needs_one(p->layout) ? ALIGN : 0),
+        .tables = one_at(p->layout, p) + mt_align_up(mt_model_n_ones(p->layout) * mt_dtype_size(p->dtype), ALIGN),
         .counts = mt_model_counts_bytes(p->layout),
     };
     return 0;
@@ -219,9 +214,12 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->running = m->inputs = mt_calloc(p->max_micro, sizeof(*m->inputs));
     m->partials_at = mt_calloc(p->layout->n_tensors + 1, sizeof(*m->partials_at));
     m->weighings = mt_calloc(p->max_micro, sizeof(*m->weighings));
+    m->scalars = mt_calloc((size_t)p->layout->cfg.n_layers, sizeof(*m->scalars));
+    for (int64_t i = 0; m->scalars && i < p->layout->cfg.n_layers; i++)
+        m->scalars[i] = 1;
     int rc = 0;
     m->seen = p->used_rows ? mt_calloc(mt_div_up((size_t)p->layout->cfg.vocab, (size_t)64), sizeof(*m->seen)) : NULL;
-    if (!m->inputs || !m->partials_at || !m->weighings || (p->used_rows && !m->seen))
+    if (!m->inputs || !m->partials_at || !m->weighings || !m->scalars || (p->used_rows && !m->seen))
         rc = mt_fail_nomem(err, "the model", p->max_micro * sizeof(*m->inputs));
     if (!rc)
         rc = alloc_host(m, err);
@@ -241,7 +239,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->used_host = (int32_t *)(void *)((char *)m->inputs_host + p->max_micro * m->input_bytes);
     if (mt_select_bias_bytes(p->layout))
         m->select_bias = (float *)(void *)((char *)m->tables + mt_align_up(mt_rope_table_bytes(p), ALIGN));
-    if (needs_one(p->layout))
+    if (mt_model_n_ones(p->layout))
         m->one = (char *)m->tables + one_at(p->layout, p);
     rc = mt_model_upload_tables(m, err);
     if (rc) {
@@ -273,6 +271,7 @@ void mt_model_destroy(mt_model **model)
     free(m->inputs);
     free(m->partials_at);
     free(m->weighings);
+    free(m->scalars);
     free(m->seen);
     free(m);
     *model = NULL;

@@ -7,7 +7,8 @@
 
 /** Widths of a layer, in elements. */
 struct mt_widths {
-    size_t c, f, q, kv, qkv, qk; /* hidden, ffn, query, one of k and v, all three and gates, q and k */
+    size_t c, f, q, kv, qkv, qk; /* hidden, ffn, query, one of k and v; what the product gives: all three and gates, or
+                                    q and k alone; what is kept apart of it after norms: q and k, and v if it has one */
 };
 struct mt_widths mt_widths(const struct mt_hf_config *cfg, const struct mt_layer_spec *s);
 
@@ -63,11 +64,12 @@ struct mt_model {
     float *logits;     /* [piece, mt_model_logits_ld()] */
     void *dlogits;     /* [chunk, mt_model_logits_ld()], or NULL: they overwrite the logits */
     void *tables; /* cos, sin, select_bias, one */
-    void *one;    /* 1 in the compute dtype; NULL: not needed */
+    void *one;    /* [as many as are needed] 1 in the compute dtype; NULL: not needed */
     struct {
         float *cos_t, *sin_t; /* [n_table_rows, dims/2] */
     } rope[MT_MAX_ROPES];
     float *select_bias;   /* [n_layers, n_experts] biases for choosing experts; NULL: none */
+    float *scalars;       /* [n_layers] numbers that layers' outputs are multiplied by; 1 where there is none */
     bool constants_loaded;
 
     size_t input_bytes; /* of one micro-batch's block */
@@ -158,6 +160,15 @@ float *mt_model_stats_partials(const mt_model *m, char *base);
 /** Device bytes of the biases for choosing experts; the biases of a layer (select_bias.c). */
 size_t mt_select_bias_bytes(const struct mt_layout *l);
 const float *mt_model_select_bias(const mt_model *m, int layer);
+
+/** Elements of mt_model.one. */
+size_t mt_model_n_ones(const struct mt_layout *l);
+
+/** h *= the number of the run's layer, if it has one: its output, or the gradient of that. */
+struct mt_part_run;
+int mt_layer_scale(const struct mt_part_run *r, void *h, struct mt_err *err);
+/** Reads the numbers of all layers. */
+int mt_layer_scalars_load(mt_model *m, mt_plane_set *planes, struct mt_err *err);
 
 /** Device bytes of the rotary tables. */
 size_t mt_rope_table_bytes(const struct mt_model_params *p);

@@ -12,9 +12,19 @@ struct mt_widths mt_widths(const struct mt_hf_config *cfg, const struct mt_layer
         .q = (size_t)(s->n_heads * s->head_dim),
         .kv = (size_t)(s->n_kv_heads * s->head_dim),
     };
-    w.qk = w.q + w.kv;
-    w.qkv = w.qk + w.kv + (s->gate ? w.q : 0);
+    w.qk = w.q + w.kv + (s->v_norm ? w.kv : 0);
+    w.qkv = w.q + (s->gate ? w.q : 0) + (s->v_is_k ? 1 : 2) * w.kv;
     return w;
+}
+
+/* The gate of a shared expert is the only operation that takes a vector of weights and may have an adapter. */
+size_t mt_model_n_ones(const struct mt_layout *l)
+{
+    size_t n = l->n_adapters && l->cfg.moe.shared_gate;
+    for (int i = 0; i < l->cfg.n_specs; i++)
+        if (l->cfg.spec[i].v_norm)
+            n = MT_MAX(n, (size_t)l->cfg.spec[i].head_dim);
+    return n;
 }
 
 void *mt_take(void *base, size_t *at, size_t bytes)

@@ -159,6 +159,8 @@ void mt_layout_add_tensor(struct mt_layout_builder *b, struct mt_part *p, int ro
 /** The weight of a norm, of n elements. */
 void mt_layout_add_norm(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t n, const char *usual,
                         const struct mt_norm_spec *norm);
+/** The number that the layer's output is multiplied by (layer_scalar.c), if it has one. */
+void mt_layout_add_scalar(struct mt_layout_builder *b, struct mt_part *p, int role);
 /** A parameter of expert p->first_expert + i. */
 void mt_layout_add_expert_param(struct mt_layout_builder *b, struct mt_part *p, int i, int role, int64_t cols, size_t n,
                                 const struct mt_param_tensor *tensors);

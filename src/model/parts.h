@@ -12,6 +12,7 @@
     X(router)                                                                                      \
     X(lists)                                                                                       \
     X(experts)                                                                                     \
+    X(beside)                                                                                      \
     X(combine)                                                                                     \
     X(head)
 
@@ -32,9 +33,11 @@ enum { MT_MLA_NORM, MT_MLA_IN /* [q latent or queries; latent; shared key] */, M
        MT_MLA_KV_NORM, MT_MLA_KV, MT_MLA_OUT, MT_MLA_OUT_BIAS, MT_MLA_NORM_AFTER };
 enum { MT_DELTA_NORM, MT_DELTA_IN /* [q; k; v; z; b; a], or by key head */, MT_DELTA_CONV /* [channels, taps] */,
        MT_DELTA_DT_BIAS, MT_DELTA_A_LOG, MT_DELTA_OUT_NORM, MT_DELTA_OUT, MT_DELTA_NORM_AFTER };
-enum { MT_MLP_NORM, MT_MLP_GATE_UP, MT_MLP_GATE_UP_BIAS, MT_MLP_DOWN, MT_MLP_DOWN_BIAS, MT_MLP_NORM_AFTER };
+enum { MT_MLP_NORM, MT_MLP_GATE_UP, MT_MLP_GATE_UP_BIAS, MT_MLP_DOWN, MT_MLP_DOWN_BIAS, MT_MLP_NORM_AFTER,
+       MT_MLP_SCALAR /* [1] */, MT_BESIDE_NORM_MLP, MT_BESIDE_NORM_SUM /* part beside, with all of the others */ };
 enum { MT_ROUTER_NORM, MT_ROUTER_WEIGHT /* [experts, hidden] */, MT_ROUTER_BIAS, MT_ROUTER_SELECT_BIAS,
-       MT_ROUTER_SHARED_GATE_UP, MT_ROUTER_SHARED_DOWN, MT_ROUTER_SHARED_GATE /* [1, hidden] */ };
+       MT_ROUTER_SHARED_GATE_UP, MT_ROUTER_SHARED_DOWN, MT_ROUTER_SHARED_GATE /* [1, hidden] */, MT_ROUTER_OWN_NORM,
+       MT_ROUTER_EXPERT_SCALE /* [experts] */ };
 /* Roles of mt_part.expert[i], for each expert of the group. */
 enum { MT_EXPERT_GATE_UP, MT_EXPERT_GATE_UP_BIAS, MT_EXPERT_DOWN, MT_EXPERT_DOWN_BIAS };
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * RMSNorm of queries and keys as operations of its own, for variants that the rotary embedding's operation does not
- * include: over all heads of a token at once, of each head but after the embedding, of weights less one, unrotated.
+ * include: over all heads of a token at once, of each head but after the embedding, of weights less one, unrotated. And
+ * that of values, which has no weight.
  */
 #include "model/attention.h"
 
@@ -88,6 +89,61 @@ int mt_qk_norm_backward(const struct mt_qk_norm *a, struct mt_err *err)
 {
     int rc = norm_side_backward(a, false, err);
     return rc ? rc : norm_side_backward(a, true, err);
+}
+
+/* The first column of what values are made of, in a row of the product. */
+static size_t values_from(const struct mt_qk_norm *a)
+{
+    const struct mt_widths wd = widths_of(a);
+    return wd.qkv - wd.kv;
+}
+
+int mt_v_norm(const struct mt_qk_norm *a, struct mt_err *err)
+{
+    mt_model *m = a->run->m;
+    const struct mt_layer_spec *c = a->run->part->spec;
+    const struct mt_widths wd = widths_of(a);
+    size_t heads = (size_t)c->n_kv_heads, d = (size_t)c->head_dim;
+    struct mt_rmsnorm norm = {
+        .n = a->run->in->n_tokens * heads,
+        .c = d,
+        .dtype = m->dt,
+        .eps = (float)c->norm.eps,
+        .round_once = true,
+        .x = mt_elem(m, a->qkv, values_from(a)),
+        .x_at = {heads, wd.qkv, d},
+        .w = m->one,
+        .y = mt_elem(m, a->qk, wd.q + wd.kv),
+        .y_at = {heads, wd.qk, d},
+        .rstd = a->rstd_v,
+    };
+    return mt_op_rmsnorm(m->dev, &norm, err);
+}
+
+int mt_v_norm_backward(const struct mt_qk_norm *a, struct mt_err *err)
+{
+    mt_model *m = a->run->m;
+    const struct mt_layer_spec *c = a->run->part->spec;
+    const struct mt_widths wd = widths_of(a);
+    size_t heads = (size_t)c->n_kv_heads, d = (size_t)c->head_dim;
+    void *dx = mt_elem(m, a->dqkv, values_from(a));
+    struct mt_rmsnorm_bwd norm = {
+        .n = a->run->in->n_tokens * heads,
+        .c = d,
+        .dtype = m->dt,
+        .round_once = true,
+        .dy = c->v_is_k ? a->dv : dx,
+        .x = mt_elem(m, a->qkv, values_from(a)),
+        .x_at = {heads, wd.qkv, d},
+        .w = m->one,
+        .rstd = a->rstd_v,
+        .dres = c->v_is_k ? dx : NULL,
+        .dx = dx,
+        .dy_at = {heads, c->v_is_k ? wd.kv : wd.qkv, d},
+        .dx_at = {heads, wd.qkv, d},
+        .workspace = m->workspace,
+    };
+    return mt_op_rmsnorm_bwd(m->dev, &norm, err);
 }
 
 size_t mt_qk_norm_workspace(const struct mt_model_params *p, const struct mt_layer_spec *s, mt_device *dev)

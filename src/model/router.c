@@ -4,8 +4,11 @@
  *
  *   n = norm(x);  ids, w = route(n Wr + br);  s = x + gate(n) * shared(n)
  *
- * n, ids and w are for the experts, which add their outputs to s (hf/moe.h has the whole block).
+ * n, ids and w are for the experts, which add their outputs to s (hf/moe.h has the whole block). With a norm of the
+ * router's own, the logits are of that; with an MLP beside the experts, s begins at 0.
  */
+#include <math.h>
+
 #include "base/mem.h"
 #include "model/model_priv.h"
 #include "model/packing.h"
@@ -18,7 +21,13 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     const struct mt_param_tensor select[] = {{"mlp.gate.e_score_correction_bias", m->n_experts, .constant = true}},
                                  shared[] = {{"mlp.shared_expert.gate_proj.weight", m->shared_width},
                                              {"mlp.shared_expert.up_proj.weight", m->shared_width}};
-    mt_layout_add_norm(b, p, MT_ROUTER_NORM, c->hidden, p->spec->norms.mlp.before, &p->spec->norm);
+    const char *norm = m->beside ? p->spec->norms.experts.before : p->spec->norms.mlp.before;
+    const struct mt_param_tensor scale[] = {{"router.per_expert_scale", m->n_experts, .start = 1}};
+    mt_layout_add_norm(b, p, MT_ROUTER_NORM, c->hidden, norm, &p->spec->norm);
+    if (m->router_norm)
+        mt_layout_add_norm(b, p, MT_ROUTER_OWN_NORM, c->hidden, "router.scale", &c->router_norm);
+    if (m->expert_scale)
+        mt_layout_add_param(b, p, MT_ROUTER_EXPERT_SCALE, 0, 1, scale);
     mt_layout_add_tensor(b, p, MT_ROUTER_WEIGHT, m->n_experts, c->hidden, "mlp.gate.weight");
     if (m->router_bias)
         mt_layout_add_tensor(b, p, MT_ROUTER_BIAS, m->n_experts, 0, "mlp.gate.bias");
@@ -36,6 +45,7 @@ struct record {
     float *rstd;   /* [n] of the norm */
     void *gate_up; /* [n, 2 shared_width] */
     float *gate;   /* [n] scale of the shared expert's output, if it has one */
+    float *own;    /* [n] 1 / sqrt of the router's own norm, if it has one */
 };
 
 static void lay_out_record(struct record *r, const struct mt_part_shape *s, struct mt_part_record *at)
@@ -44,6 +54,7 @@ static void lay_out_record(struct record *r, const struct mt_part_shape *s, stru
     r->rstd = mt_record_take(at, 0, n * 4);
     r->gate_up = mt_record_take(at, 0, n * 2 * (size_t)s->cfg->moe.shared_width * mt_dtype_size(s->dtype));
     r->gate = mt_record_take(at, 0, s->cfg->moe.shared_gate ? n * 4 : 0);
+    r->own = mt_record_take(at, 0, s->cfg->moe.router_norm ? n * 4 : 0);
 }
 
 MT_PART_RECORD()
@@ -57,6 +68,8 @@ struct scratch {
     float *n32;    /* [n, hidden] the norm's output, for a router that computes in FP32 */
     void *score;   /* [n] logit of the shared expert's gate, or its gradient; only with adapters */
     float *dscore; /* [n] that gradient in FP32 */
+    void *own;     /* [n, hidden] output of the router's own norm, and its gradient */
+    float *dscale; /* [n, experts] gradient of the experts' own scales, by rows */
 };
 
 /* The dtype of the router's product and of the logits' gradient: FP32 if the router is F32 in files of bf16. */
@@ -84,6 +97,8 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     bool score = c->moe.shared_gate && p->layout->n_adapters;
     s->score = mt_take(base, &at, score ? n * size : 0);
     s->dscore = mt_take(base, &at, score ? back * sizeof(float) : 0);
+    s->own = mt_take(base, &at, c->moe.router_norm ? n * (size_t)c->hidden * size : 0);
+    s->dscale = mt_take(base, &at, c->moe.expert_scale ? back * (size_t)c->moe.n_experts * sizeof(float) : 0);
     return at;
 }
 
@@ -214,6 +229,12 @@ static int router_logits(const struct mt_part_run *r, const struct scratch *s, c
     return rc ? rc : mt_adapter_forward(m, &adapter, err);
 }
 
+static const void *expert_scale(const struct mt_part_run *r)
+{
+    const struct mt_param *p = &r->part->param[MT_ROUTER_EXPERT_SCALE];
+    return p->n ? mt_elem(r->m, r->w, p->at) : NULL;
+}
+
 static int route(const struct mt_part_run *r, const void *logits, struct mt_err *err)
 {
     const mt_model *m = r->m;
@@ -230,6 +251,7 @@ static int route(const struct mt_part_run *r, const void *logits, struct mt_err 
                             .rule = rule_of(moe),
                             .logits = logits,
                             .select_bias = mt_model_select_bias(m, r->part->layer),
+                            .expert_scale = expert_scale(r),
                             .ids = own.ids,
                             .weights = own.weights,
                         },
@@ -310,6 +332,38 @@ static struct mt_norm norm_of(const struct mt_part_run *r, const struct record *
                             .p = r->part->param[MT_ROUTER_NORM], .rstd = rec->rstd};
 }
 
+static struct mt_norm own_norm_of(const struct mt_part_run *r, const struct record *rec)
+{
+    return (struct mt_norm){.spec = &r->m->layout->cfg.router_norm, .n = r->in->n_tokens, .x = r->x, .w = r->w,
+                            .p = r->part->param[MT_ROUTER_OWN_NORM], .rstd = rec->own};
+}
+
+/* h /= sqrt(hidden) */
+static int shrink(const struct mt_part_run *r, void *h, struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    struct mt_add a = {.n = r->in->n_tokens * m->wd.c, .dtype = m->dt, .b = h, .out = h,
+                       .scale = 1 / sqrtf((float)m->wd.c)};
+    return mt_op_add(m->dev, &a, err);
+}
+
+/* The output of the router's own norm, if it has one, to scratch. again: with the recorded statistics. */
+static int prepare_own(const struct mt_part_run *r, const struct record *rec, bool again, struct mt_err *err)
+{
+    struct mt_norm own = own_norm_of(r, rec);
+    void *out = scratch_of(r).own;
+    if (!own.p.n)
+        return 0;
+    int rc = mt_norm(r->m, &own, out, again, err);
+    return rc ? rc : shrink(r, out, err);
+}
+
+/* What the logits are of, if n is the norm's output. */
+static const void *router_input(const struct mt_part_run *r, const void *n)
+{
+    return r->part->param[MT_ROUTER_OWN_NORM].n ? scratch_of(r).own : n;
+}
+
 static int prepare(const struct mt_part_run *r, struct mt_err *err)
 {
     mt_model *m = r->m;
@@ -317,6 +371,8 @@ static int prepare(const struct mt_part_run *r, struct mt_err *err)
     void *n = norm_output(r);
     struct mt_norm norm = norm_of(r, &rec);
     int rc = mt_norm(m, &norm, n, false, err);
+    if (!rc)
+        rc = prepare_own(r, &rec, false, err);
     return rc || !m->layout->cfg.moe.shared_width ? rc : prepare_shared(r, &rec, n, err);
 }
 
@@ -336,6 +392,20 @@ static int count_probabilities(const struct mt_part_run *r, const void *logits, 
                               err);
 }
 
+/* What the sum of the experts' outputs begins with: x, or if the layer's end adds that, 0. */
+static int begin_sum(const struct mt_part_run *r, float *sum, struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    size_t n = r->in->n_tokens * m->wd.c;
+    struct mt_cast x = {n, m->dt, MT_F32, r->x, sum};
+    if (!m->layout->cfg.moe.beside)
+        return mt_op_cast(m->dev, &x, err);
+    x = (struct mt_cast){n, m->dt, m->dt, r->x,
+                         own_rows(r, mt_value(r, MT_ROLE_RESIDUAL), m->wd.c * mt_dtype_size(m->dt))};
+    int rc = mt_op_cast(m->dev, &x, err);
+    return rc ? rc : mt_op_zero(m->dev, &(struct mt_zero){sum, n * sizeof(float)}, err);
+}
+
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
     mt_model *m = r->m;
@@ -346,13 +416,13 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
                                  .transposed = true, .c = sum, .d = sum};
     const void *product;
     (void)y; /* the combine part makes it from the sum */
-    int rc = router_logits(r, &s, norm_output(r), &product, err);
+    int rc = router_logits(r, &s, router_input(r, norm_output(r)), &product, err);
     if (!rc)
         rc = route(r, s.logits, err);
     if (!rc && mt_model_balances(m))
         rc = count_probabilities(r, s.logits, err);
     if (!rc)
-        rc = mt_op_cast(m->dev, &(struct mt_cast){r->in->n_tokens * m->wd.c, m->dt, MT_F32, r->x, sum}, err);
+        rc = begin_sum(r, sum, err);
     if (!rc && shared.in)
         rc = add_product(r, &shared, err);
     struct mt_adapter_run run = {.adapter = r->part->param[MT_ROUTER_SHARED_DOWN].adapter, .n = r->in->n_tokens,
@@ -374,6 +444,8 @@ static int router_backward(const struct mt_part_run *r, const struct scratch *s,
                                 .logits_dtype = logits_dtype(moe, m->dt),
                                 .rule = rule_of(moe),
                                 .logits = s->logits,
+                                .expert_scale = expert_scale(r),
+                                .dscale = mt_grad_of(r->g, r->part->param[MT_ROUTER_EXPERT_SCALE]) ? s->dscale : NULL,
                                 .ids = own_routing(r).ids,
                                 .dweights = dweights,
                                 .aux = mt_model_balances(m) ? m->shares : NULL,
@@ -384,10 +456,11 @@ static int router_backward(const struct mt_part_run *r, const struct scratch *s,
 }
 
 /* After the logits' gradient was used for the router's own weight. s->logits is free: it may have to hold dlogits, cast. */
-static int router_adapter_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
+static int router_adapter_backward(const struct mt_part_run *r, const struct scratch *s, const void *in,
+                                   struct mt_err *err)
 {
     mt_model *m = r->m;
-    struct mt_adapter_run a = router_adapter(r, m->h);
+    struct mt_adapter_run a = router_adapter(r, in);
     enum mt_dtype have = product_dtype(m->layout, m->dt);
     size_t elems = r->in->n_tokens * a.ld;
     if (!a.adapter)
@@ -486,6 +559,33 @@ static int shared_backward(const struct mt_part_run *r, const struct scratch *s,
     return rc ? rc : add_product(r, &dn, err);
 }
 
+/* The gradient of the experts' own scales: column sums of the rows that the router's operation left. */
+static int scale_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    size_t experts = (size_t)m->layout->cfg.moe.n_experts;
+    struct mt_bias_bwd sums = {.n = r->in->n_tokens, .c = experts, .ld = experts, .dtype = MT_F32, .dy = s->dscale,
+                               .db = mt_grad_of(r->g, r->part->param[MT_ROUTER_EXPERT_SCALE]),
+                               .workspace = m->workspace};
+    return sums.db ? mt_op_bias_bwd(m->dev, &sums, err) : 0;
+}
+
+/* r->dx += gradient of x from that of the router's own norm, in s->dn; then s->dn is that of the rows alone. */
+static int own_norm_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    size_t n = r->in->n_tokens * m->wd.c;
+    struct record rec = record_of(r);
+    struct mt_norm own = own_norm_of(r, &rec);
+    const float *rows = own_rows(r, mt_value(r, MT_ROLE_DN), m->wd.c * sizeof(float));
+    int rc = mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, m->dt, s->dn, m->dh}, err);
+    if (!rc)
+        rc = shrink(r, m->dh, err);
+    if (!rc)
+        rc = mt_norm_backward(m, &own, m->dh, r->dx, r->dx, r->g, err);
+    return rc ? rc : mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, MT_F32, rows, s->dn}, err);
+}
+
 /* Recomputes the logits, but not the choice of experts: a tie that fell the other way would not be noticed. */
 static int backward(const struct mt_part_run *r, struct mt_err *err)
 {
@@ -501,18 +601,28 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
                                  .f32 = product_dtype(m->layout, m->dt) == MT_F32, .p = p[MT_ROUTER_WEIGHT],
                                  .bias = p[MT_ROUTER_BIAS], .g = r->g};
     struct mt_norm norm = norm_of(r, &rec);
+    const void *in = router_input(r, m->h);
+    bool own = p[MT_ROUTER_OWN_NORM].n;
     int rc = mt_norm(m, &norm, m->h, true, err);
     gate.p.adapter = NULL; /* by itself: its products may be of another dtype */
+    if (own)
+        sum.c = NULL;
     if (!rc)
-        rc = router_logits(r, &s, m->h, &gate.x, err);
+        rc = prepare_own(r, &rec, true, err);
+    if (!rc)
+        rc = router_logits(r, &s, in, &gate.x, err);
     if (!rc)
         rc = router_backward(r, &s, err);
+    if (!rc)
+        rc = scale_backward(r, &s, err);
     if (!rc)
         rc = mt_linear_weight_grad(m, &gate, err);
     if (!rc)
         rc = add_product(r, &sum, err);
     if (!rc)
-        rc = router_adapter_backward(r, &s, err);
+        rc = router_adapter_backward(r, &s, in, err);
+    if (!rc && own)
+        rc = own_norm_backward(r, &s, err);
     if (!rc && m->layout->cfg.moe.shared_width)
         rc = shared_backward(r, &s, err);
     if (!rc)
@@ -528,6 +638,11 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
     return (double)c->hidden * (double)(m->n_experts + 3 * m->shared_width + m->shared_gate);
 }
 
+static bool has_beside(const struct mt_hf_config *c)
+{
+    return c->moe.beside;
+}
+
 const struct mt_part_kind mt_part_router = {
     .name = "router",
     .adapted = 1u << MT_ROUTER_SHARED_GATE_UP | 1u << MT_ROUTER_SHARED_DOWN,
@@ -539,6 +654,7 @@ const struct mt_part_kind mt_part_router = {
              {MT_ROLE_ROUTING, MT_FILL, MT_READ, mt_routing_bytes},
              {MT_ROLE_DN, MT_NO_ACCESS, MT_READ, mt_sum_bytes},
              {MT_ROLE_DWEIGHTS, MT_NO_ACCESS, MT_READ, mt_routing_weights_bytes},
+             {MT_ROLE_RESIDUAL, MT_FILL, MT_NO_ACCESS, mt_rows_bytes, has_beside},
              {MT_ROLE_DX, MT_NO_ACCESS, MT_UPDATE, mt_hidden_bytes},
              {MT_ROLE_GRAD, MT_NO_ACCESS, MT_SUM}},
     .lay_out = lay_out,

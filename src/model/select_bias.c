@@ -35,10 +35,10 @@ static int read_all(const struct mt_layout *l, mt_plane_set *planes, float *rows
     return rc;
 }
 
-int mt_model_load_constants(mt_model *m, mt_plane_set *planes, struct mt_err *err)
+static int load(mt_model *m, mt_plane_set *planes, struct mt_err *err)
 {
     size_t bytes = mt_select_bias_bytes(m->layout);
-    if (!bytes || m->constants_loaded)
+    if (!bytes)
         return 0;
     float *rows = mt_calloc(1, bytes);
     if (!rows)
@@ -49,6 +49,14 @@ int mt_model_load_constants(mt_model *m, mt_plane_set *planes, struct mt_err *er
                             err);
     int sync = mt_device_sync(m->dev, rc ? NULL : err);
     free(rows);
-    m->constants_loaded = !rc && !sync;
     return rc ? rc : sync;
+}
+
+int mt_model_load_constants(mt_model *m, mt_plane_set *planes, struct mt_err *err)
+{
+    int rc = m->constants_loaded ? 0 : mt_layer_scalars_load(m, planes, err);
+    if (!rc && !m->constants_loaded)
+        rc = load(m, planes, err);
+    m->constants_loaded = !rc;
+    return rc;
 }

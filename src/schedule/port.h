@@ -48,7 +48,9 @@ enum mt_reach {
     ROW(RECORD_0, RECORD, MICROBATCH, UNIT)  /* segments of the unit's record, in their order */                       \
     ROW(RECORD_1, RECORD, MICROBATCH, UNIT)                                                                            \
     ROW(RECORD_2, RECORD, MICROBATCH, UNIT)                                                                            \
-    ROW(RECORD_3, RECORD, MICROBATCH, UNIT)
+    ROW(RECORD_3, RECORD, MICROBATCH, UNIT)                                                                            \
+    ROW(RESIDUAL, ROWS, STEP, LAYER)       /* what came to the router, if the layer's end needs it */                  \
+    ROW(ROUNDED, ROWS, STEP, LAYER)        /* the sum, if backward needs it */
 
 /** Role of a value in an operation, by which the executor and the model find its buffer. */
 enum mt_role {

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_MODEL_MLP_H
+#define MT_MODEL_MLP_H
+
+#include "model/branch.h"
+
+/**
+ * One run of a gated MLP, of a part that has the parameters MT_MLP_* at these roles: out = (act(h Wgate) * (h Wup))
+ * Wdown, with biases where there are some.
+ */
+struct mt_mlp {
+    const struct mt_part_run *run;
+    void *gate_up; /* [n, 2 ffn], of the record: made by mt_mlp_open(), in backward overwritten by its gradient */
+    void *act;     /* [n, ffn] scratch */
+};
+
+/** The parameters, without norms. */
+void mt_mlp_lay_out(struct mt_layout_builder *b, struct mt_part *p);
+/** gate_up, of the branch's input. */
+int mt_mlp_open(const struct mt_mlp *a, const struct mt_branch *branch, struct mt_err *err);
+/** out, plus `residual` (NULL: 0). */
+int mt_mlp_project(const struct mt_mlp *a, const void *residual, void *out, struct mt_err *err);
+/** From the gradient of out to that of the branch's input, in m->dh, from where it goes on to run->dx. dy may be m->dh. */
+int mt_mlp_backward(const struct mt_mlp *a, const struct mt_branch *branch, const void *dy, struct mt_err *err);
+
+#endif
