@@ -50,6 +50,10 @@ CASES = {
         "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"], rank_pattern={"kv_b_proj": 6}), 2),
     "deepseek_v2-dora": ("deepseek_v2", dict(r=3, lora_alpha=6, use_dora=True, target_modules=[
         "q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]), 1),
+    # keys that are values, too: one adapter of k_proj for both
+    "gemma4_text-dora": ("gemma4_text", dict(r=3, lora_alpha=6, use_dora=True, target_modules=ALL), 1),
+    "gemma4_moe-experts": ("gemma4_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "router.proj"],
+                                              target_parameters=["experts.gate_up_proj", "experts.down_proj"]), 2),
     "qwen3_moe-experts": ("qwen3_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"] + MLP), 4),
     "mixtral-experts": ("mixtral", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "w1", "w3", "w2"]), 1),
     "minimax_m2-experts": ("minimax_m2", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "w1", "w3", "w2"]), 1),

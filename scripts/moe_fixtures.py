@@ -36,6 +36,12 @@ YARN = dict(rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncat
 DELTA = dict(head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
              linear_value_head_dim=24, linear_conv_kernel_dim=4, attn_output_gate=True)
 
+#: heads of 24 without windows, of 16 with one; the keys of the former are their values, too
+GEMMA4 = dict(num_attention_heads=6, num_key_value_heads=3, head_dim=16, global_head_dim=24, num_global_key_value_heads=2,
+              attention_k_eq_v=True, hidden_size_per_layer_input=0, sliding_window=9, hidden_activation="gelu_pytorch_tanh",
+              rope_parameters=dict(full_attention=dict(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1e6),
+                                   sliding_attention=dict(rope_type="default", rope_theta=1e4)), tie_word_embeddings=True)
+
 #: family: architecture, keys over SMALL
 CASES = {
     "olmoe": ("OlmoeForCausalLM", dict(num_attention_heads=5, num_key_value_heads=5, num_experts=16,
@@ -83,10 +89,17 @@ CASES = {
     "qwen3_next": ("Qwen3NextForCausalLM", dict(DELTA, linear_value_head_dim=8, num_experts=8, num_experts_per_tok=3,
                    moe_intermediate_size=16, shared_expert_intermediate_size=24, norm_topk_prob=True,
                    layer_types=["linear_attention", "full_attention"])),
+    "gemma4_text": ("Gemma4ForCausalLM", dict(GEMMA4, num_hidden_layers=3, final_logit_softcapping=4.0,
+                    layer_types=["full_attention", "sliding_attention", "full_attention"])),
     "hunyuan_v1_moe": ("HunYuanMoEV1ForCausalLM", dict(head_dim=16, num_experts=8, moe_topk=2, intermediate_size=24,
                        rope_scaling=dict(type="dynamic", alpha=10.0, factor=1.0))),
 }
-#: of the families above, with experts in MXFP4
+#: of the families above, with other keys
+MORE = {
+    "gemma4_moe": ("gemma4_text", dict(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"],
+                   enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=24)),
+}
+#: the same with experts in MXFP4
 PACKED = {
     "gpt_oss_mxfp4": ("gpt_oss", dict(hidden_size=64, intermediate_size=32, num_local_experts=4)),
 }
@@ -106,13 +119,19 @@ def looks_trained(model, seed):
 
     with torch.no_grad():
         for name, p in list(model.named_parameters()) + list(model.named_buffers()):
-            if "inv_freq" in name:
+            if "inv_freq" in name or "embed_scale" in name:
                 continue
             if any(w in name for w in CHOOSING):
                 normal(p, 0.2)
                 continue
             if hasattr(model.config, "linear_num_key_heads") and "norm" in name:  # of 1 + w but for the outputs
                 p.copy_(torch.rand(p.shape, generator=g) * 0.6 + (0.7 if "linear_attn.norm" in name else -0.3))
+            elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+                p.copy_(0.6 + torch.rand(p.shape, generator=g) * 0.6)
+            elif name.endswith("router.proj.weight"):  # of a norm's output, over sqrt(hidden_size)
+                normal(p, 1.6)
+            elif ("q_norm" in name or "k_norm" in name) and "Gemma4" in type(model).__name__:  # scores are not scaled
+                p.copy_(0.25 + torch.rand(p.shape, generator=g) * 0.4)
             elif "q_norm" in name or "k_norm" in name or "query_layernorm" in name or "key_layernorm" in name:
                 p.copy_(0.5 + torch.rand(p.shape, generator=g) * 0.8)
             elif "norm" in name:
@@ -200,13 +219,14 @@ def double_throughout(wanted):
 
 
 def make(family, samples):
-    like, more = PACKED.get(family, (family, {}))
+    like, more = {**MORE, **PACKED}.get(family, (family, {}))
     architecture, over = CASES[like]
     cfg = {"architectures": [architecture], "model_type": like, **SMALL, **over, **more}
     d = os.path.join(ROOT, family)
     write_model(d, cfg)
     hf = AutoConfig.from_pretrained(d)
-    model = AutoModelForCausalLM.from_config(hf, attn_implementation="eager", experts_implementation="eager").float()
+    model = AutoModelForCausalLM.from_config(hf, dtype=torch.float32, attn_implementation="eager",
+                                             experts_implementation="eager")
     looks_trained(model, 1)
     packed = pack_experts(model, 1) if family in PACKED else {}
     kept = CHOOSING + KEPT_F32.get(family, ())
@@ -244,7 +264,7 @@ def main():
         for folder in sys.argv[2:]:
             check_exported(folder, samples)
         return
-    for family in sys.argv[1:] or [*CASES, *PACKED]:
+    for family in sys.argv[1:] or [*CASES, *MORE, *PACKED]:
         make(family, samples)
 
 

@@ -44,13 +44,16 @@ CASES = {
 def looks_trained(model, seed):
     """Norms far from one, outlier channels, biases that are not zero."""
     g = torch.Generator().manual_seed(seed)
-    one = 1.0 if "Gemma" in type(model).__name__ else 0.0  # its norms multiply by 1 + w
+    gemma4 = "Gemma4" in type(model).__name__
+    one = 1.0 if "Gemma" in type(model).__name__ and not gemma4 else 0.0  # its norms multiply by 1 + w
     with torch.no_grad():
-        for name, p in model.named_parameters():
-            if "q_norm" in name or "k_norm" in name:
+        for name, p in [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n.endswith("layer_scalar"))]:
+            if name.endswith("layer_scalar"):
+                p.copy_(0.6 + torch.rand(p.shape, generator=g) * 0.6)
+            elif "q_norm" in name or "k_norm" in name:
                 # their product scales the scores: larger ones make attention one-hot, and then a step
                 # turns a rounding error into a thousand of them, in torch as well
-                p.copy_(0.5 + torch.rand(p.shape, generator=g) * 0.8 - one)
+                p.copy_((0.5 + torch.rand(p.shape, generator=g) * 0.8) * (0.5 if gemma4 else 1.0) - one)  # unscaled scores
             elif "norm" in name:
                 p.copy_(0.5 + torch.rand(p.shape, generator=g) * 2 - one)
             elif name.endswith("bias"):

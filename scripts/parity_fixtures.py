@@ -92,11 +92,16 @@ NESTED = {
     "gemma3": ("Gemma3ForConditionalGeneration", ("gemma3_text", "gemma3_text"), dict(num_attention_heads=5,
         num_key_value_heads=1, hidden_size=40, head_dim=16, sliding_window=9, pad_token_id=None, final_logit_softcapping=None,
         layer_types=["sliding_attention", "full_attention"]), VISION, True),
+    # heads of 24 without a window, of 8 with one; values of their own
+    "gemma4": ("Gemma4ForConditionalGeneration", ("gemma4_text", "gemma4_text"), dict(num_attention_heads=5, num_key_value_heads=1,
+        hidden_size=40, head_dim=8, global_head_dim=24, sliding_window=9, pad_token_id=103, final_logit_softcapping=4.0,
+        layer_types=["sliding_attention", "full_attention"]), dict(VISION, num_key_value_heads=2, head_dim=8,
+        position_embedding_size=16), True),
 }
 
 
 def is_copied(tensor):
-    return any(part in tensor for part in ("visual.", "vision_tower.", "multi_modal_projector."))
+    return any(part in tensor for part in ("visual.", "vision_tower.", "multi_modal_projector.", "embed_vision."))
 
 
 def config_of(name):

@@ -39,6 +39,13 @@ FAMILIES = {
                                           "sliding_window_pattern": 2, "final_logit_softcapping": 5.0,
                                           "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 1e6,
                                           "rope_local_base_freq": 10000.0, "tie_word_embeddings": True}),
+    "gemma4_text": ("Gemma4ForCausalLM", {"head_dim": 16, "global_head_dim": 24, "num_global_key_value_heads": 1,
+                                          "attention_k_eq_v": False, "hidden_size_per_layer_input": 0, "sliding_window": 12,
+                                          "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+                                          "rope_parameters": {
+                                              "full_attention": {"rope_type": "proportional", "rope_theta": 1e6,
+                                                                 "partial_rotary_factor": 0.25},
+                                              "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}),
     "gemma2": ("Gemma2ForCausalLM", {}),
     "olmo2": ("Olmo2ForCausalLM", {}),
     "olmo3": ("Olmo3ForCausalLM", {}),

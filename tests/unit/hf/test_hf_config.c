@@ -160,6 +160,37 @@ static void a_nested_decoder_is_read_and_the_top_decides(void **state)
     assert_true(!cfg.nested && !strcmp(cfg.names->in_files, "model."));
 }
 
+#define GEMMA4 "\"model_type\": \"gemma4_text\", \"num_key_value_heads\": 2, \"head_dim\": 16, \"sliding_window\": 5, "             \
+               "\"hidden_size_per_layer_input\": 0, \"rope_parameters\": {\"full_attention\": {\"rope_type\": "                 \
+               "\"proportional\", \"partial_rotary_factor\": 0.25, \"rope_theta\": 1e6}, \"sliding_attention\": "               \
+               "{\"rope_type\": \"default\", \"rope_theta\": 1e4}}, "
+
+static void layers_without_a_window_have_other_heads(void **state)
+{
+    (void)state;
+    take(GEMMA4 "\"attention_k_eq_v\": true, \"num_global_key_value_heads\": 1, \"global_head_dim\": 24, " SHAPE);
+    assert_true(layer(0)->window == 5 && layer(0)->head_dim == 16 && layer(0)->n_kv_heads == 2 && !layer(0)->v_is_k);
+    assert_true(layer(3)->window == 0 && layer(3)->head_dim == 24 && layer(3)->n_kv_heads == 1 && layer(3)->v_is_k);
+    assert_true(layer(3)->v_norm && layer(0)->score_scale == 1 && layer(3)->score_scale == 1 && layer(0)->scalar_name);
+    assert_true(cfg.rope[0].dims == 24 && cfg.rope[0].type == MT_ROPE_PROPORTIONAL && cfg.rope[1].dims == 16);
+    assert_true(layer(3)->rope == 0 && layer(0)->rope == 1 && cfg.tied && !cfg.moe.n_experts);
+    take(GEMMA4 "\"num_global_key_value_heads\": 1, " SHAPE); /* which counts with attention_k_eq_v alone */
+    assert_true(layer(3)->head_dim == 512 && layer(3)->n_kv_heads == 2 && !layer(3)->v_is_k);
+    take(GEMMA4 "\"attention_k_eq_v\": true, \"per_layer_config\": {\"3\": {\"head_dim\": 32, \"num_key_value_heads\": 4}}, "
+         SHAPE); /* as newer versions write it */
+    assert_true(layer(3)->head_dim == 32 && layer(3)->n_kv_heads == 4 && layer(2)->head_dim == 16);
+    take(GEMMA4 "\"layer_types\": [\"full_attention\", \"sliding_attention\", \"sliding_attention\", \"sliding_attention\"], "
+         SHAPE); /* the last is full whatever they say */
+    assert_true(!layer(0)->window && layer(2)->window == 5 && !layer(3)->window);
+    refuse(GEMMA4 "\"per_layer_config\": {\"3\": {\"head_dim\": 32}, \"1\": {\"head_dim\": 24}}, " SHAPE, "per_layer_config");
+    refuse(GEMMA4 "\"num_kv_shared_layers\": 2, " SHAPE, "num_kv_shared_layers");
+    refuse("\"model_type\": \"gemma4_text\", " SHAPE, "hidden_size_per_layer_input");
+    take("\"model_type\": \"gemma4\", \"text_config\": {" GEMMA4 "\"final_logit_softcapping\": 30, " SHAPE "}");
+    assert_true(cfg.logit_cap == 30 && cfg.tied && !strcmp(cfg.names->in_files, "model.language_model."));
+    take(GEMMA4 "\"enable_moe_block\": true, \"num_experts\": 8, \"top_k_experts\": 2, \"moe_intermediate_size\": 16, " SHAPE);
+    assert_true(layer(0)->is_mixture && cfg.moe.top_k == 2 && cfg.moe.beside && cfg.moe.router_norm);
+}
+
 static void windows_and_rotations_by_rule(void **state)
 {
     (void)state;
@@ -554,6 +585,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(families_have_their_own_defaults),
+        cmocka_unit_test(layers_without_a_window_have_other_heads),
         cmocka_unit_test(null_is_absent_but_for_heads_and_the_window),
         cmocka_unit_test(windows_follow_their_family),
         cmocka_unit_test(layers_that_compute_alike_share_a_specification),

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3.5 and Qwen3-Next on the emulated CUDA device: close to the cpu device, the same bits in another order of threads
-and blocks."""
+"""Models of tests/parity on the emulated CUDA device: close to the cpu device, the same bits in another order of threads and
+blocks.
+
+test_families.py FAMILY:f32|bf16 ..., with MEGATRAIN naming the emulated binary.
+"""
 import os
 import shutil
 import sys
@@ -41,5 +44,5 @@ def check(tmp, family, dtype):
 
 with tempfile.TemporaryDirectory() as tmp:
     shutil.copy(os.path.join(PARITY, "data.jsonl"), tmp)
-    check(tmp, "qwen3_5_text", "f32")
-    check(tmp, "qwen3_next", "bf16")
+    for case in sys.argv[1:]:
+        check(tmp, *case.split(":"))
