@@ -32,6 +32,8 @@ static const struct {
     {"GLM-4.6", UINT64_C(352797829024)},
     {"GLM-4.7", UINT64_C(352797829024)},
     {"GLM-4.7-Flash", UINT64_C(29943393920)},
+    {"gemma-4-26B-A4B", UINT64_C(25233141790)},
+    {"gemma-4-31B", UINT64_C(30697345340)},
     {"Hunyuan-A13B", UINT64_C(80393183232)},
     {"Kimi-K2", UINT64_C(1026408232448)},
     {"Kimi-K2-Thinking", UINT64_C(1026408232448)},
