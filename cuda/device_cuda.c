@@ -200,6 +200,7 @@ static void set_limits(struct mt_cuda_device *d, const struct cudaDeviceProp *pr
     mt_cuda_attention_describe(d, attention, sizeof(attention));
     *l = mt_device_kind_limits(&mt_cuda_kind, p->budget_bytes - mt_arena_used(d->arena), p->n_threads);
     l->native_bf16 = true;
+    l->e4m3 = d->sm >= 89;
     snprintf(l->product, sizeof(l->product), "%.60s", prop->name);
     snprintf(l->name, sizeof(l->name), "cuda %d (%.40s, sm_%d, %.20s, attention: %.20s)", d->index,
              prop->name, d->sm, blas, attention);

@@ -66,7 +66,7 @@ static void forget_plans(struct mt_cuda_blas *b)
 
 static cudaDataType_t lt_type(enum mt_dtype t)
 {
-    return t == MT_F32 ? CUDA_R_32F : CUDA_R_16BF;
+    return t == MT_F32 ? CUDA_R_32F : t == MT_E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
 }
 
 static cublasStatus_t make_layout(cublasLtMatrixLayout_t *out, enum mt_dtype t, uint64_t rows,
@@ -255,12 +255,17 @@ static cublasStatus_t launch(struct mt_cuda_device *d, const struct mt_cuda_prod
 {
     struct mt_cuda_blas *b = d->blas;
     struct key key = key_of(p);
+    const void *scale_a = p->b_scale, *scale_b = p->a_scale; /* in cuBLASLt's order */
     struct plan *plan = NULL;
     cublasStatus_t rc = get_plan(b, &key, p->bias, &plan);
     if (!rc && plan->refused)
         rc = CUBLAS_STATUS_NOT_SUPPORTED;
     if (!rc && p->bias)
         rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof(p->bias));
+    if (!rc && p->dtype == MT_E4M3)
+        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale_a, sizeof(scale_a));
+    if (!rc && p->dtype == MT_E4M3)
+        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scale_b, sizeof(scale_b));
     if (rc)
         return rc;
     return cublasLtMatmul(b->lt, plan->desc, &p->alpha, p->b, plan->a, p->a, plan->b, &p->beta,
@@ -268,12 +273,17 @@ static cublasStatus_t launch(struct mt_cuda_device *d, const struct mt_cuda_prod
                           b->workspace, workspace_bytes, d->streams[MT_STREAM_COMPUTE]);
 }
 
+static enum mt_dtype bias_type(const struct mt_cuda_product *p)
+{
+    return p->dtype == MT_E4M3 ? MT_BF16 : p->dtype;
+}
+
 /* Stores the bias in D and adds the product to it: still one rounding, except with a bf16 C and a bias. */
 static cublasStatus_t launch_on_bias(struct mt_cuda_device *d, const struct mt_cuda_product *p)
 {
     struct mt_cuda_product rest = *p;
     struct mt_cuda_bias_rows fill = {.m = p->m, .n = p->n, .ldc = p->ldc, .ldd = p->ldd,
-                                     .dtype = p->dtype, .d_dtype = p->d_dtype, .bias = p->bias,
+                                     .dtype = bias_type(p), .d_dtype = p->d_dtype, .bias = p->bias,
                                      .c = p->beta != 0 ? p->c : NULL, .d = p->d};
     if (mt_cuda_fill_bias(&fill, d->streams[MT_STREAM_COMPUTE]) != cudaSuccess)
         return CUBLAS_STATUS_EXECUTION_FAILED;
@@ -289,7 +299,7 @@ int mt_cuda_multiply(struct mt_cuda_device *d, const struct mt_cuda_product *p, 
 {
     /* cuBLASLt accepts only a bias of D's type */
     cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
-    if (!p->bias || p->dtype == p->d_dtype)
+    if (!p->bias || bias_type(p) == p->d_dtype)
         status = launch(d, p);
     if (p->bias && status == CUBLAS_STATUS_NOT_SUPPORTED)
         status = launch_on_bias(d, p);
@@ -319,7 +329,8 @@ int mt_cuda_op_gemm(mt_device *dev, const struct mt_gemm *a, struct mt_err *err)
     struct mt_cuda_product p = {
         .m = a->m, .n = a->n, .k = a->k, .dtype = a->dtype, .d_dtype = a->d_dtype,
         .trans_a = a->trans_a, .trans_b = a->trans_b, .alpha = a->scale != 0 ? a->scale : 1, .beta = a->c ? 1.0f : 0.0f,
-        .a = a->a, .b = a->b, .bias = a->bias, .c = a->c, .d = a->d, .lda = a->lda, .ldb = a->ldb,
+        .a = a->a, .b = a->b, .bias = a->bias, .c = a->c, .d = a->d,
+        .a_scale = a->a_scale, .b_scale = a->b_scale, .lda = a->lda, .ldb = a->ldb,
         .ldc = a->ldc, .ldd = a->ldd};
     return mt_cuda_multiply(d, &p, "gemm", err);
 }

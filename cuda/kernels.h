@@ -40,6 +40,7 @@ extern "C" {
     X(DROPOUT, dropout, struct mt_dropout)                                                         \
     X(DORA_SCALE, dora_scale, struct mt_dora_scale)                                                \
     X(SCALE_COLUMNS, scale_columns, struct mt_scale_columns)                                       \
+    MT_DEVICE_OPS_E4M3(X)                                                                          \
     MT_DEVICE_OPS_MOE(X, X)                                                                        \
     MT_DEVICE_OPS_DELTA(X, X)
 

@@ -7,17 +7,18 @@
 #include <stdint.h>
 #include <string.h>
 
-/** Element types of device buffers and state planes; AUTO: a setting that is not resolved yet. */
-enum mt_dtype { MT_DTYPE_AUTO = -1, MT_F32, MT_BF16 };
+/** Element types of device buffers and state planes; AUTO: a setting that is not resolved yet. E4M3: the operands of
+ * products in FP8 (Micikevicius et al. 2022), codes with a scale for the whole matrix; nothing else is stored so. */
+enum mt_dtype { MT_DTYPE_AUTO = -1, MT_F32, MT_BF16, MT_E4M3 };
 
 static inline size_t mt_dtype_size(enum mt_dtype t)
 {
-    return t == MT_F32 ? 4 : 2;
+    return t == MT_F32 ? 4 : t == MT_E4M3 ? 1 : 2;
 }
 
 static inline const char *mt_dtype_name(enum mt_dtype t)
 {
-    return t == MT_F32 ? "f32" : "bf16";
+    return t == MT_F32 ? "f32" : t == MT_E4M3 ? "e4m3" : "bf16";
 }
 
 static inline uint32_t mt_f32_bits(float f)

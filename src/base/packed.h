@@ -97,4 +97,30 @@ static inline float mt_e4m3_to_f32(uint8_t c)
     return mt_f32_from_bits((mag == 0x7f ? 0x7fc00000u : bits) | sign);
 }
 
+/** To nearest even; beyond 448 saturates, but infinity and NaN become NaN. Branch-free. */
+static inline uint8_t mt_f32_to_e4m3(float f)
+{
+    uint32_t u = mt_f32_bits(f) & 0x7fffffffu, sign = mt_f32_bits(f) >> 24 & 0x80u;
+    uint32_t normal = ((u + 0x7ffffu + (u >> 20 & 1)) >> 20) - (120u << 3);
+    /* steps of 2^-9, which is the last bit of 2^14 */
+    uint32_t small = mt_f32_bits(mt_f32_from_bits(u) + 0x1p14f) - mt_f32_bits(0x1p14f);
+    uint32_t mag = u < 0x3c800000u ? small : normal; /* 2^-6 */
+    mag = u > 0x43e00000u ? 0x7eu : mag;             /* 448 */
+    return (uint8_t)((u >= 0x7f800000u ? 0x7fu : mag) | sign);
+}
+
+/**
+ * The power of two with which values of magnitudes up to `amax` become codes: the largest that leaves them within 448.
+ * Its inverse is a normal number. 1 if amax is 0, infinite or a NaN.
+ */
+static inline float mt_e4m3_factor(float amax)
+{
+    uint32_t u = mt_f32_bits(amax), mantissa = u & 0x7fffffu, exponent = u >> 23;
+    if (!u || exponent >= 255)
+        return 1;
+    uint32_t up = mantissa > 0x600000u; /* beyond 1.75, as 448 = 1.75 * 2^8 */
+    uint32_t to = 127 + 127 + 8 - exponent - up; /* of the factor, biased */
+    return mt_f32_from_bits((to > 253 ? 253u : to) << 23);
+}
+
 #endif

@@ -22,7 +22,7 @@ struct mt_device_limits mt_device_kind_limits(const struct mt_device_kind *k, si
 {
     return (struct mt_device_limits){.kind = k->name, .budget_bytes = budget_bytes, .n_threads = n_threads,
                                      .shares_host_memory = k->shares_host_memory, .alignment = k->alignment,
-                                     .row_bucket = k->row_bucket};
+                                     .row_bucket = k->row_bucket, .e4m3 = true};
 }
 
 void mt_device_probe(struct mt_device_info *out, const char *name, int index)

@@ -45,6 +45,7 @@ struct mt_device_limits {
     size_t budget_bytes;   /* most bytes of all allocations */
     int n_threads;
     bool native_bf16;      /* matrix products in bf16 are faster than in f32 */
+    bool e4m3;             /* there are matrix products in FP8 */
     size_t alignment;      /* of arena allocations, in bytes */
     size_t row_bucket;     /* row counts that routing of experts decides are padded to a multiple of it in products */
 };

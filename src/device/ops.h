@@ -6,11 +6,13 @@
 #include "device/device.h"
 #include "device/heads.h"
 #include "device/ops_delta.h"
+#include "device/ops_e4m3.h"
 #include "device/ops_mlp.h"
 
 /**
  * Operations of a device, all on its COMPUTE stream: the arguments of each, and at the end the table of all. Those of
- * gated units and mixtures of experts are in ops_mlp.h, those of the gated delta rule in ops_delta.h.
+ * gated units and mixtures of experts are in ops_mlp.h, those of the gated delta rule in ops_delta.h, the operands of
+ * products in FP8 in ops_e4m3.h.
  * Rules for all of them, checked by ops.c before a device sees the arguments:
  *
  * Memory   device pointers, borrowed until an event recorded later has fired; 16-byte aligned unless the
@@ -87,10 +89,12 @@ struct mt_rmsnorm_bwd {
  * A is [m,k], or [k,m] with trans_a; B is [k,n], or [n,k] with trans_b. C may be D (accumulate).
  * C and D are in dtype, or both f32. A linear layer uses trans_b; its input gradient neither; its weight gradient
  * trans_a with C = D in f32.
+ * In E4M3 the product of the codes is also multiplied by both scales; A is [m,k], B is [n,k], n, k, lda and ldb are
+ * multiples of 16, C and D are bf16 or f32. Products of codes are exact in f32.
  */
 struct mt_gemm {
     size_t m, n, k;
-    enum mt_dtype dtype;   /* of A, B and bias */
+    enum mt_dtype dtype;   /* of A, B and bias; E4M3: of A and B, a bias is bf16, and D with it */
     enum mt_dtype d_dtype; /* of C and D */
     bool trans_a, trans_b;
     float scale;           /* of the product; 0: 1 */
@@ -99,6 +103,7 @@ struct mt_gemm {
     const void *bias; /* [n], only element-aligned; or NULL */
     const void *c;    /* or NULL */
     void *d;
+    const float *a_scale, *b_scale; /* [1] with E4M3, else NULL; only element-aligned */
 };
 
 /** db[c] += scale[c] * sum over rows of dy[n, c] * x[n, c], each in f32; x NULL: 1, as
@@ -391,6 +396,7 @@ struct mt_scale_columns {
     X(DORA_SCALE, dora_scale, struct mt_dora_scale)                                                \
     X(SCALE_COLUMNS, scale_columns, struct mt_scale_columns)                                       \
     MT_DEVICE_OPS_DELTA(X, W)                                                                      \
+    MT_DEVICE_OPS_E4M3(X)                                                                          \
     MT_DEVICE_OPS_MOE(X, W)
 
 enum mt_dev_op {

@@ -68,6 +68,8 @@ static void put(struct harness *h, const struct dbuf *b, const double *v)
         uint16_t half = mt_f32_to_bf16(f);
         if (b->dtype == MT_F32)
             memcpy(raw + i * 4, &f, 4);
+        else if (b->dtype == MT_E4M3)
+            raw[i] = (char)mt_f32_to_e4m3(f);
         else
             memcpy(raw + i * 2, &half, 2);
     }
@@ -142,6 +144,15 @@ double *buf_get_shorts(struct harness *h, const struct dbuf *b)
     double *v = keep(b->n * sizeof(double) + 8);
     for (size_t i = 0; i < b->n; i++)
         v[i] = raw[i];
+    return v;
+}
+
+double *buf_get_bytes(struct harness *h, const struct dbuf *b)
+{
+    const char *raw = get_raw(h, b);
+    double *v = keep(b->n * sizeof(double) + 8);
+    for (size_t i = 0; i < b->n; i++)
+        v[i] = (unsigned char)raw[i];
     return v;
 }
 
@@ -300,6 +311,7 @@ int main(int argc, char **argv)
         delta_tests,
         dora_tests,
         dropout_tests,
+        quantise_tests,
     };
     struct harness one = {.dev = open_device(kind, 1), .device_name = kind};
     struct harness three = {.dev = open_device(kind, 3), .device_name = kind};

@@ -23,7 +23,7 @@ struct harness {
     struct dbuf *bufs;
 };
 
-/** A device buffer of n elements (f32 or bf16; i32 are kept as 4-byte words). */
+/** A device buffer of n elements (f32, bf16 or bytes as E4M3; i32 are kept as 4-byte words). */
 struct dbuf {
     void *p; /* device memory */
     size_t n;
@@ -46,6 +46,7 @@ double *buf_get(struct harness *h, const struct dbuf *b);
 /** The same of 4-byte integers. */
 double *buf_get_ints(struct harness *h, const struct dbuf *b);
 double *buf_get_shorts(struct harness *h, const struct dbuf *b);
+double *buf_get_bytes(struct harness *h, const struct dbuf *b);
 /** Zeroed scratch, freed with the harness. */
 double *scratch(struct harness *h, size_t n);
 void *workspace(struct harness *h, size_t bytes);
@@ -80,6 +81,7 @@ extern const struct device_test
     example_tests[],
     delta_tests[],
     dora_tests[],
-    dropout_tests[];
+    dropout_tests[],
+    quantise_tests[];
 
 #endif

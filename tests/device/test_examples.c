@@ -23,7 +23,7 @@ struct taken {
 };
 
 static const struct mt_op_sizes sizes = {{
-    [MT_SIZE_ROWS] = 36, [MT_SIZE_HIDDEN] = 24, [MT_SIZE_FFN] = 40, [MT_SIZE_LOSS_ROWS] = 19, [MT_SIZE_VOCAB] = 320,
+    [MT_SIZE_ROWS] = 36, [MT_SIZE_HIDDEN] = 24, [MT_SIZE_FFN] = 48, [MT_SIZE_LOSS_ROWS] = 19, [MT_SIZE_VOCAB] = 320,
     [MT_SIZE_RUNS] = 11, [MT_SIZE_HEADS] = 4, [MT_SIZE_KV_HEADS] = 2, [MT_SIZE_ALL_HEADS] = 3,
     [MT_SIZE_HEAD_DIM] = 16, [MT_SIZE_LENGTH] = 13, [MT_SIZE_ELEMENTS] = MT_JOIN_BLOCK,
     [MT_SIZE_EXPERTS] = 12, [MT_SIZE_TOP_K] = 3}};

@@ -78,6 +78,12 @@ static void run_tiles(struct mt_cpu_device *d, const struct mt_gemm *a)
 
 void mt_cpu_run_gemm(struct mt_cpu_device *d, const struct mt_gemm *a)
 {
+    struct mt_gemm codes = *a;
+    if (a->dtype == MT_E4M3) { /* products of codes are exact, and scales are powers of two */
+        codes.scale = *a->a_scale * *a->b_scale * (a->scale != 0 ? a->scale : 1);
+        mt_cpu_gemm_run(d->gemm, d->pool, &codes);
+        return;
+    }
     if (a->dtype == MT_BF16 && d->base.limits.native_bf16)
         run_tiles(d, a);
     else

@@ -2,8 +2,8 @@
 #ifndef MT_DEVICE_CPU_GEMM_KERNEL_H
 #define MT_DEVICE_CPU_GEMM_KERNEL_H
 
-#include "base/dtype.h"
 #include "base/mem.h"
+#include "base/packed.h"
 
 /**
  * The inner parts of a matrix product for one instruction set (Goto and van de Geijn 2008; van Zee and
@@ -14,7 +14,7 @@
  * multiply-adds over k, in order, whatever strip it is in.
  */
 struct mt_cpu_panel {
-    enum mt_dtype dtype;
+    enum mt_dtype dtype; /* E4M3: with trans */
     const void *src;
     size_t first, ld; /* elements */
     bool trans;       /* lanes (rows of A, columns of B) are `ld` apart and k is contiguous; false: the reverse */

@@ -11,6 +11,8 @@ typedef float vec4 VECTOR(float, 4);
 typedef uint16_t halves VECTOR(uint16_t, LANES);
 typedef uint16_t halves4 VECTOR(uint16_t, 4);
 typedef uint32_t words VECTOR(uint32_t, LANES);
+typedef uint8_t bytes VECTOR(uint8_t, LANES);
+typedef int32_t ints VECTOR(int32_t, LANES);
 typedef uint32_t words4 VECTOR(uint32_t, 4);
 
 #define INLINE static inline __attribute__((always_inline))
@@ -95,8 +97,20 @@ static void multiply_rows(size_t k, const float *a, size_t lda, const float *b, 
     multiply_any(false, k, a, lda, b, c, ldc, d, ldd);
 }
 
+/* mt_e4m3_to_f32() of LANES codes. */
+INLINE vec of_codes(words w)
+{
+    words mag = w & 0x7f, normal = (mag << 20) + (120u << 23);
+    words small = (words)(__builtin_convertvector((ints)mag, vec) * 0x1p-9f);
+    words is_small = (words)((ints)mag < 8), is_nan = (words)((ints)mag == 0x7f);
+    words bits = (small & is_small) | (normal & ~is_small);
+    return (vec)(bits | (is_nan & 0x7fc00000u) | (w & 0x80) << 24);
+}
+
 INLINE float one(enum mt_dtype t, const void *src, size_t i)
 {
+    if (t == MT_E4M3)
+        return mt_e4m3_to_f32(((const uint8_t *)src)[i]);
     return t == MT_F32 ? ((const float *)src)[i] : mt_bf16_to_f32(((const uint16_t *)src)[i]);
 }
 
@@ -104,6 +118,8 @@ INLINE vec several(enum mt_dtype t, const void *src, size_t i)
 {
     if (t == MT_F32)
         return *(const vec *)((const float *)src + i);
+    if (t == MT_E4M3)
+        return of_codes(__builtin_convertvector(*(const bytes *)((const uint8_t *)src + i), words));
     return (vec)(__builtin_convertvector(*(const halves *)((const uint16_t *)src + i), words) << 16);
 }
 
@@ -201,6 +217,8 @@ INLINE void panel(const struct mt_cpu_panel *p, size_t width)
 {
     if (p->trans && p->dtype == MT_F32)
         panel_columns(p, MT_F32, width);
+    else if (p->dtype == MT_E4M3)
+        panel_columns(p, MT_E4M3, width);
     else if (p->trans)
         panel_columns(p, MT_BF16, width);
     else if (p->dtype == MT_F32)

@@ -25,6 +25,7 @@ struct cublasLtMatmulDescOpaque_t {
     uint32_t epilogue;
     const void *bias;
     int bias_type; /* -1: D's */
+    const float *scale_a, *scale_b; /* of FP8 operands; NULL: 1 */
 };
 
 struct cublasLtMatrixLayoutOpaque_t {
@@ -132,6 +133,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
     case CUBLASLT_MATMUL_DESC_TRANSB: return set(&d->trans_b, sizeof(d->trans_b), buf, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(&d->epilogue, sizeof(d->epilogue), buf, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(&d->bias, sizeof(d->bias), buf, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return set(&d->scale_a, sizeof(d->scale_a), buf, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return set(&d->scale_b, sizeof(d->scale_b), buf, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return set(&d->bias_type, sizeof(int32_t), buf, bytes);
     default: return CUBLAS_STATUS_NOT_SUPPORTED;
     }
@@ -223,12 +226,29 @@ struct product {
     size_t scribble;
 };
 
+static size_t size_of(cudaDataType_t t)
+{
+    return t == CUDA_R_32F ? 4 : t == CUDA_R_8F_E4M3 ? 1 : 2;
+}
+
+/* Of FP8 the real library has products of A transposed and B not, from sm_89 on, with rows of 16 bytes. */
+static bool fp8_possible(const struct product *p)
+{
+    const struct cublasLtMatrixLayoutOpaque_t *of[] = {&p->a, &p->b, &p->c, &p->d};
+    bool rows = true;
+    for (int i = 0; i < 4; i++)
+        rows &= of[i]->rows * size_of(of[i]->type) % 16 == 0 && (uint64_t)of[i]->ld * size_of(of[i]->type) % 16 == 0;
+    return p->a.type == CUDA_R_8F_E4M3 && p->desc.trans_a == CUBLAS_OP_T && p->desc.trans_b == CUBLAS_OP_N && rows &&
+           p->a.cols % 16 == 0 && p->a.batch == 1 && mt_emu_settings()->capability >= 89;
+}
+
 /* What the real library's table of types has, as far as we use it. */
 static bool types_supported(const struct product *p)
 {
-    bool in = p->a.type == p->b.type && (p->a.type == CUDA_R_32F || p->a.type == CUDA_R_16BF);
+    bool fp8 = p->a.type == CUDA_R_8F_E4M3;
+    bool in = p->a.type == p->b.type && (p->a.type == CUDA_R_32F || p->a.type == CUDA_R_16BF || fp8_possible(p));
     bool out = p->c.type == p->d.type &&
-               (p->d.type == CUDA_R_32F || (p->d.type == CUDA_R_16BF && p->a.type == CUDA_R_16BF));
+               (p->d.type == CUDA_R_32F || (p->d.type == CUDA_R_16BF && (p->a.type == CUDA_R_16BF || fp8)));
     bool epilogue = p->desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
                     p->desc.epilogue == CUBLASLT_EPILOGUE_BIAS;
     bool bias = p->desc.epilogue != CUBLASLT_EPILOGUE_BIAS || p->desc.bias_type < 0 ||
@@ -255,11 +275,6 @@ static cublasStatus_t check_shapes(const struct product *p)
               p->c.rows == m && p->c.cols == n && p->a.batch == p->d.batch &&
               p->b.batch == p->d.batch && p->c.batch == p->d.batch;
     return ok ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
-}
-
-static size_t size_of(cudaDataType_t t)
-{
-    return t == CUDA_R_32F ? 4 : 2;
 }
 
 static void *batch_of(const void *p, const struct cublasLtMatrixLayoutOpaque_t *l, int32_t b)
@@ -292,6 +307,11 @@ static bool check_matrix(const char *what, const void *p, const struct cublasLtM
     return true;
 }
 
+static bool check_scale(const char *what, const float *scale)
+{
+    return !scale || mt_emu_check_device(what, scale, sizeof(*scale));
+}
+
 static float to_float(cudaDataType_t t, const void *base, size_t i)
 {
     return t == CUDA_R_32F ? ((const float *)base)[i] : mt_bf16_to_f32(((const uint16_t *)base)[i]);
@@ -300,9 +320,10 @@ static float to_float(cudaDataType_t t, const void *base, size_t i)
 static void finish(const struct product *p, const float *sum, const void *c, void *d)
 {
     uint64_t m = p->d.rows;
+    float scale = (p->desc.scale_a ? *p->desc.scale_a : 1) * (p->desc.scale_b ? *p->desc.scale_b : 1);
     for (uint64_t j = 0; j < p->d.cols; j++)
         for (uint64_t i = 0; i < m; i++) {
-            float v = p->alpha * sum[j * m + i];
+            float v = p->alpha * scale * sum[j * m + i];
             if (p->beta != 0)
                 v += p->beta * to_float(p->c.type, c, j * (size_t)p->c.ld + i);
             if (p->desc.epilogue == CUBLASLT_EPILOGUE_BIAS)
@@ -313,6 +334,11 @@ static void finish(const struct product *p, const float *sum, const void *c, voi
             else
                 ((uint16_t *)d)[at] = mt_f32_to_bf16(v);
         }
+}
+
+static enum mt_dtype dtype_of(cudaDataType_t t)
+{
+    return t == CUDA_R_32F ? MT_F32 : t == CUDA_R_8F_E4M3 ? MT_E4M3 : MT_BF16;
 }
 
 /* D = op(A) op(B) by the cpu device's products, one at a time. */
@@ -337,7 +363,7 @@ static void run_product(void *args)
         mt_emu_die("no memory for a matrix product, or operands of two types");
     for (int32_t b = 0; b < p->d.batch; b++) {
         multiply(&(struct mt_cpu_tile){.m = n, .n = m, .k = ta ? p->a.rows : p->a.cols, .trans_a = tb, .trans_b = ta,
-                                       .dtype = p->a.type == CUDA_R_32F ? MT_F32 : MT_BF16,
+                                       .dtype = dtype_of(p->a.type),
                                        .a = batch_of(p->pb, &p->b, b), .lda = (size_t)p->b.ld,
                                        .b = batch_of(p->pa, &p->a, b), .ldb = (size_t)p->a.ld, .d = sum, .ldd = m});
         finish(p, sum, batch_of(p->pc, &p->c, b), batch_of(p->pd, &p->d, b));
@@ -423,6 +449,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         struct cublasLtMatrixLayoutOpaque_t l = {p.d.type, p.d.rows, 1, (int64_t)p.d.rows, 0, 1};
         ok = check_matrix("cublasLtMatmul, bias", desc->bias, &l, align[3]);
     }
+    if (ok && p.a.type == CUDA_R_8F_E4M3)
+        ok = align[0] >= 16 && align[1] >= 16 && check_scale("cublasLtMatmul, A's scale", desc->scale_a) &&
+             check_scale("cublasLtMatmul, B's scale", desc->scale_b);
     if (!ok)
         return CUBLAS_STATUS_INVALID_VALUE;
     atomic_fetch_add(&n_products, 1);

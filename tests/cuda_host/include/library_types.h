@@ -10,6 +10,7 @@ typedef enum cudaDataType_t {
     CUDA_R_8I = 3,
     CUDA_R_32I = 10,
     CUDA_R_16BF = 14,
+    CUDA_R_8F_E4M3 = 28,
 } cudaDataType_t;
 typedef cudaDataType_t cudaDataType;
 
