@@ -217,6 +217,8 @@ int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *e
             return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: %s.%s is missing: %s", path,
                            rate_keys[needed[i]].section, rate_keys[needed[i]].key,
                            rate_keys[needed[i]].help);
+    if (m->cpu)
+        derive(m, MT_RATE_GEMM_E4M3, r[MT_RATE_GEMM_F32].value); /* codes become f32 */
     derive(m, MT_RATE_ATTENTION, 0.6 * r[MT_RATE_GEMM_BF16].value);
     derive(m, MT_RATE_ATTENTION_BWD, 0.75 * r[MT_RATE_ATTENTION].value);
     derive(m, MT_RATE_OP_US, 5);

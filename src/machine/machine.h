@@ -24,6 +24,7 @@ struct mt_rate {
 #define MT_MACHINE_RATES(X)                                                                        \
     X(GEMM_BF16, "compute", "gemm_bf16_tflops", "TFLOP/s", "Large matrix products, f32 sums.")     \
     X(GEMM_F32, "compute", "gemm_f32_tflops", "TFLOP/s", "The same in f32.")                       \
+    X(GEMM_E4M3, "compute", "gemm_e4m3_tflops", "TFLOP/s", "The same in FP8; none: not there.")    \
     X(ATTENTION, "compute", "attention_tflops", "TFLOP/s", "Attention forward in bf16.")           \
     X(ATTENTION_BWD, "compute", "attention_bwd_tflops", "TFLOP/s", "Attention backward in bf16.")  \
     X(DEVICE_GBS, "compute", "memory_gbs", "GB/s", "Device memory, read and written.")             \

@@ -63,7 +63,7 @@ bool mt_operation_parse(struct mt_metered *op, const char *text)
     *op = (struct mt_metered){.flags = flags, .flops = flops, .bytes = bytes};
     if (!mt_metered_find(op, kind))
         return false;
-    op->dtype = strcmp(dtype, "f32") ? MT_BF16 : MT_F32;
+    op->dtype = !strcmp(dtype, "f32") ? MT_F32 : !strcmp(dtype, "e4m3") ? MT_E4M3 : MT_BF16;
     for (char *p = dims; op->n_dims < MT_METER_DIMS;) {
         char *end;
         op->dim[op->n_dims++] = strtoull(p, &end, 10);
@@ -124,10 +124,12 @@ static double product_seconds(const struct mt_machine *m, const struct mt_metere
     /* tensor cores compute whole tiles */
     double tile = m->cpu ? 16 : 128, m_dim = (double)op->dim[0], n_dim = (double)op->dim[1];
     double waste = ceil(m_dim / tile) * ceil(n_dim / tile) * tile * tile / (m_dim * n_dim);
-    double rate = m->rate[op->dtype == MT_BF16 ? MT_RATE_GEMM_BF16 : MT_RATE_GEMM_F32].value * 1e12;
+    static const enum mt_rate_id by_dtype[] = {[MT_F32] = MT_RATE_GEMM_F32, [MT_BF16] = MT_RATE_GEMM_BF16,
+                                               [MT_E4M3] = MT_RATE_GEMM_E4M3};
+    double rate = m->rate[by_dtype[op->dtype]].value * 1e12;
     double memory = m->rate[MT_RATE_DEVICE_GBS].value * 1e9, last = 0;
     /* a weight gradient: a tile's FP32 sums are read and written after its products, overlapped with almost nothing */
-    if (op->variant == MT_GEMM_TN && op->flags & MT_METER_F32_OUT)
+    if ((op->variant == MT_GEMM_TN || op->dtype == MT_E4M3) && op->flags & MT_METER_F32_OUT)
         last = m_dim * n_dim * sizeof(float) * (op->flags & MT_METER_ADDS ? 2 : 1);
     return fmax(op->flops * waste / rate, (op->bytes - last) / memory) + last / memory;
 }

@@ -127,7 +127,7 @@ static int scales(mt_model *m, const struct mt_dora_run *a, const struct dora_sc
 static int product(mt_model *m, const struct mt_dora_run *a, void *z, struct mt_err *err)
 {
     const struct mt_adapter *ad = mt_running_adapter(m, a->p.adapter);
-    int rc = mt_op_gemm(m->dev,
+    int rc = mt_product(m,
                         &(struct mt_gemm){
                             .m = a->n,
                             .n = ad->out,

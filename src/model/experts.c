@@ -242,11 +242,11 @@ static int forward_tile(const struct tile *t, struct mt_err *err)
 static int weight_gradient(const struct tile *t, int role, size_t out, size_t in, const void *dy, const void *x,
                            struct mt_err *err)
 {
-    const mt_model *m = t->run->m;
+    mt_model *m = t->run->m;
     float *dw = t->s.grad + t->at[role];
     if (!t->p[role].trainable || !mt_value(t->run, MT_ROLE_CAST))
         return 0;
-    return mt_op_gemm(m->dev,
+    return mt_product(m,
                       &(struct mt_gemm){
                           .m = out,
                           .n = in,

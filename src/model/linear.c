@@ -13,7 +13,7 @@ int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const
 {
     if (has_dora(m, p))
         return mt_dora_forward(m, &(struct mt_dora_run){.n = n, .x = x, .w = w, .p = p}, bias, residual, y, err);
-    int rc = mt_op_gemm(m->dev,
+    int rc = mt_product(m,
                         &(struct mt_gemm){
                             .m = n,
                             .n = out,
@@ -61,25 +61,24 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
     enum mt_dtype dtype = a->f32 ? MT_F32 : m->dt;
     int rc = 0;
     float *dw = mt_grad_of(a->g, a->p), *db = mt_grad_of(a->g, a->bias);
+    const struct mt_gemm product = {
+        .m = a->out,
+        .n = a->in,
+        .k = a->n,
+        .dtype = dtype,
+        .d_dtype = MT_F32,
+        .trans_a = true,
+        .a = a->dy,
+        .lda = a->out,
+        .b = a->x,
+        .ldb = a->in,
+        .c = a->first ? NULL : dw,
+        .ldc = a->in,
+        .d = dw,
+        .ldd = a->in,
+    };
     if (dw)
-        rc = mt_op_gemm(m->dev,
-                        &(struct mt_gemm){
-                            .m = a->out,
-                            .n = a->in,
-                            .k = a->n,
-                            .dtype = dtype,
-                            .d_dtype = MT_F32,
-                            .trans_a = true,
-                            .a = a->dy,
-                            .lda = a->out,
-                            .b = a->x,
-                            .ldb = a->in,
-                            .c = a->first ? NULL : dw,
-                            .ldc = a->in,
-                            .d = dw,
-                            .ldd = a->in,
-                        },
-                        err);
+        rc = a->whole ? mt_op_gemm(m->dev, &product, err) : mt_product(m, &product, err);
     if (!rc && db)
         rc = mt_op_bias_bwd(m->dev,
                             &(struct mt_bias_bwd){
@@ -107,7 +106,7 @@ int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_e
     struct mt_dora_run dora = dora_run(a);
     int rc = has_dora(m, a->p) ? mt_dora_output_grad(m, &dora, a->dy, &run.dy, err) : 0;
     if (!rc)
-        rc = mt_op_gemm(m->dev,
+        rc = mt_product(m,
                         &(struct mt_gemm){
                             .m = a->n,
                             .n = a->in,

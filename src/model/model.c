@@ -75,6 +75,32 @@ static size_t dropped_bytes(const struct mt_model_params *p)
     return p->max_tokens * in * mt_dtype_size(p->dtype);
 }
 
+/* Bytes of the codes of A and B in any product of a linear layer of n rows. */
+static void widen_codes(size_t *a, size_t *b, bool backward, size_t n, size_t out, size_t in)
+{
+    size_t rows = backward ? mt_codes_ld(n) : n;
+    *a = MT_MAX(*a, rows * (backward ? MT_MAX(in, out) : in));
+    *b = MT_MAX(*b, MT_MAX(out * in, backward ? rows * in : 0));
+}
+
+static void lay_out_product(struct mt_product_scratch *s, const struct mt_model_params *p, mt_device *dev, void *base,
+                            size_t *at)
+{
+    const struct mt_layout *l = p->layout;
+    size_t a = 0, b = 0;
+    for (size_t i = 0; i < l->n_tensors && p->fp8; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        size_t in = (size_t)t->shape[1], n = t->expert >= 0 ? mt_expert_tile_rows(p, dev) : p->max_tokens;
+        if (l->units[t->unit].kind == MT_UNIT_LAYER && t->n_dims == 2 && !t->adapter && t->param && in &&
+            mt_has_whole_vectors(t->param->n / in, in))
+            widen_codes(&a, &b, p->backward, n, t->param->n / in, in);
+    }
+    s->parts = mt_take(base, at, a ? MT_AMAX_PARTS * sizeof(float) : 0);
+    s->scale = mt_take(base, at, a ? 2 * sizeof(float) : 0);
+    s->a = mt_take(base, at, a);
+    s->b = mt_take(base, at, b);
+}
+
 /* Cuts the scratch from `base` (NULL: sizes only); returns its bytes. */
 static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_params *p,
                              void *base)
@@ -91,6 +117,7 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     m->adapter_dy = mt_take(base, &at, p->backward ? adapter_bytes(p, dev) : 0);
     m->dora = mt_take(base, &at, mt_dora_bytes(p));
     m->adapter_in = mt_take(base, &at, dropped_bytes(p));
+    lay_out_product(&m->product, p, dev, base, &at);
     m->workspace = mt_take(base, &at, workspace);
     m->unit_scratch = mt_take(base, &at, scratch);
     return at;

@@ -43,6 +43,13 @@ struct mt_weighing {
     size_t mb;
 };
 
+/** Scratch of mt_product(): operands in FP8. */
+struct mt_product_scratch {
+    float *parts; /* [MT_AMAX_PARTS] of the operand that is being encoded */
+    float *scale; /* [2] of A and B */
+    uint8_t *a, *b;
+};
+
 struct mt_model {
     mt_device *dev;
     struct mt_model_params p;
@@ -57,6 +64,7 @@ struct mt_model {
     void *scratch; /* one allocation, cut into: */
     void *h, *dh;      /* [max_tokens, hidden] */
     void *cast_start, *workspace;
+    struct mt_product_scratch product;
     void *adapter_x, *adapter_dy; /* [max_tokens or rows of an expert's tile, rank]: x A^T; s dy B */
     void *dora;                   /* mt_dora_bytes() */
     void *adapter_in;             /* with dropout: [max_tokens, in] x after dropout, or a gradient before it */
@@ -218,6 +226,17 @@ enum { MT_MAX_PRODUCTS = 2 * MT_FAMILY_MAX_PARTS };
 int mt_model_begin_grad(mt_model *m, size_t unit, float *g, const struct mt_param *products, size_t n,
                         struct mt_err *err);
 
+/**
+ * mt_op_gemm(), in FP8 if the model computes so, A and B are of the compute dtype, and both sides of the linear layer
+ * are whole vectors (product.c). Rows of A and B lie side by side.
+ */
+int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err);
+/** Are both sides of a linear layer whole vectors of 16 bytes in FP8? */
+static inline bool mt_has_whole_vectors(size_t out, size_t in)
+{
+    return out % 16 == 0 && in % 16 == 0;
+}
+
 /* Steps shared by forward and backward (linear.c). */
 /** y = x W^T + b (+ residual), rounded; if the layer has adapters, then y = y + s (x A^T) B^T, rounded again. */
 int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const void *w,
@@ -231,6 +250,7 @@ struct mt_linear_bwd {
     size_t n, in, out;
     const void *x, *w, *dy;
     bool f32; /* x and dy are FP32 whatever the compute dtype; only for mt_linear_weight_grad() */
+    bool whole; /* never in FP8; the same */
     struct mt_param p, bias;
     float *g;
     bool first; /* dW = dy^T x: overwrites undefined content */

@@ -264,32 +264,31 @@ struct sum_product {
     const void *a; /* [n, in] */
     enum mt_dtype dtype; /* of a and w */
     const void *w;
-    bool transposed;
+    bool transposed, of_router; /* of the router's own weight: never in FP8 */
     const float *c;
     float *d; /* [n, out] */
 };
 
 static int add_product(const struct mt_part_run *r, const struct sum_product *p, struct mt_err *err)
 {
-    const mt_model *m = r->m;
-    return mt_op_gemm(m->dev,
-                      &(struct mt_gemm){
-                          .m = r->in->n_tokens,
-                          .n = p->out,
-                          .k = p->in,
-                          .dtype = p->dtype,
-                          .d_dtype = MT_F32,
-                          .trans_b = p->transposed,
-                          .a = p->a,
-                          .lda = p->in,
-                          .b = p->w,
-                          .ldb = p->transposed ? p->in : p->out,
-                          .c = p->c,
-                          .ldc = p->out,
-                          .d = p->d,
-                          .ldd = p->out,
-                      },
-                      err);
+    mt_model *m = r->m;
+    const struct mt_gemm product = {
+        .m = r->in->n_tokens,
+        .n = p->out,
+        .k = p->in,
+        .dtype = p->dtype,
+        .d_dtype = MT_F32,
+        .trans_b = p->transposed,
+        .a = p->a,
+        .lda = p->in,
+        .b = p->w,
+        .ldb = p->transposed ? p->in : p->out,
+        .c = p->c,
+        .ldc = p->out,
+        .d = p->d,
+        .ldd = p->out,
+    };
+    return p->of_router ? mt_op_gemm(m->dev, &product, err) : mt_product(m, &product, err);
 }
 
 /* The norm's output goes to the step's rows; if only the record is recomputed, to scratch. */
@@ -595,11 +594,11 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     struct record rec = record_of(r);
     struct scratch s = scratch_of(r);
     struct sum_product sum = {.in = experts, .out = m->wd.c, .a = s.dlogits,
-                              .dtype = product_dtype(m->layout, m->dt), .w = router_weight(r),
+                              .dtype = product_dtype(m->layout, m->dt), .w = router_weight(r), .of_router = true,
                               .c = own_rows(r, mt_value(r, MT_ROLE_DN), m->wd.c * sizeof(float)), .d = s.dn};
     struct mt_linear_bwd gate = {.n = n, .in = m->wd.c, .out = experts, .w = r->w, .dy = s.dlogits,
-                                 .f32 = product_dtype(m->layout, m->dt) == MT_F32, .p = p[MT_ROUTER_WEIGHT],
-                                 .bias = p[MT_ROUTER_BIAS], .g = r->g};
+                                 .f32 = product_dtype(m->layout, m->dt) == MT_F32, .whole = true,
+                                 .p = p[MT_ROUTER_WEIGHT], .bias = p[MT_ROUTER_BIAS], .g = r->g};
     struct mt_norm norm = norm_of(r, &rec);
     const void *in = router_input(r, m->h);
     bool own = p[MT_ROUTER_OWN_NORM].n;

@@ -266,6 +266,9 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
     int rc = count_rows(&n, c, err);
     if (rc)
         return rc;
+    if (n.compute != MT_COMPUTE_AUTO && n.dtype != MT_BF16)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.compute = %s needs model.dtype = bf16: set it, or "
+                       "model.compute = auto", n.compute == MT_COMPUTE_FP8 ? "fp8" : "bf16");
     if (n.grad_dtype == MT_DTYPE_AUTO) /* adapters have few gradients */
         n.grad_dtype = c->adapter.kind == MT_ADAPTER_NONE ? n.dtype : MT_F32;
     n.optimizer = mt_optimizer_find(c->optimizer.type, n.state_type, n.optimizer_keys);
@@ -351,6 +354,18 @@ static bool can_be_in_files(const struct mt_unit *u)
     return u->n_in_planes[MT_RANGE_IN_FILE] || u->n_in_planes[MT_RANGE_IN_FILE_WIDE] || u->packed_in_files;
 }
 
+/* Refuses FP8 over codes of FP8: they have scales of their own, and would be rounded once more. */
+static int check_compute(const struct mt_plan_request *r, struct mt_err *err)
+{
+    const struct mt_layout *l = r->layout;
+    for (size_t i = 0; i < l->n_tensors && r->numerics.compute == MT_COMPUTE_FP8; i++)
+        if (l->tensors[i].packed == MT_PACKED_FP8 || l->tensors[i].packed == MT_PACKED_FP8T)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.compute = fp8: %s is packed in FP8, with scales that its "
+                           "products cannot use: set model.compute = bf16%s", l->tensors[i].name,
+                           l->cfg.packed ? "" : ", or another model.base_dtype");
+    return 0;
+}
+
 /* Refuses a memory.base that is not possible. */
 static int check_base(const struct mt_plan_request *r, struct mt_err *err)
 {
@@ -379,8 +394,14 @@ static int check_base(const struct mt_plan_request *r, struct mt_err *err)
 int mt_resolve(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
     int rc = check_base(r, err);
+    if (!rc)
+        rc = check_compute(r, err);
     if (rc)
         return rc;
+    if (r->numerics.compute == MT_COMPUTE_FP8 && !(r->machine->rate[MT_RATE_GEMM_E4M3].value > 0))
+        return mt_fail(err, MT_ERR_RUNTIME, -ENOENT, "model.compute = fp8: %s has no compute.gemm_e4m3_tflops: GPUs before "
+                       "compute capability 8.9 have no products in FP8; else measure it: megatrain probe all",
+                       r->machine->name);
     if (r->drives && !drives_are_rated(r->machine))
         return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
                        "the drives of memory.nvme_paths have not been measured: megatrain probe all --dir and one of "
@@ -411,6 +432,8 @@ int mt_resolve_by_rules(struct mt_plan_choice *out, const struct mt_plan_request
 {
     struct mt_plan_request t = *r;
     int rc = check_base(r, err);
+    if (!rc)
+        rc = check_compute(r, err);
     if (rc)
         return rc;
     t.numerics.micro_batch = mt_resolve_micro_batch(&r->numerics);

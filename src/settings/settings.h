@@ -32,6 +32,10 @@ enum mt_rounding { MT_ROUND_NEAREST, MT_ROUND_STOCHASTIC };
 enum mt_clip { MT_CLIP_GLOBAL, MT_CLIP_UNIT };
 #define MT_CLIP_NAMES "global|unit"
 
+/** Of products of linear layers in layers. Auto: as mt_numerics.dtype says. FP8: operands in E4M3, sums in FP32. */
+enum mt_compute { MT_COMPUTE_AUTO, MT_COMPUTE_BF16, MT_COMPUTE_FP8 };
+#define MT_COMPUTE_NAMES "auto|bf16|fp8"
+
 /** The learning rate after its warm-up. */
 enum mt_lr_schedule { MT_LR_CONSTANT, MT_LR_LINEAR, MT_LR_COSINE, MT_LR_WSD };
 
@@ -45,6 +49,7 @@ struct mt_objective_keys {
 /** What decides the bits of losses, weights and moments. The same on every machine, and kept on resume. */
 struct mt_numerics {
     enum mt_dtype dtype;         /* of compute */
+    enum mt_compute compute;     /* not auto: with dtype bf16 */
     enum mt_dtype grad_dtype;    /* of gradients on their way to the host, or MT_DTYPE_AUTO */
     int64_t seq_len;             /* tokens in a row */
     int64_t rows_per_step;       /* 0 until resolved from the batch size in rows or in tokens */

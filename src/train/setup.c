@@ -116,6 +116,16 @@ static void take_engine_params(struct mt_setup *s)
             s->engine_params.isa = i;
 }
 
+/* Refuses FP8 on a GPU that has no products in it. */
+static int check_compute(const struct mt_setup *s, struct mt_err *err)
+{
+    const struct mt_device_limits *l = mt_device_limits(s->dev);
+    return s->request.numerics.compute != MT_COMPUTE_FP8 || l->e4m3
+               ? 0
+               : mt_fail(err, MT_ERR_USAGE, -ENOTSUP, "model.compute = fp8: %s has no products in FP8, which GPUs have since "
+                         "compute capability 8.9: set model.compute = bf16", l->product[0] ? l->product : l->name);
+}
+
 /* Turns the request into the choice. */
 static int decide(struct mt_setup *s, const struct mt_plan_limits *limits, struct mt_err *err)
 {
@@ -125,6 +135,8 @@ static int decide(struct mt_setup *s, const struct mt_plan_limits *limits, struc
     int rc = mt_shared_request(s, err);
     if (!rc)
         rc = open_devices(s, limits, err);
+    if (!rc)
+        rc = check_compute(s, err);
     if (!rc && s->request.train)
         rc = search(s, &s->predicted, err);
     if (!rc && !s->predicted)

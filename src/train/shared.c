@@ -22,6 +22,7 @@ int mt_shared_check(const struct mt_setup *s, struct mt_err *err)
             {"train.seed of random weights", a->cfg->model.init != MT_INIT_RANDOM || x->seed == y->seed},
             {"model.base_dtype", a->cfg->model.base_dtype == b->cfg->model.base_dtype},
             {"model.dtype", x->dtype == y->dtype},
+            {"model.compute", x->compute == y->compute},
             {"train.objective", mt_objective_of(x) == mt_objective_of(y)},
             {"data.seq_len", x->seq_len == y->seq_len},
             {"train.micro_batch", x->micro_batch == y->micro_batch},

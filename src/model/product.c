@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Products of linear layers. With model.compute = fp8 both operands become codes of E4M3 with one
+ * scale each, from their own largest magnitudes in this product: of the whole weight, and of the
+ * rows of a micro-batch or of an expert's tile, none of which placement divides. Matrix units take
+ * rows along K alone, so an operand that has K along its columns is turned while it is encoded;
+ * tokens are then padded with zeros.
+ */
+#include "model/model_priv.h"
+
+/* x [rows, cols], whose columns are K unless it is turned. */
+struct operand {
+    const void *x;
+    size_t rows, cols;
+    bool turn;
+    uint8_t *codes;
+    float *scale;
+};
+
+static int encode(mt_model *m, const struct operand *o, float *parts, struct mt_err *err)
+{
+    int rc = mt_op_amax(m->dev, &(struct mt_amax){o->rows * o->cols, m->dt, o->x, parts}, err);
+    return rc ? rc
+              : mt_op_quantise(m->dev,
+                               &(struct mt_quantise){
+                                   .rows = o->rows,
+                                   .cols = o->cols,
+                                   .dtype = m->dt,
+                                   .x = o->x,
+                                   .parts = parts,
+                                   .codes = o->turn ? NULL : o->codes,
+                                   .codes_t = o->turn ? o->codes : NULL,
+                                   .scale = o->scale,
+                               },
+                               err);
+}
+
+static bool in_codes(const mt_model *m, const struct mt_gemm *g)
+{
+    return m->p.fp8 && g->m && g->dtype == m->dt &&
+           mt_has_whole_vectors(g->trans_a ? g->m : g->k, g->n);
+}
+
+int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err)
+{
+    const struct mt_product_scratch *s = &m->product;
+    if (!in_codes(m, g))
+        return mt_op_gemm(m->dev, g, err);
+    struct operand a = {
+        g->a, g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k, g->trans_a, s->a, &s->scale[0]};
+    struct operand b = {
+        g->b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n, !g->trans_b, s->b, &s->scale[1]};
+    struct mt_gemm codes = *g;
+    codes.dtype = MT_E4M3;
+    codes.trans_a = false;
+    codes.trans_b = true;
+    codes.k = codes.lda = codes.ldb = mt_codes_ld(g->k);
+    codes.a = s->a;
+    codes.b = s->b;
+    codes.a_scale = &s->scale[0];
+    codes.b_scale = &s->scale[1];
+    int rc = encode(m, &a, s->parts, err);
+    if (!rc)
+        rc = encode(m, &b, s->parts, err);
+    return rc ? rc : mt_op_gemm(m->dev, &codes, err);
+}
