@@ -121,6 +121,8 @@ int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_e
                             .ldd = a->in,
                         },
                         err);
+    if (!rc && a->p.trainable) /* its weight's gradient comes next */
+        mt_product_again(m, run.dy);
     return rc ? rc : mt_adapter_input_grad(m, &run, err);
 }
 

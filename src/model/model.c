@@ -95,7 +95,7 @@ static void lay_out_product(struct mt_product_scratch *s, const struct mt_model_
             mt_has_whole_vectors(t->param->n / in, in))
             widen_codes(&a, &b, p->backward, n, t->param->n / in, in);
     }
-    s->parts = mt_take(base, at, a ? MT_AMAX_PARTS * sizeof(float) : 0);
+    s->parts = mt_take(base, at, a ? 2 * MT_AMAX_PARTS * sizeof(float) : 0);
     s->scale = mt_take(base, at, a ? 2 * sizeof(float) : 0);
     s->a = mt_take(base, at, a);
     s->b = mt_take(base, at, b);

@@ -45,9 +45,10 @@ struct mt_weighing {
 
 /** Scratch of mt_product(): operands in FP8. */
 struct mt_product_scratch {
-    float *parts; /* [MT_AMAX_PARTS] of the operand that is being encoded */
+    float *parts; /* [2 MT_AMAX_PARTS] largest magnitudes of A's pieces, then of B's */
     float *scale; /* [2] of A and B */
     uint8_t *a, *b;
+    const void *known; /* the matrix whose magnitudes A's are, which has not changed since; NULL: none */
 };
 
 struct mt_model {
@@ -231,6 +232,11 @@ int mt_model_begin_grad(mt_model *m, size_t unit, float *g, const struct mt_para
  * are whole vectors (product.c). Rows of A and B lie side by side.
  */
 int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err);
+/** After a product with this A: the next one has it, too, with the same content. */
+static inline void mt_product_again(mt_model *m, const void *a)
+{
+    m->product.known = m->p.fp8 ? a : NULL;
+}
 /** Are both sides of a linear layer whole vectors of 16 bytes in FP8? */
 static inline bool mt_has_whole_vectors(size_t out, size_t in)
 {

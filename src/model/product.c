@@ -17,22 +17,23 @@ struct operand {
     float *scale;
 };
 
-static int encode(mt_model *m, const struct operand *o, float *parts, struct mt_err *err)
+/* known: `parts` has its magnitudes already. */
+static int encode(mt_model *m, const struct operand *o, bool known, float *parts, struct mt_err *err)
 {
-    int rc = mt_op_amax(m->dev, &(struct mt_amax){o->rows * o->cols, m->dt, o->x, parts}, err);
-    return rc ? rc
-              : mt_op_quantise(m->dev,
-                               &(struct mt_quantise){
-                                   .rows = o->rows,
-                                   .cols = o->cols,
-                                   .dtype = m->dt,
-                                   .x = o->x,
-                                   .parts = parts,
-                                   .codes = o->turn ? NULL : o->codes,
-                                   .codes_t = o->turn ? o->codes : NULL,
-                                   .scale = o->scale,
-                               },
-                               err);
+    struct mt_amax amax = {o->rows * o->cols, m->dt, o->x, parts};
+    int rc = known ? 0 : mt_op_amax(m->dev, &amax, err);
+    return rc ? rc : mt_op_quantise(m->dev,
+                                    &(struct mt_quantise){
+                                        .rows = o->rows,
+                                        .cols = o->cols,
+                                        .dtype = m->dt,
+                                        .x = o->x,
+                                        .parts = parts,
+                                        .codes = o->turn ? NULL : o->codes,
+                                        .codes_t = o->turn ? o->codes : NULL,
+                                        .scale = o->scale,
+                                    },
+                                    err);
 }
 
 static bool in_codes(const mt_model *m, const struct mt_gemm *g)
@@ -43,7 +44,9 @@ static bool in_codes(const mt_model *m, const struct mt_gemm *g)
 
 int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err)
 {
-    const struct mt_product_scratch *s = &m->product;
+    struct mt_product_scratch *s = &m->product;
+    bool known = s->known && s->known == g->a;
+    s->known = NULL;
     if (!in_codes(m, g))
         return mt_op_gemm(m->dev, g, err);
     struct operand a = {
@@ -59,8 +62,8 @@ int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err)
     codes.b = s->b;
     codes.a_scale = &s->scale[0];
     codes.b_scale = &s->scale[1];
-    int rc = encode(m, &a, s->parts, err);
+    int rc = encode(m, &a, known, s->parts, err);
     if (!rc)
-        rc = encode(m, &b, s->parts, err);
+        rc = encode(m, &b, false, s->parts + MT_AMAX_PARTS, err);
     return rc ? rc : mt_op_gemm(m->dev, &codes, err);
 }
