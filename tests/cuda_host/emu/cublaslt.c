@@ -309,7 +309,7 @@ static bool check_matrix(const char *what, const void *p, const struct cublasLtM
 
 static bool check_scale(const char *what, const float *scale)
 {
-    return !scale || mt_emu_check_device(what, scale, sizeof(*scale));
+    return !scale || mt_emu_check_device(what, mt_emu_device(), scale, sizeof(*scale));
 }
 
 static float to_float(cudaDataType_t t, const void *base, size_t i)
