@@ -100,10 +100,12 @@ static const struct cli_option score_options[] = {
 static const struct cli_option sample_options[] = {
     {"model", 0, "DIR", "Model folder, or an adapter's folder, which names its model."},
     {"adapter", 0, "DIR", "Use the adapters of this PEFT folder."},
-    {"prompt", 0, "TEXT", "Text to continue."},
+    {"prompt", 0, "TEXT", "Text to continue; -: standard input, to its end."},
     {"chat", 0, NULL, "Put the prompt into the model's chat template, as the user's turn."},
     {"max-tokens", 0, "N", "Tokens to generate (128).", WHOLE(0, 1 << 24)},
     {"temperature", 0, "T", "Sampling temperature (0.8); 0 takes the likeliest token.", REAL(0, 100)},
+    {"top-k", 0, "K", "Draw from the K likeliest tokens alone; 0 (default): from all.", WHOLE(0, 1 << 24)},
+    {"top-p", 0, "P", "Draw from the fewest tokens, of these, whose probability is at least P (1: all).", REAL(0, 1)},
     {"seed", 0, "S", "Seed of the random numbers (0).", WHOLE(0, ANY)},
     END};
 static const struct cli_option json_options[] = {JSON, END};

@@ -17,33 +17,68 @@
 #include "data/text.h"
 #include "train/train.h"
 
-/* An index drawn from softmax(logits / temperature); temperature 0: the likeliest. */
-static size_t draw(const float *logits, size_t n, double temperature, double u)
-{
-    size_t best = 0;
-    double sum = 0, at = 0;
-    for (size_t i = 1; i < n; i++)
-        if (logits[i] > logits[best])
-            best = i;
-    if (temperature <= 0)
-        return best;
-    for (size_t i = 0; i < n; i++)
-        sum += exp((double)(logits[i] - logits[best]) / temperature);
-    for (size_t i = 0; i < n; i++) {
-        at += exp((double)(logits[i] - logits[best]) / temperature);
-        if (at >= u * sum)
-            return i;
-    }
-    return best;
-}
+struct candidate {
+    float logit;
+    uint32_t id;
+};
 
 struct sampling {
     struct mt_text_params text;
     struct mt_text_ids prompt;
-    size_t n_new;
-    double temperature;
+    size_t n_new, top_k; /* top_k 0: all */
+    double temperature, top_p;
     uint64_t seed;
 };
+
+/* The likeliest first; of equal ones that with the smaller id. */
+static int compare(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+    return x->logit != y->logit ? (x->logit < y->logit) - (x->logit > y->logit) : (x->id > y->id) - (x->id < y->id);
+}
+
+static double weight(const struct candidate *c, float best, double temperature)
+{
+    return exp((double)(c->logit - best) / temperature);
+}
+
+/* The fewest candidates, of the top_k likeliest, whose probability among these is at least top_p (Holtzman et al. 2020). */
+static size_t keep_likeliest(struct candidate *c, size_t n, const struct sampling *p)
+{
+    double sum = 0, at = 0;
+    size_t kept = 0;
+    qsort(c, n, sizeof(*c), compare);
+    n = p->top_k ? MT_MIN(n, p->top_k) : n;
+    for (size_t i = 0; i < n; i++)
+        sum += weight(&c[i], c[0].logit, p->temperature);
+    do
+        at += weight(&c[kept++], c[0].logit, p->temperature);
+    while (kept < n && at < p->top_p * sum);
+    return kept;
+}
+
+/* A token drawn from softmax(logits / temperature); temperature 0: the likeliest. c: [n] scratch. */
+static size_t draw(const float *logits, size_t n, const struct sampling *p, struct candidate *c, double u)
+{
+    size_t best = 0;
+    double sum = 0, at = 0;
+    for (size_t i = 0; i < n; i++) {
+        c[i] = (struct candidate){logits[i], (uint32_t)i};
+        best = logits[i] > logits[best] ? i : best;
+    }
+    if (p->temperature <= 0)
+        return best;
+    if (p->top_k || p->top_p < 1)
+        n = keep_likeliest(c, n, p);
+    for (size_t i = 0; i < n; i++)
+        sum += weight(&c[i], logits[best], p->temperature);
+    for (size_t i = 0; i < n; i++) {
+        at += weight(&c[i], logits[best], p->temperature);
+        if (at >= u * sum)
+            return c[i].id;
+    }
+    return best;
+}
 
 static void print_piece(void *ctx, size_t sample, const char *text, size_t len, bool trained)
 {
@@ -78,13 +113,14 @@ static bool ends_turn(const struct mt_hf_config *hf, const struct sampling *p, s
 static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t *ids, size_t *n,
                        struct mt_batch *b, float *logits, struct mt_err *err)
 {
+    struct candidate *c = mt_calloc((size_t)s->setup->in->hf.vocab, sizeof(*c));
     const struct mt_hf_config *hf = &s->setup->in->hf;
     size_t vocab = p->text.bytes ? MT_BYTE_VOCAB : (size_t)hf->vocab, first = *n, end = *n + p->n_new;
     int64_t begin = mt_now_ns();
     size_t loaded = 0, runs = 0;
     char bytes[32];
-    int rc = 0;
-    for (size_t i = 0; *n < end; i++) {
+    int rc = c ? 0 : mt_fail_nomem(err, "sampling", vocab * sizeof(*c));
+    for (size_t i = 0; !rc && *n < end; i++) {
         mt_batch_clear(b);
         rc = mt_batch_add(b, ids, NULL, *n, 0, err);
         if (!rc)
@@ -95,7 +131,7 @@ static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t 
             break;
         runs++;
         loaded += mt_engine_loaded_bytes(s->engine);
-        size_t id = draw(logits, vocab, p->temperature, mt_philox_uniform(p->seed, 0, i));
+        size_t id = draw(logits, vocab, p, c, mt_philox_uniform(p->seed, 0, i));
         if (ends_turn(hf, p, id))
             break;
         ids[(*n)++] = (uint32_t)id;
@@ -104,6 +140,7 @@ static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t 
             fflush(stdout);
         }
     }
+    free(c);
     if (!rc && *n > first)
         mt_info("%zu tokens, %.3g seconds and %s loaded a token", *n - first,
                 (double)(mt_now_ns() - begin) * 1e-9 / (double)(*n - first),
@@ -165,18 +202,28 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     struct mt_setup setup = {0};
     struct mt_session s = {0};
     struct mt_err err;
-    char *dir = NULL;
+    char *dir = NULL, *input = NULL;
+    size_t input_size = 0;
     struct sampling p = {.n_new = (size_t)cli_whole(args, "max-tokens", 128),
+                         .top_k = (size_t)cli_whole(args, "top-k", 0),
                          .temperature = cli_real(args, "temperature", 0.8),
+                         .top_p = cli_real(args, "top-p", 1),
                          .seed = (uint64_t)cli_whole(args, "seed", 0)};
     (void)cli;
     if (!cli_arg(args, "model") && !cli_arg(args, "adapter")) {
         fprintf(stderr, "megatrain sample: give --model or --adapter\n");
         return EXIT_USAGE;
     }
+    if (chat && !prompt) {
+        fprintf(stderr, "megatrain sample: --chat needs the user's turn: --prompt TEXT, or --prompt - for standard input\n");
+        return EXIT_USAGE;
+    }
+    if (prompt && !strcmp(prompt, "-"))
+        prompt = getdelim(&input, &input_size, 0, stdin) >= 0 ? input : "";
     prompt = prompt ? prompt : "";
     if (mt_utf8_error(prompt) >= 0) {
         fprintf(stderr, "megatrain sample: byte %ld of --prompt is not UTF-8\n", mt_utf8_error(prompt) + 1);
+        free(input);
         return EXIT_USAGE;
     }
     int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
@@ -206,5 +253,6 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     mt_config_destroy(&cfg);
     mt_text_ids_finish(&p.prompt);
     free(dir);
+    free(input);
     return code;
 }
