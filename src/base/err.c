@@ -18,6 +18,7 @@ int mt_fail(struct mt_err *err, enum mt_err_kind kind, int code, const char *fmt
         mt_visible(err->msg, sizeof(err->msg), text);
         err->code = code;
         err->kind = kind;
+        err->short_device = err->short_host = 0;
     }
     return code;
 }

@@ -22,6 +22,7 @@ enum mt_err_kind {
 struct mt_err {
     int code;
     enum mt_err_kind kind;
+    unsigned long long short_device, short_host; /* MT_ERR_NO_FIT: bytes that a budget lacks, where known; else 0 */
     char msg[768];
 };
 

@@ -299,7 +299,7 @@ static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size
     advise_tokens(tokens, sizeof(tokens), p, need, b);
     if (experts > 1)
         snprintf(group, sizeof(group), ", or memory.expert_group = %zu", experts / 2);
-    return mt_fail(
+    int rc = mt_fail(
         err, MT_ERR_NO_FIT, -ENOSPC,
         "the device budget of %s is short: at least %s are needed (largest weight slot %s, gradients "
         "%s, scratch of a micro-batch %s, logits %s); raise memory.device_budget, lower "
@@ -311,6 +311,9 @@ static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size
         mt_format_bytes(logits, sizeof(logits), plan->logits),
         plan->activations == MT_ACT_RECOMPUTE ? "" : ", or set memory.activations = recompute",
         p->layout->cut.n_units > 1 ? "" : ", or memory.unit = half", group, tokens);
+    if (err)
+        err->short_device = need - MT_MIN(need, mt_device_limits(p->dev)->budget_bytes);
+    return rc;
 }
 
 /* What every lane has beside its pools. */

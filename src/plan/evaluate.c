@@ -163,12 +163,14 @@ void mt_plan_add_rows(struct mt_memory_rows *rows, const struct mt_plan_choice *
 static int fail_host(const struct mt_plan_request *r, uint64_t need, struct mt_err *err)
 {
     char a[32], b[32], c[32];
-    return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
-                   "the host budget of %s is short by %s: %s are needed%s",
-                   mt_format_bytes(a, sizeof(a), r->placement.host_budget.bytes),
-                   mt_format_bytes(b, sizeof(b), need - r->placement.host_budget.bytes),
-                   mt_format_bytes(c, sizeof(c), need),
-                   r->drives > 0 ? "" : ", and there is no drive for states");
+    uint64_t lacks = need - r->placement.host_budget.bytes;
+    int rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
+                     "the host budget of %s is short by %s: %s are needed%s",
+                     mt_format_bytes(a, sizeof(a), r->placement.host_budget.bytes), mt_format_bytes(b, sizeof(b), lacks),
+                     mt_format_bytes(c, sizeof(c), need), r->drives > 0 ? "" : ", and there is no drive for states");
+    if (err)
+        err->short_host = lacks;
+    return rc;
 }
 
 static uint64_t disk_space(const struct mt_plan_request *r)

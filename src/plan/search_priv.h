@@ -21,7 +21,7 @@ struct mt_search {
     bool found;
     struct mt_plan_tried *tried;
     size_t n_tried, cap_tried;
-    struct mt_err err; /* why nothing fits: of the newest memory-saving candidate, else of the first one */
+    struct mt_err err; /* why nothing fits: of the candidate that lacks least */
     bool has_err;
     bool mixing; /* candidates trade host memory for time: some write more to drives */
     double lean_writes; /* mixing: bytes that the best candidate before these writes to drives */

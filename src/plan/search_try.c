@@ -37,6 +37,18 @@ static bool is_better(const struct mt_search *s, const struct mt_plan_choice *c)
            (seconds < least * (1 + 1e-6) && c->engine.device_bytes < s->best.engine.device_bytes);
 }
 
+/* Is it nearer to fitting than what failed before? One that lacks host memory has enough of the device's. `least`: it is of
+ * the modes that take least memory. */
+static bool is_nearer(const struct mt_search *s, const struct mt_err *why, bool least)
+{
+    const struct mt_err *old = &s->err;
+    if (!s->has_err)
+        return true;
+    if (why->short_host || old->short_host)
+        return why->short_host && (!old->short_host || why->short_host < old->short_host);
+    return why->short_device && old->short_device ? why->short_device < old->short_device : least;
+}
+
 int mt_search_try(struct mt_search *s, const struct mt_plan_request *r, mt_cost_table *costs,
                    struct mt_sim_result *sim, struct mt_err *err)
 {
@@ -52,7 +64,7 @@ int mt_search_try(struct mt_search *s, const struct mt_plan_request *r, mt_cost_
     if (rc == -ENOSPC) {
         const struct mt_placement *p = &r->placement;
         bool least = p->activations != MT_ACT_KEEP && p->activations != MT_ACT_OFFLOAD && p->keep_layers <= 0;
-        if (least || !s->has_err) /* the newest memory-saving one has the smallest micro-batch */
+        if (is_nearer(s, &why, least))
             s->err = why;
         s->has_err = true;
         return 0;

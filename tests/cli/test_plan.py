@@ -143,6 +143,9 @@ def what_does_not_fit_says_what_would(tmp):
     model = shape_json(tmp, "70b")
     r = plan("--machine", "rtx3090", "--gpu-mem", "10GiB", "--model", model, expect=4)
     assert not r["fits"] and "short" in r["short"], r
+    # the device suffices for the smallest micro-batch: what no choice avoids is the host's
+    r = plan("--machine", "rtx4090", "--gpu-mem", "8GiB", "--host-mem", "128GiB", "--model", "Qwen3-8B", expect=4)
+    assert "host budget" in r["short"], r
     text = megatrain("plan", "--machine", "rtx4090", "--model", model, expect=4).stderr
     assert "short by" in text and "would fit" in text and "hardware" in text, text
     assert "drive" in text or "host memory of" in text, text
