@@ -126,12 +126,12 @@ static struct share share_of(const struct mt_merge *m, const struct site *s, con
 }
 
 /* The tensor of a module that was trained whole. */
-static const struct mt_st_tensor *whole(const struct mt_merge *m, const struct mt_st_tensor *t)
+static const struct mt_st_tensor *whole(const struct mt_merge *m, const char *tensor)
 {
     char name[MT_PEFT_NAME];
-    if (strlen(t->name) >= MT_TENSOR_NAME)
+    if (strlen(tensor) >= MT_TENSOR_NAME)
         return NULL;
-    mt_peft_whole_name(name, m->family, t->name);
+    mt_peft_whole_name(name, m->family, tensor);
     return mt_st_find(&m->st, name);
 }
 
@@ -163,7 +163,7 @@ static int check_base(struct mt_merge *m, struct mt_err *err)
     for (size_t i = 0; i < m->layout->n_stored; i++)
         lacking += m->site[i].ad != NULL;
     for (size_t i = 0; i < m->base.n && !rc; i++) {
-        const struct mt_st_tensor *t = &m->base.tensors[i].t, *w = whole(m, t);
+        const struct mt_st_tensor *t = &m->base.tensors[i].t, *w = whole(m, t->name);
         m->bf16 |= t->dtype == MT_ST_BF16;
         head |= !strcmp(t->name, "lm_head.weight");
         table |= w && !strcmp(t->name, "model.embed_tokens.weight");
@@ -212,9 +212,9 @@ static int lay_out(struct mt_merge *m, const struct mt_hf_config *cfg, const cha
     return rc ? rc : find_sites(m, err);
 }
 
-static bool changes(const void *ctx, const struct mt_st_tensor *t)
+static bool changes(const void *ctx, const char *name)
 {
-    return site_of(ctx, t->name) || whole(ctx, t);
+    return site_of(ctx, name) || whole(ctx, name);
 }
 
 int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_model *base, const char *model_dir,
@@ -436,7 +436,7 @@ static void add_adapter(const struct mt_merge *m, size_t first, size_t n, float 
 int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     const struct mt_merged *merged = &m->base.tensors[i];
-    const struct mt_st_tensor *t = &merged->t, *w = whole(m, t);
+    const struct mt_st_tensor *t = &merged->t, *w = whole(m, t->name);
     const struct site *s = site_of(m, t->name);
     enum mt_st_dtype dtype = dtype_of(m, t);
     if (!s && !w && dtype == t->dtype && !merged->codes && !merged->src.format)

@@ -8,103 +8,76 @@
 #include "base/dtype.h"
 #include "base/mem.h"
 #include "base/packed.h"
+#include "weights/sources.h"
 
-#define BLOCKS "_blocks"
+/* The packed source whose codes a tensor of the files is; of experts that share them, the first one's. */
+struct packed {
+    const struct mt_tensor *of; /* NULL: the tensor is no codes */
+    const struct mt_packed_source *src;
+};
 
-/* What codes and scales of all experts are decoded to: [experts, in, out], as in files that are not packed. */
-static int take_experts(struct mt_merged *out, const struct mt_st_tensor *codes, const struct mt_st_tensor *scales,
-                        struct mt_err *err)
+static const char *name_of(const struct mt_layout *l, const struct packed *p)
 {
-    const int64_t *shape = codes->shape;
-    if (!scales || codes->n_dims != 4 || scales->n_dims != 3 || scales->dtype != MT_ST_U8 ||
-        shape[3] != MT_MXFP4_BLOCK / 2 || memcmp(shape, scales->shape, 3 * sizeof(*shape)))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is not the codes of experts in MXFP4, with scales", codes->name);
-    char *name = strndup(codes->name, strlen(codes->name) - strlen(BLOCKS));
-    *out = (struct mt_merged){.t = {.name = name, .dtype = MT_ST_BF16, .n_dims = 3,
-                                    .shape = {shape[0], shape[2] * MT_MXFP4_BLOCK, shape[1]},
-                                    .n_elems = codes->n_elems * 2}, .codes = codes, .scales = scales};
-    return name ? 0 : mt_fail_nomem(err, codes->name, strlen(codes->name));
+    return l->stored[p->of->place.stored].name; /* files' name, the layout's is a module's */
 }
 
-/* Whether it ends in "_blocks"; then stem[] is what precedes. */
-static bool is_codes(const struct mt_st_tensor *t, char stem[MT_TENSOR_NAME])
+/* As a tensor of the files would be that is not packed. Of all experts: [experts, in, out]. */
+static void decode(struct mt_merged *out, const struct mt_layout *l, const struct packed *p)
 {
-    size_t n = strlen(t->name), k = strlen(BLOCKS);
-    bool yes = t->dtype == MT_ST_U8 && n > k && n < MT_TENSOR_NAME && !strcmp(t->name + n - k, BLOCKS);
-    snprintf(stem, MT_TENSOR_NAME, "%.*s", yes ? (int)(n - k) : 0, t->name);
-    return yes;
-}
-
-static const struct mt_st_tensor *scales_of(const struct mt_st_model *st, const char *stem)
-{
-    char name[MT_STORED_NAME];
-    snprintf(name, sizeof(name), "%s_scales", stem);
-    return mt_st_find(st, name);
-}
-
-/* The layout's matrix of which the file's tensor is the codes in NF4, FP8 or INT4; NULL: it is another one. */
-static const struct mt_tensor *matrix_of(const struct mt_layout *l, const struct mt_st_tensor *t)
-{
-    char name[MT_STORED_NAME];
-    size_t n = strlen(t->name), k = t->dtype == MT_ST_I32 ? strlen(mt_packed_formats[MT_PACKED_INT4].codes_name) : 0;
-    if ((t->dtype != MT_ST_U8 && t->dtype != MT_ST_I32 && t->dtype != MT_ST_F8_E4M3) || n >= sizeof(name) || n < k ||
-        (k && strcmp(t->name + n - k, mt_packed_formats[MT_PACKED_INT4].codes_name)))
-        return NULL;
-    const struct mt_text_names *names = l->cfg.names; /* of a nested decoder, layouts have those of modules */
-    size_t prefix = strlen(names->in_files);
-    bool begins = n - k >= prefix && !strncmp(t->name, names->in_files, prefix);
-    size_t from = begins ? prefix : 0;
-    snprintf(name, sizeof(name), "%s%.*s", begins ? names->modules : "", (int)(n - k - from), t->name + from);
-    const struct mt_tensor *of = mt_layout_find(l, name);
-    return of && of->n_dims == 2 ? of : NULL;
-}
-
-static struct mt_st_tensor decoded(const struct mt_layout *l, const struct mt_st_tensor *codes,
-                                   const struct mt_tensor *of)
-{
-    return (struct mt_st_tensor){.name = l->stored[of->place.stored].name, /* files' name, the layout's is a module's */
-                                 .dtype = MT_ST_BF16, .n_dims = 2,
-                                 .shape = {of->shape[0], of->shape[1]}, .n_elems = of->n, .file = codes->file};
-}
-
-static bool any_changes(const struct mt_st_model *st, const struct mt_layout *l, mt_merge_changes changes,
-                        const void *ctx)
-{
-    char stem[MT_TENSOR_NAME];
-    for (size_t i = 0; i < st->n_tensors; i++) {
-        const struct mt_tensor *of = matrix_of(l, &st->tensors[i]);
-        struct mt_st_tensor t = of ? decoded(l, &st->tensors[i], of) : (struct mt_st_tensor){.name = stem, .n_dims = 3};
-        if ((of || is_codes(&st->tensors[i], stem)) && changes(ctx, &t))
-            return true;
+    const struct mt_stored *stored = &l->stored[p->of->place.stored];
+    const int64_t *shape = p->src->codes->shape;
+    out->t = (struct mt_st_tensor){.name = (char *)(uintptr_t)stored->name, .dtype = MT_ST_BF16, .n_elems = stored->n,
+                                   .file = p->src->codes->file};
+    if (stored->fused) {
+        out->codes = p->src->codes;
+        out->scales = p->src->scales;
+        out->t.n_dims = 3;
+        memcpy(out->t.shape, (int64_t[]){shape[0], shape[2] * MT_MXFP4_BLOCK, shape[1]}, 3 * sizeof(*shape));
+        return;
     }
-    return false;
+    out->of = p->of;
+    out->src = *p->src;
+    out->t.n_dims = p->of->n_dims;
+    memcpy(out->t.shape, p->of->shape, sizeof(p->of->shape));
+}
+
+static void list_tensors(struct mt_merge_base *b, const struct mt_layout *l, const struct packed *packed,
+                         mt_merge_changes changes, const void *ctx)
+{
+    for (size_t i = 0; i < b->st->n_tensors && !b->decodes; i++)
+        b->decodes = packed[i].of && changes(ctx, name_of(l, &packed[i]));
+    for (size_t i = 0; i < b->st->n_tensors; i++) {
+        const struct mt_st_tensor *t = &b->st->tensors[i];
+        if (b->decodes && !packed[i].of && mt_packed_is_piece(t->name))
+            continue;
+        struct mt_merged *to = &b->tensors[b->n++];
+        to->t = *t;
+        if (b->decodes && packed[i].of)
+            decode(to, l, &packed[i]);
+    }
 }
 
 int mt_merge_base_open(struct mt_merge_base *b, const struct mt_st_model *st, const struct mt_layout *l, bool all,
                        mt_merge_changes changes, const void *ctx, struct mt_err *err)
 {
-    char stem[MT_TENSOR_NAME];
-    int rc = 0;
-    *b = (struct mt_merge_base){.st = st, .decodes = all || any_changes(st, l, changes, ctx)};
-    if (!(b->tensors = mt_calloc(st->n_tensors, sizeof(*b->tensors))))
-        return mt_fail_nomem(err, "an export", st->n_tensors * sizeof(*b->tensors));
-    for (size_t i = 0; i < st->n_tensors && !rc; i++) {
-        const struct mt_st_tensor *t = &st->tensors[i];
-        bool codes = is_codes(t, stem);
-        if (b->decodes && !codes && !matrix_of(l, t) && mt_packed_is_piece(t->name))
-            continue;
-        struct mt_merged *to = &b->tensors[b->n++];
-        *to = (struct mt_merged){.t = *t, .of = b->decodes ? matrix_of(l, t) : NULL};
-        if (b->decodes && codes)
-            rc = take_experts(to, t, scales_of(st, stem), err);
-        else if (to->of)
-            rc = mt_packed_find(&to->src, st, l->cfg.nested ? l : NULL, to->of, err); /* found by the name in files */
-        if (!rc && to->src.format)
-            to->t = decoded(l, t, to->of);
+    struct mt_sources sources = {.st = *st};
+    *b = (struct mt_merge_base){.st = st, .decodes = all, .tensors = mt_calloc(st->n_tensors, sizeof(*b->tensors))};
+    struct packed *packed = mt_calloc(st->n_tensors, sizeof(*packed));
+    int rc = b->tensors && packed ? mt_sources_find(&sources, l, err)
+                                  : mt_fail_nomem(err, "an export", st->n_tensors * sizeof(*b->tensors));
+    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
+        const struct mt_packed_source *src = &sources.of[i];
+        struct packed *p = src->format ? &packed[src->codes - st->tensors] : NULL;
+        if (p && !p->of)
+            *p = (struct packed){&l->tensors[i], src};
     }
+    if (!rc)
+        list_tensors(b, l, packed, changes, ctx);
     b->decodes = false; /* unless something was packed */
     for (size_t i = 0; i < b->n; i++)
         b->decodes |= b->tensors[i].codes || b->tensors[i].src.format;
+    free(packed);
+    free(sources.of);
     return rc;
 }
 
@@ -120,9 +93,6 @@ static void forget(struct mt_merge_base *b)
 void mt_merge_base_close(struct mt_merge_base *b)
 {
     forget(b);
-    for (size_t i = 0; i < b->n; i++)
-        if (b->tensors[i].codes)
-            free(b->tensors[i].t.name);
     free(b->tensors);
     *b = (struct mt_merge_base){.st = NULL};
 }

@@ -28,9 +28,9 @@ struct mt_merge_base {
 };
 
 /** Does the tensor of that name change? */
-typedef bool (*mt_merge_changes)(const void *ctx, const struct mt_st_tensor *t);
+typedef bool (*mt_merge_changes)(const void *ctx, const char *name);
 
-/** l: of the base, with the adapters; all: decode in any case. st and l are borrowed. */
+/** l: of the base, with the adapters; all: decode in any case. st and l are borrowed; names are theirs. */
 int mt_merge_base_open(struct mt_merge_base *b, const struct mt_st_model *st, const struct mt_layout *l, bool all,
                        mt_merge_changes changes, const void *ctx, struct mt_err *err);
 void mt_merge_base_close(struct mt_merge_base *b);
