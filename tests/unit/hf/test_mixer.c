@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layers whose mixer is another than attention: which they are, and its numbers. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "hf/hf_config.h"
+
+static struct mt_hf_config cfg;
+
+static int parse(const char *keys, struct mt_err *err)
+{
+    char text[1024];
+    int n = snprintf(text, sizeof(text), "{\"architectures\": [\"Qwen3_5ForCausalLM\"], \"hidden_size\": 64, \"vocab_size\": 300, "
+                     "\"intermediate_size\": 176, \"num_hidden_layers\": 8, \"num_attention_heads\": 4%s}", keys);
+    assert_true(n > 0 && (size_t)n < sizeof(text));
+    return mt_hf_config_parse(&cfg, text, (size_t)n, "config.json", err);
+}
+
+static void take(const char *keys)
+{
+    struct mt_err err = {0};
+    if (parse(keys, &err))
+        fail_msg("%s: %s", keys, err.msg);
+}
+
+static void refuse(const char *keys, const char *key, const char *why)
+{
+    struct mt_err err = {0};
+    assert_int_equal(parse(keys, &err), -EINVAL);
+    assert_int_equal(err.kind, MT_ERR_INPUT);
+    if (!strstr(err.msg, key) || !strstr(err.msg, why))
+        fail_msg("%s: \"%s\" does not say \"%s\" and \"%s\"", keys, err.msg, key, why);
+}
+
+static bool is_mixed(int64_t layer)
+{
+    return !strcmp(mt_layer_of(&cfg, layer)->parts[0], "delta");
+}
+
+static void numbers_are_those_of_the_keys_or_the_class(void **state)
+{
+    (void)state;
+    take("");
+    struct mt_delta_spec d = mt_layer_of(&cfg, 0)->delta;
+    assert_true(d.k_heads == 16 && d.v_heads == 32 && d.k_dim == 128 && d.v_dim == 128 && d.taps == 4 && !d.joined);
+    take(", \"linear_num_key_heads\": 3, \"linear_num_value_heads\": 9, \"linear_key_head_dim\": 8, "
+         "\"linear_value_head_dim\": 24, \"linear_conv_kernel_dim\": 8");
+    d = mt_layer_of(&cfg, 0)->delta;
+    assert_true(d.k_heads == 3 && d.v_heads == 9 && d.k_dim == 8 && d.v_dim == 24 && d.taps == 8);
+}
+
+static void numbers_that_do_not_fit_are_refused(void **state)
+{
+    (void)state;
+    refuse(", \"linear_num_key_heads\": 5", "\"linear_num_key_heads\"", "does not divide linear_num_value_heads");
+    refuse(", \"linear_key_head_dim\": 12", "\"linear_key_head_dim\"", "multiple of 8");
+    refuse(", \"linear_value_head_dim\": 20", "\"linear_value_head_dim\"", "multiple of 8");
+    refuse(", \"linear_conv_kernel_dim\": 9", "\"linear_conv_kernel_dim\"", "8");
+    refuse(", \"linear_num_value_heads\": 0", "\"linear_num_value_heads\"", "");
+}
+
+static void layers_are_by_interval_or_by_name(void **state)
+{
+    (void)state;
+    take("");
+    for (int64_t i = 0; i < 8; i++)
+        assert_int_equal(is_mixed(i), i % 4 != 3);
+    take(", \"full_attention_interval\": 3");
+    for (int64_t i = 0; i < 8; i++)
+        assert_int_equal(is_mixed(i), i % 3 != 2);
+    take(", \"full_attention_interval\": 3, \"layer_types\": [\"full_attention\", \"linear_attention\", \"linear_attention\", "
+         "\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\", \"linear_attention\"]");
+    for (int64_t i = 0; i < 8; i++)
+        assert_int_equal(is_mixed(i), i == 1 || i == 2 || i == 7);
+    refuse(", \"layer_types\": [\"linear_attention\"]", "\"layer_types\"", "every layer");
+    refuse(", \"layer_types\": [\"linear_attention\", \"linear_attention\", \"linear_attention\", \"sliding_attention\", "
+           "\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\"]", "\"layer_types\"", "not supported");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(numbers_are_those_of_the_keys_or_the_class),
+        cmocka_unit_test(numbers_that_do_not_fit_are_refused),
+        cmocka_unit_test(layers_are_by_interval_or_by_name),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
