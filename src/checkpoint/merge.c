@@ -43,11 +43,13 @@ struct mt_merge {
     bool open, f32, bf16;          /* bf16: the base has bf16 tensors */
     const struct mt_merged *now;   /* the tensor whose A and B are loaded */
     struct factors kept[2];        /* experts' matrices take turns: of gate_up_proj, and of down_proj or any other */
-    /* Of a matrix [out, in]: [rank, in], [out, rank]. Of all experts' [experts, in, out]: [experts * rank, in],
-     * [experts * rank, out]. Of an expert's own (share): [experts * rank, in], [parts * out, rank * experts]. */
+    /* Of a matrix [out, in]: [rank, in], [out, rank]. Of all experts' [experts, in, out] (turned): [experts * rank, in],
+     * [experts * rank, out]. Of their [experts, out, in], and of an expert's own (share): [experts * rank, in],
+     * [parts * out, rank * experts]. */
     const float *a, *b;
     float *row;                    /* [width] */
     struct share share;            /* n_parts 0: none */
+    bool turned;
     size_t experts;                /* that a and b are for */
     float *by;                     /* [out] with DoRA: magnitude / |W + s B A|; NULL: 1 */
     size_t rank, in, width;        /* width: columns of a row of the tensor */
@@ -141,8 +143,9 @@ static int check_shapes(const struct mt_merge *m, const struct site *s, const st
 {
     int64_t parts = MT_MAX((int64_t)share_of(m, s, t).n_parts, (int64_t)1);
     bool all = t->n_dims == 3 && s->ad->whole;
-    if ((all || t->n_dims == 2) && s->a->shape[1] == t->shape[1] &&
-        s->b->shape[0] == (all ? t->shape[2] : parts * t->shape[0]))
+    int in = all && !s->ad->whole->is_transposed ? 2 : 1, out = all ? 3 - in : 0; /* dimensions */
+    if ((all || t->n_dims == 2) && s->a->shape[1] == t->shape[in] &&
+        s->b->shape[0] == (all ? 1 : parts) * t->shape[out])
         return 0;
     return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the adapter of \"%s\" has another shape than the model's matrix",
                    m->st.files[0].path, t->name);
@@ -322,6 +325,11 @@ static struct outer outer_of(const struct mt_merge *m, size_t row)
         return (struct outer){m->b + below * m->rank * m->experts + s->expert, m->a + s->expert * m->rank * m->in,
                               m->experts};
     }
+    if (whole && !m->turned) {
+        size_t out = (size_t)m->now->t.shape[1], expert = row / out;
+        const float *b = m->b + row % out * m->rank * m->experts + expert;
+        return (struct outer){b, m->a + expert * m->rank * m->in, m->experts};
+    }
     size_t first = whole ? row / m->in * m->rank : 0; /* of A and B: the expert's */
     return whole ? (struct outer){m->a + first * m->in + row % m->in, m->b + first * m->width, m->in}
                  : (struct outer){m->b + row * m->rank, m->a, 1};
@@ -412,7 +420,8 @@ static int take_factors(struct mt_merge *m, const struct mt_merged *x, const str
     if (!m->row)
         return mt_fail_nomem(err, t->name, m->width * sizeof(float));
     struct factors *f = &m->kept[m->share.n_parts == 2];
-    int rc = load_factors(m, f, s->a, s->b, t->n_dims == 3, err);
+    m->turned = t->n_dims == 3 && s->ad->whole && s->ad->whole->is_transposed;
+    int rc = load_factors(m, f, s->a, s->b, m->turned, err);
     m->a = f->a;
     m->b = f->b;
     m->now = x;
