@@ -75,6 +75,8 @@ static void open_rig(struct rig *r, const char *what, int64_t nth)
 
 static enum mt_pin pin; /* for engines made later */
 static enum mt_embedding_place embedding;
+static enum mt_update_order order; /* backward: clipping by blocks, too */
+static int n_lost; /* runs whose state was lost */
 
 static int create_engine(struct rig *r, struct mt_err *err)
 {
@@ -82,8 +84,8 @@ static int create_engine(struct rig *r, struct mt_err *err)
         .dev = r->dev, .other_dev = &r->other, .placement.lanes = lanes, .layout = model.layout, .planes = model.planes, .numerics.dtype = MT_BF16,
         .numerics.grad_dtype = MT_BF16, .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO,
         .numerics.logits_chunk = 64, .train = true, .placement.slots = 2, .placement.activations = MT_ACT_OFFLOAD,
-        .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.999, 1e-8}, .numerics.weight_decay = 0.1, .numerics.grad_clip = 1, .isa = MT_ISA_SCALAR,
-        .placement.threads = 1, .placement.pin = pin, .placement.embedding = embedding};
+        .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.999, 1e-8}, .numerics.weight_decay = 0.1, .numerics.grad_clip = order ? 0 : 1, .placement.update = order, .isa = MT_ISA_SCALAR,
+        .placement.threads = 1, .placement.pin = pin, .placement.embedding = embedding, .placement.update_pending = 1};
     return mt_engine_create(&r->engine, &p, err);
 }
 
@@ -165,7 +167,10 @@ static bool run_with_fault(const char *what, int64_t nth, const uint64_t want[3]
         if (!strstr(err.msg, "fault device"))
             fail_msg("%s %lld: the message is \"%s\"", what, (long long)nth, err.msg);
     }
-    if (r.engine) {
+    if (r.engine && !mt_engine_whole(r.engine)) {
+        assert_true(rc && order == MT_UPDATE_BACKWARD);
+        n_lost++;
+    } else if (r.engine) {
         /* the update that was pending in the failed step is made exactly once */
         assert_int_equal(mt_engine_flush(r.engine, &err), 0);
         uint64_t n = mt_engine_updates(r.engine, 0);
@@ -230,6 +235,25 @@ static void a_step_survives_faults_of_either_lane(void **state)
         lanes = 1;
         failing_lane = 0;
     }
+}
+
+/* Under backward a failure after the first of the step's own updates loses the state, and says so; before, it does not. */
+static void a_fault_after_an_update_of_the_step_loses_the_state(void **state)
+{
+    static const char *const what[] = {"any", "async gemm", "async copy", "async record"};
+    (void)state;
+    for (size_t i = 0; i < MT_ARRAY_LEN(what); i++) {
+        uint64_t want[3];
+        int64_t n = 1;
+        order = MT_UPDATE_FORWARD;
+        make_reference(want);
+        order = MT_UPDATE_BACKWARD;
+        for (n_lost = 0; run_with_fault(what[i], n, want);)
+            n++;
+        print_message("%s: of %d that failed in their turn %d lost the state\n", what[i], (int)n - 1, n_lost);
+        assert_true(n_lost > 0 && n_lost < n - 1);
+    }
+    order = MT_UPDATE_AUTO;
 }
 
 static void an_engine_half_made_is_taken_down(void **state)
@@ -380,6 +404,7 @@ int main(void)
         cmocka_unit_test(a_step_survives_any_submission_that_is_refused),
         cmocka_unit_test(a_step_survives_work_that_fails_later),
         cmocka_unit_test(a_step_survives_faults_of_either_lane),
+        cmocka_unit_test(a_fault_after_an_update_of_the_step_loses_the_state),
         cmocka_unit_test(an_engine_half_made_is_taken_down),
         cmocka_unit_test(planes_and_spill_are_locked_where_they_are_to_be),
         cmocka_unit_test(a_step_without_events_fails_and_the_next_one_works),

@@ -46,6 +46,7 @@ static const struct kind {
 };
 
 static struct mt_hf_config cfg;
+static enum mt_clip clip; /* of runs that begin later */
 static char root[64];
 
 static int set_up(void **state)
@@ -94,7 +95,7 @@ static struct mt_layout *lay_out(size_t first, size_t n, const struct mt_cut *cu
 static struct mt_numerics numerics_of(const struct kind *k)
 {
     return (struct mt_numerics){.dtype = MT_F32, .grad_dtype = MT_F32, .logits_chunk = 64, .optimizer = &mt_adamw,
-                                .optimizer_keys = {k->beta1, 0.99, 1e-8, k->decay}, .grad_clip = k->clip,
+                                .optimizer_keys = {k->beta1, 0.99, 1e-8, k->decay}, .grad_clip = k->clip, .clip = clip,
                                 .seed = k->seed};
 }
 
@@ -299,6 +300,29 @@ static void learners_have_the_bits_of_runs_alone(void **state)
         finish(&alone[k]);
 }
 
+/* The third trains adapters of the head and of one layer alone; the second ends early. */
+static void updates_under_backward_have_the_bits_of_runs_alone(void **state)
+{
+    struct outcome alone[LEARNERS], together[LEARNERS];
+    (void)state;
+    clip = MT_CLIP_UNIT;
+    for (size_t k = 0; k < LEARNERS; k++)
+        train(&alone[k], k, 1, &mt_cut_layer, &plain);
+    for (int turn = 0; turn < 3; turn++) {
+        struct mt_placement p = turn ? other : plain;
+        p.update = MT_UPDATE_BACKWARD;
+        p.update_pending = turn;
+        train(together, 0, LEARNERS, turn ? &mt_cut_half : &mt_cut_layer, &p);
+        for (size_t k = 0; k < LEARNERS; k++) {
+            assert_equal(&alone[k], &together[k]);
+            finish(&together[k]);
+        }
+    }
+    for (size_t k = 0; k < LEARNERS; k++)
+        finish(&alone[k]);
+    clip = MT_CLIP_GLOBAL;
+}
+
 static void a_learner_whose_weights_burst_leaves_the_others(void **state)
 {
     struct outcome alone, o[LEARNERS] = {0};
@@ -344,6 +368,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(learners_have_the_bits_of_runs_alone),
+        cmocka_unit_test(updates_under_backward_have_the_bits_of_runs_alone),
         cmocka_unit_test(a_learner_whose_weights_burst_leaves_the_others),
         cmocka_unit_test(learners_that_share_too_much_are_refused),
     };
