@@ -49,6 +49,7 @@ static const struct cli_option plan_options[] = {
     {"tokens-per-step", 0, "N", "Shorthand of --set train.tokens_per_step=N (64Ki)."},
     {"micro-batch", 0, "N", "Shorthand of --set train.micro_batch=N."},
     {"gpus", 0, "N", "Shorthand of --set device.gpus=N: so many GPUs, each with the machine's memory and link."},
+    {"optimizers", 0, NULL, "Compare optimizers and orders of updates for this model and machine: a row each."},
     {"measure", 0, NULL, "First time this configuration's operations on this machine, and keep the times."},
     JSON,
     END};

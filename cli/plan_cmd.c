@@ -3,295 +3,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/fs.h"
 #include "base/installed.h"
 #include "base/json.h"
-#include "base/log.h"
 #include "base/mem.h"
-#include "base/units.h"
 #include "cli.h"
-#include "device/device.h"
-#include "hf/hf_config.h"
-#include "hw/hw.h"
-#include "machine/measure.h"
 #include "machine/stored.h"
 #include "plan_print.h"
 
-/* "24GiB", "25GB/s", or a bare number of the option's own unit, which is `scale` bytes; -1 for other text. */
-static double parse_amount(const char *text, double scale)
-{
-    double v = 0;
-    uint64_t bytes = 0;
-    int64_t count = 0;
-    if (mt_parse_real(text, &v))
-        return v > 0 ? v : -1;
-    if (mt_parse_bytes(text, &bytes))
-        v = (double)bytes;
-    else if (!mt_parse_rate(text, &v) && mt_parse_count(text, &count)) /* "24G" */
-        v = (double)count;
-    return v > 0 ? v / scale : -1;
-}
-
-/* An option that sets rates of the machine to shares of its amount. */
-struct rate_option {
-    const char *name;
-    double scale; /* of the amount's number without a unit */
-    int n;
-    enum mt_rate_id id[4];
-    double share[4];
-};
-
-static int set_rates(struct mt_machine *m, const struct cli_args *args, const struct rate_option *o, struct mt_err *err)
-{
-    const char *text = cli_arg(args, o->name);
-    if (!text)
-        return 0;
-    double v = parse_amount(text, o->scale);
-    if (v < 0)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--%s: \"%s\" is not an amount such as %s", o->name, text,
-                       o->scale > 1e9 ? "24GiB" : "25GB/s");
-    for (int i = 0; i < o->n; i++)
-        m->rate[o->id[i]] = (struct mt_rate){v * o->share[i], MT_RATE_RATED};
-    return 0;
-}
-
-/* Applies the options that change the machine. */
-static int apply_options(struct mt_machine *m, const struct cli_args *args, struct mt_err *err)
-{
-    static const struct rate_option options[] = {
-        {"gpu-mem", 1073741824.0, 1, {MT_RATE_DEVICE_GIB}, {1}},
-        {"host-mem", 1073741824.0, 1, {MT_RATE_HOST_GIB}, {1}},
-        {"pcie", 1e9, 4, {MT_RATE_H2D, MT_RATE_D2H, MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH}, {1, 1, 0.85, 0.85}},
-        {"nvme", 1e9, 4, {MT_RATE_READ, MT_RATE_WRITE, MT_RATE_READ_BOTH, MT_RATE_WRITE_BOTH}, {1, 0.7, 0.6, 0.4}},
-    };
-    int rc = 0;
-    for (size_t i = 0; i < MT_ARRAY_LEN(options) && !rc; i++)
-        rc = set_rates(m, args, &options[i], err);
-    if (!rc && cli_arg(args, "nvme") && !(m->rate[MT_RATE_DRIVES].value > 0))
-        m->rate[MT_RATE_DRIVES] = (struct mt_rate){1, MT_RATE_RATED};
-    const char *drives = cli_arg(args, "drives");
-    if (!rc && drives) {
-        m->rate[MT_RATE_DRIVES] = (struct mt_rate){atof(drives), MT_RATE_RATED};
-        if (!(m->rate[MT_RATE_DRIVES].value >= 1) || !(m->rate[MT_RATE_READ].value > 0))
-            rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                         "--drives %s: must be a number, together with --nvme for their speed", drives);
-    }
-    return rc;
-}
-
-/* This machine is what it was measured to be. */
-static int refuse_options(const struct cli_args *args, struct mt_err *err)
-{
-    static const char *const options[] = {"gpu-mem", "host-mem", "pcie", "nvme", "drives"};
-    for (size_t i = 0; i < MT_ARRAY_LEN(options); i++)
-        if (cli_arg(args, options[i]))
-            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--%s changes a stored machine: give --machine, too", options[i]);
-    return 0;
-}
-
-static int load_local(struct plan_view *v, const struct mt_plan_limits *limits, struct mt_err *err)
-{
-    mt_device *dev = NULL;
-    int n = (int)v->request.placement.threads;
-    struct mt_measure_params p = {
-        .device_kind = limits->kind, .device_index = limits->gpu[0], .n_threads = n};
-    v->device_index = p.device_index;
-    int rc = mt_measure_device(&dev, &p, 0, err);
-    if (!rc)
-        rc = mt_hw_resident(&v->request.resident, err);
-    if (!rc)
-        rc = mt_machine_load(&v->machine, mt_device_limits(dev), n, err);
-    if (rc == -ENOENT || rc == -ESTALE)
-        mt_fail_prefix(err, rc, "name a machine (--machine rtx4090), or measure this one");
-    mt_device_destroy(&dev);
-    return rc;
-}
-
-static int load_machine(struct plan_view *v, const struct cli_args *args, struct mt_err *err)
-{
-    char path[4096];
-    struct mt_plan_limits limits;
-    const char *name = cli_arg(args, "machine");
-    int rc;
-    v->local = !name;
-    if (!name) {
-        rc = refuse_options(args, err);
-        if (!rc)
-            rc = mt_plan_limits_here(&limits, v->cfg, err);
-        if (!rc)
-            rc = mt_resolve_request(&v->request, v->cfg, &limits, err);
-        return rc ? rc : load_local(v, &limits, err);
-    }
-    rc = mt_machine_find(path, sizeof(path), name, err);
-    if (!rc)
-        rc = mt_machine_read(&v->machine, path, err);
-    if (!rc)
-        rc = apply_options(&v->machine, args, err);
-    if (rc)
-        return rc;
-    limits = mt_plan_limits_of(&v->machine);
-    return mt_resolve_request(&v->request, v->cfg, &limits, err);
-}
-
-static int read_model_file(struct plan_view *v, const char *path, struct mt_err *err)
-{
-    char *text = NULL;
-    size_t len = 0;
-    int rc = mt_read_file(path, &text, &len, err);
-    if (rc && err)
-        err->kind = MT_ERR_INPUT;
-    if (!rc)
-        rc = mt_hf_config_parse(&v->hf, text, len, path, err);
-    free(text);
-    return rc;
-}
-
-/* A plan needs no more of a published model than its shape, which is stored. */
-static int read_model(struct plan_view *v, bool says, struct mt_err *err)
-{
-    const char *model = v->cfg->model.path;
-    size_t len = strlen(model);
-    char stored[4096];
-    if (!len)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                       "nothing to plan: give a configuration, or --model with a config.json or a model's name");
-    if (len > 5 && !strcmp(model + len - 5, ".json"))
-        return read_model_file(v, model, err);
-    int rc = mt_hf_find_model(&v->model_dir, model, err);
-    if (!rc)
-        return mt_hf_config_read(&v->hf, v->model_dir, err);
-    if (rc != -ENOENT)
-        return rc;
-    if (!mt_hf_find_stored(stored, sizeof(stored), model)) {
-        const char *slash = strrchr(model, '/');
-        struct mt_str names = {0};
-        mt_installed_names(&names, "models", ".json", slash ? slash + 1 : model);
-        if (names.p)
-            rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "model \"%s\": neither a folder nor known by that name to plan; there are %s", model,
-                         names.p);
-        mt_str_finish(&names);
-        return rc;
-    }
-    if (says)
-        mt_info("model \"%s\" is not here; planned from %s", model, stored);
-    return read_model_file(v, stored, err);
-}
-
-static int set_tokens_per_step(struct mt_config *cfg, const char *tokens, struct mt_err *err)
-{
-    int rc = mt_config_override(cfg, "train.batch_size", "0", "command line", err);
-    return rc ? rc : mt_config_override(cfg, "train.tokens_per_step", tokens, "command line", err);
-}
-
-/* Applies the options that are shorthands for keys. */
-static int shorthand(struct mt_config *cfg, const struct cli_args *args, struct mt_err *err)
-{
-    static const struct {
-        const char *option, *key;
-    } keys[] = {{"model", "model.path"}, {"seq-len", "data.seq_len"}, {"micro-batch", "train.micro_batch"},
-                {"gpus", "device.gpus"}};
-    int rc = 0;
-    for (size_t i = 0; i < MT_ARRAY_LEN(keys) && !rc; i++)
-        if (cli_arg(args, keys[i].option))
-            rc = mt_config_override(cfg, keys[i].key, cli_arg(args, keys[i].option), "command line", err);
-    const char *tokens = cli_arg(args, "tokens-per-step");
-    return rc || !tokens ? rc : set_tokens_per_step(cfg, tokens, err);
-}
-
 enum {
-    N_FREE = 5,  /* changes of settings that are tried */
+    N_FREE = 6,  /* changes of settings that are tried */
     FEWEST = 16, /* also with steps of a quarter of the tokens, and of so small a part */
 };
-
-/* A change of settings that costs nothing: one key, or two, and perhaps smaller steps. */
-struct settings {
-    const char *key[2], *value[2];
-    long long tokens_per_step; /* 0: as they are */
-};
-
-static int apply_settings(struct mt_config *cfg, const struct settings *s, struct mt_err *err)
-{
-    int rc = 0;
-    for (size_t i = 0; s && i < MT_ARRAY_LEN(s->key) && s->key[i] && !rc; i++)
-        rc = mt_config_override(cfg, s->key[i], s->value[i], "a change", err);
-    char tokens[32] = "";
-    if (s && s->tokens_per_step)
-        snprintf(tokens, sizeof(tokens), "%lld", s->tokens_per_step);
-    return rc || !*tokens ? rc : set_tokens_per_step(cfg, tokens, err);
-}
-
-/* change: NULL, or what is tried beside the configuration and the options. */
-static int open_view(struct plan_view *v, const char *ini, const struct cli_args *args, const struct settings *change,
-                     struct mt_err *err)
-{
-    *v = (struct plan_view){0};
-    int rc = cli_load_file(&v->cfg, ini, args, err);
-    if (!rc)
-        rc = shorthand(v->cfg, args, err);
-    if (!rc)
-        rc = apply_settings(v->cfg, change, err);
-    if (!rc)
-        rc = read_model(v, !change, err);
-    if (!rc)
-        rc = mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, v->model_dir, NULL, err);
-    if (!rc)
-        rc = load_machine(v, args, err);
-    v->request.machine = &v->machine;
-    v->request.layout = v->layout;
-    v->request.halves = v->halves;
-    return rc;
-}
-
-int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *args, struct mt_err *err)
-{
-    return open_view(v, ini, args, NULL, err);
-}
-
-void plan_view_close(struct plan_view *v)
-{
-    mt_plan_choice_finish(&v->choice);
-    mt_machine_finish(&v->machine);
-    mt_layout_destroy(&v->layout);
-    mt_layout_destroy(&v->halves);
-    free(v->model_dir);
-    mt_config_destroy(&v->cfg);
-}
-
-static void show_progress(void *ctx, const char *what)
-{
-    const struct cli *cli = ctx;
-    if (!cli->quiet)
-        fprintf(stderr, "measuring %s\n", what);
-}
-
-/* Times the operations that this configuration may run, so that candidates are compared by measured times; `anew`:
- * again, and only those of the choice. */
-int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err)
-{
-    struct mt_metered *ops = NULL;
-    size_t n = 0;
-    int *cpus = NULL, n_cores = 0;
-    struct mt_numa numa;
-    if (!v->local)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--measure measures this machine; it cannot be used with --machine");
-    int rc = mt_hw_cores(&cpus, &n_cores, err);
-    struct mt_plan_request r = anew ? mt_plan_request_as(&v->request, &v->choice) : v->request;
-    if (!rc)
-        rc = mt_plan_operations(&ops, &n, &r, err);
-    mt_numa_choose(&numa, v->cfg->device.numa);
-    struct mt_measure_params mp = {.device_kind = mt_machine_device_kind(&v->machine),
-                                   .device_index = v->device_index,
-                                   .n_threads = (int)r.placement.threads,
-                                   .cpus = r.placement.threads <= n_cores ? cpus : NULL,
-                                   .numa = &numa,
-                                   .progress = anew ? NULL : show_progress,
-                                   .ctx = cli};
-    if (!rc)
-        rc = (anew ? mt_measure_again : mt_measure_operations)(&v->machine, &mp, ops, n, err);
-    free(ops);
-    free(cpus);
-    return rc;
-}
 
 /* The same, and keeps the times in the profile. */
 static int measure_and_keep(struct plan_view *v, struct cli *cli, struct mt_err *err)
@@ -306,19 +28,21 @@ static int measure_and_keep(struct plan_view *v, struct cli *cli, struct mt_err 
 }
 
 /* Whether a change says something new: adapters are not made of adapters. */
-static bool is_change(const struct mt_config *c, const struct settings *s)
+static bool is_change(const struct mt_config *c, const struct plan_settings *s)
 {
     bool adapters = c->adapter.kind != MT_ADAPTER_NONE, states = !strcmp(s->key[0], "optimizer.state_dtype");
+    if (!strcmp(s->key[0], "train.clip"))
+        return !mt_clips_by_block(&c->numerics) && c->placement.update == MT_UPDATE_AUTO;
     if (states)
         return !adapters && c->numerics.state_type == 0;
     return !strcmp(s->key[0], "adapter.kind") ? !adapters : adapters && c->model.base_dtype == 0;
 }
 
 /* Adds the change, as options that can be given as they stand, if it makes it fit. */
-static size_t try_change(struct mt_plan_change *out, const struct settings *s, const struct cli_args *args)
+static size_t try_change(struct mt_plan_change *out, const struct plan_settings *s, const struct cli_args *args)
 {
     struct plan_view t;
-    int rc = open_view(&t, args->n_operands ? args->operands[0] : NULL, args, s, NULL);
+    int rc = plan_view_open_as(&t, args->n_operands ? args->operands[0] : NULL, args, s, NULL);
     if (!rc)
         rc = mt_resolve(&t.choice, &t.request, NULL);
     if (!rc) {
@@ -337,7 +61,8 @@ static size_t try_change(struct mt_plan_change *out, const struct settings *s, c
 /* Settings that make it fit, the mildest first; where none does alone, with steps of fewer tokens. */
 static size_t free_changes(struct mt_plan_change *out, const struct plan_view *v, const struct cli_args *args)
 {
-    static const struct settings all[N_FREE] = {
+    static const struct plan_settings all[N_FREE] = {
+        {{"train.clip", "memory.update"}, {"unit", "backward"}, 0},
         {{"optimizer.state_dtype"}, {"bf16"}, 0},
         {{"optimizer.state_dtype"}, {"8bit"}, 0},
         {{"model.base_dtype"}, {"nf4"}, 0},
@@ -348,7 +73,7 @@ static size_t free_changes(struct mt_plan_change *out, const struct plan_view *v
     size_t n = 0;
     for (int64_t rows = now->rows_per_step, part = 1; part <= FEWEST && rows / part >= 1 && !n; part *= 4)
         for (size_t i = 0; i < N_FREE; i++) {
-            struct settings s = all[i];
+            struct plan_settings s = all[i];
             s.tokens_per_step = part > 1 ? (long long)(rows / part * now->seq_len) : 0;
             if (is_change(v->cfg, &s))
                 n += try_change(&out[n], &s, args);
@@ -399,6 +124,8 @@ int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
     if (cli_arg(args, "list"))
         return list_names();
     mt_mem_keep_freed();
+    if (cli_arg(args, "optimizers"))
+        return plan_print_optimizers(args);
     int rc = plan_view_open(&v, args->n_operands ? args->operands[0] : NULL, args, &err), code = 0;
     if (!rc && cli_arg(args, "measure"))
         rc = measure_and_keep(&v, cli, &err);

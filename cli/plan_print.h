@@ -23,6 +23,14 @@ struct plan_view {
  * options name, or this one's profile. Also used by bench. Close with plan_view_close(), opened or not.
  */
 int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *args, struct mt_err *err);
+/** Settings that are tried beside the configuration and the options: up to four keys, and the size of a step. */
+struct plan_settings {
+    const char *key[4], *value[4];
+    long long tokens_per_step; /* 0: as it is */
+};
+/** The same with such settings, and without messages; `change` NULL: plan_view_open(). */
+int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_args *args,
+                      const struct plan_settings *change, struct mt_err *err);
 void plan_view_close(struct plan_view *v);
 /** Times the configuration's operations on this machine if the profile lacks samples of them; `anew`: all of the
  * choice, and the optimizer and the link (mt_measure_again()). */
@@ -49,5 +57,9 @@ void plan_print(const struct plan_view *v);
 void plan_print_json(const struct plan_view *v);
 void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
                             const struct mt_plan_change *changes, size_t n);
+
+/** A row for each optimizer and order of updates: memory, time and writes of the configuration's step with it. Returns
+ * the command's exit code. */
+int plan_print_optimizers(const struct cli_args *args);
 
 #endif

@@ -53,6 +53,16 @@ static void print_lean(const struct plan_view *v)
                n * (now - mt_optimizer_state_bytes(lean)) * 1e-9);
 }
 
+/* Under backward no gradient is on a drive, and what host memory had of them keeps states. */
+static void print_backward(const struct plan_view *v)
+{
+    const struct mt_numerics *n = &v->choice.numerics;
+    double gradients = (double)v->layout->n_trained * (double)mt_dtype_size(n->grad_dtype);
+    if (v->choice.placement.update == MT_UPDATE_FORWARD)
+        printf("          %smemory.update = backward: gradients of %.4g GB less\n",
+               mt_clips_by_block(n) ? "" : "train.clip = unit, ", gradients * 1e-9);
+}
+
 static void print_alternatives(const struct plan_view *v)
 {
     const struct mt_layout *l = v->layout;
@@ -65,6 +75,7 @@ static void print_alternatives(const struct plan_view *v)
                "            instead of %.4g GB; experts are read and never written\n",
                (double)rest * 1e-9, state_bytes(v, rest) * 1e-9, state_bytes(v, l->n_trained) * 1e-9);
     print_lean(v);
+    print_backward(v);
     if (!l->n_adapters)
         printf("          adapter.kind = lora: the model is read and never written\n");
     printf("          host memory for the states: %.4g GB in all\n", state_bytes(v, l->n_trained) * 1e-9);

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plan --optimizers: what each optimizer, and each order of updates, takes on this machine. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "cli.h"
+#include "plan_print.h"
+
+/* lost: what is not as with AdamW in FP32; "": nothing. */
+struct variant {
+    const char *title, *type, *state_dtype, *lost;
+};
+static const struct variant variants[] = {
+    {"adamw", "adamw", "f32", ""},
+    {"adamw bf16", "adamw", "bf16", "rounds moments to 8 bits of mantissa"},
+    {"adamw 8bit", "adamw", "8bit", "rounds moments to 8 bits, in blocks of 32"},
+    {"lion bf16", "lion", "bf16", "another optimizer"},
+    {"lion 8bit", "lion", "8bit", "another optimizer"},
+    {"sgd", "sgd", "f32", "another optimizer, without a state"},
+};
+enum { N_ORDERS = 2 };
+
+struct row {
+    const struct variant *of;
+    bool backward, fits;
+    double kept, host, disk; /* bytes: a trained parameter's; in all */
+    double seconds, written, a_token; /* written: in a step; a_token: for a token */
+};
+
+/* What is kept of trained parameters: masters, states and gradients, in any tier. */
+static double kept_bytes(const struct mt_plan_choice *c)
+{
+    static const enum mt_pool_id ring[] = {MT_POOL_GRAD_OUT, MT_POOL_GRAD_OUT_VOCAB, MT_POOL_GRAD_OUT_NORM};
+    double sum = 0;
+    for (int k = 0; k < MT_N_PLANES; k++) {
+        bool trained = k == MT_PLANE_HI || k == MT_PLANE_LO || k == MT_PLANE_GRAD ||
+                       (k >= MT_PLANE_STATE && k < MT_PLANE_STATE + MT_MAX_STATES);
+        sum += trained ? (double)(c->plane[k].host_bytes + c->plane[k].disk_bytes) : 0;
+    }
+    for (size_t i = 0; i < MT_ARRAY_LEN(ring); i++)
+        sum += c->placement.update == MT_UPDATE_BACKWARD ? (double)c->engine.pool_bytes[ring[i]] : 0;
+    return sum;
+}
+
+static void take_row(struct row *r, const struct plan_view *v)
+{
+    const struct mt_plan_choice *c = &v->choice;
+    double tokens = (double)(c->numerics.rows_per_step * c->numerics.seq_len);
+    r->fits = true;
+    r->kept = kept_bytes(c) / (double)MT_MAX(v->layout->n_trained, (uint64_t)1);
+    r->host = (double)c->host_bytes;
+    r->disk = (double)c->disk_bytes;
+    r->seconds = c->sim.seconds;
+    r->written = c->sim.bytes[MT_SIM_DISK_WRITE];
+    r->a_token = r->written / tokens;
+}
+
+/* *err: only of what is wrong with any of them; one that does not fit is told in its row. */
+static int try_variant(struct row *r, const struct variant *of, bool backward, const struct cli_args *args,
+                       struct mt_err *err)
+{
+    struct plan_view v;
+    const struct plan_settings s = {
+        .key = {"optimizer.type", "optimizer.state_dtype", "memory.update", backward ? "train.clip" : NULL},
+        .value = {of->type, of->state_dtype, backward ? "backward" : "forward", "unit"}};
+    *r = (struct row){.of = of, .backward = backward};
+    int rc = plan_view_open_as(&v, args->n_operands ? args->operands[0] : NULL, args, &s, err);
+    if (!rc)
+        rc = mt_resolve(&v.choice, &v.request, err);
+    if (!rc)
+        take_row(r, &v);
+    plan_view_close(&v);
+    return rc == -ENOSPC ? 0 : rc;
+}
+
+static void print_row(const struct row *r)
+{
+    char name[32];
+    snprintf(name, sizeof(name), "%s", r->of->title);
+    if (!r->fits) {
+        printf("  %-11s %-8s  does not fit\n", name, r->backward ? "backward" : "forward");
+        return;
+    }
+    printf("  %-11s %-8s %6.3f %7.1f %7.1f %8.4g %9.1f %9.3f  %s\n", name, r->backward ? "backward" : "forward", r->kept,
+           r->host * 1e-9, r->disk * 1e-9, r->seconds, r->written * 1e-9, r->a_token * 1e-6,
+           *r->of->lost ? "no" : "yes");
+}
+
+static void print_notes(void)
+{
+    printf("\nkept: bytes a trained parameter of master, states and gradient. written: to drives,\n"
+           "GB a step and PB a billion tokens. exact: the steps of AdamW in FP32.\n");
+    for (size_t i = 0; i < MT_ARRAY_LEN(variants); i++)
+        if (*variants[i].lost)
+            printf("  %-11s %s\n", variants[i].title, variants[i].lost);
+    printf("backward: --set train.clip=unit, which clips each layer by itself (or train.grad_clip=0)\n"
+           "and --set memory.update=backward; the same bits as forward with that clipping.\n");
+}
+
+static void add_json(cJSON *all, const struct row *r)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "optimizer.type", r->of->type);
+    cJSON_AddStringToObject(o, "optimizer.state_dtype", r->of->state_dtype);
+    cJSON_AddStringToObject(o, "memory.update", r->backward ? "backward" : "forward");
+    cJSON_AddBoolToObject(o, "exact", !*r->of->lost);
+    cJSON_AddBoolToObject(o, "fits", r->fits);
+    if (r->fits) {
+        cJSON_AddNumberToObject(o, "bytes_per_parameter", r->kept);
+        cJSON_AddNumberToObject(o, "host_bytes", r->host);
+        cJSON_AddNumberToObject(o, "disk_bytes", r->disk);
+        cJSON_AddNumberToObject(o, "seconds", r->seconds);
+        cJSON_AddNumberToObject(o, "disk_write_bytes", r->written);
+        cJSON_AddNumberToObject(o, "disk_write_bytes_per_token", r->a_token);
+    }
+    mt_json_append(all, o);
+}
+
+static void print_all(const struct row *rows, size_t n, bool json)
+{
+    if (!json) {
+        printf("  optimizer   updates    kept    host  drives   s/step   written   written  exact\n"
+               "                          B/par      GB      GB             GB/step   PB/Gtok\n");
+        for (size_t i = 0; i < n; i++)
+            print_row(&rows[i]);
+        print_notes();
+        return;
+    }
+    mt_json_begin();
+    cJSON *all = cJSON_CreateArray();
+    for (size_t i = 0; i < n; i++)
+        add_json(all, &rows[i]);
+    char *text = mt_json_print(all, true);
+    printf("%s\n", text ? text : "[]");
+    free(text);
+    cJSON_Delete(all);
+}
+
+int plan_print_optimizers(const struct cli_args *args)
+{
+    struct row rows[N_ORDERS * MT_ARRAY_LEN(variants)];
+    struct mt_err err = {0};
+    size_t n = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(variants); i++)
+        for (int backward = 0; backward < N_ORDERS; backward++)
+            if (try_variant(&rows[n++], &variants[i], backward, args, &err))
+                return cli_fail(&err);
+    print_all(rows, n, cli_arg(args, "json"));
+    return 0;
+}
