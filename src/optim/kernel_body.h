@@ -14,8 +14,8 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/philox.h"
 #include "optim/kernel.h"
+#include "optim/kernel_random.h"
 
 enum { MT_KERNEL_PIECE = 512, MT_KERNEL_BLOCKS = MT_KERNEL_PIECE / MT_BLOCK8 };
 
@@ -23,11 +23,16 @@ uint64_t mt_kernel_scalar(const struct mt_kernel *k);
 uint64_t mt_kernel_avx2(const struct mt_kernel *k);
 uint64_t mt_kernel_avx512(const struct mt_kernel *k);
 
+/* bf16 in the upper half of what is returned: choices of 32 bits and one cut to 16 make the fastest vectors. */
+static inline uint32_t mt_kernel_nearest(uint32_t u)
+{
+    uint32_t even = u + 0x7fffu + ((u >> 16) & 1);
+    return (u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : even;
+}
+
 static inline uint16_t mt_kernel_bf16(float x)
 {
-    uint32_t u = mt_f32_bits(x);
-    uint32_t nan = (u >> 16) | 0x40, even = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
-    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : even);
+    return (uint16_t)(mt_kernel_nearest(mt_f32_bits(x)) >> 16);
 }
 
 /* A weight: joined, and split again. Returns 1 if it is not finite or has an infinite hi. */
@@ -55,9 +60,10 @@ static inline uint64_t mt_kernel_adamw(const struct mt_kernel_scalars *s, uint16
         float m1 = m[i] + s->one_minus_beta1 * (g - m[i]);
         float v1 = s->beta2 * v[i] + s->one_minus_beta2 * g * g;
         float w = mt_kernel_join(hi[i], lo[i]) * s->keep;
-        w = w - s->step * (m1 / (__builtin_sqrtf(v1) / s->sqrt_bc2 + s->eps));
+        float root = __builtin_sqrtf(v1);
+        w = w - s->step * (m1 / (root / s->sqrt_bc2 + s->eps));
         m[i] = m1;
-        v[i] = v1;
+        v[i] = s->roots ? root : v1;
         bad += mt_kernel_split(w, &hi[i], &lo[i]);
     }
     return bad;
@@ -121,19 +127,9 @@ static inline void mt_kernel_store_stochastic(uint16_t *restrict dst, const floa
                                               const uint32_t *restrict random, int shift, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        uint32_t u = mt_f32_bits(src[i]), up = (u + (random[i] >> shift & 0xffffu)) >> 16;
-        uint16_t nearest = mt_kernel_bf16(src[i]);
-        dst[i] = (u & 0x7fffffffu) >= 0x7f7f0000u ? nearest : (uint16_t)up;
-    }
-}
-
-/* Words of blocks [first, first + n), which compilers make side by side. */
-static inline void mt_kernel_random(uint32_t *restrict random, uint64_t seed, uint64_t stream, uint64_t first, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        struct mt_philox block = mt_philox(seed, stream, first + i);
-        for (size_t w = 0; w < 4; w++)
-            random[4 * i + w] = block.v[w];
+        uint32_t u = mt_f32_bits(src[i]), up = u + (random[i] >> shift & 0xffffu), nearest = mt_kernel_nearest(u);
+        up = (u & 0x7fffffffu) >= 0x7f7f0000u ? nearest : up;
+        dst[i] = (uint16_t)(up >> 16);
     }
 }
 
@@ -169,25 +165,26 @@ static inline uint64_t mt_kernel_store_24bit(uint16_t *restrict hi, uint8_t *res
 
 /* Up by chance. What could become infinite is rounded to the nearest. */
 static inline void mt_kernel_store_bf16_master(uint16_t *restrict hi, const uint16_t *restrict lo,
-                                               const uint16_t *restrict random, size_t n)
+                                               const uint32_t *restrict random, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         uint32_t u = mt_f32_bits(mt_kernel_join(hi[i], lo[i]));
-        hi[i] = (u & 0x7fffffffu) >= 0x7f7f0000u ? hi[i] : (uint16_t)((u + random[i]) >> 16);
+        uint32_t up = (u & 0x7fffffffu) >= 0x7f7f0000u ? 0x8000u : random[i];
+        hi[i] = (uint16_t)((u + up) >> 16);
     }
 }
 
 /* Element i has half (first + i) % 8 of block (first + i) / 8, of each word the lower one first. */
 static inline void mt_kernel_round_masters(const struct mt_kernel *k, size_t i, const uint16_t *restrict lo, size_t n)
 {
-    uint32_t words[MT_KERNEL_PIECE / 2 + 4];
-    uint16_t halves[MT_KERNEL_PIECE + 8];
+    uint32_t words[MT_KERNEL_PIECE / 2 + 4 * MT_KERNEL_LANES];
+    uint32_t halves[2 * MT_ARRAY_LEN(words)];
     uint64_t first = k->first + i;
     size_t blocks = mt_div_up(first % 8 + n, (size_t)8);
     mt_kernel_random(words, k->seed, k->master_stream, first / 8, blocks);
     for (size_t w = 0; w < 4 * blocks; w++) {
-        halves[2 * w] = (uint16_t)words[w];
-        halves[2 * w + 1] = (uint16_t)(words[w] >> 16);
+        halves[2 * w] = words[w] & 0xffffu;
+        halves[2 * w + 1] = words[w] >> 16;
     }
     mt_kernel_store_bf16_master(k->hi + i, lo, halves + first % 8, n);
 }
@@ -198,19 +195,18 @@ static inline void mt_kernel_round_masters(const struct mt_kernel *k, size_t i, 
  * order of their bits. */
 static inline void mt_kernel_scales(float *restrict a, const uint8_t *restrict block, size_t blocks)
 {
-    for (size_t b = 0; b < blocks; b++) {
-        uint16_t scale;
-        memcpy(&scale, block + b * MT_BLOCK8_BYTES + MT_BLOCK8, sizeof(scale));
-        a[b] = mt_bf16_to_f32(scale);
-    }
+    uint16_t scale[MT_KERNEL_BLOCKS];
+    for (size_t b = 0; b < blocks; b++)
+        memcpy(&scale[b], block + b * MT_BLOCK8_BYTES + MT_BLOCK8, sizeof(*scale));
+    mt_kernel_load_bf16(a, scale, blocks);
 }
 
 static inline void mt_kernel_put_scales(uint8_t *restrict block, const float *restrict a, size_t blocks)
 {
-    for (size_t b = 0; b < blocks; b++) {
-        uint16_t scale = mt_kernel_bf16(a[b]);
-        memcpy(block + b * MT_BLOCK8_BYTES + MT_BLOCK8, &scale, sizeof(scale));
-    }
+    uint16_t scale[MT_KERNEL_BLOCKS];
+    mt_kernel_store_bf16(scale, a, blocks);
+    for (size_t b = 0; b < blocks; b++)
+        memcpy(block + b * MT_BLOCK8_BYTES + MT_BLOCK8, &scale[b], sizeof(*scale));
 }
 
 static inline void mt_kernel_largest(float *restrict a, const float *restrict x, size_t blocks)
@@ -239,22 +235,26 @@ static inline void mt_kernel_load_signed(float *restrict dst, const uint8_t *res
     }
 }
 
-static inline void mt_kernel_store_signed(uint8_t *restrict block, const float *restrict m, size_t blocks)
+/* q: the codes, whole numbers that a byte has, with or without a sign. */
+static inline void mt_kernel_put_codes(uint8_t *restrict block, const float *restrict q, size_t blocks)
+{
+    for (size_t b = 0; b < blocks; b++)
+        for (size_t i = 0; i < MT_BLOCK8; i++)
+            block[b * MT_BLOCK8_BYTES + i] = (uint8_t)(int32_t)q[b * MT_BLOCK8 + i];
+}
+
+static inline void mt_kernel_store_signed(uint8_t *restrict block, float *restrict m, size_t blocks)
 {
     float a[MT_KERNEL_BLOCKS];
     mt_kernel_largest(a, m, blocks);
     for (size_t b = 0; b < blocks; b++)
         a[b] = a[b] < 1e-12f ? 1e-12f : a[b];
-    for (size_t b = 0; b < blocks; b++) {
-        int8_t *code = (int8_t *)block + b * MT_BLOCK8_BYTES;
-        for (int i = 0; i < MT_BLOCK8; i++) {
-            float x = m[b * MT_BLOCK8 + (size_t)i];
-            float q = __builtin_floorf(254.0f * (x / (a[b] + __builtin_fabsf(x))) + 0.5f);
-            q = q > -127.0f ? q : -127.0f; /* also what is no number */
-            q = q < 127.0f ? q : 127.0f;
-            code[i] = (int8_t)(int32_t)q;
+    for (size_t b = 0; b < blocks; b++)
+        for (size_t i = b * MT_BLOCK8; i < (b + 1) * MT_BLOCK8; i++) {
+            float q = __builtin_floorf(254.0f * (m[i] / (a[b] + __builtin_fabsf(m[i]))) + 0.5f);
+            m[i] = q > -127.0f ? q : -127.0f; /* what is no number; others are not less, and none is above 127 */
         }
-    }
+    mt_kernel_put_codes(block, m, blocks);
     mt_kernel_put_scales(block, a, blocks);
 }
 
@@ -273,23 +273,19 @@ static inline void mt_kernel_load_squares(float *restrict dst, const uint8_t *re
     }
 }
 
-static inline void mt_kernel_store_squares(uint8_t *restrict block, const float *restrict v, size_t blocks)
+static inline void mt_kernel_store_squares(uint8_t *restrict block, float *restrict v, size_t blocks)
 {
     float a[MT_KERNEL_BLOCKS], to[MT_KERNEL_BLOCKS];
     mt_kernel_largest(a, v, blocks);
     for (size_t b = 0; b < blocks; b++) {
-        a[b] = __builtin_sqrtf(a[b]);
         to[b] = 255.0f / a[b];
     }
-    for (size_t b = 0; b < blocks; b++) {
-        uint8_t *code = block + b * MT_BLOCK8_BYTES;
-        for (int i = 0; i < MT_BLOCK8; i++) {
-            float q = __builtin_floorf(__builtin_sqrtf(v[b * MT_BLOCK8 + (size_t)i]) * to[b] + 0.5f);
-            q = q > 0.0f ? q : 0.0f; /* also where all are zero */
-            q = q < 255.0f ? q : 255.0f;
-            code[i] = (uint8_t)(int32_t)q;
+    for (size_t b = 0; b < blocks; b++)
+        for (size_t i = b * MT_BLOCK8; i < (b + 1) * MT_BLOCK8; i++) {
+            float q = __builtin_floorf(v[i] * to[b] + 0.5f);
+            v[i] = q > 0.0f ? q : 0.0f; /* where all are zero, or some no number; none is above 255 */
         }
-    }
+    mt_kernel_put_codes(block, v, blocks);
     mt_kernel_put_scales(block, a, blocks);
 }
 
@@ -378,7 +374,7 @@ static inline uint64_t mt_kernel_piece(const struct mt_kernel *k, size_t i, size
 static inline uint64_t mt_kernel_body(const struct mt_kernel *k)
 {
     float g[MT_KERNEL_PIECE], buf[2][MT_KERNEL_PIECE];
-    uint32_t random[MT_KERNEL_PIECE + 4];
+    uint32_t random[MT_KERNEL_PIECE + 4 * MT_KERNEL_LANES];
     uint64_t bad = 0;
     for (size_t i = 0; i < k->n; i += MT_KERNEL_PIECE) {
         size_t n = MT_MIN((size_t)MT_KERNEL_PIECE, k->n - i);

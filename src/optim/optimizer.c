@@ -185,7 +185,7 @@ double mt_optimizer_bytes(const struct mt_optimizer *o, enum mt_master master, e
 
 double mt_optimizer_thread_ns(const struct mt_optimizer *o, enum mt_master master)
 {
-    const double plain = 0.55, random = 0.9;
+    const double plain = 0.55, random = 0.5;
     return master == MT_MASTER_BF16 ? (o->thread_ns > 0 ? o->thread_ns : plain) + random : o->thread_ns;
 }
 
