@@ -34,7 +34,9 @@ struct sampling {
 static int compare(const void *a, const void *b)
 {
     const struct candidate *x = a, *y = b;
-    return x->logit != y->logit ? (x->logit < y->logit) - (x->logit > y->logit) : (x->id > y->id) - (x->id < y->id);
+    if (x->logit != y->logit)
+        return x->logit < y->logit ? 1 : -1;
+    return (x->id > y->id) - (x->id < y->id);
 }
 
 static double weight(const struct candidate *c, float best, double temperature)
@@ -42,7 +44,7 @@ static double weight(const struct candidate *c, float best, double temperature)
     return exp((double)(c->logit - best) / temperature);
 }
 
-/* The fewest candidates, of the top_k likeliest, whose probability among these is at least top_p (Holtzman et al. 2020). */
+/* The fewest candidates, of the top_k likeliest, whose probability among these is top_p or more (Holtzman et al. 2020). */
 static size_t keep_likeliest(struct candidate *c, size_t n, const struct sampling *p)
 {
     double sum = 0, at = 0;
