@@ -44,7 +44,8 @@ static double weight(const struct candidate *c, float best, double temperature)
     return exp((double)(c->logit - best) / temperature);
 }
 
-/* The fewest candidates, of the top_k likeliest, whose probability among these is top_p or more (Holtzman et al. 2020). */
+/* The fewest candidates, of the top_k likeliest, whose probability among these is top_p or more (Holtzman et al., 2020,
+ * "The Curious Case of Neural Text Degeneration"). */
 static size_t keep_likeliest(struct candidate *c, size_t n, const struct sampling *p)
 {
     double sum = 0, at = 0;

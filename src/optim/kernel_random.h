@@ -39,7 +39,8 @@ static inline void mt_kernel_random(uint32_t *restrict random, uint64_t seed, ui
     for (uint64_t i = 0; i < LANES; i++)
         count[i] = i;
     for (size_t at = 0; at < n; at += 2 * LANES) {
-        mt_kernel_lanes c0[2] = {count + (first + at), count + (first + at + LANES)}, c1[2] = {c0[0] >> 32, c0[1] >> 32};
+        mt_kernel_lanes c0[2] = {count + (first + at), count + (first + at + LANES)};
+        mt_kernel_lanes c1[2] = {c0[0] >> 32, c0[1] >> 32};
         mt_kernel_lanes c2[2] = {none + (uint32_t)stream, none + (uint32_t)stream};
         mt_kernel_lanes c3[2] = {none + (stream >> 32), none + (stream >> 32)};
         uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);

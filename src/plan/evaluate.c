@@ -167,7 +167,8 @@ static int fail_host(const struct mt_plan_request *r, uint64_t need, struct mt_e
     int rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
                      "the host budget of %s is short by %s: %s are needed%s",
                      mt_format_bytes(a, sizeof(a), r->placement.host_budget.bytes),
-                     mt_format_bytes(b, sizeof(b), lacks), mt_format_bytes(c, sizeof(c), need), r->drives > 0 ? "" : ", and there is no drive for states");
+                     mt_format_bytes(b, sizeof(b), lacks), mt_format_bytes(c, sizeof(c), need),
+                     r->drives > 0 ? "" : ", and there is no drive for states");
     if (err)
         err->short_host = lacks;
     return rc;
