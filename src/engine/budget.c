@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "engine/engine_priv.h"
+#include "engine/map.h"
 #include "engine/records.h"
 #include "model/packing.h"
 
@@ -127,19 +128,6 @@ static bool is_prepared(const struct mt_layout *l, size_t unit, enum mt_dtype dt
            (l->units[unit].n_in_planes[MT_RANGE_PACKED] && !mt_unit_keeps_codes(l, unit, dtype));
 }
 
-/*
- * Lanes take the layers in turn, so that micro-batches follow each other from lane to lane: a lane works on a layer for
- * all of them while the next lane does so on the next layer. A tied table stays on one lane.
- */
-static uint8_t lane_of(const struct mt_engine_params *p, const struct mt_unit *unit)
-{
-    int64_t n = (int64_t)mt_engine_n_lanes(p), layers = p->layout->cfg.n_layers;
-    if (unit->layer >= 0 && unit->layer < layers)
-        return (uint8_t)(unit->layer % n);
-    bool first = unit->kind == MT_UNIT_EMBED && !p->layout->tied;
-    return (uint8_t)((first ? n - 1 : layers) % n);
-}
-
 /* The first block with trained parameters, after which so many more have their update under the next forward. */
 static int first_trained_block(const struct mt_layout *l)
 {
@@ -167,7 +155,6 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             .layer = unit->layer,
             .block = unit->block,
             .scope = unit->per_step ? MT_SCOPE_STEP : MT_SCOPE_MICROBATCH,
-            .lane = lane_of(p, unit),
             .size_class = class_of(l, unit),
             .weight_bytes = mt_unit_slot_bytes(l, u, p->numerics.dtype),
             .prepared = is_prepared(l, u, p->numerics.dtype),
@@ -185,6 +172,8 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             (uint8_t)mt_unit_ports(l, u, p->numerics.dtype, p->max_tokens, rows, plan->units[u].port);
         describe_records(plan, p, u, &records);
     }
+    int64_t kept = plan->activations == MT_ACT_KEEP ? l->cfg.n_layers : kept_layers(p);
+    mt_map_units(plan->units, l, (int)mt_engine_n_lanes(p), l->cfg.n_layers - kept);
     size_t grad_bytes = mt_dtype_size(p->numerics.grad_dtype);
     plan->program.n_values = mt_flow_describe(plan->units, l->n_units, grad_bytes, plan->values);
 }
@@ -253,6 +242,8 @@ static void divide(struct budget *b, const struct mt_engine_params *p, enum mt_a
     grow(b, MT_POOL_WEIGHTS, p->placement.slots == MT_AUTO ? 3 : (int)p->placement.slots);
     for (size_t i = 0; i < MT_ARRAY_LEN(before); i++)
         grow(b, before[i], b->n[before[i]] + 1);
+    if (mt_engine_n_lanes(p) > 1) /* backward of several units is interleaved */
+        grow(b, MT_POOL_GRAD, 3);
     grow_records(b, 1);
     for (size_t i = 0; i < MT_ARRAY_LEN(after); i++)
         grow(b, after[i], b->n[after[i]] + 1);

@@ -19,7 +19,7 @@ static double tensor_square_sum(const void *ctx, size_t t)
     const mt_engine *e = ctx;
     size_t n;
     const float *part =
-        mt_model_partials(mt_engine_model_of(e, e->b.layout->tensors[t].unit), t, &n);
+        mt_model_partials(mt_engine_gradient_model_of(e, e->b.layout->tensors[t].unit), t, &n);
     double sum = 0;
     for (size_t i = 0; i < n; i++)
         sum += (double)part[i];

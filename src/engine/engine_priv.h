@@ -50,10 +50,15 @@ static inline const struct mt_learner *mt_engine_learner_of(const mt_engine *e, 
 {
     return &e->learner[t->learner];
 }
-/** The model of the lane that computes the unit's forward and backward: it has their statistics. */
+/** The model of the lane that computes the unit's forward: it has its statistics. */
 static inline mt_model *mt_engine_model_of(const mt_engine *e, size_t unit)
 {
     return e->lane[e->plan.units[unit].lane].b.model;
+}
+/** That of the lane that computes its backward: it has the gradients' statistics. */
+static inline mt_model *mt_engine_gradient_model_of(const mt_engine *e, size_t unit)
+{
+    return e->lane[e->plan.units[unit].lane_back].b.model;
 }
 /** Lanes of an engine with these parameters. */
 static inline size_t mt_engine_n_lanes(const struct mt_engine_params *p)

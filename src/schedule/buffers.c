@@ -18,6 +18,11 @@ static bool is_on(const struct mt_program_params *p, size_t unit, int lane)
     return lane == MT_ALL_LANES || p->units[unit].lane == lane;
 }
 
+static bool is_back_on(const struct mt_program_params *p, size_t unit, int lane)
+{
+    return lane == MT_ALL_LANES || p->units[unit].lane_back == lane;
+}
+
 /* Makes the buffers of the unit's pool for that kind at least as large as the object. */
 static void hold(const struct mt_program_params *p, size_t bytes[MT_N_POOLS], enum mt_object_kind kind, size_t unit,
                  size_t object_bytes)
@@ -60,12 +65,12 @@ static void device_bytes(const struct mt_program_params *p, int lane, size_t byt
     bool train = p->mode == MT_MODE_TRAIN;
     memset(bytes, 0, MT_N_POOLS * sizeof(bytes[0]));
     for (size_t u = 0; u < p->n_units; u++) {
-        if (!is_on(p, u, lane))
-            continue;
-        hold_values(p, bytes, mt_forward_call(p, u));
-        if (train)
+        bool back = train && is_back_on(p, u, lane);
+        if (is_on(p, u, lane))
+            hold_values(p, bytes, mt_forward_call(p, u));
+        if (back)
             hold_values(p, bytes, &p->units[u].backward);
-        if (train && p->cast && p->units[u].trainable)
+        if ((back || is_on(p, u, lane)) && train && p->cast && p->units[u].trainable)
             hold(p, bytes, MT_OBJ_CAST, u, p->units[u].grad_elems * p->grad_bytes);
     }
 }
@@ -117,10 +122,10 @@ static void least_buffers(const struct mt_program_params *p, int lane, const siz
     for (int i = 0; i < MT_N_POOLS; i++)
         n[i] = bytes[i] ? mt_pools[i].least : 0;
     for (size_t u = 0; u < p->n_units; u++) {
-        if (!is_on(p, u, lane))
-            continue;
-        need_for_call(p, mt_forward_call(p, u), n);
-        need_for_call(p, &p->units[u].backward, n);
+        if (is_on(p, u, lane))
+            need_for_call(p, mt_forward_call(p, u), n);
+        if (is_back_on(p, u, lane))
+            need_for_call(p, &p->units[u].backward, n);
     }
     for (size_t v = 0; v < p->n_values; v++)
         if (p->values[v].life == MT_LIFE_RUN && is_on(p, (size_t)p->values[v].unit, lane))
@@ -151,7 +156,7 @@ static struct span *find_spans(const struct mt_program_params *p, int lane)
         if (is_on(p, u, lane))
             extend_spans(p, s, mt_forward_call(p, u), 1 + u);
     for (size_t u = p->n_units; s && p->mode == MT_MODE_TRAIN && u-- > 0;)
-        if (is_on(p, u, lane))
+        if (is_back_on(p, u, lane))
             extend_spans(p, s, &p->units[u].backward, 2 * p->n_units - u);
     return s;
 }
@@ -198,16 +203,18 @@ static void count_live(const struct mt_program_params *p, int lane, size_t most[
     free(change);
 }
 
-/* Objects of the kind, one per unit with weights; at most two at once if they leave the device as soon as made. */
+/* Objects of the kind, one per unit with weights; at most two at once if they leave the device as soon as made, and
+ * three where backward of several units is interleaved. */
 static void count_units(const struct mt_program_params *p, int lane, enum mt_object_kind kind, bool leave,
                         size_t most[MT_N_POOLS])
 {
     size_t count[MT_N_POOLS] = {0};
     for (size_t u = 0; u < p->n_units; u++)
-        count[mt_program_pool(p, kind, u)] += is_on(p, u, lane) && p->units[u].weight_bytes > 0;
+        count[mt_program_pool(p, kind, u)] += p->units[u].weight_bytes > 0 &&
+                                              (is_back_on(p, u, lane) || (!leave && is_on(p, u, lane)));
     for (int i = 0; i < MT_N_POOLS; i++)
         if (count[i])
-            most[i] = leave ? MT_MIN(count[i], (size_t)2) : count[i];
+            most[i] = leave ? MT_MIN(count[i], (size_t)(mt_program_lanes(p) > 1 ? 3 : 2)) : count[i];
 }
 
 /* n: the fewest on entry. */

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "schedule/turns.h"
 
 enum { NONE = -1 };
 
@@ -23,8 +24,7 @@ struct writer {
     struct mt_draft *d;
     const struct mt_program_params *p;
     struct state *values;
-    int32_t *objects;     /* [n_slots] of all values */
-    size_t n_slots;
+    int32_t *objects;     /* of all values */
     bool *left;           /* [n_units] its gradient has left the device */
     struct mt_instr sink; /* target of writes after memory ran out */
     bool failed;
@@ -56,6 +56,14 @@ static struct mt_instr *add_instr(struct writer *w, enum mt_opcode op, size_t un
     return in;
 }
 
+/* What is done where the unit's backward is. */
+static struct mt_instr *add_back(struct writer *w, enum mt_opcode op, size_t unit, size_t mb)
+{
+    struct mt_instr *in = add_instr(w, op, unit, mb);
+    in->lane = w->p->units[unit].lane_back;
+    return in;
+}
+
 static void operand(struct mt_instr *in, int32_t object, enum mt_access access, enum mt_role role)
 {
     in->operand[in->n_operands++] = (struct mt_operand){object, NONE, (uint8_t)access, (uint8_t)role};
@@ -64,12 +72,6 @@ static void operand(struct mt_instr *in, int32_t object, enum mt_access access, 
 static int32_t *object_of(const struct writer *w, int32_t value, size_t mb)
 {
     return &w->values[value].objects[w->p->values[value].life == MT_LIFE_MICROBATCH ? mb : 0];
-}
-
-/* Number of the object among all that the step may have. */
-static size_t slot_of(const struct writer *w, int32_t value, size_t mb)
-{
-    return (size_t)(object_of(w, value, mb) - w->objects);
 }
 
 static int32_t make_object(struct writer *w, int32_t value, size_t mb)
@@ -123,7 +125,7 @@ static void write_own_updates(struct writer *w, size_t unit)
 
 static void write_store_grad(struct writer *w, size_t unit, int32_t object)
 {
-    struct mt_instr *in = add_instr(w, MT_OP_STORE_GRAD, unit, 0);
+    struct mt_instr *in = add_back(w, MT_OP_STORE_GRAD, unit, 0);
     operand(in, object, MT_READ, MT_ROLE_NONE);
     in->bytes = w->p->units[unit].grad_out_bytes;
     in->row_bytes = mt_program_compacts(w->p, unit) ? w->p->units[unit].grad_row_bytes : 0;
@@ -137,7 +139,7 @@ static void write_grad_out(struct writer *w, int32_t gradient)
     size_t unit = (size_t)p->values[gradient].unit;
     int32_t g = *object_of(w, gradient, 0), out = g;
     size_t bytes = p->units[unit].grad_elems * p->grad_bytes; /* as cast, at the FP32 elements' indices */
-    struct mt_instr *in = add_instr(w, MT_OP_GRAD_CAST, unit, 0);
+    struct mt_instr *in = add_back(w, MT_OP_GRAD_CAST, unit, 0);
     bool compacts = mt_program_compacts(p, unit);
     operand(in, g, p->cast && !compacts ? MT_READ : MT_UPDATE, MT_ROLE_GRAD);
     if (p->cast) {
@@ -159,7 +161,7 @@ static void write_gradient(struct writer *w, int32_t value)
 }
 
 /* Access of a contribution. Before the first one, an object that is only added to is zeroed. */
-static enum mt_access begin_part(struct writer *w, const struct mt_use *u, size_t unit, size_t mb)
+static enum mt_access begin_part(struct writer *w, const struct mt_use *u, int lane, size_t mb)
 {
     if (*object_of(w, u->value, mb) != NONE)
         return MT_ADD;
@@ -168,7 +170,7 @@ static enum mt_access begin_part(struct writer *w, const struct mt_use *u, size_
     if (u->access == MT_ADD) {
         int32_t o = make_object(w, u->value, mb);
         struct mt_instr *zero = add_instr(w, MT_OP_ZERO, (size_t)w->p->values[u->value].unit, mb);
-        zero->lane = w->p->units[unit].lane; /* where the first contribution is made */
+        zero->lane = (uint8_t)lane; /* where the first contribution is made */
         operand(zero, o, MT_WRITE, MT_ROLE_NONE);
     }
     return (enum mt_access)u->access;
@@ -189,12 +191,15 @@ static void write_call(struct writer *w, size_t unit, const struct mt_call *c, s
 {
     const struct mt_program_params *p = w->p;
     enum mt_access access[MT_MAX_OPERANDS];
+    int lane = mt_call_lane(p, unit, c);
     for (int k = 0; k < c->n_uses; k++) {
         const struct mt_use *u = &c->use[k];
         if (has_operand(p, u, mb))
-            access[k] = u->access & MT_PART ? begin_part(w, u, unit, mb) : (enum mt_access)u->access;
+            access[k] = u->access & MT_PART ? begin_part(w, u, lane, mb) : (enum mt_access)u->access;
     }
     struct mt_instr *in = add_instr(w, c->op, unit, mb);
+    if (mt_queues[in->queue].device)
+        in->lane = (uint8_t)lane;
     for (int k = 0; k < c->n_uses; k++)
         if (has_operand(p, &c->use[k], mb))
             operand(in, make_object(w, c->use[k].value, mb), access[k], (enum mt_role)c->use[k].role);
@@ -222,20 +227,8 @@ static size_t first_trained(const struct mt_program_params *p)
 
 /* --- the order of a step's operations ---------------------------------------------------------------------- */
 
-/* An operation of the step, and when it could begin if operations took their share of the time. */
-struct turn {
-    const struct mt_call *call;
-    size_t unit, mb, at;
-    uint64_t begin;
-};
-
-struct turns {
-    struct turn *of; /* in the order of one lane */
-    size_t n, cap;
-};
-
 /* The operation for all micro-batches, or once if its scope is the step. */
-static void list_pass(struct writer *w, struct turns *t, size_t unit, const struct mt_call *c)
+static void list_pass(struct writer *w, struct mt_turns *t, size_t unit, const struct mt_call *c)
 {
     size_t n = !c->n_uses ? 0 : c->scope == MT_SCOPE_STEP ? 1 : w->p->n_micro;
     for (size_t mb = 0; mb < n; mb++) {
@@ -243,13 +236,12 @@ static void list_pass(struct writer *w, struct turns *t, size_t unit, const stru
             w->failed = true;
             return;
         }
-        t->of[t->n] = (struct turn){c, unit, mb, t->n, 0};
-        t->n++;
+        t->of[t->n++] = (struct mt_turn){c, unit, mb, mt_call_lane(w->p, unit, c)};
     }
 }
 
 /* The order in which one lane runs them: unit after unit, forward and then back. */
-static void list_turns(struct writer *w, struct turns *t)
+static void list_turns(struct writer *w, struct mt_turns *t)
 {
     const struct mt_program_params *p = w->p;
     for (size_t u = mt_program_gathers(p); u < p->n_units; u++)
@@ -258,68 +250,22 @@ static void list_turns(struct writer *w, struct turns *t)
         list_pass(w, t, u, &p->units[u].backward);
 }
 
-/* Products take their weights' bytes for each micro-batch, backward with recomputation three times that. */
-static uint64_t length_of(const struct mt_program_params *p, const struct turn *t)
-{
-    uint64_t bytes = 1;
-    for (int k = 0; k < t->call->n_uses; k++) {
-        const struct mt_value *v = &p->values[t->call->use[k].value];
-        bytes += v->kind == MT_OBJ_WEIGHTS ? v->bytes : 0;
-    }
-    bool back = t->call == &p->units[t->unit].backward, head = t->call->op == MT_OP_HEAD;
-    uint64_t times = (back || head ? 3 : 1) * (t->call->scope == MT_SCOPE_STEP ? p->n_micro : 1);
-    return t->call->op == MT_OP_EMBED || t->call->op == MT_OP_EMBED_BWD ? 1 : bytes * times;
-}
-
-/*
- * When each could begin: after the one before on its lane, and after those before it that use one of its objects. So
- * contributions to an object keep the order that they have on one lane. free: by object; 0 on entry.
- */
-static void begin_turns(const struct writer *w, struct turns *t, uint64_t *free_at)
-{
-    uint64_t lane_free[MT_MAX_LANES] = {0};
-    for (size_t i = 0; i < t->n; i++) {
-        struct turn *x = &t->of[i];
-        uint64_t *lane = &lane_free[w->p->units[x->unit].lane];
-        x->begin = *lane;
-        for (int k = 0; k < x->call->n_uses; k++)
-            x->begin = MT_MAX(x->begin, free_at[slot_of(w, x->call->use[k].value, x->mb)]);
-        *lane = x->begin + length_of(w->p, x);
-        for (int k = 0; k < x->call->n_uses; k++)
-            free_at[slot_of(w, x->call->use[k].value, x->mb)] = *lane;
-    }
-}
-
-static int compare_turns(const void *a, const void *b)
-{
-    const struct turn *x = a, *y = b;
-    return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : (x->at > y->at) - (x->at < y->at);
-}
-
-/*
- * With several lanes, micro-batches follow each other through the units of different lanes. Their operations are
- * written in about the order in which they will run, since copies are queued in that order.
- */
-static void sort_turns(struct writer *w, struct turns *t)
-{
-    uint64_t *free_at = mt_calloc(w->n_slots, sizeof(*free_at));
-    w->failed |= !free_at;
-    if (free_at) {
-        begin_turns(w, t, free_at);
-        qsort(t->of, t->n, sizeof(*t->of), compare_turns);
-    }
-    free(free_at);
-}
-
 static void write_layered(struct writer *w)
 {
-    struct turns t = {NULL};
+    struct mt_turns t = {NULL};
     list_turns(w, &t);
     if (mt_program_lanes(w->p) > 1 && !w->failed)
-        sort_turns(w, &t);
-    for (size_t i = 0; i < t.n; i++)
+        w->failed |= mt_turns_order(&t, w->p, NULL) != 0;
+    for (size_t i = 0; i < t.n && !w->failed; i++)
         write_call(w, t.of[i].unit, t.of[i].call, t.of[i].mb);
     free(t.of);
+}
+
+/* Whether forward and backward of the unit may be on different lanes: what stays for the run is on one, lists of experts
+ * are not handed over, and a gradient is summed in one place. */
+static bool may_part(const struct mt_program_params *p, const struct mt_unit_shape *s)
+{
+    return !s->adapter_bytes && !s->makes_lists && !s->follows_lists && !uses_gradient(p, &s->forward);
 }
 
 /* Experts follow the lists that their layer makes, so these are on one lane. */
@@ -329,6 +275,9 @@ static int check_lanes(const struct mt_program_params *p, struct mt_err *err)
     for (size_t u = 0; u < p->n_units; u++) {
         const struct mt_unit_shape *s = &p->units[u];
         lane = s->makes_lists ? s->lane : lane;
+        if (s->lane_back >= mt_program_lanes(p) || (s->lane_back != s->lane && !may_part(p, s)))
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "backward of unit %zu cannot be on lane %d of %d, and forward on %d", u,
+                           s->lane_back, mt_program_lanes(p), s->lane);
         if (s->lane >= mt_program_lanes(p) || (s->follows_lists && s->lane != lane))
             return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "unit %zu cannot be on lane %d of %d%s", u, s->lane,
                            mt_program_lanes(p), s->follows_lists ? ": its layer's lists of experts are on another" : "");
@@ -381,7 +330,6 @@ static bool alloc_writer(struct writer *w)
         return false;
     for (size_t i = 0; i < n; i++)
         w->objects[i] = NONE;
-    w->n_slots = n;
     n = 0;
     for (size_t v = 0; v < p->n_values; v++) {
         w->values[v].objects = w->objects + n;
@@ -463,12 +411,14 @@ static void write_stats(struct writer *w)
     size_t last[MT_MAX_LANES] = {0};
     bool has[MT_MAX_LANES] = {false};
     for (size_t u = 0; u < p->n_units; u++) {
-        last[p->units[u].lane] = u;
-        has[p->units[u].lane] = p->mode == MT_MODE_TRAIN || u + 1 == p->n_units;
+        const struct mt_unit_shape *s = &p->units[u];
+        bool is_head = u + 1 == p->n_units, train = p->mode == MT_MODE_TRAIN;
+        last[train ? s->lane_back : s->lane] = u;
+        has[train ? s->lane_back : s->lane] |= train || is_head;
     }
     for (int lane = 0; lane < mt_program_lanes(p); lane++)
         if (has[lane])
-            add_instr(w, MT_OP_STATS, last[lane], 0);
+            add_instr(w, MT_OP_STATS, last[lane], 0)->lane = (uint8_t)lane;
 }
 
 static void write_draft(struct writer *w)

@@ -266,13 +266,11 @@ static struct best best_of(const int *until, const int *used, int begin, int end
 
 /* The buffer that is needed last, and of several the one that was used first. A plan spends much of its time here, and
  * a step of thousands of micro-batches has thousands of buffers: only blocks that changed are looked through. */
-static int pick_buffer(struct placer *p, int lane, int pool)
+static int pick_last(struct placer *p, int lane, int pool)
 {
     struct lane *l = &p->lane[lane];
     const int n = p->draft->pool[lane][pool].n;
     struct best best = {.until = NONE, .at = NONE};
-    if (l->n_touched[pool] < n)
-        return l->n_touched[pool]++;
     for (int i = 0; i < n; i += BLOCK) {
         struct best *b = &l->best[pool][i / BLOCK];
         if (!b->known)
@@ -281,6 +279,38 @@ static int pick_buffer(struct placer *p, int lane, int pool)
             best = *b;
     }
     return best.at;
+}
+
+/* The same of those last used by compute entry `newest` or before; NONE: there is none. */
+static int pick_of(struct placer *p, int lane, int pool, int newest)
+{
+    const struct lane *l = &p->lane[lane];
+    const int *until = l->until[pool], *used = l->used[pool], n = p->draft->pool[lane][pool].n;
+    int best = NONE, last = NONE;
+    for (int i = 0; i < n; i++)
+        last = used[i] <= newest ? MT_MAX(last, until[i]) : last;
+    for (int i = 0; i < n && last != NONE; i++)
+        if (until[i] == last && used[i] <= newest && (best == NONE || used[i] < used[best]))
+            best = i;
+    return best;
+}
+
+/*
+ * With several lanes, what a micro-batch hands over leaves its buffer at once, and the next one's input would wait for
+ * that copy: buffers of the lane's last few operations are left alone if there are others. So a few go round, where one
+ * would be enough.
+ */
+static int pick_buffer(struct placer *p, int lane, int pool)
+{
+    enum { FEW = 3 };
+    struct lane *l = &p->lane[lane];
+    bool hands_over = pool == MT_POOL_BOUNDARY || (pool >= MT_POOL_RECORD && pool <= MT_POOL_RECORD_LAST);
+    int best = NONE;
+    if (l->n_touched[pool] < p->draft->pool[lane][pool].n)
+        return l->n_touched[pool]++;
+    if (p->n_lanes > 1 && hands_over)
+        best = pick_of(p, lane, pool, (int)p->q.compute.n - 1 - FEW * p->n_lanes);
+    return best != NONE ? best : pick_last(p, lane, pool);
 }
 
 /* Gives the object a buffer of its pool on the lane; evicts what is in it. */

@@ -65,7 +65,8 @@ struct mt_unit_shape {
     int32_t layer;       /* units with the same number share the values of a layer */
     int32_t block;       /* neighbouring units with the same number are clipped and skipped as one */
     enum mt_scope scope; /* of its operations */
-    uint8_t lane;        /* that they run on */
+    uint8_t lane;        /* that forward runs on, and all that is not backward */
+    uint8_t lane_back;   /* that backward runs on, and that has the gradients */
     enum mt_size_class size_class;
     uint8_t n_ports;
     struct mt_port port[MT_MAX_PORTS]; /* what its operations use, beside its record and its adapters */

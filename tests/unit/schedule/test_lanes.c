@@ -56,13 +56,24 @@ static void take_buffers(struct fixture *f, int more)
             f->p.n_buffers[0][i] = bytes[i] ? MT_MAX(mt_pools[i].least, least[i]) : 0;
 }
 
-/* Units on lanes at random, or in turn. A tied table's gradient may move between lanes, too. */
+/* Whether backward may be on another lane than forward. */
+static bool may_part(const struct fixture *f, size_t u)
+{
+    const struct mt_unit_shape *s = &f->units[u];
+    return u + 1 < f->p.n_units && !s->adapter_bytes && !s->makes_lists && !s->follows_lists;
+}
+
+/* Units on lanes at random, or in turn, backward of some on another lane. A tied table's gradient may move between lanes, too. */
 static void put_on_lanes(struct fixture *f, int lanes, uint32_t *seed)
 {
     bool in_turn = next_random(seed) & 1;
     f->p.n_lanes = lanes;
     for (size_t u = 0; u < f->p.n_units; u++)
         f->units[u].lane = (uint8_t)(in_turn ? u % (size_t)lanes : next_random(seed) % (uint32_t)lanes);
+    bool apart = next_random(seed) & 1;
+    for (size_t u = 0; u < f->p.n_units; u++)
+        f->units[u].lane_back =
+            apart && may_part(f, u) ? (uint8_t)(next_random(seed) % (uint32_t)lanes) : f->units[u].lane;
 }
 
 static void build(struct fixture *f, struct mt_program *prog)
@@ -134,6 +145,7 @@ static void make_three(struct fixture *f, unsigned disk, struct mt_program *prog
     for (size_t u = 0; u < f->p.n_units; u++) {
         f->keeps[u] = true;
         f->units[u].lane = (uint8_t)(u % 3);
+        f->units[u].lane_back = (uint8_t)((u + may_part(f, u)) % 3);
     }
     f->p.n_lanes = 3;
     if (disk)
@@ -277,7 +289,7 @@ static void micro_batches_follow_each_other(void **state)
     make(&f, 8, 8);
     f.p.n_lanes = 2;
     for (size_t u = 0; u < f.p.n_units; u++)
-        f.units[u].lane = (uint8_t)(u % 2);
+        f.units[u].lane = f.units[u].lane_back = (uint8_t)(u % 2);
     take_buffers(&f, 3);
     build(&f, &prog);
     size_t begin = 0, end = 0; /* of unit 2's first, and of unit 1's last micro-batch */
@@ -301,13 +313,21 @@ static void experts_apart_from_their_lists_are_refused(void **state)
     make(&f, 3, 1);
     f.p.n_lanes = 2;
     f.units[1].makes_lists = f.units[2].follows_lists = true;
-    f.units[2].lane = 1;
+    f.units[2].lane = f.units[2].lane_back = 1;
     assert_int_equal(mt_program_build(&prog, &f.p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "lists of experts"));
     f.units[2].follows_lists = false;
     f.units[2].lane = 2;
     assert_int_equal(mt_program_build(&prog, &f.p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "lane 2 of 2"));
+    f.units[2].lane = 1;
+    f.units[2].lane_back = 2;
+    assert_int_equal(mt_program_build(&prog, &f.p, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "backward of unit 2 cannot be on lane 2 of 2"));
+    f.units[2].lane_back = 0;
+    f.units[2].makes_lists = true;
+    assert_int_equal(mt_program_build(&prog, &f.p, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "backward of unit 2"));
 }
 
 static void queues_have_numbers(void **state)

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_ENGINE_MAP_H
+#define MT_ENGINE_MAP_H
+
+#include "model/layout.h"
+#include "schedule/unit.h"
+
+/**
+ * Sets which lane runs each unit, forward and back, from the units' weights and records alone: shape.lane, .lane_back.
+ * first_kept: layers from there on keep records on the device.
+ */
+void mt_map_units(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes, int64_t first_kept);
+
+#endif

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_SCHEDULE_TURNS_H
+#define MT_SCHEDULE_TURNS_H
+
+#include "schedule/program.h"
+
+/** An operation of the step: a call for a micro-batch, or for all if its scope is the step. */
+struct mt_turn {
+    const struct mt_call *call;
+    size_t unit, mb;
+    int lane;
+};
+
+struct mt_turns {
+    struct mt_turn *of;
+    size_t n, cap;
+};
+
+/** The lane of one of the unit's calls. */
+static inline int mt_call_lane(const struct mt_program_params *p, size_t unit, const struct mt_call *c)
+{
+    return c == &p->units[unit].backward ? p->units[unit].lane_back : p->units[unit].lane;
+}
+
+/**
+ * On entry in the order in which one lane runs them; then in about the order in which several lanes do, where
+ * micro-batches follow each other through the units of different lanes. Operations that use an object keep their order,
+ * so a sum's terms do. A lane has as many units under way as it has buffers for: while one waits for the head, which is
+ * slow, another one's micro-batches are computed. -ENOMEM.
+ */
+int mt_turns_order(struct mt_turns *t, const struct mt_program_params *p, struct mt_err *err);
+
+#endif
