@@ -345,6 +345,12 @@ static int compare_mixtures(const void *a, const void *b)
     return (x->seconds > y->seconds) - (x->seconds < y->seconds);
 }
 
+/* Several lanes have up to three units under way, and the next one's weights. */
+static int64_t usual_slots(const struct mt_plan_request *r)
+{
+    return r->placement.lanes > 1 ? 4 : 3;
+}
+
 /* Tries mixtures for groups that recompute everything, in order of their bounds. */
 static int mix_groups(struct mixture mix[MAX_MIXED], size_t *n, struct mt_search *s, const struct mt_search_groups *all,
                       struct mt_err *err)
@@ -359,7 +365,7 @@ static int mix_groups(struct mixture mix[MAX_MIXED], size_t *n, struct mt_search
         if (skip || (s->found && least_without_recompute(all, g) * MT_SEARCH_NEAR_ENOUGH >= s->best.sim.makespan))
             continue;
         struct mixture *m = &mix[(*n)++];
-        *m = (struct mixture){.g = g, .slots = p->slots == MT_AUTO ? 3 : p->slots, .seconds = INFINITY};
+        *m = (struct mixture){.g = g, .slots = p->slots == MT_AUTO ? usual_slots(s->r) : p->slots, .seconds = INFINITY};
         if (m > mix) { /* what a segment saves a byte hardly depends on the group */
             memcpy(m->open, mix->open, sizeof(m->open));
             m->n_open = mix->n_open;
@@ -385,7 +391,7 @@ static int mix_with_fewer_slots(struct mixture mix[MAX_MIXED], size_t n, struct 
         struct mixture few = mix[i];
         if (mt_search_is_long(few.g))
             continue;
-        few.slots = 2;
+        few.slots = usual_slots(s->r) - 1;
         few.seconds = INFINITY;
         rc = mix_offloading(s, &few, err);
         if (few.seconds < mix[i].seconds)

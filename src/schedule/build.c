@@ -261,8 +261,8 @@ static void write_layered(struct writer *w)
     free(t.of);
 }
 
-/* Whether forward and backward of the unit may be on different lanes: what stays for the run is on one, lists of experts
- * are not handed over, and a gradient is summed in one place. */
+/* Whether forward and backward of the unit may be on different lanes: what stays for the run is on one, lists of
+ * experts are not handed over, and a gradient is summed in one place. */
 static bool may_part(const struct mt_program_params *p, const struct mt_unit_shape *s)
 {
     return !s->adapter_bytes && !s->makes_lists && !s->follows_lists && !uses_gradient(p, &s->forward);
@@ -276,7 +276,8 @@ static int check_lanes(const struct mt_program_params *p, struct mt_err *err)
         const struct mt_unit_shape *s = &p->units[u];
         lane = s->makes_lists ? s->lane : lane;
         if (s->lane_back >= mt_program_lanes(p) || (s->lane_back != s->lane && !may_part(p, s)))
-            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "backward of unit %zu cannot be on lane %d of %d, and forward on %d", u,
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL,
+                           "backward of unit %zu cannot be on lane %d of %d, and forward on %d", u,
                            s->lane_back, mt_program_lanes(p), s->lane);
         if (s->lane >= mt_program_lanes(p) || (s->follows_lists && s->lane != lane))
             return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "unit %zu cannot be on lane %d of %d%s", u, s->lane,

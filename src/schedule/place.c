@@ -78,7 +78,7 @@ struct placer {
     struct copy *copies;    /* [n_objects, n_lanes] */
     int *first_compute;     /* [n_units] compute entry of the unit's first instruction, or NONE */
     int *update;            /* [n_units] host entry of the unit's update, or NONE */
-    int *ahead;             /* [n_units] the unit two before it on its lane, or NONE */
+    int *ahead;             /* [n_units] the unit two before it on its lane, with several the one before it; or NONE */
     struct mt_copy_key *left; /* [n_units] its STORE_GRAD */
     int *next_use; /* [draft instr * MT_MAX_OPERANDS + operand] */
     bool *leaves;  /* the same: another lane reads what is written */
@@ -392,8 +392,9 @@ static void push_load(struct placer *p, struct mt_instr *in, int object, int hos
     }
     await_other(p, e, s->store_lane, MT_Q_D2H, s->store);
     e->key = (struct mt_copy_key){MT_MAX(used, s->store.release), (int)p->q.compute.n, (int)p->q.loads.n};
-    /* A load of weights waits for their update and delays all later copies in its queue. So it is queued no
-     * earlier than two of the lane's units ahead, even if its buffer is free (the head's is from the start). */
+    /* A load of weights waits for their update and delays all later copies in its queue. So it is queued no earlier
+     * than two of the lane's units ahead, even if its buffer is free (the head's is from the start). With several
+     * lanes the updates of all others' units come between, and it is one unit ahead. */
     int ahead = weights ? p->ahead[o->unit] : NONE;
     if (ahead != NONE && p->first_compute[ahead] != NONE)
         e->key.release = MT_MAX(e->key.release, p->first_compute[ahead] - 1);
@@ -660,7 +661,7 @@ static bool alloc_units(struct placer *p)
         int *of = before[p->params->units[u].lane];
         p->first_compute[u] = p->update[u] = NONE;
         p->left[u] = MT_NO_KEY;
-        p->ahead[u] = of[1];
+        p->ahead[u] = of[p->n_lanes > 1 ? 0 : 1];
         of[1] = of[0];
         of[0] = (int)u;
     }

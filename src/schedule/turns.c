@@ -49,7 +49,7 @@ static uint64_t records_of(const struct mt_program_params *p, const struct mt_tu
     return n;
 }
 
-/* Forward is once, backward twice, recomputation of what has no records up to once more; the head has both. In eighths. */
+/* In eighths of forward: backward takes it twice, recomputation up to once more; the head has both. */
 static uint64_t length_of(const struct mt_program_params *p, const struct mt_turn *x)
 {
     uint64_t bytes = 1;
