@@ -122,6 +122,10 @@ def several_gpus_are_planned(tmp):
         assert least < ratio < n * 1.05, (n, ratio)
     out = megatrain("plan", *args, "--gpus", "2", "--micro-batch", "2").stdout
     assert "of them, GPU 2" in out, out
+    for n, least in ((2, 1.9), (4, 3.45)):
+        box = ("--machine", f"rtx4090x{n}", "--tokens-per-step", "128Ki", "--seq-len", "4096", "--model", model)
+        ratio = plan(*box, "--gpus", n, "--micro-batch", "2")["tokens_per_second"] / plan(*box)["tokens_per_second"]
+        assert least < ratio < n, (n, ratio)
 
 
 def known_names_are_listed(tmp):
