@@ -267,10 +267,21 @@ static const char *measured(const struct mt_objective *o, const struct mt_measur
     return buf;
 }
 
+/* "11.8 GiB", and of several devices "11.8 GiB, 9.31 GiB". */
+static const char *device_bytes(const struct mt_setup *s, char *buf, size_t len)
+{
+    char text[32];
+    size_t at = (size_t)snprintf(buf, len, "%s", mt_format_bytes(text, sizeof(text), mt_device_bytes_used(s->dev)));
+    for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i] && at < len; i++)
+        at += (size_t)snprintf(buf + at, len - at, ", %s",
+                               mt_format_bytes(text, sizeof(text), mt_device_bytes_used(s->other_dev[i])));
+    return buf;
+}
+
 static void on_step(void *ctx, const struct mt_step_report *r)
 {
     const struct cli_progress *p = ctx;
-    char eta[32], used[32], budget[32], more[80];
+    char eta[32], used[160], budget[32], more[80];
     if (p->rates)
         cli_rates_step(p->rates, r->step);
     if (!p->show)
@@ -288,8 +299,8 @@ static void on_step(void *ctx, const struct mt_step_report *r)
             r->result.grad_norm, r->result.skipped ? " SKIPPED" : "", (double)r->tokens / r->seconds,
             (double)r->loss_tokens / r->seconds, (double)r->h2d_bytes / r->result.t_step * 1e-9,
             100 * r->result.t_wait_h2d / r->result.t_step,
-            mt_format_bytes(used, sizeof(used), mt_device_bytes_used(p->dev)),
-            mt_format_bytes(budget, sizeof(budget), mt_device_limits(p->dev)->budget_bytes),
+            device_bytes(p->setup, used, sizeof(used)),
+            mt_format_bytes(budget, sizeof(budget), mt_device_limits(p->setup->dev)->budget_bytes),
             r->seconds, eta);
 }
 

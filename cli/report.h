@@ -23,7 +23,7 @@ void cli_print_disk(const struct mt_session *s);
 /** Prints the progress of a run. */
 struct cli_progress {
     const struct cli *cli;
-    const mt_device *dev;
+    const struct mt_setup *setup;
     struct cli_rates *rates; /* notified of each step; NULL: not */
     bool show;
     const char *name;        /* of several runs at once: whose progress; else NULL */

@@ -316,7 +316,7 @@ static int prepare(struct run *r, struct mt_err *err)
 static struct mt_train_params params_of(struct run *r, size_t i, struct cli_rates *rates)
 {
     struct learner *l = &r->learner[i];
-    l->progress = (struct cli_progress){r->cli, r->setup.dev, i ? NULL : rates,
+    l->progress = (struct cli_progress){r->cli, &r->setup, i ? NULL : rates,
                                         !r->cli->quiet && !r->cli->no_progress &&
                                             l->cfg->log.progress != MT_PROGRESS_OFF,
                                         r->n > 1 ? l->cfg->checkpoint.dir : NULL};

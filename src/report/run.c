@@ -10,7 +10,7 @@
 #include "report/chart.h"
 #include "report/report_priv.h"
 
-enum { MAX_RUNS = 8, MAX_PARTS = 24, N_LANES = 6, N_LANES_WITHOUT_DISK = 4 };
+enum { MAX_RUNS = 8, MAX_PARTS = 24, N_QUEUES = 27 /* of a trace with eight GPUs */ };
 
 static const char *const keys[MT_N_COLS] = {
     "step",  "tokens", "loss",       "lr",     "grad_norm", "tok_s",     "t_step",   "t_fwd",
@@ -336,13 +336,51 @@ static int kind_of(const char *op)
     return 6;
 }
 
+/* Rows of a time line: of the first GPU's queues, the host's, the drives' and the other GPUs' those that have spans. */
+struct rows {
+    const char *name[N_QUEUES]; /* of each row */
+    int of[N_QUEUES];           /* a queue's row */
+    size_t n;
+};
+
+/* A queue whose spans overlap has further rows in the trace, which are drawn as one. */
+static int queue_of(const cJSON *e)
+{
+    double id = number(e, "tid");
+    return id >= 0 && id < 16 * N_QUEUES ? (int)id % N_QUEUES : -1;
+}
+
+static struct rows find_rows(const cJSON *events)
+{
+    struct rows rows = {.n = 0};
+    const char *names[N_QUEUES] = {"compute", "H2D", "D2H", "host optimizer", "disk reads", "disk writes"};
+    bool seen[N_QUEUES] = {true, true, true, true};
+    const cJSON *e;
+    cJSON_ArrayForEach(e, events)
+    {
+        const cJSON *name = mt_json_get(e, "name"), *title = mt_json_get(mt_json_get(e, "args"), "name");
+        int q = queue_of(e);
+        if (!cJSON_IsString(name) || q < 0)
+            continue;
+        if (strcmp(name->valuestring, "thread_name"))
+            seen[q] |= mt_json_get(e, "dur") != NULL;
+        else if (cJSON_IsString(title) && number(e, "tid") < N_QUEUES)
+            names[q] = title->valuestring;
+    }
+    for (int q = 0; q < N_QUEUES; q++)
+        if (seen[q]) {
+            rows.of[q] = (int)rows.n;
+            rows.name[rows.n++] = names[q] ? names[q] : "";
+        }
+    return rows;
+}
+
 static int add_timeline(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
 {
     static const char *const groups[] = {"measured", "predicted"};
-    static const char *const lanes[N_LANES] = {"compute",        "H2D",        "D2H",
-                                               "host optimizer", "disk reads", "disk writes"};
     const cJSON *events = mt_json_get(d->trace, "traceEvents"), *e;
-    size_t n = 0, total = (size_t)cJSON_GetArraySize(events), groups_seen = 1, n_lanes = N_LANES_WITHOUT_DISK;
+    const struct rows rows = find_rows(events);
+    size_t n = 0, total = (size_t)cJSON_GetArraySize(events), groups_seen = 1;
     struct mt_span *spans = mt_calloc(total + 1, sizeof(*spans));
     if (!spans)
         return mt_fail_nomem(err, "a report", total * sizeof(*spans));
@@ -352,18 +390,17 @@ static int add_timeline(struct mt_report *r, const struct mt_run_data *d, struct
         if (!cJSON_IsString(ph) || strcmp(ph->valuestring, "X") || !cJSON_IsString(name) || !cJSON_IsString(cat))
             continue;
         double at = number(e, "ts") * 1e-6;
-        struct mt_span s = {(int)number(e, "pid") - 1, (int)number(e, "tid"), kind_colours[kind_of(cat->valuestring)],
+        int q = queue_of(e);
+        struct mt_span s = {(int)number(e, "pid") - 1, q < 0 ? q : rows.of[q], kind_colours[kind_of(cat->valuestring)],
                             at, at + number(e, "dur") * 1e-6, name->valuestring};
         if (s.group < 0 || s.group > 1 || !isfinite(at))
             continue;
         groups_seen = MT_MAX(groups_seen, (size_t)s.group + 1);
-        if (s.lane >= N_LANES_WITHOUT_DISK)
-            n_lanes = N_LANES;
         spans[n++] = s;
     }
     struct mt_str s = {0};
     mt_chart_timeline(&s, &(struct mt_timeline){.title = "Time line of one step", .groups = groups,
-                                                .n_groups = groups_seen, .lanes = lanes, .n_lanes = n_lanes,
+                                                .n_groups = groups_seen, .lanes = rows.name, .n_lanes = rows.n,
                                                 .spans = spans, .n = n, .legend = kinds,
                                                 .legend_colour = kind_colours, .n_legend = MT_ARRAY_LEN(kinds)});
     free(spans);

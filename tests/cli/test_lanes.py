@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several devices that take the layers in turn (device.gpus) give the bits of one."""
+import json
 import os
+import re
 import sys
 import tempfile
 
@@ -108,6 +110,31 @@ def check_resume(tmp):
     assert (got[0], got[2]) == (want[0], want[2]), (got[0], want[0])  # evaluations are at the end of each part, too
 
 
+def check_report(tmp):
+    """The progress line has the memory of each device; trace and report have its queues, each with spans."""
+    model, data = inputs(tmp, "dense")
+    out, trace = os.path.join(tmp, "run"), os.path.join(tmp, "run", "trace.json")
+    ini = write_ini(out + ".ini", base(model, data, out, **{"train__steps": 3, "device__gpus": 3, **RECOMPUTE}))
+    said = megatrain("run", ini, "--trace", os.path.join(tmp, "trace.json")).stderr
+    used = re.search(r"step 3/3 .* \| dev ([^/|]+)/", said).group(1).split(", ")
+    assert len(used) == 3 and all(u.endswith("iB") for u in used), said
+    assert "of them, device 3" in said, said
+    os.rename(os.path.join(tmp, "trace.json"), trace)
+    events = json.load(open(trace))["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    ran = {names[e["tid"]] for e in events if e["ph"] == "X"}
+    want = {f"{q} of GPU {n}" for q in ("compute", "H2D link", "D2H link") for n in (2, 3)}
+    assert want <= ran, ran
+    html = os.path.join(tmp, "report.html")
+    megatrain("-q", "report", out, "--html", html)
+    text = open(html).read()
+    rows = re.search(r"Time line of one step.*?</svg>", text, re.S).group(0)
+    assert all(f">{name}</text>" in rows for name in want), rows[:2000]
+    assert "disk reads" not in rows and "of GPU 4" not in rows
+    drawn = len(re.findall("<rect", rows))
+    assert drawn >= sum(e["ph"] == "X" and e.get("dur", 0) > 0 for e in events) // 2, drawn
+
+
 def check_refusals(tmp):
     model, data = inputs(tmp, "mixture")
     out = os.path.join(tmp, "no")
@@ -125,7 +152,7 @@ def main():
         if case in CASES:
             check_bits(tmp, case)
         else:
-            {"resume": check_resume, "refusals": check_refusals}[case](tmp)
+            {"resume": check_resume, "refusals": check_refusals, "report": check_report}[case](tmp)
 
 
 main()
