@@ -564,10 +564,10 @@ static void place_own_update(struct placer *p, size_t i)
     e->key = (struct mt_copy_key){NONE, NONE, (int)p->q.updates.n};
     for (int u = in->block; u < in->block_end; u++) {
         e->key.release = MT_MAX(e->key.release, p->left[u].release);
-        if (p->params->units[u].lane == e->in.lane)
+        if (p->params->units[u].lane_back == e->in.lane)
             raise_key(&e->store, p->left[u]);
         else
-            await_other(p, e, p->params->units[u].lane, MT_Q_D2H, p->left[u]);
+            await_other(p, e, p->params->units[u].lane_back, MT_Q_D2H, p->left[u]);
     }
 }
 
