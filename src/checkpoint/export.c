@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "checkpoint/card.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/layout_files.h"
@@ -139,6 +140,32 @@ static int file_done(void *ctx, const char *name, const struct mt_out_file *f, s
         mt_json_add(o, "tensors", x->tensors);
     x->tensors = NULL;
     return 0;
+}
+
+/* The card of a model that a run with a checkpoint has trained. */
+static int write_card(struct exporter *x, const struct mt_export *e, const char *dir, struct mt_err *err)
+{
+    struct mt_train_state s = {.step = 0};
+    const char *slash = strrchr(e->to, '/');
+    struct mt_card card = {.name = slash ? slash + 1 : e->to,
+                           .adapters = x->adapter_config != NULL,
+                           .merged = e->base != NULL,
+                           .packed = e->base_dtype ? mt_packed_names[e->base_dtype] : NULL};
+    char path[4200], sum[MT_SUM_TEXT];
+    if (mt_checkpoint_read_state(e->from, &s, NULL))
+        return 0;
+    char *text = mt_card_text(&card, &s);
+    mt_train_state_finish(&s);
+    mt_path_printf(path, sizeof(path), "%s/" MT_CARD_NAME, dir);
+    int rc = text ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, MT_CARD_NAME, 0);
+    if (!rc) {
+        cJSON *o = cJSON_AddObjectToObject(x->files, MT_CARD_NAME);
+        mt_sum_format(sum, XXH3_64bits(text, strlen(text)));
+        cJSON_AddNumberToObject(o, "size", (double)strlen(text));
+        cJSON_AddStringToObject(o, "xxh3", sum);
+    }
+    free(text);
+    return rc;
 }
 
 /* The list of files and its seal, as in a checkpoint of weights alone. */
@@ -487,6 +514,8 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     bool made = !rc && !(rc = make_temporary(to, &tmp, &lock, err));
     if (!rc)
         rc = export_to(&x, e, tmp, err);
+    if (!rc)
+        rc = write_card(&x, e, tmp, err);
     if (!rc)
         rc = seal(&x, tmp, err);
     if (!rc)
