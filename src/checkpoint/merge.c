@@ -54,6 +54,9 @@ struct mt_merge {
     float *by;                     /* [out] with DoRA: magnitude / |W + s B A|; NULL: 1 */
     size_t rank, in, width;        /* width: columns of a row of the tensor */
     float scale;
+    struct {
+        double update, kept, lost; /* sums of update^2, (rounded - base) update, (rounding's error)^2 */
+    } rounding;
 };
 
 static int by_name(const void *a, const void *b)
@@ -442,6 +445,27 @@ static void add_adapter(const struct mt_merge *m, size_t first, size_t n, float 
     }
 }
 
+bool mt_merge_rounded(const struct mt_merge *m, struct mt_merge_rounding *out)
+{
+    double all = m->rounding.update;
+    if (all > 0)
+        *out = (struct mt_merge_rounding){m->rounding.kept / all, sqrt(m->rounding.lost / all)};
+    return all > 0;
+}
+
+/* base: the elements without the adapter, NULL: there is none. */
+static void round_to_bf16(struct mt_merge *m, const float *x, const float *base, size_t n, uint16_t *dst)
+{
+    for (size_t k = 0; k < n; k++)
+        dst[k] = mt_f32_to_bf16(x[k]);
+    for (size_t k = 0; base && k < n; k++) {
+        double rounded = (double)mt_bf16_to_f32(dst[k]), update = (double)x[k] - (double)base[k];
+        m->rounding.update += update * update;
+        m->rounding.kept += (rounded - (double)base[k]) * update;
+        m->rounding.lost += (rounded - (double)x[k]) * (rounded - (double)x[k]);
+    }
+}
+
 int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     const struct mt_merged *merged = &m->base.tensors[i];
@@ -453,16 +477,20 @@ int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *ds
     if (dtype != MT_ST_F32 && dtype != MT_ST_BF16)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is %s, into which adapters cannot be merged: set --dtype f32",
                        t->name, mt_st_dtype_name(dtype));
-    float *x = dtype == MT_ST_F32 ? dst : mt_calloc(n, sizeof(float));
-    int rc = x ? 0 : mt_fail_nomem(err, t->name, n * sizeof(float));
+    bool rounds = dtype == MT_ST_BF16;
+    float *x = rounds ? mt_calloc(n, sizeof(float)) : dst, *base = rounds && s ? mt_calloc(n, sizeof(float)) : NULL;
+    int rc = x && (base || !rounds || !s) ? 0 : mt_fail_nomem(err, t->name, n * sizeof(float));
     if (!rc)
         rc = w ? mt_st_read_f32(&m->st, w, first, n, x, err) : mt_merge_base_read(&m->base, merged, first, n, x, err);
     if (!rc && s)
         rc = take_factors(m, merged, s, err);
+    if (!rc && base)
+        memcpy(base, x, n * sizeof(float));
     if (!rc && s)
         add_adapter(m, first, n, x);
-    for (size_t k = 0; k < n && !rc && dtype == MT_ST_BF16; k++)
-        ((uint16_t *)dst)[k] = mt_f32_to_bf16(x[k]);
+    if (!rc && rounds)
+        round_to_bf16(m, x, base, n, dst);
+    free(base);
     if (x != dst)
         free(x);
     return rc;

@@ -2,6 +2,8 @@
 #ifndef MT_CHECKPOINT_MERGE_H
 #define MT_CHECKPOINT_MERGE_H
 
+#include <stdbool.h>
+
 #include "hf/safetensors.h"
 
 /**
@@ -22,6 +24,13 @@ size_t mt_merge_n_tensors(const struct mt_merge *m);
 struct mt_st_decl mt_merge_declare(const struct mt_merge *m, size_t i);
 /** Is the base's quantization_config not true any more? */
 bool mt_merge_decodes(const struct mt_merge *m);
+/** What rounding leaves of the update that adapters add, of all that was read in bf16. */
+struct mt_merge_rounding {
+    double kept;  /* the part of it that is left: <rounded - base, update> / |update|^2; 1: all */
+    double error; /* |rounded - (base + update)| / |update| */
+};
+/** False: nothing was rounded. */
+bool mt_merge_rounded(const struct mt_merge *m, struct mt_merge_rounding *out);
 /** Elements [first, first + n) of a tensor, in its dtype. */
 int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *dst, struct mt_err *err);
 

@@ -3,6 +3,7 @@
 is refused."""
 import json
 import os
+import re
 import shutil
 import struct
 import sys
@@ -154,6 +155,27 @@ def a_copy_of_the_head_that_differs_is_warned_of(tmp):
             assert all(w in merged.stderr for w in words) and ("base_layer" in merged.stderr) == bool(words), merged.stderr
 
 
+def what_rounding_leaves_of_an_adapter_is_said(tmp):
+    """A model in bf16 has 8 bits of a weight: of a small update, some or most is rounded away."""
+    model, data = random_model(tmp, "rounded", "qwen3")
+    checkpoint, _ = train(tmp, "rounded-lora", model, data, adapter__targets="q_proj, down_proj", train__learning_rate="2e-3")
+    said = {d: megatrain("export", "--merge", "--dtype", d, checkpoint, f"{checkpoint}-{d}").stderr for d in ("bf16", "f32")}
+    assert "rounded" not in said["f32"] and "is left in bf16" not in said["f32"], said
+    kept, error = (float(x) for x in re.search(r"adds?, (\S+)% is left in bf16, with an error of (\S+)% of its norm", said["bf16"]).groups())
+    widened = lambda raw: b"".join(b"\0\0" + raw[i:i + 2] for i in range(0, len(raw), 2))
+    values = lambda v: struct.unpack(f"<{len(v[2]) // (4 if v[0] == 'F32' else 2)}f", v[2] if v[0] == "F32" else widened(v[2]))
+    read = lambda folder: {n: values(v) for n, v in read_safetensors(os.path.join(folder, "model.safetensors")).items()
+                           if "q_proj" in n or "down_proj" in n}
+    update = along = lost = 0
+    before, exact, rounded = read(model), read(checkpoint + "-f32"), read(checkpoint + "-bf16")
+    for n in before:
+        for b, x, r in zip(before[n], exact[n], rounded[n]):
+            update, along, lost = update + (x - b) ** 2, along + (r - b) * (x - b), lost + (r - x) ** 2
+    assert update > 0 and abs(kept - 100 * along / update) < 0.06 and abs(error - 100 * (lost / update) ** 0.5) < 0.06, (
+        kept, error, along / update, (lost / update) ** 0.5)
+    assert ("--dtype f32 keeps all" in said["bf16"]) == (error > 10), said
+
+
 def packed_bases_are_decoded_for_what_needs_them(tmp):
     """DoRA's first lengths, and a merged model: as on the same model with its weights decoded."""
     model, data = random_model(tmp, "dense", "qwen2", hidden_size=128, intermediate_size=192)
@@ -180,7 +202,7 @@ def packed_bases_are_decoded_for_what_needs_them(tmp):
 
 
 for test in (modules_trained_whole_have_the_names_of_transformers, what_peft_would_not_find_is_refused, a_tied_table_is_one,
-             a_copy_of_the_head_that_differs_is_warned_of,
+             a_copy_of_the_head_that_differs_is_warned_of, what_rounding_leaves_of_an_adapter_is_said,
              packed_bases_are_decoded_for_what_needs_them):
     if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
         continue
