@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/log.h"
 #include "cli.h"
 #include "report/chart.h"
 #include "report/report.h"
@@ -12,7 +16,11 @@ static int write_html(const struct mt_report *r, const char *path, const char *t
 {
     struct mt_str s = {0};
     mt_report_html(&s, r, title);
-    int rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);
+    char tmp[4200];
+    mt_path_printf(tmp, sizeof(tmp), "%s.tmp", path);
+    int rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(tmp, s.p, s.len, err);
+    if (!rc && rename(tmp, path)) /* a browser never reads half a page */
+        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
     mt_str_finish(&s);
     return rc;
 }
@@ -43,22 +51,66 @@ static int write_svgs(const struct mt_report *r, const char *dir, struct mt_err 
     return rc;
 }
 
-int cli_cmd_report(struct cli *cli, const struct cli_args *args)
+static volatile sig_atomic_t stopped;
+
+static void on_stop(int signal)
+{
+    (void)signal;
+    stopped = 1;
+}
+
+/* What is asked for on the command line. */
+struct pages {
+    const struct cli_args *args;
+    const char *html, *svg;
+};
+
+static int write_pages(const struct pages *p, int reload, struct mt_err *err)
 {
     struct mt_report r;
+    const struct cli_args *args = p->args;
+    int rc = mt_report_make(&r, (const char *const *)args->operands, (size_t)args->n_operands, err);
+    if (rc)
+        return rc;
+    r.reload = reload;
+    rc = write_html(&r, p->html, args->n_operands > 1 ? "megatrain: several runs" : args->operands[0], err);
+    if (!rc && p->svg)
+        rc = write_svgs(&r, p->svg, err);
+    mt_report_finish(&r);
+    return rc;
+}
+
+/* Writes the page until a signal comes, and once more, as one that stays as it is. */
+static int watch(const struct pages *p, int seconds, struct mt_err *err)
+{
+    struct mt_err why = {0};
+    while (!stopped) {
+        poll(NULL, 0, seconds * 1000);
+        if (!stopped && write_pages(p, seconds, &why))
+            mt_warn("%s; trying again", why.msg);
+    }
+    return write_pages(p, 0, err);
+}
+
+int cli_cmd_report(struct cli *cli, const struct cli_args *args)
+{
     struct mt_err err = {0};
     char html[4200];
-    const char *path = cli_arg(args, "html"), *svg = cli_arg(args, "svg");
-    int rc = mt_report_make(&r, (const char *const *)args->operands, (size_t)args->n_operands, &err);
-    if (rc)
-        return cli_fail(&err);
+    struct pages p = {args, cli_arg(args, "html"), cli_arg(args, "svg")};
+    int seconds = (int)cli_whole(args, "watch", 0);
     mt_path_printf(html, sizeof(html), "%s/report.html", args->operands[0]);
-    path = path ? path : html;
-    rc = write_html(&r, path, args->n_operands > 1 ? "megatrain: several runs" : args->operands[0], &err);
-    if (!rc && svg)
-        rc = write_svgs(&r, svg, &err);
-    if (!rc && !cli->quiet)
-        printf("%s\n", path);
-    mt_report_finish(&r);
+    p.html = p.html ? p.html : html;
+    if (seconds) {
+        struct sigaction stop = {.sa_handler = on_stop};
+        sigaction(SIGINT, &stop, NULL);
+        sigaction(SIGTERM, &stop, NULL);
+    }
+    int rc = write_pages(&p, seconds, &err);
+    if (!rc && !cli->quiet) {
+        printf("%s\n", p.html);
+        fflush(stdout);
+    }
+    if (!rc && seconds)
+        rc = watch(&p, seconds, &err);
     return rc ? cli_fail(&err) : 0;
 }

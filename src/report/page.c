@@ -63,7 +63,10 @@ void mt_report_html(struct mt_str *out, const struct mt_report *r, const char *t
 {
     const char *section = "";
     mt_str_printf(out, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
-                       "<meta name=\"viewport\" content=\"width=device-width\">\n<title>");
+                       "<meta name=\"viewport\" content=\"width=device-width\">\n");
+    if (r->reload)
+        mt_str_printf(out, "<meta http-equiv=\"refresh\" content=\"%d\">\n", r->reload);
+    mt_str_printf(out, "<title>");
     mt_xml_escape(out, title);
     mt_str_printf(out, "</title>\n<style>\n");
     mt_chart_style(out);

@@ -15,6 +15,7 @@ struct mt_panel {
 struct mt_report {
     struct mt_panel *panels;
     size_t n, cap;
+    int reload; /* seconds after which the page loads itself again, as a browser shows it; 0: never */
 };
 
 /**
