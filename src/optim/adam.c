@@ -52,7 +52,7 @@ const struct mt_optimizer mt_adamw = {ADAMW, .state_type = MT_STATE_F32, .grain 
 static const struct mt_optimizer adamw_bf16 = {ADAMW, .state_type = MT_STATE_BF16, .grain = 1, .n_states = 2,
                                                PLAIN(MT_BF16, 2)};
 static const struct mt_optimizer adamw_8bit = {
-    ADAMW, .state_type = MT_STATE_8BIT, .grain = MT_BLOCK8, .n_states = 4, .thread_ns = 1.5,
+    ADAMW, .state_type = MT_STATE_8BIT, .grain = MT_BLOCK8, .n_states = 4, .thread_ns = 1.25,
     .state = {MT_STATE_BLOCKS8("exp_avg", "first moments"), MT_STATE_BLOCKS8("exp_avg_sq", "second moments"),
               MT_STATE_REST("exp_avg", "first moments"), MT_STATE_REST("exp_avg_sq", "second moments")}};
 MT_OPTIMIZER(adamw, &mt_adamw, &adamw_bf16, &adamw_8bit);

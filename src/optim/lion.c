@@ -29,7 +29,7 @@ static const struct mt_optimizer f32 = {LION, .state_type = MT_STATE_F32, .grain
 static const struct mt_optimizer bf16 = {LION, .state_type = MT_STATE_BF16, .grain = 1, .n_states = 1,
                                          .state = {MT_STATE_PLAIN("exp_avg", "momentum", MT_BF16, 2)}};
 static const struct mt_optimizer in_8bit = {LION, .state_type = MT_STATE_8BIT, .grain = MT_BLOCK8, .n_states = 2,
-                                            .thread_ns = 1,
+                                            .thread_ns = 0.8,
                                             .state = {MT_STATE_BLOCKS8("exp_avg", "momentum"),
                                                       MT_STATE_REST("exp_avg", "momentum")}};
 MT_OPTIMIZER(lion, &f32, &bf16, &in_8bit);

@@ -27,7 +27,7 @@ static const struct mt_optimizer f32 = {SGD, .state_type = MT_STATE_F32, .grain 
 static const struct mt_optimizer bf16 = {SGD, .state_type = MT_STATE_BF16, .grain = 1, .n_states = 1, .if_zero = &none,
                                          .state = {MT_STATE_PLAIN("momentum_buffer", "momentum", MT_BF16, 2)}};
 static const struct mt_optimizer in_8bit = {SGD, .state_type = MT_STATE_8BIT, .grain = MT_BLOCK8, .n_states = 2,
-                                            .thread_ns = 1, .if_zero = &none,
+                                            .thread_ns = 0.8, .if_zero = &none,
                                             .state = {MT_STATE_BLOCKS8("momentum_buffer", "momentum"),
                                                       MT_STATE_REST("momentum_buffer", "momentum")}};
 MT_OPTIMIZER(sgd, &f32, &bf16, &in_8bit);
