@@ -79,14 +79,17 @@ def balance_loss(model, router_logits):
     return load_balancing_loss_func(layers, getattr(c, "num_experts", 0) or c.num_local_experts, c.num_experts_per_tok)
 
 
-def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1, aux=0.0):
+def adamw(groups):
+    return torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.999), eps=1e-8, foreach=False)
+
+
+def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1, aux=0.0, optimizer=adamw, lr=LR):
     """Losses and gradient norms of STEPS steps; dtype f32 or f64 (that of the model) or bf16 (autocast over f32). With
     aux, the coefficient of the loss that balances experts, a third list: that loss."""
     decay, rest = [], []
     for name, p in model.named_parameters():
         (rest if "bias" in name or "norm" in name else decay).append(p)
-    opt = torch.optim.AdamW([{"params": decay, "weight_decay": wd}, {"params": rest, "weight_decay": 0.0}],
-                            lr=LR, betas=(0.9, 0.999), eps=1e-8, foreach=False)
+    opt = optimizer([{"params": decay, "weight_decay": wd}, {"params": rest, "weight_decay": 0.0}])
     losses, norms, balance = [], [], []
     model.train()
     for step in range(STEPS):
@@ -112,7 +115,7 @@ def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1, aux=0.0):
             balance.append(b.item())
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         for g in opt.param_groups:
-            g["lr"] = lr_at(step, STEPS, warmup)
+            g["lr"] = lr_at(step, STEPS, warmup) / LR * lr
         opt.step()
         losses.append(loss_sum / total)
         norms.append(norm.item())
