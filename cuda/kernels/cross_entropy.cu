@@ -144,6 +144,22 @@ template <typename T> static __device__ void clear_row(T *out, int vocab, bool v
         store_piece(out + at, vocab - at, vector_out, zeros);
 }
 
+/* Further ids of a row: their logits, or their gradients after all others. */
+template <typename T>
+static __device__ __forceinline__ void few_of_row(const mt_cross_entropy &a, size_t row, const float *logits, T *out)
+{
+    const int *ids = a.few + row * a.n_few;
+    float *values = a.few_values + row * a.n_few;
+    if (out)
+        __syncthreads();
+    for (int k = static_cast<int>(threadIdx.x); k < static_cast<int>(a.n_few); k += THREADS) {
+        if (ids[k] >= 0 && out)
+            store(out + ids[k], values[k]);
+        else if (ids[k] >= 0)
+            values[k] = logits[ids[k]];
+    }
+}
+
 template <typename T, bool VECTOR>
 static __global__ void __launch_bounds__(THREADS, 2) cross_entropy(struct mt_cross_entropy a, bool vector_out)
 {
@@ -172,6 +188,8 @@ static __global__ void __launch_bounds__(THREADS, 2) cross_entropy(struct mt_cro
     if (out)
         gradient_row<T, VECTOR>(logits, out, vocab, vector_out, target, s,
                                 a.row_scale ? a.row_scale[row] : a.scale, a.cap);
+    if (a.n_few)
+        few_of_row<T>(a, row, logits, out);
 }
 
 template <typename T> static cudaError_t run(const struct mt_cross_entropy *a, cudaStream_t stream)

@@ -212,6 +212,8 @@ struct mt_attention_sink_bwd {
  * Softmax cross-entropy of logits rows against targets, and its gradient in place:
  * loss[i] = log-sum-exp(logits[i,:]) - logits[i, target]; dlogits = (softmax - onehot) * scale, or * row_scale[i].
  * cap: the logits are results of mt_op_cap(), through which dlogits goes back: it has the factor 1 - (logit / cap)^2.
+ * few: further ids of each row, or -1. Without dlogits their logits are written to few_values; with it their gradients
+ * are those values, instead of what the formula says. Ids of a row that has a target, each once.
  * A target < 0 is ignored: loss 0, gradient 0. dlogits (of `dtype`) may be the memory of logits: row i
  * of dlogits then starts where row i of logits does, so ld_dlogits * sizeof(dtype) == ld * 4.
  */
@@ -227,6 +229,9 @@ struct mt_cross_entropy {
     float scale;            /* factor of every row's gradient */
     const float *row_scale; /* [n] a factor for each row, instead of `scale`; or NULL */
     float cap;              /* 0: none */
+    size_t n_few;           /* 0: none */
+    const int32_t *few;     /* [n, n_few] */
+    float *few_values;      /* [n, n_few] */
 };
 
 /** x = cap * tanh(x / cap), in place (Gemma 2). */

@@ -248,6 +248,67 @@ static void rows_of_different_weight_match(struct harness *h)
     loss_case(h, 6, 2051, 1, true);
 }
 
+/* Without a gradient the logits of further ids are told; with one, in the logits' place or apart, the gradients of these ids are
+ * what is given, and all others what they would be. Nothing is read or written for -1, or of a row without a target. */
+static void further_ids_case(struct harness *h, size_t n, size_t v, size_t few, bool in_place)
+{
+    size_t ld = mt_align_up(v, 8);
+    double *x, *values, *want = scratch(h, n * few);
+    int32_t *t = (int32_t *)(void *)scratch(h, n), *ids = (int32_t *)(void *)scratch(h, n * few);
+    for (size_t i = 0; i < n; i++) {
+        t[i] = i % 4 == 3 ? -1 : (int32_t)((i * 31) % v);
+        for (size_t k = 0; k < few; k++)
+            ids[i * few + k] = (i + k) % 5 == 4 ? -1 : (int32_t)((i * 7 + k * 13) % v);
+    }
+    struct dbuf *logits = buf_random(h, MT_F32, n * ld, 4, &x), *told = buf_nan(h, MT_F32, n * few), *loss = buf_nan(h, MT_F32, n);
+    struct dbuf *apart = buf_nan(h, h->dtype, n * ld), *plain = buf_nan(h, h->dtype, n * ld);
+    struct dbuf *given = buf_random(h, MT_F32, n * few, 1, &values);
+    struct mt_cross_entropy a = {.n = n, .vocab = v, .ld = ld, .dtype = h->dtype, .logits = logits->p, .scale = 0.5f,
+                                 .targets = buf_ints(h, t, n)->p, .loss = loss->p, .ld_dlogits = ld, .n_few = few,
+                                 .few = buf_ints(h, ids, n * few)->p, .few_values = told->p};
+    RUN(h, mt_op_cross_entropy, &a);
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < few; k++) {
+            int32_t id = ids[i * few + k];
+            want[i * few + k] = id < 0 || t[i] < 0 ? 99 : x[i * ld + (size_t)id];
+        }
+    double *got = buf_get(h, told);
+    for (size_t i = 0; i < n * few; i++)
+        got[i] = isnan(got[i]) ? 99 : got[i]; /* was not written */
+    expect_close(h, "logits of further ids", got, want, n * few, 0);
+    struct mt_cross_entropy without = a;
+    without.n_few = 0;
+    without.dlogits = plain->p;
+    RUN(h, mt_op_cross_entropy, &without);
+    double *all = buf_get(h, plain);
+    a.few_values = given->p;
+    a.dlogits = in_place ? logits->p : apart->p;
+    a.ld_dlogits = in_place ? ld * 4 / mt_dtype_size(h->dtype) : ld;
+    RUN(h, mt_op_cross_entropy, &a);
+    struct dbuf out = in_place ? *logits : *apart;
+    out.dtype = h->dtype;
+    out.n = n * a.ld_dlogits;
+    double *d = buf_get(h, &out), *g = scratch(h, n * v), *w = scratch(h, n * v);
+    for (size_t i = 0; i < n; i++) {
+        for (size_t k = 0; k < v; k++) {
+            g[i * v + k] = d[i * a.ld_dlogits + k];
+            w[i * v + k] = all[i * ld + k];
+        }
+        for (size_t j = 0; t[i] >= 0 && j < few; j++)
+            if (ids[i * few + j] >= 0)
+                w[i * v + (size_t)ids[i * few + j]] = values[i * few + j];
+    }
+    expect_close(h, "gradients with those of further ids", g, w, n * v, tolerance(h, 0, 4e-3));
+}
+
+static void further_ids_have_gradients_of_their_own(struct harness *h)
+{
+    further_ids_case(h, 9, 97, 7, false);
+    further_ids_case(h, 9, 97, 7, true);
+    further_ids_case(h, 6, 5003, 600, true);
+    further_ids_case(h, 5, 20011, 22, false);
+}
+
 /* What a call of the host needs: it makes weights of losses, as an objective does. */
 struct weighing {
     size_t n;
@@ -311,6 +372,7 @@ const struct device_test loss_tests[] = {
     {"cross_entropy_matches", cross_entropy_matches},
     {"sure_tokens_are_exact", sure_tokens_are_exact},
     {"rows_of_different_weight_match", rows_of_different_weight_match},
+    {"further_ids_have_gradients_of_their_own", further_ids_have_gradients_of_their_own},
     {"the_host_is_called_in_the_stream_s_order", the_host_is_called_in_the_stream_s_order},
     {"capped_logits_match", capped_logits_match},
     {"the_first_of_the_largest_is_the_guess", the_first_of_the_largest_is_the_guess},

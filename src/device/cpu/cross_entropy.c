@@ -70,6 +70,18 @@ static void gradient_row(const struct mt_cross_entropy *a, size_t row, float max
     }
 }
 
+/* Further ids of the row: their logits, or their gradients. */
+static void few_of_row(const struct mt_cross_entropy *a, size_t row)
+{
+    const int32_t *ids = a->few + row * a->n_few;
+    float *values = a->few_values + row * a->n_few;
+    for (size_t k = 0; k < a->n_few; k++)
+        if (ids[k] >= 0 && a->dlogits)
+            mt_cpu_store_row(a->dtype, a->dlogits, row * a->ld_dlogits + (size_t)ids[k], 1, &values[k]);
+        else if (ids[k] >= 0)
+            values[k] = a->logits[row * a->ld + (size_t)ids[k]];
+}
+
 static void loss_row(const struct mt_cross_entropy *a, size_t row)
 {
     const float *x = a->logits + row * a->ld;
@@ -81,6 +93,8 @@ static void loss_row(const struct mt_cross_entropy *a, size_t row)
         a->correct[row] = target >= 0 && first_of(x, max, a->vocab) == (size_t)target;
     if (a->dlogits)
         gradient_row(a, row, max, sum);
+    if (a->n_few && target >= 0)
+        few_of_row(a, row);
 }
 
 static void chunk_main(void *ctx, size_t chunk, int thread)

@@ -6,6 +6,7 @@ static const char *check(const void *args)
     const struct mt_cross_entropy *a = args;
     MT_OP_NEED(a->vocab && a->ld >= a->vocab && aligned(a->logits) && a->targets && a->loss);
     MT_OP_NEED(!a->dlogits || a->ld_dlogits >= a->vocab);
+    MT_OP_NEED(!a->n_few || (a->few && a->few_values));
     MT_OP_NEED(a->dlogits != (const void *)a->logits || a->ld_dlogits * mt_dtype_size(a->dtype) == a->ld * 4);
     return NULL;
 }
