@@ -97,6 +97,8 @@ static const struct cli_option score_options[] = {
     {"out", 0, "FILE", "The results, a JSON object a line. What is done so far is kept in FILE.part, from which another call goes on."},
     {"tokens", 0, NULL, "Also the log-probability of every token."},
     {"choices", 0, NULL, "Also which of neighbouring samples with the same prompt, or of a line of requests, is the likeliest, by sum (best) and by token (best_mean)."},
+    {"top", 0, "K", "Also FILE.top: the K likeliest tokens of each trained one, for a student to learn from (distill.teacher).",
+     WHOLE(1, 1024)},
     {"force", 0, NULL, "Start over, instead of going on from FILE.part."},
     END};
 static const struct cli_option sample_options[] = {

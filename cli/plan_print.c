@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "engine/memory.h"
 #include "engine/records.h"
+#include "objective/objective.h"
 #include "optim/adam.h"
 #include "report.h"
 
@@ -153,6 +154,10 @@ static void print_head(const struct plan_view *v)
            mt_format_bytes(b, sizeof(b), r->placement.host_budget.bytes));
     long long rows = r->numerics.rows_per_step, len = r->numerics.seq_len;
     printf("Step      %lld tokens: %lld rows of %lld in %zu micro-batches\n", rows * len, rows, len, c->n_micro);
+    long long top = r->numerics.objective_keys.top;
+    if (mt_objective_of(&r->numerics)->teacher)
+        printf("Teacher   %zu bytes for each trained token of the data, on a drive, by megatrain score --top %lld\n",
+               mt_teacher_row_bytes((size_t)top), top);
 }
 
 static const char *const adapters_names[] = {"streamed", "resident"};

@@ -25,6 +25,9 @@ struct scratch {
     int32_t *correct;
     uint32_t *sample, *length;
     struct score_token *token;
+    size_t n_top;
+    struct mt_top *top; /* with --top */
+    float *rest;
 };
 
 static void finish(struct scratch *k)
@@ -34,14 +37,21 @@ static void finish(struct scratch *k)
     free(k->sample);
     free(k->length);
     free(k->token);
+    free(k->top);
+    free(k->rest);
 }
 
-static int init(struct scratch *k, const struct mt_step_data *data, struct mt_err *err)
+static int init(struct scratch *k, const struct mt_step_data *data, size_t n_top, struct mt_err *err)
 {
     size_t rows = data->cap * data->micro[0].cap_tokens, docs = data->cap * data->micro[0].cap_docs;
     *k = (struct scratch){.loss = mt_calloc(rows, sizeof(float)), .correct = mt_calloc(rows, sizeof(int32_t)),
                           .sample = mt_calloc(docs, sizeof(uint32_t)), .length = mt_calloc(docs, sizeof(uint32_t)),
-                          .token = mt_calloc(rows, sizeof(struct score_token))};
+                          .token = mt_calloc(rows, sizeof(struct score_token)),
+                          .n_top = n_top,
+                          .top = n_top ? mt_calloc(rows * n_top, sizeof(struct mt_top)) : NULL,
+                          .rest = n_top ? mt_calloc(rows, sizeof(float)) : NULL};
+    if (n_top && (!k->top || !k->rest))
+        return mt_fail_nomem(err, "the likeliest tokens", rows * n_top * sizeof(struct mt_top));
     return k->loss && k->correct && k->sample && k->length && k->token ? 0 : mt_fail_nomem(err, "scores", rows * 16);
 }
 
@@ -109,33 +119,57 @@ static void add_docs(struct scratch *k, struct score_block *b, const struct mt_b
     }
 }
 
-static int run_step(struct mt_session *s, const struct mt_step_data *data, struct scratch *k, struct score_journal *j,
+/* What is told of samples, and where: in the journal, and in the teacher's file (NULL without --top). */
+struct sinks {
+    struct score_journal *journal;
+    mt_teacher_out *teacher;
+};
+
+/* The likeliest tokens of a micro-batch's samples, whose rows begin at `at`. */
+static int write_top(mt_teacher_out *t, const struct scratch *k, const struct mt_batch *of, size_t at,
+                     struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t d = 0; d < of->n_docs && !rc; d++) {
+        size_t first = at + (size_t)of->doc_rows[d], n = (size_t)(of->doc_rows[d + 1] - of->doc_rows[d]);
+        rc = mt_teacher_write(t, (uint64_t)of->sample[d], k->top + first * k->n_top, k->rest + first, n, err);
+    }
+    return rc;
+}
+
+static int run_step(struct mt_session *s, const struct mt_step_data *data, struct scratch *k, const struct sinks *to,
                     struct mt_err *err)
 {
-    struct mt_eval_result res = {.row_loss = k->loss, .row_correct = k->correct};
+    struct mt_eval_result res = {.row_loss = k->loss, .row_correct = k->correct, .row_top = k->top,
+                                 .row_rest = k->rest};
     struct score_block b = {.sample = k->sample, .length = k->length, .token = k->token};
     int rc = mt_engine_eval(s->engine, 0, data, &res, err);
     if (rc)
         return rc;
-    for (size_t m = 0, at = 0; m < data->n; at += data->micro[m++].n_loss)
+    for (size_t m = 0, at = 0; m < data->n && !rc; at += data->micro[m++].n_loss) {
         add_docs(k, &b, &data->micro[m], at);
-    return score_journal_add(j, &b, err);
+        rc = to->teacher ? write_top(to->teacher, k, &data->micro[m], at, err) : 0;
+    }
+    if (!rc && to->teacher) /* before the journal says that it is done */
+        rc = mt_teacher_sync(to->teacher, err);
+    return rc ? rc : score_journal_add(to->journal, &b, err);
 }
 
-static int run_steps(struct mt_session *s, struct score_journal *j, struct mt_err *err)
+static int run_steps(struct mt_session *s, const struct sinks *to, size_t n_top, struct mt_err *err)
 {
+    struct score_journal *j = to->journal;
     mt_sampler *sampler = s->setup->in->eval_sampler;
     uint64_t n = mt_sampler_steps_per_epoch(sampler);
     struct mt_step_data data;
     struct scratch k = {0};
     int rc = mt_step_data_init(&data, sampler, err);
     if (!rc)
-        rc = init(&k, &data, err);
+        rc = init(&k, &data, n_top, err);
     int64_t t0 = mt_now_ns(), said = t0;
     for (uint64_t i = 0; i < n && !rc; i++) {
         rc = mt_sampler_fill(sampler, i, &data, err);
         if (!rc && !is_done(j, &data))
-            rc = run_step(s, &data, &k, j, err);
+            rc = run_step(s, &data, &k, to, err);
         if (mt_now_ns() - said > 10000000000 && i + 1 < n) {
             said = mt_now_ns();
             mt_info("scored %.0f%% of %zu samples", 100 * (double)(i + 1) / (double)n, j->n_samples);
@@ -199,8 +233,24 @@ static int write_results(const struct mt_inputs *in, const struct score_journal 
     return rc;
 }
 
+/* The file of --top, FILE.top; says its size before anything is computed. */
+static int open_top(mt_teacher_out **out, const struct mt_inputs *in, size_t top, const char *path, uint64_t key,
+                    struct mt_err *err)
+{
+    const struct mt_dataset_stats *d = mt_dataset_stats(in->eval_data);
+    char file[4096], size[32];
+    uint64_t bytes = mt_teacher_bytes(d->n_samples, d->n_trained, top);
+    mt_path_printf(file, sizeof(file), "%s.top", path);
+    mt_info("%s takes %s: %zu bytes for each of %llu trained tokens", file, mt_format_bytes(size, sizeof(size), bytes),
+            mt_teacher_row_bytes(top), (unsigned long long)d->n_trained);
+    const struct mt_teacher_params p = {file, in->eval_data, top, (size_t)in->hf.vocab, key};
+    return mt_teacher_create(out, &p, err);
+}
+
 static int score(const struct mt_setup *setup, const struct cli_args *args, const char *path, struct mt_err *err)
 {
+    const size_t top = (size_t)cli_whole(args, "top", 0);
+    mt_teacher_out *teacher = NULL;
     struct mt_session s;
     struct score_journal j = {0};
     const struct mt_inputs *in = setup->in;
@@ -212,7 +262,9 @@ static int score(const struct mt_setup *setup, const struct cli_args *args, cons
     if (!rc && cli_arg(args, "force"))
         unlink(part);
     if (!rc)
-        rc = score_journal_open(&j, part, key_of(setup), n, err);
+        rc = score_journal_open(&j, part, key_of(setup) + top, n, err);
+    if (!rc && top)
+        rc = open_top(&teacher, in, top, path, key_of(setup), err);
     for (size_t i = 0; i < n && !rc; i++)
         before += j.sample[i].done;
     if (before)
@@ -220,8 +272,10 @@ static int score(const struct mt_setup *setup, const struct cli_args *args, cons
     if (!rc && before < n)
         rc = mt_session_fill_weights(&s, NULL, err);
     if (!rc)
-        rc = run_steps(&s, &j, err);
+        rc = run_steps(&s, &(struct sinks){&j, teacher}, top, err);
     mt_session_finish(&s);
+    int code = mt_teacher_close(&teacher, !rc, rc ? NULL : err);
+    rc = rc ? rc : code;
     if (!rc)
         rc = write_results(in, &j, path, args, err);
     if (!rc)
@@ -265,6 +319,10 @@ int cli_cmd_score(struct cli *cli, const struct cli_args *args)
                      "a preference");
     if (!rc)
         rc = mt_setup_open(&setup, &in, MT_RUN_EVAL, &err);
+    size_t top = setup.engine_params.top = (size_t)cli_whole(args, "top", 0);
+    if (!rc && top && (top > (size_t)in.hf.vocab || mt_dataset_stats(in.eval_data)->answers))
+        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "--top: at most as many tokens as the vocabulary has, and of samples, not of "
+                     "answers with a preference");
     if (!rc)
         rc = score(&setup, args, out, &err);
     int code = rc ? cli_fail(&err) : 0;

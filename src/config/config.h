@@ -116,6 +116,9 @@ struct mt_config {
         char *reference; /* "start", a folder or a file */
     } preference;
     struct {
+        char *teacher; /* a file of score --top; "" */
+    } distill;
+    struct {
         struct mt_cfg_list nvme_paths;
     } memory;
     struct {

@@ -91,8 +91,8 @@ static const struct mt_key keys[] = {
     {"data", "cache_dir", MT_OUTPUT, MT_KEY_PATH, AT(data.cache_dir), "auto", NULL, ANY, NULL,
      "Where token shards are kept; auto is $XDG_CACHE_HOME/megatrain."},
 
-    {"train", "objective", MT_NUMERICS, MT_KEY_WORD, AT(train.objective), "cross_entropy", "cross_entropy", ANY, NULL,
-     "What is minimized: the mean loss of the trained tokens of a step."},
+    {"train", "objective", MT_NUMERICS, MT_KEY_WORD, AT(train.objective), "cross_entropy", "cross_entropy|distill", ANY, NULL,
+     "What is minimized, a mean over the trained tokens of a step: their loss, or the distance to a teacher ([distill])."},
     {"train", "steps", MT_LENGTH, MT_KEY_COUNT, AT(train.steps), "", NULL, 0, 1e15, NULL,
      "Optimizer steps of the run. Set exactly one of steps, epochs, tokens."},
     {"train", "epochs", MT_LENGTH, MT_KEY_REAL, AT(train.epochs), "", NULL, 0, 1e9, NULL,
@@ -152,6 +152,14 @@ static const struct mt_key keys[] = {
      NULL, "Rated answers: weight of the desirable ones."},
     {"preference", "undesirable_weight", MT_NUMERICS, MT_KEY_REAL, AT(numerics.objective_keys.undesirable_weight), "1", NULL, 0,
      1e6, NULL, "Rated answers: weight of the undesirable ones."},
+
+    {"distill", "teacher", MT_NUMERICS, MT_KEY_PATH, AT(distill.teacher), "", NULL, ANY, NULL,
+     "train.objective = distill: the teacher's likeliest tokens, a file that megatrain score --top made of the same data. The loss is "
+     "the forward KL divergence over these tokens and all others together."},
+    {"distill", "top", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.objective_keys.top), "20", NULL, 1, 1024, NULL,
+     "How many of the teacher's tokens are learned from; the file may hold more."},
+    {"distill", "sft", MT_NUMERICS, MT_KEY_REAL, AT(numerics.objective_keys.share), "0", NULL, 0, 1, NULL,
+     "Share of the data's own tokens: (1 - sft) times the divergence, and sft times the token loss."},
 
     {"optimizer", "type", MT_NUMERICS, MT_KEY_WORD, AT(optimizer.type), "adamw", mt_optimizer_types + 1, ANY, NULL,
      "adamw: w -= lr wd w + lr m / (sqrt(v) + eps), bias-corrected, decay decoupled. lion: steps of the sign of a mean of "

@@ -454,6 +454,8 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .router_aux_loss = p->numerics.router_aux_loss,
         .logits_piece = (size_t)MT_MAX(p->numerics.logits_piece, (int64_t)0),
         .row_weights = mt_engine_weighs_rows(p),
+        .few = mt_engine_few(p),
+        .top = p->top,
         .used_rows = p->train && !p->layout->tied && gathers(p),
         .backward = p->train,
     };

@@ -220,6 +220,8 @@ static int list_micro(mt_engine *e, const struct mt_learner_step *of, struct mt_
         l->first_micro = *n;
         l->n_micro = data ? data->n : 0;
         what[k] = mt_learner_of_model(l, data, of[k].reference);
+        l->objective.teacher = of[k].teacher;
+        l->objective.logit_cap = e->b.layout->cfg.logit_cap;
         l->micro = e->micro;
         if (data && !data->n_loss)
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "no token of the step has a loss");
@@ -320,6 +322,12 @@ static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct
         if (res->row_loss) {
             memcpy(res->row_loss + first, loss, b->n_loss * sizeof(*loss));
             memcpy(res->row_correct + first, correct, b->n_loss * sizeof(*correct));
+        }
+        if (res->row_top) {
+            const float *rest;
+            const struct mt_top *top = mt_model_top(head_of(e), mb, &rest);
+            memcpy(res->row_top + first * e->p.top, top, b->n_loss * e->p.top * sizeof(*top));
+            memcpy(res->row_rest + first, rest, b->n_loss * sizeof(*rest));
         }
         first += b->n_loss;
         res->n_loss += b->n_loss;

@@ -35,6 +35,7 @@ struct mt_engine_params {
     struct mt_placement placement;  /* auto: decided by budget.c; unit and budgets are not read */
     size_t max_tokens, max_docs, max_len, max_micro; /* of a micro-batch; max_micro: of a step, of all learners */
     size_t assumed_rows;            /* to predict times: tokens of a step, spread evenly over experts; else 0 */
+    size_t top;                     /* of each loss row of an evaluation, the likeliest tokens to be told; 0: none */
     bool train;                     /* false: evaluation only, no gradients or optimizer */
     enum mt_isa isa;
     const int *update_cpus;           /* [placement.threads] or NULL */
@@ -128,6 +129,7 @@ struct mt_learner_step {
     const struct mt_step_data *data;
     double lr;
     const double *reference; /* for its objective (objective.h); NULL if that needs none */
+    const mt_teacher *teacher; /* the same */
 };
 
 /**
@@ -159,6 +161,8 @@ struct mt_eval_result {
     double *doc_loss;     /* caller's [n_docs of all micro-batches], or NULL: loss sum of each document's answer */
     float *row_loss;      /* caller's [n_loss of all micro-batches], or NULL: of each loss row */
     int32_t *row_correct; /* the same: whether the target was the likeliest token; set where row_loss is */
+    struct mt_top *row_top; /* with mt_engine_params.top, caller's [n_loss, top]: the likeliest tokens of each loss row; or NULL */
+    float *row_rest;      /* set where row_top is: probability of all others */
 };
 /** Losses of micro-batches (data->n of them) with a learner's weights, added to *res. Flush first. */
 int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, struct mt_eval_result *res,

@@ -109,6 +109,8 @@ bool mt_engine_weighs_rows(const struct mt_engine_params *p);
 /** What a learner's objective measures of the step that has run. */
 void mt_engine_measure(const mt_engine *e, const struct mt_learner *l, const struct mt_step_data *data,
                        struct mt_measure *sum);
+/** Further tokens of a loss row that a learner's objective gives gradients of. */
+size_t mt_engine_few(const struct mt_engine_params *p);
 /** Adds the same of an evaluation to res->measures, unless a reference is missing. */
 void mt_engine_measure_eval(const mt_engine *e, const struct mt_learner *l, const struct mt_step_data *data,
                             struct mt_eval_result *res);

@@ -40,13 +40,23 @@ void mt_learner_retire(struct mt_learner *l)
 enum mt_row_weights mt_learner_row_weights(const struct mt_numerics *n)
 {
     const struct mt_objective *o = mt_objective_of(n);
-    return !o->weights ? MT_ROWS_ALIKE : o->needs_losses ? MT_ROWS_WEIGHED_LATE : MT_ROWS_WEIGHED;
+    return !o->weights && !o->learn ? MT_ROWS_ALIKE : o->needs_losses ? MT_ROWS_WEIGHED_LATE : MT_ROWS_WEIGHED;
 }
 
-static void weigh(void *ctx, size_t mb, const float *loss, float *weight)
+static void weigh(void *ctx, size_t mb, const struct mt_row_values *of, float *weight)
 {
     const struct mt_learner *l = ctx;
-    l->objective.objective->weights(&l->objective, &l->micro[mb], loss, weight);
+    const struct mt_objective *o = l->objective.objective;
+    if (o->learn)
+        o->learn(&l->objective, &l->micro[mb], of->loss, of->few, weight);
+    else
+        o->weights(&l->objective, &l->micro[mb], of->loss, weight);
+}
+
+static void choose(void *ctx, size_t mb, int32_t *ids)
+{
+    const struct mt_learner *l = ctx;
+    l->objective.objective->choose(&l->objective, &l->micro[mb], ids);
 }
 
 struct mt_model_learner mt_learner_of_model(struct mt_learner *l, const struct mt_step_data *data,
@@ -60,6 +70,7 @@ struct mt_model_learner mt_learner_of_model(struct mt_learner *l, const struct m
         .loss_scale = data->n_loss ? (float)(1.0 / (double)data->n_loss) : 0,
         .weigh = weigh,
         .weigh_ctx = l,
+        .choose = l->objective.objective->choose ? choose : NULL,
         .step = data->step,
         .seed = l->numerics.seed,
     };

@@ -216,7 +216,9 @@ static int head_piece(mt_model *m, const struct mt_model_head *a, enum pass pass
     struct gradients dlogits = gradients_of(m);
     bool weighed = pass != LOSSES && m->inputs[a->mb].of.rows != MT_ROWS_ALIKE;
     bool there = pass == GRADIENTS && m->inputs[a->mb].n_loss <= piece_rows(m); /* of the pass before */
-    mt_model_set_rows(m, a->mb, m->inputs[a->mb].loss_rows + first);
+    const struct mt_micro_inputs *in = &m->inputs[a->mb];
+    size_t few = in->of.choose ? m->p.few : 0;
+    mt_model_set_rows(m, a->mb, in->loss_rows + first);
     int rc = there ? 0 : head_logits(m, rows, mt_elem(m, m->dh, first * m->wd.c), a->table, err);
     return rc ? rc
               : mt_op_cross_entropy(m->dev,
@@ -234,6 +236,9 @@ static int head_piece(mt_model *m, const struct mt_model_head *a, enum pass pass
                                         .scale = m->running->of.loss_scale,
                                         .row_scale = weighed ? m->inputs[a->mb].weights + first : NULL,
                                         .cap = (float)m->layout->cfg.logit_cap,
+                                        .n_few = few,
+                                        .few = few ? in->few + first * few : NULL,
+                                        .few_values = few ? in->few_values + first * few : NULL,
                                     },
                                     err);
 }
@@ -243,8 +248,12 @@ static int head_chunk(mt_model *m, const struct mt_model_head *a, enum pass pass
 {
     size_t piece = piece_rows(m);
     int rc = 0;
-    for (size_t at = 0; at < rows && !rc; at += piece)
-        rc = head_piece(m, a, pass, first + at, at, MT_MIN(piece, rows - at), err);
+    for (size_t at = 0; at < rows && !rc; at += piece) {
+        size_t n = MT_MIN(piece, rows - at);
+        rc = head_piece(m, a, pass, first + at, at, n, err);
+        if (!rc && m->top && !a->dx)
+            rc = mt_model_top_rows(m, a->mb, first + at, n, err);
+    }
     if (rc || pass == LOSSES)
         return rc;
     mt_model_set_rows(m, a->mb, m->inputs[a->mb].loss_rows + first);
@@ -268,7 +277,8 @@ static void weigh_rows(void *ctx)
     const struct mt_model_learner *of = &w->m->inputs[w->mb].of;
     struct mt_micro_inputs host;
     mt_inputs_layout(&host, &w->m->p, (char *)w->m->inputs_host + w->mb * w->m->input_bytes);
-    of->weigh(of->weigh_ctx, w->mb, mt_model_stats_loss(w->m, w->m->stats_host, w->mb), host.weights);
+    const struct mt_row_values values = {mt_model_stats_loss(w->m, w->m->stats_host, w->mb), host.few_values};
+    of->weigh(of->weigh_ctx, w->mb, &values, host.weights);
 }
 
 static int copy_rows(mt_model *m, float *dst, const float *src, size_t n, struct mt_err *err)
@@ -283,9 +293,14 @@ static int take_weights(mt_model *m, size_t mb, struct mt_err *err)
     size_t n = m->inputs[mb].n_loss;
     struct mt_micro_inputs host;
     mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + mb * m->input_bytes);
+    size_t few = m->inputs[mb].of.choose ? n * m->p.few : 0;
     int rc = copy_rows(m, mt_model_stats_loss(m, m->stats_host, mb), mt_model_stats_loss(m, m->stats_dev, mb), n, err);
+    if (!rc && few)
+        rc = copy_rows(m, host.few_values, m->inputs[mb].few_values, few, err);
     if (!rc)
         rc = mt_device_call(m->dev, weigh_rows, &m->weighings[mb], err);
+    if (!rc && few)
+        rc = copy_rows(m, m->inputs[mb].few_values, host.few_values, few, err);
     return rc ? rc : copy_rows(m, m->inputs[mb].weights, host.weights, n, err);
 }
 

@@ -122,6 +122,8 @@ size_t mt_inputs_layout(struct mt_micro_inputs *in, const struct mt_model_params
         *array[i] = mt_take(base, &at, n * sizeof(int32_t));
     }
     in->weights = p->row_weights ? mt_take(base, &at, p->max_tokens * sizeof(float)) : NULL;
+    in->few = p->few ? mt_take(base, &at, p->max_tokens * p->few * sizeof(int32_t)) : NULL;
+    in->few_values = p->few ? mt_take(base, &at, p->max_tokens * p->few * sizeof(float)) : NULL;
     for (int i = 0; i < p->layout->cfg.n_ropes; i++)
         lay_out_rope(&in->rope[i], p, i, &at, base);
     return at;
@@ -203,15 +205,16 @@ static void place_among_learners(mt_model *m, size_t i, const struct mt_model_st
         in->first_row += m->inputs[k].learner == in->learner ? m->inputs[k].n_tokens : 0;
 }
 
-/* Weights of loss rows that do not depend on losses. */
+/* Weights of loss rows that do not depend on losses, and tokens that weights will depend on. */
 static void weigh_rows(mt_model *m, size_t i)
 {
     const struct mt_model_learner *of = &m->inputs[i].of;
     struct mt_micro_inputs host;
-    if (of->rows != MT_ROWS_WEIGHED || !of->weigh)
-        return;
     mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + i * m->input_bytes);
-    of->weigh(of->weigh_ctx, i, NULL, host.weights);
+    if (of->choose)
+        of->choose(of->weigh_ctx, i, host.few);
+    if (of->rows == MT_ROWS_WEIGHED && of->weigh)
+        of->weigh(of->weigh_ctx, i, &(struct mt_row_values){0}, host.weights);
 }
 
 int mt_model_check_text(const mt_model *m, const struct mt_batch *micro, size_t n, struct mt_err *err)

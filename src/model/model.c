@@ -269,6 +269,8 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     if (mt_model_n_ones(p->layout))
         m->one = (char *)m->tables + one_at(p->layout, p);
     rc = mt_model_upload_tables(m, err);
+    if (!rc && p->top)
+        rc = mt_model_top_create(m, err);
     if (rc) {
         mt_model_destroy(&m);
         return rc;
@@ -282,6 +284,7 @@ void mt_model_destroy(mt_model **model)
     mt_model *m = *model;
     if (!m)
         return;
+    mt_model_top_destroy(m);
     void *dev_mem[] = {m->scratch, m->logits, m->tables, m->inputs_dev, m->stats_dev};
     for (size_t i = 0; i < MT_ARRAY_LEN(dev_mem); i++)
         mt_device_free(m->dev, dev_mem[i]);

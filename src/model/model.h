@@ -3,6 +3,7 @@
 #define MT_MODEL_MODEL_H
 
 #include "data/batch.h"
+#include "data/teacher.h"
 #include "device/device.h"
 #include "model/layout.h"
 #include "schedule/port.h"
@@ -32,6 +33,8 @@ struct mt_model_params {
     size_t logits_chunk;            /* rows whose logits' gradients are in memory at once */
     size_t logits_piece;            /* of these, rows of FP32 logits; 0 or logits_chunk: gradients overwrite logits */
     bool row_weights;               /* a learner has other rows than MT_ROWS_ALIKE */
+    size_t few;                     /* further ids of each loss row that a learner's gradient is given for; 0: none */
+    size_t top;                     /* of each loss row of an evaluation, the largest logits to be told; 0: none */
     bool used_rows;                 /* mt_model_used_rows() is needed */
     bool backward;                  /* false: memory for the forward pass alone */
 };
@@ -63,14 +66,23 @@ enum mt_row_weights {
     MT_ROWS_WEIGHED_LATE /* the same, when the micro-batch's losses are known: the head computes these first */
 };
 
+/** What a micro-batch's rows are weighed by. */
+struct mt_row_values {
+    const float *loss; /* [n_loss]; NULL: not known yet */
+    float *few; /* [n_loss, mt_model_params.few] logits of the chosen tokens, to be replaced by their gradients */
+};
+
 /** What a learner's micro-batches of a step have in common. */
 struct mt_model_learner {
     enum mt_row_weights rows;
     float loss_scale; /* with MT_ROWS_ALIKE: multiplies every token's gradient */
-    /** Else: fills weight[n_loss] of micro-batch mb. loss[n_loss] are its losses; NULL: not known yet. Called by
-     * mt_model_upload(), or on a thread of the device while the step runs. NULL: nothing is computed. */
-    void (*weigh)(void *ctx, size_t mb, const float *loss, float *weight);
+    /** Else: fills weight[n_loss] of micro-batch mb. Called by mt_model_upload(), or on a thread of the device while
+     * the step runs. NULL: nothing is computed. */
+    void (*weigh)(void *ctx, size_t mb, const struct mt_row_values *of, float *weight);
     void *weigh_ctx;
+    /** Fills ids[n_loss, mt_model_params.few] before the step: tokens whose logits weigh() is to know, and whose
+     * gradients it gives; each once in a row, -1: none. NULL: no learner has such tokens. */
+    void (*choose)(void *ctx, size_t mb, int32_t *ids);
     uint64_t step;    /* number of its step since the beginning, for dropout */
     uint64_t seed;    /* of its adapters' dropout */
 };
@@ -174,6 +186,12 @@ int mt_model_fetch_partials(mt_model *m, size_t unit, struct mt_err *err);
 /** After that copy has completed: token losses of micro-batch mb, [n_loss], in row order. */
 const float *mt_model_losses(const mt_model *m, size_t mb);
 const int32_t *mt_model_correct(const mt_model *m, size_t mb);
+/** What weigh() left in mt_row_values.few of micro-batch mb, [n_loss, mt_model_params.few]; in host memory until the
+ * next upload. */
+const float *mt_model_few_values(const mt_model *m, size_t mb);
+/** After an evaluation with mt_model_params.top: the largest log-probabilities of each loss row of micro-batch mb,
+ * falling, [n_loss, top], and how much probability all other tokens have, *rest: [n_loss]. */
+const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest);
 /** Partial sums of squares of tensor t: *n entries. */
 const float *mt_model_partials(const mt_model *m, size_t tensor, size_t *n);
 

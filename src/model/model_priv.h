@@ -27,6 +27,8 @@ struct mt_rope_rows {
 struct mt_micro_inputs {
     int32_t *ids, *cu_seqlens, *loss_rows, *targets, *run_ids, *run_starts, *order;
     float *weights; /* [max_tokens] of the loss rows; NULL: without row_weights */
+    int32_t *few;       /* [max_tokens, few]; NULL: none */
+    float *few_values;  /* [max_tokens, few] */
     struct mt_rope_rows rope[MT_MAX_ROPES];
     size_t n_tokens, n_docs, max_len, n_loss, n_runs;
     size_t first_row; /* index of its first row in its learner's rows of the step */
@@ -51,6 +53,12 @@ struct mt_product_scratch {
     const void *known; /* the matrix whose magnitudes A's are, which has not changed since; NULL: none */
 };
 
+/** Rows of a piece whose largest logits are told. */
+struct mt_top_piece {
+    struct mt_model *m;
+    size_t mb, first, rows;
+};
+
 struct mt_model {
     mt_device *dev;
     struct mt_model_params p;
@@ -61,6 +69,11 @@ struct mt_model {
     enum mt_dtype dt;
     bool training;     /* the uploaded micro-batches are a step's, not an evaluation's */
     struct mt_weighing *weighings; /* [max_micro] */
+
+    struct mt_top_piece *top_pieces; /* [max_micro, pieces of max_tokens rows]; NULL: without `top` */
+    float *top_logits;         /* [piece, vocab] in host memory */
+    struct mt_top *top;        /* [max_micro, max_tokens, top] */
+    float *top_rest;           /* [max_micro, max_tokens] */
 
     void *scratch; /* one allocation, cut into: */
     void *h, *dh;      /* [max_tokens, hidden] */
@@ -104,6 +117,12 @@ struct mt_model {
     float *shares;          /* [n_experts] each expert's share of the rows of all layers; on the device */
     float *shares_host;
 };
+
+/* top.c */
+int mt_model_top_create(mt_model *m, struct mt_err *err);
+void mt_model_top_destroy(mt_model *m);
+/** Sends logits of the micro-batch's rows [first, first + rows) to the host, where the largest are found. */
+int mt_model_top_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err);
 
 /* moe.c: shared by the parts of a mixture of experts. */
 

@@ -9,7 +9,7 @@
 /* Each is defined in a file of its own. A new objective is that file, an entry here and a choice of train.objective. */
 #define OBJECTIVES(X)                                                                    \
     X(mt_token_loss) X(mt_dpo) X(mt_dpo_norm) X(mt_ipo) X(mt_hinge) X(mt_robust)         \
-    X(mt_apo_zero) X(mt_apo_down) X(mt_apo_zero_unpaired) X(mt_kto) X(mt_simpo) X(mt_cpo) X(mt_orpo)
+    X(mt_apo_zero) X(mt_apo_down) X(mt_apo_zero_unpaired) X(mt_kto) X(mt_simpo) X(mt_cpo) X(mt_orpo) X(mt_distill)
 
 #define DECLARE(name) extern const struct mt_objective name;
 OBJECTIVES(DECLARE)
@@ -27,6 +27,11 @@ const struct mt_objective *mt_objective_find(const char *name)
 const struct mt_objective *mt_objective_of(const struct mt_numerics *n)
 {
     return n->objective ? n->objective : &mt_token_loss;
+}
+
+size_t mt_objective_few(const struct mt_numerics *n)
+{
+    return mt_objective_of(n)->teacher ? (size_t)n->objective_keys.top + 2 : 0;
 }
 
 static size_t rows_of(const struct mt_batch *b, size_t d)
@@ -51,7 +56,7 @@ struct mt_objective_step mt_objective_begin(const struct mt_numerics *n, const s
 /* Rated answers have no pairs; KL is a distance to the reference, of which neither more nor less is better. */
 int mt_objective_measure(const struct mt_objective *o, const char *name)
 {
-    bool apart = !strcmp(name, "kl") || (o->rated && !strcmp(name, "rewards/accuracies")) ||
+    bool apart = !strcmp(name, "kl") || (o->teacher && strcmp(name, o->measures[0])) || (o->rated && !strcmp(name, "rewards/accuracies")) ||
                  (strcmp(o->name, "orpo") && !strncmp(name, "log_odds", 8));
     for (int i = 0; i < o->n_measures && !apart; i++)
         if (!strcmp(o->measures[i], name))

@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 #include "data/batch.h"
+#include "data/teacher.h"
 #include "settings/settings.h"
 
 /** Of all trained tokens, whatever the objective; evaluations have it beside the objective's measures. */
@@ -25,6 +26,8 @@ struct mt_objective_step {
     const struct mt_objective *objective;
     const struct mt_objective_keys *keys;
     const double *reference; /* log-probabilities under the reference, by mt_batch.sample; NULL: without */
+    const mt_teacher *teacher; /* what tokens are to be learned from; NULL: without */
+    double logit_cap;        /* of the model's logits (Gemma 2); 0: none */
     size_t n_loss;           /* loss rows of all micro-batches */
     size_t n_items;          /* of preferences: pairs or rated answers */
     size_t n_chosen_rows;    /* loss rows of chosen answers */
@@ -35,6 +38,7 @@ struct mt_micro_losses {
     const struct mt_batch *batch;
     const float *loss;
     const int32_t *correct; /* whether the target was the likeliest token */
+    const float *few;       /* [n_loss, mt_objective_few()] what learn() left there */
 };
 
 /**
@@ -54,6 +58,7 @@ struct mt_objective {
     bool rated;        /* each answer is an item, not each pair */
     bool mismatched;   /* it needs the log-probabilities of mismatched answers (MT_DOC_MISMATCHED) */
     bool reference;    /* it needs mt_objective_step.reference */
+    bool teacher;      /* it needs mt_objective_step.teacher; evaluations, which have none, tell the token loss alone */
     double beta, sft;  /* what preference.beta and .sft are if auto */
     const void *form;  /* for its functions */
     int n_measures;
@@ -61,11 +66,19 @@ struct mt_objective {
     /** Fills weight[n_loss] of the batch. loss[n_loss] are its losses; NULL unless needs_losses. The function is NULL:
      * each row has the weight 1 / n_loss of the step. */
     void (*weights)(const struct mt_objective_step *s, const struct mt_batch *b, const float *loss, float *weight);
+    /** Of a teacher, instead: further tokens of each row, [n_loss, mt_objective_few()], each once or -1; then, from the row's
+     * losses and these tokens' logits, weights of all others and, in the place of the logits, the tokens' gradients. */
+    void (*choose)(const struct mt_objective_step *s, const struct mt_batch *b, int32_t *ids);
+    void (*learn)(const struct mt_objective_step *s, const struct mt_batch *b, const float *loss, float *few,
+                  float *weight);
     /** Adds a micro-batch to sum[n_measures]. */
     void (*measure)(const struct mt_objective_step *s, const struct mt_micro_losses *m, struct mt_measure *sum);
     /** When all are added; NULL: nothing is left to do. */
     void (*finish)(const struct mt_objective_step *s, struct mt_measure *sum);
 };
+
+/** Further tokens of a loss row: those of the teacher, the target, and a place for the row's loss. 0: it has no teacher. */
+size_t mt_objective_few(const struct mt_numerics *n);
 
 /** Counts what an objective is to know of micro-batches. */
 struct mt_objective_step mt_objective_begin(const struct mt_numerics *n, const struct mt_step_data *data,

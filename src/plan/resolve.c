@@ -248,6 +248,11 @@ static int find_objective(struct mt_numerics *n, const struct mt_config *c, stru
                        "by: set loss, accuracy%s", c->eval.best_by, n->objective->title,
                        !n->objective->answers ? "" : n->objective->rated ? ", or rewards/margins"
                                                                          : ", rewards/accuracies or rewards/margins");
+    if (n->objective->teacher != (*c->distill.teacher != 0))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, n->objective->teacher
+                           ? "train.objective = %s: set distill.teacher to a file of megatrain score --top"
+                           : "distill.teacher is set, but what is minimized is %s: set train.objective = distill, or remove the key",
+                       n->objective->name);
     if (n->objective->reference && c->adapter.dropout > 0)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g with preference.loss = %s: set it to 0; what is dropped "
                        "would count as a difference to the reference", c->adapter.dropout, n->objective->name);

@@ -44,6 +44,8 @@ struct mt_objective;
 /** Configuration of objectives; each reads the fields that it needs. */
 struct mt_objective_keys {
     double beta, gamma, label_smoothing, sft, desirable_weight, undesirable_weight; /* of [preference] */
+    int64_t top;     /* tokens of the teacher that are learned from, of each row */
+    double share;    /* of the data's own tokens in a loss of a teacher: distill.sft */
 };
 
 /** What decides the bits of losses, weights and moments. The same on every machine, and kept on resume. */

@@ -113,6 +113,15 @@ static int open_data(struct mt_inputs *in, enum mt_inputs_use use, struct mt_err
     return rc;
 }
 
+static int open_teacher(struct mt_inputs *in, struct mt_err *err)
+{
+    const struct mt_teacher_params p = {.path = in->cfg->distill.teacher,
+                                        .data = in->data,
+                                        .top = (size_t)in->numerics.objective_keys.top,
+                                        .vocab = (size_t)in->hf.vocab};
+    return mt_objective_of(&in->numerics)->teacher ? mt_teacher_open(&in->teacher, &p, err) : 0;
+}
+
 /* Preferences need their objective, and it needs them. */
 static int check_answers(const struct mt_inputs *in, const mt_dataset *d, struct mt_err *err)
 {
@@ -212,7 +221,9 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
         rc = open_data(in, use, err);
     if (!rc)
         rc = check_answers(in, in->data, err);
-    return rc ? rc : check_answers(in, in->eval_data, err);
+    if (!rc)
+        rc = check_answers(in, in->eval_data, err);
+    return rc || use != MT_RUN_TRAIN ? rc : open_teacher(in, err);
 }
 
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, struct mt_err *err)
@@ -265,6 +276,7 @@ void mt_inputs_finish(struct mt_inputs *in)
     mt_sampler_destroy(&in->eval_sampler);
     mt_split_finish(&in->split);
     mt_split_finish(&in->held_out);
+    mt_teacher_close_read(&in->teacher);
     mt_dataset_destroy(&in->data);
     mt_dataset_destroy(&in->eval_data);
     mt_layout_destroy(&in->layout);

@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "config/config.h"
 #include "data/dataset.h"
+#include "data/teacher.h"
 #include "hf/hf_config.h"
 #include "model/layout.h"
 #include "optim/lr.h"
@@ -20,6 +21,7 @@ struct mt_inputs {
     struct mt_layout *halves;      /* layers cut in halves, where memory.unit = auto leaves that open; else NULL */
     struct mt_numerics numerics;   /* as configured; rows_per_step is computed */
     mt_dataset *data, *eval_data;  /* NULL: not opened; eval_data: where data.eval is a file */
+    mt_teacher *teacher;                /* of `data`; NULL: the objective has none */
     struct mt_split split, held_out;
     mt_sampler *sampler, *eval_sampler; /* NULL: nothing to train, or to evaluate, on */
     uint64_t total_steps;               /* optimizer steps of the whole run */

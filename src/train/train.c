@@ -248,6 +248,7 @@ static int next_data(struct loop *l, struct mt_learner_step *of, struct mt_err *
     l->sound = true;
     int rc = mt_loader_get(l->loader, l->st->step, &of->data, err);
     of->reference = mt_reference_of_training(l->st);
+    of->teacher = l->in->teacher;
     of->lr = rc ? 0 : mt_lr_at(&l->in->lr, mt_engine_next_update(l->s->engine, l->p->learner));
     l->sound = false;
     return rc;

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DATA_TEACHER_H
+#define MT_DATA_TEACHER_H
+
+#include "data/dataset.h"
+
+/**
+ * The likeliest tokens of a teacher for each trained token of a data set: a file beside it, made by
+ * `megatrain score --top`. Little-endian: struct mt_teacher_header; for each sample its hash
+ * (mt_dataset_sample_hash()), its first row and its number of rows, 8 bytes each; then rows: `top` times a token and
+ * its log-probability, falling, and the probability of all other tokens together.
+ */
+struct mt_top {
+    uint32_t id;
+    float logp;
+};
+
+#define MT_TEACHER_MAGIC "MTTOPK1"
+struct mt_teacher_header {
+    char magic[8];
+    uint32_t top, vocab;
+    uint64_t n_samples, n_rows;
+    uint64_t key; /* of what it was made by; 0 once it is complete */
+    uint64_t unused[3];
+};
+
+/** Bytes of a trained token, and of the file. */
+size_t mt_teacher_row_bytes(size_t top);
+uint64_t mt_teacher_bytes(uint64_t n_samples, uint64_t n_rows, size_t top);
+
+/** Writes one. Rows may come in any order; a file of the same key that is not complete is gone on with. */
+typedef struct mt_teacher_out mt_teacher_out;
+struct mt_teacher_params {
+    const char *path;
+    const mt_dataset *data;
+    size_t top, vocab;
+    uint64_t key;
+};
+int mt_teacher_create(mt_teacher_out **out, const struct mt_teacher_params *p, struct mt_err *err);
+/** All rows of a sample: token[n, top], rest[n]. */
+int mt_teacher_write(mt_teacher_out *t, uint64_t sample, const struct mt_top *token, const float *rest, size_t n,
+                     struct mt_err *err);
+/** What was written is on the drive. */
+int mt_teacher_sync(mt_teacher_out *t, struct mt_err *err);
+/** Marks it complete, and closes it in any case. */
+int mt_teacher_close(mt_teacher_out **t, bool complete, struct mt_err *err);
+
+/** A teacher of a data set's samples; immutable: any thread may read. */
+typedef struct mt_teacher mt_teacher;
+/** -EINVAL: it is incomplete, of another vocabulary, or has fewer tokens than `top`; -ENODATA: it is of other data. */
+int mt_teacher_open(mt_teacher **out, const struct mt_teacher_params *p, struct mt_err *err);
+void mt_teacher_close_read(mt_teacher **t);
+struct mt_teacher_row {
+    const struct mt_top *token; /* [top] */
+    double rest;                /* probability of all others */
+};
+/** Of a sample's loss row, from 0. */
+struct mt_teacher_row mt_teacher_row(const mt_teacher *t, uint64_t sample, uint64_t row);
+
+#endif

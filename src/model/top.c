@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The largest log-probabilities of each loss row, for students to learn from. Logits go to the host a piece at a
+ * time, 4 bytes each, which costs little beside the pass of a model that does not fit the device. The largest are
+ * found there, with the same bits whatever the device is.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "model/model_priv.h"
+
+enum { BLOCK = 64 };
+
+static size_t rows_of_piece(const mt_model *m)
+{
+    return m->p.logits_piece ? m->p.logits_piece : m->p.logits_chunk;
+}
+
+static size_t pieces_of(const mt_model *m)
+{
+    return m->p.max_tokens / rows_of_piece(m) + m->p.max_tokens / m->p.logits_chunk + 2;
+}
+
+static size_t logits_bytes(const mt_model *m)
+{
+    return rows_of_piece(m) * (size_t)m->layout->cfg.vocab * sizeof(float);
+}
+
+int mt_model_top_create(mt_model *m, struct mt_err *err)
+{
+    size_t rows = m->p.max_micro * m->p.max_tokens;
+    void *logits = NULL;
+    m->top_pieces = mt_calloc(m->p.max_micro * pieces_of(m), sizeof(*m->top_pieces));
+    m->top = mt_calloc(rows * m->p.top, sizeof(*m->top));
+    m->top_rest = mt_calloc(rows, sizeof(*m->top_rest));
+    if (!m->top_pieces || !m->top || !m->top_rest)
+        return mt_fail_nomem(err, "the largest logits", rows * m->p.top * sizeof(*m->top));
+    int rc = mt_host_alloc(&logits, logits_bytes(m), "logits", err);
+    m->top_logits = logits;
+    return rc ? rc : mt_device_register_host(m->dev, logits, logits_bytes(m), err);
+}
+
+void mt_model_top_destroy(mt_model *m)
+{
+    if (m->top_logits)
+        mt_device_unregister_host(m->dev, m->top_logits);
+    mt_host_free(m->top_logits, m->top_logits ? logits_bytes(m) : 0);
+    free(m->top_pieces);
+    free(m->top);
+    free(m->top_rest);
+}
+
+/* Of two equal values the first is the larger. */
+static bool is_less(const struct mt_top *a, const struct mt_top *b)
+{
+    return a->logp < b->logp || (a->logp == b->logp && a->id > b->id);
+}
+
+/* A heap with its least value at the front. */
+static void sift(struct mt_top *heap, size_t n, size_t i)
+{
+    for (size_t least = i;; i = least) {
+        for (size_t child = 2 * i + 1; child < 2 * i + 3 && child < n; child++)
+            if (is_less(&heap[child], &heap[least]))
+                least = child;
+        if (least == i)
+            return;
+        struct mt_top t = heap[i];
+        heap[i] = heap[least];
+        heap[least] = t;
+    }
+}
+
+static bool any_above(const float *x, size_t n, float least)
+{
+    int any = 0;
+    for (size_t i = 0; i < n; i++)
+        any |= x[i] > least;
+    return any;
+}
+
+static int falling(const void *a, const void *b)
+{
+    return is_less(a, b) ? 1 : -1;
+}
+
+static void find(const float *x, size_t n, size_t k, struct mt_top *out)
+{
+    for (size_t i = 0; i < k; i++)
+        out[i] = (struct mt_top){(uint32_t)i, x[i]};
+    for (size_t i = k / 2; i-- > 0;)
+        sift(out, k, i);
+    for (size_t at = k; at < n; at += BLOCK) {
+        size_t end = MT_MIN(at + BLOCK, n);
+        if (!any_above(x + at, end - at, out[0].logp))
+            continue;
+        for (size_t i = at; i < end; i++)
+            if (x[i] > out[0].logp) {
+                out[0] = (struct mt_top){(uint32_t)i, x[i]};
+                sift(out, k, 0);
+            }
+    }
+    qsort(out, k, sizeof(*out), falling);
+}
+
+/* On a thread of the device: the losses of the rows are those of their targets, so they tell log-sum-exp. */
+static void find_rows(void *ctx)
+{
+    const struct mt_top_piece *p = ctx;
+    mt_model *m = p->m;
+    size_t vocab = (size_t)m->layout->cfg.vocab, k = m->p.top;
+    struct mt_micro_inputs host;
+    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + p->mb * m->input_bytes);
+    const float *loss = mt_model_stats_loss(m, m->stats_host, p->mb) + p->first;
+    for (size_t r = 0; r < p->rows; r++) {
+        const float *x = m->top_logits + r * vocab;
+        size_t row = p->mb * m->p.max_tokens + p->first + r;
+        struct mt_top *top = m->top + row * k;
+        double lse = (double)x[host.targets[p->first + r]] + (double)loss[r], sum = 0;
+        find(x, vocab, k, top);
+        for (size_t i = 0; i < k; i++) {
+            top[i].logp = (float)((double)top[i].logp - lse);
+            sum += exp((double)top[i].logp);
+        }
+        m->top_rest[row] = (float)fmax(1 - sum, 0);
+    }
+}
+
+int mt_model_top_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err)
+{
+    struct mt_top_piece *p = m->top_pieces + mb * pieces_of(m) + first / rows_of_piece(m) + first / m->p.logits_chunk;
+    size_t width = (size_t)m->layout->cfg.vocab * sizeof(float), n = rows * sizeof(float);
+    float *loss = mt_model_stats_loss(m, m->stats_host, mb) + first;
+    *p = (struct mt_top_piece){m, mb, first, rows};
+    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                            &(struct mt_copy){m->top_logits, width, m->logits,
+                                              mt_model_logits_ld(m->layout) * sizeof(float), width, rows}, err);
+    if (!rc)
+        rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                            &(struct mt_copy){loss, n, mt_model_stats_loss(m, m->stats_dev, mb) + first, n, n, 1}, err);
+    return rc ? rc : mt_device_call(m->dev, find_rows, p, err);
+}
+
+const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest)
+{
+    size_t row = mb * m->p.max_tokens;
+    *rest = m->top_rest + row;
+    return m->top + row * m->p.top;
+}
+
+const float *mt_model_few_values(const mt_model *m, size_t mb)
+{
+    struct mt_micro_inputs host;
+    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + mb * m->input_bytes);
+    return host.few_values;
+}
