@@ -22,7 +22,7 @@ from tiny import config, megatrain, write_model
 MODELS = {"sft_qwen3": ("qwen3", "qwen3", "<|im_end|>"), "sft_qwen3_moe": ("qwen3_moe", "qwen3", "<|im_end|>"),
           "sft_qwen2.5": ("qwen2", "qwen2", "<|im_end|>"), "sft_llama3": ("llama", "llama3", "<|eot_id|>"),
           "sft_mistral": ("mistral", "mistral", "</s>"), "sft_gpt_oss": ("gpt_oss", "harmony", "<|return|>"),
-          "sft_gemma4": ("gemma4_text", "gemma", "<end_of_turn>")}
+          "sft_gemma4": ("gemma4_text", "gemma", "<end_of_turn>"), "sft_qwen3.5": ("qwen3_5_text", "qwen3", "<|im_end|>")}
 
 paths = sorted(glob.glob(os.path.join(ROOT, "configs", "sft_*.ini")))
 assert {os.path.basename(p)[:-4] for p in paths} == set(MODELS), paths
