@@ -66,6 +66,11 @@ CASES = {
             "high_freq_factor": 4.0, "original_max_position_embeddings": 32})),
     "ministral": ("ministral", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16, sliding_window=9,
         layer_types=["full_attention", "sliding_attention"], pad_token_id=None)),
+    # queries that grow with each eighth position
+    "ministral3": ("ministral3", dict(num_attention_heads=5, num_key_value_heads=1, hidden_size=40, head_dim=8, sliding_window=None,
+        pad_token_id=None, rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3})),
     "glm": ("glm", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=24, pad_token_id=None,
         attention_bias=True)),
     "glm4": ("glm4", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16, pad_token_id=None,

@@ -286,6 +286,18 @@ static const struct mt_family families[] = {
         .max_pos = 131072,
         .parts = {"attention", "mlp"},
     },
+    { /* Ministral 3, Devstral 2, Mistral Medium 3.5 */
+        .architecture = "Ministral3ForCausalLM",
+        .model_type = "ministral3",
+        .n_kv_heads = 8,
+        .head_dim = 128,
+        .windows = MT_WINDOW_EVERY_LAYER,
+        .norm.eps = 1e-5,
+        .q_growth = true,
+        .needs_rope_scaling = true,
+        .max_pos = 262144,
+        .parts = {"attention", "mlp"},
+    },
     {
         .architecture = "GlmForCausalLM",
         .model_type = "glm",

@@ -27,7 +27,7 @@ static const struct mt_nested_family nested[] = {
      {"model.visual"}},
     {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", {{"qwen3_5_moe_text", "qwen3_5_moe_text"}}, false,
      MT_TEXT_WITHIN, false, {"model.visual"}},
-    {"Mistral3ForConditionalGeneration", "mistral3", {{"mistral", "mistral"}}, true, MT_TEXT_BEFORE, false,
+    {"Mistral3ForConditionalGeneration", "mistral3", {{"mistral", "mistral"}, {"ministral3", "ministral3"}}, true, MT_TEXT_BEFORE, false,
      {"model.vision_tower", "model.multi_modal_projector"}},
     {"Gemma3ForConditionalGeneration", "gemma3", {{"gemma3_text", "gemma3_text"}}, true, MT_TEXT_BEFORE, false,
      {"model.vision_tower", "model.multi_modal_projector"}},

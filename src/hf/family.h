@@ -154,6 +154,7 @@ struct mt_family {
     const char *qk_norm_key;               /* the norm is there only if this key is true; NULL: always */
     double partial_rotary;                 /* default of partial_rotary_factor; 0: the key must be 1 */
     bool rope_alpha;                       /* "dynamic" scaling with an alpha changes the base at every length */
+    bool q_growth;                         /* queries grow with their positions, by llama_4_scaling_beta */
     bool needs_rope_scaling;               /* rope_scaling must be present: we do not have the class's default */
     bool tied;                             /* default of tie_word_embeddings */
     const char *qkv_name, *gate_up_name;   /* the tensor of queries, keys and values, of gate and up; NULL: one each */

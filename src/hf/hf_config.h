@@ -31,6 +31,8 @@ struct mt_rope_config {
     bool truncate;                                  /* yarn */
     int64_t original_max_pos;                       /* llama3, yarn, longrope */
     int64_t max_pos;                                /* max_position_embeddings */
+    double growth;                                  /* not 0: what is rotated is multiplied by 1 + growth * log(1 +
+                                                       floor(position / original_max_pos)) (queries of Ministral 3) */
     size_t dims;                                    /* of a head that are rotated */
     int n_factors;                                  /* longrope: entries of the two lists */
     double short_factor[MT_ROPE_MAX_FACTORS], long_factor[MT_ROPE_MAX_FACTORS];

@@ -60,6 +60,7 @@ struct mt_layer_spec {
     int64_t n_heads, n_kv_heads, head_dim;
     int64_t window;           /* 0: all earlier tokens */
     int rope;                 /* index of mt_hf_config.rope; MT_NO_ROPE: queries and keys are not rotated */
+    int q_rope;               /* that of queries, which may be another */
     double score_scale;       /* factor of q . k */
     double score_cap;         /* scores become cap * tanh(score / cap); 0: none */
     bool qkv_bias, o_bias;

@@ -137,7 +137,8 @@ void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_l
         s.parts = sparse[i] ? c->family->sparse_parts : c->family->parts;
         if (mixed[i])
             s.parts = sparse[i] ? c->family->mixer->sparse_parts : c->family->mixer->parts;
-        s.rope = !rotated[i] ? MT_NO_ROPE : window[i] && c->n_ropes > 1;
+        s.rope = !rotated[i] ? MT_NO_ROPE : window[i] && c->family->rope_by_window;
+        s.q_rope = rotated[i] && c->family->q_growth ? 1 : s.rope; /* mt_rope_read() made a table of their own */
         c->layer[i] = index_of(r, c, &s);
     }
 }

@@ -167,6 +167,13 @@ void mt_rope_read(struct mt_keys *k, struct mt_hf_config *cfg, const int64_t hea
         return;
     }
     read_table(k, cfg, full ? full : window ? NULL : p, theta, head_dim[0]);
+    if (f->q_growth && !k->rc) {
+        struct mt_rope_config *q = &cfg->rope[cfg->n_ropes++];
+        *q = cfg->rope[0];
+        q->growth = number(p, "llama_4_scaling_beta", 0);
+        if (!get(p, "llama_4_scaling_beta") || !get(p, "original_max_position_embeddings") || !isfinite(q->growth))
+            mt_keys_refuse(k, "rope_parameters", "needs llama_4_scaling_beta and original_max_position_embeddings");
+    }
     if (f->rope_by_window && !k->rc)
         read_table(k, cfg, window, number(k->root, "rope_local_base_freq", f->window_theta > 0 ? f->window_theta : theta),
                    head_dim[1]);
@@ -281,12 +288,15 @@ void mt_rope_tables(const struct mt_rope_config *r, size_t n_pos, size_t seq_len
     size_t half = r->dims / 2;
     float scale = (float)attention_scale(r);
     make_freqs(f, half, r, seq_len);
-    for (size_t p = 0; p < n_pos; p++)
+    for (size_t p = 0; p < n_pos; p++) {
+        double turns = r->growth != 0 ? floor((double)p / (double)r->original_max_pos) : 0;
+        float by = (float)(1 + r->growth * log1p(turns));
         for (size_t i = 0; i < half; i++) {
             float angle = (float)p * f[i];
-            cos_t[p * half + i] = (float)cos((double)angle) * scale;
-            sin_t[p * half + i] = (float)sin((double)angle) * scale;
+            cos_t[p * half + i] = (float)cos((double)angle) * scale * by;
+            sin_t[p * half + i] = (float)sin((double)angle) * scale * by;
         }
+    }
 }
 
 enum mt_rope_lengths mt_rope_lengths(const struct mt_rope_config *r, size_t max_len, size_t *limit)

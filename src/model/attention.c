@@ -221,35 +221,61 @@ static struct mt_qk_norm norm_args(const struct mt_part_run *r, const struct rec
                                .dqkv = scratch_of(r).dqkv, .dv = scratch_of(r).dv, .rstd_v = rec->rstd_v};
 }
 
+/* Which of a layer's vectors one operation rotates, and by which table: all, if one serves both. */
+struct turn {
+    int rope;
+    bool q, k;
+};
+
+static size_t turns_of(const struct mt_layer_spec *s, struct turn turn[2])
+{
+    bool both = s->q_rope == s->rope;
+    turn[0] = (struct turn){s->rope, both, true};
+    turn[1] = (struct turn){s->q_rope, true, false};
+    return s->rope == MT_NO_ROPE ? 0 : both ? 1 : 2;
+}
+
+/* Leaves out of a view what is not turned. */
+static struct qkv turned(struct qkv x, const struct turn *t)
+{
+    x.q.n = t->q ? x.q.n : 0;
+    x.k.n = t->k ? x.k.n : 0;
+    return x;
+}
+
 /* Applies the rotary embedding to q and k in `from`; `to` may be `from`, and is, if the layer has no embedding. */
 static int rotate(const struct mt_part_run *r, const struct record *rec, const void *from, size_t ld_from, void *to,
                   size_t ld_to, struct mt_err *err)
 {
     const mt_model *m = r->m;
     const struct mt_layer_spec *s = r->part->spec;
-    if (s->rope == MT_NO_ROPE)
-        return 0;
-    const struct mt_rope_rows *rows = &r->in->rope[s->rope];
-    struct qkv x = split_rows(r, from, ld_from), y = split_rows(r, to, ld_to);
-    return mt_op_qk_rope(m->dev,
-                         &(struct mt_qk_rope){
-                             .n = r->in->n_tokens,
-                             .rot = m->layout->cfg.rope[s->rope].dims,
-                             .dtype = m->dt,
-                             .eps = (float)s->norm.eps,
-                             .q = x.q,
-                             .k = x.k,
-                             .to_q = y.q,
-                             .to_k = y.k,
-                             .positions = rows->positions,
-                             .cos_t = rows->cos_t,
-                             .sin_t = rows->sin_t,
-                             .max_pos = rows->n_table_rows,
-                             .q_norm = norm_weight(r, MT_ATTENTION_Q_NORM),
-                             .k_norm = norm_weight(r, MT_ATTENTION_K_NORM),
-                             .rstd = rec->rstd_qk,
-                         },
-                         err);
+    struct turn turn[2];
+    size_t n = turns_of(s, turn);
+    int rc = 0;
+    for (size_t i = 0; i < n && !rc; i++) {
+        const struct mt_rope_rows *rows = &r->in->rope[turn[i].rope];
+        struct qkv x = turned(split_rows(r, from, ld_from), &turn[i]), y = turned(split_rows(r, to, ld_to), &turn[i]);
+        rc = mt_op_qk_rope(m->dev,
+                           &(struct mt_qk_rope){
+                               .n = r->in->n_tokens,
+                               .rot = m->layout->cfg.rope[turn[i].rope].dims,
+                               .dtype = m->dt,
+                               .eps = (float)s->norm.eps,
+                               .q = x.q,
+                               .k = x.k,
+                               .to_q = y.q,
+                               .to_k = y.k,
+                               .positions = rows->positions,
+                               .cos_t = rows->cos_t,
+                               .sin_t = rows->sin_t,
+                               .max_pos = rows->n_table_rows,
+                               .q_norm = norm_weight(r, MT_ATTENTION_Q_NORM),
+                               .k_norm = norm_weight(r, MT_ATTENTION_K_NORM),
+                               .rstd = rec->rstd_qk,
+                           },
+                           err);
+    }
+    return rc;
 }
 
 /* Queries and keys for attention, into rec->qk. */
@@ -273,35 +299,39 @@ static int make_qk(const struct mt_part_run *r, const struct record *rec, struct
 static int rotate_backward(const struct mt_part_run *r, const struct record *rec, void *dqkv, struct mt_err *err)
 {
     const mt_model *m = r->m;
-    const struct mt_layer_spec *s = r->part->spec;
     const struct mt_widths wd = widths_of(r);
-    if (s->rope == MT_NO_ROPE)
-        return 0;
-    const struct mt_rope_rows *rows = &r->in->rope[s->rope];
-    struct qkv d = split_rows(r, dqkv, wd.qkv), x = split_rows(r, rec->qkv, wd.qkv);
-    return mt_op_qk_rope_bwd(m->dev,
-                             &(struct mt_qk_rope_bwd){
-                                 .n = r->in->n_tokens,
-                                 .rot = m->layout->cfg.rope[s->rope].dims,
-                                 .dtype = m->dt,
-                                 .dq = d.q,
-                                 .dk = d.k,
-                                 .to_dq = d.q,
-                                 .to_dk = d.k,
-                                 .q = x.q,
-                                 .k = x.k,
-                                 .positions = rows->positions,
-                                 .cos_t = rows->cos_t,
-                                 .sin_t = rows->sin_t,
-                                 .max_pos = rows->n_table_rows,
-                                 .q_norm = norm_weight(r, MT_ATTENTION_Q_NORM),
-                                 .k_norm = norm_weight(r, MT_ATTENTION_K_NORM),
-                                 .rstd = rec->rstd_qk,
-                                 .dq_norm = norm_grad(r, MT_ATTENTION_Q_NORM),
-                                 .dk_norm = norm_grad(r, MT_ATTENTION_K_NORM),
-                                 .workspace = m->workspace,
-                             },
-                             err);
+    struct turn turn[2];
+    size_t n = turns_of(r->part->spec, turn);
+    int rc = 0;
+    for (size_t i = 0; i < n && !rc; i++) {
+        const struct mt_rope_rows *rows = &r->in->rope[turn[i].rope];
+        struct qkv d = turned(split_rows(r, dqkv, wd.qkv), &turn[i]);
+        struct qkv x = turned(split_rows(r, rec->qkv, wd.qkv), &turn[i]);
+        rc = mt_op_qk_rope_bwd(m->dev,
+                               &(struct mt_qk_rope_bwd){
+                                   .n = r->in->n_tokens,
+                                   .rot = m->layout->cfg.rope[turn[i].rope].dims,
+                                   .dtype = m->dt,
+                                   .dq = d.q,
+                                   .dk = d.k,
+                                   .to_dq = d.q,
+                                   .to_dk = d.k,
+                                   .q = x.q,
+                                   .k = x.k,
+                                   .positions = rows->positions,
+                                   .cos_t = rows->cos_t,
+                                   .sin_t = rows->sin_t,
+                                   .max_pos = rows->n_table_rows,
+                                   .q_norm = norm_weight(r, MT_ATTENTION_Q_NORM),
+                                   .k_norm = norm_weight(r, MT_ATTENTION_K_NORM),
+                                   .rstd = rec->rstd_qk,
+                                   .dq_norm = norm_grad(r, MT_ATTENTION_Q_NORM),
+                                   .dk_norm = norm_grad(r, MT_ATTENTION_K_NORM),
+                                   .workspace = m->workspace,
+                               },
+                               err);
+    }
+    return rc;
 }
 
 /* From the gradients of q, k and v of attention to that of the product, in place. */

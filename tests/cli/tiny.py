@@ -49,6 +49,7 @@ FAMILIES = {
     "qwen3_5_text": ("Qwen3_5ForCausalLM", {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
                                             "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
                                             "full_attention_interval": 2}),
+    "ministral3": ("Ministral3ForCausalLM", {}),
     "gemma2": ("Gemma2ForCausalLM", {}),
     "olmo2": ("Olmo2ForCausalLM", {}),
     "olmo3": ("Olmo3ForCausalLM", {}),

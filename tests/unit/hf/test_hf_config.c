@@ -191,6 +191,23 @@ static void layers_without_a_window_have_other_heads(void **state)
     assert_true(layer(0)->is_mixture && cfg.moe.top_k == 2 && cfg.moe.beside && cfg.moe.router_norm);
 }
 
+static void queries_may_have_a_table_of_their_own(void **state)
+{
+    (void)state;
+#define MINISTRAL3(beta)                                                                                                               \
+    "\"model_type\": \"ministral3\", \"num_key_value_heads\": 2, \"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 16, "         \
+    "\"rope_theta\": 1e6, \"mscale\": 1, \"mscale_all_dim\": 1, \"original_max_position_embeddings\": 16384" beta "}, " SHAPE
+    take(MINISTRAL3(", \"llama_4_scaling_beta\": 0.1"));
+    assert_true(cfg.n_ropes == 2 && layer(0)->rope == 0 && layer(0)->q_rope == 1 && layer(3)->q_rope == 1);
+    assert_true(cfg.rope[0].growth == 0 && cfg.rope[1].growth == 0.1 && cfg.rope[1].original_max_pos == 16384);
+    refuse(MINISTRAL3(""), "llama_4_scaling_beta");
+    refuse("\"model_type\": \"ministral3\", \"num_key_value_heads\": 2, " SHAPE, "rope_scaling");
+    take("\"model_type\": \"mistral3\", \"text_config\": {" MINISTRAL3(", \"llama_4_scaling_beta\": 0.1") "}");
+    assert_string_equal(cfg.family->model_type, "ministral3");
+    take("\"model_type\": \"qwen3\", \"num_key_value_heads\": 2, " SHAPE);
+    assert_true(layer(0)->rope == 0 && layer(0)->q_rope == 0);
+}
+
 static void windows_and_rotations_by_rule(void **state)
 {
     (void)state;
@@ -586,6 +603,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(families_have_their_own_defaults),
         cmocka_unit_test(layers_without_a_window_have_other_heads),
+        cmocka_unit_test(queries_may_have_a_table_of_their_own),
         cmocka_unit_test(null_is_absent_but_for_heads_and_the_window),
         cmocka_unit_test(windows_follow_their_family),
         cmocka_unit_test(layers_that_compute_alike_share_a_specification),
