@@ -78,7 +78,7 @@ static void take_prediction(struct mt_sweep_prediction *p, const struct plan_vie
     p->host_bytes = (double)c->host_bytes;
     p->tokens = (double)(r->numerics.rows_per_step * r->numerics.seq_len);
     p->model_flops = p->tokens * mt_layout_flops_per_token(v->layout, (size_t)r->numerics.seq_len);
-    p->peak_flops = 1e12 * rate[r->numerics.dtype == MT_BF16 ? MT_RATE_PEAK_BF16 : MT_RATE_PEAK_F32].value;
+    p->peak_flops = 1e12 * rate[mt_machine_peak(&r->numerics)].value;
     for (int i = 0; i < MT_SIM_N_PHASES; i++)
         snprintf(p->bound[i], sizeof(p->bound[i]), "%s", mt_sim_resource_name(c->sim.bound[i]));
 }

@@ -39,7 +39,7 @@ static struct figures figure(const struct plan_view *v)
     f.tok_s = f.tokens / s;
     f.model_flops = f.tokens * mt_layout_flops_per_token(v->layout, (size_t)r->numerics.seq_len);
     f.tflops = f.model_flops / s * 1e-12;
-    f.peak = rate[r->numerics.dtype == MT_BF16 ? MT_RATE_PEAK_BF16 : MT_RATE_PEAK_F32].value * gpus;
+    f.peak = rate[mt_machine_peak(&r->numerics)].value * gpus;
     f.run_tokens = plan_run_tokens(v) > 0 ? plan_run_tokens(v) : 1e9;
     f.days_run = f.run_tokens / f.tok_s / 86400;
     f.joules_token = lanes_of(v) > 1 ? 0 : rate[MT_RATE_POWER].value / f.tok_s; /* known of a machine with one */
@@ -142,7 +142,7 @@ static void print_head(const struct plan_view *v)
     bool measured = v->machine.rate[MT_RATE_GEMM_BF16].source == MT_RATE_MEASURED;
     printf("Model     %s, %.4gB parameters%s, %lld layers, %s\n", v->hf.family->architecture,
            (double)v->layout->n_params * 1e-9, cli_active_params(active, sizeof(active), v->layout),
-           (long long)v->hf.n_layers, mt_dtype_name(r->numerics.dtype));
+           (long long)v->hf.n_layers, mt_numerics_name(&r->numerics));
     if (v->layout->n_trained < v->layout->n_params && !v->layout->n_adapters)
         printf("Trained   %.4gB parameters, the others are frozen\n", (double)v->layout->n_trained * 1e-9);
     if (v->layout->n_adapters)

@@ -109,7 +109,7 @@ void cli_print_setup(const struct mt_setup *s)
     cli_say("Model    %s, %.1fM parameters%s, %lld layers, hidden %lld, vocabulary %lld, %s\n",
             in->hf.family->architecture, (double)s->layout->n_params / 1e6,
             cli_active_params(active, sizeof(active), s->layout), (long long)in->hf.n_layers,
-            (long long)in->hf.hidden, (long long)in->hf.vocab, mt_dtype_name(s->choice.numerics.dtype));
+            (long long)in->hf.hidden, (long long)in->hf.vocab, mt_numerics_name(&s->choice.numerics));
     for (size_t i = 0; i < s->n_learners; i++)
         print_data(s, &in[i], mt_setup_numerics_of(s, i));
     int lanes = mt_program_lanes(&p->program);

@@ -224,6 +224,8 @@ int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *e
     derive(m, MT_RATE_OP_US, 5);
     derive(m, MT_RATE_PEAK_BF16, r[MT_RATE_GEMM_BF16].value);
     derive(m, MT_RATE_PEAK_F32, r[MT_RATE_GEMM_F32].value);
+    if (r[MT_RATE_GEMM_E4M3].value > 0)
+        derive(m, MT_RATE_PEAK_E4M3, r[MT_RATE_GEMM_E4M3].value);
     derive(m, MT_RATE_DEVICE_GIB, m->cpu ? r[MT_RATE_HOST_GIB].value / 4 : 0);
     derive(m, MT_RATE_H2D_BOTH, r[MT_RATE_H2D].value * 0.85);
     derive(m, MT_RATE_D2H_BOTH, r[MT_RATE_D2H].value * 0.85);

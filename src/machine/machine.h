@@ -8,6 +8,7 @@
 #include "base/strbuf.h"
 #include "device/meter.h"
 #include "optim/optimizer.h"
+#include "settings/settings.h"
 
 /**
  * What a machine can do, as the simulator needs it: an INI file, written by `megatrain probe all` or by
@@ -31,6 +32,7 @@ struct mt_rate {
     X(OP_US, "compute", "operation_us", "us", "Fixed cost of a device operation.")                 \
     X(PEAK_BF16, "compute", "peak_bf16_tflops", "TFLOP/s", "Data sheet, dense; for utilisation.")  \
     X(PEAK_F32, "compute", "peak_f32_tflops", "TFLOP/s", "Data sheet.")                            \
+    X(PEAK_E4M3, "compute", "peak_e4m3_tflops", "TFLOP/s", "Data sheet, dense, with f32 sums.")    \
     X(POWER, "compute", "power_watts", "W", "Of the machine under load.")                          \
     X(DEVICE_GIB, "compute", "memory_gib", "GiB", "Device memory.")                                \
     X(H2D, "link", "h2d_gbs", "GB/s", "Host to device alone.")                                     \
@@ -113,6 +115,14 @@ static inline const char *mt_machine_device_kind(const struct mt_machine *m)
 }
 /** Derives missing rates from others; an error names a missing rate that cannot be derived. */
 int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *err);
+
+/** The rate of a data sheet that utilisation is a share of. */
+static inline enum mt_rate_id mt_machine_peak(const struct mt_numerics *n)
+{
+    return n->compute == MT_COMPUTE_FP8 ? MT_RATE_PEAK_E4M3 :
+           n->dtype == MT_BF16          ? MT_RATE_PEAK_BF16 :
+                                          MT_RATE_PEAK_F32;
+}
 
 /** Adds a sample, or replaces that of the same operation; false: out of memory. */
 bool mt_machine_add_sample(struct mt_machine *m, const struct mt_metered *op, double seconds);

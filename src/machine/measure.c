@@ -183,6 +183,7 @@ static int measure_compute(struct mt_machine *m, const struct mt_measure_params 
         struct mt_metered op;
     } rates[] = {{MT_RATE_GEMM_BF16, mt_measure_gemm(MT_GEMM_NT, MT_BF16, side, side, side)},
                  {MT_RATE_GEMM_F32, mt_measure_gemm(MT_GEMM_NT, MT_F32, side, side, side)},
+                 {MT_RATE_GEMM_E4M3, mt_measure_gemm(MT_GEMM_NT, MT_E4M3, side, side, side)},
                  {MT_RATE_ATTENTION, attention_op(MT_DEV_ATTENTION, MT_BF16, m->cpu ? len : 4 * len, len)},
                  {MT_RATE_ATTENTION_BWD, attention_op(MT_DEV_ATTENTION_BWD, MT_BF16, m->cpu ? len : 4 * len, len)},
                  {MT_RATE_DEVICE_GBS, add_op((16 << 20) / part / part)},
@@ -195,6 +196,8 @@ static int measure_compute(struct mt_machine *m, const struct mt_measure_params 
     int rc = mt_measure_device(&dev, p, bytes, err);
     for (size_t i = 0; i < MT_ARRAY_LEN(rates) && !rc; i++) {
         const struct mt_metered *op = &rates[i].op;
+        if (op->dtype == MT_E4M3 && !mt_device_limits(dev)->e4m3)
+            continue;
         rc = mt_measure_operation(&s, dev, op, mt_measure_round_ns(p), err);
         if (!rc)
             put(m, rates[i].id, rates[i].id == MT_RATE_OP_US ? s * 1e6

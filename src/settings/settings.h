@@ -80,6 +80,12 @@ static inline bool mt_clips_by_block(const struct mt_numerics *n)
     return n->clip == MT_CLIP_UNIT || !(n->grad_clip > 0);
 }
 
+/** What it computes in, for messages. */
+static inline const char *mt_numerics_name(const struct mt_numerics *n)
+{
+    return n->compute == MT_COMPUTE_FP8 ? "bf16, products in fp8" : mt_dtype_name(n->dtype);
+}
+
 /** How layers are cut into units, which are loaded as a whole. */
 enum mt_unit_cut { MT_CUT_AUTO, MT_CUT_LAYERS, MT_CUT_HALVES };
 #define MT_UNIT_CUT_NAMES "auto|layer|half"

@@ -143,8 +143,24 @@ def refusals(tmp):
         assert "compute = fp8" in f.read()
 
 
+def prices(tmp):
+    """One price of products in FP8, fitted to one figure, and what follows from it."""
+    def speed(machine, model, tokens, gib, compute="fp8"):
+        p = megatrain("plan", "--json", "--machine", machine, "--model", model, "--seq-len", 2048, "--tokens-per-step", tokens,
+                      "--host-mem", f"{gib}GiB", "--set", f"model.compute={compute}", expect=None)
+        return json.loads(p.stdout)["tokens_per_second"] if not p.returncode else p.stderr
+    fitted, bf16 = speed("rtx4090", "Qwen2.5-7B", 65536, 512), speed("rtx4090", "Qwen2.5-7B", 65536, 512, "bf16")
+    others = {m: speed("rtx4090", m, t, g) for m, t, g in (("Meta-Llama-3-8B", 131072, 512), ("Qwen2.5-14B", 131072, 512),
+                                                           ("Qwen3-32B", 65536, 1024))}
+    print(f"  Qwen2.5-7B {fitted:.0f}, in bf16 {bf16:.0f}; {others}")
+    assert abs(fitted / 4328 - 1) < 0.02 and fitted > 1.35 * bf16
+    assert others["Meta-Llama-3-8B"] > 4000 and others["Qwen2.5-14B"] > 2150 and others["Qwen3-32B"] > 1000, others
+    said = speed("rtx3090", "Qwen2.5-7B", 65536, 512)
+    assert "RTX 3090" in said and "gemm_e4m3_tflops" in said and "8.9" in said, said
+
+
 if __name__ == "__main__":
-    for case in sys.argv[1:] or ["oracle", "dense", "mixture", "adapters", "refusals"]:
+    for case in sys.argv[1:] or ["oracle", "dense", "mixture", "adapters", "refusals", "prices"]:
         print(case, flush=True)
         with tempfile.TemporaryDirectory() as tmp:
             globals()[case](tmp)
