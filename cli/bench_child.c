@@ -50,12 +50,12 @@ static double number(const cJSON *o, const char *key)
     return cJSON_IsNumber(v) ? v->valuedouble : 0;
 }
 
-/* Medians over the measured steps of a run's metrics. */
+/* Medians over the measured steps of a run's metrics; of losses the mean. */
 static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struct mt_err *err)
 {
-    enum { SECONDS, TOK_S, FWD, BWD, WAIT, ADAM, H2D, D2H, N_FIELDS };
+    enum { SECONDS, TOK_S, FWD, BWD, WAIT, ADAM, H2D, D2H, LOSS, N_FIELDS };
     static const char *const keys[N_FIELDS] = {"t_step", "tok_s", "t_fwd", "t_bwd", "t_wait_h2d", "t_opt",
-                                               "h2d_bytes", "d2h_bytes"};
+                                               "h2d_bytes", "d2h_bytes", "loss"};
     char path[4200];
     size_t n = 0;
     double *v[N_FIELDS] = {NULL};
@@ -77,10 +77,10 @@ static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struc
     if (!rc && !n)
         rc = mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "%s: no step was measured", path);
     double *field[N_FIELDS] = {&r->seconds, &r->tok_s, &r->t_fwd, &r->t_bwd, &r->t_wait, &r->t_adam,
-                               &r->h2d_bytes, &r->d2h_bytes};
+                               &r->h2d_bytes, &r->d2h_bytes, &r->loss};
     for (int k = 0; k < N_FIELDS; k++) {
         if (!rc)
-            *field[k] = mt_stats_of(v[k], n).median;
+            *field[k] = k == LOSS ? mt_stats_of(v[k], n).mean : mt_stats_of(v[k], n).median;
         free(v[k]);
     }
     cJSON_Delete(lines);

@@ -34,7 +34,7 @@ struct mt_stats mt_stats_of(const double *v, size_t n)
 /* The numbers of a run, listed once for both writing and reading. */
 #define RUN_FIELDS(X)                                                                              \
     X(seconds) X(tok_s) X(t_fwd) X(t_bwd) X(t_wait) X(t_adam) X(h2d_bytes) X(d2h_bytes)            \
-    X(device_bytes) X(peak_bytes) X(planned_bytes)
+    X(device_bytes) X(peak_bytes) X(planned_bytes) X(loss)
 
 static void run_path(char *buf, size_t len, const char *dir, const char *hash, int k)
 {
@@ -164,6 +164,12 @@ static double ratio(double a, double b)
     return b > 0 ? a / b : NAN;
 }
 
+/* NAN: none. */
+static double known_loss(const struct mt_sweep_row *r)
+{
+    return r->seconds.n && r->run.loss > 0 ? r->run.loss : NAN;
+}
+
 static int columns(struct column *c, const struct mt_sweep_row *r)
 {
     const struct mt_sweep_prediction *p = &r->predicted;
@@ -189,6 +195,7 @@ static int columns(struct column *c, const struct mt_sweep_row *r)
         {"peak_rss_mib", "%.1f", measured ? r->run.peak_bytes / 1048576 : NAN},
         {"planned_host_mib", "%.1f",
          (r->run.planned_bytes > 0 ? r->run.planned_bytes : p->host_bytes) / 1048576},
+        {"loss", "%.7g", known_loss(r)},
     };
     memcpy(c, all, sizeof(all));
     return (int)MT_ARRAY_LEN(all);
@@ -240,6 +247,38 @@ static void markdown_cell(struct mt_str *out, const struct column *c)
     mt_str_printf(out, " %s |", isfinite(c->value) ? buf : "");
 }
 
+/* "fast, model.compute fp8" */
+static void print_point(struct mt_str *out, const struct mt_sweep_job *j)
+{
+    mt_str_printf(out, "%s", j->name);
+    for (size_t a = 0; a < j->axes.n; a++)
+        mt_str_printf(out, "%s%s %s", a || j->name[0] ? ", " : "", j->axes.p[a].key, j->axes.p[a].value);
+}
+
+static void print_difference(struct mt_str *out, const struct mt_sweep_row *r, const struct mt_sweep_row *from)
+{
+    double a = r->run.loss, b = from->run.loss;
+    mt_str_printf(out, "\nLoss over the measured steps: ");
+    print_point(out, r->job);
+    mt_str_printf(out, ": %.6g, %+.3f%% of %.6g (", a, 100 * (a / b - 1), b);
+    print_point(out, from->job);
+    mt_str_printf(out, ").\n");
+}
+
+/* Jobs that differ only in placement have the same losses; of the others, by how much. */
+static void losses(struct mt_str *out, const struct mt_sweep_row *rows, size_t n)
+{
+    const struct mt_sweep_row *first = NULL;
+    for (size_t i = 0; i < n; i++) {
+        double loss = known_loss(&rows[i]);
+        if (!isfinite(loss))
+            continue;
+        if (first && loss != first->run.loss)
+            print_difference(out, &rows[i], first);
+        first = first ? first : &rows[i];
+    }
+}
+
 void mt_sweep_markdown(struct mt_str *out, const struct mt_sweep_row *rows, size_t n)
 {
     struct column c[MAX_COLUMNS];
@@ -277,6 +316,7 @@ void mt_sweep_markdown(struct mt_str *out, const struct mt_sweep_row *rows, size
     if (e.n)
         mt_str_printf(out, "\nPredicted against measured over %zu rows: median error %.1f%%, worst %.1f%%.\n",
                       e.n, 100 * e.median, 100 * e.max);
+    losses(out, rows, n);
 }
 
 cJSON *mt_sweep_json(const struct mt_sweep_row *rows, size_t n)

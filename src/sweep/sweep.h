@@ -56,6 +56,7 @@ struct mt_sweep_run {
     char status[64];      /* "ok", "does not fit", "exit 3", "signal 9" */
     double seconds;       /* median of the measured steps */
     double tok_s, t_fwd, t_bwd, t_wait, t_adam, h2d_bytes, d2h_bytes;
+    double loss;          /* mean of the measured steps; 0: not known */
     double device_bytes;  /* device memory as planned */
     double peak_bytes;    /* largest resident set of the process; 0: not known for this run alone */
     double planned_bytes; /* host memory as planned before it began, arena included */

@@ -231,6 +231,25 @@ static void tables_hold_failures_and_errors_of_prediction(void **state)
     mt_sweep_finish(&s);
 }
 
+static void losses_of_other_numerics_are_compared(void **state)
+{
+    (void)state;
+    struct mt_sweep s;
+    struct mt_err err = {0};
+    struct mt_str md = {0};
+    assert_int_equal(read_text(&s, "[sweep]\nmodel.compute = bf16, fp8\n", &err), 0);
+    struct mt_sweep_row rows[2] = {row(&s.jobs[0], 1, 0.01, 1), row(&s.jobs[1], 1, 0.01, 1)};
+    rows[0].run.loss = rows[1].run.loss = 2.5;
+    mt_sweep_markdown(&md, rows, 2);
+    assert_null(strstr(md.p, "Loss over"));
+    mt_str_finish(&md);
+    rows[1].run.loss = 2.505;
+    mt_sweep_markdown(&md, rows, 2);
+    assert_non_null(strstr(md.p, "model.compute fp8: 2.505, +0.200% of 2.5 (model.compute bf16)."));
+    mt_str_finish(&md);
+    mt_sweep_finish(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -243,6 +262,7 @@ int main(void)
         cmocka_unit_test(comparison_tells_change_from_noise),
         cmocka_unit_test(runs_with_predictions_of_their_own_are_compared_with_those),
         cmocka_unit_test(tables_hold_failures_and_errors_of_prediction),
+        cmocka_unit_test(losses_of_other_numerics_are_compared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
