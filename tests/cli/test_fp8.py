@@ -3,18 +3,20 @@
 
 test_fp8.py CASE...; the fixture is of scripts/fp8_fixtures.py.
 """
+import glob
 import json
 import os
 import shutil
 import sys
 import tempfile
 
-from tiny import DEVICE, base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model
+from tiny import DEVICE, FULL, base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 HERE = os.path.dirname(os.path.abspath(__file__))
 FIXTURE = os.path.join(HERE, "..", "parity", "fp8")
 POISON = {"MEGATRAIN_POISON": "1"}
+LEARN = int(os.environ.get("MEGATRAIN_TEST_STEPS", "60"))  # steps of the model that learns
 STEPS = 4 if DEVICE == "cpu" else 2
 FP8 = {"model__dtype": "bf16", "model__compute": "fp8"}
 RECOMPUTE = {"memory__activations": "recompute"}
@@ -143,6 +145,27 @@ def refusals(tmp):
         assert "compute = fp8" in f.read()
 
 
+def learning(tmp):
+    """The demo's model on the text of this tree: as good as in bf16. MEGATRAIN_TEST_FULL=1 alone."""
+    if not FULL:
+        return
+    root, data = os.path.join(HERE, "..", ".."), os.path.join(tmp, "text.txt")
+    with open(data, "w") as out:
+        for folder in "src", "tests/unit", "cli":
+            for name in sorted(glob.glob(os.path.join(root, folder, "**", "*.[ch]"), recursive=True)):
+                with open(name) as f:
+                    out.write(f.read())
+    last = {}
+    for compute in "bf16", "fp8":
+        p = {"DEMO_TEXT": data, "DEMO_OUT": os.path.join(tmp, compute)}
+        megatrain("-q", "run", os.path.join(root, "configs", "demo_pretrain.ini"), "--set", "model.dtype=bf16", "--set",
+                  f"model.compute={compute}", "--set", f"train.steps={LEARN}", "--set", "train.batch_size=4", env=p)
+        steps = [m["loss"] for m in metrics(os.path.join(tmp, compute, "pretrain")) if "loss" in m]
+        last[compute] = sum(steps[-LEARN // 4:]) / len(steps[-LEARN // 4:])
+    print(f"  losses of the last quarter: {last}")
+    assert last["fp8"] < 1.01 * last["bf16"], last
+
+
 def prices(tmp):
     """One price of products in FP8, fitted to one figure, and what follows from it."""
     def speed(machine, model, tokens, gib, compute="fp8"):
@@ -160,7 +183,7 @@ def prices(tmp):
 
 
 if __name__ == "__main__":
-    for case in sys.argv[1:] or ["oracle", "dense", "mixture", "adapters", "refusals", "prices"]:
+    for case in sys.argv[1:] or ["oracle", "dense", "mixture", "adapters", "refusals", "prices", "learning"]:
         print(case, flush=True)
         with tempfile.TemporaryDirectory() as tmp:
             globals()[case](tmp)
