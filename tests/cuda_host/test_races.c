@@ -204,6 +204,18 @@ static void products(enum mt_dtype t)
     check_all();
 }
 
+static void codes(enum mt_dtype t)
+{
+    size_t rows = 70, cols = 80, words = rows * cols / sizeof(float), turned = mt_codes_ld(rows) * cols / sizeof(float);
+    void *x = numbers(t, rows * cols);
+    float *parts = output("parts", MT_F32, MT_AMAX_PARTS), *scale = output("scale", MT_F32, 1);
+    RUN(mt_op_amax, (struct mt_amax){.n = rows * cols, .dtype = t, .x = x, .parts = parts});
+    RUN(mt_op_quantise, (struct mt_quantise){.rows = rows, .cols = cols, .dtype = t, .x = x, .parts = parts, .scale = scale,
+                                             .codes = (void *)output("codes", MT_F32, words),
+                                             .codes_t = (void *)output("turned codes", MT_F32, turned)});
+    check_all();
+}
+
 static void units_and_loss(enum mt_dtype t)
 {
     size_t n = 5, f = 136, vocab = 1003, ld = 1008, width = 4 / mt_dtype_size(t);
@@ -401,6 +413,7 @@ int main(int argc, char **argv)
         attention(t, 7, 24, 0);
         attention(t, 0, 8, 2);
         products(t);
+        codes(t);
         units_and_loss(t);
         routing(t, 16, 1);
         routing(t, 72, 8);
