@@ -94,6 +94,7 @@ static inline struct mt_plan_request make_request(const struct mt_layout *l, con
         .placement.keep_layers = MT_AUTO,
         .placement.offload_layers = MT_AUTO,
         .placement.offload_attention = MT_AUTO,
+        .placement.update_pending = MT_AUTO,
         .placement.activations = MT_ACT_AUTO,
         .placement.states = MT_STATES_AUTO,
         .placement.device_budget.bytes = (uint64_t)(m->rate[MT_RATE_DEVICE_GIB].value * gib) +

@@ -125,6 +125,42 @@ static void a_70b_step_of_few_tokens_is_bound_by_drives(void **state)
     mt_layout_destroy(&l);
 }
 
+/* Updates under backward: 12 bytes a parameter are kept instead of 14, and drives that bind the step write that much less. */
+static void a_70b_step_whose_updates_are_under_backward_writes_no_gradients(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 128, 2);
+    struct mt_layout *l = make_layout(&llama70b);
+    struct mt_plan_request r = make_request(l, &m, 4096, 4);
+    struct mt_plan_choice f, b;
+    struct mt_err err = {0};
+    r.placement.activations = MT_ACT_RECOMPUTE;
+    r.placement.keep_layers = r.placement.offload_layers = 0;
+    r.placement.embedding = MT_EMBEDDING_DEVICE;
+    r.numerics.micro_batch = 1;
+    r.numerics.logits_chunk = 1024;
+    r.placement.slots = 2;
+    r.numerics.grad_clip = 1;
+    if (mt_plan_search(&f, &r, &err))
+        fail_msg("%s", err.msg);
+    assert_int_equal(f.placement.update, MT_UPDATE_FORWARD); /* nothing else is possible */
+    r.numerics.clip = MT_CLIP_UNIT;
+    if (mt_plan_search(&b, &r, &err))
+        fail_msg("%s", err.msg);
+    assert_int_equal(b.placement.update, MT_UPDATE_BACKWARD);
+    assert_true(b.placement.update_pending >= 1 && b.sim.seconds < 0.9 * f.sim.seconds);
+    double kept = 2 * all_elems(&llama70b); /* the embedding's and a layer's gradients, and a ring's, stay in host memory */
+    expect_near("written less", f.sim.bytes[MT_SIM_DISK_WRITE] - b.sim.bytes[MT_SIM_DISK_WRITE], kept, 0.12);
+    assert_int_equal(b.engine.traffic.written[MT_DISK_GRADIENTS], 0);
+    assert_true(f.engine.traffic.written[MT_DISK_GRADIENTS] > 0);
+    assert_int_equal(b.plane[MT_PLANE_GRAD].disk_bytes, 0);
+    assert_true((double)b.plane[MT_PLANE_GRAD].host_bytes < 0.05 * kept);
+    assert_true(b.host_bytes <= r.placement.host_budget.bytes);
+    mt_plan_choice_finish(&f);
+    mt_plan_choice_finish(&b);
+    mt_layout_destroy(&l);
+}
+
 static void a_123b_plan_on_four_drives_is_bound_by_compute(void **state)
 {
     (void)state;
@@ -337,6 +373,7 @@ static void a_base_in_files_of_which_all_blocks_stay_takes_what_host_memory_take
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_70b_step_whose_updates_are_under_backward_writes_no_gradients),
         cmocka_unit_test(a_70b_step_of_many_tokens_is_bound_by_compute),
         cmocka_unit_test(a_70b_step_of_few_tokens_is_bound_by_drives),
         cmocka_unit_test(a_frozen_70b_is_read_from_its_files_where_memory_is_short),
