@@ -6,6 +6,8 @@
 #ifndef MT_OPTIM_KERNEL_RANDOM_H
 #define MT_OPTIM_KERNEL_RANDOM_H
 
+#include <string.h>
+
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
