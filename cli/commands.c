@@ -43,6 +43,7 @@ static const struct cli_option plan_options[] = {
     {"gpu-mem", 0, "SIZE", "With --machine: its device memory, such as 24GiB."},
     {"host-mem", 0, "SIZE", "With --machine: its host memory, such as 256GiB."},
     {"pcie", 0, "RATE", "With --machine: its link, such as 25GB/s."},
+    {"link-share", 0, "N", "With --machine: so many GPUs are behind one such link, as behind a switch.", WHOLE(1, 8)},
     {"nvme", 0, "RATE", "With --machine: read rate of one drive, such as 7GB/s."},
     {"drives", 0, "N", "With --machine: drives to stripe over.", WHOLE(1, 1024)},
     {"seq-len", 0, "N", "Shorthand of --set data.seq_len=N."},

@@ -67,6 +67,8 @@ static int apply_options(struct mt_machine *m, const struct cli_args *args, stru
     int rc = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(options) && !rc; i++)
         rc = set_rates(m, args, &options[i], err);
+    if (cli_arg(args, "link-share"))
+        m->rate[MT_RATE_LINK_GPUS] = (struct mt_rate){(double)cli_whole(args, "link-share", 1), MT_RATE_RATED};
     if (!rc && cli_arg(args, "nvme") && !(m->rate[MT_RATE_DRIVES].value > 0))
         m->rate[MT_RATE_DRIVES] = (struct mt_rate){1, MT_RATE_RATED};
     const char *drives = cli_arg(args, "drives");
@@ -82,7 +84,7 @@ static int apply_options(struct mt_machine *m, const struct cli_args *args, stru
 /* This machine is what it was measured to be. */
 static int refuse_options(const struct cli_args *args, struct mt_err *err)
 {
-    static const char *const options[] = {"gpu-mem", "host-mem", "pcie", "nvme", "drives"};
+    static const char *const options[] = {"gpu-mem", "host-mem", "pcie", "link-share", "nvme", "drives"};
     for (size_t i = 0; i < MT_ARRAY_LEN(options); i++)
         if (cli_arg(args, options[i]))
             return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--%s changes a stored machine: give --machine, too", options[i]);

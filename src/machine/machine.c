@@ -233,6 +233,7 @@ int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *e
         derive(m, MT_RATE_H2D_SHORT, r[MT_RATE_H2D].value);
         derive(m, MT_RATE_D2H_SHORT, r[MT_RATE_D2H].value);
     }
+    derive(m, MT_RATE_LINK_GPUS, 1);
     derive(m, MT_RATE_COPY_US, 10);
     derive(m, MT_RATE_COPY, MT_MIN(r[MT_RATE_DRAM].value / 2, 10.0));
     derive(m, MT_RATE_READ_BOTH, 0.6 * r[MT_RATE_READ].value);

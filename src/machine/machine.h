@@ -41,6 +41,7 @@ struct mt_rate {
     X(D2H_BOTH, "link", "d2h_both_gbs", "GB/s", "Device to host while the other direction is busy.")     \
     X(H2D_SHORT, "link", "h2d_short_gbs", "GB/s", "cpu: copies of 2 MiB, from memory to caches.")  \
     X(D2H_SHORT, "link", "d2h_short_gbs", "GB/s", "cpu: copies of 2 MiB, from caches to memory.")  \
+    X(LINK_GPUS, "link", "gpus", "", "GPUs behind a link of these rates, as behind a switch; else 1.") \
     X(COPY_US, "link", "copy_us", "us", "Fixed cost of a copy; cpu: until who waits for it goes on.") \
     X(CORES, "host", "cores", "", "Cores that may be used.")                                       \
     X(HOST_GIB, "host", "memory_gib", "GiB", "Host memory.")                                       \

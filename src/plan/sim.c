@@ -153,7 +153,7 @@ static void share_dram(const struct state *s, double speed[MT_MAX_QUEUES])
         speed[MT_Q_HOST] *= MT_MAX(free / want, 0.1);
 }
 
-/* Two directions of a link or drive, each slower while the other is active. */
+/* Two directions of a drive, each slower while the other is active. */
 static void share_both(const struct state *s, const int q[2], const enum mt_rate_id alone[2],
                        const enum mt_rate_id both[2], double speed[MT_MAX_QUEUES])
 {
@@ -161,6 +161,25 @@ static void share_both(const struct state *s, const int q[2], const enum mt_rate
         return;
     for (int i = 0; i < 2; i++)
         speed[q[i]] = rate(s, both[i]) / rate(s, alone[i]);
+}
+
+/* Copies of GPUs behind one link: those in one direction share it, and each is slower while the other one is busy. */
+static void share_links(const struct state *s, const enum mt_rate_id alone[2], const enum mt_rate_id both[2],
+                        double speed[MT_MAX_QUEUES])
+{
+    static const enum mt_queue link[2] = {MT_Q_H2D, MT_Q_D2H};
+    int behind = MT_MAX((int)rate(s, MT_RATE_LINK_GPUS), 1);
+    for (int first = 0; first < s->n_lanes; first += behind) {
+        int n[2] = {0}, end = MT_MIN(first + behind, s->n_lanes);
+        for (int lane = first; lane < end; lane++)
+            for (int d = 0; d < 2; d++)
+                n[d] += runs(s, mt_queue_number(lane, link[d]));
+        for (int lane = first; lane < end; lane++)
+            for (int d = 0; d < 2; d++) {
+                double *v = &speed[mt_queue_number(lane, link[d])];
+                *v = (n[!d] ? rate(s, both[d]) / rate(s, alone[d]) : 1) / MT_MAX(n[d], 1);
+            }
+    }
 }
 
 static void find_speeds(const struct state *s, double speed[MT_MAX_QUEUES])
@@ -172,10 +191,8 @@ static void find_speeds(const struct state *s, double speed[MT_MAX_QUEUES])
                                  disk_both[2] = {MT_RATE_READ_BOTH, MT_RATE_WRITE_BOTH};
     for (int q = 0; q < s->n_queues; q++)
         speed[q] = 1;
-    for (int lane = 0; lane < s->n_lanes && !(s->p->link_gbps > 0); lane++) {
-        const int link[2] = {mt_queue_number(lane, MT_Q_H2D), mt_queue_number(lane, MT_Q_D2H)};
-        share_both(s, link, link_alone, link_both, speed);
-    }
+    if (!(s->p->link_gbps > 0))
+        share_links(s, link_alone, link_both, speed);
     share_both(s, disk, disk_alone, disk_both, speed);
     if (s->p->machine->cpu)
         share_cores(s, speed);

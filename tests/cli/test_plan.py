@@ -126,6 +126,11 @@ def several_gpus_are_planned(tmp):
         box = ("--machine", f"rtx4090x{n}", "--tokens-per-step", "128Ki", "--seq-len", "4096", "--model", model)
         ratio = plan(*box, "--gpus", n, "--micro-batch", "2")["tokens_per_second"] / plan(*box)["tokens_per_second"]
         assert least < ratio < n, (n, ratio)
+    box = (*box, "--gpus", 4, "--micro-batch", "2")
+    shared = [plan(*box, "--link-share", n) for n in (1, 2, 4)]
+    assert shared[0]["step_seconds"] == plan(*box)["step_seconds"]
+    speeds = [r["tokens_per_second"] for r in shared]
+    assert speeds[0] > speeds[1] > speeds[2] > speeds[0] / 4, speeds
 
 
 def known_names_are_listed(tmp):
