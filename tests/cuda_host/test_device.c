@@ -491,6 +491,7 @@ static void devices_share_locked_memory_until_the_last_leaves(void **state)
         assert_int_equal(mt_emu_pin_state(0, host, ROOM), MT_EMU_PAGEABLE);
         mt_device_destroy(&dev[last]);
     }
+    assert_int_equal(mt_emu_registered_twice(), 0);
     mt_host_free(host, ROOM);
 }
 

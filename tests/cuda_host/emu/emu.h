@@ -83,6 +83,8 @@ const char *mt_emu_describe(const void *p);
 enum mt_emu_pin { MT_EMU_PAGEABLE, MT_EMU_PINNED, MT_EMU_PARTLY_PINNED };
 /** As a device sees it: memory that is registered for another one alone is not. */
 enum mt_emu_pin mt_emu_pin_state(int device, const void *p, size_t bytes);
+/** Attempts so far to register what was registered. */
+size_t mt_emu_registered_twice(void);
 
 /* --- fibers (fiber.c) ----------------------------------------------------------------------- */
 

@@ -17,7 +17,7 @@ struct range {
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static struct range *ranges; /* by address, apart */
-static size_t n_ranges, capacity, bytes_of[2]; /* registered, allocated */
+static size_t n_ranges, capacity, n_twice, bytes_of[2]; /* registered, allocated */
 
 /* The first range that ends behind p. */
 static size_t first_behind(const char *p)
@@ -90,8 +90,17 @@ cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned flags)
         return mt_emu_result(cudaErrorInvalidValue);
     pthread_rwlock_wrlock(&lock);
     cudaError_t e = add(ptr, bytes, false, flags & cudaHostRegisterPortable);
+    n_twice += e == cudaErrorHostMemoryAlreadyRegistered;
     pthread_rwlock_unlock(&lock);
     return mt_emu_result(e);
+}
+
+size_t mt_emu_registered_twice(void)
+{
+    pthread_rwlock_rdlock(&lock);
+    size_t n = n_twice;
+    pthread_rwlock_unlock(&lock);
+    return n;
 }
 
 cudaError_t cudaHostUnregister(void *ptr)
