@@ -33,6 +33,10 @@ CASES = {
         "on three devices": (POISON, {"device__gpus": 3, **RECOMPUTE}),
         "on devices and a drive": (PIECES, {"device__gpus": 2, **DRIVE}),
     }),
+    "masters": ({"optimizer__master": "24bit", "model__dtype": "bf16", "optimizer__state_dtype": "8bit", **UNIT}, {
+        "halves": (POISON, {"memory__unit": "half", **RECOMPUTE}),
+        "a drive": (PIECES, DRIVE),
+    }),
     "clipped": (UNIT, {
         "halves": (POISON, {"memory__unit": "half", **RECOMPUTE}),
         "a drive": (PIECES, {**DRIVE, "memory__unit": "half"}),
