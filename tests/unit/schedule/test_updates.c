@@ -108,8 +108,12 @@ static void on_several_lanes(void **state)
         int host[MT_N_POOLS];
         make_variant(&f, v);
         f.p.n_lanes = 2 + v % 2;
-        for (size_t u = 0; u < f.p.n_units; u++)
+        for (size_t u = 0; u < f.p.n_units; u++) {
             f.units[u].lane = (uint8_t)(u % (size_t)f.p.n_lanes);
+            f.units[u].lane_back = (uint8_t)((u + (size_t)(v >> 1 & 1)) % (size_t)f.p.n_lanes);
+        }
+        for (size_t u = 0; u < f.p.n_units; u++) /* the head, what stays on the device and a tied table have one lane */
+            f.units[u].lane_back = f.keeps[u] || f.tied || u + 1 == f.p.n_units ? f.units[u].lane : f.units[u].lane_back;
         take_fewest_buffers(&f.p, host);
         for (int lane = 0; lane < f.p.n_lanes; lane++) {
             size_t bytes[MT_N_POOLS];
