@@ -245,7 +245,7 @@ static void fp8_scales_case(struct harness *h, enum mt_packed format, enum mt_sc
 
 static void decode_fp8_scales(struct harness *h)
 {
-    static const size_t shape[][2] = {{576, 200}, {130, 1024}, {3, 5}, {260, 1032}};
+    static const size_t shape[][2] = {{576, 200}, {130, 1024}, {3, 5}, {260, 1032}, {2, 4101}};
     for (size_t i = 0; i < MT_ARRAY_LEN(shape); i++)
         for (int type = MT_SCALE_F32; type <= MT_SCALE_E8M0; type++) {
             fp8_scales_case(h, MT_PACKED_FP8, (enum mt_scale)type, shape[i][0], shape[i][1]);

@@ -307,6 +307,8 @@ static void further_ids_have_gradients_of_their_own(struct harness *h)
     further_ids_case(h, 9, 97, 7, true);
     further_ids_case(h, 6, 5003, 600, true);
     further_ids_case(h, 5, 20011, 22, false);
+    further_ids_case(h, 3, 32009, 2100, false);
+    further_ids_case(h, 3, 32016, 2100, false);
 }
 
 /* What a call of the host needs: it makes weights of losses, as an objective does. */

@@ -199,6 +199,9 @@ static void routers_choose_and_weigh(struct harness *h)
     route_case(h, &(struct route){.n = 9, .e = 60, .k = 4, .rule = qwen2});
     route_case(h, &(struct route){.n = 9, .e = 128, .k = 8, .padded = 3, .rule = mixtral, .scaled = true}); /* Gemma 4 */
     route_case(h, &(struct route){.n = 5, .e = 35, .k = 3, .rule = gpt_oss, .scaled = true, .aux = true});
+    route_case(h, &(struct route){.n = 5, .e = 40, .k = 3, .rule = qwen3, .f32_logits = true, .scaled = true, .aux = true});
+    route_case(h, &(struct route){.n = 5, .e = 9, .k = 3, .padded = 2, .rule = gpt_oss, .f32_logits = true, .scaled = true,
+                                  .aux = true});
     route_case(h, &(struct route){.n = 5, .e = 8, .k = 2, .rule = mixtral});
     route_case(h, &(struct route){.n = 11, .e = 33, .k = 4, .padded = 1, .rule = gpt_oss, .aux = true});
     route_case(h, &(struct route){.n = 6, .e = 128, .k = 8, .rule = glm4, .bias = true, .f32_logits = true});
