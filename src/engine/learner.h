@@ -21,7 +21,7 @@ struct mt_pending {
 #define MT_CLIP_SKIP (-1.0f) /* the gradient is not finite: there is no update */
 
 struct mt_learner {
-    struct mt_numerics numerics; /* its objective, optimizer's keys, clipping and seed; the rest is equal for all */
+    struct mt_numerics numerics; /* its objective, optimizer's keys, rounding, clipping and seed; else equal for all */
     double keys[MT_OPTIMIZER_SLOTS]; /* of its optimizer, in the optimizer's order */
     struct mt_pending pending;
     struct mt_pending own; /* the update of the step under way, of blocks that are updated under backward */

@@ -70,9 +70,9 @@ static uint64_t update_run(const mt_engine *e, const struct views *v, const stru
         .weight_decay = t->decay ? l->numerics.weight_decay : 0,
         .t = pending->t,
         .clip = l->clip[t->unit],
-        .stochastic = e->p.numerics.rounding == MT_ROUND_STOCHASTIC,
+        .stochastic = l->numerics.rounding == MT_ROUND_STOCHASTIC,
         .seed = l->numerics.seed,
-        .tensor = (uint64_t)(t - e->b.layout->tensors),
+        .tensor = t->number,
         .first = first - t->at,
     };
     for (int i = 0; i < o->n_states; i++)

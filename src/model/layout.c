@@ -369,6 +369,7 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
         return mt_fail_nomem(err, "the model's layout", sizeof(*l));
     count_active(l);
     list_segments(l);
+    mt_layout_number_tensors(b);
     l->n_adapters = b->n_adapters;
     rc = b->rc ? b->rc : mt_layout_has_adapters(b) ? mt_layout_check_adapters(b, err) : check_globs(b, err);
     if (!rc)

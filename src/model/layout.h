@@ -58,6 +58,7 @@ struct mt_tensor {
     size_t first, n;  /* elements [first, first + n) of the unit */
     bool trainable;   /* not frozen */
     int learner;      /* trainable: whose it is, an index of the run's learners */
+    size_t number;    /* its index in the layout of its learner alone: of the random numbers that its updates draw */
     bool saved_along; /* a constant of a module that adapter.train_also names: PEFT's files have it beside what is trained */
     bool decay;       /* weight decay applies */
     float start;      /* random weights: of a vector, all elements */

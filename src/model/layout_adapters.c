@@ -336,6 +336,20 @@ int mt_layout_check_adapters(struct mt_layout_builder *b, struct mt_err *err)
 
 /* --- learners that share a base ---------------------------------------------------------------------------- */
 
+void mt_layout_number_tensors(const struct mt_layout_builder *b)
+{
+    for (int learner = 0; (size_t)learner < mt_layout_n_learners(b); learner++) {
+        size_t n = 0;
+        for (struct mt_tensor *t = b->l->tensors; t < b->l->tensors + b->l->n_tensors; t++) {
+            if (t->adapter && t->learner != learner)
+                continue;
+            if (t->learner == learner)
+                t->number = n;
+            n++;
+        }
+    }
+}
+
 int mt_layout_share(struct mt_layout *alone, const struct mt_layout *shared, int learner, struct mt_err *err)
 {
     size_t from = 0;

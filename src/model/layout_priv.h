@@ -53,5 +53,7 @@ void mt_layout_add_adapters(struct mt_layout_builder *b, struct mt_part *part, s
                             size_t first);
 /** Whether all names of the adapters' keys match, and PEFT can read what is trained. */
 int mt_layout_check_adapters(struct mt_layout_builder *b, struct mt_err *err);
+/** Sets mt_tensor.number of all tensors. */
+void mt_layout_number_tensors(const struct mt_layout_builder *b);
 
 #endif

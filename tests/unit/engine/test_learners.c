@@ -47,6 +47,7 @@ static const struct kind {
 
 static struct mt_hf_config cfg;
 static enum mt_clip clip; /* of runs that begin later */
+static enum mt_state_type state_type; /* the same; in bf16 all but the second round by chance */
 static char root[64];
 
 static int set_up(void **state)
@@ -92,11 +93,17 @@ static struct mt_layout *lay_out(size_t first, size_t n, const struct mt_cut *cu
     return l;
 }
 
+static const struct mt_optimizer *optimizer(void)
+{
+    return mt_optimizer_find("adamw", state_type, NULL);
+}
+
 static struct mt_numerics numerics_of(const struct kind *k)
 {
-    return (struct mt_numerics){.dtype = MT_F32, .grad_dtype = MT_F32, .logits_chunk = 64, .optimizer = &mt_adamw,
+    bool by_chance = state_type == MT_STATE_BF16 && k != &kinds[1];
+    return (struct mt_numerics){.dtype = MT_F32, .grad_dtype = MT_F32, .logits_chunk = 64, .optimizer = optimizer(),
                                 .optimizer_keys = {k->beta1, 0.99, 1e-8, k->decay}, .grad_clip = k->clip, .clip = clip,
-                                .seed = k->seed};
+                                .rounding = by_chance ? MT_ROUND_STOCHASTIC : MT_ROUND_NEAREST, .seed = k->seed};
 }
 
 /* A run of learners [first, first + n). */
@@ -113,7 +120,7 @@ struct run {
 static void make_planes(struct run *r, struct mt_err *err)
 {
     struct mt_plane_set_params pp;
-    assert_int_equal(mt_layout_plane_params(&pp, r->layout, &mt_adamw, MT_F32, NULL), 0);
+    assert_int_equal(mt_layout_plane_params(&pp, r->layout, optimizer(), MT_F32, NULL), 0);
     assert_int_equal(mt_plane_set_create(&r->planes, &pp, err), 0);
     free(pp.elems);
     assert_int_equal(mt_weights_init_random(r->layout, r->planes, 1, 1, err), 0);
@@ -323,6 +330,14 @@ static void updates_under_backward_have_the_bits_of_runs_alone(void **state)
     clip = MT_CLIP_GLOBAL;
 }
 
+/* Numbers are drawn by tensor, of which a run alone has fewer; and how a learner rounds is its own. */
+static void states_rounded_by_chance_have_the_bits_of_runs_alone(void **state)
+{
+    state_type = MT_STATE_BF16;
+    learners_have_the_bits_of_runs_alone(state);
+    state_type = MT_STATE_F32;
+}
+
 static void a_learner_whose_weights_burst_leaves_the_others(void **state)
 {
     struct outcome alone, o[LEARNERS] = {0};
@@ -369,6 +384,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(learners_have_the_bits_of_runs_alone),
         cmocka_unit_test(updates_under_backward_have_the_bits_of_runs_alone),
+        cmocka_unit_test(states_rounded_by_chance_have_the_bits_of_runs_alone),
         cmocka_unit_test(a_learner_whose_weights_burst_leaves_the_others),
         cmocka_unit_test(learners_that_share_too_much_are_refused),
     };
