@@ -333,7 +333,7 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
                        struct mt_err *err)
 {
     struct mt_plan_request r = {.train = true, .placement = c->placement, .drives = limits->drives};
-    int named, rc = mt_resolve_numerics(&r.numerics, c, err);
+    int named = 0, rc = mt_resolve_numerics(&r.numerics, c, err);
     if (!rc)
         rc = mt_device_count_named(&named, c->device.gpus, MT_MAX_DEVICES, err);
     if (!rc && !limits->n_gpus && !named)

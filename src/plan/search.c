@@ -366,9 +366,14 @@ static int search_bases(struct mt_plan_choice *out, const struct mt_plan_request
 static int search_order(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
     int rc = search_bases(out, r, err);
+    if (rc)
+        return rc;
+    rc = try_gathering(out, r, err);
     if (!rc)
-        rc = try_gathering(out, r, err);
-    return rc ? rc : try_staying(out, r, err);
+        rc = try_staying(out, r, err);
+    if (rc)
+        mt_plan_choice_finish(out);
+    return rc;
 }
 
 /* Whether updates under backward, or with other layers pending, are better; writing more to drives must be worth it. */
@@ -420,10 +425,14 @@ static int try_backward(struct mt_plan_choice *out, const struct mt_plan_request
     struct mt_plan_choice c;
     t.placement.update = MT_UPDATE_BACKWARD;
     int rc = search_order(&c, &t, err);
-    if (!rc && r->placement.update_pending == MT_AUTO)
-        rc = try_pending(&c, &t, err);
     if (rc)
         return rc;
+    if (r->placement.update_pending == MT_AUTO)
+        rc = try_pending(&c, &t, err);
+    if (rc) {
+        mt_plan_choice_finish(&c);
+        return rc;
+    }
     size_t n = c.n_searched + (found ? out->n_searched : 0);
     if (found && !updates_better(&c, out, WORTH_UPDATING)) {
         mt_plan_choice_finish(&c);
