@@ -25,6 +25,7 @@ int mt_shared_check(const struct mt_setup *s, struct mt_err *err)
             {"model.compute", x->compute == y->compute},
             {"train.objective", mt_objective_of(x) == mt_objective_of(y)},
             {"distill.top", x->objective_keys.top == y->objective_keys.top},
+            {"train.router_aux_loss", x->router_aux_loss == y->router_aux_loss},
             {"data.seq_len", x->seq_len == y->seq_len},
             {"train.micro_batch", x->micro_batch == y->micro_batch},
             {"optimizer.type or state_dtype", x->optimizer == y->optimizer},
