@@ -45,12 +45,6 @@ int mt_program_stage(struct mt_program *p, const struct mt_program_params *param
 /** Drops waits implied by others, and marks the instructions that are waited for: each of those needs an event. */
 int mt_program_prune_waits(struct mt_program *p, struct mt_err *err);
 
-/** Whether the value has an object for the micro-batch. */
-static inline bool mt_share_has(const struct mt_share *s, size_t n_micro, size_t mb)
-{
-    int64_t i = (int64_t)s->before * (int64_t)n_micro + (int64_t)mb;
-    return !s->of || (i + 1) * s->some / s->of > i * s->some / s->of;
-}
 /** Whether the operand is in the program: gradients of frozen units are not, nor training's values outside training. */
 static inline bool mt_use_is_made(const struct mt_program_params *p, const struct mt_use *u)
 {

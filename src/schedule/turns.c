@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "schedule/build.h"
 
 enum { MOST_OPEN = 3 };
 

@@ -19,6 +19,12 @@
 struct mt_share {
     int32_t some, of, before;
 };
+/** Whether a value with that share has an object for the micro-batch. */
+static inline bool mt_share_has(const struct mt_share *s, size_t n_micro, size_t mb)
+{
+    int64_t i = (int64_t)s->before * (int64_t)n_micro + (int64_t)mb;
+    return !s->of || (i + 1) * s->some / s->of > i * s->some / s->of;
+}
 
 struct mt_value {
     enum mt_object_kind kind; /* a kind in device memory */
