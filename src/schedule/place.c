@@ -13,14 +13,11 @@
  * right after its last write, as if it were to be evicted, and loaded there from its home.
  */
 #include <errno.h>
-#include <limits.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/mem.h"
-#include "schedule/placed.h"
+#include "schedule/placer.h"
 
-enum { NEVER = INT_MAX, NONE = MT_NO_ENTRY, BLOCK = 64 };
+enum { NEVER = MT_PLACE_NEVER, NONE = MT_NO_ENTRY, BLOCK = MT_PLACE_BLOCK };
 
 static void raise_key(struct mt_copy_key *k, struct mt_copy_key other)
 {
@@ -28,86 +25,28 @@ static void raise_key(struct mt_copy_key *k, struct mt_copy_key other)
         *k = other;
 }
 
-struct buffer {
-    int object;       /* whose content it has, or NONE */
-    struct mt_copy_key store; /* newest store that reads it */
-    bool pinned;
-};
-
-/* An object on a lane. */
-struct copy {
-    int buffer;     /* that has its content, or NONE */
-    int next_use;   /* draft position of the lane's next use, unless another lane writes it before */
-    struct mt_copy_key load;   /* newest load, until a compute entry waits for it */
-    struct mt_copy_key loaded_by; /* newest load, which reads its home */
-    bool loaded;    /* at least once */
-};
-
-struct object_state {
-    int last_write; /* compute entry */
-    int lane;       /* that made its newest content */
-    bool dirty;     /* not yet stored since its last write */
-    struct mt_copy_key store; /* newest store to its home */
-    int store_lane;
-    int gathered;     /* host entry that wrote its home, or NONE */
-};
-
-/* Of BLOCK buffers the one to pick: the largest `until`, of those the least `used`, of those the first. */
-struct best {
-    int until, used, at;
-    bool known; /* neither has changed since */
-};
-
-/* What a lane has. */
-struct lane {
-    struct buffer *buffers[MT_N_POOLS];
-    int *until[MT_N_POOLS];    /* of each buffer: draft position of its content's next use; NEVER: free; NONE: stays */
-    int *used[MT_N_POOLS];     /* of each buffer: newest compute entry that uses it; where until ends */
-    struct best *best[MT_N_POOLS]; /* [buffers / BLOCK] */
-    int n_touched[MT_N_POOLS]; /* buffers used so far: the first so many */
-    int first_load_release;    /* of the newest first load of weights, or of what is gathered */
-    int last_compute;          /* newest compute entry */
-};
-
-struct placer {
-    const struct mt_program_params *params;
-    struct mt_program *draft;
-    int n_lanes;
-    struct lane lane[MT_MAX_LANES];
-    struct object_state *objects;
-    struct copy *copies;    /* [n_objects, n_lanes] */
-    int *first_compute;     /* [n_units] compute entry of the unit's first instruction, or NONE */
-    int *update;            /* [n_units] host entry of the unit's update, or NONE */
-    int *ahead;             /* [n_units] the unit two before it on its lane, with several the one before it; or NONE */
-    struct mt_copy_key *left; /* [n_units] its STORE_GRAD */
-    int *next_use; /* [draft instr * MT_MAX_OPERANDS + operand] */
-    bool *leaves;  /* the same: another lane reads what is written */
-    struct mt_placed_queues q;
-    bool failed;
-};
-
-static struct copy *copy_on(const struct placer *p, int object, int lane)
+static struct mt_place_copy *copy_on(const struct mt_placer *p, int object, int lane)
 {
     return &p->copies[(size_t)object * (size_t)p->n_lanes + (size_t)lane];
 }
 
-static struct buffer *buffer_at(struct placer *p, int lane, int pool, int buffer)
+static struct mt_place_buffer *buffer_at(struct mt_placer *p, int lane, int pool, int buffer)
 {
     return &p->lane[lane].buffers[pool][buffer];
 }
 
-static int used_at(const struct placer *p, int lane, int pool, int buffer)
+static int used_at(const struct mt_placer *p, int lane, int pool, int buffer)
 {
     return p->lane[lane].used[pool][buffer];
 }
 
-static void note_used(struct placer *p, int lane, int pool, int buffer, int compute)
+static void note_used(struct mt_placer *p, int lane, int pool, int buffer, int compute)
 {
     p->lane[lane].used[pool][buffer] = compute;
     p->lane[lane].best[pool][buffer / BLOCK].known = false;
 }
 
-static struct mt_placed *push(struct placer *p, struct mt_placed_list *list, const struct mt_instr *in)
+static struct mt_placed *push(struct mt_placer *p, struct mt_placed_list *list, const struct mt_instr *in)
 {
     if (!mt_grow(&list->e, &list->cap, list->n + 2, sizeof(*list->e))) {
         p->failed = true;
@@ -121,7 +60,7 @@ static struct mt_placed *push(struct placer *p, struct mt_placed_list *list, con
     return e;
 }
 
-static struct mt_placed *push_compute(struct placer *p, const struct mt_instr *in)
+static struct mt_placed *push_compute(struct mt_placer *p, const struct mt_instr *in)
 {
     struct mt_placed *e = push(p, &p->q.compute, in);
     p->lane[in->lane].last_compute = (int)p->q.compute.n - 1;
@@ -129,7 +68,7 @@ static struct mt_placed *push_compute(struct placer *p, const struct mt_instr *i
 }
 
 /* Makes the entry wait for a copy of another lane. */
-static void await_other(struct placer *p, struct mt_placed *e, int lane, enum mt_queue kind, struct mt_copy_key key)
+static void await_other(struct mt_placer *p, struct mt_placed *e, int lane, enum mt_queue kind, struct mt_copy_key key)
 {
     struct mt_placed_queues *q = &p->q;
     if (key.id == NONE || lane == e->in.lane)
@@ -148,53 +87,19 @@ static void add_operand(struct mt_instr *in, int object, int buffer, enum mt_acc
         (struct mt_operand){object, (int16_t)buffer, (uint8_t)access, MT_ROLE_NONE};
 }
 
-/* An instruction of a lane uses an object: notes its next uses, and of a write that the others' copies are old. */
-static void find_next_use(struct placer *p, size_t i, int k, int *next)
-{
-    const struct mt_instr *in = &p->draft->instrs[i];
-    const struct mt_operand *op = &in->operand[k];
-    int *of = &next[(size_t)op->object * (size_t)p->n_lanes];
-    size_t at = i * MT_MAX_OPERANDS + (size_t)k;
-    p->next_use[at] = of[in->lane];
-    for (int lane = 0; op->access & MT_WRITE && lane < p->n_lanes; lane++) {
-        if (lane == in->lane)
-            continue;
-        p->leaves[at] |= of[lane] != NEVER;
-        of[lane] = NEVER;
-    }
-    of[in->lane] = (int)i;
-}
-
-static bool find_next_uses(struct placer *p)
-{
-    struct mt_program *d = p->draft;
-    size_t n = d->n_objects * (size_t)p->n_lanes;
-    int *next = mt_calloc(n, sizeof(int));
-    p->next_use = mt_calloc(d->n_instrs * MT_MAX_OPERANDS, sizeof(int));
-    p->leaves = mt_calloc(d->n_instrs * MT_MAX_OPERANDS, sizeof(bool));
-    bool ok = next && p->next_use && p->leaves;
-    for (size_t o = 0; ok && o < n; o++)
-        next[o] = NEVER;
-    for (size_t i = d->n_instrs; ok && i-- > 0;)
-        for (int k = 0; k < d->instrs[i].n_operands; k++)
-            find_next_use(p, i, k, next);
-    free(next);
-    return ok;
-}
-
 /* Call after a change of what the buffer has, or of its next use. */
-static void note_until(struct placer *p, int lane, int pool, int buffer)
+static void note_until(struct mt_placer *p, int lane, int pool, int buffer)
 {
-    const struct buffer *b = buffer_at(p, lane, pool, buffer);
+    const struct mt_place_buffer *b = buffer_at(p, lane, pool, buffer);
     bool stays = b->pinned || (b->object != NONE && p->draft->objects[b->object].resident);
     p->lane[lane].until[pool][buffer] =
         stays ? NONE : b->object == NONE ? NEVER : copy_on(p, b->object, lane)->next_use;
     p->lane[lane].best[pool][buffer / BLOCK].known = false;
 }
 
-static void emit_poison(struct placer *p, int lane, int pool, int buffer)
+static void emit_poison(struct mt_placer *p, int lane, int pool, int buffer)
 {
-    const struct buffer *b = buffer_at(p, lane, pool, buffer);
+    const struct mt_place_buffer *b = buffer_at(p, lane, pool, buffer);
     int used = used_at(p, lane, pool, buffer);
     if (!p->params->poison || used == NONE || !mt_pools[pool].poisonable || b->object == NONE)
         return;
@@ -209,16 +114,16 @@ static void emit_poison(struct placer *p, int lane, int pool, int buffer)
 }
 
 /* Frees a buffer whose content is not needed in it any more. */
-static void empty_buffer(struct placer *p, int lane, int pool, int buffer)
+static void empty_buffer(struct mt_placer *p, int lane, int pool, int buffer)
 {
-    struct buffer *b = buffer_at(p, lane, pool, buffer);
+    struct mt_place_buffer *b = buffer_at(p, lane, pool, buffer);
     emit_poison(p, lane, pool, buffer);
     copy_on(p, b->object, lane)->buffer = NONE;
     b->object = NONE;
     note_until(p, lane, pool, buffer);
 }
 
-static void take_home(struct placer *p, struct mt_object *o)
+static void take_home(struct mt_placer *p, struct mt_object *o)
 {
     bool staged = p->params->spill_disk && mt_pools[o->pool].spilled != MT_NO_POOL; /* then stage.c chooses its home */
     if (o->spill >= 0 || staged)
@@ -228,9 +133,9 @@ static void take_home(struct placer *p, struct mt_object *o)
 }
 
 /* After what other lanes do with the old content of its home. */
-static void emit_store(struct placer *p, int object)
+static void emit_store(struct mt_placer *p, int object)
 {
-    struct object_state *s = &p->objects[object];
+    struct mt_place_object *s = &p->objects[object];
     struct mt_object *o = &p->draft->objects[object];
     struct mt_instr in = mt_instr_make(MT_OP_STORE, (size_t)o->unit, (size_t)o->mb);
     int buffer = copy_on(p, object, s->lane)->buffer;
@@ -252,76 +157,15 @@ static void emit_store(struct placer *p, int object)
     raise_key(&buffer_at(p, s->lane, o->pool, buffer)->store, e->key);
 }
 
-static struct best best_of(const int *until, const int *used, int begin, int end)
-{
-    struct best b = {.until = NONE, .used = INT_MAX, .at = begin, .known = true};
-    for (int i = begin; i < end; i++)
-        b.until = MT_MAX(b.until, until[i]);
-    for (int i = begin; i < end; i++)
-        b.used = MT_MIN(b.used, until[i] == b.until ? used[i] : INT_MAX);
-    while (until[b.at] != b.until || used[b.at] != b.used)
-        b.at++;
-    return b;
-}
-
-/* The buffer that is needed last, and of several the one that was used first. A plan spends much of its time here, and
- * a step of thousands of micro-batches has thousands of buffers: only blocks that changed are looked through. */
-static int pick_last(struct placer *p, int lane, int pool)
-{
-    struct lane *l = &p->lane[lane];
-    const int n = p->draft->pool[lane][pool].n;
-    struct best best = {.until = NONE, .at = NONE};
-    for (int i = 0; i < n; i += BLOCK) {
-        struct best *b = &l->best[pool][i / BLOCK];
-        if (!b->known)
-            *b = best_of(l->until[pool], l->used[pool], i, MT_MIN(i + BLOCK, n));
-        if (b->until > best.until || (b->until == best.until && b->until != NONE && b->used < best.used))
-            best = *b;
-    }
-    return best.at;
-}
-
-/* The same of those last used by compute entry `newest` or before; NONE: there is none. */
-static int pick_of(struct placer *p, int lane, int pool, int newest)
-{
-    const struct lane *l = &p->lane[lane];
-    const int *until = l->until[pool], *used = l->used[pool], n = p->draft->pool[lane][pool].n;
-    int best = NONE, last = NONE;
-    for (int i = 0; i < n; i++)
-        last = used[i] <= newest ? MT_MAX(last, until[i]) : last;
-    for (int i = 0; i < n && last != NONE; i++)
-        if (until[i] == last && used[i] <= newest && (best == NONE || used[i] < used[best]))
-            best = i;
-    return best;
-}
-
-/*
- * With several lanes, what a micro-batch hands over leaves its buffer at once, and the next one's input would wait for
- * that copy: buffers of the lane's last few operations are left alone if there are others. So a few go round, where one
- * would be enough.
- */
-static int pick_buffer(struct placer *p, int lane, int pool)
-{
-    enum { FEW = 3 };
-    struct lane *l = &p->lane[lane];
-    bool hands_over = pool == MT_POOL_BOUNDARY || (pool >= MT_POOL_RECORD && pool <= MT_POOL_RECORD_LAST);
-    int best = NONE;
-    if (l->n_touched[pool] < p->draft->pool[lane][pool].n)
-        return l->n_touched[pool]++;
-    if (p->n_lanes > 1 && hands_over)
-        best = pick_of(p, lane, pool, (int)p->q.compute.n - 1 - FEW * p->n_lanes);
-    return best != NONE ? best : pick_last(p, lane, pool);
-}
-
 /* Gives the object a buffer of its pool on the lane; evicts what is in it. */
-static int take_buffer(struct placer *p, int object, int lane, struct mt_err *err)
+static int take_buffer(struct mt_placer *p, int object, int lane, struct mt_err *err)
 {
-    int pool = p->draft->objects[object].pool, at = pick_buffer(p, lane, pool);
+    int pool = p->draft->objects[object].pool, at = mt_placer_pick(p, lane, pool);
     if (at == NONE)
         return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
                        "%d buffers of pool \"%s\" are too few for one instruction",
                        p->draft->pool[lane][pool].n, mt_pools[pool].name);
-    struct buffer *b = buffer_at(p, lane, pool, at);
+    struct mt_place_buffer *b = buffer_at(p, lane, pool, at);
     if (b->object != NONE) {
         if (p->objects[b->object].dirty)
             emit_store(p, b->object);
@@ -335,7 +179,7 @@ static int take_buffer(struct placer *p, int object, int lane, struct mt_err *er
 }
 
 /* Compute entry of the lists of the layer that the unit's experts belong to; NONE: it has no experts. */
-static int lists_of(const struct placer *p, int unit)
+static int lists_of(const struct mt_placer *p, int unit)
 {
     if (!p->params->units[unit].follows_lists)
         return NONE;
@@ -348,7 +192,7 @@ static int lists_of(const struct placer *p, int unit)
  * A load of experts that comes after the lists is skipped if none of them has rows. A step has so many rows that nearly
  * all of them do, so its loads come as early as they can; logits of one text have few, and their loads wait.
  */
-static void await_lists(const struct placer *p, struct mt_placed *load)
+static void await_lists(const struct mt_placer *p, struct mt_placed *load)
 {
     int lists = lists_of(p, load->in.unit);
     if (lists != NONE && p->params->mode == MT_MODE_LOGITS) {
@@ -358,27 +202,27 @@ static void await_lists(const struct placer *p, struct mt_placed *load)
     load->in.if_rows = lists != NONE && load->compute >= lists;
 }
 
-static size_t load_bytes(const struct placer *p, const struct mt_object *o)
+static size_t load_bytes(const struct mt_placer *p, const struct mt_object *o)
 {
     const struct mt_unit_shape *u = &p->params->units[o->unit];
     return o->kind == MT_OBJ_WEIGHTS ? u->link_bytes : o->kind == MT_OBJ_ADAPTERS ? u->adapter_link_bytes : o->bytes;
 }
 
 /* Is the object decoded or joined after each load? */
-static bool is_joined(const struct placer *p, const struct mt_object *o)
+static bool is_joined(const struct mt_placer *p, const struct mt_object *o)
 {
     bool prepared = o->kind == MT_OBJ_WEIGHTS && p->params->units[o->unit].prepared;
     return mt_object_is_of_planes(o) && (p->params->join || prepared);
 }
 
 /* Queues a load, after host entry `host` (NONE: after none). */
-static void push_load(struct placer *p, struct mt_instr *in, int object, int host)
+static void push_load(struct mt_placer *p, struct mt_instr *in, int object, int host)
 {
-    struct object_state *s = &p->objects[object];
-    struct copy *c = copy_on(p, object, in->lane);
+    struct mt_place_object *s = &p->objects[object];
+    struct mt_place_copy *c = copy_on(p, object, in->lane);
     const struct mt_object *o = &p->draft->objects[object];
-    struct buffer *b = buffer_at(p, in->lane, o->pool, c->buffer);
-    struct lane *l = &p->lane[in->lane];
+    struct mt_place_buffer *b = buffer_at(p, in->lane, o->pool, c->buffer);
+    struct mt_place_lane *l = &p->lane[in->lane];
     bool weights = mt_object_is_of_planes(o);
     struct mt_placed *e = push(p, &p->q.loads, in);
     if (!e)
@@ -410,7 +254,7 @@ static void push_load(struct placer *p, struct mt_instr *in, int object, int hos
 }
 
 /* The load of weights in the parts in which they are updated, whose host entries are next to each other. */
-static void push_parts(struct placer *p, const struct mt_instr *whole, int object, size_t part)
+static void push_parts(struct mt_placer *p, const struct mt_instr *whole, int object, size_t part)
 {
     const struct mt_unit_shape *u = &p->params->units[whole->unit];
     int n = (int)mt_div_up(u->update_elems, part);
@@ -426,9 +270,9 @@ static void push_parts(struct placer *p, const struct mt_instr *whole, int objec
     }
 }
 
-static void emit_load(struct placer *p, int object, int lane)
+static void emit_load(struct mt_placer *p, int object, int lane)
 {
-    struct copy *c = copy_on(p, object, lane);
+    struct mt_place_copy *c = copy_on(p, object, lane);
     const struct mt_object *o = &p->draft->objects[object];
     struct mt_instr in = mt_instr_make(MT_OP_LOAD, (size_t)o->unit, (size_t)o->mb);
     bool weights = o->kind == MT_OBJ_WEIGHTS, of_planes = mt_object_is_of_planes(o);
@@ -457,7 +301,7 @@ static void emit_load(struct placer *p, int object, int lane)
     }
 }
 
-static int make_resident(struct placer *p, const struct mt_instr *draft, struct mt_err *err)
+static int make_resident(struct mt_placer *p, const struct mt_instr *draft, struct mt_err *err)
 {
     int rc = 0, lane = draft->lane;
     bool fresh[MT_MAX_OPERANDS] = {false};
@@ -485,11 +329,11 @@ static int make_resident(struct placer *p, const struct mt_instr *draft, struct 
     return rc;
 }
 
-static void release_operands(struct placer *p, const struct mt_instr *in, size_t i)
+static void release_operands(struct mt_placer *p, const struct mt_instr *in, size_t i)
 {
     for (int k = 0; k < in->n_operands; k++) {
         int o = in->operand[k].object, pool = p->draft->objects[o].pool;
-        struct copy *c = copy_on(p, o, in->lane);
+        struct mt_place_copy *c = copy_on(p, o, in->lane);
         buffer_at(p, in->lane, pool, c->buffer)->pinned = false;
         c->next_use = p->next_use[i * MT_MAX_OPERANDS + (size_t)k];
         note_until(p, in->lane, pool, c->buffer);
@@ -499,9 +343,9 @@ static void release_operands(struct placer *p, const struct mt_instr *in, size_t
 }
 
 /* Compute entry `at` writes the object; `leaves`: another lane reads it next. */
-static void note_write(struct placer *p, int object, int lane, int at, bool leaves)
+static void note_write(struct mt_placer *p, int object, int lane, int at, bool leaves)
 {
-    struct object_state *s = &p->objects[object];
+    struct mt_place_object *s = &p->objects[object];
     s->dirty = true;
     s->lane = lane;
     s->last_write = at;
@@ -509,7 +353,7 @@ static void note_write(struct placer *p, int object, int lane, int at, bool leav
         emit_store(p, object);
 }
 
-static int place_compute(struct placer *p, size_t i, struct mt_err *err)
+static int place_compute(struct mt_placer *p, size_t i, struct mt_err *err)
 {
     struct mt_instr in = p->draft->instrs[i];
     int rc = make_resident(p, &in, err);
@@ -523,8 +367,8 @@ static int place_compute(struct placer *p, size_t i, struct mt_err *err)
         p->first_compute[in.unit] = at;
     for (int k = 0; k < in.n_operands; k++) {
         int o = in.operand[k].object;
-        struct copy *c = copy_on(p, o, in.lane);
-        struct buffer *b = buffer_at(p, in.lane, p->draft->objects[o].pool, c->buffer);
+        struct mt_place_copy *c = copy_on(p, o, in.lane);
+        struct mt_place_buffer *b = buffer_at(p, in.lane, p->draft->objects[o].pool, c->buffer);
         e->in.operand[k].buffer = (int16_t)c->buffer;
         raise_key(&e->load, c->load);
         c->load = MT_NO_KEY;
@@ -539,7 +383,7 @@ static int place_compute(struct placer *p, size_t i, struct mt_err *err)
 }
 
 /* An update, or a GATHER, which writes its operand's home: the operand gets a buffer when it is used. */
-static void place_host(struct placer *p, size_t i)
+static void place_host(struct mt_placer *p, size_t i)
 {
     struct mt_instr in = p->draft->instrs[i];
     int at = (int)p->q.host.n;
@@ -555,7 +399,7 @@ static void place_host(struct placer *p, size_t i)
 }
 
 /* An update with gradients of this step: after those of its whole block have left the device. */
-static void place_own_update(struct placer *p, size_t i)
+static void place_own_update(struct mt_placer *p, size_t i)
 {
     const struct mt_instr *in = &p->draft->instrs[i];
     struct mt_placed *e = push(p, &p->q.updates, in);
@@ -572,7 +416,7 @@ static void place_own_update(struct placer *p, size_t i)
 }
 
 /* A STORE_GRAD or STATS of the draft: released by its lane's compute entry before it. */
-static void place_store(struct placer *p, size_t i)
+static void place_store(struct mt_placer *p, size_t i)
 {
     struct mt_instr in = p->draft->instrs[i];
     struct mt_placed *e = push(p, &p->q.stores, &in);
@@ -585,7 +429,7 @@ static void place_store(struct placer *p, size_t i)
         p->left[in.unit] = e->key;
     for (int k = 0; k < in.n_operands; k++) {
         int o = in.operand[k].object, buffer = copy_on(p, o, in.lane)->buffer;
-        struct buffer *b = buffer_at(p, in.lane, p->draft->objects[o].pool, buffer);
+        struct mt_place_buffer *b = buffer_at(p, in.lane, p->draft->objects[o].pool, buffer);
         e->in.operand[k].buffer = (int16_t)buffer;
         raise_key(&b->store, e->key);
     }
@@ -593,7 +437,7 @@ static void place_store(struct placer *p, size_t i)
 }
 
 /* Gives objects that live for the run their buffers: the first ones of the pool, in order, in every program. */
-static int place_residents(struct placer *p, struct mt_err *err)
+static int place_residents(struct mt_placer *p, struct mt_err *err)
 {
     for (size_t o = 0; o < p->draft->n_objects; o++) {
         enum mt_pool_id pool = p->draft->objects[o].pool;
@@ -621,98 +465,7 @@ static int check_pools(const struct mt_program_params *p, struct mt_err *err)
     return 0;
 }
 
-static bool alloc_lane(struct placer *p, int lane)
-{
-    struct lane *l = &p->lane[lane];
-    size_t bytes[MT_N_POOLS];
-    mt_program_buffer_bytes(p->params, lane, bytes);
-    l->first_load_release = l->last_compute = NONE;
-    for (int i = 0; i < MT_N_POOLS; i++) {
-        int n = bytes[i] && (mt_pools[i].device || !lane) ? p->params->n_buffers[lane][i] : 0;
-        p->draft->pool[lane][i] = (struct mt_pool_shape){n, bytes[i]};
-        l->buffers[i] = mt_calloc((size_t)n, sizeof(struct buffer));
-        l->until[i] = mt_calloc(2 * (size_t)n, sizeof(int));
-        l->best[i] = mt_calloc(mt_div_up((size_t)n, BLOCK), sizeof(struct best));
-        if (!l->buffers[i] || !l->until[i] || !l->best[i])
-            return false;
-        l->used[i] = l->until[i] + n;
-        for (int k = 0; k < n; k++) {
-            l->buffers[i][k] = (struct buffer){.object = NONE, .store = MT_NO_KEY};
-            l->until[i][k] = NEVER;
-            l->used[i][k] = NONE;
-        }
-    }
-    return true;
-}
-
-/* The lists by unit. */
-static bool alloc_units(struct placer *p)
-{
-    size_t n = p->draft->n_units;
-    int before[MT_MAX_LANES][2];
-    p->first_compute = mt_calloc(3 * n, sizeof(int));
-    p->left = mt_calloc(n, sizeof(*p->left));
-    if (!p->first_compute || !p->left)
-        return false;
-    p->update = p->first_compute + n;
-    p->ahead = p->update + n;
-    memset(before, 0xff, sizeof(before)); /* NONE */
-    for (size_t u = 0; u < n; u++) {
-        int *of = before[p->params->units[u].lane];
-        p->first_compute[u] = p->update[u] = NONE;
-        p->left[u] = MT_NO_KEY;
-        p->ahead[u] = of[p->n_lanes > 1 ? 0 : 1];
-        of[1] = of[0];
-        of[0] = (int)u;
-    }
-    return true;
-}
-
-static bool alloc_objects(struct placer *p)
-{
-    size_t n = p->draft->n_objects, copies = n * (size_t)p->n_lanes;
-    p->objects = mt_calloc(n, sizeof(*p->objects));
-    p->copies = mt_calloc(copies, sizeof(*p->copies));
-    if (!p->objects || !p->copies)
-        return false;
-    for (size_t o = 0; o < n; o++)
-        p->objects[o] = (struct object_state){.last_write = NONE, .store = MT_NO_KEY, .gathered = NONE};
-    for (size_t i = 0; i < copies; i++)
-        p->copies[i] =
-            (struct copy){.buffer = NONE, .next_use = NEVER, .load = MT_NO_KEY, .loaded_by = MT_NO_KEY};
-    return true;
-}
-
-static bool alloc_placer(struct placer *p)
-{
-    bool ok = alloc_objects(p) && alloc_units(p) && find_next_uses(p);
-    for (int lane = 0; lane < p->n_lanes && ok; lane++)
-        ok = alloc_lane(p, lane);
-    return ok;
-}
-
-static void free_placer(struct placer *p)
-{
-    struct mt_placed_list *list[] = {&p->q.compute, &p->q.loads, &p->q.stores, &p->q.poisons, &p->q.host,
-                                    &p->q.updates};
-    for (size_t i = 0; i < MT_ARRAY_LEN(list); i++)
-        free(list[i]->e);
-    free(p->q.wait);
-    for (int lane = 0; lane < p->n_lanes; lane++)
-        for (int i = 0; i < MT_N_POOLS; i++) {
-            free(p->lane[lane].buffers[i]);
-            free(p->lane[lane].until[i]);
-            free(p->lane[lane].best[i]);
-        }
-    free(p->objects);
-    free(p->copies);
-    free(p->next_use);
-    free(p->leaves);
-    free(p->first_compute);
-    free(p->left);
-}
-
-static int place_all(struct placer *p, struct mt_err *err)
+static int place_all(struct mt_placer *p, struct mt_err *err)
 {
     int rc = place_residents(p, err);
     for (size_t i = 0; !rc && i < p->draft->n_instrs; i++) {
@@ -733,13 +486,13 @@ static int place_all(struct placer *p, struct mt_err *err)
 
 int mt_draft_place(struct mt_program *out, struct mt_draft *d, struct mt_err *err)
 {
-    struct placer p = {.params = d->params, .draft = &d->prog, .n_lanes = d->prog.n_lanes};
+    struct mt_placer p = {.params = d->params, .draft = &d->prog, .n_lanes = d->prog.n_lanes};
     int rc = check_pools(d->params, err);
     if (!rc)
-        rc = alloc_placer(&p) ? place_all(&p, err)
+        rc = mt_placer_alloc(&p) ? place_all(&p, err)
                               : mt_fail_nomem(err, "a step program", d->prog.n_instrs * sizeof(int));
     if (!rc)
         rc = mt_placed_merge(out, &d->prog, &p.q, err);
-    free_placer(&p);
+    mt_placer_free(&p);
     return rc;
 }
