@@ -401,13 +401,13 @@ static int gate_backward(const struct mt_part_run *r, const struct record *rec, 
     return r->part->spec->gate ? mt_op_head_gate_bwd(r->m->dev, &gate, err) : 0;
 }
 
-/* out = o Wo, plus the branch's input in a plain branch. */
-static int project(const struct mt_part_run *r, const struct record *rec, const void *residual, void *out,
-                   struct mt_err *err)
+/* out = o Wo, plus `residual`. */
+static int project(const struct mt_part_run *r, const void *residual, void *out, struct mt_err *err)
 {
+    struct record rec = record_of(r);
     const struct mt_param *p = r->part->param;
     const void *in;
-    int rc = output_input(r, rec, &in, err);
+    int rc = output_input(r, &rec, &in, err);
     return rc ? rc : mt_linear(r->m, r->in->n_tokens, widths_of(r).q, r->m->wd.c, in, r->w, p[MT_ATTENTION_OUT],
                                p[MT_ATTENTION_OUT_BIAS], residual, out, err);
 }
@@ -435,7 +435,7 @@ static int attend(const struct mt_part_run *r, struct mt_err *err)
     int rc = mt_op_attention(r->m->dev, &at, err);
     if (!rc && r->part->spec->sinks)
         rc = mt_op_attention_sink(r->m->dev, &sink, err);
-    return rc || !rec.out ? rc : project(r, &rec, NULL, rec.out, err);
+    return rc || !rec.out ? rc : project(r, NULL, rec.out, err);
 }
 
 static int prepare(const struct mt_part_run *r, struct mt_err *err)
@@ -448,8 +448,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
     struct record rec = record_of(r);
     struct mt_branch branch = branch_of(r, &rec);
-    int rc = rec.out ? 0 : project(r, &rec, mt_branch_is_plain(&branch) ? r->x : NULL, y, err);
-    return rc ? rc : mt_branch_leave(&branch, y, err);
+    return mt_branch_leave(&branch, project, y, err);
 }
 
 static int attend_backward(const struct mt_part_run *r, const struct record *rec, const struct scratch *s,

@@ -23,6 +23,11 @@ static int add(const struct mt_branch *b, const void *a, const void *d, void *ou
                      err);
 }
 
+static bool is_plain(const struct mt_branch *b)
+{
+    return !b->out && b->run->part->spec->residual == 1;
+}
+
 int mt_branch_enter(const struct mt_branch *b, bool again, const void **h, struct mt_err *err)
 {
     struct mt_norm norm = norm_of(b, false);
@@ -30,12 +35,12 @@ int mt_branch_enter(const struct mt_branch *b, bool again, const void **h, struc
     return norm.p.n ? mt_norm(b->run->m, &norm, b->run->m->h, again, err) : 0;
 }
 
-int mt_branch_leave(const struct mt_branch *b, void *y, struct mt_err *err)
+int mt_branch_leave(const struct mt_branch *b, mt_branch_product *product, void *y, struct mt_err *err)
 {
     struct mt_norm norm = norm_of(b, true);
-    if (mt_branch_is_plain(b))
-        return 0;
-    int rc = b->out ? mt_norm(b->run->m, &norm, y, false, err) : 0;
+    if (is_plain(b))
+        return product(b->run, b->run->x, y, err);
+    int rc = b->out ? mt_norm(b->run->m, &norm, y, false, err) : product(b->run, NULL, y, err);
     return rc ? rc : add(b, b->run->x, y, y, err);
 }
 

@@ -7,8 +7,7 @@
 
 /**
  * What parts of a layer have in common: y = x + residual * after(f(before(x))), where `before` and `after` are norms,
- * or nothing. The part computes f, which ends with a product. If nothing comes after that (mt_branch_is_plain()), the
- * product itself adds x.
+ * or nothing. The part computes f, which ends with a product. If nothing comes after that, the product itself adds x.
  */
 struct mt_branch {
     const struct mt_part_run *run;
@@ -17,11 +16,6 @@ struct mt_branch {
     void *out;         /* [n, hidden] f's result, in the record; NULL: no norm comes after */
     float *rstd_after; /* [n] scratch of backward */
 };
-
-static inline bool mt_branch_is_plain(const struct mt_branch *b)
-{
-    return !b->out && b->run->part->spec->residual == 1;
-}
 
 /** The backward product of a weight [out, in] of the part, for a run's tokens; its operands are yet to be set. */
 static inline struct mt_linear_bwd mt_linear_bwd_of(const struct mt_part_run *r, size_t in, size_t out, int role)
@@ -32,8 +26,10 @@ static inline struct mt_linear_bwd mt_linear_bwd_of(const struct mt_part_run *r,
 
 /** *h = before(x), in m->h; without a norm it is x. again: with the recorded rstd. */
 int mt_branch_enter(const struct mt_branch *b, bool again, const void **h, struct mt_err *err);
-/** If the branch is not plain: y = x + residual * after(out), or without a norm residual * y. */
-int mt_branch_leave(const struct mt_branch *b, void *y, struct mt_err *err);
+/** out = the product that f ends with, plus `residual` (NULL: 0). */
+typedef int mt_branch_product(const struct mt_part_run *r, const void *residual, void *out, struct mt_err *err);
+/** y = x + residual * after(f(before(x))): the product's result is in b->out, or the product is made here. */
+int mt_branch_leave(const struct mt_branch *b, mt_branch_product *product, void *y, struct mt_err *err);
 /** *d = gradient of f's result: run->dx, or m->dh. Uses m->h. */
 int mt_branch_leave_backward(const struct mt_branch *b, const void **d, struct mt_err *err);
 /** run->dx += gradient of x, from that of f's input in m->dh. */

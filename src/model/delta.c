@@ -255,13 +255,13 @@ static int make_inputs(const struct mt_part_run *r, const struct record *rec, co
     return rc ? rc : mt_op_delta_gates(r->m->dev, &gates, err);
 }
 
-/* out = (norm(o) silu(z)) Wo, plus the branch's input in a plain branch. */
-static int project(const struct mt_part_run *r, const struct record *rec, const void *residual, void *out,
-                   struct mt_err *err)
+/* out = (norm(o) silu(z)) Wo, plus `residual`. */
+static int project(const struct mt_part_run *r, const void *residual, void *out, struct mt_err *err)
 {
+    struct record rec = record_of(r);
     const struct mt_param none = {0};
     const struct scratch s = scratch_of(r);
-    struct mt_gated_norm gated = gated_args(r, rec, &s);
+    struct mt_gated_norm gated = gated_args(r, &rec, &s);
     int rc = mt_op_gated_norm(r->m->dev, &gated, err);
     return rc ? rc : mt_linear(r->m, r->in->n_tokens, dims_of_run(r).o, r->m->wd.c, s.normed, r->w,
                                r->part->param[MT_DELTA_OUT], none, residual, out, err);
@@ -288,15 +288,14 @@ static int prepare(const struct mt_part_run *r, struct mt_err *err)
     struct mt_delta_rule rule = rule_args(r, &rec, &s);
     if (!rc)
         rc = mt_op_delta_rule(r->m->dev, &rule, err);
-    return rc || !rec.out ? rc : project(r, &rec, NULL, rec.out, err);
+    return rc || !rec.out ? rc : project(r, NULL, rec.out, err);
 }
 
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
     struct record rec = record_of(r);
     struct mt_branch branch = branch_of(r, &rec);
-    int rc = rec.out ? 0 : project(r, &rec, mt_branch_is_plain(&branch) ? r->x : NULL, y, err);
-    return rc ? rc : mt_branch_leave(&branch, y, err);
+    return mt_branch_leave(&branch, project, y, err);
 }
 
 static float *grad(const struct mt_part_run *r, int role)

@@ -344,12 +344,12 @@ static int make_heads(const struct mt_part_run *r, const struct record *rec, con
     return rc ? rc : copy_nope(r, x.kv, x.k, err);
 }
 
-/* out = o Wo, plus the branch's input in a plain branch. */
-static int project(const struct mt_part_run *r, const struct record *rec, const void *residual, void *out,
-                   struct mt_err *err)
+/* out = o Wo, plus `residual`. */
+static int project(const struct mt_part_run *r, const void *residual, void *out, struct mt_err *err)
 {
+    struct record rec = record_of(r);
     const struct mt_param *p = r->part->param;
-    return mt_linear(r->m, r->in->n_tokens, dims_of_run(r).o, r->m->wd.c, rec->o, r->w, p[MT_MLA_OUT],
+    return mt_linear(r->m, r->in->n_tokens, dims_of_run(r).o, r->m->wd.c, rec.o, r->w, p[MT_MLA_OUT],
                      p[MT_MLA_OUT_BIAS], residual, out, err);
 }
 
@@ -377,15 +377,14 @@ static int prepare(const struct mt_part_run *r, struct mt_err *err)
         return rc;
     struct mt_attention at = attention_args(r, &rec, &s);
     rc = mt_op_attention(r->m->dev, &at, err);
-    return rc || !rec.out ? rc : project(r, &rec, NULL, rec.out, err);
+    return rc || !rec.out ? rc : project(r, NULL, rec.out, err);
 }
 
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
     struct record rec = record_of(r);
     struct mt_branch branch = branch_of(r, &rec);
-    int rc = rec.out ? 0 : project(r, &rec, mt_branch_is_plain(&branch) ? r->x : NULL, y, err);
-    return rc ? rc : mt_branch_leave(&branch, y, err);
+    return mt_branch_leave(&branch, project, y, err);
 }
 
 /* Rotates back the gradients of queries, in place, and of the keys' shared part, whose sum goes to d_in. */

@@ -128,23 +128,27 @@ static struct mt_mlp mlp_of(const struct mt_part_run *r, const struct record *re
     return (struct mt_mlp){.run = r, .gate_up = rec->gate_up, .act = scratch_of(r).act};
 }
 
+static int project(const struct mt_part_run *r, const void *residual, void *out, struct mt_err *err)
+{
+    struct record rec = record_of(r);
+    struct mt_mlp mlp = mlp_of(r, &rec);
+    return mt_mlp_project(&mlp, residual, out, err);
+}
+
 static int prepare(const struct mt_part_run *r, struct mt_err *err)
 {
     struct record rec = record_of(r);
     struct mt_branch branch = branch_of(r, &rec);
     struct mt_mlp mlp = mlp_of(r, &rec);
     int rc = mt_mlp_open(&mlp, &branch, err);
-    return rc || !rec.out ? rc : mt_mlp_project(&mlp, NULL, rec.out, err);
+    return rc || !rec.out ? rc : project(r, NULL, rec.out, err);
 }
 
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
     struct record rec = record_of(r);
     struct mt_branch branch = branch_of(r, &rec);
-    struct mt_mlp mlp = mlp_of(r, &rec);
-    int rc = rec.out ? 0 : mt_mlp_project(&mlp, mt_branch_is_plain(&branch) ? r->x : NULL, y, err);
-    if (!rc)
-        rc = mt_branch_leave(&branch, y, err);
+    int rc = mt_branch_leave(&branch, project, y, err);
     return rc ? rc : mt_layer_scale(r, y, err);
 }
 
