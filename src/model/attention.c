@@ -177,29 +177,17 @@ static struct mt_branch branch_of(const struct mt_part_run *r, const struct reco
 
 static struct mt_attention attention_args(const struct mt_part_run *r, const struct record *rec)
 {
-    const mt_model *m = r->m;
     const struct mt_layer_spec *s = r->part->spec;
     struct qkv x = split_rows(r, rec->qkv, widths_of(r).qkv);
     struct qkv qk = s->qk_norm ? split_rows(r, rec->qk, widths_of(r).qk) : x;
-    return (struct mt_attention){
-        .n = r->in->n_tokens,
-        .window = (size_t)s->window,
-        .n_docs = r->in->n_docs,
-        .max_len = r->in->max_len,
-        .most_n = m->p.max_tokens,
-        .most_len = m->p.max_len,
-        .dtype = m->dt,
-        .scale = (float)s->score_scale,
-        .cap = (float)s->score_cap,
-        .cu_seqlens = r->in->cu_seqlens,
-        .cu_seqlens_host = r->in->cu_seqlens_host,
-        .q = qk.q,
-        .k = qk.k,
-        .v = s->v_norm ? qk.v : x.v,
-        .o = outputs(s, rec->o),
-        .lse = rec->lse,
-        .workspace = scratch_of(r).workspace,
-    };
+    struct mt_attention a = mt_attention_of(r);
+    a.q = qk.q;
+    a.k = qk.k;
+    a.v = s->v_norm ? qk.v : x.v;
+    a.o = outputs(s, rec->o);
+    a.lse = rec->lse;
+    a.workspace = scratch_of(r).workspace;
+    return a;
 }
 
 /* Weight of the norm that the rotary embedding's operation includes; NULL: none. */
@@ -472,11 +460,13 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     struct record rec = record_of(r);
     struct scratch s = scratch_of(r);
     struct mt_branch branch = branch_of(r, &rec);
-    size_t n = r->in->n_tokens;
-    struct mt_linear_bwd o = {.n = n, .in = wd.q, .out = wd.c, .w = r->w, .p = p[MT_ATTENTION_OUT],
-                              .bias = p[MT_ATTENTION_OUT_BIAS], .g = r->g, .dx = s.d_o, .first = r->of->first};
-    struct mt_linear_bwd qkv = {.n = n, .in = wd.c, .out = wd.qkv, .w = r->w, .dy = s.dqkv, .p = p[MT_ATTENTION_QKV],
-                                .bias = p[MT_ATTENTION_QKV_BIAS], .g = r->g, .dx = m->dh, .first = r->of->first};
+    struct mt_linear_bwd o = mt_linear_bwd_of(r, wd.q, wd.c, MT_ATTENTION_OUT);
+    struct mt_linear_bwd qkv = mt_linear_bwd_of(r, wd.c, wd.qkv, MT_ATTENTION_QKV);
+    o.bias = p[MT_ATTENTION_OUT_BIAS];
+    o.dx = s.d_o;
+    qkv.bias = p[MT_ATTENTION_QKV_BIAS];
+    qkv.dy = s.dqkv;
+    qkv.dx = m->dh;
     int rc = output_input(r, &rec, &o.x, err);
     if (!rc)
         rc = mt_branch_leave_backward(&branch, &o.dy, err);
@@ -501,9 +491,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
 {
     const struct mt_layer_spec *s = p->spec;
     double q = (double)(s->n_heads * s->head_dim), kv = (double)(s->n_kv_heads * s->head_dim);
-    double len = (double)seq_len, h = (double)c->hidden;
-    double window = s->window ? MT_MIN((double)s->window, len) : len;
-    double seen = (window * (window + 1) / 2 + (len - window) * window) / len; /* keys a query sees, on average */
+    double h = (double)c->hidden, seen = mt_attention_keys_seen(s, seq_len);
     return h * ((s->gate ? 2 : 1) * q + (s->v_is_k ? 1 : 2) * kv) + q * h + 2 * seen * q;
 }
 

@@ -10,9 +10,8 @@
  * o; backward makes queries, keys and values again from the latents. Queries without one are in the record, rotated.
  */
 #include "base/mem.h"
+#include "model/attention.h"
 #include "model/branch.h"
-#include "model/model_priv.h"
-#include "model/part.h"
 
 /* Widths of a layer, in elements. */
 struct dims {
@@ -200,28 +199,15 @@ static struct views forward_views(const struct mt_part_run *r, const struct reco
 static struct mt_attention attention_args(const struct mt_part_run *r, const struct record *rec,
                                           const struct scratch *s)
 {
-    const mt_model *m = r->m;
-    const struct mt_layer_spec *c = r->part->spec;
     struct views x = forward_views(r, rec, s);
-    return (struct mt_attention){
-        .n = r->in->n_tokens,
-        .window = (size_t)c->window,
-        .n_docs = r->in->n_docs,
-        .max_len = r->in->max_len,
-        .most_n = m->p.max_tokens,
-        .most_len = m->p.max_len,
-        .dtype = m->dt,
-        .scale = (float)c->score_scale,
-        .cap = (float)c->score_cap,
-        .cu_seqlens = r->in->cu_seqlens,
-        .cu_seqlens_host = r->in->cu_seqlens_host,
-        .q = x.q,
-        .k = x.k,
-        .v = x.v,
-        .o = x.o,
-        .lse = rec->lse,
-        .workspace = s->workspace,
-    };
+    struct mt_attention a = mt_attention_of(r);
+    a.q = x.q;
+    a.k = x.k;
+    a.v = x.v;
+    a.o = x.o;
+    a.lse = rec->lse;
+    a.workspace = s->workspace;
+    return a;
 }
 
 /* A latent: its columns in a row of the first product, its norm. */
@@ -469,9 +455,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
 {
     const struct mt_layer_spec *s = p->spec;
     struct dims d = dims_of(s);
-    double len = (double)seq_len, h = (double)c->hidden;
-    double window = s->window ? MT_MIN((double)s->window, len) : len;
-    double seen = (window * (window + 1) / 2 + (len - window) * window) / len; /* keys a query sees, on average */
+    double h = (double)c->hidden, seen = mt_attention_keys_seen(s, seq_len);
     double latents = (double)(d.q_latent * d.qk) + (double)(d.latent * d.kv);
     return h * (double)(d.in + d.o) + latents + seen * (double)(d.qk + d.o);
 }

@@ -175,12 +175,15 @@ int mt_mlp_backward(const struct mt_mlp *a, const struct mt_branch *branch, cons
     const struct mt_part_run *r = a->run;
     mt_model *m = r->m;
     const struct mt_param *p = r->part->param;
-    size_t n = r->in->n_tokens, f = (size_t)r->part->spec->ffn, hidden = m->wd.c;
-    struct mt_linear_bwd down = {.n = n, .in = f, .out = hidden, .x = a->act, .w = r->w, .dy = dy, .p = p[MT_MLP_DOWN],
-                                 .bias = p[MT_MLP_DOWN_BIAS], .g = r->g, .dx = a->act, .first = r->of->first};
-    struct mt_linear_bwd gate_up = {.n = n, .in = hidden, .out = 2 * f, .w = r->w, .dy = a->gate_up,
-                                    .p = p[MT_MLP_GATE_UP], .bias = p[MT_MLP_GATE_UP_BIAS], .g = r->g, .dx = m->dh,
-                                    .first = r->of->first};
+    size_t f = (size_t)r->part->spec->ffn, hidden = m->wd.c;
+    struct mt_linear_bwd down = mt_linear_bwd_of(r, f, hidden, MT_MLP_DOWN);
+    struct mt_linear_bwd gate_up = mt_linear_bwd_of(r, hidden, 2 * f, MT_MLP_GATE_UP);
+    down.bias = p[MT_MLP_DOWN_BIAS];
+    down.x = down.dx = a->act;
+    down.dy = dy;
+    gate_up.bias = p[MT_MLP_GATE_UP_BIAS];
+    gate_up.dy = a->gate_up;
+    gate_up.dx = m->dh;
     int rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
         rc = gated_backward(a, mt_linear_is_trained(&down), err);
