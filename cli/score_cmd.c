@@ -93,7 +93,7 @@ static uint64_t key_of(const struct mt_setup *setup)
     const struct mt_numerics *n = mt_setup_numerics_of(setup, 0);
     const int64_t of[] = {(int64_t)mt_dataset_hash(in->eval_data), n->seq_len, n->rows_per_step, n->micro_batch,
                           n->logits_chunk, n->logits_piece, in->cfg->data.packing, (int64_t)in->cfg->model.base_dtype,
-                          n->dtype, (int64_t)n->seed, in->cfg->model.init};
+                          n->dtype, n->compute, (int64_t)n->seed, in->cfg->model.init};
     return hash_folder(in->cfg->adapter.path, hash_folder(in->model_dir, XXH3_64bits(of, sizeof(of))));
 }
 
@@ -234,16 +234,17 @@ static int write_results(const struct mt_inputs *in, const struct score_journal 
 }
 
 /* The file of --top, FILE.top; says its size before anything is computed. */
-static int open_top(mt_teacher_out **out, const struct mt_inputs *in, size_t top, const char *path, uint64_t key,
+static int open_top(mt_teacher_out **out, const struct mt_setup *setup, size_t top, const char *path, bool goes_on,
                     struct mt_err *err)
 {
+    const struct mt_inputs *in = setup->in;
     const struct mt_dataset_stats *d = mt_dataset_stats(in->eval_data);
     char file[4096], size[32];
     uint64_t bytes = mt_teacher_bytes(d->n_samples, d->n_trained, top);
     mt_path_printf(file, sizeof(file), "%s.top", path);
     mt_info("%s takes %s: %zu bytes for each of %llu trained tokens", file, mt_format_bytes(size, sizeof(size), bytes),
             mt_teacher_row_bytes(top), (unsigned long long)d->n_trained);
-    const struct mt_teacher_params p = {file, in->eval_data, top, (size_t)in->hf.vocab, key};
+    const struct mt_teacher_params p = {file, in->eval_data, top, (size_t)in->hf.vocab, key_of(setup), goes_on};
     return mt_teacher_create(out, &p, err);
 }
 
@@ -263,10 +264,10 @@ static int score(const struct mt_setup *setup, const struct cli_args *args, cons
         unlink(part);
     if (!rc)
         rc = score_journal_open(&j, part, key_of(setup) + top, n, err);
-    if (!rc && top)
-        rc = open_top(&teacher, in, top, path, key_of(setup), err);
     for (size_t i = 0; i < n && !rc; i++)
         before += j.sample[i].done;
+    if (!rc && top)
+        rc = open_top(&teacher, setup, top, path, before > 0, err);
     if (before)
         mt_info("%zu of %zu %s are in %s already", before, n, answers ? "answers" : "samples", part);
     if (!rc && before < n)
@@ -274,10 +275,10 @@ static int score(const struct mt_setup *setup, const struct cli_args *args, cons
     if (!rc)
         rc = run_steps(&s, &(struct sinks){&j, teacher}, top, err);
     mt_session_finish(&s);
-    int code = mt_teacher_close(&teacher, !rc, rc ? NULL : err);
-    rc = rc ? rc : code;
     if (!rc)
         rc = write_results(in, &j, path, args, err);
+    int code = mt_teacher_close(&teacher, !rc, rc ? NULL : err);
+    rc = rc ? rc : code;
     if (!rc)
         unlink(part);
     score_journal_close(&j);

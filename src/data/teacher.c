@@ -94,21 +94,27 @@ static int write_at(int fd, const void *data, size_t n, uint64_t at)
 }
 
 /* Begins the file, unless it is one of the same key. */
-static int begin(mt_teacher_out *t, struct mt_err *err, const char *path)
+static int begin(mt_teacher_out *t, const struct mt_teacher_params *p, struct mt_err *err)
 {
     struct mt_teacher_header was = {0};
-    if (!mt_pread_all(t->fd, &was, sizeof(was), 0) && !memcmp(&was, &t->header, sizeof(was)))
+    uint64_t bytes = mt_teacher_bytes(t->n_samples, t->header.n_rows, t->top);
+    struct stat st;
+    bool whole = !fstat(t->fd, &st) && (uint64_t)st.st_size == bytes;
+    if (whole && !mt_pread_all(t->fd, &was, sizeof(was), 0) && !memcmp(&was, &t->header, sizeof(was)))
         return 0;
+    if (p->goes_on)
+        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s does not hold what was computed before: give --force to start over",
+                       p->path);
     int rc = ftruncate(t->fd, 0) ? -errno : 0;
     if (!rc)
         rc = write_at(t->fd, t->entry, t->n_samples * sizeof(*t->entry), sizeof(was));
-    if (!rc && posix_fallocate(t->fd, 0, (off_t)mt_teacher_bytes(t->n_samples, t->header.n_rows, t->top)))
-        rc = -ENOSPC;
+    if (!rc)
+        rc = -posix_fallocate(t->fd, 0, (off_t)bytes);
     if (!rc)
         rc = write_at(t->fd, &t->header, sizeof(t->header), 0);
     if (!rc && fdatasync(t->fd))
         rc = -errno;
-    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "%s: %s", path, strerror(-rc)) : 0;
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "%s: %s", p->path, strerror(-rc)) : 0;
 }
 
 int mt_teacher_create(mt_teacher_out **out, const struct mt_teacher_params *p, struct mt_err *err)
@@ -125,7 +131,7 @@ int mt_teacher_create(mt_teacher_out **out, const struct mt_teacher_params *p, s
     if (!rc) {
         t->header = (struct mt_teacher_header){
             MT_TEACHER_MAGIC, (uint32_t)p->top, (uint32_t)p->vocab, t->n_samples, n_rows, p->key | 1, {0}};
-        rc = begin(t, err, p->path);
+        rc = begin(t, p, err);
     }
     if (rc)
         mt_teacher_close(&t, false, NULL);

@@ -35,6 +35,7 @@ struct mt_teacher_params {
     const mt_dataset *data;
     size_t top, vocab;
     uint64_t key;
+    bool goes_on; /* some of its rows are said to be there: without a file of the key, -ENOENT */
 };
 int mt_teacher_create(mt_teacher_out **out, const struct mt_teacher_params *p, struct mt_err *err);
 /** All rows of a sample: token[n, top], rest[n]. */
