@@ -124,6 +124,10 @@ int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
     if (cli_arg(args, "list"))
         return list_names();
     mt_mem_keep_freed();
+    if (cli_arg(args, "optimizers") && cli_arg(args, "measure")) {
+        fprintf(stderr, "megatrain plan: --measure times one configuration: give it first, then --optimizers\n");
+        return EXIT_USAGE;
+    }
     if (cli_arg(args, "optimizers"))
         return plan_print_optimizers(args);
     int rc = plan_view_open(&v, args->n_operands ? args->operands[0] : NULL, args, &err), code = 0;

@@ -15,6 +15,7 @@
 #include "hw/hw.h"
 #include "machine/measure.h"
 #include "machine/stored.h"
+#include "optim/optimizer.h"
 #include "plan_print.h"
 
 /* "24GiB", "25GB/s", or a bare number of the option's own unit, which is `scale` bytes; -1 for other text. */
@@ -200,11 +201,28 @@ static int shorthand(struct mt_config *cfg, const struct cli_args *args, struct 
     return rc || !tokens ? rc : set_tokens_per_step(cfg, tokens, err);
 }
 
+/* Keys of other optimizers than the one that is tried. */
+static int reset_other_keys(struct mt_config *cfg, struct mt_err *err)
+{
+    char name[64];
+    double unused;
+    int rc = 0;
+    for (size_t i = 0; i < mt_optimizer_n_slots() && !rc; i++) {
+        const char *key = mt_optimizer_slot(i)->key.name;
+        snprintf(name, sizeof(name), "optimizer.%s", key);
+        if (!mt_optimizer_default(cfg->optimizer.type, key, &unused))
+            rc = mt_config_reset(cfg, name, err);
+    }
+    return rc;
+}
+
 static int apply_settings(struct mt_config *cfg, const struct plan_settings *s, struct mt_err *err)
 {
     int rc = 0;
     for (size_t i = 0; s && i < MT_ARRAY_LEN(s->key) && s->key[i] && !rc; i++)
         rc = mt_config_override(cfg, s->key[i], s->value[i], "a change", err);
+    if (s && s->key[0] && !strcmp(s->key[0], "optimizer.type") && !rc)
+        rc = reset_other_keys(cfg, err);
     char tokens[32] = "";
     if (s && s->tokens_per_step)
         snprintf(tokens, sizeof(tokens), "%lld", s->tokens_per_step);

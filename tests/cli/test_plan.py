@@ -133,6 +133,17 @@ def several_gpus_are_planned(tmp):
     assert speeds[0] > speeds[1] > speeds[2] > speeds[0] / 4, speeds
 
 
+def optimizers_are_compared():
+    """Also for a configuration with keys that not all of them have."""
+    args = ["--model", "Qwen/Qwen3-1.7B", "--machine", "rtx4090", "--optimizers"]
+    rows = plan(*args, "--set", "optimizer.beta2=0.95", "--set", "optimizer.rounding=stochastic")
+    assert len(rows) == 12 and [r["exact"] for r in rows] == [True, True] + [False] * 10, rows
+    kept = {(r["optimizer.type"], r["optimizer.state_dtype"], r["memory.update"]): r["bytes_per_parameter"] for r in rows}
+    assert abs(kept["adamw", "f32", "forward"] - 14) < 0.1 and kept["adamw", "f32", "backward"] < 13, kept
+    assert abs(kept["lion", "bf16", "forward"] - 8) < 0.1 and abs(kept["sgd", "f32", "forward"] - 6) < 0.1, kept
+    assert "--measure" in megatrain("plan", *args, "--measure", expect=2).stderr
+
+
 def known_names_are_listed(tmp):
     folder = os.path.join(os.path.dirname(__file__), "..", "..", "configs")
     want = [f"  {f.rpartition('.')[0]}" for kind, end in (("machines", ".ini"), ("models", ".json"))
@@ -575,6 +586,7 @@ def main():
         several_gpus_are_planned(tmp)
         what_does_not_fit_says_what_would(tmp)
         known_names_are_listed(tmp)
+        optimizers_are_compared()
         unknown_names_are_told_what_there_is(tmp)
         a_refusal_s_first_change_fits(tmp)
         the_questions_of_a_new_user_are_answered(tmp)
