@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -16,11 +15,8 @@ static int write_html(const struct mt_report *r, const char *path, const char *t
 {
     struct mt_str s = {0};
     mt_report_html(&s, r, title);
-    char tmp[4200];
-    mt_path_printf(tmp, sizeof(tmp), "%s.tmp", path);
-    int rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(tmp, s.p, s.len, err);
-    if (!rc && rename(tmp, path)) /* a browser never reads half a page */
-        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
+    /* in one piece: a browser never reads half a page */
+    int rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);
     mt_str_finish(&s);
     return rc;
 }
@@ -85,7 +81,8 @@ static int watch(const struct pages *p, int seconds, struct mt_err *err)
 {
     struct mt_err why = {0};
     while (!stopped) {
-        poll(NULL, 0, seconds * 1000);
+        for (int i = 0; i < seconds && !stopped; i++) /* a signal may come just before it waits */
+            poll(NULL, 0, 1000);
         if (!stopped && write_pages(p, seconds, &why))
             mt_warn("%s; trying again", why.msg);
     }
