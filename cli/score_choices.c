@@ -55,7 +55,9 @@ static bool same_record(const mt_dataset *d, size_t i)
 
 static bool has_records_of_several(const mt_dataset *d)
 {
-    for (size_t i = 1; i < mt_dataset_stats(d)->n_samples; i++)
+    /* pieces of a sample that was split are no choices */
+    const size_t n = mt_dataset_stats(d)->n_split ? 0 : (size_t)mt_dataset_stats(d)->n_samples;
+    for (size_t i = 1; i < n; i++)
         if (same_record(d, i))
             return true;
     return false;
