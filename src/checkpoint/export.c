@@ -152,10 +152,11 @@ static int write_card(struct exporter *x, const struct mt_export *e, const char 
                            .merged = e->base != NULL,
                            .packed = e->base_dtype ? mt_packed_names[e->base_dtype] : NULL};
     char path[4200], sum[MT_SUM_TEXT];
-    if (mt_checkpoint_read_state(e->from, &s, NULL))
-        return 0;
-    char *text = mt_card_text(&card, &s);
+    bool known = !mt_checkpoint_read_state(e->from, &s, NULL);
+    char *text = known ? mt_card_text(&card, &s) : NULL;
     mt_train_state_finish(&s);
+    if (!known)
+        return 0;
     mt_path_printf(path, sizeof(path), "%s/" MT_CARD_NAME, dir);
     int rc = text ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, MT_CARD_NAME, 0);
     if (!rc) {
