@@ -33,9 +33,15 @@ static bool is(const struct mt_train_state *s, const char *section, const char *
     return !strcmp(value_of(s, section, key, buf), value);
 }
 
-/* "Qwen/Qwen3-8B" of a folder in the Hub's cache (models--Qwen--Qwen3-8B/snapshots/...). */
+/* "Qwen/Qwen3-8B", as it is, or of a folder in the Hub's cache (models--Qwen--Qwen3-8B/snapshots/...). Folders are
+ * absolute in a run's configuration. */
 static bool hub_name(const char *path, char buf[VALUE])
 {
+    const char *owned = strchr(path, '/');
+    if (owned && owned > path && owned[1] && *path != '.' && !strchr(owned + 1, '/')) {
+        snprintf(buf, VALUE, "%s", path);
+        return true;
+    }
     const char *at = strstr(path, "models--"), *slash = at ? strstr(at, "--") : NULL;
     const char *name = slash ? slash + 2 : NULL, *rest = name ? strstr(name, "--") : NULL;
     size_t n = name ? strcspn(name, "/") : 0;
@@ -114,6 +120,15 @@ static void add_method(struct mt_str *out, const struct mt_card *c, const struct
     mt_str_printf(out, "%s |\n", c->merged ? "; merged into the model's weights" : "");
     if (c->packed)
         mt_str_printf(out, "| Weights | matrices of layers in %s |\n", c->packed);
+    if (is(s, "train", "objective", "distill")) {
+        char buf[VALUE];
+        static const struct labelled distill[] = {{"top ", "top"}, {"share of the data's own tokens ", "sft"}};
+        mt_str_printf(out, "| Distilled from | ");
+        add_names(out, value_of(s, "distill", "teacher", buf));
+        mt_str_printf(out, ", ");
+        add_values(out, s, "distill", distill, MT_ARRAY_LEN(distill));
+        mt_str_printf(out, " |\n");
+    }
     if (!is(s, "preference", "loss", "off") && !is(s, "preference", "loss", "")) {
         static const struct labelled loss[] = {{"", "loss"}, {"beta ", "beta"}};
         mt_str_printf(out, "| Preference loss | ");
@@ -126,8 +141,8 @@ static void add_run(struct mt_str *out, const struct mt_train_state *s)
 {
     static const struct labelled batch[] = {{"tokens a step ", "tokens_per_step"}, {"rows a step ", "batch_size"}},
                                  rate[] = {{"", "learning_rate"}, {"", "schedule"}, {"warmup ", "warmup"}},
-                                 optimizer[] = {{"", "type"}, {"weight decay ", "weight_decay"}, {"states ", "state_dtype"}},
-                                 rows[] = {{"rows of ", "seq_len"}}, dtype[] = {{"", "dtype"}};
+                                 optimizer[] = {{"", "type"}, {"weight decay ", "weight_decay"}, {"states ", "state_dtype"}, {"masters ", "master"}},
+                                 rows[] = {{"rows of ", "seq_len"}}, dtype[] = {{"", "dtype"}, {"products in ", "compute"}};
     char buf[VALUE];
     mt_str_printf(out, "| Data | ");
     add_names(out, value_of(s, "data", "train", buf));
@@ -141,7 +156,7 @@ static void add_run(struct mt_str *out, const struct mt_train_state *s)
     mt_str_printf(out, " |\n| Optimizer | ");
     add_values(out, s, "optimizer", optimizer, MT_ARRAY_LEN(optimizer));
     mt_str_printf(out, " |\n| Compute | ");
-    add_values(out, s, "model", dtype, 1);
+    add_values(out, s, "model", dtype, MT_ARRAY_LEN(dtype));
     mt_str_printf(out, " |\n| Trained for | %.3g hours |\n", s->seconds / 3600);
 }
 

@@ -46,3 +46,17 @@ with tempfile.TemporaryDirectory() as tmp:
     assert "base_model" not in text and "secret" not in text, text  # a folder is no model of the Hub
     megatrain("-q", "export", "--merge", out("lora/latest"), out("merged"))
     card_of(out("merged"), "library_name: transformers\n", "merged into the model's weights")
+    # a model that is named as on the Hub, distilled
+    os.mkdir(os.path.join(tmp, "models--Some-Org--A-Model", "refs"))
+    with open(os.path.join(tmp, "models--Some-Org--A-Model", "refs", "main"), "w") as f:
+        f.write("123")
+    env = {"HF_HUB_CACHE": tmp}
+    megatrain("-q", "score", write_ini(out("c.ini"), base(out("whole"), data, out("none"), data__tokenizer="byte", data__overlong="split", data__eval="")),
+              "--data", data, "--out", out("scores"), "--top", "4")
+    megatrain("-q", "run", write_ini(out("d.ini"), base("Some-Org/A-Model", data, out("taught"), **{
+        **own, "data__eval": "", "data__overlong": "split", "train__objective": "distill", "distill__teacher": out("scores.top"),
+        "distill__top": 3, "distill__sft": 0.25, "optimizer__master": "24bit", "model__dtype": "bf16", "model__compute": "fp8"})), env=env)
+    megatrain("-q", "export", out("taught/latest"), out("student"))
+    text = card_of(out("student"), "base_model: Some-Org/A-Model\n", "| Base | Some-Org/A-Model |", "masters 24bit", "products in fp8",
+                   "| Distilled from | scores.top, top 3, share of the data's own tokens 0.25 |")
+    assert "secret" not in text and tmp not in text, text
