@@ -53,7 +53,7 @@ struct mt_product_scratch {
     const void *known; /* the matrix whose magnitudes A's are, which has not changed since; NULL: none */
 };
 
-/** Rows of a piece whose largest logits are told. */
+/** Rows whose largest logits are told. */
 struct mt_top_piece {
     struct mt_model *m;
     size_t mb, first, rows;
@@ -70,8 +70,8 @@ struct mt_model {
     bool training;     /* the uploaded micro-batches are a step's, not an evaluation's */
     struct mt_weighing *weighings; /* [max_micro] */
 
-    struct mt_top_piece *top_pieces; /* [max_micro, pieces of max_tokens rows]; NULL: without `top` */
-    float *top_logits;         /* [piece, vocab] in host memory */
+    struct mt_top_piece *top_pieces; /* [max_micro, max_tokens] by first row; NULL: without `top` */
+    float *top_logits;         /* [part of a piece, vocab] in host memory */
     struct mt_top *top;        /* [max_micro, max_tokens, top] */
     float *top_rest;           /* [max_micro, max_tokens] */
 

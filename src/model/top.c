@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The largest log-probabilities of each loss row, for students to learn from. Logits go to the host a piece at a
- * time, 4 bytes each, which costs little beside the pass of a model that does not fit the device. The largest are
+ * The largest log-probabilities of each loss row, for students to learn from. Logits go to the host by parts of a
+ * piece, 4 bytes each, which costs little beside the pass of a model that does not fit the device. The largest are
  * found there, with the same bits whatever the device is.
  */
 #include <math.h>
@@ -10,28 +10,24 @@
 #include "base/mem.h"
 #include "model/model_priv.h"
 
-enum { BLOCK = 64 };
+enum { BLOCK = 64, PART_ROWS = 32 }; /* parts: what no plan counts stays small, 19 MB for 152k tokens */
 
-static size_t rows_of_piece(const mt_model *m)
+static size_t rows_of_part(const mt_model *m)
 {
-    return m->p.logits_piece ? m->p.logits_piece : m->p.logits_chunk;
-}
-
-static size_t pieces_of(const mt_model *m)
-{
-    return m->p.max_tokens / rows_of_piece(m) + m->p.max_tokens / m->p.logits_chunk + 2;
+    size_t piece = m->p.logits_piece ? m->p.logits_piece : m->p.logits_chunk;
+    return MT_MIN(piece, (size_t)PART_ROWS);
 }
 
 static size_t logits_bytes(const mt_model *m)
 {
-    return rows_of_piece(m) * (size_t)m->layout->cfg.vocab * sizeof(float);
+    return rows_of_part(m) * (size_t)m->layout->cfg.vocab * sizeof(float);
 }
 
 int mt_model_top_create(mt_model *m, struct mt_err *err)
 {
     size_t rows = m->p.max_micro * m->p.max_tokens;
     void *logits = NULL;
-    m->top_pieces = mt_calloc(m->p.max_micro * pieces_of(m), sizeof(*m->top_pieces));
+    m->top_pieces = mt_calloc(rows, sizeof(*m->top_pieces));
     m->top = mt_calloc(rows * m->p.top, sizeof(*m->top));
     m->top_rest = mt_calloc(rows, sizeof(*m->top_rest));
     if (!m->top_pieces || !m->top || !m->top_rest)
@@ -127,19 +123,27 @@ static void find_rows(void *ctx)
     }
 }
 
+/* Rows [at, at + rows) of the piece that begins at loss row `first`. */
+static int part_rows(mt_model *m, size_t mb, size_t first, size_t at, size_t rows, struct mt_err *err)
+{
+    struct mt_top_piece *p = m->top_pieces + mb * m->p.max_tokens + first + at;
+    size_t width = (size_t)m->layout->cfg.vocab * sizeof(float), ld = mt_model_logits_ld(m->layout);
+    *p = (struct mt_top_piece){m, mb, first + at, rows};
+    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                            &(struct mt_copy){m->top_logits, width, (const float *)m->logits + at * ld,
+                                              ld * sizeof(float), width, rows}, err);
+    return rc ? rc : mt_device_call(m->dev, find_rows, p, err);
+}
+
 int mt_model_top_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err)
 {
-    struct mt_top_piece *p = m->top_pieces + mb * pieces_of(m) + first / rows_of_piece(m) + first / m->p.logits_chunk;
-    size_t width = (size_t)m->layout->cfg.vocab * sizeof(float), n = rows * sizeof(float);
+    size_t n = rows * sizeof(float);
     float *loss = mt_model_stats_loss(m, m->stats_host, mb) + first;
-    *p = (struct mt_top_piece){m, mb, first, rows};
     int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){m->top_logits, width, m->logits,
-                                              mt_model_logits_ld(m->layout) * sizeof(float), width, rows}, err);
-    if (!rc)
-        rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
                             &(struct mt_copy){loss, n, mt_model_stats_loss(m, m->stats_dev, mb) + first, n, n, 1}, err);
-    return rc ? rc : mt_device_call(m->dev, find_rows, p, err);
+    for (size_t at = 0, part = rows_of_part(m); at < rows && !rc; at += part)
+        rc = part_rows(m, mb, first, at, MT_MIN(part, rows - at), err);
+    return rc;
 }
 
 const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest)
