@@ -470,14 +470,17 @@ int mt_config_keep(struct mt_config *cfg, const char *earlier_ini, const char *w
 int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct mt_str *diff,
                    struct mt_str *grown, struct mt_err *err)
 {
-    struct mt_config *earlier = NULL;
+    struct mt_config *earlier = NULL, settled = *cfg; /* borrows everything else */
     int rc = load_earlier(&earlier, earlier_ini, false, err);
+    settled.numerics.compute = mt_settled_compute(&cfg->numerics);
+    if (!rc)
+        earlier->numerics.compute = mt_settled_compute(&earlier->numerics);
     for (size_t i = 0; i < mt_n_keys() && !rc; i++) {
         const struct mt_key *k = mt_key_at(i);
         struct mt_str then, now;
         if (k->role != MT_NUMERICS && k->role != MT_LENGTH)
             continue;
-        int same = has_same_value(earlier, cfg, k, &then, &now);
+        int same = has_same_value(earlier, &settled, k, &then, &now);
         if (same < 0) {
             rc = mt_fail_nomem(err, "the configuration", then.len);
         } else if (!same) {

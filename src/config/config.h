@@ -198,7 +198,7 @@ int mt_config_reset(struct mt_config *cfg, const char *key, struct mt_err *err);
 int mt_config_keep(struct mt_config *cfg, const char *earlier_ini, const char *why, struct mt_err *err);
 
 /**
- * Compares numerics with such a text. Appends a line for each difference ("train.seed: 42 -> 43") to `diff`, or to
+ * Compares numerics with such a text; what auto is by definition does not differ from it. Appends a line for each difference ("train.seed: 42 -> 43") to `diff`, or to
  * `grown` where train.steps, epochs or tokens became larger.
  */
 int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct mt_str *diff,

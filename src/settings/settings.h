@@ -80,6 +80,12 @@ static inline bool mt_clips_by_block(const struct mt_numerics *n)
     return n->clip == MT_CLIP_UNIT || !(n->grad_clip > 0);
 }
 
+/** model.compute, with what auto is; with dtype f32 that has no other name. */
+static inline enum mt_compute mt_settled_compute(const struct mt_numerics *n)
+{
+    return n->compute == MT_COMPUTE_AUTO && n->dtype == MT_BF16 ? MT_COMPUTE_BF16 : n->compute;
+}
+
 /** What it computes in, for messages. */
 static inline const char *mt_numerics_name(const struct mt_numerics *n)
 {

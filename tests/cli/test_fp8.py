@@ -143,6 +143,10 @@ def refusals(tmp):
     megatrain("-q", "run", ini, "--resume", "--set", "model.compute=auto")  # the checkpoint's
     with open(os.path.join(out, "config.effective.ini")) as f:
         assert "compute = fp8" in f.read()
+    out = os.path.join(tmp, "auto")
+    ini = write_ini(out + ".ini", base(model, data, out, train__steps=2, model__dtype="bf16"))
+    megatrain("-q", "run", ini, "--max-steps", 1)
+    megatrain("-q", "run", ini, "--resume", "--set", "model.compute=bf16")  # what auto was
 
 
 def learning(tmp):

@@ -371,6 +371,15 @@ static void changes_on_resume_are_told_apart(void **state)
     assert_string_equal(diff.p, "  train.steps: 3 -> 2\n"); /* shrinking is a difference */
     assert_null(grown.p);
     assert_int_equal(mt_config_diff(d, "[nonsense\na = b\n", &diff, &grown, &err), -EINVAL);
+    mt_str_finish(&diff);
+    mt_config_destroy(&d);
+    d = load("[model]\npath = m\ncompute = bf16\n[data]\ntrain = d.jsonl\n[train]\nsteps = 3\nbatch_size = 4\n");
+    assert_int_equal(mt_config_diff(d, old.p, &diff, &grown, &err), 0); /* what auto is */
+    assert_null(diff.p);
+    mt_config_destroy(&d);
+    d = load("[model]\npath = m\ncompute = fp8\n[data]\ntrain = d.jsonl\n[train]\nsteps = 3\nbatch_size = 4\n");
+    assert_int_equal(mt_config_diff(d, old.p, &diff, &grown, &err), 0);
+    assert_string_equal(diff.p, "  model.compute: bf16 -> fp8\n");
     mt_str_finish(&old);
     mt_str_finish(&diff);
     mt_config_destroy(&c);
