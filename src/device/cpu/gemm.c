@@ -4,6 +4,7 @@
  * bf16 products is divided into tiles by shape alone, each computed by one thread, so that the order of every sum is
  * the same for any number of threads; all others are products of packed strips (gemm_panels.c).
  */
+#include <float.h>
 #include <stdio.h>
 
 #include "device/cpu/cpu.h"
@@ -81,6 +82,8 @@ void mt_cpu_run_gemm(struct mt_cpu_device *d, const struct mt_gemm *a)
     struct mt_gemm codes = *a;
     if (a->dtype == MT_E4M3) { /* products of codes are exact, and scales are powers of two */
         codes.scale = *a->a_scale * *a->b_scale * (a->scale != 0 ? a->scale : 1);
+        if (codes.scale == 0) /* which would be read as 1 */
+            codes.scale = FLT_TRUE_MIN;
         mt_cpu_gemm_run(d->gemm, d->pool, &codes);
         return;
     }
