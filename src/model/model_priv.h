@@ -251,7 +251,7 @@ int mt_model_begin_grad(mt_model *m, size_t unit, float *g, const struct mt_para
  * are whole vectors (product.c). Rows of A and B lie side by side.
  */
 int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err);
-/** After a product with this A: the next one has it, too, with the same content. */
+/** After a product with this A: if the next one is a weight's gradient that has it as A, too, its content is the same. */
 static inline void mt_product_again(mt_model *m, const void *a)
 {
     m->product.known = m->p.fp8 ? a : NULL;
