@@ -10,7 +10,8 @@
 static inline bool mt_qk_norm_is_apart(const struct mt_layer_spec *s)
 {
     bool usual = !s->norm.plus_one && !s->norm.round_once;
-    return s->qk_norm && !(s->qk_norm == MT_QK_NORM_HEADS && usual && s->rope != MT_NO_ROPE);
+    bool alike = s->rope != MT_NO_ROPE && s->q_rope == s->rope && !s->v_norm;
+    return s->qk_norm && !(s->qk_norm == MT_QK_NORM_HEADS && usual && alike);
 }
 
 /** Attention over a run's tokens and documents, by its layer's rule; its operands are yet to be set. */
