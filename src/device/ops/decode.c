@@ -47,7 +47,7 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
     bool nested = shape->flags & MT_METER_NESTED && a.format == MT_PACKED_NF4;
     a.scale = nested ? MT_SCALE_NESTED : f->scale;
     size_t bytes = mt_packed_code_bytes(a.format, rows, cols), blocks = mt_packed_n_scales(a.format, rows, cols);
-    /* FP8 bytes from 0 to 126, so that none is a NaN */
+    /* bytes of FP8, and of scales that are powers of two, from 0 to 126, so that none is a NaN or infinite */
     a.codes = f->bytes ? (void *)mt_example_ints(x, mt_div_up(bytes, 4), 0x01010101, 0x7f7f7f7f)
                                         : words(x, bytes);
     if (nested) {
@@ -55,7 +55,9 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
         a.nested_map = words(x, 256 * sizeof(float));
         a.nested_offset = words(x, sizeof(float));
     }
-    a.scales = words(x, scale_bytes(&a));
+    bytes = scale_bytes(&a);
+    a.scales = a.scale == MT_SCALE_E8M0 ? (void *)mt_example_ints(x, mt_div_up(bytes, 4), 0x01010101, 0x7f7f7f7f)
+                                        : words(x, bytes);
     a.out = mt_example_write(x, shape->dtype, rows * cols);
     *(struct mt_decode *)args = a;
 }
