@@ -387,6 +387,8 @@ struct mt_scale_columns {
     W(QK_ROPE_BWD, qk_rope_bwd, struct mt_qk_rope_bwd)                                             \
     X(GLU, glu, struct mt_glu)                                                                     \
     X(GLU_BWD, glu_bwd, struct mt_glu_bwd)                                                         \
+    X(ACTIVATE, activate, struct mt_activate)                                                      \
+    X(ACTIVATE_BWD, activate_bwd, struct mt_activate_bwd)                                          \
     X(CROSS_ENTROPY, cross_entropy, struct mt_cross_entropy)                                       \
     X(CAP, cap, struct mt_cap)                                                                     \
     X(GATHER_ROWS, gather_rows, struct mt_rows)                                                    \

@@ -5,7 +5,7 @@
 #include "device/device.h"
 
 /**
- * Operations of gated units and mixtures of experts: a part of ops.h, which includes it; its rules apply.
+ * Operations of units, gated or not, and mixtures of experts: a part of ops.h, which includes it; its rules apply.
  */
 
 /* --- gated units -------------------------------------------------------------------------------- */
@@ -33,6 +33,28 @@ struct mt_glu_bwd {
     void *dgate_up; /* may be gate_up */
     void *out;      /* [n, f]; may be dout; NULL: not wanted */
     float alpha, limit; /* of MT_GLU_CLAMPED */
+};
+
+/* --- units without a gate ----------------------------------------------------------------------- */
+
+/** relu(x)^2 (So et al. 2021); x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (Hendrycks and Gimpel 2016). */
+enum mt_activate_kind { MT_ACTIVATE_RELU2, MT_ACTIVATE_GELU_TANH };
+/** out[i, j] = act(x[i, j]), in f32, rounded once. */
+struct mt_activate {
+    size_t n, f;
+    enum mt_dtype dtype;
+    enum mt_activate_kind kind;
+    const void *x; /* [n, f] */
+    void *out;     /* [n, f]; not x, which backward needs */
+};
+/** dx = dout act'(x); also computes the output of mt_op_activate() again. */
+struct mt_activate_bwd {
+    size_t n, f;
+    enum mt_dtype dtype;
+    enum mt_activate_kind kind;
+    const void *x, *dout;
+    void *dx;  /* may be x */
+    void *out; /* [n, f]; may be dout; NULL: not wanted */
 };
 
 /* --- mixtures of experts ------------------------------------------------------------------------ */

@@ -224,6 +224,9 @@ static void units_and_loss(enum mt_dtype t)
     RUN(mt_op_glu, (struct mt_glu){.n = n, .f = f, .dtype = t, .gate_up = gu, .out = output("glu", t, n * f)});
     RUN(mt_op_glu_bwd, (struct mt_glu_bwd){.n = n, .f = f, .dtype = t, .kind = MT_GLU_GELU_TANH, .gate_up = gu,
                                            .dout = dout, .dgate_up = gu, .out = dout});
+    RUN(mt_op_activate, (struct mt_activate){.n = n, .f = f, .dtype = t, .x = gu, .out = output("activate", t, n * f)});
+    RUN(mt_op_activate_bwd, (struct mt_activate_bwd){.n = n, .f = f, .dtype = t, .kind = MT_ACTIVATE_GELU_TANH, .x = gu,
+                                                     .dout = dout, .dx = gu, .out = dout});
     RUN(mt_op_cross_entropy,
         (struct mt_cross_entropy){.n = n, .vocab = vocab, .ld = ld, .dtype = t, .logits = logits,
                                   .targets = upload(targets, sizeof(targets)),

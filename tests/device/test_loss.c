@@ -79,6 +79,59 @@ static void gated_units_match(struct harness *h)
     glu_case(h, 2, 4104, MT_GLU_CLAMPED);
 }
 
+static void activate_case(struct harness *h, size_t n, size_t f, enum mt_activate_kind kind)
+{
+    double *x, *dy, slope;
+    struct dbuf *bx = buf_random(h, h->dtype, n * f, 3, &x), *g = buf_random(h, h->dtype, n * f, 1, &dy);
+    struct dbuf *y = buf_nan(h, h->dtype, n * f), *apart = buf_nan(h, h->dtype, n * f);
+    double *want = scratch(h, n * f), *want_dx = scratch(h, n * f);
+    struct mt_activate_bwd b = {.n = n, .f = f, .dtype = h->dtype, .kind = kind, .x = bx->p, .dout = g->p, .dx = apart->p};
+    RUN(h, mt_op_activate, &(struct mt_activate){.n = n, .f = f, .dtype = h->dtype, .kind = kind, .x = bx->p, .out = y->p});
+    RUN(h, mt_op_activate_bwd, &b);
+    b.dx = bx->p;
+    b.out = g->p;
+    RUN(h, mt_op_activate_bwd, &b);
+    for (size_t i = 0; i < n * f; i++) {
+        want[i] = kind == MT_ACTIVATE_RELU2 ? pow(fmax(x[i], 0), 2) : gate(x[i], MT_GLU_GELU_TANH, &slope);
+        want_dx[i] = dy[i] * (kind == MT_ACTIVATE_RELU2 ? 2 * fmax(x[i], 0) : slope);
+    }
+    expect_close(h, "y", buf_get(h, y), want, n * f, tolerance(h, 1e-6, 3e-3));
+    expect_close(h, "y once more, over dy", buf_get(h, g), want, n * f, tolerance(h, 1e-6, 3e-3));
+    expect_close(h, "dx", buf_get(h, apart), want_dx, n * f, tolerance(h, GLU_DX_F32, 3e-3));
+    expect_close(h, "dx in place", buf_get(h, bx), want_dx, n * f, tolerance(h, GLU_DX_F32, 3e-3));
+}
+
+static void units_without_a_gate_match(struct harness *h)
+{
+    for (int kind = MT_ACTIVATE_RELU2; kind <= MT_ACTIVATE_GELU_TANH; kind++) {
+        activate_case(h, 1, 8, (enum mt_activate_kind)kind);
+        activate_case(h, 13, 1096, (enum mt_activate_kind)kind);
+        activate_case(h, 3, 7, (enum mt_activate_kind)kind);
+        activate_case(h, 9, 1001, (enum mt_activate_kind)kind);
+        activate_case(h, 2, 9000, (enum mt_activate_kind)kind);
+    }
+}
+
+/* relu would hide it. */
+static void a_nan_stays_one_without_a_gate(struct harness *h)
+{
+    enum { F = 16 };
+    struct dbuf *x = buf_nan(h, h->dtype, F), *g = buf_random(h, h->dtype, F, 1, NULL), *y = buf_random(h, h->dtype, F, 1, NULL);
+    RUN(h, mt_op_activate, &(struct mt_activate){.n = 1, .f = F, .dtype = h->dtype, .x = x->p, .out = y->p});
+    RUN(h, mt_op_activate_bwd, &(struct mt_activate_bwd){.n = 1, .f = F, .dtype = h->dtype, .x = x->p, .dout = g->p,
+                                                         .dx = x->p, .out = g->p});
+    struct dbuf *made[] = {y, x, g};
+    double is[F], want[F];
+    for (size_t i = 0; i < MT_ARRAY_LEN(made); i++) {
+        double *got = buf_get(h, made[i]);
+        for (int k = 0; k < F; k++) {
+            is[k] = isnan(got[k]);
+            want[k] = 1;
+        }
+        expect_close(h, "NaNs", is, want, F, 0);
+    }
+}
+
 static void gated_units_survive_large_inputs(struct harness *h)
 {
     enum { F = 16 };
@@ -371,6 +424,8 @@ static void the_host_is_called_in_the_stream_s_order(struct harness *h)
 const struct device_test loss_tests[] = {
     {"gated_units_match", gated_units_match},
     {"gated_units_survive_large_inputs", gated_units_survive_large_inputs},
+    {"units_without_a_gate_match", units_without_a_gate_match},
+    {"a_nan_stays_one_without_a_gate", a_nan_stays_one_without_a_gate},
     {"cross_entropy_matches", cross_entropy_matches},
     {"sure_tokens_are_exact", sure_tokens_are_exact},
     {"rows_of_different_weight_match", rows_of_different_weight_match},

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/ops/row.h"
+
+static const char *check(const void *args)
+{
+    const struct mt_activate *a = args;
+    MT_OP_NEED(a->f && aligned(a->x) && aligned(a->out) && a->x != a->out);
+    return NULL;
+}
+
+static void cost(const void *args, struct mt_metered *out)
+{
+    const struct mt_activate *a = args;
+    out->dtype = a->dtype;
+    out->dim[0] = a->n;
+    out->dim[1] = a->f;
+    out->bytes = 2 * mt_op_bytes(a->n, a->f, a->dtype);
+}
+
+static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    size_t n = (size_t)shape->dim[0], f = (size_t)shape->dim[1];
+    *(struct mt_activate *)args =
+        (struct mt_activate){.n = n,
+                             .f = f,
+                             .dtype = shape->dtype,
+                             .x = mt_example_fresh(x, shape->dtype, n * f),
+                             .out = mt_example_write(x, shape->dtype, n * f)};
+}
+
+const struct mt_op mt_op_row_activate = {
+    .name = {"activate"},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_FFN},
+    .args_bytes = sizeof(struct mt_activate),
+    .count = offsetof(struct mt_activate, n),
+    .check = check,
+    .cost = cost,
+    .fill = fill,
+};
+
+static const char *check_bwd(const void *args)
+{
+    const struct mt_activate_bwd *a = args;
+    MT_OP_NEED(a->f && aligned(a->x) && aligned(a->dout) && aligned(a->dx) && a->x != a->dout &&
+               a->dout != a->dx);
+    MT_OP_NEED(!a->out || (aligned(a->out) && a->out != a->x && a->out != a->dx));
+    return NULL;
+}
+
+static void cost_bwd(const void *args, struct mt_metered *out)
+{
+    const struct mt_activate_bwd *a = args;
+    out->dtype = a->dtype;
+    out->dim[0] = a->n;
+    out->dim[1] = a->f;
+    out->bytes = (a->out ? 4 : 3) * mt_op_bytes(a->n, a->f, a->dtype);
+}
+
+/* As in a layer, the output overwrites its gradient. */
+static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    size_t n = (size_t)shape->dim[0], f = (size_t)shape->dim[1];
+    struct mt_activate_bwd a = {.n = n, .f = f, .dtype = shape->dtype};
+    a.x = mt_example_read(x, a.dtype, n * f);
+    a.out = mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, a.dtype, n * f);
+    a.dout = a.out;
+    a.dx = mt_example_write(x, a.dtype, n * f);
+    *(struct mt_activate_bwd *)args = a;
+}
+
+const struct mt_op mt_op_row_activate_bwd = {
+    .name = {"activate_bwd"},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_FFN},
+    .args_bytes = sizeof(struct mt_activate_bwd),
+    .count = offsetof(struct mt_activate_bwd, n),
+    .check = check_bwd,
+    .cost = cost_bwd,
+    .fill = fill_bwd,
+};
