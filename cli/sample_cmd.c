@@ -221,8 +221,16 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
         fprintf(stderr, "megatrain sample: --chat needs the user's turn: --prompt TEXT, or --prompt - for standard input\n");
         return EXIT_USAGE;
     }
-    if (prompt && !strcmp(prompt, "-"))
-        prompt = getdelim(&input, &input_size, 0, stdin) >= 0 ? input : "";
+    if (prompt && !strcmp(prompt, "-")) {
+        ssize_t n = getdelim(&input, &input_size, 0, stdin);
+        prompt = n >= 0 ? input : "";
+        if (ferror(stdin) || (n > 0 && !input[n - 1])) {
+            fprintf(stderr, "megatrain sample: standard input %s\n",
+                    ferror(stdin) ? "cannot be read" : "has a zero byte: a prompt is text in UTF-8");
+            free(input);
+            return EXIT_USAGE;
+        }
+    }
     prompt = prompt ? prompt : "";
     if (mt_utf8_error(prompt) >= 0) {
         fprintf(stderr, "megatrain sample: byte %ld of --prompt is not UTF-8\n", mt_utf8_error(prompt) + 1);

@@ -39,6 +39,8 @@ def prompts_come_from_standard_input(model):
     assert drawn(model, "--temperature", 0, prompt="-", stdin=b"") == drawn(model, "--temperature", 0, prompt="")
     p = subprocess.run([BINARY, "sample", "--model", model, "--prompt", "-"], input=b"ab\xff", capture_output=True)
     assert p.returncode == 2 and b"UTF-8" in p.stderr
+    p = subprocess.run([BINARY, "sample", "--model", model, "--prompt", "-"], input=b"ab\0cd", capture_output=True)
+    assert p.returncode == 2 and b"zero byte" in p.stderr
     assert "--prompt -" in megatrain("sample", "--model", model, "--chat", expect=2).stderr
     megatrain("sample", "--model", model, "--top-p", "1.5", expect=2)
 
