@@ -394,21 +394,22 @@ static bool may_gain(const struct mt_plan_choice *c)
 }
 
 /*
- * More layers that stay pending take host memory for their gradients, and their updates from backward to the next
- * forward, where those of the last layers would else delay the end of the step.
+ * More layers that stay pending take host memory for their gradients, and their updates from
+ * backward to the next forward, where those of the last layers would else delay the end of the
+ * step. With none, the embedding's alone is left to it.
  */
 static int try_pending(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
-    static const int64_t share[] = {16, 8, 4, 3, 2};
+    static const int64_t share[] = {0, 16, 8, 4, 3, 2}; /* of the layers; 0: none */
     int64_t layers = out->layout->cfg.n_layers, before = out->placement.update_pending;
     int rc = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(share) && !rc; i++) {
         struct mt_plan_request t = mt_plan_request_as(r, out);
         struct mt_plan_choice c;
-        t.placement.update_pending = layers / share[i];
-        if (t.placement.update_pending <= before)
+        t.placement.update_pending = share[i] ? layers / share[i] : 0;
+        if (share[i] && t.placement.update_pending <= before)
             continue;
-        before = t.placement.update_pending;
+        before = MT_MAX(before, t.placement.update_pending);
         rc = mt_plan_evaluate(&c, &t, NULL, err);
         if (rc == -ENOSPC)
             return 0;
