@@ -13,25 +13,6 @@
 
 static constexpr int COLUMNS = 4; /* columns of a thread at once: one 16-byte access of scores */
 
-static __device__ __forceinline__ float warp_max(float v)
-{
-    for (int d = WARP / 2; d; d /= 2)
-        v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));
-    return v;
-}
-
-static __device__ __forceinline__ float block_max(float v, float *scratch)
-{
-    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
-    v = warp_max(v);
-    if (warps == 1)
-        return v;
-    if (lane == 0)
-        scratch[threadIdx.x / WARP] = v;
-    __syncthreads();
-    return warp_max(lane < warps ? scratch[lane] : -INFINITY);
-}
-
 /* The block's row attends to columns [from, to) of the tile; from >= to: to none. */
 struct row {
     size_t at, from, to, lse;
@@ -86,7 +67,7 @@ static __global__ void __launch_bounds__(256) softmax_rows(mt_cuda_scores t)
     T *p = static_cast<T *>(t.p) + r.at;
     float max = -INFINITY, sum = 0;
     for_seen(s, r, [&](float x) { max = fmaxf(max, cap(x)); });
-    max = block_max(max, of_max);
+    max = block_max(max, -INFINITY, of_max);
     for_seen(s, r, [&](float x) { sum += exp_of(cap(x) - max); });
     sum = block_sum(sum, of_sum);
     float inverse = 1.0f / sum;

@@ -6,29 +6,10 @@
  * matrix once. quantise: every block folds the maxima of the pieces again, then encodes tiles of 64 x 64, which are
  * turned in shared memory if the transpose is wanted. Bytes moved: those of the matrix, and one for each code.
  */
-#include "launch.cuh"
+#include "reduce.cuh"
 #include "scalar.cuh"
 
 static constexpr int THREADS = 256, TILE = 64, TURNS = 4, PITCH = TILE + 4;
-
-static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b)
-{
-    return a > b ? a : b;
-}
-
-/* Over the block; every thread gets it. `scratch` must not be used again before the next barrier. */
-static __device__ __forceinline__ uint32_t block_max(uint32_t v, uint32_t *scratch)
-{
-    for (int d = WARP / 2; d; d /= 2)
-        v = larger(v, __shfl_xor_sync(0xffffffffu, v, d));
-    if (threadIdx.x % WARP == 0)
-        scratch[threadIdx.x / WARP] = v;
-    __syncthreads();
-    v = threadIdx.x % WARP < THREADS / WARP ? scratch[threadIdx.x % WARP] : 0;
-    for (int d = WARP / 2; d; d /= 2)
-        v = larger(v, __shfl_xor_sync(0xffffffffu, v, d));
-    return v;
-}
 
 static __device__ __forceinline__ uint32_t magnitude(float x)
 {
@@ -50,7 +31,7 @@ static __global__ void __launch_bounds__(THREADS) largest(const T *x, float *par
     }
     if (whole + threadIdx.x < end)
         most = larger(most, magnitude(load(x + whole + threadIdx.x)));
-    most = block_max(most, scratch);
+    most = block_max(most, 0u, scratch);
     if (threadIdx.x == 0)
         parts[blockIdx.x] = float_of_bits(most);
 }
@@ -125,7 +106,7 @@ static __global__ void __launch_bounds__(THREADS) quantise(struct mt_quantise a,
     uint32_t most = 0;
     for (int i = threadIdx.x; i < MT_AMAX_PARTS; i += THREADS)
         most = larger(most, magnitude(a.parts[i]));
-    float factor = factor_of(block_max(most, scratch));
+    float factor = factor_of(block_max(most, 0u, scratch));
     if (blockIdx.x == 0 && threadIdx.x == 0)
         *a.scale = float_of_bits((254u << 23) - bits_of_float(factor));
     for (int turn = 0; turn < TURNS; turn++) {

@@ -5,8 +5,8 @@
 #include "launch.cuh"
 
 /**
- * Sums over a warp or a block, in an order fixed by the block's size: butterfly shuffles, in which every lane gets the
- * same bits. All lanes of a warp must call.
+ * Sums and maxima over a warp or a block, in an order fixed by the block's size: butterfly shuffles, in which every lane
+ * gets the same bits. All lanes of a warp must call.
  */
 
 /** Over aligned groups of `width` lanes; a power of two up to 32. */
@@ -37,6 +37,36 @@ static __device__ __forceinline__ float block_sum(float v, float *scratch)
         scratch[threadIdx.x / WARP] = v;
     __syncthreads();
     return warp_sum(lane < warps ? scratch[lane] : 0.0f);
+}
+
+static __device__ __forceinline__ float larger(float a, float b)
+{
+    return fmaxf(a, b);
+}
+
+static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+template <typename T> static __device__ __forceinline__ T warp_max(T v)
+{
+    for (int d = WARP / 2; d; d /= 2)
+        v = larger(v, __shfl_xor_sync(0xffffffffu, v, d));
+    return v;
+}
+
+/** As block_sum(): the largest, of numbers that are `least` or more. */
+template <typename T> static __device__ __forceinline__ T block_max(T v, T least, T *scratch)
+{
+    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    v = warp_max(v);
+    if (warps == 1)
+        return v;
+    if (lane == 0)
+        scratch[threadIdx.x / WARP] = v;
+    __syncthreads();
+    return warp_max(lane < warps ? scratch[lane] : least);
 }
 
 /**

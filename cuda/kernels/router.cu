@@ -42,7 +42,8 @@ static size_t shared_bytes(size_t e)
 
 /* --- scores ----------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ float warp_max(float v)
+/* As warp_max(), but a lane's own NaN stays. */
+static __device__ __forceinline__ float warp_most(float v)
 {
     for (int d = WARP / 2; d; d /= 2) {
         float other = __shfl_xor_sync(ALL, v, d);
@@ -72,7 +73,7 @@ template <typename L> static __device__ void softmax_row(float *s, const L *x, u
     MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP)
         max = load(x + i) > max ? load(x + i) : max;
-    max = warp_max(max);
+    max = warp_most(max);
     MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP) {
         s[i] = exp_of(load(x + i) - max);
