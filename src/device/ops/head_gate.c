@@ -14,34 +14,24 @@ static const char *check(const void *args)
     return check_inputs(a);
 }
 
-static void count(const struct mt_head_gate *a, double arrays, struct mt_metered *out)
-{
-    out->dtype = a->dtype;
-    out->dim[0] = a->n;
-    out->dim[1] = a->x.n;
-    out->dim[2] = a->x.dim;
-    out->bytes = arrays * mt_op_bytes(a->n, a->x.n * a->x.dim, a->dtype);
-}
-
 static void cost(const void *args, struct mt_metered *out)
 {
-    count(args, 3, out);
+    const struct mt_head_gate *a = args;
+    mt_op_count_heads(&a->x, a->n, a->dtype, 3, out);
 }
 
 static struct mt_head_gate example(mt_example *x, const struct mt_metered *shape)
 {
-    size_t n = (size_t)shape->dim[0], heads = (size_t)shape->dim[1], d = (size_t)shape->dim[2];
-    struct mt_head_gate a = {.n = n, .dtype = shape->dtype};
-    a.x = mt_heads(mt_example_fresh(x, a.dtype, n * heads * d), heads * d, heads, d);
-    a.gate = mt_heads(mt_example_read(x, a.dtype, n * heads * d), heads * d, heads, d);
+    struct mt_head_gate a = {.n = (size_t)shape->dim[0], .dtype = shape->dtype};
+    a.x = mt_op_take_heads(x, MT_TAKE_READ | MT_TAKE_FRESH, shape);
+    a.gate = mt_op_take_heads(x, MT_TAKE_READ, shape);
     return a;
 }
 
 static void fill(mt_example *x, const struct mt_metered *shape, void *args)
 {
     struct mt_head_gate a = example(x, shape);
-    a.y = a.x;
-    a.y.p = mt_example_write(x, a.dtype, a.n * a.x.ld);
+    a.y = mt_op_take_heads(x, MT_TAKE_WRITE, shape);
     *(struct mt_head_gate *)args = a;
 }
 
@@ -65,17 +55,15 @@ static const char *check_bwd(const void *args)
 
 static void cost_bwd(const void *args, struct mt_metered *out)
 {
-    count(&((const struct mt_head_gate_bwd *)args)->fwd, 5, out);
+    const struct mt_head_gate *a = &((const struct mt_head_gate_bwd *)args)->fwd;
+    mt_op_count_heads(&a->x, a->n, a->dtype, 5, out);
 }
 
 static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
 {
     struct mt_head_gate_bwd b = {.fwd = example(x, shape)};
-    size_t all = b.fwd.n * b.fwd.x.ld;
-    b.dy = b.dgate = b.fwd.x;
-    b.dy.p = mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, shape->dtype, all);
-    b.dx = b.dy;
-    b.dgate.p = mt_example_write(x, shape->dtype, all);
+    b.dx = b.dy = mt_op_take_heads(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, shape);
+    b.dgate = mt_op_take_heads(x, MT_TAKE_WRITE, shape);
     *(struct mt_head_gate_bwd *)args = b;
 }
 

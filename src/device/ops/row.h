@@ -46,6 +46,24 @@ static inline bool heads_alike(const struct mt_heads *a, const struct mt_heads *
     return a->n == b->n && a->dim == b->dim;
 }
 
+/** For operations on heads of dimensions [rows, heads, dim of a head]: counts `arrays` arrays like x. */
+static inline void mt_op_count_heads(const struct mt_heads *x, size_t n, enum mt_dtype t, double arrays,
+                                     struct mt_metered *out)
+{
+    out->dtype = t;
+    out->dim[0] = n;
+    out->dim[1] = x->n;
+    out->dim[2] = x->dim;
+    out->bytes = arrays * mt_op_bytes(n, x->n * x->dim, t);
+}
+
+/** One of those arrays for an example, its heads side by side. */
+static inline struct mt_heads mt_op_take_heads(mt_example *x, unsigned use, const struct mt_metered *shape)
+{
+    size_t n = (size_t)shape->dim[0], heads = (size_t)shape->dim[1], d = (size_t)shape->dim[2];
+    return mt_heads(mt_example_take(x, use, shape->dtype, n * heads * d), heads * d, heads, d);
+}
+
 /** i * MT_OP_SCATTER % n is a permutation of [0, n) in which neighbours are far apart. */
 #define MT_OP_SCATTER UINT64_C(2654435761)
 
