@@ -251,6 +251,17 @@ int mt_model_begin_grad(mt_model *m, size_t unit, float *g, const struct mt_para
  * are whole vectors (product.c). Rows of A and B lie side by side.
  */
 int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err);
+/** d = a W or, transposed, a W^T; plus c. In FP32, so that a sum of several products is rounded once. */
+struct mt_sum_product {
+    size_t in, out;
+    const void *a; /* [n, in] */
+    enum mt_dtype dtype; /* of a and w */
+    const void *w;
+    bool transposed, of_router; /* of a router's own weight: never in FP8 */
+    const float *c;
+    float *d; /* [n, out] */
+};
+int mt_sum_product(mt_model *m, size_t n, const struct mt_sum_product *p, struct mt_err *err);
 /** After a product with this A: if the next one is a weight's gradient that has it as A, too, its content is the same. */
 static inline void mt_product_again(mt_model *m, const void *a)
 {

@@ -67,3 +67,24 @@ int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err)
         rc = encode(m, &b, false, s->parts + MT_AMAX_PARTS, err);
     return rc ? rc : mt_op_gemm(m->dev, &codes, err);
 }
+
+int mt_sum_product(mt_model *m, size_t n, const struct mt_sum_product *p, struct mt_err *err)
+{
+    const struct mt_gemm product = {
+        .m = n,
+        .n = p->out,
+        .k = p->in,
+        .dtype = p->dtype,
+        .d_dtype = MT_F32,
+        .trans_b = p->transposed,
+        .a = p->a,
+        .lda = p->in,
+        .b = p->w,
+        .ldb = p->transposed ? p->in : p->out,
+        .c = p->c,
+        .ldc = p->out,
+        .d = p->d,
+        .ldd = p->out,
+    };
+    return p->of_router ? mt_op_gemm(m->dev, &product, err) : mt_product(m, &product, err);
+}

@@ -13,6 +13,7 @@
 #include "model/model_priv.h"
 #include "model/packing.h"
 #include "model/part.h"
+#include "model/shared_expert.h"
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 {
@@ -258,39 +259,6 @@ static int route(const struct mt_part_run *r, const void *logits, struct mt_err 
                         err);
 }
 
-/* d = a W or, transposed, a W^T; plus c. In FP32, so that a sum of several products is rounded once. */
-struct sum_product {
-    size_t in, out;
-    const void *a; /* [n, in] */
-    enum mt_dtype dtype; /* of a and w */
-    const void *w;
-    bool transposed, of_router; /* of the router's own weight: never in FP8 */
-    const float *c;
-    float *d; /* [n, out] */
-};
-
-static int add_product(const struct mt_part_run *r, const struct sum_product *p, struct mt_err *err)
-{
-    mt_model *m = r->m;
-    const struct mt_gemm product = {
-        .m = r->in->n_tokens,
-        .n = p->out,
-        .k = p->in,
-        .dtype = p->dtype,
-        .d_dtype = MT_F32,
-        .trans_b = p->transposed,
-        .a = p->a,
-        .lda = p->in,
-        .b = p->w,
-        .ldb = p->transposed ? p->in : p->out,
-        .c = p->c,
-        .ldc = p->out,
-        .d = p->d,
-        .ldd = p->out,
-    };
-    return p->of_router ? mt_op_gemm(m->dev, &product, err) : mt_product(m, &product, err);
-}
-
 /* The norm's output goes to the step's rows; if only the record is recomputed, to scratch. */
 static void *norm_output(const struct mt_part_run *r)
 {
@@ -298,31 +266,12 @@ static void *norm_output(const struct mt_part_run *r)
     return rows ? own_rows(r, rows, r->m->wd.c * mt_dtype_size(r->m->dt)) : r->m->h;
 }
 
-/* The shared expert's gated product, to scratch, if the output or the gate's value needs it. */
-static int prepare_shared(const struct mt_part_run *r, const struct record *rec, const void *n, struct mt_err *err)
+static struct mt_shared_expert shared_of(const struct mt_part_run *r)
 {
-    mt_model *m = r->m;
-    const struct mt_moe *moe = &m->layout->cfg.moe;
-    const struct mt_param *p = r->part->param;
-    size_t rows = r->in->n_tokens, width = (size_t)moe->shared_width;
-    void *act = scratch_of(r).act;
-    struct mt_glu glu = {.n = rows, .f = width, .dtype = m->dt, .kind = mt_activation(r->part->spec),
-                         .gate_up = rec->gate_up, .out = act};
-    struct mt_shared_gate gate = {.n = rows, .c = m->wd.c, .f = width, .dtype = m->dt, .x = n,
-                                  .w = mt_elem(m, r->w, p[MT_ROUTER_SHARED_GATE].at), .act = act, .gate = rec->gate};
-    const struct mt_param none = {0};
-    void *score = scratch_of(r).score;
-    int rc = mt_linear(m, rows, m->wd.c, 2 * width, n, r->w, p[MT_ROUTER_SHARED_GATE_UP], none, NULL, rec->gate_up,
-                       err);
-    if (!rc && (mt_value(r, MT_ROLE_ROWS) || moe->shared_gate))
-        rc = mt_op_glu(m->dev, &glu, err);
-    if (!rc && p[MT_ROUTER_SHARED_GATE].adapter) { /* the product is a linear layer's, the rest the operation's */
-        rc = mt_linear(m, rows, m->wd.c, 1, n, r->w, p[MT_ROUTER_SHARED_GATE], none, NULL, score, err);
-        gate.c = 1;
-        gate.x = score;
-        gate.w = m->one;
-    }
-    return rc || !moe->shared_gate ? rc : mt_op_shared_gate(m->dev, &gate, err);
+    struct record rec = record_of(r);
+    struct scratch s = scratch_of(r);
+    return (struct mt_shared_expert){.run = r, .gate_up = rec.gate_up, .gate = rec.gate, .act = s.act, .score = s.score,
+                                     .dscore = s.dscore, .dgate = s.dgate, .dn = s.dn};
 }
 
 static struct mt_norm norm_of(const struct mt_part_run *r, const struct record *rec)
@@ -372,7 +321,8 @@ static int prepare(const struct mt_part_run *r, struct mt_err *err)
     int rc = mt_norm(m, &norm, n, false, err);
     if (!rc)
         rc = prepare_own(r, &rec, false, err);
-    return rc || !m->layout->cfg.moe.shared_width ? rc : prepare_shared(r, &rec, n, err);
+    struct mt_shared_expert shared = shared_of(r);
+    return rc || !m->layout->cfg.moe.shared_width ? rc : mt_shared_expert_open(&shared, n, err);
 }
 
 static int count_probabilities(const struct mt_part_run *r, const void *logits, struct mt_err *err)
@@ -410,9 +360,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     mt_model *m = r->m;
     struct scratch s = scratch_of(r);
     float *sum = own_rows(r, mt_value(r, MT_ROLE_SUM), m->wd.c * sizeof(float));
-    struct sum_product shared = {.in = (size_t)m->layout->cfg.moe.shared_width, .out = m->wd.c, .a = s.act,
-                                 .dtype = m->dt, .w = mt_elem(m, r->w, r->part->param[MT_ROUTER_SHARED_DOWN].at),
-                                 .transposed = true, .c = sum, .d = sum};
+    struct mt_shared_expert shared = shared_of(r);
     const void *product;
     (void)y; /* the combine part makes it from the sum */
     int rc = router_logits(r, &s, router_input(r, norm_output(r)), &product, err);
@@ -422,11 +370,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
         rc = count_probabilities(r, s.logits, err);
     if (!rc)
         rc = begin_sum(r, sum, err);
-    if (!rc && shared.in)
-        rc = add_product(r, &shared, err);
-    struct mt_adapter_run run = {.adapter = r->part->param[MT_ROUTER_SHARED_DOWN].adapter, .n = r->in->n_tokens,
-                                 .ld = m->wd.c, .y_dtype = MT_F32, .x = s.act, .w = r->w, .y = sum};
-    return rc ? rc : mt_adapter_forward(m, &run, err);
+    return rc || !m->layout->cfg.moe.shared_width ? rc : mt_shared_expert_add(&shared, sum, err);
 }
 
 static int router_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
@@ -473,91 +417,6 @@ static int router_adapter_backward(const struct mt_part_run *r, const struct scr
     return rc ? rc : mt_adapter_weight_grad(m, &a, err);
 }
 
-/* dn and the adapter's gradients, if the gate has one, from that of the gate's value. */
-static int adapted_gate_backward(const struct mt_part_run *r, const struct scratch *s, const float *value,
-                                 struct mt_err *err)
-{
-    mt_model *m = r->m;
-    size_t n = r->in->n_tokens;
-    struct mt_param w = r->part->param[MT_ROUTER_SHARED_GATE];
-    struct mt_shared_gate_bwd gate = {.n = n, .c = 1, .dtype = m->dt, .x = s->score, .w = m->one, .gate = value,
-                                      .dgate = s->dgate, .dx = s->dscore};
-    struct sum_product dn = {.in = 1, .out = m->wd.c, .a = s->score, .dtype = m->dt, .w = mt_elem(m, r->w, w.at),
-                             .c = s->dn, .d = s->dn};
-    struct mt_adapter_run run = {.adapter = w.adapter, .n = n, .ld = 1, .dx_dtype = MT_F32, .x = m->h, .w = r->w,
-                                 .dy = s->score, .dx = s->dn, .g = r->g};
-    int rc = mt_op_zero(m->dev, &(struct mt_zero){s->dscore, n * sizeof(float)}, err);
-    if (!rc)
-        rc = mt_op_shared_gate_bwd(m->dev, &gate, err);
-    if (!rc)
-        rc = mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, m->dt, s->dscore, s->score}, err);
-    if (!rc)
-        rc = add_product(r, &dn, err);
-    if (!rc)
-        rc = mt_adapter_input_grad(m, &run, err);
-    return rc ? rc : mt_adapter_weight_grad(m, &run, err);
-}
-
-/* From the gradient of the gated product, in s->act, to those of gate and up, and of the scaling gate's value; the
- * product itself is made again in s->act. */
-static int shared_glu_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
-{
-    mt_model *m = r->m;
-    size_t n = r->in->n_tokens, width = (size_t)m->layout->cfg.moe.shared_width;
-    struct record rec = record_of(r);
-    struct mt_glu_bwd plain = {.n = n, .f = width, .dtype = m->dt, .kind = mt_activation(r->part->spec),
-                               .gate_up = rec.gate_up, .dout = s->act, .dgate_up = rec.gate_up, .out = s->act};
-    struct mt_expert_glu_bwd scaled = {.n = n, .n_padded = n, .f = width, .k = 1, .dtype = m->dt,
-                                       .kind = mt_activation(r->part->spec), .gate_up = rec.gate_up, .dout = s->act,
-                                       .weights = rec.gate, .dgate_up = rec.gate_up, .out = s->act,
-                                       .dweights = s->dgate};
-    return m->layout->cfg.moe.shared_gate ? mt_op_expert_glu_bwd(m->dev, &scaled, err)
-                                          : mt_op_glu_bwd(m->dev, &plain, err);
-}
-
-/* dn and the scaling gate's gradients, from that of its value. */
-static int shared_gate_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
-{
-    mt_model *m = r->m;
-    struct record rec = record_of(r);
-    struct mt_param w = r->part->param[MT_ROUTER_SHARED_GATE];
-    struct mt_shared_gate_bwd gate = {.n = r->in->n_tokens, .c = m->wd.c, .dtype = m->dt, .x = m->h,
-                                      .w = mt_elem(m, r->w, w.at), .gate = rec.gate, .dgate = s->dgate, .dx = s->dn,
-                                      .dw = mt_grad_of(r->g, w), .workspace = m->workspace};
-    if (!m->layout->cfg.moe.shared_gate)
-        return 0;
-    return w.adapter ? adapted_gate_backward(r, s, rec.gate, err) : mt_op_shared_gate_bwd(m->dev, &gate, err);
-}
-
-/* dn += the gradient through the shared expert. */
-static int shared_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
-{
-    mt_model *m = r->m;
-    const struct mt_param *p = r->part->param;
-    size_t n = r->in->n_tokens, width = (size_t)m->layout->cfg.moe.shared_width;
-    struct record rec = record_of(r);
-    struct mt_linear_bwd down = {.n = n, .in = width, .out = m->wd.c, .x = s->act, .w = r->w, .dy = r->dx,
-                                 .p = p[MT_ROUTER_SHARED_DOWN], .g = r->g, .dx = s->act};
-    struct mt_linear_bwd gate_up = {.n = n, .in = m->wd.c, .out = 2 * width, .x = m->h, .w = r->w, .dy = rec.gate_up,
-                                    .p = p[MT_ROUTER_SHARED_GATE_UP], .g = r->g};
-    struct sum_product dn = {.in = 2 * width, .out = m->wd.c, .a = rec.gate_up, .dtype = m->dt,
-                             .w = mt_elem(m, r->w, p[MT_ROUTER_SHARED_GATE_UP].at), .c = s->dn, .d = s->dn};
-    struct mt_adapter_run run = {.adapter = gate_up.p.adapter, .n = n, .ld = 2 * width, .dx_dtype = MT_F32, .w = r->w,
-                                 .dy = rec.gate_up, .dx = s->dn};
-    int rc = mt_linear_input_grad(m, &down, err);
-    if (!rc)
-        rc = shared_glu_backward(r, s, err);
-    if (!rc) /* with adapters, by what its input's gradient left: before any other adapter's */
-        rc = mt_linear_weight_grad(m, &down, err);
-    if (!rc)
-        rc = shared_gate_backward(r, s, err);
-    if (!rc)
-        rc = mt_adapter_input_grad(m, &run, err);
-    if (!rc)
-        rc = mt_linear_weight_grad(m, &gate_up, err);
-    return rc ? rc : add_product(r, &dn, err);
-}
-
 /* The gradient of the experts' own scales: column sums of the rows that the router's operation left. */
 static int scale_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
 {
@@ -593,9 +452,10 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     size_t n = r->in->n_tokens, experts = (size_t)m->layout->cfg.moe.n_experts;
     struct record rec = record_of(r);
     struct scratch s = scratch_of(r);
-    struct sum_product sum = {.in = experts, .out = m->wd.c, .a = s.dlogits,
-                              .dtype = product_dtype(m->layout, m->dt), .w = router_weight(r), .of_router = true,
-                              .c = own_rows(r, mt_value(r, MT_ROLE_DN), m->wd.c * sizeof(float)), .d = s.dn};
+    struct mt_shared_expert shared = shared_of(r);
+    struct mt_sum_product sum = {.in = experts, .out = m->wd.c, .a = s.dlogits,
+                                 .dtype = product_dtype(m->layout, m->dt), .w = router_weight(r), .of_router = true,
+                                 .c = own_rows(r, mt_value(r, MT_ROLE_DN), m->wd.c * sizeof(float)), .d = s.dn};
     struct mt_linear_bwd gate = {.n = n, .in = m->wd.c, .out = experts, .w = r->w, .dy = s.dlogits,
                                  .f32 = product_dtype(m->layout, m->dt) == MT_F32, .whole = true,
                                  .p = p[MT_ROUTER_WEIGHT], .bias = p[MT_ROUTER_BIAS], .g = r->g};
@@ -617,13 +477,13 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     if (!rc)
         rc = mt_linear_weight_grad(m, &gate, err);
     if (!rc)
-        rc = add_product(r, &sum, err);
+        rc = mt_sum_product(m, n, &sum, err);
     if (!rc)
         rc = router_adapter_backward(r, &s, in, err);
     if (!rc && own)
         rc = own_norm_backward(r, &s, err);
     if (!rc && m->layout->cfg.moe.shared_width)
-        rc = shared_backward(r, &s, err);
+        rc = mt_shared_expert_backward(&shared, err);
     if (!rc)
         rc = mt_op_cast(m->dev, &(struct mt_cast){n * m->wd.c, MT_F32, m->dt, s.dn, m->dh}, err);
     return rc ? rc : mt_norm_backward(m, &norm, m->dh, r->dx, r->dx, r->g, err);

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The shared expert of a mixture: gate(n) * (act(n Wgate) * (n Wup)) Wdown, where it has a gate. */
+#include "model/shared_expert.h"
+
+int mt_shared_expert_open(const struct mt_shared_expert *a, const void *n, struct mt_err *err)
+{
+    const struct mt_part_run *r = a->run;
+    mt_model *m = r->m;
+    const struct mt_moe *moe = &m->layout->cfg.moe;
+    const struct mt_param *p = r->part->param;
+    size_t rows = r->in->n_tokens, width = (size_t)moe->shared_width;
+    struct mt_glu glu = {.n = rows, .f = width, .dtype = m->dt, .kind = mt_activation(r->part->spec),
+                         .gate_up = a->gate_up, .out = a->act};
+    struct mt_shared_gate gate = {.n = rows, .c = m->wd.c, .f = width, .dtype = m->dt, .x = n,
+                                  .w = mt_elem(m, r->w, p[MT_ROUTER_SHARED_GATE].at), .act = a->act, .gate = a->gate};
+    const struct mt_param none = {0};
+    int rc = mt_linear(m, rows, m->wd.c, 2 * width, n, r->w, p[MT_ROUTER_SHARED_GATE_UP], none, NULL, a->gate_up,
+                       err);
+    if (!rc && (mt_value(r, MT_ROLE_ROWS) || moe->shared_gate))
+        rc = mt_op_glu(m->dev, &glu, err);
+    if (!rc && p[MT_ROUTER_SHARED_GATE].adapter) { /* the product is a linear layer's, the rest the operation's */
+        rc = mt_linear(m, rows, m->wd.c, 1, n, r->w, p[MT_ROUTER_SHARED_GATE], none, NULL, a->score, err);
+        gate.c = 1;
+        gate.x = a->score;
+        gate.w = m->one;
+    }
+    return rc || !moe->shared_gate ? rc : mt_op_shared_gate(m->dev, &gate, err);
+}
+
+int mt_shared_expert_add(const struct mt_shared_expert *a, float *sum, struct mt_err *err)
+{
+    const struct mt_part_run *r = a->run;
+    mt_model *m = r->m;
+    struct mt_param down = r->part->param[MT_ROUTER_SHARED_DOWN];
+    struct mt_sum_product product = {.in = (size_t)m->layout->cfg.moe.shared_width, .out = m->wd.c, .a = a->act,
+                                     .dtype = m->dt, .w = mt_elem(m, r->w, down.at), .transposed = true, .c = sum,
+                                     .d = sum};
+    struct mt_adapter_run run = {.adapter = down.adapter, .n = r->in->n_tokens, .ld = m->wd.c, .y_dtype = MT_F32,
+                                 .x = a->act, .w = r->w, .y = sum};
+    int rc = mt_sum_product(m, r->in->n_tokens, &product, err);
+    return rc ? rc : mt_adapter_forward(m, &run, err);
+}
+
+/* dn and the adapter's gradients, if the gate has one, from that of the gate's value. */
+static int adapted_gate_backward(const struct mt_shared_expert *a, struct mt_err *err)
+{
+    const struct mt_part_run *r = a->run;
+    mt_model *m = r->m;
+    size_t n = r->in->n_tokens;
+    struct mt_param w = r->part->param[MT_ROUTER_SHARED_GATE];
+    struct mt_shared_gate_bwd gate = {.n = n, .c = 1, .dtype = m->dt, .x = a->score, .w = m->one, .gate = a->gate,
+                                      .dgate = a->dgate, .dx = a->dscore};
+    struct mt_sum_product dn = {.in = 1, .out = m->wd.c, .a = a->score, .dtype = m->dt, .w = mt_elem(m, r->w, w.at),
+                                .c = a->dn, .d = a->dn};
+    struct mt_adapter_run run = {.adapter = w.adapter, .n = n, .ld = 1, .dx_dtype = MT_F32, .x = m->h, .w = r->w,
+                                 .dy = a->score, .dx = a->dn, .g = r->g};
+    int rc = mt_op_zero(m->dev, &(struct mt_zero){a->dscore, n * sizeof(float)}, err);
+    if (!rc)
+        rc = mt_op_shared_gate_bwd(m->dev, &gate, err);
+    if (!rc)
+        rc = mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, m->dt, a->dscore, a->score}, err);
+    if (!rc)
+        rc = mt_sum_product(m, n, &dn, err);
+    if (!rc)
+        rc = mt_adapter_input_grad(m, &run, err);
+    return rc ? rc : mt_adapter_weight_grad(m, &run, err);
+}
+
+/* From the gradient of the gated product, in a->act, to those of gate and up, and of the scaling gate's value; the
+ * product itself is made again in a->act. */
+static int glu_backward(const struct mt_shared_expert *a, struct mt_err *err)
+{
+    const struct mt_part_run *r = a->run;
+    mt_model *m = r->m;
+    size_t n = r->in->n_tokens, width = (size_t)m->layout->cfg.moe.shared_width;
+    struct mt_glu_bwd plain = {.n = n, .f = width, .dtype = m->dt, .kind = mt_activation(r->part->spec),
+                               .gate_up = a->gate_up, .dout = a->act, .dgate_up = a->gate_up, .out = a->act};
+    struct mt_expert_glu_bwd scaled = {.n = n, .n_padded = n, .f = width, .k = 1, .dtype = m->dt,
+                                       .kind = mt_activation(r->part->spec), .gate_up = a->gate_up, .dout = a->act,
+                                       .weights = a->gate, .dgate_up = a->gate_up, .out = a->act,
+                                       .dweights = a->dgate};
+    return m->layout->cfg.moe.shared_gate ? mt_op_expert_glu_bwd(m->dev, &scaled, err)
+                                          : mt_op_glu_bwd(m->dev, &plain, err);
+}
+
+/* dn and the scaling gate's gradients, from that of its value. */
+static int gate_backward(const struct mt_shared_expert *a, struct mt_err *err)
+{
+    const struct mt_part_run *r = a->run;
+    mt_model *m = r->m;
+    struct mt_param w = r->part->param[MT_ROUTER_SHARED_GATE];
+    struct mt_shared_gate_bwd gate = {.n = r->in->n_tokens, .c = m->wd.c, .dtype = m->dt, .x = m->h,
+                                      .w = mt_elem(m, r->w, w.at), .gate = a->gate, .dgate = a->dgate, .dx = a->dn,
+                                      .dw = mt_grad_of(r->g, w), .workspace = m->workspace};
+    if (!m->layout->cfg.moe.shared_gate)
+        return 0;
+    return w.adapter ? adapted_gate_backward(a, err) : mt_op_shared_gate_bwd(m->dev, &gate, err);
+}
+
+int mt_shared_expert_backward(const struct mt_shared_expert *a, struct mt_err *err)
+{
+    const struct mt_part_run *r = a->run;
+    mt_model *m = r->m;
+    const struct mt_param *p = r->part->param;
+    size_t n = r->in->n_tokens, width = (size_t)m->layout->cfg.moe.shared_width;
+    struct mt_linear_bwd down = {.n = n, .in = width, .out = m->wd.c, .x = a->act, .w = r->w, .dy = r->dx,
+                                 .p = p[MT_ROUTER_SHARED_DOWN], .g = r->g, .dx = a->act};
+    struct mt_linear_bwd gate_up = {.n = n, .in = m->wd.c, .out = 2 * width, .x = m->h, .w = r->w, .dy = a->gate_up,
+                                    .p = p[MT_ROUTER_SHARED_GATE_UP], .g = r->g};
+    struct mt_sum_product dn = {.in = 2 * width, .out = m->wd.c, .a = a->gate_up, .dtype = m->dt,
+                                .w = mt_elem(m, r->w, p[MT_ROUTER_SHARED_GATE_UP].at), .c = a->dn, .d = a->dn};
+    struct mt_adapter_run run = {.adapter = gate_up.p.adapter, .n = n, .ld = 2 * width, .dx_dtype = MT_F32, .w = r->w,
+                                 .dy = a->gate_up, .dx = a->dn};
+    int rc = mt_linear_input_grad(m, &down, err);
+    if (!rc)
+        rc = glu_backward(a, err);
+    if (!rc) /* with adapters, by what its input's gradient left: before any other adapter's */
+        rc = mt_linear_weight_grad(m, &down, err);
+    if (!rc)
+        rc = gate_backward(a, err);
+    if (!rc)
+        rc = mt_adapter_input_grad(m, &run, err);
+    if (!rc)
+        rc = mt_linear_weight_grad(m, &gate_up, err);
+    return rc ? rc : mt_sum_product(m, n, &dn, err);
+}
