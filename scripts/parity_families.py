@@ -47,6 +47,7 @@ DENSE = {
     "smollm3": lambda r, n: dict(no_rope_layers=[r.choice([0, 1]) for _ in range(n)], attention_bias=some(r), mlp_bias=some(r)),
     "cwm": lambda r, n: dict(head_dim=16, sliding_window=9, layer_types=kinds(r, n), rope_scaling=ROPES[3]),
     "ministral": lambda r, n: dict(head_dim=16, sliding_window=9, layer_types=kinds(r, n)),
+    "arcee": lambda r, n: dict(attention_bias=some(r), mlp_bias=some(r)),
     "glm": lambda r, n: dict(head_dim=r.choice([16, 24]), attention_bias=some(r)),
     "glm4": lambda r, n: dict(head_dim=r.choice([16, 24]), attention_bias=some(r)),
 }
@@ -75,6 +76,8 @@ NESTED = {
 OWN_ROPE = {"phi3", "hunyuan_v1_dense", "cwm", "deepseek_v2", "qwen3_vl", "ernie4_5", "olmo3", "gemma3", "gemma3_text"}
 FUSED = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], "glm": ATTENTION + ["gate_up_proj", "down_proj"],
          "glm4": ATTENTION + ["gate_up_proj", "down_proj"]}
+#: MLPs without a gate
+UNGATED = {"arcee": ["up_proj", "down_proj"]}
 AFTER = ("olmo2", "olmo3", "exaone4")
 
 
@@ -87,6 +90,8 @@ def linear(family, over):
     """Names of the layers that adapters are drawn from; in mixtures, those of attention."""
     if "kv_lora_rank" in over:
         return (["q_a_proj", "q_b_proj"] if over["q_lora_rank"] else ["q_proj"]) + ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+    if family in UNGATED:
+        return ATTENTION + UNGATED[family]
     return ATTENTION if family in MIXTURES else FUSED.get(family, ATTENTION + MLP)
 
 

@@ -71,6 +71,10 @@ CASES = {
         pad_token_id=None, rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0,
             "beta_slow": 1.0, "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0,
             "llama_4_scaling_beta": 0.3})),
+    # an MLP without a gate
+    "arcee": ("arcee", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=8, mlp_bias=True,
+        attention_bias=True, pad_token_id=None, rope_scaling={"rope_type": "yarn", "factor": 20.0,
+            "original_max_position_embeddings": 64})),
     "glm": ("glm", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=24, pad_token_id=None,
         attention_bias=True)),
     "glm4": ("glm4", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16, pad_token_id=None,

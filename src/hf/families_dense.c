@@ -298,6 +298,18 @@ static const struct mt_family families[] = {
         .max_pos = 262144,
         .parts = {"attention", "mlp"},
     },
+    { /* AFM */
+        .architecture = "ArceeForCausalLM",
+        .model_type = "arcee",
+        .norm.eps = 1e-5,
+        .max_pos = 4096,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .mlp_bias = MT_FEATURE_BY_KEY,
+        .ungated = true,
+        .activation = "relu2",
+        .parts = {"attention", "mlp"},
+    },
     {
         .architecture = "GlmForCausalLM",
         .model_type = "glm",

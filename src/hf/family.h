@@ -164,6 +164,7 @@ struct mt_family {
     const struct mt_family_number *numbers; /* NULL: none; a row without a key ends the list */
     const char *activation_key;            /* NULL: hidden_act */
     const char *activation;                /* class default; NULL: silu */
+    bool ungated;                          /* mt_layer_spec.ungated */
     const char *refused_flag;              /* a key that must not be true, though it may be "vision"; NULL: none */
     const struct mt_family_zero *zeros;    /* NULL: none; a row without a key ends the list */
     bool code_is_known;                    /* auto_map is ignored: older than the class in transformers */

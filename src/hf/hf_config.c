@@ -113,16 +113,20 @@ static void read_activation(struct mt_keys *r, const struct mt_family *f, struct
     static const struct {
         const char *name;
         enum mt_activation activation;
-    } known[] = {{"silu", MT_ACTIVATION_SILU}, {"gelu_pytorch_tanh", MT_ACTIVATION_GELU_TANH}};
+        bool of_gates, ungated;
+    } known[] = {{"silu", MT_ACTIVATION_SILU, true, false},
+                 {"gelu_pytorch_tanh", MT_ACTIVATION_GELU_TANH, true, true},
+                 {"relu2", MT_ACTIVATION_RELU2, false, true}};
     const char *key = f->activation_key ? f->activation_key : "hidden_act", *usual = f->activation ? f->activation : "silu";
     const cJSON *v = mt_keys_find(r, key);
     const char *name = cJSON_IsString(v) ? v->valuestring : v ? "?" : usual;
     for (size_t i = 0; i < MT_ARRAY_LEN(known); i++)
-        if (!strcmp(name, known[i].name)) {
+        if (!strcmp(name, known[i].name) && (f->ungated ? known[i].ungated : known[i].of_gates)) {
             s->activation = known[i].activation;
             return;
         }
-    mt_keys_refuse(r, key, "must be silu or gelu_pytorch_tanh");
+    mt_keys_refuse(r, key, f->ungated ? "must be relu2 or gelu_pytorch_tanh in this architecture, whose MLP has no gate"
+                                      : "must be silu or gelu_pytorch_tanh");
 }
 
 /* A number that some families have; others refuse its key. */
@@ -320,6 +324,7 @@ static void read_flags(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     s->mlp_bias = has_feature(r, f->mlp_bias, f->mlp_bias_key ? f->mlp_bias_key : "mlp_bias", false);
     s->qkv_name = f->qkv_name;
     s->gate_up_name = f->gate_up_name;
+    s->ungated = f->ungated;
     s->qk_norm = !f->qk_norm_key || mt_keys_bool(r, f->qk_norm_key, false) ? f->qk_norm : MT_QK_NORM_NONE;
     s->sinks = f->sinks;
     s->v_norm = f->v_norm;

@@ -38,7 +38,7 @@ enum mt_qk_norm_kind {
     MT_QK_NORM_AFTER_ROPE, /* of each head, after the rotary embedding */
 };
 
-enum mt_activation { MT_ACTIVATION_SILU, MT_ACTIVATION_GELU_TANH };
+enum mt_activation { MT_ACTIVATION_SILU, MT_ACTIVATION_GELU_TANH, MT_ACTIVATION_RELU2 /* of units without a gate */ };
 
 enum { MT_NO_ROPE = -1 };
 
@@ -77,6 +77,7 @@ struct mt_layer_spec {
     /* MLP */
     int64_t ffn;
     enum mt_activation activation;
+    bool ungated;             /* the MLP has no gate: act(h Wup) Wdown */
     bool mlp_bias;
     const char *gate_up_name; /* the tensor that holds gate and up; NULL: one each */
 };

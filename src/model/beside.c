@@ -23,7 +23,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 }
 
 struct record {
-    void *gate_up; /* [n, 2 ffn] */
+    void *gate_up; /* [n, mt_mlp_width()] */
     float *rstd;   /* [n] of the norm before the MLP */
     void *out;     /* [n, hidden] the MLP's output */
 };
@@ -32,7 +32,7 @@ static void lay_out_record(struct record *r, const struct mt_part_shape *s, stru
 {
     struct mt_widths w = mt_widths(s->cfg, s->spec);
     size_t n = s->max_tokens, size = mt_dtype_size(s->dtype);
-    r->gate_up = mt_record_take(at, 0, n * 2 * w.f * size);
+    r->gate_up = mt_record_take(at, 0, n * mt_mlp_width(s->spec) * size);
     r->rstd = mt_record_take(at, 0, n * 4);
     r->out = mt_record_take(at, 0, n * w.c * size);
 }
@@ -67,7 +67,7 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
 {
     struct mt_widths w = mt_widths(&p->layout->cfg, s);
     struct mt_rmsnorm_bwd norm = {.n = p->max_tokens, .c = w.c};
-    struct mt_bias_bwd bias = {.n = p->max_tokens, .c = MT_MAX(2 * w.f, w.c)};
+    struct mt_bias_bwd bias = {.n = p->max_tokens, .c = MT_MAX(mt_mlp_width(s), w.c)};
     return MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
 }
 

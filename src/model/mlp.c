@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gated MLP of a decoder layer, a branch (branch.h):
+ * The MLP of a decoder layer, a branch (branch.h):
  *
  *   h = before(x);  y = x + after((act(h Wgate) * (h Wup)) Wdown)       (Shazeer 2020)
+ *                   y = x + after(act(h Wup) Wdown)                     without a gate
  *
  * and at last y is multiplied by the layer's number, if it has one.
  *
- * The record keeps gate and up, and the norm's statistics; backward recomputes the norm's output and the gated
- * product: a cheap pass each, the product's together with its gradient.
+ * The record keeps gate and up, and the norm's statistics; backward recomputes the norm's output and the activation:
+ * a cheap pass each, the activation's together with its gradient.
  */
 #include "base/mem.h"
 #include "model/mlp.h"
 
 struct record {
-    void *gate_up; /* [n, 2f] */
+    void *gate_up; /* [n, mt_mlp_width()] */
     float *rstd;   /* [n] of the norm before */
     void *out;     /* [n, hidden] the last product, if a norm comes after it */
 };
@@ -22,7 +23,7 @@ static void lay_out_record(struct record *r, const struct mt_part_shape *s, stru
 {
     struct mt_widths w = mt_widths(s->cfg, s->spec);
     size_t n = s->max_tokens, size = mt_dtype_size(s->dtype);
-    r->gate_up = mt_record_take(at, 0, n * 2 * w.f * size);
+    r->gate_up = mt_record_take(at, 0, n * mt_mlp_width(s->spec) * size);
     r->rstd = mt_record_take(at, 0, n * 4);
     r->out = s->spec->norms.mlp.after ? mt_record_take(at, 0, n * w.c * size) : NULL;
 }
@@ -30,7 +31,7 @@ static void lay_out_record(struct record *r, const struct mt_part_shape *s, stru
 MT_PART_RECORD()
 
 struct scratch {
-    void *act;   /* [n, f] the gated product, and its gradient */
+    void *act;   /* [n, f] the activation, and its gradient */
     float *rstd; /* [n] of the norm after */
 };
 
@@ -61,7 +62,7 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
 {
     struct mt_widths w = mt_widths(&p->layout->cfg, s);
     struct mt_rmsnorm_bwd norm = {.n = p->max_tokens, .c = w.c};
-    struct mt_bias_bwd bias = {.n = p->max_tokens, .c = MT_MAX(2 * w.f, w.c)};
+    struct mt_bias_bwd bias = {.n = p->max_tokens, .c = MT_MAX(mt_mlp_width(s), w.c)};
     return MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
 }
 
@@ -71,12 +72,13 @@ void mt_mlp_lay_out(struct mt_layout_builder *b, struct mt_part *p)
     int64_t hidden = mt_layout_builder_config(b)->hidden;
     const struct mt_param_tensor weights[] = {{"mlp.gate_proj.weight", s->ffn}, {"mlp.up_proj.weight", s->ffn}},
                                  biases[] = {{"mlp.gate_proj.bias", s->ffn}, {"mlp.up_proj.bias", s->ffn}};
+    int gates = s->ungated ? 0 : 1;
     if (s->gate_up_name)
-        mt_layout_add_tensor(b, p, MT_MLP_GATE_UP, 2 * s->ffn, hidden, s->gate_up_name);
+        mt_layout_add_tensor(b, p, MT_MLP_GATE_UP, (int64_t)mt_mlp_width(s), hidden, s->gate_up_name);
     else
-        mt_layout_add_param(b, p, MT_MLP_GATE_UP, hidden, 2, weights);
+        mt_layout_add_param(b, p, MT_MLP_GATE_UP, hidden, 1 + gates, weights + 1 - gates);
     if (s->mlp_bias)
-        mt_layout_add_param(b, p, MT_MLP_GATE_UP_BIAS, 0, 2, biases);
+        mt_layout_add_param(b, p, MT_MLP_GATE_UP_BIAS, 0, 1 + gates, biases + 1 - gates);
     mt_layout_add_tensor(b, p, MT_MLP_DOWN, hidden, s->ffn, "mlp.down_proj.weight");
     if (s->mlp_bias)
         mt_layout_add_tensor(b, p, MT_MLP_DOWN_BIAS, hidden, 0, "mlp.down_proj.bias");
@@ -101,15 +103,32 @@ static struct mt_branch branch_of(const struct mt_part_run *r, const struct reco
                               .out = rec->out, .rstd_after = scratch_of(r).rstd};
 }
 
+static enum mt_activate_kind ungated_activation(const struct mt_layer_spec *s)
+{
+    return s->activation == MT_ACTIVATION_RELU2 ? MT_ACTIVATE_RELU2 : MT_ACTIVATE_GELU_TANH;
+}
+
+/* act, from gate_up. */
+static int activate(const struct mt_mlp *a, struct mt_err *err)
+{
+    const struct mt_part_run *r = a->run;
+    const struct mt_layer_spec *s = r->part->spec;
+    mt_model *m = r->m;
+    size_t n = r->in->n_tokens, f = (size_t)s->ffn;
+    struct mt_glu glu = {.n = n, .f = f, .dtype = m->dt, .kind = mt_activation(s), .gate_up = a->gate_up,
+                         .out = a->act};
+    struct mt_activate plain = {.n = n, .f = f, .dtype = m->dt, .kind = ungated_activation(s),
+                                .x = a->gate_up, .out = a->act};
+    return s->ungated ? mt_op_activate(m->dev, &plain, err) : mt_op_glu(m->dev, &glu, err);
+}
+
 int mt_mlp_project(const struct mt_mlp *a, const void *residual, void *out, struct mt_err *err)
 {
     const struct mt_part_run *r = a->run;
     mt_model *m = r->m;
     const struct mt_param *p = r->part->param;
     size_t n = r->in->n_tokens, f = (size_t)r->part->spec->ffn;
-    struct mt_glu glu = {.n = n, .f = f, .dtype = m->dt, .kind = mt_activation(r->part->spec), .gate_up = a->gate_up,
-                         .out = a->act};
-    int rc = mt_op_glu(m->dev, &glu, err);
+    int rc = activate(a, err);
     return rc ? rc : mt_linear(m, n, f, m->wd.c, a->act, r->w, p[MT_MLP_DOWN], p[MT_MLP_DOWN_BIAS], residual, out, err);
 }
 
@@ -119,7 +138,7 @@ int mt_mlp_open(const struct mt_mlp *a, const struct mt_branch *branch, struct m
     const struct mt_param *p = r->part->param;
     const void *h;
     int rc = mt_branch_enter(branch, false, &h, err);
-    return rc ? rc : mt_linear(r->m, r->in->n_tokens, r->m->wd.c, 2 * (size_t)r->part->spec->ffn, h, r->w,
+    return rc ? rc : mt_linear(r->m, r->in->n_tokens, r->m->wd.c, mt_mlp_width(r->part->spec), h, r->w,
                                p[MT_MLP_GATE_UP], p[MT_MLP_GATE_UP_BIAS], NULL, a->gate_up, err);
 }
 
@@ -152,16 +171,30 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     return rc ? rc : mt_layer_scale(r, y, err);
 }
 
-/* Reads the gated product's gradient from the scratch and, if `again`, overwrites it with the recomputed product. */
-static int gated_backward(const struct mt_mlp *a, bool again, struct mt_err *err)
+/* Reads the gradient of activate()'s result from the scratch and, if `again`, overwrites it with the recomputed result. */
+static int activate_backward(const struct mt_mlp *a, bool again, struct mt_err *err)
 {
     const struct mt_part_run *r = a->run;
+    const struct mt_layer_spec *s = r->part->spec;
+    if (s->ungated)
+        return mt_op_activate_bwd(r->m->dev,
+                                  &(struct mt_activate_bwd){
+                                      .n = r->in->n_tokens,
+                                      .f = (size_t)s->ffn,
+                                      .dtype = r->m->dt,
+                                      .kind = ungated_activation(s),
+                                      .x = a->gate_up,
+                                      .dout = a->act,
+                                      .dx = a->gate_up,
+                                      .out = again ? a->act : NULL,
+                                  },
+                                  err);
     return mt_op_glu_bwd(r->m->dev,
                          &(struct mt_glu_bwd){
                              .n = r->in->n_tokens,
-                             .f = (size_t)r->part->spec->ffn,
+                             .f = (size_t)s->ffn,
                              .dtype = r->m->dt,
-                             .kind = mt_activation(r->part->spec),
+                             .kind = mt_activation(s),
                              .gate_up = a->gate_up,
                              .dout = a->act,
                              .dgate_up = a->gate_up,
@@ -177,7 +210,7 @@ int mt_mlp_backward(const struct mt_mlp *a, const struct mt_branch *branch, cons
     const struct mt_param *p = r->part->param;
     size_t f = (size_t)r->part->spec->ffn, hidden = m->wd.c;
     struct mt_linear_bwd down = mt_linear_bwd_of(r, f, hidden, MT_MLP_DOWN);
-    struct mt_linear_bwd gate_up = mt_linear_bwd_of(r, hidden, 2 * f, MT_MLP_GATE_UP);
+    struct mt_linear_bwd gate_up = mt_linear_bwd_of(r, hidden, mt_mlp_width(r->part->spec), MT_MLP_GATE_UP);
     down.bias = p[MT_MLP_DOWN_BIAS];
     down.x = down.dx = a->act;
     down.dy = dy;
@@ -186,7 +219,7 @@ int mt_mlp_backward(const struct mt_mlp *a, const struct mt_branch *branch, cons
     gate_up.dx = m->dh;
     int rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
-        rc = gated_backward(a, mt_linear_is_trained(&down), err);
+        rc = activate_backward(a, mt_linear_is_trained(&down), err);
     if (!rc)
         rc = mt_linear_weight_grad(m, &down, err);
     if (!rc)
@@ -211,7 +244,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
 {
     (void)seq_len;
-    return 3 * (double)c->hidden * (double)p->spec->ffn;
+    return (p->spec->ungated ? 2 : 3) * (double)c->hidden * (double)p->spec->ffn;
 }
 
 const struct mt_part_kind mt_part_mlp = {

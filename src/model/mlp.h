@@ -5,15 +5,21 @@
 #include "model/branch.h"
 
 /**
- * One run of a gated MLP, of a part that has the parameters MT_MLP_* at these roles: out = (act(h Wgate) * (h Wup))
- * Wdown, with biases where there are some.
+ * One run of an MLP, of a part that has the parameters MT_MLP_* at these roles: out = (act(h Wgate) * (h Wup)) Wdown,
+ * or without a gate (mt_layer_spec.ungated) act(h Wup) Wdown, with biases where there are some.
  */
 struct mt_mlp {
     const struct mt_part_run *run;
-    void *gate_up; /* [n, 2 ffn], of the record: made by mt_mlp_open(), in backward overwritten by its gradient */
+    void *gate_up; /* [n, mt_mlp_width()], of the record: made by mt_mlp_open(), in backward overwritten by its
+                      gradient */
     void *act;     /* [n, ffn] scratch */
 };
 
+/** Columns of gate and up, or of up alone. */
+static inline size_t mt_mlp_width(const struct mt_layer_spec *s)
+{
+    return (s->ungated ? 1 : 2) * (size_t)s->ffn;
+}
 /** The parameters, without norms. */
 void mt_mlp_lay_out(struct mt_layout_builder *b, struct mt_part *p);
 /** gate_up, of the branch's input. */

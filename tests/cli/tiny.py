@@ -50,6 +50,7 @@ FAMILIES = {
                                             "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
                                             "full_attention_interval": 2}),
     "ministral3": ("Ministral3ForCausalLM", {}),
+    "arcee": ("ArceeForCausalLM", {"hidden_act": "relu2"}),
     "gemma2": ("Gemma2ForCausalLM", {}),
     "olmo2": ("Olmo2ForCausalLM", {}),
     "olmo3": ("Olmo3ForCausalLM", {}),

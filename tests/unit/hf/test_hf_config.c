@@ -80,6 +80,20 @@ static void families_have_their_own_defaults(void **state)
     assert_true(layer(0)->qkv_bias && layer(0)->o_bias && layer(0)->mlp_bias && layer(0)->activation == MT_ACTIVATION_GELU_TANH);
 }
 
+static void an_mlp_may_have_no_gate(void **state)
+{
+    (void)state;
+    take(LLAMA);
+    assert_false(layer(0)->ungated);
+    refuse(LLAMA ", \"hidden_act\": \"relu2\"", "must be silu or gelu_pytorch_tanh");
+    take("\"model_type\": \"arcee\", " SHAPE);
+    assert_true(layer(0)->ungated && layer(0)->activation == MT_ACTIVATION_RELU2 && !layer(0)->mlp_bias);
+    assert_true(layer(0)->norm.eps == 1e-5 && cfg.max_pos == 4096 && layer(0)->n_kv_heads == 4);
+    take("\"model_type\": \"arcee\", \"hidden_act\": \"gelu_pytorch_tanh\", \"mlp_bias\": true, " SHAPE);
+    assert_true(layer(0)->ungated && layer(0)->activation == MT_ACTIVATION_GELU_TANH && layer(0)->mlp_bias);
+    refuse("\"model_type\": \"arcee\", \"hidden_act\": \"silu\", " SHAPE, "has no gate");
+}
+
 static void null_is_absent_but_for_heads_and_the_window(void **state)
 {
     (void)state;
@@ -602,6 +616,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(families_have_their_own_defaults),
+        cmocka_unit_test(an_mlp_may_have_no_gate),
         cmocka_unit_test(layers_without_a_window_have_other_heads),
         cmocka_unit_test(queries_may_have_a_table_of_their_own),
         cmocka_unit_test(null_is_absent_but_for_heads_and_the_window),

@@ -77,6 +77,7 @@ static const char *const variants[] = {
     SMALL("MistralForCausalLM", ""),
     SMALL("Qwen2ForCausalLM", ", \"tie_word_embeddings\": true"),
     SMALL("Qwen3ForCausalLM", ", \"attention_bias\": true"),
+    SMALL("ArceeForCausalLM", ", \"mlp_bias\": true"),
 };
 
 static void check_param(const struct mt_layout *l, size_t unit, const char *part, int role, size_t want)
@@ -130,8 +131,9 @@ static void tensors_tile_their_units(void **state)
         check_param(l, 1, "attention", MT_ATTENTION_OUT, 24 * 48);
         check_param(l, 1, "attention", MT_ATTENTION_OUT_BIAS, mt_layer_of(&cfg, 0)->o_bias ? 24 : 0);
         check_param(l, 1, "mlp", MT_MLP_NORM, 24);
-        check_param(l, 1, "mlp", MT_MLP_GATE_UP, 80 * 24);
-        check_param(l, 1, "mlp", MT_MLP_GATE_UP_BIAS, mt_layer_of(&cfg, 0)->mlp_bias ? 80 : 0);
+        size_t width = mt_layer_of(&cfg, 0)->ungated ? 40 : 80;
+        check_param(l, 1, "mlp", MT_MLP_GATE_UP, width * 24);
+        check_param(l, 1, "mlp", MT_MLP_GATE_UP_BIAS, mt_layer_of(&cfg, 0)->mlp_bias ? width : 0);
         check_param(l, 1, "mlp", MT_MLP_DOWN, 24 * 40);
         check_param(l, 1, "mlp", MT_MLP_DOWN_BIAS, mt_layer_of(&cfg, 0)->mlp_bias ? 24 : 0);
         check_param(l, 0, "embed", MT_EMBED_TABLE, 50 * 24);
