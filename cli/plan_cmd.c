@@ -11,7 +11,7 @@
 #include "plan_print.h"
 
 enum {
-    N_FREE = 6,  /* changes of settings that are tried */
+    N_FREE = 9,  /* changes of settings that are tried */
     FEWEST = 16, /* also with steps of a quarter of the tokens, and of so small a part */
 };
 
@@ -27,14 +27,27 @@ static int measure_and_keep(struct plan_view *v, struct cli *cli, struct mt_err 
     return rc ? rc : mt_machine_write(&v->machine, path, err);
 }
 
+/* Whether it changes types that are not lean yet; of adapters there is little to gain. */
+static bool is_leaner(const struct mt_config *c, const struct plan_settings *s)
+{
+    for (size_t i = 0; i < MT_ARRAY_LEN(s->key) && s->key[i]; i++) {
+        bool states = !strcmp(s->key[i], "optimizer.state_dtype"),
+             master = !strcmp(s->key[i], "optimizer.master");
+        if ((states && c->numerics.state_type != MT_STATE_F32) ||
+            (master && c->numerics.master != MT_MASTER_F32))
+            return false;
+    }
+    return c->adapter.kind == MT_ADAPTER_NONE;
+}
+
 /* Whether a change says something new: adapters are not made of adapters. */
 static bool is_change(const struct mt_config *c, const struct plan_settings *s)
 {
-    bool adapters = c->adapter.kind != MT_ADAPTER_NONE, states = !strcmp(s->key[0], "optimizer.state_dtype");
+    bool adapters = c->adapter.kind != MT_ADAPTER_NONE;
     if (!strcmp(s->key[0], "train.clip"))
         return !mt_clips_by_block(&c->numerics) && c->placement.update == MT_UPDATE_AUTO;
-    if (states)
-        return !adapters && c->numerics.state_type == 0;
+    if (!strncmp(s->key[0], "optimizer.", strlen("optimizer.")))
+        return is_leaner(c, s);
     return !strcmp(s->key[0], "adapter.kind") ? !adapters : adapters && c->model.base_dtype == 0;
 }
 
@@ -64,7 +77,12 @@ static size_t free_changes(struct mt_plan_change *out, const struct plan_view *v
     static const struct plan_settings all[N_FREE] = {
         {{"train.clip", "memory.update"}, {"unit", "backward"}, 0},
         {{"optimizer.state_dtype"}, {"bf16"}, 0},
+        {{"optimizer.master"}, {"24bit"}, 0},
         {{"optimizer.state_dtype"}, {"8bit"}, 0},
+        {{"optimizer.state_dtype", "optimizer.master"}, {"8bit", "24bit"}, 0},
+        {{"optimizer.state_dtype", "optimizer.master", "train.clip", "memory.update"},
+         {"8bit", "bf16", "unit", "backward"},
+         0},
         {{"model.base_dtype"}, {"nf4"}, 0},
         {{"adapter.kind"}, {"lora"}, 0},
         {{"adapter.kind", "model.base_dtype"}, {"lora", "nf4"}, 0},

@@ -11,15 +11,24 @@
 
 /* lost: what is not as with AdamW in FP32; "": nothing. */
 struct variant {
-    const char *title, *type, *state_dtype, *lost;
+    const char *title, *type, *state_dtype, *master, *lost;
 };
+#define ROUNDS_STATES "rounds moments to 8 bits, in blocks of 32"
+#define ROUNDS_24BIT "rounds weights to 24 bits at each update"
+#define ROUNDS_BF16 "rounds weights to bf16 by chance"
 static const struct variant variants[] = {
-    {"adamw", "adamw", "f32", ""},
-    {"adamw bf16", "adamw", "bf16", "rounds moments to 8 bits of mantissa"},
-    {"adamw 8bit", "adamw", "8bit", "rounds moments to 8 bits, in blocks of 32"},
-    {"lion bf16", "lion", "bf16", "another optimizer"},
-    {"lion 8bit", "lion", "8bit", "another optimizer"},
-    {"sgd", "sgd", "f32", "another optimizer; no state without momentum"},
+    {"adamw f32/f32", "adamw", "f32", "f32", ""},
+    {"adamw bf16/f32", "adamw", "bf16", "f32", "rounds moments to 8 bits of mantissa"},
+    {"adamw 8bit/f32", "adamw", "8bit", "f32", ROUNDS_STATES},
+    {"adamw f32/24bit", "adamw", "f32", "24bit", ROUNDS_24BIT},
+    {"adamw 8bit/24bit", "adamw", "8bit", "24bit", "both of the above"},
+    {"adamw f32/bf16", "adamw", "f32", "bf16", ROUNDS_BF16},
+    {"adamw 8bit/bf16", "adamw", "8bit", "bf16", ROUNDS_BF16 ", moments to 8 bits"},
+    {"lion bf16/f32", "lion", "bf16", "f32", "another optimizer"},
+    {"lion 8bit/f32", "lion", "8bit", "f32", "another optimizer"},
+    {"lion 8bit/bf16", "lion", "8bit", "bf16", "another optimizer; " ROUNDS_BF16},
+    {"sgd -/f32", "sgd", "f32", "f32", "another optimizer; no state without momentum"},
+    {"sgd -/bf16", "sgd", "f32", "bf16", "another optimizer; " ROUNDS_BF16},
 };
 enum { N_ORDERS = 2 };
 
@@ -65,9 +74,10 @@ static int try_variant(struct row *r, const struct variant *of, bool backward, c
     struct plan_view v;
     const bool rounds = !strcmp(of->state_dtype, "bf16"); /* optimizer.rounding is of these states */
     struct plan_settings s = {
-        .key = {"optimizer.type", "optimizer.state_dtype", "memory.update", rounds ? NULL : "optimizer.rounding"},
-        .value = {of->type, of->state_dtype, backward ? "backward" : "forward", "nearest"}};
-    size_t n = rounds ? 3 : 4;
+        .key = {"optimizer.type", "optimizer.state_dtype", "optimizer.master", "memory.update",
+                rounds ? NULL : "optimizer.rounding"},
+        .value = {of->type, of->state_dtype, of->master, backward ? "backward" : "forward", "nearest"}};
+    size_t n = rounds ? 4 : 5;
     if (backward) {
         s.key[n] = "train.clip";
         s.value[n] = "unit";
@@ -85,26 +95,27 @@ static int try_variant(struct row *r, const struct variant *of, bool backward, c
 
 static void print_row(const struct row *r)
 {
-    char name[32];
-    snprintf(name, sizeof(name), "%s", r->of->title);
+    const char *order = r->backward ? "backward" : "forward";
     if (!r->fits) {
-        printf("  %-11s %-8s  does not fit\n", name, r->backward ? "backward" : "forward");
+        printf("  %-16s %-8s does not fit\n", r->of->title, order);
         return;
     }
-    printf("  %-11s %-8s %6.3f %7.1f %7.1f %8.4g %9.1f %9.3f  %s\n", name, r->backward ? "backward" : "forward", r->kept,
+    printf("  %-16s %-8s %6.3f %7.1f %7.1f %7.4g %7.1f %7.3f %5s\n", r->of->title, order, r->kept,
            r->host * 1e-9, r->disk * 1e-9, r->seconds, r->written * 1e-9, r->a_token * 1e-6,
            r->exact ? "yes" : "no");
 }
 
 static void print_notes(void)
 {
-    printf("\nkept: bytes a trained parameter of master, states and gradient. written: to drives,\n"
-           "GB a step and PB a billion tokens. exact: the steps of AdamW in FP32.\n");
+    printf("\nOptimizers with the types of states and masters (optimizer.type, .state_dtype,\n"
+           ".master). kept: bytes a trained parameter of master, states and gradient.\n"
+           "written: to drives, GB a step and PB a billion tokens. exact: the steps of AdamW\n"
+           "in FP32.\n");
     for (size_t i = 0; i < MT_ARRAY_LEN(variants); i++)
         if (*variants[i].lost)
-            printf("  %-11s %s\n", variants[i].title, variants[i].lost);
-    printf("backward: --set train.clip=unit, which clips each layer by itself (or train.grad_clip=0)\n"
-           "and --set memory.update=backward; the same bits as forward with that clipping.\n");
+            printf("  %-16s %s\n", variants[i].title, variants[i].lost);
+    printf("backward: --set memory.update=backward, and train.clip=unit, which clips each layer\n"
+           "by itself, or train.grad_clip=0; the same bits as forward with that clipping.\n");
 }
 
 static void add_json(cJSON *all, const struct row *r)
@@ -112,6 +123,7 @@ static void add_json(cJSON *all, const struct row *r)
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "optimizer.type", r->of->type);
     cJSON_AddStringToObject(o, "optimizer.state_dtype", r->of->state_dtype);
+    cJSON_AddStringToObject(o, "optimizer.master", r->of->master);
     cJSON_AddStringToObject(o, "memory.update", r->backward ? "backward" : "forward");
     cJSON_AddBoolToObject(o, "exact", r->exact);
     cJSON_AddBoolToObject(o, "fits", r->fits);
@@ -129,8 +141,8 @@ static void add_json(cJSON *all, const struct row *r)
 static void print_all(const struct row *rows, size_t n, bool json)
 {
     if (!json) {
-        printf("  optimizer   updates    kept    host  drives   s/step   written   written  exact\n"
-               "                          B/par      GB      GB             GB/step   PB/Gtok\n");
+        printf("  optimizer        updates    kept    host  drives  s/step written written exact\n"
+               "                               B/par      GB      GB         GB/step PB/Gtok\n");
         for (size_t i = 0; i < n; i++)
             print_row(&rows[i]);
         print_notes();
@@ -146,15 +158,33 @@ static void print_all(const struct row *rows, size_t n, bool json)
     cJSON_Delete(all);
 }
 
+/* *lean: whether masters of fewer bits can be had: with compute in f32 the masters are what
+ * computes. */
+static int find_lean(bool *lean, const struct cli_args *args, struct mt_err *err)
+{
+    struct plan_view v;
+    const struct plan_settings as_given = {{NULL}};
+    int rc =
+        plan_view_open_as(&v, args->n_operands ? args->operands[0] : NULL, args, &as_given, err);
+    *lean = !rc && v.cfg->numerics.dtype != MT_F32;
+    plan_view_close(&v);
+    return rc;
+}
+
 int plan_print_optimizers(const struct cli_args *args)
 {
     struct row rows[N_ORDERS * MT_ARRAY_LEN(variants)];
     struct mt_err err = {0};
     size_t n = 0;
-    for (size_t i = 0; i < MT_ARRAY_LEN(variants); i++)
-        for (int backward = 0; backward < N_ORDERS; backward++)
+    bool lean;
+    if (find_lean(&lean, args, &err))
+        return cli_fail(&err);
+    for (size_t i = 0; i < MT_ARRAY_LEN(variants); i++) {
+        bool possible = lean || !strcmp(variants[i].master, "f32");
+        for (int backward = 0; possible && backward < N_ORDERS; backward++)
             if (try_variant(&rows[n++], &variants[i], backward, args, &err))
                 return cli_fail(&err);
+    }
     print_all(rows, n, cli_arg(args, "json"));
     return 0;
 }

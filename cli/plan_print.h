@@ -23,10 +23,10 @@ struct plan_view {
  * options name, or this one's profile. Also used by bench. Close with plan_view_close(), opened or not.
  */
 int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *args, struct mt_err *err);
-/** Settings that are tried beside the configuration and the options: up to five keys, and the size of a step. Keys that
+/** Settings that are tried beside the configuration and the options: up to six keys, and the size of a step. Keys that
  * another optimizer.type does not have are at their defaults. */
 struct plan_settings {
-    const char *key[5], *value[5];
+    const char *key[6], *value[6];
     long long tokens_per_step; /* 0: as it is */
 };
 /** The same with such settings, and without messages; `change` NULL: plan_view_open(). */

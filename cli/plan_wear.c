@@ -53,6 +53,24 @@ static void print_lean(const struct plan_view *v)
                n * (now - mt_optimizer_state_bytes(lean)) * 1e-9);
 }
 
+/* What masters of fewer bits would take; adapters have little of them. */
+static void print_masters(const struct plan_view *v)
+{
+    static const struct {
+        enum mt_master master;
+        const char *name;
+    } lean[] = {{MT_MASTER_24BIT, "24bit"}, {MT_MASTER_BF16, "bf16"}};
+    const struct mt_numerics *num = &v->choice.numerics;
+    size_t now = mt_master_lo_bytes(num->master);
+    if (num->dtype == MT_F32 || !num->optimizer->lean_masters || v->layout->n_adapters)
+        return;
+    for (size_t i = 0; i < MT_ARRAY_LEN(lean); i++)
+        if (mt_master_lo_bytes(lean[i].master) < now)
+            printf("          optimizer.master = %s: masters of %.4g GB less\n", lean[i].name,
+                   (double)v->layout->n_trained *
+                       (double)(now - mt_master_lo_bytes(lean[i].master)) * 1e-9);
+}
+
 /* Under backward no gradient is on a drive, and what host memory had of them keeps states. */
 static void print_backward(const struct plan_view *v)
 {
@@ -75,6 +93,7 @@ static void print_alternatives(const struct plan_view *v)
                "            instead of %.4g GB; experts are read and never written\n",
                (double)rest * 1e-9, state_bytes(v, rest) * 1e-9, state_bytes(v, l->n_trained) * 1e-9);
     print_lean(v);
+    print_masters(v);
     print_backward(v);
     if (!l->n_adapters)
         printf("          adapter.kind = lora: the model is read and never written\n");

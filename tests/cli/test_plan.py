@@ -20,8 +20,8 @@ from tiny import BINARY, FULL, SLOW, base, config, megatrain, metrics, write_dat
 
 SHAPES = {  # hidden, ffn, layers, heads, key heads, vocabulary; parameters in 1e9
     "0.6b": (1024, 3072, 28, 16, 8, 151936, 0.75), "8b": (4096, 14336, 32, 32, 8, 128256, 8.03),
-    "70b": (8192, 28672, 80, 64, 8, 128256, 70.55), "405b": (16384, 53248, 126, 128, 8, 128256, 405.8),
-    "671b": (18432, 65536, 150, 144, 8, 129280, 674),
+    "14b": (5120, 17408, 40, 40, 8, 151936, 14.8), "70b": (8192, 28672, 80, 64, 8, 128256, 70.55),
+    "405b": (16384, 53248, 126, 128, 8, 128256, 405.8), "671b": (18432, 65536, 150, 144, 8, 129280, 674),
 }
 
 
@@ -205,6 +205,56 @@ def a_refusal_s_first_change_fits(tmp):
         refused += 1
         again = follow(args, answer["changes"][0]["change"])
         assert ask(again)[0], (args, again)
+
+
+def optimizers_and_masters_are_compared(tmp):
+    """A leaner master takes a byte or two less of each parameter and is priced by less time; f32 compute has none."""
+    args = ("--machine", "rtx4090", "--host-mem", "64GiB", "--model", shape_json(tmp, "0.6b"), "--seq-len", "1024",
+            "--tokens-per-step", "2Ki", "--micro-batch", "2", "--set", "memory.activations=recompute",
+            "--set", "memory.keep_layers=0", "--set", "memory.slots=3", "--set", "memory.unit=layer")
+    rows = {(r["optimizer.type"], r["optimizer.state_dtype"], r["optimizer.master"], r["memory.update"]): r
+            for r in plan("--optimizers", *args)}
+    assert {master for _, _, master, _ in rows} == {"f32", "24bit", "bf16"} and all(r["fits"] for r in rows.values()), rows
+    for order in ("forward", "backward"):
+        for states, saved in (("f32", 0), ("8bit", 5.875)):
+            whole = rows["adamw", "f32", "f32", order]["bytes_per_parameter"]
+            for master, less in (("f32", 0), ("24bit", 1), ("bf16", 2)):
+                r = rows["adamw", states, master, order]
+                # under backward one layer's gradients and the embedding's stay; forward keeps 2 bytes of each
+                assert abs(whole - r["bytes_per_parameter"] - saved - less) < (0.02 if order == "forward" else 0.6), (r, whole)
+                assert r["exact"] == (states == master == "f32")
+    assert rows["adamw", "f32", "24bit", "forward"]["seconds"] < rows["adamw", "f32", "f32", "forward"]["seconds"]
+    said = megatrain("plan", "--optimizers", *args, "--set", "model.dtype=f32").stdout
+    assert "adamw 8bit/f32" in said and "24bit" not in said.split("\n\n")[0], said
+    assert max(map(len, said.splitlines())) <= 84, max(said.splitlines(), key=len)
+
+
+def lean_states_under_backward_are_planned(tmp):
+    """70B on two drives, and 8B and 14B without drives, at 16,384 tokens a step."""
+    lean = ("--machine", "rtx4090", "--seq-len", "4096", "--tokens-per-step", "16Ki", "--micro-batch", "4",
+            "--set", "memory.activations=recompute", "--set", "memory.slots=2", "--set", "train.grad_clip=0",
+            "--set", "optimizer.state_dtype=8bit", "--set", "optimizer.master=24bit", "--set", "memory.update=backward")
+    drives = ("--host-mem", "128GiB", "--nvme", "7GB/s", "--drives", "2", "--model", shape_json(tmp, "70b"))
+    r = plan(*lean, *drives)
+    assert r["settings"]["memory.update_pending"] == 0, r["settings"]
+    assert r["step_seconds"] < 69.5 and r["step_seconds"] < plan(*lean, *drives, "--set", "memory.update_pending=2")["step_seconds"]
+    for name, gib in (("8b", 64), ("14b", 128)):
+        r = plan(*lean, "--host-mem", f"{gib}GiB", "--model", shape_json(tmp, name))
+        assert r["fits"] and r["disk_bytes"] == 0, r
+
+
+def a_refusal_and_wear_name_leaner_masters(tmp):
+    args = ("--machine", "rtx4090", "--tokens-per-step", "16Ki", "--seq-len", "4096", "--model", shape_json(tmp, "8b"),
+            "--micro-batch", "1", "--set", "memory.activations=recompute", "--set", "memory.slots=2")
+    changes = [c["change"] for c in plan(*args, "--host-mem", "64GiB", expect=4)["changes"]]
+    lean = "--set optimizer.state_dtype=8bit --set optimizer.master=24bit"
+    assert lean in changes and "--set optimizer.state_dtype=8bit" not in changes, changes
+    assert ask(follow((*args, "--host-mem", "64GiB"), lean))[0]
+    drives = ("--host-mem", "64GiB", "--nvme", "7GB/s")
+    said = megatrain("plan", *args, *drives).stdout
+    assert "optimizer.master = 24bit: masters of 8.03 GB less" in said, said
+    assert "optimizer.master = bf16: masters of 16.06 GB less" in said, said
+    assert "optimizer.master = 24bit" not in megatrain("plan", *args, *drives, "--set", "optimizer.master=24bit").stdout
 
 
 def the_questions_of_a_new_user_are_answered(tmp):
@@ -589,6 +639,9 @@ def main():
         optimizers_are_compared()
         unknown_names_are_told_what_there_is(tmp)
         a_refusal_s_first_change_fits(tmp)
+        optimizers_and_masters_are_compared(tmp)
+        lean_states_under_backward_are_planned(tmp)
+        a_refusal_and_wear_name_leaner_masters(tmp)
         the_questions_of_a_new_user_are_answered(tmp)
         the_table_fits_a_terminal(tmp)
         a_plan_is_reproduced_by_its_own_settings(tmp)
