@@ -303,12 +303,16 @@ static void keep_base(const struct tiers *t)
     keep_blocks(t, fit);
 }
 
-/* Puts planes on the disk for the last n units, and in host memory for the others. */
+/*
+ * Puts planes on the disk for n units, and in host memory for the others: for the last ones; or where updates are under
+ * backward evenly spread (the last first, the first last), so that drives have as much to do all the time.
+ */
 static void move_last(const struct tiers *t, mt_plane_bits planes, size_t n)
 {
     size_t n_units = t->plan->program.n_units;
+    bool under = mt_program_has_ring(&t->plan->program);
     for (size_t u = 0; u < n_units; u++)
-        put(t, u, planes, u >= n_units - n);
+        put(t, u, planes, under ? (u + 1) * n / n_units > u * n / n_units : u >= n_units - n);
     choose_piece(t);
     least_buffers(t);
 }

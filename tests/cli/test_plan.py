@@ -236,8 +236,7 @@ def lean_states_under_backward_are_planned(tmp):
             "--set", "optimizer.state_dtype=8bit", "--set", "optimizer.master=24bit", "--set", "memory.update=backward")
     drives = ("--host-mem", "128GiB", "--nvme", "7GB/s", "--drives", "2", "--model", shape_json(tmp, "70b"))
     r = plan(*lean, *drives)
-    assert r["settings"]["memory.update_pending"] == 0, r["settings"]
-    assert r["step_seconds"] < 69.5 and r["step_seconds"] < plan(*lean, *drives, "--set", "memory.update_pending=2")["step_seconds"]
+    assert r["step_seconds"] < 66, r["step_seconds"]
     for name, gib in (("8b", 64), ("14b", 128)):
         r = plan(*lean, "--host-mem", f"{gib}GiB", "--model", shape_json(tmp, name))
         assert r["fits"] and r["disk_bytes"] == 0, r
