@@ -195,19 +195,19 @@ static void print_updates(int roff)
         "A gradient that is not finite skips its layer where layers are clipped by themselves or not at all, in either order; with a "
         "norm of the whole gradient it skips the step. Either is warned of by name, and train.max_skips steps in a row end the run.",
         "Planned for an RTX 4090 with 128 GiB and two drives of 7 GB/s, 16,384 tokens a step, in seconds a step: Qwen3-8B "
-        "8.8 forward, 6.7 backward; Qwen3-32B 73.9 and 53.7, with states of 8 bits 44.4 and 30.5; Llama-3.1-70B 169 and 137, with 8 bits "
-        "105 and 72. 8B, and 32B with 8 bits, are then bound by compute.",
+        "8.8 forward, 6.7 backward; Qwen3-32B 73.9 and 53.7, with states of 8 bits 44.4 and 30.5; Llama-3.1-70B 169 and 133, with 8 bits "
+        "105 and 69. 8B, and 32B with 8 bits, are then bound by compute.",
         "optimizer.master = 24bit takes a byte less of each parameter, and rounds weights to 24 bits at each update; bf16 takes 2 less "
         "and rounds by chance, so that small updates are kept on average but each is noisy. What each costs for Llama-3.1-70B on that "
         "machine, in bytes a parameter with the gradient, seconds a step and GB written to drives a step, updates forward | backward:",
         "  states master     B/par          s/step         GB written    lost",
-        "  f32    f32    14.00 | 12.12  168.6 | 136.2  889.8 | 755.6   nothing",
-        "  f32    24bit  13.00 | 11.12  157.8 | 125.1  819.3 | 683.3   bits of weights",
-        "  f32    bf16   12.00 | 10.12  147.0 | 114.3  748.7 | 612.7   more bits of weights",
-        "  bf16   f32    10.00 |  8.12  125.4 |  92.7  607.6 | 471.6   bits of moments",
-        "  8bit   f32     8.13 |  6.24  105.0 |  72.4  475.3 | 339.4   more bits of moments",
-        "  8bit   24bit   7.13 |  5.24   94.8 |  68.8  404.8 | 268.8   bits of both",
-        "  8bit   bf16    6.13 |  4.27   84.8 |  65.3  334.2 | 201.7   more bits of both",
+        "  f32    f32    14.00 | 12.12  168.6 | 132.7  889.8 | 755.6   nothing",
+        "  f32    24bit  13.00 | 11.12  157.8 | 121.6  819.3 | 683.3   bits of weights",
+        "  f32    bf16   12.00 | 10.12  147.0 | 110.8  748.7 | 612.7   more bits of weights",
+        "  bf16   f32    10.00 |  8.12  125.4 |  89.2  607.6 | 471.6   bits of moments",
+        "  8bit   f32     8.13 |  6.24  105.0 |  69.0  475.3 | 339.4   more bits of moments",
+        "  8bit   24bit   7.13 |  5.24   94.8 |  62.9  404.8 | 273.9   bits of both",
+        "  8bit   bf16    6.13 |  4.27   84.8 |  62.6  334.2 | 203.4   more bits of both",
         "Less than 100 GB a step for 70B, with updates under backward, memory.activations = recompute and memory.offload_layers = 0: "
         "256 GiB of host memory with states of 8 bits and masters of bf16 (71 GB, 62.7 s); on 128 GiB SGD, which has no states, with masters of "
         "bf16 (48 GB, 62.5 s); adapters, which leave the model unwritten. Lion with states of 8 bits and masters of bf16 on 256 GiB needs no drives.",
