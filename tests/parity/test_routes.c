@@ -91,7 +91,7 @@ static void make_model(struct rig *r)
     sound(mt_model_create(&r->model, r->dev, &mp, &err), &err);
     sound(mt_model_load_constants(r->model, r->planes, &err), &err);
     sound(mt_model_upload(r->model, &(struct mt_model_step){.micro = r->micro, .n = MICRO}, &err), &err);
-    static const enum mt_role of_step[] = {MT_ROLE_ROWS, MT_ROLE_SUM, MT_ROLE_ROUTING};
+    static const enum mt_role of_step[] = {MT_ROLE_ROWS, MT_ROLE_SUM, MT_ROLE_ROUTING, MT_ROLE_RESIDUAL, MT_ROLE_ROUNDED};
     for (size_t i = 0; i < sizeof(of_step) / sizeof(of_step[0]); i++)
         r->run.at[of_step[i]] = take(r, mt_layout_value_bytes(r->layout, of_step[i], MT_F32, PATH, MICRO * PATH));
     for (int m = 0; m < MICRO; m++)
@@ -213,7 +213,7 @@ static void routers_choose_what_transformers_chooses(void **state)
     }
     closedir(d);
     cJSON_Delete(data);
-    assert_int_equal(families, 18);
+    assert_int_equal(families, 19);
 }
 
 int main(int argc, char **argv)
