@@ -2,7 +2,8 @@
 /*
  * Divides host memory. What is kept in it is chosen by the disk traffic that a byte of host memory saves in a step. A
  * byte of weights saves two reads (update, backward) and a write; of gradients a write and a read; of masters and
- * moments a read and a write. Among units the first are kept. Spilled activations get buffers before whole units do.
+ * moments a read and a write. Among units the first are kept; with updates under backward evenly spread ones. Spilled
+ * activations get buffers before whole units do.
  */
 #include <stdlib.h>
 #include <string.h>
