@@ -158,14 +158,12 @@ static void print_all(const struct row *rows, size_t n, bool json)
     cJSON_Delete(all);
 }
 
-/* *lean: whether masters of fewer bits can be had: with compute in f32 the masters are what
- * computes. */
+/* *lean: whether masters of fewer bits can be had: with compute in f32 the masters are what computes. */
 static int find_lean(bool *lean, const struct cli_args *args, struct mt_err *err)
 {
     struct plan_view v;
-    const struct plan_settings as_given = {{NULL}};
-    int rc =
-        plan_view_open_as(&v, args->n_operands ? args->operands[0] : NULL, args, &as_given, err);
+    const struct plan_settings any_state = {.key = {"optimizer.rounding"}, .value = {"nearest"}};
+    int rc = plan_view_open_as(&v, args->n_operands ? args->operands[0] : NULL, args, &any_state, err);
     *lean = !rc && v.cfg->numerics.dtype != MT_F32;
     plan_view_close(&v);
     return rc;
