@@ -9,10 +9,10 @@
 #include "base/mem.h"
 #include "cli.h"
 #include "data/helper.h"
-#include "device/kind.h"
 #include "hw/ecc.h"
 #include "hw/hw.h"
 #include "hw/probe.h"
+#include "kinds/kinds.h"
 #include "optim/optimizer.h"
 #include "report.h"
 

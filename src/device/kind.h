@@ -7,7 +7,7 @@
 
 /**
  * What is known of a kind of device without opening one (this machine may have none): used by the planner's counting
- * device (device/meter.h) and by measuring. A new kind is one of these and a line in device.c.
+ * device (device/meter.h) and by measuring. A new kind is one of these and a line in kinds/kinds.c.
  */
 struct mt_device_kind {
     const char *name;
@@ -21,13 +21,15 @@ struct mt_device_kind {
     void (*probe)(struct mt_device_info *out, int index);
     /** Sets *out, or fails with the reason. */
     int (*create)(mt_device **out, const struct mt_device_params *p, struct mt_err *err);
+    /** How many this machine has; NULL: a run makes as many as it wants. */
+    int (*count)(void);
+    /** A device's identifier, "GPU-...", or ""; takes nothing of the device. */
+    void (*identify)(char *out, size_t len, int index);
 };
 
-/** Finds a kind by name; NULL: there is none. */
-const struct mt_device_kind *mt_device_kind(const char *name);
 /** The limits that a device of the kind reports. */
 struct mt_device_limits mt_device_kind_limits(const struct mt_device_kind *k, size_t budget_bytes, int n_threads);
 
-extern const struct mt_device_kind mt_cpu_kind, mt_cuda_kind;
+extern const struct mt_device_kind mt_cpu_kind;
 
 #endif

@@ -16,8 +16,6 @@
 #include "base/mem.h"
 #include "hw/homes_priv.h"
 
-enum { PAGE = 4096 };
-
 static int allocate_pages(char *p, size_t bytes)
 {
 #ifdef MADV_POPULATE_WRITE
@@ -27,7 +25,7 @@ static int allocate_pages(char *p, size_t bytes)
     if (rc != -EINVAL) /* the kernel supports it */
         return rc;
 #endif
-    for (size_t i = 0; i < bytes; i += PAGE)
+    for (size_t i = 0; i < bytes; i += mt_page_bytes())
         ((volatile char *)p)[i] = 0;
     return 0;
 }

@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 
-enum { MAX_TOUCHERS = 16, TOUCHER_BYTES = 256 << 20, PAGE = 4096, HUGE_LEAST = 4 << 20 };
+enum { MAX_TOUCHERS = 16, TOUCHER_BYTES = 256 << 20, HUGE_LEAST = 4 << 20 };
 
 /* A thread that allocates the pages of its part; with homes, only those of one. */
 struct toucher {
@@ -70,7 +70,8 @@ static int touch_all(char *p, size_t bytes, const struct mt_host_homes *homes)
 /* Large mappings begin where a huge page does: then all of it, but for the end, can be on huge pages. */
 int mt_host_map(void **out, size_t bytes, const char *what, struct mt_err *err)
 {
-    size_t size = mt_align_up(MT_MAX(bytes, (size_t)1), PAGE), more = bytes < HUGE_LEAST ? 0 : MT_HUGE_PAGE - PAGE;
+    size_t size = mt_align_up(MT_MAX(bytes, (size_t)1), mt_page_bytes());
+    size_t more = bytes < HUGE_LEAST ? 0 : MT_HUGE_PAGE - mt_page_bytes();
     char *p = mmap(NULL, size + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "cannot map %zu bytes of host memory for %s: %s",

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "device/kind.h"
 #include "device/op.h"
 #include "hw/hw.h"
 #include "hw/probe.h"
+#include "kinds/kinds.h"
 #include "machine/measure_priv.h"
 #include "optim/adam_probe.h"
 
@@ -285,6 +285,10 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
         return rc;
     if (!m.cpu)
         put(&m, MT_RATE_DEVICE_GIB, (double)info.total_bytes / (double)(1 << 30));
+    if (!m.cpu) {
+        put(&m, MT_RATE_CAPABILITY, mt_device_limits(dev)->capability);
+        put(&m, MT_RATE_MULTIPROCESSORS, mt_device_limits(dev)->multiprocessors);
+    }
     snprintf(m.name, sizeof(m.name), "%s", mt_device_limits(dev)->name);
     mt_machine_fingerprint(m.fingerprint, sizeof(m.fingerprint), mt_device_limits(dev)->name, p->n_threads);
     mt_device_destroy(&dev);

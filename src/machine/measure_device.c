@@ -2,8 +2,8 @@
 /* The device on which something is measured, and what is short enough for it. */
 #include "machine/measure_device.h"
 
-#include "device/kind.h"
 #include "device/op.h"
+#include "kinds/kinds.h"
 
 int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t bytes, struct mt_err *err)
 {

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is known of CUDA devices without having one. */
-#include "kind.h"
+#include "cuda_kind.h"
 
 #include "device/arena.h"
-#include "device/select.h"
 #include "workspace.h"
 
 static size_t workspace(const struct mt_device_limits *l, enum mt_dev_op op, const void *args)
 {
-    (void)l;
-    return mt_cuda_workspace(op, args);
+    return mt_cuda_workspace(l->capability, op, args);
 }
 
 const struct mt_device_kind mt_cuda_kind = {
@@ -21,7 +19,6 @@ const struct mt_device_kind mt_cuda_kind = {
     .workspace = workspace,
     .probe = mt_cuda_probe,
     .create = mt_cuda_device_create,
+    .count = mt_cuda_count,
+    .identify = mt_cuda_identify,
 };
-
-const struct mt_device_census mt_cuda_census = {.count = mt_cuda_count,
-                                                .identify = mt_cuda_identify};

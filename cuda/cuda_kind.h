@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_KIND_H
-#define MT_CUDA_KIND_H
+#ifndef MT_CUDA_CUDA_KIND_H
+#define MT_CUDA_CUDA_KIND_H
 
 #include "device/kind.h"
 
@@ -9,5 +9,7 @@ int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, str
 void mt_cuda_probe(struct mt_device_info *out, int index);
 int mt_cuda_count(void);
 void mt_cuda_identify(char *out, size_t len, int index);
+
+extern const struct mt_device_kind mt_cuda_kind;
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_SELECT_H
-#define MT_DEVICE_SELECT_H
+#ifndef MT_KINDS_SELECT_H
+#define MT_KINDS_SELECT_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,14 +16,6 @@
  *   GPU-5a…,GPU-9c…  by identifier, as `nvidia-smi -L` prints it; a beginning that one device alone
  * has is enough
  */
-
-/** The devices of a kind that this machine has. */
-struct mt_device_census {
-    int (*count)(void);
-    /** A device's identifier, "GPU-...", or ""; takes nothing of the device. */
-    void (*identify)(char *out, size_t len, int index);
-};
-extern const struct mt_device_census mt_cuda_census;
 
 /** How many devices it names; 0: all. -EINVAL: it is none of these forms, or names fewer than 1 or
  * more than `most`. */

@@ -1,20 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "device/select.h"
+#include "kinds/select.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/kind.h"
+#include "kinds/kinds.h"
 
 static const char by_index[] = "index:", by_id[] = "GPU-";
-
-/* NULL: a run makes as many as it wants. */
-static const struct mt_device_census *census_of(const char *kind)
-{
-    return strcmp(kind, mt_cuda_kind.name) ? NULL : &mt_cuda_census;
-}
 
 static bool begins(const char *s, const char *with)
 {
@@ -65,7 +59,7 @@ int mt_device_count_named(int *n, const char *gpus, int most, struct mt_err *err
 }
 
 /* The device whose identifier begins with id[0 .. len). */
-static int find(const struct mt_device_census *k, const char *id, int len, int *index,
+static int find(const struct mt_device_kind *k, const char *id, int len, int *index,
                 struct mt_err *err)
 {
     int n = k->count(), found = 0;
@@ -86,7 +80,7 @@ static int find(const struct mt_device_census *k, const char *id, int len, int *
         found ? "more than one" : "no", len, id);
 }
 
-static int list(int index[], const struct mt_device_census *k, const char *gpus, int most,
+static int list(int index[], const struct mt_device_kind *k, const char *gpus, int most,
                 struct mt_err *err)
 {
     bool numbers = begins(gpus, by_index);
@@ -115,18 +109,19 @@ static int list(int index[], const struct mt_device_census *k, const char *gpus,
 int mt_device_select(int index[], int *n, int most, const char *kind, const char *gpus, int first,
                      struct mt_err *err)
 {
-    const struct mt_device_census *k = census_of(kind);
+    const struct mt_device_kind *k = mt_device_kind(kind);
+    bool counted = k && k->count; /* else a run makes as many as it wants */
     int rc = mt_device_count_named(n, gpus, most, err);
     if (rc)
         return rc;
     if (mt_device_list_named(gpus))
-        return k ? list(index, k, gpus, most, err)
-                 : mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                           "device.gpus = \"%.200s\" names GPUs, and the run is on the %s "
-                           "device: give a number, or set device.kind = cuda",
-                           gpus, kind);
+        return counted ? list(index, k, gpus, most, err)
+                       : mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                                 "device.gpus = \"%.200s\" names GPUs, and the run is on the %s "
+                                 "device: give a number, or set device.kind = cuda",
+                                 gpus, kind);
     if (!*n) {
-        int there = k ? k->count() - first : 1;
+        int there = counted ? k->count() - first : 1;
         *n = there < 1 ? 1 : there > most ? most : there;
     }
     for (int i = 0; i < *n; i++)
