@@ -15,4 +15,13 @@ static inline bool mt_has_avx512(void)
 #endif
 }
 
+static inline bool mt_has_avx2(void)
+{
+#ifdef __x86_64__
+    return __builtin_cpu_supports("avx2");
+#else
+    return false;
+#endif
+}
+
 #endif

@@ -7,6 +7,12 @@
 #endif
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+size_t mt_page_bytes(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
 
 void *mt_calloc(size_t n, size_t size)
 {

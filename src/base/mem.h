@@ -43,6 +43,10 @@ static inline bool mt_add_size(size_t a, size_t b, size_t *out)
     return true;
 }
 
+/** Bytes of a page of memory, of which protection, locking and advice have whole ones: 4 KiB on x86-64, also 16 or 64
+ * on ARM. */
+size_t mt_page_bytes(void);
+
 /** Zeroed array; NULL if memory is short or n * size overflows. Freed with free(). */
 void *mt_calloc(size_t n, size_t size);
 /** 64-byte aligned, not zeroed; freed with free(). */

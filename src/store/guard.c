@@ -52,10 +52,10 @@ struct mt_guard {
     size_t n_found;
 };
 
-/* What is apart has no elements at the places of the weights. */
+/* What is apart has no elements at the places of the weights; what devices write changes between updates. */
 static bool is_trained(const struct mt_plane_desc *d)
 {
-    return d->block && d->range == MT_RANGE_TRAINED && d->role != MT_ROLE_GRADIENT && !d->apart;
+    return d->block && d->range == MT_RANGE_TRAINED && d->role != MT_ROLE_GRADIENT && !d->apart && !d->on_device;
 }
 
 static bool is_frozen(const struct mt_plane_desc *d)
@@ -138,14 +138,6 @@ void mt_guard_pass(mt_guard *g)
     pthread_mutex_lock(&g->lock);
     g->busy = true;
     pthread_cond_broadcast(&g->changed);
-    pthread_mutex_unlock(&g->lock);
-}
-
-void mt_guard_wait(mt_guard *g)
-{
-    pthread_mutex_lock(&g->lock);
-    while (g->busy)
-        pthread_cond_wait(&g->changed, &g->lock);
     pthread_mutex_unlock(&g->lock);
 }
 

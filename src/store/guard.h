@@ -46,8 +46,6 @@ struct mt_guard_block {
 bool mt_guard_take(mt_guard *g, struct mt_guard_block *b);
 /** Whether it is now again what it was. */
 bool mt_guard_is_mended(mt_guard *g, const struct mt_guard_block *b);
-/** Waits until the pass under way has ended. */
-void mt_guard_wait(mt_guard *g);
 
 /** Before an update of elements [first, first + n) of a unit's trained planes; false: they are not what the last one left.
  * True where that is not known, or `g` is NULL. */

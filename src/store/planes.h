@@ -52,6 +52,7 @@ enum mt_range_kind {
 /** What the bytes of a tensor's state may depend on. */
 struct mt_state_shape {
     int n_dims;
+    bool matrix;          /* one of those that optimizers of matrices are for: optimizer.matrices */
     size_t rows, cols, n; /* of a vector: n rows */
 };
 
@@ -65,6 +66,7 @@ struct mt_plane_desc {
     size_t (*bytes)(const struct mt_state_shape *t); /* states: bytes of a tensor; NULL: its blocks, for all tensors */
     bool apart; /* an element of the plane is a byte; it has those of the tensors that have any, end to end, and is
                    always in host memory */
+    bool on_device; /* states: devices read and write them, and updates do not; always in host memory */
 };
 
 /** Bytes of n elements. */

@@ -9,7 +9,8 @@
 
 enum { AT_ONCE = 256 << 10 }; /* bytes that are summed, and then put while they are in a core's cache */
 
-size_t mt_file_block_bytes(const struct mt_summed_part *p, size_t index)
+/* Of a part's block. */
+static size_t block_bytes(const struct mt_summed_part *p, size_t index)
 {
     return MT_MIN((size_t)MT_SUM_BLOCK, p->bytes - index * MT_SUM_BLOCK);
 }
@@ -41,7 +42,7 @@ void mt_file_block_begin(struct mt_file_block *b, struct mt_summed_part *p, size
     if (to)
         b->to = *to;
     b->at = b->first = index * MT_SUM_BLOCK;
-    b->end = b->first + mt_file_block_bytes(p, index);
+    b->end = b->first + block_bytes(p, index);
     b->summed = b->changed = false;
     b->run = (struct mt_file_run){.piece = 0};
     for (int l = 0; l < p->p.n_lanes; l++)
@@ -150,7 +151,7 @@ static bool overlap(size_t a, size_t a_end, size_t b, size_t b_end)
 
 bool mt_file_block_has(const struct mt_summed_part *p, size_t index, enum mt_plane_kind k, size_t first, size_t end)
 {
-    size_t from = index * MT_SUM_BLOCK, to = from + mt_file_block_bytes(p, index), at = 0;
+    size_t from = index * MT_SUM_BLOCK, to = from + block_bytes(p, index), at = 0;
     const struct mt_file_part *t = &p->p;
     if (t->placed && (k == t->plane || k == t->low))
         return t->elem ? overlap(t->at + from / t->elem * 2, t->at + mt_div_up(to, t->elem) * 2, first, end)
@@ -180,7 +181,7 @@ static int fail_changed(const struct mt_direct_file *f, const struct mt_summed_p
                    "%s: tensor \"%s\" has changed: bytes %llu to %llu of the file have another checksum than when "
                    "they were first read; the file was changed during the run, or its drive is failing",
                    f->path, p->p.name, (unsigned long long)at,
-                   (unsigned long long)(at + mt_file_block_bytes(p, block)));
+                   (unsigned long long)(at + block_bytes(p, block)));
 }
 
 static int fail_expected(const struct mt_direct_file *f, const char *tensor, struct mt_err *err)

@@ -62,7 +62,6 @@ int mt_file_block_take(struct mt_file_block *b, const char *data, struct mt_err 
 /** Keeps the block's sums, or compares them with those kept. */
 int mt_file_block_end(struct mt_file_block *b, struct mt_err *err);
 
-size_t mt_file_block_bytes(const struct mt_summed_part *p, size_t index);
 /** Whether the part's block has bytes [first, end) of the plane. */
 bool mt_file_block_has(const struct mt_summed_part *p, size_t index, enum mt_plane_kind k, size_t first, size_t end);
 uint64_t mt_file_sum_of(const mt_file_weights *f, const struct mt_summed_part *p, int tensor);
