@@ -13,7 +13,7 @@
 #include "config/synonyms.h"
 #include "optim/optimizer.h"
 
-enum { MAX_KEYS = 128 };
+enum { MAX_KEYS = 256 };
 
 struct mt_config_priv {
     char *origin[MAX_KEYS];    /* "run.ini:14", "--set", "default" */
@@ -164,6 +164,26 @@ static int need_one(const char *path, const char *names, int n, struct mt_err *e
                    n ? "more than one is set" : "none is set");
 }
 
+/* Why the run cannot train a block at a time; NULL: it can. */
+static const char *against_blocks(const struct mt_config *c)
+{
+    if (c->adapter.kind != MT_ADAPTER_NONE)
+        return "adapters (adapter.kind) are trained all at once: remove one of the two";
+    if (c->model.init == MT_INIT_RANDOM)
+        return "random weights (model.init) have no files to read a frozen block from: train all of the model first";
+    if (c->model.base_dtype)
+        return "model.base_dtype would pack each block again after it was trained, which loses what it learned: pack the model "
+               "once (megatrain export --base-dtype), and remove the key";
+    if (c->checkpoint.frozen == MT_FROZEN_COPY)
+        return "checkpoint.frozen = copy would write the whole model at each save: set it to name (export writes whole models)";
+    return NULL;
+}
+
+bool mt_config_may_train_blocks(const struct mt_config *c)
+{
+    return !against_blocks(c);
+}
+
 static int check_keys(const struct mt_config *c, const char *path, struct mt_err *err)
 {
     int rc = 0;
@@ -181,10 +201,16 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
                      path);
     if (!rc && c->numerics.logits_piece > 0 && c->numerics.logits_piece % 64)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: memory.logits_piece must be a multiple of 64", path);
+    if (!rc && (c->numerics.groups & (c->numerics.groups - 1)))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: train.groups = %lld is no power of two", path,
+                     (long long)c->numerics.groups);
     if (!rc && c->placement.update == MT_UPDATE_BACKWARD && !mt_clips_by_block(&c->numerics))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "%s: memory.update = backward needs train.clip = unit or train.grad_clip = 0: the norm of the whole "
                      "gradient is known only when backward has ended", path);
+    const char *against = strcmp(c->train.blocks, "off") ? against_blocks(c) : NULL;
+    if (!rc && against)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: train.blocks = %s: %s", path, c->train.blocks, against);
     bool disk = c->placement.states == MT_STATES_DISK || c->placement.activations == MT_ACT_DISK;
     if (!rc && disk && !c->memory.nvme_paths.n)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
@@ -195,7 +221,8 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
 
 static int set_defaults(struct mt_config *cfg, struct mt_err *err)
 {
-    int rc = 0;
+    int rc = mt_n_keys() <= MAX_KEYS ? 0 : mt_fail(err, MT_ERR_RUNTIME, -ENOSPC, "there are %zu keys: raise MAX_KEYS in %s",
+                                                   mt_n_keys(), __FILE__);
     for (size_t i = 0; i < mt_n_keys() && !rc; i++)
         rc = set_key(cfg, mt_key_at(i), mt_key_at(i)->def, "default", err);
     return rc;

@@ -28,6 +28,7 @@ enum mt_cfg_train_on { MT_TRAIN_ON_ASSISTANT, MT_TRAIN_ON_LAST, MT_TRAIN_ON_ALL 
 enum mt_cfg_overlong { MT_OVERLONG_ERROR, MT_OVERLONG_TRUNCATE, MT_OVERLONG_DROP, MT_OVERLONG_SPLIT };
 /** Frozen tensors in full checkpoints: named by file and checksum, or copied. */
 enum mt_cfg_frozen { MT_FROZEN_NAME, MT_FROZEN_COPY };
+enum mt_cfg_block_order { MT_BLOCKS_RANDOM, MT_BLOCKS_ASCENDING, MT_BLOCKS_DESCENDING };
 enum mt_cfg_sft_tokens { MT_SFT_ANSWER, MT_SFT_ALL };
 enum mt_cfg_save { MT_SAVE_FULL, MT_SAVE_WEIGHTS };
 enum mt_cfg_on_signal { MT_ON_SIGNAL_FULL, MT_ON_SIGNAL_WEIGHTS, MT_ON_SIGNAL_NONE };
@@ -106,9 +107,14 @@ struct mt_config {
         char *objective; /* "cross_entropy" */
         int64_t seed;
         int64_t max_skips;
+        char *blocks; /* "off", "layers" or a number: config/blocks.h */
+        int64_t block_steps;
+        enum mt_cfg_block_order block_order;
+        struct mt_cfg_list blocks_always;
     } train;
     struct {
         char *type; /* "adamw" */
+        struct mt_cfg_list matrices;
     } optimizer;
     struct {
         char *loss; /* "off", or an objective */
@@ -189,6 +195,9 @@ int mt_config_override(struct mt_config *cfg, const char *key, const char *value
 /** mt_config_is_default(): nothing has set "sec.key". mt_config_reset() sets it back to its default. */
 bool mt_config_is_default(const struct mt_config *cfg, const char *key);
 int mt_config_reset(struct mt_config *cfg, const char *key, struct mt_err *err);
+
+/** Whether train.blocks may be set beside the other keys; what stands against it, loading refuses. */
+bool mt_config_may_train_blocks(const struct mt_config *cfg);
 
 /**
  * Before a resume: numerics that are auto are taken from the text of an earlier config.effective.ini, with origin

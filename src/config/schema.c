@@ -105,6 +105,9 @@ static const struct mt_key keys[] = {
      "Batch size in sequences."},
     {"train", "micro_batch", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.micro_batch), "auto", NULL, 1, 1e6, NULL,
      "Sequences on the device at once. Changes the order of sums."},
+    {"train", "groups", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.groups), "1", NULL, 1, MT_MAX_GROUPS, NULL,
+     "Sum each gradient in so many groups of a step's micro-batches, then add these sums by a fixed tree: a power of two, at "
+     "most the micro-batches of a step. Changes the order of sums. Groups can be computed on several devices."},
     {"train", "learning_rate", MT_NUMERICS, MT_KEY_REAL_AUTO, AT(train.learning_rate), "auto", NULL, 0, 1e3, NULL,
      "Peak learning rate; auto is 1e-5, with adapters 2e-4; on preferences 1e-6, with adapters 1e-5."},
     {"train", "schedule", MT_NUMERICS, MT_KEY_CHOICE, AT(train.schedule), "cosine", "constant|linear|cosine|wsd",
@@ -123,6 +126,16 @@ static const struct mt_key keys[] = {
     {"train", "router_aux_loss", MT_NUMERICS, MT_KEY_REAL, AT(numerics.router_aux_loss), "0", NULL, 0, 1e3, NULL,
      "Mixtures of experts: coefficient of the load-balancing loss, as router_aux_loss_coef in transformers, over all layers "
      "and tokens of a step. The coefficient in config.json is not used; 0 = off."},
+    {"train", "blocks", MT_NUMERICS, MT_KEY_STRING, AT(train.blocks), "off", NULL, ANY, NULL,
+     "Train one block of layers at a time, with the rest frozen (BAdam, LISA). layers: each layer is a block. A number: into so "
+     "many blocks the layers are divided. Optimizer states are of one block alone, and begin anew with each. off: all at once."},
+    {"train", "block_steps", MT_NUMERICS, MT_KEY_COUNT, AT(train.block_steps), "100", NULL, 1, 1e12, NULL,
+     "Steps in which a block is trained before the next one is. The data and the learning rate go on."},
+    {"train", "block_order", MT_NUMERICS, MT_KEY_CHOICE, AT(train.block_order), "random", "random|ascending|descending", ANY, NULL,
+     "Order of blocks in a round, which has each of them once. random: another order each round, by train.seed."},
+    {"train", "blocks_always", MT_NUMERICS, MT_KEY_LIST, AT(train.blocks_always), "", NULL, ANY, NULL,
+     "Globs of tensors that are trained with every block, such as model.embed_tokens.*, lm_head.* (LISA). Else embedding, head and "
+     "last norm stay as they are."},
     {"train", "seed", MT_NUMERICS, MT_KEY_COUNT, AT(train.seed), "42", NULL, 0, 9e15, NULL,
      "Seed of all random numbers."},
     {"train", "max_skips", MT_NUMERICS, MT_KEY_COUNT, AT(train.max_skips), "5", NULL, 1, 1e9, NULL,
@@ -158,12 +171,20 @@ static const struct mt_key keys[] = {
      "the forward KL divergence over these tokens and all others together."},
     {"distill", "top", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.objective_keys.top), "20", NULL, 1, 1024, NULL,
      "How many of the teacher's tokens are learned from; the file may hold more."},
+    {"distill", "temperature", MT_NUMERICS, MT_KEY_REAL, AT(numerics.objective_keys.temperature), "1", NULL, 0.01, 100, NULL,
+     "Above 1, probabilities of teacher and student are flattened before they are compared: p^(1/temperature) of the top tokens and of "
+     "all others together, made to sum to 1. The divergence is multiplied by its square."},
     {"distill", "sft", MT_NUMERICS, MT_KEY_REAL, AT(numerics.objective_keys.share), "0", NULL, 0, 1, NULL,
      "Share of the data's own tokens: (1 - sft) times the divergence, and sft times the token loss."},
 
     {"optimizer", "type", MT_NUMERICS, MT_KEY_WORD, AT(optimizer.type), "adamw", mt_optimizer_types + 1, ANY, NULL,
      "adamw: w -= lr wd w + lr m / (sqrt(v) + eps), bias-corrected, decay decoupled. lion: steps of the sign of a mean of "
-     "gradients, one state; wants a rate 3 to 10 times smaller. sgd: steps of the gradient, without a state or with momentum."},
+     "gradients, one state; wants a rate 3 to 10 times smaller. sgd: steps of the gradient, without a state or with momentum. adafactor: "
+     "second moments of rows and columns, steps of a size relative to the weights' (rates of 1e-3 to 1e-2). muon: orthogonal steps of matrices, AdamW for all else, at AdamW's rates; for "
+     "pre-training and models that were trained with it. Both need train.grad_clip = 0."},
+    {"optimizer", "matrices", MT_NUMERICS, MT_KEY_LIST, AT(optimizer.matrices), "", NULL, ANY, NULL,
+     "Globs of the tensors whose steps muon makes orthogonal; the others have AdamW. Empty: the matrices of layers, each "
+     "expert's by itself, without routers."},
     {"optimizer", "weight_decay", MT_NUMERICS, MT_KEY_REAL, AT(numerics.weight_decay), "0.0", NULL, 0, 1e3, NULL,
      "Decoupled weight decay; never for biases and norms."},
     {"optimizer", "decay_embeddings", MT_NUMERICS, MT_KEY_BOOL, AT(numerics.decay_embeddings), "on", NULL, ANY,
@@ -304,6 +325,10 @@ static const struct mt_key keys[] = {
      "result has the same bits for any number. A number from 1 to 8 is a count from device.index on, `all` takes all from "
      "there on, index:0,2 and GPU-...,GPU-... (nvidia-smi -L) name GPUs, of one product, one by one. Each has device_budget. On "
      "the cpu device it is a number of devices in host memory."},
+    {"device", "map", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.map), "auto", MT_MAP_NAMES, ANY, NULL,
+     "How several devices share a step. units: they take the layers in turn. data: they share the groups of micro-batches "
+     "(train.groups, at least as many), and each loads all weights. auto: data for mixtures of experts and adapters if there "
+     "are enough groups, else units. The result has the same bits with both."},
     {"device", "link_gbps", MT_MACHINE, MT_KEY_REAL, AT(device.link_gbps), "0", NULL, 0, 1e6, NULL,
      "cpu device: throttle copies in each direction to this many GB/s, to rehearse a PCIe link; 0 = off."},
     {"device", "cpu_threads", MT_MACHINE, MT_KEY_COUNT_AUTO, AT(placement.threads), "auto", NULL, 1, 4096, NULL,

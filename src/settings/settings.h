@@ -41,11 +41,48 @@ enum mt_lr_schedule { MT_LR_CONSTANT, MT_LR_LINEAR, MT_LR_COSINE, MT_LR_WSD };
 
 struct mt_objective;
 
+/**
+ * Groups of a step's micro-batches: of a whole step's `of`, micro-batch i is in group i * n / of. A gradient is summed
+ * in each group apart, in the order of its micro-batches; then the groups' sums are added by a balanced binary tree:
+ * ((0 + 1) + (2 + 3)) + ... A group that has none in a short step adds nothing. The tree depends on n alone, so the sum
+ * is the same wherever the groups are computed.
+ */
+struct mt_groups {
+    size_t n, of; /* n a power of two; 0: one group */
+};
+enum { MT_MAX_GROUPS = 64 };
+static inline size_t mt_groups_n(struct mt_groups g)
+{
+    return g.n > 1 ? g.n : 1;
+}
+static inline size_t mt_group_of(struct mt_groups g, size_t mb)
+{
+    return g.n > 1 ? mb * g.n / g.of : 0;
+}
+/** The first micro-batch of a group, or of one after it if it has none. */
+static inline size_t mt_group_first(struct mt_groups g, size_t group)
+{
+    if (!group)
+        return 0;
+    return g.n > 1 ? (group * g.of + g.n - 1) / g.n : SIZE_MAX;
+}
+/** The most micro-batches of a group, in steps of at most n_micro. */
+static inline size_t mt_group_most(struct mt_groups g, size_t n_micro)
+{
+    return g.n > 1 ? (g.of + g.n - 1) / g.n : n_micro;
+}
+/** Groups that have micro-batches in a step of so many, if a whole step has at least one in each: the first ones. */
+static inline size_t mt_groups_in_use(struct mt_groups g, size_t n_micro)
+{
+    return n_micro ? mt_group_of(g, n_micro - 1) + 1 : 0;
+}
+
 /** Configuration of objectives; each reads the fields that it needs. */
 struct mt_objective_keys {
     double beta, gamma, label_smoothing, sft, desirable_weight, undesirable_weight; /* of [preference] */
     int64_t top;     /* tokens of the teacher that are learned from, of each row */
     double share;    /* of the data's own tokens in a loss of a teacher: distill.sft */
+    double temperature; /* that the teacher's and the student's probabilities are flattened by: distill.temperature */
 };
 
 /** What decides the bits of losses, weights and moments. The same on every machine, and kept on resume. */
@@ -56,6 +93,7 @@ struct mt_numerics {
     int64_t seq_len;             /* tokens in a row */
     int64_t rows_per_step;       /* 0 until resolved from the batch size in rows or in tokens */
     int64_t micro_batch;         /* rows on the device at once, or MT_AUTO */
+    int64_t groups;              /* of a step's micro-batches (struct mt_groups), a power of two; 0: one */
     int64_t logits_chunk;        /* rows whose gradients of logits are on the device at once, or MT_AUTO */
     int64_t logits_piece;        /* rows of a chunk with FP32 logits at once, or MT_AUTO */
     double router_aux_loss;      /* mixtures of experts: coefficient of the load-balancing loss; 0: off */
@@ -126,6 +164,12 @@ enum mt_adapters_place { MT_ADAPTERS_AUTO, MT_ADAPTERS_STREAMED, MT_ADAPTERS_RES
 enum mt_update_order { MT_UPDATE_AUTO, MT_UPDATE_FORWARD, MT_UPDATE_BACKWARD };
 #define MT_UPDATE_ORDER_NAMES "auto|forward|backward"
 
+/** What several devices share. Units: the layers, whose micro-batches follow each other from device to device.
+ * Data: the groups of micro-batches; each device loads all units. Auto: data for mixtures and adapters, if there are
+ * enough groups. */
+enum mt_map { MT_MAP_AUTO, MT_MAP_UNITS, MT_MAP_DATA };
+#define MT_MAP_NAMES "auto|units|data"
+
 /** Which host memory is pinned, so that a GPU copies from and to it directly. Auto: all. */
 enum mt_pin { MT_PIN_AUTO, MT_PIN_ALL, MT_PIN_STAGING };
 #define MT_PIN_NAMES "auto|all|staging"
@@ -161,7 +205,8 @@ struct mt_placement {
     enum mt_pin pin;
     enum mt_verify verify;
     bool nvme_checksums;         /* checksums, in host memory, of what is on the drives; every read is checked */
-    int64_t lanes;               /* devices that take the layers in turn, at most MT_MAX_DEVICES; 0: one */
+    int64_t lanes;               /* devices that share the work, at most MT_MAX_DEVICES; 0: one */
+    enum mt_map map;             /* how they do */
     int64_t threads;             /* of compute and of the optimizer, or MT_AUTO */
     struct mt_size device_budget, host_budget; /* in bytes once resolved */
     bool poison;                 /* tests: overwrite dead buffers, so that a stale read becomes a NaN */

@@ -15,7 +15,7 @@
 static void keys_have_names_defaults_and_help(void **state)
 {
     (void)state;
-    assert_true(mt_n_keys() > 50 && mt_n_keys() <= 128);
+    assert_true(mt_n_keys() > 50 && mt_n_keys() <= 256);
     for (size_t i = 0; i < mt_n_keys(); i++) {
         const struct mt_key *k = mt_key_at(i);
         assert_non_null(k->def);
