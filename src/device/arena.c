@@ -25,7 +25,7 @@ struct block {
 
 struct mt_arena {
     char *base;
-    size_t budget, span, used, peak;
+    size_t budget, span, used;
     struct block *blocks; /* by address, covering the span */
     size_t n, cap;
     size_t no_free;       /* none of the first so many blocks is free */
@@ -118,7 +118,6 @@ int mt_arena_alloc(struct mt_arena *a, size_t bytes, const char *tag, void **out
         b[0] = (struct block){b->at, size, tag};
         b[1] = (struct block){b[0].at + size + GAP, rest, NULL};
         a->used += size;
-        a->peak = MT_MAX(a->peak, a->used);
         *out = a->base + b[0].at;
         UNPOISON(*out, bytes);
         return 0;
@@ -168,9 +167,4 @@ void mt_arena_free(struct mt_arena *a, void *ptr)
 size_t mt_arena_used(const struct mt_arena *a)
 {
     return a->used;
-}
-
-size_t mt_arena_peak(const struct mt_arena *a)
-{
-    return a->peak;
 }

@@ -27,6 +27,5 @@ int mt_arena_alloc(struct mt_arena *a, size_t bytes, const char *tag, void **out
                    struct mt_err *err);
 void mt_arena_free(struct mt_arena *a, void *ptr);
 size_t mt_arena_used(const struct mt_arena *a);
-size_t mt_arena_peak(const struct mt_arena *a);
 
 #endif

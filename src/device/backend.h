@@ -14,7 +14,6 @@ struct mt_device_backend {
     int (*alloc)(mt_device *dev, size_t bytes, const char *tag, void **out, struct mt_err *err);
     void (*free)(mt_device *dev, void *ptr);
     size_t (*bytes_used)(const mt_device *dev);
-    size_t (*bytes_peak)(const mt_device *dev);
     void (*poison)(mt_device *dev, void *ptr, size_t bytes);
     int (*register_host)(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err);
     void (*unregister_host)(mt_device *dev, void *ptr);
@@ -31,9 +30,11 @@ struct mt_device_backend {
     int (*status)(mt_device *dev, struct mt_err *err);
     /* Optional. `name` NULL ends the calling thread's innermost range. */
     void (*range)(mt_device *dev, const char *name);
-    /* Optional, both or none. */
+    /* Optional, all or none. */
     void (*findings)(mt_device *dev, struct mt_str *out);
     bool (*adopt_findings)(mt_device *dev, const char *text);
+    void (*doubt)(mt_device *dev);
+    size_t (*distrust)(mt_device *dev, bool on);
 
     /* `args` points to the struct that the table of operations names. */
     int (*submit)(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err);

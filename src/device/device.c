@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kinds of device, and the checks and calls of everything but operations (ops.c). */
+/* The checks and calls of everything but operations (ops.c). */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,49 +8,11 @@
 #include "base/mem.h"
 #include "device/backend.h"
 
-static const struct mt_device_kind *const kinds[] = {&mt_cpu_kind, &mt_cuda_kind};
-
-const struct mt_device_kind *mt_device_kind(const char *name)
-{
-    for (size_t i = 0; i < MT_ARRAY_LEN(kinds); i++)
-        if (!strcmp(kinds[i]->name, name))
-            return kinds[i];
-    return NULL;
-}
-
 struct mt_device_limits mt_device_kind_limits(const struct mt_device_kind *k, size_t budget_bytes, int n_threads)
 {
     return (struct mt_device_limits){.kind = k->name, .budget_bytes = budget_bytes, .n_threads = n_threads,
                                      .shares_host_memory = k->shares_host_memory, .alignment = k->alignment,
                                      .row_bucket = k->row_bucket, .e4m3 = true};
-}
-
-void mt_device_probe(struct mt_device_info *out, const char *name, int index)
-{
-    const struct mt_device_kind *kind = mt_device_kind(name);
-    *out = (struct mt_device_info){.present = false};
-    if (kind)
-        kind->probe(out, index);
-    else
-        snprintf(out->text, sizeof(out->text), "there is no device kind \"%.100s\"", name);
-}
-
-const char *mt_device_choose(const char *kind, int index, struct mt_device_info *gpu)
-{
-    *gpu = (struct mt_device_info){0};
-    if (strcmp(kind, mt_cpu_kind.name))
-        mt_device_probe(gpu, mt_cuda_kind.name, index);
-    return strcmp(kind, "auto") ? kind : gpu->present ? mt_cuda_kind.name : mt_cpu_kind.name;
-}
-
-int mt_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
-{
-    const struct mt_device_kind *kind = mt_device_kind(p->kind);
-    if (p->n_threads < 1 || p->link_gbps < 0)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "device: cannot have %d threads and a link of %g GB/s",
-                       p->n_threads, p->link_gbps);
-    return kind ? kind->create(out, p, err)
-                : mt_fail(err, MT_ERR_USAGE, -EINVAL, "there is no device kind \"%s\" (cpu, cuda)", p->kind);
 }
 
 void mt_device_destroy(mt_device **dev)
@@ -79,11 +41,6 @@ void mt_device_free(mt_device *dev, void *ptr)
 size_t mt_device_bytes_used(const mt_device *dev)
 {
     return dev->backend->bytes_used(dev);
-}
-
-size_t mt_device_bytes_peak(const mt_device *dev)
-{
-    return dev->backend->bytes_peak(dev);
 }
 
 void mt_device_poison(mt_device *dev, void *ptr, size_t bytes)
@@ -183,4 +140,21 @@ void mt_device_findings(mt_device *dev, struct mt_str *out)
 bool mt_device_adopt_findings(mt_device *dev, const char *text)
 {
     return dev->backend->adopt_findings && dev->backend->adopt_findings(dev, text);
+}
+
+void mt_device_doubt(mt_device *dev)
+{
+    if (dev->backend->doubt)
+        dev->backend->doubt(dev);
+}
+
+size_t mt_device_distrust(mt_device *dev)
+{
+    return dev->backend->distrust ? dev->backend->distrust(dev, true) : 0;
+}
+
+void mt_device_trust(mt_device *dev)
+{
+    if (dev->backend->distrust)
+        dev->backend->distrust(dev, false);
 }

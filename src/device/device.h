@@ -28,7 +28,7 @@ typedef struct mt_event mt_event;
 enum mt_stream { MT_STREAM_COMPUTE, MT_STREAM_H2D, MT_STREAM_D2H, MT_N_STREAMS };
 
 struct mt_device_params {
-    const char *kind;      /* of mt_device_kind(): "cpu" or "cuda" */
+    const char *kind;      /* "cpu" or "cuda" (kinds/kinds.h) */
     int index;
     size_t budget_bytes;   /* of the arena; cuda: includes the workspace of libraries */
     int n_threads;         /* cpu: compute threads, at least 1 */
@@ -40,11 +40,14 @@ struct mt_device_params {
 struct mt_device_limits {
     char name[128];        /* "cpu (AVX-512)" */
     char product[64];      /* cuda: "NVIDIA H200", the driver's name of the GPU; cpu: "" */
+    char address[72];      /* cuda: "0000:01:00.0, GPU-5a…", PCI address and UUID as nvidia-smi has them; cpu: "" */
     const char *kind;
     bool shares_host_memory; /* the arena is host memory, and the host's cores compute and copy */
     size_t budget_bytes;   /* most bytes of all allocations */
     int n_threads;
     bool native_bf16;      /* matrix products in bf16 are faster than in f32 */
+    int capability;        /* cuda: compute capability, 89 for 8.9; 0: not known */
+    int multiprocessors;   /* cuda; 0: not known */
     bool e4m3;             /* there are matrix products in FP8 */
     size_t alignment;      /* of arena allocations, in bytes */
     size_t row_bucket;     /* row counts that routing of experts decides are padded to a multiple of it in products */
@@ -57,14 +60,6 @@ struct mt_device_info {
     size_t total_bytes, free_bytes;  /* of its own memory; cpu: 0 */
     bool has_display;                /* it drives a desktop, which may take more of its memory at any time */
 };
-/** Looks for a device of that kind; an unknown kind is not present. Thread-safety: any thread. */
-void mt_device_probe(struct mt_device_info *out, const char *kind, int index);
-
-/** Resolves "auto" to "cuda" if that GPU is present, else to "cpu"; returns other kinds unchanged. *gpu describes the
- * GPU that was found; not present if `kind` is "cpu". */
-const char *mt_device_choose(const char *kind, int index, struct mt_device_info *gpu);
-
-int mt_device_create(mt_device **out, const struct mt_device_params *params, struct mt_err *err);
 /** Waits for the streams, then frees all; accepts NULL; sets *dev to NULL. */
 void mt_device_destroy(mt_device **dev);
 const struct mt_device_limits *mt_device_limits(const mt_device *dev);
@@ -95,7 +90,6 @@ int mt_device_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, s
 /** Accepts NULL. No work in flight may use it. */
 void mt_device_free(mt_device *dev, void *ptr);
 size_t mt_device_bytes_used(const mt_device *dev);
-size_t mt_device_bytes_peak(const mt_device *dev);
 
 /** Overwrites dead arena memory with NaNs, in order on the COMPUTE stream, so that stale reads show. */
 void mt_device_poison(mt_device *dev, void *ptr, size_t bytes);
@@ -157,5 +151,12 @@ void mt_device_findings(mt_device *dev, struct mt_str *out);
 /** Takes over the findings of an earlier run, so that results have the same bits; call before the first operation.
  * False: the text is of another device or library, and nothing changes. */
 bool mt_device_adopt_findings(mt_device *dev, const char *text);
+/** What libraries have computed right is compared once more, at the next call of each kind. Call between steps. */
+void mt_device_doubt(mt_device *dev);
+/** Calls of the shapes that libraries or fused kernels have done are done in the plain way from now on, to which these
+ * were compared, and in no other; returns how many kinds that changes. mt_device_trust() takes that back. Both change
+ * findings. Call between steps. */
+size_t mt_device_distrust(mt_device *dev);
+void mt_device_trust(mt_device *dev);
 
 #endif

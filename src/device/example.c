@@ -225,7 +225,8 @@ int mt_metered_count(struct mt_metered *m)
     struct mt_example_params p = {.shape = *m, .dry = true};
     struct mt_metered counted;
     mt_example *x = NULL;
-    int rc = mt_device_create_meter(&p.dev, &(struct mt_meter_params){.kind = "cpu", .budget_bytes = SIZE_MAX}, NULL);
+    struct mt_meter_params meter = {.kind = &mt_cpu_kind, .budget_bytes = SIZE_MAX};
+    int rc = mt_device_create_meter(&p.dev, &meter, NULL);
     if (!rc)
         rc = mt_example_create(&x, &p, NULL);
     if (!rc) {

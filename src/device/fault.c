@@ -105,11 +105,6 @@ static size_t fault_bytes_used(const mt_device *dev)
     return mt_device_bytes_used(((const struct fault_device *)dev)->inner);
 }
 
-static size_t fault_bytes_peak(const mt_device *dev)
-{
-    return mt_device_bytes_peak(((const struct fault_device *)dev)->inner);
-}
-
 static void fault_poison(mt_device *dev, void *ptr, size_t bytes)
 {
     if (!sticky(fault(dev), NULL))
@@ -214,6 +209,19 @@ static bool fault_adopt_findings(mt_device *dev, const char *text)
     return mt_device_adopt_findings(fault(dev)->inner, text);
 }
 
+static void fault_doubt(mt_device *dev)
+{
+    mt_device_doubt(fault(dev)->inner);
+}
+
+static size_t fault_distrust(mt_device *dev, bool on)
+{
+    if (on)
+        return mt_device_distrust(fault(dev)->inner);
+    mt_device_trust(fault(dev)->inner);
+    return 0;
+}
+
 static int fault_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err)
 {
     bool drop;
@@ -232,7 +240,6 @@ static const struct mt_device_backend fault_backend = {
     .alloc = fault_alloc,
     .free = fault_free,
     .bytes_used = fault_bytes_used,
-    .bytes_peak = fault_bytes_peak,
     .poison = fault_poison,
     .register_host = fault_register_host,
     .unregister_host = fault_unregister_host,
@@ -248,6 +255,8 @@ static const struct mt_device_backend fault_backend = {
     .status = fault_status,
     .findings = fault_findings,
     .adopt_findings = fault_adopt_findings,
+    .doubt = fault_doubt,
+    .distrust = fault_distrust,
     .submit = fault_submit,
     .workspace = fault_workspace,
 };

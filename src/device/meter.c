@@ -159,7 +159,6 @@ static const struct mt_device_backend meter_backend = {
     .alloc = meter_alloc,
     .free = meter_free,
     .bytes_used = meter_used,
-    .bytes_peak = meter_used,
     .poison = meter_poison,
     .register_host = meter_register,
     .unregister_host = meter_unregister,
@@ -179,17 +178,15 @@ static const struct mt_device_backend meter_backend = {
 
 int mt_device_create_meter(mt_device **out, const struct mt_meter_params *p, struct mt_err *err)
 {
-    const struct mt_device_kind *kind = mt_device_kind(p->kind);
-    struct meter *m = kind ? mt_calloc(1, sizeof(*m)) : NULL;
-    if (!kind)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "there is no device kind \"%s\"", p->kind);
+    struct meter *m = mt_calloc(1, sizeof(*m));
     if (!m)
         return mt_fail_nomem(err, "a counting device", sizeof(*m));
-    m->kind = kind;
+    m->kind = p->kind;
     m->base.backend = &meter_backend;
-    m->base.limits = mt_device_kind_limits(kind, p->budget_bytes, MT_MAX(p->n_threads, 1));
+    m->base.limits = mt_device_kind_limits(p->kind, p->budget_bytes, MT_MAX(p->n_threads, 1));
     m->base.limits.native_bf16 = p->native_bf16;
-    snprintf(m->base.limits.name, sizeof(m->base.limits.name), "%s", p->name ? p->name : p->kind);
+    m->base.limits.capability = p->capability;
+    snprintf(m->base.limits.name, sizeof(m->base.limits.name), "%s", p->name ? p->name : p->kind->name);
     m->fn = p->fn;
     m->ctx = p->ctx;
     m->next = (uintptr_t)1 << FIRST_ADDRESS_BITS;

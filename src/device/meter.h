@@ -2,6 +2,7 @@
 #ifndef MT_DEVICE_METER_H
 #define MT_DEVICE_METER_H
 
+#include "device/kind.h"
 #include "device/metered.h"
 
 /**
@@ -12,15 +13,15 @@
 typedef void (*mt_meter_fn)(void *ctx, const struct mt_metered *op, const void *args);
 
 struct mt_meter_params {
-    const char *kind;    /* the kind (mt_device_kind()) whose workspaces and alignment it has */
-    const char *name;
+    const struct mt_device_kind *kind; /* whose workspaces and alignment it has */
+    const char *name;    /* NULL: the kind's */
     size_t budget_bytes;
     int n_threads;
     bool native_bf16;
+    int capability;      /* limits.capability */
     mt_meter_fn fn;      /* may be NULL; called on the submitting thread */
     void *ctx;
 };
-/** -EINVAL: p->kind is not the name of a kind. */
 int mt_device_create_meter(mt_device **out, const struct mt_meter_params *p, struct mt_err *err);
 
 #endif

@@ -6,13 +6,14 @@
 #include "device/device.h"
 #include "device/heads.h"
 #include "device/ops_delta.h"
+#include "device/ops_direct.h"
 #include "device/ops_e4m3.h"
 #include "device/ops_mlp.h"
 
 /**
  * Operations of a device, all on its COMPUTE stream: the arguments of each, and at the end the table of all. Those of
  * gated units and mixtures of experts are in ops_mlp.h, those of the gated delta rule in ops_delta.h, the operands of
- * products in FP8 in ops_e4m3.h.
+ * products in FP8 in ops_e4m3.h, those of optimizers in ops_direct.h.
  * Rules for all of them, checked by ops.c before a device sees the arguments:
  *
  * Memory   device pointers, borrowed until an event recorded later has fired; 16-byte aligned unless the
@@ -85,6 +86,37 @@ struct mt_rmsnorm_bwd {
 };
 
 /**
+ * y = (x - mean) * rstd * w + b, rstd = 1/sqrt(mean((x - mean)^2) + eps)  (Ba, Kiros and Hinton 2016, eq. 4), in f32
+ * with one rounding. plus_one: multiplies by (1 + w) (Nemotron-4). Both operations compute the mean of a row, of which
+ * they read all, so that rstd is all that a record keeps.
+ */
+struct mt_layernorm {
+    size_t n, c;
+    enum mt_dtype dtype;
+    float eps;
+    bool plus_one, biased;
+    const void *x; /* [n, c] */
+    const void *w; /* [c]; if biased [2 c]: b follows w */
+    void *y;       /* [n, c] */
+    float *rstd;   /* [n] written; with use_rstd read instead */
+    bool use_rstd;
+};
+
+/** dx = dres + J^T dy (dres NULL: 0); dw += sum over rows of dy * xhat; db += sum over rows of dy. */
+struct mt_layernorm_bwd {
+    size_t n, c;
+    enum mt_dtype dtype;
+    bool plus_one, biased;
+    const void *dy, *x; /* [n, c]; x is the forward's input */
+    const void *w;
+    const float *rstd;
+    const void *dres; /* [n, c] or NULL; may alias dx */
+    void *dx;         /* [n, c]; may alias dy or dres */
+    float *dw;        /* [c], if biased [2 c]: db follows dw; accumulated; NULL: not wanted */
+    void *workspace;  /* mt_op_layernorm_bwd_workspace() bytes */
+};
+
+/**
  * D[m,n] = scale * op(A)[m,k] * op(B)[k,n] (+ bias[n]) (+ C[m,n]); f32 accumulation, one rounding to d_dtype.
  * A is [m,k], or [k,m] with trans_a; B is [k,n], or [n,k] with trans_b. C may be D (accumulate).
  * C and D are in dtype, or both f32. A linear layer uses trans_b; its input gradient neither; its weight gradient
@@ -143,17 +175,9 @@ struct mt_qk_rope {
  * dk_norm. Without QK-norm the gradient of a shared input (stride 0) is the sum over the heads, in order, in f32.
  */
 struct mt_qk_rope_bwd {
-    size_t n, rot;
-    bool pairs;
-    enum mt_dtype dtype;
+    struct mt_qk_rope fwd;        /* only read, its inputs and rstd with QK-norm alone; its results are not used */
     struct mt_heads dq, dk;       /* of the results */
     struct mt_heads to_dq, to_dk; /* of the inputs, written */
-    struct mt_heads q, k;         /* the forward's inputs, for QK-norm */
-    const int32_t *positions;
-    const float *cos_t, *sin_t;
-    size_t max_pos;
-    const void *q_norm, *k_norm;
-    const float *rstd;
     float *dq_norm, *dk_norm; /* [width]; NULL: not wanted */
     void *workspace;          /* mt_op_qk_rope_bwd_workspace() bytes */
 };
@@ -264,7 +288,8 @@ struct mt_add {
 enum { MT_SUMSQ_BLOCK = 16384 };
 /**
  * Casts a weight gradient, and sums the squares of the cast values: partials[b] = sum over block b, in f32.
- * partials has mt_div_up(n, MT_SUMSQ_BLOCK) entries. dst may be src if dst_dtype is f32.
+ * partials has mt_div_up(n, MT_SUMSQ_BLOCK) entries. dst may be src if dst_dtype is f32. Either may be NULL: then the
+ * values are not stored, or not summed.
  */
 struct mt_grad_cast {
     size_t n;
@@ -382,6 +407,8 @@ struct mt_scale_columns {
     X(EMBEDDING_BWD, embedding_bwd, struct mt_embedding_bwd)                                       \
     X(RMSNORM, rmsnorm, struct mt_rmsnorm)                                                         \
     W(RMSNORM_BWD, rmsnorm_bwd, struct mt_rmsnorm_bwd)                                             \
+    X(LAYERNORM, layernorm, struct mt_layernorm)                                                   \
+    W(LAYERNORM_BWD, layernorm_bwd, struct mt_layernorm_bwd)                                       \
     W(BIAS_BWD, bias_bwd, struct mt_bias_bwd)                                                      \
     X(QK_ROPE, qk_rope, struct mt_qk_rope)                                                         \
     W(QK_ROPE_BWD, qk_rope_bwd, struct mt_qk_rope_bwd)                                             \
@@ -402,6 +429,9 @@ struct mt_scale_columns {
     X(DROPOUT, dropout, struct mt_dropout)                                                         \
     X(DORA_SCALE, dora_scale, struct mt_dora_scale)                                                \
     X(SCALE_COLUMNS, scale_columns, struct mt_scale_columns)                                       \
+    X(XIELU, xielu, struct mt_xielu)                                                               \
+    W(XIELU_BWD, xielu_bwd, struct mt_xielu_bwd)                                                   \
+    MT_DEVICE_OPS_DIRECT(X)                                                                        \
     MT_DEVICE_OPS_DELTA(X, W)                                                                      \
     MT_DEVICE_OPS_E4M3(X)                                                                          \
     MT_DEVICE_OPS_MOE(X, W)

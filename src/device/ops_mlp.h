@@ -57,6 +57,30 @@ struct mt_activate_bwd {
     void *out; /* [n, f]; may be dout; NULL: not wanted */
 };
 
+/**
+ * xIELU (Huang and Schlag 2024): with shape = [alpha_p, alpha_n, beta, eps], p = softplus(alpha_p) and n = beta +
+ * softplus(alpha_n),
+ *
+ *   out[i, j] = x > 0:  p x^2 + beta x;    else  n (expm1(min(x, eps)) - x) + beta x
+ */
+struct mt_xielu {
+    size_t n, f;
+    enum mt_dtype dtype;
+    const void *x;     /* [n, f] */
+    const void *shape; /* [4], only element-aligned */
+    void *out;         /* [n, f]; not x, which backward needs */
+};
+/** dx = dout f'(x), where that of min() is 0 from eps on; also computes the output of mt_op_xielu() again. */
+struct mt_xielu_bwd {
+    size_t n, f;
+    enum mt_dtype dtype;
+    const void *x, *dout, *shape;
+    void *dx;        /* may be x */
+    void *out;       /* [n, f]; may be dout; NULL: not wanted */
+    float *dshape;   /* [2] of alpha_p and alpha_n, accumulated; only element-aligned; NULL: not wanted */
+    void *workspace; /* mt_op_xielu_bwd_workspace() bytes */
+};
+
 /* --- mixtures of experts ------------------------------------------------------------------------ */
 
 /*

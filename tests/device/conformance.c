@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "base/philox.h"
+#include "kinds/kinds.h"
 #include "harness.h"
 
 enum { GUARD = 512, PATTERN = 0xA5 };
@@ -309,6 +310,7 @@ int main(int argc, char **argv)
         expert_tests,
         example_tests,
         delta_tests,
+        direct_tests,
         dora_tests,
         dropout_tests,
         quantise_tests,

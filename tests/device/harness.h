@@ -80,6 +80,7 @@ extern const struct device_test
     expert_tests[],
     example_tests[],
     delta_tests[],
+    direct_tests[],
     dora_tests[],
     dropout_tests[],
     quantise_tests[];

@@ -79,6 +79,62 @@ static void gated_units_match(struct harness *h)
     glu_case(h, 2, 4104, MT_GLU_CLAMPED);
 }
 
+static double softplus(double x)
+{
+    return log1p(exp(x));
+}
+
+/* With x on both sides of 0, and some between eps and 0, where the curve does not follow e^x. */
+static void xielu_case(struct harness *h, size_t n, size_t f)
+{
+    static const double shape[] = {0.25, -0.75, 0.5, -0.0078125};
+    double *x, *dy, *d0, *want = scratch(h, n * f), *want_dx = scratch(h, n * f);
+    struct dbuf *bs = buf_values(h, h->dtype, 4, shape), *bx = buf_random(h, h->dtype, n * f, 2, &x);
+    struct dbuf *y = buf_nan(h, h->dtype, n * f), *dx = buf_nan(h, h->dtype, n * f);
+    struct dbuf *g = buf_random(h, h->dtype, n * f, 1, &dy), *ds = buf_random(h, MT_F32, 2, 1, &d0);
+    for (size_t i = 0; i < n * f; i += 5)
+        x[i] = i % 2 ? -0.00390625 : 0; /* exact in bf16 */
+    bx = buf_values(h, h->dtype, n * f, x);
+    struct mt_xielu_bwd b = {.n = n, .f = f, .dtype = h->dtype, .x = bx->p, .dout = g->p, .shape = bs->p, .dx = dx->p};
+    RUN(h, mt_op_xielu, &(struct mt_xielu){.n = n, .f = f, .dtype = h->dtype, .x = bx->p, .shape = bs->p, .out = y->p});
+    RUN(h, mt_op_xielu_bwd, &b);
+    double *apart = buf_get(h, dx), p = softplus(shape[0]), q = shape[2] + softplus(shape[1]), largest = 0;
+    double sp = 1 / (1 + exp(-shape[0])), sn = 1 / (1 + exp(-shape[1])), of[2] = {0, 0};
+    for (size_t i = 0; i < n * f; i++) {
+        double e = expm1(fmin(x[i], shape[3])), v = x[i];
+        double slope = v > 0 ? 2 * p * v : q * ((v < shape[3] ? e + 1 : 0) - 1);
+        want[i] = (v > 0 ? p * v * v : q * (e - v)) + shape[2] * v;
+        want_dx[i] = dy[i] * (slope + shape[2]);
+        of[v <= 0] += dy[i] * (v > 0 ? v * v * sp : (e - v) * sn);
+        largest += dy[i] * dy[i];
+    }
+    of[0] += d0[0];
+    of[1] += d0[1];
+    double *first = buf_get(h, y);
+    expect_close(h, "xielu", first, want, n * f, tolerance(h, 2e-6, 4e-3));
+    expect_close(h, "its gradient", apart, want_dx, n * f, tolerance(h, 2e-6, 4e-3));
+    b.dx = bx->p; /* in place, with the output again, and the alphas */
+    b.out = g->p;
+    b.dshape = ds->p;
+    b.workspace = workspace(h, mt_op_xielu_bwd_workspace(h->dev, &b));
+    RUN(h, mt_op_xielu_bwd, &b);
+    expect_close(h, "in place", buf_get(h, bx), apart, n * f, 0);
+    expect_close(h, "the output again", buf_get(h, g), first, n * f, 0);
+    double *got = buf_get(h, ds);
+    for (int i = 0; i < 2; i++)
+        if (!(fabs(got[i] - of[i]) < 1e-5 * (1 + sqrt(largest))))
+            must(h, "alphas", -1, &(struct mt_err){.msg = "their gradient is wrong"});
+}
+
+static void xielu_and_its_gradient(struct harness *h)
+{
+    xielu_case(h, 1, 8);
+    xielu_case(h, 13, 1096);
+    xielu_case(h, 3, 7);
+    xielu_case(h, 70, 1001);
+    xielu_case(h, 2, 9000);
+}
+
 static void activate_case(struct harness *h, size_t n, size_t f, enum mt_activate_kind kind)
 {
     double *x, *dy, slope;
@@ -301,7 +357,7 @@ static void rows_of_different_weight_match(struct harness *h)
     loss_case(h, 6, 2051, 1, true);
 }
 
-/* Without a gradient the logits of further ids are told; with one, in the logits' place or apart, the gradients of these ids are
+/* Without a gradient the logits of further ids are returned; with one, in the logits' place or apart, the gradients of these ids are
  * what is given, and all others what they would be. Nothing is read or written for -1, or of a row without a target. */
 static void further_ids_case(struct harness *h, size_t n, size_t v, size_t few, bool in_place)
 {
@@ -313,19 +369,19 @@ static void further_ids_case(struct harness *h, size_t n, size_t v, size_t few, 
         for (size_t k = 0; k < few; k++)
             ids[i * few + k] = (i + k) % 5 == 4 ? -1 : (int32_t)((i * 7 + k * 13) % v);
     }
-    struct dbuf *logits = buf_random(h, MT_F32, n * ld, 4, &x), *told = buf_nan(h, MT_F32, n * few), *loss = buf_nan(h, MT_F32, n);
+    struct dbuf *logits = buf_random(h, MT_F32, n * ld, 4, &x), *returned = buf_nan(h, MT_F32, n * few), *loss = buf_nan(h, MT_F32, n);
     struct dbuf *apart = buf_nan(h, h->dtype, n * ld), *plain = buf_nan(h, h->dtype, n * ld);
     struct dbuf *given = buf_random(h, MT_F32, n * few, 1, &values);
     struct mt_cross_entropy a = {.n = n, .vocab = v, .ld = ld, .dtype = h->dtype, .logits = logits->p, .scale = 0.5f,
                                  .targets = buf_ints(h, t, n)->p, .loss = loss->p, .ld_dlogits = ld, .n_few = few,
-                                 .few = buf_ints(h, ids, n * few)->p, .few_values = told->p};
+                                 .few = buf_ints(h, ids, n * few)->p, .few_values = returned->p};
     RUN(h, mt_op_cross_entropy, &a);
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < few; k++) {
             int32_t id = ids[i * few + k];
             want[i * few + k] = id < 0 || t[i] < 0 ? 99 : x[i * ld + (size_t)id];
         }
-    double *got = buf_get(h, told);
+    double *got = buf_get(h, returned);
     for (size_t i = 0; i < n * few; i++)
         got[i] = isnan(got[i]) ? 99 : got[i]; /* was not written */
     expect_close(h, "logits of further ids", got, want, n * few, 0);
@@ -425,6 +481,7 @@ const struct device_test loss_tests[] = {
     {"gated_units_match", gated_units_match},
     {"gated_units_survive_large_inputs", gated_units_survive_large_inputs},
     {"units_without_a_gate_match", units_without_a_gate_match},
+    {"xielu_and_its_gradient", xielu_and_its_gradient},
     {"a_nan_stays_one_without_a_gate", a_nan_stays_one_without_a_gate},
     {"cross_entropy_matches", cross_entropy_matches},
     {"sure_tokens_are_exact", sure_tokens_are_exact},

@@ -133,6 +133,104 @@ static void rmsnorm_backward_matches_the_derivative(struct harness *h)
         rmsnorm_backward_case(h, &shapes[i]);
 }
 
+/* LayerNorm of a row, without its weights. */
+static void layernorm_definition(const double *x, size_t c, double *xhat, double *rstd)
+{
+    double mean = 0, sq = 0;
+    for (size_t k = 0; k < c; k++)
+        mean += x[k] / (double)c;
+    for (size_t k = 0; k < c; k++)
+        sq += (x[k] - mean) * (x[k] - mean);
+    *rstd = 1 / sqrt(sq / (double)c + 1e-5);
+    for (size_t k = 0; k < c; k++)
+        xhat[k] = (x[k] - mean) * *rstd;
+}
+
+static void layernorm_case(struct harness *h, size_t n, size_t c, bool plus_one, bool biased)
+{
+    size_t params = (biased ? 2 : 1) * c;
+    double *x, *w, *rs = scratch(h, n), *xhat = scratch(h, n * c), *want = scratch(h, n * c);
+    struct dbuf *bx = buf_random(h, h->dtype, n * c, 2, &x), *bw = buf_random(h, h->dtype, params, 1, &w);
+    struct dbuf *y = buf_nan(h, h->dtype, n * c), *rstd = buf_nan(h, MT_F32, n);
+    struct mt_layernorm a = {.n = n, .c = c, .dtype = h->dtype, .eps = 1e-5f, .plus_one = plus_one, .biased = biased,
+                             .x = bx->p, .w = bw->p, .y = y->p, .rstd = rstd->p};
+    RUN(h, mt_op_layernorm, &a);
+    for (size_t i = 0; i < n; i++) {
+        layernorm_definition(x + i * c, c, xhat + i * c, &rs[i]);
+        for (size_t k = 0; k < c; k++)
+            want[i * c + k] = xhat[i * c + k] * (w[k] + plus_one) + (biased ? w[c + k] : 0);
+    }
+    expect_close(h, "rstd", buf_get(h, rstd), rs, n, 2e-6);
+    double *first = buf_get(h, y);
+    expect_close(h, "y", first, want, n * c, tolerance(h, 2e-6, 4e-3));
+    a.use_rstd = true; /* the second time from what was stored: the same bits */
+    RUN(h, mt_op_layernorm, &a);
+    expect_close(h, "y again", buf_get(h, y), first, n * c, 0);
+}
+
+static void layernorm_matches_the_definition(struct harness *h)
+{
+    static const size_t widths[] = {8, 33, 40, 264, 2056, 6008, 9000, 33000};
+    for (size_t i = 0; i < MT_ARRAY_LEN(widths); i++) {
+        layernorm_case(h, 1 + 300 / widths[i], widths[i], i % 2, true);
+        layernorm_case(h, 2, widths[i], !(i % 2), false);
+    }
+}
+
+static void layernorm_backward_case(struct harness *h, const struct norm_shape *shape, bool biased)
+{
+    size_t n = shape->n, c = shape->c, params = (biased ? 2 : 1) * c;
+    double *x, *w, *dy, *r = NULL, *dw0, *xhat = scratch(h, c), *want = scratch(h, n * c), *rs = scratch(h, n);
+    struct dbuf *bx = buf_random(h, h->dtype, n * c, 2, &x), *bw = buf_random(h, h->dtype, params, 1, &w);
+    struct dbuf *by = buf_random(h, h->dtype, n * c, 1, &dy), *bdw = buf_random(h, MT_F32, params, 1, &dw0);
+    struct dbuf *br = shape->dres ? buf_random(h, h->dtype, n * c, 1, &r) : NULL;
+    struct dbuf *rstd = buf_nan(h, MT_F32, n), *y = buf_nan(h, h->dtype, n * c), *dx2 = buf_nan(h, h->dtype, n * c);
+    struct dbuf *dx = !shape->in_place ? buf_nan(h, h->dtype, n * c) : br ? br : by;
+    RUN(h, mt_op_layernorm, &(struct mt_layernorm){.n = n, .c = c, .dtype = h->dtype, .eps = 1e-5f, .biased = biased,
+                                                   .x = bx->p, .w = bw->p, .y = y->p, .rstd = rstd->p});
+    struct mt_layernorm_bwd a = {.n = n, .c = c, .dtype = h->dtype, .plus_one = shape->plus_one, .biased = biased,
+                                 .dy = by->p, .x = bx->p, .w = bw->p, .rstd = rstd->p, .dres = br ? br->p : NULL,
+                                 .dx = dx2->p};
+    RUN(h, mt_op_layernorm_bwd, &a); /* without dw */
+    a.dx = dx->p;
+    a.dw = bdw->p;
+    a.workspace = workspace(h, mt_op_layernorm_bwd_workspace(h->dev, &a));
+    RUN(h, mt_op_layernorm_bwd, &a);
+    for (size_t i = 0; i < n; i++) {
+        double sum = 0, dot = 0;
+        layernorm_definition(x + i * c, c, xhat, &rs[i]);
+        for (size_t k = 0; k < c; k++) {
+            double g = dy[i * c + k] * (w[k] + shape->plus_one);
+            sum += g / (double)c;
+            dot += g * xhat[k] / (double)c;
+            dw0[k] += dy[i * c + k] * xhat[k];
+            if (biased)
+                dw0[c + k] += dy[i * c + k];
+        }
+        for (size_t k = 0; k < c; k++)
+            want[i * c + k] = rs[i] * (dy[i * c + k] * (w[k] + shape->plus_one) - sum - xhat[k] * dot) +
+                              (r ? r[i * c + k] : 0);
+    }
+    double *got = buf_get(h, dx);
+    expect_close(h, "dx", got, want, n * c, tolerance(h, 3e-6, 4e-3));
+    expect_close(h, "dx without dw", buf_get(h, dx2), got, n * c, 0);
+    expect_close(h, "dw and db", buf_get(h, bdw), dw0, params, 3e-6);
+}
+
+static void layernorm_backward_matches_the_derivative(struct harness *h)
+{
+    static const struct norm_shape shapes[] = {
+        {1, 8, false, false, false},   {67, 72, false, true, false}, {40, 2056, true, false, true},
+        {33, 136, true, true, false},  {13, 33, false, true, false}, {9, 35, true, true, true},
+        {6, 9000, true, false, false}, {3, 6008, false, true, true}, {3, 12008, true, true, false},
+        {3, 16400, false, true, true}, {1003, 8, true, false, false},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++) {
+        layernorm_backward_case(h, &shapes[i], true);
+        layernorm_backward_case(h, &shapes[i], false);
+    }
+}
+
 static void bias_case(struct harness *h, size_t n, size_t c, size_t ld)
 {
     double *dy, *db0, *want = scratch(h, c);
@@ -188,11 +286,11 @@ static void rope_in_place(struct harness *h, const struct rope *s, const struct 
     size_t qk = (s->n_q + s->n_kv) * s->d, ld = qk + s->n_kv * s->d;
     double *want = scratch(h, s->n * qk), *want_dx = buf_get(h, b->dqkv), *out = buf_get(h, b->qk);
     struct mt_qk_rope_bwd a = {
-        .n = s->n, .rot = s->rot, .dtype = h->dtype, SIDES(dq, dk, b->dqk, qk), SIDES(to_dq, to_dk, b->dqk, qk),
-        SIDES(q, k, b->qkv, ld),
-        .positions = b->positions->p, .cos_t = b->cos_t->p, .sin_t = b->sin_t->p, .max_pos = s->n + 3,
-        .q_norm = s->norm ? b->q_norm->p : NULL, .k_norm = s->norm ? b->k_norm->p : NULL,
-        .rstd = b->rstd->p};
+        .fwd = {.n = s->n, .rot = s->rot, .dtype = h->dtype, SIDES(q, k, b->qkv, ld),
+                .positions = b->positions->p, .cos_t = b->cos_t->p, .sin_t = b->sin_t->p, .max_pos = s->n + 3,
+                .q_norm = s->norm ? b->q_norm->p : NULL, .k_norm = s->norm ? b->k_norm->p : NULL,
+                .rstd = b->rstd->p},
+        SIDES(dq, dk, b->dqk, qk), SIDES(to_dq, to_dk, b->dqk, qk)};
     a.workspace = workspace(h, mt_op_qk_rope_bwd_workspace(h->dev, &a));
     RUN(h, mt_op_qk_rope_bwd, &a);
     for (size_t i = 0; i < s->n; i++)
@@ -224,19 +322,17 @@ static void rope_case(struct harness *h, const struct rope *s)
     struct dbuf *bq = s->norm ? buf_random(h, h->dtype, s->d, 1, &wq) : NULL;
     struct dbuf *bk = s->norm ? buf_random(h, h->dtype, s->d, 1, &wk) : NULL;
     struct dbuf *qk = buf_nan(h, h->dtype, s->n * ldo), *rstd = buf_nan(h, MT_F32, s->n * heads);
-    RUN(h, mt_op_qk_rope,
-        &(struct mt_qk_rope){.n = s->n, .rot = s->rot, .dtype = h->dtype, .eps = (float)eps, SIDES(q, k, qkv, ld),
+    struct mt_qk_rope fwd = {.n = s->n, .rot = s->rot, .dtype = h->dtype, .eps = (float)eps, SIDES(q, k, qkv, ld),
                              SIDES(to_q, to_k, qk, ldo), .positions = bp->p, .cos_t = bc->p,
                              .sin_t = bs->p, .max_pos = pos_max, .q_norm = bq ? bq->p : NULL,
-                             .k_norm = bk ? bk->p : NULL, .rstd = rstd->p});
+                             .k_norm = bk ? bk->p : NULL, .rstd = rstd->p};
+    RUN(h, mt_op_qk_rope, &fwd);
     struct dbuf *g = buf_random(h, h->dtype, s->n * ldo, 1, &dy), *dqkv = buf_nan(h, h->dtype, s->n * ld);
     struct dbuf *bdq = s->norm ? buf_random(h, MT_F32, s->d, 1, &dq0) : NULL;
     struct dbuf *bdk = s->norm ? buf_random(h, MT_F32, s->d, 1, &dk0) : NULL;
     struct mt_qk_rope_bwd a = {
-        .n = s->n, .rot = s->rot, .dtype = h->dtype, SIDES(dq, dk, g, ldo), SIDES(to_dq, to_dk, dqkv, ld),
-        SIDES(q, k, qkv, ld), .positions = bp->p, .cos_t = bc->p, .sin_t = bs->p,
-        .max_pos = pos_max, .q_norm = bq ? bq->p : NULL, .k_norm = bk ? bk->p : NULL,
-        .rstd = rstd->p, .dq_norm = bdq ? bdq->p : NULL, .dk_norm = bdk ? bdk->p : NULL};
+        .fwd = fwd, SIDES(dq, dk, g, ldo), SIDES(to_dq, to_dk, dqkv, ld),
+        .dq_norm = bdq ? bdq->p : NULL, .dk_norm = bdk ? bdk->p : NULL};
     a.workspace = workspace(h, mt_op_qk_rope_bwd_workspace(h->dev, &a));
     RUN(h, mt_op_qk_rope_bwd, &a);
     double *want = scratch(h, s->n * ldo), *want_dx = scratch(h, s->n * ld), *got_dx = buf_get(h, dqkv);
@@ -331,9 +427,7 @@ static void rope_shared_case(struct harness *h, size_t n, size_t heads, size_t d
     RUN(h, mt_op_qk_rope, &a);
     struct dbuf *g = buf_random(h, h->dtype, n * 2 * ld, 1, &dy), *dx = buf_nan(h, h->dtype, n * ld);
     struct dbuf *dkey = buf_nan(h, h->dtype, n * (d + 8));
-    struct mt_qk_rope_bwd b = {.n = n, .rot = rot, .pairs = pairs, .dtype = h->dtype, .dq = to_q, .dk = to_k, .to_dq = q,
-                               .to_dk = shared, .positions = a.positions, .cos_t = a.cos_t, .sin_t = a.sin_t,
-                               .max_pos = n};
+    struct mt_qk_rope_bwd b = {.fwd = a, .dq = to_q, .dk = to_k, .to_dq = q, .to_dk = shared};
     b.dq.p = (char *)g->p + gap * e;
     b.dk.p = (char *)g->p + (ld + gap) * e;
     b.to_dq.p = dx->p;
@@ -461,6 +555,8 @@ const struct device_test norm_tests[] = {
     {"rmsnorm_matches_the_definition", rmsnorm_matches_the_definition},
     {"rmsnorm_can_round_once", rmsnorm_can_round_once},
     {"rmsnorm_backward_matches_the_derivative", rmsnorm_backward_matches_the_derivative},
+    {"layernorm_matches_the_definition", layernorm_matches_the_definition},
+    {"layernorm_backward_matches_the_derivative", layernorm_backward_matches_the_derivative},
     {"bias_gradient_is_the_column_sum", bias_gradient_is_the_column_sum},
     {"rope_turns_pairs", rope_turns_pairs},
     {"rope_of_heads_anywhere", rope_of_heads_anywhere},

@@ -176,8 +176,11 @@ static void gradient_cast_does_not_depend_on_place(struct harness *h)
         RUN(h, mt_op_grad_cast,
             &(struct mt_grad_cast){N, (float *)src->p + shift, h->dtype,
                                    (char *)dst->p + shift * mt_dtype_size(h->dtype), (float *)part->p + shift});
+        struct dbuf *alone = buf_nan(h, MT_F32, 2 + shift);
+        RUN(h, mt_op_grad_cast, &(struct mt_grad_cast){N, (float *)src->p + shift, h->dtype, NULL, (float *)alone->p + shift});
         double *sums = buf_get(h, part) + shift, *got = buf_get(h, dst);
         first = first ? first : sums;
+        expect_close(h, "partial sums alone", buf_get(h, alone) + shift, first, 2, 0);
         expect_close(h, "partial sums", sums, first, 2, 0);
         for (size_t i = 0; i < N; i++)
             moved[i] = h->dtype == MT_F32 ? g[i] : (double)mt_bf16_to_f32(mt_f32_to_bf16((float)g[i]));

@@ -81,8 +81,3 @@ size_t mt_cpu_arena_used(const struct mt_cpu_arena *a)
 {
     return mt_arena_used(a->arena);
 }
-
-size_t mt_cpu_arena_peak(const struct mt_cpu_arena *a)
-{
-    return mt_arena_peak(a->arena);
-}

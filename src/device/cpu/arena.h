@@ -17,6 +17,5 @@ int mt_cpu_arena_alloc(struct mt_cpu_arena *a, size_t bytes, const char *tag, vo
                        struct mt_err *err);
 void mt_cpu_arena_free(struct mt_cpu_arena *a, void *ptr);
 size_t mt_cpu_arena_used(const struct mt_cpu_arena *a);
-size_t mt_cpu_arena_peak(const struct mt_cpu_arena *a);
 
 #endif

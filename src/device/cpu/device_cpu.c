@@ -40,11 +40,6 @@ static size_t cpu_bytes_used(const mt_device *dev)
     return mt_cpu_arena_used(((const struct mt_cpu_device *)dev)->arena);
 }
 
-static size_t cpu_bytes_peak(const mt_device *dev)
-{
-    return mt_cpu_arena_peak(((const struct mt_cpu_device *)dev)->arena);
-}
-
 static void run_poison(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args)
 {
     const struct mt_zero *z = args;
@@ -192,7 +187,6 @@ static const struct mt_device_backend cpu_backend = {
     .alloc = cpu_alloc,
     .free = cpu_free,
     .bytes_used = cpu_bytes_used,
-    .bytes_peak = cpu_bytes_peak,
     .poison = cpu_poison,
     .register_host = cpu_register_host,
     .unregister_host = cpu_unregister_host,

@@ -136,7 +136,7 @@ INLINE void fetch(enum mt_dtype t, const void *src, size_t i)
 }
 
 /* Index of a lane's step k in the source. */
-INLINE size_t at(const struct mt_cpu_panel *p, bool trans, size_t lane, size_t k)
+INLINE size_t source_at(const struct mt_cpu_panel *p, bool trans, size_t lane, size_t k)
 {
     return p->first + (trans ? lane * p->ld + k : k * p->ld + lane);
 }
@@ -148,7 +148,8 @@ INLINE void panel_any(const struct mt_cpu_panel *p, enum mt_dtype t, bool trans,
     float *strip = p->dst + lane / width * p->pitch;
     for (size_t q = k; q < k + n; q++)
         for (size_t l = 0; l < width; l++)
-            strip[q * width + l] = lane + l < p->lanes ? p->factor * one(t, p->src, at(p, trans, lane + l, q)) : 0;
+            strip[q * width + l] =
+                lane + l < p->lanes ? p->factor * one(t, p->src, source_at(p, trans, lane + l, q)) : 0;
 }
 
 /* LANES steps of a strip whose lanes are rows of the source. */
@@ -159,9 +160,9 @@ INLINE void panel_square(const struct mt_cpu_panel *p, enum mt_dtype t, size_t w
         vec v[LANES] __attribute__((aligned(LANES * sizeof(float)))); /* as transpose() wants them */
         size_t n = MT_MIN(width - l, (size_t)LANES);
         for (size_t i = 0; i < n; i++) /* prefetches the next strip */
-            fetch(t, p->src, at(p, true, lane + width + l + i, k));
+            fetch(t, p->src, source_at(p, true, lane + width + l + i, k));
         for (size_t i = 0; i < LANES; i++)
-            v[i] = i < n ? several(t, p->src, at(p, true, lane + l + i, k)) * p->factor : (vec){0} * p->factor;
+            v[i] = i < n ? several(t, p->src, source_at(p, true, lane + l + i, k)) * p->factor : (vec){0} * p->factor;
         transpose(v);
         for (size_t i = 0; i < LANES; i++) {
             if (l + LANES <= width)
@@ -187,7 +188,7 @@ INLINE void panel_columns(const struct mt_cpu_panel *p, enum mt_dtype t, size_t 
 INLINE void panel_step(const struct mt_cpu_panel *p, enum mt_dtype t, size_t width, size_t lane, size_t k)
 {
     float *dst = p->dst + lane / width * p->pitch + k * width;
-    size_t i = at(p, false, lane, k), l = 0;
+    size_t i = source_at(p, false, lane, k), l = 0;
     for (; l + LANES <= width; l += LANES)
         *(vec *)(dst + l) = p->factor * several(t, p->src, i + l);
     for (; l + 4 <= width; l += 4)
@@ -205,7 +206,7 @@ INLINE void panel_rows(const struct mt_cpu_panel *p, enum mt_dtype t, size_t wid
         for (size_t lane = 0; lane < whole; lane += width)
             for (size_t q = k; q < MT_MIN(k + STEPS, p->k); q++) {
                 for (size_t l = 0; l < width; l += LANES)
-                    fetch(t, p->src, at(p, false, lane + l, q + 2 * STEPS));
+                    fetch(t, p->src, source_at(p, false, lane + l, q + 2 * STEPS));
                 panel_step(p, t, width, lane, q);
             }
     if (whole < p->lanes)

@@ -20,9 +20,11 @@ static void chunk_main(void *ctx, size_t block, int thread)
             g = x;
         }
         sum += mt_cpu_dot(g, g, n);
-        mt_cpu_store_row(a->dst_dtype, a->dst, i, n, g);
+        if (a->dst)
+            mt_cpu_store_row(a->dst_dtype, a->dst, i, n, g);
     }
-    a->partials[block] = sum;
+    if (a->partials)
+        a->partials[block] = sum;
 }
 
 void mt_cpu_run_grad_cast(struct mt_cpu_device *d, const struct mt_grad_cast *a)

@@ -83,25 +83,25 @@ void mt_cpu_run_qk_rope(struct mt_cpu_device *d, const struct mt_qk_rope *a)
 size_t mt_cpu_qk_rope_bwd_workspace(const struct mt_device_limits *l, const struct mt_qk_rope_bwd *a)
 {
     (void)l;
-    return mt_div_up(a->n, ROW_BLOCK) * 2 * a->dq.dim * sizeof(float);
+    return mt_div_up(a->fwd.n, ROW_BLOCK) * 2 * a->dq.dim * sizeof(float);
 }
 
 /* g: gradient of the normalised, weighted head; replaced by that of the head's input. */
 MT_HOT static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, bool key, size_t head, float *restrict g,
                                  float *restrict dw)
 {
-    const struct mt_heads *from = key ? &a->k : &a->q;
+    const struct mt_heads *from = key ? &a->fwd.k : &a->fwd.q;
     size_t d = from->dim;
     float x[MAX_HEAD], w[MAX_HEAD], xhat[MAX_HEAD];
-    const float *px = mt_cpu_row_f32(a->dtype, from->p, mt_heads_at(from, row, head), d, x);
-    const float *pw = mt_cpu_row_f32(a->dtype, key ? a->k_norm : a->q_norm, 0, d, w);
-    float rstd = a->rstd[row * (a->q.n + a->k.n) + (key ? a->q.n : 0) + head];
+    const float *px = mt_cpu_row_f32(a->fwd.dtype, from->p, mt_heads_at(from, row, head), d, x);
+    const float *pw = mt_cpu_row_f32(a->fwd.dtype, key ? a->fwd.k_norm : a->fwd.q_norm, 0, d, w);
+    float rstd = a->fwd.rstd[row * (a->fwd.q.n + a->fwd.k.n) + (key ? a->fwd.q.n : 0) + head];
     for (size_t i = 0; i < d; i++)
         xhat[i] = px[i] * rstd;
     if (dw) {
         float rounded[MAX_HEAD];
         memcpy(rounded, xhat, d * sizeof(float));
-        mt_cpu_round_row(a->dtype, rounded, d); /* the normalised value, which is multiplied by w */
+        mt_cpu_round_row(a->fwd.dtype, rounded, d); /* the normalised value, which is multiplied by w */
         for (size_t i = 0; i < d; i++)
             dw[i] += g[i] * rounded[i];
     }
@@ -116,21 +116,21 @@ MT_HOT static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, boo
 MT_HOT static void backward_head(const struct mt_qk_rope_bwd *a, size_t row, bool key, size_t head, size_t n, float *dw)
 {
     const struct mt_heads *from = key ? &a->dk : &a->dq, *to = key ? &a->to_dk : &a->to_dq;
-    size_t d = from->dim, at = table_at(a->positions, row, a->rot);
+    size_t d = from->dim, at = table_at(a->fwd.positions, row, a->fwd.rot);
     float g[MAX_HEAD], tmp[MAX_HEAD];
-    const float *p = mt_cpu_row_f32(a->dtype, from->p, mt_heads_at(from, row, head), d, g);
+    const float *p = mt_cpu_row_f32(a->fwd.dtype, from->p, mt_heads_at(from, row, head), d, g);
     if (p != g)
         memcpy(g, p, d * sizeof(float));
     for (size_t h = head + 1; h < head + n; h++) {
-        const float *more = mt_cpu_row_f32(a->dtype, from->p, mt_heads_at(from, row, h), d, tmp);
+        const float *more = mt_cpu_row_f32(a->fwd.dtype, from->p, mt_heads_at(from, row, h), d, tmp);
         for (size_t i = 0; i < d; i++)
             g[i] += more[i];
     }
-    if (a->rot)
-        (a->pairs ? rotate_pairs : rotate)(g, a->cos_t + at, a->sin_t + at, a->rot, -1);
-    if (a->q_norm)
+    if (a->fwd.rot)
+        (a->fwd.pairs ? rotate_pairs : rotate)(g, a->fwd.cos_t + at, a->fwd.sin_t + at, a->fwd.rot, -1);
+    if (a->fwd.q_norm)
         norm_backward(a, row, key, head, g, dw);
-    mt_cpu_store_row(a->dtype, to->p, mt_heads_at(to, row, head), d, g);
+    mt_cpu_store_row(a->fwd.dtype, to->p, mt_heads_at(to, row, head), d, g);
 }
 
 static void backward_side(const struct mt_qk_rope_bwd *a, size_t row, bool key, float *dw)
@@ -144,8 +144,8 @@ static void backward_side(const struct mt_qk_rope_bwd *a, size_t row, bool key, 
 static void backward_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct mt_qk_rope_bwd *a = ctx;
-    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
-    float *dw = a->q_norm ? (float *)a->workspace + chunk * 2 * a->dq.dim : NULL;
+    size_t end = MT_MIN(a->fwd.n, (chunk + 1) * ROW_BLOCK);
+    float *dw = a->fwd.q_norm ? (float *)a->workspace + chunk * 2 * a->dq.dim : NULL;
     (void)thread;
     if (dw)
         memset(dw, 0, 2 * a->dq.dim * sizeof(float));
@@ -157,10 +157,10 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
 
 void mt_cpu_run_qk_rope_bwd(struct mt_cpu_device *d, const struct mt_qk_rope_bwd *a)
 {
-    size_t blocks = mt_div_up(a->n, ROW_BLOCK), dim = a->dq.dim;
+    size_t blocks = mt_div_up(a->fwd.n, ROW_BLOCK), dim = a->dq.dim;
     mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)a, blocks);
     const float *part = a->workspace;
-    for (size_t b = 0; a->q_norm && b < blocks; b++)
+    for (size_t b = 0; a->fwd.q_norm && b < blocks; b++)
         for (size_t i = 0; i < dim; i++) {
             if (a->dq_norm)
                 a->dq_norm[i] += part[b * 2 * dim + i];

@@ -4,7 +4,7 @@
 
 #include "device/cpu/cpu.h"
 
-MT_HOT void mt_cpu_bf16_to_f32(float *restrict dst, const uint16_t *restrict src, size_t n)
+MT_HOT static void bf16_to_f32(float *restrict dst, const uint16_t *restrict src, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         dst[i] = mt_bf16_to_f32(src[i]);
@@ -23,7 +23,7 @@ const float *mt_cpu_row_f32(enum mt_dtype t, const void *base, size_t first, siz
 {
     if (t == MT_F32)
         return (const float *)base + first;
-    mt_cpu_bf16_to_f32(tmp, (const uint16_t *)base + first, n);
+    bf16_to_f32(tmp, (const uint16_t *)base + first, n);
     return tmp;
 }
 

@@ -11,10 +11,7 @@ static const char *check(const void *args)
 static void cost(const void *args, struct mt_metered *out)
 {
     const struct mt_activate *a = args;
-    out->dtype = a->dtype;
-    out->dim[0] = a->n;
-    out->dim[1] = a->f;
-    out->bytes = 2 * mt_op_bytes(a->n, a->f, a->dtype);
+    mt_op_count_rows(a->n, a->f, a->dtype, 2, out);
 }
 
 static void fill(mt_example *x, const struct mt_metered *shape, void *args)
@@ -41,19 +38,14 @@ const struct mt_op mt_op_row_activate = {
 static const char *check_bwd(const void *args)
 {
     const struct mt_activate_bwd *a = args;
-    MT_OP_NEED(a->f && aligned(a->x) && aligned(a->dout) && aligned(a->dx) && a->x != a->dout &&
-               a->dout != a->dx);
-    MT_OP_NEED(!a->out || (aligned(a->out) && a->out != a->x && a->out != a->dx));
-    return NULL;
+    MT_OP_NEED(a->f);
+    return mt_op_check_activation_bwd(a->x, a->dout, a->dx, a->out);
 }
 
 static void cost_bwd(const void *args, struct mt_metered *out)
 {
     const struct mt_activate_bwd *a = args;
-    out->dtype = a->dtype;
-    out->dim[0] = a->n;
-    out->dim[1] = a->f;
-    out->bytes = (a->out ? 4 : 3) * mt_op_bytes(a->n, a->f, a->dtype);
+    mt_op_count_rows(a->n, a->f, a->dtype, a->out ? 4 : 3, out);
 }
 
 /* As in a layer, the output overwrites its gradient. */

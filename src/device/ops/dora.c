@@ -22,8 +22,9 @@ static void cost_scale(const void *args, struct mt_metered *out)
 static void fill_scale(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1], r = 16;
+    /* small beside the weights: a norm's square, of arrays that are no products, could be below 0 */
     *(struct mt_dora_scale *)args = (struct mt_dora_scale){
-        .n = n, .c = c, .r = r, .dtype = shape->dtype, .s = 0.5f, .w = mt_example_read(x, shape->dtype, n * c),
+        .n = n, .c = c, .r = r, .dtype = shape->dtype, .s = 0.03125f, .w = mt_example_read(x, shape->dtype, n * c),
         .b = mt_example_read(x, shape->dtype, n * r), .magnitude = mt_example_read(x, shape->dtype, n),
         .wa = mt_example_fresh(x, MT_F32, n * r), .gram = mt_example_fresh(x, MT_F32, r * r),
         .scale = mt_example_write(x, MT_F32, n), .inverse = mt_example_write(x, MT_F32, n)};

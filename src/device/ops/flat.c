@@ -40,7 +40,7 @@ const struct mt_op mt_op_row_add = {
 static const char *check_grad_cast(const void *args)
 {
     const struct mt_grad_cast *a = args;
-    MT_OP_NEED(a->src && a->dst && a->partials);
+    MT_OP_NEED(a->src && (a->dst || a->partials));
     MT_OP_NEED((const void *)a->src != a->dst || a->dst_dtype == MT_F32);
     return NULL;
 }
@@ -50,7 +50,7 @@ static void cost_grad_cast(const void *args, struct mt_metered *out)
     const struct mt_grad_cast *a = args;
     out->dtype = a->dst_dtype;
     out->dim[0] = a->n;
-    out->bytes = mt_op_bytes(a->n, 1, MT_F32) + mt_op_bytes(a->n, 1, a->dst_dtype);
+    out->bytes = mt_op_bytes(a->n, 1, MT_F32) + (a->dst ? mt_op_bytes(a->n, 1, a->dst_dtype) : 0);
 }
 
 static void fill_grad_cast(mt_example *x, const struct mt_metered *shape, void *args)

@@ -12,10 +12,7 @@ static const char *check(const void *args)
 static void cost(const void *args, struct mt_metered *out)
 {
     const struct mt_glu *a = args;
-    out->dtype = a->dtype;
-    out->dim[0] = a->n;
-    out->dim[1] = a->f;
-    out->bytes = 3 * mt_op_bytes(a->n, a->f, a->dtype);
+    mt_op_count_rows(a->n, a->f, a->dtype, 3, out);
 }
 
 static void fill(mt_example *x, const struct mt_metered *shape, void *args)
@@ -49,10 +46,7 @@ static const char *check_bwd(const void *args)
 static void cost_bwd(const void *args, struct mt_metered *out)
 {
     const struct mt_glu_bwd *a = args;
-    out->dtype = a->dtype;
-    out->dim[0] = a->n;
-    out->dim[1] = a->f;
-    out->bytes = (a->out ? 6 : 5) * mt_op_bytes(a->n, a->f, a->dtype);
+    mt_op_count_rows(a->n, a->f, a->dtype, a->out ? 6 : 5, out);
 }
 
 /* As in a layer, the output overwrites its gradient. */

@@ -93,13 +93,13 @@ static const char *check_bwd(const void *args)
 {
     const struct mt_qk_rope_bwd *a = args;
     size_t dim = width(&a->dq, &a->dk);
-    MT_OP_NEED(a->dq.n + a->dk.n && tables_fit(a->rot, dim, a->positions, a->cos_t, a->sin_t));
+    MT_OP_NEED(a->dq.n + a->dk.n && tables_fit(a->fwd.rot, dim, a->fwd.positions, a->fwd.cos_t, a->fwd.sin_t));
     MT_OP_NEED(side_fits(&a->dq, &a->to_dq, dim) && side_fits(&a->dk, &a->to_dk, dim));
     MT_OP_NEED(!shares(&a->dq) && !shares(&a->dk));
-    MT_OP_NEED(!a->q_norm == !a->k_norm && !(a->q_norm && a->pairs));
-    MT_OP_NEED(!a->q_norm || (a->dq.n && a->dk.n && a->rstd && a->workspace));
-    MT_OP_NEED(!a->q_norm || (side_fits(&a->q, &a->to_dq, dim) && side_fits(&a->k, &a->to_dk, dim)));
-    MT_OP_NEED(!a->q_norm || (!shares(&a->to_dq) && !shares(&a->to_dk)));
+    MT_OP_NEED(!a->fwd.q_norm == !a->fwd.k_norm && !(a->fwd.q_norm && a->fwd.pairs));
+    MT_OP_NEED(!a->fwd.q_norm || (a->dq.n && a->dk.n && a->fwd.rstd && a->workspace));
+    MT_OP_NEED(!a->fwd.q_norm || (side_fits(&a->fwd.q, &a->to_dq, dim) && side_fits(&a->fwd.k, &a->to_dk, dim)));
+    MT_OP_NEED(!a->fwd.q_norm || (!shares(&a->to_dq) && !shares(&a->to_dk)));
     return NULL;
 }
 
@@ -107,27 +107,27 @@ static void cost_bwd(const void *args, struct mt_metered *out)
 {
     const struct mt_qk_rope_bwd *a = args;
     size_t heads = a->dq.n + a->dk.n, dim = width(&a->dq, &a->dk);
-    out->dtype = a->dtype;
-    out->flags = a->q_norm ? MT_METER_NORM : 0;
-    out->dim[0] = a->n;
+    out->dtype = a->fwd.dtype;
+    out->flags = a->fwd.q_norm ? MT_METER_NORM : 0;
+    out->dim[0] = a->fwd.n;
     out->dim[1] = heads;
     out->dim[2] = dim;
-    out->bytes = (a->q_norm ? 3 : 2) * mt_op_bytes(a->n, heads * dim, a->dtype);
+    out->bytes = (a->fwd.q_norm ? 3 : 2) * mt_op_bytes(a->fwd.n, heads * dim, a->fwd.dtype);
 }
 
 static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], heads = (size_t)shape->dim[1], d = (size_t)shape->dim[2], ld = (heads + 1) * d;
-    struct mt_qk_rope_bwd a = {.n = n, .rot = d & ~(size_t)1, .dtype = shape->dtype, .max_pos = n};
-    a.positions = mt_example_ints(x, n, 1, 0);
-    a.cos_t = a.sin_t = mt_example_read(x, MT_F32, n * d / 2);
-    sides(&a.to_dq, &a.to_dk, shape, mt_example_update(x, a.dtype, n * ld), ld);
+    struct mt_qk_rope_bwd a = {.fwd = {.n = n, .rot = d & ~(size_t)1, .dtype = shape->dtype, .max_pos = n}};
+    a.fwd.positions = mt_example_ints(x, n, 1, 0);
+    a.fwd.cos_t = a.fwd.sin_t = mt_example_read(x, MT_F32, n * d / 2);
+    sides(&a.to_dq, &a.to_dk, shape, mt_example_update(x, a.fwd.dtype, n * ld), ld);
     a.dq = a.to_dq;
     a.dk = a.to_dk;
     if (shape->flags & MT_METER_NORM) {
-        sides(&a.q, &a.k, shape, mt_example_read(x, a.dtype, n * ld), ld);
-        a.q_norm = a.k_norm = mt_example_read(x, a.dtype, d);
-        a.rstd = mt_example_read(x, MT_F32, n * heads);
+        sides(&a.fwd.q, &a.fwd.k, shape, mt_example_read(x, a.fwd.dtype, n * ld), ld);
+        a.fwd.q_norm = a.fwd.k_norm = mt_example_read(x, a.fwd.dtype, d);
+        a.fwd.rstd = mt_example_read(x, MT_F32, n * heads);
         a.dq_norm = mt_example_update(x, MT_F32, d);
         a.dk_norm = mt_example_update(x, MT_F32, d);
     }
@@ -140,7 +140,7 @@ const struct mt_op mt_op_row_qk_rope_bwd = {
     .dim = {MT_SIZE_ROWS, MT_SIZE_ALL_HEADS, MT_SIZE_HEAD_DIM},
     .flags = {0, MT_METER_NORM},
     .args_bytes = sizeof(struct mt_qk_rope_bwd),
-    .count = offsetof(struct mt_qk_rope_bwd, n),
+    .count = offsetof(struct mt_qk_rope_bwd, fwd.n),
     .check = check_bwd,
     .cost = cost_bwd,
     .fill = fill_bwd,

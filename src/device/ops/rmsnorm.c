@@ -18,10 +18,7 @@ static const char *check(const void *args)
 static void cost(const void *args, struct mt_metered *out)
 {
     const struct mt_rmsnorm *a = args;
-    out->dtype = a->dtype;
-    out->dim[0] = a->n;
-    out->dim[1] = a->c;
-    out->bytes = 2 * mt_op_bytes(a->n, a->c, a->dtype);
+    mt_op_count_rows(a->n, a->c, a->dtype, 2, out);
 }
 
 static void fill(mt_example *x, const struct mt_metered *shape, void *args)
@@ -56,10 +53,7 @@ static const char *check_bwd(const void *args)
 static void cost_bwd(const void *args, struct mt_metered *out)
 {
     const struct mt_rmsnorm_bwd *a = args;
-    out->dtype = a->dtype;
-    out->dim[0] = a->n;
-    out->dim[1] = a->c;
-    out->bytes = (a->dres ? 4 : 3) * mt_op_bytes(a->n, a->c, a->dtype);
+    mt_op_count_rows(a->n, a->c, a->dtype, a->dres ? 4 : 3, out);
 }
 
 /* As in a layer, the gradient of the residual connection is added in place. */

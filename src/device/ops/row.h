@@ -46,6 +46,23 @@ static inline bool heads_alike(const struct mt_heads *a, const struct mt_heads *
     return a->n == b->n && a->dim == b->dim;
 }
 
+/** For operations on rows: counts `arrays` arrays [n, c]. */
+static inline void mt_op_count_rows(size_t n, size_t c, enum mt_dtype t, double arrays, struct mt_metered *out)
+{
+    out->dtype = t;
+    out->dim[0] = n;
+    out->dim[1] = c;
+    out->bytes = arrays * mt_op_bytes(n, c, t);
+}
+
+/** The check of an activation's backward: dx may lie where x does, and out, or NULL, where its gradient does. */
+static inline const char *mt_op_check_activation_bwd(const void *x, const void *dout, const void *dx, const void *out)
+{
+    MT_OP_NEED(aligned(x) && aligned(dout) && aligned(dx) && x != dout && dout != dx);
+    MT_OP_NEED(!out || (aligned(out) && out != x && out != dx));
+    return NULL;
+}
+
 /** For operations on heads of dimensions [rows, heads, dim of a head]: counts `arrays` arrays like x. */
 static inline void mt_op_count_heads(const struct mt_heads *x, size_t n, enum mt_dtype t, double arrays,
                                      struct mt_metered *out)

@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "device/device.h"
 #include "device/ops.h"
+#include "kinds/kinds.h"
 
 enum { N = 1 << 16, ROUNDS = 200 };
 

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "device/kind.h"
+#include "cuda/cuda_kind.h"
 
 enum { MOST = 33000 };
 
@@ -26,7 +26,7 @@ static size_t bias(const struct mt_device_kind *k, const struct mt_device_limits
 
 static size_t rope(const struct mt_device_kind *k, const struct mt_device_limits *l, size_t n, size_t c)
 {
-    return k->workspace(l, MT_DEV_QK_ROPE_BWD, &(struct mt_qk_rope_bwd){.n = n, .dq = mt_heads(NULL, c, 8, c / 16)});
+    return k->workspace(l, MT_DEV_QK_ROPE_BWD, &(struct mt_qk_rope_bwd){.fwd.n = n, .dq = mt_heads(NULL, c, 8, c / 16)});
 }
 
 static size_t stats(const struct mt_device_kind *k, const struct mt_device_limits *l, size_t n, size_t c)

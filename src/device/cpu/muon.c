@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Muon's momentum, and what its iteration begins with; numbers widened and scaled. */
+#include <math.h>
+
+#include "device/cpu/cpu.h"
+
+enum { TMP = 2048, PIECE = MT_DIRECT_PIECE };
+
+struct job {
+    const struct mt_muon *a;
+    float factor;
+};
+
+/* u into to, and the new momentum into m. */
+MT_HOT static void step(float *restrict to, float *restrict m, const float *restrict g, float mu, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        m[i] = m[i] + (1 - mu) * (g[i] - m[i]);
+        to[i] = g[i] + mu * (m[i] - g[i]);
+    }
+}
+
+MT_HOT static void scaled(float *y, const float *x, float scale, size_t n)
+{
+    MT_INDEPENDENT
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] * scale;
+}
+
+static void steps_of(const struct mt_muon *a, size_t at, size_t n, float *u, float *m)
+{
+    float tmp[TMP];
+    scaled(m, mt_cpu_row_f32(a->m_dtype, a->m, at, n, tmp), 1, n);
+    step(u, m, a->g + at, a->mu, n);
+}
+
+static void sum_piece(void *ctx, size_t piece, int thread)
+{
+    const struct job *j = ctx;
+    size_t end = MT_MIN(j->a->n, (piece + 1) * PIECE);
+    float u[TMP], m[TMP], sum = 0;
+    (void)thread;
+    for (size_t at = piece * PIECE; at < end; at += TMP) {
+        size_t n = MT_MIN((size_t)TMP, end - at);
+        steps_of(j->a, at, n, u, m);
+        sum += mt_cpu_dot(u, u, n);
+    }
+    j->a->workspace[piece] = sum;
+}
+
+static void write_piece(void *ctx, size_t piece, int thread)
+{
+    const struct job *j = ctx;
+    size_t end = MT_MIN(j->a->n, (piece + 1) * PIECE);
+    float u[TMP], m[TMP];
+    (void)thread;
+    for (size_t at = piece * PIECE; at < end; at += TMP) {
+        size_t n = MT_MIN((size_t)TMP, end - at);
+        if (j->factor > 0) {
+            steps_of(j->a, at, n, u, m);
+            scaled(u, u, j->factor, n);
+            mt_cpu_store_row(j->a->m_dtype, j->a->m, at, n, m);
+        }
+        for (size_t i = 0; i < n && !(j->factor > 0); i++)
+            u[i] = 0;
+        mt_cpu_store_row(j->a->dtype, j->a->x, at, n, u);
+    }
+}
+
+void mt_cpu_run_muon(struct mt_cpu_device *d, const struct mt_muon *a)
+{
+    struct job j = {a, 0};
+    size_t pieces = mt_div_up(a->n, (size_t)PIECE);
+    mt_pool_run(d->pool, sum_piece, &j, pieces);
+    float norm = sqrtf(mt_cpu_sum(a->workspace, pieces));
+    j.factor = isfinite(norm) ? 1 / (norm > 1e-7f ? norm : 1e-7f) : 0;
+    mt_pool_run(d->pool, write_piece, &j, pieces);
+}
+
+static void widen_piece(void *ctx, size_t piece, int thread)
+{
+    const struct mt_widen *a = ctx;
+    size_t end = MT_MIN(a->n, (piece + 1) * PIECE);
+    float tmp[TMP];
+    (void)thread;
+    for (size_t at = piece * PIECE; at < end; at += TMP) {
+        size_t n = MT_MIN((size_t)TMP, end - at);
+        scaled(a->y + at, mt_cpu_row_f32(a->dtype, a->x, at, n, tmp), a->scale, n);
+    }
+}
+
+void mt_cpu_run_widen(struct mt_cpu_device *d, const struct mt_widen *a)
+{
+    mt_pool_run(d->pool, widen_piece, (void *)(uintptr_t)a, mt_div_up(a->n, (size_t)PIECE));
+}

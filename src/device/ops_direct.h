@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DEVICE_OPS_DIRECT_H
+#define MT_DEVICE_OPS_DIRECT_H
+
+#include <stddef.h>
+
+#include "base/dtype.h"
+#include "base/mem.h"
+
+/**
+ * Operations by which an optimizer makes a direction of an FP32 gradient while all of it is on the device. The rules
+ * are those of ops.h, but arrays are only element-aligned. Where a gradient is not finite, states stay as they are and
+ * the direction is 0.
+ */
+
+/** Rows whose columns are summed at once: at most 64 such chunks. */
+static inline size_t mt_adafactor_chunk(size_t rows)
+{
+    return MT_MAX((size_t)16, mt_div_up(rows, (size_t)64));
+}
+enum { MT_DIRECT_PIECE = 16384 }; /* elements whose squares are summed at once */
+
+/**
+ * Adafactor (Shazeer and Stern 2018, algorithm 4), without the learning rate: with s = g g + eps,
+ *     row = beta2 row + (1 - beta2) mean of s over columns, col = beta2 col + (1 - beta2) mean of s over rows,
+ *     u = g / sqrt(row / mean(row)) / sqrt(col), g := u / max(1, rms(u) / clip), scale = max(least, rms(w)).
+ * A vector has one column and no `col`: row is the mean of its s, and u = g / sqrt(row). If the sum of row is not
+ * finite, row and col stay as they are, and so does an element of col whose sum is not; g := 0 then or if rms(u) is not
+ * finite.
+ */
+struct mt_adafactor {
+    size_t rows, cols;
+    enum mt_dtype dtype; /* of w */
+    float beta2, eps, clip, least;
+    float *g;      /* [rows, cols] gradient, then direction */
+    const void *w; /* [rows, cols] */
+    float *row, *col; /* [rows], [cols]; col NULL: a vector */
+    float *scale;     /* [1], written */
+    void *workspace;  /* mt_adafactor_workspace() bytes, 16-byte aligned */
+};
+
+/** Its parts, from the workspace on. */
+struct mt_adafactor_space {
+    float *row;     /* [rows] means */
+    float *col;     /* [chunks, cols] sums */
+    float *w, *u;   /* [pieces], [chunks or pieces] sums of squares */
+    float *scalar;  /* [4]: whether g and rms(u) are finite, mean(row), the factor of u; behind all others */
+    size_t chunks, pieces;
+};
+static inline struct mt_adafactor_space mt_adafactor_space(const struct mt_adafactor *a)
+{
+    struct mt_adafactor_space s;
+    s.chunks = mt_div_up(a->rows, mt_adafactor_chunk(a->rows));
+    s.pieces = mt_div_up(a->rows * a->cols, (size_t)MT_DIRECT_PIECE);
+    s.row = (float *)a->workspace;
+    s.col = s.row + a->rows;
+    s.w = s.col + (a->col ? s.chunks * a->cols : 0);
+    s.u = s.w + s.pieces;
+    s.scalar = s.u + MT_MAX(s.pieces, s.chunks);
+    return s;
+}
+static inline size_t mt_adafactor_workspace(size_t rows, size_t cols)
+{
+    size_t chunks = mt_div_up(rows, mt_adafactor_chunk(rows));
+    size_t pieces = mt_div_up(rows * cols, (size_t)MT_DIRECT_PIECE);
+    return (rows + chunks * cols + pieces + MT_MAX(pieces, chunks) + 4) * sizeof(float);
+}
+
+/**
+ * Muon's momentum with Nesterov's step (torch.optim.Muon): m += (1 - mu)(g - m), u = g + mu (m - g), and the matrix that
+ * its Newton-Schulz iteration begins with, x = u / max(|u|, 1e-7), |u| over all elements. Rounded once, when stored; u
+ * is of the unrounded m.
+ */
+struct mt_muon {
+    size_t n;
+    enum mt_dtype dtype, m_dtype; /* of x and m: f32 or bf16 */
+    float mu;
+    const float *g;   /* [n] */
+    void *m, *x;      /* [n] */
+    float *workspace; /* [mt_div_up(n, MT_DIRECT_PIECE) + 1] */
+};
+
+/** y = scale x, in f32. */
+struct mt_widen {
+    size_t n;
+    enum mt_dtype dtype; /* of x */
+    float scale;
+    const void *x;
+    float *y;
+};
+
+/** Their rows of the table. */
+#define MT_DEVICE_OPS_DIRECT(X)                                                                    \
+    X(ADAFACTOR, adafactor, struct mt_adafactor)                                                   \
+    X(MUON, muon, struct mt_muon)                                                                  \
+    X(WIDEN, widen, struct mt_widen)
+
+#endif
