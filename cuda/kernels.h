@@ -23,6 +23,8 @@ extern "C" {
     X(EMBEDDING_BWD, embedding_bwd, struct mt_embedding_bwd)                                       \
     X(RMSNORM, rmsnorm, struct mt_rmsnorm)                                                         \
     X(RMSNORM_BWD, rmsnorm_bwd, struct mt_rmsnorm_bwd)                                             \
+    X(LAYERNORM, layernorm, struct mt_layernorm)                                                   \
+    X(LAYERNORM_BWD, layernorm_bwd, struct mt_layernorm_bwd)                                       \
     X(BIAS_BWD, bias_bwd, struct mt_bias_bwd)                                                      \
     X(QK_ROPE, qk_rope, struct mt_qk_rope)                                                         \
     X(QK_ROPE_BWD, qk_rope_bwd, struct mt_qk_rope_bwd)                                             \
@@ -42,6 +44,9 @@ extern "C" {
     X(DROPOUT, dropout, struct mt_dropout)                                                         \
     X(DORA_SCALE, dora_scale, struct mt_dora_scale)                                                \
     X(SCALE_COLUMNS, scale_columns, struct mt_scale_columns)                                       \
+    X(XIELU, xielu, struct mt_xielu)                                                               \
+    X(XIELU_BWD, xielu_bwd, struct mt_xielu_bwd)                                                   \
+    MT_DEVICE_OPS_DIRECT(X)                                                                        \
     MT_DEVICE_OPS_E4M3(X)                                                                          \
     MT_DEVICE_OPS_MOE(X, X)                                                                        \
     MT_DEVICE_OPS_DELTA(X, X)
@@ -49,6 +54,10 @@ extern "C" {
 #define MT_CUDA_LAUNCHER(ID, name, type) cudaError_t mt_cuda_##name(const type *a, cudaStream_t stream);
 MT_CUDA_KERNEL_OPS(MT_CUDA_LAUNCHER)
 #undef MT_CUDA_LAUNCHER
+
+/** Copies whole words of 4 bytes between device memory and locked host memory, by the addresses that the device knows
+ * them by. */
+cudaError_t mt_cuda_small_copy(void *dst, const void *src, size_t bytes, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

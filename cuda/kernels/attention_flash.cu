@@ -333,10 +333,8 @@ static bool heads_fit(const struct mt_heads *h)
 
 bool mt_cuda_flash_suits(const struct mt_attention *a)
 {
-    bool dims = (a->q.dim == 64 || a->q.dim == 128) && a->v.dim == a->q.dim;
-    return a->dtype == MT_BF16 && dims && !(a->cap > 0) && a->scale > 0 && a->n <= INT_MAX / 2 && heads_fit(&a->q) &&
-           heads_fit(&a->k) && heads_fit(&a->v) && heads_fit(&a->o) &&
-           reinterpret_cast<uintptr_t>(a->workspace) % 16 == 0;
+    return mt_cuda_flash_takes(a) && a->scale > 0 && heads_fit(&a->q) && heads_fit(&a->k) && heads_fit(&a->v) &&
+           heads_fit(&a->o) && reinterpret_cast<uintptr_t>(a->workspace) % 16 == 0;
 }
 
 bool mt_cuda_flash_suits_bwd(const struct mt_attention_bwd *b)

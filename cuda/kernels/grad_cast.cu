@@ -36,6 +36,8 @@ static __global__ void __launch_bounds__(THREADS)
                 x[u][k] = rounded<T>(x[u][k]);
                 sum = fmaf(x[u][k], x[u][k], sum);
             }
+            if (!dst)
+                continue;
             if (VECTOR && i + 4 <= n)
                 store_four(dst + i, x[u]);
             else
@@ -45,7 +47,7 @@ static __global__ void __launch_bounds__(THREADS)
         }
     }
     sum = block_sum(sum, scratch);
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0 && partials)
         partials[blockIdx.x] = sum;
 }
 

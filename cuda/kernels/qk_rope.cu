@@ -262,12 +262,12 @@ static __device__ __forceinline__ void norm_backward(const struct mt_qk_rope_bwd
                                                      unsigned row, unsigned head, packed_part &weights,
                                                      bool active, part<T> &dw)
 {
-    packed_part input = load_packed<T>(head_of<T>(a.q, a.k, row, head), c, lane, a.rot, active);
-    part<T> g = load_part<T>(head_of<T>(a.dq, a.dk, row, head), c, lane, a.rot, active);
-    float rstd = active ? a.rstd[row * (a.dq.n + a.dk.n) + head] : 0.0f;
+    packed_part input = load_packed<T>(head_of<T>(a.fwd.q, a.fwd.k, row, head), c, lane, a.fwd.rot, active);
+    part<T> g = load_part<T>(head_of<T>(a.dq, a.dk, row, head), c, lane, a.fwd.rot, active);
+    float rstd = active ? a.fwd.rstd[row * (a.dq.n + a.dk.n) + head] : 0.0f;
     if (active && lane < c.pairs) {
-        size_t at = static_cast<size_t>(a.positions[row]) * (a.rot / 2);
-        rotate(g, a.cos_t + at, a.sin_t + at, lane, -1.0f);
+        size_t at = static_cast<size_t>(a.fwd.positions[row]) * (a.fwd.rot / 2);
+        rotate(g, a.fwd.cos_t + at, a.fwd.sin_t + at, lane, -1.0f);
     }
     hold(input);
     hold(weights);
@@ -284,7 +284,7 @@ static __device__ __forceinline__ void norm_backward(const struct mt_qk_rope_bwd
         g.hi[k] = rstd * (g.hi[k] - x.hi[k] * mean);
     }
     if (active)
-        store_part(head_of<T>(a.to_dq, a.to_dk, row, head), c, lane, a.rot, g);
+        store_part(head_of<T>(a.to_dq, a.to_dk, row, head), c, lane, a.fwd.rot, g);
 }
 
 /* Sums the groups' parts, in order, into the block's row of the workspace. */
@@ -316,7 +316,7 @@ template <typename T>
 static __global__ void __launch_bounds__(THREADS, 3)
     rope_norm_backward(struct mt_qk_rope_bwd a, cut c, unsigned rows)
 {
-    unsigned first = blockIdx.x * rows, n = static_cast<unsigned>(a.n); /* positions are 32-bit */
+    unsigned first = blockIdx.x * rows, n = static_cast<unsigned>(a.fwd.n); /* positions are 32-bit */
     unsigned here = n - first < rows ? n - first : rows;
     unsigned groups = THREADS >> c.shift, group = threadIdx.x >> c.shift;
     int lane = static_cast<int>(threadIdx.x) & (c.lanes - 1);
@@ -324,15 +324,15 @@ static __global__ void __launch_bounds__(THREADS, 3)
     MT_UNROLL(1)
     for (int kind = 0; kind < 2; kind++) {
         unsigned heads = kind ? n_kv : n_q, items = here * heads;
-        const T *weight = static_cast<const T *>(kind ? a.k_norm : a.q_norm);
-        packed_part w = load_packed(weight, c, lane, a.rot, lane < c.vecs);
+        const T *weight = static_cast<const T *>(kind ? a.fwd.k_norm : a.fwd.q_norm);
+        packed_part w = load_packed(weight, c, lane, a.fwd.rot, lane < c.vecs);
         part<T> dw = {};
         for (unsigned base = 0; base < items; base += groups) { /* whole warps take part: there are shuffles inside */
             unsigned item = base + group, row = item / heads;
             norm_backward(a, c, lane, first + row, item - row * heads + (kind ? n_q : 0), w,
                           item < items && lane < c.vecs, dw);
         }
-        sum_groups(c, lane, a.dq.dim, a.rot, dw,
+        sum_groups(c, lane, a.dq.dim, a.fwd.rot, dw,
                    static_cast<float *>(a.workspace) + (static_cast<size_t>(blockIdx.x) * 2 + kind) * a.dq.dim);
     }
 }
@@ -342,18 +342,18 @@ template <typename T>
 static __global__ void __launch_bounds__(WARP)
     rope_norm_backward_any(struct mt_qk_rope_bwd a, unsigned rows)
 {
-    size_t first = static_cast<size_t>(blockIdx.x) * rows, half = a.rot / 2, d = a.dq.dim, n_q = a.dq.n;
-    size_t end = first + rows < a.n ? first + rows : a.n;
+    size_t first = static_cast<size_t>(blockIdx.x) * rows, half = a.fwd.rot / 2, d = a.dq.dim, n_q = a.dq.n;
+    size_t end = first + rows < a.fwd.n ? first + rows : a.fwd.n;
     float *partial = static_cast<float *>(a.workspace) + static_cast<size_t>(blockIdx.x) * 2 * d;
     for (size_t row = first; row < end; row++)
         for (size_t head = 0; head < n_q + a.dk.n; head++) {
             bool query = head < n_q, fresh = row == first && (head == 0 || head == n_q);
-            const T *w = static_cast<const T *>(query ? a.q_norm : a.k_norm);
-            const T *dy = head_of<T>(a.dq, a.dk, row, head), *x = head_of<T>(a.q, a.k, row, head);
+            const T *w = static_cast<const T *>(query ? a.fwd.q_norm : a.fwd.k_norm);
+            const T *dy = head_of<T>(a.dq, a.dk, row, head), *x = head_of<T>(a.fwd.q, a.fwd.k, row, head);
             T *dx = head_of<T>(a.to_dq, a.to_dk, row, head);
-            size_t at = half ? static_cast<size_t>(a.positions[row]) * half : 0;
-            const float *cos_row = a.cos_t + at, *sin_row = a.sin_t + at;
-            float *dw = partial + (query ? 0 : d), rstd = a.rstd[row * (n_q + a.dk.n) + head], sum = 0;
+            size_t at = half ? static_cast<size_t>(a.fwd.positions[row]) * half : 0;
+            const float *cos_row = a.fwd.cos_t + at, *sin_row = a.fwd.sin_t + at;
+            float *dw = partial + (query ? 0 : d), rstd = a.fwd.rstd[row * (n_q + a.dk.n) + head], sum = 0;
             auto turned_lo = [&](size_t i) {
                 return load(dy + i) * cos_row[i] + load(dy + i + half) * sin_row[i];
             };
@@ -369,7 +369,7 @@ static __global__ void __launch_bounds__(WARP)
                 add(i, turned_lo(i));
                 add(i + half, turned_hi(i));
             }
-            for (size_t i = a.rot + threadIdx.x; i < d; i += WARP)
+            for (size_t i = a.fwd.rot + threadIdx.x; i < d; i += WARP)
                 add(i, load(dy + i));
             float mean = warp_sum(sum) / static_cast<float>(d);
             auto through = [&](size_t i, float g) {
@@ -380,7 +380,7 @@ static __global__ void __launch_bounds__(WARP)
                 store(dx + i, lo);
                 store(dx + i + half, hi);
             }
-            for (size_t i = a.rot + threadIdx.x; i < d; i += WARP)
+            for (size_t i = a.fwd.rot + threadIdx.x; i < d; i += WARP)
                 store(dx + i, through(i, load(dy + i)));
         }
 }
@@ -388,12 +388,12 @@ static __global__ void __launch_bounds__(WARP)
 template <typename T>
 static cudaError_t run_norm_backward(const struct mt_qk_rope_bwd *a, size_t rows, cudaStream_t stream)
 {
-    dim3 grid = grid_of(ceil_div(a->n, rows));
+    dim3 grid = grid_of(ceil_div(a->fwd.n, rows));
     unsigned few = static_cast<unsigned>(rows);
     cut c;
-    if (!cut_head<T>(a->dq.dim, a->rot, &c) || !fits<T>(a->q) || !fits<T>(a->k) || !fits<T>(a->dq) ||
-        !fits<T>(a->dk) || !fits<T>(a->to_dq) || !fits<T>(a->to_dk) || !aligned_to(a->cos_t, 16) ||
-        !aligned_to(a->sin_t, 16) || !aligned_to(a->q_norm, 16) || !aligned_to(a->k_norm, 16))
+    if (!cut_head<T>(a->dq.dim, a->fwd.rot, &c) || !fits<T>(a->fwd.q) || !fits<T>(a->fwd.k) || !fits<T>(a->dq) ||
+        !fits<T>(a->dk) || !fits<T>(a->to_dq) || !fits<T>(a->to_dk) || !aligned_to(a->fwd.cos_t, 16) ||
+        !aligned_to(a->fwd.sin_t, 16) || !aligned_to(a->fwd.q_norm, 16) || !aligned_to(a->fwd.k_norm, 16))
         return MT_LAUNCH(rope_norm_backward_any<T>, grid, WARP, 0, stream, *a, few);
     return MT_LAUNCH(rope_norm_backward<T>, grid, THREADS, 0, stream, *a, c, few);
 }
@@ -416,17 +416,17 @@ template <typename T>
 static __global__ void __launch_bounds__(WARP)
     rope_shared_backward(struct mt_qk_rope_bwd a, struct mt_heads from, struct mt_heads to)
 {
-    size_t row = blockIdx.x, half = a.rot / 2, at = half ? static_cast<size_t>(a.positions[row]) * half : 0;
+    size_t row = blockIdx.x, half = a.fwd.rot / 2, at = half ? static_cast<size_t>(a.fwd.positions[row]) * half : 0;
     const T *x = static_cast<const T *>(from.p) + row * from.ld;
     T *y = static_cast<T *>(to.p) + row * to.ld;
     for (size_t i = threadIdx.x; i < half; i += WARP) {
-        size_t lo = a.pairs ? 2 * i : i, hi = a.pairs ? lo + 1 : i + half;
+        size_t lo = a.fwd.pairs ? 2 * i : i, hi = a.fwd.pairs ? lo + 1 : i + half;
         float p = sum_heads_at(x, from, lo), q = sum_heads_at(x, from, hi);
-        float cosine = a.cos_t[at + i], sine = a.sin_t[at + i];
+        float cosine = a.fwd.cos_t[at + i], sine = a.fwd.sin_t[at + i];
         store(y + lo, p * cosine + q * sine);
         store(y + hi, q * cosine - p * sine);
     }
-    for (size_t i = a.rot + threadIdx.x; i < from.dim; i += WARP)
+    for (size_t i = a.fwd.rot + threadIdx.x; i < from.dim; i += WARP)
         store(y + i, sum_heads_at(x, from, i));
 }
 
@@ -438,42 +438,36 @@ static cudaError_t sum_shared(const struct mt_qk_rope_bwd *a, struct mt_heads *f
         return cudaSuccess;
     struct mt_heads x = *from;
     from->n = to->n = 0;
-    if (a->dtype == MT_BF16)
-        return MT_LAUNCH(rope_shared_backward<bf16>, grid_of(a->n), WARP, 0, stream, *a, x, *to);
-    return MT_LAUNCH(rope_shared_backward<float>, grid_of(a->n), WARP, 0, stream, *a, x, *to);
+    if (a->fwd.dtype == MT_BF16)
+        return MT_LAUNCH(rope_shared_backward<bf16>, grid_of(a->fwd.n), WARP, 0, stream, *a, x, *to);
+    return MT_LAUNCH(rope_shared_backward<float>, grid_of(a->fwd.n), WARP, 0, stream, *a, x, *to);
 }
 
 /* Where heads have inputs of their own, backward is the inverse rotation. */
 static cudaError_t rotate_back(const struct mt_qk_rope_bwd *a, cudaStream_t stream)
 {
-    struct mt_qk_rope f = {};
-    f.n = a->n;
-    f.rot = a->rot;
-    f.pairs = a->pairs;
+    struct mt_qk_rope f = a->fwd;
     f.q = a->dq;
     f.k = a->dk;
     f.to_q = a->to_dq;
     f.to_k = a->to_dk;
-    f.positions = a->positions;
-    f.cos_t = a->cos_t;
-    f.sin_t = a->sin_t;
     cudaError_t rc = sum_shared(a, &f.q, &f.to_q, stream);
     if (rc == cudaSuccess)
         rc = sum_shared(a, &f.k, &f.to_k, stream);
     if (rc != cudaSuccess || !(f.q.n + f.k.n))
         return rc;
-    return a->dtype == MT_BF16 ? run_forward<bf16>(&f, -1, stream) : run_forward<float>(&f, -1, stream);
+    return f.dtype == MT_BF16 ? run_forward<bf16>(&f, -1, stream) : run_forward<float>(&f, -1, stream);
 }
 
 cudaError_t mt_cuda_qk_rope_bwd(const struct mt_qk_rope_bwd *a, cudaStream_t stream)
 {
-    if (!a->q_norm)
+    if (!a->fwd.q_norm)
         return rotate_back(a, stream);
-    if (a->n > INT_MAX)
+    if (a->fwd.n > INT_MAX)
         return cudaErrorInvalidValue;
-    size_t rows = mt_cuda_qk_rope_bwd_rows(a->n), blocks = ceil_div(a->n, rows), d = a->dq.dim;
+    size_t rows = mt_cuda_qk_rope_bwd_rows(a->fwd.n), blocks = ceil_div(a->fwd.n, rows), d = a->dq.dim;
     const float *partials = static_cast<const float *>(a->workspace);
-    cudaError_t rc = a->dtype == MT_BF16 ? run_norm_backward<bf16>(a, rows, stream)
+    cudaError_t rc = a->fwd.dtype == MT_BF16 ? run_norm_backward<bf16>(a, rows, stream)
                                          : run_norm_backward<float>(a, rows, stream);
     if (rc == cudaSuccess && a->dq_norm)
         rc = mt_cuda_fold(a->dq_norm, partials, blocks, 2 * d, d, stream);
