@@ -3,19 +3,28 @@
 #define MT_CUDA_ATTENTION_H
 
 #include "base/strbuf.h"
+#include "attempt.h"
 #include "cuda_priv.h"
 
 /**
- * Three implementations: cuDNN's fused attention, if the build has it and it supports the shape; tiles of matrix
- * products with a softmax between them, for every shape; and kernels of our own on tensor cores, when asked for. In
- * the environment, MEGATRAIN_ATTENTION=tiled always uses tiles, =fused fails if there is no fused engine, and =own uses
- * kernels of our own (flash.h) where they suit, else tiles. At the first call of each kind, the fused result is
- * compared with that of tiles (trial.h).
+ * Three implementations: kernels of our own on tensor cores (flash.h), for some widths of heads; cuDNN's fused attention,
+ * if the build has it and it supports the shape; tiles of matrix products with a softmax between them, for every
+ * shape. Our own come first on GPUs whose tensor cores they were written for (mt_cuda_own_first()), and their shapes
+ * never go to cuDNN there, so that its workspace need not be; else cuDNN comes first. In the environment,
+ * MEGATRAIN_ATTENTION=tiled always uses tiles, =fused fails if there is no fused engine and uses none of ours, and =own
+ * uses no fused engine and compares nothing, so that tests see what ours computes. Else at the first call of each kind
+ * the result is compared with that of tiles (trial.h).
  */
-int mt_cuda_attention_create(struct mt_cuda_device *d, struct mt_err *err);
+int mt_cuda_attention_create(struct mt_cuda_device *d, int multiprocessors, struct mt_err *err);
 void mt_cuda_attention_destroy(struct mt_cuda_device *d);
-/** "cuDNN 9.19.0", "own" or "tiled". */
+/** "cuDNN 9.19.0", "own" or "tiled": what comes first. */
 void mt_cuda_attention_describe(const struct mt_cuda_device *d, char *buf, size_t len);
+/** mt_device_findings(), mt_device_adopt_findings(), mt_device_doubt(). */
+void mt_cuda_attention_findings(struct mt_cuda_device *d, struct mt_str *out);
+bool mt_cuda_attention_adopt(struct mt_cuda_device *d, const char *text);
+void mt_cuda_attention_doubt(struct mt_cuda_device *d);
+/** mt_device_distrust(), mt_device_trust(). */
+size_t mt_cuda_attention_distrust(struct mt_cuda_device *d, bool on);
 
 /* --- attention_tiled.c ------------------------------------------------------------------------- */
 
@@ -30,13 +39,13 @@ int mt_cuda_tiled_attention_bwd(struct mt_cuda_device *d, const struct mt_attent
 int mt_cuda_fused_create(struct mt_cuda_device *d, char *why, size_t why_len);
 void mt_cuda_fused_destroy(struct mt_cuda_device *d);
 void mt_cuda_fused_describe(const struct mt_cuda_device *d, char *buf, size_t len);
-/** *done is false if the engine does not take the shape, or there is no engine: nothing is done, and 0 is returned. */
-int mt_cuda_fused_attention(struct mt_cuda_device *d, const struct mt_attention *a, bool *done,
-                            struct mt_err *err);
-int mt_cuda_fused_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                                bool *done, struct mt_err *err);
-/** mt_device_findings(), mt_device_adopt_findings(). */
-void mt_cuda_fused_findings(struct mt_cuda_device *d, struct mt_str *out);
-bool mt_cuda_fused_adopt(struct mt_cuda_device *d, const char *text);
+/** REFUSED: the engine does not take the call, or there is no engine. */
+enum mt_cuda_outcome mt_cuda_fused_attend(struct mt_cuda_device *d, const struct mt_cuda_call *c, struct mt_err *err);
+
+/* --- known.c ----------------------------------------------------------------------------------- */
+
+/** Why a version of cuDNN (91900 for 9.19.0; 0: not known) must not do such a call on compute capability `sm`; NULL:
+ * nothing is known against it. */
+const char *mt_fused_known_wrong(int version, int sm, const struct mt_cuda_call *c);
 
 #endif

@@ -30,7 +30,7 @@ struct context {
     cudnnHandle_t handle = nullptr;
 };
 
-int fail(char *why, size_t len, const std::string &text)
+int give_reason(char *why, size_t len, const std::string &text)
 {
     // cuDNN's messages have several lines
     std::snprintf(why, len, "%s", text.substr(0, text.find('\n')).c_str());
@@ -168,7 +168,7 @@ private:
 };
 
 // Validates and lowers the graph and asks the heuristics for candidates, which are the same each time.
-fe::error_t prepare(fe::graph::Graph &g, cudnnHandle_t handle)
+fe::error_t prepare_graph(fe::graph::Graph &g, cudnnHandle_t handle)
 {
     auto rc = g.validate();
     if (rc.is_good())
@@ -193,12 +193,12 @@ try {
     if (rc != CUDNN_STATUS_SUCCESS) {
         if (c->handle)
             cudnnDestroy(c->handle);
-        return fail(why, len, std::string("cuDNN cannot start: ") + cudnnGetErrorString(rc));
+        return give_reason(why, len, std::string("cuDNN cannot start: ") + cudnnGetErrorString(rc));
     }
     *out = c.release();
     return 0;
 } catch (const std::exception &e) {
-    return fail(why, len, e.what());
+    return give_reason(why, len, e.what());
 }
 
 void engine_close(void *ctx)
@@ -235,7 +235,7 @@ try {
     auto p = std::make_unique<plan>();
     p->shape = *s;
     p->graph = builder(p->shape).build();
-    auto rc = prepare(*p->graph, static_cast<context *>(ctx)->handle);
+    auto rc = prepare_graph(*p->graph, static_cast<context *>(ctx)->handle);
     candidates c{*p->graph, rc.get_message()};
     int built = rc.is_good() ? mt_fused_build_first(p->graph->get_execution_plan_count(), build_candidate, &c)
                 : lacks_memory(c.reason) ? -ENOMEM : -1;
@@ -244,14 +244,14 @@ try {
         built = -1;
     }
     if (built) {
-        fail(why, len, c.reason.empty() ? "not supported by cuDNN" : c.reason);
+        give_reason(why, len, c.reason.empty() ? "not supported by cuDNN" : c.reason);
         return built;
     }
     *workspace = static_cast<size_t>(p->workspace);
     *out = p.release();
     return 0;
 } catch (const std::exception &e) {
-    return fail(why, len, e.what());
+    return give_reason(why, len, e.what());
 }
 
 void engine_drop(void *, void *the_plan)
@@ -278,9 +278,9 @@ try {
             at[OFFSETS + k] = in(c->offsets[k]);
     }
     auto rc = p->graph->execute(static_cast<context *>(ctx)->handle, at, c->workspace);
-    return rc.is_good() ? 0 : fail(why, len, "cuDNN: " + rc.get_message());
+    return rc.is_good() ? 0 : give_reason(why, len, "cuDNN: " + rc.get_message());
 } catch (const std::exception &e) {
-    return fail(why, len, e.what());
+    return give_reason(why, len, e.what());
 }
 
 // The engine's number, as in "eng5" of a plan's name, and whether its kernels are compiled when a plan is made.
@@ -304,21 +304,21 @@ try {
     auto rc = device->deserialize(std::vector<uint8_t>(properties, properties + std::strlen(properties)));
     auto graph = builder(*s, sm, device).build();
     if (rc.is_good())
-        rc = prepare(*graph, nullptr);
+        rc = prepare_graph(*graph, nullptr);
     if (rc.is_bad())
-        return fail(text, len, rc.get_message());
+        return give_reason(text, len, rc.get_message());
     std::snprintf(text, len, "%s", describe_candidate(*graph, 0).c_str());
     return 0;
 } catch (const std::exception &e) {
-    return fail(text, len, e.what());
+    return give_reason(text, len, e.what());
 }
 
-const mt_fused_engine engine = {engine_describe, engine_open, engine_close,   engine_plan,
-                                engine_drop,     engine_run,  engine_supports};
+const mt_fused_engine cudnn_engine = {engine_describe, engine_open, engine_close,   engine_plan,
+                                      engine_drop,     engine_run,  engine_supports};
 
 } // namespace
 
 extern "C" __attribute__((visibility("default"))) const mt_fused_engine *mt_cudnn_engine(void)
 {
-    return &engine;
+    return &cudnn_engine;
 }

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Copies are split where host memory changes from locked to not locked, or from one locked piece to the next; each part
- * then goes directly to a copy engine, or through the staging ring.
+ * then goes directly to a copy engine, or through the staging ring. Small copies of locked memory on COMPUTE, such as
+ * the number of each expert's rows, which the host waits for, are kernels: GPUs may have one copy engine for a direction, in
+ * which megabytes of other streams would be ahead.
  */
 #include "cuda_priv.h"
+#include "kernels.h"
+
+enum { SMALL_BYTES = 64 << 10 };
 
 struct job {
     struct mt_cuda_device *d;
@@ -31,6 +36,28 @@ static cudaError_t direct(const struct job *j, const struct mt_copy *c)
                              stream);
 }
 
+static bool is_small(const struct job *j, const struct mt_copy *c)
+{
+    uintptr_t words = (uintptr_t)c->dst | (uintptr_t)c->src | c->width;
+    return j->s == MT_STREAM_COMPUTE && c->rows == 1 && c->width <= SMALL_BYTES && words % sizeof(uint32_t) == 0;
+}
+
+/* The device may know host memory by another address. */
+static cudaError_t by_kernel(const struct job *j, struct mt_copy c)
+{
+    void *there = NULL;
+    cudaError_t rc = cudaHostGetDevicePointer(&there, (void *)host_side(j, &c), 0);
+    if (rc != cudaSuccess) {
+        (void)cudaGetLastError();
+        return direct(j, &c);
+    }
+    if (j->to_device)
+        c.src = there;
+    else
+        c.dst = there;
+    return mt_cuda_small_copy(c.dst, c.src, c.width, j->d->streams[j->s]);
+}
+
 /*
  * Not even the ring's buffers can be locked: CUDA's own copy. It may read pageable memory when it is called, when what
  * the stream waits for has not written it yet.
@@ -47,14 +74,14 @@ static cudaError_t unstaged(const struct job *j, const struct mt_copy *c)
 static cudaError_t staged(const struct job *j, const struct mt_copy *c)
 {
     struct mt_cuda_ring **ring = &j->d->rings[j->s];
-    if (!*ring && mt_cuda_ring_create(ring, NULL))
+    if (!*ring && mt_cuda_ring_create(ring, j->d->n_threads, NULL))
         return unstaged(j, c);
     return mt_cuda_ring_copy(*ring, j->d->streams[j->s], c, j->to_device);
 }
 
 static cudaError_t part(const struct job *j, const struct mt_copy *c, bool locked)
 {
-    return locked ? direct(j, c) : staged(j, c);
+    return !locked ? staged(j, c) : is_small(j, c) ? by_kernel(j, *c) : direct(j, c);
 }
 
 /* Copies rows within one piece of host memory by one call, and a row across a boundary of pieces in parts. */

@@ -30,6 +30,8 @@ struct mt_cuda_device {
     struct mt_cuda_blas *blas;
     struct mt_cuda_fused *fused; /* cuDNN attention, or NULL */
     bool flash; /* attention of our own where it suits */
+    struct mt_trials *trials;    /* what was found about attention; owned */
+    enum mt_trial_verdict *verdict; /* on the kind of the current call; NULL: the kind is not tried */
     pthread_mutex_t lock;
     atomic_bool failed;
     struct mt_err error; /* the first one, under lock */
@@ -64,7 +66,6 @@ void mt_cuda_memory_destroy(struct mt_cuda_device *d);
 int mt_cuda_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, struct mt_err *err);
 void mt_cuda_free(mt_device *dev, void *ptr);
 size_t mt_cuda_bytes_used(const mt_device *dev);
-size_t mt_cuda_bytes_peak(const mt_device *dev);
 bool mt_cuda_is_device_memory(const struct mt_cuda_device *d, const void *ptr);
 
 /* --- pins.c: page-locked host memory ----------------------------------------------------------- */
@@ -88,10 +89,11 @@ int mt_cuda_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, stru
 
 /**
  * Two page-locked buffers for a stream, through which pageable memory is copied without blocking the submitting
- * thread: host functions on a stream of their own fill or empty one buffer while the other is transferred. Only the
- * thread that submits to the stream may use it.
+ * thread: host functions on a stream of their own fill or empty one buffer while the other is transferred, with a
+ * quarter of n_threads and at most 4 threads, since one core copies slower than a link. Only the thread that submits to
+ * the stream may use it.
  */
-int mt_cuda_ring_create(struct mt_cuda_ring **out, struct mt_err *err);
+int mt_cuda_ring_create(struct mt_cuda_ring **out, int n_threads, struct mt_err *err);
 /** The stream must be idle. Accepts NULL. */
 void mt_cuda_ring_destroy(struct mt_cuda_ring **r);
 /** to_device: c->src is pageable host memory; else c->dst is. */

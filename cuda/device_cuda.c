@@ -7,7 +7,7 @@
 #include "attention.h"
 #include "blas.h"
 #include "cuda_priv.h"
-#include "kind.h"
+#include "cuda_kind.h"
 #include "workspace.h"
 
 static void cuda_destroy(mt_device *dev)
@@ -48,18 +48,27 @@ static int cuda_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt
 
 static size_t cuda_workspace(mt_device *dev, enum mt_dev_op op, const void *args)
 {
-    bool tiled = op == MT_DEV_ATTENTION && !mt_cuda(dev)->fused;
-    return tiled ? mt_cuda_tiled_buffers_of(args).bytes : mt_cuda_workspace(op, args);
+    return mt_cuda_workspace(mt_cuda(dev)->sm, op, args);
 }
 
 static void cuda_findings(mt_device *dev, struct mt_str *out)
 {
-    mt_cuda_fused_findings(mt_cuda(dev), out);
+    mt_cuda_attention_findings(mt_cuda(dev), out);
 }
 
 static bool cuda_adopt_findings(mt_device *dev, const char *text)
 {
-    return mt_cuda_fused_adopt(mt_cuda(dev), text);
+    return mt_cuda_attention_adopt(mt_cuda(dev), text);
+}
+
+static void cuda_doubt(mt_device *dev)
+{
+    mt_cuda_attention_doubt(mt_cuda(dev));
+}
+
+static size_t cuda_distrust(mt_device *dev, bool on)
+{
+    return mt_cuda_attention_distrust(mt_cuda(dev), on);
 }
 
 static const struct mt_device_backend cuda_backend = {
@@ -67,7 +76,6 @@ static const struct mt_device_backend cuda_backend = {
     .alloc = mt_cuda_alloc,
     .free = mt_cuda_free,
     .bytes_used = mt_cuda_bytes_used,
-    .bytes_peak = mt_cuda_bytes_peak,
     .poison = cuda_poison,
     .register_host = mt_cuda_register_host,
     .unregister_host = mt_cuda_unregister_host,
@@ -84,6 +92,8 @@ static const struct mt_device_backend cuda_backend = {
     .range = mt_cuda_range,
     .findings = cuda_findings,
     .adopt_findings = cuda_adopt_findings,
+    .doubt = cuda_doubt,
+    .distrust = cuda_distrust,
     .submit = mt_cuda_submit,
     .workspace = cuda_workspace,
 };
@@ -195,13 +205,19 @@ static void set_limits(struct mt_cuda_device *d, const struct cudaDeviceProp *pr
                        const struct mt_device_params *p)
 {
     struct mt_device_limits *l = &d->base.limits;
-    char blas[40], attention[40];
+    char blas[40], attention[40], pci[20] = "", uuid[48] = "";
     mt_cuda_blas_describe(blas, sizeof(blas));
     mt_cuda_attention_describe(d, attention, sizeof(attention));
     *l = mt_device_kind_limits(&mt_cuda_kind, p->budget_bytes - mt_arena_used(d->arena), p->n_threads);
     l->native_bf16 = true;
     l->e4m3 = d->sm >= 89;
+    l->capability = d->sm;
+    l->multiprocessors = prop->multiProcessorCount;
     snprintf(l->product, sizeof(l->product), "%.60s", prop->name);
+    if (cudaDeviceGetPCIBusId(pci, sizeof(pci), d->index) != cudaSuccess)
+        (void)cudaGetLastError();
+    mt_cuda_identify(uuid, sizeof(uuid), d->index);
+    snprintf(l->address, sizeof(l->address), "%s, %s", pci, uuid);
     snprintf(l->name, sizeof(l->name), "cuda %d (%.40s, sm_%d, %.20s, attention: %.20s)", d->index,
              prop->name, d->sm, blas, attention);
 }
@@ -233,7 +249,7 @@ int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, str
     if (!rc)
         rc = mt_cuda_blas_create(d, err);
     if (!rc)
-        rc = mt_cuda_attention_create(d, err);
+        rc = mt_cuda_attention_create(d, prop.multiProcessorCount, err);
     if (rc) {
         cuda_destroy(&d->base);
         return rc;

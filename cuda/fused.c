@@ -17,16 +17,15 @@
  */
 #include "fused.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "attempt.h"
 #include "attention.h"
 #include "base/log.h"
 #include "documents.h"
 #include "plans.h"
-#include "trial.h"
 #include "workspace.h"
 
 enum { MAX_HEAD_DIM = 256 };
@@ -35,9 +34,9 @@ _Static_assert((int)MT_FUSED_N_TABLES == (int)MT_CUDA_FUSED_TABLES, "the workspa
 struct mt_cuda_fused {
     const struct mt_fused_engine *engine;
     mt_fused_plans *plans;
-    struct mt_trials trials;
-    enum mt_trial_verdict *verdict; /* on the kind of the current call; NULL: the kind is not tried */
-    bool notified;                  /* the reason for tiles was logged once */
+    int version;             /* of cuDNN, 91900 for 9.19.0; 0: not known */
+    bool notified;           /* the reason for tiles was logged once */
+    bool warned;             /* that the version is known to be wrong, too */
     size_t n_fused, n_tiled; /* numbers of calls */
 };
 
@@ -54,8 +53,10 @@ int mt_cuda_fused_create(struct mt_cuda_device *d, char *why, size_t why_len)
         return -1;
     }
     char name[48];
+    int v[3];
     engine->describe(name, sizeof(name));
-    snprintf(f->trials.engine, sizeof(f->trials.engine), "%s, sm_%d", name, d->sm);
+    if (sscanf(name, "%*[a-zA-Z ] %d.%d.%d", &v[0], &v[1], &v[2]) == 3)
+        f->version = v[0] * 10000 + v[1] * 100 + v[2];
     d->fused = f;
     return 0;
 }
@@ -137,24 +138,22 @@ static void set_gradients(struct mt_fused_shape *s, const struct mt_attention_bw
     s->dv = tensor_of(&b->dv);
 }
 
-enum outcome { DONE, REFUSED, FAILED };
-
 /* A plan takes GPU memory outside the budget. If that is short, this kind of call is done by tiles from now on: going
  * back to fused attention when memory is free again would change bits. A library may fail for other stated reasons if
  * memory is short, so little free memory counts as well. */
-static void note_short_memory(struct mt_cuda_fused *f, int plan_rc, const char *why)
+static void note_short_memory(struct mt_cuda_device *d, int plan_rc, const char *why)
 {
     char memory[128];
     if (!*mt_cuda_short_of_memory(memory, sizeof(memory), plan_rc == -ENOMEM))
         return;
     mt_warn("using tiled attention for one kind of call from now on: %s%s", why, memory);
-    if (f->verdict)
-        *f->verdict = MT_TRIAL_TILES;
-    f->notified = true;
+    if (d->verdict)
+        *d->verdict = MT_TRIAL_TILES;
+    d->fused->notified = true;
 }
 
 /* Finds the plan and runs it. REFUSED: not supported, or the workspace is too small. */
-static enum outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_buffers *r,
+static enum mt_cuda_outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_buffers *r,
                         const struct mt_fused_shape *s, struct mt_fused_call *c, struct mt_err *err)
 {
     struct mt_cuda_fused *f = d->fused;
@@ -164,34 +163,34 @@ static enum outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_buf
     int rc = mt_fused_plans_get(f->plans, s, &plan, &bytes, why, sizeof(why));
     if (rc || bytes > r->lib_bytes) {
         if (rc)
-            note_short_memory(f, rc, why);
+            note_short_memory(d, rc, why);
         if (!f->notified)
             mt_info("using tiles for attention%s of %lld documents of %lld, %lld and %lld heads of %lld: %s",
                     s->backward ? "'s backward" : "", (long long)s->batch, (long long)s->len,
                     (long long)s->n_q, (long long)s->n_kv, (long long)s->dim,
                     why[0] ? why : "its workspace would be too large");
         f->notified = true;
-        return REFUSED;
+        return MT_CUDA_REFUSED;
     }
     c->workspace = r->lib;
     if (!mt_fused_plans_run(f->plans, plan, c, why, sizeof(why)))
-        return DONE;
+        return MT_CUDA_DONE;
     struct mt_err e;
     mt_fail(&e, MT_ERR_DEVICE, -EIO, "GPU %d: attention%s of %lld documents of %lld: %s", d->index,
             s->backward ? "_bwd" : "", (long long)s->batch, (long long)s->len, why);
     mt_cuda_stick(d, &e);
     if (err)
         *err = e;
-    return FAILED;
+    return MT_CUDA_FAILED;
 }
 
-static enum outcome launched(struct mt_cuda_device *d, cudaError_t rc, const char *what,
+static enum mt_cuda_outcome launched(struct mt_cuda_device *d, cudaError_t rc, const char *what,
                              struct mt_err *err)
 {
-    return mt_cuda_check(d, rc, err, "attention: %s", what) ? FAILED : DONE;
+    return mt_cuda_check(d, rc, err, "attention: %s", what) ? MT_CUDA_FAILED : MT_CUDA_DONE;
 }
 
-static enum outcome move_stats(struct mt_cuda_device *d, const struct mt_attention *a,
+static enum mt_cuda_outcome move_stats(struct mt_cuda_device *d, const struct mt_attention *a,
                                const struct mt_cuda_fused_buffers *r, struct mt_docs_stats p, struct mt_err *err)
 {
     p.lse = a->lse;
@@ -201,7 +200,7 @@ static enum outcome move_stats(struct mt_cuda_device *d, const struct mt_attenti
 }
 
 /* Makes the shape ragged and fills its tables. */
-static enum outcome make_ragged(struct mt_cuda_device *d, const struct mt_attention *a,
+static enum mt_cuda_outcome make_ragged(struct mt_cuda_device *d, const struct mt_attention *a,
                                 const struct mt_cuda_fused_buffers *r, struct mt_fused_shape *s,
                                 struct mt_fused_call *c, struct mt_err *err)
 {
@@ -222,7 +221,7 @@ static size_t batch_of(const struct mt_attention *a, enum mt_trial_way way)
     return way == MT_TRIAL_ROUNDED ? mt_cuda_next_power(a->n_docs) : a->n_docs;
 }
 
-static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention *a, enum mt_trial_way way,
+static enum mt_cuda_outcome forward(struct mt_cuda_device *d, const struct mt_attention *a, enum mt_trial_way way,
                             struct mt_err *err)
 {
     struct mt_cuda_fused_buffers r = mt_cuda_fused_buffers_of(a);
@@ -230,10 +229,10 @@ static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention 
     size_t len = same ? doc_len(a, 0) : mt_cuda_padded_len(longest(a));
     struct mt_fused_shape s = shape_of(a, batch_of(a, way), len);
     struct mt_fused_call c = {.q = a->q.p, .k = a->k.p, .v = a->v.p, .o = a->o.p, .stats = r.stats};
-    enum outcome rc = same ? DONE : make_ragged(d, a, &r, &s, &c, err);
-    if (rc == DONE)
+    enum mt_cuda_outcome rc = same ? MT_CUDA_DONE : make_ragged(d, a, &r, &s, &c, err);
+    if (rc == MT_CUDA_DONE)
         rc = run(d, &r, &s, &c, err);
-    if (rc == DONE)
+    if (rc == MT_CUDA_DONE)
         rc = move_stats(d, a, &r,
                         (struct mt_docs_stats){.kind = same ? MT_STATS_EVEN : MT_STATS_RAGGED,
                                                .n = a->n, .len = len, .n_heads = a->q.n,
@@ -284,22 +283,22 @@ static struct mt_fused_call heads_from(const struct mt_attention *a, const struc
 }
 
 /* Backward of the documents at rows x, some heads at a time; `stats` describes the source of their log-sum-exps. */
-static enum outcome backward_heads(struct mt_cuda_device *d, const struct mt_attention *a,
+static enum mt_cuda_outcome backward_heads(struct mt_cuda_device *d, const struct mt_attention *a,
                                    const struct mt_cuda_fused_buffers *r, struct mt_fused_shape s,
                                    const struct rows *x, size_t kv, struct mt_docs_stats stats,
                                    struct mt_err *err)
 {
     size_t group = a->q.n / a->k.n;
-    enum outcome rc = DONE;
+    enum mt_cuda_outcome rc = MT_CUDA_DONE;
     s.backward = 1;
     s.n_kv = (int64_t)kv;
     s.n_q = (int64_t)(kv * group);
     stats.n_heads = kv * group;
-    for (size_t kv0 = 0; kv0 < a->k.n && rc == DONE; kv0 += kv) {
+    for (size_t kv0 = 0; kv0 < a->k.n && rc == MT_CUDA_DONE; kv0 += kv) {
         struct mt_fused_call c = heads_from(a, x, kv0, r->stats);
         stats.head0 = kv0 * group;
         rc = move_stats(d, a, r, stats, err);
-        if (rc == DONE)
+        if (rc == MT_CUDA_DONE)
             rc = run(d, r, &s, &c, err);
     }
     return rc;
@@ -312,15 +311,15 @@ static struct mt_heads from_row(const struct mt_heads *h, size_t row)
     return x;
 }
 
-static enum outcome backward_even(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+static enum mt_cuda_outcome backward_even(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                   const struct mt_cuda_fused_buffers *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     size_t len = doc_len(a, 0), batch = a->n_docs, kv;
-    enum outcome rc = DONE;
+    enum mt_cuda_outcome rc = MT_CUDA_DONE;
     if (!fit(a, r, len, &batch, &kv))
-        return REFUSED;
-    for (size_t doc = 0; doc < a->n_docs && rc == DONE; doc += batch) {
+        return MT_CUDA_REFUSED;
+    for (size_t doc = 0; doc < a->n_docs && rc == MT_CUDA_DONE; doc += batch) {
         size_t n = MT_MIN(batch, a->n_docs - doc), row = doc * len;
         struct mt_fused_shape s = shape_of(a, n, len);
         set_gradients(&s, b);
@@ -335,7 +334,7 @@ static enum outcome backward_even(struct mt_cuda_device *d, const struct mt_atte
     return rc;
 }
 
-static enum outcome backward_ragged(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+static enum mt_cuda_outcome backward_ragged(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                     const struct mt_cuda_fused_buffers *r, size_t batch, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
@@ -343,19 +342,19 @@ static enum outcome backward_ragged(struct mt_cuda_device *d, const struct mt_at
     if (d->sm < 90 || d->sm >= 120 ||
         mt_cuda_fused_quadratic_bytes(batch, len, a->q.n) + mt_cuda_fused_linear_bytes(total, a->q.n, a) >
             r->lib_bytes)
-        return REFUSED;
+        return MT_CUDA_REFUSED;
     struct mt_fused_shape s = shape_of(a, batch, len);
     struct mt_fused_call c = {.q = a->q.p, .k = a->k.p, .v = a->v.p, .o = a->o.p, .d_o = b->d_o.p,
                               .stats = r->stats, .dq = b->dq.p, .dk = b->dk.p, .dv = b->dv.p};
     s.backward = 1;
     s.total = (int64_t)total;
     set_gradients(&s, b);
-    enum outcome rc = make_ragged(d, a, r, &s, &c, err);
-    if (rc == DONE)
+    enum mt_cuda_outcome rc = make_ragged(d, a, r, &s, &c, err);
+    if (rc == MT_CUDA_DONE)
         rc = move_stats(d, a, r,
                         (struct mt_docs_stats){.kind = MT_STATS_RAGGED, .n = a->n, .n_heads = a->q.n},
                         err);
-    return rc == DONE ? run(d, r, &s, &c, err) : rc;
+    return rc == MT_CUDA_DONE ? run(d, r, &s, &c, err) : rc;
 }
 
 static cudaError_t move_rows(struct mt_cuda_device *d, const struct mt_docs *docs, size_t len,
@@ -383,7 +382,7 @@ static struct rows padded_rows(char *at, size_t tokens, const struct mt_attentio
 }
 
 /* A few documents of similar length, by padded copies. */
-static enum outcome backward_copies(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+static enum mt_cuda_outcome backward_copies(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                     const struct mt_cuda_fused_buffers *r,
                                     const struct mt_docs *docs, size_t len, size_t kv, struct mt_err *err)
 {
@@ -401,29 +400,29 @@ static enum outcome backward_copies(struct mt_cuda_device *d, const struct mt_at
     cudaError_t e = cudaSuccess;
     for (size_t i = 0; i < MT_ARRAY_LEN(in) && e == cudaSuccess; i++)
         e = move_rows(d, docs, len, in[i], in_copy[i], false);
-    enum outcome rc = launched(d, e, "padded copies", err);
-    if (rc == DONE)
+    enum mt_cuda_outcome rc = launched(d, e, "padded copies", err);
+    if (rc == MT_CUDA_DONE)
         rc = backward_heads(d, a, r, s, &x, kv,
                             (struct mt_docs_stats){.kind = MT_STATS_PADDED, .docs = *docs, .len = len},
                             err);
-    for (size_t i = 0; i < MT_ARRAY_LEN(out) && rc == DONE && e == cudaSuccess; i++)
+    for (size_t i = 0; i < MT_ARRAY_LEN(out) && rc == MT_CUDA_DONE && e == cudaSuccess; i++)
         e = move_rows(d, docs, len, out[i], out_copy[i], true);
-    return rc == DONE ? launched(d, e, "copies back", err) : rc;
+    return rc == MT_CUDA_DONE ? launched(d, e, "copies back", err) : rc;
 }
 
 /* All documents of padded length `len`, a power of two of them at a time. */
-static enum outcome backward_class(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+static enum mt_cuda_outcome backward_class(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                    const struct mt_cuda_fused_buffers *r, size_t len, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     size_t left = 0, most = MT_MIN(r->pad_tokens / len, (size_t)MT_DOCS_MAX), kv;
-    enum outcome rc = most ? DONE : REFUSED;
+    enum mt_cuda_outcome rc = most ? MT_CUDA_DONE : MT_CUDA_REFUSED;
     for (size_t i = 0; i < a->n_docs; i++)
         left += mt_cuda_padded_len(doc_len(a, i)) == len;
-    for (size_t doc = 0; left && rc == DONE;) {
+    for (size_t doc = 0; left && rc == MT_CUDA_DONE;) {
         size_t batch = mt_cuda_next_power(MT_MIN(left, most) + 1) / 2;
         if (!fit(a, r, len, &batch, &kv))
-            return REFUSED;
+            return MT_CUDA_REFUSED;
         struct mt_docs docs = {0};
         for (; (size_t)docs.n < batch; doc++)
             if (mt_cuda_padded_len(doc_len(a, doc)) == len) {
@@ -436,12 +435,12 @@ static enum outcome backward_class(struct mt_cuda_device *d, const struct mt_att
     return rc;
 }
 
-static enum outcome backward_padded(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+static enum mt_cuda_outcome backward_padded(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                     const struct mt_cuda_fused_buffers *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
-    enum outcome rc = DONE;
-    for (size_t len = mt_cuda_padded_len(longest(a)), next; len && rc == DONE; len = next) {
+    enum mt_cuda_outcome rc = MT_CUDA_DONE;
+    for (size_t len = mt_cuda_padded_len(longest(a)), next; len && rc == MT_CUDA_DONE; len = next) {
         rc = backward_class(d, b, r, len, err);
         next = 0; /* the next shorter padded length of any document */
         for (size_t i = 0; i < a->n_docs; i++) {
@@ -453,15 +452,10 @@ static enum outcome backward_padded(struct mt_cuda_device *d, const struct mt_at
     return rc;
 }
 
-/* --- attempts and their trials --------------------------------------------------------------------- */
+/* --- ways of a call ------------------------------------------------------------------------------- */
 
-/* A call of attention, or, if `b` is not NULL, of its backward. */
-struct call {
-    const struct mt_attention *a;
-    const struct mt_attention_bwd *b;
-};
-
-static enum outcome go(struct mt_cuda_device *d, const struct call *c, enum mt_trial_way way, struct mt_err *err)
+static enum mt_cuda_outcome go(struct mt_cuda_device *d, const struct mt_cuda_call *c, enum mt_trial_way way,
+                               struct mt_err *err)
 {
     struct mt_cuda_fused_buffers r = mt_cuda_fused_buffers_of(c->a);
     if (!c->b)
@@ -477,111 +471,43 @@ static enum outcome go(struct mt_cuda_device *d, const struct call *c, enum mt_t
     }
 }
 
-/* The tensors to compare. Gradients that are tiny beside the others are dominated by rounding, hence the floor. */
-static struct mt_trial results_of(const struct call *c)
+static enum mt_cuda_outcome attempt(struct mt_cuda_device *d, const struct mt_cuda_call *c, enum mt_trial_way way,
+                                    struct mt_err *err)
 {
-    const struct mt_attention *a = c->a;
-    const struct mt_attention_bwd *b = c->b;
-    if (!b)
-        return (struct mt_trial){
-            .tensor = {{"o", a->o, a->dtype, a->n, 0, false},
-                       {"the log-sum-exp", mt_heads(a->lse, a->n, 1, a->n), MT_F32, a->q.n,
-                        sqrt((double)(a->q.n * a->n)), false}},
-            .n = 2};
-    return (struct mt_trial){.tensor = {{"dv", b->dv, a->dtype, a->n, 0.05, true},
-                                        {"dk", b->dk, a->dtype, a->n, 0.05, true},
-                                        {"dq", b->dq, a->dtype, a->n, 0.05, true}},
-                             .n = 3};
+    const char *why = mt_fused_known_wrong(d->fused->version, d->sm, c);
+    if (!why)
+        return mt_cuda_attempt(d, c, way, go, err);
+    if (!d->fused->warned)
+        mt_warn("%s is not used for some attention: %s; a newer version may be correct", d->trials->engine, why);
+    d->fused->warned = true;
+    d->verdict = NULL;
+    return MT_CUDA_REFUSED;
 }
 
-static int run_tiles(struct mt_cuda_device *d, const struct call *c, struct mt_err *err)
-{
-    return c->b ? mt_cuda_tiled_attention_bwd(d, c->b, err) : mt_cuda_tiled_attention(d, c->a, err);
-}
-
-/* Compares the engine's result of the call with that of tiles. */
-static enum outcome compare(struct mt_cuda_device *d, const struct call *c, const struct mt_trial_kind *k,
-                            struct mt_err *err)
-{
-    enum mt_trial_verdict *verdict = d->fused->verdict;
-    struct mt_trial t = results_of(c);
-    char why[128] = "";
-    int rc = mt_trial_keep(d, &t, err);
-    if (!rc)
-        rc = run_tiles(d, c, err);
-    if (!rc)
-        rc = mt_trial_judge(d, &t, verdict, why, sizeof(why), err);
-    bool wrong = !rc && *verdict == MT_TRIAL_TILES;
-    if (wrong)
-        mt_warn("%s: attention%s with heads of %d%s%s is wrong: %s. Such calls are done in another way from now on, which is "
-                "slower; another version of the library may be correct", d->fused->trials.engine,
-                k->backward ? "'s backward" : "", k->dim, k->window ? ", a window" : "",
-                k->way == MT_TRIAL_ROUNDED ? ", empty sequences" : "", why);
-    else if (!rc)
-        rc = mt_trial_restore(d, &t, err);
-    mt_trial_finish(&t);
-    return rc ? FAILED : wrong ? REFUSED : DONE;
-}
-
-static enum outcome attempt(struct mt_cuda_device *d, const struct call *c, enum mt_trial_way way, struct mt_err *err)
-{
-    const struct mt_attention *a = c->a;
-    struct mt_cuda_fused *f = d->fused;
-    struct mt_trial_kind k = {.backward = c->b, .window = a->window && a->window < a->max_len, .way = way,
-                              .dim = (int)a->q.dim, .dim_v = (int)a->v.dim};
-    f->verdict = mt_trials_find(&f->trials, &k);
-    if (f->verdict && *f->verdict == MT_TRIAL_TILES)
-        return REFUSED;
-    enum outcome rc = go(d, c, way, err);
-    return rc == DONE && f->verdict && *f->verdict == MT_TRIAL_OPEN ? compare(d, c, &k, err) : rc;
-}
-
-static enum outcome fused(struct mt_cuda_device *d, const struct call *c, struct mt_err *err)
+static enum mt_cuda_outcome fused(struct mt_cuda_device *d, const struct mt_cuda_call *c, struct mt_err *err)
 {
     if (even(c->a))
         return attempt(d, c, MT_TRIAL_FIXED, err);
     bool fill = mt_cuda_next_power(c->a->n_docs) > c->a->n_docs;
-    enum outcome rc = attempt(d, c, fill ? MT_TRIAL_ROUNDED : MT_TRIAL_RAGGED, err);
-    if (rc == REFUSED && fill && d->fused->verdict && *d->fused->verdict == MT_TRIAL_TILES)
+    enum mt_cuda_outcome rc = attempt(d, c, fill ? MT_TRIAL_ROUNDED : MT_TRIAL_RAGGED, err);
+    if (rc == MT_CUDA_REFUSED && fill && d->verdict && *d->verdict == MT_TRIAL_TILES)
         rc = attempt(d, c, MT_TRIAL_RAGGED, err); /* more plans, but nothing is empty */
-    return rc == REFUSED && c->b ? attempt(d, c, MT_TRIAL_COPIES, err) : rc;
+    return rc == MT_CUDA_REFUSED && c->b ? attempt(d, c, MT_TRIAL_COPIES, err) : rc;
 }
 
-void mt_cuda_fused_findings(struct mt_cuda_device *d, struct mt_str *out)
+static bool takes(const struct mt_cuda_call *c)
 {
-    if (d->fused)
-        mt_trials_print(&d->fused->trials, out);
+    const struct mt_attention_bwd *b = c->b;
+    return suits(c->a) && (!b || (heads_fit(&b->d_o) && b->d_o.ld == c->a->o.ld && b->d_o.stride == c->a->o.stride &&
+                                  heads_fit(&b->dq) && heads_fit(&b->dk) && heads_fit(&b->dv)));
 }
 
-bool mt_cuda_fused_adopt(struct mt_cuda_device *d, const char *text)
+enum mt_cuda_outcome mt_cuda_fused_attend(struct mt_cuda_device *d, const struct mt_cuda_call *c, struct mt_err *err)
 {
-    return d->fused && mt_trials_read(&d->fused->trials, text);
-}
-
-static int count(struct mt_cuda_fused *f, enum outcome rc, bool *done)
-{
-    *done = rc == DONE;
-    f->n_fused += rc == DONE;
-    f->n_tiled += rc == REFUSED;
-    return rc == FAILED ? -EIO : 0;
-}
-
-int mt_cuda_fused_attention(struct mt_cuda_device *d, const struct mt_attention *a, bool *done,
-                            struct mt_err *err)
-{
-    *done = false;
     if (!d->fused)
-        return 0;
-    return count(d->fused, suits(a) ? fused(d, &(struct call){a, NULL}, err) : REFUSED, done);
-}
-
-int mt_cuda_fused_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                                bool *done, struct mt_err *err)
-{
-    *done = false;
-    if (!d->fused)
-        return 0;
-    bool ok = suits(&b->fwd) && heads_fit(&b->d_o) && b->d_o.ld == b->fwd.o.ld && b->d_o.stride == b->fwd.o.stride &&
-              heads_fit(&b->dq) && heads_fit(&b->dk) && heads_fit(&b->dv);
-    return count(d->fused, ok ? fused(d, &(struct call){&b->fwd, b}, err) : REFUSED, done);
+        return MT_CUDA_REFUSED;
+    enum mt_cuda_outcome rc = takes(c) ? fused(d, c, err) : MT_CUDA_REFUSED;
+    d->fused->n_fused += rc == MT_CUDA_DONE;
+    d->fused->n_tiled += rc == MT_CUDA_REFUSED;
+    return rc;
 }

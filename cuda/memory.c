@@ -117,11 +117,6 @@ size_t mt_cuda_bytes_used(const mt_device *dev)
     return mt_arena_used(((const struct mt_cuda_device *)dev)->arena);
 }
 
-size_t mt_cuda_bytes_peak(const mt_device *dev)
-{
-    return mt_arena_peak(((const struct mt_cuda_device *)dev)->arena);
-}
-
 bool mt_cuda_is_device_memory(const struct mt_cuda_device *d, const void *ptr)
 {
     const struct mt_cuda_apart *t = d->apart_blocks;

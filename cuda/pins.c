@@ -7,13 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/utsname.h>
 
 #include "base/log.h"
 #include "base/pool.h"
+#include "base/read_progress.h"
 #include "cuda_priv.h"
 
 /* If a piece is refused, the others stay locked, and smaller pieces are tried, down to LEAST_BYTES. */
-enum { PAGE = 4096, MOST_BYTES = 1 << 28, LEAST_BYTES = 1 << 24, POPULATE_BYTES = 1 << 25 };
+enum { MOST_BYTES = 1 << 28, LEAST_BYTES = 1 << 24, POPULATE_BYTES = 1 << 25 };
 
 struct pin {
     char *p;
@@ -59,8 +61,9 @@ bool mt_cuda_pins_shared(void)
  */
 static void keep_from_children(const struct pin *pin, bool keep)
 {
-    char *first = (char *)mt_align_up((uintptr_t)pin->p, PAGE);
-    char *end = (char *)((uintptr_t)(pin->p + pin->n) / PAGE * PAGE);
+    size_t page = mt_page_bytes();
+    char *first = (char *)mt_align_up((uintptr_t)pin->p, page);
+    char *end = (char *)((uintptr_t)(pin->p + pin->n) / page * page);
     if (first < end) /* advice only */
         madvise(first, (size_t)(end - first), keep ? MADV_DONTFORK : MADV_DOFORK);
 }
@@ -117,14 +120,21 @@ static bool insert(const struct pin *pin)
     return ok;
 }
 
+/* Under WSL the driver locks about 1 GiB, whatever the limits are. */
+static bool on_wsl(void)
+{
+    struct utsname u;
+    return !uname(&u) && strcasestr(u.release, "microsoft");
+}
+
 static void say_refused(size_t locked, size_t bytes, cudaError_t rc)
 {
     char did[32], all[32], text[160];
-    mt_warn("only %s of %s of host memory could be locked (%s): copies of the rest go through a "
-            "staging buffer and are slower; raise the limit of locked memory (ulimit -l, or "
-            "--ulimit memlock=-1 of a container)",
+    mt_warn("only %s of %s of host memory could be locked (%s): copies of the rest go through a staging buffer and are slower; %s",
             mt_format_bytes(did, sizeof(did), locked), mt_format_bytes(all, sizeof(all), bytes),
-            mt_cuda_error_text(text, sizeof(text), rc));
+            mt_cuda_error_text(text, sizeof(text), rc),
+            on_wsl() ? "the driver locks no more under WSL, whatever the limits are: Linux without Windows copies faster"
+                     : "raise the limit of locked memory (ulimit -l, or --ulimit memlock=-1 of a container)");
 }
 
 /* Locks all devices' rings of a few MiB first, while locking still succeeds: all copies of memory
@@ -135,7 +145,7 @@ static void make_rings(struct mt_cuda_device *d)
         struct mt_cuda_device *of = table.device[i];
         cudaSetDevice(of->index);
         for (int s = 0; s < MT_N_STREAMS; s++)
-            if (!of->rings[s] && mt_cuda_ring_create(&of->rings[s], NULL))
+            if (!of->rings[s] && mt_cuda_ring_create(&of->rings[s], of->n_threads, NULL))
                 (void)cudaGetLastError();
     }
     cudaSetDevice(d->index);
@@ -163,7 +173,8 @@ static void populate_part(void *ctx, size_t i, int thread)
 /* Allocates pages with all threads before they are locked: locking allocates them one by one, which is slow. */
 static void populate(const struct mt_cuda_device *d, char *p, size_t bytes)
 {
-    char *first = (char *)((uintptr_t)p / PAGE * PAGE);
+    size_t page = mt_page_bytes();
+    char *first = (char *)((uintptr_t)p / page * page);
     struct range r = {first, (size_t)(p + bytes - first)};
     struct mt_pool_params params = {"populate", MT_MAX(d->n_threads, 1), NULL, NULL};
     mt_pool *pool = NULL;
@@ -175,7 +186,7 @@ static void populate(const struct mt_cuda_device *d, char *p, size_t bytes)
 
 static int lock_piece(const struct pin *pin, cudaError_t *refusal, struct mt_err *err)
 {
-    cudaError_t e = cudaHostRegister(pin->p, pin->n, cudaHostRegisterPortable);
+    cudaError_t e = cudaHostRegister(pin->p, pin->n, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         *refusal = e;
@@ -217,7 +228,7 @@ int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err
 {
     struct mt_cuda_device *d = mt_cuda(dev);
     char *p = ptr, *end = p + bytes;
-    size_t most = MOST_BYTES;
+    size_t most = MOST_BYTES, page = mt_page_bytes();
     cudaError_t refusal = cudaSuccess;
     bool first;
     int rc = mt_cuda_enter(d, err);
@@ -226,18 +237,23 @@ int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err
     if (rc || !first)
         return rc;
     populate(d, ptr, bytes);
+    struct mt_read_progress progress;
+    mt_read_progress_begin(&progress, "locking host memory", bytes);
     while (rc >= 0 && p < end && most >= LEAST_BYTES) {
         /* pieces end at pages: two locked pieces must not share one */
-        char *cut = (char *)(((uintptr_t)p + most) / PAGE * PAGE);
+        char *cut = (char *)(((uintptr_t)p + most) / page * page);
         struct pin pin = {p, (size_t)(MT_MIN(cut, end) - p), ptr};
         rc = lock_piece(&pin, &refusal, err);
-        if (rc == 0)
+        if (rc == 0) {
             p += pin.n;
+            mt_read_progress_add(&progress, pin.n);
+        }
         if (rc > 0) {
             make_rings(d);
-            most = MT_MIN(most, mt_align_up(pin.n, 2 * PAGE)) / 2;
+            most = MT_MIN(most, mt_align_up(pin.n, 2 * page)) / 2;
         }
     }
+    mt_read_progress_end(&progress);
     if (rc < 0)
         mt_cuda_unregister_host(dev, ptr);
     else if (p < end)

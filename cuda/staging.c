@@ -2,9 +2,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/pool.h"
 #include "cuda_priv.h"
 
-enum { N_BUFFERS = 2, BUFFER_BYTES = 8 << 20 };
+enum { N_BUFFERS = 2, BUFFER_BYTES = 8 << 20, PIECE = 1 << 20, MOST_THREADS = 4 };
 
 /* A host function's arguments. CUDA drops host functions after a fatal error: the ring then frees them. */
 struct move {
@@ -15,6 +16,7 @@ struct move {
 
 struct mt_cuda_ring {
     cudaStream_t host; /* runs the host functions, in order */
+    mt_pool *pool;     /* they divide their copies */
     char *buf[N_BUFFERS];
     cudaEvent_t full[N_BUFFERS], empty[N_BUFFERS], turn;
     size_t next;
@@ -22,12 +24,15 @@ struct mt_cuda_ring {
     struct move *moves; /* in flight, under lock */
 };
 
-int mt_cuda_ring_create(struct mt_cuda_ring **out, struct mt_err *err)
+int mt_cuda_ring_create(struct mt_cuda_ring **out, int n_threads, struct mt_err *err)
 {
+    struct mt_pool_params team = {"copies", MT_CLAMP(n_threads / 4, 1, MOST_THREADS), NULL, NULL};
     struct mt_cuda_ring *r = mt_calloc(1, sizeof(*r));
     if (!r)
         return mt_fail_nomem(err, "a staging ring", sizeof(*r));
     pthread_mutex_init(&r->lock, NULL);
+    if (mt_pool_create(&r->pool, &team, NULL))
+        r->pool = NULL; /* the host function's thread copies alone */
     cudaError_t rc = cudaStreamCreateWithFlags(&r->host, cudaStreamNonBlocking);
     if (rc == cudaSuccess)
         rc = cudaEventCreateWithFlags(&r->turn, cudaEventDisableTiming);
@@ -72,17 +77,34 @@ void mt_cuda_ring_destroy(struct mt_cuda_ring **ring)
         cudaEventDestroy(r->turn);
     if (r->host)
         cudaStreamDestroy(r->host);
+    mt_pool_destroy(&r->pool);
     pthread_mutex_destroy(&r->lock);
     free(r);
     *ring = NULL;
 }
 
+/* Piece i of a copy: some rows, or a part of one. */
+static void copy_piece(void *ctx, size_t i, int thread)
+{
+    const struct mt_copy *c = ctx;
+    size_t in_row = mt_div_up(c->width, PIECE), rows = in_row > 1 ? 1 : PIECE / c->width;
+    size_t row = i / in_row * rows, at = i % in_row * PIECE, end = MT_MIN(row + rows, c->rows);
+    (void)thread;
+    for (; row < end; row++)
+        memcpy((char *)c->dst + row * c->dst_pitch + at, (const char *)c->src + row * c->src_pitch + at,
+               MT_MIN(c->width - at, (size_t)PIECE));
+}
+
+static size_t n_pieces(const struct mt_copy *c)
+{
+    size_t in_row = mt_div_up(c->width, PIECE);
+    return in_row > 1 ? c->rows * in_row : mt_div_up(c->rows, PIECE / c->width);
+}
+
 static void CUDART_CB run_move(void *arg)
 {
     struct move *m = arg;
-    for (size_t i = 0; i < m->c.rows; i++)
-        memcpy((char *)m->c.dst + i * m->c.dst_pitch, (const char *)m->c.src + i * m->c.src_pitch,
-               m->c.width);
+    mt_pool_run(m->ring->pool, copy_piece, &m->c, n_pieces(&m->c));
     pthread_mutex_lock(&m->ring->lock);
     *m->link = m->next;
     if (m->next)

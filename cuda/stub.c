@@ -2,7 +2,7 @@
 /* Replaces device_cuda.c in builds without nvcc. */
 #include <stdio.h>
 
-#include "kind.h"
+#include "cuda_kind.h"
 
 #define HOW                                                                                        \
     "this build has no CUDA device: install the CUDA toolkit (nvcc, cuBLAS), and build again with "  \

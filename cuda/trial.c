@@ -10,41 +10,89 @@
 static const double tolerance = 2e-2;
 enum { PIECE = 4 << 20 };
 
-static const char *const ways[] = {"fixed", "ragged", "copies", "rounded"};
+static const char *const ways[] = {"fixed", "ragged", "copies", "rounded", "own"};
 static const char *const verdicts[] = {"open", "fused", "tiles"};
 
 static bool same_kind(const struct mt_trial_kind *a, const struct mt_trial_kind *b)
 {
     return a->backward == b->backward && a->window == b->window && a->way == b->way && a->dim == b->dim &&
-           a->dim_v == b->dim_v;
+           a->dim_v == b->dim_v && a->n_q == b->n_q && a->n_kv == b->n_kv && a->len == b->len;
 }
 
-enum mt_trial_verdict *mt_trials_find(struct mt_trials *t, const struct mt_trial_kind *k)
+enum mt_trial_verdict *mt_trials_find(struct mt_trials *t, const struct mt_trial_kind *k, bool *again)
+{
+    int i = 0;
+    while (i < t->n && !same_kind(&t->of[i].kind, k))
+        i++;
+    if (i == MT_TRIAL_MAX)
+        return NULL;
+    if (i == t->n) {
+        t->of[i].kind = *k;
+        t->of[i].verdict = MT_TRIAL_OPEN;
+        t->of[t->n++].again = false;
+    }
+    if (again)
+        *again = t->of[i].again;
+    return &t->of[i].verdict;
+}
+
+void mt_trials_doubt(struct mt_trials *t)
+{
+    for (int i = 0; i < t->n; i++)
+        t->of[i].again = true;
+}
+
+/* The shape of a kind in every way: a way that was not tried yet must not take the place of one that is withdrawn. */
+static void add_ways(struct mt_trials *t, struct mt_trial_kind k)
+{
+    for (size_t way = 0; way < MT_ARRAY_LEN(ways); way++) {
+        k.way = (enum mt_trial_way)way;
+        mt_trials_find(t, &k, NULL);
+    }
+}
+
+size_t mt_trials_withdraw(struct mt_trials *t)
+{
+    size_t n = 0;
+    int tried = t->n;
+    for (int i = 0; i < tried; i++)
+        add_ways(t, t->of[i].kind);
+    for (int i = 0; i < t->n; i++) {
+        t->of[i].before = t->of[i].verdict;
+        n += i < tried && t->of[i].verdict != MT_TRIAL_TILES;
+        t->of[i].verdict = MT_TRIAL_TILES;
+    }
+    t->n_withdrawn = t->n;
+    return n;
+}
+
+void mt_trials_reinstate(struct mt_trials *t)
+{
+    for (int i = 0; i < t->n_withdrawn; i++)
+        t->of[i].verdict = t->of[i].before;
+    t->n_withdrawn = 0;
+}
+
+void mt_trials_compared(struct mt_trials *t, const struct mt_trial_kind *k)
 {
     for (int i = 0; i < t->n; i++)
         if (same_kind(&t->of[i].kind, k))
-            return &t->of[i].verdict;
-    if (t->n == MT_TRIAL_MAX)
-        return NULL;
-    t->of[t->n].kind = *k;
-    t->of[t->n].verdict = MT_TRIAL_OPEN;
-    return &t->of[t->n++].verdict;
+            t->of[i].again = false;
 }
 
 void mt_trials_print(const struct mt_trials *t, struct mt_str *out)
 {
     bool first = true;
+    mt_str_printf(out, "%s", t->engine);
     for (int i = 0; i < t->n; i++) {
         const struct mt_trial_kind *k = &t->of[i].kind;
         if (t->of[i].verdict == MT_TRIAL_OPEN)
             continue;
-        if (first)
-            mt_str_printf(out, "%s:", t->engine);
-        mt_str_printf(out, "%s %s %s%s %d", first ? "" : ";", k->backward ? "backward" : "forward", ways[k->way],
+        mt_str_printf(out, "%s %s %s%s %d", first ? ":" : ";", k->backward ? "backward" : "forward", ways[k->way],
                       k->window ? " window" : "", k->dim);
         if (k->dim_v != k->dim)
             mt_str_printf(out, "/%d", k->dim_v);
-        mt_str_printf(out, " %s", verdicts[t->of[i].verdict]);
+        mt_str_printf(out, " of %d/%d to %d %s", k->n_q, k->n_kv, k->len, verdicts[t->of[i].verdict]);
         first = false;
     }
 }
@@ -61,8 +109,12 @@ static bool read_one(struct mt_trials *t, const char *text)
 {
     char pass[16], way[16], width[16], verdict[16];
     struct mt_trial_kind k = {0};
-    k.window = sscanf(text, " %15s %15s window %15[0-9/] %15[a-z]", pass, way, width, verdict) == 4;
-    if (!k.window && sscanf(text, " %15s %15s %15[0-9/] %15[a-z]", pass, way, width, verdict) != 4)
+    int at = 0, rest = 0;
+    if (sscanf(text, " %15s %15s%n", pass, way, &at) != 2)
+        return false;
+    k.window = !strncmp(text + at, " window", 7);
+    rest = at + (k.window ? 7 : 0);
+    if (sscanf(text + rest, " %15[0-9/] of %d/%d to %d %15[a-z]", width, &k.n_q, &k.n_kv, &k.len, verdict) != 5)
         return false;
     if (sscanf(width, "%d/%d", &k.dim, &k.dim_v) == 1)
         k.dim_v = k.dim;
@@ -71,7 +123,7 @@ static bool read_one(struct mt_trials *t, const char *text)
     if (w < 0 || v < 0 || (!k.backward && strcmp(pass, "forward")))
         return false;
     k.way = (enum mt_trial_way)w;
-    enum mt_trial_verdict *found = mt_trials_find(t, &k);
+    enum mt_trial_verdict *found = mt_trials_find(t, &k, NULL);
     if (found && *found != MT_TRIAL_TILES) /* one that was wrong once is not tried again */
         *found = (enum mt_trial_verdict)v;
     return true;
@@ -80,10 +132,10 @@ static bool read_one(struct mt_trials *t, const char *text)
 bool mt_trials_read(struct mt_trials *t, const char *text)
 {
     size_t len = strlen(t->engine);
-    if (strncmp(text, t->engine, len) || text[len] != ':')
+    if (strncmp(text, t->engine, len) || (text[len] && text[len] != ':'))
         return false;
     bool ok = true;
-    for (const char *at = text + len + 1; at; at = strchr(at, ';')) {
+    for (const char *at = text[len] ? text + len + 1 : NULL; at; at = strchr(at, ';')) {
         at += *at == ';';
         ok &= read_one(t, at);
     }

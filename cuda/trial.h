@@ -12,27 +12,39 @@
  * same verdicts has the same bits. Only the thread that submits to the stream may use it.
  */
 /* ROUNDED: ragged, with empty sequences that make their number a power of two; cuDNN before 9.25 has defects there. */
-enum mt_trial_way { MT_TRIAL_FIXED, MT_TRIAL_RAGGED, MT_TRIAL_COPIES, MT_TRIAL_ROUNDED };
+enum mt_trial_way { MT_TRIAL_FIXED, MT_TRIAL_RAGGED, MT_TRIAL_COPIES, MT_TRIAL_ROUNDED, MT_TRIAL_OWN };
 struct mt_trial_kind {
     bool backward, window;
     enum mt_trial_way way;
     int dim, dim_v; /* of a head of queries, of values */
+    int n_q, n_kv;  /* heads */
+    int len;        /* of the longest document, rounded up to a power of two */
 };
 enum mt_trial_verdict { MT_TRIAL_OPEN, MT_TRIAL_FUSED, MT_TRIAL_TILES };
 
-enum { MT_TRIAL_MAX = 128 };
+enum { MT_TRIAL_MAX = 1024 };
 struct mt_trials {
-    char engine[64]; /* the engine and GPU of the verdicts */
+    char engine[128]; /* the libraries and GPU of the verdicts, on which bits depend */
     struct {
         struct mt_trial_kind kind;
         enum mt_trial_verdict verdict;
+        bool again; /* to be compared once more */
+        enum mt_trial_verdict before; /* of the first n_withdrawn */
     } of[MT_TRIAL_MAX];
-    int n;
+    int n, n_withdrawn;
 };
-/** The verdict on a kind, which the caller may change; NULL: there are too many kinds, and this one is not tried. */
-enum mt_trial_verdict *mt_trials_find(struct mt_trials *t, const struct mt_trial_kind *k);
-/** Prints "cuDNN 9.19.0, sm_90: forward fixed 128 fused; backward ragged window 192/128 tiles", or nothing if none was
- * tried. */
+/** The verdict on a kind, which the caller may change; NULL: there are too many kinds, and this one is not tried.
+ * *again: it is in doubt; may be NULL. */
+enum mt_trial_verdict *mt_trials_find(struct mt_trials *t, const struct mt_trial_kind *k, bool *again);
+/** Every kind is in doubt until it is compared: a library may be right for the data of the first step alone. */
+void mt_trials_doubt(struct mt_trials *t);
+/** Every shape that was tried is done by tiles from now on, whatever the way; returns how many kinds were not before.
+ * Then, if tiles are no better, all as it was. */
+size_t mt_trials_withdraw(struct mt_trials *t);
+void mt_trials_reinstate(struct mt_trials *t);
+void mt_trials_compared(struct mt_trials *t, const struct mt_trial_kind *k);
+/** Prints "cuDNN 9.19.0, sm_90: forward fixed 128 of 32/8 to 4096 fused; backward ragged window 192/128 of 16/16 to 512
+ * tiles", or the engine alone if nothing was tried. */
 void mt_trials_print(const struct mt_trials *t, struct mt_str *out);
 /** Reads verdicts in that form; false if they are of another engine or GPU, or invalid. */
 bool mt_trials_read(struct mt_trials *t, const char *text);

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "workspace.h"
 
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "base/mem.h"
 #include "device/arena.h"
 
@@ -49,6 +53,11 @@ size_t mt_cuda_gated_norm_bwd_rows(size_t n)
     return mt_cuda_rmsnorm_bwd_rows(n);
 }
 
+size_t mt_cuda_xielu_bwd_rows(size_t n)
+{
+    return mt_cuda_rmsnorm_bwd_rows(n);
+}
+
 size_t mt_cuda_bias_bwd_rows(size_t n, size_t c)
 {
     size_t blocks = mt_div_up(MAX_PARTIALS, mt_div_up(c, BIAS_COLUMNS));
@@ -66,6 +75,11 @@ size_t mt_cuda_rmsnorm_bwd_workspace(const struct mt_rmsnorm_bwd *a)
     return partials_bytes(a->n, MIN_ROWS, a->c);
 }
 
+size_t mt_cuda_layernorm_bwd_workspace(const struct mt_layernorm_bwd *a)
+{
+    return partials_bytes(a->n, MIN_ROWS, (a->biased ? 2 : 1) * a->c);
+}
+
 /* With fewer columns there are more blocks, so that the number of sums is about the same. */
 size_t mt_cuda_bias_bwd_workspace(const struct mt_bias_bwd *a)
 {
@@ -75,7 +89,7 @@ size_t mt_cuda_bias_bwd_workspace(const struct mt_bias_bwd *a)
 
 size_t mt_cuda_qk_rope_bwd_workspace(const struct mt_qk_rope_bwd *a)
 {
-    return partials_bytes(a->n, MIN_ROWS, 2 * a->dq.dim);
+    return partials_bytes(a->fwd.n, MIN_ROWS, 2 * a->dq.dim);
 }
 
 size_t mt_cuda_router_stats_workspace(const struct mt_router_stats *a)
@@ -112,6 +126,11 @@ size_t mt_cuda_delta_gates_bwd_workspace(const struct mt_delta_gates_bwd *a)
 size_t mt_cuda_gated_norm_bwd_workspace(const struct mt_gated_norm_bwd *a)
 {
     return partials_bytes(a->fwd.n, MIN_ROWS, MT_CUDA_GATED_NORM_WARPS * a->fwd.x.dim);
+}
+
+size_t mt_cuda_xielu_bwd_workspace(const struct mt_xielu_bwd *a)
+{
+    return partials_bytes(a->n, MIN_ROWS, 2);
 }
 
 /* --- a workspace's parts ----------------------------------------------------------------------- */
@@ -204,6 +223,20 @@ struct mt_cuda_tiled_buffers mt_cuda_tiled_buffers_of(const struct mt_attention 
 
 /* --- attention of our own ---------------------------------------------------------------------- */
 
+bool mt_cuda_flash_takes(const struct mt_attention *a)
+{
+    bool dims = (a->q.dim == 64 || a->q.dim == 128) && a->v.dim == a->q.dim;
+    return a->dtype == MT_BF16 && dims && !(a->cap > 0) && a->n <= INT_MAX / 2;
+}
+
+bool mt_cuda_own_first(int capability)
+{
+    const char *want = getenv("MEGATRAIN_ATTENTION");
+    if (want)
+        return !strcmp(want, "own");
+    return capability / 10 == 8 || capability / 10 == 12;
+}
+
 struct mt_cuda_flash_buffers mt_cuda_flash_buffers_of(const struct mt_attention *a)
 {
     size_t at = 0;
@@ -281,17 +314,25 @@ struct mt_cuda_fused_buffers mt_cuda_fused_buffers_of(const struct mt_attention 
 
 /* --- of all operations ------------------------------------------------------------------------- */
 
-size_t mt_cuda_attention_workspace(const struct mt_attention *a)
+static size_t attention_workspace(int capability, const struct mt_attention *a)
 {
     size_t bytes = mt_cuda_tiled_buffers_of(a).bytes;
     if (a->dtype != MT_BF16 || !a->n || !a->max_len)
         return bytes;
     bytes = MT_MAX(bytes, mt_cuda_flash_buffers_of(a).bytes);
-    return MT_MAX(bytes, mt_cuda_fused_buffers_of(a).bytes);
+    bool never_fused = mt_cuda_own_first(capability) && mt_cuda_flash_takes(a);
+    return never_fused ? bytes : MT_MAX(bytes, mt_cuda_fused_buffers_of(a).bytes);
 }
 
-size_t mt_cuda_workspace(enum mt_dev_op op, const void *args)
+size_t mt_cuda_attention_workspace(const struct mt_attention *a)
 {
+    return attention_workspace(0, a);
+}
+
+size_t mt_cuda_workspace(int capability, enum mt_dev_op op, const void *args)
+{
+    if (op == MT_DEV_ATTENTION)
+        return attention_workspace(capability, args);
     switch (op) {
 #define WITHOUT(ID, name, type)
 #define WITH(ID, name, type)                                                                       \

@@ -14,7 +14,7 @@ extern "C" {
 
 /**
  * How the CUDA device divides its workspaces: functions of the shape alone, so that the planner knows them without a
- * GPU (kind.c), and so that a buffer's size never changes bits. No CUDA in here.
+ * GPU (cuda_kind.c), and so that a buffer's size never changes bits. No CUDA in here.
  */
 
 /** Workspace of cuBLASLt for all products, as much as Hopper's algorithms need. Part of the numerics. */
@@ -32,18 +32,20 @@ size_t mt_cuda_delta_gates_bwd_rows(size_t n);
 /** Each warp of a block stores a partial row. */
 enum { MT_CUDA_GATED_NORM_WARPS = 4 };
 size_t mt_cuda_gated_norm_bwd_rows(size_t n);
+size_t mt_cuda_xielu_bwd_rows(size_t n);
 
 /** Tokens of a block that sorts entries by expert; each block stores e + 1 counts. */
 enum { MT_CUDA_ROUTE_TOKENS = 256 };
 
 /** The workspace of every operation that has one. For attention: the largest of its
- * implementations', so that a plan fits each. */
+ * implementations', so that a plan fits each, on GPUs of any kind. */
 #define MT_CUDA_WITHOUT(ID, name, type)
 #define MT_CUDA_WORKSPACE(ID, name, type) size_t mt_cuda_##name##_workspace(const type *a);
 MT_DEVICE_OPS(MT_CUDA_WITHOUT, MT_CUDA_WORKSPACE)
 #undef MT_CUDA_WITHOUT
 #undef MT_CUDA_WORKSPACE
-size_t mt_cuda_workspace(enum mt_dev_op op, const void *args);
+/** On a GPU of that compute capability; 0: of any. */
+size_t mt_cuda_workspace(int capability, enum mt_dev_op op, const void *args);
 
 /* --- the gated delta rule ---------------------------------------------------------------------- */
 
@@ -89,6 +91,12 @@ struct mt_cuda_tiled_buffers {
 struct mt_cuda_tiled_buffers mt_cuda_tiled_buffers_of(const struct mt_attention *a);
 
 /* --- attention of our own (flash.h) ------------------------------------------------------------ */
+
+/** Whether its kernels take the shape, whatever the layout. */
+bool mt_cuda_flash_takes(const struct mt_attention *a);
+/** Whether it comes before cuDNN's on GPUs of a compute capability (89 for 8.9; 0: not known): where mma.sync is what
+ * tensor cores are fed by. By MEGATRAIN_ATTENTION, if that is set. */
+bool mt_cuda_own_first(int capability);
 
 struct mt_cuda_flash_buffers {
     void *tiles;  /* 16 bytes each, at most one a row */

@@ -12,6 +12,7 @@
 
 #include "device/device.h"
 #include "device/ops.h"
+#include "kinds/kinds.h"
 
 /* What tests of the emulated CUDA device share: each call ends the test if it fails. */
 enum { MIB = 1 << 20 };
@@ -20,7 +21,7 @@ static inline mt_device *open_device(size_t budget)
 {
     mt_device *dev = NULL;
     struct mt_err err = {0};
-    struct mt_device_params p = {.kind = "cuda", .budget_bytes = budget, .n_threads = 1};
+    struct mt_device_params p = {.kind = "cuda", .budget_bytes = budget, .n_threads = 12};
     if (mt_device_create(&dev, &p, &err))
         fail_msg("%s", err.msg);
     return dev;

@@ -10,9 +10,11 @@
 
 #include "host_side.h"
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "device/meter.h"
 #include "emu/emu.h"
+#include "kinds/kinds.h"
 #include "store/planes.h"
 
 static void a_budget_beyond_the_gpu_is_refused_with_numbers(void **state)
@@ -92,6 +94,30 @@ static void copies_arrive_whatever_is_locked(void **state)
     mt_device_destroy(&dev);
 }
 
+/* What the host waits for must not queue behind other streams' copies. */
+static void small_copies_on_compute_need_no_copy_engine(void **state)
+{
+    enum { N = 1000 };
+    mt_device *dev = open_device(64 * MIB);
+    struct mt_err err = {0};
+    void *host = NULL;
+    char *device = take(dev, 8 * N, "copies");
+    (void)state;
+    assert_int_equal(mt_host_alloc(&host, 4 * MIB, "test", &err), 0);
+    assert_int_equal(mt_device_register_host(dev, host, 4 * MIB, &err), 0);
+    bool locked = mt_emu_pin_state(0, host, 4 * MIB) == MT_EMU_PINNED;
+    size_t before = mt_emu_copies();
+    round_trip(dev, host, 4 * MIB, device, 4 * N, 1, 4 * N, 4 * N, MT_STREAM_COMPUTE, MT_STREAM_COMPUTE);
+    assert_int_equal(mt_emu_copies() == before, locked);
+    before = mt_emu_copies(); /* not whole words, and another stream */
+    round_trip(dev, host, 4 * MIB, device, 4 * N - 1, 1, 4 * N, 4 * N, MT_STREAM_COMPUTE, MT_STREAM_COMPUTE);
+    round_trip(dev, host, 4 * MIB, device, 4 * N, 1, 4 * N, 4 * N, MT_STREAM_H2D, MT_STREAM_D2H);
+    assert_true(mt_emu_copies() >= before + 4);
+    mt_device_unregister_host(dev, host);
+    mt_host_free(host, 4 * MIB);
+    mt_device_destroy(&dev);
+}
+
 /* Half of a range is registered: a copy over the border is cut there. */
 static void a_copy_may_cross_from_locked_to_other_memory(void **state)
 {
@@ -112,7 +138,15 @@ static void a_copy_may_cross_from_locked_to_other_memory(void **state)
     mt_device_destroy(&dev);
 }
 
-/* Its pages are made by all threads before. Older kernels leave that to the lock, which is none here. */
+static int n_progress;
+
+static void count_progress(enum mt_log_level level, const char *line)
+{
+    n_progress += level == MT_LOG_PROGRESS && strstr(line, "locking host memory");
+}
+
+/* Its pages are made by all threads before, and what takes long says how far it is. Older kernels leave the pages to
+ * the lock, which is none here. */
 static void a_large_range_is_there_when_it_is_locked(void **state)
 {
     enum { PAGE = 4096, ROOM = 257 * MIB };
@@ -124,7 +158,13 @@ static void a_large_range_is_there_when_it_is_locked(void **state)
     (void)state;
     assert_non_null(resident);
     assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
+    setenv("MT_EMU_PIN_MS", "300", 1); /* of each of two pieces */
+    mt_log_set_sink(count_progress);
     assert_int_equal(mt_device_register_host(dev, host, ROOM, &err), 0);
+    mt_log_set_sink(NULL);
+    unsetenv("MT_EMU_PIN_MS");
+    if (mt_emu_pin_state(0, host, ROOM) == MT_EMU_PINNED)
+        assert_int_equal(n_progress, 1);
     assert_int_equal(mincore(host, ROOM, resident), 0);
     for (size_t i = 0; i < n; i++)
         there += resident[i] & 1;
@@ -152,27 +192,43 @@ static bool child_has(void *page)
     return !WEXITSTATUS(status);
 }
 
-/* Its whole pages: what shares one with other data stays. */
-static void children_have_no_locked_memory(void **state)
+/* Pages as large as those of some ARM servers; meson.build has the linker take this one. */
+static size_t page_bytes = 4096;
+size_t __wrap_mt_page_bytes(void);
+size_t __wrap_mt_page_bytes(void)
 {
-    enum { PAGE = 4096, BYTES = 20 * PAGE };
+    return page_bytes;
+}
+
+/* Its whole pages: what shares one with other data stays. */
+static void locked_pages_are_kept_from_children(size_t page)
+{
+    const size_t bytes = 20 * page;
     mt_device *dev = open_device(40 * MIB);
     struct mt_err err = {0};
     void *host = NULL;
-    (void)state;
-    assert_int_equal(mt_host_alloc(&host, BYTES, "test", &err), 0);
-    char *p = host;
-    memset(p, 1, BYTES);
-    assert_int_equal(mt_device_register_host(dev, p + 100, 10 * PAGE, &err), 0);
-    bool locked = mt_emu_pin_state(0, p + PAGE, PAGE) == MT_EMU_PINNED;
-    assert_true(child_has(p));
-    assert_int_equal(child_has(p + PAGE), !locked);
-    assert_int_equal(child_has(p + 9 * PAGE), !locked);
-    assert_true(child_has(p + 10 * PAGE));
+    page_bytes = page;
+    assert_int_equal(mt_host_alloc(&host, bytes + page, "test", &err), 0);
+    char *p = (char *)mt_align_up((uintptr_t)host, page);
+    memset(p, 1, bytes);
+    assert_int_equal(mt_device_register_host(dev, p + 100, 10 * page, &err), 0);
+    bool locked = mt_emu_pin_state(0, p + page, page) == MT_EMU_PINNED;
+    assert_true(child_has(p) && child_has(p + page - 4096));
+    assert_int_equal(child_has(p + page), !locked);
+    assert_int_equal(child_has(p + 9 * page), !locked);
+    assert_true(child_has(p + 10 * page));
     mt_device_unregister_host(dev, p + 100);
-    assert_true(child_has(p + PAGE));
-    mt_host_free(host, BYTES);
+    assert_true(child_has(p + page));
+    mt_host_free(host, bytes + page);
+    page_bytes = 4096;
     mt_device_destroy(&dev);
+}
+
+static void children_have_no_locked_memory(void **state)
+{
+    (void)state;
+    locked_pages_are_kept_from_children(4096);
+    locked_pages_are_kept_from_children(64 << 10);
 }
 
 static void copies_of_pageable_memory_keep_their_place_in_the_stream(void **state)
@@ -430,7 +486,7 @@ static void the_planner_knows_the_workspaces(void **state)
 {
     static const size_t tokens[] = {1, 70, 2048, 16384, 65536}, lens[] = {1, 64, 2000, 8192, 65536};
     mt_device *dev = open_device(64 * MIB), *meter = NULL;
-    struct mt_meter_params p = {.kind = "cuda", .budget_bytes = SIZE_MAX / 2};
+    struct mt_meter_params p = {.kind = mt_device_kind("cuda"), .budget_bytes = SIZE_MAX / 2};
     struct mt_err err = {0};
     (void)state;
     assert_int_equal(mt_device_create_meter(&meter, &p, &err), 0);
@@ -438,7 +494,8 @@ static void the_planner_knows_the_workspaces(void **state)
         size_t n = tokens[i];
         struct mt_rmsnorm_bwd norm = {.n = n, .c = 896};
         struct mt_bias_bwd bias = {.n = n, .c = 4608};
-        struct mt_qk_rope_bwd rope = {.n = n, .dq = mt_heads(NULL, 4608, 28, 128), .dk = mt_heads(NULL, 4608, 4, 128)};
+        struct mt_qk_rope_bwd rope = {.fwd.n = n, .dq = mt_heads(NULL, 4608, 28, 128),
+                                      .dk = mt_heads(NULL, 4608, 4, 128)};
         assert_int_equal(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_rmsnorm_bwd_workspace(meter, &norm));
         assert_int_equal(mt_op_bias_bwd_workspace(dev, &bias), mt_op_bias_bwd_workspace(meter, &bias));
         assert_int_equal(mt_op_qk_rope_bwd_workspace(dev, &rope), mt_op_qk_rope_bwd_workspace(meter, &rope));
@@ -450,6 +507,14 @@ static void the_planner_knows_the_workspaces(void **state)
                 assert_int_equal(mt_op_attention_workspace(dev, &a), mt_op_attention_workspace(meter, &a));
             }
     }
+    /* where our own attention is first, its shapes need no scratch of cuDNN's */
+    struct mt_heads q = mt_heads(NULL, 8192, 64, 128), kv = mt_heads(NULL, 1024, 8, 128);
+    struct mt_attention a = {.n = 16384, .max_len = 16384, .q = q, .k = kv, .v = kv, .o = q, .dtype = MT_BF16};
+    size_t any = mt_op_attention_workspace(meter, &a);
+    mt_device_destroy(&meter);
+    p.capability = 89;
+    assert_int_equal(mt_device_create_meter(&meter, &p, &err), 0);
+    assert_true(mt_op_attention_workspace(meter, &a) + ((size_t)1500 << 20) < any);
     mt_device_destroy(&meter);
     mt_device_destroy(&dev);
 }
@@ -549,6 +614,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_budget_beyond_the_gpu_is_refused_with_numbers),
         cmocka_unit_test(allocations_stop_at_the_budget_and_say_what_holds_it),
         cmocka_unit_test(copies_arrive_whatever_is_locked),
+        cmocka_unit_test(small_copies_on_compute_need_no_copy_engine),
         cmocka_unit_test(a_copy_may_cross_from_locked_to_other_memory),
         cmocka_unit_test(a_large_range_is_there_when_it_is_locked),
         cmocka_unit_test(children_have_no_locked_memory),

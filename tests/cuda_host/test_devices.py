@@ -16,12 +16,14 @@ FOUR = {"MT_EMU_DEVICES": "4", "MEGATRAIN_POISON": "1"}
 JITTER = {**FOUR, "MT_EMU_JITTER_US": "300"}
 RECOMPUTE = {"memory__activations": "recompute"}
 OFFLOAD = {"memory__activations": "offload"}
+GROUPS = {"train__micro_batch": 1, "train__groups": 4, "device__map": "data"}
 #: of each kind of model: device.gpus, environment, changes of the configuration
 CASES = {
     "dense": [("2", FOUR, RECOMPUTE), ("3", JITTER, {"memory__activations": "keep"}), ("4", JITTER, OFFLOAD),
               ("all", {**JITTER, "MT_EMU_NO_PIN": "1", "MT_EMU_SEED": "5"}, RECOMPUTE),
               ("index:3,1", {**JITTER, "MT_EMU_PIN_LIMIT": "1M"}, OFFLOAD)],
-    "mixture": [("3", JITTER, {"memory__expert_group": 3, "memory__slots": 2, **RECOMPUTE})],
+    "mixture": [("3", JITTER, {"memory__expert_group": 3, "memory__slots": 2, **RECOMPUTE}),
+                ("4", JITTER, {"memory__expert_group": 2, **RECOMPUTE, **GROUPS})],
     "adapters": [("4", JITTER, {"adapter__kind": "lora", "adapter__rank": 4, **RECOMPUTE})],
 }
 
@@ -68,6 +70,8 @@ def check_names(tmp):
         text = said(gpus, 0)
         first = {"index:2,0": 2, uuid(3): 3, f"{uuid(1)},{uuid(0)}": 1}.get(gpus, 0)
         assert f"cuda {first} " in text, (gpus, text)
+        assert f"0000:{first:02x}:00.0, {uuid(first)}" in text, (gpus, text)
+        assert text.count(":00.0, GPU-") == {"4": 4, "all": 4, uuid(3): 1}.get(gpus, 2), text
     assert "cuda 1 " in said("all", 0, device__index=1)
     for gpus, words in (("5", ("GPU 4", "4 were found")), ("index:0,9", ("GPU 9",)), ("index:1,1", ("twice",)),
                         ("index:", ("device.gpus",)), ("0", ("1 to 8",)), ("9", ("1 to 8",)), ("2,3", ("nvidia-smi -L",)),

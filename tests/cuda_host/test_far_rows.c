@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "device/ops.h"
+#include "kinds/kinds.h"
 
 enum { ROWS = 5, WIDTH = 64, HEAD = 16, N_Q = 2, N_KV = 1, MAX_BUFFERS = 32, MAX_RESULT = 1 << 14 };
 static const size_t budget = (size_t)400 << 30;
@@ -141,9 +142,7 @@ static void qk_rope(const struct place *at)
     must(mt_op_qk_rope(dev, &a, &err));
     keep_rows(a.to_q.p, MT_BF16, ROWS, HEADS * HEAD, at->ld);
     void *dqkv = rows_of(MT_BF16, ROWS, WIDTH, at->ld, 0);
-    struct mt_qk_rope_bwd b = {.n = ROWS, .rot = HEAD, .dtype = MT_BF16, .q = a.q, .k = a.k, .positions = a.positions,
-                               .cos_t = a.cos_t, .sin_t = a.sin_t, .max_pos = 3, .q_norm = a.q_norm,
-                               .k_norm = a.k_norm, .rstd = a.rstd, .dq_norm = rows_of(MT_F32, 1, HEAD, HEAD, 0),
+    struct mt_qk_rope_bwd b = {.fwd = a, .dq_norm = rows_of(MT_F32, 1, HEAD, HEAD, 0),
                                .dk_norm = rows_of(MT_F32, 1, HEAD, HEAD, 0)};
     sides(rows_of(MT_BF16, ROWS, WIDTH, at->ld, 8), at->ld, &b.dq, &b.dk);
     sides(dqkv, at->ld, &b.to_dq, &b.to_dk);

@@ -13,11 +13,11 @@ from tiny import base, config, megatrain, planes, write_data, write_ini, write_m
 WRONG = {"MT_EMU_FUSED_FAULT": "backward ragged fixed off"}
 
 
-def run(tmp, name, *more, env=None):
+def run(tmp, name, *more, env=None, data="data.jsonl"):
     out = os.path.join(tmp, name)
     ini = out + ".ini"
     if not os.path.exists(ini):
-        write_ini(ini, base(os.path.join(tmp, "model"), os.path.join(tmp, "data.jsonl"), out, model__dtype="bf16",
+        write_ini(ini, base(os.path.join(tmp, "model"), os.path.join(tmp, data), out, model__dtype="bf16",
                             train__steps=4, checkpoint__every=2))
     return megatrain("run", ini, *more, env=env).stderr
 
@@ -30,12 +30,57 @@ def a_resumed_run_goes_by_what_was_found(tmp):
     assert "is wrong" not in run(tmp, "right")
     assert "attention's backward" in run(tmp, "whole", env=WRONG)
     state = json.load(open(os.path.join(tmp, "whole", "checkpoint-2", "megatrain", "state.json")))
-    assert "backward ragged 16 tiles" in state["device_findings"], state["device_findings"]
+    assert "backward ragged 16 of " in state["device_findings"], state["device_findings"]
     run(tmp, "parts", "--max-steps", 2, env=WRONG)
     text = run(tmp, "parts", "--resume")  # another machine, where the library is right: the same bits all the same
     assert "is wrong" not in text, text
     assert end(tmp, "parts") == end(tmp, "whole")
     assert end(tmp, "right") != end(tmp, "whole")
+
+
+def records(tmp, name):
+    return [r for r in map(json.loads, open(os.path.join(tmp, name, "metrics.jsonl"))) if "grad_norm" in r]
+
+
+def a_gradient_that_is_not_finite_is_computed_in_another_way(tmp):
+    with open(os.path.join(tmp, "even.jsonl"), "w") as f:  # of one length: one kind of call
+        for i in range(40):
+            f.write(json.dumps({"input_ids": [(7 * i + k * k) % 270 for k in range(64)]}) + "\n")
+    late, even = {"MT_EMU_FUSED_FAULT": "backward fixed nan after 8"}, {"data": "even.jsonl"}
+    run(tmp, "never", **even)
+    text = run(tmp, "late", env=late, **even)
+    assert "with attention computed in another way it is" in text and "skipped" not in text, text
+    steps = records(tmp, "late")
+    said = [r["step"] for r in steps if r.get("other_attention")]
+    assert said == [2] and len(steps) == 4, steps
+    state = json.load(open(os.path.join(tmp, "late", "checkpoint-4", "megatrain", "state.json")))
+    found = state["device_findings"].split(": ", 1)[1].split("; ")
+    for way in "fixed", "ragged", "own":  # nor does the next way take the place of the one that was wrong
+        mine = [f for f in found if f.startswith(f"backward {way} ")]
+        assert mine and all(f.endswith(" tiles") for f in mine), found
+    run(tmp, "early", "--max-steps", 2, env=late, **even)
+    run(tmp, "early", "--resume", **even)  # another machine, where the library is right: the same bits all the same
+    assert end(tmp, "early") == end(tmp, "late") != end(tmp, "never")
+    # both ways: skipped as ever, and what was in use stays
+    wild = write_model(os.path.join(tmp, "wild"), config(num_hidden_layers=2, initializer_range=1.8e18))
+    out = os.path.join(tmp, "skips")
+    text = megatrain("run", write_ini(out + ".ini", base(wild, os.path.join(tmp, "data.jsonl"), out, model__dtype="bf16",
+                                                         train__steps=2))).stderr
+    steps = records(tmp, "skips")
+    assert "another way" not in text and [r["skipped"] for r in steps] == [True, True], text
+
+
+def our_own_attention_is_first_where_it_was_written_for(tmp):
+    model = write_model(os.path.join(tmp, "wide"), config(num_hidden_layers=2, head_dim=64))
+    libraries = set()
+    for capability, first in ("89", "own 64 of "), ("90", "ragged 64 of "):
+        out = os.path.join(tmp, "first-" + capability)
+        ini = write_ini(out + ".ini", base(model, os.path.join(tmp, "data.jsonl"), out, model__dtype="bf16", train__steps=1))
+        megatrain("run", ini, env={"MT_EMU_CAPABILITY": capability})
+        found = json.load(open(os.path.join(out, "checkpoint-1", "megatrain", "state.json")))["device_findings"]
+        assert f"sm_{capability}, 2 multiprocessors: " in found and f"forward {first}" in found and "tiles" not in found, found
+        libraries.add(found[:found.index(", sm_")])
+    assert len(libraries) == 1, libraries  # the fused one does what our own do not take
 
 
 def another_library_is_warned_of(tmp):
@@ -77,6 +122,8 @@ with tempfile.TemporaryDirectory() as tmp:
     write_model(os.path.join(tmp, "model"), config(num_hidden_layers=2))
     write_data(os.path.join(tmp, "data.jsonl"))
     a_resumed_run_goes_by_what_was_found(tmp)
+    a_gradient_that_is_not_finite_is_computed_in_another_way(tmp)
+    our_own_attention_is_first_where_it_was_written_for(tmp)
     another_library_is_warned_of(tmp)
     the_budget_leaves_a_reserve(tmp)
     what_a_step_needs_is_loaded_before_it(tmp)

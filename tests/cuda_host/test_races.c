@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "device/ops.h"
+#include "kinds/kinds.h"
 
 enum { MAX_BUFFERS = 64 };
 
@@ -132,6 +133,16 @@ static void norms(enum mt_dtype t, size_t n, size_t c)
         (struct mt_rmsnorm_bwd){.n = n, .c = c, .dtype = t, .dy = r, .x = x, .w = w, .rstd = rstd, .dres = r,
                                 .dx = output("dx", t, n * c), .dw = columns ? numbers(MT_F32, c) : NULL,
                                 .workspace = take(mt_op_rmsnorm_bwd_workspace(dev, &(struct mt_rmsnorm_bwd){.n = n, .c = c}))});
+    const struct mt_layernorm_bwd centred = {.n = n, .c = c, .biased = true};
+    void *wb = numbers(t, 2 * c);
+    float *of_rows = output("rstd of LayerNorm", MT_F32, n);
+    RUN(mt_op_layernorm, (struct mt_layernorm){.n = n, .c = c, .dtype = t, .eps = 1e-5f, .biased = true, .x = x, .w = wb,
+                                               .y = output("LayerNorm", t, n * c), .rstd = of_rows});
+    RUN(mt_op_layernorm_bwd,
+        (struct mt_layernorm_bwd){.n = n, .c = c, .dtype = t, .biased = true, .dy = r, .x = x, .w = wb, .rstd = of_rows,
+                                  .dres = r, .dx = output("dx of LayerNorm", t, n * c),
+                                  .dw = columns ? numbers(MT_F32, 2 * c) : NULL,
+                                  .workspace = take(mt_op_layernorm_bwd_workspace(dev, &centred))});
     if (!columns) {
         check_all();
         return;
@@ -156,19 +167,18 @@ static void rope(enum mt_dtype t, size_t n, size_t d, bool norm)
     char *qk = output("qk", t, n * heads * d), *dqk = numbers(t, n * heads * d), *dqkv = numbers(t, n * ld);
     size_t k = n_q * d * mt_dtype_size(t);
     struct mt_heads q_in = mt_heads(qkv, ld, n_q, d), k_in = mt_heads(qkv + k, ld, n_kv, d);
-    RUN(mt_op_qk_rope, (struct mt_qk_rope){.n = n, .rot = d, .dtype = t, .eps = 1e-6f, .q = q_in, .k = k_in,
-                                           .to_q = mt_heads(qk, heads * d, n_q, d),
-                                           .to_k = mt_heads(qk + k, heads * d, n_kv, d),
-                                           .positions = p, .cos_t = cs, .sin_t = sn, .max_pos = n,
-                                           .q_norm = qw, .k_norm = kw, .rstd = rstd});
+    struct mt_qk_rope fwd = {.n = n, .rot = d, .dtype = t, .eps = 1e-6f, .q = q_in, .k = k_in,
+                             .to_q = mt_heads(qk, heads * d, n_q, d), .to_k = mt_heads(qk + k, heads * d, n_kv, d),
+                             .positions = p, .cos_t = cs, .sin_t = sn, .max_pos = n, .q_norm = qw, .k_norm = kw,
+                             .rstd = rstd};
+    RUN(mt_op_qk_rope, fwd);
     RUN(mt_op_qk_rope_bwd,
         (struct mt_qk_rope_bwd){
-            .n = n, .rot = d, .dtype = t, .dq = mt_heads(dqk, heads * d, n_q, d),
+            .fwd = fwd, .dq = mt_heads(dqk, heads * d, n_q, d),
             .dk = mt_heads(dqk + k, heads * d, n_kv, d), .to_dq = mt_heads(dqkv, ld, n_q, d),
-            .to_dk = mt_heads(dqkv + k, ld, n_kv, d), .q = q_in, .k = k_in, .positions = p, .cos_t = cs, .sin_t = sn, .max_pos = n, .q_norm = qw,
-            .k_norm = kw, .rstd = rstd, .dq_norm = norm ? numbers(MT_F32, d) : NULL,
+            .to_dk = mt_heads(dqkv + k, ld, n_kv, d), .dq_norm = norm ? numbers(MT_F32, d) : NULL,
             .dk_norm = norm ? numbers(MT_F32, d) : NULL,
-            .workspace = take(mt_op_qk_rope_bwd_workspace(dev, &(struct mt_qk_rope_bwd){.n = n, .dq = q_in}))});
+            .workspace = take(mt_op_qk_rope_bwd_workspace(dev, &(struct mt_qk_rope_bwd){.fwd.n = n, .dq = q_in}))});
     check_all();
 }
 
@@ -224,6 +234,12 @@ static void units_and_loss(enum mt_dtype t)
     RUN(mt_op_glu, (struct mt_glu){.n = n, .f = f, .dtype = t, .gate_up = gu, .out = output("glu", t, n * f)});
     RUN(mt_op_glu_bwd, (struct mt_glu_bwd){.n = n, .f = f, .dtype = t, .kind = MT_GLU_GELU_TANH, .gate_up = gu,
                                            .dout = dout, .dgate_up = gu, .out = dout});
+    void *bent = numbers(t, n * f), *dbent = numbers(t, n * f), *shape = numbers(t, 4);
+    RUN(mt_op_xielu, (struct mt_xielu){.n = n, .f = f, .dtype = t, .x = bent, .shape = shape, .out = output("xielu", t, n * f)});
+    RUN(mt_op_xielu_bwd,
+        (struct mt_xielu_bwd){.n = n, .f = f, .dtype = t, .x = bent, .dout = dbent, .shape = shape, .dx = bent, .out = dbent,
+                              .dshape = numbers(MT_F32, 2),
+                              .workspace = take(mt_op_xielu_bwd_workspace(dev, &(struct mt_xielu_bwd){.n = n, .f = f}))});
     RUN(mt_op_activate, (struct mt_activate){.n = n, .f = f, .dtype = t, .x = gu, .out = output("activate", t, n * f)});
     RUN(mt_op_activate_bwd, (struct mt_activate_bwd){.n = n, .f = f, .dtype = t, .kind = MT_ACTIVATE_GELU_TANH, .x = gu,
                                                      .dout = dout, .dx = gu, .out = dout});

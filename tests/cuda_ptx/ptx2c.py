@@ -317,6 +317,11 @@ def _(w):
     return w.result(to, f"({C_TYPE[to]})({w.args(of)[0]})")
 
 
+@op(r"cvt\.rni\.f32\.f32")
+def _(w):
+    return w.result("f32", f"rintf({w.args('f32')[0]})")
+
+
 @op(r"cvt\.sat\.f32\.f32")
 def _(w):
     return w.result("f32", f"ptx::saturate({w.args('f32')[0]})")

@@ -7,7 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <stdatomic.h>
+
 #include "emu.h"
+
+static atomic_size_t n_copies;
+
+size_t mt_emu_copies(void)
+{
+    return atomic_load(&n_copies);
+}
 
 struct copy {
     char *dst;
@@ -106,6 +115,7 @@ static cudaError_t submit_copy(const char *call, struct copy c, enum cudaMemcpyK
     }
     if (src == MT_EMU_PAGEABLE && !stage(&c))
         return mt_emu_result(cudaErrorMemoryAllocation);
+    atomic_fetch_add(&n_copies, 1);
     e = mt_emu_submit(stream, run_copy, done_copy, &c, sizeof(c));
     if (e)
         free(c.staging);

@@ -83,6 +83,10 @@ const char *mt_emu_describe(const void *p);
 enum mt_emu_pin { MT_EMU_PAGEABLE, MT_EMU_PINNED, MT_EMU_PARTLY_PINNED };
 /** As a device sees it: memory that is registered for another one alone is not. */
 enum mt_emu_pin mt_emu_pin_state(int device, const void *p, size_t bytes);
+/** Whether cudaHostGetDevicePointer() was asked about the locked range that holds p, and that range. */
+bool mt_emu_mapped(const void *p, uintptr_t *base, size_t *bytes);
+/** Copies that copy engines were given so far. */
+size_t mt_emu_copies(void);
 /** Attempts so far to register what was registered. */
 size_t mt_emu_registered_twice(void);
 

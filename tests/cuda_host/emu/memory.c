@@ -166,11 +166,15 @@ int mt_emu_allocation_of(const void *p, uintptr_t *base, size_t *bytes)
     *base = ok ? (uintptr_t)a->base : 0;
     *bytes = ok ? a->bytes : 0;
     pthread_rwlock_unlock(&lock);
-    return ok;
+    return ok || mt_emu_mapped(p, base, bytes);
 }
 
 int mt_emu_check_pointer(const char *kernel, int arg, const void *p)
 {
+    uintptr_t base;
+    size_t bytes;
+    if (mt_emu_mapped(p, &base, &bytes))
+        return 1;
     pthread_rwlock_rdlock(&lock);
     bool ok = !p || find(p);
     pthread_rwlock_unlock(&lock);

@@ -2,7 +2,11 @@
 /* Host memory that copies may reach without a detour: registered, or allocated so. */
 #include <pthread.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <unistd.h>
 
 #include "emu.h"
 
@@ -13,6 +17,7 @@ struct range {
     size_t bytes;
     bool owned; /* by cudaMallocHost */
     int device; /* that it is locked for; EVERY: for all (portable) */
+    bool mapped; /* kernels may have it: its address on the device was asked for */
 };
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
@@ -65,7 +70,7 @@ static cudaError_t add(char *p, size_t bytes, bool owned, bool portable)
         capacity = n;
     }
     memmove(ranges + i + 1, ranges + i, (n_ranges - i) * sizeof(*ranges));
-    ranges[i] = (struct range){p, bytes, owned, portable ? EVERY : mt_emu_device()};
+    ranges[i] = (struct range){p, bytes, owned, portable ? EVERY : mt_emu_device(), false};
     n_ranges++;
     bytes_of[owned] += bytes;
     return cudaSuccess;
@@ -85,14 +90,41 @@ static bool take_out(const char *p, bool owned)
 
 cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned flags)
 {
-    if (!ptr || !bytes || flags & ~(unsigned)(cudaHostRegisterPortable | cudaHostRegisterReadOnly) ||
+    if (!ptr || !bytes || flags & ~(unsigned)(cudaHostRegisterPortable | cudaHostRegisterMapped | cudaHostRegisterReadOnly) ||
         mt_emu_is_device(ptr))
         return mt_emu_result(cudaErrorInvalidValue);
+    const char *ms = getenv("MT_EMU_PIN_MS");
+    if (ms)
+        usleep((useconds_t)atoi(ms) * 1000);
     pthread_rwlock_wrlock(&lock);
     cudaError_t e = add(ptr, bytes, false, flags & cudaHostRegisterPortable);
     n_twice += e == cudaErrorHostMemoryAlreadyRegistered;
     pthread_rwlock_unlock(&lock);
     return mt_emu_result(e);
+}
+
+/* The address is the same, but only what was asked for may be in a kernel's arguments. */
+cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
+{
+    pthread_rwlock_wrlock(&lock);
+    size_t i = first_behind(host);
+    bool there = i < n_ranges && ranges[i].base <= (char *)host && !flags;
+    if (there)
+        ranges[i].mapped = true;
+    pthread_rwlock_unlock(&lock);
+    *device = there ? host : NULL;
+    return mt_emu_result(there ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+bool mt_emu_mapped(const void *p, uintptr_t *base, size_t *bytes)
+{
+    pthread_rwlock_rdlock(&lock);
+    size_t i = first_behind(p);
+    bool ok = i < n_ranges && ranges[i].base <= (const char *)p && ranges[i].mapped;
+    *base = ok ? (uintptr_t)ranges[i].base : 0;
+    *bytes = ok ? ranges[i].bytes : 0;
+    pthread_rwlock_unlock(&lock);
+    return ok;
 }
 
 size_t mt_emu_registered_twice(void)
@@ -150,4 +182,13 @@ cudaError_t cudaFreeHost(void *ptr)
     if (found)
         free(ptr);
     return mt_emu_result(found ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+/* In place of libc's: with MT_EMU_WSL the kernel is that of Windows' subsystem. */
+int uname(struct utsname *u)
+{
+    long rc = syscall(SYS_uname, u);
+    if (!rc && getenv("MT_EMU_WSL"))
+        snprintf(u->release, sizeof(u->release), "5.15.167.4-microsoft-standard-WSL2");
+    return (int)rc;
 }
