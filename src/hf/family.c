@@ -72,14 +72,6 @@ const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, con
     return NULL;
 }
 
-const char *mt_family_usual(const struct mt_family *f, const char *disk)
-{
-    for (const struct mt_tensor_on_disk *d = f->on_disk; d && d->usual; d++)
-        if (!strcmp(d->name, disk))
-            return d->usual;
-    return disk;
-}
-
 void mt_family_module(char *module, size_t len, const struct mt_family *f, const char *tensor)
 {
     static const char layers[] = "layers.";

@@ -41,6 +41,7 @@ enum mt_window_rule {
 enum mt_rope_rule {
     MT_ROPE_EVERY_LAYER,
     MT_ROPE_OF_WINDOWS,  /* those with a window; without a sliding_window all */
+    MT_ROPE_OF_WINDOWS_ALONE, /* those with a window */
     MT_ROPE_BY_LIST,     /* no_rope_layers: 0 for those that do not; if absent, each no_rope_layer_interval-th (4th) */
 };
 
@@ -52,6 +53,7 @@ struct mt_tensor_on_disk {
     const char *usual, *name; /* what follows "model.layers.N." */
     bool is_row;              /* a vector, stored as [1, n] */
     bool is_conv;             /* a matrix [n, taps], stored as [n, 1, taps] */
+    bool is_scalar;           /* a vector of one element, stored without a dimension */
     bool is_f32;              /* stored as F32 even in a file of bf16 */
     const char *module;       /* its module in transformers, by whose name adapters go; NULL: as on disk */
 };
@@ -126,12 +128,14 @@ struct mt_mixer_family {
 
 struct mt_family {
     const char *architecture, *model_type; /* architectures[0]; model_type, used if architectures is absent */
+    bool by_muon;                          /* its published models were trained with Muon */
     int64_t n_kv_heads, head_dim;          /* class defaults; 0: num_attention_heads, hidden_size / heads */
     int64_t window;                        /* class default of sliding_window */
     enum mt_window_rule windows;
     int64_t full_every;                    /* MT_WINDOW_ALL_BUT: class default of the pattern */
     bool last_is_full;                     /* the last layer has no window, whatever the rule or layer_types say */
     struct mt_norm_spec norm;              /* eps: class default; 0: 1e-6 */
+    const char *norm_eps_key;              /* NULL: rms_norm_eps */
     const struct mt_layer_norms *norms;    /* NULL: input_layernorm, post_attention_layernorm, before a branch each */
     enum mt_rope_rule ropes;
     double rope_theta;                     /* class default; 0: 10000 */
@@ -178,6 +182,9 @@ struct mt_family {
                                                in memory rows i and i + half, as in other families */
     bool experts_as_stored;                 /* releases have experts fused or one by one: read as they are */
     const char *uncomputed;                 /* tensors whose names begin so are copied, not trained; NULL: none */
+    const char *uncomputed_within;          /* and those with this in their names; NULL: none */
+    const char *longest_key;                /* mt_hf_config.longest; NULL: 0 */
+    int64_t longest;                        /* its class default */
     bool experts_unread;                    /* PEFT 0.21 does not read adapters of this family's experts */
 };
 
@@ -210,8 +217,6 @@ const struct mt_family *mt_family_find(const char *architecture, const char *mod
 const struct mt_family *mt_family_at(size_t i);
 /** The exception for a layer's tensor, by its usual name; NULL: it has its usual name and form on disk. */
 const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, const char *usual);
-/** The usual name of a layer's tensor that has this one on disk. */
-const char *mt_family_usual(const struct mt_family *f, const char *disk);
 /** The module of a tensor of the family's files, "model.layers.0.mlp.gate.weight": its name in transformers, the last
  * part left out. */
 void mt_family_module(char *module, size_t len, const struct mt_family *f, const char *tensor);

@@ -116,7 +116,8 @@ static void read_activation(struct mt_keys *r, const struct mt_family *f, struct
         bool of_gates, ungated;
     } known[] = {{"silu", MT_ACTIVATION_SILU, true, false},
                  {"gelu_pytorch_tanh", MT_ACTIVATION_GELU_TANH, true, true},
-                 {"relu2", MT_ACTIVATION_RELU2, false, true}};
+                 {"relu2", MT_ACTIVATION_RELU2, false, true},
+                 {"xielu", MT_ACTIVATION_XIELU, false, true}};
     const char *key = f->activation_key ? f->activation_key : "hidden_act", *usual = f->activation ? f->activation : "silu";
     const cJSON *v = mt_keys_find(r, key);
     const char *name = cJSON_IsString(v) ? v->valuestring : v ? "?" : usual;
@@ -125,7 +126,8 @@ static void read_activation(struct mt_keys *r, const struct mt_family *f, struct
             s->activation = known[i].activation;
             return;
         }
-    mt_keys_refuse(r, key, f->ungated ? "must be relu2 or gelu_pytorch_tanh in this architecture, whose MLP has no gate"
+    mt_keys_refuse(r, key, f->ungated ? "must be relu2, gelu_pytorch_tanh or xielu in this architecture, whose MLP has no "
+                                        "gate"
                                       : "must be silu or gelu_pytorch_tanh");
 }
 
@@ -266,6 +268,7 @@ static void read_shape(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     c->vocab = mt_keys_need_int(r, "vocab_size", INT64_C(1) << 30);
     c->max_pos = mt_keys_int(r, "max_position_embeddings", f->max_pos ? f->max_pos : 2048, 1, INT64_C(1) << 40);
     c->initializer_range = mt_keys_number(r, "initializer_range", 0.02);
+    c->longest = f->longest_key ? mt_keys_int(r, f->longest_key, f->longest, 1, INT64_C(1) << 40) : 0;
     read_heads(r, f, c->hidden, s);
     if (f->mixer)
         mt_mixer_read(r, f->mixer, s);
@@ -304,7 +307,7 @@ static void read_norm(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer
     static const struct mt_layer_norms usual = {{"input_layernorm.weight", NULL}, {"post_attention_layernorm.weight", NULL}};
     const struct mt_family *f = c->family;
     s->norm = f->norm;
-    s->norm.eps = mt_keys_number(r, "rms_norm_eps", f->norm.eps > 0 ? f->norm.eps : 1e-6);
+    s->norm.eps = mt_keys_number(r, f->norm_eps_key ? f->norm_eps_key : "rms_norm_eps", f->norm.eps > 0 ? f->norm.eps : 1e-6);
     s->norms = f->norms ? *f->norms : usual;
     c->norm = s->norm;
     c->router_norm.eps = s->norm.eps; /* rounds before it multiplies by its weight */
@@ -321,7 +324,8 @@ static void read_flags(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     s->qkv_bias = has_feature(r, f->qkv_bias, bias, f->bias_by_default);
     s->o_bias = f->o_bias_key ? has_feature(r, f->o_bias, f->o_bias_key, false)
                               : has_feature(r, f->o_bias, bias, f->bias_by_default);
-    s->mlp_bias = has_feature(r, f->mlp_bias, f->mlp_bias_key ? f->mlp_bias_key : "mlp_bias", false);
+    s->mlp_bias = has_feature(r, f->mlp_bias, f->mlp_bias_key ? f->mlp_bias_key : "mlp_bias",
+                              f->mlp_bias_key && f->bias_by_default);
     s->qkv_name = f->qkv_name;
     s->gate_up_name = f->gate_up_name;
     s->ungated = f->ungated;

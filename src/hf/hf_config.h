@@ -61,6 +61,8 @@ struct mt_hf_config {
     uint8_t layer[MT_MAX_LAYERS];           /* index of a layer's specification */
     struct mt_moe moe;
     bool experts_fused;                     /* the folder has one tensor of all experts where the family has one each */
+    int64_t longest;                        /* tokens of a document: a query of longer ones chooses among its keys,
+                                               which is not supported; 0: any */
     struct mt_rope_config rope[MT_MAX_ROPES];
     int n_ropes;
     int64_t bos, pad;                       /* -1: none */

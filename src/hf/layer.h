@@ -10,9 +10,11 @@
  * same have the same specification, so that a layer is an index into a short table (mt_hf_config.spec).
  */
 
-/** RMSNorm. */
+/** RMSNorm, or LayerNorm, whose weight and bias are one parameter. */
 struct mt_norm_spec {
     double eps;
+    bool centred;    /* LayerNorm: subtracts the mean; rounds once */
+    bool biased;     /* LayerNorm: has a bias */
     bool plus_one;   /* multiplies by 1 + w: its weights begin at 0 */
     bool round_once; /* multiplies by its weight before it rounds, not after */
 };
@@ -38,7 +40,8 @@ enum mt_qk_norm_kind {
     MT_QK_NORM_AFTER_ROPE, /* of each head, after the rotary embedding */
 };
 
-enum mt_activation { MT_ACTIVATION_SILU, MT_ACTIVATION_GELU_TANH, MT_ACTIVATION_RELU2 /* of units without a gate */ };
+enum mt_activation { MT_ACTIVATION_SILU, MT_ACTIVATION_GELU_TANH, MT_ACTIVATION_RELU2, MT_ACTIVATION_XIELU /* both of
+                     units without a gate */ };
 
 enum { MT_NO_ROPE = -1 };
 

@@ -98,9 +98,10 @@ static void read_rotated(struct mt_keys *r, const struct mt_hf_config *c, const 
     for (int64_t i = 0; i < c->n_layers; i++)
         any |= window[i] > 0;
     for (int64_t i = 0; i < c->n_layers; i++) {
-        of[i] = c->family->ropes == MT_ROPE_OF_WINDOWS ? !any || window[i]
-                : c->family->ropes == MT_ROPE_BY_LIST  ? (v ? v->valuedouble != 0 : (i + 1) % interval != 0)
-                                                       : true;
+        of[i] = c->family->ropes == MT_ROPE_OF_WINDOWS         ? !any || window[i]
+                : c->family->ropes == MT_ROPE_OF_WINDOWS_ALONE ? window[i] != 0
+                : c->family->ropes == MT_ROPE_BY_LIST          ? (v ? v->valuedouble != 0 : (i + 1) % interval != 0)
+                                                               : true;
         v = v ? v->next : NULL;
     }
 }

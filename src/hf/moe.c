@@ -144,7 +144,10 @@ static void read_layers(struct mt_keys *k, int64_t n_layers, const struct mt_moe
     int64_t step = 1, first = 0, last = n_layers - 1;
     if (f->layers == MT_MOE_SPARSE_STEP)
         step = mt_keys_int(k, "decoder_sparse_step", 1, 1, MT_MAX_LAYERS);
-    if (f->layers == MT_MOE_AFTER_FIRST)
+    bool types = f->layers == MT_MOE_LAYER_TYPES;
+    if (f->layers == MT_MOE_TYPES_OR_FIRST)
+        types = mt_keys_find(k, "mlp_layer_types") != NULL;
+    if (f->layers == MT_MOE_AFTER_FIRST || (f->layers == MT_MOE_TYPES_OR_FIRST && !types))
         first = mt_keys_int(k, "first_k_dense_replace", f->first_dense, 0, MT_MAX_LAYERS);
     if (f->layers == MT_MOE_INTERVAL) {
         step = mt_keys_int(k, "moe_layer_interval", 1, 1, MT_MAX_LAYERS);
@@ -155,7 +158,7 @@ static void read_layers(struct mt_keys *k, int64_t n_layers, const struct mt_moe
         sparse[i] = (i + 1) % step == 0 && i >= first && (last < 0 || i <= last);
     if (f->layers == MT_MOE_SPARSE_STEP)
         leave_dense(k, n_layers, sparse, "mlp_only_layers");
-    if (f->layers == MT_MOE_LAYER_TYPES)
+    if (types)
         take_types(k, n_layers, sparse, "mlp_layer_types");
 }
 

@@ -62,6 +62,7 @@ enum mt_moe_layers {
     MT_MOE_SPARSE_STEP, /* decoder_sparse_step, mlp_only_layers */
     MT_MOE_AFTER_FIRST, /* all but the first first_k_dense_replace layers */
     MT_MOE_LAYER_TYPES, /* mlp_layer_types; if absent, all but the first layer */
+    MT_MOE_TYPES_OR_FIRST, /* mlp_layer_types; if absent, all but the first first_k_dense_replace layers */
     MT_MOE_INTERVAL,    /* moe_layer_start_index, moe_layer_end_index, moe_layer_interval */
 };
 
@@ -78,7 +79,7 @@ struct mt_moe_family {
     struct mt_moe values;      /* those of the class; numbers are defaults of the keys */
     const char *key;           /* only if this key is true; NULL: always */
     enum mt_moe_layers layers;
-    int64_t first_dense;       /* MT_MOE_AFTER_FIRST: default of first_k_dense_replace */
+    int64_t first_dense;       /* default of first_k_dense_replace */
     enum mt_moe_shared shared; /* values.shared_width: default */
     int64_t shared_count;      /* MT_MOE_SHARED_COUNT: default */
     bool width_is_ffn;         /* intermediate_size is the width of an expert */

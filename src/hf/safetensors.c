@@ -173,8 +173,9 @@ static int collect(struct mt_st_tensor **out, size_t *n_out, const cJSON *root, 
     return 0;
 }
 
-int mt_st_parse_header(struct mt_st_tensor **tensors, size_t *n, const char *header, size_t len,
-                       uint64_t file_size, const char *name, struct mt_err *err)
+/* Parses a header of `len` bytes of a file of `file_size` bytes. */
+static int parse_header(struct mt_st_tensor **tensors, size_t *n, const char *header, size_t len,
+                        uint64_t file_size, const char *name, struct mt_err *err)
 {
     cJSON *root = NULL;
     if (len < 2 || header[0] != '{')
@@ -208,7 +209,7 @@ static int read_header(int fd, uint64_t size, const char *path, struct mt_st_ten
     if (rc)
         rc = mt_fail(err, MT_ERR_RUNTIME, rc, "cannot read %s: %s", path, strerror(-rc));
     else
-        rc = mt_st_parse_header(t, n, header, (size_t)len, size, path, err);
+        rc = parse_header(t, n, header, (size_t)len, size, path, err);
     free(header);
     return rc;
 }
@@ -331,24 +332,28 @@ static int take_from_base(struct mt_st_model *m, struct mt_st_model *base, const
 }
 
 /* Adds the tensors that the index says are in the model of another folder. */
-static int open_base(struct mt_st_model *m, const cJSON *root, const char *index, int depth, struct mt_err *err)
+static int open_base(struct mt_st_model *m, const cJSON *root, const char *of, int depth, struct mt_err *err)
 {
-    const cJSON *map = mt_json_get(root, "weight_map"), *dir = mt_json_get(mt_json_get(root, "metadata"), MT_ST_BASE_KEY);
-    struct mt_st_model base;
+    const cJSON *map = mt_json_get(root, "weight_map"), *name = mt_json_get(mt_json_get(root, "metadata"), MT_ST_BASE_KEY);
+    struct mt_st_model base = {0};
     struct mt_err why = {0};
     bool any = false;
     for (const cJSON *v = map->child; v; v = v->next)
         any |= !strcmp(v->valuestring, MT_ST_IN_BASE);
     if (!any)
         return 0;
-    if (!cJSON_IsString(dir) || depth > 3)
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: metadata.base_model does not name the base model's folder", index);
-    int rc = open_dir(&base, dir->valuestring, depth + 1, &why);
+    if (!cJSON_IsString(name) || depth > 3)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: metadata.base_model of its index does not name the base model's folder", of);
+    char *dir = mt_path_join(of, name->valuestring);
+    if (!dir)
+        return mt_fail_nomem(err, of, strlen(of));
+    int rc = open_dir(&base, dir, depth + 1, &why);
     if (rc)
-        return mt_fail(err, MT_ERR_INPUT, rc, "%s: frozen tensors are in the model that it was trained from: %s", index,
-                       why.msg);
-    rc = take_from_base(m, &base, map, dir->valuestring, err);
+        mt_fail(err, MT_ERR_INPUT, rc, "%s: frozen tensors are in the model that it was trained from: %s", of, why.msg);
+    else
+        rc = take_from_base(m, &base, map, dir, err);
     mt_st_close(&base);
+    free(dir);
     return rc;
 }
 
@@ -360,7 +365,7 @@ static int open_indexed(struct mt_st_model *m, const char *dir, const char *inde
     if (!rc)
         rc = open_shards(m, dir, mt_json_get(root, "weight_map"), index, err);
     if (!rc)
-        rc = open_base(m, root, index, depth, err);
+        rc = open_base(m, root, dir, depth, err);
     if (!rc)
         rc = sort_and_check(m, index, err);
     if (!rc)

@@ -47,17 +47,14 @@ struct mt_st_model {
 int mt_st_open_dir(struct mt_st_model *out, const char *dir, struct mt_err *err);
 /**
  * A checkpoint may name frozen tensors instead of holding them. Its index then gives MT_ST_IN_BASE as their file, and
- * the folder of their model as key MT_ST_BASE_KEY of its metadata. They are opened with the others.
+ * the folder of their model as key MT_ST_BASE_KEY of its metadata, absolute or from the index's own folder. They are
+ * opened with the others.
  */
 #define MT_ST_IN_BASE "frozen-tensors-are-in-the-base-model.safetensors"
 #define MT_ST_BASE_KEY "base_model"
 int mt_st_open_file(struct mt_st_model *out, const char *path, struct mt_err *err);
 void mt_st_close(struct mt_st_model *m);
 const struct mt_st_tensor *mt_st_find(const struct mt_st_model *m, const char *name);
-
-/** Parses a header of `len` bytes of a file of `file_size` bytes; for the functions above and for fuzzing. */
-int mt_st_parse_header(struct mt_st_tensor **tensors, size_t *n, const char *header, size_t len,
-                       uint64_t file_size, const char *name, struct mt_err *err);
 
 /** Reads elements [first, first + n) as f32 (BF16, F16, F32, F64 only). */
 int mt_st_read_f32(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n,

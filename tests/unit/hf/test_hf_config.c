@@ -94,6 +94,69 @@ static void an_mlp_may_have_no_gate(void **state)
     refuse("\"model_type\": \"arcee\", \"hidden_act\": \"silu\", " SHAPE, "has no gate");
 }
 
+static void norms_may_be_centred(void **state)
+{
+    (void)state;
+    take(LLAMA);
+    assert_false(layer(0)->norm.centred || layer(0)->norm.biased);
+    take("\"model_type\": \"nemotron\", " SHAPE);
+    assert_true(layer(0)->norm.centred && layer(0)->norm.biased && layer(0)->norm.plus_one && layer(0)->norm.eps == 1e-5);
+    assert_true(cfg.norm.centred && cfg.norm.biased && layer(0)->ungated && (int64_t)cfg.rope[0].dims == layer(0)->head_dim / 2);
+    take("\"model_type\": \"starcoder2\", \"norm_epsilon\": 0.5, \"sliding_window\": 9, " SHAPE);
+    assert_true(layer(0)->norm.centred && layer(0)->norm.biased && !layer(0)->norm.plus_one && layer(0)->norm.eps == 0.5);
+    assert_true(layer(0)->qkv_bias && layer(0)->o_bias && layer(0)->mlp_bias && layer(0)->window == 9 && cfg.tied);
+    take("\"model_type\": \"starcoder2\", \"use_bias\": false, " SHAPE);
+    assert_true(layer(0)->norm.biased && !layer(0)->qkv_bias && !layer(0)->mlp_bias);
+}
+
+static void an_activation_may_be_trained(void **state)
+{
+    (void)state;
+    refuse("\"model_type\": \"apertus\", " SHAPE, "rope_scaling");
+    take("\"model_type\": \"apertus\", \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 5e5}, " SHAPE);
+    assert_true(layer(0)->activation == MT_ACTIVATION_XIELU && layer(0)->ungated && layer(0)->qk_norm == MT_QK_NORM_HEADS);
+    assert_string_equal(layer(0)->norms.mlp.before, "feedforward_layernorm.weight");
+    refuse(LLAMA ", \"hidden_act\": \"xielu\"", "must be silu or gelu_pytorch_tanh");
+}
+
+static void llama_has_other_names(void **state)
+{
+    (void)state;
+    take("\"model_type\": \"internlm3\", \"num_key_value_heads\": 2, \"head_dim\": 16, \"qkv_bias\": true, " SHAPE);
+    assert_true(layer(0)->qkv_bias && !layer(0)->o_bias && !layer(0)->mlp_bias && layer(0)->norm.eps == 1e-5);
+    take("\"model_type\": \"internlm3\", \"num_key_value_heads\": 2, \"head_dim\": 16, \"bias\": true, " SHAPE);
+    assert_true(!layer(0)->qkv_bias && layer(0)->o_bias && layer(0)->mlp_bias);
+    refuse("\"model_type\": \"iquestcoder\", \"num_key_value_heads\": 2, \"use_sliding_window\": true, " SHAPE, "use_sliding_window");
+    take("\"model_type\": \"youtu\", \"q_lora_rank\": null, " SHAPE);
+    assert_true(cfg.tied && layer(0)->kv_latent == 512 && !layer(0)->q_latent && !layer(0)->is_mixture);
+}
+
+static void documents_may_have_a_limit(void **state)
+{
+    (void)state;
+    take(LLAMA);
+    assert_int_equal(cfg.longest, 0);
+    take("\"model_type\": \"deepseek_v32\", \"index_topk\": 512, " SHAPE);
+    assert_true(cfg.longest == 512 && !layer(2)->is_mixture && layer(3)->is_mixture && cfg.moe.n_group == 8);
+    take("\"model_type\": \"glm_moe_dsa\", \"mlp_layer_types\": [\"sparse\", \"dense\", \"sparse\", \"dense\"], " SHAPE);
+    assert_true(cfg.longest == 2048 && layer(0)->is_mixture && !layer(3)->is_mixture && layer(0)->v_dim == 256);
+}
+
+static void branches_may_be_parallel(void **state)
+{
+    (void)state;
+    take("\"model_type\": \"cohere\", " SHAPE);
+    assert_string_equal(layer(0)->parts[0], "parallel");
+    assert_true(!layer(0)->parts[1] && layer(0)->norm.centred && !layer(0)->norm.biased && cfg.tied);
+    assert_true(cfg.logit_scale == 0.0625 && cfg.rope[0].theta == 500000 && layer(0)->rope == 0);
+    refuse("\"model_type\": \"cohere\", \"use_qk_norm\": true, " SHAPE, "use_qk_norm");
+    take("\"model_type\": \"cohere2\", \"sliding_window_pattern\": 2, \"layer_norm_eps\": 0.5, " SHAPE);
+    assert_true(layer(0)->window == 4096 && layer(0)->rope == 0 && layer(0)->norm.eps == 0.5);
+    assert_true(!layer(1)->window && layer(1)->rope == MT_NO_ROPE);
+    take("\"model_type\": \"cohere2\", \"sliding_window\": null, " SHAPE);
+    assert_true(!layer(0)->window && layer(0)->rope == MT_NO_ROPE);
+}
+
 static void null_is_absent_but_for_heads_and_the_window(void **state)
 {
     (void)state;
@@ -617,6 +680,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(families_have_their_own_defaults),
         cmocka_unit_test(an_mlp_may_have_no_gate),
+        cmocka_unit_test(norms_may_be_centred),
+        cmocka_unit_test(an_activation_may_be_trained),
+        cmocka_unit_test(llama_has_other_names),
+        cmocka_unit_test(documents_may_have_a_limit),
+        cmocka_unit_test(branches_may_be_parallel),
         cmocka_unit_test(layers_without_a_window_have_other_heads),
         cmocka_unit_test(queries_may_have_a_table_of_their_own),
         cmocka_unit_test(null_is_absent_but_for_heads_and_the_window),
