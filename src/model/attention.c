@@ -11,7 +11,6 @@
  */
 #include "base/mem.h"
 #include "model/attention.h"
-#include "model/branch.h"
 
 struct record {
     void *qkv, *qk, *o; /* [n, qkv]; [n, qk], with values if these have a norm, or qkv without QK-norm; [n, q] */
@@ -115,11 +114,10 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
 {
     struct mt_widths w = mt_widths(&p->layout->cfg, c);
     size_t n = p->max_tokens;
-    struct mt_rmsnorm_bwd norm = {.n = n, .c = w.c};
     struct mt_bias_bwd bias = {.n = n, .c = MT_MAX(w.qkv, w.c)};
     struct qkv x = split(c, p->dtype, NULL, w.qkv);
-    struct mt_qk_rope_bwd rope = {.n = n, .dq = x.q, .dk = x.k};
-    size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
+    struct mt_qk_rope_bwd rope = {.fwd.n = n, .dq = x.q, .dk = x.k};
+    size_t need = MT_MAX(mt_norm_workspace(p, &c->norm, dev), mt_op_bias_bwd_workspace(dev, &bias));
     struct mt_attention_sink_bwd sink = {.n = n, .o = outputs(c, NULL), .dtype = p->dtype};
     need = MT_MAX(need, mt_op_qk_rope_bwd_workspace(dev, &rope));
     if (c->sinks)
@@ -144,6 +142,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
                                              {"self_attn.v_proj.bias", kv}};
     if (norms->before)
         mt_layout_add_norm(b, p, MT_ATTENTION_NORM, hidden, norms->before, &c->norm);
+    mt_layout_add_norm_bias(b, p, MT_ATTENTION_NORM, hidden, "input_layernorm.bias", &c->norm);
     if (c->qkv_name)
         mt_layout_add_tensor(b, p, MT_ATTENTION_QKV, q + 2 * kv, hidden, c->qkv_name);
     else
@@ -231,37 +230,43 @@ static struct qkv turned(struct qkv x, const struct turn *t)
     return x;
 }
 
+/* What a turn makes of q and k in rows `from`. */
+static struct mt_qk_rope turn_args(const struct mt_part_run *r, const struct record *rec, const struct turn *t,
+                                   const void *from, size_t ld)
+{
+    const mt_model *m = r->m;
+    const struct mt_rope_rows *rows = &r->in->rope[t->rope];
+    struct qkv x = turned(split_rows(r, from, ld), t);
+    return (struct mt_qk_rope){
+        .n = r->in->n_tokens,
+        .rot = m->layout->cfg.rope[t->rope].dims,
+        .dtype = m->dt,
+        .eps = (float)r->part->spec->norm.eps,
+        .q = x.q,
+        .k = x.k,
+        .positions = rows->positions,
+        .cos_t = rows->cos_t,
+        .sin_t = rows->sin_t,
+        .max_pos = rows->n_table_rows,
+        .q_norm = norm_weight(r, MT_ATTENTION_Q_NORM),
+        .k_norm = norm_weight(r, MT_ATTENTION_K_NORM),
+        .rstd = rec->rstd_qk,
+    };
+}
+
 /* Applies the rotary embedding to q and k in `from`; `to` may be `from`, and is, if the layer has no embedding. */
 static int rotate(const struct mt_part_run *r, const struct record *rec, const void *from, size_t ld_from, void *to,
                   size_t ld_to, struct mt_err *err)
 {
-    const mt_model *m = r->m;
-    const struct mt_layer_spec *s = r->part->spec;
     struct turn turn[2];
-    size_t n = turns_of(s, turn);
+    size_t n = turns_of(r->part->spec, turn);
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++) {
-        const struct mt_rope_rows *rows = &r->in->rope[turn[i].rope];
-        struct qkv x = turned(split_rows(r, from, ld_from), &turn[i]), y = turned(split_rows(r, to, ld_to), &turn[i]);
-        rc = mt_op_qk_rope(m->dev,
-                           &(struct mt_qk_rope){
-                               .n = r->in->n_tokens,
-                               .rot = m->layout->cfg.rope[turn[i].rope].dims,
-                               .dtype = m->dt,
-                               .eps = (float)s->norm.eps,
-                               .q = x.q,
-                               .k = x.k,
-                               .to_q = y.q,
-                               .to_k = y.k,
-                               .positions = rows->positions,
-                               .cos_t = rows->cos_t,
-                               .sin_t = rows->sin_t,
-                               .max_pos = rows->n_table_rows,
-                               .q_norm = norm_weight(r, MT_ATTENTION_Q_NORM),
-                               .k_norm = norm_weight(r, MT_ATTENTION_K_NORM),
-                               .rstd = rec->rstd_qk,
-                           },
-                           err);
+        struct mt_qk_rope a = turn_args(r, rec, &turn[i], from, ld_from);
+        struct qkv y = turned(split_rows(r, to, ld_to), &turn[i]);
+        a.to_q = y.q;
+        a.to_k = y.k;
+        rc = mt_op_qk_rope(r->m->dev, &a, err);
     }
     return rc;
 }
@@ -286,38 +291,16 @@ static int make_qk(const struct mt_part_run *r, const struct record *rec, struct
 
 static int rotate_backward(const struct mt_part_run *r, const struct record *rec, void *dqkv, struct mt_err *err)
 {
-    const mt_model *m = r->m;
-    const struct mt_widths wd = widths_of(r);
+    const size_t ld = widths_of(r).qkv;
     struct turn turn[2];
     size_t n = turns_of(r->part->spec, turn);
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++) {
-        const struct mt_rope_rows *rows = &r->in->rope[turn[i].rope];
-        struct qkv d = turned(split_rows(r, dqkv, wd.qkv), &turn[i]);
-        struct qkv x = turned(split_rows(r, rec->qkv, wd.qkv), &turn[i]);
-        rc = mt_op_qk_rope_bwd(m->dev,
-                               &(struct mt_qk_rope_bwd){
-                                   .n = r->in->n_tokens,
-                                   .rot = m->layout->cfg.rope[turn[i].rope].dims,
-                                   .dtype = m->dt,
-                                   .dq = d.q,
-                                   .dk = d.k,
-                                   .to_dq = d.q,
-                                   .to_dk = d.k,
-                                   .q = x.q,
-                                   .k = x.k,
-                                   .positions = rows->positions,
-                                   .cos_t = rows->cos_t,
-                                   .sin_t = rows->sin_t,
-                                   .max_pos = rows->n_table_rows,
-                                   .q_norm = norm_weight(r, MT_ATTENTION_Q_NORM),
-                                   .k_norm = norm_weight(r, MT_ATTENTION_K_NORM),
-                                   .rstd = rec->rstd_qk,
-                                   .dq_norm = norm_grad(r, MT_ATTENTION_Q_NORM),
-                                   .dk_norm = norm_grad(r, MT_ATTENTION_K_NORM),
-                                   .workspace = m->workspace,
-                               },
-                               err);
+        struct qkv d = turned(split_rows(r, dqkv, ld), &turn[i]);
+        struct mt_qk_rope_bwd a = {.fwd = turn_args(r, rec, &turn[i], rec->qkv, ld), .dq = d.q, .dk = d.k, .to_dq = d.q,
+                                   .to_dk = d.k, .dq_norm = norm_grad(r, MT_ATTENTION_Q_NORM),
+                                   .dk_norm = norm_grad(r, MT_ATTENTION_K_NORM), .workspace = r->m->workspace};
+        rc = mt_op_qk_rope_bwd(r->m->dev, &a, err);
     }
     return rc;
 }
@@ -452,7 +435,13 @@ static int attend_backward(const struct mt_part_run *r, const struct record *rec
     return mt_op_attention_bwd(m->dev, &at, err);
 }
 
-static int backward(const struct mt_part_run *r, struct mt_err *err)
+struct mt_branch mt_attention_branch(const struct mt_part_run *r)
+{
+    struct record rec = record_of(r);
+    return branch_of(r, &rec);
+}
+
+int mt_attention_backward(const struct mt_part_run *r, struct mt_err *err)
 {
     mt_model *m = r->m;
     const struct mt_widths wd = widths_of(r);
@@ -482,8 +471,13 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
         rc = make_qk_backward(r, &rec, s.dqkv, err);
     if (!rc)
         rc = mt_branch_enter(&branch, true, &qkv.x, err);
-    if (!rc)
-        rc = mt_linear_backward(m, &qkv, err);
+    return rc ? rc : mt_linear_backward(m, &qkv, err);
+}
+
+static int backward(const struct mt_part_run *r, struct mt_err *err)
+{
+    struct mt_branch branch = mt_attention_branch(r);
+    int rc = mt_attention_backward(r, err);
     return rc ? rc : mt_branch_enter_backward(&branch, err);
 }
 

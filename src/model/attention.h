@@ -3,8 +3,7 @@
 #define MT_MODEL_ATTENTION_H
 
 #include "base/mem.h"
-#include "model/model_priv.h"
-#include "model/part.h"
+#include "model/branch.h"
 
 /** Does the norm of queries and keys run as an operation of its own (below), instead of with the rotary embedding? */
 static inline bool mt_qk_norm_is_apart(const struct mt_layer_spec *s)
@@ -33,6 +32,11 @@ static inline struct mt_attention mt_attention_of(const struct mt_part_run *r)
         .cu_seqlens_host = r->in->cu_seqlens_host,
     };
 }
+
+/** The branch of a run of part attention, whose record holds the norm's statistics. */
+struct mt_branch mt_attention_branch(const struct mt_part_run *r);
+/** From the gradient of its output in run->dx to that of the branch's input, in m->dh; run->dx stays. */
+int mt_attention_backward(const struct mt_part_run *r, struct mt_err *err);
 
 /** Keys that a query sees, on average over documents of seq_len tokens. */
 static inline double mt_attention_keys_seen(const struct mt_layer_spec *s, size_t seq_len)

@@ -15,7 +15,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     const struct mt_layer_norms *norms = &p->spec->norms;
     int64_t hidden = mt_layout_builder_config(b)->hidden;
     mt_layout_add_norm(b, p, MT_MLP_NORM, hidden, norms->mlp.before, &p->spec->norm);
-    mt_mlp_lay_out(b, p);
+    mt_mlp_lay_out(b, p, 0);
     mt_layout_add_norm(b, p, MT_MLP_NORM_AFTER, hidden, norms->mlp.after, &p->spec->norm);
     mt_layout_add_norm(b, p, MT_BESIDE_NORM_MLP, hidden, norms->mlp_beside, &p->spec->norm);
     mt_layout_add_norm(b, p, MT_BESIDE_NORM_SUM, hidden, norms->experts.after, &p->spec->norm);
@@ -79,11 +79,11 @@ struct beside {
     void *sum; /* [n, hidden] own rows of the rounded sum */
 };
 
-/* The micro-batch's rows of a buffer for the whole step. */
+/* The micro-batch's rows of a buffer for its group. */
 static void *own_rows(const struct mt_part_run *r, enum mt_role role, size_t elem)
 {
     char *rows = mt_value(r, role);
-    return rows + r->of->mb * r->m->p.max_tokens * r->m->wd.c * elem;
+    return rows + mt_model_first_row(r->m, r->of->mb) * r->m->wd.c * elem;
 }
 
 static struct beside beside_of(const struct mt_part_run *r)
@@ -102,7 +102,7 @@ static struct mt_branch branch_of(const struct beside *b)
 
 static struct mt_mlp mlp_of(const struct beside *b)
 {
-    return (struct mt_mlp){.run = &b->run, .gate_up = b->rec.gate_up, .act = b->s.act};
+    return (struct mt_mlp){.run = &b->run, .gate_up = b->rec.gate_up, .act = b->s.act, .dh = b->run.m->dh};
 }
 
 enum { NORM_MLP, NORM_SUM, NORM_BOTH };
@@ -124,7 +124,7 @@ static int norm(const struct beside *b, int which, void *y, struct mt_err *err)
 static int norm_backward(const struct beside *b, int which, const void *dy, void *dx, struct mt_err *err)
 {
     struct mt_norm n = norm_of(b, which);
-    return mt_norm_backward(b->run.m, &n, dy, NULL, dx, b->run.g, err);
+    return mt_norm_backward(b->run.m, &n, &(struct mt_norm_grad){dy, NULL, dx, b->run.g}, err);
 }
 
 static int add(const struct beside *b, const void *x, const void *y, void *out, struct mt_err *err)
@@ -151,7 +151,7 @@ static int prepare(const struct mt_part_run *r, struct mt_err *err)
     struct beside b = beside_of(r);
     struct mt_branch branch = branch_of(&b);
     struct mt_mlp mlp = mlp_of(&b);
-    int rc = mt_mlp_open(&mlp, &branch, err);
+    int rc = mt_mlp_open(&mlp, &branch, false, err);
     return rc ? rc : mt_mlp_project(&mlp, NULL, b.rec.out, err);
 }
 
@@ -183,7 +183,9 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
         rc = norm_backward(&b, NORM_SUM, m->dh, own_rows(r, MT_ROLE_DY, mt_dtype_size(m->dt)), err);
     if (!rc)
         rc = norm_backward(&b, NORM_MLP, m->dh, m->dh, err);
-    return rc ? rc : mt_mlp_backward(&mlp, &branch, m->dh, err);
+    if (!rc)
+        rc = mt_mlp_backward(&mlp, &branch, m->dh, err);
+    return rc ? rc : mt_branch_enter_backward(&branch, err);
 }
 
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)

@@ -58,7 +58,7 @@ int mt_branch_leave_backward(const struct mt_branch *b, const void **d, struct m
         return rc;
     rc = mt_norm(m, &norm, m->h, false, err); /* for its rstd */
     if (!rc)
-        rc = mt_norm_backward(m, &norm, *d, NULL, m->dh, b->run->g, err);
+        rc = mt_norm_backward(m, &norm, &(struct mt_norm_grad){*d, NULL, m->dh, b->run->g}, err);
     *d = m->dh;
     return rc;
 }
@@ -69,7 +69,7 @@ int mt_branch_enter_backward(const struct mt_branch *b, struct mt_err *err)
     struct mt_norm norm = norm_of(b, false);
     void *dx = b->run->dx;
     if (norm.p.n)
-        return mt_norm_backward(m, &norm, m->dh, dx, dx, b->run->g, err);
+        return mt_norm_backward(m, &norm, &(struct mt_norm_grad){m->dh, dx, dx, b->run->g}, err);
     struct mt_add sum = {.n = b->run->in->n_tokens * m->wd.c, .dtype = m->dt, .a = dx, .b = m->dh, .out = dx};
     return mt_op_add(m->dev, &sum, err);
 }

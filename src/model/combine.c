@@ -11,7 +11,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 
 static size_t first_elem(const struct mt_part_run *r)
 {
-    return r->of->mb * r->m->p.max_tokens * r->m->wd.c;
+    return mt_model_first_row(r->m, r->of->mb) * r->m->wd.c;
 }
 
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)

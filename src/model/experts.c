@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A group of experts. Each is a gated MLP, run once a step over the rows of all micro-batches that were sent to it; its
+ * Some experts. Each is a gated MLP, run once a group over the rows of all its micro-batches that were sent to it; its
  * output, times the row's weight, is added to the sum of the layer.
  *
  *   expert(n) = (act(n Wgate + b) * (n Wup + b)) Wdown + b
@@ -39,7 +39,7 @@ struct scratch {
     void *gate_up; /* [rows, 2 width] */
     void *act;     /* [rows, width] */
     void *out;     /* [rows, hidden]: output, or gradient of the input; for a bias's gradient, weighted d_o */
-    float *grad;   /* of one expert: its parameters end to end, then its adapters' */
+    float *grad;   /* of one expert: its parameters end to end, then its adapters'; with one group */
     void *w;       /* one expert's decoded parameters, if its unit keeps codes */
 };
 
@@ -71,7 +71,8 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     s->act = mt_take(base, &at, width);
     s->out = mt_take(base, &at, hidden);
     s->d_o = mt_take(base, &at, p->backward ? hidden : 0);
-    s->grad = mt_take(base, &at, p->backward ? grad_elems * sizeof(float) : 0);
+    bool own = p->backward && mt_groups_n(p->groups) == 1; /* else sums of groups are added in the unit's gradient */
+    s->grad = mt_take(base, &at, own ? grad_elems * sizeof(float) : 0);
     bool codes = p->dtype == MT_BF16 && p->layout->codes_stay;
     s->w = mt_take(base, &at, codes ? mt_expert_elems(p->layout) * mt_dtype_size(p->dtype) : 0);
     return at;
@@ -115,7 +116,7 @@ static size_t gradient_elems(const struct mt_layout *l)
 
 size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev)
 {
-    return padded_rows(dev, MT_MIN(mt_model_step_rows(p), (size_t)TILE));
+    return padded_rows(dev, MT_MIN(mt_model_group_rows(p), (size_t)TILE));
 }
 
 static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
@@ -145,8 +146,9 @@ struct tile {
     size_t n, n_padded;
     const int32_t *list;
     bool first;                        /* of its expert: overwrites the gradients */
-    size_t at[MT_EXPERT_MAX_PARAMS];   /* in s.grad */
-    size_t adapters_at;                /* in s.grad, of its adapters */
+    float *grad;                       /* where its gradients go: s.grad, or the unit's; NULL: it has none */
+    size_t at[MT_EXPERT_MAX_PARAMS];   /* in grad */
+    size_t adapters_at;                /* in grad, of its adapters */
     struct span adapters;
 };
 
@@ -243,8 +245,8 @@ static int weight_gradient(const struct tile *t, int role, size_t out, size_t in
                            struct mt_err *err)
 {
     mt_model *m = t->run->m;
-    float *dw = t->s.grad + t->at[role];
-    if (!t->p[role].trainable || !mt_value(t->run, MT_ROLE_CAST))
+    float *dw = t->grad ? t->grad + t->at[role] : NULL;
+    if (!t->p[role].trainable || !dw)
         return 0;
     return mt_product(m,
                       &(struct mt_gemm){
@@ -271,8 +273,8 @@ static int bias_gradient(const struct tile *t, int role, const void *dy, struct 
 {
     const mt_model *m = t->run->m;
     size_t n = t->p[role].n;
-    float *db = t->s.grad + t->at[role];
-    if (!n || !t->p[role].trainable || !mt_value(t->run, MT_ROLE_CAST))
+    float *db = t->grad ? t->grad + t->at[role] : NULL;
+    if (!n || !t->p[role].trainable || !db)
         return 0;
     int rc = t->first ? mt_op_zero(m->dev, &(struct mt_zero){db, n * sizeof(*db)}, err) : 0;
     return rc ? rc : mt_op_bias_bwd(m->dev,
@@ -292,8 +294,9 @@ static int bias_gradient(const struct tile *t, int role, const void *dy, struct 
 static int adapter_gradient(const struct tile *t, const struct mt_linear_bwd *of, const void *x, struct mt_err *err)
 {
     struct mt_adapter_run run = {.adapter = of->p.adapter, .n = t->n_padded, .ld = of->out, .x = x, .w = of->w,
-                                 .dy = of->dy, .g = t->s.grad + t->adapters_at, .g_first = t->adapters.first};
-    return mt_value(t->run, MT_ROLE_CAST) ? mt_adapter_weight_grad(t->run->m, &run, err) : 0;
+                                 .dy = of->dy, .g = t->grad ? t->grad + t->adapters_at : NULL,
+                                 .g_first = t->adapters.first};
+    return t->grad ? mt_adapter_weight_grad(t->run->m, &run, err) : 0;
 }
 
 static int gated_backward(const struct tile *t, struct mt_err *err)
@@ -335,7 +338,7 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
     struct mt_linear_bwd gate_up = {.n = t->n_padded, .in = hidden, .out = 2 * width, .w = t->w,
                                     .dy = t->s.gate_up, .p = param_of(t, MT_EXPERT_GATE_UP), .dx = t->s.out};
     const struct mt_param *bias = &t->p[MT_EXPERT_DOWN_BIAS];
-    bool weighted = bias->n && bias->trainable && mt_value(t->run, MT_ROLE_CAST);
+    bool weighted = bias->n && bias->trainable && t->grad;
     int rc = open_tile(t, err);
     if (!rc)
         rc = gather(t, mt_value(t->run, MT_ROLE_DY), NULL, t->s.d_o, err);
@@ -366,10 +369,14 @@ static struct tile begin_expert(const struct mt_part_run *r, int expert)
 {
     struct tile t = {.run = r, .p = r->part->expert[expert], .w = r->w};
     mt_model *m = r->m;
-    mt_routing_layout(&t.routing, &m->layout->cfg.moe, mt_model_step_rows(&m->p), mt_value(r, MT_ROLE_ROUTING));
+    mt_routing_layout(&t.routing, &m->layout->cfg.moe, mt_model_group_rows(&m->p), mt_value(r, MT_ROLE_ROUTING));
     t.adapters = adapters_of(t.p);
     t.adapters_at = lay_out_gradient(t.at, t.p);
     lay_out_scratch(&t.s, &m->p, m->dev, gradient_elems(m->layout), r->scratch);
+    t.grad = r->g ? r->g : mt_value(r, MT_ROLE_CAST) ? t.s.grad : NULL;
+    for (int i = 0; r->g && i < MT_EXPERT_MAX_PARAMS; i++)
+        t.at[i] = t.p[i].grad;
+    t.adapters_at = r->g ? t.adapters.first : t.adapters_at;
     return t;
 }
 
@@ -388,7 +395,7 @@ typedef int tile_fn(const struct tile *t, struct mt_err *err);
 
 static int run_tiles(struct tile *t, int expert, tile_fn *run, struct mt_err *err)
 {
-    struct mt_expert_list list = mt_model_expert_list(t->run->m, t->run->part->layer, expert);
+    struct mt_expert_list list = mt_model_expert_list(t->run->m, t->run->part->layer, expert, t->run->of->mb);
     int rc = list.n ? open_codes(t, expert, err) : 0;
     for (size_t at = 0; at < list.n && !rc; at += TILE) {
         t->n = MT_MIN(list.n - at, (size_t)TILE);
@@ -421,9 +428,12 @@ static int cast_gradients(const struct tile *t, int expert, struct mt_err *err)
         const struct mt_tensor *ten = &m->layout->tensors[k];
         if (ten->expert != expert || !ten->trainable)
             continue;
-        const float *src = t->s.grad + (ten->adapter ? t->adapters_at + (ten->grad - t->adapters.first)
+        float *src = t->grad + (ten->adapter ? t->adapters_at + (ten->grad - t->adapters.first)
                                                      : t->at[ten->param - t->p] + (ten->grad - ten->param->grad));
-        rc = mt_model_cast_tensor(m, k, src, mt_value(t->run, MT_ROLE_CAST), t->run->of->cast_dtype, err);
+        const struct mt_model_direct to = {src, t->run->w, mt_value(t->run, MT_ROLE_MOMENTS), t->run->of->cast_dtype};
+        rc = mt_model_direct_tensor(m, k, &to, err);
+        if (!rc)
+            rc = mt_model_cast_tensor(m, k, src, mt_value(t->run, MT_ROLE_CAST), t->run->of->cast_dtype, err);
     }
     return rc;
 }
@@ -436,14 +446,14 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     for (int i = r->part->n_experts; i-- > 0 && !rc;) {
         struct tile t = begin_expert(r, i);
         int expert = r->part->first_expert + i;
-        bool idle = !mt_model_expert_list(m, r->part->layer, expert).n;
+        bool idle = !mt_model_expert_list(m, r->part->layer, expert, r->of->mb).n;
         if (mt_value(r, MT_ROLE_CAST) && t.adapters.end)
-            rc = mt_op_zero(m->dev, &(struct mt_zero){t.s.grad + t.adapters_at, (t.adapters.end - t.adapters.first) *
+            rc = mt_op_zero(m->dev, &(struct mt_zero){t.grad + t.adapters_at, (t.adapters.end - t.adapters.first) *
                                                                                     sizeof(float)}, err);
         if (!rc)
             rc = run_tiles(&t, expert, backward_tile, err);
         if (!rc && mt_value(r, MT_ROLE_CAST) && idle)
-            rc = mt_op_zero(m->dev, &(struct mt_zero){t.s.grad, gradient_elems(m->layout) * sizeof(float)}, err);
+            rc = mt_op_zero(m->dev, &(struct mt_zero){t.grad, gradient_elems(m->layout) * sizeof(float)}, err);
         if (!rc && mt_value(r, MT_ROLE_CAST))
             rc = cast_gradients(&t, expert, err);
     }
@@ -470,7 +480,8 @@ const struct mt_part_kind mt_part_experts = {
              {MT_ROLE_DY, MT_NO_ACCESS, MT_READ, mt_rows_bytes},
              {MT_ROLE_DN, MT_NO_ACCESS, MT_ADD},
              {MT_ROLE_DWEIGHTS, MT_NO_ACCESS, MT_FILL},
-             {MT_ROLE_CAST, MT_NO_ACCESS, MT_WRITE}}, /* by expert: there is no FP32 gradient of the whole unit */
+             {MT_ROLE_CAST, MT_NO_ACCESS, MT_WRITE}, /* by expert, if there is one group: else GRAD (budget.c) */
+             {MT_ROLE_MOMENTS, MT_NO_ACCESS, MT_UPDATE}}, /* with CAST */
     .lay_out = lay_out,
     .scratch_bytes = scratch_bytes,
     .workspace_bytes = workspace_bytes,

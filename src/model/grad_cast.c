@@ -5,11 +5,12 @@
  * `at` may therefore have at most `at` elements; the first ones go through a small buffer.
  */
 #include "base/mem.h"
+#include "model/direct.h"
 #include "model/model_priv.h"
 
 struct cast {
     mt_model *m;
-    float *g, *partials; /* partials: of the tensor */
+    float *g, *partials; /* partials: of the tensor; NULL: of a direction */
     char *dst;
     enum mt_dtype dtype;
 };
@@ -23,7 +24,7 @@ static int cast_piece(const struct cast *c, size_t first, size_t at, size_t n, v
                                .src = c->g + at,
                                .dst_dtype = c->dtype,
                                .dst = to,
-                               .partials = c->partials + (at - first) / MT_SUMSQ_BLOCK,
+                               .partials = c->partials ? c->partials + (at - first) / MT_SUMSQ_BLOCK : NULL,
                            },
                            err);
 }
@@ -45,6 +46,13 @@ static int cast_in_place(const struct cast *c, size_t first, size_t n, struct mt
     return rc;
 }
 
+/* Where the sums of a tensor's squares go; NULL: they have been made before it became a direction. */
+static float *partials_of(mt_model *m, size_t tensor)
+{
+    return mt_tensor_has_direction(m->layout, &m->layout->tensors[tensor])
+               ? NULL : mt_model_stats_partials(m, m->stats_dev) + m->partials_at[tensor];
+}
+
 int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst, enum mt_dtype dst_dtype,
                          struct mt_err *err)
 {
@@ -55,7 +63,7 @@ int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst
                                .src = src,
                                .dst_dtype = dst_dtype,
                                .dst = (char *)dst + t->grad * mt_dtype_size(dst_dtype),
-                               .partials = mt_model_stats_partials(m, m->stats_dev) + m->partials_at[tensor],
+                               .partials = partials_of(m, tensor),
                            },
                            err);
 }
@@ -79,7 +87,7 @@ int mt_model_grad_cast(mt_model *m, size_t unit, float *g, void *dst, enum mt_dt
     int rc = 0;
     for (size_t t = u->first_tensor; !rc && t < u->first_tensor + u->n_tensors; t++) {
         const struct mt_tensor *ten = &m->layout->tensors[t];
-        struct cast c = {m, g, mt_model_stats_partials(m, m->stats_dev) + m->partials_at[t], dst, dst_dtype};
+        struct cast c = {m, g, partials_of(m, t), dst, dst_dtype};
         if (!ten->trainable)
             continue;
         rc = in_place ? cast_in_place(&c, ten->grad, ten->n, err)

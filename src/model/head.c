@@ -39,8 +39,7 @@ static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_lay
 static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
 {
     (void)spec;
-    return mt_op_rmsnorm_bwd_workspace(
-        dev, &(struct mt_rmsnorm_bwd){.n = p->max_tokens, .c = (size_t)p->layout->cfg.hidden});
+    return mt_norm_workspace(p, &p->layout->cfg.norm, dev);
 }
 
 static struct scratch scratch_of(const mt_model *m)
@@ -56,6 +55,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     if (!c->tied)
         mt_layout_add_tensor(b, p, MT_HEAD_TABLE, c->vocab, c->hidden, "lm_head.weight");
     mt_layout_add_norm(b, p, MT_HEAD_NORM, c->hidden, "model.norm.weight", &c->norm);
+    mt_layout_add_norm_bias(b, p, MT_HEAD_NORM, c->hidden, "model.norm.bias", &c->norm);
 }
 
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
@@ -356,7 +356,7 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
         return rc;
     rc = scale_rows(m, in->n_loss, s.ds, err);
     if (!rc)
-        rc = mt_norm_backward(m, &norm, s.ds, NULL, s.ds, a->g, err);
+        rc = mt_norm_backward(m, &norm, &(struct mt_norm_grad){s.ds, NULL, s.ds, a->g}, err);
     rows.src = s.ds;
     rows.dst = a->dx;
     return rc ? rc : mt_op_scatter_rows(m->dev, &rows, err);

@@ -45,9 +45,22 @@ static bool trained_also(struct mt_layout_builder *b, const char *name, bool ins
     return hit;
 }
 
-static bool frozen(struct mt_layout_builder *b, const char *name)
+/* Of training by blocks: does the tensor belong to another one? */
+static bool of_another_block(struct mt_layout_builder *b, const char *name, int layer)
 {
-    bool hit = false;
+    const struct mt_layout_params *p = b->p;
+    bool hit = p->by_blocks && (layer < p->first_layer || layer >= p->end_layer);
+    for (size_t i = 0; i < p->n_always; i++)
+        if (!fnmatch(p->always[i], name, 0)) {
+            b->always_used[i] = true;
+            hit = false;
+        }
+    return hit;
+}
+
+static bool frozen(struct mt_layout_builder *b, const char *name, int layer)
+{
+    bool hit = of_another_block(b, name, layer);
     if (mt_layout_has_adapters(b))
         return !trained_also(b, name, false);
     for (size_t i = 0; i < b->p->n_freeze; i++)
@@ -68,8 +81,9 @@ static void add_tensor(struct mt_layout_builder *b, const struct mt_layout_place
     t->log_to = tensor->log_to;
     mt_stored_name(t, b->l, at->part->layer, tensor->usual);
     t->decay = decays(b, t->name);
+    t->matrix = mt_layout_is_matrix(b, at, t);
     b->u->n_params += t->n;
-    mt_layout_set_trainable(b, t, !tensor->constant && !frozen(b, t->name));
+    mt_layout_set_trainable(b, t, !tensor->constant && !frozen(b, t->name, at->part->layer));
     t->saved_along = tensor->constant && mt_layout_has_adapters(b) && trained_also(b, t->name, true);
 }
 
@@ -98,6 +112,14 @@ void mt_layout_add_norm(struct mt_layout_builder *b, struct mt_part *p, int role
 {
     const struct mt_param_tensor w = {.usual = usual, .rows = n, .start = norm->plus_one ? 0 : 1};
     mt_layout_add_param(b, p, role, 0, 1, &w);
+}
+
+void mt_layout_add_norm_bias(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t n, const char *usual,
+                             const struct mt_norm_spec *norm)
+{
+    const struct mt_param_tensor bias = {.usual = usual, .rows = n};
+    if (norm->biased)
+        add_tensor(b, &(struct mt_layout_place){p, &p->param[role], -1}, 0, &bias);
 }
 
 void mt_layout_add_expert_param(struct mt_layout_builder *b, struct mt_part *p, int i, int role, int64_t cols, size_t n,
@@ -165,7 +187,7 @@ static size_t count_parts(const char *const *parts)
     return n;
 }
 
-/* Number of parts from `first` on that run by micro-batch, up to one that runs once a step or to the end. */
+/* Number of parts from `first` on that run by micro-batch, up to one that runs once a group or to the end. */
 static size_t count_by_micro(const char *const *parts, size_t first, size_t n)
 {
     size_t i = first;
@@ -231,15 +253,16 @@ static size_t group_of(const struct mt_hf_config *cfg, size_t asked)
 
 static int check_globs(const struct mt_layout_builder *b, struct mt_err *err)
 {
-    bool any = false;
     for (size_t i = 0; i < b->p->n_freeze; i++)
         if (!b->glob_used[i])
             return mt_fail(err, MT_ERR_USAGE, -EINVAL,
                            "model.freeze: \"%s\" matches no tensor (names are like %s)",
                            b->p->freeze[i], b->l->tensors[b->l->n_tensors / 2].name);
-    for (size_t i = 0; i < b->l->n_tensors; i++)
-        any |= b->l->tensors[i].trainable;
-    return any ? 0 : mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.freeze leaves nothing to train");
+    for (size_t i = 0; i < b->p->n_always; i++)
+        if (!b->always_used[i])
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.blocks_always: \"%s\" matches no tensor (names are like %s)",
+                           b->p->always[i], b->l->tensors[b->l->n_tensors / 2].name);
+    return 0;
 }
 
 /* The sum of a mixture's experts has the hidden state in it: nothing can be between the two, unless the layer's end adds
@@ -341,6 +364,22 @@ static void list_segments(struct mt_layout *l)
     }
 }
 
+/* A tensor of the files is trained or frozen as a whole: overlays and checkpoints have it so. */
+static int check_whole(const struct mt_layout *l, struct mt_err *err)
+{
+    for (size_t i = 0; i < l->n_stored; i++) {
+        const struct mt_stored *s = &l->stored[i];
+        const struct mt_tensor *first = &l->tensors[l->pieces[s->first_piece]];
+        for (size_t k = 1; k < s->n_pieces; k++) {
+            const struct mt_tensor *t = &l->tensors[l->pieces[s->first_piece + k]];
+            if (t->trainable != first->trainable)
+                return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.blocks: the model's files have %s and %s in one tensor, %s: "
+                               "name both or neither in model.freeze and train.blocks_always", first->name, t->name, s->name);
+        }
+    }
+    return 0;
+}
+
 static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, struct mt_err *err)
 {
     struct mt_layout *l = b->l;
@@ -348,6 +387,7 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     l->cut = b->p->cut;
     l->optimizer = b->p->optimizer;
     l->master = b->p->master;
+    l->by_blocks = b->p->by_blocks;
     l->cut.expert_group = group_of(cfg, b->p->cut.expert_group);
     l->tied = cfg->tied;
     if (mt_layout_has_adapters(b)) {
@@ -373,9 +413,13 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     l->n_adapters = b->n_adapters;
     rc = b->rc ? b->rc : mt_layout_has_adapters(b) ? mt_layout_check_adapters(b, err) : check_globs(b, err);
     if (!rc)
+        rc = mt_layout_check_matrices(b, err);
+    if (!rc)
         rc = sort_names(l, err);
     if (!rc)
         rc = mt_stored_place(l, err);
+    if (!rc && l->by_blocks)
+        rc = check_whole(l, err);
     if (!rc)
         find_f32_routers(l);
     return rc ? rc : mt_layout_set_ranges(l, err);
@@ -387,7 +431,8 @@ int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, con
     struct mt_layout_builder b = {.l = mt_calloc(1, sizeof(struct mt_layout)),
                                   .p = p,
                                   .err = err,
-                                  .glob_used = mt_calloc(p->n_freeze, sizeof(bool))};
+                                  .glob_used = mt_calloc(p->n_freeze + p->n_always, sizeof(bool))};
+    b.always_used = b.glob_used ? b.glob_used + p->n_freeze : NULL;
     int rc = b.l && b.glob_used ? lay_out(&b, cfg, err) : mt_fail_nomem(err, "the model's layout", sizeof(*b.l));
     free(b.glob_used);
     if (rc) {
@@ -512,13 +557,13 @@ static size_t drop_output(struct mt_port port[MT_MAX_PORTS], size_t n)
     return n - (y != NULL);
 }
 
-size_t mt_unit_ports(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens, size_t step_rows,
+size_t mt_unit_ports(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens, size_t group_rows,
                      struct mt_port port[MT_MAX_PORTS])
 {
     const struct mt_unit *u = &l->units[unit];
     size_t n = 0;
     for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
-        const struct mt_part_shape shape = {&l->cfg, l->parts[i].spec, dtype, max_tokens, step_rows};
+        const struct mt_part_shape shape = {&l->cfg, l->parts[i].spec, dtype, max_tokens, group_rows};
         n = drop_output(port, n);
         for (const struct mt_part_port *p = l->parts[i].kind->port; p->role != MT_ROLE_NONE; p++)
             n = add_port(port, n, p, &shape);
@@ -527,12 +572,12 @@ size_t mt_unit_ports(const struct mt_layout *l, size_t unit, enum mt_dtype dtype
 }
 
 size_t mt_layout_value_bytes(const struct mt_layout *l, enum mt_role role, enum mt_dtype dtype, size_t max_tokens,
-                             size_t step_rows)
+                             size_t group_rows)
 {
     size_t bytes = 0;
     for (size_t u = 0; u < l->n_units; u++) {
         struct mt_port port[MT_MAX_PORTS], *p;
-        p = find_port(port, mt_unit_ports(l, u, dtype, max_tokens, step_rows, port), role);
+        p = find_port(port, mt_unit_ports(l, u, dtype, max_tokens, group_rows, port), role);
         bytes = p ? MT_MAX(bytes, p->bytes) : bytes;
     }
     return bytes;

@@ -61,6 +61,7 @@ struct mt_tensor {
     size_t number;    /* its index in the layout of its learner alone: of the random numbers that its updates draw */
     bool saved_along; /* a constant of a module that adapter.train_also names: PEFT's files have it beside what is trained */
     bool decay;       /* weight decay applies */
+    bool matrix;      /* for optimizers of matrices (mt_layout_params.matrices) */
     float start;      /* random weights: of a vector, all elements */
     float log_to;           /* mt_param_tensor.log_to */
     const struct mt_adapter *adapter; /* that it belongs to; NULL: it is of the model's files */
@@ -139,7 +140,7 @@ struct mt_adapter {
 };
 
 struct mt_part_kind; /* model/part.h */
-enum { MT_PART_MAX_PARAMS = 12, MT_EXPERT_MAX_PARAMS = 4 };
+enum { MT_PART_MAX_PARAMS = 13, MT_EXPERT_MAX_PARAMS = 4 };
 
 /** A part of the model: one step of the computation (attention, MLP, ...) of one layer, with its parameters. */
 struct mt_part {
@@ -161,7 +162,7 @@ struct mt_unit {
     enum mt_unit_kind kind;
     int layer;                   /* of MT_UNIT_LAYER, else -1 */
     int block;                   /* 0: embed; 1 and up: the layer; last: head. The same for every cut */
-    bool per_step;               /* runs once a step, over the rows of all micro-batches; else once for each */
+    bool per_step;               /* runs once a group, over the rows of all its micro-batches; else once for each */
     char name[48];               /* "embed", "layer 7", "layer 7 mlp", "layer 7 experts 0-7", "head" */
     size_t n_elems;              /* on the device: params aligned to 64 elements, end padded to
                                     MT_JOIN_BLOCK */
@@ -173,20 +174,21 @@ struct mt_unit {
     size_t n_grad;               /* elements of its FP32 gradient: parameters with a trained tensor */
     size_t n_in_planes[MT_N_RANGE_KINDS]; /* elements of the planes of each kind of range */
     size_t n_apart[MT_MAX_STATES]; /* bytes of the plane of each state that is kept apart */
+    bool has_state[MT_MAX_STATES]; /* any trained tensor has it */
     bool trainable;              /* any of its tensors is */
     size_t wide_file_bytes;      /* in files, of its ranges of kind MT_RANGE_IN_FILE_WIDE */
     bool packed_in_files;        /* it has packed tensors, and all of them are packed in the model's files */
     bool adapters_alone;         /* all that is trained of it are adapters, not of the embedding's table, and each of
                                     their parameters is in one range: they can have a buffer of their own, in the
                                     order of the trained plane (memory.adapters) */
-    bool codes_stay;             /* it runs once a step, has packed tensors and no adapters: in bf16 compute its packed
+    bool codes_stay;             /* it runs once a group, has packed tensors and no adapters: in bf16 compute its packed
                                     plane stays in its buffer (model/packing.h) */
 };
 
 /**
  * How the parts of a decoder layer are divided into n_units units: unit i has the next n_parts[i] parts, the last unit
- * all remaining ones. In a mixture of experts, this divides the parts before the first that runs once a step; each part
- * that runs once a step is a unit of its own, and the parts after them are one unit. This is placement: tensors, their
+ * all remaining ones. In a mixture of experts, this divides the parts before the first that runs once a group; each
+ * of those is a unit of its own, and the parts after them are one unit. This is placement: tensors, their
  * order and every result are the same for each cut.
  */
 enum { MT_CUT_MAX_UNITS = 4 };
@@ -247,11 +249,19 @@ struct mt_layout {
     uint64_t n_active;         /* parameters used by one token: of the experts those it is sent to; without the
                                   embedding, unless its table is also the head's */
     bool tied;
+    bool by_blocks;            /* what is frozen is all in the model's files, and was or will be trained: checkpoints name it */
 };
 
 struct mt_layout_params {
     const char *const *freeze; /* [n_freeze] globs of the names of tensors that are not trained; borrowed */
     size_t n_freeze;
+    const char *const *matrices; /* [n_matrices] globs of the names of tensors for optimizers of matrices; borrowed.
+                                  0: the matrices of layers but for routers, with sides of 8 or more */
+    size_t n_matrices;
+    bool by_blocks;            /* [first_layer, end_layer) are trained, one of train.blocks, and what `always` has */
+    int first_layer, end_layer;
+    const char *const *always; /* [n_always] globs; borrowed */
+    size_t n_always;
     bool decay_embeddings;     /* embed_tokens and lm_head decay; biases and norms never do */
     struct mt_cut cut;
     const struct mt_optimizer *optimizer; /* of the run, borrowed; NULL: nothing will be trained, or by elements */
@@ -297,14 +307,14 @@ void mt_segment_name(const struct mt_segment *s, char *buf, size_t len);
 bool mt_segment_attends(const struct mt_segment *s);
 
 /**
- * What a unit's operations use, beside its record and its adapters, from the ports of its parts; step_rows: tokens of a
- * step. A hidden state between two of its parts is not among it. Returns how many.
+ * What a unit's operations use, beside its record and its adapters, from the ports of its parts; group_rows: tokens of a
+ * group. A hidden state between two of its parts is not among it. Returns how many.
  */
-size_t mt_unit_ports(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens, size_t step_rows,
+size_t mt_unit_ports(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens, size_t group_rows,
                      struct mt_port port[MT_MAX_PORTS]);
 /** Bytes of the largest value of that role that the units' ports say. */
 size_t mt_layout_value_bytes(const struct mt_layout *l, enum mt_role role, enum mt_dtype dtype, size_t max_tokens,
-                             size_t step_rows);
+                             size_t group_rows);
 
 /**
  * Floating-point operations of a token's forward and backward in documents of seq_len tokens, without

@@ -11,7 +11,7 @@ struct mt_layout_builder {
     struct mt_layout *l;
     struct mt_unit *u;
     const struct mt_layout_params *p;
-    bool *glob_used;
+    bool *glob_used, *always_used;
     size_t cap_tensors, n_experts; /* n_experts: rows of l->experts in use */
     size_t n_adapters;             /* of l->adapters in use */
     int learner;                   /* whose adapters are being laid out */
@@ -44,6 +44,11 @@ void mt_layout_module_of(char *module, size_t len, const char *name);
 /** Adds a tensor whose name is not set yet to the unit; NULL: no memory. */
 struct mt_tensor *mt_layout_begin_tensor(struct mt_layout_builder *b, const struct mt_layout_place *at, int64_t rows,
                                          int64_t cols);
+/** Whether it is for optimizers of matrices; after its name is known. */
+bool mt_layout_is_matrix(const struct mt_layout_builder *b, const struct mt_layout_place *at,
+                         const struct mt_tensor *t);
+/** -EINVAL (MT_ERR_USAGE): a glob of matrices matches none. */
+int mt_layout_check_matrices(const struct mt_layout_builder *b, struct mt_err *err);
 void mt_layout_set_trainable(struct mt_layout_builder *b, struct mt_tensor *t, bool trainable);
 
 /* layout_adapters.c */

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What layout.c and layout_adapters.c need to add a tensor to the unit that is being laid out. */
+#include <fnmatch.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "model/layout_priv.h"
+#include "model/part.h"
 
 bool mt_layout_has_adapters(const struct mt_layout_builder *b)
 {
@@ -36,6 +38,32 @@ struct mt_tensor *mt_layout_begin_tensor(struct mt_layout_builder *b, const stru
     b->u->n_elems = t->first + t->n;
     b->u->n_tensors++;
     return t;
+}
+
+bool mt_layout_is_matrix(const struct mt_layout_builder *b, const struct mt_layout_place *at,
+                         const struct mt_tensor *t)
+{
+    enum { LEAST = 8 };
+    bool hit = false;
+    for (size_t i = 0; i < b->p->n_matrices; i++)
+        hit |= !fnmatch(b->p->matrices[i], t->name, 0);
+    if (t->n_dims < 2 || b->p->n_matrices)
+        return t->n_dims > 1 && hit;
+    bool router = at->part->kind == &mt_part_router && at->param == &at->part->param[MT_ROUTER_WEIGHT];
+    return b->u->kind == MT_UNIT_LAYER && !router && t->shape[0] >= LEAST && t->shape[1] >= LEAST;
+}
+
+int mt_layout_check_matrices(const struct mt_layout_builder *b, struct mt_err *err)
+{
+    for (size_t i = 0; i < b->p->n_matrices; i++) {
+        size_t hits = 0;
+        for (size_t t = 0; t < b->l->n_tensors; t++)
+            hits += b->l->tensors[t].matrix && !fnmatch(b->p->matrices[i], b->l->tensors[t].name, 0);
+        if (!hits)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.matrices: \"%s\" matches no matrix (names are like %s)",
+                           b->p->matrices[i], b->l->tensors[b->l->n_tensors / 2].name);
+    }
+    return 0;
 }
 
 void mt_layout_set_trainable(struct mt_layout_builder *b, struct mt_tensor *t, bool trainable)

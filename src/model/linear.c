@@ -132,43 +132,33 @@ int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err
     return rc ? rc : mt_linear_weight_grad(m, a, err);
 }
 
-int mt_norm(mt_model *m, const struct mt_norm *a, void *y, bool again, struct mt_err *err)
+size_t mt_norm_workspace(const struct mt_model_params *p, const struct mt_norm_spec *s, mt_device *dev)
 {
-    return mt_op_rmsnorm(m->dev,
-                         &(struct mt_rmsnorm){
-                             .n = a->n,
-                             .c = m->wd.c,
-                             .dtype = m->dt,
-                             .eps = (float)a->spec->eps,
-                             .plus_one = a->spec->plus_one,
-                             .round_once = a->spec->round_once,
-                             .x = a->x,
-                             .w = mt_elem(m, a->w, a->p.at),
-                             .y = y,
-                             .rstd = a->rstd,
-                             .use_rstd = again,
-                         },
-                         err);
+    size_t n = p->max_tokens, c = (size_t)p->layout->cfg.hidden;
+    struct mt_layernorm_bwd centred = {.n = n, .c = c, .biased = s->biased};
+    struct mt_rmsnorm_bwd usual = {.n = n, .c = c};
+    return s->centred ? mt_op_layernorm_bwd_workspace(dev, &centred) : mt_op_rmsnorm_bwd_workspace(dev, &usual);
 }
 
-int mt_norm_backward(mt_model *m, const struct mt_norm *a, const void *dy, const void *dres, void *dx, float *g,
-                     struct mt_err *err)
+/* Both norms' operations have these fields. */
+#define FORWARD_FIELDS                                                                                                 \
+    .n = a->n, .c = m->wd.c, .dtype = m->dt, .eps = (float)a->spec->eps, .plus_one = a->spec->plus_one, .x = a->x,     \
+    .w = mt_elem(m, a->w, a->p.at), .y = y, .rstd = a->rstd, .use_rstd = again
+#define BACKWARD_FIELDS                                                                                                \
+    .n = a->n, .c = m->wd.c, .dtype = m->dt, .plus_one = a->spec->plus_one, .dy = d->dy, .x = a->x,                    \
+    .w = mt_elem(m, a->w, a->p.at), .rstd = a->rstd, .dres = d->dres, .dx = d->dx, .dw = mt_grad_of(d->g, a->p),       \
+    .workspace = m->workspace
+
+int mt_norm(mt_model *m, const struct mt_norm *a, void *y, bool again, struct mt_err *err)
 {
-    return mt_op_rmsnorm_bwd(m->dev,
-                             &(struct mt_rmsnorm_bwd){
-                                 .n = a->n,
-                                 .c = m->wd.c,
-                                 .dtype = m->dt,
-                                 .plus_one = a->spec->plus_one,
-                                 .round_once = a->spec->round_once,
-                                 .dy = dy,
-                                 .x = a->x,
-                                 .w = mt_elem(m, a->w, a->p.at),
-                                 .rstd = a->rstd,
-                                 .dres = dres,
-                                 .dx = dx,
-                                 .dw = mt_grad_of(g, a->p),
-                                 .workspace = m->workspace,
-                             },
-                             err);
+    const struct mt_layernorm centred = {FORWARD_FIELDS, .biased = a->spec->biased};
+    const struct mt_rmsnorm usual = {FORWARD_FIELDS, .round_once = a->spec->round_once};
+    return a->spec->centred ? mt_op_layernorm(m->dev, &centred, err) : mt_op_rmsnorm(m->dev, &usual, err);
+}
+
+int mt_norm_backward(mt_model *m, const struct mt_norm *a, const struct mt_norm_grad *d, struct mt_err *err)
+{
+    const struct mt_layernorm_bwd centred = {BACKWARD_FIELDS, .biased = a->spec->biased};
+    const struct mt_rmsnorm_bwd usual = {BACKWARD_FIELDS, .round_once = a->spec->round_once};
+    return a->spec->centred ? mt_op_layernorm_bwd(m->dev, &centred, err) : mt_op_rmsnorm_bwd(m->dev, &usual, err);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which rows of a step go to which expert: the router's choices, sorted by expert. No parameters. */
+/* Which rows of a group go to which expert: the router's choices, sorted by expert. No parameters. */
 #include "model/model_priv.h"
 #include "model/part.h"
 
@@ -17,7 +17,7 @@ static struct mt_route_lists arguments(const struct mt_moe *moe, size_t n)
 static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
 {
     (void)spec;
-    struct mt_route_lists a = arguments(&p->layout->cfg.moe, mt_model_step_rows(p));
+    struct mt_route_lists a = arguments(&p->layout->cfg.moe, mt_model_group_rows(p));
     return mt_op_route_lists_workspace(dev, &a);
 }
 
@@ -25,10 +25,10 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
     mt_model *m = r->m;
     const struct mt_moe *moe = &m->layout->cfg.moe;
-    struct mt_route_lists a = arguments(moe, mt_model_rows_in_use(m));
+    struct mt_route_lists a = arguments(moe, mt_model_rows_in_use(m, r->of->mb));
     struct mt_routing t;
     (void)y; /* the lists are in the routing */
-    mt_routing_layout(&t, moe, mt_model_step_rows(&m->p), mt_value(r, MT_ROLE_ROUTING));
+    mt_routing_layout(&t, moe, mt_model_group_rows(&m->p), mt_value(r, MT_ROLE_ROUTING));
     a.ids = t.ids;
     a.weights = t.weights;
     a.counts = t.counts;
@@ -36,7 +36,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     a.list = t.list;
     a.workspace = m->workspace;
     int rc = mt_op_route_lists(m->dev, &a, err);
-    return rc ? rc : mt_model_take_counts(m, r->part->layer, &t, err);
+    return rc ? rc : mt_model_take_counts(m, r->part->layer, r->of->mb, &t, err);
 }
 
 const struct mt_part_kind mt_part_lists = {

@@ -273,12 +273,16 @@ static int normalise_backward(const struct mt_part_run *r, const struct record *
                              err);
 }
 
-/* Rows of the rotary tables; none where the layer has no embedding: then heads are only copied. */
-static struct mt_rope_rows rope_rows(const struct mt_part_run *r, size_t *rot)
+/* A rotation of no heads yet; by none where the layer has no embedding: then heads are only copied. */
+static struct mt_qk_rope rope_args(const struct mt_part_run *r)
 {
     const struct mt_layer_spec *c = r->part->spec;
-    *rot = c->rope == MT_NO_ROPE ? 0 : (size_t)c->rope_dim;
-    return c->rope == MT_NO_ROPE ? (struct mt_rope_rows){0} : r->in->rope[c->rope];
+    struct mt_rope_rows rows = {0};
+    if (c->rope != MT_NO_ROPE)
+        rows = r->in->rope[c->rope];
+    return (struct mt_qk_rope){.n = r->in->n_tokens, .rot = c->rope == MT_NO_ROPE ? 0 : (size_t)c->rope_dim,
+                               .pairs = true, .dtype = r->m->dt, .positions = rows.positions, .cos_t = rows.cos_t,
+                               .sin_t = rows.sin_t, .max_pos = rows.n_table_rows};
 }
 
 /* Rotates the queries' part in place, unless they are rotated already, and the keys' to where all heads have it. */
@@ -286,15 +290,11 @@ static int rotate(const struct mt_part_run *r, const struct views *x, bool queri
 {
     const struct dims d = dims_of_run(r);
     enum mt_dtype t = r->m->dt;
-    struct mt_qk_rope a = {.n = r->in->n_tokens, .pairs = true, .dtype = t, .k = x->shared,
-                           .to_k = piece(x->k, d.nope, d.rope, t)};
-    struct mt_rope_rows rows = rope_rows(r, &a.rot);
+    struct mt_qk_rope a = rope_args(r);
+    a.k = x->shared;
+    a.to_k = piece(x->k, d.nope, d.rope, t);
     if (queries && a.rot)
         a.q = a.to_q = piece(x->q, d.nope, d.rope, t);
-    a.positions = rows.positions;
-    a.cos_t = rows.cos_t;
-    a.sin_t = rows.sin_t;
-    a.max_pos = rows.n_table_rows;
     return mt_op_qk_rope(r->m->dev, &a, err);
 }
 
@@ -378,15 +378,10 @@ static int rotate_backward(const struct mt_part_run *r, const struct views *dx, 
 {
     const struct dims d = dims_of_run(r);
     enum mt_dtype t = r->m->dt;
-    struct mt_qk_rope_bwd a = {.n = r->in->n_tokens, .pairs = true, .dtype = t, .dk = piece(dx->k, d.nope, d.rope, t),
-                               .to_dk = dx->shared, .workspace = r->m->workspace};
-    struct mt_rope_rows rows = rope_rows(r, &a.rot);
-    if (a.rot)
+    struct mt_qk_rope_bwd a = {.fwd = rope_args(r), .dk = piece(dx->k, d.nope, d.rope, t), .to_dk = dx->shared,
+                               .workspace = r->m->workspace};
+    if (a.fwd.rot)
         a.dq = a.to_dq = piece(dx->q, d.nope, d.rope, t);
-    a.positions = rows.positions;
-    a.cos_t = rows.cos_t;
-    a.sin_t = rows.sin_t;
-    a.max_pos = rows.n_table_rows;
     return mt_op_qk_rope_bwd(r->m->dev, &a, err);
 }
 

@@ -61,12 +61,13 @@ static struct scratch scratch_of(const struct mt_part_run *r)
 static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *s, mt_device *dev)
 {
     struct mt_widths w = mt_widths(&p->layout->cfg, s);
-    struct mt_rmsnorm_bwd norm = {.n = p->max_tokens, .c = w.c};
     struct mt_bias_bwd bias = {.n = p->max_tokens, .c = MT_MAX(mt_mlp_width(s), w.c)};
-    return MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
+    struct mt_xielu_bwd curve = {.n = p->max_tokens, .f = (size_t)s->ffn};
+    size_t need = MT_MAX(mt_norm_workspace(p, &s->norm, dev), mt_op_bias_bwd_workspace(dev, &bias));
+    return s->activation == MT_ACTIVATION_XIELU ? MT_MAX(need, mt_op_xielu_bwd_workspace(dev, &curve)) : need;
 }
 
-void mt_mlp_lay_out(struct mt_layout_builder *b, struct mt_part *p)
+void mt_mlp_lay_out(struct mt_layout_builder *b, struct mt_part *p, int roles)
 {
     const struct mt_layer_spec *s = p->spec;
     int64_t hidden = mt_layout_builder_config(b)->hidden;
@@ -74,14 +75,25 @@ void mt_mlp_lay_out(struct mt_layout_builder *b, struct mt_part *p)
                                  biases[] = {{"mlp.gate_proj.bias", s->ffn}, {"mlp.up_proj.bias", s->ffn}};
     int gates = s->ungated ? 0 : 1;
     if (s->gate_up_name)
-        mt_layout_add_tensor(b, p, MT_MLP_GATE_UP, (int64_t)mt_mlp_width(s), hidden, s->gate_up_name);
+        mt_layout_add_tensor(b, p, roles + MT_MLP_GATE_UP, (int64_t)mt_mlp_width(s), hidden, s->gate_up_name);
     else
-        mt_layout_add_param(b, p, MT_MLP_GATE_UP, hidden, 1 + gates, weights + 1 - gates);
+        mt_layout_add_param(b, p, roles + MT_MLP_GATE_UP, hidden, 1 + gates, weights + 1 - gates);
     if (s->mlp_bias)
-        mt_layout_add_param(b, p, MT_MLP_GATE_UP_BIAS, 0, 1 + gates, biases + 1 - gates);
-    mt_layout_add_tensor(b, p, MT_MLP_DOWN, hidden, s->ffn, "mlp.down_proj.weight");
+        mt_layout_add_param(b, p, roles + MT_MLP_GATE_UP_BIAS, 0, 1 + gates, biases + 1 - gates);
+    mt_layout_add_tensor(b, p, roles + MT_MLP_DOWN, hidden, s->ffn, "mlp.down_proj.weight");
     if (s->mlp_bias)
-        mt_layout_add_tensor(b, p, MT_MLP_DOWN_BIAS, hidden, 0, "mlp.down_proj.bias");
+        mt_layout_add_tensor(b, p, roles + MT_MLP_DOWN_BIAS, hidden, 0, "mlp.down_proj.bias");
+}
+
+/* alpha_p and alpha_n, of which softplus is 0.8 and 0.3 in random weights, and two constants. */
+static void lay_out_curve(struct mt_layout_builder *b, struct mt_part *p)
+{
+    static const struct mt_param_tensor curve[] = {{"mlp.act_fn.alpha_p", 1, .start = 0.20325218f},
+                                                   {"mlp.act_fn.alpha_n", 1, .start = -1.0502256f},
+                                                   {"mlp.act_fn.beta", 1, .constant = true, .start = 0.5f},
+                                                   {"mlp.act_fn.eps", 1, .constant = true, .start = -1e-6f}};
+    if (p->spec->activation == MT_ACTIVATION_XIELU)
+        mt_layout_add_param(b, p, MT_MLP_CURVE, 0, MT_ARRAY_LEN(curve), curve);
 }
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
@@ -91,7 +103,9 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     int64_t hidden = mt_layout_builder_config(b)->hidden;
     if (norms->before)
         mt_layout_add_norm(b, p, MT_MLP_NORM, hidden, norms->before, &s->norm);
-    mt_mlp_lay_out(b, p);
+    mt_layout_add_norm_bias(b, p, MT_MLP_NORM, hidden, "post_attention_layernorm.bias", &s->norm);
+    mt_mlp_lay_out(b, p, 0);
+    lay_out_curve(b, p);
     if (norms->after)
         mt_layout_add_norm(b, p, MT_MLP_NORM_AFTER, hidden, norms->after, &s->norm);
     mt_layout_add_scalar(b, p, MT_MLP_SCALAR);
@@ -108,12 +122,49 @@ static enum mt_activate_kind ungated_activation(const struct mt_layer_spec *s)
     return s->activation == MT_ACTIVATION_RELU2 ? MT_ACTIVATE_RELU2 : MT_ACTIVATE_GELU_TANH;
 }
 
+static int bend(const struct mt_mlp *a, struct mt_err *err)
+{
+    const struct mt_part_run *r = a->run;
+    return mt_op_xielu(r->m->dev,
+                       &(struct mt_xielu){
+                           .n = r->in->n_tokens,
+                           .f = (size_t)r->part->spec->ffn,
+                           .dtype = r->m->dt,
+                           .x = a->gate_up,
+                           .shape = mt_elem(r->m, r->w, r->part->param[MT_MLP_CURVE].at),
+                           .out = a->act,
+                       },
+                       err);
+}
+
+static int bend_backward(const struct mt_mlp *a, bool again, struct mt_err *err)
+{
+    const struct mt_part_run *r = a->run;
+    struct mt_param curve = r->part->param[MT_MLP_CURVE];
+    return mt_op_xielu_bwd(r->m->dev,
+                           &(struct mt_xielu_bwd){
+                               .n = r->in->n_tokens,
+                               .f = (size_t)r->part->spec->ffn,
+                               .dtype = r->m->dt,
+                               .x = a->gate_up,
+                               .dout = a->act,
+                               .shape = mt_elem(r->m, r->w, curve.at),
+                               .dx = a->gate_up,
+                               .out = again ? a->act : NULL,
+                               .dshape = mt_grad_of(r->g, curve),
+                               .workspace = r->m->workspace,
+                           },
+                           err);
+}
+
 /* act, from gate_up. */
 static int activate(const struct mt_mlp *a, struct mt_err *err)
 {
     const struct mt_part_run *r = a->run;
     const struct mt_layer_spec *s = r->part->spec;
     mt_model *m = r->m;
+    if (s->activation == MT_ACTIVATION_XIELU)
+        return bend(a, err);
     size_t n = r->in->n_tokens, f = (size_t)s->ffn;
     struct mt_glu glu = {.n = n, .f = f, .dtype = m->dt, .kind = mt_activation(s), .gate_up = a->gate_up,
                          .out = a->act};
@@ -126,25 +177,25 @@ int mt_mlp_project(const struct mt_mlp *a, const void *residual, void *out, stru
 {
     const struct mt_part_run *r = a->run;
     mt_model *m = r->m;
-    const struct mt_param *p = r->part->param;
+    const struct mt_param *p = r->part->param + a->roles;
     size_t n = r->in->n_tokens, f = (size_t)r->part->spec->ffn;
     int rc = activate(a, err);
     return rc ? rc : mt_linear(m, n, f, m->wd.c, a->act, r->w, p[MT_MLP_DOWN], p[MT_MLP_DOWN_BIAS], residual, out, err);
 }
 
-int mt_mlp_open(const struct mt_mlp *a, const struct mt_branch *branch, struct mt_err *err)
+int mt_mlp_open(const struct mt_mlp *a, const struct mt_branch *branch, bool again, struct mt_err *err)
 {
     const struct mt_part_run *r = a->run;
-    const struct mt_param *p = r->part->param;
+    const struct mt_param *p = r->part->param + a->roles;
     const void *h;
-    int rc = mt_branch_enter(branch, false, &h, err);
+    int rc = mt_branch_enter(branch, again, &h, err);
     return rc ? rc : mt_linear(r->m, r->in->n_tokens, r->m->wd.c, mt_mlp_width(r->part->spec), h, r->w,
                                p[MT_MLP_GATE_UP], p[MT_MLP_GATE_UP_BIAS], NULL, a->gate_up, err);
 }
 
 static struct mt_mlp mlp_of(const struct mt_part_run *r, const struct record *rec)
 {
-    return (struct mt_mlp){.run = r, .gate_up = rec->gate_up, .act = scratch_of(r).act};
+    return (struct mt_mlp){.run = r, .gate_up = rec->gate_up, .act = scratch_of(r).act, .dh = r->m->dh};
 }
 
 static int project(const struct mt_part_run *r, const void *residual, void *out, struct mt_err *err)
@@ -159,7 +210,7 @@ static int prepare(const struct mt_part_run *r, struct mt_err *err)
     struct record rec = record_of(r);
     struct mt_branch branch = branch_of(r, &rec);
     struct mt_mlp mlp = mlp_of(r, &rec);
-    int rc = mt_mlp_open(&mlp, &branch, err);
+    int rc = mt_mlp_open(&mlp, &branch, false, err);
     return rc || !rec.out ? rc : project(r, NULL, rec.out, err);
 }
 
@@ -176,6 +227,8 @@ static int activate_backward(const struct mt_mlp *a, bool again, struct mt_err *
 {
     const struct mt_part_run *r = a->run;
     const struct mt_layer_spec *s = r->part->spec;
+    if (s->activation == MT_ACTIVATION_XIELU)
+        return bend_backward(a, again, err);
     if (s->ungated)
         return mt_op_activate_bwd(r->m->dev,
                                   &(struct mt_activate_bwd){
@@ -207,16 +260,16 @@ int mt_mlp_backward(const struct mt_mlp *a, const struct mt_branch *branch, cons
 {
     const struct mt_part_run *r = a->run;
     mt_model *m = r->m;
-    const struct mt_param *p = r->part->param;
+    const struct mt_param *p = r->part->param + a->roles;
     size_t f = (size_t)r->part->spec->ffn, hidden = m->wd.c;
-    struct mt_linear_bwd down = mt_linear_bwd_of(r, f, hidden, MT_MLP_DOWN);
-    struct mt_linear_bwd gate_up = mt_linear_bwd_of(r, hidden, mt_mlp_width(r->part->spec), MT_MLP_GATE_UP);
+    struct mt_linear_bwd down = mt_linear_bwd_of(r, f, hidden, a->roles + MT_MLP_DOWN);
+    struct mt_linear_bwd gate_up = mt_linear_bwd_of(r, hidden, mt_mlp_width(r->part->spec), a->roles + MT_MLP_GATE_UP);
     down.bias = p[MT_MLP_DOWN_BIAS];
     down.x = down.dx = a->act;
     down.dy = dy;
     gate_up.bias = p[MT_MLP_GATE_UP_BIAS];
     gate_up.dy = a->gate_up;
-    gate_up.dx = m->dh;
+    gate_up.dx = a->dh;
     int rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
         rc = activate_backward(a, mt_linear_is_trained(&down), err);
@@ -224,9 +277,7 @@ int mt_mlp_backward(const struct mt_mlp *a, const struct mt_branch *branch, cons
         rc = mt_linear_weight_grad(m, &down, err);
     if (!rc)
         rc = mt_branch_enter(branch, true, &gate_up.x, err);
-    if (!rc)
-        rc = mt_linear_backward(m, &gate_up, err);
-    return rc ? rc : mt_branch_enter_backward(branch, err);
+    return rc ? rc : mt_linear_backward(m, &gate_up, err);
 }
 
 static int backward(const struct mt_part_run *r, struct mt_err *err)
@@ -238,7 +289,9 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     int rc = mt_layer_scale(r, r->dx, err);
     if (!rc)
         rc = mt_branch_leave_backward(&branch, &dy, err);
-    return rc ? rc : mt_mlp_backward(&mlp, &branch, dy, err);
+    if (!rc)
+        rc = mt_mlp_backward(&mlp, &branch, dy, err);
+    return rc ? rc : mt_branch_enter_backward(&branch, err);
 }
 
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)

@@ -113,6 +113,7 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     m->shares = mt_take(base, &at, (size_t)p->layout->cfg.moe.n_experts * sizeof(float));
     /* for a cast to 16 bits in place */
     m->cast_start = mt_take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0);
+    m->direct = mt_take(base, &at, mt_direct_scratch_bytes(p));
     m->adapter_x = mt_take(base, &at, adapter_bytes(p, dev));
     m->adapter_dy = mt_take(base, &at, p->backward ? adapter_bytes(p, dev) : 0);
     m->dora = mt_take(base, &at, mt_dora_bytes(p));
@@ -171,7 +172,7 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
         .logits = lay_out_logits(&sizes, p, NULL),
         .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + used_bytes(p) + mt_model_stats_bytes(p),
         .tables = one_at(p->layout, p) + mt_align_up(mt_model_n_ones(p->layout) * mt_dtype_size(p->dtype), ALIGN),
-        .counts = mt_model_counts_bytes(p->layout),
+        .counts = mt_model_counts_bytes(p),
     };
     return 0;
 }
@@ -237,7 +238,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->input_bytes = mt_inputs_layout(&in, p, NULL);
     m->used_bytes = used_bytes(p);
     m->stats_bytes = mt_model_stats_bytes(p);
-    m->counts_bytes = mt_model_counts_bytes(p->layout);
+    m->counts_bytes = mt_model_counts_bytes(p);
     m->running = m->inputs = mt_calloc(p->max_micro, sizeof(*m->inputs));
     m->partials_at = mt_calloc(p->layout->n_tensors + 1, sizeof(*m->partials_at));
     m->weighings = mt_calloc(p->max_micro, sizeof(*m->weighings));

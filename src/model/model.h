@@ -27,15 +27,17 @@ struct mt_model_params {
     size_t max_tokens, max_docs;    /* of a micro-batch */
     size_t max_len;                 /* of a document: rotary tables, attention's workspace */
     size_t max_micro;               /* micro-batches of a step */
-    size_t assumed_rows;            /* for estimates, where nothing is computed: tokens of a step, spread evenly over
+    struct mt_groups groups;        /* of these: experts run over the rows of a group */
+    size_t assumed_rows;            /* for estimates, where nothing is computed: tokens of a group, spread evenly over
                                        experts; 0: the step's own, as routed */
     double router_aux_loss;         /* coefficient of the loss that balances experts; 0: off */
     size_t logits_chunk;            /* rows whose logits' gradients are in memory at once */
     size_t logits_piece;            /* of these, rows of FP32 logits; 0 or logits_chunk: gradients overwrite logits */
     bool row_weights;               /* a learner has other rows than MT_ROWS_ALIKE */
     size_t few;                     /* further ids of each loss row that a learner's gradient is given for; 0: none */
-    size_t top;                     /* of each loss row of an evaluation, the largest logits to be told; 0: none */
+    size_t top;                     /* how many of the largest logits of each loss row an evaluation finds; 0: none */
     bool used_rows;                 /* mt_model_used_rows() is needed */
+    double optimizer_keys[MT_OPTIMIZER_SLOTS]; /* of the layout's optimizer, in its order */
     bool backward;                  /* false: memory for the forward pass alone */
 };
 
@@ -85,6 +87,7 @@ struct mt_model_learner {
     void (*choose)(void *ctx, size_t mb, int32_t *ids);
     uint64_t step;    /* number of its step since the beginning, for dropout */
     uint64_t seed;    /* of its adapters' dropout */
+    uint64_t update;  /* with the step's gradient: its number since its states were new */
 };
 
 /** The micro-batches of a step, or of an evaluation. */
@@ -165,13 +168,17 @@ const char *mt_model_bad_router(const mt_model *m, int layer);
 
 /** With router_aux_loss, after mt_model_fetch_stats(): that loss of the step, without its coefficient; else 0. */
 double mt_model_aux_loss(const mt_model *m);
-/** Rows that each expert of a layer had in the last step, [n_experts]; NULL: the layer has none. */
-const int32_t *mt_model_expert_rows(const mt_model *m, int layer);
+/** Adds the rows that each expert of a layer had in a group of the last step to rows[n_experts], if it is a mixture. */
+void mt_model_add_expert_rows(const mt_model *m, int layer, size_t group, int32_t *rows);
 /** After the layer's lists in this step: whether the unit is a group of experts to which no row was sent. */
 bool mt_model_unit_is_idle(const mt_model *m, size_t unit);
 
+/** Before the cast: makes directions of the gradient's tensors, by WEIGHTS and MOMENTS, where the layout's optimizer does
+ * so on the device; and the partial sums of their squares before that. */
+int mt_model_direct(mt_model *m, const struct mt_unit_run *r, struct mt_err *err);
+
 /** Casts a unit's gradient tensor by tensor into `dst` (plane layout; may be g, whose first bytes then hold the cast)
- * and writes the partial sums of squares of its trainable tensors. */
+ * and writes the partial sums of squares of its trainable tensors that are no directions. */
 int mt_model_grad_cast(mt_model *m, size_t unit, float *g, void *dst, enum mt_dtype dst_dtype,
                        struct mt_err *err);
 
@@ -189,6 +196,8 @@ const int32_t *mt_model_correct(const mt_model *m, size_t mb);
 /** What weigh() left in mt_row_values.few of micro-batch mb, [n_loss, mt_model_params.few]; in host memory until the
  * next upload. */
 const float *mt_model_few_values(const mt_model *m, size_t mb);
+/** Host memory that mt_model_params.top takes. */
+size_t mt_model_top_bytes(const struct mt_model_params *p);
 /** After an evaluation with mt_model_params.top: the largest log-probabilities of each loss row of micro-batch mb,
  * falling, [n_loss, top], and how much probability all other tokens have, *rest: [n_loss]. */
 const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest);

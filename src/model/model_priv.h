@@ -53,7 +53,7 @@ struct mt_product_scratch {
     const void *known; /* the matrix whose magnitudes A's are, which has not changed since; NULL: none */
 };
 
-/** Rows whose largest logits are told. */
+/** Rows of which the largest logits are to be found. */
 struct mt_top_piece {
     struct mt_model *m;
     size_t mb, first, rows;
@@ -79,6 +79,7 @@ struct mt_model {
     void *h, *dh;      /* [max_tokens, hidden] */
     void *cast_start, *workspace;
     struct mt_product_scratch product;
+    void *direct;      /* mt_direct_scratch_bytes() */
     void *adapter_x, *adapter_dy; /* [max_tokens or rows of an expert's tile, rank]: x A^T; s dy B */
     void *dora;                   /* mt_dora_bytes() */
     void *adapter_in;             /* with dropout: [max_tokens, in] x after dropout, or a gradient before it */
@@ -112,7 +113,7 @@ struct mt_model {
     const void *adapters;   /* of the running unit, if they are not among its weights */
     size_t n_micro;         /* micro-batches of the step that was uploaded last */
     size_t counts_bytes;
-    int32_t *counts;        /* [n_layers, 2 (n_experts + 1)] counts and starts of experts' lists, in host memory */
+    int32_t *counts;        /* [groups, n_layers, 2 (n_experts + 1)] counts and starts of experts' lists, in host memory */
     mt_event *counts_ready;
     float *shares;          /* [n_experts] each expert's share of the rows of all layers; on the device */
     float *shares_host;
@@ -126,15 +127,20 @@ int mt_model_top_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct 
 
 /* moe.c: shared by the parts of a mixture of experts. */
 
-/** Rows of the largest step. Those of a micro-batch begin at a multiple of max_tokens. */
-static inline size_t mt_model_step_rows(const struct mt_model_params *p)
+/** Rows of the largest group. Those of a micro-batch begin at a multiple of max_tokens. */
+static inline size_t mt_model_group_rows(const struct mt_model_params *p)
 {
-    return p->assumed_rows ? p->assumed_rows : p->max_micro * p->max_tokens;
+    return p->assumed_rows ? p->assumed_rows : mt_group_most(p->groups, p->max_micro) * p->max_tokens;
 }
-/** Rows of the current step, including those of padding, which go to no expert. */
-size_t mt_model_rows_in_use(const mt_model *m);
+/** Where in a buffer of its group the rows of a micro-batch begin. */
+static inline size_t mt_model_first_row(const mt_model *m, size_t mb)
+{
+    return (mb - mt_group_first(m->p.groups, mt_group_of(m->p.groups, mb))) * m->p.max_tokens;
+}
+/** Rows of the micro-batch's group in this step, including those of padding, which go to no expert. */
+size_t mt_model_rows_in_use(const mt_model *m, size_t mb);
 
-/** Bytes of values of a whole step: the router's norm of x, the sums in FP32, the routing, its weights. */
+/** Bytes of values of a group: the router's norm of x, the sums in FP32, the routing, its weights. */
 struct mt_part_shape;
 size_t mt_rows_bytes(const struct mt_part_shape *s);   /* [rows, hidden] */
 size_t mt_sum_bytes(const struct mt_part_shape *s);    /* [rows, hidden] */
@@ -150,14 +156,14 @@ struct mt_routing {
 /** Its arrays from `base` on (NULL: sizes alone); returns its bytes. */
 size_t mt_routing_layout(struct mt_routing *out, const struct mt_moe *moe, size_t rows, void *base);
 
-size_t mt_model_counts_bytes(const struct mt_layout *l);
-/** Copies the counts of a layer's lists to the host and waits for them: they are the row counts of products. */
-int mt_model_take_counts(mt_model *m, int layer, const struct mt_routing *t, struct mt_err *err);
-/** An expert's entries of the layer's list. */
+size_t mt_model_counts_bytes(const struct mt_model_params *p);
+/** Copies the counts of a layer's lists, of the micro-batch's group, to the host and waits for them: they are the row counts of products. */
+int mt_model_take_counts(mt_model *m, int layer, size_t mb, const struct mt_routing *t, struct mt_err *err);
+/** An expert's entries of the layer's list, of the micro-batch's group. */
 struct mt_expert_list {
     size_t first, n;
 };
-struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int expert);
+struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int expert, size_t mb);
 
 /** Rows of an expert that run at once, at most (experts.c). */
 size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev);
@@ -175,6 +181,17 @@ float *mt_model_prob_sum(const mt_model *m, char *base);
 /** Casts one tensor's gradient from `src` to its place in `dst`, a unit's cast gradient, with its partial sums. */
 int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst, enum mt_dtype dst_dtype,
                          struct mt_err *err);
+
+/** What a tensor's gradient becomes a direction by (direct.c). moments: the unit's buffer of states; NULL: it stays. */
+struct mt_model_direct {
+    float *g;            /* the tensor's */
+    const void *w;       /* the unit's weights */
+    char *moments;
+    enum mt_dtype cast_dtype; /* the sums of the gradient's squares are of values as they would be cast */
+};
+/** In place, before the cast, which then makes no sums. */
+int mt_model_direct_tensor(mt_model *m, size_t tensor, const struct mt_model_direct *a, struct mt_err *err);
+size_t mt_direct_scratch_bytes(const struct mt_model_params *p);
 
 /** Elements from a row of logits, or of their gradients, to the next: rows are 16-byte aligned. */
 size_t mt_model_logits_ld(const struct mt_layout *l);
@@ -347,10 +364,18 @@ struct mt_norm {
     struct mt_param p;
     float *rstd; /* [n] */
 };
+/** Bytes of m->workspace for such norms. */
+size_t mt_norm_workspace(const struct mt_model_params *p, const struct mt_norm_spec *s, mt_device *dev);
 /** y = norm(x); again: with the stored rstd, else that is written. */
 int mt_norm(mt_model *m, const struct mt_norm *a, void *y, bool again, struct mt_err *err);
-/** dx = dres + J^T dy, dres NULL: 0; dx may be either. */
-int mt_norm_backward(mt_model *m, const struct mt_norm *a, const void *dy, const void *dres, void *dx, float *g,
-                     struct mt_err *err);
+/** Gradients at such a norm: [n, hidden]; dres: of the residual connection beside it, NULL: 0; dx may be dy or dres.
+ * g: the unit's gradients of weights. */
+struct mt_norm_grad {
+    const void *dy, *dres;
+    void *dx;
+    float *g;
+};
+/** dx = dres + J^T dy; and the gradient of the weight. */
+int mt_norm_backward(mt_model *m, const struct mt_norm *a, const struct mt_norm_grad *d, struct mt_err *err);
 
 #endif

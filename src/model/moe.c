@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by the parts of a mixture of experts: the routing of a step, and its counts on the host. */
+/* Shared by the parts of a mixture of experts: the routing of a group, and its counts on the host. */
 #include "base/mem.h"
 #include "model/model_priv.h"
 #include "model/part.h"
 
 size_t mt_rows_bytes(const struct mt_part_shape *s)
 {
-    return mt_align_up(s->step_rows * (size_t)s->cfg->hidden * mt_dtype_size(s->dtype), MT_RECORD_ALIGN);
+    return mt_align_up(s->group_rows * (size_t)s->cfg->hidden * mt_dtype_size(s->dtype), MT_RECORD_ALIGN);
 }
 
 size_t mt_sum_bytes(const struct mt_part_shape *s)
 {
-    return mt_align_up(s->step_rows * (size_t)s->cfg->hidden * sizeof(float), MT_RECORD_ALIGN);
+    return mt_align_up(s->group_rows * (size_t)s->cfg->hidden * sizeof(float), MT_RECORD_ALIGN);
 }
 
 size_t mt_routing_bytes(const struct mt_part_shape *s)
 {
     struct mt_routing t;
-    return mt_routing_layout(&t, &s->cfg->moe, s->step_rows, NULL);
+    return mt_routing_layout(&t, &s->cfg->moe, s->group_rows, NULL);
 }
 
 size_t mt_routing_weights_bytes(const struct mt_part_shape *s)
 {
-    return mt_align_up(s->step_rows * (size_t)s->cfg->moe.top_k * sizeof(float), MT_RECORD_ALIGN);
+    return mt_align_up(s->group_rows * (size_t)s->cfg->moe.top_k * sizeof(float), MT_RECORD_ALIGN);
 }
 
 size_t mt_routing_layout(struct mt_routing *out, const struct mt_moe *moe, size_t rows, void *base)
@@ -36,9 +36,10 @@ size_t mt_routing_layout(struct mt_routing *out, const struct mt_moe *moe, size_
     return at;
 }
 
-size_t mt_model_rows_in_use(const mt_model *m)
+size_t mt_model_rows_in_use(const mt_model *m, size_t mb)
 {
-    return m->p.assumed_rows ? m->p.assumed_rows : m->n_micro * m->p.max_tokens;
+    size_t group = mt_group_of(m->p.groups, mb), end = MT_MIN(mt_group_first(m->p.groups, group + 1), m->n_micro);
+    return m->p.assumed_rows ? m->p.assumed_rows : (end - mt_group_first(m->p.groups, group)) * m->p.max_tokens;
 }
 
 /* Elements of a layer: counts, then starts. */
@@ -47,16 +48,24 @@ static size_t n_counts(const struct mt_moe *moe)
     return 2 * ((size_t)moe->n_experts + 1);
 }
 
-size_t mt_model_counts_bytes(const struct mt_layout *l)
+size_t mt_model_counts_bytes(const struct mt_model_params *p)
 {
-    const struct mt_moe *moe = &l->cfg.moe;
-    size_t layers = moe->n_experts ? (size_t)l->cfg.n_layers : 0;
-    return layers * n_counts(moe) * sizeof(int32_t) + (size_t)moe->n_experts * sizeof(float); /* and shares_host */
+    const struct mt_hf_config *c = &p->layout->cfg;
+    const struct mt_moe *moe = &c->moe;
+    size_t layers = moe->n_experts ? (size_t)c->n_layers : 0;
+    size_t of_groups = mt_groups_n(p->groups) * layers * n_counts(moe) * sizeof(int32_t);
+    return of_groups + (size_t)moe->n_experts * sizeof(float); /* and shares_host */
 }
 
-static int32_t *counts_of(const mt_model *m, int layer)
+static int32_t *counts_of(const mt_model *m, int layer, size_t group)
 {
-    return m->counts + (size_t)layer * n_counts(&m->layout->cfg.moe);
+    const struct mt_hf_config *c = &m->layout->cfg;
+    return m->counts + (group * (size_t)c->n_layers + (size_t)layer) * n_counts(&c->moe);
+}
+
+static size_t groups_in_use(const mt_model *m)
+{
+    return mt_groups_in_use(m->p.groups, m->n_micro);
 }
 
 /* Rows of the step without padding, times the number of layers with routers. */
@@ -77,8 +86,9 @@ static void count_shares(const mt_model *m)
     double rows = routed_rows(m);
     for (int64_t e = 0; e < c->moe.n_experts; e++) {
         int64_t n = 0;
-        for (int i = 0; i < (int)c->n_layers; i++)
-            n += mt_layer_of(c, i)->is_mixture ? counts_of(m, i)[e] : 0;
+        for (size_t group = 0; group < groups_in_use(m); group++)
+            for (int i = 0; i < (int)c->n_layers; i++)
+                n += mt_layer_of(c, i)->is_mixture ? counts_of(m, i, group)[e] : 0;
         m->shares_host[e] = (float)((double)n / rows);
     }
 }
@@ -107,10 +117,11 @@ double mt_model_aux_loss(const mt_model *m)
     return n * sum / routed_rows(m);
 }
 
-int mt_model_take_counts(mt_model *m, int layer, const struct mt_routing *t, struct mt_err *err)
+int mt_model_take_counts(mt_model *m, int layer, size_t mb, const struct mt_routing *t, struct mt_err *err)
 {
     size_t n = (size_t)m->layout->cfg.moe.n_experts + 1, bytes = n * sizeof(int32_t);
-    int32_t *counts = counts_of(m, layer), *starts = counts + n;
+    size_t group = mt_group_of(m->p.groups, mb);
+    int32_t *counts = counts_of(m, layer, group), *starts = counts + n;
     if (m->p.assumed_rows)
         return 0;
     int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
@@ -121,7 +132,7 @@ int mt_model_take_counts(mt_model *m, int layer, const struct mt_routing *t, str
         rc = mt_event_sync(m->dev, m->counts_ready, err);
     for (size_t i = 0; i < n && !rc; i++)
         starts[i] = i ? starts[i - 1] + counts[i - 1] : 0;
-    if (rc || !mt_model_balances(m) || !is_last_mixture(&m->layout->cfg, layer))
+    if (rc || !mt_model_balances(m) || !is_last_mixture(&m->layout->cfg, layer) || group + 1 < groups_in_use(m))
         return rc;
     count_shares(m); /* for backward: all layers of the step have been routed */
     bytes = (n - 1) * sizeof(float);
@@ -140,19 +151,30 @@ static size_t assumed_rows(size_t rows, const struct mt_moe *moe, size_t bucket,
     return MT_MIN(MT_MAX(mean / bucket + more, (size_t)1) * bucket, mt_align_up(rows, bucket));
 }
 
-struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int expert)
+struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int expert, size_t mb)
 {
     const struct mt_moe *moe = &m->layout->cfg.moe;
     size_t rows = m->p.assumed_rows, bucket = mt_device_limits(m->dev)->row_bucket;
-    const int32_t *counts = counts_of(m, layer), *starts = counts + moe->n_experts + 1;
+    const int32_t *counts = counts_of(m, layer, mt_group_of(m->p.groups, mb)), *starts = counts + moe->n_experts + 1;
     if (!rows)
         return (struct mt_expert_list){(size_t)starts[expert], (size_t)counts[expert]};
     return (struct mt_expert_list){0, MT_MIN(assumed_rows(rows, moe, bucket, expert), rows)};
 }
 
-const int32_t *mt_model_expert_rows(const mt_model *m, int layer)
+void mt_model_add_expert_rows(const mt_model *m, int layer, size_t group, int32_t *rows)
 {
-    return mt_layer_of(&m->layout->cfg, layer)->is_mixture ? counts_of(m, layer) : NULL;
+    const struct mt_hf_config *c = &m->layout->cfg;
+    for (int64_t e = 0; e < c->moe.n_experts && mt_layer_of(c, layer)->is_mixture; e++)
+        rows[e] += counts_of(m, layer, group)[e];
+}
+
+/* Of all groups of the step. */
+static bool has_rows(const mt_model *m, int layer, int expert)
+{
+    bool any = false;
+    for (size_t group = 0; group < groups_in_use(m); group++)
+        any |= mt_model_expert_list(m, layer, expert, mt_group_first(m->p.groups, group)).n > 0;
+    return any;
 }
 
 bool mt_model_unit_is_idle(const mt_model *m, size_t unit)
@@ -163,10 +185,18 @@ bool mt_model_unit_is_idle(const mt_model *m, size_t unit)
         if (p->kind != &mt_part_experts)
             return false;
         for (int e = p->first_expert; e < p->first_expert + p->n_experts; e++)
-            if (mt_model_expert_list(m, p->layer, e).n)
+            if (has_rows(m, p->layer, e))
                 return false;
     }
     return u->n_parts > 0;
+}
+
+static bool has_bad_rows(const mt_model *m, int layer)
+{
+    bool any = false;
+    for (size_t group = 0; group < groups_in_use(m); group++)
+        any |= counts_of(m, layer, group)[m->layout->cfg.moe.n_experts] != 0;
+    return any;
 }
 
 const char *mt_model_bad_router(const mt_model *m, int layer)
@@ -174,7 +204,7 @@ const char *mt_model_bad_router(const mt_model *m, int layer)
     const struct mt_layout *l = m->layout;
     for (size_t i = 0; i < l->n_parts; i++) {
         const struct mt_part *p = &l->parts[i];
-        if (p->kind != &mt_part_router || p->layer != layer || !counts_of(m, p->layer)[l->cfg.moe.n_experts])
+        if (p->kind != &mt_part_router || p->layer != layer || !has_bad_rows(m, layer))
             continue;
         for (size_t t = 0; t < l->n_tensors; t++)
             if (l->tensors[t].param == &p->param[MT_ROUTER_WEIGHT])

@@ -20,7 +20,7 @@ struct mt_part_shape {
     const struct mt_layer_spec *spec; /* of the part's layer */
     enum mt_dtype dtype;  /* of activations */
     size_t max_tokens;    /* of a micro-batch */
-    size_t step_rows;     /* tokens of a step; 0: not known, as where only records are measured */
+    size_t group_rows;     /* tokens of a group; 0: not known, as where only records are measured */
 };
 
 enum { MT_RECORD_ALIGN = 256 };
@@ -95,7 +95,7 @@ static inline void *mt_value(const struct mt_part_run *r, enum mt_role role)
 
 struct mt_part_kind {
     const char *name;
-    /** Runs once a step, over the rows of all micro-batches; else for each micro-batch. */
+    /** Runs once a group, over the rows of all its micro-batches; else for each micro-batch. */
     bool per_step;
     /** The layer has one such part for each group of experts. */
     bool per_group;
@@ -159,6 +159,9 @@ void mt_layout_add_tensor(struct mt_layout_builder *b, struct mt_part *p, int ro
 /** The weight of a norm, of n elements. */
 void mt_layout_add_norm(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t n, const char *usual,
                         const struct mt_norm_spec *norm);
+/** Its bias, if it has one (norm->biased): end to end with the weight, which was added last. */
+void mt_layout_add_norm_bias(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t n, const char *usual,
+                             const struct mt_norm_spec *norm);
 /** The number that the layer's output is multiplied by (layer_scalar.c), if it has one. */
 void mt_layout_add_scalar(struct mt_layout_builder *b, struct mt_part *p, int role);
 /** A parameter of expert p->first_expert + i. */

@@ -9,6 +9,7 @@
     X(mla)                                                                                         \
     X(delta)                                                                                       \
     X(mlp)                                                                                         \
+    X(parallel)                                                                                    \
     X(router)                                                                                      \
     X(lists)                                                                                       \
     X(experts)                                                                                     \
@@ -29,12 +30,15 @@ enum { MT_EMBED_TABLE };                                                        
 enum { MT_HEAD_TABLE, MT_HEAD_NORM };                                                    /* tied: no table */
 enum { MT_ATTENTION_NORM, MT_ATTENTION_QKV, MT_ATTENTION_QKV_BIAS, MT_ATTENTION_Q_NORM, MT_ATTENTION_K_NORM,
        MT_ATTENTION_OUT, MT_ATTENTION_OUT_BIAS, MT_ATTENTION_SINKS /* [heads] */, MT_ATTENTION_NORM_AFTER };
+enum { MT_PARALLEL_GATE_UP = MT_ATTENTION_NORM_AFTER + 1, MT_PARALLEL_GATE_UP_BIAS, MT_PARALLEL_DOWN,
+       MT_PARALLEL_DOWN_BIAS }; /* part parallel, with those of attention */
 enum { MT_MLA_NORM, MT_MLA_IN /* [q latent or queries; latent; shared key] */, MT_MLA_IN_BIAS, MT_MLA_Q_NORM, MT_MLA_Q,
        MT_MLA_KV_NORM, MT_MLA_KV, MT_MLA_OUT, MT_MLA_OUT_BIAS, MT_MLA_NORM_AFTER };
 enum { MT_DELTA_NORM, MT_DELTA_IN /* [q; k; v; z; b; a], or by key head */, MT_DELTA_CONV /* [channels, taps] */,
        MT_DELTA_DT_BIAS, MT_DELTA_A_LOG, MT_DELTA_OUT_NORM, MT_DELTA_OUT, MT_DELTA_NORM_AFTER };
 enum { MT_MLP_NORM, MT_MLP_GATE_UP, MT_MLP_GATE_UP_BIAS, MT_MLP_DOWN, MT_MLP_DOWN_BIAS, MT_MLP_NORM_AFTER,
-       MT_MLP_SCALAR /* [1] */, MT_BESIDE_NORM_MLP, MT_BESIDE_NORM_SUM /* part beside, with all of the others */ };
+       MT_MLP_SCALAR /* [1] */, MT_BESIDE_NORM_MLP, MT_BESIDE_NORM_SUM /* part beside, with all of the others */,
+       MT_MLP_CURVE /* [4] numbers of xIELU */ };
 enum { MT_ROUTER_NORM, MT_ROUTER_WEIGHT /* [experts, hidden] */, MT_ROUTER_BIAS, MT_ROUTER_SELECT_BIAS,
        MT_ROUTER_SHARED_GATE_UP, MT_ROUTER_SHARED_DOWN, MT_ROUTER_SHARED_GATE /* [1, hidden] */, MT_ROUTER_OWN_NORM,
        MT_ROUTER_EXPERT_SCALE /* [experts] */ };

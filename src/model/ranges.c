@@ -40,7 +40,7 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
         desc[MT_PLANE_STATE + i] = (struct mt_plane_desc){
             .use = s->use, .saved_as = s->name, .role = MT_ROLE_STATE, .range = MT_RANGE_TRAINED, .dtype = s->dtype,
             .block = s->apart ? 1 : s->block, .block_bytes = s->apart ? 1 : s->block_bytes, .bytes = s->bytes,
-            .apart = s->apart};
+            .apart = s->apart, .on_device = s->on_device};
     }
     desc[MT_PLANE_GRAD] = (struct mt_plane_desc){"gradients", NULL, MT_ROLE_GRADIENT, MT_RANGE_TRAINED, grad, 1,
                                                  mt_dtype_size(grad)};
@@ -130,13 +130,22 @@ bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype)
 
 size_t mt_unit_n_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES], enum mt_plane_kind k)
 {
+    if (desc[k].on_device && !u->has_state[k - MT_PLANE_STATE])
+        return 0;
     return !desc[k].block ? 0 : desc[k].apart ? u->n_apart[k - MT_PLANE_STATE] : u->n_in_planes[desc[k].range];
+}
+
+struct mt_state_shape mt_tensor_state_shape(const struct mt_tensor *t)
+{
+    size_t cols = t->n_dims > 1 ? (size_t)t->shape[1] : 1;
+    return (struct mt_state_shape){.n_dims = t->n_dims, .matrix = t->matrix, .rows = t->n / cols, .cols = cols,
+                                   .n = t->n};
 }
 
 static size_t state_bytes(const struct mt_tensor *t, size_t (*bytes)(const struct mt_state_shape *))
 {
-    size_t cols = t->n_dims > 1 ? (size_t)t->shape[1] : 1;
-    return bytes(&(struct mt_state_shape){.n_dims = t->n_dims, .rows = t->n / cols, .cols = cols, .n = t->n});
+    struct mt_state_shape s = mt_tensor_state_shape(t);
+    return bytes(&s);
 }
 
 struct mt_tensor_span mt_tensor_span(const struct mt_tensor *t, const struct mt_plane_desc *d, enum mt_plane_kind k)
@@ -149,7 +158,7 @@ struct mt_tensor_span mt_tensor_span(const struct mt_tensor *t, const struct mt_
     return d->bytes && !state_bytes(t, d->bytes) ? none : all;
 }
 
-struct mt_plane_elems mt_unit_plane_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES])
+static struct mt_plane_elems unit_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES])
 {
     struct mt_plane_elems e = {{0}};
     for (int k = 0; k < MT_N_PLANES; k++)
@@ -166,7 +175,7 @@ int mt_layout_plane_params(struct mt_plane_set_params *out, const struct mt_layo
     *out = (struct mt_plane_set_params){.n_units = l->n_units, .elems = elems};
     mt_plane_descs(out->desc, optimizer, l->master, grad);
     for (size_t u = 0; u < l->n_units; u++)
-        elems[u] = mt_unit_plane_elems(&l->units[u], out->desc);
+        elems[u] = unit_elems(&l->units[u], out->desc);
     return 0;
 }
 
@@ -290,6 +299,7 @@ static void place_apart(const struct mt_layout *l, struct mt_unit *u, struct mt_
     for (int i = 0; t->trainable && l->optimizer && i < l->optimizer->n_states; i++) {
         const struct mt_optimizer_state *s = &l->optimizer->state[i];
         t->apart[i] = u->n_apart[i];
+        u->has_state[i] |= !s->bytes || state_bytes(t, s->bytes);
         u->n_apart[i] += s->apart ? mt_align_up(state_bytes(t, s->bytes), (size_t)ALIGN) : 0;
     }
 }
@@ -340,6 +350,7 @@ static void divide_unit(struct mt_layout *l, struct mt_unit *u)
     u->wide_file_bytes = 0;
     u->adapters_alone = u->trainable && u->kind != MT_UNIT_EMBED;
     memset(u->n_apart, 0, sizeof(u->n_apart));
+    memset(u->has_state, 0, sizeof(u->has_state));
     place_gradients(l, u);
     for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
         struct mt_tensor *t = &l->tensors[i];

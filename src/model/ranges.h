@@ -33,15 +33,17 @@ struct mt_range_planes mt_range_planes(enum mt_range_kind range);
 /** The same for the device, which takes masters of fewer than 32 bits without their lo. */
 struct mt_range_planes mt_device_planes(const struct mt_layout *l, enum mt_range_kind range);
 
-/** Elements of the unit's plane of kind k, and of each of its planes. */
+/** Elements of the unit's plane of kind k. */
 size_t mt_unit_n_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES], enum mt_plane_kind k);
-struct mt_plane_elems mt_unit_plane_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES]);
 
 /**
  * The planes of a whole layout: fills desc, n_units and elems; the rest stays zero. The caller frees elems.
  */
 int mt_layout_plane_params(struct mt_plane_set_params *out, const struct mt_layout *l,
                            const struct mt_optimizer *optimizer, enum mt_dtype grad, struct mt_err *err);
+
+/** What the bytes of a tensor's states may depend on. */
+struct mt_state_shape mt_tensor_state_shape(const struct mt_tensor *t);
 
 /** The bytes that a tensor has of plane k of its unit, a weight's or a state's; bytes 0: none. */
 struct mt_tensor_span {

@@ -153,17 +153,17 @@ static struct mt_router_rule rule_of(const struct mt_moe *moe)
     };
 }
 
-/* The micro-batch's rows of a buffer for the whole step. */
+/* The micro-batch's rows of a buffer for its group. */
 static void *own_rows(const struct mt_part_run *r, const void *rows, size_t row_bytes)
 {
-    return (char *)(uintptr_t)rows + r->of->mb * r->m->p.max_tokens * row_bytes;
+    return (char *)(uintptr_t)rows + mt_model_first_row(r->m, r->of->mb) * row_bytes;
 }
 
 static struct mt_routing own_routing(const struct mt_part_run *r)
 {
     struct mt_routing t;
-    size_t first = r->of->mb * r->m->p.max_tokens * (size_t)r->m->layout->cfg.moe.top_k;
-    mt_routing_layout(&t, &r->m->layout->cfg.moe, mt_model_step_rows(&r->m->p), mt_value(r, MT_ROLE_ROUTING));
+    size_t first = mt_model_first_row(r->m, r->of->mb) * (size_t)r->m->layout->cfg.moe.top_k;
+    mt_routing_layout(&t, &r->m->layout->cfg.moe, mt_model_group_rows(&r->m->p), mt_value(r, MT_ROLE_ROUTING));
     t.ids += first;
     t.weights += first;
     return t;
@@ -259,7 +259,7 @@ static int route(const struct mt_part_run *r, const void *logits, struct mt_err 
                         err);
 }
 
-/* The norm's output goes to the step's rows; if only the record is recomputed, to scratch. */
+/* The norm's output goes to the group's rows; if only the record is recomputed, to scratch. */
 static void *norm_output(const struct mt_part_run *r)
 {
     void *rows = mt_value(r, MT_ROLE_ROWS);
@@ -440,7 +440,7 @@ static int own_norm_backward(const struct mt_part_run *r, const struct scratch *
     if (!rc)
         rc = shrink(r, m->dh, err);
     if (!rc)
-        rc = mt_norm_backward(m, &own, m->dh, r->dx, r->dx, r->g, err);
+        rc = mt_norm_backward(m, &own, &(struct mt_norm_grad){m->dh, r->dx, r->dx, r->g}, err);
     return rc ? rc : mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, MT_F32, rows, s->dn}, err);
 }
 
@@ -486,7 +486,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
         rc = mt_shared_expert_backward(&shared, err);
     if (!rc)
         rc = mt_op_cast(m->dev, &(struct mt_cast){n * m->wd.c, MT_F32, m->dt, s.dn, m->dh}, err);
-    return rc ? rc : mt_norm_backward(m, &norm, m->dh, r->dx, r->dx, r->g, err);
+    return rc ? rc : mt_norm_backward(m, &norm, &(struct mt_norm_grad){m->dh, r->dx, r->dx, r->g}, err);
 }
 
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)

@@ -107,6 +107,8 @@ static bool store_plain(struct placing *p, struct mt_tensor *t, const char *name
         s->shape[1] = 1;
         s->shape[2] = t->shape[1];
     }
+    if (d && d->is_scalar)
+        s->n_dims = 0;
     s->is_f32 = d && d->is_f32;
     s->n = t->n;
     t->place = (struct mt_tensor_place){.stored = p->l->n_stored - 1, .row_step = cols, .col_step = 1};
@@ -348,7 +350,8 @@ bool mt_stored_goes_along(const struct mt_layout *l, const char *name)
         return true;
     const char *uncomputed = l->cfg.family->uncomputed;
     return (l->cfg.moe.n_experts && (beyond || strstr(name, "mtp"))) ||
-           (uncomputed && !strncmp(name, uncomputed, strlen(uncomputed)));
+           (uncomputed && !strncmp(name, uncomputed, strlen(uncomputed))) ||
+           (l->cfg.family->uncomputed_within && strstr(name, l->cfg.family->uncomputed_within));
 }
 
 void mt_stored_reader_init(struct mt_stored_reader *r, const struct mt_layout *l, const struct mt_st_model *st,

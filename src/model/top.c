@@ -23,6 +23,13 @@ static size_t logits_bytes(const mt_model *m)
     return rows_of_part(m) * (size_t)m->layout->cfg.vocab * sizeof(float);
 }
 
+size_t mt_model_top_bytes(const struct mt_model_params *p)
+{
+    size_t piece = p->logits_piece ? p->logits_piece : p->logits_chunk, rows = p->max_micro * p->max_tokens;
+    size_t logits = MT_MIN(piece, (size_t)PART_ROWS) * (size_t)p->layout->cfg.vocab * sizeof(float);
+    return logits + rows * (sizeof(struct mt_top_piece) + p->top * sizeof(struct mt_top) + sizeof(float));
+}
+
 int mt_model_top_create(mt_model *m, struct mt_err *err)
 {
     size_t rows = m->p.max_micro * m->p.max_tokens;
@@ -100,7 +107,7 @@ static void find(const float *x, size_t n, size_t k, struct mt_top *out)
     qsort(out, k, sizeof(*out), falling);
 }
 
-/* On a thread of the device: the losses of the rows are those of their targets, so they tell log-sum-exp. */
+/* On a thread of the device: a row's loss is log-sum-exp less its target's logit, so that log-sum-exp is known. */
 static void find_rows(void *ctx)
 {
     const struct mt_top_piece *p = ctx;

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "kinds/kinds.h"
 #include "model/model_priv.h"
 #include "model/packing.h"
 #include "model/part.h"

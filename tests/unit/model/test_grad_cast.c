@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "device/ops.h"
+#include "kinds/kinds.h"
 #include "model/model.h"
 
 /* Tensors of less than a block, of a block and a bit, and of many; odd ones that end within a block. */

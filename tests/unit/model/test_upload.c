@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "device/ops.h"
+#include "kinds/kinds.h"
 #include "model/model.h"
 
 enum { TOKENS = 8, VOCAB = 40 };
