@@ -6,15 +6,15 @@
 #include "optim/kernel.h"
 #include "optim/optimizer.h"
 
-static void set_scalars(struct mt_kernel_scalars *s, double lr, double beta1, double beta2, double eps, uint64_t t)
+void mt_adam_scalars(struct mt_kernel_scalars *s, double lr, struct mt_adam_rates r, uint64_t t)
 {
-    double bc1 = 1 - pow(beta1, (double)t), bc2 = 1 - pow(beta2, (double)t);
-    s->one_minus_beta1 = (float)(1 - beta1);
-    s->beta2 = (float)beta2;
-    s->one_minus_beta2 = (float)(1 - beta2);
+    double bc1 = 1 - pow(r.beta1, (double)t), bc2 = 1 - pow(r.beta2, (double)t);
+    s->one_minus_beta1 = (float)(1 - r.beta1);
+    s->beta2 = (float)r.beta2;
+    s->one_minus_beta2 = (float)(1 - r.beta2);
     s->step = (float)(lr / bc1);
     s->sqrt_bc2 = (float)sqrt(bc2);
-    s->eps = (float)eps;
+    s->eps = (float)r.eps;
 }
 
 uint64_t mt_adam_run(const struct mt_adam *a, enum mt_isa isa)
@@ -23,7 +23,7 @@ uint64_t mt_adam_run(const struct mt_adam *a, enum mt_isa isa)
                           .state_type = a->state_type, .grad = a->grad, .grad_dtype = a->grad_dtype,
                           .s = {.clip = a->clip, .keep = (float)(1 - a->lr * a->weight_decay),
                                 .roots = a->state_type == MT_STATE_8BIT}};
-    set_scalars(&k.s, a->lr, a->beta1, a->beta2, a->eps, a->t);
+    mt_adam_scalars(&k.s, a->lr, (struct mt_adam_rates){a->beta1, a->beta2, a->eps}, a->t);
     return mt_kernel_run(&k, isa);
 }
 
@@ -39,7 +39,7 @@ static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, 
     struct mt_kernel k = mt_kernel_of(u);
     k.rule = MT_RULE_ADAMW;
     mt_kernel_states(&k, u, o->state_type, 2);
-    set_scalars(&k.s, u->lr, u->keys[BETA1], u->keys[BETA2], u->keys[EPS], u->t);
+    mt_adam_scalars(&k.s, u->lr, (struct mt_adam_rates){u->keys[BETA1], u->keys[BETA2], u->keys[EPS]}, u->t - u->t0);
     return mt_kernel_run(&k, isa);
 }
 

@@ -38,4 +38,11 @@ struct mt_adam {
 };
 uint64_t mt_adam_run(const struct mt_adam *a, enum mt_isa isa);
 
+/** The scalars of update t at the rate lr, but for clip and keep, of kernels with MT_RULE_ADAMW. */
+struct mt_adam_rates {
+    double beta1, beta2, eps;
+};
+struct mt_kernel_scalars;
+void mt_adam_scalars(struct mt_kernel_scalars *s, double lr, struct mt_adam_rates r, uint64_t t);
+
 #endif

@@ -23,7 +23,7 @@ int mt_adam_probe_init(struct mt_adam_probe *a, const struct mt_adam_probe_param
         a->keys[i] = o->keys[i].def;
     planes.desc[MT_PLANE_HI] = planes.desc[MT_PLANE_LO] = plane(MT_ROLE_WEIGHT, 1, sizeof(uint16_t));
     for (int i = 0; i < o->n_states; i++)
-        if (!o->state[i].apart)
+        if (!o->state[i].apart && !o->state[i].on_device)
             planes.desc[MT_PLANE_STATE + i] = plane(MT_ROLE_STATE, o->state[i].block, o->state[i].block_bytes);
     planes.desc[MT_PLANE_GRAD] = plane(MT_ROLE_GRADIENT, 1, sizeof(uint16_t));
     for (int k = 0; k < MT_N_PLANES; k++)
@@ -59,8 +59,9 @@ static void run_chunk(void *ctx, size_t first, size_t n)
     struct mt_update u = {.n = n, .hi = at(p, MT_PLANE_HI, first), .lo = at(p, MT_PLANE_LO, first),
                           .grad = at(p, MT_PLANE_GRAD, first), .grad_dtype = MT_BF16, .keys = p->keys, .lr = 1e-4,
                           .weight_decay = 0.01, .t = p->t, .clip = 1, .first = first};
+    float of_device = 1; /* a tensor's number, if any */
     for (int i = 0; i < p->optimizer->n_states; i++)
-        u.state[i] = at(p, MT_PLANE_STATE + i, first);
+        u.state[i] = p->optimizer->state[i].on_device ? &of_device : at(p, MT_PLANE_STATE + i, first);
     p->optimizer->update(p->optimizer, &u, MT_ISA_AUTO);
 }
 

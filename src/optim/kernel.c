@@ -16,7 +16,7 @@ bool mt_isa_available(enum mt_isa isa)
     case MT_ISA_AVX512:
         return mt_has_avx512();
     case MT_ISA_AVX2:
-        return __builtin_cpu_supports("avx2");
+        return mt_has_avx2();
     default:
         return true;
     }

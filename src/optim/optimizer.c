@@ -10,7 +10,9 @@
 #define OPTIMIZERS(X) \
     X(adamw) \
     X(lion) \
-    X(sgd)
+    X(sgd) \
+    X(adafactor) \
+    X(muon)
 
 #define DECLARE(type) extern const struct mt_optimizer *const mt_optimizer_##type[];
 OPTIMIZERS(DECLARE)
@@ -160,7 +162,8 @@ void mt_optimizer_own_keys(const struct mt_optimizer *o, const double slots[MT_O
 
 /* --- bytes ---------------------------------------------------------------------------------------------------- */
 
-static const struct mt_state_shape a_matrix = {.n_dims = 2, .rows = MT_PIECE_ALIGN, .cols = 1, .n = MT_PIECE_ALIGN};
+static const struct mt_state_shape a_matrix = {
+    .n_dims = 2, .matrix = true, .rows = MT_PIECE_ALIGN, .cols = 1, .n = MT_PIECE_ALIGN};
 
 static double bytes_of(const struct mt_optimizer_state *s)
 {
@@ -179,8 +182,10 @@ double mt_optimizer_state_bytes(const struct mt_optimizer *o)
 
 double mt_optimizer_bytes(const struct mt_optimizer *o, enum mt_master master, enum mt_dtype grad_dtype)
 {
-    double weight = (double)(mt_dtype_size(MT_BF16) + mt_master_lo_bytes(master)); /* hi and lo */
-    return 2 * (weight + mt_optimizer_state_bytes(o)) + (double)mt_dtype_size(grad_dtype);
+    double weight = (double)(mt_dtype_size(MT_BF16) + mt_master_lo_bytes(master)), state = 0; /* weight: hi and lo */
+    for (int i = 0; i < o->n_states; i++)
+        state += o->state[i].on_device ? 0 : bytes_of(&o->state[i]);
+    return 2 * (weight + state) + (double)mt_dtype_size(grad_dtype);
 }
 
 double mt_optimizer_thread_ns(const struct mt_optimizer *o, enum mt_master master)
@@ -191,7 +196,7 @@ double mt_optimizer_thread_ns(const struct mt_optimizer *o, enum mt_master maste
 
 bool mt_optimizer_gathers(const struct mt_optimizer *o)
 {
-    bool fits = !o || o->grain != MT_GRAIN_TENSOR;
+    bool fits = !o || (o->grain != MT_GRAIN_TENSOR && !o->direct);
     for (int i = 0; o && i < o->n_states; i++) {
         const struct mt_optimizer_state *s = &o->state[i];
         fits &= s->apart ? bytes_of(s) <= 0 : s->block_bytes <= MT_GATHER_STATE_BYTES * s->block;

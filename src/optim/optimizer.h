@@ -8,6 +8,7 @@
 #include "base/dtype.h"
 #include "base/err.h"
 #include "base/strbuf.h"
+#include "device/device.h"
 #include "optim/isa.h"
 #include "settings/key.h"
 #include "settings/settings.h"
@@ -23,6 +24,8 @@ struct mt_optimizer_state {
                                                         tensors. If not apart, it is either none or all blocks */
     bool apart; /* few bytes, or of few tensors: its plane holds one tensor's after the other's, in host memory. Else
                    a block has the same place in its plane as its elements have in those of the weights */
+    bool on_device; /* direct() reads and writes it; its planes stay in host memory, and are copied to the device and
+                       back once a step */
 };
 
 /**
@@ -37,15 +40,29 @@ struct mt_update {
     enum mt_master master;
     uint16_t *hi, *lo;
     uint8_t *lo8; /* of 24 bits, instead of lo */
-    void *state[MT_MAX_STATES]; /* NULL: the tensor has no such state */
+    void *state[MT_MAX_STATES]; /* NULL: the tensor has no such state; apart and on the device: the tensor's first */
     const void *grad;
     enum mt_dtype grad_dtype;
     const double *keys;      /* values of the optimizer's own keys, in its order */
     double lr, weight_decay; /* weight_decay: 0 for tensors that do not decay */
     uint64_t t;              /* number of the update, from 1 */
+    uint64_t t0;             /* of the last update before its states were new: bias corrections count from there */
     float clip;              /* factor of the gradient, 1 = none */
     bool stochastic;         /* states in bf16 are rounded by chance: by seed, t, tensor and element */
     uint64_t seed, tensor, first; /* tensor: its index in the layout; first: the first element, of the tensor's */
+};
+
+/** A tensor's gradient that becomes a direction, on the device's compute stream. A vector has one column. */
+struct mt_direction {
+    mt_device *dev;
+    size_t rows, cols;
+    enum mt_dtype dtype;  /* of w */
+    float *g;             /* in: the gradient; out: what leaves the device in its place */
+    const void *w;        /* weights before the update, as computed with */
+    void *state[MT_MAX_STATES]; /* those on the device; NULL: the tensor has no such state */
+    const double *keys;   /* as in mt_update */
+    uint64_t t;
+    void *scratch;        /* direct_scratch() bytes */
 };
 
 /** A number that an optimizer reads: a key of the section [optimizer]. Optimizers with keys of one name share the key
@@ -83,6 +100,13 @@ struct mt_optimizer {
     double thread_ns; /* a parameter, of a thread of a core of 2023, from its cache; 0: bytes alone decide */
     /** Returns the number of elements whose new weight is not finite or has an infinite `hi` (0 = good). */
     uint64_t (*update)(const struct mt_optimizer *o, const struct mt_update *u, enum mt_isa isa);
+    /**
+     * With states on the device: makes a direction of the gradient of a tensor that has any, while all of it is there.
+     * update() gets it as its gradient. If the gradient is not finite, states are kept; its block is skipped. Needs no
+     * norm of the whole gradient: train.grad_clip is 0.
+     */
+    int (*direct)(const struct mt_optimizer *o, const struct mt_direction *d, struct mt_err *err);
+    size_t (*direct_scratch)(const struct mt_direction *d); /* bytes, by the shape and dtype */
 };
 #define MT_GRAIN_TENSOR SIZE_MAX
 

@@ -51,7 +51,7 @@ struct run {
 /* Updates elements [first, first + n) of the tensor. */
 static uint64_t update(const struct run *r, struct tensor *x, size_t first, size_t n, uint64_t t)
 {
-    const struct mt_state_shape shape = {.n_dims = r->vector ? 1 : 2, .rows = x->n, .cols = 1, .n = x->n};
+    const struct mt_state_shape shape = {.n_dims = r->vector ? 1 : 2, .matrix = !r->vector, .rows = x->n, .cols = 1, .n = x->n};
     struct mt_update u = {.n = n, .master = r->master, .hi = x->hi + first, .lo = x->lo + first, .lo8 = x->lo8 + first,
                           .grad = x->grad + first, .grad_dtype = MT_F32, .keys = r->keys, .lr = 1e-3, .weight_decay = 0.1, .t = t, .clip = 1,
                           .stochastic = r->stochastic, .seed = 5, .tensor = 9, .first = first};
