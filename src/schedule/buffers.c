@@ -15,12 +15,12 @@ static enum mt_pool_id pool_of(const struct mt_program_params *p, const struct m
 
 static bool is_on(const struct mt_program_params *p, size_t unit, int lane)
 {
-    return lane == MT_ALL_LANES || p->units[unit].lane == lane;
+    return lane == MT_ALL_LANES || p->by_data || p->units[unit].lane == lane;
 }
 
 static bool is_back_on(const struct mt_program_params *p, size_t unit, int lane)
 {
-    return lane == MT_ALL_LANES || p->units[unit].lane_back == lane;
+    return lane == MT_ALL_LANES || p->by_data || p->units[unit].lane_back == lane;
 }
 
 /* Makes the buffers of the unit's pool for that kind at least as large as the object. */
@@ -72,6 +72,10 @@ static void device_bytes(const struct mt_program_params *p, int lane, size_t byt
             hold_values(p, bytes, &p->units[u].backward);
         if ((back || is_on(p, u, lane)) && train && p->cast && p->units[u].trainable)
             hold(p, bytes, MT_OBJ_CAST, u, p->units[u].grad_elems * p->grad_bytes);
+        if ((back || is_on(p, u, lane)) && train && p->units[u].moment_bytes) {
+            hold(p, bytes, MT_OBJ_MOMENTS, u, p->units[u].moment_bytes);
+            hold(p, bytes, MT_OBJ_WEIGHTS, u, p->units[u].weight_bytes);
+        }
     }
 }
 
@@ -116,6 +120,13 @@ void mt_program_ring_buffers(const struct mt_program_params *p, int n[MT_N_POOLS
         n[i] = MT_MAX(n[i], MT_MIN(all[i], most[i] * mt_program_lanes(p) + 2));
 }
 
+/* Whether sums of groups are added on the lane: two of them at once. */
+static bool is_added_on(const struct mt_program_params *p, const struct mt_value *v, int lane)
+{
+    return v->kind == MT_OBJ_GRAD && p->mode == MT_MODE_TRAIN && p->units[v->unit].trainable &&
+           is_back_on(p, (size_t)v->unit, lane);
+}
+
 static void least_buffers(const struct mt_program_params *p, int lane, const size_t bytes[MT_N_POOLS],
                           int n[MT_N_POOLS])
 {
@@ -127,6 +138,9 @@ static void least_buffers(const struct mt_program_params *p, int lane, const siz
         if (is_back_on(p, u, lane))
             need_for_call(p, &p->units[u].backward, n);
     }
+    for (size_t v = 0; v < p->n_values && mt_program_levels(p); v++)
+        if (is_added_on(p, &p->values[v], lane))
+            n[mt_program_pool_of(p, &p->values[v])] = MT_MAX(n[mt_program_pool_of(p, &p->values[v])], 2);
     for (size_t v = 0; v < p->n_values; v++)
         if (p->values[v].life == MT_LIFE_RUN && is_on(p, (size_t)p->values[v].unit, lane))
             n[mt_program_pool_of(p, &p->values[v])]++;
@@ -161,21 +175,26 @@ static struct span *find_spans(const struct mt_program_params *p, int lane)
     return s;
 }
 
-static ptrdiff_t count_objects(const struct mt_program_params *p, const struct mt_value *v)
+/* Those of the lane, of micro-batches that it has if lanes share these. */
+static ptrdiff_t count_objects(const struct mt_program_params *p, int lane, const struct mt_value *v)
 {
-    ptrdiff_t n = v->life != MT_LIFE_MICROBATCH;
-    for (size_t mb = 0; v->life == MT_LIFE_MICROBATCH && mb < p->n_micro; mb++)
-        n += mt_share_has(&v->share, p->n_micro, mb);
+    bool by_group = v->life == MT_LIFE_GROUP, each = by_group || v->life == MT_LIFE_MICROBATCH;
+    ptrdiff_t n = !each;
+    const struct mt_call once = {.scope = by_group ? MT_SCOPE_GROUP : MT_SCOPE_MICROBATCH};
+    for (size_t mb = 0; each && mb < p->n_micro; mb = mt_call_next(p, &once, mb))
+        n += (lane == MT_ALL_LANES || !p->by_data || mt_micro_lane(p, mb) == lane) &&
+             (by_group || mt_share_has(&v->share, p->n_micro, mb));
     return n;
 }
 
 /* change[at][pool]: objects whose use begins with operation `at`, less those whose last use was the one before. */
-static void count_changes(const struct mt_program_params *p, const struct span *s, ptrdiff_t (*change)[MT_N_POOLS])
+static void count_changes(const struct mt_program_params *p, int lane, const struct span *s,
+                          ptrdiff_t (*change)[MT_N_POOLS])
 {
     for (size_t i = 0; i < p->n_values; i++) {
         const struct mt_value *v = &p->values[i];
         enum mt_pool_id pool = mt_program_pool_of(p, v);
-        ptrdiff_t n = count_objects(p, v);
+        ptrdiff_t n = count_objects(p, lane, v);
         if (!s[i].last)
             continue;
         change[s[i].first][pool] += n;
@@ -190,15 +209,14 @@ static void count_live(const struct mt_program_params *p, int lane, size_t most[
     struct span *s = find_spans(p, lane);
     ptrdiff_t(*change)[MT_N_POOLS] = mt_calloc(n, sizeof(*change)), live[MT_N_POOLS] = {0};
     if (s && change)
-        count_changes(p, s, change);
+        count_changes(p, lane, s, change);
     for (size_t at = 0; s && change && at < n; at++)
         for (int i = 0; i < MT_N_POOLS; i++) {
             live[i] += change[at][i];
             most[i] = MT_MAX(most[i], (size_t)live[i]);
         }
     for (size_t v = 0; !(s && change) && v < p->n_values; v++)
-        most[mt_program_pool_of(p, &p->values[v])] +=
-            p->values[v].life == MT_LIFE_MICROBATCH ? p->n_micro : 1;
+        most[mt_program_pool_of(p, &p->values[v])] += mt_value_objects(p, &p->values[v]);
     free(s);
     free(change);
 }
@@ -225,7 +243,10 @@ static void most_buffers(const struct mt_program_params *p, int lane, const size
     count_live(p, lane, most);
     count_units(p, lane, MT_OBJ_WEIGHTS, false, most);
     count_units(p, lane, MT_OBJ_GRAD, true, most);
+    for (int i = 0; i < MT_N_CLASSES; i++)
+        most[mt_kinds[MT_OBJ_GRAD].pool[i]] += (size_t)mt_program_levels(p);
     count_units(p, lane, MT_OBJ_CAST, true, most);
+    count_units(p, lane, MT_OBJ_MOMENTS, true, most);
     count_units(p, lane, MT_OBJ_STAGED, false, most);
     count_units(p, lane, MT_OBJ_GRAD_OUT, true, most);
     most[mt_kinds[MT_OBJ_STATE].pool[MT_CLASS_LAYER]] = 6; /* two each being read, updated, written */

@@ -8,24 +8,35 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "schedule/turns.h"
 
-enum { NONE = -1 };
+enum { NONE = -1, EMPTY = -2 };
 
 /* What the writer keeps of a value. */
 struct state {
-    int32_t *objects;      /* [n_micro], or [1] if it lives longer; NONE: not yet made */
-    int32_t parts, so_far; /* contributions that complete an object; those to a gradient so far */
+    int32_t *objects;        /* [mt_value_objects()]; NONE: not yet made */
+    int32_t *parts, *so_far; /* the same: contributions that complete it; those to a gradient so far */
+    int32_t *node; /* [2 groups] of a gradient: the sums of groups and of pairs, as a heap: 1 is the root, and 2i and
+                      2i + 1 are added to i. NONE: not yet made, EMPTY: of groups that have no micro-batches */
+};
+
+/* A group's sum that is complete and not yet added. */
+struct due {
+    int32_t value;
+    size_t group;
 };
 
 struct writer {
     struct mt_draft *d;
     const struct mt_program_params *p;
     struct state *values;
-    int32_t *objects;     /* of all values */
+    int32_t *objects;     /* of all values, then the other numbers of struct state */
     bool *left;           /* [n_units] its gradient has left the device */
+    struct due *due;      /* [n_due] where lanes share the groups; the first n_old were before the unit under way */
+    size_t n_due, cap_due, n_old;
     struct mt_instr sink; /* target of writes after memory ran out */
     bool failed;
 };
@@ -71,18 +82,20 @@ static void operand(struct mt_instr *in, int32_t object, enum mt_access access, 
 
 static int32_t *object_of(const struct writer *w, int32_t value, size_t mb)
 {
-    return &w->values[value].objects[w->p->values[value].life == MT_LIFE_MICROBATCH ? mb : 0];
+    return &w->values[value].objects[mt_value_object(w->p, &w->p->values[value], mb)];
 }
 
 static int32_t make_object(struct writer *w, int32_t value, size_t mb)
 {
     const struct mt_value *v = &w->p->values[value];
     int32_t *o = object_of(w, value, mb);
+    size_t at = mt_value_object(w->p, v, mb);
+    bool lives = v->life == MT_LIFE_RUN;
+    int lane = lives && w->p->by_data ? mt_micro_lane(w->p, mb) : w->p->units[v->unit].lane;
     if (*o == NONE)
         *o = add_object(w, &(struct mt_object){.kind = v->kind, .unit = v->unit, .bytes = v->bytes,
-                                               .mb = v->life == MT_LIFE_MICROBATCH ? (int32_t)mb : 0,
-                                               .resident = v->life == MT_LIFE_RUN, .lane = w->p->units[v->unit].lane,
-                                               .parts = w->values[value].parts}, mt_program_pool_of(w->p, v));
+                                               .mb = lives ? 0 : (int32_t)at, .resident = lives, .lane = (uint8_t)lane,
+                                               .parts = w->values[value].parts[at]}, mt_program_pool_of(w->p, v));
     return *o;
 }
 
@@ -132,32 +145,108 @@ static void write_store_grad(struct writer *w, size_t unit, int32_t object)
     write_own_updates(w, unit);
 }
 
+/* The object of the unit's weights. */
+static int32_t weights_of(struct writer *w, size_t unit)
+{
+    const struct mt_call *c = &w->p->units[unit].forward;
+    int k = 0;
+    while (k < c->n_uses && (w->p->values[c->use[k].value].kind != MT_OBJ_WEIGHTS ||
+                             w->p->values[c->use[k].value].unit != (int32_t)unit))
+        k++;
+    return k < c->n_uses ? make_object(w, c->use[k].value, 0) : NONE;
+}
+
+/* Before the cast the gradient becomes a direction, in place: by the unit's weights and states. */
+static void use_moments(struct writer *w, struct mt_instr *in, size_t unit, int32_t weights)
+{
+    struct mt_object o = {.kind = MT_OBJ_MOMENTS, .unit = (int32_t)unit, .bytes = w->p->units[unit].moment_bytes};
+    operand(in, weights, MT_READ, MT_ROLE_WEIGHTS);
+    operand(in, add_object(w, &o, mt_program_pool(w->p, MT_OBJ_MOMENTS, unit)), MT_UPDATE, MT_ROLE_MOMENTS);
+}
+
 /* A unit's gradient is complete: casts and stores it. */
-static void write_grad_out(struct writer *w, int32_t gradient)
+static void write_grad_out(struct writer *w, size_t unit, int32_t g)
 {
     const struct mt_program_params *p = w->p;
-    size_t unit = (size_t)p->values[gradient].unit;
-    int32_t g = *object_of(w, gradient, 0), out = g;
+    int32_t out = g;
     size_t bytes = p->units[unit].grad_elems * p->grad_bytes; /* as cast, at the FP32 elements' indices */
+    bool compacts = mt_program_compacts(p, unit), directs = p->units[unit].moment_bytes > 0;
+    int32_t weights = directs ? weights_of(w, unit) : NONE;
     struct mt_instr *in = add_back(w, MT_OP_GRAD_CAST, unit, 0);
-    bool compacts = mt_program_compacts(p, unit);
-    operand(in, g, p->cast && !compacts ? MT_READ : MT_UPDATE, MT_ROLE_GRAD);
+    operand(in, g, p->cast && !compacts && !directs ? MT_READ : MT_UPDATE, MT_ROLE_GRAD);
     if (p->cast) {
         out = add_object(w, &(struct mt_object){.kind = MT_OBJ_CAST, .unit = (int32_t)unit, .bytes = bytes},
                          mt_program_pool(p, MT_OBJ_CAST, unit));
         operand(in, out, MT_WRITE, MT_ROLE_CAST);
     }
+    if (directs)
+        use_moments(w, in, unit, weights);
     write_store_grad(w, unit, compacts ? g : out);
 }
 
-/* After an operation on a gradient: stores it if the operation wrote all of it as cast, or if it is complete now. */
-static void write_gradient(struct writer *w, int32_t value)
+static int group_lane(const struct mt_program_params *p, int32_t group)
 {
-    struct state *s = &w->values[value];
-    if (w->p->values[value].kind == MT_OBJ_CAST)
-        write_store_grad(w, (size_t)w->p->values[value].unit, *object_of(w, value, 0));
-    else if (++s->so_far == s->parts)
-        write_grad_out(w, value);
+    return mt_micro_lane(p, mt_group_first(p->groups, (size_t)group));
+}
+
+/* On the lane that has both groups, if there is one. */
+static void write_add(struct writer *w, size_t unit, int32_t sum, int32_t other)
+{
+    const struct mt_program *g = &w->d->prog;
+    struct mt_instr *in = add_back(w, MT_OP_ADD_GROUP, unit, 0);
+    int lane = w->p->by_data && !w->failed ? group_lane(w->p, g->objects[sum].mb) : in->lane;
+    if (!w->failed && w->p->by_data && lane == group_lane(w->p, g->objects[other].mb))
+        in->lane = (uint8_t)lane;
+    operand(in, sum, MT_UPDATE, MT_ROLE_GRAD);
+    operand(in, other, MT_READ, MT_ROLE_NONE);
+}
+
+/* A group's sum is complete: adds what can be added up the tree. The root is the gradient. */
+static void write_group(struct writer *w, int32_t value, size_t group)
+{
+    int32_t *node = w->values[value].node, sum = w->values[value].objects[group];
+    size_t unit = (size_t)w->p->values[value].unit, at = mt_groups_n(w->p->groups) + group;
+    for (node[at] = sum; at > 1 && node[at ^ 1] != NONE; at /= 2) {
+        int32_t left = node[at & ~(size_t)1], right = node[at | 1];
+        if (left != EMPTY && right != EMPTY)
+            write_add(w, unit, left, right);
+        sum = node[at / 2] = left != EMPTY ? left : right;
+    }
+    if (at == 1)
+        write_grad_out(w, unit, sum);
+}
+
+/* Lanes that share the groups go on with the next unit while a sum comes to where it is added: it is due after that. */
+static void note_group(struct writer *w, int32_t value, size_t group)
+{
+    if (!w->p->by_data)
+        write_group(w, value, group);
+    else if (mt_grow(&w->due, &w->cap_due, w->n_due + 1, sizeof(*w->due)))
+        w->due[w->n_due++] = (struct due){value, group};
+    else
+        w->failed = true;
+}
+
+/* A unit begins: adds the sums of the units before the last one. */
+static void write_due(struct writer *w)
+{
+    for (size_t i = 0; i < w->n_old; i++)
+        write_group(w, w->due[i].value, w->due[i].group);
+    w->n_due -= w->n_old;
+    if (w->n_old)
+        memmove(w->due, w->due + w->n_old, w->n_due * sizeof(*w->due));
+    w->n_old = w->n_due;
+}
+
+/* After an operation on a gradient: stores it if the operation wrote all of it as cast; else notes what is complete. */
+static void write_gradient(struct writer *w, int32_t value, size_t mb)
+{
+    const struct mt_value *v = &w->p->values[value];
+    size_t at = mt_value_object(w->p, v, mb);
+    if (v->kind == MT_OBJ_CAST)
+        write_store_grad(w, (size_t)v->unit, *object_of(w, value, 0));
+    else if (++w->values[value].so_far[at] == w->values[value].parts[at])
+        note_group(w, value, at);
 }
 
 /* Access of a contribution. Before the first one, an object that is only added to is zeroed. */
@@ -184,14 +273,15 @@ static bool has_operand(const struct mt_program_params *p, const struct mt_use *
 
 static bool is_gradient(const struct mt_program_params *p, const struct mt_use *u)
 {
-    return mt_kinds[p->values[u->value].kind].trained && mt_use_is_made(p, u);
+    const struct mt_kind_desc *kind = &mt_kinds[p->values[u->value].kind];
+    return kind->trained && !kind->returns && mt_use_is_made(p, u);
 }
 
 static void write_call(struct writer *w, size_t unit, const struct mt_call *c, size_t mb)
 {
     const struct mt_program_params *p = w->p;
     enum mt_access access[MT_MAX_OPERANDS];
-    int lane = mt_call_lane(p, unit, c);
+    int lane = mt_call_lane(p, unit, c, mb);
     for (int k = 0; k < c->n_uses; k++) {
         const struct mt_use *u = &c->use[k];
         if (has_operand(p, u, mb))
@@ -205,7 +295,7 @@ static void write_call(struct writer *w, size_t unit, const struct mt_call *c, s
             operand(in, make_object(w, c->use[k].value, mb), access[k], (enum mt_role)c->use[k].role);
     for (int k = 0; k < c->n_uses; k++)
         if (is_gradient(p, &c->use[k]))
-            write_gradient(w, c->use[k].value);
+            write_gradient(w, c->use[k].value, mb);
 }
 
 static bool uses_gradient(const struct mt_program_params *p, const struct mt_call *c)
@@ -227,16 +317,15 @@ static size_t first_trained(const struct mt_program_params *p)
 
 /* --- the order of a step's operations ---------------------------------------------------------------------- */
 
-/* The operation for all micro-batches, or once if its scope is the step. */
+/* The operation for all micro-batches, or groups. */
 static void list_pass(struct writer *w, struct mt_turns *t, size_t unit, const struct mt_call *c)
 {
-    size_t n = !c->n_uses ? 0 : c->scope == MT_SCOPE_STEP ? 1 : w->p->n_micro;
-    for (size_t mb = 0; mb < n; mb++) {
+    for (size_t mb = 0; c->n_uses && mb < w->p->n_micro; mb = mt_call_next(w->p, c, mb)) {
         if (!mt_grow(&t->of, &t->cap, t->n + 1, sizeof(*t->of))) {
             w->failed = true;
             return;
         }
-        t->of[t->n++] = (struct mt_turn){c, unit, mb, mt_call_lane(w->p, unit, c)};
+        t->of[t->n++] = (struct mt_turn){c, unit, mb, mt_call_lane(w->p, unit, c, mb)};
     }
 }
 
@@ -254,10 +343,15 @@ static void write_layered(struct writer *w)
 {
     struct mt_turns t = {NULL};
     list_turns(w, &t);
-    if (mt_program_lanes(w->p) > 1 && !w->failed)
+    if (mt_program_lanes(w->p) > 1 && !w->p->by_data && !w->failed)
         w->failed |= mt_turns_order(&t, w->p, NULL) != 0;
-    for (size_t i = 0; i < t.n && !w->failed; i++)
+    for (size_t i = 0; i < t.n && !w->failed; i++) {
+        if (i && t.of[i].call != t.of[i - 1].call)
+            write_due(w);
         write_call(w, t.of[i].unit, t.of[i].call, t.of[i].mb);
+    }
+    for (int k = 0; k < 2; k++)
+        write_due(w);
     free(t.of);
 }
 
@@ -274,7 +368,7 @@ static int check_lanes(const struct mt_program_params *p, struct mt_err *err)
     int lane = 0;
     for (size_t u = 0; u < p->n_units; u++) {
         const struct mt_unit_shape *s = &p->units[u];
-        lane = s->makes_lists ? s->lane : lane;
+        lane = s->makes_lists || p->by_data ? s->lane : lane; /* a group is on one lane */
         if (s->lane_back >= mt_program_lanes(p) || (s->lane_back != s->lane && !may_part(p, s)))
             return mt_fail(err, MT_ERR_RUNTIME, -EINVAL,
                            "backward of unit %zu cannot be on lane %d of %d, and forward on %d", u,
@@ -290,15 +384,15 @@ static int check_lanes(const struct mt_program_params *p, struct mt_err *err)
 static int survey_call(struct writer *w, size_t unit, const struct mt_call *c, struct mt_err *err)
 {
     const struct mt_program_params *p = w->p;
-    bool once = c->scope == MT_SCOPE_STEP;
     for (int k = 0; k < c->n_uses; k++) {
         const struct mt_use *u = &c->use[k];
-        bool of_step = p->values[u->value].life != MT_LIFE_MICROBATCH;
-        if (once && !of_step)
-            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "unit %zu runs once a step and uses a micro-batch's \"%s\"",
-                           unit, mt_kinds[p->values[u->value].kind].name);
-        if (u->access & MT_PART && mt_use_is_made(p, u))
-            w->values[u->value].parts += of_step && !once ? (int32_t)p->n_micro : 1;
+        const struct mt_value *v = &p->values[u->value];
+        if (c->scope == MT_SCOPE_GROUP && v->life == MT_LIFE_MICROBATCH)
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "unit %zu runs once a group and uses a micro-batch's \"%s\"",
+                           unit, mt_kinds[v->kind].name);
+        bool adds = u->access & MT_PART && mt_use_is_made(p, u);
+        for (size_t mb = 0; adds && mb < p->n_micro; mb = mt_call_next(p, c, mb))
+            w->values[u->value].parts[mt_value_object(p, v, mb)]++;
     }
     return 0;
 }
@@ -318,23 +412,35 @@ static int survey(struct writer *w, struct mt_err *err)
     return rc;
 }
 
+/* Marks what has no micro-batches in this step. */
+static void empty_nodes(const struct mt_program_params *p, int32_t *node)
+{
+    size_t n = mt_groups_n(p->groups), in_use = mt_groups_in_use(p->groups, p->n_micro);
+    for (size_t i = 2 * n - 1; i > 0; i--)
+        node[i] = i >= n ? (i - n < in_use ? NONE : EMPTY) : node[2 * i] == EMPTY ? EMPTY : NONE;
+}
+
 static bool alloc_writer(struct writer *w)
 {
     const struct mt_program_params *p = w->p;
-    size_t n = 0;
+    size_t n = 0, nodes = 2 * mt_groups_n(p->groups);
     for (size_t v = 0; v < p->n_values; v++)
-        n += p->values[v].life == MT_LIFE_MICROBATCH ? p->n_micro : 1;
+        n += mt_value_objects(p, &p->values[v]);
     w->values = mt_calloc(p->n_values, sizeof(*w->values));
-    w->objects = mt_calloc(n, sizeof(*w->objects));
+    w->objects = mt_calloc(3 * n + nodes * p->n_values, sizeof(*w->objects));
     w->left = mt_calloc(p->n_units, sizeof(*w->left));
     if (!w->values || !w->objects || !w->left)
         return false;
     for (size_t i = 0; i < n; i++)
         w->objects[i] = NONE;
-    n = 0;
-    for (size_t v = 0; v < p->n_values; v++) {
-        w->values[v].objects = w->objects + n;
-        n += p->values[v].life == MT_LIFE_MICROBATCH ? p->n_micro : 1;
+    for (size_t v = 0, at = 0; v < p->n_values; v++) {
+        struct state *s = &w->values[v];
+        s->objects = w->objects + at;
+        s->parts = s->objects + n;
+        s->so_far = s->parts + n;
+        s->node = w->objects + 3 * n + nodes * v;
+        empty_nodes(p, s->node);
+        at += mt_value_objects(p, &p->values[v]);
     }
     return true;
 }
@@ -405,17 +511,19 @@ static void write_updates(struct writer *w)
     }
 }
 
-/* Losses are where the head is, sums of squares where gradients were cast. */
+/* Losses are where the head was, sums of squares where gradients were cast. */
 static void write_stats(struct writer *w)
 {
     const struct mt_program_params *p = w->p;
     size_t last[MT_MAX_LANES] = {0};
     bool has[MT_MAX_LANES] = {false};
+    for (size_t mb = 0; mb < p->n_micro && p->by_data; mb++)
+        has[mt_micro_lane(p, mb)] = true;
     for (size_t u = 0; u < p->n_units; u++) {
         const struct mt_unit_shape *s = &p->units[u];
         bool is_head = u + 1 == p->n_units, train = p->mode == MT_MODE_TRAIN;
         last[train ? s->lane_back : s->lane] = u;
-        has[train ? s->lane_back : s->lane] |= train || is_head;
+        has[train ? s->lane_back : s->lane] |= train || (is_head && !p->by_data);
     }
     for (int lane = 0; lane < mt_program_lanes(p); lane++)
         if (has[lane])
@@ -427,8 +535,8 @@ static void write_draft(struct writer *w)
     const struct mt_program_params *p = w->p;
     /* first: their order determines their buffers */
     for (size_t v = 0; p->mode != MT_MODE_UPDATE && v < p->n_values; v++)
-        if (p->values[v].life == MT_LIFE_RUN)
-            make_object(w, (int32_t)v, 0);
+        for (size_t mb = 0; p->values[v].life == MT_LIFE_RUN && mb < p->n_micro; mb++)
+            make_object(w, (int32_t)v, mb);
     write_updates(w);
     if (p->mode == MT_MODE_UPDATE)
         return;
@@ -443,6 +551,7 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
     *d = (struct mt_draft){.params = p};
     d->prog.n_units = p->n_units;
     d->prog.n_micro = p->n_micro;
+    d->prog.groups = p->groups;
     d->prog.n_lanes = mt_program_lanes(p);
     d->prog.backward = p->mode == MT_MODE_TRAIN;
     int rc = check_size(p, err);
@@ -455,6 +564,7 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
     free(w.values);
     free(w.objects);
     free(w.left);
+    free(w.due);
     if (!rc && w.failed)
         rc = mt_fail_nomem(err, "a step program", p->n_units * p->n_micro * sizeof(struct mt_instr));
     if (rc)

@@ -33,10 +33,13 @@ struct checker {
     int *updated;           /* by unit: its pending update, or NONE */
     int *own;            /* by unit: its update with the gradient of this step, or NONE */
     int *parts;          /* by object: contributions so far */
+    int *level;          /* by object: height in the tree of the sum of groups that it has */
+    int *went;           /* by object: the instruction that took that sum on, into another or to its cast; or NONE */
     int *taken;          /* by unit: the instruction that cast its gradient, or NONE */
     int *stored;         /* by unit: its STORE_GRAD, or NONE */
+    int *returns;        /* by unit: the object that was written and is to be stored to its home, or NONE */
     int *pieces;         /* by unit: pieces updated */
-    int *loaded;         /* by unit: the newest load of its weights, or NONE */
+    int *loaded;         /* [n_units, n_lanes] the newest load of its weights, or NONE */
     int *fetched;        /* by unit: the newest disk read of them, or NONE */
     int *scattered;       /* by unit: its UNPACK, or NONE */
     int *routed;         /* by object: the instruction that made the lists of experts' rows in it, or NONE */
@@ -60,6 +63,11 @@ static int32_t *clock_of(const struct checker *c, size_t i)
 static bool ordered(const struct checker *c, int before, size_t i)
 {
     return before == NONE || before == (int)i || clock_of(c, i)[mt_instr_queue(&c->p->instrs[before])] >= before;
+}
+
+static int *loaded_on(const struct checker *c, int unit, int lane)
+{
+    return &c->loaded[unit * c->p->n_lanes + lane];
 }
 
 static int advance_clock(struct checker *c, size_t i)
@@ -167,10 +175,11 @@ static int check_load(struct checker *c, size_t i, int object, struct place *at)
     int rc = mt_object_is_of_planes(o) ? check_part(c, i, at, object) : 0;
     if (rc)
         return rc;
-    if (o->kind == MT_OBJ_ADAPTERS && c->loaded[o->unit] == NONE)
-        c->loaded[o->unit] = (int)i;
+    int *loaded = loaded_on(c, o->unit, c->p->instrs[i].lane);
+    if (o->kind == MT_OBJ_ADAPTERS && *loaded == NONE)
+        *loaded = (int)i;
     if (o->kind == MT_OBJ_WEIGHTS) {
-        c->loaded[o->unit] = (int)i;
+        *loaded = (int)i;
         if (c->p->instrs[i].n_operands > 1 && c->fetched[o->unit] != NONE &&
             c->p->instrs[c->fetched[o->unit]].if_rows && !c->p->instrs[i].if_rows)
             return fault(c, i, c->fetched[o->unit], "loads what may not have been read");
@@ -193,7 +202,7 @@ static int check_store(struct checker *c, size_t i, int object, struct place *at
     int rc = check_read(c, i, object, at);
     if (rc)
         return rc;
-    if (c->p->instrs[i].n_operands < 2 &&
+    if (c->p->instrs[i].n_operands < 2 && mt_kinds[o->kind].home != MT_HOME_PLANE &&
         (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->spill_bytes))
         return fault(c, i, NONE, "stores an object that has no home");
     return write_place(c, i, &c->homes[object], object, at->version, "stores over a home in use");
@@ -264,11 +273,18 @@ static int count_part(struct checker *c, size_t i, const struct mt_operand *op)
     if (op->access & MT_PART) {
         if (*n == o->parts)
             return fault(c, i, NONE, "contributes to an object that is complete");
+        if ((size_t)o->mb != mt_group_of(c->p->groups, (size_t)in->mb))
+            return fault(c, i, NONE, "contributes to another group than its micro-batch is in");
         ++*n;
     } else if (op->access & MT_READ && !mt_opcodes[in->op].moves && *n != o->parts) {
         return fault(c, i, NONE, "reads an object that is not complete");
     } else if (in->op == MT_OP_ZERO && *n) {
         return fault(c, i, NONE, "zeroes an object after a contribution");
+    }
+    if (in->op == MT_OP_GRAD_CAST && o->kind == MT_OBJ_GRAD) {
+        if (c->went[op->object] != NONE)
+            return fault(c, i, c->went[op->object], "casts the sum of a group that was taken on already");
+        c->went[op->object] = (int)i;
     }
     /* cast in place, or into a cast object, which other operations may write, too */
     if (in->op == MT_OP_GRAD_CAST ? o->kind == MT_OBJ_GRAD : o->kind == MT_OBJ_CAST && op->access & MT_WRITE)
@@ -322,6 +338,8 @@ static int check_operand(struct checker *c, size_t i, const struct mt_operand *o
     if (!rc && (op->access & MT_WRITE)) {
         /* a join changes the format of weights, not their values: their home is still valid */
         int version = in->op == MT_OP_JOIN ? at->version : ++c->latest[op->object];
+        if (mt_kinds[o->kind].returns)
+            c->returns[o->unit] = op->object;
         rc = write_place(c, i, at, op->object, version, "writes a buffer that is still read");
     }
     return rc;
@@ -348,7 +366,7 @@ static int check_lists(struct checker *c, size_t i)
             c->routed[op->object] = (int)i;
             continue;
         }
-        rc = check_if_rows(c, i, op->object, c->loaded[in->unit]);
+        rc = check_if_rows(c, i, op->object, *loaded_on(c, in->unit, in->lane));
         if (!rc)
             rc = check_if_rows(c, i, op->object, c->fetched[in->unit]);
     }
@@ -365,6 +383,15 @@ static int check_scatter(struct checker *c, size_t i)
     return 0;
 }
 
+/* What the device has changed of a unit, its optimizer states, is home when the unit's update ends the step for it. */
+static int check_returned(struct checker *c, size_t i, int unit)
+{
+    int o = c->returns[unit];
+    if (o != NONE && (c->homes[o].version != c->latest[o] || !ordered(c, c->homes[o].writer, i)))
+        return fault(c, i, c->homes[o].writer, "updates a unit before its states are home");
+    return 0;
+}
+
 /* An update with gradients of this step: those of its block have left the device, and nothing loads its weights any
  * more. */
 static int check_own_update(struct checker *c, size_t i)
@@ -375,14 +402,48 @@ static int check_own_update(struct checker *c, size_t i)
         return fault(c, i, NONE, "updates a unit that does not exist, or pieces of one out of order");
     if (c->updated[in->unit] != NONE)
         return fault(c, i, c->updated[in->unit], "updates a unit for the second time");
-    if (!ordered(c, c->loaded[in->unit], i))
-        return fault(c, i, c->loaded[in->unit], "updates weights that are still being loaded");
+    for (int lane = 0; lane < c->p->n_lanes; lane++)
+        if (!ordered(c, *loaded_on(c, in->unit, lane), i))
+            return fault(c, i, *loaded_on(c, in->unit, lane), "updates weights that are still being loaded");
     for (int u = in->block; u < in->block_end; u++)
         if (c->taken[u] != NONE && (c->stored[u] == NONE || !ordered(c, c->stored[u], i)))
             return fault(c, i, MT_MAX(c->taken[u], c->stored[u]), "updates a block before all of its gradient has arrived");
     if (c->stored[in->unit] == NONE)
         return fault(c, i, NONE, "updates a unit without a gradient");
     c->own[in->unit] = (int)i;
+    return check_returned(c, i, in->unit);
+}
+
+/* Height of the first node above both groups: where their paths to the root meet. */
+static int meeting(int a, int b)
+{
+    int level = 0;
+    while (a >> level != b >> level)
+        level++;
+    return level;
+}
+
+/*
+ * Sums of groups are added as the tree says: of two neighbouring subtrees, the later to the earlier, each of them
+ * complete. A subtree is complete if nothing below the meeting is left to be added, which check_grads_leave() finds.
+ */
+static int check_add_group(struct checker *c, size_t i)
+{
+    const struct mt_instr *in = &c->p->instrs[i];
+    int sum = in->operand[0].object, other = in->operand[1].object, n = (int)c->p->n_objects;
+    if (in->n_operands != 2 || sum < 0 || other < 0 || sum >= n || other >= n)
+        return fault(c, i, NONE, "adds what are not two groups");
+    const struct mt_object *a = &c->p->objects[sum], *b = &c->p->objects[other];
+    if (a->kind != MT_OBJ_GRAD || b->kind != MT_OBJ_GRAD || a->unit != b->unit || a->mb >= b->mb)
+        return fault(c, i, NONE, "adds groups of different gradients, or the earlier to the later");
+    for (int k = 0; k < 2; k++)
+        if (c->went[in->operand[k].object] != NONE)
+            return fault(c, i, c->went[in->operand[k].object], "adds the sum of a group that was taken on already");
+    int level = meeting(a->mb, b->mb);
+    if (c->level[sum] >= level || c->level[other] >= level)
+        return fault(c, i, NONE, "adds groups in another order than the tree's");
+    c->level[sum] = level;
+    c->went[other] = (int)i;
     return 0;
 }
 
@@ -390,13 +451,16 @@ static int check_instr(struct checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     int rc = advance_clock(c, i);
+    if (!rc && in->op == MT_OP_ADD_GROUP)
+        rc = check_add_group(c, i);
     if (!rc && in->op == MT_OP_UPDATE && in->own)
         rc = check_own_update(c, i);
     else if (!rc && in->op == MT_OP_UPDATE) {
         if (in->unit < 0 || (size_t)in->unit >= c->p->n_units || in->piece != c->pieces[in->unit]++)
             return fault(c, i, NONE, "updates a unit that does not exist, or pieces of one out of order");
-        if (c->loaded[in->unit] != NONE)
-            return fault(c, i, c->loaded[in->unit], "updates weights that were loaded already");
+        for (int lane = 0; lane < c->p->n_lanes; lane++)
+            if (*loaded_on(c, in->unit, lane) != NONE)
+                return fault(c, i, *loaded_on(c, in->unit, lane), "updates weights that were loaded already");
         c->updated[in->unit] = (int)i;
     }
     if (!rc && in->op == MT_OP_SCATTER)
@@ -413,19 +477,23 @@ static int check_grads_leave(struct checker *c)
             return fault(c, (size_t)c->taken[u], NONE, "a gradient that was cast is never stored");
     for (size_t o = 0; o < c->p->n_objects; o++) {
         const struct mt_object *x = &c->p->objects[o];
+        if (x->kind == MT_OBJ_GRAD && c->parts[o] && c->went[o] == NONE)
+            return fault(c, c->p->n_instrs - 1, c->homes[o].writer, "a group's sum is in no gradient");
         if (x->kind == MT_OBJ_GRAD_RING && c->own[x->unit] == NONE)
             return fault(c, c->p->n_instrs - 1, c->stored[x->unit], "a gradient that has no plane is used by no update");
     }
     return 0;
 }
 
-/* The next step reads planes from the disk: they must have been written. */
+/* The next step reads planes: what was changed elsewhere must have been written to them. */
 static int check_planes_are_home(struct checker *c)
 {
     for (size_t o = 0; o < c->p->n_objects; o++) {
         const struct mt_kind_desc *kind = &mt_kinds[c->p->objects[o].kind];
-        if (!kind->device && kind->home == MT_HOME_PLANE && c->homes[o].version != c->latest[o])
-            return fault(c, c->p->n_instrs - 1, NONE, "a plane that changed is never written to the disk");
+        if (kind->home == MT_HOME_PLANE && c->homes[o].version != c->latest[o])
+            return fault(c, c->p->n_instrs - 1, NONE,
+                         kind->device ? "states that changed on a device are never stored"
+                                      : "a plane that changed is never written to the disk");
     }
     return 0;
 }
@@ -442,27 +510,32 @@ static bool init_checker(struct checker *c)
     c->n_queues = mt_n_queues(p->n_lanes);
     c->clock = mt_calloc(p->n_instrs, (size_t)c->n_queues * sizeof(*c->clock));
     c->homes = mt_calloc(p->n_objects, sizeof(*c->homes));
-    c->latest = mt_calloc(3 * p->n_objects, sizeof(int));
-    c->updated = mt_calloc(8 * p->n_units, sizeof(int));
+    c->latest = mt_calloc(5 * p->n_objects, sizeof(int));
+    c->updated = mt_calloc((8 + (size_t)p->n_lanes) * p->n_units, sizeof(int));
     if (!c->clock || !c->homes || !c->latest || !c->updated)
         return false;
     c->parts = c->latest + p->n_objects;
     c->routed = c->parts + p->n_objects;
+    c->level = c->routed + p->n_objects;
+    c->went = c->level + p->n_objects;
     c->taken = c->updated + p->n_units;
     c->pieces = c->taken + p->n_units;
-    c->loaded = c->pieces + p->n_units;
-    c->stored = c->loaded + p->n_units;
+    c->stored = c->pieces + p->n_units;
     c->fetched = c->stored + p->n_units;
     c->scattered = c->fetched + p->n_units;
     c->own = c->scattered + p->n_units;
+    c->returns = c->own + p->n_units;
+    c->loaded = c->returns + p->n_units;
+    for (size_t i = 0; i < p->n_units * (size_t)p->n_lanes; i++)
+        c->loaded[i] = NONE;
     for (size_t u = 0; u < p->n_units; u++)
-        c->updated[u] = c->taken[u] = c->loaded[u] = c->stored[u] = c->fetched[u] = c->scattered[u] = c->own[u] = NONE;
+        c->updated[u] = c->taken[u] = c->stored[u] = c->fetched[u] = c->scattered[u] = c->own[u] = c->returns[u] = NONE;
     struct place empty = {.object = NONE, .writer = NONE};
     for (int q = 0; q < MT_MAX_QUEUES; q++)
         empty.reader[q] = c->last_of[q] = NONE;
     for (size_t o = 0; o < p->n_objects; o++) {
         c->homes[o] = empty;
-        c->routed[o] = NONE;
+        c->routed[o] = c->went[o] = NONE;
     }
     for (int lane = 0; lane < p->n_lanes; lane++)
         for (int i = 0; i < MT_N_POOLS; i++) {

@@ -50,6 +50,8 @@ static size_t own_bytes(const struct flow *d, const struct mt_unit_shape *s, enu
         return s->grad_elems * sizeof(float);
     case MT_ROLE_CAST:
         return s->grad_elems * d->grad_bytes;
+    case MT_ROLE_MOMENTS:
+        return s->moment_bytes;
     default:
         return 0;
     }
@@ -175,11 +177,11 @@ static void use_adapters(struct flow *d, size_t u)
         use(&s->backward, MT_ROLE_ADAPTERS, adapters, MT_READ);
 }
 
-/* Who decides which experts have rows updates the routing once a step; who has those experts reads it. */
+/* Who decides which experts have rows updates the routing once a group; who has those experts reads it. */
 static void mark_lists(struct mt_unit_shape *s)
 {
     const struct mt_port *p = port_of(s, MT_ROLE_ROUTING);
-    bool once = p && s->scope == MT_SCOPE_STEP;
+    bool once = p && s->scope == MT_SCOPE_GROUP;
     s->makes_lists = once && p->forward & MT_WRITE;
     s->follows_lists = once && p->forward == MT_READ;
 }

@@ -126,7 +126,7 @@ static void empty_buffer(struct mt_placer *p, int lane, int pool, int buffer)
 static void take_home(struct mt_placer *p, struct mt_object *o)
 {
     bool staged = p->params->spill_disk && mt_pools[o->pool].spilled != MT_NO_POOL; /* then stage.c chooses its home */
-    if (o->spill >= 0 || staged)
+    if (o->spill >= 0 || staged || mt_kinds[o->kind].home == MT_HOME_PLANE)
         return;
     o->spill = (int64_t)p->draft->spill_bytes;
     p->draft->spill_bytes += mt_align_up(o->bytes, 4096);
@@ -199,7 +199,8 @@ static void await_lists(const struct mt_placer *p, struct mt_placed *load)
         load->compute = MT_MAX(load->compute, lists);
         load->key.release = MT_MAX(load->key.release, lists);
     }
-    load->in.if_rows = lists != NONE && load->compute >= lists;
+    bool known = mt_groups_in_use(p->params->groups, p->params->n_micro) == 1; /* else other groups' lists may come later */
+    load->in.if_rows = known && lists != NONE && load->compute >= lists;
 }
 
 static size_t load_bytes(const struct mt_placer *p, const struct mt_object *o)
@@ -375,7 +376,8 @@ static int place_compute(struct mt_placer *p, size_t i, struct mt_err *err)
         note_used(p, in.lane, p->draft->objects[o].pool, c->buffer, at);
         if (in.operand[k].access & MT_WRITE) {
             raise_key(&e->store, b->store); /* the newest store that reads the old content */
-            note_write(p, o, in.lane, at, p->leaves[i * MT_MAX_OPERANDS + (size_t)k]);
+            bool returns = mt_kinds[p->draft->objects[o].kind].returns;
+            note_write(p, o, in.lane, at, returns || p->leaves[i * MT_MAX_OPERANDS + (size_t)k]);
         }
     }
     release_operands(p, &in, i);

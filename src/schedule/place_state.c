@@ -79,7 +79,7 @@ static bool alloc_units(struct mt_placer *p)
     p->ahead = p->update + n;
     memset(before, 0xff, sizeof(before)); /* NONE */
     for (size_t u = 0; u < n; u++) {
-        int *of = before[p->params->units[u].lane];
+        int *of = before[p->params->by_data ? 0 : p->params->units[u].lane];
         p->first_compute[u] = p->update[u] = NONE;
         p->left[u] = MT_NO_KEY;
         p->ahead[u] = of[p->n_lanes > 1 ? 0 : 1];

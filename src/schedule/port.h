@@ -16,6 +16,7 @@
 /** How long the objects of a value live. */
 enum mt_lifetime {
     MT_LIFE_MICROBATCH, /* an object for each micro-batch */
+    MT_LIFE_GROUP,      /* an object for each group of micro-batches (struct mt_groups): with one group, for the step */
     MT_LIFE_STEP,       /* one object for all micro-batches of a step */
     MT_LIFE_RUN,        /* one object, of weights or adapters, that keeps its buffer from step to step */
 };
@@ -34,23 +35,24 @@ enum mt_reach {
     ROW(TABLE, WEIGHTS, STEP, MODEL)       /* the embedding's weights, which a tied head uses, too */                  \
     ROW(X, BOUNDARY, MICROBATCH, MODEL)    /* boundary before the unit */                                              \
     ROW(Y, BOUNDARY, MICROBATCH, NEXT)     /* boundary after the unit */                                               \
-    ROW(ROWS, ROWS, STEP, LAYER)           /* the experts' input: a row for each token of the step */                  \
-    ROW(SUM, SUM, STEP, LAYER)             /* the sum of the experts' outputs */                                       \
-    ROW(ROUTING, ROUTING, STEP, LAYER)                                                                                 \
-    ROW(DY, ROWS, STEP, LAYER)             /* gradient of the sum */                                                   \
-    ROW(DN, SUM, STEP, LAYER)              /* gradient of the rows, which experts add into */                          \
-    ROW(DWEIGHTS, ROUTING, STEP, LAYER)    /* gradient of the routing weights */                                       \
+    ROW(ROWS, ROWS, GROUP, LAYER)          /* the experts' input: a row for each token of a group */                   \
+    ROW(SUM, SUM, GROUP, LAYER)            /* the sum of the experts' outputs */                                       \
+    ROW(ROUTING, ROUTING, GROUP, LAYER)                                                                                \
+    ROW(DY, ROWS, GROUP, LAYER)            /* gradient of the sum */                                                   \
+    ROW(DN, SUM, GROUP, LAYER)             /* gradient of the rows, which experts add into */                          \
+    ROW(DWEIGHTS, ROUTING, GROUP, LAYER)   /* gradient of the routing weights */                                       \
     ROW(DX, DX, MICROBATCH, MODEL)         /* gradient of a boundary, updated in place from the head down */           \
-    ROW(GRAD, GRAD, STEP, UNIT)            /* FP32 gradient of the unit */                                             \
-    ROW(TABLE_GRAD, GRAD, STEP, MODEL)     /* of TABLE */                                                              \
+    ROW(GRAD, GRAD, GROUP, UNIT)           /* FP32 gradient of the unit */                                             \
+    ROW(TABLE_GRAD, GRAD, GROUP, MODEL)    /* of TABLE */                                                              \
     ROW(CAST, CAST, STEP, UNIT)            /* gradient of the unit as cast */                                          \
+    ROW(MOMENTS, MOMENTS, STEP, UNIT)      /* optimizer states by which its gradient becomes a direction */            \
     ROW(ADAPTERS, ADAPTERS, RUN, UNIT)     /* the unit's adapters, if they are not among its weights */                \
     ROW(RECORD_0, RECORD, MICROBATCH, UNIT)  /* segments of the unit's record, in their order */                       \
     ROW(RECORD_1, RECORD, MICROBATCH, UNIT)                                                                            \
     ROW(RECORD_2, RECORD, MICROBATCH, UNIT)                                                                            \
     ROW(RECORD_3, RECORD, MICROBATCH, UNIT)                                                                            \
-    ROW(RESIDUAL, ROWS, STEP, LAYER)       /* what came to the router, if the layer's end needs it */                  \
-    ROW(ROUNDED, ROWS, STEP, LAYER)        /* the sum, if backward needs it */
+    ROW(RESIDUAL, ROWS, GROUP, LAYER)      /* what came to the router, if the layer's end needs it */                  \
+    ROW(ROUNDED, ROWS, GROUP, LAYER)       /* the sum, if backward needs it */
 
 /** Role of a value in an operation, by which the executor and the model find its buffer. */
 enum mt_role {

@@ -62,6 +62,11 @@ void mt_program_finish(struct mt_program *p)
     *p = (struct mt_program){0};
 }
 
+bool mt_instr_returns(const struct mt_program *p, const struct mt_instr *in)
+{
+    return in->op == MT_OP_STORE && mt_kinds[p->objects[in->operand[0].object].kind].returns;
+}
+
 size_t mt_program_link_bytes(const struct mt_program *p, enum mt_queue q)
 {
     size_t sum = 0;

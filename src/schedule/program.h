@@ -86,6 +86,7 @@ struct mt_program {
     size_t disk_spill_bytes; /* spill space on the disk */
     size_t piece_elems;      /* elements of a piece of an update from disk */
     size_t n_units, n_micro;
+    struct mt_groups groups;
     bool backward;
 };
 
@@ -101,6 +102,7 @@ struct mt_program_params {
     const struct mt_value *values;
     size_t n_values;
     size_t n_micro;
+    struct mt_groups groups; /* of micro-batches; only the first ones may be in a step */
     bool one_ring;   /* units of the vocabulary's class share the layers' buffers */
     bool join;       /* weights are loaded as hi and lo, and joined after each load */
     bool cast;       /* gradients are cast into separate buffers; else in place */
@@ -111,11 +113,19 @@ struct mt_program_params {
     size_t piece_align;           /* elements that are whole pages of every plane, a multiple of MT_PIECE_ALIGN */
     bool spill_disk;              /* activations that leave the device may be spilled to the disk */
     int n_lanes;                  /* 0: one */
+    bool by_data;                 /* lanes share the groups, not the units: a unit's lanes are where its gradient is added
+                                     up, cast and stored */
     int n_buffers[MT_MAX_LANES][MT_N_POOLS]; /* of each pool; at least what one instruction needs; host pools: [0] */
 };
 static inline int mt_program_lanes(const struct mt_program_params *p)
 {
     return p->n_lanes ? p->n_lanes : 1;
+}
+
+/** The lane of a micro-batch, if lanes share the groups. */
+static inline int mt_micro_lane(const struct mt_program_params *p, size_t mb)
+{
+    return (int)(mt_group_of(p->groups, mb) * (size_t)mt_program_lanes(p) / mt_groups_n(p->groups));
 }
 
 /** Buffers beyond which more are of no use (everything resident), if one lane had all units. */
@@ -132,27 +142,31 @@ void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t byte
 
 /**
  * Builds and places a program. -ENOSPC (names the pool): a pool is too small. -E2BIG: the step has more instructions
- * than a program can number. -EINVAL: a pool has more buffers than MT_MAX_BUFFERS; an operation that runs once a step
+ * than a program can number. -EINVAL: a pool has more buffers than MT_MAX_BUFFERS; an operation that runs once a group
  * uses a micro-batch's value; a value other than weights and adapters lives for the run; or the units of a mixture's layer
  * are on several lanes.
  */
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
                      struct mt_err *err);
 
-/** Whether the object is loaded from its unit's planes: its weights, or its adapters. */
+/** Whether the object is loaded from the planes of its unit's weights: all of them, or its adapters. */
 static inline bool mt_object_is_of_planes(const struct mt_object *o)
 {
-    return mt_kinds[o->kind].device && mt_kinds[o->kind].home == MT_HOME_PLANE;
+    return mt_kinds[o->kind].device && mt_kinds[o->kind].home == MT_HOME_PLANE && !mt_kinds[o->kind].returns;
 }
 
 /**
  * Proves, from the instructions alone, that every read sees the newest content of its object, that no buffer or home
  * is overwritten before its last reader and no copy read before it is complete, that an object to which several
- * operations contribute (a gradient, rows of a whole step) is read only after the last of them, that objects that live
+ * operations contribute (a gradient, rows of a group) is read only after the last of them, that sums of groups are
+ * added as the tree of struct mt_groups says, each once, that objects that live
  * for the run keep their buffers, that weights are loaded only after their update, and that those of experts are
  * skipped only after their rows are known. -EPROTO names the two instructions of the first fault.
  */
 int mt_program_check(const struct mt_program *p, struct mt_err *err);
+
+/** Whether the instruction stores what the planes of the next step must have: from it on, the step is finished. */
+bool mt_instr_returns(const struct mt_program *p, const struct mt_instr *in);
 
 /** Bytes copied by queue q in a run of the program after the first. */
 size_t mt_program_link_bytes(const struct mt_program *p, enum mt_queue q);

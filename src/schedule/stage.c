@@ -74,7 +74,8 @@ static void add_spilled(struct mt_stager *s)
     for (size_t i = 0; i < s->old->n_instrs; i++) {
         const struct mt_instr *in = &s->old->instrs[i];
         int o = in->operand[0].object;
-        if (in->op != MT_OP_STORE || s->out->objects[o].spill >= 0 || s->spilled[o] != MT_STAGE_NONE)
+        if (in->op != MT_OP_STORE || mt_instr_returns(s->out, in) || s->out->objects[o].spill >= 0 ||
+            s->spilled[o] != MT_STAGE_NONE)
             continue;
         struct mt_object copy = s->out->objects[o];
         copy.kind = MT_OBJ_SPILLED;

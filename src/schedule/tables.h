@@ -77,7 +77,7 @@ enum mt_pool_id {
     MT_POOL_BOUNDARY,      /* boundaries and their gradients */
     MT_POOL_RECORD,        /* a pool for each of some sizes of records, the largest first */
     MT_POOL_RECORD_LAST = MT_POOL_RECORD + MT_RECORD_SIZES - 1,
-    MT_POOL_ROWS,          /* rows of all micro-batches of a step */
+    MT_POOL_ROWS,          /* rows of all micro-batches of a group */
     MT_POOL_SUM,
     MT_POOL_ROUTING,
     MT_POOL_GRAD,
@@ -86,6 +86,7 @@ enum mt_pool_id {
     MT_POOL_CAST,
     MT_POOL_CAST_VOCAB,
     MT_POOL_CAST_NORM,
+    MT_POOL_MOMENTS,       /* optimizer states of a unit that the device reads and writes */
     MT_POOL_STATE,         /* host: pieces of optimizer states */
     MT_POOL_STAGED,        /* host: weights between disk and device */
     MT_POOL_STAGED_VOCAB,
@@ -129,11 +130,12 @@ enum mt_object_kind {
     MT_OBJ_BOUNDARY, /* x[unit][mb], input of a unit */
     MT_OBJ_DX,       /* gradient of a boundary, one per micro-batch, updated in place */
     MT_OBJ_RECORD,   /* a segment of the activation record of (unit, mb) */
-    MT_OBJ_ROWS,     /* rows of all micro-batches of a step, which each micro-batch fills in part */
-    MT_OBJ_SUM,      /* the same in FP32, which units that run once a step add into */
+    MT_OBJ_ROWS,     /* rows of all micro-batches of a group, which each micro-batch fills in part */
+    MT_OBJ_SUM,      /* the same in FP32, which units that run once a group add into */
     MT_OBJ_ROUTING,  /* which rows go to which expert, and with what weight */
     MT_OBJ_GRAD,     /* FP32 gradient of a unit */
     MT_OBJ_CAST,     /* gradient as cast, to be stored */
+    MT_OBJ_MOMENTS,  /* of a unit: the optimizer states by which the device makes a direction of the gradient */
     /* in host staging: */
     MT_OBJ_STATE,    /* a piece of a unit's planes that only updates use */
     MT_OBJ_STAGED,   /* a unit's planes on the disk that loads use */
@@ -157,6 +159,7 @@ struct mt_kind_desc {
     bool training;                      /* only in steps that train */
     bool trained;                       /* only of units with trained parameters */
     bool begins_home;                   /* its home holds its content when the step begins */
+    bool returns;                       /* it is stored to its home after its last write in a step */
     enum mt_disk_use disk_use;          /* of its transfers */
     enum mt_pool_id pool[MT_N_CLASSES]; /* by the unit's class */
 };
@@ -177,6 +180,7 @@ enum mt_opcode {
     MT_OP_LOGITS,     /* w, table, x -> logits of the last token, to the host */
     MT_OP_BACKWARD,   /* w, x (, record), dx -> dx; g */
     MT_OP_EMBED_BWD,  /* dx -> g */
+    MT_OP_ADD_GROUP,  /* g, g of a later group -> their sum in the first */
     MT_OP_GRAD_CAST,  /* g -> c and partial sums of squares */
     MT_OP_STORE_GRAD, /* c or g -> gradient plane in host memory, or host staging */
     MT_OP_STATS,      /* losses and partial sums -> host */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "schedule/build.h"
 
 enum { MOST_OPEN = 3 };
 
@@ -21,7 +22,7 @@ struct stage {
 struct order {
     const struct mt_program_params *p;
     const struct mt_turns *t;
-    size_t *first_object;   /* [n_values] of the micro-batches' objects */
+    size_t *first_object;   /* [n_values] of the value's objects */
     int32_t *ahead;         /* [n, MT_MAX_OPERANDS] operations before a turn that use the operand's object */
     int32_t *done;          /* [n_objects] of these, how many have been taken */
     uint64_t *free_at;      /* [n_objects] when the last of them ends */
@@ -35,7 +36,7 @@ struct order {
 static size_t object_at(const struct order *o, const struct mt_turn *x, int use)
 {
     int32_t v = x->call->use[use].value;
-    return o->first_object[v] + (o->p->values[v].life == MT_LIFE_MICROBATCH ? x->mb : 0);
+    return o->first_object[v] + mt_value_object(o->p, &o->p->values[v], x->mb);
 }
 
 static uint64_t records_of(const struct mt_program_params *p, const struct mt_turn *x)
@@ -58,21 +59,21 @@ static uint64_t length_of(const struct mt_program_params *p, const struct mt_tur
     }
     bool back = x->call == &p->units[x->unit].backward, head = x->call->op == MT_OP_HEAD;
     uint64_t times = head ? 24 : back ? 24 - MT_MIN(3 * records_of(p, x), (uint64_t)8) : 8;
-    if (x->call->scope == MT_SCOPE_STEP)
-        times *= p->n_micro;
+    if (x->call->scope == MT_SCOPE_GROUP)
+        times *= mt_div_up(p->n_micro, mt_groups_n(p->groups));
     return x->call->op == MT_OP_EMBED || x->call->op == MT_OP_EMBED_BWD ? 1 : bytes * times;
 }
 
-/* Units that the lane has under way: one buffer of weights is for what is next. Experts run once a step, over all. */
+/* Units that the lane has under way: one buffer of weights is for what is next. Experts run over all of a group. */
 static size_t most_open(const struct mt_program_params *p, int lane, bool back)
 {
     const int *n = p->n_buffers[lane];
     int open = n[MT_POOL_WEIGHTS] - 1;
     for (size_t u = 0; u < p->n_units; u++)
-        if (p->units[u].scope == MT_SCOPE_STEP)
+        if (p->units[u].scope == MT_SCOPE_GROUP)
             return 1;
     if (back)
-        open = MT_MIN(open, n[MT_POOL_GRAD]);
+        open = MT_MIN(open, n[MT_POOL_GRAD] - mt_program_levels(p));
     return (size_t)MT_MAX(1, MT_MIN(open, MOST_OPEN));
 }
 
@@ -185,7 +186,7 @@ int mt_turns_order(struct mt_turns *t, const struct mt_program_params *p, struct
     o.first_object = mt_calloc(p->n_values, sizeof(*o.first_object));
     for (size_t v = 0; o.first_object && v < p->n_values; v++) {
         o.first_object[v] = n_objects;
-        n_objects += p->values[v].life == MT_LIFE_MICROBATCH ? p->n_micro : 1;
+        n_objects += mt_value_objects(p, &p->values[v]);
     }
     struct mt_turn *out = mt_calloc(t->n, sizeof(*out));
     int32_t *count = mt_calloc(n_objects, sizeof(*count));

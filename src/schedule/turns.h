@@ -4,7 +4,7 @@
 
 #include "schedule/program.h"
 
-/** An operation of the step: a call for a micro-batch, or for all if its scope is the step. */
+/** An operation of the step: a call for a micro-batch, or for a group, by its first micro-batch. */
 struct mt_turn {
     const struct mt_call *call;
     size_t unit, mb;
@@ -16,9 +16,11 @@ struct mt_turns {
     size_t n, cap;
 };
 
-/** The lane of one of the unit's calls. */
-static inline int mt_call_lane(const struct mt_program_params *p, size_t unit, const struct mt_call *c)
+/** The lane of one of the unit's calls, for a micro-batch. */
+static inline int mt_call_lane(const struct mt_program_params *p, size_t unit, const struct mt_call *c, size_t mb)
 {
+    if (p->by_data)
+        return mt_micro_lane(p, mb);
     return c == &p->units[unit].backward ? p->units[unit].lane_back : p->units[unit].lane;
 }
 

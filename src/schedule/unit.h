@@ -12,7 +12,7 @@
 /**
  * A model as the builder sees it: units in forward order, and the values that they read and write. A unit is loaded as
  * a whole; its operations name the values they use, so units can be a chain, or several that add into one sum, or one
- * that works on the rows of a whole step.
+ * that works on the rows of a whole group.
  */
 
 /** Micro-batches spread evenly: `some` of each `of`, counted from the start of `before` steps earlier. of 0: all. */
@@ -46,7 +46,7 @@ struct mt_use {
 /** How often an operation of a unit runs. */
 enum mt_scope {
     MT_SCOPE_MICROBATCH, /* for each micro-batch */
-    MT_SCOPE_STEP,       /* once, over all micro-batches: it uses no value of a micro-batch */
+    MT_SCOPE_GROUP,      /* once for each group, over all its micro-batches: it uses no value of a micro-batch */
 };
 
 struct mt_call {
@@ -85,6 +85,7 @@ struct mt_unit_shape {
     size_t grad_out_bytes; /* of the trained ranges' gradients as stored (cast) */
     size_t grad_row_bytes; /* not 0: that gradient is a matrix with rows of so many bytes, zero but for those of the
                               step's tokens */
+    size_t moment_bytes;   /* of a buffer for the states by which its gradient becomes a direction; 0: none */
     size_t update_elems;   /* of the planes that updates use: states and gradients of trained parameters */
     bool trainable;
     struct mt_unit_record record[MT_MAX_SEGMENTS];

@@ -62,9 +62,9 @@ static inline void add_layer(struct experts *e, int32_t layer, bool adapters)
         bool experts = at >= FIRST_EXPERTS && at <= LAST_EXPERTS;
         struct mt_unit_shape *s = add_unit(e, made_ports[experts ? FIRST_EXPERTS : at], experts ? 1000 : at == ROUTER ? 800 : 0);
         s->layer = layer;
-        s->scope = experts || at == LISTS ? MT_SCOPE_STEP : MT_SCOPE_MICROBATCH;
+        s->scope = experts || at == LISTS ? MT_SCOPE_GROUP : MT_SCOPE_MICROBATCH;
         for (int i = 0; i < s->n_ports; i++) /* what lives for a step has the rows of all micro-batches */
-            s->port[i].bytes *= mt_roles[s->port[i].role].life == MT_LIFE_STEP ? e->p.n_micro : 1;
+            s->port[i].bytes *= mt_roles[s->port[i].role].life == MT_LIFE_GROUP ? e->p.n_micro : 1;
         if (at == ROUTER && adapters) {
             s->adapter_bytes = s->adapter_link_bytes = 100;
             s->trainable = layer == 0;

@@ -57,6 +57,15 @@ static inline void make(struct fixture *f, size_t layers, size_t n_micro)
     take_fewest_buffers(&f->p, f->p.n_buffers[0]);
 }
 
+/* Instructions of the kind. */
+static inline size_t count(const struct mt_program *p, enum mt_opcode op)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < p->n_instrs; i++)
+        n += p->instrs[i].op == op;
+    return n;
+}
+
 static inline int build_and_check(struct fixture *f, struct mt_program *prog, struct mt_err *err)
 {
     int rc = mt_program_build(prog, &f->p, err);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Programs as they are built: what they hold, in which order, and how much. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,14 +14,6 @@
 
 #include "base/mem.h"
 #include "made_program.h"
-
-static size_t count(const struct mt_program *p, enum mt_opcode op)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < p->n_instrs; i++)
-        n += p->instrs[i].op == op;
-    return n;
-}
 
 static void every_variant_passes_the_checker(void **state)
 {
@@ -214,31 +207,6 @@ static void gathered_rows_do_not_wait_for_the_embeddings_update(void **state)
     }
 }
 
-/* The gathering computes the rows' update itself: after it, the plane's update would be made twice. */
-static void gathering_after_the_update_is_rejected(void **state)
-{
-    (void)state;
-    struct fixture f;
-    struct mt_program prog;
-    struct mt_err err = {0};
-    make(&f, 3, 2);
-    f.tied = f.p.gather = true;
-    describe(&f);
-    take_fewest_buffers(&f.p, f.p.n_buffers[0]);
-    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
-    size_t update = 0, gather = 0;
-    for (size_t i = 0; i < prog.n_instrs; i++) {
-        update = prog.instrs[i].op == MT_OP_UPDATE && prog.instrs[i].unit == 0 ? i : update;
-        gather = prog.instrs[i].op == MT_OP_GATHER ? i : gather;
-    }
-    struct mt_instr t = prog.instrs[update];
-    prog.instrs[update] = prog.instrs[gather];
-    prog.instrs[gather] = t;
-    assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
-    assert_non_null(strstr(err.msg, "after their update"));
-    mt_program_finish(&prog);
-}
-
 /* Each part of the first layer is loaded after its own update, and used when all of them are there. */
 static void the_first_layer_is_loaded_in_parts(void **state)
 {
@@ -281,57 +249,6 @@ static void the_first_layer_is_loaded_in_parts(void **state)
     prog.instrs[last].first--;
     assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
     assert_non_null(strstr(err.msg, "does not follow"));
-    mt_program_finish(&prog);
-}
-
-/* The first instruction of that kind, of unit 0. */
-static struct mt_instr *of_embedding(struct mt_program *p, enum mt_opcode op)
-{
-    for (size_t i = 0; i < p->n_instrs; i++)
-        if (p->instrs[i].op == op && p->instrs[i].unit == 0)
-            return &p->instrs[i];
-    fail_msg("no %s", mt_opcodes[op].name);
-    return NULL;
-}
-
-static void check_swapped(struct mt_program *p, struct mt_instr *a, struct mt_instr *b, const char *fault)
-{
-    struct mt_err err = {0};
-    struct mt_instr t = *a;
-    *a = *b;
-    *b = t;
-    assert_int_equal(mt_program_check(p, &err), -EPROTO);
-    if (!strstr(err.msg, fault))
-        fail_msg("%s", err.msg);
-    *b = *a;
-    *a = t;
-}
-
-/* Rows of a gradient that leave alone must be at their places before the update, and the plane zero before the next ones. */
-static void packed_rows_are_unpacked_before_they_are_read(void **state)
-{
-    (void)state;
-    struct fixture f;
-    struct mt_program prog;
-    make(&f, 3, 2);
-    f.p.gather = true;
-    take_fewest_buffers(&f.p, f.p.n_buffers[0]);
-    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
-    struct mt_instr *scatter = of_embedding(&prog, MT_OP_SCATTER), *update = of_embedding(&prog, MT_OP_UPDATE);
-    assert_int_equal(of_embedding(&prog, MT_OP_STORE_GRAD)->row_bytes, 10);
-    check_swapped(&prog, scatter, of_embedding(&prog, MT_OP_GATHER), "gradient was scattered");
-    check_swapped(&prog, scatter, update, "after its update");
-    struct mt_err err = {0};
-    for (size_t i = 0; i < prog.n_instrs; i++) /* as of a unit whose rows are not scattered */
-        prog.instrs[i].row_bytes = prog.instrs[i].op == MT_OP_STORE_GRAD ? 10 : 0;
-    assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
-    assert_non_null(strstr(err.msg, "were not scattered"));
-    mt_program_finish(&prog);
-    f.p.cast = false; /* then no buffer is free for the rows */
-    take_fewest_buffers(&f.p, f.p.n_buffers[0]);
-    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
-    assert_int_equal(count(&prog, MT_OP_SCATTER), 0);
-    assert_int_equal(of_embedding(&prog, MT_OP_STORE_GRAD)->row_bytes, 0);
     mt_program_finish(&prog);
 }
 
@@ -512,127 +429,6 @@ static void adapters_that_stay_are_loaded_once(void **state)
     }
 }
 
-/* A program has no redundant waits, so dropping any of them must fail the check. */
-static void drop_each_wait(unsigned disk, bool gather, bool tied)
-{
-    struct fixture f;
-    struct mt_program prog;
-    make(&f, 5, 3);
-    f.tied = tied;
-    f.p.gather = gather;
-    describe(&f);
-    for (size_t u = 0; u < f.p.n_units; u++)
-        f.keeps[u] = disk;
-    if (disk)
-        put_on_disk(&f, disk, 0);
-    take_fewest_buffers(&f.p, f.p.n_buffers[0]);
-    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
-    size_t tried = 0, found = 0;
-    for (size_t i = 0; i < prog.n_instrs; i++)
-        for (int q = 0; q < MT_N_QUEUES; q++) {
-            int32_t w = prog.instrs[i].wait[q];
-            if (w < 0)
-                continue;
-            prog.instrs[i].wait[q] = MT_NO_WAIT;
-            tried++;
-            found += mt_program_check(&prog, NULL) == -EPROTO;
-            prog.instrs[i].wait[q] = w;
-        }
-    assert_true(tried > 50);
-    if (found != tried)
-        fail_msg("only %zu of %zu dropped waits were noticed", found, tried);
-    mt_program_finish(&prog);
-}
-
-static void dropping_a_wait_is_rejected(void **state)
-{
-    (void)state;
-    for (unsigned disk = 0; disk < 16; disk++)
-        drop_each_wait(disk, false, true);
-    drop_each_wait(0, true, true);
-    drop_each_wait(0, true, false);
-}
-
-static void a_plane_that_stays_in_staging_is_rejected(void **state)
-{
-    (void)state;
-    struct fixture f;
-    struct mt_program prog;
-    struct mt_err err = {0};
-    make(&f, 3, 1);
-    put_on_disk(&f, STATES, 0);
-    take_fewest_buffers(&f.p, f.p.n_buffers[0]);
-    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
-    size_t i = prog.n_instrs;
-    while (prog.instrs[--i].op != MT_OP_WRITE)
-        ;
-    for (size_t k = i; k + 1 < prog.n_instrs; k++) {
-        prog.instrs[k] = prog.instrs[k + 1];
-        for (int q = 0; q < MT_N_QUEUES; q++)
-            prog.instrs[k].wait[q] -= prog.instrs[k].wait[q] > (int)i;
-    }
-    prog.n_instrs--;
-    assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
-    assert_non_null(strstr(err.msg, "never written to the disk"));
-    mt_program_finish(&prog);
-}
-
-static void reusing_a_slot_before_its_last_reader_is_rejected(void **state)
-{
-    (void)state;
-    struct fixture f;
-    struct mt_program prog;
-    struct mt_err err = {0};
-    make(&f, 5, 2);
-    f.p.n_buffers[0][MT_POOL_BOUNDARY] = 20; /* else earlier loads of boundaries imply the wait */
-    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
-    for (size_t i = 0; i < prog.n_instrs; i++) {
-        struct mt_instr *in = &prog.instrs[i];
-        if (in->op == MT_OP_LOAD && in->wait[MT_Q_COMPUTE] > 0 &&
-            prog.objects[in->operand[0].object].kind == MT_OBJ_WEIGHTS) {
-            in->wait[MT_Q_COMPUTE] = MT_NO_WAIT;
-            break;
-        }
-    }
-    assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
-    assert_non_null(strstr(err.msg, "loads over a buffer in use"));
-    mt_program_finish(&prog);
-}
-
-static void taking_a_gradient_early_is_rejected(void **state)
-{
-    (void)state;
-    struct fixture f;
-    struct mt_program prog;
-    struct mt_err err = {0};
-    make(&f, 3, 4);
-    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
-    for (size_t i = 1; i < prog.n_instrs; i++)
-        if (prog.instrs[i].op == MT_OP_GRAD_CAST && prog.instrs[i].unit == 2) {
-            size_t k = i - 1; /* exchange with the backward before it */
-            while (prog.instrs[k].op != MT_OP_BACKWARD)
-                k--;
-            struct mt_instr t = prog.instrs[k];
-            prog.instrs[k] = prog.instrs[i];
-            prog.instrs[i] = t;
-            break;
-        }
-    assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
-    mt_program_finish(&prog);
-}
-
-static void a_pool_too_small_is_named(void **state)
-{
-    (void)state;
-    struct fixture f;
-    struct mt_program prog;
-    struct mt_err err = {0};
-    make(&f, 3, 1);
-    f.p.n_buffers[0][MT_POOL_BOUNDARY] = 1;
-    assert_int_equal(mt_program_build(&prog, &f.p, &err), -ENOSPC);
-    assert_non_null(strstr(err.msg, "boundaries"));
-}
-
 static void micro_batches_may_be_more_than_16_bits_number(void **state)
 {
     (void)state;
@@ -650,18 +446,6 @@ static void micro_batches_may_be_more_than_16_bits_number(void **state)
     f.p.n_micro = INT32_MAX; /* and two copies of each */
     assert_int_equal(mt_program_build(&prog, &f.p, &err), -E2BIG);
     assert_non_null(strstr(err.msg, "train.micro_batch"));
-}
-
-static void a_pool_of_more_buffers_than_operands_can_name_is_refused(void **state)
-{
-    (void)state;
-    struct fixture f;
-    struct mt_program prog;
-    struct mt_err err = {0};
-    make(&f, 3, 1);
-    f.p.n_buffers[0][MT_POOL_BOUNDARY] = MT_MAX_BUFFERS + 1;
-    assert_int_equal(mt_program_build(&prog, &f.p, &err), -EINVAL);
-    assert_non_null(strstr(err.msg, "boundaries"));
 }
 
 /* Nothing of placing may take the square of the buffers: 20,000 micro-batches in memory for most of their boundaries. */
@@ -691,11 +475,8 @@ int main(void)
         cmocka_unit_test(forward_reads_no_weights_from_the_disk_again),
         cmocka_unit_test(nothing_is_spilled_to_disk_that_host_memory_holds),
         cmocka_unit_test(gathered_rows_do_not_wait_for_the_embeddings_update),
-        cmocka_unit_test(gathering_after_the_update_is_rejected),
         cmocka_unit_test(the_first_layer_is_loaded_in_parts),
-        cmocka_unit_test(packed_rows_are_unpacked_before_they_are_read),
         cmocka_unit_test(first_loads_stand_in_the_order_of_updates),
-        cmocka_unit_test(a_plane_that_stays_in_staging_is_rejected),
         cmocka_unit_test(a_step_loads_each_layer_twice_whatever_its_micro_batches),
         cmocka_unit_test(gradients_leave_once_a_step),
         cmocka_unit_test(everything_resident_loads_each_unit_once),
@@ -703,12 +484,7 @@ int main(void)
         cmocka_unit_test(last_layers_stay_over_the_turn),
         cmocka_unit_test(prefetch_starts_before_use),
         cmocka_unit_test(weights_do_not_queue_up_far_ahead_of_their_use),
-        cmocka_unit_test(dropping_a_wait_is_rejected),
-        cmocka_unit_test(reusing_a_slot_before_its_last_reader_is_rejected),
-        cmocka_unit_test(taking_a_gradient_early_is_rejected),
         cmocka_unit_test(micro_batches_may_be_more_than_16_bits_number),
-        cmocka_unit_test(a_pool_of_more_buffers_than_operands_can_name_is_refused),
-        cmocka_unit_test(a_pool_too_small_is_named),
         cmocka_unit_test(a_step_of_very_many_micro_batches_is_made_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

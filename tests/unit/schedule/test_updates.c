@@ -48,6 +48,7 @@ static void make_variant(struct fixture *f, int v)
     for (size_t u = 0; u < f->p.n_units; u++) {
         f->keeps[u] = v % 3 && !(u & 1);
         f->units[u].trainable = v % 7 || u > 1;
+        f->units[u].moment_bytes = v % 11 < 4 ? 64 : 0;
     }
     if (v >> 7 & 1)
         put_on_disk(f, 1 + (unsigned)v % 15, (size_t)v % 3);
@@ -161,21 +162,8 @@ static void dropping_a_wait_is_rejected(void **state)
     for (unsigned disk = 0; disk < 16; disk += 3) {
         struct fixture f;
         struct mt_program prog;
-        size_t tried = 0, found = 0;
         begin(&f, &prog, disk);
-        for (size_t i = 0; i < prog.n_instrs; i++)
-            for (int q = 0; q < MT_N_QUEUES; q++) {
-                int32_t w = prog.instrs[i].wait[q];
-                if (w < 0)
-                    continue;
-                prog.instrs[i].wait[q] = MT_NO_WAIT;
-                tried++;
-                found += mt_program_check(&prog, NULL) == -EPROTO;
-                prog.instrs[i].wait[q] = w;
-            }
-        assert_true(tried > 50);
-        if (found != tried)
-            fail_msg("only %zu of %zu dropped waits were noticed, disk %u", found, tried, disk);
+        drop_each_wait(&prog, NULL, "drives", disk);
         mt_program_finish(&prog);
     }
 }
@@ -193,6 +181,27 @@ static void updating_a_block_before_all_its_gradient_is_rejected(void **state)
     prog.instrs[first].signals = true;
     prog.instrs[at].wait[MT_Q_D2H] = (int32_t)first; /* of its own gradient alone */
     refuse(&prog, "before all of its gradient has arrived");
+    mt_program_finish(&prog);
+}
+
+/* Optimizer states that the device changes come home before the update of their unit. */
+static void updating_before_the_states_are_home_is_rejected(void **state)
+{
+    struct fixture f;
+    struct mt_program prog;
+    (void)state;
+    make(&f, 6, 2);
+    for (size_t u = 0; u < f.p.n_units; u++)
+        f.units[u].moment_bytes = 64;
+    put_in_ring(&f, 2, 1);
+    build(&f, &prog);
+    size_t at = prog.n_instrs;
+    for (size_t i = 0; i < prog.n_instrs && at == prog.n_instrs; i++)
+        if (mt_instr_returns(&prog, &prog.instrs[i]) && prog.instrs[i].unit == 4)
+            at = i;
+    assert_true(at < prog.n_instrs && at < find(&prog, MT_OP_UPDATE, 4, true));
+    prog.instrs[at].n_operands = 0; /* stores nothing */
+    refuse(&prog, "before its states are home");
     mt_program_finish(&prog);
 }
 
@@ -265,6 +274,7 @@ int main(void)
         cmocka_unit_test(on_several_lanes),
         cmocka_unit_test(dropping_a_wait_is_rejected),
         cmocka_unit_test(updating_a_block_before_all_its_gradient_is_rejected),
+        cmocka_unit_test(updating_before_the_states_are_home_is_rejected),
         cmocka_unit_test(a_gradient_without_an_update_is_rejected),
         cmocka_unit_test(updating_twice_is_rejected),
         cmocka_unit_test(loading_after_the_update_is_rejected),
