@@ -14,6 +14,7 @@
 #include "engine/engine_priv.h"
 #include "engine/map.h"
 #include "engine/records.h"
+#include "model/direct.h"
 #include "model/packing.h"
 
 struct budget {
@@ -52,6 +53,15 @@ static bool is_record_pool(int pool)
     return pool >= MT_POOL_RECORD && pool <= MT_POOL_RECORD_LAST;
 }
 
+/* Micro-batches that a unit's records on the lane are of: all of them, if the unit is there. */
+static size_t micro_on(const struct mt_program_params *g, size_t unit, int lane)
+{
+    size_t n = 0;
+    for (size_t mb = 0; mb < g->n_micro; mb++)
+        n += g->by_data ? mt_micro_lane(g, mb) == lane : g->units[unit].lane == lane;
+    return n;
+}
+
 /* Number of records of a step, of those of the lane in that pool, that stay on the device. */
 static size_t kept_records(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int lane, int pool)
 {
@@ -60,7 +70,7 @@ static size_t kept_records(const struct mt_engine_plan *plan, const struct mt_en
     for (size_t u = 0; u < l->n_units; u++)
         for (int i = 0; i < MT_MAX_SEGMENTS && l->units[u].layer >= l->cfg.n_layers - kept_layers(p); i++) {
             const struct mt_unit_record *r = &plan->units[u].record[i];
-            n += r->bytes && MT_POOL_RECORD + r->size == pool && plan->units[u].lane == lane ? p->max_micro : 0;
+            n += r->bytes && MT_POOL_RECORD + r->size == pool ? micro_on(&plan->program, u, lane) : 0;
         }
     return n;
 }
@@ -143,18 +153,30 @@ static bool is_updated_under_backward(const struct mt_engine_params *p, const st
     return p->train && p->placement.update == MT_UPDATE_BACKWARD && u->trainable && u->block > first + pending;
 }
 
+/* Experts cast what they sum, or a direction of it; with several groups these sums are added first. */
+static void sum_before_cast(struct mt_unit_shape *s)
+{
+    for (struct mt_port *port = s->port; port < s->port + s->n_ports; port++)
+        if (port->role == MT_ROLE_MOMENTS) {
+            port->backward = MT_NO_ACCESS;
+        } else if (port->role == MT_ROLE_CAST) {
+            port->role = MT_ROLE_GRAD;
+            port->backward = MT_SUM;
+        }
+}
+
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     int first_block = first_trained_block(p->layout);
     const struct mt_layout *l = p->layout;
     const struct mt_records records = mt_records_of(l, &p->placement);
-    size_t rows = p->max_micro * p->max_tokens;
+    size_t rows = mt_group_most(mt_engine_groups(p), p->max_micro) * p->max_tokens;
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
         plan->units[u] = (struct mt_unit_shape){
             .layer = unit->layer,
             .block = unit->block,
-            .scope = unit->per_step ? MT_SCOPE_STEP : MT_SCOPE_MICROBATCH,
+            .scope = unit->per_step ? MT_SCOPE_GROUP : MT_SCOPE_MICROBATCH,
             .size_class = class_of(l, unit),
             .weight_bytes = mt_unit_slot_bytes(l, u, p->numerics.dtype),
             .prepared = is_prepared(l, u, p->numerics.dtype),
@@ -166,14 +188,20 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             .grad_row_bytes = grad_row_bytes(l, unit, p->numerics.grad_dtype),
             .update_elems = unit->n_in_planes[MT_RANGE_TRAINED],
             .trainable = unit->trainable,
+            .moment_bytes = p->train ? mt_unit_moment_bytes(l, u) : 0,
             .grad_in_ring = is_updated_under_backward(p, unit, first_block),
         };
         plan->units[u].n_ports =
             (uint8_t)mt_unit_ports(l, u, p->numerics.dtype, p->max_tokens, rows, plan->units[u].port);
+        if (mt_groups_n(mt_engine_groups(p)) > 1)
+            sum_before_cast(&plan->units[u]);
         describe_records(plan, p, u, &records);
     }
     int64_t kept = plan->activations == MT_ACT_KEEP ? l->cfg.n_layers : kept_layers(p);
-    mt_map_units(plan->units, l, (int)mt_engine_n_lanes(p), l->cfg.n_layers - kept);
+    if (mt_engine_by_data(p))
+        mt_map_gradients(plan->units, l->n_units, (int)mt_engine_n_lanes(p));
+    else
+        mt_map_units(plan->units, l, (int)mt_engine_n_lanes(p), l->cfg.n_layers - kept);
     size_t grad_bytes = mt_dtype_size(p->numerics.grad_dtype);
     plan->program.n_values = mt_flow_describe(plan->units, l->n_units, grad_bytes, plan->values);
 }
@@ -199,7 +227,9 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .values = plan->values,
         .n_values = plan->program.n_values,
         .n_micro = p->max_micro,
+        .groups = mt_engine_groups(p),
         .n_lanes = (int)mt_engine_n_lanes(p),
+        .by_data = mt_engine_by_data(p),
         .one_ring = saving & ONE_RING,
         .join = p->numerics.dtype == MT_F32,
         .cast = p->numerics.grad_dtype != MT_F32 && !(saving & CAST_IN_PLACE),
@@ -232,18 +262,31 @@ static void grow_records(struct budget *b, size_t more)
     }
 }
 
+/* A unit of experts runs group after group, and the next one again: what one group uses stays for all of the lane's. */
+static void grow_by_group(struct budget *b, const struct mt_engine_params *p)
+{
+    static const int pools[] = {MT_POOL_ROWS, MT_POOL_SUM, MT_POOL_ROUTING};
+    size_t lanes = mt_engine_by_data(p) ? mt_engine_n_lanes(p) : 1;
+    size_t groups = mt_div_up(mt_groups_n(mt_engine_groups(p)), lanes);
+    for (size_t i = 0; i < MT_ARRAY_LEN(pools); i++)
+        grow(b, pools[i], b->n[pools[i]] * (int)groups);
+}
+
 static void divide(struct budget *b, const struct mt_engine_params *p, enum mt_activations activations)
 {
     struct mt_records records = mt_records_of(p->layout, &p->placement);
     bool keep = activations == MT_ACT_KEEP;
     bool offload = activations == MT_ACT_RECOMPUTE && mt_records_offload(&records);
-    static const int before[] = {MT_POOL_BOUNDARY, MT_POOL_CAST, MT_POOL_GRAD};
+    static const int before[] = {MT_POOL_BOUNDARY, MT_POOL_MOMENTS, MT_POOL_CAST, MT_POOL_GRAD};
     static const int after[] = {MT_POOL_ROWS, MT_POOL_ROUTING};
     grow(b, MT_POOL_WEIGHTS, p->placement.slots == MT_AUTO ? 3 : (int)p->placement.slots);
+    grow_by_group(b, p);
     for (size_t i = 0; i < MT_ARRAY_LEN(before); i++)
         grow(b, before[i], b->n[before[i]] + 1);
     if (mt_engine_n_lanes(p) > 1) /* backward of several units is interleaved */
         grow(b, MT_POOL_GRAD, 3);
+    if (mt_groups_n(mt_engine_groups(p)) > 1)
+        grow(b, MT_POOL_GRAD, b->most[MT_POOL_GRAD]);
     grow_records(b, 1);
     for (size_t i = 0; i < MT_ARRAY_LEN(after); i++)
         grow(b, after[i], b->n[after[i]] + 1);
@@ -441,7 +484,7 @@ static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uin
 
 struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
 {
-    return (struct mt_model_params){
+    struct mt_model_params m = {
         .layout = p->layout,
         .dtype = p->numerics.dtype,
         .fp8 = p->numerics.compute == MT_COMPUTE_FP8,
@@ -449,6 +492,7 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .max_docs = p->max_docs,
         .max_len = p->max_len,
         .max_micro = p->max_micro,
+        .groups = mt_engine_groups(p),
         .logits_chunk = (size_t)p->numerics.logits_chunk,
         .assumed_rows = p->assumed_rows,
         .router_aux_loss = p->numerics.router_aux_loss,
@@ -459,6 +503,9 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .used_rows = p->train && !p->layout->tied && gathers(p),
         .backward = p->train,
     };
+    if (p->train)
+        mt_optimizer_own_keys(p->numerics.optimizer, p->numerics.optimizer_keys, m.optimizer_keys);
+    return m;
 }
 
 bool mt_engine_may_update_under_backward(const struct mt_engine_params *p)
@@ -473,6 +520,12 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
 {
     if (p->train && p->placement.update == MT_UPDATE_BACKWARD && !mt_engine_may_update_under_backward(p))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.update = backward needs train.clip = unit or train.grad_clip = 0");
+    if (p->train && mt_groups_n(mt_engine_groups(p)) > p->max_micro)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.groups = %zu: a step has only %zu micro-batches: lower train.groups or "
+                       "train.micro_batch", mt_groups_n(mt_engine_groups(p)), p->max_micro);
+    if (mt_engine_by_data(p) && mt_groups_n(mt_engine_groups(p)) < mt_engine_n_lanes(p))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "device.map = data: %zu devices need train.groups of at least as many, and it "
+                       "is %zu", mt_engine_n_lanes(p), mt_groups_n(mt_engine_groups(p)));
     struct mt_engine_plan plan = {0};
     struct mt_model_params mp = mt_engine_model_params(p);
     struct mt_model_bytes mb;
@@ -485,6 +538,7 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     plan.inputs = mt_align_up(mb.inputs, align) + align;
     plan.tables = mt_align_up(mb.tables, align);
     plan.staging_bytes = mt_engine_n_lanes(p) * (mb.inputs + mb.counts);
+    plan.top_bytes = mt_engine_top_bytes(p, &mp);
     plan.units = mt_calloc(p->layout->n_units, sizeof(*plan.units));
     plan.on_disk = mt_calloc(p->layout->n_units, sizeof(*plan.on_disk));
     plan.in_files = mt_calloc(p->layout->n_units, sizeof(*plan.in_files));

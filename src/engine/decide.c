@@ -47,39 +47,33 @@ static void add_squares(struct squares *to, const struct mt_layout *l, int learn
     }
 }
 
-double mt_grad_norm(const struct mt_layout *l, int learner, square_sum_fn *square_sum,
-                    const void *ctx, const struct mt_tensor **bad)
-{
-    struct squares all = {0, NULL};
-    for (size_t end = l->n_units, first; end > 0; end = first) {
-        first = mt_block_first(l, end - 1);
-        add_squares(&all, l, learner, first, end, square_sum, ctx);
-    }
-    *bad = all.bad;
-    return sqrt(all.sum);
-}
-
-size_t mt_block_first(const struct mt_layout *l, size_t unit)
+/* The first unit of a unit's block. */
+static size_t block_first(const struct mt_layout *l, size_t unit)
 {
     while (unit > 0 && l->units[unit - 1].block == l->units[unit].block)
         unit--;
     return unit;
 }
 
-size_t mt_block_end(const struct mt_layout *l, size_t unit)
+double mt_grad_norm(const struct mt_layout *l, int learner, square_sum_fn *square_sum,
+                    const void *ctx, const struct mt_tensor **bad)
 {
-    do
-        unit++;
-    while (unit < l->n_units && l->units[unit].block == l->units[unit - 1].block);
-    return unit;
+    struct squares all = {0, NULL};
+    for (size_t end = l->n_units, first; end > 0; end = first) {
+        first = block_first(l, end - 1);
+        add_squares(&all, l, learner, first, end, square_sum, ctx);
+    }
+    *bad = all.bad;
+    return sqrt(all.sum);
 }
 
 /* The router of the units whose logits were not finite; NULL: none. */
 static const char *bad_router(const mt_engine *e, size_t first, size_t end)
 {
     const char *bad = NULL;
-    for (size_t u = first; u < end && !bad; u++)
-        bad = mt_model_bad_router(mt_engine_model_of(e, u), e->b.layout->units[u].layer);
+    for (size_t u = first; u < end; u++)
+        for (size_t i = 0; i < e->n_lanes && !bad; i++) /* those that do not route its rows have none at fault */
+            bad = mt_model_bad_router(e->lane[i].b.model, e->b.layout->units[u].layer);
     return bad;
 }
 
@@ -115,7 +109,7 @@ static void decide_blocks(mt_engine *e, size_t learner, struct mt_step_result *r
     const float *clip = e->learner[learner].clip;
     size_t n = 0;
     for (size_t end = l->n_units, first; end > 0; end = first) {
-        first = mt_block_first(l, end - 1);
+        first = block_first(l, end - 1);
         if (!has_tensors(l, (int)learner, first, end))
             continue;
         mt_engine_decide_block(e, learner, first, end);

@@ -130,15 +130,10 @@ void mt_engine_destroy(mt_engine **engine)
     *engine = NULL;
 }
 
-const struct mt_engine_plan *mt_engine_plan_of(const mt_engine *e)
+/* The model of the lane that computes losses of the micro-batch. */
+static mt_model *head_of(const mt_engine *e, size_t mb)
 {
-    return &e->plan;
-}
-
-/* The model of the lane that computes losses. */
-static mt_model *head_of(const mt_engine *e)
-{
-    return mt_engine_model_of(e, e->b.layout->n_units - 1);
+    return mt_engine_model_for(e, e->b.layout->n_units - 1, mb);
 }
 
 static double seconds(int64_t from_ns, int64_t to_ns)
@@ -220,8 +215,8 @@ static int list_micro(mt_engine *e, const struct mt_learner_step *of, struct mt_
         l->first_micro = *n;
         l->n_micro = data ? data->n : 0;
         what[k] = mt_learner_of_model(l, data, of[k].reference);
-        l->objective.teacher = of[k].teacher;
         l->objective.logit_cap = e->b.layout->cfg.logit_cap;
+        l->objective.vocab = (size_t)e->b.layout->cfg.vocab;
         l->micro = e->micro;
         if (data && !data->n_loss)
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "no token of the step has a loss");
@@ -241,6 +236,7 @@ static int upload(mt_engine *e, size_t n, const struct mt_model_learner *learner
 {
     const struct mt_model_step step = {.micro = e->micro, .n = n, .learner = learner};
     int rc = mt_model_check_text(e->lane[0].b.model, e->micro, n, err);
+    e->n_micro = n;
     for (size_t i = 0; i < e->n_lanes && !rc; i++)
         rc = mt_model_upload(e->lane[i].b.model, &step, err);
     return rc;
@@ -268,7 +264,7 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
     }
     if (rc)
         return rc;
-    out.aux_loss = mt_model_aux_loss(head_of(e));
+    out.aux_loss = mt_model_aux_loss(head_of(e, 0));
     read_times(e, r, &out);
     read_disk(e, &drives, &out);
     for (size_t k = 0; k < e->n_learners; k++) {
@@ -280,6 +276,13 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
         mt_engine_decide(e, k, of[k].lr, &res[k]);
     }
     return 0;
+}
+
+int mt_engine_step_again(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res, struct mt_err *err)
+{
+    for (size_t k = 0; k < e->n_learners; k++)
+        mt_learner_drop(&e->learner[k]);
+    return mt_engine_step(e, of, res, err);
 }
 
 int mt_engine_flush(mt_engine *e, struct mt_err *err)
@@ -306,8 +309,8 @@ static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct
     size_t first = 0;
     for (size_t mb = 0; mb < data->n; mb++) {
         const struct mt_batch *b = &data->micro[mb];
-        const float *loss = mt_model_losses(head_of(e), mb);
-        const int32_t *correct = mt_model_correct(head_of(e), mb);
+        const float *loss = mt_model_losses(head_of(e, mb), mb);
+        const int32_t *correct = mt_model_correct(head_of(e, mb), mb);
         for (int32_t d = 0, row = 0; d < (int32_t)b->n_docs; d++) {
             double sum = 0, answer = 0;
             for (; row < b->doc_rows[d + 1]; row++) {
@@ -325,7 +328,7 @@ static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct
         }
         if (res->row_top) {
             const float *rest;
-            const struct mt_top *top = mt_model_top(head_of(e), mb, &rest);
+            const struct mt_top *top = mt_model_top(head_of(e, mb), mb, &rest);
             memcpy(res->row_top + first * e->p.top, top, b->n_loss * e->p.top * sizeof(*top));
             memcpy(res->row_rest + first, rest, b->n_loss * sizeof(*rest));
         }
@@ -363,7 +366,8 @@ int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, s
 
 int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, struct mt_err *err)
 {
-    e->lane[e->plan.units[e->b.layout->n_units - 1].lane].b.host_logits = logits;
+    for (size_t i = 0; i < e->n_lanes; i++)
+        e->lane[i].b.host_logits = logits;
     return run_forward(e, MT_MODE_LOGITS, 0, batch, 1, err);
 }
 
@@ -372,13 +376,19 @@ size_t mt_engine_loaded_bytes(const mt_engine *e)
     return e->x.loaded;
 }
 
-const int32_t *mt_engine_expert_rows(const mt_engine *e, int layer)
+bool mt_engine_expert_rows(const mt_engine *e, int layer, int32_t *rows)
 {
-    const int32_t *rows = NULL;
-    for (size_t u = 0; u < e->b.layout->n_units && !rows; u++)
-        if (e->b.layout->units[u].layer == layer)
-            rows = mt_model_expert_rows(mt_engine_model_of(e, u), layer);
-    return rows;
+    const struct mt_layout *l = e->b.layout;
+    const struct mt_groups groups = e->plan.program.groups;
+    size_t u = 0;
+    if (!mt_layer_of(&l->cfg, layer)->is_mixture)
+        return false;
+    while (l->units[u].layer != layer)
+        u++;
+    memset(rows, 0, (size_t)l->cfg.moe.n_experts * sizeof(*rows));
+    for (size_t group = 0; group < mt_groups_in_use(groups, e->n_micro); group++)
+        mt_model_add_expert_rows(mt_engine_model_for(e, u, mt_group_first(groups, group)), layer, group, rows);
+    return true;
 }
 
 void mt_engine_interrupt(mt_engine *e)
@@ -406,7 +416,8 @@ uint64_t mt_engine_updates(const mt_engine *e, size_t learner)
     return e->learner[learner].updates;
 }
 
-void mt_engine_set_updates(mt_engine *e, size_t learner, uint64_t updates)
+void mt_engine_set_updates(mt_engine *e, size_t learner, uint64_t updates, uint64_t t0)
 {
     e->learner[learner].updates = updates;
+    e->learner[learner].t0 = t0;
 }

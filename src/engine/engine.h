@@ -35,7 +35,7 @@ struct mt_engine_params {
     struct mt_placement placement;  /* auto: decided by budget.c; unit and budgets are not read */
     size_t max_tokens, max_docs, max_len, max_micro; /* of a micro-batch; max_micro: of a step, of all learners */
     size_t assumed_rows;            /* to predict times: tokens of a step, spread evenly over experts; else 0 */
-    size_t top;                     /* of each loss row of an evaluation, the likeliest tokens to be told; 0: none */
+    size_t top;                     /* how many of the likeliest tokens of each loss row an evaluation finds; 0: none */
     bool train;                     /* false: evaluation only, no gradients or optimizer */
     enum mt_isa isa;
     const int *update_cpus;           /* [placement.threads] or NULL */
@@ -75,6 +75,7 @@ struct mt_engine_plan {
     bool uses_files;
     int64_t base_blocks;              /* blocks that could be read in place but are in host memory */
     size_t file_bytes;                /* host memory for reading them: blocks under way */
+    size_t top_bytes;                 /* host memory for a teacher's tokens: of two steps, or of one that finds them */
     uint64_t disk_spill_bytes;
     struct mt_disk_traffic traffic;   /* of a full step that makes an update */
 };
@@ -104,7 +105,6 @@ void mt_engine_plan_trim(const struct mt_engine_plan *plan, struct mt_plane_set_
 int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct mt_err *err);
 /** Accepts NULL. A pending update is lost: flush first. */
 void mt_engine_destroy(mt_engine **e);
-const struct mt_engine_plan *mt_engine_plan_of(const mt_engine *e);
 
 struct mt_step_result {
     double loss;          /* the objective's: measures[0] */
@@ -116,6 +116,7 @@ struct mt_step_result {
     size_t n_skipped;     /* blocks that are not, because their gradient, or with a global norm any, is not finite */
     char bad_tensor[128]; /* if any is skipped: the first tensor at fault, in backward order */
     bool bad_router;      /* bad_tensor is a router whose logits were not finite */
+    bool other_attention; /* the caller's: the gradient was not finite, and is with attention computed in another way */
     double t_step, t_forward, t_backward; /* seconds */
     double t_wait_h2d;    /* compute waits for a copy: mean of the devices */
     double t_update;        /* optimizer threads busy, mostly during forward */
@@ -129,17 +130,21 @@ struct mt_learner_step {
     const struct mt_step_data *data;
     double lr;
     const double *reference; /* for its objective (objective.h); NULL if that needs none */
-    const mt_teacher *teacher; /* the same */
 };
 
 /**
  * One optimizer step of all learners: the pending updates, forward, backward; then the updates of this step are
  * pending. of: [n_learners]; res: [n_learners], those without data stay as they are; times are the whole step's.
  * -ECANCELED after mt_engine_interrupt(): the step is abandoned. Then, and after an error of the device, the pending
- * updates have still been made, once. With updates under backward, a step is not abandoned any more once one of its
- * own has begun, and an error of the device after that loses the state: mt_engine_whole().
+ * updates have still been made, once. With updates under backward or states on the device, a step is not abandoned any
+ * more once one of its own has begun or such states are stored, and an error of the device after that loses the state:
+ * mt_engine_whole().
  */
 int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res, struct mt_err *err);
+/** The last step once more, from the same weights: the updates that it left pending are dropped. Not with updates under
+ * backward, nor with directions made on the device (Adafactor, Muon): a step changes weights or states then. */
+int mt_engine_step_again(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res,
+                         struct mt_err *err);
 /** Makes the pending updates. After this the planes have the current weights. */
 int mt_engine_flush(mt_engine *e, struct mt_err *err);
 /**
@@ -172,8 +177,8 @@ int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, 
 /** Bytes that the last run copied to the device: of a step, an evaluation or logits. */
 size_t mt_engine_loaded_bytes(const mt_engine *e);
 
-/** Rows of each expert of a layer in the last step, [n_experts]; NULL: the layer has none. */
-const int32_t *mt_engine_expert_rows(const mt_engine *e, int layer);
+/** rows[n_experts]: of each expert of a layer in the last step. false: the layer is no mixture. */
+bool mt_engine_expert_rows(const mt_engine *e, int layer, int32_t *rows);
 
 /** One instruction of the last step as it ran; times of the device's clock. */
 struct mt_trace_span {
@@ -195,8 +200,9 @@ void mt_engine_set_guard(mt_engine *e, mt_guard *guard);
 
 /** Index (from 0) of a learner's update of the next step, on which its learning rate depends. */
 uint64_t mt_engine_next_update(const mt_engine *e, size_t learner);
-/** Updates applied so far (Adam's t), without the pending one; set it on resume. */
+/** Updates applied so far, without the pending one; set it on resume. t0: how many of them were made before the
+ * optimizer's states were new: Adam's t counts from there. */
 uint64_t mt_engine_updates(const mt_engine *e, size_t learner);
-void mt_engine_set_updates(mt_engine *e, size_t learner, uint64_t updates);
+void mt_engine_set_updates(mt_engine *e, size_t learner, uint64_t updates, uint64_t t0);
 
 #endif

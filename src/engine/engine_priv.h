@@ -26,6 +26,7 @@ struct mt_engine {
     struct mt_learner *learner; /* [n_learners] results, as many as there are */
     size_t n_learners;
     struct mt_model_learner *step_learner; /* [n_learners] of the step under way */
+    size_t n_micro;             /* of the step or evaluation that was uploaded last */
     struct mt_batch *micro;     /* [p.max_micro] the micro-batches of a step, of one learner after the other */
     struct mt_exec x;
     char *staging; /* host pools' buffers */
@@ -60,10 +61,26 @@ static inline mt_model *mt_engine_gradient_model_of(const mt_engine *e, size_t u
 {
     return e->lane[e->plan.units[unit].lane_back].b.model;
 }
+/** Groups of a step's micro-batches. */
+static inline struct mt_groups mt_engine_groups(const struct mt_engine_params *p)
+{
+    return (struct mt_groups){p->numerics.groups > 1 ? (size_t)p->numerics.groups : 1, p->max_micro};
+}
 /** Lanes of an engine with these parameters. */
 static inline size_t mt_engine_n_lanes(const struct mt_engine_params *p)
 {
     return p->placement.lanes > 1 ? (size_t)p->placement.lanes : 1;
+}
+/** Whether lanes share the groups of micro-batches, not the units. */
+static inline bool mt_engine_by_data(const struct mt_engine_params *p)
+{
+    return p->placement.lanes > 1 && p->placement.map == MT_MAP_DATA;
+}
+/** The model of the lane that computes a unit's forward for the micro-batch: it has its routing; of the head, its losses. */
+static inline mt_model *mt_engine_model_for(const mt_engine *e, size_t unit, size_t mb)
+{
+    const struct mt_program_params *p = &e->plan.program;
+    return p->by_data ? e->lane[mt_micro_lane(p, mb)].b.model : mt_engine_model_of(e, unit);
 }
 /** The model that is asked for the inputs of a step: they are the same on all lanes. */
 static inline mt_model *mt_engine_inputs(const mt_engine *e)
@@ -111,6 +128,8 @@ void mt_engine_measure(const mt_engine *e, const struct mt_learner *l, const str
                        struct mt_measure *sum);
 /** Further tokens of a loss row that a learner's objective gives gradients of. */
 size_t mt_engine_few(const struct mt_engine_params *p);
+/** Host memory for a teacher's tokens, which the data have beside a step's rows, or which an evaluation finds. */
+size_t mt_engine_top_bytes(const struct mt_engine_params *p, const struct mt_model_params *mp);
 /** Adds the same of an evaluation to res->measures, unless a reference is missing. */
 void mt_engine_measure_eval(const mt_engine *e, const struct mt_learner *l, const struct mt_step_data *data,
                             struct mt_eval_result *res);
@@ -129,9 +148,6 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
 void mt_engine_decide(mt_engine *e, size_t learner, double lr, struct mt_step_result *res);
 /** The same for one block, units [first, end), alone. */
 void mt_engine_decide_block(mt_engine *e, size_t learner, size_t first, size_t end);
-/** The first unit of a unit's block, and the one after its last. */
-size_t mt_block_first(const struct mt_layout *l, size_t unit);
-size_t mt_block_end(const struct mt_layout *l, size_t unit);
 /** Sums squares by tensor in a fixed order (blocks last to first, tensors in layout order) so that splitting layers
  * does not change the result. */
 double mt_grad_norm(const struct mt_layout *l, int learner, double (*square_sum)(const void *ctx, size_t tensor),

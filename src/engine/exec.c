@@ -140,11 +140,24 @@ static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
     return true;
 }
 
+/* Before what changes planes by this step's gradients: from the first of them on, the step must be finished. false: it
+ * is abandoned already. */
+static bool commit(struct mt_exec *x)
+{
+    pthread_mutex_lock(&x->lock);
+    bool go = !x->stop;
+    x->committed |= go;
+    pthread_mutex_unlock(&x->lock);
+    return go;
+}
+
 static void run_copies(struct mt_exec *x, struct mt_runnable *r, int q)
 {
-    for (size_t k = 0; k < r->queue[q].n; k++)
-        if (!issue(x, r, (size_t)r->queue[q].at[k]))
+    for (size_t k = 0; k < r->queue[q].n; k++) {
+        size_t i = (size_t)r->queue[q].at[k];
+        if ((mt_instr_returns(&r->prog, &r->prog.instrs[i]) && !commit(x)) || !issue(x, r, i))
             return;
+    }
 }
 
 /* Waits until all devices are idle; returns the first error. */
@@ -218,31 +231,14 @@ static bool await_on_host(struct mt_exec *x, struct mt_runnable *r, const struct
     return true;
 }
 
-/* Before an update with a gradient of this step: from the first of them on, the step must be finished. false: it is
- * abandoned already. */
-static bool commit(struct mt_exec *x)
-{
-    pthread_mutex_lock(&x->lock);
-    bool go = !x->stop;
-    x->committed |= go;
-    pthread_mutex_unlock(&x->lock);
-    return go;
-}
-
-/* Abandons the run because it was asked to, unless that is too late. */
-static void heed_interrupt(struct mt_exec *x)
+/* Abandons the run because it was asked to, unless that is too late. Returns whether the run is abandoned. */
+static bool heed_interrupt(struct mt_exec *x)
 {
     struct mt_err err;
     mt_fail(&err, MT_ERR_RUNTIME, -ECANCELED, "interrupted");
     pthread_mutex_lock(&x->lock);
     if (!x->committed)
         note_error(x, -ECANCELED, &err, false);
-    pthread_mutex_unlock(&x->lock);
-}
-
-static bool is_abandoned(struct mt_exec *x)
-{
-    pthread_mutex_lock(&x->lock);
     bool stop = x->stop;
     pthread_mutex_unlock(&x->lock);
     return stop;
@@ -419,11 +415,8 @@ static void run_compute(struct mt_exec *x, struct mt_runnable *r, int lane)
     for (size_t i = 0; !rc && i < r->prog.n_instrs; i++) {
         const struct mt_instr *in = &r->prog.instrs[i];
         /* checked at each instruction, of any queue */
-        if (atomic_load_explicit(&x->interrupted, memory_order_relaxed)) {
-            heed_interrupt(x);
-            if (is_abandoned(x))
-                return;
-        }
+        if (atomic_load_explicit(&x->interrupted, memory_order_relaxed) && heed_interrupt(x))
+            return;
         if (in->queue != MT_Q_COMPUTE || in->lane != lane)
             continue;
         if (!issue(x, r, i))

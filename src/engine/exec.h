@@ -90,7 +90,7 @@ struct mt_exec {
     int disk_in_flight[MT_N_QUEUES];
     bool stop;   /* the run is abandoned except for the pending update; under lock */
     bool broken; /* the update, too; or planes could not be written before the run; under lock */
-    bool committed; /* updates with this step's gradients have begun: the run is no longer abandoned on request; under lock */
+    bool committed; /* planes change by this step's gradients: the run is no longer abandoned on request; under lock */
     pthread_mutex_t drain_lock;
     bool drained; /* the device is idle and stays so; under drain_lock */
     int error_code;

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "device/ops.h"
 #include "engine/binding.h"
+#include "model/direct.h"
 #include "model/packing.h"
 
 /* The buffers of an instruction by role; NULL: none. */
@@ -246,6 +247,21 @@ static bool is_for_ring(const struct mt_program *prog, const struct mt_instr *in
     return in->n_operands > 1 && prog->objects[in->operand[1].object].kind == MT_OBJ_GRAD_RING;
 }
 
+/* Copies the unit's states that the device reads, to or from its planes. */
+static int copy_moments(const struct mt_binding *b, const struct mt_instr *in, char *buf, struct mt_err *err)
+{
+    struct mt_moment_plane plane[MT_MAX_STATES];
+    size_t n = mt_unit_moment_planes(b->layout, (size_t)in->unit, plane);
+    bool load = in->op == MT_OP_LOAD;
+    int rc = 0;
+    for (size_t i = 0; i < n && !rc; i++) {
+        char *home = mt_plane(b->planes, (size_t)in->unit, plane[i].kind), *at = buf + plane[i].at;
+        rc = load ? copy_flat(b, MT_STREAM_H2D, at, home, plane[i].bytes, err)
+                  : copy_flat(b, MT_STREAM_D2H, home, at, plane[i].bytes, err);
+    }
+    return rc;
+}
+
 /* Copies between a device buffer and the host: spill memory, a plane, or a buffer of host staging. */
 static int submit_copy(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                        struct mt_err *err)
@@ -255,12 +271,16 @@ static int submit_copy(const struct mt_binding *b, const struct mt_program *prog
     char *staged = in->n_operands > 1 ? buffer_of(b, prog, &in->operand[1]) : NULL;
     switch (in->op) {
     case MT_OP_LOAD:
+        if (mt_kinds[o->kind].returns)
+            return copy_moments(b, in, buf, err);
         if (o->kind == MT_OBJ_WEIGHTS)
             return load_weights(b, in, buf, staged, err);
         if (o->kind == MT_OBJ_ADAPTERS)
             return load_adapters(b, o->unit, buf, staged, err);
         return copy_flat(b, MT_STREAM_H2D, buf, staged ? staged : b->spill + o->spill, o->bytes, err);
     case MT_OP_STORE:
+        if (mt_kinds[o->kind].returns)
+            return copy_moments(b, in, buf, err);
         return copy_flat(b, MT_STREAM_D2H, staged ? staged : b->spill + o->spill, buf, o->bytes, err);
     default: /* MT_OP_STORE_GRAD */
         if (in->row_bytes)
@@ -303,7 +323,9 @@ static struct mt_unit_run unit_run(const struct mt_binding *b, const struct mt_i
 static int cast_gradient(const struct mt_binding *b, const struct mt_unit_run *run, bool compacts, struct mt_err *err)
 {
     void *g = run->at[MT_ROLE_GRAD], *cast = run->at[MT_ROLE_CAST];
-    int rc = mt_model_grad_cast(b->model, run->unit, g, cast ? cast : g, b->grad_dtype, err);
+    int rc = run->at[MT_ROLE_MOMENTS] ? mt_model_direct(b->model, run, err) : 0;
+    if (!rc)
+        rc = mt_model_grad_cast(b->model, run->unit, g, cast ? cast : g, b->grad_dtype, err);
     return rc || !compacts ? rc : mt_model_compact_rows(b->model, cast, b->grad_dtype, g, err);
 }
 
@@ -331,6 +353,9 @@ static int submit_compute(const struct mt_binding *b, const struct mt_program *p
     case MT_OP_BACKWARD:
     case MT_OP_EMBED_BWD:
         return mt_model_backward(b->model, &run, err);
+    case MT_OP_ADD_GROUP:
+        return mt_op_add(b->dev, &(struct mt_add){.n = o->bytes / sizeof(float), .dtype = MT_F32, .a = own,
+                                                  .b = buffer_of(b, prog, &in->operand[1]), .out = own}, err);
     case MT_OP_GRAD_CAST:
         return cast_gradient(b, &run, run.at[MT_ROLE_CAST] && r.writes[MT_ROLE_GRAD], err);
     default:

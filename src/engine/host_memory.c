@@ -69,7 +69,7 @@ static bool locks_all(const mt_engine *e)
     return e->p.placement.pin != MT_PIN_STAGING;
 }
 
-/* Locks planes that are copied to or from a device: not states. */
+/* Locks planes that are copied to or from a device: of states those that it reads. */
 static int lock_planes(mt_engine *e, struct mt_err *err)
 {
     int rc = 0;
@@ -77,8 +77,8 @@ static int lock_planes(mt_engine *e, struct mt_err *err)
     for (int k = 0; k < MT_N_PLANES && !rc && locks_all(e); k++) {
         size_t bytes;
         void *p = mt_plane_set_range(e->p.planes, (enum mt_plane_kind)k, &bytes);
-        bool gradient = mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k)->role == MT_ROLE_GRADIENT;
-        if (!p || !(gradient || loaded >> k & 1))
+        const struct mt_plane_desc *d = mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k);
+        if (!p || !(d->role == MT_ROLE_GRADIENT || d->on_device || loaded >> k & 1))
             continue;
         rc = register_all(e, p, bytes, err);
         if (!rc)

@@ -29,6 +29,8 @@ int mt_lane_init(struct mt_lane *lane, const struct mt_binding *shared, mt_devic
                  const struct mt_engine_params *p, const struct mt_engine_plan *plan, struct mt_err *err)
 {
     struct mt_model_params mp = mt_engine_model_params(p);
+    if (!mt_engine_by_data(p) && plan->units[p->layout->n_units - 1].lane != number)
+        mp.top = 0; /* without the head */
     *lane = (struct mt_lane){.b = *shared};
     lane->b.dev = dev;
     for (int i = 0; i < MT_N_POOLS; i++)

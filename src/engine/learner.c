@@ -26,6 +26,11 @@ void mt_learner_decide(struct mt_learner *l, double lr)
     l->pending = (struct mt_pending){true, lr, l->updates + 1};
 }
 
+void mt_learner_drop(struct mt_learner *l)
+{
+    l->pending.any = false;
+}
+
 void mt_learner_begin(struct mt_learner *l, bool any, double lr)
 {
     l->own = (struct mt_pending){any, lr, l->updates + l->pending.any + 1};
@@ -73,5 +78,6 @@ struct mt_model_learner mt_learner_of_model(struct mt_learner *l, const struct m
         .choose = l->objective.objective->choose ? choose : NULL,
         .step = data->step,
         .seed = l->numerics.seed,
+        .update = l->updates + l->pending.any + 1 - l->t0,
     };
 }

@@ -27,6 +27,7 @@ struct mt_learner {
     struct mt_pending own; /* the update of the step under way, of blocks that are updated under backward */
     float *clip; /* [n_units] factor of the newest gradient, or MT_CLIP_SKIP: the same in a block; owned */
     uint64_t updates; /* made so far */
+    uint64_t t0;      /* of them before the optimizer's states were new */
     const struct mt_tensor *_Atomic bad; /* an update made weights of it not finite: the learner's state is lost */
     size_t first_micro, n_micro; /* its micro-batches of the step under way; 0: it takes no part */
     const struct mt_batch *micro; /* all learners' */
@@ -38,6 +39,8 @@ int mt_learner_init(struct mt_learner *l, const struct mt_numerics *numerics, si
 void mt_learner_finish(struct mt_learner *l);
 /** With which rate the update of a step is made. */
 void mt_learner_decide(struct mt_learner *l, double lr);
+/** The update of the last step is not made. */
+void mt_learner_drop(struct mt_learner *l);
 /** Before a step in which it takes part (`any`) or not: with which rate its updates under backward are made. */
 void mt_learner_begin(struct mt_learner *l, bool any, double lr);
 /** The pending update has been made in every unit. */

@@ -67,7 +67,7 @@ static void map_back(struct map *m, size_t unit)
     m->load[lane] += back_time(m, unit);
 }
 
-/* Layers in turn, forward and back, where experts run once a step: their layers do not overlap. */
+/* Layers in turn, forward and back, where experts run over all rows at once: their layers do not overlap. */
 static void map_in_turn(struct map *m)
 {
     for (size_t u = 0; u < m->l->n_units; u++)
@@ -95,7 +95,7 @@ void mt_map_units(struct mt_unit_shape *units, const struct mt_layout *l, int n_
     struct map m = {units, l, n_lanes, first_kept, {0}};
     bool once = false;
     for (size_t u = 0; u < l->n_units; u++)
-        once |= units[u].scope == MT_SCOPE_STEP;
+        once |= units[u].scope == MT_SCOPE_GROUP;
     int head = (int)(l->cfg.n_layers % n_lanes);
     if (once)
         map_in_turn(&m);
@@ -106,4 +106,10 @@ void mt_map_units(struct mt_unit_shape *units, const struct mt_layout *l, int n_
             bool apart = l->units[u].kind == MT_UNIT_EMBED && !l->tied;
             units[u].lane = units[u].lane_back = (uint8_t)((apart ? head + n_lanes - 1 : head) % n_lanes);
         }
+}
+
+void mt_map_gradients(struct mt_unit_shape *units, size_t n_units, int n_lanes)
+{
+    for (size_t u = 0; u < n_units; u++)
+        units[u].lane = units[u].lane_back = (uint8_t)(u % (size_t)n_lanes);
 }

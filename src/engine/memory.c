@@ -40,6 +40,7 @@ void mt_engine_add_host_rows(struct mt_memory_rows *rows, const struct mt_engine
     mt_memory_add_row(rows, "host", "boundaries and activations", p->spill_bytes);
     mt_memory_add_row(rows, "host", "staging", p->staging_bytes);
     mt_memory_add_row(rows, "host", "blocks read from files", p->file_bytes);
+    mt_memory_add_row(rows, "host", "a teacher's tokens", p->top_bytes);
 }
 
 void mt_engine_add_disk_rows(struct mt_memory_rows *rows, const struct mt_engine_plan *p)

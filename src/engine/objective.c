@@ -19,11 +19,22 @@ size_t mt_engine_few(const struct mt_engine_params *p)
     return p->train ? most : 0;
 }
 
+size_t mt_engine_top_bytes(const struct mt_engine_params *p, const struct mt_model_params *mp)
+{
+    size_t few = mt_engine_few(p), rows = p->max_micro * p->max_tokens, bytes = 0;
+    if (few) /* of this step and the next */
+        bytes += 2 * rows * ((few - MT_FEW_BESIDE) * sizeof(struct mt_top) + sizeof(double));
+    if (p->top) /* of the models with the head, and of who asks */
+        bytes += (mt_engine_by_data(p) ? mt_engine_n_lanes(p) : 1) * mt_model_top_bytes(mp) +
+                 rows * (p->top * sizeof(struct mt_top) + sizeof(float));
+    return bytes;
+}
+
 static void add(const mt_engine *e, const struct mt_objective_step *s, size_t first, const struct mt_step_data *data,
                 struct mt_measure *sum)
 {
-    const mt_model *m = mt_engine_model_of(e, e->b.layout->n_units - 1);
     for (size_t i = 0; i < data->n; i++) {
+        const mt_model *m = mt_engine_model_for(e, e->b.layout->n_units - 1, first + i);
         const struct mt_micro_losses of = {&data->micro[i], mt_model_losses(m, first + i),
                                            mt_model_correct(m, first + i), mt_model_few_values(m, first + i)};
         s->objective->measure(s, &of, sum);

@@ -22,7 +22,7 @@ static void *element(const mt_engine *e, const struct views *v, int k, size_t i)
     return v->plane[k].data + mt_plane_desc_bytes(d, i - v->plane[k].first);
 }
 
-/* State i of the tensor from element `first` on; NULL: it has no such state. */
+/* State i of the tensor from element `first` on, or the tensor's if only devices change it; NULL: it has no such state. */
 static void *state_at(const mt_engine *e, const struct views *v, const struct mt_tensor *t, int i, size_t first)
 {
     const struct mt_optimizer_state *s = &mt_engine_learner_of(e, t)->numerics.optimizer->state[i];
@@ -31,8 +31,8 @@ static void *state_at(const mt_engine *e, const struct views *v, const struct mt
         mt_tensor_span(t, mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k), (enum mt_plane_kind)k);
     if (!span.bytes)
         return NULL;
-    return s->apart ? v->plane[k].data + span.at + (first - t->at) / s->block * s->block_bytes
-                    : element(e, v, k, first);
+    size_t before = s->on_device ? 0 : (first - t->at) / s->block * s->block_bytes;
+    return s->apart ? v->plane[k].data + span.at + before : element(e, v, k, first);
 }
 
 /* The update of a learner that is being made. */
@@ -69,6 +69,7 @@ static uint64_t update_run(const mt_engine *e, const struct views *v, const stru
         .lr = pending->lr * t->lr_scale,
         .weight_decay = t->decay ? l->numerics.weight_decay : 0,
         .t = pending->t,
+        .t0 = l->t0,
         .clip = l->clip[t->unit],
         .stochastic = l->numerics.rounding == MT_ROUND_STOCHASTIC,
         .seed = l->numerics.seed,

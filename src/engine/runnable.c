@@ -66,7 +66,7 @@ static int create_times(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
         if (!rc)
             rc = mt_event_create(dev, &r->end[lane], err);
     }
-    for (size_t i = 0; i < r->prog.n_instrs && !rc && !r->turn; i++)
+    for (size_t i = r->prog.n_instrs; i-- > 0 && !rc && !r->turn;)
         if (mt_opcodes[r->prog.instrs[i].op].ends_forward)
             rc = mt_event_create(mt_exec_lane(&e->x, &r->prog.instrs[i])->b.dev, &r->turn, err);
     return rc;

@@ -47,7 +47,7 @@ static void sort_kinds(struct tiers *t)
         if (t->desc[k].role == MT_ROLE_GRADIENT) {
             t->gradients |= bit;
             t->fixed |= under ? bit : 0;
-        } else if (t->desc[k].range == MT_RANGE_TRAINED && t->desc[k].apart)
+        } else if (t->desc[k].range == MT_RANGE_TRAINED && (t->desc[k].apart || t->desc[k].on_device))
             t->fixed |= bit;
         else if (t->desc[k].range == MT_RANGE_TRAINED)
             t->trained |= bit;
@@ -438,7 +438,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     plan->file_bytes = in_files ? mt_file_weights_bytes(0) : 0;
     mt_program_buffer_bytes(&plan->program, MT_ALL_LANES, t.device_bytes);
     set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes + plan->file_bytes +
-                               (spill ? p->drive_bytes : plan->spill_bytes));
+                               plan->top_bytes + (spill ? p->drive_bytes : plan->spill_bytes));
     bool base = in_files || t.base == MT_BASE_DISK;
     bool states = p->may_use_disk && (p->placement.states == MT_STATES_DISK ||
                                       (p->placement.states == MT_STATES_AUTO && planes_in_host(&t) > t.host));

@@ -7,8 +7,14 @@
  *     sum over the K of p (log p - log q) + P (log P - log Q),
  *
  * with q and Q of the student. By logits its gradient is q - p for the K, and q (1 - P / Q) for all others: so all
- * others have the row's weight in common, and the gradients of the K and of the target are given one by one. With a share a of
- * the data's own tokens the loss is (1 - a) times that, plus a times the loss of the target.
+ * others have the row's weight in common, and the gradients of the K and of the target are given one by one. With a
+ * share a of the data's own tokens the loss is (1 - a) times that, plus a times the loss of the target.
+ *
+ * A temperature T flattens the K + 1 outcomes of both: u = q^(1/T) / z with z such that they sum to 1, w likewise of
+ * p. What the teacher thinks of single tokens among all others at T is not known from their sum, so the rest stays one
+ * outcome; if the K are the whole vocabulary, this is the softmax of logits / T. The divergence times T^2, which leaves
+ * gradients as large as they were (Hinton et al. 2015, section 2), has the gradient T (u - w) by a logit of the K, and
+ * q T (U - W) / Q by the others'.
  */
 #include "objective/objective.h"
 
@@ -16,36 +22,40 @@
 
 /* Less is no probability, but what rounding leaves. */
 static const double LEAST_REST = 1e-7;
+/* A temperature would magnify that: less is no outcome of its own. */
+static const double LEAST_TEMPERED = 1e-6;
 
 struct row {
     const struct mt_objective_step *s;
     size_t top;
     int32_t target;
-    struct mt_teacher_row teacher;
+    const struct mt_top *teacher; /* [top] */
+    double rest;                  /* the teacher's probability of all others */
 };
 
-static struct row row_of(const struct mt_objective_step *s, const struct mt_batch *b, size_t doc, int32_t i)
+static struct row row_of(const struct mt_objective_step *s, const struct mt_batch *b, size_t i)
 {
-    struct row r = {.s = s, .top = (size_t)s->keys->top, .target = b->targets[i]};
-    r.teacher = mt_teacher_row(s->teacher, (uint64_t)b->sample[doc], (uint64_t)(i - b->doc_rows[doc]));
-    return r;
+    return (struct row){s, b->n_top, b->targets[i], b->top + i * b->n_top, b->rest[i]};
+}
+
+static bool is_token(const struct row *r, size_t k)
+{
+    return r->teacher[k].id != MT_NO_TOKEN;
 }
 
 static void choose(const struct mt_objective_step *s, const struct mt_batch *b, int32_t *ids)
 {
-    size_t top = (size_t)s->keys->top, few = top + 2;
-    for (size_t d = 0; d < b->n_docs; d++)
-        for (int32_t i = b->doc_rows[d]; i < b->doc_rows[d + 1]; i++) {
-            struct row r = row_of(s, b, d, i);
-            int32_t *of = ids + (size_t)i * few;
-            of[top] = r.target;
-            of[top + 1] = -1; /* the row's loss */
-            for (size_t k = 0; k < top; k++) {
-                of[k] = (int32_t)r.teacher.token[k].id;
-                if (of[k] == r.target)
-                    of[top] = -1;
-            }
+    for (size_t i = 0; i < b->n_loss; i++) {
+        struct row r = row_of(s, b, i);
+        int32_t *of = ids + i * (r.top + MT_FEW_BESIDE);
+        of[r.top] = r.target;
+        of[r.top + 1] = -1; /* the row's loss */
+        for (size_t k = 0; k < r.top; k++) {
+            of[k] = is_token(&r, k) ? (int32_t)r.teacher[k].id : -1;
+            if (of[k] == r.target)
+                of[r.top] = -1;
         }
+    }
 }
 
 /* The gradient by a logit that was capped goes through the cap. */
@@ -55,49 +65,85 @@ static double through_cap(const struct row *r, double logit, double gradient)
     return gradient * (1 - x * x);
 }
 
+/* The K + 1 outcomes of a row at a temperature: p^(1/T) over their sum, 1 where T is 1. */
+struct outcomes {
+    double temperature, sum;
+    double rest; /* its own p^(1/T) over the sum; 0: it is no outcome */
+};
+
+static double tempered(const struct outcomes *o, double logp)
+{
+    return exp(logp / o->temperature) / o->sum;
+}
+
+static void add_outcome(struct outcomes *o, double logp)
+{
+    o->sum += exp(logp / o->temperature);
+}
+
+/* all: beside the K no other token is left. */
+static void end_outcomes(struct outcomes *o, bool all, double rest)
+{
+    double t = o->temperature;
+    o->rest = t == 1 ? rest : all ? 0 : pow(fmax(rest, LEAST_TEMPERED), 1 / t);
+    o->sum = t == 1 ? 1 : o->sum + o->rest;
+    o->rest /= o->sum;
+}
+
 /* lse: log-sum-exp of the row's logits. Returns the weight of all other tokens. */
 static float learn_row(const struct row *r, double lse, float *few)
 {
-    double a = r->s->keys->share, by = 1 / (double)r->s->n_loss, sum = 0, kl = 0;
+    const struct mt_objective_keys *keys = r->s->keys;
+    double a = keys->share, t = keys->temperature, by = 1 / (double)r->s->n_loss, sum = 0, kl = 0;
+    struct outcomes p = {.temperature = t}, q = p;
+    size_t n = 0; /* of them; the teacher may name tokens that the model lacks */
     for (size_t k = 0; k < r->top; k++)
-        sum += exp((double)few[k] - lse);
+        if (is_token(r, k)) {
+            n++;
+            sum += exp((double)few[k] - lse);
+            add_outcome(&p, (double)r->teacher[k].logp);
+            add_outcome(&q, (double)few[k] - lse);
+        }
     double rest = fmax(1 - sum, LEAST_REST);
+    end_outcomes(&p, n >= r->s->vocab, r->rest);
+    end_outcomes(&q, n >= r->s->vocab, rest);
     for (size_t k = 0; k < r->top; k++) {
-        double logit = (double)few[k], logp = (double)r->teacher.token[k].logp, p = exp(logp), q = exp(logit - lse);
-        double own = (int32_t)r->teacher.token[k].id == r->target;
-        kl += p > 0 ? p * (logp - (logit - lse)) : 0;
-        few[k] = (float)(by * through_cap(r, logit, (1 - a) * (q - p) + a * (q - own)));
+        if (!is_token(r, k))
+            continue;
+        double logit = (double)few[k], logp = (double)r->teacher[k].logp, logq = logit - lse;
+        double own = (int32_t)r->teacher[k].id == r->target, p_k = tempered(&p, logp), q_k = tempered(&q, logq);
+        kl += p_k > 0 ? p_k * ((logp / t - log(p.sum)) - (logq / t - log(q.sum))) : 0;
+        few[k] = (float)(by * through_cap(r, logit, (1 - a) * t * (q_k - p_k) + a * (exp(logq) - own)));
     }
-    double p_rest = r->teacher.rest, others = (1 - a) * (1 - p_rest / rest) + a;
-    kl += p_rest > 0 ? p_rest * (log(p_rest) - log(rest)) : 0;
+    double others = (1 - a) * t * (q.rest / rest - p.rest / rest) + a;
+    kl += p.rest > 0 ? p.rest * (log(p.rest) - log(q.rest)) : 0;
     double logit = (double)few[r->top]; /* of the target, where it is none of the K */
     few[r->top] = (float)(by * through_cap(r, logit, others * exp(logit - lse) - a));
-    few[r->top + 1] = (float)kl;
+    few[r->top + 1] = (float)(t * t * kl);
     return (float)(by * others);
 }
 
 static void learn(const struct mt_objective_step *s, const struct mt_batch *b, const float *loss, float *few,
                   float *weight)
 {
-    for (size_t d = 0; d < b->n_docs; d++)
-        for (int32_t i = b->doc_rows[d]; i < b->doc_rows[d + 1]; i++) {
-            struct row r = row_of(s, b, d, i);
-            float *of = few + (size_t)i * (r.top + 2);
-            size_t at = r.top;
-            for (size_t k = 0; k < r.top; k++)
-                at = (int32_t)r.teacher.token[k].id == r.target ? k : at;
-            weight[i] = learn_row(&r, (double)of[at] + (double)loss[i], of);
-        }
+    for (size_t i = 0; i < b->n_loss; i++) {
+        struct row r = row_of(s, b, i);
+        float *of = few + i * (r.top + MT_FEW_BESIDE);
+        size_t at = r.top;
+        for (size_t k = 0; k < r.top; k++)
+            at = (int32_t)r.teacher[k].id == r.target ? k : at;
+        weight[i] = learn_row(&r, (double)of[at] + (double)loss[i], of);
+    }
 }
 
 enum { LOSS, KL, NLL, N_MEASURES };
 
 static void measure(const struct mt_objective_step *s, const struct mt_micro_losses *m, struct mt_measure *sum)
 {
-    size_t top = (size_t)s->keys->top;
+    size_t top = m->batch->n_top;
     double a = s->keys->share;
     for (size_t i = 0; i < m->batch->n_loss; i++) {
-        double kl = (double)m->few[i * (top + 2) + top + 1], nll = (double)m->loss[i];
+        double kl = (double)m->few[i * (top + MT_FEW_BESIDE) + top + 1], nll = (double)m->loss[i];
         sum[LOSS].sum += (1 - a) * kl + a * nll;
         sum[KL].sum += kl;
         sum[NLL].sum += nll;

@@ -31,7 +31,7 @@ const struct mt_objective *mt_objective_of(const struct mt_numerics *n)
 
 size_t mt_objective_few(const struct mt_numerics *n)
 {
-    return mt_objective_of(n)->teacher ? (size_t)n->objective_keys.top + 2 : 0;
+    return mt_objective_of(n)->teacher ? (size_t)n->objective_keys.top + MT_FEW_BESIDE : 0;
 }
 
 static size_t rows_of(const struct mt_batch *b, size_t d)

@@ -6,7 +6,6 @@
 #include <stddef.h>
 
 #include "data/batch.h"
-#include "data/teacher.h"
 #include "settings/settings.h"
 
 /** Of all trained tokens, whatever the objective; evaluations have it beside the objective's measures. */
@@ -26,8 +25,8 @@ struct mt_objective_step {
     const struct mt_objective *objective;
     const struct mt_objective_keys *keys;
     const double *reference; /* log-probabilities under the reference, by mt_batch.sample; NULL: without */
-    const mt_teacher *teacher; /* what tokens are to be learned from; NULL: without */
     double logit_cap;        /* of the model's logits (Gemma 2); 0: none */
+    size_t vocab;            /* tokens of the model */
     size_t n_loss;           /* loss rows of all micro-batches */
     size_t n_items;          /* of preferences: pairs or rated answers */
     size_t n_chosen_rows;    /* loss rows of chosen answers */
@@ -58,7 +57,7 @@ struct mt_objective {
     bool rated;        /* each answer is an item, not each pair */
     bool mismatched;   /* it needs the log-probabilities of mismatched answers (MT_DOC_MISMATCHED) */
     bool reference;    /* it needs mt_objective_step.reference */
-    bool teacher;      /* it needs mt_objective_step.teacher; evaluations, which have none, tell the token loss alone */
+    bool teacher;      /* it needs mt_batch.top; evaluations, which have none, report the token loss alone */
     double beta, sft;  /* what preference.beta and .sft are if auto */
     const void *form;  /* for its functions */
     int n_measures;
@@ -78,6 +77,7 @@ struct mt_objective {
 };
 
 /** Further tokens of a loss row: those of the teacher, the target, and a place for the row's loss. 0: it has no teacher. */
+enum { MT_FEW_BESIDE = 2 }; /* all but the teacher's */
 size_t mt_objective_few(const struct mt_numerics *n);
 
 /** Counts what an objective is to know of micro-batches. */

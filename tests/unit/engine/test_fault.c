@@ -16,6 +16,7 @@
 #include "../checkpoint/made_model.h"
 #include "base/mem.h"
 #include "engine/engine.h"
+#include "kinds/kinds.h"
 
 enum { TOKENS = 12, MICRO = 2, BUDGET = 512 << 10 };
 

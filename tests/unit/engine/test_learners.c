@@ -19,6 +19,7 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "engine/engine.h"
+#include "kinds/kinds.h"
 #include "model/ranges.h"
 #include "weights/peft.h"
 #include "weights/weights.h"

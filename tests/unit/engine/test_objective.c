@@ -12,6 +12,7 @@
 
 #include "../checkpoint/made_model.h"
 #include "engine/engine.h"
+#include "kinds/kinds.h"
 
 enum { TOKENS = 24, DOC = 9, MICRO = 2, BUDGET = 1 << 20 };
 
