@@ -25,6 +25,14 @@ int mt_batch_init(struct mt_batch *b, size_t cap_tokens, size_t cap_docs, struct
     return mt_fail_nomem(err, "a micro-batch", cap_tokens * 8 * sizeof(int32_t));
 }
 
+int mt_batch_init_top(struct mt_batch *b, size_t n_top, struct mt_err *err)
+{
+    b->n_top = n_top;
+    b->top = mt_calloc(b->cap_tokens * n_top, sizeof(*b->top));
+    b->rest = mt_calloc(b->cap_tokens, sizeof(*b->rest));
+    return b->top && b->rest ? 0 : mt_fail_nomem(err, "a teacher's tokens", b->cap_tokens * n_top * sizeof(*b->top));
+}
+
 void mt_batch_finish(struct mt_batch *b)
 {
     int32_t *arrays[] = {b->ids,     b->positions,  b->loss_rows, b->targets,    b->run_ids,
@@ -33,6 +41,8 @@ void mt_batch_finish(struct mt_batch *b)
     for (size_t i = 0; i < MT_ARRAY_LEN(arrays); i++)
         free(arrays[i]);
     free(b->role);
+    free(b->top);
+    free(b->rest);
     *b = (struct mt_batch){0};
 }
 

@@ -8,6 +8,13 @@
 
 #include "base/err.h"
 
+/** A token that a teacher thinks likely; id MT_NO_TOKEN, logp -inf: the model has no such token. */
+struct mt_top {
+    uint32_t id;
+    float logp;
+};
+#define MT_NO_TOKEN UINT32_MAX
+
 /** What a document is to an objective. */
 enum mt_doc_role { MT_DOC_PLAIN, MT_DOC_CHOSEN, MT_DOC_REJECTED, MT_DOC_MISMATCHED };
 
@@ -38,9 +45,14 @@ struct mt_batch {
     int32_t *run_starts;   /* [n_runs + 1] */
     int32_t *order;        /* [n_tokens] */
     int32_t *scratch;      /* for the sort */
+    size_t n_top;          /* tokens of a teacher for each loss row; 0: there is no teacher */
+    struct mt_top *top;    /* [n_loss, n_top] its likeliest, falling */
+    double *rest;          /* [n_loss] probability of all others together */
 };
 
 int mt_batch_init(struct mt_batch *b, size_t cap_tokens, size_t cap_docs, struct mt_err *err);
+/** Makes room for a teacher's tokens: 8 n_top + 8 bytes of each token. */
+int mt_batch_init_top(struct mt_batch *b, size_t n_top, struct mt_err *err);
 void mt_batch_finish(struct mt_batch *b);
 void mt_batch_clear(struct mt_batch *b);
 /** Appends a document; trained[i] != 0: token i is a target, so the row of the token before it has a loss; NULL: all

@@ -359,6 +359,18 @@ static int make_missing(struct mt_shard *shards, bool *made, const struct wanted
     return rc;
 }
 
+/* Needs no lock: nothing is made, and a shard has its name when it is whole. */
+static int open_prepared(struct mt_shard *shards, const struct wanted *want, const struct mt_source_list *l,
+                         struct mt_err *err)
+{
+    struct mt_err why;
+    for (size_t i = 0; i < l->n; i++)
+        if (mt_shard_open(&shards[i], want[i].path, want[i].hash, &why) ||
+            mt_shard_verify(&shards[i], want[i].path, &why))
+            return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is not prepared: megatrain data prepare", l->items[i].path);
+    return 0;
+}
+
 int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_source_list *l,
                          const struct mt_dataset_params *p, struct mt_err *err)
 {
@@ -374,10 +386,10 @@ int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_so
         mt_path_printf(want[i].path, sizeof(want[i].path), "%s/%016llx.tokens", p->cache_dir,
                  (unsigned long long)want[i].hash);
     }
-    if (!rc)
+    if (!rc && !p->prepared_only)
         rc = lock_cache(p->cache_dir, &fd, err);
     if (!rc)
-        rc = make_missing(shards, made, want, l, p, err);
+        rc = p->prepared_only ? open_prepared(shards, want, l, err) : make_missing(shards, made, want, l, p, err);
     if (fd >= 0)
         close(fd);
     free(want);

@@ -29,6 +29,7 @@ struct mt_dataset_params {
     struct mt_cfg_amount max_untrained; /* samples, or a share of all, that may have no trained token */
     size_t max_samples; /* of each file; 0: all */
     const struct mt_cfg_list *columns; /* data.columns; NULL: none */
+    bool prepared_only; /* -ENOENT where the cache lacks a shard, instead of making it */
 };
 
 /**
@@ -99,6 +100,7 @@ struct mt_sampler_params {
     bool weighted; /* visit samples as often as the weights of their files say; else once an epoch */
     bool train_prompts; /* of preferences: prompts of chosen answers have loss rows, too */
     bool mismatch;      /* of preferences: beside each answer a document of its prompt and another item's answer */
+    struct mt_teacher *teacher; /* whose tokens loss rows have (mt_batch.top); NULL: none; borrowed */
 };
 
 /**

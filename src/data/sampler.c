@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "data/dataset.h"
+#include "data/teacher.h"
 
 enum { WINDOW = 8192, STREAM_ORDER = 1, STREAM_GROUP = 16, STREAM_EPOCH = 1000 };
 
@@ -400,6 +401,8 @@ int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_er
     for (size_t i = 0; i < sd->cap && !rc; i++)
         rc = mt_batch_init(&sd->micro[i], s->p.micro_batch * s->p.seq_len,
                            s->p.micro_batch * s->max_docs, err);
+    for (size_t i = 0; i < sd->cap && !rc && s->p.teacher; i++)
+        rc = mt_batch_init_top(&sd->micro[i], mt_teacher_top(s->p.teacher), err);
     if (rc)
         mt_step_data_finish(sd);
     return rc;
@@ -518,6 +521,8 @@ int mt_sampler_fill(mt_sampler *s, uint64_t step, struct mt_step_data *out, stru
             rc = add_row(s, row_at(s, epoch, r), b, err);
         if (!rc)
             rc = mt_batch_seal(b, err);
+        if (!rc && s->p.teacher)
+            rc = mt_teacher_fill(s->p.teacher, b, err);
         if (rc)
             return rc;
         out->n_tokens += b->n_tokens;
