@@ -24,6 +24,12 @@ static bool is_convertible(const struct mt_layout *l, const struct mt_tensor *t,
     return plain && !changed && !t->adapter && !l->stored[t->place.stored].is_f32;
 }
 
+/* With adapters, and where a block at a time is trained, what is frozen is the model's own, and stays so. */
+static bool keeps_base(const struct mt_layout *l)
+{
+    return l->n_adapters || l->by_blocks;
+}
+
 /* found: its source in the files; NULL: there are none. changed: its weights are not those of the files, and may need
  * all bits of f32. *split: set if it is not packed only because a tensor that is fused with it is trained. */
 static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_packed_source *found, enum mt_packed wanted,
@@ -39,10 +45,10 @@ static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_packed
     bool same_bytes = !t->trainable && t->is_bf16 && mt_stored_is_in_order(t) && !(could && keeps) && !src.format;
     const char *stored = l->stored[t->place.stored].name;
     bool alone = !src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, stored));
-    t->in_base = l->n_adapters ? !t->trainable && !t->adapter && src.codes : same_bytes && alone;
-    t->in_file = could && keeps ? l->n_adapters && src.format && !src.wider_scales
+    t->in_base = keeps_base(l) ? !t->trainable && !t->adapter && src.codes : same_bytes && alone;
+    t->in_file = could && keeps ? keeps_base(l) && src.format && !src.wider_scales
                                 : !t->trainable && !src.format && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
-                                      (same_bytes || (l->n_adapters && is_convertible(l, t, src.codes, changed))) &&
+                                      (same_bytes || (keeps_base(l) && is_convertible(l, t, src.codes, changed))) &&
                                       (!src.codes || src.codes->n_elems == l->stored[t->place.stored].n);
     t->file_elem = src.codes ? mt_st_dtype_size(src.codes->dtype) : !strcmp(l->cfg.torch_dtype, "float32") ? 4 : 2;
     if (wanted && src.format && src.format != wanted)

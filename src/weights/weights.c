@@ -14,6 +14,7 @@
 #include "model/packing.h"
 #include "model/ranges.h"
 #include "model/stored.h"
+#include "weights/known.h"
 #include "weights/packed_files.h"
 #include "weights/packer.h"
 #include "weights/sources.h"
@@ -81,6 +82,7 @@ struct loader {
     struct mt_summer summer;
     struct mt_sources sources;
     const struct mt_packed_source *src; /* of the tensor that was read last */
+    uint64_t *known;                    /* [n_tensors] sums that this machine knows, 0: none; or NULL */
 };
 
 static int pack_tensor(const struct loader *l, struct wide_source *s, const struct mt_tensor *t, struct mt_err *err)
@@ -178,6 +180,7 @@ static void finish_loader(struct loader *v)
     mt_summer_finish(&v->summer);
     mt_sources_close(&v->sources);
     free(v->buf);
+    free(v->known);
 }
 
 static int refuse_unexpected(const struct mt_layout *l, const struct mt_st_model *st,
@@ -339,6 +342,44 @@ int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJS
     return rc;
 }
 
+/* Forgets what the page cache has of the files. */
+static void drop_cached(const struct mt_st_model *st)
+{
+    for (int i = 0; i < st->n_files; i++)
+        posix_fadvise(st->files[i].fd, 0, 0, POSIX_FADV_DONTNEED);
+}
+
+/* The file with the tensor that was read last. */
+static const char *path_of(const struct loader *v)
+{
+    return v->src->codes ? v->r.st->files[v->src->codes->file].path : v->dir;
+}
+
+/* Whether packed files are decoded: then the sum is of other bytes than that of a tensor that stays packed. */
+static bool is_decoded(const struct loader *v, const struct mt_tensor *t)
+{
+    return v->src->format && t->kind != MT_RANGE_PACKED;
+}
+
+/* Loads a tensor; if this machine knows another sum of it, once more. */
+static int load_known(struct loader *v, const struct mt_tensor *t, uint64_t want, uint64_t *have, struct mt_err *err)
+{
+    char record[4096];
+    int rc = load_tensor(v, t, have, err);
+    if (rc || !want || *have == want)
+        return rc;
+    mt_warn("%s: tensor \"%s\" was not read as it was before: it is read again (is the drive failing?)", path_of(v), t->name);
+    drop_cached(v->r.st);
+    rc = load_tensor(v, t, have, err);
+    if (rc || *have == want)
+        return rc;
+    mt_known_sums_path(record, sizeof(record), v->r.st);
+    return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
+                   "%s: tensor \"%s\" is not what this machine has read before, but the file's size and time are the same: "
+                   "a bit has changed on the drive, or the file was replaced; if it is meant to be so, remove %s",
+                   path_of(v), t->name, record);
+}
+
 /* Loads all tensors, or only those that a checkpoint names. */
 static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool named_alone, struct mt_err *err)
 {
@@ -356,19 +397,22 @@ static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool 
         take_source(v, t);
         if (w && base->other_forms && (!t->in_base || has_other_form(v->dir, w, v->src, &said)))
             w = NULL;
-        if (w && !t->in_base)
+        if (w && !t->in_base && named_alone)
             return fail_not_in_base(t, v->dir, err);
+        if (w && !t->in_base && v->src->format) /* it is decoded, in another order than it was summed in */
+            w = NULL;
         if (is_in_files(v->planes, t)) {
             if (w)
                 expect(base->files, &part, t->name, want);
             continue;
         }
-        rc = load_tensor(v, t, &have, err);
+        uint64_t known = v->known && !is_decoded(v, t) ? v->known[i] : 0;
+        rc = load_known(v, t, known, &have, err);
         if (!rc && w)
             rc = check_base(v, t, want, have, err);
         if (!rc && base && t->in_base)
             base->sum[i] = have;
-        if (!rc && base && base->all)
+        if (!rc && base && base->all && !known)
             base->all[i] = have;
     }
     return rc;
@@ -386,6 +430,12 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
         rc = check_stored(&v, &l->stored[i], err);
     if (!rc)
         rc = refuse_unexpected(l, v.r.st, dir, err);
+    if (!rc && base && base->all) {
+        v.known = mt_calloc(l->n_tensors, sizeof(*v.known));
+        rc = v.known ? 0 : mt_fail_nomem(err, "known sums", l->n_tensors * sizeof(*v.known));
+    }
+    if (v.known)
+        mt_known_sums_get(v.known, l, v.r.st);
     if (!rc)
         rc = load_tensors(&v, base, false, err);
     finish_loader(&v);
@@ -416,8 +466,8 @@ static int sum_again(struct loader *l, const struct mt_tensor *t, uint64_t *sum,
     return rc;
 }
 
-/* Forgets what the page cache has of the files, if they are those that were loaded. */
-static int drop_cached(const struct mt_st_model *st, int64_t began_ns, struct mt_err *err)
+/* Are the files those that were loaded? */
+static int check_unchanged(const struct mt_st_model *st, int64_t began_ns, struct mt_err *err)
 {
     for (int i = 0; i < st->n_files; i++) {
         struct stat now;
@@ -425,7 +475,6 @@ static int drop_cached(const struct mt_st_model *st, int64_t began_ns, struct mt
             return mt_fail(err, MT_ERR_INPUT, -errno, "%s: %s", st->files[i].path, strerror(errno));
         if ((int64_t)now.st_ctim.tv_sec * 1000000000 + now.st_ctim.tv_nsec >= began_ns)
             return mt_fail(err, MT_ERR_INPUT, -ESTALE, "%s was changed since", st->files[i].path);
-        posix_fadvise(st->files[i].fd, 0, 0, POSIX_FADV_DONTNEED);
     }
     return 0;
 }
@@ -434,9 +483,12 @@ int mt_weights_read_again(const struct mt_layout *l, const char *dir, const uint
                           const atomic_bool *stop, struct mt_err *err)
 {
     struct loader v;
+    uint64_t *known = mt_calloc(l->n_tensors, sizeof(*known)); /* without memory for it, nothing is known afterwards */
     int rc = start_loader(&v, l, NULL, dir, err);
     if (!rc)
-        rc = drop_cached(v.r.st, began_ns, err);
+        rc = check_unchanged(v.r.st, began_ns, err);
+    if (!rc)
+        drop_cached(v.r.st);
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         uint64_t have = 0;
         for (int tries = 0; sum[i] && tries < 2 && !rc && have != sum[i]; tries++)
@@ -445,8 +497,13 @@ int mt_weights_read_again(const struct mt_layout *l, const char *dir, const uint
             rc = mt_fail(err, MT_ERR_INPUT, -EBADMSG,
                          "%s: tensor \"%s\" was not read as the file has it when the run began: a bit changed on its way, or "
                          "the drive is failing; nothing that was trained on it is saved: start the run again",
-                         v.src->codes ? v.r.st->files[v.src->codes->file].path : dir, l->tensors[i].name);
+                         path_of(&v), l->tensors[i].name);
+        if (known && sum[i] && !is_decoded(&v, &l->tensors[i]))
+            known[i] = sum[i];
     }
+    if (known && !rc && !check_unchanged(v.r.st, began_ns, NULL))
+        mt_known_sums_keep(known, l, v.r.st);
+    free(known);
     finish_loader(&v);
     return rc;
 }
@@ -489,11 +546,11 @@ int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, cons
     struct mt_sources s;
     bool any = false;
     for (size_t i = 0; i < l->n_tensors; i++)
-        any |= l->tensors[i].kind == MT_RANGE_PACKED;
+        any |= l->tensors[i].kind == MT_RANGE_PACKED && !l->tensors[i].in_base;
     int rc = any ? mt_sources_open(&s, l, dir, err) : 0;
     for (size_t i = 0; any && i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        if (t->kind != MT_RANGE_PACKED)
+        if (t->kind != MT_RANGE_PACKED || t->in_base)
             continue;
         rc = s.of[i].format ? mt_packed_copy(&s.st, &s.of[i], t, planes, NULL, err)
                             : mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or not packed",

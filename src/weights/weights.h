@@ -17,7 +17,9 @@
  */
 struct mt_base_sums {
     uint64_t *sum;          /* [n_tensors] receives those of the tensors that are loaded */
-    uint64_t *all;          /* [n_tensors] the same of all tensors, also those that are not of the base; or NULL */
+    uint64_t *all;          /* [n_tensors] the same of all tensors, also those that are not of the base, of which this
+                               machine knew none before (weights/known.h). What was known is compared instead: a tensor
+                               that differs is read once more, and is then -EBADMSG (MT_ERR_INPUT). Or NULL */
     const cJSON *want;      /* on a resume: an object of tensors, each with the sum that it must have: "xxh3", 16 hex
                                digits. A different one is -EBADMSG (MT_ERR_INPUT), with file and tensor. Or NULL */
     bool other_forms;       /* a tensor whose files have it in another format than the object says ("form") is not
@@ -41,9 +43,9 @@ int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const 
                          const struct mt_base_sums *base, struct mt_err *err);
 
 /**
- * Reads all tensors with a sum (mt_base_sums.all; 0: none) in DIR's files again, past the page cache. -EBADMSG
- * (MT_ERR_INPUT): one has another sum, in two reads. began_ns: wall clock; -ESTALE: a file has changed since. `stop`:
- * ends it early, with -ECANCELED.
+ * Reads all tensors with a sum (mt_base_sums.all; 0: none) in DIR's files again, past the page cache; this machine then
+ * knows them (weights/known.h). -EBADMSG (MT_ERR_INPUT): one has another sum, in two reads. began_ns: wall clock;
+ * -ESTALE: a file has changed since. `stop`: ends it early, with -ECANCELED.
  */
 int mt_weights_read_again(const struct mt_layout *l, const char *dir, const uint64_t *sum, int64_t began_ns,
                           const atomic_bool *stop, struct mt_err *err);

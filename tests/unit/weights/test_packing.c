@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "hf/pack.h"
+#include "kinds/kinds.h"
 #include "model/packing.h"
 #include "weights/packed_files.h"
 
