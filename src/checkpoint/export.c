@@ -321,6 +321,28 @@ static int sum_tensor(const struct mt_st_model *m, const struct mt_st_tensor *t,
     return rc;
 }
 
+/* The same of a run by blocks, which names tensors in any form that files may have: packed, fused, in another order. */
+static int verify_blocks(const char *from, const cJSON *named, struct mt_err *err)
+{
+    char pattern[64] = "";
+    const char *const layers[] = {pattern};
+    struct mt_layout *l = NULL;
+    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    int rc = cfg ? mt_hf_config_read(cfg, from, err) : mt_fail_nomem(err, "an export", sizeof(*cfg));
+    if (!rc) {
+        snprintf(pattern, sizeof(pattern), "%slayers.*", cfg->names->modules);
+        const struct mt_layout_params p = {.freeze = layers, .n_freeze = 1, .cut = mt_cut_layer};
+        rc = mt_layout_create(&l, cfg, &p, err);
+    }
+    if (!rc)
+        rc = mt_weights_mark_stored(l, from, MT_PACKED_NONE, NULL, err);
+    if (!rc)
+        rc = mt_weights_verify_base(l, from, named, NULL, err);
+    mt_layout_destroy(&l);
+    free(cfg);
+    return rc;
+}
+
 /* Verifies that the tensors that the checkpoint names are those that the run was made with. */
 static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
 {
@@ -333,6 +355,11 @@ static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
     if (!mt_path_exists(from) || mt_seal_read(from, &state, sealed, &full, NULL)) /* not a checkpoint */
         return 0;
     const cJSON *named = x->named = cJSON_DetachItemFromObject(mt_json_get(state, "frozen"), "tensors");
+    if (mt_json_get(state, "blocks")) {
+        int differs = verify_blocks(from, named, err);
+        cJSON_Delete(state);
+        return differs;
+    }
     int rc = (buf = malloc(MT_SUM_BLOCK)) ? mt_summer_init(&summer, err) : mt_fail_nomem(err, from, MT_SUM_BLOCK);
     for (const cJSON *w = named ? named->child : NULL; w && !rc; w = w->next) {
         const struct mt_st_tensor *t = mt_st_find(m, w->string);

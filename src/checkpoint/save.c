@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,7 +82,7 @@ static void add_named(const struct mt_saver *v, cJSON *o)
     char sum[MT_SUM_TEXT];
     if (!v->s->full || !v->s->named)
         return;
-    bool open = !mt_st_open_dir(&base, v->base_dir, NULL); /* else only the folder is named */
+    bool open = !mt_st_open_dir(&base, v->s->base_dir, NULL); /* else only the folder is named */
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         if (!mt_save_names_only(v->s, t))
@@ -246,6 +247,21 @@ static int save_as(struct mt_saver *v, const char *final, struct mt_err *err)
     return rc;
 }
 
+/* A folder beside the checkpoint is named from there, so that both can be moved; another one by its absolute path. */
+static void find_base(struct mt_saver *v)
+{
+    const struct mt_checkpoint_save *s = v->s;
+    char out[PATH_MAX], path[PATH_MAX];
+    size_t n;
+    if (!s->base_dir)
+        return;
+    if (!realpath(s->base_dir, path))
+        mt_path_printf(path, sizeof(path), "%s", s->base_dir);
+    n = realpath(s->dir, out) ? strlen(out) : 0;
+    bool beside = s->layout->by_blocks && n && !strncmp(path, out, n) && path[n] == '/' && !strchr(path + n + 1, '/');
+    mt_path_printf(v->base_dir, sizeof(v->base_dir), "%s%s", beside ? ".." : "", beside ? path + n : path);
+}
+
 int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
 {
     struct mt_saver v = {.s = s, .vfs = s->vfs ? s->vfs : &mt_vfs_posix};
@@ -256,14 +272,14 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
     mt_path_printf(v.tmp, sizeof(v.tmp), "%s.tmp", final);
     if (s->history && mt_history_holds(s->history, s->dir, s->state->step, s->full))
         return sync_dir(&v, s->dir, err); /* the sync may have failed after it was written */
-    if (s->base_dir && !realpath(s->base_dir, v.base_dir))
-        snprintf(v.base_dir, sizeof(v.base_dir), "%s", s->base_dir);
+    find_base(&v);
     int rc = mt_save_find_copied(&v, err);
     if (!rc)
         rc = check_space(&v, err);
     if (!rc)
         rc = save_as(&v, final, err);
     mt_st_close(&v.along);
+    mt_st_close(&v.base);
     free(v.copied);
     return rc ? rc : make_known(&v, name, err);
 }

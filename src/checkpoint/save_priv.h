@@ -20,6 +20,7 @@ struct mt_saver {
     size_t first_tensor; /* first tensor of the block whose state is being written */
     struct mt_layout_files weights; /* as tensors of the model's files */
     struct mt_st_model along;       /* the model's own files, if tensors are copied from them: */
+    struct mt_st_model base;        /* with blocks: the model's files, some of whose tensors are named */
     const struct mt_st_tensor **copied; /* [n_copied] of `along` */
     size_t n_copied;
     cJSON *files, *tensors; /* tensors: of the current file, NULL before its first */

@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/layout_files.h"
+#include "checkpoint/overlay.h"
 #include "checkpoint/save_priv.h"
 #include "weights/peft.h"
 #include "model/ranges.h"
@@ -136,7 +137,8 @@ int mt_save_find_copied(struct mt_saver *v, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
     struct mt_err why = {0};
-    if ((!l->cfg.moe.n_experts && !l->cfg.nested) || !v->s->model_dir || l->n_adapters)
+    if ((!l->cfg.moe.n_experts && !l->cfg.nested) || !v->s->model_dir || l->n_adapters ||
+        (l->by_blocks && v->s->full)) /* these are named */
         return 0;
     if (mt_st_open_dir(&v->along, v->s->model_dir, &why)) {
         if (!mt_is_dir(v->s->model_dir)) /* else it has no weights: random ones were trained */
@@ -249,6 +251,29 @@ static size_t list_named(const struct mt_saver *v, const char **named, bool *lef
     return n;
 }
 
+/* A run by blocks names all that it does not hold as the model's files have it: packed and fused tensors, too. */
+static int name_rest(struct mt_saver *v, const char ***named, size_t *n, struct mt_err *err)
+{
+    size_t n_own = v->weights.n;
+    int rc = mt_st_open_dir(&v->base, v->s->base_dir, err);
+    if (rc)
+        return rc;
+    const char **own = mt_calloc(n_own, sizeof(*own)), **rest = mt_calloc(v->base.n_tensors, sizeof(*rest));
+    for (size_t i = 0; own && i < n_own; i++) {
+        const struct mt_st_tensor *t = mt_stored_find(&v->base, v->weights.decls[i].name);
+        v->weights.decls[i].name = t ? t->name : v->weights.decls[i].name; /* with the prefix that the files have */
+        own[i] = v->weights.decls[i].name;
+    }
+    if (own && rest)
+        *n = mt_overlay_rest(rest, &v->base, own, n_own);
+    else
+        rc = mt_fail_nomem(err, "a checkpoint", v->base.n_tensors * sizeof(*rest));
+    free(own);
+    free(*named);
+    *named = rest;
+    return rc;
+}
+
 int mt_save_weights(struct mt_saver *v, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
@@ -260,6 +285,8 @@ int mt_save_weights(struct mt_saver *v, struct mt_err *err)
         n_named = list_named(v, named, left);
         rc = mt_layout_files_init(&v->weights, l, v->s->planes, left, v->n_copied, err);
     }
+    if (!rc && l->by_blocks && v->s->full)
+        rc = name_rest(v, &named, &n_named, err);
     for (size_t i = 0; i < v->n_copied && !rc; i++) {
         const struct mt_st_tensor *t = v->copied[i];
         struct mt_st_decl *decl = &v->weights.decls[v->weights.n + i];

@@ -29,6 +29,7 @@ void mt_train_state_finish(struct mt_train_state *s)
     free(s->findings);
     free(s->reference);
     free(s->reference_of);
+    free(s->blocks.overlay);
     mt_log_rows_finish(&s->log);
     cJSON_Delete(s->frozen);
     mt_lineage_finish(&s->lineage);
@@ -70,10 +71,40 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
                  (unsigned long long)mt_train_state_reference_hash(s));
         cJSON_AddStringToObject(r, "xxh3", text);
     }
+    if (s->blocks.on) {
+        cJSON *b = cJSON_AddObjectToObject(o, "blocks");
+        cJSON_AddNumberToObject(b, "phase", (double)s->blocks.phase);
+        cJSON_AddNumberToObject(b, "updates", (double)s->blocks.updates);
+        if (s->blocks.overlay)
+            cJSON_AddStringToObject(b, "overlay", s->blocks.overlay);
+    }
     if (s->findings)
         cJSON_AddStringToObject(o, "device_findings", s->findings);
     mt_json_add(o, "log_history", mt_log_rows_json(&s->log));
     return o;
+}
+
+/* A name beside the checkpoint, never a path. */
+static bool is_name(const cJSON *v)
+{
+    return cJSON_IsString(v) && v->valuestring[0] && v->valuestring[0] != '.' && !strchr(v->valuestring, '/');
+}
+
+/* Where a run that trains blocks was; of another run nothing. */
+static int read_blocks(struct mt_train_state *s, const cJSON *o, const char *name, struct mt_err *err)
+{
+    const cJSON *b = mt_json_get(o, "blocks"), *overlay = mt_json_get(b, "overlay");
+    const cJSON *phase = mt_json_get(b, "phase"), *updates = mt_json_get(b, "updates");
+    if (!b)
+        return 0;
+    if (!cJSON_IsNumber(phase) || phase->valuedouble < 0 || phase->valuedouble > 1e15 || !cJSON_IsNumber(updates) ||
+        updates->valuedouble < 0 || updates->valuedouble > (double)s->updates || (overlay && !is_name(overlay)))
+        return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s: \"blocks\" is not what a run by blocks writes", name);
+    s->blocks.on = true;
+    s->blocks.phase = (uint64_t)phase->valuedouble;
+    s->blocks.updates = (uint64_t)updates->valuedouble;
+    s->blocks.overlay = overlay ? strdup(overlay->valuestring) : NULL;
+    return overlay && !s->blocks.overlay ? mt_fail_nomem(err, name, 1) : 0;
 }
 
 int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const char *name,
@@ -109,9 +140,13 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
         s.best_saved_step = (uint64_t)saved->valuedouble;
         s.best_saved_loss = saved_loss->valuedouble;
     }
-    int rc = mt_lineage_from_json(&s.lineage, o, name, err);
-    if (rc)
+    int rc = read_blocks(&s, o, name, err);
+    if (!rc)
+        rc = mt_lineage_from_json(&s.lineage, o, name, err);
+    if (rc) {
+        mt_train_state_finish(&s);
         return rc;
+    }
     s.config = strdup(cJSON_IsString(config) ? config->valuestring : "");
     s.findings = cJSON_IsString(found) ? strdup(found->valuestring) : NULL;
     const cJSON *reference = mt_json_get(mt_json_get(o, "reference"), "of");

@@ -31,6 +31,12 @@ struct mt_train_state {
     char *config;             /* INI text; owned */
     cJSON *frozen;            /* after reading a checkpoint: tensors that it names, each with its sum; empty: none */
     char *findings;           /* of the device (mt_device_findings()), or NULL; owned */
+    struct {
+        bool on;
+        uint64_t phase;       /* which of the run's blocks is trained, counted from 0 */
+        uint64_t updates;     /* applied before it: the optimizer's states are new since then */
+        char *overlay;        /* folder beside the checkpoint with what was trained before; NULL: none yet; owned */
+    } blocks;                 /* train.blocks; else all 0 */
     struct mt_log_rows log;   /* for trainer_state.json; owned */
     struct mt_lineage lineage; /* owned */
     char sum[MT_RUN_ID];      /* of the state.json it was read from; not written */

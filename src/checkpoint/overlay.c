@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "checkpoint/overlay.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/strbuf.h"
+#include "base/sum64.h"
+#include "checkpoint/hf_dir.h"
+#include "checkpoint/layout_files.h"
+#include "checkpoint/manifest.h"
+#include "hf/safetensors.h"
+#include "weights/packed_files.h"
+
+#define PREFIX "overlay-"
+#define INDEX "model.safetensors.index.json"
+#define ALWAYS "always.safetensors"
+
+/* An overlay while it is written. */
+struct writer {
+    const struct mt_overlay_write *o;
+    char tmp[4096], base[4096];
+    struct mt_st_model model; /* the model's files */
+    struct mt_layout_files files;
+    cJSON *mine;         /* name of a tensor that this phase trained -> file */
+    cJSON *map;          /* the same of all tensors; consumed by the index */
+    struct mt_str sums;  /* what its name is made of */
+};
+
+static bool is_trained(const struct mt_layout *l, const struct mt_stored *s)
+{
+    return l->tensors[l->pieces[s->first_piece]].trainable;
+}
+
+static bool is_always(const struct mt_overlay_write *o, const struct mt_stored *s)
+{
+    const char *name = o->layout->tensors[o->layout->pieces[s->first_piece]].name;
+    bool hit = false;
+    for (size_t i = 0; i < o->n_always; i++)
+        hit |= !fnmatch(o->always[i], name, 0);
+    return hit;
+}
+
+/* The tensor's name and dtype in the model's files, or as it is usually stored. */
+static void declare(struct writer *w, struct mt_st_decl *d)
+{
+    const struct mt_st_tensor *src = mt_stored_find(&w->model, d->name);
+    bool wide = src && (src->dtype == MT_ST_F32 || src->dtype == MT_ST_F16);
+    if (src)
+        d->name = src->name;
+    if (wide)
+        d->dtype = MT_ST_F32;
+}
+
+static int source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+{
+    struct writer *w = ctx;
+    return mt_layout_files_read(&w->files, i, first, n, dst, err);
+}
+
+/* What was written is read past the page cache: the next phase rests on it. */
+static int file_done(void *ctx, const char *name, const struct mt_out_file *f, struct mt_err *err)
+{
+    struct writer *w = ctx;
+    uint64_t sum, size;
+    char text[MT_SUM_TEXT];
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        close(fd);
+    }
+    int rc = mt_sum_file(f->path, 0, UINT64_MAX, &sum, &size, err);
+    if (!rc && sum != f->sum)
+        rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "%s reads back other bytes than were written: the drive is failing", f->path);
+    mt_sum_format(text, f->sum);
+    mt_str_printf(&w->sums, "%s %s\n", name, text);
+    return rc;
+}
+
+/* Writes the trained tensors that every phase trains, or the others, if there are any. */
+static int write_file(struct writer *w, bool always, const char *name, struct mt_err *err)
+{
+    size_t n = 0, *which = mt_calloc(w->files.n, sizeof(*which));
+    if (!which)
+        return mt_fail_nomem(err, name, w->files.n * sizeof(*which));
+    for (size_t i = 0; i < w->files.n; i++)
+        if (is_always(w->o, &w->o->layout->stored[w->files.of[i].stored]) == always) {
+            which[n++] = i;
+            mt_json_add(w->mine, w->files.decls[i].name, cJSON_CreateString(name));
+            mt_json_add(w->map, w->files.decls[i].name, cJSON_CreateString(name));
+        }
+    const struct mt_hf_dir h = {.vfs = &mt_vfs_posix, .dir = w->tmp, .decls = w->files.decls, .n_decls = w->files.n,
+                                .source = source, .done = file_done, .ctx = w};
+    int rc = n ? mt_hf_write_file(&h, name, which, n, err) : 0;
+    free(which);
+    return rc;
+}
+
+static int write_trained(struct writer *w, struct mt_err *err)
+{
+    const struct mt_layout *l = w->o->layout;
+    bool *left = mt_calloc(l->n_stored, sizeof(*left));
+    int first = -1, end = 0;
+    char name[64];
+    if (!left)
+        return mt_fail_nomem(err, "an overlay", l->n_stored);
+    for (size_t i = 0; i < l->n_stored; i++)
+        left[i] = !is_trained(l, &l->stored[i]);
+    int rc = mt_layout_files_init(&w->files, l, w->o->planes, left, 0, err);
+    free(left);
+    for (size_t i = 0; i < w->files.n && !rc; i++) {
+        const struct mt_stored *s = &l->stored[w->files.of[i].stored];
+        int layer = l->units[l->tensors[l->pieces[s->first_piece]].unit].layer;
+        declare(w, &w->files.decls[i]);
+        if (is_always(w->o, s))
+            continue;
+        first = first < 0 ? layer : MT_MIN(first, layer);
+        end = MT_MAX(end, layer + 1);
+    }
+    snprintf(name, sizeof(name), "layers-%05d-%05d.safetensors", first, end);
+    if (!rc)
+        rc = write_file(w, true, ALWAYS, err);
+    return rc ? rc : write_file(w, false, name, err);
+}
+
+/* For a file system without hard links. One that is there was copied for another tensor. */
+static int copy_file(const char *from, const char *to, struct mt_err *err)
+{
+    enum { PIECE = 1 << 20 };
+    ssize_t n = 0;
+    int in = mt_open_regular(from, err);
+    if (in < 0)
+        return in;
+    char *piece = malloc(PIECE);
+    int rc = piece ? 0 : -ENOMEM, out = rc ? -1 : open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    bool copies = out >= 0;
+    if (!rc && !copies && errno != EEXIST)
+        rc = -errno;
+    while (copies && !rc && (n = read(in, piece, PIECE)) > 0)
+        rc = mt_write_all(out, piece, (size_t)n);
+    if (!rc && (n < 0 || (copies && fsync(out))))
+        rc = -errno;
+    if (copies && close(out) && !rc)
+        rc = -errno;
+    close(in);
+    free(piece);
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot copy %s to %s: %s", from, to, strerror(-rc)) : 0;
+}
+
+/* Files are never changed once they are written: a link is as good as a copy. */
+static int link_file(const char *from, const char *to, struct mt_err *err)
+{
+    int rc = link(from, to) && errno != EEXIST ? -errno : 0;
+    if (rc == -EPERM || rc == -EXDEV || rc == -ENOTSUP || rc == -EMLINK)
+        return copy_file(from, to, err);
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot link %s to %s: %s", to, from, strerror(-rc)) : 0;
+}
+
+/* Takes over what the overlay before has, and this phase has not written. */
+static int take_parent(struct writer *w, struct mt_err *err)
+{
+    char path[4096], from[4096], to[4096];
+    cJSON *index = NULL;
+    int rc = 0;
+    if (!w->o->parent)
+        return 0;
+    mt_str_printf(&w->sums, "%s\n", w->o->parent);
+    mt_path_printf(path, sizeof(path), "%s/%s/" INDEX, w->o->dir, w->o->parent);
+    rc = mt_json_read_file(&index, path, MT_ERR_CHECKPOINT, err);
+    const cJSON *map = mt_json_get(index, "weight_map");
+    for (const cJSON *v = map ? map->child : NULL; v && !rc; v = v->next) {
+        if (!cJSON_IsString(v) || !strcmp(v->valuestring, MT_ST_IN_BASE) || mt_json_get(w->mine, v->string))
+            continue;
+        mt_json_add(w->map, v->string, cJSON_CreateString(v->valuestring));
+        mt_path_printf(from, sizeof(from), "%s/%s/%s", w->o->dir, w->o->parent, v->valuestring);
+        mt_path_printf(to, sizeof(to), "%s/%s", w->tmp, v->valuestring);
+        rc = link_file(from, to, err);
+    }
+    cJSON_Delete(index);
+    return rc;
+}
+
+static int compare(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static bool has(const char *const *sorted, size_t n, const char *name)
+{
+    return bsearch(&name, sorted, n, sizeof(*sorted), compare) != NULL;
+}
+
+/* Is it a piece of a packed tensor that is there unpacked? Its name begins with the tensor's, whole or without ".weight". */
+static bool is_unpacked(const char *const *sorted, size_t n, const char *name)
+{
+    char stem[512], whole[520];
+    if (!mt_packed_is_piece(name) || strlen(name) >= sizeof(stem))
+        return false;
+    strcpy(stem, name);
+    for (size_t at = strlen(stem); at-- > 1;) {
+        if (stem[at] != '.' && stem[at] != '_')
+            continue;
+        stem[at] = 0;
+        snprintf(whole, sizeof(whole), "%s.weight", stem);
+        if (has(sorted, n, stem) || has(sorted, n, whole))
+            return true;
+    }
+    return false;
+}
+
+size_t mt_overlay_rest(const char **rest, const struct mt_st_model *model, const char **own, size_t n)
+{
+    size_t n_rest = 0;
+    qsort(own, n, sizeof(*own), compare);
+    for (size_t i = 0; i < model->n_tensors; i++) {
+        const char *name = model->tensors[i].name;
+        if (!has(own, n, name) && !is_unpacked(own, n, name))
+            rest[n_rest++] = name;
+    }
+    return n_rest;
+}
+
+/* Tensors that are in the model alone. */
+static int name_base(struct writer *w, struct mt_err *err)
+{
+    size_t n = (size_t)cJSON_GetArraySize(w->map), k = 0;
+    const char **own = mt_calloc(n, sizeof(*own)), **rest = mt_calloc(w->model.n_tensors, sizeof(*rest));
+    int rc = own && rest ? 0 : mt_fail_nomem(err, "an overlay", n * sizeof(*own));
+    for (const cJSON *v = w->map->child; v && !rc; v = v->next)
+        own[k++] = v->string;
+    n = rc ? 0 : mt_overlay_rest(rest, &w->model, own, n);
+    for (size_t i = 0; i < n && !rc; i++)
+        if (!mt_json_add(w->map, rest[i], cJSON_CreateString(MT_ST_IN_BASE)))
+            rc = mt_fail_nomem(err, "an overlay", n);
+    free(own);
+    free(rest);
+    return rc;
+}
+
+/* Syncs the folder, too: it is written last. */
+static int write_index(const char *dir, const char *base, cJSON *map, struct mt_err *err)
+{
+    char path[4096];
+    cJSON *root = cJSON_CreateObject(), *meta = cJSON_AddObjectToObject(root, "metadata");
+    cJSON_AddStringToObject(meta, MT_ST_BASE_KEY, base);
+    mt_json_add(root, "weight_map", map);
+    char *text = mt_json_print(root, true);
+    mt_path_printf(path, sizeof(path), "%s/" INDEX, dir);
+    int rc = text && mt_json_complete() ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 1);
+    free(text);
+    cJSON_Delete(root);
+    return rc;
+}
+
+static int write_all(struct writer *w, struct mt_err *err)
+{
+    mt_json_begin();
+    w->map = cJSON_CreateObject();
+    w->mine = cJSON_CreateObject();
+    int rc = mt_st_open_dir(&w->model, w->o->base_dir, err);
+    if (!rc)
+        rc = write_trained(w, err);
+    if (!rc)
+        rc = take_parent(w, err);
+    if (!rc)
+        rc = name_base(w, err);
+    if (!rc) {
+        rc = write_index(w->tmp, w->base, w->map, err);
+        w->map = NULL;
+    }
+    cJSON_Delete(w->map);
+    cJSON_Delete(w->mine);
+    mt_layout_files_finish(&w->files);
+    mt_st_close(&w->model);
+    if (!rc && w->sums.failed)
+        rc = mt_fail_nomem(err, "an overlay", w->sums.len);
+    return rc;
+}
+
+/* One that is there already is the same: its name says so. */
+static int put_in_place(struct writer *w, const char *name, struct mt_err *err)
+{
+    char final[4096];
+    int rc = mt_path_printf(final, sizeof(final), "%s/%s", w->o->dir, name);
+    if (!rc && mt_is_dir(final))
+        return mt_remove_tree(w->tmp, err);
+    if (!rc && rename(w->tmp, final))
+        rc = -errno;
+    if (!rc)
+        rc = mt_sync_dir(w->o->dir);
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot rename %s to %s: %s", w->tmp, final, strerror(-rc)) : 0;
+}
+
+int mt_overlay_write(const struct mt_overlay_write *o, char **name, struct mt_err *err)
+{
+    struct writer w = {.o = o, .files = {.share_of = SIZE_MAX}};
+    char text[64];
+    int rc = mt_path_printf(w.tmp, sizeof(w.tmp), "%s/" PREFIX "%llu.tmp", o->dir, (unsigned long long)o->phase);
+    if (!realpath(o->base_dir, w.base))
+        rc = -errno;
+    if (rc)
+        return mt_fail(err, MT_ERR_RUNTIME, rc, "cannot find %s: %s", o->base_dir, strerror(-rc));
+    rc = mt_remove_tree(w.tmp, err);
+    if (!rc)
+        rc = mt_mkdir_p(w.tmp, err);
+    if (!rc)
+        rc = write_all(&w, err);
+    snprintf(text, sizeof(text), PREFIX "%llu-%016llx", (unsigned long long)o->phase,
+             (unsigned long long)(rc ? 0 : mt_sum64(w.sums.p, w.sums.len, 0)));
+    if (!rc)
+        rc = put_in_place(&w, text, err);
+    mt_str_finish(&w.sums);
+    if (rc) {
+        mt_remove_tree(w.tmp, NULL);
+        return rc;
+    }
+    *name = strdup(text);
+    return *name ? 0 : mt_fail_nomem(err, text, sizeof(text));
+}
+
+/* Appends the overlay that a checkpoint goes on from, as a line; false: its state cannot be read, and may name any. One
+ * of weights alone has no state, and is whole. */
+static bool add_named(const char *dir, const char *checkpoint, struct mt_str *named)
+{
+    char path[4096];
+    cJSON *state = NULL;
+    mt_path_printf(path, sizeof(path), "%s/%s/megatrain/" MT_STATE_NAME, dir, checkpoint);
+    int rc = mt_json_read_file(&state, path, MT_ERR_CHECKPOINT, NULL);
+    if (rc)
+        return rc == -ENOENT || rc == -ENOTDIR;
+    const cJSON *overlay = mt_json_get(mt_json_get(state, "blocks"), "overlay");
+    if (cJSON_IsString(overlay))
+        mt_str_printf(named, "%s\n", overlay->valuestring);
+    cJSON_Delete(state);
+    return !named->failed;
+}
+
+void mt_overlay_prune(const char *dir, const char *current)
+{
+    struct mt_str named = {0};
+    DIR *d = opendir(dir);
+    bool sure = d != NULL;
+    mt_str_printf(&named, "%s\n", current ? current : "");
+    for (struct dirent *e; sure && (e = readdir(d));)
+        if (!strncmp(e->d_name, "checkpoint-", 11))
+            sure = add_named(dir, e->d_name, &named);
+    if (d)
+        rewinddir(d);
+    for (struct dirent *e; sure && (e = readdir(d));) {
+        char path[4096], line[300];
+        snprintf(line, sizeof(line), "%s\n", e->d_name);
+        if (strncmp(e->d_name, PREFIX, sizeof(PREFIX) - 1) || strstr(named.p, line))
+            continue;
+        mt_path_printf(path, sizeof(path), "%s/%s", dir, e->d_name);
+        mt_remove_tree(path, NULL);
+    }
+    if (d)
+        closedir(d);
+    mt_str_finish(&named);
+}
+
+/* Links all files of a folder into a new one, durably. */
+static int link_all(const char *from, const char *to, struct mt_err *err)
+{
+    char tmp[4096], a[4096], b[4096];
+    mt_path_printf(tmp, sizeof(tmp), "%s.tmp", to);
+    int rc = mt_remove_tree(tmp, err);
+    if (!rc)
+        rc = mt_mkdir_p(tmp, err);
+    DIR *d = rc ? NULL : opendir(from);
+    if (!rc && !d)
+        rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "cannot read folder %s: %s", from, strerror(errno));
+    for (struct dirent *e; !rc && (errno = 0, e = readdir(d));) {
+        if (e->d_name[0] == '.')
+            continue;
+        mt_path_printf(a, sizeof(a), "%s/%s", from, e->d_name);
+        mt_path_printf(b, sizeof(b), "%s/%s", tmp, e->d_name);
+        rc = link_file(a, b, err);
+    }
+    if (!rc && errno)
+        rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "cannot read folder %s: %s", from, strerror(errno));
+    if (d)
+        closedir(d);
+    int failed = rc ? 0 : mt_sync_dir(tmp);
+    if (!rc && !failed)
+        failed = rename(tmp, to) ? -errno : mt_sync_parent(to);
+    if (failed)
+        rc = mt_fail(err, MT_ERR_RUNTIME, failed, "cannot rename %s to %s: %s", tmp, to, strerror(-failed));
+    if (rc)
+        mt_remove_tree(tmp, NULL);
+    return rc;
+}
+
+/* Says where the model is, if it was elsewhere. The index is a new file: the old one may be linked from elsewhere. */
+static int move_base(const char *overlay, const char *base_dir, struct mt_err *err)
+{
+    char path[4096], base[PATH_MAX];
+    cJSON *index = NULL;
+    mt_path_printf(path, sizeof(path), "%s/" INDEX, overlay);
+    int rc = mt_json_read_file(&index, path, MT_ERR_CHECKPOINT, err);
+    const cJSON *was = mt_json_get(mt_json_get(index, "metadata"), MT_ST_BASE_KEY);
+    if (!rc && realpath(base_dir, base) && !(cJSON_IsString(was) && !strcmp(was->valuestring, base))) {
+        mt_json_begin();
+        rc = write_index(overlay, base, cJSON_DetachItemFromObject(index, "weight_map"), err);
+    }
+    cJSON_Delete(index);
+    return rc;
+}
+
+int mt_overlay_adopt(const char *checkpoint, const char *name, const char *dir, const char *base_dir, char **path,
+                     struct mt_err *err)
+{
+    char own[4096], beside[4096];
+    mt_path_printf(own, sizeof(own), "%s/%s", dir, name);
+    mt_path_printf(beside, sizeof(beside), "%s/../%s", checkpoint, name);
+    int rc = 0;
+    if (!mt_is_dir(own) && !mt_is_dir(beside))
+        return mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT, "%s needs %s beside it, the blocks that were trained before: it is not there",
+                       checkpoint, name);
+    if (!mt_is_dir(own))
+        rc = link_all(beside, own, err);
+    if (!rc)
+        rc = move_base(own, base_dir, err);
+    if (rc)
+        return rc;
+    *path = strdup(own);
+    return *path ? 0 : mt_fail_nomem(err, own, strlen(own));
+}
