@@ -58,7 +58,16 @@ struct mt_train_events {
     void (*note)(void *ctx, const char *text);
 };
 
-enum mt_train_end { MT_END_DONE, MT_END_EARLY, MT_END_TIME, MT_END_SIGNAL };
+/** MT_END_BLOCK: a block has had its steps, and the next one is to be trained (train/blocks.h). */
+enum mt_train_end { MT_END_DONE, MT_END_BLOCK, MT_END_EARLY, MT_END_TIME, MT_END_SIGNAL };
+
+/** When a run is saved next, which goes on over the phases of train.blocks; all 0 before the first. */
+struct mt_save_clock {
+    int64_t saved_ns, retry_ns, wait_ns; /* wait_ns: the pause after the last failure; 0: it did not fail */
+    double seconds;                      /* that the last save took; 0: there was none */
+    double fastest;                      /* of all saves of training state */
+    bool unsettled;                      /* the last try failed: it may have left a checkpoint that is not durable */
+};
 
 /** What a learner of a run is given. Session, control, start and the last four are the same for all. */
 struct mt_train_params {
@@ -66,11 +75,14 @@ struct mt_train_params {
     size_t learner;                /* index in the session's setup */
     struct mt_train_state *state;  /* where to start; updated */
     struct mt_history *history;    /* of dir's checkpoints; updated */
+    struct mt_save_clock *clock;   /* updated */
     const struct mt_hf_files *files; /* of the model's folder, for checkpoints; NULL: they are read at each save */
     int64_t start_ns;              /* mt_boot_ns() when the process began, for checkpoint.time_limit */
     struct mt_train_control *control;
     struct mt_train_events events;
-    uint64_t max_steps;            /* stop after this many in this run; 0 = none */
+    uint64_t first_step;           /* steps done when the process began */
+    uint64_t max_steps;            /* stop after this many in this process; 0 = none */
+    uint64_t block_end;            /* step after which the next block is trained (train.blocks); 0 = none */
     const char *dir;               /* the output folder; output->dir where there is one */
     struct mt_output *output;      /* looked for again before a save; NULL: it is taken to stay */
     bool no_save;                  /* do not save at the end: for benchmarks */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/inputs.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,10 +10,30 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "checkpoint/overlay.h"
 #include "config/schema.h"
+#include "data/teacher.h"
+#include "data/vocabulary.h"
 #include "hw/hw.h"
 #include "plan/resolve.h"
 #include "weights/peft.h"
+
+/* A run by blocks goes on from what it trained before. */
+static int find_weights(struct mt_inputs *in, struct mt_err *err)
+{
+    const struct mt_resumed *r = &in->resumed;
+    const char *out = in->cfg->checkpoint.dir;
+    if (r->overlay)
+        return mt_overlay_adopt(r->dir ? r->dir : out, r->overlay, out, in->model_dir, &in->weights_dir, err);
+    in->weights_dir = strdup(in->model_dir);
+    return in->weights_dir ? 0 : mt_fail_nomem(err, in->model_dir, strlen(in->model_dir));
+}
+
+static int lay_out(struct mt_inputs *in, struct mt_err *err)
+{
+    int rc = find_weights(in, err);
+    return rc ? rc : mt_plan_lay_out(&in->layout, &in->halves, in->cfg, &in->hf, in->weights_dir, &in->resumed, err);
+}
 
 static int open_model(struct mt_inputs *in, struct mt_err *err)
 {
@@ -23,13 +44,23 @@ static int open_model(struct mt_inputs *in, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.router_aux_loss balances the experts of a mixture, and %s is none: "
                      "remove it", in->model_dir);
     if (!rc)
-        rc = mt_plan_lay_out(&in->layout, &in->halves, in->cfg, &in->hf, in->model_dir, &in->resumed, err);
+        rc = lay_out(in, err);
     if (rc)
         return rc;
     if (in->cfg->numerics.seq_len > in->hf.max_pos)
         mt_warn("data.seq_len = %lld is beyond the model's max_position_embeddings = %lld",
                 (long long)in->cfg->numerics.seq_len, (long long)in->hf.max_pos);
+    if (!strcmp(in->cfg->optimizer.type, "muon") && in->cfg->model.init == MT_INIT_WEIGHTS && !in->hf.family->by_muon)
+        mt_warn("optimizer.type = muon: models of this class are not known to have been trained with Muon; fine-tuning one that "
+                "AdamW has trained is worse with it than with AdamW (arXiv 2605.10468)");
     return 0;
+}
+
+int mt_inputs_freeze_all(struct mt_config *cfg, const char *why, struct mt_err *err)
+{
+    int rc = mt_config_override(cfg, "train.blocks", "off", why, err);
+    bool as_trained = cfg->adapter.kind != MT_ADAPTER_NONE || (cfg->model.base_dtype && cfg->model.freeze.n);
+    return rc || as_trained ? rc : mt_config_override(cfg, "model.freeze", "*", why, err);
 }
 
 static int open_set(struct mt_inputs *in, mt_dataset **out, const struct mt_cfg_list *files,
@@ -62,6 +93,7 @@ static int open_set(struct mt_inputs *in, mt_dataset **out, const struct mt_cfg_
                                .template_ = in->cfg->data.template_,
                                .train_on = in->cfg->data.train_on,
                                .n_processes = n,
+                               .prepared_only = in->prepared_only,
                            },
                            err);
 }
@@ -113,13 +145,22 @@ static int open_data(struct mt_inputs *in, enum mt_inputs_use use, struct mt_err
     return rc;
 }
 
+int mt_inputs_tokenizer_hash(uint64_t *out, const struct mt_inputs *in, struct mt_err *err)
+{
+    *out = 1;
+    return strcmp(in->cfg->data.tokenizer, "byte") ? mt_vocabulary_hash(out, in->model_dir, err) : 0;
+}
+
 static int open_teacher(struct mt_inputs *in, struct mt_err *err)
 {
-    const struct mt_teacher_params p = {.path = in->cfg->distill.teacher,
-                                        .data = in->data,
-                                        .top = (size_t)in->numerics.objective_keys.top,
-                                        .vocab = (size_t)in->hf.vocab};
-    return mt_objective_of(&in->numerics)->teacher ? mt_teacher_open(&in->teacher, &p, err) : 0;
+    struct mt_teacher_params p = {.path = in->cfg->distill.teacher,
+                                  .data = in->data,
+                                  .top = (size_t)in->numerics.objective_keys.top,
+                                  .vocab = (size_t)in->hf.vocab};
+    if (!mt_objective_of(&in->numerics)->teacher)
+        return 0;
+    int rc = mt_inputs_tokenizer_hash(&p.tokenizer, in, err);
+    return rc ? rc : mt_teacher_open(&in->teacher, &p, err);
 }
 
 /* Preferences need their objective, and it needs them. */
@@ -148,6 +189,7 @@ static struct mt_sampler_params sampler_params(const struct mt_inputs *in, const
         .packing = in->cfg->data.packing,
         .train_prompts = in->cfg->preference.sft_tokens == MT_SFT_ALL,
         .mismatch = mt_objective_of(n)->mismatched,
+        .teacher = in->teacher,
         .shuffle = in->cfg->data.shuffle,
         .seed = (uint64_t)in->cfg->train.seed,
         .weighted = true,
@@ -160,6 +202,7 @@ static int make_samplers(struct mt_inputs *in, const struct mt_numerics *n, stru
     int rc = in->data ? mt_sampler_create(&in->sampler, &p, err) : 0;
     uint64_t most = (uint64_t)in->cfg->eval.max_samples;
     p.shuffle = p.weighted = false;
+    p.teacher = NULL;
     if (in->eval_data) {
         struct mt_split unused = {0};
         mt_split_finish(&in->held_out);
@@ -213,8 +256,12 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
     int rc = mt_resolve_learning_rate(cfg, err);
     if (!rc)
         rc = mt_resolve_numerics(&in->numerics, cfg, err); /* before data are read, which may take minutes */
+    if (!rc && use == MT_RUN_EVAL)
+        rc = mt_inputs_freeze_all(cfg, "no training", err);
     if (!rc)
         rc = open_model(in, err);
+    if (!rc && use == MT_RUN_TRAIN)
+        rc = mt_plan_check_trained(in->layout, err);
     if (!rc && use == MT_RUN_TRAIN)
         rc = check_reference(in, err);
     if (!rc)
@@ -226,6 +273,22 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
     return rc || use != MT_RUN_TRAIN ? rc : open_teacher(in, err);
 }
 
+uint64_t mt_inputs_prepared_rows(struct mt_config *cfg, const struct mt_hf_config *hf, const char *model_dir,
+                                 const struct mt_numerics *n)
+{
+    struct mt_inputs in = {.cfg = cfg, .hf = *hf, .numerics = *n, .prepared_only = true};
+    struct mt_err unsaid;
+    uint64_t rows = 0;
+    in.model_dir = strdup(model_dir);
+    int rc = in.model_dir && cfg->data.train.n ? open_data(&in, MT_RUN_TRAIN, &unsaid) : -ENOENT;
+    struct mt_sampler_params p = sampler_params(&in, n);
+    p.micro_batch = (size_t)MT_MAX(n->micro_batch, (int64_t)1);
+    if (!rc && !mt_sampler_create(&in.sampler, &p, &unsaid))
+        rows = mt_sampler_rows_per_epoch(in.sampler);
+    mt_inputs_finish(&in);
+    return rows;
+}
+
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, struct mt_err *err)
 {
     *in = (struct mt_inputs){.cfg = cfg};
@@ -233,7 +296,8 @@ int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max
     cfg->numerics.micro_batch = cfg->train.batch_size = 1;
     if (cfg->placement.expert_group == MT_AUTO) /* units without rows are not loaded: the smaller, the more of them */
         cfg->placement.expert_group = 1;
-    return open_model(in, err);
+    int rc = mt_inputs_freeze_all(cfg, "no training", err);
+    return rc ? rc : open_model(in, err);
 }
 
 int mt_inputs_open_without_data(struct mt_inputs *in, struct mt_config *cfg, struct mt_err *err)
@@ -242,6 +306,8 @@ int mt_inputs_open_without_data(struct mt_inputs *in, struct mt_config *cfg, str
     int rc = mt_resolve_learning_rate(cfg, err);
     if (!rc)
         rc = mt_resolve_numerics(&in->numerics, cfg, err);
+    if (!rc)
+        rc = mt_inputs_freeze_all(cfg, "no training", err);
     return rc ? rc : open_model(in, err);
 }
 
@@ -270,6 +336,21 @@ int mt_inputs_lay_out_steps(struct mt_inputs *in, struct mt_numerics *n, struct 
     return rc || !in->sampler ? rc : count_steps(in, n, err);
 }
 
+int mt_inputs_next_block(struct mt_inputs *in, struct mt_config *cfg, const struct mt_resumed *resumed,
+                         struct mt_err *err)
+{
+    mt_sampler_destroy(&in->sampler);
+    mt_sampler_destroy(&in->eval_sampler);
+    mt_layout_destroy(&in->layout);
+    mt_layout_destroy(&in->halves);
+    free(in->weights_dir);
+    in->weights_dir = NULL;
+    in->cfg = cfg;
+    in->resumed = *resumed;
+    int rc = mt_resolve_numerics(&in->numerics, cfg, err);
+    return rc ? rc : lay_out(in, err);
+}
+
 void mt_inputs_finish(struct mt_inputs *in)
 {
     mt_sampler_destroy(&in->sampler);
@@ -282,5 +363,6 @@ void mt_inputs_finish(struct mt_inputs *in)
     mt_layout_destroy(&in->layout);
     mt_layout_destroy(&in->halves);
     free(in->model_dir);
+    free(in->weights_dir);
     *in = (struct mt_inputs){0};
 }

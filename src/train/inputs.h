@@ -16,12 +16,15 @@ struct mt_inputs {
     struct mt_config *cfg; /* borrowed */
     struct mt_resumed resumed;
     char *model_dir;
+    char *weights_dir;             /* with the weights: model_dir, or an overlay over it (checkpoint/overlay.h) */
     struct mt_hf_config hf;
     struct mt_layout *layout;      /* as memory.unit cuts layers */
     struct mt_layout *halves;      /* layers cut in halves, where memory.unit = auto leaves that open; else NULL */
     struct mt_numerics numerics;   /* as configured; rows_per_step is computed */
     mt_dataset *data, *eval_data;  /* NULL: not opened; eval_data: where data.eval is a file */
     mt_teacher *teacher;                /* of `data`; NULL: the objective has none */
+    bool prepared_only;                 /* data that the token cache lacks are not opened */
+    size_t top;                         /* likeliest tokens of each row that an evaluation finds; 0: none */
     struct mt_split split, held_out;
     mt_sampler *sampler, *eval_sampler; /* NULL: nothing to train, or to evaluate, on */
     uint64_t total_steps;               /* optimizer steps of the whole run */
@@ -36,16 +39,31 @@ enum mt_inputs_use { MT_RUN_EVAL, MT_RUN_TRAIN };
  */
 int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_use use,
                    const struct mt_resumed *resumed, struct mt_err *err);
+/** Rows of an epoch of data that are in the token cache; 0: they are not, or cannot be read. */
+uint64_t mt_inputs_prepared_rows(struct mt_config *cfg, const struct mt_hf_config *hf, const char *model_dir,
+                                 const struct mt_numerics *n);
 /** Opens a model without data, for one sample at a time of up to max_len tokens. */
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, struct mt_err *err);
 /** Makes samplers, number of steps and learning rates for n->micro_batch, which a rule sets if it is still auto. */
 int mt_inputs_lay_out_steps(struct mt_inputs *in, struct mt_numerics *n, struct mt_err *err);
-/** Opens a model as the configuration trains it, without data. */
+/**
+ * For a use that trains nothing: one phase, and all is frozen. Weights that nothing trains need no master, and may be
+ * read in place from the model's files; their values are the same. Adapters stay as they are; so does model.freeze under
+ * model.base_dtype, which packs what is frozen and nothing else. why: as of mt_config_override().
+ */
+int mt_inputs_freeze_all(struct mt_config *cfg, const char *why, struct mt_err *err);
+/** Opens a model with the numerics that the configuration trains it with, without data, and freezes it. */
 int mt_inputs_open_without_data(struct mt_inputs *in, struct mt_config *cfg, struct mt_err *err);
 /** Sets the keys of [adapter], and model.freeze, to what a PEFT folder has; NULL: to no adapters.
  * why: as of mt_config_override(). */
 int mt_inputs_use_adapter(struct mt_config *cfg, const char *dir, const char *why,
                           struct mt_err *err);
+/** Says which tokenizer makes the run's tokens: equal for equal tokens and ids. 0: it is not known. */
+int mt_inputs_tokenizer_hash(uint64_t *out, const struct mt_inputs *in, struct mt_err *err);
+/** Lays the same model out for another phase of train.blocks, once the setup of the last one is finished; the data stay
+ * open. */
+int mt_inputs_next_block(struct mt_inputs *in, struct mt_config *cfg, const struct mt_resumed *resumed,
+                         struct mt_err *err);
 void mt_inputs_finish(struct mt_inputs *in);
 
 #endif

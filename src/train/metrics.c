@@ -226,6 +226,8 @@ static cJSON *step_record(const struct mt_step_report *r)
         add_traffic(o, "disk_write", s->traffic.written);
     }
     cJSON_AddBoolToObject(o, "skipped", s->skipped);
+    if (s->other_attention)
+        cJSON_AddBoolToObject(o, "other_attention", true);
     if (s->n_skipped && !s->skipped)
         cJSON_AddNumberToObject(o, "skipped_blocks", (double)s->n_skipped);
     if (s->n_skipped || s->skipped)

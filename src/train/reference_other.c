@@ -11,7 +11,6 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "data/vocabulary.h"
 #include "train/memory.h"
 #include "train/reference.h"
 #include "weights/peft.h"
@@ -143,10 +142,9 @@ static int check_vocabulary(const struct mt_inputs *own, const struct mt_inputs 
                             struct mt_err *err)
 {
     uint64_t a = 0, b = 0;
-    bool byte = !strcmp(own->cfg->data.tokenizer, "byte");
-    int rc = byte ? 0 : mt_vocabulary_hash(&a, own->model_dir, err);
-    if (!rc && !byte)
-        rc = mt_vocabulary_hash(&b, other->model_dir, err);
+    int rc = mt_inputs_tokenizer_hash(&a, own, err);
+    if (!rc)
+        rc = mt_inputs_tokenizer_hash(&b, other, err);
     if (rc)
         return rc;
     if (a && b && a != b)

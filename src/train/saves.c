@@ -25,7 +25,9 @@ static const double GUESSED_RATE = 1e9; /* bytes a second: assumed until a first
 void mt_saves_init(struct mt_saves *s, const struct mt_train_params *p)
 {
     struct mt_ecc ecc;
-    *s = (struct mt_saves){.p = p, .saved_ns = mt_now_ns()};
+    *s = (struct mt_saves){.p = p, .clock = p->clock};
+    if (!s->clock->saved_ns)
+        s->clock->saved_ns = mt_now_ns();
     mt_hw_ecc(&ecc, "");
     s->n_corrected = ecc.corrected;
     s->n_uncorrected = ecc.uncorrected;
@@ -59,8 +61,8 @@ double mt_saves_expect(const struct mt_saves *s)
     const struct mt_session *se = s->p->session;
     const struct mt_layout *own = mt_setup_layout_of(se->setup, s->p->learner);
     bool full = config(s)->checkpoint.save == MT_SAVE_FULL;
-    if (s->seconds > 0)
-        return s->seconds;
+    if (s->clock->seconds > 0)
+        return s->clock->seconds;
     return (double)mt_checkpoint_bytes(own, mt_plane_desc_of(se->planes, MT_PLANE_HI), full,
                                        mt_setup_names_base(se->setup, s->p->learner)) /
            GUESSED_RATE;
@@ -82,10 +84,10 @@ bool mt_saves_due(struct mt_saves *s)
     int64_t now = mt_now_ns();
     if (s->is_best && s->eval_step == s->p->state->step)
         return true;
-    if (s->wait_ns)
-        return now >= s->retry_ns;
+    if (s->clock->wait_ns)
+        return now >= s->clock->retry_ns;
     if (every->is_time)
-        return every->seconds > 0 && (double)(now - s->saved_ns) >= every->seconds * 1e9;
+        return every->seconds > 0 && (double)(now - s->clock->saved_ns) >= every->seconds * 1e9;
     return every->steps && s->p->state->step % (uint64_t)every->steps == 0;
 }
 
@@ -141,8 +143,8 @@ static void set_damaged_aside(struct mt_saves *s, uint64_t step, const struct mt
     if (s->p->state->best_saved_step == step)
         s->p->state->best_saved_step = 0; /* an evaluation to come is the best that is saved */
     s->p->history->has = false;
-    s->wait_ns = 1;
-    s->retry_ns = 0;
+    s->clock->wait_ns = 1;
+    s->clock->retry_ns = 0;
 }
 
 /* Prunes once the newest checkpoint has been read back. */
@@ -188,11 +190,11 @@ static int after_save(struct mt_saves *s, struct mt_err *err)
 static void note_time(struct mt_saves *s, bool full)
 {
     enum { TIMES = 4, LEAST_S = 10 };
-    if (full && s->fastest > 0 && s->seconds > TIMES * s->fastest && s->seconds > LEAST_S)
+    if (full && s->clock->fastest > 0 && s->clock->seconds > TIMES * s->clock->fastest && s->clock->seconds > LEAST_S)
         mt_warn("the save of step %llu took %.0f s, the fastest so far %.0f s: the drive of %s has become slow",
-                (unsigned long long)s->p->state->step, s->seconds, s->fastest, s->p->dir);
-    if (full && (s->fastest <= 0 || s->seconds < s->fastest))
-        s->fastest = s->seconds;
+                (unsigned long long)s->p->state->step, s->clock->seconds, s->clock->fastest, s->p->dir);
+    if (full && (s->clock->fastest <= 0 || s->clock->seconds < s->clock->fastest))
+        s->clock->fastest = s->clock->seconds;
 }
 
 /* Before the next save begins, and before the run ends, the last one has been read; unless nothing hangs on it, or
@@ -212,10 +214,7 @@ static void wait_for_readback(struct mt_saves *s)
     mt_readback_drop(&s->readback);
 }
 
-/* Records what was found wrong with a library, so that a resumed run avoids it too and has the same
- * bits. */
-static int note_findings(struct mt_train_state *st, const struct mt_setup *setup,
-                         struct mt_err *err)
+int mt_saves_note_findings(struct mt_train_state *st, const struct mt_setup *setup, struct mt_err *err)
 {
     struct mt_str s = {0};
     if (mt_setup_findings(setup, &s)) {
@@ -227,6 +226,26 @@ static int note_findings(struct mt_train_state *st, const struct mt_setup *setup
     return 0;
 }
 
+int mt_saves_settle(const struct mt_train_params *p, bool waits, bool *lost, struct mt_err *err)
+{
+    struct mt_session *s = p->session;
+    int rc = mt_train_flush(p, err);
+    *lost = !mt_engine_whole(s->engine) || mt_engine_check_learner(s->engine, p->learner, NULL);
+    if (!rc) {
+        rc = mt_session_look_again(s, waits, err);
+        *lost |= rc != 0;
+    }
+    if (!rc) {
+        rc = mt_guard_check_trained(s->guard, err);
+        *lost |= rc != 0;
+    }
+    if (!rc && s->disk && !s->setup->in[p->learner].cfg->placement.nvme_checksums) {
+        rc = mt_disk_sync(s->disk, err);
+        *lost = rc;
+    }
+    return rc;
+}
+
 /* *lost: the training state itself could not be read. */
 static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
 {
@@ -236,26 +255,13 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
     struct mt_train_state *st = p->state;
     int64_t t0 = mt_now_ns();
     int rc = 0;
-    if (!s->unsettled && mt_history_holds(p->history, p->dir, st->step, full))
+    if (!s->clock->unsettled && mt_history_holds(p->history, p->dir, st->step, full))
         return 0;
-    s->unsettled = true;
+    s->clock->unsettled = true;
     mt_train_phase(p->control, "saving a checkpoint");
     look_at_memory(s);
-    rc = mt_train_flush(p, err);
-    *lost = !mt_engine_whole(p->session->engine) || mt_engine_check_learner(p->session->engine, p->learner, NULL);
-    if (!rc) {
-        bool hurries = s->final && (atomic_load(&p->control->stop) || config(s)->checkpoint.time_limit > 0);
-        rc = mt_session_look_again(p->session, !hurries, err);
-        *lost |= rc != 0;
-    }
-    if (!rc) {
-        rc = mt_guard_check_trained(p->session->guard, err);
-        *lost |= rc != 0;
-    }
-    if (!rc && p->session->disk && !config(s)->placement.nvme_checksums) {
-        rc = mt_disk_sync(p->session->disk, err);
-        *lost = rc;
-    }
+    bool hurries = s->final && (atomic_load(&p->control->stop) || config(s)->checkpoint.time_limit > 0);
+    rc = mt_saves_settle(p, !hurries, lost, err);
     st->updates = mt_engine_updates(p->session->engine, p->learner);
     bool named = full && mt_setup_names_base(p->session->setup, p->learner);
     if (!rc && named) {
@@ -263,7 +269,7 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
         *lost = rc && rc != -ENOMEM;
     }
     if (!rc)
-        rc = note_findings(st, p->session->setup, err);
+        rc = mt_saves_note_findings(st, p->session->setup, err);
     const uint64_t *sums = named ? mt_session_base_sums(p->session, p->learner) : NULL;
     if (!rc)
         rc = mt_checkpoint_save(&(struct mt_checkpoint_save){.dir = p->dir,
@@ -276,19 +282,19 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
                                                              .history = p->history,
                                                              .full = full,
                                                              .named = sums,
-                                                             .base_dir = in->model_dir,
+                                                             .base_dir = in->weights_dir,
                                                              .lost = lost,
                                                              .shard_bytes = config(s)->checkpoint.shard_size},
                                 err);
     if (rc)
         return rc;
-    s->unsettled = false;
-    s->saved_ns = mt_now_ns();
-    s->seconds = (double)(s->saved_ns - t0) * 1e-9;
-    s->wait_ns = 0;
+    s->clock->unsettled = false;
+    s->clock->saved_ns = mt_now_ns();
+    s->clock->seconds = (double)(s->clock->saved_ns - t0) * 1e-9;
+    s->clock->wait_ns = 0;
     note_time(s, full);
     if (p->events.saved)
-        p->events.saved(p->events.ctx, st->step, s->seconds);
+        p->events.saved(p->events.ctx, st->step, s->clock->seconds);
     return after_save(s, err);
 }
 
@@ -328,13 +334,24 @@ int mt_saves_periodic(struct mt_saves *s, struct mt_err *err)
         return rc;
     }
     if (rc) {
-        s->wait_ns = MT_MIN(MT_MAX(FIRST_WAIT_S * SECOND_NS, 2 * s->wait_ns), LONGEST_WAIT_S * SECOND_NS);
-        s->saved_ns = mt_now_ns();
-        s->retry_ns = s->saved_ns + s->wait_ns;
+        s->clock->wait_ns = MT_MIN(MT_MAX(FIRST_WAIT_S * SECOND_NS, 2 * s->clock->wait_ns), LONGEST_WAIT_S * SECOND_NS);
+        s->clock->saved_ns = mt_now_ns();
+        s->clock->retry_ns = s->clock->saved_ns + s->clock->wait_ns;
         mt_warn("checkpoint of step %llu not saved: %s; the run goes on, the next try is in %d s",
-                (unsigned long long)s->p->state->step, why.msg, (int)(s->wait_ns / SECOND_NS));
+                (unsigned long long)s->p->state->step, why.msg, (int)(s->clock->wait_ns / SECOND_NS));
     }
     return 0;
+}
+
+int mt_saves_end_block(struct mt_saves *s, struct mt_err *err)
+{
+    mt_train_phase(s->p->control, "reading the last checkpoint back");
+    wait_for_readback(s);
+    if (!s->clock->wait_ns || mt_now_ns() < s->clock->retry_ns)
+        return 0;
+    int rc = mt_saves_periodic(s, err);
+    wait_for_readback(s);
+    return rc;
 }
 
 /* A last save that is tried until it succeeds. */

@@ -11,14 +11,11 @@
  */
 struct mt_saves {
     const struct mt_train_params *p;
-    int64_t saved_ns, retry_ns, wait_ns; /* wait_ns: the pause after the last failure; 0: it did not fail */
-    double seconds;                      /* that the last save took; 0: there was none */
-    double fastest;                      /* of all saves of training state */
+    struct mt_save_clock *clock;         /* p's */
     mt_readback *readback;               /* of the newest checkpoint, of `read_step`; then others are pruned */
     uint64_t read_step;
     uint64_t n_corrected, n_uncorrected; /* errors of memory that have been told */
     bool final;                          /* the run ends */
-    bool unsettled;                      /* the last try failed: it may have left a checkpoint that is not durable */
     uint64_t eval_step;                  /* of the last evaluation, with what eval.best_by compares */
     double eval_value;
     bool is_best;                        /* it is the best so far, and to be saved */
@@ -32,11 +29,23 @@ bool mt_saves_due(struct mt_saves *s);
 /** A failed write is a warning. It is an error only when the training state itself could not be read. */
 int mt_saves_periodic(struct mt_saves *s, struct mt_err *err);
 /**
+ * At the end of a block, whose session goes: waits until the last checkpoint has been read back, and prunes; if it
+ * reads back wrong, saves again. Fails as mt_saves_periodic().
+ */
+int mt_saves_end_block(struct mt_saves *s, struct mt_err *err);
+/**
  * The last save. If space is short, all but one of this run's older checkpoints are removed; then it is tried until it
  * succeeds, another signal comes, or `seconds` are over; then only weights are saved. The error returned is that of the
  * wanted save, and names the newest good checkpoint.
  */
 int mt_saves_final(struct mt_saves *s, bool full, double seconds, struct mt_err *err);
+/**
+ * Before the planes are written anywhere: makes the pending update, and checks what can be checked. `waits`: as of
+ * mt_session_look_again(). *lost: the training state itself could not be read.
+ */
+int mt_saves_settle(const struct mt_train_params *p, bool waits, bool *lost, struct mt_err *err);
+/** Records in the state what was found wrong with a library: a resumed run avoids it too, and has the same bits. */
+int mt_saves_note_findings(struct mt_train_state *st, const struct mt_setup *setup, struct mt_err *err);
 /** Seconds that a save is likely to take. */
 double mt_saves_expect(const struct mt_saves *s);
 

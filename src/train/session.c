@@ -66,7 +66,7 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
     if (!rc)
         rc = open_disk(s, &p, &e, &io, err);
     if (!rc && setup->choice.engine.uses_files)
-        rc = mt_weights_open_files(&s->files, setup->layout, p.in_files, setup->in->model_dir, io.io,
+        rc = mt_weights_open_files(&s->files, setup->layout, p.in_files, setup->in->weights_dir, io.io,
                                    io.faulty ? &io.fault : NULL, err);
     p.disk = e.disk = s->disk;
     p.files = e.files = s->files;
@@ -124,7 +124,7 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
     if (setup->request.train && cfg->model.init == MT_INIT_RANDOM)
         return mt_weights_init_random(setup->layout, s->planes, (uint64_t)cfg->train.seed,
                                       (int)setup->choice.placement.threads, err);
-    const char *dir = setup->in->model_dir;
+    const char *dir = setup->in->weights_dir;
     struct mt_base_sums base = base_sums(s);
     struct mt_train_state of_adapters = {.step = 0};
     struct timespec began;
@@ -140,7 +140,10 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
     if (!rc)
         rc = mt_weights_load(setup->layout, s->planes, dir, setup->request.train || base.want ? &base : NULL, err);
     mt_train_state_finish(&of_adapters);
-    if (!rc && base.all)
+    bool any_new = false;
+    for (size_t i = 0; base.all && i < setup->layout->n_tensors; i++)
+        any_new |= base.all[i] != 0;
+    if (!rc && any_new)
         rc = mt_second_look_start(&s->second_look, setup->layout, dir, base.all,
                                   (int64_t)began.tv_sec * 1000000000 + began.tv_nsec, err);
     free(base.all);
@@ -158,7 +161,7 @@ static int fill_adapters(struct mt_session *s, size_t learner, struct mt_err *er
     if (!rc)
         rc = mt_peft_load(own, s->planes, path, err);
     bool files = !s->setup->request.train || cfg->model.init == MT_INIT_WEIGHTS;
-    return rc || !files ? rc : mt_peft_compare_copies(own, path, s->setup->in->model_dir, err);
+    return rc || !files ? rc : mt_peft_compare_copies(own, path, s->setup->in->weights_dir, err);
 }
 
 static int start_guard(struct mt_session *s, struct mt_err *err)
@@ -191,7 +194,7 @@ int mt_session_fill_weights(struct mt_session *s, const char *const *resume, str
     }
     struct mt_base_sums base = base_sums(s);
     if (!rc && resumed && !adapters)
-        rc = mt_weights_load_base(setup->layout, s->planes, setup->in->model_dir, &base, err);
+        rc = mt_weights_load_base(setup->layout, s->planes, setup->in->weights_dir, &base, err);
     return rc ? rc : start_guard(s, err);
 }
 
@@ -208,9 +211,9 @@ static int mend(struct mt_session *s, const struct mt_guard_block *b, struct mt_
     const struct mt_unit *u = &l->units[b->unit];
     const char *name = l->tensors[u->first_tensor].name;
     mt_warn("a bit of host memory has changed in %s of the unit that begins with %s: it is read from %s again; losses of the last "
-            "%llu steps may be wrong by it (is it ECC memory? see megatrain doctor)", d->use, name, s->setup->in->model_dir,
+            "%llu steps may be wrong by it (is it ECC memory? see megatrain doctor)", d->use, name, s->setup->in->weights_dir,
             (unsigned long long)s->steps - first);
-    int rc = mt_weights_reload(l, s->planes, s->setup->in->model_dir, b->unit, b->kind, &base, &why);
+    int rc = mt_weights_reload(l, s->planes, s->setup->in->weights_dir, b->unit, b->kind, &base, &why);
     if (!rc && !mt_guard_is_mended(s->guard, b))
         rc = mt_fail(&why, MT_ERR_RUNTIME, -EBADMSG, "the files do not have it");
     return rc ? mt_fail(err, MT_ERR_RUNTIME, -EBADMSG,

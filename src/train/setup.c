@@ -6,8 +6,8 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "device/kind.h"
 #include "hw/hw.h"
+#include "kinds/kinds.h"
 #include "machine/stored.h"
 #include "model/ranges.h"
 #include "plan/evaluate.h"
@@ -173,6 +173,28 @@ bool mt_setup_adopt_findings(struct mt_setup *s, const char *text)
     return taken;
 }
 
+void mt_setup_doubt(const struct mt_setup *s)
+{
+    mt_device_doubt(s->dev);
+    for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i]; i++)
+        mt_device_doubt(s->other_dev[i]);
+}
+
+size_t mt_setup_distrust(const struct mt_setup *s)
+{
+    size_t n = mt_device_distrust(s->dev);
+    for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i]; i++)
+        n += mt_device_distrust(s->other_dev[i]);
+    return n;
+}
+
+void mt_setup_trust(const struct mt_setup *s)
+{
+    mt_device_trust(s->dev);
+    for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i]; i++)
+        mt_device_trust(s->other_dev[i]);
+}
+
 const struct mt_numerics *mt_setup_numerics_of(const struct mt_setup *s, size_t learner)
 {
     return s->learner ? &s->learner[learner] : &s->choice.numerics;
@@ -219,6 +241,7 @@ static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum m
     if (!rc)
         rc = mt_resolve_request(&s->request, in->cfg, &limits, err);
     s->request.train = use == MT_RUN_TRAIN;
+    s->request.top = s->request.train ? 0 : in->top;
     if (!rc)
         rc = decide(s, &limits, err);
     if (!rc)

@@ -40,6 +40,10 @@ int mt_setup_findings(const struct mt_setup *s, struct mt_str *out);
 /** Takes over the findings of an earlier run; false: they are of another device or library. Before
  * the first step. */
 bool mt_setup_adopt_findings(struct mt_setup *s, const char *text);
+/** mt_device_doubt(), mt_device_distrust() and mt_device_trust() of all devices. */
+void mt_setup_doubt(const struct mt_setup *s);
+size_t mt_setup_distrust(const struct mt_setup *s);
+void mt_setup_trust(const struct mt_setup *s);
 /** The numerics of a learner. */
 const struct mt_numerics *mt_setup_numerics_of(const struct mt_setup *s, size_t learner);
 /** The layout of a learner's checkpoints: its tensors and the base's, in the places of `layout`. */

@@ -10,6 +10,11 @@
 int mt_shared_check(const struct mt_setup *s, struct mt_err *err)
 {
     const struct mt_inputs *a = s->in;
+    for (size_t i = 0; i < s->n_learners && s->n_learners > 1; i++)
+        if (s->in[i].numerics.groups > 1)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "the run of %s cannot share a base: it has train.groups = %lld, and "
+                           "groups are of the micro-batches of one run", s->in[i].cfg->checkpoint.dir,
+                           (long long)s->in[i].numerics.groups);
     for (size_t i = 1; i < s->n_learners; i++) {
         const struct mt_inputs *b = &s->in[i];
         const struct mt_numerics *x = &a->numerics, *y = &b->numerics;

@@ -16,6 +16,7 @@
 #include "optim/lr.h"
 #include "plan/trace.h"
 #include "train/best.h"
+#include "train/blocks.h"
 #include "train/metrics.h"
 #include "train/reference.h"
 #include "train/saves.h"
@@ -49,6 +50,7 @@ struct run {
     size_t n;
     struct mt_learner_step *of;
     struct mt_step_result *result;
+    bool again; /* the step was computed in another way */
 };
 
 static double since(int64_t t0)
@@ -186,8 +188,8 @@ static void report_layers(const struct loop *l)
 {
     const struct mt_hf_config *c = &l->setup->layout->cfg;
     for (int i = 0; i < (int)c->n_layers; i++) {
-        const int32_t *rows = mt_engine_expert_rows(l->s->engine, i);
-        if (!rows)
+        int32_t rows[MT_MOE_MAX_EXPERTS];
+        if (!mt_engine_expert_rows(l->s->engine, i, rows))
             continue;
         cJSON *record = mt_metrics_layer_record(l->st->step, i, rows, (size_t)c->moe.n_experts);
         mt_metrics_write(l->metrics, record);
@@ -248,7 +250,6 @@ static int next_data(struct loop *l, struct mt_learner_step *of, struct mt_err *
     l->sound = true;
     int rc = mt_loader_get(l->loader, l->st->step, &of->data, err);
     of->reference = mt_reference_of_training(l->st);
-    of->teacher = l->in->teacher;
     of->lr = rc ? 0 : mt_lr_at(&l->in->lr, mt_engine_next_update(l->s->engine, l->p->learner));
     l->sound = false;
     return rc;
@@ -321,6 +322,11 @@ static bool more_steps(const struct loop *l)
     return l->st->step < l->in->total_steps && (!l->p->max_steps || done < l->p->max_steps);
 }
 
+static bool ends_block(const struct loop *l)
+{
+    return l->p->block_end && l->st->step >= l->p->block_end;
+}
+
 /* Whether a request to stop cut a step or an evaluation short; if so, the engine is made usable again. */
 static bool was_stopped(const struct loop *l, int rc)
 {
@@ -330,9 +336,22 @@ static bool was_stopped(const struct loop *l, int rc)
     return stopped;
 }
 
-/* The last evaluation and the last save. A signal during the evaluation changes *why. */
+static int finish_block(struct loop *l, struct mt_err *err)
+{
+    int rc = mt_saves_end_block(&l->saves, err);
+    l->sound = !rc;
+    return rc ? rc : mt_blocks_finish(l->p, err);
+}
+
+/* The next block, or the last evaluation and the last save. A signal during either changes *why. */
 static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err)
 {
+    if (*why == MT_END_BLOCK) {
+        int rc = finish_block(l, err);
+        if (rc != -ECANCELED || !was_stopped(l, rc))
+            return rc;
+        *why = MT_END_SIGNAL;
+    }
     enum mt_train_end end = *why;
     const struct mt_config *c = l->in->cfg;
     bool full = c->checkpoint.save == MT_SAVE_FULL;
@@ -434,6 +453,56 @@ static void collect(struct run *r)
     }
 }
 
+/* Steps at which libraries are compared with our own once more: training data change, and so may what is wrong. */
+static bool is_doubtful(uint64_t step)
+{
+    return step == 10 || step == 100 || step == 1000;
+}
+
+static const struct mt_step_result *first_skipped(const struct run *r)
+{
+    for (size_t i = 0; i < r->n; i++)
+        if (r->of[i].data && r->result[i].n_skipped)
+            return &r->result[i];
+    return NULL;
+}
+
+static bool updates_any(const struct run *r)
+{
+    for (size_t i = 0; i < r->n; i++)
+        if (r->of[i].data && !r->result[i].skipped)
+            return true;
+    return false;
+}
+
+/* A gradient that is not finite may be the fault of a library: it is computed in another way before the step is given
+ * up. If that is finite, the other way stays, and findings keep it; else what is finite, of other learners or blocks,
+ * is computed as it was. Not where a step has changed weights or states when it ends: updates under backward, and
+ * states by which the device makes directions. */
+static int second_opinion(struct run *r, struct mt_err *err)
+{
+    const struct mt_setup *s = r->loop->setup;
+    const struct mt_step_result *bad = first_skipped(r);
+    if (!bad || s->choice.placement.update == MT_UPDATE_BACKWARD || s->choice.numerics.optimizer->direct)
+        return 0;
+    if (!mt_setup_distrust(s))
+        return 0;
+    char name[sizeof(bad->bad_tensor)];
+    snprintf(name, sizeof(name), "%s", bad->bad_tensor);
+    bool updates = updates_any(r);
+    int rc = mt_engine_step_again(r->loop->s->engine, r->of, r->result, err);
+    r->again = !rc && !first_skipped(r);
+    if (!r->again)
+        mt_setup_trust(s);
+    if (!rc && !r->again && (updates || updates_any(r)))
+        return mt_engine_step_again(r->loop->s->engine, r->of, r->result, err);
+    if (r->again)
+        mt_warn("step %llu: the gradient of %s was not finite; with attention computed in another way it is, which is used from now "
+                "on. A library or kernel is wrong on this GPU: please report it",
+                (unsigned long long)r->loop->st->step + 1, name);
+    return rc;
+}
+
 static int run_step(struct run *r)
 {
     struct mt_train_control *c = r->loop->p->control;
@@ -443,7 +512,12 @@ static int run_step(struct run *r)
     collect(r);
     if (!first_live(r))
         return 0;
+    r->again = false;
+    if (is_doubtful(r->loop->st->step + 1))
+        mt_setup_doubt(r->loop->setup);
     int rc = mt_engine_step(r->loop->s->engine, r->of, r->result, &err);
+    if (!rc)
+        rc = second_opinion(r, &err);
     if (rc && (rc != -ECANCELED || !atomic_load(&c->stop)))
         fail_all(r, mt_engine_whole(r->loop->s->engine), rc, &err);
     if (rc)
@@ -454,6 +528,7 @@ static int run_step(struct run *r)
         if (!r->of[i].data)
             continue;
         rc = mt_engine_check_learner(l->s->engine, l->p->learner, &err);
+        r->result[i].other_attention = r->again;
         if (!rc)
             rc = end_step(l, &r->of[i], &r->result[i], seconds, &err);
         if (rc)
@@ -505,6 +580,8 @@ static void end_done(struct run *r)
     for (size_t i = 0; i < r->n; i++)
         if (r->loop[i].live && !more_steps(&r->loop[i]))
             end(r, &r->loop[i], MT_END_DONE);
+        else if (r->loop[i].live && ends_block(&r->loop[i]))
+            end(r, &r->loop[i], MT_END_BLOCK);
 }
 
 static void run_steps(struct run *r)
@@ -532,11 +609,12 @@ static int open_loop(struct loop *l, const struct mt_train_params *p, struct mt_
     const struct mt_setup *setup = p->session->setup;
     *l = (struct loop){.p = p, .s = p->session, .setup = setup, .in = &setup->in[p->learner], .st = p->state};
     mt_saves_init(&l->saves, p);
-    l->first_step = p->state->step;
+    l->first_step = p->first_step;
+    p->state->blocks.on = p->block_end > 0;
     mt_best_begin(p->state, l->in->cfg->eval.best_by);
     p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l->in->sampler);
     p->state->total_steps = l->in->total_steps;
-    mt_engine_set_updates(l->s->engine, p->learner, p->state->updates);
+    mt_engine_set_updates(l->s->engine, p->learner, p->state->updates, p->state->blocks.updates);
     mt_train_phase(p->control, "computing the reference");
     int rc = mt_reference_make(l->s, p->learner, l->st, err); /* takes batches of the sampler, as the loader will */
     if (!rc)
