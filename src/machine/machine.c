@@ -11,8 +11,8 @@
 #include "base/fs.h"
 #include "base/mem.h"
 #include "config/ini.h"
-#include "device/kind.h"
 #include "hw/hw.h"
+#include "kinds/kinds.h"
 #include "optim/optimizer.h"
 
 static const struct rate_key {

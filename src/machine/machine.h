@@ -35,6 +35,8 @@ struct mt_rate {
     X(PEAK_E4M3, "compute", "peak_e4m3_tflops", "TFLOP/s", "Data sheet, dense, with f32 sums.")    \
     X(POWER, "compute", "power_watts", "W", "Of the machine under load.")                          \
     X(DEVICE_GIB, "compute", "memory_gib", "GiB", "Device memory.")                                \
+    X(CAPABILITY, "compute", "capability", "", "cuda: compute capability times 10; none: not known.") \
+    X(MULTIPROCESSORS, "compute", "multiprocessors", "", "cuda: those that products share; none: not known.") \
     X(H2D, "link", "h2d_gbs", "GB/s", "Host to device alone.")                                     \
     X(D2H, "link", "d2h_gbs", "GB/s", "Device to host alone.")                                     \
     X(H2D_BOTH, "link", "h2d_both_gbs", "GB/s", "Host to device while the other direction is busy.")     \

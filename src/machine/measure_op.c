@@ -2,6 +2,7 @@
 /* How much device memory timing an operation takes; operations that are only run. */
 #include "device/example.h"
 #include "device/meter.h"
+#include "kinds/kinds.h"
 #include "machine/measure_priv.h"
 
 /* Creates the operation's arguments on a device that only counts bytes. */
@@ -9,7 +10,8 @@ size_t mt_measure_operation_bytes(const struct mt_measure_params *mp, const stru
 {
     enum { GAPS = 64 << 10 }; /* for each buffer: alignment, and the gaps of sanitizer builds */
     struct mt_example_params p = {.shape = *op, .dry = true};
-    struct mt_meter_params meter = {.kind = mp->device_kind, .budget_bytes = SIZE_MAX, .n_threads = mp->n_threads};
+    struct mt_meter_params meter = {.kind = mt_device_kind(mp->device_kind), .budget_bytes = SIZE_MAX,
+                                    .n_threads = mp->n_threads};
     mt_example *x = NULL;
     size_t bytes = 0;
     if (!mt_device_create_meter(&p.dev, &meter, NULL) && !mt_example_create(&x, &p, NULL))

@@ -119,11 +119,30 @@ static bool from_samples(const struct mt_machine *m, const struct mt_metered *op
     return true;
 }
 
+/*
+ * Elements of results that are computed for each that there is: tensor cores compute whole tiles, and where the number
+ * of multiprocessors is known these do the tiles in waves, of which the last may leave most of them idle. A product
+ * with few tiles, such as an expert's, pays for that. The library chooses among tiles, so the best counts.
+ */
+static double product_waste(const struct mt_machine *m, const struct mt_metered *op)
+{
+    static const double tiles[][2] = {{128, 128}, {128, 256}, {256, 128}, {64, 128}, {128, 64}};
+    double rows = (double)op->dim[0], cols = (double)op->dim[1], sms = m->rate[MT_RATE_MULTIPROCESSORS].value;
+    if (m->cpu || !(sms > 0)) {
+        double tile = m->cpu ? 16 : 128;
+        return ceil(rows / tile) * ceil(cols / tile) * tile * tile / (rows * cols);
+    }
+    double batch = fmax(round(op->flops / (2 * rows * cols * (double)op->dim[2])), 1), least = INFINITY;
+    for (size_t i = 0; i < MT_ARRAY_LEN(tiles); i++) {
+        double n = batch * ceil(rows / tiles[i][0]) * ceil(cols / tiles[i][1]);
+        least = fmin(least, ceil(n / sms) * sms * tiles[i][0] * tiles[i][1]);
+    }
+    return least / (batch * rows * cols);
+}
+
 static double product_seconds(const struct mt_machine *m, const struct mt_metered *op)
 {
-    /* tensor cores compute whole tiles */
-    double tile = m->cpu ? 16 : 128, m_dim = (double)op->dim[0], n_dim = (double)op->dim[1];
-    double waste = ceil(m_dim / tile) * ceil(n_dim / tile) * tile * tile / (m_dim * n_dim);
+    double m_dim = (double)op->dim[0], n_dim = (double)op->dim[1], waste = product_waste(m, op);
     static const enum mt_rate_id by_dtype[] = {[MT_F32] = MT_RATE_GEMM_F32, [MT_BF16] = MT_RATE_GEMM_BF16,
                                                [MT_E4M3] = MT_RATE_GEMM_E4M3};
     double rate = m->rate[by_dtype[op->dtype]].value * 1e12;

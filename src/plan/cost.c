@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "engine/dry.h"
+#include "kinds/kinds.h"
 
 struct entry {
     uint8_t op;
@@ -85,10 +86,13 @@ static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
 
 static int make_engine(mt_cost_table *t, struct mt_err *err)
 {
+    const char *kind = t->machine ? mt_machine_device_kind(t->machine) : mt_device_limits(t->engine_params.dev)->kind;
     struct mt_meter_params mp = {
-        .kind = t->machine ? mt_machine_device_kind(t->machine) : mt_device_limits(t->engine_params.dev)->kind,
+        .kind = mt_device_kind(kind),
         .budget_bytes = SIZE_MAX / 2,
         .n_threads = t->machine ? (int)t->machine->rate[MT_RATE_CORES].value : (int)t->engine_params.placement.threads,
+        .capability = t->machine ? (int)t->machine->rate[MT_RATE_CAPABILITY].value
+                                 : mt_device_limits(t->engine_params.dev)->capability,
         .fn = on_operation,
         .ctx = t,
     };
@@ -97,7 +101,9 @@ static int make_engine(mt_cost_table *t, struct mt_err *err)
         return rc;
     t->engine_params.dev = t->meter;
     t->engine_params.planes = NULL;
-    t->engine_params.assumed_rows = t->n_micro * t->engine_params.max_tokens;
+    const struct mt_groups groups = {(size_t)MT_MAX(t->engine_params.numerics.groups, (int64_t)1), t->n_micro};
+    t->engine_params.assumed_rows = mt_group_most(groups, t->n_micro) * t->engine_params.max_tokens;
+    t->engine_params.numerics.groups = 1; /* whose rows these are */
     t->engine_params.max_micro = t->n_batches;
     t->engine_params.max_docs = (size_t)t->engine_params.numerics.micro_batch;
     rc = mt_dry_engine_create(&t->engine, &t->engine_params, err);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "device/kind.h"
+#include "kinds/kinds.h"
 #include "model/model.h"
 #include "model/ranges.h"
 #include "plan/evaluate.h"
@@ -31,13 +31,13 @@ static uint64_t process_bytes(const struct mt_plan_request *r, uint64_t tokens_p
 int mt_plan_meter(mt_device **dev, const struct mt_plan_request *r, uint64_t budget, struct mt_err *err)
 {
     const struct mt_device_kind *kind = mt_device_kind(mt_machine_device_kind(r->machine));
-    uint64_t own = kind ? kind->own_bytes : 0;
     return mt_device_create_meter(dev,
                                   &(struct mt_meter_params){
-                                      .kind = mt_machine_device_kind(r->machine),
+                                      .kind = kind,
                                       .name = r->machine->name,
-                                      .budget_bytes = (size_t)(budget - MT_MIN(budget, own)),
+                                      .budget_bytes = (size_t)(budget - MT_MIN(budget, (uint64_t)kind->own_bytes)),
                                       .n_threads = (int)r->placement.threads,
+                                      .capability = (int)r->machine->rate[MT_RATE_CAPABILITY].value,
                                   },
                                   err);
 }
@@ -51,6 +51,13 @@ static size_t count_micro(const struct mt_plan_request *r, size_t rows)
     return n;
 }
 
+/* Mixtures do nothing on one device while the next works on the same layer; adapters have small gradients to add up. */
+static enum mt_map map_of(const struct mt_engine_params *p)
+{
+    bool gains = p->layout->cfg.moe.n_experts || p->layout->n_adapters;
+    return gains && p->placement.lanes > 1 && p->numerics.groups >= p->placement.lanes ? MT_MAP_DATA : MT_MAP_UNITS;
+}
+
 struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, mt_device *dev)
 {
     struct mt_engine_params p = {
@@ -61,6 +68,7 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
         .n_learners = r->n_learners,
         .placement = r->placement,
         .train = r->train,
+        .top = r->top,
         .may_use_disk = r->drives > 0,
         .drive_bytes = mt_plan_drive_bytes(r->layout),
     };
@@ -78,6 +86,7 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
     p.max_micro = count_micro(r, (size_t)n->micro_batch);
     if (p.placement.embedding == MT_EMBEDDING_AUTO)
         p.placement.embedding = MT_EMBEDDING_DEVICE;
+    p.placement.map = p.placement.map == MT_MAP_AUTO ? map_of(&p) : p.placement.map;
     if (p.placement.adapters == MT_ADAPTERS_AUTO)
         p.placement.adapters = MT_ADAPTERS_STREAMED;
     if (p.placement.update == MT_UPDATE_AUTO)
@@ -235,7 +244,7 @@ static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, 
     c->process_bytes = process_bytes(r, c->n_micro * (uint64_t)(c->numerics.micro_batch * c->numerics.seq_len)) +
                        (c->engine.uses_disk || c->engine.uses_files ? mt_plan_drive_bytes(r->layout) : 0);
     c->host_bytes = c->windows_bytes + c->sums_bytes + c->guard_bytes + c->engine.spill_bytes +
-                    c->engine.staging_bytes + c->engine.file_bytes + c->process_bytes +
+                    c->engine.staging_bytes + c->engine.file_bytes + c->engine.top_bytes + c->process_bytes +
                     (device_in_host ? c->engine.device_bytes : 0);
     for (int k = 0; k < MT_N_PLANES; k++)
         c->host_bytes += c->plane[k].host_bytes;

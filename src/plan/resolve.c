@@ -9,9 +9,10 @@
 #include "base/mem.h"
 #include "engine/records.h"
 #include "base/units.h"
-#include "device/kind.h"
-#include "device/select.h"
+#include "config/blocks.h"
 #include "hw/hw.h"
+#include "kinds/kinds.h"
+#include "kinds/select.h"
 #include "model/packing.h"
 #include "objective/objective.h"
 #include "weights/adapter_keys.h"
@@ -61,16 +62,36 @@ static int lay_out_once(struct mt_layout **layout, const struct mt_hf_config *hf
     return lay_out_marked(layout, hf, &again, c, dir, from_files, err);
 }
 
+/* Refuses texts that the model's indexer would choose from. */
+static int check_longest(const struct mt_lay_out *o, struct mt_err *err)
+{
+    const struct mt_hf_config *hf = o->hf;
+    long long len = o->cfg->numerics.seq_len, most = hf->longest;
+    if (!most || len <= most)
+        return 0;
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "a text may have %lld tokens: in %s a token of a longer one than %s = %lld "
+                   "attends to some of the earlier ones, which is not supported: set data.seq_len, or the longest text, to "
+                   "at most %lld", len, o->dir ? o->dir : hf->family->architecture, hf->family->longest_key, most, most);
+}
+
 /* Lays out for n specs of adapters. */
 static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, const struct mt_lay_out *o,
                          struct mt_adapter_spec *adapter, size_t n, struct mt_err *err)
 {
     const struct mt_config *c = o->cfg;
-    /* the base of adapters is always read from the model */
-    const cJSON *only = c->adapter.kind != MT_ADAPTER_NONE || !o->resumed ? NULL : o->resumed->from_files;
+    struct mt_blocks blocks;
+    int rc = check_longest(o, err);
+    if (!rc)
+        rc = mt_blocks_init(&blocks, c, o->hf->n_layers, err);
+    if (rc)
+        return rc;
+    /* the base of adapters, and that of a block, is always read from the model */
+    const cJSON *only = c->adapter.kind != MT_ADAPTER_NONE || blocks.n || !o->resumed ? NULL : o->resumed->from_files;
     struct mt_layout_params p = {
         .freeze = (const char *const *)c->model.freeze.items,
         .n_freeze = (size_t)c->model.freeze.n,
+        .matrices = (const char *const *)c->optimizer.matrices.items,
+        .n_matrices = (size_t)c->optimizer.matrices.n,
         .decay_embeddings = c->numerics.decay_embeddings,
         .cut = c->placement.unit == MT_CUT_HALVES ? mt_cut_half : mt_cut_layer,
         .adapter = adapter,
@@ -78,9 +99,19 @@ static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, c
         .optimizer = mt_optimizer_find(c->optimizer.type, c->numerics.state_type, c->numerics.optimizer_keys),
         .master = c->numerics.master,
     };
+    if (blocks.n) {
+        p.by_blocks = true;
+        uint64_t block = o->resumed ? mt_blocks_at(&blocks, o->resumed->phase) : 0;
+        mt_blocks_layers(&blocks, block, &p.first_layer, &p.end_layer);
+        p.always = (const char *const *)c->train.blocks_always.items;
+        p.n_always = (size_t)c->train.blocks_always.n;
+    }
     if (c->placement.expert_group != MT_AUTO)
         p.cut.expert_group = (size_t)c->placement.expert_group;
-    int rc = lay_out_once(layout, o->hf, &p, c, o->dir, only, err);
+    rc = lay_out_once(layout, o->hf, &p, c, o->dir, only, err);
+    if (!rc && blocks.n && !(*layout)->n_trained)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.freeze leaves nothing to train in layers %d to %d, a block of "
+                     "train.blocks", p.first_layer, p.end_layer - 1);
     if (!rc && c->placement.unit == MT_CUT_AUTO) {
         size_t group = p.cut.expert_group;
         p.cut = mt_cut_half;
@@ -106,6 +137,11 @@ int mt_plan_lay_out_shared(struct mt_layout **layout, struct mt_layout **halves,
     return rc;
 }
 
+int mt_plan_check_trained(const struct mt_layout *l, struct mt_err *err)
+{
+    return l->n_trained ? 0 : mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.freeze leaves nothing to train");
+}
+
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *c,
                     const struct mt_hf_config *hf, const char *dir, const struct mt_resumed *resumed,
                     struct mt_err *err)
@@ -128,11 +164,6 @@ int mt_resolve_learning_rate(struct mt_config *c, struct mt_err *err)
 
 static const char *const kind_names[] = {
     [MT_DEVICE_AUTO] = "auto", [MT_DEVICE_CUDA] = "cuda", [MT_DEVICE_CPU] = "cpu"};
-
-const char *mt_plan_device_kind(const struct mt_config *c, struct mt_device_info *gpu)
-{
-    return mt_device_choose(kind_names[c->device.kind], (int)c->device.index, gpu);
-}
 
 uint64_t mt_plan_host_budget(uint64_t total_bytes)
 {
@@ -265,6 +296,22 @@ static int find_objective(struct mt_numerics *n, const struct mt_config *c, stru
     return 0;
 }
 
+/* What does not go with directions that are made on the device, of a gradient that has just become whole. */
+static int check_directions(const struct mt_numerics *n, const struct mt_config *c, struct mt_err *err)
+{
+    const char *type = n->optimizer->type;
+    if (n->grad_clip > 0)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.grad_clip = %g with optimizer.type = %s: set it to 0; steps are made "
+                       "from the gradient before its norm is known, and do not grow with it", n->grad_clip, type);
+    if (n->rounding == MT_ROUND_STOCHASTIC)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.rounding = stochastic with optimizer.type = %s: set it to nearest, "
+                       "to which the device rounds", type);
+    if (c->adapter.kind != MT_ADAPTER_NONE)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.type = %s is for training weights, not adapters: set "
+                       "optimizer.type = adamw, lion or sgd, or adapter.kind = none", type);
+    return 0;
+}
+
 int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, struct mt_err *err)
 {
     struct mt_numerics n = c->numerics;
@@ -291,6 +338,11 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.type = %s updates masters of 32 bits alone: set "
                        "optimizer.master = f32", n.optimizer->type);
     rc = mt_optimizer_resolve_keys(n.optimizer, n.optimizer_keys, err);
+    if (!rc && c->optimizer.matrices.n && strcmp(n.optimizer->type, "muon") != 0)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.matrices is set, but optimizer.type = %s has no such key: remove "
+                       "it", n.optimizer->type);
+    if (!rc && n.optimizer->direct)
+        rc = check_directions(&n, c, err);
     if (rc)
         return rc;
     rc = find_objective(&n, c, err);
@@ -344,6 +396,10 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "device.gpus = %lld with train.router_aux_loss: that loss is of all layers, and layers are on several "
                      "devices: set train.router_aux_loss = 0, or device.gpus = 1", (long long)r.placement.lanes);
+    if (!rc && r.placement.lanes > 1 && r.placement.map == MT_MAP_DATA && r.numerics.groups < r.placement.lanes)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                     "device.map = data with device.gpus = %lld needs train.groups = %lld or more, which are shared: it is %lld",
+                     (long long)r.placement.lanes, (long long)r.placement.lanes, (long long)r.numerics.groups);
     if (rc)
         return rc;
     resolve_placement(&r.placement, limits);

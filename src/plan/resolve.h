@@ -67,7 +67,11 @@ struct mt_resumed {
                                 all, unless weights are random */
     const char *dir;         /* the checkpoint: it says which modules have the adapters that came from adapter.path, so
                                 that the run no longer needs that folder */
+    uint64_t phase;          /* train.blocks: which one; without a struct mt_resumed the lowest block is trained */
+    const char *overlay;     /* name of the overlay with the blocks that were trained before; NULL: none */
 };
+/** -EINVAL: model.freeze leaves nothing to train. */
+int mt_plan_check_trained(const struct mt_layout *l, struct mt_err *err);
 /**
  * The model as memory.unit cuts it; *halves: in halves of layers if memory.unit is auto, else NULL. The caller destroys
  * both, on failure too. dir: the model's folder, or NULL. resumed: NULL for a new run.
@@ -87,7 +91,5 @@ int mt_plan_lay_out_shared(struct mt_layout **layout, struct mt_layout **halves,
                            struct mt_err *err);
 /** Replaces train.learning_rate = auto by a number, and sets its origin to the reason. */
 int mt_resolve_learning_rate(struct mt_config *cfg, struct mt_err *err);
-/** The kind of device that a run of the configuration opens; *gpu: the GPU found (mt_device_choose()). */
-const char *mt_plan_device_kind(const struct mt_config *cfg, struct mt_device_info *gpu);
 
 #endif

@@ -16,6 +16,7 @@ struct mt_plan_request {
     size_t n_learners;             /* 0: one, with `numerics` */
     struct mt_placement placement; /* threads and budgets are not auto */
     bool train;                    /* false: evaluation only */
+    size_t top;                    /* of that: likeliest tokens of each loss row to find; 0: none */
     size_t docs_per_row;           /* upper bound */
     uint64_t resident;    /* bytes that the process has in memory already; 0: unknown */
     uint64_t loading;     /* mt_plan_loading_bytes() of the layout; 0: computed each time */

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "device/kind.h"
+#include "kinds/kinds.h"
 #include "plan/search.h"
 
 /** Dense decoder shapes, and a machine of round numbers for which times can be computed by hand. */

@@ -200,6 +200,20 @@ static void a_sample_is_exact_and_between_samples_rates_lie_between(void **state
     mt_machine_finish(&m);
 }
 
+/* 96 tiles of 64 by 128 on 128 multiprocessors; and 4,096 of 128 by 128, which are 32 whole waves. */
+static void a_product_of_few_tiles_leaves_multiprocessors_idle(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 0);
+    struct mt_metered expert = gemm(512, 1536, 2048), dense = gemm(16384, 4096, 4096);
+    double fixed = m.rate[MT_RATE_OP_US].value * 1e-6, few = mt_machine_op_seconds(&m, &expert) - fixed;
+    double many = mt_machine_op_seconds(&m, &dense);
+    m.rate[MT_RATE_MULTIPROCESSORS].value = 128;
+    assert_true(fabs((mt_machine_op_seconds(&m, &expert) - fixed) / few - 128.0 / 96) < 1e-6);
+    assert_near(mt_machine_op_seconds(&m, &dense), many);
+    mt_machine_finish(&m);
+}
+
 static struct mt_metered attention(uint64_t len, uint64_t heads, uint64_t width)
 {
     struct mt_metered op = {.op = MT_DEV_ATTENTION, .dtype = MT_BF16, .n_dims = 6,
@@ -283,6 +297,7 @@ int main(void)
         cmocka_unit_test(a_profile_of_other_hardware_is_not_used),
         cmocka_unit_test(a_processor_is_known_by_its_instructions),
         cmocka_unit_test(a_sample_is_exact_and_between_samples_rates_lie_between),
+        cmocka_unit_test(a_product_of_few_tiles_leaves_multiprocessors_idle),
         cmocka_unit_test(heads_twice_as_wide_are_as_far_as_twice_the_heads),
         cmocka_unit_test(the_optimizer_slows_down_with_fewer_threads),
         cmocka_unit_test(an_update_is_priced_by_its_own_optimizer),
