@@ -77,8 +77,6 @@ int cli_parse(struct cli *cli, const struct cli_command *cmd, int argc, char **a
               struct cli_args *out);
 void cli_help(const struct cli_command *cmd);
 void cli_help_all(void);
-void cli_manual(void);
-int cli_completion(const char *shell);
 
 /** Whether the value of option `arg` is the next argument: true for "--color", not for "--color=never". */
 bool cli_takes_next(const struct cli_option *options, const char *arg);

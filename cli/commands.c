@@ -51,6 +51,7 @@ static const struct cli_option plan_options[] = {
     {"micro-batch", 0, "N", "Shorthand of --set train.micro_batch=N."},
     {"gpus", 0, "N", "Shorthand of --set device.gpus=N: so many GPUs, each with the machine's memory and link."},
     {"optimizers", 0, NULL, "Compare optimizers and orders of updates for this model and machine: a row each."},
+    {"score", 0, "K", "Plan megatrain score --top K instead of training; 0: without --top.", WHOLE(0, 1024)},
     {"measure", 0, NULL, "First time this configuration's operations on this machine, and keep the times."},
     JSON,
     END};
@@ -100,6 +101,7 @@ static const struct cli_option score_options[] = {
     {"choices", 0, NULL, "Also which of neighbouring samples with the same prompt, or of a line of requests, is the likeliest, by sum (best) and by token (best_mean)."},
     {"top", 0, "K", "Also FILE.top: the K likeliest tokens of each trained one, for a student to learn from (distill.teacher).",
      WHOLE(1, 1024)},
+    {"dry-run", 0, NULL, "Show the memory table and the size of FILE.top, then stop."},
     {"force", 0, NULL, "Start over, instead of going on from FILE.part."},
     END};
 static const struct cli_option sample_options[] = {

@@ -44,7 +44,7 @@ static const struct variable {
 }, test_variables[] = {
     {"MEGATRAIN_CPU_GEMM", "matrix products of the cpu device: plain, avx2, avx512 or bf16"},
     {"MEGATRAIN_ADAM_ISA", "the optimizer's loop: scalar, avx2 or avx512; all give the same bits"},
-    {"MEGATRAIN_ATTENTION", "on a GPU: tiled, fused (an error without cuDNN), or own (kernels of our own for heads of 64 and 128)"},
+    {"MEGATRAIN_ATTENTION", "on a GPU: tiled, fused (cuDNN's, an error without it), or own (never cuDNN's; for heads of 64 and 128)"},
     {"MEGATRAIN_CUDA_APART", "set: one cudaMalloc for each allocation, for compute-sanitizer"},
     {"MEGATRAIN_IO", "threads: do not use io_uring"},
     {"MEGATRAIN_IO_FAULT", "simulated faults of the drive, such as write:eio:12"},
@@ -134,7 +134,7 @@ static void roff_options(const struct cli_option *o)
     }
 }
 
-void cli_manual(void)
+static void print_manual(void)
 {
     printf(".TH MEGATRAIN 1 \"\" \"megatrain %s\" \"User Commands\"\n.SH NAME\nmegatrain \\- train "
            "language models far larger than the GPU\n.SH SYNOPSIS\n.B megatrain\n.I COMMAND\n"
@@ -174,7 +174,7 @@ int cli_cmd_help(struct cli *cli, const struct cli_args *args)
         if (*man)
             print_keys_manual();
         else
-            cli_manual();
+            print_manual();
         return 0;
     }
     if (!args->n_operands) {

@@ -211,6 +211,11 @@ static void print_updates(int roff)
         "Less than 100 GB a step for 70B, with updates under backward, memory.activations = recompute and memory.offload_layers = 0: "
         "256 GiB of host memory with states of 8 bits and masters of bf16 (71 GB, 62.7 s); on 128 GiB SGD, which has no states, with masters of "
         "bf16 (48 GB, 62.5 s); adapters, which leave the model unwritten. Lion with states of 8 bits and masters of bf16 on 256 GiB needs no drives.",
+        "optimizer.type = adafactor makes its direction on the device: it has second moments of rows and columns, and with "
+        "memory.update = backward it is AdaLOMO. Its steps are relative to the size of the weights, and it needs train.grad_clip = 0; the device then also "
+        "loads the embedding and the moments in backward. muon makes orthogonal steps of the matrices of layers (optimizer.matrices), "
+        "with a momentum that goes to the device and back each step, and has AdamW for all else; it is for pre-training, and for models that were "
+        "trained with it, and its momentum has to fit host memory. With both, an interruption waits for the end of a step in either order.",
         "Not built, since the above hides the same time exactly: updates delayed by a step (ZeRO-Offload) and weights "
         "predicted for them (SpecTrain), which train with old weights; sampled activations (WTA-CRS), since activations are made again or "
         "offloaded and their memory is not what is short; sparse streaming (Top-KAST), which gains only where products are sparse.",

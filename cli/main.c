@@ -15,6 +15,7 @@
 #include "base/strbuf.h"
 #include "cli.h"
 #include "device/device.h"
+#include "kinds/kinds.h"
 #include "log_lines.h"
 #include "terminal.h"
 

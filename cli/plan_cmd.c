@@ -11,7 +11,7 @@
 #include "plan_print.h"
 
 enum {
-    N_FREE = 9,  /* changes of settings that are tried */
+    N_FREE = 10,  /* changes of settings that are tried */
     FEWEST = 16, /* also with steps of a quarter of the tokens, and of so small a part */
 };
 
@@ -40,14 +40,20 @@ static bool is_leaner(const struct mt_config *c, const struct plan_settings *s)
     return c->adapter.kind == MT_ADAPTER_NONE;
 }
 
-/* Whether a change says something new: adapters are not made of adapters. */
-static bool is_change(const struct mt_config *c, const struct plan_settings *s)
+/* Whether a change says something new: adapters are not made of adapters, and where nothing trains only the weights'
+ * types matter. */
+static bool is_change(const struct plan_view *v, const struct plan_settings *s)
 {
+    const struct mt_config *c = v->cfg;
+    if (!v->request.train)
+        return !strcmp(s->key[0], "model.base_dtype") && !c->model.base_dtype;
     bool adapters = c->adapter.kind != MT_ADAPTER_NONE;
     if (!strcmp(s->key[0], "train.clip"))
         return !mt_clips_by_block(&c->numerics) && c->placement.update == MT_UPDATE_AUTO;
     if (!strncmp(s->key[0], "optimizer.", strlen("optimizer.")))
         return is_leaner(c, s);
+    if (!strcmp(s->key[0], "train.blocks"))
+        return !strcmp(c->train.blocks, "off") && mt_config_may_train_blocks(c);
     return !strcmp(s->key[0], "adapter.kind") ? !adapters : adapters && c->model.base_dtype == 0;
 }
 
@@ -83,6 +89,7 @@ static size_t free_changes(struct mt_plan_change *out, const struct plan_view *v
         {{"optimizer.state_dtype", "optimizer.master", "train.clip", "memory.update"},
          {"8bit", "bf16", "unit", "backward"},
          0},
+        {{"train.blocks"}, {"layers"}, 0},
         {{"model.base_dtype"}, {"nf4"}, 0},
         {{"adapter.kind"}, {"lora"}, 0},
         {{"adapter.kind", "model.base_dtype"}, {"lora", "nf4"}, 0},
@@ -93,10 +100,26 @@ static size_t free_changes(struct mt_plan_change *out, const struct plan_view *v
         for (size_t i = 0; i < N_FREE; i++) {
             struct plan_settings s = all[i];
             s.tokens_per_step = part > 1 ? (long long)(rows / part * now->seq_len) : 0;
-            if (is_change(v->cfg, &s))
+            if (is_change(v, &s))
                 n += try_change(&out[n], &s, args);
         }
     return n;
+}
+
+/* Leaves out changes that hold another setting's change and gain next to nothing by what they have besides. */
+static size_t leave_out_needless(struct mt_plan_change *c, size_t n)
+{
+    const double gain = 0.98; /* of the time of the shorter one */
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        bool needless = false;
+        for (size_t k = 0; k < n; k++)
+            needless |= k != i && !c[k].hardware && strlen(c[k].what) < strlen(c[i].what) &&
+                        strstr(c[i].what, c[k].what) && c[i].seconds > gain * c[k].seconds;
+        if (!needless)
+            c[kept++] = c[i];
+    }
+    return kept;
 }
 
 static int no_fit(struct plan_view *v, const struct cli_args *args, const struct mt_err *err)
@@ -104,6 +127,7 @@ static int no_fit(struct plan_view *v, const struct cli_args *args, const struct
     struct mt_plan_change changes[N_FREE + 3];
     size_t n = free_changes(changes, v, args);
     n += mt_plan_changes(changes + n, 3, &v->request);
+    n = leave_out_needless(changes, n);
     if (cli_arg(args, "json")) {
         plan_print_no_fit_json(v, err, changes, n);
         return EXIT_NO_FIT;
@@ -144,6 +168,11 @@ int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
     mt_mem_keep_freed();
     if (cli_arg(args, "optimizers") && cli_arg(args, "measure")) {
         fprintf(stderr, "megatrain plan: --measure times one configuration: give it first, then --optimizers\n");
+        return EXIT_USAGE;
+    }
+    if (cli_arg(args, "optimizers") && cli_arg(args, "score")) {
+        fprintf(stderr, "megatrain plan: --optimizers compares updates, and --score plans a pass without: give one of "
+                "both\n");
         return EXIT_USAGE;
     }
     if (cli_arg(args, "optimizers"))

@@ -7,11 +7,13 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "cli.h"
+#include "optim/optimizer.h"
 #include "plan_print.h"
 
 /* lost: what is not as with AdamW in FP32; "": nothing. */
 struct variant {
     const char *title, *type, *state_dtype, *master, *lost;
+    bool blocks; /* a layer at a time */
 };
 #define ROUNDS_STATES "rounds moments to 8 bits, in blocks of 32"
 #define ROUNDS_24BIT "rounds weights to 24 bits at each update"
@@ -24,17 +26,25 @@ static const struct variant variants[] = {
     {"adamw 8bit/24bit", "adamw", "8bit", "24bit", "both of the above"},
     {"adamw f32/bf16", "adamw", "f32", "bf16", ROUNDS_BF16},
     {"adamw 8bit/bf16", "adamw", "8bit", "bf16", ROUNDS_BF16 ", moments to 8 bits"},
+    {"adamw by blocks", "adamw", "f32", "f32", "a layer at a time (train.blocks = layers); means of all layers", true},
     {"lion bf16/f32", "lion", "bf16", "f32", "another optimizer"},
     {"lion 8bit/f32", "lion", "8bit", "f32", "another optimizer"},
     {"lion 8bit/bf16", "lion", "8bit", "bf16", "another optimizer; " ROUNDS_BF16},
     {"sgd -/f32", "sgd", "f32", "f32", "another optimizer; no state without momentum"},
     {"sgd -/bf16", "sgd", "f32", "bf16", "another optimizer; " ROUNDS_BF16},
+    {"adafactor/f32", "adafactor", "f32", "f32", "another optimizer; moments of rows and columns"},
+    {"adafactor/bf16", "adafactor", "f32", "bf16", "another optimizer; " ROUNDS_BF16},
+    {"muon bf16/f32", "muon", "bf16", "f32", "another optimizer; momentum of 8 bits of mantissa"},
 };
 enum { N_ORDERS = 2 };
 
 struct row {
     const struct variant *of;
     bool backward, fits, exact;
+    bool bf16; /* compute: in f32 the masters are what computes, so they keep all their bits */
+    bool adapters; /* are trained: not by directions made on the device */
+    bool may_block; /* train.blocks can be set */
+    char blocks[24]; /* train.blocks */
     double kept, host, disk; /* bytes: a trained parameter's; in all */
     double seconds, written, a_token; /* written: in a step; a_token: for a token */
 };
@@ -54,41 +64,65 @@ static double kept_bytes(const struct mt_plan_choice *c)
     return sum;
 }
 
-static void take_row(struct row *r, const struct plan_view *v)
+static int take_row(struct row *r, const struct plan_view *v, struct mt_err *err)
 {
     const struct mt_plan_choice *c = &v->choice;
     double tokens = (double)(c->numerics.rows_per_step * c->numerics.seq_len);
-    r->fits = true;
     r->kept = kept_bytes(c) / (double)MT_MAX(v->layout->n_trained, (uint64_t)1);
     r->host = (double)c->host_bytes;
     r->disk = (double)c->disk_bytes;
     r->seconds = c->sim.seconds;
     r->written = c->sim.bytes[MT_SIM_DISK_WRITE];
+    if (v->layout->by_blocks) {
+        struct plan_blocks b;
+        int rc = plan_blocks(&b, v, err);
+        if (rc)
+            return rc;
+        r->seconds = b.seconds;
+        r->written = b.written;
+    }
     r->a_token = r->written / tokens;
+    r->fits = true;
+    return 0;
 }
 
-/* *err: only of what is wrong with any of them; one that does not fit is told in its row. */
+/* An error is one that all variants have. That a variant does not fit is none: its row says so. */
 static int try_variant(struct row *r, const struct variant *of, bool backward, const struct cli_args *args,
                        struct mt_err *err)
 {
     struct plan_view v;
-    const bool rounds = !strcmp(of->state_dtype, "bf16"); /* optimizer.rounding is of these states */
+    const struct mt_optimizer *o = mt_optimizer_find(of->type, MT_STATE_F32, NULL); /* in any type of states */
+    const bool directs = o->direct, rounds = !strcmp(of->state_dtype, "bf16") && !directs; /* rounding as set */
     struct plan_settings s = {
         .key = {"optimizer.type", "optimizer.state_dtype", "optimizer.master", "memory.update",
                 rounds ? NULL : "optimizer.rounding"},
         .value = {of->type, of->state_dtype, of->master, backward ? "backward" : "forward", "nearest"}};
     size_t n = rounds ? 4 : 5;
-    if (backward) {
+    if (directs) {
+        s.key[n] = "train.grad_clip";
+        s.value[n] = "0";
+    } else if (backward) {
         s.key[n] = "train.clip";
         s.value[n] = "unit";
     }
+    for (size_t i = 0; of->blocks && i < MT_ARRAY_LEN(s.key); i++)
+        if (!s.key[i]) {
+            s.key[i] = "train.blocks";
+            s.value[i] = "layers";
+            break;
+        }
     *r = (struct row){.of = of, .backward = backward};
     int rc = plan_view_open_as(&v, args->n_operands ? args->operands[0] : NULL, args, &s, err);
+    r->bf16 = !rc && v.cfg->numerics.dtype != MT_F32;
+    r->adapters = !rc && v.cfg->adapter.kind != MT_ADAPTER_NONE;
+    r->may_block = !rc && mt_config_may_train_blocks(v.cfg);
+    if (!rc)
+        snprintf(r->blocks, sizeof(r->blocks), "%s", v.cfg->train.blocks);
     r->exact = !rc && !*of->lost && v.request.numerics.master == MT_MASTER_F32;
     if (!rc)
         rc = mt_resolve(&v.choice, &v.request, err);
     if (!rc)
-        take_row(r, &v);
+        rc = take_row(r, &v, err);
     plan_view_close(&v);
     return rc == -ENOSPC ? 0 : rc;
 }
@@ -115,7 +149,8 @@ static void print_notes(void)
         if (*variants[i].lost)
             printf("  %-16s %s\n", variants[i].title, variants[i].lost);
     printf("backward: --set memory.update=backward, and train.clip=unit, which clips each layer\n"
-           "by itself, or train.grad_clip=0; the same bits as forward with that clipping.\n");
+           "by itself, or train.grad_clip=0; the same bits as forward with that clipping.\n"
+           "adafactor and muon have train.grad_clip=0 in either order.\n");
 }
 
 static void add_json(cJSON *all, const struct row *r)
@@ -125,6 +160,7 @@ static void add_json(cJSON *all, const struct row *r)
     cJSON_AddStringToObject(o, "optimizer.state_dtype", r->of->state_dtype);
     cJSON_AddStringToObject(o, "optimizer.master", r->of->master);
     cJSON_AddStringToObject(o, "memory.update", r->backward ? "backward" : "forward");
+    cJSON_AddStringToObject(o, "train.blocks", r->blocks);
     cJSON_AddBoolToObject(o, "exact", r->exact);
     cJSON_AddBoolToObject(o, "fits", r->fits);
     if (r->fits) {
@@ -158,27 +194,16 @@ static void print_all(const struct row *rows, size_t n, bool json)
     cJSON_Delete(all);
 }
 
-/* *lean: whether masters of fewer bits can be had: with compute in f32 the masters are what computes. */
-static int find_lean(bool *lean, const struct cli_args *args, struct mt_err *err)
-{
-    struct plan_view v;
-    const struct plan_settings any_state = {.key = {"optimizer.rounding"}, .value = {"nearest"}};
-    int rc = plan_view_open_as(&v, args->n_operands ? args->operands[0] : NULL, args, &any_state, err);
-    *lean = !rc && v.cfg->numerics.dtype != MT_F32;
-    plan_view_close(&v);
-    return rc;
-}
-
 int plan_print_optimizers(const struct cli_args *args)
 {
     struct row rows[N_ORDERS * MT_ARRAY_LEN(variants)];
     struct mt_err err = {0};
     size_t n = 0;
-    bool lean;
-    if (find_lean(&lean, args, &err))
-        return cli_fail(&err);
     for (size_t i = 0; i < MT_ARRAY_LEN(variants); i++) {
-        bool possible = lean || !strcmp(variants[i].master, "f32");
+        /* the first is of AdamW with masters in f32, which any configuration can have */
+        const struct mt_optimizer *o = mt_optimizer_find(variants[i].type, MT_STATE_F32, NULL);
+        bool possible = (!strcmp(variants[i].master, "f32") || rows[0].bf16) && !(o->direct && rows[0].adapters) &&
+                        (!variants[i].blocks || rows[0].may_block);
         for (int backward = 0; possible && backward < N_ORDERS; backward++)
             if (try_variant(&rows[n++], &variants[i], backward, args, &err))
                 return cli_fail(&err);

@@ -12,6 +12,7 @@
 #include "engine/records.h"
 #include "objective/objective.h"
 #include "optim/adam.h"
+#include "plan/evaluate.h"
 #include "report.h"
 
 static const char *const act_names[] = {"auto", "keep", "offload", "disk", "recompute"};
@@ -37,7 +38,7 @@ static struct figures figure(const struct plan_view *v)
     struct figures f = {.tokens = (double)(r->numerics.rows_per_step * r->numerics.seq_len)};
     double s = v->choice.sim.seconds, gpus = v->machine.cpu ? 1 : lanes_of(v); /* on the cpu device they share cores */
     f.tok_s = f.tokens / s;
-    f.model_flops = f.tokens * mt_layout_flops_per_token(v->layout, (size_t)r->numerics.seq_len);
+    f.model_flops = f.tokens * mt_layout_flops_per_token(v->layout, (size_t)r->numerics.seq_len) / (r->train ? 1 : 3);
     f.tflops = f.model_flops / s * 1e-12;
     f.peak = rate[mt_machine_peak(&r->numerics)].value * gpus;
     f.run_tokens = plan_run_tokens(v) > 0 ? plan_run_tokens(v) : 1e9;
@@ -143,9 +144,11 @@ static void print_head(const struct plan_view *v)
     printf("Model     %s, %.4gB parameters%s, %lld layers, %s\n", v->hf.family->architecture,
            (double)v->layout->n_params * 1e-9, cli_active_params(active, sizeof(active), v->layout),
            (long long)v->hf.n_layers, mt_numerics_name(&r->numerics));
-    if (v->layout->n_trained < v->layout->n_params && !v->layout->n_adapters)
+    if (!r->train)
+        printf("Pass      forward alone, as megatrain score and eval make it\n");
+    else if (v->layout->n_trained < v->layout->n_params && !v->layout->n_adapters)
         printf("Trained   %.4gB parameters, the others are frozen\n", (double)v->layout->n_trained * 1e-9);
-    if (v->layout->n_adapters)
+    if (r->train && v->layout->n_adapters)
         printf("Adapters  rank %lld, alpha %g: %.4gM parameters trained, the model's are read and never written\n",
                (long long)v->layout->adapter_default.rank, v->layout->adapter_default.alpha,
                (double)v->layout->n_trained * 1e-6);
@@ -154,10 +157,10 @@ static void print_head(const struct plan_view *v)
            mt_format_bytes(b, sizeof(b), r->placement.host_budget.bytes));
     long long rows = r->numerics.rows_per_step, len = r->numerics.seq_len;
     printf("Step      %lld tokens: %lld rows of %lld in %zu micro-batches\n", rows * len, rows, len, c->n_micro);
-    long long top = r->numerics.objective_keys.top;
-    if (mt_objective_of(&r->numerics)->teacher)
-        printf("Teacher   %zu bytes for each trained token of the data, on a drive, by megatrain score --top %lld\n",
-               mt_teacher_row_bytes((size_t)top), top);
+    size_t top = r->train && mt_objective_of(&r->numerics)->teacher ? (size_t)r->numerics.objective_keys.top : r->top;
+    if (top)
+        printf("Teacher   %zu bytes for each trained token of the data, on a drive, by megatrain score --top %zu\n",
+               mt_teacher_row_bytes(top), top);
 }
 
 static const char *const adapters_names[] = {"streamed", "resident"};
@@ -281,6 +284,41 @@ static void print_time(const struct plan_view *v)
     }
 }
 
+/* The same plan if products left no multiprocessor idle at their ends: what small products, as of experts, cost. */
+static double seconds_without_waves(const struct plan_view *v)
+{
+    struct mt_machine machine = v->machine; /* shares its samples */
+    struct mt_plan_choice c = {0};
+    struct mt_plan_request r = mt_plan_request_as(&v->request, &v->choice);
+    double seconds = v->choice.sim.seconds;
+    machine.rate[MT_RATE_MULTIPROCESSORS].value = 0;
+    r.machine = &machine;
+    if (v->hf.moe.n_experts && !v->machine.cpu && !mt_plan_evaluate(&c, &r, NULL, NULL)) {
+        seconds = c.sim.seconds;
+        mt_plan_choice_finish(&c);
+    }
+    return seconds;
+}
+
+/* A data sheet says what a link does in one direction for one GPU; machines with several reach half of it. */
+static void print_unmeasured_link(const struct plan_view *v)
+{
+    const struct mt_sim_result *s = &v->choice.sim;
+    static const struct {
+        enum mt_rate_id rate;
+        enum mt_sim_resource resource;
+        const char *way;
+    } ways[] = {{MT_RATE_H2D, MT_SIM_H2D, "to"}, {MT_RATE_D2H, MT_SIM_D2H, "from"}};
+    const double most = 0.7;
+    for (size_t i = 0; i < MT_ARRAY_LEN(ways); i++) {
+        double busy = s->busy[ways[i].resource] / queues_of(v, ways[i].resource) / s->seconds;
+        bool binds = s->bound[MT_SIM_FORWARD] == ways[i].resource || s->bound[MT_SIM_BACKWARD] == ways[i].resource;
+        if (v->machine.rate[ways[i].rate].source == MT_RATE_RATED && (binds || busy > most))
+            printf("Link      copies %s the GPU bind (%.0f%% of the step), at a rate that nobody measured:\n"
+                   "          megatrain probe all measures this machine\n", ways[i].way, 100 * busy);
+    }
+}
+
 static void print_rates(const struct plan_view *v)
 {
     struct figures f = figure(v);
@@ -288,12 +326,18 @@ static void print_rates(const struct plan_view *v)
     printf("\nSpeed     %.0f tokens/s, %.4g model TFLOP/s", f.tok_s, f.tflops);
     if (f.peak > 0)
         printf(" (%.1f%% of %.4g)", 100 * f.tflops / f.peak, f.peak);
+    double even = seconds_without_waves(v);
+    if (even < 0.99 * v->choice.sim.seconds)
+        printf("\nWaves     %.0f tokens/s if small products left no multiprocessor idle", f.tokens / even);
+    printf("\n");
+    print_unmeasured_link(v);
     snprintf(tokens, sizeof(tokens), f.run_tokens == 1e9 ? "a billion" : "%.4g million",
              f.run_tokens * 1e-6);
-    printf("\nRun       %.3g days for %s tokens", f.days_run, tokens);
+    printf("Run       %.3g days for %s tokens", f.days_run, tokens);
     if (f.joules_token > 0)
         printf(", %.3g kWh", f.joules_token * f.run_tokens / 3.6e6);
     printf("\n");
+    plan_print_blocks(v);
     if (f.disk_write > 0) {
         printf("Drives    %.4g GB written a step, %.4g TB for a million tokens\n", f.disk_write * 1e-9,
                f.disk_write / f.tokens * 1e-6);

@@ -16,6 +16,7 @@ struct plan_view {
     int device_index; /* of the device that measures it */
     struct mt_plan_request request;
     struct mt_plan_choice choice;
+    uint64_t epoch_rows; /* of data.train; 0: not known, as its tokens are not prepared here */
 };
 
 /**
@@ -23,10 +24,10 @@ struct plan_view {
  * options name, or this one's profile. Also used by bench. Close with plan_view_close(), opened or not.
  */
 int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *args, struct mt_err *err);
-/** Settings that are tried beside the configuration and the options: up to six keys, and the size of a step. Keys that
+/** Settings that are tried beside the configuration and the options: up to 7 keys, and the size of a step. Keys that
  * another optimizer.type does not have are at their defaults. */
 struct plan_settings {
-    const char *key[6], *value[6];
+    const char *key[7], *value[7];
     long long tokens_per_step; /* 0: as it is */
 };
 /** The same with such settings, and without messages; `change` NULL: plan_view_open(). */
@@ -37,7 +38,7 @@ void plan_view_close(struct plan_view *v);
  * choice, and the optimizer and the link (mt_measure_again()). */
 int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err);
 
-/** Tokens of the run that the configuration asks for; 0: of none (train.epochs needs the data). */
+/** Tokens of the run that the configuration asks for; 0: not known, or for none. */
 double plan_run_tokens(const struct plan_view *v);
 
 /** What the plan's writes do to drives. */
@@ -52,6 +53,16 @@ struct plan_wear {
 void plan_wear(struct plan_wear *w, const struct plan_view *v);
 /** A line, and where the drives would not last a year and ten such runs, what would not wear them out. */
 void plan_print_wear(const struct plan_view *v);
+
+/** A run by blocks of layers (train.blocks), of which the view is the lowest block's phase. */
+struct plan_blocks {
+    uint64_t n, steps;            /* blocks; 0: the run trains all at once. Steps of a phase */
+    double seconds, written;      /* of a step, and bytes that it writes to drives: means over all blocks */
+    double overlay_bytes, read_bytes; /* of a switch: written to the overlay, and read of weights */
+};
+/** Searches for a few blocks, evenly spaced, and takes the others between them. */
+int plan_blocks(struct plan_blocks *out, const struct plan_view *v, struct mt_err *err);
+void plan_print_blocks(const struct plan_view *v);
 
 /** Prints to standard output, within 80 columns. */
 void plan_print(const struct plan_view *v);

@@ -17,6 +17,7 @@
 #include "machine/stored.h"
 #include "optim/optimizer.h"
 #include "plan_print.h"
+#include "train/inputs.h"
 
 /* "24GiB", "25GB/s", or a bare number of the option's own unit, which is `scale` bytes; -1 for other text. */
 static double parse_amount(const char *text, double scale)
@@ -213,6 +214,8 @@ static int reset_other_keys(struct mt_config *cfg, struct mt_err *err)
         if (!mt_optimizer_default(cfg->optimizer.type, key, &unused))
             rc = mt_config_reset(cfg, name, err);
     }
+    if (!rc && strcmp(cfg->optimizer.type, "muon") != 0)
+        rc = mt_config_reset(cfg, "optimizer.matrices", err);
     return rc;
 }
 
@@ -240,13 +243,21 @@ int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_arg
         rc = apply_settings(v->cfg, change, err);
     if (!rc)
         rc = read_model(v, !change, err);
+    if (!rc && cli_arg(args, "score"))
+        rc = mt_inputs_freeze_all(v->cfg, "--score", err);
     if (!rc)
         rc = mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, v->model_dir, NULL, err);
+    if (!rc && !cli_arg(args, "score"))
+        rc = mt_plan_check_trained(v->layout, err);
     if (!rc)
         rc = load_machine(v, args, err);
     v->request.machine = &v->machine;
     v->request.layout = v->layout;
     v->request.halves = v->halves;
+    v->request.train = !cli_arg(args, "score");
+    v->request.top = (size_t)cli_whole(args, "score", 0);
+    if (!rc && !change && v->request.train && v->model_dir && v->cfg->train.epochs > 0)
+        v->epoch_rows = mt_inputs_prepared_rows(v->cfg, &v->hf, v->model_dir, &v->request.numerics);
     return rc;
 }
 

@@ -14,8 +14,11 @@ enum {
 double plan_run_tokens(const struct plan_view *v)
 {
     const struct mt_numerics *n = &v->request.numerics;
-    return v->cfg->train.tokens ? (double)v->cfg->train.tokens
-                                : (double)v->cfg->train.steps * (double)(n->rows_per_step * n->seq_len);
+    if (!v->request.train)
+        return 0;
+    double rows = v->cfg->train.steps ? (double)(v->cfg->train.steps * n->rows_per_step)
+                                      : v->cfg->train.epochs * (double)v->epoch_rows;
+    return v->cfg->train.tokens ? (double)v->cfg->train.tokens : rows * (double)n->seq_len;
 }
 
 void plan_wear(struct plan_wear *w, const struct plan_view *v)
@@ -95,6 +98,9 @@ static void print_alternatives(const struct plan_view *v)
     print_lean(v);
     print_masters(v);
     print_backward(v);
+    if (!l->by_blocks && mt_config_may_train_blocks(v->cfg))
+        printf("          train.blocks = layers: states of %.4g GB, of a layer at a time\n",
+               state_bytes(v, l->n_trained / (uint64_t)l->cfg.n_layers) * 1e-9);
     if (!l->n_adapters)
         printf("          adapter.kind = lora: the model is read and never written\n");
     printf("          host memory for the states: %.4g GB in all\n", state_bytes(v, l->n_trained) * 1e-9);

@@ -116,10 +116,13 @@ void cli_print_setup(const struct mt_setup *s)
     char times[24] = "";
     if (lanes > 1)
         snprintf(times, sizeof(times), "%d times ", lanes);
-    cli_say("Device   %s%s, %d threads, %s %s, budget %s\n", times, mt_device_limits(s->dev)->name,
+    const struct mt_device_limits *l = mt_device_limits(s->dev);
+    cli_say("Device   %s%s, %d threads, %s %s, budget %s\n", times, l->name,
             (int)s->choice.placement.threads, s->choice.numerics.optimizer->title,
             mt_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_isa_best()),
-            mt_format_bytes(a, sizeof(a), mt_device_limits(s->dev)->budget_bytes));
+            mt_format_bytes(a, sizeof(a), l->budget_bytes));
+    for (int i = 0; i < lanes && l->address[0]; i++)
+        cli_say("         at %s\n", mt_device_limits(i ? s->other_dev[i - 1] : s->dev)->address);
     size_t sharing = s->layout->n_units - (p->program.one_ring ? 0 : 2), held = 0;
     for (int lane = 0; lane < mt_program_lanes(&p->program); lane++)
         held += (size_t)p->program.n_buffers[lane][MT_POOL_WEIGHTS];

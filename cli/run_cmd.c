@@ -21,6 +21,7 @@
 #include "weights/peft.h"
 #include "rates.h"
 #include "report.h"
+#include "train/blocks.h"
 #include "train/reference.h"
 #include "train/train.h"
 
@@ -76,8 +77,10 @@ struct learner {
     struct mt_inputs *in;
     struct mt_train_state state;
     struct mt_history history;
+    struct mt_save_clock clock;
     struct mt_hf_files files; /* of the model's folder */
     char *resume; /* checkpoint to continue from, or NULL */
+    uint64_t first_step; /* done when the process began */
     struct mt_output out;
     struct cli_progress progress;
 };
@@ -129,10 +132,30 @@ static int open_output(struct learner *r, struct mt_err *err)
     return 0;
 }
 
+/* An overlay has what earlier blocks trained, in files of whole blocks: it cannot go on with others. */
+static int check_blocks(const struct learner *r, struct mt_err *err)
+{
+    static const char *const keys[] = {"train.blocks:", "train.blocks_always:", "model.freeze:"};
+    struct mt_str diff = {0}, grown = {0};
+    int rc = r->state.blocks.overlay ? mt_config_diff(r->cfg, r->state.config, &diff, &grown, err) : 0;
+    for (char *save = NULL, *line = diff.p ? strtok_r(diff.p, "\n", &save) : NULL; line && !rc;
+         line = strtok_r(NULL, "\n", &save))
+        for (size_t i = 0; i < MT_ARRAY_LEN(keys) && !rc; i++)
+            if (strstr(line, keys[i]))
+                rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s goes on from %s, blocks that were trained with another setting "
+                             "(%s): set it as it was, or export the checkpoint and train that", r->resume,
+                             r->state.blocks.overlay, line + strspn(line, " "));
+    mt_str_finish(&diff);
+    mt_str_finish(&grown);
+    return rc;
+}
+
 static int read_resume(struct learner *r, struct mt_err *err)
 {
     int rc = mt_checkpoint_read_state(r->resume, &r->state, err);
-    return rc ? rc : mt_config_keep(r->cfg, r->state.config, "checkpoint", err);
+    if (!rc)
+        rc = mt_config_keep(r->cfg, r->state.config, "checkpoint", err);
+    return rc ? rc : check_blocks(r, err);
 }
 
 static bool same_folder(const char *a, const char *b)
@@ -221,6 +244,8 @@ static int write_run_files(struct learner *r, const struct mt_setup *setup, stru
     cJSON_AddStringToObject(o, "version", MT_VERSION);
     cJSON_AddStringToObject(o, "host", host);
     cJSON_AddStringToObject(o, "device", mt_device_limits(setup->dev)->name);
+    if (mt_device_limits(setup->dev)->address[0])
+        cJSON_AddStringToObject(o, "device_address", mt_device_limits(setup->dev)->address);
     cJSON_AddNumberToObject(o, "threads", (double)setup->choice.placement.threads);
     cJSON_AddStringToObject(o, "model", r->in->model_dir);
     cJSON_AddNumberToObject(o, "parameters", (double)setup->layout->n_params);
@@ -283,7 +308,13 @@ static void check_space(const struct learner *r, const struct mt_memory *m)
 static const cJSON *named_tensors(const struct learner *r)
 {
     bool adapters = r->cfg->adapter.kind != MT_ADAPTER_NONE;
-    return !r->resume || (adapters && cli_arg(r->args, "force")) ? NULL : r->state.frozen;
+    return (adapters && cli_arg(r->args, "force")) ? NULL : r->state.frozen;
+}
+
+static struct mt_resumed resumed_of(const struct learner *l)
+{
+    return (struct mt_resumed){.from_files = named_tensors(l), .dir = l->resume, .phase = l->state.blocks.phase,
+                               .overlay = l->state.blocks.overlay};
 }
 
 /* Reads what the runs are and decides how they are placed. */
@@ -293,7 +324,7 @@ static int prepare(struct run *r, struct mt_err *err)
     uint64_t tbw = cli_size(r->args, "tbw", 0);
     int rc = 0;
     for (size_t i = 0; i < r->n && !rc; i++) {
-        struct mt_resumed resumed = {named_tensors(&r->learner[i]), r->learner[i].resume};
+        struct mt_resumed resumed = resumed_of(&r->learner[i]);
         rc = mt_inputs_open(&r->in[i], r->learner[i].cfg, MT_RUN_TRAIN, &resumed, err);
     }
     if (!rc)
@@ -324,6 +355,7 @@ static struct mt_train_params params_of(struct run *r, size_t i, struct cli_rate
                                 .learner = i,
                                 .state = &l->state,
                                 .history = &l->history,
+                                .clock = &l->clock,
                                 .files = &l->files,
                                 .start_ns = r->cli->start_ns,
                                 .control = &control,
@@ -331,6 +363,8 @@ static struct mt_train_params params_of(struct run *r, size_t i, struct cli_rate
                                 .output = &l->out,
                                 .trace = cli_arg(r->args, "trace"),
                                 .no_save = cli_arg(r->args, "no-save") != NULL,
+                                .first_step = l->first_step,
+                                .block_end = mt_blocks_end_of(l->in, &l->state),
                                 .max_steps = (uint64_t)cli_whole(r->args, "max-steps", 0)};
     cli_progress_events(&p.events, &l->progress);
     return p;
@@ -456,6 +490,34 @@ static int check_operands(const struct cli_args *a, struct mt_err *err)
     return 0;
 }
 
+/* Opens the next phase of train.blocks. Its placement is decided anew; its numerics are those of the run. */
+static int next_block(struct run *r, struct mt_err *err)
+{
+    struct learner *l = r->learner;
+    struct mt_config *cfg = NULL;
+    struct mt_memory memory;
+    mt_train_phase(&control, "opening the next block");
+    mt_session_finish(&r->session);
+    mt_setup_finish(&r->setup);
+    free(l->resume);
+    l->resume = NULL;
+    struct mt_resumed resumed = resumed_of(l);
+    int rc = mt_config_copy(&cfg, l->cfg, "chosen", err);
+    if (!rc && strcmp(l->out.dir, cfg->checkpoint.dir))
+        rc = mt_config_override(cfg, "checkpoint.dir", l->out.dir, "where it was moved to", err);
+    if (!rc)
+        rc = mt_inputs_next_block(l->in, cfg, &resumed, err);
+    if (cfg) {
+        mt_config_destroy(&l->cfg);
+        l->cfg = l->in->cfg = cfg;
+    }
+    if (!rc)
+        rc = mt_setup_open(&r->setup, l->in, MT_RUN_TRAIN, err);
+    if (!rc)
+        rc = mt_setup_memory(&r->setup, &memory, err);
+    return rc ? rc : mt_memory_check(&memory, err);
+}
+
 static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
 {
     int rc = r->learner && r->in ? 0 : mt_fail_nomem(err, "the run", r->n * sizeof(*r->learner));
@@ -475,7 +537,15 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
     for (size_t i = 0; i < r->n && !r->cli->quiet; i++)
         if (r->learner[i].resume)
             cli_say("resuming from %s\n", r->learner[i].resume);
-    return train(r, end, err);
+    for (size_t i = 0; i < r->n; i++)
+        r->learner[i].first_step = r->learner[i].state.step;
+    rc = train(r, end, err);
+    while (!rc && *end == MT_END_BLOCK) {
+        rc = next_block(r, err);
+        if (!rc)
+            rc = train(r, end, err);
+    }
+    return rc;
 }
 
 static void close_learner(struct learner *l)

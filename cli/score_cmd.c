@@ -17,6 +17,8 @@
 #include "cli.h"
 #include "score_choices.h"
 #include "score_journal.h"
+#include "report.h"
+#include "train/memory.h"
 #include "train/train.h"
 
 /* Arrays for a step. */
@@ -119,7 +121,7 @@ static void add_docs(struct scratch *k, struct score_block *b, const struct mt_b
     }
 }
 
-/* What is told of samples, and where: in the journal, and in the teacher's file (NULL without --top). */
+/* Where the results of a sample are kept: the journal, and the teacher's file (NULL without --top). */
 struct sinks {
     struct score_journal *journal;
     mt_teacher_out *teacher;
@@ -233,24 +235,46 @@ static int write_results(const struct mt_inputs *in, const struct score_journal 
     return rc;
 }
 
-/* The file of --top, FILE.top; says its size before anything is computed. */
-static int open_top(mt_teacher_out **out, const struct mt_setup *setup, size_t top, const char *path, bool goes_on,
+/* Says what FILE.top takes before anything is computed. */
+static uint64_t say_top(const struct mt_inputs *in, const char *file)
+{
+    const struct mt_dataset_stats *d = mt_dataset_stats(in->eval_data);
+    uint64_t bytes = mt_teacher_bytes(d->n_samples, d->n_trained, in->top);
+    char size[32];
+    mt_info("%s takes %s: %zu bytes for each of %llu trained tokens", file, mt_format_bytes(size, sizeof(size), bytes),
+            mt_teacher_row_bytes(in->top), (unsigned long long)d->n_trained);
+    return bytes;
+}
+
+static int check_memory(const struct mt_setup *setup, const struct cli_args *args, const char *path, struct mt_err *err)
+{
+    struct mt_memory memory;
+    char file[4096];
+    int rc = mt_setup_memory(setup, &memory, err);
+    mt_path_printf(file, sizeof(file), "%s.top", path);
+    if (!rc && setup->in->top)
+        mt_memory_add_row(&memory.rows, "disk", "FILE.top", say_top(setup->in, file));
+    if (!rc && cli_arg(args, "dry-run"))
+        cli_print_memory(&memory);
+    return rc ? rc : mt_memory_check(&memory, err);
+}
+
+/* The file of --top, FILE.top. */
+static int open_top(mt_teacher_out **out, const struct mt_setup *setup, const char *path, bool goes_on,
                     struct mt_err *err)
 {
     const struct mt_inputs *in = setup->in;
-    const struct mt_dataset_stats *d = mt_dataset_stats(in->eval_data);
-    char file[4096], size[32];
-    uint64_t bytes = mt_teacher_bytes(d->n_samples, d->n_trained, top);
+    char file[4096];
     mt_path_printf(file, sizeof(file), "%s.top", path);
-    mt_info("%s takes %s: %zu bytes for each of %llu trained tokens", file, mt_format_bytes(size, sizeof(size), bytes),
-            mt_teacher_row_bytes(top), (unsigned long long)d->n_trained);
-    const struct mt_teacher_params p = {file, in->eval_data, top, (size_t)in->hf.vocab, key_of(setup), goes_on};
-    return mt_teacher_create(out, &p, err);
+    struct mt_teacher_params p = {.path = file, .data = in->eval_data, .top = in->top, .vocab = (size_t)in->hf.vocab,
+                                  .key = key_of(setup), .goes_on = goes_on};
+    int rc = mt_inputs_tokenizer_hash(&p.tokenizer, in, err);
+    return rc ? rc : mt_teacher_create(out, &p, err);
 }
 
 static int score(const struct mt_setup *setup, const struct cli_args *args, const char *path, struct mt_err *err)
 {
-    const size_t top = (size_t)cli_whole(args, "top", 0);
+    const size_t top = setup->in->top;
     mt_teacher_out *teacher = NULL;
     struct mt_session s;
     struct score_journal j = {0};
@@ -267,7 +291,7 @@ static int score(const struct mt_setup *setup, const struct cli_args *args, cons
     for (size_t i = 0; i < n && !rc; i++)
         before += j.sample[i].done;
     if (!rc && top)
-        rc = open_top(&teacher, setup, top, path, before > 0, err);
+        rc = open_top(&teacher, setup, path, before > 0, err);
     if (before)
         mt_info("%zu of %zu %s are in %s already", before, n, answers ? "answers" : "samples", part);
     if (!rc && before < n)
@@ -318,13 +342,15 @@ int cli_cmd_score(struct cli *cli, const struct cli_args *args)
     if (!rc && cli_arg(args, "choices") && mt_dataset_stats(in.eval_data)->answers)
         rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "--choices is for samples of a prompt and a completion, not for answers with "
                      "a preference");
-    if (!rc)
-        rc = mt_setup_open(&setup, &in, MT_RUN_EVAL, &err);
-    size_t top = setup.engine_params.top = (size_t)cli_whole(args, "top", 0);
+    const size_t top = in.top = (size_t)cli_whole(args, "top", 0);
     if (!rc && top && (top > (size_t)in.hf.vocab || mt_dataset_stats(in.eval_data)->answers))
         rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "--top: at most as many tokens as the vocabulary has, and of samples, not of "
                      "answers with a preference");
     if (!rc)
+        rc = mt_setup_open(&setup, &in, MT_RUN_EVAL, &err);
+    if (!rc)
+        rc = check_memory(&setup, args, out, &err);
+    if (!rc && !cli_arg(args, "dry-run"))
         rc = score(&setup, args, out, &err);
     int code = rc ? cli_fail(&err) : 0;
     mt_setup_finish(&setup);
