@@ -78,6 +78,16 @@ CASES = {
                       q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=32,
                       n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1,
                       attention_bias=True, routed_scaling_factor=1.8)),
+    # documents shorter than index_topk: the indexer chooses all their tokens
+    "deepseek_v32": ("DeepseekV32ForCausalLM", dict(num_hidden_layers=2, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16,
+                     qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24, n_routed_experts=8, num_experts_per_tok=2, n_group=4,
+                     topk_group=2, moe_intermediate_size=16, n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=1.5,
+                     norm_topk_prob=True, index_topk=64, index_head_dim=16, index_n_heads=2,
+                     rope_scaling=dict(YARN, truncate=True, mscale=1.0, mscale_all_dim=0.7))),
+    "glm_moe_dsa": ("GlmMoeDsaForCausalLM", dict(num_hidden_layers=3, num_attention_heads=5, num_key_value_heads=5, q_lora_rank=16,
+                    kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=32, n_routed_experts=8, num_experts_per_tok=2,
+                    moe_intermediate_size=16, n_shared_experts=1, routed_scaling_factor=1.8, index_topk=64, index_head_dim=16,
+                    index_n_heads=2, mlp_layer_types=["sparse", "dense", "sparse"], indexer_types=["full", "shared", "full"])),
     # the gated delta rule: more value heads than key heads, of another width; in the last layer attention with gates
     "qwen3_5_text": ("Qwen3_5ForCausalLM", dict(DELTA, num_hidden_layers=3,
                      layer_types=["linear_attention", "linear_attention", "full_attention"],
@@ -244,7 +254,7 @@ def make(family, samples):
     l32, n32 = train_torch(model, samples, "f32")
     l16, _ = train_torch(bf16, samples, "bf16")
     trained = release_state(double.float())
-    save_file({k: v.contiguous() for k, v in trained.items() if not any(w in k for w in CHOOSING)},
+    save_file({k: v.contiguous() for k, v in trained.items() if not any(w in k for w in (*CHOOSING, ".indexer."))},
               os.path.join(d, "trained.safetensors"))
     expected = {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}",
                 "steps": STEPS, "rows": ROWS, "learning_rate": LR, "losses": losses, "norms": norms,

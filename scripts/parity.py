@@ -45,16 +45,19 @@ def looks_trained(model, seed):
     """Norms far from one, outlier channels, biases that are not zero."""
     g = torch.Generator().manual_seed(seed)
     gemma4 = "Gemma4" in type(model).__name__
-    one = 1.0 if "Gemma" in type(model).__name__ and not gemma4 else 0.0  # its norms multiply by 1 + w
+    one = 1.0 if any(n in type(model).__name__ for n in ("Gemma", "Nemotron")) and not gemma4 else 0.0  # norms multiply by 1 + w
     with torch.no_grad():
-        for name, p in [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n.endswith("layer_scalar"))]:
+        constants = ((n, b) for n, b in model.named_buffers() if n.endswith(("layer_scalar", "act_fn.beta", "act_fn.eps")))
+        for name, p in [*model.named_parameters(), *constants]:
             if name.endswith("layer_scalar"):
                 p.copy_(0.6 + torch.rand(p.shape, generator=g) * 0.6)
+            elif p.dim() == 0:
+                pass  # as its class has it
             elif "q_norm" in name or "k_norm" in name:
                 # their product scales the scores: larger ones make attention one-hot, and then a step
                 # turns a rounding error into a thousand of them, in torch as well
                 p.copy_((0.5 + torch.rand(p.shape, generator=g) * 0.8) * (0.5 if gemma4 else 1.0) - one)  # unscaled scores
-            elif "norm" in name:
+            elif "norm" in name and not name.endswith("bias"):
                 p.copy_(0.5 + torch.rand(p.shape, generator=g) * 2 - one)
             elif name.endswith("bias"):
                 p.copy_(torch.randn(p.shape, generator=g) * 0.3)

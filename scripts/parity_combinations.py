@@ -12,6 +12,7 @@ and kept for tests/parity/test_combinations.py, which needs no torch, by
 import argparse
 import copy
 import fnmatch
+import itertools
 import json
 import math
 import os
@@ -297,6 +298,7 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--n", type=int, default=300)
+    p.add_argument("--families", help="only seeds that draw one of these, by commas: their case is the same without this")
     p.add_argument("--store", help="a name in tests/parity/combinations")
     a = p.parse_args()
     torch.set_num_threads(1)  # products are too small for more threads
@@ -304,8 +306,10 @@ def main():
     transformers.utils.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     failed = []
+    only = a.families.split(",") if a.families else None
+    seeds = (s for s in itertools.count(a.seed) if not only or draw(random.Random(s))[0] in only)
     with tempfile.TemporaryDirectory() as tmp:
-        for seed in range(a.seed, a.seed + a.n):
+        for seed in itertools.islice(seeds, a.n):
             try:
                 ok = run_case(seed, tmp, a.store)
             except Exception as e:

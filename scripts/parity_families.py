@@ -48,9 +48,24 @@ DENSE = {
     "cwm": lambda r, n: dict(head_dim=16, sliding_window=9, layer_types=kinds(r, n), rope_scaling=ROPES[3]),
     "ministral": lambda r, n: dict(head_dim=16, sliding_window=9, layer_types=kinds(r, n)),
     "arcee": lambda r, n: dict(attention_bias=some(r), mlp_bias=some(r)),
+    "nemotron": lambda r, n: dict(head_dim=r.choice([16, 24]), attention_bias=some(r), mlp_bias=some(r)),
+    "starcoder2": lambda r, n: dict(use_bias=some(r), sliding_window=r.choice([None, 9])),
+    "apertus": lambda r, n: dict(head_dim=r.choice([16, 24]), attention_bias=some(r), rope_scaling=ROPES[3]),
+    "internlm3": lambda r, n: dict(head_dim=r.choice([8, 16]), qkv_bias=False, bias=False),
+    "iquestcoder": lambda r, n: dict(head_dim=r.choice([8, 16]), attention_bias=some(r), mlp_bias=some(r)),
+    "youtu": lambda r, n: dict(latents(r), rope_interleave=True),
+    "ministral3": lambda r, n: dict(head_dim=8, sliding_window=r.choice([None, 9]), rope_parameters={
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 8, "llama_4_scaling_beta": r.choice([0.1, 0.3])}),
+    "gemma4_text": lambda r, n: dict(head_dim=r.choice([8, 16]), global_head_dim=r.choice([16, 24]), sliding_window=9,
+                                     layer_types=kinds(r, n - 1) + [FULL], attention_k_eq_v=some(r), num_global_key_value_heads=1,
+                                     num_attention_heads=4, num_key_value_heads=2, final_logit_softcapping=r.choice([None, 4.0])),
+    "cohere": lambda r, n: dict(attention_bias=some(r), logit_scale=r.choice([0.0625, 0.5])),
+    "cohere2": lambda r, n: dict(attention_bias=some(r), logit_scale=r.choice([0.25, 1.5]), sliding_window=9, layer_types=kinds(r, n)),
     "glm": lambda r, n: dict(head_dim=r.choice([16, 24]), attention_bias=some(r)),
     "glm4": lambda r, n: dict(head_dim=r.choice([16, 24]), attention_bias=some(r)),
 }
+INDEXED = dict(index_topk=64, index_head_dim=16, index_n_heads=2)  # all tokens of the documents
 LATENT = dict(n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=16)
 MIXTURES = {
     "qwen3_moe": lambda r, n: dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=16),
@@ -61,6 +76,10 @@ MIXTURES = {
     "deepseek_v2": lambda r, n: dict(LATENT, **latents(r), n_group=4, topk_group=2, topk_method=r.choice(["group_limited_greedy", "greedy"]),
                                      n_shared_experts=2, first_k_dense_replace=r.choice([0, 1]), routed_scaling_factor=2.0,
                                      norm_topk_prob=False),
+    "deepseek_v32": lambda r, n: dict(LATENT, **latents(r, (16,)), **INDEXED, n_group=4, topk_group=2, n_shared_experts=1,
+                                      first_k_dense_replace=r.choice([0, 1]), routed_scaling_factor=1.5, norm_topk_prob=True),
+    "glm_moe_dsa": lambda r, n: dict(LATENT, **latents(r, (16,)), **INDEXED, n_shared_experts=1, routed_scaling_factor=1.8,
+                                     mlp_layer_types=[r.choice(["dense", "sparse"]) for _ in range(n)], indexer_types=["full"] * n),
     "glm4_moe_lite": lambda r, n: dict(LATENT, **latents(r, (16,)), n_shared_experts=1, routed_scaling_factor=1.8,
                                        mlp_layer_types=[r.choice(["dense", "sparse"]) for _ in range(n)]),
 }
@@ -73,11 +92,11 @@ NESTED = {
     "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text", "gemma3_text", SMALL),
 }
 #: those that read no other rope_scaling than their own
-OWN_ROPE = {"phi3", "hunyuan_v1_dense", "cwm", "deepseek_v2", "qwen3_vl", "ernie4_5", "olmo3", "gemma3", "gemma3_text"}
+OWN_ROPE = {"apertus", "gemma4_text", "ministral3", "phi3", "hunyuan_v1_dense", "cwm", "deepseek_v2", "qwen3_vl", "ernie4_5", "olmo3", "gemma3", "gemma3_text"}
 FUSED = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], "glm": ATTENTION + ["gate_up_proj", "down_proj"],
          "glm4": ATTENTION + ["gate_up_proj", "down_proj"]}
 #: MLPs without a gate
-UNGATED = {"arcee": ["up_proj", "down_proj"]}
+UNGATED = {"apertus": ["up_proj", "down_proj"], "arcee": ["up_proj", "down_proj"], "nemotron": ["up_proj", "down_proj"], "starcoder2": ["c_fc", "c_proj"]}
 AFTER = ("olmo2", "olmo3", "exaone4")
 
 

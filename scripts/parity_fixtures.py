@@ -75,6 +75,28 @@ CASES = {
     "arcee": ("arcee", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=8, mlp_bias=True,
         attention_bias=True, pad_token_id=None, rope_scaling={"rope_type": "yarn", "factor": 20.0,
             "original_max_position_embeddings": 64})),
+    # LayerNorm with a bias, of weights less one; rotary embedding of half a head
+    "nemotron": ("nemotron", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16,
+        partial_rotary_factor=0.5, norm_eps=1e-5, num_hidden_layers=3, pad_token_id=None)),
+    # LayerNorm with a bias, biases of all products, a window in all layers
+    "starcoder2": ("starcoder2", dict(num_attention_heads=5, num_key_value_heads=1, hidden_size=40, sliding_window=9,
+        norm_epsilon=1e-5, tie_word_embeddings=True, pad_token_id=None)),
+    "internlm3": ("internlm3", dict(num_attention_heads=5, num_key_value_heads=1, hidden_size=40, head_dim=8, pad_token_id=None,
+        qkv_bias=True, bias=True, rope_scaling={"rope_type": "dynamic", "factor": 6.0})),
+    "iquestcoder": ("iquestcoder", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16, pad_token_id=None)),
+    # latents in a dense model
+    "youtu": ("youtu", dict(num_attention_heads=3, num_key_value_heads=3, hidden_size=40, q_lora_rank=24, kv_lora_rank=16,
+        qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24, tie_word_embeddings=True, pad_token_id=None)),
+    # an activation with trained numbers
+    "apertus": ("apertus", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16, pad_token_id=None,
+        rms_norm_eps=1e-5, rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32})),
+    # both branches of a layer read one norm, without a bias; pairs of dimensions are rotated, of layers with a window alone
+    "cohere": ("cohere", dict(num_attention_heads=5, num_key_value_heads=1, hidden_size=40, attention_bias=True, logit_scale=0.6,
+        layer_norm_eps=1e-5, tie_word_embeddings=True, pad_token_id=None, use_qk_norm=False)),
+    "cohere2": ("cohere2", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=64, num_hidden_layers=3, sliding_window=9,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], logit_scale=0.5, layer_norm_eps=1e-5,
+        tie_word_embeddings=True, pad_token_id=None)),
     "glm": ("glm", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=24, pad_token_id=None,
         attention_bias=True)),
     "glm4": ("glm4", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16, pad_token_id=None,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes tests/parity/optimizers: twenty steps of models of tests/parity with optimizers other than AdamW, in double.
 Run by hand; the tests need no torch. lion-pytorch has to be installed beside what scripts/setup --parity installs.
-    .venv-parity/bin/python scripts/parity_optimizers.py [MODEL]...
+    .venv-parity/bin/python scripts/parity_optimizers.py [MODEL]... [CASE]...
 """
 import importlib.metadata
 import json
@@ -13,6 +13,7 @@ import transformers
 from lion_pytorch import Lion
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
+from transformers.optimization import Adafactor
 
 from parity import ROWS, STEPS, release_state, train_torch
 
@@ -34,21 +35,102 @@ class DecoupledSGD(torch.optim.SGD):
             g["weight_decay"] = wd
 
 
+class OfFiles(torch.optim.Optimizer):
+    """An optimizer of whole tensors, over those of the files: transformers keeps the experts of a layer in one tensor,
+    and of each expert gate and up. `make` gets the groups with these; gradients are not clipped."""
+
+    def __init__(self, groups, make):
+        super().__init__(groups, {"lr": 0.0})
+        self.pieces = [[(p, index) for p in g["params"] for index in self.of(p)] for g in groups]
+        self.inner = make([{"params": [torch.nn.Parameter(p.data[i]) for p, i in pieces], "lr": 0.0,
+                            "weight_decay": g["weight_decay"]} for g, pieces in zip(groups, self.pieces)])
+
+    @staticmethod
+    def of(p):
+        if p.dim() < 3:
+            return [...]
+        halves = [slice(None)] if p.shape[1] == hidden else [slice(p.shape[1] // 2), slice(p.shape[1] // 2, None)]
+        return [(e, half) for e in range(p.shape[0]) for half in halves]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for outer, inner, pieces in zip(self.param_groups, self.inner.param_groups, self.pieces):
+            inner["lr"] = outer["lr"]
+            for mine, (p, index) in zip(inner["params"], pieces):
+                mine.grad = p.grad[index].contiguous()
+        self.inner.step()
+
+
+def adafactor(groups):
+    return OfFiles(groups, lambda g: Adafactor(g, lr=1e-3, scale_parameter=True, relative_step=False, warmup_init=False,
+                                               beta1=None))
+
+
+def orthogonal(u):
+    """torch.optim.Muon's iteration, in u's own precision."""
+    tall = u.shape[0] > u.shape[1]
+    x = u.T if tall else u
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.T if tall else x
+
+
+class MuonOrAdamW(torch.optim.Optimizer):
+    """torch.optim.Muon with adjust_lr_fn="match_rms_adamw", for matrices of layers; AdamW for embedding, head, routers and
+    vectors."""
+
+    def __init__(self, groups, rest):
+        super().__init__(groups, {"lr": 0.0})
+        self.rest = rest
+        self.adamw = [torch.optim.AdamW([p for p in g["params"] if self.is_rest(p)] or [torch.nn.Parameter(torch.zeros(1))],
+                                        lr=0.0, weight_decay=g["weight_decay"]) for g in groups]
+
+    def is_rest(self, p):
+        return p.dim() < 2 or min(p.shape) < 8 or p.data_ptr() in self.rest
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for g, adamw in zip(self.param_groups, self.adamw):
+            adamw.param_groups[0]["lr"] = g["lr"]
+            adamw.step()
+            for p in (p for p in g["params"] if not self.is_rest(p)):
+                m = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                m.lerp_(p.grad, 0.05)
+                u = orthogonal(p.grad.lerp(m, 0.95))
+                p.mul_(1 - g["lr"] * g["weight_decay"])
+                p.add_(u, alpha=-g["lr"] * 0.2 * max(p.shape) ** 0.5)
+
+
+def muon(groups):
+    return OfFiles(groups, lambda g: MuonOrAdamW(g, rest))
+
+
 # the keys of [optimizer], the learning rate, and the same in torch
 CASES = {
     "lion": ({"type": "lion", "beta1": 0.9, "beta2": 0.99}, 2e-4, lambda groups: Lion(groups, lr=1e-3, betas=(0.9, 0.99))),
     "momentum": ({"type": "sgd", "momentum": 0.9}, 0.02, lambda groups: DecoupledSGD(groups, lr=1e-3, momentum=0.9)),
     "sgd": ({"type": "sgd"}, 0.1, lambda groups: DecoupledSGD(groups, lr=1e-3)),
+    "adafactor": ({"type": "adafactor"}, 0.02, adafactor),
+    "muon": ({"type": "muon"}, 2e-3, muon),
 }
 
 torch.set_num_threads(1)
 samples = [json.loads(line) for line in open(os.path.join(ROOT, "data.jsonl"))]
 os.makedirs(os.path.join(ROOT, "optimizers"), exist_ok=True)
-for name in sys.argv[1:] or ("qwen2", "qwen2_moe"):
-    for case, (keys, lr, optimizer) in CASES.items():
+wanted = sys.argv[1:] # models and cases
+for name in set(wanted) & {"qwen2", "qwen2_moe"} or ("qwen2", "qwen2_moe"):
+    for case in set(wanted) & set(CASES) or CASES:
+        keys, lr, optimizer = CASES[case]
+        clip = 0.5 if case in ("lion", "momentum", "sgd") else 1e30
         model = AutoModelForCausalLM.from_pretrained(os.path.join(ROOT, name), dtype=torch.float64, attn_implementation="eager",
                                                      experts_implementation="eager")
-        losses, norms = train_torch(model, samples, "f64", optimizer=optimizer, lr=lr)
+        hidden = model.config.hidden_size
+        rest = {p.data_ptr() for n, p in model.named_parameters()
+                if "embed" in n or "lm_head" in n or n.endswith("mlp.gate.weight")}
+        losses, norms = train_torch(model, samples, "f64", optimizer=optimizer, lr=lr, clip=clip)
+        keys = {**keys, **({} if clip == 0.5 else {"grad_clip": 0})}
         to = os.path.join(ROOT, "optimizers", f"{name}-{case}")
         save_file({k: p.float().contiguous() for k, p in release_state(model).items()}, to + ".safetensors")
         expected = {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}, "

@@ -47,7 +47,36 @@ CASES = {
     "kto_mixture": ("qwen3_moe", "kto", {"beta": 0.4}, {"beta": 0.4, "router_aux_loss_coef": 0.0}),
     "mixture": ("qwen3_moe", "sigmoid", {}, {"router_aux_loss_coef": 0.0}),
     "lora": ("llama", "sigmoid", {}, {}),
+    "truncated": ("qwen3", "sigmoid", {}, {"max_length": 13}),
+    "truncated_rated": ("llama", "apo_zero_unpaired", {}, {"max_length": 13}),
 }
+CUT = {"truncated": 26, "truncated_rated": 13}  # a row of two answers, or of one
+# Other models, losses and betas: drawn once, then kept. Not phi3, whose rotary table transformers chooses by the longest row of a batch.
+DRAWN = {"models": ("llama", "gemma2", "olmo2", "seed_oss", "qwen3_moe", "glm4", "granite", "gpt_oss"), "n": 8, "seed": 29,
+         "losses": ("sigmoid", "sigmoid_norm", "ipo", "hinge", "robust", "apo_zero", "apo_down", "cpo", "simpo", "orpo", "apo_zero_unpaired")}
+
+
+def draw():
+    r = random.Random(DRAWN["seed"])
+    losses = r.sample(DRAWN["losses"], DRAWN["n"])
+    for i, (model, loss) in enumerate(zip(r.sample(DRAWN["models"], DRAWN["n"]), losses)):
+        keys = {"beta": round(10 ** r.uniform(-1.5, 0.3), 3)}
+        more = dict(keys)
+        if loss == "robust":
+            keys["label_smoothing"] = more["label_smoothing"] = round(r.uniform(0, 0.4), 2)
+        if loss == "simpo":
+            keys["gamma"] = more["simpo_gamma"] = round(r.uniform(0.1, 1.5), 2)
+            more["cpo_alpha"] = 0.0
+        if loss == "cpo":
+            keys["sft"] = more["cpo_alpha"] = round(r.uniform(0, 2), 2)
+        if loss == "orpo":
+            keys["sft_tokens"] = "all"
+        if model in ("qwen3_moe", "gpt_oss"):
+            more["router_aux_loss_coef"] = 0.0
+        CASES[f"drawn{i}_{model}_{loss}"] = (model, loss, keys, more)
+
+
+draw()
 
 
 def tokenizer():
@@ -75,6 +104,7 @@ def text(ids):
 
 def train(name, rows):
     model_name, loss, _, more = CASES[name]
+    more = dict(more)
     tok = tokenizer()
     model = AutoModelForCausalLM.from_pretrained(os.path.join(ROOT, model_name), dtype=torch.float32, attn_implementation="eager")
     if name == "lora":
@@ -86,7 +116,8 @@ def train(name, rows):
     with tempfile.TemporaryDirectory() as tmp:
         common = dict(output_dir=tmp, per_device_train_batch_size=per, num_train_epochs=1, learning_rate=LR, logging_steps=1,
                       lr_scheduler_type="constant", use_cpu=True, bf16=False, report_to=[], save_strategy="no", max_grad_norm=1.0,
-                      weight_decay=0.0, disable_tqdm=True, seed=1, gradient_checkpointing=False, optim="adamw_torch", max_length=64)
+                      weight_decay=0.0, disable_tqdm=True, seed=1, gradient_checkpointing=False, optim="adamw_torch",
+                      max_length=more.pop("max_length", 64))
         if loss in ("cpo", "simpo"):
             kind, args = CPOTrainer, CPOConfig(**common, **{"loss_type": "sigmoid" if loss == "cpo" else "simpo", **more})
         elif loss == "orpo":
@@ -119,6 +150,8 @@ def main():
         made[name] = {"model": model, "loss": loss, "keys": keys, "losses": [h["loss"] for h in log],
                       "norms": [float(h["grad_norm"]) for h in log],
                       "measures": {m: [h[m] for h in log] for m in MEASURES if m in log[0]}}
+        if name in CUT:
+            made[name]["row"] = CUT[name]
         if name in ("sigmoid", "lora"):
             tensors = {k: v.detach().float().contiguous() for k, v in trained.state_dict().items()}
             if name == "lora":

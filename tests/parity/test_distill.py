@@ -26,17 +26,17 @@ def read_top(path):
     """(samples: [(rows)], K); a row: [(id, log-probability)], rest."""
     raw = open(path, "rb").read()
     magic, top, vocab, n, rows, key = struct.unpack_from("<8sIIQQQ", raw)
-    assert magic == b"MTTOPK1\0" and key == 0 and vocab == 96, (magic, key, vocab)
+    assert magic == b"MTTOPK2\0" and key == 0 and vocab == 96, (magic, key, vocab)
     at = 64
-    entries = [struct.unpack_from("<QQQ", raw, at + 24 * i) for i in range(n)]
-    at += 24 * n
+    entries = [struct.unpack_from("<QQQQ", raw, at + 32 * i) for i in range(n)]
+    at += 32 * n
     size = 8 * top + 4
     assert len(raw) == at + rows * size
 
     def row(i):
         values = struct.unpack_from("<" + "If" * top + "f", raw, at + i * size)
         return list(zip(values[0:-1:2], values[1:-1:2])), values[-1]
-    return [[row(first + i) for i in range(count)] for _, first, count in entries]
+    return [[row(first + i) for i in range(count)] for _, first, count, _ in entries]
 
 
 def make_teacher(tmp, name, data, top, *args, **over):
@@ -74,8 +74,9 @@ def train(tmp, name, case, expected, teacher, label="", expect=0, **over):
         "train__steps": expected["steps"], "train__batch_size": expected["rows"], "train__micro_batch": expected["rows"],
         "train__learning_rate": expected["learning_rate"], "train__schedule": "constant", "train__warmup": 0,
         "train__grad_clip": 1, "optimizer__weight_decay": 0, "optimizer__grad_dtype": "f32", "train__objective": "distill",
-        "distill__teacher": teacher, "distill__top": case["top"], "distill__sft": case["sft"], **keys, **over}))
-    p = megatrain("-q", "run", ini, expect=expect)
+        "distill__teacher": teacher, "distill__top": case["top"], "distill__sft": case["sft"],
+        "distill__temperature": case.get("temperature", 1), **keys, **over}))
+    p = megatrain("-q", "run", ini, *["--force"] if expect is None else [], expect=expect)
     return p if expect != 0 else [m for m in metrics(out) if "loss" in m]
 
 
@@ -86,16 +87,22 @@ def compare(name, case, steps, limit=2e-6):
 
 
 def refusals(tmp, data, case, expected, teacher):
-    whole = open(teacher, "rb").read()
-    for name, raw in (("short", whole[:-5]), ("begun", whole[:32] + b"\1" + whole[33:]), ("foreign", b"x" * 4096)):
+    whole = bytearray(open(teacher, "rb").read())
+
+    def other(name, at):
         with open(os.path.join(tmp, name + ".top"), "wb") as f:
-            f.write(raw)
+            f.write(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+        return dict(teacher=f.name)
+    with open(os.path.join(tmp, "short.top"), "wb") as short, open(os.path.join(tmp, "foreign.top"), "wb") as foreign:
+        short.write(whole[:-5])
+        foreign.write(b"x" * 4096)
     half = os.path.join(tmp, "half.jsonl")
     with open(half, "w") as f:
         f.writelines(open(data).readlines()[:30])
     of_half = make_teacher(tmp, "of-half", half, 8)
-    for what, over in (("no whole file", dict(teacher=os.path.join(tmp, "short.top"))), ("not complete", dict(teacher=os.path.join(tmp, "begun.top"))),
-                       ("no whole file", dict(teacher=os.path.join(tmp, "foreign.top"))), ("samples, the first of them", dict(teacher=of_half)),
+    for what, over in (("it is not whole", dict(teacher=short.name)), ("the header, its first 64 bytes", other("header", 20)),
+                       ("from byte 64 on, is damaged", other("samples", 64 + 32 * 7)), ("no file of megatrain score", dict(teacher=foreign.name)),
+                       ("rows of " + data + ":60, ", other("rows", len(whole) - 9)), ("samples, the first of them", dict(teacher=of_half)),
                        ("distill.top", dict(teacher=os.path.join(tmp, "teacher-8.top"), distill__top=9)),
                        ("set distill.teacher", dict(teacher="")), ("what is minimized is", dict(teacher=teacher, train__objective="cross_entropy")),
                        ("eval.best_by", dict(teacher=teacher, eval__best_by="kl"))):

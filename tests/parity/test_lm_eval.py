@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multiple-choice tasks as lm-evaluation-harness asks for them (scripts/lm_eval_fixtures.py): `score` reads the requests of its
 --log_samples, and finds the same log-probabilities within 1e-5, the same choices by sum and by length, the same scores of
-the tasks; also of a request a line, where questions are told by their context."""
+the tasks; also with a request a line, where requests with the same context are one question."""
 import json
 import os
 import shutil

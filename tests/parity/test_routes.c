@@ -16,6 +16,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "kinds/kinds.h"
 #include "model/model_priv.h"
 #include "model/part.h"
 #include "model/ranges.h"
@@ -213,7 +214,7 @@ static void routers_choose_what_transformers_chooses(void **state)
     }
     closedir(d);
     cJSON_Delete(data);
-    assert_int_equal(families, 19);
+    assert_int_equal(families, 21);
 }
 
 int main(int argc, char **argv)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Twenty steps by blocks of layers against badam's own optimizer over torch's AdamW (scripts/parity_blocks.py), on a dense
+model and on a mixture. The model's files are in FP32 here, so that a switch rounds nothing, as in badam."""
+import json
+import os
+import shutil
+import struct
+import tempfile
+
+from test_parity import FEW, HERE, at_most, floats, relative
+from tiny import base, megatrain, metrics, read_safetensors, write_ini
+
+
+def widen(source, out):
+    """The model with its weights in FP32."""
+    os.makedirs(out)
+    with open(os.path.join(source, "config.json")) as f:
+        text = f.read()
+    with open(os.path.join(out, "config.json"), "w") as f:
+        f.write(text.replace("bfloat16", "float32"))
+    header, data = {}, b""
+    for name, (dtype, shape, raw) in read_safetensors(os.path.join(source, "model.safetensors")).items():
+        assert dtype == "BF16"
+        wide = b"".join(b"\0\0" + raw[i:i + 2] for i in range(0, len(raw), 2))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(wide)]}
+        data += wide
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(out, "model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+    return out
+
+
+def train(tmp, model, expected, **over):
+    out = os.path.join(tmp, "out" + "-".join(over))
+    data = os.path.join(tmp, "data.jsonl")
+    shutil.copy(os.path.join(HERE, "data.jsonl"), data)
+    keys = {"train__block_steps": expected["block_steps"], **over}
+    ini = write_ini(out + ".ini", base(model, data, out, model__init="weights", model__dtype="f32", data__eval="",
+        data__packing="off", data__shuffle="off", train__steps=expected["steps"], train__batch_size=expected["rows"],
+        train__micro_batch=2, train__learning_rate=expected["learning_rate"], train__min_lr_ratio=0, train__blocks="layers",
+        train__block_order=expected["order"], optimizer__grad_dtype="f32", optimizer__weight_decay=0, **keys))
+    megatrain("-q", "run", ini)
+    return [m for m in metrics(out) if "loss" in m], os.path.join(out, f"checkpoint-{expected['steps']}")
+
+
+def weight_errors(checkpoint, want, model):
+    megatrain("-q", "export", checkpoint, checkpoint + "-f32", "--dtype=f32")
+    got = read_safetensors(os.path.join(checkpoint + "-f32", "model.safetensors"))
+    given = read_safetensors(os.path.join(model, "model.safetensors"))
+    assert set(got) == set(given) and all(got[n] == given[n] for n in set(got) - set(want)), "what no block has stays"
+    errors = {}
+    for name, (_, shape, raw) in want.items():
+        a, b = floats(got[name][2]), floats(raw)
+        errors[name] = (sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)) ** 0.5
+        assert got[name] != given[name], name
+    return errors
+
+
+def check(tmp, name):
+    path = os.path.join(HERE, "optimizers", f"{name}-badam")
+    with open(path + ".json") as f:
+        expected = json.load(f)
+    print(f"{name}: {expected['made_with']}")
+    model, want = widen(os.path.join(HERE, name), os.path.join(tmp, "model")), read_safetensors(path + ".safetensors")
+    steps, checkpoint = train(tmp, model, expected)
+    assert len(steps) == expected["steps"]
+    at_most("losses", max(relative(m["loss"], l) for m, l in zip(steps, expected["losses"])), 1e-6)
+    at_most("norms", max(relative(m["grad_norm"], n) for m, n in zip(steps, expected["norms"])), 2e-5)
+    errors = weight_errors(checkpoint, want, model)
+    own = {n: e for n, e in errors.items() if not n.endswith("k_proj.bias")}  # its gradient is 0 but for rounding
+    # a new first moment makes a whole step of a gradient that is almost 0: of such an element the sign may differ
+    at_most("weights of the median tensor", sorted(own.values())[len(own) // 2], 1e-6)
+    at_most("weights", max(own.values()), 2e-5)
+    # the comparison sees a change: a switch a step later
+    _, changed = train(tmp, model, expected, train__block_steps=expected["block_steps"] + 1)
+    assert max(weight_errors(changed, want, model).values()) > 10 * max(own.values())
+
+
+for name in ("qwen2",) if FEW else ("qwen2", "qwen2_moe"):
+    with tempfile.TemporaryDirectory() as tmp:
+        check(tmp, name)
