@@ -22,6 +22,7 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "device/op.h"
+#include "kinds/kinds.h"
 
 enum { SAMPLES = 9, CALLS = 4 };
 

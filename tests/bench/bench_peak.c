@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "device/ops.h"
+#include "kinds/kinds.h"
 #include "store/planes.h"
 
 enum { SAMPLES = 5, PATTERN = 1 << 20 };

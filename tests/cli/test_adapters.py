@@ -8,7 +8,8 @@ import tempfile
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 from test_bits import smallest_budget
-from tiny import base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini, write_model
+from tiny import base, config, losses, megatrain, metrics, planes, read_safetensors, with_weights, write_data, \
+    write_ini, write_model
 
 STEPS = 6
 LORA = {"adapter__kind": "lora", "adapter__rank": 6, "adapter__rank_pattern": "v_proj:3, *.layers.1.mlp.*:9",
@@ -142,10 +143,7 @@ def check_dora(tmp, model, data):
 
 def mixture(tmp, name, data, family):
     seed = write_model(os.path.join(tmp, f"{name}-seed"), config(family, num_hidden_layers=2))
-    ini = write_ini(os.path.join(tmp, f"{name}.ini"), base(seed, data, os.path.join(tmp, f"{name}-out"), train__steps=1,
-                                                           checkpoint__save="weights"))
-    megatrain("-q", "run", ini)
-    return os.path.join(tmp, f"{name}-out", "checkpoint-1")
+    return with_weights(tmp, seed, data, f"{name}-out")
 
 def check_shared(tmp, data):
     """Mixtures: dense layers and shared experts have adapters, and by name routers and the gates of shared experts."""
@@ -391,10 +389,7 @@ def main():
     with tempfile.TemporaryDirectory() as tmp:
         data = write_data(os.path.join(tmp, "data.jsonl"))
         model = write_model(os.path.join(tmp, "seed"), config("qwen2", num_hidden_layers=3))
-        ini = write_ini(os.path.join(tmp, "seed.ini"), base(model, data, os.path.join(tmp, "seed-out"), train__steps=1,
-                                                            checkpoint__save="weights"))
-        megatrain("-q", "run", ini)
-        model = os.path.join(tmp, "seed-out", "checkpoint-1")  # bf16 weights
+        model = with_weights(tmp, model, data, "seed-out")
         out = check_bits(tmp, model, data, "f32", "model.norm, model.layers.0.input_layernorm" if len(sys.argv) < 2 else "",
                          adapter__dropout=0.3)
         check_bits(tmp, model, data, "bf16", "", adapter__kind="dora")

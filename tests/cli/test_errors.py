@@ -109,6 +109,12 @@ def model_cases(tmp, data):
     }
     for name, (cfg, word) in refused.items():
         check(f"model: {name}", run(cfg), 3, word)
+    indexed = config("glm_moe_dsa", q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=16,
+                     n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, index_topk=63)
+    beyond = ("may have 64 tokens", "index_topk = 63", "at most 63")
+    args = run(indexed)
+    check("documents beyond an indexer's choice", args, 2, *beyond)
+    check("a plan of them", ["plan", *[a for a in args if a.endswith(".ini")], "--machine", "rtx4090"], 2, *beyond)
     d = os.path.join(tmp, "m")
     args = run(c)
     open(os.path.join(d, "config.json"), "w").write('{"a": 1,\n "b": }')

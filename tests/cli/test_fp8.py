@@ -10,7 +10,8 @@ import shutil
 import sys
 import tempfile
 
-from tiny import DEVICE, FULL, base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model
+from tiny import DEVICE, FULL, base, config, losses, megatrain, metrics, planes, with_weights, write_data, \
+    write_ini, write_model
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -106,9 +107,7 @@ def mixture(tmp):
 def base_model(tmp, **over):
     data = write_data(os.path.join(tmp, "data.jsonl"))
     model = write_model(os.path.join(tmp, "model"), config("qwen3", **WHOLE, **over))
-    out = os.path.join(tmp, "seed")
-    megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, train__steps=1, checkpoint__save="weights")))
-    return os.path.join(out, "checkpoint-1"), data
+    return with_weights(tmp, model, data), data
 
 
 def adapters(tmp):

@@ -6,7 +6,8 @@ import re
 import sys
 import tempfile
 
-from tiny import base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model
+from tiny import base, config, least_host, losses, megatrain, metrics, planes, run_in, with_weights, write_data, \
+    write_ini, write_model
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 STEPS = 5
@@ -53,31 +54,13 @@ def inputs(tmp, kind):
     model = write_model(os.path.join(tmp, "model"), cfg)
     data = write_data(os.path.join(tmp, "data.jsonl"))
     if kind == "adapters":
-        out = os.path.join(tmp, "seed")
-        megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, train__steps=1, checkpoint__save="weights")))
-        model = os.path.join(out, "checkpoint-1")
+        model = with_weights(tmp, model, data)
     return model, data
 
 
-def least_host(tmp, model, data, over):
-    """The least host budget that is accepted, and a little more."""
-    low, high = 1 << 10, 1 << 18
-    while high - low > 128:
-        middle = (low + high) // 2
-        ini = write_ini(os.path.join(tmp, "probe.ini"),
-                        base(model, data, os.path.join(tmp, "none"), **{**over, "memory__host_budget": f"{middle}KiB"}))
-        if megatrain("-q", "run", "--dry-run", ini, expect=None).returncode:
-            low = middle
-        else:
-            high = middle
-    return f"{high + 128}KiB"
-
-
 def run(tmp, name, model, data, env, over, *args):
-    out = os.path.join(tmp, name.replace(" ", "-"))
-    ini = write_ini(out + ".ini", base(model, data, out, **{"train__steps": STEPS, "train__batch_size": 5, **over}))
-    megatrain("-q", "run", ini, *args, env=env)
-    return out
+    keys = {"train__steps": STEPS, "train__batch_size": 5, **over}
+    return run_in(tmp, name, model, data, keys, *args, env=env)
 
 
 def result(out):

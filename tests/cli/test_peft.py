@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 from test_packed import write_decoded
-from tiny import (FAMILIES, base, config, losses, megatrain, read_safetensors, write_data, write_ini, write_model,
+from tiny import (FAMILIES, base, config, losses, megatrain, read_safetensors, with_weights, write_data, write_ini, write_model,
                   write_safetensors)
 
 LORA = {"adapter__kind": "lora", "adapter__rank": 4, "model__init": "weights", "train__learning_rate": "1e-2", "train__steps": 3}
@@ -25,10 +25,9 @@ FAMILIES["hy_v3"] = ("HYV3ForCausalLM", {
 
 def random_model(tmp, name, family, **over):
     """A model with weights: bf16, of two layers."""
-    seed, out = write_model(os.path.join(tmp, name + "-seed"), config(family, num_hidden_layers=2, **over)), os.path.join(tmp, name + "-made")
+    seed = write_model(os.path.join(tmp, name + "-seed"), config(family, num_hidden_layers=2, **over))
     data = write_data(os.path.join(tmp, "data.jsonl"))
-    megatrain("-q", "run", write_ini(out + ".ini", base(seed, data, out, train__steps=1, checkpoint__save="weights")))
-    return os.path.join(out, "checkpoint-1"), data
+    return with_weights(tmp, seed, data, name + "-made"), data
 
 
 def train(tmp, name, model, data, expect=0, **over):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """plan, probe, bench and report through the binary."""
 import csv
+import fcntl
 import glob
 import json
 import os
@@ -77,14 +78,20 @@ def a_405b_plan_takes_a_second(tmp):
         assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < (40 if SLOW else 10), more
         if code == 0 and "--gpu-mem" not in more:
             assert r["settings"]["memory.unit"] == "half" and r["device_bytes"] <= r["device_budget"] <= 24 << 30
-            assert all(p["bound_by"] == "compute" for p in r["phases"] if p["seconds"] > 1), r["phases"]
+            # forward computes for a little less time than states take to be written to four drives
+            assert [p["bound_by"] for p in r["phases"] if p["seconds"] > 1] == ["disk writes", "compute"], r["phases"]
+            assert r["tokens_per_second"] > 40, r["tokens_per_second"]
 
 
 def every_stored_machine_is_read_and_faster_ones_are_faster(tmp):
     model = shape_json(tmp, "8b")
-    t = {m: plan("--machine", m, "--host-mem", "512GiB", "--model", model)["tokens_per_second"]
-         for m in ("rtx3090", "a6000", "rtx4090", "rtx5090", "h100", "h200")}
-    assert t["rtx3090"] < t["a6000"] < t["rtx4090"] < t["rtx5090"] < t["h100"] < t["h200"], t
+    order = ("rtx3060", "rtx4070", "rtx3090", "rtx4080", "rtx5080", "a6000", "rtx4090", "rtx5090", "l40s", "a100", "rtxpro6000",
+             "h100", "gh200", "h200", "b200")
+    t = [plan("--machine", m, "--host-mem", "512GiB", "--model", model)["tokens_per_second"] for m in order]
+    assert t == sorted(t), list(zip(order, t))
+    stored = os.listdir(os.path.join(os.path.dirname(__file__), "..", "..", "configs", "machines"))
+    boxes = {f"rtx4090x{n}" for n in (2, 4, 8)}  # several_gpus_are_planned() has these
+    assert {name[:-4] for name in stored if name.endswith(".ini")} == {*order, *boxes}
 
 
 def the_other_choice_names_both_parts_of_records(tmp):
@@ -101,6 +108,9 @@ def what_ifs_change_the_answer(tmp):
     slow, fast = plan(*args, "--pcie", "5GB/s"), plan(*args, "--pcie", "50GB/s")
     assert slow["step_seconds"] > 1.3 * fast["step_seconds"]
     assert any("link" in p["bound_by"] or "optimizer" in p["bound_by"] for p in slow["phases"]), slow["phases"]
+    said, quick = megatrain("plan", *args, "--pcie", "5GB/s").stdout, megatrain("plan", *args[:5], "256Ki", *args[6:]).stdout
+    assert re.search(r"Link      copies (to|from) the GPU bind \(\d+% of the step\), at a rate that nobody measured", said), said
+    assert "Link      " not in quick, quick
     disk = plan("--machine", "rtx4090", "--host-mem", "64GiB", "--nvme", "7GB/s", "--drives", "2", "--model", model)
     assert disk["disk_bytes"] > 0 and disk["units"]["states on disk"] + disk["units"]["all on disk"] > 0
     for wrong in (("--pcie", "fast"), ("--gpu-mem", "-3GiB"), ("--drives", "2"), ("--machine", "pentium")):
@@ -137,12 +147,24 @@ def optimizers_are_compared():
     """Also for a configuration with keys that not all of them have."""
     args = ["--model", "Qwen/Qwen3-1.7B", "--machine", "rtx4090", "--optimizers"]
     rows = plan(*args, "--set", "optimizer.beta2=0.95", "--set", "optimizer.rounding=stochastic")
-    assert len(rows) == 24 and [r["exact"] for r in rows] == [True, True] + [False] * 22, rows
+    assert len(rows) == 32 and [r["exact"] for r in rows] == [True, True] + [False] * 30, rows
     kept = {(r["optimizer.type"], r["optimizer.state_dtype"], r["memory.update"]): r["bytes_per_parameter"] for r in rows
-            if r["optimizer.master"] == "f32"}
+            if r["optimizer.master"] == "f32" and r["train.blocks"] == "off"}
     assert abs(kept["adamw", "f32", "forward"] - 14) < 0.1 and kept["adamw", "f32", "backward"] < 13, kept
     assert abs(kept["lion", "bf16", "forward"] - 8) < 0.1 and abs(kept["sgd", "f32", "forward"] - 6) < 0.1, kept
+    assert 4 < kept["adafactor", "f32", "backward"] < 5, kept
+    muon = ("optimizer.type=muon", "train.grad_clip=0", "optimizer.matrices=*.q_proj.weight")
+    with tempfile.TemporaryDirectory() as tmp:
+        path = os.path.join(tmp, "small.json")
+        with open(path, "w") as out:
+            json.dump(config("llama", num_hidden_layers=2), out)
+        small = ["--model", path, *args[2:]]
+        assert len(plan(*small, *(a for s in muon for a in ("--set", s)))) == 32
+        assert not [r for r in plan(*small, "--set", "adapter.kind=lora") if r["optimizer.type"] in ("adafactor", "muon")]
+        by_blocks = [[r["train.blocks"] for r in plan(*small, "--set", f"checkpoint.frozen={how}")] for how in ("name", "copy")]
+        assert by_blocks[0].count("layers") == 2 and set(by_blocks[1]) == {"off"}, by_blocks
     assert "--measure" in megatrain("plan", *args, "--measure", expect=2).stderr
+    assert "--score" in megatrain("plan", *args, "--score", 8, expect=2).stderr
 
 
 def known_names_are_listed(tmp):
@@ -154,7 +176,7 @@ def known_names_are_listed(tmp):
 
 
 def unknown_names_are_told_what_there_is(tmp):
-    said = megatrain("plan", "--machine", "rtx4080", "--model", "Qwen3-8B", expect=2).stderr
+    said = megatrain("plan", "--machine", "rtx4085", "--model", "Qwen3-8B", expect=2).stderr
     assert "rtx4090" in said and "h200" in said, said
     said = megatrain("plan", "--machine", "rtx4090", "--model", "qwen3-8", expect=3).stderr
     assert "there are Qwen3-8B\n" in said, said
@@ -170,6 +192,9 @@ def what_does_not_fit_says_what_would(tmp):
     text = megatrain("plan", "--machine", "rtx4090", "--model", model, expect=4).stderr
     assert "short by" in text and "would fit" in text and "hardware" in text, text
     assert "drive" in text or "host memory of" in text, text
+    scored = ("--machine", "rtx4090", "--host-mem", "64GiB", "--model", model, "--score", "8")
+    keys = {k for c in plan(*scored, expect=4)["changes"] for k in re.findall(r"--set (\S+)=", c["change"])}
+    assert keys == {"model.base_dtype"}, keys  # where nothing trains
 
 
 def follow(args, change):
@@ -214,7 +239,7 @@ def optimizers_and_masters_are_compared(tmp):
             "--tokens-per-step", "2Ki", "--micro-batch", "2", "--set", "memory.activations=recompute",
             "--set", "memory.keep_layers=0", "--set", "memory.slots=3", "--set", "memory.unit=layer")
     rows = {(r["optimizer.type"], r["optimizer.state_dtype"], r["optimizer.master"], r["memory.update"]): r
-            for r in plan("--optimizers", *args)}
+            for r in plan("--optimizers", *args) if r["train.blocks"] == "off"}
     assert {master for _, _, master, _ in rows} == {"f32", "24bit", "bf16"} and all(r["fits"] for r in rows.values()), rows
     for order in ("forward", "backward"):
         for states, saved in (("f32", 0), ("8bit", 5.875)):
@@ -255,6 +280,34 @@ def a_refusal_and_wear_name_leaner_masters(tmp):
     assert "optimizer.master = 24bit: masters of 8.03 GB less" in said, said
     assert "optimizer.master = bf16: masters of 16.06 GB less" in said, said
     assert "optimizer.master = 24bit" not in megatrain("plan", *args, *drives, "--set", "optimizer.master=24bit").stdout
+
+
+def epochs_have_a_length_once_their_data_are_prepared(tmp):
+    """Before, plan says what a billion tokens take; it prepares nothing itself."""
+    model, data, cache = write_model(f"{tmp}/epochs", config()), f"{tmp}/epochs.jsonl", f"{tmp}/epochs-cache"
+    with open(data, "w") as f:
+        f.writelines(json.dumps({"text": f"text {i}"}) + "\n" for i in range(200))
+    keys = dict(data__tokenizer="byte", data__eval="", data__cache_dir=cache, memory__states="disk", train__steps="", train__epochs=3,
+                memory__nvme_paths=tmp)
+    ini = write_ini(f"{tmp}/epochs.ini", base(model, data, f"{tmp}/none", **keys))
+    ask = ("plan", ini, "--machine", "rtx4090", "--nvme", "7GB/s", "--drives", "1")
+    said = megatrain(*ask).stdout
+    assert "for a billion tokens" in said and "The run writes" not in said and not os.path.exists(cache), said
+    assert megatrain("-q", "data", "prepare", ini) and os.path.exists(cache)
+    rows = json.loads(megatrain("data", "stats", ini, "--json").stdout)["rows"]
+    with open(os.path.join(cache, "lock"), "w") as lock:  # another run prepares data there: a plan does not wait
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        of_epochs = megatrain(*ask).stdout
+    assert "for a billion tokens" in megatrain(*ask, "--score", 0).stdout  # a pass has no epochs
+    ini = write_ini(f"{tmp}/epochs.ini", base(model, data, f"{tmp}/none", **{**keys, "train__epochs": "", "train__tokens": 3 * rows * 64}))
+    assert "The run writes" in of_epochs and of_epochs == megatrain(*ask).stdout, of_epochs
+
+
+def a_change_has_no_needless_settings(tmp):
+    args = ("--machine", "rtx4090", "--host-mem", "64GiB", "--seq-len", "4096", "--tokens-per-step", "64Ki", "--model",
+            shape_json(tmp, "70b"), "--set", "adapter.kind=lora", "--set", "model.base_dtype=nf4")
+    changes = [c["change"] for c in plan(*args, expect=4)["changes"]]
+    assert "--tokens-per-step 16384" in changes and not any("memory.update" in c for c in changes), changes
 
 
 def the_questions_of_a_new_user_are_answered(tmp):
@@ -633,6 +686,7 @@ def main():
             optimizers_and_masters_are_compared(tmp)
             lean_states_under_backward_are_planned(tmp)
             a_refusal_and_wear_name_leaner_masters(tmp)
+        epochs_have_a_length_once_their_data_are_prepared(tmp)
         answers_from_a_config_json_alone(tmp)
         a_405b_plan_takes_a_second(tmp)
         what_ifs_change_the_answer(tmp)

@@ -8,8 +8,8 @@ import sys
 import tempfile
 import time
 
-from tiny import BINARY, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini, \
-    write_model, write_safetensors
+from tiny import BINARY, base, config, least_host, losses, megatrain, metrics, planes, read_safetensors, \
+    with_weights, write_data, write_ini, write_model, write_safetensors
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 STEPS = 5
@@ -65,9 +65,7 @@ def inputs(tmp, kind):
     model = write_model(os.path.join(tmp, "model"), cfg)
     data = write_data(os.path.join(tmp, "data.jsonl"))
     if kind == "adapters":
-        out = os.path.join(tmp, "seed")
-        megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, train__steps=1, checkpoint__save="weights")))
-        model = os.path.join(out, "checkpoint-1")
+        model = with_weights(tmp, model, data)
     os.makedirs(os.path.join(tmp, "drive"), exist_ok=True)
     return model, data
 
@@ -75,20 +73,6 @@ def inputs(tmp, kind):
 def settings(tmp, over):
     over = {"train__steps": STEPS, "train__batch_size": 5, "train__grad_clip": 0, "memory__update": "backward", **over}
     return {k: v.replace("{drive}", os.path.join(tmp, "drive")) if isinstance(v, str) else v for k, v in over.items()}
-
-
-def least_host(tmp, model, data, over, more=128):
-    """The least host budget that is accepted, and a little more."""
-    low, high = 1 << 10, 1 << 18
-    while high - low > max(more, 16):
-        middle = (low + high) // 2
-        ini = write_ini(os.path.join(tmp, "probe.ini"),
-                        base(model, data, os.path.join(tmp, "none"), **{**over, "memory__host_budget": f"{middle}KiB"}))
-        if megatrain("-q", "run", "--dry-run", ini, expect=None).returncode:
-            low = middle
-        else:
-            high = middle
-    return f"{high + more}KiB"
 
 
 def run(tmp, name, model, data, over, env=None, *args):
@@ -134,7 +118,7 @@ def check_traffic(tmp):
     model = write_model(os.path.join(tmp, "larger"), config("qwen2", num_hidden_layers=6, intermediate_size=352))
     common = {**DRIVE, **RECOMPUTE, "checkpoint__save": "weights"}
     os.environ.update(PIECES)
-    least = least_host(tmp, model, data, settings(tmp, common), 0)
+    least = least_host(tmp, model, data, settings(tmp, common), more=0)
     planned = {}
     for order in "forward", "backward":
         over = settings(tmp, {**common, "memory__update": order, "memory__host_budget": least})

@@ -51,6 +51,14 @@ FAMILIES = {
                                             "full_attention_interval": 2}),
     "ministral3": ("Ministral3ForCausalLM", {}),
     "arcee": ("ArceeForCausalLM", {"hidden_act": "relu2"}),
+    "nemotron": ("NemotronForCausalLM", {"hidden_act": "relu2"}),
+    "starcoder2": ("Starcoder2ForCausalLM", {"hidden_act": "gelu_pytorch_tanh"}),
+    "internlm3": ("InternLM3ForCausalLM", {}),
+    "iquestcoder": ("IQuestCoderForCausalLM", {}),
+    "youtu": ("YoutuForCausalLM", {}),
+    "apertus": ("ApertusForCausalLM", {"hidden_act": "xielu"}),
+    "cohere": ("CohereForCausalLM", {}),
+    "cohere2": ("Cohere2ForCausalLM", {}),
     "gemma2": ("Gemma2ForCausalLM", {}),
     "olmo2": ("Olmo2ForCausalLM", {}),
     "olmo3": ("Olmo3ForCausalLM", {}),
@@ -66,6 +74,8 @@ FAMILIES = {
     "glm": ("GlmForCausalLM", {}),
     "glm4": ("Glm4ForCausalLM", {}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
+    "deepseek_v32": ("DeepseekV32ForCausalLM", {}),
+    "glm_moe_dsa": ("GlmMoeDsaForCausalLM", {}),
     "deepseek_v2": ("DeepseekV2ForCausalLM", {}),
     "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", {}),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}),
@@ -139,6 +149,34 @@ def megatrain(*args, env=None, expect=0, stdin=None, binary=BINARY, cwd=None):
         sys.stderr.write(p.stdout + p.stderr)
         raise AssertionError(f"megatrain {' '.join(map(str, args))}: exit {p.returncode}, expected {expect}")
     return p
+
+
+def with_weights(tmp, model, data, name="seed"):
+    """The folder of the model as it is after one step: with weights, in bf16."""
+    out = os.path.join(tmp, name)
+    megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, train__steps=1, checkpoint__save="weights")))
+    return os.path.join(out, "checkpoint-1")
+
+
+def run_in(tmp, name, model, data, over, *args, env=None):
+    """The folder of a run with these keys, named after it."""
+    out = os.path.join(tmp, name.replace(" ", "-"))
+    megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, **over)), *args, env=env)
+    return out
+
+
+def least_host(tmp, model, data, over, more=128):
+    """The least host budget that a run is accepted with, and `more` KiB, as a value of memory.host_budget."""
+    low, high = 1 << 10, 1 << 18
+    while high - low > max(more, 16):
+        middle = (low + high) // 2
+        ini = write_ini(os.path.join(tmp, "probe.ini"),
+                        base(model, data, os.path.join(tmp, "none"), **{**over, "memory__host_budget": f"{middle}KiB"}))
+        if megatrain("-q", "run", "--dry-run", ini, expect=None).returncode:
+            low = middle
+        else:
+            high = middle
+    return f"{high + more}KiB"
 
 
 def metrics(out):

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "device/ops.h"
+#include "kinds/kinds.h"
 
 static int overrun(mt_device *dev)
 {
