@@ -63,6 +63,7 @@ def draw_training(r, name, family, over):
         spec["modules_to_save"] = [r.choice(norms(family) + left)]
     if name in NESTED:  # the tower has modules of the same names
         spec["target_modules"] = rf".*language_model.*\.({'|'.join(targets)})"
+        spec["modules_to_save"] = ["language_model." + m if m.startswith("layers.") else m for m in spec.get("modules_to_save", [])] or None
     return {"kind": kind, "peft": spec}
 
 
@@ -143,7 +144,7 @@ class Case:
         return auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
 
     def ini(self, name, place):
-        over = dict(self.settings, memory__device_budget="256MiB", model__init="weights", model__dtype="f32", data__eval="", data__packing="off", data__shuffle="off",
+        over = dict(self.settings, memory__device_budget="1GiB", model__init="weights", model__dtype="f32", data__eval="", data__packing="off", data__shuffle="off",
                     train__steps=STEPS, train__batch_size=ROWS, optimizer__grad_dtype="f32", checkpoint__frozen="copy", **place)
         if self.adapters:
             over.update(adapter__kind=self.trained["kind"], adapter__path=self.start)
