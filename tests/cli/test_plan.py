@@ -66,8 +66,9 @@ def published_models_are_known_by_name(tmp):
     assert "hf download Qwen/Qwen3-8B" in megatrain("run", ini, expect=3).stderr
 
 
-def a_405b_plan_takes_a_second(tmp):
-    """With drives and without, and where it does not fit; processor seconds, with room for sanitizers."""
+def a_405b_plan_takes_seconds(tmp):
+    """With drives and without, and where it does not fit, where many changes are tried. A search that is no longer cut
+    short takes minutes: the bound on processor seconds has room for slow machines."""
     model = shape_json(tmp, "405b")
     for more, code in ((("--gpu-mem", "80GiB", "--host-mem", "1024GiB", "--nvme", "7GB/s", "--drives", "4"), 0),
                        (("--host-mem", "256GiB", "--nvme", "7GB/s", "--drives", "4"), 0),
@@ -75,7 +76,7 @@ def a_405b_plan_takes_a_second(tmp):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         r = plan("--machine", "rtx4090", *more, "--model", model, expect=code)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < (40 if SLOW else 10), more
+        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < (120 if SLOW else 40), more
         if code == 0 and "--gpu-mem" not in more:
             assert r["settings"]["memory.unit"] == "half" and r["device_bytes"] <= r["device_budget"] <= 24 << 30
             # forward computes for a little less time than states take to be written to four drives
@@ -688,7 +689,7 @@ def main():
             a_refusal_and_wear_name_leaner_masters(tmp)
         epochs_have_a_length_once_their_data_are_prepared(tmp)
         answers_from_a_config_json_alone(tmp)
-        a_405b_plan_takes_a_second(tmp)
+        a_405b_plan_takes_seconds(tmp)
         what_ifs_change_the_answer(tmp)
         several_gpus_are_planned(tmp)
         what_does_not_fit_says_what_would(tmp)
