@@ -12,10 +12,9 @@
  */
 #include "workspace.h"
 #include "launch.cuh"
+#include "norm.cuh"
 #include "reduce.cuh"
 #include "scalar.cuh"
-
-static constexpr size_t MAX_BACKWARD_THREADS = 512;
 
 /* The first element of a row. Kernels for rows side by side (not APART) are made without the division. */
 template <bool APART>
@@ -58,24 +57,6 @@ static __device__ __forceinline__ void weigh_pack(const struct mt_rmsnorm &a, fl
     }
 }
 
-static __device__ __forceinline__ float rstd_of(float squares, size_t c, float eps)
-{
-    return 1.0f / sqrtf(squares / static_cast<float>(c) + eps);
-}
-
-/* Loads this thread's V vectors of the row. */
-template <typename T, int V, bool APART>
-static __device__ __forceinline__ void load_row(const struct mt_rmsnorm &a, size_t row, unsigned vecs,
-                                                uint4 (&x)[V])
-{
-    const T *src = static_cast<const T *>(a.x) + row_at<APART>(a.x_at, a.c, row);
-    MT_UNROLL(V)
-    for (int v = 0; v < V; v++) {
-        unsigned i = v * blockDim.x + threadIdx.x;
-        x[v] = i < vecs ? load16(src + i * VEC<T>) : make_uint4(0, 0, 0, 0);
-    }
-}
-
 template <typename T, int V>
 static __device__ __forceinline__ float square_sum(const uint4 (&x)[V])
 {
@@ -100,7 +81,7 @@ static __global__ void __launch_bounds__(1024) rmsnorm_forward(struct mt_rmsnorm
     if (row >= a.n)
         return;
     uint4 x[V];
-    load_row<T, V, APART>(a, row, vecs, x);
+    load_row<T, V>(static_cast<const T *>(a.x) + row_at<APART>(a.x_at, a.c, row), vecs, x);
     float rstd;
     if (a.use_rstd) {
         rstd = a.rstd[row];
@@ -184,11 +165,7 @@ static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
     const T *weights = static_cast<const T *>(a.w);
     float dw[V][N] = {}, plus = a.plus_one ? 1.0f : 0.0f;
     uint4 w[V];
-    MT_UNROLL(V)
-    for (int v = 0; v < V; v++) {
-        unsigned i = v * blockDim.x + threadIdx.x;
-        w[v] = i < vecs ? load16(weights + i * N) : make_uint4(0, 0, 0, 0);
-    }
+    load_row<T, V>(weights, vecs, w);
     for (int turn = 0; row < end; row++, turn ^= 1) {
         size_t at = row_at<APART>(a.dx_at, a.c, row);
         const T *px = static_cast<const T *>(a.x) + row_at<APART>(a.x_at, a.c, row);
