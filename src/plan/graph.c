@@ -99,6 +99,13 @@ static void price_disk(struct mt_sim_task *t, const struct mt_instr *in, const s
     t->seconds = t->bytes / (MT_MAX(p->drives, 1) * gbs * 1e9);
 }
 
+/* What is sent goes to one host after the other. */
+static void price_message(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
+{
+    t->bytes = (in->row_bytes ? used_bytes(in, p) : (double)in->bytes) * __builtin_popcount(in->hosts);
+    t->seconds = t->bytes / (MT_NET_GBS * 1e9);
+}
+
 static int price(struct mt_sim_task *t, const struct mt_program *prog, const struct mt_instr *in,
                  mt_cost_table *costs, const struct mt_sim_params *p, struct mt_err *err)
 {
@@ -124,6 +131,9 @@ static int price(struct mt_sim_task *t, const struct mt_program *prog, const str
     case MT_Q_H2D:
     case MT_Q_D2H:
         price_copy(t, in, p);
+        break;
+    case MT_Q_NET:
+        price_message(t, in, p);
         break;
     default:
         price_disk(t, in, p);

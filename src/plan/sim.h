@@ -23,6 +23,9 @@ enum mt_sim_resource {
 };
 const char *mt_sim_resource_name(enum mt_sim_resource r);
 
+/** Between hosts, where nothing else is known: 10 Gb/s. */
+#define MT_NET_GBS 1.15
+
 enum mt_sim_phase { MT_SIM_FORWARD, MT_SIM_BACKWARD, MT_SIM_N_PHASES };
 
 struct mt_sim_task {

@@ -42,6 +42,8 @@ bool mt_program_compacts(const struct mt_program_params *p, size_t unit);
 size_t mt_program_part_elems(const struct mt_program_params *p, size_t unit);
 /** The second placer: host staging between device and disk (stage.c). Replaces the instructions of *p. */
 int mt_program_stage(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err);
+/** The part of params->host of a program of all hosts' lanes, with its messages (hosts.c). Replaces *p. */
+int mt_program_take_part(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err);
 /** Drops waits implied by others, and marks the instructions that are waited for: each of those needs an event. */
 int mt_program_prune_waits(struct mt_program *p, struct mt_err *err);
 

@@ -11,42 +11,11 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "schedule/program.h"
+#include "schedule/check_priv.h"
 
-enum { NONE = -1 };
+enum { NONE = MT_CHECK_NONE };
 
-struct place {
-    int object, version; /* content; NONE: poison or nothing */
-    size_t loaded;       /* elements, of weights that are loaded in parts, of which some are missing; else 0 */
-    int writer;
-    int reader[MT_MAX_QUEUES]; /* newest of each queue since the write */
-};
-
-struct checker {
-    const struct mt_program *p;
-    int n_queues;
-    int32_t *clock; /* [n_instrs, n_queues] */
-    int32_t last_of[MT_MAX_QUEUES];
-    struct place *buffers[MT_MAX_LANES][MT_N_POOLS];
-    struct place *homes; /* by object */
-    int *latest;         /* by object: newest version */
-    int *updated;           /* by unit: its pending update, or NONE */
-    int *own;            /* by unit: its update with the gradient of this step, or NONE */
-    int *parts;          /* by object: contributions so far */
-    int *level;          /* by object: height in the tree of the sum of groups that it has */
-    int *went;           /* by object: the instruction that took that sum on, into another or to its cast; or NONE */
-    int *taken;          /* by unit: the instruction that cast its gradient, or NONE */
-    int *stored;         /* by unit: its STORE_GRAD, or NONE */
-    int *returns;        /* by unit: the object that was written and is to be stored to its home, or NONE */
-    int *pieces;         /* by unit: pieces updated */
-    int *loaded;         /* [n_units, n_lanes] the newest load of its weights, or NONE */
-    int *fetched;        /* by unit: the newest disk read of them, or NONE */
-    int *scattered;       /* by unit: its UNPACK, or NONE */
-    int *routed;         /* by object: the instruction that made the lists of experts' rows in it, or NONE */
-    struct mt_err *err;
-};
-
-static int fault(struct checker *c, size_t i, int other, const char *what)
+int mt_check_fault(struct mt_checker *c, size_t i, int other, const char *what)
 {
     char a[256], b[256] = "nothing";
     mt_instr_format(a, sizeof(a), c->p, i);
@@ -55,27 +24,27 @@ static int fault(struct checker *c, size_t i, int other, const char *what)
     return mt_fail(c->err, MT_ERR_RUNTIME, -EPROTO, "step program: %s: {%s} against {%s}", what, a, b);
 }
 
-static int32_t *clock_of(const struct checker *c, size_t i)
+static int32_t *clock_of(const struct mt_checker *c, size_t i)
 {
     return c->clock + i * (size_t)c->n_queues;
 }
 
-static bool ordered(const struct checker *c, int before, size_t i)
+bool mt_check_ordered(const struct mt_checker *c, int before, size_t i)
 {
     return before == NONE || before == (int)i || clock_of(c, i)[mt_instr_queue(&c->p->instrs[before])] >= before;
 }
 
-static int *loaded_on(const struct checker *c, int unit, int lane)
+static int *loaded_on(const struct mt_checker *c, int unit, int lane)
 {
     return &c->loaded[unit * c->p->n_lanes + lane];
 }
 
-static int advance_clock(struct checker *c, size_t i)
+static int advance_clock(struct mt_checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     if (in->op >= MT_N_OPCODES || in->queue != mt_opcodes[in->op].queue || in->n_operands > MT_MAX_OPERANDS ||
         in->lane >= c->p->n_lanes)
-        return fault(c, i, NONE, "malformed instruction");
+        return mt_check_fault(c, i, NONE, "malformed instruction");
     int own = mt_instr_queue(in), n = c->n_queues;
     int32_t prev = c->last_of[own], *clock = clock_of(c, i);
     for (int q = 0; q < n; q++)
@@ -87,7 +56,7 @@ static int advance_clock(struct checker *c, size_t i)
         if (w < 0)
             continue;
         if ((size_t)w >= i || mt_instr_queue(&c->p->instrs[w]) != q || !c->p->instrs[w].signals)
-            return fault(c, i, NONE, "waits for an instruction that is later, in another queue or does not signal");
+            return mt_check_fault(c, i, NONE, "waits for an instruction that is later, in another queue or does not signal");
         for (int k = 0; k < n; k++)
             clock[k] = MT_MAX(clock[k], clock_of(c, (size_t)w)[k]);
         clock[q] = MT_MAX(clock[q], w);
@@ -96,24 +65,24 @@ static int advance_clock(struct checker *c, size_t i)
     return 0;
 }
 
-static int read_place(struct checker *c, size_t i, struct place *at, const char *what)
+int mt_check_read_place(struct mt_checker *c, size_t i, struct mt_check_place *at, const char *what)
 {
-    if (!ordered(c, at->writer, i))
-        return fault(c, i, at->writer, what);
+    if (!mt_check_ordered(c, at->writer, i))
+        return mt_check_fault(c, i, at->writer, what);
     at->reader[mt_instr_queue(&c->p->instrs[i])] = (int)i;
     return 0;
 }
 
-static int write_place(struct checker *c, size_t i, struct place *at, int object, int version,
+int mt_check_write_place(struct mt_checker *c, size_t i, struct mt_check_place *at, int object, int version,
                        const char *what)
 {
     if (at->object != NONE && at->object != object && c->p->objects[at->object].resident)
-        return fault(c, i, at->writer, "takes a buffer whose object lives for the run");
+        return mt_check_fault(c, i, at->writer, "takes a buffer whose object lives for the run");
     for (int q = 0; q < c->n_queues; q++)
-        if (!ordered(c, at->reader[q], i))
-            return fault(c, i, at->reader[q], what);
-    if (!ordered(c, at->writer, i))
-        return fault(c, i, at->writer, what);
+        if (!mt_check_ordered(c, at->reader[q], i))
+            return mt_check_fault(c, i, at->reader[q], what);
+    if (!mt_check_ordered(c, at->writer, i))
+        return mt_check_fault(c, i, at->writer, what);
     at->object = object;
     at->version = version;
     at->loaded = 0;
@@ -123,19 +92,19 @@ static int write_place(struct checker *c, size_t i, struct place *at, int object
     return 0;
 }
 
-static int check_read(struct checker *c, size_t i, int object, struct place *at)
+static int check_read(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
 {
     if (at->object != object)
-        return fault(c, i, at->writer, "reads a buffer that holds something else");
+        return mt_check_fault(c, i, at->writer, "reads a buffer that holds something else");
     if (at->version != c->latest[object])
-        return fault(c, i, at->writer, "reads an old version");
+        return mt_check_fault(c, i, at->writer, "reads an old version");
     if (at->loaded)
-        return fault(c, i, at->writer, "reads weights of which a part was not loaded");
-    return read_place(c, i, at, "reads before the content is complete");
+        return mt_check_fault(c, i, at->writer, "reads weights of which a part was not loaded");
+    return mt_check_read_place(c, i, at, "reads before the content is complete");
 }
 
 /* The instruction that ends the update of the unit's first n elements, or NONE. */
-static int update_of(const struct checker *c, int unit, size_t n)
+static int update_of(const struct mt_checker *c, int unit, size_t n)
 {
     int at = c->updated[unit];
     for (int i = at; i >= 0; i--) {
@@ -147,31 +116,31 @@ static int update_of(const struct checker *c, int unit, size_t n)
 }
 
 /* A load of a part of weights: they come in order, each after the update of its elements. */
-static int check_part(struct checker *c, size_t i, const struct place *at, int object)
+static int check_part(struct mt_checker *c, size_t i, const struct mt_check_place *at, int object)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     int update = in->elems ? update_of(c, in->unit, in->first + in->elems) : c->updated[in->unit];
     if (in->elems && in->first != (at->object == object ? at->loaded : 0))
-        return fault(c, i, at->writer, "loads a part of weights that does not follow the one before");
-    if (!ordered(c, update, i))
-        return fault(c, i, update, "loads weights before their update");
+        return mt_check_fault(c, i, at->writer, "loads a part of weights that does not follow the one before");
+    if (!mt_check_ordered(c, update, i))
+        return mt_check_fault(c, i, update, "loads weights before their update");
     return 0;
 }
 
-static size_t n_updated(const struct checker *c, int unit)
+static size_t n_updated(const struct mt_checker *c, int unit)
 {
     int at = c->updated[unit];
     return at == NONE ? 0 : c->p->instrs[at].first + c->p->instrs[at].elems;
 }
 
-static int check_load(struct checker *c, size_t i, int object, struct place *at)
+static int check_load(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
 {
     const struct mt_object *o = &c->p->objects[object];
-    struct place *home = &c->homes[object];
+    struct mt_check_place *home = &c->homes[object];
     if (mt_object_is_of_planes(o) && c->own[o->unit] != NONE)
-        return fault(c, i, c->own[o->unit], "loads weights that have the update of this step already");
+        return mt_check_fault(c, i, c->own[o->unit], "loads weights that have the update of this step already");
     if (c->p->instrs[i].once && (!o->resident || c->updated[o->unit] != NONE))
-        return fault(c, i, c->updated[o->unit], "loads only once an object that changes or does not keep its buffer");
+        return mt_check_fault(c, i, c->updated[o->unit], "loads only once an object that changes or does not keep its buffer");
     int rc = mt_object_is_of_planes(o) ? check_part(c, i, at, object) : 0;
     if (rc)
         return rc;
@@ -182,21 +151,21 @@ static int check_load(struct checker *c, size_t i, int object, struct place *at)
         *loaded = (int)i;
         if (c->p->instrs[i].n_operands > 1 && c->fetched[o->unit] != NONE &&
             c->p->instrs[c->fetched[o->unit]].if_rows && !c->p->instrs[i].if_rows)
-            return fault(c, i, c->fetched[o->unit], "loads what may not have been read");
+            return mt_check_fault(c, i, c->fetched[o->unit], "loads what may not have been read");
     }
     if (!mt_kinds[o->kind].begins_home && home->object != object)
-        return fault(c, i, NONE, "loads an object that was never stored");
+        return mt_check_fault(c, i, NONE, "loads an object that was never stored");
     if (home->version != c->latest[object])
-        return fault(c, i, home->writer, "loads an old version");
-    rc = read_place(c, i, home, "loads before the store is complete");
+        return mt_check_fault(c, i, home->writer, "loads an old version");
+    rc = mt_check_read_place(c, i, home, "loads before the store is complete");
     if (!rc)
-        rc = write_place(c, i, at, object, home->version, "loads over a buffer in use");
+        rc = mt_check_write_place(c, i, at, object, home->version, "loads over a buffer in use");
     size_t end = c->p->instrs[i].first + c->p->instrs[i].elems;
     at->loaded = end < n_updated(c, o->unit) ? end : 0;
     return rc;
 }
 
-static int check_store(struct checker *c, size_t i, int object, struct place *at)
+static int check_store(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
 {
     const struct mt_object *o = &c->p->objects[object];
     int rc = check_read(c, i, object, at);
@@ -204,39 +173,39 @@ static int check_store(struct checker *c, size_t i, int object, struct place *at
         return rc;
     if (c->p->instrs[i].n_operands < 2 && mt_kinds[o->kind].home != MT_HOME_PLANE &&
         (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->spill_bytes))
-        return fault(c, i, NONE, "stores an object that has no home");
-    return write_place(c, i, &c->homes[object], object, at->version, "stores over a home in use");
+        return mt_check_fault(c, i, NONE, "stores an object that has no home");
+    return mt_check_write_place(c, i, &c->homes[object], object, at->version, "stores over a home in use");
 }
 
 /* Rows of the embedding, with the update that its plane does not have yet. */
-static int check_gather(struct checker *c, size_t i, int object)
+static int check_gather(struct mt_checker *c, size_t i, int object)
 {
     const struct mt_object *o = &c->p->objects[object];
     int unit = c->p->instrs[i].unit;
     if (c->updated[unit] != NONE)
-        return fault(c, i, c->updated[unit], "gathers rows after their update, which it would make twice");
+        return mt_check_fault(c, i, c->updated[unit], "gathers rows after their update, which it would make twice");
     if (c->scattered[unit] != NONE)
-        return fault(c, i, c->scattered[unit], "gathers rows after their gradient was scattered");
+        return mt_check_fault(c, i, c->scattered[unit], "gathers rows after their gradient was scattered");
     if (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->spill_bytes)
-        return fault(c, i, NONE, "gathers into an object that has no home");
-    return write_place(c, i, &c->homes[object], object, ++c->latest[object], "gathers over a home in use");
+        return mt_check_fault(c, i, NONE, "gathers into an object that has no home");
+    return mt_check_write_place(c, i, &c->homes[object], object, ++c->latest[object], "gathers over a home in use");
 }
 
-static int check_disk_read(struct checker *c, size_t i, int object, struct place *at)
+static int check_disk_read(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
 {
     const struct mt_object *o = &c->p->objects[object];
-    struct place *home = &c->homes[object];
+    struct mt_check_place *home = &c->homes[object];
     if (mt_kinds[o->kind].device || (!mt_kinds[o->kind].begins_home && home->object != object))
-        return fault(c, i, NONE, "reads an object from the disk that was never written there");
+        return mt_check_fault(c, i, NONE, "reads an object from the disk that was never written there");
     if (home->version != c->latest[object])
-        return fault(c, i, home->writer, "reads an old version from the disk");
+        return mt_check_fault(c, i, home->writer, "reads an old version from the disk");
     if (o->kind == MT_OBJ_STAGED)
         c->fetched[o->unit] = (int)i;
-    int rc = read_place(c, i, home, "reads from the disk before the write is complete");
-    return rc ? rc : write_place(c, i, at, object, home->version, "reads over a buffer in use");
+    int rc = mt_check_read_place(c, i, home, "reads from the disk before the write is complete");
+    return rc ? rc : mt_check_write_place(c, i, at, object, home->version, "reads over a buffer in use");
 }
 
-static int check_disk_write(struct checker *c, size_t i, int object, struct place *at)
+static int check_disk_write(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
 {
     const struct mt_object *o = &c->p->objects[object];
     int rc = check_read(c, i, object, at);
@@ -245,45 +214,45 @@ static int check_disk_write(struct checker *c, size_t i, int object, struct plac
     if (mt_kinds[o->kind].device ||
         (mt_kinds[o->kind].home == MT_HOME_SPILL &&
          (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->disk_spill_bytes)))
-        return fault(c, i, NONE, "writes an object that has no home");
-    if (o->kind == MT_OBJ_GRAD_OUT && !ordered(c, c->updated[o->unit], i))
-        return fault(c, i, c->updated[o->unit], "writes over a gradient before its update");
-    return write_place(c, i, &c->homes[object], object, at->version, "writes over a home in use");
+        return mt_check_fault(c, i, NONE, "writes an object that has no home");
+    if (o->kind == MT_OBJ_GRAD_OUT && !mt_check_ordered(c, c->updated[o->unit], i))
+        return mt_check_fault(c, i, c->updated[o->unit], "writes over a gradient before its update");
+    return mt_check_write_place(c, i, &c->homes[object], object, at->version, "writes over a home in use");
 }
 
-static int check_store_grad(struct checker *c, size_t i, int object, struct place *at)
+static int check_store_grad(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
 {
     int unit = c->p->objects[object].unit;
     if (c->taken[unit] == NONE)
-        return fault(c, i, NONE, "stores a gradient that was not cast");
-    if (!ordered(c, c->updated[unit], i))
-        return fault(c, i, c->updated[unit], "stores over a gradient before its update");
+        return mt_check_fault(c, i, NONE, "stores a gradient that was not cast");
+    if (!mt_check_ordered(c, c->updated[unit], i))
+        return mt_check_fault(c, i, c->updated[unit], "stores over a gradient before its update");
     if (c->p->instrs[i].row_bytes && c->scattered[unit] == NONE)
-        return fault(c, i, NONE, "stores rows of a gradient over others that were not scattered");
+        return mt_check_fault(c, i, NONE, "stores rows of a gradient over others that were not scattered");
     c->stored[unit] = (int)i;
     return check_read(c, i, object, at);
 }
 
 /* Counts contributions (MT_PART) to an object: none may come after the last, and no read before it. */
-static int count_part(struct checker *c, size_t i, const struct mt_operand *op)
+static int count_part(struct mt_checker *c, size_t i, const struct mt_operand *op)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     const struct mt_object *o = &c->p->objects[op->object];
     int *n = &c->parts[op->object];
     if (op->access & MT_PART) {
         if (*n == o->parts)
-            return fault(c, i, NONE, "contributes to an object that is complete");
+            return mt_check_fault(c, i, NONE, "contributes to an object that is complete");
         if ((size_t)o->mb != mt_group_of(c->p->groups, (size_t)in->mb))
-            return fault(c, i, NONE, "contributes to another group than its micro-batch is in");
+            return mt_check_fault(c, i, NONE, "contributes to another group than its micro-batch is in");
         ++*n;
     } else if (op->access & MT_READ && !mt_opcodes[in->op].moves && *n != o->parts) {
-        return fault(c, i, NONE, "reads an object that is not complete");
+        return mt_check_fault(c, i, NONE, "reads an object that is not complete");
     } else if (in->op == MT_OP_ZERO && *n) {
-        return fault(c, i, NONE, "zeroes an object after a contribution");
+        return mt_check_fault(c, i, NONE, "zeroes an object after a contribution");
     }
     if (in->op == MT_OP_GRAD_CAST && o->kind == MT_OBJ_GRAD) {
         if (c->went[op->object] != NONE)
-            return fault(c, i, c->went[op->object], "casts the sum of a group that was taken on already");
+            return mt_check_fault(c, i, c->went[op->object], "casts the sum of a group that was taken on already");
         c->went[op->object] = (int)i;
     }
     /* cast in place, or into a cast object, which other operations may write, too */
@@ -292,25 +261,25 @@ static int count_part(struct checker *c, size_t i, const struct mt_operand *op)
     return 0;
 }
 
-static int check_operand(struct checker *c, size_t i, const struct mt_operand *op)
+static int check_operand(struct mt_checker *c, size_t i, const struct mt_operand *op)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     if (op->object < 0 || (size_t)op->object >= c->p->n_objects)
-        return fault(c, i, NONE, "has an operand that is not an object");
+        return mt_check_fault(c, i, NONE, "has an operand that is not an object");
     const struct mt_object *o = &c->p->objects[op->object];
     if (in->op == MT_OP_GATHER)
         return check_gather(c, i, op->object);
     int lane = mt_pools[o->pool].device ? in->lane : 0;
     const struct mt_pool_shape *pool = &c->p->pool[lane][o->pool];
     if (op->buffer < 0 || op->buffer >= pool->n || o->bytes > pool->bytes)
-        return fault(c, i, NONE, "has an operand without a buffer of its pool");
-    struct place *at = &c->buffers[lane][o->pool][op->buffer];
+        return mt_check_fault(c, i, NONE, "has an operand without a buffer of its pool");
+    struct mt_check_place *at = &c->buffers[lane][o->pool][op->buffer];
     int rc = count_part(c, i, op);
     if (rc)
         return rc;
     bool staged = !mt_kinds[o->kind].device;
     if (staged == mt_pools[o->pool].device)
-        return fault(c, i, NONE, "has an operand in a pool of another tier");
+        return mt_check_fault(c, i, NONE, "has an operand in a pool of another tier");
     switch (in->op) {
     case MT_OP_LOAD:
         if (!staged)
@@ -329,7 +298,7 @@ static int check_operand(struct checker *c, size_t i, const struct mt_operand *o
     case MT_OP_WRITE:
         return check_disk_write(c, i, op->object, at);
     case MT_OP_POISON:
-        return write_place(c, i, at, NONE, 0, "poisons a buffer in use");
+        return mt_check_write_place(c, i, at, NONE, 0, "poisons a buffer in use");
     default:
         break;
     }
@@ -340,21 +309,21 @@ static int check_operand(struct checker *c, size_t i, const struct mt_operand *o
         int version = in->op == MT_OP_JOIN ? at->version : ++c->latest[op->object];
         if (mt_kinds[o->kind].returns)
             c->returns[o->unit] = op->object;
-        rc = write_place(c, i, at, op->object, version, "writes a buffer that is still read");
+        rc = mt_check_write_place(c, i, at, op->object, version, "writes a buffer that is still read");
     }
     return rc;
 }
 
 /* Instruction i uses a unit's weights by an object of lists: if `copy` may be skipped, it comes after the lists. */
-static int check_if_rows(struct checker *c, size_t i, int object, int copy)
+static int check_if_rows(struct mt_checker *c, size_t i, int object, int copy)
 {
-    if (copy != NONE && c->p->instrs[copy].if_rows && !ordered(c, c->routed[object], (size_t)copy))
-        return fault(c, i, copy, "uses weights that were skipped or not before the rows of experts were known");
+    if (copy != NONE && c->p->instrs[copy].if_rows && !mt_check_ordered(c, c->routed[object], (size_t)copy))
+        return mt_check_fault(c, i, copy, "uses weights that were skipped or not before the rows of experts were known");
     return 0;
 }
 
 /* Notes who makes lists, and checks who uses them. */
-static int check_lists(struct checker *c, size_t i)
+static int check_lists(struct mt_checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     int rc = 0;
@@ -374,42 +343,42 @@ static int check_lists(struct checker *c, size_t i)
 }
 
 /* Rows of a gradient take their places before the update reads the plane; GATHER reads them as they came. */
-static int check_scatter(struct checker *c, size_t i)
+static int check_scatter(struct mt_checker *c, size_t i)
 {
     int unit = c->p->instrs[i].unit;
     if (c->updated[unit] != NONE)
-        return fault(c, i, c->updated[unit], "scatters a gradient after its update");
+        return mt_check_fault(c, i, c->updated[unit], "scatters a gradient after its update");
     c->scattered[unit] = (int)i;
     return 0;
 }
 
 /* What the device has changed of a unit, its optimizer states, is home when the unit's update ends the step for it. */
-static int check_returned(struct checker *c, size_t i, int unit)
+static int check_returned(struct mt_checker *c, size_t i, int unit)
 {
     int o = c->returns[unit];
-    if (o != NONE && (c->homes[o].version != c->latest[o] || !ordered(c, c->homes[o].writer, i)))
-        return fault(c, i, c->homes[o].writer, "updates a unit before its states are home");
+    if (o != NONE && (c->homes[o].version != c->latest[o] || !mt_check_ordered(c, c->homes[o].writer, i)))
+        return mt_check_fault(c, i, c->homes[o].writer, "updates a unit before its states are home");
     return 0;
 }
 
 /* An update with gradients of this step: those of its block have left the device, and nothing loads its weights any
  * more. */
-static int check_own_update(struct checker *c, size_t i)
+static int check_own_update(struct mt_checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     if (in->unit < 0 || in->block < 0 || in->unit < in->block || in->unit >= in->block_end ||
         (size_t)in->block_end > c->p->n_units || in->piece != c->pieces[in->unit]++)
-        return fault(c, i, NONE, "updates a unit that does not exist, or pieces of one out of order");
+        return mt_check_fault(c, i, NONE, "updates a unit that does not exist, or pieces of one out of order");
     if (c->updated[in->unit] != NONE)
-        return fault(c, i, c->updated[in->unit], "updates a unit for the second time");
+        return mt_check_fault(c, i, c->updated[in->unit], "updates a unit for the second time");
     for (int lane = 0; lane < c->p->n_lanes; lane++)
-        if (!ordered(c, *loaded_on(c, in->unit, lane), i))
-            return fault(c, i, *loaded_on(c, in->unit, lane), "updates weights that are still being loaded");
+        if (!mt_check_ordered(c, *loaded_on(c, in->unit, lane), i))
+            return mt_check_fault(c, i, *loaded_on(c, in->unit, lane), "updates weights that are still being loaded");
     for (int u = in->block; u < in->block_end; u++)
-        if (c->taken[u] != NONE && (c->stored[u] == NONE || !ordered(c, c->stored[u], i)))
-            return fault(c, i, MT_MAX(c->taken[u], c->stored[u]), "updates a block before all of its gradient has arrived");
+        if (c->taken[u] != NONE && (c->stored[u] == NONE || !mt_check_ordered(c, c->stored[u], i)))
+            return mt_check_fault(c, i, MT_MAX(c->taken[u], c->stored[u]), "updates a block before all of its gradient has arrived");
     if (c->stored[in->unit] == NONE)
-        return fault(c, i, NONE, "updates a unit without a gradient");
+        return mt_check_fault(c, i, NONE, "updates a unit without a gradient");
     c->own[in->unit] = (int)i;
     return check_returned(c, i, in->unit);
 }
@@ -427,40 +396,42 @@ static int meeting(int a, int b)
  * Sums of groups are added as the tree says: of two neighbouring subtrees, the later to the earlier, each of them
  * complete. A subtree is complete if nothing below the meeting is left to be added, which check_grads_leave() finds.
  */
-static int check_add_group(struct checker *c, size_t i)
+static int check_add_group(struct mt_checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     int sum = in->operand[0].object, other = in->operand[1].object, n = (int)c->p->n_objects;
     if (in->n_operands != 2 || sum < 0 || other < 0 || sum >= n || other >= n)
-        return fault(c, i, NONE, "adds what are not two groups");
+        return mt_check_fault(c, i, NONE, "adds what are not two groups");
     const struct mt_object *a = &c->p->objects[sum], *b = &c->p->objects[other];
     if (a->kind != MT_OBJ_GRAD || b->kind != MT_OBJ_GRAD || a->unit != b->unit || a->mb >= b->mb)
-        return fault(c, i, NONE, "adds groups of different gradients, or the earlier to the later");
+        return mt_check_fault(c, i, NONE, "adds groups of different gradients, or the earlier to the later");
     for (int k = 0; k < 2; k++)
         if (c->went[in->operand[k].object] != NONE)
-            return fault(c, i, c->went[in->operand[k].object], "adds the sum of a group that was taken on already");
+            return mt_check_fault(c, i, c->went[in->operand[k].object], "adds the sum of a group that was taken on already");
     int level = meeting(a->mb, b->mb);
     if (c->level[sum] >= level || c->level[other] >= level)
-        return fault(c, i, NONE, "adds groups in another order than the tree's");
+        return mt_check_fault(c, i, NONE, "adds groups in another order than the tree's");
     c->level[sum] = level;
     c->went[other] = (int)i;
     return 0;
 }
 
-static int check_instr(struct checker *c, size_t i)
+int mt_check_instr(struct mt_checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     int rc = advance_clock(c, i);
+    if (in->queue == MT_Q_NET)
+        return rc;
     if (!rc && in->op == MT_OP_ADD_GROUP)
         rc = check_add_group(c, i);
     if (!rc && in->op == MT_OP_UPDATE && in->own)
         rc = check_own_update(c, i);
     else if (!rc && in->op == MT_OP_UPDATE) {
         if (in->unit < 0 || (size_t)in->unit >= c->p->n_units || in->piece != c->pieces[in->unit]++)
-            return fault(c, i, NONE, "updates a unit that does not exist, or pieces of one out of order");
+            return mt_check_fault(c, i, NONE, "updates a unit that does not exist, or pieces of one out of order");
         for (int lane = 0; lane < c->p->n_lanes; lane++)
             if (*loaded_on(c, in->unit, lane) != NONE)
-                return fault(c, i, *loaded_on(c, in->unit, lane), "updates weights that were loaded already");
+                return mt_check_fault(c, i, *loaded_on(c, in->unit, lane), "updates weights that were loaded already");
         c->updated[in->unit] = (int)i;
     }
     if (!rc && in->op == MT_OP_SCATTER)
@@ -470,41 +441,41 @@ static int check_instr(struct checker *c, size_t i)
     return rc ? rc : check_lists(c, i);
 }
 
-static int check_grads_leave(struct checker *c)
+static int check_grads_leave(struct mt_checker *c)
 {
     for (size_t u = 0; u < c->p->n_units; u++)
         if (c->taken[u] != NONE && c->stored[u] < c->taken[u])
-            return fault(c, (size_t)c->taken[u], NONE, "a gradient that was cast is never stored");
+            return mt_check_fault(c, (size_t)c->taken[u], NONE, "a gradient that was cast is never stored");
     for (size_t o = 0; o < c->p->n_objects; o++) {
         const struct mt_object *x = &c->p->objects[o];
         if (x->kind == MT_OBJ_GRAD && c->parts[o] && c->went[o] == NONE)
-            return fault(c, c->p->n_instrs - 1, c->homes[o].writer, "a group's sum is in no gradient");
+            return mt_check_fault(c, c->p->n_instrs - 1, c->homes[o].writer, "a group's sum is in no gradient");
         if (x->kind == MT_OBJ_GRAD_RING && c->own[x->unit] == NONE)
-            return fault(c, c->p->n_instrs - 1, c->stored[x->unit], "a gradient that has no plane is used by no update");
+            return mt_check_fault(c, c->p->n_instrs - 1, c->stored[x->unit], "a gradient that has no plane is used by no update");
     }
     return 0;
 }
 
 /* The next step reads planes: what was changed elsewhere must have been written to them. */
-static int check_planes_are_home(struct checker *c)
+static int check_planes_are_home(struct mt_checker *c)
 {
     for (size_t o = 0; o < c->p->n_objects; o++) {
         const struct mt_kind_desc *kind = &mt_kinds[c->p->objects[o].kind];
         if (kind->home == MT_HOME_PLANE && c->homes[o].version != c->latest[o])
-            return fault(c, c->p->n_instrs - 1, NONE,
+            return mt_check_fault(c, c->p->n_instrs - 1, NONE,
                          kind->device ? "states that changed on a device are never stored"
                                       : "a plane that changed is never written to the disk");
     }
     return 0;
 }
 
-static int check_end(struct checker *c)
+int mt_check_end(struct mt_checker *c)
 {
     int rc = c->p->backward ? check_grads_leave(c) : 0;
     return rc ? rc : check_planes_are_home(c);
 }
 
-static bool init_checker(struct checker *c)
+static bool init_checker(struct mt_checker *c)
 {
     const struct mt_program *p = c->p;
     c->n_queues = mt_n_queues(p->n_lanes);
@@ -530,7 +501,7 @@ static bool init_checker(struct checker *c)
         c->loaded[i] = NONE;
     for (size_t u = 0; u < p->n_units; u++)
         c->updated[u] = c->taken[u] = c->stored[u] = c->fetched[u] = c->scattered[u] = c->own[u] = c->returns[u] = NONE;
-    struct place empty = {.object = NONE, .writer = NONE};
+    struct mt_check_place empty = {.object = NONE, .writer = NONE};
     for (int q = 0; q < MT_MAX_QUEUES; q++)
         empty.reader[q] = c->last_of[q] = NONE;
     for (size_t o = 0; o < p->n_objects; o++) {
@@ -540,7 +511,7 @@ static bool init_checker(struct checker *c)
     for (int lane = 0; lane < p->n_lanes; lane++)
         for (int i = 0; i < MT_N_POOLS; i++) {
             int n = p->pool[lane][i].n;
-            struct place *b = c->buffers[lane][i] = mt_calloc((size_t)MT_MAX(n, 0), sizeof(*b));
+            struct mt_check_place *b = c->buffers[lane][i] = mt_calloc((size_t)MT_MAX(n, 0), sizeof(*b));
             for (int k = 0; b && k < n; k++)
                 b[k] = empty;
             if (!b)
@@ -550,7 +521,7 @@ static bool init_checker(struct checker *c)
 }
 
 /* Objects that live for the run have their buffers from the start, with an old version: they must be loaded first. */
-static int put_residents(struct checker *c)
+static int put_residents(struct mt_checker *c)
 {
     int next[MT_MAX_LANES][MT_N_POOLS] = {{0}};
     for (size_t o = 0; o < c->p->n_objects; o++) {
@@ -559,32 +530,30 @@ static int put_residents(struct checker *c)
         if (!c->p->objects[o].resident)
             continue;
         if (lane >= c->p->n_lanes || next[lane][pool] >= c->p->pool[lane][pool].n)
-            return fault(c, 0, NONE, "has too few buffers for the objects that live for the run");
-        struct place *at = &c->buffers[lane][pool][next[lane][pool]++];
+            return mt_check_fault(c, 0, NONE, "has too few buffers for the objects that live for the run");
+        struct mt_check_place *at = &c->buffers[lane][pool][next[lane][pool]++];
         at->object = (int)o;
         at->version = -1;
     }
     return 0;
 }
 
-int mt_program_check(const struct mt_program *p, struct mt_err *err)
+int mt_check_begin(struct mt_checker *c)
 {
-    struct checker c = {.p = p, .err = err};
+    const struct mt_program *p = c->p;
     int rc = p->n_lanes >= 1 && p->n_lanes <= MT_MAX_LANES
-                 ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "step program: it has %d lanes", p->n_lanes);
-    if (!rc && !init_checker(&c))
-        rc = mt_fail_nomem(err, "the schedule checker", p->n_instrs * sizeof(*c.clock));
-    if (!rc && p->n_instrs)
-        rc = put_residents(&c);
-    for (size_t i = 0; !rc && i < p->n_instrs; i++)
-        rc = check_instr(&c, i);
-    if (!rc)
-        rc = check_end(&c);
-    free(c.clock);
-    free(c.homes);
-    free(c.latest);
-    free(c.updated);
+                 ? 0 : mt_fail(c->err, MT_ERR_RUNTIME, -EPROTO, "step program: it has %d lanes", p->n_lanes);
+    if (!rc && !init_checker(c))
+        rc = mt_fail_nomem(c->err, "the schedule checker", p->n_instrs * sizeof(*c->clock));
+    return rc || !p->n_instrs ? rc : put_residents(c);
+}
+
+void mt_check_finish(struct mt_checker *c)
+{
+    free(c->clock);
+    free(c->homes);
+    free(c->latest);
+    free(c->updated);
     for (int i = 0; i < MT_MAX_LANES * MT_N_POOLS; i++)
-        free(c.buffers[i / MT_N_POOLS][i % MT_N_POOLS]);
-    return rc;
+        free(c->buffers[i / MT_N_POOLS][i % MT_N_POOLS]);
 }

@@ -59,6 +59,8 @@ struct mt_instr {
     bool decides; /* the first of those: by their gradients' sums */
     bool once;    /* loads a resident object that nothing changes: skipped if an earlier run has loaded it */
     bool if_rows; /* weights of experts, after the layer's lists: skipped if no row was sent to the unit's experts */
+    bool sends;   /* PASS, SHARE: from this host, else to it */
+    uint8_t hosts; /* of those: a bit for each host that it goes to, or for that from which it comes */
     int32_t unit, mb;
     int32_t piece; /* of updates, and of loads of weights in parts: which part of the unit's planes */
     int32_t block, block_end;
@@ -78,6 +80,7 @@ static inline int mt_instr_queue(const struct mt_instr *in)
 struct mt_program {
     struct mt_pool_shape pool[MT_MAX_LANES][MT_N_POOLS]; /* host pools: of the first */
     int n_lanes;
+    int host;                /* whose program it is: its part of the step that hosts share */
     struct mt_object *objects;
     size_t n_objects, cap_objects;
     struct mt_instr *instrs;
@@ -115,11 +118,27 @@ struct mt_program_params {
     int n_lanes;                  /* 0: one */
     bool by_data;                 /* lanes share the groups, not the units: a unit's lanes are where its gradient is added
                                      up, cast and stored */
+    int n_hosts;                  /* that have equal shares of the lanes, with by_data; 0: one */
+    int host;                     /* whose program is built */
     int n_buffers[MT_MAX_LANES][MT_N_POOLS]; /* of each pool; at least what one instruction needs; host pools: [0] */
 };
 static inline int mt_program_lanes(const struct mt_program_params *p)
 {
     return p->n_lanes ? p->n_lanes : 1;
+}
+
+static inline int mt_program_hosts(const struct mt_program_params *p)
+{
+    return p->n_hosts ? p->n_hosts : 1;
+}
+/** Lanes of each host; and the host of a lane. */
+static inline int mt_program_own_lanes(const struct mt_program_params *p)
+{
+    return mt_program_lanes(p) / mt_program_hosts(p);
+}
+static inline int mt_program_host_of(const struct mt_program_params *p, int lane)
+{
+    return lane / mt_program_own_lanes(p);
 }
 
 /** The lane of a micro-batch, if lanes share the groups. */
@@ -141,10 +160,11 @@ void mt_program_size_pools(const struct mt_program_params *p, int lane, size_t b
 void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS]);
 
 /**
- * Builds and places a program. -ENOSPC (names the pool): a pool is too small. -E2BIG: the step has more instructions
- * than a program can number. -EINVAL: a pool has more buffers than MT_MAX_BUFFERS; an operation that runs once a group
- * uses a micro-batch's value; a value other than weights and adapters lives for the run; or the units of a mixture's layer
- * are on several lanes.
+ * Builds and places a program; with several hosts the part of `host`, with the messages between them. -ENOSPC (names
+ * the pool): a pool is too small. -E2BIG: the step has more instructions than a program can number. -EINVAL: a pool has
+ * more buffers than MT_MAX_BUFFERS; an operation that runs once a group uses a micro-batch's value; a value other than
+ * weights and adapters lives for the run; the units of a mixture's layer are on several lanes; or several hosts have drives,
+ * or updates under backward.
  */
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
                      struct mt_err *err);
@@ -164,6 +184,14 @@ static inline bool mt_object_is_of_planes(const struct mt_object *o)
  * skipped only after their rows are known. -EPROTO names the two instructions of the first fault.
  */
 int mt_program_check(const struct mt_program *p, struct mt_err *err);
+/**
+ * The same of the programs of all hosts, [n] by host, run together: each message is sent and received in turn, of the
+ * same content, complete; every sum of groups is passed on to one host; and every gradient reaches all.
+ */
+int mt_program_check_hosts(const struct mt_program *const *p, int n, struct mt_err *err);
+
+/** A number for a program: different programs have different ones, as a rule. */
+uint64_t mt_program_hash(const struct mt_program *p, uint64_t seed);
 
 /** Whether the instruction stores what the planes of the next step must have: from it on, the step is finished. */
 bool mt_instr_returns(const struct mt_program *p, const struct mt_instr *in);

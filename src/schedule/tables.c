@@ -11,6 +11,7 @@ const struct mt_queue_desc mt_queues[MT_N_QUEUES] = {
     [MT_Q_HOST] = {.name = "host", .title = "host optimizer", .thread = "mt-optimizer", .ends_in_order = true},
     [MT_Q_DISK_READ] = {.name = "disk read", .title = "disk reads", .thread = "mt-disk-read", .disk = true},
     [MT_Q_DISK_WRITE] = {.name = "disk write", .title = "disk writes", .thread = "mt-disk-write", .disk = true},
+    [MT_Q_NET] = {.name = "net", .title = "network", .thread = "mt-net", .ends_in_order = true},
 };
 
 enum mt_queue mt_queue_kind(int number)
@@ -129,6 +130,8 @@ const struct mt_opcode_desc mt_opcodes[MT_N_OPCODES] = {
     [MT_OP_STATS] = {"stats", MT_Q_D2H},
     [MT_OP_READ] = {"read", MT_Q_DISK_READ, .moves = true},
     [MT_OP_WRITE] = {"write", MT_Q_DISK_WRITE, .moves = true},
+    [MT_OP_PASS] = {"pass", MT_Q_NET, .moves = true},
+    [MT_OP_SHARE] = {"share", MT_Q_NET, .moves = true},
 };
 
 static const char *const use_names[MT_N_DISK_USES] = {

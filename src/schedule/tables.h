@@ -20,6 +20,7 @@ enum mt_queue {
     MT_Q_HOST,
     MT_Q_DISK_READ,
     MT_Q_DISK_WRITE,
+    MT_Q_NET,
     MT_N_QUEUES,
 };
 
@@ -186,6 +187,8 @@ enum mt_opcode {
     MT_OP_STATS,      /* losses and partial sums -> host */
     MT_OP_READ,       /* object of host staging from its home on the disk */
     MT_OP_WRITE,      /* object of host staging to its home on the disk */
+    MT_OP_PASS,       /* sum of groups, from its home on one host to that on another */
+    MT_OP_SHARE,      /* gradient as cast, from its plane on one host to those on all others */
     MT_N_OPCODES,
 };
 

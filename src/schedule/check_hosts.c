@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Checks the programs of all hosts together. Each is checked by itself (check.c) up to its next message; then a message
+ * takes place whose sender and receivers have all come to it, as they will when they run: each host works through its
+ * messages in order, one at a time. What was in the sender's home is in the receivers' then. Where no message can take
+ * place any more, all programs have ended, or hosts would wait for each other for ever.
+ */
+#include <string.h>
+
+#include "schedule/check_priv.h"
+
+enum { NONE = MT_CHECK_NONE, MAX_HOSTS = MT_MAX_LANES };
+
+struct hosts {
+    struct mt_checker c[MAX_HOSTS];
+    size_t at[MAX_HOSTS]; /* the next instruction of each */
+    int n;
+};
+
+static const struct mt_instr *next_of(const struct hosts *h, int host)
+{
+    const struct mt_program *p = h->c[host].p;
+    return h->at[host] < p->n_instrs ? &p->instrs[h->at[host]] : NULL;
+}
+
+/* Up to the host's next message, its waits included. */
+static int advance(struct hosts *h, int host)
+{
+    int rc = 0;
+    for (const struct mt_instr *in = next_of(h, host); in && !rc; in = next_of(h, host)) {
+        rc = mt_check_instr(&h->c[host], h->at[host]);
+        if (in->queue == MT_Q_NET)
+            break;
+        h->at[host]++;
+    }
+    return rc;
+}
+
+/* The message's object, or NULL: it has none with a home. */
+static const struct mt_object *object_of(const struct mt_program *p, const struct mt_instr *in)
+{
+    if (in->n_operands != 1 || in->operand[0].object < 0 || (size_t)in->operand[0].object >= p->n_objects)
+        return NULL;
+    const struct mt_object *o = &p->objects[in->operand[0].object];
+    bool home = o->kind == MT_OBJ_GRAD && o->spill >= 0 && (size_t)o->spill + o->bytes <= p->spill_bytes;
+    return in->op == MT_OP_SHARE || (home && in->bytes == o->bytes) ? o : NULL;
+}
+
+static int check_message(struct mt_checker *c, size_t i, int host, int n_hosts)
+{
+    const struct mt_instr *in = &c->p->instrs[i];
+    const unsigned all = (1u << n_hosts) - 1, own = 1u << host;
+    if (!in->hosts || in->hosts & ~all || in->hosts & own || !object_of(c->p, in) || in->unit < 0 ||
+        (size_t)in->unit >= c->p->n_units)
+        return mt_check_fault(c, i, NONE, "a message to no other host, or of nothing that has a home");
+    if (in->sends && in->op == MT_OP_SHARE && in->hosts != (all & ~own))
+        return mt_check_fault(c, i, NONE, "a gradient that does not go to all hosts");
+    if ((!in->sends || in->op == MT_OP_PASS) && in->hosts & (in->hosts - 1))
+        return mt_check_fault(c, i, NONE, "a message of several hosts, or a sum for several");
+    return 0;
+}
+
+static int send_sum(struct mt_checker *c, size_t i)
+{
+    const int o = c->p->instrs[i].operand[0].object;
+    struct mt_check_place *home = &c->homes[o];
+    if (home->object != o || home->version != c->latest[o])
+        return mt_check_fault(c, i, home->writer, "passes on a sum whose newest content was not stored");
+    if (c->parts[o] != c->p->objects[o].parts)
+        return mt_check_fault(c, i, home->writer, "passes on a sum that is not complete");
+    if (c->went[o] != NONE)
+        return mt_check_fault(c, i, c->went[o], "passes on a sum that was taken on already");
+    c->went[o] = (int)i;
+    return mt_check_read_place(c, i, home, "passes on a sum before it is stored");
+}
+
+static int receive_sum(struct mt_checker *c, size_t i, int level)
+{
+    const int o = c->p->instrs[i].operand[0].object;
+    if (c->parts[o] && c->went[o] == NONE)
+        return mt_check_fault(c, i, c->homes[o].writer, "receives a sum over one that was not taken on");
+    c->parts[o] = c->p->objects[o].parts;
+    c->went[o] = NONE;
+    c->level[o] = level;
+    return mt_check_write_place(c, i, &c->homes[o], o, ++c->latest[o], "receives over a home in use");
+}
+
+static int send_gradient(struct mt_checker *c, size_t i)
+{
+    const int unit = c->p->instrs[i].unit;
+    if (c->stored[unit] == NONE || !mt_check_ordered(c, c->stored[unit], i))
+        return mt_check_fault(c, i, c->stored[unit], "shares a gradient before it is stored");
+    return 0;
+}
+
+static int receive_gradient(struct mt_checker *c, size_t i)
+{
+    const struct mt_instr *in = &c->p->instrs[i];
+    if (c->taken[in->unit] != NONE)
+        return mt_check_fault(c, i, c->taken[in->unit], "receives a gradient that is here already");
+    if (!mt_check_ordered(c, c->updated[in->unit], i))
+        return mt_check_fault(c, i, c->updated[in->unit], "receives over a gradient before its update");
+    if (in->row_bytes && !mt_check_ordered(c, c->scattered[in->unit], i))
+        return mt_check_fault(c, i, c->scattered[in->unit], "receives rows of a gradient before others were scattered");
+    c->taken[in->unit] = c->stored[in->unit] = (int)i;
+    return 0;
+}
+
+static bool same(const struct mt_instr *a, const struct mt_instr *b)
+{
+    return a->op == b->op && a->unit == b->unit && a->operand[0].object == b->operand[0].object &&
+           a->bytes == b->bytes && a->row_bytes == b->row_bytes;
+}
+
+/* Whether all receivers of the host's next message, if it sends one, are at it. */
+static int meets(struct hosts *h, int from, bool *all)
+{
+    const struct mt_instr *in = next_of(h, from);
+    *all = in && in->sends;
+    for (int to = 0; to < h->n && *all; to++) {
+        const struct mt_instr *other = next_of(h, to);
+        if (!(in->hosts & 1u << to))
+            continue;
+        *all = other && !other->sends && other->hosts == 1u << from;
+        if (*all && !same(in, other))
+            return mt_check_fault(&h->c[to], h->at[to], NONE, "receives another message than is sent");
+    }
+    return 0;
+}
+
+static int exchange(struct hosts *h, int from)
+{
+    const struct mt_instr *in = next_of(h, from);
+    const bool sum = in->op == MT_OP_PASS;
+    const int level = h->c[from].level[in->operand[0].object];
+    int rc = (sum ? send_sum : send_gradient)(&h->c[from], h->at[from]);
+    for (int to = 0; to < h->n && !rc; to++)
+        if (in->hosts & 1u << to) {
+            rc = sum ? receive_sum(&h->c[to], h->at[to], level) : receive_gradient(&h->c[to], h->at[to]);
+            h->at[to]++;
+        }
+    h->at[from]++;
+    return rc;
+}
+
+/* Every host to its next message; *left: there is one. */
+static int advance_all(struct hosts *h, bool arrived[MAX_HOSTS], bool *left)
+{
+    int rc = 0;
+    *left = false;
+    for (int host = 0; host < h->n && !rc; host++) {
+        if (!arrived[host])
+            rc = advance(h, host);
+        arrived[host] = true;
+        if (!rc && next_of(h, host)) {
+            rc = check_message(&h->c[host], h->at[host], host, h->n);
+            *left = true;
+        }
+    }
+    return rc;
+}
+
+static int run_together(struct hosts *h)
+{
+    bool arrived[MAX_HOSTS] = {false}, left = true;
+    int rc = advance_all(h, arrived, &left);
+    while (!rc && left) {
+        bool met = false;
+        int from = -1, waits = 0;
+        while (!rc && !met && ++from < h->n)
+            rc = meets(h, from, &met);
+        while (!next_of(h, waits))
+            waits++;
+        if (!rc && !met)
+            return mt_check_fault(&h->c[waits], h->at[waits], NONE, "a message that its other side does not come to");
+        for (int host = 0; host < h->n && !rc; host++) /* those that take part go on */
+            arrived[host] = host != from && !(next_of(h, from)->hosts & 1u << host);
+        if (!rc)
+            rc = exchange(h, from);
+        if (!rc)
+            rc = advance_all(h, arrived, &left);
+    }
+    return rc;
+}
+
+static int check_shared(struct hosts *h)
+{
+    for (size_t u = 0; u < h->c[0].p->n_units; u++)
+        for (int host = 0; host < h->n; host++)
+            for (int other = 0; other < h->n; other++)
+                if (h->c[host].stored[u] != NONE && h->c[other].stored[u] == NONE)
+                    return mt_check_fault(&h->c[host], (size_t)h->c[host].stored[u], NONE,
+                                          "a gradient that does not reach all hosts");
+    return 0;
+}
+
+int mt_program_check_hosts(const struct mt_program *const *p, int n, struct mt_err *err)
+{
+    struct hosts h = {.n = n};
+    int rc = n >= 1 && n <= MAX_HOSTS ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "step program: of %d hosts", n);
+    for (int i = 0; i < n && !rc; i++) {
+        h.c[i].p = p[i];
+        h.c[i].err = err;
+        rc = mt_check_begin(&h.c[i]);
+        if (!rc && (p[i]->n_units != p[0]->n_units || p[i]->n_objects != p[0]->n_objects))
+            rc = mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "step program: that of host %d is of another step", i);
+    }
+    if (!rc)
+        rc = run_together(&h);
+    for (int i = 0; i < n && !rc; i++)
+        rc = mt_check_end(&h.c[i]);
+    if (!rc)
+        rc = check_shared(&h);
+    for (int i = 0; i < n; i++)
+        mt_check_finish(&h.c[i]);
+    return rc;
+}
+
+int mt_program_check(const struct mt_program *p, struct mt_err *err)
+{
+    return mt_program_check_hosts(&p, 1, err);
+}

@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A step that several hosts share: what each of them runs, and the messages between them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "made_program.h"
+
+enum { MOST = 20000, MOST_HOSTS = 4 };
+
+struct step {
+    struct mt_program of[MOST_HOSTS];
+    int n;
+};
+
+static uint32_t next_random(uint32_t *seed)
+{
+    *seed = *seed * 1664525 + 1013904223;
+    return *seed >> 8;
+}
+
+static void take_buffers(struct mt_program_params *p, int more)
+{
+    size_t bytes[MT_N_POOLS];
+    int least[MT_N_POOLS], most[MT_N_POOLS];
+    for (int lane = 0; lane < mt_program_lanes(p); lane++) {
+        mt_program_size_pools(p, lane, bytes, least, most);
+        for (int i = 0; i < MT_N_POOLS; i++)
+            p->n_buffers[lane][i] = more > 2 ? most[i] : MT_MIN(least[i] + more, MT_MAX(least[i], most[i]));
+    }
+}
+
+static int check(const struct step *s, struct mt_err *err)
+{
+    const struct mt_program *p[MOST_HOSTS];
+    for (int i = 0; i < s->n; i++)
+        p[i] = &s->of[i];
+    return mt_program_check_hosts(p, s->n, err);
+}
+
+static void finish(struct step *s)
+{
+    for (int i = 0; i < s->n; i++)
+        mt_program_finish(&s->of[i]);
+}
+
+static void build(struct step *s, struct mt_program_params p)
+{
+    struct mt_err err = {0};
+    s->n = mt_program_hosts(&p);
+    for (p.host = 0; p.host < s->n; p.host++)
+        if (mt_program_build(&s->of[p.host], &p, &err))
+            fail_msg("%s", err.msg);
+    if (check(s, &err))
+        fail_msg("%s", err.msg);
+}
+
+/* What is computed, by what it writes. */
+static size_t list_writes(const struct mt_program *p, uint64_t *list, size_t n)
+{
+    for (size_t i = 0; i < p->n_instrs; i++) {
+        const struct mt_instr *in = &p->instrs[i];
+        if (in->queue != MT_Q_COMPUTE || in->op == MT_OP_POISON || in->op == MT_OP_JOIN)
+            continue;
+        for (int k = 0; k < in->n_operands; k++) {
+            const struct mt_object *o = &p->objects[in->operand[k].object];
+            uint64_t object = (uint64_t)o->kind << 56 | (uint64_t)o->unit << 48 | (uint64_t)o->mb << 40;
+            if (in->operand[k].access & MT_WRITE && n < MOST)
+                list[n++] = object | (uint64_t)in->op << 16 | (uint64_t)in->unit << 8 | (uint64_t)in->mb;
+        }
+    }
+    return n;
+}
+
+static int compare(const void *a, const void *b)
+{
+    const uint64_t *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+static void make_variant(struct fixture *f, uint32_t *seed, int hosts, int own)
+{
+    make(f, 1 + next_random(seed) % 4, (size_t)(hosts * own) + next_random(seed) % 6);
+    f->tied = next_random(seed) & 1;
+    f->p.cast = next_random(seed) & 1;
+    f->p.poison = next_random(seed) & 1;
+    f->p.gather = next_random(seed) & 1;
+    f->p.join = next_random(seed) & 1;
+    f->p.n_lanes = hosts * own;
+    f->p.by_data = true;
+    f->p.groups = (struct mt_groups){4, MT_MAX(f->p.n_micro, (size_t)8)};
+    while (f->p.groups.n < (size_t)f->p.n_lanes)
+        f->p.groups.n *= 2;
+    f->p.groups.of = MT_MAX(f->p.groups.of, f->p.groups.n);
+    uint32_t mode = next_random(seed) % 6;
+    f->p.mode = mode == 4 ? MT_MODE_EVAL : mode == 5 ? MT_MODE_UPDATE : MT_MODE_TRAIN;
+    for (size_t u = 0; u < f->p.n_units; u++) {
+        f->units[u].lane = f->units[u].lane_back = (uint8_t)(next_random(seed) % (uint32_t)f->p.n_lanes);
+        f->units[u].trainable = u > 1 || next_random(seed) % 3;
+        f->keeps[u] = next_random(seed) & 1;
+    }
+    describe(f);
+    take_buffers(&f->p, (int)(next_random(seed) % 4));
+}
+
+static size_t count_all(const struct step *s, enum mt_opcode op)
+{
+    size_t n = 0;
+    for (int i = 0; i < s->n; i++)
+        n += count(&s->of[i], op);
+    return n;
+}
+
+static void hosts_together_compute_what_one_would(void **state)
+{
+    static uint64_t one[MOST], many[MOST];
+    uint32_t seed = 7;
+    size_t passed = 0;
+    (void)state;
+    for (int v = 0; v < 600; v++) {
+        struct fixture f;
+        struct mt_program whole;
+        struct step s;
+        int hosts = 2 + v % 3, own = 1 + (v / 3 & 1);
+        make_variant(&f, &seed, hosts, own);
+        assert_int_equal(build_and_check(&f, &whole, NULL), 0);
+        f.p.n_hosts = hosts;
+        build(&s, f.p);
+        size_t n = list_writes(&whole, one, 0), m = 0;
+        for (int i = 0; i < hosts; i++)
+            m = list_writes(&s.of[i], many, m);
+        assert_int_equal(n, m);
+        qsort(one, n, sizeof(*one), compare);
+        qsort(many, n, sizeof(*many), compare);
+        assert_memory_equal(one, many, n * sizeof(*one));
+        assert_int_equal(count_all(&s, MT_OP_SHARE), (size_t)hosts * count(&whole, MT_OP_STORE_GRAD));
+        passed += count_all(&s, MT_OP_PASS);
+        for (int i = 0; i < hosts; i++) /* updates are everybody's, homes a host's own */
+            assert_true(count(&s.of[i], MT_OP_UPDATE) == count(&whole, MT_OP_UPDATE) &&
+                        s.of[i].spill_bytes <= whole.spill_bytes);
+        mt_program_finish(&whole);
+        finish(&s);
+    }
+    assert_true(passed > 1000);
+}
+
+/* A step of three hosts that has all kinds of messages. */
+static void make_three(struct step *s)
+{
+    struct fixture f;
+    make(&f, 4, 8);
+    f.p.n_lanes = f.p.n_hosts = 3;
+    f.p.by_data = true;
+    f.p.groups = (struct mt_groups){8, 8};
+    for (size_t u = 0; u < f.p.n_units; u++)
+        f.units[u].lane = f.units[u].lane_back = (uint8_t)(u % 3);
+    take_buffers(&f.p, 3);
+    build(s, f.p);
+}
+
+static struct mt_program copy_of(const struct mt_program *p)
+{
+    struct mt_program c = *p;
+    c.instrs = mt_calloc(p->n_instrs + 1, sizeof(*c.instrs));
+    c.objects = mt_calloc(p->n_objects, sizeof(*c.objects));
+    assert_true(c.instrs && c.objects);
+    memcpy(c.instrs, p->instrs, p->n_instrs * sizeof(*c.instrs));
+    memcpy(c.objects, p->objects, p->n_objects * sizeof(*c.objects));
+    return c;
+}
+
+/* Takes instruction i out; what waited for it waits for its queue's instruction before. */
+static void take_out(struct mt_program *p, size_t i)
+{
+    int32_t before = (int32_t)i - 1, q = mt_instr_queue(&p->instrs[i]);
+    while (before >= 0 && mt_instr_queue(&p->instrs[before]) != q)
+        before--;
+    if (before >= 0)
+        p->instrs[before].signals = true;
+    memmove(p->instrs + i, p->instrs + i + 1, (p->n_instrs - i - 1) * sizeof(*p->instrs));
+    p->n_instrs--;
+    for (size_t k = i; k < p->n_instrs; k++)
+        for (int w = 0; w < MT_MAX_QUEUES; w++) {
+            int32_t *wait = &p->instrs[k].wait[w];
+            *wait = *wait == (int32_t)i ? before : *wait - (*wait > (int32_t)i);
+        }
+}
+
+static void insert_again(struct mt_program *p, size_t i)
+{
+    memmove(p->instrs + i + 1, p->instrs + i, (p->n_instrs - i) * sizeof(*p->instrs));
+    p->n_instrs++;
+    for (size_t k = i + 1; k < p->n_instrs; k++)
+        for (int w = 0; w < MT_MAX_QUEUES; w++)
+            p->instrs[k].wait[w] += p->instrs[k].wait[w] >= (int32_t)i;
+}
+
+static size_t find(const struct mt_program *p, const struct mt_instr *message, int host)
+{
+    for (size_t i = 0; i < p->n_instrs; i++) {
+        const struct mt_instr *in = &p->instrs[i];
+        if (in->op == message->op && !in->sends && in->hosts == 1u << host && in->unit == message->unit &&
+            in->operand[0].object == message->operand[0].object)
+            return i;
+    }
+    fail_msg("a message of unit %d has no other side", message->unit);
+    return 0;
+}
+
+enum fault { NOT_SENT, NOT_RECEIVED, LOST, SENT_TWICE, TWICE, SWAPPED, OTHER_HOST, OTHER_OBJECT, SHORT, TO_NOBODY, N_FAULTS };
+
+/* The next one with the same hosts: the order of others may not matter. */
+static size_t next_message(const struct mt_program *p, size_t i)
+{
+    uint8_t hosts = p->instrs[i].hosts;
+    while (++i < p->n_instrs && (p->instrs[i].queue != MT_Q_NET || p->instrs[i].hosts != hosts))
+        ;
+    return i;
+}
+
+/* Two messages, exchanged. */
+static bool swap_with_next(struct mt_program *p, size_t i)
+{
+    size_t k = next_message(p, i);
+    if (k == p->n_instrs)
+        return false;
+    struct mt_instr *a = &p->instrs[i], *b = &p->instrs[k], was = *a;
+    memcpy(was.wait, b->wait, sizeof(was.wait));
+    was.signals = b->signals;
+    struct mt_instr now = *b;
+    memcpy(now.wait, a->wait, sizeof(now.wait));
+    now.signals = a->signals;
+    *a = now;
+    *b = was;
+    return true;
+}
+
+/* Makes the fault at message i, which the host sends; false: it cannot be made there. */
+static bool seed_fault(struct step *s, int host, size_t i, enum fault what)
+{
+    struct mt_instr *in = &s->of[host].instrs[i];
+    int to = 0;
+    while (!(in->hosts & 1u << to))
+        to++;
+    size_t k = find(&s->of[to], in, host);
+    switch (what) {
+    case NOT_SENT:
+        take_out(&s->of[host], i);
+        return true;
+    case NOT_RECEIVED:
+        take_out(&s->of[to], k);
+        return true;
+    case LOST: /* by both, for once; a gradient is received by others, too */
+        if (in->op != MT_OP_PASS)
+            return false;
+        take_out(&s->of[host], i);
+        take_out(&s->of[to], k);
+        return true;
+    case SENT_TWICE:
+        insert_again(&s->of[host], i);
+        return true;
+    case TWICE:
+        if (in->op != MT_OP_PASS)
+            return false;
+        insert_again(&s->of[host], i);
+        insert_again(&s->of[to], k);
+        return true;
+    case SWAPPED:
+        return swap_with_next(&s->of[host], i);
+    case OTHER_HOST:
+        in->hosts = (uint8_t)(7 & ~(1u << host) & ~(1u << to));
+        return true;
+    case OTHER_OBJECT:
+        in->operand[0].object = (in->operand[0].object + 1) % (int)s->of[host].n_objects;
+        return true;
+    case SHORT:
+        in->bytes /= 2;
+        return true;
+    default:
+        in->hosts = 0;
+        return true;
+    }
+}
+
+static void a_fault_in_a_message_is_rejected(void **state)
+{
+    struct step s;
+    size_t n[N_FAULTS] = {0};
+    (void)state;
+    make_three(&s);
+    for (int host = 0; host < s.n; host++)
+        for (size_t i = 0; i < s.of[host].n_instrs; i++)
+            for (enum fault what = 0; what < N_FAULTS && s.of[host].instrs[i].sends; what++) {
+                struct step bad = {.n = s.n};
+                for (int k = 0; k < s.n; k++)
+                    bad.of[k] = copy_of(&s.of[k]);
+                if (seed_fault(&bad, host, i, what)) {
+                    n[what]++;
+                    if (check(&bad, NULL) != -EPROTO)
+                        fail_msg("fault %d at instruction %zu of host %d was not noticed", what, i, host);
+                }
+                finish(&bad);
+            }
+    for (int i = 0; i < N_FAULTS; i++)
+        assert_true(n[i] >= 5);
+    finish(&s);
+}
+
+/* A wait of a message, or for one, that no other implies. */
+static void dropping_a_wait_is_rejected(void **state)
+{
+    struct step s;
+    size_t tried = 0;
+    (void)state;
+    make_three(&s);
+    for (int host = 0; host < s.n; host++)
+        for (size_t i = 0; i < s.of[host].n_instrs; i++)
+            for (int q = 0; q < MT_MAX_QUEUES; q++) {
+                struct mt_instr *in = &s.of[host].instrs[i];
+                int32_t w = in->wait[q];
+                if (w < 0 || (in->queue != MT_Q_NET && q != MT_Q_NET))
+                    continue;
+                in->wait[q] = MT_NO_WAIT;
+                char line[512];
+                mt_instr_format(line, sizeof(line), &s.of[host], i);
+                if (check(&s, NULL) != -EPROTO)
+                    fail_msg("host %d {%s} without its wait for queue %d was not noticed", host, line, q);
+                in->wait[q] = w;
+                tried++;
+            }
+    assert_true(tried >= 20);
+    finish(&s);
+}
+
+/* Hosts that wait for each other: each sends what the other receives later. */
+static void a_circle_is_rejected(void **state)
+{
+    struct step s;
+    struct mt_err err = {0};
+    size_t circles = 0;
+    (void)state;
+    make_three(&s);
+    for (int host = 0; host < s.n; host++)
+        for (size_t i = 0; i < s.of[host].n_instrs; i++) {
+            struct mt_program was = copy_of(&s.of[host]);
+            const struct mt_instr *in = &s.of[host].instrs[i];
+            size_t k = next_message(&was, i);
+            bool turn = in->queue == MT_Q_NET && k < was.n_instrs && in->sends != was.instrs[k].sends;
+            if (turn && swap_with_next(&s.of[host], i)) {
+                circles++;
+                assert_int_equal(check(&s, &err), -EPROTO);
+            }
+            mt_program_finish(&s.of[host]);
+            s.of[host] = was;
+        }
+    assert_true(circles >= 5);
+    finish(&s);
+}
+
+static void drives_are_refused(void **state)
+{
+    struct fixture f;
+    struct mt_program prog;
+    struct mt_err err = {0};
+    (void)state;
+    make(&f, 3, 4);
+    f.p.n_lanes = f.p.n_hosts = 2;
+    f.p.by_data = true;
+    f.p.groups = (struct mt_groups){4, 4};
+    put_on_disk(&f, STATES, 0);
+    describe(&f);
+    take_buffers(&f.p, 3);
+    f.p.n_buffers[0][MT_POOL_STATE] = 4;
+    assert_int_equal(mt_program_build(&prog, &f.p, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "drives"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(hosts_together_compute_what_one_would),
+        cmocka_unit_test(a_fault_in_a_message_is_rejected),
+        cmocka_unit_test(dropping_a_wait_is_rejected),
+        cmocka_unit_test(a_circle_is_rejected),
+        cmocka_unit_test(drives_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
