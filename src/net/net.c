@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "net/net.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "net/net_priv.h"
+
+bool mt_net_is_launched(void)
+{
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        const char *v = getenv(sizes[i]);
+        if (v)
+            return strcmp(v, "1") || i == 2; /* PMIx names no size: the module asks it */
+    }
+    return false;
+}
+
+/* Of a build folder, or of where the program is installed. */
+static void *open_module(void)
+{
+    static const char *const near[] = {"../src/net/megatrain-net-mpi.so", "../lib/megatrain/megatrain-net-mpi.so"};
+    char exe[3000], path[3200];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+    exe[n > 0 ? n : 0] = 0;
+    char *slash = strrchr(exe, '/');
+    if (slash)
+        *slash = 0;
+    void *lib = NULL;
+    for (size_t i = 0; i < sizeof(near) / sizeof(near[0]) && !lib; i++) {
+        snprintf(path, sizeof(path), "%s/%s", exe, near[i]);
+        lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    return lib ? lib : dlopen(MT_NET_MPI_INSTALLED, RTLD_NOW | RTLD_LOCAL);
+}
+
+int mt_net_open(mt_net **out, struct mt_err *err)
+{
+    *out = NULL;
+    if (!mt_net_is_launched())
+        return 0;
+    void *lib = open_module();
+    mt_net_open_fn *open;
+    void *entry = lib ? dlsym(lib, MT_NET_MPI_OPEN) : NULL;
+    memcpy(&open, &entry, sizeof(open));
+    if (open)
+        return open(out, err);
+    const char *why = dlerror();
+    return mt_fail(err, MT_ERR_USAGE, -ENOENT, "a launcher has started several processes, but this build has no MPI to join them: "
+                   "install libopenmpi-dev or libmpich-dev and build again, or start one process (%s)", why ? why : "no module");
+}
+
+void mt_net_close(mt_net **n, bool ok, int code)
+{
+    if (*n)
+        (*n)->close(*n, ok, code);
+    *n = NULL;
+}
+
+int mt_net_rank(const mt_net *n)
+{
+    return n->rank;
+}
+
+int mt_net_size(const mt_net *n)
+{
+    return n->size;
+}
+
+void mt_net_set_deadline(mt_net *n, double seconds)
+{
+    n->deadline_s = seconds;
+}
+
+int mt_net_send(mt_net *n, int to, const void *data, size_t bytes, struct mt_err *err)
+{
+    return n->send(n, to, data, bytes, err);
+}
+
+int mt_net_recv(mt_net *n, int from, void *data, size_t bytes, struct mt_err *err)
+{
+    return n->recv(n, from, data, bytes, err);
+}
+
+void mt_net_tell(mt_net *n, const char *why)
+{
+    n->tell(n, why);
+}
