@@ -28,7 +28,7 @@ struct figures {
 
 static int lanes_of(const struct plan_view *v)
 {
-    return mt_program_lanes(&v->choice.engine.program);
+    return mt_program_own_lanes(&v->choice.engine.program);
 }
 
 static struct figures figure(const struct plan_view *v)

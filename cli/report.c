@@ -112,7 +112,7 @@ void cli_print_setup(const struct mt_setup *s)
             (long long)in->hf.hidden, (long long)in->hf.vocab, mt_numerics_name(&s->choice.numerics));
     for (size_t i = 0; i < s->n_learners; i++)
         print_data(s, &in[i], mt_setup_numerics_of(s, i));
-    int lanes = mt_program_lanes(&p->program);
+    int lanes = mt_program_own_lanes(&p->program);
     char times[24] = "";
     if (lanes > 1)
         snprintf(times, sizeof(times), "%d times ", lanes);
@@ -124,7 +124,7 @@ void cli_print_setup(const struct mt_setup *s)
     for (int i = 0; i < lanes && l->address[0]; i++)
         cli_say("         at %s\n", mt_device_limits(i ? s->other_dev[i - 1] : s->dev)->address);
     size_t sharing = s->layout->n_units - (p->program.one_ring ? 0 : 2), held = 0;
-    for (int lane = 0; lane < mt_program_lanes(&p->program); lane++)
+    for (int lane = 0; lane < lanes; lane++)
         held += (size_t)p->program.n_buffers[lane][MT_POOL_WEIGHTS];
     cli_say("Plan     %zu of %zu %s weights on the device, activations: %s; a step moves %s "
                     "in, %s out\n",

@@ -199,7 +199,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
     }
     int64_t kept = plan->activations == MT_ACT_KEEP ? l->cfg.n_layers : kept_layers(p);
     if (mt_engine_by_data(p))
-        mt_map_gradients(plan->units, l->n_units, (int)mt_engine_n_lanes(p));
+        mt_map_gradients(plan->units, l->n_units, (int)mt_engine_all_lanes(p));
     else
         mt_map_units(plan->units, l, (int)mt_engine_n_lanes(p), l->cfg.n_layers - kept);
     size_t grad_bytes = mt_dtype_size(p->numerics.grad_dtype);
@@ -228,8 +228,10 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .n_values = plan->program.n_values,
         .n_micro = p->max_micro,
         .groups = mt_engine_groups(p),
-        .n_lanes = (int)mt_engine_n_lanes(p),
+        .n_lanes = (int)mt_engine_all_lanes(p),
         .by_data = mt_engine_by_data(p),
+        .n_hosts = (int)mt_engine_n_hosts(p),
+        .host = (int)p->placement.host,
         .one_ring = saving & ONE_RING,
         .join = p->numerics.dtype == MT_F32,
         .cast = p->numerics.grad_dtype != MT_F32 && !(saving & CAST_IN_PLACE),
@@ -266,7 +268,7 @@ static void grow_records(struct budget *b, size_t more)
 static void grow_by_group(struct budget *b, const struct mt_engine_params *p)
 {
     static const int pools[] = {MT_POOL_ROWS, MT_POOL_SUM, MT_POOL_ROUTING};
-    size_t lanes = mt_engine_by_data(p) ? mt_engine_n_lanes(p) : 1;
+    size_t lanes = mt_engine_by_data(p) ? mt_engine_all_lanes(p) : 1;
     size_t groups = mt_div_up(mt_groups_n(mt_engine_groups(p)), lanes);
     for (size_t i = 0; i < MT_ARRAY_LEN(pools); i++)
         grow(b, pools[i], b->n[pools[i]] * (int)groups);
@@ -283,7 +285,7 @@ static void divide(struct budget *b, const struct mt_engine_params *p, enum mt_a
     grow_by_group(b, p);
     for (size_t i = 0; i < MT_ARRAY_LEN(before); i++)
         grow(b, before[i], b->n[before[i]] + 1);
-    if (mt_engine_n_lanes(p) > 1) /* backward of several units is interleaved */
+    if (mt_engine_all_lanes(p) > 1) /* backward of several units is interleaved */
         grow(b, MT_POOL_GRAD, 3);
     if (mt_groups_n(mt_engine_groups(p)) > 1)
         grow(b, MT_POOL_GRAD, b->most[MT_POOL_GRAD]);
@@ -364,6 +366,8 @@ static int divide_lane(struct mt_engine_plan *plan, const struct mt_engine_param
     const struct mt_device_limits *lim = mt_device_limits(p->dev);
     struct budget b = {.alignment = lim->alignment, .n = plan->program.n_buffers[lane]};
     size_t need = beside_pools(plan);
+    int first = (int)mt_engine_first_lane(p);
+    bool own = lane >= first && lane < first + (int)mt_engine_n_lanes(p); /* not of another host */
     bool recompute = plan->activations == MT_ACT_RECOMPUTE;
     mt_program_size_pools(&plan->program, lane, b.bytes, b.n, b.most);
     if (p->placement.slots > b.n[MT_POOL_WEIGHTS])
@@ -385,14 +389,17 @@ static int divide_lane(struct mt_engine_plan *plan, const struct mt_engine_param
         return fail_short(err, p, need, plan, &b);
     b.free = lim->budget_bytes - need;
     divide(&b, p, plan->activations);
-    plan->lane_bytes[lane] = beside_pools(plan);
+    size_t lane_bytes = beside_pools(plan);
     for (int i = 0; i < MT_N_POOLS; i++) {
         if (!mt_pools[i].device)
             continue;
-        plan->pool_bytes[i] += (size_t)b.n[i] * b.bytes[i];
-        plan->lane_bytes[lane] += (size_t)b.n[i] * b.bytes[i];
+        plan->pool_bytes[i] += own ? (size_t)b.n[i] * b.bytes[i] : 0;
+        lane_bytes += (size_t)b.n[i] * b.bytes[i];
     }
-    plan->device_bytes += plan->lane_bytes[lane];
+    if (own) {
+        plan->lane_bytes[lane - first] = lane_bytes;
+        plan->device_bytes += lane_bytes;
+    }
     return 0;
 }
 
@@ -523,9 +530,13 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     if (p->train && mt_groups_n(mt_engine_groups(p)) > p->max_micro)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.groups = %zu: a step has only %zu micro-batches: lower train.groups or "
                        "train.micro_batch", mt_groups_n(mt_engine_groups(p)), p->max_micro);
-    if (mt_engine_by_data(p) && mt_groups_n(mt_engine_groups(p)) < mt_engine_n_lanes(p))
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "device.map = data: %zu devices need train.groups of at least as many, and it "
-                       "is %zu", mt_engine_n_lanes(p), mt_groups_n(mt_engine_groups(p)));
+    if (mt_engine_by_data(p) && mt_groups_n(mt_engine_groups(p)) < mt_engine_all_lanes(p))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "device.map = data: %zu devices%s need train.groups of at least as many, and it "
+                       "is %zu", mt_engine_all_lanes(p), mt_engine_n_hosts(p) > 1 ? " of all hosts" : "",
+                       mt_groups_n(mt_engine_groups(p)));
+    if (mt_engine_all_lanes(p) > MT_MAX_LANES)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%zu hosts of %zu devices: at most %d devices in all", mt_engine_n_hosts(p),
+                       mt_engine_n_lanes(p), MT_MAX_LANES);
     struct mt_engine_plan plan = {0};
     struct mt_model_params mp = mt_engine_model_params(p);
     struct mt_model_bytes mb;

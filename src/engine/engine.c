@@ -18,7 +18,8 @@ static int create_lanes(mt_engine *e, struct mt_err *err)
 {
     int rc = mt_host_memory_alloc(e, err);
     for (size_t i = 0; i < e->n_lanes && !rc; i++)
-        rc = mt_lane_init(&e->lane[i], &e->b, i ? e->p.other_dev[i - 1] : e->p.dev, (int)i, &e->p, &e->plan, err);
+        rc = mt_lane_init(&e->lane[i], &e->b, i ? e->p.other_dev[i - 1] : e->p.dev,
+                          (int)(mt_engine_first_lane(&e->p) + i), &e->p, &e->plan, err);
     return rc ? rc : mt_host_memory_lock(e, err);
 }
 
@@ -83,6 +84,7 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
     e->x.disk = p->disk;
     e->x.files = p->files;
     e->x.update = mt_optimizer_update;
+    e->x.message = p->net ? mt_hosts_message : NULL;
     e->x.ctx = e;
     e->x.n_lanes = e->n_lanes = mt_engine_n_lanes(p);
     int rc = mt_exec_start(&e->x, err);
@@ -124,6 +126,7 @@ void mt_engine_destroy(mt_engine **engine)
     free(e->step_learner);
     free(e->micro);
     free(e->rows.ids);
+    free(e->hosts.buf);
     mt_pool_destroy(&e->update_pool);
     mt_engine_plan_finish(&e->plan);
     free(e);
@@ -144,7 +147,7 @@ static double seconds(int64_t from_ns, int64_t to_ns)
 static void read_times(const mt_engine *e, struct mt_runnable *r, struct mt_step_result *res)
 {
     int n_lanes = 0;
-    int64_t t0 = INT64_MAX, turn = mt_event_time_ns(r->turn), end = 0, wait = 0;
+    int64_t t0 = INT64_MAX, end = 0, wait = 0;
     for (int lane = 0; lane < r->prog.n_lanes; lane++)
         if (r->start[lane]) {
             n_lanes++;
@@ -154,6 +157,8 @@ static void read_times(const mt_engine *e, struct mt_runnable *r, struct mt_step
     for (size_t i = 0; i < r->prog.n_instrs; i++)
         if (r->before[i])
             wait += mt_event_time_ns(r->after[i]) - mt_event_time_ns(r->before[i]);
+    t0 = n_lanes ? t0 : end; /* of a short step there may be nothing here */
+    int64_t turn = r->turn ? mt_event_time_ns(r->turn) : t0;
     res->t_forward = seconds(t0, turn);
     res->t_backward = seconds(turn, end);
     res->t_step = seconds(t0, end);
@@ -201,7 +206,7 @@ static int run_program(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
     e->x.pending = mt_engine_is_pending(e);
     rc = mt_exec_run(&e->x, r, err);
     e->torn |= rc && (e->x.broken || e->x.committed);
-    return rc;
+    return rc || !e->p.net || r->mode == MT_MODE_UPDATE ? rc : mt_hosts_share_stats(e, r, err);
 }
 
 /* Lists the micro-batches of all learners, of one after the other; *n: how many. */
@@ -393,7 +398,12 @@ bool mt_engine_expert_rows(const mt_engine *e, int layer, int32_t *rows)
 
 void mt_engine_interrupt(mt_engine *e)
 {
-    atomic_store(&e->x.interrupted, true);
+    atomic_store(e->p.net ? &e->hosts.asked : &e->x.interrupted, true);
+}
+
+bool mt_engine_is_asked(const mt_engine *e)
+{
+    return e->hosts.stop;
 }
 
 void mt_engine_set_guard(mt_engine *e, mt_guard *guard)

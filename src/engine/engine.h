@@ -9,6 +9,7 @@
 #include "objective/objective.h"
 #include "optim/optimizer.h"
 #include "settings/settings.h"
+#include "net/net.h"
 #include "store/guard.h"
 #include "store/planes.h"
 
@@ -18,6 +19,10 @@
  * pass, or until mt_engine_flush().
  *
  * Placement (slots, buffers, threads, budget) never changes a bit of the result.
+ *
+ * With several hosts (mt_engine_params.net) each has an engine, and all call mt_engine_step() and mt_engine_eval() with
+ * the same data: each computes its share, and all have the same results. An error of one ends the others' step: they wait
+ * for it in vain, and fail.
  *
  * Thread-safety: one thread, except mt_engine_interrupt().
  */
@@ -46,6 +51,7 @@ struct mt_engine_params {
     mt_disk *disk;                  /* may be NULL for mt_engine_plan(), and if nothing is on the disk */
     struct mt_file_weights *files;  /* weights that are read in place; NULL as for disk */
     mt_guard *guard;                /* of the planes in host memory; NULL: updates are not checked */
+    struct mt_net *net;             /* between the placement's hosts; NULL: one host */
     uint64_t disk_spill_at;         /* offset of the engine's spill space (plan.disk_spill_bytes) */
 };
 
@@ -192,8 +198,11 @@ void mt_engine_trace(mt_engine *e, bool on);
 /** Spans of the last traced step, in program order; the caller frees *spans. -ENODATA: none. */
 int mt_engine_trace_read(const mt_engine *e, struct mt_trace_span **spans, size_t *n, struct mt_err *err);
 
-/** Abandons the step under way at its next instruction. Any thread, signal handlers included. */
+/** Abandons the step under way at its next instruction; with several hosts none is, but all hear of it after the step
+ * (mt_engine_is_asked()). Any thread, signal handlers included. */
 void mt_engine_interrupt(mt_engine *e);
+/** Whether any host was interrupted before the end of the last step: the same on all hosts. */
+bool mt_engine_is_asked(const mt_engine *e);
 void mt_engine_clear_interrupt(mt_engine *e);
 /** From now on updates check what they read, and sum what they write. The guard is borrowed. */
 void mt_engine_set_guard(mt_engine *e, mt_guard *guard);

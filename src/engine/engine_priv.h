@@ -17,6 +17,14 @@ struct mt_row_gradient {
     size_t n;
 };
 
+/** What hosts tell each other beside the messages of a program (hosts.c). */
+struct mt_hosts {
+    char *buf; /* owned: what is sent or received after a step */
+    size_t cap;
+    atomic_bool asked; /* this host was asked to stop */
+    bool stop;         /* any was, after the last step */
+};
+
 struct mt_engine {
     struct mt_engine_params p;
     struct mt_engine_plan plan;
@@ -35,6 +43,7 @@ struct mt_engine {
     struct mt_runnable *programs;
     mt_pool *update_pool;
     struct mt_row_gradient rows;
+    struct mt_hosts hosts;
     bool torn; /* an update was made in part, or planes could not be written */
 };
 
@@ -51,15 +60,21 @@ static inline const struct mt_learner *mt_engine_learner_of(const mt_engine *e, 
 {
     return &e->learner[t->learner];
 }
+/** The model of a lane, of all hosts' lanes. Statistics of other hosts' lanes come to that of the first here. */
+static inline mt_model *mt_engine_model_on(const mt_engine *e, size_t lane)
+{
+    size_t first = e->n_lanes * (size_t)e->plan.program.host;
+    return e->lane[lane >= first && lane < first + e->n_lanes ? lane - first : 0].b.model;
+}
 /** The model of the lane that computes the unit's forward: it has its statistics. */
 static inline mt_model *mt_engine_model_of(const mt_engine *e, size_t unit)
 {
-    return e->lane[e->plan.units[unit].lane].b.model;
+    return mt_engine_model_on(e, e->plan.units[unit].lane);
 }
 /** That of the lane that computes its backward: it has the gradients' statistics. */
 static inline mt_model *mt_engine_gradient_model_of(const mt_engine *e, size_t unit)
 {
-    return e->lane[e->plan.units[unit].lane_back].b.model;
+    return mt_engine_model_on(e, e->plan.units[unit].lane_back);
 }
 /** Groups of a step's micro-batches. */
 static inline struct mt_groups mt_engine_groups(const struct mt_engine_params *p)
@@ -71,16 +86,29 @@ static inline size_t mt_engine_n_lanes(const struct mt_engine_params *p)
 {
     return p->placement.lanes > 1 ? (size_t)p->placement.lanes : 1;
 }
-/** Whether lanes share the groups of micro-batches, not the units. */
+/** Hosts that share a step; lanes of all of them; and the first of this one's. */
+static inline size_t mt_engine_n_hosts(const struct mt_engine_params *p)
+{
+    return p->placement.hosts > 1 ? (size_t)p->placement.hosts : 1;
+}
+static inline size_t mt_engine_all_lanes(const struct mt_engine_params *p)
+{
+    return mt_engine_n_hosts(p) * mt_engine_n_lanes(p);
+}
+static inline size_t mt_engine_first_lane(const struct mt_engine_params *p)
+{
+    return mt_engine_n_hosts(p) > 1 ? (size_t)p->placement.host * mt_engine_n_lanes(p) : 0;
+}
+/** Whether lanes share the groups of micro-batches, not the units: those of several hosts do. */
 static inline bool mt_engine_by_data(const struct mt_engine_params *p)
 {
-    return p->placement.lanes > 1 && p->placement.map == MT_MAP_DATA;
+    return mt_engine_n_hosts(p) > 1 || (p->placement.lanes > 1 && p->placement.map == MT_MAP_DATA);
 }
 /** The model of the lane that computes a unit's forward for the micro-batch: it has its routing; of the head, its losses. */
 static inline mt_model *mt_engine_model_for(const mt_engine *e, size_t unit, size_t mb)
 {
     const struct mt_program_params *p = &e->plan.program;
-    return p->by_data ? e->lane[mt_micro_lane(p, mb)].b.model : mt_engine_model_of(e, unit);
+    return p->by_data ? mt_engine_model_on(e, (size_t)mt_micro_lane(p, mb)) : mt_engine_model_of(e, unit);
 }
 /** The model that is asked for the inputs of a step: they are the same on all lanes. */
 static inline mt_model *mt_engine_inputs(const mt_engine *e)
@@ -107,6 +135,14 @@ void mt_runnable_destroy_all(mt_engine *e);
  * to it. Returns the host memory that the plan takes, which may be more than p->host_bytes. */
 uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
                      const int wanted[MT_N_POOLS]);
+
+/* hosts.c */
+/** Executes a PASS or SHARE; `engine` is the mt_engine. */
+int mt_hosts_message(void *engine, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err);
+/** After a run, on all hosts: the statistics of every lane are with all of them. */
+int mt_hosts_share_stats(mt_engine *e, const struct mt_runnable *r, struct mt_err *err);
+/** A number that all hosts must have: -EPROTO, and which differs, if one has another. what: what it is of. */
+int mt_hosts_agree(const mt_engine *e, uint64_t number, const char *what, struct mt_err *err);
 
 /* row_gradient.c */
 /** Before the first step: makes the plane zero. No effect if the program does not pack rows. */

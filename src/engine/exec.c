@@ -404,6 +404,46 @@ static void run_disk(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q)
     pthread_mutex_unlock(&x->lock);
 }
 
+/* --- messages between hosts ------------------------------------------------------------------ */
+
+/* Waits for what a message sends, or writes over; false: the run is abandoned. */
+static bool await_content(struct mt_exec *x, struct mt_runnable *r, const struct mt_instr *in)
+{
+    struct mt_err err = {0};
+    for (int q = 0; q < x->n_queues; q++) {
+        int32_t w = in->wait[q];
+        if (w < 0)
+            continue;
+        if (await(x, q, w, false) != REACHED)
+            return false;
+        int rc = is_device(q) ? mt_event_sync(mt_exec_lane(x, &r->prog.instrs[w])->b.dev, r->done[w], &err) : 0;
+        if (rc) {
+            give_up(x, rc, &err, false);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void run_messages(struct mt_exec *x, struct mt_runnable *r)
+{
+    for (size_t k = 0; k < r->queue[MT_Q_NET].n; k++) {
+        size_t i = (size_t)r->queue[MT_Q_NET].at[k];
+        const struct mt_instr *in = &r->prog.instrs[i];
+        struct mt_err err = {0};
+        if (!await_content(x, r, in))
+            return;
+        mt_exec_trace_begin(x, r, i, NULL);
+        int rc = x->message(x->ctx, &r->prog, in, &err);
+        mt_exec_trace_end(x, r, i, NULL);
+        if (rc) {
+            give_up(x, rc, &err, false);
+            return;
+        }
+        publish(x, MT_Q_NET, i);
+    }
+}
+
 /* --- threads --------------------------------------------------------------------------------- */
 
 /* The operations of one lane. */
@@ -439,6 +479,8 @@ static void run_queue(struct mt_exec *x, struct mt_runnable *r, int q)
         run_compute(x, r, mt_queue_lane(q));
     else if (mt_queues[kind].device)
         run_copies(x, r, q);
+    else if (kind == MT_Q_NET)
+        run_messages(x, r);
     else
         run_disk(x, r, kind);
     close_queue(x, q);
@@ -484,7 +526,8 @@ int mt_exec_start(struct mt_exec *x, struct mt_err *err)
         struct mt_worker *w = &x->worker[q];
         const struct mt_queue_desc *d = &mt_queues[mt_queue_kind(q)];
         const char *name = d->thread || !mt_queue_lane(q) ? d->thread : "mt-compute"; /* of a lane but the first */
-        if (!name || (d->disk && !x->disk && !x->files))
+        bool idle = d->disk ? !x->disk && !x->files : mt_queue_kind(q) == MT_Q_NET && !x->message;
+        if (!name || idle)
             continue;
         w->x = x;
         w->queue = q;

@@ -61,6 +61,8 @@ struct mt_exec {
     struct mt_disk_op *disk_ops[MT_N_POOLS]; /* by buffer of a host pool */
     /** Executes an instruction of the host queue (an update, UNPACK, GATHER) on its thread. */
     int (*update)(void *ctx, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err);
+    /** Executes a message between hosts: when it returns, it is sent or received. */
+    int (*message)(void *ctx, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err);
     void *ctx;
     /* set by the owner before each run */
     bool pending; /* there is a pending update */

@@ -27,7 +27,7 @@ static void add_pools(struct mt_memory_rows *rows, const struct mt_engine_plan *
 void mt_engine_add_device_rows(struct mt_memory_rows *rows, const struct mt_engine_plan *p)
 {
     add_pools(rows, p, "device", true);
-    size_t lanes = (size_t)mt_program_lanes(&p->program);
+    size_t lanes = (size_t)mt_program_own_lanes(&p->program);
     mt_memory_add_row(rows, "device", "scratch", lanes * p->scratch);
     mt_memory_add_row(rows, "device", "logits", lanes * p->logits);
     mt_memory_add_row(rows, "device", "inputs", lanes * p->inputs);

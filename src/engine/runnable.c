@@ -128,6 +128,32 @@ static int alloc_sums(const mt_engine *e, struct mt_runnable *r, struct mt_err *
     return 0;
 }
 
+/* The program of this host, of those of all hosts, which are checked together. All must build the same ones. */
+static int build_for_hosts(struct mt_program *out, const mt_engine *e, struct mt_program_params *params,
+                           struct mt_err *err)
+{
+    struct mt_program all[MT_MAX_LANES] = {{.instrs = NULL}};
+    const struct mt_program *each[MT_MAX_LANES] = {NULL};
+    int n = mt_program_hosts(params), own = params->host, rc = 0;
+    uint64_t hash = 0;
+    for (int i = 0; i < n && !rc; i++) {
+        params->host = i;
+        each[i] = &all[i];
+        rc = mt_program_build(&all[i], params, err);
+        hash = rc ? 0 : mt_program_hash(&all[i], hash);
+    }
+    if (!rc)
+        rc = mt_program_check_hosts(each, n, err);
+    if (!rc && n > 1 && params->mode != MT_MODE_UPDATE)
+        rc = mt_hosts_agree(e, hash, "the program of a step", err);
+    for (int i = 0; i < n; i++)
+        if (rc || i != own)
+            mt_program_finish(&all[i]);
+    if (!rc)
+        *out = all[own];
+    return rc;
+}
+
 int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode mode,
                     size_t n_micro, struct mt_err *err)
 {
@@ -143,9 +169,7 @@ int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode
     params.mode = mode;
     params.n_micro = n_micro;
     r->mode = mode;
-    int rc = mt_program_build(&r->prog, &params, err);
-    if (!rc)
-        rc = mt_program_check(&r->prog, err);
+    int rc = build_for_hosts(&r->prog, e, &params, err);
     if (!rc && (r->prog.spill_bytes > e->plan.spill_bytes ||
                 r->prog.disk_spill_bytes > e->plan.disk_spill_bytes))
         rc = mt_fail(err, MT_ERR_RUNTIME, -ENOSPC,

@@ -82,6 +82,20 @@ int mt_model_fetch_partials(mt_model *m, size_t unit, struct mt_err *err)
     return fetch(m, first, end - first, err);
 }
 
+void *mt_model_stats_of_micro(mt_model *m, size_t mb, size_t *bytes)
+{
+    *bytes = 2 * stats_of_micro(&m->p);
+    return mt_model_stats_loss(m, m->stats_host, mb);
+}
+
+void *mt_model_stats_of_unit(mt_model *m, size_t unit, size_t *bytes)
+{
+    const struct mt_unit *u = &m->layout->units[unit];
+    size_t first = partials_begin(m, u->first_tensor);
+    *bytes = partials_begin(m, u->first_tensor + u->n_tensors) - first;
+    return m->stats_host + first;
+}
+
 const float *mt_model_losses(const mt_model *m, size_t mb)
 {
     return mt_model_stats_loss(m, m->stats_host, mb);

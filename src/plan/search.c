@@ -388,7 +388,7 @@ static bool updates_better(const struct mt_plan_choice *c, const struct mt_plan_
 /* A step that computes nearly all the time, or whose waits are few, and writes nothing gains nothing. */
 static bool may_gain(const struct mt_plan_choice *c)
 {
-    int lanes = mt_program_lanes(&c->engine.program);
+    int lanes = mt_program_own_lanes(&c->engine.program);
     return c->sim.bytes[MT_SIM_DISK_WRITE] > 0 ||
            c->sim.busy[MT_SIM_COMPUTE] / lanes * WORTH_UPDATING < c->sim.seconds;
 }

@@ -207,6 +207,8 @@ struct mt_placement {
     bool nvme_checksums;         /* checksums, in host memory, of what is on the drives; every read is checked */
     int64_t lanes;               /* devices that share the work, at most MT_MAX_DEVICES; 0: one */
     enum mt_map map;             /* how they do */
+    int64_t hosts;               /* that share the groups, each with so many lanes; 0: one */
+    int64_t host;                /* which of them this is */
     int64_t threads;             /* of compute and of the optimizer, or MT_AUTO */
     struct mt_size device_budget, host_budget; /* in bytes once resolved */
     bool poison;                 /* tests: overwrite dead buffers, so that a stale read becomes a NaN */

@@ -61,7 +61,7 @@ int mt_setup_memory(const struct mt_setup *s, struct mt_memory *m, struct mt_err
     if (!rc) {
         mt_plan_add_rows(&m->rows, &s->choice);
         m->device_bytes = s->choice.engine.device_bytes;
-        m->n_lanes = mt_program_lanes(&s->choice.engine.program);
+        m->n_lanes = mt_program_own_lanes(&s->choice.engine.program);
         for (int i = 0; i < m->n_lanes; i++)
             m->lane_bytes[i] = s->choice.engine.lane_bytes[i];
         for (int i = 0; i < m->rows.n; i++)

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What hosts that share a step send each other: the messages of its program, and after it the statistics that decide
+ * what is done with the gradient, so that each host decides the same.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "engine/engine_priv.h"
+
+/* Where the content of a message is on this host. */
+static void *content_of(const mt_engine *e, const struct mt_program *prog, const struct mt_instr *in, size_t *bytes)
+{
+    const size_t unit = (size_t)in->unit;
+    *bytes = in->bytes;
+    if (in->op == MT_OP_PASS)
+        return e->b.spill + prog->objects[in->operand[0].object].spill;
+    if (in->row_bytes) /* as many as the step's tokens have, which all hosts know */
+        *bytes = mt_model_used_rows(mt_engine_inputs(e)).n * in->row_bytes;
+    return mt_plane(e->p.planes, unit, MT_PLANE_GRAD);
+}
+
+int mt_hosts_message(void *engine, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err)
+{
+    const mt_engine *e = engine;
+    size_t bytes;
+    char *at = content_of(e, prog, in, &bytes);
+    int rc = 0;
+    for (int host = 0; host < mt_net_size(e->p.net) && !rc; host++)
+        if (in->hosts & 1u << host)
+            rc = in->sends ? mt_net_send(e->p.net, host, at, bytes, err) : mt_net_recv(e->p.net, host, at, bytes, err);
+    return !rc ? 0 : mt_fail_prefix(err, rc, "%s of %s", mt_opcodes[in->op].name, e->b.layout->units[in->unit].name);
+}
+
+/* --- statistics ---------------------------------------------------------------------------------------------- */
+
+struct copying {
+    mt_engine *e;
+    int host;      /* whose statistics they are */
+    size_t at;     /* bytes so far */
+    bool measures; /* only counts them */
+    bool in;       /* out of the buffer */
+};
+
+static void copy(struct copying *c, void *part, size_t bytes)
+{
+    char *buf = c->e->hosts.buf + c->at;
+    c->at += bytes;
+    if (!c->measures)
+        memcpy(c->in ? (char *)part : buf, c->in ? buf : (char *)part, bytes);
+}
+
+/* Losses of the micro-batches that the host's lanes compute, sums of squares of gradients that are cast there. */
+static void copy_all(struct copying *c, const struct mt_runnable *r)
+{
+    const struct mt_program_params *p = &c->e->plan.program;
+    size_t bytes;
+    for (size_t mb = 0; mb < r->prog.n_micro; mb++) {
+        int lane = mt_micro_lane(p, mb);
+        if (mt_program_host_of(p, lane) != c->host)
+            continue;
+        void *part = mt_model_stats_of_micro(mt_engine_model_on(c->e, (size_t)lane), mb, &bytes);
+        copy(c, part, bytes);
+    }
+    for (size_t u = 0; u < p->n_units && r->prog.backward; u++) {
+        if (mt_program_host_of(p, p->units[u].lane_back) != c->host)
+            continue;
+        void *part = mt_model_stats_of_unit(mt_engine_model_on(c->e, p->units[u].lane_back), u, &bytes);
+        copy(c, part, bytes);
+    }
+}
+
+static int reserve(mt_engine *e, const struct mt_runnable *r, int host, size_t *bytes, struct mt_err *err)
+{
+    int32_t asked = 0;
+    struct copying c = {.e = e, .host = host, .measures = true};
+    copy(&c, &asked, sizeof(asked));
+    copy_all(&c, r);
+    *bytes = c.at;
+    return mt_grow(&e->hosts.buf, &e->hosts.cap, c.at, 1) ? 0 : mt_fail_nomem(err, "statistics of hosts", c.at);
+}
+
+/* One host's to all others. */
+static int share_of(mt_engine *e, const struct mt_runnable *r, int host, struct mt_err *err)
+{
+    const int own = mt_net_rank(e->p.net), n = mt_net_size(e->p.net);
+    size_t bytes;
+    int32_t asked = atomic_load(&e->hosts.asked);
+    struct copying c = {.e = e, .host = host, .in = host != own};
+    int rc = reserve(e, r, host, &bytes, err);
+    if (!rc && c.in)
+        rc = mt_net_recv(e->p.net, host, e->hosts.buf, bytes, err);
+    if (rc)
+        return rc;
+    copy(&c, &asked, sizeof(asked));
+    copy_all(&c, r);
+    e->hosts.stop |= asked != 0;
+    for (int to = 0; to < n && !c.in && !rc; to++)
+        if (to != own)
+            rc = mt_net_send(e->p.net, to, e->hosts.buf, bytes, err);
+    return rc;
+}
+
+int mt_hosts_share_stats(mt_engine *e, const struct mt_runnable *r, struct mt_err *err)
+{
+    int rc = 0;
+    e->hosts.stop = false;
+    for (int host = 0; host < mt_net_size(e->p.net) && !rc; host++)
+        rc = share_of(e, r, host, err);
+    return !rc ? 0 : mt_fail_prefix(err, rc, "statistics of a step");
+}
+
+int mt_hosts_agree(const mt_engine *e, uint64_t number, const char *what, struct mt_err *err)
+{
+    const int n = mt_net_size(e->p.net), own = mt_net_rank(e->p.net);
+    int rc = 0, other = -1;
+    for (int host = 0; host < n && !rc; host++) { /* one after the other sends its own */
+        uint64_t theirs = number;
+        for (int to = 0; to < n && host == own && !rc; to++)
+            rc = to == own ? 0 : mt_net_send(e->p.net, to, &number, sizeof(number), err);
+        if (host != own)
+            rc = mt_net_recv(e->p.net, host, &theirs, sizeof(theirs), err);
+        if (!rc && theirs != number)
+            other = other < 0 ? host : other;
+    }
+    return rc || other < 0
+               ? rc
+               : mt_fail(err, MT_ERR_USAGE, -EPROTO, "hosts %d and %d differ in %s: they need the same build, configuration, "
+                         "model and data", own, other, what);
+}

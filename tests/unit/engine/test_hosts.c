@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A step that several hosts share, which are threads here: every host has the bits of a process alone, in its losses, its
+ * norms and its weights. A host that is lost ends the others.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+#include "base/philox.h"
+#include "engine/engine.h"
+#include "kinds/kinds.h"
+#include "model/ranges.h"
+#include "net/threads.h"
+#include "weights/weights.h"
+
+enum { TOKENS = 20, MICRO = 8, STEPS = 4, MOST_HOSTS = 4, MOST_LANES = 2, DEVICE_BYTES = 4 << 20 };
+
+static const char model_config[] =
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 32, \"intermediate_size\": 40,\n"
+    " \"num_hidden_layers\": 3, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"head_dim\": 16,\n"
+    " \"vocab_size\": 96, \"tie_word_embeddings\": %s, \"torch_dtype\": \"float32\"}\n";
+
+/* Micro-batches of each step: the second is short, so that the last hosts have nothing of it but gradients to add up. */
+static const size_t micro_of[STEPS] = {MICRO, 1, MICRO - 1, MICRO};
+
+/* What is trained, and how it is placed: the same for all hosts. */
+struct setting {
+    struct mt_hf_config cfg;
+    enum mt_dtype dtype, grad;
+    struct mt_placement placement;
+    int hosts;
+    int lost; /* the host that makes no second step, or -1 */
+};
+
+/* What a host has at the end. */
+struct outcome {
+    double loss[STEPS], norm[STEPS], eval;
+    int rc;
+    struct mt_err err;
+    bool whole, asked;
+    float *masters;
+    size_t n;
+};
+
+struct host {
+    const struct setting *s;
+    struct outcome *o;
+    mt_net *net;
+    int number;
+    pthread_t thread;
+};
+
+static char root[64];
+
+static int set_up(void **state)
+{
+    (void)state;
+    alarm(200);
+    snprintf(root, sizeof(root), "/tmp/mt-hosts-XXXXXX");
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return mt_remove_tree(root, NULL);
+}
+
+static void read_config(struct mt_hf_config *cfg, bool tied)
+{
+    char path[96], text[sizeof(model_config) + 8];
+    snprintf(path, sizeof(path), "%s/config.json", root);
+    snprintf(text, sizeof(text), model_config, tied ? "true" : "false");
+    assert_int_equal(mt_write_file(path, text, strlen(text), NULL), 0);
+    assert_int_equal(mt_hf_config_read(cfg, root, NULL), 0);
+}
+
+static int make_step(struct mt_step_data *d, struct mt_batch *micro, size_t n, uint64_t step)
+{
+    int rc = 0;
+    *d = (struct mt_step_data){.micro = micro, .cap = MICRO, .n = n, .step = step};
+    for (size_t m = 0; m < n; m++) {
+        uint32_t ids[TOKENS];
+        for (size_t i = 0; i < TOKENS; i++)
+            ids[i] = (uint32_t)(mt_philox_uniform(step, m, i) * 96);
+        rc |= mt_batch_init(&micro[m], TOKENS, 2, NULL);
+        rc |= mt_batch_add(&micro[m], ids, NULL, 7 + m, 0, NULL);
+        rc |= mt_batch_add(&micro[m], ids + 7 + m, NULL, TOKENS - 7 - m, 1, NULL);
+        rc |= mt_batch_seal(&micro[m], NULL);
+        d->n_tokens += micro[m].n_tokens;
+        d->n_loss += micro[m].n_loss;
+    }
+    return rc;
+}
+
+static void free_step(struct mt_step_data *d)
+{
+    for (size_t m = 0; m < d->n; m++)
+        mt_batch_finish(&d->micro[m]);
+}
+
+static int step(mt_engine *e, const struct host *h, int i)
+{
+    struct mt_step_data d;
+    struct mt_batch micro[MICRO];
+    struct mt_step_result res = {0};
+    struct outcome *o = h->o;
+    int rc = make_step(&d, micro, micro_of[i], (uint64_t)i);
+    const struct mt_learner_step of = {&d, 1e-2};
+    if (h->net && i == STEPS - 1 && h->number == h->s->hosts - 1) /* the last host hears of it, and tells the others */
+        mt_engine_interrupt(e);
+    if (!rc)
+        rc = mt_engine_step(e, &of, &res, &o->err);
+    o->loss[i] = res.loss;
+    o->norm[i] = res.grad_norm;
+    free_step(&d);
+    return rc;
+}
+
+static int evaluate(mt_engine *e, struct outcome *o)
+{
+    struct mt_step_data d;
+    struct mt_batch micro[MICRO];
+    struct mt_eval_result res = {0};
+    int rc = make_step(&d, micro, MICRO - 2, 40);
+    if (!rc)
+        rc = mt_engine_eval(e, 0, &d, &res, &o->err);
+    o->eval = res.loss_sum;
+    free_step(&d);
+    return rc;
+}
+
+static int read_masters(struct outcome *o, const struct mt_layout *l, mt_plane_set *planes)
+{
+    int rc = 0;
+    for (size_t i = 0; i < l->n_tensors; i++)
+        o->n += l->tensors[i].n;
+    o->masters = mt_calloc(o->n, sizeof(float));
+    for (size_t i = 0, at = 0; i < l->n_tensors && !rc; at += l->tensors[i++].n)
+        rc = mt_tensor_read_masters(planes, &l->tensors[i], 0, l->tensors[i].n, o->masters + at, &o->err);
+    return rc;
+}
+
+static int train(mt_engine *e, const struct host *h)
+{
+    int rc = 0;
+    for (int i = 0; i < STEPS && !rc; i++) {
+        if (i == 1 && h->number == h->s->lost)
+            return 0;
+        rc = step(e, h, i);
+    }
+    h->o->asked = mt_engine_is_asked(e);
+    if (!rc)
+        rc = mt_engine_flush(e, &h->o->err);
+    return rc ? rc : evaluate(e, h->o);
+}
+
+/* A host, from an empty process to its weights. */
+static void *run_host(void *arg)
+{
+    const struct host *h = arg;
+    const struct setting *s = h->s;
+    struct outcome *o = h->o;
+    struct mt_layout *layout = NULL;
+    mt_device *dev[MOST_LANES] = {NULL};
+    mt_plane_set *planes = NULL;
+    mt_engine *engine = NULL;
+    struct mt_plane_set_params pp = {.elems = NULL};
+    const struct mt_optimizer *adamw = mt_optimizer_find("adamw", MT_STATE_F32, NULL);
+    const struct mt_numerics numerics = {.dtype = s->dtype, .grad_dtype = s->grad, .logits_chunk = 64, .optimizer = adamw,
+                                         .optimizer_keys = {0.9, 0.99, 1e-8, 0.1}, .grad_clip = 0.5, .groups = MICRO};
+    struct mt_layout_params lp = {.cut = mt_cut_layer};
+    int rc = mt_layout_create(&layout, &s->cfg, &lp, &o->err);
+    for (int i = 0; i < MT_MAX(s->placement.lanes, 1) && !rc; i++)
+        rc = mt_device_create(&dev[i], &(struct mt_device_params){.kind = "cpu", .n_threads = 1, .budget_bytes = DEVICE_BYTES},
+                              &o->err);
+    if (!rc)
+        rc = mt_layout_plane_params(&pp, layout, adamw, s->grad, &o->err);
+    if (!rc)
+        rc = mt_plane_set_create(&planes, &pp, &o->err);
+    free(pp.elems);
+    if (!rc)
+        rc = mt_weights_init_random(layout, planes, 1, 1, &o->err);
+    struct mt_engine_params p = {
+        .dev = dev[0], .other_dev = &dev[1], .layout = layout, .planes = planes, .numerics = numerics,
+        .placement = s->placement, .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO, .train = true,
+        .host_bytes = UINT64_MAX, .net = h->net};
+    p.placement.hosts = s->hosts;
+    p.placement.host = h->number;
+    if (!rc)
+        rc = mt_engine_create(&engine, &p, &o->err);
+    if (!rc)
+        rc = train(engine, h);
+    if (!rc)
+        rc = read_masters(o, layout, planes);
+    o->whole = engine && mt_engine_whole(engine);
+    o->rc = rc;
+    mt_engine_destroy(&engine);
+    mt_plane_set_destroy(&planes);
+    for (int i = 0; i < MOST_LANES; i++)
+        mt_device_destroy(&dev[i]);
+    mt_layout_destroy(&layout);
+    return NULL;
+}
+
+static void run(const struct setting *s, struct outcome o[MOST_HOSTS], double deadline)
+{
+    struct host host[MOST_HOSTS];
+    mt_net_threads *t = NULL;
+    memset(o, 0, MOST_HOSTS * sizeof(*o));
+    assert_int_equal(mt_net_threads_create(&t, s->hosts, deadline, NULL), 0);
+    for (int i = 0; i < s->hosts; i++) {
+        host[i] = (struct host){s, &o[i], s->hosts > 1 ? mt_net_threads_of(t, i) : NULL, i, 0};
+        assert_int_equal(pthread_create(&host[i].thread, NULL, run_host, &host[i]), 0);
+    }
+    for (int i = 0; i < s->hosts; i++)
+        pthread_join(host[i].thread, NULL);
+    mt_net_threads_destroy(&t);
+}
+
+static void compare(const struct setting *s, const struct outcome *one)
+{
+    struct outcome many[MOST_HOSTS];
+    run(s, many, 60);
+    for (int i = 0; i < s->hosts; i++) {
+        const struct outcome *o = &many[i];
+        if (o->rc)
+            fail_msg("host %d of %d: %s", i, s->hosts, o->err.msg);
+        assert_memory_equal(o->loss, one->loss, sizeof(o->loss));
+        assert_memory_equal(o->norm, one->norm, sizeof(o->norm));
+        assert_true(o->eval == one->eval && o->asked && o->whole && o->n == one->n);
+        assert_memory_equal(o->masters, one->masters, o->n * sizeof(float));
+        free(o->masters);
+    }
+}
+
+static const struct mt_placement plain = {.slots = 2, .activations = MT_ACT_RECOMPUTE, .poison = true, .threads = 1};
+static const struct mt_placement other = {.slots = 4, .activations = MT_ACT_KEEP, .poison = true, .threads = 1, .lanes = 2,
+                                          .map = MT_MAP_DATA, .embedding = MT_EMBEDDING_HOST};
+
+static void hosts_have_the_bits_of_one(void **state)
+{
+    (void)state;
+    for (int v = 0; v < 4; v++) { /* dense rows or packed ones of the embedding; casts to bf16 or none */
+        struct setting s = {.dtype = v & 1 ? MT_BF16 : MT_F32, .grad = v & 1 ? MT_BF16 : MT_F32, .placement = plain,
+                            .hosts = 1, .lost = -1};
+        struct outcome one[MOST_HOSTS];
+        read_config(&s.cfg, v & 2);
+        run(&s, one, 60);
+        if (one->rc)
+            fail_msg("%s", one->err.msg);
+        assert_true(one->loss[0] > 0 && one->norm[0] > 0 && one->n > 0);
+        for (s.hosts = 2; s.hosts <= MOST_HOSTS; s.hosts++) {
+            s.placement = s.hosts == 2 ? other : plain;
+            compare(&s, one);
+        }
+        free(one->masters);
+    }
+}
+
+static void a_lost_host_ends_the_others(void **state)
+{
+    struct setting s = {.dtype = MT_F32, .grad = MT_F32, .placement = plain, .hosts = 3, .lost = 1};
+    struct outcome o[MOST_HOSTS];
+    (void)state;
+    read_config(&s.cfg, false);
+    run(&s, o, 1);
+    for (int i = 0; i < s.hosts; i++) {
+        if (i == s.lost)
+            continue;
+        assert_int_equal(o[i].rc, -ETIMEDOUT);
+        assert_true(o[i].whole); /* as after the first step: it can be saved */
+        assert_non_null(strstr(o[i].err.msg, "host"));
+        free(o[i].masters);
+    }
+    free(o[s.lost].masters);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(hosts_have_the_bits_of_one),
+        cmocka_unit_test(a_lost_host_ends_the_others),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
