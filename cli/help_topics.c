@@ -223,12 +223,39 @@ static void print_updates(int roff)
     print_paragraphs(text, roff);
 }
 
+static void print_hosts(int roff)
+{
+    static const char *const text[] = {
+        "Several machines train a dense model together if a launcher of MPI starts one process on each:",
+        "    mpirun --hostfile hosts --map-by ppr:1:node --bind-to none megatrain run run.ini",
+        "    srun --mpi=pmix -N 4 --ntasks-per-node=1 -c all megatrain run run.ini",
+        "They share the groups of a step's micro-batches, so train.groups has to be a power of two, at least as large as the number of hosts "
+        "times that of their GPUs (8 at most in all). The result has the same bits on any number of hosts, one among them: a run goes "
+        "on with --resume on fewer or more. Three hosts with 8 groups have 3, 3 and 2 of them.",
+        "The first host reads the configuration, decides, and writes checkpoints, metrics and what is printed. The others need the "
+        "program, built alike against their MPI, model.path with its config.json, and the data, under the same paths; they get all "
+        "settings, weights and states from the first. No folder is shared. Hosts need processors and GPUs of one kind: bits are those "
+        "of the kind.",
+        "Each host has all weights and states, as one alone would, and updates all of them. In each step a parameter's gradient "
+        "crosses the network as partial sums in FP32, which one host adds up, and comes back as it is stored (optimizer.grad_dtype). "
+        "That pays for large steps: the same bytes cross, however many tokens a step has.",
+        "A host waits for another for cluster.timeout, 5 minutes. Then it is taken for lost: the first saves what the last whole step "
+        "left, and all end. A launcher that sees a process die ends all at once, without a save: set checkpoint.every. An "
+        "interruption of any host, or a file STOP in checkpoint.dir, ends the run after the step, with a save; mpirun of Open MPI kills its "
+        "processes soon after it was interrupted itself: prefer the file STOP.",
+        "Of one host yet: mixtures of experts, what is on drives or read in place from files, memory.update = backward, train.blocks, "
+        "several configurations at once, adafactor and muon, and objectives with a reference or a teacher. Each is refused by name.",
+        NULL};
+    print_paragraphs(text, roff);
+}
+
 const struct cli_topic cli_topics[] = {
     {"models", "supported models and formats of weights", print_models},
     {"adapters", "LoRA and DoRA: what can have adapters, and how they are named", print_adapters},
     {"base", "frozen weights: packed, on drives, or read in place from the model's files", print_base},
     {"formats", "formats of training data, and what is trained of them", print_formats},
     {"updates", "optimizers and the order of updates: memory, time, and what a failure costs", print_updates},
+    {"hosts", "several machines by MPI: what they need, what is sent, and what ends them", print_hosts},
     {"preferences", "pairs and rated answers, references, rounds with a server", print_preferences},
 };
 const size_t cli_n_topics = MT_ARRAY_LEN(cli_topics);

@@ -15,6 +15,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/output.h"
 #include "cli.h"
+#include "follow.h"
 #include "heartbeat.h"
 #include "hw/ecc.h"
 #include "log_lines.h"
@@ -22,6 +23,7 @@
 #include "rates.h"
 #include "report.h"
 #include "train/blocks.h"
+#include "train/cluster.h"
 #include "train/reference.h"
 #include "train/train.h"
 
@@ -93,6 +95,7 @@ struct run {
     size_t n;
     struct mt_setup setup;
     struct mt_session session;
+    struct mt_cluster *cluster; /* the hosts that share it; NULL: one */
 };
 
 /* Removes request files that an earlier run has not seen. */
@@ -256,6 +259,8 @@ static int write_run_files(struct learner *r, const struct mt_setup *setup, stru
     struct mt_ecc ecc;
     mt_hw_ecc(&ecc, "");
     cJSON_AddStringToObject(o, "ecc", ecc.known ? "yes" : "not reported");
+    if (setup->cluster)
+        cJSON_AddNumberToObject(o, "hosts", mt_net_size(mt_cluster_net(setup->cluster)));
     if (setup->n_learners > 1) /* other runs, on the same base: times are those of all */
         cJSON_AddNumberToObject(o, "learners", (double)setup->n_learners);
     add_prediction(o, setup);
@@ -328,7 +333,7 @@ static int prepare(struct run *r, struct mt_err *err)
         rc = mt_inputs_open(&r->in[i], r->learner[i].cfg, MT_RUN_TRAIN, &resumed, err);
     }
     if (!rc)
-        rc = r->n == 1 ? mt_setup_open(&r->setup, r->in, MT_RUN_TRAIN, err)
+        rc = r->n == 1 ? mt_setup_open_on_hosts(&r->setup, r->in, r->cluster, err)
                        : mt_setup_open_shared(&r->setup, r->in, r->n, err);
     if (!rc)
         rc = mt_setup_memory(&r->setup, &memory, err);
@@ -374,7 +379,11 @@ static struct mt_train_params params_of(struct run *r, size_t i, struct cli_rate
 static int start(struct run *r, struct cli_rates *rates, struct mt_err *err)
 {
     const char *rates_path = cli_arg(r->args, "rates"), **resume = mt_calloc(r->n, sizeof(*resume));
-    int rc = resume ? mt_session_start(&r->session, &r->setup, err) : mt_fail_nomem(err, "the run", r->n);
+    int rc = resume ? 0 : mt_fail_nomem(err, "the run", r->n);
+    if (!rc && r->cluster)
+        rc = mt_cluster_send_config(r->cluster, r->in, err);
+    if (!rc)
+        rc = mt_session_start(&r->session, &r->setup, err);
     if (!rc && !r->cli->quiet)
         cli_print_disk(&r->session);
     if (!rc && rates_path) /* before anything is written: it fails without a profile of the machine */
@@ -385,6 +394,8 @@ static int start(struct run *r, struct cli_rates *rates, struct mt_err *err)
     }
     if (!rc)
         rc = mt_session_fill_weights(&r->session, resume, err);
+    if (!rc && r->cluster)
+        rc = mt_cluster_send_state(r->cluster, &r->session, &r->learner->state, err);
     for (size_t i = 0; i < r->n && !rc; i++)
         rc = write_run_files(&r->learner[i], &r->setup, err);
     free(resume);
@@ -523,6 +534,8 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
     int rc = r->learner && r->in ? 0 : mt_fail_nomem(err, "the run", r->n * sizeof(*r->learner));
     if (!rc)
         rc = check_operands(r->args, err);
+    if (!rc && r->cluster && r->n > 1)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "several configurations on one base are of one host: start them without mpirun");
     for (size_t i = 0; i < r->n && !rc; i++) {
         r->learner[i] = (struct learner){.args = r->args, .in = &r->in[i], .out = {.fd = -1, .lock = -1},
                                         .state = {.best_loss = NAN}};
@@ -575,7 +588,14 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
     r.learner = mt_calloc(r.n, sizeof(*r.learner));
     r.in = mt_calloc(r.n, sizeof(*r.in));
     catch_signals(); /* a request that comes while data or weights are read is met later, and does not end the run */
-    int rc = run_all(&r, &end, &err);
+    int rc = mt_cluster_open(&r.cluster, &err);
+    if (!rc && r.cluster && !mt_cluster_leads(r.cluster)) {
+        free(r.learner);
+        free(r.in);
+        return cli_follow(r.cluster, &control);
+    }
+    if (!rc)
+        rc = run_all(&r, &end, &err);
     int code = rc ? cli_fail(&err) : exit_code(&r, end);
     if (rc && end == MT_END_TIME && err.kind != MT_ERR_TRAINING && can_go_on(&r))
         code = EXIT_REQUEUE; /* the last save failed, but there is a checkpoint from which a next run goes on */
@@ -586,5 +606,6 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
             close_learner(&r.learner[i]);
     free(r.learner);
     free(r.in);
+    mt_cluster_close(&r.cluster, code);
     return code;
 }

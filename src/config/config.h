@@ -146,6 +146,9 @@ struct mt_config {
         uint64_t shard_size;
     } checkpoint;
     struct {
+        double timeout; /* seconds */
+    } cluster;
+    struct {
         int64_t every;
         bool jsonl, csv, tensorboard;
         char *exec; /* a command; "" = none */

@@ -337,6 +337,10 @@ static const struct mt_key keys[] = {
      "Placement of host memory on a machine with several NUMA nodes: auto spreads it over all that have memory and cores "
      "for the process, so that copies use all memory channels and the optimizer's threads those of their own node "
      "(unless numactl has set a policy); system leaves it to the kernel."},
+
+    {"cluster", "timeout", MT_MACHINE, MT_KEY_DURATION, AT(cluster.timeout), "5m", NULL, ANY, NULL,
+     "With several hosts (mpirun): how long one waits for another, at least as long as the slowest takes for a step, before it "
+     "takes that host for lost. Then the first saves what the last whole step left, and all end."},
     /* clang-format on */
 };
 

@@ -22,6 +22,11 @@ void mt_train_request_stop(struct mt_train_control *c, int signo)
         mt_engine_interrupt(e);
 }
 
+bool mt_is_doubtful(uint64_t step)
+{
+    return step == 10 || step == 100 || step == 1000;
+}
+
 int mt_train_flush(const struct mt_train_params *p, struct mt_err *err)
 {
     int rc = mt_engine_flush(p->session->engine, err);

@@ -89,6 +89,8 @@ struct mt_train_params {
     const char *trace;             /* file for the trace of this run's third step (or its last); or NULL */
 };
 
+/** Steps at which libraries are compared with our own once more: training data change, and so may what is wrong. */
+bool mt_is_doubtful(uint64_t step);
 /** Makes the pending updates; fails, too, if the learner's state is lost. */
 int mt_train_flush(const struct mt_train_params *p, struct mt_err *err);
 /** Whether DIR/name exists; removes it. */

@@ -164,7 +164,7 @@ static int fill_adapters(struct mt_session *s, size_t learner, struct mt_err *er
     return rc || !files ? rc : mt_peft_compare_copies(own, path, s->setup->in->weights_dir, err);
 }
 
-static int start_guard(struct mt_session *s, struct mt_err *err)
+int mt_session_start_guard(struct mt_session *s, struct mt_err *err)
 {
     const struct mt_setup *setup = s->setup;
     enum mt_verify verify = setup->choice.placement.verify;
@@ -195,7 +195,7 @@ int mt_session_fill_weights(struct mt_session *s, const char *const *resume, str
     struct mt_base_sums base = base_sums(s);
     if (!rc && resumed && !adapters)
         rc = mt_weights_load_base(setup->layout, s->planes, setup->in->weights_dir, &base, err);
-    return rc ? rc : start_guard(s, err);
+    return rc ? rc : mt_session_start_guard(s, err);
 }
 
 /* Reads what has changed from the model's files again. */

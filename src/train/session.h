@@ -26,6 +26,8 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
 /** Fills the planes: from the model's folder, or at random; then for each learner from the checkpoint resume[learner], or
  * adapter.path, if any. resume: NULL for none of all. */
 int mt_session_fill_weights(struct mt_session *s, const char *const *resume, struct mt_err *err);
+/** Once the weights are there, if they came in another way: begins to look at them. */
+int mt_session_start_guard(struct mt_session *s, struct mt_err *err);
 /** Sums of all tensors of the base (in_base), into base_sum: reads what no pass has read yet. */
 int mt_session_sum_base(struct mt_session *s, struct mt_err *err);
 /** These sums by the tensors of a learner's layout; valid until the next call. */

@@ -11,6 +11,7 @@
 #include "machine/stored.h"
 #include "model/ranges.h"
 #include "plan/evaluate.h"
+#include "train/cluster.h"
 #include "train/shared.h"
 
 /* oneDNN aborts the process when malloc fails: warm its products up only if this much memory is free. */
@@ -109,6 +110,7 @@ static void take_engine_params(struct mt_setup *s)
     struct mt_plan_request r = mt_plan_request_as(&s->request, &s->choice);
     s->engine_params = mt_plan_engine_params(&r, s->dev);
     s->engine_params.other_dev = s->other_dev;
+    s->engine_params.net = mt_cluster_net(s->cluster);
     s->engine_params.update_cpus = s->cpus;
     const char *isa = getenv("MEGATRAIN_ADAM_ISA");
     for (enum mt_isa i = MT_ISA_SCALAR; isa && i <= MT_ISA_AVX512; i++)
@@ -231,10 +233,28 @@ static int lay_out_learner(struct mt_setup *s, size_t i, struct mt_err *err)
     return rc;
 }
 
+/* What follows from several hosts: all in host memory, devices that share the groups. */
+static int request_hosts(struct mt_setup *s, struct mt_err *err)
+{
+    struct mt_plan_request *r = &s->request;
+    struct mt_placement *p = &r->placement;
+    const mt_net *net = mt_cluster_net(s->cluster);
+    if (!net)
+        return 0;
+    p->hosts = mt_net_size(net);
+    p->host = mt_net_rank(net);
+    int rc = mt_cluster_check(s->in, r, err);
+    p->map = MT_MAP_DATA;
+    p->update = MT_UPDATE_FORWARD;
+    p->base = MT_BASE_HOST;
+    r->drives = 0;
+    return rc;
+}
+
 static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum mt_inputs_use use, struct mt_err *err)
 {
     struct mt_plan_limits limits;
-    *s = (struct mt_setup){.in = in, .n_learners = n};
+    *s = (struct mt_setup){.in = in, .n_learners = n, .cluster = s->cluster};
     int rc = mt_shared_check(s, err);
     if (!rc)
         rc = mt_plan_limits_here(&limits, in->cfg, err);
@@ -242,6 +262,8 @@ static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum m
         rc = mt_resolve_request(&s->request, in->cfg, &limits, err);
     s->request.train = use == MT_RUN_TRAIN;
     s->request.top = s->request.train ? 0 : in->top;
+    if (!rc)
+        rc = request_hosts(s, err);
     if (!rc)
         rc = decide(s, &limits, err);
     if (!rc)
@@ -253,11 +275,19 @@ static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum m
 
 int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use use, struct mt_err *err)
 {
+    s->cluster = NULL;
     return open_setup(s, in, 1, use, err);
+}
+
+int mt_setup_open_on_hosts(struct mt_setup *s, struct mt_inputs *in, struct mt_cluster *cluster, struct mt_err *err)
+{
+    s->cluster = cluster;
+    return open_setup(s, in, 1, MT_RUN_TRAIN, err);
 }
 
 int mt_setup_open_shared(struct mt_setup *s, struct mt_inputs *in, size_t n, struct mt_err *err)
 {
+    s->cluster = NULL;
     return open_setup(s, in, n, MT_RUN_TRAIN, err);
 }
 

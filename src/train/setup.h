@@ -10,6 +10,7 @@
 struct mt_setup {
     struct mt_inputs *in;          /* [n_learners] borrowed; steps are laid out once the micro-batch is decided. What is
                                       not a learner's own is that of the first */
+    struct mt_cluster *cluster;    /* the hosts that share the run; NULL: one; borrowed */
     size_t n_learners;             /* results of the run; several share the base */
     const struct mt_layout *layout; /* one of the two of `in`, or of `shared` */
     struct mt_layout *shared[2];   /* with several learners: whole layers, and halves of them or NULL; owned */
@@ -34,6 +35,8 @@ struct mt_setup {
 int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use use, struct mt_err *err);
 /** The same to train n learners on one base: in: [n]. -EINVAL: names what two of them differ in, but share. */
 int mt_setup_open_shared(struct mt_setup *s, struct mt_inputs *in, size_t n, struct mt_err *err);
+/** The same to train on several hosts; cluster: NULL for one. -EINVAL: names what only one host can do. */
+int mt_setup_open_on_hosts(struct mt_setup *s, struct mt_inputs *in, struct mt_cluster *cluster, struct mt_err *err);
 /** What the devices have found out (device/device.h), as one: each then acts on all of it. -ENOMEM.
  * Between steps. */
 int mt_setup_findings(const struct mt_setup *s, struct mt_str *out);

@@ -2,6 +2,7 @@
 #include "train/train.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,7 @@
 #include "plan/trace.h"
 #include "train/best.h"
 #include "train/blocks.h"
+#include "train/cluster.h"
 #include "train/metrics.h"
 #include "train/reference.h"
 #include "train/saves.h"
@@ -94,7 +96,11 @@ static int evaluate_all(struct mt_session *s, size_t learner, const double *refe
         rc = mt_sampler_fill(sampler, i, &data, err);
         *unread = rc;
         if (!rc) {
-            rc = mt_engine_eval(s->engine, (int)learner, &data, &sum, err);
+            rc = mt_cluster_begin(s->setup->cluster, MT_CLUSTER_EVAL, i, 0, err);
+            if (!rc) {
+                rc = mt_engine_eval(s->engine, (int)learner, &data, &sum, err);
+                mt_cluster_end(s->setup->cluster, rc);
+            }
             *unread = rc == -ENOMEM && mt_engine_whole(s->engine);
         }
     }
@@ -453,12 +459,6 @@ static void collect(struct run *r)
     }
 }
 
-/* Steps at which libraries are compared with our own once more: training data change, and so may what is wrong. */
-static bool is_doubtful(uint64_t step)
-{
-    return step == 10 || step == 100 || step == 1000;
-}
-
 static const struct mt_step_result *first_skipped(const struct run *r)
 {
     for (size_t i = 0; i < r->n; i++)
@@ -478,12 +478,12 @@ static bool updates_any(const struct run *r)
 /* A gradient that is not finite may be the fault of a library: it is computed in another way before the step is given
  * up. If that is finite, the other way stays, and findings keep it; else what is finite, of other learners or blocks,
  * is computed as it was. Not where a step has changed weights or states when it ends: updates under backward, and
- * states by which the device makes directions. */
+ * states by which the device makes directions; nor with several hosts, which would have to agree. */
 static int second_opinion(struct run *r, struct mt_err *err)
 {
     const struct mt_setup *s = r->loop->setup;
     const struct mt_step_result *bad = first_skipped(r);
-    if (!bad || s->choice.placement.update == MT_UPDATE_BACKWARD || s->choice.numerics.optimizer->direct)
+    if (!bad || s->cluster || s->choice.placement.update == MT_UPDATE_BACKWARD || s->choice.numerics.optimizer->direct)
         return 0;
     if (!mt_setup_distrust(s))
         return 0;
@@ -503,6 +503,22 @@ static int second_opinion(struct run *r, struct mt_err *err)
     return rc;
 }
 
+/* On all hosts. One that was asked to stop has told the others in this step. */
+static int make_step(struct run *r, struct mt_err *err)
+{
+    const struct loop *l = r->loop;
+    mt_engine *e = l->s->engine;
+    int rc = mt_cluster_begin(l->setup->cluster, MT_CLUSTER_STEP, l->st->step, r->of[0].lr, err);
+    if (rc)
+        return rc;
+    rc = mt_engine_step(e, r->of, r->result, err);
+    mt_cluster_end(l->setup->cluster, rc);
+    int none = 0;
+    if (!rc && mt_engine_is_asked(e))
+        atomic_compare_exchange_strong(&l->p->control->stop, &none, SIGTERM);
+    return rc;
+}
+
 static int run_step(struct run *r)
 {
     struct mt_train_control *c = r->loop->p->control;
@@ -513,9 +529,9 @@ static int run_step(struct run *r)
     if (!first_live(r))
         return 0;
     r->again = false;
-    if (is_doubtful(r->loop->st->step + 1))
+    if (mt_is_doubtful(r->loop->st->step + 1))
         mt_setup_doubt(r->loop->setup);
-    int rc = mt_engine_step(r->loop->s->engine, r->of, r->result, &err);
+    int rc = make_step(r, &err);
     if (!rc)
         rc = second_opinion(r, &err);
     if (rc && (rc != -ECANCELED || !atomic_load(&c->stop)))

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/cluster_priv.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/strbuf.h"
+
+enum { BEAT_S = 2, TEXT = 768 };
+
+struct answer {
+    int64_t rc, kind;
+    char text[TEXT];
+};
+
+mt_net *mt_cluster_net(mt_cluster *c)
+{
+    return c ? c->net : NULL;
+}
+
+bool mt_cluster_leads(const mt_cluster *c)
+{
+    return mt_net_rank(c->net) == 0;
+}
+
+int mt_cluster_check(const struct mt_inputs *in, const struct mt_plan_request *r, struct mt_err *err)
+{
+    const struct mt_placement *p = &r->placement;
+    const struct mt_objective *o = mt_objective_of(&r->numerics);
+    long long lanes = (long long)(p->hosts * MT_MAX(p->lanes, (int64_t)1));
+    bool files = p->base == MT_BASE_FILES || p->base == MT_BASE_DISK;
+    const char *what = p->map == MT_MAP_UNITS                 ? "device.map = units"
+                       : p->update == MT_UPDATE_BACKWARD      ? "memory.update = backward"
+                       : p->states == MT_STATES_DISK          ? "memory.states = disk"
+                       : p->activations == MT_ACT_DISK        ? "memory.activations = disk"
+                       : files                                ? "memory.base = files or disk"
+                       : strcmp(in->cfg->train.blocks, "off") ? "train.blocks"
+                       : in->hf.moe.n_experts                 ? "a mixture of experts"
+                       : r->numerics.optimizer->direct        ? "an optimizer whose states are on the device (optimizer.type)"
+                       : o->reference || o->teacher           ? "an objective with a reference or a teacher"
+                                                              : NULL;
+    if (what)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is of one host yet: start the run without mpirun, or leave that out", what);
+    if (r->numerics.groups < lanes)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%lld hosts share the groups of a step's micro-batches: set train.groups to a power "
+                       "of two, at least %lld (it is %lld); it changes bits, and is kept when the run goes on with other hosts",
+                       (long long)p->hosts, lanes, (long long)r->numerics.groups);
+    return 0;
+}
+
+/* --- the first ------------------------------------------------------------------------------------------------- */
+
+int mt_cluster_note(mt_cluster *c, int rc)
+{
+    c->broken |= rc != 0;
+    return rc;
+}
+
+/* Call under lock. */
+int mt_cluster_tell_all(mt_cluster *c, const void *data, size_t bytes, struct mt_err *err)
+{
+    int rc = c->rc;
+    if (rc && err)
+        *err = c->why;
+    if (!rc && c->broken)
+        rc = mt_fail(err, MT_ERR_RUNTIME, -ECONNABORTED, "the other hosts have ended");
+    for (int to = 1; to < mt_net_size(c->net) && !rc; to++)
+        rc = mt_net_send(c->net, to, data, bytes, err);
+    return mt_cluster_note(c, rc);
+}
+
+static int command_all(mt_cluster *c, const struct mt_cluster_command *what, struct mt_err *err)
+{
+    return mt_cluster_tell_all(c, what, sizeof(*what), err);
+}
+
+static void *beat(void *arg)
+{
+    mt_cluster *c = arg;
+    const struct mt_cluster_command here = {.op = MT_CLUSTER_BEAT};
+    pthread_mutex_lock(&c->lock);
+    while (!c->quit) {
+        struct timespec t;
+        clock_gettime(CLOCK_REALTIME, &t);
+        t.tv_sec += BEAT_S;
+        pthread_cond_timedwait(&c->quits, &c->lock, &t);
+        if (!c->quit && !c->rc && !c->broken)
+            c->rc = command_all(c, &here, &c->why);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+int mt_cluster_open(mt_cluster **out, struct mt_err *err)
+{
+    mt_net *net = NULL;
+    *out = NULL;
+    int rc = mt_net_open(&net, err);
+    if (rc || !net)
+        return rc;
+    mt_cluster *c = mt_calloc(1, sizeof(*c));
+    if (!c)
+        return mt_fail_nomem(err, "the hosts", sizeof(*c));
+    c->net = net;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->quits, NULL);
+    if (mt_net_rank(net) == 0)
+        c->beating = !pthread_create(&c->beats, NULL, beat, c);
+    *out = c;
+    return 0;
+}
+
+static void stop_beating(mt_cluster *c)
+{
+    if (!c->beating)
+        return;
+    pthread_mutex_lock(&c->lock);
+    c->quit = true;
+    pthread_cond_signal(&c->quits);
+    pthread_mutex_unlock(&c->lock);
+    pthread_join(c->beats, NULL);
+    c->beating = false;
+}
+
+/* A host that has failed waits for the first, which may be saving, and ends all of them then. */
+static void linger(const mt_cluster *c)
+{
+    for (double s = 0; s < c->timeout; s++)
+        sleep(1);
+}
+
+void mt_cluster_close(mt_cluster **cluster, int code)
+{
+    mt_cluster *c = *cluster;
+    if (!c)
+        return;
+    const struct mt_cluster_command end = {.op = MT_CLUSTER_END, .at = (uint64_t)code};
+    stop_beating(c);
+    if (mt_cluster_leads(c) && !c->broken)
+        command_all(c, &end, NULL);
+    if (c->broken && !mt_cluster_leads(c))
+        linger(c);
+    mt_net_close(&c->net, !c->broken, code);
+    pthread_cond_destroy(&c->quits);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+    *cluster = NULL;
+}
+
+static uint64_t hash_of(const mt_dataset *d)
+{
+    return d ? mt_dataset_hash(d) : 0;
+}
+
+static int read_answers(mt_cluster *c, struct mt_err *err)
+{
+    int rc = 0;
+    for (int from = 1; from < mt_net_size(c->net); from++) { /* of all, so that the hosts stay together */
+        struct answer a = {.rc = 0};
+        struct mt_err why = {0};
+        int lost = mt_cluster_note(c, mt_net_recv(c->net, from, &a, sizeof(a), &why));
+        a.text[TEXT - 1] = 0;
+        if (lost && !rc && err)
+            *err = why;
+        if (!lost && a.rc && !rc)
+            rc = mt_fail(err, (enum mt_err_kind)a.kind, (int)a.rc, "host %d: %s", from, a.text);
+        if (lost)
+            return rc ? rc : lost;
+    }
+    return rc;
+}
+
+int mt_cluster_send_config(mt_cluster *c, const struct mt_inputs *in, struct mt_err *err)
+{
+    struct mt_str text = {0};
+    mt_config_print(in->cfg, false, &text);
+    if (text.failed)
+        return mt_fail_nomem(err, "the configuration", text.len);
+    c->timeout = in->cfg->cluster.timeout;
+    mt_net_set_deadline(c->net, c->timeout);
+    const struct mt_cluster_command config = {.op = MT_CLUSTER_CONFIG, .at = text.len, .lr = c->timeout,
+                                   .data = {hash_of(in->data), hash_of(in->eval_data)}};
+    pthread_mutex_lock(&c->lock);
+    int rc = command_all(c, &config, err);
+    if (!rc)
+        rc = mt_cluster_tell_all(c, text.p, text.len, err);
+    if (!rc)
+        rc = read_answers(c, err);
+    pthread_mutex_unlock(&c->lock);
+    mt_str_finish(&text);
+    return rc;
+}
+
+int mt_cluster_begin(mt_cluster *c, enum mt_cluster_act act, uint64_t at, double lr, struct mt_err *err)
+{
+    const struct mt_cluster_command what = {.op = act, .at = at, .lr = lr};
+    if (!c)
+        return 0;
+    pthread_mutex_lock(&c->lock);
+    int rc = command_all(c, &what, err);
+    if (rc)
+        pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+void mt_cluster_end(mt_cluster *c, int rc)
+{
+    if (!c)
+        return;
+    mt_cluster_note(c, rc);
+    if (rc)
+        mt_net_tell(c->net, "a step failed on the first host");
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* --- the others ------------------------------------------------------------------------------------------------ */
+
+/* The next command that is not a sign of life. */
+int mt_cluster_next(mt_cluster *c, struct mt_cluster_command *what, struct mt_err *err)
+{
+    int rc;
+    do
+        rc = mt_cluster_note(c, mt_net_recv(c->net, 0, what, sizeof(*what), err));
+    while (!rc && what->op == MT_CLUSTER_BEAT);
+    c->over = !rc && what->op == MT_CLUSTER_END;
+    c->code = c->over ? (int)what->at : 0;
+    return rc;
+}
+
+int mt_cluster_take_config(mt_cluster *c, struct mt_config **cfg, struct mt_err *err)
+{
+    struct mt_cluster_command what;
+    char path[64];
+    int rc = mt_cluster_next(c, &what, err), fd = -1;
+    if (rc || c->over)
+        return rc ? rc : 1;
+    if (what.op != MT_CLUSTER_CONFIG)
+        return mt_cluster_note(c, mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "host 0 is of another build"));
+    c->timeout = what.lr;
+    mt_net_set_deadline(c->net, c->timeout);
+    c->data[0] = what.data[0];
+    c->data[1] = what.data[1];
+    char *text = mt_calloc(what.at + 1, 1);
+    if (!text)
+        return mt_cluster_note(c, mt_fail_nomem(err, "the configuration", what.at));
+    rc = mt_cluster_note(c, mt_net_recv(c->net, 0, text, what.at, err));
+    if (!rc && ((fd = memfd_create("host 0's configuration", 0)) < 0 || write(fd, text, what.at) != (ssize_t)what.at))
+        rc = mt_cluster_note(c, mt_fail(err, MT_ERR_RUNTIME, -errno, "the configuration: %s", strerror(errno)));
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    if (!rc)
+        rc = mt_config_load(cfg, path, NULL, 0, err);
+    if (fd >= 0)
+        close(fd);
+    free(text);
+    return rc;
+}
+
+int mt_cluster_answer(mt_cluster *c, const struct mt_inputs *in, int rc, const struct mt_err *why, struct mt_err *err)
+{
+    struct answer a = {.rc = rc, .kind = rc ? (int64_t)why->kind : 0};
+    if (rc)
+        snprintf(a.text, sizeof(a.text), "%s", why->msg);
+    else if (hash_of(in->data) != c->data[0] || hash_of(in->eval_data) != c->data[1]) {
+        a = (struct answer){-EINVAL, MT_ERR_USAGE, ""};
+        snprintf(a.text, sizeof(a.text), "its data are not those of host 0: each host needs the same files");
+    }
+    struct mt_cluster_command end;
+    int sent = mt_cluster_note(c, mt_net_send(c->net, 0, &a, sizeof(a), err));
+    if (sent || !a.rc)
+        return sent;
+    sent = mt_cluster_next(c, &end, err);
+    return sent ? sent : 1;
+}
+
+void mt_cluster_fail(mt_cluster *c, const struct mt_err *why)
+{
+    c->broken = true;
+    mt_net_tell(c->net, why->msg);
+}
+
+int mt_cluster_code(const mt_cluster *c)
+{
+    return c->code;
+}

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_TRAIN_CLUSTER_H
+#define MT_TRAIN_CLUSTER_H
+
+#include "net/net.h"
+#include "train/control.h"
+
+/**
+ * The hosts of a run, as a launcher has started them, one process each. The first leads: it reads the configuration,
+ * decides, evaluates what is to be done next, writes checkpoints, metrics and logs. The others follow: they take the
+ * configuration and the weights from the first, and make the steps and evaluations that it names, on their own copy
+ * of the data. A follower keeps no files, and needs only the model's config.json and the data.
+ *
+ * Between what all do together a thread of the first tells the others that it is there: a long save is no lost host.
+ */
+typedef struct mt_cluster mt_cluster;
+
+/** *out is NULL if no launcher has started several processes. */
+int mt_cluster_open(mt_cluster **out, struct mt_err *err);
+/** Accepts NULL. code: this process's exit code. The first ends what is left of the others, which end with the
+ * same; if the hosts have not come to the end of a step together, this does not return. */
+void mt_cluster_close(mt_cluster **c, int code);
+
+mt_net *mt_cluster_net(mt_cluster *c);
+bool mt_cluster_leads(const mt_cluster *c);
+
+/** -EINVAL: the run has what only one host can do; names the key. */
+int mt_cluster_check(const struct mt_inputs *in, const struct mt_plan_request *r, struct mt_err *err);
+
+/* --- the first ------------------------------------------------------------------------------------------------- */
+
+/** Sends the configuration, in which nothing is open any more, and what the data have to be. A host that cannot
+ * take part says why: that is the error. */
+int mt_cluster_send_config(mt_cluster *c, const struct mt_inputs *in, struct mt_err *err);
+/** Sends the weights and states, and how many updates they have had. */
+int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struct mt_train_state *st,
+                          struct mt_err *err);
+/**
+ * Before an engine's step with the data of step `at`, or an evaluation of those: the others do the same. Call
+ * mt_cluster_end() after it. c NULL: no effect.
+ */
+enum mt_cluster_act { MT_CLUSTER_STEP, MT_CLUSTER_EVAL };
+int mt_cluster_begin(mt_cluster *c, enum mt_cluster_act act, uint64_t at, double lr, struct mt_err *err);
+/** rc: what the engine has returned. */
+void mt_cluster_end(mt_cluster *c, int rc);
+
+/* --- the others ------------------------------------------------------------------------------------------------ */
+
+/** Takes the configuration; *cfg is the caller's. 1: the first has ended before that, without an error of the hosts. */
+int mt_cluster_take_config(mt_cluster *c, struct mt_config **cfg, struct mt_err *err);
+/** Answers it: rc and *why of opening what it says. 1: then the first has ended, for this host cannot take part. */
+int mt_cluster_answer(mt_cluster *c, const struct mt_inputs *in, int rc, const struct mt_err *why, struct mt_err *err);
+/** Takes weights and states, and makes what the first does, until that ends. */
+int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_train_control *control, struct mt_err *err);
+/** This host cannot go on: the others hear why. */
+void mt_cluster_fail(mt_cluster *c, const struct mt_err *why);
+/** With which exit code the first has ended. */
+int mt_cluster_code(const mt_cluster *c);
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Weights and states on their way to the other hosts, and the steps that these make. */
+#include <errno.h>
+
+#include "train/cluster_priv.h"
+
+/* All planes of a session but gradients, one after the other. */
+static int pass_planes(mt_cluster *c, const struct mt_session *s, bool sends, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t u = 0; u < s->setup->layout->n_units && !rc; u++)
+        for (int k = 0; k < MT_N_PLANES && !rc; k++) {
+            void *p = mt_plane(s->planes, u, (enum mt_plane_kind)k);
+            size_t bytes = mt_plane_desc_bytes(mt_plane_desc_of(s->planes, (enum mt_plane_kind)k),
+                                               mt_plane_elems(s->planes, u, (enum mt_plane_kind)k));
+            if (p && bytes && k != MT_PLANE_GRAD)
+                rc = sends ? mt_cluster_tell_all(c, p, bytes, err)
+                           : mt_cluster_note(c, mt_net_recv(c->net, 0, p, bytes, err));
+        }
+    return rc;
+}
+
+int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struct mt_train_state *st,
+                          struct mt_err *err)
+{
+    const struct mt_cluster_command state = {.op = MT_CLUSTER_STATE, .data = {st->updates, st->blocks.updates}};
+    pthread_mutex_lock(&c->lock);
+    int rc = mt_cluster_tell_all(c, &state, sizeof(state), err);
+    if (!rc)
+        rc = pass_planes(c, s, true, err);
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+/* Makes a step or an evaluation with own data of the same place. */
+static int act(struct mt_session *s, const struct mt_cluster_command *what, struct mt_err *err)
+{
+    const struct mt_inputs *in = s->setup->in;
+    bool step = what->op == MT_CLUSTER_STEP;
+    mt_sampler *sampler = step ? in->sampler : in->eval_sampler;
+    struct mt_step_data data;
+    struct mt_step_result res = {0};
+    struct mt_eval_result eval = {.n_loss = 0};
+    int rc = mt_step_data_init(&data, sampler, err);
+    if (rc)
+        return rc;
+    const struct mt_learner_step of = {.data = &data, .lr = what->lr};
+    rc = mt_sampler_fill(sampler, what->at, &data, err);
+    if (!rc && step && mt_is_doubtful(what->at + 1))
+        mt_setup_doubt(s->setup);
+    if (!rc)
+        rc = step ? mt_engine_step(s->engine, &of, &res, err) : mt_engine_flush(s->engine, err);
+    if (!rc && !step)
+        rc = mt_engine_eval(s->engine, 0, &data, &eval, err);
+    if (!rc && step)
+        rc = mt_session_guard(s, err);
+    mt_step_data_finish(&data);
+    return rc;
+}
+
+static int take_state(mt_cluster *c, struct mt_session *s, struct mt_err *err)
+{
+    struct mt_cluster_command what;
+    int rc = mt_cluster_next(c, &what, err);
+    if (rc || c->over)
+        return rc;
+    if (what.op != MT_CLUSTER_STATE)
+        return mt_cluster_note(c, mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "host 0 is of another build"));
+    rc = pass_planes(c, s, false, err);
+    mt_engine_set_updates(s->engine, 0, what.data[0], what.data[1]);
+    return rc ? rc : mt_session_start_guard(s, err);
+}
+
+int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_train_control *control, struct mt_err *err)
+{
+    int rc = take_state(c, s, err);
+    atomic_store(&control->engine, s->engine);
+    atomic_store(&control->begun, true);
+    while (!rc && !c->over) {
+        struct mt_cluster_command what;
+        rc = mt_cluster_next(c, &what, err);
+        if (!rc && !c->over)
+            rc = mt_cluster_note(c, act(s, &what, err));
+    }
+    atomic_store(&control->engine, NULL);
+    if (rc) /* the first hears of it, and saves */
+        mt_cluster_fail(c, err);
+    return rc;
+}
+

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several hosts, started by mpirun, have the bits of one process: here they are processes of one machine."""
+import filecmp
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from tiny import BINARY, FULL, base, config, losses, megatrain, run_in, write_data, write_ini, write_model
+
+os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
+STEPS = 4
+OPEN_MPI = "Open MPI" in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+LAUNCH = ["mpirun", *(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if OPEN_MPI else [])]
+RANK = b"OMPI_COMM_WORLD_RANK" if OPEN_MPI else b"PMI_RANK"
+KEYS = {"train__steps": STEPS, "train__batch_size": 7, "train__micro_batch": 1, "train__groups": 4, "device__cpu_threads": 1}
+
+
+def mpirun(n, *args, expect=0, wait=True, env=None):
+    p = subprocess.Popen([*LAUNCH, "-n", str(n), BINARY, *map(str, args)], text=True, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, env={**os.environ, "MEGATRAIN_POISON": "1", **(env or {})})
+    if not wait:
+        return p
+    out, _ = p.communicate(timeout=200)
+    assert p.returncode == expect, f"{n} hosts: exit {p.returncode}, expected {expect}\n{out}"
+    return out
+
+
+def inputs(tmp, **over):
+    model = write_model(os.path.join(tmp, "model"), config("qwen2", num_hidden_layers=3, **over))
+    return model, write_data(os.path.join(tmp, "data.jsonl"))
+
+
+def ini_of(tmp, name, model, data, **over):
+    out = os.path.join(tmp, name)
+    return out, write_ini(os.path.join(tmp, f"{name}.ini"), base(model, data, out, **{**KEYS, **over}))
+
+
+def compare(a, b, what):
+    """Two checkpoints have the same files, but for what names the run and its machine."""
+    names = sorted(os.listdir(a))
+    assert names == sorted(os.listdir(b)), what
+    tensors = [n for n in names if n.endswith((".safetensors", ".bin"))]
+    assert tensors, names
+    for n in tensors:
+        assert filecmp.cmp(os.path.join(a, n), os.path.join(b, n), shallow=False), f"{what}: {n} differs"
+
+
+def hosts_have_the_bits_of_one(tmp):
+    model, data = inputs(tmp)
+    kinds = {"f32": {"eval__every": 2}, "bf16": {"model__dtype": "bf16", "memory__activations": "recompute"}}
+    for kind, over in kinds.items():
+        one, ini = ini_of(tmp, f"one-{kind}", model, data, **over)
+        megatrain("run", ini)
+        for n in (2, 3):
+            many, ini = ini_of(tmp, f"{kind}-{n}", model, data, **over)
+            mpirun(n, "run", ini)
+            assert losses(many) == losses(one), f"{kind}, {n} hosts"
+            compare(os.path.join(one, f"checkpoint-{STEPS}"), os.path.join(many, f"checkpoint-{STEPS}"), f"{kind}, {n} hosts")
+            with open(os.path.join(many, "run.json")) as f:
+                assert json.load(f)["hosts"] == n
+
+
+def they_go_on_with_other_numbers(tmp):
+    model, data = inputs(tmp, tie_word_embeddings=True)
+    over = {"train__steps": 6, "train__groups": 8, "train__batch_size": 8}
+    one, ini = ini_of(tmp, "one", model, data, **over)
+    megatrain("run", ini)
+    many, ini = ini_of(tmp, "many", model, data, **over)
+    mpirun(2, "run", ini, "--max-steps=2")
+    megatrain("run", ini, "--resume", "--max-steps=2")
+    mpirun(3, "run", ini, "--resume")
+    assert losses(many) == losses(one)
+    compare(os.path.join(one, "checkpoint-6"), os.path.join(many, "checkpoint-6"), "2, 1, then 3 hosts")
+    assert "same build, configuration" not in mpirun(2, "run", ini, "--resume"), "nothing is left to do"
+
+
+def is_below(pid, top):
+    while pid > 1 and pid != top:
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                pid = int(f.read().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            return False
+    return pid == top
+
+
+def ranks_of(launcher):
+    """Process of each host, by its number."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                parent = int(f.read().rsplit(")", 1)[1].split()[1])
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                env = dict(e.split(b"=", 1) for e in f.read().split(b"\0") if b"=" in e)
+        except (OSError, ProcessLookupError):
+            continue
+        if RANK in env and is_below(parent, launcher.pid):
+            found[int(env[RANK])] = int(pid)
+    return found
+
+
+def wait_for_steps(out, n, launcher):
+    path = os.path.join(out, "metrics.jsonl")
+    for _ in range(3000):
+        if os.path.exists(path) and len(open(path).readlines()) >= n:
+            return
+        assert launcher.poll() is None, launcher.communicate()[0]
+        time.sleep(0.01)
+    raise AssertionError("no steps")
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def endless(tmp, name, model, data, **over):
+    return ini_of(tmp, name, model, data, **{"train__steps": 4000, "train__batch_size": 6, "device__link_gbps": 0.02, **over})
+
+
+def compare_with_one(tmp, model, data, out):
+    """What the hosts have saved is what one process has after so many steps, and one goes on from there."""
+    saved = sorted((d for d in os.listdir(out) if d[11:].isdigit()), key=lambda d: int(d[11:]))[-1]
+    steps = int(saved[11:])
+    one, ini = endless(tmp, os.path.basename(out) + "-one", model, data, device__link_gbps=0)
+    megatrain("run", ini, f"--max-steps={steps}")
+    compare(os.path.join(one, saved), os.path.join(out, saved), f"{out}, step {steps}")
+    return steps
+
+
+def lost_hosts_end_the_others(tmp):
+    model, data = inputs(tmp)
+    cases = {"stopped": (1, signal.SIGSTOP), "asked": (1, signal.SIGTERM), "killed": (2, signal.SIGKILL)}
+    if FULL:
+        cases.update({"first stopped": (0, signal.SIGSTOP), "first killed": (0, signal.SIGKILL)})
+    for name, (rank, sig) in cases.items():
+        out, ini = endless(tmp, name.replace(" ", "-"), model, data, cluster__timeout="2s", checkpoint__every=3)
+        p = mpirun(3, "run", ini, wait=False)
+        wait_for_steps(out, 6, p)
+        ranks = ranks_of(p)
+        assert len(ranks) == 3, ranks
+        os.kill(ranks[rank], sig)
+        began = time.monotonic()
+        text, _ = p.communicate(timeout=60)
+        took = time.monotonic() - began
+        assert took < 2 + 15, f"{name}: ended after {took:.0f} s\n{text}"
+        assert p.returncode, f"{name}: {text}"
+        assert not any(is_alive(r) for r in ranks.values()), f"{name}: left behind"
+        steps = compare_with_one(tmp, model, data, out)
+        if name == "stopped":
+            assert "host 1" in text and "lost, stopped or cut off" in text, text
+        if name == "asked":
+            assert "continue with --resume" in text, text
+        print(f"{name}: {took:.1f} s, exit {p.returncode}, saved step {steps} of {len(losses(out))}")
+
+
+def what_only_one_host_can_do_is_refused(tmp):
+    model, data = inputs(tmp)
+    cases = {"set train.groups": {"train__groups": 2}, "memory.update = backward": {"memory__update": "backward",
+             "train__grad_clip": 0}, "memory.states = disk": {"memory__states": "disk", "memory__nvme_paths": tmp}}
+    if FULL:
+        cases.update({"device.map = units": {"device__map": "units"}, "optimizer.type": {"optimizer__type": "muon"}})
+    for say, over in cases.items():
+        out, ini = ini_of(tmp, "refused", model, data, **over)
+        text = mpirun(3, "run", "--dry-run", ini, expect=2)
+        assert say in text, (say, text)
+    out, ini = ini_of(tmp, "data", model, data)
+    other = write_data(os.path.join(tmp, "other.jsonl"), seed=2)
+    hidden = ["unshare", "-m", "sh", "-c", f'mount --bind "{other}" "{data}" && exec "$@"', "sh"]
+    if not subprocess.run([*hidden, "true"], capture_output=True).returncode: # a host whose file has other data
+        p = subprocess.run([*LAUNCH, "-n", "1", BINARY, "run", ini, ":", "-n", "1", *hidden, BINARY, "run", ini], text=True,
+                           capture_output=True, timeout=100)
+        assert p.returncode == 2 and "host 1: its data are not those of host 0" in p.stdout + p.stderr, p
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as tmp:
+        globals()[sys.argv[1]](tmp)
