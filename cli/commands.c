@@ -50,6 +50,8 @@ static const struct cli_option plan_options[] = {
     {"tokens-per-step", 0, "N", "Shorthand of --set train.tokens_per_step=N (64Ki)."},
     {"micro-batch", 0, "N", "Shorthand of --set train.micro_batch=N."},
     {"gpus", 0, "N", "Shorthand of --set device.gpus=N: so many GPUs, each with the machine's memory and link."},
+    {"hosts", 0, "N", "So many machines share the step (megatrain help hosts), with equal GPUs.", WHOLE(1, 8)},
+    {"net", 0, "RATE", "With --hosts: their network, such as 25Gb/s; 10Gb/s if it is not named."},
     {"optimizers", 0, NULL, "Compare optimizers and orders of updates for this model and machine: a row each."},
     {"score", 0, "K", "Plan megatrain score --top K instead of training; 0: without --top.", WHOLE(0, 1024)},
     {"measure", 0, NULL, "First time this configuration's operations on this machine, and keep the times."},

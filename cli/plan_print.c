@@ -352,6 +352,7 @@ void plan_print(const struct plan_view *v)
     print_choices(v);
     print_memory(v);
     print_time(v);
+    plan_print_hosts(v);
     print_rates(v);
 }
 
@@ -468,6 +469,7 @@ void plan_print_json(const struct plan_view *v)
     add_choice(o, v);
     add_memory(o, v);
     add_times(o, v);
+    plan_add_hosts(o, v);
     add_wear(o, v);
     cJSON_AddNumberToObject(o, "candidates", (double)v->choice.n_searched);
     print_and_delete(o);

@@ -2,6 +2,7 @@
 #ifndef CLI_PLAN_PRINT_H
 #define CLI_PLAN_PRINT_H
 
+#include "base/json.h"
 #include "cli.h"
 #include "plan/resolve.h"
 
@@ -34,6 +35,10 @@ struct plan_settings {
 int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_args *args,
                       const struct plan_settings *change, struct mt_err *err);
 void plan_view_close(struct plan_view *v);
+/** plan_hosts.c: takes --hosts and --net; of a plan for several hosts, what crosses, and how much it gains. */
+int plan_view_share(struct plan_view *v, const struct cli_args *args, struct mt_err *err);
+void plan_print_hosts(const struct plan_view *v);
+void plan_add_hosts(cJSON *o, const struct plan_view *v);
 /** Times the configuration's operations on this machine if the profile lacks samples of them; `anew`: all of the
  * choice, and the optimizer and the link (mt_measure_again()). */
 int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err);

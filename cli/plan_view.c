@@ -256,6 +256,8 @@ int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_arg
     v->request.halves = v->halves;
     v->request.train = !cli_arg(args, "score");
     v->request.top = (size_t)cli_whole(args, "score", 0);
+    if (!rc)
+        rc = plan_view_share(v, args, err);
     if (!rc && !change && v->request.train && v->model_dir && v->cfg->train.epochs > 0)
         v->epoch_rows = mt_inputs_prepared_rows(v->cfg, &v->hf, v->model_dir, &v->request.numerics);
     return rc;

@@ -49,6 +49,10 @@ int64_t mt_resolve_micro_batch(const struct mt_numerics *n);
 /** The request of a training run, except layout, halves, machine and resident, which the caller sets. */
 int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, const struct mt_plan_limits *limits,
                        struct mt_err *err);
+/** Shares the request out to the hosts of its placement (placement.hosts); this is `host`. -EINVAL: names what only one
+ * can do. */
+int mt_plan_on_hosts(struct mt_plan_request *r, const struct mt_config *cfg, const struct mt_hf_config *hf, int host,
+                     struct mt_err *err);
 /**
  * The search's choice. -ENOSPC (MT_ERR_NO_FIT): nothing fits; -ENOENT: the profile has no rates of the drives that the
  * request uses.

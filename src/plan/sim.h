@@ -19,6 +19,7 @@ enum mt_sim_resource {
     MT_SIM_HOST = MT_Q_HOST,
     MT_SIM_DISK_READ = MT_Q_DISK_READ,
     MT_SIM_DISK_WRITE = MT_Q_DISK_WRITE,
+    MT_SIM_NET = MT_Q_NET,
     MT_SIM_N_RESOURCES = MT_N_QUEUES,
 };
 const char *mt_sim_resource_name(enum mt_sim_resource r);
@@ -51,6 +52,7 @@ struct mt_sim_params {
     const struct mt_numerics *numerics; /* borrowed: optimizer and gradient dtype */
     int update_threads, drives;
     double link_gbps; /* cpu device: throttle of each direction, 0 = none */
+    double net_gbs;   /* between hosts; 0: MT_NET_GBS */
     double tokens;    /* of a step, for the host's fixed part */
 };
 

@@ -29,31 +29,6 @@ bool mt_cluster_leads(const mt_cluster *c)
     return mt_net_rank(c->net) == 0;
 }
 
-int mt_cluster_check(const struct mt_inputs *in, const struct mt_plan_request *r, struct mt_err *err)
-{
-    const struct mt_placement *p = &r->placement;
-    const struct mt_objective *o = mt_objective_of(&r->numerics);
-    long long lanes = (long long)(p->hosts * MT_MAX(p->lanes, (int64_t)1));
-    bool files = p->base == MT_BASE_FILES || p->base == MT_BASE_DISK;
-    const char *what = p->map == MT_MAP_UNITS                 ? "device.map = units"
-                       : p->update == MT_UPDATE_BACKWARD      ? "memory.update = backward"
-                       : p->states == MT_STATES_DISK          ? "memory.states = disk"
-                       : p->activations == MT_ACT_DISK        ? "memory.activations = disk"
-                       : files                                ? "memory.base = files or disk"
-                       : strcmp(in->cfg->train.blocks, "off") ? "train.blocks"
-                       : in->hf.moe.n_experts                 ? "a mixture of experts"
-                       : r->numerics.optimizer->direct        ? "an optimizer whose states are on the device (optimizer.type)"
-                       : o->reference || o->teacher           ? "an objective with a reference or a teacher"
-                                                              : NULL;
-    if (what)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is of one host yet: start the run without mpirun, or leave that out", what);
-    if (r->numerics.groups < lanes)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%lld hosts share the groups of a step's micro-batches: set train.groups to a power "
-                       "of two, at least %lld (it is %lld); it changes bits, and is kept when the run goes on with other hosts",
-                       (long long)p->hosts, lanes, (long long)r->numerics.groups);
-    return 0;
-}
-
 /* --- the first ------------------------------------------------------------------------------------------------- */
 
 int mt_cluster_note(mt_cluster *c, int rc)

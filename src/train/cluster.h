@@ -24,9 +24,6 @@ void mt_cluster_close(mt_cluster **c, int code);
 mt_net *mt_cluster_net(mt_cluster *c);
 bool mt_cluster_leads(const mt_cluster *c);
 
-/** -EINVAL: the run has what only one host can do; names the key. */
-int mt_cluster_check(const struct mt_inputs *in, const struct mt_plan_request *r, struct mt_err *err);
-
 /* --- the first ------------------------------------------------------------------------------------------------- */
 
 /** Sends the configuration, in which nothing is open any more, and what the data have to be. A host that cannot

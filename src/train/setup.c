@@ -233,22 +233,11 @@ static int lay_out_learner(struct mt_setup *s, size_t i, struct mt_err *err)
     return rc;
 }
 
-/* What follows from several hosts: all in host memory, devices that share the groups. */
 static int request_hosts(struct mt_setup *s, struct mt_err *err)
 {
-    struct mt_plan_request *r = &s->request;
-    struct mt_placement *p = &r->placement;
     const mt_net *net = mt_cluster_net(s->cluster);
-    if (!net)
-        return 0;
-    p->hosts = mt_net_size(net);
-    p->host = mt_net_rank(net);
-    int rc = mt_cluster_check(s->in, r, err);
-    p->map = MT_MAP_DATA;
-    p->update = MT_UPDATE_FORWARD;
-    p->base = MT_BASE_HOST;
-    r->drives = 0;
-    return rc;
+    s->request.placement.hosts = net ? mt_net_size(net) : 1;
+    return net ? mt_plan_on_hosts(&s->request, s->in->cfg, &s->in->hf, mt_net_rank(net), err) : 0;
 }
 
 static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum mt_inputs_use use, struct mt_err *err)

@@ -182,6 +182,22 @@ def what_only_one_host_can_do_is_refused(tmp):
         assert p.returncode == 2 and "host 1: its data are not those of host 0" in p.stdout + p.stderr, p
 
 
+def plans_know_what_crosses(tmp):
+    plan = ["plan", "--json", "--model", "Qwen3-8B", "--machine", "rtx4090", "--host-mem", "256GiB", "--set", "train.steps=10",
+            "--tokens-per-step", "65536", "--set", "memory.embedding=device"]
+    fast, slow, four = (json.loads(megatrain(*plan, "--set", "train.groups=4", "--hosts", n, "--net", net).stdout)
+                        for n, net in ((2, "100Gb/s"), (2, "5Gb/s"), (4, "5Gb/s")))
+    for p in (fast, slow, four):
+        crosses, = (r["bytes"] for r in p["resources"] if r["resource"] == "network")
+        each = crosses / p["trained_parameters"] # of two hosts: sums in FP32 one way, and the gradient in bf16
+        assert abs(each - 6) < 0.01 if p["hosts"] == 2 else each > 8, each
+        assert abs(p["efficiency"] * p["hosts"] * p["step_seconds"] / p["step_seconds_of_one_host"] - 1) < 1e-6
+    assert 1 > fast["efficiency"] > 0.7 > slow["efficiency"] > four["efficiency"] > 0, (fast, slow, four)
+    for args, say in ((("--hosts", 3), "set train.groups to a power of two, at least 3"), (("--net", "5Gb/s"), "give --hosts"),
+                      (("--hosts", 2, "--net", "5"), "no rate")):
+        assert say in megatrain(*plan, *args, expect=2).stderr, say
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as tmp:
         globals()[sys.argv[1]](tmp)
