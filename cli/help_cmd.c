@@ -40,6 +40,10 @@ static const struct variable {
     {"NO_COLOR", "no colour, unless --color says otherwise"},
     {"TERM", "dumb: no colour and no progress line"},
     {"COLUMNS", "width of the progress line"},
+    {"OMPI_COMM_WORLD_SIZE", "processes that mpirun of Open MPI has started: more than one are the hosts of a run"},
+    {"PMI_SIZE", "the same of MPICH's mpirun, and of srun"},
+    {"PMIX_RANK", "set by launchers that use PMIx: MPI is asked for the number"},
+    {"SLURM_STEP_NUM_TASKS", "tasks of srun: with one, MPI is not asked"},
     {"CUDA_VISIBLE_DEVICES", "the GPUs that CUDA sees, read here for a message alone where it sees none"},
 }, test_variables[] = {
     {"MEGATRAIN_CPU_GEMM", "matrix products of the cpu device: plain, avx2, avx512 or bf16"},

@@ -7,9 +7,12 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
+#include "hw/hw.h"
 #include "json_line.h"
 #include "log_lines.h"
+#include "train/cluster.h"
 #include "train/wear.h"
 
 void cli_print_object(cJSON *o, bool json)
@@ -100,6 +103,16 @@ static void print_data(const struct mt_setup *s, const struct mt_inputs *in, con
             (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
 }
 
+/* Launchers bind a process to a core or two unless they are told not to. */
+static void print_hosts(const struct mt_setup *s)
+{
+    int there, may = mt_hw_allowed(&there);
+    cli_say("Hosts    %d, which share %lld groups of micro-batches; this is the first\n",
+            mt_net_size(mt_cluster_net(s->cluster)), (long long)s->choice.numerics.groups);
+    if (2 * may < there)
+        mt_warn("this process may use %d of %d processors: the launcher binds it (mpirun --bind-to none, srun -c all)", may, there);
+}
+
 void cli_print_setup(const struct mt_setup *s)
 {
     const struct mt_inputs *in = s->in;
@@ -123,6 +136,8 @@ void cli_print_setup(const struct mt_setup *s)
             mt_format_bytes(a, sizeof(a), l->budget_bytes));
     for (int i = 0; i < lanes && l->address[0]; i++)
         cli_say("         at %s\n", mt_device_limits(i ? s->other_dev[i - 1] : s->dev)->address);
+    if (s->cluster)
+        print_hosts(s);
     size_t sharing = s->layout->n_units - (p->program.one_ring ? 0 : 2), held = 0;
     for (int lane = 0; lane < lanes; lane++)
         held += (size_t)p->program.n_buffers[lane][MT_POOL_WEIGHTS];

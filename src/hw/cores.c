@@ -62,3 +62,11 @@ int mt_hw_cores(int **cpus, int *n, struct mt_err *err)
     hwloc_topology_destroy(topo);
     return rc;
 }
+
+int mt_hw_allowed(int *there)
+{
+    cpu_set_t allowed;
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    *there = n > 0 ? (int)n : 1;
+    return sched_getaffinity(0, sizeof(allowed), &allowed) ? *there : CPU_COUNT(&allowed);
+}

@@ -11,6 +11,8 @@
 /** CPUs that this process may use: one for each core, in hwloc's order but from each NUMA node in turn, within the
  * affinity mask; no more than the cgroup's CPU quota. The caller frees *cpus. */
 int mt_hw_cores(int **cpus, int *n, struct mt_err *err);
+/** Processors in the affinity mask; *there: of the machine. */
+int mt_hw_allowed(int *there);
 
 /** Limits of memory, in bytes; UINT64_MAX: no limit. */
 struct mt_hw_memory {

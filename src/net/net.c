@@ -12,13 +12,12 @@
 
 bool mt_net_is_launched(void)
 {
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
-    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        const char *v = getenv(sizes[i]);
-        if (v)
-            return strcmp(v, "1") || i == 2; /* PMIx names no size: the module asks it */
-    }
-    return false;
+    const char *const n[] = {getenv("OMPI_COMM_WORLD_SIZE"), getenv("PMI_SIZE"), getenv("SLURM_STEP_NUM_TASKS")};
+    bool launched = n[0] || n[1] || getenv("PMIX_RANK");
+    for (size_t i = 0; i < sizeof(n) / sizeof(n[0]) && launched; i++)
+        if (n[i])
+            return strcmp(n[i], "1") != 0;
+    return launched; /* PMIx names no size: MPI asks it */
 }
 
 /* Of a build folder, or of where the program is installed. */
