@@ -40,7 +40,7 @@ static int follow(struct follower *f, struct mt_train_control *control, struct m
     rc = mt_session_start(&f->session, &f->setup, err);
     if (rc)
         mt_cluster_fail(f->cluster, err);
-    return rc ? rc : mt_cluster_follow(f->cluster, &f->session, control, err);
+    return rc ? rc : mt_cluster_follow(f->cluster, &f->session, &f->setup, control, err);
 }
 
 int cli_follow(struct mt_cluster *cluster, struct mt_train_control *control)

@@ -226,7 +226,7 @@ static void print_updates(int roff)
 static void print_hosts(int roff)
 {
     static const char *const text[] = {
-        "Several machines train a dense model together if a launcher of MPI starts one process on each:",
+        "Several machines train a model together if a launcher of MPI starts one process on each:",
         "    mpirun --hostfile hosts --map-by ppr:1:node --bind-to none megatrain run run.ini",
         "    srun --mpi=pmix -N 4 --ntasks-per-node=1 -c all megatrain run run.ini",
         "They share the groups of a step's micro-batches, so train.groups has to be a power of two, at least as large as the number of hosts "
@@ -244,7 +244,7 @@ static void print_hosts(int roff)
         "left, and all end. A launcher that sees a process die ends all at once, without a save: set checkpoint.every. An "
         "interruption of any host, or a file STOP in checkpoint.dir, ends the run after the step, with a save; mpirun of Open MPI kills its "
         "processes soon after it was interrupted itself: prefer the file STOP.",
-        "Of one host yet: mixtures of experts, what is on drives or read in place from files, memory.update = backward, train.blocks, "
+        "Of one host yet: what is on drives or read in place from files, memory.update = backward, train.blocks, train.router_aux_loss, "
         "several configurations at once, adafactor and muon, and objectives with a reference or a teacher. Each is refused by name.",
         NULL};
     print_paragraphs(text, roff);

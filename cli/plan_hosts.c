@@ -35,7 +35,7 @@ int plan_view_share(struct plan_view *v, const struct cli_args *args, struct mt_
     int rc = net ? read_rate(&v->request.net_gbs, net, err) : 0;
     if (!rc && hosts > 1 && !v->request.train)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--score is a pass of one host: leave --hosts out");
-    return rc || hosts < 2 ? rc : mt_plan_on_hosts(&v->request, v->cfg, &v->hf, 0, err);
+    return rc || hosts < 2 ? rc : mt_plan_on_hosts(&v->request, v->cfg, 0, err);
 }
 
 /* The same step on one of the hosts alone, as it is best placed there; 0: it does not fit. */

@@ -52,7 +52,8 @@ static void copy(struct copying *c, void *part, size_t bytes)
         memcpy(c->in ? (char *)part : buf, c->in ? buf : (char *)part, bytes);
 }
 
-/* Losses of the micro-batches that the host's lanes compute, sums of squares of gradients that are cast there. */
+/* Losses of the micro-batches that the host's lanes compute, rows of experts of their groups, sums of squares of
+ * gradients that are cast there. */
 static void copy_all(struct copying *c, const struct mt_runnable *r)
 {
     const struct mt_program_params *p = &c->e->plan.program;
@@ -63,6 +64,14 @@ static void copy_all(struct copying *c, const struct mt_runnable *r)
             continue;
         void *part = mt_model_stats_of_micro(mt_engine_model_on(c->e, (size_t)lane), mb, &bytes);
         copy(c, part, bytes);
+    }
+    for (size_t group = 0; group < mt_groups_in_use(p->groups, r->prog.n_micro); group++) {
+        int lane = mt_micro_lane(p, mt_group_first(p->groups, group));
+        if (mt_program_host_of(p, lane) != c->host)
+            continue;
+        void *part = mt_model_stats_of_group(mt_engine_model_on(c->e, (size_t)lane), group, &bytes);
+        if (bytes)
+            copy(c, part, bytes);
     }
     for (size_t u = 0; u < p->n_units && r->prog.backward; u++) {
         if (mt_program_host_of(p, p->units[u].lane_back) != c->host)

@@ -63,6 +63,13 @@ static int32_t *counts_of(const mt_model *m, int layer, size_t group)
     return m->counts + (group * (size_t)c->n_layers + (size_t)layer) * n_counts(&c->moe);
 }
 
+void *mt_model_stats_of_group(mt_model *m, size_t group, size_t *bytes)
+{
+    const struct mt_hf_config *c = &m->layout->cfg;
+    *bytes = c->moe.n_experts ? (size_t)c->n_layers * n_counts(&c->moe) * sizeof(int32_t) : 0;
+    return *bytes ? counts_of(m, 0, group) : NULL;
+}
+
 static size_t groups_in_use(const mt_model *m)
 {
     return mt_groups_in_use(m->p.groups, m->n_micro);

@@ -7,8 +7,7 @@
 #include "optim/optimizer.h"
 #include "plan/resolve.h"
 
-static int check(const struct mt_plan_request *r, const struct mt_config *cfg, const struct mt_hf_config *hf,
-                 struct mt_err *err)
+static int check(const struct mt_plan_request *r, const struct mt_config *cfg, struct mt_err *err)
 {
     const struct mt_placement *p = &r->placement;
     const struct mt_objective *o = mt_objective_of(&r->numerics);
@@ -20,7 +19,7 @@ static int check(const struct mt_plan_request *r, const struct mt_config *cfg, c
                        : p->activations == MT_ACT_DISK        ? "memory.activations = disk"
                        : files                                ? "memory.base = files or disk"
                        : strcmp(cfg->train.blocks, "off") ? "train.blocks"
-                       : hf->moe.n_experts                 ? "a mixture of experts"
+                       : r->numerics.router_aux_loss > 0  ? "train.router_aux_loss"
                        : r->numerics.optimizer->direct        ? "an optimizer whose states are on the device (optimizer.type)"
                        : o->reference || o->teacher           ? "an objective with a reference or a teacher"
                                                               : NULL;
@@ -33,11 +32,10 @@ static int check(const struct mt_plan_request *r, const struct mt_config *cfg, c
     return 0;
 }
 
-int mt_plan_on_hosts(struct mt_plan_request *r, const struct mt_config *cfg, const struct mt_hf_config *hf, int host,
-                     struct mt_err *err)
+int mt_plan_on_hosts(struct mt_plan_request *r, const struct mt_config *cfg, int host, struct mt_err *err)
 {
     struct mt_placement *p = &r->placement;
-    int rc = check(r, cfg, hf, err);
+    int rc = check(r, cfg, err);
     p->host = host;
     p->map = MT_MAP_DATA;
     p->update = MT_UPDATE_FORWARD;

@@ -51,8 +51,7 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
                        struct mt_err *err);
 /** Shares the request out to the hosts of its placement (placement.hosts); this is `host`. -EINVAL: names what only one
  * can do. */
-int mt_plan_on_hosts(struct mt_plan_request *r, const struct mt_config *cfg, const struct mt_hf_config *hf, int host,
-                     struct mt_err *err);
+int mt_plan_on_hosts(struct mt_plan_request *r, const struct mt_config *cfg, int host, struct mt_err *err);
 /**
  * The search's choice. -ENOSPC (MT_ERR_NO_FIT): nothing fits; -ENOENT: the profile has no rates of the drives that the
  * request uses.

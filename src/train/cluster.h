@@ -47,8 +47,9 @@ void mt_cluster_end(mt_cluster *c, int rc);
 int mt_cluster_take_config(mt_cluster *c, struct mt_config **cfg, struct mt_err *err);
 /** Answers it: rc and *why of opening what it says. 1: then the first has ended, for this host cannot take part. */
 int mt_cluster_answer(mt_cluster *c, const struct mt_inputs *in, int rc, const struct mt_err *why, struct mt_err *err);
-/** Takes weights and states, and makes what the first does, until that ends. */
-int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_train_control *control, struct mt_err *err);
+/** Takes weights, states and findings, and makes what the first does, until that ends. setup: the session's. */
+int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setup, struct mt_train_control *control,
+                      struct mt_err *err);
 /** This host cannot go on: the others hear why. */
 void mt_cluster_fail(mt_cluster *c, const struct mt_err *why);
 /** With which exit code the first has ended. */

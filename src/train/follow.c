@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights and states on their way to the other hosts, and the steps that these make. */
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
+#include "base/mem.h"
+#include "base/strbuf.h"
 #include "train/cluster_priv.h"
 
 /* All planes of a session but gradients, one after the other. */
@@ -20,15 +24,45 @@ static int pass_planes(mt_cluster *c, const struct mt_session *s, bool sends, st
     return rc;
 }
 
+/* What bits depend on beside numbers: the product, and what was found out about it and its libraries. */
+static int describe_device(struct mt_str *out, const struct mt_setup *s, struct mt_err *err)
+{
+    mt_str_printf(out, "%s\n", mt_device_limits(s->dev)->product);
+    int rc = mt_setup_findings(s, out);
+    return rc || out->failed ? mt_fail_nomem(err, "findings of the devices", out->len) : 0;
+}
+
+/* Acts on what the first has found. */
+static int adopt_device(struct mt_setup *s, const char *first, struct mt_err *err)
+{
+    struct mt_str own = {0};
+    int rc = describe_device(&own, s, err);
+    bool same = !rc && !strcmp(own.p, first);
+    const char *found = strchr(first, '\n');
+    bool product = !rc && found && !strncmp(own.p, first, (size_t)(found + 1 - first));
+    if (!rc && !same && !(product && mt_setup_adopt_findings(s, found + 1)))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "its GPU or a library of it is another than the first host's, so that results may "
+                     "differ in bits: hosts need GPUs of one product and equal libraries");
+    mt_str_finish(&own);
+    return rc;
+}
+
 int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struct mt_train_state *st,
                           struct mt_err *err)
 {
-    const struct mt_cluster_command state = {.op = MT_CLUSTER_STATE, .data = {st->updates, st->blocks.updates}};
+    struct mt_str device = {0};
+    int rc = describe_device(&device, s->setup, err);
+    const struct mt_cluster_command state = {.op = MT_CLUSTER_STATE, .at = device.len + 1,
+                                             .data = {st->updates, st->blocks.updates}};
     pthread_mutex_lock(&c->lock);
-    int rc = mt_cluster_tell_all(c, &state, sizeof(state), err);
+    if (!rc)
+        rc = mt_cluster_tell_all(c, &state, sizeof(state), err);
+    if (!rc)
+        rc = mt_cluster_tell_all(c, device.p, device.len + 1, err);
     if (!rc)
         rc = pass_planes(c, s, true, err);
     pthread_mutex_unlock(&c->lock);
+    mt_str_finish(&device);
     return rc;
 }
 
@@ -58,7 +92,7 @@ static int act(struct mt_session *s, const struct mt_cluster_command *what, stru
     return rc;
 }
 
-static int take_state(mt_cluster *c, struct mt_session *s, struct mt_err *err)
+static int take_state(mt_cluster *c, struct mt_session *s, struct mt_setup *setup, struct mt_err *err)
 {
     struct mt_cluster_command what;
     int rc = mt_cluster_next(c, &what, err);
@@ -66,14 +100,22 @@ static int take_state(mt_cluster *c, struct mt_session *s, struct mt_err *err)
         return rc;
     if (what.op != MT_CLUSTER_STATE)
         return mt_cluster_note(c, mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "host 0 is of another build"));
-    rc = pass_planes(c, s, false, err);
+    char *device = mt_calloc(what.at, 1);
+    rc = device ? mt_cluster_note(c, mt_net_recv(c->net, 0, device, what.at, err))
+                : mt_cluster_note(c, mt_fail_nomem(err, "findings of the devices", what.at));
+    if (!rc)
+        rc = mt_cluster_note(c, adopt_device(setup, device, err));
+    free(device);
+    if (!rc)
+        rc = pass_planes(c, s, false, err);
     mt_engine_set_updates(s->engine, 0, what.data[0], what.data[1]);
     return rc ? rc : mt_session_start_guard(s, err);
 }
 
-int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_train_control *control, struct mt_err *err)
+int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setup, struct mt_train_control *control,
+                      struct mt_err *err)
 {
-    int rc = take_state(c, s, err);
+    int rc = take_state(c, s, setup, err);
     atomic_store(&control->engine, s->engine);
     atomic_store(&control->begun, true);
     while (!rc && !c->over) {

@@ -237,7 +237,7 @@ static int request_hosts(struct mt_setup *s, struct mt_err *err)
 {
     const mt_net *net = mt_cluster_net(s->cluster);
     s->request.placement.hosts = net ? mt_net_size(net) : 1;
-    return net ? mt_plan_on_hosts(&s->request, s->in->cfg, &s->in->hf, mt_net_rank(net), err) : 0;
+    return net ? mt_plan_on_hosts(&s->request, s->in->cfg, mt_net_rank(net), err) : 0;
 }
 
 static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum mt_inputs_use use, struct mt_err *err)

@@ -52,7 +52,9 @@ def compare(a, b, what):
 
 def hosts_have_the_bits_of_one(tmp):
     model, data = inputs(tmp)
-    kinds = {"f32": {"eval__every": 2}, "bf16": {"model__dtype": "bf16", "memory__activations": "recompute"}}
+    mixture = write_model(os.path.join(tmp, "mixture"), config("qwen3_moe", num_hidden_layers=2, mlp_only_layers=[1]))
+    kinds = {"f32": {"eval__every": 2}, "bf16": {"model__dtype": "bf16", "memory__activations": "recompute"},
+             "mixture": {"model__path": mixture, "memory__expert_group": 3, "memory__slots": 2}}
     for kind, over in kinds.items():
         one, ini = ini_of(tmp, f"one-{kind}", model, data, **over)
         megatrain("run", ini)
