@@ -241,7 +241,7 @@ static void print_hosts(int roff)
         "That pays for large steps: the same bytes cross, however many tokens a step has. megatrain plan --hosts 4 --net 25Gb/s says "
         "what crosses, how long a step takes, and how many times as fast as one host that is.",
         "A host waits for another for cluster.timeout, 5 minutes. Then it is taken for lost: the first saves what the last whole step "
-        "left, and all end. A launcher that sees a process die ends all at once, without a save: set checkpoint.every. An "
+        "left, and all end. Hosts that have not met in 2 minutes end, too. A launcher that sees a process die ends all at once, without a save: set checkpoint.every. An "
         "interruption of any host, or a file STOP in checkpoint.dir, ends the run after the step, with a save; mpirun of Open MPI kills its "
         "processes soon after it was interrupted itself: prefer the file STOP.",
         "Of one host yet: what is on drives or read in place from files, memory.update = backward, train.blocks, train.router_aux_loss, "

@@ -19,7 +19,7 @@
 #include "base/sum64.h"
 #include "net/net_priv.h"
 
-enum { TAG_DATA = 1, TAG_END = 2, PIECE = 1 << 26, IDLE_NS = 50000, ABORT_S = 10, PART_S = 30 };
+enum { TAG_DATA = 1, TAG_END = 2, PIECE = 1 << 26, IDLE_NS = 50000, START_S = 120, ABORT_S = 10, PART_S = 30 };
 
 struct world {
     struct mt_net net;
@@ -152,13 +152,26 @@ static void part(mt_net *n, bool ok, int code)
     _exit(code);
 }
 
+/* Where hosts meet MPI has no deadline: one that never comes would keep the others for ever. */
+static void miss(int signo)
+{
+    static const char text[] = "megatrain: the hosts of the run have not met in 2 minutes: one is lost, stopped or cut off\n";
+    (void)signo;
+    if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
+        _exit(2);
+    _exit(1);
+}
+
 int mt_net_mpi_open(mt_net **out, struct mt_err *err)
 {
     int have = 0, rank = 0, size = 1;
     struct world *w = mt_calloc(1, sizeof(*w));
     if (!w)
         return mt_fail_nomem(err, "MPI", sizeof(*w));
+    signal(SIGALRM, miss);
+    alarm(START_S);
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &have) != MPI_SUCCESS || have < MPI_THREAD_SERIALIZED) {
+        alarm(0);
         free(w);
         return mt_fail(err, MT_ERR_RUNTIME, -EIO, "MPI does not start, or not for several threads");
     }
@@ -166,6 +179,7 @@ int mt_net_mpi_open(mt_net **out, struct mt_err *err)
     MPI_Comm_set_errhandler(w->comm, MPI_ERRORS_RETURN);
     MPI_Comm_rank(w->comm, &rank);
     MPI_Comm_size(w->comm, &size);
+    alarm(0);
     w->net = (struct mt_net){rank, size, MT_NET_DEADLINE_S, send_to, recv_from, tell, part};
     *out = &w->net;
     if (size == 1) {
