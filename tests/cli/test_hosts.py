@@ -156,7 +156,9 @@ def lost_hosts_end_the_others(tmp):
         took = time.monotonic() - began
         assert took < 2 + 15, f"{name}: ended after {took:.0f} s\n{text}"
         assert p.returncode, f"{name}: {text}"
-        assert not any(is_alive(r) for r in ranks.values()), f"{name}: left behind"
+        while any(is_alive(r) for r in ranks.values()): # the launcher may end before those that it has killed
+            assert time.monotonic() - began < 2 + 15, f"{name}: left behind"
+            time.sleep(0.05)
         steps = compare_with_one(tmp, model, data, out)
         if name == "stopped":
             assert "host 1" in text and "lost, stopped or cut off" in text, text
