@@ -15,12 +15,6 @@
 
 enum { MOST_OBJECTS = 4096, MOST_MICRO = 24 };
 
-static uint32_t next_random(uint32_t *seed)
-{
-    *seed = *seed * 1664525 + 1013904223;
-    return *seed >> 8;
-}
-
 /* What an operation adds to a unit's gradient: numbers whose sums are rounded. */
 static float contribution(int unit, int op, int mb)
 {
@@ -98,11 +92,7 @@ static void take_buffers(struct mt_program_params *p, int more)
 {
     size_t bytes[MT_N_POOLS];
     int least[MT_N_POOLS], most[MT_N_POOLS];
-    for (int lane = 0; lane < mt_program_lanes(p); lane++) {
-        mt_program_size_pools(p, lane, bytes, least, most);
-        for (int i = 0; i < MT_N_POOLS; i++)
-            p->n_buffers[lane][i] = more > 2 ? most[i] : MT_MIN(least[i] + more, MT_MAX(least[i], most[i]));
-    }
+    take_lane_buffers(p, more);
     mt_program_size_pools(p, 0, bytes, least, most); /* host pools are all lanes' */
     for (int i = 0; i < MT_N_POOLS; i++)
         if (!mt_pools[i].device)
@@ -240,17 +230,6 @@ static void one_group_is_the_whole_step(void **state)
     assert_memory_equal(a.instrs, b.instrs, a.n_instrs * sizeof(*a.instrs));
     mt_program_finish(&a);
     mt_program_finish(&b);
-}
-
-static struct mt_program copy_of(const struct mt_program *p)
-{
-    struct mt_program c = *p;
-    c.instrs = mt_calloc(p->n_instrs + 1, sizeof(*c.instrs));
-    c.objects = mt_calloc(p->n_objects, sizeof(*c.objects));
-    assert_true(c.instrs && c.objects);
-    memcpy(c.instrs, p->instrs, p->n_instrs * sizeof(*c.instrs));
-    memcpy(c.objects, p->objects, p->n_objects * sizeof(*c.objects));
-    return c;
 }
 
 enum fault { DROPPED, TURNED, TWICE, CHAINED, OTHER_TERM, OTHER_UNIT, OTHER_GROUP, N_FAULTS };

@@ -12,29 +12,12 @@
 #include "base/mem.h"
 #include "made_program.h"
 
-enum { MOST = 20000, MOST_HOSTS = 4 };
+enum { MOST_HOSTS = 4 };
 
 struct step {
     struct mt_program of[MOST_HOSTS];
     int n;
 };
-
-static uint32_t next_random(uint32_t *seed)
-{
-    *seed = *seed * 1664525 + 1013904223;
-    return *seed >> 8;
-}
-
-static void take_buffers(struct mt_program_params *p, int more)
-{
-    size_t bytes[MT_N_POOLS];
-    int least[MT_N_POOLS], most[MT_N_POOLS];
-    for (int lane = 0; lane < mt_program_lanes(p); lane++) {
-        mt_program_size_pools(p, lane, bytes, least, most);
-        for (int i = 0; i < MT_N_POOLS; i++)
-            p->n_buffers[lane][i] = more > 2 ? most[i] : MT_MIN(least[i] + more, MT_MAX(least[i], most[i]));
-    }
-}
 
 static int check(const struct step *s, struct mt_err *err)
 {
@@ -59,23 +42,6 @@ static void build(struct step *s, struct mt_program_params p)
             fail_msg("%s", err.msg);
     if (check(s, &err))
         fail_msg("%s", err.msg);
-}
-
-/* What is computed, by what it writes. */
-static size_t list_writes(const struct mt_program *p, uint64_t *list, size_t n)
-{
-    for (size_t i = 0; i < p->n_instrs; i++) {
-        const struct mt_instr *in = &p->instrs[i];
-        if (in->queue != MT_Q_COMPUTE || in->op == MT_OP_POISON || in->op == MT_OP_JOIN)
-            continue;
-        for (int k = 0; k < in->n_operands; k++) {
-            const struct mt_object *o = &p->objects[in->operand[k].object];
-            uint64_t object = (uint64_t)o->kind << 56 | (uint64_t)o->unit << 48 | (uint64_t)o->mb << 40;
-            if (in->operand[k].access & MT_WRITE && n < MOST)
-                list[n++] = object | (uint64_t)in->op << 16 | (uint64_t)in->unit << 8 | (uint64_t)in->mb;
-        }
-    }
-    return n;
 }
 
 static int compare(const void *a, const void *b)
@@ -106,7 +72,7 @@ static void make_variant(struct fixture *f, uint32_t *seed, int hosts, int own)
         f->keeps[u] = next_random(seed) & 1;
     }
     describe(f);
-    take_buffers(&f->p, (int)(next_random(seed) % 4));
+    take_lane_buffers(&f->p, (int)(next_random(seed) % 4));
 }
 
 static size_t count_all(const struct step *s, enum mt_opcode op)
@@ -119,7 +85,7 @@ static size_t count_all(const struct step *s, enum mt_opcode op)
 
 static void hosts_together_compute_what_one_would(void **state)
 {
-    static uint64_t one[MOST], many[MOST];
+    static uint64_t one[MOST_WRITES], many[MOST_WRITES];
     uint32_t seed = 7;
     size_t passed = 0;
     (void)state;
@@ -160,36 +126,8 @@ static void make_three(struct step *s)
     f.p.groups = (struct mt_groups){8, 8};
     for (size_t u = 0; u < f.p.n_units; u++)
         f.units[u].lane = f.units[u].lane_back = (uint8_t)(u % 3);
-    take_buffers(&f.p, 3);
+    take_lane_buffers(&f.p, 3);
     build(s, f.p);
-}
-
-static struct mt_program copy_of(const struct mt_program *p)
-{
-    struct mt_program c = *p;
-    c.instrs = mt_calloc(p->n_instrs + 1, sizeof(*c.instrs));
-    c.objects = mt_calloc(p->n_objects, sizeof(*c.objects));
-    assert_true(c.instrs && c.objects);
-    memcpy(c.instrs, p->instrs, p->n_instrs * sizeof(*c.instrs));
-    memcpy(c.objects, p->objects, p->n_objects * sizeof(*c.objects));
-    return c;
-}
-
-/* Takes instruction i out; what waited for it waits for its queue's instruction before. */
-static void take_out(struct mt_program *p, size_t i)
-{
-    int32_t before = (int32_t)i - 1, q = mt_instr_queue(&p->instrs[i]);
-    while (before >= 0 && mt_instr_queue(&p->instrs[before]) != q)
-        before--;
-    if (before >= 0)
-        p->instrs[before].signals = true;
-    memmove(p->instrs + i, p->instrs + i + 1, (p->n_instrs - i - 1) * sizeof(*p->instrs));
-    p->n_instrs--;
-    for (size_t k = i; k < p->n_instrs; k++)
-        for (int w = 0; w < MT_MAX_QUEUES; w++) {
-            int32_t *wait = &p->instrs[k].wait[w];
-            *wait = *wait == (int32_t)i ? before : *wait - (*wait > (int32_t)i);
-        }
 }
 
 static void insert_again(struct mt_program *p, size_t i)
@@ -375,7 +313,7 @@ static void drives_are_refused(void **state)
     f.p.groups = (struct mt_groups){4, 4};
     put_on_disk(&f, STATES, 0);
     describe(&f);
-    take_buffers(&f.p, 3);
+    take_lane_buffers(&f.p, 3);
     f.p.n_buffers[0][MT_POOL_STATE] = 4;
     assert_int_equal(mt_program_build(&prog, &f.p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "drives"));

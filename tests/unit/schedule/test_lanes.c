@@ -12,14 +12,6 @@
 #include "base/mem.h"
 #include "made_program.h"
 
-enum { MOST = 20000 };
-
-static uint32_t next_random(uint32_t *seed)
-{
-    *seed = *seed * 1664525 + 1013904223;
-    return *seed >> 8;
-}
-
 /* Sizes, placement and what is on drives by the bits of v; all units on one lane. */
 static void make_variant(struct fixture *f, int v)
 {
@@ -44,11 +36,7 @@ static void take_buffers(struct fixture *f, int more)
 {
     size_t bytes[MT_N_POOLS];
     int least[MT_N_POOLS], most[MT_N_POOLS];
-    for (int lane = 0; lane < mt_program_lanes(&f->p); lane++) {
-        mt_program_size_pools(&f->p, lane, bytes, least, most);
-        for (int i = 0; i < MT_N_POOLS; i++)
-            f->p.n_buffers[lane][i] = more > 2 ? most[i] : MT_MIN(least[i] + more, MT_MAX(least[i], most[i]));
-    }
+    take_lane_buffers(&f->p, more);
     mt_program_size_pools(&f->p, 0, bytes, least, most); /* host pools are all lanes' */
     mt_program_max_buffers(&f->p, most);
     for (int i = 0; i < MT_N_POOLS; i++)
@@ -83,24 +71,6 @@ static void build(struct fixture *f, struct mt_program *prog)
         fail_msg("%s", err.msg);
 }
 
-/* What is computed, in order, by what it writes: a contribution to a sum in another order changes its bits. */
-static size_t list_writes(const struct mt_program *p, uint64_t *list)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < p->n_instrs; i++) {
-        const struct mt_instr *in = &p->instrs[i];
-        if (in->queue != MT_Q_COMPUTE || in->op == MT_OP_POISON || in->op == MT_OP_JOIN)
-            continue;
-        for (int k = 0; k < in->n_operands; k++) {
-            const struct mt_object *o = &p->objects[in->operand[k].object];
-            uint64_t object = (uint64_t)o->kind << 56 | (uint64_t)o->unit << 48 | (uint64_t)o->mb << 40;
-            if (in->operand[k].access & MT_WRITE && n < MOST)
-                list[n++] = object | (uint64_t)in->op << 16 | (uint64_t)in->unit << 8 | (uint64_t)in->mb;
-        }
-    }
-    return n;
-}
-
 /* Sorted by object, in the order of the program. */
 static void sort_by_object(uint64_t *list, size_t n)
 {
@@ -114,7 +84,7 @@ static void sort_by_object(uint64_t *list, size_t n)
 
 static void every_map_gives_the_sums_of_one_lane(void **state)
 {
-    static uint64_t one[MOST], many[MOST];
+    static uint64_t one[MOST_WRITES], many[MOST_WRITES];
     uint32_t seed = 1;
     (void)state;
     for (int v = 0; v < 1 << 10; v++) {
@@ -123,14 +93,14 @@ static void every_map_gives_the_sums_of_one_lane(void **state)
         make_variant(&f, v);
         take_buffers(&f, (int)next_random(&seed) % 4);
         build(&f, &prog);
-        size_t n = list_writes(&prog, one);
+        size_t n = list_writes(&prog, one, 0);
         sort_by_object(one, n);
         mt_program_finish(&prog);
         for (int k = 0; k < 2; k++) {
             put_on_lanes(&f, 2 + (int)next_random(&seed) % 3, &seed);
             take_buffers(&f, (int)next_random(&seed) % 4);
             build(&f, &prog);
-            assert_int_equal(list_writes(&prog, many), n);
+            assert_int_equal(list_writes(&prog, many, 0), n);
             sort_by_object(many, n);
             assert_memory_equal(one, many, n * sizeof(*one));
             mt_program_finish(&prog);
@@ -172,34 +142,6 @@ static void dropping_a_wait_is_rejected(void **state)
         assert_true(across || disk & SPILLS); /* there a load may wait for the drive, or for a store's newer content */
         mt_program_finish(&prog);
     }
-}
-
-/* Takes instruction i out; what waited for it waits for its queue's instruction before. */
-static void take_out(struct mt_program *p, size_t i)
-{
-    int32_t before = (int32_t)i - 1, q = mt_instr_queue(&p->instrs[i]);
-    while (before >= 0 && mt_instr_queue(&p->instrs[before]) != q)
-        before--;
-    if (before >= 0)
-        p->instrs[before].signals = true;
-    memmove(p->instrs + i, p->instrs + i + 1, (p->n_instrs - i - 1) * sizeof(*p->instrs));
-    p->n_instrs--;
-    for (size_t k = i; k < p->n_instrs; k++)
-        for (int w = 0; w < MT_MAX_QUEUES; w++) {
-            int32_t *wait = &p->instrs[k].wait[w];
-            *wait = *wait == (int32_t)i ? before : *wait - (*wait > (int32_t)i);
-        }
-}
-
-static struct mt_program copy_of(const struct mt_program *p)
-{
-    struct mt_program c = *p;
-    c.instrs = mt_calloc(p->n_instrs + 1, sizeof(*c.instrs));
-    c.objects = mt_calloc(p->n_objects, sizeof(*c.objects));
-    assert_true(c.instrs && c.objects);
-    memcpy(c.instrs, p->instrs, p->n_instrs * sizeof(*c.instrs));
-    memcpy(c.objects, p->objects, p->n_objects * sizeof(*c.objects));
-    return c;
 }
 
 enum fault { DROPPED, SWAPPED, OTHER_LANE, TWICE, N_FAULTS };
