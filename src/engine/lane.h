@@ -15,7 +15,8 @@ struct mt_lane {
     bool *resident; /* [n_units] weights that stay on the device are loaded; constant during a run */
 };
 
-/** number: the lane's, of all hosts' lanes. shared: what is not a lane's own, with the host pools' buffers. The caller finishes the lane, on failure too. */
+/** number: of all hosts' lanes. shared: what all lanes of this host use, with the host pools' buffers. The caller
+ * finishes the lane, on failure too. */
 int mt_lane_init(struct mt_lane *lane, const struct mt_binding *shared, mt_device *dev, int number,
                  const struct mt_engine_params *p, const struct mt_engine_plan *plan, struct mt_err *err);
 /** Accepts a lane of zeros. The device becomes idle. */

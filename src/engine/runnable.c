@@ -140,7 +140,7 @@ static int build_for_hosts(struct mt_program *out, const mt_engine *e, struct mt
         params->host = i;
         each[i] = &all[i];
         rc = mt_program_build(&all[i], params, err);
-        hash = rc ? 0 : mt_program_hash(&all[i], hash);
+        hash = rc || n == 1 ? 0 : mt_program_hash(&all[i], hash);
     }
     if (!rc)
         rc = mt_program_check_hosts(each, n, err);

@@ -69,8 +69,7 @@ static int find_messages(struct part *s, struct mt_err *err)
     int32_t *store = mt_calloc(p->n_objects, sizeof(*store)); /* by object: its newest store + 1 */
     if (!store && p->n_objects)
         return mt_fail_nomem(err, "a step program", p->n_objects * sizeof(*store));
-    int rc = 0;
-    for (size_t i = 0; i < p->n_instrs && !rc; i++) {
+    for (size_t i = 0; i < p->n_instrs; i++) {
         const struct mt_instr *in = &p->instrs[i];
         if (in->op == MT_OP_STORE_GRAD)
             s->to[i] = (uint8_t)((1u << mt_program_hosts(s->params)) - 1) & (uint8_t)~(1u << host_of(s, in));
@@ -82,6 +81,7 @@ static int find_messages(struct part *s, struct mt_err *err)
         else if (*from && host_of(s, &p->instrs[*from - 1]) != host_of(s, in))
             s->to[*from - 1] |= (uint8_t)(1u << host_of(s, in));
     }
+    int rc = 0;
     for (size_t i = 0; i < p->n_instrs && !rc; i++)
         if (s->to[i] && p->instrs[i].op == MT_OP_STORE && object_of(s, &p->instrs[i])->kind != MT_OBJ_GRAD)
             rc = mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "hosts cannot pass on \"%s\" of unit %d",
@@ -90,17 +90,11 @@ static int find_messages(struct part *s, struct mt_err *err)
     return rc;
 }
 
-/* The queue here of an instruction here. */
-static int queue_here(const struct mt_instr *in)
-{
-    return mt_instr_queue(in);
-}
-
 static void wait_for(const struct part *s, struct mt_instr *in, int32_t at)
 {
     if (at == NONE)
         return;
-    int q = queue_here(&s->out->instrs[at]);
+    int q = mt_instr_queue(&s->out->instrs[at]);
     in->wait[q] = MT_MAX(in->wait[q], at);
 }
 
@@ -156,7 +150,7 @@ static void note_use(struct part *s, const struct mt_instr *in, int32_t at)
     if (in->queue == MT_Q_HOST)
         s->host_use[in->unit] = at;
     if (moves_spilled(s, in))
-        s->home_use[in->operand[0].object][queue_here(&s->out->instrs[at])] = at;
+        s->home_use[in->operand[0].object][mt_instr_queue(&s->out->instrs[at])] = at;
 }
 
 static void take_all(struct part *s)
