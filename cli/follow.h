@@ -4,7 +4,8 @@
 
 #include "train/cluster.h"
 
-/** `run` on a host that does not lead: all it is told, with as little said as possible. Ends with the first's exit code. */
+/** `run` on a host that does not lead: takes part in what the first host does, prints errors alone, and returns the
+ * first host's exit code. Closes the cluster. */
 int cli_follow(struct mt_cluster *cluster, struct mt_train_control *control);
 
 #endif

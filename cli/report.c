@@ -103,7 +103,7 @@ static void print_data(const struct mt_setup *s, const struct mt_inputs *in, con
             (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
 }
 
-/* Launchers bind a process to a core or two unless they are told not to. */
+/* Warns where the launcher keeps this process to less than half of the processors, as mpirun may. */
 static void print_hosts(const struct mt_setup *s)
 {
     int there, may = mt_hw_allowed(&there);

@@ -585,15 +585,12 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
     struct run r = {.cli = cli, .args = args, .n = (size_t)args->n_operands};
     struct mt_err err = {0};
     enum mt_train_end end = MT_END_DONE;
-    r.learner = mt_calloc(r.n, sizeof(*r.learner));
-    r.in = mt_calloc(r.n, sizeof(*r.in));
     catch_signals(); /* a request that comes while data or weights are read is met later, and does not end the run */
     int rc = mt_cluster_open(&r.cluster, &err);
-    if (!rc && r.cluster && !mt_cluster_leads(r.cluster)) {
-        free(r.learner);
-        free(r.in);
+    if (r.cluster && !mt_cluster_leads(r.cluster))
         return cli_follow(r.cluster, &control);
-    }
+    r.learner = mt_calloc(r.n, sizeof(*r.learner));
+    r.in = mt_calloc(r.n, sizeof(*r.in));
     if (!rc)
         rc = run_all(&r, &end, &err);
     int code = rc ? cli_fail(&err) : exit_code(&r, end);

@@ -29,13 +29,13 @@ bool mt_cluster_leads(const mt_cluster *c)
     return mt_net_rank(c->net) == 0;
 }
 
-/* --- the first ------------------------------------------------------------------------------------------------- */
-
 int mt_cluster_note(mt_cluster *c, int rc)
 {
     c->broken |= rc != 0;
     return rc;
 }
+
+/* --- the first ------------------------------------------------------------------------------------------------- */
 
 /* Call under lock. */
 int mt_cluster_tell_all(mt_cluster *c, const void *data, size_t bytes, struct mt_err *err)

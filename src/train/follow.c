@@ -129,4 +129,3 @@ int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setu
         mt_cluster_fail(c, err);
     return rc;
 }
-

@@ -240,10 +240,11 @@ static int request_hosts(struct mt_setup *s, struct mt_err *err)
     return net ? mt_plan_on_hosts(&s->request, s->in->cfg, mt_net_rank(net), err) : 0;
 }
 
-static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum mt_inputs_use use, struct mt_err *err)
+static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum mt_inputs_use use,
+                      struct mt_cluster *cluster, struct mt_err *err)
 {
     struct mt_plan_limits limits;
-    *s = (struct mt_setup){.in = in, .n_learners = n, .cluster = s->cluster};
+    *s = (struct mt_setup){.in = in, .n_learners = n, .cluster = cluster};
     int rc = mt_shared_check(s, err);
     if (!rc)
         rc = mt_plan_limits_here(&limits, in->cfg, err);
@@ -264,20 +265,17 @@ static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum m
 
 int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use use, struct mt_err *err)
 {
-    s->cluster = NULL;
-    return open_setup(s, in, 1, use, err);
+    return open_setup(s, in, 1, use, NULL, err);
 }
 
 int mt_setup_open_on_hosts(struct mt_setup *s, struct mt_inputs *in, struct mt_cluster *cluster, struct mt_err *err)
 {
-    s->cluster = cluster;
-    return open_setup(s, in, 1, MT_RUN_TRAIN, err);
+    return open_setup(s, in, 1, MT_RUN_TRAIN, cluster, err);
 }
 
 int mt_setup_open_shared(struct mt_setup *s, struct mt_inputs *in, size_t n, struct mt_err *err)
 {
-    s->cluster = NULL;
-    return open_setup(s, in, n, MT_RUN_TRAIN, err);
+    return open_setup(s, in, n, MT_RUN_TRAIN, NULL, err);
 }
 
 /* The request with every value fixed as it is run. */
