@@ -209,7 +209,7 @@ static void delta_rule_matches_the_recurrence(struct harness *h)
 /* Decays of a chunk that add up to hundreds, over more chunks than are kept at a time. */
 static void delta_rule_keeps_its_precision_where_decay_is_strong(struct harness *h)
 {
-    static const struct shape strong = {1, 1, 16, 16, 1, {4224}, 16}, mild = {1, 1, 16, 16, 1, {4224}, 0.01};
+    static const struct shape strong = {1, 1, 16, 16, 1, {8192}, 16}, mild = {1, 1, 16, 16, 1, {8192}, 0.01};
     rule_case(h, &strong, 1e-6, 1e-6);
     rule_case(h, &mild, 2e-6, 2e-6);
 }
