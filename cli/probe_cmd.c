@@ -60,6 +60,25 @@ static int probe_gemm(cJSON *o, const struct mt_measure_params *p, struct mt_err
     return rc;
 }
 
+/* Each optimizer, with each type of masters that it takes; p: with which threads. */
+static int probe_updates(cJSON *to, const struct mt_adam_probe_params *p, struct mt_err *err)
+{
+    struct mt_adam_probe_params one = *p;
+    int rc = 0;
+    for (size_t i = 0; (one.optimizer = mt_optimizer_at(i)) && !rc; i++)
+        for (int master = MT_MASTER_F32; master < MT_N_MASTERS && !rc; master++) {
+            char name[MT_OPTIMIZER_NAME];
+            double ns = 0;
+            one.master = (enum mt_master)master;
+            if (!mt_optimizer_takes(one.optimizer, one.master))
+                continue;
+            mt_optimizer_name(one.optimizer, one.master, name);
+            rc = mt_probe_adam(&one, &ns, err);
+            cJSON_AddNumberToObject(to, name, ns);
+        }
+    return rc;
+}
+
 static void show_progress(void *ctx, const char *what)
 {
     const struct cli *cli = ctx;
@@ -127,18 +146,11 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
     if (!rc && gbs > 0)
         cJSON_AddNumberToObject(o, "copy GB/s (read + written)", gbs);
     if (!rc && !strcmp(what, "adam")) {
-        rc = mt_probe_adam(&(struct mt_adam_probe_params){.n_threads = n, .cpus = cpus, .numa = &numa}, &adam_ns, &err);
+        const struct mt_adam_probe_params adam = {.n_threads = n, .cpus = cpus, .numa = &numa};
+        rc = mt_probe_adam(&adam, &adam_ns, &err);
         cJSON_AddNumberToObject(o, "adam ns a parameter", adam_ns);
-        cJSON *types = cJSON_AddObjectToObject(o, "ns a parameter");
-        const struct mt_optimizer *of;
-        for (size_t i = 0; (of = mt_optimizer_at(i)) && !rc; i++) {
-            char name[MT_OPTIMIZER_NAME];
-            double ns = 0;
-            mt_optimizer_name(of, name);
-            rc = mt_probe_adam(&(struct mt_adam_probe_params){.optimizer = of, .n_threads = n, .cpus = cpus,
-                                                              .numa = &numa}, &ns, &err);
-            cJSON_AddNumberToObject(types, name, ns);
-        }
+        if (!rc)
+            rc = probe_updates(cJSON_AddObjectToObject(o, "ns a parameter"), &adam, &err);
         cJSON_AddNumberToObject(o, "adam over copy bound",
                                 adam_ns / (mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16) / gbs));
     }

@@ -67,6 +67,7 @@ static inline float mt_master_join(uint16_t hi, uint16_t lo)
 
 /** Masters of trained weights: of 32 bits; the upper 24 of them, with `lo` of a byte; or `hi` alone. */
 enum mt_master { MT_MASTER_F32, MT_MASTER_24BIT, MT_MASTER_BF16 };
+enum { MT_N_MASTERS = MT_MASTER_BF16 + 1 };
 #define MT_MASTER_NAMES "f32|24bit|bf16"
 
 /** Bytes of `lo`. */

@@ -126,7 +126,7 @@ bool mt_machine_add_update(struct mt_machine *m, const char *name, int threads, 
     return true;
 }
 
-/* "adamw/8bit/16 = 0.14 measured" */
+/* "adamw/8bit/16 = 0.14 measured", "adamw/8bit/24bit/16 = 0.13 measured" */
 static int read_update(struct reader *reader, const char *key, const char *value, struct mt_err *err)
 {
     const char *threads = strrchr(key, '/');
@@ -134,7 +134,7 @@ static int read_update(struct reader *reader, const char *key, const char *value
     struct mt_rate r;
     if (!threads || threads - key >= (ptrdiff_t)sizeof(name) || atoi(threads + 1) < 1 || !parse_rate(&r, value) ||
         !(r.value > 0))
-        return bad(reader, err, "a line of [updates] must be \"TYPE/STATES/THREADS = NANOSECONDS measured\", not "
+        return bad(reader, err, "a line of [updates] must be \"TYPE/STATES[/MASTER]/THREADS = NANOSECONDS measured\", not "
                    "\"%s = %s\"", key, value);
     snprintf(name, sizeof(name), "%.*s", (int)(threads - key), key);
     return mt_machine_add_update(reader->m, name, atoi(threads + 1), r.value)

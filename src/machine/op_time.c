@@ -206,25 +206,32 @@ double mt_machine_update_ns(const struct mt_machine *m, int threads)
     return update_ns(m->adam, m->n_adam, threads);
 }
 
-double mt_machine_optimizer_ns(const struct mt_machine *m, const struct mt_numerics *num, int threads)
+/* As measured, with bf16 gradients; 0: it was not. */
+static double measured_ns(const struct mt_machine *m, const struct mt_optimizer *o, enum mt_master master, int threads)
 {
-    const struct mt_optimizer *o = num->optimizer;
     char name[MT_OPTIMIZER_NAME];
     int first = 0, n = 0;
-    double bytes = mt_optimizer_bytes(o, num->master, num->grad_dtype),
-           base = mt_machine_update_ns(m, threads);
-    double instructions = mt_optimizer_thread_ns(o, num->master) / threads;
-    mt_optimizer_name(o, name);
+    mt_optimizer_name(o, master, name);
     while (first < m->n_updates && strcmp(m->updates[first].name, name))
         first++;
     while (first + n < m->n_updates && !strcmp(m->updates[first + n].name, name))
         n++;
-    if (n) {
-        double ns = update_ns(&m->updates[first], n, threads);
-        ns *= bytes / mt_optimizer_bytes(o, MT_MASTER_F32, MT_BF16);
-        return num->master == MT_MASTER_BF16 ? MT_MAX(ns, instructions) : ns;
+    return n ? update_ns(&m->updates[first], n, threads) : 0;
+}
+
+double mt_machine_optimizer_ns(const struct mt_machine *m, const struct mt_numerics *num, int threads)
+{
+    const struct mt_optimizer *o = num->optimizer;
+    double bytes = mt_optimizer_bytes(o, num->master, num->grad_dtype);
+    double own = measured_ns(m, o, num->master, threads), plain = measured_ns(m, o, MT_MASTER_F32, threads);
+    double instructions = mt_optimizer_thread_ns(o, num->master) / threads;
+    if (own > 0)
+        return own * bytes / mt_optimizer_bytes(o, num->master, MT_BF16);
+    if (plain > 0) { /* of masters of 32 bits */
+        plain *= bytes / mt_optimizer_bytes(o, MT_MASTER_F32, MT_BF16);
+        return num->master == MT_MASTER_BF16 ? MT_MAX(plain, instructions) : plain;
     }
     /* bound by memory: the same time per byte as the optimizer that was measured; or by instructions */
-    double moved = base * bytes / mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16);
+    double moved = mt_machine_update_ns(m, threads) * bytes / mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16);
     return MT_MAX(moved, instructions);
 }

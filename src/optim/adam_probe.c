@@ -18,10 +18,12 @@ int mt_adam_probe_init(struct mt_adam_probe *a, const struct mt_adam_probe_param
     struct mt_plane_set_params planes = {.n_units = 1, .elems = &elems, .numa = p->numa};
     struct mt_pool_params pool = {"probe", p->n_threads, p->cpus, NULL};
     const struct mt_optimizer *o = p->optimizer ? p->optimizer : &mt_adamw;
-    *a = (struct mt_adam_probe){.n = p->n, .optimizer = o};
+    *a = (struct mt_adam_probe){.n = p->n, .optimizer = o, .master = p->master};
     for (int i = 0; i < o->n_keys; i++)
         a->keys[i] = o->keys[i].def;
-    planes.desc[MT_PLANE_HI] = planes.desc[MT_PLANE_LO] = plane(MT_ROLE_WEIGHT, 1, sizeof(uint16_t));
+    planes.desc[MT_PLANE_HI] = plane(MT_ROLE_WEIGHT, 1, sizeof(uint16_t));
+    if (mt_master_lo_bytes(p->master))
+        planes.desc[MT_PLANE_LO] = plane(MT_ROLE_WEIGHT, 1, mt_master_lo_bytes(p->master));
     for (int i = 0; i < o->n_states; i++)
         if (!o->state[i].apart && !o->state[i].on_device)
             planes.desc[MT_PLANE_STATE + i] = plane(MT_ROLE_STATE, o->state[i].block, o->state[i].block_bytes);
@@ -56,7 +58,9 @@ static void *at(const struct mt_adam_probe *p, int k, size_t first)
 static void run_chunk(void *ctx, size_t first, size_t n)
 {
     const struct mt_adam_probe *p = ctx;
-    struct mt_update u = {.n = n, .hi = at(p, MT_PLANE_HI, first), .lo = at(p, MT_PLANE_LO, first),
+    void *lo = at(p, MT_PLANE_LO, first);
+    struct mt_update u = {.n = n, .master = p->master, .hi = at(p, MT_PLANE_HI, first),
+                          .lo = p->master == MT_MASTER_F32 ? lo : NULL, .lo8 = p->master == MT_MASTER_24BIT ? lo : NULL,
                           .grad = at(p, MT_PLANE_GRAD, first), .grad_dtype = MT_BF16, .keys = p->keys, .lr = 1e-4,
                           .weight_decay = 0.01, .t = p->t, .clip = 1, .first = first};
     float of_device = 1; /* a tensor's number, if any */

@@ -49,10 +49,16 @@ const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_state_typ
     return NULL;
 }
 
-void mt_optimizer_name(const struct mt_optimizer *o, char name[MT_OPTIMIZER_NAME])
+void mt_optimizer_name(const struct mt_optimizer *o, enum mt_master master, char name[MT_OPTIMIZER_NAME])
 {
     static const char *const types[] = {[MT_STATE_F32] = "f32", [MT_STATE_BF16] = "bf16", [MT_STATE_8BIT] = "8bit"};
-    snprintf(name, MT_OPTIMIZER_NAME, "%s/%s", o->type, o->n_states ? types[o->state_type] : "none");
+    static const char *const masters[] = {[MT_MASTER_F32] = "", [MT_MASTER_24BIT] = "/24bit", [MT_MASTER_BF16] = "/bf16"};
+    snprintf(name, MT_OPTIMIZER_NAME, "%s/%s%s", o->type, o->n_states ? types[o->state_type] : "none", masters[master]);
+}
+
+bool mt_optimizer_takes(const struct mt_optimizer *o, enum mt_master master)
+{
+    return master == MT_MASTER_F32 || o->lean_masters;
 }
 
 /* --- keys ----------------------------------------------------------------------------------------------------- */

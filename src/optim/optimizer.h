@@ -125,9 +125,11 @@ const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_state_typ
                                              const double slots[MT_OPTIMIZER_SLOTS]);
 /** Row i of all, in the order of the list; NULL: there are fewer. */
 const struct mt_optimizer *mt_optimizer_at(size_t i);
-/** "adamw/8bit", "sgd/none": of a row. */
+/** "adamw/8bit", "sgd/none", "lion/8bit/bf16": of a row, and of its masters other than f32. */
 enum { MT_OPTIMIZER_NAME = 32 };
-void mt_optimizer_name(const struct mt_optimizer *o, char name[MT_OPTIMIZER_NAME]);
+void mt_optimizer_name(const struct mt_optimizer *o, enum mt_master master, char name[MT_OPTIMIZER_NAME]);
+/** Whether the row's update() takes such masters. */
+bool mt_optimizer_takes(const struct mt_optimizer *o, enum mt_master master);
 
 /** Slots: the names of all optimizers' own keys, in the order of mt_numerics.optimizer_keys; the row of the first. */
 size_t mt_optimizer_n_slots(void);

@@ -334,7 +334,7 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.master = %s is for compute in bf16, and model.dtype = f32 "
                        "computes with the masters: set optimizer.master = f32, or model.dtype = bf16",
                        n.master == MT_MASTER_BF16 ? "bf16" : "24bit");
-    if (n.master != MT_MASTER_F32 && !n.optimizer->lean_masters)
+    if (!mt_optimizer_takes(n.optimizer, n.master))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.type = %s updates masters of 32 bits alone: set "
                        "optimizer.master = f32", n.optimizer->type);
     rc = mt_optimizer_resolve_keys(n.optimizer, n.optimizer_keys, err);

@@ -13,6 +13,7 @@
 
 #include "base/philox.h"
 #include "optim/adam.h"
+#include "optim/adam_probe.h"
 #include "optim/lr.h"
 #include "optim/optimizer.h"
 
@@ -258,8 +259,6 @@ static void each_optimizer_cuts_between_its_blocks(void **state)
     size_t n = 0;
     (void)state;
     for (; (o = mt_optimizer_at(n)); n++) {
-        char name[MT_OPTIMIZER_NAME];
-        mt_optimizer_name(o, name);
         assert_true(o->grain == MT_GRAIN_TENSOR || (o->grain && MT_PIECE_ALIGN % o->grain == 0));
         for (int i = 0; i < o->n_states; i++) {
             assert_true(o->state[i].name && o->state[i].use && o->state[i].block);
@@ -270,6 +269,39 @@ static void each_optimizer_cuts_between_its_blocks(void **state)
     }
     assert_true(n >= 10 && mt_optimizer_n_slots() <= MT_OPTIMIZER_SLOTS);
     assert_null(mt_optimizer_find("no", MT_STATE_F32, NULL));
+}
+
+static size_t lo_bytes(const struct mt_adam_probe *a)
+{
+    return mt_plane_desc_bytes(mt_plane_desc_of(a->planes, MT_PLANE_LO), a->n);
+}
+
+/* Planes of a probed update are those of a run; every update can be timed, under a name of its own. */
+static void each_optimizer_is_timed_with_each_master(void **state)
+{
+    enum { N = 4096, MOST = 64 };
+    const struct mt_optimizer *o;
+    char names[MOST][MT_OPTIMIZER_NAME];
+    size_t n = 0;
+    (void)state;
+    for (size_t i = 0; (o = mt_optimizer_at(i)); i++)
+        for (int master = 0; master < MT_N_MASTERS; master++) {
+            struct mt_adam_probe a;
+            if (!mt_optimizer_takes(o, (enum mt_master)master))
+                continue;
+            assert_true(n < MOST);
+            mt_optimizer_name(o, (enum mt_master)master, names[n]);
+            for (size_t k = 0; k < n; k++)
+                assert_string_not_equal(names[k], names[n]);
+            n++;
+            const struct mt_adam_probe_params p = {.optimizer = o, .master = (enum mt_master)master, .n = N, .n_threads = 1};
+            assert_int_equal(mt_adam_probe_init(&a, &p, NULL), 0);
+            assert_int_equal(lo_bytes(&a), N * mt_master_lo_bytes((enum mt_master)master));
+            mt_adam_probe_run(&a);
+            assert_true(((uint16_t *)mt_plane(a.planes, 0, MT_PLANE_HI))[N - 1]); /* it has moved from 0 */
+            mt_adam_probe_finish(&a);
+        }
+    assert_true(n >= 30);
 }
 
 /* auto becomes the optimizer's own default; a key that it does not have must stay auto. */
@@ -333,6 +365,7 @@ int main(void)
         cmocka_unit_test(results_that_are_not_finite_are_counted),
         cmocka_unit_test(updates_below_bf16_survive),
         cmocka_unit_test(each_optimizer_cuts_between_its_blocks),
+        cmocka_unit_test(each_optimizer_is_timed_with_each_master),
         cmocka_unit_test(keys_that_are_auto_become_defaults),
         cmocka_unit_test(clip_factor_is_norm_over_limit),
         cmocka_unit_test(schedules_match_transformers),

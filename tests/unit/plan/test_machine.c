@@ -278,9 +278,15 @@ static void an_update_is_priced_by_its_own_optimizer(void **state)
     m.updates[2].ns = 0.1;
     assert_near(mt_machine_optimizer_ns(&m, &few, 4), mt_optimizer_thread_ns(lean, MT_MASTER_BF16) / 4);
     m.updates[2].ns = 0.6;
+    assert_true(mt_machine_add_update(&m, "adamw/8bit/bf16", 4, 0.5)); /* measured itself */
+    assert_near(mt_machine_optimizer_ns(&m, &few, 4), 0.5);
+    few.grad_dtype = MT_F32;
+    assert_near(mt_machine_optimizer_ns(&m, &few, 4), 0.5 * 12.25 / 10.25);
     mt_machine_print(&m, &text);
     assert_int_equal(read_text(&again, text.p, NULL), 0);
-    assert_int_equal(again.n_updates, 3);
+    assert_int_equal(again.n_updates, 4);
+    few.grad_dtype = MT_BF16;
+    assert_near(mt_machine_optimizer_ns(&again, &few, 4), 0.5);
     assert_near(optimizer_ns(&again, lean, MT_BF16, 2), 1.8 - 1.2 / 3);
     mt_str_finish(&text);
     mt_machine_finish(&m);
