@@ -214,7 +214,7 @@ static int reset_other_keys(struct mt_config *cfg, struct mt_err *err)
         if (!mt_optimizer_default(cfg->optimizer.type, key, &unused))
             rc = mt_config_reset(cfg, name, err);
     }
-    if (!rc && strcmp(cfg->optimizer.type, "muon") != 0)
+    if (!rc && !mt_optimizer_find(cfg->optimizer.type, MT_STATE_F32, NULL)->matrices)
         rc = mt_config_reset(cfg, "optimizer.matrices", err);
     return rc;
 }

@@ -146,8 +146,8 @@ static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, 
                               .block_bytes = size_, .bytes = bytes_, .on_device = true},                    \
                   [FIRST] = REST("exp_avg", "first moments (others)"),                                      \
                   [SECOND] = REST("exp_avg_sq", "second moments (others)")},                                \
-        .n_keys = N_KEYS, .keys = keys, .lean_masters = true, .update = update, .direct = direct,           \
-        .direct_scratch = scratch,                                                                          \
+        .n_keys = N_KEYS, .keys = keys, .matrices = true, .lean_masters = true, .update = update,           \
+        .direct = direct, .direct_scratch = scratch,                                                        \
     }
 static const struct mt_optimizer f32 = MUON(MT_STATE_F32, MT_F32, 4, f32_bytes);
 static const struct mt_optimizer bf16 = MUON(MT_STATE_BF16, MT_BF16, 2, bf16_bytes);

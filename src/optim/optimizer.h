@@ -95,6 +95,7 @@ struct mt_optimizer {
     struct mt_optimizer_state state[MT_MAX_STATES];
     int n_keys;
     const struct mt_optimizer_key *keys; /* [n_keys] */
+    bool matrices;     /* tensors that optimizer.matrices names have a rule of their own (mt_state_shape.matrix) */
     bool lean_masters; /* update() takes masters of 24 bits and bf16 */
     const struct mt_optimizer *if_zero; /* the row to use instead if the first key is 0; NULL: this */
     double thread_ns; /* a parameter, of a thread of a core of 2023, from its cache; 0: bytes alone decide */

@@ -338,7 +338,7 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.type = %s updates masters of 32 bits alone: set "
                        "optimizer.master = f32", n.optimizer->type);
     rc = mt_optimizer_resolve_keys(n.optimizer, n.optimizer_keys, err);
-    if (!rc && c->optimizer.matrices.n && strcmp(n.optimizer->type, "muon") != 0)
+    if (!rc && c->optimizer.matrices.n && !n.optimizer->matrices)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.matrices is set, but optimizer.type = %s has no such key: remove "
                        "it", n.optimizer->type);
     if (!rc && n.optimizer->direct)
