@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Directions that optimizers make of gradients, against their formulas in double. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "harness.h"
+#include "optim/optimizer.h"
 
 struct factored {
     size_t rows, cols;
@@ -158,6 +160,120 @@ static void muons_momentum_is_its_formula(struct harness *h)
     }
 }
 
+/* d = x y, of rows x inner and inner x cols; y is transposed: cols x inner. */
+static void multiply_by_transposed(const double *x, const double *y, double *d, size_t rows, size_t inner, size_t cols)
+{
+    for (size_t i = 0; i < rows; i++)
+        for (size_t k = 0; k < cols; k++) {
+            d[i * cols + k] = 0;
+            for (size_t j = 0; j < inner; j++)
+                d[i * cols + k] += x[i * inner + j] * y[k * inner + j];
+        }
+}
+
+static void transpose(const double *x, double *to, size_t rows, size_t cols)
+{
+    for (size_t i = 0; i < rows * cols; i++)
+        to[i % cols * rows + i / cols] = x[i];
+}
+
+struct matrix {
+    size_t rows, cols;
+    double *g, *m, *u; /* gradient, momentum, direction */
+    double *x, *xt, *a, *aa;
+};
+
+/* Newton-Schulz of u as torch.optim.Muon writes it, in double: u := 0.2 sqrt(max side) times what five iterations give. */
+static void orthogonalise(struct matrix *q)
+{
+    bool tall = q->rows > q->cols;
+    size_t m = tall ? q->cols : q->rows, n = tall ? q->rows : q->cols;
+    double norm = sqrt(mean_of_squares(q->u, m * n, 1, 0) * (double)(m * n)), scale = 0.2 * sqrt((double)n);
+    if (tall)
+        transpose(q->u, q->x, n, m);
+    else
+        memcpy(q->x, q->u, m * n * sizeof(*q->x));
+    for (size_t i = 0; i < m * n; i++)
+        q->x[i] /= fmax(norm, 1e-7);
+    for (int step = 0; step < 5; step++) {
+        multiply_by_transposed(q->x, q->x, q->a, m, n, m);
+        multiply_by_transposed(q->a, q->a, q->aa, m, m, m); /* a is its own transpose */
+        for (size_t i = 0; i < m * m; i++)
+            q->aa[i] = -4.7750 * q->a[i] + 2.0315 * q->aa[i] + (i % (m + 1) ? 0 : 3.4445);
+        transpose(q->x, q->xt, m, n);
+        multiply_by_transposed(q->aa, q->xt, q->x, m, m, n);
+    }
+    for (size_t i = 0; i < m * n; i++)
+        q->x[i] *= scale;
+    if (tall)
+        transpose(q->x, q->u, m, n);
+    else
+        memcpy(q->u, q->x, m * n * sizeof(*q->x));
+}
+
+static void expect_cosine(struct harness *h, const char *what, const double *got, const double *want, size_t n, double least)
+{
+    double dot = 0, a = 0, b = 0;
+    for (size_t i = 0; i < n; i++) {
+        dot += got[i] * want[i];
+        a += got[i] * got[i];
+        b += want[i] * want[i];
+    }
+    double cosine = dot / sqrt(a * b);
+    if (!(cosine > least)) {
+        printf("FAIL %s %s %s: %s: cosine %.6f; least %.6f\n", h->device_name, h->test_name, mt_dtype_name(h->dtype), what,
+               cosine, least);
+        h->failures++;
+    }
+}
+
+/* Updates with a new gradient each: noise, and a direction that all have in common. */
+static void muon_updates(struct harness *h, const struct mt_optimizer *o, size_t rows, size_t cols)
+{
+    enum { UPDATES = 4 };
+    size_t n = rows * cols, side = MT_MIN(rows, cols);
+    struct matrix q = {.rows = rows, .cols = cols, .m = scratch(h, n), .u = scratch(h, n), .x = scratch(h, n),
+                       .xt = scratch(h, n), .a = scratch(h, side * side), .aa = scratch(h, side * side)};
+    struct dbuf *m = buf_values(h, o->state[0].dtype, n, q.m), *w = buf_random(h, h->dtype, n, 1, NULL);
+    double keys[MT_OPTIMIZER_SLOTS] = {0}, mu = 0, *left, *right;
+    for (int i = 0; i < o->n_keys; i++)
+        keys[i] = o->keys[i].def;
+    mt_optimizer_default("muon", "momentum", &mu);
+    buf_random(h, MT_F32, rows, 1e-3, &left);
+    buf_random(h, MT_F32, cols, 1, &right);
+    for (uint64_t t = 1; t <= UPDATES; t++) {
+        struct mt_err err = {0};
+        buf_random(h, MT_F32, n, 1e-3, &q.g);
+        for (size_t i = 0; i < n; i++)
+            q.g[i] = (double)(float)(q.g[i] + left[i / cols] * right[i % cols]);
+        struct dbuf *g = buf_values(h, MT_F32, n, q.g);
+        struct mt_direction d = {.dev = h->dev, .rows = rows, .cols = cols, .dtype = h->dtype, .g = g->p, .w = w->p,
+                                 .state = {m->p}, .keys = keys, .t = t};
+        d.scratch = workspace(h, o->direct_scratch(&d));
+        must(h, "direct", o->direct(o, &d, &err), &err);
+        for (size_t i = 0; i < n; i++) {
+            q.m[i] += (1 - mu) * (q.g[i] - q.m[i]);
+            q.u[i] = q.g[i] + mu * (q.m[i] - q.g[i]);
+        }
+        orthogonalise(&q);
+        if (h->dtype == MT_F32 && o->state[0].dtype == MT_F32)
+            expect_close(h, "direction", buf_get(h, g), q.u, n, 1e-4);
+        expect_cosine(h, "direction", buf_get(h, g), q.u, n, 0.999);
+    }
+}
+
+static void muons_direction_is_its_formulas(struct harness *h)
+{
+    static const enum mt_state_type types[] = {MT_STATE_F32, MT_STATE_BF16};
+    for (size_t i = 0; i < MT_ARRAY_LEN(types); i++) {
+        const struct mt_optimizer *o = mt_optimizer_find("muon", types[i], NULL);
+        muon_updates(h, o, 24, 64);
+        muon_updates(h, o, 96, 40);
+        muon_updates(h, o, 48, 48);
+        muon_updates(h, o, 8, 200);
+    }
+}
+
 static void numbers_are_widened_and_scaled(struct harness *h)
 {
     enum { N = 20011 };
@@ -186,6 +302,7 @@ const struct device_test direct_tests[] = {
     {"adafactor_keeps_states_if_a_gradient_is_not_finite", adafactor_keeps_states_if_a_gradient_is_not_finite},
     {"adafactor_keeps_a_column_whose_sum_overflows", adafactor_keeps_a_column_whose_sum_overflows},
     {"muons_momentum_is_its_formula", muons_momentum_is_its_formula},
+    {"muons_direction_is_its_formulas", muons_direction_is_its_formulas},
     {"numbers_are_widened_and_scaled", numbers_are_widened_and_scaled},
     {"gradient_sums_and_casts_are_made_alone", sums_and_casts_are_made_alone},
     {NULL, NULL},
