@@ -41,7 +41,7 @@ STORED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests",
 LEAST = {"loss": 1e-6, "norm": 1e-5, "update": 1e-3}
 TIMES = 20
 
-FREEZE = ["*embed_tokens.*", "*.self_attn.*", "*norm*", "*layers.0.*", "*.mlp.*"]
+FREEZE = ["*embed_tokens.*", "*.self_attn.*", "*norm*", "*layers.0.*", "*mlp.*"]
 
 
 def draw_training(r, name, family, over):

@@ -37,6 +37,11 @@ DENSE = {
     "granite": lambda r, n: dict(attention_bias=some(r), mlp_bias=some(r), embedding_multiplier=r.choice([1.0, 6.0]),
                                  residual_multiplier=r.choice([1.0, 0.22]), attention_multiplier=r.choice([0.05, 0.3]),
                                  logits_scaling=r.choice([1.0, 3.0])),
+    "granitemoehybrid": lambda r, n: dict(attention_bias=some(r), embedding_multiplier=r.choice([1.0, 6.0]),
+                                          residual_multiplier=r.choice([1.0, 0.22]), attention_multiplier=r.choice([0.05, 0.3]),
+                                          logits_scaling=r.choice([1.0, 3.0]), position_embedding_type=r.choice([None, "nope", "rope"]),
+                                          layer_types=[r.choice(["attention", FULL]) for _ in range(n)], shared_intermediate_size=r.choice([24, 40]),
+                                          mamba_n_heads=8),
     "phi3": lambda r, n: dict(sliding_window=r.choice([None, 9])),
     "exaone4": lambda r, n: (dict(sliding_window=9, sliding_window_pattern=2) if some(r) else
                              dict(sliding_window=None, layer_types=[FULL] * n)),
@@ -94,7 +99,7 @@ NESTED = {
 #: those that read no other rope_scaling than their own
 OWN_ROPE = {"apertus", "gemma4_text", "ministral3", "phi3", "hunyuan_v1_dense", "cwm", "deepseek_v2", "qwen3_vl", "ernie4_5", "olmo3", "gemma3", "gemma3_text"}
 FUSED = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], "glm": ATTENTION + ["gate_up_proj", "down_proj"],
-         "glm4": ATTENTION + ["gate_up_proj", "down_proj"]}
+         "glm4": ATTENTION + ["gate_up_proj", "down_proj"], "granitemoehybrid": ATTENTION + ["input_linear", "output_linear"]}
 #: MLPs without a gate
 UNGATED = {"apertus": ["up_proj", "down_proj"], "arcee": ["up_proj", "down_proj"], "nemotron": ["up_proj", "down_proj"], "starcoder2": ["c_fc", "c_proj"]}
 AFTER = ("olmo2", "olmo3", "exaone4")

@@ -47,6 +47,10 @@ CASES = {
                          "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}})),
     "granite": ("granite", dict(num_attention_heads=5, num_key_value_heads=1, hidden_size=40, embedding_multiplier=6.0,
         residual_multiplier=0.22, attention_multiplier=0.05, logits_scaling=3.0, tie_word_embeddings=True, pad_token_id=None)),
+    # without positions; a width of the MLP that is not intermediate_size
+    "granitemoehybrid": ("granitemoehybrid", dict(num_attention_heads=3, num_key_value_heads=1, hidden_size=48, intermediate_size=8,
+        shared_intermediate_size=40, layer_types=["attention", "attention"], mamba_n_heads=8, num_experts_per_tok=0, attention_bias=True, embedding_multiplier=6.0,
+        residual_multiplier=0.22, attention_multiplier=0.3, logits_scaling=3.0, tie_word_embeddings=True, pad_token_id=None)),
     "phi3": ("phi3", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=64, sliding_window=20, pad_token_id=None,
         tie_word_embeddings=True, original_max_position_embeddings=16, partial_rotary_factor=0.5,
         rope_scaling={"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 1.5, 3.0, 7.0]})),

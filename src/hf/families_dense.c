@@ -52,6 +52,18 @@ static const struct mt_tensor_on_disk apertus_tensors[] = {
     {NULL},
 };
 
+#define GRANITE_NUMBERS                                                                                                \
+    (const struct mt_family_number[]){{"embedding_multiplier", MT_VALUE_EMBED_SCALE, 1},                               \
+                                      {"residual_multiplier", MT_VALUE_RESIDUAL, 1},                                   \
+                                      {"attention_multiplier", MT_VALUE_SCORE_SCALE, 1},                               \
+                                      {"logits_scaling", MT_VALUE_LOGIT_DIVISOR, 1},                                   \
+                                      {NULL}}
+/* Granite 4 */
+static const struct mt_tensor_on_disk shared_mlp_tensors[] = {
+    {"mlp.down_proj.weight", "shared_mlp.output_linear.weight"},
+    {NULL},
+};
+
 static const struct mt_family families[] = {
     {
         .architecture = "LlamaForCausalLM",
@@ -195,11 +207,23 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .mlp_bias = MT_FEATURE_BY_KEY,
-        .numbers = (const struct mt_family_number[]){{"embedding_multiplier", MT_VALUE_EMBED_SCALE, 1},
-                                                     {"residual_multiplier", MT_VALUE_RESIDUAL, 1},
-                                                     {"attention_multiplier", MT_VALUE_SCORE_SCALE, 1},
-                                                     {"logits_scaling", MT_VALUE_LOGIT_DIVISOR, 1},
-                                                     {NULL}},
+        .numbers = GRANITE_NUMBERS,
+        .parts = {"attention", "mlp"},
+    },
+    { /* Granite 4.0 without Mamba 2 and experts: Micro */
+        .architecture = "GraniteMoeHybridForCausalLM",
+        .model_type = "granitemoehybrid",
+        .attention_named = true,
+        .ropes = MT_ROPE_BY_TYPE,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .numbers = GRANITE_NUMBERS,
+        .zeros = (const struct mt_family_zero[]){{"num_local_experts", 8, "other than 0 is not supported in this "
+                                                  "architecture: train a model without experts (Granite 4.0 Micro)"},
+                                                 {NULL}},
+        .ffn_key = "shared_intermediate_size",
+        .gate_up_name = "shared_mlp.input_linear.weight",
+        .on_disk = shared_mlp_tensors,
         .parts = {"attention", "mlp"},
     },
     {

@@ -42,6 +42,7 @@ enum mt_rope_rule {
     MT_ROPE_EVERY_LAYER,
     MT_ROPE_OF_WINDOWS,  /* those with a window; without a sliding_window all */
     MT_ROPE_OF_WINDOWS_ALONE, /* those with a window */
+    MT_ROPE_BY_TYPE,     /* all if position_embedding_type is "rope"; null, absent or "nope": none */
     MT_ROPE_BY_LIST,     /* no_rope_layers: 0 for those that do not; if absent, each no_rope_layer_interval-th (4th) */
 };
 
@@ -132,6 +133,7 @@ struct mt_family {
     int64_t n_kv_heads, head_dim;          /* class defaults; 0: num_attention_heads, hidden_size / heads */
     int64_t window;                        /* class default of sliding_window */
     enum mt_window_rule windows;
+    bool attention_named;                  /* layer_types (layers_block_type) must name attention for every layer */
     int64_t full_every;                    /* MT_WINDOW_ALL_BUT: class default of the pattern */
     bool last_is_full;                     /* the last layer has no window, whatever the rule or layer_types say */
     struct mt_norm_spec norm;              /* eps: class default; 0: 1e-6 */
@@ -169,6 +171,7 @@ struct mt_family {
     const char *activation_key;            /* NULL: hidden_act */
     const char *activation;                /* class default; NULL: silu */
     bool ungated;                          /* mt_layer_spec.ungated */
+    const char *ffn_key;                   /* the key of the MLP's width; NULL: intermediate_size */
     const char *refused_flag;              /* a key that must not be true, though it may be "vision"; NULL: none */
     const struct mt_family_zero *zeros;    /* NULL: none; a row without a key ends the list */
     bool code_is_known;                    /* auto_map is ignored: older than the class in transformers */

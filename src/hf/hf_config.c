@@ -64,6 +64,14 @@ static bool has_number(const struct mt_family *f, const char *key)
     return false;
 }
 
+static bool must_be_zero(const struct mt_family *f, const char *key)
+{
+    for (const struct mt_family_zero *z = f->zeros; z && z->key; z++)
+        if (!strcmp(z->key, key))
+            return true;
+    return false;
+}
+
 /* A key that changes the computation and is not supported must be refused, never ignored. */
 static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
 {
@@ -80,7 +88,7 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
         if (mt_keys_find(r, absent[i]) && !has_number(f, absent[i]))
             mt_keys_refuse(r, absent[i], "is not supported");
     for (size_t i = 0; i < MT_ARRAY_LEN(of_mixtures) && !f->moe; i++)
-        if (mt_keys_find(r, of_mixtures[i]))
+        if (mt_keys_find(r, of_mixtures[i]) && !must_be_zero(f, of_mixtures[i]))
             mt_keys_refuse(r, of_mixtures[i], "is not supported in this architecture");
     const cJSON *flag = f->refused_flag ? mt_keys_find(r, f->refused_flag) : NULL;
     if (flag && !(cJSON_IsString(flag) && !strcmp(flag->valuestring, "vision")) && !cJSON_IsFalse(flag))
@@ -263,7 +271,7 @@ static void read_shape(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     c->hidden = mt_keys_need_int(r, "hidden_size", 1 << 20);
     bool all_experts = f->moe && f->moe->layers == MT_MOE_EVERY_LAYER && !f->moe->width_is_ffn;
     s->ffn = all_experts ? mt_keys_int(r, "intermediate_size", 0, 0, 1 << 24)
-                         : mt_keys_need_int(r, "intermediate_size", 1 << 24);
+                         : mt_keys_need_int(r, f->ffn_key ? f->ffn_key : "intermediate_size", 1 << 24);
     c->n_layers = mt_keys_need_int(r, "num_hidden_layers", MT_MAX_LAYERS);
     c->vocab = mt_keys_need_int(r, "vocab_size", INT64_C(1) << 30);
     c->max_pos = mt_keys_int(r, "max_position_embeddings", f->max_pos ? f->max_pos : 2048, 1, INT64_C(1) << 40);

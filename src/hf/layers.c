@@ -87,12 +87,39 @@ static void read_windows(struct mt_keys *r, const struct mt_hf_config *c, int64_
         of[c->n_layers - 1] = 0;
 }
 
+/* Classes whose other kind of layer is not supported, and is what layers are if nothing says otherwise. */
+static void need_attention(struct mt_keys *r, const struct mt_hf_config *c)
+{
+    const char *key = mt_keys_find(r, "layers_block_type") ? "layers_block_type" : "layer_types";
+    const cJSON *types = mt_keys_find(r, key);
+    if (!c->family->attention_named)
+        return;
+    if (!cJSON_IsArray(types) || cJSON_GetArraySize(types) != c->n_layers) {
+        mt_keys_refuse(r, key, "does not name every layer");
+        return;
+    }
+    for (const cJSON *v = types->child; v; v = v->next)
+        if (!cJSON_IsString(v) || (strcmp(v->valuestring, "attention") != 0 && strcmp(v->valuestring, "full_attention") != 0))
+            mt_keys_refuse(r, key, "names layers other than \"attention\" (Mamba 2), which are not supported in this "
+                           "architecture: train a model of attention alone (Granite 4.0 Micro)");
+}
+
+/* position_embedding_type: whether anything is rotated. */
+static bool rotates(struct mt_keys *r)
+{
+    const cJSON *v = mt_keys_find(r, "position_embedding_type");
+    bool rope = cJSON_IsString(v) && !strcmp(v->valuestring, "rope");
+    if (v && !rope && !(cJSON_IsString(v) && !strcmp(v->valuestring, "nope")))
+        mt_keys_refuse(r, "position_embedding_type", "must be \"rope\", \"nope\" or null");
+    return rope;
+}
+
 /* Which layers rotate queries and keys. */
 static void read_rotated(struct mt_keys *r, const struct mt_hf_config *c, const int64_t *window, bool *of)
 {
     const cJSON *list = mt_keys_find(r, "no_rope_layers"), *v = cJSON_IsArray(list) ? list->child : NULL;
     int64_t interval = mt_keys_int(r, "no_rope_layer_interval", 4, 1, MT_MAX_LAYERS);
-    bool any = false;
+    bool any = false, by_type = c->family->ropes == MT_ROPE_BY_TYPE && rotates(r);
     if (c->family->ropes == MT_ROPE_BY_LIST && list && (!v || cJSON_GetArraySize(list) != c->n_layers))
         mt_keys_refuse(r, "no_rope_layers", "does not name every layer");
     for (int64_t i = 0; i < c->n_layers; i++)
@@ -100,6 +127,7 @@ static void read_rotated(struct mt_keys *r, const struct mt_hf_config *c, const 
     for (int64_t i = 0; i < c->n_layers; i++) {
         of[i] = c->family->ropes == MT_ROPE_OF_WINDOWS         ? !any || window[i]
                 : c->family->ropes == MT_ROPE_OF_WINDOWS_ALONE ? window[i] != 0
+                : c->family->ropes == MT_ROPE_BY_TYPE          ? by_type
                 : c->family->ropes == MT_ROPE_BY_LIST          ? (v ? v->valuedouble != 0 : (i + 1) % interval != 0)
                                                                : true;
         v = v ? v->next : NULL;
@@ -127,6 +155,7 @@ void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_l
     struct mt_layer_spec s;
     int64_t window[MT_MAX_LAYERS] = {0};
     bool sparse[MT_MAX_LAYERS] = {0}, mixed[MT_MAX_LAYERS] = {0}, rotated[MT_MAX_LAYERS];
+    need_attention(r, c);
     read_windows(r, c, window);
     read_rotated(r, c, window, rotated);
     mt_mixer_layers(r, c, mixed);

@@ -304,6 +304,32 @@ static void windows_and_rotations_by_rule(void **state)
     assert_true(layer(0)->score_scale == 0.015625);
 }
 
+static void a_class_of_two_mixers_takes_models_of_attention_alone(void **state)
+{
+    (void)state;
+#define HYBRID(keys) "\"model_type\": \"granitemoehybrid\", \"shared_intermediate_size\": 40, \"residual_multiplier\": 0.22, " keys SHAPE
+#define OF_ATTENTION "\"layer_types\": [\"attention\", \"full_attention\", \"attention\", \"attention\"], "
+    take(HYBRID(OF_ATTENTION "\"num_local_experts\": 0, \"position_embedding_type\": \"rope\", "));
+    assert_true(layer(0)->ffn == 40 && layer(0)->residual == 0.22 && layer(0)->rope == 0 && cfg.n_specs == 1);
+    take(HYBRID(OF_ATTENTION "\"num_local_experts\": 0, \"position_embedding_type\": \"nope\", "));
+    assert_true(layer(0)->rope == MT_NO_ROPE && layer(3)->rope == MT_NO_ROPE);
+    take(HYBRID("\"num_local_experts\": 0, \"layers_block_type\": [\"attention\", \"attention\", \"attention\", "
+                "\"attention\"], \"position_embedding_type\": null, "));
+    assert_true(layer(0)->rope == MT_NO_ROPE);
+    refuse(HYBRID(OF_ATTENTION "\"num_local_experts\": 0, \"position_embedding_type\": \"alibi\", "),
+           "position_embedding_type");
+    refuse(HYBRID(OF_ATTENTION), "num_local_experts"); /* 8 in the class */
+    refuse(HYBRID(OF_ATTENTION "\"num_local_experts\": 64, "), "without experts");
+    refuse(HYBRID("\"num_local_experts\": 0, "), "layer_types"); /* all Mamba 2 in the class */
+    refuse(HYBRID("\"num_local_experts\": 0, \"layer_types\": [\"attention\"], "), "does not name every layer");
+    refuse(HYBRID("\"num_local_experts\": 0, \"layer_types\": [\"attention\", \"mamba\", \"mamba\", \"attention\"], "),
+           "Mamba 2");
+    refuse(HYBRID("\"num_local_experts\": 0, \"layer_types\": [\"linear_attention\", \"attention\", \"attention\", "
+                  "\"attention\"], "), "Mamba 2");
+    refuse("\"model_type\": \"granitemoehybrid\", \"num_local_experts\": 0, " OF_ATTENTION SHAPE, "shared_intermediate_size");
+    refuse("\"model_type\": \"granite\", \"num_local_experts\": 0, " SHAPE, "num_local_experts");
+}
+
 static void stop_tokens_are_a_set_of_both_files(void **state)
 {
     (void)state;
@@ -692,6 +718,7 @@ int main(void)
         cmocka_unit_test(layers_that_compute_alike_share_a_specification),
         cmocka_unit_test(a_nested_decoder_is_read_and_the_top_decides),
         cmocka_unit_test(windows_and_rotations_by_rule),
+        cmocka_unit_test(a_class_of_two_mixers_takes_models_of_attention_alone),
         cmocka_unit_test(stop_tokens_are_a_set_of_both_files),
         cmocka_unit_test(what_is_not_built_is_refused_by_name),
         cmocka_unit_test(mixtures_have_their_families_rules),

@@ -80,6 +80,8 @@ static const char *const variants[] = {
     SMALL("ArceeForCausalLM", ", \"mlp_bias\": true"),
     SMALL("NemotronForCausalLM", ""),
     SMALL("Starcoder2ForCausalLM", ""),
+    SMALL("GraniteMoeHybridForCausalLM", ", \"num_local_experts\": 0, \"shared_intermediate_size\": 40, \"layer_types\": "
+                                         "[\"attention\", \"attention\"]"),
 };
 
 /* Of a norm's parameter, whose bias follows its weight. */
