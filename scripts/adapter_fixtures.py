@@ -71,6 +71,10 @@ CASES = {
     "gpt_oss-experts": ("gpt_oss", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], rank_pattern={"down_proj": 6},
                                         alpha_pattern={"gate_up_proj": 12}, target_parameters=["mlp.experts.gate_up_proj",
                                         "mlp.experts.down_proj"]), 4),
+    # files and transformers name these parameters differently
+    "granitemoe-experts": ("granitemoe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"], rank_pattern={"down_proj": 6},
+                                              target_parameters=["block_sparse_moe.router.weight", "block_sparse_moe.experts.gate_up_proj",
+                                                                 "block_sparse_moe.experts.down_proj"]), 1),
     "gpt_oss_mxfp4-experts": ("gpt_oss_mxfp4", dict(r=4, lora_alpha=8, use_rslora=True, target_modules=["o_proj"],
                                                     target_parameters=["0.mlp.experts.down_proj", "1.mlp.experts.gate_up_proj",
                                                                        "1.mlp.experts.down_proj"]), 1),

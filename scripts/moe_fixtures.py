@@ -46,6 +46,9 @@ GEMMA4 = dict(num_attention_heads=6, num_key_value_heads=3, head_dim=16, global_
 CASES = {
     "olmoe": ("OlmoeForCausalLM", dict(num_attention_heads=5, num_key_value_heads=5, num_experts=16,
               num_experts_per_tok=4, intermediate_size=24)),
+    "granitemoe": ("GraniteMoeForCausalLM", dict(num_attention_heads=5, num_key_value_heads=1, num_local_experts=7,
+                   num_experts_per_tok=3, intermediate_size=24, embedding_multiplier=6.0, residual_multiplier=0.22,
+                   attention_multiplier=0.3, logits_scaling=3.0, tie_word_embeddings=True)),
     "gpt_oss": ("GptOssForCausalLM", dict(head_dim=16, num_local_experts=8, num_experts_per_tok=2, intermediate_size=24,
                 sliding_window=9, layer_types=["sliding_attention", "full_attention"], rope_scaling=YARN,
                 attention_bias=True, swiglu_limit=0.6)),

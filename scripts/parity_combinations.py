@@ -57,7 +57,8 @@ def draw_training(r, name, family, over):
                 use_dora=kind == "dora", rank_pattern={targets[0]: r.choice([2, 5])} if r.random() < 0.4 else {},
                 alpha_pattern={targets[-1]: 4} if r.random() < 0.3 else {})
     if mixture and kind == "lora" and r.random() < 0.4:
-        spec["target_parameters"] = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"][:r.choice([1, 2])]
+        block = "block_sparse_moe" if family == "granitemoe" else "mlp"
+        spec["target_parameters"] = [f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj"][:r.choice([1, 2])]
     if r.random() < 0.3:
         left = [f"layers.0.self_attn.{t}" for t in names if t not in targets and t.endswith(("v_proj", "o_proj"))]
         spec["modules_to_save"] = [r.choice(norms(family) + left)]

@@ -75,6 +75,9 @@ LATENT = dict(n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=1
 MIXTURES = {
     "qwen3_moe": lambda r, n: dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=16),
     "qwen2_moe": lambda r, n: dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=32),
+    "granitemoe": lambda r, n: dict(num_local_experts=5, num_experts_per_tok=2, intermediate_size=24, attention_bias=some(r),
+                                    embedding_multiplier=6.0, residual_multiplier=r.choice([1.0, 0.22]), attention_multiplier=r.choice([0.05, 0.3]),
+                                    logits_scaling=r.choice([1.0, 3.0])),
     "mixtral": lambda r, n: dict(num_local_experts=6, num_experts_per_tok=2, head_dim=8),
     "deepseek_v3": lambda r, n: dict(LATENT, **latents(r), n_group=4, topk_group=2, n_shared_experts=r.choice([1, 2]), norm_topk_prob=True,
                                      first_k_dense_replace=r.choice([0, 1]), routed_scaling_factor=1.5),

@@ -19,6 +19,12 @@ const struct mt_layer_norms mt_sandwich_norms = {
     .mlp_beside = "post_feedforward_layernorm_1.weight",
 };
 
+const struct mt_family_number mt_granite_numbers[] = {{"embedding_multiplier", MT_VALUE_EMBED_SCALE, 1},
+                                                      {"residual_multiplier", MT_VALUE_RESIDUAL, 1},
+                                                      {"attention_multiplier", MT_VALUE_SCORE_SCALE, 1},
+                                                      {"logits_scaling", MT_VALUE_LOGIT_DIVISOR, 1},
+                                                      {NULL}};
+
 /* OLMo 2 and 3, EXAONE 4 */
 static const struct mt_layer_norms norms_after = {
     .attention = {NULL, "post_attention_layernorm.weight"},
@@ -52,12 +58,6 @@ static const struct mt_tensor_on_disk apertus_tensors[] = {
     {NULL},
 };
 
-#define GRANITE_NUMBERS                                                                                                \
-    (const struct mt_family_number[]){{"embedding_multiplier", MT_VALUE_EMBED_SCALE, 1},                               \
-                                      {"residual_multiplier", MT_VALUE_RESIDUAL, 1},                                   \
-                                      {"attention_multiplier", MT_VALUE_SCORE_SCALE, 1},                               \
-                                      {"logits_scaling", MT_VALUE_LOGIT_DIVISOR, 1},                                   \
-                                      {NULL}}
 /* Granite 4 */
 static const struct mt_tensor_on_disk shared_mlp_tensors[] = {
     {"mlp.down_proj.weight", "shared_mlp.output_linear.weight"},
@@ -207,7 +207,7 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .mlp_bias = MT_FEATURE_BY_KEY,
-        .numbers = GRANITE_NUMBERS,
+        .numbers = mt_granite_numbers,
         .parts = {"attention", "mlp"},
     },
     { /* Granite 4.0 without Mamba 2 and experts: Micro */
@@ -217,7 +217,7 @@ static const struct mt_family families[] = {
         .ropes = MT_ROPE_BY_TYPE,
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
-        .numbers = GRANITE_NUMBERS,
+        .numbers = mt_granite_numbers,
         .zeros = (const struct mt_family_zero[]){{"num_local_experts", 8, "other than 0 is not supported in this "
                                                   "architecture: train a model without experts (Granite 4.0 Micro)"},
                                                  {NULL}},

@@ -83,6 +83,18 @@ static const struct mt_fused_tensor gemma4_experts[] = {
     {0},
 };
 
+static const struct mt_tensor_on_disk granite_tensors[] = {
+    {"mlp.gate.weight", "block_sparse_moe.router.layer.weight", .module = "block_sparse_moe.router"},
+    {NULL},
+};
+static const struct mt_fused_tensor granite_experts[] = {
+    {"block_sparse_moe.input_linear.weight", {"mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"},
+     .parameter = "block_sparse_moe.experts.gate_up_proj"},
+    {"block_sparse_moe.output_linear.weight", {"mlp.experts.*.down_proj.weight"},
+     .parameter = "block_sparse_moe.experts.down_proj"},
+    {0},
+};
+
 static const struct mt_family families[] = {
     {
         .architecture = "Qwen3MoeForCausalLM",
@@ -154,6 +166,22 @@ static const struct mt_family families[] = {
             .values = {.n_experts = 64, .top_k = 8, .renorm = MT_MOE_RENORM_SUM, .scale = 1, .weights_rounded = true},
             .width_is_ffn = true,
             .renorm_by_key = true,
+        },
+    },
+    { /* Granite 3 */
+        .architecture = "GraniteMoeForCausalLM",
+        .model_type = "granitemoe",
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .numbers = mt_granite_numbers,
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .on_disk = granite_tensors,
+        .fused = granite_experts,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 8, .top_k = 2, .score = MT_MOE_CHOSEN_SOFTMAX, .scale = 1,
+                       .scale_is_residual = true, .weights_rounded = true},
+            .width_is_ffn = true,
         },
     },
     {

@@ -65,7 +65,13 @@ struct mt_fused_tensor {
     const char *usual[2];     /* an expert's tensors in it, with equally many rows; the second may be NULL */
     bool is_transposed;       /* [experts, columns, rows] */
     bool alternate;           /* rows of the two alternate; else the second's follow the first's */
+    const char *parameter;    /* its name in transformers; NULL: as on disk */
 };
+
+static inline const char *mt_fused_parameter(const struct mt_fused_tensor *t)
+{
+    return t->parameter ? t->parameter : t->name;
+}
 
 /** What a number of config.json is, in families that have it; others refuse its key. A cap of 0 or null is none. */
 enum mt_family_value {

@@ -162,14 +162,15 @@ static void read_layers(struct mt_keys *k, int64_t n_layers, const struct mt_moe
         take_types(k, n_layers, sparse, "mlp_layer_types");
 }
 
-void mt_moe_read(struct mt_keys *k, struct mt_hf_config *c, int64_t ffn, bool *sparse)
+void mt_moe_read(struct mt_keys *k, struct mt_hf_config *c, const struct mt_layer_spec *s, bool *sparse)
 {
     const struct mt_moe_family *f = c->family->moe;
     if (!f || (f->key && !mt_keys_bool(k, f->key, false)))
         return;
     c->moe = f->values;
-    read_shape(k, c, f, ffn);
-    read_shared(k, c, f, ffn);
+    read_shape(k, c, f, s->ffn);
+    read_shared(k, c, f, s->ffn);
     read_rule(k, c, f);
     read_layers(k, c->n_layers, f, sparse);
+    c->moe.scale *= c->moe.scale_is_residual ? s->residual : 1;
 }

@@ -50,6 +50,7 @@ struct mt_moe {
     bool beside;                      /* experts are beside a dense MLP, each with norms of its own (part beside) */
     bool router_norm;                 /* logits are of a norm of x by a weight of the router's, over sqrt(hidden) */
     bool expert_scale;                /* a weight is multiplied by a number of its expert */
+    bool scale_is_residual;           /* scale has mt_layer_spec.residual within it; without a shared expert */
     bool weights_rounded;             /* weights are rounded to the compute dtype */
     bool clamped;                     /* (min(max(up, -limit), limit) + 1) * g * sigmoid(alpha g), g = min(gate, limit),
                                          instead of the activation of dense layers */
@@ -93,11 +94,13 @@ struct mt_moe_family {
 
 struct mt_hf_config;
 struct mt_keys;
+struct mt_layer_spec;
 
 /**
- * Reads cfg->moe as cfg->family says, after the other keys, and sparse[i]: whether layer i is a mixture. ffn: what
- * intermediate_size says. Does nothing for a dense family.
+ * Reads cfg->moe as cfg->family says, after the other keys, and sparse[i]: whether layer i is a mixture. s: of the
+ * layers, for what other keys say. Does nothing for a dense family.
  */
-void mt_moe_read(struct mt_keys *k, struct mt_hf_config *cfg, int64_t ffn, bool *sparse);
+void mt_moe_read(struct mt_keys *k, struct mt_hf_config *cfg, const struct mt_layer_spec *s,
+                 bool *sparse);
 
 #endif

@@ -266,11 +266,12 @@ static int check_globs(const struct mt_layout_builder *b, struct mt_err *err)
 }
 
 /* The sum of a mixture's experts has the hidden state in it: nothing can be between the two, unless the layer's end adds
- * that to an MLP beside them. */
+ * that to an MLP beside them. A factor of what routed experts add may be in their weights. */
 static int check_mixture(const struct mt_hf_config *cfg, const struct mt_layer_spec *s, struct mt_err *err)
 {
     const char *after = cfg->moe.beside ? NULL : s->norms.mlp.after;
-    if (!s->is_mixture || (!after && s->residual == 1))
+    bool scaled = s->residual == 1 || (cfg->moe.scale_is_residual && !cfg->moe.shared_width);
+    if (!s->is_mixture || (!after && scaled))
         return 0;
     return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "family %s: %s%s after a mixture of experts is not supported",
                    cfg->family->model_type, after ? "the norm " : "a residual factor other than 1", after ? after : "");

@@ -103,7 +103,7 @@ static void add_factor(struct mt_layout_builder *b, const struct mt_adapter *ad,
     if (!t)
         return;
     if (ad->whole) /* "model.layers.N.mlp.experts.E" and ".gate_up_proj" */
-        snprintf(strrchr(module, '.'), 40, "%.39s", strrchr(ad->whole->name, '.'));
+        snprintf(strrchr(module, '.'), 40, "%.39s", strrchr(mt_fused_parameter(ad->whole), '.'));
     snprintf(t->name, sizeof(t->name), "%.90s.%s%s", module, factor, cols ? ".weight" : "");
     if (b->learner) /* names are a learner's own: in its layout alone they are without the number */
         snprintf(t->name + strlen(t->name), sizeof(t->name) - strlen(t->name), " %d", b->learner + 1);

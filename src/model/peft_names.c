@@ -26,7 +26,8 @@ static bool ends(const char *name, const char *suffix)
 
 bool mt_peft_wraps_parameter(const struct mt_layout *l, const char *module)
 {
-    static const char *const names[] = {".gate_proj", ".up_proj", ".down_proj", ".mlp.gate", ".mlp.router"};
+    static const char *const names[] = {".gate_proj", ".up_proj", ".down_proj", ".mlp.gate", ".mlp.router",
+                                        ".block_sparse_moe.router"};
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
         if (l->cfg.moe.n_experts && ends(module, names[i]))
             return true;

@@ -63,7 +63,7 @@ void mt_stored_module(char module[MT_TENSOR_NAME], const struct mt_layout *l, co
 void mt_stored_joined_name(char name[MT_TENSOR_NAME], const struct mt_layout *l, const struct mt_tensor *t,
                            const struct mt_fused_tensor *joined)
 {
-    make_name(name, l, l->units[t->unit].layer, joined->name, 0);
+    make_name(name, l, l->units[t->unit].layer, mt_fused_parameter(joined), 0);
 }
 
 static struct mt_stored *add_stored(struct placing *p, const char *name)

@@ -64,6 +64,7 @@ FAMILIES = {
     "olmo3": ("Olmo3ForCausalLM", {}),
     "granite": ("GraniteForCausalLM", {}),
     "granitemoehybrid": ("GraniteMoeHybridForCausalLM", {"num_local_experts": 0, "position_embedding_type": "nope"}),
+    "granitemoe": ("GraniteMoeForCausalLM", {}),
     "phi3": ("Phi3ForCausalLM", {}),
     "exaone4": ("Exaone4ForCausalLM", {}),
     "seed_oss": ("SeedOssForCausalLM", {}),

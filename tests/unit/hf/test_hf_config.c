@@ -522,6 +522,10 @@ static void other_mixtures_have_their_own_keys(void **state)
     assert_true(cfg.packed == MT_PACKED_NONE);
     take(MIXTURE("GptOssForCausalLM") YARN ", \"quantization_config\": {\"quant_method\": \"mxfp4\"}");
     assert_true(cfg.packed == MT_PACKED_MXFP4);
+    take(MIXTURE("GraniteMoeForCausalLM") ", \"residual_multiplier\": 0.25");
+    assert_true(cfg.moe.n_experts == 8 && cfg.moe.top_k == 2 && cfg.moe.width == 176 && cfg.moe.score == MT_MOE_CHOSEN_SOFTMAX);
+    assert_true(cfg.moe.scale == 0.25 && cfg.moe.scale_is_residual && layer(0)->residual == 0.25 && layer(3)->is_mixture);
+    refuse(MIXTURE("GraniteMoeForCausalLM") ", \"num_local_experts\": 0", "num_local_experts");
     take(MIXTURE("Ernie4_5_MoeForCausalLM"));
     assert_true(cfg.tied && cfg.moe.n_experts == 64 && cfg.moe.top_k == 6 && cfg.moe.shared_width == 3072);
     assert_true(cfg.moe.renorm == MT_MOE_RENORM_MOST && cfg.moe.renorm_eps == 1e-12 && cfg.moe.select_bias);
