@@ -100,7 +100,8 @@ class Case:
         bases = ["host", "disk"]
         if self.base == "bf16" and packs and not self.mixture and r.random() < 0.3:
             # tensors large enough to be read in place
-            self.cfg.get("text_config", self.cfg)["intermediate_size"] = -(-(1 << 19) // self.over["hidden_size"] // 8) * 8
+            width = "shared_intermediate_size" if "shared_intermediate_size" in self.over else "intermediate_size"
+            self.cfg.get("text_config", self.cfg)[width] = -(-(1 << 19) // self.over["hidden_size"] // 8) * 8
             bases = ["host", "files"]
         drive = os.path.join(self.tmp, "drive")
         os.makedirs(drive)
