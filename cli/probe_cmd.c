@@ -60,22 +60,18 @@ static int probe_gemm(cJSON *o, const struct mt_measure_params *p, struct mt_err
     return rc;
 }
 
-/* Each optimizer, with each type of masters that it takes; p: with which threads. */
+/* Each form of updates; p: with which threads. */
 static int probe_updates(cJSON *to, const struct mt_adam_probe_params *p, struct mt_err *err)
 {
     struct mt_adam_probe_params one = *p;
     int rc = 0;
-    for (size_t i = 0; (one.optimizer = mt_optimizer_at(i)) && !rc; i++)
-        for (int master = MT_MASTER_F32; master < MT_N_MASTERS && !rc; master++) {
-            char name[MT_OPTIMIZER_NAME];
-            double ns = 0;
-            one.master = (enum mt_master)master;
-            if (!mt_optimizer_takes(one.optimizer, one.master))
-                continue;
-            mt_optimizer_name(one.optimizer, one.master, name);
-            rc = mt_probe_adam(&one, &ns, err);
-            cJSON_AddNumberToObject(to, name, ns);
-        }
+    for (size_t i = 0; mt_update_form_at(i, &one.form) && !rc; i++) {
+        char name[MT_OPTIMIZER_NAME];
+        double ns = 0;
+        mt_update_form_name(&one.form, name);
+        rc = mt_probe_adam(&one, &ns, err);
+        cJSON_AddNumberToObject(to, name, ns);
+    }
     return rc;
 }
 

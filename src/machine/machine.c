@@ -134,7 +134,7 @@ static int read_update(struct reader *reader, const char *key, const char *value
     struct mt_rate r;
     if (!threads || threads - key >= (ptrdiff_t)sizeof(name) || atoi(threads + 1) < 1 || !parse_rate(&r, value) ||
         !(r.value > 0))
-        return bad(reader, err, "a line of [updates] must be \"TYPE/STATES[/MASTER]/THREADS = NANOSECONDS measured\", not "
+        return bad(reader, err, "a line of [updates] must be \"TYPE/STATES[/MASTER][/stochastic]/THREADS = NANOSECONDS measured\", not "
                    "\"%s = %s\"", key, value);
     snprintf(name, sizeof(name), "%.*s", (int)(threads - key), key);
     return mt_machine_add_update(reader->m, name, atoi(threads + 1), r.value)

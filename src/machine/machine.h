@@ -83,7 +83,7 @@ enum { MT_MACHINE_VERSION = 1, MT_MAX_ADAM = 16, MT_MAX_UPDATES = 256 };
 
 /** A timed update. */
 struct mt_update_sample {
-    char name[MT_OPTIMIZER_NAME]; /* mt_optimizer_name(); "" in mt_machine.adam */
+    char name[MT_OPTIMIZER_NAME]; /* mt_update_form_name(); "" in mt_machine.adam */
     int threads;
     double ns; /* a parameter, bf16 gradients */
 };
@@ -96,7 +96,7 @@ struct mt_machine {
     struct mt_update_sample adam[MT_MAX_ADAM]; /* of mt_adamw, by threads */
     int n_adam;
     enum mt_rate_source adam_source;
-    struct mt_update_sample updates[MT_MAX_UPDATES]; /* of other optimizers and masters, by name and threads */
+    struct mt_update_sample updates[MT_MAX_UPDATES]; /* of other forms of updates, by name and threads */
     int n_updates;
     struct mt_op_sample *samples; /* owned */
     size_t n_samples, cap_samples;
@@ -143,8 +143,8 @@ double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered
 /** Nanoseconds per parameter of an update with `threads`, f32 moments and bf16 gradients. Linear between samples; with
  * fewer threads than in any sample, proportional to 1/threads. */
 double mt_machine_update_ns(const struct mt_machine *m, int threads);
-/** The same of the numerics' optimizer, masters and gradients: measured, with these masters or those of 32 bits, or by its
- * bytes and instructions. */
+/** The same of the numerics' optimizer, masters, rounding and gradients: measured; if only with the nearest rounding or with
+ * masters of 32 bits, by that; else by bytes and instructions. */
 double mt_machine_optimizer_ns(const struct mt_machine *m, const struct mt_numerics *num, int threads);
 /** Adds a sample of an optimizer, or replaces it; false: there are too many. */
 bool mt_machine_add_update(struct mt_machine *m, const char *name, int threads, double ns);

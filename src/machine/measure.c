@@ -226,35 +226,22 @@ static int measure_adam(struct mt_machine *m, const struct mt_measure_params *p,
     return 0;
 }
 
-/* With one thread, and with all. */
-static int measure_update(struct mt_machine *m, const struct mt_measure_params *p, const struct mt_optimizer *o,
-                          enum mt_master master, struct mt_err *err)
-{
-    enum { PARAMETERS = 4 << 20 };
-    const int threads[] = {1, p->n_threads};
-    char name[MT_OPTIMIZER_NAME];
-    double ns = 0;
-    int rc = 0;
-    mt_optimizer_name(o, master, name);
-    for (int k = 0; k < 1 + (p->n_threads > 1) && !rc; k++) {
-        rc = mt_probe_adam(&(struct mt_adam_probe_params){.optimizer = o, .master = master, .n = PARAMETERS,
-                                                          .n_threads = threads[k], .cpus = p->cpus, .numa = p->numa},
-                           &ns, err);
-        if (!rc)
-            mt_machine_add_update(m, name, threads[k], ns);
-    }
-    return rc;
-}
-
-/* All optimizers and masters but those of measure_adam(). */
+/* All forms of updates but that of measure_adam(): with one thread, and with all. */
 static int measure_updates(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
-    const struct mt_optimizer *o;
+    struct mt_adam_probe_params probe = {.n = 4 << 20, .cpus = p->cpus, .numa = p->numa};
+    const int threads[] = {1, p->n_threads};
     int rc = 0;
-    for (size_t i = 0; (o = mt_optimizer_at(i)) && !rc; i++)
-        for (int master = MT_MASTER_F32; master < MT_N_MASTERS && !rc; master++)
-            if (mt_optimizer_takes(o, (enum mt_master)master) && (o != &mt_adamw || master != MT_MASTER_F32))
-                rc = measure_update(m, p, o, (enum mt_master)master, err);
+    for (size_t i = 1; mt_update_form_at(i, &probe.form) && !rc; i++)
+        for (int k = 0; k < 1 + (p->n_threads > 1) && !rc; k++) {
+            char name[MT_OPTIMIZER_NAME];
+            double ns = 0;
+            probe.n_threads = threads[k];
+            mt_update_form_name(&probe.form, name);
+            rc = mt_probe_adam(&probe, &ns, err);
+            if (!rc)
+                mt_machine_add_update(m, name, threads[k], ns);
+        }
     return rc;
 }
 

@@ -207,11 +207,11 @@ double mt_machine_update_ns(const struct mt_machine *m, int threads)
 }
 
 /* As measured, with bf16 gradients; 0: it was not. */
-static double measured_ns(const struct mt_machine *m, const struct mt_optimizer *o, enum mt_master master, int threads)
+static double measured_ns(const struct mt_machine *m, const struct mt_update_form *f, int threads)
 {
     char name[MT_OPTIMIZER_NAME];
     int first = 0, n = 0;
-    mt_optimizer_name(o, master, name);
+    mt_update_form_name(f, name);
     while (first < m->n_updates && strcmp(m->updates[first].name, name))
         first++;
     while (first + n < m->n_updates && !strcmp(m->updates[first + n].name, name))
@@ -222,12 +222,17 @@ static double measured_ns(const struct mt_machine *m, const struct mt_optimizer 
 double mt_machine_optimizer_ns(const struct mt_machine *m, const struct mt_numerics *num, int threads)
 {
     const struct mt_optimizer *o = num->optimizer;
+    const bool stochastic = num->rounding == MT_ROUND_STOCHASTIC;
+    const struct mt_update_form forms[] = {{o, num->master, stochastic}, {o, num->master, false}};
     double bytes = mt_optimizer_bytes(o, num->master, num->grad_dtype);
-    double own = measured_ns(m, o, num->master, threads), plain = measured_ns(m, o, MT_MASTER_F32, threads);
     double instructions = mt_optimizer_thread_ns(o, num->master) / threads;
-    if (own > 0)
-        return own * bytes / mt_optimizer_bytes(o, num->master, MT_BF16);
-    if (plain > 0) { /* of masters of 32 bits */
+    for (size_t i = 0; i < MT_ARRAY_LEN(forms); i++) { /* a profile may have the nearest rounding alone */
+        double own = measured_ns(m, &forms[i], threads);
+        if (own > 0)
+            return own * bytes / mt_optimizer_bytes(o, num->master, MT_BF16);
+    }
+    double plain = measured_ns(m, &(struct mt_update_form){o, MT_MASTER_F32, false}, threads);
+    if (plain > 0) {
         plain *= bytes / mt_optimizer_bytes(o, MT_MASTER_F32, MT_BF16);
         return num->master == MT_MASTER_BF16 ? MT_MAX(plain, instructions) : plain;
     }

@@ -17,13 +17,14 @@ int mt_adam_probe_init(struct mt_adam_probe *a, const struct mt_adam_probe_param
     struct mt_plane_elems elems = {{0}};
     struct mt_plane_set_params planes = {.n_units = 1, .elems = &elems, .numa = p->numa};
     struct mt_pool_params pool = {"probe", p->n_threads, p->cpus, NULL};
-    const struct mt_optimizer *o = p->optimizer ? p->optimizer : &mt_adamw;
-    *a = (struct mt_adam_probe){.n = p->n, .optimizer = o, .master = p->master};
+    const struct mt_optimizer *o = p->form.optimizer ? p->form.optimizer : &mt_adamw;
+    *a = (struct mt_adam_probe){.n = p->n, .form = p->form};
+    a->form.optimizer = o;
     for (int i = 0; i < o->n_keys; i++)
         a->keys[i] = o->keys[i].def;
     planes.desc[MT_PLANE_HI] = plane(MT_ROLE_WEIGHT, 1, sizeof(uint16_t));
-    if (mt_master_lo_bytes(p->master))
-        planes.desc[MT_PLANE_LO] = plane(MT_ROLE_WEIGHT, 1, mt_master_lo_bytes(p->master));
+    if (mt_master_lo_bytes(p->form.master))
+        planes.desc[MT_PLANE_LO] = plane(MT_ROLE_WEIGHT, 1, mt_master_lo_bytes(p->form.master));
     for (int i = 0; i < o->n_states; i++)
         if (!o->state[i].apart && !o->state[i].on_device)
             planes.desc[MT_PLANE_STATE + i] = plane(MT_ROLE_STATE, o->state[i].block, o->state[i].block_bytes);
@@ -59,14 +60,15 @@ static void run_chunk(void *ctx, size_t first, size_t n)
 {
     const struct mt_adam_probe *p = ctx;
     void *lo = at(p, MT_PLANE_LO, first);
-    struct mt_update u = {.n = n, .master = p->master, .hi = at(p, MT_PLANE_HI, first),
-                          .lo = p->master == MT_MASTER_F32 ? lo : NULL, .lo8 = p->master == MT_MASTER_24BIT ? lo : NULL,
-                          .grad = at(p, MT_PLANE_GRAD, first), .grad_dtype = MT_BF16, .keys = p->keys, .lr = 1e-4,
-                          .weight_decay = 0.01, .t = p->t, .clip = 1, .first = first};
+    struct mt_update u = {.n = n, .master = p->form.master, .hi = at(p, MT_PLANE_HI, first),
+                          .lo = p->form.master == MT_MASTER_F32 ? lo : NULL,
+                          .lo8 = p->form.master == MT_MASTER_24BIT ? lo : NULL, .grad = at(p, MT_PLANE_GRAD, first),
+                          .grad_dtype = MT_BF16, .keys = p->keys, .lr = 1e-4, .weight_decay = 0.01, .t = p->t,
+                          .clip = 1, .stochastic = p->form.stochastic, .first = first};
     float of_device = 1; /* a tensor's number, if any */
-    for (int i = 0; i < p->optimizer->n_states; i++)
-        u.state[i] = p->optimizer->state[i].on_device ? &of_device : at(p, MT_PLANE_STATE + i, first);
-    p->optimizer->update(p->optimizer, &u, MT_ISA_AUTO);
+    for (int i = 0; i < p->form.optimizer->n_states; i++)
+        u.state[i] = p->form.optimizer->state[i].on_device ? &of_device : at(p, MT_PLANE_STATE + i, first);
+    p->form.optimizer->update(p->form.optimizer, &u, MT_ISA_AUTO);
 }
 
 void mt_adam_probe_run(struct mt_adam_probe *a)

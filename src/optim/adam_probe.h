@@ -13,13 +13,11 @@ struct mt_adam_probe {
     mt_pool *pool;
     size_t n;
     uint64_t t; /* updates made */
-    const struct mt_optimizer *optimizer;
-    enum mt_master master;
+    struct mt_update_form form;
     double keys[MT_OPTIMIZER_SLOTS];
 };
 struct mt_adam_probe_params {
-    const struct mt_optimizer *optimizer; /* NULL: mt_adamw */
-    enum mt_master master; /* one that it takes */
+    struct mt_update_form form; /* its optimizer NULL: mt_adamw */
     size_t n; /* parameters */
     int n_threads;
     const int *cpus;           /* [n_threads] or NULL */

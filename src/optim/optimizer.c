@@ -49,16 +49,34 @@ const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_state_typ
     return NULL;
 }
 
-void mt_optimizer_name(const struct mt_optimizer *o, enum mt_master master, char name[MT_OPTIMIZER_NAME])
-{
-    static const char *const types[] = {[MT_STATE_F32] = "f32", [MT_STATE_BF16] = "bf16", [MT_STATE_8BIT] = "8bit"};
-    static const char *const masters[] = {[MT_MASTER_F32] = "", [MT_MASTER_24BIT] = "/24bit", [MT_MASTER_BF16] = "/bf16"};
-    snprintf(name, MT_OPTIMIZER_NAME, "%s/%s%s", o->type, o->n_states ? types[o->state_type] : "none", masters[master]);
-}
-
 bool mt_optimizer_takes(const struct mt_optimizer *o, enum mt_master master)
 {
     return master == MT_MASTER_F32 || o->lean_masters;
+}
+
+bool mt_update_form_at(size_t i, struct mt_update_form *f)
+{
+    for (size_t row = 0; (f->optimizer = mt_optimizer_at(row)); row++) {
+        const struct mt_optimizer *o = f->optimizer;
+        bool rounds = o->state_type == MT_STATE_BF16 && o->n_states && !o->direct;
+        for (int master = MT_MASTER_F32; master < MT_N_MASTERS; master++)
+            for (int chance = 0; chance <= rounds && mt_optimizer_takes(o, (enum mt_master)master); chance++) {
+                f->master = (enum mt_master)master;
+                f->stochastic = chance;
+                if (!i--)
+                    return true;
+            }
+    }
+    return false;
+}
+
+void mt_update_form_name(const struct mt_update_form *f, char name[MT_OPTIMIZER_NAME])
+{
+    static const char *const types[] = {[MT_STATE_F32] = "f32", [MT_STATE_BF16] = "bf16", [MT_STATE_8BIT] = "8bit"};
+    static const char *const masters[] = {[MT_MASTER_F32] = "", [MT_MASTER_24BIT] = "/24bit", [MT_MASTER_BF16] = "/bf16"};
+    const struct mt_optimizer *o = f->optimizer;
+    snprintf(name, MT_OPTIMIZER_NAME, "%s/%s%s%s", o->type, o->n_states ? types[o->state_type] : "none", masters[f->master],
+             f->stochastic ? "/stochastic" : "");
 }
 
 /* --- keys ----------------------------------------------------------------------------------------------------- */

@@ -126,11 +126,19 @@ const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_state_typ
                                              const double slots[MT_OPTIMIZER_SLOTS]);
 /** Row i of all, in the order of the list; NULL: there are fewer. */
 const struct mt_optimizer *mt_optimizer_at(size_t i);
-/** "adamw/8bit", "sgd/none", "lion/8bit/bf16": of a row, and of its masters other than f32. */
-enum { MT_OPTIMIZER_NAME = 32 };
-void mt_optimizer_name(const struct mt_optimizer *o, enum mt_master master, char name[MT_OPTIMIZER_NAME]);
 /** Whether the row's update() takes such masters. */
 bool mt_optimizer_takes(const struct mt_optimizer *o, enum mt_master master);
+/** What the time of an update depends on, besides gradients. */
+struct mt_update_form {
+    const struct mt_optimizer *optimizer;
+    enum mt_master master;
+    bool stochastic; /* states in bf16 are rounded by chance */
+};
+/** Form i of all that can be configured; false: there are fewer. */
+bool mt_update_form_at(size_t i, struct mt_update_form *f);
+/** "adamw/8bit", "sgd/none", "lion/bf16/24bit/stochastic": the row, masters other than f32, rounding by chance. */
+enum { MT_OPTIMIZER_NAME = 48 };
+void mt_update_form_name(const struct mt_update_form *f, char name[MT_OPTIMIZER_NAME]);
 
 /** Slots: the names of all optimizers' own keys, in the order of mt_numerics.optimizer_keys; the row of the first. */
 size_t mt_optimizer_n_slots(void);

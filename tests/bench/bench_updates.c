@@ -86,7 +86,7 @@ int main(void)
                     first[0] = memory;
                     first[1] = cache;
                 }
-                mt_optimizer_name(o, MT_MASTER_F32, name);
+                mt_update_form_name(&(struct mt_update_form){.optimizer = o}, name);
                 printf("         %-12s %-6s %6.3f ns %6.2f x %6.3f ns %6.2f x\n", name, masters[m], memory,
                        memory / first[0], cache, cache / first[1]);
             }

@@ -282,9 +282,17 @@ static void an_update_is_priced_by_its_own_optimizer(void **state)
     assert_near(mt_machine_optimizer_ns(&m, &few, 4), 0.5);
     few.grad_dtype = MT_F32;
     assert_near(mt_machine_optimizer_ns(&m, &few, 4), 0.5 * 12.25 / 10.25);
+    struct mt_numerics rounded = {.optimizer = mt_optimizer_find("lion", MT_STATE_BF16, NULL), .grad_dtype = MT_BF16,
+                                  .rounding = MT_ROUND_STOCHASTIC};
+    assert_true(mt_machine_add_update(&m, "lion/bf16", 4, 0.3));
+    assert_near(mt_machine_optimizer_ns(&m, &rounded, 4), 0.3);
+    assert_true(mt_machine_add_update(&m, "lion/bf16/stochastic", 4, 0.4));
+    assert_near(mt_machine_optimizer_ns(&m, &rounded, 4), 0.4);
+    assert_near(optimizer_ns(&m, rounded.optimizer, MT_BF16, 4), 0.3);
     mt_machine_print(&m, &text);
     assert_int_equal(read_text(&again, text.p, NULL), 0);
-    assert_int_equal(again.n_updates, 4);
+    assert_int_equal(again.n_updates, 6);
+    assert_near(mt_machine_optimizer_ns(&again, &rounded, 4), 0.4);
     few.grad_dtype = MT_BF16;
     assert_near(mt_machine_optimizer_ns(&again, &few, 4), 0.5);
     assert_near(optimizer_ns(&again, lean, MT_BF16, 2), 1.8 - 1.2 / 3);
