@@ -63,3 +63,12 @@ bool mt_keys_bool(struct mt_keys *k, const char *key, bool def)
     }
     return cJSON_IsTrue(v);
 }
+
+const cJSON *mt_keys_of_layers(struct mt_keys *k, const char *key, int64_t n_layers)
+{
+    const cJSON *list = mt_keys_find(k, key);
+    if (!list || (cJSON_IsArray(list) && cJSON_GetArraySize(list) == n_layers))
+        return list ? list->child : NULL;
+    mt_keys_refuse(k, key, "does not name every layer");
+    return NULL;
+}

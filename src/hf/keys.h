@@ -29,5 +29,7 @@ int64_t mt_keys_need_int(struct mt_keys *k, const char *key, int64_t max);
 /** A number of 0 or more. */
 double mt_keys_number(struct mt_keys *k, const char *key, double def);
 bool mt_keys_bool(struct mt_keys *k, const char *key, bool def);
+/** The first element of a list with one for each layer; NULL: absent, or refused. */
+const cJSON *mt_keys_of_layers(struct mt_keys *k, const char *key, int64_t n_layers);
 
 #endif

@@ -8,14 +8,11 @@
 #include "base/mem.h"
 #include "hf/mixer.h"
 
-static void windows_from_types(struct mt_keys *r, int64_t n_layers, const cJSON *types, int64_t window, int64_t *of)
+/* types: the first of layer_types. */
+static void windows_from_types(struct mt_keys *r, const cJSON *types, int64_t window, int64_t *of)
 {
     int64_t i = 0;
-    if (!cJSON_IsArray(types) || cJSON_GetArraySize(types) != n_layers) {
-        mt_keys_refuse(r, "layer_types", "does not name every layer");
-        return;
-    }
-    for (const cJSON *v = types->child; v; v = v->next, i++) {
+    for (const cJSON *v = types; v; v = v->next, i++) {
         bool sliding = cJSON_IsString(v) && !strcmp(v->valuestring, "sliding_attention");
         if (!sliding && !(cJSON_IsString(v) && !strcmp(v->valuestring, "full_attention")))
             mt_keys_refuse(r, "layer_types", "names a kind of attention that is not supported");
@@ -73,14 +70,14 @@ static void read_windows(struct mt_keys *r, const struct mt_hf_config *c, int64_
     int64_t from_layer = mt_keys_int(r, "max_window_layers", f->windows == MT_WINDOW_FROM_LAYER ? 62 : 28, 0,
                                      INT64_C(1) << 40);
     int64_t pattern = mt_keys_int(r, "sliding_window_pattern", MT_MAX(f->full_every, (int64_t)1), 1, MT_MAX_LAYERS);
-    const cJSON *types = mt_keys_find(r, "layer_types");
     if (f->windows == MT_WINDOW_NONE || is_null(r, "sliding_window") ||
         (needs_flag(f->windows) && !mt_keys_bool(r, "use_sliding_window", false)))
         window = 0;
     for (int64_t i = 0; i < c->n_layers; i++)
         of[i] = has_window(f->windows, i, from_layer, pattern) ? window : 0;
-    if (types && f->windows != MT_WINDOW_NONE) {
-        windows_from_types(r, c->n_layers, types, window, of);
+    const cJSON *types = f->windows == MT_WINDOW_NONE ? NULL : mt_keys_of_layers(r, "layer_types", c->n_layers);
+    if (types) {
+        windows_from_types(r, types, window, of);
         refuse_other_types(r, c, window, of);
     }
     if (f->last_is_full)
@@ -91,14 +88,12 @@ static void read_windows(struct mt_keys *r, const struct mt_hf_config *c, int64_
 static void need_attention(struct mt_keys *r, const struct mt_hf_config *c)
 {
     const char *key = mt_keys_find(r, "layers_block_type") ? "layers_block_type" : "layer_types";
-    const cJSON *types = mt_keys_find(r, key);
     if (!c->family->attention_named)
         return;
-    if (!cJSON_IsArray(types) || cJSON_GetArraySize(types) != c->n_layers) {
+    const cJSON *v = mt_keys_of_layers(r, key, c->n_layers);
+    if (!v) /* nor may it be absent */
         mt_keys_refuse(r, key, "does not name every layer");
-        return;
-    }
-    for (const cJSON *v = types->child; v; v = v->next)
+    for (; v; v = v->next)
         if (!cJSON_IsString(v) || (strcmp(v->valuestring, "attention") != 0 && strcmp(v->valuestring, "full_attention") != 0))
             mt_keys_refuse(r, key, "names layers other than \"attention\" (Mamba 2), which are not supported in this "
                            "architecture: train a model of attention alone (Granite 4.0 Micro)");
@@ -117,18 +112,17 @@ static bool rotates(struct mt_keys *r)
 /* Which layers rotate queries and keys. */
 static void read_rotated(struct mt_keys *r, const struct mt_hf_config *c, const int64_t *window, bool *of)
 {
-    const cJSON *list = mt_keys_find(r, "no_rope_layers"), *v = cJSON_IsArray(list) ? list->child : NULL;
+    bool by_list = c->family->ropes == MT_ROPE_BY_LIST;
     int64_t interval = mt_keys_int(r, "no_rope_layer_interval", 4, 1, MT_MAX_LAYERS);
+    const cJSON *v = by_list ? mt_keys_of_layers(r, "no_rope_layers", c->n_layers) : NULL;
     bool any = false, by_type = c->family->ropes == MT_ROPE_BY_TYPE && rotates(r);
-    if (c->family->ropes == MT_ROPE_BY_LIST && list && (!v || cJSON_GetArraySize(list) != c->n_layers))
-        mt_keys_refuse(r, "no_rope_layers", "does not name every layer");
     for (int64_t i = 0; i < c->n_layers; i++)
         any |= window[i] > 0;
     for (int64_t i = 0; i < c->n_layers; i++) {
         of[i] = c->family->ropes == MT_ROPE_OF_WINDOWS         ? !any || window[i]
                 : c->family->ropes == MT_ROPE_OF_WINDOWS_ALONE ? window[i] != 0
                 : c->family->ropes == MT_ROPE_BY_TYPE          ? by_type
-                : c->family->ropes == MT_ROPE_BY_LIST          ? (v ? v->valuedouble != 0 : (i + 1) % interval != 0)
+                : by_list                                      ? (v ? v->valuedouble != 0 : (i + 1) % interval != 0)
                                                                : true;
         v = v ? v->next : NULL;
     }

@@ -39,13 +39,10 @@ void mt_mixer_read(struct mt_keys *r, const struct mt_mixer_family *f, struct mt
 void mt_mixer_layers(struct mt_keys *r, const struct mt_hf_config *c, bool *of)
 {
     const struct mt_mixer_family *f = c->family->mixer;
-    const cJSON *types = mt_keys_find(r, "layer_types"),
-                *v = cJSON_IsArray(types) ? types->child : NULL;
     if (!f)
         return;
     int64_t every = mt_keys_int(r, f->interval_key, f->interval, 1, MT_MAX_LAYERS);
-    if (types && (!v || cJSON_GetArraySize(types) != c->n_layers))
-        mt_keys_refuse(r, "layer_types", "does not name every layer");
+    const cJSON *v = mt_keys_of_layers(r, "layer_types", c->n_layers);
     for (int64_t i = 0; i < c->n_layers; i++) {
         of[i] = v ? cJSON_IsString(v) && !strcmp(v->valuestring, f->type) : (i + 1) % every != 0;
         if (v && !of[i] && !(cJSON_IsString(v) && !strcmp(v->valuestring, "full_attention")))

@@ -128,11 +128,9 @@ static void leave_dense(struct mt_keys *k, int64_t n_layers, bool *sparse, const
 
 static void take_types(struct mt_keys *k, int64_t n_layers, bool *sparse, const char *key)
 {
-    const cJSON *list = mt_keys_find(k, key), *v = cJSON_IsArray(list) ? list->child : NULL;
+    const cJSON *v = mt_keys_of_layers(k, key, n_layers);
     sparse[0] = false;
-    if (list && (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != n_layers))
-        mt_keys_refuse(k, key, "does not name every layer");
-    for (int64_t i = 0; v && i < n_layers; v = v->next, i++) {
+    for (int64_t i = 0; v; v = v->next, i++) {
         sparse[i] = cJSON_IsString(v) && !strcmp(v->valuestring, "sparse");
         if (!sparse[i] && !(cJSON_IsString(v) && !strcmp(v->valuestring, "dense")))
             mt_keys_refuse(k, key, "names a kind of layer that is neither \"dense\" nor \"sparse\"");
