@@ -60,8 +60,8 @@ static int probe_gemm(cJSON *o, const struct mt_measure_params *p, struct mt_err
     return rc;
 }
 
-/* Each form of updates; p: with which threads. */
-static int probe_updates(cJSON *to, const struct mt_adam_probe_params *p, struct mt_err *err)
+/* Each form of updates; p: with which threads. *adam_ns: of the first, which is mt_adamw. */
+static int probe_updates(cJSON *to, const struct mt_adam_probe_params *p, double *adam_ns, struct mt_err *err)
 {
     struct mt_adam_probe_params one = *p;
     int rc = 0;
@@ -71,6 +71,8 @@ static int probe_updates(cJSON *to, const struct mt_adam_probe_params *p, struct
         mt_update_form_name(&one.form, name);
         rc = mt_probe_adam(&one, &ns, err);
         cJSON_AddNumberToObject(to, name, ns);
+        if (!i)
+            *adam_ns = ns;
     }
     return rc;
 }
@@ -143,10 +145,10 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
         cJSON_AddNumberToObject(o, "copy GB/s (read + written)", gbs);
     if (!rc && !strcmp(what, "adam")) {
         const struct mt_adam_probe_params adam = {.n_threads = n, .cpus = cpus, .numa = &numa};
-        rc = mt_probe_adam(&adam, &adam_ns, &err);
+        cJSON *forms = cJSON_CreateObject();
+        rc = probe_updates(forms, &adam, &adam_ns, &err);
         cJSON_AddNumberToObject(o, "adam ns a parameter", adam_ns);
-        if (!rc)
-            rc = probe_updates(cJSON_AddObjectToObject(o, "ns a parameter"), &adam, &err);
+        mt_json_add(o, "ns a parameter", forms);
         cJSON_AddNumberToObject(o, "adam over copy bound",
                                 adam_ns / (mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16) / gbs));
     }
