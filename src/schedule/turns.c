@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "schedule/build.h"
+#include "schedule/objects.h"
 
 enum { MOST_OPEN = 3 };
 
