@@ -6,11 +6,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "base/err.h"
-#include "base/mem.h"
 #include "store/block_sum.h"
+#include "store/files/file_target.h"
 #include "store/io/io.h"
 #include "store/planes.h"
 
@@ -59,21 +58,6 @@ struct mt_file_part {
     size_t at, bytes;            /* where all of it goes, in each plane */
     size_t elem;                 /* bytes of an element in the file, two in a plane, in the plane's order; 0: in another */
 };
-
-/** Where bytes go: bytes [first, end) of each plane to memory that begins with byte `first`; NULL: not needed. */
-struct mt_file_target {
-    char *plane[MT_N_PLANES];
-    size_t first, end;
-};
-
-/** Copies those of n bytes at `at` of a plane that are needed. */
-static inline void mt_file_put(const struct mt_file_target *to, enum mt_plane_kind k, size_t at, const void *src,
-                               size_t n)
-{
-    size_t a = MT_MAX(at, to->first), b = MT_MIN(at + n, to->end);
-    if (to->plane[k] && a < b)
-        memcpy(to->plane[k] + (a - to->first), (const char *)src + (a - at), b - a);
-}
 
 struct mt_file_weights_params {
     size_t n_units;
