@@ -11,11 +11,12 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "engine/engine_priv.h"
 #include "engine/map.h"
 #include "engine/records.h"
+#include "engine/share.h"
 #include "model/direct.h"
 #include "model/packing.h"
+#include "model/ranges.h"
 
 struct budget {
     size_t free, alignment;

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "engine/engine_priv.h"
+#include "engine/state.h"
 #include "optim/lr.h"
 
 typedef double square_sum_fn(const void *ctx, size_t tensor);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "engine/engine_priv.h"
+#include "engine/state.h"
 
 struct mt_dry_engine {
     struct mt_binding b;

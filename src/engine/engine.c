@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "engine/engine_priv.h"
+#include "engine/state.h"
 
 /* A save makes the pending update: it must not need memory at that time. */
 static int prepare_update(mt_engine *e, struct mt_err *err)

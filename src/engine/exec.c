@@ -82,7 +82,7 @@ static bool await_dependencies(struct mt_exec *x, struct mt_runnable *r, size_t 
 {
     const struct mt_instr *in = &r->prog.instrs[i];
     enum mt_stream s = mt_queues[in->queue].stream;
-    mt_device *dev = mt_exec_lane(x, in)->b.dev;
+    mt_device *dev = mt_lane_of(x->lane, in)->b.dev;
     if (r->before[i])
         *rc = mt_event_record(dev, r->before[i], s, err);
     for (int q = 0; q < x->n_queues && !*rc; q++) {
@@ -101,13 +101,13 @@ static bool await_dependencies(struct mt_exec *x, struct mt_runnable *r, size_t 
 /* Whether an earlier run has loaded the instruction's object, which stays on the device. */
 static bool is_resident(const struct mt_exec *x, const struct mt_instr *in)
 {
-    return in->once && mt_exec_lane(x, in)->resident[in->unit];
+    return in->once && mt_lane_of(x->lane, in)->resident[in->unit];
 }
 
 /* Whether the instruction has nothing to do in this run. */
 static bool is_skipped(const struct mt_exec *x, const struct mt_instr *in)
 {
-    mt_model *m = mt_exec_lane(x, in)->b.model;
+    mt_model *m = mt_lane_of(x->lane, in)->b.model;
     return is_resident(x, in) || (in->if_rows && mt_model_unit_is_idle(m, (size_t)in->unit));
 }
 
@@ -115,7 +115,7 @@ static bool is_skipped(const struct mt_exec *x, const struct mt_instr *in)
 static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
 {
     const struct mt_instr *in = &r->prog.instrs[i];
-    const struct mt_lane *lane = mt_exec_lane(x, in);
+    const struct mt_lane *lane = mt_lane_of(x->lane, in);
     struct mt_err err = {0};
     int rc = 0;
     if (!await_dependencies(x, r, i, &rc, &err))
@@ -223,7 +223,7 @@ static bool await_on_host(struct mt_exec *x, struct mt_runnable *r, const struct
         if (w == ABANDONED && !await_its_waits(x, r, in->wait[q]))
             return false;
         struct mt_err err = {0};
-        mt_device *dev = mt_exec_lane(x, &r->prog.instrs[in->wait[q]])->b.dev;
+        mt_device *dev = mt_lane_of(x->lane, &r->prog.instrs[in->wait[q]])->b.dev;
         int rc = w == REACHED ? mt_event_sync(dev, r->done[in->wait[q]], &err) : 0;
         if (rc)
             give_up(x, rc, &err, false);
@@ -416,7 +416,7 @@ static bool await_content(struct mt_exec *x, struct mt_runnable *r, const struct
             continue;
         if (await(x, q, w, false) != REACHED)
             return false;
-        int rc = is_device(q) ? mt_event_sync(mt_exec_lane(x, &r->prog.instrs[w])->b.dev, r->done[w], &err) : 0;
+        int rc = is_device(q) ? mt_event_sync(mt_lane_of(x->lane, &r->prog.instrs[w])->b.dev, r->done[w], &err) : 0;
         if (rc) {
             give_up(x, rc, &err, false);
             return false;
@@ -595,7 +595,7 @@ static void note_residents(struct mt_exec *x, const struct mt_program *p)
 {
     for (size_t i = 0; i < p->n_instrs; i++)
         if (p->instrs[i].once)
-            mt_exec_lane(x, &p->instrs[i])->resident[p->instrs[i].unit] = true;
+            mt_lane_of(x->lane, &p->instrs[i])->resident[p->instrs[i].unit] = true;
 }
 
 int mt_exec_run(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err)

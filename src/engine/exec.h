@@ -111,12 +111,6 @@ int mt_exec_start(struct mt_exec *x, struct mt_err *err);
 void mt_exec_stop(struct mt_exec *x);
 int mt_exec_run(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err);
 
-/** The lane of an instruction. */
-static inline struct mt_lane *mt_exec_lane(const struct mt_exec *x, const struct mt_instr *in)
-{
-    return &x->lane[in->lane];
-}
-
 /** False for a program of only an update: an interruption or a failed device does not stop it. */
 static inline bool mt_runnable_uses_device(const struct mt_runnable *r)
 {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "engine/engine_priv.h"
+#include "engine/state.h"
 
 static int register_all(mt_engine *e, void *p, size_t bytes, struct mt_err *err)
 {

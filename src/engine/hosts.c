@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "engine/engine_priv.h"
+#include "engine/state.h"
 
 /* Where the content of a message is on this host. */
 static void *content_of(const mt_engine *e, const struct mt_program *prog, const struct mt_instr *in, size_t *bytes)

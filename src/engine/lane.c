@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "engine/engine_priv.h"
+#include "engine/share.h"
 
 /* Device pools get buffers; host pools those of all lanes. */
 static int alloc_pools(struct mt_lane *lane, int number, const struct mt_binding *shared,

@@ -3,7 +3,7 @@
 #define MT_ENGINE_LANE_H
 
 #include "engine/binding.h"
-#include "engine/engine.h"
+#include "engine/budget.h"
 
 /**
  * A lane: a device that units stream through, and what lives on it: a model's scratch and inputs, the buffers of the
@@ -14,6 +14,12 @@ struct mt_lane {
     struct mt_binding b;
     bool *resident; /* [n_units] weights that stay on the device are loaded; constant during a run */
 };
+
+/** The lane of an instruction, of those of a host. */
+static inline struct mt_lane *mt_lane_of(struct mt_lane *lanes, const struct mt_instr *in)
+{
+    return &lanes[in->lane];
+}
 
 /** number: of all hosts' lanes. shared: what all lanes of this host use, with the host pools' buffers. The caller
  * finishes the lane, on failure too. */

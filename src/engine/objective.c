@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What learners minimize, as far as the whole engine is concerned. */
 #include "base/mem.h"
-#include "engine/engine_priv.h"
+#include "engine/state.h"
 
 bool mt_engine_weighs_rows(const struct mt_engine_params *p)
 {

@@ -8,7 +8,7 @@
 #endif
 
 #include "base/mem.h"
-#include "engine/engine_priv.h"
+#include "engine/state.h"
 
 /* The planes of an update. */
 struct views {

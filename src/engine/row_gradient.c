@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "engine/engine_priv.h"
+#include "engine/state.h"
 #include "schedule/build.h"
 
 enum { STRIP = 512 }; /* bytes of each row that a thread moves at once */

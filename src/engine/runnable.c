@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "engine/engine_priv.h"
+#include "engine/state.h"
 
 static void destroy_runnable(struct mt_runnable *r)
 {
@@ -68,7 +68,7 @@ static int create_times(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
     }
     for (size_t i = r->prog.n_instrs; i-- > 0 && !rc && !r->turn;)
         if (mt_opcodes[r->prog.instrs[i].op].ends_forward)
-            rc = mt_event_create(mt_exec_lane(&e->x, &r->prog.instrs[i])->b.dev, &r->turn, err);
+            rc = mt_event_create(mt_lane_of(e->lane, &r->prog.instrs[i])->b.dev, &r->turn, err);
     return rc;
 }
 
@@ -85,7 +85,7 @@ static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err
     int rc = create_times(e, r, err);
     for (size_t i = 0; !rc && i < n; i++) {
         const struct mt_instr *in = &r->prog.instrs[i];
-        mt_device *dev = mt_exec_lane(&e->x, in)->b.dev;
+        mt_device *dev = mt_lane_of(e->lane, in)->b.dev;
         if (in->signals && mt_queues[in->queue].device)
             rc = mt_event_create(dev, &r->done[i], err);
         if (!rc && in->queue == MT_Q_COMPUTE && in->wait[mt_queue_number(in->lane, MT_Q_H2D)] >= 0) {

@@ -9,8 +9,9 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "engine/engine_priv.h"
 #include "engine/records.h"
+#include "engine/share.h"
+#include "model/ranges.h"
 #include "schedule/build.h"
 #include "store/files/file_weights.h"
 

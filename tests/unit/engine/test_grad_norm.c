@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "engine/engine_priv.h"
+#include "engine/state.h"
 
 static const char config[] =
     "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 16, \"intermediate_size\": 24, "

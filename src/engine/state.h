@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_ENGINE_PRIV_H
-#define MT_ENGINE_ENGINE_PRIV_H
+#ifndef MT_ENGINE_STATE_H
+#define MT_ENGINE_STATE_H
 
 #include "base/pool.h"
 #include "engine/engine.h"
 #include "engine/exec.h"
 #include "engine/lane.h"
 #include "engine/learner.h"
+#include "engine/share.h"
+
+/* The state of an engine, and what its files do with it. */
 
 /** Rows of the embedding's gradient at the beginning of its plane, until UNPACK; then at their places, until the
  * update (row_gradient.c). */
@@ -76,34 +79,6 @@ static inline mt_model *mt_engine_gradient_model_of(const mt_engine *e, size_t u
 {
     return mt_engine_model_on(e, e->plan.units[unit].lane_back);
 }
-/** Groups of a step's micro-batches. */
-static inline struct mt_groups mt_engine_groups(const struct mt_engine_params *p)
-{
-    return (struct mt_groups){p->numerics.groups > 1 ? (size_t)p->numerics.groups : 1, p->max_micro};
-}
-/** Lanes of an engine with these parameters. */
-static inline size_t mt_engine_n_lanes(const struct mt_engine_params *p)
-{
-    return p->placement.lanes > 1 ? (size_t)p->placement.lanes : 1;
-}
-/** Hosts that share a step; lanes of all of them; and the first of this one's. */
-static inline size_t mt_engine_n_hosts(const struct mt_engine_params *p)
-{
-    return p->placement.hosts > 1 ? (size_t)p->placement.hosts : 1;
-}
-static inline size_t mt_engine_all_lanes(const struct mt_engine_params *p)
-{
-    return mt_engine_n_hosts(p) * mt_engine_n_lanes(p);
-}
-static inline size_t mt_engine_first_lane(const struct mt_engine_params *p)
-{
-    return mt_engine_n_hosts(p) > 1 ? (size_t)p->placement.host * mt_engine_n_lanes(p) : 0;
-}
-/** Whether lanes share the groups of micro-batches, not the units: those of several hosts do. */
-static inline bool mt_engine_by_data(const struct mt_engine_params *p)
-{
-    return mt_engine_n_hosts(p) > 1 || (p->placement.lanes > 1 && p->placement.map == MT_MAP_DATA);
-}
 /** The model of the lane that computes a unit's forward for the micro-batch: it has its routing; of the head, its losses. */
 static inline mt_model *mt_engine_model_for(const mt_engine *e, size_t unit, size_t mb)
 {
@@ -130,12 +105,6 @@ int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode
                     size_t n_micro, struct mt_err *err);
 void mt_runnable_destroy_all(mt_engine *e);
 
-/* tiers.c */
-/** Decides what is kept on the disk; sizes the host pools. `wanted`: by host pool, number of objects that a step spills
- * to it. Returns the host memory that the plan takes, which may be more than p->host_bytes. */
-uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
-                     const int wanted[MT_N_POOLS]);
-
 /* hosts.c */
 /** Executes a PASS or SHARE; `engine` is the mt_engine. */
 int mt_hosts_message(void *engine, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err);
@@ -157,21 +126,12 @@ bool mt_row_gradient_read(const mt_engine *e, char *out, size_t first, size_t n)
 void mt_row_gradient_clear(mt_engine *e);
 
 /* objective.c */
-/** Whether rows of a learner have weights of their own. */
-bool mt_engine_weighs_rows(const struct mt_engine_params *p);
 /** What a learner's objective measures of the step that has run. */
 void mt_engine_measure(const mt_engine *e, const struct mt_learner *l, const struct mt_step_data *data,
                        struct mt_measure *sum);
-/** Further tokens of a loss row that a learner's objective gives gradients of. */
-size_t mt_engine_few(const struct mt_engine_params *p);
-/** Host memory for a teacher's tokens, which the data have beside a step's rows, or which an evaluation finds. */
-size_t mt_engine_top_bytes(const struct mt_engine_params *p, const struct mt_model_params *mp);
 /** Adds the same of an evaluation to res->measures, unless a reference is missing. */
 void mt_engine_measure_eval(const mt_engine *e, const struct mt_learner *l, const struct mt_step_data *data,
                             struct mt_eval_result *res);
-
-/* budget.c */
-struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p);
 
 /* optimizer.c */
 /** Executes an ADAM, UNPACK or GATHER instruction; `engine` is the mt_engine. */

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_ENGINE_SHARE_H
+#define MT_ENGINE_SHARE_H
+
+#include "engine/budget.h"
+
+/* Facts of an engine's parameters, for its files: between which hosts, lanes and groups a step is divided, and what
+ * its learners' objectives need. */
+
+/** Groups of a step's micro-batches. */
+static inline struct mt_groups mt_engine_groups(const struct mt_engine_params *p)
+{
+    return (struct mt_groups){p->numerics.groups > 1 ? (size_t)p->numerics.groups : 1, p->max_micro};
+}
+/** Lanes of an engine with these parameters. */
+static inline size_t mt_engine_n_lanes(const struct mt_engine_params *p)
+{
+    return p->placement.lanes > 1 ? (size_t)p->placement.lanes : 1;
+}
+/** Hosts that share a step; lanes of all of them; and the first of this one's. */
+static inline size_t mt_engine_n_hosts(const struct mt_engine_params *p)
+{
+    return p->placement.hosts > 1 ? (size_t)p->placement.hosts : 1;
+}
+static inline size_t mt_engine_all_lanes(const struct mt_engine_params *p)
+{
+    return mt_engine_n_hosts(p) * mt_engine_n_lanes(p);
+}
+static inline size_t mt_engine_first_lane(const struct mt_engine_params *p)
+{
+    return mt_engine_n_hosts(p) > 1 ? (size_t)p->placement.host * mt_engine_n_lanes(p) : 0;
+}
+/** Whether lanes share the groups of micro-batches, not the units: those of several hosts do. */
+static inline bool mt_engine_by_data(const struct mt_engine_params *p)
+{
+    return mt_engine_n_hosts(p) > 1 || (p->placement.lanes > 1 && p->placement.map == MT_MAP_DATA);
+}
+
+/* objective.c */
+/** Whether rows of a learner have weights of their own. */
+bool mt_engine_weighs_rows(const struct mt_engine_params *p);
+/** Further tokens of a loss row that a learner's objective gives gradients of. */
+size_t mt_engine_few(const struct mt_engine_params *p);
+/** Host memory for a teacher's tokens, which the data have beside a step's rows, or which an evaluation finds. */
+size_t mt_engine_top_bytes(const struct mt_engine_params *p, const struct mt_model_params *mp);
+
+/* tiers.c */
+/** Decides what is kept on the disk; sizes the host pools. `wanted`: by host pool, number of objects that a step spills
+ * to it. Returns the host memory that the plan takes, which may be more than p->host_bytes. */
+uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
+                     const int wanted[MT_N_POOLS]);
+
+#endif
