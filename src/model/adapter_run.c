@@ -5,7 +5,7 @@
  * rounded to the compute dtype, sums are FP32. Backward recomputes x A^T: a thin product. With dropout (on x, before A,
  * as in PEFT) every target has its own mask, drawn again whenever it is needed, and its own products.
  */
-#include "model/model_priv.h"
+#include "model/linear.h"
 
 /* Rows [first, first + n) of A: those of all the layer's targets, or of one. */
 struct rows {

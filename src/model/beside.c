@@ -9,6 +9,7 @@
  */
 #include "base/mem.h"
 #include "model/mlp.h"
+#include "model/moe.h"
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 {

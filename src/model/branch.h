@@ -2,7 +2,7 @@
 #ifndef MT_MODEL_BRANCH_H
 #define MT_MODEL_BRANCH_H
 
-#include "model/model_priv.h"
+#include "model/linear.h"
 #include "model/part.h"
 
 /**

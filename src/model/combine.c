@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The end of a layer that is a mixture of experts: its sum, complete, becomes the hidden state. No parameters. */
-#include "model/model_priv.h"
 #include "model/part.h"
+#include "model/state.h"
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 {

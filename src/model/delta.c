@@ -11,7 +11,7 @@
 
 #include "base/mem.h"
 #include "model/branch.h"
-#include "model/model_priv.h"
+#include "model/linear.h"
 #include "model/part.h"
 
 /* Widths of a layer, in elements. */

@@ -2,8 +2,8 @@
 #include "model/direct.h"
 
 #include "base/mem.h"
-#include "model/model_priv.h"
 #include "model/ranges.h"
+#include "model/state.h"
 #include "optim/optimizer.h"
 
 enum { ALIGN = 256 };

@@ -6,7 +6,7 @@
  * gradient is the sum of dy z / |W + s B A|, with z recomputed.
  */
 #include "base/mem.h"
-#include "model/model_priv.h"
+#include "model/linear.h"
 
 struct dora_scratch {
     float *scale, *inverse; /* [out] */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The embedding: x = table[ids]. Its input is the token ids, so it has no gradient of an input. */
 #include "base/mem.h"
-#include "model/model_priv.h"
 #include "model/part.h"
+#include "model/state.h"
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 {

@@ -6,7 +6,8 @@
  *   expert(n) = (act(n Wgate + b) * (n Wup + b)) Wdown + b
  */
 #include "base/mem.h"
-#include "model/model_priv.h"
+#include "model/linear.h"
+#include "model/moe.h"
 #include "model/packing.h"
 #include "model/part.h"
 

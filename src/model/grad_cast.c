@@ -6,7 +6,7 @@
  */
 #include "base/mem.h"
 #include "model/direct.h"
-#include "model/model_priv.h"
+#include "model/state.h"
 
 struct cast {
     mt_model *m;

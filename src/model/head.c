@@ -12,7 +12,7 @@
  * stay, so only the product with the matrix is repeated, and not even that if all rows are one piece.
  */
 #include "base/mem.h"
-#include "model/model_priv.h"
+#include "model/linear.h"
 #include "model/part.h"
 
 struct scratch {

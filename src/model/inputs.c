@@ -11,7 +11,7 @@
 
 #include "base/dtype.h"
 #include "base/mem.h"
-#include "model/model_priv.h"
+#include "model/moe.h"
 #include "model/part.h"
 
 enum { ALIGN = MT_RECORD_ALIGN, N_INPUT_ARRAYS = 7 };

@@ -4,9 +4,9 @@
  */
 #include <string.h>
 
-#include "model/model_priv.h"
 #include "model/part.h"
 #include "model/ranges.h"
+#include "model/state.h"
 
 void mt_layout_add_scalar(struct mt_layout_builder *b, struct mt_part *p, int role)
 {

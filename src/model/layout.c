@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "device/ops.h"
-#include "model/layout_priv.h"
+#include "model/layout_builder.h"
 #include "model/part.h"
 #include "model/stored.h"
 

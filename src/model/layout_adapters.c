@@ -5,7 +5,7 @@
 #include <xxhash.h>
 
 #include "base/mem.h"
-#include "model/layout_priv.h"
+#include "model/layout_builder.h"
 #include "model/peft_names.h"
 #include "model/stored.h"
 

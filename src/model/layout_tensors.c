@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "model/layout_priv.h"
+#include "model/layout_builder.h"
 #include "model/part.h"
 
 bool mt_layout_has_adapters(const struct mt_layout_builder *b)

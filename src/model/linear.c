@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/model_priv.h"
+#include "model/linear.h"
 
 static bool has_dora(const mt_model *m, struct mt_param p)
 {

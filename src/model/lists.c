@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which rows of a group go to which expert: the router's choices, sorted by expert. No parameters. */
-#include "model/model_priv.h"
+#include "model/moe.h"
 #include "model/part.h"
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "model/model_priv.h"
+#include "model/linear.h"
+#include "model/moe.h"
 #include "model/part.h"
 #include "store/planes.h"
 

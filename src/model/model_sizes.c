@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Widths and sizes that the files of a model share. */
 #include "base/mem.h"
-#include "model/model_priv.h"
 #include "model/part.h"
+#include "model/state.h"
 
 struct mt_widths mt_widths(const struct mt_hf_config *cfg, const struct mt_layer_spec *s)
 {

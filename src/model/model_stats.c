@@ -2,7 +2,7 @@
 /* The statistics of a step on the device: losses and counts by micro-batch, partial squares of gradients, the sums of
  * probabilities of routers. */
 #include "base/mem.h"
-#include "model/model_priv.h"
+#include "model/moe.h"
 #include "model/part.h"
 
 size_t mt_model_n_partials(const struct mt_layout *l, size_t *at)

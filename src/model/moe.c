@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shared by the parts of a mixture of experts: the routing of a group, and its counts on the host. */
+#include "model/moe.h"
+
 #include "base/mem.h"
-#include "model/model_priv.h"
 #include "model/part.h"
 
 size_t mt_rows_bytes(const struct mt_part_shape *s)

@@ -12,7 +12,7 @@
  */
 
 struct mt_layout_builder;
-struct mt_micro_inputs; /* model_priv.h */
+struct mt_micro_inputs; /* state.h */
 
 /** The sizes of records and of other values depend on these. */
 struct mt_part_shape {

@@ -6,7 +6,7 @@
  * rows along K alone, so an operand that has K along its columns is turned while it is encoded;
  * tokens are then padded with zeros.
  */
-#include "model/model_priv.h"
+#include "model/product.h"
 
 /* x [rows, cols], whose columns are K unless it is turned. */
 struct operand {

@@ -10,7 +10,8 @@
 #include <math.h>
 
 #include "base/mem.h"
-#include "model/model_priv.h"
+#include "model/linear.h"
+#include "model/moe.h"
 #include "model/packing.h"
 #include "model/part.h"
 #include "model/shared_expert.h"

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "model/model_priv.h"
 #include "model/part.h"
 #include "model/ranges.h"
+#include "model/state.h"
 
 size_t mt_select_bias_bytes(const struct mt_layout *l)
 {

@@ -2,7 +2,7 @@
 #ifndef MT_MODEL_SHARED_EXPERT_H
 #define MT_MODEL_SHARED_EXPERT_H
 
-#include "model/model_priv.h"
+#include "model/linear.h"
 #include "model/part.h"
 
 /** One run of the shared expert, of a part that has the parameters MT_ROUTER_SHARED_*. */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "model/layout_priv.h"
+#include "model/layout_builder.h"
 #include "model/peft_names.h"
 
 /* --- places of tensors in files -------------------------------------------------------------------- */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "model/model_priv.h"
+#include "model/state.h"
 
 enum { BLOCK = 64, PART_ROWS = 32 }; /* parts: what no plan counts stays small, 19 MB for 152k tokens */
 

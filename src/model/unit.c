@@ -10,8 +10,8 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "model/model_priv.h"
 #include "model/part.h"
+#include "model/state.h"
 
 /* A part's run and the address of its output. */
 struct stage {

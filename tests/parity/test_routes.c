@@ -17,7 +17,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "kinds/kinds.h"
-#include "model/model_priv.h"
+#include "model/moe.h"
 #include "model/part.h"
 #include "model/ranges.h"
 #include "weights/weights.h"

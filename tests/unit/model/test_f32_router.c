@@ -13,7 +13,7 @@
 
 #include "base/mem.h"
 #include "kinds/kinds.h"
-#include "model/model_priv.h"
+#include "model/moe.h"
 #include "model/packing.h"
 #include "model/part.h"
 #include "model/ranges.h"

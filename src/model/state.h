@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_MODEL_PRIV_H
-#define MT_MODEL_MODEL_PRIV_H
+#ifndef MT_MODEL_STATE_H
+#define MT_MODEL_STATE_H
 
 #include "device/ops.h"
 #include "model/model.h"
+
+/* The state of a model, and what its files share: a unit's products are linear.h, a mixture's lists moe.h. */
 
 /** Widths of a layer, in elements. */
 struct mt_widths {
@@ -125,8 +127,6 @@ void mt_model_top_destroy(mt_model *m);
 /** Sends logits of the micro-batch's rows [first, first + rows) to the host, where the largest are found. */
 int mt_model_top_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err);
 
-/* moe.c: shared by the parts of a mixture of experts. */
-
 /** Rows of the largest group. Those of a micro-batch begin at a multiple of max_tokens. */
 static inline size_t mt_model_group_rows(const struct mt_model_params *p)
 {
@@ -137,47 +137,11 @@ static inline size_t mt_model_first_row(const mt_model *m, size_t mb)
 {
     return (mb - mt_group_first(m->p.groups, mt_group_of(m->p.groups, mb))) * m->p.max_tokens;
 }
-/** Rows of the micro-batch's group in this step, including those of padding, which go to no expert. */
-size_t mt_model_rows_in_use(const mt_model *m, size_t mb);
-
-/** Bytes of values of a group: the router's norm of x, the sums in FP32, the routing, its weights. */
-struct mt_part_shape;
-size_t mt_rows_bytes(const struct mt_part_shape *s);   /* [rows, hidden] */
-size_t mt_sum_bytes(const struct mt_part_shape *s);    /* [rows, hidden] */
-size_t mt_routing_bytes(const struct mt_part_shape *s);
-size_t mt_routing_weights_bytes(const struct mt_part_shape *s); /* [rows, top_k] */
-
-/** The routing of a layer (device/ops_moe.h). */
-struct mt_routing {
-    uint16_t *ids;  /* [rows, top_k] */
-    float *weights; /* [rows, top_k] */
-    int32_t *counts, *starts, *list;
-};
-/** Its arrays from `base` on (NULL: sizes alone); returns its bytes. */
-size_t mt_routing_layout(struct mt_routing *out, const struct mt_moe *moe, size_t rows, void *base);
-
-size_t mt_model_counts_bytes(const struct mt_model_params *p);
-/** Copies the counts of a layer's lists, of the micro-batch's group, to the host and waits for them: they are the row counts of products. */
-int mt_model_take_counts(mt_model *m, int layer, size_t mb, const struct mt_routing *t, struct mt_err *err);
-/** An expert's entries of the layer's list, of the micro-batch's group. */
-struct mt_expert_list {
-    size_t first, n;
-};
-struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int expert, size_t mb);
-
-/** Rows of an expert that run at once, at most (experts.c). */
-size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev);
-
 /** Is the loss that balances experts part of the step? */
 static inline bool mt_model_balances(const mt_model *m)
 {
     return m->p.router_aux_loss > 0 && m->training;
 }
-/** The factor of a row's contribution to that loss's gradient. */
-float mt_model_balance_scale(const mt_model *m);
-/** [n_experts] sums of the routers' probabilities over rows and layers, after all other statistics at `base`. */
-float *mt_model_prob_sum(const mt_model *m, char *base);
-
 /** Casts one tensor's gradient from `src` to its place in `dst`, a unit's cast gradient, with its partial sums. */
 int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst, enum mt_dtype dst_dtype,
                          struct mt_err *err);
@@ -262,120 +226,5 @@ static inline float *mt_grad_of(float *g, struct mt_param p)
 enum { MT_MAX_PRODUCTS = 2 * MT_FAMILY_MAX_PARTS };
 int mt_model_begin_grad(mt_model *m, size_t unit, float *g, const struct mt_param *products, size_t n,
                         struct mt_err *err);
-
-/**
- * mt_op_gemm(), in FP8 if the model computes so, A and B are of the compute dtype, and both sides of the linear layer
- * are whole vectors (product.c). Rows of A and B lie side by side.
- */
-int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err);
-/** d = a W or, transposed, a W^T; plus c. In FP32, so that a sum of several products is rounded once. */
-struct mt_sum_product {
-    size_t in, out;
-    const void *a; /* [n, in] */
-    enum mt_dtype dtype; /* of a and w */
-    const void *w;
-    bool transposed, of_router; /* of a router's own weight: never in FP8 */
-    const float *c;
-    float *d; /* [n, out] */
-};
-int mt_sum_product(mt_model *m, size_t n, const struct mt_sum_product *p, struct mt_err *err);
-/** After a product with this A: if the next one is a weight's gradient that has it as A, too, its content is the same. */
-static inline void mt_product_again(mt_model *m, const void *a)
-{
-    m->product.known = m->p.fp8 ? a : NULL;
-}
-/** Are both sides of a linear layer whole vectors of 16 bytes in FP8? */
-static inline bool mt_has_whole_vectors(size_t out, size_t in)
-{
-    return out % 16 == 0 && in % 16 == 0;
-}
-
-/* Steps shared by forward and backward (linear.c). */
-/** y = x W^T + b (+ residual), rounded; if the layer has adapters, then y = y + s (x A^T) B^T, rounded again. */
-int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const void *w,
-              struct mt_param p, struct mt_param bias, const void *residual, void *y,
-              struct mt_err *err);
-/**
- * dx = dy W; dW += dy^T x; db += colsum dy. Adapters: dx += s (dy B) A; dB += s dy^T (x A^T); dA += s (dy B)^T x.
- * The input's gradient must be computed first: it leaves s dy B for the weights' gradient.
- */
-struct mt_linear_bwd {
-    size_t n, in, out;
-    const void *x, *w, *dy;
-    bool f32; /* x and dy are FP32 whatever the compute dtype; only for mt_linear_weight_grad() */
-    bool whole; /* never in FP8; the same */
-    struct mt_param p, bias;
-    float *g;
-    bool first; /* dW = dy^T x: overwrites undefined content */
-    void *dx;
-};
-int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
-int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
-/** Both. */
-int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
-
-/** Does backward of the layer need x? */
-bool mt_linear_is_trained(const struct mt_linear_bwd *a);
-
-/**
- * The adapters of a linear layer, added to its products (adapter_run.c). Rows of y and dy begin every ld elements; y
- * and dx are of the compute dtype, or f32. `adapter`: the layer's, of which the running micro-batch's learner's is used;
- * NULL: does nothing.
- */
-struct mt_adapter_run {
-    const struct mt_adapter *adapter;
-    size_t n, ld;
-    enum mt_dtype y_dtype, dx_dtype;
-    const void *x, *w, *dy;
-    void *y, *dx;
-    float *g;
-    size_t g_first; /* element of the unit's gradient with which g begins */
-};
-int mt_adapter_forward(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err);
-int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err);
-/** After mt_adapter_input_grad() of the same layer. */
-int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err);
-
-/**
- * A linear layer with DoRA (dora_run.c), instead of the layer's own product. x is its input, w the
- * unit's weights, p its weight; rows are p.adapter->out elements.
- */
-struct mt_dora_run {
-    size_t n;
-    const void *x, *w;
-    struct mt_param p;
-};
-/** y = residual + b + g z; residual NULL: 0. */
-int mt_dora_forward(mt_model *m, const struct mt_dora_run *a, struct mt_param bias, const void *residual, void *y,
-                    struct mt_err *err);
-/** dz = g dy, for the gradients of x, A and B, in scratch, valid until the next call. x is not read. */
-int mt_dora_output_grad(mt_model *m, const struct mt_dora_run *a, const void *dy, const void **dz, struct mt_err *err);
-const void *mt_dora_kept_grad(const mt_model *m);
-/** dm += sum of dy z / |W + s B A|, after mt_dora_output_grad() of the same layer. */
-int mt_dora_magnitude_grad(mt_model *m, const struct mt_dora_run *a, const void *dy, float *g, struct mt_err *err);
-/** Scratch of these; 0: the model has no DoRA. */
-size_t mt_dora_bytes(const struct mt_model_params *p);
-
-/** A norm of n rows of the hidden state; w: the unit's weights, p: the norm's. */
-struct mt_norm {
-    const struct mt_norm_spec *spec;
-    size_t n;
-    const void *x, *w;
-    struct mt_param p;
-    float *rstd; /* [n] */
-};
-/** Bytes of m->workspace for such norms. */
-size_t mt_norm_workspace(const struct mt_model_params *p, const struct mt_norm_spec *s, mt_device *dev);
-/** y = norm(x); again: with the stored rstd, else that is written. */
-int mt_norm(mt_model *m, const struct mt_norm *a, void *y, bool again, struct mt_err *err);
-/** Gradients at such a norm: [n, hidden]; dres: of the residual connection beside it, NULL: 0; dx may be dy or dres.
- * g: the unit's gradients of weights. */
-struct mt_norm_grad {
-    const void *dy, *dres;
-    void *dx;
-    float *g;
-};
-/** dx = dres + J^T dy; and the gradient of the weight. */
-int mt_norm_backward(mt_model *m, const struct mt_norm *a, const struct mt_norm_grad *d, struct mt_err *err);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_LAYOUT_PRIV_H
-#define MT_MODEL_LAYOUT_PRIV_H
+#ifndef MT_MODEL_LAYOUT_BUILDER_H
+#define MT_MODEL_LAYOUT_BUILDER_H
 
 #include "model/layout.h"
 #include "model/part.h"

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_MODEL_MOE_H
+#define MT_MODEL_MOE_H
+
+#include "model/state.h"
+
+/* Shared by the parts of a mixture of experts. */
+
+/** Rows of the micro-batch's group in this step, including those of padding, which go to no expert. */
+size_t mt_model_rows_in_use(const mt_model *m, size_t mb);
+
+/** Bytes of values of a group: the router's norm of x, the sums in FP32, the routing, its weights. */
+struct mt_part_shape;
+size_t mt_rows_bytes(const struct mt_part_shape *s);   /* [rows, hidden] */
+size_t mt_sum_bytes(const struct mt_part_shape *s);    /* [rows, hidden] */
+size_t mt_routing_bytes(const struct mt_part_shape *s);
+size_t mt_routing_weights_bytes(const struct mt_part_shape *s); /* [rows, top_k] */
+
+/** The routing of a layer (device/ops_moe.h). */
+struct mt_routing {
+    uint16_t *ids;  /* [rows, top_k] */
+    float *weights; /* [rows, top_k] */
+    int32_t *counts, *starts, *list;
+};
+/** Its arrays from `base` on (NULL: sizes alone); returns its bytes. */
+size_t mt_routing_layout(struct mt_routing *out, const struct mt_moe *moe, size_t rows, void *base);
+
+size_t mt_model_counts_bytes(const struct mt_model_params *p);
+/** Copies the counts of a layer's lists, of the micro-batch's group, to the host and waits for them: they are the row counts of products. */
+int mt_model_take_counts(mt_model *m, int layer, size_t mb, const struct mt_routing *t, struct mt_err *err);
+/** An expert's entries of the layer's list, of the micro-batch's group. */
+struct mt_expert_list {
+    size_t first, n;
+};
+struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int expert, size_t mb);
+
+/** Rows of an expert that run at once, at most (experts.c). */
+size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev);
+
+/** The factor of a row's contribution to that loss's gradient. */
+float mt_model_balance_scale(const mt_model *m);
+/** [n_experts] sums of the routers' probabilities over rows and layers, after all other statistics at `base`. */
+float *mt_model_prob_sum(const mt_model *m, char *base);
+
+#endif
