@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Hosts by MPI: a module of its own, built against the MPI whose launcher starts it, as their ABIs differ. Only moves
- * bytes. A message is a header, its size and checksum, and then its content in pieces. Every wait polls, so that it
- * ends at its deadline: no launcher is trusted to notice a host that is stopped or cut off.
+ * bytes, and waits for nothing without a deadline of its own: no launcher is trusted to notice a host that is stopped
+ * or cut off. What MPI may still read or write after a call has returned is in the world, which outlives all of them,
+ * or the poster's of an operation.
  */
 #include <errno.h>
 #include <mpi.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,38 +16,30 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/sum64.h"
-#include "net/net_priv.h"
+#include "net/wire.h"
 
-enum { TAG_DATA = 1, TAG_END = 2, PIECE = 1 << 26, IDLE_NS = 50000, START_S = 120, ABORT_S = 10, PART_S = 30 };
+enum { TAG_DATA = 1, TAG_END = 2, IDLE_NS = 50000, START_S = 120, ABORT_S = 10, PART_S = 30 };
 
 struct world {
-    struct mt_net net;
+    mt_wire wire;
     MPI_Comm comm;
+    MPI_Request end;          /* the receive of what a host tells that ends; null: it has come */
+    char heard[MT_NET_TEXT];
+    char told[MT_NET_TEXT];   /* what this one tells */
+    MPI_Request parting;      /* of the last barrier */
 };
+_Static_assert(sizeof(MPI_Request) <= sizeof(uint64_t), "a request fits its operation");
 
-struct header {
-    uint64_t bytes, sum;
-};
-
-int mt_net_mpi_open(mt_net **out, struct mt_err *err);
+mt_net_open_fn mt_net_mpi_open;
 
 static void idle(void)
 {
     nanosleep(&(struct timespec){0, IDLE_NS}, NULL);
 }
 
-/* Whether a host has told that it ends; then *err says why. */
-static int hear(struct world *w, struct mt_err *err)
+static bool within(int64_t begin, double seconds)
 {
-    MPI_Status st;
-    int there = 0;
-    char why[MT_NET_TEXT] = "";
-    if (MPI_Iprobe(MPI_ANY_SOURCE, TAG_END, w->comm, &there, &st) != MPI_SUCCESS || !there)
-        return 0;
-    MPI_Recv(why, sizeof(why), MPI_BYTE, st.MPI_SOURCE, TAG_END, w->comm, MPI_STATUS_IGNORE);
-    why[sizeof(why) - 1] = 0;
-    return mt_net_fail_told(st.MPI_SOURCE, why, err);
+    return (double)(mt_now_ns() - begin) * 1e-9 < seconds;
 }
 
 static int fail_mpi(int rc, int host, struct mt_err *err)
@@ -58,98 +50,121 @@ static int fail_mpi(int rc, int host, struct mt_err *err)
     return mt_fail(err, MT_ERR_RUNTIME, -ECONNRESET, "host %d is lost: %s", host, text);
 }
 
-static int finish(struct world *w, MPI_Request *r, int host, const char *what, struct mt_err *err)
+static int post(mt_wire *wire, struct mt_wire_op *op, struct mt_err *err)
 {
+    const struct world *w = (struct world *)wire;
+    MPI_Request r = MPI_REQUEST_NULL;
+    int rc = op->sends ? MPI_Isend(op->data, (int)op->bytes, MPI_BYTE, op->host, TAG_DATA, w->comm, &r)
+                       : MPI_Irecv(op->data, (int)op->bytes, MPI_BYTE, op->host, TAG_DATA, w->comm, &r);
+    memcpy(&op->request, &r, sizeof(r));
+    return rc == MPI_SUCCESS ? 0 : fail_mpi(rc, op->host, err);
+}
+
+static int test(mt_wire *wire, struct mt_wire_op *op, bool *over, struct mt_err *err)
+{
+    MPI_Request r;
+    MPI_Status st;
+    int done = 0, n = 0;
+    (void)wire;
+    memcpy(&r, &op->request, sizeof(r));
+    int rc = MPI_Test(&r, &done, &st);
+    if (rc != MPI_SUCCESS)
+        return fail_mpi(rc, op->host, err);
+    memcpy(&op->request, &r, sizeof(r));
+    if (done && !op->sends)
+        MPI_Get_count(&st, MPI_BYTE, &n);
+    op->moved = (size_t)n;
+    *over = done != 0;
+    return 0;
+}
+
+/* Sends cannot be taken back, and only read. */
+static void cancel(mt_wire *wire, struct mt_wire_op *const *op, size_t n)
+{
+    struct mt_err ignored;
     int64_t begin = mt_now_ns();
-    for (unsigned turn = 0;; turn++) {
-        int done = 0, rc = MPI_Test(r, &done, MPI_STATUS_IGNORE);
-        if (rc != MPI_SUCCESS)
-            return fail_mpi(rc, host, err);
-        if (done)
-            return 0;
-        if (turn % 16 == 0 && (rc = hear(w, err)))
-            return rc;
-        if ((double)(mt_now_ns() - begin) * 1e-9 > w->net.deadline_s)
-            return mt_net_fail_late(&w->net, host, what, err);
-        if (turn > 200)
-            idle();
+    for (size_t i = 0; i < n; i++) {
+        MPI_Request r;
+        memcpy(&r, &op[i]->request, sizeof(r));
+        if (!op[i]->sends && r != MPI_REQUEST_NULL)
+            MPI_Cancel(&r);
     }
+    for (size_t i = 0; i < n; i++)
+        for (bool over = op[i]->sends; !over && within(begin, 1); idle())
+            if (test(wire, op[i], &over, &ignored))
+                break;
 }
 
-static int send_piece(struct world *w, int to, const void *data, size_t bytes, struct mt_err *err)
+static bool hear(mt_wire *wire, int *host, char why[MT_NET_TEXT])
 {
-    MPI_Request r;
-    int rc = MPI_Isend(data, (int)bytes, MPI_BYTE, to, TAG_DATA, w->comm, &r);
-    return rc != MPI_SUCCESS ? fail_mpi(rc, to, err) : finish(w, &r, to, "was taken by", err);
-}
-
-static int recv_piece(struct world *w, int from, void *data, size_t bytes, struct mt_err *err)
-{
-    MPI_Request r;
-    int rc = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, TAG_DATA, w->comm, &r);
-    return rc != MPI_SUCCESS ? fail_mpi(rc, from, err) : finish(w, &r, from, "came from", err);
-}
-
-static int send_to(mt_net *n, int to, const void *data, size_t bytes, struct mt_err *err)
-{
-    struct world *w = (struct world *)n;
-    struct header h = {bytes, mt_sum64(data, bytes, 0)};
-    int rc = send_piece(w, to, &h, sizeof(h), err);
-    for (size_t at = 0; at < bytes && !rc; at += PIECE)
-        rc = send_piece(w, to, (const char *)data + at, MT_MIN(bytes - at, (size_t)PIECE), err);
-    return rc;
-}
-
-static int recv_from(mt_net *n, int from, void *data, size_t bytes, struct mt_err *err)
-{
-    struct world *w = (struct world *)n;
-    struct header h = {0, 0};
-    int rc = recv_piece(w, from, &h, sizeof(h), err);
-    if (!rc && h.bytes != bytes)
-        return mt_net_fail_size(from, h.bytes, bytes, err);
-    for (size_t at = 0; at < bytes && !rc; at += PIECE)
-        rc = recv_piece(w, from, (char *)data + at, MT_MIN(bytes - at, (size_t)PIECE), err);
-    if (!rc && mt_sum64(data, bytes, 0) != h.sum)
-        rc = mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "what came from host %d is not what it sent: a bit has changed on the way", from);
-    return rc;
+    struct world *w = (struct world *)wire;
+    MPI_Status st;
+    int there = 0;
+    if (w->end == MPI_REQUEST_NULL || MPI_Test(&w->end, &there, &st) != MPI_SUCCESS || !there)
+        return false;
+    *host = st.MPI_SOURCE;
+    w->heard[MT_NET_TEXT - 1] = 0;
+    memcpy(why, w->heard, MT_NET_TEXT);
+    return true;
 }
 
 /* A host that does not take it in a second hears of it by its deadline. */
-static void tell(mt_net *n, const char *why)
+static void tell(mt_wire *wire, const char *why)
 {
-    struct world *w = (struct world *)n;
-    char text[MT_NET_TEXT] = "";
-    snprintf(text, sizeof(text), "%s", why);
-    for (int to = 0; to < n->size; to++) {
-        MPI_Request r;
-        if (to == n->rank || MPI_Isend(text, sizeof(text), MPI_BYTE, to, TAG_END, w->comm, &r) != MPI_SUCCESS)
-            continue;
-        int done = 0;
-        for (int64_t begin = mt_now_ns(); !done && mt_now_ns() - begin < 1000000000; idle())
-            if (MPI_Test(&r, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
-                break;
+    struct world *w = (struct world *)wire;
+    int64_t begin = mt_now_ns();
+    snprintf(w->told, sizeof(w->told), "%s", why);
+    MPI_Request *r = mt_calloc((size_t)wire->size, sizeof(MPI_Request));
+    for (int to = 0; to < wire->size && r; to++) {
+        r[to] = MPI_REQUEST_NULL;
+        if (to != wire->rank)
+            MPI_Isend(w->told, sizeof(w->told), MPI_BYTE, to, TAG_END, w->comm, &r[to]);
     }
+    for (int all = !r; !all && within(begin, 1); idle())
+        if (MPI_Testall(wire->size, r, &all, MPI_STATUSES_IGNORE) != MPI_SUCCESS)
+            break;
+    free(r);
+}
+
+/* Whether all hosts have come to the end. */
+static bool part(struct world *w)
+{
+    int done = 0;
+    int64_t begin = mt_now_ns();
+    if (MPI_Ibarrier(w->comm, &w->parting) != MPI_SUCCESS)
+        return false;
+    for (; !done && within(begin, PART_S); idle())
+        if (MPI_Test(&w->parting, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+            return false;
+    return done != 0;
+}
+
+/* Nothing is under way: the receive of an end is taken back. */
+static void finalize(struct world *w)
+{
+    if (w->end != MPI_REQUEST_NULL) {
+        MPI_Cancel(&w->end);
+        MPI_Wait(&w->end, MPI_STATUS_IGNORE);
+    }
+    if (w->comm != MPI_COMM_NULL)
+        MPI_Comm_free(&w->comm);
+    MPI_Finalize();
 }
 
 /* MPI's own ends of a run hang where a network is cut: the alarm ends this process then. */
-static void part(mt_net *n, bool ok, int code)
+static void close_wire(mt_wire *wire, bool ok, int code)
 {
-    struct world *w = (struct world *)n;
-    struct mt_err err;
-    MPI_Request r;
-    n->deadline_s = PART_S;
-    if (ok && MPI_Ibarrier(w->comm, &r) == MPI_SUCCESS && !finish(w, &r, 0, "came from", &err)) {
-        alarm(ABORT_S);
-        MPI_Comm_free(&w->comm);
-        MPI_Finalize();
-        alarm(0);
-        free(w);
-        return;
-    }
+    struct world *w = (struct world *)wire;
+    bool parted = ok && part(w);
     signal(SIGALRM, SIG_DFL);
     alarm(ABORT_S);
-    MPI_Abort(MPI_COMM_WORLD, code);
-    _exit(code);
+    if (!parted) {
+        MPI_Abort(MPI_COMM_WORLD, code);
+        _exit(code);
+    }
+    finalize(w);
+    alarm(0);
+    free(w);
 }
 
 /* Where hosts meet MPI has no deadline: one that never comes would keep the others for ever. */
@@ -162,29 +177,37 @@ static void miss(int signo)
     _exit(1);
 }
 
-int mt_net_mpi_open(mt_net **out, struct mt_err *err)
+int mt_net_mpi_open(mt_wire **out, struct mt_err *err)
 {
     int have = 0, rank = 0, size = 1;
     struct world *w = mt_calloc(1, sizeof(*w));
     if (!w)
         return mt_fail_nomem(err, "MPI", sizeof(*w));
+    w->end = w->parting = MPI_REQUEST_NULL;
+    w->comm = MPI_COMM_NULL;
     signal(SIGALRM, miss);
     alarm(START_S);
-    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &have) != MPI_SUCCESS || have < MPI_THREAD_SERIALIZED) {
+    int rc = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &have);
+    if (rc == MPI_SUCCESS && have < MPI_THREAD_SERIALIZED)
+        finalize(w);
+    if (rc != MPI_SUCCESS || have < MPI_THREAD_SERIALIZED) {
         alarm(0);
         free(w);
         return mt_fail(err, MT_ERR_RUNTIME, -EIO, "MPI does not start, or not for several threads");
     }
-    MPI_Comm_dup(MPI_COMM_WORLD, &w->comm);
-    MPI_Comm_set_errhandler(w->comm, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(w->comm, &rank);
-    MPI_Comm_size(w->comm, &size);
-    alarm(0);
-    w->net = (struct mt_net){rank, size, MT_NET_DEADLINE_S, send_to, recv_from, tell, part};
-    *out = &w->net;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    *out = NULL;
     if (size == 1) {
-        part(&w->net, true, 0);
-        *out = NULL;
+        finalize(w);
+        free(w);
+    } else {
+        MPI_Comm_dup(MPI_COMM_WORLD, &w->comm);
+        MPI_Comm_set_errhandler(w->comm, MPI_ERRORS_RETURN);
+        MPI_Irecv(w->heard, sizeof(w->heard), MPI_BYTE, MPI_ANY_SOURCE, TAG_END, w->comm, &w->end);
+        w->wire = (mt_wire){rank, size, post, test, cancel, hear, tell, close_wire};
+        *out = &w->wire;
     }
+    alarm(0);
     return 0;
 }

@@ -10,6 +10,8 @@
 
 #include "net/net_priv.h"
 
+enum { DEADLINE_S = 300 }; /* until the configuration says another */
+
 bool mt_net_is_launched(void)
 {
     const char *const n[] = {getenv("OMPI_COMM_WORLD_SIZE"), getenv("PMI_SIZE"), getenv("SLURM_STEP_NUM_TASKS")};
@@ -45,48 +47,14 @@ int mt_net_open(mt_net **out, struct mt_err *err)
         return 0;
     void *lib = open_module();
     mt_net_open_fn *open;
+    mt_wire *wire = NULL;
     void *entry = lib ? dlsym(lib, MT_NET_MPI_OPEN) : NULL;
     memcpy(&open, &entry, sizeof(open));
-    if (open)
-        return open(out, err);
+    if (open) {
+        int rc = open(&wire, err);
+        return rc || !wire ? rc : mt_net_create(out, wire, DEADLINE_S, err);
+    }
     const char *why = dlerror();
     return mt_fail(err, MT_ERR_USAGE, -ENOENT, "a launcher has started several processes, but this build has no MPI to join them: "
                    "install libopenmpi-dev or libmpich-dev and build again, or start one process (%s)", why ? why : "no module");
-}
-
-void mt_net_close(mt_net **n, bool ok, int code)
-{
-    if (*n)
-        (*n)->close(*n, ok, code);
-    *n = NULL;
-}
-
-int mt_net_rank(const mt_net *n)
-{
-    return n->rank;
-}
-
-int mt_net_size(const mt_net *n)
-{
-    return n->size;
-}
-
-void mt_net_set_deadline(mt_net *n, double seconds)
-{
-    n->deadline_s = seconds;
-}
-
-int mt_net_send(mt_net *n, int to, const void *data, size_t bytes, struct mt_err *err)
-{
-    return n->send(n, to, data, bytes, err);
-}
-
-int mt_net_recv(mt_net *n, int from, void *data, size_t bytes, struct mt_err *err)
-{
-    return n->recv(n, from, data, bytes, err);
-}
-
-void mt_net_tell(mt_net *n, const char *why)
-{
-    n->tell(n, why);
 }

@@ -4,20 +4,41 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/err.h"
 
 /**
  * Messages between the hosts of a run. They are numbered from 0; what one sends to another arrives there in order. A
- * message has the number of bytes that its receiver expects: both know it. Its checksum is checked.
+ * message has the number of bytes that its receiver expects: both know it. What arrives is checked by number, size and
+ * checksum: a message that is lost, doubled, cut short or changed on its way is an error, never a result.
  *
- * Every call waits until the message is sent or has arrived, at most for the deadline. Then, and if any host tells
- * that it ends (mt_net_tell()), it fails with -ETIMEDOUT or -ECONNABORTED (MT_ERR_RUNTIME) and names the host.
- * Another size or content than was sent: -EPROTO.
+ * A thread of its own ("mt-net") moves all messages that are under way, both directions at once. The first error ends
+ * all of them, and every later one, with the same: a message to or from a host that moved nothing for the deadline
+ * -ETIMEDOUT; a host that tells that it ends (mt_net_tell()) -ECONNABORTED; what did not arrive as it was sent
+ * -EPROTO. All are MT_ERR_RUNTIME and name the host.
  *
- * Thread-safety: one thread at a time.
+ * Thread-safety: any thread; mt_net_close() when no other uses it.
  */
 typedef struct mt_net mt_net;
+
+/** A message under way: the caller's, as its data, until it has ended. */
+struct mt_net_message {
+    int host; /* the other side */
+    bool sends;
+    void *data; /* only read if it sends */
+    size_t bytes;
+    /** Called when it has ended, on the thread of the net; may submit others. NULL: somebody waits for it. */
+    void (*done)(struct mt_net_message *m);
+    void *ctx;
+    int rc; /* when it has ended */
+    struct mt_err err;
+    /* the net's own */
+    bool over;
+    uint64_t number;
+    size_t posted, ended; /* pieces */
+    struct mt_net_message *next;
+};
 
 /** Whether a launcher (mpirun, srun) has started this process as one of several. */
 bool mt_net_is_launched(void);
@@ -26,17 +47,24 @@ bool mt_net_is_launched(void);
  * opened here. *out is NULL if there are no others. -ENOENT (MT_ERR_USAGE): this build has no MPI.
  */
 int mt_net_open(mt_net **out, struct mt_err *err);
-/** Accepts NULL. ok: all hosts part at once. Else this one has failed: ends the processes of all, this one
- * too, with that exit code. */
+/** Accepts NULL. ok: all hosts part at once. Else, or if an error has ended its messages, this one has failed: ends
+ * the processes of all, this one too, with that exit code. */
 void mt_net_close(mt_net **n, bool ok, int code);
 
 int mt_net_rank(const mt_net *n);
 int mt_net_size(const mt_net *n);
-/** Seconds until a wait fails. */
+/** Seconds without a movement after which a message fails. */
 void mt_net_set_deadline(mt_net *n, double seconds);
+
+/** Starts a message, behind those to (or from) the same host that were started before. */
+void mt_net_submit(mt_net *n, struct mt_net_message *m);
+/** Waits until a message without `done` has ended; returns its rc. */
+int mt_net_wait(mt_net *n, struct mt_net_message *m, struct mt_err *err);
+/** Both at once. */
 int mt_net_send(mt_net *n, int to, const void *data, size_t bytes, struct mt_err *err);
 int mt_net_recv(mt_net *n, int from, void *data, size_t bytes, struct mt_err *err);
-/** Tells all others, as far as they can be reached, why this host ends: what they wait for fails with that. */
+/** Tells all others, as far as they can be reached in a second, why this host ends: what they wait for fails with
+ * that. Call it before the data of messages that have failed are freed. Only the first call tells. */
 void mt_net_tell(mt_net *n, const char *why);
 
 #endif

@@ -2,12 +2,15 @@
 #ifndef MT_NET_THREADS_H
 #define MT_NET_THREADS_H
 
+#include "net/fault.h"
 #include "net/net.h"
 
 /** Hosts that are threads of one process: for tests. Each thread uses its own mt_net. */
 typedef struct mt_net_threads mt_net_threads;
 
-int mt_net_threads_create(mt_net_threads **out, int size, double deadline_s, struct mt_err *err);
+/** fault: of what host fault->host sends; NULL: none. */
+int mt_net_threads_create(mt_net_threads **out, int size, double deadline_s, const struct mt_net_fault *fault,
+                          struct mt_err *err);
 mt_net *mt_net_threads_of(mt_net_threads *t, int rank);
 /** Accepts NULL. No thread uses it any more. */
 void mt_net_threads_destroy(mt_net_threads **t);

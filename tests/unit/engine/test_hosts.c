@@ -220,7 +220,7 @@ static void run(const struct setting *s, struct outcome o[MOST_HOSTS], double de
     struct host host[MOST_HOSTS];
     mt_net_threads *t = NULL;
     memset(o, 0, MOST_HOSTS * sizeof(*o));
-    assert_int_equal(mt_net_threads_create(&t, s->hosts, deadline, NULL), 0);
+    assert_int_equal(mt_net_threads_create(&t, s->hosts, deadline, NULL, NULL), 0);
     for (int i = 0; i < s->hosts; i++) {
         host[i] = (struct host){s, &o[i], s->hosts > 1 ? mt_net_threads_of(t, i) : NULL, i, 0};
         assert_int_equal(pthread_create(&host[i].thread, NULL, run_host, &host[i]), 0);

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages between hosts: what arrives, in which order, and how waits end. */
+/* Messages between hosts: what arrives, in which order, how waits end, and what faults on the way become. */
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/mem.h"
 #include "net/threads.h"
 
 enum { HOSTS = 4, ROUNDS = 50 };
@@ -31,11 +33,12 @@ static void *start(void *arg)
 }
 
 /* Runs one function on each host. */
-static void run(struct host h[HOSTS], int n, double deadline, void (*const f[HOSTS])(struct host *h))
+static void run_faulty(struct host h[HOSTS], int n, double deadline, void (*const f[HOSTS])(struct host *h),
+                       const struct mt_net_fault *fault)
 {
     mt_net_threads *t;
     pthread_t thread[HOSTS];
-    assert_int_equal(mt_net_threads_create(&t, n, deadline, NULL), 0);
+    assert_int_equal(mt_net_threads_create(&t, n, deadline, fault, NULL), 0);
     for (int i = 0; i < n; i++) {
         h[i] = (struct host){.net = mt_net_threads_of(t, i), .run = f[i]};
         assert_int_equal(pthread_create(&thread[i], NULL, start, &h[i]), 0);
@@ -43,6 +46,11 @@ static void run(struct host h[HOSTS], int n, double deadline, void (*const f[HOS
     for (int i = 0; i < n; i++)
         pthread_join(thread[i], NULL);
     mt_net_threads_destroy(&t);
+}
+
+static void run(struct host h[HOSTS], int n, double deadline, void (*const f[HOSTS])(struct host *h))
+{
+    run_faulty(h, n, deadline, f, NULL);
 }
 
 /* Each host in turn sends to all others. */
@@ -122,6 +130,87 @@ static void a_host_that_ends_tells_why(void **state)
     assert_non_null(strstr(h[1].err.msg, "host 2 has ended: a drive failed"));
 }
 
+/* --- faults ---------------------------------------------------------------------------------------------------- */
+
+/* Lengths around those at which messages are cut: none, in one operation, in one more, in several pieces; and two that
+ * their length does not tell apart. */
+static const size_t length_of[] = {0, 1, 4096, 4097, (4 << 20) + 3, 100, 100};
+enum { LENGTHS = sizeof(length_of) / sizeof(length_of[0]) };
+
+enum { ROOM = (4 << 20) + 8 };
+static unsigned char sent[LENGTHS][ROOM]; /* by every host */
+
+static void make_content(void)
+{
+    for (size_t i = 0; i < LENGTHS; i++)
+        for (size_t k = 0; k < length_of[i]; k++)
+            sent[i][k] = (unsigned char)(k * 31 + k / 4096 + i * 7 + 1);
+}
+
+/* Sends all lengths to the next host while all come from the one before. */
+static void pass_around(struct host *h)
+{
+    const int own = mt_net_rank(h->net), n = mt_net_size(h->net);
+    struct mt_net_message m[2][LENGTHS];
+    unsigned char *in = mt_calloc(LENGTHS, ROOM);
+    for (size_t i = 0; i < LENGTHS; i++) {
+        m[0][i] = (struct mt_net_message){.host = (own + n - 1) % n, .data = in + i * ROOM, .bytes = length_of[i]};
+        m[1][i] = (struct mt_net_message){.host = (own + 1) % n, .sends = true, .data = sent[i], .bytes = length_of[i]};
+        mt_net_submit(h->net, &m[0][i]);
+        mt_net_submit(h->net, &m[1][i]);
+    }
+    for (size_t i = 0; i < LENGTHS; i++)
+        for (int d = 0; d < 2; d++) {
+            int rc = mt_net_wait(h->net, &m[d][i], h->rc ? NULL : &h->err);
+            if (rc && !h->rc)
+                mt_net_tell(h->net, h->err.msg);
+            h->rc = h->rc ? h->rc : rc;
+        }
+    for (size_t i = 0; i < LENGTHS; i++) /* what has come without an error is right, whatever came of the rest */
+        h->sum += !m[0][i].rc && memcmp(in + i * ROOM, sent[i], length_of[i]);
+    free(in);
+}
+
+static void (*const around[HOSTS])(struct host *) = {pass_around, pass_around, pass_around, pass_around};
+
+static void many_are_under_way_at_once(void **state)
+{
+    struct host h[HOSTS];
+    (void)state;
+    run(h, 3, 30, around);
+    for (int i = 0; i < 3; i++)
+        assert_true(!h[i].rc && !h[i].sum);
+}
+
+/* Every send of a host once with each fault: nothing hangs, no content is wrong, and whoever notices names a host. */
+static void every_fault_on_the_way_is_noticed(void **state)
+{
+    static const char *const name[MT_N_NET_FAULTS] = {"dropped", "late", "flipped", "short", "doubled", "silent"};
+    size_t sends = 0;
+    struct host h[HOSTS];
+    struct mt_net_fault f = {.host = 1, .nth = SIZE_MAX, .seconds = 0.02, .sends = &sends};
+    (void)state;
+    run_faulty(h, 3, 30, around, &f);
+    const size_t n = sends;
+    assert_true(!h[0].rc && n >= LENGTHS);
+    for (f.kind = 0; f.kind < MT_N_NET_FAULTS; f.kind++) {
+        size_t noticed = 0, wrong = 0, named = 0;
+        bool lost = f.kind == MT_NET_DROPPED || f.kind == MT_NET_SILENT;
+        for (f.nth = 0; f.nth < n; f.nth++) {
+            run_faulty(h, 3, lost ? 0.04 : 30, around, &f); /* what is not lost is noticed at once */
+            noticed += h[2].rc != 0;
+            named += h[2].rc && (strstr(h[2].err.msg, "host 1") || strstr(h[2].err.msg, "host 0"));
+            for (int i = 0; i < 3; i++)
+                wrong += h[i].sum + (h[i].rc && h[i].rc != -EPROTO && h[i].rc != -ETIMEDOUT && h[i].rc != -ECONNABORTED);
+        }
+        print_message("%-8s %zu of %zu sends: %zu noticed, %zu wrong\n", name[f.kind], n, n, noticed, wrong);
+        assert_int_equal(wrong, 0);
+        assert_int_equal(named, noticed);
+        /* a message that is late is none that is lost; a double of the last one follows what nobody waits for */
+        assert_int_equal(noticed, f.kind == MT_NET_LATE ? 0 : f.kind == MT_NET_DOUBLED ? n - 1 : n);
+    }
+}
+
 static void one_process_has_no_hosts(void **state)
 {
     mt_net *net;
@@ -134,11 +223,14 @@ static void one_process_has_no_hosts(void **state)
 int main(void)
 {
     alarm(100);
+    make_content();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(messages_arrive_in_order),
         cmocka_unit_test(another_size_is_refused),
         cmocka_unit_test(a_wait_ends_at_its_deadline),
         cmocka_unit_test(a_host_that_ends_tells_why),
+        cmocka_unit_test(many_are_under_way_at_once),
+        cmocka_unit_test(every_fault_on_the_way_is_noticed),
         cmocka_unit_test(one_process_has_no_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
