@@ -16,7 +16,7 @@ static int check_base(struct cli *cli, const struct mt_setup *s, const char *ada
     bool known = !mt_checkpoint_read_state(adapter, &state, NULL) && state.frozen && state.frozen->child;
     bool stored = s->in->cfg->model.init == MT_INIT_WEIGHTS;
     int rc = !known || !stored ? 0
-                 : mt_weights_verify_base(s->layout, s->in->model_dir, state.frozen, &n, err);
+                 : mt_weights_verify_base(s->choice.layout, s->in->model_dir, state.frozen, &n, err);
     mt_train_state_finish(&state);
     if (rc || cli->quiet)
         return rc;
@@ -49,15 +49,15 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
         if (!rc)
             mt_st_close(&st);
     }
-    if (!rc && setup.layout->n_adapters && *cfg->adapter.path)
-        rc = mt_peft_check(setup.layout, cfg->adapter.path, &err);
+    if (!rc && setup.choice.layout->n_adapters && *cfg->adapter.path)
+        rc = mt_peft_check(setup.choice.layout, cfg->adapter.path, &err);
     if (!rc)
         rc = mt_setup_memory(&setup, &memory, &err);
     if (!rc && !cli->quiet) {
         cli_print_setup(&setup);
         cli_print_memory(&memory);
     }
-    if (!rc && setup.layout->n_adapters && cli_arg(args, "adapter"))
+    if (!rc && setup.choice.layout->n_adapters && cli_arg(args, "adapter"))
         rc = check_base(cli, &setup, cfg->adapter.path, &err);
     if (!rc)
         rc = mt_memory_check(&memory, &err);

@@ -120,8 +120,8 @@ void cli_print_setup(const struct mt_setup *s)
     static const char *const acts[] = {"auto", "keep", "offload", "disk", "recompute"};
     char a[32], b[32], active[48];
     cli_say("Model    %s, %.1fM parameters%s, %lld layers, hidden %lld, vocabulary %lld, %s\n",
-            in->hf.family->architecture, (double)s->layout->n_params / 1e6,
-            cli_active_params(active, sizeof(active), s->layout), (long long)in->hf.n_layers,
+            in->hf.family->architecture, (double)s->choice.layout->n_params / 1e6,
+            cli_active_params(active, sizeof(active), s->choice.layout), (long long)in->hf.n_layers,
             (long long)in->hf.hidden, (long long)in->hf.vocab, mt_numerics_name(&s->choice.numerics));
     for (size_t i = 0; i < s->n_learners; i++)
         print_data(s, &in[i], mt_setup_numerics_of(s, i));
@@ -130,21 +130,25 @@ void cli_print_setup(const struct mt_setup *s)
     if (lanes > 1)
         snprintf(times, sizeof(times), "%d times ", lanes);
     const struct mt_device_limits *l = mt_device_limits(s->dev);
+    enum mt_isa isa = mt_setup_engine_params(s).isa;
     cli_say("Device   %s%s, %d threads, %s %s, budget %s\n", times, l->name,
             (int)s->choice.placement.threads, s->choice.numerics.optimizer->title,
-            mt_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_isa_best()),
+            mt_isa_name(isa ? isa : mt_isa_best()),
             mt_format_bytes(a, sizeof(a), l->budget_bytes));
     for (int i = 0; i < lanes && l->address[0]; i++)
         cli_say("         at %s\n", mt_device_limits(i ? s->other_dev[i - 1] : s->dev)->address);
     if (s->cluster)
         print_hosts(s);
-    size_t sharing = s->layout->n_units - (p->program.one_ring ? 0 : 2), held = 0;
+    size_t sharing = s->choice.layout->n_units - (p->program.one_ring ? 0 : 2), held = 0;
     for (int lane = 0; lane < lanes; lane++)
         held += (size_t)p->program.n_buffers[lane][MT_POOL_WEIGHTS];
     cli_say("Plan     %zu of %zu %s weights on the device, activations: %s; a step moves %s "
                     "in, %s out\n",
             lanes > 1 ? MT_MIN(held, sharing) : held, sharing,
-            p->program.one_ring || in->hf.moe.n_experts ? "units'" : s->layout->cut.n_units > 1 ? "half layers'" : "layers'", acts[p->activations],
+            p->program.one_ring || in->hf.moe.n_experts ? "units'"
+            : s->choice.layout->cut.n_units > 1 ? "half layers'"
+                                                : "layers'",
+            acts[s->choice.placement.activations],
             mt_format_bytes(a, sizeof(a), p->h2d_bytes), mt_format_bytes(b, sizeof(b), p->d2h_bytes));
     if (s->predicted)
         cli_say("Time     %.3g s a step predicted: forward %.3g bound by %s, backward %.3g by %s\n",
@@ -175,10 +179,10 @@ void cli_print_wear(const struct mt_setup *s, uint64_t tbw)
     size_t on_disk = 0;
     if (!s->choice.engine.uses_disk)
         return;
-    for (size_t u = 0; u < s->layout->n_units; u++)
+    for (size_t u = 0; u < s->choice.layout->n_units; u++)
         on_disk += s->choice.engine.on_disk[u] != 0;
     mt_setup_wear(s, tbw, &w);
-    cli_say("Disk     planes of %zu of %zu units; a step reads %s", on_disk, s->layout->n_units,
+    cli_say("Disk     planes of %zu of %zu units; a step reads %s", on_disk, s->choice.layout->n_units,
             mt_format_bytes(a, sizeof(a), w.read_bytes));
     print_uses(" (", s->choice.engine.traffic.read);
     cli_say("%s, writes %s", w.read_bytes ? ")" : "",

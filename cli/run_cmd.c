@@ -251,7 +251,7 @@ static int write_run_files(struct learner *r, const struct mt_setup *setup, stru
         cJSON_AddStringToObject(o, "device_address", mt_device_limits(setup->dev)->address);
     cJSON_AddNumberToObject(o, "threads", (double)setup->choice.placement.threads);
     cJSON_AddStringToObject(o, "model", r->in->model_dir);
-    cJSON_AddNumberToObject(o, "parameters", (double)setup->layout->n_params);
+    cJSON_AddNumberToObject(o, "parameters", (double)setup->choice.layout->n_params);
     snprintf(host, sizeof(host), "%016llx", (unsigned long long)mt_dataset_hash(r->in->data));
     cJSON_AddStringToObject(o, "data_hash", host);
     if (r->resume)

@@ -12,7 +12,7 @@
 static int pass_planes(mt_cluster *c, const struct mt_session *s, bool sends, struct mt_err *err)
 {
     int rc = 0;
-    for (size_t u = 0; u < s->setup->layout->n_units && !rc; u++)
+    for (size_t u = 0; u < s->setup->choice.layout->n_units && !rc; u++)
         for (int k = 0; k < MT_N_PLANES && !rc; k++) {
             void *p = mt_plane(s->planes, u, (enum mt_plane_kind)k);
             size_t bytes = mt_plane_desc_bytes(mt_plane_desc_of(s->planes, (enum mt_plane_kind)k),

@@ -55,7 +55,7 @@ static int warm(const struct mt_setup *setup, const struct mt_engine_params *e, 
 int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct mt_err *err)
 {
     struct mt_plane_set_params p = {.elems = NULL};
-    struct mt_engine_params e = setup->engine_params;
+    struct mt_engine_params e = mt_setup_engine_params(setup);
     struct io_choice io = {.faulty = false};
     *s = (struct mt_session){.setup = setup};
     int rc = setup->request.train ? warm(setup, &e, err) : 0;
@@ -66,14 +66,14 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
     if (!rc)
         rc = open_disk(s, &p, &e, &io, err);
     if (!rc && setup->choice.engine.uses_files)
-        rc = mt_weights_open_files(&s->files, setup->layout, p.in_files, setup->in->weights_dir, io.io,
+        rc = mt_weights_open_files(&s->files, setup->choice.layout, p.in_files, setup->in->weights_dir, io.io,
                                    io.faulty ? &io.fault : NULL, err);
     p.disk = e.disk = s->disk;
     p.files = e.files = s->files;
-    s->base_sum = mt_calloc(setup->layout->n_tensors, sizeof(*s->base_sum));
-    s->own_sum = mt_calloc(setup->layout->n_tensors, sizeof(*s->own_sum));
+    s->base_sum = mt_calloc(setup->choice.layout->n_tensors, sizeof(*s->base_sum));
+    s->own_sum = mt_calloc(setup->choice.layout->n_tensors, sizeof(*s->own_sum));
     if (!rc && (!s->base_sum || !s->own_sum))
-        rc = mt_fail_nomem(err, "sums of the base", setup->layout->n_tensors * sizeof(*s->base_sum));
+        rc = mt_fail_nomem(err, "sums of the base", setup->choice.layout->n_tensors * sizeof(*s->base_sum));
     if (!rc)
         rc = mt_plane_set_create(&s->planes, &p, err);
     free(p.elems);
@@ -87,7 +87,7 @@ int mt_session_sum_base(struct mt_session *s, struct mt_err *err)
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++) {
         const char *name = mt_file_weights_tensor(s->files, i);
-        while (s->setup->layout->tensors[t].name != name) /* they are in the layout's order, under its names */
+        while (s->setup->choice.layout->tensors[t].name != name) /* they are in the layout's order, under its names */
             t++;
         rc = mt_file_weights_sum(s->files, i, &s->base_sum[t], err);
     }
@@ -105,7 +105,7 @@ static struct mt_base_sums base_sums(const struct mt_session *s)
 
 const uint64_t *mt_session_base_sums(struct mt_session *s, size_t learner)
 {
-    const struct mt_layout *own = mt_setup_layout_of(s->setup, learner), *l = s->setup->layout;
+    const struct mt_layout *own = mt_setup_layout_of(s->setup, learner), *l = s->setup->choice.layout;
     size_t from = 0;
     for (size_t i = 0; i < own->n_tensors; i++) {
         if (own->tensors[i].adapter)
@@ -122,7 +122,7 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
     const struct mt_setup *setup = s->setup;
     const struct mt_config *cfg = setup->in->cfg;
     if (setup->request.train && cfg->model.init == MT_INIT_RANDOM)
-        return mt_weights_init_random(setup->layout, s->planes, (uint64_t)cfg->train.seed,
+        return mt_weights_init_random(setup->choice.layout, s->planes, (uint64_t)cfg->train.seed,
                                       (int)setup->choice.placement.threads, err);
     const char *dir = setup->in->weights_dir;
     struct mt_base_sums base = base_sums(s);
@@ -130,7 +130,7 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
     struct timespec began;
     clock_gettime(CLOCK_REALTIME, &began);
     if (setup->request.train && !base.want) /* else its tensors are compared with the checkpoint's sums */
-        base.all = mt_calloc(setup->layout->n_tensors, sizeof(*base.all));
+        base.all = mt_calloc(setup->choice.layout->n_tensors, sizeof(*base.all));
     int rc = mt_checkpoint_verify_model(dir, false, false, err);
     if (!setup->request.train && *cfg->adapter.path &&
         !mt_checkpoint_read_state(cfg->adapter.path, &of_adapters, NULL)) {
@@ -138,13 +138,14 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
         base.other_forms = true;
     }
     if (!rc)
-        rc = mt_weights_load(setup->layout, s->planes, dir, setup->request.train || base.want ? &base : NULL, err);
+        rc = mt_weights_load(setup->choice.layout, s->planes, dir, setup->request.train || base.want ? &base : NULL,
+                             err);
     mt_train_state_finish(&of_adapters);
     bool any_new = false;
-    for (size_t i = 0; base.all && i < setup->layout->n_tensors; i++)
+    for (size_t i = 0; base.all && i < setup->choice.layout->n_tensors; i++)
         any_new |= base.all[i] != 0;
     if (!rc && any_new)
-        rc = mt_second_look_start(&s->second_look, setup->layout, dir, base.all,
+        rc = mt_second_look_start(&s->second_look, setup->choice.layout, dir, base.all,
                                   (int64_t)began.tv_sec * 1000000000 + began.tv_nsec, err);
     free(base.all);
     return rc;
@@ -171,7 +172,7 @@ int mt_session_start_guard(struct mt_session *s, struct mt_err *err)
     if (!setup->request.train || verify == MT_VERIFY_OFF)
         return 0;
     struct mt_guard_params p = {.planes = s->planes,
-                                .n_units = setup->layout->n_units,
+                                .n_units = setup->choice.layout->n_units,
                                 .trained = verify == MT_VERIFY_ALL,
                                 .n_threads = (int)setup->choice.placement.threads};
     int rc = mt_guard_create(&s->guard, &p, err);
@@ -183,7 +184,7 @@ int mt_session_start_guard(struct mt_session *s, struct mt_err *err)
 int mt_session_fill_weights(struct mt_session *s, const char *const *resume, struct mt_err *err)
 {
     const struct mt_setup *setup = s->setup;
-    bool adapters = setup->layout->n_adapters || setup->in->cfg->adapter.kind != MT_ADAPTER_NONE;
+    bool adapters = setup->choice.layout->n_adapters || setup->in->cfg->adapter.kind != MT_ADAPTER_NONE;
     bool resumed = resume && *resume;
     int rc = resumed && !adapters ? 0 : fill_model(s, err);
     for (size_t i = 0; i < setup->n_learners && !rc; i++) {
@@ -194,14 +195,14 @@ int mt_session_fill_weights(struct mt_session *s, const char *const *resume, str
     }
     struct mt_base_sums base = base_sums(s);
     if (!rc && resumed && !adapters)
-        rc = mt_weights_load_base(setup->layout, s->planes, setup->in->weights_dir, &base, err);
+        rc = mt_weights_load_base(setup->choice.layout, s->planes, setup->in->weights_dir, &base, err);
     return rc ? rc : mt_session_start_guard(s, err);
 }
 
 /* Reads what has changed from the model's files again. */
 static int mend(struct mt_session *s, const struct mt_guard_block *b, struct mt_err *err)
 {
-    const struct mt_layout *l = s->setup->layout;
+    const struct mt_layout *l = s->setup->choice.layout;
     const struct mt_plane_desc *d = mt_plane_desc_of(s->planes, b->kind);
     struct mt_base_sums base = base_sums(s);
     struct mt_err why = {0};

@@ -97,25 +97,18 @@ static int search(struct mt_setup *s, bool *found, struct mt_err *err)
     return rc == -ENOENT ? 0 : rc;
 }
 
-/* Adopts the layout that the chosen settings belong to. */
-static void take_layout(struct mt_setup *s)
-{
-    s->layout = s->request.layout = s->choice.layout;
-    s->request.halves = NULL;
-}
-
-/* From the chosen placement, as the planner itself derives them: what is planned is what is run. */
-static void take_engine_params(struct mt_setup *s)
+struct mt_engine_params mt_setup_engine_params(const struct mt_setup *s)
 {
     struct mt_plan_request r = mt_plan_request_as(&s->request, &s->choice);
-    s->engine_params = mt_plan_engine_params(&r, s->dev);
-    s->engine_params.other_dev = s->other_dev;
-    s->engine_params.net = mt_cluster_net(s->cluster);
-    s->engine_params.update_cpus = s->cpus;
+    struct mt_engine_params p = mt_plan_engine_params(&r, s->dev);
+    p.other_dev = s->other_dev;
+    p.net = mt_cluster_net(s->cluster);
+    p.update_cpus = s->cpus;
     const char *isa = getenv("MEGATRAIN_ADAM_ISA");
     for (enum mt_isa i = MT_ISA_SCALAR; isa && i <= MT_ISA_AVX512; i++)
         if (!strcmp(isa, mt_isa_name(i)) && mt_isa_available(i))
-            s->engine_params.isa = i;
+            p.isa = i;
+    return p;
 }
 
 /* Refuses FP8 on a GPU that has no products in it. */
@@ -143,11 +136,7 @@ static int decide(struct mt_setup *s, const struct mt_plan_limits *limits, struc
         rc = search(s, &s->predicted, err);
     if (!rc && !s->predicted)
         rc = mt_resolve_by_rules(&s->choice, &s->request, s->dev, err);
-    if (rc)
-        return rc;
-    take_layout(s);
-    take_engine_params(s);
-    return mt_shared_take_choice(s, err);
+    return rc ? rc : mt_shared_take_choice(s, err);
 }
 
 int mt_setup_findings(const struct mt_setup *s, struct mt_str *out)
@@ -205,15 +194,15 @@ const struct mt_numerics *mt_setup_numerics_of(const struct mt_setup *s, size_t 
 const struct mt_layout *mt_setup_layout_of(const struct mt_setup *s, size_t learner)
 {
     if (!s->learner)
-        return s->layout;
-    return s->layout == s->shared[1] ? s->in[learner].halves : s->in[learner].layout;
+        return s->choice.layout;
+    return s->choice.layout == s->shared[1] ? s->in[learner].halves : s->in[learner].layout;
 }
 
 static int check_copies(const struct mt_setup *s, struct mt_err *err)
 {
     const struct mt_config *c = s->in->cfg;
     if (!s->request.train || !s->choice.engine.uses_files || c->checkpoint.save != MT_SAVE_FULL ||
-        s->layout->n_adapters || c->checkpoint.frozen != MT_FROZEN_COPY)
+        s->choice.layout->n_adapters || c->checkpoint.frozen != MT_FROZEN_COPY)
         return 0;
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = files with checkpoint.frozen = copy: a run that goes on from "
                    "a copy cannot read it in place; set checkpoint.frozen = name, or memory.base = host");
@@ -311,13 +300,14 @@ int mt_setup_operations(const struct mt_setup *s, struct mt_metered **ops, size_
 bool mt_setup_names_base(const struct mt_setup *s, size_t learner)
 {
     const struct mt_config *cfg = s->in[learner].cfg;
-    return cfg->checkpoint.save == MT_SAVE_FULL && (s->layout->n_adapters || cfg->checkpoint.frozen == MT_FROZEN_NAME);
+    bool named = s->choice.layout->n_adapters || cfg->checkpoint.frozen == MT_FROZEN_NAME;
+    return cfg->checkpoint.save == MT_SAVE_FULL && named;
 }
 
 int mt_setup_plane_params(const struct mt_setup *s, struct mt_plane_set_params *p, struct mt_err *err)
 {
     const struct mt_numerics *n = &s->choice.numerics;
-    int rc = mt_layout_plane_params(p, s->layout, s->request.train ? n->optimizer : NULL, n->grad_dtype, err);
+    int rc = mt_layout_plane_params(p, s->choice.layout, s->request.train ? n->optimizer : NULL, n->grad_dtype, err);
     if (!rc)
         mt_engine_plan_trim(&s->choice.engine, p);
     p->on_disk = s->choice.engine.on_disk;

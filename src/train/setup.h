@@ -12,7 +12,6 @@ struct mt_setup {
                                       not a learner's own is that of the first */
     struct mt_cluster *cluster;    /* the hosts that share the run; NULL: one; borrowed */
     size_t n_learners;             /* results of the run; several share the base */
-    const struct mt_layout *layout; /* one of the two of `in`, or of `shared` */
     struct mt_layout *shared[2];   /* with several learners: whole layers, and halves of them or NULL; owned */
     struct mt_numerics *learner;   /* with several: [n_learners] of each, every `auto` decided; owned */
 
@@ -22,10 +21,10 @@ struct mt_setup {
     int *cpus;                     /* [placement.threads] or NULL */
     struct mt_numa numa;           /* homes of the planes */
     struct mt_machine machine;     /* the profile: measured, or a stored one, which has no fingerprint */
-    struct mt_plan_request request;
-    struct mt_plan_choice choice;  /* numerics and placement, every `auto` decided; the engine's plan, memory */
+    struct mt_plan_request request; /* what was asked; its layouts, numerics and placement are not those that are run */
+    struct mt_plan_choice choice;  /* what is run: layout (one of the two of `in` or of `shared`), numerics and
+                                      placement, every `auto` decided; the engine's plan, memory */
     bool predicted;                /* the search chose, with `machine`; then choice.sim describes the step */
-    struct mt_engine_params engine_params; /* without planes, drives and files, which a session adds */
 };
 
 /**
@@ -47,9 +46,12 @@ bool mt_setup_adopt_findings(struct mt_setup *s, const char *text);
 void mt_setup_doubt(const struct mt_setup *s);
 size_t mt_setup_distrust(const struct mt_setup *s);
 void mt_setup_trust(const struct mt_setup *s);
+/** Of an engine that runs the choice, as the planner itself derives them: what is planned is what is run. Without
+ * planes, drives and files, which a session adds. */
+struct mt_engine_params mt_setup_engine_params(const struct mt_setup *s);
 /** The numerics of a learner. */
 const struct mt_numerics *mt_setup_numerics_of(const struct mt_setup *s, size_t learner);
-/** The layout of a learner's checkpoints: its tensors and the base's, in the places of `layout`. */
+/** The layout of a learner's checkpoints: its tensors and the base's, in the places of the choice's. */
 const struct mt_layout *mt_setup_layout_of(const struct mt_setup *s, size_t learner);
 /**
  * The tasks of the predicted step, as the simulator ran them. -ENOENT where this machine has not been

@@ -84,11 +84,11 @@ int mt_shared_take_choice(struct mt_setup *s, struct mt_err *err)
     int rc = 0;
     for (size_t i = 0; i < s->n_learners && s->learner && !rc; i++) {
         struct mt_numerics *n = &s->learner[i];
-        struct mt_layout *own = s->layout == s->shared[1] ? s->in[i].halves : s->in[i].layout;
+        struct mt_layout *own = s->choice.layout == s->shared[1] ? s->in[i].halves : s->in[i].layout;
         n->micro_batch = s->choice.numerics.micro_batch;
         n->logits_chunk = s->choice.numerics.logits_chunk;
         n->logits_piece = s->choice.numerics.logits_piece;
-        rc = mt_layout_share(own, s->layout, (int)i, err);
+        rc = mt_layout_share(own, s->choice.layout, (int)i, err);
     }
     return rc;
 }

@@ -177,7 +177,7 @@ static int count_skip(struct loop *l, const struct mt_step_result *r, struct mt_
     l->st->skips_in_row++;
     char what[64] = "skipped";
     if (!r->skipped)
-        snprintf(what, sizeof(what), "skipped %zu of %d blocks", r->n_skipped, (int)l->setup->layout->cfg.n_layers + 2);
+        snprintf(what, sizeof(what), "skipped %zu of %d blocks", r->n_skipped, (int)l->setup->choice.layout->cfg.n_layers + 2);
     mt_warn("step %llu %s: %s of %s %s not finite (%llu in a row, %llu in all)", (unsigned long long)l->st->step, what,
             r->bad_router ? "logits" : "the gradient", r->bad_tensor, r->bad_router ? "are" : "is",
             (unsigned long long)l->st->skips_in_row, (unsigned long long)l->st->skips);
@@ -192,7 +192,7 @@ static int count_skip(struct loop *l, const struct mt_step_result *r, struct mt_
 
 static void report_layers(const struct loop *l)
 {
-    const struct mt_hf_config *c = &l->setup->layout->cfg;
+    const struct mt_hf_config *c = &l->setup->choice.layout->cfg;
     for (int i = 0; i < (int)c->n_layers; i++) {
         int32_t rows[MT_MOE_MAX_EXPERTS];
         if (!mt_engine_expert_rows(l->s->engine, i, rows))
@@ -242,7 +242,7 @@ static void write_trace(struct loop *l)
         mt_engine_trace(l->s->engine, false);
         if (l->setup->predicted)
             mt_setup_predict(l->setup, &graph, NULL);
-        rc = mt_trace_write(l->p->trace, spans, n, &graph, l->setup->layout, &why);
+        rc = mt_trace_write(l->p->trace, spans, n, &graph, l->setup->choice.layout, &why);
     }
     if (rc)
         mt_warn("no trace: %s", why.msg);
@@ -638,7 +638,7 @@ static int open_loop(struct loop *l, const struct mt_train_params *p, struct mt_
     if (!rc)
         rc = mt_metrics_open(&l->metrics, l->in->cfg, p->dir, p->state->step,
                              mt_objective_of(mt_setup_numerics_of(l->setup, p->learner)),
-                             l->setup->layout->cfg.moe.n_experts > 0, err);
+                             l->setup->choice.layout->cfg.moe.n_experts > 0, err);
     l->live = !rc;
     return rc;
 }
