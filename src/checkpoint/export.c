@@ -55,7 +55,8 @@ static int read_master(void *ctx, const struct mt_tensor *t, size_t first, size_
 {
     const struct exporter *x = ctx;
     char name[160];
-    const struct mt_st_tensor *base = mt_json_get(x->named, t->name) ? mt_st_find(&x->weights, t->name) : NULL;
+    const char *stored = x->layout->stored[t->place.stored].name;
+    const struct mt_st_tensor *base = mt_json_get(x->named, t->name) ? mt_st_find(&x->weights, stored) : NULL;
     (void)size;
     if (base)
         return mt_st_read_f32(&x->weights, base, first, n, dst, err);
@@ -362,8 +363,8 @@ static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
     }
     int rc = (buf = malloc(MT_SUM_BLOCK)) ? mt_summer_init(&summer, err) : mt_fail_nomem(err, from, MT_SUM_BLOCK);
     for (const cJSON *w = named ? named->child : NULL; w && !rc; w = w->next) {
-        const struct mt_st_tensor *t = mt_st_find(m, w->string);
-        const cJSON *want = mt_json_get(w, "xxh3");
+        const cJSON *want = mt_json_get(w, "xxh3"), *stored = mt_json_get(w, "stored"); /* its name in files, if another */
+        const struct mt_st_tensor *t = mt_st_find(m, cJSON_IsString(stored) ? stored->valuestring : w->string);
         if (!t) {
             rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%.100s\" of the base model is missing", from, w->string);
             break;

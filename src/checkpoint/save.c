@@ -92,8 +92,11 @@ static void add_named(const struct mt_saver *v, cJSON *o)
             cJSON_AddStringToObject(frozen, "model", v->base_dir);
             tensors = cJSON_AddObjectToObject(frozen, "tensors");
         }
-        const struct mt_st_tensor *src = open ? mt_stored_find(&base, l->stored[t->place.stored].name) : NULL;
+        const char *stored = l->stored[t->place.stored].name;
+        const struct mt_st_tensor *src = open ? mt_stored_find(&base, stored) : NULL;
         cJSON *one = cJSON_AddObjectToObject(tensors, t->name);
+        if (strcmp(stored, t->name) != 0)
+            cJSON_AddStringToObject(one, "stored", stored);
         mt_sum_format(sum, v->s->named[i]);
         if (src)
             cJSON_AddStringToObject(one, "file", base.files[src->file].name);

@@ -246,7 +246,7 @@ static size_t list_named(const struct mt_saver *v, const char **named, bool *lef
     for (size_t i = 0; i < l->n_tensors; i++)
         if (mt_save_names_only(v->s, &l->tensors[i])) {
             left[l->tensors[i].place.stored] = true;
-            named[n++] = l->tensors[i].name;
+            named[n++] = l->stored[l->tensors[i].place.stored].name; /* as the base model's files have it */
         }
     return n;
 }
