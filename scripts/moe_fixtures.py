@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from parity import LR, ROWS, STEPS, record_routers, tokens_on_a_line, train_torch
+from parity import LR, ROWS, STEPS, from_config, record_routers, tokens_on_a_line, train_torch
 from tiny import write_model
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "parity")
@@ -81,6 +81,13 @@ CASES = {
                       q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=32,
                       n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1,
                       attention_bias=True, routed_scaling_factor=1.8)),
+    # queries that grow with each eighth position; experts fused in files
+    "mistral4": ("Mistral4ForCausalLM", dict(num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=24,
+                 kv_lora_rank=16, qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=8, num_experts_per_tok=2,
+                 n_group=4, topk_group=2, moe_intermediate_size=16, n_shared_experts=2, first_k_dense_replace=1,
+                 routed_scaling_factor=1.5, norm_topk_prob=True, rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=8.0,
+                 original_max_position_embeddings=8, beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0,
+                 llama_4_scaling_beta=0.3, partial_rotary_factor=0.25))),
     # documents shorter than index_topk: the indexer chooses all their tokens
     "deepseek_v32": ("DeepseekV32ForCausalLM", dict(num_hidden_layers=2, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16,
                      qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24, n_routed_experts=8, num_experts_per_tok=2, n_group=4,
@@ -238,8 +245,7 @@ def make(family, samples):
     d = os.path.join(ROOT, family)
     write_model(d, cfg)
     hf = AutoConfig.from_pretrained(d)
-    model = AutoModelForCausalLM.from_config(hf, dtype=torch.float32, attn_implementation="eager",
-                                             experts_implementation="eager")
+    model = from_config(cfg, hf, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
     looks_trained(model, 1)
     packed = pack_experts(model, 1) if family in PACKED else {}
     kept = CHOOSING + KEPT_F32.get(family, ())

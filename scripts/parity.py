@@ -156,6 +156,16 @@ def rel(a, b):
     return abs(a - b) / max(abs(b), 1e-30)
 
 
+def class_of(cfg):
+    """Auto classes do not know every class of text."""
+    return getattr(transformers, cfg["architectures"][0], AutoModelForImageTextToText if "text_config" in cfg else AutoModelForCausalLM)
+
+
+def from_config(cfg, hf, **more):
+    cls = class_of(cfg)
+    return (cls._from_config if hasattr(cls, "_from_config") else cls.from_config)(hf, **more)
+
+
 def make_model(d, cfg):
     """Writes config.json and weights that are exact in bf16; returns the model in f32."""
     write_model(d, cfg)
@@ -163,8 +173,7 @@ def make_model(d, cfg):
     hf = AutoConfig.from_pretrained(d)
     hf._attn_implementation = "eager"
     hf._experts_implementation = "eager"
-    auto = AutoModelForImageTextToText if "text_config" in cfg else AutoModelForCausalLM
-    model = auto.from_config(hf, dtype=torch.float32)  # the dtype also of constants, as a scale
+    model = from_config(cfg, hf, dtype=torch.float32)  # the dtype also of constants, as a scale
     looks_trained(model, 1)
     return model
 
@@ -177,11 +186,13 @@ def release_state(model):
         for f in glob.glob(os.path.join(tmp, "*.safetensors")):
             with safe_open(f, "pt") as s:
                 state.update({k: s.get_tensor(k) for k in s.keys()})
-    return state
+    # save_pretrained of transformers 5.24 gives the text layers of Kimi K2.5 the name of its vision tower's
+    return {k.replace("language_model.model.blocks.", "language_model.model.layers."): v for k, v in state.items()}
 
 
 def save_model(model, cfg, d, dtype=torch.float32):
-    state = {k: v.to(dtype).contiguous().clone() for k, v in release_state(model).items()
+    kept = "e_score_correction_bias"  # in F32, as in releases
+    state = {k: (v if kept in k else v.to(dtype)).contiguous().clone() for k, v in release_state(model).items()
              if not (cfg["tie_word_embeddings"] and k == "lm_head.weight")}
     save_file(state, os.path.join(d, "model.safetensors"), metadata={"format": "pt"})
 

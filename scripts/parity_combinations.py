@@ -28,9 +28,8 @@ import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from parity import make_model, record_routers, release_state, save_model
+from parity import class_of, make_model, record_routers, release_state, save_model
 from parity_families import MIXTURES, NESTED, VOCAB, draw, linear, norms
 from test_packed import write_decoded
 from tiny import base, losses, megatrain, metrics, write_data, write_ini
@@ -142,8 +141,7 @@ class Case:
                 p.requires_grad_(not fnmatch.fnmatchcase(n, self.trained["freeze"]))
 
     def load(self, folder):
-        auto = AutoModelForImageTextToText if self.name in NESTED else AutoModelForCausalLM
-        return auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
+        return class_of(self.cfg).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
 
     def ini(self, name, place):
         over = dict(self.settings, memory__device_budget="1GiB", model__init="weights", model__dtype="f32", data__eval="", data__packing="off", data__shuffle="off",

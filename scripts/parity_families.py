@@ -88,6 +88,11 @@ MIXTURES = {
                                       first_k_dense_replace=r.choice([0, 1]), routed_scaling_factor=1.5, norm_topk_prob=True),
     "glm_moe_dsa": lambda r, n: dict(LATENT, **latents(r, (16,)), **INDEXED, n_shared_experts=1, routed_scaling_factor=1.8,
                                      mlp_layer_types=[r.choice(["dense", "sparse"]) for _ in range(n)], indexer_types=["full"] * n),
+    "mistral4": lambda r, n: dict(LATENT, **latents(r), n_group=r.choice([1, 4]), topk_group=1, n_shared_experts=r.choice([1, 2]),
+                                  first_k_dense_replace=r.choice([0, 1]), routed_scaling_factor=r.choice([1.0, 1.5]), norm_topk_prob=True,
+                                  rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 8,
+                                                   "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": r.choice([0.5, 1.0]),
+                                                   "llama_4_scaling_beta": r.choice([0.1, 0.3])}),
     "glm4_moe_lite": lambda r, n: dict(LATENT, **latents(r, (16,)), n_shared_experts=1, routed_scaling_factor=1.8,
                                        mlp_layer_types=[r.choice(["dense", "sparse"]) for _ in range(n)]),
 }
@@ -98,9 +103,13 @@ NESTED = {
                  patch_size=4, num_position_embeddings=16, deepstack_visual_indexes=[0])),
     "mistral3": ("Mistral3ForConditionalGeneration", "mistral", "mistral", SMALL),
     "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text", "gemma3_text", SMALL),
+    "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration", "gemma4_text", "gemma4_unified_text",
+                       dict(patch_size=2, pooling_kernel_size=2, mm_posemb_size=4)),
+    "kimi_k25": ("Kimi_K25ForConditionalGeneration", "deepseek_v3", "deepseek_v3", dict(SMALL, patch_size=2, pos_emb_height=4,
+                 pos_emb_width=4, pos_emb_time=2)),
 }
 #: those that read no other rope_scaling than their own
-OWN_ROPE = {"apertus", "gemma4_text", "ministral3", "phi3", "hunyuan_v1_dense", "cwm", "deepseek_v2", "qwen3_vl", "ernie4_5", "olmo3", "gemma3", "gemma3_text"}
+OWN_ROPE = {"apertus", "gemma4_text", "gemma4_unified", "ministral3", "phi3", "hunyuan_v1_dense", "cwm", "deepseek_v2", "qwen3_vl", "ernie4_5", "olmo3", "gemma3", "gemma3_text"}
 FUSED = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], "glm": ATTENTION + ["gate_up_proj", "down_proj"],
          "glm4": ATTENTION + ["gate_up_proj", "down_proj"], "granitemoehybrid": ATTENTION + ["input_linear", "output_linear"]}
 #: MLPs without a gate
@@ -137,10 +146,12 @@ def draw(r):
     over = dict(num_hidden_layers=n, vocab_size=VOCAB, hidden_size=kv * group * r.choice([8, 16]), num_key_value_heads=kv,
                 num_attention_heads=kv * group, intermediate_size=r.choice([24, 40, 72]), bos_token_id=1, eos_token_id=2, pad_token_id=None,
                 tie_word_embeddings=some(r))
-    over.update((MIXTURES if kind == "mixture" else DENSE)[family](r, n))
+    over.update((MIXTURES if family in MIXTURES else DENSE)[family](r, n))
+    if name == "kimi_k25":
+        over["q_lora_rank"] = 16  # transformers takes a q_proj for one of the vision tower
     if "kv_lora_rank" in over:
         over["num_key_value_heads"] = over["num_attention_heads"]
-    rope = None if kind == "mixture" or name in OWN_ROPE else r.choice(ROPES)
+    rope = None if family in MIXTURES or name in OWN_ROPE else r.choice(ROPES)
     if name == "phi3" and some(r):
         half = over["hidden_size"] // over["num_attention_heads"] // 4
         over.update(partial_rotary_factor=0.5, original_max_position_embeddings=16)
@@ -163,6 +174,9 @@ def nest(name, over):
     text = config(family, **{**over, "vocab_size": VOCAB + 8, "model_type": text_type, "tie_word_embeddings": not tied})
     if name == "qwen3_vl":
         vision = {**vision, "out_hidden_size": over["hidden_size"]}
+    if name == "gemma4_unified":
+        vision = {**vision, "mm_embed_dim": over["hidden_size"], "output_proj_dims": over["hidden_size"]}
+        text["pad_token_id"] = VOCAB + 7  # which its class gives to what is not text
     if name == "gemma3":
         text["final_logit_softcapping"] = None
     return {"architectures": [arch], "model_type": name, "text_config": text, "vision_config": vision, "tie_word_embeddings": tied,

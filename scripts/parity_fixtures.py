@@ -132,11 +132,24 @@ NESTED = {
         hidden_size=40, head_dim=8, global_head_dim=24, sliding_window=9, pad_token_id=103, final_logit_softcapping=4.0,
         layer_types=["sliding_attention", "full_attention"]), dict(VISION, num_key_value_heads=2, head_dim=8,
         position_embedding_size=16), True),
+    "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration", ("gemma4_text", "gemma4_unified_text"), dict(num_attention_heads=4,
+        num_key_value_heads=2, hidden_size=40, head_dim=8, global_head_dim=24, attention_k_eq_v=True, sliding_window=9,
+        pad_token_id=103, final_logit_softcapping=4.0, layer_types=["sliding_attention", "full_attention"]),
+        dict(mm_embed_dim=40, mm_posemb_size=4, patch_size=2, pooling_kernel_size=2, output_proj_dims=40), True),
+    # latents and experts
+    "kimi_k25": ("Kimi_K25ForConditionalGeneration", ("deepseek_v3", "deepseek_v3"), dict(num_attention_heads=3,
+        num_key_value_heads=3, hidden_size=40, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=8,
+        n_routed_experts=6, num_experts_per_tok=2, n_group=1, topk_group=1, moe_intermediate_size=16, n_shared_experts=1,
+        first_k_dense_replace=1, routed_scaling_factor=1.5, norm_topk_prob=True, pad_token_id=None),
+        dict(VISION, patch_size=2, pos_emb_height=4, pos_emb_width=4, pos_emb_time=2), False),
 }
 
 
+CHOOSING = "e_score_correction_bias"  # never trained
+
+
 def is_copied(tensor):
-    return any(part in tensor for part in ("visual.", "vision_tower.", "multi_modal_projector.", "embed_vision."))
+    return any(part in tensor for part in (CHOOSING, "visual.", "vision_tower.", "multi_modal_projector.", "mm_projector.", "embed_vision.", "vision_embedder."))
 
 
 def config_of(name):
@@ -163,6 +176,8 @@ def main():
         cfg = config_of(name)
         d = os.path.join(ROOT, name)
         model = make_model(d, cfg)
+        for biases in (b for n, b in model.named_buffers() if CHOOSING in n):
+            biases.copy_((torch.randn(biases.shape, generator=torch.Generator().manual_seed(1)) * 0.2).to(torch.bfloat16))
         save_model(model, cfg, d, torch.bfloat16)
         double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
         routed = record_routers(double, samples)

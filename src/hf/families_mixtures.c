@@ -95,6 +95,12 @@ static const struct mt_fused_tensor granite_experts[] = {
     {0},
 };
 
+static const struct mt_fused_tensor mistral4_experts[] = {
+    {"mlp.experts.gate_up_proj", {"mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"}},
+    {"mlp.experts.down_proj", {"mlp.experts.*.down_proj.weight"}},
+    {0},
+};
+
 static const struct mt_family families[] = {
     {
         .architecture = "Qwen3MoeForCausalLM",
@@ -488,6 +494,31 @@ static const struct mt_family families[] = {
                        .score = MT_MOE_SIGMOID, .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20, .scale = 2.5},
             .layers = MT_MOE_TYPES_OR_FIRST,
             .first_dense = 3,
+            .shared = MT_MOE_SHARED_COUNT,
+            .shared_count = 1,
+            .groups = true,
+            .renorm_by_key = true,
+            .renorm_by_default = true,
+            .scale_key = "routed_scaling_factor",
+        },
+    },
+    { /* Mistral Small 4 */
+        .architecture = "Mistral4ForCausalLM",
+        .model_type = "mistral4",
+        .q_growth = true,
+        .needs_rope_scaling = true,
+        .max_pos = 1048576,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .latent = &(const struct mt_latent_family){1024, 256, 64, 64, 128, .part_of_head = true},
+        .parts = {"mla", "mlp"},
+        .sparse_parts = LATENT_SPARSE_PARTS,
+        .on_disk = shared_experts_tensors,
+        .fused = mistral4_experts,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 128, .top_k = 4, .width = 2048, .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20,
+                       .scale = 1, .weights_rounded = true},
+            .layers = MT_MOE_AFTER_FIRST,
             .shared = MT_MOE_SHARED_COUNT,
             .shared_count = 1,
             .groups = true,

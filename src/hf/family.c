@@ -27,7 +27,8 @@ static const struct mt_nested_family nested[] = {
      {"model.visual"}},
     {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", {{"qwen3_5_moe_text", "qwen3_5_moe_text"}}, false,
      MT_TEXT_WITHIN, false, {"model.visual"}},
-    {"Mistral3ForConditionalGeneration", "mistral3", {{"mistral", "mistral"}, {"ministral3", "ministral3"}}, true, MT_TEXT_BEFORE, false,
+    {"Mistral3ForConditionalGeneration", "mistral3",
+     {{"mistral", "mistral"}, {"ministral3", "ministral3"}, {"mistral4", "mistral4"}}, true, MT_TEXT_BEFORE, false,
      {"model.vision_tower", "model.multi_modal_projector"}},
     {"Gemma3ForConditionalGeneration", "gemma3", {{"gemma3_text", "gemma3_text"}}, true, MT_TEXT_BEFORE, false,
      {"model.vision_tower", "model.multi_modal_projector"}},
@@ -35,12 +36,15 @@ static const struct mt_nested_family nested[] = {
      {"model.vision_tower", "model.embed_vision", "model.audio_tower", "model.embed_audio"}},
     {"Gemma4UnifiedForConditionalGeneration", "gemma4_unified", {{"gemma4_unified_text", "gemma4_unified_text"}}, true,
      MT_TEXT_WITHIN, true, {"model.embed_vision", "model.embed_audio"}},
+    {"Kimi_K25ForConditionalGeneration", "kimi_k25", {{"deepseek_v3", "deepseek_v3"}, {"kimi_k2", "deepseek_v3"}}, true,
+     MT_TEXT_BEFORE, false, {"model.vision_tower", "model.mm_projector"}, "KimiK25ForConditionalGeneration"},
 };
 
 const struct mt_nested_family *mt_family_find_nested(const char *architecture, const char *model_type)
 {
     for (size_t i = 0; i < MT_ARRAY_LEN(nested); i++)
-        if (architecture ? !strcmp(architecture, nested[i].architecture)
+        if (architecture ? !strcmp(architecture, nested[i].architecture) ||
+                               (nested[i].released && !strcmp(architecture, nested[i].released))
                          : model_type && !strcmp(model_type, nested[i].model_type))
             return &nested[i];
     return NULL;

@@ -112,6 +112,7 @@ struct mt_full_heads {
  * v_head_dim. */
 struct mt_latent_family {
     int64_t q_latent, kv_latent, nope_dim, rope_dim, v_dim;
+    bool part_of_head; /* partial_rotary_factor may be there: the rotated part of a whole head */
 };
 
 /** A number of at least 1 that a layer's specification has of config.json. */
@@ -203,11 +204,12 @@ struct mt_family {
  */
 struct mt_nested_family {
     const char *architecture, *model_type;
-    const char *text[2][2]; /* model_type of text_config, and the family of that decoder; the second may be NULL */
+    const char *text[3][2]; /* model_type of text_config, and the family of that decoder; NULL ends them */
     bool tied;              /* class default of tie_word_embeddings, which counts at the top alone */
     int names;              /* as files have the decoder's tensors: index of mt_text_names */
     bool caps_logits;       /* its class applies the decoder's final_logit_softcapping; else that must be absent */
     const char *others[5];  /* modules in transformers beside the decoder, which are never packed; NULL ends them */
+    const char *released;   /* the architecture in releases that came with code of their own; NULL: the same */
 };
 
 /** How tensors of a nested decoder, "model." and "lm_head.", begin in files and in transformers' modules. */

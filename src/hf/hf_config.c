@@ -26,7 +26,7 @@ static const struct mt_family *read_nested(struct mt_keys *r, struct mt_hf_confi
     const char *name = cJSON_IsString(own) ? own->valuestring : n ? n->text[0][0] : NULL;
     if (!n || !cJSON_IsObject(text))
         return NULL;
-    for (int i = 0; i < 2 && n->text[i][0] && !c->family; i++)
+    for (size_t i = 0; i < MT_ARRAY_LEN(n->text) && n->text[i][0] && !c->family; i++)
         if (!strcmp(name, n->text[i][0]))
             c->family = mt_family_find(NULL, n->text[i][1]);
     if (!c->family) {
@@ -291,7 +291,9 @@ static bool has_feature(struct mt_keys *r, enum mt_feature f, const char *key, b
 static void read_top(struct mt_keys *r, struct mt_hf_config *c, const cJSON *top)
 {
     static const char *const inputs[] = {"image_token_id", "image_token_index", "video_token_id", "audio_token_id",
-                                         "vision_start_token_id", "boi_token_index", "boi_token_id", "boa_token_id"};
+                                         "vision_start_token_id", "boi_token_index", "boi_token_id", "boa_token_id",
+                                         "media_placeholder_token_id"};
+    _Static_assert(MT_ARRAY_LEN(inputs) <= MT_MAX_INPUT_TOKENS, "a place for each");
     struct mt_keys at_top = {top, r->name, r->err, r->rc};
     if (!c->nested)
         return;

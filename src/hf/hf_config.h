@@ -20,7 +20,8 @@ enum mt_rope_type {
     MT_ROPE_PROPORTIONAL, /* whole heads, but all angles behind the first part are 0 */
 };
 
-enum { MT_ROPE_MAX_FACTORS = 512, MT_MAX_ROPES = 2, MT_MAX_LAYERS = 1024, MT_MAX_SPECS = 16, MT_MAX_EOS = 16 };
+enum { MT_ROPE_MAX_FACTORS = 512, MT_MAX_ROPES = 2, MT_MAX_LAYERS = 1024, MT_MAX_SPECS = 16, MT_MAX_EOS = 16,
+       MT_MAX_INPUT_TOKENS = 9 };
 
 struct mt_rope_config {
     enum mt_rope_type type;
@@ -34,6 +35,7 @@ struct mt_rope_config {
     double growth;                                  /* not 0: what is rotated is multiplied by 1 + growth * log(1 +
                                                        floor(position / original_max_pos)) (queries of Ministral 3) */
     size_t dims;                                    /* of a head that are rotated */
+    size_t still;                                   /* the first of these, whose angles are 0: they grow alone */
     int n_factors;                                  /* longrope: entries of the two lists */
     double short_factor[MT_ROPE_MAX_FACTORS], long_factor[MT_ROPE_MAX_FACTORS];
 };
@@ -48,7 +50,7 @@ struct mt_hf_config {
     double initializer_range;
     const struct mt_nested_family *nested;  /* NULL: config.json describes the decoder alone */
     const struct mt_text_names *names;      /* how its tensors begin in files and modules */
-    int64_t input_token[8];                 /* nested: ids that stand for images and the like; such data is refused */
+    int64_t input_token[MT_MAX_INPUT_TOKENS]; /* nested: ids that stand for images and the like; such data is refused */
     int n_input_tokens;
     bool tied;                              /* tie_word_embeddings */
     double embed_scale;                     /* embeddings are multiplied by it, as rounded to the compute dtype */

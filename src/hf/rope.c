@@ -110,6 +110,12 @@ static void read_numbers(struct mt_rope_config *r, const struct mt_family *f, co
     r->original_max_pos = orig >= 1 && orig < 0x1p40 ? (int64_t)orig : 0;
 }
 
+/* Whether the factor says of a whole latent head what its widths say. */
+static bool is_part_of_head(const struct mt_family *f, double part, const int64_t head_dim[MT_MAX_ROPES])
+{
+    return f->latent && f->latent->part_of_head && part * (double)head_dim[1] == (double)head_dim[0];
+}
+
 /* The dimensions of a head that are rotated: an even number. */
 static size_t rotated_dims(const struct mt_rope_config *r, int64_t head_dim)
 {
@@ -126,11 +132,15 @@ static int read_lists(struct mt_rope_config *r, const cJSON *p, const char *name
     return rc ? rc : read_factors(r->long_factor, r->n_factors, get(p, "long_factor"), "long_factor", name, err);
 }
 
-static void read_table(struct mt_keys *k, struct mt_hf_config *cfg, const cJSON *p, double theta, int64_t head_dim)
+/* all_dims: as mt_rope_read() has them; head_dim: the table's. */
+static void read_table(struct mt_keys *k, struct mt_hf_config *cfg, const cJSON *p, double theta, int64_t head_dim,
+                       const int64_t all_dims[MT_MAX_ROPES])
 {
     struct mt_rope_config *r = &cfg->rope[cfg->n_ropes++];
     *r = (struct mt_rope_config){.type = MT_ROPE_DEFAULT, .max_pos = cfg->max_pos};
     read_numbers(r, cfg->family, p, k->root, theta, head_dim);
+    if (is_part_of_head(cfg->family, r->partial_rotary_factor, all_dims))
+        r->partial_rotary_factor = 1;
     int rc = read_type(r, p, k->name, k->err);
     r->dims = rotated_dims(r, head_dim);
     if (r->type == MT_ROPE_PROPORTIONAL && !r->factor)
@@ -166,17 +176,19 @@ void mt_rope_read(struct mt_keys *k, struct mt_hf_config *cfg, const int64_t hea
                         k->name);
         return;
     }
-    read_table(k, cfg, full ? full : window ? NULL : p, theta, head_dim[0]);
+    read_table(k, cfg, full ? full : window ? NULL : p, theta, head_dim[0], head_dim);
     if (f->q_growth && !k->rc) {
         struct mt_rope_config *q = &cfg->rope[cfg->n_ropes++];
         *q = cfg->rope[0];
+        q->still = f->latent ? (size_t)(head_dim[1] - head_dim[0]) : 0;
+        q->dims += q->still;
         q->growth = number(p, "llama_4_scaling_beta", 0);
         if (!get(p, "llama_4_scaling_beta") || !get(p, "original_max_position_embeddings") || !isfinite(q->growth))
             mt_keys_refuse(k, "rope_parameters", "needs llama_4_scaling_beta and original_max_position_embeddings");
     }
     if (f->rope_by_window && !k->rc)
         read_table(k, cfg, window, number(k->root, "rope_local_base_freq", f->window_theta > 0 ? f->window_theta : theta),
-                   head_dim[1]);
+                   head_dim[1], head_dim);
 }
 
 static void base_freqs(float *f, size_t half, double theta)
@@ -285,16 +297,18 @@ static void make_freqs(float *f, size_t half, const struct mt_rope_config *r, si
 void mt_rope_tables(const struct mt_rope_config *r, size_t n_pos, size_t seq_len, float *cos_t, float *sin_t)
 {
     float f[MT_ROPE_MAX_FACTORS];
-    size_t half = r->dims / 2;
+    size_t half = r->dims / 2, still = r->still / 2;
     float scale = (float)attention_scale(r);
-    make_freqs(f, half, r, seq_len);
+    make_freqs(f + still, half - still, r, seq_len);
+    memset(f, 0, still * sizeof(*f));
     for (size_t p = 0; p < n_pos; p++) {
         double turns = r->growth != 0 ? floor((double)p / (double)r->original_max_pos) : 0;
         float by = (float)(1 + r->growth * log1p(turns));
         for (size_t i = 0; i < half; i++) {
             float angle = (float)p * f[i];
-            cos_t[p * half + i] = (float)cos((double)angle) * scale * by;
-            sin_t[p * half + i] = (float)sin((double)angle) * scale * by;
+            float all = (i < still ? 1 : scale) * by;
+            cos_t[p * half + i] = (float)cos((double)angle) * all;
+            sin_t[p * half + i] = (float)sin((double)angle) * all;
         }
     }
 }

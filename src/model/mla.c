@@ -273,29 +273,36 @@ static int normalise_backward(const struct mt_part_run *r, const struct record *
                              err);
 }
 
-/* A rotation of no heads yet; by none where the layer has no embedding: then heads are only copied. */
-static struct mt_qk_rope rope_args(const struct mt_part_run *r)
+/* A rotation of no heads yet, by a table; by none where the layer has no embedding: then heads are only copied. */
+static struct mt_qk_rope rope_args(const struct mt_part_run *r, int rope)
 {
-    const struct mt_layer_spec *c = r->part->spec;
     struct mt_rope_rows rows = {0};
-    if (c->rope != MT_NO_ROPE)
-        rows = r->in->rope[c->rope];
-    return (struct mt_qk_rope){.n = r->in->n_tokens, .rot = c->rope == MT_NO_ROPE ? 0 : (size_t)c->rope_dim,
+    if (rope != MT_NO_ROPE)
+        rows = r->in->rope[rope];
+    return (struct mt_qk_rope){.n = r->in->n_tokens, .rot = rope == MT_NO_ROPE ? 0 : r->m->layout->cfg.rope[rope].dims,
                                .pairs = true, .dtype = r->m->dt, .positions = rows.positions, .cos_t = rows.cos_t,
                                .sin_t = rows.sin_t, .max_pos = rows.n_table_rows};
+}
+
+/* The end of each query, of which a table rotates `rot` dimensions: all, if queries grow with their positions. */
+static struct mt_heads rotated_queries(const struct mt_part_run *r, const struct views *x, size_t rot)
+{
+    return piece(x->q, dims_of_run(r).nope + dims_of_run(r).rope - rot, rot, r->m->dt);
 }
 
 /* Rotates the queries' part in place, unless they are rotated already, and the keys' to where all heads have it. */
 static int rotate(const struct mt_part_run *r, const struct views *x, bool queries, struct mt_err *err)
 {
     const struct dims d = dims_of_run(r);
-    enum mt_dtype t = r->m->dt;
-    struct mt_qk_rope a = rope_args(r);
-    a.k = x->shared;
-    a.to_k = piece(x->k, d.nope, d.rope, t);
-    if (queries && a.rot)
-        a.q = a.to_q = piece(x->q, d.nope, d.rope, t);
-    return mt_op_qk_rope(r->m->dev, &a, err);
+    const struct mt_layer_spec *c = r->part->spec;
+    struct mt_qk_rope k = rope_args(r, c->rope), q = rope_args(r, c->q_rope);
+    struct mt_qk_rope *of_q = c->q_rope == c->rope ? &k : &q;
+    k.k = x->shared;
+    k.to_k = piece(x->k, d.nope, d.rope, r->m->dt);
+    if (queries && of_q->rot)
+        of_q->q = of_q->to_q = rotated_queries(r, x, of_q->rot);
+    int rc = mt_op_qk_rope(r->m->dev, &k, err);
+    return rc || of_q == &k || !queries ? rc : mt_op_qk_rope(r->m->dev, &q, err);
 }
 
 /* The part of keys that is not rotated, from one view to another. */
@@ -377,12 +384,15 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 static int rotate_backward(const struct mt_part_run *r, const struct views *dx, struct mt_err *err)
 {
     const struct dims d = dims_of_run(r);
-    enum mt_dtype t = r->m->dt;
-    struct mt_qk_rope_bwd a = {.fwd = rope_args(r), .dk = piece(dx->k, d.nope, d.rope, t), .to_dk = dx->shared,
-                               .workspace = r->m->workspace};
-    if (a.fwd.rot)
-        a.dq = a.to_dq = piece(dx->q, d.nope, d.rope, t);
-    return mt_op_qk_rope_bwd(r->m->dev, &a, err);
+    const struct mt_layer_spec *c = r->part->spec;
+    struct mt_qk_rope_bwd k = {.fwd = rope_args(r, c->rope), .dk = piece(dx->k, d.nope, d.rope, r->m->dt),
+                               .to_dk = dx->shared, .workspace = r->m->workspace},
+                          q = {.fwd = rope_args(r, c->q_rope), .workspace = r->m->workspace},
+                          *of_q = c->q_rope == c->rope ? &k : &q;
+    if (of_q->fwd.rot)
+        of_q->dq = of_q->to_dq = rotated_queries(r, dx, of_q->fwd.rot);
+    int rc = mt_op_qk_rope_bwd(r->m->dev, &k, err);
+    return rc || of_q == &k ? rc : mt_op_qk_rope_bwd(r->m->dev, &q, err);
 }
 
 /* From s->d_o to the gradient of a row of the first product, s->d_in, and those of the weights between. */

@@ -76,6 +76,7 @@ FAMILIES = {
     "glm": ("GlmForCausalLM", {}),
     "glm4": ("Glm4ForCausalLM", {}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
+    "mistral4": ("Mistral4ForCausalLM", {}),
     "deepseek_v32": ("DeepseekV32ForCausalLM", {}),
     "glm_moe_dsa": ("GlmMoeDsaForCausalLM", {}),
     "deepseek_v2": ("DeepseekV2ForCausalLM", {}),

@@ -229,7 +229,18 @@ static void a_nested_decoder_is_read_and_the_top_decides(void **state)
     take("\"model_type\": \"qwen3_vl\", \"text_config\": {\"model_type\": \"qwen3_vl_text\", \"num_key_value_heads\": 2, "
          "\"rope_scaling\": {\"rope_type\": \"default\", \"mrope_section\": [24, 20, 20]}, " SHAPE "}");
     assert_true(cfg.rope[0].type == MT_ROPE_DEFAULT && cfg.rope[0].theta == 500000 && !cfg.tied);
-    refuse("\"model_type\": \"mistral3\", \"text_config\": {\"model_type\": \"mistral4\", " SHAPE "}", "text_config");
+    refuse("\"model_type\": \"mistral3\", \"text_config\": {\"model_type\": \"qwen3\", " SHAPE "}", "text_config");
+    static const char *const kimi[] = {"Kimi_K25ForConditionalGeneration\"], \"text_config\": {\"model_type\": \"deepseek_v3\", ",
+                                       "KimiK25ForConditionalGeneration\"], \"text_config\": {\"model_type\": \"kimi_k2\", "};
+    for (size_t i = 0; i < 2; i++) { /* as transformers has it, and as released */
+        char text[1024];
+        snprintf(text, sizeof(text), "\"architectures\": [\"%s%s}, \"tie_word_embeddings\": false, "
+                 "\"media_placeholder_token_id\": 9", kimi[i], SHAPE);
+        take(text);
+        assert_string_equal(cfg.family->model_type, "deepseek_v3");
+        assert_string_equal(cfg.names->head_in_files, "language_model.lm_head.");
+        assert_true(!cfg.tied && cfg.n_input_tokens == 1 && cfg.input_token[0] == 9);
+    }
     refuse("\"model_type\": \"gemma3\", \"text_config\": {\"model_type\": \"gemma3_text\", "
            "\"final_logit_softcapping\": 30, " SHAPE "}", "final_logit_softcapping");
     refuse(LLAMA ", \"text_config\": {}", "text_config");
@@ -281,6 +292,18 @@ static void queries_may_have_a_table_of_their_own(void **state)
     refuse("\"model_type\": \"ministral3\", \"num_key_value_heads\": 2, " SHAPE, "rope_scaling");
     take("\"model_type\": \"mistral3\", \"text_config\": {" MINISTRAL3(", \"llama_4_scaling_beta\": 0.1") "}");
     assert_string_equal(cfg.family->model_type, "ministral3");
+#define MISTRAL4(more)                                                                                                                 \
+    "\"model_type\": \"mistral4\", \"qk_nope_head_dim\": 48, \"qk_rope_head_dim\": 16, \"rope_parameters\": {\"rope_type\": "         \
+    "\"yarn\", \"factor\": 128, \"mscale\": 1, \"mscale_all_dim\": 1, \"original_max_position_embeddings\": 8192, "                   \
+    "\"llama_4_scaling_beta\": 0.1" more "}, " SHAPE
+    take(MISTRAL4(", \"partial_rotary_factor\": 0.25")); /* of whole heads, all of which grow */
+    assert_true(cfg.n_ropes == 2 && layer(0)->rope == 0 && layer(0)->q_rope == 1 && cfg.rope[0].dims == 16);
+    assert_true(cfg.rope[1].dims == 64 && cfg.rope[1].still == 48 && cfg.rope[1].growth == 0.1 && !cfg.rope[0].still);
+    assert_true(layer(0)->is_mixture && cfg.moe.renorm_eps == 1e-20 && cfg.moe.n_experts == 128);
+    take(MISTRAL4(""));
+    refuse(MISTRAL4(", \"partial_rotary_factor\": 0.5"), "partial_rotary_factor");
+    take("\"model_type\": \"mistral3\", \"text_config\": {" MISTRAL4("") "}");
+    assert_string_equal(cfg.family->model_type, "mistral4");
     take("\"model_type\": \"qwen3\", \"num_key_value_heads\": 2, " SHAPE);
     assert_true(layer(0)->rope == 0 && layer(0)->q_rope == 0);
 }
