@@ -72,7 +72,6 @@ void mt_kernel_states(struct mt_kernel *k, const struct mt_update *u, enum mt_st
 {
     bool rest = type == MT_STATE_8BIT && !u->state[0];
     k->state_type = rest ? MT_STATE_F32 : type;
-    k->s.roots = k->state_type == MT_STATE_8BIT;
     for (int i = 0; i < n; i++)
         k->state[i] = u->state[rest ? n + i : i];
 }

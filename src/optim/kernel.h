@@ -20,7 +20,6 @@ enum mt_rule {
 /** The scalars of an update, computed in double and rounded to FP32 once. */
 struct mt_kernel_scalars {
     float clip, beta1, one_minus_beta1, beta2, one_minus_beta2, keep, step, sqrt_bc2, eps;
-    bool roots; /* AdamW leaves the root of v in its place: states in 8 bits are made of roots */
 };
 
 /**

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The update of one element, as a sequence of IEEE operations: no contraction, division and square root
- * correctly rounded, denormals kept. Every instruction set compiles this same body, vectorised by the compiler,
- * so that all give the same bits.
+ * correctly rounded, denormals kept. Every instruction set compiles this same body in vectors of its own width,
+ * so that all give the same bits. From its planes to its planes an element stays in registers, so that
+ * conversions are made while divisions go on.
  *
  * States in 8 bits (FlashOptim, arXiv 2602.23349): for m, with a = max |m| of a block, x = m / a, the code is 127 times
  * 2x / (1 + |x|), rounded; for v, with a = max sqrt(v), 255 sqrt(v) / a. The scale is a in bf16, whose range f16 does
@@ -15,383 +16,397 @@
 
 #include "base/mem.h"
 #include "optim/kernel.h"
+#include "optim/kernel_lanes.h"
 #include "optim/kernel_random.h"
 
-enum { MT_KERNEL_PIECE = 512, MT_KERNEL_BLOCKS = MT_KERNEL_PIECE / MT_BLOCK8 };
+enum { MT_KERNEL_PIECE = 512 };
 
 uint64_t mt_kernel_scalar(const struct mt_kernel *k);
 uint64_t mt_kernel_avx2(const struct mt_kernel *k);
 uint64_t mt_kernel_avx512(const struct mt_kernel *k);
 
-/* bf16 in the upper half of what is returned: choices of 32 bits and one cut to 16 make the fastest vectors. */
-static inline uint32_t mt_kernel_nearest(uint32_t u)
+/* What a loop is compiled for: constants where it is expanded. */
+struct mt_kernel_form {
+    enum mt_rule rule;
+    int n_states;
+    bool bf16;  /* states */
+    bool roots; /* the root of v is left in its place */
+    enum mt_master master;
+};
+
+/* Whole blocks of MT_BLOCK8 elements, and the random numbers of the first and those behind. */
+struct mt_kernel_part {
+    size_t n;
+    uint16_t *hi, *lo;
+    uint8_t *lo8;
+    void *state[2];
+    const void *grad;
+    enum mt_dtype grad_dtype;
+    const uint32_t *words;  /* of states; NULL: they are rounded to the nearest */
+    const uint16_t *halves; /* of masters */
+    const uint32_t *counts; /* [MT_BLOCK8] 1 for elements whose weights count if they are not finite */
+};
+
+/* To bf16, in the upper half of what is returned. What is no number is a result, so that it is quiet already. */
+static inline mt_lanes_u mt_kernel_nearest(mt_lanes x)
 {
-    uint32_t even = u + 0x7fffu + ((u >> 16) & 1);
-    return (u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : even;
+    mt_lanes_u u = MT_LANES_BITS(x), even = u + 0x7fffu + ((u >> 16) & 1);
+    return mt_lanes_choose(MT_LANES_MASK(x != x), u, even);
 }
 
-static inline uint16_t mt_kernel_bf16(float x)
+/* Up by chance: by half j of the random words. If one of a group could become infinite, or is not finite, those are
+ * rounded to the nearest. */
+static inline void mt_kernel_by_chance(mt_lanes_u to[MT_VECTORS], const mt_lanes x[MT_VECTORS],
+                                       const uint32_t *words, int j)
 {
-    return (uint16_t)(mt_kernel_nearest(mt_f32_bits(x)) >> 16);
-}
-
-/* A weight: joined, and split again. Returns 1 if it is not finite or has an infinite hi. */
-static inline float mt_kernel_join(uint16_t hi, uint16_t lo)
-{
-    return mt_f32_from_bits(((uint32_t)hi << 16) + (uint32_t)(int32_t)(int16_t)lo);
-}
-
-static inline uint32_t mt_kernel_split(float w, uint16_t *hi, uint16_t *lo)
-{
-    uint32_t u = mt_f32_bits(w);
-    *hi = (uint16_t)((u + 0x8000u) >> 16);
-    *lo = (uint16_t)u;
-    return (u & 0x7fffffffu) >= 0x7f7f8000u;
-}
-
-/* --- the rules, of n elements in FP32: grad is read; states and the weight (hi, lo) are updated --------------- */
-
-static inline uint64_t mt_kernel_adamw(const struct mt_kernel_scalars *s, uint16_t *restrict hi, uint16_t *restrict lo,
-                                       float *restrict m, float *restrict v, const float *restrict grad, size_t n)
-{
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++) {
-        float g = grad[i] * s->clip;
-        float m1 = m[i] + s->one_minus_beta1 * (g - m[i]);
-        float v1 = s->beta2 * v[i] + s->one_minus_beta2 * g * g;
-        float w = mt_kernel_join(hi[i], lo[i]) * s->keep;
-        float root = __builtin_sqrtf(v1);
-        w = w - s->step * (m1 / (root / s->sqrt_bc2 + s->eps));
-        m[i] = m1;
-        v[i] = s->roots ? root : v1;
-        bad += mt_kernel_split(w, &hi[i], &lo[i]);
+    mt_lanes_u large = {0};
+    for (size_t v = 0; v < MT_VECTORS; v++) {
+        mt_lanes_u u = MT_LANES_BITS(x[v]), random = mt_lanes_load_u32(words + v * MT_LANES);
+        to[v] = u + (j ? random >> 16 : random & 0xffffu);
+        large |= mt_lanes_at_least(mt_lanes_size(u), 0x7f7f0000u);
     }
-    return bad;
-}
-
-static inline uint64_t mt_kernel_lion(const struct mt_kernel_scalars *s, uint16_t *restrict hi, uint16_t *restrict lo,
-                                      float *restrict m, const float *restrict grad, size_t n)
-{
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++) {
-        float g = grad[i] * s->clip;
-        float u = s->beta1 * m[i] + s->one_minus_beta1 * g;
-        float sign = (float)(u > 0) - (float)(u < 0);
-        float w = mt_kernel_join(hi[i], lo[i]) * s->keep - s->step * sign;
-        m[i] = s->beta2 * m[i] + s->one_minus_beta2 * g;
-        bad += mt_kernel_split(w, &hi[i], &lo[i]);
-    }
-    return bad;
-}
-
-static inline uint64_t mt_kernel_sgd(const struct mt_kernel_scalars *s, uint16_t *restrict hi, uint16_t *restrict lo,
-                                     float *restrict m, const float *restrict grad, size_t n)
-{
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++) {
-        float b = s->beta1 * m[i] + grad[i] * s->clip;
-        float w = mt_kernel_join(hi[i], lo[i]) * s->keep - s->step * b;
-        m[i] = b;
-        bad += mt_kernel_split(w, &hi[i], &lo[i]);
-    }
-    return bad;
-}
-
-static inline uint64_t mt_kernel_plain_sgd(const struct mt_kernel_scalars *s, uint16_t *restrict hi,
-                                           uint16_t *restrict lo, const float *restrict grad, size_t n)
-{
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++) {
-        float w = mt_kernel_join(hi[i], lo[i]) * s->keep - s->step * (grad[i] * s->clip);
-        bad += mt_kernel_split(w, &hi[i], &lo[i]);
-    }
-    return bad;
-}
-
-/* --- states in bf16 ------------------------------------------------------------------------------------------- */
-
-static inline void mt_kernel_load_bf16(float *restrict dst, const uint16_t *restrict src, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        dst[i] = mt_bf16_to_f32(src[i]);
-}
-
-static inline void mt_kernel_store_bf16(uint16_t *restrict dst, const float *restrict src, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        dst[i] = mt_kernel_bf16(src[i]);
-}
-
-/* Up by chance: by the 16 bits of random[i] from `shift` on. What is not finite is rounded to the nearest. */
-static inline void mt_kernel_store_stochastic(uint16_t *restrict dst, const float *restrict src,
-                                              const uint32_t *restrict random, int shift, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint32_t u = mt_f32_bits(src[i]), up = u + (random[i] >> shift & 0xffffu), nearest = mt_kernel_nearest(u);
-        up = (u & 0x7fffffffu) >= 0x7f7f0000u ? nearest : up;
-        dst[i] = (uint16_t)(up >> 16);
+    for (size_t v = 0; v < MT_VECTORS && mt_lanes_any(large); v++) {
+        mt_lanes_u u = MT_LANES_BITS(x[v]);
+        to[v] = mt_lanes_choose(mt_lanes_at_least(mt_lanes_size(u), 0x7f7f0000u), mt_kernel_nearest(x[v]), to[v]);
     }
 }
 
-/* Element i has word (first + i) % 4 of block (first + i) / 4. */
-static inline const uint32_t *mt_kernel_words(uint32_t *restrict random, const struct mt_kernel *k, uint64_t first,
-                                              size_t n)
+/* --- weights and gradients ------------------------------------------------------------------------------------ */
+
+/* Bits. */
+static inline void mt_kernel_load_weight(const struct mt_kernel_form f, const struct mt_kernel_part *p, size_t i,
+                                         mt_lanes_u w[MT_VECTORS])
 {
-    mt_kernel_random(random, k->seed, k->stream, first / 4, mt_div_up(first % 4 + n, (size_t)4));
-    return random + first % 4;
+    if (f.master == MT_MASTER_F32)
+        mt_lanes_load_master(w, p->hi + i, p->lo + i);
+    else if (f.master == MT_MASTER_24BIT)
+        mt_lanes_load_master24(w, p->hi + i, p->lo8 + i);
+    else
+        mt_lanes_load_bf16(w, p->hi + i);
 }
 
-/* --- masters of 24 bits and of bf16 --------------------------------------------------------------------------- */
-
-/* lo of the elements, as of a master of 32 bits. */
-static inline void mt_kernel_load_lo(uint16_t *restrict lo, const uint8_t *restrict lo8, size_t n)
+static inline void mt_kernel_load_numbers(bool bf16, const void *from, size_t i, mt_lanes x[MT_VECTORS])
 {
-    for (size_t i = 0; i < n; i++)
-        lo[i] = (uint16_t)(lo8[i] << 8);
+    mt_lanes_u bits[MT_VECTORS];
+    if (bf16)
+        mt_lanes_load_bf16(bits, (const uint16_t *)from + i);
+    for (size_t v = 0; v < MT_VECTORS; v++)
+        x[v] = bf16 ? MT_LANES_OF(bits[v]) : mt_lanes_load((const float *)from + i + v * MT_LANES);
 }
 
-/* Rounds masters of 32 bits. Returns how many are not finite then. */
-static inline uint64_t mt_kernel_store_24bit(uint16_t *restrict hi, uint8_t *restrict lo8, const uint16_t *restrict lo,
-                                             size_t n)
+static inline void mt_kernel_load_grad(const struct mt_kernel_scalars *s, const struct mt_kernel_part *p, size_t i,
+                                       mt_lanes g[MT_VECTORS])
 {
-    uint32_t bad = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t u = mt_f32_bits(mt_kernel_join(hi[i], lo[i]));
-        mt_master_split24(u, &hi[i], &lo8[i]);
-        bad += (u & 0x7fffffffu) >= 0x7f7f7f80u;
+    mt_kernel_load_numbers(p->grad_dtype == MT_BF16, p->grad, i, g);
+    for (size_t v = 0; v < MT_VECTORS; v++)
+        g[v] = g[v] * s->clip;
+}
+
+/* Adds 1 to `bad` for a weight that is not finite or has an infinite `hi`. */
+static inline void mt_kernel_store_weight(const struct mt_kernel_form f, const struct mt_kernel_part *p, size_t i,
+                                          const mt_lanes w[MT_VECTORS], mt_lanes_u *bad)
+{
+    mt_lanes_u hi[MT_VECTORS], low[MT_VECTORS];
+    if (f.master == MT_MASTER_BF16)
+        mt_lanes_load_u16(low, p->halves + i);
+    for (size_t v = 0; v < MT_VECTORS; v++) {
+        mt_lanes_u u = MT_LANES_BITS(w[v]), size = mt_lanes_size(u), half = u + 0x8000u;
+        const uint32_t least = f.master == MT_MASTER_24BIT ? 0x7f7f7f80u : 0x7f7f8000u;
+        if (f.master == MT_MASTER_F32) {
+            low[v] = u & 0xffffu;
+        } else if (f.master == MT_MASTER_24BIT) {
+            low[v] = (u + 0x80u) >> 8;
+            half = (low[v] + 0x80u) << 8;
+            low[v] &= 0xffu;
+        } else { /* up by chance; what could become infinite, to the nearest */
+            half = mt_lanes_choose(mt_lanes_at_least(size, 0x7f7f0000u), half, u + low[v]);
+        }
+        hi[v] = half >> 16;
+        *bad += mt_lanes_at_least(size, least) & mt_lanes_load_u32(p->counts + i % MT_BLOCK8 + v * MT_LANES);
     }
-    return bad;
+    mt_lanes_store_u16(p->hi + i, hi);
+    if (f.master == MT_MASTER_F32)
+        mt_lanes_store_u16(p->lo + i, low);
+    else if (f.master == MT_MASTER_24BIT)
+        mt_lanes_store_byte(p->lo8 + i, (const mt_lanes_i *)low, false);
 }
 
-/* Up by chance. What could become infinite is rounded to the nearest. */
-static inline void mt_kernel_store_bf16_master(uint16_t *restrict hi, const uint16_t *restrict lo,
-                                               const uint32_t *restrict random, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint32_t u = mt_f32_bits(mt_kernel_join(hi[i], lo[i]));
-        uint32_t up = (u & 0x7fffffffu) >= 0x7f7f0000u ? 0x8000u : random[i];
-        hi[i] = (uint16_t)((u + up) >> 16);
-    }
-}
+/* --- states in f32 and bf16 ----------------------------------------------------------------------------------- */
 
-/* Element i has half (first + i) % 8 of block (first + i) / 8, of each word the lower one first. */
-static inline void mt_kernel_round_masters(const struct mt_kernel *k, size_t i, const uint16_t *restrict lo, size_t n)
+/* `words`: random numbers to round by, of which state j has half j; NULL: to the nearest. */
+static inline void mt_kernel_store_state(const struct mt_kernel_form f, void *state, size_t i, const uint32_t *words,
+                                         int j, const mt_lanes x[MT_VECTORS])
 {
-    uint32_t words[MT_KERNEL_PIECE / 2 + 4 * MT_KERNEL_LANES];
-    uint32_t halves[2 * MT_ARRAY_LEN(words)];
-    uint64_t first = k->first + i;
-    size_t blocks = mt_div_up(first % 8 + n, (size_t)8);
-    mt_kernel_random(words, k->seed, k->master_stream, first / 8, blocks);
-    for (size_t w = 0; w < 4 * blocks; w++) {
-        halves[2 * w] = words[w] & 0xffffu;
-        halves[2 * w + 1] = words[w] >> 16;
+    mt_lanes_u bits[MT_VECTORS];
+    if (f.bf16 && words)
+        mt_kernel_by_chance(bits, x, words + i, j);
+    for (size_t v = 0; v < MT_VECTORS; v++) {
+        if (!f.bf16)
+            mt_lanes_store((float *)state + i + v * MT_LANES, x[v]);
+        else
+            bits[v] = (words ? bits[v] : mt_kernel_nearest(x[v])) >> 16;
     }
-    mt_kernel_store_bf16_master(k->hi + i, lo, halves + first % 8, n);
+    if (f.bf16)
+        mt_lanes_store_u16((uint16_t *)state + i, bits);
 }
 
 /* --- states in 8 bits: blocks of MT_BLOCK8 codes and a scale -------------------------------------------------- */
 
-/* Scales of `blocks` blocks, and of numbers the largest absolute value in each: numbers that are not negative have the
- * order of their bits. */
-static inline void mt_kernel_scales(float *restrict a, const uint8_t *restrict block, size_t blocks)
+/* Whole vectors of scales: those of a piece. */
+enum { MT_KERNEL_BLOCKS = MT_KERNEL_PIECE / MT_BLOCK8 };
+
+/* m is a y / (2 - |y|) with y = code / 127, and v the square of a code / 255. */
+static inline void mt_kernel_decode(int j, float *restrict x, const uint8_t *restrict block, size_t blocks)
 {
-    uint16_t scale[MT_KERNEL_BLOCKS];
+    uint16_t scale[MT_KERNEL_BLOCKS] = {0};
+    float a[MT_KERNEL_BLOCKS];
     for (size_t b = 0; b < blocks; b++)
         memcpy(&scale[b], block + b * MT_BLOCK8_BYTES + MT_BLOCK8, sizeof(*scale));
-    mt_kernel_load_bf16(a, scale, blocks);
+    for (size_t b = 0; b < MT_KERNEL_BLOCKS; b += MT_GROUP) {
+        mt_lanes_u bits[MT_VECTORS];
+        mt_lanes_load_bf16(bits, scale + b);
+        for (size_t v = 0; v < MT_VECTORS; v++)
+            mt_lanes_store(a + b + v * MT_LANES, j ? MT_LANES_OF(bits[v]) / 255.0f : MT_LANES_OF(bits[v]));
+    }
+    for (size_t b = 0; b < blocks; b++)
+        for (size_t i = 0; i < MT_BLOCK8; i += MT_LANES) {
+            mt_lanes_i code = mt_lanes_load_byte(block + b * MT_BLOCK8_BYTES + i, !j);
+            mt_lanes q = MT_LANES_CONVERT(code, mt_lanes), r = a[b] * q;
+            mt_lanes_store(x + b * MT_BLOCK8 + i, j ? r * r : a[b] * (q / (254.0f - mt_lanes_abs(q))));
+        }
 }
 
-static inline void mt_kernel_put_scales(uint8_t *restrict block, const float *restrict a, size_t blocks)
+/* The bits of a block's largest number: numbers that are not negative have the order of their bits. */
+static inline uint32_t mt_kernel_largest(const float *x)
 {
+    mt_lanes_u most = {0};
+    for (size_t i = 0; i < MT_BLOCK8; i += MT_LANES)
+        most = mt_lanes_max(most, mt_lanes_size(MT_LANES_BITS(mt_lanes_load(x + i))));
+    return mt_lanes_most(most);
+}
+
+/* Codes of a block by its scale `a`: of m, or of v, of which x are the roots and `a` is 255 / the scale. */
+static inline void mt_kernel_put_codes(int j, uint8_t *restrict block, const float *restrict x, float a)
+{
+    for (size_t i = 0; i < MT_BLOCK8; i += MT_GROUP) {
+        mt_lanes_i code[MT_VECTORS];
+        for (size_t v = 0; v < MT_VECTORS; v++) {
+            mt_lanes q = mt_lanes_load(x + i + v * MT_LANES);
+            if (j) /* 0 where all are zero, or some no number; none is above 255 */
+                q = mt_lanes_above(q * a + 0.5f, 0);
+            else /* -127 what is no number; others are not less, and none is above 127 */
+                q = mt_lanes_above(mt_lanes_floor(254.0f * (q / (a + mt_lanes_abs(q))) + 0.5f), -127);
+            code[v] = MT_LANES_CONVERT(q, mt_lanes_i);
+        }
+        mt_lanes_store_byte(block + i, code, !j);
+    }
+}
+
+static inline void mt_kernel_encode(int j, uint8_t *restrict block, const float *restrict x, size_t blocks)
+{
+    uint32_t most[MT_KERNEL_BLOCKS] = {0};
     uint16_t scale[MT_KERNEL_BLOCKS];
-    mt_kernel_store_bf16(scale, a, blocks);
+    float a[MT_KERNEL_BLOCKS];
     for (size_t b = 0; b < blocks; b++)
+        most[b] = mt_kernel_largest(x + b * MT_BLOCK8);
+    for (size_t b = 0; b < MT_KERNEL_BLOCKS; b += MT_GROUP) {
+        mt_lanes_u bits[MT_VECTORS];
+        for (size_t v = 0; v < MT_VECTORS; v++) {
+            mt_lanes largest = MT_LANES_OF(mt_lanes_load_u32(most + b + v * MT_LANES));
+            if (!j)
+                largest = mt_lanes_least(largest, 1e-12f);
+            mt_lanes_store(a + b + v * MT_LANES, j ? 255.0f / largest : largest);
+            bits[v] = mt_kernel_nearest(largest) >> 16;
+        }
+        mt_lanes_store_u16(scale + b, bits);
+    }
+    for (size_t b = 0; b < blocks; b++) {
+        mt_kernel_put_codes(j, block + b * MT_BLOCK8_BYTES, x + b * MT_BLOCK8, a[b]);
         memcpy(block + b * MT_BLOCK8_BYTES + MT_BLOCK8, &scale[b], sizeof(*scale));
-}
-
-static inline void mt_kernel_largest(float *restrict a, const float *restrict x, size_t blocks)
-{
-    for (size_t b = 0; b < blocks; b++) {
-        uint32_t most = 0;
-        for (int i = 0; i < MT_BLOCK8; i++) {
-            uint32_t u = mt_f32_bits(x[b * MT_BLOCK8 + (size_t)i]) & 0x7fffffffu;
-            most = u > most ? u : most;
-        }
-        a[b] = mt_f32_from_bits(most);
     }
 }
 
-/* y / (2 - |y|) with y = code / 127. */
-static inline void mt_kernel_load_signed(float *restrict dst, const uint8_t *restrict block, size_t blocks)
-{
-    float a[MT_KERNEL_BLOCKS];
-    mt_kernel_scales(a, block, blocks);
-    for (size_t b = 0; b < blocks; b++) {
-        const int8_t *code = (const int8_t *)block + b * MT_BLOCK8_BYTES;
-        for (int i = 0; i < MT_BLOCK8; i++) {
-            float q = (float)code[i];
-            dst[b * MT_BLOCK8 + (size_t)i] = a[b] * (q / (254.0f - __builtin_fabsf(q)));
-        }
-    }
-}
+/* --- the rules ------------------------------------------------------------------------------------------------ */
 
-/* q: the codes, whole numbers that a byte has, with or without a sign. */
-static inline void mt_kernel_put_codes(uint8_t *restrict block, const float *restrict q, size_t blocks)
+/* The steps of a group, without the rate; its states are updated. */
+static inline void mt_kernel_steps(const struct mt_kernel_scalars *s, const struct mt_kernel_form f,
+                                   mt_lanes state[2][MT_VECTORS], const mt_lanes g[MT_VECTORS],
+                                   mt_lanes step[MT_VECTORS])
 {
-    for (size_t b = 0; b < blocks; b++)
-        for (size_t i = 0; i < MT_BLOCK8; i++)
-            block[b * MT_BLOCK8_BYTES + i] = (uint8_t)(int32_t)q[b * MT_BLOCK8 + i];
-}
-
-static inline void mt_kernel_store_signed(uint8_t *restrict block, float *restrict m, size_t blocks)
-{
-    float a[MT_KERNEL_BLOCKS];
-    mt_kernel_largest(a, m, blocks);
-    for (size_t b = 0; b < blocks; b++)
-        a[b] = a[b] < 1e-12f ? 1e-12f : a[b];
-    for (size_t b = 0; b < blocks; b++)
-        for (size_t i = b * MT_BLOCK8; i < (b + 1) * MT_BLOCK8; i++) {
-            float q = __builtin_floorf(254.0f * (m[i] / (a[b] + __builtin_fabsf(m[i]))) + 0.5f);
-            m[i] = q > -127.0f ? q : -127.0f; /* what is no number; others are not less, and none is above 127 */
-        }
-    mt_kernel_put_codes(block, m, blocks);
-    mt_kernel_put_scales(block, a, blocks);
-}
-
-static inline void mt_kernel_load_squares(float *restrict dst, const uint8_t *restrict block, size_t blocks)
-{
-    float a[MT_KERNEL_BLOCKS];
-    mt_kernel_scales(a, block, blocks);
-    for (size_t b = 0; b < blocks; b++)
-        a[b] /= 255.0f;
-    for (size_t b = 0; b < blocks; b++) {
-        const uint8_t *code = block + b * MT_BLOCK8_BYTES;
-        for (int i = 0; i < MT_BLOCK8; i++) {
-            float r = a[b] * (float)code[i];
-            dst[b * MT_BLOCK8 + (size_t)i] = r * r;
+    for (size_t v = 0; v < MT_VECTORS; v++) {
+        mt_lanes m = state[0][v];
+        if (f.rule == MT_RULE_ADAMW) {
+            mt_lanes v1 = s->beta2 * state[1][v] + s->one_minus_beta2 * g[v] * g[v], root = mt_lanes_sqrt(v1);
+            state[0][v] = m + s->one_minus_beta1 * (g[v] - m);
+            state[1][v] = f.roots ? root : v1;
+            step[v] = state[0][v] / (root / s->sqrt_bc2 + s->eps);
+        } else if (f.rule == MT_RULE_LION) {
+            mt_lanes u = s->beta1 * m + s->one_minus_beta1 * g[v];
+            mt_lanes_u moves = MT_LANES_MASK(u > 0) | MT_LANES_MASK(u < 0);
+            state[0][v] = s->beta2 * m + s->one_minus_beta2 * g[v];
+            step[v] = MT_LANES_OF(((MT_LANES_BITS(u) & 0x80000000u) | 0x3f800000u) & moves);
+        } else {
+            step[v] = state[0][v] = f.n_states ? s->beta1 * m + g[v] : g[v];
         }
     }
 }
 
-static inline void mt_kernel_store_squares(uint8_t *restrict block, float *restrict v, size_t blocks)
+static inline uint64_t mt_kernel_apply(const struct mt_kernel_scalars s, const struct mt_kernel_form f,
+                                       const struct mt_kernel_part p)
 {
-    float a[MT_KERNEL_BLOCKS], to[MT_KERNEL_BLOCKS];
-    mt_kernel_largest(a, v, blocks);
-    for (size_t b = 0; b < blocks; b++) {
-        to[b] = 255.0f / a[b];
+    mt_lanes_u bad = {0};
+    for (size_t i = 0; i < p.n; i += MT_GROUP) {
+        mt_lanes g[MT_VECTORS], state[2][MT_VECTORS], step[MT_VECTORS], w[MT_VECTORS];
+        mt_lanes_u bits[MT_VECTORS];
+        mt_kernel_load_weight(f, &p, i, bits);
+        mt_kernel_load_grad(&s, &p, i, g);
+        for (int j = 0; j < f.n_states; j++)
+            mt_kernel_load_numbers(f.bf16, p.state[j], i, state[j]);
+        mt_kernel_steps(&s, f, state, g, step);
+        for (size_t v = 0; v < MT_VECTORS; v++)
+            w[v] = MT_LANES_OF(bits[v]) * s.keep - s.step * step[v];
+        for (int j = 0; j < f.n_states; j++)
+            mt_kernel_store_state(f, p.state[j], i, p.words, j, state[j]);
+        mt_kernel_store_weight(f, &p, i, w, &bad);
     }
-    for (size_t b = 0; b < blocks; b++)
-        for (size_t i = b * MT_BLOCK8; i < (b + 1) * MT_BLOCK8; i++) {
-            float q = __builtin_floorf(v[i] * to[b] + 0.5f);
-            v[i] = q > 0.0f ? q : 0.0f; /* where all are zero, or some no number; none is above 255 */
-        }
-    mt_kernel_put_codes(block, v, blocks);
-    mt_kernel_put_scales(block, a, blocks);
+    return mt_lanes_sum(bad);
 }
 
-/* --- pieces that fit the L1 cache ----------------------------------------------------------------------------- */
+#define MT_KERNEL_EXPAND(rule_, n_, bf16_, roots_, master_)                                              \
+    if (k->rule == (rule_) && n == (n_) && bf16 == (bf16_) && roots == (roots_) && k->master == (master_)) \
+        return mt_kernel_apply(k->s, (struct mt_kernel_form){rule_, n_, bf16_, roots_, master_}, *p);
+#define MT_KERNEL_MASTERS(...)                          \
+    MT_KERNEL_EXPAND(__VA_ARGS__, MT_MASTER_F32)        \
+    MT_KERNEL_EXPAND(__VA_ARGS__, MT_MASTER_24BIT)      \
+    MT_KERNEL_EXPAND(__VA_ARGS__, MT_MASTER_BF16)
 
-/* State j of elements [i, i + n), as FP32 in `buf` or in place. */
-static inline float *mt_kernel_load(const struct mt_kernel *k, int j, size_t i, size_t n, float *buf)
+/* States in f32 or bf16: a loop for each form. */
+static __attribute__((flatten)) uint64_t mt_kernel_plain(const struct mt_kernel *k, const struct mt_kernel_part *p,
+                                                         bool bf16, bool roots)
 {
-    if (!k->state[j])
-        return NULL;
-    if (k->state_type == MT_STATE_F32)
-        return (float *)k->state[j] + i;
-    if (k->state_type == MT_STATE_BF16) {
-        mt_kernel_load_bf16(buf, (const uint16_t *)k->state[j] + i, n);
-        return buf;
-    }
-    const uint8_t *block = (const uint8_t *)k->state[j] + i / MT_BLOCK8 * MT_BLOCK8_BYTES;
-    size_t blocks = mt_div_up(n, (size_t)MT_BLOCK8);
-    if (j)
-        mt_kernel_load_squares(buf, block, blocks);
-    else
-        mt_kernel_load_signed(buf, block, blocks);
-    return buf;
+    const int n = !p->state[0] ? 0 : k->rule == MT_RULE_ADAMW ? 2 : 1;
+    MT_KERNEL_MASTERS(MT_RULE_ADAMW, 2, false, false)
+    MT_KERNEL_MASTERS(MT_RULE_ADAMW, 2, false, true)
+    MT_KERNEL_MASTERS(MT_RULE_ADAMW, 2, true, false)
+    MT_KERNEL_MASTERS(MT_RULE_LION, 1, false, false)
+    MT_KERNEL_MASTERS(MT_RULE_LION, 1, true, false)
+    MT_KERNEL_MASTERS(MT_RULE_SGD, 1, false, false)
+    MT_KERNEL_MASTERS(MT_RULE_SGD, 1, true, false)
+    MT_KERNEL_MASTERS(MT_RULE_SGD, 0, false, false)
+    return 0;
 }
 
-/* `random`: of the elements, if bf16 is rounded by chance. Codes of the last block's rest are those of zeros. */
-static inline void mt_kernel_store(const struct mt_kernel *k, int j, size_t i, size_t n, float *buf,
-                                   const uint32_t *random)
+/* Of whole blocks whose first `n` elements are there. Codes of the rest are those of zeros. */
+static __attribute__((flatten)) uint64_t mt_kernel_run_part(const struct mt_kernel *k, const struct mt_kernel_part *p,
+                                                            size_t n)
 {
-    if (!k->state[j] || k->state_type == MT_STATE_F32)
-        return;
-    if (k->state_type == MT_STATE_BF16) {
-        uint16_t *to = (uint16_t *)k->state[j] + i;
-        if (k->stochastic)
-            mt_kernel_store_stochastic(to, buf, random, 16 * j, n);
-        else
-            mt_kernel_store_bf16(to, buf, n);
-        return;
+    float x[2][MT_KERNEL_PIECE];
+    struct mt_kernel_part decoded = *p;
+    if (k->state_type != MT_STATE_8BIT || !p->state[0])
+        return mt_kernel_plain(k, p, k->state_type == MT_STATE_BF16, false);
+    for (int j = 0; j < 2 && p->state[j]; j++) {
+        mt_kernel_decode(j, x[j], p->state[j], p->n / MT_BLOCK8);
+        decoded.state[j] = x[j];
     }
-    uint8_t *block = (uint8_t *)k->state[j] + i / MT_BLOCK8 * MT_BLOCK8_BYTES;
-    for (size_t at = n; at % MT_BLOCK8; at++)
-        buf[at] = 0;
-    size_t blocks = mt_div_up(n, (size_t)MT_BLOCK8);
-    if (j)
-        mt_kernel_store_squares(block, buf, blocks);
-    else
-        mt_kernel_store_signed(block, buf, blocks);
+    uint64_t bad = mt_kernel_plain(k, &decoded, false, p->state[1]);
+    for (int j = 0; j < 2 && p->state[j]; j++) {
+        memset(x[j] + n, 0, (p->n - n) * sizeof(float));
+        mt_kernel_encode(j, p->state[j], x[j], p->n / MT_BLOCK8);
+    }
+    return bad;
 }
 
-static inline uint64_t mt_kernel_rule(const struct mt_kernel *k, uint16_t *hi, uint16_t *lo, size_t n,
-                                      float *const state[2], const float *grad)
+/* Elements [i, i + n); `words` and `halves` are those of i. */
+static inline struct mt_kernel_part mt_kernel_part_at(const struct mt_kernel *k, size_t i, size_t n,
+                                                      const uint32_t *words, const uint16_t *halves)
 {
-    switch (k->rule) {
-    case MT_RULE_ADAMW:
-        return mt_kernel_adamw(&k->s, hi, lo, state[0], state[1], grad, n);
-    case MT_RULE_LION:
-        return mt_kernel_lion(&k->s, hi, lo, state[0], grad, n);
-    case MT_RULE_SGD:
-    default:
-        return state[0] ? mt_kernel_sgd(&k->s, hi, lo, state[0], grad, n) : mt_kernel_plain_sgd(&k->s, hi, lo, grad, n);
-    }
+    static const uint32_t all[MT_BLOCK8] = {[0 ... MT_BLOCK8 - 1] = 1};
+    static const size_t bytes[] = {[MT_STATE_F32] = sizeof(float), [MT_STATE_BF16] = sizeof(uint16_t)};
+    struct mt_kernel_part p = {.n = n, .words = words, .halves = halves,
+                               .hi = k->hi + i, .lo = k->lo ? k->lo + i : NULL, .lo8 = k->lo8 ? k->lo8 + i : NULL,
+                               .grad = (const char *)k->grad + i * mt_dtype_size(k->grad_dtype),
+                               .grad_dtype = k->grad_dtype, .counts = all};
+    for (int j = 0; j < 2 && k->state[j]; j++)
+        p.state[j] = (char *)k->state[j] + (k->state_type == MT_STATE_8BIT ? i / MT_BLOCK8 * MT_BLOCK8_BYTES
+                                                                            : i * bytes[k->state_type]);
+    return p;
 }
 
-/* The rule, on masters that are widened to 32 bits and rounded again. */
-static inline uint64_t mt_kernel_piece(const struct mt_kernel *k, size_t i, size_t n, float *const state[2],
-                                       const float *grad)
+/* A plane's `bytes` to the copy of a block, if there is such a plane. */
+static inline void *mt_kernel_copied(void *to, const void *from, size_t bytes)
 {
-    uint16_t lo[MT_KERNEL_PIECE];
-    uint64_t bad;
-    switch (k->master) {
-    case MT_MASTER_24BIT:
-        mt_kernel_load_lo(lo, k->lo8 + i, n);
-        mt_kernel_rule(k, k->hi + i, lo, n, state, grad);
-        return mt_kernel_store_24bit(k->hi + i, k->lo8 + i, lo, n);
-    case MT_MASTER_BF16:
-        memset(lo, 0, n * sizeof(*lo));
-        bad = mt_kernel_rule(k, k->hi + i, lo, n, state, grad);
-        mt_kernel_round_masters(k, i, lo, n);
-        return bad;
-    case MT_MASTER_F32:
-    default:
-        return mt_kernel_rule(k, k->hi + i, k->lo + i, n, state, grad);
-    }
+    return from ? memcpy(to, from, bytes) : NULL;
+}
+
+static inline void mt_kernel_put_back(void *to, const void *from, size_t bytes)
+{
+    if (to)
+        memcpy(to, from, bytes);
+}
+
+/* Less than a block, in a copy that is a whole one. */
+static inline uint64_t mt_kernel_rest(const struct mt_kernel *k, const struct mt_kernel_part *p)
+{
+    const size_t n = p->n;
+    struct {
+        uint16_t hi[MT_BLOCK8], lo[MT_BLOCK8];
+        uint8_t lo8[MT_BLOCK8];
+        float state[2][MT_BLOCK8], grad[MT_BLOCK8];
+        uint32_t counts[MT_BLOCK8];
+    } c = {{0}};
+    const size_t state = k->state_type == MT_STATE_F32    ? n * sizeof(float)
+                         : k->state_type == MT_STATE_BF16 ? n * sizeof(uint16_t)
+                                                          : MT_BLOCK8_BYTES;
+    struct mt_kernel_part copy = *p;
+    copy.n = MT_BLOCK8;
+    copy.hi = mt_kernel_copied(c.hi, p->hi, n * sizeof(*c.hi));
+    copy.lo = mt_kernel_copied(c.lo, p->lo, n * sizeof(*c.lo));
+    copy.lo8 = mt_kernel_copied(c.lo8, p->lo8, n);
+    copy.grad = mt_kernel_copied(c.grad, p->grad, n * mt_dtype_size(k->grad_dtype));
+    for (int j = 0; j < 2; j++)
+        copy.state[j] = mt_kernel_copied(c.state[j], p->state[j], state);
+    copy.counts = c.counts;
+    for (size_t i = 0; i < n; i++)
+        c.counts[i] = 1;
+    uint64_t bad = mt_kernel_run_part(k, &copy, n);
+    mt_kernel_put_back(p->hi, c.hi, n * sizeof(*c.hi));
+    mt_kernel_put_back(p->lo, c.lo, n * sizeof(*c.lo));
+    mt_kernel_put_back(p->lo8, c.lo8, n);
+    for (int j = 0; j < 2; j++)
+        mt_kernel_put_back(p->state[j], c.state[j], state);
+    return bad;
+}
+
+/* Random numbers of a piece: state i has word (first + i) % 4 of block (first + i) / 4, master i half (first + i) % 8
+ * of block (first + i) / 8, of each word the lower one first. Its elements are those of whole blocks. */
+struct mt_kernel_numbers {
+    uint32_t words[MT_KERNEL_PIECE + 4 * MT_KERNEL_LANES], halves[MT_KERNEL_PIECE / 2 + 4 * MT_KERNEL_LANES];
+};
+
+static inline void mt_kernel_draw(struct mt_kernel_numbers *r, const struct mt_kernel *k, size_t i, size_t n)
+{
+    uint64_t first = k->first + i;
+    if (k->stochastic && k->state_type == MT_STATE_BF16)
+        mt_kernel_random(r->words, k->seed, k->stream, first / 4, mt_div_up(first % 4 + n, (size_t)4));
+    if (k->master == MT_MASTER_BF16)
+        mt_kernel_random(r->halves, k->seed, k->master_stream, first / 8, mt_div_up(first % 8 + n, (size_t)8));
 }
 
 static inline uint64_t mt_kernel_body(const struct mt_kernel *k)
 {
-    float g[MT_KERNEL_PIECE], buf[2][MT_KERNEL_PIECE];
-    uint32_t random[MT_KERNEL_PIECE + 4 * MT_KERNEL_LANES];
+    struct mt_kernel_numbers numbers;
     uint64_t bad = 0;
     for (size_t i = 0; i < k->n; i += MT_KERNEL_PIECE) {
-        size_t n = MT_MIN((size_t)MT_KERNEL_PIECE, k->n - i);
-        const float *grad = (const float *)k->grad + i;
-        if (k->grad_dtype == MT_BF16) {
-            mt_kernel_load_bf16(g, (const uint16_t *)k->grad + i, n);
-            grad = g;
+        size_t n = MT_MIN((size_t)MT_KERNEL_PIECE, k->n - i), whole = n / MT_BLOCK8 * MT_BLOCK8;
+        mt_kernel_draw(&numbers, k, i, mt_align_up(n, (size_t)MT_BLOCK8));
+        const uint32_t *words = k->stochastic ? numbers.words + (k->first + i) % 4 : NULL;
+        const uint16_t *halves = (const uint16_t *)numbers.halves + (k->first + i) % 8;
+        struct mt_kernel_part p = mt_kernel_part_at(k, i, whole, words, halves);
+        bad += mt_kernel_run_part(k, &p, whole);
+        if (whole < n) {
+            p = mt_kernel_part_at(k, i + whole, n - whole, words ? words + whole : NULL, halves + whole);
+            bad += mt_kernel_rest(k, &p);
         }
-        float *state[2];
-        for (int j = 0; j < 2; j++)
-            state[j] = mt_kernel_load(k, j, i, n, buf[j]);
-        bad += mt_kernel_piece(k, i, n, state, grad);
-        const uint32_t *words = random;
-        if (k->stochastic && k->state_type == MT_STATE_BF16)
-            words = mt_kernel_words(random, k, k->first + i, n);
-        for (int j = 0; j < 2; j++)
-            mt_kernel_store(k, j, i, n, buf[j], words);
     }
     return bad;
 }

@@ -33,19 +33,31 @@ static inline mt_kernel_lanes mt_kernel_product(mt_kernel_lanes a, uint32_t b)
 }
 #endif
 
+/* Of two vectors' lanes of 64 bits: a0 b0 a1 b1 ... */
+static inline void mt_kernel_interleave(uint32_t *random, mt_kernel_lanes a, mt_kernel_lanes b)
+{
+#ifdef __AVX512F__
+    mt_kernel_lanes words[2] = {__builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11),
+                                __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)};
+#else
+    mt_kernel_lanes words[2] = {__builtin_shufflevector(a, b, 0, 4, 1, 5), __builtin_shufflevector(a, b, 2, 6, 3, 7)};
+#endif
+    memcpy(random, words, sizeof(words));
+}
+
 /* Words of blocks [first, first + n) and some more. Two vectors at a time, since each waits for its products. */
 static inline void mt_kernel_random(uint32_t *restrict random, uint64_t seed, uint64_t stream, uint64_t first, size_t n)
 {
     enum { LANES = sizeof(mt_kernel_lanes) / sizeof(uint64_t) };
-    mt_kernel_lanes none = {0}, count;
+    const mt_kernel_lanes none = {0};
+    mt_kernel_lanes count;
     for (uint64_t i = 0; i < LANES; i++)
-        count[i] = i;
-    for (size_t at = 0; at < n; at += 2 * LANES) {
-        mt_kernel_lanes c0[2] = {count + (first + at), count + (first + at + LANES)};
-        mt_kernel_lanes c1[2] = {c0[0] >> 32, c0[1] >> 32};
+        count[i] = first + i;
+    for (size_t at = 0; at < n; at += 2 * LANES, count += 2 * LANES) {
+        mt_kernel_lanes c0[2] = {count, count + LANES}, c1[2] = {c0[0] >> 32, c0[1] >> 32};
         mt_kernel_lanes c2[2] = {none + (uint32_t)stream, none + (uint32_t)stream};
         mt_kernel_lanes c3[2] = {none + (stream >> 32), none + (stream >> 32)};
-        uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+        mt_kernel_lanes k0 = none + (uint32_t)seed, k1 = none + (seed >> 32);
         for (int round = 0; round < 10; round++) {
             for (int i = 0; i < 2; i++) {
                 mt_kernel_lanes p0 = mt_kernel_product(c0[i], 0xD2511F53u), p1 = mt_kernel_product(c2[i], 0xCD9E8D57u);
@@ -57,18 +69,9 @@ static inline void mt_kernel_random(uint32_t *restrict random, uint64_t seed, ui
             k0 += 0x9E3779B9u;
             k1 += 0xBB67AE85u;
         }
-        for (int i = 0; i < 2; i++) {
-            uint64_t two[2][LANES], words[2 * LANES];
-            c0[i] = (c0[i] & 0xffffffffu) | c1[i] << 32;
-            c2[i] = (c2[i] & 0xffffffffu) | c3[i] << 32;
-            memcpy(two[0], &c0[i], sizeof(two[0]));
-            memcpy(two[1], &c2[i], sizeof(two[1]));
-            for (int k = 0; k < LANES; k++) {
-                words[2 * k] = two[0][k];
-                words[2 * k + 1] = two[1][k];
-            }
-            memcpy(random + 4 * (at + (size_t)i * LANES), words, sizeof(words));
-        }
+        for (size_t i = 0; i < 2; i++)
+            mt_kernel_interleave(random + 4 * (at + i * LANES), (c0[i] & 0xffffffffu) | c1[i] << 32,
+                                 (c2[i] & 0xffffffffu) | c3[i] << 32);
     }
 }
 #else
