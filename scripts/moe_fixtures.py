@@ -81,6 +81,10 @@ CASES = {
                       q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=32,
                       n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1,
                       attention_bias=True, routed_scaling_factor=1.8)),
+    # a norm after the mixture's sum; gates of their own
+    "afmoe": ("AfmoeForCausalLM", dict(num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=16, num_experts=8,
+              num_experts_per_tok=3, num_dense_layers=1, num_shared_experts=2, moe_intermediate_size=16, route_scale=1.7, sliding_window=9,
+              layer_types=["sliding_attention", "full_attention", "sliding_attention"], mup_enabled=True)),
     # queries that grow with each eighth position; experts fused in files
     "mistral4": ("Mistral4ForCausalLM", dict(num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=24,
                  kv_lora_rank=16, qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=8, num_experts_per_tok=2,

@@ -45,6 +45,7 @@ def looks_trained(model, seed):
     """Norms far from one, outlier channels, biases that are not zero."""
     g = torch.Generator().manual_seed(seed)
     gemma4 = "Gemma4" in type(model).__name__
+    muse = "MuseGlimmer" in type(model).__name__  # but for its last norm
     one = 1.0 if any(n in type(model).__name__ for n in ("Gemma", "Nemotron")) and not gemma4 else 0.0  # norms multiply by 1 + w
     with torch.no_grad():
         constants = ((n, b) for n, b in model.named_buffers() if n.endswith(("layer_scalar", "act_fn.beta", "act_fn.eps")))
@@ -58,7 +59,7 @@ def looks_trained(model, seed):
                 # turns a rounding error into a thousand of them, in torch as well
                 p.copy_((0.5 + torch.rand(p.shape, generator=g) * 0.8) * (0.5 if gemma4 else 1.0) - one)  # unscaled scores
             elif "norm" in name and not name.endswith("bias"):
-                p.copy_(0.5 + torch.rand(p.shape, generator=g) * 2 - one)
+                p.copy_(0.5 + torch.rand(p.shape, generator=g) * 2 - (1.0 if muse and "layernorm" in name else one))
             elif name.endswith("bias"):
                 p.copy_(torch.randn(p.shape, generator=g) * 0.3)
             elif name.endswith("mlp.gate.weight"):

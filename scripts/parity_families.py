@@ -65,6 +65,9 @@ DENSE = {
     "gemma4_text": lambda r, n: dict(head_dim=r.choice([8, 16]), global_head_dim=r.choice([16, 24]), sliding_window=9,
                                      layer_types=kinds(r, n - 1) + [FULL], attention_k_eq_v=some(r), num_global_key_value_heads=1,
                                      num_attention_heads=4, num_key_value_heads=2, final_logit_softcapping=r.choice([None, 4.0])),
+    "muse_glimmer_text": lambda r, n: dict(head_dim=r.choice([8, 16]), sliding_window=9, layer_types=kinds(r, n), qk_scale_factor=r.choice([1.5, 3.0]),
+                                           output_multiplier=r.choice([0.2, 0.7]), final_logit_softcapping=r.choice([3.0, 20.0]),
+                                           post_norm_eps=r.choice([1e-8, 1e-4]), layer_rope_theta=[r.choice([0, 1e4]) for _ in range(n)]),
     "cohere": lambda r, n: dict(attention_bias=some(r), logit_scale=r.choice([0.0625, 0.5])),
     "cohere2": lambda r, n: dict(attention_bias=some(r), logit_scale=r.choice([0.25, 1.5]), sliding_window=9, layer_types=kinds(r, n)),
     "glm": lambda r, n: dict(head_dim=r.choice([16, 24]), attention_bias=some(r)),
@@ -88,6 +91,9 @@ MIXTURES = {
                                       first_k_dense_replace=r.choice([0, 1]), routed_scaling_factor=1.5, norm_topk_prob=True),
     "glm_moe_dsa": lambda r, n: dict(LATENT, **latents(r, (16,)), **INDEXED, n_shared_experts=1, routed_scaling_factor=1.8,
                                      mlp_layer_types=[r.choice(["dense", "sparse"]) for _ in range(n)], indexer_types=["full"] * n),
+    "afmoe": lambda r, n: dict(head_dim=r.choice([16, 24]), num_experts=6, num_experts_per_tok=r.choice([2, 3]), moe_intermediate_size=24,
+                               num_dense_layers=r.choice([0, 1]), num_shared_experts=r.choice([1, 2]), route_scale=r.choice([1.0, 1.7]),
+                               sliding_window=9, layer_types=kinds(r, n), mup_enabled=some(r)),
     "mistral4": lambda r, n: dict(LATENT, **latents(r), n_group=r.choice([1, 4]), topk_group=1, n_shared_experts=r.choice([1, 2]),
                                   first_k_dense_replace=r.choice([0, 1]), routed_scaling_factor=r.choice([1.0, 1.5]), norm_topk_prob=True,
                                   rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 8,
@@ -105,11 +111,13 @@ NESTED = {
     "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text", "gemma3_text", SMALL),
     "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration", "gemma4_text", "gemma4_unified_text",
                        dict(patch_size=2, pooling_kernel_size=2, mm_posemb_size=4)),
+    "muse_glimmer": ("MuseGlimmerForConditionalGeneration", "muse_glimmer_text", "muse_glimmer_text", dict(SMALL, patch_size=2, pos_emb_height=4,
+                     pos_emb_width=4)),
     "kimi_k25": ("Kimi_K25ForConditionalGeneration", "deepseek_v3", "deepseek_v3", dict(SMALL, patch_size=2, pos_emb_height=4,
                  pos_emb_width=4, pos_emb_time=2)),
 }
 #: those that read no other rope_scaling than their own
-OWN_ROPE = {"apertus", "gemma4_text", "gemma4_unified", "ministral3", "phi3", "hunyuan_v1_dense", "cwm", "deepseek_v2", "qwen3_vl", "ernie4_5", "olmo3", "gemma3", "gemma3_text"}
+OWN_ROPE = {"apertus", "muse_glimmer", "gemma4_text", "gemma4_unified", "ministral3", "phi3", "hunyuan_v1_dense", "cwm", "deepseek_v2", "qwen3_vl", "ernie4_5", "olmo3", "gemma3", "gemma3_text"}
 FUSED = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], "glm": ATTENTION + ["gate_up_proj", "down_proj"],
          "glm4": ATTENTION + ["gate_up_proj", "down_proj"], "granitemoehybrid": ATTENTION + ["input_linear", "output_linear"]}
 #: MLPs without a gate
@@ -128,6 +136,8 @@ def linear(family, over):
         return (["q_a_proj", "q_b_proj"] if over["q_lora_rank"] else ["q_proj"]) + ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
     if family in UNGATED:
         return ATTENTION + UNGATED[family]
+    if family == "afmoe":
+        return ATTENTION + ["self_attn.gate_proj"]
     return ATTENTION if family in MIXTURES else FUSED.get(family, ATTENTION + MLP)
 
 
@@ -138,8 +148,9 @@ def norms(family):
 
 def draw(r):
     """A family, its config.json, and the keys that count: those of the decoder."""
+    of_nested_alone = {"muse_glimmer_text"}
     kind = r.choice(["dense"] * 5 + ["mixture"] * 3 + ["nested"])
-    name = r.choice(list({"dense": DENSE, "mixture": MIXTURES, "nested": NESTED}[kind]))
+    name = r.choice([f for f in {"dense": DENSE, "mixture": MIXTURES, "nested": NESTED}[kind] if f not in of_nested_alone])
     family = NESTED[name][1] if kind == "nested" else name
     group, kv = r.choice([(1, 2), (2, 2), (3, 1), (4, 1), (7, 1)])
     n = r.choice([1, 2, 3])
@@ -181,4 +192,5 @@ def nest(name, over):
         text["final_logit_softcapping"] = None
     return {"architectures": [arch], "model_type": name, "text_config": text, "vision_config": vision, "tie_word_embeddings": tied,
             "image_token_id": 100, "image_token_index": 100, "boi_token_index": 101, "eoi_token_index": 102, "torch_dtype": "bfloat16",
-            "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+            "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None,
+            **(dict(out_hidden_size=64, projector_hidden_size=16) if name == "muse_glimmer" else {})}

@@ -136,6 +136,13 @@ NESTED = {
         num_key_value_heads=2, hidden_size=40, head_dim=8, global_head_dim=24, attention_k_eq_v=True, sliding_window=9,
         pad_token_id=103, final_logit_softcapping=4.0, layer_types=["sliding_attention", "full_attention"]),
         dict(mm_embed_dim=40, mm_posemb_size=4, patch_size=2, pooling_kernel_size=2, output_proj_dims=40), True),
+    # embeddings with a norm, queries and keys with one without a weight, gates of their own, another eps after branches
+    "muse_glimmer": ("MuseGlimmerForConditionalGeneration", ("muse_glimmer_text", "muse_glimmer_text"), dict(num_attention_heads=5,
+        num_key_value_heads=1, hidden_size=40, head_dim=16, num_hidden_layers=3, sliding_window=9, qk_scale_factor=1.7,
+        output_multiplier=0.5, final_logit_softcapping=3.0, post_norm_eps=1e-4, layer_rope_theta=[1e4, 0, 1e4], pad_token_id=None,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+        dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, patch_size=2, pos_emb_height=4,
+             pos_emb_width=4), False),  # and TOP
     # latents and experts
     "kimi_k25": ("Kimi_K25ForConditionalGeneration", ("deepseek_v3", "deepseek_v3"), dict(num_attention_heads=3,
         num_key_value_heads=3, hidden_size=40, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=8,
@@ -148,8 +155,12 @@ NESTED = {
 CHOOSING = "e_score_correction_bias"  # never trained
 
 
+#: further keys at the top
+TOP = {"muse_glimmer": dict(out_hidden_size=64, projector_hidden_size=16)}
+
+
 def is_copied(tensor):
-    return any(part in tensor for part in (CHOOSING, "visual.", "vision_tower.", "multi_modal_projector.", "mm_projector.", "embed_vision.", "vision_embedder."))
+    return any(part in tensor for part in (CHOOSING, "visual.", "vision_tower.", "multi_modal_projector.", "vision_adapter.", "vision_projection.", "mm_projector.", "embed_vision.", "vision_embedder."))
 
 
 def config_of(name):
@@ -160,7 +171,7 @@ def config_of(name):
     text = config(family, **{**SMALL, **over, "vocab_size": 104, "model_type": text_type})
     return {"architectures": [arch], "model_type": name, "text_config": {**text, "tie_word_embeddings": not tied},
             "vision_config": vision, "tie_word_embeddings": tied, "image_token_id": 100, "image_token_index": 100, "boi_token_index": 101, "eoi_token_index": 102, "torch_dtype": "bfloat16",
-            "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+            "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None, **TOP.get(name, {})}
 
 
 AUX = {"qwen2_moe": 0.05}  # coefficient of the loss that balances experts

@@ -13,6 +13,8 @@ struct mt_families {
 };
 /** Norms around both branches (Gemma), and those of experts beside an MLP. */
 extern const struct mt_layer_norms mt_sandwich_norms;
+/** The same before and after an MLP or a mixture, under other names (Trinity). */
+extern const struct mt_layer_norms mt_mlp_norms;
 /** The factors of Granite. */
 extern const struct mt_family_number mt_granite_numbers[];
 

@@ -19,6 +19,11 @@ const struct mt_layer_norms mt_sandwich_norms = {
     .mlp_beside = "post_feedforward_layernorm_1.weight",
 };
 
+const struct mt_layer_norms mt_mlp_norms = {
+    .attention = {"input_layernorm.weight", "post_attention_layernorm.weight"},
+    .mlp = {"pre_mlp_layernorm.weight", "post_mlp_layernorm.weight"},
+};
+
 const struct mt_family_number mt_granite_numbers[] = {{"embedding_multiplier", MT_VALUE_EMBED_SCALE, 1},
                                                       {"residual_multiplier", MT_VALUE_RESIDUAL, 1},
                                                       {"attention_multiplier", MT_VALUE_SCORE_SCALE, 1},
@@ -447,6 +452,33 @@ static const struct mt_family families[] = {
         .activation = "xielu",
         .on_disk = apertus_tensors,
         .parts = {"attention", "mlp"},
+    },
+    { /* the text of Muse Glimmer */
+        .architecture = "MuseGlimmerTextModel",
+        .model_type = "muse_glimmer_text",
+        .n_kv_heads = 2,
+        .head_dim = 128,
+        .window = 2048,
+        .windows = MT_WINDOW_ALL_BUT_BACKWARD,
+        .full_every = 4,
+        .norm = {.eps = 1e-5, .plus_one = true},
+        .after_eps_key = "post_norm_eps",
+        .after_eps = 1e-8,
+        .last_norm_plain = true,
+        .norms = &mt_sandwich_norms,
+        .ropes = MT_ROPE_BY_THETAS,
+        .max_pos = 131072,
+        .refused_flag = "attention_bias",
+        .qk_norm = MT_QK_NORM_BARE,
+        .gate = true,
+        .gate_name = "self_attn.gate_proj.weight",
+        .numbers = (const struct mt_family_number[]){{"qk_scale_factor", MT_VALUE_QUERY_FACTOR, 3.87},
+                                                     {"output_multiplier", MT_VALUE_LOGIT_SCALE, 0.19611613513818404},
+                                                     {"final_logit_softcapping", MT_VALUE_LOGIT_CAP, 20},
+                                                     {NULL}},
+        .activation_key = "hidden_activation",
+        .parts = {"attention", "mlp"},
+        .first_parts = {"embed_norm", "attention", "mlp"},
     },
     { /* Command R */
         .architecture = "CohereForCausalLM",

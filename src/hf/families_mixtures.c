@@ -95,6 +95,13 @@ static const struct mt_fused_tensor granite_experts[] = {
     {0},
 };
 
+static const struct mt_tensor_on_disk afmoe_tensors[] = {
+    {"mlp.gate.weight", "mlp.router.gate.weight"},
+    {SELECT_BIAS, "mlp.expert_bias", .is_f32 = true},
+    SHARED_AS("shared_experts", "shared_experts"),
+    {NULL},
+};
+
 static const struct mt_fused_tensor mistral4_experts[] = {
     {"mlp.experts.gate_up_proj", {"mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"}},
     {"mlp.experts.down_proj", {"mlp.experts.*.down_proj.weight"}},
@@ -525,6 +532,40 @@ static const struct mt_family families[] = {
             .renorm_by_key = true,
             .renorm_by_default = true,
             .scale_key = "routed_scaling_factor",
+        },
+    },
+    { /* Trinity */
+        .architecture = "AfmoeForCausalLM",
+        .model_type = "afmoe",
+        .by_muon = true,
+        .head_dim = 128,
+        .window = 1024,
+        .windows = MT_WINDOW_ALL_BUT,
+        .full_every = 4,
+        .full_every_key = "global_attn_every_n_layers",
+        .norm = {.eps = 1e-5, .round_once = true},
+        .norms = &mt_mlp_norms,
+        .ropes = MT_ROPE_OF_WINDOWS_ALONE,
+        .max_pos = 16384,
+        .code_is_known = true,
+        .refused_flag = "attention_bias",
+        .qk_norm = MT_QK_NORM_HEADS,
+        .gate = true,
+        .gate_name = "self_attn.gate_proj.weight",
+        .embed_by_width = true,
+        .embed_by_width_key = "mup_enabled",
+        .parts = {"attention", "mlp"},
+        .sparse_parts = {"attention", "router", "lists", "experts", "normed"},
+        .on_disk = afmoe_tensors,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 64, .top_k = 6, .width = 1408, .select_bias = true, .normed = true,
+                       .score = MT_MOE_SIGMOID, .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20, .scale = 1},
+            .layers = MT_MOE_AFTER_FIRST,
+            .first_dense = 1,
+            .dense_key = "num_dense_layers",
+            .shared = MT_MOE_SHARED_COUNT,
+            .shared_count = 2,
+            .scale_key = "route_scale",
         },
     },
     { /* Gemma 4, with and without experts */

@@ -36,6 +36,8 @@ static const struct mt_nested_family nested[] = {
      {"model.vision_tower", "model.embed_vision", "model.audio_tower", "model.embed_audio"}},
     {"Gemma4UnifiedForConditionalGeneration", "gemma4_unified", {{"gemma4_unified_text", "gemma4_unified_text"}}, true,
      MT_TEXT_WITHIN, true, {"model.embed_vision", "model.embed_audio"}},
+    {"MuseGlimmerForConditionalGeneration", "muse_glimmer", {{"muse_glimmer_text", "muse_glimmer_text"}}, false, MT_TEXT_WITHIN,
+     true, {"model.vision_tower", "model.vision_adapter", "model.vision_projection"}},
     {"Kimi_K25ForConditionalGeneration", "kimi_k25", {{"deepseek_v3", "deepseek_v3"}, {"kimi_k2", "deepseek_v3"}}, true,
      MT_TEXT_BEFORE, false, {"model.vision_tower", "model.mm_projector"}, "KimiK25ForConditionalGeneration"},
 };

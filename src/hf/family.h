@@ -34,6 +34,7 @@ enum mt_window_rule {
     MT_WINDOW_EVEN_LAYERS,  /* layers 0, 2, 4 ... */
     MT_WINDOW_ALL_BUT,      /* all layers but each sliding_window_pattern-th one (6th, 12th ...) */
     MT_WINDOW_ALL_AFTER,    /* the same, but of each group of so many layers the first has none */
+    MT_WINDOW_ALL_BUT_BACKWARD, /* as ALL_BUT, but counted backward from the last layer, which has none */
     MT_WINDOW_EVEN_LOWER_LAYERS, /* with use_sliding_window, layers 0, 2, 4 ... below max_window_layers */
 };
 
@@ -43,6 +44,7 @@ enum mt_rope_rule {
     MT_ROPE_OF_WINDOWS,  /* those with a window; without a sliding_window all */
     MT_ROPE_OF_WINDOWS_ALONE, /* those with a window */
     MT_ROPE_BY_TYPE,     /* all if position_embedding_type is "rope"; null, absent or "nope": none */
+    MT_ROPE_BY_THETAS,   /* layer_rope_theta: 0 for those that do not; if absent, each 4th, backward from the last */
     MT_ROPE_BY_LIST,     /* no_rope_layers: 0 for those that do not; if absent, each no_rope_layer_interval-th (4th) */
 };
 
@@ -77,6 +79,7 @@ static inline const char *mt_fused_parameter(const struct mt_fused_tensor *t)
 enum mt_family_value {
     MT_VALUE_QUERY_SCALAR,  /* scores are q . k / sqrt(number), not sqrt(head_dim) */
     MT_VALUE_SCORE_SCALE,   /* scores are q . k * number */
+    MT_VALUE_QUERY_FACTOR,  /* scores are q . k * number / sqrt(head_dim) */
     MT_VALUE_SCORE_CAP,     /* scores become n * tanh(score / n) */
     MT_VALUE_LOGIT_CAP,     /* the same of logits */
     MT_VALUE_LOGIT_SCALE,   /* logits are multiplied by it */
@@ -142,9 +145,13 @@ struct mt_family {
     enum mt_window_rule windows;
     bool attention_named;                  /* layer_types (layers_block_type) must name attention for every layer */
     int64_t full_every;                    /* MT_WINDOW_ALL_BUT: class default of the pattern */
+    const char *full_every_key;            /* NULL: sliding_window_pattern */
     bool last_is_full;                     /* the last layer has no window, whatever the rule or layer_types say */
     struct mt_norm_spec norm;              /* eps: class default; 0: 1e-6 */
     const char *norm_eps_key;              /* NULL: rms_norm_eps */
+    const char *after_eps_key;             /* eps of norms after a branch; NULL: the same */
+    double after_eps;                      /* its class default */
+    bool last_norm_plain;                  /* the last norm multiplies by w, once rounded, whatever `norm` says */
     const struct mt_layer_norms *norms;    /* NULL: input_layernorm, post_attention_layernorm, before a branch each */
     enum mt_rope_rule ropes;
     double rope_theta;                     /* class default; 0: 10000 */
@@ -158,6 +165,7 @@ struct mt_family {
     const struct mt_latent_family *latent; /* NULL: ordinary heads */
     const struct mt_mixer_family *mixer;   /* NULL: all layers have attention */
     bool gate;                             /* mt_layer_spec.gate; attn_output_gate, if present, must say so */
+    const char *gate_name;                 /* mt_layer_spec.gate_name */
     const char *o_bias_key, *mlp_bias_key; /* NULL: bias_key; mlp_bias. Default of another key: false */
     const struct mt_full_heads *full_heads; /* NULL: all layers have heads of one width */
     double score_scale;                    /* factor of q . k; 0: 1 / sqrt(head_dim) */
@@ -174,6 +182,7 @@ struct mt_family {
     bool ignores_dropout;                  /* releases say attention_dropout, which is for training by their makers */
     bool sinks;                            /* each head has a sink: a logit in the softmax without a value */
     bool embed_by_width;                   /* embeddings are multiplied by sqrt(hidden_size) */
+    const char *embed_by_width_key;        /* only if this key is true; NULL: always */
     const struct mt_family_number *numbers; /* NULL: none; a row without a key ends the list */
     const char *activation_key;            /* NULL: hidden_act */
     const char *activation;                /* class default; NULL: silu */
@@ -184,6 +193,7 @@ struct mt_family {
     bool code_is_known;                    /* auto_map is ignored: older than the class in transformers */
     const char *parts[MT_FAMILY_MAX_PARTS]; /* of a decoder layer, in order of the forward pass: names from
                                               src/model/parts.h; NULL ends the list */
+    const char *first_parts[MT_FAMILY_MAX_PARTS]; /* of the first layer, if others */
     const char *sparse_parts[MT_FAMILY_MAX_PARTS]; /* of a layer that is a mixture of experts */
     const struct mt_moe_family *moe;       /* NULL: a dense family */
     const struct mt_tensor_on_disk *on_disk; /* NULL: no exceptions; a row of NULLs ends the list */

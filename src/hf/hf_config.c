@@ -149,6 +149,8 @@ static void read_number(struct mt_keys *r, struct mt_hf_config *c, struct mt_lay
         mt_keys_refuse(r, n->key, "must be positive");
     else if (n->value == MT_VALUE_QUERY_SCALAR)
         s->score_scale = 1 / sqrt(v);
+    else if (n->value == MT_VALUE_QUERY_FACTOR)
+        s->score_scale *= v;
     else if (n->value == MT_VALUE_LOGIT_DIVISOR)
         c->logit_scale = 1 / v;
     else
@@ -165,7 +167,8 @@ static void read_numbers(struct mt_keys *r, struct mt_hf_config *c, struct mt_la
     const struct mt_family *f = c->family;
     s->score_scale = f->score_scale > 0 ? f->score_scale : 1.0 / sqrt((double)s->head_dim);
     s->residual = c->logit_scale = 1;
-    c->embed_scale = f->embed_by_width ? sqrt((double)c->hidden) : 1;
+    bool by_width = f->embed_by_width && (!f->embed_by_width_key || mt_keys_bool(r, f->embed_by_width_key, false));
+    c->embed_scale = by_width ? sqrt((double)c->hidden) : 1;
     for (const struct mt_family_number *n = f->numbers; n && n->key; n++)
         read_number(r, c, s, n);
 }
@@ -318,8 +321,11 @@ static void read_norm(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer
     const struct mt_family *f = c->family;
     s->norm = f->norm;
     s->norm.eps = mt_keys_number(r, f->norm_eps_key ? f->norm_eps_key : "rms_norm_eps", f->norm.eps > 0 ? f->norm.eps : 1e-6);
+    s->after_eps = f->after_eps_key ? mt_keys_number(r, f->after_eps_key, f->after_eps) : s->norm.eps;
     s->norms = f->norms ? *f->norms : usual;
     c->norm = s->norm;
+    if (f->last_norm_plain)
+        c->norm = (struct mt_norm_spec){.eps = s->norm.eps, .round_once = true};
     c->router_norm.eps = s->norm.eps; /* rounds before it multiplies by its weight */
 }
 
@@ -344,7 +350,8 @@ static void read_flags(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     s->v_norm = f->v_norm;
     s->scalar_name = f->scalar_name;
     s->gate = f->gate;
-    if (mt_keys_bool(r, "attn_output_gate", f->gate) != f->gate)
+    s->gate_name = f->gate_name;
+    if (mt_keys_bool(r, "attn_output_gate", f->gate) != f->gate && !f->gate_name)
         mt_keys_refuse(r, "attn_output_gate", f->gate ? "must be true in this architecture" : "is not supported");
     if (cJSON_IsString(dtype))
         snprintf(c->torch_dtype, sizeof(c->torch_dtype), "%s", dtype->valuestring);

@@ -38,6 +38,7 @@ enum mt_qk_norm_kind {
     MT_QK_NORM_HEADS,      /* of each head, before the rotary embedding */
     MT_QK_NORM_PROJECTION, /* of all heads of a token together, before the rotary embedding */
     MT_QK_NORM_AFTER_ROPE, /* of each head, after the rotary embedding */
+    MT_QK_NORM_BARE,       /* of each head, before the rotary embedding, without a weight */
 };
 
 enum mt_activation { MT_ACTIVATION_SILU, MT_ACTIVATION_GELU_TANH, MT_ACTIVATION_RELU2, MT_ACTIVATION_XIELU /* both of
@@ -55,7 +56,8 @@ struct mt_delta_spec {
 struct mt_layer_spec {
     const char *const *parts; /* names of its parts (src/model/parts.h); at most MT_FAMILY_MAX_PARTS, NULL ends them */
     bool is_mixture;          /* of experts: mt_hf_config.moe */
-    struct mt_norm_spec norm; /* of all its norms, also those of queries and keys */
+    struct mt_norm_spec norm; /* of all its norms, also those of queries and keys, but for: */
+    double after_eps;         /* eps of those after a branch */
     struct mt_layer_norms norms;
     double residual;          /* factor of what a branch adds to the hidden state */
     const char *scalar_name;  /* the tensor of the number that the layer's output is multiplied by; NULL: none */
@@ -68,7 +70,8 @@ struct mt_layer_spec {
     double score_cap;         /* scores become cap * tanh(score / cap); 0: none */
     bool qkv_bias, o_bias;
     const char *qkv_name;     /* the tensor that holds queries, keys and values; NULL: one each */
-    bool gate;                /* outputs of a head are multiplied by a sigmoid, whose rows follow those of its query */
+    bool gate;                /* outputs of a head are multiplied by a sigmoid, whose rows follow those of its query, */
+    const char *gate_name;    /* or are this tensor, which is after the values; NULL: not */
     bool sinks;               /* each head has a sink: a logit in the softmax without a value */
     enum mt_qk_norm_kind qk_norm;
     bool v_norm;              /* RMSNorm of values, of each head, without a weight */

@@ -28,9 +28,11 @@ static bool needs_flag(enum mt_window_rule w)
 }
 
 /* Whether the rule gives layer i a window. */
-static bool has_window(enum mt_window_rule w, int64_t i, int64_t max_window_layers, int64_t pattern)
+static bool has_window(enum mt_window_rule w, int64_t i, int64_t n_layers, int64_t max_window_layers, int64_t pattern)
 {
     switch (w) {
+    case MT_WINDOW_ALL_BUT_BACKWARD:
+        return (n_layers - 1 - i) % pattern != 0;
     case MT_WINDOW_ALL_BUT:
         return (i + 1) % pattern != 0;
     case MT_WINDOW_ALL_AFTER:
@@ -69,12 +71,13 @@ static void read_windows(struct mt_keys *r, const struct mt_hf_config *c, int64_
     int64_t window = mt_keys_int(r, "sliding_window", f->window, 0, INT64_C(1) << 40);
     int64_t from_layer = mt_keys_int(r, "max_window_layers", f->windows == MT_WINDOW_FROM_LAYER ? 62 : 28, 0,
                                      INT64_C(1) << 40);
-    int64_t pattern = mt_keys_int(r, "sliding_window_pattern", MT_MAX(f->full_every, (int64_t)1), 1, MT_MAX_LAYERS);
+    int64_t pattern = mt_keys_int(r, f->full_every_key ? f->full_every_key : "sliding_window_pattern",
+                                  MT_MAX(f->full_every, (int64_t)1), 1, MT_MAX_LAYERS);
     if (f->windows == MT_WINDOW_NONE || is_null(r, "sliding_window") ||
         (needs_flag(f->windows) && !mt_keys_bool(r, "use_sliding_window", false)))
         window = 0;
     for (int64_t i = 0; i < c->n_layers; i++)
-        of[i] = has_window(f->windows, i, from_layer, pattern) ? window : 0;
+        of[i] = has_window(f->windows, i, c->n_layers, from_layer, pattern) ? window : 0;
     const cJSON *types = f->windows == MT_WINDOW_NONE ? NULL : mt_keys_of_layers(r, "layer_types", c->n_layers);
     if (types) {
         windows_from_types(r, types, window, of);
@@ -112,17 +115,19 @@ static bool rotates(struct mt_keys *r)
 /* Which layers rotate queries and keys. */
 static void read_rotated(struct mt_keys *r, const struct mt_hf_config *c, const int64_t *window, bool *of)
 {
-    bool by_list = c->family->ropes == MT_ROPE_BY_LIST;
+    bool by_theta = c->family->ropes == MT_ROPE_BY_THETAS, by_list = c->family->ropes == MT_ROPE_BY_LIST || by_theta;
+    const char *key = by_theta ? "layer_rope_theta" : "no_rope_layers";
     int64_t interval = mt_keys_int(r, "no_rope_layer_interval", 4, 1, MT_MAX_LAYERS);
-    const cJSON *v = by_list ? mt_keys_of_layers(r, "no_rope_layers", c->n_layers) : NULL;
+    const cJSON *v = by_list ? mt_keys_of_layers(r, key, c->n_layers) : NULL;
     bool any = false, by_type = c->family->ropes == MT_ROPE_BY_TYPE && rotates(r);
     for (int64_t i = 0; i < c->n_layers; i++)
         any |= window[i] > 0;
     for (int64_t i = 0; i < c->n_layers; i++) {
+        int64_t counted = by_theta ? c->n_layers - 1 - i : i + 1;
         of[i] = c->family->ropes == MT_ROPE_OF_WINDOWS         ? !any || window[i]
                 : c->family->ropes == MT_ROPE_OF_WINDOWS_ALONE ? window[i] != 0
                 : c->family->ropes == MT_ROPE_BY_TYPE          ? by_type
-                : by_list                                      ? (v ? v->valuedouble != 0 : (i + 1) % interval != 0)
+                : by_list                                      ? (v ? v->valuedouble != 0 : counted % interval != 0)
                                                                : true;
         v = v ? v->next : NULL;
     }
@@ -159,6 +164,8 @@ void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_l
         s.window = window[i];
         s.is_mixture = sparse[i];
         s.parts = sparse[i] ? c->family->sparse_parts : c->family->parts;
+        if (i == 0 && c->family->first_parts[0])
+            s.parts = c->family->first_parts;
         if (mixed[i])
             s.parts = sparse[i] ? c->family->mixer->sparse_parts : c->family->mixer->parts;
         s.rope = !rotated[i] ? MT_NO_ROPE : window[i] && c->family->rope_by_window;

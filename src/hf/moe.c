@@ -146,7 +146,7 @@ static void read_layers(struct mt_keys *k, int64_t n_layers, const struct mt_moe
     if (f->layers == MT_MOE_TYPES_OR_FIRST)
         types = mt_keys_find(k, "mlp_layer_types") != NULL;
     if (f->layers == MT_MOE_AFTER_FIRST || (f->layers == MT_MOE_TYPES_OR_FIRST && !types))
-        first = mt_keys_int(k, "first_k_dense_replace", f->first_dense, 0, MT_MAX_LAYERS);
+        first = mt_keys_int(k, f->dense_key ? f->dense_key : "first_k_dense_replace", f->first_dense, 0, MT_MAX_LAYERS);
     if (f->layers == MT_MOE_INTERVAL) {
         step = mt_keys_int(k, "moe_layer_interval", 1, 1, MT_MAX_LAYERS);
         first = mt_keys_int(k, "moe_layer_start_index", 1, 0, MT_MAX_LAYERS);

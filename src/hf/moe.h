@@ -48,6 +48,7 @@ struct mt_moe {
     double renorm_eps;
     double scale;                     /* factor of the weights, applied last */
     bool beside;                      /* experts are beside a dense MLP, each with norms of its own (part beside) */
+    bool normed;                      /* y = x + norm(sum), shared expert and all (part normed) */
     bool router_norm;                 /* logits are of a norm of x by a weight of the router's, over sqrt(hidden) */
     bool expert_scale;                /* a weight is multiplied by a number of its expert */
     bool scale_is_residual;           /* scale has mt_layer_spec.residual within it; without a shared expert */
@@ -56,6 +57,12 @@ struct mt_moe {
                                          instead of the activation of dense layers */
     double alpha, limit;
 };
+
+/** Is it the layer's end that adds x, after a norm, instead of the sum, which begins at 0? */
+static inline bool mt_moe_adds_last(const struct mt_moe *m)
+{
+    return m->beside || m->normed;
+}
 
 /** Which decoder layers are mixtures of experts, and which keys say so. */
 enum mt_moe_layers {
@@ -80,7 +87,8 @@ struct mt_moe_family {
     struct mt_moe values;      /* those of the class; numbers are defaults of the keys */
     const char *key;           /* only if this key is true; NULL: always */
     enum mt_moe_layers layers;
-    int64_t first_dense;       /* default of first_k_dense_replace */
+    int64_t first_dense;       /* default of first_k_dense_replace, or of: */
+    const char *dense_key;     /* NULL: that */
     enum mt_moe_shared shared; /* values.shared_width: default */
     int64_t shared_count;      /* MT_MOE_SHARED_COUNT: default */
     bool width_is_ffn;         /* intermediate_size is the width of an expert */

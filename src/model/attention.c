@@ -63,7 +63,7 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
 }
 
 /* Views of rows [q | k | v], or [q | k]: of those, only q and k are there. With gates, which only what the product
- * gives has, that of a head follows its query. */
+ * gives has, that of a head follows its query, or all are at the end. */
 struct qkv {
     struct mt_heads q, k, v, gate;
 };
@@ -71,13 +71,14 @@ struct qkv {
 static struct qkv split(const struct mt_layer_spec *s, enum mt_dtype t, const void *rows, size_t ld)
 {
     bool gates = s->gate && ld == (size_t)((2 * s->n_heads + 2 * s->n_kv_heads) * s->head_dim); /* and no v_norm */
+    bool within = gates && !s->gate_name;
     size_t n_q = (size_t)s->n_heads, n_kv = (size_t)s->n_kv_heads, d = (size_t)s->head_dim, e = mt_dtype_size(t);
-    size_t q = n_q * (gates ? 2 : 1);
+    size_t q = n_q * (within ? 2 : 1), gate = within ? 1 : q + 2 * n_kv;
     const char *p = rows;
     struct qkv x = {mt_heads(p, ld, n_q, d), mt_heads(p ? p + q * d * e : NULL, ld, n_kv, d),
                     mt_heads(p ? p + (q + n_kv) * d * e : NULL, ld, n_kv, d),
-                    mt_heads(p ? p + d * e : NULL, ld, n_q, d)};
-    x.q.stride = x.gate.stride = gates ? 2 * d : d;
+                    mt_heads(p ? p + gate * d * e : NULL, ld, n_q, d)};
+    x.q.stride = x.gate.stride = within ? 2 * d : d;
     return x;
 }
 
@@ -131,12 +132,14 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 {
     const struct mt_layer_spec *c = p->spec;
-    int64_t out = c->n_heads * c->head_dim, q = c->gate ? 2 * out : out, kv = c->n_kv_heads * c->head_dim;
+    int64_t out = c->n_heads * c->head_dim, q = c->gate && !c->gate_name ? 2 * out : out;
+    int64_t kv = c->n_kv_heads * c->head_dim;
     int64_t hidden = mt_layout_builder_config(b)->hidden;
     const struct mt_branch_norms *norms = &c->norms.attention;
     const struct mt_param_tensor weights[] = {{"self_attn.q_proj.weight", q, .head_rows = c->head_dim},
                                               {"self_attn.k_proj.weight", kv, .head_rows = c->head_dim},
-                                              {"self_attn.v_proj.weight", kv}},
+                                              {"self_attn.v_proj.weight", kv},
+                                              {c->gate_name, out}},
                                  biases[] = {{"self_attn.q_proj.bias", q, .head_rows = c->head_dim},
                                              {"self_attn.k_proj.bias", kv, .head_rows = c->head_dim},
                                              {"self_attn.v_proj.bias", kv}};
@@ -146,10 +149,10 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     if (c->qkv_name)
         mt_layout_add_tensor(b, p, MT_ATTENTION_QKV, q + 2 * kv, hidden, c->qkv_name);
     else
-        mt_layout_add_param(b, p, MT_ATTENTION_QKV, hidden, c->v_is_k ? 2 : 3, weights);
+        mt_layout_add_param(b, p, MT_ATTENTION_QKV, hidden, c->v_is_k ? 2 : c->gate_name ? 4 : 3, weights);
     if (c->qkv_bias)
         mt_layout_add_param(b, p, MT_ATTENTION_QKV_BIAS, 0, c->v_is_k ? 2 : 3, biases);
-    if (c->qk_norm) {
+    if (c->qk_norm && c->qk_norm != MT_QK_NORM_BARE) {
         bool whole = c->qk_norm == MT_QK_NORM_PROJECTION;
         mt_layout_add_norm(b, p, MT_ATTENTION_Q_NORM, whole ? out : c->head_dim, "self_attn.q_norm.weight", &c->norm);
         mt_layout_add_norm(b, p, MT_ATTENTION_K_NORM, whole ? kv : c->head_dim, "self_attn.k_norm.weight", &c->norm);

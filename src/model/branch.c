@@ -9,7 +9,8 @@ static const struct mt_param *param_of(const struct mt_branch *b, int role)
 static struct mt_norm norm_of(const struct mt_branch *b, bool after)
 {
     const struct mt_part_run *r = b->run;
-    return (struct mt_norm){.spec = &r->part->spec->norm, .n = r->in->n_tokens, .x = after ? b->out : r->x, .w = r->w,
+    return (struct mt_norm){.spec = &r->part->spec->norm, .eps = after ? r->part->spec->after_eps : 0,
+                            .n = r->in->n_tokens, .x = after ? b->out : r->x, .w = r->w,
                             .p = *param_of(b, after ? b->after : b->before), .rstd = after ? b->rstd_after : b->rstd};
 }
 

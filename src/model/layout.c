@@ -269,7 +269,7 @@ static int check_globs(const struct mt_layout_builder *b, struct mt_err *err)
  * that to an MLP beside them. A factor of what routed experts add may be in their weights. */
 static int check_mixture(const struct mt_hf_config *cfg, const struct mt_layer_spec *s, struct mt_err *err)
 {
-    const char *after = cfg->moe.beside ? NULL : s->norms.mlp.after;
+    const char *after = mt_moe_adds_last(&cfg->moe) ? NULL : s->norms.mlp.after;
     bool scaled = s->residual == 1 || (cfg->moe.scale_is_residual && !cfg->moe.shared_width);
     if (!s->is_mixture || (!after && scaled))
         return 0;

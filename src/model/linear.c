@@ -142,8 +142,9 @@ size_t mt_norm_workspace(const struct mt_model_params *p, const struct mt_norm_s
 
 /* Both norms' operations have these fields. */
 #define FORWARD_FIELDS                                                                                                 \
-    .n = a->n, .c = m->wd.c, .dtype = m->dt, .eps = (float)a->spec->eps, .plus_one = a->spec->plus_one, .x = a->x,     \
-    .w = mt_elem(m, a->w, a->p.at), .y = y, .rstd = a->rstd, .use_rstd = again
+    .n = a->n, .c = m->wd.c, .dtype = m->dt, .eps = (float)(a->eps > 0 ? a->eps : a->spec->eps),                       \
+    .plus_one = a->spec->plus_one, .x = a->x, .w = mt_elem(m, a->w, a->p.at), .y = y, .rstd = a->rstd,                 \
+    .use_rstd = again
 #define BACKWARD_FIELDS                                                                                                \
     .n = a->n, .c = m->wd.c, .dtype = m->dt, .plus_one = a->spec->plus_one, .dy = d->dy, .x = a->x,                    \
     .w = mt_elem(m, a->w, a->p.at), .rstd = a->rstd, .dres = d->dres, .dx = d->dx, .dw = mt_grad_of(d->g, a->p),       \

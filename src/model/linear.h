@@ -74,6 +74,7 @@ size_t mt_dora_bytes(const struct mt_model_params *p);
 /** A norm of n rows of the hidden state; w: the unit's weights, p: the norm's. */
 struct mt_norm {
     const struct mt_norm_spec *spec;
+    double eps; /* if not 0, instead of that of spec */
     size_t n;
     const void *x, *w;
     struct mt_param p;

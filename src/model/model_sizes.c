@@ -22,8 +22,10 @@ size_t mt_model_n_ones(const struct mt_layout *l)
 {
     size_t n = l->n_adapters && l->cfg.moe.shared_gate;
     for (int i = 0; i < l->cfg.n_specs; i++)
-        if (l->cfg.spec[i].v_norm)
+        if (l->cfg.spec[i].v_norm || l->cfg.spec[i].qk_norm == MT_QK_NORM_BARE)
             n = MT_MAX(n, (size_t)l->cfg.spec[i].head_dim);
+    if (l->cfg.family->first_parts[0]) /* part embed_norm */
+        n = MT_MAX(n, (size_t)l->cfg.hidden);
     return n;
 }
 

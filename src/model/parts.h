@@ -5,6 +5,7 @@
 /** The kinds of parts: X(name) for each mt_part_NAME, defined in NAME.c. */
 #define MT_PARTS(X)                                                                                \
     X(embed)                                                                                       \
+    X(embed_norm)                                                                                  \
     X(attention)                                                                                   \
     X(mla)                                                                                         \
     X(delta)                                                                                       \
@@ -14,6 +15,7 @@
     X(lists)                                                                                       \
     X(experts)                                                                                     \
     X(beside)                                                                                      \
+    X(normed)                                                                                      \
     X(combine)                                                                                     \
     X(head)
 
@@ -26,6 +28,7 @@ MT_PARTS(MT_DECLARE_PART)
 #undef MT_DECLARE_PART
 
 /* Roles of the parameters: indices of mt_part.param. */
+enum { MT_NORMED_NORM };
 enum { MT_EMBED_TABLE };                                                                 /* [vocab, hidden] */
 enum { MT_HEAD_TABLE, MT_HEAD_NORM };                                                    /* tied: no table */
 enum { MT_ATTENTION_NORM, MT_ATTENTION_QKV, MT_ATTENTION_QKV_BIAS, MT_ATTENTION_Q_NORM, MT_ATTENTION_K_NORM,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * RMSNorm of queries and keys as operations of its own, for variants that the rotary embedding's operation does not
- * include: over all heads of a token at once, of each head but after the embedding, of weights less one, unrotated. And
- * that of values, which has no weight.
+ * include: over all heads of a token at once, of each head but after the embedding, of weights less one, unrotated,
+ * without a weight. And that of values, which has none either.
  */
 #include "model/attention.h"
 
@@ -23,13 +23,26 @@ static struct side side_of(const struct mt_qk_norm *a, bool keys)
 {
     const struct mt_layer_spec *c = a->run->part->spec;
     const struct mt_widths wd = widths_of(a);
-    bool whole = c->qk_norm == MT_QK_NORM_PROJECTION;
+    bool whole = c->qk_norm == MT_QK_NORM_PROJECTION, gates = c->gate && !c->gate_name;
     size_t n_q = whole ? 1 : (size_t)c->n_heads, n_kv = whole ? 1 : (size_t)c->n_kv_heads;
     size_t d = (keys ? wd.kv : wd.q) / (keys ? n_kv : n_q);
     if (keys)
-        return (struct side){wd.q, n_kv, d, c->gate ? 2 * wd.q : wd.q, d, MT_ATTENTION_K_NORM,
+        return (struct side){wd.q, n_kv, d, gates ? 2 * wd.q : wd.q, d, MT_ATTENTION_K_NORM,
                              a->rstd + a->run->in->n_tokens * n_q};
-    return (struct side){0, n_q, d, 0, c->gate ? 2 * d : d, MT_ATTENTION_Q_NORM, a->rstd};
+    return (struct side){0, n_q, d, 0, gates ? 2 * d : d, MT_ATTENTION_Q_NORM, a->rstd};
+}
+
+/* Is it multiplied by 1 + w? */
+static bool weighs_more(const struct mt_qk_norm *a)
+{
+    const struct mt_layer_spec *c = a->run->part->spec;
+    return c->norm.plus_one && c->qk_norm != MT_QK_NORM_BARE;
+}
+
+static const void *weight_of(const struct mt_qk_norm *a, int role)
+{
+    const struct mt_param *p = &a->run->part->param[role];
+    return p->n ? mt_elem(a->run->m, a->run->w, p->at) : a->run->m->one;
 }
 
 static int norm_side(const struct mt_qk_norm *a, bool keys, struct mt_err *err)
@@ -41,11 +54,11 @@ static int norm_side(const struct mt_qk_norm *a, bool keys, struct mt_err *err)
         .c = s.width,
         .dtype = m->dt,
         .eps = (float)a->run->part->spec->norm.eps,
-        .plus_one = a->run->part->spec->norm.plus_one,
+        .plus_one = weighs_more(a),
         .round_once = a->run->part->spec->norm.round_once,
         .x = mt_elem(m, a->qkv, s.first_in),
         .x_at = {s.per_row, widths_of(a).qkv, s.stride},
-        .w = mt_elem(m, a->run->w, a->run->part->param[s.role].at),
+        .w = weight_of(a, s.role),
         .y = mt_elem(m, a->qk, s.first),
         .y_at = {s.per_row, widths_of(a).qk, s.width},
         .rstd = s.rstd,
@@ -63,12 +76,12 @@ static int norm_side_backward(const struct mt_qk_norm *a, bool keys, struct mt_e
         .n = a->run->in->n_tokens * s.per_row,
         .c = s.width,
         .dtype = m->dt,
-        .plus_one = a->run->part->spec->norm.plus_one,
+        .plus_one = weighs_more(a),
         .round_once = a->run->part->spec->norm.round_once,
         .dy = d,
         .x = mt_elem(m, a->qkv, s.first_in),
         .x_at = {s.per_row, widths_of(a).qkv, s.stride},
-        .w = mt_elem(m, a->run->w, p.at),
+        .w = weight_of(a, s.role),
         .rstd = s.rstd,
         .dx = d,
         .dy_at = {s.per_row, widths_of(a).qkv, s.stride},

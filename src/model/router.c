@@ -271,8 +271,10 @@ static struct mt_shared_expert shared_of(const struct mt_part_run *r)
 {
     struct record rec = record_of(r);
     struct scratch s = scratch_of(r);
+    const void *dsum = mt_value(r, MT_ROLE_DY);
     return (struct mt_shared_expert){.run = r, .gate_up = rec.gate_up, .gate = rec.gate, .act = s.act, .score = s.score,
-                                     .dscore = s.dscore, .dgate = s.dgate, .dn = s.dn};
+                                     .dscore = s.dscore, .dgate = s.dgate, .dn = s.dn,
+                                     .dy = dsum ? own_rows(r, dsum, r->m->wd.c * mt_dtype_size(r->m->dt)) : r->dx};
 }
 
 static struct mt_norm norm_of(const struct mt_part_run *r, const struct record *rec)
@@ -348,7 +350,7 @@ static int begin_sum(const struct mt_part_run *r, float *sum, struct mt_err *err
     const mt_model *m = r->m;
     size_t n = r->in->n_tokens * m->wd.c;
     struct mt_cast x = {n, m->dt, MT_F32, r->x, sum};
-    if (!m->layout->cfg.moe.beside)
+    if (!mt_moe_adds_last(&m->layout->cfg.moe))
         return mt_op_cast(m->dev, &x, err);
     x = (struct mt_cast){n, m->dt, m->dt, r->x,
                          own_rows(r, mt_value(r, MT_ROLE_RESIDUAL), m->wd.c * mt_dtype_size(m->dt))};
@@ -498,9 +500,15 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
     return (double)c->hidden * (double)(m->n_experts + 3 * m->shared_width + m->shared_gate);
 }
 
-static bool has_beside(const struct mt_hf_config *c)
+static bool adds_last(const struct mt_hf_config *c)
 {
-    return c->moe.beside;
+    return mt_moe_adds_last(&c->moe);
+}
+
+/* The shared expert's gradient is that of the sum, which is not that of the layer's output. */
+static bool shares_normed(const struct mt_hf_config *c)
+{
+    return c->moe.normed && c->moe.shared_width;
 }
 
 const struct mt_part_kind mt_part_router = {
@@ -514,7 +522,8 @@ const struct mt_part_kind mt_part_router = {
              {MT_ROLE_ROUTING, MT_FILL, MT_READ, mt_routing_bytes},
              {MT_ROLE_DN, MT_NO_ACCESS, MT_READ, mt_sum_bytes},
              {MT_ROLE_DWEIGHTS, MT_NO_ACCESS, MT_READ, mt_routing_weights_bytes},
-             {MT_ROLE_RESIDUAL, MT_FILL, MT_NO_ACCESS, mt_rows_bytes, has_beside},
+             {MT_ROLE_RESIDUAL, MT_FILL, MT_NO_ACCESS, mt_rows_bytes, adds_last},
+             {MT_ROLE_DY, MT_NO_ACCESS, MT_READ, mt_rows_bytes, shares_normed},
              {MT_ROLE_DX, MT_NO_ACCESS, MT_UPDATE, mt_hidden_bytes},
              {MT_ROLE_GRAD, MT_NO_ACCESS, MT_SUM}},
     .lay_out = lay_out,

@@ -103,7 +103,7 @@ int mt_shared_expert_backward(const struct mt_shared_expert *a, struct mt_err *e
     mt_model *m = r->m;
     const struct mt_param *p = r->part->param;
     size_t n = r->in->n_tokens, width = (size_t)m->layout->cfg.moe.shared_width;
-    struct mt_linear_bwd down = {.n = n, .in = width, .out = m->wd.c, .x = a->act, .w = r->w, .dy = r->dx,
+    struct mt_linear_bwd down = {.n = n, .in = width, .out = m->wd.c, .x = a->act, .w = r->w, .dy = a->dy,
                                  .p = p[MT_ROUTER_SHARED_DOWN], .g = r->g, .dx = a->act};
     struct mt_linear_bwd gate_up = {.n = n, .in = m->wd.c, .out = 2 * width, .x = m->h, .w = r->w, .dy = a->gate_up,
                                     .p = p[MT_ROUTER_SHARED_GATE_UP], .g = r->g};

@@ -76,6 +76,8 @@ FAMILIES = {
     "glm": ("GlmForCausalLM", {}),
     "glm4": ("Glm4ForCausalLM", {}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
+    "afmoe": ("AfmoeForCausalLM", {}),
+    "muse_glimmer_text": ("MuseGlimmerTextModel", {"hidden_activation": "silu"}),
     "mistral4": ("Mistral4ForCausalLM", {}),
     "deepseek_v32": ("DeepseekV32ForCausalLM", {}),
     "glm_moe_dsa": ("GlmMoeDsaForCausalLM", {}),

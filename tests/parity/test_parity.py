@@ -61,7 +61,7 @@ def weight_errors(checkpoint, trained):
         errors[name] = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b))
     constant = ("e_score_correction_bias", "expert_bias")  # they choose experts, and are never trained
     others = ("visual.", "vision_tower.", "multi_modal_projector.", "mm_projector.", "embed_vision.", "vision_embedder.",
-              ".indexer.")  # not computed: copied
+              "vision_adapter.", "vision_projection.", ".indexer.")  # not computed: copied
     assert set(want) == {n for n in got if not n.endswith(constant) and not any(o in n for o in others)}
     for name in set(got) - set(want):
         given = read_safetensors(os.path.join(os.path.dirname(trained), "model.safetensors"))[name]

@@ -279,6 +279,29 @@ static void layers_without_a_window_have_other_heads(void **state)
     assert_true(layer(0)->is_mixture && cfg.moe.top_k == 2 && cfg.moe.beside && cfg.moe.router_norm);
 }
 
+static void gates_may_have_a_tensor_of_their_own(void **state)
+{
+    (void)state;
+    take("\"model_type\": \"muse_glimmer\", \"text_config\": {\"model_type\": \"muse_glimmer_text\", \"qk_scale_factor\": 2, "
+         "\"head_dim\": 16, \"output_multiplier\": 0.5, " SHAPE "}");
+    assert_true(layer(0)->gate && layer(0)->gate_name && layer(0)->score_scale == 0.5 && cfg.logit_scale == 0.5);
+    assert_true(cfg.logit_cap == 20 && layer(0)->qk_norm == MT_QK_NORM_BARE && !cfg.tied && cfg.embed_scale == 1);
+    assert_true(layer(0)->norm.eps == 1e-5 && layer(0)->after_eps == 1e-8 && layer(0)->norm.plus_one && !cfg.norm.plus_one);
+    assert_true(!layer(3)->window && layer(3)->rope == MT_NO_ROPE && layer(2)->window == 2048 && layer(2)->rope == 0);
+    assert_string_equal(layer(0)->parts[0], "embed_norm");
+    assert_string_equal(layer(1)->parts[0], "attention");
+    take("\"model_type\": \"muse_glimmer_text\", \"layer_rope_theta\": [0, 1e4, 1e4, 1e4], " SHAPE);
+    assert_true(layer(0)->rope == MT_NO_ROPE && layer(3)->rope == 0);
+    refuse("\"model_type\": \"muse_glimmer_text\", \"attention_bias\": true, " SHAPE, "attention_bias");
+    take("\"model_type\": \"afmoe\", \"mup_enabled\": true, \"num_dense_layers\": 2, \"route_scale\": 2.5, "
+         "\"global_attn_every_n_layers\": 2, " SHAPE);
+    assert_true(cfg.moe.normed && cfg.moe.scale == 2.5 && cfg.moe.select_bias && !layer(1)->is_mixture && layer(2)->is_mixture);
+    assert_true(cfg.embed_scale == 8 && layer(0)->window && !layer(1)->window && layer(1)->rope == MT_NO_ROPE);
+    assert_string_equal(layer(2)->norms.mlp.after, "post_mlp_layernorm.weight");
+    take("\"model_type\": \"afmoe\", " SHAPE);
+    assert_true(cfg.embed_scale == 1 && cfg.moe.shared_width == 2816);
+}
+
 static void queries_may_have_a_table_of_their_own(void **state)
 {
     (void)state;
@@ -739,6 +762,7 @@ int main(void)
         cmocka_unit_test(documents_may_have_a_limit),
         cmocka_unit_test(branches_may_be_parallel),
         cmocka_unit_test(layers_without_a_window_have_other_heads),
+        cmocka_unit_test(gates_may_have_a_tensor_of_their_own),
         cmocka_unit_test(queries_may_have_a_table_of_their_own),
         cmocka_unit_test(null_is_absent_but_for_heads_and_the_window),
         cmocka_unit_test(windows_follow_their_family),
