@@ -84,7 +84,9 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
     e->x.disk = p->disk;
     e->x.files = p->files;
     e->x.update = mt_optimizer_update;
-    e->x.message = p->net ? mt_hosts_message : NULL;
+    e->x.net = p->net;
+    e->x.net_ops = e->hosts.ops;
+    e->x.content = mt_hosts_content;
     e->x.ctx = e;
     e->x.n_lanes = e->n_lanes = mt_engine_n_lanes(p);
     int rc = mt_exec_start(&e->x, err);

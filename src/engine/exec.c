@@ -2,8 +2,8 @@
 /*
  * Runs a program with a thread per queue; the caller's thread is that of the first lane's COMPUTE. A wait between device queues is an
  * event; the waiting thread only makes sure that it has been recorded. For updates and the disk the issuing thread
- * waits. The disk queues start their instructions in order, many at a time; one counts as ended when all before it
- * have ended, too.
+ * waits. The disk queues and that of messages start their instructions in order, many at a time; one counts as ended
+ * when all before it have ended, too.
  *
  * A run that is abandoned (interrupted, or after an error) still finishes the pending update, in memory and on the
  * disk: its instructions go on and do not wait for device work that was not submitted, so that the planes are those
@@ -269,14 +269,15 @@ static void run_updates(struct mt_exec *x, struct mt_runnable *r)
     x->updated = true;
 }
 
-/* Call under lock. Instruction `at` has ended or is skipped; advances the queue past all that have, in order. */
-static void end_disk_op(struct mt_exec *x, struct mt_runnable *r, int32_t at)
+/* Call under lock. Instruction `at` of a queue with many under way has ended or is skipped; advances the queue past all
+ * that have, in order. */
+static void end_in_any_order(struct mt_exec *x, struct mt_runnable *r, int32_t at)
 {
     enum mt_queue q = r->prog.instrs[at].queue;
     const struct mt_queue_list *list = &r->queue[q];
     r->ended[at] = true;
-    while (x->disk_head[q] < list->n && r->ended[list->at[x->disk_head[q]]])
-        x->progress[q] = list->at[x->disk_head[q]++];
+    while (x->head[q] < list->n && r->ended[list->at[x->head[q]]])
+        x->progress[q] = list->at[x->head[q]++];
     pthread_cond_broadcast(&x->moved[q]);
 }
 
@@ -306,8 +307,8 @@ static void disk_op_done(struct mt_disk_op *op)
         note_error(x, op->rc, &op->err, in->update);
     }
     if (!op->rc || !in->update) /* an error outside the update must not block later updates */
-        end_disk_op(x, r, op->at);
-    x->disk_in_flight[in->queue]--;
+        end_in_any_order(x, r, op->at);
+    x->in_flight[in->queue]--;
     pthread_cond_broadcast(&x->moved[in->queue]);
     pthread_mutex_unlock(&x->lock);
 }
@@ -339,7 +340,7 @@ static bool enter_disk_op(struct mt_exec *x, enum mt_queue q, bool update)
 {
     pthread_mutex_lock(&x->lock);
     bool enter = update || !x->stop;
-    x->disk_in_flight[q] += enter;
+    x->in_flight[q] += enter;
     pthread_mutex_unlock(&x->lock);
     return enter;
 }
@@ -395,11 +396,11 @@ static void run_disk(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q)
             continue;
         }
         pthread_mutex_lock(&x->lock);
-        end_disk_op(x, r, at);
+        end_in_any_order(x, r, at);
         pthread_mutex_unlock(&x->lock);
     }
     pthread_mutex_lock(&x->lock);
-    while (x->disk_in_flight[q])
+    while (x->in_flight[q])
         pthread_cond_wait(&x->moved[q], &x->lock);
     pthread_mutex_unlock(&x->lock);
 }
@@ -425,23 +426,92 @@ static bool await_content(struct mt_exec *x, struct mt_runnable *r, const struct
     return true;
 }
 
+/* To or from one host, on the thread of the net. */
+static void message_done(struct mt_net_message *m)
+{
+    struct mt_net_op *op = m->ctx;
+    struct mt_exec *x = op->x;
+    struct mt_runnable *r = op->run;
+    const struct mt_instr *in = &r->prog.instrs[op->at];
+    pthread_mutex_lock(&x->lock);
+    if (m->rc && !op->rc) {
+        op->rc = m->rc;
+        op->err = m->err;
+    }
+    bool last = --op->left == 0;
+    pthread_mutex_unlock(&x->lock);
+    if (!last)
+        return;
+    mt_exec_trace_end(x, r, (size_t)op->at, NULL);
+    pthread_mutex_lock(&x->lock);
+    if (op->rc) {
+        mt_fail_prefix(&op->err, op->rc, "%s of %s", mt_opcodes[in->op].name, x->b->layout->units[in->unit].name);
+        note_error(x, op->rc, &op->err, false);
+    } else {
+        end_in_any_order(x, r, op->at);
+    }
+    op->x = NULL;
+    x->in_flight[MT_Q_NET]--;
+    pthread_cond_broadcast(&x->moved[MT_Q_NET]);
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* Waits for one that is free; NULL: the run is abandoned. */
+static struct mt_net_op *take_message(struct mt_exec *x)
+{
+    struct mt_net_op *op = NULL;
+    pthread_mutex_lock(&x->lock);
+    while (!x->stop && x->in_flight[MT_Q_NET] == MT_NET_UNDER_WAY)
+        pthread_cond_wait(&x->moved[MT_Q_NET], &x->lock);
+    for (size_t k = 0; k < MT_NET_UNDER_WAY && !x->stop && !op; k++)
+        op = x->net_ops[k].x ? NULL : &x->net_ops[k];
+    if (op) {
+        op->x = x;
+        x->in_flight[MT_Q_NET]++;
+    }
+    pthread_mutex_unlock(&x->lock);
+    return op;
+}
+
+static void start_message(struct mt_exec *x, struct mt_runnable *r, struct mt_net_op *op, int32_t at)
+{
+    const struct mt_instr *in = &r->prog.instrs[at];
+    size_t bytes;
+    void *data = x->content(x->ctx, &r->prog, in, &bytes);
+    op->run = r;
+    op->at = at;
+    op->rc = 0;
+    op->left = __builtin_popcount(in->hosts);
+    mt_exec_trace_begin(x, r, (size_t)at, NULL);
+    for (int host = 0, k = 0, left = op->left; k < left; host++)
+        if (in->hosts & 1u << host) {
+            op->m[k] = (struct mt_net_message){.host = host, .sends = in->sends, .data = data, .bytes = bytes,
+                                               .done = message_done, .ctx = op};
+            mt_net_submit(x->net, &op->m[k++]);
+        }
+}
+
+/* Many are under way at once. In a run that is abandoned those end with it: their other sides may never come. */
 static void run_messages(struct mt_exec *x, struct mt_runnable *r)
 {
     for (size_t k = 0; k < r->queue[MT_Q_NET].n; k++) {
-        size_t i = (size_t)r->queue[MT_Q_NET].at[k];
-        const struct mt_instr *in = &r->prog.instrs[i];
-        struct mt_err err = {0};
-        if (!await_content(x, r, in))
-            return;
-        mt_exec_trace_begin(x, r, i, NULL);
-        int rc = x->message(x->ctx, &r->prog, in, &err);
-        mt_exec_trace_end(x, r, i, NULL);
-        if (rc) {
-            give_up(x, rc, &err, false);
-            return;
-        }
-        publish(x, MT_Q_NET, i);
+        int32_t at = r->queue[MT_Q_NET].at[k];
+        struct mt_net_op *op = await_content(x, r, &r->prog.instrs[at]) ? take_message(x) : NULL;
+        if (!op)
+            break;
+        start_message(x, r, op, at);
     }
+    pthread_mutex_lock(&x->lock);
+    while (x->in_flight[MT_Q_NET] && !x->stop)
+        pthread_cond_wait(&x->moved[MT_Q_NET], &x->lock);
+    bool any = x->in_flight[MT_Q_NET] > 0;
+    pthread_mutex_unlock(&x->lock);
+    if (any)
+        mt_net_abandon(x->net);
+    pthread_mutex_lock(&x->lock);
+    while (x->in_flight[MT_Q_NET])
+        pthread_cond_wait(&x->moved[MT_Q_NET], &x->lock);
+    pthread_mutex_unlock(&x->lock);
 }
 
 /* --- threads --------------------------------------------------------------------------------- */
@@ -526,7 +596,7 @@ int mt_exec_start(struct mt_exec *x, struct mt_err *err)
         struct mt_worker *w = &x->worker[q];
         const struct mt_queue_desc *d = &mt_queues[mt_queue_kind(q)];
         const char *name = d->thread || !mt_queue_lane(q) ? d->thread : "mt-compute"; /* of a lane but the first */
-        bool idle = d->disk ? !x->disk && !x->files : mt_queue_kind(q) == MT_Q_NET && !x->message;
+        bool idle = d->disk ? !x->disk && !x->files : mt_queue_kind(q) == MT_Q_NET && !x->net;
         if (!name || idle)
             continue;
         w->x = x;
@@ -569,7 +639,7 @@ static void begin(struct mt_exec *x, struct mt_runnable *r)
     x->loaded = 0;
     x->traffic = (struct mt_disk_traffic){{0}, {0}};
     for (int q = 0; q < MT_N_QUEUES; q++)
-        x->disk_head[q] = 0;
+        x->head[q] = 0;
     for (int q = 0; q < x->n_queues; q++) {
         x->progress[q] = -1;
         x->closed[q] = false;

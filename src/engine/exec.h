@@ -7,6 +7,7 @@
 
 #include "device/device.h"
 #include "engine/lane.h"
+#include "net/net.h"
 #include "schedule/program.h"
 #include "store/disk.h"
 
@@ -51,6 +52,17 @@ struct mt_disk_op {
     int32_t at; /* instruction */
 };
 
+/** A message of a program under way: to several hosts, or from one. */
+enum { MT_NET_UNDER_WAY = 16 };
+struct mt_net_op {
+    struct mt_net_message m[MT_MAX_LANES];
+    int left, rc; /* as in a transfer */
+    struct mt_err err;
+    struct mt_exec *x; /* NULL: free */
+    struct mt_runnable *run;
+    int32_t at;
+};
+
 struct mt_exec {
     /* set by the owner before the first run */
     struct mt_lane *lane;                    /* [n_lanes] */
@@ -61,8 +73,10 @@ struct mt_exec {
     struct mt_disk_op *disk_ops[MT_N_POOLS]; /* by buffer of a host pool */
     /** Executes an instruction of the host queue (an update, UNPACK, GATHER) on its thread. */
     int (*update)(void *ctx, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err);
-    /** Executes a message between hosts: when it returns, it is sent or received. */
-    int (*message)(void *ctx, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err);
+    mt_net *net;              /* NULL: one host */
+    struct mt_net_op *net_ops; /* [MT_NET_UNDER_WAY] */
+    /** Where the content of a message between hosts is on this one. */
+    void *(*content)(void *ctx, const struct mt_program *prog, const struct mt_instr *in, size_t *bytes);
     void *ctx;
     /* set by the owner before each run */
     bool pending; /* there is a pending update */
@@ -88,8 +102,8 @@ struct mt_exec {
     /* newest instruction that was issued (device queues), or that has ended with all before it (others); under lock */
     int32_t progress[MT_MAX_QUEUES];
     bool closed[MT_MAX_QUEUES]; /* the queue issues nothing more in this run; under lock */
-    size_t disk_head[MT_N_QUEUES]; /* disk queues: entries of the list that have ended, in order; under lock */
-    int disk_in_flight[MT_N_QUEUES];
+    size_t head[MT_N_QUEUES]; /* queues with many under way: entries that have ended, in order; under lock */
+    int in_flight[MT_N_QUEUES];
     bool stop;   /* the run is abandoned except for the pending update; under lock */
     bool broken; /* the update, too; or planes could not be written before the run; under lock */
     bool committed; /* planes change by this step's gradients: the run is no longer abandoned on request; under lock */

@@ -10,28 +10,15 @@
 #include "base/mem.h"
 #include "engine/state.h"
 
-/* Where the content of a message is on this host. */
-static void *content_of(const mt_engine *e, const struct mt_program *prog, const struct mt_instr *in, size_t *bytes)
+void *mt_hosts_content(void *engine, const struct mt_program *prog, const struct mt_instr *in, size_t *bytes)
 {
-    const size_t unit = (size_t)in->unit;
+    const mt_engine *e = engine;
     *bytes = in->bytes;
     if (in->op == MT_OP_PASS)
         return e->b.spill + prog->objects[in->operand[0].object].spill;
     if (in->row_bytes) /* as many as the step's tokens have, which all hosts know */
         *bytes = mt_model_used_rows(mt_engine_inputs(e)).n * in->row_bytes;
-    return mt_plane(e->p.planes, unit, MT_PLANE_GRAD);
-}
-
-int mt_hosts_message(void *engine, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err)
-{
-    const mt_engine *e = engine;
-    size_t bytes;
-    char *at = content_of(e, prog, in, &bytes);
-    int rc = 0;
-    for (int host = 0; host < mt_net_size(e->p.net) && !rc; host++)
-        if (in->hosts & 1u << host)
-            rc = in->sends ? mt_net_send(e->p.net, host, at, bytes, err) : mt_net_recv(e->p.net, host, at, bytes, err);
-    return !rc ? 0 : mt_fail_prefix(err, rc, "%s of %s", mt_opcodes[in->op].name, e->b.layout->units[in->unit].name);
+    return mt_plane(e->p.planes, (size_t)in->unit, MT_PLANE_GRAD);
 }
 
 /* --- statistics ---------------------------------------------------------------------------------------------- */

@@ -24,6 +24,7 @@ struct mt_row_gradient {
 struct mt_hosts {
     char *buf; /* owned: what is sent or received after a step */
     size_t cap;
+    struct mt_net_op ops[MT_NET_UNDER_WAY]; /* of the executor */
     atomic_bool asked; /* this host was asked to stop */
     bool stop;         /* any was, after the last step */
 };
@@ -106,8 +107,8 @@ int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode
 void mt_runnable_destroy_all(mt_engine *e);
 
 /* hosts.c */
-/** Executes a PASS or SHARE; `engine` is the mt_engine. */
-int mt_hosts_message(void *engine, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err);
+/** Where the content of a PASS or SHARE is on this host; `engine` is the mt_engine. */
+void *mt_hosts_content(void *engine, const struct mt_program *prog, const struct mt_instr *in, size_t *bytes);
 /** After a run, on all hosts: the statistics of every lane are with all of them. */
 int mt_hosts_share_stats(mt_engine *e, const struct mt_runnable *r, struct mt_err *err);
 /** A number that all hosts must have: -EPROTO, and which differs, if one has another. what: what it is of. */

@@ -417,6 +417,16 @@ int mt_net_recv(mt_net *n, int from, void *data, size_t bytes, struct mt_err *er
     return pass(n, &m, err);
 }
 
+void mt_net_abandon(mt_net *n)
+{
+    struct mt_net_message *over = NULL;
+    pthread_mutex_lock(&n->lock);
+    if (!n->rc)
+        end_all(n, mt_fail(&n->why, MT_ERR_RUNTIME, -ECANCELED, "the step was abandoned"), &over);
+    pthread_mutex_unlock(&n->lock);
+    call_back(over);
+}
+
 void mt_net_tell(mt_net *n, const char *why)
 {
     pthread_mutex_lock(&n->lock);

@@ -141,18 +141,57 @@ static int price(struct mt_sim_task *t, const struct mt_program *prog, const str
     return 0;
 }
 
+/* What messages wait for, as far as the graph is built. */
+struct messages {
+    int net_in;
+    int32_t wait[MT_SIM_MAX_QUEUES]; /* they start in order: what any of them has waited for */
+    int32_t computing;               /* the newest operation */
+};
+
+/* A wait for a message is one for all before it, of both directions. */
+static void split_wait(struct mt_sim_task *t, const struct mt_sim_task *tasks, const struct messages *m)
+{
+    int32_t out = t->wait[MT_Q_NET], in = out;
+    while (in >= 0 && tasks[in].queue != m->net_in)
+        in--;
+    while (out >= 0 && tasks[out].queue != MT_Q_NET)
+        out--;
+    t->wait[MT_Q_NET] = out;
+    t->wait[m->net_in] = in;
+}
+
+/* What comes in was made by a host that is as far as this one. */
+static void add_message(struct mt_sim_task *t, const struct mt_instr *in, struct messages *m)
+{
+    for (int q = 0; q < MT_SIM_MAX_QUEUES; q++)
+        t->wait[q] = m->wait[q] = MT_MAX(m->wait[q], t->wait[q]);
+    if (in->sends)
+        return;
+    t->queue = (uint8_t)m->net_in;
+    t->wait[MT_Q_COMPUTE] = MT_MAX(t->wait[MT_Q_COMPUTE], m->computing);
+}
+
 int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, mt_cost_table *costs,
                        const struct mt_sim_params *p, struct mt_err *err)
 {
     struct mt_sim_graph g = {.n = prog->n_instrs, .n_lanes = prog->n_lanes};
     g.tasks = mt_calloc(MT_MAX(g.n, (size_t)1), sizeof(*g.tasks));
+    struct messages m = {.net_in = mt_sim_net_in(MT_MAX(g.n_lanes, 1)), .computing = MT_NO_WAIT};
+    memset(m.wait, MT_NO_WAIT, sizeof(m.wait));
     int rc = g.tasks ? 0 : mt_fail_nomem(err, "a simulation", g.n * sizeof(*g.tasks));
     for (size_t i = 0; i < g.n && !rc; i++) {
         const struct mt_instr *in = &prog->instrs[i];
         struct mt_sim_task *t = &g.tasks[i];
         *t = (struct mt_sim_task){.queue = (uint8_t)mt_instr_queue(in), .op = in->op, .unit = in->unit, .mb = in->mb,
                                   .piece = in->piece, .cause = -1};
-        memcpy(t->wait, in->wait, sizeof(t->wait));
+        memcpy(t->wait, in->wait, sizeof(in->wait));
+        t->wait[MT_MAX_QUEUES] = MT_NO_WAIT;
+        if (t->wait[MT_Q_NET] >= 0)
+            split_wait(t, g.tasks, &m);
+        if (in->queue == MT_Q_NET)
+            add_message(t, in, &m);
+        if (in->queue == MT_Q_COMPUTE)
+            m.computing = in->lane ? m.computing : (int32_t)i;
         if (!in->once) /* it takes time only in the first step */
             rc = price(t, prog, in, costs, p, err);
         if (mt_opcodes[in->op].ends_forward)

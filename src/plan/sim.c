@@ -17,14 +17,15 @@ struct state {
     struct mt_sim_graph *g;
     int32_t *order;                /* tasks by queue, in order */
     int n_queues, n_lanes;
-    enum mt_queue kind[MT_MAX_QUEUES]; /* by queue number, as the following */
-    size_t first[MT_MAX_QUEUES + 1]; /* a queue's part of it */
-    size_t next[MT_MAX_QUEUES];
-    int32_t active[MT_MAX_QUEUES];   /* or -1 */
-    int32_t newest[MT_MAX_QUEUES];   /* that has ended, or -1 */
-    double late[MT_MAX_QUEUES];      /* seconds until the active task begins: its thread is woken up */
-    double left[MT_MAX_QUEUES];
-    double ended[MT_MAX_QUEUES];     /* when a task of the queue last did */
+    enum mt_queue kind[MT_SIM_MAX_QUEUES]; /* by queue number, as the following */
+    size_t first[MT_SIM_MAX_QUEUES + 1]; /* a queue's part of it */
+    size_t next[MT_SIM_MAX_QUEUES];
+    int32_t active[MT_SIM_MAX_QUEUES];   /* or -1 */
+    int32_t newest[MT_SIM_MAX_QUEUES];   /* that has ended, or -1 */
+    double late[MT_SIM_MAX_QUEUES];      /* seconds until the active task begins: its thread is woken up */
+    double left[MT_SIM_MAX_QUEUES];
+    double ended[MT_SIM_MAX_QUEUES];     /* when a task of the queue last did */
+    double busy[MT_SIM_MAX_QUEUES];
     double now;
     int32_t last_ended;
 };
@@ -36,7 +37,7 @@ static double rate(const struct state *s, enum mt_rate_id id)
 
 static bool sort_by_queue(struct state *s)
 {
-    size_t n = s->g->n, at[MT_MAX_QUEUES];
+    size_t n = s->g->n, at[MT_SIM_MAX_QUEUES];
     s->order = mt_calloc(MT_MAX(n, (size_t)1), sizeof(*s->order));
     if (!s->order)
         return false;
@@ -112,7 +113,7 @@ static double slowed(double share, double duty)
 }
 
 /* Slowdown of compute, copies and updates on the same cores. Lanes that compute at once share them. */
-static void share_cores(const struct state *s, double speed[MT_MAX_QUEUES])
+static void share_cores(const struct state *s, double speed[MT_SIM_MAX_QUEUES])
 {
     int computing = 0;
     bool update = runs(s, MT_Q_HOST);
@@ -137,7 +138,7 @@ static void share_cores(const struct state *s, double speed[MT_MAX_QUEUES])
 }
 
 /* Updates get the host memory bandwidth that copies and drives leave. */
-static void share_dram(const struct state *s, double speed[MT_MAX_QUEUES])
+static void share_dram(const struct state *s, double speed[MT_SIM_MAX_QUEUES])
 {
     int32_t update = s->active[MT_Q_HOST];
     if (update < 0 || !(s->g->tasks[update].seconds > 0))
@@ -155,7 +156,7 @@ static void share_dram(const struct state *s, double speed[MT_MAX_QUEUES])
 
 /* Two directions of a drive, each slower while the other is active. */
 static void share_both(const struct state *s, const int q[2], const enum mt_rate_id alone[2],
-                       const enum mt_rate_id both[2], double speed[MT_MAX_QUEUES])
+                       const enum mt_rate_id both[2], double speed[MT_SIM_MAX_QUEUES])
 {
     if (!runs(s, q[0]) || !runs(s, q[1]))
         return;
@@ -165,7 +166,7 @@ static void share_both(const struct state *s, const int q[2], const enum mt_rate
 
 /* Copies of GPUs behind one link: those in one direction share it, and each is slower while the other one is busy. */
 static void share_links(const struct state *s, const enum mt_rate_id alone[2], const enum mt_rate_id both[2],
-                        double speed[MT_MAX_QUEUES])
+                        double speed[MT_SIM_MAX_QUEUES])
 {
     static const enum mt_queue link[2] = {MT_Q_H2D, MT_Q_D2H};
     int behind = MT_MAX((int)rate(s, MT_RATE_LINK_GPUS), 1);
@@ -182,7 +183,7 @@ static void share_links(const struct state *s, const enum mt_rate_id alone[2], c
     }
 }
 
-static void find_speeds(const struct state *s, double speed[MT_MAX_QUEUES])
+static void find_speeds(const struct state *s, double speed[MT_SIM_MAX_QUEUES])
 {
     static const int disk[2] = {MT_Q_DISK_READ, MT_Q_DISK_WRITE};
     static const enum mt_rate_id link_alone[2] = {MT_RATE_H2D, MT_RATE_D2H},
@@ -203,7 +204,7 @@ static void find_speeds(const struct state *s, double speed[MT_MAX_QUEUES])
 /* Advances the time until the next task ends. */
 static void advance(struct state *s, struct mt_sim_result *r)
 {
-    double speed[MT_MAX_QUEUES], dt = INFINITY;
+    double speed[MT_SIM_MAX_QUEUES], dt = INFINITY;
     find_speeds(s, speed);
     for (int q = 0; q < s->n_queues; q++)
         if (s->active[q] >= 0)
@@ -222,7 +223,7 @@ static void advance(struct state *s, struct mt_sim_result *r)
         struct mt_sim_task *t = &s->g->tasks[s->active[q]];
         t->end = s->now;
         s->ended[q] = s->now;
-        r->busy[s->kind[q]] += t->end - t->start;
+        s->busy[q] += t->end - t->start;
         r->bytes[s->kind[q]] += t->bytes;
         r->flops += t->flops;
         s->newest[q] = s->last_ended = s->active[q];
@@ -249,10 +250,11 @@ static void walk_critical_path(const struct mt_sim_graph *g, int32_t last, doubl
                                struct mt_sim_result *r)
 {
     double by_phase[MT_SIM_N_PHASES][MT_SIM_N_RESOURCES] = {{0}};
+    const int n_lanes = MT_MAX(g->n_lanes, 1);
     for (int32_t i = last; i >= 0; i = g->tasks[i].cause) {
         const struct mt_sim_task *t = &g->tasks[i];
         double fwd = fmax(0, fmin(t->end, turn) - t->start);
-        enum mt_queue kind = mt_queue_kind(t->queue);
+        enum mt_queue kind = mt_sim_queue_kind(t->queue, n_lanes);
         by_phase[MT_SIM_FORWARD][kind] += fwd;
         by_phase[MT_SIM_BACKWARD][kind] += t->end - t->start - fwd;
         r->critical[kind] += t->end - t->start;
@@ -271,7 +273,7 @@ static void blame_gap(const struct mt_sim_graph *g, int32_t i, double from, doub
         const struct mt_sim_task *t = &g->tasks[i];
         double begin = fmax(t->start, from);
         if (t->queue != MT_Q_COMPUTE && begin < to) {
-            r->idle[mt_queue_kind(t->queue)] += to - begin;
+            r->idle[mt_sim_queue_kind(t->queue, MT_MAX(g->n_lanes, 1))] += to - begin;
             to = begin;
         }
         i = t->cause;
@@ -297,9 +299,9 @@ int mt_sim_run(struct mt_sim_result *out, struct mt_sim_graph *g, const struct m
     struct state s = {.p = p, .g = g, .last_ended = -1};
     struct mt_sim_result r = {0};
     s.n_lanes = MT_MAX(g->n_lanes, 1);
-    s.n_queues = mt_n_queues(s.n_lanes);
+    s.n_queues = mt_n_queues(s.n_lanes) + 1;
     for (int q = 0; q < s.n_queues; q++) {
-        s.kind[q] = mt_queue_kind(q);
+        s.kind[q] = mt_sim_queue_kind(q, s.n_lanes);
         s.active[q] = s.newest[q] = -1;
         s.ended[q] = -1;
     }
@@ -313,6 +315,11 @@ int mt_sim_run(struct mt_sim_result *out, struct mt_sim_graph *g, const struct m
                     p->tokens * rate(&s, MT_RATE_TOKEN_NS) * 1e-9;
         r.phase[MT_SIM_FORWARD] = turn;
         r.phase[MT_SIM_BACKWARD] = s.now - turn;
+        for (int q = 0; q < s.n_queues; q++)
+            if (s.kind[q] == MT_Q_NET)
+                r.busy[MT_Q_NET] = fmax(r.busy[MT_Q_NET], s.busy[q]);
+            else
+                r.busy[s.kind[q]] += s.busy[q];
         walk_critical_path(g, s.last_ended, turn, &r);
         blame_idle(&s, &r);
         *out = r;

@@ -10,7 +10,8 @@
  * Time advances from event to event; active tasks slow each other down (copies in both directions of the link; on the
  * cpu device compute, copies and updates, which share the cores). The disk queues have many requests under way at once,
  * which share the drives: in total this takes as long as one after the other at full rate, and a request's latency
- * shows only if no other was under way.
+ * shows only if no other was under way. Messages between hosts have a direction each, out and in, at full rate both;
+ * one goes after the other in each. Other hosts are as far in the step as the one that is simulated.
  */
 enum mt_sim_resource {
     MT_SIM_COMPUTE = MT_Q_COMPUTE,
@@ -27,12 +28,23 @@ const char *mt_sim_resource_name(enum mt_sim_resource r);
 /** Between hosts, where nothing else is known: 10 Gb/s. */
 #define MT_NET_GBS 1.15
 
+/** Messages that come in have a queue of their own here, behind the program's. */
+enum { MT_SIM_MAX_QUEUES = MT_MAX_QUEUES + 1 };
+static inline int mt_sim_net_in(int n_lanes)
+{
+    return mt_n_queues(n_lanes);
+}
+static inline enum mt_queue mt_sim_queue_kind(int number, int n_lanes)
+{
+    return number == mt_sim_net_in(n_lanes) ? MT_Q_NET : mt_queue_kind(number);
+}
+
 enum mt_sim_phase { MT_SIM_FORWARD, MT_SIM_BACKWARD, MT_SIM_N_PHASES };
 
 struct mt_sim_task {
-    uint8_t queue, op; /* queue: its number; op: enum mt_opcode */
+    uint8_t queue, op; /* queue: its number, or mt_sim_net_in(); op: enum mt_opcode */
     int32_t unit, mb, piece;
-    int32_t wait[MT_MAX_QUEUES]; /* newest task of that queue that must have ended, or -1 */
+    int32_t wait[MT_SIM_MAX_QUEUES]; /* newest task of that queue that must have ended, or -1 */
     double seconds;                /* that it takes alone */
     double bytes, flops;
     double start, end; /* filled by the simulation */
@@ -66,7 +78,7 @@ struct mt_sim_result {
     double phase[MT_SIM_N_PHASES];
     enum mt_sim_resource bound[MT_SIM_N_PHASES];  /* has most of the phase's critical path */
     double critical[MT_SIM_N_RESOURCES];          /* seconds on the critical path */
-    double busy[MT_SIM_N_RESOURCES];              /* of all lanes */
+    double busy[MT_SIM_N_RESOURCES];              /* of all lanes; of the network its busier direction */
     double bytes[MT_SIM_N_RESOURCES];
     double idle[MT_SIM_N_RESOURCES]; /* the first lane's compute's idle seconds by what it waited for; the end of the step, too */
     double flops;

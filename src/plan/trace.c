@@ -96,11 +96,18 @@ static void add_measured(struct mt_str *s, const struct mt_trace_span *spans, si
 
 static void add_predicted(struct mt_str *s, const struct mt_sim_graph *g, const struct mt_layout *l)
 {
-    add_names(s, PREDICTED, mt_n_queues(MT_MAX(g->n_lanes, 1)), "predicted");
+    const int n_lanes = MT_MAX(g->n_lanes, 1), n_queues = mt_n_queues(n_lanes);
+    bool comes_in = false;
+    add_names(s, PREDICTED, n_queues, "predicted");
+    for (size_t i = 0; i < g->n; i++)
+        comes_in |= g->tasks[i].queue == mt_sim_net_in(n_lanes);
+    if (comes_in)
+        add_name(s, "thread_name", PREDICTED, mt_sim_net_in(n_lanes), "network, in");
     for (size_t i = 0; i < g->n; i++) {
         const struct mt_sim_task *t = &g->tasks[i];
         struct span p = {PREDICTED, t->queue, t->op, t->mb, t->piece, t->unit, t->start * 1e6,
-                         (t->end - t->start) * 1e6, mt_queue_kind(t->queue) == MT_Q_COMPUTE ? 0 : t->bytes};
+                         (t->end - t->start) * 1e6,
+                         mt_sim_queue_kind(t->queue, n_lanes) == MT_Q_COMPUTE ? 0 : t->bytes};
         add_span(s, &p, l);
     }
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Checks the programs of all hosts together. Each is checked by itself (check.c) up to its next message; then a message
- * takes place whose sender and receivers have all come to it, as they will when they run: each host works through its
- * messages in order, one at a time. What was in the sender's home is in the receivers' then. Where no message can take
- * place any more, all programs have ended, or hosts would wait for each other for ever.
+ * takes place whose sender and receivers have all come to it: each host starts its messages in order. That several are
+ * under way when they run changes nothing: each starts when what it waits for has ended. What was in the sender's home is
+ * in the receivers' then. Where no message can take place any more, all programs have ended, or hosts would wait for
+ * each other for ever.
  */
 #include <string.h>
 

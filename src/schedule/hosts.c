@@ -6,9 +6,9 @@
  * (SHARE, from the plane of the host that has it to those of all others). Each follows the store that makes its
  * content.
  *
- * All hosts list these messages in the order of the whole program, and each works through its own of them in that
- * order, one at a time. So no two hosts wait for each other: of all instructions that have not ended, the first of
- * the whole program can always go on.
+ * All hosts list these messages in the order of the whole program, and each starts its own of them in that order, many
+ * under way at once. So no two hosts wait for each other: of all instructions that have not ended, the first of the
+ * whole program can always go on.
  */
 #include <errno.h>
 #include <stdlib.h>

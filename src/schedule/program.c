@@ -116,11 +116,13 @@ void mt_instr_format(char *buf, size_t len, const struct mt_program *p, size_t i
 }
 
 /* What is known of ended instructions when `in` starts, from its queue's predecessor (NULL: none) and its waits: drops
- * waits that the others imply. clock: of all instructions, n entries each; own: the instruction's. */
-static void prune(struct mt_instr *in, int n, const int32_t *clock, const int32_t *before, int32_t *own)
+ * waits that the others imply. clock: of all instructions, n entries each; own: the instruction's. ended: the newest of
+ * its queue that has ended then, as far as the predecessor knows. */
+static void prune(struct mt_instr *in, int n, const int32_t *clock, const int32_t *before, int32_t ended, int32_t *own)
 {
     for (int q = 0; q < n; q++)
         own[q] = before ? before[q] : MT_NO_WAIT;
+    own[mt_instr_queue(in)] = ended;
     for (int q = 0; q < n; q++) {
         bool known = in->wait[q] <= own[q];
         for (int k = 0; k < n && !known; k++)
@@ -137,12 +139,14 @@ int mt_program_prune_waits(struct mt_program *out, struct mt_err *err)
 {
     size_t n = (size_t)mt_n_queues(out->n_lanes);
     int32_t *clock = mt_calloc(out->n_instrs, n * sizeof(*clock)), last[MT_MAX_QUEUES] = MT_NO_WAITS;
+    int32_t ended[MT_MAX_QUEUES] = MT_NO_WAITS; /* by queue: what is known to have ended when the next one starts */
     if (!clock)
         return mt_fail_nomem(err, "a step program", out->n_instrs * n * sizeof(*clock));
     for (size_t i = 0; i < out->n_instrs; i++) {
         struct mt_instr *in = &out->instrs[i];
         int own = mt_instr_queue(in);
-        prune(in, (int)n, clock, last[own] < 0 ? NULL : clock + (size_t)last[own] * n, clock + i * n);
+        prune(in, (int)n, clock, last[own] < 0 ? NULL : clock + (size_t)last[own] * n, ended[own], clock + i * n);
+        ended[own] = mt_queues[in->queue].ends_in_order ? (int32_t)i : clock[i * n + (size_t)own];
         clock[i * n + (size_t)own] = (int32_t)i; /* an instruction that waits for i knows that i has ended */
         last[own] = (int32_t)i;
         for (size_t q = 0; q < n; q++)

@@ -11,7 +11,7 @@ const struct mt_queue_desc mt_queues[MT_N_QUEUES] = {
     [MT_Q_HOST] = {.name = "host", .title = "host optimizer", .thread = "mt-optimizer", .ends_in_order = true},
     [MT_Q_DISK_READ] = {.name = "disk read", .title = "disk reads", .thread = "mt-disk-read", .disk = true},
     [MT_Q_DISK_WRITE] = {.name = "disk write", .title = "disk writes", .thread = "mt-disk-write", .disk = true},
-    [MT_Q_NET] = {.name = "net", .title = "network", .thread = "mt-net-issue", .ends_in_order = true},
+    [MT_Q_NET] = {.name = "net", .title = "network", .thread = "mt-net-issue"},
 };
 
 enum mt_queue mt_queue_kind(int number)
