@@ -107,9 +107,8 @@ static void hosts_together_compute_what_one_would(void **state)
         assert_memory_equal(one, many, n * sizeof(*one));
         assert_int_equal(count_all(&s, MT_OP_SHARE), (size_t)hosts * count(&whole, MT_OP_STORE_GRAD));
         passed += count_all(&s, MT_OP_PASS);
-        for (int i = 0; i < hosts; i++) /* updates are everybody's, homes a host's own */
-            assert_true(count(&s.of[i], MT_OP_UPDATE) == count(&whole, MT_OP_UPDATE) &&
-                        s.of[i].spill_bytes <= whole.spill_bytes);
+        for (int i = 0; i < hosts; i++) /* updates are everybody's */
+            assert_int_equal(count(&s.of[i], MT_OP_UPDATE), count(&whole, MT_OP_UPDATE));
         mt_program_finish(&whole);
         finish(&s);
     }
