@@ -48,11 +48,4 @@ struct mt_row_groups {
     size_t group, ld, stride;
 };
 
-/** Each head of a view is a row. */
-static inline struct mt_row_groups mt_heads_rows(const struct mt_heads *h)
-{
-    struct mt_row_groups g = {h->n, h->ld, h->stride};
-    return g;
-}
-
 #endif

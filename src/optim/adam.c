@@ -17,15 +17,6 @@ void mt_adam_scalars(struct mt_kernel_scalars *s, double lr, struct mt_adam_rate
     s->eps = (float)r.eps;
 }
 
-uint64_t mt_adam_run(const struct mt_adam *a, enum mt_isa isa)
-{
-    struct mt_kernel k = {.rule = MT_RULE_ADAMW, .n = a->n, .hi = a->hi, .lo = a->lo, .state = {a->m, a->v},
-                          .state_type = a->state_type, .grad = a->grad, .grad_dtype = a->grad_dtype,
-                          .s = {.clip = a->clip, .keep = (float)(1 - a->lr * a->weight_decay)}};
-    mt_adam_scalars(&k.s, a->lr, (struct mt_adam_rates){a->beta1, a->beta2, a->eps}, a->t);
-    return mt_kernel_run(&k, isa);
-}
-
 enum { BETA1, BETA2, EPS, N_KEYS };
 static const struct mt_optimizer_key keys[] = {
     [BETA1] = MT_OPTIMIZER_KEY("beta1", 0.9, 0, 0.999999, "Decay of the first moment."),

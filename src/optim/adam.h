@@ -11,7 +11,7 @@
 #include "settings/settings.h"
 
 /**
- * One AdamW update (Loshchilov and Hutter 2019, alg. 2) of a run of parameters, in place:
+ * The row of AdamW (Loshchilov and Hutter 2019, alg. 2). Its update of a run of parameters, in place, is
  *
  *   g  = grad * clip
  *   m  = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
@@ -21,22 +21,7 @@
  * torch.optim.AdamW. w is the split master (hi, lo). Moments in bf16 are converted to FP32, updated and used there, and
  * rounded to the nearest (ties to even) once, when they are stored: a second moment that shrinks by less than 1/512 of
  * itself in an update (beta2 above 0.998) rounds back to what it was.
- *
- * Memory   host pointers, borrowed; any alignment; planes do not overlap.
- * Returns  the number of elements whose new weight is not finite or has an infinite `hi` (0 = good).
  */
-struct mt_adam {
-    size_t n;
-    uint16_t *hi, *lo;
-    void *m, *v;
-    const void *grad;            /* grad_dtype */
-    enum mt_state_type state_type;
-    enum mt_dtype grad_dtype;
-    double lr, beta1, beta2, eps, weight_decay;
-    uint64_t t;                  /* from 1 */
-    float clip;                  /* factor, 1 = none */
-};
-uint64_t mt_adam_run(const struct mt_adam *a, enum mt_isa isa);
 
 /** The scalars of update t at the rate lr, but for clip and keep, of kernels with MT_RULE_ADAMW. */
 struct mt_adam_rates {

@@ -68,7 +68,6 @@ const float *mt_cpu_row_f32(enum mt_dtype t, const void *base, size_t first, siz
 float *mt_cpu_row_place(enum mt_dtype t, void *base, size_t first, float *tmp);
 /** Stores f32 values in dtype, rounding to nearest even; does nothing if they are in place already. */
 void mt_cpu_store_row(enum mt_dtype t, void *base, size_t first, size_t n, const float *src);
-void mt_cpu_f32_to_bf16(uint16_t *dst, const float *src, size_t n);
 /** Rounds values as a store and a load would. */
 void mt_cpu_round_row(enum mt_dtype t, float *row, size_t n);
 /** Dot product and sum in MT_LANES fixed lanes. */

@@ -4,7 +4,7 @@
 
 #include "device/cpu/cpu.h"
 
-/* Rounds as mt_cpu_f32_to_bf16() does. */
+/* Rounds as mt_cpu_store_row() does. */
 MT_HOT static void weigh_bf16(uint16_t *restrict dst, const uint16_t *restrict src, float w, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

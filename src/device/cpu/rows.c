@@ -10,7 +10,7 @@ MT_HOT static void bf16_to_f32(float *restrict dst, const uint16_t *restrict src
         dst[i] = mt_bf16_to_f32(src[i]);
 }
 
-MT_HOT void mt_cpu_f32_to_bf16(uint16_t *restrict dst, const float *restrict src, size_t n)
+MT_HOT static void f32_to_bf16(uint16_t *restrict dst, const float *restrict src, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         uint32_t u = mt_f32_bits(src[i]);
@@ -35,7 +35,7 @@ float *mt_cpu_row_place(enum mt_dtype t, void *base, size_t first, float *tmp)
 void mt_cpu_store_row(enum mt_dtype t, void *base, size_t first, size_t n, const float *src)
 {
     if (t == MT_BF16)
-        mt_cpu_f32_to_bf16((uint16_t *)base + first, src, n);
+        f32_to_bf16((uint16_t *)base + first, src, n);
     else if ((float *)base + first != src)
         memcpy((float *)base + first, src, n * sizeof(float));
 }

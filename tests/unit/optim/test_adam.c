@@ -14,6 +14,7 @@
 #include "base/philox.h"
 #include "optim/adam.h"
 #include "optim/adam_probe.h"
+#include "optim/kernel.h"
 #include "optim/lr.h"
 #include "optim/optimizer.h"
 
@@ -50,13 +51,34 @@ static struct state *make(uint64_t seed)
     return s;
 }
 
-static struct mt_adam args(struct state *s, size_t first, size_t n, enum mt_dtype grad)
+/* One update with the kernel, of plain numbers. */
+struct adam {
+    size_t n;
+    uint16_t *hi, *lo;
+    void *m, *v;
+    const void *grad;            /* grad_dtype */
+    enum mt_state_type state_type;
+    enum mt_dtype grad_dtype;
+    double lr, beta1, beta2, eps, weight_decay;
+    uint64_t t;                  /* from 1 */
+    float clip;                  /* factor, 1 = none */
+};
+
+static uint64_t adam_run(const struct adam *a, enum mt_isa isa)
 {
-    return (struct mt_adam){.n = n, .hi = s->hi + first, .lo = s->lo + first, .m = s->m + first,
-                            .v = s->v + first,
-                            .grad = grad == MT_F32 ? (void *)(s->grad + first) : (void *)(s->grad16 + first),
-                            .state_type = MT_STATE_F32, .grad_dtype = grad, .lr = 1e-3, .beta1 = 0.9,
-                            .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .t = 3, .clip = 0.7f};
+    struct mt_kernel k = {.rule = MT_RULE_ADAMW, .n = a->n, .hi = a->hi, .lo = a->lo, .state = {a->m, a->v},
+                          .state_type = a->state_type, .grad = a->grad, .grad_dtype = a->grad_dtype,
+                          .s = {.clip = a->clip, .keep = (float)(1 - a->lr * a->weight_decay)}};
+    mt_adam_scalars(&k.s, a->lr, (struct mt_adam_rates){a->beta1, a->beta2, a->eps}, a->t);
+    return mt_kernel_run(&k, isa);
+}
+
+static struct adam args(struct state *s, size_t first, size_t n, enum mt_dtype grad)
+{
+    return (struct adam){.n = n, .hi = s->hi + first, .lo = s->lo + first, .m = s->m + first, .v = s->v + first,
+                         .grad = grad == MT_F32 ? (void *)(s->grad + first) : (void *)(s->grad16 + first),
+                         .state_type = MT_STATE_F32, .grad_dtype = grad, .lr = 1e-3, .beta1 = 0.9,
+                         .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .t = 3, .clip = 0.7f};
 }
 
 static float master(const struct state *s, size_t i)
@@ -80,10 +102,10 @@ static void one_step_is_within_rounding_of_double(void **state)
     struct state *s = make(5), *old = malloc(sizeof(*old));
     for (size_t k = 0; k < sizeof(sizes) / sizeof(*sizes); k++)
         for (uint64_t t = 1; t <= 10; t++) {
-            struct mt_adam a = args(s, 0, sizes[k], MT_F32);
+            struct adam a = args(s, 0, sizes[k], MT_F32);
             a.t = t;
             memcpy(old, s, sizeof(*s));
-            assert_int_equal(mt_adam_run(&a, MT_ISA_AUTO), 0);
+            assert_int_equal(adam_run(&a, MT_ISA_AUTO), 0);
             double bc1 = 1 - pow(0.9, (double)t), bc2 = 1 - pow(0.999, (double)t);
             for (size_t i = 0; i < sizes[k]; i++) {
                 double g = (double)old->grad[i] * (double)0.7f;
@@ -127,8 +149,8 @@ static void every_instruction_set_gives_the_same_bits(void **state)
                     if (s == got)
                         break;
                 }
-                struct mt_adam a = args(want, first, n, g ? MT_F32 : MT_BF16);
-                mt_adam_run(&a, MT_ISA_SCALAR);
+                struct adam a = args(want, first, n, g ? MT_F32 : MT_BF16);
+                adam_run(&a, MT_ISA_SCALAR);
                 for (enum mt_isa isa = MT_ISA_AVX2; isa <= MT_ISA_AVX512; isa++) {
                     if (!mt_isa_available(isa))
                         continue;
@@ -141,7 +163,7 @@ static void every_instruction_set_gives_the_same_bits(void **state)
                     got->m[9] = 1e-45f;
                     mt_master_split(1e-41f, &got->hi[10], &got->lo[10]);
                     a = args(got, first, n, g ? MT_F32 : MT_BF16);
-                    mt_adam_run(&a, isa);
+                    adam_run(&a, isa);
                     if (!same(want, got))
                         fail_msg("%s differs at n %zu, first %zu", mt_isa_name(isa), n, first);
                 }
@@ -215,8 +237,8 @@ static void nothing_outside_the_run_is_touched(void **state)
 {
     (void)state;
     struct state *want = make(4), *got = make(4);
-    struct mt_adam a = args(got, 100, 777, MT_F32);
-    mt_adam_run(&a, MT_ISA_AUTO);
+    struct adam a = args(got, 100, 777, MT_F32);
+    adam_run(&a, MT_ISA_AUTO);
     for (size_t i = 0; i < MAX; i++)
         if (i < 100 || i >= 877)
             assert_true(got->hi[i] == want->hi[i] && got->lo[i] == want->lo[i] &&
@@ -232,8 +254,8 @@ static void results_that_are_not_finite_are_counted(void **state)
     s->grad[11] = NAN;
     s->grad[500] = INFINITY;
     mt_master_split(3.0e38f, &s->hi[700], &s->lo[700]);
-    struct mt_adam a = args(s, 0, 1000, MT_F32);
-    assert_int_equal(mt_adam_run(&a, MT_ISA_AUTO), 2);
+    struct adam a = args(s, 0, 1000, MT_F32);
+    assert_int_equal(adam_run(&a, MT_ISA_AUTO), 2);
     free(s);
 }
 
@@ -243,12 +265,12 @@ static void updates_below_bf16_survive(void **state)
     struct state *s = make(8);
     mt_master_split(1.0f, &s->hi[0], &s->lo[0]);
     s->m[0] = s->v[0] = 0;
-    struct mt_adam a = args(s, 0, 1, MT_F32);
+    struct adam a = args(s, 0, 1, MT_F32);
     a.lr = 1e-6;
     a.weight_decay = 0;
     a.t = 1;
     for (int i = 0; i < 100; i++)
-        mt_adam_run(&a, MT_ISA_AUTO);
+        adam_run(&a, MT_ISA_AUTO);
     assert_true(fabs((double)master(s, 0) - 1.0) > 2e-5);
     free(s);
 }
