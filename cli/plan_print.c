@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/units.h"
 #include "engine/memory.h"
 #include "engine/records.h"
 #include "objective/objective.h"
@@ -15,7 +16,6 @@
 #include "plan/evaluate.h"
 #include "report.h"
 
-static const char *const act_names[] = {"auto", "keep", "offload", "disk", "recompute"};
 static const char *const tier_names[] = {"host", "states on disk", "all on disk"};
 static const char *const phase_names[] = {"forward, with the update", "backward"};
 
@@ -83,6 +83,8 @@ static int64_t attention_of(const struct mt_placement *p)
 
 static void describe_value(char *buf, size_t len, const struct mt_plan_tried *t, enum knob k)
 {
+    char activations[MT_CHOICE_NAME];
+    mt_choice_name(activations, MT_ACTIVATIONS_NAMES, (int)t->placement.activations);
     if (k == KNOB_MICRO_BATCH)
         snprintf(buf, len, "%lld", (long long)t->numerics.micro_batch);
     else if (k == KNOB_SLOTS)
@@ -97,12 +99,11 @@ static void describe_value(char *buf, size_t len, const struct mt_plan_tried *t,
         snprintf(buf, len, "%lld offloaded, %lld of attention", (long long)MT_MAX(t->placement.offload_layers, 0),
                  (long long)attention_of(&t->placement)); /* a line of 80 columns has no place for more */
     else if (t->placement.offload_layers > 0)
-        snprintf(buf, len, "%s, %lld offloaded", act_names[t->placement.activations],
-                 (long long)t->placement.offload_layers);
+        snprintf(buf, len, "%s, %lld offloaded", activations, (long long)t->placement.offload_layers);
     else if (t->placement.keep_layers)
-        snprintf(buf, len, "%s, %lld kept", act_names[t->placement.activations], (long long)t->placement.keep_layers);
+        snprintf(buf, len, "%s, %lld kept", activations, (long long)t->placement.keep_layers);
     else
-        snprintf(buf, len, "%s", act_names[t->placement.activations]);
+        snprintf(buf, len, "%s", activations);
 }
 
 static void explain(char *buf, size_t len, const struct plan_view *v, enum knob k, bool fixed)
@@ -163,11 +164,10 @@ static void print_head(const struct plan_view *v)
                mt_teacher_row_bytes(top), top);
 }
 
-static const char *const adapters_names[] = {"streamed", "resident"};
-
 static void print_choices(const struct plan_view *v)
 {
     const struct mt_plan_choice *c = &v->choice;
+    char name[MT_CHOICE_NAME];
     const struct mt_plan_request *r = &v->request;
     char why[96];
     printf("\nChoice                  value      why\n");
@@ -184,7 +184,7 @@ static void print_choices(const struct plan_view *v)
         printf("  memory.expert_group   %-9lld  of %lld experts at once\n", (long long)c->placement.expert_group,
                (long long)v->hf.moe.n_experts);
     explain(why, sizeof(why), v, KNOB_ACTIVATIONS, r->placement.activations != MT_ACT_AUTO);
-    printf("  memory.activations    %-9s  %s\n", act_names[c->placement.activations], why);
+    printf("  memory.activations    %-9s  %s\n", mt_choice_name(name, MT_ACTIVATIONS_NAMES, (int)c->placement.activations), why);
     if (c->placement.activations == MT_ACT_RECOMPUTE)
         printf("  memory.keep_layers    %-9lld  of %lld layers\n", (long long)c->placement.keep_layers,
                (long long)v->hf.n_layers);
@@ -205,7 +205,8 @@ static void print_choices(const struct plan_view *v)
                (long long)c->placement.update_pending);
     }
     if (v->layout->n_adapters)
-        printf("  memory.adapters       %-9s  %s\n", adapters_names[c->placement.adapters == MT_ADAPTERS_RESIDENT],
+        printf("  memory.adapters       %-9s  %s\n",
+               mt_choice_name(name, MT_ADAPTERS_NAMES, (int)c->placement.adapters),
                r->placement.adapters != MT_ADAPTERS_AUTO              ? "as given"
                : c->placement.adapters == MT_ADAPTERS_RESIDENT ? "on the device, sent once a step"
                                                                : "sent with their layers");
@@ -370,10 +371,12 @@ static void print_and_delete(cJSON *o)
 static void add_choice(cJSON *o, const struct plan_view *v)
 {
     const struct mt_plan_choice *c = &v->choice;
+    char name[MT_CHOICE_NAME];
     cJSON *k = cJSON_AddObjectToObject(o, "settings");
     cJSON_AddNumberToObject(k, "train.micro_batch", (double)c->numerics.micro_batch);
     cJSON_AddStringToObject(k, "memory.unit", c->layout->cut.name);
-    cJSON_AddStringToObject(k, "memory.activations", act_names[c->placement.activations]);
+    cJSON_AddStringToObject(k, "memory.activations",
+                            mt_choice_name(name, MT_ACTIVATIONS_NAMES, (int)c->placement.activations));
     cJSON_AddNumberToObject(k, "memory.keep_layers", (double)c->placement.keep_layers);
     cJSON_AddNumberToObject(k, "memory.offload_layers", (double)c->placement.offload_layers);
     if (c->engine.uses_files)
@@ -383,7 +386,8 @@ static void add_choice(cJSON *o, const struct plan_view *v)
         cJSON_AddStringToObject(k, "memory.offload", c->placement.offload);
     cJSON_AddStringToObject(k, "memory.embedding", c->placement.embedding == MT_EMBEDDING_HOST ? "host" : "device");
     if (v->layout->n_adapters)
-        cJSON_AddStringToObject(k, "memory.adapters", adapters_names[c->placement.adapters == MT_ADAPTERS_RESIDENT]);
+        cJSON_AddStringToObject(k, "memory.adapters",
+                                mt_choice_name(name, MT_ADAPTERS_NAMES, (int)c->placement.adapters));
     cJSON_AddStringToObject(k, "memory.update", c->placement.update == MT_UPDATE_BACKWARD ? "backward" : "forward");
     if (c->placement.update == MT_UPDATE_BACKWARD)
         cJSON_AddNumberToObject(k, "memory.update_pending", (double)c->placement.update_pending);

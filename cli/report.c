@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/units.h"
 #include "hw/hw.h"
 #include "json_line.h"
 #include "log_lines.h"
@@ -117,7 +118,7 @@ void cli_print_setup(const struct mt_setup *s)
 {
     const struct mt_inputs *in = s->in;
     const struct mt_engine_plan *p = &s->choice.engine;
-    static const char *const acts[] = {"auto", "keep", "offload", "disk", "recompute"};
+    char activations[MT_CHOICE_NAME];
     char a[32], b[32], active[48];
     cli_say("Model    %s, %.1fM parameters%s, %lld layers, hidden %lld, vocabulary %lld, %s\n",
             in->hf.family->architecture, (double)s->choice.layout->n_params / 1e6,
@@ -148,7 +149,7 @@ void cli_print_setup(const struct mt_setup *s)
             p->program.one_ring || in->hf.moe.n_experts ? "units'"
             : s->choice.layout->cut.n_units > 1 ? "half layers'"
                                                 : "layers'",
-            acts[s->choice.placement.activations],
+            mt_choice_name(activations, MT_ACTIVATIONS_NAMES, (int)s->choice.placement.activations),
             mt_format_bytes(a, sizeof(a), p->h2d_bytes), mt_format_bytes(b, sizeof(b), p->d2h_bytes));
     if (s->predicted)
         cli_say("Time     %.3g s a step predicted: forward %.3g bound by %s, backward %.3g by %s\n",

@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -114,4 +115,12 @@ bool mt_parse_duration(const char *text, double *out)
     } while (*text);
     *out = sum;
     return true;
+}
+
+const char *mt_choice_name(char buf[MT_CHOICE_NAME], const char *choices, int i)
+{
+    for (; i; i--)
+        choices = strchr(choices, '|') + 1;
+    snprintf(buf, MT_CHOICE_NAME, "%.*s", (int)strcspn(choices, "|"), choices);
+    return buf;
 }

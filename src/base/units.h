@@ -6,12 +6,16 @@
 #include <stdint.h>
 
 /**
- * Numbers as people write them, in configurations, sweeps and options. Each function parses the whole text: it returns
+ * Numbers as people write them, in configurations, sweeps and options. mt_parse_...() parses the whole text: it returns
  * true and sets *out, or returns false and leaves *out alone. Infinities, NaN, hexadecimal numbers and leading white
  * space are refused.
  *
  * Thread-safety: any thread.
  */
+
+enum { MT_CHOICE_NAME = 32 };
+/** Name i of "auto|keep|offload", in buf. */
+const char *mt_choice_name(char buf[MT_CHOICE_NAME], const char *choices, int i);
 
 /** "1e-5" */
 bool mt_parse_real(const char *text, double *out);

@@ -24,6 +24,9 @@ enum mt_cfg_format {
     MT_FORMAT_RATED,
     MT_FORMAT_REQUESTS,
 };
+#define MT_FORMAT_NAMES \
+    "auto|messages|sharegpt|alpaca|prompt_completion|text|input_ids|preference|rated|requests"
+#define MT_TRAIN_ON_NAMES "assistant|last|all"
 enum mt_cfg_train_on { MT_TRAIN_ON_ASSISTANT, MT_TRAIN_ON_LAST, MT_TRAIN_ON_ALL };
 enum mt_cfg_overlong { MT_OVERLONG_ERROR, MT_OVERLONG_TRUNCATE, MT_OVERLONG_DROP, MT_OVERLONG_SPLIT };
 /** Frozen tensors in full checkpoints: named by file and checksum, or copied. */

@@ -59,7 +59,7 @@ static const struct mt_key keys[] = {
     {"data", "eval", MT_NUMERICS, MT_KEY_NAME_OR_FILE, AT(data.eval), "", NULL, ANY, NULL,
      "Evaluation data: a file, a number of samples, or a share (2%) held out by hash."},
     {"data", "format", MT_NUMERICS, MT_KEY_CHOICE, AT(data.format), "auto",
-     "auto|messages|sharegpt|alpaca|prompt_completion|text|input_ids|preference|rated|requests", ANY, NULL,
+     MT_FORMAT_NAMES, ANY, NULL,
      "Format of samples; auto looks at the first one of each file. preference: chosen and rejected answers, rated: single "
      "ones with a label; both are for [preference]. requests: loglikelihood requests of lm-evaluation-harness, for score."},
     {"data", "columns", MT_NUMERICS, MT_KEY_LIST, AT(data.columns), "", NULL, ANY, NULL,
@@ -73,7 +73,7 @@ static const struct mt_key keys[] = {
      "model|chatml|llama3|mistral|gemma|qwen3|zephyr|alpaca", ANY, NULL,
      "Chat template: the model's own, a built-in one by name (chatml, llama3, mistral, gemma, qwen3, "
      "zephyr, alpaca), or a .jinja file."},
-    {"data", "train_on", MT_NUMERICS, MT_KEY_CHOICE, AT(data.train_on), "assistant", "assistant|last|all", ANY, NULL,
+    {"data", "train_on", MT_NUMERICS, MT_KEY_CHOICE, AT(data.train_on), "assistant", MT_TRAIN_ON_NAMES, ANY, NULL,
      "Which turns of a conversation are trained: the assistant's, its last, or all. \"train\": true or "
      "false in a message wins."},
     {"data", "seq_len", MT_NUMERICS, MT_KEY_COUNT, AT(numerics.seq_len), "4096", NULL, 2, 1 << 24, NULL,

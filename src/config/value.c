@@ -341,13 +341,6 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
     }
 }
 
-static void print_choice(const char *choices, int index, struct mt_str *out)
-{
-    for (; index; index--)
-        choices = strchr(choices, '|') + 1;
-    mt_str_printf(out, "%.*s", (int)strcspn(choices, "|"), choices);
-}
-
 static void print_text(const char *s, struct mt_str *out)
 {
     mt_str_printf(out, needs_quotes(s) ? "\"%s\"" : "%s", s);
@@ -387,6 +380,7 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
     const struct mt_cfg_interval *interval = f;
     struct mt_str path = {0};
     enum mt_dtype dtype;
+    char name[MT_CHOICE_NAME];
     switch (key->type) {
     case MT_KEY_STRING:
         print_text(*(char *const *)f, out);
@@ -411,7 +405,7 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
         mt_str_printf(out, "%s", *(const char *)f ? (const char *)f : "auto");
         break;
     case MT_KEY_CHOICE:
-        print_choice(key->choices, *(const int *)f, out);
+        mt_str_printf(out, "%s", mt_choice_name(name, key->choices, *(const int *)f));
         break;
     case MT_KEY_WORD:
         mt_str_printf(out, "%s", *(char *const *)f);

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/read_progress.h"
+#include "base/units.h"
 #include "config/schema.h"
 #include "data/columns.h"
 #include "data/helper.h"
@@ -269,14 +270,14 @@ static void add_date(cJSON *job)
 
 static cJSON *new_job(const struct mt_dataset_params *p)
 {
-    static const char *const train_on[] = {"assistant", "last", "all"};
+    char train_on[MT_CHOICE_NAME];
     cJSON *job = cJSON_CreateObject();
     cJSON_AddStringToObject(job, "mode", "prepare");
     if (p->model_dir)
         cJSON_AddStringToObject(job, "model_dir", p->model_dir);
     cJSON_AddStringToObject(job, "tokenizer", p->tokenizer);
     cJSON_AddStringToObject(job, "template", p->template_ ? p->template_ : "model");
-    cJSON_AddStringToObject(job, "train_on", train_on[p->train_on]);
+    cJSON_AddStringToObject(job, "train_on", mt_choice_name(train_on, MT_TRAIN_ON_NAMES, (int)p->train_on));
     cJSON_AddNumberToObject(job, "vocab", (double)p->vocab);
     cJSON_AddNumberToObject(job, "processes", p->n_processes);
     add_date(job);
@@ -288,10 +289,10 @@ static void add_to_job(cJSON *job, const struct mt_source_file *f, const struct 
                        const char *out, uint64_t hash)
 {
     cJSON *s = cJSON_CreateObject();
-    char hex[20];
+    char hex[20], format[MT_CHOICE_NAME];
     snprintf(hex, sizeof(hex), "%016llx", (unsigned long long)hash);
     cJSON_AddStringToObject(s, "path", f->path);
-    cJSON_AddStringToObject(s, "format", mt_format_name(p->format));
+    cJSON_AddStringToObject(s, "format", mt_choice_name(format, MT_FORMAT_NAMES, (int)p->format));
     cJSON_AddStringToObject(s, "out", out);
     cJSON_AddStringToObject(s, "hash", hex);
     if (f->entry)

@@ -12,18 +12,11 @@
 #include "base/mem.h"
 #include "base/read_progress.h"
 #include "base/strbuf.h"
+#include "base/units.h"
 #include "data/answers.h"
 #include "data/columns.h"
 #include "data/dataset.h"
 #include "data/sources.h"
-
-const char *mt_format_name(enum mt_cfg_format f)
-{
-    static const char *const names[] = {"auto",   "messages",          "sharegpt", "alpaca",
-                                        "prompt_completion", "text", "input_ids", "preference", "rated",
-                                        "requests"};
-    return names[f];
-}
 
 static int push_bytes(struct mt_sample_reader *r, const char *text, size_t len, bool trained,
                       struct mt_err *err)
@@ -179,6 +172,7 @@ static int unknown_keys(const cJSON *o, const char *where, struct mt_err *err)
 
 static int read_object(struct mt_sample_reader *r, cJSON *o, const char *where, uint64_t place, struct mt_err *err)
 {
+    char name[MT_CHOICE_NAME];
     int rc;
     if (!cJSON_IsObject(o))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: a sample must be a JSON object", where);
@@ -202,7 +196,7 @@ static int read_object(struct mt_sample_reader *r, cJSON *o, const char *where, 
         return unknown_keys(o, where, err);
     default:
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the sample does not have data.format = %s", where,
-                       mt_format_name(r->format));
+                       mt_choice_name(name, MT_FORMAT_NAMES, (int)r->format));
     }
     return rc ? rc : finish_sample(r, where, place, err);
 }
@@ -308,6 +302,7 @@ int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt
         return mt_fail(err, MT_ERR_INPUT, -e, "cannot open data file %s: %s", path, strerror(e));
     }
     int rc;
+    char name[MT_CHOICE_NAME];
     struct mt_read_progress progress;
     struct stat st;
     mt_read_progress_begin(&progress, path, fstat(fileno(f), &st) ? 0 : (uint64_t)st.st_size);
@@ -323,7 +318,7 @@ int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt
     r->header.n_bytes = (uint64_t)MT_MAX(ftello(f), (off_t)0);
     fclose(f);
     snprintf(r->header.format, sizeof(r->header.format), "%s",
-             r->header.flags & MT_SHARD_PLAIN_TEXT ? "plain text" : mt_format_name(r->format));
+             r->header.flags & MT_SHARD_PLAIN_TEXT ? "plain text" : mt_choice_name(name, MT_FORMAT_NAMES, (int)r->format));
     return rc;
 }
 

@@ -7,6 +7,5 @@
 /** Turns a file into samples: .jsonl (an object a line), .json (an array), anything else: plain text. */
 int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt_err *err);
 void mt_samples_finish(struct mt_sample_reader *r);
-const char *mt_format_name(enum mt_cfg_format f);
 
 #endif
