@@ -115,17 +115,18 @@ size_t mt_cuda_route_lists_workspace(const struct mt_route_lists *a)
 size_t mt_cuda_short_conv_bwd_workspace(const struct mt_short_conv_bwd *a)
 {
     size_t blocks = MT_MIN(mt_div_up(a->fwd.n, MIN_CONV_ROWS), (size_t)MAX_CONV_PARTIALS);
-    return blocks * a->fwd.x.n * a->fwd.x.dim * a->fwd.taps * sizeof(float);
+    return blocks * a->fwd.x.n * a->fwd.x.dim * (a->fwd.taps + 1) * sizeof(float);
 }
 
 size_t mt_cuda_delta_gates_bwd_workspace(const struct mt_delta_gates_bwd *a)
 {
-    return partials_bytes(a->fwd.n, MIN_BIAS_ROWS, 2 * a->fwd.a.n * a->fwd.a.dim);
+    return partials_bytes(a->fwd.n, MIN_BIAS_ROWS, 3 * a->fwd.a.n * a->fwd.a.dim);
 }
 
 size_t mt_cuda_gated_norm_bwd_workspace(const struct mt_gated_norm_bwd *a)
 {
-    return partials_bytes(a->fwd.n, MIN_ROWS, MT_CUDA_GATED_NORM_WARPS * a->fwd.x.dim);
+    size_t of_block = a->fwd.gate_first ? 1 : MT_CUDA_GATED_NORM_WARPS;
+    return partials_bytes(a->fwd.n, MIN_ROWS, of_block * mt_gated_norm_weights(&a->fwd));
 }
 
 size_t mt_cuda_xielu_bwd_workspace(const struct mt_xielu_bwd *a)
@@ -150,16 +151,22 @@ enum { DELTA_PAD = 16 };
 struct mt_cuda_delta_buffers mt_cuda_delta_buffers_of(const struct mt_delta_rule *a)
 {
     const size_t c = MT_DELTA_CHUNK;
-    size_t wk = mt_align_up(a->k.dim, DELTA_PAD), wv = mt_align_up(a->v.dim, DELTA_PAD), heads = a->v.n / a->k.n;
-    size_t slots = MT_MIN(a->n * a->k.n, (size_t)MT_CUDA_DELTA_SLOTS), at = 0;
-    size_t one = mt_div_up(a->n, c) * heads * wk * wv * sizeof(float); /* states of a key head */
-    size_t all = MT_MIN(a->k.n * one, MT_MAX(one, (size_t)MT_CUDA_DELTA_STATES));
-    struct mt_cuda_delta_buffers r = {.wk = (int)wk, .wv = (int)wv, .n_slots = slots};
+    struct mt_delta_jobs jobs = mt_delta_jobs(a);
+    size_t wk = mt_align_up(a->k.dim, DELTA_PAD), wv = mt_align_up(a->v.dim, DELTA_PAD), heads = jobs.heads;
+    size_t n_jobs = a->k.n * jobs.of_key, slots = MT_MIN(a->n * n_jobs, (size_t)MT_CUDA_DELTA_SLOTS), at = 0;
+    size_t one = mt_div_up(a->n, c) * heads * wk * wv * sizeof(float); /* states of a job */
+    size_t all = MT_MIN(n_jobs * one, MT_MAX(one, (size_t)MT_CUDA_DELTA_STATES));
+    size_t sums = mt_delta_partial_floats(a) * sizeof(float);
+    struct mt_cuda_delta_buffers r = {.wk = (int)wk, .wv = (int)wv, .jobs = jobs, .n_jobs = n_jobs, .n_slots = slots};
     /* the matrices of struct work in kernels/delta_chunk.cuh */
     r.slot_floats = c * (4 * wk + 3 * wv + 3 * (wk + wv)) + 7 * c * c + 2 * heads * wk * wv;
     r.group = (one ? all / one : 1) * heads;
     r.slots = take(a->workspace, &at, slots * r.slot_floats * sizeof(float));
     r.states = take(a->workspace, &at, all);
+    if (sums) {
+        r.dq = take(a->workspace, &at, sums);
+        r.dk = take(a->workspace, &at, sums);
+    }
     r.bytes = at;
     return r;
 }

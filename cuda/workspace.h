@@ -56,12 +56,15 @@ enum { MT_CUDA_DELTA_SLOTS = 128, MT_CUDA_DELTA_STATES = 1 << 29 };
 #endif
 
 /** The workspace's parts: a slot a block, at most MT_CUDA_DELTA_SLOTS of them, and for backward the states before
- * chunks, [chunk][group][wk, wv], in MT_CUDA_DELTA_STATES bytes or what one key head takes. */
+ * chunks, [chunk][group][wk, wv], in MT_CUDA_DELTA_STATES bytes or what one job takes; sums of dq and dk, if key heads
+ * have several jobs (mt_delta_jobs()). A job is [document][key head][job of the key head]. */
 struct mt_cuda_delta_buffers {
     int wk, wv;     /* widths of heads, padded */
-    size_t group;   /* value heads whose states are kept at a time: those of whole key heads */
+    struct mt_delta_jobs jobs;
+    size_t n_jobs;  /* of a document */
+    size_t group;   /* value heads whose states are kept at a time: those of whole jobs */
     size_t n_slots, slot_floats;
-    float *slots, *states;
+    float *slots, *states, *dq, *dk; /* the last two [jobs of a key head][n][key heads][k.dim], or NULL */
     size_t bytes;
 };
 /** Divides the arguments' workspace; if that is NULL only the sizes are valid. `bytes` grows with n alone. */

@@ -7,8 +7,8 @@
 #include "workspace.h"
 
 /**
- * A chunk of the gated delta rule, by a block: the equations, and the names of their terms, are those of
- * src/device/cpu/delta_rule.c. A block's matrices lie in its slot of the workspace, with rows padded by zeros; what
+ * A chunk of the gated delta rule, or of the plain one, by a block: the equations, and the names of their terms, are
+ * those of src/device/cpu/delta_rule.c. A block's matrices lie in its slot of the workspace, with rows padded by zeros; what
  * there is once a row is in shared memory. Every function is called by all threads, and ends with a barrier.
  */
 namespace delta {
@@ -23,7 +23,7 @@ struct work {
     float *v, *vn, *d_o;           /* [C, wv] */
     float *uw, *yz, *t;            /* [C, wide] */
     float *kk, *qk, *x, *a, *p, *dp, *da; /* [C, C] */
-    float *state, *ds;             /* [value heads of a key head][wk, wv] */
+    float *state, *ds;             /* [value heads of a job][wk, wv] */
 };
 
 /** Once a row. */
@@ -65,6 +65,20 @@ static __device__ __forceinline__ work work_of(float *at, int wk, int wv, int he
     w.state = take(&at, heads * wk * wv);
     w.ds = at;
     return w;
+}
+
+/** The value heads [first, first + n) of a document's job, which share a key head. */
+struct part {
+    size_t key, first;
+    int n;
+};
+
+static __device__ __forceinline__ part part_of(const struct mt_delta_rule &a, const struct mt_cuda_delta_buffers &b,
+                                               size_t job)
+{
+    size_t all = a.v.n / a.k.n, key = job / b.jobs.of_key, from = job % b.jobs.of_key * b.jobs.heads;
+    size_t rest = all - from, n = rest < b.jobs.heads ? rest : b.jobs.heads;
+    return {key, key * all + from, static_cast<int>(n)};
 }
 
 /** D = by * B0 + sign * A B, with multiply<false>() without B0: element (i, k) of A is a[i * rs + k * cs], (k, j) of B
@@ -120,6 +134,29 @@ static __device__ __forceinline__ void scale_rows(float *y, const float *x, cons
     MT_UNROLL(1)
     for (int i = static_cast<int>(threadIdx.x); i < C * wide; i += THREADS)
         y[i] = by[i / wide] * x[i];
+    __syncthreads();
+}
+
+/** x *= by, of n elements. */
+static __device__ __forceinline__ void scale_all(float *x, float by, int n)
+{
+    MT_UNROLL(1)
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += THREADS)
+        x[i] *= by;
+    __syncthreads();
+}
+
+/** y += skip x, of a value head's rows. */
+template <typename T>
+static __device__ __forceinline__ void add_skip(const struct mt_delta_rule &a, size_t head, float *y, const float *x,
+                                                int n)
+{
+    if (!a.skip)
+        return;
+    float by = load(static_cast<const T *>(a.skip) + head);
+    MT_UNROLL(1)
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += THREADS)
+        y[i] = fmaf(by, x[i], y[i]);
     __syncthreads();
 }
 
@@ -191,6 +228,11 @@ static __device__ __forceinline__ void load_keys(const work &w, rows &r, const s
 {
     load_rows<T>(w.q, w.wk, a.q, row, head, n);
     load_rows<T>(w.k, w.wk, a.k, row, head, n);
+    if (a.plain) {
+        scale_all(w.q, a.scale, C * w.wk);
+        multiply<false>({C, C, w.wk, w.q, w.wk, 1, w.k, 1, w.wk, w.qk, C, 1, nullptr, 0, 0});
+        return;
+    }
     normalise(w.q, r.rq, w.wk, a.eps, a.scale);
     normalise(w.k, r.rk, w.wk, a.eps, 1.0f);
     multiply<false>({C, C, w.wk, w.k, w.wk, 1, w.k, 1, w.wk, w.kk, C, 1, nullptr, 0, 0});
@@ -226,7 +268,8 @@ static __device__ __forceinline__ void decays(const work &w, rows &r, const stru
         int y = at / C, z = at % C;
         float x = z <= y && y < n ? exp_of(static_cast<float>(r.sum[y] - r.sum[z])) : 0.0f;
         w.x[at] = x;
-        w.a[at] = z < y ? r.beta[y] * w.kk[at] * x : 0.0f;
+        if (!a.plain)
+            w.a[at] = z < y ? r.beta[y] * w.kk[at] * x : 0.0f;
         w.p[at] = w.qk[at] * x;
     }
     __syncthreads();
@@ -239,6 +282,10 @@ static __device__ __forceinline__ void solve(const work &w, rows &r, const struc
 {
     load_rows<T>(w.v, w.wv, a.v, row, head, n);
     decays(w, r, a, row, head, n);
+    if (a.plain) {
+        scale_rows(w.vn, w.v, r.beta, w.wv);
+        return;
+    }
     MT_UNROLL(1)
     for (int c = static_cast<int>(threadIdx.x); c < w.wide; c += THREADS)
         MT_UNROLL(1)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * beta = sigmoid(b), g = -exp(a_log) softplus(a + dt_bias). Backward: db = dbeta beta (1 - beta), da = -exp(a_log) dg
- * sigmoid(a + dt_bias), which ddt_bias sums, and da_log = sum of dg g. Forward: a thread has a row's head. Backward: a
- * thread goes down a head of a block of rows; the sums are then folded (fold.cu).
+ * beta = sigmoid(b), g = -exp(a_log) softplus(a + dt_bias); plain ones as in src/device/cpu/delta_gates.c. Backward:
+ * db = dbeta beta (1 - beta), da = -exp(a_log) dg sigmoid(a + dt_bias), which ddt_bias sums, and da_log = sum of dg g.
+ * Forward: a thread has a row's head. Backward: a thread goes down a head of a block of rows; the sums are then folded
+ * (fold.cu).
  */
 #include "launch.cuh"
 #include "reduce.cuh"
@@ -41,8 +42,14 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) gates_fo
         return;
     size_t row = at / heads, head = at % heads;
     decay_of_head gate = gate_of<T>(a, head);
-    a.beta[at] = rounded<T>(sigmoid<float>(load(head_of<T>(a.b, row, head))));
-    a.g[at] = gate.speed * softplus(load(head_of<T>(a.a, row, head)) + gate.bias);
+    float step = softplus(load(head_of<T>(a.a, row, head)) + gate.bias);
+    if (a.plain) {
+        step = fminf(fmaxf(step, a.least), a.most);
+        a.beta[at] = step;
+    } else {
+        a.beta[at] = rounded<T>(sigmoid<float>(load(head_of<T>(a.b, row, head))));
+    }
+    a.g[at] = gate.speed * step;
 }
 
 template <typename T>
@@ -55,21 +62,29 @@ static __global__ void __launch_bounds__(THREADS)
     if (head >= heads)
         return;
     decay_of_head gate = gate_of<T>(a, head);
-    float of_log = 0, of_bias = 0;
+    float of_log = 0, of_bias = 0, of_skip = 0;
     MT_UNROLL(1)
     for (size_t row = first; row < end; row++) {
         size_t at = row * heads + head;
-        float x = load(head_of<T>(a.a, row, head)) + gate.bias, dg = b.dg[at];
-        float beta = rounded<T>(sigmoid<float>(load(head_of<T>(a.b, row, head))));
+        float x = load(head_of<T>(a.a, row, head)) + gate.bias, dg = b.dg[at], step = softplus(x);
         float da = gate.speed * dg * sigmoid<float>(x);
-        store(head_of<T>(b.db, row, head), b.dbeta[at] * beta * (1.0f - beta));
+        if (a.plain) {
+            bool within = step >= a.least && step <= a.most;
+            da = within ? (b.dbeta[at] + gate.speed * dg) * sigmoid<float>(x) : 0.0f;
+            step = fminf(fmaxf(step, a.least), a.most);
+        } else {
+            float beta = rounded<T>(sigmoid<float>(load(head_of<T>(a.b, row, head))));
+            store(head_of<T>(b.db, row, head), b.dbeta[at] * beta * (1.0f - beta));
+        }
         store(head_of<T>(b.da, row, head), da);
         of_bias += da;
-        of_log += dg * gate.speed * softplus(x);
+        of_log += dg * gate.speed * step;
+        of_skip += b.dskip ? b.dskip[at] : 0.0f;
     }
-    float *partial = static_cast<float *>(b.workspace) + block * 2 * heads + head;
+    float *partial = static_cast<float *>(b.workspace) + block * 3 * heads + head;
     partial[0] = of_log;
     partial[heads] = of_bias;
+    partial[2 * heads] = of_skip;
 }
 
 cudaError_t mt_cuda_delta_gates(const struct mt_delta_gates *a, cudaStream_t stream)
@@ -92,8 +107,10 @@ cudaError_t mt_cuda_delta_gates_bwd(const struct mt_delta_gates_bwd *b, cudaStre
     else
         rc = MT_LAUNCH(gates_backward<float>, grid_of(blocks * tiles), THREADS, 0, stream, *b, rows, tiles);
     if (rc == cudaSuccess && b->da_log)
-        rc = mt_cuda_fold(b->da_log, partials, blocks, 2 * heads, heads, stream);
+        rc = mt_cuda_fold(b->da_log, partials, blocks, 3 * heads, heads, stream);
     if (rc == cudaSuccess && b->ddt_bias)
-        rc = mt_cuda_fold(b->ddt_bias, partials + heads, blocks, 2 * heads, heads, stream);
+        rc = mt_cuda_fold(b->ddt_bias, partials + heads, blocks, 3 * heads, heads, stream);
+    if (rc == cudaSuccess && b->dd)
+        rc = mt_cuda_fold(b->dd, partials + 2 * heads, blocks, 3 * heads, heads, stream);
     return rc;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gated delta rule, backward: a block takes a key head of a document, and its value heads in order, so that their
+ * The gated delta rule, backward: a block takes a job (mt_delta_jobs()), and its value heads in order, so that their
  * sums in dq and dk have one order. It makes the states before the document's chunks again, then takes the chunks in
- * reverse. Some key heads are done at a time, whose states the workspace has room for.
+ * reverse. Some jobs are done at a time, whose states the workspace has room for. What several jobs of a key head have
+ * in dq and dk is added last.
  */
 #include "delta_chunk.cuh"
 
@@ -25,7 +26,8 @@ static __device__ __forceinline__ void add_row(float *y, const float *x, float b
 }
 
 /* dV', dP, and what of dQ, dK, dW and dG comes of them. */
-static __device__ __forceinline__ void outputs_backward(const work &w, rows &r, int n, const float *s, const float *ds)
+static __device__ __forceinline__ void outputs_backward(const work &w, rows &r, bool plain, int n, const float *s,
+                                                        const float *ds)
 {
     int wk = w.wk, wv = w.wv, wide = w.wide;
     bool first = threadIdx.x % WARP == 0;
@@ -33,8 +35,9 @@ static __device__ __forceinline__ void outputs_backward(const work &w, rows &r, 
     scale_rows(w.t, w.k, r.end, wk);
     multiply<false>({C, wv, C, w.p, 1, C, w.d_o, wv, 1, w.yz, wide, 1, nullptr, 0, 0});
     multiply({C, wv, wk, w.t, wk, 1, ds, wv, 1, w.yz, wide, 1, w.yz, wide, 1});
-    multiply<false>({C, wk, wv, w.yz, wide, 1, s, 1, wv, w.yz + wv, wide, -1, nullptr, 0, 0}); /* dW */
-    multiply<false>({C, wk, wv, w.d_o, wv, 1, s, 1, wv, w.t, wk, 1, nullptr, 0, 0});           /* dO S^T */
+    if (!plain)
+        multiply<false>({C, wk, wv, w.yz, wide, 1, s, 1, wv, w.yz + wv, wide, -1, nullptr, 0, 0}); /* dW */
+    multiply<false>({C, wk, wv, w.d_o, wv, 1, s, 1, wv, w.t, wk, 1, nullptr, 0, 0}); /* dO S^T */
     by_rows(n, [&](int i) {
         double along = static_cast<double>(r.decay[i]) * warp_dot(w.q + i * wk, w.t + i * wk, wk);
         add_row(w.dq + i * wk, w.t + i * wk, r.decay[i], wk);
@@ -86,9 +89,10 @@ static __device__ __forceinline__ void solve_transposed(const work &w, int n)
 }
 
 /* dA, masked to its triangle; dP becomes dP * X, dA N; their part of dG and dbeta. */
-static __device__ __forceinline__ void scores_backward(const work &w, rows &r, int n)
+static __device__ __forceinline__ void scores_backward(const work &w, rows &r, bool plain, int n)
 {
-    multiply<false>({C, C, w.wide, w.yz, w.wide, 1, w.uw, 1, w.wide, w.da, C, -1, nullptr, 0, 0});
+    if (!plain)
+        multiply<false>({C, C, w.wide, w.yz, w.wide, 1, w.uw, 1, w.wide, w.da, C, -1, nullptr, 0, 0});
     by_rows(n, [&](int i) { /* row i and column i of M = dP * P + dA * A */
         double m = 0, beta = 0;
         for (int j = static_cast<int>(threadIdx.x) % WARP; j < n; j += WARP) {
@@ -97,11 +101,11 @@ static __device__ __forceinline__ void scores_backward(const work &w, rows &r, i
                 m += static_cast<double>(w.dp[at]) * static_cast<double>(w.p[at]);
             if (j >= i)
                 m -= static_cast<double>(w.dp[across]) * static_cast<double>(w.p[across]);
-            if (j < i) {
+            if (!plain && j < i) {
                 m += static_cast<double>(w.da[at]) * static_cast<double>(w.a[at]);
                 beta += static_cast<double>(w.da[at]) * static_cast<double>(w.kk[at] * w.x[at]);
             }
-            if (j > i)
+            if (!plain && j > i)
                 m -= static_cast<double>(w.da[across]) * static_cast<double>(w.a[across]);
         }
         m = warp_total(m);
@@ -115,7 +119,8 @@ static __device__ __forceinline__ void scores_backward(const work &w, rows &r, i
     for (int at = static_cast<int>(threadIdx.x); at < C * C; at += THREADS) {
         int i = at / C, j = at % C; /* X and beta are 0 after the last row */
         w.dp[at] = w.dp[at] * w.x[at];
-        w.da[at] = j < i ? r.beta[i] * w.da[at] * w.x[at] : 0.0f;
+        if (!plain)
+            w.da[at] = j < i ? r.beta[i] * w.da[at] * w.x[at] : 0.0f;
     }
     __syncthreads();
 }
@@ -126,13 +131,20 @@ static __device__ __forceinline__ void store_head(const work &w, rows &r, const 
                                                   size_t h, int n)
 {
     by_rows(n, [&](int i) {
-        const float *y = w.yz + i * w.wide, *z = y + w.wv;
-        double along = warp_dot(z, w.k + i * w.wk, w.wk) * static_cast<double>(r.decay[i]);
-        double beta = warp_dot(y, w.v + i * w.wv, w.wv) + along;
-        add_row(w.dk + i * w.wk, z, r.decay[i] * r.beta[i], w.wk);
+        const float *y = w.yz + i * w.wide, *z = y + w.wv, *v = w.v + i * w.wv;
+        double beta = warp_dot(y, v, w.wv), skip = b.fwd.skip ? warp_dot(w.d_o + i * w.wv, v, w.wv) : 0.0;
+        size_t at = (row + i) * b.fwd.v.n + h;
+        if (!b.fwd.plain) {
+            double along = warp_dot(z, w.k + i * w.wk, w.wk) * static_cast<double>(r.decay[i]);
+            beta += along;
+            add_row(w.dk + i * w.wk, z, r.decay[i] * r.beta[i], w.wk);
+            if (threadIdx.x % WARP == 0)
+                r.dsum[i] += along * static_cast<double>(r.beta[i]);
+        }
         if (threadIdx.x % WARP == 0) {
-            r.dsum[i] += along * static_cast<double>(r.beta[i]);
-            b.dbeta[(row + i) * b.fwd.v.n + h] = static_cast<float>(r.dbeta[i] + beta);
+            b.dbeta[at] = static_cast<float>(r.dbeta[i] + beta);
+            if (b.fwd.skip)
+                b.dskip[at] = static_cast<float>(skip);
         }
     });
     MT_UNROLL(1)
@@ -147,27 +159,32 @@ static __device__ __forceinline__ void store_head(const work &w, rows &r, const 
         }
     }
     __syncthreads();
+    add_skip<T>(b.fwd, h, w.t, w.d_o, n * w.wv);
     store_rows<T>(w.t, w.wv, b.dv, row, h, n);
 }
 
 template <typename T>
 static __device__ __forceinline__ void backward_head(const work &w, rows &r, const struct mt_delta_rule_bwd &b,
-                                                     size_t row, size_t h, int n, const float *s)
+                                                     size_t row, size_t h, int n, const float *s, float *ds)
 {
     int wk = w.wk, wv = w.wv, wide = w.wide;
-    float *ds = w.ds + h % (b.fwd.v.n / b.fwd.k.n) * wk * wv;
+    bool plain = b.fwd.plain;
     solve<T>(w, r, b.fwd, row, h, n, s);
     load_rows<T>(w.d_o, wv, b.d_o, row, h, n);
-    outputs_backward(w, r, n, s, ds);
+    outputs_backward(w, r, plain, n, s, ds);
     scale_rows(w.t, w.q, r.decay, wk);
     multiply({wk, wv, C, w.t, 1, wk, w.d_o, wv, 1, ds, wv, 1, ds, wv, r.decay[n - 1]});
-    multiply({wk, wv, C, w.uw + wv, 1, wide, w.yz, wide, 1, ds, wv, -1, ds, wv, 1});
-    solve_transposed(w, n);
-    scores_backward(w, r, n);
+    if (!plain) {
+        multiply({wk, wv, C, w.uw + wv, 1, wide, w.yz, wide, 1, ds, wv, -1, ds, wv, 1});
+        solve_transposed(w, n);
+    }
+    scores_backward(w, r, plain, n);
     multiply({C, wk, C, w.dp, C, 1, w.k, wk, 1, w.dq, wk, 1, w.dq, wk, 1});
     multiply({C, wk, C, w.dp, 1, C, w.q, wk, 1, w.dk, wk, 1, w.dk, wk, 1});
-    multiply({C, wk, C, w.da, C, 1, w.k, wk, 1, w.dk, wk, 1, w.dk, wk, 1});
-    multiply({C, wk, C, w.da, 1, C, w.k, wk, 1, w.dk, wk, 1, w.dk, wk, 1});
+    if (!plain) {
+        multiply({C, wk, C, w.da, C, 1, w.k, wk, 1, w.dk, wk, 1, w.dk, wk, 1});
+        multiply({C, wk, C, w.da, 1, C, w.k, wk, 1, w.dk, wk, 1, w.dk, wk, 1});
+    }
     store_head<T>(w, r, b, row, h, n);
 }
 
@@ -190,27 +207,59 @@ static __device__ __forceinline__ float *state_before(const work &w, const struc
     return row == begin ? w.state : b.states + (row / C * b.group + head) * one;
 }
 
+/* Rows of dq or dk: as they are, or if key heads have several jobs to the sums of this one. */
+template <typename T>
+static __device__ __forceinline__ void store_keys(const float *d, int wide, float *sums, const struct mt_heads &to,
+                                                  size_t row, size_t head, int n)
+{
+    if (!sums) {
+        store_rows<T>(d, wide, to, row, head, n);
+        return;
+    }
+    struct mt_heads own = {sums, to.n * to.dim, to.dim, to.n, to.dim};
+    store_rows<float>(d, wide, own, row, head, n);
+}
+
+/* dq and dk of a chunk of a job. */
+template <typename T>
+static __device__ __forceinline__ void finish_keys(const work &w, rows &r, const struct mt_delta_rule_bwd &b,
+                                                   const struct mt_cuda_delta_buffers &u, const part &own, size_t row,
+                                                   int n)
+{
+    const struct mt_delta_rule &a = b.fwd;
+    size_t all = a.v.n / a.k.n, job = (own.first - own.key * all) / u.jobs.heads, at = job * a.n * a.k.n * a.k.dim;
+    if (a.plain) {
+        scale_all(w.dq, a.scale, C * w.wk);
+    } else {
+        normalise_backward(w.dq, w.q, r.rq, a.scale, n, w.wk);
+        normalise_backward(w.dk, w.k, r.rk, 1.0f, n, w.wk);
+    }
+    store_keys<T>(w.dq, w.wk, u.dq ? u.dq + at : nullptr, b.dq, row, own.key, n);
+    store_keys<T>(w.dk, w.wk, u.dk ? u.dk + at : nullptr, b.dk, row, own.key, n);
+}
+
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    delta_backward(struct mt_delta_rule_bwd b, struct mt_cuda_delta_buffers u, size_t first_head, size_t n_heads)
+    delta_backward(struct mt_delta_rule_bwd b, struct mt_cuda_delta_buffers u, size_t first_job, size_t n_jobs)
 {
     __shared__ rows r;
     const struct mt_delta_rule &a = b.fwd;
-    int heads = static_cast<int>(a.v.n / a.k.n), one = u.wk * u.wv;
+    int heads = static_cast<int>(u.jobs.heads), one = u.wk * u.wv;
     work w = work_of(u.slots + blockIdx.x * u.slot_floats, u.wk, u.wv, heads);
     MT_UNROLL(1)
-    for (size_t job = blockIdx.x; job < a.n_docs * n_heads; job += gridDim.x) {
-        size_t doc = job / n_heads, place = job % n_heads * heads, head = first_head + job % n_heads;
+    for (size_t job = blockIdx.x; job < a.n_docs * n_jobs; job += gridDim.x) {
+        size_t doc = job / n_jobs, place = job % n_jobs * heads;
+        part own = part_of(a, u, first_job + job % n_jobs);
         size_t begin = static_cast<size_t>(a.cu_seqlens[doc]), end = static_cast<size_t>(a.cu_seqlens[doc + 1]);
         clear(w.state, one); /* before the first chunk, of all heads */
         clear(w.ds, heads * one);
         MT_UNROLL(1)
         for (size_t row = begin; row + C < end; row += C) {
-            load_keys<T>(w, r, a, row, head, C);
+            load_keys<T>(w, r, a, row, own.key, C);
             MT_UNROLL(1)
-            for (int i = 0; i < heads; i++) {
+            for (int i = 0; i < own.n; i++) {
                 const float *s = state_before(w, u, begin, row, place + i, one);
-                solve<T>(w, r, a, row, head * heads + i, C, s);
+                solve<T>(w, r, a, row, own.first + i, C, s);
                 step_state(w, r, C, s, state_before(w, u, begin, row + C, place + i, one));
             }
         }
@@ -218,35 +267,61 @@ static __global__ void __launch_bounds__(THREADS)
         for (size_t chunk = (end - begin + C - 1) / C; chunk-- > 0;) {
             size_t row = begin + chunk * C;
             int n = end - row < C ? static_cast<int>(end - row) : C;
-            load_keys<T>(w, r, a, row, head, n);
+            load_keys<T>(w, r, a, row, own.key, n);
             clear(w.dq, C * w.wk);
             clear(w.dk, C * w.wk);
             MT_UNROLL(1)
-            for (int i = 0; i < heads; i++)
-                backward_head<T>(w, r, b, row, head * heads + i, n, state_before(w, u, begin, row, place + i, one));
-            normalise_backward(w.dq, w.q, r.rq, a.scale, n, w.wk);
-            normalise_backward(w.dk, w.k, r.rk, 1.0f, n, w.wk);
-            store_rows<T>(w.dq, w.wk, b.dq, row, head, n);
-            store_rows<T>(w.dk, w.wk, b.dk, row, head, n);
+            for (int i = 0; i < own.n; i++)
+                backward_head<T>(w, r, b, row, own.first + i, n, state_before(w, u, begin, row, place + i, one),
+                                 w.ds + i * one);
+            finish_keys<T>(w, r, b, u, own, row, n);
         }
     }
+}
+
+/* An element of dq or dk: the sums of its jobs, in order. */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS) add_jobs(const float *sums, size_t jobs, size_t n, struct mt_heads to)
+{
+    size_t at = static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x, columns = to.n * to.dim;
+    if (at >= n * columns)
+        return;
+    float sum = sums[at];
+    MT_UNROLL(1)
+    for (size_t i = 1; i < jobs; i++)
+        sum += sums[i * n * columns + at];
+    size_t row = at / columns, c = at % columns;
+    store(static_cast<T *>(to.p) + row * to.ld + c / to.dim * to.stride + c % to.dim, sum);
+}
+
+static cudaError_t add_all_jobs(const struct mt_delta_rule *a, const struct mt_cuda_delta_buffers &u, const float *sums,
+                                const struct mt_heads &to, cudaStream_t stream)
+{
+    dim3 grid = grid_of(ceil_div(a->n * to.n * to.dim, THREADS));
+    if (a->dtype == MT_BF16)
+        return MT_LAUNCH(add_jobs<bf16>, grid, THREADS, 0, stream, sums, u.jobs.of_key, a->n, to);
+    return MT_LAUNCH(add_jobs<float>, grid, THREADS, 0, stream, sums, u.jobs.of_key, a->n, to);
 }
 
 cudaError_t mt_cuda_delta_rule_bwd(const struct mt_delta_rule_bwd *b, cudaStream_t stream)
 {
     const struct mt_delta_rule *a = &b->fwd;
     struct mt_cuda_delta_buffers u = mt_cuda_delta_buffers_of(a);
-    size_t some = u.group / (a->v.n / a->k.n);
+    size_t some = u.group / u.jobs.heads;
     struct mt_delta_rule_bwd args = *b;
     args.fwd.cu_seqlens_host = nullptr; /* kernels get no host memory */
     cudaError_t rc = cudaSuccess;
-    for (size_t head = 0; head < a->k.n && rc == cudaSuccess; head += some) {
-        size_t n = a->k.n - head < some ? a->k.n - head : some, jobs = a->n_docs * n;
-        dim3 grid = blocks_for(jobs, u);
+    for (size_t job = 0; job < u.n_jobs && rc == cudaSuccess; job += some) {
+        size_t n = u.n_jobs - job < some ? u.n_jobs - job : some;
+        dim3 grid = blocks_for(a->n_docs * n, u);
         if (a->dtype == MT_BF16)
-            rc = MT_LAUNCH(delta_backward<bf16>, grid, THREADS, 0, stream, args, u, head, n);
+            rc = MT_LAUNCH(delta_backward<bf16>, grid, THREADS, 0, stream, args, u, job, n);
         else
-            rc = MT_LAUNCH(delta_backward<float>, grid, THREADS, 0, stream, args, u, head, n);
+            rc = MT_LAUNCH(delta_backward<float>, grid, THREADS, 0, stream, args, u, job, n);
     }
+    if (rc == cudaSuccess && u.dq)
+        rc = add_all_jobs(a, u, u.dq, b->dq, stream);
+    if (rc == cudaSuccess && u.dk)
+        rc = add_all_jobs(a, u, u.dk, b->dk, stream);
     return rc;
 }

@@ -3,7 +3,8 @@
  * y = t silu(z), t = w xhat, xhat = x rstd. Backward: dz = dy t silu'(z), and with dt = dy silu(z), g = w dt:
  * dx = rstd (g - xhat mean(g xhat)), dw = sum over rows and heads of dt xhat. A warp has a head of a row. Backward: a
  * warp takes several, and keeps its sums of dw in the workspace, each lane its own columns; these are then folded
- * (fold.cu). Inputs are read twice, the second time from the cache.
+ * (fold.cu). Inputs are read twice, the second time from the cache. With the gate first, where a head may be as wide
+ * as the layer, it is a block instead of a warp: u = x silu(z) is normalised, dx = du silu(z), dz = du x silu'(z).
  */
 #include "launch.cuh"
 #include "reduce.cuh"
@@ -96,8 +97,103 @@ static __global__ void __launch_bounds__(THREADS) normalise_backward(struct mt_g
         head_backward<T>(b, item / a.x.n, item % a.x.n, dw);
 }
 
+/* --- the gate first ---------------------------------------------------------------------------- */
+
+static constexpr unsigned WIDE = 256;
+
+static __device__ __forceinline__ float gated(float x, float z)
+{
+    return x * (z * sigmoid<float>(z));
+}
+
+template <typename T> static __global__ void __launch_bounds__(WIDE) normalise_gated(struct mt_gated_norm a)
+{
+    __shared__ float scratch[WARP];
+    size_t row = blockIdx.x / a.x.n, head = blockIdx.x % a.x.n, n = a.x.dim;
+    const T *x = head_of<T>(a.x, row, head), *z = gate_of<T>(a.z, n, row, head);
+    const T *w = static_cast<const T *>(a.w) + head * n;
+    T *y = head_of<T>(a.y, row, head);
+    float squares = 0;
+    MT_UNROLL(1)
+    for (size_t i = threadIdx.x; i < n; i += WIDE) {
+        float u = gated(load(x + i), load(z + i));
+        squares = fmaf(u, u, squares);
+    }
+    float rstd = 1.0f / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + a.eps);
+    MT_UNROLL(1)
+    for (size_t i = threadIdx.x; i < n; i += WIDE)
+        store(y + i, load(w + i) * rounded<T>(gated(load(x + i), load(z + i)) * rstd));
+}
+
+/* dw: of the head, of rows before; NULL: not wanted. */
+template <typename T>
+static __device__ __forceinline__ void gated_backward(const struct mt_gated_norm_bwd &b, size_t row, size_t head,
+                                                      float *dw, float *scratch)
+{
+    const struct mt_gated_norm &a = b.fwd;
+    size_t n = a.x.dim;
+    const T *x = head_of<T>(a.x, row, head), *z = gate_of<T>(a.z, n, row, head);
+    const T *w = static_cast<const T *>(a.w) + head * n, *dy = head_of<T>(b.dy, row, head);
+    T *dx = head_of<T>(b.dx, row, head), *dz = gate_of<T>(b.dz, n, row, head);
+    float squares = 0, along = 0;
+    MT_UNROLL(1)
+    for (size_t i = threadIdx.x; i < n; i += WIDE) {
+        float u = gated(load(x + i), load(z + i));
+        squares = fmaf(u, u, squares);
+        along = fmaf(load(dy + i) * load(w + i), u, along);
+    }
+    float rstd = 1.0f / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + a.eps);
+    float mean = block_sum(along, scratch + WARP) * rstd / static_cast<float>(n);
+    MT_UNROLL(1)
+    for (size_t i = threadIdx.x; i < n; i += WIDE) {
+        float v = load(x + i), gate = load(z + i), s = sigmoid<float>(gate), u = gated(v, gate), d = load(dy + i);
+        float du = rstd * (d * load(w + i) - u * rstd * mean);
+        store(dx + i, du * (gate * s));
+        store(dz + i, du * v * (s * (1.0f + gate * (1.0f - s))));
+        if (dw)
+            dw[i] += d * rounded<T>(u * rstd);
+    }
+    __syncthreads(); /* scratch is used again */
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(WIDE) normalise_gated_backward(struct mt_gated_norm_bwd b, size_t rows)
+{
+    __shared__ float scratch[2 * WARP];
+    const struct mt_gated_norm &a = b.fwd;
+    size_t first = blockIdx.x * rows, end = first + rows < a.n ? first + rows : a.n, all = a.x.n * a.x.dim;
+    float *dw = b.dw ? static_cast<float *>(b.workspace) + blockIdx.x * all : nullptr;
+    MT_UNROLL(1)
+    for (size_t head = 0; head < a.x.n; head++) {
+        float *own = dw ? dw + head * a.x.dim : nullptr; /* a thread has the same columns throughout */
+        MT_UNROLL(1)
+        for (size_t i = threadIdx.x; own && i < a.x.dim; i += WIDE)
+            own[i] = 0.0f;
+        MT_UNROLL(1)
+        for (size_t row = first; row < end; row++)
+            gated_backward<T>(b, row, head, own, scratch);
+    }
+}
+
+static cudaError_t norm_of_gated_bwd(const struct mt_gated_norm_bwd *b, size_t rows, cudaStream_t stream)
+{
+    size_t blocks = ceil_div(b->fwd.n, rows), all = mt_gated_norm_weights(&b->fwd);
+    cudaError_t rc;
+    if (b->fwd.dtype == MT_BF16)
+        rc = MT_LAUNCH(normalise_gated_backward<bf16>, grid_of(blocks), WIDE, 0, stream, *b, rows);
+    else
+        rc = MT_LAUNCH(normalise_gated_backward<float>, grid_of(blocks), WIDE, 0, stream, *b, rows);
+    if (rc != cudaSuccess || !b->dw)
+        return rc;
+    return mt_cuda_fold(b->dw, static_cast<const float *>(b->workspace), blocks, all, all, stream);
+}
+
 cudaError_t mt_cuda_gated_norm(const struct mt_gated_norm *a, cudaStream_t stream)
 {
+    if (a->gate_first && a->dtype == MT_BF16)
+        return MT_LAUNCH(normalise_gated<bf16>, grid_of(a->n * a->x.n), WIDE, 0, stream, *a);
+    if (a->gate_first)
+        return MT_LAUNCH(normalise_gated<float>, grid_of(a->n * a->x.n), WIDE, 0, stream, *a);
     dim3 grid = grid_of(ceil_div(a->n * a->x.n, MT_CUDA_GATED_NORM_WARPS));
     if (a->dtype == MT_BF16)
         return MT_LAUNCH(normalise<bf16>, grid, THREADS, 0, stream, *a);
@@ -108,6 +204,8 @@ cudaError_t mt_cuda_gated_norm_bwd(const struct mt_gated_norm_bwd *b, cudaStream
 {
     size_t rows = mt_cuda_gated_norm_bwd_rows(b->fwd.n), blocks = ceil_div(b->fwd.n, rows), dim = b->fwd.x.dim;
     cudaError_t rc;
+    if (b->fwd.gate_first)
+        return norm_of_gated_bwd(b, rows, stream);
     if (b->fwd.dtype == MT_BF16)
         rc = MT_LAUNCH(normalise_backward<bf16>, grid_of(blocks), THREADS, 0, stream, *b, rows);
     else

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * y[t] = silu(s[t]), s[t] = sum over j of w[j] x[t - taps + 1 + j] within the document. Backward, with ds = dy silu':
- * dx[t] = sum over j of w[j] ds[t + taps - 1 - j], dw[j] = sum over t of ds[t] x[t - taps + 1 + j]. Forward: a thread
- * has an element. Backward: a thread goes down a channel of a block of rows, and on for the taps - 1 rows after it; a
- * block's sums of dw are then folded (fold.cu). Repeated reads of x are the cache's.
+ * y[t] = silu(s[t]), s[t] = bias + sum over j of w[j] x[t - taps + 1 + j] within the document. Backward, with ds = dy
+ * silu': dx[t] = sum over j of w[j] ds[t + taps - 1 - j], dw[j] = sum over t of ds[t] x[t - taps + 1 + j], dbias = sum
+ * of ds. Forward: a thread has an element. Backward: a thread goes down a channel of a block of rows, and on for the
+ * taps - 1 rows after it; a block's sums of dw and dbias are then folded (fold.cu). Repeated reads of x are the cache's.
  */
 #include "launch.cuh"
 #include "reduce.cuh"
@@ -35,10 +35,10 @@ static __device__ __forceinline__ T *channel_of(const struct mt_heads &h, size_t
 
 /* s of a row; begin: its document's first row. */
 template <typename T>
-static __device__ __forceinline__ float sum_of(const struct mt_short_conv &a, const T *x, const T *w, size_t row,
-                                               size_t begin)
+static __device__ __forceinline__ float sum_of(const struct mt_short_conv &a, const T *x, const T *w, float bias,
+                                               size_t row, size_t begin)
 {
-    float s = 0;
+    float s = bias;
     MT_UNROLL(1)
     for (size_t j = 0; j < a.taps; j++) {
         size_t back = a.taps - 1 - j;
@@ -48,6 +48,11 @@ static __device__ __forceinline__ float sum_of(const struct mt_short_conv &a, co
     return s;
 }
 
+template <typename T> static __device__ __forceinline__ float bias_of(const struct mt_short_conv &a, size_t channel)
+{
+    return a.bias ? load(static_cast<const T *>(a.bias) + channel) : 0.0f;
+}
+
 template <typename T>
 static __global__ void __launch_bounds__(THREADS) convolve(struct mt_short_conv a, unsigned tiles)
 {
@@ -55,7 +60,8 @@ static __global__ void __launch_bounds__(THREADS) convolve(struct mt_short_conv 
     if (c >= a.x.n * a.x.dim)
         return;
     size_t begin = static_cast<size_t>(a.cu_seqlens[document_of(a, row)]);
-    float s = sum_of(a, channel_of<T>(a.x, 0, c), static_cast<const T *>(a.w) + c * a.taps, row, begin);
+    const T *w = static_cast<const T *>(a.w) + c * a.taps;
+    float s = sum_of(a, channel_of<T>(a.x, 0, c), w, bias_of<T>(a, c), row, begin);
     store(channel_of<T>(a.y, row, c), s * sigmoid<T>(s));
 }
 
@@ -69,6 +75,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (c >= channels)
         return;
     const T *x = channel_of<T>(a.x, 0, c), *weights = static_cast<const T *>(a.w) + c * taps;
+    float bias = bias_of<T>(a, c), dbias = 0;
     float w[MT_CONV_MAX_TAPS], dw[MT_CONV_MAX_TAPS] = {}, ds[MT_CONV_MAX_TAPS] = {}; /* ds[k]: of k rows before */
     for (int j = 0; j < MT_CONV_MAX_TAPS; j++)
         w[j] = j < static_cast<int>(taps) ? load(weights + j) : 0.0f;
@@ -82,8 +89,9 @@ static __global__ void __launch_bounds__(THREADS)
             if (row >= static_cast<size_t>(a.cu_seqlens[doc + 1]))
                 doc++;
             size_t begin = static_cast<size_t>(a.cu_seqlens[doc]);
-            float s = sum_of(a, x, weights, row, begin), e = sigmoid<T>(s);
+            float s = sum_of(a, x, weights, bias, row, begin), e = sigmoid<T>(s);
             ds[0] = load(channel_of<T>(b.dy, row, c)) * (e * (1.0f + s * (1.0f - e)));
+            dbias += row < end ? ds[0] : 0.0f;
             for (int j = 0; j < MT_CONV_MAX_TAPS; j++) {
                 size_t back = taps - 1 - j;
                 if (j < static_cast<int>(taps) && row < end && row >= begin + back)
@@ -101,9 +109,11 @@ static __global__ void __launch_bounds__(THREADS)
                 dx = fmaf(w[j], ds[j], dx);
         store(channel_of<T>(b.dx, at, c), dx);
     }
-    if (!b.dw)
+    if (!b.dw && !b.dbias)
         return;
-    float *partial = static_cast<float *>(b.workspace) + (blockIdx.x / tiles * channels + c) * taps;
+    float *partials = static_cast<float *>(b.workspace) + blockIdx.x / tiles * channels * (taps + 1);
+    float *partial = partials + c * taps;
+    partials[channels * taps + c] = dbias;
     for (int j = 0; j < MT_CONV_MAX_TAPS; j++)
         if (j < static_cast<int>(taps))
             partial[j] = dw[j];
@@ -120,14 +130,18 @@ cudaError_t mt_cuda_short_conv(const struct mt_short_conv *a, cudaStream_t strea
 cudaError_t mt_cuda_short_conv_bwd(const struct mt_short_conv_bwd *b, cudaStream_t stream)
 {
     const struct mt_short_conv *a = &b->fwd;
-    size_t rows = mt_cuda_short_conv_bwd_rows(a->n), blocks = ceil_div(a->n, rows), sums = a->x.n * a->x.dim * a->taps;
+    size_t rows = mt_cuda_short_conv_bwd_rows(a->n), blocks = ceil_div(a->n, rows), channels = a->x.n * a->x.dim;
     unsigned tiles = static_cast<unsigned>(ceil_div(a->x.n * a->x.dim, THREADS));
     cudaError_t rc;
     if (a->dtype == MT_BF16)
         rc = MT_LAUNCH(convolve_backward<bf16>, grid_of(blocks * tiles), THREADS, 0, stream, *b, rows, tiles);
     else
         rc = MT_LAUNCH(convolve_backward<float>, grid_of(blocks * tiles), THREADS, 0, stream, *b, rows, tiles);
-    if (rc != cudaSuccess || !b->dw)
-        return rc;
-    return mt_cuda_fold(b->dw, static_cast<const float *>(b->workspace), blocks, sums, sums, stream);
+    const float *partials = static_cast<const float *>(b->workspace);
+    size_t ld = channels * (a->taps + 1), taps = channels * a->taps;
+    if (rc == cudaSuccess && b->dw)
+        rc = mt_cuda_fold(b->dw, partials, blocks, ld, taps, stream);
+    if (rc == cudaSuccess && b->dbias)
+        rc = mt_cuda_fold(b->dbias, partials + taps, blocks, ld, channels, stream);
+    return rc;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gated delta rule and what is around it, against the recurrence in double and differences of it. */
+/* The gated delta rule, the plain one of Mamba 2, and what is around them, against the recurrence in double and
+ * differences of it. */
 #include <math.h>
 #include <string.h>
 
@@ -10,21 +11,23 @@ enum { MAX_DOCS = 4 };
 struct shape {
     size_t nk, nv, dk, dv, n_docs, len[MAX_DOCS];
     double decay; /* most that a step decays by: e^-decay */
+    bool plain;   /* with a skip */
 };
 
 struct problem {
     struct shape s;
     size_t n;
-    double *q, *k, *v, *beta, *g, *d_o;         /* inputs */
-    double *o, *dq, *dk, *dv, *dbeta, *dg;      /* by the recurrence */
+    double *q, *k, *v, *beta, *g, *d_o, *skip;     /* inputs; skip: zeros if the rule is not plain */
+    double *o, *dq, *dk, *dv, *dbeta, *dg, *dskip; /* by the recurrence */
     double scale, eps;
     int32_t cu[MAX_DOCS + 1];
 };
 
+/* eps of 0: it stays as long as it is */
 static void unit(double *y, const double *x, size_t n, double eps, double by)
 {
-    double sq = eps;
-    for (size_t i = 0; i < n; i++)
+    double sq = eps > 0 ? eps : 1;
+    for (size_t i = 0; eps > 0 && i < n; i++)
         sq += x[i] * x[i];
     for (size_t i = 0; i < n; i++)
         y[i] = x[i] / sqrt(sq) * by;
@@ -33,8 +36,8 @@ static void unit(double *y, const double *x, size_t n, double eps, double by)
 /* Gradient through that: d is of y, and becomes that of x. */
 static void unit_backward(double *d, const double *x, size_t n, double eps, double by)
 {
-    double sq = eps, dot = 0;
-    for (size_t i = 0; i < n; i++) {
+    double sq = eps > 0 ? eps : 1, dot = 0;
+    for (size_t i = 0; eps > 0 && i < n; i++) {
         sq += x[i] * x[i];
         dot += x[i] * d[i];
     }
@@ -47,6 +50,7 @@ static void recur(struct problem *p, size_t begin, size_t end, size_t hv, double
 {
     const struct shape *s = &p->s;
     size_t dk = s->dk, dv = s->dv, hk = hv / (s->nv / s->nk), one = dk * dv;
+    double corrected = s->plain ? 0 : 1;
     double *k = work, *q = k + dk, *u = q + dk, *dS = u + dv, *du = dS + one, *gk = du + dv, *gq = gk + dk;
     memset(states, 0, one * sizeof(double));
     for (size_t t = begin; t < end; t++) {
@@ -57,13 +61,13 @@ static void recur(struct problem *p, size_t begin, size_t end, size_t hv, double
         for (size_t j = 0; j < dv; j++) {
             double sum = 0, o = 0;
             for (size_t i = 0; i < dk; i++)
-                sum += decay * before[i * dv + j] * k[i];
+                sum += corrected * decay * before[i * dv + j] * k[i];
             u[j] = beta * (v[j] - sum);
             for (size_t i = 0; i < dk; i++) {
                 S[i * dv + j] = decay * before[i * dv + j] + k[i] * u[j];
                 o += S[i * dv + j] * q[i];
             }
-            p->o[(t * s->nv + hv) * dv + j] = o;
+            p->o[(t * s->nv + hv) * dv + j] = o + p->skip[hv] * v[j];
         }
     }
     memset(dS, 0, one * sizeof(double));
@@ -79,7 +83,7 @@ static void recur(struct problem *p, size_t begin, size_t end, size_t hv, double
             double sum = 0;
             du[j] = 0;
             for (size_t i = 0; i < dk; i++)
-                sum += decay * before[i * dv + j] * k[i];
+                sum += corrected * decay * before[i * dv + j] * k[i];
             double rest = v[j] - sum;
             for (size_t i = 0; i < dk; i++) {
                 gq[i] += S[i * dv + j] * d_o[j];
@@ -88,10 +92,11 @@ static void recur(struct problem *p, size_t begin, size_t end, size_t hv, double
                 gk[i] += dS[i * dv + j] * beta * rest;
             }
             dbeta += du[j] * rest;
-            p->dv[(t * s->nv + hv) * dv + j] = beta * du[j];
+            p->dv[(t * s->nv + hv) * dv + j] = beta * du[j] + p->skip[hv] * d_o[j];
+            p->dskip[t * s->nv + hv] += d_o[j] * v[j];
             for (size_t i = 0; i < dk; i++) {
-                gk[i] -= beta * du[j] * decay * before[i * dv + j];
-                double d = dS[i * dv + j] - beta * du[j] * k[i]; /* of the decayed state */
+                gk[i] -= corrected * beta * du[j] * decay * before[i * dv + j];
+                double d = dS[i * dv + j] - corrected * beta * du[j] * k[i]; /* of the decayed state */
                 dg += d * decay * before[i * dv + j];
                 dS[i * dv + j] = d * decay;
             }
@@ -120,13 +125,14 @@ static void solve(struct harness *h, struct problem *p)
     p->dk = scratch(h, keys);
     p->dbeta = scratch(h, p->n * s->nv);
     p->dg = scratch(h, p->n * s->nv);
+    p->dskip = scratch(h, p->n * s->nv);
     for (size_t i = 0; i < s->n_docs; i++)
         for (size_t hv = 0; hv < s->nv; hv++)
             recur(p, (size_t)p->cu[i], (size_t)p->cu[i + 1], hv, states, work);
 }
 
 struct device_problem {
-    struct dbuf *q, *k, *v, *o, *beta, *g, *d_o, *dq, *dk, *dv, *dbeta, *dg, *cu;
+    struct dbuf *q, *k, *v, *o, *beta, *g, *d_o, *dq, *dk, *dv, *dbeta, *dg, *cu, *skip, *dskip;
 };
 
 static void run_rule(struct harness *h, struct problem *p, struct device_problem *d)
@@ -141,9 +147,11 @@ static void run_rule(struct harness *h, struct problem *p, struct device_problem
     d->dk = buf_nan(h, h->dtype, p->n * keys);
     d->dbeta = buf_nan(h, MT_F32, p->n * s->nv);
     d->dg = buf_nan(h, MT_F32, p->n * s->nv);
+    d->dskip = buf_nan(h, MT_F32, p->n * s->nv);
     d->cu = buf_ints(h, p->cu, s->n_docs + 1);
     struct mt_delta_rule a = {
-        .n = p->n, .n_docs = s->n_docs, .max_len = longest, .dtype = h->dtype, .scale = (float)p->scale, .eps = (float)p->eps,
+        .n = p->n, .n_docs = s->n_docs, .max_len = longest, .dtype = h->dtype, .plain = s->plain,
+        .skip = s->plain ? d->skip->p : NULL, .scale = (float)p->scale, .eps = (float)p->eps,
         .cu_seqlens = d->cu->p, .cu_seqlens_host = p->cu, .q = mt_heads(d->q->p, keys, s->nk, s->dk),
         .k = mt_heads(d->k->p, keys, s->nk, s->dk), .v = mt_heads(d->v->p, values, s->nv, s->dv),
         .o = mt_heads(d->o->p, values, s->nv, s->dv), .beta = d->beta->p, .g = d->g->p};
@@ -152,7 +160,7 @@ static void run_rule(struct harness *h, struct problem *p, struct device_problem
     struct mt_delta_rule_bwd b = {
         .fwd = a, .d_o = mt_heads(d->d_o->p, values, s->nv, s->dv), .dq = mt_heads(d->dq->p, keys, s->nk, s->dk),
         .dk = mt_heads(d->dk->p, keys, s->nk, s->dk), .dv = mt_heads(d->dv->p, values, s->nv, s->dv),
-        .dbeta = d->dbeta->p, .dg = d->dg->p};
+        .dbeta = d->dbeta->p, .dg = d->dg->p, .dskip = s->plain ? d->dskip->p : NULL};
     RUN(h, mt_op_delta_rule_bwd, &b);
 }
 
@@ -163,8 +171,11 @@ static void make_problem(struct harness *h, struct problem *p, struct device_pro
         p->cu[i + 1] = p->cu[i] + (int32_t)s->len[i];
     p->n = (size_t)p->cu[s->n_docs];
     p->scale = 1 / sqrt((double)s->dk);
-    p->eps = 1e-6;
+    p->eps = s->plain ? 0 : 1e-6;
     double *spread;
+    d->skip = buf_random(h, h->dtype, s->nv, 1, &p->skip);
+    if (!s->plain)
+        memset(p->skip, 0, s->nv * sizeof(double));
     d->q = buf_random(h, h->dtype, p->n * s->nk * s->dk, 1, &p->q);
     d->k = buf_random(h, h->dtype, p->n * s->nk * s->dk, 1, &p->k);
     d->v = buf_random(h, h->dtype, p->n * s->nv * s->dv, 1, &p->v);
@@ -194,6 +205,8 @@ static void rule_case(struct harness *h, const struct shape *s, double tol, doub
     expect_close(h, "dv", buf_get(h, d.dv), p.dv, values, tolerance(h, tol, 4e-3));
     expect_close(h, "dbeta", buf_get(h, d.dbeta), p.dbeta, p.n * s->nv, tol);
     expect_close(h, "dg", buf_get(h, d.dg), p.dg, p.n * s->nv, tol_g);
+    if (s->plain)
+        expect_close(h, "dskip", buf_get(h, d.dskip), p.dskip, p.n * s->nv, tol);
 }
 
 static void delta_rule_matches_the_recurrence(struct harness *h)
@@ -201,6 +214,18 @@ static void delta_rule_matches_the_recurrence(struct harness *h)
     static const struct shape shapes[] = {
         {1, 1, 8, 8, 1, {1}, 0.1},           {2, 4, 16, 24, 3, {64, 1, 130}, 0.3}, {1, 3, 24, 8, 2, {63, 65}, 1},
         {3, 3, 40, 16, 4, {5, 2, 70, 128}, 20}, {1, 2, 128, 128, 1, {100}, 0.1},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
+        rule_case(h, &shapes[i], 2e-6, 2e-6);
+}
+
+/* Key heads with one job, with several, and with a last one of fewer value heads. */
+static void plain_rule_matches_the_recurrence(struct harness *h)
+{
+    static const struct shape shapes[] = {
+        {1, 1, 8, 8, 1, {1}, 0.1, true},  {2, 4, 16, 24, 3, {64, 1, 130}, 0.3, true},
+        {1, 19, 24, 8, 2, {63, 66}, 1, true}, {2, 32, 16, 8, 4, {5, 2, 70, 128}, 20, true},
+        {1, 2, 128, 64, 1, {100}, 0.1, true},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         rule_case(h, &shapes[i], 2e-6, 2e-6);
@@ -214,19 +239,26 @@ static void delta_rule_keeps_its_precision_where_decay_is_strong(struct harness 
     rule_case(h, &mild, 2e-6, 2e-6);
 }
 
-/* A document has the same bits whatever stands beside it. */
-static void delta_rule_starts_anew_with_each_document(struct harness *h)
+static void plain_rule_keeps_its_precision_where_decay_is_strong(struct harness *h)
 {
-    struct problem p = {.s = {2, 4, 16, 16, 3, {70, 33, 129}, 0.2}}, one;
+    static const struct shape strong = {1, 1, 16, 16, 1, {8192}, 16, true};
+    rule_case(h, &strong, 1e-6, 1e-6);
+}
+
+/* A document has the same bits whatever stands beside it. */
+static void starts_anew(struct harness *h, size_t nv, bool plain)
+{
+    struct problem p = {.s = {2, nv, 16, 16, 3, {70, 33, 129}, 0.2, plain}}, one;
     struct device_problem d, e;
     make_problem(h, &p, &d);
     run_rule(h, &p, &d);
-    size_t first = 70, n = 33, nv = 4, values = nv * 16, keys = 32;
+    size_t first = 70, n = 33, values = nv * 16, keys = 32;
     one = p;
     one.n = n;
     one.s.n_docs = 1;
     one.s.len[0] = n;
     one.cu[1] = (int32_t)n;
+    e.skip = d.skip;
     e.q = buf_values(h, h->dtype, n * keys, p.q + first * keys);
     e.k = buf_values(h, h->dtype, n * keys, p.k + first * keys);
     e.v = buf_values(h, h->dtype, n * values, p.v + first * values);
@@ -240,42 +272,53 @@ static void delta_rule_starts_anew_with_each_document(struct harness *h)
     expect_close(h, "dg alone", buf_get(h, e.dg), buf_get(h, d.dg) + first * nv, n * nv, 0);
 }
 
+static void delta_rule_starts_anew_with_each_document(struct harness *h)
+{
+    starts_anew(h, 4, false);
+    starts_anew(h, 20, true);
+}
+
 static double sigmoid(double x)
 {
     return 1 / (1 + exp(-x));
 }
 
 /* Heads of x and y lie in wider rows, apart. */
-static void conv_case(struct harness *h, size_t heads, size_t dim, size_t taps, size_t stride)
+static void conv_case(struct harness *h, size_t heads, size_t dim, size_t taps, size_t stride, bool biased)
 {
     static const int32_t cu[] = {0, 3, 4, 70, 600};
     enum { N = 600, DOCS = 4 };
     size_t c = heads * dim, ld = heads * stride + 3;
     double *x, *w, *dy, *dw0, *want = scratch(h, N * ld), *slope = scratch(h, N * c), *dx = scratch(h, N * ld);
-    double *dw = scratch(h, c * taps);
+    double *dw = scratch(h, c * taps), *bias, *db0, *db = scratch(h, c);
+    struct dbuf *bbias = buf_random(h, h->dtype, c, 1, &bias), *bdb = buf_random(h, MT_F32, c, 1, &db0);
     struct dbuf *bx = buf_random(h, h->dtype, N * ld, 1, &x), *bw = buf_random(h, h->dtype, c * taps, 1, &w);
     struct dbuf *bdy = buf_random(h, h->dtype, N * c, 1, &dy), *bdw = buf_random(h, MT_F32, c * taps, 1, &dw0);
     double *zero = scratch(h, N * ld);
     struct dbuf *y = buf_nan(h, h->dtype, N * c), *bdx = buf_values(h, h->dtype, N * ld, zero), *bcu = buf_ints(h, cu, DOCS + 1);
     struct mt_heads in = {bx->p, ld, stride, heads, dim};
     struct mt_short_conv a = {.n = N, .taps = taps, .n_docs = DOCS, .dtype = h->dtype, .cu_seqlens = bcu->p, .x = in,
-                              .y = mt_heads(y->p, c, heads, dim), .w = bw->p};
-    struct mt_short_conv_bwd b = {.fwd = a, .dy = mt_heads(bdy->p, c, heads, dim), .dx = in, .dw = bdw->p};
+                              .y = mt_heads(y->p, c, heads, dim), .w = bw->p,
+                              .bias = biased ? bbias->p : NULL};
+    struct mt_short_conv_bwd b = {.fwd = a, .dy = mt_heads(bdy->p, c, heads, dim), .dx = in, .dw = bdw->p,
+                                  .dbias = biased ? bdb->p : NULL};
     b.dx.p = bdx->p;
     b.workspace = workspace(h, mt_op_short_conv_bwd_workspace(h->dev, &b));
     RUN(h, mt_op_short_conv, &a);
     RUN(h, mt_op_short_conv_bwd, &b);
     memcpy(dw, dw0, c * taps * sizeof(double));
+    memcpy(db, db0, c * sizeof(double));
     for (size_t doc = 0; doc < DOCS; doc++)
         for (size_t t = (size_t)cu[doc]; t < (size_t)cu[doc + 1]; t++)
             for (size_t i = 0; i < c; i++) {
-                double s = 0;
+                double s = biased ? bias[i] : 0;
                 size_t at = i / dim * stride + i % dim;
                 for (size_t j = 0; j < taps; j++)
                     if (t + j >= (size_t)cu[doc] + taps - 1)
                         s += w[i * taps + j] * x[(t + j - taps + 1) * ld + at];
                 want[t * c + i] = s * sigmoid(s);
                 slope[t * c + i] = dy[t * c + i] * (sigmoid(s) * (1 + s * (1 - sigmoid(s))));
+                db[i] += biased ? slope[t * c + i] : 0;
                 for (size_t j = 0; j < taps; j++)
                     if (t + j >= (size_t)cu[doc] + taps - 1) {
                         dw[i * taps + j] += slope[t * c + i] * x[(t + j - taps + 1) * ld + at];
@@ -285,15 +328,16 @@ static void conv_case(struct harness *h, size_t heads, size_t dim, size_t taps, 
     expect_close(h, "y", buf_get(h, y), want, N * c, tolerance(h, 1e-6, 4e-3));
     expect_close(h, "dx", buf_get(h, bdx), dx, N * ld, tolerance(h, 1e-6, 4e-3));
     expect_close(h, "dw", buf_get(h, bdw), dw, c * taps, 2e-6);
+    expect_close(h, "dbias", buf_get(h, bdb), db, c, 2e-6);
 }
 
 static void short_convolution_matches_the_definition(struct harness *h)
 {
-    conv_case(h, 1, 8, 4, 8);
-    conv_case(h, 3, 72, 4, 80);
-    conv_case(h, 2, 130, 3, 130);
-    conv_case(h, 1, 5, 8, 7);
-    conv_case(h, 2, 9, 1, 9);
+    conv_case(h, 1, 8, 4, 8, false);
+    conv_case(h, 3, 72, 4, 80, true);
+    conv_case(h, 2, 130, 3, 130, false);
+    conv_case(h, 1, 5, 8, 7, true);
+    conv_case(h, 2, 9, 1, 9, false);
 }
 
 static void gates_match_the_definition(struct harness *h)
@@ -335,6 +379,46 @@ static void gates_match_the_definition(struct harness *h)
     expect_close(h, "da, db", buf_get(h, bd), want, N * LD, tolerance(h, 1e-6, 8e-3));
     expect_close(h, "da_log", buf_get(h, bl), sum, HEADS, 2e-6);
     expect_close(h, "ddt_bias", buf_get(h, bt), sum + HEADS, HEADS, 2e-6);
+}
+
+/* Steps beyond both limits are there, and their gradients are 0. */
+static void plain_gates_match_the_definition(struct harness *h)
+{
+    enum { N = 131, HEADS = 6, LD = 11 };
+    double *x, *al, *dt, *db, *dg, *ds, *sum = scratch(h, 3 * HEADS), *zero = scratch(h, N * LD);
+    double *beta = scratch(h, N * HEADS), *g = scratch(h, N * HEADS), *want = scratch(h, N * LD);
+    struct dbuf *bx = buf_random(h, h->dtype, N * LD, 3, &x), *bal = buf_random(h, h->dtype, HEADS, 1, &al);
+    struct dbuf *bdt = buf_random(h, h->dtype, HEADS, 1, &dt), *bdb = buf_random(h, MT_F32, N * HEADS, 1, &db);
+    struct dbuf *bdg = buf_random(h, MT_F32, N * HEADS, 1, &dg), *bd = buf_values(h, h->dtype, N * LD, zero);
+    struct dbuf *bds = buf_random(h, MT_F32, N * HEADS, 1, &ds), *bb = buf_nan(h, MT_F32, N * HEADS);
+    struct dbuf *bg = buf_nan(h, MT_F32, N * HEADS), *bl = buf_values(h, MT_F32, HEADS, zero);
+    struct dbuf *bt = buf_values(h, MT_F32, HEADS, zero), *bs = buf_values(h, MT_F32, HEADS, zero);
+    struct mt_heads va = {bx->p, LD, 3, 3, 2};
+    struct mt_delta_gates a = {.n = N, .dtype = h->dtype, .plain = true, .least = 0.3f, .most = 2, .a = va,
+                               .a_log = bal->p, .dt_bias = bdt->p, .beta = bb->p, .g = bg->p};
+    struct mt_delta_gates_bwd b = {.fwd = a, .dbeta = bdb->p, .dg = bdg->p, .dskip = bds->p, .da = va, .da_log = bl->p,
+                                   .ddt_bias = bt->p, .dd = bs->p};
+    b.da.p = bd->p;
+    b.workspace = workspace(h, mt_op_delta_gates_bwd_workspace(h->dev, &b));
+    RUN(h, mt_op_delta_gates, &a);
+    RUN(h, mt_op_delta_gates_bwd, &b);
+    for (size_t t = 0; t < N; t++)
+        for (size_t i = 0; i < HEADS; i++) {
+            size_t at = t * LD + i / 2 * 3 + i % 2, o = t * HEADS + i;
+            double s = x[at] + dt[i], step = log1p(exp(s)), least = (double)0.3f;
+            beta[o] = fmin(fmax(step, least), 2);
+            g[o] = -exp(al[i]) * beta[o];
+            want[at] = step >= least && step <= 2 ? (db[o] - exp(al[i]) * dg[o]) * sigmoid(s) : 0;
+            sum[i] += dg[o] * g[o];
+            sum[HEADS + i] += want[at];
+            sum[2 * HEADS + i] += ds[o];
+        }
+    expect_close(h, "beta", buf_get(h, bb), beta, N * HEADS, 1e-6);
+    expect_close(h, "g", buf_get(h, bg), g, N * HEADS, 1e-6);
+    expect_close(h, "da", buf_get(h, bd), want, N * LD, tolerance(h, 1e-6, 8e-3));
+    expect_close(h, "da_log", buf_get(h, bl), sum, HEADS, 2e-6);
+    expect_close(h, "ddt_bias", buf_get(h, bt), sum + HEADS, HEADS, 2e-6);
+    expect_close(h, "dd", buf_get(h, bs), sum + 2 * HEADS, HEADS, 2e-6);
 }
 
 static void gated_norm_case(struct harness *h, size_t nk, size_t r, size_t dim)
@@ -388,6 +472,57 @@ static void gated_norm_matches_the_definition(struct harness *h)
     gated_norm_case(h, 1, 2, 136);
 }
 
+/* The gate before the norm, and weights of each head. */
+static void norm_of_gated_case(struct harness *h, size_t heads, size_t dim)
+{
+    enum { N = 67 };
+    size_t c = heads * dim, ld = heads * (dim + 5);
+    double eps = 1e-5, *x, *z, *w, *dy, *dw0, *y = scratch(h, N * c), *dx = scratch(h, N * c), *dz = scratch(h, N * ld);
+    double *dw = scratch(h, c), *zero = scratch(h, N * ld), *u = scratch(h, dim);
+    struct dbuf *bx = buf_random(h, h->dtype, N * c, 2, &x), *bz = buf_random(h, h->dtype, N * ld, 2, &z);
+    struct dbuf *bw = buf_random(h, h->dtype, c, 1, &w), *bdy = buf_random(h, h->dtype, N * c, 1, &dy);
+    struct dbuf *by = buf_nan(h, h->dtype, N * c), *bdz = buf_values(h, h->dtype, N * ld, zero);
+    struct dbuf *bdw = buf_random(h, MT_F32, c, 1, &dw0);
+    struct mt_gated_norm a = {.n = N, .dtype = h->dtype, .gate_first = true, .eps = (float)eps,
+                              .x = mt_heads(bx->p, c, heads, dim), .z = {bz->p, ld, dim + 5, heads, dim},
+                              .y = mt_heads(by->p, c, heads, dim), .w = bw->p};
+    struct mt_gated_norm_bwd b = {.fwd = a, .dy = mt_heads(bdy->p, c, heads, dim), .dz = a.z, .dw = bdw->p};
+    b.dx = b.dy; /* in place */
+    b.dz.p = bdz->p;
+    b.workspace = workspace(h, mt_op_gated_norm_bwd_workspace(h->dev, &b));
+    RUN(h, mt_op_gated_norm, &a);
+    RUN(h, mt_op_gated_norm_bwd, &b);
+    memcpy(dw, dw0, c * sizeof(double));
+    for (size_t t = 0; t < N; t++)
+        for (size_t i = 0; i < heads; i++) {
+            double sq = 0, dot = 0, *xi = x + t * c + i * dim, *di = dy + t * c + i * dim, *zi = z + t * ld + i * (dim + 5);
+            for (size_t k = 0; k < dim; k++) {
+                u[k] = xi[k] * zi[k] * sigmoid(zi[k]);
+                sq += u[k] * u[k];
+                dot += di[k] * w[i * dim + k] * u[k];
+            }
+            double rs = 1 / sqrt(sq / (double)dim + eps);
+            for (size_t k = 0; k < dim; k++) {
+                double s = sigmoid(zi[k]), du = rs * (di[k] * w[i * dim + k] - u[k] * rs * rs * dot / (double)dim);
+                y[t * c + i * dim + k] = w[i * dim + k] * u[k] * rs;
+                dx[t * c + i * dim + k] = du * zi[k] * s;
+                dz[t * ld + i * (dim + 5) + k] = du * xi[k] * s * (1 + zi[k] * (1 - s));
+                dw[i * dim + k] += di[k] * u[k] * rs;
+            }
+        }
+    expect_close(h, "y", buf_get(h, by), y, N * c, tolerance(h, 1e-6, 8e-3));
+    expect_close(h, "dx", buf_get(h, bdy), dx, N * c, tolerance(h, 2e-6, 8e-3));
+    expect_close(h, "dz", buf_get(h, bdz), dz, N * ld, tolerance(h, 2e-6, 8e-3));
+    expect_close(h, "dw", buf_get(h, bdw), dw, c, tolerance(h, 2e-6, 4e-3));
+}
+
+static void norm_of_gated_matches_the_definition(struct harness *h)
+{
+    norm_of_gated_case(h, 1, 8);
+    norm_of_gated_case(h, 3, 24);
+    norm_of_gated_case(h, 2, 1160);
+}
+
 static void head_gates_match_the_definition(struct harness *h)
 {
     enum { N = 37, HEADS = 3, DIM = 24, LD = 2 * HEADS * DIM, C = HEADS * DIM };
@@ -417,10 +552,14 @@ static void head_gates_match_the_definition(struct harness *h)
 
 const struct device_test delta_tests[] = {
     {"delta_rule_matches_the_recurrence", delta_rule_matches_the_recurrence},
+    {"plain_rule_matches_the_recurrence", plain_rule_matches_the_recurrence},
+    {"plain_rule_keeps_its_precision_where_decay_is_strong", plain_rule_keeps_its_precision_where_decay_is_strong},
     {"delta_rule_keeps_its_precision_where_decay_is_strong", delta_rule_keeps_its_precision_where_decay_is_strong},
     {"delta_rule_starts_anew_with_each_document", delta_rule_starts_anew_with_each_document},
     {"short_convolution_matches_the_definition", short_convolution_matches_the_definition},
     {"gates_match_the_definition", gates_match_the_definition},
+    {"plain_gates_match_the_definition", plain_gates_match_the_definition},
+    {"norm_of_gated_matches_the_definition", norm_of_gated_matches_the_definition},
     {"gated_norm_matches_the_definition", gated_norm_matches_the_definition},
     {"head_gates_match_the_definition", head_gates_match_the_definition},
     {NULL, NULL},

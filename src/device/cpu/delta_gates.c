@@ -2,6 +2,7 @@
 /*
  * beta = sigmoid(b), g = -exp(a_log) softplus(a + dt_bias). Backward: db = dbeta beta (1 - beta), da = -exp(a_log) dg
  * sigmoid(a + dt_bias), which ddt_bias sums, and da_log = sum of dg g; sums over blocks of rows, then over blocks.
+ * Plain: beta = softplus(a + dt_bias) within its limits, where da = (dbeta - exp(a_log) dg) sigmoid(a + dt_bias).
  */
 #include <math.h>
 #include <string.h>
@@ -52,6 +53,18 @@ static float softplus(float x)
     return x > 20 ? x : log1pf(expf(x));
 }
 
+/* The step of a plain rule. */
+static float step_of(const struct mt_delta_gates *a, float x)
+{
+    return MT_CLAMP(softplus(x), a->least, a->most);
+}
+
+static bool within(const struct mt_delta_gates *a, float x)
+{
+    float step = softplus(x);
+    return step >= a->least && step <= a->most;
+}
+
 static void forward_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct mt_delta_gates *a = ctx;
@@ -60,8 +73,9 @@ static void forward_chunk(void *ctx, size_t chunk, int thread)
     for (size_t h = 0; h < heads; h++) {
         float speed = -expf(element(a->dtype, a->a_log, h));
         for (size_t r = chunk * ROW_BLOCK; r < end; r++) {
-            a->beta[r * heads + h] = beta_of(a, r, h);
-            a->g[r * heads + h] = speed * softplus(before(a, r, h));
+            float x = before(a, r, h), step = a->plain ? step_of(a, x) : softplus(x);
+            a->beta[r * heads + h] = a->plain ? step : beta_of(a, r, h);
+            a->g[r * heads + h] = speed * step;
         }
     }
 }
@@ -71,11 +85,11 @@ void mt_cpu_run_delta_gates(struct mt_cpu_device *d, const struct mt_delta_gates
     mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, ROW_BLOCK));
 }
 
-/* Partial sums of da_log, then of ddt_bias. */
+/* Partial sums of da_log, then of ddt_bias, then of dd. */
 size_t mt_cpu_delta_gates_bwd_workspace(const struct mt_device_limits *l, const struct mt_delta_gates_bwd *b)
 {
     (void)l;
-    return mt_div_up(b->fwd.n, ROW_BLOCK) * n_heads(&b->fwd) * 2 * sizeof(float);
+    return mt_div_up(b->fwd.n, ROW_BLOCK) * n_heads(&b->fwd) * 3 * sizeof(float);
 }
 
 static void backward_chunk(void *ctx, size_t chunk, int thread)
@@ -85,19 +99,26 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
     size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK), heads = n_heads(a), blocks = mt_div_up(a->n, ROW_BLOCK);
     (void)thread;
     for (size_t h = 0; h < heads; h++) {
-        float speed = -expf(element(a->dtype, a->a_log, h)), sum_log = 0, sum_bias = 0;
+        float speed = -expf(element(a->dtype, a->a_log, h)), sum_log = 0, sum_bias = 0, sum_skip = 0;
         for (size_t r = chunk * ROW_BLOCK; r < end; r++) {
             size_t i = r * heads + h;
-            float x = before(a, r, h), beta = beta_of(a, r, h), da = speed * b->dg[i] * mt_sigmoidf(x);
-            put(a->dtype, b->db.p, at(&b->db, r, h), b->dbeta[i] * beta * (1.0f - beta));
+            float x = before(a, r, h), step = softplus(x), da = speed * b->dg[i] * mt_sigmoidf(x);
+            if (a->plain) {
+                step = step_of(a, x);
+                da = within(a, x) ? (b->dbeta[i] + speed * b->dg[i]) * mt_sigmoidf(x) : 0;
+            } else {
+                float beta = beta_of(a, r, h);
+                put(a->dtype, b->db.p, at(&b->db, r, h), b->dbeta[i] * beta * (1.0f - beta));
+            }
             put(a->dtype, b->da.p, at(&b->da, r, h), da);
             sum_bias += da;
-            sum_log += b->dg[i] * speed * softplus(x);
+            sum_log += b->dg[i] * speed * step;
+            sum_skip += b->dskip ? b->dskip[i] : 0;
         }
-        if (b->workspace) {
-            ((float *)b->workspace)[chunk * heads + h] = sum_log;
-            ((float *)b->workspace)[(blocks + chunk) * heads + h] = sum_bias;
-        }
+        float *sums = (float *)b->workspace + chunk * heads + h;
+        sums[0] = sum_log;
+        sums[blocks * heads] = sum_bias;
+        sums[2 * blocks * heads] = sum_skip;
     }
 }
 
@@ -109,4 +130,6 @@ void mt_cpu_run_delta_gates_bwd(struct mt_cpu_device *d, const struct mt_delta_g
         mt_cpu_fold(d, b->da_log, b->workspace, blocks, heads);
     if (b->ddt_bias)
         mt_cpu_fold(d, b->ddt_bias, (const float *)b->workspace + blocks * heads, blocks, heads);
+    if (b->dd)
+        mt_cpu_fold(d, b->dd, (const float *)b->workspace + 2 * blocks * heads, blocks, heads);
 }

@@ -19,22 +19,26 @@
  * G and the sums of dG are in double: where decay is strong they cancel. The states before chunks are made again: those
  * of a segment of chunks are kept at a time, and one for each segment.
  *
- * A chunk of work is a document and a key head, whose value heads run in order, so that dq and dk need no atomics.
+ * Plain rules have neither A nor W: V' = U = B V, and the terms with A, W, Z and N are not there.
+ *
+ * A job is a document and value heads of one key head, in order, so that dq and dk need no atomics; those of several
+ * jobs are added afterwards (mt_delta_jobs()).
  */
 #include <math.h>
 #include <string.h>
 
 #include "device/cpu/cpu.h"
+#include "device/cpu/delta_products.h"
 #include "device/cpu/vecmath.h"
 
-enum { C = MT_DELTA_CHUNK, SEGMENT = 64, LANES = 16 };
-
-typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+enum { C = MT_DELTA_CHUNK, SEGMENT = 64 };
 
 /* A thread's part of the workspace. Rows are padded to whole vectors, with zeros. */
 struct work {
     size_t dk, dv, wk, wv, wide; /* of a head; padded; wide: wv + wk */
-    size_t heads, most_chunks;   /* value heads of a key head; chunks of the longest document */
+    size_t heads, most_chunks;   /* most value heads of a job; chunks of the longest document */
+    size_t key, first, n_heads;  /* of the job: its key head, its first value head, their number */
+    bool plain;
     size_t rows;                 /* of the chunk */
     float *q, *k, *kt, *rq, *rk; /* [C, wk] of the chunk, normalised; [wk, C] k transposed; [C] factors */
     float *kk, *qk;              /* [C, C] K K^T, Q K^T */
@@ -64,7 +68,8 @@ static size_t lay_out(struct work *w, char *base, const struct mt_delta_rule *a)
     w->wk = mt_align_up(w->dk, LANES);
     w->wv = mt_align_up(w->dv, LANES);
     w->wide = w->wk + w->wv;
-    w->heads = a->v.n / a->k.n;
+    w->heads = mt_delta_jobs(a).heads;
+    w->plain = a->plain;
     w->most_chunks = mt_div_up(MT_MIN(a->max_len, a->n), C);
     size_t f = sizeof(float), one = w->heads * w->wk * w->wv, bytes = 0;
     struct {
@@ -87,82 +92,7 @@ static size_t lay_out(struct work *w, char *base, const struct mt_delta_rule *a)
 size_t mt_cpu_delta_rule_workspace(const struct mt_device_limits *l, const struct mt_delta_rule *a)
 {
     struct work w;
-    return (size_t)l->n_threads * lay_out(&w, NULL, a) + 64;
-}
-
-/* --- parts of products ----------------------------------------------------------------------------- */
-
-/* A product: element (i, k) of A is at a[i * rs + k * cs]; rows of B and D begin every ldb and ldd elements. */
-struct product {
-    size_t m, n, k; /* n: a multiple of LANES */
-    const float *a;
-    size_t rs, cs;
-    const float *b;
-    size_t ldb;
-    float *d;
-    size_t ldd;
-    float sign; /* D = sign * A B, or with adds D += that */
-    bool adds;
-};
-
-MT_HOT_PART void tile(const struct product *x, size_t i, size_t j, size_t rows)
-{
-    vec sum[4] = {{0}, {0}, {0}, {0}};
-    const float *a = x->a + i * x->rs, *b = x->b + j;
-    for (size_t k = 0; k < x->k; k++, b += x->ldb, a += x->cs) {
-        vec row = *(const vec *)b;
-        for (size_t r = 0; r < rows; r++)
-            sum[r] += a[r * x->rs] * row;
-    }
-    for (size_t r = 0; r < rows; r++) {
-        vec *d = (vec *)(x->d + (i + r) * x->ldd + j);
-        *d = x->adds ? *d + x->sign * sum[r] : x->sign * sum[r];
-    }
-}
-
-MT_HOT static void multiply(const struct product *x)
-{
-    size_t i = 0;
-    for (; i + 4 <= x->m; i += 4)
-        for (size_t j = 0; j < x->n; j += LANES)
-            tile(x, i, j, 4);
-    for (; i < x->m; i++)
-        for (size_t j = 0; j < x->n; j += LANES)
-            tile(x, i, j, 1);
-}
-
-MT_HOT static void scale_row(float *y, const float *x, float by, size_t n)
-{
-    MT_INDEPENDENT
-    for (size_t i = 0; i < n; i++)
-        y[i] = x[i] * by;
-}
-
-MT_HOT static void add_row(float *y, const float *x, float by, size_t n)
-{
-    MT_INDEPENDENT
-    for (size_t i = 0; i < n; i++)
-        y[i] += x[i] * by;
-}
-
-/* A sum in double, in LANES fixed lanes; n is a multiple of LANES. */
-MT_HOT static double dot(const float *x, const float *y, size_t n)
-{
-    double lane[LANES] = {0}, sum = 0;
-    for (size_t i = 0; i < n; i += LANES)
-        for (size_t l = 0; l < LANES; l++)
-            lane[l] += (double)x[i + l] * (double)y[i + l];
-    for (size_t l = 0; l < LANES; l++)
-        sum += lane[l];
-    return sum;
-}
-
-/* d[c][r] = s[r][c] */
-static void transpose(float *d, size_t ldd, const float *s, size_t lds, size_t rows, size_t cols)
-{
-    for (size_t c = 0; c < cols; c++)
-        for (size_t r = 0; r < rows; r++)
-            d[c * ldd + r] = s[r * lds + c];
+    return (size_t)l->n_threads * lay_out(&w, NULL, a) + 2 * mt_delta_partial_floats(a) * sizeof(float) + 128;
 }
 
 /* --- a chunk --------------------------------------------------------------------------------------- */
@@ -205,17 +135,20 @@ static void normalise(float *x, float *rstd, size_t rows, size_t wide, float eps
 }
 
 /* What value heads share. */
-static void load_keys(struct work *w, const struct mt_delta_rule *a, size_t row, size_t head, size_t rows)
+static void load_keys(struct work *w, const struct mt_delta_rule *a, size_t row, size_t rows)
 {
     w->rows = rows;
-    load_rows(w->q, w->wk, a->dtype, &a->q, row, head, rows);
-    load_rows(w->k, w->wk, a->dtype, &a->k, row, head, rows);
-    normalise(w->q, w->rq, rows, w->wk, a->eps);
-    normalise(w->k, w->rk, rows, w->wk, a->eps);
+    load_rows(w->q, w->wk, a->dtype, &a->q, row, w->key, rows);
+    load_rows(w->k, w->wk, a->dtype, &a->k, row, w->key, rows);
+    if (!w->plain) {
+        normalise(w->q, w->rq, rows, w->wk, a->eps);
+        normalise(w->k, w->rk, rows, w->wk, a->eps);
+    }
     for (size_t i = 0; i < rows; i++)
         scale_row(w->q + i * w->wk, w->q + i * w->wk, a->scale, w->wk);
     transpose(w->kt, C, w->k, w->wk, C, w->wk);
-    multiply(&(struct product){C, C, w->wk, w->k, w->wk, 1, w->kt, C, w->kk, C, 1, false});
+    if (!w->plain)
+        multiply(&(struct product){C, C, w->wk, w->k, w->wk, 1, w->kt, C, w->kk, C, 1, false});
     multiply(&(struct product){C, C, w->wk, w->q, w->wk, 1, w->kt, C, w->qk, C, 1, false});
 }
 
@@ -238,20 +171,23 @@ static void decays(struct work *w, const struct mt_delta_rule *a, size_t row, si
     }
 }
 
-/* A, P, then U | W and V' of a value head whose state before the chunk is s. */
-static void solve(struct work *w, const struct mt_delta_rule *a, size_t row, size_t head, const float *s)
+/* Diagonal times rows, for the next product. */
+static void scaled_rows(float *y, const float *x, const float *by, size_t rows, size_t wide)
 {
-    decays(w, a, row, head);
-    load_rows(w->v, w->wv, a->dtype, &a->v, row, head, w->rows);
+    memset(y, 0, C * wide * sizeof(float));
+    for (size_t i = 0; i < rows; i++)
+        scale_row(y + i * wide, x + i * wide, by[i], wide);
+}
+
+/* A, then U | W and V' of a value head whose state before the chunk is s. */
+static void correct(struct work *w, const float *s)
+{
     memset(w->a, 0, C * C * sizeof(float));
-    memset(w->p, 0, C * C * sizeof(float));
     memset(w->uw, 0, C * w->wide * sizeof(float));
     for (size_t i = 0; i < w->rows; i++) {
         float *uw = w->uw + i * w->wide;
         for (size_t j = 0; j < i; j++)
             w->a[i * C + j] = w->beta[i] * w->kk[i * C + j] * w->x[i * C + j];
-        for (size_t j = 0; j <= i; j++)
-            w->p[i * C + j] = w->qk[i * C + j] * w->x[i * C + j];
         scale_row(uw, w->v + i * w->wv, w->beta[i], w->wv);
         scale_row(uw + w->wv, w->k + i * w->wk, w->beta[i] * w->decay[i], w->wk);
         multiply(&(struct product){1, w->wide, i, w->a + i * C, 0, 1, w->uw, w->wide, uw, w->wide, -1, true});
@@ -259,6 +195,21 @@ static void solve(struct work *w, const struct mt_delta_rule *a, size_t row, siz
     for (size_t i = 0; i < C; i++)
         memcpy(w->vn + i * w->wv, w->uw + i * w->wide, w->wv * sizeof(float));
     multiply(&(struct product){C, w->wv, w->dk, w->uw + w->wv, w->wide, 1, s, w->wv, w->vn, w->wv, -1, true});
+}
+
+/* P, then V' of a value head whose state before the chunk is s. */
+static void solve(struct work *w, const struct mt_delta_rule *a, size_t row, size_t head, const float *s)
+{
+    decays(w, a, row, head);
+    load_rows(w->v, w->wv, a->dtype, &a->v, row, head, w->rows);
+    memset(w->p, 0, C * C * sizeof(float));
+    for (size_t i = 0; i < w->rows; i++)
+        for (size_t j = 0; j <= i; j++)
+            w->p[i * C + j] = w->qk[i * C + j] * w->x[i * C + j];
+    if (w->plain)
+        scaled_rows(w->vn, w->v, w->beta, w->rows, w->wv);
+    else
+        correct(w, s);
 }
 
 /* S after the chunk, in place. */
@@ -271,14 +222,6 @@ static void step_state(struct work *w, float *s)
     multiply(&(struct product){w->wk, w->wv, C, w->t, 1, w->wk, w->vn, w->wv, s, w->wv, 1, true});
 }
 
-/* Diagonal times rows, for the next product. */
-static void scaled_rows(float *y, const float *x, const float *by, size_t rows, size_t wide)
-{
-    memset(y, 0, C * wide * sizeof(float));
-    for (size_t i = 0; i < rows; i++)
-        scale_row(y + i * wide, x + i * wide, by[i], wide);
-}
-
 /* --- forward --------------------------------------------------------------------------------------- */
 
 struct job {
@@ -287,12 +230,44 @@ struct job {
     size_t bytes; /* of a thread */
 };
 
-static struct work work_of(const struct job *j, int thread)
+/* Sums of dq, and after them of dk: [jobs of a key head][n][key heads][dk]. */
+static float *partials_of(const struct mt_delta_rule *a)
 {
+    return (float *)mt_align_up((uintptr_t)a->workspace, (uintptr_t)64);
+}
+
+/* The work of a job, [document][key head][job of the key head]. */
+static struct work work_of(const struct job *j, size_t i, int thread)
+{
+    const struct mt_delta_rule *a = j->a;
+    struct mt_delta_jobs jobs = mt_delta_jobs(a);
     struct work w = {0};
-    char *base = (char *)mt_align_up((uintptr_t)j->a->workspace, (uintptr_t)64);
-    lay_out(&w, base + (size_t)thread * j->bytes, j->a);
+    float *partials = partials_of(a);
+    uintptr_t base = mt_align_up((uintptr_t)(partials + 2 * mt_delta_partial_floats(a)), (uintptr_t)64);
+    lay_out(&w, (char *)base + (size_t)thread * j->bytes, a);
+    size_t all = a->v.n / a->k.n, from = i % jobs.of_key * jobs.heads;
+    w.key = i / jobs.of_key % a->k.n;
+    w.first = w.key * all + from;
+    w.n_heads = MT_MIN(jobs.heads, all - from);
     return w;
+}
+
+static size_t n_jobs(const struct mt_delta_rule *a)
+{
+    return a->n_docs * a->k.n * mt_delta_jobs(a).of_key;
+}
+
+static float skip_of(const struct mt_delta_rule *a, size_t head)
+{
+    float tmp;
+    return *mt_cpu_row_f32(a->dtype, a->skip, head, 1, &tmp);
+}
+
+/* y += skip x, of the chunk's rows */
+static void add_skip(const struct work *w, const struct mt_delta_rule *a, size_t head, float *y, const float *x)
+{
+    for (size_t i = 0; a->skip && i < w->rows; i++)
+        add_row(y + i * w->wv, x + i * w->wv, skip_of(a, head), w->wv);
 }
 
 static size_t state_floats(const struct work *w)
@@ -300,16 +275,17 @@ static size_t state_floats(const struct work *w)
     return w->wk * w->wv;
 }
 
-static void forward_chunk(struct work *w, const struct mt_delta_rule *a, size_t row, size_t head, size_t rows)
+static void forward_chunk(struct work *w, const struct mt_delta_rule *a, size_t row, size_t rows)
 {
-    load_keys(w, a, row, head, rows);
-    for (size_t i = 0; i < w->heads; i++) {
-        size_t h = head * w->heads + i;
+    load_keys(w, a, row, rows);
+    for (size_t i = 0; i < w->n_heads; i++) {
+        size_t h = w->first + i;
         float *s = w->state + i * state_floats(w);
         solve(w, a, row, h, s);
         scaled_rows(w->t, w->q, w->decay, rows, w->wk);
         multiply(&(struct product){C, w->wv, w->dk, w->t, w->wk, 1, s, w->wv, w->dO, w->wv, 1, false});
         multiply(&(struct product){C, w->wv, C, w->p, C, 1, w->vn, w->wv, w->dO, w->wv, 1, true});
+        add_skip(w, a, h, w->dO, w->v);
         store_rows(w->dO, w->wv, a->dtype, &a->o, row, h, rows);
         step_state(w, s);
     }
@@ -319,12 +295,11 @@ static void forward_job(void *ctx, size_t i, int thread)
 {
     const struct job *j = ctx;
     const struct mt_delta_rule *a = j->a;
-    struct work w = work_of(j, thread);
-    size_t doc = i / a->k.n, head = i % a->k.n;
-    size_t begin = (size_t)a->cu_seqlens[doc], end = (size_t)a->cu_seqlens[doc + 1];
+    struct work w = work_of(j, i, thread);
+    size_t doc = i / (n_jobs(a) / a->n_docs), begin = (size_t)a->cu_seqlens[doc], end = (size_t)a->cu_seqlens[doc + 1];
     memset(w.state, 0, w.heads * state_floats(&w) * sizeof(float));
     for (size_t row = begin; row < end; row += C)
-        forward_chunk(&w, a, row, head, MT_MIN((size_t)C, end - row));
+        forward_chunk(&w, a, row, MT_MIN((size_t)C, end - row));
 }
 
 static struct job job_of(const struct mt_delta_rule *a, const struct mt_delta_rule_bwd *b)
@@ -336,15 +311,14 @@ static struct job job_of(const struct mt_delta_rule *a, const struct mt_delta_ru
 void mt_cpu_run_delta_rule(struct mt_cpu_device *d, const struct mt_delta_rule *a)
 {
     struct job j = job_of(a, NULL);
-    mt_pool_run(d->pool, forward_job, &j, a->n_docs * a->k.n);
+    mt_pool_run(d->pool, forward_job, &j, n_jobs(a));
 }
 
 /* --- backward -------------------------------------------------------------------------------------- */
 
 /* States before the chunks [first, end) of a document, the first of which is w->state, to w->kept (NULL: not kept);
  * w->state becomes that after them. */
-static void make_states(struct work *w, const struct mt_delta_rule *a, size_t begin, size_t end, size_t head,
-                        float *kept)
+static void make_states(struct work *w, const struct mt_delta_rule *a, size_t begin, size_t end, float *kept)
 {
     size_t one = w->heads * state_floats(w);
     for (size_t row = begin; row < end; row += C) {
@@ -352,9 +326,9 @@ static void make_states(struct work *w, const struct mt_delta_rule *a, size_t be
             memcpy(kept + (row - begin) / C * one, w->state, one * sizeof(float));
         if (kept && row + C >= end)
             return;
-        load_keys(w, a, row, head, MT_MIN((size_t)C, end - row));
-        for (size_t i = 0; i < w->heads; i++) {
-            solve(w, a, row, head * w->heads + i, w->state + i * state_floats(w));
+        load_keys(w, a, row, MT_MIN((size_t)C, end - row));
+        for (size_t i = 0; i < w->n_heads; i++) {
+            solve(w, a, row, w->first + i, w->state + i * state_floats(w));
             step_state(w, w->state + i * state_floats(w));
         }
     }
@@ -378,8 +352,9 @@ static void outputs_backward(struct work *w, const float *s, const float *ds)
     multiply(&(struct product){C, wv, C, w->p, 1, C, w->dO, wv, w->yz, wide, 1, false});
     multiply(&(struct product){C, wv, w->dk, w->t, wk, 1, ds, wv, w->yz, wide, 1, true});
     transpose(w->st, wk, s, wv, wk, wv);
-    multiply(&(struct product){C, wk, wv, w->yz, wide, 1, w->st, wk, w->yz + wv, wide, -1, false}); /* dW */
-    multiply(&(struct product){C, wk, wv, w->dO, wv, 1, w->st, wk, w->t, wk, 1, false});            /* dO S^T */
+    if (!w->plain)
+        multiply(&(struct product){C, wk, wv, w->yz, wide, 1, w->st, wk, w->yz + wv, wide, -1, false}); /* dW */
+    multiply(&(struct product){C, wk, wv, w->dO, wv, 1, w->st, wk, w->t, wk, 1, false}); /* dO S^T */
     for (size_t i = 0; i < w->rows; i++) {
         w->dsum[i] = (double)w->decay[i] * dot(w->q + i * wk, w->t + i * wk, wk);
         add_row(w->dq + i * wk, w->t + i * wk, w->decay[i], wk);
@@ -394,6 +369,22 @@ static void outputs_backward(struct work *w, const float *s, const float *ds)
         add_row(w->dk_ + i * wk, w->t + i * wk, w->end[i], wk);
     }
     w->dsum[w->rows - 1] += all + (double)w->decay[w->rows - 1] * dot(s, ds, wk * wv);
+}
+
+/* dP becomes dP * X; its part of dG. */
+static void plain_scores_backward(struct work *w)
+{
+    for (size_t i = 0; i < C; i++)
+        for (size_t j = 0; j < C; j++) {
+            size_t at = i * C + j;
+            float dp = j <= i && i < w->rows ? w->dp[at] : 0;
+            double m = (double)dp * (double)w->p[at];
+            w->dp[at] = dp * w->x[at];
+            if (i < w->rows && j <= i) {
+                w->dsum[i] += m;
+                w->dsum[j] -= m;
+            }
+        }
 }
 
 /* dA, masked to its triangle; dP becomes dP * X, dA N; their part of dG and dbeta. */
@@ -416,12 +407,46 @@ static void scores_backward(struct work *w, double *dbeta)
         }
 }
 
+/* What A and W add to dK, dG and dbeta. */
+static void correction_backward(struct work *w, double *dbeta)
+{
+    size_t wv = w->wv, wk = w->wk;
+    multiply(&(struct product){C, wk, C, w->da, C, 1, w->k, wk, w->dk_, wk, 1, true});
+    multiply(&(struct product){C, wk, C, w->da, 1, C, w->k, wk, w->dk_, wk, 1, true});
+    for (size_t i = 0; i < w->rows; i++) {
+        const float *z = w->yz + i * w->wide + wv;
+        double along = dot(z, w->k + i * wk, wk) * (double)w->decay[i];
+        add_row(w->dk_ + i * wk, z, w->decay[i] * w->beta[i], wk);
+        dbeta[i] += dot(w->yz + i * w->wide, w->v + i * wv, wv) + along;
+        w->dsum[i] += along * (double)w->beta[i];
+    }
+}
+
+/* dv, and what there is once a row. */
+static void store_head(struct work *w, const struct mt_delta_rule_bwd *b, size_t row, size_t h, const double *dbeta)
+{
+    const struct mt_delta_rule *a = &b->fwd;
+    size_t wv = w->wv, heads = a->v.n;
+    double sum = 0;
+    for (size_t i = 0; i < w->rows; i++)
+        scale_row(w->t + i * wv, w->yz + i * w->wide, w->beta[i], wv);
+    add_skip(w, a, h, w->t, w->dO);
+    store_rows(w->t, wv, a->dtype, &b->dv, row, h, w->rows);
+    for (size_t i = w->rows; i-- > 0;) {
+        sum += w->dsum[i];
+        b->dg[(row + i) * heads + h] = (float)sum;
+        b->dbeta[(row + i) * heads + h] = (float)dbeta[i];
+        if (a->skip)
+            b->dskip[(row + i) * heads + h] = (float)dot(w->dO + i * wv, w->v + i * wv, wv);
+    }
+}
+
 static void backward_head(struct work *w, const struct mt_delta_rule_bwd *b, size_t row, size_t h, const float *s,
                           float *ds)
 {
     const struct mt_delta_rule *a = &b->fwd;
     size_t wv = w->wv, wk = w->wk, wide = w->wide;
-    double dbeta[C] = {0}, sum = 0;
+    double dbeta[C] = {0};
     solve(w, a, row, h, s);
     load_rows(w->dO, wv, a->dtype, &b->d_o, row, h, w->rows);
     outputs_backward(w, s, ds);
@@ -429,28 +454,20 @@ static void backward_head(struct work *w, const struct mt_delta_rule_bwd *b, siz
     scale_row(ds, ds, w->decay[w->rows - 1], wk * wv);
     scaled_rows(w->t, w->q, w->decay, w->rows, wk);
     multiply(&(struct product){wk, wv, C, w->t, 1, wk, w->dO, wv, ds, wv, 1, true});
-    multiply(&(struct product){wk, wv, C, w->uw + wv, 1, wide, w->yz, wide, ds, wv, -1, true});
-    solve_transposed(w);
-    scores_backward(w, dbeta);
+    if (!w->plain) {
+        multiply(&(struct product){wk, wv, C, w->uw + wv, 1, wide, w->yz, wide, ds, wv, -1, true});
+        solve_transposed(w);
+        scores_backward(w, dbeta);
+    } else {
+        plain_scores_backward(w);
+    }
     multiply(&(struct product){C, wk, C, w->dp, C, 1, w->k, wk, w->dq, wk, 1, true});
     multiply(&(struct product){C, wk, C, w->dp, 1, C, w->q, wk, w->dk_, wk, 1, true});
-    multiply(&(struct product){C, wk, C, w->da, C, 1, w->k, wk, w->dk_, wk, 1, true});
-    multiply(&(struct product){C, wk, C, w->da, 1, C, w->k, wk, w->dk_, wk, 1, true});
-    for (size_t i = 0; i < w->rows; i++) {
-        const float *y = w->yz + i * wide, *z = y + wv, *k = w->k + i * wk;
-        double along = dot(z, k, wk) * (double)w->decay[i];
-        add_row(w->dk_ + i * wk, z, w->decay[i] * w->beta[i], wk);
-        dbeta[i] += dot(y, w->v + i * wv, wv) + along;
-        w->dsum[i] += along * (double)w->beta[i];
-        b->dbeta[(row + i) * a->v.n + h] = (float)dbeta[i];
-    }
-    for (size_t i = 0; i < w->rows; i++)
-        scale_row(w->t + i * wv, w->yz + i * wide, w->beta[i], wv);
-    store_rows(w->t, wv, a->dtype, &b->dv, row, h, w->rows);
-    for (size_t i = w->rows; i-- > 0;) {
-        sum += w->dsum[i];
-        b->dg[(row + i) * a->v.n + h] = (float)sum;
-    }
+    if (!w->plain)
+        correction_backward(w, dbeta);
+    for (size_t i = 0; w->plain && i < w->rows; i++)
+        dbeta[i] = dot(w->yz + i * wide, w->v + i * wv, wv);
+    store_head(w, b, row, h, dbeta);
 }
 
 /* Through x = r x': d' = r (d - x (x . d)), where x is of unit length but for eps. */
@@ -464,27 +481,42 @@ static void normalise_backward(float *d, const float *x, const float *rstd, floa
     }
 }
 
-static void backward_chunk(struct work *w, const struct mt_delta_rule_bwd *b, size_t row, size_t head, size_t rows,
+/* Rows of dq or dk: as they are, or if key heads have several jobs to this one's sums. */
+static void store_keys(const struct work *w, const struct mt_delta_rule *a, size_t row, const float *d, float *partial,
+                       const struct mt_heads *to)
+{
+    size_t job = (w->first - w->key * (a->v.n / a->k.n)) / w->heads;
+    struct mt_heads sums = mt_heads(partial + job * a->n * a->k.n * w->dk, a->k.n * w->dk, a->k.n, w->dk);
+    bool apart = mt_delta_partial_floats(a) > 0;
+    store_rows(d, w->wk, apart ? MT_F32 : a->dtype, apart ? &sums : to, row, w->key, w->rows);
+}
+
+static void backward_chunk(struct work *w, const struct mt_delta_rule_bwd *b, size_t row, size_t rows,
                            const float *states)
 {
     const struct mt_delta_rule *a = &b->fwd;
-    load_keys(w, a, row, head, rows);
+    float *partials = partials_of(a);
+    load_keys(w, a, row, rows);
     memset(w->dq, 0, C * w->wk * sizeof(float));
     memset(w->dk_, 0, C * w->wk * sizeof(float));
-    for (size_t i = 0; i < w->heads; i++)
-        backward_head(w, b, row, head * w->heads + i, states + i * state_floats(w), w->ds + i * state_floats(w));
-    normalise_backward(w->dq, w->q, w->rq, a->scale, rows, w->wk);
-    normalise_backward(w->dk_, w->k, w->rk, 1, rows, w->wk);
-    store_rows(w->dq, w->wk, a->dtype, &b->dq, row, head, rows);
-    store_rows(w->dk_, w->wk, a->dtype, &b->dk, row, head, rows);
+    for (size_t i = 0; i < w->n_heads; i++)
+        backward_head(w, b, row, w->first + i, states + i * state_floats(w), w->ds + i * state_floats(w));
+    if (!w->plain) {
+        normalise_backward(w->dq, w->q, w->rq, a->scale, rows, w->wk);
+        normalise_backward(w->dk_, w->k, w->rk, 1, rows, w->wk);
+    }
+    for (size_t i = 0; w->plain && i < rows; i++)
+        scale_row(w->dq + i * w->wk, w->dq + i * w->wk, a->scale, w->wk);
+    store_keys(w, a, row, w->dq, partials, &b->dq);
+    store_keys(w, a, row, w->dk_, partials + mt_delta_partial_floats(a), &b->dk);
 }
 
 static void backward_job(void *ctx, size_t i, int thread)
 {
     const struct job *j = ctx;
     const struct mt_delta_rule *a = j->a;
-    struct work w = work_of(j, thread);
-    size_t doc = i / a->k.n, head = i % a->k.n, one = w.heads * state_floats(&w);
+    struct work w = work_of(j, i, thread);
+    size_t doc = i / (n_jobs(a) / a->n_docs), one = w.heads * state_floats(&w);
     size_t begin = (size_t)a->cu_seqlens[doc], end = (size_t)a->cu_seqlens[doc + 1];
     enum { LONG = SEGMENT * C };
     size_t segments = mt_div_up(end - begin, (size_t)LONG);
@@ -492,20 +524,52 @@ static void backward_job(void *ctx, size_t i, int thread)
     for (size_t k = 0; k < segments; k++) {
         memcpy(w.starts + k * one, w.state, one * sizeof(float));
         if (k + 1 < segments)
-            make_states(&w, a, begin + k * LONG, begin + (k + 1) * LONG, head, NULL);
+            make_states(&w, a, begin + k * LONG, begin + (k + 1) * LONG, NULL);
     }
     memset(w.ds, 0, one * sizeof(float));
     for (size_t k = segments; k-- > 0;) {
         size_t from = begin + k * LONG, to = MT_MIN(end, from + LONG);
         memcpy(w.state, w.starts + k * one, one * sizeof(float));
-        make_states(&w, a, from, to, head, w.kept);
+        make_states(&w, a, from, to, w.kept);
         for (size_t n = mt_div_up(to - from, (size_t)C); n-- > 0;)
-            backward_chunk(&w, j->b, from + n * C, head, MT_MIN((size_t)C, to - from - n * C), w.kept + n * one);
+            backward_chunk(&w, j->b, from + n * C, MT_MIN((size_t)C, to - from - n * C), w.kept + n * one);
     }
+}
+
+/* A head of a row: the sums of its jobs, in order. */
+static void add_partials(const struct mt_delta_rule *a, const float *partial, const struct mt_heads *to, size_t row,
+                         size_t head)
+{
+    size_t one = a->n * a->k.n * to->dim, from = (row * a->k.n + head) * to->dim, at = mt_heads_at(to, row, head);
+    float tmp[LANES * 64];
+    for (size_t c = 0; c < to->dim; c += MT_ARRAY_LEN(tmp)) {
+        size_t some = MT_MIN(MT_ARRAY_LEN(tmp), to->dim - c);
+        float *sum = mt_cpu_row_place(a->dtype, to->p, at + c, tmp);
+        memcpy(sum, partial + from + c, some * sizeof(float));
+        for (size_t k = 1; k < mt_delta_jobs(a).of_key; k++)
+            add_row(sum, partial + k * one + from + c, 1, some);
+        mt_cpu_store_row(a->dtype, to->p, at + c, some, sum);
+    }
+}
+
+/* C rows of dq and dk. */
+static void add_job(void *ctx, size_t i, int thread)
+{
+    const struct mt_delta_rule_bwd *b = ((const struct job *)ctx)->b;
+    const struct mt_delta_rule *a = &b->fwd;
+    const float *partials = partials_of(a);
+    (void)thread;
+    for (size_t row = i * C; row < MT_MIN((i + 1) * C, a->n); row++)
+        for (size_t head = 0; head < a->k.n; head++) {
+            add_partials(a, partials, &b->dq, row, head);
+            add_partials(a, partials + mt_delta_partial_floats(a), &b->dk, row, head);
+        }
 }
 
 void mt_cpu_run_delta_rule_bwd(struct mt_cpu_device *d, const struct mt_delta_rule_bwd *b)
 {
     struct job j = job_of(&b->fwd, b);
-    mt_pool_run(d->pool, backward_job, &j, b->fwd.n_docs * b->fwd.k.n);
+    mt_pool_run(d->pool, backward_job, &j, n_jobs(&b->fwd));
+    if (mt_delta_partial_floats(&b->fwd))
+        mt_pool_run(d->pool, add_job, &j, mt_div_up(b->fwd.n, (size_t)C));
 }

@@ -2,11 +2,13 @@
 /*
  * y = t silu(z), t = w xhat, xhat = x rstd. Backward: dz = dy t silu'(z), and with dt = dy silu(z), g = w dt:
  * dx = rstd (g - xhat mean(g xhat)), dw = sum over rows and heads of dt xhat; over blocks of rows, then over blocks.
+ * With the gate first: norm_of_gated.c.
  */
 #include <math.h>
 #include <string.h>
 
 #include "device/cpu/cpu.h"
+#include "device/cpu/gated.h"
 #include "device/cpu/vecmath.h"
 
 enum { ROW_BLOCK = 32, MOST = 1024 }; /* MOST: elements of a head */
@@ -16,12 +18,6 @@ struct head {
     float rstd;
     float x[MOST], z[MOST], w[MOST], xhat[MOST], t[MOST]; /* the last two rounded */
 };
-
-static size_t z_at(const struct mt_heads *z, size_t dim, size_t row, size_t head)
-{
-    size_t i = head * dim;
-    return mt_heads_at(z, row, i / z->dim) + i % z->dim;
-}
 
 static void copy(float *dst, enum mt_dtype t, const void *p, size_t at, size_t n)
 {
@@ -76,7 +72,7 @@ static void load(const struct mt_gated_norm *a, size_t row, size_t head, struct 
 {
     size_t n = a->x.dim;
     copy(h->x, a->dtype, a->x.p, mt_heads_at(&a->x, row, head), n);
-    copy(h->z, a->dtype, a->z.p, z_at(&a->z, n, row, head), n);
+    copy(h->z, a->dtype, a->z.p, mt_cpu_gate_at(&a->z, n, row, head), n);
     h->rstd = 1.0f / sqrtf(mt_cpu_dot(h->x, h->x, n) / (float)n + a->eps);
     scale(h->xhat, h->x, h->rstd, n);
     mt_cpu_round_row(a->dtype, h->xhat, n);
@@ -104,19 +100,22 @@ static void forward_chunk(void *ctx, size_t chunk, int thread)
 
 void mt_cpu_run_gated_norm(struct mt_cpu_device *d, const struct mt_gated_norm *a)
 {
-    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, ROW_BLOCK));
+    if (a->gate_first)
+        mt_cpu_norm_of_gated(d, a);
+    else
+        mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, ROW_BLOCK));
 }
 
 size_t mt_cpu_gated_norm_bwd_workspace(const struct mt_device_limits *l, const struct mt_gated_norm_bwd *b)
 {
     (void)l;
-    return mt_div_up(b->fwd.n, ROW_BLOCK) * b->fwd.x.dim * sizeof(float);
+    return mt_div_up(b->fwd.n, ROW_BLOCK) * mt_gated_norm_weights(&b->fwd) * sizeof(float);
 }
 
 static void backward_head(const struct mt_gated_norm_bwd *b, size_t row, size_t i, struct head *h, float *dw)
 {
     const struct mt_gated_norm *a = &b->fwd;
-    size_t n = a->x.dim, to = mt_heads_at(&b->dx, row, i), to_z = z_at(&b->dz, n, row, i);
+    size_t n = a->x.dim, to = mt_heads_at(&b->dx, row, i), to_z = mt_cpu_gate_at(&b->dz, n, row, i);
     float dy[MOST], g[MOST], tmp[MOST];
     load(a, row, i, h);
     copy(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, i), n);
@@ -151,7 +150,10 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
 void mt_cpu_run_gated_norm_bwd(struct mt_cpu_device *d, const struct mt_gated_norm_bwd *b)
 {
     size_t blocks = mt_div_up(b->fwd.n, ROW_BLOCK);
-    mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)b, blocks);
+    if (b->fwd.gate_first)
+        mt_cpu_norm_of_gated_bwd(d, b, ROW_BLOCK);
+    else
+        mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)b, blocks);
     if (b->dw)
-        mt_cpu_fold(d, b->dw, b->workspace, blocks, b->fwd.x.dim);
+        mt_cpu_fold(d, b->dw, b->workspace, blocks, mt_gated_norm_weights(&b->fwd));
 }

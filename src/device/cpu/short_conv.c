@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * y[t] = silu(s[t]), s[t] = sum over j of w[j] x[t - taps + 1 + j] within the document. Backward, with ds = dy silu'(s):
+ * y[t] = silu(s[t]), s[t] = bias + sum over j of w[j] x[t - taps + 1 + j] within the document. Backward, with ds = dy
+ * silu'(s):
  *
- *   dx[t] = sum over j of w[j] ds[t + taps - 1 - j],   dw[j] = sum over t of ds[t] x[t - taps + 1 + j]
+ *   dx[t] = sum over j of w[j] ds[t + taps - 1 - j],   dw[j] = sum over t of ds[t] x[t - taps + 1 + j],
+ *   dbias = sum over t of ds[t]
  *
  * A chunk is a block of rows of a piece of the channels; s is made again in backward. dw is summed over a block's rows,
- * then over blocks in order.
+ * then over blocks in order; so is dbias, a row after w's.
  */
 #include <string.h>
 
@@ -20,10 +22,10 @@ struct job {
     size_t pieces; /* of a head */
 };
 
-/* One piece of the channels: w[j] of each. */
+/* One piece of the channels: w[j] and the bias of each. */
 struct piece {
     size_t head, first, n;
-    float w[MT_CONV_MAX_TAPS][PIECE];
+    float w[MT_CONV_MAX_TAPS][PIECE], bias[PIECE];
 };
 
 static struct piece piece_of(const struct job *j, size_t i)
@@ -36,6 +38,10 @@ static struct piece piece_of(const struct job *j, size_t i)
     for (size_t c = 0; c < p.n; c++)
         for (size_t k = 0; k < a->taps; k++)
             p.w[k][c] = w[c * a->taps + k];
+    if (a->bias) {
+        const float *bias = mt_cpu_row_f32(a->dtype, a->bias, p.head * a->x.dim + p.first, p.n, tmp);
+        memcpy(p.bias, bias, p.n * sizeof(*bias));
+    }
     return p;
 }
 
@@ -75,7 +81,7 @@ MT_HOT static void silu_slope(float *restrict s, const float *restrict dy, size_
 static void sum_row(const struct mt_short_conv *a, const struct piece *p, size_t row, size_t begin, float *s)
 {
     float tmp[PIECE];
-    memset(s, 0, PIECE * sizeof(*s));
+    memcpy(s, p->bias, PIECE * sizeof(*s)); /* zeros without one */
     for (size_t k = 0; k < a->taps; k++) {
         size_t back = a->taps - 1 - k;
         if (row < begin + back)
@@ -116,7 +122,7 @@ void mt_cpu_run_short_conv(struct mt_cpu_device *d, const struct mt_short_conv *
 size_t mt_cpu_short_conv_bwd_workspace(const struct mt_device_limits *l, const struct mt_short_conv_bwd *b)
 {
     (void)l;
-    return mt_div_up(b->fwd.n, ROWS) * b->fwd.x.n * b->fwd.x.dim * b->fwd.taps * sizeof(float);
+    return mt_div_up(b->fwd.n, ROWS) * b->fwd.x.n * b->fwd.x.dim * (b->fwd.taps + 1) * sizeof(float);
 }
 
 /* ds of a row. */
@@ -128,11 +134,13 @@ static void slope_row(const struct mt_short_conv_bwd *b, const struct piece *p, 
     silu_slope(ds, mt_cpu_row_f32(b->fwd.dtype, b->dy.p, at, p->n, tmp), p->n);
 }
 
-/* What ds of a row adds to dw, [tap][channel]. */
+/* What ds of a row adds to dw, [tap][channel], and after the taps to dbias. */
 static void add_weight_gradient(const struct mt_short_conv *a, const struct piece *p, size_t row, size_t begin,
                                 const float *ds, float dw[][PIECE])
 {
     float tmp[PIECE];
+    for (size_t c = 0; c < p->n; c++)
+        dw[a->taps][c] += ds[c];
     for (size_t k = 0; k < a->taps; k++) {
         size_t back = a->taps - 1 - k;
         if (row < begin + back)
@@ -152,7 +160,7 @@ static void backward_tile(const struct mt_short_conv_bwd *b, const struct piece 
         while (r >= (size_t)a->cu_seqlens[d + 1])
             d++;
         slope_row(b, p, r, (size_t)a->cu_seqlens[d], ds[r - first]);
-        if (b->dw && r < end)
+        if ((b->dw || b->dbias) && r < end)
             add_weight_gradient(a, p, r, (size_t)a->cu_seqlens[d], ds[r - first], dw);
     }
     for (size_t r = first; r < end; r++) {
@@ -170,22 +178,30 @@ static void backward_tile(const struct mt_short_conv_bwd *b, const struct piece 
     }
 }
 
+static float *bias_partials(const struct mt_short_conv_bwd *b)
+{
+    return (float *)b->workspace + mt_div_up(b->fwd.n, ROWS) * b->fwd.x.n * b->fwd.x.dim * b->fwd.taps;
+}
+
 static void backward_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct job *j = ctx;
     const struct mt_short_conv *a = j->a;
     size_t per = a->x.n * j->pieces, block = chunk / per, first = block * ROWS, end = MT_MIN(a->n, first + ROWS);
     struct piece p = piece_of(j, chunk % per);
-    float ds[TILE + MT_CONV_MAX_TAPS][PIECE], dw[MT_CONV_MAX_TAPS][PIECE] = {{0}};
+    float ds[TILE + MT_CONV_MAX_TAPS][PIECE], dw[MT_CONV_MAX_TAPS + 1][PIECE] = {{0}};
     (void)thread;
     for (size_t r = first; r < end; r += TILE)
         backward_tile(j->b, &p, r, MT_MIN(end, r + TILE), ds, dw);
-    if (!j->b->dw)
+    if (!j->b->dw && !j->b->dbias)
         return;
-    float *to = (float *)j->b->workspace + (block * a->x.n * a->x.dim + p.head * a->x.dim + p.first) * a->taps;
-    for (size_t c = 0; c < p.n; c++)
+    size_t channels = a->x.n * a->x.dim, at = block * channels + p.head * a->x.dim + p.first;
+    float *to = (float *)j->b->workspace + at * a->taps, *bias = bias_partials(j->b) + at;
+    for (size_t c = 0; c < p.n; c++) {
         for (size_t k = 0; k < a->taps; k++)
             to[c * a->taps + k] = dw[k][c];
+        bias[c] = dw[a->taps][c];
+    }
 }
 
 void mt_cpu_run_short_conv_bwd(struct mt_cpu_device *d, const struct mt_short_conv_bwd *b)
@@ -196,4 +212,6 @@ void mt_cpu_run_short_conv_bwd(struct mt_cpu_device *d, const struct mt_short_co
     mt_pool_run(d->pool, backward_chunk, &j, blocks * a->x.n * j.pieces);
     if (b->dw)
         mt_cpu_fold(d, b->dw, b->workspace, blocks, a->x.n * a->x.dim * a->taps);
+    if (b->dbias)
+        mt_cpu_fold(d, b->dbias, bias_partials(b), blocks, a->x.n * a->x.dim);
 }

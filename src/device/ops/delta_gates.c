@@ -8,7 +8,8 @@ static size_t n_heads(const struct mt_delta_gates *a)
 
 static const char *check_inputs(const struct mt_delta_gates *a)
 {
-    MT_OP_NEED(heads_apart(&a->a) && heads_apart(&a->b) && heads_alike(&a->a, &a->b) && a->a_log && a->dt_bias);
+    MT_OP_NEED(heads_apart(&a->a) && a->a_log && a->dt_bias && (!a->plain || a->least <= a->most));
+    MT_OP_NEED(a->plain || (heads_apart(&a->b) && heads_alike(&a->a, &a->b)));
     return NULL;
 }
 
@@ -64,9 +65,9 @@ const struct mt_op mt_op_row_delta_gates = {
 static const char *check_bwd(const void *args)
 {
     const struct mt_delta_gates_bwd *b = args;
-    MT_OP_NEED(b->dbeta && b->dg && heads_apart(&b->da) && heads_apart(&b->db));
-    MT_OP_NEED(heads_alike(&b->da, &b->fwd.a) && heads_alike(&b->db, &b->fwd.a));
-    MT_OP_NEED(b->workspace);
+    MT_OP_NEED(b->dbeta && b->dg && heads_apart(&b->da) && heads_alike(&b->da, &b->fwd.a));
+    MT_OP_NEED(b->fwd.plain || (heads_apart(&b->db) && heads_alike(&b->db, &b->fwd.a)));
+    MT_OP_NEED(b->workspace && (!b->dd || b->dskip));
     return check_inputs(&b->fwd);
 }
 

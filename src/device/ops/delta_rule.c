@@ -7,7 +7,8 @@ static const char *check_inputs(const struct mt_delta_rule *a)
     if (!a->n)
         return NULL;
     MT_OP_NEED(a->q.n && a->q.n == a->k.n && a->q.dim == a->k.dim && a->v.n % a->k.n == 0);
-    MT_OP_NEED(heads_apart(&a->q) && heads_apart(&a->k) && heads_apart(&a->v) && a->scale > 0 && a->eps > 0);
+    MT_OP_NEED(heads_apart(&a->q) && heads_apart(&a->k) && heads_apart(&a->v) && a->scale > 0);
+    MT_OP_NEED(a->plain || a->eps > 0);
     MT_OP_NEED(a->beta && a->g && a->workspace && a->cu_seqlens && a->cu_seqlens_host && a->n_docs);
     MT_OP_NEED(a->cu_seqlens_host[0] == 0 && (size_t)a->cu_seqlens_host[a->n_docs] == a->n);
     for (size_t i = 0; i < a->n_docs; i++)
@@ -33,6 +34,7 @@ static const char *check_bwd(const void *args)
     MT_OP_NEED(heads_apart(&b->d_o) && heads_apart(&b->dq) && heads_apart(&b->dk) && heads_apart(&b->dv));
     MT_OP_NEED(heads_alike(&b->d_o, &a->v) && heads_alike(&b->dv, &a->v));
     MT_OP_NEED(heads_alike(&b->dq, &a->q) && heads_alike(&b->dk, &a->k) && b->dbeta && b->dg);
+    MT_OP_NEED(!a->skip || b->dskip);
     return NULL;
 }
 
@@ -40,6 +42,9 @@ static const char *check_bwd(const void *args)
 static double work(const struct mt_delta_rule *a, bool bwd)
 {
     double k = (double)a->k.dim, v = (double)a->v.dim, c = MT_DELTA_CHUNK;
+    double shared = c * k / (double)mt_delta_jobs(a).heads; /* Q K^T */
+    if (a->plain)
+        return (2 * k * v + c * v + shared) * (bwd ? 2 : 1) + (bwd ? 3 * k * v + 2 * c * (v + k) : 0);
     double forward = 3 * k * v + 2.5 * c * k + 1.5 * c * v;
     return bwd ? 2 * forward + 6 * k * v + c * (3.5 * v + 5.5 * k) : forward;
 }

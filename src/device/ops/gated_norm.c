@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device/ops/row.h"
 
-enum { MOST = 1024 };
+enum { MOST = 1024, MOST_GATED = 1 << 16 }; /* elements of a head; with the gate first */
 
 static const char *check_inputs(const struct mt_gated_norm *a)
 {
-    MT_OP_NEED(heads_apart(&a->x) && heads_apart(&a->z) && a->x.dim <= MOST && a->z.dim % a->x.dim == 0);
+    MT_OP_NEED(heads_apart(&a->x) && heads_apart(&a->z) && a->z.dim % a->x.dim == 0);
+    MT_OP_NEED(a->x.dim <= (a->gate_first ? MOST_GATED : MOST));
     MT_OP_NEED(a->z.n * a->z.dim == a->x.n * a->x.dim && aligned(a->w) && a->eps >= 0);
     return NULL;
 }

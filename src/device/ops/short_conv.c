@@ -59,7 +59,7 @@ static const char *check_bwd(const void *args)
     const struct mt_short_conv *a = &b->fwd;
     MT_OP_NEED(a->taps && a->taps <= MT_CONV_MAX_TAPS && a->w && a->cu_seqlens && a->n_docs && heads_apart(&a->x));
     MT_OP_NEED(heads_apart(&b->dy) && heads_apart(&b->dx) && heads_alike(&a->x, &b->dy) && heads_alike(&a->x, &b->dx));
-    MT_OP_NEED(b->dx.p != b->dy.p && b->dx.p != a->x.p && (!b->dw || b->workspace));
+    MT_OP_NEED(b->dx.p != b->dy.p && b->dx.p != a->x.p && ((!b->dw && !b->dbias) || b->workspace));
     return NULL;
 }
 

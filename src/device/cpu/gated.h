@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DEVICE_CPU_GATED_H
+#define MT_DEVICE_CPU_GATED_H
+
+#include "device/cpu/cpu.h"
+
+/** What the two forms of gated_norm share. */
+
+/** Where the gate of head `head` begins, whose elements may lie in wider heads. */
+static inline size_t mt_cpu_gate_at(const struct mt_heads *z, size_t dim, size_t row, size_t head)
+{
+    size_t i = head * dim;
+    return mt_heads_at(z, row, i / z->dim) + i % z->dim;
+}
+
+/** With the gate first (norm_of_gated.c). Backward leaves the sums of dw of each row_block rows in the workspace. */
+void mt_cpu_norm_of_gated(struct mt_cpu_device *d, const struct mt_gated_norm *a);
+void mt_cpu_norm_of_gated_bwd(struct mt_cpu_device *d, const struct mt_gated_norm_bwd *b, size_t row_block);
+
+#endif

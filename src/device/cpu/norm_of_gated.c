@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * y = w xhat, xhat = u rstd, u = x silu(z), rstd = 1 / sqrt(mean(u^2) + eps). Backward, with g = w dy:
+ *
+ *   du = rstd (g - xhat mean(g xhat)),  dx = du silu(z),  dz = du x silu'(z),  dw = sum over rows of dy xhat
+ *
+ * A head may have tens of thousands of elements: it is taken in pieces, twice, and u is made again.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "device/cpu/gated.h"
+#include "device/cpu/vecmath.h"
+
+enum { ROW_BLOCK = 16, PIECE = 512 };
+
+/* Elements [first, first + n) of a head of a row. */
+struct piece {
+    size_t n;
+    float x[PIECE], z[PIECE], u[PIECE], w[PIECE];
+};
+
+MT_HOT static void gate(float *restrict u, const float *restrict x, const float *restrict z, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        u[i] = x[i] * (z[i] * mt_sigmoidf(z[i]));
+}
+
+MT_HOT static void scale(float *restrict y, const float *restrict x, float by, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] * by;
+}
+
+MT_HOT static void multiply(float *restrict y, const float *restrict w, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] *= w[i];
+}
+
+MT_HOT static void add_products(float *restrict dw, const float *restrict a, const float *restrict b, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dw[i] += a[i] * b[i];
+}
+
+/* g becomes dx, z dz. */
+MT_HOT static void input_gradients(float *restrict g, float *restrict z, const float *restrict x,
+                                   const float *restrict u, const float rstd, const float mean, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float s = mt_sigmoidf(z[i]), du = rstd * (g[i] - u[i] * rstd * mean);
+        g[i] = du * (z[i] * s);
+        z[i] = du * x[i] * (s * (1.0f + z[i] * (1.0f - s)));
+    }
+}
+
+static void copy(float *dst, enum mt_dtype t, const void *p, size_t at, size_t n)
+{
+    const float *src = mt_cpu_row_f32(t, p, at, n, dst);
+    if (src != dst)
+        memcpy(dst, src, n * sizeof(*dst));
+}
+
+static void put(const float *src, enum mt_dtype t, void *p, size_t at, size_t n)
+{
+    float tmp[PIECE], *to = mt_cpu_row_place(t, p, at, tmp);
+    memcpy(to, src, n * sizeof(*src));
+    mt_cpu_store_row(t, p, at, n, to);
+}
+
+static void load(const struct mt_gated_norm *a, size_t row, size_t head, size_t first, struct piece *p)
+{
+    p->n = MT_MIN((size_t)PIECE, a->x.dim - first);
+    copy(p->x, a->dtype, a->x.p, mt_heads_at(&a->x, row, head) + first, p->n);
+    copy(p->z, a->dtype, a->z.p, mt_cpu_gate_at(&a->z, a->x.dim, row, head) + first, p->n);
+    copy(p->w, a->dtype, a->w, head * a->x.dim + first, p->n);
+    gate(p->u, p->x, p->z, p->n);
+}
+
+static float rstd_of(const struct mt_gated_norm *a, double squares)
+{
+    return 1.0f / sqrtf((float)(squares / (double)a->x.dim) + a->eps);
+}
+
+static void forward_head(const struct mt_gated_norm *a, size_t row, size_t head)
+{
+    struct piece p;
+    double squares = 0;
+    for (size_t at = 0; at < a->x.dim; at += p.n) {
+        load(a, row, head, at, &p);
+        squares += (double)mt_cpu_dot(p.u, p.u, p.n);
+    }
+    float rstd = rstd_of(a, squares);
+    for (size_t at = 0; at < a->x.dim; at += p.n) {
+        float xhat[PIECE];
+        load(a, row, head, at, &p);
+        scale(xhat, p.u, rstd, p.n);
+        mt_cpu_round_row(a->dtype, xhat, p.n);
+        multiply(xhat, p.w, p.n);
+        put(xhat, a->dtype, a->y.p, mt_heads_at(&a->y, row, head) + at, p.n);
+    }
+}
+
+static void forward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_gated_norm *a = ctx;
+    (void)thread;
+    for (size_t r = chunk * ROW_BLOCK; r < MT_MIN(a->n, (chunk + 1) * ROW_BLOCK); r++)
+        for (size_t i = 0; i < a->x.n; i++)
+            forward_head(a, r, i);
+}
+
+void mt_cpu_norm_of_gated(struct mt_cpu_device *d, const struct mt_gated_norm *a)
+{
+    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, ROW_BLOCK));
+}
+
+/* dw: of the head; NULL: not wanted. */
+static void backward_head(const struct mt_gated_norm_bwd *b, size_t row, size_t head, float *dw)
+{
+    const struct mt_gated_norm *a = &b->fwd;
+    struct piece p;
+    float dy[PIECE], xhat[PIECE];
+    double squares = 0, along = 0;
+    for (size_t at = 0; at < a->x.dim; at += p.n) {
+        load(a, row, head, at, &p);
+        copy(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, head) + at, p.n);
+        multiply(dy, p.w, p.n);
+        squares += (double)mt_cpu_dot(p.u, p.u, p.n);
+        along += (double)mt_cpu_dot(dy, p.u, p.n);
+    }
+    float rstd = rstd_of(a, squares), mean = (float)along * rstd / (float)a->x.dim;
+    for (size_t at = 0; at < a->x.dim; at += p.n) {
+        load(a, row, head, at, &p);
+        copy(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, head) + at, p.n);
+        scale(xhat, p.u, rstd, p.n);
+        mt_cpu_round_row(a->dtype, xhat, p.n);
+        if (dw)
+            add_products(dw + at, dy, xhat, p.n);
+        multiply(dy, p.w, p.n);
+        input_gradients(dy, p.z, p.x, p.u, rstd, mean, p.n);
+        put(dy, a->dtype, b->dx.p, mt_heads_at(&b->dx, row, head) + at, p.n);
+        put(p.z, a->dtype, b->dz.p, mt_cpu_gate_at(&b->dz, a->x.dim, row, head) + at, p.n);
+    }
+}
+
+struct job {
+    const struct mt_gated_norm_bwd *b;
+    size_t row_block;
+};
+
+static void backward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct job *j = ctx;
+    const struct mt_gated_norm *a = &j->b->fwd;
+    size_t all = mt_gated_norm_weights(a);
+    float *dw = j->b->dw ? (float *)j->b->workspace + chunk * all : NULL;
+    (void)thread;
+    if (dw)
+        memset(dw, 0, all * sizeof(*dw));
+    for (size_t r = chunk * j->row_block; r < MT_MIN(a->n, (chunk + 1) * j->row_block); r++)
+        for (size_t i = 0; i < a->x.n; i++)
+            backward_head(j->b, r, i, dw ? dw + i * a->x.dim : NULL);
+}
+
+void mt_cpu_norm_of_gated_bwd(struct mt_cpu_device *d, const struct mt_gated_norm_bwd *b, size_t row_block)
+{
+    struct job j = {b, row_block};
+    mt_pool_run(d->pool, backward_chunk, &j, mt_div_up(b->fwd.n, row_block));
+}
