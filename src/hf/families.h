@@ -5,7 +5,7 @@
 #include "hf/family.h"
 
 /** The rows of the table of families, by kind: dense ones (families_dense.c), and mixtures of experts
- * (families_mixtures.c), which may have dense layers, too; and those of the gated delta rule, of both
+ * (families_mixtures.c), which may have dense layers, too; and those of a linear recurrence, of both
  * kinds (families_delta.c). */
 struct mt_families {
     const struct mt_family *row;
@@ -15,8 +15,9 @@ struct mt_families {
 extern const struct mt_layer_norms mt_sandwich_norms;
 /** The same before and after an MLP or a mixture, under other names (Trinity). */
 extern const struct mt_layer_norms mt_mlp_norms;
-/** The factors of Granite. */
+/** The factors of Granite, and its experts. */
 extern const struct mt_family_number mt_granite_numbers[];
+extern const struct mt_fused_tensor mt_granite_experts[];
 
 /** What the rows of Gemma 4 have in common. The rotary parameters must be in the file. */
 #define MT_GEMMA4                                                                                                      \

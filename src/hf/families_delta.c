@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Families with the gated delta rule in most layers. Sources: the configuration and modeling files of transformers. */
+/* Families with a linear recurrence in most layers: the gated delta rule, or Mamba 2. Sources: the configuration and modeling files of transformers. */
 #include "hf/families.h"
 
 #include "base/mem.h"
@@ -16,20 +16,51 @@
     }
 static const struct mt_family_count counts[] = COUNTS(0), joined_counts[] = COUNTS(1);
 
+static const struct mt_layer_kind kinds[] = {
+    {"linear_attention", .parts = {"delta", "mlp"}, .sparse_parts = {"delta", "router", "lists", "experts", "combine"}},
+    {"full_attention"},
+};
+
 #define DELTA(rows)                                                                                                    \
     &(const struct mt_mixer_family){                                                                                   \
-        .type = "linear_attention",                                                                                    \
+        .kinds = kinds,                                                                                                \
+        .n_kinds = MT_ARRAY_LEN(kinds),                                                                                \
         .interval_key = "full_attention_interval",                                                                     \
         .interval = 4,                                                                                                 \
         .counts = rows,                                                                                                \
         .n_counts = MT_ARRAY_LEN(rows),                                                                                \
-        .parts = {"delta", "mlp"},                                                                                     \
-        .sparse_parts = {"delta", "router", "lists", "experts", "combine"},                                            \
     }
 
 static const struct mt_tensor_on_disk tensors[] = {
     {"linear_attn.conv1d.weight", "linear_attn.conv1d.weight", .is_conv = true},
     {NULL},
+};
+
+/* Mamba 2: its tensors, in a module of that name. */
+#define MAMBA(module)                                                                                                  \
+    {"linear_attn.in_proj.weight", module ".in_proj.weight"}, {"linear_attn.dt_bias", module ".dt_bias"},              \
+        {"linear_attn.conv1d.weight", module ".conv1d.weight", .is_conv = true},                                       \
+        {"linear_attn.conv1d.bias", module ".conv1d.bias"}, {"linear_attn.A_log", module ".A_log"},                    \
+        {"linear_attn.D", module ".D"}, {"linear_attn.norm.weight", module ".norm.weight"},                            \
+        {"linear_attn.out_proj.weight", module ".out_proj.weight"}
+
+static const struct mt_tensor_on_disk granite_tensors[] = {
+    MAMBA("mamba"),
+    {"mlp.down_proj.weight", "shared_mlp.output_linear.weight"},
+    {"mlp.shared_expert.down_proj.weight", "shared_mlp.output_linear.weight"},
+    {"mlp.gate.weight", "block_sparse_moe.router.layer.weight", .module = "block_sparse_moe.router"},
+    {NULL},
+};
+static const struct mt_family_count granite_counts[] = {
+    COUNT(k_heads, "mamba_n_groups", 1, 1 << 12, .divides = "mamba_n_heads"),
+    COUNT(v_heads, "mamba_n_heads", 128, 1 << 12, 0),
+    COUNT(k_dim, "mamba_d_state", 256, 1024, 8),
+    COUNT(v_dim, "mamba_d_head", 0, 1024, 8),
+    COUNT(taps, "mamba_d_conv", 4, 8, 0),
+};
+static const struct mt_layer_kind granite_kinds[] = {
+    {"linear_attention", "mamba", {"delta", "mlp"}, {"delta", "router", "lists", "experts", "combine"}},
+    {"full_attention", "attention"},
 };
 
 static const struct mt_family families[] = {
@@ -101,6 +132,39 @@ static const struct mt_family families[] = {
             .shared = MT_MOE_SHARED_WIDTH,
             .renorm_by_key = true,
             .renorm_by_default = true,
+        },
+    },
+    { /* Granite 4, with and without Mamba 2 (Micro) and experts */
+        .architecture = "GraniteMoeHybridForCausalLM",
+        .model_type = "granitemoehybrid",
+        .ropes = MT_ROPE_BY_TYPE,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .numbers = mt_granite_numbers,
+        .ffn_key = "shared_intermediate_size",
+        .gate_up_name = "shared_mlp.input_linear.weight",
+        .on_disk = granite_tensors,
+        .mixer = &(const struct mt_mixer_family){
+            .kinds = granite_kinds,
+            .n_kinds = MT_ARRAY_LEN(granite_kinds),
+            .counts = granite_counts,
+            .n_counts = MT_ARRAY_LEN(granite_counts),
+            .plain = &(const struct mt_plain_family){
+                .expand_key = "mamba_expand",
+                .conv_bias_key = "mamba_conv_bias",
+                .flags = {"mamba_proj_bias"},
+                .limits_key = "time_step_limit",
+            },
+        },
+        .parts = {"attention", "mlp"},
+        .sparse_parts = {"attention", "router", "lists", "experts", "combine"},
+        .fused = mt_granite_experts,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 8, .top_k = 2, .score = MT_MOE_CHOSEN_SOFTMAX, .scale = 1,
+                       .scale_is_residual = true, .weights_rounded = true},
+            .width_key = "intermediate_size",
+            .none_is_dense = true,
+            .shared = MT_MOE_SHARED_FFN,
         },
     },
 };

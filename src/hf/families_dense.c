@@ -63,12 +63,6 @@ static const struct mt_tensor_on_disk apertus_tensors[] = {
     {NULL},
 };
 
-/* Granite 4 */
-static const struct mt_tensor_on_disk shared_mlp_tensors[] = {
-    {"mlp.down_proj.weight", "shared_mlp.output_linear.weight"},
-    {NULL},
-};
-
 static const struct mt_family families[] = {
     {
         .architecture = "LlamaForCausalLM",
@@ -213,22 +207,6 @@ static const struct mt_family families[] = {
         .o_bias = MT_FEATURE_BY_KEY,
         .mlp_bias = MT_FEATURE_BY_KEY,
         .numbers = mt_granite_numbers,
-        .parts = {"attention", "mlp"},
-    },
-    { /* Granite 4.0 without Mamba 2 and experts: Micro */
-        .architecture = "GraniteMoeHybridForCausalLM",
-        .model_type = "granitemoehybrid",
-        .attention_named = true,
-        .ropes = MT_ROPE_BY_TYPE,
-        .qkv_bias = MT_FEATURE_BY_KEY,
-        .o_bias = MT_FEATURE_BY_KEY,
-        .numbers = mt_granite_numbers,
-        .zeros = (const struct mt_family_zero[]){{"num_local_experts", 8, "other than 0 is not supported in this "
-                                                  "architecture: train a model without experts (Granite 4.0 Micro)"},
-                                                 {NULL}},
-        .ffn_key = "shared_intermediate_size",
-        .gate_up_name = "shared_mlp.input_linear.weight",
-        .on_disk = shared_mlp_tensors,
         .parts = {"attention", "mlp"},
     },
     {

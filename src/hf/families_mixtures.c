@@ -87,7 +87,7 @@ static const struct mt_tensor_on_disk granite_tensors[] = {
     {"mlp.gate.weight", "block_sparse_moe.router.layer.weight", .module = "block_sparse_moe.router"},
     {NULL},
 };
-static const struct mt_fused_tensor granite_experts[] = {
+const struct mt_fused_tensor mt_granite_experts[] = {
     {"block_sparse_moe.input_linear.weight", {"mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"},
      .parameter = "block_sparse_moe.experts.gate_up_proj"},
     {"block_sparse_moe.output_linear.weight", {"mlp.experts.*.down_proj.weight"},
@@ -190,7 +190,7 @@ static const struct mt_family families[] = {
         .parts = {"attention", "mlp"},
         .sparse_parts = SPARSE_PARTS,
         .on_disk = granite_tensors,
-        .fused = granite_experts,
+        .fused = mt_granite_experts,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 8, .top_k = 2, .score = MT_MOE_CHOSEN_SOFTMAX, .scale = 1,
                        .scale_is_residual = true, .weights_rounded = true},

@@ -127,14 +127,32 @@ struct mt_family_count {
     const char *divides; /* the key of a number that it divides; NULL: none */
 };
 
-/** Another mixer than attention: a part, of the layers that layer_types names, else of all but each n-th. */
+/** A kind of layer, of a family that has several. */
+struct mt_layer_kind {
+    const char *name, *old_name; /* in layer_types or layers_block_type; the second may be NULL */
+    const char *parts[MT_FAMILY_MAX_PARTS], *sparse_parts[MT_FAMILY_MAX_PARTS]; /* none: those of the family */
+};
+
+/** Mamba 2: how config.json says what its part needs beside numbers. A NULL key is none. */
+struct mt_plain_family {
+    const char *expand_key;         /* with hidden_size the width of all heads: of values, if v_dim is absent or "auto" */
+    const char *conv_bias_key;      /* true: the convolution has a bias */
+    const char *flags[2];           /* keys that must not be true: biases of products */
+    const char *limits_key;         /* [least, most] of a step; absent: 0, without end */
+    const char *least_key;          /* the same of least alone, */
+    double least;                   /* and its class default */
+    const char *activation_key;     /* must be silu */
+};
+
+/** Other mixers than attention: the kinds of layers, by a list of each one's, else all kind 0 but each n-th, kind 1. */
 struct mt_mixer_family {
-    const char *type;         /* of such layers in layer_types; the others are "full_attention" */
-    const char *interval_key; /* n */
+    const struct mt_layer_kind *kinds;
+    size_t n_kinds;
+    const char *interval_key; /* n; NULL: all layers are kind 0 */
     int64_t interval;         /* its class default */
     const struct mt_family_count *counts; /* what its specification holds */
     size_t n_counts;
-    const char *parts[MT_FAMILY_MAX_PARTS], *sparse_parts[MT_FAMILY_MAX_PARTS]; /* of such layers */
+    const struct mt_plain_family *plain;  /* NULL: the gated delta rule */
 };
 
 struct mt_family {
@@ -143,7 +161,6 @@ struct mt_family {
     int64_t n_kv_heads, head_dim;          /* class defaults; 0: num_attention_heads, hidden_size / heads */
     int64_t window;                        /* class default of sliding_window */
     enum mt_window_rule windows;
-    bool attention_named;                  /* layer_types (layers_block_type) must name attention for every layer */
     int64_t full_every;                    /* MT_WINDOW_ALL_BUT: class default of the pattern */
     const char *full_every_key;            /* NULL: sliding_window_pattern */
     bool last_is_full;                     /* the last layer has no window, whatever the rule or layer_types say */

@@ -272,7 +272,7 @@ static void read_shape(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
 {
     const struct mt_family *f = c->family;
     c->hidden = mt_keys_need_int(r, "hidden_size", 1 << 20);
-    bool all_experts = f->moe && f->moe->layers == MT_MOE_EVERY_LAYER && !f->moe->width_is_ffn;
+    bool all_experts = f->moe && f->moe->layers == MT_MOE_EVERY_LAYER && !f->moe->width_is_ffn && !f->ffn_key;
     s->ffn = all_experts ? mt_keys_int(r, "intermediate_size", 0, 0, 1 << 24)
                          : mt_keys_need_int(r, f->ffn_key ? f->ffn_key : "intermediate_size", 1 << 24);
     c->n_layers = mt_keys_need_int(r, "num_hidden_layers", MT_MAX_LAYERS);
@@ -281,8 +281,7 @@ static void read_shape(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     c->initializer_range = mt_keys_number(r, "initializer_range", 0.02);
     c->longest = f->longest_key ? mt_keys_int(r, f->longest_key, f->longest, 1, INT64_C(1) << 40) : 0;
     read_heads(r, f, c->hidden, s);
-    if (f->mixer)
-        mt_mixer_read(r, f->mixer, s);
+    mt_mixer_read(r, c, s);
 }
 
 static bool has_feature(struct mt_keys *r, enum mt_feature f, const char *key, bool def)

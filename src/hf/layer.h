@@ -46,11 +46,14 @@ enum mt_activation { MT_ACTIVATION_SILU, MT_ACTIVATION_GELU_TANH, MT_ACTIVATION_
 
 enum { MT_NO_ROPE = -1 };
 
-/** The gated delta rule (part delta), of a layer that has it instead of attention. */
+/** The gated delta rule, or the plain one of Mamba 2 (part delta), of a layer that has it instead of attention. */
 struct mt_delta_spec {
     int64_t k_heads, v_heads, k_dim, v_dim; /* heads of queries and of keys, of values; their widths */
     int64_t taps;                           /* of the short convolution */
     int64_t joined;                         /* 1: two tensors hold all inputs, by key head; 0: four */
+    bool plain;                             /* Mamba 2, whose one tensor of inputs is [z; v; k; q; step] */
+    bool conv_bias;                         /* plain: the short convolution has a bias */
+    double least, most;                     /* plain: limits of a step */
 };
 
 struct mt_layer_spec {

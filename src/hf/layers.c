@@ -87,21 +87,6 @@ static void read_windows(struct mt_keys *r, const struct mt_hf_config *c, int64_
         of[c->n_layers - 1] = 0;
 }
 
-/* Classes whose other kind of layer is not supported, and is what layers are if nothing says otherwise. */
-static void need_attention(struct mt_keys *r, const struct mt_hf_config *c)
-{
-    const char *key = mt_keys_find(r, "layers_block_type") ? "layers_block_type" : "layer_types";
-    if (!c->family->attention_named)
-        return;
-    const cJSON *v = mt_keys_of_layers(r, key, c->n_layers);
-    if (!v) /* nor may it be absent */
-        mt_keys_refuse(r, key, "does not name every layer");
-    for (; v; v = v->next)
-        if (!cJSON_IsString(v) || (strcmp(v->valuestring, "attention") != 0 && strcmp(v->valuestring, "full_attention") != 0))
-            mt_keys_refuse(r, key, "names layers other than \"attention\" (Mamba 2), which are not supported in this "
-                           "architecture: train a model of attention alone (Granite 4.0 Micro)");
-}
-
 /* position_embedding_type: whether anything is rotated. */
 static bool rotates(struct mt_keys *r)
 {
@@ -149,25 +134,32 @@ static uint8_t index_of(struct mt_keys *r, struct mt_hf_config *c, const struct 
     return (uint8_t)i;
 }
 
+static const char *const *parts_of(const struct mt_family *f, int64_t layer, uint8_t kind, bool sparse)
+{
+    const struct mt_layer_kind *k = f->mixer ? &f->mixer->kinds[kind] : NULL;
+    const char *const *own = !k ? NULL : sparse ? k->sparse_parts : k->parts;
+    if (own && own[0])
+        return own;
+    if (!layer && f->first_parts[0])
+        return f->first_parts;
+    return sparse ? f->sparse_parts : f->parts;
+}
+
 void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_layer_spec of[2])
 {
     struct mt_layer_spec s;
     int64_t window[MT_MAX_LAYERS] = {0};
-    bool sparse[MT_MAX_LAYERS] = {0}, mixed[MT_MAX_LAYERS] = {0}, rotated[MT_MAX_LAYERS];
-    need_attention(r, c);
+    bool sparse[MT_MAX_LAYERS] = {0}, rotated[MT_MAX_LAYERS];
+    uint8_t kind[MT_MAX_LAYERS] = {0};
     read_windows(r, c, window);
     read_rotated(r, c, window, rotated);
-    mt_mixer_layers(r, c, mixed);
+    mt_mixer_layers(r, c, kind);
     mt_moe_read(r, c, &of[0], sparse);
     for (int64_t i = 0; i < c->n_layers && !r->rc; i++) {
         memcpy(&s, &of[window[i] != 0], sizeof(s));
         s.window = window[i];
         s.is_mixture = sparse[i];
-        s.parts = sparse[i] ? c->family->sparse_parts : c->family->parts;
-        if (i == 0 && c->family->first_parts[0])
-            s.parts = c->family->first_parts;
-        if (mixed[i])
-            s.parts = sparse[i] ? c->family->mixer->sparse_parts : c->family->mixer->parts;
+        s.parts = parts_of(c->family, i, kind[i], sparse[i]);
         s.rope = !rotated[i] ? MT_NO_ROPE : window[i] && c->family->rope_by_window;
         s.q_rope = rotated[i] && c->family->q_growth ? 1 : s.rope; /* mt_rope_read() made a table of their own */
         c->layer[i] = index_of(r, c, &s);

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hf/mixer.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
 
 static int64_t *number(struct mt_layer_spec *s, const struct mt_family_count *c)
 {
@@ -26,27 +30,87 @@ static void check(struct mt_keys *r, const struct mt_mixer_family *f, struct mt_
     }
 }
 
-void mt_mixer_read(struct mt_keys *r, const struct mt_mixer_family *f, struct mt_layer_spec *s)
+/* A number may be a word instead: "auto", which is 0 until it is known. */
+static int64_t read_count(struct mt_keys *r, const struct mt_family_count *c)
 {
-    for (size_t i = 0; i < f->n_counts; i++) {
-        const struct mt_family_count *c = &f->counts[i];
-        *number(s, c) = c->key ? mt_keys_int(r, c->key, c->by_default, 1, c->most) : c->by_default;
-    }
-    for (size_t i = 0; i < f->n_counts; i++)
-        check(r, f, s, &f->counts[i]);
+    const cJSON *v = c->key ? mt_keys_find(r, c->key) : NULL;
+    if (!c->key || (!c->by_default && (!v || (cJSON_IsString(v) && !strcmp(v->valuestring, "auto")))))
+        return c->by_default;
+    return mt_keys_int(r, c->key, c->by_default, 1, c->most);
 }
 
-void mt_mixer_layers(struct mt_keys *r, const struct mt_hf_config *c, bool *of)
+/* [least, most]; Python writes an infinity as a word, or as an object with that word. */
+static void read_limits(struct mt_keys *r, const char *key, struct mt_delta_spec *d)
+{
+    const cJSON *list = mt_keys_find(r, key), *least = list ? list->child : NULL, *most = least ? least->next : NULL;
+    const cJSON *word = cJSON_IsObject(most) ? mt_json_get(most, "__float__") : NULL;
+    if (!list)
+        return;
+    bool endless = cJSON_IsString(word) && !strcmp(word->valuestring, "Infinity");
+    d->least = cJSON_IsNumber(least) ? least->valuedouble : NAN;
+    d->most = endless ? INFINITY : cJSON_IsNumber(most) ? most->valuedouble : NAN;
+    if (!cJSON_IsArray(list) || !(d->least >= 0 && d->most > d->least))
+        mt_keys_refuse(r, key, "must be two numbers, the least and the largest step");
+}
+
+static void read_plain(struct mt_keys *r, const struct mt_plain_family *f, int64_t hidden, struct mt_delta_spec *d)
+{
+    int64_t all = f->expand_key ? mt_keys_int(r, f->expand_key, 2, 1, 1 << 10) * hidden : 0;
+    const cJSON *act = f->activation_key ? mt_keys_find(r, f->activation_key) : NULL;
+    d->plain = true;
+    d->conv_bias = mt_keys_bool(r, f->conv_bias_key, true);
+    d->least = f->least_key ? mt_keys_number(r, f->least_key, f->least) : 0;
+    d->most = INFINITY;
+    if (f->limits_key)
+        read_limits(r, f->limits_key, d);
+    if (!d->v_dim)
+        d->v_dim = all / d->v_heads;
+    if (all && d->v_dim * d->v_heads != all)
+        mt_keys_refuse(r, f->expand_key, "times hidden_size is not the width of all heads of Mamba 2");
+    for (size_t i = 0; i < sizeof(f->flags) / sizeof(f->flags[0]) && f->flags[i]; i++)
+        if (mt_keys_bool(r, f->flags[i], false))
+            mt_keys_refuse(r, f->flags[i], "must not be true: that is not supported in this architecture");
+    if (act && !(cJSON_IsString(act) && !strcmp(act->valuestring, "silu")))
+        mt_keys_refuse(r, f->activation_key, "must be silu");
+}
+
+static int find_kind(const struct mt_mixer_family *f, const char *name)
+{
+    for (size_t i = 0; name && i < f->n_kinds; i++)
+        if (!strcmp(name, f->kinds[i].name) || (f->kinds[i].old_name && !strcmp(name, f->kinds[i].old_name)))
+            return (int)i;
+    return -1;
+}
+
+void mt_mixer_layers(struct mt_keys *r, const struct mt_hf_config *c, uint8_t *kind)
 {
     const struct mt_mixer_family *f = c->family->mixer;
     if (!f)
         return;
-    int64_t every = mt_keys_int(r, f->interval_key, f->interval, 1, MT_MAX_LAYERS);
-    const cJSON *v = mt_keys_of_layers(r, "layer_types", c->n_layers);
+    const char *key = mt_keys_find(r, "layers_block_type") ? "layers_block_type" : "layer_types";
+    int64_t every = f->interval_key ? mt_keys_int(r, f->interval_key, f->interval, 1, MT_MAX_LAYERS) : INT64_MAX;
+    const cJSON *v = mt_keys_of_layers(r, key, c->n_layers);
     for (int64_t i = 0; i < c->n_layers; i++) {
-        of[i] = v ? cJSON_IsString(v) && !strcmp(v->valuestring, f->type) : (i + 1) % every != 0;
-        if (v && !of[i] && !(cJSON_IsString(v) && !strcmp(v->valuestring, "full_attention")))
-            mt_keys_refuse(r, "layer_types", "names a kind of attention that is not supported");
+        int of = v ? find_kind(f, cJSON_IsString(v) ? v->valuestring : NULL) : (i + 1) % every == 0;
+        if (of < 0)
+            mt_keys_refuse(r, key, "names a kind of layer that is not supported");
+        kind[i] = (uint8_t)MT_MAX(of, 0);
         v = v ? v->next : NULL;
     }
+}
+
+void mt_mixer_read(struct mt_keys *r, const struct mt_hf_config *c, struct mt_layer_spec *s)
+{
+    const struct mt_mixer_family *f = c->family->mixer;
+    uint8_t kind[MT_MAX_LAYERS] = {0};
+    bool any = false;
+    mt_mixer_layers(r, c, kind);
+    for (int64_t i = 0; f && i < c->n_layers; i++)
+        any |= !kind[i];
+    for (size_t i = 0; any && i < f->n_counts; i++)
+        *number(s, &f->counts[i]) = read_count(r, &f->counts[i]);
+    if (any && f->plain)
+        read_plain(r, f->plain, c->hidden, &s->delta);
+    for (size_t i = 0; any && i < f->n_counts; i++)
+        check(r, f, s, &f->counts[i]);
 }

@@ -7,9 +7,10 @@
 
 /** Layers whose mixer is another than attention (mt_family.mixer). */
 
-/** Reads the numbers of the mixer, and refuses those that it does not have. */
-void mt_mixer_read(struct mt_keys *r, const struct mt_mixer_family *f, struct mt_layer_spec *s);
-/** Sets of[i] for the layers that have it; leaves `of` alone in families without one. */
-void mt_mixer_layers(struct mt_keys *r, const struct mt_hf_config *c, bool *of);
+/** Reads the numbers of the mixer, if any layer has it, and refuses those that it does not have; after c->hidden and
+ * c->n_layers are known. Does nothing in families without a mixer. */
+void mt_mixer_read(struct mt_keys *r, const struct mt_hf_config *c, struct mt_layer_spec *s);
+/** kind[i]: of layer i, an index of mt_mixer_family.kinds; leaves `kind` alone in families without a mixer. */
+void mt_mixer_layers(struct mt_keys *r, const struct mt_hf_config *c, uint8_t *kind);
 
 #endif

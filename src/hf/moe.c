@@ -34,12 +34,24 @@ static int64_t read_number(struct mt_keys *k, const char *key, int64_t def, int6
     return def;
 }
 
+static const char *count_key(const struct mt_keys *k)
+{
+    static const char *const names[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"};
+    return name_of(k, names, MT_ARRAY_LEN(names));
+}
+
+/* No experts at all, in a family that may have some. */
+static bool is_dense(const struct mt_keys *k, const struct mt_moe_family *f)
+{
+    const cJSON *v = mt_keys_find(k, count_key(k));
+    return f->none_is_dense && cJSON_IsNumber(v) && v->valuedouble == 0;
+}
+
 static void read_shape(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f, int64_t ffn)
 {
-    static const char *const experts[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"},
-                             *const chosen[] = {"num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"};
-    const char *count = name_of(k, experts, MT_ARRAY_LEN(experts)), *top = name_of(k, chosen, MT_ARRAY_LEN(chosen));
-    const char *width = f->width_is_ffn ? "intermediate_size" : "moe_intermediate_size";
+    static const char *const chosen[] = {"num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"};
+    const char *count = count_key(k), *top = name_of(k, chosen, MT_ARRAY_LEN(chosen));
+    const char *width = f->width_is_ffn ? "intermediate_size" : f->width_key ? f->width_key : "moe_intermediate_size";
     struct mt_moe *m = &c->moe;
     if (!m->n_experts && !mt_keys_find(k, count))
         mt_keys_refuse(k, count, "is missing");
@@ -163,7 +175,7 @@ static void read_layers(struct mt_keys *k, int64_t n_layers, const struct mt_moe
 void mt_moe_read(struct mt_keys *k, struct mt_hf_config *c, const struct mt_layer_spec *s, bool *sparse)
 {
     const struct mt_moe_family *f = c->family->moe;
-    if (!f || (f->key && !mt_keys_bool(k, f->key, false)))
+    if (!f || (f->key && !mt_keys_bool(k, f->key, false)) || is_dense(k, f))
         return;
     c->moe = f->values;
     read_shape(k, c, f, s->ffn);

@@ -51,7 +51,7 @@ struct mt_moe {
     bool normed;                      /* y = x + norm(sum), shared expert and all (part normed) */
     bool router_norm;                 /* logits are of a norm of x by a weight of the router's, over sqrt(hidden) */
     bool expert_scale;                /* a weight is multiplied by a number of its expert */
-    bool scale_is_residual;           /* scale has mt_layer_spec.residual within it; without a shared expert */
+    bool scale_is_residual;           /* scale has mt_layer_spec.residual within it; without shared_gate */
     bool weights_rounded;             /* weights are rounded to the compute dtype */
     bool clamped;                     /* (min(max(up, -limit), limit) + 1) * g * sigmoid(alpha g), g = min(gate, limit),
                                          instead of the activation of dense layers */
@@ -79,7 +79,7 @@ enum mt_moe_shared {
     MT_MOE_NO_SHARED,
     MT_MOE_SHARED_WIDTH, /* shared_expert_intermediate_size */
     MT_MOE_SHARED_COUNT, /* an expert's width times n_shared_experts, num_shared_experts or moe_num_shared_experts */
-    MT_MOE_SHARED_FFN,   /* intermediate_size */
+    MT_MOE_SHARED_FFN,   /* that of the MLP in dense layers: intermediate_size, or mt_family.ffn_key */
 };
 
 /** The mixtures of experts of a family. */
@@ -92,6 +92,8 @@ struct mt_moe_family {
     enum mt_moe_shared shared; /* values.shared_width: default */
     int64_t shared_count;      /* MT_MOE_SHARED_COUNT: default */
     bool width_is_ffn;         /* intermediate_size is the width of an expert */
+    const char *width_key;     /* another key of that width; NULL: moe_intermediate_size */
+    bool none_is_dense;        /* a number of experts of 0 is a dense model */
     bool groups;               /* n_group and topk_group are read; defaults: values, or 1 */
     const char *group_method;  /* only if topk_method is this, which may also be greedy; NULL: always */
     bool renorm_by_key;        /* norm_topk_prob decides whether values.renorm applies */

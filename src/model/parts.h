@@ -37,8 +37,9 @@ enum { MT_PARALLEL_GATE_UP = MT_ATTENTION_NORM_AFTER + 1, MT_PARALLEL_GATE_UP_BI
        MT_PARALLEL_DOWN_BIAS }; /* part parallel, with those of attention */
 enum { MT_MLA_NORM, MT_MLA_IN /* [q latent or queries; latent; shared key] */, MT_MLA_IN_BIAS, MT_MLA_Q_NORM, MT_MLA_Q,
        MT_MLA_KV_NORM, MT_MLA_KV, MT_MLA_OUT, MT_MLA_OUT_BIAS, MT_MLA_NORM_AFTER };
-enum { MT_DELTA_NORM, MT_DELTA_IN /* [q; k; v; z; b; a], or by key head */, MT_DELTA_CONV /* [channels, taps] */,
-       MT_DELTA_DT_BIAS, MT_DELTA_A_LOG, MT_DELTA_OUT_NORM, MT_DELTA_OUT, MT_DELTA_NORM_AFTER };
+enum { MT_DELTA_NORM, MT_DELTA_IN /* [q; k; v; z; b; a], or by key head; plain: [z; v; k; q; a] */,
+       MT_DELTA_CONV /* [channels, taps] */, MT_DELTA_DT_BIAS, MT_DELTA_A_LOG, MT_DELTA_OUT_NORM, MT_DELTA_OUT,
+       MT_DELTA_NORM_AFTER, MT_DELTA_CONV_BIAS, MT_DELTA_SKIP };
 enum { MT_MLP_NORM, MT_MLP_GATE_UP, MT_MLP_GATE_UP_BIAS, MT_MLP_DOWN, MT_MLP_DOWN_BIAS, MT_MLP_NORM_AFTER,
        MT_MLP_SCALAR /* [1] */, MT_BESIDE_NORM_MLP, MT_BESIDE_NORM_SUM /* part beside, with all of the others */,
        MT_MLP_CURVE /* [4] numbers of xIELU */ };

@@ -37,7 +37,10 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
         mt_layout_add_param(b, p, MT_ROUTER_SELECT_BIAS, 0, 1, select);
     if (!m->shared_width)
         return;
-    mt_layout_add_param(b, p, MT_ROUTER_SHARED_GATE_UP, c->hidden, 2, shared);
+    if (p->spec->gate_up_name)
+        mt_layout_add_tensor(b, p, MT_ROUTER_SHARED_GATE_UP, 2 * m->shared_width, c->hidden, p->spec->gate_up_name);
+    else
+        mt_layout_add_param(b, p, MT_ROUTER_SHARED_GATE_UP, c->hidden, 2, shared);
     mt_layout_add_tensor(b, p, MT_ROUTER_SHARED_DOWN, c->hidden, m->shared_width, "mlp.shared_expert.down_proj.weight");
     if (m->shared_gate)
         mt_layout_add_tensor(b, p, MT_ROUTER_SHARED_GATE, 1, c->hidden, "mlp.shared_expert_gate.weight");

@@ -1,6 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The shared expert of a mixture: gate(n) * (act(n Wgate) * (n Wup)) Wdown, where it has a gate. */
+/*
+ * The shared expert of a mixture: gate(n) * (act(n Wgate) * (n Wup)) Wdown, where it has a gate. A residual factor is in
+ * the gated product, before Wdown; then there is no gate.
+ */
 #include "model/shared_expert.h"
+
+/* The gated product, or its gradient, times the residual factor. */
+static int scale_act(const struct mt_shared_expert *a, struct mt_err *err)
+{
+    const struct mt_part_run *r = a->run;
+    const mt_model *m = r->m;
+    struct mt_add scaled = {.n = r->in->n_tokens * (size_t)m->layout->cfg.moe.shared_width, .dtype = m->dt, .b = a->act,
+                            .out = a->act, .scale = (float)r->part->spec->residual};
+    return r->part->spec->residual == 1 ? 0 : mt_op_add(m->dev, &scaled, err);
+}
 
 int mt_shared_expert_open(const struct mt_shared_expert *a, const void *n, struct mt_err *err)
 {
@@ -16,8 +29,11 @@ int mt_shared_expert_open(const struct mt_shared_expert *a, const void *n, struc
     const struct mt_param none = {0};
     int rc = mt_linear(m, rows, m->wd.c, 2 * width, n, r->w, p[MT_ROUTER_SHARED_GATE_UP], none, NULL, a->gate_up,
                        err);
-    if (!rc && (mt_value(r, MT_ROLE_ROWS) || moe->shared_gate))
+    bool needed = mt_value(r, MT_ROLE_ROWS) || moe->shared_gate;
+    if (!rc && needed)
         rc = mt_op_glu(m->dev, &glu, err);
+    if (!rc && needed)
+        rc = scale_act(a, err);
     if (!rc && p[MT_ROUTER_SHARED_GATE].adapter) { /* the product is a linear layer's, the rest the operation's */
         rc = mt_linear(m, rows, m->wd.c, 1, n, r->w, p[MT_ROUTER_SHARED_GATE], none, NULL, a->score, err);
         gate.c = 1;
@@ -113,7 +129,11 @@ int mt_shared_expert_backward(const struct mt_shared_expert *a, struct mt_err *e
                                  .dy = a->gate_up, .dx = a->dn};
     int rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
+        rc = scale_act(a, err);
+    if (!rc)
         rc = glu_backward(a, err);
+    if (!rc)
+        rc = scale_act(a, err);
     if (!rc) /* with adapters, by what its input's gradient left: before any other adapter's */
         rc = mt_linear_weight_grad(m, &down, err);
     if (!rc)

@@ -350,7 +350,7 @@ static void windows_and_rotations_by_rule(void **state)
     assert_true(layer(0)->score_scale == 0.015625);
 }
 
-static void a_class_of_two_mixers_takes_models_of_attention_alone(void **state)
+static void a_class_of_two_mixers_takes_models_with_and_without_experts(void **state)
 {
     (void)state;
 #define HYBRID(keys) "\"model_type\": \"granitemoehybrid\", \"shared_intermediate_size\": 40, \"residual_multiplier\": 0.22, " keys SHAPE
@@ -364,14 +364,12 @@ static void a_class_of_two_mixers_takes_models_of_attention_alone(void **state)
     assert_true(layer(0)->rope == MT_NO_ROPE);
     refuse(HYBRID(OF_ATTENTION "\"num_local_experts\": 0, \"position_embedding_type\": \"alibi\", "),
            "position_embedding_type");
-    refuse(HYBRID(OF_ATTENTION), "num_local_experts"); /* 8 in the class */
-    refuse(HYBRID(OF_ATTENTION "\"num_local_experts\": 64, "), "without experts");
-    refuse(HYBRID("\"num_local_experts\": 0, "), "layer_types"); /* all Mamba 2 in the class */
+    assert_int_equal(cfg.moe.n_experts, 0);
+    take(HYBRID(OF_ATTENTION)); /* 8 experts of intermediate_size in the class */
+    assert_true(cfg.moe.n_experts == 8 && cfg.moe.width == 176 && cfg.moe.shared_width == 40 && cfg.moe.scale == 0.22);
     refuse(HYBRID("\"num_local_experts\": 0, \"layer_types\": [\"attention\"], "), "does not name every layer");
-    refuse(HYBRID("\"num_local_experts\": 0, \"layer_types\": [\"attention\", \"mamba\", \"mamba\", \"attention\"], "),
-           "Mamba 2");
-    refuse(HYBRID("\"num_local_experts\": 0, \"layer_types\": [\"linear_attention\", \"attention\", \"attention\", "
-                  "\"attention\"], "), "Mamba 2");
+    refuse(HYBRID("\"num_local_experts\": 0, \"layer_types\": [\"attention\", \"mlp\", \"mamba\", \"attention\"], "),
+           "not supported");
     refuse("\"model_type\": \"granitemoehybrid\", \"num_local_experts\": 0, " OF_ATTENTION SHAPE, "shared_intermediate_size");
     refuse("\"model_type\": \"granite\", \"num_local_experts\": 0, " SHAPE, "num_local_experts");
 }
@@ -769,7 +767,7 @@ int main(void)
         cmocka_unit_test(layers_that_compute_alike_share_a_specification),
         cmocka_unit_test(a_nested_decoder_is_read_and_the_top_decides),
         cmocka_unit_test(windows_and_rotations_by_rule),
-        cmocka_unit_test(a_class_of_two_mixers_takes_models_of_attention_alone),
+        cmocka_unit_test(a_class_of_two_mixers_takes_models_with_and_without_experts),
         cmocka_unit_test(stop_tokens_are_a_set_of_both_files),
         cmocka_unit_test(what_is_not_built_is_refused_by_name),
         cmocka_unit_test(mixtures_have_their_families_rules),

@@ -14,11 +14,13 @@
 
 static struct mt_hf_config cfg;
 
+static const char *architecture = "Qwen3_5ForCausalLM";
+
 static int parse(const char *keys, struct mt_err *err)
 {
     char text[1024];
-    int n = snprintf(text, sizeof(text), "{\"architectures\": [\"Qwen3_5ForCausalLM\"], \"hidden_size\": 64, \"vocab_size\": 300, "
-                     "\"intermediate_size\": 176, \"num_hidden_layers\": 8, \"num_attention_heads\": 4%s}", keys);
+    int n = snprintf(text, sizeof(text), "{\"architectures\": [\"%s\"], \"hidden_size\": 64, \"vocab_size\": 300, "
+                     "\"intermediate_size\": 176, \"num_hidden_layers\": 8, \"num_attention_heads\": 4%s}", architecture, keys);
     assert_true(n > 0 && (size_t)n < sizeof(text));
     return mt_hf_config_parse(&cfg, text, (size_t)n, "config.json", err);
 }
@@ -84,12 +86,51 @@ static void layers_are_by_interval_or_by_name(void **state)
            "\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\"]", "\"layer_types\"", "not supported");
 }
 
+static int granite(void **state)
+{
+    (void)state;
+    architecture = "GraniteMoeHybridForCausalLM";
+    return 0;
+}
+
+#define GRANITE(keys) ", \"num_local_experts\": 0, \"shared_intermediate_size\": 40, \"mamba_d_state\": 16, " keys
+
+static void mamba_has_the_numbers_of_its_keys(void **state)
+{
+    (void)state;
+    take(GRANITE("\"mamba_n_heads\": 8, \"mamba_n_groups\": 2"));
+    struct mt_delta_spec d = mt_layer_of(&cfg, 0)->delta;
+    assert_true(d.plain && d.conv_bias && d.k_heads == 2 && d.v_heads == 8 && d.k_dim == 16 && d.v_dim == 16 && d.taps == 4);
+    assert_true(d.least == 0 && d.most > 1e300 && is_mixed(0) && is_mixed(7)); /* all layers in the class */
+    take(GRANITE("\"mamba_n_heads\": 4, \"mamba_d_head\": \"auto\", \"mamba_conv_bias\": false, \"time_step_limit\": [0.5, 2]"));
+    d = mt_layer_of(&cfg, 0)->delta;
+    assert_true(d.v_dim == 32 && !d.conv_bias && d.least == 0.5 && d.most == 2);
+    take(GRANITE("\"mamba_n_heads\": 4, \"time_step_limit\": [0.001, {\"__float__\": \"Infinity\"}]"));
+    assert_true(mt_layer_of(&cfg, 0)->delta.least == 0.001 && mt_layer_of(&cfg, 0)->delta.most > 1e300);
+    take(GRANITE("\"layer_types\": [\"attention\", \"attention\", \"attention\", \"attention\", \"attention\", \"attention\", "
+                 "\"attention\", \"full_attention\"], \"mamba_n_heads\": 7")); /* numbers of no layer */
+    assert_true(!is_mixed(0) && !mt_layer_of(&cfg, 0)->delta.v_heads && cfg.n_specs == 1);
+}
+
+static void mamba_that_is_not_supported_is_refused(void **state)
+{
+    (void)state;
+    refuse(GRANITE("\"mamba_n_heads\": 8, \"mamba_n_groups\": 3"), "\"mamba_n_groups\"", "does not divide");
+    refuse(GRANITE("\"mamba_n_heads\": 8, \"mamba_d_head\": 24"), "\"mamba_expand\"", "width of all heads");
+    refuse(GRANITE("\"mamba_n_heads\": 8, \"mamba_proj_bias\": true"), "\"mamba_proj_bias\"", "must not be true");
+    refuse(GRANITE("\"mamba_n_heads\": 8, \"time_step_limit\": [0.1]"), "\"time_step_limit\"", "two numbers");
+    refuse(GRANITE("\"mamba_n_heads\": 8, \"time_step_limit\": [3, 2]"), "\"time_step_limit\"", "two numbers");
+    refuse(GRANITE("\"mamba_n_heads\": 32"), "\"mamba_d_head\"", "multiple of 8");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(numbers_are_those_of_the_keys_or_the_class),
         cmocka_unit_test(numbers_that_do_not_fit_are_refused),
         cmocka_unit_test(layers_are_by_interval_or_by_name),
+        cmocka_unit_test_setup(mamba_has_the_numbers_of_its_keys, granite),
+        cmocka_unit_test_setup(mamba_that_is_not_supported_is_refused, granite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
