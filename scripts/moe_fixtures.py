@@ -42,6 +42,15 @@ GEMMA4 = dict(num_attention_heads=6, num_key_value_heads=3, head_dim=16, global_
               rope_parameters=dict(full_attention=dict(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1e6),
                                    sliding_attention=dict(rope_type="default", rope_theta=1e4)), tie_word_embeddings=True)
 
+#: twelve value heads of one key head: a job of eight, and one of four
+MAMBA = dict(hidden_size=48, mamba_n_heads=12, mamba_n_groups=1, mamba_d_state=16, mamba_d_head=8, mamba_d_conv=4, mamba_expand=2,
+             num_hidden_layers=3, layer_types=["mamba", "attention", "mamba"], position_embedding_type="nope",
+             shared_intermediate_size=40, embedding_multiplier=6.0, residual_multiplier=0.22, attention_multiplier=0.3,
+             logits_scaling=3.0, tie_word_embeddings=True, num_key_value_heads=1, num_attention_heads=3)
+
+#: where a case is not named by it
+MODEL_TYPES = {"granite4": "granitemoehybrid", "granite4_moe": "granitemoehybrid"}
+
 #: family: architecture, keys over SMALL
 CASES = {
     "olmoe": ("OlmoeForCausalLM", dict(num_attention_heads=5, num_key_value_heads=5, num_experts=16,
@@ -49,6 +58,9 @@ CASES = {
     "granitemoe": ("GraniteMoeForCausalLM", dict(num_attention_heads=5, num_key_value_heads=1, num_local_experts=7,
                    num_experts_per_tok=3, intermediate_size=24, embedding_multiplier=6.0, residual_multiplier=0.22,
                    attention_multiplier=0.3, logits_scaling=3.0, tie_word_embeddings=True)),
+    "granite4": ("GraniteMoeHybridForCausalLM", dict(MAMBA, num_local_experts=0, num_experts_per_tok=0, intermediate_size=8)),
+    "granite4_moe": ("GraniteMoeHybridForCausalLM", dict(MAMBA, mamba_n_groups=2, num_hidden_layers=2, layer_types=["linear_attention",
+                     "full_attention"], num_local_experts=7, num_experts_per_tok=3, intermediate_size=24)),
     "gpt_oss": ("GptOssForCausalLM", dict(head_dim=16, num_local_experts=8, num_experts_per_tok=2, intermediate_size=24,
                 sliding_window=9, layer_types=["sliding_attention", "full_attention"], rope_scaling=YARN,
                 attention_bias=True, swiglu_limit=0.6)),
@@ -162,7 +174,9 @@ def looks_trained(model, seed):
                 p.copy_(0.5 + torch.rand(p.shape, generator=g) * 2)
             elif name.endswith("A_log"):
                 p.copy_(torch.rand(p.shape, generator=g) * 2 - 1.5)
-            elif "in_proj_qkv" in name:
+            elif name.endswith(".D"):
+                p.copy_(0.5 + torch.rand(p.shape, generator=g))
+            elif "in_proj" in name:
                 normal(p, 0.2)
             elif name.endswith("conv1d.weight"):
                 normal(p, 0.3)
@@ -170,7 +184,7 @@ def looks_trained(model, seed):
             elif name.endswith("bias") or "sinks" in name:
                 normal(p, 0.3)
             else:
-                is_router = name.endswith((".gate.weight", ".router.weight", ".gate.wg.weight"))
+                is_router = name.endswith((".gate.weight", ".router.weight", ".gate.wg.weight", ".router.layer.weight"))
                 normal(p, 0.25 if is_router else 0.06)
                 if p.dim() >= 2 and not is_router:
                     p[..., 3] *= 4
@@ -245,7 +259,7 @@ def double_throughout(wanted):
 def make(family, samples):
     like, more = {**MORE, **PACKED}.get(family, (family, {}))
     architecture, over = CASES[like]
-    cfg = {"architectures": [architecture], "model_type": like, **SMALL, **over, **more}
+    cfg = {"architectures": [architecture], "model_type": MODEL_TYPES.get(like, like), **SMALL, **over, **more}
     d = os.path.join(ROOT, family)
     write_model(d, cfg)
     hf = AutoConfig.from_pretrained(d)
@@ -262,7 +276,7 @@ def make(family, samples):
     double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
     routed, routed32 = record_routers(double, samples), record_routers(model, samples)
     assert routed == routed32, "a choice depends on rounding: take another seed"
-    with double_throughout(hasattr(hf, "linear_num_key_heads")):
+    with double_throughout(any(hasattr(hf, k) for k in ("linear_num_key_heads", "mamba_n_heads"))):
         losses, norms = train_torch(double, samples, "f64")
     l32, n32 = train_torch(model, samples, "f32")
     l16, _ = train_torch(bf16, samples, "bf16")

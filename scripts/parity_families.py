@@ -40,8 +40,9 @@ DENSE = {
     "granitemoehybrid": lambda r, n: dict(attention_bias=some(r), embedding_multiplier=r.choice([1.0, 6.0]),
                                           residual_multiplier=r.choice([1.0, 0.22]), attention_multiplier=r.choice([0.05, 0.3]),
                                           logits_scaling=r.choice([1.0, 3.0]), position_embedding_type=r.choice([None, "nope", "rope"]),
-                                          layer_types=[r.choice(["attention", FULL]) for _ in range(n)], shared_intermediate_size=r.choice([24, 40]),
-                                          mamba_n_heads=8),
+                                          layer_types=[r.choice(["attention", FULL, "mamba", "linear_attention"]) for _ in range(n)],
+                                          shared_intermediate_size=r.choice([24, 40]), mamba_d_head=r.choice([8, 16]), mamba_d_conv=r.choice([2, 4]),
+                                          mamba_n_groups=r.choice([1, 2]), mamba_d_state=r.choice([8, 16]), mamba_conv_bias=some(r, 0.7)),
     "phi3": lambda r, n: dict(sliding_window=r.choice([None, 9])),
     "exaone4": lambda r, n: (dict(sliding_window=9, sliding_window_pattern=2) if some(r) else
                              dict(sliding_window=None, layer_types=[FULL] * n)),
@@ -119,7 +120,9 @@ NESTED = {
 #: those that read no other rope_scaling than their own
 OWN_ROPE = {"apertus", "muse_glimmer", "gemma4_text", "gemma4_unified", "ministral3", "phi3", "hunyuan_v1_dense", "cwm", "deepseek_v2", "qwen3_vl", "ernie4_5", "olmo3", "gemma3", "gemma3_text"}
 FUSED = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], "glm": ATTENTION + ["gate_up_proj", "down_proj"],
-         "glm4": ATTENTION + ["gate_up_proj", "down_proj"], "granitemoehybrid": ATTENTION + ["input_linear", "output_linear"]}
+         "glm4": ATTENTION + ["gate_up_proj", "down_proj"]}
+#: layers with attention, and layers with Mamba 2
+HYBRID, MAMBA = {"granitemoehybrid": ["input_linear", "output_linear"]}, ["in_proj", "out_proj"]
 #: MLPs without a gate
 UNGATED = {"apertus": ["up_proj", "down_proj"], "arcee": ["up_proj", "down_proj"], "nemotron": ["up_proj", "down_proj"], "starcoder2": ["c_fc", "c_proj"]}
 AFTER = ("olmo2", "olmo3", "exaone4")
@@ -138,6 +141,9 @@ def linear(family, over):
         return ATTENTION + UNGATED[family]
     if family == "afmoe":
         return ATTENTION + ["self_attn.gate_proj"]
+    if family in HYBRID:
+        mixers = [MAMBA if t in ("mamba", "linear_attention") else ATTENTION for t in over["layer_types"]]
+        return sum((m for m in (MAMBA, ATTENTION) if m in mixers), []) + HYBRID[family]
     return ATTENTION if family in MIXTURES else FUSED.get(family, ATTENTION + MLP)
 
 
@@ -162,6 +168,8 @@ def draw(r):
         over["q_lora_rank"] = 16  # transformers takes a q_proj for one of the vision tower
     if "kv_lora_rank" in over:
         over["num_key_value_heads"] = over["num_attention_heads"]
+    if "mamba_d_head" in over:
+        over["mamba_n_heads"] = 2 * over["hidden_size"] // over["mamba_d_head"]
     rope = None if family in MIXTURES or name in OWN_ROPE else r.choice(ROPES)
     if name == "phi3" and some(r):
         half = over["hidden_size"] // over["num_attention_heads"] // 4
