@@ -93,6 +93,12 @@ CASES = {
                       q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=32,
                       n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1,
                       attention_bias=True, routed_scaling_factor=1.8)),
+    # more keys and sinks in layers with a window, whose rotary embedding is another; values narrower than keys, and scaled
+    "mimo_v2_flash": ("MiMoV2FlashForCausalLM", dict(num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=1, head_dim=24,
+                      v_head_dim=16, n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1, moe_intermediate_size=16,
+                      attention_bias=True, sliding_window=9, attention_value_scale=0.7, layer_types=["full_attention", "sliding_attention",
+                      "sliding_attention"], mlp_layer_types=["dense", "sparse", "sparse"], rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=1e5, partial_rotary_factor=0.5),
+                               sliding_attention=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.334)))),
     # a norm after the mixture's sum; gates of their own
     "afmoe": ("AfmoeForCausalLM", dict(num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=16, num_experts=8,
               num_experts_per_tok=3, num_dense_layers=1, num_shared_experts=2, moe_intermediate_size=16, route_scale=1.7, sliding_window=9,
@@ -142,7 +148,7 @@ PACKED = {
 QUANTIZATION = dict(modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
                                             "lm_head"], quant_method="mxfp4")
 #: kept in FP32 in a file of bf16, by what their names contain
-KEPT_F32 = {"ernie4_5_moe": ("mlp.gate.weight",), "hunyuan_v1_moe": ("mlp.gate.wg.weight",)}
+KEPT_F32 = {"mimo_v2_flash": ("mlp.gate.weight",), "ernie4_5_moe": ("mlp.gate.weight",), "hunyuan_v1_moe": ("mlp.gate.wg.weight",)}
 CHOOSING = ("e_score_correction_bias", "expert_bias")
 
 

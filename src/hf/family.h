@@ -34,6 +34,7 @@ enum mt_window_rule {
     MT_WINDOW_EVEN_LAYERS,  /* layers 0, 2, 4 ... */
     MT_WINDOW_ALL_BUT,      /* all layers but each sliding_window_pattern-th one (6th, 12th ...) */
     MT_WINDOW_ALL_AFTER,    /* the same, but of each group of so many layers the first has none */
+    MT_WINDOW_ALL_BUT_FIRST,   /* as ALL_BUT, and the first layer has none either */
     MT_WINDOW_ALL_BUT_BACKWARD, /* as ALL_BUT, but counted backward from the last layer, which has none */
     MT_WINDOW_EVEN_LOWER_LAYERS, /* with use_sliding_window, layers 0, 2, 4 ... below max_window_layers */
 };
@@ -79,6 +80,7 @@ static inline const char *mt_fused_parameter(const struct mt_fused_tensor *t)
 enum mt_family_value {
     MT_VALUE_QUERY_SCALAR,  /* scores are q . k / sqrt(number), not sqrt(head_dim) */
     MT_VALUE_SCORE_SCALE,   /* scores are q . k * number */
+    MT_VALUE_OUTPUT_FACTOR, /* outputs of heads are multiplied by it, as if values were; null: 1 */
     MT_VALUE_QUERY_FACTOR,  /* scores are q . k * number / sqrt(head_dim) */
     MT_VALUE_SCORE_CAP,     /* scores become n * tanh(score / n) */
     MT_VALUE_LOGIT_CAP,     /* the same of logits */
@@ -160,6 +162,9 @@ struct mt_family {
     bool by_muon;                          /* its published models were trained with Muon */
     int64_t n_kv_heads, head_dim;          /* class defaults; 0: num_attention_heads, hidden_size / heads */
     int64_t window;                        /* class default of sliding_window */
+    const char *window_before_key;         /* says how many tokens before it a query sees, if present; NULL: none */
+    int64_t window_kv_times;               /* layers with a window have so many times as many keys; 0: as many */
+    int64_t v_head_dim;                    /* class default of v_head_dim; 0: values are as wide as keys */
     enum mt_window_rule windows;
     int64_t full_every;                    /* MT_WINDOW_ALL_BUT: class default of the pattern */
     const char *full_every_key;            /* NULL: sliding_window_pattern */
@@ -198,6 +203,7 @@ struct mt_family {
     const char *qkv_name, *gate_up_name;   /* the tensor of queries, keys and values, of gate and up; NULL: one each */
     bool ignores_dropout;                  /* releases say attention_dropout, which is for training by their makers */
     bool sinks;                            /* each head has a sink: a logit in the softmax without a value */
+    bool sinks_of_windows;                 /* in layers with a window alone */
     bool embed_by_width;                   /* embeddings are multiplied by sqrt(hidden_size) */
     const char *embed_by_width_key;        /* only if this key is true; NULL: always */
     const struct mt_family_number *numbers; /* NULL: none; a row without a key ends the list */

@@ -143,7 +143,8 @@ static void read_activation(struct mt_keys *r, const struct mt_family *f, struct
 static void read_number(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer_spec *s,
                         const struct mt_family_number *n)
 {
-    double v = is_null(r, n->key) ? 0 : mt_keys_number(r, n->key, n->by_default);
+    double none = n->value == MT_VALUE_OUTPUT_FACTOR ? 1 : 0;
+    double v = is_null(r, n->key) ? none : mt_keys_number(r, n->key, n->by_default);
     bool cap = n->value == MT_VALUE_SCORE_CAP || n->value == MT_VALUE_LOGIT_CAP;
     if (!cap && !(v > 0))
         mt_keys_refuse(r, n->key, "must be positive");
@@ -154,19 +155,20 @@ static void read_number(struct mt_keys *r, struct mt_hf_config *c, struct mt_lay
     else if (n->value == MT_VALUE_LOGIT_DIVISOR)
         c->logit_scale = 1 / v;
     else
-        *(n->value == MT_VALUE_SCORE_SCALE   ? &s->score_scale
-          : n->value == MT_VALUE_SCORE_CAP   ? &s->score_cap
-          : n->value == MT_VALUE_LOGIT_CAP   ? &c->logit_cap
-          : n->value == MT_VALUE_LOGIT_SCALE ? &c->logit_scale
-          : n->value == MT_VALUE_EMBED_SCALE ? &c->embed_scale
-                                             : &s->residual) = v;
+        *(n->value == MT_VALUE_SCORE_SCALE     ? &s->score_scale
+          : n->value == MT_VALUE_OUTPUT_FACTOR ? &s->o_scale
+          : n->value == MT_VALUE_SCORE_CAP     ? &s->score_cap
+          : n->value == MT_VALUE_LOGIT_CAP     ? &c->logit_cap
+          : n->value == MT_VALUE_LOGIT_SCALE   ? &c->logit_scale
+          : n->value == MT_VALUE_EMBED_SCALE   ? &c->embed_scale
+                                               : &s->residual) = v;
 }
 
 static void read_numbers(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer_spec *s)
 {
     const struct mt_family *f = c->family;
     s->score_scale = f->score_scale > 0 ? f->score_scale : 1.0 / sqrt((double)s->head_dim);
-    s->residual = c->logit_scale = 1;
+    s->residual = s->o_scale = c->logit_scale = 1;
     bool by_width = f->embed_by_width && (!f->embed_by_width_key || mt_keys_bool(r, f->embed_by_width_key, false));
     c->embed_scale = by_width ? sqrt((double)c->hidden) : 1;
     for (const struct mt_family_number *n = f->numbers; n && n->key; n++)
@@ -241,6 +243,9 @@ static void read_heads(struct mt_keys *r, const struct mt_family *f, int64_t hid
         mt_keys_refuse(r, "num_key_value_heads", "does not divide num_attention_heads");
     if (s->head_dim % 8 || hidden % 8)
         mt_keys_refuse(r, s->head_dim % 8 ? "head_dim" : "hidden_size", "must be a multiple of 8");
+    s->v_dim = f->v_head_dim ? mt_keys_int(r, "v_head_dim", f->v_head_dim, 1, 2 * MT_ROPE_MAX_FACTORS) : s->head_dim;
+    if (s->v_dim % 8)
+        mt_keys_refuse(r, f->v_head_dim ? "v_head_dim" : "head_dim", "must be a multiple of 8");
     if (s->head_dim < 1 || s->head_dim > 2 * MT_ROPE_MAX_FACTORS)
         mt_keys_refuse(r, "hidden_size", s->head_dim < 1 ? "is smaller than num_attention_heads"
                                                  : "divided by num_attention_heads gives a head_dim of more than 1024");
@@ -259,6 +264,7 @@ static void read_full_heads(struct mt_keys *r, const struct mt_full_heads *f, st
     s->v_is_k = mt_keys_bool(r, f->k_is_v, false);
     s->head_dim = mt_keys_int(k, own ? "head_dim" : f->head_dim, own ? s->head_dim : f->default_head_dim, 1,
                               2 * MT_ROPE_MAX_FACTORS);
+    s->v_dim = s->head_dim;
     if (s->v_is_k || own)
         s->n_kv_heads = mt_keys_int(k, n_kv, s->n_kv_heads, 1, 1 << 14);
     r->rc = r->rc ? r->rc : of_layer.rc;
@@ -356,6 +362,15 @@ static void read_flags(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
         snprintf(c->torch_dtype, sizeof(c->torch_dtype), "%s", dtype->valuestring);
 }
 
+/* What layers with a window, of[1], have otherwise. */
+static void read_window_heads(struct mt_keys *r, const struct mt_family *f, struct mt_layer_spec of[2])
+{
+    of[0].sinks = f->sinks && !f->sinks_of_windows;
+    of[1].n_kv_heads *= f->window_kv_times ? f->window_kv_times : 1;
+    if (of[1].n_heads % of[1].n_kv_heads)
+        mt_keys_refuse(r, "num_key_value_heads", "does not divide num_attention_heads in layers with a window");
+}
+
 /* All that layers have in common, and then each layer. */
 static void read_decoder(struct mt_keys *r, struct mt_hf_config *c)
 {
@@ -379,6 +394,7 @@ static void read_decoder(struct mt_keys *r, struct mt_hf_config *c)
     memcpy(&of[0], &s, sizeof(s));
     if (!c->family->full_heads)
         memcpy(&of[1], &s, sizeof(s));
+    read_window_heads(r, c->family, of);
     mt_layers_read(r, c, of);
     read_tokens(r, c);
 }

@@ -65,7 +65,9 @@ struct mt_layer_spec {
     double residual;          /* factor of what a branch adds to the hidden state */
     const char *scalar_name;  /* the tensor of the number that the layer's output is multiplied by; NULL: none */
     /* attention */
-    int64_t n_heads, n_kv_heads, head_dim;
+    int64_t n_heads, n_kv_heads, head_dim; /* of queries and keys, and of values but for: */
+    int64_t v_dim;            /* width of values, and of a head's output */
+    double o_scale;           /* factor of a head's output */
     int64_t window;           /* 0: all earlier tokens */
     int rope;                 /* index of mt_hf_config.rope; MT_NO_ROPE: queries and keys are not rotated */
     int q_rope;               /* that of queries, which may be another */
@@ -81,7 +83,7 @@ struct mt_layer_spec {
     bool v_is_k;              /* values are the keys' product, before its norm and rotary embedding; with v_norm alone */
     /* multi-head latent attention (part mla), whose head_dim is nope_dim + rope_dim; 0: attention is another */
     int64_t q_latent, kv_latent; /* widths of latents; q_latent 0: queries have none */
-    int64_t nope_dim, rope_dim, v_dim;
+    int64_t nope_dim, rope_dim;
     struct mt_delta_spec delta;
     /* MLP */
     int64_t ffn;

@@ -31,6 +31,8 @@ static bool needs_flag(enum mt_window_rule w)
 static bool has_window(enum mt_window_rule w, int64_t i, int64_t n_layers, int64_t max_window_layers, int64_t pattern)
 {
     switch (w) {
+    case MT_WINDOW_ALL_BUT_FIRST:
+        return i != 0 && (i + 1) % pattern != 0;
     case MT_WINDOW_ALL_BUT_BACKWARD:
         return (n_layers - 1 - i) % pattern != 0;
     case MT_WINDOW_ALL_BUT:
@@ -73,6 +75,8 @@ static void read_windows(struct mt_keys *r, const struct mt_hf_config *c, int64_
                                      INT64_C(1) << 40);
     int64_t pattern = mt_keys_int(r, f->full_every_key ? f->full_every_key : "sliding_window_pattern",
                                   MT_MAX(f->full_every, (int64_t)1), 1, MT_MAX_LAYERS);
+    if (f->window_before_key && mt_keys_find(r, f->window_before_key))
+        window = mt_keys_int(r, f->window_before_key, 0, 0, INT64_C(1) << 40) + 1;
     if (f->windows == MT_WINDOW_NONE || is_null(r, "sliding_window") ||
         (needs_flag(f->windows) && !mt_keys_bool(r, "use_sliding_window", false)))
         window = 0;

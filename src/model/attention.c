@@ -13,7 +13,7 @@
 #include "model/attention.h"
 
 struct record {
-    void *qkv, *qk, *o; /* [n, qkv]; [n, qk], with values if these have a norm, or qkv without QK-norm; [n, q] */
+    void *qkv, *qk, *o; /* [n, qkv]; [n, qk], with values if these have a norm, or qkv without QK-norm; [n, o] */
     float *lse;         /* [n_heads, n] */
     float *rstd;        /* [n] of the norm before */
     float *rstd_qk;     /* [n, n_heads + n_kv_heads] of QK-norm, or fewer */
@@ -30,7 +30,7 @@ static void lay_out_record(struct record *r, const struct mt_part_shape *s, stru
     size_t e = mt_dtype_size(s->dtype), n = s->max_tokens;
     r->qkv = mt_record_take(at, QKV, n * w.qkv * e);
     r->qk = c->qk_norm ? mt_record_take(at, QKV, n * w.qk * e) : r->qkv;
-    r->o = mt_record_take(at, OUT, n * w.q * e);
+    r->o = mt_record_take(at, OUT, n * w.o * e);
     r->lse = mt_record_take(at, OUT, n * (size_t)c->n_heads * 4);
     r->rstd = mt_record_take(at, QKV, n * 4);
     r->rstd_qk = c->qk_norm ? mt_record_take(at, QKV, n * (size_t)(c->n_heads + c->n_kv_heads) * 4) : NULL;
@@ -40,10 +40,16 @@ static void lay_out_record(struct record *r, const struct mt_part_shape *s, stru
 
 MT_PART_RECORD()
 
+/* Are outputs of heads multiplied by something before the output's product? */
+static bool changes_outputs(const struct mt_layer_spec *s)
+{
+    return s->gate || s->o_scale != 1;
+}
+
 struct scratch {
-    void *d_o, *dqkv; /* [n, q], [n, qkv]: for backward */
+    void *d_o, *dqkv; /* [n, o], [n, qkv]: for backward */
     void *dv;         /* [n, kv] gradient of the values, if these are the keys' product */
-    void *gated;      /* [n, q] with gates: o times its gates */
+    void *gated;      /* [n, o] with gates or a factor: o times these */
     float *rstd;      /* [n] of the norm after */
     void *workspace;  /* of the attention operations, last in the scratch */
 };
@@ -53,10 +59,10 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
 {
     struct mt_widths w = mt_widths(&p->layout->cfg, spec);
     size_t at = 0, bytes = p->backward ? p->max_tokens * mt_dtype_size(p->dtype) : 0;
-    s->d_o = mt_take(base, &at, bytes * w.q);
+    s->d_o = mt_take(base, &at, bytes * w.o);
     s->dqkv = mt_take(base, &at, bytes * w.qkv);
     s->dv = mt_take(base, &at, spec->v_is_k ? bytes * w.kv : 0);
-    s->gated = mt_take(base, &at, spec->gate ? p->max_tokens * mt_dtype_size(p->dtype) * w.q : 0);
+    s->gated = mt_take(base, &at, changes_outputs(spec) ? p->max_tokens * mt_dtype_size(p->dtype) * w.o : 0);
     s->rstd = mt_take(base, &at, spec->norms.attention.after ? p->max_tokens * sizeof(float) : 0);
     s->workspace = mt_take(base, &at, 0);
     return at;
@@ -73,10 +79,10 @@ static struct qkv split(const struct mt_layer_spec *s, enum mt_dtype t, const vo
     bool gates = s->gate && ld == (size_t)((2 * s->n_heads + 2 * s->n_kv_heads) * s->head_dim); /* and no v_norm */
     bool within = gates && !s->gate_name;
     size_t n_q = (size_t)s->n_heads, n_kv = (size_t)s->n_kv_heads, d = (size_t)s->head_dim, e = mt_dtype_size(t);
-    size_t q = n_q * (within ? 2 : 1), gate = within ? 1 : q + 2 * n_kv;
+    size_t q = n_q * (within ? 2 : 1), gate = within ? 1 : q + 2 * n_kv, dv = (size_t)s->v_dim;
     const char *p = rows;
     struct qkv x = {mt_heads(p, ld, n_q, d), mt_heads(p ? p + q * d * e : NULL, ld, n_kv, d),
-                    mt_heads(p ? p + (q + n_kv) * d * e : NULL, ld, n_kv, d),
+                    mt_heads(p ? p + (q + n_kv) * d * e : NULL, ld, n_kv, dv),
                     mt_heads(p ? p + gate * d * e : NULL, ld, n_q, d)};
     x.q.stride = x.gate.stride = within ? 2 * d : d;
     return x;
@@ -89,7 +95,7 @@ static struct qkv split_rows(const struct mt_part_run *r, const void *rows, size
 
 static struct mt_heads outputs(const struct mt_layer_spec *s, const void *o)
 {
-    size_t n = (size_t)s->n_heads, d = (size_t)s->head_dim;
+    size_t n = (size_t)s->n_heads, d = (size_t)s->v_dim;
     return mt_heads(o, n * d, n, d);
 }
 
@@ -132,17 +138,17 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 {
     const struct mt_layer_spec *c = p->spec;
-    int64_t out = c->n_heads * c->head_dim, q = c->gate && !c->gate_name ? 2 * out : out;
-    int64_t kv = c->n_kv_heads * c->head_dim;
+    int64_t all = c->n_heads * c->head_dim, q = c->gate && !c->gate_name ? 2 * all : all;
+    int64_t kv = c->n_kv_heads * c->head_dim, v = c->n_kv_heads * c->v_dim, out = c->n_heads * c->v_dim;
     int64_t hidden = mt_layout_builder_config(b)->hidden;
     const struct mt_branch_norms *norms = &c->norms.attention;
     const struct mt_param_tensor weights[] = {{"self_attn.q_proj.weight", q, .head_rows = c->head_dim},
                                               {"self_attn.k_proj.weight", kv, .head_rows = c->head_dim},
-                                              {"self_attn.v_proj.weight", kv},
+                                              {"self_attn.v_proj.weight", v},
                                               {c->gate_name, out}},
                                  biases[] = {{"self_attn.q_proj.bias", q, .head_rows = c->head_dim},
                                              {"self_attn.k_proj.bias", kv, .head_rows = c->head_dim},
-                                             {"self_attn.v_proj.bias", kv}};
+                                             {"self_attn.v_proj.bias", v}};
     if (norms->before)
         mt_layout_add_norm(b, p, MT_ATTENTION_NORM, hidden, norms->before, &c->norm);
     mt_layout_add_norm_bias(b, p, MT_ATTENTION_NORM, hidden, "input_layernorm.bias", &c->norm);
@@ -154,7 +160,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
         mt_layout_add_param(b, p, MT_ATTENTION_QKV_BIAS, 0, c->v_is_k ? 2 : 3, biases);
     if (c->qk_norm && c->qk_norm != MT_QK_NORM_BARE) {
         bool whole = c->qk_norm == MT_QK_NORM_PROJECTION;
-        mt_layout_add_norm(b, p, MT_ATTENTION_Q_NORM, whole ? out : c->head_dim, "self_attn.q_norm.weight", &c->norm);
+        mt_layout_add_norm(b, p, MT_ATTENTION_Q_NORM, whole ? all : c->head_dim, "self_attn.q_norm.weight", &c->norm);
         mt_layout_add_norm(b, p, MT_ATTENTION_K_NORM, whole ? kv : c->head_dim, "self_attn.k_norm.weight", &c->norm);
     }
     mt_layout_add_tensor(b, p, MT_ATTENTION_OUT, hidden, out, "self_attn.o_proj.weight");
@@ -350,6 +356,15 @@ static int sink_backward(const struct mt_part_run *r, const struct record *rec, 
                                     err);
 }
 
+/* o, or its gradient, times the factor. */
+static int scale_outputs(const struct mt_part_run *r, const void *o, void *y, struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    struct mt_add a = {.n = r->in->n_tokens * widths_of(r).o, .dtype = m->dt, .b = o, .out = y,
+                       .scale = (float)r->part->spec->o_scale};
+    return mt_op_add(m->dev, &a, err);
+}
+
 /* The gates of o, as an operation from o to the output product's input. */
 static struct mt_head_gate gate_args(const struct mt_part_run *r, const struct record *rec)
 {
@@ -362,7 +377,9 @@ static struct mt_head_gate gate_args(const struct mt_part_run *r, const struct r
 static int output_input(const struct mt_part_run *r, const struct record *rec, const void **in, struct mt_err *err)
 {
     struct mt_head_gate gate = gate_args(r, rec);
-    *in = r->part->spec->gate ? gate.y.p : rec->o;
+    *in = changes_outputs(r->part->spec) ? gate.y.p : rec->o;
+    if (r->part->spec->o_scale != 1)
+        return scale_outputs(r, rec->o, gate.y.p, err);
     return r->part->spec->gate ? mt_op_head_gate(r->m->dev, &gate, err) : 0;
 }
 
@@ -372,6 +389,8 @@ static int gate_backward(const struct mt_part_run *r, const struct record *rec, 
 {
     struct mt_head_gate_bwd gate = {.fwd = gate_args(r, rec), .dgate = split_rows(r, s->dqkv, widths_of(r).qkv).gate};
     gate.dy = gate.dx = outputs(r->part->spec, s->d_o);
+    if (r->part->spec->o_scale != 1)
+        return scale_outputs(r, s->d_o, s->d_o, err);
     return r->part->spec->gate ? mt_op_head_gate_bwd(r->m->dev, &gate, err) : 0;
 }
 
@@ -382,7 +401,7 @@ static int project(const struct mt_part_run *r, const void *residual, void *out,
     const struct mt_param *p = r->part->param;
     const void *in;
     int rc = output_input(r, &rec, &in, err);
-    return rc ? rc : mt_linear(r->m, r->in->n_tokens, widths_of(r).q, r->m->wd.c, in, r->w, p[MT_ATTENTION_OUT],
+    return rc ? rc : mt_linear(r->m, r->in->n_tokens, widths_of(r).o, r->m->wd.c, in, r->w, p[MT_ATTENTION_OUT],
                                p[MT_ATTENTION_OUT_BIAS], residual, out, err);
 }
 
@@ -452,7 +471,7 @@ int mt_attention_backward(const struct mt_part_run *r, struct mt_err *err)
     struct record rec = record_of(r);
     struct scratch s = scratch_of(r);
     struct mt_branch branch = branch_of(r, &rec);
-    struct mt_linear_bwd o = mt_linear_bwd_of(r, wd.q, wd.c, MT_ATTENTION_OUT);
+    struct mt_linear_bwd o = mt_linear_bwd_of(r, wd.o, wd.c, MT_ATTENTION_OUT);
     struct mt_linear_bwd qkv = mt_linear_bwd_of(r, wd.c, wd.qkv, MT_ATTENTION_QKV);
     o.bias = p[MT_ATTENTION_OUT_BIAS];
     o.dx = s.d_o;
@@ -487,9 +506,9 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
 {
     const struct mt_layer_spec *s = p->spec;
-    double q = (double)(s->n_heads * s->head_dim), kv = (double)(s->n_kv_heads * s->head_dim);
+    struct mt_widths w = mt_widths(c, s);
     double h = (double)c->hidden, seen = mt_attention_keys_seen(s, seq_len);
-    return h * ((s->gate ? 2 : 1) * q + (s->v_is_k ? 1 : 2) * kv) + q * h + 2 * seen * q;
+    return h * (double)(w.qkv + w.o) + seen * (double)(w.q + w.o);
 }
 
 const struct mt_part_kind mt_part_attention = {

@@ -80,7 +80,7 @@ static void add_tensor(struct mt_layout_builder *b, const struct mt_layout_place
     t->start = tensor->start;
     t->log_to = tensor->log_to;
     mt_stored_name(t, b->l, at->part->layer, tensor->usual);
-    t->decay = decays(b, t->name);
+    t->decay = decays(b, t->usual); /* as transformers' names have it */
     t->matrix = mt_layout_is_matrix(b, at, t);
     b->u->n_params += t->n;
     mt_layout_set_trainable(b, t, !tensor->constant && !frozen(b, t->name, at->part->layer));

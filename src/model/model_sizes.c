@@ -11,9 +11,11 @@ struct mt_widths mt_widths(const struct mt_hf_config *cfg, const struct mt_layer
         .f = (size_t)s->ffn,
         .q = (size_t)(s->n_heads * s->head_dim),
         .kv = (size_t)(s->n_kv_heads * s->head_dim),
+        .v = (size_t)(s->n_kv_heads * s->v_dim),
+        .o = (size_t)(s->n_heads * s->v_dim),
     };
-    w.qk = w.q + w.kv + (s->v_norm ? w.kv : 0);
-    w.qkv = w.q + (s->gate ? w.q : 0) + (s->v_is_k ? 1 : 2) * w.kv;
+    w.qk = w.q + w.kv + (s->v_norm ? w.v : 0);
+    w.qkv = w.q + (s->gate ? w.o : 0) + w.kv + (s->v_is_k ? 0 : w.v);
     return w;
 }
 

@@ -9,8 +9,9 @@
 
 /** Widths of a layer, in elements. */
 struct mt_widths {
-    size_t c, f, q, kv, qkv, qk; /* hidden, ffn, query, one of k and v; what the product gives: all three and gates, or
-                                    q and k alone; what is kept apart of it after norms: q and k, and v if it has one */
+    size_t c, f, q, kv, v, o; /* hidden, ffn, queries, keys, values, outputs of heads */
+    size_t qkv, qk; /* what the product gives: q, k and v, and gates, or q and k alone; what is kept apart of it after
+                       norms: q and k, and v if it has one */
 };
 struct mt_widths mt_widths(const struct mt_hf_config *cfg, const struct mt_layer_spec *s);
 

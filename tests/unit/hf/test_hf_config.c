@@ -302,6 +302,23 @@ static void gates_may_have_a_tensor_of_their_own(void **state)
     assert_true(cfg.embed_scale == 1 && cfg.moe.shared_width == 2816);
 }
 
+static void layers_with_a_window_may_have_more_keys(void **state)
+{
+    (void)state;
+    take("\"model_type\": \"mimo_v2_flash\", \"num_key_value_heads\": 1, \"head_dim\": 24, \"v_head_dim\": 16, "
+         "\"routed_scaling_factor\": null, \"sliding_window_size\": 128, " SHAPE);
+    assert_true(!layer(0)->window && layer(1)->window == 129 && !layer(0)->sinks && layer(1)->sinks);
+    assert_true(layer(0)->n_kv_heads == 1 && layer(1)->n_kv_heads == 2 && layer(1)->v_dim == 16 && layer(1)->o_scale == 0.707);
+    assert_true(layer(0)->rope == 0 && layer(1)->rope == 1 && cfg.rope[0].theta == 5e6 && cfg.rope[1].theta == 1e4);
+    assert_true(cfg.rope[0].dims == 8 && !layer(0)->is_mixture && layer(1)->is_mixture && cfg.moe.scale == 1);
+    take("\"model_type\": \"mimo_v2_flash\", \"num_key_value_heads\": 2, \"attention_value_scale\": null, " SHAPE);
+    assert_true(layer(0)->o_scale == 1 && layer(1)->window == 129 && layer(0)->v_dim == 128);
+    refuse("\"model_type\": \"mimo_v2_flash\", \"num_key_value_heads\": 2, \"v_head_dim\": 12, " SHAPE, "v_head_dim");
+    refuse("\"model_type\": \"mimo_v2_flash\", \"num_key_value_heads\": 4, " SHAPE, "layers with a window");
+    take(LLAMA);
+    assert_true(layer(0)->v_dim == layer(0)->head_dim && layer(0)->o_scale == 1);
+}
+
 static void queries_may_have_a_table_of_their_own(void **state)
 {
     (void)state;
@@ -761,6 +778,7 @@ int main(void)
         cmocka_unit_test(branches_may_be_parallel),
         cmocka_unit_test(layers_without_a_window_have_other_heads),
         cmocka_unit_test(gates_may_have_a_tensor_of_their_own),
+        cmocka_unit_test(layers_with_a_window_may_have_more_keys),
         cmocka_unit_test(queries_may_have_a_table_of_their_own),
         cmocka_unit_test(null_is_absent_but_for_heads_and_the_window),
         cmocka_unit_test(windows_follow_their_family),
