@@ -21,7 +21,7 @@
 #define MT_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
     (kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__), cudaGetLastError())
 #define MT_SHARED_DYNAMIC(type, name)                                                              \
-    extern __shared__ uint4 mt_shared_dynamic[];                                                   \
+    extern __shared__ __align__(128) uint4 mt_shared_dynamic[];                                    \
     type *name = reinterpret_cast<type *>(mt_shared_dynamic)
 #endif
 

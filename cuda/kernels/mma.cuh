@@ -77,15 +77,40 @@ template <int ROWS> static __device__ __forceinline__ shared_address chunk_at(sh
     return tile + (c >> 3) * (ROWS * 128) + row * 128 + (((c & 7) ^ (row & 7)) << 4);
 }
 
+/* What lies 16 k columns on from an address of the first 16 columns of its row (16 rows on: 2048 bytes): one register
+ * for all of them. Tiles begin at multiples of 128. */
+template <int ROWS> static __device__ __forceinline__ shared_address columns_on(shared_address first, int k)
+{
+    return (first ^ static_cast<shared_address>((k & 3) << 5)) + (k >> 2) * (ROWS * 128);
+}
+
+/* Which chunk of a tile is the i-th to fetch: along rows; half a panel comes last, eight lanes taking four chunks of a
+ * row and four of the row four below: whoever writes shared memory at once writes different banks. */
+template <int ROWS, int D> static __device__ __forceinline__ void chunk_of(int i, int *row, int *c)
+{
+    constexpr int WHOLE = D / 64 * 8;
+    static_assert(D % 64 == 0 || (D % 64 == 32 && ROWS % 8 == 0), "whole panels and half a one");
+    int rest = i - ROWS * WHOLE;
+    if (D % 64 && rest >= 0) {
+        *row = rest / 32 * 8 + rest / 8 % 4 + rest / 4 % 2 * 4;
+        *c = WHOLE + rest % 4;
+    } else {
+        *row = i / WHOLE;
+        *c = i % WHOLE;
+    }
+}
+
 /* Rows [0, ROWS) of D columns, ld elements apart; those from `limit` on become zeros. ROWS * ld fits an int. */
 template <int ROWS, int D, int THREADS>
 static __device__ __forceinline__ void fetch(shared_address tile, const uint16_t *p, int ld, int limit)
 {
-    constexpr int C = D / 8;
-    static_assert(ROWS * C % THREADS == 0, "all threads copy alike");
+    constexpr int ALL = ROWS * (D / 8);
 #pragma unroll
-    for (int u = 0; u < ROWS * C / THREADS; u++) {
-        int i = u * THREADS + static_cast<int>(threadIdx.x), row = i / C, c = i % C;
+    for (int u = 0; u < (ALL + THREADS - 1) / THREADS; u++) {
+        int i = u * THREADS + static_cast<int>(threadIdx.x), row, c;
+        if (ALL % THREADS && i >= ALL)
+            break;
+        chunk_of<ROWS, D>(i, &row, &c);
         bool there = row < limit;
         copy_16_async(chunk_at<ROWS>(tile, row, c), p + (there ? row * ld + c * 8 : 0), there ? 16 : 0);
     }
@@ -96,13 +121,15 @@ template <int AR, int BR, int D, int NT>
 static __device__ __forceinline__ void add_product(float (&acc)[NT][4], shared_address a, int r0, shared_address b)
 {
     int lane = static_cast<int>(threadIdx.x) % WARP;
+    shared_address a0 = chunk_at<AR>(a, r0 + lane % 16, lane / 16);
+    shared_address b0 = chunk_at<BR>(b, lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         uint32_t fa[4], fb[4];
-        load_matrices(fa, chunk_at<AR>(a, r0 + lane % 16, 2 * k + lane / 16));
+        load_matrices(fa, columns_on<AR>(a0, k));
 #pragma unroll
         for (int j = 0; j < NT / 2; j++) {
-            load_matrices(fb, chunk_at<BR>(b, 16 * j + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+            load_matrices(fb, columns_on<BR>(b0, k) + j * 2048);
             multiply_add(acc[2 * j], fa, fb[0], fb[1]);
             multiply_add(acc[2 * j + 1], fa, fb[2], fb[3]);
         }
@@ -114,6 +141,7 @@ template <int BR, int D, int NT>
 static __device__ __forceinline__ void add_weighted(float (&acc)[D / 8][4], const float (&p)[NT][4], shared_address b)
 {
     int lane = static_cast<int>(threadIdx.x) % WARP;
+    shared_address b0 = chunk_at<BR>(b, lane % 16, lane / 16);
 #pragma unroll
     for (int j = 0; j < NT / 2; j++) {
         const float(&x)[4] = p[2 * j], (&y)[4] = p[2 * j + 1];
@@ -122,7 +150,7 @@ static __device__ __forceinline__ void add_weighted(float (&acc)[D / 8][4], cons
 #pragma unroll
         for (int d = 0; d < D / 16; d++) {
             uint32_t fb[4];
-            load_transposed(fb, chunk_at<BR>(b, 16 * j + lane % 16, 2 * d + lane / 16));
+            load_transposed(fb, columns_on<BR>(b0, d) + j * 2048);
             multiply_add(acc[2 * d], fa, fb[0], fb[1]);
             multiply_add(acc[2 * d + 1], fa, fb[2], fb[3]);
         }

@@ -8,6 +8,7 @@
 #include <cxxabi.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -168,7 +169,8 @@ cudaError_t __cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void *
     uint32_t end = ptx::SHARED_BASE;
     for (uint32_t i = 0; i < k.n_shared; i++)
         end = k.shared[i].address + k.shared[i].bytes + ptx::SHARED_GAP;
-    l->dynamic_address = (end + 15) / 16 * 16;
+    uint32_t align = std::max(k.dynamic_align, 16u);
+    l->dynamic_address = (end + align - 1) / align * align;
     l->dynamic_bytes = static_cast<uint32_t>(shared);
     for (uint32_t i = 0; i < k.n_params; i++)
         memcpy(l->params + k.params[i].offset, args[i], k.params[i].bytes);

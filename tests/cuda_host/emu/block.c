@@ -19,7 +19,7 @@ __thread struct mt_emu_dim mt_emu_thread_idx, mt_emu_block_idx, mt_emu_block_dim
 __thread uint64_t mt_emu_epoch, mt_emu_block_epoch;
 
 enum state { READY, AT_BARRIER, AT_COLLECTIVE, LEFT };
-enum { MAX_SHARED = 227 << 10, SHARED_GAP = 64, MAX_WARPS = MT_EMU_MAX_THREADS / MT_EMU_WARP };
+enum { MAX_SHARED = 227 << 10, SHARED_GAP = 128, MAX_WARPS = MT_EMU_MAX_THREADS / MT_EMU_WARP };
 
 struct thread {
     struct mt_emu_dim idx;
