@@ -48,7 +48,7 @@ static const struct variable {
 }, test_variables[] = {
     {"MEGATRAIN_CPU_GEMM", "matrix products of the cpu device: plain, avx2, avx512 or bf16"},
     {"MEGATRAIN_ADAM_ISA", "the optimizer's loop: scalar, avx2 or avx512; all give the same bits"},
-    {"MEGATRAIN_ATTENTION", "on a GPU: tiled, fused (cuDNN's, an error without it), or own (never cuDNN's; for heads of 64 and 128)"},
+    {"MEGATRAIN_ATTENTION", "on a GPU: tiled, fused (cuDNN's, an error without it), or own (never cuDNN's)"},
     {"MEGATRAIN_CUDA_APART", "set: one cudaMalloc for each allocation, for compute-sanitizer"},
     {"MEGATRAIN_IO", "threads: do not use io_uring"},
     {"MEGATRAIN_IO_FAULT", "simulated faults of the drive, such as write:eio:12"},

@@ -12,8 +12,8 @@ extern "C" {
 #endif
 
 /**
- * Attention of our own on tensor cores (kernels/attention_flash.cu), for bf16 heads of 64 or 128 elements without a
- * cap. Deterministic; a document's bits depend on nothing else in its batch. Memory is linear in the rows
+ * Attention of our own on tensor cores (kernels/attention_flash.cu), for bf16 heads of 64, 96, 128 or 256 elements,
+ * or of 192 whose values have 128 (multi-head latent attention). Deterministic; a document's bits depend on nothing else in its batch. Memory is linear in the rows
  * (mt_cuda_flash_buffers_of()).
  */
 bool mt_cuda_flash_suits(const struct mt_attention *a);

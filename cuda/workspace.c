@@ -232,8 +232,11 @@ struct mt_cuda_tiled_buffers mt_cuda_tiled_buffers_of(const struct mt_attention 
 
 bool mt_cuda_flash_takes(const struct mt_attention *a)
 {
-    bool dims = (a->q.dim == 64 || a->q.dim == 128) && a->v.dim == a->q.dim;
-    return a->dtype == MT_BF16 && dims && !(a->cap > 0) && a->n <= INT_MAX / 2;
+    static const size_t widths[][2] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
+    bool known = false;
+    for (size_t i = 0; i < MT_ARRAY_LEN(widths); i++)
+        known |= a->q.dim == widths[i][0] && a->v.dim == widths[i][1];
+    return a->dtype == MT_BF16 && known && a->n <= INT_MAX / 2;
 }
 
 bool mt_cuda_own_first(int capability)

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The list of tiles that a pass of attention of our own (flash.cuh) takes, and its launch on them. */
+#include "flash.cuh"
+
+/* The documents' tiles of `rows` rows; a warp a document. Longer documents come first, equal ones in order; of a
+ * document the last tile first (queries, which see more keys), or the first (keys). */
+static __global__ void __launch_bounds__(WARP)
+    list_tiles(const int32_t *cu, int n_docs, int rows, bool last_first, flash_tile *tiles)
+{
+    int doc = static_cast<int>(blockIdx.x), start = cu[doc], len = cu[doc + 1] - start, before = 0;
+    int lane = static_cast<int>(threadIdx.x);
+    for (int i = lane; i < n_docs; i += WARP) {
+        int other = cu[i + 1] - cu[i];
+        if (other > len || (other == len && i < doc))
+            before += (other + rows - 1) / rows;
+    }
+    for (int d = WARP / 2; d; d /= 2)
+        before += __shfl_xor_sync(0xffffffffu, before, d);
+    int n = (len + rows - 1) / rows;
+    for (int i = lane; i < n; i += WARP)
+        tiles[before + i] = {start, len, (last_first ? n - 1 - i : i) * rows, 0};
+}
+
+cudaError_t mt_cuda_flash_run(const flash_pass &p, const struct mt_attention *a, const flash_args &f,
+                              cudaStream_t stream)
+{
+    size_t tiles = 0, heads = p.queries ? a->q.n : a->k.n;
+    for (size_t i = 0; i < a->n_docs; i++)
+        tiles += ceil_div(static_cast<size_t>(a->cu_seqlens_host[i + 1] - a->cu_seqlens_host[i]),
+                          static_cast<size_t>(p.rows));
+    cudaError_t rc = MT_LAUNCH(list_tiles, grid_of(a->n_docs), WARP, 0, stream, a->cu_seqlens,
+                               static_cast<int>(a->n_docs), p.rows, p.queries, const_cast<flash_tile *>(f.tiles));
+    if (rc == cudaSuccess)
+        rc = cudaFuncSetAttribute(p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes);
+    return rc == cudaSuccess ? MT_LAUNCH(p.kernel, grid_of(tiles * heads), 2 * p.rows, p.shared_bytes, stream, f) : rc;
+}
