@@ -303,7 +303,8 @@ def _(w, kind):
 
 @op(rf"cvt\.([usb](?:8|16|32|64))\.([usb](?:8|16|32|64))")
 def _(w, to, of):
-    return w.result(to, f"({C_TYPE[to]}){w.args(of)[0]}")
+    narrows = int(to[1:]) < int(of[1:])  # then it reads the low half alone
+    return w.result(to, f"({C_TYPE[to]}){w.args(to if narrows else of)[0]}")
 
 
 @op(rf"cvt\.rn\.f32\.({INT})")
