@@ -117,7 +117,7 @@ static cudaError_t cut(const struct job *j, struct mt_copy c)
 
 static cudaError_t within(struct mt_cuda_device *d, const struct mt_copy *c)
 {
-    cudaStream_t stream = d->streams[MT_STREAM_COMPUTE];
+    cudaStream_t stream = mt_cuda_stream(d, MT_STREAM_COMPUTE);
     if (c->rows == 1)
         return cudaMemcpyAsync(c->dst, c->src, c->width, cudaMemcpyDeviceToDevice, stream);
     return cudaMemcpy2DAsync(c->dst, c->dst_pitch, c->src, c->src_pitch, c->width, c->rows,
@@ -134,9 +134,10 @@ int mt_cuda_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, stru
     if (to && from && s == MT_STREAM_COMPUTE)
         return mt_cuda_check(d, within(d, c), err, "copy of %zu rows of %zu bytes in the device", c->rows,
                              c->width);
-    if (to == from || (s == MT_STREAM_H2D && !to) || (s == MT_STREAM_D2H && !from))
+    if (to == from || (s == MT_STREAM_H2D && !to) || (s == MT_STREAM_D2H && !from) || (s == MT_STREAM_COMPUTE && d->turned))
         return mt_fail(err, MT_ERR_DEVICE, -EINVAL,
-                       "copy: neither from host to device nor from device to host, or on the wrong stream");
+                       "copy: neither from host to device nor from device to host, or on the wrong stream, such as a side "
+                       "stream");
     struct job j = {d, s, to};
     return mt_cuda_check(d, cut(&j, *c), err, "copy of %zu rows of %zu bytes %s the device", c->rows,
                          c->width, to ? "to" : "from");

@@ -25,6 +25,9 @@ struct mt_cuda_device {
     struct mt_arena *arena;
     struct mt_cuda_apart *apart_blocks;
     cudaStream_t streams[MT_N_STREAMS];
+    cudaStream_t side[MT_MAX_SIDES];
+    void *side_memory[MT_MAX_SIDES]; /* cuBLASLt's workspace there, MT_CUDA_BLAS_BYTES; the model's */
+    int turned;                      /* the side stream (from 1) that stands for COMPUTE; 0: itself */
     struct mt_cuda_clock *clock;
     struct mt_cuda_ring *rings[MT_N_STREAMS]; /* made when first needed */
     struct mt_cuda_blas *blas;
@@ -40,6 +43,12 @@ struct mt_cuda_device {
 static inline struct mt_cuda_device *mt_cuda(mt_device *dev)
 {
     return (struct mt_cuda_device *)dev;
+}
+
+/** The stream that work for `s` is submitted to. COMPUTE only by the thread that feeds it. */
+static inline cudaStream_t mt_cuda_stream(const struct mt_cuda_device *d, enum mt_stream s)
+{
+    return s == MT_STREAM_COMPUTE && d->turned ? d->side[d->turned - 1] : d->streams[s];
 }
 
 /* --- status.c: errors --------------------------------------------------------------------------- */

@@ -10,6 +10,15 @@
 #include "cuda_kind.h"
 #include "workspace.h"
 
+static void destroy_streams(cudaStream_t *s, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (s[i])
+            cudaStreamDestroy(s[i]);
+        s[i] = NULL;
+    }
+}
+
 static void cuda_destroy(mt_device *dev)
 {
     struct mt_cuda_device *d = mt_cuda(dev);
@@ -17,14 +26,16 @@ static void cuda_destroy(mt_device *dev)
     for (int s = 0; s < MT_N_STREAMS; s++)
         if (d->streams[s])
             cudaStreamSynchronize(d->streams[s]);
+    for (int s = 0; s < MT_MAX_SIDES; s++)
+        if (d->side[s])
+            cudaStreamSynchronize(d->side[s]);
+    destroy_streams(d->side, MT_MAX_SIDES);
     mt_cuda_attention_destroy(d);
     mt_cuda_blas_destroy(d);
     for (int s = 0; s < MT_N_STREAMS; s++)
         mt_cuda_ring_destroy(&d->rings[s]);
     mt_cuda_clock_destroy(&d->clock);
-    for (int s = 0; s < MT_N_STREAMS; s++)
-        if (d->streams[s])
-            cudaStreamDestroy(d->streams[s]);
+    destroy_streams(d->streams, MT_N_STREAMS);
     mt_cuda_pins_leave(d);
     mt_cuda_memory_destroy(d);
     pthread_mutex_destroy(&d->lock);
@@ -44,6 +55,24 @@ static int cuda_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt
     struct mt_cuda_device *d = mt_cuda(dev);
     int rc = mt_cuda_enter(d, err);
     return rc ? rc : mt_cuda_check(d, cudaLaunchHostFunc(d->streams[MT_STREAM_COMPUTE], fn, ctx), err, "call of the host");
+}
+
+static int cuda_open_sides(mt_device *dev, int n, void *memory, struct mt_err *err)
+{
+    struct mt_cuda_device *d = mt_cuda(dev);
+    int rc = mt_cuda_enter(d, err);
+    for (int i = 0; i < n && !rc; i++) {
+        d->side_memory[i] = (char *)memory + (size_t)i * MT_CUDA_BLAS_BYTES;
+        if (!d->side[i])
+            rc = mt_cuda_check(d, cudaStreamCreateWithFlags(&d->side[i], cudaStreamNonBlocking), err,
+                               "cannot create a side stream");
+    }
+    return rc;
+}
+
+static void cuda_turn_to(mt_device *dev, int side)
+{
+    mt_cuda(dev)->turned = side;
 }
 
 static size_t cuda_workspace(mt_device *dev, enum mt_dev_op op, const void *args)
@@ -87,6 +116,8 @@ static const struct mt_device_backend cuda_backend = {
     .event_time_ns = mt_cuda_event_time_ns,
     .copy = mt_cuda_copy,
     .call = cuda_call,
+    .open_sides = cuda_open_sides,
+    .turn_to = cuda_turn_to,
     .sync = mt_cuda_sync,
     .status = mt_cuda_status,
     .range = mt_cuda_range,

@@ -131,7 +131,7 @@ int mt_cuda_event_record(mt_device *dev, mt_event *event, enum mt_stream s, stru
     if (rc)
         return rc;
     atomic_store_explicit(&ev->epoch, atomic_load(&d->clock->epoch), memory_order_release);
-    return mt_cuda_check(d, cudaEventRecord(ev->cu, d->streams[s]), err, "event record");
+    return mt_cuda_check(d, cudaEventRecord(ev->cu, mt_cuda_stream(d, s)), err, "event record");
 }
 
 int mt_cuda_event_wait(mt_device *dev, mt_event *event, enum mt_stream s, struct mt_err *err)
@@ -140,7 +140,7 @@ int mt_cuda_event_wait(mt_device *dev, mt_event *event, enum mt_stream s, struct
     int rc = mt_cuda_enter(d, err);
     if (rc)
         return rc;
-    return mt_cuda_check(d, cudaStreamWaitEvent(d->streams[s], ((struct event *)event)->cu, 0), err,
+    return mt_cuda_check(d, cudaStreamWaitEvent(mt_cuda_stream(d, s), ((struct event *)event)->cu, 0), err,
                          "event wait");
 }
 

@@ -270,7 +270,8 @@ static cublasStatus_t launch(struct mt_cuda_device *d, const struct mt_cuda_prod
         return rc;
     return cublasLtMatmul(b->lt, plan->desc, &p->alpha, p->b, plan->a, p->a, plan->b, &p->beta,
                           p->beta != 0 ? p->c : p->d, plan->c, p->d, plan->d, &plan->algo,
-                          b->workspace, workspace_bytes, d->streams[MT_STREAM_COMPUTE]);
+                          d->turned ? d->side_memory[d->turned - 1] : b->workspace, workspace_bytes,
+                          mt_cuda_stream(d, MT_STREAM_COMPUTE));
 }
 
 static enum mt_dtype bias_type(const struct mt_cuda_product *p)
@@ -285,7 +286,7 @@ static cublasStatus_t launch_on_bias(struct mt_cuda_device *d, const struct mt_c
     struct mt_cuda_bias_rows fill = {.m = p->m, .n = p->n, .ldc = p->ldc, .ldd = p->ldd,
                                      .dtype = bias_type(p), .d_dtype = p->d_dtype, .bias = p->bias,
                                      .c = p->beta != 0 ? p->c : NULL, .d = p->d};
-    if (mt_cuda_fill_bias(&fill, d->streams[MT_STREAM_COMPUTE]) != cudaSuccess)
+    if (mt_cuda_fill_bias(&fill, mt_cuda_stream(d, MT_STREAM_COMPUTE)) != cudaSuccess)
         return CUBLAS_STATUS_EXECUTION_FAILED;
     rest.bias = NULL;
     rest.beta = 1;

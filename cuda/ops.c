@@ -12,7 +12,7 @@
         int rc = mt_cuda_enter(d, err);                                                            \
         if (rc)                                                                                    \
             return rc;                                                                             \
-        cudaError_t e = mt_cuda_##name(a, d->streams[MT_STREAM_COMPUTE]);                          \
+        cudaError_t e = mt_cuda_##name(a, mt_cuda_stream(d, MT_STREAM_COMPUTE));                   \
         return e == cudaSuccess                                                                    \
                    ? 0                                                                             \
                    : mt_cuda_check(d, e, err, #name " of %s",                                      \
@@ -26,7 +26,7 @@ int mt_cuda_op_zero(mt_device *dev, const struct mt_zero *a, struct mt_err *err)
     struct mt_cuda_device *d = mt_cuda(dev);
     int rc = mt_cuda_enter(d, err);
     return rc ? rc
-              : mt_cuda_check(d, cudaMemsetAsync(a->ptr, 0, a->bytes, d->streams[MT_STREAM_COMPUTE]),
+              : mt_cuda_check(d, cudaMemsetAsync(a->ptr, 0, a->bytes, mt_cuda_stream(d, MT_STREAM_COMPUTE)),
                               err, "zero of %zu bytes", a->bytes);
 }
 

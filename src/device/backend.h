@@ -28,6 +28,9 @@ struct mt_device_backend {
     int (*call)(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err);
     int (*sync)(mt_device *dev, struct mt_err *err);
     int (*status)(mt_device *dev, struct mt_err *err);
+    /* Of devices with limits.sides. */
+    int (*open_sides)(mt_device *dev, int n, void *memory, struct mt_err *err);
+    void (*turn_to)(mt_device *dev, int side);
     /* Optional. `name` NULL ends the calling thread's innermost range. */
     void (*range)(mt_device *dev, const char *name);
     /* Optional, all or none. */

@@ -12,7 +12,8 @@ struct mt_device_limits mt_device_kind_limits(const struct mt_device_kind *k, si
 {
     return (struct mt_device_limits){.kind = k->name, .budget_bytes = budget_bytes, .n_threads = n_threads,
                                      .shares_host_memory = k->shares_host_memory, .alignment = k->alignment,
-                                     .row_bucket = k->row_bucket, .e4m3 = true};
+                                     .row_bucket = k->row_bucket, .e4m3 = true, .sides = k->sides,
+                                     .side_bytes = k->side_bytes};
 }
 
 void mt_device_destroy(mt_device **dev)
@@ -119,6 +120,20 @@ void mt_device_range_end(mt_device *dev)
 {
     if (dev->backend->range)
         dev->backend->range(dev, NULL);
+}
+
+int mt_device_open_sides(mt_device *dev, int n, void *memory, struct mt_err *err)
+{
+    if (n < 0 || n > dev->limits.sides)
+        return mt_fail(err, MT_ERR_DEVICE, -EINVAL, "%d side streams: %s has at most %d", n, dev->limits.name,
+                       dev->limits.sides);
+    return n ? dev->backend->open_sides(dev, n, memory, err) : 0;
+}
+
+void mt_device_turn_to(mt_device *dev, int side)
+{
+    if (dev->backend->turn_to)
+        dev->backend->turn_to(dev, side);
 }
 
 int mt_device_sync(mt_device *dev, struct mt_err *err)

@@ -14,7 +14,8 @@
  * A compute device: an arena of memory with a fixed budget, three in-order streams, events between
  * them, copies to and from the host, and the operations in device/ops.h.
  *
- * Streams   COMPUTE runs operations; H2D and D2H run copies, independent of each other and of COMPUTE.
+ * Streams   COMPUTE runs operations; H2D and D2H run copies, independent of each other and of COMPUTE. Some devices have
+ *           side streams, which take what is submitted to COMPUTE (mt_device_turn_to()).
  * Async     Submitting returns at once; buffers (host and device) must stay valid and unchanged until an
  *           event recorded after the work has fired. Work never allocates.
  * Errors    A failure of asynchronous work is sticky: later work is dropped, events still fire, and
@@ -51,6 +52,8 @@ struct mt_device_limits {
     bool e4m3;             /* there are matrix products in FP8 */
     size_t alignment;      /* of arena allocations, in bytes */
     size_t row_bucket;     /* row counts that routing of experts decides are padded to a multiple of it in products */
+    int sides;             /* most side streams, at most MT_MAX_SIDES; 0: there are none */
+    size_t side_bytes;     /* memory that each needs, of a multiple of `alignment` */
 };
 
 /** What is known of a device before it is opened. */
@@ -138,6 +141,19 @@ int mt_device_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_e
  */
 void mt_device_range_begin(mt_device *dev, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void mt_device_range_end(mt_device *dev);
+
+/**
+ * Side streams: further streams of operations, in no order with COMPUTE and each other but by events. They let small
+ * operations share the device, as those of several experts. Operations have the same bits on all.
+ *
+ * mt_device_open_sides() makes n of them, at most limits.sides; memory [n * limits.side_bytes], of the arena, is theirs
+ * until the device is destroyed or opens others. Then what is submitted to COMPUTE, events included, goes to side stream
+ * `side` (from 1) after mt_device_turn_to(), until it is called with another, or with 0: COMPUTE itself. Both only from
+ * the thread that feeds COMPUTE. Calls of the host stay on COMPUTE. What waits for COMPUTE does not wait for sides.
+ */
+enum { MT_MAX_SIDES = 4 };
+int mt_device_open_sides(mt_device *dev, int n, void *memory, struct mt_err *err);
+void mt_device_turn_to(mt_device *dev, int side);
 
 /** Waits for all streams; returns the first error of asynchronous work, or 0. */
 int mt_device_sync(mt_device *dev, struct mt_err *err);

@@ -187,6 +187,16 @@ static int fault_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct m
     return drop ? rc : mt_device_call(fault(dev)->inner, fn, ctx, err);
 }
 
+static int fault_open_sides(mt_device *dev, int n, void *memory, struct mt_err *err)
+{
+    return mt_device_open_sides(fault(dev)->inner, n, memory, err);
+}
+
+static void fault_turn_to(mt_device *dev, int side)
+{
+    mt_device_turn_to(fault(dev)->inner, side);
+}
+
 static int fault_sync(mt_device *dev, struct mt_err *err)
 {
     int rc = mt_device_sync(fault(dev)->inner, err);
@@ -251,6 +261,8 @@ static const struct mt_device_backend fault_backend = {
     .event_time_ns = fault_event_time_ns,
     .copy = fault_copy,
     .call = fault_call,
+    .open_sides = fault_open_sides,
+    .turn_to = fault_turn_to,
     .sync = fault_sync,
     .status = fault_status,
     .findings = fault_findings,

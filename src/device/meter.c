@@ -18,12 +18,14 @@ struct meter {
     void *ctx;
     uintptr_t next;
     size_t used;
+    int sides, side; /* that are open; to which it is turned */
 };
 
 static void report(struct meter *m, enum mt_dev_op op, const void *args)
 {
     struct mt_metered metered;
     mt_dev_op_cost(op, args, &metered);
+    metered.beside = m->side ? m->sides : 1;
     if (m->fn)
         m->fn(m->ctx, &metered, args);
 }
@@ -142,6 +144,19 @@ static int meter_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct m
     return 0;
 }
 
+static int meter_open_sides(mt_device *dev, int n, void *memory, struct mt_err *err)
+{
+    (void)memory;
+    (void)err;
+    ((struct meter *)dev)->sides = n;
+    return 0;
+}
+
+static void meter_turn_to(mt_device *dev, int side)
+{
+    ((struct meter *)dev)->side = side;
+}
+
 static int meter_sync(mt_device *dev, struct mt_err *err)
 {
     (void)dev;
@@ -170,6 +185,8 @@ static const struct mt_device_backend meter_backend = {
     .event_time_ns = meter_event_time,
     .copy = meter_copy,
     .call = meter_call,
+    .open_sides = meter_open_sides,
+    .turn_to = meter_turn_to,
     .sync = meter_sync,
     .status = meter_sync,
     .submit = meter_submit,

@@ -26,6 +26,7 @@ struct mt_metered {
     uint64_t dim[MT_METER_DIMS]; /* their meaning is in the operation's row (device/op.h) */
     double flops; /* of matrix products; 0 for the memory-bound rest */
     double bytes; /* least traffic with memory */
+    int beside;   /* such operations run side by side with it, itself included: on a side stream; 0 is 1 */
 };
 
 /** "gemm_nt": the variant's name in machine profiles. */
