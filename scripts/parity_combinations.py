@@ -29,7 +29,8 @@ import transformers
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
-from parity import class_of, make_model, record_routers, release_state, save_model
+from parity import class_of, make_model, release_state, save_model
+from parity_choices import Choices
 from parity_families import MIXTURES, NESTED, VOCAB, draw, linear, norms
 from test_packed import write_decoded
 from tiny import base, losses, megatrain, metrics, write_data, write_ini
@@ -167,6 +168,10 @@ class Case:
         return {k: v.double() for k, v in release_state(model).items() if not (self.over["tie_word_embeddings"] and k == "lm_head.weight")}
 
 
+def off(got, want):
+    return abs(got - want) / max(abs(want), 1e-9)
+
+
 def lr_at(c, k):
     s, peak = c.settings, float(c.settings["train__learning_rate"])
     warm, least = s["train__warmup"], float(s["train__min_lr_ratio"]) * peak
@@ -178,7 +183,24 @@ def lr_at(c, k):
     return least + (peak - least) * (1 - at if s["train__schedule"] == "linear" else 0.5 * (1 + math.cos(math.pi * at)))
 
 
-def train_torch(c, model):
+def gradients(c, model, step, choices):
+    """The loss of a step, its gradients' norm, and the gradients in the model."""
+    batch = c.samples[step * ROWS:(step + 1) * ROWS]
+    total = sum(sum(l != -100 for l in b["labels"][1:]) for b in batch)
+    loss_sum = 0.0
+    choices.begin(step)
+    model.zero_grad()
+    for b in batch:
+        logits = model(input_ids=torch.tensor([b["input_ids"]])).logits
+        l = torch.nn.functional.cross_entropy(logits[0, :-1], torch.tensor(b["labels"][1:]), ignore_index=-100, reduction="sum")
+        (l / total).backward()
+        loss_sum += l.item()
+    grads = [p.grad for p in model.parameters() if p.requires_grad and p.grad is not None]
+    return loss_sum / total, torch.nn.utils.get_total_norm(grads).item()
+
+
+def train_torch(c, model, choices, wanted=None):
+    """Losses and norms of all steps. wanted: where they are not these, experts that are tied may be chosen in other ways."""
     s = c.settings
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     decays = lambda n: "lora_" in n or not ("bias" in n or "norm" in n)
@@ -188,21 +210,16 @@ def train_torch(c, model):
     out, norms = [], []
     model.train()
     for step in range(STEPS):
-        batch = c.samples[step * ROWS:(step + 1) * ROWS]
-        total = sum(sum(l != -100 for l in b["labels"][1:]) for b in batch)
-        loss_sum = 0.0
-        opt.zero_grad()
-        for b in batch:
-            logits = model(input_ids=torch.tensor([b["input_ids"]])).logits
-            l = torch.nn.functional.cross_entropy(logits[0, :-1], torch.tensor(b["labels"][1:]), ignore_index=-100, reduction="sum")
-            (l / total).backward()
-            loss_sum += l.item()
+        compute = lambda: gradients(c, model, step, choices)
+        error = lambda got: max(off(g, w) / LEAST[k] for k, g, w in zip(("loss", "norm"), got, wanted[step]))
+        loss, norm = choices.settle(compute, error) if wanted else compute()
         clip = float(s["train__grad_clip"]) or math.inf
-        norms.append(torch.nn.utils.clip_grad_norm_([p for _, p in named], clip).item())
+        torch.nn.utils.clip_grad_norm_([p for _, p in named], clip)
+        norms.append(norm)
         for g in opt.param_groups:
             g["lr"] = lr_at(c, step)
         opt.step()
-        out.append(loss_sum / total)
+        out.append(loss)
     return out, norms
 
 
@@ -260,6 +277,28 @@ def read_back(c, out, got):
     return None if (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max() else "merged"
 
 
+class Reference:
+    """The case as torch trains it in double, and how far megatrain and torch in FP32, with the same experts, are from it."""
+
+    def __init__(self, c, records, tensors, wanted=None):
+        double, single, choices = copy.deepcopy(c.model).double(), copy.deepcopy(c.model), Choices()
+        self.start = c.final(c.model)  # in double a copy
+        with choices.making():
+            self.losses, self.norms = train_torch(c, double, choices, wanted)
+        with choices.making(choices.taken):
+            l32, n32 = train_torch(c, single, choices)
+        self.other = len(choices.forced)
+        self.want = c.final(double)
+        got = {k: v for k, v in tensors.items() if k in self.want}
+        self.missing = [k for k in self.want if k not in got and (self.want[k] != self.start[k]).any()]
+        rel = lambda a, b: max(off(x, y) for x, y in zip(a, b))
+        update, self.where = distance(got | {k: self.start[k] for k in self.want if k not in got}, self.want, self.start)
+        self.pairs = {"loss": (rel([m["loss"] for m in records], self.losses), rel(l32, self.losses)),
+                      "norm": (rel([m["grad_norm"] for m in records], self.norms), rel(n32, self.norms)),
+                      "update": (update, distance(c.final(single), self.want, self.start)[0])}
+        self.near = all(o <= max(LEAST[k], TIMES * t) for k, (o, t) in self.pairs.items())
+
+
 def run_case(seed, tmp, keep=None):
     c = Case(seed, tmp)
     try:
@@ -268,28 +307,19 @@ def run_case(seed, tmp, keep=None):
         first = result(ours, c.adapters)
         second = result(c.run("b", c.places[0] if c.stop else c.places[1], c.stop, c.places[1]), c.adapters)
         same = first[:2] == second[:2]
-        double, start = copy.deepcopy(c.model).double(), c.final(c.model)
-        if c.mixture and record_routers(double, c.samples) != record_routers(c.model, c.samples):
-            print("tie ", c.describe(), "a choice of experts depends on rounding", "" if same else "BITS DIFFER", flush=True)
-            return same
-        l64, n64 = train_torch(c, double)
-        l32, n32 = train_torch(c, c.model)
         records = [m for m in metrics(ours) if "loss" in m]
-        want = c.final(double)
-        got = {k: v for k, v in first[2].items() if k in want}
-        rel = lambda a, b: max(abs(x - y) / max(abs(y), 1e-9) for x, y in zip(a, b))
-        (update, where), (update32, _) = distance(got | {k: start[k] for k in want if k not in got}, want, start), distance(c.final(c.model), want, start)
-        pairs = {"loss": (rel([m["loss"] for m in records], l64), rel(l32, l64)),
-                 "norm": (rel([m["grad_norm"] for m in records], n64), rel(n32, n64)), "update": (update, update32)}
-        rates = max(abs(m["lr"] - lr_at(c, i)) / max(lr_at(c, i), 1e-12) for i, m in enumerate(records)) < 1e-6
-        ok = same and rates and all(o <= max(LEAST[k], TIMES * t) for k, (o, t) in pairs.items())
-        missing = [k for k in want if k not in got and (want[k] != start[k]).any()]
+        of = Reference(c, records, first[2])
+        if c.mixture and not of.near:
+            tied = Reference(c, records, first[2], [(m["loss"], m["grad_norm"]) for m in records])
+            of = tied if tied.near else of
+        rates = max(off(m["lr"], lr_at(c, i)) for i, m in enumerate(records)) < 1e-6
         wrong = read_back(c, ours, first[2]) if seed % 3 == 0 else None
-        ok = ok and not missing and not wrong
+        ok = same and rates and of.near and not of.missing and not wrong
         if keep and ok:
-            store(c, keep, l64, n64, want)
-        print("ok  " if ok else "FAIL", c.describe(), " ".join(f"{k} {o:.1e}:{t:.1e}" for k, (o, t) in pairs.items()),
-              "" if same else "BITS DIFFER", "" if rates else "RATES DIFFER", where if not ok else "", missing[:2], wrong or "", flush=True)
+            store(c, keep, of.losses, of.norms, of.want)
+        print("ok  " if ok else "FAIL", c.describe(), " ".join(f"{k} {o:.1e}:{t:.1e}" for k, (o, t) in of.pairs.items()),
+              f"with {of.other} other choices among ties" if of.other else "", "" if same else "BITS DIFFER",
+              "" if rates else "RATES DIFFER", of.where if not ok else "", of.missing[:2], wrong or "", flush=True)
         return ok
     finally:
         shutil.rmtree(c.tmp, ignore_errors=True)
