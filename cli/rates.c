@@ -52,7 +52,8 @@ static int write_rates(struct cli_rates *r, uint64_t step, struct mt_err *err)
     return write_line(r, o, err);
 }
 
-int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *path, struct mt_err *err)
+int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *path, uint64_t step, bool more,
+                   struct mt_err *err)
 {
     struct mt_metered *ops = NULL;
     struct mt_measure_params p = {.device_kind = mt_device_limits(s->dev)->kind,
@@ -63,7 +64,7 @@ int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *pa
     int rc = mt_setup_operations(s, &ops, &r->n, err);
     if (rc)
         return rc;
-    r->file = fopen(path, "we");
+    r->file = fopen(path, more ? "ae" : "we");
     r->rounds = mt_calloc((MOST_ROUNDS + 1) * r->n, sizeof(double));
     if (!r->file)
         rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
@@ -78,7 +79,7 @@ int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *pa
     for (int warm = 0; warm < 2 && !rc; warm++)
         rc = mt_turns_run(r->turns, r->rounds, err);
     if (!rc)
-        rc = write_rates(r, 0, err);
+        rc = write_rates(r, step, err);
     free(ops);
     if (rc)
         cli_rates_close(r, NULL);
@@ -137,18 +138,21 @@ int rates_log_read(struct rates_log *out, const char *path, struct mt_err *err)
     struct rates_log l = {0};
     cJSON *lines = NULL;
     const cJSON *o;
-    bool ok = true;
+    bool ok = true, blocks = false;
     int rc = mt_json_read_lines(&lines, path, err);
     if (rc)
         return rc;
     cJSON_ArrayForEach(o, lines) {
         const cJSON *ops = mt_json_get(o, "ops");
+        blocks |= ops && l.ops;
         ok = ok && (ops ? !l.ops && take_ops(&l, ops) : l.ops && take_line(&l, o));
     }
     cJSON_Delete(lines);
     if (!ok) {
         rates_log_finish(&l);
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s is not a file of rates between steps", path);
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s %s", path,
+                       blocks ? "has the rates of several blocks (train.blocks), of which a prediction knows one"
+                              : "is not a file of rates between steps");
     }
     *out = l;
     return 0;

@@ -14,6 +14,8 @@
  *
  *     {"ops": ["gemm_nt.f32.0.512x512x192:...", ...]}
  *     {"step": 3, "seconds": [0.000171, ...]}
+ *
+ * With train.blocks, each block has both, after the one before.
  */
 struct cli_rates {
     FILE *file; /* NULL: not requested */
@@ -25,14 +27,18 @@ struct cli_rates {
     struct mt_err err;
 };
 
-/** Opens the file, and measures and writes the times before the first step. */
-int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *path, struct mt_err *err);
+/**
+ * Opens the file, and measures and writes the times before the next step. more: the file has earlier blocks of the run,
+ * after which come this one's operations and lines.
+ */
+int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *path, uint64_t step, bool more,
+                   struct mt_err *err);
 /** Measures and writes the times after a step, if requested; cli_rates_close() returns the first error. */
 void cli_rates_step(struct cli_rates *r, uint64_t step);
 /** Closes the file; returns the first error since it was opened. Accepts a zeroed struct. */
 int cli_rates_close(struct cli_rates *r, struct mt_err *err);
 
-/** The contents of the file. */
+/** The contents of the file; one with several blocks is refused. */
 struct rates_log {
     struct mt_metered *ops;
     size_t n_ops, n_lines, cap_lines;

@@ -24,6 +24,7 @@
 #include "report.h"
 #include "train/blocks.h"
 #include "train/cluster.h"
+#include "train/feed.h"
 #include "train/reference.h"
 #include "train/train.h"
 
@@ -81,7 +82,9 @@ struct learner {
     struct mt_history history;
     struct mt_save_clock clock;
     struct mt_hf_files files; /* of the model's folder */
-    char *resume; /* checkpoint to continue from, or NULL */
+    char *resume; /* checkpoint to continue from, or NULL; read before the first block alone */
+    char *resumed_from; /* what it was, for run.json */
+    struct mt_feed *feed; /* the command of log.exec, over all blocks; or NULL */
     uint64_t first_step; /* done when the process began */
     struct mt_output out;
     struct cli_progress progress;
@@ -254,8 +257,8 @@ static int write_run_files(struct learner *r, const struct mt_setup *setup, stru
     cJSON_AddNumberToObject(o, "parameters", (double)setup->choice.layout->n_params);
     snprintf(host, sizeof(host), "%016llx", (unsigned long long)mt_dataset_hash(r->in->data));
     cJSON_AddStringToObject(o, "data_hash", host);
-    if (r->resume)
-        cJSON_AddStringToObject(o, "resumed_from", r->resume);
+    if (r->resumed_from)
+        cJSON_AddStringToObject(o, "resumed_from", r->resumed_from);
     struct mt_ecc ecc;
     mt_hw_ecc(&ecc, "");
     cJSON_AddStringToObject(o, "ecc", ecc.known ? "yes" : "not reported");
@@ -366,6 +369,7 @@ static struct mt_train_params params_of(struct run *r, size_t i, struct cli_rate
                                 .control = &control,
                                 .dir = l->out.dir,
                                 .output = &l->out,
+                                .feed = l->feed,
                                 .trace = cli_arg(r->args, "trace"),
                                 .no_save = cli_arg(r->args, "no-save") != NULL,
                                 .first_step = l->first_step,
@@ -386,8 +390,10 @@ static int start(struct run *r, struct cli_rates *rates, struct mt_err *err)
         rc = mt_session_start(&r->session, &r->setup, err);
     if (!rc && !r->cli->quiet)
         cli_print_disk(&r->session);
-    if (!rc && rates_path) /* before anything is written: it fails without a profile of the machine */
-        rc = cli_rates_open(rates, &r->setup, rates_path, err);
+    if (!rc && rates_path) { /* before anything is written: it fails without a profile of the machine */
+        uint64_t step = r->learner->state.step;
+        rc = cli_rates_open(rates, &r->setup, rates_path, step, step > r->learner->first_step, err);
+    }
     for (size_t i = 0; resume && i < r->n; i++) {
         adopt_findings(&r->learner[i], &r->setup);
         resume[i] = r->learner[i].resume;
@@ -490,6 +496,16 @@ static int check_learner(struct learner *l, struct mt_err *err)
     return rc || dry ? rc : begin_history(l, err);
 }
 
+/* What stays over all blocks of a run. */
+static int begin_learner(struct learner *l, struct mt_err *err)
+{
+    l->first_step = l->state.step;
+    l->resumed_from = l->resume ? strdup(l->resume) : NULL;
+    if (l->resume && !l->resumed_from)
+        return mt_fail_nomem(err, "the run", strlen(l->resume));
+    return l->cfg->log.exec[0] ? mt_feed_open(&l->feed, l->cfg->log.exec, err) : 0;
+}
+
 /* An operand after the first that is no file is often the value of an option. */
 static int check_operands(const struct cli_args *a, struct mt_err *err)
 {
@@ -551,8 +567,8 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
         if (r->learner[i].resume)
             cli_say("resuming from %s\n", r->learner[i].resume);
     for (size_t i = 0; i < r->n; i++)
-        r->learner[i].first_step = r->learner[i].state.step;
-    rc = train(r, end, err);
+        rc = rc ? rc : begin_learner(&r->learner[i], err);
+    rc = rc ? rc : train(r, end, err);
     while (!rc && *end == MT_END_BLOCK) {
         rc = next_block(r, err);
         if (!rc)
@@ -563,11 +579,13 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
 
 static void close_learner(struct learner *l)
 {
+    mt_feed_close(&l->feed);
     mt_inputs_finish(l->in);
     mt_train_state_finish(&l->state);
     mt_hf_files_finish(&l->files);
     mt_config_destroy(&l->cfg);
     free(l->resume);
+    free(l->resumed_from);
     mt_output_close(&l->out);
 }
 

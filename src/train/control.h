@@ -85,6 +85,7 @@ struct mt_train_params {
     uint64_t block_end;            /* step after which the next block is trained (train.blocks); 0 = none */
     const char *dir;               /* the output folder; output->dir where there is one */
     struct mt_output *output;      /* looked for again before a save; NULL: it is taken to stay */
+    struct mt_feed *feed;          /* the command that is given the metrics; NULL: none */
     bool no_save;                  /* do not save at the end: for benchmarks */
     const char *trace;             /* file for the trace of this run's third step (or its last); or NULL */
 };

@@ -134,8 +134,6 @@ int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const 
         rc = open_file(m, LAYERS, dir, step, err);
     if (!rc && cfg->log.tensorboard)
         rc = mt_tensorboard_open(&m->tensorboard, dir, step, err);
-    if (!rc && cfg->log.exec[0])
-        rc = mt_feed_open(&m->feed, cfg->log.exec, err);
     if (rc) {
         mt_metrics_close(&m);
         return rc;
@@ -144,15 +142,18 @@ int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const 
     return 0;
 }
 
+void mt_metrics_feed(struct mt_metrics *m, struct mt_feed *feed)
+{
+    m->feed = feed;
+}
+
 void mt_metrics_close(struct mt_metrics **m)
 {
     for (int i = 0; *m && i < N_FILES; i++)
         if ((*m)->on[i])
             mt_append_close(&(*m)->file[i]);
-    if (*m) {
+    if (*m)
         mt_tensorboard_close(&(*m)->tensorboard);
-        mt_feed_close(&(*m)->feed);
-    }
     free(*m);
     *m = NULL;
 }

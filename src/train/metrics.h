@@ -3,10 +3,11 @@
 #define MT_TRAIN_METRICS_H
 
 #include "train/control.h"
+#include "train/feed.h"
 
 /**
  * A record a step or evaluation, to DIR/metrics.jsonl (doubles read back exactly), DIR/metrics.csv and TensorBoard, and
- * to the command of log.exec (feed.h), each where the configuration asks for it. Those of layers are rows of
+ * to a command (feed.h), each where the configuration asks for it. Those of layers are rows of
  * metrics-layers.csv.
  */
 struct mt_metrics;
@@ -17,6 +18,8 @@ struct mt_metrics;
  */
 int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir, uint64_t step,
                     const struct mt_objective *objective, bool layers, struct mt_err *err);
+/** Records go to the command, too; borrowed, since it outlives the phases of train.blocks. */
+void mt_metrics_feed(struct mt_metrics *m, struct mt_feed *feed);
 void mt_metrics_close(struct mt_metrics **m);
 /** Of records: NULL where memory was short, which the writers take. The caller frees them with cJSON_Delete(). */
 cJSON *mt_metrics_step_record(const struct mt_step_report *r);

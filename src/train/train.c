@@ -639,6 +639,8 @@ static int open_loop(struct loop *l, const struct mt_train_params *p, struct mt_
         rc = mt_metrics_open(&l->metrics, l->in->cfg, p->dir, p->state->step,
                              mt_objective_of(mt_setup_numerics_of(l->setup, p->learner)),
                              l->setup->choice.layout->cfg.moe.n_experts > 0, err);
+    if (!rc)
+        mt_metrics_feed(l->metrics, p->feed);
     l->live = !rc;
     return rc;
 }
@@ -686,7 +688,7 @@ int mt_train_run(const struct mt_train_params *p, size_t n, enum mt_train_end *w
     struct run r = {.n = 0};
     int rc = open_run(&r, p, n, err);
     if (!rc) {
-        mt_engine_trace(p->session->engine, p->trace != NULL);
+        mt_engine_trace(p->session->engine, p->trace && p->state->step - p->first_step < TRACED_STEP);
         atomic_store(&p->control->engine, p->session->engine);
         atomic_store(&p->control->begun, true);
         run_steps(&r);

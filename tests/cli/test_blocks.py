@@ -237,6 +237,25 @@ def refusals(tmp, model, out):
     assert p.returncode and "overlay-1-" in p.stderr and "is not there" in p.stderr, p.stderr
 
 
+def blocks_are_one_run_to_who_watches(tmp, model, want):
+    """One command gets all records, run.json keeps whence the run came, and rates of earlier blocks stay in their file."""
+    out, got, rates = os.path.join(tmp, "watched"), os.path.join(tmp, "got.jsonl"), os.path.join(tmp, "rates.jsonl")
+    ini = settings(tmp, model, out, log__exec=f"echo begin >> {got}; cat >> {got}")
+    args = ["--rates", rates] if FULL else []
+    if FULL:
+        megatrain("-q", "probe", "all", "--brief")
+    megatrain("-q", "run", ini, "--max-steps", 2)
+    assert "resumed_from" not in json.load(open(out + "/run.json"))
+    os.remove(got)
+    megatrain("-q", "run", ini, "--resume", *args)
+    assert losses(out) == want[0]
+    said = open(got).read().splitlines()
+    assert said.count("begin") == 1 and [m["step"] for m in map(json.loads, said[1:]) if "lr" in m] == list(range(3, STEPS + 1)), said
+    assert json.load(open(out + "/run.json"))["resumed_from"].endswith("/checkpoint-2")
+    steps = [m.get("step", "ops") for m in map(json.loads, open(rates))] if FULL else []
+    assert not FULL or steps == ["ops", 2, 3, "ops", 3, 4, 5, 6, "ops", 6, 7, 8], steps
+
+
 def a_changed_overlay_is_found(tmp, model, out):
     copy = os.path.join(tmp, "changed")
     shutil.copytree(out, copy, symlinks=True)
@@ -269,6 +288,7 @@ with tempfile.TemporaryDirectory() as tmp:
         stopped_while_a_block_is_opened(tmp, model, want)
         goes_on_elsewhere(tmp, model, out, want)
         other_bases(tmp)
+    blocks_are_one_run_to_who_watches(tmp, model, want)
     some_always(tmp, model)
     saved_at_each_switch(tmp, model)
     used_without_training(tmp, model, out)
