@@ -63,6 +63,14 @@ int mt_checkpoint_verify(const char *path, struct mt_err *err);
  * beside them; `states`: also the training state. 0 if there are no checksums.
  */
 int mt_checkpoint_verify_model(const char *path, bool all, bool states, struct mt_err *err);
+/**
+ * The same in two parts, between which the weights are loaded (mt_base_sums.sealed): the sums of a folder's stored
+ * tensors, after everything else was verified, and whole files where the seal has no sums of tensors and headers.
+ * *out NULL: there is nothing to compare. cJSON_Delete() frees it.
+ */
+int mt_checkpoint_open_seal(const char *dir, cJSON **out, struct mt_err *err);
+/** Then compares the tensors that loading did not. */
+int mt_checkpoint_verify_left(const char *dir, const cJSON *sealed, struct mt_err *err);
 /** Does every file that it lists exist with its size? Contents are not read. */
 bool mt_checkpoint_is_whole(const char *path, struct mt_err *err);
 int mt_checkpoint_read_state(const char *path, struct mt_train_state *out, struct mt_err *err);

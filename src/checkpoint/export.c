@@ -137,8 +137,7 @@ static int file_done(void *ctx, const char *name, const struct mt_out_file *f, s
     mt_sum_format(sum, f->sum);
     cJSON_AddNumberToObject(o, "size", (double)f->bytes);
     cJSON_AddStringToObject(o, "xxh3", sum);
-    if (x->tensors)
-        mt_json_add(o, "tensors", x->tensors);
+    mt_manifest_add_tensors(o, f->header, x->tensors);
     x->tensors = NULL;
     return 0;
 }

@@ -69,6 +69,7 @@ static int write_sorted(const struct mt_hf_dir *h, struct mt_out_file *f, struct
         rc = mt_st_build_header(&header, &len, decls, n, err);
     if (!rc)
         rc = mt_out_write(f, header, len, err);
+    mt_out_end_header(f);
     for (size_t i = 0; i < n && !rc; i++)
         rc = write_tensor(h, f, &p[i], buf, err);
     free(decls);

@@ -10,6 +10,7 @@
 #include <xxhash.h>
 
 #include "base/fs.h"
+#include "base/json.h"
 #include "base/mem.h"
 
 void mt_sum_format(char text[MT_SUM_TEXT], uint64_t sum)
@@ -25,6 +26,16 @@ char *mt_seal_text(const char *name, uint64_t sealed)
     if (asprintf(&text, "{\n\t\"%s\":\t\"%s\",\n\t\"seal.json\":\t\"%s\"\n}\n", name, sum, own) < 0)
         return NULL;
     return text;
+}
+
+void mt_manifest_add_tensors(cJSON *file, uint64_t header, cJSON *tensors)
+{
+    char sum[MT_SUM_TEXT];
+    if (!tensors)
+        return;
+    mt_sum_format(sum, header);
+    cJSON_AddStringToObject(file, "header", sum);
+    mt_json_add(file, "tensors", tensors);
 }
 
 int mt_sum_file(const char *path, uint64_t first, uint64_t n, uint64_t *sum, uint64_t *size,

@@ -2,6 +2,7 @@
 #ifndef MT_CHECKPOINT_MANIFEST_H
 #define MT_CHECKPOINT_MANIFEST_H
 
+#include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,7 +13,8 @@
  * The format that saving and loading share.
  *
  * megatrain/state.json has, under "files", for every file its "size", its "xxh3", and for a safetensors file
- * the "tensors" with the XXH3 of each one's bytes. Sums are 16 hexadecimal digits. megatrain/seal.json
+ * the "tensors" with the XXH3 of each one's bytes, and that of the "header" before them (files of version 0.1.0~rc1
+ * may lack it). Sums are 16 hexadecimal digits. megatrain/seal.json
  * seals state.json. A checkpoint of weights alone has manifest.json instead of state.json.
  */
 #define MT_STATE_NAME "state.json"
@@ -22,6 +24,9 @@ void mt_sum_format(char text[MT_SUM_TEXT], uint64_t sum);
 
 /** The text of seal.json for a file `name` with that sum. It has a sum of itself, too. To be freed with free(). */
 char *mt_seal_text(const char *name, uint64_t sum);
+
+/** Adds to a file's object what it has of tensors, which it then owns; NULL: it is no file of tensors. */
+void mt_manifest_add_tensors(cJSON *file, uint64_t header, cJSON *tensors);
 
 /** XXH3 and size of a file's bytes [first, first + n); n = UINT64_MAX: to its end. */
 int mt_sum_file(const char *path, uint64_t first, uint64_t n, uint64_t *sum, uint64_t *size,

@@ -89,8 +89,7 @@ int mt_save_file_done(void *ctx, const char *name, const struct mt_out_file *f, 
     mt_sum_format(sum, f->sum);
     cJSON_AddNumberToObject(o, "size", (double)f->bytes);
     cJSON_AddStringToObject(o, "xxh3", sum);
-    if (v->tensors)
-        mt_json_add(o, "tensors", v->tensors);
+    mt_manifest_add_tensors(o, f->header, v->tensors);
     v->tensors = NULL;
     mt_json_add(v->files, path, o);
     (void)err;

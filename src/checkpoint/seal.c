@@ -8,7 +8,7 @@
 #include "base/fs.h"
 #include "base/json.h"
 
-static int damaged(struct mt_err *err, const char *path, const char *what)
+int mt_checkpoint_damaged(struct mt_err *err, const char *path, const char *what)
 {
     return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s", path, what);
 }
@@ -33,7 +33,7 @@ static int read_seal(const char *path, const char *name, char want[MT_SUM_TEXT],
     free(text);
     free(whole);
     if (rc || !ok)
-        return rc ? rc : damaged(err, path, "it is not what was written");
+        return rc ? rc : mt_checkpoint_damaged(err, path, "it is not what was written");
     mt_sum_format(want, sum);
     return 0;
 }
@@ -65,7 +65,7 @@ int mt_seal_read(const char *dir, cJSON **out, char sum_text[MT_SUM_TEXT], bool 
         return rc;
     mt_sum_format(sum_text, sum);
     if (strcmp(sum_text, want))
-        return damaged(err, path, "its checksum is not the one in its seal");
+        return mt_checkpoint_damaged(err, path, "its checksum is not the one in its seal");
     return mt_json_read_file(out, path, MT_ERR_CHECKPOINT, err);
 }
 
@@ -85,7 +85,7 @@ int mt_checkpoint_identify(const char *dir, struct mt_checkpoint_id *out, struct
     const cJSON *step = mt_json_get(o, "step");
     id.step = cJSON_IsString(step) ? strtoull(step->valuestring, &end, 10) : 0;
     if (!end || *end || end == step->valuestring)
-        rc = damaged(err, dir, "it has no step");
+        rc = mt_checkpoint_damaged(err, dir, "it has no step");
     if (!rc)
         rc = mt_lineage_from_json(&id.lineage, o, dir, err);
     cJSON_Delete(o);

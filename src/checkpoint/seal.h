@@ -8,6 +8,9 @@
 #include "checkpoint/lineage.h"
 #include "checkpoint/manifest.h"
 
+/** -EBADMSG (MT_ERR_CHECKPOINT), with what is wrong with a file or folder. */
+int mt_checkpoint_damaged(struct mt_err *err, const char *path, const char *what);
+
 /** The identity of a checkpoint, from its sealed file. */
 struct mt_checkpoint_id {
     uint64_t step;

@@ -22,8 +22,20 @@ int mt_summer_init(struct mt_summer *s, struct mt_err *err)
     return s->block && s->whole ? 0 : mt_fail_nomem(err, "sums of a model's files", MT_SUM_BLOCK);
 }
 
+int mt_summer_want_plain(struct mt_summer *s, struct mt_err *err)
+{
+    s->plain = XXH3_createState();
+    return s->plain ? 0 : mt_fail_nomem(err, "sums of a model's files", MT_SUM_BLOCK);
+}
+
+uint64_t mt_summer_plain(const struct mt_summer *s)
+{
+    return XXH3_64bits_digest(s->plain);
+}
+
 void mt_summer_finish(struct mt_summer *s)
 {
+    XXH3_freeState(s->plain);
     XXH3_freeState(s->block);
     XXH3_freeState(s->whole);
     *s = (struct mt_summer){.n = 0};
@@ -33,6 +45,8 @@ void mt_summer_begin(struct mt_summer *s)
 {
     XXH3_64bits_reset(s->block);
     XXH3_64bits_reset(s->whole);
+    if (s->plain)
+        XXH3_64bits_reset(s->plain);
     s->n = 0;
 }
 
@@ -46,6 +60,8 @@ static void end_block(struct mt_summer *s)
 
 void mt_summer_add(struct mt_summer *s, const void *data, size_t bytes)
 {
+    if (s->plain)
+        XXH3_64bits_update(s->plain, data, bytes);
     for (size_t at = 0, n; at < bytes; at += n) {
         n = MT_MIN(bytes - at, (size_t)MT_SUM_BLOCK - s->n);
         XXH3_64bits_update(s->block, (const char *)data + at, n);

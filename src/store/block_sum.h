@@ -26,9 +26,14 @@ uint64_t mt_tensor_sum(const uint64_t *sum, size_t n_blocks);
 /** Computes the same sum from pieces of any size, in order. */
 struct mt_summer {
     struct XXH3_state_s *block, *whole;
+    struct XXH3_state_s *plain; /* the XXH3 of all bytes; NULL: not wanted */
     size_t n; /* bytes of the current block so far */
 };
 int mt_summer_init(struct mt_summer *s, struct mt_err *err);
+/** Before the first bytes: mt_summer_plain() is wanted, too. */
+int mt_summer_want_plain(struct mt_summer *s, struct mt_err *err);
+/** The XXH3 of the bytes since it began; after mt_summer_end(), too. */
+uint64_t mt_summer_plain(const struct mt_summer *s);
 /** Accepts an all-zero struct. */
 void mt_summer_finish(struct mt_summer *s);
 void mt_summer_begin(struct mt_summer *s);

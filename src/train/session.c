@@ -131,15 +131,17 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
     clock_gettime(CLOCK_REALTIME, &began);
     if (setup->request.train && !base.want) /* else its tensors are compared with the checkpoint's sums */
         base.all = mt_calloc(setup->choice.layout->n_tensors, sizeof(*base.all));
-    int rc = mt_checkpoint_verify_model(dir, false, false, err);
+    int rc = mt_checkpoint_open_seal(dir, &base.sealed, err);
     if (!setup->request.train && *cfg->adapter.path &&
         !mt_checkpoint_read_state(cfg->adapter.path, &of_adapters, NULL)) {
         base.want = of_adapters.frozen;
         base.other_forms = true;
     }
     if (!rc)
-        rc = mt_weights_load(setup->choice.layout, s->planes, dir, setup->request.train || base.want ? &base : NULL,
-                             err);
+        rc = mt_weights_load(setup->choice.layout, s->planes, dir, &base, err);
+    if (!rc)
+        rc = mt_checkpoint_verify_left(dir, base.sealed, err);
+    cJSON_Delete(base.sealed);
     mt_train_state_finish(&of_adapters);
     bool any_new = false;
     for (size_t i = 0; base.all && i < setup->choice.layout->n_tensors; i++)

@@ -361,6 +361,39 @@ static bool is_decoded(const struct loader *v, const struct mt_tensor *t)
     return v->src->format && t->kind != MT_RANGE_PACKED;
 }
 
+/* The seal's item of the stored tensor that this one is, in order and whole; NULL: it has none, or cannot be compared. */
+static cJSON *sealed_item(const struct loader *v, const struct mt_tensor *t, const cJSON *sealed, const cJSON **last)
+{
+    bool whole = sealed && !t->adapter && v->src->codes && !v->src->format && mt_stored_is_in_order(t) &&
+                 t->n == v->src->codes->n_elems;
+    const cJSON *w = whole ? mt_json_get_in_order(sealed, last, v->src->codes->name) : NULL;
+    return cJSON_IsString(w) ? (cJSON *)w : NULL;
+}
+
+static bool has_sum(const struct loader *v, const cJSON *want)
+{
+    return strtoull(want->valuestring, NULL, 16) == mt_summer_plain(&v->summer);
+}
+
+/* Loads a tensor; if the model's seal has another sum of it, once more. */
+static int load_sealed(struct loader *v, const struct mt_tensor *t, cJSON *want, uint64_t *have, struct mt_err *err)
+{
+    int rc = load_tensor(v, t, have, err);
+    if (!rc && !has_sum(v, want)) {
+        mt_warn("%s: tensor \"%s\" was not read as it was written: it is read again (is the drive failing?)", path_of(v),
+                t->name);
+        drop_cached(v->r.st);
+        rc = load_tensor(v, t, have, err);
+        if (!rc && !has_sum(v, want))
+            rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG,
+                         "%s: tensor \"%s\" is damaged: it has another checksum than was written (%s/megatrain holds its "
+                         "checksums: remove that folder if the change is intended)", path_of(v), want->string, v->dir);
+    }
+    if (!rc)
+        want->valueint = MT_SEAL_COMPARED;
+    return rc;
+}
+
 /* Loads a tensor; if this machine knows another sum of it, once more. */
 static int load_known(struct loader *v, const struct mt_tensor *t, uint64_t want, uint64_t *have, struct mt_err *err)
 {
@@ -384,7 +417,7 @@ static int load_known(struct loader *v, const struct mt_tensor *t, uint64_t want
 static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool named_alone, struct mt_err *err)
 {
     const struct mt_layout *l = v->r.l;
-    const cJSON *last = NULL;
+    const cJSON *last = NULL, *last_sealed = NULL;
     size_t part = 0;
     bool said = false;
     int rc = 0;
@@ -407,12 +440,13 @@ static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool 
             continue;
         }
         uint64_t known = v->known && !is_decoded(v, t) ? v->known[i] : 0;
-        rc = load_known(v, t, known, &have, err);
+        cJSON *seal = base ? sealed_item(v, t, base->sealed, &last_sealed) : NULL;
+        rc = seal ? load_sealed(v, t, seal, &have, err) : load_known(v, t, known, &have, err);
         if (!rc && w)
             rc = check_base(v, t, want, have, err);
         if (!rc && base && t->in_base)
             base->sum[i] = have;
-        if (!rc && base && base->all && !known)
+        if (!rc && base && base->all && !known && !seal)
             base->all[i] = have;
     }
     return rc;
@@ -430,6 +464,8 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
         rc = check_stored(&v, &l->stored[i], err);
     if (!rc)
         rc = refuse_unexpected(l, v.r.st, dir, err);
+    if (!rc && base && base->sealed)
+        rc = mt_summer_want_plain(&v.summer, err);
     if (!rc && base && base->all) {
         v.known = mt_calloc(l->n_tensors, sizeof(*v.known));
         rc = v.known ? 0 : mt_fail_nomem(err, "known sums", l->n_tensors * sizeof(*v.known));

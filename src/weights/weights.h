@@ -24,8 +24,14 @@ struct mt_base_sums {
                                digits. A different one is -EBADMSG (MT_ERR_INPUT), with file and tensor. Or NULL */
     bool other_forms;       /* a tensor whose files have it in another format than the object says ("form") is not
                                compared, which is warned of; else it is */
+    cJSON *sealed;          /* of a model with a seal: its stored tensors, each with the XXH3 of its bytes (text). What
+                               is read whole and in order is compared while it is loaded, and gets the `valueint`
+                               below: the caller compares the rest. A different one is read once more, and is then
+                               -EBADMSG (MT_ERR_CHECKPOINT). Or NULL */
     mt_file_weights *files; /* weights that are read in place: verified when first read; may be NULL */
 };
+
+enum { MT_SEAL_COMPARED = 1 };
 
 /**
  * Fills the weights' planes from DIR's safetensors (BF16, F16, F32; packed as in model/packing.h), a piece at a time.

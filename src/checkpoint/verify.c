@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/strbuf.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/save_priv.h"
+#include "checkpoint/seal.h"
+#include "hf/safetensors.h"
+#include "weights/peft.h"
+#include "weights/weights.h"
+
+/* Names of a damaged file's tensors with wrong checksums: "a, b and 3 more". */
+static int name_damaged(const char *path, const struct mt_st_model *m, const cJSON *sums,
+                        struct mt_str *names, struct mt_err *err)
+{
+    int n = 0;
+    for (const cJSON *s = sums ? sums->child : NULL; s; s = s->next) {
+        const struct mt_st_tensor *t = mt_st_find(m, s->string);
+        uint64_t sum, size;
+        char have[MT_SUM_TEXT];
+        if (!t)
+            continue; /* the header is damaged, so its name was not found */
+        int rc = mt_sum_file(path, t->offset, t->n_bytes, &sum, &size, err);
+        if (rc)
+            return rc;
+        mt_sum_format(have, sum);
+        if (cJSON_IsString(s) && !strcmp(s->valuestring, have))
+            continue;
+        if (n++ < 3)
+            mt_str_printf(names, "%s%s", names->len ? ", " : "", s->string);
+    }
+    if (n > 3)
+        mt_str_printf(names, " and %d more", n - 3);
+    return 0;
+}
+
+/* Reports a damaged file, with its damaged tensors. */
+static int blame(const char *path, const cJSON *file, const char *what, struct mt_err *err)
+{
+    struct mt_st_model m;
+    struct mt_err inner = {0};
+    struct mt_str names = {0};
+    const cJSON *sums = mt_json_get(file, "tensors"); /* earlier exports have none */
+    size_t n = strlen(path);
+    if (!sums || n < 12 || strcmp(path + n - 12, ".safetensors"))
+        return mt_checkpoint_damaged(err, path, what);
+    if (mt_st_open_file(&m, path, &inner))
+        return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s: %s", path, what, inner.msg);
+    int rc = name_damaged(path, &m, sums, &names, err);
+    mt_st_close(&m);
+    if (!rc)
+        rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s: damaged: %s%s", path, what,
+                     names.p ? "tensor " : "its header", names.p ? names.p : "");
+    mt_str_finish(&names);
+    return rc;
+}
+
+static int verify_file(const char *dir, const cJSON *f, struct mt_err *err)
+{
+    const cJSON *size = mt_json_get(f, "size"), *sum = mt_json_get(f, "xxh3");
+    char path[4096], what[128], have[MT_SUM_TEXT];
+    bool sized = cJSON_IsNumber(size) && size->valuedouble >= 0 && size->valuedouble < 0x1p63;
+    uint64_t have_sum, have_size, most = sized ? (uint64_t)size->valuedouble : 0;
+    snprintf(path, sizeof(path), "%.3000s/%.1000s", dir, f->string);
+    int rc = mt_sum_file(path, 0, most + 1, &have_sum, &have_size, err); /* a longer one is wrong whatever follows */
+    if (rc)
+        return rc;
+    mt_sum_format(have, have_sum);
+    if (!cJSON_IsNumber(size) || (double)have_size != size->valuedouble) {
+        struct stat st;
+        have_size = !stat(path, &st) && st.st_size > 0 ? (uint64_t)st.st_size : have_size;
+        snprintf(what, sizeof(what), "%llu bytes instead of %.0f", (unsigned long long)have_size,
+                 size ? size->valuedouble : 0);
+        return blame(path, f, what, err);
+    }
+    if (!cJSON_IsString(sum) || strcmp(sum->valuestring, have))
+        return blame(path, f, "its checksum is wrong", err);
+    return 0;
+}
+
+static int verify_files(const char *dir, const cJSON *files, struct mt_err *err)
+{
+    int rc = 0;
+    for (const cJSON *f = files->child; f && !rc; f = f->next)
+        rc = verify_file(dir, f, err);
+    return rc;
+}
+
+/* Is it a file of the folder itself, or of its folder megatrain/? */
+static bool is_inside(const char *name)
+{
+    static const char own[] = "megatrain/";
+    if (!strncmp(name, own, sizeof(own) - 1))
+        name += sizeof(own) - 1;
+    return *name && strlen(name) < 256 && !strchr(name, '/') && strcmp(name, ".") && strcmp(name, "..");
+}
+
+/* Checks that files that every checkpoint has are in its list: a file that is not listed is not verified. */
+static int check_list(const char *dir, const cJSON *files, bool full, struct mt_err *err)
+{
+    char name[64];
+    size_t n = 0, states = 0;
+    for (const cJSON *f = files ? files->child : NULL; f; f = f->next) {
+        if (!is_inside(f->string))
+            return mt_checkpoint_damaged(err, dir, "its list of files names one outside the folder");
+        states += !strncmp(f->string, "megatrain/state-", 16);
+    }
+    for (; full && n < states; n++) {
+        snprintf(name, sizeof(name), "megatrain/state-%05zu.safetensors", n);
+        if (!mt_json_get(files, name))
+            break;
+    }
+    bool adapter = mt_json_get(files, MT_PEFT_CONFIG);
+    bool weights = adapter ? mt_json_get(files, MT_PEFT_WEIGHTS) != NULL
+                           : mt_json_get(files, "model.safetensors") || mt_json_get(files, "model.safetensors.index.json");
+    if (!weights || (!adapter && !mt_json_get(files, "config.json")) || (full && (!states || n != states)))
+        return mt_checkpoint_damaged(err, dir, "its list of files is not complete");
+    return 0;
+}
+
+static int verify_list(const char *dir, const cJSON *sealed, bool full, struct mt_err *err)
+{
+    const cJSON *files = mt_json_get(sealed, "files");
+    int rc = cJSON_IsObject(files) && files->child ? 0 : mt_checkpoint_damaged(err, dir, "its state.json lists no files");
+    return rc ? rc : check_list(dir, files, full, err);
+}
+
+int mt_checkpoint_verify(const char *dir, struct mt_err *err)
+{
+    cJSON *sealed = NULL;
+    char sum[MT_SUM_TEXT];
+    bool full;
+    int rc = mt_seal_read(dir, &sealed, sum, &full, err);
+    if (!rc)
+        rc = verify_list(dir, sealed, full, err);
+    if (!rc)
+        rc = verify_files(dir, mt_json_get(sealed, "files"), err);
+    if (!rc && full) {
+        struct mt_train_state st;
+        rc = mt_train_state_from_json(&st, sealed, dir, err);
+        if (!rc)
+            mt_train_state_finish(&st);
+    }
+    cJSON_Delete(sealed);
+    return rc;
+}
+
+static int fail_sealed(const char *dir, int rc, const struct mt_err *why, struct mt_err *err)
+{
+    return mt_fail(err, why->kind, rc, "%s (%s/megatrain holds its checksums: remove that folder if the change is intended)",
+                   why->msg, dir);
+}
+
+int mt_checkpoint_verify_model(const char *dir, bool all, bool states, struct mt_err *err)
+{
+    cJSON *sealed = NULL;
+    char sum[MT_SUM_TEXT], path[4096];
+    bool full;
+    struct mt_err why = {0};
+    mt_path_printf(path, sizeof(path), "%s/megatrain/seal.json", dir);
+    if (!mt_path_exists(path))
+        return 0;
+    int rc = mt_seal_read(dir, &sealed, sum, &full, &why);
+    if (!rc)
+        rc = verify_list(dir, sealed, full, &why);
+    const cJSON *files = rc ? NULL : mt_json_get(sealed, "files");
+    for (const cJSON *f = files ? files->child : NULL; f && !rc; f = f->next) {
+        const char *dot = strrchr(f->string, '.');
+        bool state = !strncmp(f->string, "megatrain/", 10), weights = dot && !strcmp(dot, ".safetensors");
+        if (state ? states : weights || all)
+            rc = verify_file(dir, f, &why);
+    }
+    cJSON_Delete(sealed);
+    return rc ? fail_sealed(dir, rc, &why, err) : 0;
+}
+
+/* A file of tensors without reading these: size and header; its tensors' sums go into `all`. *part false: its sums lack, or
+ * something is wrong. */
+static int verify_header(const char *dir, const cJSON *f, cJSON *all, bool *part, struct mt_err *err)
+{
+    const cJSON *size = mt_json_get(f, "size"), *header = mt_json_get(f, "header"), *t;
+    char path[4096], have[MT_SUM_TEXT];
+    uint64_t len = 0, sum = 0, n = 0;
+    struct stat st;
+    snprintf(path, sizeof(path), "%.3000s/%.1000s", dir, f->string);
+    int fd = mt_open_regular(path, NULL);
+    *part = fd >= 0 && cJSON_IsString(header) && cJSON_IsNumber(size) && !fstat(fd, &st) &&
+            (double)st.st_size == size->valuedouble && pread(fd, &len, sizeof(len), 0) == sizeof(len) &&
+            len < (uint64_t)st.st_size; /* little-endian, as all machines of this program */
+    if (fd >= 0)
+        close(fd);
+    if (!*part)
+        return 0;
+    int rc = mt_sum_file(path, 0, 8 + len, &sum, &n, err);
+    mt_sum_format(have, sum);
+    *part = !rc && !strcmp(have, header->valuestring);
+    cJSON_ArrayForEach(t, mt_json_get(f, "tensors")) if (*part) mt_json_add(all, t->string, cJSON_Duplicate(t, true));
+    return rc;
+}
+
+int mt_checkpoint_open_seal(const char *dir, cJSON **out, struct mt_err *err)
+{
+    cJSON *sealed = NULL, *all = NULL;
+    char sum[MT_SUM_TEXT], path[4096];
+    bool full, part;
+    struct mt_err why = {0};
+    *out = NULL;
+    mt_path_printf(path, sizeof(path), "%s/megatrain/seal.json", dir);
+    if (!mt_path_exists(path))
+        return 0;
+    int rc = mt_seal_read(dir, &sealed, sum, &full, &why);
+    if (!rc)
+        rc = verify_list(dir, sealed, full, &why);
+    mt_json_begin();
+    all = cJSON_CreateObject();
+    const cJSON *files = rc ? NULL : mt_json_get(sealed, "files");
+    for (const cJSON *f = files ? files->child : NULL; f && !rc; f = f->next) {
+        const char *dot = strrchr(f->string, '.');
+        if (!strncmp(f->string, "megatrain/", 10) || !dot || strcmp(dot, ".safetensors") != 0)
+            continue;
+        rc = verify_header(dir, f, all, &part, &why);
+        if (!rc && !part)
+            rc = verify_file(dir, f, &why);
+    }
+    cJSON_Delete(sealed);
+    if (!rc && !mt_json_complete())
+        rc = mt_fail_nomem(&why, dir, 0);
+    if (rc || !all->child) {
+        cJSON_Delete(all);
+        return rc ? fail_sealed(dir, rc, &why, err) : 0;
+    }
+    *out = all;
+    return 0;
+}
+
+int mt_checkpoint_verify_left(const char *dir, const cJSON *sealed, struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct mt_err why = {0};
+    const cJSON *t;
+    int rc = sealed ? mt_st_open_dir(&st, dir, err) : 0;
+    if (rc || !sealed)
+        return rc;
+    cJSON_ArrayForEach(t, sealed)
+    {
+        const struct mt_st_tensor *of = t->valueint == MT_SEAL_COMPARED ? NULL : mt_st_find(&st, t->string);
+        uint64_t sum = 0, n;
+        if (!of || rc)
+            continue;
+        const char *path = st.files[of->file].path;
+        rc = mt_sum_file(path, of->offset, of->n_bytes, &sum, &n, &why);
+        if (!rc && strtoull(t->valuestring, NULL, 16) != sum)
+            rc = mt_checkpoint_damaged(&why, path, t->string);
+    }
+    mt_st_close(&st);
+    return rc ? fail_sealed(dir, rc, &why, err) : 0;
+}
+
+bool mt_checkpoint_is_whole(const char *dir, struct mt_err *err)
+{
+    cJSON *sealed = NULL;
+    char sum[MT_SUM_TEXT], path[4096];
+    bool full;
+    int rc = mt_seal_read(dir, &sealed, sum, &full, err);
+    if (!rc)
+        rc = verify_list(dir, sealed, full, err);
+    const cJSON *files = rc ? NULL : mt_json_get(sealed, "files");
+    for (const cJSON *f = files ? files->child : NULL; f && !rc; f = f->next) {
+        const cJSON *size = mt_json_get(f, "size");
+        struct stat st;
+        snprintf(path, sizeof(path), "%.3000s/%.1000s", dir, f->string);
+        if (stat(path, &st) || !cJSON_IsNumber(size) || (double)st.st_size != size->valuedouble)
+            rc = mt_checkpoint_damaged(err, path, "is missing or has another size than was written");
+    }
+    cJSON_Delete(sealed);
+    return !rc;
+}
