@@ -1,269 +1,250 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/fs.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/philox.h"
 #include "base/strbuf.h"
 #include "base/visible.h"
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
-#include "data/text.h"
+#include "data/dataset.h"
+#include "generate.h"
 #include "train/train.h"
 
-struct candidate {
-    float logit;
-    uint32_t id;
-};
-
+/* One prompt of the command line, or those of a file. */
 struct sampling {
-    struct mt_text_params text;
-    struct mt_text_ids prompt;
-    size_t n_new, top_k; /* top_k 0: all */
-    double temperature, top_p;
-    uint64_t seed;
+    struct cli_generation g;
+    const char *file; /* NULL: one prompt */
+    bool chat;
+    size_t at_once;
+    cJSON *prompts;  /* array of records */
+    struct mt_text_ids *ids;
+    size_t n, longest; /* longest: tokens of a prompt */
+    char *model_dir;
 };
 
-/* The likeliest first; of equal ones that with the smaller id. */
-static int compare(const void *a, const void *b)
+/* Text as a terminal may show it. */
+static void print_text(const char *text, size_t len)
 {
-    const struct candidate *x = a, *y = b;
-    if (x->logit != y->logit)
-        return x->logit < y->logit ? 1 : -1;
-    return (x->id > y->id) - (x->id < y->id);
-}
-
-static double weight(const struct candidate *c, float best, double temperature)
-{
-    return exp((double)(c->logit - best) / temperature);
-}
-
-/* The fewest candidates, of the top_k likeliest, whose probability among these is top_p or more (Holtzman et al., 2020,
- * "The Curious Case of Neural Text Degeneration"). */
-static size_t keep_likeliest(struct candidate *c, size_t n, const struct sampling *p)
-{
-    double sum = 0, at = 0;
-    size_t kept = 0;
-    qsort(c, n, sizeof(*c), compare);
-    n = p->top_k ? MT_MIN(n, p->top_k) : n;
-    for (size_t i = 0; i < n; i++)
-        sum += weight(&c[i], c[0].logit, p->temperature);
-    do
-        at += weight(&c[kept++], c[0].logit, p->temperature);
-    while (kept < n && at < p->top_p * sum);
-    return kept;
-}
-
-/* A token drawn from softmax(logits / temperature); temperature 0: the likeliest. c: [n] scratch. */
-static size_t draw(const float *logits, size_t n, const struct sampling *p, struct candidate *c, double u)
-{
-    size_t best = 0;
-    double sum = 0, at = 0;
-    for (size_t i = 0; i < n; i++) {
-        c[i] = (struct candidate){logits[i], (uint32_t)i};
-        best = logits[i] > logits[best] ? i : best;
-    }
-    if (p->temperature <= 0)
-        return best;
-    if (p->top_k || p->top_p < 1)
-        n = keep_likeliest(c, n, p);
-    for (size_t i = 0; i < n; i++)
-        sum += weight(&c[i], logits[best], p->temperature);
-    for (size_t i = 0; i < n; i++) {
-        at += weight(&c[i], logits[best], p->temperature);
-        if (at >= u * sum)
-            return c[i].id;
-    }
-    return best;
-}
-
-static void print_piece(void *ctx, size_t sample, const char *text, size_t len, bool trained)
-{
-    (void)ctx;
-    (void)sample;
-    if (!trained)
-        return;
+    struct mt_str safe = {0};
     if (!isatty(STDOUT_FILENO)) {
         fwrite(text, 1, len, stdout);
         return;
     }
-    struct mt_str safe = {0};
     mt_str_visible(&safe, text, len);
     fwrite(safe.p ? safe.p : "", 1, safe.len, stdout);
     mt_str_finish(&safe);
 }
 
-static bool ends_turn(const struct mt_hf_config *hf, const struct sampling *p, size_t id)
+/* What JSON can have of a text: bytes that are no UTF-8, or zero, are shown by number. */
+static void add_text(cJSON *o, const char *name, const char *text, size_t len)
 {
-    if (p->text.bytes)
-        return id >= 256;
-    for (int i = 0; i < hf->n_eos; i++)
-        if ((size_t)hf->eos[i] == id)
-            return true;
-    for (size_t i = 0; i < p->prompt.n_ends; i++)
-        if (p->prompt.ends[i] == id)
-            return true;
-    return false;
+    struct mt_str safe = {0};
+    bool fits = text && strlen(text) == len && mt_utf8_error(text) < 0;
+    for (size_t i = 0; !fits && text && i < len; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c && c < 128)
+            mt_str_append(&safe, &text[i], 1);
+        else
+            mt_str_printf(&safe, "\\x%02x", c);
+    }
+    cJSON_AddStringToObject(o, name, fits ? text : safe.p ? safe.p : "");
+    mt_str_finish(&safe);
 }
 
-/* Generates tokens after the prompt; with the byte tokenizer each is printed at once. */
-static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t *ids, size_t *n,
-                       struct mt_batch *b, float *logits, struct mt_err *err)
+/* The prompt's record with what was added, as one line. */
+static int print_record(const cJSON *record, const struct cli_text *t, struct mt_err *err)
 {
-    struct candidate *c = mt_calloc((size_t)s->setup->in->hf.vocab, sizeof(*c));
-    const struct mt_hf_config *hf = &s->setup->in->hf;
-    size_t vocab = p->text.bytes ? MT_BYTE_VOCAB : (size_t)hf->vocab, first = *n, end = *n + p->n_new;
-    int64_t begin = mt_now_ns();
-    size_t loaded = 0, runs = 0;
-    char bytes[32];
-    int rc = c ? 0 : mt_fail_nomem(err, "sampling", vocab * sizeof(*c));
-    for (size_t i = 0; !rc && *n < end; i++) {
-        mt_batch_clear(b);
-        rc = mt_batch_add(b, ids, NULL, *n, 0, err);
-        if (!rc)
-            rc = mt_batch_seal(b, err);
-        if (!rc)
-            rc = mt_engine_logits(s->engine, b, logits, err);
-        if (rc)
-            break;
-        runs++;
-        loaded += mt_engine_loaded_bytes(s->engine);
-        size_t id = draw(logits, vocab, p, c, mt_philox_uniform(p->seed, 0, i));
-        if (ends_turn(hf, p, id))
-            break;
-        ids[(*n)++] = (uint32_t)id;
-        if (p->text.bytes) {
-            putchar((int)id);
-            fflush(stdout);
-        }
+    mt_json_begin();
+    cJSON *o = cJSON_Duplicate(record, true);
+    cJSON_DeleteItemFromObjectCaseSensitive(o, "place");
+    cJSON_DeleteItemFromObjectCaseSensitive(o, "completion");
+    add_text(o, "completion", t->added, t->n_added);
+    cJSON_AddNumberToObject(o, "completion_tokens", (double)(t->n - t->prompt->n));
+    cJSON_AddStringToObject(o, "finish_reason", t->finish == CLI_STOP ? "stop" : "length");
+    char *text = mt_json_print(o, false);
+    bool ok = text && mt_json_complete() && printf("%s\n", text) > 0 && !fflush(stdout);
+    free(text);
+    cJSON_Delete(o);
+    return ok ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write a completion to standard output");
+}
+
+static int generate(struct mt_session *s, const struct sampling *p, struct mt_err *err)
+{
+    int rc = 0;
+    const cJSON *record = p->prompts->child;
+    for (size_t first = 0; first < p->n && !rc; first += p->at_once) {
+        size_t n = MT_MIN(p->at_once, p->n - first);
+        struct cli_text *t = mt_calloc(n, sizeof(*t));
+        if (!t)
+            return mt_fail_nomem(err, "sampling", n * sizeof(*t));
+        for (size_t i = 0; i < n; i++)
+            t[i] = (struct cli_text){.prompt = &p->ids[first + i], .stream = first + i};
+        rc = cli_generate(s, &p->g, t, n, err);
+        if (!rc && !p->file && !p->g.shows)
+            print_text(t->added ? t->added : "", t->n_added);
+        for (size_t i = 0; i < n && p->file && !rc; i++, record = record->next)
+            rc = print_record(record, &t[i], err);
+        cli_texts_finish(t, n);
+        free(t);
     }
-    free(c);
-    if (!rc && *n > first)
-        mt_info("%zu tokens, %.3g seconds and %s loaded a token", *n - first,
-                (double)(mt_now_ns() - begin) * 1e-9 / (double)(*n - first),
-                mt_format_bytes(bytes, sizeof(bytes), loaded / runs));
+    if (!p->file)
+        putchar('\n');
     return rc;
 }
 
-static int continue_text(struct mt_session *s, const struct sampling *p, struct mt_err *err)
+/* --- prompts -------------------------------------------------------------------------------------- */
+
+/* A file's records, each with its place for messages. */
+static int read_prompts(struct sampling *p, struct mt_err *err)
 {
-    struct mt_batch b;
-    int64_t vocab = s->setup->in->hf.vocab;
-    size_t n = p->prompt.n, max_len = n + p->n_new;
-    uint32_t *ids = mt_calloc(max_len, sizeof(*ids));
-    uint8_t *is_new = mt_calloc(max_len, 1);
-    float *logits = mt_calloc((size_t)vocab, sizeof(*logits));
-    int rc = mt_batch_init(&b, max_len, 1, err);
-    if (!rc && (!ids || !logits || !is_new))
-        rc = mt_fail_nomem(err, "sampling", (size_t)vocab * sizeof(*logits));
-    for (size_t i = 0; !rc && i < n; i++)
-        if (p->prompt.ids[i] >= (size_t)vocab)
-            rc = mt_fail(err, MT_ERR_INPUT, -ERANGE,
-                         "the prompt's token %u is beyond the model's vocab_size of %lld",
-                         p->prompt.ids[i], (long long)vocab);
-        else
-            ids[i] = p->prompt.ids[i];
-    if (!rc)
-        rc = draw_tokens(s, p, ids, &n, &b, logits, err);
-    if (!rc && !p->text.bytes) {
-        memset(is_new + p->prompt.n, 1, n - p->prompt.n);
-        rc = mt_text_decode(&p->text, &(struct mt_text_sample){ids, is_new, n}, 1, print_piece, NULL,
-                            err);
+    FILE *f = strcmp(p->file, "-") ? fopen(p->file, "re") : stdin;
+    char *line = NULL, place[4200];
+    size_t cap = 0, number = 0;
+    int rc = f ? 0 : mt_fail(err, MT_ERR_INPUT, -errno, "cannot read %s: %s", p->file, strerror(errno));
+    for (ssize_t n; !rc && (n = getline(&line, &cap, f)) >= 0;) {
+        cJSON *o = NULL;
+        snprintf(place, sizeof(place), "%s:%zu", p->file, ++number);
+        if (strspn(line, " \t\r\n") == (size_t)n)
+            continue;
+        rc = mt_json_parse(&o, line, (size_t)n, place, MT_ERR_INPUT, err);
+        if (!rc && !cJSON_IsObject(o))
+            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: a prompt is an object: {\"prompt\": TEXT} or {\"messages\": [...]}", place);
+        if (!rc) {
+            cJSON_DeleteItemFromObjectCaseSensitive(o, "place");
+            cJSON_AddStringToObject(o, "place", place);
+        }
+        if (rc || !mt_json_append(p->prompts, o))
+            cJSON_Delete(o);
     }
-    putchar('\n');
-    mt_batch_finish(&b);
-    free(ids);
-    free(is_new);
-    free(logits);
+    if (!rc && ferror(f))
+        rc = mt_fail(err, MT_ERR_INPUT, -EIO, "cannot read %s", p->file);
+    if (!rc && !p->prompts->child)
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s has no prompt", p->file);
+    if (f && f != stdin)
+        fclose(f);
+    free(line);
+    return rc;
+}
+
+/* The prompt of the command line; "-": all of standard input. */
+static int take_prompt(struct sampling *p, const char *prompt, struct mt_err *err)
+{
+    char *input = NULL;
+    size_t size = 0;
+    int rc = 0;
+    if (prompt && !strcmp(prompt, "-")) {
+        ssize_t n = getdelim(&input, &size, 0, stdin);
+        prompt = n >= 0 ? input : "";
+        if (ferror(stdin) || (n > 0 && !input[n - 1]))
+            rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "standard input %s",
+                         ferror(stdin) ? "cannot be read" : "has a zero byte: a prompt is text in UTF-8");
+    }
+    prompt = prompt ? prompt : "";
+    if (!rc && mt_utf8_error(prompt) >= 0)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "byte %ld of --prompt is not UTF-8", mt_utf8_error(prompt) + 1);
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "prompt", prompt);
+    mt_json_append(p->prompts, o);
+    free(input);
     return rc;
 }
 
 /* Uses the model's own tokenizer if it has one, else bytes. */
-static int encode_prompt(struct sampling *p, const char *model, const char *prompt, bool chat,
-                         char **dir, struct mt_err *err)
+static int encode_prompts(struct sampling *p, const char *model, struct mt_err *err)
 {
-    int rc = mt_hf_find_model(dir, model, err);
-    p->text.model_dir = *dir;
-    p->text.bytes = rc || !mt_text_has_tokenizer(*dir);
-    if (!rc && p->text.bytes)
-        mt_warn("%s has no tokenizer: using the bytes of the prompt as tokens", *dir);
-    return rc ? rc : mt_text_encode(&p->text, prompt, chat, &p->prompt, err);
+    int rc = mt_hf_find_model(&p->model_dir, model, err);
+    p->g.text.model_dir = p->model_dir;
+    p->g.text.bytes = rc || !mt_text_has_tokenizer(p->model_dir);
+    if (!rc && p->g.text.bytes)
+        mt_warn("%s has no tokenizer: using the bytes of the prompt as tokens", p->model_dir);
+    p->n = (size_t)cJSON_GetArraySize(p->prompts);
+    p->ids = mt_calloc(p->n, sizeof(*p->ids));
+    if (!rc && !p->ids)
+        rc = mt_fail_nomem(err, "prompts", p->n * sizeof(*p->ids));
+    if (!rc)
+        rc = mt_text_encode(&p->g.text, p->prompts, p->chat, p->ids, err);
+    for (size_t i = 0; i < p->n && !rc; i++)
+        p->longest = MT_MAX(p->longest, p->ids[i].n);
+    p->at_once = MT_MIN(p->at_once, p->n);
+    return rc;
+}
+
+/* --- the command ---------------------------------------------------------------------------------- */
+
+static int read_options(struct sampling *p, const struct cli_args *args, struct mt_err *err)
+{
+    const char *prompt = cli_arg(args, "prompt");
+    p->file = cli_arg(args, "prompts");
+    p->chat = cli_arg(args, "chat") != NULL;
+    p->at_once = (size_t)cli_whole(args, "batch", 16);
+    p->g = (struct cli_generation){.n_new = (size_t)cli_whole(args, "max-tokens", 128),
+                                   .top_k = (size_t)cli_whole(args, "top-k", 0),
+                                   .temperature = cli_real(args, "temperature", 0.8),
+                                   .top_p = cli_real(args, "top-p", 1),
+                                   .seed = (uint64_t)cli_whole(args, "seed", 0)};
+    for (size_t i = 0; i < args->n_given; i++) {
+        if (strcmp(args->given[i].option->name, "stop") != 0)
+            continue;
+        if (p->g.n_stops == CLI_STOPS || !*args->given[i].value)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--stop is a text, and at most %d times there", CLI_STOPS);
+        p->g.stop[p->g.n_stops++] = args->given[i].value;
+    }
+    if (!cli_arg(args, "model") && !cli_arg(args, "adapter"))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "give --model or --adapter");
+    if (prompt && p->file)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--prompt and --prompts: give one of them");
+    if (p->chat && !prompt && !p->file)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--chat needs the user's turn: --prompt TEXT, or --prompt - for standard input");
+    return p->file ? read_prompts(p, err) : take_prompt(p, prompt, err);
 }
 
 int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
 {
-    const char *prompt = cli_arg(args, "prompt");
-    bool chat = cli_arg(args, "chat") != NULL;
     struct mt_config *cfg = NULL;
     struct mt_inputs in = {0};
     struct mt_setup setup = {0};
     struct mt_session s = {0};
+    struct sampling p = {.prompts = cJSON_CreateArray()};
     struct mt_err err;
-    char *dir = NULL, *input = NULL;
-    size_t input_size = 0;
-    struct sampling p = {.n_new = (size_t)cli_whole(args, "max-tokens", 128),
-                         .top_k = (size_t)cli_whole(args, "top-k", 0),
-                         .temperature = cli_real(args, "temperature", 0.8),
-                         .top_p = cli_real(args, "top-p", 1),
-                         .seed = (uint64_t)cli_whole(args, "seed", 0)};
     (void)cli;
-    if (!cli_arg(args, "model") && !cli_arg(args, "adapter")) {
-        fprintf(stderr, "megatrain sample: give --model or --adapter\n");
-        return EXIT_USAGE;
-    }
-    if (chat && !prompt) {
-        fprintf(stderr, "megatrain sample: --chat needs the user's turn: --prompt TEXT, or --prompt - for standard input\n");
-        return EXIT_USAGE;
-    }
-    if (prompt && !strcmp(prompt, "-")) {
-        ssize_t n = getdelim(&input, &input_size, 0, stdin);
-        prompt = n >= 0 ? input : "";
-        if (ferror(stdin) || (n > 0 && !input[n - 1])) {
-            fprintf(stderr, "megatrain sample: standard input %s\n",
-                    ferror(stdin) ? "cannot be read" : "has a zero byte: a prompt is text in UTF-8");
-            free(input);
-            return EXIT_USAGE;
-        }
-    }
-    prompt = prompt ? prompt : "";
-    if (mt_utf8_error(prompt) >= 0) {
-        fprintf(stderr, "megatrain sample: byte %ld of --prompt is not UTF-8\n", mt_utf8_error(prompt) + 1);
-        free(input);
-        return EXIT_USAGE;
-    }
-    int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
+    int rc = p.prompts ? read_options(&p, args, &err) : mt_fail_nomem(&err, "prompts", 1);
+    if (!rc)
+        rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
     if (!rc)
         rc = cli_choose_model(cfg, args, &err);
     if (!rc)
-        rc = encode_prompt(&p, cfg->model.path, prompt, chat, &dir, &err);
+        rc = encode_prompts(&p, cfg->model.path, &err);
     if (!rc)
-        rc = mt_inputs_open_model(&in, cfg, p.prompt.n + p.n_new, &err);
+        rc = mt_inputs_open_model(&in, cfg, p.longest + p.g.n_new, p.at_once, &err);
     if (!rc)
         rc = mt_setup_open(&setup, &in, MT_RUN_EVAL, &err);
-    if (!rc && p.text.bytes && in.hf.vocab < MT_BYTE_VOCAB)
+    if (!rc && p.g.text.bytes && in.hf.vocab < MT_BYTE_VOCAB)
         rc = mt_fail(&err, MT_ERR_INPUT, -EINVAL, "%s: the byte tokenizer needs a vocabulary of %d",
                      cfg->model.path, MT_BYTE_VOCAB);
     if (!rc)
         rc = mt_session_start(&s, &setup, &err);
     if (!rc)
         rc = mt_session_fill_weights(&s, NULL, &err);
-    if (!rc && !chat)
-        fputs(prompt, stdout);
+    if (!rc && !p.chat && !p.file)
+        fputs(mt_json_get(p.prompts->child, "prompt")->valuestring, stdout);
+    p.g.shows = p.g.text.bytes && !p.g.n_stops && !p.file;
     if (!rc)
-        rc = continue_text(&s, &p, &err);
+        rc = generate(&s, &p, &err);
     int code = rc ? cli_fail(&err) : 0;
     mt_session_finish(&s);
     mt_setup_finish(&setup);
     mt_inputs_finish(&in);
     mt_config_destroy(&cfg);
-    mt_text_ids_finish(&p.prompt);
-    free(dir);
-    free(input);
+    for (size_t i = 0; p.ids && i < p.n; i++)
+        mt_text_ids_finish(&p.ids[i]);
+    free(p.ids);
+    cJSON_Delete(p.prompts);
+    free(p.model_dir);
     return code;
 }

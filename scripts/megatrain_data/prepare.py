@@ -9,7 +9,7 @@ import numpy as np
 from . import answers, formats, limits, shard, sources
 from .encode import Encoder
 from .errors import DataError, SampleError
-from .formats import Bad, Chat
+from .formats import Bad
 from .progress import Progress
 from .work import WorkerDied, Workers
 
@@ -277,22 +277,35 @@ def stops_of(encoder, job):
     return stops
 
 
+def ids_of(e, record, chat):
+    """A prompt's ids: of a text, of a text as the user's turn of a conversation (chat), or of a conversation."""
+    text = record.get("prompt", record.get("text"))
+    messages = record.get("messages", text if isinstance(text, list) else None)
+    if messages is None and not isinstance(text, str):
+        raise Bad('a prompt is {"prompt": TEXT} or {"messages": [...]}')
+    if messages is None and chat:
+        messages = [{"role": "user", "content": text}]
+    if messages is None:
+        return np.concatenate([np.array(e.tok.prefix, np.uint32), e.tok.encode([text])[0]])
+    with limits.bounded("rendering the prompt"):
+        _, r = e.render(formats.chat(messages, record), prompt=True)
+    ids = e.tok.encode([r.text])[0]
+    return np.concatenate([np.array(e.tok.prefix, np.uint32), ids]) if e.tok.bytes else ids
+
+
 def encode(job, say):
-    """Converts a prompt to ids; with "chat", as the user's turn of a conversation."""
+    """Converts prompts to ids; "chat": texts are the user's turn of a conversation."""
     e = Encoder(job)
-    try:
-        if job.get("chat"):
-            with limits.bounded("rendering the prompt"):
-                _, r = e.render(Chat([{"role": "user", "content": job["text"]}], None, {}, [None]), prompt=True)
-            ids = e.tok.encode([r.text])[0]
-            if e.tok.bytes:
-                ids = np.concatenate([np.array(e.tok.prefix, np.uint32), ids])
-        else:
-            ids = e.tok.encode([job["text"]])[0]
-            ids = np.concatenate([np.array(e.tok.prefix, np.uint32), ids])
-    except Bad as bad:
-        raise DataError(str(bad)) from None
-    say({"event": "ids", "ids": ids.tolist(), "ends": sorted(int(i) for i in stops_of(e, job))})
+    chat = job.get("chat")
+    for k, record in enumerate(job["prompts"]):
+        try:
+            ids = ids_of(e, record, chat)
+        except Bad as bad:
+            place = record.get("place")
+            raise DataError(f"{place}: {bad}" if place else str(bad)) from None
+        talks = chat or "messages" in record or isinstance(record.get("prompt"), list)
+        ends = stops_of(e, {**job, "chat": talks})
+        say({"event": "ids", "sample": k, "ids": ids.tolist(), "ends": sorted(int(i) for i in ends)})
 
 
 def decode(job, say):

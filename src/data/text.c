@@ -121,29 +121,26 @@ static uint32_t *numbers(const cJSON *list, size_t *n)
     return out;
 }
 
+struct encoding {
+    struct mt_text_ids *out;
+    size_t n;
+};
+
 static void on_ids(void *ctx, const cJSON *e)
 {
-    struct mt_text_ids *t = ctx;
-    mt_text_ids_finish(t);
-    t->ids = numbers(mt_json_get(e, "ids"), &t->n);
-    t->ends = numbers(mt_json_get(e, "ends"), &t->n_ends);
+    const struct encoding *to = ctx;
+    const cJSON *sample = mt_json_get(e, "sample");
+    size_t i = cJSON_IsNumber(sample) && sample->valuedouble >= 0 ? (size_t)sample->valuedouble : to->n;
+    if (i >= to->n)
+        return;
+    mt_text_ids_finish(&to->out[i]);
+    to->out[i].ids = numbers(mt_json_get(e, "ids"), &to->out[i].n);
+    to->out[i].ends = numbers(mt_json_get(e, "ends"), &to->out[i].n_ends);
 }
 
-int mt_text_encode(const struct mt_text_params *p, const char *text, bool chat,
-                   struct mt_text_ids *out, struct mt_err *err)
+static int encode_bytes(const char *text, struct mt_text_ids *out, struct mt_err *err)
 {
     size_t n = strlen(text);
-    *out = (struct mt_text_ids){0};
-    if (!p->bytes || chat) {
-        cJSON *job = new_job(p, "encode");
-        cJSON_AddStringToObject(job, "text", text);
-        cJSON_AddBoolToObject(job, "chat", chat);
-        int rc = mt_helper_run(job, on_ids, out, err);
-        cJSON_Delete(job);
-        if (!rc && (!out->ids || !out->n))
-            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "the prompt has no token");
-        return rc;
-    }
     out->ids = mt_calloc(n + 1, sizeof(*out->ids));
     if (!out->ids)
         return mt_fail_nomem(err, "the prompt", n * sizeof(*out->ids));
@@ -151,6 +148,36 @@ int mt_text_encode(const struct mt_text_params *p, const char *text, bool chat,
     for (size_t i = 0; i < n; i++)
         out->ids[out->n++] = (unsigned char)text[i];
     return 0;
+}
+
+int mt_text_encode(const struct mt_text_params *p, const cJSON *prompts, bool chat, struct mt_text_ids *out,
+                   struct mt_err *err)
+{
+    struct encoding to = {out, (size_t)cJSON_GetArraySize(prompts)};
+    bool plain = p->bytes && !chat;
+    const cJSON *one;
+    int rc = 0;
+    size_t i = 0;
+    memset(out, 0, to.n * sizeof(*out));
+    cJSON_ArrayForEach(one, prompts) plain = plain && cJSON_IsString(mt_json_get(one, "prompt"));
+    if (!plain) {
+        cJSON *job = new_job(p, "encode");
+        cJSON_AddItemReferenceToObject(job, "prompts", (cJSON *)prompts);
+        cJSON_AddBoolToObject(job, "chat", chat);
+        rc = mt_helper_run(job, on_ids, &to, err);
+        cJSON_Delete(job);
+    }
+    cJSON_ArrayForEach(one, prompts)
+    {
+        const cJSON *place = mt_json_get(one, "place");
+        if (plain && !rc)
+            rc = encode_bytes(mt_json_get(one, "prompt")->valuestring, &out[i], err);
+        if (!rc && (!out[i].ids || !out[i].n))
+            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s%sthe prompt has no token", cJSON_IsString(place) ? place->valuestring : "",
+                         cJSON_IsString(place) ? ": " : "");
+        i++;
+    }
+    return rc;
 }
 
 void mt_text_ids_finish(struct mt_text_ids *t)

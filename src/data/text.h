@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <cjson/cJSON.h>
+
 #include "base/err.h"
 
 /** Which tokenizer: bytes, or a model's own through the data helper. */
@@ -36,9 +38,13 @@ struct mt_text_ids {
     size_t n, n_ends;
 };
 
-/** Token ids of a text for the model to continue; `chat`: as the user's turn, followed by the header of an answer. */
-int mt_text_encode(const struct mt_text_params *p, const char *text, bool chat,
-                   struct mt_text_ids *out, struct mt_err *err);
+/**
+ * Token ids of n prompts for the model to continue, each an object: {"prompt": TEXT}, or {"messages": [...]} as in training
+ * data, with "place" (file:line) for messages. `chat`: a text is the user's turn. A conversation is followed by the header
+ * of an answer. out[n]: finish each; after an error, too.
+ */
+int mt_text_encode(const struct mt_text_params *p, const cJSON *prompts, bool chat, struct mt_text_ids *out,
+                   struct mt_err *err);
 void mt_text_ids_finish(struct mt_text_ids *t);
 
 #endif

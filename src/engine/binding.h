@@ -24,7 +24,7 @@ struct mt_binding {
     mt_model *model;
     void **buffers[MT_N_POOLS];
     char *spill;
-    float *host_logits; /* output of LOGITS */
+    float *host_logits; /* output of LOGITS: [n_micro, vocab] */
 };
 
 /* exec_ops.c: submits one instruction of a device queue. */

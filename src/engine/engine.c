@@ -371,11 +371,11 @@ int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, s
     return rc;
 }
 
-int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, struct mt_err *err)
+int mt_engine_logits(mt_engine *e, const struct mt_batch *micro, size_t n, float *logits, struct mt_err *err)
 {
     for (size_t i = 0; i < e->n_lanes; i++)
         e->lane[i].b.host_logits = logits;
-    return run_forward(e, MT_MODE_LOGITS, 0, batch, 1, err);
+    return run_forward(e, MT_MODE_LOGITS, 0, micro, n, err);
 }
 
 size_t mt_engine_loaded_bytes(const mt_engine *e)

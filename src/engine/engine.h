@@ -91,8 +91,8 @@ struct mt_eval_result {
 /** Losses of micro-batches (data->n of them) with a learner's weights, added to *res. Flush first. */
 int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, struct mt_eval_result *res,
                    struct mt_err *err);
-/** Logits of the batch's last token, f32 [vocab]. Flush first. */
-int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, struct mt_err *err);
+/** Logits of the last token of each of n micro-batches, f32 [n, vocab], by one pass through the weights. Flush first */
+int mt_engine_logits(mt_engine *e, const struct mt_batch *micro, size_t n, float *logits, struct mt_err *err);
 /** Bytes that the last run copied to the device: of a step, an evaluation or logits. */
 size_t mt_engine_loaded_bytes(const mt_engine *e);
 

@@ -307,7 +307,7 @@ static int submit_head(const struct mt_binding *b, const struct mt_instr *in, co
         .first_table = r->begins[tied ? MT_ROLE_TABLE_GRAD : MT_ROLE_GRAD],
     };
     if (in->op == MT_OP_LOGITS)
-        return mt_model_logits(b->model, &a, b->host_logits, err);
+        return mt_model_logits(b->model, &a, b->host_logits + a.mb * (size_t)b->layout->cfg.vocab, err);
     return mt_model_head(b->model, &a, err);
 }
 

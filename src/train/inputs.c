@@ -289,11 +289,13 @@ uint64_t mt_inputs_prepared_rows(struct mt_config *cfg, const struct mt_hf_confi
     return rows;
 }
 
-int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, struct mt_err *err)
+int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, size_t n_texts,
+                         struct mt_err *err)
 {
     *in = (struct mt_inputs){.cfg = cfg};
     cfg->numerics.seq_len = (int64_t)max_len;
-    cfg->numerics.micro_batch = cfg->train.batch_size = 1;
+    cfg->numerics.micro_batch = 1;
+    cfg->train.batch_size = (int64_t)n_texts;
     if (cfg->placement.expert_group == MT_AUTO) /* units without rows are not loaded: the smaller, the more of them */
         cfg->placement.expert_group = 1;
     int rc = mt_inputs_freeze_all(cfg, "no training", err);

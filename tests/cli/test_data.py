@@ -645,11 +645,18 @@ def check_and_run_prepare_what_is_missing(tmp):
     said = megatrain("-q", "sample", "--model", os.path.join(tmp, "out", "latest"), "--prompt", "find", "--max-tokens", "5", "--temperature", "0")
     assert said.stdout.startswith("find"), said.stdout
     megatrain("-q", "sample", "--chat", "--model", os.path.join(tmp, "out", "latest"), "--prompt", "find", "--max-tokens", "5")
+    prompts = lines(os.path.join(tmp, "prompts.jsonl"), [{"messages": CHAT[:1]}, {"prompt": "find"}])
+    got = [json.loads(line) for line in megatrain("-q", "sample", "--model", os.path.join(tmp, "out", "latest"), "--prompts", prompts, "--max-tokens", 5,
+                                                  "--temperature", 0).stdout.splitlines()]
+    assert got[0]["messages"] == CHAT[:1] and said.stdout == "find" + got[1]["completion"] + "\n", (got, said.stdout)
+    whole = got[1]["completion"]
+    cut = megatrain("-q", "sample", "--model", os.path.join(tmp, "out", "latest"), "--prompt", "find", "--max-tokens", 5, "--temperature", 0, "--stop", whole[1:3])
+    assert cut.stdout == "find" + whole[:whole.index(whole[1:3])] + "\n", (cut.stdout, whole)
 
 
 def generation_stops_at_the_models_eos_and_not_at_every_special_token(tmp):
     model = model_of(tmp, "qwen3", eos_token_id=2)
-    job = {"mode": "encode", "model_dir": model, "tokenizer": "model", "template": "model", "vocab": 100000, "text": "find"}
+    job = {"mode": "encode", "model_dir": model, "tokenizer": "model", "template": "model", "vocab": 100000, "prompts": [{"prompt": "find"}]}
     ends = {}
     for chat in (False, True):
         p = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "prepare_data.py")],
