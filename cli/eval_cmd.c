@@ -52,6 +52,12 @@ static int run_eval(const struct mt_setup *setup, const struct cli_args *args, s
         printf(json ? "{\"loss\": %.17g, \"perplexity\": %.17g, \"accuracy\": %.17g, \"tokens\": %llu}\n"
                     : "loss %.6f  perplexity %.4f  accuracy %.4f  tokens %llu\n",
                r.loss, exp(r.loss), r.accuracy, (unsigned long long)r.n_loss);
+    for (size_t i = 0; i < r.n_sets && !rc; i++) {
+        const struct mt_eval_of_set *e = &r.sets[i];
+        printf(json ? "{\"set\": \"%s\", \"loss\": %.17g, \"perplexity\": %.17g, \"accuracy\": %.17g, \"tokens\": %llu}\n"
+                    : "%s: loss %.6f  perplexity %.4f  accuracy %.4f  tokens %llu\n",
+               e->name, e->loss, exp(e->loss), e->accuracy, (unsigned long long)e->n_loss);
+    }
     return rc;
 }
 

@@ -271,6 +271,13 @@ static void eval_event(const struct cli_progress *p, const struct mt_eval_report
     cJSON_AddNumberToObject(o, "tokens", (double)r->n_loss);
     cJSON_AddNumberToObject(o, "seconds", r->seconds);
     cJSON_AddBoolToObject(o, "best", r->best);
+    cJSON *sets = r->n_sets ? cJSON_AddObjectToObject(o, "sets") : NULL;
+    for (size_t i = 0; i < r->n_sets; i++) {
+        cJSON *set = cJSON_AddObjectToObject(sets, r->sets[i].name);
+        cJSON_AddNumberToObject(set, "eval_loss", r->sets[i].loss);
+        cJSON_AddNumberToObject(set, "accuracy", r->sets[i].accuracy);
+        cJSON_AddNumberToObject(set, "tokens", (double)r->sets[i].n_loss);
+    }
     cli_json_event("eval", o);
 }
 
@@ -345,6 +352,10 @@ static void on_eval(void *ctx, const struct mt_eval_report *r)
                         "%.1f s%s\n", name_of(p), p->name ? " | " : "",
                 (unsigned long long)r->step, r->loss, exp(r->loss), 100 * r->accuracy,
                 (unsigned long long)r->n_loss, r->seconds, r->best ? " | best" : "");
+    for (size_t i = 0; i < r->n_sets && !p->cli->json_log; i++)
+        cli_say("%s%seval step %llu | %s: loss %.4f | perplexity %.2f | accuracy %.1f%% | %llu tokens\n", name_of(p),
+                p->name ? " | " : "", (unsigned long long)r->step, r->sets[i].name, r->sets[i].loss, exp(r->sets[i].loss),
+                100 * r->sets[i].accuracy, (unsigned long long)r->sets[i].n_loss);
 }
 
 static void on_saved(void *ctx, uint64_t step, double seconds)

@@ -315,6 +315,7 @@ static int take_data(struct mt_config *cfg, const struct cli_args *args, struct 
     const char *data = cli_arg(args, "data");
     int rc = data ? mt_config_override(cfg, "data.eval", data, "--data", err) : 0;
     rc = rc ? rc : mt_config_override(cfg, "data.max_samples", "0", "score", err);
+    rc = rc ? rc : mt_config_override(cfg, "eval.sets", "", "score", err);
     return rc ? rc : mt_config_override(cfg, "eval.max_samples", "1000000000000000", "score", err);
 }
 

@@ -18,7 +18,7 @@ struct mt_train_state {
     uint64_t tokens, loss_tokens;
     uint64_t steps_per_epoch, total_steps;
     uint64_t data_hash;
-    char best_by[32];         /* what evaluations were compared by; "": loss */
+    char best_by[128];        /* what evaluations were compared by; "": loss */
     double best_loss;         /* or another measure; NaN: none yet */
     uint64_t best_step;
     double best_saved_loss;   /* of the best evaluation of which there is a checkpoint, */

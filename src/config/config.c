@@ -94,10 +94,11 @@ static int resolve_list(const struct mt_key *key, const char *file, const char *
         char *path = NULL;
         while (*item == ' ' || *item == '\t')
             item++;
-        if (resolve_path(key, file, item, &path))
+        size_t name = mt_key_name_of_path(key, item);
+        if (resolve_path(key, file, item + name, &path))
             s.failed = true;
         else
-            mt_str_printf(&s, "%s%s", s.len ? ", " : "", path);
+            mt_str_printf(&s, "%s%.*s%s", s.len ? ", " : "", (int)name, item, path);
         free(path);
     }
     free(copy);
@@ -111,7 +112,7 @@ char *mt_key_resolve(const struct mt_key *key, const char *file, const char *val
     char *out = NULL;
     if (mt_key_holds_path(key))
         return resolve_path(key, file, value, &out) ? NULL : out;
-    if (key->type == MT_KEY_PATHS)
+    if (key->type == MT_KEY_PATHS || key->type == MT_KEY_NAMED_PATHS)
         return resolve_list(key, file, value, &out) ? NULL : out;
     return strdup(value);
 }
@@ -268,6 +269,8 @@ static int check_effects(const struct mt_config *c, const char *path, struct mt_
     if (key)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: adapter.%s is set, but adapter.kind = none trains the model itself: set "
                        "adapter.kind to lora or dora, or remove the key", path, key);
+    if (c->eval.sets.n && !c->data.eval[0])
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: eval.sets are evaluated beside data.eval: set that, too", path);
     if (c->eval.early_stop_patience && (!c->data.eval[0] || !c->eval.every))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: eval.early_stop_patience is set, but %s: set %s, or remove the key",
                        path, c->data.eval[0] ? "eval.every = 0 evaluates only at the end" : "there are no evaluation data",

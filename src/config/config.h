@@ -59,6 +59,8 @@ struct mt_cfg_interval {
     double seconds;
 };
 
+enum { MT_EVAL_SETS = 16 };
+
 /**
  * A whole configuration, typed. Strings and lists are owned by the config and never NULL; a key that
  * is unset is "" or 0. Units: bytes, seconds, tokens. The settings of a step are in `numerics` and `placement`,
@@ -135,6 +137,7 @@ struct mt_config {
         bool at_start;
         int64_t early_stop_patience;
         char *best_by; /* a measure's name in metrics, without "eval_" */
+        struct mt_cfg_list sets; /* "name:file"; at most MT_EVAL_SETS */
     } eval;
     struct {
         char *dir;

@@ -269,15 +269,17 @@ static const struct mt_key keys[] = {
 
     {"eval", "every", MT_OUTPUT, MT_KEY_COUNT, AT(eval.every), "200", NULL, 0, 1e15, NULL,
      "Steps between evaluations; 0 = only at the end."},
+    {"eval", "sets", MT_OUTPUT, MT_KEY_NAMED_PATHS, AT(eval.sets), "", NULL, ANY, NULL,
+     "Further evaluation data by name, evaluated and reported beside data.eval: code:code.jsonl, math:math.jsonl."},
     {"eval", "max_samples", MT_OUTPUT, MT_KEY_COUNT, AT(eval.max_samples), "512", NULL, 1, 1e15, NULL,
-     "Most samples in an evaluation."},
+     "Most samples in an evaluation, of each set."},
     {"eval", "at_start", MT_OUTPUT, MT_KEY_BOOL, AT(eval.at_start), "on", NULL, ANY, NULL,
      "Evaluate before the first step."},
     {"eval", "early_stop_patience", MT_OUTPUT, MT_KEY_COUNT, AT(eval.early_stop_patience), "0", NULL, 0, 1e9,
      NULL, "Stop after this many evaluations without a better one (best_by), with the best one kept; 0 = never."},
     {"eval", "best_by", MT_OUTPUT, MT_KEY_STRING, AT(eval.best_by), "loss", NULL, ANY, NULL,
-     "What makes an evaluation the best, for early_stop_patience and checkpoint.keep_best: loss, accuracy (of tokens), or a measure "
-     "of preferences, such as rewards/accuracies or rewards/margins. Whether more is better follows from the name."},
+     "What makes an evaluation the best, for early_stop_patience and checkpoint.keep_best: loss, accuracy (of tokens), those "
+     "of a set of eval.sets (code_loss, code_accuracy), or a measure of preferences, such as rewards/accuracies or rewards/margins. Whether more is better follows from the name."},
 
     {"checkpoint", "dir", MT_OUTPUT, MT_KEY_PATH, AT(checkpoint.dir), "out", NULL, ANY, NULL,
      "Output folder: checkpoints, metrics, the effective configuration."},

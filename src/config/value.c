@@ -216,7 +216,26 @@ static int check_text(const char *s, char *buf, size_t len)
 
 static bool is_list(const struct mt_key *key)
 {
-    return key->type == MT_KEY_LIST || key->type == MT_KEY_PATHS;
+    return key->type == MT_KEY_LIST || key->type == MT_KEY_PATHS || key->type == MT_KEY_NAMED_PATHS;
+}
+
+size_t mt_key_name_of_path(const struct mt_key *key, const char *item)
+{
+    size_t n = strspn(item, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-");
+    return key->type == MT_KEY_NAMED_PATHS && n && item[n] == ':' ? n + 1 : 0;
+}
+
+static int check_names(const struct mt_key *key, const struct mt_cfg_list *l, char *buf, size_t len)
+{
+    for (int i = 0; i < l->n; i++) {
+        size_t n = mt_key_name_of_path(key, l->items[i]);
+        if (!n || !l->items[i][n])
+            return fail(buf, len, "is a list of NAME:FILE, with names of letters, digits, _ and -; \"%s\" is none", l->items[i]);
+        for (int k = 0; k < i; k++)
+            if (!strncmp(l->items[k], l->items[i], n))
+                return fail(buf, len, "names %.*s twice", (int)n - 1, l->items[i]);
+    }
+    return 0;
 }
 
 bool mt_key_holds_path(const struct mt_key *key)
@@ -289,8 +308,11 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
         return set_string(f, text, buf, len);
     case MT_KEY_LIST:
     case MT_KEY_PATHS:
+    case MT_KEY_NAMED_PATHS:
         mt_key_free(cfg, key);
         rc = parse_list(text, f, buf, len);
+        if (!rc && key->type == MT_KEY_NAMED_PATHS)
+            rc = check_names(key, f, buf, len);
         return rc ? rc : check_list(f, buf, len);
     case MT_KEY_CHOICE:
         return parse_choice(key, text, f, buf, len);
@@ -356,16 +378,18 @@ static void print_path(const char *s, struct mt_str *out)
     free(path);
 }
 
-static void print_list(const struct mt_cfg_list *l, bool paths, struct mt_str *out)
+static void print_list(const struct mt_key *key, const struct mt_cfg_list *l, struct mt_str *out)
 {
     struct mt_str all = {0};
     mt_str_append(&all, "", 0);
     for (int i = 0; i < l->n; i++) {
         mt_str_printf(&all, i ? ", " : "");
-        if (paths)
-            print_path(l->items[i], &all);
-        else
+        size_t name = mt_key_name_of_path(key, l->items[i]);
+        mt_str_printf(&all, "%.*s", (int)name, l->items[i]);
+        if (key->type == MT_KEY_LIST)
             mt_str_printf(&all, "%s", l->items[i]);
+        else
+            print_path(l->items[i] + name, &all);
     }
     out->failed |= all.failed;
     print_text(all.failed ? "" : all.p, out);
@@ -399,7 +423,8 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
         break;
     case MT_KEY_LIST:
     case MT_KEY_PATHS:
-        print_list(f, key->type == MT_KEY_PATHS, out);
+    case MT_KEY_NAMED_PATHS:
+        print_list(key, f, out);
         break;
     case MT_KEY_TEXT:
         mt_str_printf(out, "%s", *(const char *)f ? (const char *)f : "auto");

@@ -266,6 +266,19 @@ static int count_rows(struct mt_numerics *n, const struct mt_config *c, struct m
     return 0;
 }
 
+/* "NAME_loss" or "NAME_accuracy" of one of eval.sets. */
+static bool is_of_set(const struct mt_config *c)
+{
+    for (int i = 0; i < c->eval.sets.n; i++) {
+        const char *item = c->eval.sets.items[i], *by = c->eval.best_by;
+        size_t n = strcspn(item, ":");
+        bool is = !strncmp(by, item, n) && by[n] == '_';
+        if (is && (!strcmp(by + n + 1, "loss") || !strcmp(by + n + 1, MT_EVAL_ACCURACY)))
+            return true;
+    }
+    return false;
+}
+
 /* [preference] decides, where it has a loss. */
 static int find_objective(struct mt_numerics *n, const struct mt_config *c, struct mt_err *err)
 {
@@ -274,9 +287,10 @@ static int find_objective(struct mt_numerics *n, const struct mt_config *c, stru
     if (!n->objective)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: there is no such objective",
                        preference ? c->preference.loss : c->train.objective);
-    if (strcmp(c->eval.best_by, MT_EVAL_ACCURACY) && mt_objective_measure(n->objective, c->eval.best_by) < 0)
+    const char *by = c->eval.best_by;
+    if (strcmp(by, MT_EVAL_ACCURACY) && mt_objective_measure(n->objective, by) < 0 && !is_of_set(c))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.best_by = %s: evaluations of %s have no such measure to be compared "
-                       "by: set loss, accuracy%s", c->eval.best_by, n->objective->title,
+                       "by: set loss, accuracy, one of these with the name of a set of eval.sets (code_loss)%s", c->eval.best_by, n->objective->title,
                        !n->objective->answers ? "" : n->objective->rated ? ", or rewards/margins"
                                                                          : ", rewards/accuracies or rewards/margins");
     if (n->objective->teacher != (*c->distill.teacher != 0))

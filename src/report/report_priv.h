@@ -38,6 +38,18 @@ void mt_lines_finish(struct mt_lines *l);
 /** A record of a step or of an evaluation; one that has none of them adds nothing. */
 void mt_lines_read(struct mt_lines *l, double step, const cJSON *o);
 
+/** Losses of the sets of eval.sets, each a line. */
+enum { MT_REPORT_SETS = 16 };
+struct mt_set_lines {
+    char name[MT_REPORT_SETS][80];
+    double *step, *loss[MT_REPORT_SETS]; /* [n]; NaN where a set was not evaluated */
+    size_t n, n_sets, cap;
+};
+/** For at most n records. */
+int mt_set_lines_alloc(struct mt_set_lines *l, size_t n, struct mt_err *err);
+void mt_set_lines_finish(struct mt_set_lines *l);
+void mt_set_lines_read(struct mt_set_lines *l, double step, const cJSON *record);
+
 struct mt_run_data {
     char name[128];
     double *col[MT_N_COLS]; /* [n], by training step */
@@ -50,6 +62,7 @@ struct mt_run_data {
         size_t n;
     } experts;
     struct mt_lines lines;
+    struct mt_set_lines sets;
     cJSON *info, *trace;    /* run.json, trace.json; or NULL */
 };
 int mt_run_data_read(struct mt_run_data *r, const char *dir, struct mt_err *err);
@@ -62,6 +75,7 @@ int mt_report_add(struct mt_report *r, const char *section, const char *name, st
 int mt_report_runs(struct mt_report *r, const struct mt_run_data *runs, size_t n, struct mt_err *err);
 /** Panels of what an objective has measured; none where it has not. */
 int mt_report_lines(struct mt_report *r, const char *section, const struct mt_lines *l, struct mt_err *err);
+int mt_report_sets(struct mt_report *r, const char *section, const struct mt_set_lines *l, struct mt_err *err);
 int mt_report_sweep(struct mt_report *r, const char *name, const cJSON *table, struct mt_err *err);
 
 #endif

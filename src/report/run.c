@@ -79,11 +79,15 @@ static int read_metrics(struct mt_run_data *r, char *text, struct mt_err *err)
     if (!alloc_experts(r, lines) || !r->eval_step || !r->eval_loss)
         return mt_fail_nomem(err, "a report", lines * sizeof(double));
     int rc = mt_lines_alloc(&r->lines, lines + 1, err);
+    if (!rc)
+        rc = mt_set_lines_alloc(&r->sets, lines + 1, err);
     for (char *line = strtok_r(text, "\n", &save); line && !rc; line = strtok_r(NULL, "\n", &save)) {
         cJSON *o = cJSON_Parse(line); /* NULL for an incomplete last line */
         const cJSON *step = mt_json_get(o, "step"), *eval = mt_json_get(o, "eval_loss");
-        if (cJSON_IsNumber(step))
+        if (cJSON_IsNumber(step)) {
             mt_lines_read(&r->lines, step->valuedouble, o);
+            mt_set_lines_read(&r->sets, step->valuedouble, o);
+        }
         if (cJSON_IsNumber(step) && eval) {
             r->eval_step[r->n_eval] = step->valuedouble;
             r->eval_loss[r->n_eval++] = cJSON_IsNumber(eval) ? eval->valuedouble : NAN;
@@ -138,6 +142,7 @@ void mt_run_data_finish(struct mt_run_data *r)
         free(r->experts.worst[k]);
     }
     mt_lines_finish(&r->lines);
+    mt_set_lines_finish(&r->sets);
     cJSON_Delete(r->info);
     cJSON_Delete(r->trace);
     *r = (struct mt_run_data){{0}};
@@ -425,6 +430,8 @@ static int add_experts(struct mt_report *r, const struct mt_run_data *d, struct 
 static int add_alone(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
 {
     int rc = mt_report_lines(r, d->name, &d->lines, err);
+    if (!rc)
+        rc = mt_report_sets(r, d->name, &d->sets, err);
     if (!rc)
         rc = add_step_stack(r, d, err);
     if (!rc && d->trace)

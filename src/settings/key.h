@@ -12,6 +12,7 @@ enum mt_key_type {
     MT_KEY_NAME_OR_PATH, /* a string; a path if it exists, relative to the file that sets it */
     MT_KEY_LIST,
     MT_KEY_PATHS,    /* a list of paths */
+    MT_KEY_NAMED_PATHS, /* a list of NAME:PATH; names of letters, digits, _ and -, each once */
     MT_KEY_CHOICE,   /* an enum, in the order of `choices` */
     MT_KEY_WORD,     /* a string, one of `choices` */
     MT_KEY_DTYPE,    /* enum mt_dtype, by name one of `choices`; "auto" = MT_DTYPE_AUTO */

@@ -261,7 +261,7 @@ static int add_job(struct spec *p, const struct variant *v, const size_t *at, st
     /* just these steps, without evaluation, checkpoints or anything else that takes time */
     snprintf(steps, sizeof(steps), "%d", s->warmup_steps + s->steps);
     const char *fixed[][2] = {{"train.steps", steps},  {"train.epochs", ""},      {"train.tokens", ""},
-                              {"eval.every", "0"},     {"eval.at_start", "off"},  {"data.eval", ""},
+                              {"eval.every", "0"},     {"eval.at_start", "off"},  {"data.eval", ""},      {"eval.sets", ""},
                               {"checkpoint.every", "0"}, {"log.every", "1"},      {"log.jsonl", "on"}};
     for (size_t i = 0; ok && i < MT_ARRAY_LEN(fixed); i++)
         ok = set(&all, fixed[i][0], fixed[i][1]);

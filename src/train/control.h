@@ -46,6 +46,12 @@ struct mt_eval_report {
     const struct mt_objective *objective; /* as in mt_step_report */
     struct mt_measure measures[MT_MAX_MEASURES];
     double loss, accuracy, seconds; /* loss: the objective's; accuracy: of all loss tokens */
+    struct mt_eval_of_set {
+        const char *name;
+        uint64_t n_loss;
+        double loss, accuracy;
+    } sets[MT_EVAL_SETS]; /* [n_sets] of eval.sets */
+    size_t n_sets;
     bool best;
 };
 

@@ -178,6 +178,53 @@ static int check_answers(const struct mt_inputs *in, const mt_dataset *d, struct
                    mt_dataset_stats(d)->format);
 }
 
+/* The sets of eval.sets. */
+static int open_sets(struct mt_inputs *in, struct mt_err *err)
+{
+    const struct mt_cfg_list *of = &in->cfg->eval.sets;
+    const struct mt_key *key = mt_key_find("eval", "sets");
+    int rc = 0;
+    if (!of->n || in->prepared_only)
+        return 0;
+    if (of->n > MT_EVAL_SETS)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.sets has %d sets: at most %d are evaluated", of->n, MT_EVAL_SETS);
+    if (mt_objective_of(&in->numerics)->answers)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.sets: preferences (preference.loss = %s) are evaluated on data.eval alone: "
+                       "remove the key", in->cfg->preference.loss);
+    in->sets = mt_calloc((size_t)of->n, sizeof(*in->sets));
+    if (!in->sets)
+        return mt_fail_nomem(err, "eval.sets", (size_t)of->n * sizeof(*in->sets));
+    for (; in->n_sets < (size_t)of->n && !rc; in->n_sets++) {
+        struct mt_eval_set *s = &in->sets[in->n_sets];
+        char *item = of->items[in->n_sets];
+        size_t name = mt_key_name_of_path(key, item);
+        char *path = item + name;
+        char measure[128];
+        s->name = strndup(item, name - 1);
+        snprintf(measure, sizeof(measure), "%.100s_loss", s->name ? s->name : "");
+        if (mt_objective_measure(mt_objective_of(&in->numerics), measure) >= 0)
+            rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.sets: %s has a measure of that name: choose another than %s",
+                         mt_objective_of(&in->numerics)->title, s->name);
+        else
+            rc = s->name ? open_set(in, &s->data, &(struct mt_cfg_list){&path, 1}, err)
+                         : mt_fail_nomem(err, item, name);
+        if (!rc)
+            rc = check_answers(in, s->data, err);
+    }
+    return rc;
+}
+
+static void finish_sets(struct mt_inputs *in)
+{
+    for (size_t i = 0; i < in->n_sets; i++) {
+        mt_sampler_destroy(&in->sets[i].sampler);
+        mt_split_finish(&in->sets[i].rows);
+        mt_dataset_destroy(&in->sets[i].data);
+        free(in->sets[i].name);
+    }
+    free(in->sets);
+}
+
 static struct mt_sampler_params sampler_params(const struct mt_inputs *in, const struct mt_numerics *n)
 {
     return (struct mt_sampler_params){
@@ -217,6 +264,19 @@ static int make_samplers(struct mt_inputs *in, const struct mt_numerics *n, stru
         rc = mt_sampler_create(&in->eval_sampler, &p, err);
     else if (!rc && in->cfg->data.eval[0])
         mt_warn("data.eval = %s holds out no sample: nothing is evaluated", in->cfg->data.eval);
+    for (size_t i = 0; i < in->n_sets && !rc; i++) {
+        struct mt_eval_set *s = &in->sets[i];
+        struct mt_split unused = {0};
+        mt_sampler_destroy(&s->sampler);
+        mt_split_finish(&s->rows);
+        rc = mt_dataset_split(s->data, "", &s->rows, &unused, err);
+        mt_split_finish(&unused);
+        s->rows.n = MT_MIN(s->rows.n, most);
+        p.data = s->data;
+        p.split = &s->rows;
+        if (!rc && s->rows.n)
+            rc = mt_sampler_create(&s->sampler, &p, err);
+    }
     return rc;
 }
 
@@ -270,6 +330,8 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
         rc = check_answers(in, in->data, err);
     if (!rc)
         rc = check_answers(in, in->eval_data, err);
+    if (!rc)
+        rc = open_sets(in, err);
     return rc || use != MT_RUN_TRAIN ? rc : open_teacher(in, err);
 }
 
@@ -362,6 +424,7 @@ void mt_inputs_finish(struct mt_inputs *in)
     mt_teacher_close_read(&in->teacher);
     mt_dataset_destroy(&in->data);
     mt_dataset_destroy(&in->eval_data);
+    finish_sets(in);
     mt_layout_destroy(&in->layout);
     mt_layout_destroy(&in->halves);
     free(in->model_dir);

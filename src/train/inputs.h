@@ -11,6 +11,14 @@
 #include "optim/lr.h"
 #include "plan/resolve.h"
 
+/** An evaluation set of eval.sets. */
+struct mt_eval_set {
+    char *name;
+    mt_dataset *data;
+    struct mt_split rows;
+    mt_sampler *sampler; /* NULL: it has no sample */
+};
+
 /** What a command reads before it opens a device: the model's description, the data, and how data make up steps. */
 struct mt_inputs {
     struct mt_config *cfg; /* borrowed */
@@ -27,6 +35,8 @@ struct mt_inputs {
     size_t top;                         /* likeliest tokens of each row that an evaluation finds; 0: none */
     struct mt_split split, held_out;
     mt_sampler *sampler, *eval_sampler; /* NULL: nothing to train, or to evaluate, on */
+    struct mt_eval_set *sets;           /* [n_sets] evaluated after eval_sampler's */
+    size_t n_sets;
     uint64_t total_steps;               /* optimizer steps of the whole run */
     struct mt_lr lr;                    /* its schedule of learning rates */
 };

@@ -32,9 +32,16 @@ static const char *const columns[] = {
     "aux_loss",
 };
 
+/* What is recorded of each set of eval.sets, as eval_NAME_... */
+enum { N_OF_SET = 4 };
+static const char *const of_set[N_OF_SET] = {"loss", "ppl", "accuracy", "tokens"};
+
 struct mt_metrics {
-    const char *csv[MT_ARRAY_LEN(columns) + 2 * MT_MAX_MEASURES]; /* columns, and those of the objective's measures */
+    /* columns, and those of the objective's measures and of eval.sets */
+    const char *csv[MT_ARRAY_LEN(columns) + 2 * MT_MAX_MEASURES + MT_EVAL_SETS * N_OF_SET];
     char eval_names[MT_MAX_MEASURES][64];
+    char *set_names[MT_EVAL_SETS * N_OF_SET]; /* owned */
+    size_t n_set_names;
     struct table table[N_FILES]; /* n 0: the kind of file has no columns */
     struct mt_append file[N_FILES];
     bool on[N_FILES];
@@ -47,7 +54,8 @@ static const char *const layer_columns[] = {"step", "layer", "expert_balance", "
                                             "expert_max_share"};
 
 /* A loss has its columns anyhow. */
-static void set_tables(struct mt_metrics *m, const struct mt_objective *o)
+static int set_tables(struct mt_metrics *m, const struct mt_objective *o, const struct mt_cfg_list *sets,
+                      struct mt_err *err)
 {
     size_t n = MT_ARRAY_LEN(columns);
     memcpy(m->csv, columns, sizeof(columns));
@@ -56,8 +64,16 @@ static void set_tables(struct mt_metrics *m, const struct mt_objective *o)
         m->csv[n++] = o->measures[i];
         m->csv[n++] = m->eval_names[i];
     }
+    for (int i = 0; i < sets->n && i < MT_EVAL_SETS; i++)
+        for (int k = 0; k < N_OF_SET; k++) {
+            int name = (int)strcspn(sets->items[i], ":");
+            if (asprintf(&m->set_names[m->n_set_names], "eval_%.*s_%s", name, sets->items[i], of_set[k]) < 0)
+                return mt_fail_nomem(err, "metrics", (size_t)name);
+            m->csv[n++] = m->set_names[m->n_set_names++];
+        }
     m->table[CSV] = (struct table){m->csv, n};
     m->table[LAYERS] = (struct table){layer_columns, MT_ARRAY_LEN(layer_columns)};
+    return 0;
 }
 
 static bool row_step(int kind, const char *row, size_t len, double *step)
@@ -126,8 +142,9 @@ int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const 
     struct mt_metrics *m = mt_calloc(1, sizeof(*m));
     if (!m)
         return mt_fail_nomem(err, "metrics", sizeof(*m));
-    set_tables(m, objective);
-    int rc = cfg->log.jsonl ? open_file(m, JSONL, dir, step, err) : 0;
+    int rc = set_tables(m, objective, &cfg->eval.sets, err);
+    if (!rc && cfg->log.jsonl)
+        rc = open_file(m, JSONL, dir, step, err);
     if (!rc && cfg->log.csv)
         rc = open_file(m, CSV, dir, step, err);
     if (!rc && cfg->log.csv && layers)
@@ -154,6 +171,8 @@ void mt_metrics_close(struct mt_metrics **m)
             mt_append_close(&(*m)->file[i]);
     if (*m)
         mt_tensorboard_close(&(*m)->tensorboard);
+    for (size_t i = 0; *m && i < (*m)->n_set_names; i++)
+        free((*m)->set_names[i]);
     free(*m);
     *m = NULL;
 }
@@ -270,6 +289,15 @@ static cJSON *eval_record(const struct mt_eval_report *r)
     add_measures(o, "eval_", r->objective, r->measures);
     cJSON_AddNumberToObject(o, "eval_accuracy", r->accuracy);
     cJSON_AddNumberToObject(o, "eval_tokens", (double)r->n_loss);
+    for (size_t i = 0; i < r->n_sets; i++) {
+        const struct mt_eval_of_set *s = &r->sets[i];
+        const double value[N_OF_SET] = {s->loss, exp(s->loss), s->accuracy, (double)s->n_loss};
+        char name[160];
+        for (int k = 0; k < N_OF_SET; k++) {
+            snprintf(name, sizeof(name), "eval_%.120s_%s", s->name, of_set[k]);
+            cJSON_AddNumberToObject(o, name, value[k]);
+        }
+    }
     return if_complete(o);
 }
 

@@ -80,12 +80,11 @@ static void take_measures(const struct mt_numerics *n, struct mt_eval_result *su
 }
 
 /* *unread: its data could not be read, or there was no memory for it, which says nothing of the engine. */
-static int evaluate_all(struct mt_session *s, size_t learner, const double *reference,
-                        struct mt_eval_report *out, bool *unread, struct mt_err *err)
+static int evaluate_on(struct mt_session *s, size_t learner, mt_sampler *sampler, const double *reference,
+                       struct mt_eval_report *out, bool *unread, struct mt_err *err)
 {
     struct mt_step_data data;
     struct mt_eval_result sum = {.reference = reference};
-    mt_sampler *sampler = s->setup->in[learner].eval_sampler;
     int64_t t0 = mt_now_ns();
     int rc = mt_step_data_init(&data, sampler, err);
     *unread = rc;
@@ -112,6 +111,23 @@ static int evaluate_all(struct mt_session *s, size_t learner, const double *refe
     out->accuracy = sum.n_loss ? (double)sum.n_correct / (double)sum.n_loss : NAN;
     out->seconds = since(t0);
     return 0;
+}
+
+/* data.eval, then eval.sets. */
+static int evaluate_all(struct mt_session *s, size_t learner, const double *reference, struct mt_eval_report *out,
+                        bool *unread, struct mt_err *err)
+{
+    const struct mt_inputs *in = &s->setup->in[learner];
+    int rc = evaluate_on(s, learner, in->eval_sampler, reference, out, unread, err);
+    for (size_t i = 0; i < in->n_sets && !rc; i++) {
+        struct mt_eval_report r = {.n_loss = 0};
+        if (in->sets[i].sampler)
+            rc = evaluate_on(s, learner, in->sets[i].sampler, NULL, &r, unread, err);
+        if (!rc && r.n_loss)
+            out->sets[out->n_sets++] = (struct mt_eval_of_set){in->sets[i].name, r.n_loss, r.loss, r.accuracy};
+        out->seconds += r.seconds;
+    }
+    return rc;
 }
 
 int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct mt_err *err)

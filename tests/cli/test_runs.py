@@ -281,6 +281,42 @@ def the_best_model_is_saved_kept_and_named(tmp, model, data):
     assert losses(out + "-early") == losses(out + "-kept") and best_of(out + "-early") == (f"checkpoint-{best}", best_loss)
 
 
+def evaluation_sets_are_reported_by_name(tmp, model, data):
+    """Each as if it were data.eval, in metrics, the report and `eval`; the best may be that of one of them."""
+    out, few = os.path.join(tmp, "sets"), write_data(os.path.join(tmp, "sets-few.jsonl"), n=4, seed=5)
+    other = write_data(os.path.join(tmp, "sets-other.jsonl"), n=5, seed=9)
+    keys = dict(data__eval=data, eval__sets="few:sets-few.jsonl, far-off_2:sets-other.jsonl", eval__every=2, train__steps=4, log__csv="on",
+                train__learning_rate="3e-3", checkpoint__every=2, eval__best_by="few_loss", eval__at_start="on")
+    ini = write_ini(out + ".ini", base(model, few, out, **keys))
+    said = megatrain("run", ini).stderr
+    rows = [m for m in metrics(out) if "eval_loss" in m]
+    assert [m["step"] for m in rows] == [0, 2, 4] and all({"eval_few_loss", "eval_far-off_2_accuracy"} <= set(m) for m in rows), rows
+    line = f"eval step 4 | few: loss {rows[-1]['eval_few_loss']:.4f}"
+    assert line in said and said.count("| far-off_2: loss") == 3, said
+    assert best_of(out)[1] == min(m["eval_few_loss"] for m in rows)
+    together = [json.loads(line) for line in megatrain("eval", ini, "--model", out + "/latest", "--json").stdout.splitlines()][1:]
+    assert [r["set"] for r in together] == ["few", "far-off_2"], together
+    for (name, path), set_ in zip((("few", few), ("far-off_2", other)), together):
+        alone = write_ini(out + "-alone.ini", base(model, few, out, data__eval=path))
+        got = json.loads(megatrain("eval", alone, "--model", out + "/latest", "--json").stdout)
+        assert {**got, "set": name} == set_ and got["tokens"] == rows[-1][f"eval_{name}_tokens"], (name, got, set_)
+        assert abs(got["loss"] / rows[-1][f"eval_{name}_loss"] - 1) < 2e-3, (got, rows[-1])  # of weights in bf16
+    with open(out + "/metrics.csv") as f:
+        table = list(csv.DictReader(f))
+    assert [float(r["eval_few_ppl"]) for r in table if r["eval_few_ppl"]] == [m["eval_few_ppl"] for m in rows]
+    megatrain("-q", "report", out, "--html", out + ".html")
+    with open(out + ".html") as f:
+        page = f.read()
+    assert "Loss of evaluation sets" in page and "far-off_2" in page
+    with open(out + "/config.effective.ini") as f:
+        assert f"sets = few:{os.path.realpath(few)}, far-off_2:" in f.read()
+    for over, code, words in ((dict(eval__sets="few.jsonl"), 2, "list of NAME:FILE"), (dict(eval__sets="a:x, a:y"), 2, "names a twice"),
+                              (dict(data__eval=""), 2, "set that, too"), (dict(eval__best_by="fewer_loss"), 2, "a set of eval.sets"),
+                              (dict(eval__sets="few:nowhere.jsonl"), None, "nowhere.jsonl")):
+        p = megatrain("check", write_ini(out + "-bad.ini", base(model, few, out, **{**keys, **over})), expect=code)
+        assert p.returncode and words in p.stderr, (over, p.stderr)
+
+
 def every_checkpoint_names_the_best(tmp, model, data):
     """Also where each evaluation is the best: the last checkpoint is being read back while the next one is saved."""
     out = os.path.join(tmp, "each")
