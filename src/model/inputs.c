@@ -201,8 +201,13 @@ static void place_among_learners(mt_model *m, size_t i, const struct mt_model_st
     in->learner = step->micro[i].learner;
     in->of = step->learner ? step->learner[in->learner] : (struct mt_model_learner){0};
     in->first_row = 0;
-    for (size_t k = 0; k < i; k++)
-        in->first_row += m->inputs[k].learner == in->learner ? m->inputs[k].n_tokens : 0;
+    for (size_t k = i; k-- > 0;) {
+        const struct mt_micro_inputs *before = &m->inputs[k];
+        if (before->learner == in->learner) { /* its last one, of which there may be tens of thousands */
+            in->first_row = before->first_row + before->n_tokens;
+            break;
+        }
+    }
 }
 
 /* Weights of loss rows that do not depend on losses, and tokens that weights will depend on. */
