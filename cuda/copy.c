@@ -134,7 +134,8 @@ int mt_cuda_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, stru
     if (to && from && s == MT_STREAM_COMPUTE)
         return mt_cuda_check(d, within(d, c), err, "copy of %zu rows of %zu bytes in the device", c->rows,
                              c->width);
-    if (to == from || (s == MT_STREAM_H2D && !to) || (s == MT_STREAM_D2H && !from) || (s == MT_STREAM_COMPUTE && d->turned))
+    if (to == from || (s == MT_STREAM_H2D && !to) || (s == MT_STREAM_D2H && !from) ||
+        (s == MT_STREAM_COMPUTE && d->turned))
         return mt_fail(err, MT_ERR_DEVICE, -EINVAL,
                        "copy: neither from host to device nor from device to host, or on the wrong stream, such as a side "
                        "stream");

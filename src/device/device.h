@@ -14,8 +14,8 @@
  * A compute device: an arena of memory with a fixed budget, three in-order streams, events between
  * them, copies to and from the host, and the operations in device/ops.h.
  *
- * Streams   COMPUTE runs operations; H2D and D2H run copies, independent of each other and of COMPUTE. Some devices have
- *           side streams, which take what is submitted to COMPUTE (mt_device_turn_to()).
+ * Streams   COMPUTE runs operations; H2D and D2H run copies, independent of each other and of COMPUTE. Some devices
+ *           have side streams, which take what is submitted to COMPUTE (mt_device_turn_to()).
  * Async     Submitting returns at once; buffers (host and device) must stay valid and unchanged until an
  *           event recorded after the work has fired. Work never allocates.
  * Errors    A failure of asynchronous work is sticky: later work is dropped, events still fire, and
@@ -147,9 +147,10 @@ void mt_device_range_end(mt_device *dev);
  * operations share the device, as those of several experts. Operations have the same bits on all.
  *
  * mt_device_open_sides() makes n of them, at most limits.sides; memory [n * limits.side_bytes], of the arena, is theirs
- * until the device is destroyed or opens others. Then what is submitted to COMPUTE, events included, goes to side stream
- * `side` (from 1) after mt_device_turn_to(), until it is called with another, or with 0: COMPUTE itself. Both only from
- * the thread that feeds COMPUTE. Calls of the host stay on COMPUTE. What waits for COMPUTE does not wait for sides.
+ * until the device is destroyed or opens others. Then what is submitted to COMPUTE, events included, goes to side
+ * stream `side` (from 1) after mt_device_turn_to(), until it is called with another, or with 0: COMPUTE itself. Both
+ * only from the thread that feeds COMPUTE. Calls of the host stay on COMPUTE. What waits for COMPUTE does not wait for
+ * sides.
  */
 enum { MT_MAX_SIDES = 4 };
 int mt_device_open_sides(mt_device *dev, int n, void *memory, struct mt_err *err);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Families with a linear recurrence in most layers: the gated delta rule, or Mamba 2. Sources: the configuration and modeling files of transformers. */
+/* Families with a linear recurrence in most layers: the gated delta rule, or Mamba 2. Sources: the configuration and
+ * modeling files of transformers. */
 #include "hf/families.h"
 
 #include "base/mem.h"

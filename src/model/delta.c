@@ -167,8 +167,8 @@ static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_lay
     struct dims d = dims_of(c);
     size_t at = lay_out_scratch(&s, p, c, NULL);
     struct qkv x = split(&d, p->dtype, NULL);
-    struct mt_delta_rule a = {.n = p->max_tokens, .max_len = p->max_len, .dtype = p->dtype, .plain = d.plain, .q = x.q, .k = x.k,
-                              .v = x.v, .o = x.v};
+    struct mt_delta_rule a = {.n = p->max_tokens, .max_len = p->max_len, .dtype = p->dtype, .plain = d.plain, .q = x.q,
+                              .k = x.k, .v = x.v, .o = x.v};
     mt_take(NULL, &at, mt_op_delta_rule_workspace(dev, &a));
     return at;
 }
@@ -290,7 +290,8 @@ static struct mt_gated_norm gated_args(const struct mt_part_run *r, const struct
     const struct dims d = dims_of_run(r);
     return (struct mt_gated_norm){.n = r->in->n_tokens, .dtype = r->m->dt, .gate_first = d.plain,
                                   .eps = (float)r->part->spec->norm.eps, .x = normed_heads(&d, rec->o),
-                                  .z = row_of(&d, r->m->dt, rec->in).z, .y = normed_heads(&d, s->normed), .w = weight(r, MT_DELTA_OUT_NORM)};
+                                  .z = row_of(&d, r->m->dt, rec->in).z, .y = normed_heads(&d, s->normed),
+                                  .w = weight(r, MT_DELTA_OUT_NORM)};
 }
 
 /* What the delta rule takes, in scratch, of the product's rows. */
@@ -434,7 +435,8 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
 {
     struct dims d = dims_of(p->spec);
     (void)seq_len;
-    return (double)c->hidden * (double)(d.in + d.o) + (double)(d.conv * d.taps) + (d.plain ? 2 : 3) * (double)d.o * (double)d.k;
+    return (double)c->hidden * (double)(d.in + d.o) + (double)(d.conv * d.taps) +
+           (d.plain ? 2 : 3) * (double)d.o * (double)d.k;
 }
 
 enum { PRODUCTS = 1u << MT_DELTA_IN | 1u << MT_DELTA_OUT };

@@ -265,8 +265,9 @@ static int check_globs(const struct mt_layout_builder *b, struct mt_err *err)
     return 0;
 }
 
-/* The sum of a mixture's experts has the hidden state in it: nothing can be between the two, unless the layer's end adds
- * that to an MLP beside them. A factor of what experts add is in their weights, and in a shared expert without a gate. */
+/* The sum of a mixture's experts has the hidden state in it: nothing can be between the two, unless the layer's end
+ * adds that to an MLP beside them. A factor of what experts add is in their weights, and in a shared expert without a
+ * gate. */
 static int check_mixture(const struct mt_hf_config *cfg, const struct mt_layer_spec *s, struct mt_err *err)
 {
     const char *after = mt_moe_adds_last(&cfg->moe) ? NULL : s->norms.mlp.after;

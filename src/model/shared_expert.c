@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The shared expert of a mixture: gate(n) * (act(n Wgate) * (n Wup)) Wdown, where it has a gate. A residual factor is in
- * the gated product, before Wdown; then there is no gate.
+ * The shared expert of a mixture: gate(n) * (act(n Wgate) * (n Wup)) Wdown, where it has a gate. A residual factor is
+ * in the gated product, before Wdown; then there is no gate.
  */
 #include "model/shared_expert.h"
 

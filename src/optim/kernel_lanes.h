@@ -9,6 +9,7 @@
 #ifndef MT_OPTIM_KERNEL_LANES_H
 #define MT_OPTIM_KERNEL_LANES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
