@@ -51,7 +51,7 @@ static const struct cli_option plan_options[] = {
     {"micro-batch", 0, "N", "Shorthand of --set train.micro_batch=N."},
     {"gpus", 0, "N", "Shorthand of --set device.gpus=N: so many GPUs, each with the machine's memory and link."},
     {"hosts", 0, "N", "So many machines share the step (megatrain help hosts), with equal GPUs.", WHOLE(1, 8)},
-    {"net", 0, "RATE", "With --hosts: their network, such as 25Gb/s; 10Gb/s if it is not named."},
+    {"net", 0, "RATE", "With --hosts: their network, such as 25Gb/s; else as probe net has measured it, or 10Gb/s."},
     {"optimizers", 0, NULL, "Compare optimizers and orders of updates for this model and machine: a row each."},
     {"score", 0, "K", "Plan megatrain score --top K instead of training; 0: without --top.", WHOLE(0, 1024)},
     {"measure", 0, NULL, "First time this configuration's operations on this machine, and keep the times."},
@@ -134,6 +134,9 @@ static const struct cli_option probe_options[] = {
     {"index", 0, "N", "all, gemm: which GPU (0).", WHOLE(0, 1024)},
     JSON,
     END};
+static const struct cli_option stop_options[] = {
+    {"wait", 0, "S", "Wait at most so many seconds; the request stays (default: until the run has ended).", WHOLE(1, ANY)},
+    END};
 static const struct cli_option inspect_options[] = {
     JSON,
     {"adapter", 0, "DIR", "The adapters of this PEFT folder; with a model, also whether they are for it."},
@@ -152,7 +155,7 @@ static const struct cli_option config_options[] = {
     {"model", 0, "DIR", "init: the model."},
     END};
 static const struct cli_option help_options[] = {
-    {"man", 0, "=ini", "Print the manual page; with =ini, that of configurations."}, END};
+    {"man", 0, "=ini", "Print the manual page; with =ini, that of configurations, with =cluster, that of several GPUs and machines."}, END};
 static const struct cli_option no_options[] = {END};
 
 const struct cli_command cli_commands[] = {
@@ -182,9 +185,11 @@ const struct cli_command cli_commands[] = {
     {"export", "CHECKPOINT_DIR OUT_DIR", "Write a Hugging Face folder without training state: the model, or adapters (PEFT).", export_options, 2, 2,
      cli_cmd_export},
     {"verify", "DIR", "Check every file of a checkpoint.", no_options, 1, 1, cli_cmd_verify},
-    {"doctor", "", "Show what this machine has, and what of it can be used.", json_options, 0, 0,
+    {"stop", "DIR", "End the run that writes to this folder after its step, with a checkpoint, and wait for it.", stop_options, 1, 1,
+     cli_cmd_stop},
+    {"doctor", "", "Show what this machine has, and what of it can be used; under a launcher what all hosts have.", json_options, 0, 0,
      cli_cmd_doctor},
-    {"probe", "[all|copy|gemm|adam|disk [DIR]]", "Measure this machine or its GPU; the profile of 'all' is kept for plan, run and bench.",
+    {"probe", "[all|copy|gemm|adam|disk [DIR]|net]", "Measure this machine, its GPU, or the network between hosts; what 'all' and 'net' find is kept for plan, run and bench.",
      probe_options, 0, 2, cli_cmd_probe},
     {"config", "show CONFIG.ini | keys | init", "Show, explain or start a configuration.",
      config_options, 1, 2, cli_cmd_config},

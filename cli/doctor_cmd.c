@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "cli.h"
 #include "data/helper.h"
+#include "doctor_hosts.h"
 #include "hw/ecc.h"
 #include "hw/hw.h"
 #include "hw/probe.h"
@@ -88,9 +89,15 @@ int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
 {
     struct mt_hw_memory mem;
     struct mt_err err;
-    int *cpus = NULL, n = 0, rc = mt_hw_memory(&mem, "", &err);
+    int *cpus = NULL, n = 0;
     mt_device *dev = NULL;
+    mt_net *net = NULL;
     (void)cli;
+    int rc = mt_net_open(&net, &err);
+    if (net)
+        return cli_doctor_hosts(net, cli_arg(args, "json") != NULL);
+    if (!rc)
+        rc = mt_hw_memory(&mem, "", &err);
     if (!rc)
         rc = mt_hw_cores(&cpus, &n, &err);
     if (!rc)

@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "cli.h"
+#include "manual_cluster.h"
 #include "help_topics.h"
 
 static const struct {
@@ -163,19 +164,21 @@ static void print_manual(void)
     print_variables(test_variables, MT_ARRAY_LEN(test_variables), ".TP\n.B %s\n%s\n");
     printf(".SH SIGNALS\nSIGINT, SIGTERM and SIGHUP abandon the current step, save the last applied update "
            "and end;\na second SIGINT ends at once. SIGUSR1 saves and goes on; SIGUSR2 prints a "
-           "status line.\nThe files STOP and SAVE in the output folder do the same.\n.SH SEE ALSO\nmegatrain.ini(5)\n");
+           "status line.\nThe files STOP and SAVE in the output folder do the same.\n.SH SEE ALSO\nmegatrain.ini(5), megatrain-cluster(7)\n");
 }
 
 int cli_cmd_help(struct cli *cli, const struct cli_args *args)
 {
     (void)cli;
     const char *man = cli_arg(args, "man");
-    if (man && *man && strcmp(man, "ini")) {
-        fprintf(stderr, "megatrain help: --man=%s: there are --man and --man=ini\n", man);
+    if (man && *man && strcmp(man, "ini") && strcmp(man, "cluster")) {
+        fprintf(stderr, "megatrain help: --man=%s: there are --man, --man=ini and --man=cluster\n", man);
         return EXIT_USAGE;
     }
     if (man) {
-        if (*man)
+        if (*man == 'c')
+            cli_print_cluster_manual();
+        else if (*man)
             print_keys_manual();
         else
             print_manual();

@@ -228,7 +228,7 @@ static void print_hosts(int roff)
     static const char *const text[] = {
         "Several machines train a model together if a launcher of MPI starts one process on each:",
         "    mpirun --hostfile hosts --map-by ppr:1:node --bind-to none megatrain run run.ini",
-        "    srun --mpi=pmix -N 4 --ntasks-per-node=1 -c all megatrain run run.ini",
+        "    srun --mpi=pmix -N 4 --ntasks-per-node=1 -c $SLURM_CPUS_ON_NODE megatrain run run.ini",
         "They share the groups of a step's micro-batches, so train.groups has to be a power of two, at least as large as the number of hosts "
         "times that of their GPUs (8 at most in all). The result has the same bits on any number of hosts, one among them: a run goes "
         "on with --resume on fewer or more. Three hosts with 8 groups have 3, 3 and 2 of them.",
@@ -242,8 +242,10 @@ static void print_hosts(int roff)
         "what crosses, how long a step takes, and how many times as fast as one host that is.",
         "A host waits for another for cluster.timeout, 5 minutes. Then it is taken for lost: the first saves what the last whole step "
         "left, and all end. Hosts that have not met in 2 minutes end, too. A launcher that sees a process die ends all at once, without a save: set checkpoint.every. An "
-        "interruption of any host, or a file STOP in checkpoint.dir, ends the run after the step, with a save; mpirun of Open MPI kills its "
-        "processes soon after it was interrupted itself: prefer the file STOP.",
+        "interruption of any host, or megatrain stop DIR on the first, ends the run after the step, with a save; mpirun of Open MPI kills its "
+        "processes soon after it was interrupted itself: prefer megatrain stop.",
+        "Under the launcher, megatrain doctor says what the hosts have and what does not fit, and megatrain probe net measures their "
+        "network for plan --hosts. megatrain help --man=cluster is a manual page with examples, and says when several hosts do not pay.",
         "Of one host yet: what is on drives or read in place from files, memory.update = backward, train.blocks, train.router_aux_loss, "
         "several configurations at once, adafactor and muon, and objectives with a reference or a teacher. Each is refused by name.",
         NULL};

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/units.h"
+#include "machine/network.h"
 #include "plan_print.h"
 
 /* Of what a network is named by, TCP leaves so much: measured on 10, 25 and 100 GbE by others. */
@@ -25,6 +26,20 @@ static int read_rate(double *gbs, const char *text, struct mt_err *err)
     return 0;
 }
 
+/* As probe net has measured it, if it has. */
+static int take_measured(struct plan_view *v, struct mt_err *err)
+{
+    struct mt_network n;
+    char path[4096];
+    mt_network_path(path, sizeof(path));
+    int rc = mt_network_read(&n, path, err);
+    if (rc)
+        return rc == -ENOENT ? 0 : rc;
+    v->request.net_gbs = n.gbs;
+    v->request.net_us = n.us;
+    return 0;
+}
+
 int plan_view_share(struct plan_view *v, const struct cli_args *args, struct mt_err *err)
 {
     const char *net = cli_arg(args, "net");
@@ -32,7 +47,7 @@ int plan_view_share(struct plan_view *v, const struct cli_args *args, struct mt_
     if (net && hosts < 2)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--net is the network between hosts: give --hosts, too");
     v->request.placement.hosts = hosts;
-    int rc = net ? read_rate(&v->request.net_gbs, net, err) : 0;
+    int rc = net ? read_rate(&v->request.net_gbs, net, err) : hosts > 1 ? take_measured(v, err) : 0;
     if (!rc && hosts > 1 && !v->request.train)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--score is a pass of one host: leave --hosts out");
     return rc || hosts < 2 ? rc : mt_plan_on_hosts(&v->request, v->cfg, 0, err);

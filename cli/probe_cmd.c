@@ -15,6 +15,7 @@
 #include "machine/measure.h"
 #include "optim/adam_probe.h"
 #include "optim/optimizer.h"
+#include "probe_net.h"
 #include "report.h"
 
 /* Finds the device of --device and --index. */
@@ -132,8 +133,10 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
         return probe_all(cli, args, &numa);
     if (!strcmp(what, "disk"))
         return cli_probe_disk(cli, args);
+    if (!strcmp(what, "net"))
+        return cli_probe_net(args);
     if (strcmp(what, "copy") && strcmp(what, "adam") && strcmp(what, "gemm")) {
-        fprintf(stderr, "megatrain probe: \"%s\" must be all, copy, gemm, adam or disk\n", what);
+        fprintf(stderr, "megatrain probe: \"%s\" must be all, copy, gemm, adam, disk or net\n", what);
         return EXIT_USAGE;
     }
     cJSON *o = cJSON_CreateObject();

@@ -110,8 +110,11 @@ static void print_hosts(const struct mt_setup *s)
     int there, may = mt_hw_allowed(&there);
     cli_say("Hosts    %d, which share %lld groups of micro-batches; this is the first\n",
             mt_net_size(mt_cluster_net(s->cluster)), (long long)s->choice.numerics.groups);
+    if (getenv("OMPI_COMM_WORLD_SIZE"))
+        cli_say("         ^C ends mpirun of Open MPI and all hosts without a save: use megatrain stop %s\n",
+                s->in->cfg->checkpoint.dir);
     if (2 * may < there)
-        mt_warn("this process may use %d of %d processors: the launcher binds it (mpirun --bind-to none, srun -c all)", may, there);
+        mt_warn("this process may use %d of %d processors: the launcher binds it (mpirun --bind-to none, srun -c N)", may, there);
 }
 
 void cli_print_setup(const struct mt_setup *s)

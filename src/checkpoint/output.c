@@ -40,6 +40,17 @@ int mt_output_lock(const char *dir, int *fd, struct mt_err *err)
     return 0;
 }
 
+bool mt_output_in_use(const char *dir)
+{
+    char path[4200];
+    mt_path_printf(path, sizeof(path), "%s/.lock", dir);
+    int f = open(path, O_RDWR | O_CLOEXEC);
+    bool held = f >= 0 && mt_lock_file(f, false) == -EWOULDBLOCK;
+    if (f >= 0)
+        close(f);
+    return held;
+}
+
 static void replace(int *fd, int by)
 {
     if (*fd >= 0)

@@ -34,5 +34,7 @@ int mt_output_find(struct mt_output *o, const char *run, struct mt_err *err);
  * without locks is only a warning.
  */
 int mt_output_lock(const char *dir, int *fd, struct mt_err *err);
+/** Whether a process of this machine holds the folder's lock. */
+bool mt_output_in_use(const char *dir);
 
 #endif

@@ -24,6 +24,7 @@ struct mt_plan_request {
     int drives;           /* 0: nothing may be on the disk */
     double link_gbps;
     double net_gbs;  /* between hosts, GB/s; 0: MT_NET_GBS */
+    double net_us;   /* of a message */
 };
 
 /** A candidate of a search and its simulated step; seconds 0: it does not fit. */

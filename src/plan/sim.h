@@ -65,6 +65,7 @@ struct mt_sim_params {
     int update_threads, drives;
     double link_gbps; /* cpu device: throttle of each direction, 0 = none */
     double net_gbs;   /* between hosts; 0: MT_NET_GBS */
+    double net_us;    /* of a message */
     double tokens;    /* of a step, for the host's fixed part */
 };
 

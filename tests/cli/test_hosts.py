@@ -202,6 +202,50 @@ def plans_know_what_crosses(tmp):
         assert say in megatrain(*plan, *args, expect=2).stderr, say
 
 
+def hosts_can_be_looked_at(tmp):
+    env = {"XDG_CACHE_HOME": os.path.join(tmp, "cache")}
+    seen = json.loads(mpirun(2, "doctor", "--json", env=env))
+    assert len(seen["hosts"]) == 2 and seen["hosts"][0] == {**seen["hosts"][1], "memory available":
+                                                            seen["hosts"][0]["memory available"]}, seen
+    assert any("hosts 0 and 1 are one machine" in f for f in seen["findings"]), seen
+    assert not any("build" in f or "device" in f for f in seen["findings"]), seen
+    other = os.path.join(tmp, "megatrain-other") # another build: a byte more; its module is not beside it
+    shutil.copy(BINARY, other)
+    with open(other, "ab") as f:
+        f.write(b"x")
+    near = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(BINARY))), "src")
+    os.makedirs(os.path.join(tmp, "b", "cli"))
+    os.rename(other, os.path.join(tmp, "b", "cli", "megatrain"))
+    os.symlink(near, os.path.join(tmp, "b", "src"))
+    p = subprocess.run([*LAUNCH, "-n", "1", BINARY, "doctor", ":", "-n", "1", os.path.join(tmp, "b", "cli", "megatrain"), "doctor"],
+                       text=True, capture_output=True, timeout=100)
+    assert p.returncode == 0 and "host 1 has another build" in p.stdout, p
+    found = json.loads(mpirun(3, "probe", "net", "--json", env=env))
+    rate = found["GB/s each way, all hosts at once"]
+    assert len(found["pairs"]) == 3 and rate > 0.001 and found["us of the slowest pair"] > 0, found
+    assert "start it by a launcher" in megatrain("probe", "net", expect=2).stderr
+    plan = ["plan", "--json", "--model", "Qwen3-0.6B", "--machine", "rtx4090", "--hosts", 2, "--set", "train.groups=2", "--set",
+            "train.steps=2", "--tokens-per-step", "8192"]
+    of = [json.loads(megatrain(*plan, *more, env=env).stdout)["step_seconds"]
+          for more in ((), ("--net", f"{rate}GB/s"), ("--net", f"{rate * 3}GB/s"))]
+    assert abs(of[0] / of[1] - 1) < 0.01 and of[2] < of[1] * 0.9, of # as measured, but for the latency
+
+
+def a_run_can_be_stopped_from_elsewhere(tmp):
+    model, data = inputs(tmp)
+    for n in (1, 2):
+        out, ini = endless(tmp, f"stopped-{n}", model, data)
+        assert "no run of this machine" in megatrain("stop", out, expect=2).stderr
+        p = mpirun(n, "run", ini, wait=False)
+        wait_for_steps(out, 2, p)
+        said = megatrain("stop", out).stdout
+        text, _ = p.communicate(timeout=60)
+        assert p.returncode and "continue with --resume" in text, text
+        steps = compare_with_one(tmp, model, data, out)
+        assert f"the run has stopped; newest checkpoint: checkpoint-{steps};" in said, said
+        assert (n > 1) == ("use megatrain stop" in text) or not OPEN_MPI, text
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as tmp:
         globals()[sys.argv[1]](tmp)

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The network between hosts, as a run uses it: checked messages. Each pair of hosts by itself, one way and both ways at
+ * once; then all hosts together, each to the next, as they are in backward. The others follow the first in the same
+ * order of pairs, and send it what they have measured.
+ */
+#include "probe_net.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "cli.h"
+#include "machine/network.h"
+#include "net/net.h"
+#include "report.h"
+
+enum { TRIPS = 200, BYTES = 32 << 20, AT_ONCE = 4 };
+
+struct probe {
+    mt_net *net;
+    char *out, *in; /* AT_ONCE messages of BYTES */
+    int rank, size;
+};
+
+struct found {
+    double us, gbs, both_gbs;
+};
+
+static int compare(const void *a, const void *b)
+{
+    const double *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+/* Half of the median round trip of 8 bytes. */
+static int time_trips(const struct probe *p, int other, bool first, double *us, struct mt_err *err)
+{
+    double took[TRIPS];
+    uint64_t word = 0;
+    int rc = 0;
+    for (int i = 0; i < TRIPS && !rc; i++) {
+        int64_t begin = mt_now_ns();
+        for (int turn = 0; turn < 2 && !rc; turn++)
+            rc = (turn == 0) == first ? mt_net_send(p->net, other, &word, sizeof(word), err)
+                                      : mt_net_recv(p->net, other, &word, sizeof(word), err);
+        took[i] = (double)(mt_now_ns() - begin) * 1e-3 / 2;
+    }
+    qsort(took, TRIPS, sizeof(*took), compare);
+    *us = took[TRIPS / 2];
+    return rc;
+}
+
+/* GB/s of each direction that is used, until the last byte has arrived. */
+static int time_bytes(const struct probe *p, int to, int from, double *gbs, struct mt_err *err)
+{
+    struct mt_net_message m[2][AT_ONCE];
+    int64_t begin = mt_now_ns();
+    int rc = 0;
+    for (int i = 0; i < AT_ONCE; i++)
+        for (int sends = 0; sends < 2; sends++) {
+            m[sends][i] = (struct mt_net_message){.host = sends ? to : from, .sends = sends, .bytes = BYTES,
+                                                  .data = (sends ? p->out : p->in) + (size_t)i * BYTES};
+            if (m[sends][i].host >= 0)
+                mt_net_submit(p->net, &m[sends][i]);
+        }
+    for (int i = 0; i < AT_ONCE; i++)
+        for (int sends = 0; sends < 2; sends++)
+            if (m[sends][i].host >= 0) {
+                int one = mt_net_wait(p->net, &m[sends][i], rc ? NULL : err);
+                rc = rc ? rc : one;
+            }
+    *gbs = (double)AT_ONCE * BYTES / (double)(mt_now_ns() - begin);
+    return rc;
+}
+
+/* A host has nothing to do before all have come here. */
+static int meet(const struct probe *p, struct mt_err *err)
+{
+    char word = 0;
+    int rc = 0;
+    for (int turn = 0; turn < 2; turn++)
+        for (int host = 1; host < p->size && !rc; host++)
+            if (p->rank == 0 || p->rank == host)
+                rc = (p->rank == 0) == (turn == 1) ? mt_net_send(p->net, p->rank ? 0 : host, &word, 1, err)
+                                                   : mt_net_recv(p->net, p->rank ? 0 : host, &word, 1, err);
+    return rc;
+}
+
+/* Hosts a and b; *f is known to a. */
+static int probe_pair(const struct probe *p, int a, int b, struct found *f, struct mt_err *err)
+{
+    const bool first = p->rank == a;
+    const int other = first ? b : a;
+    int rc = time_trips(p, other, first, &f->us, err);
+    if (!rc)
+        rc = time_bytes(p, first ? other : -1, first ? -1 : other, &f->gbs, err);
+    if (!rc)
+        rc = time_bytes(p, other, other, &f->both_gbs, err);
+    return rc;
+}
+
+/* Of all pairs, for the first host: *worst is the slowest of each. */
+static int probe_pairs(const struct probe *p, cJSON *list, struct found *worst, struct mt_err *err)
+{
+    int rc = 0;
+    for (int a = 0; a < p->size; a++)
+        for (int b = a + 1; b < p->size && !rc; b++) {
+            struct found f = {0, 0, 0};
+            rc = meet(p, err);
+            if (!rc && (p->rank == a || p->rank == b))
+                rc = probe_pair(p, a, b, &f, err);
+            if (!rc && a && p->rank == a)
+                rc = mt_net_send(p->net, 0, &f, sizeof(f), err);
+            if (p->rank || rc)
+                continue;
+            rc = a ? mt_net_recv(p->net, a, &f, sizeof(f), err) : 0;
+            cJSON *o = cJSON_CreateObject();
+            char name[64];
+            snprintf(name, sizeof(name), "%d and %d", a, b);
+            cJSON_AddStringToObject(o, "hosts", name);
+            cJSON_AddNumberToObject(o, "us", f.us);
+            cJSON_AddNumberToObject(o, "GB/s one way", f.gbs);
+            cJSON_AddNumberToObject(o, "GB/s each of both ways", f.both_gbs);
+            mt_json_append(list, o);
+            *worst = (struct found){MT_MAX(worst->us, f.us), worst->gbs > 0 ? MT_MIN(worst->gbs, f.gbs) : f.gbs, 0};
+        }
+    return rc;
+}
+
+/* All at once, each to the next; *gbs: of the slowest, for the first host. */
+static int probe_ring(const struct probe *p, double *gbs, struct mt_err *err)
+{
+    double own = 0;
+    int rc = meet(p, err);
+    if (!rc)
+        rc = time_bytes(p, (p->rank + 1) % p->size, (p->rank + p->size - 1) % p->size, &own, err);
+    *gbs = own;
+    if (!rc && p->rank)
+        return mt_net_send(p->net, 0, &own, sizeof(own), err);
+    for (int host = 1; host < p->size && !rc; host++) {
+        double other = 0;
+        rc = mt_net_recv(p->net, host, &other, sizeof(other), err);
+        *gbs = MT_MIN(*gbs, other);
+    }
+    return rc;
+}
+
+static int measure(const struct probe *p, cJSON *o, struct mt_network *out, struct mt_err *err)
+{
+    struct found worst = {0, 0, 0};
+    cJSON *pairs = cJSON_CreateArray();
+    int rc = probe_pairs(p, pairs, &worst, err);
+    if (!rc)
+        rc = probe_ring(p, &out->gbs, err);
+    out->us = worst.us;
+    out->hosts = p->size;
+    cJSON_AddNumberToObject(o, "hosts", p->size);
+    cJSON_AddNumberToObject(o, "us of the slowest pair", worst.us);
+    cJSON_AddNumberToObject(o, "GB/s one way of the slowest pair", worst.gbs);
+    cJSON_AddNumberToObject(o, "GB/s each way, all hosts at once", out->gbs);
+    mt_json_add(o, "pairs", pairs);
+    return rc;
+}
+
+/* Prints and keeps it, on the first host; deletes o. */
+static int conclude(cJSON *o, const struct mt_network *n, bool json, struct mt_err *err)
+{
+    char path[4096];
+    mt_network_path(path, sizeof(path));
+    int rc = mt_network_write(n, path, err);
+    if (!rc)
+        cJSON_AddStringToObject(o, "kept for plan --hosts in", path);
+    if (json) {
+        cli_print_object(o, true);
+        return rc;
+    }
+    const cJSON *pair;
+    cJSON_ArrayForEach(pair, mt_json_get(o, "pairs"))
+        printf("hosts %s: %.0f us, %.3g GB/s one way, %.3g GB/s each of both ways\n", mt_json_get(pair, "hosts")->valuestring,
+               mt_json_get(pair, "us")->valuedouble, mt_json_get(pair, "GB/s one way")->valuedouble,
+               mt_json_get(pair, "GB/s each of both ways")->valuedouble);
+    cJSON_DeleteItemFromObjectCaseSensitive(o, "pairs");
+    cli_print_object(o, false);
+    return rc;
+}
+
+int cli_probe_net(const struct cli_args *args)
+{
+    struct mt_err err = {0};
+    struct mt_network found = {0, 0, 0};
+    struct probe p = {.net = NULL};
+    cJSON *o = cJSON_CreateObject();
+    int rc = mt_net_open(&p.net, &err);
+    if (!rc && !p.net)
+        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "probe net measures between hosts: start it by a launcher, as in "
+                     "mpirun --map-by ppr:1:node --bind-to none megatrain probe net");
+    if (!rc) {
+        p.rank = mt_net_rank(p.net);
+        p.size = mt_net_size(p.net);
+        p.out = mt_calloc(AT_ONCE, BYTES);
+        p.in = mt_calloc(AT_ONCE, BYTES);
+        if (!p.out || !p.in)
+            rc = mt_fail_nomem(&err, "messages", 2 * (size_t)AT_ONCE * BYTES);
+    }
+    if (!rc)
+        rc = measure(&p, o, &found, &err);
+    if (rc && p.net)
+        mt_net_tell(p.net, err.msg);
+    if (rc || p.rank)
+        cJSON_Delete(o);
+    else
+        rc = conclude(o, &found, cli_arg(args, "json") != NULL, &err);
+    int code = rc ? cli_fail(&err) : 0;
+    mt_net_close(&p.net, true, code);
+    free(p.out);
+    free(p.in);
+    return code;
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fs.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/output.h"
+#include "cli.h"
+
+static uint64_t newest_step(const char *dir)
+{
+    uint64_t *steps = NULL, step = 0;
+    size_t n = 0;
+    if (!mt_checkpoint_list(dir, &steps, &n, NULL) && n)
+        step = steps[0];
+    free(steps);
+    return step;
+}
+
+/* Waits until no run has the folder; false: longer than that. */
+static bool wait_for_end(const char *dir, double seconds)
+{
+    int64_t begin = mt_now_ns();
+    while (mt_output_in_use(dir)) {
+        if (seconds > 0 && (double)(mt_now_ns() - begin) * 1e-9 > seconds)
+            return false;
+        nanosleep(&(struct timespec){0, 100000000}, NULL);
+    }
+    return true;
+}
+
+static int say_end(const char *dir, bool seen)
+{
+    uint64_t step = newest_step(dir);
+    printf("%s: %s; ", dir, seen ? "the run has stopped" : "the run had ended before it saw the request");
+    if (!step) {
+        printf("it has saved nothing\n");
+        return EXIT_RUNTIME;
+    }
+    printf("newest checkpoint: checkpoint-%" PRIu64 "; megatrain run CONFIG --resume goes on from there\n", step);
+    return 0;
+}
+
+int cli_cmd_stop(struct cli *cli, const struct cli_args *args)
+{
+    const char *dir = args->operands[0];
+    double limit = (double)cli_whole(args, "wait", 0);
+    char path[4200];
+    struct mt_err err;
+    mt_path_printf(path, sizeof(path), "%s/STOP", dir);
+    if (!mt_output_in_use(dir)) {
+        mt_fail(&err, MT_ERR_USAGE, -ENOENT, "%s: no run of this machine writes to this folder (checkpoint.dir; of several hosts the "
+                "first one's)", dir);
+        return cli_fail(&err);
+    }
+    if (mt_write_file(path, "", 0, &err))
+        return cli_fail(&err);
+    if (!cli->quiet)
+        fprintf(stderr, "%s: asked to stop after the step under way, and to save; waiting\n", dir);
+    if (!wait_for_end(dir, limit)) {
+        mt_fail(&err, MT_ERR_RUNTIME, -ETIMEDOUT, "%s: the run still goes on after %.0f s; it stops when its step has ended", dir, limit);
+        return cli_fail(&err);
+    }
+    return say_end(dir, unlink(path) != 0);
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "machine/network.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/installed.h"
+#include "base/json.h"
+
+void mt_network_path(char *buf, size_t len)
+{
+    char dir[4000];
+    mt_cache_dir(dir, sizeof(dir));
+    mt_path_printf(buf, len, "%s/network.json", dir);
+}
+
+int mt_network_write(const struct mt_network *n, const char *path, struct mt_err *err)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddNumberToObject(o, "gbs", n->gbs);
+    cJSON_AddNumberToObject(o, "us", n->us);
+    cJSON_AddNumberToObject(o, "hosts", n->hosts);
+    char *text = mt_json_print(o, true), dir[4096];
+    mt_path_printf(dir, sizeof(dir), "%s", path);
+    char *slash = strrchr(dir, '/');
+    if (slash)
+        *slash = 0;
+    int rc = text ? 0 : mt_fail_nomem(err, "a profile of the network", 256);
+    if (!rc && slash)
+        rc = mt_mkdir_p(dir, err);
+    if (!rc)
+        rc = mt_write_file(path, text, strlen(text), err);
+    free(text);
+    cJSON_Delete(o);
+    return rc;
+}
+
+static double number(const cJSON *o, const char *key)
+{
+    const cJSON *v = mt_json_get(o, key);
+    return cJSON_IsNumber(v) ? v->valuedouble : NAN;
+}
+
+int mt_network_read(struct mt_network *out, const char *path, struct mt_err *err)
+{
+    cJSON *o = NULL;
+    if (!mt_path_exists(path))
+        return mt_fail(err, MT_ERR_RUNTIME, -ENOENT, "no network was measured: megatrain probe net, under a launcher");
+    int rc = mt_json_read_file(&o, path, MT_ERR_RUNTIME, err);
+    if (rc)
+        return rc;
+    struct mt_network n = {number(o, "gbs"), number(o, "us"), 0};
+    double hosts = number(o, "hosts");
+    cJSON_Delete(o);
+    if (!(n.gbs > 0 && n.gbs < 1e6 && n.us >= 0 && n.us < 1e9 && hosts >= 2 && hosts < 1e6))
+        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "%s is not as megatrain probe net writes it: remove it or measure again", path);
+    n.hosts = (int)hosts;
+    *out = n;
+    return 0;
+}
