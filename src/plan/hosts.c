@@ -22,7 +22,7 @@ static int check(const struct mt_plan_request *r, const struct mt_config *cfg, s
                        : cfg->eval.sets.n                     ? "eval.sets"
                        : r->numerics.router_aux_loss > 0      ? "train.router_aux_loss"
                        : r->numerics.optimizer->direct        ? "an optimizer whose states are on the device (optimizer.type)"
-                       : o->reference || o->teacher           ? "an objective with a reference or a teacher"
+                       : o->teacher                           ? "an objective with a teacher"
                                                               : NULL;
     if (what)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is of one host yet: start the run without mpirun, or leave that out", what);

@@ -8,12 +8,12 @@
 
 /* What cluster.c, which speaks with the other hosts, and follow.c, which makes what is said, have in common. */
 
-enum { MT_CLUSTER_BEAT = 16, MT_CLUSTER_CONFIG, MT_CLUSTER_STATE, MT_CLUSTER_END };
+enum { MT_CLUSTER_BEAT = 16, MT_CLUSTER_CONFIG, MT_CLUSTER_STATE, MT_CLUSTER_REFERENCE, MT_CLUSTER_END };
 
 /* What the first tells the others to do, besides enum mt_cluster_act. */
 struct mt_cluster_command {
     int64_t op;
-    uint64_t at;       /* step of the data; of a text its bytes; of END the exit code */
+    uint64_t at;       /* step of the data; of a text its bytes; REFERENCE: numbers; of END the exit code */
     double lr;
     uint64_t data[2];  /* CONFIG: hashes of the data; STATE: updates, and those before the states were new */
 };
@@ -29,6 +29,7 @@ struct mt_cluster {
     bool over;            /* the first has told this one to end */
     int code;             /* with that */
     uint64_t data[2];     /* hashes of the first's data */
+    double *reference;    /* the others: of the first's training state; NULL: none */
     struct mt_err why;    /* of the thread that beats, under lock; code 0: none */
     int rc;
 };

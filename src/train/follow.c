@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "train/cluster_priv.h"
+#include "train/reference.h"
 
 /* All planes of a session but gradients, one after the other. */
 static int pass_planes(mt_cluster *c, const struct mt_session *s, bool sends, struct mt_err *err)
@@ -66,19 +67,44 @@ int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struc
     return rc;
 }
 
+int mt_cluster_send_reference(mt_cluster *c, const struct mt_train_state *st, struct mt_err *err)
+{
+    if (!c || !st->reference)
+        return 0;
+    const struct mt_cluster_command what = {.op = MT_CLUSTER_REFERENCE, .at = st->n_reference};
+    pthread_mutex_lock(&c->lock);
+    int rc = mt_cluster_tell_all(c, &what, sizeof(what), err);
+    if (!rc)
+        rc = mt_cluster_tell_all(c, st->reference, st->n_reference * sizeof(*st->reference), err);
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+static int take_reference(mt_cluster *c, const struct mt_session *s, uint64_t n, struct mt_err *err)
+{
+    if (n != mt_reference_count(s->setup->in))
+        return mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "host 0 has a reference of %llu answers, and its data here have %zu",
+                       (unsigned long long)n, mt_reference_count(s->setup->in));
+    free(c->reference);
+    c->reference = mt_calloc(n, sizeof(*c->reference));
+    if (!c->reference)
+        return mt_fail_nomem(err, "log-probabilities of the reference", n * sizeof(*c->reference));
+    return mt_net_recv(c->net, 0, c->reference, n * sizeof(*c->reference), err);
+}
+
 /* Makes a step or an evaluation with own data of the same place. */
-static int act(struct mt_session *s, const struct mt_cluster_command *what, struct mt_err *err)
+static int act(const mt_cluster *c, struct mt_session *s, const struct mt_cluster_command *what, struct mt_err *err)
 {
     const struct mt_inputs *in = s->setup->in;
     bool step = what->op == MT_CLUSTER_STEP;
-    mt_sampler *sampler = step ? in->sampler : in->eval_sampler;
+    mt_sampler *sampler = what->op == MT_CLUSTER_EVAL ? in->eval_sampler : in->sampler;
     struct mt_step_data data;
     struct mt_step_result res = {0};
     struct mt_eval_result eval = {.n_loss = 0};
     int rc = mt_step_data_init(&data, sampler, err);
     if (rc)
         return rc;
-    const struct mt_learner_step of = {.data = &data, .lr = what->lr};
+    const struct mt_learner_step of = {.data = &data, .lr = what->lr, .reference = c->reference};
     rc = mt_sampler_fill(sampler, what->at, &data, err);
     if (!rc && step && mt_is_doubtful(what->at + 1))
         mt_setup_doubt(s->setup);
@@ -122,8 +148,11 @@ int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setu
         struct mt_cluster_command what;
         rc = mt_cluster_next(c, &what, err);
         if (!rc && !c->over)
-            rc = mt_cluster_note(c, act(s, &what, err));
+            rc = mt_cluster_note(c, what.op == MT_CLUSTER_REFERENCE ? take_reference(c, s, what.at, err)
+                                                                    : act(c, s, &what, err));
     }
+    free(c->reference);
+    c->reference = NULL;
     atomic_store(&control->engine, NULL);
     if (rc) /* the first hears of it, and saves */
         mt_cluster_fail(c, err);

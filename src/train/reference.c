@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "train/cluster.h"
 
 static const char START[] = "start";
 
@@ -50,14 +51,18 @@ static size_t most_docs(const struct mt_step_data *data)
     return data->cap ? data->cap * data->micro[0].cap_docs : 0;
 }
 
-/* A step of an epoch on which some answers are new; later epochs have few of them or none. */
-static int run_step(struct mt_session *s, size_t learner, struct mt_step_data *data, double *doc_loss, double *of,
-                    struct mt_err *err)
+/* A step of an epoch on which some answers are new; later epochs have few of them or none. act: of which data. */
+static int run_step(struct mt_session *s, size_t learner, enum mt_cluster_act act, struct mt_step_data *data,
+                    double *doc_loss, double *of, struct mt_err *err)
 {
     struct mt_eval_result sum = {.doc_loss = doc_loss};
     if (!count_unknown(data, of))
         return 0;
-    int rc = mt_engine_eval(s->engine, (int)learner, data, &sum, err);
+    int rc = mt_cluster_begin(s->setup->cluster, act, data->step, 0, err);
+    if (rc)
+        return rc;
+    rc = mt_engine_eval(s->engine, (int)learner, data, &sum, err);
+    mt_cluster_end(s->setup->cluster, rc);
     if (!rc)
         take(data, doc_loss, of);
     return rc;
@@ -69,6 +74,8 @@ static int fill(struct mt_session *s, size_t learner, mt_sampler *sampler, uint6
 {
     struct mt_step_data data;
     uint64_t epoch = mt_sampler_steps_per_epoch(sampler);
+    const struct mt_inputs *in = &s->setup->in[learner];
+    enum mt_cluster_act act = sampler == in->eval_sampler ? MT_CLUSTER_EVAL : MT_CLUSTER_EVAL_TRAINING;
     bool whole = mt_sampler_rows_per_epoch(sampler) >= mt_sampler_n_rows(sampler); /* an epoch visits all rows */
     int rc = mt_step_data_init(&data, sampler, err);
     if (rc)
@@ -80,7 +87,7 @@ static int fill(struct mt_session *s, size_t learner, mt_sampler *sampler, uint6
     for (uint64_t i = 0; i < steps && !rc && !(whole && i == epoch); i++) {
         rc = mt_sampler_fill(sampler, i, &data, err);
         if (!rc)
-            rc = run_step(s, learner, &data, doc_loss, of, err);
+            rc = run_step(s, learner, act, &data, doc_loss, of, err);
         double part = (double)(i + 1) / (double)MT_MIN(steps, epoch), spent = (double)(mt_now_ns() - t0) * 1e-9;
         if (mt_now_ns() - said > 10000000000 && part < 1) {
             mt_info("log-probabilities of the reference: %.0f%%, %.0f s left", 100 * part, spent / part - spent);

@@ -650,6 +650,8 @@ static int open_loop(struct loop *l, const struct mt_train_params *p, struct mt_
     mt_train_phase(p->control, "computing the reference");
     int rc = mt_reference_make(l->s, p->learner, l->st, err); /* takes batches of the sampler, as the loader will */
     if (!rc)
+        rc = mt_cluster_send_reference(l->setup->cluster, l->st, err);
+    if (!rc)
         rc = mt_loader_create(&l->loader, l->in->sampler, p->state->step, l->in->total_steps, err);
     if (!rc)
         rc = mt_metrics_open(&l->metrics, l->in->cfg, p->dir, p->state->step,

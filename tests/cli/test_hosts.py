@@ -50,10 +50,20 @@ def compare(a, b, what):
         assert filecmp.cmp(os.path.join(a, n), os.path.join(b, n), shallow=False), f"{what}: {n} differs"
 
 
+def write_pairs(path):
+    with open(path, "w") as f:
+        for i in range(60):
+            ids = lambda n: [(i * 7 + k * k + n) % 270 for k in range(3 + (i + n) % 9)]
+            f.write(json.dumps({"prompt_ids": ids(1), "chosen_ids": ids(2), "rejected_ids": ids(3)}) + "\n")
+    return path
+
+
 def hosts_have_the_bits_of_one(tmp):
     model, data = inputs(tmp)
+    pairs = write_pairs(os.path.join(tmp, "pairs.jsonl"))
     mixture = write_model(os.path.join(tmp, "mixture"), config("qwen3_moe", num_hidden_layers=2, mlp_only_layers=[1]))
     kinds = {"f32": {"eval__every": 2}, "bf16": {"model__dtype": "bf16", "memory__activations": "recompute"},
+             "reference": {"data__train": pairs, "preference__loss": "sigmoid", "eval__every": 2},
              "mixture": {"model__path": mixture, "memory__expert_group": 3, "memory__slots": 2}}
     for kind, over in kinds.items():
         one, ini = ini_of(tmp, f"one-{kind}", model, data, **over)
