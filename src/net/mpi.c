@@ -120,9 +120,10 @@ static void tell(mt_wire *wire, const char *why)
         if (to != wire->rank)
             MPI_Isend(w->told, sizeof(w->told), MPI_BYTE, to, TAG_END, w->comm, &r[to]);
     }
-    for (int all = !r; !all && within(begin, 1); idle())
-        if (MPI_Testall(wire->size, r, &all, MPI_STATUSES_IGNORE) != MPI_SUCCESS)
-            break;
+    for (int to = 0; to < wire->size && r; to++)
+        for (int done = 0; !done && within(begin, 1); idle())
+            if (MPI_Test(&r[to], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+                break;
     free(r);
 }
 
