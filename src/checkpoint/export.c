@@ -393,6 +393,18 @@ static int verify_named(const char *from, struct mt_err *err)
     return rc;
 }
 
+/* vLLM reads r and lora_alpha, and no patterns (vllm/lora/peft_helper.py). */
+static void warn_of_scales(const char *config)
+{
+    cJSON *o = cJSON_Parse(config);
+    size_t n;
+    const char *first = mt_peft_other_scale(o, &n);
+    if (first)
+        mt_warn("vLLM reads no rank_pattern and alpha_pattern: modules of %zu of their patterns (%s) would have another scale "
+                "there; export --merge for it, or train with alpha_pattern in the ratio of rank_pattern", n, first);
+    cJSON_Delete(o);
+}
+
 /* One of three sources of an export: an adapter. */
 static int open_adapter(struct exporter *x, const char *from, struct mt_err *err)
 {
@@ -400,6 +412,8 @@ static int open_adapter(struct exporter *x, const char *from, struct mt_err *err
     size_t n;
     mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_CONFIG, from);
     int rc = mt_read_file(path, &x->adapter_config, &n, err);
+    if (!rc)
+        warn_of_scales(x->adapter_config);
     x->f32 = false; /* its tensors are f32 already */
     mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_WEIGHTS, from);
     return rc ? rc : mt_st_open_file(&x->weights, path, err);

@@ -2,6 +2,7 @@
 #ifndef MT_WEIGHTS_PEFT_H
 #define MT_WEIGHTS_PEFT_H
 
+#include "base/json.h"
 #include "hf/safetensors.h"
 #include "model/layout.h"
 #include "model/peft_names.h"
@@ -43,6 +44,9 @@ int mt_peft_compare_copies(const struct mt_layout *l, const char *dir, const cha
  * magnitudes the lengths of W's rows. */
 int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err);
 
+/** Of an adapter_config.json, a pattern whose modules have another scale than alpha / rank of all, NULL: none; *n: how
+ * many patterns do. Borrowed from the config. */
+const char *mt_peft_other_scale(const cJSON *config, size_t *n);
 /** The text of adapter_config.json of the layout's adapters on the model `base`; to be freed. NULL: no memory. */
 char *mt_peft_config_text(const struct mt_layout *l, const char *base);
 

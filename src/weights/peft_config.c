@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writes PEFT's adapter_config.json of a layout's adapters. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -226,4 +227,36 @@ char *mt_peft_config_text(const struct mt_layout *l, const char *base)
     cJSON_Delete(o);
     free(all);
     return text;
+}
+
+/* The number of a pattern of the same name, or of all modules. */
+static double value_for(const cJSON *config, const char *patterns, const char *all, const char *name)
+{
+    const cJSON *v = mt_json_get(mt_json_get(config, patterns), name);
+    v = v ? v : mt_json_get(config, all);
+    return cJSON_IsNumber(v) ? v->valuedouble : 0;
+}
+
+const char *mt_peft_other_scale(const cJSON *config, size_t *n)
+{
+    static const char *const patterns[] = {"rank_pattern", "alpha_pattern"};
+    bool root = cJSON_IsTrue(mt_json_get(config, "use_rslora"));
+    double rank = value_for(config, "", "r", ""), alpha = value_for(config, "", "lora_alpha", "");
+    const char *first = NULL;
+    *n = 0;
+    double scale = alpha / (root ? sqrt(rank) : rank);
+    for (size_t i = 0; i < MT_ARRAY_LEN(patterns); i++) {
+        const cJSON *p;
+        cJSON_ArrayForEach(p, mt_json_get(config, patterns[i]))
+        {
+            if (i == 1 && mt_json_get(mt_json_get(config, patterns[0]), p->string))
+                continue;
+            double r = value_for(config, patterns[0], "r", p->string), a = value_for(config, patterns[1], "lora_alpha", p->string);
+            if (fabs(a / (root ? sqrt(r) : r) / scale - 1) < 1e-6)
+                continue;
+            first = first ? first : p->string;
+            ++*n;
+        }
+    }
+    return first;
 }

@@ -175,6 +175,18 @@ def what_rounding_leaves_of_an_adapter_is_said(tmp):
     assert ("--dtype f32 keeps all" in said["bf16"]) == (error > 10), said
 
 
+def scales_that_vllm_would_not_have_are_warned_of(tmp):
+    """It reads r and lora_alpha alone: a module of another rank keeps the scale if its alpha is in the same ratio."""
+    model, data = random_model(tmp, "scales", "qwen3")
+    for i, (over, words) in enumerate((({}, ""), ({"rank_pattern": "v_proj:2"}, "1 of their patterns (v_proj)"), ({"alpha_pattern": "q_proj:3"}, "(q_proj)"),
+                                       ({"rank_pattern": "v_proj:2", "alpha_pattern": "v_proj:4"}, ""),
+                                       ({"rank_pattern": "v_proj:2", "alpha_pattern": "v_proj:4", "rslora": "on"}, "(v_proj)"))):
+        keys = {"adapter__" + k: v for k, v in {"alpha": 8, "targets": "q_proj, v_proj", **over}.items()}
+        checkpoint, _ = train(tmp, "scales-lora", model, data, **keys)
+        said = megatrain("export", checkpoint, f"{checkpoint}-{i}").stderr
+        assert ("vLLM" in said) == bool(words) and words in said, (over, said)
+
+
 def packed_bases_are_decoded_for_what_needs_them(tmp):
     """DoRA's first lengths, and a merged model: as on the same model with its weights decoded."""
     model, data = random_model(tmp, "dense", "qwen2", hidden_size=128, intermediate_size=192)
@@ -193,6 +205,8 @@ def packed_bases_are_decoded_for_what_needs_them(tmp):
             merged = [f"{got}-merged", f"{want}-merged"]
             megatrain("-q", "export", "--merge", "--dtype", "f32", "--model", packed, got, merged[0])
             megatrain("-q", "export", "--merge", "--dtype", "f32", "--model", decoded, want, merged[1])
+            said = megatrain("export", "--merge", "--model", packed, got, f"{got}-bf16").stderr
+            assert re.search(r"adds?, \S+% is left in bf16, with an error of \S+% of its norm", said), said
             a, b = (read_safetensors(os.path.join(m, "model.safetensors")) for m in merged)
             assert a.keys() == b.keys() and all(a[n] == b[n] for n in a), [n for n in a if a[n] != b.get(n)]
     moe, _ = random_model(tmp, "moe4", "qwen3_moe")
@@ -202,6 +216,7 @@ def packed_bases_are_decoded_for_what_needs_them(tmp):
 
 for test in (modules_trained_whole_have_the_names_of_transformers, what_peft_would_not_find_is_refused, a_tied_table_is_one,
              a_copy_of_the_head_that_differs_is_warned_of, what_rounding_leaves_of_an_adapter_is_said,
+             scales_that_vllm_would_not_have_are_warned_of,
              packed_bases_are_decoded_for_what_needs_them):
     if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
         continue
