@@ -99,6 +99,10 @@ CASES = {
                       attention_bias=True, sliding_window=9, attention_value_scale=0.7, layer_types=["full_attention", "sliding_attention",
                       "sliding_attention"], mlp_layer_types=["dense", "sparse", "sparse"], rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=1e5, partial_rotary_factor=0.5),
                                sliding_attention=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.334)))),
+    "exaone_moe": ("ExaoneMoeForCausalLM", dict(num_hidden_layers=3, num_attention_heads=5, num_key_value_heads=1, head_dim=16, num_experts=8,
+                   num_experts_per_tok=2, n_group=1, topk_group=1, moe_intermediate_size=16, num_shared_experts=1, first_k_dense_replace=1,
+                   routed_scaling_factor=1.5, norm_topk_prob=True, sliding_window=9, sliding_window_pattern="LG",
+                   layer_types=["sliding_attention", "full_attention", "sliding_attention"], mlp_layer_types=["dense", "sparse", "sparse"])),
     # a norm after the mixture's sum; gates of their own
     "afmoe": ("AfmoeForCausalLM", dict(num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=16, num_experts=8,
               num_experts_per_tok=3, num_dense_layers=1, num_shared_experts=2, moe_intermediate_size=16, route_scale=1.7, sliding_window=9,

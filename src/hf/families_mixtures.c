@@ -95,6 +95,12 @@ const struct mt_fused_tensor mt_granite_experts[] = {
     {0},
 };
 
+static const struct mt_tensor_on_disk exaone_tensors[] = {
+    {SELECT_BIAS, "mlp.e_score_correction_bias", .is_f32 = true, .module = "mlp.gate"},
+    SHARED_AS("shared_experts", "shared_experts"),
+    {NULL},
+};
+
 static const struct mt_tensor_on_disk mimo_tensors[] = {
     {"mlp.gate.weight", "mlp.gate.weight", .is_f32 = true},
     {SELECT_BIAS, SELECT_BIAS, .is_f32 = true},
@@ -570,6 +576,33 @@ static const struct mt_family families[] = {
             .values = {.n_experts = 256, .top_k = 8, .width = 2048, .select_bias = true, .router_f32 = true,
                        .score = MT_MOE_SIGMOID, .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20, .scale = 1},
             .layers = MT_MOE_LAYER_TYPES,
+            .groups = true,
+            .renorm_by_key = true,
+            .renorm_by_default = true,
+            .scale_key = "routed_scaling_factor",
+        },
+    },
+    { /* K-EXAONE */
+        .architecture = "ExaoneMoeForCausalLM",
+        .model_type = "exaone_moe",
+        .n_kv_heads = 32,
+        .window = 4096,
+        .windows = MT_WINDOW_ALL_BUT,
+        .full_every = 4,
+        .norm.eps = 1e-5,
+        .ropes = MT_ROPE_OF_WINDOWS,
+        .code_is_known = true,
+        .qk_norm = MT_QK_NORM_HEADS,
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .on_disk = exaone_tensors,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 64, .top_k = 8, .width = 1024, .select_bias = true, .router_f32 = true,
+                       .score = MT_MOE_SIGMOID, .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20, .scale = 2.5},
+            .layers = MT_MOE_TYPES_OR_FIRST,
+            .first_dense = 1,
+            .shared = MT_MOE_SHARED_COUNT,
+            .shared_count = 1,
             .groups = true,
             .renorm_by_key = true,
             .renorm_by_default = true,

@@ -14,6 +14,7 @@
 #include "hf/layers.h"
 #include "hf/mixer.h"
 #include "hf/quantization.h"
+#include "hf/refused.h"
 #include "hf/rope.h"
 #include "hf/safetensors.h"
 
@@ -49,6 +50,10 @@ static const struct mt_family *read_family(struct mt_keys *r, struct mt_hf_confi
     c->family = mt_family_find(arch, model_type);
     if (!c->family)
         c->family = read_nested(r, c, arch, model_type);
+    const char *why = mt_refused_reason(arch, model_type);
+    if (!c->family && !r->rc && why)
+        r->rc = mt_fail(r->err, MT_ERR_INPUT, -EINVAL, "%s: architecture \"%.60s\" is not supported: it %s", r->name,
+                        arch ? arch : model_type, why);
     if (!c->family && !r->rc)
         r->rc = mt_fail(r->err, MT_ERR_INPUT, -EINVAL,
                         "%s: architecture \"%.60s\" (model_type \"%.40s\") is not supported: megatrain help models lists "

@@ -73,8 +73,11 @@ static void read_windows(struct mt_keys *r, const struct mt_hf_config *c, int64_
     int64_t window = mt_keys_int(r, "sliding_window", f->window, 0, INT64_C(1) << 40);
     int64_t from_layer = mt_keys_int(r, "max_window_layers", f->windows == MT_WINDOW_FROM_LAYER ? 62 : 28, 0,
                                      INT64_C(1) << 40);
-    int64_t pattern = mt_keys_int(r, f->full_every_key ? f->full_every_key : "sliding_window_pattern",
-                                  MT_MAX(f->full_every, (int64_t)1), 1, MT_MAX_LAYERS);
+    const cJSON *types = f->windows == MT_WINDOW_NONE ? NULL : mt_keys_of_layers(r, "layer_types", c->n_layers);
+    int64_t pattern = MT_MAX(f->full_every, (int64_t)1);
+    if (!types) /* beside which releases may have it as "LLLG" */
+        pattern = mt_keys_int(r, f->full_every_key ? f->full_every_key : "sliding_window_pattern", pattern, 1,
+                              MT_MAX_LAYERS);
     if (f->window_before_key && mt_keys_find(r, f->window_before_key))
         window = mt_keys_int(r, f->window_before_key, 0, 0, INT64_C(1) << 40) + 1;
     if (f->windows == MT_WINDOW_NONE || is_null(r, "sliding_window") ||
@@ -82,7 +85,6 @@ static void read_windows(struct mt_keys *r, const struct mt_hf_config *c, int64_
         window = 0;
     for (int64_t i = 0; i < c->n_layers; i++)
         of[i] = has_window(f->windows, i, c->n_layers, from_layer, pattern) ? window : 0;
-    const cJSON *types = f->windows == MT_WINDOW_NONE ? NULL : mt_keys_of_layers(r, "layer_types", c->n_layers);
     if (types) {
         windows_from_types(r, types, window, of);
         refuse_other_types(r, c, window, of);

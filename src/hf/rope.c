@@ -71,6 +71,8 @@ static int check(const struct mt_rope_config *r, const struct mt_family *f, cons
         wrong = "rope_theta must be positive";
     else if (r->partial_rotary_factor != 1 && !(f->partial_rotary > 0) && r->type != MT_ROPE_PROPORTIONAL)
         wrong = "partial_rotary_factor other than 1 is not supported (transformers ignores it here)";
+    else if (r->dims % 2)
+        wrong = "partial_rotary_factor gives an odd number of dimensions, which transformers rotates as one more";
     else if (!(r->partial_rotary_factor > 0 && r->partial_rotary_factor <= 1))
         wrong = "partial_rotary_factor must be above 0 and at most 1";
     else if (r->type != MT_ROPE_DEFAULT && !(r->factor > 0 && isfinite(r->factor)))
@@ -116,11 +118,11 @@ static bool is_part_of_head(const struct mt_family *f, double part, const int64_
     return f->latent && f->latent->part_of_head && part * (double)head_dim[1] == (double)head_dim[0];
 }
 
-/* The dimensions of a head that are rotated: an even number. */
+/* The dimensions of a head that are rotated. */
 static size_t rotated_dims(const struct mt_rope_config *r, int64_t head_dim)
 {
     double p = r->type == MT_ROPE_PROPORTIONAL ? 1 : r->partial_rotary_factor;
-    return p > 0 && p <= 1 ? (size_t)((double)head_dim * p) / 2 * 2 : 0;
+    return p > 0 && p <= 1 ? (size_t)((double)head_dim * p) : 0;
 }
 
 static int read_lists(struct mt_rope_config *r, const cJSON *p, const char *name, struct mt_err *err)

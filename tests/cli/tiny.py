@@ -77,6 +77,7 @@ FAMILIES = {
     "glm4": ("Glm4ForCausalLM", {}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
     "mimo_v2_flash": ("MiMoV2FlashForCausalLM", {}),
+    "exaone_moe": ("ExaoneMoeForCausalLM", {}),
     "afmoe": ("AfmoeForCausalLM", {}),
     "muse_glimmer_text": ("MuseGlimmerTextModel", {"hidden_activation": "silu"}),
     "mistral4": ("Mistral4ForCausalLM", {}),

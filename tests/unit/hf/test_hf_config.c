@@ -311,12 +311,57 @@ static void layers_with_a_window_may_have_more_keys(void **state)
     assert_true(layer(0)->n_kv_heads == 1 && layer(1)->n_kv_heads == 2 && layer(1)->v_dim == 16 && layer(1)->o_scale == 0.707);
     assert_true(layer(0)->rope == 0 && layer(1)->rope == 1 && cfg.rope[0].theta == 5e6 && cfg.rope[1].theta == 1e4);
     assert_true(cfg.rope[0].dims == 8 && !layer(0)->is_mixture && layer(1)->is_mixture && cfg.moe.scale == 1);
+    refuse("\"model_type\": \"mimo_v2_flash\", \"num_key_value_heads\": 2, \"head_dim\": 16, " SHAPE, "odd number");
     take("\"model_type\": \"mimo_v2_flash\", \"num_key_value_heads\": 2, \"attention_value_scale\": null, " SHAPE);
     assert_true(layer(0)->o_scale == 1 && layer(1)->window == 129 && layer(0)->v_dim == 128);
     refuse("\"model_type\": \"mimo_v2_flash\", \"num_key_value_heads\": 2, \"v_head_dim\": 12, " SHAPE, "v_head_dim");
     refuse("\"model_type\": \"mimo_v2_flash\", \"num_key_value_heads\": 4, " SHAPE, "layers with a window");
     take(LLAMA);
     assert_true(layer(0)->v_dim == layer(0)->head_dim && layer(0)->o_scale == 1);
+}
+
+/* Each with a reason and what to do instead, which is another name than its own. */
+static void families_that_people_try_are_refused_with_a_reason(void **state)
+{
+    (void)state;
+    static const char *const name[][3] = {
+        {"DeepseekV4ForCausalLM", "deepseek_v4", "hyper-connections; train DeepSeek V3.1"},
+        {"Glm5NextForConditionalGeneration", "glm5_next", "train GLM-5"},
+        {"Qwen4ExpForConditionalGeneration", "qwen4_exp", "train Qwen3.5"},
+        {"HYV4ForCausalLM", "hy_v4", "n-grams; train Hunyuan"},
+        {"InklingForConditionalGeneration", "inkling_text", "relative position"},
+        {"Inkling2ForCausalLM", "inkling2_text", "learned residuals"},
+        {"MistralLarge4ForConditionalGeneration", "mistral_large4", "between layers"},
+        {"MistralLarge3ForCausalLM", "mistral_large3", "without a config.json"},
+        {"MuseSparkForConditionalGeneration", "muse_spark", "train Muse Glimmer"},
+        {"KimiK3ForConditionalGeneration", "kimi_k3", "no class"},
+        {"BailingMoeV2ForCausalLM", "bailing_moe_v2", "no class"},
+        {"MiniMaxM3SparseForConditionalGeneration", "minimax_m3_vl", "train MiniMax-M2"},
+        {"Gemma3nForConditionalGeneration", "gemma3n", "AltUp"},
+        {"JambaForCausalLM", "jamba", "first kind"},
+        {"LongcatFlashForCausalLM", "longcat_flash", "two attentions"},
+        {"BitNetForCausalLM", "bitnet", "ternary"},
+        {"Llama4ForConditionalGeneration", "llama4", "chunks"},
+        {"Lfm2MoeForCausalLM", "lfm2_moe", "short convolutions"},
+        {"KimiLinearForCausalLM", "kimi_linear", "by channel"},
+        {"OlmoHybridForCausalLM", "olmo_hybrid", "train OLMo 3"},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(name); i++) {
+        char text[256];
+        snprintf(text, sizeof(text), "\"architectures\": [\"%s\"], \"model_type\": \"%s\"", name[i][0], name[i][1]);
+        refuse(text, name[i][2]);
+        refuse(text, name[i][0]);
+        refuse(text, "; train ");
+        snprintf(text, sizeof(text), "\"model_type\": \"%s\"", name[i][1]);
+        refuse(text, name[i][2]);
+    }
+    refuse("\"architectures\": [\"NobodyForCausalLM\"]", "megatrain help models");
+    take("\"architectures\": [\"Exaone4ForCausalLM\"], \"sliding_window\": 5, \"sliding_window_pattern\": \"LLLG\", "
+         "\"num_key_value_heads\": 2, \"layer_types\": [\"sliding_attention\", \"sliding_attention\", \"full_attention\", "
+         "\"full_attention\"], " SHAPE);
+    assert_true(layer(1)->window == 5 && !layer(2)->window);
+    take("\"model_type\": \"exaone_moe\", \"num_key_value_heads\": 2, \"sliding_window\": 128, " SHAPE);
+    assert_true(!layer(0)->is_mixture && layer(1)->is_mixture && layer(0)->window == 128 && layer(3)->rope == MT_NO_ROPE);
 }
 
 static void queries_may_have_a_table_of_their_own(void **state)
@@ -484,7 +529,7 @@ static void what_is_not_built_is_refused_by_name(void **state)
     refuse("\"model_type\": \"Llama\", " SHAPE, "not supported");
     refuse(SHAPE, "not supported");
     refuse("\"model_type\": \"jamba\", " SHAPE, "\"jamba\"");
-    refuse("\"architectures\": [\"DeepseekV4ForCausalLM\"], " SHAPE, "megatrain help models");
+    refuse("\"architectures\": [\"GPTNeoXForCausalLM\"], " SHAPE, "megatrain help models");
 }
 
 /* two key heads, so that a default shows */
@@ -779,6 +824,7 @@ int main(void)
         cmocka_unit_test(layers_without_a_window_have_other_heads),
         cmocka_unit_test(gates_may_have_a_tensor_of_their_own),
         cmocka_unit_test(layers_with_a_window_may_have_more_keys),
+        cmocka_unit_test(families_that_people_try_are_refused_with_a_reason),
         cmocka_unit_test(queries_may_have_a_table_of_their_own),
         cmocka_unit_test(null_is_absent_but_for_heads_and_the_window),
         cmocka_unit_test(windows_follow_their_family),

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_HF_REFUSED_H
+#define MT_HF_REFUSED_H
+
+/**
+ * What a model has that is not supported, and what to do instead, for families that people may well try: "has ...; train
+ * ...". By the beginning of its architecture, or of its model_type where config.json has no architectures (NULL).
+ * NULL: nothing is known of it.
+ */
+const char *mt_refused_reason(const char *architecture, const char *model_type);
+
+#endif
