@@ -153,6 +153,26 @@ static void consider_both(struct list *l, const struct mt_plan_request *r, const
     }
 }
 
+/* Drives alone do not help: the least device memory with them. */
+static void consider_with_drives(struct list *l, const struct mt_plan_request *r, const struct memory *device,
+                                 const char *drives)
+{
+    struct mt_plan_request t = *r;
+    uint64_t *budget = &t.placement.device_budget.bytes;
+    size_t before = l->n;
+    char text[160];
+    if (!is_of_machine(r, device, *budget) || !find_least(&t, budget))
+        return;
+    const uint64_t least = *budget;
+    for (int tries = 0; tries < MORE && l->n == before; tries++) {
+        unsigned long long gib = whole_gib(device, tries ? *budget + (*budget >> 5) : least);
+        *budget = device->budget(gib << 30);
+        snprintf(text, sizeof(text), "device memory of %llu GiB and %s (%s %lluGiB --nvme 6.5GB/s --drives %d; "
+                 "memory.nvme_paths)", gib, drives, device->option, gib, (int)r->drives);
+        consider(l, &t, true, text);
+    }
+}
+
 static void consider_settings(struct list *l, const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
@@ -222,9 +242,11 @@ static void consider_hardware(struct list *l, const struct mt_plan_request *r)
     t.machine = &m;
     t.placement.states = MT_STATES_AUTO;
     for (t.drives = 1; t.drives <= 2; t.drives++) {
-        snprintf(text, sizeof(text), "%s (--nvme 6.5GB/s --drives %d; memory.nvme_paths)",
-                 t.drives == 1 ? "an NVMe drive" : "two NVMe drives", t.drives);
+        const char *drives = t.drives == 1 ? "an NVMe drive" : "two NVMe drives";
+        snprintf(text, sizeof(text), "%s (--nvme 6.5GB/s --drives %d; memory.nvme_paths)", drives, t.drives);
         consider(l, &t, true, text);
+        if (!l->n)
+            consider_with_drives(l, &t, &device, drives);
     }
 }
 

@@ -214,6 +214,15 @@ def ask(args):
     return p.returncode == 0, json.loads(p.stdout)
 
 
+def a_device_and_drives_are_offered_together(tmp):
+    """The device is too small for a layer, and host memory for the base: neither change alone would do."""
+    args = ("--machine", "rtx3090", "--model", "Qwen3-8B", "--host-mem", "8GiB", "--gpu-mem", "3GiB", "--seq-len", "2048", "--set", "adapter.kind=lora")
+    fits, answer = ask(args)
+    change = answer["changes"][0]["change"]
+    assert not fits and change.startswith("device memory of") and "NVMe drive" in change, answer
+    assert ask(follow(args, change))[0], change
+
+
 def a_refusal_s_first_change_fits(tmp):
     """Random questions; each that is refused is asked again with the first change that is offered."""
     rng, refused, wanted = random.Random(7), 0, 200 if FULL else 4
@@ -696,6 +705,7 @@ def main():
         known_names_are_listed(tmp)
         optimizers_are_compared()
         unknown_names_are_told_what_there_is(tmp)
+        a_device_and_drives_are_offered_together(tmp)
         a_refusal_s_first_change_fits(tmp)
         the_questions_of_a_new_user_are_answered(tmp)
         the_table_fits_a_terminal(tmp)
