@@ -22,10 +22,10 @@ bool mt_net_is_launched(void)
     return launched; /* PMIx names no size: MPI asks it */
 }
 
-/* Of a build folder, or of where the program is installed. */
-static void *open_module(void)
+/* A module of a build folder, or of where the program is installed. */
+static void *open_named(const char *name)
 {
-    static const char *const near[] = {"../src/net/megatrain-net-mpi.so", "../lib/megatrain/megatrain-net-mpi.so"};
+    static const char *const near[] = {"../src/net", "../lib/megatrain"};
     char exe[3000], path[3200];
     ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
     exe[n > 0 ? n : 0] = 0;
@@ -34,10 +34,19 @@ static void *open_module(void)
         *slash = 0;
     void *lib = NULL;
     for (size_t i = 0; i < sizeof(near) / sizeof(near[0]) && !lib; i++) {
-        snprintf(path, sizeof(path), "%s/%s", exe, near[i]);
+        snprintf(path, sizeof(path), "%s/%s/%s", exe, near[i], name);
         lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     }
-    return lib ? lib : dlopen(MT_NET_MPI_INSTALLED, RTLD_NOW | RTLD_LOCAL);
+    snprintf(path, sizeof(path), "%s/%s", MT_NET_MODULES, name);
+    return lib ? lib : dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
+/* That of MPICH, where there is one besides, for what MPICH's launchers have started. */
+static void *open_module(void)
+{
+    bool mpich = getenv("PMI_SIZE") && !getenv("OMPI_COMM_WORLD_SIZE");
+    void *lib = mpich ? open_named("megatrain-net-mpich.so") : NULL;
+    return lib ? lib : open_named("megatrain-net-mpi.so");
 }
 
 int mt_net_open(mt_net **out, struct mt_err *err)

@@ -14,8 +14,9 @@ from tiny import BINARY, FULL, base, config, losses, megatrain, run_in, write_da
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 STEPS = 4
-OPEN_MPI = "Open MPI" in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
-LAUNCH = ["mpirun", *(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if OPEN_MPI else [])]
+MPIRUN = os.environ.get("MEGATRAIN_TEST_MPIRUN", "mpirun")
+OPEN_MPI = "Open MPI" in subprocess.run([MPIRUN, "--version"], capture_output=True, text=True).stdout
+LAUNCH = [MPIRUN, *(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if OPEN_MPI else [])]
 RANK = b"OMPI_COMM_WORLD_RANK" if OPEN_MPI else b"PMI_RANK"
 KEYS = {"train__steps": STEPS, "train__batch_size": 7, "train__micro_batch": 1, "train__groups": 4, "device__cpu_threads": 1}
 
