@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 
+#include "base/fs.h"
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "hf/safetensors.h"
@@ -49,6 +50,8 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
         if (!rc)
             mt_st_close(&st);
     }
+    if (!rc && mt_path_exists(cfg->checkpoint.dir) && !mt_is_dir(cfg->checkpoint.dir))
+        rc = mt_fail(&err, MT_ERR_USAGE, -ENOTDIR, "checkpoint.dir = %s is a file: name a folder", cfg->checkpoint.dir);
     if (!rc && setup.choice.layout->n_adapters && *cfg->adapter.path)
         rc = mt_peft_check(setup.choice.layout, cfg->adapter.path, &err);
     if (!rc)

@@ -40,8 +40,8 @@ static int set_key(struct mt_config *cfg, const struct mt_key *key, const char *
     if (rc == -ENOMEM)
         return mt_fail_nomem(err, "the configuration", strlen(value));
     if (rc)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: %s.%s = \"%.80s\": %s", origin, key->section,
-                       key->name, value, why);
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: %s.%s = \"%.80s\": %s%s", origin, key->section, key->name, value, why,
+                       strstr(value, " #") ? "; a comment after a value begins with ;" : "");
     return set_origin(cfg, key, origin, err);
 }
 
@@ -70,7 +70,8 @@ static int resolve_path(const struct mt_key *key, const char *file, const char *
 {
     const char *slash = strrchr(file, '/');
     *out = NULL;
-    if (!*value || *value == '/' || !slash || !strcmp(value, "auto")) {
+    bool home = value[0] == '~' && (!value[1] || value[1] == '/'); /* which is refused as it stands */
+    if (!*value || *value == '/' || home || !slash || !strcmp(value, "auto")) {
         *out = strdup(value);
     } else {
         char *dir = strndup(file, (size_t)(slash - file) + 1);

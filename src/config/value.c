@@ -174,6 +174,8 @@ static int parse_amount(const struct mt_key *key, const char *text, struct mt_cf
         return r >= 0 && r <= 1 ? 0 : fail(buf, len, "must be between 0%% and 100%%");
     }
     out->is_ratio = false;
+    if (mt_parse_real(text, &r) && r > 0 && r < 1)
+        return fail(buf, len, "must be a whole number, or a share such as %g%%", 100 * r);
     return parse_count(key, text, &out->count, buf, len);
 }
 
@@ -292,6 +294,8 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
         return fail(buf, len, "a number is missing; without this line it is %s", key->def);
     if (is_text(key) && check_text(text, buf, len))
         return -EINVAL;
+    if (mt_key_holds_path(key) && text[0] == '~' && (!text[1] || text[1] == '/'))
+        return fail(buf, len, "begins with ~, which only shells know: write ${HOME}%s", text + 1);
     if (key->unsupported && *text &&
         (!strcmp(key->unsupported, "*") || in_list(key->unsupported, text, &unused)))
         return fail(buf, len, "\"%s\" is not supported yet", text);

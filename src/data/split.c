@@ -30,7 +30,10 @@ static int split_limit(const mt_dataset *d, const char *eval, uint64_t *limit, s
         *limit = (uint64_t)(v / 100 * 0x1p64);
         return 0;
     }
-    if (end == eval || *end || v < 0 || v >= (double)n)
+    bool whole = end != eval && !*end && v == (double)(uint64_t)MT_MAX(v, 0.0);
+    if (end != eval && !*end && v > 0 && v < 1)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.eval = %s: a share is written %g%%", eval, 100 * v);
+    if (!whole || v >= (double)n)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
                        "data.eval = %s: must be a file, a percentage, or a number of samples below "
                        "%llu",

@@ -262,6 +262,9 @@ def option_cases(tmp, model, data):
     check("one operand too many", ["run", ini, "--resume", "out/checkpoint-5"], 2, "one argument too many", "--resume=out/checkpoint-5")
     check("unknown global option", ["--bogus"], 2, '"--bogus"', limit=None)
     check("a global option's value before the command", ["--color", "never", "config", "keys"], 0, "model.path")
+    for key, value, words in (("checkpoint.dir", "~/out", "${HOME}/out"), ("train.seed", "3 # my run", "begins with ;"), ("train.warmup", "0.03", "a share such as 3%"),
+                              ("data.eval", "0.1", "a share is written 10%"), ("checkpoint.dir", data, "is a file: name a folder")):
+        check(f"{key} = {value}", ["check", write_ini(os.path.join(tmp, "said.ini"), base(model, data, os.path.join(tmp, "said"), **{key.replace(".", "__"): value}))], 2, words)
     check("a prompt that is not UTF-8", ["sample", "--model", model, "--prompt", b"ab\xff"], 2, "byte 3 of --prompt is not UTF-8")
     sets = [a for i in range(100) for a in ("--set", f"train.steps={i + 1}")]
     check("a hundred --set options", ["config", "show", ini, *sets], 0, "steps = 100")
@@ -364,6 +367,7 @@ def checkpoint_cases(tmp, model, data):
     alone = write_ini(os.path.join(tmp, "ck6.ini"), base(model, "", out, data__eval=data, data__cache_dir=os.path.join(tmp, "cache")))
     check("eval without training data", ["eval", alone, "--model", ck], 0, "perplexity")
     check("training without training data", ["run", alone, "--dry-run"], 2, "data.train")
+    check("a run's folder as a model", ["sample", "--model", os.path.dirname(ck), "--prompt", "a"], 3, "is the folder of a run", "latest")
     check("a model without a tokenizer", ["sample", "--model", ck, "--prompt", "ab", "--max-tokens", "1"], 0, "has no tokenizer: using the bytes")
     check("--max-tokens beyond reason", ["sample", "--model", ck, "--max-tokens", "999999999999"], 2, "between 0 and 16777216")
     other = write_data(os.path.join(tmp, "other.jsonl"), seed=5)
