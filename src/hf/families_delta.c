@@ -60,9 +60,39 @@ static const struct mt_family_count granite_counts[] = {
     COUNT(taps, "mamba_d_conv", 4, 8, 0),
 };
 static const struct mt_layer_kind granite_kinds[] = {
-    {"linear_attention", "mamba", {"delta", "mlp"}, {"delta", "router", "lists", "experts", "combine"}},
+    {"linear_attention", "mamba", .parts = {"delta", "mlp"},
+     .sparse_parts = {"delta", "router", "lists", "experts", "combine"}},
     {"full_attention", "attention"},
 };
+
+static const struct mt_tensor_on_disk nemotron_tensors[] = {
+    MAMBA("mixer"),
+    {"model.embed_tokens.weight", "model.embeddings.weight"},
+    {"model.norm.weight", "model.norm_f.weight"},
+    {"self_attn.q_proj.weight", "mixer.q_proj.weight"},
+    {"self_attn.k_proj.weight", "mixer.k_proj.weight"},
+    {"self_attn.v_proj.weight", "mixer.v_proj.weight"},
+    {"self_attn.o_proj.weight", "mixer.o_proj.weight"},
+    {"mlp.up_proj.weight", "mixer.up_proj.weight"},
+    {"mlp.down_proj.weight", "mixer.down_proj.weight"},
+    {NULL},
+};
+static const struct mt_family_count nemotron_counts[] = {
+    COUNT(k_heads, "n_groups", 8, 1 << 12, .divides = "mamba_num_heads"),
+    COUNT(v_heads, "mamba_num_heads", 128, 1 << 12, 0),
+    COUNT(k_dim, "ssm_state_size", 128, 1024, 8),
+    COUNT(v_dim, "mamba_head_dim", 64, 1024, 8),
+    COUNT(taps, "conv_kernel", 4, 8, 0),
+};
+/* A layer is one branch. */
+static const struct mt_layer_kind nemotron_kinds[] = {
+    {"linear_attention", "mamba", 'M', .parts = {"delta"}},
+    {"full_attention", "attention", '*', .parts = {"attention"}},
+    {"mlp", NULL, '-', .parts = {"mlp"}},
+    {"moe", NULL, 'E', "names mixtures of experts (Nemotron 3), which are not supported in this architecture: train a "
+                       "model without them (Nemotron Nano 2)"},
+};
+static const struct mt_layer_norms nemotron_norms = {.attention = {"norm.weight", NULL}, .mlp = {"norm.weight", NULL}};
 
 static const struct mt_family families[] = {
     { /* Qwen3.5, 3.6 and 3.8 */
@@ -167,6 +197,40 @@ static const struct mt_family families[] = {
             .none_is_dense = true,
             .shared = MT_MOE_SHARED_FFN,
         },
+    },
+    { /* Nemotron-H and Nano 2: without experts */
+        .architecture = "NemotronHForCausalLM",
+        .model_type = "nemotron_h",
+        .n_kv_heads = 8,
+        .head_dim = 128,
+        .norm = {.eps = 1e-5, .round_once = true},
+        .norm_eps_key = "layer_norm_epsilon",
+        .norms = &nemotron_norms,
+        .ropes = MT_ROPE_NEVER,
+        .max_pos = 4096,
+        .code_is_known = true,
+        .refused_flag = "mlp_bias",
+        .activation_key = "mlp_hidden_act",
+        .activation = "relu2",
+        .ungated = true,
+        .names = MT_TEXT_BACKBONE,
+        .layers_say_experts = true,
+        .on_disk = nemotron_tensors,
+        .uncomputed = "mtp.",
+        .mixer = &(const struct mt_mixer_family){
+            .kinds = nemotron_kinds,
+            .n_kinds = MT_ARRAY_LEN(nemotron_kinds),
+            .counts = nemotron_counts,
+            .n_counts = MT_ARRAY_LEN(nemotron_counts),
+            .plain = &(const struct mt_plain_family){
+                .conv_bias_key = "use_conv_bias",
+                .flags = {"mamba_proj_bias", "use_bias"},
+                .least_key = "time_step_min",
+                .least = 0.001,
+                .activation_key = "mamba_hidden_act",
+            },
+        },
+        .parts = {"attention"},
     },
 };
 

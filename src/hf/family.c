@@ -18,6 +18,7 @@ const struct mt_text_names mt_text_names[MT_N_TEXT_NAMES] = {
     [MT_TEXT_FLAT] = {"model.", "lm_head.", "model."},
     [MT_TEXT_WITHIN] = {"model.language_model.", "lm_head.", "model.language_model."},
     [MT_TEXT_BEFORE] = {"language_model.model.", "language_model.lm_head.", "model.language_model."},
+    [MT_TEXT_BACKBONE] = {"backbone.", "lm_head.", "model."},
 };
 
 static const struct mt_nested_family nested[] = {

@@ -46,6 +46,7 @@ enum mt_rope_rule {
     MT_ROPE_OF_WINDOWS_ALONE, /* those with a window */
     MT_ROPE_BY_TYPE,     /* all if position_embedding_type is "rope"; null, absent or "nope": none */
     MT_ROPE_BY_THETAS,   /* layer_rope_theta: 0 for those that do not; if absent, each 4th, backward from the last */
+    MT_ROPE_NEVER,       /* none */
     MT_ROPE_BY_LIST,     /* no_rope_layers: 0 for those that do not; if absent, each no_rope_layer_interval-th (4th) */
 };
 
@@ -54,7 +55,7 @@ enum mt_rope_rule {
  * an expert's tensors, `*` stands for its number.
  */
 struct mt_tensor_on_disk {
-    const char *usual, *name; /* what follows "model.layers.N." */
+    const char *usual, *name; /* what follows "model.layers.N."; the whole name of what is in no layer */
     bool is_row;              /* a vector, stored as [1, n] */
     bool is_conv;             /* a matrix [n, taps], stored as [n, 1, taps] */
     bool is_scalar;           /* a vector of one element, stored without a dimension */
@@ -132,6 +133,8 @@ struct mt_family_count {
 /** A kind of layer, of a family that has several. */
 struct mt_layer_kind {
     const char *name, *old_name; /* in layer_types or layers_block_type; the second may be NULL */
+    char letter;                 /* in hybrid_override_pattern, which may be instead; 0: families without it */
+    const char *refused;         /* why such layers are not supported; NULL: they are */
     const char *parts[MT_FAMILY_MAX_PARTS], *sparse_parts[MT_FAMILY_MAX_PARTS]; /* none: those of the family */
 };
 
@@ -224,6 +227,8 @@ struct mt_family {
     bool rope_pairs;                        /* the rotary embedding rotates rows 0 and 1, 2 and 3 ... of a head on disk;
                                                in memory rows i and i + half, as in other families */
     bool experts_as_stored;                 /* releases have experts fused or one by one: read as they are */
+    int names;                              /* as files have its tensors: index of mt_text_names; not of nested ones */
+    bool layers_say_experts;                /* keys of experts count only if a list of layers names some */
     const char *uncomputed;                 /* tensors whose names begin so are copied, not trained; NULL: none */
     const char *uncomputed_within;          /* and those with this in their names; NULL: none */
     const char *longest_key;                /* mt_hf_config.longest; NULL: 0 */
@@ -245,11 +250,11 @@ struct mt_nested_family {
     const char *released;   /* the architecture in releases that came with code of their own; NULL: the same */
 };
 
-/** How tensors of a nested decoder, "model." and "lm_head.", begin in files and in transformers' modules. */
+/** How a decoder's tensors, "model." and "lm_head.", begin in files and in transformers' modules. */
 struct mt_text_names {
     const char *in_files, *head_in_files, *modules;
 };
-enum { MT_TEXT_FLAT, MT_TEXT_WITHIN, MT_TEXT_BEFORE, MT_N_TEXT_NAMES };
+enum { MT_TEXT_FLAT, MT_TEXT_WITHIN, MT_TEXT_BEFORE, MT_TEXT_BACKBONE, MT_N_TEXT_NAMES };
 extern const struct mt_text_names mt_text_names[MT_N_TEXT_NAMES];
 
 /** NULL: not one of these. */

@@ -48,7 +48,9 @@ static const struct mt_family *read_family(struct mt_keys *r, struct mt_hf_confi
     const char *model_type = cJSON_IsString(type) ? type->valuestring : NULL;
     c->names = &mt_text_names[MT_TEXT_FLAT];
     c->family = mt_family_find(arch, model_type);
-    if (!c->family)
+    if (c->family)
+        c->names = &mt_text_names[c->family->names];
+    else
         c->family = read_nested(r, c, arch, model_type);
     const char *why = mt_refused_reason(arch, model_type);
     if (!c->family && !r->rc && why)
@@ -92,7 +94,7 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
     for (size_t i = 0; i < MT_ARRAY_LEN(absent); i++)
         if (mt_keys_find(r, absent[i]) && !has_number(f, absent[i]))
             mt_keys_refuse(r, absent[i], "is not supported");
-    for (size_t i = 0; i < MT_ARRAY_LEN(of_mixtures) && !f->moe; i++)
+    for (size_t i = 0; i < MT_ARRAY_LEN(of_mixtures) && !f->moe && !f->layers_say_experts; i++)
         if (mt_keys_find(r, of_mixtures[i]) && !must_be_zero(f, of_mixtures[i]))
             mt_keys_refuse(r, of_mixtures[i], "is not supported in this architecture");
     const cJSON *flag = f->refused_flag ? mt_keys_find(r, f->refused_flag) : NULL;
@@ -286,7 +288,9 @@ static void read_shape(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     bool all_experts = f->moe && f->moe->layers == MT_MOE_EVERY_LAYER && !f->moe->width_is_ffn && !f->ffn_key;
     s->ffn = all_experts ? mt_keys_int(r, "intermediate_size", 0, 0, 1 << 24)
                          : mt_keys_need_int(r, f->ffn_key ? f->ffn_key : "intermediate_size", 1 << 24);
-    c->n_layers = mt_keys_need_int(r, "num_hidden_layers", MT_MAX_LAYERS);
+    c->n_layers = mt_mixer_count(r, f);
+    if (!c->n_layers)
+        c->n_layers = mt_keys_need_int(r, "num_hidden_layers", MT_MAX_LAYERS);
     c->vocab = mt_keys_need_int(r, "vocab_size", INT64_C(1) << 30);
     c->max_pos = mt_keys_int(r, "max_position_embeddings", f->max_pos ? f->max_pos : 2048, 1, INT64_C(1) << 40);
     c->initializer_range = mt_keys_number(r, "initializer_range", 0.02);
@@ -404,6 +408,18 @@ static void read_decoder(struct mt_keys *r, struct mt_hf_config *c)
     read_tokens(r, c);
 }
 
+/* Python writes an infinity as a word, which JSON does not have: it becomes a number as long that reads as one. */
+static void spell_infinities(char *text, size_t len)
+{
+    static const char word[] = "Infinity", number[] = "1e999999";
+    bool quoted = false;
+    for (size_t i = 0; i < len; i++) {
+        quoted ^= text[i] == '"' && (!i || text[i - 1] != '\\');
+        if (!quoted && len - i >= sizeof(word) - 1 && !memcmp(text + i, word, sizeof(word) - 1))
+            memcpy(text + i, number, sizeof(number) - 1);
+    }
+}
+
 int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, const char *name,
                        struct mt_err *err)
 {
@@ -411,7 +427,15 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
     struct mt_hf_config *c = mt_calloc(1, sizeof(*c));
     if (!c)
         return mt_fail_nomem(err, name, sizeof(*c));
-    int rc = mt_json_parse(&root, text, len, name, MT_ERR_INPUT, err);
+    char *spelt = mt_calloc(len + 1, 1);
+    if (!spelt) {
+        free(c);
+        return mt_fail_nomem(err, name, len);
+    }
+    memcpy(spelt, text, len);
+    spell_infinities(spelt, len);
+    int rc = mt_json_parse(&root, spelt, len, name, MT_ERR_INPUT, err);
+    free(spelt);
     if (!rc && !cJSON_IsObject(root))
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON object", name);
     if (!rc) {

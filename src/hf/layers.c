@@ -118,6 +118,7 @@ static void read_rotated(struct mt_keys *r, const struct mt_hf_config *c, const 
         of[i] = c->family->ropes == MT_ROPE_OF_WINDOWS         ? !any || window[i]
                 : c->family->ropes == MT_ROPE_OF_WINDOWS_ALONE ? window[i] != 0
                 : c->family->ropes == MT_ROPE_BY_TYPE          ? by_type
+                : c->family->ropes == MT_ROPE_NEVER            ? false
                 : by_list                                      ? (v ? v->valuedouble != 0 : counted % interval != 0)
                                                                : true;
         v = v ? v->next : NULL;

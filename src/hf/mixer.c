@@ -74,11 +74,39 @@ static void read_plain(struct mt_keys *r, const struct mt_plain_family *f, int64
         mt_keys_refuse(r, f->activation_key, "must be silu");
 }
 
-static int find_kind(const struct mt_mixer_family *f, const char *name)
+#define PATTERN "hybrid_override_pattern"
+
+static const char *list_key(const struct mt_keys *r)
 {
-    for (size_t i = 0; name && i < f->n_kinds; i++)
-        if (!strcmp(name, f->kinds[i].name) || (f->kinds[i].old_name && !strcmp(name, f->kinds[i].old_name)))
+    return mt_keys_find(r, "layers_block_type") ? "layers_block_type" : "layer_types";
+}
+
+/* A letter for each layer; NULL: there is none, or a list is instead. */
+static const char *pattern_of(const struct mt_keys *r, const struct mt_mixer_family *f)
+{
+    const cJSON *v = f->kinds[0].letter && !mt_keys_find(r, list_key(r)) ? mt_keys_find(r, PATTERN) : NULL;
+    return cJSON_IsString(v) ? v->valuestring : NULL;
+}
+
+int64_t mt_mixer_count(struct mt_keys *r, const struct mt_family *f)
+{
+    const cJSON *list = f->mixer && f->mixer->kinds[0].letter ? mt_keys_find(r, list_key(r)) : NULL;
+    const char *pattern = f->mixer ? pattern_of(r, f->mixer) : NULL;
+    size_t n = pattern ? strlen(pattern) : cJSON_IsArray(list) ? (size_t)cJSON_GetArraySize(list) : 0;
+    if (n > MT_MAX_LAYERS)
+        mt_keys_refuse(r, pattern ? PATTERN : list_key(r), "names more layers than are supported");
+    return (int64_t)MT_MIN(n, (size_t)MT_MAX_LAYERS);
+}
+
+/* letter: if name is NULL. */
+static int find_kind(const struct mt_mixer_family *f, const char *name, char letter)
+{
+    for (size_t i = 0; i < f->n_kinds; i++) {
+        const struct mt_layer_kind *k = &f->kinds[i];
+        bool named = name && (!strcmp(name, k->name) || (k->old_name && !strcmp(name, k->old_name)));
+        if (named || (!name && letter && letter == k->letter))
             return (int)i;
+    }
     return -1;
 }
 
@@ -87,13 +115,17 @@ void mt_mixer_layers(struct mt_keys *r, const struct mt_hf_config *c, uint8_t *k
     const struct mt_mixer_family *f = c->family->mixer;
     if (!f)
         return;
-    const char *key = mt_keys_find(r, "layers_block_type") ? "layers_block_type" : "layer_types";
+    const char *pattern = pattern_of(r, f), *key = pattern ? PATTERN : list_key(r);
     int64_t every = f->interval_key ? mt_keys_int(r, f->interval_key, f->interval, 1, MT_MAX_LAYERS) : INT64_MAX;
-    const cJSON *v = mt_keys_of_layers(r, key, c->n_layers);
+    const cJSON *v = pattern ? NULL : mt_keys_of_layers(r, key, c->n_layers);
     for (int64_t i = 0; i < c->n_layers; i++) {
-        int of = v ? find_kind(f, cJSON_IsString(v) ? v->valuestring : NULL) : (i + 1) % every == 0;
+        int of = v         ? find_kind(f, cJSON_IsString(v) ? v->valuestring : "", 0)
+                 : pattern ? find_kind(f, NULL, pattern[i])
+                           : (i + 1) % every == 0;
         if (of < 0)
             mt_keys_refuse(r, key, "names a kind of layer that is not supported");
+        else if (f->kinds[of].refused)
+            mt_keys_refuse(r, key, f->kinds[of].refused);
         kind[i] = (uint8_t)MT_MAX(of, 0);
         v = v ? v->next : NULL;
     }

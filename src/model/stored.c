@@ -34,7 +34,7 @@ static void make_name(char dst[128], const struct mt_layout *l, int layer, const
 
 void mt_stored_name(struct mt_tensor *t, const struct mt_layout *l, int layer, const char *usual)
 {
-    const struct mt_tensor_on_disk *d = layer < 0 ? NULL : mt_family_on_disk(l->cfg.family, usual);
+    const struct mt_tensor_on_disk *d = mt_family_on_disk(l->cfg.family, usual);
     make_name(t->name, l, layer, d ? d->name : usual, t->expert);
 }
 

@@ -123,6 +123,39 @@ static void mamba_that_is_not_supported_is_refused(void **state)
     refuse(GRANITE("\"mamba_n_heads\": 32"), "\"mamba_d_head\"", "multiple of 8");
 }
 
+static int nemotron(void **state)
+{
+    (void)state;
+    architecture = "NemotronHForCausalLM";
+    return 0;
+}
+
+#define NEMOTRON(keys) ", \"num_key_value_heads\": 2, \"mamba_num_heads\": 6, \"n_groups\": 2, \"ssm_state_size\": 8, \"n_routed_experts\": 128" keys
+
+static void layers_of_one_branch_are_by_letter_or_by_name(void **state)
+{
+    (void)state;
+    static const char *const want[] = {"delta", "mlp", "attention", "delta", "mlp", "delta", "attention", "mlp"};
+    static const char *const keys[] = {
+        NEMOTRON(", \"hybrid_override_pattern\": \"M-*M-M*-\", \"time_step_limit\": [0.0, Infinity], \"a\": \"\\\"Infinity\""),
+        NEMOTRON(", \"layers_block_type\": [\"linear_attention\", \"mlp\", \"attention\", \"mamba\", \"mlp\", \"mamba\", "
+                 "\"full_attention\", \"mlp\"]")};
+    for (int k = 0; k < 2; k++) {
+        take(keys[k]);
+        assert_int_equal(cfg.moe.n_experts, 0);
+        for (int64_t i = 0; i < 8; i++) {
+            const char *const *parts = mt_layer_of(&cfg, i)->parts;
+            assert_true(!strcmp(parts[0], want[i]) && !parts[1] && mt_layer_of(&cfg, i)->rope == MT_NO_ROPE);
+        }
+        assert_true(mt_layer_of(&cfg, 0)->delta.least == 0.001 && mt_layer_of(&cfg, 0)->delta.v_dim == 64);
+    }
+    take(NEMOTRON(", \"hybrid_override_pattern\": \"M-*\"")); /* as many layers as it has letters */
+    assert_int_equal(cfg.n_layers, 3);
+    refuse(NEMOTRON(", \"hybrid_override_pattern\": \"ME*\""), "\"hybrid_override_pattern\"", "Nemotron Nano 2");
+    refuse(NEMOTRON(", \"hybrid_override_pattern\": \"MX*\""), "\"hybrid_override_pattern\"", "not supported");
+    refuse(NEMOTRON(", \"hybrid_override_pattern\": \"M\", \"use_bias\": true"), "\"use_bias\"", "must not be true");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -131,6 +164,7 @@ int main(void)
         cmocka_unit_test(layers_are_by_interval_or_by_name),
         cmocka_unit_test_setup(mamba_has_the_numbers_of_its_keys, granite),
         cmocka_unit_test_setup(mamba_that_is_not_supported_is_refused, granite),
+        cmocka_unit_test_setup(layers_of_one_branch_are_by_letter_or_by_name, nemotron),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
