@@ -61,6 +61,10 @@ CASES = {
     "granite4": ("GraniteMoeHybridForCausalLM", dict(MAMBA, num_local_experts=0, num_experts_per_tok=0, intermediate_size=8)),
     "granite4_moe": ("GraniteMoeHybridForCausalLM", dict(MAMBA, mamba_n_groups=2, num_hidden_layers=2, layer_types=["linear_attention",
                      "full_attention"], num_local_experts=7, num_experts_per_tok=3, intermediate_size=24)),
+    # a layer is one branch: Mamba 2, attention without positions, or an MLP without a gate
+    "nemotron_h": ("NemotronHForCausalLM", dict(hybrid_override_pattern="M-*M", num_hidden_layers=4, mamba_num_heads=10, n_groups=1,
+                   ssm_state_size=16, mamba_head_dim=8, conv_kernel=4, time_step_min=0.4, layer_norm_epsilon=1e-5, head_dim=16,
+                   mlp_hidden_act="relu2", intermediate_size=56)),
     "gpt_oss": ("GptOssForCausalLM", dict(head_dim=16, num_local_experts=8, num_experts_per_tok=2, intermediate_size=24,
                 sliding_window=9, layer_types=["sliding_attention", "full_attention"], rope_scaling=YARN,
                 attention_bias=True, swiglu_limit=0.6)),
@@ -286,7 +290,7 @@ def make(family, samples):
     double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
     routed, routed32 = record_routers(double, samples), record_routers(model, samples)
     assert routed == routed32, "a choice depends on rounding: take another seed"
-    with double_throughout(any(hasattr(hf, k) for k in ("linear_num_key_heads", "mamba_n_heads"))):
+    with double_throughout(any(hasattr(hf, k) for k in ("linear_num_key_heads", "mamba_n_heads", "mamba_num_heads"))):
         losses, norms = train_torch(double, samples, "f64")
     l32, n32 = train_torch(model, samples, "f32")
     l16, _ = train_torch(bf16, samples, "bf16")

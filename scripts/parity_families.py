@@ -40,7 +40,7 @@ DENSE = {
     "granitemoehybrid": lambda r, n: dict(attention_bias=some(r), embedding_multiplier=r.choice([1.0, 6.0]),
                                           residual_multiplier=r.choice([1.0, 0.22]), attention_multiplier=r.choice([0.05, 0.3]),
                                           logits_scaling=r.choice([1.0, 3.0]), position_embedding_type=r.choice([None, "nope", "rope"]),
-                                          layer_types=[r.choice(["attention", FULL, "mamba", "linear_attention"]) for _ in range(n)],
+                                          layer_types=[r.choice(["attention", FULL, "mamba", "linear_attention"]) for _ in range(n - 1)] + [FULL],
                                           shared_intermediate_size=r.choice([24, 40]), mamba_d_head=r.choice([8, 16]), mamba_d_conv=r.choice([2, 4]),
                                           mamba_n_groups=r.choice([1, 2]), mamba_d_state=r.choice([8, 16]), mamba_conv_bias=some(r, 0.7)),
     "phi3": lambda r, n: dict(sliding_window=r.choice([None, 9])),
