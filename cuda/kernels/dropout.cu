@@ -5,6 +5,7 @@
  * `add` 3 s.
  */
 #include "launch.cuh"
+#include "philox.cuh"
 #include "scalar.cuh"
 
 /* Words of the key and counter that do not change from element to element, and below what a word drops. */
@@ -14,28 +15,12 @@ struct keys {
     float scale;
 };
 
-static __device__ __forceinline__ uint4 philox(const keys &s, uint32_t c0, uint32_t c1)
-{
-    uint32_t k0 = s.k0, k1 = s.k1, c2 = s.c2, c3 = s.c3;
-    MT_UNROLL(10)
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * c0, p1 = static_cast<uint64_t>(0xCD9E8D57u) * c2;
-        c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
-        c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
-        c1 = static_cast<uint32_t>(p1);
-        c3 = static_cast<uint32_t>(p0);
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return make_uint4(c0, c1, c2, c3);
-}
-
 /* x[k] = mask x / (1 - p) for columns [column, column + N) of the row; N is 1 or a multiple of 4, as `column` then. */
 template <int N> static __device__ __forceinline__ void drop(const keys &s, uint32_t row, size_t column, float (&x)[N])
 {
     constexpr int STEP = N < 4 ? N : 4;
     for (int i = 0; i < N; i += STEP) {
-        uint4 r = philox(s, static_cast<uint32_t>((column + i) / 4), row);
+        uint4 r = philox(s.k0, s.k1, make_uint4(static_cast<uint32_t>((column + i) / 4), row, s.c2, s.c3));
         for (int k = 0; k < STEP; k++) {
             size_t which = N == 1 ? column % 4 : k;
             uint32_t word = which == 0 ? r.x : which == 1 ? r.y : which == 2 ? r.z : r.w;

@@ -2,7 +2,9 @@
 #ifndef MT_DEVICE_OPS_DIRECT_H
 #define MT_DEVICE_OPS_DIRECT_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/dtype.h"
 #include "base/mem.h"
@@ -89,10 +91,52 @@ struct mt_widen {
     float *y;
 };
 
+/**
+ * A random matrix: x[i] = scale or -scale, by bit i % 32 of word i / 32 % 4 of Philox block i / 128. Projections by
+ * signs keep lengths as those by normal numbers do (Achlioptas 2003), and every device makes the same ones.
+ */
+struct mt_signs {
+    size_t n;
+    float scale;
+    uint64_t seed, stream;
+    float *x; /* [n] */
+};
+
+/**
+ * APOLLO (Zhu et al. 2024, algorithm 1) as apollo-torch has it, from the gradient's projection `low`: of each channel,
+ * which is a row of a tall matrix or a column of a wide one, or of all together,
+ *     m = beta1 m + (1 - beta1) low, v = beta2 v + (1 - beta2) low low, u = m / (sqrt(v) + eps),
+ *     s = |u| / (|low| + 1e-8), d = g s, n = |d|, f = max(n / (norm + 1e-8), growth) / growth, norm = n / f,
+ * and g := scale d / f.
+ * f is 1 if growth or the old norm is 0: a gradient that was 0 once sets no limit.
+ */
+struct mt_apollo {
+    size_t rows, cols, rank;
+    bool by_tensor; /* s of all channels together */
+    float beta1, beta2, eps, growth, scale;
+    float *g;         /* [rows, cols] gradient, then direction */
+    const float *low; /* [channels, rank], channels = max(rows, cols) */
+    float *m, *v;     /* [channels, rank] */
+    float *norm;      /* [1] */
+    float *workspace; /* mt_apollo_workspace() numbers */
+};
+
+/** Its parts: two sums of each channel, of which the first becomes s; a sum of each row; scale / f, 0: not finite. */
+static inline size_t mt_apollo_channels(const struct mt_apollo *a)
+{
+    return MT_MAX(a->rows, a->cols);
+}
+static inline size_t mt_apollo_workspace(size_t rows, size_t cols)
+{
+    return 2 * MT_MAX(rows, cols) + rows + 1;
+}
+
 /** Their rows of the table. */
 #define MT_DEVICE_OPS_DIRECT(X)                                                                    \
     X(ADAFACTOR, adafactor, struct mt_adafactor)                                                   \
     X(MUON, muon, struct mt_muon)                                                                  \
-    X(WIDEN, widen, struct mt_widen)
+    X(WIDEN, widen, struct mt_widen)                                                               \
+    X(SIGNS, signs, struct mt_signs)                                                               \
+    X(APOLLO, apollo, struct mt_apollo)
 
 #endif

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/philox.h"
 #include "harness.h"
 #include "optim/optimizer.h"
 
@@ -274,6 +275,93 @@ static void muons_direction_is_its_formulas(struct harness *h)
     }
 }
 
+static void signs_are_those_of_their_bits(struct harness *h)
+{
+    enum { N = 20011 };
+    double *want = scratch(h, N);
+    struct dbuf *x = buf_nan(h, MT_F32, N);
+    const uint64_t seed = UINT64_C(0x123456789abcdef0), stream = UINT64_C(0xA700000001000007);
+    RUN(h, mt_op_signs, &(struct mt_signs){.n = N, .scale = 0.25f, .seed = seed, .stream = stream, .x = x->p});
+    for (size_t i = 0; i < N; i++)
+        want[i] = mt_philox(seed, stream, i / 128).v[i / 32 % 4] >> i % 32 & 1 ? -0.25 : 0.25;
+    expect_close(h, "signs", buf_get(h, x), want, N, 0);
+}
+
+struct projected {
+    size_t rows, cols, rank;
+    bool by_tensor;
+    double *g, *low, *m, *v, *s, norm, growth;
+};
+
+/* Zhu et al. 2024, algorithm 1 with the limiter of apollo-torch: g becomes the direction, of scale 1. */
+static void apollo(struct projected *p)
+{
+    size_t channels = MT_MAX(p->rows, p->cols), n = p->rows * p->cols;
+    double all_low = 0, all_u = 0, norm = 0;
+    for (size_t c = 0; c < channels; c++) {
+        double low = 0, u = 0;
+        for (size_t i = c * p->rank; i < (c + 1) * p->rank; i++) {
+            p->m[i] = 0.9 * p->m[i] + 0.1 * p->low[i];
+            p->v[i] = 0.99 * p->v[i] + 0.01 * p->low[i] * p->low[i];
+            low += p->low[i] * p->low[i];
+            u += pow(p->m[i] / (sqrt(p->v[i]) + 1e-6), 2);
+        }
+        p->s[c] = sqrt(u) / (sqrt(low) + 1e-8);
+        all_low += low;
+        all_u += u;
+    }
+    for (size_t i = 0; i < n; i++) {
+        double of_channel = p->s[p->rows >= p->cols ? i / p->cols : i % p->cols];
+        p->g[i] *= p->by_tensor ? sqrt(all_u) / (sqrt(all_low) + 1e-8) : of_channel;
+        norm += p->g[i] * p->g[i];
+    }
+    double f = p->growth && p->norm ? fmax(sqrt(norm) / (p->norm + 1e-8), p->growth) / p->growth : 1;
+    for (size_t i = 0; i < n; i++)
+        p->g[i] /= f;
+    p->norm = sqrt(norm) / f;
+}
+
+/* Updates whose gradients are 0, grow, and are once not finite. */
+static void apollo_case(struct harness *h, size_t rows, size_t cols, size_t rank, bool by_tensor, double growth)
+{
+    static const double sizes[] = {0, 1e-3, 4e-3, NAN, 1e-3};
+    size_t n = rows * cols, low = MT_MAX(rows, cols) * rank;
+    struct projected p = {.rows = rows, .cols = cols, .rank = rank, .by_tensor = by_tensor, .growth = growth,
+                          .m = scratch(h, low), .v = scratch(h, low), .s = scratch(h, MT_MAX(rows, cols))};
+    struct dbuf *m = buf_values(h, MT_F32, low, p.m), *v = buf_values(h, MT_F32, low, p.v);
+    struct dbuf *norm = buf_values(h, MT_F32, 1, &p.norm);
+    for (size_t t = 0; t < MT_ARRAY_LEN(sizes); t++) {
+        bool finite = isfinite(sizes[t]);
+        buf_random(h, MT_F32, n, finite ? sizes[t] : 1, &p.g);
+        buf_random(h, MT_F32, low, finite ? sizes[t] : 1, &p.low);
+        if (!finite)
+            p.g[n / 2] = INFINITY;
+        struct dbuf *g = buf_values(h, MT_F32, n, p.g), *projected = buf_values(h, MT_F32, low, p.low);
+        struct mt_apollo a = {.rows = rows, .cols = cols, .rank = rank, .by_tensor = by_tensor, .beta1 = 0.9f, .beta2 = 0.99f,
+                              .eps = 1e-6f, .growth = (float)growth, .scale = 1, .g = g->p, .low = projected->p, .m = m->p,
+                              .v = v->p, .norm = norm->p,
+                              .workspace = workspace(h, mt_apollo_workspace(rows, cols) * sizeof(float))};
+        RUN(h, mt_op_apollo, &a);
+        if (finite)
+            apollo(&p);
+        else
+            memset(p.g, 0, n * sizeof(*p.g));
+        expect_close(h, "direction", buf_get(h, g), p.g, n, 5e-6);
+        expect_close(h, "first moments", buf_get(h, m), p.m, low, 1e-6);
+        expect_close(h, "second moments", buf_get(h, v), p.v, low, 1e-6);
+        expect_close(h, "norm", buf_get(h, norm), &p.norm, 1, 2e-6);
+    }
+}
+
+static void apollos_direction_is_its_formulas(struct harness *h)
+{
+    apollo_case(h, 24, 65, 5, false, 1.01);
+    apollo_case(h, 96, 40, 8, false, 1.01);
+    apollo_case(h, 33, 33, 1, true, 1.01);
+    apollo_case(h, 9, 2100, 3, true, 0);
+    apollo_case(h, 1, 8, 1, false, 1.01);
+}
+
 static void numbers_are_widened_and_scaled(struct harness *h)
 {
     enum { N = 20011 };
@@ -303,6 +391,8 @@ const struct device_test direct_tests[] = {
     {"adafactor_keeps_a_column_whose_sum_overflows", adafactor_keeps_a_column_whose_sum_overflows},
     {"muons_momentum_is_its_formula", muons_momentum_is_its_formula},
     {"muons_direction_is_its_formulas", muons_direction_is_its_formulas},
+    {"signs_are_those_of_their_bits", signs_are_those_of_their_bits},
+    {"apollos_direction_is_its_formulas", apollos_direction_is_its_formulas},
     {"numbers_are_widened_and_scaled", numbers_are_widened_and_scaled},
     {"gradient_sums_and_casts_are_made_alone", sums_and_casts_are_made_alone},
     {NULL, NULL},
