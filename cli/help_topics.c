@@ -215,10 +215,13 @@ static void print_updates(int roff)
         "memory.update = backward it is AdaLOMO. Its steps are relative to the size of the weights, and it needs train.grad_clip = 0; the device then also "
         "loads the embedding and the moments in backward. muon makes orthogonal steps of the matrices of layers (optimizer.matrices), "
         "with a momentum that goes to the device and back each step, and has AdamW for all else; it is for pre-training, and for models that were "
-        "trained with it, and its momentum has to fit host memory. With both, an interruption waits for the end of a step in either order.",
+        "trained with it, and its momentum has to fit host memory. apollo multiplies gradients of matrices by factors that Adam gives a random projection of "
+        "them to optimizer.rank dimensions: moments of 8 rank bytes a row or column; with rank = 1, by_tensor = 1 and direction_scale = 128 it is APOLLO-Mini, nearly "
+        "without states. With these, an interruption waits for the end of a step in either order.",
         "Not built, since the above hides the same time exactly: updates delayed by a step (ZeRO-Offload) and weights "
         "predicted for them (SpecTrain), which train with old weights; sampled activations (WTA-CRS), since activations are made again or "
-        "offloaded and their memory is not what is short; sparse streaming (Top-KAST), which gains only where products are sparse.",
+        "offloaded and their memory is not what is short; sparse streaming (Top-KAST), which gains only where products are sparse. Nor GaLore, since APOLLO "
+        "projects at random where GaLore needs singular vectors; nor zeroth order (MeZO), since adapters on a streamed base need as few bytes, and have gradients.",
         NULL};
     print_paragraphs(text, roff);
 }
@@ -247,7 +250,7 @@ static void print_hosts(int roff)
         "Under the launcher, megatrain doctor says what the hosts have and what does not fit, and megatrain probe net measures their "
         "network for plan --hosts. megatrain help --man=cluster is a manual page with examples, and says when several hosts do not pay.",
         "Of one host yet: what is on drives or read in place from files, memory.update = backward, train.blocks, train.router_aux_loss, "
-        "several configurations at once, adafactor and muon, and objectives with a teacher. Each is refused by name.",
+        "several configurations at once, adafactor, muon and apollo, and objectives with a teacher. Each is refused by name.",
         NULL};
     print_paragraphs(text, roff);
 }

@@ -34,6 +34,8 @@ static const struct variant variants[] = {
     {"sgd -/bf16", "sgd", "f32", "bf16", "another optimizer; " ROUNDS_BF16},
     {"adafactor/f32", "adafactor", "f32", "f32", "another optimizer; moments of rows and columns"},
     {"adafactor/bf16", "adafactor", "f32", "bf16", "another optimizer; " ROUNDS_BF16},
+    {"apollo/f32", "apollo", "f32", "f32", "another optimizer; moments of a projection to 256 dimensions"},
+    {"apollo/bf16", "apollo", "f32", "bf16", "another optimizer; " ROUNDS_BF16},
     {"muon bf16/f32", "muon", "bf16", "f32", "another optimizer; momentum of 8 bits of mantissa"},
 };
 enum { N_ORDERS = 2 };
@@ -150,7 +152,7 @@ static void print_notes(void)
             printf("  %-16s %s\n", variants[i].title, variants[i].lost);
     printf("backward: --set memory.update=backward, and train.clip=unit, which clips each layer\n"
            "by itself, or train.grad_clip=0; the same bits as forward with that clipping.\n"
-           "adafactor and muon have train.grad_clip=0 in either order.\n");
+           "adafactor, muon and apollo have train.grad_clip=0 in either order.\n");
 }
 
 static void add_json(cJSON *all, const struct row *r)

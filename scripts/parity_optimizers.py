@@ -1,19 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes tests/parity/optimizers: twenty steps of models of tests/parity with optimizers other than AdamW, in double.
-Run by hand; the tests need no torch. lion-pytorch has to be installed beside what scripts/setup --parity installs.
+Run by hand; the tests need no torch. lion-pytorch and apollo-torch have to be installed beside what scripts/setup --parity
+installs.
     .venv-parity/bin/python scripts/parity_optimizers.py [MODEL]... [CASE]...
 """
 import importlib.metadata
 import json
+import math
 import os
 import sys
+from unittest.mock import MagicMock
 
+import numpy
 import torch
 import transformers
 from lion_pytorch import Lion
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.optimization import Adafactor
+
+for name in "bitsandbytes", "bitsandbytes.optim", "bitsandbytes.optim.optimizer", "bitsandbytes.functional": # of its 8-bit optimizers alone
+    sys.modules.setdefault(name, MagicMock(Optimizer2State=torch.optim.Optimizer))
+import apollo_torch
+import apollo_torch.random_projector
 
 from parity import ROWS, STEPS, release_state, train_torch
 
@@ -107,6 +116,80 @@ def muon(groups):
     return OfFiles(groups, lambda g: MuonOrAdamW(g, rest))
 
 
+def philox(seed, stream, n):
+    """The words of blocks [0, n) of Philox4x32-10 (Salmon et al. 2011)."""
+    c = [numpy.arange(n, dtype=numpy.uint64), numpy.zeros(n, numpy.uint64),
+         numpy.full(n, stream & 0xffffffff, numpy.uint64), numpy.full(n, stream >> 32, numpy.uint64)]
+    k, low = [seed & 0xffffffff, seed >> 32], numpy.uint64(0xffffffff)
+    for _ in range(10):
+        p0, p1 = c[0] * numpy.uint64(0xD2511F53), c[2] * numpy.uint64(0xCD9E8D57)
+        c = [(p1 >> numpy.uint64(32)) ^ c[1] ^ numpy.uint64(k[0]), p1 & low, (p0 >> numpy.uint64(32)) ^ c[3] ^ numpy.uint64(k[1]),
+             p0 & low]
+        k = [(k[0] + 0x9E3779B9) & 0xffffffff, (k[1] + 0xBB67AE85) & 0xffffffff]
+    return numpy.stack(c, 1).reshape(-1)
+
+
+def signs(shape, seed, **_):
+    """In place of apollo_torch's normal numbers: `seed` is (number of the tensor, how often it was drawn before)."""
+    number, drawn = seed
+    n = math.prod(shape)
+    words = philox(SEED, 0xA7 << 56 | drawn << 24 | number, (n + 127) // 128)
+    bits = numpy.unpackbits(words.astype("<u4").view(numpy.uint8), bitorder="little")[:n]
+    return torch.from_numpy(1.0 - 2.0 * bits).reshape(shape)
+
+
+class ApolloOrAdamW(torch.optim.Optimizer):
+    """apollo_torch's, which is AdamW for what has no rank, after weights have decayed. A gradient that was 0 sets no limit: it
+    would make all later steps of an expert without rows nearly 0."""
+
+    def __init__(self, groups, rest, keys):
+        super().__init__(groups, {"lr": 0.0})
+        apollo_torch.random_projector.stable_randn = signs
+        apollo_torch.random_projector.next_seed = lambda seed: (seed[0], seed[1] + 1)
+        projected = {"rank": int(keys["rank"]), "update_proj_gap": keys["projection_gap"], "scale": keys.get("direction_scale", 1),
+                     "scale_type": "tensor" if keys.get("by_tensor") else "channel", "proj": "random", "proj_type": "std"}
+        self.inner = []
+        for g in groups:
+            matrices = [p for p in g["params"] if p.dim() == 2 and min(p.shape) >= 8 and p.data_ptr() not in rest]
+            others = [p for p in g["params"] if not any(p is m for m in matrices)]
+            inner = apollo_torch.APOLLOAdamW([{"params": ps, **more} for ps, more in ((matrices, projected), (others, {})) if ps],
+                                             lr=0.0, weight_decay=0.0)
+            for p in matrices:
+                inner.state[p]["seed"] = (numbers[p.detach().float().numpy().tobytes()], 0)
+            self.inner.append(inner)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for g, inner in zip(self.param_groups, self.inner):
+            for p in g["params"]:
+                p.mul_(1 - g["lr"] * g["weight_decay"])
+            for of in inner.param_groups:
+                of["lr"] = g["lr"]
+            inner.step()
+            for state in inner.state.values():
+                if "scaled_grad" in state and not state["scaled_grad"]:
+                    del state["scaled_grad"]
+
+
+def apollo(keys):
+    return lambda groups: OfFiles(groups, lambda g: ApolloOrAdamW(g, rest, keys))
+
+
+def numbers_of(model):
+    """The number of each tensor of the model's file, by its bytes: its place in the program's layout."""
+    weights = load_file(os.path.join(ROOT, model, "model.safetensors"))
+    glu = [f"{p}_proj.weight" for p in ("gate", "up", "down")]
+    ends = ["input_layernorm.weight", *(f"self_attn.{p}_proj.{w}" for w in ("weight", "bias") for p in "qkv"),
+            "self_attn.o_proj.weight", "post_attention_layernorm.weight", "mlp.gate.weight",
+            *(f"mlp.shared_expert.{p}" for p in glu), "mlp.shared_expert_gate.weight", *(f"mlp.{p}" for p in glu),
+            *(f"mlp.experts.{e}.{p}" for e in range(64) for p in glu)]
+    names = ["model.embed_tokens.weight", *(f"model.layers.{i}.{end}" for i in range(8) for end in ends)]
+    return {weights[n].float().numpy().tobytes(): i for i, n in enumerate(n for n in names if n in weights)}
+
+
+SEED = 42
+APOLLO = {"type": "apollo", "rank": 8, "projection_gap": 7}
+MINI = {"type": "apollo", "rank": 1, "projection_gap": 100, "direction_scale": 16, "by_tensor": 1}
 # the keys of [optimizer], the learning rate, and the same in torch
 CASES = {
     "lion": ({"type": "lion", "beta1": 0.9, "beta2": 0.99}, 2e-4, lambda groups: Lion(groups, lr=1e-3, betas=(0.9, 0.99))),
@@ -114,6 +197,8 @@ CASES = {
     "sgd": ({"type": "sgd"}, 0.1, lambda groups: DecoupledSGD(groups, lr=1e-3)),
     "adafactor": ({"type": "adafactor"}, 0.02, adafactor),
     "muon": ({"type": "muon"}, 2e-3, muon),
+    "apollo": (APOLLO, 5e-3, apollo(APOLLO)),
+    "apollo_mini": (MINI, 5e-3, apollo(MINI)),
 }
 
 torch.set_num_threads(1)
@@ -129,12 +214,14 @@ for name in set(wanted) & {"qwen2", "qwen2_moe"} or ("qwen2", "qwen2_moe"):
         hidden = model.config.hidden_size
         rest = {p.data_ptr() for n, p in model.named_parameters()
                 if "embed" in n or "lm_head" in n or n.endswith("mlp.gate.weight")}
+        numbers = numbers_of(name) if keys["type"] == "apollo" else {}
         losses, norms = train_torch(model, samples, "f64", optimizer=optimizer, lr=lr, clip=clip)
         keys = {**keys, **({} if clip == 0.5 else {"grad_clip": 0})}
         to = os.path.join(ROOT, "optimizers", f"{name}-{case}")
         save_file({k: p.float().contiguous() for k, p in release_state(model).items()}, to + ".safetensors")
         expected = {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}, "
-                    f"lion-pytorch {importlib.metadata.version('lion-pytorch')}", "steps": STEPS, "rows": ROWS,
+                    f"lion-pytorch {importlib.metadata.version('lion-pytorch')}, "
+                    f"apollo-torch {importlib.metadata.version('apollo-torch')}", "steps": STEPS, "rows": ROWS,
                     "learning_rate": lr, "optimizer": keys, "losses": losses, "norms": norms}
         with open(to + ".json", "w") as f:
             f.write(json.dumps(expected, indent=1) + "\n")

@@ -56,7 +56,7 @@ bool mt_tensor_has_direction(const struct mt_layout *l, const struct mt_tensor *
 static struct mt_direction direction_of(const struct mt_tensor *t, enum mt_dtype dtype)
 {
     struct mt_state_shape s = mt_tensor_state_shape(t);
-    return (struct mt_direction){.rows = s.rows, .cols = s.cols, .dtype = dtype};
+    return (struct mt_direction){.rows = s.rows, .cols = s.cols, .rank = s.rank, .dtype = dtype};
 }
 
 size_t mt_direct_scratch_bytes(const struct mt_model_params *p)
@@ -83,6 +83,8 @@ int mt_model_direct_tensor(mt_model *m, size_t tensor, const struct mt_model_dir
     d.w = mt_elem(m, a->w, t->first);
     d.keys = m->p.optimizer_keys;
     d.t = MT_MAX(of->update, (uint64_t)1);
+    d.seed = of->seed;
+    d.tensor = t->number;
     d.scratch = m->direct;
     int rc = mt_op_grad_cast(m->dev,
                              &(struct mt_grad_cast){

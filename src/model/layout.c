@@ -82,6 +82,7 @@ static void add_tensor(struct mt_layout_builder *b, const struct mt_layout_place
     mt_stored_name(t, b->l, at->part->layer, tensor->usual);
     t->decay = decays(b, t->usual); /* as transformers' names have it */
     t->matrix = mt_layout_is_matrix(b, at, t);
+    t->rank = b->p->rank;
     b->u->n_params += t->n;
     mt_layout_set_trainable(b, t, !tensor->constant && !frozen(b, t->name, at->part->layer));
     t->saved_along = tensor->constant && mt_layout_has_adapters(b) && trained_also(b, t->name, true);

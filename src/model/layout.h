@@ -62,6 +62,7 @@ struct mt_tensor {
     bool saved_along; /* a constant of a module that adapter.train_also names: PEFT's files have it beside what is trained */
     bool decay;       /* weight decay applies */
     bool matrix;      /* for optimizers of matrices (mt_layout_params.matrices) */
+    size_t rank;      /* mt_layout_params.rank */
     float start;      /* random weights: of a vector, all elements */
     float log_to;           /* mt_param_tensor.log_to */
     const struct mt_adapter *adapter; /* that it belongs to; NULL: it is of the model's files */
@@ -258,6 +259,7 @@ struct mt_layout_params {
     const char *const *matrices; /* [n_matrices] globs of the names of tensors for optimizers of matrices; borrowed.
                                   0: the matrices of layers but for routers, with sides of 8 or more */
     size_t n_matrices;
+    size_t rank;               /* of projected matrices: the optimizer's key `rank`; 0: it has none */
     bool by_blocks;            /* [first_layer, end_layer) are trained, one of train.blocks, and what `always` has */
     int first_layer, end_layer;
     const char *const *always; /* [n_always] globs; borrowed */

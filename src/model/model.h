@@ -86,7 +86,7 @@ struct mt_model_learner {
      * gradients it gives; each once in a row, -1: none. NULL: no learner has such tokens. */
     void (*choose)(void *ctx, size_t mb, int32_t *ids);
     uint64_t step;    /* number of its step since the beginning, for dropout */
-    uint64_t seed;    /* of its adapters' dropout */
+    uint64_t seed;    /* of its adapters' dropout, and of projections */
     uint64_t update;  /* with the step's gradient: its number since its states were new */
 };
 

@@ -139,7 +139,7 @@ struct mt_state_shape mt_tensor_state_shape(const struct mt_tensor *t)
 {
     size_t cols = t->n_dims > 1 ? (size_t)t->shape[1] : 1;
     return (struct mt_state_shape){.n_dims = t->n_dims, .matrix = t->matrix, .rows = t->n / cols, .cols = cols,
-                                   .n = t->n};
+                                   .n = t->n, .rank = t->rank};
 }
 
 static size_t state_bytes(const struct mt_tensor *t, size_t (*bytes)(const struct mt_state_shape *))

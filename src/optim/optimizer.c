@@ -12,7 +12,8 @@
     X(lion) \
     X(sgd) \
     X(adafactor) \
-    X(muon)
+    X(muon) \
+    X(apollo)
 
 #define DECLARE(type) extern const struct mt_optimizer *const mt_optimizer_##type[];
 OPTIMIZERS(DECLARE)
@@ -33,10 +34,14 @@ const struct mt_optimizer *mt_optimizer_at(size_t k)
     return NULL;
 }
 
-static bool first_key_is_zero(const struct mt_optimizer *o, const double *slots)
+double mt_optimizer_key(const struct mt_optimizer *o, const double slots[MT_OPTIMIZER_SLOTS], const char *name)
 {
-    double value = slots ? slots[mt_optimizer_slot_of(o->keys[0].key.name)] : MT_AUTO;
-    return (value == MT_AUTO ? o->keys[0].def : value) == 0;
+    for (int i = 0; o && i < o->n_keys; i++)
+        if (!strcmp(o->keys[i].key.name, name)) {
+            double value = slots ? slots[mt_optimizer_slot_of(name)] : MT_AUTO;
+            return value == MT_AUTO ? o->keys[i].def : value;
+        }
+    return 0;
 }
 
 const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_state_type state_type,
@@ -45,7 +50,7 @@ const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_state_typ
     const struct mt_optimizer *o;
     for (size_t i = 0; (o = mt_optimizer_at(i)); i++)
         if (!strcmp(o->type, type) && o->state_type == state_type)
-            return o->if_zero && first_key_is_zero(o, slots) ? o->if_zero : o;
+            return o->if_zero && !mt_optimizer_key(o, slots, o->keys[0].key.name) ? o->if_zero : o;
     return NULL;
 }
 

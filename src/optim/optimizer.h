@@ -62,6 +62,8 @@ struct mt_direction {
     void *state[MT_MAX_STATES]; /* those on the device; NULL: the tensor has no such state */
     const double *keys;   /* as in mt_update */
     uint64_t t;
+    uint64_t seed, tensor; /* as in mt_update, for random numbers */
+    size_t rank;          /* mt_state_shape.rank */
     void *scratch;        /* direct_scratch() bytes */
 };
 
@@ -148,6 +150,8 @@ size_t mt_optimizer_slot_of(const char *key);
 void mt_optimizer_defaults(size_t slot, struct mt_str *out);
 /** The default that a type has for a key; false: it has no such key. */
 bool mt_optimizer_default(const char *type, const char *key, double *def);
+/** The value of a key, or its default where it is MT_AUTO or slots is NULL; 0: the optimizer has none, or is NULL. */
+double mt_optimizer_key(const struct mt_optimizer *o, const double slots[MT_OPTIMIZER_SLOTS], const char *name);
 /** Replaces MT_AUTO by the optimizer's defaults. -EINVAL: a key is set that it does not have. */
 int mt_optimizer_resolve_keys(const struct mt_optimizer *o, double slots[MT_OPTIMIZER_SLOTS], struct mt_err *err);
 /** From slots to the optimizer's own order; the rest stays as it is. */

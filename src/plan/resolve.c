@@ -99,6 +99,7 @@ static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, c
         .optimizer = mt_optimizer_find(c->optimizer.type, c->numerics.state_type, c->numerics.optimizer_keys),
         .master = c->numerics.master,
     };
+    p.rank = (size_t)mt_optimizer_key(p.optimizer, c->numerics.optimizer_keys, "rank");
     if (blocks.n) {
         p.by_blocks = true;
         uint64_t block = o->resumed ? mt_blocks_at(&blocks, o->resumed->phase) : 0;

@@ -19,7 +19,7 @@
  *
  * A kind is an index into a table of descriptors: its properties are in its row, and its number means nothing.
  */
-enum { MT_MAX_STATES = 4 }; /* optimizer states of an element */
+enum { MT_MAX_STATES = 5 }; /* optimizer states of an element */
 enum mt_plane_kind {
     MT_PLANE_HI,        /* trained parameters: bf16, rounded from the FP32 master */
     MT_PLANE_LO,        /* the rest of the master */
@@ -54,6 +54,7 @@ struct mt_state_shape {
     int n_dims;
     bool matrix;          /* one of those that optimizers of matrices are for: optimizer.matrices */
     size_t rows, cols, n; /* of a vector: n rows */
+    size_t rank;          /* of an optimizer that projects matrices: its key `rank`; 0: it has none */
 };
 
 struct mt_plane_desc {

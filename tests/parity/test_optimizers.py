@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twenty steps with Lion, SGD and Adafactor against lion-pytorch, torch.optim.SGD and transformers, which ran in double
-(scripts/parity_optimizers.py), on a dense model and on a mixture.
+"""Twenty steps with Lion, SGD, Adafactor, Muon and APOLLO against lion-pytorch, torch, transformers and apollo-torch, which
+ran in double (scripts/parity_optimizers.py), on a dense model and on a mixture.
 
 Lion takes the sign of a sum: where that is nearly 0, two programs may differ by a whole step. So its weights are those of
 the reference but for a few; SGD's are as close as AdamW's."""
@@ -13,7 +13,7 @@ from test_parity import HERE, SLOW, at_most, floats, relative, train, weight_err
 from tiny import megatrain, read_safetensors
 
 
-LIMIT = {"adafactor": 1e-6, "muon": 2e-5}  # of relative L2 of a tensor
+LIMIT = {"adafactor": 1e-6, "muon": 2e-5, "apollo": 1e-5, "apollo_mini": 1e-5}  # of relative L2 of a tensor
 
 
 def share_that_differs(checkpoint, trained, limit):
@@ -54,6 +54,6 @@ def check(tmp, name, case):
 
 
 for name in "qwen2", "qwen2_moe":
-    for case in sys.argv[1:] or ("lion", "momentum", "sgd", "adafactor", "muon"):
+    for case in sys.argv[1:] or ("lion", "momentum", "sgd", "adafactor", "muon", "apollo", "apollo_mini"):
         with tempfile.TemporaryDirectory() as tmp:
             check(tmp, name, case)
