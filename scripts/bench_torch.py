@@ -7,8 +7,10 @@ clipping and accumulating as we do; bf16 is autocast over FP32 weights. Prints t
 rates of matrix products (6 N), and the median of the rounds' ratios; a bf16 figure means little on a CPU without
 AVX512_BF16 (printed). `moe` is a mixture of experts in f32, compared in each round with the faster of transformers' two
 implementations of experts. `lora` trains adapters of rank 16 on all linear layers of the frozen dense model, in f32,
-beside PEFT (4 N: the weights have no gradient). scripts/setup --parity makes the environment.
-    MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/bench_torch.py [f32] [bf16] [moe] [lora]
+beside PEFT (4 N: the weights have no gradient). `qwen3_5` has the gated delta rule in three of four layers, beside
+transformers' path in torch, and `deepseek` a mixture with latent attention, both in f32. scripts/setup --parity makes the
+environment.
+    MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/bench_torch.py [f32|bf16|moe|lora|qwen3_5|deepseek]... [--turns N]
 """
 import json
 import os
@@ -34,16 +36,46 @@ FLOP = 6 * (SHAPE["num_hidden_layers"] * LAYER + HEAD) * SEQ * ROWS  # of the ma
 EXPERTS, CHOSEN, WIDTH = 16, 4, 512
 MIXTURE = dict(num_experts=EXPERTS, num_experts_per_tok=CHOSEN, moe_intermediate_size=WIDTH, num_hidden_layers=6)
 MIXTURE_LAYER = SHAPE["hidden_size"] * (2 * HEADS + 3 * CHOSEN * WIDTH + EXPERTS)
+#: the same hidden size, with the delta rule; and with latents
+DELTA = dict(linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=64, linear_value_head_dim=64, linear_conv_kernel_dim=4,
+             full_attention_interval=4, num_hidden_layers=8)
+LATENT = dict(num_key_value_heads=8, head_dim=None, q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64,
+              n_routed_experts=EXPERTS, num_experts_per_tok=CHOSEN, moe_intermediate_size=WIDTH, n_shared_experts=1, first_k_dense_replace=1,
+              n_group=1, topk_group=1, routed_scaling_factor=1.0, norm_topk_prob=True, num_hidden_layers=6)
+MODELS = {"moe": ("qwen3_moe", MIXTURE), "qwen3_5": ("qwen3_5_text", DELTA), "deepseek": ("deepseek_v3", LATENT)}
 #: how transformers runs experts; None: it has none
-WAYS = {"f32": [None], "bf16": [None], "moe": ["grouped_mm", "eager"], "lora": [None]}
+WAYS = {"f32": [None], "bf16": [None], "moe": ["grouped_mm", "eager"], "lora": [None], "qwen3_5": [None],
+        "deepseek": ["grouped_mm", "eager"]}
 RANK = 16
-TARGETS = {"f32": "1.5, at least 1.3", "bf16": "1.5, at least 1.3", "moe": "1.3", "lora": "at least 1.3 with AVX-512, 1.1 with AVX2"}
+TARGETS = {"f32": "1.5, at least 1.3", "bf16": "1.5, at least 1.3", "moe": "1.3", "lora": "at least 1.3 with AVX-512, 1.1 with AVX2",
+           "qwen3_5": "1.5", "deepseek": "1.2"}
+
+
+def delta_layers():
+    """Parameters in the matrices of the decoder with the delta rule."""
+    h, k, v = SHAPE["hidden_size"], DELTA["linear_num_key_heads"] * DELTA["linear_key_head_dim"], \
+        DELTA["linear_num_value_heads"] * DELTA["linear_value_head_dim"]
+    mlp, n = 3 * h * SHAPE["intermediate_size"], DELTA["num_hidden_layers"]
+    delta = h * (2 * k + 3 * v + 2 * DELTA["linear_num_value_heads"])
+    full = h * (2 * HEADS + SHAPE["head_dim"] * SHAPE["num_attention_heads"])  # with gates
+    return n * mlp + n * 3 // 4 * delta + n // 4 * full
+
+
+def latent_layers():
+    """Parameters in the matrices of the mixture with latents that a token uses."""
+    c, h, heads = LATENT, SHAPE["hidden_size"], SHAPE["num_attention_heads"]
+    nope, rope, v = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    mla = h * (c["q_lora_rank"] + c["kv_lora_rank"] + rope) + heads * ((nope + rope) * c["q_lora_rank"] + (nope + v) * c["kv_lora_rank"] + v * h)
+    sparse = 3 * h * WIDTH * (CHOSEN + 1) + h * EXPERTS
+    return c["num_hidden_layers"] * mla + (c["num_hidden_layers"] - 1) * sparse + 3 * h * SHAPE["intermediate_size"]
 
 
 def flop(what):
     """Operations of a step in the matrices that a token uses."""
     if what == "lora":
         return FLOP * 4 // 6
+    if what in ("qwen3_5", "deepseek"):
+        return 6 * ((delta_layers() if what == "qwen3_5" else latent_layers()) + HEAD) * SEQ * ROWS
     if what != "moe":
         return FLOP
     return 6 * (MIXTURE["num_hidden_layers"] * MIXTURE_LAYER + HEAD) * SEQ * ROWS
@@ -131,13 +163,18 @@ def theirs(path, data, what, experts):
 def main():
     if sys.argv[1:2] == ["--theirs"]:
         return theirs(*sys.argv[2:6])
+    cases = sys.argv[1:]
+    if "--turns" in cases:
+        globals()["TURNS"] = int(cases.pop(cases.index("--turns") + 1))
+        cases.remove("--turns")
     flags = next((l for l in open("/proc/cpuinfo") if l.startswith("flags")), "")
     print(f"load average {os.getloadavg()[0]:.2f}, {CORES} threads each, AVX512_BF16: "
           f"{'yes' if 'avx512_bf16' in flags else 'no'}", flush=True)
     with tempfile.TemporaryDirectory() as tmp:
         data = write_rows(os.path.join(tmp, "rows.jsonl"))
-        for what in sys.argv[1:] or ["f32", "bf16"]:
-            cfg = config("qwen3_moe", **{**SHAPE, **MIXTURE}) if what == "moe" else config("qwen3", **SHAPE)
+        for what in cases or ["f32", "bf16"]:
+            family, over = MODELS.get(what, ("qwen3", {}))
+            cfg = {k: v for k, v in config(family, **{**SHAPE, **over}).items() if v is not None}
             compare(tmp, write_model(os.path.join(tmp, "model-" + what), cfg), data, what)
 
 
