@@ -13,46 +13,7 @@
 
 #include "base/fs.h"
 #include "base/mem.h"
-#include "hf/hf_config.h"
-
-static struct mt_hf_config cfg;
-
-static const struct mt_layer_spec *layer(int64_t i)
-{
-    return mt_layer_of(&cfg, i);
-}
-
-#define SHAPE                                                                                      \
-    "\"hidden_size\": 64, \"intermediate_size\": 176, \"num_hidden_layers\": 4, "                  \
-    "\"num_attention_heads\": 4, \"vocab_size\": 300"
-#define LLAMA "\"architectures\": [\"LlamaForCausalLM\"], " SHAPE
-
-static int parse(const char *keys, struct mt_err *err)
-{
-    char text[4096];
-    int n = snprintf(text, sizeof(text), "{%s}", keys);
-    assert_true(n > 0 && (size_t)n < sizeof(text));
-    return mt_hf_config_parse(&cfg, text, (size_t)n, "config.json", err);
-}
-
-static void take(const char *keys)
-{
-    struct mt_err err = {0};
-    if (parse(keys, &err))
-        fail_msg("%s: %s", keys, err.msg);
-}
-
-static void refuse(const char *keys, const char *word)
-{
-    struct mt_err err = {0};
-    cfg.vocab = -7;
-    if (!parse(keys, &err))
-        fail_msg("accepted: %s", keys);
-    assert_int_equal(err.kind, MT_ERR_INPUT);
-    assert_int_equal(cfg.vocab, -7); /* written only on success */
-    if (!strstr(err.msg, word))
-        fail_msg("%s: \"%s\" does not say \"%s\"", keys, err.msg, word);
-}
+#include "texts.h"
 
 static void families_have_their_own_defaults(void **state)
 {
@@ -461,80 +422,6 @@ static void stop_tokens_are_a_set_of_both_files(void **state)
     assert_string_equal(cfg.torch_dtype, "bfloat16");
 }
 
-static void what_is_not_built_is_refused_by_name(void **state)
-{
-    (void)state;
-    static const char *const keys[] = {
-        "vision_config", "text_config", "audio_config", "num_experts", "num_local_experts", "n_routed_experts",
-        "moe_num_experts", "clip_qkv",
-        "final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar",
-        "num_nextn_predict_layers", "residual_multiplier", "embedding_multiplier", "logits_scaling",
-        "attention_multiplier", "auto_map",
-    };
-    for (size_t i = 0; i < MT_ARRAY_LEN(keys); i++) {
-        char text[512];
-        snprintf(text, sizeof(text), LLAMA ", \"%s\": 4", keys[i]);
-        refuse(text, keys[i]);
-        snprintf(text, sizeof(text), LLAMA ", \"%s\": null", keys[i]);
-        take(text);
-    }
-    refuse(LLAMA ", \"quantization_config\": {\"quant_method\": \"awq\"}", "awq");
-    refuse(LLAMA ", \"quantization_config\": 3", "no quant_method");
-#define QUANT(method, more) LLAMA ", \"quantization_config\": {\"quant_method\": \"" method "\"" more "}"
-    refuse(QUANT("gptq", ""), "gptq");
-    refuse(QUANT("compressed-tensors", ""), "compressed-tensors");
-    refuse(QUANT("modelopt", ""), "modelopt");
-    refuse(QUANT("fp8", ", \"weight_block_size\": [64, 128]"), "other than 128x128");
-#define FP8(fmt) QUANT("fp8", ", \"weight_block_size\": [128, 128], \"fmt\": \"" fmt "\"")
-    refuse(FP8("e5m2"), "e5m2");
-    take(FP8("e4m3"));
-    take(FP8("float8_e4m3fn"));
-    assert_true(cfg.packed == MT_PACKED_FP8);
-    take(QUANT("fp8", ", \"weight_block_size\": null, \"activation_scheme\": \"static\""));
-    assert_true(cfg.packed == MT_PACKED_FP8T);
-#define INT4(format, ignore, weights)                                                                               \
-    QUANT("compressed-tensors", ", \"format\": \"" format "\", \"ignore\": [" ignore "], \"config_groups\": "      \
-                                "{\"group_0\": {\"targets\": [\"Linear\"], \"input_activations\": null, "          \
-                                "\"weights\": {\"type\": \"int\", \"num_bits\": 4, \"strategy\": \"group\", " weights "}}}")
-#define GROUPS "\"group_size\": 32, \"symmetric\": true, \"actorder\": null"
-    take(INT4("pack-quantized", "\"lm_head\", \"re:.*self_attn.*\", \"re:.*shared_experts.*\", "
-              "\"re:.*mlp\\\\.(gate|up|gate_up|down)_proj.*\"", GROUPS));
-    assert_true(cfg.packed == MT_PACKED_INT4);
-    assert_int_equal(cfg.plain_parts, MT_PLAIN_ATTENTION | MT_PLAIN_SHARED | MT_PLAIN_MLP);
-    take(INT4("pack-quantized", "\"lm_head\"", GROUPS));
-    assert_int_equal(cfg.plain_parts, 0);
-    /* as Python reads them: classes, lazy repeats, assertions; from the name's beginning, not to its end */
-    take(INT4("pack-quantized", "\"re:model\\\\.layers\\\\.\\\\d+\\\\.self_attn\", \"re:.*?\\\\.mlp\\\\.(?!experts|shared)\", "
-              "\"re:layers\"", GROUPS));
-    assert_int_equal(cfg.plain_parts, MT_PLAIN_ATTENTION | MT_PLAIN_MLP);
-    take(INT4("pack-quantized", "\"re:^model[.]layers[.]1[.]mlp[.]experts[.]\\\\d+[.](?:gate|up)_proj$\"", GROUPS));
-    assert_int_equal(cfg.plain_parts, MT_PLAIN_EXPERTS);
-    refuse(INT4("float-quantized", "", GROUPS), "float-quantized");
-    refuse(INT4("pack-quantized", "\"re:(\"", GROUPS), "re:(");
-    refuse(INT4("pack-quantized", "", "\"group_size\": 128, \"symmetric\": true"), "groups of 32");
-    refuse(INT4("pack-quantized", "", "\"group_size\": 32, \"symmetric\": false"), "groups of 32");
-    refuse(INT4("pack-quantized", "", "\"group_size\": 32, \"symmetric\": true, \"actorder\": \"static\""), "actorder");
-    refuse(QUANT("bitsandbytes", ", \"load_in_8bit\": true"), "int8");
-    refuse(QUANT("bitsandbytes", ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"fp4\""), "fp4");
-    refuse(QUANT("bitsandbytes", ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"nf4\", "
-                 "\"bnb_4bit_quant_storage\": \"bfloat16\""), "uint8");
-    refuse(LLAMA ", \"attention_dropout\": 0.1", "attention_dropout");
-    refuse(LLAMA ", \"pretraining_tp\": 2", "pretraining_tp");
-    refuse(LLAMA ", \"is_encoder_decoder\": true", "is_encoder_decoder");
-    refuse(LLAMA ", \"hidden_act\": \"gelu\"", "hidden_act");
-    refuse(LLAMA ", \"hidden_act\": 3", "hidden_act");
-    refuse("\"architectures\": [\"GPT2LMHeadModel\"], " SHAPE, "GPT2LMHeadModel");
-    refuse("\"architectures\": [], " SHAPE, "not supported");
-    refuse("\"architectures\": \"LlamaForCausalLM\", " SHAPE, "not supported");
-    refuse("\"model_type\": \"Llama\", " SHAPE, "not supported");
-    refuse(SHAPE, "not supported");
-    refuse("\"model_type\": \"jamba\", " SHAPE, "\"jamba\"");
-    refuse("\"architectures\": [\"GPTNeoXForCausalLM\"], " SHAPE, "megatrain help models");
-}
-
-/* two key heads, so that a default shows */
-#define MIXTURE(arch) "\"architectures\": [\"" arch "\"], \"num_key_value_heads\": 2, " SHAPE
-
 static void mixtures_have_their_families_rules(void **state)
 {
     (void)state;
@@ -726,52 +613,6 @@ static void windows_of_mixtures_need_their_flag(void **state)
     refuse(MIXTURE("Qwen3MoeForCausalLM") TYPES("full") ", \"use_sliding_window\": true", "layer_types");
 }
 
-static void sizes_must_make_sense(void **state)
-{
-    (void)state;
-    static const char *const needed[] = {"hidden_size", "intermediate_size", "num_hidden_layers",
-                                         "num_attention_heads", "vocab_size"};
-    static const char *const wrong[] = {"0", "-8", "2.5", "\"64\"", "1e30", "true", "[64]", "9223372036854775808"};
-    for (size_t i = 0; i < MT_ARRAY_LEN(needed); i++)
-        for (size_t k = 0; k <= MT_ARRAY_LEN(wrong); k++) {
-            char text[1024] = "\"architectures\": [\"LlamaForCausalLM\"]";
-            for (size_t j = 0; j < MT_ARRAY_LEN(needed); j++) {
-                const char *value = j == i ? k < MT_ARRAY_LEN(wrong) ? wrong[k] : NULL : j == 3 ? "4" : "64";
-                if (value)
-                    snprintf(text + strlen(text), sizeof(text) - strlen(text), ", \"%s\": %s", needed[j], value);
-            }
-            refuse(text, needed[i]);
-        }
-    refuse(LLAMA ", \"num_key_value_heads\": 3", "num_key_value_heads");
-    refuse(LLAMA ", \"num_key_value_heads\": 8", "num_key_value_heads");
-    refuse(LLAMA ", \"head_dim\": 12", "head_dim");
-    refuse(LLAMA ", \"head_dim\": 4096", "head_dim");
-    refuse(LLAMA ", \"rms_norm_eps\": \"x\"", "rms_norm_eps");
-    refuse(LLAMA ", \"rms_norm_eps\": 1e999", "rms_norm_eps");
-    refuse(LLAMA ", \"rms_norm_eps\": -1", "rms_norm_eps");
-    refuse(LLAMA ", \"initializer_range\": -1", "initializer_range");
-    refuse(LLAMA ", \"tie_word_embeddings\": 1", "tie_word_embeddings");
-    refuse(LLAMA ", \"max_position_embeddings\": 0", "max_position_embeddings");
-    refuse("\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 8, \"intermediate_size\": 8, "
-           "\"num_hidden_layers\": 1, \"num_attention_heads\": 16, \"vocab_size\": 9", "hidden_size");
-    refuse("\"architectures\": [\"Qwen2ForCausalLM\"], \"hidden_size\": 6464, \"intermediate_size\": 64, "
-           "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "
-           "\"vocab_size\": 300", "head_dim of more than 1024");
-    refuse("\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 12, \"head_dim\": 8, \"intermediate_size\": 8, "
-           "\"num_hidden_layers\": 1, \"num_attention_heads\": 1, \"vocab_size\": 9", "hidden_size");
-}
-
-static void what_is_no_object_is_refused(void **state)
-{
-    (void)state;
-    static const char *const texts[] = {"", "[]", "3", "\"x\"", "null", "{", "{}{}", "{\"a\":}"};
-    for (size_t i = 0; i < MT_ARRAY_LEN(texts); i++) {
-        struct mt_err err = {0};
-        assert_int_equal(mt_hf_config_parse(&cfg, texts[i], strlen(texts[i]), "config.json", &err), -EINVAL);
-        assert_int_equal(strncmp(err.msg, "config.json", 11), 0);
-    }
-}
-
 static void models_are_found_as_folders_and_in_the_hub_cache(void **state)
 {
     (void)state;
@@ -833,15 +674,12 @@ int main(void)
         cmocka_unit_test(windows_and_rotations_by_rule),
         cmocka_unit_test(a_class_of_two_mixers_takes_models_with_and_without_experts),
         cmocka_unit_test(stop_tokens_are_a_set_of_both_files),
-        cmocka_unit_test(what_is_not_built_is_refused_by_name),
         cmocka_unit_test(mixtures_have_their_families_rules),
         cmocka_unit_test(latent_attention_is_read),
         cmocka_unit_test(routers_by_sigmoid_have_groups_scale_and_bias),
         cmocka_unit_test(other_mixtures_have_their_own_keys),
         cmocka_unit_test(layers_are_mixtures_by_step_and_list),
         cmocka_unit_test(windows_of_mixtures_need_their_flag),
-        cmocka_unit_test(sizes_must_make_sense),
-        cmocka_unit_test(what_is_no_object_is_refused),
         cmocka_unit_test(models_are_found_as_folders_and_in_the_hub_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
