@@ -332,6 +332,9 @@ static const struct mt_key keys[] = {
      "How several devices share a step. units: they take the layers in turn. data: they share the groups of micro-batches "
      "(train.groups, at least as many), and each loads all weights. auto: data for mixtures of experts and adapters if there "
      "are enough groups, else units. The result has the same bits with both."},
+    {"device", "expert_streams", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.expert_streams), "auto", NULL, 1, 4,
+     NULL, "GPU: streams in which a mixture's experts run side by side, so that small products leave no multiprocessor idle. 1: one "
+     "after the other. auto: 3, or 1 where their memory is missing."},
     {"device", "link_gbps", MT_MACHINE, MT_KEY_REAL, AT(device.link_gbps), "0", NULL, 0, 1e6, NULL,
      "cpu device: throttle copies in each direction to this many GB/s, to rehearse a PCIe link; 0 = off."},
     {"device", "cpu_threads", MT_MACHINE, MT_KEY_COUNT_AUTO, AT(placement.threads), "auto", NULL, 1, 4096, NULL,

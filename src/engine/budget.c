@@ -509,6 +509,7 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .few = mt_engine_few(p),
         .top = p->top,
         .used_rows = p->train && !p->layout->tied && gathers(p),
+        .expert_streams = (int)p->placement.expert_streams,
         .backward = p->train,
     };
     if (p->train)

@@ -308,7 +308,7 @@ static int rotate_backward(const struct mt_part_run *r, const struct record *rec
         struct qkv d = turned(split_rows(r, dqkv, ld), &turn[i]);
         struct mt_qk_rope_bwd a = {.fwd = turn_args(r, rec, &turn[i], rec->qkv, ld), .dq = d.q, .dk = d.k, .to_dq = d.q,
                                    .to_dk = d.k, .dq_norm = norm_grad(r, MT_ATTENTION_Q_NORM),
-                                   .dk_norm = norm_grad(r, MT_ATTENTION_K_NORM), .workspace = r->m->workspace};
+                                   .dk_norm = norm_grad(r, MT_ATTENTION_K_NORM), .workspace = r->m->own.workspace};
         rc = mt_op_qk_rope_bwd(r->m->dev, &a, err);
     }
     return rc;
@@ -351,7 +351,7 @@ static int sink_backward(const struct mt_part_run *r, const struct record *rec, 
                                         .d_o = outputs(r->part->spec, d_o),
                                         .lse = f.lse,
                                         .dsinks = dsinks,
-                                        .workspace = r->m->workspace,
+                                        .workspace = r->m->own.workspace,
                                     },
                                     err);
 }

@@ -60,7 +60,7 @@ int mt_qk_norm_backward(const struct mt_qk_norm *a, struct mt_err *err);
 /** Values, of qkv, or with v_is_k its keys, to the third part of qk. Backward: after that of the keys. */
 int mt_v_norm(const struct mt_qk_norm *a, struct mt_err *err);
 int mt_v_norm_backward(const struct mt_qk_norm *a, struct mt_err *err);
-/** Bytes of m->workspace. */
+/** Bytes of m->own.workspace. */
 size_t mt_qk_norm_workspace(const struct mt_model_params *p, const struct mt_layer_spec *s, mt_device *dev);
 
 #endif

@@ -361,7 +361,7 @@ static int gate_backward(const struct mt_part_run *r, const struct record *rec, 
 {
     const struct dims d = dims_of_run(r);
     struct mt_gated_norm_bwd b = {.fwd = gated_args(r, rec, s), .dz = row_of(&d, r->m->dt, s->d_in).z,
-                                  .dw = grad(r, MT_DELTA_OUT_NORM), .workspace = r->m->workspace};
+                                  .dw = grad(r, MT_DELTA_OUT_NORM), .workspace = r->m->own.workspace};
     b.dy = b.dx = normed_heads(&d, s->d_o);
     return mt_op_gated_norm_bwd(r->m->dev, &b, err);
 }
@@ -379,7 +379,7 @@ static int rule_backward(const struct mt_part_run *r, const struct record *rec, 
     struct mt_delta_gates_bwd gates = {.fwd = gates_args(r, rec, s), .dbeta = s->dbeta, .dg = s->dg, .da = dx.a,
                                        .db = dx.b, .dskip = d.plain ? s->dskip : NULL,
                                        .da_log = grad(r, MT_DELTA_A_LOG), .dd = grad(r, MT_DELTA_SKIP),
-                                       .ddt_bias = grad(r, MT_DELTA_DT_BIAS), .workspace = r->m->workspace};
+                                       .ddt_bias = grad(r, MT_DELTA_DT_BIAS), .workspace = r->m->own.workspace};
     struct mt_heads to[PARTS] = {dx.q, dx.k, dx.v};
     struct mt_short_conv x[PARTS], y[PARTS];
     struct channels first = channels_of(&d);
@@ -392,7 +392,7 @@ static int rule_backward(const struct mt_part_run *r, const struct record *rec, 
     conv_parts(r, rec->in, s->d_conv, y);
     for (int i = 0; i < PARTS && !rc; i++) {
         struct mt_short_conv_bwd conv = {.fwd = x[i], .dy = y[i].y, .dx = to[i], .dw = dw ? dw + at[i] * d.taps : NULL,
-                                         .dbias = dbias ? dbias + at[i] : NULL, .workspace = r->m->workspace};
+                                         .dbias = dbias ? dbias + at[i] : NULL, .workspace = r->m->own.workspace};
         rc = mt_op_short_conv_bwd(r->m->dev, &conv, err);
     }
     return rc;

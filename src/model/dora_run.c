@@ -205,7 +205,7 @@ int mt_dora_magnitude_grad(mt_model *m, const struct mt_dora_run *a, const void 
                                 .x = mt_elem(m, s.z, t->col),
                                 .scale = s.inverse + t->col,
                                 .db = mt_grad_of(g, t->magnitude),
-                                .workspace = m->workspace,
+                                .workspace = m->own.workspace,
                             },
                             err);
     }

@@ -58,7 +58,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     return mt_op_rmsnorm_bwd(m->dev,
                              &(struct mt_rmsnorm_bwd){.n = r->in->n_tokens, .c = m->wd.c, .dtype = m->dt,
                                                       .round_once = true, .dy = r->dx, .x = r->x, .w = m->one,
-                                                      .rstd = rec.rstd, .dx = r->dx, .workspace = m->workspace},
+                                                      .rstd = rec.rstd, .dx = r->dx, .workspace = m->own.workspace},
                              err);
 }
 

@@ -10,6 +10,7 @@
 #include "model/moe.h"
 #include "model/packing.h"
 #include "model/part.h"
+#include "model/sides.h"
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 {
@@ -40,8 +41,11 @@ struct scratch {
     void *gate_up; /* [rows, 2 width] */
     void *act;     /* [rows, width] */
     void *out;     /* [rows, hidden]: output, or gradient of the input; for a bias's gradient, weighted d_o */
-    float *grad;   /* of one expert: its parameters end to end, then its adapters'; with one group */
-    void *w;       /* one expert's decoded parameters, if its unit keeps codes */
+    /* for each side stream, or once: */
+    struct {
+        float *grad; /* of one expert: its parameters end to end, then its adapters'; with one group */
+        void *w;     /* one expert's decoded parameters, if its unit keeps codes */
+    } of[MT_MAX_SIDES];
 };
 
 static size_t padded_rows(mt_device *dev, size_t n)
@@ -73,9 +77,11 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     s->out = mt_take(base, &at, hidden);
     s->d_o = mt_take(base, &at, p->backward ? hidden : 0);
     bool own = p->backward && mt_groups_n(p->groups) == 1; /* else sums of groups are added in the unit's gradient */
-    s->grad = mt_take(base, &at, own ? grad_elems * sizeof(float) : 0);
     bool codes = p->dtype == MT_BF16 && p->layout->codes_stay;
-    s->w = mt_take(base, &at, codes ? mt_expert_elems(p->layout) * mt_dtype_size(p->dtype) : 0);
+    for (int i = 0; i < MT_MAX(mt_model_sides(p, dev), 1); i++) {
+        s->of[i].grad = mt_take(base, &at, own ? grad_elems * sizeof(float) : 0);
+        s->of[i].w = mt_take(base, &at, codes ? mt_expert_elems(p->layout) * mt_dtype_size(p->dtype) : 0);
+    }
     return at;
 }
 
@@ -143,11 +149,13 @@ struct tile {
     const void *w;             /* the unit's element w_first: the unit's buffer, or scratch with this expert alone */
     size_t w_first;
     struct mt_routing routing;
-    struct scratch s;
+    struct scratch s;                  /* from this tile's rows on */
+    size_t piece;                      /* of the sides': the expert */
+    int side;                          /* whose grad and w are used */
     size_t n, n_padded;
     const int32_t *list;
     bool first;                        /* of its expert: overwrites the gradients */
-    float *grad;                       /* where its gradients go: s.grad, or the unit's; NULL: it has none */
+    float *grad;                       /* where its gradients go: s.of[side], or the unit's; NULL: it has none */
     size_t at[MT_EXPERT_MAX_PARAMS];   /* in grad */
     size_t adapters_at;                /* in grad, of its adapters */
     struct span adapters;
@@ -235,10 +243,8 @@ static int forward_tile(const struct tile *t, struct mt_err *err)
                            .limit = (float)moe->limit,
                        },
                        err);
-    if (!rc)
-        rc = mt_linear(m, t->n_padded, width, m->wd.c, t->s.act, t->w, param_of(t, MT_EXPERT_DOWN),
-                       param_of(t, MT_EXPERT_DOWN_BIAS), NULL, t->s.out, err);
-    return rc ? rc : combine(t, t->routing.weights, mt_value(t->run, MT_ROLE_SUM), err);
+    return rc ? rc : mt_linear(m, t->n_padded, width, m->wd.c, t->s.act, t->w, param_of(t, MT_EXPERT_DOWN),
+                               param_of(t, MT_EXPERT_DOWN_BIAS), NULL, t->s.out, err);
 }
 
 /* dW = dy^T x; the second tile and later ones add to it. */
@@ -286,7 +292,7 @@ static int bias_gradient(const struct tile *t, int role, const void *dy, struct 
                                         .dtype = m->dt,
                                         .dy = dy,
                                         .db = db,
-                                        .workspace = m->workspace,
+                                        .workspace = m->own.workspace,
                                     },
                                     err);
 }
@@ -361,20 +367,19 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
         rc = bias_gradient(t, MT_EXPERT_GATE_UP_BIAS, t->s.gate_up, err);
     if (!rc)
         rc = mt_linear_input_grad(m, &gate_up, err);
-    if (!rc)
-        rc = adapter_gradient(t, &gate_up, t->s.x, err);
-    return rc ? rc : combine(t, NULL, mt_value(t->run, MT_ROLE_DN), err);
+    return rc ? rc : adapter_gradient(t, &gate_up, t->s.x, err);
 }
 
-static struct tile begin_expert(const struct mt_part_run *r, int expert)
+static struct tile begin_expert(const struct mt_part_run *r, int expert, int side)
 {
-    struct tile t = {.run = r, .p = r->part->expert[expert], .w = r->w};
+    struct tile t = {.run = r, .piece = (size_t)expert, .side = MT_MAX(side - 1, 0), .p = r->part->expert[expert],
+                     .w = r->w};
     mt_model *m = r->m;
     mt_routing_layout(&t.routing, &m->layout->cfg.moe, mt_model_group_rows(&m->p), mt_value(r, MT_ROLE_ROUTING));
     t.adapters = adapters_of(t.p);
     t.adapters_at = lay_out_gradient(t.at, t.p);
     lay_out_scratch(&t.s, &m->p, m->dev, gradient_elems(m->layout), r->scratch);
-    t.grad = r->g ? r->g : mt_value(r, MT_ROLE_CAST) ? t.s.grad : NULL;
+    t.grad = r->g ? r->g : mt_value(r, MT_ROLE_CAST) ? t.s.of[t.side].grad : NULL;
     for (int i = 0; r->g && i < MT_EXPERT_MAX_PARAMS; i++)
         t.at[i] = t.p[i].grad;
     t.adapters_at = r->g ? t.adapters.first : t.adapters_at;
@@ -387,14 +392,45 @@ static int open_codes(struct tile *t, int expert, struct mt_err *err)
     const mt_model *m = t->run->m;
     if (!mt_unit_keeps_codes(m->layout, t->run->of->unit, m->dt))
         return 0;
-    t->w = t->s.w;
+    t->w = t->s.of[t->side].w;
     t->w_first = t->p[MT_EXPERT_GATE_UP].at;
-    return mt_expert_decode(m->layout, t->run->of->unit, expert, t->run->w, t->s.w, m->dev, err);
+    return mt_expert_decode(m->layout, t->run->of->unit, expert, t->run->w, t->s.of[t->side].w, m->dev, err);
 }
 
-typedef int tile_fn(const struct tile *t, struct mt_err *err);
+/* What is done with an expert's tiles, and where their outputs, or gradients of inputs, are summed. */
+struct pass {
+    int (*run)(const struct tile *t, struct mt_err *err);
+    bool weighted;
+    float *sum;
+};
 
-static int run_tiles(struct tile *t, int expert, tile_fn *run, struct mt_err *err)
+/* The scratch, from these rows on. */
+static void skip_rows(struct scratch *s, const mt_model *m, size_t rows)
+{
+    size_t hidden = rows * m->wd.c, width = rows * (size_t)m->layout->cfg.moe.width;
+    s->x = mt_elem(m, s->x, hidden);
+    s->d_o = mt_elem(m, s->d_o, hidden);
+    s->out = mt_elem(m, s->out, hidden);
+    s->gate_up = mt_elem(m, s->gate_up, 2 * width);
+    s->act = mt_elem(m, s->act, width);
+}
+
+/* The tile on a side stream, then its sum on COMPUTE. */
+static int run_tile(struct tile t, const struct pass *pass, struct mt_sides *sides, struct mt_err *err)
+{
+    size_t first = 0;
+    int rc = mt_sides_take_rows(sides, t.n_padded, &first, err);
+    skip_rows(&t.s, t.run->m, first);
+    if (!rc)
+        rc = pass->run(&t, err);
+    if (!rc)
+        rc = mt_sides_follow(sides, err);
+    if (!rc)
+        rc = combine(&t, pass->weighted ? t.routing.weights : NULL, pass->sum, err);
+    return rc ? rc : mt_sides_give_rows(sides, err);
+}
+
+static int run_tiles(struct tile *t, int expert, const struct pass *pass, struct mt_sides *sides, struct mt_err *err)
 {
     struct mt_expert_list list = mt_model_expert_list(t->run->m, t->run->part->layer, expert, t->run->of->mb);
     int rc = list.n ? open_codes(t, expert, err) : 0;
@@ -403,20 +439,25 @@ static int run_tiles(struct tile *t, int expert, tile_fn *run, struct mt_err *er
         t->n_padded = padded_rows(t->run->m->dev, t->n);
         t->list = t->routing.list + list.first + at;
         t->first = at == 0;
-        rc = run(t, err);
+        mt_sides_turn(sides, t->piece);
+        rc = run_tile(*t, pass, sides, err);
     }
+    mt_sides_turn(sides, t->piece);
     return rc;
 }
 
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
-    int rc = 0;
+    const struct pass pass = {forward_tile, true, mt_value(r, MT_ROLE_SUM)};
+    struct mt_sides sides;
     (void)y; /* they add into the sum */
+    int rc = mt_sides_fork(&sides, r->m, mt_expert_tile_rows(&r->m->p, r->m->dev), err);
     for (int i = 0; i < r->part->n_experts && !rc; i++) {
-        struct tile t = begin_expert(r, i);
-        rc = run_tiles(&t, r->part->first_expert + i, forward_tile, err);
+        struct tile t = begin_expert(r, i, mt_sides_turn(&sides, (size_t)i));
+        rc = run_tiles(&t, r->part->first_expert + i, &pass, &sides, err);
     }
-    return rc;
+    int joined = mt_sides_join(&sides, rc ? NULL : err);
+    return rc ? rc : joined;
 }
 
 /* Casts the gradients of an expert into the buffer that is copied to the host, with the sums of their squares. */
@@ -439,26 +480,32 @@ static int cast_gradients(const struct tile *t, int expert, struct mt_err *err)
     return rc;
 }
 
+static int backward_expert(const struct mt_part_run *r, int i, struct mt_sides *sides, struct mt_err *err)
+{
+    const struct pass pass = {backward_tile, false, mt_value(r, MT_ROLE_DN)};
+    mt_model *m = r->m;
+    struct tile t = begin_expert(r, i, mt_sides_turn(sides, (size_t)i));
+    int expert = r->part->first_expert + i, rc = 0;
+    bool idle = !mt_model_expert_list(m, r->part->layer, expert, r->of->mb).n;
+    if (mt_value(r, MT_ROLE_CAST) && t.adapters.end)
+        rc = mt_op_zero(m->dev, &(struct mt_zero){t.grad + t.adapters_at, (t.adapters.end - t.adapters.first) *
+                                                                                sizeof(float)}, err);
+    if (!rc)
+        rc = run_tiles(&t, expert, &pass, sides, err);
+    if (!rc && mt_value(r, MT_ROLE_CAST) && idle)
+        rc = mt_op_zero(m->dev, &(struct mt_zero){t.grad, gradient_elems(m->layout) * sizeof(float)}, err);
+    return rc || !mt_value(r, MT_ROLE_CAST) ? rc : cast_gradients(&t, expert, err);
+}
+
 /* From the last expert to the first, as backward goes through units: the order of sums does not depend on groups. */
 static int backward(const struct mt_part_run *r, struct mt_err *err)
 {
-    mt_model *m = r->m;
-    int rc = 0;
-    for (int i = r->part->n_experts; i-- > 0 && !rc;) {
-        struct tile t = begin_expert(r, i);
-        int expert = r->part->first_expert + i;
-        bool idle = !mt_model_expert_list(m, r->part->layer, expert, r->of->mb).n;
-        if (mt_value(r, MT_ROLE_CAST) && t.adapters.end)
-            rc = mt_op_zero(m->dev, &(struct mt_zero){t.grad + t.adapters_at, (t.adapters.end - t.adapters.first) *
-                                                                                    sizeof(float)}, err);
-        if (!rc)
-            rc = run_tiles(&t, expert, backward_tile, err);
-        if (!rc && mt_value(r, MT_ROLE_CAST) && idle)
-            rc = mt_op_zero(m->dev, &(struct mt_zero){t.grad, gradient_elems(m->layout) * sizeof(float)}, err);
-        if (!rc && mt_value(r, MT_ROLE_CAST))
-            rc = cast_gradients(&t, expert, err);
-    }
-    return rc;
+    struct mt_sides sides;
+    int rc = mt_sides_fork(&sides, r->m, mt_expert_tile_rows(&r->m->p, r->m->dev), err);
+    for (int i = r->part->n_experts; i-- > 0 && !rc;)
+        rc = backward_expert(r, i, &sides, err);
+    int joined = mt_sides_join(&sides, rc ? NULL : err);
+    return rc ? rc : joined;
 }
 
 /* A token is sent to top_k of all experts; this is the group's share. */

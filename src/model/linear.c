@@ -88,7 +88,7 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
                                 .dtype = dtype,
                                 .dy = a->dy,
                                 .db = db,
-                                .workspace = m->workspace,
+                                .workspace = m->own.workspace,
                             },
                             err);
     struct mt_adapter_run run = adapter_run(m, a);
@@ -148,7 +148,7 @@ size_t mt_norm_workspace(const struct mt_model_params *p, const struct mt_norm_s
 #define BACKWARD_FIELDS                                                                                                \
     .n = a->n, .c = m->wd.c, .dtype = m->dt, .plus_one = a->spec->plus_one, .dy = d->dy, .x = a->x,                    \
     .w = mt_elem(m, a->w, a->p.at), .rstd = a->rstd, .dres = d->dres, .dx = d->dx, .dw = mt_grad_of(d->g, a->p),       \
-    .workspace = m->workspace
+    .workspace = m->own.workspace
 
 int mt_norm(mt_model *m, const struct mt_norm *a, void *y, bool again, struct mt_err *err)
 {

@@ -80,7 +80,7 @@ struct mt_norm {
     struct mt_param p;
     float *rstd; /* [n] */
 };
-/** Bytes of m->workspace for such norms. */
+/** Bytes of m->own.workspace for such norms. */
 size_t mt_norm_workspace(const struct mt_model_params *p, const struct mt_norm_spec *s, mt_device *dev);
 /** y = norm(x); again: with the stored rstd, else that is written. */
 int mt_norm(mt_model *m, const struct mt_norm *a, void *y, bool again, struct mt_err *err);

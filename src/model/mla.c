@@ -268,7 +268,7 @@ static int normalise_backward(const struct mt_part_run *r, const struct record *
                                  .dx = mt_elem(m, d_in, l.first),
                                  .dx_at = rows,
                                  .dw = mt_grad_of(r->g, p),
-                                 .workspace = m->workspace,
+                                 .workspace = m->own.workspace,
                              },
                              err);
 }
@@ -386,8 +386,8 @@ static int rotate_backward(const struct mt_part_run *r, const struct views *dx, 
     const struct dims d = dims_of_run(r);
     const struct mt_layer_spec *c = r->part->spec;
     struct mt_qk_rope_bwd k = {.fwd = rope_args(r, c->rope), .dk = piece(dx->k, d.nope, d.rope, r->m->dt),
-                               .to_dk = dx->shared, .workspace = r->m->workspace},
-                          q = {.fwd = rope_args(r, c->q_rope), .workspace = r->m->workspace},
+                               .to_dk = dx->shared, .workspace = r->m->own.workspace},
+                          q = {.fwd = rope_args(r, c->q_rope), .workspace = r->m->own.workspace},
                           *of_q = c->q_rope == c->rope ? &k : &q;
     if (of_q->fwd.rot)
         of_q->dq = of_q->to_dq = rotated_queries(r, dx, of_q->fwd.rot);

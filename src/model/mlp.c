@@ -152,7 +152,7 @@ static int bend_backward(const struct mt_mlp *a, bool again, struct mt_err *err)
                                .dx = a->gate_up,
                                .out = again ? a->act : NULL,
                                .dshape = mt_grad_of(r->g, curve),
-                               .workspace = r->m->workspace,
+                               .workspace = r->m->own.workspace,
                            },
                            err);
 }

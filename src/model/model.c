@@ -7,6 +7,7 @@
 #include "model/linear.h"
 #include "model/moe.h"
 #include "model/part.h"
+#include "model/sides.h"
 #include "store/planes.h"
 
 enum { ALIGN = MT_RECORD_ALIGN };
@@ -54,14 +55,15 @@ static void unit_bytes(size_t *scratch, size_t *workspace, mt_device *dev, const
     }
 }
 
-/* Bytes of x A^T of a layer's adapters, at most. */
-static size_t adapter_bytes(const struct mt_model_params *p, mt_device *dev)
+/* Bytes of x A^T of a layer's adapters, at most; or of experts' alone. */
+static size_t adapter_bytes(const struct mt_model_params *p, mt_device *dev, bool experts)
 {
     const struct mt_layout *l = p->layout;
     size_t most = 0;
     for (size_t i = 0; i < l->n_adapters; i++) {
         bool expert = l->tensors[l->adapters[i].target[0].tensor].expert >= 0;
-        most = MT_MAX(most, l->adapters[i].rank * (expert ? mt_expert_tile_rows(p, dev) : p->max_tokens));
+        size_t rows = expert ? mt_expert_tile_rows(p, dev) : experts ? 0 : p->max_tokens;
+        most = MT_MAX(most, l->adapters[i].rank * rows);
     }
     return most * mt_dtype_size(p->dtype);
 }
@@ -84,15 +86,17 @@ static void widen_codes(size_t *a, size_t *b, bool backward, size_t n, size_t ou
     *b = MT_MAX(*b, MT_MAX(out * in, backward ? rows * in : 0));
 }
 
-static void lay_out_product(struct mt_product_scratch *s, const struct mt_model_params *p, mt_device *dev, void *base,
-                            size_t *at)
+/* Operands of the largest products; experts: of theirs alone. */
+static void lay_out_product(struct mt_product_scratch *s, const struct mt_model_params *p, mt_device *dev, bool experts,
+                            void *base, size_t *at)
 {
     const struct mt_layout *l = p->layout;
     size_t a = 0, b = 0;
     for (size_t i = 0; i < l->n_tensors && p->fp8; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         size_t in = (size_t)t->shape[1], n = t->expert >= 0 ? mt_expert_tile_rows(p, dev) : p->max_tokens;
-        if (l->units[t->unit].kind == MT_UNIT_LAYER && t->n_dims == 2 && !t->adapter && t->param && in &&
+        bool counts = l->units[t->unit].kind == MT_UNIT_LAYER && (t->expert >= 0 || !experts);
+        if (counts && t->n_dims == 2 && !t->adapter && t->param && in &&
             mt_has_whole_vectors(t->param->n / in, in))
             widen_codes(&a, &b, p->backward, n, t->param->n / in, in);
     }
@@ -100,6 +104,25 @@ static void lay_out_product(struct mt_product_scratch *s, const struct mt_model_
     s->scale = mt_take(base, at, a ? 2 * sizeof(float) : 0);
     s->a = mt_take(base, at, a);
     s->b = mt_take(base, at, b);
+}
+
+static void lay_out_adapters(struct mt_own_scratch *s, const struct mt_model_params *p, mt_device *dev, bool experts,
+                             void *base, size_t *at)
+{
+    s->adapter_x = mt_take(base, at, adapter_bytes(p, dev, experts));
+    s->adapter_dy = mt_take(base, at, p->backward ? adapter_bytes(p, dev, experts) : 0);
+}
+
+/* What each side stream has for itself. */
+static void lay_out_sides(mt_model *m, const struct mt_model_params *p, mt_device *dev, void *base, size_t *at)
+{
+    m->n_sides = mt_model_sides(p, dev);
+    for (int i = 1; i <= m->n_sides; i++) {
+        lay_out_adapters(&m->side[i], p, dev, true, base, at);
+        lay_out_product(&m->side[i].product, p, dev, true, base, at);
+        m->side[i].workspace = mt_take(base, at, mt_part_experts.workspace_bytes(p, NULL, dev));
+    }
+    m->side_memory = mt_take(base, at, (size_t)m->n_sides * mt_device_limits(dev)->side_bytes);
 }
 
 /* Cuts the scratch from `base` (NULL: sizes only); returns its bytes. */
@@ -115,12 +138,12 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     /* for a cast to 16 bits in place */
     m->cast_start = mt_take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0);
     m->direct = mt_take(base, &at, mt_direct_scratch_bytes(p));
-    m->adapter_x = mt_take(base, &at, adapter_bytes(p, dev));
-    m->adapter_dy = mt_take(base, &at, p->backward ? adapter_bytes(p, dev) : 0);
+    lay_out_adapters(&m->own, p, dev, false, base, &at);
     m->dora = mt_take(base, &at, mt_dora_bytes(p));
     m->adapter_in = mt_take(base, &at, dropped_bytes(p));
-    lay_out_product(&m->product, p, dev, base, &at);
-    m->workspace = mt_take(base, &at, workspace);
+    lay_out_product(&m->own.product, p, dev, false, base, &at);
+    m->own.workspace = mt_take(base, &at, workspace);
+    lay_out_sides(m, p, dev, base, &at);
     m->unit_scratch = mt_take(base, &at, scratch);
     return at;
 }
@@ -260,6 +283,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     }
     mt_model_n_partials(p->layout, m->partials_at);
     scratch_layout(m, dev, p, m->scratch);
+    rc = mt_model_sides_create(m, err);
     for (size_t i = 0; i < p->max_micro; i++)
         m->weighings[i] = (struct mt_weighing){m, i};
     for (size_t i = 0; i < p->max_micro; i++)
@@ -270,7 +294,8 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
         m->select_bias = (float *)(void *)((char *)m->tables + mt_align_up(mt_rope_table_bytes(p), ALIGN));
     if (mt_model_n_ones(p->layout))
         m->one = (char *)m->tables + one_at(p->layout, p);
-    rc = mt_model_upload_tables(m, err);
+    if (!rc)
+        rc = mt_model_upload_tables(m, err);
     if (!rc && p->top)
         rc = mt_model_top_create(m, err);
     if (rc) {
@@ -297,6 +322,7 @@ void mt_model_destroy(mt_model **model)
     if (m->counts)
         mt_device_unregister_host(m->dev, m->counts);
     mt_event_destroy(&m->counts_ready);
+    mt_model_sides_destroy(m);
     mt_host_free(m->counts, m->counts_bytes);
     mt_host_free(m->inputs_host, all_input_bytes(m));
     mt_host_free(m->stats_host, m->stats_bytes);

@@ -38,6 +38,7 @@ struct mt_model_params {
     size_t top;                     /* how many of the largest logits of each loss row an evaluation finds; 0: none */
     bool used_rows;                 /* mt_model_used_rows() is needed */
     double optimizer_keys[MT_OPTIMIZER_SLOTS]; /* of the layout's optimizer, in its order */
+    int expert_streams;             /* side streams that experts may run on; below 2: none */
     bool backward;                  /* false: memory for the forward pass alone */
 };
 

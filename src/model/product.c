@@ -44,7 +44,7 @@ static bool in_codes(const mt_model *m, const struct mt_gemm *g)
 
 int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err)
 {
-    struct mt_product_scratch *s = &m->product;
+    struct mt_product_scratch *s = &m->own.product;
     bool known = s->known && s->known == g->a && g->trans_a;
     s->known = NULL;
     if (!in_codes(m, g))

@@ -23,7 +23,7 @@ int mt_sum_product(mt_model *m, size_t n, const struct mt_sum_product *p, struct
 /** After a product with this A: if the next one is a weight's gradient that has it as A, too, its content is the same. */
 static inline void mt_product_again(mt_model *m, const void *a)
 {
-    m->product.known = m->p.fp8 ? a : NULL;
+    m->own.product.known = m->p.fp8 ? a : NULL;
 }
 /** Are both sides of a linear layer whole vectors of 16 bytes in FP8? */
 static inline bool mt_has_whole_vectors(size_t out, size_t in)

@@ -87,7 +87,7 @@ static int norm_side_backward(const struct mt_qk_norm *a, bool keys, struct mt_e
         .dy_at = {s.per_row, widths_of(a).qkv, s.stride},
         .dx_at = {s.per_row, widths_of(a).qkv, s.stride},
         .dw = mt_grad_of(a->run->g, p),
-        .workspace = m->workspace,
+        .workspace = m->own.workspace,
     };
     return mt_op_rmsnorm_bwd(m->dev, &norm, err);
 }
@@ -154,7 +154,7 @@ int mt_v_norm_backward(const struct mt_qk_norm *a, struct mt_err *err)
         .dx = dx,
         .dy_at = {heads, c->v_is_k ? wd.kv : wd.qkv, d},
         .dx_at = {heads, wd.qkv, d},
-        .workspace = m->workspace,
+        .workspace = m->own.workspace,
     };
     return mt_op_rmsnorm_bwd(m->dev, &norm, err);
 }

@@ -342,7 +342,7 @@ static int count_probabilities(const struct mt_part_run *r, const void *logits, 
                                   .dtype = logits_dtype(moe, m->dt),
                                   .logits = logits,
                                   .prob_sum = mt_model_prob_sum(m, m->stats_dev),
-                                  .workspace = m->workspace,
+                                  .workspace = m->own.workspace,
                               },
                               err);
 }
@@ -430,7 +430,7 @@ static int scale_backward(const struct mt_part_run *r, const struct scratch *s, 
     size_t experts = (size_t)m->layout->cfg.moe.n_experts;
     struct mt_bias_bwd sums = {.n = r->in->n_tokens, .c = experts, .ld = experts, .dtype = MT_F32, .dy = s->dscale,
                                .db = mt_grad_of(r->g, r->part->param[MT_ROUTER_EXPERT_SCALE]),
-                               .workspace = m->workspace};
+                               .workspace = m->own.workspace};
     return sums.db ? mt_op_bias_bwd(m->dev, &sums, err) : 0;
 }
 

@@ -107,7 +107,7 @@ static int gate_backward(const struct mt_shared_expert *a, struct mt_err *err)
     struct mt_param w = r->part->param[MT_ROUTER_SHARED_GATE];
     struct mt_shared_gate_bwd gate = {.n = r->in->n_tokens, .c = m->wd.c, .dtype = m->dt, .x = m->h,
                                       .w = mt_elem(m, r->w, w.at), .gate = a->gate, .dgate = a->dgate, .dx = a->dn,
-                                      .dw = mt_grad_of(r->g, w), .workspace = m->workspace};
+                                      .dw = mt_grad_of(r->g, w), .workspace = m->own.workspace};
     if (!m->layout->cfg.moe.shared_gate)
         return 0;
     return w.adapter ? adapted_gate_backward(a, err) : mt_op_shared_gate_bwd(m->dev, &gate, err);

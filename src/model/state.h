@@ -56,6 +56,15 @@ struct mt_product_scratch {
     const void *known; /* the matrix whose magnitudes A's are, which has not changed since; NULL: none */
 };
 
+/** Scratch of which each stream of operations has its own. */
+struct mt_own_scratch {
+    void *workspace;
+    struct mt_product_scratch product;
+    void *adapter_x, *adapter_dy; /* [max_tokens or rows of an expert's tile, rank]: x A^T; s dy B */
+};
+/** Rows that experts' outputs keep until they are summed, on side streams: so many experts at once. */
+enum { MT_SIDE_ROWS = 8, MT_SIDE_EVENTS = MT_MAX_SIDES + MT_SIDE_ROWS };
+
 /** Rows of which the largest logits are to be found. */
 struct mt_top_piece {
     struct mt_model *m;
@@ -80,10 +89,13 @@ struct mt_model {
 
     void *scratch; /* one allocation, cut into: */
     void *h, *dh;      /* [max_tokens, hidden] */
-    void *cast_start, *workspace;
-    struct mt_product_scratch product;
+    void *cast_start;
+    struct mt_own_scratch own;                    /* of the stream that is turned to */
+    struct mt_own_scratch side[MT_MAX_SIDES + 1]; /* of the others: of COMPUTE, then of side streams (sides.h) */
+    int n_sides;
+    void *side_memory;                            /* of the device */
+    mt_event *side_event[MT_SIDE_EVENTS];
     void *direct;      /* mt_direct_scratch_bytes() */
-    void *adapter_x, *adapter_dy; /* [max_tokens or rows of an expert's tile, rank]: x A^T; s dy B */
     void *dora;                   /* mt_dora_bytes() */
     void *adapter_in;             /* with dropout: [max_tokens, in] x after dropout, or a gradient before it */
     void *unit_scratch; /* of the running unit: its record if it is not kept, then its parts' scratch */

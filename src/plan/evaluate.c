@@ -58,6 +58,15 @@ static enum mt_map map_of(const struct mt_engine_params *p)
     return gains && p->placement.lanes > 1 && p->numerics.groups >= p->placement.lanes ? MT_MAP_DATA : MT_MAP_UNITS;
 }
 
+/* All side streams of the device, unless their scratch is what does not fit. */
+static int64_t streams_of(const struct mt_engine_params *p, const struct mt_machine *m)
+{
+    struct mt_engine_params with = *p;
+    int sides = p->dev ? mt_device_limits(p->dev)->sides : m ? mt_device_kind(mt_machine_device_kind(m))->sides : 0;
+    with.placement.expert_streams = sides;
+    return p->layout->cfg.moe.n_experts && sides > 1 && (!p->dev || mt_engine_fits(&with)) ? sides : 1;
+}
+
 struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, mt_device *dev)
 {
     struct mt_engine_params p = {
@@ -95,6 +104,8 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
         p.placement.update_pending = 1;
     uint64_t process = process_bytes(r, p.max_micro * p.max_tokens), host = r->placement.host_budget.bytes;
     p.host_bytes = host - MT_MIN(host, process);
+    if (p.placement.expert_streams == MT_AUTO)
+        p.placement.expert_streams = streams_of(&p, r->machine);
     return p;
 }
 
