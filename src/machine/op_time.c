@@ -119,10 +119,17 @@ static bool from_samples(const struct mt_machine *m, const struct mt_metered *op
     return true;
 }
 
+/* Such operations that run side by side. */
+static double beside(const struct mt_metered *op)
+{
+    return MT_MAX(op->beside, 1);
+}
+
 /*
  * Elements of results that are computed for each that there is: tensor cores compute whole tiles, and where the number
  * of multiprocessors is known these do the tiles in waves, of which the last may leave most of them idle. A product
- * with few tiles, such as an expert's, pays for that. The library chooses among tiles, so the best counts.
+ * with few tiles, such as an expert's, pays for that. The library chooses among tiles, so the best counts. Side streams
+ * have more such products to give to what the last wave leaves idle.
  */
 static double product_waste(const struct mt_machine *m, const struct mt_metered *op)
 {
@@ -132,7 +139,7 @@ static double product_waste(const struct mt_machine *m, const struct mt_metered 
         double tile = m->cpu ? 16 : 128;
         return ceil(rows / tile) * ceil(cols / tile) * tile * tile / (rows * cols);
     }
-    double batch = fmax(round(op->flops / (2 * rows * cols * (double)op->dim[2])), 1), least = INFINITY;
+    double batch = fmax(round(op->flops / (2 * rows * cols * (double)op->dim[2])), 1) * beside(op), least = INFINITY;
     for (size_t i = 0; i < MT_ARRAY_LEN(tiles); i++) {
         double n = batch * ceil(rows / tiles[i][0]) * ceil(cols / tiles[i][1]);
         least = fmin(least, ceil(n / sms) * sms * tiles[i][0] * tiles[i][1]);
@@ -182,7 +189,7 @@ double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered
         s = op->bytes / (m->rate[MT_RATE_DEVICE_GBS].value * 1e9);
         break;
     }
-    return s + m->rate[MT_RATE_OP_US].value * 1e-6;
+    return s + m->rate[MT_RATE_OP_US].value * 1e-6 / beside(op); /* under the others' work */
 }
 
 /* Samples s[0] to s[n - 1] are of one optimizer, by threads. */

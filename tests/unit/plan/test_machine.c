@@ -211,6 +211,10 @@ static void a_product_of_few_tiles_leaves_multiprocessors_idle(void **state)
     m.rate[MT_RATE_MULTIPROCESSORS].value = 128;
     assert_true(fabs((mt_machine_op_seconds(&m, &expert) - fixed) / few - 128.0 / 96) < 1e-6);
     assert_near(mt_machine_op_seconds(&m, &dense), many);
+    expert.beside = 2; /* 192 tiles: two waves of 256 for two products; and one starts under the other */
+    assert_true(fabs((mt_machine_op_seconds(&m, &expert) - fixed / 2) / few - 128.0 / 96) < 1e-6);
+    expert.beside = 4; /* 384 tiles: three waves for four products, all full */
+    assert_true(fabs((mt_machine_op_seconds(&m, &expert) - fixed / 4) / few - 1) < 1e-6);
     mt_machine_finish(&m);
 }
 
