@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench and report through the binary."""
+import csv
+import glob
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+from tiny import BINARY, SLOW, base, config, megatrain, metrics, write_data, write_ini, write_model
+
+SWEEP = """[global]
+include = {ini}
+[sweep]
+train.micro_batch = 1, 2
+memory.slots = 2, 3
+warmup_steps = 1
+steps = 2
+repeat = 2
+[job roomy]
+[job tight]
+memory.device_budget = 200KiB
+"""
+
+
+def table(folder):
+    with open(os.path.join(folder, "sweep.csv")) as f:
+        return [(r["hash"], r["job"], r["train.micro_batch"], r["memory.slots"], r["status"], r["runs"]) for r in csv.DictReader(f)]
+
+
+def a_sweep_killed_at_random_and_resumed_gives_the_same_table(tmp, ini, env):
+    sweep = os.path.join(tmp, "sweep.ini")
+    open(sweep, "w").write(SWEEP.format(ini=ini))
+    want, out = os.path.join(tmp, "want"), os.path.join(tmp, "killed")
+    t0 = time.time()
+    p = megatrain("bench", sweep, "--out", want, env=env)
+    took = time.time() - t0
+    rows = table(want)
+    assert len(rows) == 8 and [r[4] for r in rows] == ["ok"] * 4 + ["does not fit"] * 4, rows
+    assert "| roomy |" in p.stdout and "does not fit" in p.stdout
+    rng, kills = random.Random(5), 0
+    for _ in range(4):
+        child = subprocess.Popen([BINARY, "-q", "bench", sweep, "--out", out, "--resume"], env={**os.environ, **env},
+                                 stdout=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(rng.random() * took * 0.5)
+        kills += child.poll() is None
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
+    assert kills > 0
+    done = {n: os.stat(os.path.join(out, n)).st_mtime_ns for n in os.listdir(out) if n.endswith(".json") and n != "sweep.json"}
+    megatrain("-q", "bench", sweep, "--out", out, "--resume", env=env)
+    assert table(out) == rows
+    for n, t in done.items():  # what was there is not run again
+        assert os.stat(os.path.join(out, n)).st_mtime_ns == t, n
+    before = open(os.path.join(want, "sweep.csv")).read()
+    megatrain("-q", "bench", sweep, "--out", want, "--resume", env=env)
+    assert open(os.path.join(want, "sweep.csv")).read() == before
+    assert "8 " not in megatrain("bench", "--compare", want, want).stdout.splitlines()[-1]
+    assert "results" in megatrain("bench", sweep, "--out", want, env=env, expect=2).stderr
+    return want
+
+
+def a_measured_sweep_predicts_each_step_by_the_rates_around_it(tmp, ini, env):
+    sweep, out = os.path.join(tmp, "measured.ini"), os.path.join(tmp, "measured")
+    open(sweep, "w").write(f"[global]\ninclude = {ini}\n[sweep]\nmemory.slots = 2\nwarmup_steps = 1\nsteps = 3\n"
+                           "repeat = 2\n")
+    megatrain("-q", "bench", sweep, "--out", out, "--measure", env=env)
+    row = json.load(open(os.path.join(out, "sweep.json")))["rows"][0]
+    assert row["status"] == "ok" and row["runs"] == 2 and row["measured_over_predicted"] > 0, row
+    assert row["peak_rss_mib"] > 0, row
+    assert SLOW or row["peak_rss_mib"] <= row["planned_host_mib"], row  # sanitizers' own memory is in no plan
+    logs = sorted(glob.glob(os.path.join(out, "*.rates")))
+    assert len(logs) == 2, logs
+    for log in logs:
+        ops, *lines = map(json.loads, open(log))
+        assert [x["step"] for x in lines] == [0, 1, 2, 3, 4], lines
+        assert ops["ops"] and all(len(x["seconds"]) == len(ops["ops"]) and min(x["seconds"]) > 0 for x in lines), log
+    # operations that took twice as long beside the same steps: about half the ratio
+    for log in logs:
+        ops, *lines = map(json.loads, open(log))
+        with open(log, "w") as f:
+            for x in (ops, *({**x, "seconds": [2 * s for s in x["seconds"]]} for x in lines)):
+                f.write(json.dumps(x) + "\n")
+    megatrain("-q", "bench", sweep, "--out", out, "--measure", "--resume", env=env)
+    again = json.load(open(os.path.join(out, "sweep.json")))["rows"][0]
+    assert again["measured_s"] == row["measured_s"] and again["predicted_s"] > 1.2 * row["predicted_s"], (row, again)
+    os.truncate(logs[0], os.path.getsize(logs[0]) - 3)
+    assert "rates" in megatrain("-q", "bench", sweep, "--out", out, "--measure", "--resume", env=env, expect=3).stderr
+
+
+def predictions_need_no_run(tmp, ini, env):
+    sweep = os.path.join(tmp, "predict.ini")
+    open(sweep, "w").write(SWEEP.format(ini=ini))
+    a, b = os.path.join(tmp, "p1"), os.path.join(tmp, "p2")
+    for out in (a, b):
+        megatrain("-q", "bench", sweep, "--out", out, "--predict-only", "--machine", "rtx4090", env=env)
+    text = open(os.path.join(a, "sweep.json")).read()
+    assert text == open(os.path.join(b, "sweep.json")).read()
+    rows = json.loads(text)["rows"]
+    assert len(rows) == 8 and all("predicted_s" in r for r in rows if r["status"] == "predicted"), rows
+    assert os.listdir(os.path.join(a, "runs")) == [".lock"]
+    only = megatrain("bench", sweep, "--out", os.path.join(tmp, "p3"), "--predict-only", "--machine", "rtx4090",
+                     "--only", "memory.slots=3", env=env).stdout
+    assert only.count("| roomy |") == 2, only
+
+
+def a_crash_is_a_row(tmp, model, data, env):
+    ini = write_ini(os.path.join(tmp, "crash.ini"), base(model, data, os.path.join(tmp, "crash"), train__steps=3))
+    sweep = os.path.join(tmp, "crash-sweep.ini")
+    open(sweep, "w").write(f"[global]\ninclude = {ini}\n[sweep]\nsteps = 2\ndata.train = {data}, {tmp}/missing.jsonl\n")
+    out = os.path.join(tmp, "crash-out")
+    said = megatrain("bench", sweep, "--out", out, env=env).stderr
+    assert "missing.jsonl" in said, said  # the reason, from its log
+    with open(os.path.join(out, "sweep.csv")) as f:
+        assert [r["status"] for r in csv.DictReader(f)] == ["ok", "exit 3"]
+    compared = megatrain("bench", "--compare", out, out).stdout
+    assert "exit 3 in both" in compared and "1 without a measurement" in compared, compared
+
+
+def a_sweep_of_relative_paths_runs_from_any_folder(tmp, model, data, env):
+    """The sweep in one folder, its configuration in another, both named relative to the current one."""
+    home = os.path.join(tmp, "relative")
+    os.makedirs(os.path.join(home, "sweeps"))
+    sections = base(os.path.relpath(model, home), os.path.relpath(data, home), "out", train__steps=2)
+    sections["data"]["cache_dir"] = "cache"
+    write_ini(os.path.join(home, "base.ini"), sections)
+    with open(os.path.join(home, "sweeps", "s.ini"), "w") as f:
+        f.write("[global]\ninclude = ../base.ini\n[sweep]\nsteps = 1\nwarmup_steps = 0\ntrain.micro_batch = 1\n")
+    def bench(*args, expect):
+        p = subprocess.run([BINARY, "bench", "sweeps/s.ini", *args], cwd=home, env={**os.environ, **env}, capture_output=True, text=True)
+        assert p.returncode == expect, p.stderr
+        return p.stderr
+    bench("--out", "results", expect=0)
+    with open(os.path.join(home, "results", "sweep.csv")) as f:
+        assert [r["status"] for r in csv.DictReader(f)] == ["ok"]
+    os.rename(data, data + ".away")
+    try:
+        said = bench("--out", "failed", expect=1)
+    finally:
+        os.rename(data + ".away", data)
+    assert "every one of the sweep's 1 jobs failed" in said and "no file matches" in said, said
+
+
+class Panels(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.panels, self.tags, self.fetched = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        a = dict(attrs)
+        self.tags.append(tag)
+        if "data-panel" in a:
+            self.panels.append(a["data-panel"])
+        self.fetched += [v for k, v in attrs if k in ("src", "href", "xlink:href")]
+
+
+def a_report_is_one_page_of_sound_pictures(tmp, run, bench):
+    broken = os.path.join(tmp, "broken")
+    os.makedirs(broken)
+    lines = open(os.path.join(run, "metrics.jsonl")).read()
+    open(os.path.join(broken, "metrics.jsonl"), "w").write(lines[:-30])  # as a crash leaves it
+    html, svg = os.path.join(tmp, "r.html"), os.path.join(tmp, "svg")
+    megatrain("-q", "report", run, broken, bench, "--html", html, "--svg", svg)
+    text, p = open(html).read(), Panels()
+    p.feed(text)
+    want = {"loss", "loss-tokens", "learning-rate", "gradient-norm", "speed", "step-time", "timeline", "memory", "link",
+            "heat-map-1", "heat-map-2", "predicted-measured"}
+    assert want <= set(p.panels), want - set(p.panels)
+    assert p.panels.count("step-time") == 2
+    assert not p.fetched and "script" not in p.tags and "link" not in p.tags, "self-contained"
+    assert "prefers-color-scheme:dark" in text
+    assert "nan" not in text.lower().replace("predominan", "") and "inf," not in text
+    files = os.listdir(svg)
+    assert len(files) == len(p.panels)
+    for name in files:
+        root = ET.parse(os.path.join(svg, name)).getroot()  # well-formed
+        assert root.tag == "{http://www.w3.org/2000/svg}svg", root.tag
+        _, _, w, h = map(float, root.get("viewBox").split())
+        body = [t.text or "" for t in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert len(body) >= 3, name  # title and axes are labelled
+        for r in root.iter("{http://www.w3.org/2000/svg}rect"):
+            x, y = float(r.get("x", 0)), float(r.get("y", 0))
+            assert -1 <= x <= w + 1 and -1 <= y <= h + 1, (name, x, y)
+    hatch = open(os.path.join(svg, "heat-map-2.svg")).read()
+    assert "no fit" in hatch and "url(#mt-hatch)" in hatch
+    assert "neither" in megatrain("report", os.path.join(tmp, "svg"), expect=3).stderr
+
+
+def sizes_in_a_report_are_sizes(tmp, run):
+    odd = os.path.join(tmp, "odd-sizes")
+    shutil.copytree(run, odd)
+    told = json.load(open(os.path.join(odd, "run.json")))
+    told["memory"] = [{"tier": "host", "use": f"row {i}", **more} for i, more in enumerate(
+        ({"bytes": 100}, {}, {"bytes": 1e300}, {"bytes": -1}, {"bytes": "many"}))]
+    with open(os.path.join(odd, "run.json"), "w") as out:
+        json.dump(told, out)
+    html = os.path.join(tmp, "odd-sizes.html")
+    megatrain("-q", "report", odd, "--html", html)
+    drawn = re.findall(r"row [0-9]: [^<]*", open(html).read())
+    assert drawn == ["row 0: 100 B"], drawn
+
+
+def text_in_a_report_is_escaped(tmp, run):
+    odd = os.path.join(tmp, "a<b>&\"c")
+    os.makedirs(odd)
+    open(os.path.join(odd, "metrics.jsonl"), "w").write(open(os.path.join(run, "metrics.jsonl")).read())
+    html = os.path.join(tmp, "odd.html")
+    megatrain("-q", "report", odd, "--html", html)
+    assert "<b>" not in open(html).read() and "a&lt;b&gt;&amp;" in open(html).read()
+
+
+def main():
+    with tempfile.TemporaryDirectory() as tmp:
+        env = {"XDG_CACHE_HOME": os.path.join(tmp, "cache"), "MEGATRAIN_PROBE_SMALL": "1"}
+        drive = os.path.join(tmp, "drive")
+        os.makedirs(drive)
+        megatrain("-q", "probe", "all", "--brief", "--threads", "2", "--dir", drive, env=env)
+        model, data = write_model(os.path.join(tmp, "model"), config()), write_data(os.path.join(tmp, "d.jsonl"))
+        run = os.path.join(tmp, "shown")
+        ini = write_ini(os.path.join(tmp, "shown.ini"), base(model, data, run, train__steps=6, eval__every=3))
+        megatrain("-q", "run", ini, "--trace", os.path.join(tmp, "t.json"), env=env)
+        os.rename(os.path.join(tmp, "t.json"), os.path.join(run, "trace.json"))
+        assert len([m for m in metrics(run) if "loss" in m]) == 6
+        bench = a_sweep_killed_at_random_and_resumed_gives_the_same_table(tmp, ini, env)
+        a_measured_sweep_predicts_each_step_by_the_rates_around_it(tmp, ini, env)
+        predictions_need_no_run(tmp, ini, env)
+        a_crash_is_a_row(tmp, model, data, env)
+        a_sweep_of_relative_paths_runs_from_any_folder(tmp, model, data, env)
+        a_report_is_one_page_of_sound_pictures(tmp, run, bench)
+        sizes_in_a_report_are_sizes(tmp, run)
+        text_in_a_report_is_escaped(tmp, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
