@@ -55,6 +55,8 @@ void *workspace(struct harness *h, size_t bytes);
 void expect_close(struct harness *h, const char *what, const double *got, const double *want, size_t n,
                   double tol);
 void expect_rejected(struct harness *h, const char *what, int rc);
+/** Checks the guard bands of all buffers and frees them, for a test of many shapes; the hash stays. */
+void buffers_done(struct harness *h);
 void must(struct harness *h, const char *what, int rc, const struct mt_err *err);
 #define RUN(h, op, ...)                                                                            \
     do {                                                                                           \

@@ -208,7 +208,7 @@ static double *part_of(struct harness *h, const struct places *at, const struct 
 /* Each of the gradients by itself: one may be small beside another. */
 static void check_gradients(struct harness *h, const struct places *at, const double *got, const double *want, size_t n)
 {
-    double bf16 = at->q.dim < 64 ? 8e-3 : 4e-3; /* errors of a few products do not average */
+    double bf16 = at->q.dim < 64 || n < 64 ? 8e-3 : 4e-3; /* roundings of a few products, or keys, do not average */
     const struct {
         const char *name;
         const struct place *at;
@@ -386,6 +386,7 @@ static void attention_of_random_shapes(struct harness *h)
             printf("    in shape %d: %zu/%zu heads of %zu/%zu, window %zu, %d documents from %d on, cap %g%s%s\n", i, s.n_q,
                    s.n_kv, s.d, s.d_v, s.window, s.n_docs, s.len[0], s.cap, s.sinks ? ", sinks" : "",
                    s.apart ? ", apart" : "");
+        buffers_done(h);
     }
 }
 
