@@ -57,6 +57,12 @@ static __device__ __forceinline__ uint16_t *rows_from(const flash_heads &h, int 
            static_cast<size_t>(head) * static_cast<unsigned>(h.stride);
 }
 
+/* A tile of products, from the first query and key of a thread on; at the edge: some are masked. */
+struct flash_place {
+    int query, key, len;
+    bool edge;
+};
+
 static __device__ __forceinline__ bool sees(int query, int key, int len, int window)
 {
     return key <= query && query < len && (!window || query - key < window);

@@ -9,12 +9,6 @@
 
 enum flash_sums { SUM_KEYS = 1, SUM_VALUES = 2, SUM_BOTH = 3 };
 
-/* A tile of products of keys (rows: those of a thread from `key` on) and queries (columns from `query` on). */
-struct flash_place {
-    int query, key, len;
-    bool edge;
-};
-
 /* Weights in place of products p, gradients of scores in place of g (not for SUM_VALUES); delta lies behind lse. */
 template <bool CAP, int SUMS, int NT>
 static __device__ __forceinline__ void weigh(float (&p)[NT][4], float (&g)[NT][4], const flash_args &a,

@@ -5,12 +5,6 @@
  */
 #include "flash.cuh"
 
-/* A tile of products of queries (rows: those of a thread from `query` on) and keys (columns from `key` on). */
-struct flash_place {
-    int query, key, len;
-    bool edge;
-};
-
 /* Gradients of scores in place of g; p: products. lse, delta: of a thread's two rows. */
 template <bool CAP, int NT>
 static __device__ __forceinline__ void weigh(const float (&p)[NT][4], float (&g)[NT][4], const flash_args &a,
