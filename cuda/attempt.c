@@ -30,7 +30,7 @@ int mt_cuda_tiles(struct mt_cuda_device *d, const struct mt_cuda_call *c, struct
 
 /* Compares the result of the call, which is there, with that of tiles. */
 static enum mt_cuda_outcome compare(struct mt_cuda_device *d, const struct mt_cuda_call *c,
-                                    const struct mt_trial_kind *k, struct mt_err *err)
+                                    const struct mt_trial_kind *k, enum mt_trial_verdict *verdict, struct mt_err *err)
 {
     enum mt_trial_verdict found = MT_TRIAL_OPEN;
     struct mt_trial t = results_of(c);
@@ -40,8 +40,8 @@ static enum mt_cuda_outcome compare(struct mt_cuda_device *d, const struct mt_cu
         rc = mt_cuda_tiles(d, c, err);
     if (!rc)
         rc = mt_trial_judge(d, &t, &found, why, sizeof(why), err);
-    if (!rc && found != MT_TRIAL_OPEN)
-        *d->verdict = found;
+    if (!rc)
+        *verdict = found;
     bool wrong = !rc && found == MT_TRIAL_TILES;
     bool own = k->way == MT_TRIAL_OWN;
     if (wrong)
@@ -71,13 +71,16 @@ enum mt_cuda_outcome mt_cuda_attempt(struct mt_cuda_device *d, const struct mt_c
     struct mt_trial_kind k = {.backward = c->b, .window = a->window && a->window < a->max_len, .way = way,
                               .dim = (int)a->q.dim, .dim_v = (int)a->v.dim, .n_q = (int)a->q.n, .n_kv = (int)a->k.n,
                               .len = upto(a->max_len)};
-    bool again = false;
-    d->verdict = mt_trials_find(d->trials, &k, &again);
-    if (d->verdict && *d->verdict == MT_TRIAL_TILES)
+    enum mt_trial_turn turn = mt_trials_begin(d->trials, &k, &d->verdict);
+    if (turn == MT_TRIAL_REFUSE)
         return MT_CUDA_REFUSED;
     enum mt_cuda_outcome rc = go(d, c, way, err);
-    if (rc != MT_CUDA_DONE || !d->verdict || (*d->verdict == MT_TRIAL_FUSED && !again))
+    if (turn != MT_TRIAL_COMPARE)
         return rc;
-    mt_trials_compared(d->trials, &k);
-    return compare(d, c, &k, err);
+    enum mt_trial_verdict found = MT_TRIAL_OPEN;
+    bool done = rc == MT_CUDA_DONE;
+    if (done)
+        rc = compare(d, c, &k, &found, err);
+    mt_trials_end(d->trials, &k, found, done);
+    return rc;
 }

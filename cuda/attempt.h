@@ -20,7 +20,8 @@ int mt_cuda_tiles(struct mt_cuda_device *d, const struct mt_cuda_call *c, struct
 
 /**
  * Does the call by go(), unless its kind was found wrong. The first call of a kind, and its next one after
- * mt_trials_doubt(), is compared with tiles. d->verdict is that on the kind while go() runs, which may change it.
+ * mt_trials_doubt(), is compared with tiles. d->verdict is that on the kind while go() runs, which may change it
+ * (mt_trials_settle()).
  */
 enum mt_cuda_outcome mt_cuda_attempt(struct mt_cuda_device *d, const struct mt_cuda_call *c, enum mt_trial_way way,
                                      mt_cuda_way go, struct mt_err *err);

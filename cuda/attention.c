@@ -42,7 +42,7 @@ int mt_cuda_attention_create(struct mt_cuda_device *d, int multiprocessors, stru
     if (want && !asked_for("tiled") && !asked_for("fused") && !asked_for("own"))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
                        "MEGATRAIN_ATTENTION=%.40s: must be tiled, fused or own", want);
-    d->trials = mt_calloc(1, sizeof(*d->trials));
+    d->trials = mt_trials_create();
     if (!d->trials)
         return mt_fail_nomem(err, "what is found about attention", sizeof(*d->trials));
     d->flash = !asked_for("tiled") && !asked_for("fused");
@@ -60,7 +60,7 @@ int mt_cuda_attention_create(struct mt_cuda_device *d, int multiprocessors, stru
 void mt_cuda_attention_destroy(struct mt_cuda_device *d)
 {
     mt_cuda_fused_destroy(d);
-    free(d->trials);
+    mt_trials_leave(&d->trials);
 }
 
 void mt_cuda_attention_describe(const struct mt_cuda_device *d, char *buf, size_t len)
@@ -83,11 +83,24 @@ bool mt_cuda_attention_adopt(struct mt_cuda_device *d, const char *text)
 
 void mt_cuda_attention_doubt(struct mt_cuda_device *d)
 {
-    mt_trials_doubt(d->trials);
+    if (!d->follows)
+        mt_trials_doubt(d->trials);
+}
+
+bool mt_cuda_attention_share(struct mt_cuda_device *d, struct mt_cuda_device *first)
+{
+    if (strcmp(d->trials->engine, first->trials->engine))
+        return false;
+    mt_trials_leave(&d->trials);
+    d->trials = mt_trials_join(first->trials);
+    d->follows = true;
+    return true;
 }
 
 size_t mt_cuda_attention_distrust(struct mt_cuda_device *d, bool on)
 {
+    if (d->follows)
+        return 0;
     if (on)
         return mt_trials_withdraw(d->trials);
     mt_trials_reinstate(d->trials);

@@ -23,6 +23,8 @@ void mt_cuda_attention_describe(const struct mt_cuda_device *d, char *buf, size_
 void mt_cuda_attention_findings(struct mt_cuda_device *d, struct mt_str *out);
 bool mt_cuda_attention_adopt(struct mt_cuda_device *d, const char *text);
 void mt_cuda_attention_doubt(struct mt_cuda_device *d);
+/** mt_device_share_findings(). */
+bool mt_cuda_attention_share(struct mt_cuda_device *d, struct mt_cuda_device *first);
 /** mt_device_distrust(), mt_device_trust(). */
 size_t mt_cuda_attention_distrust(struct mt_cuda_device *d, bool on);
 

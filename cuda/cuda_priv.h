@@ -33,7 +33,8 @@ struct mt_cuda_device {
     struct mt_cuda_blas *blas;
     struct mt_cuda_fused *fused; /* cuDNN attention, or NULL */
     bool flash; /* attention of our own where it suits */
-    struct mt_trials *trials;    /* what was found about attention; owned */
+    struct mt_trials *trials;    /* what was found about attention */
+    bool follows;                /* they are another device's, too, which is asked instead of this one */
     enum mt_trial_verdict *verdict; /* on the kind of the current call; NULL: the kind is not tried */
     pthread_mutex_t lock;
     atomic_bool failed;

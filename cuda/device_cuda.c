@@ -90,6 +90,11 @@ static bool cuda_adopt_findings(mt_device *dev, const char *text)
     return mt_cuda_attention_adopt(mt_cuda(dev), text);
 }
 
+static bool cuda_share_findings(mt_device *dev, mt_device *first)
+{
+    return mt_cuda_attention_share(mt_cuda(dev), mt_cuda(first));
+}
+
 static void cuda_doubt(mt_device *dev)
 {
     mt_cuda_attention_doubt(mt_cuda(dev));
@@ -123,6 +128,7 @@ static const struct mt_device_backend cuda_backend = {
     .range = mt_cuda_range,
     .findings = cuda_findings,
     .adopt_findings = cuda_adopt_findings,
+    .share_findings = cuda_share_findings,
     .doubt = cuda_doubt,
     .distrust = cuda_distrust,
     .submit = mt_cuda_submit,

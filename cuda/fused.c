@@ -147,8 +147,7 @@ static void note_short_memory(struct mt_cuda_device *d, int plan_rc, const char 
     if (!*mt_cuda_short_of_memory(memory, sizeof(memory), plan_rc == -ENOMEM))
         return;
     mt_warn("using tiled attention for one kind of call from now on: %s%s", why, memory);
-    if (d->verdict)
-        *d->verdict = MT_TRIAL_TILES;
+    mt_trials_settle(d->trials, d->verdict, MT_TRIAL_TILES);
     d->fused->notified = true;
 }
 
@@ -490,7 +489,7 @@ static enum mt_cuda_outcome fused(struct mt_cuda_device *d, const struct mt_cuda
         return attempt(d, c, MT_TRIAL_FIXED, err);
     bool fill = mt_cuda_next_power(c->a->n_docs) > c->a->n_docs;
     enum mt_cuda_outcome rc = attempt(d, c, fill ? MT_TRIAL_ROUNDED : MT_TRIAL_RAGGED, err);
-    if (rc == MT_CUDA_REFUSED && fill && d->verdict && *d->verdict == MT_TRIAL_TILES)
+    if (rc == MT_CUDA_REFUSED && fill && mt_trials_is(d->trials, d->verdict, MT_TRIAL_TILES))
         rc = attempt(d, c, MT_TRIAL_RAGGED, err); /* more plans, but nothing is empty */
     return rc == MT_CUDA_REFUSED && c->b ? attempt(d, c, MT_TRIAL_COPIES, err) : rc;
 }

@@ -19,21 +19,98 @@ static bool same_kind(const struct mt_trial_kind *a, const struct mt_trial_kind 
            a->dim_v == b->dim_v && a->n_q == b->n_q && a->n_kv == b->n_kv && a->len == b->len;
 }
 
-enum mt_trial_verdict *mt_trials_find(struct mt_trials *t, const struct mt_trial_kind *k, bool *again)
+struct mt_trials *mt_trials_create(void)
+{
+    struct mt_trials *t = mt_calloc(1, sizeof(*t));
+    if (!t)
+        return NULL;
+    pthread_mutex_init(&t->lock, NULL);
+    pthread_cond_init(&t->ended, NULL);
+    t->users = 1;
+    return t;
+}
+
+struct mt_trials *mt_trials_join(struct mt_trials *t)
+{
+    t->users++;
+    return t;
+}
+
+void mt_trials_leave(struct mt_trials **t)
+{
+    if (*t && !--(*t)->users) {
+        pthread_cond_destroy(&(*t)->ended);
+        pthread_mutex_destroy(&(*t)->lock);
+        free(*t);
+    }
+    *t = NULL;
+}
+
+/* Its index; -1: there are too many kinds. */
+static int index_of_kind(struct mt_trials *t, const struct mt_trial_kind *k)
 {
     int i = 0;
     while (i < t->n && !same_kind(&t->of[i].kind, k))
         i++;
     if (i == MT_TRIAL_MAX)
-        return NULL;
+        return -1;
     if (i == t->n) {
-        t->of[i].kind = *k;
-        t->of[i].verdict = MT_TRIAL_OPEN;
-        t->of[t->n++].again = false;
+        memset(&t->of[i], 0, sizeof(t->of[i]));
+        t->of[t->n++].kind = *k;
     }
-    if (again)
-        *again = t->of[i].again;
-    return &t->of[i].verdict;
+    return i;
+}
+
+enum mt_trial_verdict *mt_trials_find(struct mt_trials *t, const struct mt_trial_kind *k)
+{
+    int i = index_of_kind(t, k);
+    return i < 0 ? NULL : &t->of[i].verdict;
+}
+
+enum mt_trial_turn mt_trials_begin(struct mt_trials *t, const struct mt_trial_kind *k, enum mt_trial_verdict **v)
+{
+    enum mt_trial_turn turn = MT_TRIAL_TAKE;
+    pthread_mutex_lock(&t->lock);
+    int i = index_of_kind(t, k);
+    *v = i < 0 ? NULL : &t->of[i].verdict;
+    while (i >= 0 && t->of[i].compares)
+        pthread_cond_wait(&t->ended, &t->lock);
+    if (i >= 0 && t->of[i].verdict == MT_TRIAL_TILES) {
+        turn = MT_TRIAL_REFUSE;
+    } else if (i >= 0 && (t->of[i].verdict == MT_TRIAL_OPEN || t->of[i].again)) {
+        turn = MT_TRIAL_COMPARE;
+        t->of[i].compares = true;
+    }
+    pthread_mutex_unlock(&t->lock);
+    return turn;
+}
+
+void mt_trials_end(struct mt_trials *t, const struct mt_trial_kind *k, enum mt_trial_verdict found, bool compared)
+{
+    pthread_mutex_lock(&t->lock);
+    int i = index_of_kind(t, k);
+    t->of[i].compares = false;
+    t->of[i].again &= !compared;
+    if (found != MT_TRIAL_OPEN)
+        t->of[i].verdict = found;
+    pthread_cond_broadcast(&t->ended);
+    pthread_mutex_unlock(&t->lock);
+}
+
+void mt_trials_settle(struct mt_trials *t, enum mt_trial_verdict *v, enum mt_trial_verdict to)
+{
+    pthread_mutex_lock(&t->lock);
+    if (v)
+        *v = to;
+    pthread_mutex_unlock(&t->lock);
+}
+
+bool mt_trials_is(struct mt_trials *t, const enum mt_trial_verdict *v, enum mt_trial_verdict what)
+{
+    pthread_mutex_lock(&t->lock);
+    bool is = v && *v == what;
+    pthread_mutex_unlock(&t->lock);
+    return is;
 }
 
 void mt_trials_doubt(struct mt_trials *t)
@@ -47,7 +124,7 @@ static void add_ways(struct mt_trials *t, struct mt_trial_kind k)
 {
     for (size_t way = 0; way < MT_ARRAY_LEN(ways); way++) {
         k.way = (enum mt_trial_way)way;
-        mt_trials_find(t, &k, NULL);
+        mt_trials_find(t, &k);
     }
 }
 
@@ -71,13 +148,6 @@ void mt_trials_reinstate(struct mt_trials *t)
     for (int i = 0; i < t->n_withdrawn; i++)
         t->of[i].verdict = t->of[i].before;
     t->n_withdrawn = 0;
-}
-
-void mt_trials_compared(struct mt_trials *t, const struct mt_trial_kind *k)
-{
-    for (int i = 0; i < t->n; i++)
-        if (same_kind(&t->of[i].kind, k))
-            t->of[i].again = false;
 }
 
 void mt_trials_print(const struct mt_trials *t, struct mt_str *out)
@@ -123,7 +193,7 @@ static bool read_one(struct mt_trials *t, const char *text)
     if (w < 0 || v < 0 || (!k.backward && strcmp(pass, "forward")))
         return false;
     k.way = (enum mt_trial_way)w;
-    enum mt_trial_verdict *found = mt_trials_find(t, &k, NULL);
+    enum mt_trial_verdict *found = mt_trials_find(t, &k);
     if (found && *found != MT_TRIAL_TILES) /* one that was wrong once is not tried again */
         *found = (enum mt_trial_verdict)v;
     return true;

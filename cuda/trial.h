@@ -2,6 +2,8 @@
 #ifndef MT_CUDA_TRIAL_H
 #define MT_CUDA_TRIAL_H
 
+#include <pthread.h>
+
 #include "base/strbuf.h"
 #include "cuda_priv.h"
 
@@ -9,7 +11,9 @@
  * A fused engine is a library that may have defects on some GPUs for some shapes. At its first use, each kind of call
  * is compared with our own tiles, on the inputs of the step; if they differ, tiles do this call and all later ones of
  * the kind. The result of a call thus depends on its arguments and on the verdict on its kind, and a later run with the
- * same verdicts has the same bits. Only the thread that submits to the stream may use it.
+ * same verdicts has the same bits. Devices that share a step share the table, too: what the first of them found at a
+ * kind's first call holds for all, as it would if there were one. The threads that submit to their streams may call
+ * mt_trials_begin(), mt_trials_end(), mt_trials_settle() and mt_trials_is() at once; all else is called between steps.
  */
 /* ROUNDED: ragged, with empty sequences that make their number a power of two; cuDNN before 9.25 has defects there. */
 enum mt_trial_way { MT_TRIAL_FIXED, MT_TRIAL_RAGGED, MT_TRIAL_COPIES, MT_TRIAL_ROUNDED, MT_TRIAL_OWN };
@@ -25,24 +29,43 @@ enum mt_trial_verdict { MT_TRIAL_OPEN, MT_TRIAL_FUSED, MT_TRIAL_TILES };
 enum { MT_TRIAL_MAX = 1024 };
 struct mt_trials {
     char engine[128]; /* the libraries and GPU of the verdicts, on which bits depend */
+    pthread_mutex_t lock;
+    pthread_cond_t ended; /* a comparison */
+    int users;            /* devices */
     struct {
         struct mt_trial_kind kind;
         enum mt_trial_verdict verdict;
         bool again; /* to be compared once more */
+        bool compares; /* some device compares it now */
         enum mt_trial_verdict before; /* of the first n_withdrawn */
     } of[MT_TRIAL_MAX];
     int n, n_withdrawn;
 };
-/** The verdict on a kind, which the caller may change; NULL: there are too many kinds, and this one is not tried.
- * *again: it is in doubt; may be NULL. */
-enum mt_trial_verdict *mt_trials_find(struct mt_trials *t, const struct mt_trial_kind *k, bool *again);
+/** One device's, or NULL without memory; another device takes part by mt_trials_join(). */
+struct mt_trials *mt_trials_create(void);
+struct mt_trials *mt_trials_join(struct mt_trials *t);
+/** The last device that leaves frees it. Accepts NULL. */
+void mt_trials_leave(struct mt_trials **t);
+
+/** The verdict on a kind, which the caller may change; NULL: there are too many kinds, and this one is not tried. */
+enum mt_trial_verdict *mt_trials_find(struct mt_trials *t, const struct mt_trial_kind *k);
+/**
+ * What to do with a call. COMPARE: mt_trials_end() must follow; other devices' calls of the kind wait for that. They
+ * have been submitted after this one, so nothing that this one needs waits behind them. *v: as of mt_trials_find().
+ */
+enum mt_trial_turn { MT_TRIAL_REFUSE, MT_TRIAL_TAKE, MT_TRIAL_COMPARE };
+enum mt_trial_turn mt_trials_begin(struct mt_trials *t, const struct mt_trial_kind *k, enum mt_trial_verdict **v);
+/** OPEN: the verdict stays. compared: it is not in doubt any more. */
+void mt_trials_end(struct mt_trials *t, const struct mt_trial_kind *k, enum mt_trial_verdict found, bool compared);
+/** Changes a verdict, or asks for it; NULL: none. */
+void mt_trials_settle(struct mt_trials *t, enum mt_trial_verdict *v, enum mt_trial_verdict to);
+bool mt_trials_is(struct mt_trials *t, const enum mt_trial_verdict *v, enum mt_trial_verdict what);
 /** Every kind is in doubt until it is compared: a library may be right for the data of the first step alone. */
 void mt_trials_doubt(struct mt_trials *t);
 /** Every shape that was tried is done by tiles from now on, whatever the way; returns how many kinds were not before.
  * Then, if tiles are no better, all as it was. */
 size_t mt_trials_withdraw(struct mt_trials *t);
 void mt_trials_reinstate(struct mt_trials *t);
-void mt_trials_compared(struct mt_trials *t, const struct mt_trial_kind *k);
 /** Prints "cuDNN 9.19.0, sm_90: forward fixed 128 of 32/8 to 4096 fused; backward ragged window 192/128 of 16/16 to 512
  * tiles", or the engine alone if nothing was tried. */
 void mt_trials_print(const struct mt_trials *t, struct mt_str *out);

@@ -36,6 +36,7 @@ struct mt_device_backend {
     /* Optional, all or none. */
     void (*findings)(mt_device *dev, struct mt_str *out);
     bool (*adopt_findings)(mt_device *dev, const char *text);
+    bool (*share_findings)(mt_device *dev, mt_device *first);
     void (*doubt)(mt_device *dev);
     size_t (*distrust)(mt_device *dev, bool on);
 

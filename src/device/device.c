@@ -157,6 +157,11 @@ bool mt_device_adopt_findings(mt_device *dev, const char *text)
     return dev->backend->adopt_findings && dev->backend->adopt_findings(dev, text);
 }
 
+bool mt_device_share_findings(mt_device *dev, mt_device *first)
+{
+    return dev->backend == first->backend && dev->backend->share_findings && dev->backend->share_findings(dev, first);
+}
+
 void mt_device_doubt(mt_device *dev)
 {
     if (dev->backend->doubt)

@@ -168,6 +168,12 @@ void mt_device_findings(mt_device *dev, struct mt_str *out);
 /** Takes over the findings of an earlier run, so that results have the same bits; call before the first operation.
  * False: the text is of another device or library, and nothing changes. */
 bool mt_device_adopt_findings(mt_device *dev, const char *text);
+/**
+ * From now on `dev` and `first`, of one kind, have the same findings: what one finds holds for the other at once, so
+ * that devices which share a step have the bits of one. False: their libraries differ. Call before the first operation;
+ * what is said to `first` below is said for both.
+ */
+bool mt_device_share_findings(mt_device *dev, mt_device *first);
 /** What libraries have computed right is compared once more, at the next call of each kind. Call between steps. */
 void mt_device_doubt(mt_device *dev);
 /** Calls of the shapes that libraries or fused kernels have done are done in the plain way from now on, to which these

@@ -219,6 +219,11 @@ static bool fault_adopt_findings(mt_device *dev, const char *text)
     return mt_device_adopt_findings(fault(dev)->inner, text);
 }
 
+static bool fault_share_findings(mt_device *dev, mt_device *first)
+{
+    return mt_device_share_findings(fault(dev)->inner, fault(first)->inner);
+}
+
 static void fault_doubt(mt_device *dev)
 {
     mt_device_doubt(fault(dev)->inner);
@@ -267,6 +272,7 @@ static const struct mt_device_backend fault_backend = {
     .status = fault_status,
     .findings = fault_findings,
     .adopt_findings = fault_adopt_findings,
+    .share_findings = fault_share_findings,
     .doubt = fault_doubt,
     .distrust = fault_distrust,
     .submit = fault_submit,

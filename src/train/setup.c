@@ -69,6 +69,8 @@ static int open_devices(struct mt_setup *s, const struct mt_plan_limits *limits,
         rc = mt_device_create(&s->other_dev[i - 1], &params, err);
         if (!rc)
             rc = check_product(s->dev, s->other_dev[i - 1], err);
+        if (!rc)
+            mt_device_share_findings(s->other_dev[i - 1], s->dev);
     }
     return rc || !warm ? rc : mt_hw_resident(&s->request.resident, err);
 }

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of the CUDA device on the emulation: which engine runs, how many plans are made, and what is found wrong. */
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "host_side.h"
 
@@ -298,11 +302,11 @@ static void heads_groups_and_lengths_are_tried_apart(void **state)
     heads.n_q = 64;
     group.n_kv = 4;
     len.len = 8192;
-    *mt_trials_find(&t, &k, NULL) = MT_TRIAL_FUSED;
-    assert_int_equal(*mt_trials_find(&t, &heads, NULL), MT_TRIAL_OPEN);
-    assert_int_equal(*mt_trials_find(&t, &group, NULL), MT_TRIAL_OPEN);
-    assert_int_equal(*mt_trials_find(&t, &len, NULL), MT_TRIAL_OPEN);
-    *mt_trials_find(&t, &group, NULL) = MT_TRIAL_TILES;
+    *mt_trials_find(&t, &k) = MT_TRIAL_FUSED;
+    assert_int_equal(*mt_trials_find(&t, &heads), MT_TRIAL_OPEN);
+    assert_int_equal(*mt_trials_find(&t, &group), MT_TRIAL_OPEN);
+    assert_int_equal(*mt_trials_find(&t, &len), MT_TRIAL_OPEN);
+    *mt_trials_find(&t, &group) = MT_TRIAL_TILES;
     mt_trials_print(&t, &text);
     assert_string_equal(text.p, "cuDNN: forward fixed 128 of 32/8 to 4096 fused; forward fixed 128 of 32/4 to 4096 tiles");
     t.n = 0;
@@ -311,6 +315,75 @@ static void heads_groups_and_lengths_are_tried_apart(void **state)
     assert_string_equal(text.p, again.p);
     mt_str_finish(&text);
     mt_str_finish(&again);
+}
+
+/* Devices of a step: the one that calls second goes by what the first has found, and does not look for itself. */
+static void what_one_device_found_holds_for_the_other(void **state)
+{
+    (void)state;
+    for (int wrong = 0; wrong < 2; wrong++) {
+        struct mt_str found[2] = {{0}, {0}};
+        uint16_t dv[2];
+        mt_device *dev[2] = {open_device(64 * MIB), open_device(64 * MIB)};
+        assert_true(mt_device_share_findings(dev[1], dev[0]));
+        mt_log_set_sink(keep_warnings);
+        for (int i = 0; i < 2; i++) {
+            setenv("MT_EMU_FUSED_FAULT", i == !wrong ? "backward ragged nan" : "", 1);
+            dv[i] = attend_to_values(dev[i], memory_to_attend(dev[i]), two, 2, 0.25f);
+        }
+        unsetenv("MT_EMU_FUSED_FAULT");
+        mt_log_set_sink(NULL);
+        assert_true(isfinite(mt_bf16_to_f32(dv[0])));
+        assert_int_equal(!isfinite(mt_bf16_to_f32(dv[1])), !wrong); /* right at first: nobody compares any more */
+        assert_int_equal(mt_device_distrust(dev[1]), 0);            /* the first is asked for both */
+        for (int i = 0; i < 2; i++) {
+            mt_device_findings(dev[i], &found[i]);
+            mt_device_destroy(&dev[i]); /* what was found goes with the second */
+        }
+        assert_non_null(strstr(found[0].p, wrong ? "backward ragged 8 of 1/1 to 128 tiles" : "backward ragged 8 of 1/1 to 128 fused"));
+        assert_string_equal(found[0].p, found[1].p);
+        mt_str_finish(&found[0]);
+        mt_str_finish(&found[1]);
+    }
+}
+
+static struct {
+    struct mt_trials *t;
+    struct mt_trial_kind kind;
+    atomic_int begun;
+    enum mt_trial_turn turn;
+} late;
+
+static void *call_late(void *arg)
+{
+    enum mt_trial_verdict *v;
+    atomic_store(&late.begun, 1);
+    late.turn = mt_trials_begin(late.t, &late.kind, &v);
+    return arg;
+}
+
+/* A call of a kind that another device compares waits for the verdict. */
+static void a_call_waits_for_the_comparison_of_its_kind(void **state)
+{
+    enum mt_trial_verdict *v;
+    pthread_t thread;
+    (void)state;
+    for (int wrong = 0; wrong < 2; wrong++) {
+        late.t = mt_trials_create();
+        late.kind = (struct mt_trial_kind){.dim = 128, .dim_v = 128, .n_q = 32, .n_kv = 8, .len = 4096};
+        assert_int_equal(mt_trials_begin(late.t, &late.kind, &v), MT_TRIAL_COMPARE);
+        atomic_store(&late.begun, 0);
+        late.turn = MT_TRIAL_COMPARE;
+        assert_int_equal(pthread_create(&thread, NULL, call_late, NULL), 0);
+        while (!atomic_load(&late.begun))
+            sched_yield();
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+        mt_trials_end(late.t, &late.kind, wrong ? MT_TRIAL_TILES : MT_TRIAL_FUSED, true);
+        pthread_join(thread, NULL);
+        assert_int_equal(late.turn, wrong ? MT_TRIAL_REFUSE : MT_TRIAL_TAKE);
+        mt_trials_leave(&late.t);
+        assert_null(late.t);
+    }
 }
 
 /* A first comparison may miss what others have found. */
@@ -461,6 +534,8 @@ int main(void)
         cmocka_unit_test(inputs_that_tell_nothing_decide_nothing),
         cmocka_unit_test(a_library_that_errs_later_is_found_when_it_is_doubted),
         cmocka_unit_test(heads_groups_and_lengths_are_tried_apart),
+        cmocka_unit_test(what_one_device_found_holds_for_the_other),
+        cmocka_unit_test(a_call_waits_for_the_comparison_of_its_kind),
         cmocka_unit_test(versions_that_are_known_to_be_wrong_are_not_used),
         cmocka_unit_test(plans_that_the_gpu_has_no_memory_for_are_done_without),
         cmocka_unit_test(a_kind_whose_plan_got_no_memory_stays_with_tiles),
