@@ -41,7 +41,8 @@ def unpacked(package, tmp):
     run("dpkg-deb", "-x", package, root)
     has = files(root)
     for name in ("usr/bin/megatrain", "usr/share/man/man1/megatrain.1.gz", "usr/share/man/man5/megatrain.ini.5.gz",
-                 "usr/share/bash-completion/completions/megatrain", "usr/share/megatrain/prepare_data.py",
+                 "usr/share/bash-completion/completions/megatrain.bash", "usr/share/fish/vendor_completions.d/megatrain.fish",
+                 "usr/share/doc/megatrain/examples/sft_qwen3.ini", "usr/share/megatrain/prepare_data.py",
                  "usr/share/megatrain/setup_data.py", "usr/share/megatrain/data_packages.txt",
                  "usr/share/megatrain/machines/rtx4090.ini", "usr/share/megatrain/models/Qwen3-8B.json",
                  "usr/share/doc/megatrain/copyright"):
