@@ -324,7 +324,7 @@ static void on_step(void *ctx, const struct mt_step_report *r)
         return;
     }
     mt_format_seconds(eta, sizeof(eta), r->eta_seconds);
-    cli_say("%s%sstep %llu/%llu %.1f%% | loss %.4f %s| lr %.2e | gnorm %.3g%s | %.0f tok/s (loss %.0f) | h2d "
+    cli_say("%s%sstep %llu/%llu %.1f%% | loss %.4f %s| lr %.2e | gnorm %.3g%s | %.0f tok/s (%.0f trained) | h2d "
             "%.2f GB/s wait %.0f%% | dev %s/%s | %.2f s | eta %s\n", name_of(p), p->name ? " | " : "",
             (unsigned long long)r->step, (unsigned long long)r->total_steps,
             100.0 * (double)r->step / (double)r->total_steps, r->result.loss,
