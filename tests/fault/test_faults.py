@@ -149,7 +149,7 @@ def memory_that_is_short_is_refused_before_anything_is_done(p):
     if subprocess.run([BINARY, "--version"], capture_output=True, preexec_fn=cap).returncode:
         print("a sanitizer's build takes more memory than these limits: this test is left out", flush=True)
         return
-    r = subprocess.run([BINARY, "-q", "run", ini, "--set", "memory.device_budget=400MiB"], capture_output=True, text=True,
+    r = subprocess.run([BINARY, "-q", "run", ini, "--set", "memory.device_budget=376MiB"], capture_output=True, text=True,
                        preexec_fn=cap)
     assert r.returncode == 4 and "it will not fit" in r.stderr, (r.returncode, r.stderr)
     group = f"/sys/fs/cgroup/memory/megatrain-test-{os.getpid()}"
