@@ -11,6 +11,7 @@ enum {
     MT_METER_NORM = 4,      /* qk_rope: with QK-norm */
     MT_METER_LOSS_ONLY = 8, /* cross-entropy: no gradient */
     MT_METER_NESTED = 16,   /* decode: scales are packed, too */
+    MT_METER_PLAIN = 32,    /* delta_rule: the plain one; gated_norm: the gate first */
 };
 /** Variants of gemm, as in its row; the variants of decode are the formats after MT_PACKED_NONE. */
 enum { MT_GEMM_NT /* a linear layer */, MT_GEMM_NN /* its input gradient */, MT_GEMM_TN /* its weight gradient */ };

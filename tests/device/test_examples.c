@@ -112,6 +112,16 @@ static void every_operation_keeps_to_its_buffers(struct harness *h)
         must(h, "examples", -EINVAL, &(struct mt_err){.msg = "an operation has none"});
 }
 
+/* Groups of Mamba 2, which are wider than a head may be where the norm is first. */
+static void a_wide_group_has_an_example(struct harness *h)
+{
+    const enum mt_dev_op ops[] = {MT_DEV_GATED_NORM, MT_DEV_GATED_NORM_BWD};
+    for (size_t i = 0; i < MT_ARRAY_LEN(ops); i++) {
+        struct mt_metered m = {.op = ops[i], .dtype = h->dtype, .flags = MT_METER_PLAIN, .n_dims = 3, .dim = {5, 2, 1280}};
+        run_example(h, &m);
+    }
+}
+
 static void every_operation_refuses_null(struct harness *h)
 {
     for (int i = 0; i < MT_N_DEV_OPS; i++) {
@@ -125,6 +135,7 @@ static void every_operation_refuses_null(struct harness *h)
 
 const struct device_test example_tests[] = {
     {"every_operation_keeps_to_its_buffers", every_operation_keeps_to_its_buffers},
+    {"a_wide_group_has_an_example", a_wide_group_has_an_example},
     {"every_operation_refuses_null", every_operation_refuses_null},
     {NULL, NULL},
 };

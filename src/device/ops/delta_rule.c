@@ -54,6 +54,7 @@ static void count(const struct mt_delta_rule *a, bool bwd, struct mt_metered *ou
 {
     double heads = (double)(a->k.n * a->k.dim * 2 + a->v.n * a->v.dim * 2);
     out->dtype = a->dtype;
+    out->flags = a->plain ? MT_METER_PLAIN : 0;
     out->dim[0] = a->n;
     out->dim[1] = a->max_len + 1;
     out->dim[2] = a->v.n;
@@ -81,7 +82,7 @@ static struct mt_delta_rule example(mt_example *x, const struct mt_metered *shap
     size_t docs = mt_div_up(n, len), nv = (size_t)shape->dim[2], nk = (size_t)shape->dim[3];
     size_t dk = (size_t)shape->dim[4], dv = (size_t)shape->dim[5];
     struct mt_delta_rule a = {.n = n, .n_docs = docs, .max_len = len, .dtype = shape->dtype, .scale = 0.125f,
-                              .eps = 1e-6f};
+                              .eps = 1e-6f, .plain = shape->flags & MT_METER_PLAIN};
     int32_t *cu = mt_example_host_ints(x, docs + 1, len, 0);
     if (cu)
         cu[docs] = (int32_t)n;
@@ -123,6 +124,7 @@ const struct mt_op mt_op_row_delta_rule = {
     .name = {"delta_rule"},
     .bound = MT_BOUND_ATTENTION,
     .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM, MT_SIZE_HEAD_DIM},
+    .flags = {0, MT_METER_PLAIN},
     .args_bytes = sizeof(struct mt_delta_rule),
     .count = offsetof(struct mt_delta_rule, n),
     .check = check,
@@ -134,6 +136,7 @@ const struct mt_op mt_op_row_delta_rule_bwd = {
     .name = {"delta_rule_bwd"},
     .bound = MT_BOUND_ATTENTION_BWD,
     .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM, MT_SIZE_HEAD_DIM},
+    .flags = {0, MT_METER_PLAIN},
     .args_bytes = sizeof(struct mt_delta_rule_bwd),
     .count = offsetof(struct mt_delta_rule_bwd, fwd.n),
     .check = check_bwd,

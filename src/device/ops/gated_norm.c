@@ -22,14 +22,16 @@ static void cost(const void *args, struct mt_metered *out)
 {
     const struct mt_gated_norm *a = args;
     mt_op_count_heads(&a->x, a->n, a->dtype, 3, out);
+    out->flags = a->gate_first ? MT_METER_PLAIN : 0;
 }
 
 static struct mt_gated_norm example(mt_example *x, const struct mt_metered *shape)
 {
-    struct mt_gated_norm a = {.n = (size_t)shape->dim[0], .dtype = shape->dtype, .eps = 1e-6f};
+    struct mt_gated_norm a = {.n = (size_t)shape->dim[0], .dtype = shape->dtype, .eps = 1e-6f,
+                              .gate_first = shape->flags & MT_METER_PLAIN};
     a.x = mt_op_take_heads(x, MT_TAKE_READ | MT_TAKE_FRESH, shape);
     a.z = mt_op_take_heads(x, MT_TAKE_READ, shape);
-    a.w = mt_example_read(x, a.dtype, a.x.dim);
+    a.w = mt_example_read(x, a.dtype, mt_gated_norm_weights(&a));
     return a;
 }
 
@@ -43,6 +45,7 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
 const struct mt_op mt_op_row_gated_norm = {
     .name = {"gated_norm"},
     .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM},
+    .flags = {0, MT_METER_PLAIN},
     .args_bytes = sizeof(struct mt_gated_norm),
     .count = offsetof(struct mt_gated_norm, n),
     .check = check,
@@ -64,6 +67,7 @@ static void cost_bwd(const void *args, struct mt_metered *out)
 {
     const struct mt_gated_norm *a = &((const struct mt_gated_norm_bwd *)args)->fwd;
     mt_op_count_heads(&a->x, a->n, a->dtype, 5, out);
+    out->flags = a->gate_first ? MT_METER_PLAIN : 0;
 }
 
 /* In place, as in a layer. */
@@ -72,7 +76,7 @@ static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
     struct mt_gated_norm_bwd b = {.fwd = example(x, shape)};
     b.dx = b.dy = mt_op_take_heads(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, shape);
     b.dz = mt_op_take_heads(x, MT_TAKE_WRITE, shape);
-    b.dw = mt_example_update(x, MT_F32, b.fwd.x.dim);
+    b.dw = mt_example_update(x, MT_F32, mt_gated_norm_weights(&b.fwd));
     b.workspace = mt_example_workspace(x, mt_op_gated_norm_bwd_workspace(mt_example_device(x), &b));
     *(struct mt_gated_norm_bwd *)args = b;
 }
@@ -80,6 +84,7 @@ static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
 const struct mt_op mt_op_row_gated_norm_bwd = {
     .name = {"gated_norm_bwd"},
     .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM},
+    .flags = {0, MT_METER_PLAIN},
     .args_bytes = sizeof(struct mt_gated_norm_bwd),
     .count = offsetof(struct mt_gated_norm_bwd, fwd.n),
     .check = check_bwd,
