@@ -35,6 +35,12 @@ static __device__ __forceinline__ decay_of_head gate_of(const struct mt_delta_ga
     return {-exp_of(load(static_cast<const T *>(a.a_log) + head)), load(static_cast<const T *>(a.dt_bias) + head)};
 }
 
+/* The step of a plain rule; a NaN stays. */
+static __device__ __forceinline__ float limited(const struct mt_delta_gates &a, float step)
+{
+    return step < a.least ? a.least : step > a.most ? a.most : step;
+}
+
 template <typename T> static __global__ void __launch_bounds__(THREADS) gates_forward(struct mt_delta_gates a)
 {
     size_t heads = a.a.n * a.a.dim, at = static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x;
@@ -44,7 +50,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) gates_fo
     decay_of_head gate = gate_of<T>(a, head);
     float step = softplus(load(head_of<T>(a.a, row, head)) + gate.bias);
     if (a.plain) {
-        step = fminf(fmaxf(step, a.least), a.most);
+        step = limited(a, step);
         a.beta[at] = step;
     } else {
         a.beta[at] = rounded<T>(sigmoid<float>(load(head_of<T>(a.b, row, head))));
@@ -69,9 +75,9 @@ static __global__ void __launch_bounds__(THREADS)
         float x = load(head_of<T>(a.a, row, head)) + gate.bias, dg = b.dg[at], step = softplus(x);
         float da = gate.speed * dg * sigmoid<float>(x);
         if (a.plain) {
-            bool within = step >= a.least && step <= a.most;
-            da = within ? (b.dbeta[at] + gate.speed * dg) * sigmoid<float>(x) : 0.0f;
-            step = fminf(fmaxf(step, a.least), a.most);
+            bool cut = step < a.least || step > a.most;
+            da = cut ? 0.0f : (b.dbeta[at] + gate.speed * dg) * sigmoid<float>(x);
+            step = limited(a, step);
         } else {
             float beta = rounded<T>(sigmoid<float>(load(head_of<T>(a.b, row, head))));
             store(head_of<T>(b.db, row, head), b.dbeta[at] * beta * (1.0f - beta));

@@ -53,16 +53,10 @@ static float softplus(float x)
     return x > 20 ? x : log1pf(expf(x));
 }
 
-/* The step of a plain rule. */
-static float step_of(const struct mt_delta_gates *a, float x)
+/* The step of a plain rule; a NaN stays. */
+static float limited(const struct mt_delta_gates *a, float step)
 {
-    return MT_CLAMP(softplus(x), a->least, a->most);
-}
-
-static bool within(const struct mt_delta_gates *a, float x)
-{
-    float step = softplus(x);
-    return step >= a->least && step <= a->most;
+    return step < a->least ? a->least : step > a->most ? a->most : step;
 }
 
 static void forward_chunk(void *ctx, size_t chunk, int thread)
@@ -73,7 +67,8 @@ static void forward_chunk(void *ctx, size_t chunk, int thread)
     for (size_t h = 0; h < heads; h++) {
         float speed = -expf(element(a->dtype, a->a_log, h));
         for (size_t r = chunk * ROW_BLOCK; r < end; r++) {
-            float x = before(a, r, h), step = a->plain ? step_of(a, x) : softplus(x);
+            float step = softplus(before(a, r, h));
+            step = a->plain ? limited(a, step) : step;
             a->beta[r * heads + h] = a->plain ? step : beta_of(a, r, h);
             a->g[r * heads + h] = speed * step;
         }
@@ -104,8 +99,9 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
             size_t i = r * heads + h;
             float x = before(a, r, h), step = softplus(x), da = speed * b->dg[i] * mt_sigmoidf(x);
             if (a->plain) {
-                step = step_of(a, x);
-                da = within(a, x) ? (b->dbeta[i] + speed * b->dg[i]) * mt_sigmoidf(x) : 0;
+                bool cut = step < a->least || step > a->most;
+                step = limited(a, step);
+                da = cut ? 0 : (b->dbeta[i] + speed * b->dg[i]) * mt_sigmoidf(x);
             } else {
                 float beta = beta_of(a, r, h);
                 put(a->dtype, b->db.p, at(&b->db, r, h), b->dbeta[i] * beta * (1.0f - beta));
