@@ -65,7 +65,7 @@ static size_t lay_out_gradient(size_t at[MT_EXPERT_MAX_PARAMS], const struct mt_
 }
 
 static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p, mt_device *dev, size_t grad_elems,
-                              void *base)
+                              int sides, void *base)
 {
     const struct mt_hf_config *c = &p->layout->cfg;
     size_t rows = mt_expert_tile_rows(p, dev), at = 0;
@@ -78,7 +78,7 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     s->d_o = mt_take(base, &at, p->backward ? hidden : 0);
     bool own = p->backward && mt_groups_n(p->groups) == 1; /* else sums of groups are added in the unit's gradient */
     bool codes = p->dtype == MT_BF16 && p->layout->codes_stay;
-    for (int i = 0; i < MT_MAX(mt_model_sides(p, dev), 1); i++) {
+    for (int i = 0; i < MT_MAX(sides, 1); i++) {
         s->of[i].grad = mt_take(base, &at, own ? grad_elems * sizeof(float) : 0);
         s->of[i].w = mt_take(base, &at, codes ? mt_expert_elems(p->layout) * mt_dtype_size(p->dtype) : 0);
     }
@@ -130,7 +130,7 @@ static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_lay
 {
     (void)spec;
     struct scratch s;
-    return lay_out_scratch(&s, p, dev, gradient_elems(p->layout), NULL);
+    return lay_out_scratch(&s, p, dev, gradient_elems(p->layout), mt_model_sides(p, dev), NULL);
 }
 
 static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
@@ -378,7 +378,7 @@ static struct tile begin_expert(const struct mt_part_run *r, int expert, int sid
     mt_routing_layout(&t.routing, &m->layout->cfg.moe, mt_model_group_rows(&m->p), mt_value(r, MT_ROLE_ROUTING));
     t.adapters = adapters_of(t.p);
     t.adapters_at = lay_out_gradient(t.at, t.p);
-    lay_out_scratch(&t.s, &m->p, m->dev, gradient_elems(m->layout), r->scratch);
+    lay_out_scratch(&t.s, &m->p, m->dev, gradient_elems(m->layout), m->n_sides, r->scratch);
     t.grad = r->g ? r->g : mt_value(r, MT_ROLE_CAST) ? t.s.of[t.side].grad : NULL;
     for (int i = 0; r->g && i < MT_EXPERT_MAX_PARAMS; i++)
         t.at[i] = t.p[i].grad;

@@ -22,7 +22,7 @@ int mt_model_sides(const struct mt_model_params *p, mt_device *dev)
 
 int mt_model_sides_create(mt_model *m, struct mt_err *err)
 {
-    int rc = 0;
+    int rc = mt_device_open_sides(m->dev, m->n_sides, m->side_memory, err); /* no stream is made while a step runs */
     for (int i = 0; i < m->n_sides + MT_SIDE_ROWS && m->n_sides && !rc; i++)
         rc = mt_event_create(m->dev, &m->side_event[i], err);
     return rc;

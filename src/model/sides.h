@@ -24,7 +24,7 @@ struct mt_sides {
     size_t next;  /* first row that has not been taken in this turn of the ring */
     struct mt_side_rows {
         size_t first, end;
-        int event; /* of mt_model.side_done, which follows the rows' last use */
+        int event; /* of mt_model.side_event, which follows the rows' last use */
     } taken[MT_SIDE_ROWS];
     size_t n_taken;  /* oldest first */
     int next_event;
@@ -35,7 +35,7 @@ struct mt_sides {
  * each side (DoRA, dropout, directions). */
 int mt_model_sides(const struct mt_model_params *p, mt_device *dev);
 
-/** Their events, once the scratch is laid out. */
+/** Their streams and events, once the scratch is laid out. */
 int mt_model_sides_create(mt_model *m, struct mt_err *err);
 void mt_model_sides_destroy(mt_model *m);
 
