@@ -414,7 +414,11 @@ static void spell_infinities(char *text, size_t len)
     static const char word[] = "Infinity", number[] = "1e999999";
     bool quoted = false;
     for (size_t i = 0; i < len; i++) {
-        quoted ^= text[i] == '"' && (!i || text[i - 1] != '\\');
+        if (quoted && text[i] == '\\') {
+            i++;
+            continue;
+        }
+        quoted ^= text[i] == '"';
         if (!quoted && len - i >= sizeof(word) - 1 && !memcmp(text + i, word, sizeof(word) - 1))
             memcpy(text + i, number, sizeof(number) - 1);
     }

@@ -308,9 +308,9 @@ void mt_rope_tables(const struct mt_rope_config *r, size_t n_pos, size_t seq_len
         float by = (float)(1 + r->growth * log1p(turns));
         for (size_t i = 0; i < half; i++) {
             float angle = (float)p * f[i];
-            float all = (i < still ? 1 : scale) * by;
-            cos_t[p * half + i] = (float)cos((double)angle) * all;
-            sin_t[p * half + i] = (float)sin((double)angle) * all;
+            float one = i < still ? 1 : scale;
+            cos_t[p * half + i] = (float)cos((double)angle) * one * by;
+            sin_t[p * half + i] = (float)sin((double)angle) * one * by;
         }
     }
 }
