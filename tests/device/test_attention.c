@@ -224,12 +224,12 @@ static void check_gradients(struct harness *h, const struct given *g, const doub
 static void check_alone(struct harness *h, const struct given *g, const struct attended *all, int doc)
 {
     const struct shape *s = g->s;
+    if (h->dtype == MT_BF16 && strstr(mt_device_limits(h->dev)->name, "cuDNN"))
+        return; /* its bits are its own, and each shape costs a plan */
     struct attended one = attend(h, g, doc, 1);
     size_t ow = s->n_q * g->at.v.dim, first = (size_t)g->cu[doc];
     double *lse = buf_get(h, all->lse), *lse_one = buf_get(h, one.lse);
     const double *dx = buf_get(h, all->dx) + first * g->at.ld;
-    if (h->dtype == MT_BF16 && strstr(mt_device_limits(h->dev)->name, "cuDNN"))
-        return;
     expect_close(h, "o of a document alone", buf_get(h, one.o), buf_get(h, all->o) + first * ow, one.n * ow, 0);
     for (size_t head = 0; head < s->n_q; head++)
         expect_close(h, "log-sum-exps of a document alone", lse_one + head * one.n, lse + head * all->n + first, one.n, 0);
