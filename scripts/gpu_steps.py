@@ -13,16 +13,22 @@ SHAPES = {
     "7b": (3584, 18944, 28, 28, 4, 152064, False),
     "8b": (4096, 14336, 32, 32, 8, 128256, False),
 }
-LLAMA = ("8b",)  # the others are Qwen2's: biases of q, k and v
+LLAMA = ("8b",)  # the others are Qwen2's: biases of q, k and v; or mixtures, as Qwen3's
+# experts, width of one, experts of a token
+MIXTURES = {"moe": (128, 768, 8), "tiny-moe": (8, 32, 2)}
+SHAPES |= {"moe": (2048, 6144, 2, 32, 4, 151936, True), "tiny-moe": (64, 176, 2, 4, 2, 512, True)}
+HEAD_DIM = {"moe": 128}  # where it is not hidden / query heads
 
 
 def parameters(shape):
     """Parameters: all, and those that a token uses."""
     h, f, layers, q, kv, vocab, tied = SHAPES[shape]
-    d = h // q
-    biases = 0 if shape in LLAMA else (q + 2 * kv) * d
-    matrices = h * (q + 2 * kv) * d + q * d * h + 3 * h * f
-    return layers * (matrices + biases + 2 * h) + h + vocab * h * (1 if tied else 2), layers * matrices + vocab * h
+    d = HEAD_DIM.get(shape, h // q)
+    experts, width, chosen = MIXTURES.get(shape, (1, f, 1))
+    biases = 0 if shape in LLAMA else 2 * d if shape in MIXTURES else (q + 2 * kv) * d  # or norms of q and k
+    attention = h * (q + 2 * kv) * d + q * d * h + (h * experts if shape in MIXTURES else 0)
+    layer = attention + 3 * h * width * experts + biases + 2 * h
+    return layers * layer + h + vocab * h * (1 if tied else 2), layers * (attention + 3 * h * width * chosen) + vocab * h
 
 
 def flops_per_token(shape, seq):
@@ -37,13 +43,20 @@ def write_run(tmp, shape, seq, tokens, budget):
     model = os.path.join(tmp, "model")
     os.makedirs(model, exist_ok=True)
     family = ("LlamaForCausalLM", "llama") if shape in LLAMA else ("Qwen2ForCausalLM", "qwen2")
+    mixture = {}
+    if shape in MIXTURES:
+        family = "Qwen3MoeForCausalLM", "qwen3_moe"
+        experts, width, chosen = MIXTURES[shape]
+        mixture = {"num_experts": experts, "moe_intermediate_size": width, "num_experts_per_tok": chosen,
+                   "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+                   "head_dim": HEAD_DIM.get(shape, h // q)}
     with open(os.path.join(model, "config.json"), "w") as out:
         json.dump({"architectures": [family[0]], "model_type": family[1], "hidden_size": h,
                    "intermediate_size": f, "num_hidden_layers": layers, "num_attention_heads": q,
                    "num_key_value_heads": kv, "vocab_size": vocab, "tie_word_embeddings": tied,
                    "max_position_embeddings": max(seq, 32768), "rms_norm_eps": 1e-6, "rope_theta": 1e6,
                    "hidden_act": "silu", "initializer_range": 0.02, "bos_token_id": 0, "eos_token_id": 1,
-                   "torch_dtype": "bfloat16"}, out)
+                   "torch_dtype": "bfloat16", **mixture}, out)
     data = os.path.join(tmp, f"data-{seq}.jsonl")
     r = random.Random(1)
     with open(data, "w") as out:

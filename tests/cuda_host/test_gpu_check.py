@@ -74,16 +74,18 @@ with tempfile.TemporaryDirectory() as tmp:
     write_program(os.path.join(build, "tests", "device", "conformance"), f"#!/bin/sh\nexec {conformance} $1 join\n")
     write_program(os.path.join(build, "tests", "bench", "bench_kernels"), f"#!/bin/sh\nexec {kernels} cpu add\n")
     write_program(os.path.join(build, "tests", "bench", "bench_peak"), f"#!/bin/sh\nexec {peak} cpu\n")
-    parts = ["conformance", "parity", "steps-tiny", "kernels", "sanitize", "steps-7b", "steps-7b-120"]
+    parts = ["conformance", "parity", "steps-tiny", "kernels", "sanitize", "steps-tiny-moe", "steps-7b", "steps-7b-120"]
     told = gpu_check(tmp, "--build", build, *parts)
     print(told)
     got = statuses(tmp)
     assert sorted(got) == sorted(["build", *parts]) and list(got)[:2] == ["build", "conformance"], got
-    assert all(got[p] == "passed" for p in parts[:5]), told
-    assert all(got[p] == "skipped" for p in parts[5:]), told
+    assert all(got[p] == "passed" for p in parts[:6]), told
+    assert all(got[p] == "skipped" for p in parts[6:]), told
     r = report(tmp)
     assert r["machine"]["gpu"] == "Emulated, with a comma" and r["machine"]["capability"] == "90", r["machine"]
     run, = r["parts"]["steps-tiny"]["runs"]
+    one, beside = r["parts"]["steps-tiny-moe"]["runs"]
+    assert one["loss"] == beside["loss"] and beside["plan"]["device.expert_streams"] >= 1, (one, beside)
     assert run["steps"] >= 2 and run["tok_s"] > 0 and run["model_tflops"] >= 0 and run["t_step"] > 0, run
     assert run["plan"]["memory.slots"] >= 2, run
     assert run["h2d_gbps"] >= 0 and 0 <= run["idle_waiting"] <= 1 and run["share_of_peak"] is not None, run
