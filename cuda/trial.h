@@ -51,7 +51,8 @@ void mt_trials_leave(struct mt_trials **t);
 enum mt_trial_verdict *mt_trials_find(struct mt_trials *t, const struct mt_trial_kind *k);
 /**
  * What to do with a call. COMPARE: mt_trials_end() must follow; other devices' calls of the kind wait for that. A
- * stream waits only for work that has been submitted, so nothing that a comparison waits for is behind a call that waits. *v: as of mt_trials_find().
+ * stream waits only for work that has been submitted, so nothing that a comparison waits for is behind a call that
+ * waits. *v: as of mt_trials_find().
  */
 enum mt_trial_turn { MT_TRIAL_REFUSE, MT_TRIAL_TAKE, MT_TRIAL_COMPARE };
 enum mt_trial_turn mt_trials_begin(struct mt_trials *t, const struct mt_trial_kind *k, enum mt_trial_verdict **v);
