@@ -12,8 +12,9 @@ import sys
 import tempfile
 
 # Of the instructions of all kernels; the rest are what no launch reaches: 64-bit divisions of large numbers, loops that
-# the compiler unrolled further than they go.
-LEAST = 0.97
+# the compiler unrolled further than they go; and loops of attention, which the compiler writes again for each mask with
+# and without a cap: not all of these are met with each of five widths (96.6% for compute_80, 94.4% for compute_120).
+LEAST = 0.94
 
 
 def run(conformance, coverage, what, **env):
