@@ -111,7 +111,7 @@ static const struct cli_option sample_options[] = {
     {"adapter", 0, "DIR", "Use the adapters of this PEFT folder."},
     {"prompt", 0, "TEXT", "Text to continue; -: standard input, to its end."},
     {"prompts", 0, "FILE", "Continue each of a file's JSON lines, {\"prompt\": TEXT} or {\"messages\": [...]}; -: standard input."},
-    {"batch", 0, "N", "Prompts of the file that share a pass through the weights (16).", WHOLE(1, 4096)},
+    {"batch", 0, "N", "Prompts of the file that share a pass through the weights (16).", WHOLE(1, 64)},
     {"chat", 0, NULL, "Put the prompt into the model's chat template, as the user's turn."},
     {"stop", 0, "TEXT", "End before this text; may be repeated."},
     {"max-tokens", 0, "N", "Tokens to generate (128).", WHOLE(0, 1 << 24)},

@@ -132,9 +132,10 @@ static int decode(struct generator *x, struct mt_err *err)
         t->added = added[i].p;
         if (added[i].failed)
             rc = mt_fail_nomem(err, "sampled texts", x->longest);
+        size_t whole = t->n_added;
         for (size_t k = 0; k < x->g->n_stops && t->added; k++) {
-            const char *at = memmem(t->added, t->n_added, x->g->stop[k], strlen(x->g->stop[k]));
-            if (at) {
+            const char *at = memmem(t->added, whole, x->g->stop[k], strlen(x->g->stop[k]));
+            if (at && (size_t)(at - t->added) <= t->n_added) {
                 t->n_added = (size_t)(at - t->added);
                 t->finish = CLI_STOP;
             }

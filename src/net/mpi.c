@@ -68,9 +68,9 @@ static int test(mt_wire *wire, struct mt_wire_op *op, bool *over, struct mt_err 
     (void)wire;
     memcpy(&r, &op->request, sizeof(r));
     int rc = MPI_Test(&r, &done, &st);
+    memcpy(&op->request, &r, sizeof(r)); /* also after an error: some MPIs have freed it then */
     if (rc != MPI_SUCCESS)
         return fail_mpi(rc, op->host, err);
-    memcpy(&op->request, &r, sizeof(r));
     if (done && !op->sends)
         MPI_Get_count(&st, MPI_BYTE, &n);
     op->moved = (size_t)n;

@@ -151,10 +151,10 @@ int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setu
             rc = mt_cluster_note(c, what.op == MT_CLUSTER_REFERENCE ? take_reference(c, s, what.at, err)
                                                                     : act(c, s, &what, err));
     }
-    free(c->reference);
-    c->reference = NULL;
     atomic_store(&control->engine, NULL);
     if (rc) /* the first hears of it, and saves */
         mt_cluster_fail(c, err);
+    free(c->reference); /* a message may be on its way to it until the others have heard */
+    c->reference = NULL;
     return rc;
 }
