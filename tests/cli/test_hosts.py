@@ -155,8 +155,9 @@ def lost_hosts_end_the_others(tmp):
     cases = {"stopped": (1, signal.SIGSTOP), "asked": (1, signal.SIGTERM), "killed": (2, signal.SIGKILL)}
     if FULL:
         cases.update({"first stopped": (0, signal.SIGSTOP), "first killed": (0, signal.SIGKILL)})
+    deadline = 5  # seconds; on a busy machine three hosts on two cores may take two of them for a step
     for name, (rank, sig) in cases.items():
-        out, ini = endless(tmp, name.replace(" ", "-"), model, data, cluster__timeout="2s", checkpoint__every=3)
+        out, ini = endless(tmp, name.replace(" ", "-"), model, data, cluster__timeout=f"{deadline}s", checkpoint__every=3)
         p = mpirun(3, "run", ini, wait=False)
         wait_for_steps(out, 6, p)
         ranks = ranks_of(p)
@@ -165,10 +166,10 @@ def lost_hosts_end_the_others(tmp):
         began = time.monotonic()
         text, _ = p.communicate(timeout=60)
         took = time.monotonic() - began
-        assert took < 2 + 15, f"{name}: ended after {took:.0f} s\n{text}"
+        assert took < deadline + 15, f"{name}: ended after {took:.0f} s\n{text}"
         assert p.returncode, f"{name}: {text}"
         while any(is_alive(r) for r in ranks.values()): # the launcher may end before those that it has killed
-            assert time.monotonic() - began < 2 + 15, f"{name}: left behind"
+            assert time.monotonic() - began < deadline + 15, f"{name}: left behind"
             time.sleep(0.05)
         steps = compare_with_one(tmp, model, data, out)
         if name == "stopped":
