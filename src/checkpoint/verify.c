@@ -159,25 +159,44 @@ static int fail_sealed(const char *dir, int rc, const struct mt_err *why, struct
                    why->msg, dir);
 }
 
-int mt_checkpoint_verify_model(const char *dir, bool all, bool states, struct mt_err *err)
+/* The seal of a model's folder, with a complete list of files; *out NULL: it has none. */
+static int read_model_seal(const char *dir, cJSON **out, struct mt_err *err)
 {
-    cJSON *sealed = NULL;
     char sum[MT_SUM_TEXT], path[4096];
     bool full;
-    struct mt_err why = {0};
+    *out = NULL;
     mt_path_printf(path, sizeof(path), "%s/megatrain/seal.json", dir);
     if (!mt_path_exists(path))
         return 0;
-    int rc = mt_seal_read(dir, &sealed, sum, &full, &why);
-    if (!rc)
-        rc = verify_list(dir, sealed, full, &why);
-    const cJSON *files = rc ? NULL : mt_json_get(sealed, "files");
-    for (const cJSON *f = files ? files->child : NULL; f && !rc; f = f->next) {
-        const char *dot = strrchr(f->string, '.');
-        bool state = !strncmp(f->string, "megatrain/", 10), weights = dot && !strcmp(dot, ".safetensors");
-        if (state ? states : weights || all)
+    int rc = mt_seal_read(dir, out, sum, &full, err);
+    return rc ? rc : verify_list(dir, *out, full, err);
+}
+
+static const cJSON *first_file(const cJSON *sealed)
+{
+    const cJSON *files = mt_json_get(sealed, "files");
+    return files ? files->child : NULL;
+}
+
+static bool is_state(const cJSON *f)
+{
+    return !strncmp(f->string, "megatrain/", 10);
+}
+
+static bool has_weights(const cJSON *f)
+{
+    const char *dot = strrchr(f->string, '.');
+    return !is_state(f) && dot && !strcmp(dot, ".safetensors");
+}
+
+int mt_checkpoint_verify_model(const char *dir, bool all, bool states, struct mt_err *err)
+{
+    cJSON *sealed = NULL;
+    struct mt_err why = {0};
+    int rc = read_model_seal(dir, &sealed, &why);
+    for (const cJSON *f = rc ? NULL : first_file(sealed); f && !rc; f = f->next)
+        if (is_state(f) ? states : all || has_weights(f))
             rc = verify_file(dir, f, &why);
-    }
     cJSON_Delete(sealed);
     return rc ? fail_sealed(dir, rc, &why, err) : 0;
 }
@@ -202,29 +221,26 @@ static int verify_header(const char *dir, const cJSON *f, cJSON *all, bool *part
     int rc = mt_sum_file(path, 0, 8 + len, &sum, &n, err);
     mt_sum_format(have, sum);
     *part = !rc && !strcmp(have, header->valuestring);
-    cJSON_ArrayForEach(t, mt_json_get(f, "tensors")) if (*part) mt_json_add(all, t->string, cJSON_Duplicate(t, true));
+    cJSON_ArrayForEach(t, mt_json_get(f, "tensors"))
+    {
+        *part = *part && cJSON_IsString(t); /* a sum of another type is none */
+        if (*part)
+            mt_json_add(all, t->string, cJSON_Duplicate(t, true));
+    }
     return rc;
 }
 
 int mt_checkpoint_open_seal(const char *dir, cJSON **out, struct mt_err *err)
 {
-    cJSON *sealed = NULL, *all = NULL;
-    char sum[MT_SUM_TEXT], path[4096];
-    bool full, part;
+    cJSON *sealed = NULL;
+    bool part;
     struct mt_err why = {0};
+    int rc = read_model_seal(dir, &sealed, &why);
     *out = NULL;
-    mt_path_printf(path, sizeof(path), "%s/megatrain/seal.json", dir);
-    if (!mt_path_exists(path))
-        return 0;
-    int rc = mt_seal_read(dir, &sealed, sum, &full, &why);
-    if (!rc)
-        rc = verify_list(dir, sealed, full, &why);
     mt_json_begin();
-    all = cJSON_CreateObject();
-    const cJSON *files = rc ? NULL : mt_json_get(sealed, "files");
-    for (const cJSON *f = files ? files->child : NULL; f && !rc; f = f->next) {
-        const char *dot = strrchr(f->string, '.');
-        if (!strncmp(f->string, "megatrain/", 10) || !dot || strcmp(dot, ".safetensors") != 0)
+    cJSON *all = cJSON_CreateObject();
+    for (const cJSON *f = rc ? NULL : first_file(sealed); f && !rc; f = f->next) {
+        if (!has_weights(f))
             continue;
         rc = verify_header(dir, f, all, &part, &why);
         if (!rc && !part)
@@ -251,7 +267,8 @@ int mt_checkpoint_verify_left(const char *dir, const cJSON *sealed, struct mt_er
         return rc;
     cJSON_ArrayForEach(t, sealed)
     {
-        const struct mt_st_tensor *of = t->valueint == MT_SEAL_COMPARED ? NULL : mt_st_find(&st, t->string);
+        bool compared = t->valueint == MT_SEAL_COMPARED || !cJSON_IsString(t);
+        const struct mt_st_tensor *of = compared ? NULL : mt_st_find(&st, t->string);
         uint64_t sum = 0, n;
         if (!of || rc)
             continue;

@@ -80,18 +80,11 @@ struct beside {
     void *sum; /* [n, hidden] own rows of the rounded sum */
 };
 
-/* The micro-batch's rows of a buffer for its group. */
-static void *own_rows(const struct mt_part_run *r, enum mt_role role, size_t elem)
-{
-    char *rows = mt_value(r, role);
-    return rows + mt_model_first_row(r->m, r->of->mb) * r->m->wd.c * elem;
-}
-
 static struct beside beside_of(const struct mt_part_run *r)
 {
     size_t elem = mt_dtype_size(r->m->dt);
-    struct beside b = {.run = *r, .rec = record_of(r), .sum = own_rows(r, MT_ROLE_ROUNDED, elem)};
-    b.run.x = own_rows(r, MT_ROLE_RESIDUAL, elem);
+    struct beside b = {.run = *r, .rec = record_of(r), .sum = mt_moe_own_rows(r, MT_ROLE_ROUNDED, elem)};
+    b.run.x = mt_moe_own_rows(r, MT_ROLE_RESIDUAL, elem);
     lay_out_scratch(&b.s, &r->m->p, r->part->spec, r->scratch);
     return b;
 }
@@ -160,7 +153,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
     const mt_model *m = r->m;
     struct beside b = beside_of(r);
-    struct mt_cast round = {r->in->n_tokens * m->wd.c, MT_F32, m->dt, own_rows(r, MT_ROLE_SUM, sizeof(float)), b.sum};
+    struct mt_cast round = {r->in->n_tokens * m->wd.c, MT_F32, m->dt, mt_moe_own_rows(r, MT_ROLE_SUM, sizeof(float)), b.sum};
     int rc = mt_op_cast(m->dev, &round, err);
     if (!rc)
         rc = join(&b, err);
@@ -181,7 +174,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     if (!rc)
         rc = norm_backward(&b, NORM_BOTH, r->dx, m->dh, err);
     if (!rc)
-        rc = norm_backward(&b, NORM_SUM, m->dh, own_rows(r, MT_ROLE_DY, mt_dtype_size(m->dt)), err);
+        rc = norm_backward(&b, NORM_SUM, m->dh, mt_moe_own_rows(r, MT_ROLE_DY, mt_dtype_size(m->dt)), err);
     if (!rc)
         rc = norm_backward(&b, NORM_MLP, m->dh, m->dh, err);
     if (!rc)

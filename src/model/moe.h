@@ -2,6 +2,7 @@
 #ifndef MT_MODEL_MOE_H
 #define MT_MODEL_MOE_H
 
+#include "model/part.h"
 #include "model/state.h"
 
 /* Shared by the parts of a mixture of experts. */
@@ -33,6 +34,14 @@ struct mt_expert_list {
     size_t first, n;
 };
 struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int expert, size_t mb);
+
+/** The micro-batch's rows of a part's value that is kept for its whole group, each of hidden elements of `elem` bytes;
+ * NULL if it is not kept. */
+static inline void *mt_moe_own_rows(const struct mt_part_run *r, enum mt_role role, size_t elem)
+{
+    char *rows = mt_value(r, role);
+    return rows ? rows + mt_model_first_row(r->m, r->of->mb) * r->m->wd.c * elem : NULL;
+}
 
 /** Rows of an expert that run at once, at most (experts.c). */
 size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev);

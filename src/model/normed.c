@@ -29,16 +29,10 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
     return mt_norm_workspace(p, &s->norm, dev);
 }
 
-/* The micro-batch's rows of a buffer for its group. */
-static void *own_rows(const struct mt_part_run *r, enum mt_role role, size_t elem)
-{
-    return (char *)mt_value(r, role) + mt_model_first_row(r->m, r->of->mb) * r->m->wd.c * elem;
-}
-
 static struct mt_norm norm_of(const struct mt_part_run *r)
 {
     return (struct mt_norm){.spec = &r->part->spec->norm, .eps = r->part->spec->after_eps, .n = r->in->n_tokens,
-                            .x = own_rows(r, MT_ROLE_ROUNDED, mt_dtype_size(r->m->dt)), .w = r->w,
+                            .x = mt_moe_own_rows(r, MT_ROLE_ROUNDED, mt_dtype_size(r->m->dt)), .w = r->w,
                             .p = r->part->param[MT_NORMED_NORM], .rstd = r->scratch};
 }
 
@@ -47,9 +41,9 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     mt_model *m = r->m;
     struct mt_norm norm = norm_of(r);
     size_t n = r->in->n_tokens * m->wd.c, elem = mt_dtype_size(m->dt);
-    struct mt_cast round = {n, MT_F32, m->dt, own_rows(r, MT_ROLE_SUM, sizeof(float)),
-                            own_rows(r, MT_ROLE_ROUNDED, elem)};
-    struct mt_add add = {.n = n, .dtype = m->dt, .a = own_rows(r, MT_ROLE_RESIDUAL, elem), .b = m->h, .out = y};
+    struct mt_cast round = {n, MT_F32, m->dt, mt_moe_own_rows(r, MT_ROLE_SUM, sizeof(float)),
+                            mt_moe_own_rows(r, MT_ROLE_ROUNDED, elem)};
+    struct mt_add add = {.n = n, .dtype = m->dt, .a = mt_moe_own_rows(r, MT_ROLE_RESIDUAL, elem), .b = m->h, .out = y};
     int rc = mt_op_cast(m->dev, &round, err);
     if (!rc)
         rc = mt_norm(m, &norm, m->h, false, err);
@@ -61,7 +55,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
 {
     mt_model *m = r->m;
     struct mt_norm norm = norm_of(r);
-    struct mt_norm_grad d = {r->dx, NULL, own_rows(r, MT_ROLE_DY, mt_dtype_size(m->dt)), r->g};
+    struct mt_norm_grad d = {r->dx, NULL, mt_moe_own_rows(r, MT_ROLE_DY, mt_dtype_size(m->dt)), r->g};
     int rc = mt_norm(m, &norm, m->h, false, err); /* for its statistics */
     return rc ? rc : mt_norm_backward(m, &norm, &d, err);
 }

@@ -157,12 +157,6 @@ static struct mt_router_rule rule_of(const struct mt_moe *moe)
     };
 }
 
-/* The micro-batch's rows of a buffer for its group. */
-static void *own_rows(const struct mt_part_run *r, const void *rows, size_t row_bytes)
-{
-    return (char *)(uintptr_t)rows + mt_model_first_row(r->m, r->of->mb) * row_bytes;
-}
-
 static struct mt_routing own_routing(const struct mt_part_run *r)
 {
     struct mt_routing t;
@@ -266,18 +260,18 @@ static int route(const struct mt_part_run *r, const void *logits, struct mt_err 
 /* The norm's output goes to the group's rows; if only the record is recomputed, to scratch. */
 static void *norm_output(const struct mt_part_run *r)
 {
-    void *rows = mt_value(r, MT_ROLE_ROWS);
-    return rows ? own_rows(r, rows, r->m->wd.c * mt_dtype_size(r->m->dt)) : r->m->h;
+    void *rows = mt_moe_own_rows(r, MT_ROLE_ROWS, mt_dtype_size(r->m->dt));
+    return rows ? rows : r->m->h;
 }
 
 static struct mt_shared_expert shared_of(const struct mt_part_run *r)
 {
     struct record rec = record_of(r);
     struct scratch s = scratch_of(r);
-    const void *dsum = mt_value(r, MT_ROLE_DY);
+    const void *dsum = mt_moe_own_rows(r, MT_ROLE_DY, mt_dtype_size(r->m->dt));
     return (struct mt_shared_expert){.run = r, .gate_up = rec.gate_up, .gate = rec.gate, .act = s.act, .score = s.score,
                                      .dscore = s.dscore, .dgate = s.dgate, .dn = s.dn,
-                                     .dy = dsum ? own_rows(r, dsum, r->m->wd.c * mt_dtype_size(r->m->dt)) : r->dx};
+                                     .dy = dsum ? dsum : r->dx};
 }
 
 static struct mt_norm norm_of(const struct mt_part_run *r, const struct record *rec)
@@ -356,7 +350,7 @@ static int begin_sum(const struct mt_part_run *r, float *sum, struct mt_err *err
     if (!mt_moe_adds_last(&m->layout->cfg.moe))
         return mt_op_cast(m->dev, &x, err);
     x = (struct mt_cast){n, m->dt, m->dt, r->x,
-                         own_rows(r, mt_value(r, MT_ROLE_RESIDUAL), m->wd.c * mt_dtype_size(m->dt))};
+                         mt_moe_own_rows(r, MT_ROLE_RESIDUAL, mt_dtype_size(m->dt))};
     int rc = mt_op_cast(m->dev, &x, err);
     return rc ? rc : mt_op_zero(m->dev, &(struct mt_zero){sum, n * sizeof(float)}, err);
 }
@@ -365,7 +359,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
     mt_model *m = r->m;
     struct scratch s = scratch_of(r);
-    float *sum = own_rows(r, mt_value(r, MT_ROLE_SUM), m->wd.c * sizeof(float));
+    float *sum = mt_moe_own_rows(r, MT_ROLE_SUM, sizeof(float));
     struct mt_shared_expert shared = shared_of(r);
     const void *product;
     (void)y; /* the combine part makes it from the sum */
@@ -383,7 +377,7 @@ static int router_backward(const struct mt_part_run *r, const struct scratch *s,
 {
     const mt_model *m = r->m;
     const struct mt_moe *moe = &m->layout->cfg.moe;
-    float *dweights = own_rows(r, mt_value(r, MT_ROLE_DWEIGHTS), (size_t)moe->top_k * sizeof(float));
+    float *dweights = (float *)mt_value(r, MT_ROLE_DWEIGHTS) + mt_model_first_row(m, r->of->mb) * (size_t)moe->top_k;
     return mt_op_router_bwd(m->dev,
                             &(struct mt_router_bwd){
                                 .n = r->in->n_tokens,
@@ -441,7 +435,7 @@ static int own_norm_backward(const struct mt_part_run *r, const struct scratch *
     size_t n = r->in->n_tokens * m->wd.c;
     struct record rec = record_of(r);
     struct mt_norm own = own_norm_of(r, &rec);
-    const float *rows = own_rows(r, mt_value(r, MT_ROLE_DN), m->wd.c * sizeof(float));
+    const float *rows = mt_moe_own_rows(r, MT_ROLE_DN, sizeof(float));
     int rc = mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, m->dt, s->dn, m->dh}, err);
     if (!rc)
         rc = shrink(r, m->dh, err);
@@ -461,7 +455,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     struct mt_shared_expert shared = shared_of(r);
     struct mt_sum_product sum = {.in = experts, .out = m->wd.c, .a = s.dlogits,
                                  .dtype = product_dtype(m->layout, m->dt), .w = router_weight(r), .of_router = true,
-                                 .c = own_rows(r, mt_value(r, MT_ROLE_DN), m->wd.c * sizeof(float)), .d = s.dn};
+                                 .c = mt_moe_own_rows(r, MT_ROLE_DN, sizeof(float)), .d = s.dn};
     struct mt_linear_bwd gate = {.n = n, .in = m->wd.c, .out = experts, .w = r->w, .dy = s.dlogits,
                                  .f32 = product_dtype(m->layout, m->dt) == MT_F32, .whole = true,
                                  .p = p[MT_ROUTER_WEIGHT], .bias = p[MT_ROUTER_BIAS], .g = r->g};

@@ -17,6 +17,15 @@ void mt_adam_scalars(struct mt_kernel_scalars *s, double lr, struct mt_adam_rate
     s->eps = (float)r.eps;
 }
 
+void mt_adam_of_rest(struct mt_kernel *k, const struct mt_update *u, void *m, void *v, struct mt_adam_rates r)
+{
+    k->rule = MT_RULE_ADAMW;
+    k->state[0] = m;
+    k->state[1] = v;
+    k->state_type = MT_STATE_F32;
+    mt_adam_scalars(&k->s, u->lr, r, u->t - u->t0);
+}
+
 enum { BETA1, BETA2, EPS, N_KEYS };
 static const struct mt_optimizer_key keys[] = {
     [BETA1] = MT_OPTIMIZER_KEY("beta1", 0.9, 0, 0.999999, "Decay of the first moment."),

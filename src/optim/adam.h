@@ -30,4 +30,9 @@ struct mt_adam_rates {
 struct mt_kernel_scalars;
 void mt_adam_scalars(struct mt_kernel_scalars *s, double lr, struct mt_adam_rates r, uint64_t t);
 
+/** Makes k the update u of parameters that another optimizer leaves to AdamW, with moments m and v in FP32. */
+struct mt_kernel;
+struct mt_update;
+void mt_adam_of_rest(struct mt_kernel *k, const struct mt_update *u, void *m, void *v, struct mt_adam_rates r);
+
 #endif

@@ -127,11 +127,8 @@ static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, 
         k.s.step = (float)u->lr;
         return mt_kernel_run(&k, isa);
     }
-    k.rule = MT_RULE_ADAMW;
-    k.state[0] = u->state[FIRST];
-    k.state[1] = u->state[SECOND];
-    k.state_type = MT_STATE_F32;
-    mt_adam_scalars(&k.s, u->lr, (struct mt_adam_rates){u->keys[BETA1], u->keys[BETA2], u->keys[EPS]}, u->t - u->t0);
+    mt_adam_of_rest(&k, u, u->state[FIRST], u->state[SECOND],
+                    (struct mt_adam_rates){u->keys[BETA1], u->keys[BETA2], u->keys[EPS]});
     k.s.eps /= k.s.sqrt_bc2;
     return mt_kernel_run(&k, isa);
 }

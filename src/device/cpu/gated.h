@@ -2,6 +2,8 @@
 #ifndef MT_DEVICE_CPU_GATED_H
 #define MT_DEVICE_CPU_GATED_H
 
+#include <string.h>
+
 #include "device/cpu/cpu.h"
 
 /** What the two forms of gated_norm share. */
@@ -11,6 +13,14 @@ static inline size_t mt_cpu_gate_at(const struct mt_heads *z, size_t dim, size_t
 {
     size_t i = head * dim;
     return mt_heads_at(z, row, i / z->dim) + i % z->dim;
+}
+
+/** Elements [at, at + n) of p as FP32 in dst. */
+static inline void mt_cpu_copy_row(float *dst, enum mt_dtype t, const void *p, size_t at, size_t n)
+{
+    const float *src = mt_cpu_row_f32(t, p, at, n, dst);
+    if (src != dst)
+        memcpy(dst, src, n * sizeof(*dst));
 }
 
 /** With the gate first (norm_of_gated.c). Backward leaves the sums of dw of each row_block rows in the workspace. */

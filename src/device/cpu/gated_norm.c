@@ -19,13 +19,6 @@ struct head {
     float x[MOST], z[MOST], w[MOST], xhat[MOST], t[MOST]; /* the last two rounded */
 };
 
-static void copy(float *dst, enum mt_dtype t, const void *p, size_t at, size_t n)
-{
-    const float *src = mt_cpu_row_f32(t, p, at, n, dst);
-    if (src != dst)
-        memcpy(dst, src, n * sizeof(*dst));
-}
-
 MT_HOT static void scale(float *restrict y, const float *restrict x, float by, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -71,8 +64,8 @@ MT_HOT static void add_products(float *restrict dw, const float *restrict a, con
 static void load(const struct mt_gated_norm *a, size_t row, size_t head, struct head *h)
 {
     size_t n = a->x.dim;
-    copy(h->x, a->dtype, a->x.p, mt_heads_at(&a->x, row, head), n);
-    copy(h->z, a->dtype, a->z.p, mt_cpu_gate_at(&a->z, n, row, head), n);
+    mt_cpu_copy_row(h->x, a->dtype, a->x.p, mt_heads_at(&a->x, row, head), n);
+    mt_cpu_copy_row(h->z, a->dtype, a->z.p, mt_cpu_gate_at(&a->z, n, row, head), n);
     h->rstd = 1.0f / sqrtf(mt_cpu_dot(h->x, h->x, n) / (float)n + a->eps);
     scale(h->xhat, h->x, h->rstd, n);
     mt_cpu_round_row(a->dtype, h->xhat, n);
@@ -87,7 +80,7 @@ static void forward_chunk(void *ctx, size_t chunk, int thread)
     struct head h;
     float tmp[MOST];
     (void)thread;
-    copy(h.w, a->dtype, a->w, 0, n);
+    mt_cpu_copy_row(h.w, a->dtype, a->w, 0, n);
     for (size_t r = chunk * ROW_BLOCK; r < end; r++)
         for (size_t i = 0; i < a->x.n; i++) {
             size_t to = mt_heads_at(&a->y, r, i);
@@ -118,7 +111,7 @@ static void backward_head(const struct mt_gated_norm_bwd *b, size_t row, size_t 
     size_t n = a->x.dim, to = mt_heads_at(&b->dx, row, i), to_z = mt_cpu_gate_at(&b->dz, n, row, i);
     float dy[MOST], g[MOST], tmp[MOST];
     load(a, row, i, h);
-    copy(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, i), n);
+    mt_cpu_copy_row(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, i), n);
     float *dz = mt_cpu_row_place(a->dtype, b->dz.p, to_z, tmp);
     gate_backward(dz, dy, h->t, h->z, n);
     mt_cpu_store_row(a->dtype, b->dz.p, to_z, n, dz);
@@ -139,7 +132,7 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
     float *dw = b->dw ? (float *)b->workspace + chunk * a->x.dim : NULL;
     struct head h;
     (void)thread;
-    copy(h.w, a->dtype, a->w, 0, a->x.dim);
+    mt_cpu_copy_row(h.w, a->dtype, a->w, 0, a->x.dim);
     if (dw)
         memset(dw, 0, a->x.dim * sizeof(*dw));
     for (size_t r = chunk * ROW_BLOCK; r < end; r++)

@@ -55,13 +55,6 @@ MT_HOT static void input_gradients(float *restrict g, float *restrict z, const f
     }
 }
 
-static void copy(float *dst, enum mt_dtype t, const void *p, size_t at, size_t n)
-{
-    const float *src = mt_cpu_row_f32(t, p, at, n, dst);
-    if (src != dst)
-        memcpy(dst, src, n * sizeof(*dst));
-}
-
 static void put(const float *src, enum mt_dtype t, void *p, size_t at, size_t n)
 {
     float tmp[PIECE], *to = mt_cpu_row_place(t, p, at, tmp);
@@ -72,9 +65,9 @@ static void put(const float *src, enum mt_dtype t, void *p, size_t at, size_t n)
 static void load(const struct mt_gated_norm *a, size_t row, size_t head, size_t first, struct piece *p)
 {
     p->n = MT_MIN((size_t)PIECE, a->x.dim - first);
-    copy(p->x, a->dtype, a->x.p, mt_heads_at(&a->x, row, head) + first, p->n);
-    copy(p->z, a->dtype, a->z.p, mt_cpu_gate_at(&a->z, a->x.dim, row, head) + first, p->n);
-    copy(p->w, a->dtype, a->w, head * a->x.dim + first, p->n);
+    mt_cpu_copy_row(p->x, a->dtype, a->x.p, mt_heads_at(&a->x, row, head) + first, p->n);
+    mt_cpu_copy_row(p->z, a->dtype, a->z.p, mt_cpu_gate_at(&a->z, a->x.dim, row, head) + first, p->n);
+    mt_cpu_copy_row(p->w, a->dtype, a->w, head * a->x.dim + first, p->n);
     gate(p->u, p->x, p->z, p->n);
 }
 
@@ -125,7 +118,7 @@ static void backward_head(const struct mt_gated_norm_bwd *b, size_t row, size_t 
     double squares = 0, along = 0;
     for (size_t at = 0; at < a->x.dim; at += p.n) {
         load(a, row, head, at, &p);
-        copy(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, head) + at, p.n);
+        mt_cpu_copy_row(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, head) + at, p.n);
         multiply(dy, p.w, p.n);
         squares += (double)mt_cpu_dot(p.u, p.u, p.n);
         along += (double)mt_cpu_dot(dy, p.u, p.n);
@@ -133,7 +126,7 @@ static void backward_head(const struct mt_gated_norm_bwd *b, size_t row, size_t 
     float rstd = rstd_of(a, squares), mean = (float)along * rstd / (float)a->x.dim;
     for (size_t at = 0; at < a->x.dim; at += p.n) {
         load(a, row, head, at, &p);
-        copy(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, head) + at, p.n);
+        mt_cpu_copy_row(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, head) + at, p.n);
         scale(xhat, p.u, rstd, p.n);
         mt_cpu_round_row(a->dtype, xhat, p.n);
         if (dw)
