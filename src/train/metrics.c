@@ -2,6 +2,7 @@
 #include "train/metrics.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,12 +37,11 @@ static const char *const columns[] = {
 enum { N_OF_SET = 4 };
 static const char *const of_set[N_OF_SET] = {"loss", "ppl", "accuracy", "tokens"};
 
+enum { MOST_COLUMNS = 1024 };
+
 struct mt_metrics {
-    /* columns, and those of the objective's measures and of eval.sets */
-    const char *csv[MT_ARRAY_LEN(columns) + 2 * MT_MAX_MEASURES + MT_EVAL_SETS * N_OF_SET];
-    char eval_names[MT_MAX_MEASURES][64];
-    char *set_names[MT_EVAL_SETS * N_OF_SET]; /* owned */
-    size_t n_set_names;
+    /* columns; those of the objective's measures and of eval.sets; those that only rows before a resume have. Owned. */
+    char *csv[MOST_COLUMNS];
     struct table table[N_FILES]; /* n 0: the kind of file has no columns */
     struct mt_append file[N_FILES];
     bool on[N_FILES];
@@ -53,27 +53,85 @@ struct mt_metrics {
 static const char *const layer_columns[] = {"step", "layer", "expert_balance", "expert_entropy", "experts_idle",
                                             "expert_max_share"};
 
+/* Adds a column to metrics.csv; beyond the most there may be, none. */
+__attribute__((format(printf, 3, 4))) static int add_column(struct mt_metrics *m, struct mt_err *err, const char *fmt, ...)
+{
+    struct table *t = &m->table[CSV];
+    va_list args;
+    if (t->n == MOST_COLUMNS)
+        return 0;
+    va_start(args, fmt);
+    int n = vasprintf(&m->csv[t->n], fmt, args);
+    va_end(args);
+    if (n < 0) {
+        m->csv[t->n] = NULL;
+        return mt_fail_nomem(err, "metrics", sizeof(*m));
+    }
+    t->n++;
+    return 0;
+}
+
 /* A loss has its columns anyhow. */
 static int set_tables(struct mt_metrics *m, const struct mt_objective *o, const struct mt_cfg_list *sets,
                       struct mt_err *err)
 {
-    size_t n = MT_ARRAY_LEN(columns);
-    memcpy(m->csv, columns, sizeof(columns));
-    for (int i = 1; i < o->n_measures; i++) {
-        snprintf(m->eval_names[i], sizeof(m->eval_names[i]), "eval_%s", o->measures[i]);
-        m->csv[n++] = o->measures[i];
-        m->csv[n++] = m->eval_names[i];
+    int rc = 0;
+    m->table[CSV] = (struct table){(const char *const *)m->csv, 0};
+    m->table[LAYERS] = (struct table){layer_columns, MT_ARRAY_LEN(layer_columns)};
+    for (size_t i = 0; i < MT_ARRAY_LEN(columns) && !rc; i++)
+        rc = add_column(m, err, "%s", columns[i]);
+    for (int i = 1; i < o->n_measures && !rc; i++) {
+        rc = add_column(m, err, "%s", o->measures[i]);
+        if (!rc)
+            rc = add_column(m, err, "eval_%s", o->measures[i]);
     }
     for (int i = 0; i < sets->n && i < MT_EVAL_SETS; i++)
-        for (int k = 0; k < N_OF_SET; k++) {
-            int name = (int)strcspn(sets->items[i], ":");
-            if (asprintf(&m->set_names[m->n_set_names], "eval_%.*s_%s", name, sets->items[i], of_set[k]) < 0)
-                return mt_fail_nomem(err, "metrics", (size_t)name);
-            m->csv[n++] = m->set_names[m->n_set_names++];
+        for (int k = 0; k < N_OF_SET && !rc; k++)
+            rc = add_column(m, err, "eval_%.*s_%s", (int)strcspn(sets->items[i], ":"), sets->items[i], of_set[k]);
+    return rc;
+}
+
+struct field {
+    const char *p;
+    size_t n;
+};
+
+/* The fields of a line of metrics.csv, in which none has a comma or a quote; returns how many. */
+static size_t split(const char *line, size_t len, struct field *f)
+{
+    size_t n = 0;
+    while (len && (line[len - 1] == '\n' || line[len - 1] == '\r'))
+        len--;
+    for (const char *end = line + len; line <= end && n < MOST_COLUMNS; n++) {
+        const char *comma = memchr(line, ',', (size_t)(end - line));
+        f[n] = (struct field){line, (size_t)((comma ? comma : end) - line)};
+        line = f[n].p + f[n].n + 1;
+    }
+    return n;
+}
+
+static const struct field *find(const struct field *f, size_t n, const char *name)
+{
+    for (size_t i = 0; i < n; i++)
+        if (f[i].n == strlen(name) && !memcmp(f[i].p, name, f[i].n))
+            return &f[i];
+    return NULL;
+}
+
+/* Puts rows of a metrics.csv with other columns (of eval.sets before a resume, say) below this one's names. */
+static void move_rows(struct mt_str *out, const struct table *t, const struct field *old, size_t n_old, const char *rows)
+{
+    struct field f[MOST_COLUMNS];
+    while (*rows) {
+        size_t len = strcspn(rows, "\n") + 1, n = split(rows, len, f);
+        for (size_t i = 0; i < t->n; i++) {
+            const struct field *from = find(old, n_old, t->columns[i]);
+            size_t at = from ? (size_t)(from - old) : n;
+            mt_str_printf(out, "%s%.*s", i ? "," : "", at < n ? (int)f[at].n : 0, at < n ? f[at].p : "");
         }
-    m->table[CSV] = (struct table){m->csv, n};
-    m->table[LAYERS] = (struct table){layer_columns, MT_ARRAY_LEN(layer_columns)};
-    return 0;
+        mt_str_printf(out, "\n");
+        rows += len;
+    }
 }
 
 static bool row_step(int kind, const char *row, size_t len, double *step)
@@ -113,25 +171,50 @@ static void put_header(struct mt_str *s, const struct table *t)
         mt_str_printf(s, "\n");
 }
 
+/* Header and kept rows of metrics.csv; columns that only these have follow the run's own. */
+static int take_rows(struct mt_metrics *m, struct mt_str *out, const char *old, const char *rows, struct mt_err *err)
+{
+    struct field f[MOST_COLUMNS];
+    const struct table *t = &m->table[CSV];
+    size_t n = split(old, strcspn(old, "\n"), f);
+    int rc = 0;
+    for (size_t i = 0; i < n && !rc; i++) {
+        bool known = f[i].n == 0;
+        for (size_t k = 0; k < t->n && !known; k++)
+            known = find(&f[i], 1, t->columns[k]) != NULL;
+        if (!known)
+            rc = add_column(m, err, "%.*s", (int)f[i].n, f[i].p);
+    }
+    put_header(out, t);
+    move_rows(out, t, f, n, rows);
+    return rc;
+}
+
 static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t step,
                      struct mt_err *err)
 {
     char path[4096], *old = NULL;
-    struct mt_str kept = {0};
+    struct mt_str rows = {0}, kept = {0};
     size_t len = 0;
     int rc = 0;
     mt_path_printf(path, sizeof(path), "%s/%s", dir, file_names[kind]);
-    put_header(&kept, &m->table[kind]);
-    if (mt_path_exists(path))
+    if (step && mt_path_exists(path)) /* a new run starts a new file */
         rc = mt_read_file(path, &old, &len, err);
-    if (!rc && step) /* a new run starts a new file */
-        keep_rows(&kept, kind, old, len, step);
+    if (!rc && old)
+        keep_rows(&rows, kind, old, len, step);
+    if (!rc && kind == CSV && rows.len)
+        rc = take_rows(m, &kept, old, rows.p, err);
+    else if (!rc) {
+        put_header(&kept, &m->table[kind]);
+        mt_str_append(&kept, rows.p, rows.len);
+    }
     if (!rc)
         rc = mt_write_file(path, kept.p ? kept.p : "", kept.len, err);
     if (!rc)
         rc = mt_append_open(&m->file[kind], path, true, err);
     m->on[kind] = !rc;
     free(old);
+    mt_str_finish(&rows);
     mt_str_finish(&kept);
     return rc;
 }
@@ -171,8 +254,8 @@ void mt_metrics_close(struct mt_metrics **m)
             mt_append_close(&(*m)->file[i]);
     if (*m)
         mt_tensorboard_close(&(*m)->tensorboard);
-    for (size_t i = 0; *m && i < (*m)->n_set_names; i++)
-        free((*m)->set_names[i]);
+    for (size_t i = 0; *m && i < (*m)->table[CSV].n; i++)
+        free((*m)->csv[i]);
     free(*m);
     *m = NULL;
 }

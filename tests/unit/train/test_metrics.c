@@ -72,6 +72,46 @@ static void expect_steps(uint64_t n)
     free(text);
 }
 
+/* As read by a spreadsheet: a row of other columns than the header's would be another row. */
+static void rows_stay_below_their_names_when_sets_change(void **state)
+{
+    char *one[] = {"old:a.jsonl"}, *two[] = {"new:b.jsonl"}, *text = NULL, csv[128];
+    struct mt_config cfg = {.log = {.csv = true, .exec = ""}, .eval = {.sets = {one, 1}}};
+    struct mt_eval_report r = {.step = 1, .loss = 1, .n_loss = 4, .n_sets = 1,
+                               .sets = {{.name = "old", .loss = 0.25, .accuracy = 0.5, .n_loss = 3}}};
+    size_t len = 0;
+    (void)state;
+    snprintf(csv, sizeof(csv), "%s/metrics.csv", dir);
+    for (uint64_t s = 0; s < 3; s++) { /* the third resume finds its columns as they are */
+        struct mt_metrics *m = NULL;
+        assert_int_equal(mt_metrics_open(&m, &cfg, dir, s, mt_objective_find("cross_entropy"), false, NULL), 0);
+        cJSON *o = mt_metrics_eval_record(&r);
+        mt_metrics_write(m, o);
+        cJSON_Delete(o);
+        mt_metrics_close(&m);
+        r.step++;
+        r.sets[0].name = "new";
+        r.sets[0].loss = 0.75;
+        cfg.eval.sets.items = two;
+    }
+    assert_int_equal(mt_read_file(csv, &text, &len, NULL), 0);
+    char *row[4], *at = text;
+    for (int i = 0; i < 4; i++)
+        row[i] = strsep(&at, "\n");
+    assert_string_equal(at, "");
+    assert_non_null(strstr(row[0], ",eval_new_loss,eval_new_ppl,eval_new_accuracy,eval_new_tokens,eval_old_loss,"));
+    assert_non_null(strstr(row[1], ",,,,,0.25,"));
+    assert_non_null(strstr(row[2], ",0.75,"));
+    assert_non_null(strstr(row[3], ",0.75,"));
+    for (int i = 0; i < 4; i++) {
+        int commas = 0;
+        for (const char *c = row[i]; *c; c++)
+            commas += *c == ',';
+        assert_int_equal(commas, 26 - 1 + 2 * 4);
+    }
+    free(text);
+}
+
 static void a_resumed_run_cuts_what_went_further(void **state)
 {
     (void)state;
@@ -189,6 +229,7 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(a_resumed_run_cuts_what_went_further),
+        TEST(rows_stay_below_their_names_when_sets_change),
         TEST(a_line_that_a_crash_cut_is_dropped),
         TEST(numbers_read_back_exactly),
         TEST(a_skipped_step_is_told_with_its_tensor),
