@@ -21,7 +21,10 @@ static int join(struct follower *f, struct mt_err *err)
     int rc = mt_cluster_take_config(f->cluster, &f->cfg, err);
     if (rc)
         return rc;
-    rc = mt_inputs_open(&f->in, f->cfg, MT_RUN_TRAIN, NULL, &why);
+    /* what a reference says of the data, the first has read */
+    rc = mt_config_override(f->cfg, "preference.reference", "start", "the reference of the first host", &why);
+    if (!rc)
+        rc = mt_inputs_open(&f->in, f->cfg, MT_RUN_TRAIN, NULL, &why);
     if (!rc)
         rc = mt_setup_open_on_hosts(&f->setup, &f->in, f->cluster, &why);
     if (!rc)

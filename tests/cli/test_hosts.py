@@ -78,6 +78,25 @@ def hosts_have_the_bits_of_one(tmp):
                 assert json.load(f)["hosts"] == n
 
 
+def a_reference_is_needed_on_the_first_alone(tmp):
+    model, data = inputs(tmp)
+    here = os.path.join(tmp, "here")
+    made, ini = ini_of(tmp, "made", model, data, train__steps=1, train__seed=7, checkpoint__save="weights")
+    megatrain("run", ini)
+    shutil.copytree(os.path.join(made, "checkpoint-1"), os.path.join(here, "reference"))
+    over = {"data__train": write_pairs(os.path.join(tmp, "pairs.jsonl")), "preference__loss": "sigmoid",
+            "preference__reference": os.path.join(here, "reference")}
+    one, ini = ini_of(tmp, "one", model, data, **over)
+    megatrain("run", ini)
+    many, ini = ini_of(tmp, "many", model, data, **over)
+    hidden = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs none "{here}" && exec "$@"', "sh"]
+    if not subprocess.run([*hidden, "true"], capture_output=True).returncode: # a host that does not have it
+        p = subprocess.run([*LAUNCH, "-n", "1", BINARY, "run", ini, ":", "-n", "1", *hidden, BINARY, "run", ini], text=True,
+                           capture_output=True, timeout=100)
+        assert p.returncode == 0, p.stdout + p.stderr
+        assert losses(many) == losses(one)
+
+
 def they_go_on_with_other_numbers(tmp):
     model, data = inputs(tmp, tie_word_embeddings=True)
     over = {"train__steps": 6, "train__groups": 8, "train__batch_size": 8}
