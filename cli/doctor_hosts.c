@@ -96,6 +96,8 @@ static int cross(mt_net *net, double *seconds, struct mt_err *err)
         rc = rc ? rc : one;
     }
     *seconds = (double)(mt_now_ns() - begin) * 1e-9;
+    if (rc)
+        mt_net_tell(net, err->msg); /* before their data are freed */
     free(data);
     free(m);
     return rc;

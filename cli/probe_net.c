@@ -38,7 +38,7 @@ static int compare(const void *a, const void *b)
 /* Half of the median round trip of 8 bytes. */
 static int time_trips(const struct probe *p, int other, bool first, double *us, struct mt_err *err)
 {
-    double took[TRIPS];
+    double took[TRIPS] = {0};
     uint64_t word = 0;
     int rc = 0;
     for (int i = 0; i < TRIPS && !rc; i++) {
@@ -172,7 +172,7 @@ static int conclude(cJSON *o, const struct mt_network *n, bool json, struct mt_e
     mt_network_path(path, sizeof(path));
     int rc = mt_network_write(n, path, err);
     if (!rc)
-        cJSON_AddStringToObject(o, "kept for plan --hosts in", path);
+        cJSON_AddStringToObject(o, "kept, for plan --hosts alone, in", path);
     if (json) {
         cli_print_object(o, true);
         return rc;
