@@ -153,7 +153,8 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
     const mt_model *m = r->m;
     struct beside b = beside_of(r);
-    struct mt_cast round = {r->in->n_tokens * m->wd.c, MT_F32, m->dt, mt_moe_own_rows(r, MT_ROLE_SUM, sizeof(float)), b.sum};
+    struct mt_cast round = {r->in->n_tokens * m->wd.c, MT_F32, m->dt,
+                            mt_moe_own_rows(r, MT_ROLE_SUM, sizeof(float)), b.sum};
     int rc = mt_op_cast(m->dev, &round, err);
     if (!rc)
         rc = join(&b, err);

@@ -54,7 +54,8 @@ static const char *const layer_columns[] = {"step", "layer", "expert_balance", "
                                             "expert_max_share"};
 
 /* Adds a column to metrics.csv; beyond the most there may be, none. */
-__attribute__((format(printf, 3, 4))) static int add_column(struct mt_metrics *m, struct mt_err *err, const char *fmt, ...)
+__attribute__((format(printf, 3, 4)))
+static int add_column(struct mt_metrics *m, struct mt_err *err, const char *fmt, ...)
 {
     struct table *t = &m->table[CSV];
     va_list args;
@@ -119,7 +120,8 @@ static const struct field *find(const struct field *f, size_t n, const char *nam
 }
 
 /* Puts rows of a metrics.csv with other columns (of eval.sets before a resume, say) below this one's names. */
-static void move_rows(struct mt_str *out, const struct table *t, const struct field *old, size_t n_old, const char *rows)
+static void move_rows(struct mt_str *out, const struct table *t, const struct field *old, size_t n_old,
+                      const char *rows)
 {
     struct field f[MOST_COLUMNS];
     while (*rows) {
