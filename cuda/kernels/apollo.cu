@@ -74,17 +74,15 @@ static __device__ float total(const float *x, size_t n, float *scratch)
     return sum;
 }
 
+/* Infinite if squares overflow: second moments would, too, and stay infinite. */
 static __global__ void __launch_bounds__(WIDE) find_scales(float *sums, size_t channels, bool by_tensor)
 {
     __shared__ float scratch[WARP];
-    float low = 0, steps = 0;
-    if (by_tensor) {
-        low = total(sums, channels, scratch);
-        steps = total(sums + channels, channels, scratch);
-    }
+    float low = total(sums, channels, scratch), steps = by_tensor ? total(sums + channels, channels, scratch) : 0;
+    bool finite = isfinite(low);
     for (size_t c = threadIdx.x; c < channels; c += WIDE) {
         float of_low = by_tensor ? low : sums[c], of_steps = by_tensor ? steps : sums[channels + c];
-        sums[c] = sqrtf(of_steps) / (sqrtf(of_low) + 1e-8f);
+        sums[c] = finite ? sqrtf(of_steps) / (sqrtf(of_low) + 1e-8f) : INFINITY;
     }
 }
 

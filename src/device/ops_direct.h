@@ -108,7 +108,8 @@ struct mt_signs {
  *     m = beta1 m + (1 - beta1) low, v = beta2 v + (1 - beta2) low low, u = m / (sqrt(v) + eps),
  *     s = |u| / (|low| + 1e-8), d = g s, n = |d|, f = max(n / (norm + 1e-8), growth) / growth, norm = n / f,
  * and g := scale d / f.
- * f is 1 if growth or the old norm is 0: a gradient that was 0 once sets no limit.
+ * f is 1 if growth or the old norm is 0: a gradient that was 0 once sets no limit. A projection whose sum of squares
+ * overflows is treated as one that is not finite.
  */
 struct mt_apollo {
     size_t rows, cols, rank;

@@ -321,20 +321,20 @@ static void apollo(struct projected *p)
     p->norm = sqrt(norm) / f;
 }
 
-/* Updates whose gradients are 0, grow, and are once not finite. */
+/* Updates whose gradients are 0, grow, are once not finite, and once have squares that overflow. */
 static void apollo_case(struct harness *h, size_t rows, size_t cols, size_t rank, bool by_tensor, double growth)
 {
-    static const double sizes[] = {0, 1e-3, 4e-3, NAN, 1e-3};
+    static const double sizes[] = {0, 1e-3, 4e-3, NAN, 1e20, 1e-3};
     size_t n = rows * cols, low = MT_MAX(rows, cols) * rank;
     struct projected p = {.rows = rows, .cols = cols, .rank = rank, .by_tensor = by_tensor, .growth = growth,
                           .m = scratch(h, low), .v = scratch(h, low), .s = scratch(h, MT_MAX(rows, cols))};
     struct dbuf *m = buf_values(h, MT_F32, low, p.m), *v = buf_values(h, MT_F32, low, p.v);
     struct dbuf *norm = buf_values(h, MT_F32, 1, &p.norm);
     for (size_t t = 0; t < MT_ARRAY_LEN(sizes); t++) {
-        bool finite = isfinite(sizes[t]);
-        buf_random(h, MT_F32, n, finite ? sizes[t] : 1, &p.g);
-        buf_random(h, MT_F32, low, finite ? sizes[t] : 1, &p.low);
-        if (!finite)
+        double size = isfinite(sizes[t]) ? sizes[t] : 1;
+        buf_random(h, MT_F32, n, size, &p.g);
+        buf_random(h, MT_F32, low, size, &p.low);
+        if (!isfinite(sizes[t]))
             p.g[n / 2] = INFINITY;
         struct dbuf *g = buf_values(h, MT_F32, n, p.g), *projected = buf_values(h, MT_F32, low, p.low);
         struct mt_apollo a = {.rows = rows, .cols = cols, .rank = rank, .by_tensor = by_tensor, .beta1 = 0.9f, .beta2 = 0.99f,
@@ -342,7 +342,7 @@ static void apollo_case(struct harness *h, size_t rows, size_t cols, size_t rank
                               .v = v->p, .norm = norm->p,
                               .workspace = workspace(h, mt_apollo_workspace(rows, cols) * sizeof(float))};
         RUN(h, mt_op_apollo, &a);
-        if (finite)
+        if (sizes[t] < 1)
             apollo(&p);
         else
             memset(p.g, 0, n * sizeof(*p.g));

@@ -67,12 +67,14 @@ static void sum_channels(void *ctx, size_t chunk, int thread)
     }
 }
 
+/* Infinite if squares overflow: second moments would, too, and stay infinite. */
 static void find_scales(const struct job *j)
 {
-    float low = j->a->by_tensor ? mt_cpu_sum(j->low, j->channels) : 0;
-    float u = j->a->by_tensor ? mt_cpu_sum(j->u, j->channels) : 0;
+    float low = mt_cpu_sum(j->low, j->channels), u = j->a->by_tensor ? mt_cpu_sum(j->u, j->channels) : 0;
+    float of_all = isfinite(low) ? sqrtf(u) / (sqrtf(low) + 1e-8f) : INFINITY;
+    bool by_channel = !j->a->by_tensor && isfinite(low);
     for (size_t c = 0; c < j->channels; c++)
-        j->low[c] = j->a->by_tensor ? sqrtf(u) / (sqrtf(low) + 1e-8f) : sqrtf(j->u[c]) / (sqrtf(j->low[c]) + 1e-8f);
+        j->low[c] = by_channel ? sqrtf(j->u[c]) / (sqrtf(j->low[c]) + 1e-8f) : of_all;
 }
 
 /* d = factor g s of a row. */
