@@ -37,14 +37,15 @@ struct flash_args {
     float scale, cap, scale_over_cap; /* cap: 0 for none */
 };
 
-/* A pass over a kind of heads: its kernel, with two threads a row of its tiles. */
+/* A pass over heads whose queries have `dim` elements: its kernel, with two threads a row of its tiles. */
 struct flash_pass {
     void (*kernel)(flash_args);
-    int rows, shared_bytes;
+    int dim, rows, shared_bytes;
     bool queries; /* tiles are of queries, else of keys */
 };
-/* In flash_tiles.cu: lists the tiles, then runs the kernel on them. */
-cudaError_t mt_cuda_flash_run(const flash_pass &p, const struct mt_attention *a, const flash_args &f,
+/* In flash_tiles.cu: of a table of n passes runs those for heads of a's width, each on the tiles it lists before.
+ * Without one for that width: cudaErrorInvalidValue. */
+cudaError_t mt_cuda_flash_run(const flash_pass *table, size_t n, const struct mt_attention *a, const flash_args &f,
                               cudaStream_t stream);
 /* The passes, one in each of the other files, for heads that mt_cuda_flash_takes() knows. */
 cudaError_t mt_cuda_flash_forward(const struct mt_attention *a, const flash_args &f, cudaStream_t stream);

@@ -97,26 +97,18 @@ template <int DQ, int DV, int BM, int BN> static constexpr flash_pass pass()
 {
     constexpr int bytes = TILE_BYTES<BM, DQ> + TILE_BYTES<BN, DQ> + TILE_BYTES<BN, DV>;
     static_assert(bytes <= 99 << 10, "the shared memory of sm_86");
-    return {flash_forward<DQ, DV, BM, BN>, BM, bytes, true};
+    return {flash_forward<DQ, DV, BM, BN>, DQ, BM, bytes, true};
 }
 
-static flash_pass pass_of(size_t dim)
-{
-    switch (dim) {
-    case 64:
-        return pass<64, 64, 128, 64>();
-    case 96:
-        return pass<96, 96, 128, 32>();
-    case 128:
-        return pass<128, 128, 128, 32>();
-    case 192:
-        return pass<192, 128, 128, 32>();
-    default:
-        return pass<256, 256, 128, 32>();
-    }
-}
+static const flash_pass passes[] = {
+    pass<64, 64, 128, 64>(),
+    pass<96, 96, 128, 32>(),
+    pass<128, 128, 128, 32>(),
+    pass<192, 128, 128, 32>(),
+    pass<256, 256, 128, 32>(),
+};
 
 cudaError_t mt_cuda_flash_forward(const struct mt_attention *a, const flash_args &f, cudaStream_t stream)
 {
-    return mt_cuda_flash_run(pass_of(a->q.dim), a, f, stream);
+    return mt_cuda_flash_run(passes, sizeof(passes) / sizeof(*passes), a, f, stream);
 }

@@ -101,30 +101,20 @@ template <int DQ, int DV, int BM, int BN, int SUMS = SUM_BOTH> static constexpr 
     constexpr int keys = TILE_BYTES<BN, DQ> + (SUMS & SUM_KEYS ? TILE_BYTES<BN, DV> : 0);
     constexpr int bytes = keys + 2 * (TILE_BYTES<BM, DQ> + TILE_BYTES<BM, DV> + 2 * BM * 4);
     static_assert(bytes <= 99 << 10, "the shared memory of sm_86");
-    return {flash_keys<DQ, DV, BM, BN, SUMS>, BN, bytes, false};
+    return {flash_keys<DQ, DV, BM, BN, SUMS>, DQ, BN, bytes, false};
 }
 
-/* Both gradients, or those of keys alone. */
-static flash_pass pass_of(size_t dim)
-{
-    switch (dim) {
-    case 64:
-        return pass<64, 64, 64, 128>();
-    case 96:
-        return pass<96, 96, 32, 128>();
-    case 128:
-        return pass<128, 128, 16, 128>();
-    case 192:
-        return pass<192, 128, 16, 64>();
-    default:
-        return pass<256, 256, 16, 64, SUM_KEYS>();
-    }
-}
+/* Of heads of 256 a pass for the gradients of keys and one for those of values, else one for both. */
+static const flash_pass passes[] = {
+    pass<64, 64, 64, 128>(),
+    pass<96, 96, 32, 128>(),
+    pass<128, 128, 16, 128>(),
+    pass<192, 128, 16, 64>(),
+    pass<256, 256, 16, 64, SUM_KEYS>(),
+    pass<256, 256, 16, 128, SUM_VALUES>(),
+};
 
 cudaError_t mt_cuda_flash_keys(const struct mt_attention *a, const flash_args &f, cudaStream_t stream)
 {
-    cudaError_t rc = mt_cuda_flash_run(pass_of(a->q.dim), a, f, stream);
-    if (rc == cudaSuccess && a->q.dim == 256)
-        rc = mt_cuda_flash_run(pass<256, 256, 16, 128, SUM_VALUES>(), a, f, stream);
-    return rc;
+    return mt_cuda_flash_run(passes, sizeof(passes) / sizeof(*passes), a, f, stream);
 }

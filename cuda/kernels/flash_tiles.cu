@@ -21,8 +21,8 @@ static __global__ void __launch_bounds__(WARP)
         tiles[before + i] = {start, len, (last_first ? n - 1 - i : i) * rows, 0};
 }
 
-cudaError_t mt_cuda_flash_run(const flash_pass &p, const struct mt_attention *a, const flash_args &f,
-                              cudaStream_t stream)
+static cudaError_t run_pass(const flash_pass &p, const struct mt_attention *a, const flash_args &f,
+                            cudaStream_t stream)
 {
     size_t tiles = 0, heads = p.queries ? a->q.n : a->k.n;
     for (size_t i = 0; i < a->n_docs; i++)
@@ -33,4 +33,14 @@ cudaError_t mt_cuda_flash_run(const flash_pass &p, const struct mt_attention *a,
     if (rc == cudaSuccess)
         rc = cudaFuncSetAttribute(p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes);
     return rc == cudaSuccess ? MT_LAUNCH(p.kernel, grid_of(tiles * heads), 2 * p.rows, p.shared_bytes, stream, f) : rc;
+}
+
+cudaError_t mt_cuda_flash_run(const flash_pass *table, size_t n, const struct mt_attention *a, const flash_args &f,
+                              cudaStream_t stream)
+{
+    cudaError_t rc = cudaErrorInvalidValue;
+    for (const flash_pass *p = table; p < table + n; p++)
+        if (static_cast<size_t>(p->dim) == a->q.dim && (rc = run_pass(*p, a, f, stream)) != cudaSuccess)
+            return rc;
+    return rc;
 }
