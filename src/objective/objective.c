@@ -64,6 +64,14 @@ int mt_objective_measure(const struct mt_objective *o, const char *name)
     return -1;
 }
 
+const char *mt_measure_of_set(const char *by, const char *name, size_t n)
+{
+    if (strncmp(by, name, n) != 0 || by[n] != '_')
+        return NULL;
+    const char *what = by + n + 1;
+    return !strcmp(what, "loss") || !strcmp(what, MT_EVAL_ACCURACY) ? what : NULL;
+}
+
 bool mt_measure_more_is_better(const char *name)
 {
     static const char *const less[] = {"loss", "nll_loss", "rewards/rejected", "logps/rejected"};

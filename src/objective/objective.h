@@ -93,6 +93,9 @@ const struct mt_objective *mt_objective_of(const struct mt_numerics *n);
  * not say of itself which of two results is better (kl).
  */
 int mt_objective_measure(const struct mt_objective *o, const char *name);
+/** What a name compares of the set name[n] of eval.sets, NAME_loss or NAME_accuracy: "loss", MT_EVAL_ACCURACY, or NULL if
+ * it is neither. */
+const char *mt_measure_of_set(const char *by, const char *name, size_t n);
 /** Whether more of a measure is better. */
 bool mt_measure_more_is_better(const char *name);
 

@@ -271,10 +271,8 @@ static int count_rows(struct mt_numerics *n, const struct mt_config *c, struct m
 static bool is_of_set(const struct mt_config *c)
 {
     for (int i = 0; i < c->eval.sets.n; i++) {
-        const char *item = c->eval.sets.items[i], *by = c->eval.best_by;
-        size_t n = strcspn(item, ":");
-        bool is = !strncmp(by, item, n) && by[n] == '_';
-        if (is && (!strcmp(by + n + 1, "loss") || !strcmp(by + n + 1, MT_EVAL_ACCURACY)))
+        const char *item = c->eval.sets.items[i];
+        if (mt_measure_of_set(c->eval.best_by, item, strcspn(item, ":")))
             return true;
     }
     return false;

@@ -10,13 +10,9 @@
 double mt_best_value(const char *by, const struct mt_eval_report *r)
 {
     for (size_t k = 0; k < r->n_sets; k++) {
-        size_t n = strlen(r->sets[k].name);
-        if (strncmp(by, r->sets[k].name, n) != 0 || by[n] != '_')
-            continue;
-        if (!strcmp(by + n + 1, "loss"))
-            return r->sets[k].loss;
-        if (!strcmp(by + n + 1, MT_EVAL_ACCURACY))
-            return r->sets[k].accuracy;
+        const char *what = mt_measure_of_set(by, r->sets[k].name, strlen(r->sets[k].name));
+        if (what)
+            return strcmp(what, MT_EVAL_ACCURACY) ? r->sets[k].loss : r->sets[k].accuracy;
     }
     int i = r->objective && strcmp(by, "loss") ? mt_objective_measure(r->objective, by) : -1;
     if (!strcmp(by, "loss"))
