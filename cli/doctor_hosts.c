@@ -121,8 +121,7 @@ static void find_faults(cJSON *list, const struct host *h, int n)
             add_finding(list, text);
         }
         if (2 * h[i].may < h[i].there) {
-            snprintf(text, sizeof(text), "host %d may use %d of %d processors: the launcher binds it (mpirun --bind-to none, srun -c N)", i,
-                     h[i].may, h[i].there);
+            snprintf(text, sizeof(text), "host %d " MT_HW_BOUND, i, h[i].may, h[i].there);
             add_finding(list, text);
         }
         if (i && h[i].build != h[0].build) {

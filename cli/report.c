@@ -114,7 +114,7 @@ static void print_hosts(const struct mt_setup *s)
         cli_say("         ^C ends mpirun of Open MPI and all hosts without a save: use megatrain stop %s\n",
                 s->in->cfg->checkpoint.dir);
     if (2 * may < there)
-        mt_warn("this process may use %d of %d processors: the launcher binds it (mpirun --bind-to none, srun -c N)", may, there);
+        mt_warn("this process " MT_HW_BOUND, may, there);
 }
 
 void cli_print_setup(const struct mt_setup *s)

@@ -13,6 +13,8 @@
 int mt_hw_cores(int **cpus, int *n, struct mt_err *err);
 /** Processors in the affinity mask; *there: of the machine. */
 int mt_hw_allowed(int *there);
+/** Of both, where the first is less than half: what is wrong, and how it is mended. */
+#define MT_HW_BOUND "may use %d of %d processors: the launcher binds it (mpirun --bind-to none, srun -c N)"
 
 /** Limits of memory, in bytes; UINT64_MAX: no limit. */
 struct mt_hw_memory {
