@@ -104,7 +104,7 @@ struct run {
 /* Removes request files that an earlier run has not seen. */
 static void remove_requests(const char *dir)
 {
-    static const char *const names[] = {"STOP", "SAVE"};
+    static const char *const names[] = {MT_REQUEST_STOP, MT_REQUEST_SAVE};
     char path[4200];
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
         mt_path_printf(path, sizeof(path), "%s/%s", dir, names[i]);

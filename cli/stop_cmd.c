@@ -11,6 +11,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/output.h"
 #include "cli.h"
+#include "train/control.h"
 
 static uint64_t newest_step(const char *dir)
 {
@@ -52,7 +53,7 @@ int cli_cmd_stop(struct cli *cli, const struct cli_args *args)
     double limit = (double)cli_whole(args, "wait", 0);
     char path[4200];
     struct mt_err err;
-    mt_path_printf(path, sizeof(path), "%s/STOP", dir);
+    mt_path_printf(path, sizeof(path), "%s/%s", dir, MT_REQUEST_STOP);
     if (!mt_output_in_use(dir)) {
         mt_fail(&err, MT_ERR_USAGE, -ENOENT, "%s: no run of this machine writes to this folder (checkpoint.dir; of several hosts the "
                 "first one's)", dir);

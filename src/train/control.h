@@ -100,6 +100,9 @@ struct mt_train_params {
 bool mt_is_doubtful(uint64_t step);
 /** Makes the pending updates; fails, too, if the learner's state is lost. */
 int mt_train_flush(const struct mt_train_params *p, struct mt_err *err);
+/** Files in the output folder that ask a run to save and stop, or to save. */
+#define MT_REQUEST_STOP "STOP"
+#define MT_REQUEST_SAVE "SAVE"
 /** Whether DIR/name exists; removes it. */
 bool mt_train_file_request(const struct mt_train_params *p, const char *name);
 

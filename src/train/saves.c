@@ -385,7 +385,7 @@ static bool wait_for_next(struct trial *t, const struct mt_err *why)
                 (unsigned long long)p->state->step, why->msg, t->seconds, p->dir);
     next = MT_MIN(next, MT_MAX(t->until_ns, now));
     atomic_store(&p->control->waiting, true);
-    while (!given_up(t) && mt_now_ns() < next && !mt_train_file_request(p, "SAVE"))
+    while (!given_up(t) && mt_now_ns() < next && !mt_train_file_request(p, MT_REQUEST_SAVE))
         usleep(50000);
     atomic_store(&p->control->waiting, false);
     t->late = mt_now_ns() >= t->until_ns;

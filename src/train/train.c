@@ -319,7 +319,7 @@ static int between_steps(struct loop *l, enum mt_train_end *end, bool *over, str
     int rc = 0;
     if (c->eval.every && l->st->step % (uint64_t)c->eval.every == 0)
         rc = evaluate(l, err);
-    bool due = mt_saves_due(&l->saves), asked = l->asked | mt_train_file_request(l->p, "SAVE");
+    bool due = mt_saves_due(&l->saves), asked = l->asked | mt_train_file_request(l->p, MT_REQUEST_SAVE);
     l->asked = false;
     if (!rc && (due || asked))
         rc = mt_saves_periodic(&l->saves, err);
@@ -331,7 +331,7 @@ static int between_steps(struct loop *l, enum mt_train_end *end, bool *over, str
     } else if (c->checkpoint.time_limit > 0 && time_left(l) <= l->step_seconds + time_for_save(l)) {
         *end = MT_END_TIME;
         *over = true;
-    } else if (mt_train_file_request(l->p, "STOP")) {
+    } else if (mt_train_file_request(l->p, MT_REQUEST_STOP)) {
         *end = MT_END_SIGNAL;
         *over = true;
     }
