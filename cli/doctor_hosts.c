@@ -95,7 +95,7 @@ static int cross(mt_net *net, double *seconds, struct mt_err *err)
         int one = k / 2 == own ? 0 : mt_net_wait(net, &m[k], rc ? NULL : err);
         rc = rc ? rc : one;
     }
-    *seconds = (double)(mt_now_ns() - begin) * 1e-9;
+    *seconds = mt_seconds_since(begin);
     if (rc)
         mt_net_tell(net, err->msg); /* before their data are freed */
     free(data);

@@ -222,7 +222,7 @@ static void say_speed(const struct generator *x, int64_t began)
         tokens += x->text[i].n - x->text[i].prompt->n;
     if (tokens)
         mt_info("%zu tokens, %.3g seconds and %s loaded a token", tokens,
-                (double)(mt_now_ns() - began) * 1e-9 / (double)tokens,
+                mt_seconds_since(began) / (double)tokens,
                 mt_format_bytes(bytes, sizeof(bytes), x->loaded / (x->n > 1 ? tokens : x->passes)));
 }
 

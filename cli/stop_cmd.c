@@ -28,7 +28,7 @@ static bool wait_for_end(const char *dir, double seconds)
 {
     int64_t begin = mt_now_ns();
     while (mt_output_in_use(dir)) {
-        if (seconds > 0 && (double)(mt_now_ns() - begin) * 1e-9 > seconds)
+        if (seconds > 0 && mt_seconds_since(begin) > seconds)
             return false;
         nanosleep(&(struct timespec){0, 100000000}, NULL);
     }

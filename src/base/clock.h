@@ -13,7 +13,13 @@ static inline int64_t mt_now_ns(void)
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-/** The same with the time in which the machine was suspended: for limits that others set, such as those of a queue. */
+/** Since a time of mt_now_ns(). */
+static inline double mt_seconds_since(int64_t ns)
+{
+    return (double)(mt_now_ns() - ns) * 1e-9;
+}
+
+/** mt_now_ns() with the time in which the machine was suspended: for limits that others set, as a queue's. */
 static inline int64_t mt_boot_ns(void)
 {
     struct timespec ts;

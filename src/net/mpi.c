@@ -39,7 +39,7 @@ static void idle(void)
 
 static bool within(int64_t begin, double seconds)
 {
-    return (double)(mt_now_ns() - begin) * 1e-9 < seconds;
+    return mt_seconds_since(begin) < seconds;
 }
 
 static int fail_mpi(int rc, int host, struct mt_err *err)

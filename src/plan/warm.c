@@ -59,7 +59,7 @@ int mt_plan_warm(const struct mt_engine_params *p, const struct mt_program_param
         rc = mt_warm_attention_run(&attention, p->dev, step, &n_calls, err);
     if (!rc)
         mt_debug("ran %zu of %zu operations of a step once, and attention over %zu micro-batches, in %.1f s", n_run, n,
-                 n_calls, (double)(mt_now_ns() - begin) * 1e-9);
+                 n_calls, mt_seconds_since(begin));
     mt_cost_table_destroy(&t);
     return rc;
 }

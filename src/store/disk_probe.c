@@ -74,7 +74,7 @@ static void run(struct probe *p, const bool wanted[2], double seconds, double *r
     pthread_mutex_lock(&p->lock);
     for (bool more = true; more;) {
         bool any = false;
-        took = (double)(mt_now_ns() - t0) * 1e-9;
+        took = mt_seconds_since(t0);
         for (int slot = 0; slot < 2 * SLOTS; slot++) {
             int dir = slot / SLOTS;
             if (p->at[dir] == p->bytes && took < seconds)
@@ -88,7 +88,7 @@ static void run(struct probe *p, const bool wanted[2], double seconds, double *r
         more = any;
     }
     pthread_mutex_unlock(&p->lock);
-    took = (double)(mt_now_ns() - t0) * 1e-9;
+    took = mt_seconds_since(t0);
     *rate = (double)(p->moved[0] + p->moved[1]) / took * 1e-9;
     *cpu = (cpu_seconds() - c0) / took;
 }

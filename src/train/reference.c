@@ -88,7 +88,7 @@ static int fill(struct mt_session *s, size_t learner, mt_sampler *sampler, uint6
         rc = mt_sampler_fill(sampler, i, &data, err);
         if (!rc)
             rc = run_step(s, learner, act, &data, doc_loss, of, err);
-        double part = (double)(i + 1) / (double)MT_MIN(steps, epoch), spent = (double)(mt_now_ns() - t0) * 1e-9;
+        double part = (double)(i + 1) / (double)MT_MIN(steps, epoch), spent = mt_seconds_since(t0);
         if (mt_now_ns() - said > 10000000000 && part < 1) {
             mt_info("log-probabilities of the reference: %.0f%%, %.0f s left", 100 * part, spent / part - spent);
             said = mt_now_ns();
