@@ -7,6 +7,7 @@
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "report.h"
+#include "train/evaluate.h"
 
 static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
 {
@@ -39,14 +40,14 @@ static int run_eval(const struct mt_setup *setup, const struct cli_args *args, s
 {
     struct mt_session s;
     struct mt_eval_report r = {0};
-    bool json = cli_arg(args, "json") != NULL;
+    bool json = cli_arg(args, "json") != NULL, unread;
     int rc = mt_session_start(&s, setup, err);
     if (!rc)
         rc = mt_session_fill_weights(&s, NULL, err);
     if (!rc && cli_arg(args, "per-sample"))
         rc = print_samples(&s, json, err);
     if (!rc)
-        rc = mt_train_evaluate(&s, &r, err);
+        rc = mt_evaluate(&s, 0, NULL, &r, &unread, err);
     mt_session_finish(&s);
     if (!rc)
         printf(json ? "{\"loss\": %.17g, \"perplexity\": %.17g, \"accuracy\": %.17g, \"tokens\": %llu}\n"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/train.h"
 
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +18,7 @@
 #include "train/best.h"
 #include "train/blocks.h"
 #include "train/cluster.h"
+#include "train/evaluate.h"
 #include "train/metrics.h"
 #include "train/reference.h"
 #include "train/saves.h"
@@ -55,85 +55,10 @@ struct run {
     bool again; /* the step was computed in another way */
 };
 
-static double since(int64_t t0)
-{
-    return (double)(mt_now_ns() - t0) * 1e-9;
-}
-
 static void remember(struct loop *l, const cJSON *record)
 {
     if (record)
         mt_log_rows_add(&l->st->log, record);
-}
-
-/* The loss of an evaluation without a reference, which its objective would need, is that of the tokens. */
-static void take_measures(const struct mt_numerics *n, struct mt_eval_result *sum, struct mt_eval_report *out)
-{
-    const struct mt_objective *o = mt_objective_of(n);
-    if (o->finish && sum->measures[0].n > 0)
-        o->finish(&(struct mt_objective_step){.objective = o, .keys = &n->objective_keys}, sum->measures);
-    out->objective = o;
-    memcpy(out->measures, sum->measures, sizeof(out->measures));
-    out->loss = sum->n_loss ? sum->loss_sum / (double)sum->n_loss : NAN;
-    if (o->weights && sum->measures[0].n > 0)
-        out->loss = mt_measure_mean(&sum->measures[0]);
-}
-
-/* *unread: its data could not be read, or there was no memory for it, which says nothing of the engine. */
-static int evaluate_on(struct mt_session *s, size_t learner, mt_sampler *sampler, const double *reference,
-                       struct mt_eval_report *out, bool *unread, struct mt_err *err)
-{
-    struct mt_step_data data;
-    struct mt_eval_result sum = {.reference = reference};
-    int64_t t0 = mt_now_ns();
-    int rc = mt_step_data_init(&data, sampler, err);
-    *unread = rc;
-    if (rc)
-        return rc;
-    uint64_t steps = mt_sampler_steps_per_epoch(sampler);
-    for (uint64_t i = 0; i < steps && !rc; i++) {
-        rc = mt_sampler_fill(sampler, i, &data, err);
-        *unread = rc;
-        if (!rc) {
-            rc = mt_cluster_begin(s->setup->cluster, MT_CLUSTER_EVAL, i, 0, err);
-            if (!rc) {
-                rc = mt_engine_eval(s->engine, (int)learner, &data, &sum, err);
-                mt_cluster_end(s->setup->cluster, rc);
-            }
-            *unread = rc == -ENOMEM && mt_engine_whole(s->engine);
-        }
-    }
-    mt_step_data_finish(&data);
-    if (rc)
-        return rc;
-    out->n_loss = sum.n_loss;
-    take_measures(mt_setup_numerics_of(s->setup, learner), &sum, out);
-    out->accuracy = sum.n_loss ? (double)sum.n_correct / (double)sum.n_loss : NAN;
-    out->seconds = since(t0);
-    return 0;
-}
-
-/* data.eval, then eval.sets. */
-static int evaluate_all(struct mt_session *s, size_t learner, const double *reference, struct mt_eval_report *out,
-                        bool *unread, struct mt_err *err)
-{
-    const struct mt_inputs *in = &s->setup->in[learner];
-    int rc = evaluate_on(s, learner, in->eval_sampler, reference, out, unread, err);
-    for (size_t i = 0; i < in->n_sets && !rc; i++) {
-        struct mt_eval_report r = {.n_loss = 0};
-        if (in->sets[i].sampler)
-            rc = evaluate_on(s, learner, in->sets[i].sampler, NULL, &r, unread, err);
-        if (!rc && r.n_loss)
-            out->sets[out->n_sets++] = (struct mt_eval_of_set){in->sets[i].name, r.n_loss, r.loss, r.accuracy};
-        out->seconds += r.seconds;
-    }
-    return rc;
-}
-
-int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct mt_err *err)
-{
-    bool unread;
-    return evaluate_all(s, 0, NULL, out, &unread, err);
 }
 
 static void report_evaluation(struct loop *l, struct mt_eval_report *r)
@@ -168,7 +93,7 @@ static int evaluate(struct loop *l, struct mt_err *err)
     if (rc)
         return rc;
     const double *reference = mt_reference_of_evaluation(l->s, l->p->learner, l->st);
-    rc = evaluate_all(l->s, l->p->learner, reference, &r, &unread, &why);
+    rc = mt_evaluate(l->s, l->p->learner, reference, &r, &unread, &why);
     if (rc && (!unread || l->st->step == l->first_step)) {
         l->sound = rc != -ECANCELED;
         if (err)
@@ -554,7 +479,7 @@ static int run_step(struct run *r)
         fail_all(r, mt_engine_whole(r->loop->s->engine), rc, &err);
     if (rc)
         return rc;
-    double seconds = since(t0);
+    double seconds = mt_seconds_since(t0);
     for (size_t i = 0; i < r->n; i++) {
         struct loop *l = &r->loop[i];
         if (!r->of[i].data)

@@ -11,7 +11,4 @@
  */
 int mt_train_run(const struct mt_train_params *p, size_t n, enum mt_train_end *end, struct mt_err *err);
 
-/** Evaluates on the held-out data. The engine must be flushed. */
-int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct mt_err *err);
-
 #endif

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/evaluate.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "train/cluster.h"
+
+/* The loss of an evaluation without a reference, which its objective would need, is that of the tokens. */
+static void take_measures(const struct mt_numerics *n, struct mt_eval_result *sum, struct mt_eval_report *out)
+{
+    const struct mt_objective *o = mt_objective_of(n);
+    if (o->finish && sum->measures[0].n > 0)
+        o->finish(&(struct mt_objective_step){.objective = o, .keys = &n->objective_keys}, sum->measures);
+    out->objective = o;
+    memcpy(out->measures, sum->measures, sizeof(out->measures));
+    out->loss = sum->n_loss ? sum->loss_sum / (double)sum->n_loss : NAN;
+    if (o->weights && sum->measures[0].n > 0)
+        out->loss = mt_measure_mean(&sum->measures[0]);
+}
+
+static int evaluate_on(struct mt_session *s, size_t learner, mt_sampler *sampler, const double *reference,
+                       struct mt_eval_report *out, bool *unread, struct mt_err *err)
+{
+    struct mt_step_data data;
+    struct mt_eval_result sum = {.reference = reference};
+    int64_t t0 = mt_now_ns();
+    int rc = mt_step_data_init(&data, sampler, err);
+    *unread = rc;
+    if (rc)
+        return rc;
+    uint64_t steps = mt_sampler_steps_per_epoch(sampler);
+    for (uint64_t i = 0; i < steps && !rc; i++) {
+        rc = mt_sampler_fill(sampler, i, &data, err);
+        *unread = rc;
+        if (!rc) {
+            rc = mt_cluster_begin(s->setup->cluster, MT_CLUSTER_EVAL, i, 0, err);
+            if (!rc) {
+                rc = mt_engine_eval(s->engine, (int)learner, &data, &sum, err);
+                mt_cluster_end(s->setup->cluster, rc);
+            }
+            *unread = rc == -ENOMEM && mt_engine_whole(s->engine);
+        }
+    }
+    mt_step_data_finish(&data);
+    if (rc)
+        return rc;
+    out->n_loss = sum.n_loss;
+    take_measures(mt_setup_numerics_of(s->setup, learner), &sum, out);
+    out->accuracy = sum.n_loss ? (double)sum.n_correct / (double)sum.n_loss : NAN;
+    out->seconds = mt_seconds_since(t0);
+    return 0;
+}
+
+int mt_evaluate(struct mt_session *s, size_t learner, const double *reference, struct mt_eval_report *out,
+                bool *unread, struct mt_err *err)
+{
+    const struct mt_inputs *in = &s->setup->in[learner];
+    int rc = evaluate_on(s, learner, in->eval_sampler, reference, out, unread, err);
+    for (size_t i = 0; i < in->n_sets && !rc; i++) {
+        struct mt_eval_report r = {.n_loss = 0};
+        if (in->sets[i].sampler)
+            rc = evaluate_on(s, learner, in->sets[i].sampler, NULL, &r, unread, err);
+        if (!rc && r.n_loss)
+            out->sets[out->n_sets++] = (struct mt_eval_of_set){in->sets[i].name, r.n_loss, r.loss, r.accuracy};
+        out->seconds += r.seconds;
+    }
+    return rc;
+}

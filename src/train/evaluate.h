@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_TRAIN_EVALUATE_H
+#define MT_TRAIN_EVALUATE_H
+
+#include "train/control.h"
+
+/**
+ * Evaluates a learner on data.eval, then on eval.sets. The engine must be flushed.
+ * reference: log-probabilities of data.eval under the reference, by sample; NULL: without.
+ * *unread: on failure, whether the data could not be read or there was no memory for them, which says nothing of the
+ * engine.
+ */
+int mt_evaluate(struct mt_session *s, size_t learner, const double *reference, struct mt_eval_report *out,
+                bool *unread, struct mt_err *err);
+
+#endif
