@@ -33,9 +33,15 @@ static const char *const columns[] = {
     "aux_loss",
 };
 
-/* What is recorded of each set of eval.sets, as eval_NAME_... */
-enum { N_OF_SET = 4 };
+/* What is recorded of each set of eval.sets. */
+enum { N_OF_SET = 4, SET_COLUMN = 160 };
 static const char *const of_set[N_OF_SET] = {"loss", "ppl", "accuracy", "tokens"};
+
+static const char *column_of_set(char to[SET_COLUMN], const char *set, size_t len, int k)
+{
+    snprintf(to, SET_COLUMN, "eval_%.*s_%s", (int)MT_MIN(len, (size_t)120), set, of_set[k]);
+    return to;
+}
 
 enum { MOST_COLUMNS = 1024 };
 
@@ -77,6 +83,7 @@ static int set_tables(struct mt_metrics *m, const struct mt_objective *o, const 
                       struct mt_err *err)
 {
     int rc = 0;
+    char name[SET_COLUMN];
     m->table[CSV] = (struct table){(const char *const *)m->csv, 0};
     m->table[LAYERS] = (struct table){layer_columns, MT_ARRAY_LEN(layer_columns)};
     for (size_t i = 0; i < MT_ARRAY_LEN(columns) && !rc; i++)
@@ -88,7 +95,7 @@ static int set_tables(struct mt_metrics *m, const struct mt_objective *o, const 
     }
     for (int i = 0; i < sets->n && i < MT_EVAL_SETS; i++)
         for (int k = 0; k < N_OF_SET && !rc; k++)
-            rc = add_column(m, err, "eval_%.*s_%s", (int)strcspn(sets->items[i], ":"), sets->items[i], of_set[k]);
+            rc = add_column(m, err, "%s", column_of_set(name, sets->items[i], strcspn(sets->items[i], ":"), k));
     return rc;
 }
 
@@ -377,11 +384,9 @@ static cJSON *eval_record(const struct mt_eval_report *r)
     for (size_t i = 0; i < r->n_sets; i++) {
         const struct mt_eval_of_set *s = &r->sets[i];
         const double value[N_OF_SET] = {s->loss, exp(s->loss), s->accuracy, (double)s->n_loss};
-        char name[160];
-        for (int k = 0; k < N_OF_SET; k++) {
-            snprintf(name, sizeof(name), "eval_%.120s_%s", s->name, of_set[k]);
-            cJSON_AddNumberToObject(o, name, value[k]);
-        }
+        char name[SET_COLUMN];
+        for (int k = 0; k < N_OF_SET; k++)
+            cJSON_AddNumberToObject(o, column_of_set(name, s->name, strlen(s->name), k), value[k]);
     }
     return if_complete(o);
 }
