@@ -158,12 +158,22 @@ static int apply_set(struct mt_config *cfg, const char *set, struct mt_err *err)
     return rc ? rc : set_key(cfg, key, eq + 1, "--set", err);
 }
 
-static int need_one(const char *path, const char *names, int n, struct mt_err *err)
+/* n: how many of the keys, "a.b, a.c and a.d", are above 0. */
+static int need_one(const struct mt_config *c, const char *path, const char *names, int n, struct mt_err *err)
 {
     if (n == 1)
         return 0;
-    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: set exactly one of %s (%s)", path, names,
-                   n ? "more than one is set" : "none is set");
+    char zero[512] = "";
+    for (size_t i = 0; i < mt_n_keys() && !n; i++) { /* one that is set, and sets nothing */
+        const struct mt_key *k = mt_key_at(i);
+        char name[128];
+        snprintf(name, sizeof(name), "%s.%s", k->section, k->name);
+        const char *at = strstr(names, name), *origin = c->priv->origin[i];
+        if (at && strchr(", ", at[strlen(name)]) && strcmp(origin, "default"))
+            snprintf(zero, sizeof(zero), ": %s is 0 or empty in %.300s", name, origin);
+    }
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: set exactly one of %s (%s%s)", path, names,
+                   n ? "more than one is set" : "none is set", zero);
 }
 
 /* Why the run cannot train a block at a time; NULL: it can. */
@@ -193,10 +203,10 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: model.path is not set", path);
     if (!c->data.train.n && !c->data.eval[0]) /* a file to evaluate on is enough */
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: data.train is not set", path);
-    rc = need_one(path, "train.steps, train.epochs and train.tokens",
+    rc = need_one(c, path, "train.steps, train.epochs and train.tokens",
                   (c->train.steps > 0) + (c->train.epochs > 0) + (c->train.tokens > 0), err);
     if (!rc)
-        rc = need_one(path, "train.tokens_per_step and train.batch_size",
+        rc = need_one(c, path, "train.tokens_per_step and train.batch_size",
                       (c->train.tokens_per_step > 0) + (c->train.batch_size > 0), err);
     if (!rc && c->numerics.logits_chunk > 0 && c->numerics.logits_chunk % 64)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: memory.logits_chunk must be a multiple of 64",
@@ -583,6 +593,8 @@ void mt_config_describe(struct mt_str *out, bool markdown)
 void mt_config_write_template(struct mt_str *out, const char *model_path)
 {
     const char *section = "";
+    mt_str_printf(out, "# Lines that begin with # or ; are comments, and so is the rest of a line after \" ;\". A value that holds\n"
+                       "# \" ;\" or \" #\" is written in quotes: \"a # b\". ${HOME} is a variable of the environment.\n\n");
     for (size_t i = 0; i < mt_n_keys(); i++) {
         const struct mt_key *k = mt_key_at(i);
         const char *value = k->def;

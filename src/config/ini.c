@@ -105,11 +105,16 @@ static int clean_value(struct parser *p, char **value)
         *value = v + 1;
         return 0;
     }
-    for (char *c = v; *c; c++)
-        if (*c == ';' && (c == v || isspace((unsigned char)c[-1]))) {
+    for (char *c = v; *c; c++) {
+        bool after = c == v || isspace((unsigned char)c[-1]);
+        if (*c == '#' && after)
+            return complain(p, "\" #\" in a value: a comment after a value begins with ;, and a value with \" #\" is "
+                            "written in quotes: \"%.60s\"", v);
+        if (*c == ';' && after) {
             *c = 0;
             break;
         }
+    }
     *value = trim(v);
     return 0;
 }

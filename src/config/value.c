@@ -16,6 +16,9 @@
 #include "config/schema.h"
 #include "optim/optimizer.h"
 
+enum { MAX_NAME = 40 }; /* characters, of an item of MT_KEY_NAMED_PATHS: it is part of columns' and measures' names */
+#define ONLY_SHELLS "begins with ~, which only shells know: write ${HOME}%s"
+
 static const void *field_of(const struct mt_config *cfg, const struct mt_key *key)
 {
     if (key->offset == MT_KEY_NO_OFFSET)
@@ -63,6 +66,15 @@ static int parse_real(const struct mt_key *key, const char *text, double *out, c
         return fail(buf, len, "must be a number");
     *out = v;
     return check_range(key, v, buf, len);
+}
+
+static int parse_whole(const struct mt_key *key, const char *text, double *out, char *buf, size_t len)
+{
+    int64_t count = 0;
+    int rc = parse_count(key, text, &count, buf, len);
+    if (!rc)
+        *out = (double)count;
+    return rc;
 }
 
 static int no_memory(char *buf, size_t len)
@@ -198,10 +210,10 @@ static int set_string(char **dst, const char *text, char *buf, size_t len)
 static bool needs_quotes(const char *s)
 {
     size_t n = strlen(s);
-    if (n && (*s == ';' || isspace((unsigned char)*s) || isspace((unsigned char)s[n - 1])))
+    if (n && (*s == ';' || *s == '#' || isspace((unsigned char)*s) || isspace((unsigned char)s[n - 1])))
         return true;
     for (; n > 1; n--)
-        if (s[n - 1] == ';' && isspace((unsigned char)s[n - 2]))
+        if ((s[n - 1] == ';' || s[n - 1] == '#') && isspace((unsigned char)s[n - 2]))
             return true;
     return false;
 }
@@ -212,8 +224,13 @@ static int check_text(const char *s, char *buf, size_t len)
     if (strpbrk(s, "\r\n") || strstr(s, "${"))
         return fail(buf, len, "must not contain line breaks or \"${\"");
     if (*s == '"' || (needs_quotes(s) && strchr(s, '"')))
-        return fail(buf, len, "must not contain a quote at its start, or together with \" ;\" or outer spaces");
+        return fail(buf, len, "must not contain a quote at its start, or together with \" ;\", \" #\" or outer spaces");
     return 0;
+}
+
+static bool is_of_home(const char *path)
+{
+    return path[0] == '~' && (!path[1] || path[1] == '/');
 }
 
 static bool is_list(const struct mt_key *key)
@@ -227,12 +244,25 @@ size_t mt_key_name_of_path(const struct mt_key *key, const char *item)
     return key->type == MT_KEY_NAMED_PATHS && n && item[n] == ':' ? n + 1 : 0;
 }
 
+/* A path that only a shell would expand, among paths: -EINVAL. */
+static int check_home(const struct mt_key *key, const struct mt_cfg_list *l, char *buf, size_t len)
+{
+    for (int i = 0; i < l->n && key->type != MT_KEY_LIST; i++) {
+        const char *path = l->items[i] + mt_key_name_of_path(key, l->items[i]);
+        if (is_of_home(path))
+            return fail(buf, len, ONLY_SHELLS, path + 1);
+    }
+    return 0;
+}
+
 static int check_names(const struct mt_key *key, const struct mt_cfg_list *l, char *buf, size_t len)
 {
     for (int i = 0; i < l->n; i++) {
         size_t n = mt_key_name_of_path(key, l->items[i]);
         if (!n || !l->items[i][n])
             return fail(buf, len, "is a list of NAME:FILE, with names of letters, digits, _ and -; \"%s\" is none", l->items[i]);
+        if (n - 1 > MAX_NAME)
+            return fail(buf, len, "has a name of %zu characters, \"%.16s...\": at most %d", n - 1, l->items[i], MAX_NAME);
         for (int k = 0; k < i; k++)
             if (!strncmp(l->items[k], l->items[i], n))
                 return fail(buf, len, "names %.*s twice", (int)n - 1, l->items[i]);
@@ -281,7 +311,7 @@ static int check_list(const struct mt_cfg_list *l, char *buf, size_t len)
 static bool is_number(const struct mt_key *key)
 {
     return key->type == MT_KEY_COUNT || key->type == MT_KEY_COUNT_AUTO || key->type == MT_KEY_REAL ||
-           key->type == MT_KEY_REAL_AUTO;
+           key->type == MT_KEY_REAL_AUTO || key->type == MT_KEY_WHOLE_AUTO;
 }
 
 int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *text, char *buf,
@@ -294,8 +324,8 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
         return fail(buf, len, "a number is missing; without this line it is %s", key->def);
     if (is_text(key) && check_text(text, buf, len))
         return -EINVAL;
-    if (mt_key_holds_path(key) && text[0] == '~' && (!text[1] || text[1] == '/'))
-        return fail(buf, len, "begins with ~, which only shells know: write ${HOME}%s", text + 1);
+    if (mt_key_holds_path(key) && is_of_home(text))
+        return fail(buf, len, ONLY_SHELLS, text + 1);
     if (key->unsupported && *text &&
         (!strcmp(key->unsupported, "*") || in_list(key->unsupported, text, &unused)))
         return fail(buf, len, "\"%s\" is not supported yet", text);
@@ -317,6 +347,8 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
         rc = parse_list(text, f, buf, len);
         if (!rc && key->type == MT_KEY_NAMED_PATHS)
             rc = check_names(key, f, buf, len);
+        if (!rc)
+            rc = check_home(key, f, buf, len);
         return rc ? rc : check_list(f, buf, len);
     case MT_KEY_CHOICE:
         return parse_choice(key, text, f, buf, len);
@@ -339,11 +371,12 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
     case MT_KEY_COUNT:
         return parse_count(key, text, f, buf, len);
     case MT_KEY_REAL_AUTO:
+    case MT_KEY_WHOLE_AUTO:
         if (!strcmp(text, "auto")) {
             *(double *)f = MT_AUTO;
             return 0;
         }
-        return parse_real(key, text, f, buf, len);
+        return (key->type == MT_KEY_REAL_AUTO ? parse_real : parse_whole)(key, text, f, buf, len);
     case MT_KEY_REAL:
         return parse_real(key, text, f, buf, len);
     case MT_KEY_AMOUNT:
@@ -454,8 +487,9 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
             mt_str_printf(out, "%lld", (long long)*(const int64_t *)f);
         break;
     case MT_KEY_REAL_AUTO:
+    case MT_KEY_WHOLE_AUTO:
     case MT_KEY_REAL:
-        if (key->type == MT_KEY_REAL_AUTO && *(const double *)f == MT_AUTO)
+        if (key->type != MT_KEY_REAL && *(const double *)f == MT_AUTO)
             mt_str_printf(out, "auto");
         else if (*(const double *)f != 0 || *key->def)
             mt_str_number(out, *(const double *)f);

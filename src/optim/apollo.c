@@ -17,14 +17,14 @@ static const struct mt_optimizer_key keys[] = {
     [BETA1] = MT_OPTIMIZER_KEY("beta1", 0.9, 0, 0.999999, "Decay of the first moment."),
     [BETA2] = MT_OPTIMIZER_KEY("beta2", 0.999, 0, 0.9999999, "Decay of the second moment."),
     [EPS] = MT_OPTIMIZER_KEY("eps", 1e-6, 0, 1, "Added outside the square root."),
-    [RANK] = MT_OPTIMIZER_KEY("rank", 256, 1, 65536, "Dimensions that gradients of matrices are projected to; at most their "
-                                                     "smaller side. A whole number."),
-    [GAP] = MT_OPTIMIZER_KEY("projection_gap", 200, 1, 1e9, "Updates after which projections are drawn anew."),
+    [RANK] = MT_OPTIMIZER_WHOLE_KEY("rank", 256, 1, 65536, "Dimensions that gradients of matrices are projected to; at most "
+                                                           "their smaller side. A whole number."),
+    [GAP] = MT_OPTIMIZER_WHOLE_KEY("projection_gap", 200, 1, 1e9, "Updates after which projections are drawn anew."),
     [SCALE] = MT_OPTIMIZER_KEY("direction_scale", 1, 1e-6, 1e6, "Directions are multiplied by its root: 128 with a rank of 1 "
                                                                 "(APOLLO-Mini), 1 with 256."),
     [GROWTH] = MT_OPTIMIZER_KEY("growth", 1.01, 0, 1e6, "How much a direction's norm may grow from update to update; 0: any."),
-    [BY_TENSOR] = MT_OPTIMIZER_KEY("by_tensor", 0, 0, 1, "1: one factor for a tensor (APOLLO-Mini), instead of one for each "
-                                                         "channel."),
+    [BY_TENSOR] = MT_OPTIMIZER_WHOLE_KEY("by_tensor", 0, 0, 1, "1: one factor for a tensor (APOLLO-Mini), instead of one for "
+                                                               "each channel."),
 };
 enum { LOW_FIRST, LOW_SECOND, NORM, FIRST, SECOND };
 enum { ALIGN = 256 };

@@ -12,7 +12,7 @@ enum mt_key_type {
     MT_KEY_NAME_OR_PATH, /* a string; a path if it exists, relative to the file that sets it */
     MT_KEY_LIST,
     MT_KEY_PATHS,    /* a list of paths */
-    MT_KEY_NAMED_PATHS, /* a list of NAME:PATH; names of letters, digits, _ and -, each once */
+    MT_KEY_NAMED_PATHS, /* a list of NAME:PATH; names of at most 40 letters, digits, _ and -, each once */
     MT_KEY_CHOICE,   /* an enum, in the order of `choices` */
     MT_KEY_WORD,     /* a string, one of `choices` */
     MT_KEY_DTYPE,    /* enum mt_dtype, by name one of `choices`; "auto" = MT_DTYPE_AUTO */
@@ -21,6 +21,7 @@ enum mt_key_type {
     MT_KEY_COUNT_AUTO, /* or "auto" = MT_AUTO */
     MT_KEY_REAL,
     MT_KEY_REAL_AUTO, /* or "auto" = MT_AUTO */
+    MT_KEY_WHOLE_AUTO, /* double, a whole number; k, M, Ki, Mi; or "auto" = MT_AUTO */
     MT_KEY_AMOUNT,   /* struct mt_cfg_amount: a count or N% */
     MT_KEY_SIZE,     /* struct mt_size: bytes with unit, N%, auto */
     MT_KEY_BYTES,    /* uint64_t: bytes with unit */

@@ -150,6 +150,14 @@ static void every_error_has_its_line_and_reason(void **state)
         {"[optimizer]\ntype = lamb\n", {"run.ini:2", "adamw|lion|sgd"}},
         {"[model]\nfreeze = ,; a\"b\n", {"run.ini:2", "must not contain a quote"}},
         {"[model]\nfreeze = , \"a\n", {"run.ini:2", "must not contain a quote"}},
+        {"[eval]\nsets = ok:a, a23456789b23456789c23456789d23456789e2345:b\n", {"run.ini:2", "a name of 41 characters", "at most 40"}},
+        {"[data]\ntrain = a, ~/b\n", {"run.ini:2", "write ${HOME}/b"}},
+        {"[eval]\nsets = a:~/b\n", {"run.ini:2", "write ${HOME}/b"}},
+        {"[optimizer]\ntype = apollo\nrank = 1.5\n", {"run.ini:3", "optimizer.rank", "whole number"}},
+        {"[optimizer]\nprojection_gap = 2.5\n", {"run.ini:2", "optimizer.projection_gap", "whole number"}},
+        {"[optimizer]\nprojection_gap = 0\n", {"run.ini:2", "between 1 and"}},
+        {"[checkpoint]\ndir = out # mine\n", {"run.ini:2", "begins with ;", "in quotes: \"out # mine\""}},
+        {"[checkpoint]\ndir = # none\n", {"run.ini:2", "begins with ;"}},
         {"[data]\nseq_len =\n", {"run.ini:2", "a number is missing", "4096"}},
         {"[optimizer]\neps = ; small\n", {"run.ini:2", "a number is missing"}},
         {"[optimizer]\nbeta2 = 1\n", {"run.ini:2", "between 0 and"}},
@@ -157,6 +165,7 @@ static void every_error_has_its_line_and_reason(void **state)
         {"[model]\npath = m\n[train]\nsteps = 1\nbatch_size = 1\n", {"data.train is not set"}},
         {"[model]\npath = m\n[data]\ntrain = d\n[train]\nbatch_size = 1\n", {"exactly one of train.steps, train.epochs and train.tokens", "none is set"}},
         {"[model]\npath = m\n[data]\ntrain = d\n[train]\nsteps = 1\nepochs = 2\nbatch_size = 1\n", {"exactly one of", "more than one"}},
+        {"[model]\npath = m\n[data]\ntrain = d\n[train]\nbatch_size = 1\nepochs = 0\n", {"none is set: train.epochs is 0 or empty in ", "run.ini:7"}},
         {"[model]\npath = m\n[data]\ntrain = d\n[train]\nsteps = 1\n", {"exactly one of train.tokens_per_step and train.batch_size"}},
         {WHOLE "[memory]\nlogits_chunk = 100\n", {"multiple of 64"}},
     };
@@ -185,7 +194,7 @@ static void values_are_read_with_their_units(void **state)
     struct mt_config *c = load(
         "\xef\xbb\xbf# a comment\r\n; another\n"
         "[model]\npath = m ; a model\nfreeze = model.embed_tokens.* ,, lm_head.*\ndtype = f32\n"
-        "[data]\ntrain = \"a ; b.jsonl\"\nseq_len = 4Ki\npacking = no\n"
+        "[data]\ntrain = \"a ; b # c.jsonl\"\nseq_len = 4Ki\npacking = no\n"
         "[train]\nsteps=10k\nbatch_size = 8 \nwarmup = 7.5%\nlearning_rate = 2.5e-5\nmicro_batch = auto\n"
         "[memory]\ndevice_budget = 1.5GiB\nhost_budget = 80%\n"
         "[checkpoint]\nevery = 1h30m\ntime_limit = 1d2h3m4s\nshard_size = 2 GB\n"
@@ -206,7 +215,7 @@ static void values_are_read_with_their_units(void **state)
     assert_int_equal(c->model.freeze.n, 2);
     assert_string_equal(c->model.freeze.items[1], "lm_head.*");
     assert_int_equal(c->data.train.n, 1);
-    assert_non_null(strstr(c->data.train.items[0], "/a ; b.jsonl"));
+    assert_non_null(strstr(c->data.train.items[0], "/a ; b # c.jsonl"));
     mt_config_destroy(&c);
     assert_null(c);
 }
