@@ -287,8 +287,10 @@ static void print_live(const struct bench *b, const struct mt_sweep_row *r, size
         return;
     describe(what, sizeof(what), r->job);
     fprintf(stderr, "%zu/%zu %-44s ", done, all, what);
-    if (s->n)
+    if (s->n > 1)
         fprintf(stderr, "%8.4g s +-%4.1f%%", s->median, 100 * s->deviation / s->median);
+    else if (s->n)
+        fprintf(stderr, "%8.4g s %6s", s->median, "");
     else
         fprintf(stderr, "%-17s", r->status);
     if (r->predicted.seconds > 0)

@@ -174,17 +174,17 @@ static int columns(struct column *c, const struct mt_sweep_row *r)
 {
     const struct mt_sweep_prediction *p = &r->predicted;
     const struct mt_stats *s = &r->seconds;
-    bool measured = s->n > 0;
+    bool measured = s->n > 0, repeated = s->n > 1;
     double t = measured ? s->median : p->seconds;
     const struct column all[] = {
         {"predicted_s", "%.5g", p->seconds > 0 ? p->seconds : NAN},
         {"measured_s", "%.5g", measured ? s->median : NAN},
         {"min_s", "%.5g", measured ? s->min : NAN},
         {"max_s", "%.5g", measured ? s->max : NAN},
-        {"deviation_pct", "%.1f", measured ? 100 * ratio(s->deviation, s->median) : NAN},
+        {"deviation_pct", "%.1f", repeated ? 100 * ratio(s->deviation, s->median) : NAN},
         {"runs", "%.0f", (double)s->n},
         {"measured_over_predicted", "%.3f", r->ratio.n ? r->ratio.median : NAN},
-        {"ratio_deviation_pct", "%.1f", r->ratio.n ? 100 * ratio(r->ratio.deviation, r->ratio.median) : NAN},
+        {"ratio_deviation_pct", "%.1f", r->ratio.n > 1 ? 100 * ratio(r->ratio.deviation, r->ratio.median) : NAN},
         {"tok_s", "%.5g", measured && r->run.tok_s > 0 ? r->run.tok_s : ratio(p->tokens, t)},
         {"model_tflops", "%.4g", ratio(p->model_flops * 1e-12, t)},
         {"utilisation_pct", "%.1f", p->peak_flops > 0 ? 100 * ratio(p->model_flops / p->peak_flops, t) : NAN},
@@ -372,23 +372,27 @@ static bool same_point(const cJSON *a, const cJSON *b)
            cJSON_Compare(mt_json_get(a, "axes"), mt_json_get(b, "axes"), true);
 }
 
-/* Two medians differ if the gap exceeds two standard errors and half a percent. */
+static const char of_one_run[] = "noise unknown";
+
+/* Two medians differ if the gap exceeds two standard errors and half a percent. One run says nothing of its noise. */
 static const char *verdict(const cJSON *a, const cJSON *b, double *change)
 {
     double x = number(a, "measured_s"), y = number(b, "measured_s");
     if (!(x > 0) || !(y > 0))
         return "";
-    double dx = x * number(a, "deviation_pct") / 100 / sqrt(fmax(number(a, "runs"), 1));
-    double dy = y * number(b, "deviation_pct") / 100 / sqrt(fmax(number(b, "runs"), 1));
-    double noise = fmax(2 * sqrt(dx * dx + dy * dy), 0.005 * x);
     *change = 100 * (y / x - 1);
+    if (!(number(a, "runs") > 1 && number(b, "runs") > 1))
+        return of_one_run;
+    double dx = x * number(a, "deviation_pct") / 100 / sqrt(number(a, "runs"));
+    double dy = y * number(b, "deviation_pct") / 100 / sqrt(number(b, "runs"));
+    double noise = fmax(2 * sqrt(dx * dx + dy * dy), 0.005 * x);
     return fabs(y - x) <= noise ? "same" : y > x ? "slower" : "faster";
 }
 
 void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b)
 {
     const cJSON *row, *other, *axis;
-    size_t counts[3] = {0}, failed = 0;
+    size_t counts[4] = {0}, failed = 0;
     mt_str_printf(out, "| job | point | before s | after s | change %% | verdict |\n|--|--|--:|--:|--:|--|\n");
     cJSON_ArrayForEach(row, mt_json_get(a, "rows"))
     {
@@ -406,6 +410,7 @@ void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b)
         counts[0] += !strcmp(v, "faster");
         counts[1] += !strcmp(v, "slower");
         counts[2] += !strcmp(v, "same");
+        counts[3] += v == of_one_run;
         bool measured = number(row, "measured_s") > 0 && number(match, "measured_s") > 0;
         failed += !measured;
         if (strcmp(string(row, "status"), string(match, "status")))
@@ -425,6 +430,8 @@ void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b)
                           number(other, "measured_s"));
     }
     mt_str_printf(out, "\n%zu faster, %zu slower, %zu the same within the noise", counts[0], counts[1], counts[2]);
+    if (counts[3])
+        mt_str_printf(out, "; %zu of a single run, whose noise is unknown (repeat = 3)", counts[3]);
     if (failed)
         mt_str_printf(out, "; %zu without a measurement on both sides", failed);
     mt_str_printf(out, ".\n");

@@ -140,15 +140,20 @@ static void a_run_is_kept_and_found_again(void **state)
     mt_remove_tree(dir, NULL);
 }
 
-static struct mt_sweep_row row(const struct mt_sweep_job *j, double seconds, double spread, double predicted)
+static struct mt_sweep_row row_of(const struct mt_sweep_job *j, double seconds, double spread, double predicted, size_t n)
 {
     struct mt_sweep_run runs[3] = {{.status = "ok", .seconds = seconds * (1 - spread)},
                                    {.status = "ok", .seconds = seconds},
                                    {.status = "ok", .seconds = seconds * (1 + spread)}};
     struct mt_sweep_prediction p = {.fits = true, .seconds = predicted, .tokens = 100};
     struct mt_sweep_row r;
-    mt_sweep_row_fill(&r, j, runs, 3, &p);
+    mt_sweep_row_fill(&r, j, runs, n, &p);
     return r;
+}
+
+static struct mt_sweep_row row(const struct mt_sweep_job *j, double seconds, double spread, double predicted)
+{
+    return row_of(j, seconds, spread, predicted, 3);
 }
 
 static void comparison_tells_change_from_noise(void **state)
@@ -175,6 +180,14 @@ static void comparison_tells_change_from_noise(void **state)
     mt_sweep_compare(&out, a, b);
     assert_non_null(strstr(out.p, "gone"));
     assert_non_null(strstr(out.p, "new"));
+    mt_str_finish(&out);
+    cJSON_Delete(b);
+    now[0] = row_of(&s.jobs[0], 3, 0.01, 1, 1);
+    b = mt_sweep_json(now, 1);
+    assert_null(cJSON_GetObjectItem(cJSON_GetArrayItem(cJSON_GetObjectItem(b, "rows"), 0), "deviation_pct"));
+    mt_sweep_compare(&out, a, b);
+    assert_non_null(strstr(out.p, "| noise unknown |"));
+    assert_non_null(strstr(out.p, "0 faster, 0 slower, 0 the same within the noise; 1 of a single run"));
     mt_str_finish(&out);
     cJSON_Delete(a);
     cJSON_Delete(b);
