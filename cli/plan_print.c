@@ -134,6 +134,22 @@ static void explain(char *buf, size_t len, const struct plan_view *v, enum knob 
     }
 }
 
+/* The name as far as it fits, whole parts of it, and the memory that is planned for instead of the one in the name. */
+static void print_machine(const struct mt_machine *m, bool measured)
+{
+    enum { MOST = 58 };
+    size_t end = strlen(m->name);
+    const char *memory = strstr(m->name, " GiB") ? strstr(m->name, " GiB") : strstr(m->name, " TiB");
+    while (end && (end > MOST || (memory && m->name + end > memory))) {
+        const char *comma = memrchr(m->name, ',', end);
+        end = comma ? (size_t)(comma - m->name) : MT_MIN(end, (size_t)MOST);
+        if (!comma)
+            break;
+    }
+    printf("Machine   %.*s, %.4g GiB (%s)\n", (int)end, m->name, m->rate[MT_RATE_HOST_GIB].value,
+           measured ? "measured" : "rated");
+}
+
 /* --- the table ------------------------------------------------------------------------------------ */
 
 static void print_head(const struct plan_view *v)
@@ -153,7 +169,7 @@ static void print_head(const struct plan_view *v)
         printf("Adapters  rank %lld, alpha %g: %.4gM parameters trained, the model's are read and never written\n",
                (long long)v->layout->adapter_default.rank, v->layout->adapter_default.alpha,
                (double)v->layout->n_trained * 1e-6);
-    printf("Machine   %.60s (%s)\n", v->machine.name, measured ? "measured" : "rated");
+    print_machine(&v->machine, measured);
     printf("Budgets   device %s, host %s\n", mt_format_bytes(a, sizeof(a), r->placement.device_budget.bytes),
            mt_format_bytes(b, sizeof(b), r->placement.host_budget.bytes));
     long long rows = r->numerics.rows_per_step, len = r->numerics.seq_len;
