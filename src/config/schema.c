@@ -345,8 +345,8 @@ static const struct mt_key keys[] = {
      "(unless numactl has set a policy); system leaves it to the kernel."},
 
     {"cluster", "timeout", MT_MACHINE, MT_KEY_DURATION, AT(cluster.timeout), "5m", NULL, ANY, NULL,
-     "With several hosts (mpirun): how long one waits for another, at least as long as the slowest takes for a step, before it "
-     "takes that host for lost. Then the first saves what the last whole step left, and all end."},
+     "With several hosts (mpirun): how long one waits for another before it takes that host for lost. Then the first saves what the "
+     "last whole step left, and all end. It must be longer than the slowest host takes for a step."},
     /* clang-format on */
 };
 

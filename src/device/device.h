@@ -156,7 +156,8 @@ enum { MT_MAX_SIDES = 4 };
 int mt_device_open_sides(mt_device *dev, int n, void *memory, struct mt_err *err);
 void mt_device_turn_to(mt_device *dev, int side);
 
-/** Waits for all streams; returns the first error of asynchronous work, or 0. */
+/** Waits for all streams, for side streams only as far as COMPUTE waits for them; returns the first error of
+ * asynchronous work, or 0. */
 int mt_device_sync(mt_device *dev, struct mt_err *err);
 int mt_device_status(mt_device *dev, struct mt_err *err);
 

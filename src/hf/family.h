@@ -149,9 +149,10 @@ struct mt_plain_family {
     const char *activation_key;     /* must be silu */
 };
 
-/** Other mixers than attention: the kinds of layers, by a list of each one's, else all kind 0 but each n-th, kind 1. */
+/** Other mixers than attention. The kinds of layers are named by a list or a pattern in config.json; without either all
+ * are kind 0 but each n-th, which is kind 1. */
 struct mt_mixer_family {
-    const struct mt_layer_kind *kinds;
+    const struct mt_layer_kind *kinds; /* [n_kinds]; the first is the mixer's */
     size_t n_kinds;
     const char *interval_key; /* n; NULL: all layers are kind 0 */
     int64_t interval;         /* its class default */
@@ -169,8 +170,8 @@ struct mt_family {
     int64_t window_kv_times;               /* layers with a window have so many times as many keys; 0: as many */
     int64_t v_head_dim;                    /* class default of v_head_dim; 0: values are as wide as keys */
     enum mt_window_rule windows;
-    int64_t full_every;                    /* MT_WINDOW_ALL_BUT: class default of the pattern */
-    const char *full_every_key;            /* NULL: sliding_window_pattern */
+    int64_t full_every;                    /* rules by a pattern (ALL_BUT..., ALL_AFTER): its class default, where */
+    const char *full_every_key;            /* layer_types is absent; the pattern's key, NULL: sliding_window_pattern */
     bool last_is_full;                     /* the last layer has no window, whatever the rule or layer_types say */
     struct mt_norm_spec norm;              /* eps: class default; 0: 1e-6 */
     const char *norm_eps_key;              /* NULL: rms_norm_eps */

@@ -2,6 +2,7 @@
 /* Which layers have a window, a mixture of experts, another rotary table: the specification of each. */
 #include "hf/layers.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -166,6 +167,7 @@ void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_l
         memcpy(&s, &of[window[i] != 0], sizeof(s));
         s.window = window[i];
         s.is_mixture = sparse[i];
+        assert(!s.gate || s.o_scale == 1); /* attention applies one of the two */
         s.parts = parts_of(c->family, i, kind[i], sparse[i]);
         s.rope = !rotated[i] ? MT_NO_ROPE : window[i] && c->family->rope_by_window;
         s.q_rope = rotated[i] && c->family->q_growth ? 1 : s.rope; /* mt_rope_read() made a table of their own */

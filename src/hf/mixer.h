@@ -12,7 +12,8 @@
 void mt_mixer_read(struct mt_keys *r, const struct mt_hf_config *c, struct mt_layer_spec *s);
 /** How many layers a list or a pattern names, in families that have such; 0: neither is there. */
 int64_t mt_mixer_count(struct mt_keys *r, const struct mt_family *f);
-/** kind[i]: of layer i, an index of mt_mixer_family.kinds; leaves `kind` alone in families without a mixer. */
+/** kind[n_layers], by layer: an index of mt_mixer_family.kinds, of which 0 has the mixer. Leaves `kind` alone in
+ * families without a mixer; refuses kinds that are not known or not supported. */
 void mt_mixer_layers(struct mt_keys *r, const struct mt_hf_config *c, uint8_t *kind);
 
 #endif

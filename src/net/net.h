@@ -28,7 +28,8 @@ struct mt_net_message {
     bool sends;
     void *data; /* only read if it sends */
     size_t bytes;
-    /** Called when it has ended, on the thread of the net; may submit others. NULL: somebody waits for it. */
+    /** Called when it has ended: on the thread of the net, or on that of a call of mt_net_submit() after an error or of
+     * mt_net_abandon(), before it returns. May submit others. NULL: somebody waits for it. */
     void (*done)(struct mt_net_message *m);
     void *ctx;
     int rc; /* when it has ended */

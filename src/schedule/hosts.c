@@ -230,7 +230,7 @@ static int check_params(const struct mt_program_params *p, struct mt_err *err)
         return 0;
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "a step on several hosts: %s",
                    drives ? "planes and activations on drives, weights in files and updates under backward are of one host"
-                   : moments ? "optimizers whose states are on the device (adafactor, muon) are of one host"
+                   : moments ? "optimizers whose states are on the device (adafactor, muon, apollo) are of one host"
                              : "hosts need equal numbers of devices, which share the groups");
 }
 
