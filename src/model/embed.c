@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The embedding: x = table[ids]. Its input is the token ids, so it has no gradient of an input. */
-#include "base/mem.h"
 #include "model/part.h"
 #include "model/state.h"
 

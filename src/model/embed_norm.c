@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* RMSNorm of embeddings, without a weight, at the beginning of the first layer (Muse Glimmer). No parameters. */
-#include "base/mem.h"
 #include "model/layout_builder.h"
 #include "model/part.h"
 #include "model/state.h"

@@ -305,12 +305,5 @@ const struct mt_part_kind mt_part_mlp = {
     .adapted = 1u << MT_MLP_GATE_UP | 1u << MT_MLP_DOWN,
     .products = 1u << MT_MLP_GATE_UP | 1u << MT_MLP_DOWN,
     .port = {MT_PORTS_OF_HIDDEN_STATE},
-    .lay_out = lay_out,
-    .record_bytes = record_bytes,
-    .scratch_bytes = scratch_bytes,
-    .workspace_bytes = workspace_bytes,
-    .prepare = prepare,
-    .finish = finish,
-    .backward = backward,
-    .macs_per_token = macs_per_token,
+    MT_PART_FUNCTIONS,
 };

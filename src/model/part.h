@@ -131,6 +131,12 @@ struct mt_part_kind {
     double (*macs_per_token)(const struct mt_hf_config *cfg, const struct mt_part *p, size_t seq_len);
 };
 
+/** All functions of a kind, where a part's file calls them as the members are called. */
+#define MT_PART_FUNCTIONS                                                                                              \
+    .lay_out = lay_out, .record_bytes = record_bytes, .scratch_bytes = scratch_bytes,                                  \
+    .workspace_bytes = workspace_bytes, .prepare = prepare, .finish = finish, .backward = backward,                    \
+    .macs_per_token = macs_per_token
+
 /** How many segments its record has; one, if it has no record. */
 size_t mt_part_n_segments(const struct mt_part_kind *kind);
 /** NULL: no kind has that name. */

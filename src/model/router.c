@@ -523,12 +523,5 @@ const struct mt_part_kind mt_part_router = {
              {MT_ROLE_DY, MT_NO_ACCESS, MT_READ, mt_rows_bytes, shares_normed},
              {MT_ROLE_DX, MT_NO_ACCESS, MT_UPDATE, mt_hidden_bytes},
              {MT_ROLE_GRAD, MT_NO_ACCESS, MT_SUM}},
-    .lay_out = lay_out,
-    .record_bytes = record_bytes,
-    .scratch_bytes = scratch_bytes,
-    .workspace_bytes = workspace_bytes,
-    .prepare = prepare,
-    .finish = finish,
-    .backward = backward,
-    .macs_per_token = macs_per_token,
+    MT_PART_FUNCTIONS,
 };

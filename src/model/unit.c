@@ -9,7 +9,6 @@
  */
 #include <stdlib.h>
 
-#include "base/mem.h"
 #include "model/part.h"
 #include "model/state.h"
 
