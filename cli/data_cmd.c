@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* data prepare, data stats; data show is in data_show.c. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/json.h"
 #include "base/mem.h"
 #include "cli.h"
 #include "data/helper.h"

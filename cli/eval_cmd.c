@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "report.h"
 #include "train/evaluate.h"

@@ -2,7 +2,6 @@
 #include "heartbeat.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/mem.h"

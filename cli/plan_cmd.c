@@ -4,10 +4,8 @@
 #include <string.h>
 
 #include "base/installed.h"
-#include "base/json.h"
 #include "base/mem.h"
 #include "cli.h"
-#include "machine/stored.h"
 #include "plan_print.h"
 
 enum {

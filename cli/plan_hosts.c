@@ -5,9 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json.h"
 #include "base/mem.h"
-#include "base/units.h"
 #include "machine/network.h"
 #include "plan_print.h"
 

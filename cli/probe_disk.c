@@ -5,7 +5,6 @@
 
 #include "base/fs.h"
 #include "base/json.h"
-#include "base/mem.h"
 #include "cli.h"
 #include "store/disk.h"
 

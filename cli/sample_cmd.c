@@ -4,17 +4,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/fs.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "base/visible.h"
-#include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "data/dataset.h"
 #include "generate.h"
-#include "train/train.h"
 
 /* One prompt of the command line, or those of a file. */
 struct sampling {

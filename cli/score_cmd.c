@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <dirent.h>
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +18,6 @@
 #include "score_journal.h"
 #include "report.h"
 #include "train/memory.h"
-#include "train/train.h"
 
 /* Arrays for a step. */
 struct scratch {

@@ -4,7 +4,6 @@
  * cudaMalloc blocks, each allocation can be a block of its own; the arena then does the book-keeping, on addresses that
  * nobody uses.
  */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "cuda_priv.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Replaces device_cuda.c in builds without nvcc. */
-#include <stdio.h>
 
 #include "cuda_kind.h"
 

@@ -3,7 +3,6 @@
 
 #include <math.h>
 
-#include "base/dtype.h"
 
 /* Box-Muller on one block of four words gives four numbers. */
 static void normal4(double out[4], struct mt_philox r)

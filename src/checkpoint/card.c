@@ -2,7 +2,6 @@
 #include "checkpoint/card.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"

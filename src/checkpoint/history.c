@@ -12,7 +12,6 @@
 
 #include "base/fs.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/seal.h"
 

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "base/units.h"
 #include "hw/hw.h"
 #include "model/ranges.h"
 #include "weights/weights.h"

@@ -4,7 +4,6 @@
  * what is done with the gradient, so that each host decides the same.
  */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"

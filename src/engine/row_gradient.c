@@ -4,7 +4,6 @@
  * beginning of the plane, in ascending order. UNPACK moves them to their places there, so that updates read the whole
  * gradient: moments and decay of all rows change, and all bits are as if it had left the device as a whole.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"

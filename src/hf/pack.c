@@ -2,7 +2,6 @@
 #include "hf/pack.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "base/mem.h"
 

@@ -3,7 +3,6 @@
 #include "hf/rope.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"

@@ -2,7 +2,6 @@
 /* Measures the link, and how copies, updates and compute slow each other down where they share the cores. */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/fs.h"
-#include "base/installed.h"
 #include "base/json.h"
 
 void mt_network_path(char *buf, size_t len)

@@ -2,7 +2,6 @@
 #include "plan/cost.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "engine/dry.h"

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plan/resolve.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/records.h"
-#include "base/units.h"
 #include "config/blocks.h"
 #include "hw/hw.h"
 #include "kinds/kinds.h"

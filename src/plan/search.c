@@ -6,7 +6,6 @@
 
 #include "base/mem.h"
 #include "engine/records.h"
-#include "schedule/build.h"
 #include "plan/search_priv.h"
 
 #define WORTH_READING 1.05 /* reading the model's files in every step must make it this much faster */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Candidates of a search: trying one, and what it costs at least. */
-#include <stdlib.h>
 
 #include "base/mem.h"
 #include "plan/search_priv.h"

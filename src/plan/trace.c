@@ -2,7 +2,6 @@
 #include "plan/trace.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/fs.h"
 #include "base/mem.h"

@@ -8,7 +8,6 @@
  * but the predecessor itself may not have. A wait for one of them is a wait for all before it.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "schedule/check_priv.h"

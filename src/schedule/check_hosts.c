@@ -6,7 +6,6 @@
  * in the receivers' then. Where no message can take place any more, all programs have ended, or hosts would wait for
  * each other for ever.
  */
-#include <string.h>
 
 #include "schedule/check_priv.h"
 

@@ -4,7 +4,6 @@
  * the next; backward updates one gradient of a boundary in place, from the head down. An operation names what it reads
  * before what it writes, each in the order of roles.
  */
-#include <string.h>
 
 #include "schedule/unit.h"
 

@@ -11,7 +11,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
 

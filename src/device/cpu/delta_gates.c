@@ -5,7 +5,6 @@
  * Plain: beta = softplus(a + dt_bias) within its limits, where da = (dbeta - exp(a_log) dg) sigmoid(a + dt_bias).
  */
 #include <math.h>
-#include <string.h>
 
 #include "device/cpu/cpu.h"
 #include "device/cpu/vecmath.h"

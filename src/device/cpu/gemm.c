@@ -5,7 +5,6 @@
  * the same for any number of threads; all others are products of packed strips (gemm_panels.c).
  */
 #include <float.h>
-#include <stdio.h>
 
 #include "device/cpu/cpu.h"
 

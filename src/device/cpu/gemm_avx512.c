@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <immintrin.h>
-#include <string.h>
 
 #include "device/cpu/gemm_kernel.h"
 

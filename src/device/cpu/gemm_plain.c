@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For CPUs without AVX2: vector types of the compiler, on the vectors that the CPU has. */
-#include <string.h>
 
 #include "device/cpu/gemm_kernel.h"
 

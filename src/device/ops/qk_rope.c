@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "base/mem.h"
 #include "device/ops/row.h"
 
 /* What forward and backward need of positions and tables. */

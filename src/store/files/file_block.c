@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a block of a part is: the runs of bytes that it is read in, its sums, and where its bytes go. */
 #include <errno.h>
-#include <string.h>
 #include <xxhash.h>
 
 #include "base/mem.h"
