@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fs.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/overlay.h"
 #include "cli.h"
 #include "hf/hf_config.h"
 #include "weights/peft.h"
@@ -21,6 +24,37 @@ static int find_base(char **base, const struct cli_args *args, struct mt_err *er
     if (!rc)
         rc = mt_hf_find_model(base, model ? model : name, err);
     free(name);
+    return rc;
+}
+
+/* The overlay beside a checkpoint, of the model if it is named. */
+static int find_overlay(char **base, const char *from, const char *overlay, const char *model, struct mt_err *err)
+{
+    char beside[4200], path[4500], *dir = NULL;
+    mt_path_printf(beside, sizeof(beside), "%s/..", from);
+    mt_path_printf(path, sizeof(path), "%s/%s", beside, overlay);
+    int rc = model ? mt_hf_find_model(&dir, model, err) : 0;
+    if (!rc && dir)
+        rc = mt_overlay_adopt(from, overlay, beside, dir, base, err);
+    else if (!rc && !mt_is_dir(path))
+        rc = mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT, "%s needs %s beside it, with what adapters were added to before: it is not "
+                     "there", from, overlay);
+    else if (!rc && !(*base = strdup(path)))
+        rc = mt_fail_nomem(err, path, sizeof(path));
+    free(dir);
+    return rc;
+}
+
+/* Adapters of a run that merges them are exported merged, into what those before were added to. *base NULL: others. */
+static int find_merged(char **base, const struct cli_args *args, struct mt_err *err)
+{
+    const char *from = args->operands[0];
+    struct mt_train_state s = {.step = 0};
+    int rc = 0;
+    if (mt_peft_is_folder(from) && !mt_checkpoint_read_state(from, &s, NULL) && s.blocks.on)
+        rc = s.blocks.overlay ? find_overlay(base, from, s.blocks.overlay, cli_arg(args, "model"), err)
+                              : find_base(base, args, err);
+    mt_train_state_finish(&s);
     return rc;
 }
 
@@ -46,7 +80,9 @@ int cli_cmd_export(struct cli *cli, const struct cli_args *args)
     int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
     if (!rc && size)
         rc = mt_config_override(cfg, "checkpoint.shard_size", size, "--shard-size", &err);
-    if (!rc && cli_arg(args, "merge"))
+    if (!rc)
+        rc = find_merged(&base, args, &err);
+    if (!rc && !base && cli_arg(args, "merge"))
         rc = find_base(&base, args, &err);
     if (!rc) {
         e.base = base;

@@ -138,17 +138,18 @@ static int open_output(struct learner *r, struct mt_err *err)
     return 0;
 }
 
-/* An overlay has what earlier blocks trained, in files of whole blocks: it cannot go on with others. */
+/* An overlay has what earlier blocks trained, or what adapters were added to: it cannot go on with others. */
 static int check_blocks(const struct learner *r, struct mt_err *err)
 {
-    static const char *const keys[] = {"train.blocks:", "train.blocks_always:", "model.freeze:"};
+    static const char *const keys[] = {"train.blocks:",    "train.blocks_always:", "model.freeze:",
+                                       "adapter.targets:", "adapter.train_also:",  "adapter.merge_every:"};
     struct mt_str diff = {0}, grown = {0};
     int rc = r->state.blocks.overlay ? mt_config_diff(r->cfg, r->state.config, &diff, &grown, err) : 0;
     for (char *save = NULL, *line = diff.p ? strtok_r(diff.p, "\n", &save) : NULL; line && !rc;
          line = strtok_r(NULL, "\n", &save))
         for (size_t i = 0; i < MT_ARRAY_LEN(keys) && !rc; i++)
             if (strstr(line, keys[i]))
-                rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s goes on from %s, blocks that were trained with another setting "
+                rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s goes on from %s, weights that were trained with another setting "
                              "(%s): set it as it was, or export the checkpoint and train that", r->resume,
                              r->state.blocks.overlay, line + strspn(line, " "));
     mt_str_finish(&diff);

@@ -36,6 +36,9 @@ struct mt_checkpoint_save {
 };
 /** Writes nothing if this process has already saved this step; another folder of the same name is set aside. */
 int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err);
+/** The adapters of a layout alone, as a PEFT folder `to`, which must not exist. Of *s: files, model_dir, base_model,
+ * layout, planes. */
+int mt_checkpoint_write_adapters(const struct mt_checkpoint_save *s, const char *to, struct mt_err *err);
 /**
  * Tries all operations of a save in DIR with a small file, so that a file system without one of them is found before
  * training. Missing symbolic links are only a warning.

@@ -41,6 +41,7 @@ struct mt_merge {
     const struct mt_stored **name; /* [layout->n_stored] by name */
     struct site *site;             /* [layout->n_stored] */
     bool open, f32, bf16;          /* bf16: the base has bf16 tensors */
+    bool keeps;                    /* mt_merge_keep_dtypes() */
     const struct mt_merged *now;   /* the tensor whose A and B are loaded */
     struct factors kept[2];        /* experts' matrices take turns: of gate_up_proj, and of down_proj or any other */
     /* Of a matrix [out, in]: [rank, in], [out, rank]. Of all experts' [experts, in, out] (turned): [experts * rank, in],
@@ -297,6 +298,8 @@ size_t mt_merge_n_tensors(const struct mt_merge *m)
 
 static enum mt_st_dtype dtype_of(const struct mt_merge *m, const struct mt_st_tensor *t)
 {
+    if (m->keeps)
+        return t->dtype == MT_ST_F16 ? MT_ST_F32 : t->dtype;
     return m->f32 ? MT_ST_F32 : m->bf16 ? t->dtype : MT_ST_BF16;
 }
 
@@ -306,6 +309,16 @@ struct mt_st_decl mt_merge_declare(const struct mt_merge *m, size_t i)
     struct mt_st_decl d = {.name = t->name, .dtype = dtype_of(m, t), .n_dims = t->n_dims};
     memcpy(d.shape, t->shape, sizeof(d.shape));
     return d;
+}
+
+void mt_merge_keep_dtypes(struct mt_merge *m)
+{
+    m->keeps = true;
+}
+
+bool mt_merge_differs(const struct mt_merge *m, size_t i)
+{
+    return changes(m, m->base.tensors[i].t.name);
 }
 
 bool mt_merge_decodes(const struct mt_merge *m)

@@ -24,6 +24,10 @@ size_t mt_merge_n_tensors(const struct mt_merge *m);
 struct mt_st_decl mt_merge_declare(const struct mt_merge *m, size_t i);
 /** Is the base's quantization_config not true any more? */
 bool mt_merge_decodes(const struct mt_merge *m);
+/** From now on tensors are of their own dtype, but F16 ones of F32. */
+void mt_merge_keep_dtypes(struct mt_merge *m);
+/** Does the tensor differ from the base's? */
+bool mt_merge_differs(const struct mt_merge *m, size_t i);
 /** What rounding leaves of the update that adapters add, of all that was read in bf16. */
 struct mt_merge_rounding {
     double kept;  /* the part of it that is left: <rounded - base, update> / |update|^2; 1: all */

@@ -17,7 +17,6 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "base/sum64.h"
-#include "checkpoint/hf_dir.h"
 #include "checkpoint/layout_files.h"
 #include "checkpoint/manifest.h"
 #include "hf/safetensors.h"
@@ -132,6 +131,67 @@ static int write_trained(struct writer *w, struct mt_err *err)
     if (!rc)
         rc = write_file(w, true, ALWAYS, err);
     return rc ? rc : write_file(w, false, name, err);
+}
+
+static int merged_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+{
+    struct writer *w = ctx;
+    return mt_merge_read(w->o->merge, i, first, n, dst, err);
+}
+
+/* The file of tensors [0, n) of `which`. */
+static int write_merged_file(struct writer *w, const struct mt_st_decl *decls, size_t *which, size_t n, int file,
+                             struct mt_err *err)
+{
+    char name[64];
+    const struct mt_hf_dir h = {.vfs = &mt_vfs_posix, .dir = w->tmp, .decls = decls, .source = merged_source,
+                                .n_decls = mt_merge_n_tensors(w->o->merge), .done = file_done, .ctx = w};
+    snprintf(name, sizeof(name), "merged-%05d.safetensors", file);
+    for (size_t i = 0; i < n; i++) {
+        mt_json_add(w->mine, decls[which[i]].name, cJSON_CreateString(name));
+        mt_json_add(w->map, decls[which[i]].name, cJSON_CreateString(name));
+    }
+    return n ? mt_hf_write_file(&h, name, which, n, err) : 0;
+}
+
+static uint64_t bytes_of(const struct mt_st_decl *d)
+{
+    uint64_t n = mt_st_dtype_size(d->dtype);
+    for (int i = 0; i < d->n_dims; i++)
+        n *= (uint64_t)d->shape[i];
+    return n;
+}
+
+/* In files of about shard_bytes. */
+static int write_merged(struct writer *w, struct mt_err *err)
+{
+    const struct mt_merge *m = w->o->merge;
+    size_t n = mt_merge_n_tensors(m), k = 0, *which = mt_calloc(n, sizeof(*which));
+    struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
+    uint64_t bytes = 0;
+    int rc = which && decls ? 0 : mt_fail_nomem(err, "an overlay", n * sizeof(*decls)), file = 0;
+    for (size_t i = 0; i < n && !rc; i++) {
+        decls[i] = mt_merge_declare(m, i);
+        if (!mt_merge_differs(m, i))
+            continue;
+        bytes += bytes_of(&decls[i]);
+        which[k++] = i;
+        if (bytes < w->o->shard_bytes)
+            continue;
+        rc = write_merged_file(w, decls, which, k, file++, err);
+        bytes = k = 0;
+    }
+    if (!rc)
+        rc = write_merged_file(w, decls, which, k, file, err);
+    for (size_t i = 0; i < w->o->files->n && !rc; i++) {
+        char path[4600];
+        const struct mt_hf_file *f = &w->o->files->p[i];
+        mt_path_printf(path, sizeof(path), "%s/%s", w->tmp, f->name);
+        rc = mt_write_file(path, f->text, f->len, err);
+    }
+    free(which);
+    free(decls);
+    return rc;
 }
 
 /* For a file system without hard links. One that is there was copied for another tensor. */
@@ -270,7 +330,7 @@ static int write_all(struct writer *w, struct mt_err *err)
     w->mine = cJSON_CreateObject();
     int rc = mt_st_open_dir(&w->model, w->o->base_dir, err);
     if (!rc)
-        rc = write_trained(w, err);
+        rc = w->o->merge ? write_merged(w, err) : write_trained(w, err);
     if (!rc)
         rc = take_parent(w, err);
     if (!rc)

@@ -2,6 +2,8 @@
 #ifndef MT_CHECKPOINT_OVERLAY_H
 #define MT_CHECKPOINT_OVERLAY_H
 
+#include "checkpoint/hf_dir.h"
+#include "checkpoint/merge.h"
 #include "hf/safetensors.h"
 #include "model/layout.h"
 #include "store/planes.h"
@@ -21,6 +23,10 @@ struct mt_overlay_write {
     mt_plane_set *planes;
     const char *const *always; /* [n_always] globs of tensors that every phase trains: they have a file of their own */
     size_t n_always;
+    /* Or tensors that adapters were added to, in their own dtype (F16: in F32); layout to n_always are not used. */
+    struct mt_merge *merge;          /* NULL: trained tensors are written */
+    const struct mt_hf_files *files; /* with merge: the model's, written too, so that the folder is read as a model */
+    uint64_t shard_bytes;            /* with merge: of a file */
 };
 /** Writes it durably, and reads it back. *name, in `dir`, is the caller's to free. An interrupted write leaves only a
  * folder *.tmp, which the next one removes. */

@@ -250,6 +250,20 @@ static int save_as(struct mt_saver *v, const char *final, struct mt_err *err)
     return rc;
 }
 
+int mt_checkpoint_write_adapters(const struct mt_checkpoint_save *s, const char *to, struct mt_err *err)
+{
+    struct mt_saver v = {.s = s, .vfs = &mt_vfs_posix};
+    mt_path_printf(v.tmp, sizeof(v.tmp), "%s", to);
+    mt_json_begin();
+    v.files = cJSON_CreateObject();
+    int rc = mt_mkdir_p(to, err);
+    if (!rc)
+        rc = mt_save_adapter(&v, err);
+    cJSON_Delete(v.files);
+    cJSON_Delete(v.tensors);
+    return rc;
+}
+
 /* A folder beside the checkpoint is named from there, so that both can be moved; another one by its absolute path. */
 static void find_base(struct mt_saver *v)
 {

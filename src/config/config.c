@@ -191,6 +191,18 @@ static const char *against_blocks(const struct mt_config *c)
     return NULL;
 }
 
+/* Why adapters cannot be merged while they are trained; NULL: they can. */
+static const char *against_merging(const struct mt_config *c)
+{
+    if (c->adapter.kind != MT_ADAPTER_LORA)
+        return "only adapters of adapter.kind = lora are merged while they are trained";
+    if (c->model.init == MT_INIT_RANDOM)
+        return "random weights (model.init) have no files to put merged ones over: train all of the model first";
+    if (c->model.base_dtype)
+        return "model.base_dtype would pack merged weights again, which loses what was added: remove one of the two";
+    return NULL;
+}
+
 bool mt_config_may_train_blocks(const struct mt_config *c)
 {
     return !against_blocks(c);
@@ -223,6 +235,10 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
     const char *against = strcmp(c->train.blocks, "off") ? against_blocks(c) : NULL;
     if (!rc && against)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: train.blocks = %s: %s", path, c->train.blocks, against);
+    const char *merging = c->adapter.merge_every ? against_merging(c) : NULL;
+    if (!rc && merging)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: adapter.merge_every = %lld: %s", path, (long long)c->adapter.merge_every,
+                     merging);
     bool disk = c->placement.states == MT_STATES_DISK || c->placement.activations == MT_ACT_DISK;
     if (!rc && disk && !c->memory.nvme_paths.n)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,

@@ -83,6 +83,7 @@ struct mt_config {
         struct mt_cfg_list targets, rank_pattern, alpha_pattern, train_also;
         double lr_ratio_b, dropout;
         char *path;
+        int64_t merge_every, merge_warmup; /* steps, 0: never; updates */
     } adapter;
     struct {
         struct mt_cfg_list train; /* files and globs, "path:weight" not yet split */

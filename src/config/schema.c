@@ -52,6 +52,11 @@ static const struct mt_key keys[] = {
      "Share of an adapter's input that is dropped in training, chosen by train.seed, step, module, token and column."},
     {"adapter", "path", MT_NUMERICS, MT_KEY_PATH, AT(adapter.path), "", NULL, ANY, NULL,
      "Continue from the adapters in this PEFT folder, with their rank, alpha and targets. Empty: start new ones."},
+    {"adapter", "merge_every", MT_NUMERICS, MT_KEY_COUNT, AT(adapter.merge_every), "0", NULL, 0, 1e12, NULL,
+     "Steps after which adapters are added to the model's weights, and new ones begin, with new optimizer states (ReLoRA): what "
+     "all of them add can have any rank. 0: never."},
+    {"adapter", "merge_warmup", MT_NUMERICS, MT_KEY_COUNT, AT(adapter.merge_warmup), "10", NULL, 0, 1e12, NULL,
+     "Updates after each merge over which the learning rate rises from 0 to what train.schedule has there."},
 
     {"data", "train", MT_NUMERICS, MT_KEY_PATHS, AT(data.train), "", NULL, ANY, NULL,
      "Training files, globs allowed: .jsonl, .json (an array), .csv and .tsv (with a header), all also .gz or .zst; .parquet, "

@@ -19,6 +19,7 @@ static int check(const struct mt_plan_request *r, const struct mt_config *cfg, s
                        : p->activations == MT_ACT_DISK        ? "memory.activations = disk"
                        : files                                ? "memory.base = files or disk"
                        : strcmp(cfg->train.blocks, "off")     ? "train.blocks"
+                       : cfg->adapter.merge_every             ? "adapter.merge_every"
                        : cfg->eval.sets.n                     ? "eval.sets"
                        : r->numerics.router_aux_loss > 0      ? "train.router_aux_loss"
                        : r->numerics.optimizer->direct        ? "an optimizer whose states are on the device (optimizer.type)"

@@ -4,7 +4,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/fs.h"
+#include "base/log.h"
 #include "base/mem.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/overlay.h"
 #include "train/saves.h"
@@ -12,12 +15,15 @@
 uint64_t mt_blocks_end_of(const struct mt_inputs *in, const struct mt_train_state *st)
 {
     struct mt_blocks b;
+    uint64_t merge_every = (uint64_t)in->cfg->adapter.merge_every;
+    if (merge_every)
+        return (st->blocks.phase + 1) * merge_every;
     int rc = mt_blocks_init(&b, in->cfg, in->hf.n_layers, NULL);
     return rc || !b.n ? 0 : mt_blocks_end(&b, st->blocks.phase);
 }
 
-/* The sums that the next phase must find of what was frozen in this one; what was trained is in the overlay, which was
- * read back. NULL: no memory. */
+/* The sums that the next phase must find of what did not change in this one; what did is in the overlay, which was read
+ * back. NULL: no memory. */
 static cJSON *sums_of(struct mt_session *s, size_t learner)
 {
     const struct mt_layout *l = mt_setup_layout_of(s->setup, learner);
@@ -26,7 +32,7 @@ static cJSON *sums_of(struct mt_session *s, size_t learner)
     bool whole = all != NULL;
     for (size_t i = 0; i < l->n_tensors && whole; i++) {
         char text[MT_SUM_TEXT];
-        if (!l->tensors[i].in_base)
+        if (!l->tensors[i].in_base || l->tensors[i].param->adapter)
             continue;
         cJSON *one = cJSON_CreateObject();
         mt_sum_format(text, sum[i]);
@@ -35,6 +41,58 @@ static cJSON *sums_of(struct mt_session *s, size_t learner)
     if (!whole)
         cJSON_Delete(all);
     return whole ? all : NULL;
+}
+
+static void tell_rounding(const struct mt_merge *m)
+{
+    struct mt_merge_rounding r;
+    if (mt_merge_rounded(m, &r))
+        mt_info("adapters are merged: of what they add, %.1f%% is left in bf16, with an error of %.1f%% of its norm", 100 * r.kept,
+                100 * r.error);
+}
+
+/* Adds the adapters that are in the folder to the weights of the phase. */
+static int merge(const struct mt_train_params *p, const char *adapters, char **name, struct mt_err *err)
+{
+    const struct mt_inputs *in = &p->session->setup->in[p->learner];
+    struct mt_st_model weights;
+    struct mt_overlay_write o = {.dir = p->dir,
+                                 .parent = p->state->blocks.overlay,
+                                 .base_dir = in->model_dir,
+                                 .phase = p->state->blocks.phase + 1,
+                                 .files = p->files,
+                                 .shard_bytes = in->cfg->checkpoint.shard_size};
+    int rc = mt_st_open_dir(&weights, in->weights_dir, err);
+    if (rc)
+        return rc;
+    rc = mt_merge_open(&o.merge, adapters, &weights, in->weights_dir, false, err);
+    if (!rc) {
+        mt_merge_keep_dtypes(o.merge);
+        rc = mt_overlay_write(&o, name, err);
+    }
+    if (!rc)
+        tell_rounding(o.merge);
+    mt_merge_close(&o.merge);
+    mt_st_close(&weights);
+    return rc;
+}
+
+static int write_merged(const struct mt_train_params *p, char **name, struct mt_err *err)
+{
+    const struct mt_inputs *in = &p->session->setup->in[p->learner];
+    const struct mt_checkpoint_save s = {.model_dir = in->model_dir, .base_model = in->weights_dir, .files = p->files,
+                                         .layout = mt_setup_layout_of(p->session->setup, p->learner),
+                                         .planes = p->session->planes};
+    char adapters[4096];
+    int rc = mt_path_printf(adapters, sizeof(adapters), "%s/overlay-adapters.tmp", p->dir);
+    if (!rc)
+        rc = mt_remove_tree(adapters, err);
+    if (!rc)
+        rc = mt_checkpoint_write_adapters(&s, adapters, err);
+    if (!rc)
+        rc = merge(p, adapters, name, err);
+    mt_remove_tree(adapters, NULL);
+    return rc;
 }
 
 static int write_overlay(const struct mt_train_params *p, char **name, struct mt_err *err)
@@ -67,8 +125,9 @@ int mt_blocks_finish(const struct mt_train_params *p, struct mt_err *err)
         rc = mt_saves_note_findings(st, p->session->setup, err);
     if (!rc && atomic_load(&p->control->stop))
         rc = mt_fail(err, MT_ERR_RUNTIME, -ECANCELED, "the run was asked to stop before the next block");
+    bool merges = p->session->setup->in[p->learner].cfg->adapter.merge_every;
     if (!rc)
-        rc = write_overlay(p, &name, err);
+        rc = merges ? write_merged(p, &name, err) : write_overlay(p, &name, err);
     mt_json_begin();
     cJSON *sums = rc ? NULL : sums_of(p->session, p->learner);
     if (!rc && !sums)

@@ -56,6 +56,18 @@ static int open_model(struct mt_inputs *in, struct mt_err *err)
     return 0;
 }
 
+/* What adapters add to a packed matrix would be lost when it is packed again. */
+static int check_merging(const struct mt_inputs *in, struct mt_err *err)
+{
+    const struct mt_layout *l = in->layout;
+    for (size_t i = 0; in->cfg->adapter.merge_every && i < l->n_tensors; i++)
+        if (l->tensors[i].packed && l->tensors[i].param->adapter)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.merge_every: %s is %s in the model's files, and what adapters add "
+                           "would be lost in packing it again: train on the model in bf16, or set adapter.merge_every = 0",
+                           l->tensors[i].name, mt_packed_names[l->tensors[i].packed]);
+    return 0;
+}
+
 int mt_inputs_freeze_all(struct mt_config *cfg, const char *why, struct mt_err *err)
 {
     int rc = mt_config_override(cfg, "train.blocks", "off", why, err);
@@ -327,6 +339,8 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
     if (!rc && use == MT_RUN_TRAIN)
         rc = mt_plan_check_trained(in->layout, err);
     if (!rc && use == MT_RUN_TRAIN)
+        rc = check_merging(in, err);
+    if (!rc && use == MT_RUN_TRAIN)
         rc = check_reference(in, err);
     if (!rc)
         rc = open_data(in, use, err);
@@ -385,7 +399,8 @@ int mt_inputs_use_adapter(struct mt_config *cfg, const char *dir, const char *wh
     static const char *const own[] = {
         "adapter.kind",       "adapter.path",       "adapter.rank",         "adapter.alpha",
         "adapter.targets",    "adapter.rslora",     "adapter.rank_pattern", "adapter.alpha_pattern",
-        "adapter.train_also", "adapter.lr_ratio_b", "adapter.dropout",      "model.freeze"};
+        "adapter.train_also", "adapter.lr_ratio_b", "adapter.dropout",      "adapter.merge_every",
+        "model.freeze"};
     bool dora = false;
     int rc = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(own) && !rc; i++)

@@ -274,7 +274,8 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
     if (!rc)
         rc = mt_checkpoint_save(&(struct mt_checkpoint_save){.dir = p->dir,
                                                              .model_dir = in->model_dir,
-                                                             .base_model = config(s)->model.path,
+                                                             .base_model = st->blocks.overlay ? in->weights_dir
+                                                                                              : config(s)->model.path,
                                                              .files = p->files,
                                                              .layout = own,
                                                              .planes = p->session->planes,

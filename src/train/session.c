@@ -158,8 +158,9 @@ static int fill_adapters(struct mt_session *s, size_t learner, struct mt_err *er
     const struct mt_layout *own = mt_setup_layout_of(s->setup, learner);
     const struct mt_config *cfg = s->setup->in[learner].cfg;
     const char *path = cfg->adapter.path;
-    if (!*path)
-        return mt_adapter_init(own, s->planes, (uint64_t)cfg->train.seed, err);
+    uint64_t phase = s->setup->in[learner].resumed.phase; /* after a merge they are new */
+    if (!*path || phase)
+        return mt_adapter_init(own, s->planes, (uint64_t)cfg->train.seed + phase * UINT64_C(0x9E3779B97F4A7C15), err);
     int rc = mt_checkpoint_verify_model(path, false, false, err);
     if (!rc)
         rc = mt_peft_load(own, s->planes, path, err);

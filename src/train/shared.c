@@ -15,6 +15,10 @@ int mt_shared_check(const struct mt_setup *s, struct mt_err *err)
             return mt_fail(err, MT_ERR_USAGE, -EINVAL, "the run of %s cannot share a base: it has train.groups = %lld, and "
                            "groups are of the micro-batches of one run", s->in[i].cfg->checkpoint.dir,
                            (long long)s->in[i].numerics.groups);
+    for (size_t i = 0; i < s->n_learners && s->n_learners > 1; i++)
+        if (s->in[i].cfg->adapter.merge_every)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "the run of %s cannot share a base: it changes it (adapter.merge_every)",
+                           s->in[i].cfg->checkpoint.dir);
     for (size_t i = 1; i < s->n_learners; i++) {
         const struct mt_inputs *b = &s->in[i];
         const struct mt_numerics *x = &a->numerics, *y = &b->numerics;

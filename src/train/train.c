@@ -191,13 +191,22 @@ static void write_trace(struct loop *l)
     mt_sim_graph_finish(&graph);
 }
 
+/* After a merge of adapters it rises anew. */
+static double learning_rate(const struct loop *l)
+{
+    uint64_t k = mt_engine_next_update(l->s->engine, l->p->learner), first = l->st->blocks.updates;
+    uint64_t warmup = l->st->blocks.phase ? (uint64_t)l->in->cfg->adapter.merge_warmup : 0;
+    double lr = mt_lr_at(&l->in->lr, k);
+    return l->in->cfg->adapter.merge_every && k - first < warmup ? lr * ((double)(k - first) / (double)warmup) : lr;
+}
+
 /* The data of the next step, and their rate. */
 static int next_data(struct loop *l, struct mt_learner_step *of, struct mt_err *err)
 {
     l->sound = true;
     int rc = mt_loader_get(l->loader, l->st->step, &of->data, err);
     of->reference = mt_reference_of_training(l->st);
-    of->lr = rc ? 0 : mt_lr_at(&l->in->lr, mt_engine_next_update(l->s->engine, l->p->learner));
+    of->lr = rc ? 0 : learning_rate(l);
     l->sound = false;
     return rc;
 }

@@ -4,31 +4,11 @@ model and on a mixture. The model's files are in FP32 here, so that a switch rou
 import json
 import os
 import shutil
-import struct
 import tempfile
 
 from test_parity import FEW, HERE, at_most, floats, relative
 from tiny import base, megatrain, metrics, read_safetensors, write_ini
-
-
-def widen(source, out):
-    """The model with its weights in FP32."""
-    os.makedirs(out)
-    with open(os.path.join(source, "config.json")) as f:
-        text = f.read()
-    with open(os.path.join(out, "config.json"), "w") as f:
-        f.write(text.replace("bfloat16", "float32"))
-    header, data = {}, b""
-    for name, (dtype, shape, raw) in read_safetensors(os.path.join(source, "model.safetensors")).items():
-        assert dtype == "BF16"
-        wide = b"".join(b"\0\0" + raw[i:i + 2] for i in range(0, len(raw), 2))
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(wide)]}
-        data += wide
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(os.path.join(out, "model.safetensors"), "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + data)
-    return out
+from widen import widen
 
 
 def train(tmp, model, expected, **over):
