@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "optim/optimizer.h"
 
+#include <assert.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -108,22 +110,31 @@ static bool is_first(size_t k)
     return true;
 }
 
-const struct mt_optimizer_key *mt_optimizer_slot(size_t slot)
+/* Reading a configuration asks for slots thousands of times. */
+static const struct mt_optimizer_key *slot_table[MT_OPTIMIZER_SLOTS];
+static size_t n_slots;
+static pthread_once_t slots_listed = PTHREAD_ONCE_INIT;
+
+static void list_slots(void)
 {
     const struct mt_optimizer *of;
     const struct mt_optimizer_key *key;
     for (size_t k = 0; (key = named(k, &of)); k++)
-        if (is_first(k) && !slot--)
-            return key;
-    return NULL;
+        if (is_first(k)) {
+            assert(n_slots < MT_OPTIMIZER_SLOTS);
+            slot_table[n_slots++] = key;
+        }
 }
 
 size_t mt_optimizer_n_slots(void)
 {
-    size_t n = 0;
-    while (mt_optimizer_slot(n))
-        n++;
-    return n;
+    pthread_once(&slots_listed, list_slots);
+    return n_slots;
+}
+
+const struct mt_optimizer_key *mt_optimizer_slot(size_t slot)
+{
+    return slot < mt_optimizer_n_slots() ? slot_table[slot] : NULL;
 }
 
 size_t mt_optimizer_slot_of(const char *key)
