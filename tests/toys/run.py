@@ -8,6 +8,7 @@ would add a real one. Before its first "diff --git" a patch has prose and lines 
   Places: N          files that it may make or edit at most; meson.build, tests/ and *.md do not count
   Build: TARGET...   ninja targets to build
   Run: COMMAND [=> TEXT]   run in the build folder: must exit with 0, and TEXT must be in what it prints
+  Run full: COMMAND [=> TEXT]   the same with MEGATRAIN_TEST_FULL=1 alone, for which Build full: has the targets
 
 All patches are applied to one copy of ROOT's tracked files in a temporary folder, which is built without optimisation,
 once. With MEGATRAIN_TEST_FULL=1 all of it is built, and the unit and device suites must pass with the toys in it."""
@@ -27,8 +28,9 @@ class Toy:
         self.path, self.name = os.path.abspath(path), os.path.basename(path)
         with open(path, encoding="utf-8") as f:
             head, _, self.diff = f.read().partition("\ndiff --git ")
-        self.build = " ".join(re.findall(r"^Build: (.*)$", head, re.M)).split()
-        self.runs = [run.partition(" => ")[::2] for run in re.findall(r"^Run: (.*)$", head, re.M)]
+        some = "( full)?" if os.environ.get("MEGATRAIN_TEST_FULL") else "()"
+        self.build = " ".join(names for _, names in re.findall(rf"^Build{some}: (.*)$", head, re.M)).split()
+        self.runs = [run.partition(" => ")[::2] for _, run in re.findall(rf"^Run{some}: (.*)$", head, re.M)]
         promised = re.findall(r"^Places: (\d+)$", head, re.M)
         if len(promised) != 1 or not self.build or not self.runs or not self.diff:
             sys.exit(f"{self.name}: wants one line Places:, lines Build: and Run:, and a diff")
