@@ -20,7 +20,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from tiny import (BINARY, FULL, ORACLE, SLOW, base, config, megatrain, metrics, planes, write_data, write_ini,  # noqa: E402
                   write_model)
 
-STEPS = 2000 if FULL else 60 if SLOW else 200
+STEPS = 2000 if FULL else 60 if SLOW else 80
 SEED = int(os.environ.get("MEGATRAIN_TEST_SEED", "1"))
 RATES = ("0.001", "0.01")
 NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,18})$")  # a step of 64 bits

@@ -80,11 +80,11 @@ def places(n, most):
 
 def any_call_may_fail(p):
     """Once, anywhere between reading the configuration and the end."""
-    calls = [("open", 10, {}), ("write", 6, {}), ("fsync", 4, {}), ("fsync-dir", 4, {}), ("rename", 4, {}),
-             ("flock", 4, {}), ("fallocate", 5, {}), ("statx", 5, {}), ("io_uring_enter", 10, {}),
-             ("pwrite", 6, {"MEGATRAIN_IO": "threads"})]
+    calls = [("open", 5, {}), ("write", 4, {}), ("fsync", 3, {}), ("fsync-dir", 3, {}), ("rename", 3, {}),
+             ("flock", 3, {}), ("fallocate", 3, {}), ("statx", 3, {}), ("io_uring_enter", 5, {}),
+             ("pwrite", 4, {"MEGATRAIN_IO": "threads"})]
     if not SLOW:
-        calls.append(("mmap", 10, {}))  # a sanitizer maps memory itself, and ends the process where it gets none
+        calls.append(("mmap", 5, {}))  # a sanitizer maps memory itself, and ends the process where it gets none
     for call, most, env in calls:
         out, ini = p.ini("any")
         part = p.tmp if SLOW else None
@@ -113,7 +113,7 @@ def a_save_that_fails_leaves_the_state_live(p):
         code, said, n = find(f"{call}:EIO:0:0")
         assert code == 0 and n, (call, code, n, said)
         shutil.rmtree(out)
-        for i, at in enumerate(places(n, 2 if SLOW else 3)):
+        for i, at in enumerate(places(n, 2)):
             for error in ERRORS if FULL else [ERRORS[i % len(ERRORS)]]:
                 name = f"{call}:{error}:{at}:1 of a save"
                 code, said, _ = find(f"{call}:{error}:{at}:1")
