@@ -259,7 +259,7 @@ def hosts_can_be_looked_at(tmp):
             "train.steps=2", "--tokens-per-step", "8192"]
     of = [json.loads(megatrain(*plan, *more, env=env).stdout)["step_seconds"]
           for more in ((), ("--net", f"{rate}GB/s"), ("--net", f"{rate * 3}GB/s"))]
-    assert abs(of[0] / of[1] - 1) < 0.01 and of[2] < of[1] * 0.9, of # as measured, but for the latency
+    assert abs(of[0] / of[1] - 1) < 0.1 and of[2] < of[1] * 0.9, of # as measured, but for the latency
 
 
 def a_run_can_be_stopped_from_elsewhere(tmp):

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/mem.h"
 #include "plan/search.h"
 #include "shapes.h"
 
@@ -381,6 +382,7 @@ static void a_base_in_files_of_which_all_blocks_stay_takes_what_host_memory_take
 
 int main(void)
 {
+    mt_mem_keep_freed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_70b_step_whose_updates_are_under_backward_writes_no_gradients),
         cmocka_unit_test(a_70b_step_of_many_tokens_is_bound_by_compute),

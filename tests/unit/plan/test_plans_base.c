@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "base/mem.h"
 #include "weights/weights.h"
 #include "shapes.h"
 
@@ -142,6 +143,7 @@ static void adapters_on_70b(void **state)
 
 int main(int argc, char **argv)
 {
+    mt_mem_keep_freed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adapters_on_qwen3_235b),
         cmocka_unit_test(adapters_on_70b),

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "base/mem.h"
 #include "weights/weights.h"
 #include "shapes.h"
 
@@ -251,6 +252,7 @@ static void rows_of_experts_are_padded_by_half_a_bucket_on_average(void **state)
 
 int main(int argc, char **argv)
 {
+    mt_mem_keep_freed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adapters_on_packed_experts_are_bound_by_compute_with_96_gib),
         cmocka_unit_test(adapters_by_host_memory),

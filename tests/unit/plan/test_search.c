@@ -406,6 +406,7 @@ static void a_chunk_of_logits_is_what_was_asked_for_or_fits(void **state)
 
 int main(void)
 {
+    mt_mem_keep_freed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_choice_is_near_the_best_of_an_exhaustive_grid),
         cmocka_unit_test(the_mixture_is_near_the_best_of_all),
