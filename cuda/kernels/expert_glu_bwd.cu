@@ -2,7 +2,7 @@
 /*
  * With w the row's weight: dg = w dout u act'(g), du = w dout act(g), out = w act(g) u, and dw = <act(g) u, dout>
  * (+ <down_bias, d_o>). A block handles a row, each thread vectors of it that are a block's width apart; dw is summed
- * over its threads. Bytes moved per element of out, of s bytes: 6 s, and the row of d_o.
+ * over its threads. Bytes moved per element of out, of s bytes: 6 s, or 4 s without a gate, and the row of d_o.
  */
 #include "glu.cuh"
 #include "launch.cuh"
@@ -27,18 +27,21 @@ template <typename T, int N, int KIND>
 static __global__ void __launch_bounds__(MAX_THREADS) expert_glu_backward(struct mt_expert_glu_bwd a, size_t vecs)
 {
     __shared__ float scratch[WARP];
+    constexpr bool GATED = KIND != MT_GLU_RELU2;
+    constexpr size_t INPUTS = GATED ? 2 : 1;
     size_t row = blockIdx.x;
     bool routed = row < a.n;
     size_t entry = routed && a.list ? static_cast<size_t>(a.list[row]) : row;
     float w = routed ? a.weights[entry] : 0.0f, sum = 0;
-    const T *gate_up = static_cast<const T *>(a.gate_up) + row * 2 * a.f;
+    const T *gate_up = static_cast<const T *>(a.gate_up) + row * INPUTS * a.f;
     const T *dout = static_cast<const T *>(a.dout) + row * a.f;
-    T *dgate_up = static_cast<T *>(a.dgate_up) + row * 2 * a.f, *out = static_cast<T *>(a.out) + row * a.f;
+    T *dgate_up = static_cast<T *>(a.dgate_up) + row * INPUTS * a.f, *out = static_cast<T *>(a.out) + row * a.f;
     for (size_t i = threadIdx.x; i < vecs; i += blockDim.x) {
         float g[N] = {}, up[N] = {}, dy[N] = {};
         if (routed) {
             load_n<T, N>(gate_up + i * N, g);
-            load_n<T, N>(gate_up + i * N + a.f, up);
+            if constexpr (GATED)
+                load_n<T, N>(gate_up + i * N + a.f, up);
             load_n<T, N>(dout + i * N, dy);
             for (int k = 0; k < N; k++) {
                 glu_terms t = glu_terms_of<T, KIND>({a.alpha, a.limit}, g[k], up[k]);
@@ -50,7 +53,8 @@ static __global__ void __launch_bounds__(MAX_THREADS) expert_glu_backward(struct
             }
         }
         store_n<T, N>(dgate_up + i * N, g);
-        store_n<T, N>(dgate_up + i * N + a.f, up);
+        if constexpr (GATED)
+            store_n<T, N>(dgate_up + i * N + a.f, up);
         store_n<T, N>(out + i * N, dy);
     }
     if (!routed)
@@ -74,6 +78,8 @@ template <typename T, int N> static cudaError_t launch_kind(const struct mt_expe
 {
     if (a->kind == MT_GLU_CLAMPED)
         return launch<T, N, MT_GLU_CLAMPED>(a, stream);
+    if (a->kind == MT_GLU_RELU2)
+        return launch<T, N, MT_GLU_RELU2>(a, stream);
     return a->kind == MT_GLU_SILU ? launch<T, N, MT_GLU_SILU>(a, stream) : launch<T, N, MT_GLU_GELU_TANH>(a, stream);
 }
 

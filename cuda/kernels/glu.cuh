@@ -10,7 +10,8 @@ struct glu_shape {
     float alpha, limit;
 };
 
-/** y = act * up. dy/dgate = slope * up, dy/dup = du; slope or du is 0 where gate or up was clamped. */
+/** y = act * up. dy/dgate = slope * up, dy/dup = du; slope or du is 0 where gate or up was clamped. Without a gate, it is
+ * the only input that is called the gate: up is 1. */
 struct glu_terms {
     float act, up, slope, du;
 };
@@ -29,6 +30,9 @@ static __device__ __forceinline__ glu_terms glu_terms_of(glu_shape p, float g, f
         float s = sigmoid<T>(2.0f * 0.7978845608f * (g + 0.044715f * g * g * g));
         float slope = s + g * (2.0f * s * (1.0f - s) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * g * g));
         return {g * s, u, slope, g * s};
+    } else if constexpr (KIND == MT_GLU_RELU2) {
+        float r = g < 0.0f ? 0.0f : g; /* a NaN stays one */
+        return {r * r, 1.0f, 2.0f * r, 0.0f};
     } else {
         float x = g > p.limit ? p.limit : g, v = u > p.limit ? p.limit : u, s = sigmoid<T>(p.alpha * x), act = x * s;
         v = v < -p.limit ? -p.limit : v;

@@ -12,9 +12,15 @@
 
 /**
  * With g = gate_up[i, j] and u = gate_up[i, f + j]: act(g) * u (Shazeer 2020). CLAMPED (gpt-oss): g is clamped to at
- * most `limit`, u to [-limit, limit]; (u + 1) * g * sigmoid(alpha * g); clamped values have gradient 0.
+ * most `limit`, u to [-limit, limit]; (u + 1) * g * sigmoid(alpha * g); clamped values have gradient 0. RELU2 is of
+ * mt_op_expert_glu_bwd() alone: there is no gate, gate_up is [n, f], and the unit's value MT_ACTIVATE_RELU2 of it.
  */
-enum mt_glu_kind { MT_GLU_SILU, MT_GLU_GELU_TANH, MT_GLU_CLAMPED };
+enum mt_glu_kind { MT_GLU_SILU, MT_GLU_GELU_TANH, MT_GLU_CLAMPED, MT_GLU_RELU2 };
+/** Inputs of a unit: numbers of gate_up for each of its output. */
+static inline size_t mt_glu_inputs(enum mt_glu_kind kind)
+{
+    return kind == MT_GLU_RELU2 ? 1 : 2;
+}
 /** out[i, j] as above. */
 struct mt_glu {
     size_t n, f;
@@ -209,8 +215,8 @@ struct mt_moe_combine {
 };
 
 /**
- * Backward of an expert's gated unit and of its weight w = weights[list[i]]. With act = mt_op_glu() of the row and
- * dout = dO W_down, dO not multiplied by w:
+ * Backward of an expert's unit and of its weight w = weights[list[i]]. With act = mt_op_glu() of the row, or RELU2's
+ * mt_op_activate(), and dout = dO W_down, dO not multiplied by w:
  *
  *   dgate_up = w * (gradient of gate and up by dout);   out = w * act, for W_down's gradient dO^T out;
  *   dweights[list[i]] = sum of act * dout (+ sum of down_bias * d_o), which is <O, dO>, computed without O.
@@ -222,7 +228,7 @@ struct mt_expert_glu_bwd {
     enum mt_dtype dtype;
     enum mt_glu_kind kind;
     float alpha, limit;          /* of MT_GLU_CLAMPED */
-    const void *gate_up;         /* [n_padded, 2f] */
+    const void *gate_up;         /* [n_padded, 2f]; RELU2: [n_padded, f] */
     const void *dout;            /* [n_padded, f] */
     const int32_t *list;         /* [n]; only element-aligned; NULL: row i is entry i */
     const float *weights;        /* [tokens, k] */

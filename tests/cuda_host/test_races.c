@@ -291,6 +291,10 @@ static void experts(enum mt_dtype t)
                                    .limit = 1, .gate_up = gu, .dout = dout, .list = list, .weights = w, .c = C,
                                    .down_bias = numbers(t, C), .d_o = numbers(t, PADDED * C), .dgate_up = gu, .out = dout,
                                    .dweights = numbers(MT_F32, N * K)});
+    RUN(mt_op_expert_glu_bwd, /* without a gate */
+        (struct mt_expert_glu_bwd){.n = N, .n_padded = PADDED, .f = F, .k = K, .dtype = t, .kind = MT_GLU_RELU2, .gate_up = gu,
+                                   .dout = dout, .list = list, .weights = w, .dgate_up = gu, .out = dout,
+                                   .dweights = numbers(MT_F32, N * K)});
     void *wg = numbers(t, C);
     RUN(mt_op_shared_gate, (struct mt_shared_gate){.n = N, .c = C, .f = F, .dtype = t, .x = x, .w = wg, .act = dout, .gate = gate});
     struct mt_shared_gate_bwd b = {.n = N, .c = C, .dtype = t, .x = x, .w = wg, .gate = gate, .dgate = numbers(MT_F32, N),

@@ -7,7 +7,8 @@
 
 enum { PIECE = 1024 };
 
-/* y = act * up. dy/dgate = slope * up, dy/dup = du; slope or du is 0 where gate or up was clamped. */
+/* y = act * up. dy/dgate = slope * up, dy/dup = du; slope or du is 0 where gate or up was clamped. Without a gate, it is
+ * the only input that is called the gate: up is 1. */
 struct terms {
     float act, up, slope, du;
 };
@@ -27,6 +28,10 @@ MT_HOT_PART struct terms terms_of(enum mt_glu_kind kind, struct shape p, float g
         float s = 0.5f * (1.0f + mt_tanhf(0.7978845608f * (g + 0.044715f * g * g * g)));
         float slope = s + g * (2.0f * s * (1.0f - s) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * g * g));
         return (struct terms){g * s, u, slope, g * s};
+    }
+    if (kind == MT_GLU_RELU2) {
+        float r = g < 0.0f ? 0.0f : g; /* a NaN stays one */
+        return (struct terms){r * r, 1.0f, 2.0f * r, 0.0f};
     }
     float x = g > p.limit ? p.limit : g, v = u > p.limit ? p.limit : u, s = mt_sigmoidf(p.alpha * x), act = x * s;
     v = v < -p.limit ? -p.limit : v;
@@ -74,12 +79,14 @@ MT_HOT_PART float expert_of(enum mt_glu_kind kind, const struct pieces *p, size_
     const float *g = p->g, *u = p->u, *dy = p->dy;
     struct shape shape = p->shape;
     float w = p->weight;
+    const bool gated = kind != MT_GLU_RELU2;
     MT_INDEPENDENT
     for (size_t i = 0; i < n; i++) {
-        struct terms t = terms_of(kind, shape, g[i], u[i]);
+        struct terms t = terms_of(kind, shape, g[i], gated ? u[i] : 1.0f);
         float d = dy[i], weighted = w * d, out = t.act * t.up;
         product[i] = d * out;
-        du[i] = weighted * t.du;
+        if (gated)
+            du[i] = weighted * t.du;
         dg[i] = weighted * t.up * t.slope;
         y[i] = w * out;
     }
@@ -104,6 +111,11 @@ FOR_KIND(gelu, MT_GLU_GELU_TANH)
 FOR_KIND(clamped, MT_GLU_CLAMPED)
 #undef FOR_KIND
 
+MT_HOT static float relu2_expert(const struct pieces *p, size_t n)
+{
+    return expert_of(MT_GLU_RELU2, p, n);
+}
+
 static const struct {
     void (*forward)(const struct pieces *p, size_t n);
     void (*backward)(const struct pieces *p, size_t n);
@@ -112,6 +124,7 @@ static const struct {
     [MT_GLU_SILU] = {silu_forward, silu_backward, silu_expert},
     [MT_GLU_GELU_TANH] = {gelu_forward, gelu_backward, gelu_expert},
     [MT_GLU_CLAMPED] = {clamped_forward, clamped_backward, clamped_expert},
+    [MT_GLU_RELU2] = {.expert = relu2_expert},
 };
 
 static void forward_chunk(void *ctx, size_t chunk, int thread)
@@ -185,19 +198,22 @@ static float bias_part(const struct mt_expert_glu_bwd *a, size_t row)
 static void expert_row(const struct mt_expert_glu_bwd *a, size_t r)
 {
     float g[PIECE], u[PIECE], dy[PIECE], sum = 0;
-    size_t entry = a->list ? (size_t)a->list[r] : r;
+    size_t entry = a->list ? (size_t)a->list[r] : r, inputs = mt_glu_inputs(a->kind);
     for (size_t c = 0; c < a->f; c += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, a->f - c), at = r * 2 * a->f + c, at_out = r * a->f + c;
+        size_t n = MT_MIN((size_t)PIECE, a->f - c), at = r * inputs * a->f + c, at_out = r * a->f + c;
         struct pieces p = {.shape = {a->alpha, a->limit}, .weight = a->weights[entry],
                            .g = mt_cpu_row_f32(a->dtype, a->gate_up, at, n, g),
-                           .u = mt_cpu_row_f32(a->dtype, a->gate_up, at + a->f, n, u),
                            .dy = mt_cpu_row_f32(a->dtype, a->dout, at_out, n, dy),
                            .dg = mt_cpu_row_place(a->dtype, a->dgate_up, at, g),
-                           .du = mt_cpu_row_place(a->dtype, a->dgate_up, at + a->f, u),
                            .y = mt_cpu_row_place(a->dtype, a->out, at_out, dy)};
+        if (inputs == 2) {
+            p.u = mt_cpu_row_f32(a->dtype, a->gate_up, at + a->f, n, u);
+            p.du = mt_cpu_row_place(a->dtype, a->dgate_up, at + a->f, u);
+        }
         sum += loops[a->kind].expert(&p, n);
         mt_cpu_store_row(a->dtype, a->dgate_up, at, n, p.dg);
-        mt_cpu_store_row(a->dtype, a->dgate_up, at + a->f, n, p.du);
+        if (inputs == 2)
+            mt_cpu_store_row(a->dtype, a->dgate_up, at + a->f, n, p.du);
         mt_cpu_store_row(a->dtype, a->out, at_out, n, p.y);
     }
     a->dweights[entry] = sum + bias_part(a, r);
@@ -207,14 +223,14 @@ static void expert_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct mt_expert_glu_bwd *a = ctx;
     size_t per = mt_cpu_rows_per_chunk(a->f), end = MT_MIN(a->n_padded, (chunk + 1) * per);
-    size_t bytes = a->f * mt_dtype_size(a->dtype);
+    size_t bytes = a->f * mt_dtype_size(a->dtype), inputs = mt_glu_inputs(a->kind);
     (void)thread;
     for (size_t r = chunk * per; r < end; r++) {
         if (r < a->n) {
             expert_row(a, r);
             continue;
         }
-        memset((char *)a->dgate_up + 2 * r * bytes, 0, 2 * bytes);
+        memset((char *)a->dgate_up + inputs * r * bytes, 0, inputs * bytes);
         memset((char *)a->out + r * bytes, 0, bytes);
     }
 }

@@ -5,7 +5,7 @@ static const char *check(const void *args)
 {
     const struct mt_glu *a = args;
     MT_OP_NEED(a->f && aligned(a->gate_up) && aligned(a->out) && a->gate_up != a->out);
-    MT_OP_NEED(a->kind != MT_GLU_CLAMPED || a->limit > 0);
+    MT_OP_NEED(a->kind != MT_GLU_RELU2 && (a->kind != MT_GLU_CLAMPED || a->limit > 0));
     return NULL;
 }
 
@@ -39,7 +39,7 @@ static const char *check_bwd(const void *args)
     MT_OP_NEED(a->f && aligned(a->gate_up) && aligned(a->dout) && aligned(a->dgate_up));
     MT_OP_NEED(a->dout != a->dgate_up);
     MT_OP_NEED(!a->out || (aligned(a->out) && a->out != a->gate_up && a->out != a->dgate_up));
-    MT_OP_NEED(a->kind != MT_GLU_CLAMPED || a->limit > 0);
+    MT_OP_NEED(a->kind != MT_GLU_RELU2 && (a->kind != MT_GLU_CLAMPED || a->limit > 0));
     return NULL;
 }
 
@@ -90,7 +90,8 @@ static void cost_expert(const void *args, struct mt_metered *out)
     out->dtype = a->dtype;
     out->dim[0] = a->n_padded;
     out->dim[1] = a->f;
-    out->bytes = 6 * mt_op_bytes(a->n_padded, a->f, a->dtype) + (a->d_o ? mt_op_bytes(a->n, a->c, a->dtype) : 0);
+    out->bytes = (2 + 2 * mt_glu_inputs(a->kind)) * mt_op_bytes(a->n_padded, a->f, a->dtype) +
+                 (a->d_o ? mt_op_bytes(a->n, a->c, a->dtype) : 0);
 }
 
 /* In place, as in a layer. */
