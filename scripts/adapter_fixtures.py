@@ -22,7 +22,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
-from parity import LR, ROWS, STEPS, lr_at, rel
+from parity import LR, ROWS, STEPS, double_throughout, lr_at, rel
 from tiny import base, megatrain, write_ini
 
 PARITY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "parity")
@@ -85,6 +85,11 @@ CASES = {
                                                           "1.mlp.experts.down_proj", "1.mlp.experts.gate_up_proj"]), 1),
     # its routers and shared experts have other names in files than their modules in transformers
     "hy_v3-all": ("hy_v3", dict(r=4, lora_alpha=8, target_modules="all-linear"), 1),
+    # both kinds of MLPs, Mamba 2, and experts of which PEFT wraps two parameters, neither of them a gate's
+    "nemotron_h-all": ("nemotron_h", dict(r=4, lora_alpha=8, target_modules=["in_proj", "q_proj", "o_proj"],
+                       rank_pattern={"down_proj": 6}, target_parameters=[
+                           "mixer.gate.weight", "mixer.experts.up_proj", "mixer.experts.down_proj", "shared_experts.up_proj.weight",
+                           "shared_experts.down_proj.weight", "mixer.up_proj.weight", "mixer.down_proj.weight"]), 2),
     "llama-dora": ("llama", dict(r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "v_proj", "o_proj", "up_proj",
                                  "down_proj"]), 1),
     "qwen2-dora": ("qwen2", dict(r=8, lora_alpha=8, use_dora=True, target_modules=ALL, modules_to_save=["model.norm"]), 4),
@@ -143,7 +148,7 @@ def one_by_one(name):
 
 
 def load_base(name, dtype):
-    mixture = "moe" in name or name in EXPERTS or name in ("gpt_oss", "gpt_oss_mxfp4", "hy_v3") or "deepseek" in name
+    mixture = "moe" in name or name in EXPERTS or name in ("gpt_oss", "gpt_oss_mxfp4", "hy_v3", "nemotron_h") or "deepseek" in name
     more = {"experts_implementation": "eager"} if mixture else {}
     more.update({"quantization_config": Mxfp4Config(dequantize=True)} if "mxfp4" in name else {})
     return AutoModelForCausalLM.from_pretrained(os.path.join(PARITY, name), dtype=dtype, attn_implementation="eager", **more)
@@ -270,7 +275,8 @@ def train_all(name, model, samples):
     double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
     for m in (double, bf16, model) if experts else ():
         only_blocks(m, config["r"])
-    losses, norms = train(double, samples, "f64", lr, ratio)
+    with double_throughout(model.config):
+        losses, norms = train(double, samples, "f64", lr, ratio)
     l32, n32 = train(model, samples, "f32", lr, ratio)
     l16, _ = train(bf16, samples, "bf16", lr, ratio)
     state = peft.get_peft_model_state_dict(double)

@@ -10,7 +10,6 @@ gpt_oss_mxfp4 has its experts packed as in the release, and in another file as d
 compares exported models with such experts with transformers: it loads them, decodes them to the
 bits of the same folder exported in bf16, and computes the same logits from both.
 """
-import contextlib
 import copy
 import json
 import os
@@ -23,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from parity import LR, ROWS, STEPS, from_config, record_routers, tokens_on_a_line, train_torch
+from parity import LR, ROWS, STEPS, double_throughout, from_config, record_routers, tokens_on_a_line, train_torch
 from tiny import write_model
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "parity")
@@ -61,10 +60,11 @@ CASES = {
     "granite4": ("GraniteMoeHybridForCausalLM", dict(MAMBA, num_local_experts=0, num_experts_per_tok=0, intermediate_size=8)),
     "granite4_moe": ("GraniteMoeHybridForCausalLM", dict(MAMBA, mamba_n_groups=2, num_hidden_layers=2, layer_types=["linear_attention",
                      "full_attention"], num_local_experts=7, num_experts_per_tok=3, intermediate_size=24)),
-    # a layer is one branch: Mamba 2, attention without positions, or an MLP without a gate
-    "nemotron_h": ("NemotronHForCausalLM", dict(hybrid_override_pattern="M-*M", num_hidden_layers=4, mamba_num_heads=10, n_groups=1,
+    # a layer is one branch: Mamba 2, attention without positions, an MLP without a gate, or a mixture of such MLPs
+    "nemotron_h": ("NemotronHForCausalLM", dict(hybrid_override_pattern="M-*EM", num_hidden_layers=5, mamba_num_heads=10, n_groups=1,
                    ssm_state_size=16, mamba_head_dim=8, conv_kernel=4, time_step_min=0.4, layer_norm_epsilon=1e-5, head_dim=16,
-                   mlp_hidden_act="relu2", intermediate_size=56)),
+                   mlp_hidden_act="relu2", intermediate_size=56, n_routed_experts=8, num_experts_per_tok=3, n_group=2, topk_group=1,
+                   moe_intermediate_size=16, moe_shared_expert_intermediate_size=24, routed_scaling_factor=2.5, norm_topk_prob=True)),
     "gpt_oss": ("GptOssForCausalLM", dict(head_dim=16, num_local_experts=8, num_experts_per_tok=2, intermediate_size=24,
                 sliding_window=9, layer_types=["sliding_attention", "full_attention"], rope_scaling=YARN,
                 attention_bias=True, swiglu_limit=0.6)),
@@ -258,18 +258,6 @@ def release_state(model):
         return load_file(os.path.join(tmp, "model.safetensors"))
 
 
-@contextlib.contextmanager
-def double_throughout(wanted):
-    """transformers computes the delta rule in torch.float32 whatever the model is in: that is double meanwhile."""
-    f32, method = torch.float32, torch.Tensor.float
-    if wanted:
-        torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
-    try:
-        yield
-    finally:
-        torch.float32, torch.Tensor.float = f32, method
-
-
 def make(family, samples):
     like, more = {**MORE, **PACKED}.get(family, (family, {}))
     architecture, over = CASES[like]
@@ -290,7 +278,7 @@ def make(family, samples):
     double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
     routed, routed32 = record_routers(double, samples), record_routers(model, samples)
     assert routed == routed32, "a choice depends on rounding: take another seed"
-    with double_throughout(any(hasattr(hf, k) for k in ("linear_num_key_heads", "mamba_n_heads", "mamba_num_heads"))):
+    with double_throughout(hf):
         losses, norms = train_torch(double, samples, "f64")
     l32, n32 = train_torch(model, samples, "f32")
     l16, _ = train_torch(bf16, samples, "bf16")

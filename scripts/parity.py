@@ -6,6 +6,7 @@ loss, gradient norm and final weight, and loads the export back in transformers.
 (transformers keeps norms and softmax in FP32 even then); torch's own distance from it in FP32 is printed beside
 ours. Run by scripts/parity.
 """
+import contextlib
 import copy
 import glob
 import json
@@ -151,6 +152,18 @@ def record_routers(model, samples):
 def tokens_on_a_line(text):
     """JSON with each list of integers on one line."""
     return re.sub(r"\[\s+([\d,\s]+?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text)
+
+
+@contextlib.contextmanager
+def double_throughout(hf):
+    """transformers computes recurrences in torch.float32 whatever the model is in: that is double meanwhile."""
+    f32, method = torch.float32, torch.Tensor.float
+    if any(hasattr(hf, k) for k in ("linear_num_key_heads", "mamba_n_heads", "mamba_num_heads")):
+        torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
+    try:
+        yield
+    finally:
+        torch.float32, torch.Tensor.float = f32, method
 
 
 def rel(a, b):

@@ -75,6 +75,21 @@ static const struct mt_tensor_on_disk nemotron_tensors[] = {
     {"self_attn.o_proj.weight", "mixer.o_proj.weight"},
     {"mlp.up_proj.weight", "mixer.up_proj.weight"},
     {"mlp.down_proj.weight", "mixer.down_proj.weight"},
+    {"mlp.gate.weight", "mixer.gate.weight"},
+    {"mlp.gate.e_score_correction_bias", "mixer.gate.e_score_correction_bias", .is_f32 = true},
+    {"mlp.experts.*.up_proj.weight", "mixer.experts.*.up_proj.weight"},
+    {"mlp.experts.*.down_proj.weight", "mixer.experts.*.down_proj.weight"},
+    {"mlp.shared_expert.up_proj.weight", "mixer.shared_experts.up_proj.weight"},
+    {"mlp.shared_expert.down_proj.weight", "mixer.shared_experts.down_proj.weight"},
+    {NULL},
+};
+static const struct mt_fused_tensor nemotron_experts[] = {
+    {"mixer.experts.up_proj", {"mlp.experts.*.up_proj.weight"}},
+    {"mixer.experts.down_proj", {"mlp.experts.*.down_proj.weight"}},
+    {0},
+};
+static const struct mt_family_zero nemotron_zeros[] = {
+    {"moe_latent_size", 0, "is not supported: experts of a narrower input (Nemotron 3 Super); train Nano"},
     {NULL},
 };
 static const struct mt_family_count nemotron_counts[] = {
@@ -89,8 +104,7 @@ static const struct mt_layer_kind nemotron_kinds[] = {
     {"linear_attention", "mamba", 'M', .parts = {"delta"}},
     {"full_attention", "attention", '*', .parts = {"attention"}},
     {"mlp", NULL, '-', .parts = {"mlp"}},
-    {"moe", NULL, 'E', "names mixtures of experts (Nemotron 3), which are not supported in this architecture: train a "
-                       "model without them (Nemotron Nano 2)"},
+    {"moe", NULL, 'E', .sparse_parts = {"router", "lists", "experts", "combine"}},
 };
 static const struct mt_layer_norms nemotron_norms = {.attention = {"norm.weight", NULL}, .mlp = {"norm.weight", NULL}};
 
@@ -198,7 +212,7 @@ static const struct mt_family families[] = {
             .shared = MT_MOE_SHARED_FFN,
         },
     },
-    { /* Nemotron-H and Nano 2: without experts */
+    { /* Nemotron-H, Nano 2, and with experts Nemotron 3 */
         .architecture = "NemotronHForCausalLM",
         .model_type = "nemotron_h",
         .n_kv_heads = 8,
@@ -214,8 +228,11 @@ static const struct mt_family families[] = {
         .activation = "relu2",
         .ungated = true,
         .names = MT_TEXT_BACKBONE,
-        .layers_say_experts = true,
         .on_disk = nemotron_tensors,
+        .joined = nemotron_experts,
+        .experts_unread = true,
+        .out_refused = true,
+        .zeros = nemotron_zeros,
         .uncomputed = "mtp.",
         .mixer = &(const struct mt_mixer_family){
             .kinds = nemotron_kinds,
@@ -231,6 +248,18 @@ static const struct mt_family families[] = {
             },
         },
         .parts = {"attention"},
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 8, .top_k = 2, .width = 7688, .shared_width = 7688, .ungated = true,
+                       .select_bias = true, .router_f32 = true, .score = MT_MOE_SIGMOID, .renorm = MT_MOE_RENORM_SUM,
+                       .renorm_eps = 1e-20, .scale = 1},
+            .layers = MT_MOE_BY_KIND,
+            .shared = MT_MOE_SHARED_WIDTH,
+            .shared_key = "moe_shared_expert_intermediate_size",
+            .groups = true,
+            .renorm_by_key = true,
+            .renorm_by_default = true,
+            .scale_key = "routed_scaling_factor",
+        },
     },
 };
 

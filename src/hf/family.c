@@ -122,5 +122,5 @@ const struct mt_fused_tensor *mt_family_fused(const struct mt_family *f, const c
 
 const struct mt_fused_tensor *mt_family_joined(const struct mt_family *f, const char *usual, int *part)
 {
-    return find_fused(f->fused ? f->fused : joined_experts, usual, part);
+    return find_fused(f->fused ? f->fused : f->joined ? f->joined : joined_experts, usual, part);
 }

@@ -134,7 +134,6 @@ struct mt_family_count {
 struct mt_layer_kind {
     const char *name, *old_name; /* in layer_types or layers_block_type; the second may be NULL */
     char letter;                 /* in hybrid_override_pattern, which may be instead; 0: families without it */
-    const char *refused;         /* why such layers are not supported; NULL: they are */
     const char *parts[MT_FAMILY_MAX_PARTS], *sparse_parts[MT_FAMILY_MAX_PARTS]; /* none: those of the family */
 };
 
@@ -225,16 +224,17 @@ struct mt_family {
     const struct mt_moe_family *moe;       /* NULL: a dense family */
     const struct mt_tensor_on_disk *on_disk; /* NULL: no exceptions; a row of NULLs ends the list */
     const struct mt_fused_tensor *fused;    /* NULL: none; a row of NULLs ends the list */
+    const struct mt_fused_tensor *joined;   /* what transformers alone fuses, if it is not the usual; the same */
     bool rope_pairs;                        /* the rotary embedding rotates rows 0 and 1, 2 and 3 ... of a head on disk;
                                                in memory rows i and i + half, as in other families */
     bool experts_as_stored;                 /* releases have experts fused or one by one: read as they are */
     int names;                              /* as files have its tensors: index of mt_text_names; not of nested ones */
-    bool layers_say_experts;                /* keys of experts count only if a list of layers names some */
     const char *uncomputed;                 /* tensors whose names begin so are copied, not trained; NULL: none */
     const char *uncomputed_within;          /* and those with this in their names; NULL: none */
     const char *longest_key;                /* mt_hf_config.longest; NULL: 0 */
     int64_t longest;                        /* its class default */
-    bool experts_unread;                    /* PEFT 0.21 does not read adapters of this family's experts */
+    bool experts_unread;                    /* PEFT 0.21 does not read adapters of this family's experts, one by one */
+    bool out_refused;                       /* PEFT 0.21 refuses adapters of Mamba's out_proj in this family */
 };
 
 /**
@@ -275,7 +275,7 @@ void mt_family_tensor(char *name, size_t len, const struct mt_family *f, const c
 /** The fused tensor that holds it, as usual[*part]; NULL: none. */
 const struct mt_fused_tensor *mt_family_fused(const struct mt_family *f, const char *usual, int *part);
 /** The parameter of all experts that transformers 5 makes of it, whether or not the files hold one: "mlp.experts." and
- * gate_up_proj or down_proj, or a bias of these; it is usual[*part] of it. NULL: it is no tensor of an expert. */
+ * gate_up_proj or down_proj, a bias of these, or as mt_family.joined has it; it is usual[*part] of it. NULL: it is no tensor of an expert. */
 const struct mt_fused_tensor *mt_family_joined(const struct mt_family *f, const char *usual, int *part);
 
 #endif

@@ -94,7 +94,7 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
     for (size_t i = 0; i < MT_ARRAY_LEN(absent); i++)
         if (mt_keys_find(r, absent[i]) && !has_number(f, absent[i]))
             mt_keys_refuse(r, absent[i], "is not supported");
-    for (size_t i = 0; i < MT_ARRAY_LEN(of_mixtures) && !f->moe && !f->layers_say_experts; i++)
+    for (size_t i = 0; i < MT_ARRAY_LEN(of_mixtures) && !f->moe; i++)
         if (mt_keys_find(r, of_mixtures[i]) && !must_be_zero(f, of_mixtures[i]))
             mt_keys_refuse(r, of_mixtures[i], "is not supported in this architecture");
     const cJSON *flag = f->refused_flag ? mt_keys_find(r, f->refused_flag) : NULL;

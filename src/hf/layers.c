@@ -162,6 +162,8 @@ void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_l
     read_windows(r, c, window);
     read_rotated(r, c, window, rotated);
     mt_mixer_layers(r, c, kind);
+    for (int64_t i = 0; i < c->n_layers && c->family->mixer; i++)
+        sparse[i] = !c->family->mixer->kinds[kind[i]].parts[0] && c->family->mixer->kinds[kind[i]].sparse_parts[0];
     mt_moe_read(r, c, &of[0], sparse);
     for (int64_t i = 0; i < c->n_layers && !r->rc; i++) {
         memcpy(&s, &of[window[i] != 0], sizeof(s));

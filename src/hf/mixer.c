@@ -124,8 +124,6 @@ void mt_mixer_layers(struct mt_keys *r, const struct mt_hf_config *c, uint8_t *k
                            : (i + 1) % every == 0;
         if (of < 0)
             mt_keys_refuse(r, key, "names a kind of layer that is not supported");
-        else if (f->kinds[of].refused)
-            mt_keys_refuse(r, key, f->kinds[of].refused);
         kind[i] = (uint8_t)MT_MAX(of, 0);
         v = v ? v->next : NULL;
     }

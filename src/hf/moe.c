@@ -41,9 +41,14 @@ static const char *count_key(const struct mt_keys *k)
 }
 
 /* No experts at all, in a family that may have some. */
-static bool is_dense(const struct mt_keys *k, const struct mt_moe_family *f)
+static bool is_dense(const struct mt_keys *k, const struct mt_moe_family *f, int64_t n_layers, const bool *sparse)
 {
     const cJSON *v = mt_keys_find(k, count_key(k));
+    bool any = false;
+    for (int64_t i = 0; i < n_layers; i++)
+        any |= sparse[i];
+    if (f->layers == MT_MOE_BY_KIND)
+        return !any;
     return f->none_is_dense && cJSON_IsNumber(v) && v->valuedouble == 0;
 }
 
@@ -72,7 +77,8 @@ static void read_shared(struct mt_keys *k, struct mt_hf_config *c, const struct 
     const char *count = name_of(k, counts, MT_ARRAY_LEN(counts));
     struct mt_moe *m = &c->moe;
     if (f->shared == MT_MOE_SHARED_WIDTH)
-        m->shared_width = mt_keys_int(k, "shared_expert_intermediate_size", m->shared_width, 1, 1 << 24);
+        m->shared_width = mt_keys_int(k, f->shared_key ? f->shared_key : "shared_expert_intermediate_size",
+                                      m->shared_width, 1, 1 << 24);
     if (f->shared == MT_MOE_SHARED_COUNT)
         m->shared_width = m->width * mt_keys_int(k, count, f->shared_count, 0, 1024);
     if (f->shared == MT_MOE_SHARED_FFN)
@@ -175,12 +181,13 @@ static void read_layers(struct mt_keys *k, int64_t n_layers, const struct mt_moe
 void mt_moe_read(struct mt_keys *k, struct mt_hf_config *c, const struct mt_layer_spec *s, bool *sparse)
 {
     const struct mt_moe_family *f = c->family->moe;
-    if (!f || (f->key && !mt_keys_bool(k, f->key, false)) || is_dense(k, f))
+    if (!f || (f->key && !mt_keys_bool(k, f->key, false)) || is_dense(k, f, c->n_layers, sparse))
         return;
     c->moe = f->values;
     read_shape(k, c, f, s->ffn);
     read_shared(k, c, f, s->ffn);
     read_rule(k, c, f);
-    read_layers(k, c->n_layers, f, sparse);
+    if (f->layers != MT_MOE_BY_KIND)
+        read_layers(k, c->n_layers, f, sparse);
     c->moe.scale *= c->moe.scale_is_residual ? s->residual : 1;
 }

@@ -36,6 +36,7 @@ enum { MT_MOE_MAX_EXPERTS = 1024 };
 struct mt_moe {
     int64_t n_experts, top_k;         /* 0: a dense model */
     int64_t width;                    /* of an expert */
+    bool ungated;                     /* experts and the shared one have no gate: act(n Wup) Wdown */
     int64_t shared_width;             /* of the shared expert; 0: none */
     bool shared_gate;                 /* the shared expert is scaled by sigmoid(n . gate) */
     bool router_bias, expert_bias;
@@ -58,6 +59,12 @@ struct mt_moe {
     double alpha, limit;
 };
 
+/** Rows of an expert's first matrix, or of the shared one's, of that width: those of gate and up. */
+static inline int64_t mt_moe_inner(const struct mt_moe *m, int64_t width)
+{
+    return (m->ungated ? 1 : 2) * width;
+}
+
 /** Is it the layer's end that adds x, after a norm, instead of the sum, which begins at 0? */
 static inline bool mt_moe_adds_last(const struct mt_moe *m)
 {
@@ -72,12 +79,13 @@ enum mt_moe_layers {
     MT_MOE_LAYER_TYPES, /* mlp_layer_types; if absent, all but the first layer */
     MT_MOE_TYPES_OR_FIRST, /* mlp_layer_types; if absent, all but the first first_k_dense_replace layers */
     MT_MOE_INTERVAL,    /* moe_layer_start_index, moe_layer_end_index, moe_layer_interval */
+    MT_MOE_BY_KIND,     /* those of kinds that have parts of mixtures alone (mt_layer_kind) */
 };
 
 /** The source of the shared expert's width. */
 enum mt_moe_shared {
     MT_MOE_NO_SHARED,
-    MT_MOE_SHARED_WIDTH, /* shared_expert_intermediate_size */
+    MT_MOE_SHARED_WIDTH, /* shared_expert_intermediate_size, or mt_moe_family.shared_key */
     MT_MOE_SHARED_COUNT, /* an expert's width times n_shared_experts, num_shared_experts or moe_num_shared_experts */
     MT_MOE_SHARED_FFN,   /* that of the MLP in dense layers: intermediate_size, or mt_family.ffn_key */
 };
@@ -91,6 +99,7 @@ struct mt_moe_family {
     const char *dense_key;     /* NULL: that */
     enum mt_moe_shared shared; /* values.shared_width: default */
     int64_t shared_count;      /* MT_MOE_SHARED_COUNT: default */
+    const char *shared_key;    /* MT_MOE_SHARED_WIDTH: another key; NULL: that */
     bool width_is_ffn;         /* intermediate_size is the width of an expert */
     const char *width_key;     /* another key of that width; NULL: moe_intermediate_size */
     bool none_is_dense;        /* a number of experts of 0 is a dense model */
@@ -107,8 +116,9 @@ struct mt_keys;
 struct mt_layer_spec;
 
 /**
- * Reads cfg->moe as cfg->family says, after the other keys, and sparse[i]: whether layer i is a mixture. s: of the
- * layers, for what other keys say. Does nothing for a dense family.
+ * Reads cfg->moe as cfg->family says, after the other keys, and sparse[i]: whether layer i is a mixture; with
+ * MT_MOE_BY_KIND sparse[] is given, and experts that no layer has are none. s: of the layers, for what other keys say.
+ * Does nothing for a dense family.
  */
 void mt_moe_read(struct mt_keys *k, struct mt_hf_config *cfg, const struct mt_layer_spec *s,
                  bool *sparse);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Some experts. Each is a gated MLP, run once a group over the rows of all its micro-batches that were sent to it; its
+ * Some experts. Each is an MLP, gated or not, run once a group over the rows of all its micro-batches that were sent to it; its
  * output, times the row's weight, is added to the sum of the layer.
  *
- *   expert(n) = (act(n Wgate + b) * (n Wup + b)) Wdown + b
+ *   expert(n) = (act(n Wgate + b) * (n Wup + b)) Wdown + b, or act(n Wup) Wdown
  */
 #include "base/mem.h"
 #include "model/linear.h"
@@ -22,8 +22,9 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
                                                    {"mlp.experts.*.up_proj.bias", m->width}},
                                  down[] = {{"mlp.experts.*.down_proj.weight", c->hidden}},
                                  down_bias[] = {{"mlp.experts.*.down_proj.bias", c->hidden}};
+    int gates = m->ungated ? 0 : 1;
     for (int i = 0; i < p->n_experts; i++) {
-        mt_layout_add_expert_param(b, p, i, MT_EXPERT_GATE_UP, c->hidden, 2, gate_up);
+        mt_layout_add_expert_param(b, p, i, MT_EXPERT_GATE_UP, c->hidden, 1 + gates, gate_up + 1 - gates);
         if (m->expert_bias)
             mt_layout_add_expert_param(b, p, i, MT_EXPERT_GATE_UP_BIAS, 0, 2, gate_up_bias);
         mt_layout_add_expert_param(b, p, i, MT_EXPERT_DOWN, m->width, 1, down);
@@ -38,7 +39,7 @@ enum { TILE = 16384 };
 
 struct scratch {
     void *x, *d_o; /* [rows, hidden]: gathered input, gradient of the output */
-    void *gate_up; /* [rows, 2 width] */
+    void *gate_up; /* [rows, inner_of()] */
     void *act;     /* [rows, width] */
     void *out;     /* [rows, hidden]: output, or gradient of the input; for a bias's gradient, weighted d_o */
     /* for each side stream, or once: */
@@ -51,6 +52,12 @@ struct scratch {
 static size_t padded_rows(mt_device *dev, size_t n)
 {
     return mt_align_up(n, mt_device_limits(dev)->row_bucket);
+}
+
+/* Rows of the first matrix: of gate and up, or of up alone. */
+static size_t inner_of(const struct mt_hf_config *c)
+{
+    return (size_t)mt_moe_inner(&c->moe, c->moe.width);
 }
 
 /* Offsets of the gradients of an expert's parameters; returns the elements of all of them. */
@@ -72,7 +79,7 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     size_t hidden = rows * (size_t)c->hidden * mt_dtype_size(p->dtype);
     size_t width = rows * (size_t)c->moe.width * mt_dtype_size(p->dtype);
     s->x = mt_take(base, &at, hidden);
-    s->gate_up = mt_take(base, &at, 2 * width);
+    s->gate_up = mt_take(base, &at, rows * inner_of(c) * mt_dtype_size(p->dtype));
     s->act = mt_take(base, &at, width);
     s->out = mt_take(base, &at, hidden);
     s->d_o = mt_take(base, &at, p->backward ? hidden : 0);
@@ -138,7 +145,7 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
     (void)spec;
     const struct mt_hf_config *c = &p->layout->cfg;
     size_t rows = mt_expert_tile_rows(p, dev);
-    struct mt_bias_bwd bias = {.n = rows, .c = MT_MAX((size_t)c->hidden, 2 * (size_t)c->moe.width)};
+    struct mt_bias_bwd bias = {.n = rows, .c = MT_MAX((size_t)c->hidden, inner_of(c))};
     return c->moe.expert_bias ? mt_op_bias_bwd_workspace(dev, &bias) : 0;
 }
 
@@ -211,6 +218,8 @@ static int combine(const struct tile *t, const float *weights, float *sum, struc
 
 static enum mt_glu_kind activation_of(const struct tile *t)
 {
+    if (t->run->m->layout->cfg.moe.ungated)
+        return MT_GLU_RELU2;
     return t->run->m->layout->cfg.moe.clamped ? MT_GLU_CLAMPED : mt_activation(t->run->part->spec);
 }
 
@@ -218,31 +227,29 @@ static enum mt_glu_kind activation_of(const struct tile *t)
 static int open_tile(const struct tile *t, struct mt_err *err)
 {
     mt_model *m = t->run->m;
-    size_t width = (size_t)m->layout->cfg.moe.width;
     int rc = gather(t, mt_value(t->run, MT_ROLE_ROWS), NULL, t->s.x, err);
-    return rc ? rc : mt_linear(m, t->n_padded, m->wd.c, 2 * width, t->s.x, t->w, param_of(t, MT_EXPERT_GATE_UP),
+    return rc ? rc : mt_linear(m, t->n_padded, m->wd.c, inner_of(&m->layout->cfg), t->s.x, t->w, param_of(t, MT_EXPERT_GATE_UP),
                                param_of(t, MT_EXPERT_GATE_UP_BIAS), NULL, t->s.gate_up, err);
+}
+
+static int activate(const struct tile *t, struct mt_err *err)
+{
+    mt_model *m = t->run->m;
+    const struct mt_moe *moe = &m->layout->cfg.moe;
+    struct mt_activate plain = {.n = t->n_padded, .f = (size_t)moe->width, .dtype = m->dt, .kind = MT_ACTIVATE_RELU2,
+                                .x = t->s.gate_up, .out = t->s.act};
+    struct mt_glu glu = {.n = plain.n, .f = plain.f, .dtype = m->dt, .kind = activation_of(t), .gate_up = t->s.gate_up,
+                         .out = t->s.act, .alpha = (float)moe->alpha, .limit = (float)moe->limit};
+    return moe->ungated ? mt_op_activate(m->dev, &plain, err) : mt_op_glu(m->dev, &glu, err);
 }
 
 static int forward_tile(const struct tile *t, struct mt_err *err)
 {
     mt_model *m = t->run->m;
-    const struct mt_moe *moe = &m->layout->cfg.moe;
-    size_t width = (size_t)moe->width;
+    size_t width = (size_t)m->layout->cfg.moe.width;
     int rc = open_tile(t, err);
     if (!rc)
-        rc = mt_op_glu(m->dev,
-                       &(struct mt_glu){
-                           .n = t->n_padded,
-                           .f = width,
-                           .dtype = m->dt,
-                           .kind = activation_of(t),
-                           .gate_up = t->s.gate_up,
-                           .out = t->s.act,
-                           .alpha = (float)moe->alpha,
-                           .limit = (float)moe->limit,
-                       },
-                       err);
+        rc = activate(t, err);
     return rc ? rc : mt_linear(m, t->n_padded, width, m->wd.c, t->s.act, t->w, param_of(t, MT_EXPERT_DOWN),
                                param_of(t, MT_EXPERT_DOWN_BIAS), NULL, t->s.out, err);
 }
@@ -339,10 +346,10 @@ static int gated_backward(const struct tile *t, struct mt_err *err)
 static int backward_tile(const struct tile *t, struct mt_err *err)
 {
     mt_model *m = t->run->m;
-    size_t width = (size_t)m->layout->cfg.moe.width, hidden = m->wd.c;
+    size_t width = (size_t)m->layout->cfg.moe.width, hidden = m->wd.c, inner = inner_of(&m->layout->cfg);
     struct mt_linear_bwd down = {.n = t->n_padded, .in = width, .out = hidden, .w = t->w, .dy = t->s.d_o,
                                  .p = param_of(t, MT_EXPERT_DOWN), .dx = t->s.act};
-    struct mt_linear_bwd gate_up = {.n = t->n_padded, .in = hidden, .out = 2 * width, .w = t->w,
+    struct mt_linear_bwd gate_up = {.n = t->n_padded, .in = hidden, .out = inner, .w = t->w,
                                     .dy = t->s.gate_up, .p = param_of(t, MT_EXPERT_GATE_UP), .dx = t->s.out};
     const struct mt_param *bias = &t->p[MT_EXPERT_DOWN_BIAS];
     bool weighted = bias->n && bias->trainable && t->grad;
@@ -362,7 +369,7 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
     if (!rc && weighted)
         rc = bias_gradient(t, MT_EXPERT_DOWN_BIAS, t->s.out, err);
     if (!rc)
-        rc = weight_gradient(t, MT_EXPERT_GATE_UP, 2 * width, hidden, t->s.gate_up, t->s.x, err);
+        rc = weight_gradient(t, MT_EXPERT_GATE_UP, inner, hidden, t->s.gate_up, t->s.x, err);
     if (!rc)
         rc = bias_gradient(t, MT_EXPERT_GATE_UP_BIAS, t->s.gate_up, err);
     if (!rc)
@@ -411,7 +418,7 @@ static void skip_rows(struct scratch *s, const mt_model *m, size_t rows)
     s->x = mt_elem(m, s->x, hidden);
     s->d_o = mt_elem(m, s->d_o, hidden);
     s->out = mt_elem(m, s->out, hidden);
-    s->gate_up = mt_elem(m, s->gate_up, 2 * width);
+    s->gate_up = mt_elem(m, s->gate_up, rows * inner_of(&m->layout->cfg));
     s->act = mt_elem(m, s->act, width);
 }
 
@@ -513,7 +520,8 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
 {
     const struct mt_moe *m = &c->moe;
     (void)seq_len;
-    return 3 * (double)c->hidden * (double)m->width * (double)m->top_k * p->n_experts / (double)m->n_experts;
+    double rows = (double)(mt_moe_inner(m, m->width) + m->width);
+    return rows * (double)c->hidden * (double)m->top_k * p->n_experts / (double)m->n_experts;
 }
 
 const struct mt_part_kind mt_part_experts = {

@@ -239,7 +239,7 @@ static void add_layer(struct mt_layout_builder *b, int layer)
 /* Parameters of an expert, without padding: near enough for the size of a group. */
 static size_t expert_elems(const struct mt_moe *m, int64_t hidden)
 {
-    return (size_t)(3 * m->width * hidden + (m->expert_bias ? 2 * m->width + hidden : 0));
+    return (size_t)((mt_moe_inner(m, m->width) + m->width) * hidden + (m->expert_bias ? 2 * m->width + hidden : 0));
 }
 
 static size_t group_of(const struct mt_hf_config *cfg, size_t asked)

@@ -27,7 +27,7 @@ static bool ends(const char *name, const char *suffix)
 bool mt_peft_wraps_parameter(const struct mt_layout *l, const char *module)
 {
     static const char *const names[] = {".gate_proj", ".up_proj", ".down_proj", ".mlp.gate", ".mlp.router",
-                                        ".block_sparse_moe.router"};
+                                        ".block_sparse_moe.router", ".mixer.gate"};
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
         if (l->cfg.moe.n_experts && ends(module, names[i]))
             return true;

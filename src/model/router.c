@@ -37,10 +37,11 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
         mt_layout_add_param(b, p, MT_ROUTER_SELECT_BIAS, 0, 1, select);
     if (!m->shared_width)
         return;
+    int gates = m->ungated ? 0 : 1;
     if (p->spec->gate_up_name)
         mt_layout_add_tensor(b, p, MT_ROUTER_SHARED_GATE_UP, 2 * m->shared_width, c->hidden, p->spec->gate_up_name);
     else
-        mt_layout_add_param(b, p, MT_ROUTER_SHARED_GATE_UP, c->hidden, 2, shared);
+        mt_layout_add_param(b, p, MT_ROUTER_SHARED_GATE_UP, c->hidden, 1 + gates, shared + 1 - gates);
     mt_layout_add_tensor(b, p, MT_ROUTER_SHARED_DOWN, c->hidden, m->shared_width, "mlp.shared_expert.down_proj.weight");
     if (m->shared_gate)
         mt_layout_add_tensor(b, p, MT_ROUTER_SHARED_GATE, 1, c->hidden, "mlp.shared_expert_gate.weight");
@@ -48,16 +49,16 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 
 struct record {
     float *rstd;   /* [n] of the norm */
-    void *gate_up; /* [n, 2 shared_width] */
+    void *gate_up; /* [n, mt_moe_inner() of shared_width] */
     float *gate;   /* [n] scale of the shared expert's output, if it has one */
     float *own;    /* [n] 1 / sqrt of the router's own norm, if it has one */
 };
 
 static void lay_out_record(struct record *r, const struct mt_part_shape *s, struct mt_part_record *at)
 {
-    size_t n = s->max_tokens;
+    size_t n = s->max_tokens, inner = (size_t)mt_moe_inner(&s->cfg->moe, s->cfg->moe.shared_width);
     r->rstd = mt_record_take(at, 0, n * 4);
-    r->gate_up = mt_record_take(at, 0, n * 2 * (size_t)s->cfg->moe.shared_width * mt_dtype_size(s->dtype));
+    r->gate_up = mt_record_take(at, 0, n * inner * mt_dtype_size(s->dtype));
     r->gate = mt_record_take(at, 0, s->cfg->moe.shared_gate ? n * 4 : 0);
     r->own = mt_record_take(at, 0, s->cfg->moe.router_norm ? n * 4 : 0);
 }
@@ -494,7 +495,8 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
     const struct mt_moe *m = &c->moe;
     (void)p;
     (void)seq_len;
-    return (double)c->hidden * (double)(m->n_experts + 3 * m->shared_width + m->shared_gate);
+    int64_t shared = mt_moe_inner(m, m->shared_width) + m->shared_width;
+    return (double)c->hidden * (double)(m->n_experts + shared + m->shared_gate);
 }
 
 static bool adds_last(const struct mt_hf_config *c)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The shared expert of a mixture: gate(n) * (act(n Wgate) * (n Wup)) Wdown, where it has a gate. A residual factor is
- * in the gated product, before Wdown; then there is no gate.
+ * in the gated product, before Wdown; then there is no gate. Or without a gate of its own: act(n Wup) Wdown.
  */
 #include "model/shared_expert.h"
 
@@ -15,6 +15,19 @@ static int scale_act(const struct mt_shared_expert *a, struct mt_err *err)
     return r->part->spec->residual == 1 ? 0 : mt_op_add(m->dev, &scaled, err);
 }
 
+/* act, from gate_up. */
+static int activate(const struct mt_shared_expert *a, struct mt_err *err)
+{
+    const struct mt_part_run *r = a->run;
+    const mt_model *m = r->m;
+    const struct mt_moe *moe = &m->layout->cfg.moe;
+    struct mt_activate plain = {.n = r->in->n_tokens, .f = (size_t)moe->shared_width, .dtype = m->dt,
+                                .kind = MT_ACTIVATE_RELU2, .x = a->gate_up, .out = a->act};
+    struct mt_glu glu = {.n = plain.n, .f = plain.f, .dtype = m->dt, .kind = mt_activation(r->part->spec),
+                         .gate_up = a->gate_up, .out = a->act};
+    return moe->ungated ? mt_op_activate(m->dev, &plain, err) : mt_op_glu(m->dev, &glu, err);
+}
+
 int mt_shared_expert_open(const struct mt_shared_expert *a, const void *n, struct mt_err *err)
 {
     const struct mt_part_run *r = a->run;
@@ -22,16 +35,14 @@ int mt_shared_expert_open(const struct mt_shared_expert *a, const void *n, struc
     const struct mt_moe *moe = &m->layout->cfg.moe;
     const struct mt_param *p = r->part->param;
     size_t rows = r->in->n_tokens, width = (size_t)moe->shared_width;
-    struct mt_glu glu = {.n = rows, .f = width, .dtype = m->dt, .kind = mt_activation(r->part->spec),
-                         .gate_up = a->gate_up, .out = a->act};
     struct mt_shared_gate gate = {.n = rows, .c = m->wd.c, .f = width, .dtype = m->dt, .x = n,
                                   .w = mt_elem(m, r->w, p[MT_ROUTER_SHARED_GATE].at), .act = a->act, .gate = a->gate};
     const struct mt_param none = {0};
-    int rc = mt_linear(m, rows, m->wd.c, 2 * width, n, r->w, p[MT_ROUTER_SHARED_GATE_UP], none, NULL, a->gate_up,
-                       err);
+    int rc = mt_linear(m, rows, m->wd.c, (size_t)mt_moe_inner(moe, moe->shared_width), n, r->w,
+                       p[MT_ROUTER_SHARED_GATE_UP], none, NULL, a->gate_up, err);
     bool needed = mt_value(r, MT_ROLE_ROWS) || moe->shared_gate;
     if (!rc && needed)
-        rc = mt_op_glu(m->dev, &glu, err);
+        rc = activate(a, err);
     if (!rc && needed)
         rc = scale_act(a, err);
     if (!rc && p[MT_ROUTER_SHARED_GATE].adapter) { /* the product is a linear layer's, the rest the operation's */
@@ -82,6 +93,17 @@ static int adapted_gate_backward(const struct mt_shared_expert *a, struct mt_err
     return rc ? rc : mt_adapter_weight_grad(m, &run, err);
 }
 
+/* Without a gate. */
+static int plain_backward(const struct mt_shared_expert *a, struct mt_err *err)
+{
+    const struct mt_part_run *r = a->run;
+    const mt_model *m = r->m;
+    struct mt_activate_bwd plain = {.n = r->in->n_tokens, .f = (size_t)m->layout->cfg.moe.shared_width, .dtype = m->dt,
+                                    .kind = MT_ACTIVATE_RELU2, .x = a->gate_up, .dout = a->act, .dx = a->gate_up,
+                                    .out = a->act};
+    return mt_op_activate_bwd(m->dev, &plain, err);
+}
+
 /* From the gradient of the gated product, in a->act, to those of gate and up, and of the scaling gate's value; the
  * product itself is made again in a->act. */
 static int glu_backward(const struct mt_shared_expert *a, struct mt_err *err)
@@ -95,6 +117,8 @@ static int glu_backward(const struct mt_shared_expert *a, struct mt_err *err)
                                        .kind = mt_activation(r->part->spec), .gate_up = a->gate_up, .dout = a->act,
                                        .weights = a->gate, .dgate_up = a->gate_up, .out = a->act,
                                        .dweights = a->dgate};
+    if (m->layout->cfg.moe.ungated)
+        return plain_backward(a, err);
     return m->layout->cfg.moe.shared_gate ? mt_op_expert_glu_bwd(m->dev, &scaled, err)
                                           : mt_op_glu_bwd(m->dev, &plain, err);
 }
@@ -119,13 +143,14 @@ int mt_shared_expert_backward(const struct mt_shared_expert *a, struct mt_err *e
     mt_model *m = r->m;
     const struct mt_param *p = r->part->param;
     size_t n = r->in->n_tokens, width = (size_t)m->layout->cfg.moe.shared_width;
+    size_t inner = (size_t)mt_moe_inner(&m->layout->cfg.moe, m->layout->cfg.moe.shared_width);
     struct mt_linear_bwd down = {.n = n, .in = width, .out = m->wd.c, .x = a->act, .w = r->w, .dy = a->dy,
                                  .p = p[MT_ROUTER_SHARED_DOWN], .g = r->g, .dx = a->act};
-    struct mt_linear_bwd gate_up = {.n = n, .in = m->wd.c, .out = 2 * width, .x = m->h, .w = r->w, .dy = a->gate_up,
+    struct mt_linear_bwd gate_up = {.n = n, .in = m->wd.c, .out = inner, .x = m->h, .w = r->w, .dy = a->gate_up,
                                     .p = p[MT_ROUTER_SHARED_GATE_UP], .g = r->g};
-    struct mt_sum_product dn = {.in = 2 * width, .out = m->wd.c, .a = a->gate_up, .dtype = m->dt,
+    struct mt_sum_product dn = {.in = inner, .out = m->wd.c, .a = a->gate_up, .dtype = m->dt,
                                 .w = mt_elem(m, r->w, p[MT_ROUTER_SHARED_GATE_UP].at), .c = a->dn, .d = a->dn};
-    struct mt_adapter_run run = {.adapter = gate_up.p.adapter, .n = n, .ld = 2 * width, .dx_dtype = MT_F32, .w = r->w,
+    struct mt_adapter_run run = {.adapter = gate_up.p.adapter, .n = n, .ld = inner, .dx_dtype = MT_F32, .w = r->w,
                                  .dy = a->gate_up, .dx = a->dn};
     int rc = mt_linear_input_grad(m, &down, err);
     if (!rc)

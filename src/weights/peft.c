@@ -150,7 +150,7 @@ static bool is_saved_module(const cJSON *o, const char *module)
 
 /* Parameters of all experts, from the one that PEFT wraps last: it wraps those in target_parameters in their order in
  * the module, each around the one before. */
-static const char *const wholes[] = {".down_proj", ".gate_up_proj"};
+static const char *const wholes[] = {".down_proj", ".gate_up_proj", ".up_proj"};
 
 /* The parameter of all experts whose adapter PEFT calls MODULE, which ends in ".experts" and a ".base_layer" for each
  * that it wraps around it. */

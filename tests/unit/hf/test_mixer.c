@@ -151,9 +151,21 @@ static void layers_of_one_branch_are_by_letter_or_by_name(void **state)
     }
     take(NEMOTRON(", \"hybrid_override_pattern\": \"M-*\"")); /* as many layers as it has letters */
     assert_int_equal(cfg.n_layers, 3);
-    refuse(NEMOTRON(", \"hybrid_override_pattern\": \"ME*\""), "\"hybrid_override_pattern\"", "Nemotron Nano 2");
+    refuse(NEMOTRON(", \"hybrid_override_pattern\": \"ME*\", \"moe_latent_size\": 32"), "\"moe_latent_size\"", "Super");
     refuse(NEMOTRON(", \"hybrid_override_pattern\": \"MX*\""), "\"hybrid_override_pattern\"", "not supported");
     refuse(NEMOTRON(", \"hybrid_override_pattern\": \"M\", \"use_bias\": true"), "\"use_bias\"", "must not be true");
+}
+
+static void experts_are_in_layers_of_their_kind_alone(void **state)
+{
+    (void)state;
+    take(NEMOTRON(", \"hybrid_override_pattern\": \"ME*-\", \"moe_shared_expert_intermediate_size\": 40, \"moe_latent_size\": null, "
+                  "\"moe_intermediate_size\": 24, \"num_experts_per_tok\": 6, \"routed_scaling_factor\": 2.5"));
+    for (int64_t i = 0; i < 4; i++)
+        assert_true(mt_layer_of(&cfg, i)->is_mixture == (i == 1));
+    assert_string_equal(mt_layer_of(&cfg, 1)->parts[0], "router");
+    assert_true(cfg.moe.ungated && cfg.moe.n_experts == 128 && cfg.moe.top_k == 6 && cfg.moe.width == 24);
+    assert_true(cfg.moe.shared_width == 40 && cfg.moe.scale == 2.5 && cfg.moe.n_group == 1 && cfg.moe.select_bias);
 }
 
 int main(void)
@@ -165,6 +177,7 @@ int main(void)
         cmocka_unit_test_setup(mamba_has_the_numbers_of_its_keys, granite),
         cmocka_unit_test_setup(mamba_that_is_not_supported_is_refused, granite),
         cmocka_unit_test_setup(layers_of_one_branch_are_by_letter_or_by_name, nemotron),
+        cmocka_unit_test_setup(experts_are_in_layers_of_their_kind_alone, nemotron),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
