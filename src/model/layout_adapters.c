@@ -215,7 +215,8 @@ static int check_tied(const struct mt_layout_builder *b, struct mt_err *err)
     bool head = mt_adapter_match(also, "lm_head"), table = mt_adapter_match(also, "model.embed_tokens");
     if (!b->l->tied || head == table)
         return 0;
-    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.train_also names %s alone, which this model shares with %s: name both",
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.train_also (or modules_to_save in the adapter_config.json of adapter.path) "
+                   "names %s alone, which this model shares with %s: name both",
                    head ? "lm_head" : "embed_tokens", head ? "embed_tokens" : "lm_head");
 }
 

@@ -33,5 +33,5 @@ with tempfile.TemporaryDirectory() as tmp:
         place = " ".join(f"{k.split('.')[1]}={v}" for k, v in r["axes"].items())
         worst = max(worst, abs(r["measured_over_predicted"] - 1))
         print(f"{place:52s} measured {r['measured_s']:7.3f} s, predicted {r['predicted_s']:7.3f}: "
-              f"{r['measured_over_predicted']:.3f} +-{r['ratio_deviation_pct']:.1f}%")
+              f"{r['measured_over_predicted']:.3f} +-{r.get('ratio_deviation_pct', 0):.1f}%")
     print(f"{'worst of ' + str(len(rows)) + ' predictions of a mixture':58s} {worst:8.1%}   target {TARGET:.0%}")
