@@ -275,7 +275,8 @@ void mt_family_tensor(char *name, size_t len, const struct mt_family *f, const c
 /** The fused tensor that holds it, as usual[*part]; NULL: none. */
 const struct mt_fused_tensor *mt_family_fused(const struct mt_family *f, const char *usual, int *part);
 /** The parameter of all experts that transformers 5 makes of it, whether or not the files hold one: "mlp.experts." and
- * gate_up_proj or down_proj, a bias of these, or as mt_family.joined has it; it is usual[*part] of it. NULL: it is no tensor of an expert. */
+ * gate_up_proj or down_proj, a bias of these, or as mt_family.joined has it; it is usual[*part] of it. NULL: it is no
+ * tensor of an expert. */
 const struct mt_fused_tensor *mt_family_joined(const struct mt_family *f, const char *usual, int *part);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Some experts. Each is an MLP, gated or not, run once a group over the rows of all its micro-batches that were sent to it; its
- * output, times the row's weight, is added to the sum of the layer.
+ * Some experts. Each is an MLP, gated or not, run once a group over the rows of all its micro-batches that were sent to
+ * it; its output, times the row's weight, is added to the sum of the layer.
  *
  *   expert(n) = (act(n Wgate + b) * (n Wup + b)) Wdown + b, or act(n Wup) Wdown
  */
@@ -228,8 +228,9 @@ static int open_tile(const struct tile *t, struct mt_err *err)
 {
     mt_model *m = t->run->m;
     int rc = gather(t, mt_value(t->run, MT_ROLE_ROWS), NULL, t->s.x, err);
-    return rc ? rc : mt_linear(m, t->n_padded, m->wd.c, inner_of(&m->layout->cfg), t->s.x, t->w, param_of(t, MT_EXPERT_GATE_UP),
-                               param_of(t, MT_EXPERT_GATE_UP_BIAS), NULL, t->s.gate_up, err);
+    return rc ? rc : mt_linear(m, t->n_padded, m->wd.c, inner_of(&m->layout->cfg), t->s.x, t->w,
+                               param_of(t, MT_EXPERT_GATE_UP), param_of(t, MT_EXPERT_GATE_UP_BIAS), NULL, t->s.gate_up,
+                               err);
 }
 
 static int activate(const struct tile *t, struct mt_err *err)

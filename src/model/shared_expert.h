@@ -8,7 +8,7 @@
 /** One run of the shared expert, of a part that has the parameters MT_ROUTER_SHARED_*. */
 struct mt_shared_expert {
     const struct mt_part_run *run;
-    void *gate_up;        /* [n, mt_moe_inner() of shared_width], of the record; in backward overwritten by its gradient */
+    void *gate_up;        /* [n, mt_moe_inner() of shared_width] of the record; its gradient after backward */
     float *gate;          /* [n] of the record: scale of the output, if it has a gate */
     void *act;            /* [n, shared_width] scratch: the gated product, and its gradient */
     void *score;          /* [n] scratch, with adapters: logit of the gate, or its gradient */

@@ -7,8 +7,8 @@
 
 enum { PIECE = 1024 };
 
-/* y = act * up. dy/dgate = slope * up, dy/dup = du; slope or du is 0 where gate or up was clamped. Without a gate, it is
- * the only input that is called the gate: up is 1. */
+/* y = act * up. dy/dgate = slope * up, dy/dup = du; slope or du is 0 where gate or up was clamped. Without a gate,
+ * it is the only input that is called the gate: up is 1. */
 struct terms {
     float act, up, slope, du;
 };
