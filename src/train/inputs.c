@@ -290,8 +290,6 @@ static int make_samplers(struct mt_inputs *in, const struct mt_numerics *n, stru
             mt_warn("eval.sets: %s has no sample: it is not evaluated", s->name);
         if (!rc && s->rows.n)
             rc = mt_sampler_create(&s->sampler, &p, err);
-        else if (!rc)
-            mt_warn("eval.sets: the set %s has no sample: it is not evaluated", s->name);
     }
     return rc;
 }
