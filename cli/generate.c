@@ -238,6 +238,10 @@ int cli_generate(struct mt_session *s, const struct cli_generation *g, struct cl
         if (!rc && g->n_stops && (g->text.bytes || i % LOOK_EVERY == 0))
             rc = decode(&x, err);
     }
+    if (g->shows) { /* what follows is said below the text */
+        putchar('\n');
+        fflush(stdout);
+    }
     if (!rc)
         say_speed(&x, began);
     if (!rc && !g->shows)

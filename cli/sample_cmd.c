@@ -90,7 +90,7 @@ static int generate(struct mt_session *s, const struct sampling *p, struct mt_er
         cli_texts_finish(t, n);
         free(t);
     }
-    if (!p->file)
+    if (!p->file && !p->g.shows)
         putchar('\n');
     return rc;
 }
