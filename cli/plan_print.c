@@ -137,7 +137,7 @@ static void explain(char *buf, size_t len, const struct plan_view *v, enum knob 
 /* The name as far as it fits, whole parts of it, and the memory that is planned for instead of the one in the name. */
 static void print_machine(const struct mt_machine *m, bool measured)
 {
-    enum { MOST = 58 };
+    enum { MOST = 48 }; /* of a line of 80 */
     size_t end = strlen(m->name);
     const char *memory = strstr(m->name, " GiB") ? strstr(m->name, " GiB") : strstr(m->name, " TiB");
     while (end && (end > MOST || (memory && m->name + end > memory))) {
