@@ -278,5 +278,7 @@ def a_run_can_be_stopped_from_elsewhere(tmp):
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as tmp:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as tmp:
+        # Launchers that begin and end at once make and remove one folder below /tmp: each has its own.
+        os.environ["OMPI_MCA_orte_tmpdir_base"] = tmp
         globals()[sys.argv[1]](tmp)
