@@ -111,7 +111,8 @@ static void print_adapters(int roff)
         "weights, in the files' dtype, and new ones begin, with new optimizer states and a learning rate that rises again over "
         "adapter.merge_warmup updates. So the sum of all of them can have any rank, with memory for one. Each merge writes the "
         "matrices with adapters to an overlay beside the checkpoints, and reads them back; in bf16 it rounds, and says how much of "
-        "the adapters is left: merge seldom, and at a rate that moves weights. Checkpoints belong to the overlay that they name, "
+        "the adapters is left: merge seldom, and at a rate that moves weights. What adapter.train_also trains is rounded to the "
+        "files' dtype at each merge, too. Checkpoints belong to the overlay that they name, "
         "and export writes the whole model of each. Packed matrices (NF4, FP8) are refused: packing them again would lose what was "
         "added.",
         "The base is known by a checksum of every byte. Another base is refused on resume, by eval, sample and --merge. The same "
