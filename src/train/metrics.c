@@ -215,7 +215,7 @@ static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t s
         rc = take_rows(m, &kept, old, rows.p, err);
     else if (!rc) {
         put_header(&kept, &m->table[kind]);
-        mt_str_append(&kept, rows.p, rows.len);
+        mt_str_append(&kept, rows.p ? rows.p : "", rows.len);
     }
     if (!rc)
         rc = mt_write_file(path, kept.p ? kept.p : "", kept.len, err);
