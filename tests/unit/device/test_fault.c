@@ -274,6 +274,6 @@ int main(void)
         cmocka_unit_test(a_refused_resource_is_refused_once),
         cmocka_unit_test(what_cannot_fail_is_an_error),
     };
-    alarm(100); /* a hang is a failure */
+    alarm(300); /* a hang is a failure; sanitizers take minutes */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
