@@ -227,10 +227,6 @@ static int lay_out_learner(struct mt_setup *s, size_t i, struct mt_err *err)
 static int request_hosts(struct mt_setup *s, struct mt_err *err)
 {
     const mt_net *net = mt_cluster_net(s->cluster);
-    int there, may = mt_hw_allowed(&there);
-    if (net && 4 * may < there)
-        mt_warn("this process may use %d of %d processors, and all hosts wait for the slowest: if the launcher binds it, "
-                "mpirun --bind-to none or srun -c N gives it more", may, there);
     s->request.placement.hosts = net ? mt_net_size(net) : 1;
     return net ? mt_plan_on_hosts(&s->request, s->in->cfg, mt_net_rank(net), err) : 0;
 }
