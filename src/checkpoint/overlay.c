@@ -154,14 +154,6 @@ static int write_merged_file(struct writer *w, const struct mt_st_decl *decls, s
     return n ? mt_hf_write_file(&h, name, which, n, err) : 0;
 }
 
-static uint64_t bytes_of(const struct mt_st_decl *d)
-{
-    uint64_t n = mt_st_dtype_size(d->dtype);
-    for (int i = 0; i < d->n_dims; i++)
-        n *= (uint64_t)d->shape[i];
-    return n;
-}
-
 /* In files of about shard_bytes. */
 static int write_merged(struct writer *w, struct mt_err *err)
 {
@@ -174,7 +166,7 @@ static int write_merged(struct writer *w, struct mt_err *err)
         decls[i] = mt_merge_declare(m, i);
         if (!mt_merge_differs(m, i))
             continue;
-        bytes += bytes_of(&decls[i]);
+        bytes += mt_st_decl_bytes(&decls[i]);
         which[k++] = i;
         if (bytes < w->o->shard_bytes)
             continue;
