@@ -131,13 +131,15 @@ static void move_rows(struct mt_str *out, const struct table *t, const struct fi
                       const char *rows)
 {
     struct field f[MOST_COLUMNS];
+    size_t at[MOST_COLUMNS]; /* where a row has the field of a column; MOST_COLUMNS: nowhere */
+    for (size_t i = 0; i < t->n; i++) {
+        const struct field *from = find(old, n_old, t->columns[i]);
+        at[i] = from ? (size_t)(from - old) : MOST_COLUMNS;
+    }
     while (*rows) {
         size_t len = strcspn(rows, "\n") + 1, n = split(rows, len, f);
-        for (size_t i = 0; i < t->n; i++) {
-            const struct field *from = find(old, n_old, t->columns[i]);
-            size_t at = from ? (size_t)(from - old) : n;
-            mt_str_printf(out, "%s%.*s", i ? "," : "", at < n ? (int)f[at].n : 0, at < n ? f[at].p : "");
-        }
+        for (size_t i = 0; i < t->n; i++)
+            mt_str_printf(out, "%s%.*s", i ? "," : "", at[i] < n ? (int)f[at[i]].n : 0, at[i] < n ? f[at[i]].p : "");
         mt_str_printf(out, "\n");
         rows += len;
     }
