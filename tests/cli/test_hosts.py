@@ -31,6 +31,15 @@ def mpirun(n, *args, expect=0, wait=True, env=None):
     return out
 
 
+def run_beside_hidden(ini, mount):
+    """Two hosts, the second of which sees what `mount` puts over a path; None: that is not allowed here."""
+    hidden = ["unshare", "-m", "sh", "-c", f'mount {mount} && exec "$@"', "sh"]
+    if subprocess.run([*hidden, "true"], capture_output=True).returncode:
+        return None
+    return subprocess.run([*LAUNCH, "-n", "1", BINARY, "run", ini, ":", "-n", "1", *hidden, BINARY, "run", ini], text=True,
+                          capture_output=True, timeout=100)
+
+
 def inputs(tmp, **over):
     model = write_model(os.path.join(tmp, "model"), config("qwen2", num_hidden_layers=3, **over))
     return model, write_data(os.path.join(tmp, "data.jsonl"))
@@ -89,10 +98,8 @@ def a_reference_is_needed_on_the_first_alone(tmp):
     one, ini = ini_of(tmp, "one", model, data, **over)
     megatrain("run", ini)
     many, ini = ini_of(tmp, "many", model, data, **over)
-    hidden = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs none "{here}" && exec "$@"', "sh"]
-    if not subprocess.run([*hidden, "true"], capture_output=True).returncode: # a host that does not have it
-        p = subprocess.run([*LAUNCH, "-n", "1", BINARY, "run", ini, ":", "-n", "1", *hidden, BINARY, "run", ini], text=True,
-                           capture_output=True, timeout=100)
+    p = run_beside_hidden(ini, f'-t tmpfs none "{here}"') # a host that does not have it
+    if p:
         assert p.returncode == 0, p.stdout + p.stderr
         assert losses(many) == losses(one)
 
@@ -210,10 +217,8 @@ def what_only_one_host_can_do_is_refused(tmp):
         assert say in text, (say, text)
     out, ini = ini_of(tmp, "data", model, data)
     other = write_data(os.path.join(tmp, "other.jsonl"), seed=2)
-    hidden = ["unshare", "-m", "sh", "-c", f'mount --bind "{other}" "{data}" && exec "$@"', "sh"]
-    if not subprocess.run([*hidden, "true"], capture_output=True).returncode: # a host whose file has other data
-        p = subprocess.run([*LAUNCH, "-n", "1", BINARY, "run", ini, ":", "-n", "1", *hidden, BINARY, "run", ini], text=True,
-                           capture_output=True, timeout=100)
+    p = run_beside_hidden(ini, f'--bind "{other}" "{data}"') # a host whose file has other data
+    if p:
         assert p.returncode == 2 and "host 1: its data are not those of host 0" in p.stdout + p.stderr, p
 
 
