@@ -258,7 +258,7 @@ static void print_hosts(int roff)
         "Under the launcher, megatrain doctor says what the hosts have and what does not fit, and megatrain probe net measures their "
         "network for plan --hosts. megatrain help --man=cluster is a manual page with examples, and says when several hosts do not pay.",
         "Of one host yet: what is on drives or read in place from files, memory.update = backward, train.blocks, train.router_aux_loss, "
-        "several configurations at once, adafactor, muon and apollo, and objectives with a teacher. Each is refused by name.",
+        "and several configurations at once. Each is refused by name.",
         NULL};
     print_paragraphs(text, roff);
 }

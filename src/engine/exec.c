@@ -475,17 +475,17 @@ static struct mt_net_op *take_message(struct mt_exec *x)
 static void start_message(struct mt_exec *x, struct mt_runnable *r, struct mt_net_op *op, int32_t at)
 {
     const struct mt_instr *in = &r->prog.instrs[at];
-    size_t bytes;
-    void *data = x->content(x->ctx, &r->prog, in, &bytes);
+    struct mt_net_part part[MT_NET_PARTS];
+    size_t n = x->content(x->ctx, &r->prog, in, part), k = 0;
     op->run = r;
     op->at = at;
     op->rc = 0;
-    op->left = __builtin_popcount(in->hosts);
+    op->left = __builtin_popcount(in->hosts) * (int)n;
     mt_exec_trace_begin(x, r, (size_t)at, NULL);
-    for (int host = 0, k = 0, left = op->left; k < left; host++)
-        if (in->hosts & 1u << host) {
-            op->m[k] = (struct mt_net_message){.host = host, .sends = in->sends, .data = data, .bytes = bytes,
-                                               .done = message_done, .ctx = op};
+    for (int host = 0, left = op->left; k < (size_t)left; host++)
+        for (size_t i = 0; i < n && in->hosts & 1u << host; i++) {
+            op->m[k] = (struct mt_net_message){.host = host, .sends = in->sends, .data = part[i].data,
+                                               .bytes = part[i].bytes, .done = message_done, .ctx = op};
             mt_net_submit(x->net, &op->m[k++]);
         }
 }

@@ -53,9 +53,13 @@ struct mt_disk_op {
 };
 
 /** A message of a program under way: to several hosts, or from one. */
-enum { MT_NET_UNDER_WAY = 16 };
+enum { MT_NET_UNDER_WAY = 16, MT_NET_PARTS = MT_MAX_STATES };
+struct mt_net_part {
+    void *data;
+    size_t bytes;
+};
 struct mt_net_op {
-    struct mt_net_message m[MT_MAX_LANES];
+    struct mt_net_message m[MT_MAX_LANES * MT_NET_PARTS];
     int left, rc; /* as in a transfer */
     struct mt_err err;
     struct mt_exec *x; /* NULL: free */
@@ -75,8 +79,9 @@ struct mt_exec {
     int (*update)(void *ctx, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err);
     mt_net *net;              /* NULL: one host */
     struct mt_net_op *net_ops; /* [MT_NET_UNDER_WAY] */
-    /** Where the content of a message between hosts is on this one. */
-    void *(*content)(void *ctx, const struct mt_program *prog, const struct mt_instr *in, size_t *bytes);
+    /** Where the content of a message between hosts is on this one: in how many parts. */
+    size_t (*content)(void *ctx, const struct mt_program *prog, const struct mt_instr *in,
+                      struct mt_net_part part[MT_NET_PARTS]);
     void *ctx;
     /* set by the owner before each run */
     bool pending; /* there is a pending update */

@@ -8,16 +8,31 @@
 
 #include "base/mem.h"
 #include "engine/state.h"
+#include "model/direct.h"
 
-void *mt_hosts_content(void *engine, const struct mt_program *prog, const struct mt_instr *in, size_t *bytes)
+static size_t states_of(const mt_engine *e, size_t unit, struct mt_net_part part[MT_NET_PARTS])
+{
+    struct mt_moment_plane plane[MT_MAX_STATES];
+    size_t n = mt_unit_moment_planes(e->p.layout, unit, plane);
+    for (size_t i = 0; i < n; i++)
+        part[i] = (struct mt_net_part){mt_plane(e->p.planes, unit, plane[i].kind), plane[i].bytes};
+    return n;
+}
+
+size_t mt_hosts_content(void *engine, const struct mt_program *prog, const struct mt_instr *in,
+                        struct mt_net_part part[MT_NET_PARTS])
 {
     const mt_engine *e = engine;
-    *bytes = in->bytes;
+    const struct mt_object *o = &prog->objects[in->operand[0].object];
+    if (mt_kinds[o->kind].returns)
+        return states_of(e, (size_t)in->unit, part);
     if (in->op == MT_OP_PASS)
-        return e->b.spill + prog->objects[in->operand[0].object].spill;
+        part[0] = (struct mt_net_part){e->b.spill + o->spill, in->bytes};
+    else
+        part[0] = (struct mt_net_part){mt_plane(e->p.planes, (size_t)in->unit, MT_PLANE_GRAD), in->bytes};
     if (in->row_bytes) /* as many as the step's tokens have, which all hosts know */
-        *bytes = mt_model_used_rows(mt_engine_inputs(e)).n * in->row_bytes;
-    return mt_plane(e->p.planes, (size_t)in->unit, MT_PLANE_GRAD);
+        part[0].bytes = mt_model_used_rows(mt_engine_inputs(e)).n * in->row_bytes;
+    return 1;
 }
 
 /* --- statistics ---------------------------------------------------------------------------------------------- */
@@ -34,12 +49,12 @@ static void copy(struct copying *c, void *part, size_t bytes)
 {
     char *buf = c->e->hosts.buf + c->at;
     c->at += bytes;
-    if (!c->measures)
+    if (!c->measures && bytes)
         memcpy(c->in ? (char *)part : buf, c->in ? buf : (char *)part, bytes);
 }
 
-/* Losses of the micro-batches that the host's lanes compute, rows of experts of their groups, sums of squares of
- * gradients that are cast there. */
+/* Losses of the micro-batches that the host's lanes compute, and what measures need beside them, rows of experts of their
+ * groups, sums of squares of gradients that are cast there. */
 static void copy_all(struct copying *c, const struct mt_runnable *r)
 {
     const struct mt_program_params *p = &c->e->plan.program;
@@ -48,7 +63,10 @@ static void copy_all(struct copying *c, const struct mt_runnable *r)
         int lane = mt_micro_lane(p, mb);
         if (mt_program_host_of(p, lane) != c->host)
             continue;
-        void *part = mt_model_stats_of_micro(mt_engine_model_on(c->e, (size_t)lane), mb, &bytes);
+        mt_model *m = mt_engine_model_on(c->e, (size_t)lane);
+        void *part = mt_model_stats_of_micro(m, mb, &bytes);
+        copy(c, part, bytes);
+        part = mt_model_stats_of_few(m, mb, &bytes);
         copy(c, part, bytes);
     }
     for (size_t group = 0; group < mt_groups_in_use(p->groups, r->prog.n_micro); group++) {
@@ -56,8 +74,7 @@ static void copy_all(struct copying *c, const struct mt_runnable *r)
         if (mt_program_host_of(p, lane) != c->host)
             continue;
         void *part = mt_model_stats_of_group(mt_engine_model_on(c->e, (size_t)lane), group, &bytes);
-        if (bytes)
-            copy(c, part, bytes);
+        copy(c, part, bytes);
     }
     for (size_t u = 0; u < p->n_units && r->prog.backward; u++) {
         if (mt_program_host_of(p, p->units[u].lane_back) != c->host)

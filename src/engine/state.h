@@ -107,8 +107,9 @@ int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode
 void mt_runnable_destroy_all(mt_engine *e);
 
 /* hosts.c */
-/** Where the content of a PASS or SHARE is on this host; `engine` is the mt_engine. */
-void *mt_hosts_content(void *engine, const struct mt_program *prog, const struct mt_instr *in, size_t *bytes);
+/** Where the content of a PASS or SHARE is on this host; `engine` is the mt_engine. Returns the number of parts. */
+size_t mt_hosts_content(void *engine, const struct mt_program *prog, const struct mt_instr *in,
+                        struct mt_net_part part[MT_NET_PARTS]);
 /** After a run, on all hosts: the statistics of every lane are with all of them. */
 int mt_hosts_share_stats(mt_engine *e, const struct mt_runnable *r, struct mt_err *err);
 /** A number that all hosts must have: -EPROTO, and which differs, if one has another. what: what it is of. */

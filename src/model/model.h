@@ -202,9 +202,11 @@ size_t mt_model_top_bytes(const struct mt_model_params *p);
 /** After an evaluation with mt_model_params.top: the largest log-probabilities of each loss row of micro-batch mb,
  * falling, [n_loss, top], and how much probability all other tokens have, *rest: [n_loss]. */
 const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest);
-/** The host block's part with the losses and flags of micro-batch mb, with a unit's partial sums, or with the rows of a
- * group's experts (0 bytes without experts): what several hosts send each other. */
+/** The host block's part with the losses and flags of micro-batch mb, with what weigh() left of it (0 bytes without
+ * few), with a unit's partial sums, or with the rows of a group's experts (0 bytes without experts): what several hosts
+ * send each other. */
 void *mt_model_stats_of_micro(mt_model *m, size_t mb, size_t *bytes);
+void *mt_model_stats_of_few(mt_model *m, size_t mb, size_t *bytes);
 void *mt_model_stats_of_unit(mt_model *m, size_t unit, size_t *bytes);
 void *mt_model_stats_of_group(mt_model *m, size_t group, size_t *bytes);
 /** Partial sums of squares of tensor t: *n entries. */

@@ -160,9 +160,21 @@ const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **re
     return m->top + row * m->p.top;
 }
 
-const float *mt_model_few_values(const mt_model *m, size_t mb)
+static float *few_values(const mt_model *m, size_t mb)
 {
     struct mt_micro_inputs host;
     mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + mb * m->input_bytes);
     return host.few_values;
+}
+
+const float *mt_model_few_values(const mt_model *m, size_t mb)
+{
+    return few_values(m, mb);
+}
+
+void *mt_model_stats_of_few(mt_model *m, size_t mb, size_t *bytes)
+{
+    const struct mt_micro_inputs *in = &m->inputs[mb];
+    *bytes = in->of.choose ? in->n_loss * m->p.few * sizeof(float) : 0;
+    return *bytes ? few_values(m, mb) : NULL;
 }

@@ -4,13 +4,11 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "optim/optimizer.h"
 #include "plan/resolve.h"
 
 static int check(const struct mt_plan_request *r, const struct mt_config *cfg, struct mt_err *err)
 {
     const struct mt_placement *p = &r->placement;
-    const struct mt_objective *o = mt_objective_of(&r->numerics);
     long long lanes = (long long)(p->hosts * MT_MAX(p->lanes, (int64_t)1));
     bool files = p->base == MT_BASE_FILES || p->base == MT_BASE_DISK;
     const char *what = p->map == MT_MAP_UNITS                 ? "device.map = units"
@@ -22,8 +20,6 @@ static int check(const struct mt_plan_request *r, const struct mt_config *cfg, s
                        : cfg->adapter.merge_every             ? "adapter.merge_every"
                        : cfg->eval.sets.n                     ? "eval.sets"
                        : r->numerics.router_aux_loss > 0      ? "train.router_aux_loss"
-                       : r->numerics.optimizer->direct        ? "an optimizer whose states are on the device (optimizer.type)"
-                       : o->teacher                           ? "an objective with a teacher"
                                                               : NULL;
     if (what)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is of one host yet: start the run without mpirun, or leave that out", what);

@@ -54,7 +54,7 @@ static int check_message(struct mt_checker *c, size_t i, int host, int n_hosts)
         (size_t)in->unit >= c->p->n_units)
         return mt_check_fault(c, i, NONE, "a message to no other host, or of nothing that has a home");
     if (in->sends && in->op == MT_OP_SHARE && in->hosts != (all & ~own))
-        return mt_check_fault(c, i, NONE, "a gradient that does not go to all hosts");
+        return mt_check_fault(c, i, NONE, "a plane that does not go to all hosts");
     if ((!in->sends || in->op == MT_OP_PASS) && in->hosts & (in->hosts - 1))
         return mt_check_fault(c, i, NONE, "a message of several hosts, or a sum for several");
     return 0;
@@ -83,6 +83,31 @@ static int receive_sum(struct mt_checker *c, size_t i, int level)
     c->went[o] = NONE;
     c->level[o] = level;
     return mt_check_write_place(c, i, &c->homes[o], o, ++c->latest[o], "receives over a home in use");
+}
+
+/* States that a direction has changed. */
+static bool has_states(const struct mt_checker *c, size_t i)
+{
+    return mt_kinds[c->p->objects[c->p->instrs[i].operand[0].object].kind].returns;
+}
+
+static int send_states(struct mt_checker *c, size_t i)
+{
+    const int o = c->p->instrs[i].operand[0].object;
+    struct mt_check_place *home = &c->homes[o];
+    if (!c->latest[o] || home->version != c->latest[o])
+        return mt_check_fault(c, i, home->writer, "shares states whose newest content was not stored");
+    return mt_check_read_place(c, i, home, "shares states before they are stored");
+}
+
+static int receive_states(struct mt_checker *c, size_t i)
+{
+    const int o = c->p->instrs[i].operand[0].object;
+    if (c->latest[o])
+        return mt_check_fault(c, i, c->homes[o].writer, "receives states that have changed here");
+    if (!mt_check_ordered(c, c->updated[c->p->instrs[i].unit], i))
+        return mt_check_fault(c, i, c->updated[c->p->instrs[i].unit], "receives over states before the update that needs them");
+    return mt_check_write_place(c, i, &c->homes[o], o, ++c->latest[o], "receives over states in use");
 }
 
 static int send_gradient(struct mt_checker *c, size_t i)
@@ -133,10 +158,13 @@ static int exchange(struct hosts *h, int from)
     const struct mt_instr *in = next_of(h, from);
     const bool sum = in->op == MT_OP_PASS;
     const int level = h->c[from].level[in->operand[0].object];
-    int rc = (sum ? send_sum : send_gradient)(&h->c[from], h->at[from]);
+    const bool states = !sum && has_states(&h->c[from], h->at[from]);
+    int rc = (sum ? send_sum : states ? send_states : send_gradient)(&h->c[from], h->at[from]);
     for (int to = 0; to < h->n && !rc; to++)
         if (in->hosts & 1u << to) {
-            rc = sum ? receive_sum(&h->c[to], h->at[to], level) : receive_gradient(&h->c[to], h->at[to]);
+            rc = sum      ? receive_sum(&h->c[to], h->at[to], level)
+                 : states ? receive_states(&h->c[to], h->at[to])
+                          : receive_gradient(&h->c[to], h->at[to]);
             h->at[to]++;
         }
     h->at[from]++;
@@ -191,6 +219,10 @@ static int check_shared(struct hosts *h)
                 if (h->c[host].stored[u] != NONE && h->c[other].stored[u] == NONE)
                     return mt_check_fault(&h->c[host], (size_t)h->c[host].stored[u], NONE,
                                           "a gradient that does not reach all hosts");
+    for (size_t o = 0; o < h->c[0].p->n_objects; o++)
+        for (int host = 0; host < h->n && mt_kinds[h->c[0].p->objects[o].kind].returns; host++)
+            if (h->c[host].latest[o] != h->c[(host + 1) % h->n].latest[o])
+                return mt_check_fault(&h->c[host], h->c[host].p->n_instrs - 1, NONE, "states that do not reach all hosts");
     return 0;
 }
 

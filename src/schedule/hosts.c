@@ -2,9 +2,9 @@
 /*
  * Shares a step out to hosts. The program that comes in is of all hosts' lanes, as if they were in one process; a
  * host takes the instructions of its own lanes and all of the host's queue, as it updates all parameters. Two things
- * cross: a sum of groups that a lane of another host adds up (PASS, from home to home), and a gradient as cast
- * (SHARE, from the plane of the host that has it to those of all others). Each follows the store that makes its
- * content.
+ * cross: a sum of groups that a lane of another host adds up (PASS, from home to home), and what a lane leaves in
+ * planes: a gradient as cast, and states that its direction has changed (SHARE, from the planes of the host that has
+ * them to those of all others). Each follows the store that makes its content.
  *
  * All hosts list these messages in the order of the whole program, and each starts its own of them in that order, many
  * under way at once. So no two hosts wait for each other: of all instructions that have not ended, the first of the
@@ -62,6 +62,12 @@ static bool moves_spilled(const struct part *s, const struct mt_instr *in)
     return (in->op == MT_OP_LOAD || in->op == MT_OP_STORE) && mt_kinds[object_of(s, in)->kind].home == MT_HOME_SPILL;
 }
 
+/* Whether it stores what the planes of all hosts must have. */
+static bool is_shared(const struct part *s, const struct mt_instr *in)
+{
+    return in->op == MT_OP_STORE_GRAD || (in->op == MT_OP_STORE && mt_kinds[object_of(s, in)->kind].returns);
+}
+
 /* Finds which contents go to other hosts. */
 static int find_messages(struct part *s, struct mt_err *err)
 {
@@ -71,7 +77,7 @@ static int find_messages(struct part *s, struct mt_err *err)
         return mt_fail_nomem(err, "a step program", p->n_objects * sizeof(*store));
     for (size_t i = 0; i < p->n_instrs; i++) {
         const struct mt_instr *in = &p->instrs[i];
-        if (in->op == MT_OP_STORE_GRAD)
+        if (is_shared(s, in))
             s->to[i] = (uint8_t)((1u << mt_program_hosts(s->params)) - 1) & (uint8_t)~(1u << host_of(s, in));
         if (!moves_spilled(s, in))
             continue;
@@ -83,7 +89,7 @@ static int find_messages(struct part *s, struct mt_err *err)
     }
     int rc = 0;
     for (size_t i = 0; i < p->n_instrs && !rc; i++)
-        if (s->to[i] && p->instrs[i].op == MT_OP_STORE && object_of(s, &p->instrs[i])->kind != MT_OBJ_GRAD)
+        if (s->to[i] && !is_shared(s, &p->instrs[i]) && object_of(s, &p->instrs[i])->kind != MT_OBJ_GRAD)
             rc = mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "hosts cannot pass on \"%s\" of unit %d",
                          mt_kinds[object_of(s, &p->instrs[i])->kind].name, p->instrs[i].unit);
     free(store);
@@ -124,7 +130,7 @@ static int32_t take(struct part *s, const struct mt_instr *in)
 static int32_t add_message(struct part *s, size_t i, int32_t stored)
 {
     const struct mt_instr *in = &s->whole->instrs[i];
-    bool sum = in->op == MT_OP_STORE, sends = host_of(s, in) == s->params->host;
+    bool sum = !is_shared(s, in), sends = host_of(s, in) == s->params->host;
     if (!s->to[i] || (!sends && !(s->to[i] & 1u << s->params->host)))
         return NONE;
     struct mt_instr m = mt_instr_make(sum ? MT_OP_PASS : MT_OP_SHARE, (size_t)in->unit, (size_t)in->mb);
@@ -223,15 +229,11 @@ static bool alloc_part(struct part *s)
 static int check_params(const struct mt_program_params *p, struct mt_err *err)
 {
     bool drives = mt_program_uses_disk(p) || mt_program_has_ring(p);
-    bool moments = false;
-    for (size_t u = 0; u < p->n_units; u++)
-        moments |= p->units[u].moment_bytes > 0;
-    if (p->by_data && !drives && !moments && mt_program_lanes(p) % mt_program_hosts(p) == 0)
+    if (p->by_data && !drives && mt_program_lanes(p) % mt_program_hosts(p) == 0)
         return 0;
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "a step on several hosts: %s",
                    drives ? "planes and activations on drives, weights in files and updates under backward are of one host"
-                   : moments ? "optimizers whose states are on the device (adafactor, muon, apollo) are of one host"
-                             : "hosts need equal numbers of devices, which share the groups");
+                          : "hosts need equal numbers of devices, which share the groups");
 }
 
 int mt_program_take_part(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err)

@@ -188,7 +188,7 @@ enum mt_opcode {
     MT_OP_READ,       /* object of host staging from its home on the disk */
     MT_OP_WRITE,      /* object of host staging to its home on the disk */
     MT_OP_PASS,       /* sum of groups, from its home on one host to that on another */
-    MT_OP_SHARE,      /* gradient as cast, from its plane on one host to those on all others */
+    MT_OP_SHARE,      /* gradient as cast, or states changed on a device, from planes of one host to all others' */
     MT_N_OPCODES,
 };
 

@@ -69,6 +69,7 @@ static void make_variant(struct fixture *f, uint32_t *seed, int hosts, int own)
     for (size_t u = 0; u < f->p.n_units; u++) {
         f->units[u].lane = f->units[u].lane_back = (uint8_t)(next_random(seed) % (uint32_t)f->p.n_lanes);
         f->units[u].trainable = u > 1 || next_random(seed) % 3;
+        f->units[u].moment_bytes = f->units[u].trainable && next_random(seed) % 3 == 0 ? 64 : 0;
         f->keeps[u] = next_random(seed) & 1;
     }
     describe(f);
@@ -80,6 +81,15 @@ static size_t count_all(const struct step *s, enum mt_opcode op)
     size_t n = 0;
     for (int i = 0; i < s->n; i++)
         n += count(&s->of[i], op);
+    return n;
+}
+
+/* What all hosts must have: gradients, and states that a direction has changed. */
+static size_t count_shared(const struct mt_program *p)
+{
+    size_t n = count(p, MT_OP_STORE_GRAD);
+    for (size_t i = 0; i < p->n_instrs; i++)
+        n += p->instrs[i].op == MT_OP_STORE && p->objects[p->instrs[i].operand[0].object].kind == MT_OBJ_MOMENTS;
     return n;
 }
 
@@ -105,7 +115,7 @@ static void hosts_together_compute_what_one_would(void **state)
         qsort(one, n, sizeof(*one), compare);
         qsort(many, n, sizeof(*many), compare);
         assert_memory_equal(one, many, n * sizeof(*one));
-        assert_int_equal(count_all(&s, MT_OP_SHARE), (size_t)hosts * count(&whole, MT_OP_STORE_GRAD));
+        assert_int_equal(count_all(&s, MT_OP_SHARE), (size_t)hosts * count_shared(&whole));
         passed += count_all(&s, MT_OP_PASS);
         for (int i = 0; i < hosts; i++) /* updates are everybody's */
             assert_int_equal(count(&s.of[i], MT_OP_UPDATE), count(&whole, MT_OP_UPDATE));
@@ -123,8 +133,11 @@ static void make_three(struct step *s)
     f.p.n_lanes = f.p.n_hosts = 3;
     f.p.by_data = true;
     f.p.groups = (struct mt_groups){8, 8};
-    for (size_t u = 0; u < f.p.n_units; u++)
+    for (size_t u = 0; u < f.p.n_units; u++) {
         f.units[u].lane = f.units[u].lane_back = (uint8_t)(u % 3);
+        f.units[u].moment_bytes = f.units[u].trainable ? 64 : 0;
+    }
+    describe(&f);
     take_lane_buffers(&f.p, 3);
     build(s, f.p);
 }
