@@ -28,8 +28,7 @@ extern const struct mt_fused_tensor mt_granite_experts[];
     .activation = "gelu_pytorch_tanh", .refused_flag = "use_bidirectional_attention",                                  \
     .numbers = (const struct mt_family_number[]){{"final_logit_softcapping", MT_VALUE_LOGIT_CAP, 0}, {NULL}},          \
     .full_heads = &(const struct mt_full_heads){"global_head_dim", "attention_k_eq_v", "num_global_key_value_heads",   \
-                                                512},                                                                  \
-    .parts = {"attention", "mlp"}
+                                                512}
 #define MT_NO_LAYER_INPUTS                                                                                             \
     "other than 0 is not supported: embeddings of each layer (Gemma 4 E2B and E4B); train 12B, 26B-A4B or 31B"
 #define MT_NO_SHARED_KEYS                                                                                              \

@@ -18,7 +18,7 @@
 static const struct mt_family_count counts[] = COUNTS(0), joined_counts[] = COUNTS(1);
 
 static const struct mt_layer_kind kinds[] = {
-    {"linear_attention", .parts = {"delta", "mlp"}, .sparse_parts = {"delta", "router", "lists", "experts", "combine"}},
+    {"linear_attention", .parts = {"delta", "mlp"}},
     {"full_attention"},
 };
 
@@ -60,8 +60,7 @@ static const struct mt_family_count granite_counts[] = {
     COUNT(taps, "mamba_d_conv", 4, 8, 0),
 };
 static const struct mt_layer_kind granite_kinds[] = {
-    {"linear_attention", "mamba", .parts = {"delta", "mlp"},
-     .sparse_parts = {"delta", "router", "lists", "experts", "combine"}},
+    {"linear_attention", "mamba", .parts = {"delta", "mlp"}},
     {"full_attention", "attention"},
 };
 
@@ -104,7 +103,7 @@ static const struct mt_layer_kind nemotron_kinds[] = {
     {"linear_attention", "mamba", 'M', .parts = {"delta"}},
     {"full_attention", "attention", '*', .parts = {"attention"}},
     {"mlp", NULL, '-', .parts = {"mlp"}},
-    {"moe", NULL, 'E', .sparse_parts = {"router", "lists", "experts", "combine"}},
+    {"moe", NULL, 'E', .parts = {"mlp"}, .is_mixture = true},
 };
 static const struct mt_layer_norms nemotron_norms = {.attention = {"norm.weight", NULL}, .mlp = {"norm.weight", NULL}};
 
@@ -123,7 +122,6 @@ static const struct mt_family families[] = {
         .qk_norm = MT_QK_NORM_HEADS,
         .gate = true,
         .mixer = DELTA(counts),
-        .parts = {"attention", "mlp"},
         .on_disk = tensors,
         .uncomputed = "mtp.",
     },
@@ -141,8 +139,6 @@ static const struct mt_family families[] = {
         .qk_norm = MT_QK_NORM_HEADS,
         .gate = true,
         .mixer = DELTA(counts),
-        .parts = {"attention", "mlp"},
-        .sparse_parts = {"attention", "router", "lists", "experts", "combine"},
         .on_disk = tensors,
         .uncomputed = "mtp.",
         .experts_as_stored = true,
@@ -165,8 +161,6 @@ static const struct mt_family families[] = {
         .qk_norm = MT_QK_NORM_HEADS,
         .gate = true,
         .mixer = DELTA(joined_counts),
-        .parts = {"attention", "mlp"},
-        .sparse_parts = {"attention", "router", "lists", "experts", "combine"},
         .on_disk = tensors,
         .uncomputed = "mtp.",
         .experts_as_stored = true,
@@ -201,8 +195,6 @@ static const struct mt_family families[] = {
                 .limits_key = "time_step_limit",
             },
         },
-        .parts = {"attention", "mlp"},
-        .sparse_parts = {"attention", "router", "lists", "experts", "combine"},
         .fused = mt_granite_experts,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 8, .top_k = 2, .score = MT_MOE_CHOSEN_SOFTMAX, .scale = 1,
@@ -247,7 +239,6 @@ static const struct mt_family families[] = {
                 .activation_key = "mamba_hidden_act",
             },
         },
-        .parts = {"attention"},
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 8, .top_k = 2, .width = 7688, .shared_width = 7688, .ungated = true,
                        .select_bias = true, .router_f32 = true, .score = MT_MOE_SIGMOID, .renorm = MT_MOE_RENORM_SUM,

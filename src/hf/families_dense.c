@@ -70,7 +70,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .mlp_bias = MT_FEATURE_BY_KEY,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "MistralForCausalLM",
@@ -78,7 +77,6 @@ static const struct mt_family families[] = {
         .n_kv_heads = 8,
         .window = 4096,
         .windows = MT_WINDOW_EVERY_LAYER,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "Qwen2ForCausalLM",
@@ -86,7 +84,6 @@ static const struct mt_family families[] = {
         .n_kv_heads = 32,
         .windows = MT_WINDOW_UPPER_LAYERS,
         .qkv_bias = MT_FEATURE_ALWAYS,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "Qwen3ForCausalLM",
@@ -97,7 +94,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_HEADS,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "Qwen3VLTextModel", /* within Qwen3VLForConditionalGeneration */
@@ -110,7 +106,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_HEADS,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "Gemma3ForCausalLM",
@@ -137,7 +132,6 @@ static const struct mt_family families[] = {
         .activation_key = "hidden_activation",
         .activation = "gelu_pytorch_tanh",
         .refused_flag = "use_bidirectional_attention",
-        .parts = {"attention", "mlp"},
     },
     { /* Gemma 4 12B */
         .architecture = "Gemma4UnifiedForCausalLM",
@@ -172,7 +166,6 @@ static const struct mt_family families[] = {
         .activation_key = "hidden_activation",
         .activation = "gelu_pytorch_tanh",
         .refused_flag = "use_bidirectional_attention",
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "Olmo2ForCausalLM",
@@ -182,7 +175,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_PROJECTION,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "Olmo3ForCausalLM",
@@ -198,7 +190,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_PROJECTION,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "GraniteForCausalLM",
@@ -207,7 +198,6 @@ static const struct mt_family families[] = {
         .o_bias = MT_FEATURE_BY_KEY,
         .mlp_bias = MT_FEATURE_BY_KEY,
         .numbers = mt_granite_numbers,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "Phi3ForCausalLM",
@@ -219,7 +209,6 @@ static const struct mt_family families[] = {
         .qkv_name = "self_attn.qkv_proj.weight",
         .gate_up_name = "mlp.gate_up_proj.weight",
         .code_is_known = true,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "Exaone4ForCausalLM",
@@ -232,7 +221,6 @@ static const struct mt_family families[] = {
         .norms = &norms_after,
         .ropes = MT_ROPE_OF_WINDOWS,
         .qk_norm = MT_QK_NORM_HEADS,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "SeedOssForCausalLM",
@@ -246,7 +234,6 @@ static const struct mt_family families[] = {
         .o_bias_key = "attention_out_bias",
         .mlp_bias = MT_FEATURE_BY_KEY,
         .ignores_dropout = true,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "HunYuanDenseV1ForCausalLM",
@@ -256,7 +243,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_AFTER_ROPE,
-        .parts = {"attention", "mlp"},
         .on_disk = norms_after_rope_tensors,
     },
     {
@@ -275,7 +261,6 @@ static const struct mt_family families[] = {
         .tied = true,
         .code_is_known = true,
         .rope_pairs = true,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "SmolLM3ForCausalLM",
@@ -289,7 +274,6 @@ static const struct mt_family families[] = {
         .o_bias = MT_FEATURE_BY_KEY,
         .mlp_bias = MT_FEATURE_BY_KEY,
         .tied = true,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "CwmForCausalLM",
@@ -304,7 +288,6 @@ static const struct mt_family families[] = {
         .rope_theta = 1e6,
         .max_pos = 131072,
         .mlp_bias = MT_FEATURE_BY_KEY,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "MinistralForCausalLM",
@@ -313,7 +296,6 @@ static const struct mt_family families[] = {
         .window = 4096,
         .windows = MT_WINDOW_ANY_LAYERS,
         .max_pos = 131072,
-        .parts = {"attention", "mlp"},
     },
     { /* Ministral 3, Devstral 2, Mistral Medium 3.5 */
         .architecture = "Ministral3ForCausalLM",
@@ -325,7 +307,6 @@ static const struct mt_family families[] = {
         .q_growth = true,
         .needs_rope_scaling = true,
         .max_pos = 262144,
-        .parts = {"attention", "mlp"},
     },
     { /* Llama's layers, under a name of its own */
         .architecture = "InternLM3ForCausalLM",
@@ -341,7 +322,6 @@ static const struct mt_family families[] = {
         .o_bias_key = "bias",
         .mlp_bias_key = "bias",
         .code_is_known = true,
-        .parts = {"attention", "mlp"},
     },
     { /* the same */
         .architecture = "IQuestCoderForCausalLM",
@@ -355,7 +335,6 @@ static const struct mt_family families[] = {
         .mlp_bias = MT_FEATURE_BY_KEY,
         .refused_flag = "use_sliding_window",
         .code_is_known = true,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "YoutuForCausalLM",
@@ -378,7 +357,6 @@ static const struct mt_family families[] = {
         .mlp_bias = MT_FEATURE_BY_KEY,
         .ungated = true,
         .activation = "relu2",
-        .parts = {"attention", "mlp"},
     },
     { /* Nemotron-4, Minitron */
         .architecture = "NemotronForCausalLM",
@@ -392,7 +370,6 @@ static const struct mt_family families[] = {
         .mlp_bias = MT_FEATURE_BY_KEY,
         .ungated = true,
         .activation = "relu2",
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "Starcoder2ForCausalLM",
@@ -413,7 +390,6 @@ static const struct mt_family families[] = {
         .tied = true,
         .ignores_dropout = true,
         .on_disk = starcoder2_tensors,
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "ApertusForCausalLM",
@@ -429,7 +405,6 @@ static const struct mt_family families[] = {
         .ungated = true,
         .activation = "xielu",
         .on_disk = apertus_tensors,
-        .parts = {"attention", "mlp"},
     },
     { /* the text of Muse Glimmer */
         .architecture = "MuseGlimmerTextModel",
@@ -455,7 +430,6 @@ static const struct mt_family families[] = {
                                                      {"final_logit_softcapping", MT_VALUE_LOGIT_CAP, 20},
                                                      {NULL}},
         .activation_key = "hidden_activation",
-        .parts = {"attention", "mlp"},
         .first_parts = {"embed_norm", "attention", "mlp"},
     },
     { /* Command R */
@@ -504,7 +478,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .bias_by_default = true,
         .gate_up_name = "mlp.gate_up_proj.weight",
-        .parts = {"attention", "mlp"},
     },
     {
         .architecture = "Glm4ForCausalLM",
@@ -519,7 +492,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .bias_by_default = true,
         .gate_up_name = "mlp.gate_up_proj.weight",
-        .parts = {"attention", "mlp"},
     },
 };
 

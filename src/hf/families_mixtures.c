@@ -4,8 +4,6 @@
 
 #include "base/mem.h"
 
-#define SPARSE_PARTS {"attention", "router", "lists", "experts", "combine"}
-#define LATENT_SPARSE_PARTS {"mla", "router", "lists", "experts", "combine"}
 
 static const struct mt_tensor_on_disk mixtral_names[] = {
     {"mlp.gate.weight", "block_sparse_moe.gate.weight", .module = "mlp.gate"},
@@ -132,8 +130,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_HEADS,
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 128, .top_k = 8, .width = 768, .renorm = MT_MOE_RENORM_SUM, .scale = 1,
                        .weights_rounded = true},
@@ -149,8 +145,6 @@ static const struct mt_family families[] = {
         .norm.eps = 1e-5,
         .rope_theta = 1e6,
         .max_pos = 131072,
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .on_disk = mixtral_names,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 8, .top_k = 2, .renorm = MT_MOE_RENORM_SUM, .scale = 1},
@@ -167,8 +161,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .bias_key = "qkv_bias",
         .bias_by_default = true,
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 60, .top_k = 4, .width = 1408, .shared_width = 5632, .shared_gate = true,
                        .renorm = MT_MOE_RENORM_SUM, .scale = 1, .weights_rounded = true},
@@ -186,8 +178,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_PROJECTION,
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 64, .top_k = 8, .renorm = MT_MOE_RENORM_SUM, .scale = 1, .weights_rounded = true},
             .width_is_ffn = true,
@@ -200,8 +190,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .numbers = mt_granite_numbers,
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .on_disk = granite_tensors,
         .fused = mt_granite_experts,
         .moe = &(const struct mt_moe_family){
@@ -226,8 +214,6 @@ static const struct mt_family families[] = {
         .bias_by_default = true,
         .sinks = true,
         .norm.round_once = true,
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .on_disk = gpt_oss_tensors,
         .fused = gpt_oss_experts,
         .moe = &(const struct mt_moe_family){
@@ -248,8 +234,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_HEADS,
         .qk_norm_key = "use_qk_norm",
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .on_disk = shared_experts_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 128, .top_k = 8, .width = 1408, .select_bias = true, .router_f32 = true,
@@ -275,8 +259,6 @@ static const struct mt_family families[] = {
         .partial_rotary = 1,
         .code_is_known = true,
         .qk_norm = MT_QK_NORM_PROJECTION,
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .on_disk = minimax_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 256, .top_k = 8, .select_bias = true, .score = MT_MOE_SIGMOID,
@@ -294,8 +276,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_HEADS,
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .on_disk = shared_experts_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.width = 1408, .select_bias = true, .router_f32 = true, .score = MT_MOE_SIGMOID,
@@ -316,8 +296,6 @@ static const struct mt_family families[] = {
         .rope_theta = 1e6,
         .max_pos = 131072,
         .qkv_bias = MT_FEATURE_BY_KEY,
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .on_disk = shared_experts_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 128, .top_k = 8, .width = 1280, .select_bias = true, .router_f32 = true,
@@ -342,8 +320,6 @@ static const struct mt_family families[] = {
         .o_bias = MT_FEATURE_BY_KEY,
         .refused_flag = "mlp_bias",
         .qk_norm = MT_QK_NORM_HEADS,
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .on_disk = hy_v3_tensors,
         .experts_unread = true,
         .moe = &(const struct mt_moe_family){
@@ -366,8 +342,6 @@ static const struct mt_family families[] = {
         .code_is_known = true,
         .refused_flag = "use_bias",
         .rope_pairs = true,
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .on_disk = ernie_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 64, .top_k = 6, .width = 1536, .select_bias = true, .router_f32 = true,
@@ -388,8 +362,6 @@ static const struct mt_family families[] = {
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
         .qk_norm = MT_QK_NORM_AFTER_ROPE,
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .on_disk = hunyuan_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 1, .top_k = 1, .router_f32 = true, .renorm = MT_MOE_RENORM_SUM, .scale = 1},
@@ -406,7 +378,6 @@ static const struct mt_family families[] = {
         .o_bias = MT_FEATURE_BY_KEY,
         .latent = &(const struct mt_latent_family){1536, 512, 128, 64, 128},
         .parts = {"mla", "mlp"},
-        .sparse_parts = LATENT_SPARSE_PARTS,
         .on_disk = shared_experts_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 256, .top_k = 8, .width = 2048, .select_bias = true, .router_f32 = true,
@@ -431,7 +402,6 @@ static const struct mt_family families[] = {
         .refused_flag = "norm_topk_prob", /* which the class does not read */
         .latent = &(const struct mt_latent_family){1536, 512, 128, 64, 128},
         .parts = {"mla", "mlp"},
-        .sparse_parts = LATENT_SPARSE_PARTS,
         .on_disk = shared_experts_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 64, .router_f32 = true, .group_score = MT_MOE_GROUP_MAX, .scale = 1},
@@ -452,7 +422,6 @@ static const struct mt_family families[] = {
         .o_bias = MT_FEATURE_BY_KEY,
         .latent = &(const struct mt_latent_family){768, 512, 192, 64, 256},
         .parts = {"mla", "mlp"},
-        .sparse_parts = LATENT_SPARSE_PARTS,
         .on_disk = shared_experts_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 64, .top_k = 4, .width = 1536, .select_bias = true, .router_f32 = true,
@@ -475,7 +444,6 @@ static const struct mt_family families[] = {
         .o_bias = MT_FEATURE_BY_KEY,
         .latent = &(const struct mt_latent_family){1536, 512, 128, 64, 128},
         .parts = {"mla", "mlp"},
-        .sparse_parts = LATENT_SPARSE_PARTS,
         .on_disk = shared_experts_tensors,
         .uncomputed_within = ".indexer.",
         .longest_key = "index_topk",
@@ -504,7 +472,6 @@ static const struct mt_family families[] = {
         .o_bias = MT_FEATURE_BY_KEY,
         .latent = &(const struct mt_latent_family){2048, 512, 192, 64, 256},
         .parts = {"mla", "mlp"},
-        .sparse_parts = LATENT_SPARSE_PARTS,
         .on_disk = shared_experts_tensors,
         .uncomputed_within = ".indexer.",
         .longest_key = "index_topk",
@@ -532,7 +499,6 @@ static const struct mt_family families[] = {
         .o_bias = MT_FEATURE_BY_KEY,
         .latent = &(const struct mt_latent_family){1024, 256, 64, 64, 128, .part_of_head = true},
         .parts = {"mla", "mlp"},
-        .sparse_parts = LATENT_SPARSE_PARTS,
         .on_disk = shared_experts_tensors,
         .fused = mistral4_experts,
         .moe = &(const struct mt_moe_family){
@@ -569,8 +535,6 @@ static const struct mt_family families[] = {
         .sinks = true,
         .sinks_of_windows = true,
         .numbers = (const struct mt_family_number[]){{"attention_value_scale", MT_VALUE_OUTPUT_FACTOR, 0.707}, {NULL}},
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .on_disk = mimo_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 256, .top_k = 8, .width = 2048, .select_bias = true, .router_f32 = true,
@@ -593,8 +557,6 @@ static const struct mt_family families[] = {
         .ropes = MT_ROPE_OF_WINDOWS,
         .code_is_known = true,
         .qk_norm = MT_QK_NORM_HEADS,
-        .parts = {"attention", "mlp"},
-        .sparse_parts = SPARSE_PARTS,
         .on_disk = exaone_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 64, .top_k = 8, .width = 1024, .select_bias = true, .router_f32 = true,
@@ -629,8 +591,6 @@ static const struct mt_family families[] = {
         .gate_name = "self_attn.gate_proj.weight",
         .embed_by_width = true,
         .embed_by_width_key = "mup_enabled",
-        .parts = {"attention", "mlp"},
-        .sparse_parts = {"attention", "router", "lists", "experts", "normed"},
         .on_disk = afmoe_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 64, .top_k = 6, .width = 1408, .select_bias = true, .normed = true,
@@ -641,6 +601,7 @@ static const struct mt_family families[] = {
             .shared = MT_MOE_SHARED_COUNT,
             .shared_count = 2,
             .scale_key = "route_scale",
+            .end = "normed",
         },
     },
     { /* Gemma 4, with and without experts */
@@ -655,11 +616,11 @@ static const struct mt_family families[] = {
         .max_pos = 131072,
         .zeros = (const struct mt_family_zero[]){{"hidden_size_per_layer_input", 256, MT_NO_LAYER_INPUTS},
                                                  {"num_kv_shared_layers", 0, MT_NO_SHARED_KEYS}, {NULL}},
-        .sparse_parts = {"attention", "router", "lists", "experts", "beside"},
         .on_disk = gemma4_tensors,
         .fused = gemma4_experts,
         .moe = &(const struct mt_moe_family){
             .key = "enable_moe_block",
+            .end = "beside",
             .values = {.beside = true, .router_norm = true, .expert_scale = true, .renorm = MT_MOE_RENORM_SUM,
                        .scale = 1},
         },

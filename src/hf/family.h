@@ -103,8 +103,6 @@ struct mt_family_zero {
     const char *reason; /* what the error says */
 };
 
-enum { MT_FAMILY_MAX_PARTS = 6 };
-
 /**
  * Layers without a window have heads of another width, by a key; and with another key true fewer keys, whose products
  * are also the values (mt_layer_spec.v_is_k). A list per_layer_config may say the same of each layer.
@@ -134,7 +132,8 @@ struct mt_family_count {
 struct mt_layer_kind {
     const char *name, *old_name; /* in layer_types or layers_block_type; the second may be NULL */
     char letter;                 /* in hybrid_override_pattern, which may be instead; 0: families without it */
-    const char *parts[MT_FAMILY_MAX_PARTS], *sparse_parts[MT_FAMILY_MAX_PARTS]; /* none: those of the family */
+    const char *parts[MT_LAYER_MAX_PARTS]; /* none: those of the family */
+    bool is_mixture;             /* MT_MOE_BY_KIND */
 };
 
 /** Mamba 2: how config.json says what its part needs beside numbers. A NULL key is none. */
@@ -217,10 +216,9 @@ struct mt_family {
     const char *refused_flag;              /* a key that must not be true, though it may be "vision"; NULL: none */
     const struct mt_family_zero *zeros;    /* NULL: none; a row without a key ends the list */
     bool code_is_known;                    /* auto_map is ignored: older than the class in transformers */
-    const char *parts[MT_FAMILY_MAX_PARTS]; /* of a decoder layer, in order of the forward pass: names from
-                                              src/model/parts.h; NULL ends the list */
-    const char *first_parts[MT_FAMILY_MAX_PARTS]; /* of the first layer, if others */
-    const char *sparse_parts[MT_FAMILY_MAX_PARTS]; /* of a layer that is a mixture of experts */
+    const char *parts[MT_LAYER_MAX_PARTS];  /* of a dense layer, in order of the forward pass: names from
+                                               src/model/parts.h; none: attention, mlp */
+    const char *first_parts[MT_LAYER_MAX_PARTS]; /* of the first layer, if others */
     const struct mt_moe_family *moe;       /* NULL: a dense family */
     const struct mt_tensor_on_disk *on_disk; /* NULL: no exceptions; a row of NULLs ends the list */
     const struct mt_fused_tensor *fused;    /* NULL: none; a row of NULLs ends the list */

@@ -44,7 +44,7 @@ enum mt_qk_norm_kind {
 enum mt_activation { MT_ACTIVATION_SILU, MT_ACTIVATION_GELU_TANH, MT_ACTIVATION_RELU2, MT_ACTIVATION_XIELU /* both of
                      units without a gate */ };
 
-enum { MT_NO_ROPE = -1 };
+enum { MT_NO_ROPE = -1, MT_LAYER_MAX_PARTS = 6 };
 
 /** The gated delta rule, or the plain one of Mamba 2 (part delta), of a layer that has it instead of attention. */
 struct mt_delta_spec {
@@ -57,7 +57,7 @@ struct mt_delta_spec {
 };
 
 struct mt_layer_spec {
-    const char *const *parts; /* names of its parts (src/model/parts.h); at most MT_FAMILY_MAX_PARTS, NULL ends them */
+    const char *parts[MT_LAYER_MAX_PARTS]; /* names of its parts (src/model/parts.h); NULL ends a shorter list */
     bool is_mixture;          /* of experts: mt_hf_config.moe */
     struct mt_norm_spec norm; /* of all its norms, also those of queries and keys, but for: */
     double after_eps;         /* eps of those after a branch */

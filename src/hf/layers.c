@@ -142,15 +142,25 @@ static uint8_t index_of(struct mt_keys *r, struct mt_hf_config *c, const struct 
     return (uint8_t)i;
 }
 
-static const char *const *parts_of(const struct mt_family *f, int64_t layer, uint8_t kind, bool sparse)
+/* Lists the layer's parts: those of its kind or family, where a mixture takes the place of the MLP. */
+static void list_parts(struct mt_layer_spec *s, const struct mt_family *f, int64_t layer, uint8_t kind)
 {
-    const struct mt_layer_kind *k = f->mixer ? &f->mixer->kinds[kind] : NULL;
-    const char *const *own = !k ? NULL : sparse ? k->sparse_parts : k->parts;
-    if (own && own[0])
-        return own;
-    if (!layer && f->first_parts[0])
-        return f->first_parts;
-    return sparse ? f->sparse_parts : f->parts;
+    static const char *const usual[MT_LAYER_MAX_PARTS] = {"attention", "mlp"};
+    const char *const mixture[] = {"router", "lists", "experts", f->moe && f->moe->end ? f->moe->end : "combine"};
+    const char *const *own = f->mixer ? f->mixer->kinds[kind].parts : NULL;
+    const char *const *dense = own && own[0]                  ? own
+                               : !layer && f->first_parts[0] ? f->first_parts
+                               : f->parts[0]                 ? f->parts
+                                                             : usual;
+    size_t n = 0;
+    memset(s->parts, 0, sizeof(s->parts));
+    for (size_t i = 0; i < MT_LAYER_MAX_PARTS && dense[i]; i++) {
+        bool many = s->is_mixture && !strcmp(dense[i], "mlp");
+        for (size_t k = 0; k < (many ? MT_ARRAY_LEN(mixture) : 1); k++) {
+            assert(n < MT_LAYER_MAX_PARTS);
+            s->parts[n++] = many ? mixture[k] : dense[i];
+        }
+    }
 }
 
 void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_layer_spec of[2])
@@ -163,14 +173,14 @@ void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_l
     read_rotated(r, c, window, rotated);
     mt_mixer_layers(r, c, kind);
     for (int64_t i = 0; i < c->n_layers && c->family->mixer; i++)
-        sparse[i] = !c->family->mixer->kinds[kind[i]].parts[0] && c->family->mixer->kinds[kind[i]].sparse_parts[0];
+        sparse[i] = c->family->mixer->kinds[kind[i]].is_mixture;
     mt_moe_read(r, c, &of[0], sparse);
     for (int64_t i = 0; i < c->n_layers && !r->rc; i++) {
         memcpy(&s, &of[window[i] != 0], sizeof(s));
         s.window = window[i];
         s.is_mixture = sparse[i];
         assert(!s.gate || s.o_scale == 1); /* attention applies one of the two */
-        s.parts = parts_of(c->family, i, kind[i], sparse[i]);
+        list_parts(&s, c->family, i, kind[i]);
         s.rope = !rotated[i] ? MT_NO_ROPE : window[i] && c->family->rope_by_window;
         s.q_rope = rotated[i] && c->family->q_growth ? 1 : s.rope; /* mt_rope_read() made a table of their own */
         c->layer[i] = index_of(r, c, &s);

@@ -79,7 +79,7 @@ enum mt_moe_layers {
     MT_MOE_LAYER_TYPES, /* mlp_layer_types; if absent, all but the first layer */
     MT_MOE_TYPES_OR_FIRST, /* mlp_layer_types; if absent, all but the first first_k_dense_replace layers */
     MT_MOE_INTERVAL,    /* moe_layer_start_index, moe_layer_end_index, moe_layer_interval */
-    MT_MOE_BY_KIND,     /* those of kinds that have parts of mixtures alone (mt_layer_kind) */
+    MT_MOE_BY_KIND,     /* those whose kind is one (mt_layer_kind) */
 };
 
 /** The source of the shared expert's width. */
@@ -109,6 +109,7 @@ struct mt_moe_family {
     bool renorm_by_default;    /* default of norm_topk_prob */
     const char *eps_key;       /* key of values.renorm_eps; NULL: none */
     const char *scale_key;     /* key of values.scale; NULL: none */
+    const char *end;           /* the part that adds the experts' outputs; NULL: combine */
 };
 
 struct mt_hf_config;

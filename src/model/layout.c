@@ -182,7 +182,7 @@ static void add_end(struct mt_layout_builder *b, enum mt_unit_kind kind, const s
 static size_t count_parts(const char *const *parts)
 {
     size_t n = 0;
-    while (n < MT_FAMILY_MAX_PARTS && parts[n])
+    while (n < MT_LAYER_MAX_PARTS && parts[n])
         n++;
     return n;
 }

@@ -236,7 +236,7 @@ static inline float *mt_grad_of(float *g, struct mt_param p)
 }
 
 /** Zeros a unit's gradient except that of `products` [n] (at most MT_MAX_PRODUCTS), which products overwrite. */
-enum { MT_MAX_PRODUCTS = 2 * MT_FAMILY_MAX_PARTS };
+enum { MT_MAX_PRODUCTS = 2 * MT_LAYER_MAX_PARTS };
 int mt_model_begin_grad(mt_model *m, size_t unit, float *g, const struct mt_param *products, size_t n,
                         struct mt_err *err);
 

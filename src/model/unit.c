@@ -20,7 +20,7 @@ struct stage {
     bool all_kept;
 };
 
-enum { MAX_STAGES = MT_FAMILY_MAX_PARTS };
+enum { MAX_STAGES = MT_LAYER_MAX_PARTS };
 
 /* The segments of the unit's record, or the scratch for those that are not kept; returns the rest of the scratch. */
 static void *find_segments(char *at[MT_MAX_SEGMENTS], mt_model *m, const struct mt_unit_run *r)

@@ -303,7 +303,8 @@ static void a_norm_or_a_factor_after_a_mixture_is_refused(void **state)
     assert_int_equal(mt_layout_create(&l, &cfg, &p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "residual factor"));
     cfg.spec[0].is_mixture = false; /* dense layers compute both */
-    cfg.spec[0].parts = (const char *const[]){"attention", "mlp", NULL};
+    cfg.spec[0].parts[1] = "mlp";
+    cfg.spec[0].parts[2] = NULL;
     cfg.spec[0].norms.mlp.after = "post_feedforward_layernorm.weight";
     assert_int_equal(mt_layout_create(&l, &cfg, &p, &err), 0);
     mt_layout_destroy(&l);
