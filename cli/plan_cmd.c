@@ -61,7 +61,7 @@ static size_t try_change(struct mt_plan_change *out, const struct plan_settings 
     struct plan_view t;
     int rc = plan_view_open_as(&t, args->n_operands ? args->operands[0] : NULL, args, s, NULL);
     if (!rc)
-        rc = mt_resolve(&t.choice, &t.request, NULL);
+        rc = mt_plan_could_fit(&t.request) ? mt_resolve(&t.choice, &t.request, NULL) : -ENOSPC;
     if (!rc) {
         size_t len = 0;
         *out = (struct mt_plan_change){.seconds = t.choice.sim.seconds};

@@ -99,8 +99,8 @@ int mt_hf_find_model(char **dir, const char *model, struct mt_err *err);
 
 /**
  * The stored config.json of a published model (configs/models/NAME.json), which is enough to plan with: `model` is its
- * name, with or without an organisation before it and with whatever follows a '-' ("Qwen/Qwen3-8B-Base"). Writes its
- * path; false: none is stored.
+ * name, with or without an organisation before it, which the name may repeat ("nvidia/NVIDIA-Nemotron-3-Nano"), and with
+ * whatever follows a '-' ("Qwen/Qwen3-8B-Base"). Writes its path; false: none is stored.
  */
 bool mt_hf_find_stored(char *path, size_t len, const char *model);
 

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/fs.h"
 #include "base/installed.h"
@@ -68,12 +69,15 @@ int mt_hf_find_model(char **dir, const char *model, struct mt_err *err)
     return mt_fail(err, MT_ERR_INPUT, -ENOENT, "model \"%s\": no such folder", model);
 }
 
-bool mt_hf_find_stored(char *path, size_t len, const char *model)
+/* What follows the organisation in a name that repeats it: "nvidia/NVIDIA-NAME"; else NULL. slash: in the model's name. */
+static const char *without_organisation(const char *model, const char *slash)
 {
-    const char *slash = strrchr(model, '/'), *name = slash ? slash + 1 : model;
-    char folder[3200];
-    if (!mt_installed_dir(folder, sizeof(folder), "models"))
-        return false;
+    size_t n = slash ? (size_t)(slash - model) : 0;
+    return n && !strncasecmp(slash + 1, model, n) && slash[1 + n] == '-' ? slash + n + 2 : NULL;
+}
+
+static bool find_named(char *path, size_t len, const char *folder, const char *name)
+{
     for (size_t n = strlen(name); n; n--) /* the longest name that is stored */
         if (!name[n] || name[n] == '-') {
             int chars = snprintf(path, len, "%s/%.*s.json", folder, (int)n, name);
@@ -81,4 +85,13 @@ bool mt_hf_find_stored(char *path, size_t len, const char *model)
                 return true;
         }
     return false;
+}
+
+bool mt_hf_find_stored(char *path, size_t len, const char *model)
+{
+    const char *slash = strrchr(model, '/'), *rest = without_organisation(model, slash);
+    char folder[3200];
+    if (!mt_installed_dir(folder, sizeof(folder), "models"))
+        return false;
+    return find_named(path, len, folder, slash ? slash + 1 : model) || (rest && find_named(path, len, folder, rest));
 }

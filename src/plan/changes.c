@@ -29,8 +29,7 @@ static bool fits(const struct mt_plan_request *r, double *seconds)
     return true;
 }
 
-/* Whether the placement with the least memory that the request allows fits. */
-static bool could_fit(const struct mt_plan_request *r)
+bool mt_plan_could_fit(const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
     if (t.numerics.micro_batch == MT_AUTO)
@@ -46,7 +45,7 @@ static bool could_fit(const struct mt_plan_request *r)
 static void consider(struct list *l, const struct mt_plan_request *r, bool hardware, const char *what)
 {
     double s;
-    if (l->n == MAX_CHANGES || !could_fit(r) || !fits(r, &s))
+    if (l->n == MAX_CHANGES || !mt_plan_could_fit(r) || !fits(r, &s))
         return;
     struct mt_plan_change *c = &l->c[l->n];
     *c = (struct mt_plan_change){.seconds = s, .hardware = hardware};
@@ -84,13 +83,13 @@ static bool is_of_machine(const struct mt_plan_request *t, const struct memory *
 static bool find_least(struct mt_plan_request *t, uint64_t *budget)
 {
     uint64_t have = *budget, lo = have, hi = MT_MAX(have, (uint64_t)1 << 20);
-    for (int i = 0; i < 8 && !could_fit(t); i++)
+    for (int i = 0; i < 8 && !mt_plan_could_fit(t); i++)
         *budget = hi = hi * 2;
-    if (!could_fit(t))
+    if (!mt_plan_could_fit(t))
         return false;
     for (int i = 0; i < BISECTIONS && hi - lo > MT_MAX(hi / 64, (uint64_t)1 << 20); i++) {
         *budget = lo + (hi - lo) / 2;
-        if (could_fit(t))
+        if (mt_plan_could_fit(t))
             hi = *budget;
         else
             lo = *budget;

@@ -99,6 +99,12 @@ static int add_micro_batch(struct mt_search_groups *all, const struct mt_plan_re
     return rc;
 }
 
+/* Whether other numbers of slots would have to gain more than they did in any group before. */
+static bool slots_gain_too_little(const struct mt_search *s, const struct mt_sim_result *first)
+{
+    return s->gain > 0 && first->seconds * s->gain >= s->best.sim.seconds;
+}
+
 /* Tries the group with several numbers of slots, while that may help. */
 static int try_group(struct mt_search *s, struct mt_search_group *g, struct mt_err *err)
 {
@@ -107,8 +113,9 @@ static int try_group(struct mt_search *s, struct mt_search_group *g, struct mt_e
     struct mt_sim_result sim;
     size_t between = t.layout->n_units - 2; /* without embedding and head */
     int rc = mt_search_try(s, &t, g->costs, &sim, err);
+    double least = sim.seconds;
     g->fits = sim.seconds > 0;
-    if (rc || !g->fits || t.placement.slots != MT_AUTO || mt_search_is_long(g))
+    if (rc || !g->fits || t.placement.slots != MT_AUTO || mt_search_is_long(g) || slots_gain_too_little(s, &sim))
         return rc;
     int64_t tried = s->tried[s->n_tried - 1].placement.slots; /* the number chosen for auto */
     for (size_t i = 0; i < MT_ARRAY_LEN(more) && !rc; i++) {
@@ -117,9 +124,12 @@ static int try_group(struct mt_search *s, struct mt_search_group *g, struct mt_e
         if (s->found && g->least * MT_SEARCH_NEAR_ENOUGH >= near)
             return 0;
         t.placement.slots = more[i];
-        if ((size_t)more[i] <= between && more[i] != tried)
-            rc = mt_search_try(s, &t, g->costs, &other, err);
+        if ((size_t)more[i] > between || more[i] == tried)
+            continue;
+        rc = mt_search_try(s, &t, g->costs, &other, err);
+        least = !rc && other.seconds > 0 ? MT_MIN(least, other.seconds) : least;
     }
+    s->gain = s->gain > 0 ? MT_MIN(s->gain, least / sim.seconds) : least / sim.seconds;
     return rc;
 }
 

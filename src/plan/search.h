@@ -83,6 +83,9 @@ struct mt_plan_request mt_plan_request_as(const struct mt_plan_request *r, const
 /** 0 if it fits, in halves of layers if necessary; -ENOSPC if not. The same arithmetic, without simulating. */
 int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err);
 
+/** Whether the placement with the least memory that the request allows fits: if not, a search finds nothing. */
+bool mt_plan_could_fit(const struct mt_plan_request *r);
+
 /**
  * The placement with the least simulated time of a step within the budgets. Candidates with the same micro-batch,
  * activation mode and logits chunk share their compute time, which is a lower bound: groups that cannot win are

@@ -25,6 +25,7 @@ struct mt_search {
     bool has_err;
     bool mixing; /* candidates trade host memory for time: some write more to drives */
     double lean_writes; /* mixing: bytes that the best candidate before these writes to drives */
+    double gain;        /* the most that other numbers of slots have shortened a group's step: a factor below 1, or 0 */
 };
 
 /** Candidates with the same compute work, which is a lower bound of their time. */

@@ -49,10 +49,11 @@ def published_models_are_known_by_name(tmp):
     """Also with words after their names; the message names the stored file. A run still wants the model itself."""
     machine = ("--machine", "rtx4090", "--host-mem", "512GiB", "--nvme", "7GB/s", "--json")
     for name, stored in (("Qwen3-8B", "Qwen3-8B"), ("Qwen/Qwen3-8B-Base", "Qwen3-8B"),
-                         ("zai-org/GLM-4.5-Air-Base", "GLM-4.5-Air"), ("zai-org/GLM-4.5-Base", "GLM-4.5")):
+                         ("zai-org/GLM-4.5-Air-Base", "GLM-4.5-Air"), ("zai-org/GLM-4.5-Base", "GLM-4.5"),
+                         ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Nemotron-3-Nano")):
         p = megatrain("plan", *machine, "--model", name, "--set", "adapter.kind=lora")
         assert json.loads(p.stdout)["fits"] and p.stderr.rstrip().endswith(f"configs/models/{stored}.json"), (name, p.stderr)
-    for name in ("Qwen/Qwen3-80B", "Qwen3", "Qwen/..", "-"):
+    for name in ("Qwen/Qwen3-80B", "Qwen3", "Qwen/..", "-", "nvidia/Other-Nemotron-3-Nano", "Qwen/Qwen-", "/-"):
         assert "planned from" not in megatrain("plan", *machine, "--model", name, expect=3).stderr, name
     ini = os.path.join(tmp, "named.ini")
     with open(ini, "w") as out:
