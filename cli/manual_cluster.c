@@ -79,7 +79,8 @@ static const char text[] =
     ".IP \\(bu 2\n"
     "10 GbE: for adapters, and for two hosts.\n"
     ".IP \\(bu 2\n"
-    "Each host has all weights and states: hosts do not pool memory. A model that does not fit one does not fit four.\n"
+    "Each host has all weights and states: hosts do not pool memory. A model that does not fit one, with its drives, does not fit "
+    "four.\n"
     ".SH SEE ALSO\nmegatrain(1), megatrain.ini(5)\n";
 
 void cli_print_cluster_manual(void)

@@ -42,12 +42,13 @@ static void sort_kinds(struct tiers *t)
                    t->p->numerics.grad_dtype);
     enum mt_base_place base = t->base;
     t->fixed = base == MT_BASE_HOST || base == MT_BASE_DISK ? mt_frozen_planes() : 0;
-    bool under = mt_program_has_ring(&t->plan->program); /* then gradients stay in host memory */
+    /* updates under backward, and other hosts, find gradients in host memory */
+    bool stay = mt_program_has_ring(&t->plan->program) || mt_engine_n_hosts(t->p) > 1;
     for (int k = 0; k < MT_N_PLANES; k++) {
         mt_plane_bits bit = (mt_plane_bits)1 << k;
         if (t->desc[k].role == MT_ROLE_GRADIENT) {
             t->gradients |= bit;
-            t->fixed |= under ? bit : 0;
+            t->fixed |= stay ? bit : 0;
         } else if (t->desc[k].range == MT_RANGE_TRAINED && (t->desc[k].apart || t->desc[k].on_device))
             t->fixed |= bit;
         else if (t->desc[k].range == MT_RANGE_TRAINED)
@@ -472,7 +473,7 @@ static uint64_t choose_spill(struct mt_engine_plan *plan, const struct mt_engine
 {
     bool may_spill = false;
     for (int i = 0; i < MT_N_POOLS; i++)
-        may_spill |= p->may_use_disk && wanted[i] > 0;
+        may_spill |= p->may_use_disk && wanted[i] > 0 && mt_engine_n_hosts(p) == 1;
     bool spill = may_spill && plan->activations == MT_ACT_DISK;
     /* boundaries are few bytes a token: if nothing else fits they are spilled to the disk unasked, unlike records */
     uint64_t takes = choose(plan, p, wanted, base, spill);

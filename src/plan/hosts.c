@@ -10,12 +10,9 @@ static int check(const struct mt_plan_request *r, const struct mt_config *cfg, s
 {
     const struct mt_placement *p = &r->placement;
     long long lanes = (long long)(p->hosts * MT_MAX(p->lanes, (int64_t)1));
-    bool files = p->base == MT_BASE_FILES || p->base == MT_BASE_DISK;
     const char *what = p->map == MT_MAP_UNITS                 ? "device.map = units"
                        : p->update == MT_UPDATE_BACKWARD      ? "memory.update = backward"
-                       : p->states == MT_STATES_DISK          ? "memory.states = disk"
                        : p->activations == MT_ACT_DISK        ? "memory.activations = disk"
-                       : files                                ? "memory.base = files or disk"
                        : strcmp(cfg->train.blocks, "off")     ? "train.blocks"
                        : cfg->adapter.merge_every             ? "adapter.merge_every"
                        : cfg->eval.sets.n                     ? "eval.sets"
@@ -37,7 +34,6 @@ int mt_plan_on_hosts(struct mt_plan_request *r, const struct mt_config *cfg, int
     p->host = host;
     p->map = MT_MAP_DATA;
     p->update = MT_UPDATE_FORWARD;
-    p->base = MT_BASE_HOST;
-    r->drives = 0;
+    p->base = p->base == MT_BASE_AUTO ? MT_BASE_HOST : p->base;
     return rc;
 }

@@ -26,6 +26,7 @@ struct part {
     struct mt_program *out;
     int first, end;   /* its lanes */
     uint8_t *to;      /* by instruction of the whole: hosts that its content goes to */
+    bool *idle;       /* by instruction of the whole: a READ of what no instruction here uses */
     int32_t *upto;    /* by instruction of the whole: the newest of its queue, at or before it, that is here; of another
                          host's queue, the newest message from there */
     int32_t last[MT_MAX_QUEUES]; /* of each queue of the whole: the same so far */
@@ -48,6 +49,8 @@ static bool is_here(const struct part *s, const struct mt_instr *in)
 {
     if (is_device(in))
         return host_of(s, in) == s->params->host;
+    if (in->op == MT_OP_READ)
+        return !s->idle[in - s->whole->instrs];
     return in->op != MT_OP_GATHER ||
            mt_program_host_of(s->params, mt_micro_lane(s->params, (size_t)in->mb)) == s->params->host;
 }
@@ -96,6 +99,34 @@ static int find_messages(struct part *s, struct mt_err *err)
     return rc;
 }
 
+/* From the end on: a READ is idle if nothing here uses its buffer before the next one into it. */
+static int find_idle_reads(struct part *s, struct mt_err *err)
+{
+    const struct mt_program *p = s->whole;
+    size_t first[MT_N_POOLS], n = 0;
+    for (int i = 0; i < MT_N_POOLS; i++) {
+        first[i] = n;
+        n += mt_pools[i].device ? 0 : (size_t)p->pool[0][i].n;
+    }
+    bool *used = mt_calloc(n + 1, 1);
+    if (!used)
+        return mt_fail_nomem(err, "a step program", n);
+    for (size_t i = p->n_instrs; i-- > 0;) {
+        const struct mt_instr *in = &p->instrs[i];
+        bool reads = in->op == MT_OP_READ;
+        for (int k = 0; k < in->n_operands; k++) {
+            enum mt_pool_id pool = p->objects[in->operand[k].object].pool;
+            bool *b = mt_pools[pool].device ? NULL : &used[first[pool] + (size_t)in->operand[k].buffer];
+            if (b && reads)
+                s->idle[i] = !*b;
+            if (b)
+                *b = !reads && (*b || is_here(s, in));
+        }
+    }
+    free(used);
+    return 0;
+}
+
 static void wait_for(const struct part *s, struct mt_instr *in, int32_t at)
 {
     if (at == NONE)
@@ -114,8 +145,8 @@ static int32_t push(struct part *s, const struct mt_instr *in)
 static int32_t take(struct part *s, const struct mt_instr *in)
 {
     struct mt_instr own = *in;
-    if (is_device(in))
-        own.lane = (uint8_t)(in->lane - s->first);
+    bool ours = in->lane >= s->first && in->lane < s->end; /* else that of a READ, which a load there needs first */
+    own.lane = (uint8_t)(ours ? in->lane - s->first : 0);
     for (int q = 0; q < MT_MAX_QUEUES; q++)
         own.wait[q] = MT_NO_WAIT;
     for (int q = 0; q < MT_MAX_QUEUES; q++)
@@ -210,11 +241,12 @@ static bool alloc_part(struct part *s)
 {
     const struct mt_program *p = s->whole;
     s->to = mt_calloc(MT_MAX(p->n_instrs, p->n_objects) + 1, 1);
+    s->idle = mt_calloc(p->n_instrs + 1, 1);
     s->upto = mt_calloc(p->n_instrs + 1, sizeof(*s->upto));
     s->host_use = mt_calloc(p->n_units, sizeof(*s->host_use));
     s->home_use = mt_calloc(p->n_objects + 1, sizeof(*s->home_use));
     s->out->instrs = mt_calloc(2 * p->n_instrs + 1, sizeof(*s->out->instrs)); /* each may be followed by a message */
-    if (!s->to || !s->upto || !s->host_use || !s->home_use || !s->out->instrs)
+    if (!s->to || !s->idle || !s->upto || !s->host_use || !s->home_use || !s->out->instrs)
         return false;
     for (int q = 0; q < MT_MAX_QUEUES; q++)
         s->last[q] = NONE;
@@ -228,12 +260,14 @@ static bool alloc_part(struct part *s)
 
 static int check_params(const struct mt_program_params *p, struct mt_err *err)
 {
-    bool drives = mt_program_uses_disk(p) || mt_program_has_ring(p);
-    if (p->by_data && !drives && mt_program_lanes(p) % mt_program_hosts(p) == 0)
+    bool away = p->spill_disk || mt_program_has_ring(p);
+    for (size_t u = 0; u < p->n_units; u++)
+        away |= p->units[u].grad_on_disk;
+    if (p->by_data && !away && mt_program_lanes(p) % mt_program_hosts(p) == 0)
         return 0;
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "a step on several hosts: %s",
-                   drives ? "planes and activations on drives, weights in files and updates under backward are of one host"
-                          : "hosts need equal numbers of devices, which share the groups");
+                   away ? "gradients and activations on drives, and updates under backward, are of one host"
+                        : "hosts need equal numbers of devices, which share the groups");
 }
 
 int mt_program_take_part(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err)
@@ -250,6 +284,8 @@ int mt_program_take_part(struct mt_program *p, const struct mt_program_params *p
         rc = mt_fail_nomem(err, "a step program", 2 * p->n_instrs * sizeof(*p->instrs));
     if (!rc)
         rc = find_messages(&s, err);
+    if (!rc)
+        rc = find_idle_reads(&s, err);
     if (!rc) {
         take_all(&s);
         take_objects(&s);
@@ -260,6 +296,7 @@ int mt_program_take_part(struct mt_program *p, const struct mt_program_params *p
         free(out.instrs);
     }
     free(s.to);
+    free(s.idle);
     free(s.upto);
     free(s.host_use);
     free(s.home_use);

@@ -122,6 +122,7 @@ void mt_cluster_close(mt_cluster **cluster, int code)
     if (c->broken && !mt_cluster_leads(c))
         linger(c);
     mt_net_close(&c->net, !c->broken, code);
+    free(c->window);
     pthread_cond_destroy(&c->quits);
     pthread_mutex_destroy(&c->lock);
     free(c);

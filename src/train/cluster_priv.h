@@ -29,6 +29,7 @@ struct mt_cluster {
     bool over;            /* the first has told this one to end */
     int code;             /* with that */
     uint64_t data[2];     /* hashes of the first's data */
+    char *window;         /* for planes that are not in memory; NULL: none yet. A late message may still write to it */
     double *reference;    /* the others: of the first's training state; NULL: none */
     struct mt_err why;    /* of the thread that beats, under lock; code 0: none */
     int rc;

@@ -6,23 +6,69 @@
 
 #include "base/mem.h"
 #include "base/strbuf.h"
+#include "store/files/file_weights.h"
 #include "train/cluster_priv.h"
 #include "train/reference.h"
+
+static int pass(mt_cluster *c, void *p, size_t bytes, bool sends, struct mt_err *err)
+{
+    return sends ? mt_cluster_tell_all(c, p, bytes, err) : mt_cluster_note(c, mt_net_recv(c->net, 0, p, bytes, err));
+}
+
+/* A plane, whose homes may differ by host: what is in no memory goes through a window. */
+static int pass_plane(mt_cluster *c, const struct mt_session *s, size_t unit, enum mt_plane_kind k, bool sends,
+                      struct mt_err *err)
+{
+    bool here = !mt_plane_in_files(s->planes, unit, k);
+    size_t bytes = here ? mt_plane_desc_bytes(mt_plane_desc_of(s->planes, k), mt_plane_elems(s->planes, unit, k)) : 0;
+    char *home = mt_plane(s->planes, unit, k);
+    if (!home && bytes && !c->window)
+        c->window = mt_calloc(MT_PLANE_WINDOW, 1);
+    int rc = home || c->window || !bytes ? 0 : mt_fail_nomem(err, "a plane on its way", MT_PLANE_WINDOW);
+    for (size_t at = 0, n; at < bytes && !rc; at += n) {
+        n = MT_MIN(bytes - at, (size_t)MT_PLANE_WINDOW);
+        if (!home && sends)
+            rc = mt_planes_read_bytes(s->planes, unit, k, at, n, c->window, err);
+        if (!rc)
+            rc = pass(c, home ? home + at : c->window, n, sends, err);
+        if (!rc && !home && !sends)
+            rc = mt_planes_write_bytes(s->planes, unit, k, at, n, c->window, err);
+    }
+    return mt_cluster_note(c, rc);
+}
 
 /* All planes of a session but gradients, one after the other. */
 static int pass_planes(mt_cluster *c, const struct mt_session *s, bool sends, struct mt_err *err)
 {
     int rc = 0;
     for (size_t u = 0; u < s->setup->choice.layout->n_units && !rc; u++)
-        for (int k = 0; k < MT_N_PLANES && !rc; k++) {
-            void *p = mt_plane(s->planes, u, (enum mt_plane_kind)k);
-            size_t bytes = mt_plane_desc_bytes(mt_plane_desc_of(s->planes, (enum mt_plane_kind)k),
-                                               mt_plane_elems(s->planes, u, (enum mt_plane_kind)k));
-            if (p && bytes && k != MT_PLANE_GRAD)
-                rc = sends ? mt_cluster_tell_all(c, p, bytes, err)
-                           : mt_cluster_note(c, mt_net_recv(c->net, 0, p, bytes, err));
-        }
+        for (int k = 0; k < MT_N_PLANES && !rc; k++)
+            if (k != MT_PLANE_GRAD)
+                rc = pass_plane(c, s, u, (enum mt_plane_kind)k, sends, err);
+    return rc ? rc : mt_cluster_note(c, mt_planes_settle(s->planes, err));
+}
+
+/* What is read in place has to be the same on all hosts, tensor by tensor. */
+static int compare_files(mt_cluster *c, const struct mt_session *s, bool sends, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; s->files && i < mt_file_weights_n_tensors(s->files) && !rc; i++) {
+        uint64_t own = 0, first;
+        rc = mt_cluster_note(c, mt_file_weights_sum(s->files, i, &own, err));
+        first = own;
+        if (!rc)
+            rc = pass(c, &first, sizeof(first), sends, err);
+        if (!rc && first != own)
+            rc = mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: %s is not that of host 0, and memory.base = files reads it in place: each host "
+                         "needs the same files", s->setup->in->weights_dir, mt_file_weights_tensor(s->files, i));
+    }
     return rc;
+}
+
+static int pass_weights(mt_cluster *c, const struct mt_session *s, bool sends, struct mt_err *err)
+{
+    int rc = pass_planes(c, s, sends, err);
+    return rc ? rc : compare_files(c, s, sends, err);
 }
 
 /* What bits depend on beside numbers: the product, and what was found out about it and its libraries. */
@@ -61,7 +107,7 @@ int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struc
     if (!rc)
         rc = mt_cluster_tell_all(c, device.p, device.len + 1, err);
     if (!rc)
-        rc = pass_planes(c, s, true, err);
+        rc = pass_weights(c, s, true, err);
     pthread_mutex_unlock(&c->lock);
     mt_str_finish(&device);
     return rc;
@@ -133,7 +179,7 @@ static int take_state(mt_cluster *c, struct mt_session *s, struct mt_setup *setu
         rc = mt_cluster_note(c, adopt_device(setup, device, err));
     free(device);
     if (!rc)
-        rc = pass_planes(c, s, false, err);
+        rc = pass_weights(c, s, false, err);
     mt_engine_set_updates(s->engine, 0, what.data[0], what.data[1]);
     return rc ? rc : mt_session_start_guard(s, err);
 }

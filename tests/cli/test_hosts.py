@@ -102,6 +102,37 @@ def hosts_have_the_bits_of_one(tmp):
                 assert json.load(f)["hosts"] == n
 
 
+def each_host_has_drives_and_files_of_its_own(tmp):
+    """States, or a frozen base, on every host's drives; a base that is read in place, and has to be the same everywhere."""
+    model, data = inputs(tmp, hidden_size=256, intermediate_size=2304, num_attention_heads=4) # tensors of 1 MiB
+    made, ini = ini_of(tmp, "made", model, data, train__steps=1, train__seed=7, checkpoint__save="weights", model__dtype="bf16")
+    megatrain("run", ini)
+    weights, drive = os.path.join(made, "checkpoint-1"), os.path.join(tmp, "drive")
+    os.mkdir(drive)
+    disk = {"memory__states": "disk", "memory__nvme_paths": drive, "train__steps": 2}
+    frozen = {"model__path": weights, "model__init": "weights", "model__dtype": "bf16", "adapter__kind": "lora", "train__steps": 2}
+    kinds = {"states": disk, "base": {**disk, **frozen, "memory__base": "disk"}, "files": {**frozen, "memory__base": "files"}}
+    for kind, over in kinds.items():
+        one, ini = ini_of(tmp, f"one-{kind}", model, data, **over)
+        megatrain("run", ini)
+        for n in (2, 3) if FULL or kind == "states" else (2,):
+            many, ini = ini_of(tmp, f"{kind}-{n}", model, data, **over)
+            mpirun(n, "run", ini)
+            assert losses(many) == losses(one), f"{kind}, {n} hosts"
+            compare(os.path.join(one, "checkpoint-2"), os.path.join(many, "checkpoint-2"), f"{kind}, {n} hosts")
+    other = shutil.copytree(weights, os.path.join(tmp, "other"))
+    file = os.path.join(other, "model.safetensors")
+    with open(file, "r+b") as f: # a bit in the middle, where a large matrix is
+        at = f.seek(os.path.getsize(file) // 2)
+        bits = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([bits ^ 1]))
+    for mount, say in ((f'--bind "{other}" "{weights}"', "is not that of host 0"), (f'-t tmpfs none "{weights}"', weights)):
+        _, ini = ini_of(tmp, say[:2], model, data, **kinds["files"])
+        p = run_beside_hidden(ini, mount)
+        assert p is None or (p.returncode and "host 1" in p.stderr and say in p.stderr), p
+
+
 def a_reference_is_needed_on_the_first_alone(tmp):
     model, data = inputs(tmp)
     here = os.path.join(tmp, "here")
@@ -223,7 +254,7 @@ def lost_hosts_end_the_others(tmp):
 def what_only_one_host_can_do_is_refused(tmp):
     model, data = inputs(tmp)
     cases = {"set train.groups": {"train__groups": 2}, "memory.update = backward": {"memory__update": "backward",
-             "train__grad_clip": 0}, "memory.states = disk": {"memory__states": "disk", "memory__nvme_paths": tmp}}
+             "train__grad_clip": 0}, "memory.activations = disk": {"memory__activations": "disk", "memory__nvme_paths": tmp}}
     if FULL:
         cases["device.map = units"] = {"device__map": "units"}
     for say, over in cases.items():

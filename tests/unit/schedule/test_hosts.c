@@ -73,7 +73,12 @@ static void make_variant(struct fixture *f, uint32_t *seed, int hosts, int own)
         f->keeps[u] = next_random(seed) & 1;
     }
     describe(f);
+    uint32_t away = next_random(seed) % 8; /* each host has drives of its own */
+    if (away <= (STATES | WEIGHTS))
+        put_on_disk(f, away, next_random(seed) % 3);
     take_lane_buffers(&f->p, (int)(next_random(seed) % 4));
+    for (int i = 0; i < MT_N_POOLS; i++)
+        f->p.n_buffers[0][i] = mt_pools[i].device ? f->p.n_buffers[0][i] : 1 + (int)(next_random(seed) % 4);
 }
 
 static size_t count_all(const struct step *s, enum mt_opcode op)
@@ -97,7 +102,7 @@ static void hosts_together_compute_what_one_would(void **state)
 {
     static uint64_t one[MOST_WRITES], many[MOST_WRITES];
     uint32_t seed = 7;
-    size_t passed = 0;
+    size_t passed = 0, reads = 0, idle = 0;
     (void)state;
     for (int v = 0; v < 600; v++) {
         struct fixture f;
@@ -117,12 +122,17 @@ static void hosts_together_compute_what_one_would(void **state)
         assert_memory_equal(one, many, n * sizeof(*one));
         assert_int_equal(count_all(&s, MT_OP_SHARE), (size_t)hosts * count_shared(&whole));
         passed += count_all(&s, MT_OP_PASS);
-        for (int i = 0; i < hosts; i++) /* updates are everybody's */
+        for (int i = 0; i < hosts; i++) { /* updates are everybody's */
             assert_int_equal(count(&s.of[i], MT_OP_UPDATE), count(&whole, MT_OP_UPDATE));
+            assert_int_equal(count(&s.of[i], MT_OP_WRITE), count(&whole, MT_OP_WRITE));
+            assert_true(count(&s.of[i], MT_OP_READ) <= count(&whole, MT_OP_READ));
+            idle += count(&whole, MT_OP_READ) - count(&s.of[i], MT_OP_READ);
+            reads += count(&s.of[i], MT_OP_READ);
+        }
         mt_program_finish(&whole);
         finish(&s);
     }
-    assert_true(passed > 1000);
+    assert_true(passed > 1000 && reads > 1000 && idle > 10);
 }
 
 /* A step of three hosts that has all kinds of messages. */
@@ -313,7 +323,7 @@ static void a_circle_is_rejected(void **state)
     finish(&s);
 }
 
-static void drives_are_refused(void **state)
+static void gradients_on_drives_are_refused(void **state)
 {
     struct fixture f;
     struct mt_program prog;
@@ -323,7 +333,7 @@ static void drives_are_refused(void **state)
     f.p.n_lanes = f.p.n_hosts = 2;
     f.p.by_data = true;
     f.p.groups = (struct mt_groups){4, 4};
-    put_on_disk(&f, STATES, 0);
+    put_on_disk(&f, STATES | GRADS, 0);
     describe(&f);
     take_lane_buffers(&f.p, 3);
     f.p.n_buffers[0][MT_POOL_STATE] = 4;
@@ -338,7 +348,7 @@ int main(void)
         cmocka_unit_test(a_fault_in_a_message_is_rejected),
         cmocka_unit_test(dropping_a_wait_is_rejected),
         cmocka_unit_test(a_circle_is_rejected),
-        cmocka_unit_test(drives_are_refused),
+        cmocka_unit_test(gradients_on_drives_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
