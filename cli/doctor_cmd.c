@@ -92,11 +92,11 @@ int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
     mt_device *dev = NULL;
     mt_net *net = NULL;
     (void)cli;
-    int rc = mt_net_open(&net, &err);
+    struct mt_err apart = {0}; /* why this is looked at alone, though a launcher has started several */
+    bool joined = !mt_net_open(&net, &apart);
     if (net)
         return cli_doctor_hosts(net, cli_arg(args, "json") != NULL);
-    if (!rc)
-        rc = mt_hw_memory(&mem, "", &err);
+    int rc = mt_hw_memory(&mem, "", &err);
     if (!rc)
         rc = mt_hw_cores(&cpus, &n, &err);
     if (!rc)
@@ -110,6 +110,8 @@ int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
     struct mt_device_info gpu;
     mt_device_probe(&gpu, "cuda", 0);
     cJSON_AddStringToObject(o, "version", MT_VERSION);
+    if (!joined)
+        cJSON_AddStringToObject(o, "hosts", apart.msg);
     cJSON_AddStringToObject(o, "device cpu", mt_device_limits(dev)->name);
     add_gpu(o, &gpu);
     cJSON_AddNumberToObject(o, "cores allowed", n);

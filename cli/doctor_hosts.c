@@ -20,7 +20,7 @@
 
 /* Of one host, as it is sent. */
 struct host {
-    char name[64], version[32], device[256];
+    char name[CLI_HOST_NAME], version[32], device[256];
     uint64_t build, memory;
     int32_t may, there; /* processors */
 };
@@ -108,18 +108,26 @@ static void add_finding(cJSON *list, const char *text)
     mt_json_append(list, cJSON_CreateString(text));
 }
 
-static void find_faults(cJSON *list, const struct host *h, int n)
+void cli_find_doubled(cJSON *list, const char *name, size_t stride, int n, const char *so)
 {
     char text[400];
     for (int i = 0; i < n; i++) {
+        const char *own = name + (size_t)i * stride;
         int k = 0;
-        while (strcmp(h[i].name, h[k].name))
+        while (strcmp(own, name + (size_t)k * stride))
             k++;
-        if (k < i) {
-            snprintf(text, sizeof(text), "hosts %d and %d are one machine, %s: one process drives all GPUs of a machine, so start one "
-                     "on each (mpirun --map-by ppr:1:node, srun --ntasks-per-node=1)", k, i, h[i].name);
+        snprintf(text, sizeof(text), "hosts %d and %d are one machine, %s: %s (mpirun --map-by ppr:1:node, srun "
+                 "--ntasks-per-node=1)", k, i, own, so);
+        if (k < i)
             add_finding(list, text);
-        }
+    }
+}
+
+static void find_faults(cJSON *list, const struct host *h, int n)
+{
+    char text[400];
+    cli_find_doubled(list, h->name, sizeof(*h), n, "one process drives all GPUs of a machine, so start one on each");
+    for (int i = 0; i < n; i++) {
         if (2 * h[i].may < h[i].there) {
             snprintf(text, sizeof(text), "host %d " MT_HW_BOUND, i, h[i].may, h[i].there);
             add_finding(list, text);

@@ -35,6 +35,7 @@ static int take_measured(struct plan_view *v, struct mt_err *err)
         return rc == -ENOENT ? 0 : rc;
     v->request.net_gbs = n.gbs;
     v->request.net_us = n.us;
+    v->net_hosts = n.hosts;
     return 0;
 }
 
@@ -64,6 +65,12 @@ static double seconds_alone(const struct plan_view *v)
     return seconds;
 }
 
+/* Where the rate of the network is from. */
+static const char *net_source(const struct plan_view *v)
+{
+    return v->net_hosts ? "measured by probe net" : v->request.net_gbs > 0 ? "--net" : "assumed, of 10 GbE: --net, or probe net";
+}
+
 void plan_print_hosts(const struct plan_view *v)
 {
     const int64_t hosts = v->request.placement.hosts;
@@ -72,8 +79,8 @@ void plan_print_hosts(const struct plan_view *v)
     if (hosts < 2)
         return;
     double alone = seconds_alone(v), gbs = v->request.net_gbs > 0 ? v->request.net_gbs : MT_NET_GBS;
-    printf("\nHosts      %lld, each with the memory above: %s a step cross the first one's network, at %.3g GB/s\n",
-           (long long)hosts, mt_format_bytes(a, sizeof(a), (uint64_t)s->bytes[MT_SIM_NET]), gbs);
+    printf("\nHosts      %lld, each with the memory above: %s a step cross the first one's network, at %.3g GB/s (%s)\n",
+           (long long)hosts, mt_format_bytes(a, sizeof(a), (uint64_t)s->bytes[MT_SIM_NET]), gbs, net_source(v));
     if (alone > 0)
         printf("           %.3g times as fast as one, which takes %.4g s: %.0f%% of %lld hosts\n", alone / s->seconds, alone,
                100 * alone / s->seconds / (double)hosts, (long long)hosts);
@@ -89,6 +96,7 @@ void plan_add_hosts(cJSON *o, const struct plan_view *v)
         return;
     double alone = seconds_alone(v);
     cJSON_AddNumberToObject(o, "hosts", (double)hosts);
+    cJSON_AddStringToObject(o, "network", net_source(v));
     cJSON_AddNumberToObject(o, "step_seconds_of_one_host", alone);
     cJSON_AddNumberToObject(o, "efficiency", alone / v->choice.sim.seconds / (double)hosts);
 }

@@ -8,10 +8,13 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "cli.h"
+#include "doctor_hosts.h"
 #include "machine/network.h"
 #include "net/net.h"
 #include "report.h"
@@ -164,6 +167,28 @@ static int measure(const struct probe *p, cJSON *o, struct mt_network *out, stru
     return rc;
 }
 
+/* Names of all hosts to the first, which adds what it finds: processes of one machine have no network between them. */
+static int look_at_names(const struct probe *p, cJSON *o, struct mt_err *err)
+{
+    char own[CLI_HOST_NAME] = "", *all = p->rank ? NULL : mt_calloc((size_t)p->size, CLI_HOST_NAME);
+    gethostname(own, sizeof(own) - 1);
+    if (p->rank)
+        return mt_net_send(p->net, 0, own, sizeof(own), err);
+    int rc = all ? 0 : mt_fail_nomem(err, "names of hosts", (size_t)p->size * CLI_HOST_NAME);
+    for (int i = 1; i < p->size && !rc; i++) {
+        rc = mt_net_recv(p->net, i, all + i * CLI_HOST_NAME, CLI_HOST_NAME, err);
+        all[i * CLI_HOST_NAME + CLI_HOST_NAME - 1] = 0;
+    }
+    if (!rc) {
+        cJSON *findings = cJSON_CreateArray();
+        memcpy(all, own, sizeof(own));
+        cli_find_doubled(findings, all, CLI_HOST_NAME, p->size, "what is measured between them is no network, so start one on each");
+        mt_json_add(o, "findings", findings);
+    }
+    free(all);
+    return rc;
+}
+
 /* Prints and keeps it, on the first host; deletes o. */
 static int conclude(cJSON *o, const struct mt_network *n, bool json, struct mt_err *err)
 {
@@ -181,8 +206,12 @@ static int conclude(cJSON *o, const struct mt_network *n, bool json, struct mt_e
         printf("hosts %s: %.0f us, %.3g GB/s one way, %.3g GB/s each of both ways\n", mt_json_get(pair, "hosts")->valuestring,
                mt_json_get(pair, "us")->valuedouble, mt_json_get(pair, "GB/s one way")->valuedouble,
                mt_json_get(pair, "GB/s each of both ways")->valuedouble);
+    cJSON *findings = cJSON_DetachItemFromObjectCaseSensitive(o, "findings");
     cJSON_DeleteItemFromObjectCaseSensitive(o, "pairs");
     cli_print_object(o, false);
+    cJSON_ArrayForEach(pair, findings)
+        printf("mind: %s\n", pair->valuestring);
+    cJSON_Delete(findings);
     return rc;
 }
 
@@ -206,6 +235,8 @@ int cli_probe_net(const struct cli_args *args)
     }
     if (!rc)
         rc = measure(&p, o, &found, &err);
+    if (!rc)
+        rc = look_at_names(&p, o, &err);
     if (rc && p.net)
         mt_net_tell(p.net, err.msg);
     if (rc || p.rank)

@@ -302,14 +302,21 @@ def hosts_can_be_looked_at(tmp):
     p = subprocess.run([*LAUNCH, "-n", "1", BINARY, "doctor", ":", "-n", "1", os.path.join(tmp, "b", "cli", "megatrain"), "doctor"],
                        text=True, capture_output=True, timeout=100)
     assert p.returncode == 0 and "host 1 has another build" in p.stdout, p
+    lone = shutil.copy(BINARY, os.path.join(tmp, "lone")) # without a module beside it, as a build without MPI
+    said = json.loads(subprocess.run([lone, "doctor", "--json"], text=True, capture_output=True, check=True,
+                                     env={**os.environ, "OMPI_COMM_WORLD_SIZE": "2"}).stdout)
+    assert "this build has no MPI" in said["hosts"] and said["cores allowed"], said
     found = json.loads(mpirun(3, "probe", "net", "--json", env=env))
+    assert len(found["findings"]) == 2 and "hosts 0 and 2 are one machine" in found["findings"][1], found
     rate = found["GB/s each way, all hosts at once"]
     assert len(found["pairs"]) == 3 and rate > 0.001 and found["us of the slowest pair"] > 0, found
     assert "start it by a launcher" in megatrain("probe", "net", expect=2).stderr
     plan = ["plan", "--json", "--model", "Qwen3-0.6B", "--machine", "rtx4090", "--hosts", 2, "--set", "train.groups=2", "--set",
             "train.steps=2", "--tokens-per-step", "8192"]
-    of = [json.loads(megatrain(*plan, *more, env=env).stdout)["step_seconds"]
-          for more in ((), ("--net", f"{rate}GB/s"), ("--net", f"{rate * 3}GB/s"))]
+    plans = [json.loads(megatrain(*plan, *more, env=env).stdout)
+             for more in ((), ("--net", f"{rate}GB/s"), ("--net", f"{rate * 3}GB/s"))]
+    of = [p["step_seconds"] for p in plans]
+    assert [p["network"] for p in plans] == ["measured by probe net", "--net", "--net"], plans
     assert abs(of[0] / of[1] - 1) < 0.1 and of[2] < of[1] * 0.9, of # as measured, but for the latency
 
 
