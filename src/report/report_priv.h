@@ -68,6 +68,13 @@ struct mt_run_data {
 int mt_run_data_read(struct mt_run_data *r, const char *dir, struct mt_err *err);
 void mt_run_data_finish(struct mt_run_data *r);
 
+/**
+ * [n], the caller frees it: each value replaced by that of a straight line fitted to its neighbours on both sides
+ * (local linear regression: Cleveland, 1979), which does not lag behind a falling loss as a moving average does. NaN
+ * where v is not finite; the others do not count it. NULL: no memory.
+ */
+double *mt_smooth(const double *v, size_t n);
+
 /** Takes ownership of the text, which may have failed. */
 int mt_report_add(struct mt_report *r, const char *section, const char *name, struct mt_str *content,
                   struct mt_err *err);

@@ -148,19 +148,6 @@ void mt_run_data_finish(struct mt_run_data *r)
     *r = (struct mt_run_data){{0}};
 }
 
-/* Exponential moving average; starts at the first value, skips values that are not finite. */
-static double *smooth(const double *v, size_t n)
-{
-    double *out = mt_calloc(n + 1, sizeof(double)), mean = NAN;
-    for (size_t i = 0; out && i < n; i++) {
-        double weight = fmin(0.98, (double)i / ((double)i + 10));
-        if (isfinite(v[i]))
-            mean = isfinite(mean) ? weight * mean + (1 - weight) * v[i] : v[i];
-        out[i] = isfinite(v[i]) ? mean : NAN;
-    }
-    return out;
-}
-
 static int add_lines(struct mt_report *r, const char *section, const char *name, const struct mt_chart *c,
                      struct mt_err *err)
 {
@@ -169,7 +156,7 @@ static int add_lines(struct mt_report *r, const char *section, const char *name,
     return mt_report_add(r, section, name, &s, err);
 }
 
-/* Loss over steps, or over tokens: each step (faint), the moving average, and the evaluations. */
+/* Loss over steps, or over tokens: each step (faint), the smoothed line, and the evaluations. */
 static int add_loss(struct mt_report *r, const char *section, const struct mt_run_data *runs, size_t n,
                     int x, struct mt_err *err)
 {
@@ -179,7 +166,7 @@ static int add_loss(struct mt_report *r, const char *section, const struct mt_ru
     for (size_t i = 0; i < n; i++) {
         const struct mt_run_data *d = &runs[i];
         int colour = (int)i * 2;
-        mean[i] = smooth(d->col[MT_COL_LOSS], d->n);
+        mean[i] = mt_smooth(d->col[MT_COL_LOSS], d->n);
         if (!mean[i])
             continue;
         s[k++] = (struct mt_series){.x = d->col[x], .y = d->col[MT_COL_LOSS], .n = d->n, .colour = colour,
