@@ -12,6 +12,7 @@ enum {
     BISECTIONS = 10,
     MORE = 8, /* sizes of memory from the least on: what could fit may need a little more to be searched */
 };
+static const uint64_t NO_LIMIT = (uint64_t)1 << 50; /* bytes */
 
 struct list {
     struct mt_plan_change c[MAX_CHANGES];
@@ -39,6 +40,8 @@ bool mt_plan_could_fit(const struct mt_plan_request *r)
     t.placement.keep_layers = MT_MAX(r->placement.keep_layers, 0);
     if (t.placement.activations == MT_ACT_AUTO)
         t.placement.activations = MT_ACT_RECOMPUTE;
+    if (t.placement.base == MT_BASE_AUTO && !(r->machine->rate[MT_RATE_READ].value > 0))
+        t.placement.base = MT_BASE_HOST; /* files on a drive of unknown rate are no choice of a search */
     return !mt_plan_fits(&t, NULL);
 }
 
@@ -82,11 +85,12 @@ static bool is_of_machine(const struct mt_plan_request *t, const struct memory *
 /* The least sufficient value of `budget`, a field of *t, which it keeps; false: there is none. */
 static bool find_least(struct mt_plan_request *t, uint64_t *budget)
 {
-    uint64_t have = *budget, lo = have, hi = MT_MAX(have, (uint64_t)1 << 20);
-    for (int i = 0; i < 8 && !mt_plan_could_fit(t); i++)
-        *budget = hi = hi * 2;
+    uint64_t lo = *budget, hi = MT_MAX(lo, (uint64_t)1 << 20);
+    *budget = NO_LIMIT;
     if (!mt_plan_could_fit(t))
         return false;
+    for (*budget = hi; !mt_plan_could_fit(t) && hi < NO_LIMIT; *budget = hi)
+        hi *= 2;
     for (int i = 0; i < BISECTIONS && hi - lo > MT_MAX(hi / 64, (uint64_t)1 << 20); i++) {
         *budget = lo + (hi - lo) / 2;
         if (mt_plan_could_fit(t))
@@ -134,7 +138,7 @@ static void consider_both(struct list *l, const struct mt_plan_request *r, const
     char text[160];
     if (!is_of_machine(r, device, *of_device) || !is_of_machine(r, host, have))
         return;
-    *of_host = (uint64_t)1 << 50;
+    *of_host = NO_LIMIT;
     if (!find_least(&t, of_device))
         return;
     unsigned long long gib = whole_gib(device, *of_device), host_gib;
@@ -188,7 +192,7 @@ static void consider_settings(struct list *l, const struct mt_plan_request *r)
     for (int64_t mb = r->numerics.micro_batch / 2; mb >= 1; mb /= 2) {
         size_t before = l->n;
         t.numerics.micro_batch = mb;
-        snprintf(text, sizeof(text), "train.micro_batch = %lld", (long long)mb);
+        snprintf(text, sizeof(text), "train.micro_batch = %lld (--micro-batch %lld)", (long long)mb, (long long)mb);
         consider(l, &t, false, text);
         if (l->n > before)
             break;
@@ -203,7 +207,7 @@ static void consider_settings(struct list *l, const struct mt_plan_request *r)
         size_t before = l->n;
         t.numerics.seq_len = len;
         t.numerics.rows_per_step = r->numerics.rows_per_step * (r->numerics.seq_len / len);
-        snprintf(text, sizeof(text), "data.seq_len = %lld", (long long)len);
+        snprintf(text, sizeof(text), "data.seq_len = %lld (--seq-len %lld)", (long long)len, (long long)len);
         consider(l, &t, false, text);
         if (l->n > before)
             break;
@@ -229,7 +233,8 @@ static void consider_hardware(struct list *l, const struct mt_plan_request *r)
     consider_budget(l, &t, &t.placement.host_budget.bytes, &host);
     struct mt_machine m = *r->machine;
     char text[160];
-    if (!l->n)
+    const size_t alone = l->n;
+    if (!alone)
         consider_both(l, r, &device, &host);
     if (r->drives > 0)
         return;
@@ -242,8 +247,9 @@ static void consider_hardware(struct list *l, const struct mt_plan_request *r)
     for (t.drives = 1; t.drives <= 2; t.drives++) {
         const char *drives = t.drives == 1 ? "an NVMe drive" : "two NVMe drives";
         snprintf(text, sizeof(text), "%s (--nvme 6.5GB/s --drives %d; memory.nvme_paths)", drives, t.drives);
+        size_t before = l->n;
         consider(l, &t, true, text);
-        if (!l->n)
+        if (!alone && l->n == before)
             consider_with_drives(l, &t, &device, drives);
     }
 }

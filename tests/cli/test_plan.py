@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """plan and probe through the binary; what is planned is what is run."""
+import concurrent.futures
 import fcntl
 import glob
 import json
@@ -13,6 +14,7 @@ import tempfile
 
 from tiny import FULL, SLOW, base, config, megatrain, metrics, write_data, write_ini, write_model
 
+CONFIGS = os.path.join(os.path.dirname(__file__), "..", "..", "configs")
 SHAPES = {  # hidden, ffn, layers, heads, key heads, vocabulary; parameters in 1e9
     "0.6b": (1024, 3072, 28, 16, 8, 151936, 0.75), "8b": (4096, 14336, 32, 32, 8, 128256, 8.03),
     "14b": (5120, 17408, 40, 40, 8, 151936, 14.8), "70b": (8192, 28672, 80, 64, 8, 128256, 70.55),
@@ -85,7 +87,7 @@ def every_stored_machine_is_read_and_faster_ones_are_faster(tmp):
              "h100", "gh200", "h200", "b200")
     t = [plan("--machine", m, "--host-mem", "512GiB", "--model", model)["tokens_per_second"] for m in order]
     assert t == sorted(t), list(zip(order, t))
-    stored = os.listdir(os.path.join(os.path.dirname(__file__), "..", "..", "configs", "machines"))
+    stored = os.listdir(os.path.join(CONFIGS, "machines"))
     boxes = {f"rtx4090x{n}" for n in (2, 4, 8)}  # several_gpus_are_planned() has these
     assert {name[:-4] for name in stored if name.endswith(".ini")} == {*order, *boxes}
 
@@ -164,9 +166,8 @@ def optimizers_are_compared():
 
 
 def known_names_are_listed(tmp):
-    folder = os.path.join(os.path.dirname(__file__), "..", "..", "configs")
     want = [f"  {f.rpartition('.')[0]}" for kind, end in (("machines", ".ini"), ("models", ".json"))
-            for f in sorted(os.listdir(os.path.join(folder, kind))) if f.endswith(end)]
+            for f in sorted(os.listdir(os.path.join(CONFIGS, kind))) if f.endswith(end)]
     said = megatrain("plan", "--list").stdout.splitlines()
     assert sorted(l for l in said if l.startswith(" ")) == sorted(want) and len(said) == len(want) + 2, said
 
@@ -196,7 +197,7 @@ def what_does_not_fit_says_what_would(tmp):
 def follow(args, change):
     """The arguments with a change that a refusal offers: options as they stand, or "key = value"."""
     options = re.findall(r"(--[a-z-]+) ([^\s;)]+)", change)
-    key = re.match(r"([a-z_]+\.[a-z_]+) = (\S+)", change)
+    key = re.match(r"([a-z_]+\.[a-z_]+) = ([^\s,]+)", change)
     assert options or key, change
     options = options or [("--set", f"{key[1]}={key[2]}")]
     return args + tuple(x for option in options for x in option)
@@ -209,33 +210,70 @@ def ask(args):
     return p.returncode == 0, json.loads(p.stdout)
 
 
-def a_device_and_drives_are_offered_together(tmp):
-    """The device is too small for a layer, and host memory for the base: neither change alone would do."""
+def two_parts_are_offered_together(tmp):
+    """The device is too small for a layer, and host memory for the base: no change alone would do."""
     args = ("--machine", "rtx3090", "--model", "Qwen3-8B", "--host-mem", "8GiB", "--gpu-mem", "3GiB", "--seq-len", "2048", "--set", "adapter.kind=lora")
     fits, answer = ask(args)
+    changes = [c["change"] for c in answer["changes"]]
+    assert not fits and all(c.startswith("device memory of") for c in changes), changes
+    for part in ("host memory of", "NVMe drive"):
+        assert ask(follow(args, next(c for c in changes if part in c)))[0], changes
+
+
+def question(k, models):
+    """The k-th random question to the planner: a GPU and the memory of a machine, a model, what is trained and how."""
+    rng = random.Random(f"refusals {k}")
+    seq_len = rng.choice((512, 1024, 2048, 4096, 8192))
+    args = ["--machine", rng.choice(("rtx3060", "rtx3090", "rtx4070", "rtx4090", "rtx5090", "a6000", "h100", "h200")),
+            "--model", rng.choice(models), "--host-mem", f"{rng.choice((8, 16, 24, 32, 48, 64, 96, 128, 192, 256))}GiB",
+            "--seq-len", str(seq_len)]
+    if rng.random() < 0.3:
+        args += ["--gpu-mem", f"{rng.choice((3, 4, 6, 8, 10, 16))}GiB"]
+    if rng.random() < 0.25:
+        args += ["--nvme", f"{rng.choice((3, 7, 12))}GB/s", "--drives", str(rng.choice((1, 2, 4)))]
+    if rng.random() < 0.6:
+        args += ["--tokens-per-step", str(seq_len * rng.choice((1, 4, 16, 64)))]
+    if rng.random() < 0.2:
+        args += ["--micro-batch", "1"]
+    for key, share, values in (("memory.states", 0.1, ("host",)), ("memory.activations", 0.15, ("recompute", "keep", "offload")),
+                               ("optimizer.state_dtype", 0.1, ("bf16", "8bit"))):
+        if rng.random() < share:
+            args += ["--set", f"{key}={rng.choice(values)}"]
+    if rng.random() < 0.4:
+        args += ["--set", f"adapter.kind={rng.choice(('lora', 'dora'))}"]
+        if rng.random() < 0.4:
+            args += ["--set", f"model.base_dtype={rng.choice(('nf4', 'fp8', 'mxfp4'))}"]
+    return tuple(args)
+
+
+def answer_and_follow(args):
+    """None: it fits; else the change that the refusal offers first, which has to fit."""
+    fits, answer = ask(args)
+    if fits:
+        return None
+    assert answer["changes"], (args, answer)
     change = answer["changes"][0]["change"]
-    assert not fits and change.startswith("device memory of") and "NVMe drive" in change, answer
-    assert ask(follow(args, change))[0], change
+    assert ask(follow(args, change))[0], (args, change)
+    return change
 
 
 def a_refusal_s_first_change_fits(tmp):
-    """Random questions; each that is refused is asked again with the first change that is offered."""
-    rng, refused, wanted = random.Random(7), 0, 200 if FULL else 4
-    shapes = [shape_json(tmp, name) for name in (SHAPES if FULL else ("8b",))]
-    while refused < wanted:
-        args = ("--machine", rng.choice(("rtx3090", "rtx4090", "rtx5090")), "--model", rng.choice(shapes),
-                "--host-mem", f"{rng.choice((24, 32, 48, 64, 96))}GiB", "--seq-len", str(rng.choice((2048, 4096, 8192))))
-        if rng.random() < 0.3:
-            args += ("--gpu-mem", f"{rng.choice((4, 6, 8, 10))}GiB")
-        if rng.random() < 0.3:
-            args += ("--set", "adapter.kind=lora")
-        fits, answer = ask(args)
-        if fits:
-            continue
-        assert answer["changes"], (args, answer)
-        refused += 1
-        again = follow(args, answer["changes"][0]["change"])
-        assert ask(again)[0], (args, again)
+    """Each of the random questions that is refused is asked again with the first change that is offered. In full: 200
+    refusals of all published models, as many at a time as there are cores."""
+    wanted = 200 if FULL else 4
+    models = sorted(n[:-5] for n in os.listdir(os.path.join(CONFIGS, "models")) if n.endswith(".json"))
+    if not FULL:
+        models = ["Llama-3.2-3B", "Qwen3-8B"]
+    refused = 0
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() if FULL else 1) as pool:
+        for k in range(0, 100 * wanted, wanted):
+            asked = [question(i, models) for i in range(k, k + wanted)]
+            for args, change in zip(asked, pool.map(answer_and_follow, asked)):
+                refused += change is not None
+                if FULL:
+                    print(*args, f"-> {change}" if change else "fits", flush=True)
+            if refused >= wanted:
+                break
 
 
 def optimizers_and_masters_are_compared(tmp):
@@ -497,7 +535,7 @@ def main():
         known_names_are_listed(tmp)
         optimizers_are_compared()
         unknown_names_are_told_what_there_is(tmp)
-        a_device_and_drives_are_offered_together(tmp)
+        two_parts_are_offered_together(tmp)
         a_refusal_s_first_change_fits(tmp)
         the_questions_of_a_new_user_are_answered(tmp)
         the_table_fits_a_terminal(tmp)
