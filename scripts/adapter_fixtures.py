@@ -90,6 +90,11 @@ CASES = {
                        rank_pattern={"down_proj": 6}, target_parameters=[
                            "mixer.gate.weight", "mixer.experts.up_proj", "mixer.experts.down_proj", "shared_experts.up_proj.weight",
                            "shared_experts.down_proj.weight", "mixer.up_proj.weight", "mixer.down_proj.weight"]), 2),
+    # both products of latent experts
+    "nemotron_super-experts": ("nemotron_super", dict(r=4, lora_alpha=8, target_modules=["fc1_latent_proj", "fc2_latent_proj"],
+                               target_parameters=["mixer.experts.up_proj", "mixer.experts.down_proj"]), 1),
+    "nemotron_super-dora": ("nemotron_super", dict(r=4, lora_alpha=8, use_dora=True, target_modules=["fc1_latent_proj",
+                            "fc2_latent_proj", "in_proj", "q_proj"]), 1),
     "llama-dora": ("llama", dict(r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "v_proj", "o_proj", "up_proj",
                                  "down_proj"]), 1),
     "qwen2-dora": ("qwen2", dict(r=8, lora_alpha=8, use_dora=True, target_modules=ALL, modules_to_save=["model.norm"]), 4),
@@ -148,7 +153,7 @@ def one_by_one(name):
 
 
 def load_base(name, dtype):
-    mixture = "moe" in name or name in EXPERTS or name in ("gpt_oss", "gpt_oss_mxfp4", "hy_v3", "nemotron_h") or "deepseek" in name
+    mixture = "moe" in name or name in EXPERTS or name in ("gpt_oss", "gpt_oss_mxfp4", "hy_v3", "nemotron_h", "nemotron_super") or "deepseek" in name
     more = {"experts_implementation": "eager"} if mixture else {}
     more.update({"quantization_config": Mxfp4Config(dequantize=True)} if "mxfp4" in name else {})
     return AutoModelForCausalLM.from_pretrained(os.path.join(PARITY, name), dtype=dtype, attn_implementation="eager", **more)

@@ -148,6 +148,8 @@ CASES = {
 MORE = {
     "gemma4_moe": ("gemma4_text", dict(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"],
                    enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=24)),
+    # experts that take and give fewer dimensions
+    "nemotron_super": ("nemotron_h", dict(hybrid_override_pattern="ME*E", num_hidden_layers=4, moe_latent_size=24)),
 }
 #: the same with experts in MXFP4
 PACKED = {

@@ -76,6 +76,8 @@ static const struct mt_tensor_on_disk nemotron_tensors[] = {
     {"mlp.down_proj.weight", "mixer.down_proj.weight"},
     {"mlp.gate.weight", "mixer.gate.weight"},
     {"mlp.gate.e_score_correction_bias", "mixer.gate.e_score_correction_bias", .is_f32 = true},
+    {"mlp.fc1_latent_proj.weight", "mixer.fc1_latent_proj.weight"},
+    {"mlp.fc2_latent_proj.weight", "mixer.fc2_latent_proj.weight"},
     {"mlp.experts.*.up_proj.weight", "mixer.experts.*.up_proj.weight"},
     {"mlp.experts.*.down_proj.weight", "mixer.experts.*.down_proj.weight"},
     {"mlp.shared_expert.up_proj.weight", "mixer.shared_experts.up_proj.weight"},
@@ -86,10 +88,6 @@ static const struct mt_fused_tensor nemotron_experts[] = {
     {"mixer.experts.up_proj", {"mlp.experts.*.up_proj.weight"}},
     {"mixer.experts.down_proj", {"mlp.experts.*.down_proj.weight"}},
     {0},
-};
-static const struct mt_family_zero nemotron_zeros[] = {
-    {"moe_latent_size", 0, "is not supported: experts of a narrower input (Nemotron 3 Super); train Nano"},
-    {NULL},
 };
 static const struct mt_family_count nemotron_counts[] = {
     COUNT(k_heads, "n_groups", 8, 1 << 12, .divides = "mamba_num_heads"),
@@ -224,7 +222,6 @@ static const struct mt_family families[] = {
         .joined = nemotron_experts,
         .experts_unread = true,
         .out_refused = true,
-        .zeros = nemotron_zeros,
         .uncomputed = "mtp.",
         .mixer = &(const struct mt_mixer_family){
             .kinds = nemotron_kinds,
@@ -250,6 +247,7 @@ static const struct mt_family families[] = {
             .renorm_by_key = true,
             .renorm_by_default = true,
             .scale_key = "routed_scaling_factor",
+            .latent_key = "moe_latent_size",
         },
     },
 };

@@ -75,6 +75,12 @@ struct mt_hf_config {
     enum mt_packed packed;                  /* quantization_config: how the layers' matrices are stored */
 };
 
+/** Elements of a row that experts take and give. */
+static inline size_t mt_moe_row(const struct mt_hf_config *c)
+{
+    return (size_t)(c->moe.latent ? c->moe.latent : c->hidden);
+}
+
 static inline const struct mt_layer_spec *mt_layer_of(const struct mt_hf_config *cfg, int64_t layer)
 {
     return &cfg->spec[cfg->layer[layer]];

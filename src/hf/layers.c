@@ -143,10 +143,12 @@ static uint8_t index_of(struct mt_keys *r, struct mt_hf_config *c, const struct 
 }
 
 /* Lists the layer's parts: those of its kind or family, where a mixture takes the place of the MLP. */
-static void list_parts(struct mt_layer_spec *s, const struct mt_family *f, int64_t layer, uint8_t kind)
+static void list_parts(struct mt_layer_spec *s, const struct mt_hf_config *c, int64_t layer, uint8_t kind)
 {
+    const struct mt_family *f = c->family;
     static const char *const usual[MT_LAYER_MAX_PARTS] = {"attention", "mlp"};
-    const char *const mixture[] = {"router", "lists", "experts", f->moe && f->moe->end ? f->moe->end : "combine"};
+    const char *end = c->moe.latent ? "latent" : f->moe && f->moe->end ? f->moe->end : "combine";
+    const char *const mixture[] = {"router", "lists", "experts", end};
     const char *const *own = f->mixer ? f->mixer->kinds[kind].parts : NULL;
     const char *const *dense = own && own[0]                  ? own
                                : !layer && f->first_parts[0] ? f->first_parts
@@ -180,7 +182,7 @@ void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_l
         s.window = window[i];
         s.is_mixture = sparse[i];
         assert(!s.gate || s.o_scale == 1); /* attention applies one of the two */
-        list_parts(&s, c->family, i, kind[i]);
+        list_parts(&s, c, i, kind[i]);
         s.rope = !rotated[i] ? MT_NO_ROPE : window[i] && c->family->rope_by_window;
         s.q_rope = rotated[i] && c->family->q_growth ? 1 : s.rope; /* mt_rope_read() made a table of their own */
         c->layer[i] = index_of(r, c, &s);

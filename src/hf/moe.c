@@ -67,6 +67,10 @@ static void read_shape(struct mt_keys *k, struct mt_hf_config *c, const struct m
     m->width = f->width_is_ffn ? ffn : read_number(k, width, m->width, 1 << 24);
     if (m->top_k > m->n_experts)
         mt_keys_refuse(k, top, "is larger than the number of experts");
+    if (f->latent_key)
+        m->latent = mt_keys_int(k, f->latent_key, 0, 0, 1 << 24);
+    if (m->latent % 8)
+        mt_keys_refuse(k, f->latent_key, "must be a multiple of 8");
     if (m->width % 8 || m->width < 1)
         mt_keys_refuse(k, width, "must be a multiple of 8");
 }

@@ -37,6 +37,7 @@ struct mt_moe {
     int64_t n_experts, top_k;         /* 0: a dense model */
     int64_t width;                    /* of an expert */
     bool ungated;                     /* experts and the shared one have no gate: act(n Wup) Wdown */
+    int64_t latent;                   /* of what experts take and give, by two products; 0: the hidden size */
     int64_t shared_width;             /* of the shared expert; 0: none */
     bool shared_gate;                 /* the shared expert is scaled by sigmoid(n . gate) */
     bool router_bias, expert_bias;
@@ -65,10 +66,10 @@ static inline int64_t mt_moe_inner(const struct mt_moe *m, int64_t width)
     return (m->ungated ? 1 : 2) * width;
 }
 
-/** Is it the layer's end that adds x, after a norm, instead of the sum, which begins at 0? */
+/** Is it the layer's end that adds x, after a norm or a product, instead of the sum, which begins at 0? */
 static inline bool mt_moe_adds_last(const struct mt_moe *m)
 {
-    return m->beside || m->normed;
+    return m->beside || m->normed || m->latent;
 }
 
 /** Which decoder layers are mixtures of experts, and which keys say so. */
@@ -109,7 +110,8 @@ struct mt_moe_family {
     bool renorm_by_default;    /* default of norm_topk_prob */
     const char *eps_key;       /* key of values.renorm_eps; NULL: none */
     const char *scale_key;     /* key of values.scale; NULL: none */
-    const char *end;           /* the part that adds the experts' outputs; NULL: combine */
+    const char *end;           /* the part that adds the experts' outputs; NULL: combine, with values.latent latent */
+    const char *latent_key;    /* key of values.latent, which may be null; NULL: none */
 };
 
 struct mt_hf_config;

@@ -20,11 +20,11 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
                                               {"mlp.experts.*.up_proj.weight", m->width}},
                                  gate_up_bias[] = {{"mlp.experts.*.gate_proj.bias", m->width},
                                                    {"mlp.experts.*.up_proj.bias", m->width}},
-                                 down[] = {{"mlp.experts.*.down_proj.weight", c->hidden}},
-                                 down_bias[] = {{"mlp.experts.*.down_proj.bias", c->hidden}};
+                                 down[] = {{"mlp.experts.*.down_proj.weight", (int64_t)mt_moe_row(c)}},
+                                 down_bias[] = {{"mlp.experts.*.down_proj.bias", (int64_t)mt_moe_row(c)}};
     int gates = m->ungated ? 0 : 1;
     for (int i = 0; i < p->n_experts; i++) {
-        mt_layout_add_expert_param(b, p, i, MT_EXPERT_GATE_UP, c->hidden, 1 + gates, gate_up + 1 - gates);
+        mt_layout_add_expert_param(b, p, i, MT_EXPERT_GATE_UP, (int64_t)mt_moe_row(c), 1 + gates, gate_up + 1 - gates);
         if (m->expert_bias)
             mt_layout_add_expert_param(b, p, i, MT_EXPERT_GATE_UP_BIAS, 0, 2, gate_up_bias);
         mt_layout_add_expert_param(b, p, i, MT_EXPERT_DOWN, m->width, 1, down);
@@ -60,6 +60,11 @@ static size_t inner_of(const struct mt_hf_config *c)
     return (size_t)mt_moe_inner(&c->moe, c->moe.width);
 }
 
+static size_t row_of(const mt_model *m)
+{
+    return mt_moe_row(&m->layout->cfg);
+}
+
 /* Offsets of the gradients of an expert's parameters; returns the elements of all of them. */
 static size_t lay_out_gradient(size_t at[MT_EXPERT_MAX_PARAMS], const struct mt_param *p)
 {
@@ -76,7 +81,7 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
 {
     const struct mt_hf_config *c = &p->layout->cfg;
     size_t rows = mt_expert_tile_rows(p, dev), at = 0;
-    size_t hidden = rows * (size_t)c->hidden * mt_dtype_size(p->dtype);
+    size_t hidden = rows * mt_moe_row(c) * mt_dtype_size(p->dtype);
     size_t width = rows * (size_t)c->moe.width * mt_dtype_size(p->dtype);
     s->x = mt_take(base, &at, hidden);
     s->gate_up = mt_take(base, &at, rows * inner_of(c) * mt_dtype_size(p->dtype));
@@ -145,7 +150,7 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
     (void)spec;
     const struct mt_hf_config *c = &p->layout->cfg;
     size_t rows = mt_expert_tile_rows(p, dev);
-    struct mt_bias_bwd bias = {.n = rows, .c = MT_MAX((size_t)c->hidden, inner_of(c))};
+    struct mt_bias_bwd bias = {.n = rows, .c = MT_MAX(mt_moe_row(c), inner_of(c))};
     return c->moe.expert_bias ? mt_op_bias_bwd_workspace(dev, &bias) : 0;
 }
 
@@ -188,7 +193,7 @@ static int gather(const struct tile *t, const void *from, const float *weights, 
                             &(struct mt_moe_gather){
                                 .n = t->n,
                                 .n_padded = t->n_padded,
-                                .c = m->wd.c,
+                                .c = row_of(m),
                                 .k = (size_t)m->layout->cfg.moe.top_k,
                                 .dtype = m->dt,
                                 .list = t->list,
@@ -205,7 +210,7 @@ static int combine(const struct tile *t, const float *weights, float *sum, struc
     return mt_op_moe_combine(m->dev,
                              &(struct mt_moe_combine){
                                  .n = t->n,
-                                 .c = m->wd.c,
+                                 .c = row_of(m),
                                  .k = (size_t)m->layout->cfg.moe.top_k,
                                  .dtype = m->dt,
                                  .list = t->list,
@@ -228,7 +233,7 @@ static int open_tile(const struct tile *t, struct mt_err *err)
 {
     mt_model *m = t->run->m;
     int rc = gather(t, mt_value(t->run, MT_ROLE_ROWS), NULL, t->s.x, err);
-    return rc ? rc : mt_linear(m, t->n_padded, m->wd.c, inner_of(&m->layout->cfg), t->s.x, t->w,
+    return rc ? rc : mt_linear(m, t->n_padded, row_of(m), inner_of(&m->layout->cfg), t->s.x, t->w,
                                param_of(t, MT_EXPERT_GATE_UP), param_of(t, MT_EXPERT_GATE_UP_BIAS), NULL, t->s.gate_up,
                                err);
 }
@@ -251,7 +256,7 @@ static int forward_tile(const struct tile *t, struct mt_err *err)
     int rc = open_tile(t, err);
     if (!rc)
         rc = activate(t, err);
-    return rc ? rc : mt_linear(m, t->n_padded, width, m->wd.c, t->s.act, t->w, param_of(t, MT_EXPERT_DOWN),
+    return rc ? rc : mt_linear(m, t->n_padded, width, row_of(m), t->s.act, t->w, param_of(t, MT_EXPERT_DOWN),
                                param_of(t, MT_EXPERT_DOWN_BIAS), NULL, t->s.out, err);
 }
 
@@ -333,7 +338,7 @@ static int gated_backward(const struct tile *t, struct mt_err *err)
                                     .dout = t->s.act,
                                     .list = t->list,
                                     .weights = t->routing.weights,
-                                    .c = m->wd.c,
+                                    .c = row_of(m),
                                     .down_bias = bias,
                                     .d_o = bias ? t->s.d_o : NULL,
                                     .dgate_up = t->s.gate_up,
@@ -347,7 +352,7 @@ static int gated_backward(const struct tile *t, struct mt_err *err)
 static int backward_tile(const struct tile *t, struct mt_err *err)
 {
     mt_model *m = t->run->m;
-    size_t width = (size_t)m->layout->cfg.moe.width, hidden = m->wd.c, inner = inner_of(&m->layout->cfg);
+    size_t width = (size_t)m->layout->cfg.moe.width, hidden = row_of(m), inner = inner_of(&m->layout->cfg);
     struct mt_linear_bwd down = {.n = t->n_padded, .in = width, .out = hidden, .w = t->w, .dy = t->s.d_o,
                                  .p = param_of(t, MT_EXPERT_DOWN), .dx = t->s.act};
     struct mt_linear_bwd gate_up = {.n = t->n_padded, .in = hidden, .out = inner, .w = t->w,
@@ -415,7 +420,7 @@ struct pass {
 /* The scratch, from these rows on. */
 static void skip_rows(struct scratch *s, const mt_model *m, size_t rows)
 {
-    size_t hidden = rows * m->wd.c, width = rows * (size_t)m->layout->cfg.moe.width;
+    size_t hidden = rows * row_of(m), width = rows * (size_t)m->layout->cfg.moe.width;
     s->x = mt_elem(m, s->x, hidden);
     s->d_o = mt_elem(m, s->d_o, hidden);
     s->out = mt_elem(m, s->out, hidden);
@@ -522,7 +527,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
     const struct mt_moe *m = &c->moe;
     (void)seq_len;
     double rows = (double)(mt_moe_inner(m, m->width) + m->width);
-    return rows * (double)c->hidden * (double)m->top_k * p->n_experts / (double)m->n_experts;
+    return rows * (double)mt_moe_row(c) * (double)m->top_k * p->n_experts / (double)m->n_experts;
 }
 
 const struct mt_part_kind mt_part_experts = {

@@ -237,14 +237,16 @@ static void add_layer(struct mt_layout_builder *b, int layer)
 }
 
 /* Parameters of an expert, without padding: near enough for the size of a group. */
-static size_t expert_elems(const struct mt_moe *m, int64_t hidden)
+static size_t expert_elems(const struct mt_hf_config *cfg)
 {
-    return (size_t)((mt_moe_inner(m, m->width) + m->width) * hidden + (m->expert_bias ? 2 * m->width + hidden : 0));
+    const struct mt_moe *m = &cfg->moe;
+    int64_t row = (int64_t)mt_moe_row(cfg);
+    return (size_t)((mt_moe_inner(m, m->width) + m->width) * row + (m->expert_bias ? 2 * m->width + row : 0));
 }
 
 static size_t group_of(const struct mt_hf_config *cfg, size_t asked)
 {
-    size_t n = (size_t)cfg->moe.n_experts, one = expert_elems(&cfg->moe, cfg->hidden) * mt_dtype_size(MT_BF16);
+    size_t n = (size_t)cfg->moe.n_experts, one = expert_elems(cfg) * mt_dtype_size(MT_BF16);
     if (!n)
         return 0;
     size_t group = asked ? asked : (size_t)MT_EXPERT_GROUP_BYTES / one;

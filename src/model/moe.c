@@ -7,12 +7,17 @@
 
 size_t mt_rows_bytes(const struct mt_part_shape *s)
 {
-    return mt_align_up(s->group_rows * (size_t)s->cfg->hidden * mt_dtype_size(s->dtype), MT_RECORD_ALIGN);
+    return mt_align_up(s->group_rows * mt_moe_row(s->cfg) * mt_dtype_size(s->dtype), MT_RECORD_ALIGN);
 }
 
 size_t mt_sum_bytes(const struct mt_part_shape *s)
 {
-    return mt_align_up(s->group_rows * (size_t)s->cfg->hidden * sizeof(float), MT_RECORD_ALIGN);
+    return mt_align_up(s->group_rows * mt_moe_row(s->cfg) * sizeof(float), MT_RECORD_ALIGN);
+}
+
+size_t mt_residual_bytes(const struct mt_part_shape *s)
+{
+    return mt_align_up(s->group_rows * (size_t)s->cfg->hidden * mt_dtype_size(s->dtype), MT_RECORD_ALIGN);
 }
 
 size_t mt_routing_bytes(const struct mt_part_shape *s)

@@ -12,8 +12,9 @@ size_t mt_model_rows_in_use(const mt_model *m, size_t mb);
 
 /** Bytes of values of a group: the router's norm of x, the sums in FP32, the routing, its weights. */
 struct mt_part_shape;
-size_t mt_rows_bytes(const struct mt_part_shape *s);   /* [rows, hidden] */
-size_t mt_sum_bytes(const struct mt_part_shape *s);    /* [rows, hidden] */
+size_t mt_rows_bytes(const struct mt_part_shape *s);     /* [rows, mt_moe_row()] */
+size_t mt_sum_bytes(const struct mt_part_shape *s);      /* [rows, mt_moe_row()] */
+size_t mt_residual_bytes(const struct mt_part_shape *s); /* [rows, hidden] */
 size_t mt_routing_bytes(const struct mt_part_shape *s);
 size_t mt_routing_weights_bytes(const struct mt_part_shape *s); /* [rows, top_k] */
 
@@ -35,12 +36,13 @@ struct mt_expert_list {
 };
 struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int expert, size_t mb);
 
-/** The micro-batch's rows of a part's value that is kept for its whole group, each of hidden elements of `elem` bytes;
- * NULL if it is not kept. */
+/** The micro-batch's rows of a part's value that is kept for its whole group, of elements of `elem` bytes: the hidden
+ * state for RESIDUAL, else the experts' rows. NULL if it is not kept. */
 static inline void *mt_moe_own_rows(const struct mt_part_run *r, enum mt_role role, size_t elem)
 {
     char *rows = mt_value(r, role);
-    return rows ? rows + mt_model_first_row(r->m, r->of->mb) * r->m->wd.c * elem : NULL;
+    size_t width = role == MT_ROLE_RESIDUAL ? r->m->wd.c : mt_moe_row(&r->m->layout->cfg);
+    return rows ? rows + mt_model_first_row(r->m, r->of->mb) * width * elem : NULL;
 }
 
 /** Rows of an expert that run at once, at most (experts.c). */

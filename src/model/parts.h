@@ -15,6 +15,7 @@
     X(lists)                                                                                       \
     X(experts)                                                                                     \
     X(beside)                                                                                      \
+    X(latent)                                                                                      \
     X(normed)                                                                                      \
     X(combine)                                                                                     \
     X(head)
@@ -29,6 +30,7 @@ MT_PARTS(MT_DECLARE_PART)
 
 /* Roles of the parameters: indices of mt_part.param. */
 enum { MT_NORMED_NORM };
+enum { MT_LATENT_UP /* [hidden, latent] */ };
 enum { MT_EMBED_TABLE };                                                                 /* [vocab, hidden] */
 enum { MT_HEAD_TABLE, MT_HEAD_NORM };                                                    /* tied: no table */
 enum { MT_ATTENTION_NORM, MT_ATTENTION_QKV, MT_ATTENTION_QKV_BIAS, MT_ATTENTION_Q_NORM, MT_ATTENTION_K_NORM,
@@ -45,7 +47,7 @@ enum { MT_MLP_NORM, MT_MLP_GATE_UP, MT_MLP_GATE_UP_BIAS, MT_MLP_DOWN, MT_MLP_DOW
        MT_MLP_CURVE /* [4] numbers of xIELU */ };
 enum { MT_ROUTER_NORM, MT_ROUTER_WEIGHT /* [experts, hidden] */, MT_ROUTER_BIAS, MT_ROUTER_SELECT_BIAS,
        MT_ROUTER_SHARED_GATE_UP, MT_ROUTER_SHARED_DOWN, MT_ROUTER_SHARED_GATE /* [1, hidden] */, MT_ROUTER_OWN_NORM,
-       MT_ROUTER_EXPERT_SCALE /* [experts] */ };
+       MT_ROUTER_EXPERT_SCALE /* [experts] */, MT_ROUTER_LATENT /* [latent, hidden] */ };
 /* Roles of mt_part.expert[i], for each expert of the group. */
 enum { MT_EXPERT_GATE_UP, MT_EXPERT_GATE_UP_BIAS, MT_EXPERT_DOWN, MT_EXPERT_DOWN_BIAS };
 

@@ -5,7 +5,8 @@
  *   n = norm(x);  ids, w = route(n Wr + br);  s = x + gate(n) * shared(n)
  *
  * n, ids and w are for the experts, which add their outputs to s (hf/moe.h has the whole block). With a norm of the
- * router's own, the logits are of that; with an MLP beside the experts, s begins at 0.
+ * router's own, the logits are of that; with an MLP beside the experts, s begins at 0. If experts
+ * take fewer dimensions than x has, their rows are n Wlatent, and the layer's end adds s.
  */
 #include <math.h>
 
@@ -35,6 +36,8 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
         mt_layout_add_tensor(b, p, MT_ROUTER_BIAS, m->n_experts, 0, "mlp.gate.bias");
     if (m->select_bias)
         mt_layout_add_param(b, p, MT_ROUTER_SELECT_BIAS, 0, 1, select);
+    if (m->latent)
+        mt_layout_add_tensor(b, p, MT_ROUTER_LATENT, m->latent, c->hidden, "mlp.fc1_latent_proj.weight");
     if (!m->shared_width)
         return;
     int gates = m->ungated ? 0 : 1;
@@ -76,6 +79,8 @@ struct scratch {
     float *dscore; /* [n] that gradient in FP32 */
     void *own;     /* [n, hidden] output of the router's own norm, and its gradient */
     float *dscale; /* [n, experts] gradient of the experts' own scales, by rows */
+    float *wide;   /* [n, hidden] with latent rows: what the layer's end adds; for backward, the gradient through them */
+    void *dlatent; /* [n, latent] for backward: that of the rows */
 };
 
 /* The dtype of the router's product and of the logits' gradient: FP32 if the router is F32 in files of bf16. */
@@ -105,6 +110,8 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     s->dscore = mt_take(base, &at, score ? back * sizeof(float) : 0);
     s->own = mt_take(base, &at, c->moe.router_norm ? n * (size_t)c->hidden * size : 0);
     s->dscale = mt_take(base, &at, c->moe.expert_scale ? back * (size_t)c->moe.n_experts * sizeof(float) : 0);
+    s->wide = mt_take(base, &at, c->moe.latent ? n * (size_t)c->hidden * sizeof(float) : 0);
+    s->dlatent = mt_take(base, &at, back * (size_t)c->moe.latent * size);
     return at;
 }
 
@@ -258,11 +265,25 @@ static int route(const struct mt_part_run *r, const void *logits, struct mt_err 
                         err);
 }
 
-/* The norm's output goes to the group's rows; if only the record is recomputed, to scratch. */
+/* The norm's output goes to the group's rows; if these are of other dimensions, or only the record is recomputed, to
+ * scratch. */
 static void *norm_output(const struct mt_part_run *r)
 {
-    void *rows = mt_moe_own_rows(r, MT_ROLE_ROWS, mt_dtype_size(r->m->dt));
+    void *rows = r->m->layout->cfg.moe.latent ? NULL : mt_moe_own_rows(r, MT_ROLE_ROWS, mt_dtype_size(r->m->dt));
     return rows ? rows : r->m->h;
+}
+
+/* The group's rows, if they are of other dimensions than n. */
+static int fill_latent(const struct mt_part_run *r, const void *n, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    const struct mt_param none = {0};
+    size_t latent = (size_t)m->layout->cfg.moe.latent;
+    void *rows = mt_moe_own_rows(r, MT_ROLE_ROWS, mt_dtype_size(m->dt));
+    if (!latent || !rows)
+        return 0;
+    return mt_linear(m, r->in->n_tokens, m->wd.c, latent, n, r->w, r->part->param[MT_ROUTER_LATENT], none, NULL, rows,
+                     err);
 }
 
 static struct mt_shared_expert shared_of(const struct mt_part_run *r)
@@ -322,6 +343,8 @@ static int prepare(const struct mt_part_run *r, struct mt_err *err)
     int rc = mt_norm(m, &norm, n, false, err);
     if (!rc)
         rc = prepare_own(r, &rec, false, err);
+    if (!rc)
+        rc = fill_latent(r, n, err);
     struct mt_shared_expert shared = shared_of(r);
     return rc || !m->layout->cfg.moe.shared_width ? rc : mt_shared_expert_open(&shared, n, err);
 }
@@ -356,6 +379,22 @@ static int begin_sum(const struct mt_part_run *r, float *sum, struct mt_err *err
     return rc ? rc : mt_op_zero(m->dev, &(struct mt_zero){sum, n * sizeof(float)}, err);
 }
 
+/* With latent rows: what the layer's end adds, the shared expert's output in it, rounded once; and a sum of 0. */
+static int begin_latent(const struct mt_part_run *r, float *sum, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    size_t n = r->in->n_tokens, elems = n * m->wd.c, of_sum = n * mt_moe_row(&m->layout->cfg);
+    float *wide = scratch_of(r).wide;
+    struct mt_shared_expert shared = shared_of(r);
+    struct mt_cast rounded = {elems, MT_F32, m->dt, wide, mt_moe_own_rows(r, MT_ROLE_RESIDUAL, mt_dtype_size(m->dt))};
+    int rc = mt_op_cast(m->dev, &(struct mt_cast){elems, m->dt, MT_F32, r->x, wide}, err);
+    if (!rc && m->layout->cfg.moe.shared_width)
+        rc = mt_shared_expert_add(&shared, wide, err);
+    if (!rc)
+        rc = mt_op_cast(m->dev, &rounded, err);
+    return rc ? rc : mt_op_zero(m->dev, &(struct mt_zero){sum, of_sum * sizeof(float)}, err);
+}
+
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
     mt_model *m = r->m;
@@ -369,6 +408,8 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
         rc = route(r, s.logits, err);
     if (!rc && mt_model_balances(m))
         rc = count_probabilities(r, s.logits, err);
+    if (!rc && m->layout->cfg.moe.latent)
+        return begin_latent(r, sum, err);
     if (!rc)
         rc = begin_sum(r, sum, err);
     return rc || !m->layout->cfg.moe.shared_width ? rc : mt_shared_expert_add(&shared, sum, err);
@@ -445,6 +486,25 @@ static int own_norm_backward(const struct mt_part_run *r, const struct scratch *
     return rc ? rc : mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, MT_F32, rows, s->dn}, err);
 }
 
+/* s->dn += the gradient through the latent rows, if there are any; their norm's output is in m->h. */
+static int latent_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    size_t n = r->in->n_tokens, elems = n * m->wd.c, latent = (size_t)m->layout->cfg.moe.latent;
+    struct mt_linear_bwd down = {.n = n, .in = m->wd.c, .out = latent, .x = m->h, .w = r->w, .dy = s->dlatent,
+                                 .p = r->part->param[MT_ROUTER_LATENT], .g = r->g, .dx = m->dh};
+    struct mt_cast rows = {n * latent, MT_F32, m->dt, mt_moe_own_rows(r, MT_ROLE_DN, sizeof(float)), s->dlatent};
+    struct mt_add sum = {.n = elems, .dtype = MT_F32, .a = s->dn, .b = s->wide, .out = s->dn};
+    if (!latent)
+        return 0;
+    int rc = mt_op_cast(m->dev, &rows, err);
+    if (!rc)
+        rc = mt_linear_backward(m, &down, err);
+    if (!rc)
+        rc = mt_op_cast(m->dev, &(struct mt_cast){elems, m->dt, MT_F32, m->dh, s->wide}, err);
+    return rc ? rc : mt_op_add(m->dev, &sum, err);
+}
+
 /* Recomputes the logits, but not the choice of experts: a tie that fell the other way would not be noticed. */
 static int backward(const struct mt_part_run *r, struct mt_err *err)
 {
@@ -465,8 +525,8 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     bool own = p[MT_ROUTER_OWN_NORM].n;
     int rc = mt_norm(m, &norm, m->h, true, err);
     gate.p.adapter = NULL; /* by itself: its products may be of another dtype */
-    if (own)
-        sum.c = NULL;
+    if (own || m->layout->cfg.moe.latent)
+        sum.c = NULL; /* the rows are of something else than the logits */
     if (!rc)
         rc = prepare_own(r, &rec, true, err);
     if (!rc)
@@ -486,6 +546,8 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     if (!rc && m->layout->cfg.moe.shared_width)
         rc = mt_shared_expert_backward(&shared, err);
     if (!rc)
+        rc = latent_backward(r, &s, err);
+    if (!rc)
         rc = mt_op_cast(m->dev, &(struct mt_cast){n * m->wd.c, MT_F32, m->dt, s.dn, m->dh}, err);
     return rc ? rc : mt_norm_backward(m, &norm, &(struct mt_norm_grad){m->dh, r->dx, r->dx, r->g}, err);
 }
@@ -496,7 +558,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
     (void)p;
     (void)seq_len;
     int64_t shared = mt_moe_inner(m, m->shared_width) + m->shared_width;
-    return (double)c->hidden * (double)(m->n_experts + shared + m->shared_gate);
+    return (double)c->hidden * (double)(m->n_experts + shared + m->shared_gate + m->latent);
 }
 
 static bool adds_last(const struct mt_hf_config *c)
@@ -512,7 +574,7 @@ static bool shares_normed(const struct mt_hf_config *c)
 
 const struct mt_part_kind mt_part_router = {
     .name = "router",
-    .adapted = 1u << MT_ROUTER_SHARED_GATE_UP | 1u << MT_ROUTER_SHARED_DOWN,
+    .adapted = 1u << MT_ROUTER_SHARED_GATE_UP | 1u << MT_ROUTER_SHARED_DOWN | 1u << MT_ROUTER_LATENT,
     .adapted_by_name = 1u << MT_ROUTER_WEIGHT | 1u << MT_ROUTER_SHARED_GATE,
     .port = {{MT_ROLE_WEIGHTS, MT_READ, MT_READ},
              {MT_ROLE_X, MT_READ, MT_READ},
@@ -521,7 +583,7 @@ const struct mt_part_kind mt_part_router = {
              {MT_ROLE_ROUTING, MT_FILL, MT_READ, mt_routing_bytes},
              {MT_ROLE_DN, MT_NO_ACCESS, MT_READ, mt_sum_bytes},
              {MT_ROLE_DWEIGHTS, MT_NO_ACCESS, MT_READ, mt_routing_weights_bytes},
-             {MT_ROLE_RESIDUAL, MT_FILL, MT_NO_ACCESS, mt_rows_bytes, adds_last},
+             {MT_ROLE_RESIDUAL, MT_FILL, MT_NO_ACCESS, mt_residual_bytes, adds_last},
              {MT_ROLE_DY, MT_NO_ACCESS, MT_READ, mt_rows_bytes, shares_normed},
              {MT_ROLE_DX, MT_NO_ACCESS, MT_UPDATE, mt_hidden_bytes},
              {MT_ROLE_GRAD, MT_NO_ACCESS, MT_SUM}},

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gemma 4, with experts beside the MLP and without: no placement changes a bit, of training all and of adapters; a frozen
-part stays as it was, packed bases train, exports have the files' tensors, and what is not supported is refused by name."""
+part stays as it was, packed bases train, exports have the files' tensors, and what is not supported is refused by name. The
+placements also of Nemotron 3 Super, beside whose experts there are products that lead to fewer dimensions and back."""
 import json
 import os
 import shutil
@@ -33,7 +34,7 @@ def run(tmp, name, model, env=None, get=planes, **over):
 
 
 def check_placements(tmp, family, what, get, **keys):
-    model, moe = os.path.join(PARITY, family), family == "gemma4_moe"
+    model, moe = os.path.join(PARITY, family), family != "gemma4_text"
     first = run(tmp, f"{family}-{what}", model, get=get, **keys)
     for name, (env, over, of_experts) in PLACEMENTS.items():
         got = run(tmp, f"{family}-{what}-{name}", model, env=env, get=get, **keys, **over, **(of_experts if moe else {}))
@@ -89,7 +90,7 @@ def check_refusals(tmp):
 with tempfile.TemporaryDirectory() as tmp:
     shutil.copy(os.path.join(PARITY, "data.jsonl"), tmp)
     os.mkdir(os.path.join(tmp, "drive"))
-    for family in ("gemma4_text", "gemma4_moe"):
+    for family in ("gemma4_text", "gemma4_moe", "nemotron_super"):
         check_placements(tmp, family, "all", planes)
         check_placements(tmp, family, "adapters", trained_planes, **LORA)
     check_frozen(tmp)

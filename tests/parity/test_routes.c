@@ -214,7 +214,7 @@ static void routers_choose_what_transformers_chooses(void **state)
     }
     closedir(d);
     cJSON_Delete(data);
-    assert_int_equal(families, 29);
+    assert_int_equal(families, 30);
 }
 
 int main(int argc, char **argv)

@@ -151,7 +151,7 @@ static void layers_of_one_branch_are_by_letter_or_by_name(void **state)
     }
     take(NEMOTRON(", \"hybrid_override_pattern\": \"M-*\"")); /* as many layers as it has letters */
     assert_int_equal(cfg.n_layers, 3);
-    refuse(NEMOTRON(", \"hybrid_override_pattern\": \"ME*\", \"moe_latent_size\": 32"), "\"moe_latent_size\"", "Super");
+    refuse(NEMOTRON(", \"hybrid_override_pattern\": \"ME*\", \"moe_latent_size\": 36"), "\"moe_latent_size\"", "multiple of 8");
     refuse(NEMOTRON(", \"hybrid_override_pattern\": \"MX*\""), "\"hybrid_override_pattern\"", "not supported");
     refuse(NEMOTRON(", \"hybrid_override_pattern\": \"M\", \"use_bias\": true"), "\"use_bias\"", "must not be true");
 }
@@ -164,8 +164,11 @@ static void experts_are_in_layers_of_their_kind_alone(void **state)
     for (int64_t i = 0; i < 4; i++)
         assert_true(mt_layer_of(&cfg, i)->is_mixture == (i == 1));
     assert_string_equal(mt_layer_of(&cfg, 1)->parts[0], "router");
+    assert_string_equal(mt_layer_of(&cfg, 1)->parts[3], "combine");
     assert_true(cfg.moe.ungated && cfg.moe.n_experts == 128 && cfg.moe.top_k == 6 && cfg.moe.width == 24);
     assert_true(cfg.moe.shared_width == 40 && cfg.moe.scale == 2.5 && cfg.moe.n_group == 1 && cfg.moe.select_bias);
+    take(NEMOTRON(", \"hybrid_override_pattern\": \"ME*-\", \"moe_latent_size\": 32")); /* Super */
+    assert_true(cfg.moe.latent == 32 && !strcmp(mt_layer_of(&cfg, 1)->parts[3], "latent"));
 }
 
 int main(void)

@@ -58,6 +58,7 @@ static const struct {
     {"Mixtral-8x7B", UINT64_C(46702792704)},
     {"Moonlight-16B-A3B", UINT64_C(15960110208)},
     {"Nemotron-3-Nano", UINT64_C(31577940288)},
+    {"Nemotron-3-Super", UINT64_C(120668707840)},
     {"OLMoE-1B-7B", UINT64_C(6919161856)},
     {"Qwen2-57B-A14B", UINT64_C(57408658944)},
     {"Qwen2.5-0.5B", UINT64_C(494032768)},
