@@ -241,7 +241,7 @@ static void print_hosts(int roff)
         "    mpirun --hostfile hosts --map-by ppr:1:node --bind-to none megatrain run run.ini",
         "    srun --mpi=pmix -N 4 --ntasks-per-node=1 -c $SLURM_CPUS_ON_NODE megatrain run run.ini",
         "They share the groups of a step's micro-batches, so train.groups has to be a power of two, at least as large as the number of hosts "
-        "times that of their GPUs (8 at most in all). The result has the same bits on any number of hosts, one among them: a run goes "
+        "times that of their GPUs (16 at most in all). The result has the same bits on any number of hosts, one among them: a run goes "
         "on with --resume on fewer or more. Three hosts with 8 groups have 3, 3 and 2 of them.",
         "The first host reads the configuration, decides, and writes checkpoints, metrics and what is printed. The others need the "
         "program, built alike against their MPI, model.path with its config.json, and the data, under the same paths; they get all "

@@ -25,7 +25,7 @@ struct part {
     const struct mt_program *whole;
     struct mt_program *out;
     int first, end;   /* its lanes */
-    uint8_t *to;      /* by instruction of the whole: hosts that its content goes to */
+    uint16_t *to;     /* by instruction of the whole: hosts that its content goes to */
     bool *idle;       /* by instruction of the whole: a READ of what no instruction here uses */
     int32_t *upto;    /* by instruction of the whole: the newest of its queue, at or before it, that is here; of another
                          host's queue, the newest message from there */
@@ -81,14 +81,14 @@ static int find_messages(struct part *s, struct mt_err *err)
     for (size_t i = 0; i < p->n_instrs; i++) {
         const struct mt_instr *in = &p->instrs[i];
         if (is_shared(s, in))
-            s->to[i] = (uint8_t)((1u << mt_program_hosts(s->params)) - 1) & (uint8_t)~(1u << host_of(s, in));
+            s->to[i] = (uint16_t)(((1u << mt_program_hosts(s->params)) - 1) & ~(1u << host_of(s, in)));
         if (!moves_spilled(s, in))
             continue;
         int32_t *from = &store[in->operand[0].object];
         if (in->op == MT_OP_STORE)
             *from = (int32_t)i + 1;
         else if (*from && host_of(s, &p->instrs[*from - 1]) != host_of(s, in))
-            s->to[*from - 1] |= (uint8_t)(1u << host_of(s, in));
+            s->to[*from - 1] |= (uint16_t)(1u << host_of(s, in));
     }
     int rc = 0;
     for (size_t i = 0; i < p->n_instrs && !rc; i++)
@@ -166,7 +166,7 @@ static int32_t add_message(struct part *s, size_t i, int32_t stored)
         return NONE;
     struct mt_instr m = mt_instr_make(sum ? MT_OP_PASS : MT_OP_SHARE, (size_t)in->unit, (size_t)in->mb);
     m.sends = sends;
-    m.hosts = sends ? s->to[i] : (uint8_t)(1u << host_of(s, in));
+    m.hosts = sends ? s->to[i] : (uint16_t)(1u << host_of(s, in));
     m.n_operands = 1;
     m.operand[0] = (struct mt_operand){in->operand[0].object, 0, sends ? MT_READ : MT_WRITE, MT_ROLE_NONE};
     m.bytes = in->bytes;
@@ -240,7 +240,7 @@ static void take_pools(struct part *s)
 static bool alloc_part(struct part *s)
 {
     const struct mt_program *p = s->whole;
-    s->to = mt_calloc(MT_MAX(p->n_instrs, p->n_objects) + 1, 1);
+    s->to = mt_calloc(MT_MAX(p->n_instrs, p->n_objects) + 1, sizeof(*s->to));
     s->idle = mt_calloc(p->n_instrs + 1, 1);
     s->upto = mt_calloc(p->n_instrs + 1, sizeof(*s->upto));
     s->host_use = mt_calloc(p->n_units, sizeof(*s->host_use));

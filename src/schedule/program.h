@@ -60,7 +60,7 @@ struct mt_instr {
     bool once;    /* loads a resident object that nothing changes: skipped if an earlier run has loaded it */
     bool if_rows; /* weights of experts, after the layer's lists: skipped if no row was sent to the unit's experts */
     bool sends;   /* PASS, SHARE: from this host, else to it */
-    uint8_t hosts; /* of those: a bit for each host that it goes to, or for that from which it comes */
+    uint16_t hosts; /* of those: a bit for each host that it goes to, or for that from which it comes */
     int32_t unit, mb;
     int32_t piece; /* of updates, and of loads of weights in parts: which part of the unit's planes */
     int32_t block, block_end;

@@ -27,8 +27,9 @@ enum mt_queue {
 /**
  * A lane is a device and its queues; the other queues are one each for all lanes. A queue's number is its kind (enum
  * mt_queue) on the first lane and for those that lanes share, and follows these for the device queues of other lanes.
+ * Lanes are of all hosts that share a step.
  */
-enum { MT_MAX_LANES = MT_MAX_DEVICES, MT_MAX_QUEUES = MT_N_QUEUES + (MT_MAX_LANES - 1) * MT_N_STREAMS };
+enum { MT_MAX_LANES = 2 * MT_MAX_DEVICES, MT_MAX_QUEUES = MT_N_QUEUES + (MT_MAX_LANES - 1) * MT_N_STREAMS };
 
 /** Instructions of a queue start in program order. */
 struct mt_queue_desc {

@@ -162,6 +162,14 @@ def they_go_on_with_other_numbers(tmp):
     assert losses(many) == losses(one)
     compare(os.path.join(one, "checkpoint-6"), os.path.join(many, "checkpoint-6"), "2, 1, then 3 hosts")
     assert "same build, configuration" not in mpirun(2, "run", ini, "--resume"), "nothing is left to do"
+    if FULL: # as many as there can be, of 16 devices
+        over = {"train__groups": 16, "train__batch_size": 20, "train__steps": 2}
+        one, ini = ini_of(tmp, "one-16", model, data, **over)
+        megatrain("run", ini)
+        for n, gpus in (16, 1), (3, 5):
+            many, ini = ini_of(tmp, f"many-{n}", model, data, **over, device__gpus=gpus)
+            mpirun(n, "run", ini)
+            compare(os.path.join(one, "checkpoint-2"), os.path.join(many, "checkpoint-2"), f"{n} hosts of {gpus} devices")
 
 
 def is_below(pid, top):
