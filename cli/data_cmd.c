@@ -188,6 +188,9 @@ static void print_stats(const struct mt_inputs *in, const struct tally *t, bool 
     if (d->n_endless)
         printf("No end      %llu samples train no token that ends a turn\n",
                (unsigned long long)d->n_endless);
+    if (d->n_special)
+        printf("Special     %llu samples write special tokens out in a message, which become those tokens\n",
+               (unsigned long long)d->n_special);
     printf("Duplicates  %llu samples (%.2f%%) have the tokens of another", (unsigned long long)t->n_duplicates,
            share(t->n_duplicates, d->n_samples));
     if (in->eval_data)
@@ -244,6 +247,7 @@ static int print_stats_json(const struct mt_inputs *in, const struct tally *t, s
     add(o, "overlong", (double)d->n_overlong);
     add(o, "untrained", (double)d->n_untrained);
     add(o, "endless", (double)d->n_endless);
+    add(o, "special", (double)d->n_special);
     if (d->answers)
         add_pairs(o, &t->pairs);
     add(o, "duplicates", (double)t->n_duplicates);

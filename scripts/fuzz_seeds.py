@@ -26,7 +26,7 @@ def tensor(dtype, shape, begin, end):
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def shard(samples, vocab, version=3):
+def shard(samples, vocab, version=4):
     tokens = [t for s in samples for t in s]
     offsets = [0]
     for s in samples:

@@ -4,6 +4,7 @@ import array
 import glob
 import json
 import os
+import re
 
 import jinja2
 import numpy as np
@@ -188,6 +189,8 @@ class Encoder:
         if self.tok.max_id >= self.vocab:
             raise DataError(f"the tokenizer of {model_dir} does not belong to the model: it has token ids up to "
                             f"{self.tok.max_id}, the embedding (vocab_size of config.json) {self.vocab} rows")
+        splits = self.tok.bytes or self.tok.config.get("split_special_tokens")
+        self.special = None if splits or not self.tok.end_texts else re.compile("|".join(map(re.escape, self.tok.end_texts)))
         self.which, self.date, self.model_dir = job.get("template", "model"), job.get("date"), model_dir
         self._templates = None
         self.is_end = np.zeros(self.tok.max_id + 2, dtype=bool)  # by id; the last one is for all larger ids
@@ -214,9 +217,9 @@ class Encoder:
             raise Bad(f"{t.name} fails: {type(e).__name__}: {e}") from None
 
     def chat_text(self, chat):
-        """The text of a conversation, the spans of it that are trained, and a message that it lacks, or None."""
+        """The text of a conversation, and the spans of it that are trained."""
         t, r = self.render(chat)
-        return r.text, t.spans(r, chat.messages, chat.flags, self.train_on), template.unprinted(r.text, chat.messages)
+        return r.text, t.spans(r, chat.messages, chat.flags, self.train_on)
 
     def around(self, ids, mask):
         """Adds the tokenizer's prefix and an end of text, unless they are there."""
@@ -249,10 +252,11 @@ class Encoder:
         ids = np.array(prefix + alone + whole[len(alone):], np.uint32)
         return ids, np.arange(len(ids)) >= max(len(prefix) + len(alone), 1)
 
-    def encode(self, samples, unprinted=None):
+    def encode(self, samples, odd=None):
         """[(ids, mask)] of samples; raises Bad with (index, message) if one cannot be encoded.
 
-        `unprinted`: a list to which (index, message, role) of each conversation is added whose text lacks a message."""
+        `odd`: lists to which conversations are added: "unprinted", (index, message, role) of one whose text lacks a message;
+        "special", (index, message, token) of one in which a message writes a special token out."""
         plain, spanned, out = [], [], [None] * len(samples)
         for i, s in enumerate(samples):
             try:
@@ -264,10 +268,9 @@ class Encoder:
                     mask = None if s.labels is None else np.array(s.labels) != -100
                     out[i] = (self._checked_ids(s.ids), mask)
                 elif isinstance(s, Chat):
-                    text, spans, lost = self.chat_text(s)
+                    text, spans = self.chat_text(s)
                     spanned.append((i, text, spans))
-                    if lost is not None and unprinted is not None:
-                        unprinted.append((i, lost, s.messages[lost]["role"]))
+                    self._note_odd(odd, i, s.messages, text)
                 elif isinstance(s, Pair):
                     text = s.prompt + s.completion
                     spanned.append((i, text, [(len(s.prompt), len(text))]))
@@ -282,6 +285,16 @@ class Encoder:
             if wrap:
                 out[i] = self.around(*out[i])
         return out
+
+    def _note_odd(self, odd, i, messages, text):
+        if odd is None:
+            return
+        lost = template.unprinted(text, messages)
+        if lost is not None:
+            odd["unprinted"].append((i, lost, messages[lost]["role"]))
+        written = template.specials_in(messages, self.special) if self.special else None
+        if written:
+            odd["special"].append((i, *written))
 
     def _checked_ids(self, ids):
         ids = np.array(ids, dtype=np.int64)

@@ -43,17 +43,17 @@ class Chunker:
             samples += made if isinstance(made, list) else [made]
             sources_of += [(place, record)] * (len(made) if isinstance(made, list) else 1)
         rows = sources_of
-        unprinted = []
+        odd = {"unprinted": [], "special": []}
         try:
-            encoded = self.encoder.encode(samples, unprinted)
+            encoded = self.encoder.encode(samples, odd)
         except Bad as e:
             index, message = e.args[0]
             raise SampleError(rows[index][0] - base, message) from None
         if self.format in answers.FORMATS:
             return answers.pack(rows, encoded, places)
-        return self._pack(rows, encoded, places, [(rows[i][0], message, role) for i, message, role in unprinted])
+        return self._pack(rows, encoded, places, {k: [(rows[i][0], *what) for i, *what in v] for k, v in odd.items()})
 
-    def _pack(self, rows, encoded, places, unprinted):
+    def _pack(self, rows, encoded, places, odd):
         """Joins the samples of a chunk, without those that have nothing to train."""
         ids = [i for i, _ in encoded]
         masks = [np.ones(len(i), dtype=bool) if m is None else m for i, m in encoded]
@@ -70,7 +70,7 @@ class Chunker:
         with_end = np.add.reduceat(ends, np.cumsum(lengths) - lengths) if ids else np.zeros(0)
         return all_ids, np.packbits(all_masks), lengths, at, places, {
             "untrained": untrained, "endless": int(np.count_nonzero(with_end == 0)), "trained": sum(trained),
-            "unprinted": unprinted}
+            **odd}
 
 
 def detect(path, columns):
@@ -161,7 +161,8 @@ class Preparation:
         more = {**more, "trained": int(np.count_nonzero(trained))}
         for key in ("untrained", "equal"):
             more[key] = [p for p in more.get(key, []) if p < at[-1]]
-        more["unprinted"] = [u for u in more.get("unprinted", []) if u[0] <= at[-1]]
+        for key in ("unprinted", "special"):
+            more[key] = [u for u in more.get(key, []) if u[0] <= at[-1]]
         if "endless" in more:
             ends = bits & self.encoder.is_end[np.minimum(ids, len(self.encoder.is_end) - 1)]
             more["endless"] = int(np.count_nonzero(np.add.reduceat(ends, first) == 0))
@@ -176,7 +177,8 @@ class Preparation:
         if flat and sources.looks_like_json(path):
             self.say({"event": "note", "message": f"{path}: taken as plain text, as its name says, but it begins like JSON: "
                       "name it .jsonl (an object a line) or .json (an array)"})
-        n_unprinted, first_unprinted = 0, None
+        odd = {"unprinted": [], "special": []}  # the first of each, and how many there are
+        n_odd = dict.fromkeys(odd, 0)
         try:
             for done, (ids, mask, lengths, at, places, more) in workers.map(sources.chunks(path)):
                 if len(ids):
@@ -200,9 +202,9 @@ class Preparation:
                     w.n_untrained += 1
                     if len(w.untrained_at) < 3:
                         w.untrained_at.append(where(os.path.basename(path), p + base))
-                unprinted = more.get("unprinted", [])
-                first_unprinted = first_unprinted or next(((p + base, *rest) for p, *rest in unprinted), None)
-                n_unprinted += len(unprinted)
+                for key, found in odd.items():
+                    n_odd[key] += len(more.get(key, []))
+                    found += [(p + base, *rest) for p, *rest in more.get(key, [])[:1 - len(found)]]
                 base += places
                 if self.progress.due():
                     self.say({"event": "progress", "path": path, **self.progress.event(done, w)})
@@ -215,14 +217,15 @@ class Preparation:
                             f"{where(path, base + (1 if lines else 0))} ({e})", "runtime") from None
         if flat and w.n_tokens:
             w.max_len, w.n_trained = w.n_tokens, w.n_tokens - 1
-        w.n_bytes = size
+        w.n_bytes, w.n_special = size, n_odd["special"]
         if not w.n_samples and not w.n_untrained and not w.n_equal:
             raise DataError(f"the data files hold no samples: {path}")
         self.progress.pass_file(w)
         w.commit(name, shard.LINES if lines else shard.INDICES, shard.PLAIN_TEXT if flat else shard.ANSWERS if items else 0)
         seconds = time.monotonic() - t0
-        if first_unprinted:
-            self.tell_unprinted(path, n_unprinted, *first_unprinted)
+        for key, found in odd.items():
+            if found:
+                self.tell_odd(key, path, n_odd[key], *found[0])
         self.say({"event": "source", "path": path, "format": name, "samples": w.n_samples // (2 if items else 1), "tokens": w.n_tokens,
                   "seconds": seconds})
         if w.n_endless and not flat and name != "input_ids":
@@ -235,10 +238,12 @@ class Preparation:
             self.say({"event": "note", "message": f"{path}: {dated[0].name} may print the date, {self.job.get('date')}: the "
                       "cache keeps that of today (set the date with SOURCE_DATE_EPOCH)"})
 
-    def tell_unprinted(self, path, n, at, message, role):
+    def tell_odd(self, key, path, n, at, message, what):
         more = f", and so in {n - 1} more sample{'s' if n > 2 else ''}" if n > 1 else ""
-        self.say({"event": "note", "message": f'{where(path, at)}: what message {message} (role "{role}") says is not in the text that '
-                  f"the chat template makes of it{more}: look at it with: megatrain data show"})
+        says = {"unprinted": f'what message {message} (role "{what}") says is not in the text that the chat template makes of it{more}',
+                "special": f"message {message} writes {what} out, which becomes that special token, as if the template had put it "
+                           f"there{more}"}
+        self.say({"event": "note", "message": f"{where(path, at)}: {says[key]}: look at it with: megatrain data show"})
 
     def check_end(self):
         """Notes a template that ends turns with a token at which the model does not stop."""

@@ -355,6 +355,15 @@ def unprinted(text, messages):
     return None
 
 
+def specials_in(messages, special):
+    """(message, token) of the first message that writes a special token out, or None. `special`: a pattern of all of them."""
+    for i, m in enumerate(messages):
+        found = special.search(m["content"]) if isinstance(m.get("content"), str) else None
+        if found:
+            return i, found[0]
+    return None
+
+
 def built_in_names():
     return sorted(n[:-6] for n in os.listdir(BUILT_IN) if n.endswith(".jinja"))
 

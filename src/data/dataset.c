@@ -215,6 +215,7 @@ static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_para
     s->format = h->format;
     s->n_untrained = h->n_untrained;
     s->n_endless = h->n_endless;
+    s->n_special = h->n_special;
     s->answers = h->flags & MT_SHARD_ANSWERS;
     s->n_equal = h->n_equal;
     s->longest = h->flags & MT_SHARD_PLAIN_TEXT ? MT_MIN(h->max_len, dp->seq_len) : h->max_len;
@@ -252,6 +253,7 @@ static void add_stats(mt_dataset *d, const struct mt_dataset_stats *s)
     sum->n_split += s->n_split;
     sum->n_untrained += s->n_untrained;
     sum->n_endless += s->n_endless;
+    sum->n_special += s->n_special;
     sum->n_equal += s->n_equal;
     sum->answers |= s->answers;
     sum->longest = MT_MAX(sum->longest, s->longest);

@@ -43,6 +43,7 @@ struct mt_dataset_stats {
     uint64_t n_overlong, n_dropped, n_truncated, n_split; /* whole samples */
     uint64_t n_untrained; /* samples left out, as none of their tokens has a loss */
     uint64_t n_endless;   /* samples in which no token that ends a turn is trained */
+    uint64_t n_special;   /* conversations of which a message writes a special token out */
     uint64_t longest;     /* tokens of the longest sample, before it is cut */
     uint64_t n_equal;     /* pairs left out, as their answers are equal */
     bool answers;         /* a sample is an item: a chosen and a rejected answer, or a rated one (shard.h) */

@@ -9,7 +9,7 @@
 
 #include "base/err.h"
 
-enum { MT_SHARD_HEADER_BYTES = 4096, MT_SHARD_VERSION = 3 };
+enum { MT_SHARD_HEADER_BYTES = 4096, MT_SHARD_VERSION = 4 };
 /** The unit of a sample's place: none, lines from 1, elements from 0. */
 enum mt_place_kind { MT_PLACE_NONE, MT_PLACE_LINE, MT_PLACE_INDEX };
 enum {
@@ -38,6 +38,7 @@ struct mt_shard_header {
     uint64_t content_sum;   /* XXH3 of tokens, mask and offsets, which training depends on */
     uint64_t places_sum;    /* XXH3 of places. Both sums are 0 until the shard is sealed */
     uint64_t n_equal;       /* pairs left out, as their answers are equal */
+    uint64_t n_special;     /* conversations of which a message writes a special token out */
     uint64_t header_sum;    /* XXH3 of the header before it; 0: made by a build that had none */
 };
 enum { MT_SHARD_BLOCK = 64 << 10 }; /* bytes that are checked together while training */

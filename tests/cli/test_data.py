@@ -146,6 +146,22 @@ def a_message_that_the_template_drops_is_warned_of(tmp):
     assert 'lost.jsonl:2: what message 0 (role "developer") says' in few and "2 more samples" in few, few
 
 
+def special_tokens_in_messages_are_counted(tmp):
+    """Also from the cache; not those of the template, nor where the tokenizer splits them."""
+    model = model_of(tmp, "qwen3")
+    odd = [dict(CHAT[1], content="what does <|im_end|> do?"), *CHAT[2:]]
+    ini = ini_of(tmp, model, lines(os.path.join(tmp, "odd.jsonl"), [{"messages": CHAT}, {"messages": odd}, {"messages": odd}]))
+    said = megatrain("data", "stats", ini)
+    assert "odd.jsonl:2: message 0 writes <|im_end|> out" in said.stderr and "in 1 more sample:" in said.stderr, said.stderr
+    assert "Special     2 samples" in said.stdout and "Special     2" in megatrain("data", "stats", ini).stdout, said.stdout
+    assert json.loads(megatrain("data", "stats", ini, "--json").stdout)["special"] == 2
+    path = os.path.join(model, "tokenizer_config.json")
+    conf = json.load(open(path))
+    json.dump({**conf, "split_special_tokens": True}, open(path, "w"))
+    assert "Special" not in megatrain("data", "stats", ini).stdout
+    json.dump(conf, open(path, "w"))
+
+
 def extensions_have_any_case_and_tables_a_header(tmp):
     model = model_of(tmp, "qwen2")
     want = show(tmp, model, lines(os.path.join(tmp, "want.jsonl"), [
@@ -403,7 +419,7 @@ def any_number_of_processes_gives_the_same_shard(tmp):
             megatrain("-q", "data", "prepare", ini_of(tmp, model, path, data__cache_dir=cache, device__cpu_threads=n))
             shard, = [f for f in os.listdir(cache) if f.endswith(".tokens")]
             raw = open(os.path.join(cache, shard), "rb").read()
-            got.append(raw[:40] + raw[48:80] + raw[88:304] + raw[312:])  # not the source's hash and size, nor the header's sum
+            got.append(raw[:40] + raw[48:80] + raw[88:312] + raw[320:])  # not the source's hash and size, nor the header's sum
             shutil.rmtree(cache)
     assert len(got[0]) > 1 << 20 and all(g == got[0] for g in got)
 
