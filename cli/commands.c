@@ -129,6 +129,7 @@ static const struct cli_option probe_options[] = {
     {"io", 0, "HOW", "disk: io_uring or threads (default: io_uring if it is allowed)."},
     {"dir", 0, "DIR", "all: also measure the drive that this folder is on."},
     {"brief", 0, NULL, "all: only rates; plan --measure times the operations that it needs."},
+    {"force", 0, NULL, "all: keep what was measured though other work took the cores."},
     {"threads", 0, "N", "all: measure for this many threads (default: the number of cores).", WHOLE(1, 4096)},
     {"device", 0, "KIND", "all, gemm: cpu, cuda, or auto: the GPU if there is one (auto)."},
     {"index", 0, "N", "all, gemm: which GPU (0).", WHOLE(0, 1024)},

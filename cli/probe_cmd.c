@@ -85,6 +85,16 @@ static void show_progress(void *ctx, const char *what)
         fprintf(stderr, "measuring %s\n", what);
 }
 
+/* Where other work runs, rates are too low by more than runs differ. */
+static int check_share(const struct mt_measure_params *p, struct mt_err *err)
+{
+    const double least = 0.9;
+    return *p->cores_share >= least ? 0
+        : mt_fail(err, MT_ERR_RUNTIME, -EBUSY, "other work runs on this machine: measuring got %.0f%% of the time of its cores (%d), so that "
+                  "nothing is kept. End that work, measure with fewer cores (--threads N), or keep what was measured all the same "
+                  "(--force)", 100 * *p->cores_share, p->n_threads);
+}
+
 /* Measures the whole profile and keeps it for plan, run and bench. */
 static int probe_all(struct cli *cli, const struct cli_args *args, const struct mt_numa *numa)
 {
@@ -94,14 +104,18 @@ static int probe_all(struct cli *cli, const struct cli_args *args, const struct 
     struct mt_str text = {0};
     int *cpus = NULL, n = 0, rc = mt_hw_cores(&cpus, &n, &err);
     int use = (int)cli_whole(args, "threads", n);
+    double share = 1;
     struct mt_measure_params p = {.n_threads = use, .cpus = use <= n ? cpus : NULL, .numa = numa,
                                   .disk_dir = cli_arg(args, "dir"), .brief = cli_arg(args, "brief") != NULL,
                                   .small = getenv("MEGATRAIN_PROBE_SMALL") != NULL,
+                                  .cores_share = cli_arg(args, "force") || use > n ? NULL : &share,
                                   .progress = show_progress, .ctx = cli};
     if (!rc)
         rc = find_device(&p, args, &err);
     if (!rc)
         rc = mt_measure_machine(&m, &p, &err);
+    if (!rc && p.cores_share && (rc = check_share(&p, &err)))
+        mt_machine_finish(&m);
     free(cpus);
     if (rc)
         return cli_fail(&err);

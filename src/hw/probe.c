@@ -13,7 +13,7 @@
 #include "base/pool.h"
 #include "hw/host.h"
 
-enum { BYTES = 256 << 20, PIECE = 1 << 20, ROUNDS = 7 };
+enum { BYTES = 256 << 20, PIECE = 1 << 20, ROUNDS = 7, WORK_NS = 20000000 };
 
 struct job {
     char *dst, *src;
@@ -77,6 +77,38 @@ int mt_probe_copy(int n_threads, const int *cpus, const struct mt_numa *numa, do
     mt_pool_destroy(&pool);
     mt_host_free(j.dst, BYTES);
     mt_host_free(j.src, BYTES);
+    return rc;
+}
+
+static int64_t thread_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Works for as long as the thread has had its core for WORK_NS. */
+static void work(void *ctx, size_t chunk, int thread)
+{
+    int64_t until = thread_ns() + WORK_NS;
+    (void)ctx;
+    (void)chunk;
+    (void)thread;
+    while (thread_ns() < until)
+        ;
+}
+
+int mt_probe_cores(int n_threads, const int *cpus, double *share, struct mt_err *err)
+{
+    struct mt_pool_params p = {"cores", n_threads, cpus, NULL};
+    mt_pool *pool = NULL;
+    int rc = mt_pool_create(&pool, &p, err);
+    int64_t began = mt_now_ns();
+    if (!rc)
+        mt_pool_run(pool, work, NULL, (size_t)n_threads);
+    if (!rc)
+        *share = WORK_NS * 1e-9 / mt_seconds_since(began);
+    mt_pool_destroy(&pool);
     return rc;
 }
 

@@ -271,12 +271,24 @@ int mt_measure_again(struct mt_machine *m, const struct mt_measure_params *p, co
     return rc ? rc : mt_measure_link(m, p, err);
 }
 
+/* Adds a sample to the mean share of the n before. */
+static int look_at_cores(const struct mt_measure_params *p, int *n, struct mt_err *err)
+{
+    double share = 1;
+    int rc = p->cores_share ? mt_probe_cores(p->n_threads, p->cpus, &share, err) : 0;
+    if (!rc && p->cores_share)
+        *p->cores_share = (*p->cores_share * *n + share) / (*n + 1);
+    ++*n;
+    return rc;
+}
+
 int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p, struct mt_err *err)
 {
     const struct mt_device_kind *kind = mt_device_kind(p->device_kind);
     struct mt_machine m = {.cpu = kind && kind->shares_host_memory};
     struct mt_device_info info;
     mt_device *dev = NULL;
+    int n_looks = 0;
     mt_device_probe(&info, p->device_kind, p->device_index);
     int rc = mt_measure_device(&dev, p, 0, err);
     if (rc)
@@ -300,11 +312,15 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
         bool skip = (parts[i].run == mt_measure_shares && !m.cpu) ||
                     (parts[i].run == mt_measure_disk && !p->disk_dir) ||
                     (parts[i].run == measure_grid && p->brief);
-        if (!skip) {
-            report(p, parts[i].what);
+        if (skip)
+            continue;
+        report(p, parts[i].what);
+        rc = look_at_cores(p, &n_looks, err);
+        if (!rc)
             rc = parts[i].run(&m, p, err);
-        }
     }
+    if (!rc)
+        rc = look_at_cores(p, &n_looks, err);
     if (!rc)
         rc = mt_machine_complete(&m, "the measured profile", err);
     if (rc) {

@@ -23,7 +23,7 @@ with tempfile.TemporaryDirectory() as tmp:
             f.write(open(os.path.join(ROOT, name)).read() * 8)
     env = {"DEMO_TEXT": text, "DEMO_OUT": os.path.join(tmp, "demo"), "XDG_CACHE_HOME": os.path.join(tmp, "cache")}
     print(f"load average {os.getloadavg()[0]:.2f}", flush=True)
-    megatrain("-q", "probe", "all", "--brief", env=env)
+    megatrain("-q", "probe", "all", "--force", "--brief", env=env)
     out = os.path.join(tmp, "sweep")
     megatrain("-q", "bench", os.path.join(ROOT, "configs", "sweeps", "experts.ini"), "--measure", "--out", out, env=env)
     with open(os.path.join(out, "sweep.json")) as f:

@@ -225,7 +225,7 @@ def main():
         env = {"XDG_CACHE_HOME": os.path.join(tmp, "cache"), "MEGATRAIN_PROBE_SMALL": "1"}
         drive = os.path.join(tmp, "drive")
         os.makedirs(drive)
-        megatrain("-q", "probe", "all", "--brief", "--threads", "2", "--dir", drive, env=env)
+        megatrain("-q", "probe", "all", "--force", "--brief", "--threads", "2", "--dir", drive, env=env)
         model, data = write_model(os.path.join(tmp, "model"), config()), write_data(os.path.join(tmp, "d.jsonl"))
         run = os.path.join(tmp, "shown")
         ini = write_ini(os.path.join(tmp, "shown.ini"), base(model, data, run, train__steps=6, eval__every=3))

@@ -243,7 +243,7 @@ def blocks_are_one_run_to_who_watches(tmp, model, want):
     ini = settings(tmp, model, out, log__exec=f"echo begin >> {got}; cat >> {got}")
     args = ["--rates", rates] if FULL else []
     if FULL:
-        megatrain("-q", "probe", "all", "--brief")
+        megatrain("-q", "probe", "all", "--force", "--brief")
     megatrain("-q", "run", ini, "--max-steps", 2)
     assert "resumed_from" not in json.load(open(out + "/run.json"))
     os.remove(got)

@@ -9,6 +9,7 @@ import random
 import re
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 
@@ -220,6 +221,10 @@ def two_parts_are_offered_together(tmp):
         assert ask(follow(args, next(c for c in changes if part in c)))[0], changes
 
 
+def is_packed(model):
+    return "quantization_config" in json.load(open(os.path.join(CONFIGS, "models", model + ".json")))
+
+
 def question(k, models):
     """The k-th random question to the planner: a GPU and the memory of a machine, a model, what is trained and how."""
     rng = random.Random(f"refusals {k}")
@@ -241,7 +246,7 @@ def question(k, models):
             args += ["--set", f"{key}={rng.choice(values)}"]
     if rng.random() < 0.4:
         args += ["--set", f"adapter.kind={rng.choice(('lora', 'dora'))}"]
-        if rng.random() < 0.4:
+        if rng.random() < 0.4 and not is_packed(args[3]):
             args += ["--set", f"model.base_dtype={rng.choice(('nf4', 'fp8', 'mxfp4'))}"]
     return tuple(args)
 
@@ -399,7 +404,7 @@ def a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, 
     assert "predicted" not in megatrain("run", ini, env=env).stderr
     drive = os.path.join(tmp, "drive")
     os.makedirs(drive)
-    megatrain("-q", "probe", "all", "--brief", "--threads", "2", "--dir", drive, env=env)
+    megatrain("-q", "probe", "all", "--force", "--brief", "--threads", "2", "--dir", drive, env=env)
     assert json.loads(megatrain("-q", "plan", ini, "--json", env=env).stdout)["fits"]
     trace = os.path.join(tmp, "trace.json")
     p = megatrain("run", ini, "--force", "--trace", trace, env=env)
@@ -416,6 +421,19 @@ def a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, 
     assert micro in again, (micro, again)
     check_trace(trace)
     return env
+
+
+def a_probe_that_did_not_get_its_cores_is_not_kept(tmp):
+    env = {"XDG_CACHE_HOME": os.path.join(tmp, "busy"), "MEGATRAIN_PROBE_SMALL": "1"}
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]
+    try:
+        said = megatrain("-q", "probe", "all", "--brief", "--threads", 1, env=env, expect=1).stderr
+    finally:
+        for p in busy:
+            p.kill()
+            p.wait()
+    assert re.search(r"got \d+% of the time of its cores", said) and "--force" in said, said
+    assert not os.path.exists(os.path.join(tmp, "busy", "megatrain")), os.listdir(os.path.join(tmp, "busy"))
 
 
 def check_trace(path):
@@ -542,6 +560,7 @@ def main():
         a_plan_is_reproduced_by_its_own_settings(tmp)
         model, data = write_model(os.path.join(tmp, "model"), config()), write_data(os.path.join(tmp, "d.jsonl"))
         env = a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, data)
+        a_probe_that_did_not_get_its_cores_is_not_kept(tmp)
         what_is_planned_is_what_is_run(tmp, model, data, env)
         run_and_plan_say_the_same(tmp, model, data, env)
         rows_of_a_step_are_refused_alike(tmp, model, data, env)

@@ -47,6 +47,6 @@ with tempfile.TemporaryDirectory() as tmp:
     env = {"XDG_CACHE_HOME": os.path.join(tmp, "cache"), "MEGATRAIN_PROBE_SMALL": "1"}
     model = write_model(os.path.join(tmp, "model"), config(num_hidden_layers=3))
     data = write_data(os.path.join(tmp, "data.jsonl"))
-    megatrain("-q", "probe", "all", "--brief", "--device", "cuda", "--threads", 2, env=env)
+    megatrain("-q", "probe", "all", "--force", "--brief", "--device", "cuda", "--threads", 2, env=env)
     run_and_plan_say_the_same(tmp, model, data, env)
     planes_are_locked_as_asked(tmp, model, data, env)

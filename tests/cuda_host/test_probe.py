@@ -27,7 +27,7 @@ def shapes(ops, kind, dtype):
 
 
 def every_rate_is_of_the_gpu(env):
-    said = json.loads(megatrain("-q", "probe", "all", "--device", "auto", "--threads", 2, "--json", env=env).stdout)
+    said = json.loads(megatrain("-q", "probe", "all", "--force", "--device", "auto", "--threads", 2, "--json", env=env).stdout)
     assert "host emulation, sm_90" in said["name"], said["name"]
     assert said["name"] in said["fingerprint"], said["fingerprint"]
     for section, keys in RATES.items():
@@ -70,7 +70,7 @@ def other_devices_have_profiles_of_their_own(ini, env):
     said = megatrain("plan", ini, env={**env, "MT_EMU_CAPABILITY": "86"}, expect=1).stderr
     assert "sm_86" in said and "sm_90" in said and "other hardware" in said, said
     assert "no prediction" in megatrain("run", ini, "--force", env={**env, "MT_EMU_CAPABILITY": "86"}).stderr
-    megatrain("-q", "probe", "all", "--device", "cpu", "--threads", 2, env=env)
+    megatrain("-q", "probe", "all", "--force", "--device", "cpu", "--threads", 2, env=env)
     cpu = json.loads(megatrain("-q", "plan", ini, "--json", "--set", "device.kind=cpu", env=env).stdout)
     assert cpu["machine"].startswith("cpu ("), cpu["machine"]
 
