@@ -2,6 +2,7 @@
 #ifndef MT_DEVICE_OPS_DIRECT_H
 #define MT_DEVICE_OPS_DIRECT_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -132,12 +133,86 @@ static inline size_t mt_apollo_workspace(size_t rows, size_t cols)
     return 2 * MT_MAX(rows, cols) + rows + 1;
 }
 
+/**
+ * The eigenvectors of a small symmetric matrix without negative eigenvalues, by Jacobi's rotations (Golub and Van Loan,
+ * section 8.5): row i of w is the eigenvector of the i-th largest eigenvalue, divided by its root, so that with
+ * a = y y^T the rows of w y are orthonormal. An eigenvalue of at most `least` times the largest divides by 1. A sweep
+ * turns each pair of rows and columns once, in rounds of disjoint pairs of a fixed order; pairs that are orthogonal to
+ * 1e-7 are left, and after a sweep without a turn the rest may be left out.
+ */
+struct mt_eigen {
+    size_t n;
+    int sweeps;
+    float least;      /* 0: all that are above 0 count */
+    float *a;         /* [n, n], destroyed */
+    float *w;         /* [n, n] */
+    float *workspace; /* mt_eigen_workspace() numbers */
+};
+static inline size_t mt_eigen_workspace(size_t n)
+{
+    return 2 * n * n + 2;
+}
+
+#ifdef __CUDACC__
+#define MT_EIGEN_PART static inline __host__ __device__
+#else
+#define MT_EIGEN_PART static inline
+#endif
+/** Pair k of a round, of (n + 1) / 2: all play each other as in a tournament. i < j; j = n: i has none. */
+struct mt_eigen_pair {
+    size_t i, j;
+};
+MT_EIGEN_PART struct mt_eigen_pair mt_eigen_pair(size_t n, size_t round, size_t k)
+{
+    size_t last = (n + 1) / 2 * 2 - 1, x = k ? (round + k) % last : last, y = (round + last - k) % last;
+    struct mt_eigen_pair p = {x < y ? x : y, x < y ? y : x};
+    return p;
+}
+/** Of the angle by which a pair of diagonal elements x and y with z beside them is turned; 0: not. */
+MT_EIGEN_PART float mt_eigen_tangent(float x, float y, float z)
+{
+    float half = (y - x) / (2 * z), size = half < 0 ? -half : half, least = 1e-7f;
+    if (z * z <= least * least * x * y || z == 0)
+        return 0;
+    float t = 1 / (size + sqrtf(1 + half * half));
+    return half < 0 ? -t : t;
+}
+/** Whether eigenvalue x, number i, stands before y, number j. */
+MT_EIGEN_PART bool mt_eigen_before(float x, size_t i, float y, size_t j)
+{
+    float of_x = x > 0 ? x : 0, of_y = y > 0 ? y : 0; /* of NaN 0 */
+    return of_x > of_y || (of_x == of_y && i < j);
+}
+
+/**
+ * The moments and steps of AdamW without bias correction, as galore-torch has them, of a projected gradient:
+ *     m = beta1 m + (1 - beta1) low, v = beta2 v + (1 - beta2) low low, low := m / (sqrt(v) + eps).
+ * If the sum of squares of low is not finite, m and v stay and low := 0.
+ */
+struct mt_low_adam {
+    size_t n;
+    float beta1, beta2, eps;
+    float *low, *m, *v; /* [n] */
+    float *workspace;   /* [mt_div_up(n, MT_DIRECT_PIECE) + 1] */
+};
+
+/** Rows of norm 1, to a factor of 2, replace those of `to`, with the sign that turns them to the side of the old row:
+ * eigenvectors have none of their own. Others, not finite ones among them, replace none. */
+struct mt_unit_rows {
+    size_t rows, cols;
+    const float *from; /* [rows, cols] */
+    float *to;         /* [rows, cols] */
+};
+
 /** Their rows of the table. */
 #define MT_DEVICE_OPS_DIRECT(X)                                                                    \
     X(ADAFACTOR, adafactor, struct mt_adafactor)                                                   \
     X(MUON, muon, struct mt_muon)                                                                  \
     X(WIDEN, widen, struct mt_widen)                                                               \
     X(SIGNS, signs, struct mt_signs)                                                               \
-    X(APOLLO, apollo, struct mt_apollo)
+    X(APOLLO, apollo, struct mt_apollo)                                                            \
+    X(EIGEN, eigen, struct mt_eigen)                                                               \
+    X(LOW_ADAM, low_adam, struct mt_low_adam)                                                      \
+    X(UNIT_ROWS, unit_rows, struct mt_unit_rows)
 
 #endif

@@ -362,6 +362,216 @@ static void apollos_direction_is_its_formulas(struct harness *h)
     apollo_case(h, 1, 8, 1, false, 1.01);
 }
 
+/* Rows a [n, m] = u diag(value) with orthonormal rows of u: a random matrix's, by Gram and Schmidt. */
+static double *orthonormal(struct harness *h, size_t n, size_t m)
+{
+    double *u;
+    buf_random(h, MT_F32, n * m, 1, &u);
+    for (size_t i = 0; i < n; i++)
+        for (size_t pass = 0; pass < 2; pass++) {
+            double norm = 0;
+            for (size_t j = 0; j < i; j++) {
+                double dot = 0;
+                for (size_t k = 0; k < m; k++)
+                    dot += u[i * m + k] * u[j * m + k];
+                for (size_t k = 0; k < m; k++)
+                    u[i * m + k] -= dot * u[j * m + k];
+            }
+            for (size_t k = 0; k < m; k++)
+                norm += u[i * m + k] * u[i * m + k];
+            for (size_t k = 0; k < m; k++)
+                u[i * m + k] /= sqrt(norm);
+        }
+    return u;
+}
+
+/* sum over i of value(i) x[i]^T y[i], of rows of x [n, rows] and y [n, cols]. */
+static double *compose(struct harness *h, size_t n, const double *x, size_t rows, const double *y, size_t cols,
+                       double (*value)(size_t i))
+{
+    double *a = scratch(h, rows * cols);
+    for (size_t i = 0; i < n; i++)
+        for (size_t r = 0; r < rows; r++)
+            for (size_t c = 0; c < cols; c++)
+                a[r * cols + c] += value(i) * x[i * rows + r] * y[i * cols + c];
+    return a;
+}
+
+static double apart_by_1_percent(size_t i)
+{
+    return 1e-3 * pow(0.99, (double)i);
+}
+
+static double falls_fast(size_t i)
+{
+    return pow(0.6, (double)i);
+}
+
+/* w a w^T = 1, and in the order of the eigenvalues; n is the same for vectors and values. */
+static void eigen_case(struct harness *h, size_t n, double (*value)(size_t i))
+{
+    const double *u = orthonormal(h, n, n), *a = compose(h, n, u, n, u, n, value);
+    struct dbuf *in = buf_values(h, MT_F32, n * n, a), *w = buf_nan(h, MT_F32, n * n);
+    RUN(h, mt_op_eigen, &(struct mt_eigen){.n = n, .sweeps = 10, .a = in->p, .w = w->p,
+                                           .workspace = workspace(h, mt_eigen_workspace(n) * sizeof(float))});
+    const double *got = buf_get(h, w);
+    double *along = scratch(h, n), *want = scratch(h, n);
+    for (size_t i = 0; i < n && value(i) > 1e-3 * value(0); i++) {
+        for (size_t k = 0; k < n; k++)
+            along[i] += got[i * n + k] * u[i * n + k] * sqrt(value(i));
+        along[i] = fabs(along[i]);
+        want[i] = 1;
+    }
+    expect_close(h, "eigenvectors over the roots", along, want, n, 1e-4);
+}
+
+static void eigenvectors_are_sorted_and_scaled(struct harness *h)
+{
+    eigen_case(h, 1, falls_fast);
+    eigen_case(h, 2, falls_fast);
+    eigen_case(h, 33, falls_fast);
+    eigen_case(h, 65, apart_by_1_percent);
+    eigen_case(h, 130, apart_by_1_percent);
+    double *zeros = scratch(h, 9), one[9] = {[0] = 1, [4] = 1, [8] = 1};
+    struct dbuf *a = buf_values(h, MT_F32, 9, zeros), *w = buf_nan(h, MT_F32, 9);
+    RUN(h, mt_op_eigen, &(struct mt_eigen){.n = 3, .sweeps = 1, .a = a->p, .w = w->p,
+                                           .workspace = workspace(h, mt_eigen_workspace(3) * sizeof(float))});
+    expect_close(h, "of zeros", buf_get(h, w), one, 9, 0);
+}
+
+static void rows_of_norm_1_are_copied(struct harness *h)
+{
+    double x[15] = {0.625, 0.75, 0, 0, 0, 0, 0, NAN, 1, 0.5, 0.5, 0.5, 0, INFINITY, 0}, want[15];
+    struct dbuf *from = buf_values(h, MT_F32, 15, x);
+    double *old;
+    struct dbuf *to = buf_random(h, MT_F32, 15, 1, &old);
+    for (size_t row = 0; row < 5; row++) {
+        const double *of = row == 0 || row == 3 ? x + 3 * row : old + 3 * row, *was = old + 3 * row;
+        double sign = of != was && of[0] * was[0] + of[1] * was[1] + of[2] * was[2] < 0 ? -1 : 1;
+        for (size_t i = 0; i < 3; i++)
+            want[3 * row + i] = sign * of[i];
+    }
+    RUN(h, mt_op_unit_rows, &(struct mt_unit_rows){.rows = 5, .cols = 3, .from = from->p, .to = to->p});
+    expect_close(h, "rows", buf_get(h, to), want, 15, 0);
+}
+
+struct galore {
+    size_t rows, cols, rank; /* the smaller side is `small`, the larger `large` */
+    double *g, *p, *low, *m, *v;
+};
+
+/* galore-torch's AdamW with our projection; g becomes the direction, of scale 1 / 4. */
+static void galore(struct galore *q, size_t t)
+{
+    bool tall = q->rows >= q->cols;
+    size_t large = MT_MAX(q->rows, q->cols), small = MT_MIN(q->rows, q->cols), n = large * q->rank;
+    memset(q->low, 0, n * sizeof(*q->low));
+    for (size_t r = 0; r < q->rank; r++)
+        for (size_t l = 0; l < large; l++)
+            for (size_t k = 0; k < small; k++)
+                q->low[r * large + l] += q->p[r * small + k] * q->g[tall ? l * q->cols + k : k * q->cols + l];
+    for (size_t i = 0; i < n; i++) {
+        q->m[i] = 0.9 * q->m[i] + 0.1 * q->low[i];
+        q->v[i] = 0.99 * q->v[i] + 0.01 * q->low[i] * q->low[i];
+        q->low[i] = q->m[i] / (sqrt(q->v[i]) + 1e-6) * sqrt(1 - pow(0.99, (double)t)) / (1 - pow(0.9, (double)t)) / 4;
+    }
+    memset(q->g, 0, large * small * sizeof(*q->g));
+    for (size_t r = 0; r < q->rank; r++)
+        for (size_t l = 0; l < large; l++)
+            for (size_t k = 0; k < small; k++)
+                q->g[tall ? l * q->cols + k : k * q->cols + l] += q->p[r * small + k] * q->low[r * large + l];
+}
+
+/* The sine of the largest angle between the kept vectors and those of the largest singular values, to the Frobenius norm. */
+static double angle(const double *p, size_t rank, const double *u, size_t small)
+{
+    double sum = 0;
+    for (size_t r = 0; r < rank; r++) {
+        double left = 0;
+        for (size_t k = 0; k < small; k++) {
+            double along = 0;
+            for (size_t i = 0; i < rank; i++) {
+                double dot = 0;
+                for (size_t j = 0; j < small; j++)
+                    dot += p[r * small + j] * u[i * small + j];
+                along += dot * u[i * small + k];
+            }
+            left += pow(p[r * small + k] - along, 2);
+        }
+        sum += left;
+    }
+    return sqrt(sum);
+}
+
+/* Twenty updates; every seventh finds the vectors of a matrix whose singular values differ by 1%. One is not finite. */
+static void galore_case(struct harness *h, size_t rows, size_t cols, size_t rank)
+{
+    enum { UPDATES = 20, GAP = 7, BAD = 5 };
+    const struct mt_optimizer *o = mt_optimizer_find("galore", MT_STATE_F32, NULL);
+    const double keys[] = {0.9, 0.99, 1e-6, (double)rank, GAP, 0.25};
+    size_t large = MT_MAX(rows, cols), small = MT_MIN(rows, cols);
+    struct galore q = {.rows = rows, .cols = cols, .rank = rank, .low = scratch(h, large * rank),
+                       .m = scratch(h, large * rank), .v = scratch(h, large * rank)};
+    struct dbuf *m = buf_values(h, MT_F32, large * rank, q.m), *v = buf_values(h, MT_F32, large * rank, q.v);
+    struct dbuf *p = buf_nan(h, MT_F32, small * rank), *w = buf_random(h, h->dtype, rows * cols, 1, NULL);
+    struct mt_err err = {0};
+    for (size_t t = 1; t <= UPDATES; t++) {
+        const double *x = orthonormal(h, small, small), *y = orthonormal(h, small, large);
+        q.g = compose(h, small, rows == small ? x : y, rows, rows == small ? y : x, cols, apart_by_1_percent);
+        if (t == BAD)
+            q.g[rows * cols / 2] = INFINITY;
+        struct dbuf *g = buf_values(h, MT_F32, rows * cols, q.g);
+        struct mt_direction d = {.dev = h->dev, .rows = rows, .cols = cols, .dtype = h->dtype, .g = g->p, .w = w->p,
+                                 .state = {m->p, v->p, p->p}, .keys = keys, .t = t, .seed = 9, .tensor = 3, .rank = rank};
+        d.scratch = workspace(h, o->direct_scratch(&d));
+        must(h, "direct", o->direct(o, &d, &err), &err);
+        q.p = buf_get(h, p);
+        double one = 1, more = 1 + angle(q.p, rank, x, small);
+        if (t % GAP == 1)
+            expect_close(h, "1 and the sine of the angle to the singular vectors", &more, &one, 1, 1e-4);
+        if (t == BAD)
+            memset(q.g, 0, rows * cols * sizeof(*q.g));
+        else
+            galore(&q, t);
+        expect_close(h, "direction", buf_get(h, g), q.g, rows * cols, 1e-5);
+    }
+}
+
+static void galores_direction_is_its_formulas(struct harness *h)
+{
+    galore_case(h, 24, 65, 5);
+    galore_case(h, 96, 40, 8);
+    galore_case(h, 33, 33, 33);
+}
+
+/* Of gradients that are not finite, 0, or of rank 1: the projection begins with random rows, which stay. */
+static void galore_projects_what_has_no_singular_vectors(struct harness *h)
+{
+    enum { ROWS = 12, COLS = 20, RANK = 4 };
+    const struct mt_optimizer *o = mt_optimizer_find("galore", MT_STATE_F32, NULL);
+    const double keys[] = {0.9, 0.99, 1e-6, RANK, 1, 0.25};
+    struct mt_err err = {0};
+    for (int kind = 0; kind < 3; kind++) {
+        double *g = scratch(h, ROWS * COLS), *zeros = scratch(h, COLS * RANK), norms[RANK] = {0}, ones[RANK] = {1, 1, 1, 1};
+        for (size_t i = 0; i < ROWS * COLS; i++)
+            g[i] = kind == 2 ? (double)(i / COLS + 1) * 1e-3 : 0;
+        if (kind == 0)
+            g[7] = NAN;
+        struct dbuf *bg = buf_values(h, MT_F32, ROWS * COLS, g), *p = buf_nan(h, MT_F32, ROWS * RANK);
+        struct dbuf *m = buf_values(h, MT_F32, COLS * RANK, zeros), *v = buf_values(h, MT_F32, COLS * RANK, zeros);
+        struct mt_direction d = {.dev = h->dev, .rows = ROWS, .cols = COLS, .dtype = h->dtype, .g = bg->p, .w = bg->p,
+                                 .state = {m->p, v->p, p->p}, .keys = keys, .t = 1, .seed = 9, .tensor = 3, .rank = RANK};
+        d.scratch = workspace(h, o->direct_scratch(&d));
+        must(h, "direct", o->direct(o, &d, &err), &err);
+        const double *rows = buf_get(h, p);
+        for (size_t i = 0; i < ROWS * RANK; i++)
+            norms[i / ROWS] += rows[i] * rows[i];
+        expect_close(h, "norms of the projection's rows", norms, ones, RANK, 1e-5);
+        if (kind < 2)
+            expect_close(h, "no direction", buf_get(h, bg), scratch(h, ROWS * COLS), ROWS * COLS, 0);
+    }
+}
+
 static void numbers_are_widened_and_scaled(struct harness *h)
 {
     enum { N = 20011 };
@@ -393,6 +603,10 @@ const struct device_test direct_tests[] = {
     {"muons_direction_is_its_formulas", muons_direction_is_its_formulas},
     {"signs_are_those_of_their_bits", signs_are_those_of_their_bits},
     {"apollos_direction_is_its_formulas", apollos_direction_is_its_formulas},
+    {"eigenvectors_are_sorted_and_scaled", eigenvectors_are_sorted_and_scaled},
+    {"rows_of_norm_1_are_copied", rows_of_norm_1_are_copied},
+    {"galores_direction_is_its_formulas", galores_direction_is_its_formulas},
+    {"galore_projects_what_has_no_singular_vectors", galore_projects_what_has_no_singular_vectors},
     {"numbers_are_widened_and_scaled", numbers_are_widened_and_scaled},
     {"gradient_sums_and_casts_are_made_alone", sums_and_casts_are_made_alone},
     {NULL, NULL},
