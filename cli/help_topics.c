@@ -225,11 +225,14 @@ static void print_updates(int roff)
         "with a momentum that goes to the device and back each step, and has AdamW for all else; it is for pre-training, and for models that were "
         "trained with it, and its momentum has to fit host memory. apollo multiplies gradients of matrices by factors that Adam gives a random projection of "
         "them to optimizer.rank dimensions: moments of 8 rank bytes a row or column; with rank = 1, by_tensor = 1 and direction_scale = 128 it is APOLLO-Mini, nearly "
-        "without states. With these, an interruption waits for the end of a step in either order.",
+        "without states. galore has Adam's moments and steps in the space of the first optimizer.rank singular vectors of a matrix's gradient, which it finds "
+        "anew every optimizer.projection_gap updates: 12 rank bytes a row or column, 8 of the larger side and 4 of the smaller. What lies outside of that space is not trained until then, "
+        "and moments stay while the space turns. Finding it costs the GPU about 100 products of the gradient with rank + 64 vectors; on a CPU a rank of hundreds takes minutes for a large model. "
+        "apollo takes nearly as little and needs no such vectors. With these, an interruption waits for the end of a step in either order.",
         "Not built, since the above hides the same time exactly: updates delayed by a step (ZeRO-Offload) and weights "
         "predicted for them (SpecTrain), which train with old weights; sampled activations (WTA-CRS), since activations are made again or "
-        "offloaded and their memory is not what is short; sparse streaming (Top-KAST), which gains only where products are sparse. Nor GaLore, since APOLLO "
-        "projects at random where GaLore needs singular vectors; nor zeroth order (MeZO), since adapters on a streamed base need as few bytes, and have gradients.",
+        "offloaded and their memory is not what is short; sparse streaming (Top-KAST), which gains only where products are sparse. Nor zeroth "
+        "order (MeZO), since adapters on a streamed base need as few bytes, and have gradients.",
         NULL};
     print_paragraphs(text, roff);
 }

@@ -36,6 +36,8 @@ static const struct variant variants[] = {
     {"adafactor/bf16", "adafactor", "f32", "bf16", "another optimizer; " ROUNDS_BF16},
     {"apollo/f32", "apollo", "f32", "f32", "another optimizer; moments of a projection to 256 dimensions"},
     {"apollo/bf16", "apollo", "f32", "bf16", "another optimizer; " ROUNDS_BF16},
+    {"galore/f32", "galore", "f32", "f32", "another optimizer; moments in 128 dimensions of singular vectors"},
+    {"galore/bf16", "galore", "f32", "bf16", "another optimizer; " ROUNDS_BF16},
     {"muon bf16/f32", "muon", "bf16", "f32", "another optimizer; momentum of 8 bits of mantissa"},
 };
 enum { N_ORDERS = 2 };
@@ -152,7 +154,7 @@ static void print_notes(void)
             printf("  %-16s %s\n", variants[i].title, variants[i].lost);
     printf("backward: --set memory.update=backward, and train.clip=unit, which clips each layer\n"
            "by itself, or train.grad_clip=0; the same bits as forward with that clipping.\n"
-           "adafactor, muon and apollo have train.grad_clip=0 in either order.\n");
+           "adafactor, muon, apollo and galore have train.grad_clip=0 in either order.\n");
 }
 
 static void add_json(cJSON *all, const struct row *r)

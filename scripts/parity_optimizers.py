@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes tests/parity/optimizers: twenty steps of models of tests/parity with optimizers other than AdamW, in double.
-Run by hand; the tests need no torch. lion-pytorch and apollo-torch have to be installed beside what scripts/setup --parity
-installs.
+Run by hand; the tests need no torch. lion-pytorch, apollo-torch and galore-torch have to be installed beside what
+scripts/setup --parity installs.
     .venv-parity/bin/python scripts/parity_optimizers.py [MODEL]... [CASE]...
 """
+import functools
 import importlib.metadata
 import json
 import math
@@ -23,6 +24,8 @@ for name in "bitsandbytes", "bitsandbytes.optim", "bitsandbytes.optim.optimizer"
     sys.modules.setdefault(name, MagicMock(Optimizer2State=torch.optim.Optimizer))
 import apollo_torch
 import apollo_torch.random_projector
+import galore_torch
+import galore_torch.galore_projector
 
 from parity import ROWS, STEPS, release_state, train_torch
 
@@ -138,6 +141,12 @@ def signs(shape, seed, **_):
     return torch.from_numpy(1.0 - 2.0 * bits).reshape(shape)
 
 
+def of_layers(params, rest):
+    """The matrices of layers, and all else."""
+    matrices = [p for p in params if p.dim() == 2 and min(p.shape) >= 8 and p.data_ptr() not in rest]
+    return matrices, [p for p in params if not any(p is m for m in matrices)]
+
+
 class ApolloOrAdamW(torch.optim.Optimizer):
     """apollo_torch's, which is AdamW for what has no rank, after weights have decayed. A gradient that was 0 sets no limit: it
     would make all later steps of an expert without rows nearly 0."""
@@ -150,8 +159,7 @@ class ApolloOrAdamW(torch.optim.Optimizer):
                      "scale_type": "tensor" if keys.get("by_tensor") else "channel", "proj": "random", "proj_type": "std"}
         self.inner = []
         for g in groups:
-            matrices = [p for p in g["params"] if p.dim() == 2 and min(p.shape) >= 8 and p.data_ptr() not in rest]
-            others = [p for p in g["params"] if not any(p is m for m in matrices)]
+            matrices, others = of_layers(g["params"], rest)
             inner = apollo_torch.APOLLOAdamW([{"params": ps, **more} for ps, more in ((matrices, projected), (others, {})) if ps],
                                              lr=0.0, weight_decay=0.0)
             for p in matrices:
@@ -169,6 +177,48 @@ class ApolloOrAdamW(torch.optim.Optimizer):
             for state in inner.state.values():
                 if "scaled_grad" in state and not state["scaled_grad"]:
                     del state["scaled_grad"]
+
+
+class GaloreOrAdamW(torch.optim.Optimizer):
+    """galore_torch's, which is AdamW for what has no rank, after weights have decayed. As in the program, projections begin
+    with signs, which stay where a gradient has no more singular vectors, and new vectors have the sign that turns them to the side of the old ones:
+    moments are kept, and torch's signs are arbitrary."""
+
+    def __init__(self, groups, rest, keys):
+        super().__init__(groups, {"lr": 0.0})
+        projected = {"rank": int(keys["rank"]), "update_proj_gap": keys["projection_gap"], "scale": keys["galore_scale"],
+                     "proj_type": "std"}
+        self.inner = []
+        for g in groups:
+            matrices, others = of_layers(g["params"], rest)
+            self.inner.append(galore_torch.GaLoreAdamW(
+                [{"params": ps, **more} for ps, more in ((matrices, projected), (others, {})) if ps], lr=0.0, weight_decay=0.0))
+            for p in matrices:
+                to = galore_torch.galore_projector.GaLoreProjector(projected["rank"], update_proj_gap=keys["projection_gap"],
+                                                                   scale=keys["galore_scale"])
+                to.number = numbers[p.detach().float().numpy().tobytes()]
+                to.get_orthogonal_matrix = functools.partial(self.vectors, to)
+                self.inner[-1].state[p]["projector"] = to
+
+    @staticmethod
+    def vectors(to, grad, rank, type):
+        rank, right = min(rank, *grad.shape), type == "right"
+        if to.ortho_matrix is None:
+            old = signs((rank, min(grad.shape)), (to.number, 0)) / min(grad.shape) ** 0.5
+        else:
+            old = to.ortho_matrix if right else to.ortho_matrix.T
+        if grad.any():
+            u, values, vh = torch.linalg.svd(grad, full_matrices=False)
+            p = (vh if right else u.T)[:rank]
+            new = p * ((p * old).sum(1, keepdim=True) < 0).double().mul(-2).add(1)
+            old = torch.where((values[:rank] > 3e-6 * values[0])[:, None], new, old)
+        return old if right else old.T
+
+    step = ApolloOrAdamW.step
+
+
+def galore(keys):
+    return lambda groups: OfFiles(groups, lambda g: GaloreOrAdamW(g, rest, keys))
 
 
 def apollo(keys):
@@ -189,6 +239,7 @@ def numbers_of(model):
 
 SEED = 42
 APOLLO = {"type": "apollo", "rank": 8, "projection_gap": 7}
+GALORE = {"type": "galore", "rank": 8, "projection_gap": 7, "galore_scale": 0.25}
 MINI = {"type": "apollo", "rank": 1, "projection_gap": 100, "direction_scale": 16, "by_tensor": 1}
 # the keys of [optimizer], the learning rate, and the same in torch
 CASES = {
@@ -199,6 +250,7 @@ CASES = {
     "muon": ({"type": "muon"}, 2e-3, muon),
     "apollo": (APOLLO, 5e-3, apollo(APOLLO)),
     "apollo_mini": (MINI, 5e-3, apollo(MINI)),
+    "galore": (GALORE, 5e-3, galore(GALORE)),
 }
 
 torch.set_num_threads(1)
@@ -214,14 +266,14 @@ for name in set(wanted) & {"qwen2", "qwen2_moe"} or ("qwen2", "qwen2_moe"):
         hidden = model.config.hidden_size
         rest = {p.data_ptr() for n, p in model.named_parameters()
                 if "embed" in n or "lm_head" in n or n.endswith("mlp.gate.weight")}
-        numbers = numbers_of(name) if keys["type"] == "apollo" else {}
+        numbers = numbers_of(name) if keys["type"] in ("apollo", "galore") else {}
         losses, norms = train_torch(model, samples, "f64", optimizer=optimizer, lr=lr, clip=clip)
         keys = {**keys, **({} if clip == 0.5 else {"grad_clip": 0})}
         to = os.path.join(ROOT, "optimizers", f"{name}-{case}")
         save_file({k: p.float().contiguous() for k, p in release_state(model).items()}, to + ".safetensors")
         expected = {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}, "
-                    f"lion-pytorch {importlib.metadata.version('lion-pytorch')}, "
-                    f"apollo-torch {importlib.metadata.version('apollo-torch')}", "steps": STEPS, "rows": ROWS,
+                    + ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("lion-pytorch", "apollo-torch", "galore-torch")),
+                    "steps": STEPS, "rows": ROWS,
                     "learning_rate": lr, "optimizer": keys, "losses": losses, "norms": norms}
         with open(to + ".json", "w") as f:
             f.write(json.dumps(expected, indent=1) + "\n")

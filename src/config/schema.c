@@ -187,9 +187,9 @@ static const struct mt_key keys[] = {
      "gradients, one state; wants a rate 3 to 10 times smaller. sgd: steps of the gradient, without a state or with momentum. adafactor: "
      "second moments of rows and columns, steps of a size relative to the weights' (rates of 1e-3 to 1e-2). muon: orthogonal steps of matrices, AdamW for all else, at AdamW's rates; for "
      "pre-training and models that were trained with it. apollo: the gradients of matrices, scaled by channels as Adam would scale a "
-     "projection of them; AdamW for all else. These three need train.grad_clip = 0."},
+     "projection of them; AdamW for all else. galore: Adam of the matrices' gradients in a space of their singular vectors; AdamW for all else. These four need train.grad_clip = 0."},
     {"optimizer", "matrices", MT_NUMERICS, MT_KEY_LIST, AT(optimizer.matrices), "", NULL, ANY, NULL,
-     "Globs of the tensors whose steps muon makes orthogonal, or apollo scales; the others have AdamW. Empty: the matrices of layers, each "
+     "Globs of the tensors whose steps muon makes orthogonal, apollo scales, or galore projects; the others have AdamW. Empty: the matrices of layers, each "
      "expert's by itself, without routers."},
     {"optimizer", "weight_decay", MT_NUMERICS, MT_KEY_REAL, AT(numerics.weight_decay), "0.0", NULL, 0, 1e3, NULL,
      "Decoupled weight decay; never for biases and norms."},

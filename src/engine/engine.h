@@ -61,7 +61,7 @@ struct mt_learner_step {
  */
 int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res, struct mt_err *err);
 /** The last step once more, from the same weights: the updates that it left pending are dropped. Not with updates under
- * backward, nor with directions made on the device (Adafactor, Muon, APOLLO): a step changes weights or states then. */
+ * backward, nor with directions made on the device (mt_optimizer.direct): a step changes weights or states then. */
 int mt_engine_step_again(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res,
                          struct mt_err *err);
 /** Makes the pending updates. After this the planes have the current weights. */

@@ -15,7 +15,8 @@
     X(sgd) \
     X(adafactor) \
     X(muon) \
-    X(apollo)
+    X(apollo) \
+    X(galore)
 
 #define DECLARE(type) extern const struct mt_optimizer *const mt_optimizer_##type[];
 OPTIMIZERS(DECLARE)

@@ -23,6 +23,7 @@ PLACES = {
                                           "checkpoint__every": 1}),
     "two devices": (POISON, {"device__gpus": 2, "memory__expert_group": 2}),
 }
+KEYS = {"galore": {"optimizer__rank": 8, "optimizer__projection_gap": 3}}  # projections are found in the first step and the last
 MODELS = {
     "mixture": ("f32", "qwen3_moe", {"mlp_only_layers": [1]}),
     "tied": ("bf16", "qwen2", {"tie_word_embeddings": True, "hidden_size": 40, "num_attention_heads": 5,
@@ -35,7 +36,8 @@ def sections(tmp, name, kind, over):
     model = write_model(f"{tmp}/{kind}", config(family, num_hidden_layers=3, **more))
     data = write_data(f"{tmp}/data.jsonl")
     states = {"optimizer__state_dtype": "bf16"} if (sys.argv[1], kind) == ("muon", "tied") else {}
-    over = {"optimizer__type": sys.argv[1], **states, "train__grad_clip": 0, "train__steps": STEPS, "model__dtype": dtype, **over}
+    keys = KEYS.get(over.get("optimizer__type", sys.argv[1]), {})
+    over = {"optimizer__type": sys.argv[1], **keys, **states, "train__grad_clip": 0, "train__steps": STEPS, "model__dtype": dtype, **over}
     os.makedirs(f"{tmp}/drive", exist_ok=True)
     return base(model, data, f"{tmp}/{name}", **{k: str(v).replace("{drive}", f"{tmp}/drive") for k, v in over.items()})
 

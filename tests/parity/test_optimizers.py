@@ -13,7 +13,7 @@ from test_parity import HERE, SLOW, at_most, floats, relative, train, weight_err
 from tiny import megatrain, read_safetensors
 
 
-LIMIT = {"adafactor": 1e-6, "muon": 2e-5, "apollo": 1e-5, "apollo_mini": 1e-5}  # of relative L2 of a tensor
+LIMIT = {"adafactor": 1e-6, "muon": 2e-5, "apollo": 1e-5, "apollo_mini": 1e-5, "galore": 1e-5}  # of relative L2 of a tensor
 
 
 def share_that_differs(checkpoint, trained, limit):
@@ -54,6 +54,6 @@ def check(tmp, name, case):
 
 
 for name in "qwen2", "qwen2_moe":
-    for case in sys.argv[1:] or ("lion", "momentum", "sgd", "adafactor", "muon", "apollo", "apollo_mini"):
+    for case in sys.argv[1:] or ("lion", "momentum", "sgd", "adafactor", "muon", "apollo", "apollo_mini", "galore"):
         with tempfile.TemporaryDirectory() as tmp:
             check(tmp, name, case)
