@@ -47,7 +47,7 @@ def looks_trained(model, seed):
     g = torch.Generator().manual_seed(seed)
     gemma4 = "Gemma4" in type(model).__name__
     muse = "MuseGlimmer" in type(model).__name__  # but for its last norm
-    one = 1.0 if any(n in type(model).__name__ for n in ("Gemma", "Nemotron")) and not gemma4 else 0.0  # norms multiply by 1 + w
+    one = 1.0 if any(n in type(model).__name__ for n in ("Gemma", "NemotronFor")) and not gemma4 else 0.0  # norms multiply by 1 + w
     with torch.no_grad():
         constants = ((n, b) for n, b in model.named_buffers() if n.endswith(("layer_scalar", "act_fn.beta", "act_fn.eps")))
         for name, p in [*model.named_parameters(), *constants]:
@@ -63,7 +63,7 @@ def looks_trained(model, seed):
                 p.copy_(0.5 + torch.rand(p.shape, generator=g) * 2 - (1.0 if muse and "layernorm" in name else one))
             elif name.endswith("bias"):
                 p.copy_(torch.randn(p.shape, generator=g) * 0.3)
-            elif name.endswith("mlp.gate.weight"):
+            elif name.endswith(("mlp.gate.weight", "mixer.gate.weight")):
                 # a router: its choices are far from ties, which two programs may break differently
                 p.copy_(torch.randn(p.shape, generator=g) * 0.5)
             else:

@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 
 from parity import class_of, make_model, release_state, save_model
 from parity_choices import Choices
-from parity_families import MIXTURES, NESTED, VOCAB, draw, linear, norms
+from parity_families import MIXTURES, NESTED, VOCAB, draw, experts, freezable, linear, norms
 from test_packed import write_decoded
 from tiny import base, losses, megatrain, metrics, write_data, write_ini
 
@@ -41,14 +41,12 @@ STORED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests",
 LEAST = {"loss": 1e-6, "norm": 1e-5, "update": 1e-3}
 TIMES = 20
 
-FREEZE = ["*embed_tokens.*", "*.self_attn.*", "*norm*", "*layers.0.*", "*mlp.*"]
-
 
 def draw_training(r, name, family, over):
     mixture = family in MIXTURES
     kind = r.choice(["all", "freeze", "lora", "lora", "dora"])
     if kind == "freeze":
-        return {"kind": kind, "freeze": r.choice(FREEZE[:-1] if mixture else FREEZE)}
+        return {"kind": kind, "freeze": r.choice(freezable(family))}
     if kind == "all":
         return {"kind": kind}
     names = linear(family, over)
@@ -57,8 +55,7 @@ def draw_training(r, name, family, over):
                 use_dora=kind == "dora", rank_pattern={targets[0]: r.choice([2, 5])} if r.random() < 0.4 else {},
                 alpha_pattern={targets[-1]: 4} if r.random() < 0.3 else {})
     if mixture and kind == "lora" and r.random() < 0.4:
-        block = "block_sparse_moe" if family == "granitemoe" else "mlp"
-        spec["target_parameters"] = [f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj"][:r.choice([1, 2])]
+        spec["target_parameters"] = experts(family)[:r.choice([1, 2])]
     if r.random() < 0.3:
         left = [f"layers.0.self_attn.{t}" for t in names if t not in targets and t.endswith(("v_proj", "o_proj"))]
         spec["modules_to_save"] = [r.choice(norms(family) + left)]

@@ -7,7 +7,7 @@ ROPES = [None, {"rope_type": "linear", "factor": 2.0},
          {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
          {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}]
 ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 
 def some(r, likely=0.4):
@@ -23,12 +23,27 @@ def gemma(r, n):
                 hidden_activation="gelu_pytorch_tanh")
 
 
+def delta(r, n):
+    """Layers with the gated delta rule, and at least one with attention."""
+    return dict(head_dim=16, linear_num_key_heads=2, linear_num_value_heads=r.choice([2, 4]), linear_key_head_dim=r.choice([8, 16]),
+                linear_value_head_dim=r.choice([8, 24]), linear_conv_kernel_dim=r.choice([2, 4]), attn_output_gate=True,
+                layer_types=[r.choice([FULL, LINEAR]) for _ in range(n - 1)] + [FULL])
+
+
+def branches(r):
+    """Layers of one branch each, in any order: Mamba 2, attention, a mixture, perhaps an MLP. transformers never ties them."""
+    letters = ["M", "*", "E"] + r.choice([[], ["-"]])
+    r.shuffle(letters)
+    return dict(hybrid_override_pattern="".join(letters), num_hidden_layers=len(letters), tie_word_embeddings=False)
+
+
 #: what a family has beside the keys that all have; n: layers
 DENSE = {
     "llama": lambda r, n: dict(attention_bias=some(r), mlp_bias=some(r), head_dim=8),
     "mistral": lambda r, n: dict(head_dim=8, sliding_window=r.choice([None, 9])),
     "qwen2": lambda r, n: {},
     "qwen3": lambda r, n: dict(head_dim=16),
+    "qwen3_5_text": delta,
     "gemma2": lambda r, n: dict(gemma(r, n), attn_logit_softcapping=r.choice([None, 2.5]), final_logit_softcapping=r.choice([None, 4.0])),
     "gemma3_text": lambda r, n: dict(gemma(r, n), final_logit_softcapping=r.choice([None, 4.0]), rope_theta=1e5,
                                      rope_local_base_freq=r.choice([500.0, 10000.0])),
@@ -82,6 +97,14 @@ MIXTURES = {
     "granitemoe": lambda r, n: dict(num_local_experts=5, num_experts_per_tok=2, intermediate_size=24, attention_bias=some(r),
                                     embedding_multiplier=6.0, residual_multiplier=r.choice([1.0, 0.22]), attention_multiplier=r.choice([0.05, 0.3]),
                                     logits_scaling=r.choice([1.0, 3.0])),
+    "qwen3_next": lambda r, n: dict(delta(r, n), num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True,
+                                    shared_expert_intermediate_size=r.choice([16, 32]), decoder_sparse_step=1, mlp_only_layers=[]),
+    "nemotron_h": lambda r, n: dict(branches(r), head_dim=r.choice([8, 16, 24]), mamba_num_heads=r.choice([4, 6]), mamba_head_dim=r.choice([8, 16]),
+                                    n_groups=r.choice([1, 2]), ssm_state_size=r.choice([8, 16]), conv_kernel=r.choice([2, 4]),
+                                    use_conv_bias=some(r, 0.7), n_routed_experts=8, num_experts_per_tok=r.choice([2, 3]), **r.choice([dict(n_group=1), dict(n_group=4, topk_group=2)]),
+                                    moe_intermediate_size=r.choice([16, 24]), moe_shared_expert_intermediate_size=r.choice([16, 40]),
+                                    moe_latent_size=r.choice([None, 8, 24]), routed_scaling_factor=r.choice([1.0, 2.5]),
+                                    norm_topk_prob=some(r, 0.7)),
     "mixtral": lambda r, n: dict(num_local_experts=6, num_experts_per_tok=2, head_dim=8),
     "deepseek_v3": lambda r, n: dict(LATENT, **latents(r), n_group=4, topk_group=2, n_shared_experts=r.choice([1, 2]), norm_topk_prob=True,
                                      first_k_dense_replace=r.choice([0, 1]), routed_scaling_factor=1.5),
@@ -127,11 +150,13 @@ NESTED = {
                  pos_emb_width=4, pos_emb_time=2)),
 }
 #: those that read no other rope_scaling than their own
-OWN_ROPE = {"apertus", "muse_glimmer", "gemma4_text", "gemma4_unified", "ministral3", "phi3", "hunyuan_v1_dense", "cwm", "deepseek_v2", "qwen3_vl", "ernie4_5", "olmo3", "gemma3", "gemma3_text"}
+OWN_ROPE = {"qwen3_5_text", "apertus", "muse_glimmer", "gemma4_text", "gemma4_unified", "ministral3", "phi3", "hunyuan_v1_dense", "cwm", "deepseek_v2", "qwen3_vl", "ernie4_5", "olmo3", "gemma3", "gemma3_text"}
 FUSED = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], "glm": ATTENTION + ["gate_up_proj", "down_proj"],
          "glm4": ATTENTION + ["gate_up_proj", "down_proj"]}
 #: layers with attention, and layers with Mamba 2
 HYBRID, MAMBA = {"granitemoehybrid": ["input_linear", "output_linear"]}, ["in_proj", "out_proj"]
+#: layers with the gated delta rule
+DELTA = {"qwen3_5_text": ["in_proj_qkv", "in_proj_z", "linear_attn.out_proj"], "qwen3_next": ["in_proj_qkvz", "linear_attn.out_proj"]}
 #: MLPs without a gate
 UNGATED = {"apertus": ["up_proj", "down_proj"], "arcee": ["up_proj", "down_proj"], "nemotron": ["up_proj", "down_proj"], "starcoder2": ["c_fc", "c_proj"]}
 AFTER = ("olmo2", "olmo3", "exaone4")
@@ -148,6 +173,10 @@ def linear(family, over):
         return (["q_a_proj", "q_b_proj"] if over["q_lora_rank"] else ["q_proj"]) + ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
     if family in UNGATED:
         return ATTENTION + UNGATED[family]
+    if family == "nemotron_h":
+        return ATTENTION + ["in_proj"] + (["fc1_latent_proj", "fc2_latent_proj"] if over["moe_latent_size"] else [])
+    if family in DELTA:
+        return ATTENTION + (DELTA[family] if LINEAR in over["layer_types"] else []) + ([] if family in MIXTURES else MLP)
     if family == "afmoe":
         return ATTENTION + ["self_attn.gate_proj"]
     if family in HYBRID:
@@ -156,7 +185,25 @@ def linear(family, over):
     return ATTENTION if family in MIXTURES else FUSED.get(family, ATTENTION + MLP)
 
 
+def experts(family):
+    """The parameters of all experts of a layer, as PEFT names them."""
+    if family == "nemotron_h":
+        return ["mixer.experts.up_proj", "mixer.experts.down_proj"]
+    block = "block_sparse_moe" if family == "granitemoe" else "mlp"
+    return [f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj"]
+
+
+def freezable(family):
+    """Globs of tensors, each of some but not all."""
+    if family == "nemotron_h":
+        return ["*embeddings.*", "*.mixer.*_proj*", "*norm*", "*layers.0.*"]
+    globs = ["*embed_tokens.*", "*.self_attn.*", "*norm*", "*layers.0.*"]
+    return globs if family in MIXTURES else globs + ["*mlp.*"]
+
+
 def norms(family):
+    if family == "nemotron_h":
+        return ["norm_f", "layers.0.norm"]
     first = "post_attention_layernorm" if family in AFTER else "input_layernorm"
     return ["model.norm", f"layers.0.{first}"] + (["q_norm"] if family in ("qwen3", "gemma3_text", *AFTER) else [])
 

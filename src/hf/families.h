@@ -25,7 +25,7 @@ extern const struct mt_fused_tensor mt_granite_experts[];
     .rope_by_window = true, .window_theta = 10000, .needs_rope_scaling = true, .qkv_bias = MT_FEATURE_BY_KEY,          \
     .o_bias = MT_FEATURE_BY_KEY, .qk_norm = MT_QK_NORM_HEADS, .v_norm = true, .score_scale = 1,                        \
     .scalar_name = "layer_scalar", .tied = true, .embed_by_width = true, .activation_key = "hidden_activation",        \
-    .activation = "gelu_pytorch_tanh", .refused_flag = "use_bidirectional_attention",                                  \
+    .activation = "gelu_pytorch_tanh", .refused_flags = {"use_bidirectional_attention"},                               \
     .numbers = (const struct mt_family_number[]){{"final_logit_softcapping", MT_VALUE_LOGIT_CAP, 0}, {NULL}},          \
     .full_heads = &(const struct mt_full_heads){"global_head_dim", "attention_k_eq_v", "num_global_key_value_heads",   \
                                                 512}

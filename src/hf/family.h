@@ -213,7 +213,7 @@ struct mt_family {
     const char *activation;                /* class default; NULL: silu */
     bool ungated;                          /* mt_layer_spec.ungated */
     const char *ffn_key;                   /* the key of the MLP's width; NULL: intermediate_size */
-    const char *refused_flag;              /* a key that must not be true, though it may be "vision"; NULL: none */
+    const char *refused_flags[2];          /* keys that must not be true, though they may be "vision" */
     const struct mt_family_zero *zeros;    /* NULL: none; a row without a key ends the list */
     bool code_is_known;                    /* auto_map is ignored: older than the class in transformers */
     const char *parts[MT_LAYER_MAX_PARTS];  /* of a dense layer, in order of the forward pass: names from

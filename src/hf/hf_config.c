@@ -97,9 +97,11 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
     for (size_t i = 0; i < MT_ARRAY_LEN(of_mixtures) && !f->moe; i++)
         if (mt_keys_find(r, of_mixtures[i]) && !must_be_zero(f, of_mixtures[i]))
             mt_keys_refuse(r, of_mixtures[i], "is not supported in this architecture");
-    const cJSON *flag = f->refused_flag ? mt_keys_find(r, f->refused_flag) : NULL;
-    if (flag && !(cJSON_IsString(flag) && !strcmp(flag->valuestring, "vision")) && !cJSON_IsFalse(flag))
-        mt_keys_refuse(r, f->refused_flag, "must not be true: that is not supported in this architecture");
+    for (size_t i = 0; i < MT_ARRAY_LEN(f->refused_flags) && f->refused_flags[i]; i++) {
+        const cJSON *flag = mt_keys_find(r, f->refused_flags[i]);
+        if (flag && !(cJSON_IsString(flag) && !strcmp(flag->valuestring, "vision")) && !cJSON_IsFalse(flag))
+            mt_keys_refuse(r, f->refused_flags[i], "must not be true: that is not supported in this architecture");
+    }
     for (const struct mt_family_zero *z = f->zeros; z && z->key; z++)
         if (mt_keys_number(r, z->key, z->by_default) != 0)
             mt_keys_refuse(r, z->key, z->reason);

@@ -65,6 +65,8 @@ FAMILIES = {
     "granite": ("GraniteForCausalLM", {}),
     "granitemoehybrid": ("GraniteMoeHybridForCausalLM", {"num_local_experts": 0, "position_embedding_type": "nope"}),
     "granitemoe": ("GraniteMoeForCausalLM", {}),
+    "nemotron_h": ("NemotronHForCausalLM", {"mlp_hidden_act": "relu2"}),
+    "qwen3_next": ("Qwen3NextForCausalLM", {}),
     "phi3": ("Phi3ForCausalLM", {}),
     "exaone4": ("Exaone4ForCausalLM", {}),
     "seed_oss": ("SeedOssForCausalLM", {}),

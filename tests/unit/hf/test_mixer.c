@@ -154,6 +154,7 @@ static void layers_of_one_branch_are_by_letter_or_by_name(void **state)
     refuse(NEMOTRON(", \"hybrid_override_pattern\": \"ME*\", \"moe_latent_size\": 36"), "\"moe_latent_size\"", "multiple of 8");
     refuse(NEMOTRON(", \"hybrid_override_pattern\": \"MX*\""), "\"hybrid_override_pattern\"", "not supported");
     refuse(NEMOTRON(", \"hybrid_override_pattern\": \"M\", \"use_bias\": true"), "\"use_bias\"", "must not be true");
+    refuse(NEMOTRON(", \"hybrid_override_pattern\": \"M\", \"tie_word_embeddings\": true"), "\"tie_word_embeddings\"", "must not be true");
 }
 
 static void experts_are_in_layers_of_their_kind_alone(void **state)
