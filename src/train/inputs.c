@@ -286,9 +286,7 @@ static int make_samplers(struct mt_inputs *in, const struct mt_numerics *n, stru
         s->rows.n = MT_MIN(s->rows.n, most);
         p.data = s->data;
         p.split = &s->rows;
-        if (!rc && !s->rows.n)
-            mt_warn("eval.sets: %s has no sample: it is not evaluated", s->name);
-        if (!rc && s->rows.n)
+        if (!rc)
             rc = mt_sampler_create(&s->sampler, &p, err);
     }
     return rc;

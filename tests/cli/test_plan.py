@@ -381,6 +381,11 @@ def the_table_fits_a_terminal(tmp):
     assert max(map(len, out.splitlines())) <= 80, max(out.splitlines(), key=len)
     for word in ("train.micro_batch", "memory.activations", "bound by", "tokens/s", "Memory", "days"):
         assert word in out, word
+    assert re.search(r"^Machine   GeForce RTX 4090 24 GB \(PCIe [^,]*, 256 GiB \(rated\)$", out, re.M), out
+    rows = [(tier, int(n)) for tier, n in re.findall(r"^  (\S*) +\S.*?  +(\d+) +[\d.]+ [KMGT]?i?B$", out, re.M)]
+    at = next(i for i, (tier, _) in enumerate(rows) if tier == "sum")
+    host = next(i for i, (tier, _) in enumerate(rows) if tier == "host")
+    assert rows[at][1] == sum(n for _, n in rows[:host]) and rows[at + 1][1] == sum(n for _, n in rows[host:at]), rows
 
 
 def a_plan_is_reproduced_by_its_own_settings(tmp):

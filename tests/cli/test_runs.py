@@ -317,6 +317,18 @@ def evaluation_sets_are_reported_by_name(tmp, model, data):
         assert p.returncode and words in p.stderr, (over, p.stderr)
 
 
+def an_evaluation_without_samples_is_named(tmp, model, data):
+    """A set that has none is refused; a share that holds none out is warned of, once, and nothing is evaluated."""
+    out, long = os.path.join(tmp, "none"), os.path.join(tmp, "none.jsonl")
+    with open(long, "w") as f:
+        f.write(json.dumps({"input_ids": [1] * 99}) + "\n")
+    keys = dict(data__eval=data, eval__sets=f"long:{long}, whole:{data}", data__overlong="drop")
+    assert "none.jsonl:1" in megatrain("run", write_ini(out + ".ini", base(model, data, out, **keys)), expect=3).stderr
+    few = write_data(os.path.join(tmp, "none-few.jsonl"), n=3, seed=5)
+    said = megatrain("run", write_ini(out + ".ini", base(model, few, out, data__eval="1%", eval__every=1, train__steps=1))).stderr
+    assert said.count("data.eval = 1% holds out no sample: nothing is evaluated") == 1 and "eval step" not in said, said
+
+
 def every_checkpoint_names_the_best(tmp, model, data):
     """Also where each evaluation is the best: the last checkpoint is being read back while the next one is saved."""
     out = os.path.join(tmp, "each")

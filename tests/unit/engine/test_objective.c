@@ -153,6 +153,17 @@ static void the_gradient_follows_the_weights(void **state)
     }
 }
 
+static void a_measure_of_a_set_has_its_whole_name(void **state)
+{
+    (void)state;
+    assert_string_equal(mt_measure_of_set("code_loss", "code", 4), "loss");
+    assert_string_equal(mt_measure_of_set("far-off_2_accuracy", "far-off_2:file", 9), MT_EVAL_ACCURACY);
+    const char *const neither[] = {"code", "code_", "loss", "code_nll_loss", "codes_loss", "cod_loss", "code_losses"};
+    for (size_t i = 0; i < sizeof(neither) / sizeof(*neither); i++)
+        assert_null(mt_measure_of_set(neither[i], "code", 4));
+    assert_true(mt_measure_more_is_better("code_accuracy") && !mt_measure_more_is_better("code_loss"));
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -174,6 +185,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_weights_change_no_bit),
         cmocka_unit_test(the_gradient_follows_the_weights),
+        cmocka_unit_test(a_measure_of_a_set_has_its_whole_name),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
