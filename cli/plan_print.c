@@ -199,6 +199,8 @@ static void print_choices(const struct plan_view *v)
     if (c->placement.expert_group != MT_AUTO && v->hf.moe.n_experts)
         printf("  memory.expert_group   %-9lld  of %lld experts at once\n", (long long)c->placement.expert_group,
                (long long)v->hf.moe.n_experts);
+    if (c->placement.expert_sums > 1 && v->hf.moe.n_experts)
+        printf("  memory.expert_sums    %-9lld  sums of a layer's outputs of experts\n", (long long)c->placement.expert_sums);
     if (c->placement.expert_streams > 1 && v->hf.moe.n_experts)
         printf("  device.expert_streams %-9lld  experts run side by side\n", (long long)c->placement.expert_streams);
     explain(why, sizeof(why), v, KNOB_ACTIVATIONS, r->placement.activations != MT_ACT_AUTO);
@@ -413,8 +415,10 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     cJSON_AddNumberToObject(k, "memory.logits_chunk", (double)c->numerics.logits_chunk);
     if (c->numerics.logits_piece != MT_AUTO)
         cJSON_AddNumberToObject(k, "memory.logits_piece", (double)c->numerics.logits_piece);
-    if (v->hf.moe.n_experts)
+    if (v->hf.moe.n_experts) {
+        cJSON_AddNumberToObject(k, "memory.expert_sums", (double)c->placement.expert_sums);
         cJSON_AddNumberToObject(k, "device.expert_streams", (double)c->placement.expert_streams);
+    }
     cJSON *t = cJSON_AddObjectToObject(o, "units");
     for (int i = 0; i < MT_N_UNIT_TIERS; i++)
         cJSON_AddNumberToObject(t, tier_names[i], (double)c->n_tier[i]);

@@ -109,7 +109,7 @@ size_t mt_cuda_attention_sink_bwd_workspace(const struct mt_attention_sink_bwd *
 
 size_t mt_cuda_route_lists_workspace(const struct mt_route_lists *a)
 {
-    return mt_div_up(a->n, MT_CUDA_ROUTE_TOKENS) * (a->e + 1) * sizeof(int32_t);
+    return (mt_div_up(a->n, MT_CUDA_ROUTE_TOKENS) * (a->e + 1) + a->e) * sizeof(int32_t);
 }
 
 size_t mt_cuda_short_conv_bwd_workspace(const struct mt_short_conv_bwd *a)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gathers rows of tokens for an expert, and adds its output to the tokens' sums. A block takes one or more rows, or a
- * part of one; a thread takes vectors at a distance of the block's width, all loaded before the first is stored. Bytes
- * moved per element of s bytes: gather 2 s, combine s + 8.
+ * Gathers rows of tokens for an expert, and adds outputs of experts to the tokens' sums. A block takes one or more rows,
+ * or a part of one; a thread takes vectors at a distance of the block's width, all loaded before the first is stored.
+ * Bytes moved per element of s bytes: gather 2 s, combine s for each of the token's entries, and 8.
  */
 #include "launch.cuh"
 #include "scalar.cuh"
@@ -34,30 +34,58 @@ static __global__ void __launch_bounds__(256) gather(struct mt_moe_gather a, siz
         }
 }
 
+/*
+ * The token's first entry from row `from` of src on; rows are counted from the last one if a.down. Returns its row, or
+ * a.rows or more: there is none. An entry that is elsewhere has a row that is too great, whichever way it is counted.
+ */
+static __device__ __forceinline__ unsigned next_entry(const struct mt_moe_combine &a, size_t token, unsigned from,
+                                                      size_t *entry)
+{
+    unsigned rows = static_cast<unsigned>(a.rows), first = static_cast<unsigned>(a.first), best = UINT_MAX;
+    MT_UNROLL(4)
+    for (size_t e = token * a.k; e < (token + 1) * a.k; e++) {
+        unsigned row = static_cast<unsigned>(a.places[e]) - first;
+        row = a.down ? rows - 1 - row : row;
+        if (row < rows && row >= from && row < best) {
+            best = row;
+            *entry = e;
+        }
+    }
+    return best;
+}
+
 template <typename T, int N>
 static __global__ void __launch_bounds__(256) combine(struct mt_moe_combine a, size_t vecs, unsigned columns)
 {
-    size_t row, at;
-    row_of_tile(columns, UNROLL, &row, &at);
-    if (row >= a.n)
+    size_t token, at, entry = 0;
+    row_of_tile(columns, UNROLL, &token, &at);
+    if (token >= a.n)
         return;
-    unsigned entry = static_cast<unsigned>(a.list[row]);
-    float w = a.weights ? a.weights[entry] : 1.0f, x[UNROLL][N], sum[UNROLL][N];
-    const T *src = static_cast<const T *>(a.src) + row * a.c;
-    float *dst = a.sum + entry / static_cast<unsigned>(a.k) * a.c;
+    unsigned row = next_entry(a, token, 0, &entry);
+    if (row >= a.rows)
+        return;
+    float x[UNROLL][N] = {}, sum[UNROLL][N] = {}, *dst = a.sum + token * a.c;
     MT_UNROLL(UNROLL)
     for (int u = 0; u < UNROLL; u++)
-        if (at + u * blockDim.x < vecs) {
-            load_n<T, N>(src + (at + u * blockDim.x) * N, x[u]);
+        if (at + u * blockDim.x < vecs)
             load_floats<N>(dst + (at + u * blockDim.x) * N, sum[u]);
-        }
-    MT_UNROLL(UNROLL)
-    for (int u = 0; u < UNROLL; u++)
-        if (at + u * blockDim.x < vecs) {
+    do {
+        float w = a.weights ? a.weights[entry] : 1.0f;
+        const T *src = static_cast<const T *>(a.src) + (a.down ? a.rows - 1 - row : row) * a.c;
+        MT_UNROLL(UNROLL)
+        for (int u = 0; u < UNROLL; u++)
+            if (at + u * blockDim.x < vecs)
+                load_n<T, N>(src + (at + u * blockDim.x) * N, x[u]);
+        MT_UNROLL(UNROLL)
+        for (int u = 0; u < UNROLL; u++)
             for (int k = 0; k < N; k++)
                 sum[u][k] += w * x[u][k];
+        row = next_entry(a, token, row + 1, &entry);
+    } while (row < a.rows);
+    MT_UNROLL(UNROLL)
+    for (int u = 0; u < UNROLL; u++)
+        if (at + u * blockDim.x < vecs)
             store_floats<N>(dst + (at + u * blockDim.x) * N, sum[u]);
-        }
 }
 
 template <typename T, int N> static cudaError_t run_gather(const struct mt_moe_gather *a, cudaStream_t stream)

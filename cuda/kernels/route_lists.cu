@@ -2,7 +2,7 @@
 /*
  * A stable counting sort by expert, without atomics: a block handles the ids of ROUTE_TOKENS tokens, and each of its
  * threads reads all of them for an expert of its own. Blocks count; one block turns the counts into each block's first
- * place in every list; blocks store their entries there. Bytes moved per entry: 12, mostly from the cache; bound by the
+ * place in every list; blocks store their entries there. Bytes moved per entry: 16, mostly from the cache; bound by the
  * threads' reads, ROUTE_TOKENS * k each.
  */
 #include "workspace.h"
@@ -43,8 +43,11 @@ static __global__ void __launch_bounds__(THREADS) count_entries(struct mt_route_
     size_t row = static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x, end = end_of(a, blockIdx.x);
     int32_t *counts = counts_of(a, blockIdx.x);
     bool odd = false;
-    for (size_t j = 0; row < a.n && j < a.k; j++)
+    for (size_t j = 0; row < a.n && j < a.k; j++) {
         odd |= (bits_of_float(a.weights[row * a.k + j]) & 0x7f800000u) == 0x7f800000u;
+        if (a.ids[row * a.k + j] >= a.e)
+            a.places[row * a.k + j] = -1;
+    }
     int rows = count_threads(odd, scratch);
     if (threadIdx.x == 0)
         counts[a.e] = rows;
@@ -57,6 +60,27 @@ static __global__ void __launch_bounds__(THREADS) count_entries(struct mt_route_
     }
 }
 
+/* How far each expert's places are behind its list, by padding of those before; behind the counts of all blocks. */
+static __device__ __forceinline__ int32_t *shifts_of(const struct mt_route_lists &a)
+{
+    return counts_of(a, (a.n + THREADS - 1) / THREADS);
+}
+
+/* The sum of v over threads up to this one. */
+static __device__ int32_t sum_upto(int32_t (*upto)[MT_MAX_EXPERTS], int32_t v)
+{
+    unsigned x = threadIdx.x;
+    int turn = 0;
+    upto[0][x] = v;
+    __syncthreads();
+    MT_UNROLL(1)
+    for (unsigned d = 1; d < blockDim.x; d *= 2, turn ^= 1) {
+        upto[turn ^ 1][x] = upto[turn][x] + (x >= d ? upto[turn][x - d] : 0);
+        __syncthreads();
+    }
+    return upto[turn][x];
+}
+
 /* One block with a thread per expert: sums over blocks, then over experts, then each block's places. */
 static __global__ void __launch_bounds__(1024) scan_counts(struct mt_route_lists a, size_t blocks)
 {
@@ -66,13 +90,10 @@ static __global__ void __launch_bounds__(1024) scan_counts(struct mt_route_lists
     MT_UNROLL(4)
     for (size_t b = 0; x < a.e && b < blocks; b++)
         sum += counts_of(a, b)[x];
-    upto[0][x] = sum;
+    int32_t bucket = static_cast<int32_t>(a.bucket), padded = (sum + bucket - 1) / bucket * bucket;
+    int32_t at = sum_upto(upto, sum) - sum;
     __syncthreads();
-    int turn = 0;
-    for (unsigned d = 1; d < blockDim.x; d *= 2, turn ^= 1) {
-        upto[turn ^ 1][x] = upto[turn][x] + (x >= d ? upto[turn][x - d] : 0);
-        __syncthreads();
-    }
+    int32_t shift = sum_upto(upto, padded) - padded - at;
     if (x == 0) {
         a.starts[0] = 0;
         MT_UNROLL(1)
@@ -82,8 +103,8 @@ static __global__ void __launch_bounds__(1024) scan_counts(struct mt_route_lists
     }
     if (x >= a.e)
         return;
-    int32_t at = upto[turn][x] - sum;
     a.counts[x] = sum;
+    shifts_of(a)[x] = shift;
     a.starts[x + 1] = at + sum;
     MT_UNROLL(4)
     for (size_t b = 0; b < blocks; b++) {
@@ -97,11 +118,13 @@ static __global__ void __launch_bounds__(THREADS) place_entries(struct mt_route_
 {
     size_t end = end_of(a, blockIdx.x);
     for (unsigned x = threadIdx.x; x < a.e; x += THREADS) {
-        int32_t at = counts_of(a, blockIdx.x)[x];
+        int32_t at = counts_of(a, blockIdx.x)[x], shift = shifts_of(a)[x];
         MT_UNROLL(8)
         for (size_t i = static_cast<size_t>(blockIdx.x) * THREADS * a.k; i < end; i++)
-            if (a.ids[i] == x)
+            if (a.ids[i] == x) {
+                a.places[i] = at + shift;
                 a.list[at++] = static_cast<int32_t>(i);
+            }
     }
 }
 

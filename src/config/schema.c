@@ -245,6 +245,9 @@ static const struct mt_key keys[] = {
      "or where the search finds them faster."},
     {"memory", "expert_group", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.expert_group), "auto", NULL, 1, 1024, NULL,
      "Experts of a mixture that are loaded together. auto: as many as 256 MiB hold, in bf16 or packed."},
+    {"memory", "expert_sums", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.expert_sums), "auto", NULL, 1, 1024, NULL,
+     "How often the outputs of a mixture's experts are summed in a layer. Fewer sums are faster, and keep more outputs. auto: as "
+     "few as take a seventh of the device's memory. With train.groups above 1: for each group of experts that is loaded."},
     {"memory", "activations", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.activations), "auto",
      MT_ACTIVATIONS_NAMES, ANY, NULL,
      "Activations saved for backward. keep: on the device. offload: in host memory. disk: in host memory, then drives. "

@@ -180,14 +180,19 @@ struct mt_router_stats {
  * The lists of all experts, one after the other: list[starts[x] .. starts[x + 1]) are the entries with id x, in
  * ascending order; counts[x] is their number. Entries with an id of e or more are in no list. starts[e] is the total
  * length; what follows it in `list` is not written. counts[e]: number of rows with a weight that is not finite.
+ *
+ * places[i] is where entry i is if each expert's list is followed by padding to a multiple of `bucket`: so are rows that
+ * are computed from it. -1: it is in no list.
  */
 struct mt_route_lists {
-    size_t n, e, k; /* n * k at most INT32_MAX, e at most MT_MAX_EXPERTS */
+    size_t n, e, k; /* n * k + e * bucket at most INT32_MAX, e at most MT_MAX_EXPERTS */
+    size_t bucket;
     const uint16_t *ids;  /* [n, k]; this and what follows only element-aligned */
     const float *weights; /* [n, k] */
     int32_t *counts;      /* [e + 1] */
     int32_t *starts;      /* [e + 1] */
     int32_t *list;        /* [n * k] */
+    int32_t *places;      /* [n, k] */
     void *workspace;      /* mt_op_route_lists_workspace() bytes */
 };
 
@@ -204,14 +209,21 @@ struct mt_moe_gather {
     void *out;            /* [n_padded, c] */
 };
 
-/** sum[list[i] / k,:] += weights[list[i]] * src[i,:], in f32: the product rounds, then the sum. */
+/**
+ * sum[t,:] += weights[t,j] * src[places[t,j] - first,:], in f32: the product rounds, then the sum; of those of the
+ * token's entries that are in src, in the order of their places, or from the last to the first. A token without any
+ * keeps its sum.
+ */
 struct mt_moe_combine {
     size_t n, c, k;
-    enum mt_dtype dtype;  /* of src */
-    const int32_t *list;  /* [n]; only element-aligned; no two entries of one token */
-    const float *weights; /* [tokens, k]; NULL: 1 */
-    const void *src;      /* [n, c] */
-    float *sum;           /* [tokens, c] */
+    size_t rows;           /* of src, with those of padding, which are not read; below INT32_MAX, as first + rows */
+    size_t first;          /* place of src's first row */
+    bool down;             /* from the last to the first */
+    enum mt_dtype dtype;   /* of src */
+    const int32_t *places; /* [n, k], of mt_op_route_lists(); only element-aligned; no two are the same, except -1 */
+    const float *weights;  /* [n, k]; NULL: 1 */
+    const void *src;       /* [rows, c] */
+    float *sum;            /* [n, c] */
 };
 
 /**

@@ -510,6 +510,7 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .top = p->top,
         .used_rows = p->train && !p->layout->tied && gathers(p),
         .expert_streams = (int)p->placement.expert_streams,
+        .expert_sums = mt_groups_n(mt_engine_groups(p)) > 1 ? 0 : (int)p->placement.expert_sums,
         .backward = p->train,
     };
     if (p->train)

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Some experts. Each is an MLP, gated or not, run once a group over the rows of all its micro-batches that were sent to
- * it; its output, times the row's weight, is added to the sum of the layer.
+ * it; its output, times the row's weight, is added to the sum of the layer, together with those of other experts
+ * (outputs.h).
  *
  *   expert(n) = (act(n Wgate + b) * (n Wup + b)) Wdown + b, or act(n Wup) Wdown
  */
 #include "base/mem.h"
 #include "model/linear.h"
-#include "model/moe.h"
+#include "model/outputs.h"
 #include "model/packing.h"
 #include "model/part.h"
 #include "model/sides.h"
@@ -34,14 +35,12 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     }
 }
 
-/* Rows of a tile: part of the numerics, since the gradient of a weight is summed tile by tile. */
-enum { TILE = 16384 };
-
 struct scratch {
     void *x, *d_o; /* [rows, hidden]: gathered input, gradient of the output */
     void *gate_up; /* [rows, inner_of()] */
     void *act;     /* [rows, width] */
-    void *out;     /* [rows, hidden]: output, or gradient of the input; for a bias's gradient, weighted d_o */
+    void *out;     /* [rows, hidden] of the model's outputs: output, or gradient of the input; before it, for a bias's
+                      gradient, weighted d_o */
     /* for each side stream, or once: */
     struct {
         float *grad; /* of one expert: its parameters end to end, then its adapters'; with one group */
@@ -86,7 +85,7 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     s->x = mt_take(base, &at, hidden);
     s->gate_up = mt_take(base, &at, rows * inner_of(c) * mt_dtype_size(p->dtype));
     s->act = mt_take(base, &at, width);
-    s->out = mt_take(base, &at, hidden);
+    s->out = NULL;
     s->d_o = mt_take(base, &at, p->backward ? hidden : 0);
     bool own = p->backward && mt_groups_n(p->groups) == 1; /* else sums of groups are added in the unit's gradient */
     bool codes = p->dtype == MT_BF16 && p->layout->codes_stay;
@@ -131,11 +130,6 @@ static size_t gradient_elems(const struct mt_layout *l)
             adapters = MT_MAX(adapters, s.end - s.first);
         }
     return lay_out_gradient(at, l->experts[0]) + adapters;
-}
-
-size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev)
-{
-    return padded_rows(dev, MT_MIN(mt_model_group_rows(p), (size_t)TILE));
 }
 
 static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
@@ -202,23 +196,6 @@ static int gather(const struct tile *t, const void *from, const float *weights, 
                                 .out = to,
                             },
                             err);
-}
-
-static int combine(const struct tile *t, const float *weights, float *sum, struct mt_err *err)
-{
-    const mt_model *m = t->run->m;
-    return mt_op_moe_combine(m->dev,
-                             &(struct mt_moe_combine){
-                                 .n = t->n,
-                                 .c = row_of(m),
-                                 .k = (size_t)m->layout->cfg.moe.top_k,
-                                 .dtype = m->dt,
-                                 .list = t->list,
-                                 .weights = weights,
-                                 .src = t->s.out,
-                                 .sum = sum,
-                             },
-                             err);
 }
 
 static enum mt_glu_kind activation_of(const struct tile *t)
@@ -413,8 +390,7 @@ static int open_codes(struct tile *t, int expert, struct mt_err *err)
 /* What is done with an expert's tiles, and where their outputs, or gradients of inputs, are summed. */
 struct pass {
     int (*run)(const struct tile *t, struct mt_err *err);
-    bool weighted;
-    float *sum;
+    struct mt_outputs_sum sum;
 };
 
 /* The scratch, from these rows on. */
@@ -423,12 +399,11 @@ static void skip_rows(struct scratch *s, const mt_model *m, size_t rows)
     size_t hidden = rows * row_of(m), width = rows * (size_t)m->layout->cfg.moe.width;
     s->x = mt_elem(m, s->x, hidden);
     s->d_o = mt_elem(m, s->d_o, hidden);
-    s->out = mt_elem(m, s->out, hidden);
     s->gate_up = mt_elem(m, s->gate_up, rows * inner_of(&m->layout->cfg));
     s->act = mt_elem(m, s->act, width);
 }
 
-/* The tile on a side stream, then its sum on COMPUTE. */
+/* The tile on a side stream, which COMPUTE follows. */
 static int run_tile(struct tile t, const struct pass *pass, struct mt_sides *sides, struct mt_err *err)
 {
     size_t first = 0;
@@ -438,30 +413,80 @@ static int run_tile(struct tile t, const struct pass *pass, struct mt_sides *sid
         rc = pass->run(&t, err);
     if (!rc)
         rc = mt_sides_follow(sides, err);
-    if (!rc)
-        rc = combine(&t, pass->weighted ? t.routing.weights : NULL, pass->sum, err);
     return rc ? rc : mt_sides_give_rows(sides, err);
 }
 
+/* Makes room for n rows of outputs; if there is none, all sides wait until those that there are have been summed. */
+static int take_outputs(const struct tile *t, size_t place, size_t n, const struct pass *pass, struct mt_sides *sides,
+                        struct mt_err *err)
+{
+    mt_model *m = t->run->m;
+    if (mt_outputs_take(&m->outputs, place, n, pass->sum.down))
+        return 0;
+    int rc = mt_sides_join(sides, err);
+    if (!rc)
+        rc = mt_outputs_sum(m, &pass->sum, err);
+    if (!rc)
+        rc = mt_sides_fork(sides, m, mt_expert_tile_rows(&m->p, m->dev), err);
+    mt_outputs_take(&m->outputs, place, n, pass->sum.down);
+    return rc;
+}
+
+/* All tiles of an expert are next to each other, if they fit. */
 static int run_tiles(struct tile *t, int expert, const struct pass *pass, struct mt_sides *sides, struct mt_err *err)
 {
-    struct mt_expert_list list = mt_model_expert_list(t->run->m, t->run->part->layer, expert, t->run->of->mb);
-    int rc = list.n ? open_codes(t, expert, err) : 0;
-    for (size_t at = 0; at < list.n && !rc; at += TILE) {
-        t->n = MT_MIN(list.n - at, (size_t)TILE);
-        t->n_padded = padded_rows(t->run->m->dev, t->n);
+    mt_model *m = t->run->m;
+    struct mt_expert_list list = mt_model_expert_list(m, t->run->part->layer, expert, t->run->of->mb);
+    size_t rows = padded_rows(m->dev, list.n);
+    int rc = list.n && rows <= m->outputs.n ? take_outputs(t, list.place, rows, pass, sides, err) : 0;
+    mt_sides_turn(sides, t->piece);
+    if (!rc && list.n)
+        rc = open_codes(t, expert, err);
+    for (size_t at = 0; at < list.n && !rc; at += MT_EXPERT_TILE) {
+        t->n = MT_MIN(list.n - at, (size_t)MT_EXPERT_TILE);
+        t->n_padded = padded_rows(m->dev, t->n);
         t->list = t->routing.list + list.first + at;
         t->first = at == 0;
+        rc = rows <= m->outputs.n ? 0 : take_outputs(t, list.place + at, t->n_padded, pass, sides, err);
+        t->s.out = mt_outputs_at(m, list.place + at);
         mt_sides_turn(sides, t->piece);
-        rc = run_tile(*t, pass, sides, err);
+        if (!rc)
+            rc = run_tile(*t, pass, sides, err);
     }
     mt_sides_turn(sides, t->piece);
     return rc;
 }
 
+/* Sums what is left, once no expert has rows that comes after these: their unit may not run. */
+static int end_sums(const struct mt_part_run *r, const struct pass *pass, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    const struct mt_part *p = r->part;
+    int end = p->first_expert + p->n_experts, all = (int)m->layout->cfg.moe.n_experts;
+    size_t rows = 0;
+    for (int e = p->first_expert; e < end && m->p.assumed_rows; e++)
+        rows += mt_model_expert_list(m, p->layer, e, r->of->mb).n;
+    if (m->p.assumed_rows)
+        return mt_outputs_assume(m, &pass->sum, rows, err);
+    bool more = m->p.expert_sums > 0 &&
+                (pass->sum.down ? mt_model_experts_have_rows(m, p->layer, 0, p->first_expert, r->of->mb)
+                                : mt_model_experts_have_rows(m, p->layer, end, all, r->of->mb));
+    return more ? 0 : mt_outputs_sum(m, &pass->sum, err);
+}
+
+static struct pass pass_of(const struct mt_part_run *r, bool back)
+{
+    float *sum = mt_value(r, back ? MT_ROLE_DN : MT_ROLE_SUM);
+    struct pass p = {back ? backward_tile : forward_tile,
+                     {.mb = r->of->mb, .weighted = !back, .down = back, .sum = sum}};
+    mt_routing_layout(&p.sum.routing, &r->m->layout->cfg.moe, mt_model_group_rows(&r->m->p),
+                      mt_value(r, MT_ROLE_ROUTING));
+    return p;
+}
+
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
-    const struct pass pass = {forward_tile, true, mt_value(r, MT_ROLE_SUM)};
+    const struct pass pass = pass_of(r, false);
     struct mt_sides sides;
     (void)y; /* they add into the sum */
     int rc = mt_sides_fork(&sides, r->m, mt_expert_tile_rows(&r->m->p, r->m->dev), err);
@@ -470,7 +495,8 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
         rc = run_tiles(&t, r->part->first_expert + i, &pass, &sides, err);
     }
     int joined = mt_sides_join(&sides, rc ? NULL : err);
-    return rc ? rc : joined;
+    rc = rc ? rc : joined;
+    return rc ? rc : end_sums(r, &pass, err);
 }
 
 /* Casts the gradients of an expert into the buffer that is copied to the host, with the sums of their squares. */
@@ -493,9 +519,9 @@ static int cast_gradients(const struct tile *t, int expert, struct mt_err *err)
     return rc;
 }
 
-static int backward_expert(const struct mt_part_run *r, int i, struct mt_sides *sides, struct mt_err *err)
+static int backward_expert(const struct mt_part_run *r, int i, const struct pass *pass, struct mt_sides *sides,
+                           struct mt_err *err)
 {
-    const struct pass pass = {backward_tile, false, mt_value(r, MT_ROLE_DN)};
     mt_model *m = r->m;
     struct tile t = begin_expert(r, i, mt_sides_turn(sides, (size_t)i));
     int expert = r->part->first_expert + i, rc = 0;
@@ -504,7 +530,7 @@ static int backward_expert(const struct mt_part_run *r, int i, struct mt_sides *
         rc = mt_op_zero(m->dev, &(struct mt_zero){t.grad + t.adapters_at, (t.adapters.end - t.adapters.first) *
                                                                                 sizeof(float)}, err);
     if (!rc)
-        rc = run_tiles(&t, expert, &pass, sides, err);
+        rc = run_tiles(&t, expert, pass, sides, err);
     if (!rc && mt_value(r, MT_ROLE_CAST) && idle)
         rc = mt_op_zero(m->dev, &(struct mt_zero){t.grad, gradient_elems(m->layout) * sizeof(float)}, err);
     return rc || !mt_value(r, MT_ROLE_CAST) ? rc : cast_gradients(&t, expert, err);
@@ -513,12 +539,14 @@ static int backward_expert(const struct mt_part_run *r, int i, struct mt_sides *
 /* From the last expert to the first, as backward goes through units: the order of sums does not depend on groups. */
 static int backward(const struct mt_part_run *r, struct mt_err *err)
 {
+    const struct pass pass = pass_of(r, true);
     struct mt_sides sides;
     int rc = mt_sides_fork(&sides, r->m, mt_expert_tile_rows(&r->m->p, r->m->dev), err);
     for (int i = r->part->n_experts; i-- > 0 && !rc;)
-        rc = backward_expert(r, i, &sides, err);
+        rc = backward_expert(r, i, &pass, &sides, err);
     int joined = mt_sides_join(&sides, rc ? NULL : err);
-    return rc ? rc : joined;
+    rc = rc ? rc : joined;
+    return rc ? rc : end_sums(r, &pass, err);
 }
 
 /* A token is sent to top_k of all experts; this is the group's share. */

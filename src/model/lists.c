@@ -34,6 +34,8 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     a.counts = t.counts;
     a.starts = t.starts;
     a.list = t.list;
+    a.places = t.places;
+    a.bucket = mt_device_limits(m->dev)->row_bucket;
     a.workspace = m->own.workspace;
     int rc = mt_op_route_lists(m->dev, &a, err);
     return rc ? rc : mt_model_take_counts(m, r->part->layer, r->of->mb, &t, err);

@@ -5,7 +5,7 @@
 
 #include "base/mem.h"
 #include "model/linear.h"
-#include "model/moe.h"
+#include "model/outputs.h"
 #include "model/part.h"
 #include "model/sides.h"
 #include "store/planes.h"
@@ -144,6 +144,8 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     lay_out_product(&m->own.product, p, dev, false, base, &at);
     m->own.workspace = mt_take(base, &at, workspace);
     lay_out_sides(m, p, dev, base, &at);
+    m->outputs.n = mt_outputs_rows(p, dev);
+    m->outputs.rows = mt_take(base, &at, mt_outputs_bytes(p, dev));
     m->unit_scratch = mt_take(base, &at, scratch);
     return at;
 }

@@ -39,6 +39,7 @@ struct mt_model_params {
     bool used_rows;                 /* mt_model_used_rows() is needed */
     double optimizer_keys[MT_OPTIMIZER_SLOTS]; /* of the layout's optimizer, in its order */
     int expert_streams;             /* side streams that experts may run on; below 2: none */
+    int expert_sums;                /* times a layer that experts' outputs are summed, about; 0: for each unit */
     bool backward;                  /* false: memory for the forward pass alone */
 };
 

@@ -20,6 +20,11 @@ size_t mt_residual_bytes(const struct mt_part_shape *s)
     return mt_align_up(s->group_rows * (size_t)s->cfg->hidden * mt_dtype_size(s->dtype), MT_RECORD_ALIGN);
 }
 
+size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev)
+{
+    return mt_align_up(MT_MIN(mt_model_group_rows(p), (size_t)MT_EXPERT_TILE), mt_device_limits(dev)->row_bucket);
+}
+
 size_t mt_routing_bytes(const struct mt_part_shape *s)
 {
     struct mt_routing t;
@@ -39,6 +44,7 @@ size_t mt_routing_layout(struct mt_routing *out, const struct mt_moe *moe, size_
     out->counts = mt_take(base, &at, experts * sizeof(int32_t));
     out->starts = mt_take(base, &at, experts * sizeof(int32_t));
     out->list = mt_take(base, &at, entries * sizeof(int32_t));
+    out->places = mt_take(base, &at, entries * sizeof(int32_t));
     return at;
 }
 
@@ -48,10 +54,10 @@ size_t mt_model_rows_in_use(const mt_model *m, size_t mb)
     return m->p.assumed_rows ? m->p.assumed_rows : (end - mt_group_first(m->p.groups, group)) * m->p.max_tokens;
 }
 
-/* Elements of a layer: counts, then starts. */
+/* Elements of a layer: counts, then starts, then places. */
 static size_t n_counts(const struct mt_moe *moe)
 {
-    return 2 * ((size_t)moe->n_experts + 1);
+    return 3 * ((size_t)moe->n_experts + 1);
 }
 
 size_t mt_model_counts_bytes(const struct mt_model_params *p)
@@ -133,8 +139,8 @@ double mt_model_aux_loss(const mt_model *m)
 int mt_model_take_counts(mt_model *m, int layer, size_t mb, const struct mt_routing *t, struct mt_err *err)
 {
     size_t n = (size_t)m->layout->cfg.moe.n_experts + 1, bytes = n * sizeof(int32_t);
-    size_t group = mt_group_of(m->p.groups, mb);
-    int32_t *counts = counts_of(m, layer, group), *starts = counts + n;
+    size_t group = mt_group_of(m->p.groups, mb), bucket = mt_device_limits(m->dev)->row_bucket;
+    int32_t *counts = counts_of(m, layer, group), *starts = counts + n, *places = starts + n;
     if (m->p.assumed_rows)
         return 0;
     int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
@@ -143,8 +149,10 @@ int mt_model_take_counts(mt_model *m, int layer, size_t mb, const struct mt_rout
         rc = mt_event_record(m->dev, m->counts_ready, MT_STREAM_COMPUTE, err);
     if (!rc)
         rc = mt_event_sync(m->dev, m->counts_ready, err);
-    for (size_t i = 0; i < n && !rc; i++)
+    for (size_t i = 0; i < n && !rc; i++) {
         starts[i] = i ? starts[i - 1] + counts[i - 1] : 0;
+        places[i] = i ? places[i - 1] + (int32_t)mt_align_up((size_t)counts[i - 1], bucket) : 0;
+    }
     if (rc || !mt_model_balances(m) || !is_last_mixture(&m->layout->cfg, layer) || group + 1 < groups_in_use(m))
         return rc;
     count_shares(m); /* for backward: all layers of the step have been routed */
@@ -169,9 +177,18 @@ struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int exp
     const struct mt_moe *moe = &m->layout->cfg.moe;
     size_t rows = m->p.assumed_rows, bucket = mt_device_limits(m->dev)->row_bucket;
     const int32_t *counts = counts_of(m, layer, mt_group_of(m->p.groups, mb)), *starts = counts + moe->n_experts + 1;
+    const int32_t *places = starts + moe->n_experts + 1;
     if (!rows)
-        return (struct mt_expert_list){(size_t)starts[expert], (size_t)counts[expert]};
-    return (struct mt_expert_list){0, MT_MIN(assumed_rows(rows, moe, bucket, expert), rows)};
+        return (struct mt_expert_list){(size_t)starts[expert], (size_t)counts[expert], (size_t)places[expert]};
+    return (struct mt_expert_list){0, MT_MIN(assumed_rows(rows, moe, bucket, expert), rows), 0};
+}
+
+bool mt_model_experts_have_rows(const mt_model *m, int layer, int first, int end, size_t mb)
+{
+    bool any = false;
+    for (int e = first; e < end; e++)
+        any |= mt_model_expert_list(m, layer, e, mb).n > 0;
+    return any;
 }
 
 void mt_model_add_expert_rows(const mt_model *m, int layer, size_t group, int32_t *rows)

@@ -23,6 +23,7 @@ struct mt_routing {
     uint16_t *ids;  /* [rows, top_k] */
     float *weights; /* [rows, top_k] */
     int32_t *counts, *starts, *list;
+    int32_t *places; /* [rows, top_k] */
 };
 /** Its arrays from `base` on (NULL: sizes alone); returns its bytes. */
 size_t mt_routing_layout(struct mt_routing *out, const struct mt_moe *moe, size_t rows, void *base);
@@ -33,8 +34,11 @@ int mt_model_take_counts(mt_model *m, int layer, size_t mb, const struct mt_rout
 /** An expert's entries of the layer's list, of the micro-batch's group. */
 struct mt_expert_list {
     size_t first, n;
+    size_t place; /* of the first (mt_route_lists.places) */
 };
 struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int expert, size_t mb);
+/** Whether any of these experts of the layer, from `first` to before `end`, has rows in the micro-batch's group. */
+bool mt_model_experts_have_rows(const mt_model *m, int layer, int first, int end, size_t mb);
 
 /** The micro-batch's rows of a part's value that is kept for its whole group, of elements of `elem` bytes: the hidden
  * state for RESIDUAL, else the experts' rows. NULL if it is not kept. */
@@ -45,7 +49,9 @@ static inline void *mt_moe_own_rows(const struct mt_part_run *r, enum mt_role ro
     return rows ? rows + mt_model_first_row(r->m, r->of->mb) * width * elem : NULL;
 }
 
-/** Rows of an expert that run at once, at most (experts.c). */
+/** Rows of a tile of an expert: part of the numerics, since the gradient of a weight is summed tile by tile. */
+enum { MT_EXPERT_TILE = 16384 };
+/** Rows of an expert that run at once, at most, with padding. */
 size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev);
 
 /** The factor of a row's contribution to that loss's gradient. */

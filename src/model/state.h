@@ -62,7 +62,14 @@ struct mt_own_scratch {
     struct mt_product_scratch product;
     void *adapter_x, *adapter_dy; /* [max_tokens or rows of an expert's tile, rank]: x A^T; s dy B */
 };
-/** Rows that experts' outputs keep until they are summed, on side streams: so many experts at once. */
+/** Outputs of experts that have not been summed yet (outputs.h): those at places [first, end); if these are the same,
+ * none. */
+struct mt_outputs {
+    void *rows; /* [n, mt_moe_row()] */
+    size_t n, first, end;
+    int64_t origin; /* place of row 0 */
+};
+/** Rows of scratch that experts have until COMPUTE has come so far, on side streams: so many experts at once. */
 enum { MT_SIDE_ROWS = 8, MT_SIDE_EVENTS = MT_MAX_SIDES + MT_SIDE_ROWS };
 
 /** Rows of which the largest logits are to be found. */
@@ -93,6 +100,7 @@ struct mt_model {
     struct mt_own_scratch own;                    /* of the stream that is turned to */
     struct mt_own_scratch side[MT_MAX_SIDES + 1]; /* of the others: of COMPUTE, then of side streams (sides.h) */
     int n_sides;
+    struct mt_outputs outputs;
     void *side_memory;                            /* of the device */
     mt_event *side_event[MT_SIDE_EVENTS];
     void *direct;      /* mt_direct_scratch_bytes() */
@@ -128,7 +136,7 @@ struct mt_model {
     const void *adapters;   /* of the running unit, if they are not among its weights */
     size_t n_micro;         /* micro-batches of the step that was uploaded last */
     size_t counts_bytes;
-    int32_t *counts;        /* [groups, n_layers, 2 (n_experts + 1)] counts and starts of experts' lists, in host memory */
+    int32_t *counts;        /* [groups, n_layers, 3 (n_experts + 1)] counts, starts and places of experts' lists, in host memory */
     mt_event *counts_ready;
     float *shares;          /* [n_experts] each expert's share of the rows of all layers; on the device */
     float *shares_host;

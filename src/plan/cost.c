@@ -102,6 +102,8 @@ static int make_engine(mt_cost_table *t, struct mt_err *err)
     t->engine_params.planes = NULL;
     const struct mt_groups groups = {(size_t)MT_MAX(t->engine_params.numerics.groups, (int64_t)1), t->n_micro};
     t->engine_params.assumed_rows = mt_group_most(groups, t->n_micro) * t->engine_params.max_tokens;
+    if (mt_groups_n(groups) > 1)
+        t->engine_params.placement.expert_sums = 0;
     t->engine_params.numerics.groups = 1; /* whose rows these are */
     t->engine_params.max_micro = t->n_batches;
     t->engine_params.max_docs = (size_t)t->engine_params.numerics.micro_batch;

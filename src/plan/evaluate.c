@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "engine/share.h"
 #include "kinds/kinds.h"
 #include "model/model.h"
 #include "model/ranges.h"
@@ -58,13 +59,39 @@ static enum mt_map map_of(const struct mt_engine_params *p)
     return gains && p->placement.lanes > 1 && p->numerics.groups >= p->placement.lanes ? MT_MAP_DATA : MT_MAP_UNITS;
 }
 
-/* All side streams of the device, unless their scratch is what does not fit. */
-static int64_t streams_of(const struct mt_engine_params *p, const struct mt_machine *m)
+static int64_t most_streams(const struct mt_engine_params *p, const struct mt_machine *m)
 {
-    struct mt_engine_params with = *p;
     int sides = p->dev ? mt_device_limits(p->dev)->sides : m ? mt_device_kind(mt_machine_device_kind(m))->sides : 0;
-    with.placement.expert_streams = sides;
-    return p->layout->cfg.moe.n_experts && sides > 1 && (!p->dev || mt_engine_fits(&with)) ? sides : 1;
+    return p->layout->cfg.moe.n_experts && sides > 1 ? sides : 1;
+}
+
+enum { OUTPUTS_SHARE = 7, MOST_SUMS = 64 };
+
+/* As few as take a seventh of the device's memory for the outputs that wait. */
+static int64_t fewest_sums(const struct mt_engine_params *p, uint64_t budget)
+{
+    const struct mt_hf_config *c = &p->layout->cfg;
+    uint64_t rows = mt_group_most(mt_engine_groups(p), p->max_micro) * p->max_tokens;
+    uint64_t bytes = rows * (uint64_t)c->moe.top_k * mt_moe_row(c) * mt_dtype_size(p->numerics.dtype);
+    int64_t sums = 1;
+    while (c->moe.n_experts && sums < MOST_SUMS && bytes / (uint64_t)sums > budget / OUTPUTS_SHARE)
+        sums *= 2;
+    return sums;
+}
+
+/* How experts run, where it is open: the fastest way, unless its scratch is what does not fit. */
+static void choose_experts(struct mt_engine_params *p, const struct mt_plan_request *r)
+{
+    int64_t *streams = &p->placement.expert_streams, *sums = &p->placement.expert_sums;
+    bool any_streams = *streams == MT_AUTO, any_sums = *sums == MT_AUTO, may = p->dev && p->layout->cfg.moe.n_experts;
+    if (any_streams)
+        *streams = most_streams(p, r->machine);
+    if (any_sums)
+        *sums = fewest_sums(p, r->placement.device_budget.bytes);
+    if (may && any_sums && !mt_engine_fits(p))
+        *sums = MOST_SUMS;
+    if (may && any_streams && (!any_sums || *sums == MOST_SUMS) && !mt_engine_fits(p))
+        *streams = 1;
 }
 
 struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, mt_device *dev)
@@ -104,8 +131,7 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
         p.placement.update_pending = 1;
     uint64_t process = process_bytes(r, p.max_micro * p.max_tokens), host = r->placement.host_budget.bytes;
     p.host_bytes = host - MT_MIN(host, process);
-    if (p.placement.expert_streams == MT_AUTO)
-        p.placement.expert_streams = streams_of(&p, r->machine);
+    choose_experts(&p, r);
     return p;
 }
 

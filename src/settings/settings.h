@@ -190,6 +190,7 @@ struct mt_placement {
     enum mt_unit_cut unit;
     int64_t expert_group;        /* experts of a mixture that form a unit, or MT_AUTO */
     int64_t expert_streams;      /* side streams of the device that experts run on; 1: none; or MT_AUTO */
+    int64_t expert_sums;         /* times a layer that experts' outputs are summed, about; MT_AUTO; 0: for each unit */
     int64_t slots;               /* number of units whose weights are on the device at once, or MT_AUTO */
     enum mt_activations activations;
     int64_t keep_layers;         /* with recompute: number of last layers whose records are kept, or MT_AUTO */

@@ -20,8 +20,8 @@ STEPS = 5
 MOE = dict(mlp_only_layers=[1], num_hidden_layers=3)
 PIECES = {"MEGATRAIN_DISK_PIECE": "2048"}
 PLACEMENTS = {
-    "an expert at a time": ({}, {"memory__expert_group": 1, "memory__slots": 2}),
-    "groups of 3": ({}, {"memory__expert_group": 3, "memory__slots": 3}),
+    "an expert at a time": ({}, {"memory__expert_group": 1, "memory__slots": 2, "memory__expert_sums": 1024}),
+    "groups of 3": ({}, {"memory__expert_group": 3, "memory__slots": 3, "memory__expert_sums": 3}),
     "all experts, 5 slots": ({}, {"memory__expert_group": 8, "memory__slots": 5}),
     "kept": ({}, {"memory__activations": "keep", "memory__expert_group": 3}),
     "offloaded": ({}, {"memory__activations": "offload"}),

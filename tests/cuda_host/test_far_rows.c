@@ -222,10 +222,12 @@ static void rows_of_experts(const struct place *at)
                               .list = upload(list, sizeof(list)), .x = table(MT_BF16, at, 1), .out = take(512)};
     must(mt_op_moe_gather(dev, &g, &err));
     keep(g.out, MT_BF16, 2 * WIDTH);
-    struct mt_moe_combine c = {.n = 2, .c = WIDTH, .k = 2, .dtype = MT_BF16, .list = g.list, .src = g.out,
-                               .sum = table(MT_F32, at, 0)};
+    int32_t places[2] = {(int32_t)at->row, 0}; /* src has that many rows */
+    struct mt_moe_combine c = {.n = 2, .c = WIDTH, .k = 1, .rows = at->row + 1, .dtype = MT_BF16,
+                               .places = upload(places, sizeof(places)), .src = g.x, .sum = take(2 * WIDTH * sizeof(float))};
+    must(mt_op_zero(dev, &(struct mt_zero){c.sum, 2 * WIDTH * sizeof(float)}, &err));
     must(mt_op_moe_combine(dev, &c, &err));
-    keep(row_at(c.sum, MT_F32, at->row, WIDTH), MT_F32, WIDTH);
+    keep(c.sum, MT_F32, 2 * WIDTH);
 }
 
 static const struct {

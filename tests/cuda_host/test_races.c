@@ -269,7 +269,8 @@ static void routing(enum mt_dtype t, size_t e, size_t n_group)
     RUN(mt_op_router_stats, s);
     struct mt_route_lists l = {.n = rows, .e = e, .k = k, .ids = ids, .weights = w,
                                .counts = output("counts", MT_F32, e + 1), .starts = output("starts", MT_F32, e + 1),
-                               .list = take(rows * k * sizeof(int32_t))};
+                               .list = take(rows * k * sizeof(int32_t)), .bucket = 128,
+                               .places = take(rows * k * sizeof(int32_t))};
     l.workspace = take(mt_op_route_lists_workspace(dev, &l));
     RUN(mt_op_route_lists, l);
     check_all();
@@ -284,7 +285,9 @@ static void experts(enum mt_dtype t)
     void *x = numbers(t, N * C), *gu = numbers(t, PADDED * 2 * F), *dout = numbers(t, PADDED * F);
     RUN(mt_op_moe_gather, (struct mt_moe_gather){.n = N, .n_padded = PADDED, .c = C, .k = K, .dtype = t, .list = list, .x = x,
                                                  .weights = w, .out = output("gathered rows", t, PADDED * C)});
-    RUN(mt_op_moe_combine, (struct mt_moe_combine){.n = N, .c = C, .k = K, .dtype = t, .list = list, .weights = w, .src = x,
+    static const int32_t places[N * K] = {4, 1, -1, -1, 0, 7, 9, 2, 3, 8};
+    RUN(mt_op_moe_combine, (struct mt_moe_combine){.n = N, .c = C, .k = K, .rows = N, .first = 1, .dtype = t, .src = x,
+                                                   .places = upload(places, sizeof(places)), .weights = w,
                                                    .sum = numbers(MT_F32, N * C)});
     RUN(mt_op_expert_glu_bwd,
         (struct mt_expert_glu_bwd){.n = N, .n_padded = PADDED, .f = F, .k = K, .dtype = t, .kind = MT_GLU_CLAMPED, .alpha = 1.702f,

@@ -19,7 +19,7 @@ struct work {
     mt_device *dev;
     mt_model m;
     float *x, *scratch, *sum; /* [MOST, C], [ROWS, C], [MOST, C] */
-    int32_t *list;            /* [MOST] */
+    int32_t *places;          /* [MOST] */
     uint32_t random;
 };
 
@@ -45,14 +45,14 @@ static void *upload(struct work *w, const void *host, size_t bytes, const char *
 static void open_work(struct work *w, mt_device *dev, int n_sides)
 {
     float x[MOST * C];
-    int32_t list[MOST];
+    int32_t places[MOST];
     *w = (struct work){.dev = dev, .m = {.dev = dev, .n_sides = n_sides}, .random = 7};
     for (int i = 0; i < MOST * C; i++)
         x[i] = 1.0f / (float)(i + 3);
     for (int i = 0; i < MOST; i++)
-        list[i] = MOST - 1 - i;
+        places[i] = i;
     w->x = upload(w, x, sizeof(x), "x");
-    w->list = upload(w, list, sizeof(list), "list");
+    w->places = upload(w, places, sizeof(places), "places");
     w->scratch = take(dev, ROWS * C * sizeof(float), "scratch");
     w->sum = take(dev, MOST * C * sizeof(float), "sum");
     w->m.side_memory = take(dev, (size_t)n_sides * mt_device_limits(dev)->side_bytes, "sides");
@@ -71,8 +71,8 @@ static void run_piece(struct work *w, struct mt_sides *s, size_t i)
     for (size_t k = 0; k <= i; k++)
         must(mt_op_add(w->dev, &(struct mt_add){n * C, MT_F32, mine, w->x, mine}, NULL));
     must(mt_sides_follow(s, NULL));
-    must(mt_op_moe_combine(w->dev, &(struct mt_moe_combine){.n = n, .c = C, .k = 1, .dtype = MT_F32, .list = w->list,
-                                                            .src = mine, .sum = w->sum}, NULL));
+    must(mt_op_moe_combine(w->dev, &(struct mt_moe_combine){.n = n, .c = C, .k = 1, .rows = n, .dtype = MT_F32,
+                                                            .places = w->places, .src = mine, .sum = w->sum}, NULL));
     must(mt_sides_give_rows(s, NULL));
 }
 

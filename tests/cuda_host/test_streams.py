@@ -13,7 +13,7 @@ WIDE = {"num_hidden_layers": 1, "num_experts": 8, "moe_intermediate_size": 32}
 FULL = "MEGATRAIN_TEST_FULL" in os.environ
 #: of each case: the model, changes of the configuration, numbers of streams
 CASES = {
-    "everything": (config("qwen3_moe", **WIDE), {"memory__expert_group": 5}, (2, 3, 4) if FULL else (3,)),
+    "everything": (config("qwen3_moe", **WIDE), {"memory__expert_group": 5, "memory__expert_sums": 3}, (2, 3, 4) if FULL else (3,)),
     "codes": (config("gpt_oss", num_hidden_layers=1), {"model__base_dtype": "mxfp4", "adapter__kind": "lora", "adapter__rank": 4,
                                                        "adapter__targets": "*.experts.*"}, (3,)),
     "fp8": (config("qwen3_moe", **WIDE), {"model__dtype": "bf16", "model__compute": "fp8", "train__micro_batch": 1,

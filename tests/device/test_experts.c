@@ -24,7 +24,7 @@ struct moved {
 static void moved_case(struct harness *h, const struct moved *m)
 {
     size_t n = m->n, c = m->c, k = m->k, rows = n + m->padded, tokens = n * m->step + 1;
-    double *x, *w = NULL, *sum, *want = scratch(h, rows * c);
+    double *x, *w = NULL, *want = scratch(h, rows * c);
     int32_t *list;
     struct dbuf *bl = list_of(h, n, k, m->step, &list), *bx = buf_random(h, h->dtype, tokens * c, 1, &x);
     struct dbuf *bw = m->weights ? buf_random(h, MT_F32, tokens * k, 1, &w) : NULL, *out = buf_nan(h, h->dtype, rows * c);
@@ -34,17 +34,9 @@ static void moved_case(struct harness *h, const struct moved *m)
         for (size_t j = 0; j < c; j++)
             want[i * c + j] = x[(size_t)list[i] / k * c + j] * (w ? w[list[i]] : 1);
     expect_close(h, "gathered", buf_get(h, out), want, rows * c, w ? tolerance(h, 1e-7, 3e-3) : 0);
-
-    struct dbuf *src = buf_random(h, h->dtype, n * c, 1, &x), *bs = buf_random(h, MT_F32, tokens * c, 1, &sum);
-    RUN(h, mt_op_moe_combine, &(struct mt_moe_combine){.n = n, .c = c, .k = k, .dtype = h->dtype, .list = bl->p,
-                                                       .weights = bw ? bw->p : NULL, .src = src->p, .sum = bs->p});
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < c; j++)
-            sum[(size_t)list[i] / k * c + j] += x[i * c + j] * (w ? w[list[i]] : 1);
-    expect_close(h, "combined", buf_get(h, bs), sum, tokens * c, 2e-7);
 }
 
-static void rows_go_to_an_expert_and_back(struct harness *h)
+static void rows_go_to_an_expert(struct harness *h)
 {
     moved_case(h, &(struct moved){.n = 1, .c = 8, .k = 1, .step = 1});
     moved_case(h, &(struct moved){.n = 37, .padded = 91, .c = 72, .k = 8, .step = 3});
@@ -66,25 +58,84 @@ static void an_expert_without_rows_gets_zeros(struct harness *h)
     expect_close(h, "zeros", buf_get(h, out), scratch(h, ROWS * C), ROWS * C, 0);
 }
 
-/* Sums over experts in ascending order, whichever of them go together. */
-static void combining_adds_to_what_is_there(struct harness *h)
+struct combined {
+    size_t n, c, k, first, rows; /* of all n * k places, src has those from `first` on */
+    size_t skip;                 /* every skip-th token has no entry; 0: all have */
+    bool down, weights;
+};
+
+/* Places by a permutation, so that a token's entries are in no order. */
+static void places_of(const struct combined *s, int32_t *places)
 {
-    enum { T = 20, K = 3, C = 48 };
-    double *x, *w, *want = scratch(h, T * C);
-    struct dbuf *src = buf_random(h, h->dtype, T * C, 1, &x), *bw = buf_random(h, MT_F32, T * K, 1, &w);
-    struct dbuf *sum = buf_values(h, MT_F32, T * C, want);
-    for (int slot = 0; slot < K; slot++) {
-        int32_t list[T];
-        for (int i = 0; i < T; i++)
-            list[i] = i * K + slot;
-        RUN(h, mt_op_moe_combine, &(struct mt_moe_combine){.n = T, .c = C, .k = K, .dtype = h->dtype,
-                                                           .list = buf_ints(h, list, T)->p, .weights = bw->p, .src = src->p,
-                                                           .sum = sum->p});
-        for (int i = 0; i < T; i++)
-            for (int j = 0; j < C; j++)
-                want[i * C + j] = (double)((float)want[i * C + j] + (float)w[i * K + slot] * (float)x[i * C + j]);
+    size_t all = s->n * s->k, stride = all > 7 ? 7 : 1;
+    while (all % stride == 0 && stride > 1)
+        stride += 2;
+    for (size_t i = 0; i < all; i++)
+        places[i] = s->skip && i / s->k % s->skip == 0 ? -1 : (int32_t)(i * stride % all);
+}
+
+/* One rounding of each product and of each sum, in the order of places. */
+static void combined_reference(const struct combined *s, const int32_t *places, const double *x, const double *w, double *sum)
+{
+    for (size_t i = 0; i < s->rows; i++) {
+        size_t row = s->down ? s->rows - 1 - i : i;
+        for (size_t e = 0; e < s->n * s->k; e++)
+            for (size_t j = 0; places[e] == (int32_t)(s->first + row) && j < s->c; j++) {
+                double *at = &sum[e / s->k * s->c + j];
+                *at = (double)((float)*at + (float)(w ? w[e] : 1) * (float)x[row * s->c + j]);
+            }
     }
-    expect_close(h, "sums", buf_get(h, sum), want, T * C, 0); /* these roundings and no other */
+}
+
+static void combined_case(struct harness *h, const struct combined *s)
+{
+    int32_t *places = (int32_t *)(void *)scratch(h, s->n * s->k);
+    double *x, *w = NULL, *sum;
+    places_of(s, places);
+    struct dbuf *bp = buf_ints(h, places, s->n * s->k), *src = buf_random(h, h->dtype, s->rows * s->c, 1, &x);
+    struct dbuf *bw = s->weights ? buf_random(h, MT_F32, s->n * s->k, 1, &w) : NULL;
+    struct dbuf *bs = buf_random(h, MT_F32, s->n * s->c, 1, &sum);
+    RUN(h, mt_op_moe_combine, &(struct mt_moe_combine){.n = s->n, .c = s->c, .k = s->k, .rows = s->rows, .first = s->first,
+                                                       .down = s->down, .dtype = h->dtype, .places = bp->p,
+                                                       .weights = bw ? bw->p : NULL, .src = src->p, .sum = bs->p});
+    combined_reference(s, places, x, w, sum);
+    expect_close(h, "sums", buf_get(h, bs), sum, s->n * s->c, 0); /* these roundings and no other */
+}
+
+static void outputs_are_added_in_the_order_of_places(struct harness *h)
+{
+    combined_case(h, &(struct combined){.n = 1, .c = 8, .k = 1, .rows = 1});
+    combined_case(h, &(struct combined){.n = 20, .c = 48, .k = 3, .rows = 60, .weights = true});
+    combined_case(h, &(struct combined){.n = 20, .c = 48, .k = 3, .rows = 60, .down = true});
+    combined_case(h, &(struct combined){.n = 37, .c = 72, .k = 8, .first = 90, .rows = 61, .skip = 5, .weights = true});
+    combined_case(h, &(struct combined){.n = 37, .c = 72, .k = 8, .first = 90, .rows = 61, .skip = 5, .down = true});
+    combined_case(h, &(struct combined){.n = 5, .c = 33, .k = 4, .first = 3, .rows = 9, .weights = true});
+    combined_case(h, &(struct combined){.n = 3, .c = 5003, .k = 2, .first = 1, .rows = 5, .down = true, .weights = true});
+    combined_case(h, &(struct combined){.n = 9, .c = 4104, .k = 6, .rows = 70, .first = 2, .weights = true}); /* beyond all */
+    combined_case(h, &(struct combined){.n = 300, .c = 24, .k = 10, .first = 700, .rows = 1000});
+}
+
+/* Where the outputs are summed in parts, each part goes on where the one before ended. */
+static void parts_of_a_sum_have_the_bits_of_one(struct harness *h)
+{
+    enum { N = 24, K = 6, C = 40, ROWS = N * K, CUT = 57 };
+    int32_t places[ROWS];
+    double *x, *w, *zero = scratch(h, N * C);
+    places_of(&(struct combined){.n = N, .k = K}, places);
+    struct dbuf *bp = buf_ints(h, places, ROWS), *src = buf_random(h, MT_F32, ROWS * C, 1, &x);
+    struct dbuf *bw = buf_random(h, MT_F32, ROWS, 1, &w), *whole = buf_values(h, MT_F32, N * C, zero);
+    struct dbuf *parts = buf_values(h, MT_F32, N * C, zero);
+    struct mt_moe_combine a = {.n = N, .c = C, .k = K, .rows = ROWS, .dtype = MT_F32, .places = bp->p, .weights = bw->p,
+                               .src = src->p, .sum = whole->p};
+    RUN(h, mt_op_moe_combine, &a);
+    a.sum = parts->p;
+    a.rows = CUT;
+    RUN(h, mt_op_moe_combine, &a);
+    a.first = CUT;
+    a.rows = ROWS - CUT;
+    a.src = (const float *)src->p + (size_t)CUT * C;
+    RUN(h, mt_op_moe_combine, &a);
+    expect_close(h, "parts", buf_get(h, parts), buf_get(h, whole), N * C, 0);
 }
 
 /* --- the gated unit --------------------------------------------------------------------------- */
@@ -253,9 +304,10 @@ static void an_expert_without_a_list_has_every_row(struct harness *h)
 }
 
 const struct device_test expert_tests[] = {
-    {"rows_go_to_an_expert_and_back", rows_go_to_an_expert_and_back},
+    {"rows_go_to_an_expert", rows_go_to_an_expert},
     {"an_expert_without_rows_gets_zeros", an_expert_without_rows_gets_zeros},
-    {"combining_adds_to_what_is_there", combining_adds_to_what_is_there},
+    {"outputs_are_added_in_the_order_of_places", outputs_are_added_in_the_order_of_places},
+    {"parts_of_a_sum_have_the_bits_of_one", parts_of_a_sum_have_the_bits_of_one},
     {"expert_units_match_the_derivative", expert_units_match_the_derivative},
     {"shared_gates_match_the_derivative", shared_gates_match_the_derivative},
     {"an_expert_without_a_list_has_every_row", an_expert_without_a_list_has_every_row},

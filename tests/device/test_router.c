@@ -318,7 +318,23 @@ struct lists {
     size_t n, e, k;
     size_t only;        /* all rows choose experts from here on; e: any */
     size_t skip, spoil; /* each so manieth row goes nowhere, or has a weight that is not finite; 0: none */
+    size_t bucket;      /* 0: 1 */
 };
+
+/* Of each entry: how many are before it in its expert's list, after the padded lists of the experts before. */
+static void padded_places(double *places, const uint16_t *ids, const double *starts, const struct lists *c)
+{
+    size_t place = 0, bucket = MT_MAX(c->bucket, (size_t)1);
+    for (size_t i = 0; i < c->n * c->k; i++)
+        places[i] = -1;
+    for (size_t x = 0; x < c->e; x++) {
+        size_t at = place;
+        for (size_t i = 0; i < c->n * c->k; i++)
+            if (ids[i] == x)
+                places[i] = (double)at++;
+        place += mt_align_up((size_t)(starts[x + 1] - starts[x]), bucket);
+    }
+}
 
 static void lists_case(struct harness *h, const struct lists *c)
 {
@@ -346,24 +362,28 @@ static void lists_case(struct harness *h, const struct lists *c)
     }
     starts[e] = (double)total;
     struct dbuf *bc = buf_nan(h, MT_F32, e + 1), *bs = buf_nan(h, MT_F32, e + 1), *bl = buf_nan(h, MT_F32, n * k);
+    struct dbuf *bp = buf_nan(h, MT_F32, n * k);
+    double *places = scratch(h, n * k);
+    padded_places(places, ids, starts, c);
     struct mt_route_lists a = {.n = n, .e = e, .k = k, .ids = buf_shorts(h, ids, n * k)->p,
                                .weights = buf_values(h, MT_F32, n * k, w)->p, .counts = bc->p, .starts = bs->p,
-                               .list = bl->p};
+                               .list = bl->p, .places = bp->p, .bucket = c->bucket ? c->bucket : 1};
     a.workspace = workspace(h, mt_op_route_lists_workspace(h->dev, &a));
     RUN(h, mt_op_route_lists, &a);
     expect_close(h, "counts", buf_get_ints(h, bc), counts, e + 1, 0);
     expect_close(h, "starts", buf_get_ints(h, bs), starts, e + 1, 0);
     expect_close(h, "list", buf_get_ints(h, bl), list, total, 0);
+    expect_close(h, "places", buf_get_ints(h, bp), places, n * k, 0);
 }
 
 static void lists_hold_each_entry_once(struct harness *h)
 {
     lists_case(h, &(struct lists){.n = 1, .e = 5, .k = 2, .only = 5});
-    lists_case(h, &(struct lists){.n = 300, .e = 12, .k = 3, .only = 12, .skip = 7, .spoil = 5});
-    lists_case(h, &(struct lists){.n = 257, .e = 130, .k = 8, .only = 130, .spoil = 3});
+    lists_case(h, &(struct lists){.n = 300, .e = 12, .k = 3, .only = 12, .skip = 7, .spoil = 5, .bucket = 32});
+    lists_case(h, &(struct lists){.n = 257, .e = 130, .k = 8, .only = 130, .spoil = 3, .bucket = 128});
     lists_case(h, &(struct lists){.n = 1030, .e = 7, .k = 7, .only = 7});  /* every expert has all */
     lists_case(h, &(struct lists){.n = 513, .e = 40, .k = 2, .only = 17}); /* two experts have all */
-    lists_case(h, &(struct lists){.n = 600, .e = 1000, .k = 1, .only = 1000}); /* most have none */
+    lists_case(h, &(struct lists){.n = 600, .e = 1000, .k = 1, .only = 1000, .bucket = 16}); /* most have none */
     lists_case(h, &(struct lists){.n = 256, .e = 1, .k = 1, .only = 1, .skip = 2});
     lists_case(h, &(struct lists){.n = 2, .e = 3, .k = 2, .only = 3, .skip = 2});
     lists_case(h, &(struct lists){.n = 20, .e = MT_MAX_EXPERTS, .k = 10, .only = MT_MAX_EXPERTS});

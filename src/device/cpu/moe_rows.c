@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gathers rows of tokens for an expert, and adds its output to the tokens' sums. */
+/* Gathers rows of tokens for an expert, and adds outputs of experts to the tokens' sums. */
 #include <string.h>
 
 #include "device/cpu/cpu.h"
@@ -63,19 +63,45 @@ MT_HOT static void add_f32(float *restrict sum, const float *restrict src, float
         sum[i] += w * src[i];
 }
 
+/* The token's first entry from row `from` of src on; rows are counted from the last one if a->down. Returns its row;
+ * a->rows: there is none. */
+static size_t next_entry(const struct mt_moe_combine *a, size_t token, size_t from, size_t *entry)
+{
+    size_t best = a->rows;
+    for (size_t e = token * a->k; e < (token + 1) * a->k; e++) {
+        size_t row = (size_t)(a->places[e] - (int64_t)a->first); /* huge if it is before */
+        if (row >= a->rows)
+            continue;
+        row = a->down ? a->rows - 1 - row : row;
+        if (row >= from && row < best) {
+            best = row;
+            *entry = e;
+        }
+    }
+    return best;
+}
+
+static void combine_token(const struct mt_moe_combine *a, size_t token)
+{
+    size_t entry = 0, at = 0;
+    while ((at = next_entry(a, token, at, &entry)) < a->rows) {
+        size_t row = a->down ? a->rows - 1 - at : at;
+        float *sum = a->sum + token * a->c, w = a->weights ? a->weights[entry] : 1.0f;
+        if (a->dtype == MT_BF16)
+            add_bf16(sum, (const uint16_t *)a->src + row * a->c, w, a->c);
+        else
+            add_f32(sum, (const float *)a->src + row * a->c, w, a->c);
+        at++;
+    }
+}
+
 static void combine_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct mt_moe_combine *a = ctx;
     size_t per = mt_cpu_rows_per_chunk(a->c), end = MT_MIN(a->n, (chunk + 1) * per);
     (void)thread;
-    for (size_t r = chunk * per; r < end; r++) {
-        size_t entry = (size_t)a->list[r];
-        float *sum = a->sum + entry / a->k * a->c, w = a->weights ? a->weights[entry] : 1.0f;
-        if (a->dtype == MT_BF16)
-            add_bf16(sum, (const uint16_t *)a->src + r * a->c, w, a->c);
-        else
-            add_f32(sum, (const float *)a->src + r * a->c, w, a->c);
-    }
+    for (size_t t = chunk * per; t < end; t++)
+        combine_token(a, t);
 }
 
 void mt_cpu_run_moe_combine(struct mt_cpu_device *d, const struct mt_moe_combine *a)

@@ -13,13 +13,19 @@ enum { TOKENS = 256 };
 size_t mt_cpu_route_lists_workspace(const struct mt_device_limits *l, const struct mt_route_lists *a)
 {
     (void)l;
-    return mt_div_up(a->n, TOKENS) * (a->e + 1) * sizeof(int32_t);
+    return (mt_div_up(a->n, TOKENS) * (a->e + 1) + a->e) * sizeof(int32_t);
 }
 
 /* Counts of a block: entries of each expert, then rows that are not finite. */
 static int32_t *counts_of(const struct mt_route_lists *a, size_t block)
 {
     return (int32_t *)a->workspace + block * (a->e + 1);
+}
+
+/* How far each expert's places are behind its list, by padding of those before; behind the counts of all blocks. */
+static int32_t *shifts_of(const struct mt_route_lists *a)
+{
+    return counts_of(a, mt_div_up(a->n, TOKENS));
 }
 
 static bool row_is_finite(const float *weights, size_t k)
@@ -49,11 +55,14 @@ static void place_block(void *ctx, size_t block, int thread)
 {
     const struct mt_route_lists *a = ctx;
     size_t end = MT_MIN(a->n, (block + 1) * TOKENS) * a->k;
-    int32_t *at = counts_of(a, block);
+    int32_t *at = counts_of(a, block), *shift = shifts_of(a);
     (void)thread;
-    for (size_t i = block * TOKENS * a->k; i < end; i++)
-        if (a->ids[i] < a->e)
-            a->list[at[a->ids[i]]++] = (int32_t)i;
+    for (size_t i = block * TOKENS * a->k; i < end; i++) {
+        size_t x = a->ids[i];
+        a->places[i] = x < a->e ? at[x] + shift[x] : -1;
+        if (x < a->e)
+            a->list[at[x]++] = (int32_t)i;
+    }
 }
 
 /* Turns counts into places: ordered by expert, then by block. */
@@ -64,8 +73,12 @@ static void scan(const struct mt_route_lists *a, size_t blocks)
         for (size_t x = 0; x <= a->e; x++)
             a->counts[x] += counts_of(a, b)[x];
     a->starts[0] = 0;
-    for (size_t x = 0; x < a->e; x++)
+    size_t place = 0;
+    for (size_t x = 0; x < a->e; x++) {
         a->starts[x + 1] = a->starts[x] + a->counts[x];
+        shifts_of(a)[x] = (int32_t)place - a->starts[x];
+        place += mt_align_up((size_t)a->counts[x], a->bucket);
+    }
     for (size_t x = 0; x < a->e; x++) {
         int32_t at = a->starts[x];
         for (size_t b = 0; b < blocks; b++) {

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of tokens are gathered for an expert, and its output is added to the tokens. */
+/* Rows of tokens are gathered for an expert, and outputs of experts are added to the tokens. */
+#include <math.h>
+
 #include "device/ops/row.h"
 
 static const char *check_gather(const void *args)
@@ -42,34 +44,47 @@ const struct mt_op mt_op_row_moe_gather = {
 static const char *check_combine(const void *args)
 {
     const struct mt_moe_combine *a = args;
-    MT_OP_NEED(a->c && a->k);
-    MT_OP_NEED(a->list && aligned(a->src) && aligned(a->sum));
+    MT_OP_NEED(a->c && a->k && a->rows && a->rows <= INT32_MAX && a->first <= INT32_MAX - a->rows);
+    MT_OP_NEED(a->places && aligned(a->src) && aligned(a->sum));
     return NULL;
 }
 
+/* Tokens of which an entry is in src, if the entries that are were spread evenly. */
+static double tokens_met(double n, double k, double rows)
+{
+    return n * (1 - pow(fmax(1 - rows / (n * k), 0), k));
+}
+
+/* Rows of src come first: they were all there was to say when an entry was added at a time. */
 static void cost_combine(const void *args, struct mt_metered *out)
 {
     const struct mt_moe_combine *a = args;
+    double met = tokens_met((double)a->n, (double)a->k, (double)a->rows);
     out->dtype = a->dtype;
-    out->dim[0] = a->n;
+    out->dim[0] = a->rows;
     out->dim[1] = a->c;
-    out->bytes = mt_op_bytes(a->n, a->c, a->dtype) + 2 * mt_op_bytes(a->n, a->c, MT_F32);
+    out->dim[2] = a->n;
+    out->dim[3] = a->k;
+    out->bytes = mt_op_bytes(a->rows, a->c, a->dtype) + 2 * met * (double)a->c * sizeof(float) +
+                 (double)a->n * (double)a->k * sizeof(int32_t);
 }
 
 /* All experts of a layer add to the same sum. Weights of 0 leave it as it is: other examples read it, too. */
 static void fill_combine(mt_example *x, const struct mt_metered *shape, void *args)
 {
-    size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
+    size_t rows = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
+    size_t n = (size_t)shape->dim[2], k = (size_t)shape->dim[3];
     *(struct mt_moe_combine *)args = (struct mt_moe_combine){
-        .n = n, .c = c, .k = 1, .dtype = shape->dtype, .list = mt_example_ints(x, n, MT_OP_SCATTER, n),
-        .weights = (const float *)(const void *)mt_example_ints(x, n, 0, 1),
-        .src = mt_example_fresh(x, shape->dtype, n * c),
+        .n = n, .c = c, .k = k, .rows = rows, .dtype = shape->dtype,
+        .places = mt_example_ints(x, n * k, MT_OP_SCATTER, n * k),
+        .weights = (const float *)(const void *)mt_example_ints(x, n * k, 0, 1),
+        .src = mt_example_fresh(x, shape->dtype, rows * c),
         .sum = mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, MT_F32, n * c)};
 }
 
 const struct mt_op mt_op_row_moe_combine = {
     .name = {"moe_combine"},
-    .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN, MT_SIZE_ROWS, MT_SIZE_TOP_K},
     .args_bytes = sizeof(struct mt_moe_combine),
     .count = offsetof(struct mt_moe_combine, n),
     .check = check_combine,
