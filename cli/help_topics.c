@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "hf/family.h"
+#include "hf/refused.h"
 
 enum { WIDTH = 78 };
 
@@ -81,18 +82,26 @@ static void print_models(int roff)
         "copied, not trained.",
         "Weights are safetensors, one file or sharded, in bf16, f16, f32 or f64 (rounded to f32). Without weights a run begins "
         "with random ones. Matrices of layers may be packed: NF4 of bitsandbytes (nested scales, too), FP8 in blocks of 128x128 "
-        "(scales in F32, BF16, F16 or E8M0) or with one scale a tensor, int4 in groups of 32 of compressed-tensors, and MXFP4 of "
+        "(scales in F32, BF16, F16 or E8M0) or with one scale a tensor (but not experts that are one tensor: Mistral Small 4 as released), int4 in groups of 32 of compressed-tensors, and MXFP4 of "
         "gpt-oss. Frozen ones stay packed in memory, on drives and over the link; trained ones are decoded. Other "
         "kinds of quantisation are refused by name.",
         "model.base_dtype = nf4, fp8 or mxfp4 packs frozen matrices when they are loaded; megatrain export --base-dtype does it "
         "once.",
         NULL};
+    static const char *const known[] = {"Of these no model is trained, for what the class has:", NULL};
+    const char *name, *reason;
     print_paragraphs(intro, roff);
     fputs(roff ? ".nf\n" : "\n", stdout);
     for (size_t i = 0; mt_family_at(i); i++)
         printf("  %-30s%s\n", mt_family_at(i)->architecture, mt_family_at(i)->moe ? " mixture of experts" : "");
     fputs(roff ? ".fi\n" : "\n", stdout);
     print_paragraphs(rest, roff);
+    fputs(roff ? "" : "\n", stdout);
+    print_paragraphs(known, roff);
+    fputs(roff ? ".nf\n" : "\n", stdout);
+    for (size_t i = 0; (name = mt_refused_at(i, &reason)); i++)
+        printf("  %s: %s\n", name, reason);
+    fputs(roff ? ".fi\n" : "", stdout);
 }
 
 static void print_adapters(int roff)

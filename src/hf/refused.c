@@ -2,7 +2,6 @@
 /* Families that are not supported. What they have is as in their classes in transformers, where there is one. */
 #include "hf/refused.h"
 
-#include <stddef.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -34,6 +33,7 @@ static const struct {
     {"Longcat", "longcat", "has two attentions a layer and experts that do nothing; train DeepSeek V3 or GLM-4.5"},
     {"BitNet", "bitnet", "has ternary weights; train Llama 3 or Qwen3"},
     {"Llama4", "llama4", "has attention in chunks, and experts whose input is scaled; train Llama 3.3 or Qwen3-30B-A3B"},
+    {"FalconH1", "falcon_h1", "has Mamba 2 beside attention in each layer, and factors of both; train Granite 4.0 H or Nemotron 3"},
     {"Lfm2", "lfm2", "has gated short convolutions instead of attention in most layers; " QWEN35},
     {"Lfm3", "lfm3", "has gated short convolutions instead of attention in most layers; " QWEN35},
     {"OlmoHybrid", "olmo_hybrid", "has the delta rule under other names and norms than Qwen3.5; train OLMo 3 or Qwen3.5"},
@@ -50,4 +50,10 @@ const char *mt_refused_reason(const char *architecture, const char *model_type)
             return refused[i].reason;
     }
     return NULL;
+}
+
+const char *mt_refused_at(size_t i, const char **reason)
+{
+    *reason = i < MT_ARRAY_LEN(refused) ? refused[i].reason : NULL;
+    return i < MT_ARRAY_LEN(refused) ? refused[i].architecture : NULL;
 }

@@ -236,7 +236,12 @@ int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, c
     bool alone = !l || mt_packing_lies_alone(l, t);
     int rc = 0;
     if (!alone && s.codes && (s.codes->dtype == MT_ST_U8 || s.codes->dtype == MT_ST_F8_E4M3)) {
-        rc = bad(err, st, s.codes, "is packed, which is not supported for a tensor that files have in another order");
+        bool experts = stored->fused && s.codes->dtype == MT_ST_F8_E4M3;
+        rc = bad(err, st, s.codes, experts ? "holds all experts of a layer in FP8, which is read where each has a tensor of its "
+                                             "own: decode the model with transformers (FineGrainedFP8Config(dequantize=True), "
+                                             "save_pretrained); model.base_dtype = fp8 packs it again"
+                                           : "is packed, which is not supported for a tensor that files have in another order: "
+                                             "decode the model to bf16");
     } else if (!s.codes && (alone || stored->fused)) {
         s.codes = mt_stored_find(st, blocks);
         s.scales = mt_stored_find(st, scales);

@@ -304,6 +304,7 @@ static void families_that_people_try_are_refused_with_a_reason(void **state)
         {"BitNetForCausalLM", "bitnet", "ternary"},
         {"Llama4ForConditionalGeneration", "llama4", "chunks"},
         {"Lfm2MoeForCausalLM", "lfm2_moe", "short convolutions"},
+        {"FalconH1ForCausalLM", "falcon_h1", "beside attention in each layer, and factors of both; train Granite 4.0 H"},
         {"KimiLinearForCausalLM", "kimi_linear", "by channel"},
         {"OlmoHybridForCausalLM", "olmo_hybrid", "train OLMo 3"},
     };
