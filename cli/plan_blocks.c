@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan of a run by blocks of layers: what its phases take, beside the largest one that the plan shows. */
+/* plan of a run by blocks of layers, or that merges its adapters: what phases and switches take, beside the phase that
+ * the plan shows. */
 #include <stdio.h>
 
 #include "base/mem.h"
@@ -93,4 +94,24 @@ void plan_print_blocks(const struct plan_view *v)
            "          A switch, every %llu steps, writes %.4g GB and reads %.4g GB.\n",
            (unsigned long long)b.n, b.seconds, (double)(n->rows_per_step * n->seq_len) / b.seconds, b.written * 1e-9,
            (unsigned long long)b.steps, b.overlay_bytes * 1e-9, b.read_bytes * 1e-9);
+}
+
+double plan_merged_bytes(const struct mt_layout *l)
+{
+    double n = 0;
+    for (size_t i = 0; i < l->n_adapters; i++)
+        for (size_t k = 0; k < l->adapters[i].n_targets; k++)
+            n += (double)l->adapters[i].in * (double)l->adapters[i].target[k].out;
+    for (size_t i = 0; i < l->n_tensors; i++)
+        n += l->tensors[i].trainable && !l->tensors[i].adapter ? (double)l->tensors[i].n : 0;
+    return n * (double)mt_dtype_size(MT_BF16);
+}
+
+void plan_print_merges(const struct plan_view *v)
+{
+    long every = (long)v->cfg->adapter.merge_every;
+    if (every)
+        printf("Merges    Every %ld steps: %.4g GB written to an overlay beside the checkpoints,\n"
+               "          which stays as long as one of them names it (weights in bf16).\n",
+               every, plan_merged_bytes(v->layout) * 1e-9);
 }

@@ -359,6 +359,7 @@ static void print_rates(const struct plan_view *v)
         printf(", %.3g kWh", f.joules_token * f.run_tokens / 3.6e6);
     printf("\n");
     plan_print_blocks(v);
+    plan_print_merges(v);
     if (f.disk_write > 0) {
         printf("Drives    %.4g GB written a step, %.4g TB for a million tokens\n", f.disk_write * 1e-9,
                f.disk_write / f.tokens * 1e-6);
@@ -499,6 +500,8 @@ void plan_print_json(const struct plan_view *v)
     add_times(o, v);
     plan_add_hosts(o, v);
     add_wear(o, v);
+    if (v->cfg->adapter.merge_every)
+        cJSON_AddNumberToObject(o, "merge_write_bytes", plan_merged_bytes(v->layout));
     cJSON_AddNumberToObject(o, "candidates", (double)v->choice.n_searched);
     print_and_delete(o);
 }

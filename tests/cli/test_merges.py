@@ -62,6 +62,14 @@ def the_rate_rises_again(out):
     assert abs(rates[5] / rates[3] - 0.5 * (8 - 4) / (8 - 2)) < 1e-6, rates  # half of what the schedule has there
 
 
+def the_plan_knows_what_a_merge_writes(out):
+    overlay = glob.glob(out + "/overlay-1-*")[0]
+    bytes_of = sum(len(raw) for path in glob.glob(overlay + "/*.safetensors") for _, _, raw in read_safetensors(path).values())
+    args = "plan", "--machine", "rtx4090", out + ".ini"
+    assert json.loads(megatrain("-q", *args, "--json").stdout)["merge_write_bytes"] == bytes_of > 0
+    assert f"Merges    Every {EVERY} steps: {bytes_of * 1e-9:.4g} GB" in megatrain("-q", *args).stdout
+
+
 def stopped_anywhere(tmp, model, want):
     """After one step at a time, in a folder where a killed merge has left things."""
     out = os.path.join(tmp, "stopped")
@@ -145,6 +153,7 @@ with tempfile.TemporaryDirectory() as tmp:
     want = result(out)
     exports_are_whole_models(tmp, model, out)
     the_rate_rises_again(out)
+    the_plan_knows_what_a_merge_writes(out)
     stopped_anywhere(tmp, model, want)
     if FULL:
         killed_in_a_merge(tmp, model, want)
