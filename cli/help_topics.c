@@ -241,7 +241,8 @@ static void print_updates(int roff)
         "Not built, since the above hides the same time exactly: updates delayed by a step (ZeRO-Offload) and weights "
         "predicted for them (SpecTrain), which train with old weights; sampled activations (WTA-CRS), since activations are made again or "
         "offloaded and their memory is not what is short; sparse streaming (Top-KAST), which gains only where products are sparse. Nor zeroth "
-        "order (MeZO), since adapters on a streamed base need as few bytes, and have gradients.",
+        "order (MeZO, ZO2; optimizer.type = mezo is refused): its estimate of a gradient from two losses takes 10 to 100 times the steps, its update would have to go "
+        "back to host memory or drives (2 bytes a parameter a step, 140 GB for 70B), and adapters on a packed base in files need as few bytes, write nothing and have gradients.",
         NULL};
     print_paragraphs(text, roff);
 }

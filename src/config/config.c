@@ -591,7 +591,7 @@ void mt_config_describe(struct mt_str *out, bool markdown)
             mt_str_printf(out, "| `%s` | `%s` | %s", k->name, k->def, k->help);
             add_defaults(out, k);
             list_values(out, " One of", k->choices);
-            list_values(out, " Not supported yet:", k->unsupported);
+            list_values(out, " Not supported:", k->unsupported);
             mt_str_printf(out, " |\n");
         } else {
             mt_str_printf(out, "%s%s.%s = %s\n    %s", first && i ? "\n" : "", k->section, k->name,
@@ -601,7 +601,7 @@ void mt_config_describe(struct mt_str *out, bool markdown)
             if (k->choices)
                 mt_str_printf(out, "    One of: %s\n", k->choices);
             if (k->unsupported)
-                mt_str_printf(out, "    Not supported yet: %s\n", k->unsupported);
+                mt_str_printf(out, "    Not supported: %s\n", k->unsupported);
         }
     }
 }

@@ -328,7 +328,8 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
         return fail(buf, len, ONLY_SHELLS, text + 1);
     if (key->unsupported && *text &&
         (!strcmp(key->unsupported, "*") || in_list(key->unsupported, text, &unused)))
-        return fail(buf, len, "\"%s\" is not supported yet", text);
+        return fail(buf, len, "\"%s\" is not supported%s%s", text, key->instead ? ": " : " yet",
+                    key->instead ? key->instead : "");
     switch (key->type) {
     case MT_KEY_TEXT:
         if (strlen(text) >= MT_OFFLOAD_TEXT)

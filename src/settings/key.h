@@ -53,8 +53,9 @@ struct mt_key {
     const char *def;
     const char *choices;     /* "a|b|c" for MT_KEY_CHOICE, MT_KEY_WORD, MT_KEY_DTYPE and MT_KEY_NAME_OR_FILE */
     double min, max;         /* bounds of numbers; min > max: none */
-    const char *unsupported; /* values, "a|b", that are refused as not supported yet */
+    const char *unsupported; /* values, "a|b", that are refused as not supported yet; "*": all */
     const char *help;
+    const char *instead;     /* of an unsupported value: what to set; NULL: it is only not supported yet */
 };
 
 #endif
