@@ -82,7 +82,7 @@ int mt_model_direct_tensor(mt_model *m, size_t tensor, const struct mt_model_dir
     d.g = a->g;
     d.w = mt_elem(m, a->w, t->first);
     d.keys = m->p.optimizer_keys;
-    d.t = MT_MAX(of->update, (uint64_t)1);
+    d.t = of->update ? of->update : 2; /* 0: it is metered; the first update may do more than most */
     d.seed = of->seed;
     d.tensor = t->number;
     d.scratch = m->direct;
