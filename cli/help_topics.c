@@ -226,8 +226,9 @@ static void print_updates(int roff)
         "  8bit   24bit   7.13 |  5.24   94.8 |  62.9  404.8 | 273.9   bits of both",
         "  8bit   bf16    6.13 |  4.27   84.8 |  62.6  334.2 | 203.4   more bits of both",
         "Less than 100 GB a step for 70B, with updates under backward, memory.activations = recompute and memory.offload_layers = 0: "
-        "256 GiB of host memory with states of 8 bits and masters of bf16 (71 GB, 62.7 s); on 128 GiB SGD, which has no states, with masters of "
-        "bf16 (48 GB, 62.5 s); adapters, which leave the model unwritten. Lion with states of 8 bits and masters of bf16 on 256 GiB needs no drives.",
+        "256 GiB of host memory with states of 8 bits and masters of bf16 (71 GB, 62.7 s); on 128 GiB, with masters of bf16, SGD or "
+        "adafactor (53 GB, 62 and 64 s), galore (83 GB) or apollo (91 GB, 64 s), and with a layer at a time (train.blocks) or adapters nothing, since the model is only read. AdamW "
+        "on 128 GiB writes 203 GB at least: 2 bytes of master and 2.125 of states for each of 70.6e9 parameters are 291 GB, of which memory holds about 120; what it does not hold is written each step. Lion with states of 8 bits and masters of bf16 on 256 GiB needs no drives.",
         "optimizer.type = adafactor makes its direction on the device: it has second moments of rows and columns, and with "
         "memory.update = backward it is AdaLOMO. Its steps are relative to the size of the weights, and it needs train.grad_clip = 0; the device then also "
         "loads the embedding and the moments in backward. muon makes orthogonal steps of the matrices of layers (optimizer.matrices), "
