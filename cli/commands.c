@@ -112,7 +112,9 @@ static const struct cli_option sample_options[] = {
     {"prompt", 0, "TEXT", "Text to continue; -: standard input, to its end."},
     {"prompts", 0, "FILE", "Continue each of a file's JSON lines, {\"prompt\": TEXT} or {\"messages\": [...]}; -: standard input."},
     {"batch", 0, "N", "Prompts of the file that share a pass through the weights (16).", WHOLE(1, 64)},
-    {"chat", 0, NULL, "Put the prompt into the model's chat template, as the user's turn."},
+    {"chat", 0, NULL, "Put the prompt into the model's chat template, as the user's turn. Without one, on a terminal: a conversation, a turn a line."},
+    {"context", 0, "N", "Of a conversation: tokens that it and an answer may have (2048); its first turns are then forgotten. Each new token is "
+     "computed with all before it.", WHOLE(1, 1 << 24)},
     {"stop", 0, "TEXT", "End before this text; may be repeated."},
     {"max-tokens", 0, "N", "Tokens to generate (128).", WHOLE(0, 1 << 24)},
     {"temperature", 0, "T", "Sampling temperature (0.8); 0 takes the likeliest token.", REAL(0, 100)},

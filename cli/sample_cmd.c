@@ -17,7 +17,7 @@
 struct sampling {
     struct cli_generation g;
     const char *file; /* NULL: one prompt */
-    bool chat;
+    bool chat, talks; /* talks: a conversation on the terminal, one turn a line */
     size_t at_once;
     cJSON *prompts;  /* array of records */
     struct mt_text_ids *ids;
@@ -172,6 +172,93 @@ static int encode_prompts(struct sampling *p, const char *model, struct mt_err *
     return rc;
 }
 
+/* --- a conversation ------------------------------------------------------------------------------- */
+
+static bool add_message(cJSON *messages, const char *role, const char *text, size_t len)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "role", role);
+    add_text(o, "content", text ? text : "", len);
+    return mt_json_append(messages, o);
+}
+
+static int encode_messages(struct sampling *p, cJSON *messages, struct mt_err *err)
+{
+    cJSON *list = cJSON_CreateArray(), *record = cJSON_CreateObject();
+    int rc = mt_json_append(list, record) && cJSON_AddItemReferenceToObject(record, "messages", messages)
+                 ? 0 : mt_fail_nomem(err, "a conversation", 1);
+    if (!rc)
+        rc = mt_text_encode(&p->g.text, list, true, p->ids, err);
+    cJSON_Delete(list);
+    return rc;
+}
+
+/* Forgets the first turns until what is left and an answer fit the context; p->ids[0] then has what is left. */
+static int encode_turns(struct sampling *p, cJSON *messages, size_t context, struct mt_err *err)
+{
+    int rc;
+    while (!(rc = encode_messages(p, messages, err)) && p->ids[0].n + p->g.n_new > context) {
+        mt_text_ids_finish(&p->ids[0]);
+        if (cJSON_GetArraySize(messages) < 3)
+            return mt_fail(err, MT_ERR_INPUT, -E2BIG, "this turn and an answer of --max-tokens = %zu are longer than --context = %zu",
+                           p->g.n_new, context);
+        mt_warn("the conversation is longer than --context = %zu tokens: its first turn is forgotten", context);
+        cJSON_DeleteItemFromArray(messages, 0);
+        cJSON_DeleteItemFromArray(messages, 0);
+    }
+    return rc;
+}
+
+/* The answer to the last of the messages, printed and added to them. */
+static int answer(struct mt_session *s, struct sampling *p, cJSON *messages, struct mt_err *err)
+{
+    struct cli_text t = {.prompt = &p->ids[0], .stream = (uint64_t)cJSON_GetArraySize(messages)};
+    int rc = cli_generate(s, &p->g, &t, 1, err);
+    if (!rc) {
+        print_text(t.added ? t.added : "", t.n_added);
+        putchar('\n');
+        fflush(stdout);
+        if (!add_message(messages, "assistant", t.added, t.n_added))
+            rc = mt_fail_nomem(err, "a conversation", t.n_added);
+    }
+    cli_texts_finish(&t, 1);
+    mt_text_ids_finish(&p->ids[0]);
+    return rc;
+}
+
+/* Each line of the terminal is the user's next turn, to the end of input. */
+static int converse(struct mt_session *s, struct sampling *p, size_t context, struct mt_err *err)
+{
+    cJSON *messages = cJSON_CreateArray();
+    char *line = NULL;
+    size_t cap = 0;
+    int rc = messages ? 0 : mt_fail_nomem(err, "a conversation", 1);
+    mt_text_ids_finish(&p->ids[0]); /* of no prompt */
+    for (ssize_t n; !rc;) {
+        fputs("> ", stdout);
+        fflush(stdout);
+        if ((n = getline(&line, &cap, stdin)) < 0)
+            break;
+        n -= n && line[n - 1] == '\n';
+        line[n] = 0;
+        if (!n)
+            continue;
+        if (mt_utf8_error(line) >= 0 || strlen(line) != (size_t)n) {
+            mt_warn("a turn is text in UTF-8");
+            continue;
+        }
+        rc = add_message(messages, "user", line, (size_t)n) ? 0 : mt_fail_nomem(err, "a conversation", (size_t)n);
+        if (!rc)
+            rc = encode_turns(p, messages, context, err);
+        if (!rc)
+            rc = answer(s, p, messages, err);
+    }
+    putchar('\n');
+    free(line);
+    cJSON_Delete(messages);
+    return rc;
+}
+
 /* --- the command ---------------------------------------------------------------------------------- */
 
 static int read_options(struct sampling *p, const struct cli_args *args, struct mt_err *err)
@@ -196,8 +283,10 @@ static int read_options(struct sampling *p, const struct cli_args *args, struct 
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "give --model or --adapter");
     if (prompt && p->file)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--prompt and --prompts: give one of them");
-    if (p->chat && !prompt && !p->file)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--chat needs the user's turn: --prompt TEXT, or --prompt - for standard input");
+    p->talks = p->chat && !prompt && !p->file && isatty(STDIN_FILENO);
+    if (p->chat && !prompt && !p->file && !p->talks)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--chat needs the user's turn: --prompt TEXT, or --prompt - for standard "
+                       "input; a conversation needs a terminal");
     return p->file ? read_prompts(p, err) : take_prompt(p, prompt, err);
 }
 
@@ -209,6 +298,7 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     struct mt_session s = {0};
     struct sampling p = {.prompts = cJSON_CreateArray()};
     struct mt_err err;
+    const size_t context = (size_t)cli_whole(args, "context", 2048);
     (void)cli;
     int rc = p.prompts ? read_options(&p, args, &err) : mt_fail_nomem(&err, "prompts", 1);
     if (!rc)
@@ -218,7 +308,7 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     if (!rc)
         rc = encode_prompts(&p, cfg->model.path, &err);
     if (!rc)
-        rc = mt_inputs_open_model(&in, cfg, p.longest + p.g.n_new, p.at_once, &err);
+        rc = mt_inputs_open_model(&in, cfg, p.talks ? context : p.longest + p.g.n_new, p.at_once, &err);
     if (!rc)
         rc = mt_setup_open(&setup, &in, MT_RUN_EVAL, &err);
     if (!rc && p.g.text.bytes && in.hf.vocab < MT_BYTE_VOCAB)
@@ -230,9 +320,9 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
         rc = mt_session_fill_weights(&s, NULL, &err);
     if (!rc && !p.chat && !p.file)
         fputs(mt_json_get(p.prompts->child, "prompt")->valuestring, stdout);
-    p.g.shows = p.g.text.bytes && !p.g.n_stops && !p.file;
+    p.g.shows = p.g.text.bytes && !p.g.n_stops && !p.file && !p.talks;
     if (!rc)
-        rc = generate(&s, &p, &err);
+        rc = p.talks ? converse(&s, &p, context, &err) : generate(&s, &p, &err);
     int code = rc ? cli_fail(&err) : 0;
     mt_session_finish(&s);
     mt_setup_finish(&setup);

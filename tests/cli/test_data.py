@@ -670,6 +670,25 @@ def check_and_run_prepare_what_is_missing(tmp):
     assert cut.stdout == "find" + whole[:whole.index(whole[1:3])] + "\n", (cut.stdout, whole)
 
 
+def a_conversation_on_a_terminal_knows_its_turns(tmp):
+    """Its answers are those to the whole of it, as far as --context holds it."""
+    model, asked = os.path.join(tmp, "out", "latest"), ["how?", "and so?"]
+    base_model = model_of(tmp, "qwen3")
+    megatrain("-q", "run", ini_of(tmp, base_model, lines(os.path.join(tmp, "t.jsonl"), [{"messages": CHAT}] * 4), model__init="random",
+                                  train__steps=1, data__overlong="truncate"))
+    args = ("sample", "--model", model, "--temperature", "0", "--max-tokens", "6")
+    answer = lambda messages: json.loads(megatrain(*args, "--prompts", lines(os.path.join(tmp, "turns.jsonl"), [{"messages": messages}])).stdout)["completion"]
+    turn = lambda text: [{"role": "user", "content": text}]
+    first = answer(turn(asked[0]))
+    for context, second in ((2048, turn(asked[0]) + [{"role": "assistant", "content": first}] + turn(asked[1])), (30, turn(asked[1]))):
+        mine, theirs = pty.openpty()
+        os.write(mine, ("\n".join(asked) + "\n\x04").encode())
+        p = subprocess.run([BINARY, *args, "--chat", "--context", str(context)], stdin=theirs, capture_output=True, text=True, timeout=100)
+        os.close(mine), os.close(theirs)
+        assert p.returncode == 0 and p.stdout == f"> {first}\n> {answer(second)}\n> \n", (p.stdout, p.stderr, first)
+        assert ("first turn is forgotten" in p.stderr) == (context == 30), p.stderr
+
+
 def generation_stops_at_the_models_eos_and_not_at_every_special_token(tmp):
     model = model_of(tmp, "qwen3", eos_token_id=2)
     job = {"mode": "encode", "model_dir": model, "tokenizer": "model", "template": "model", "vocab": 100000, "prompts": [{"prompt": "find"}]}
