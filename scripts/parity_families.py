@@ -177,8 +177,6 @@ def linear(family, over):
         return ATTENTION + ["in_proj"] + (["fc1_latent_proj", "fc2_latent_proj"] if over["moe_latent_size"] else [])
     if family in DELTA:
         return ATTENTION + (DELTA[family] if LINEAR in over["layer_types"] else []) + ([] if family in MIXTURES else MLP)
-    if family == "afmoe":
-        return ATTENTION + ["self_attn.gate_proj"]
     if family in HYBRID:
         mixers = [MAMBA if t in ("mamba", "linear_attention") else ATTENTION for t in over["layer_types"]]
         return sum((m for m in (MAMBA, ATTENTION) if m in mixers), []) + HYBRID[family]

@@ -589,6 +589,7 @@ static const struct mt_family families[] = {
         .qk_norm = MT_QK_NORM_HEADS,
         .gate = true,
         .gate_name = "self_attn.gate_proj.weight",
+        .peft_refuses = "self_attn.gate_proj.weight", /* it takes that for an expert's */
         .embed_by_width = true,
         .embed_by_width_key = "mup_enabled",
         .on_disk = afmoe_tensors,

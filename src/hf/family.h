@@ -232,7 +232,7 @@ struct mt_family {
     const char *longest_key;                /* mt_hf_config.longest; NULL: 0 */
     int64_t longest;                        /* its class default */
     bool experts_unread;                    /* PEFT 0.21 does not read adapters of this family's experts, one by one */
-    bool out_refused;                       /* PEFT 0.21 refuses adapters of Mamba's out_proj in this family */
+    const char *peft_refuses;               /* usual name of a matrix whose adapters PEFT 0.21 refuses; or NULL */
 };
 
 /**

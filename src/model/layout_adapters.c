@@ -14,8 +14,8 @@
 /* Why a matrix of a part that computes with adapters has none: for a message. NULL: it may have one. */
 static const char *why_not(const struct mt_family *f, const struct mt_tensor *t)
 {
-    if (f->out_refused && !strcmp(t->usual, "linear_attn.out_proj.weight"))
-        return " (PEFT 0.21 refuses those of out_proj beside Mamba)";
+    if (f->peft_refuses && !strcmp(t->usual, f->peft_refuses))
+        return " (PEFT 0.21 refuses those of this module)";
     return t->expert >= 0 && f->experts_unread ? " (PEFT 0.21 does not read those of this family's experts)" : NULL;
 }
 

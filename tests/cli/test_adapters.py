@@ -205,6 +205,8 @@ def check_experts(tmp, unread, data):
     refused(tmp, model, data, "one by one or all together", **{**over, "adapter__targets": "*.experts.*.down_proj, experts.gate_up_proj"})
     check_joined(tmp, unread, data)
     refused(tmp, unread, data, "experts.0.gate_proj", "cannot have an adapter (PEFT 0.21 does not read", **over)
+    gated = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "afmoe")
+    refused(tmp, gated, data, "self_attn.gate_proj", "PEFT 0.21 refuses", **{**over, "adapter__targets": "self_attn.gate_proj"})
     plain = write_model(os.path.join(tmp, "no-sparse"), config("qwen3_moe", num_hidden_layers=2, mlp_only_layers=[0, 1]))
     ini = write_ini(os.path.join(tmp, "no-sparse.ini"), base(plain, data, os.path.join(tmp, "no-sparse-out"), **{
         **LORA, "model__init": "random", "adapter__rank_pattern": "", "train__steps": 1}))
