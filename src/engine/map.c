@@ -4,12 +4,15 @@
  * them while the next lane does so on the next layer. The layers' forward passes, the head and the layers' backward
  * passes are a chain of stages, each of which goes to the lane that has the least to do so far; as every weight is
  * loaded twice a step in any case, backward may be elsewhere than forward. The head takes as long as several layers,
- * so its lane has fewer of them.
+ * so its lane has fewer of them. While it is under way the other lanes follow it, micro-batch by micro-batch, each with
+ * as many layers as it can have under way: none of these ends before the head does. (Of two lanes the other one is not
+ * ahead for long: there it makes no difference.)
  */
 #include "engine/map.h"
 
 #include "base/mem.h"
 #include "schedule/tables.h"
+#include "schedule/turns.h"
 
 struct map {
     struct mt_unit_shape *units;
@@ -17,6 +20,9 @@ struct map {
     int n_lanes;
     int64_t first_kept;
     uint64_t load[MT_MAX_LANES];
+    int head;          /* its lane, or -1: it has none yet */
+    uint64_t head_end; /* what its lane has to do up to its end */
+    int under_way[MT_MAX_LANES]; /* backward passes that the lane begins while the head is under way */
 };
 
 static bool is_layer(const struct map *m, size_t unit)
@@ -65,6 +71,8 @@ static void map_back(struct map *m, size_t unit)
         return;
     m->units[unit].lane_back = (uint8_t)lane;
     m->load[lane] += back_time(m, unit);
+    if (m->n_lanes > 2 && lane != m->head && ++m->under_way[lane] == MT_TURNS_OPEN)
+        m->load[lane] = MT_MAX(m->load[lane], m->head_end + 1);
 }
 
 /* Layers in turn, forward and back, where experts run over all rows at once: their layers do not overlap. */
@@ -81,8 +89,8 @@ static int map_chain(struct map *m)
     for (size_t u = 0; u < n; u++)
         if (is_layer(m, u))
             map_forward(m, u);
-    int head = least_loaded(m);
-    m->load[head] += 3 * m->units[n - 1].weight_bytes;
+    int head = m->head = least_loaded(m);
+    m->head_end = m->load[head] += 3 * m->units[n - 1].weight_bytes;
     for (size_t u = n; u-- > 0;)
         if (is_layer(m, u))
             map_back(m, u);
@@ -92,7 +100,7 @@ static int map_chain(struct map *m)
 /* The embedding and the head have tables of their own on different lanes; a tied table stays on one. */
 void mt_map_units(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes, int64_t first_kept)
 {
-    struct map m = {units, l, n_lanes, first_kept, {0}};
+    struct map m = {.units = units, .l = l, .n_lanes = n_lanes, .first_kept = first_kept, .head = -1};
     bool once = false;
     for (size_t u = 0; u < l->n_units; u++)
         once |= units[u].scope == MT_SCOPE_GROUP;

@@ -239,10 +239,12 @@ static void push_load(struct mt_placer *p, struct mt_instr *in, int object, int 
     e->key = (struct mt_copy_key){MT_MAX(used, s->store.release), (int)p->q.compute.n, (int)p->q.loads.n};
     /* A load of weights waits for their update and delays all later copies in its queue. So it is queued no earlier
      * than two of the lane's units ahead, even if its buffer is free (the head's is from the start). With several
-     * lanes the updates of all others' units come between, and it is one unit ahead. */
+     * lanes the updates of all others' units come between, and it is one unit ahead; where boundaries come from other
+     * lanes, which would wait behind it, with half of that unit's micro-batches left. */
     int ahead = weights ? p->ahead[o->unit] : NONE;
-    if (ahead != NONE && p->first_compute[ahead] != NONE)
-        e->key.release = MT_MAX(e->key.release, p->first_compute[ahead] - 1);
+    const int *since = host != NONE && p->n_lanes > 1 && !p->params->by_data ? p->half_computed : p->first_compute;
+    if (ahead != NONE && since[ahead] != NONE)
+        e->key.release = MT_MAX(e->key.release, since[ahead] - 1);
     e->host = host;
     /* The host's instructions run one after the other. If the first load of a later unit (the head, whose buffer is
      * free from the start) were queued before those of earlier units, these would wait for the later unit's update. */
@@ -366,6 +368,8 @@ static int place_compute(struct mt_placer *p, size_t i, struct mt_err *err)
     int at = (int)p->q.compute.n - 1;
     if (p->first_compute[in.unit] == NONE)
         p->first_compute[in.unit] = at;
+    if (p->half_computed[in.unit] == NONE && 2 * (size_t)in.mb >= p->params->n_micro)
+        p->half_computed[in.unit] = at;
     for (int k = 0; k < in.n_operands; k++) {
         int o = in.operand[k].object;
         struct mt_place_copy *c = copy_on(p, o, in.lane);

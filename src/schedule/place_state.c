@@ -71,16 +71,17 @@ static bool alloc_units(struct mt_placer *p)
 {
     size_t n = p->draft->n_units;
     int before[MT_MAX_LANES][2];
-    p->first_compute = mt_calloc(3 * n, sizeof(int));
+    p->first_compute = mt_calloc(4 * n, sizeof(int));
     p->left = mt_calloc(n, sizeof(*p->left));
     if (!p->first_compute || !p->left)
         return false;
     p->update = p->first_compute + n;
     p->ahead = p->update + n;
+    p->half_computed = p->ahead + n;
     memset(before, 0xff, sizeof(before)); /* NONE */
     for (size_t u = 0; u < n; u++) {
         int *of = before[p->params->by_data ? 0 : p->params->units[u].lane];
-        p->first_compute[u] = p->update[u] = NONE;
+        p->first_compute[u] = p->half_computed[u] = p->update[u] = NONE;
         p->left[u] = MT_NO_KEY;
         p->ahead[u] = of[p->n_lanes > 1 ? 0 : 1];
         of[1] = of[0];

@@ -61,6 +61,7 @@ struct mt_placer {
     struct mt_place_object *objects;
     struct mt_place_copy *copies;    /* [n_objects, n_lanes] */
     int *first_compute;     /* [n_units] compute entry of the unit's first instruction, or MT_NO_ENTRY */
+    int *half_computed;     /* [n_units] the same, of half of its micro-batches */
     int *update;            /* [n_units] host entry of the unit's update, or MT_NO_ENTRY */
     int *ahead;             /* [n_units] the unit two before it on its lane, with several lanes one; or MT_NO_ENTRY */
     struct mt_copy_key *left; /* [n_units] its STORE_GRAD */

@@ -11,8 +11,6 @@
 #include "base/mem.h"
 #include "schedule/objects.h"
 
-enum { MOST_OPEN = 3 };
-
 /* A call of a unit for all micro-batches: turns that are next to each other on entry. */
 struct stage {
     size_t first, end, next; /* turns; next: the first that has not been taken */
@@ -74,7 +72,7 @@ static size_t most_open(const struct mt_program_params *p, int lane, bool back)
             return 1;
     if (back)
         open = MT_MIN(open, n[MT_POOL_GRAD] - mt_program_levels(p));
-    return (size_t)MT_MAX(1, MT_MIN(open, MOST_OPEN));
+    return (size_t)MT_MAX(1, MT_MIN(open, MT_TURNS_OPEN));
 }
 
 /* When it can begin; UINT64_MAX: something before it has not been taken. */

@@ -16,6 +16,9 @@ struct mt_turns {
     size_t n, cap;
 };
 
+/** Units that a lane has under way, at most, in each direction. */
+enum { MT_TURNS_OPEN = 3 };
+
 /** The lane of one of the unit's calls, for a micro-batch. */
 static inline int mt_call_lane(const struct mt_program_params *p, size_t unit, const struct mt_call *c, size_t mb)
 {
