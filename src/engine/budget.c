@@ -437,8 +437,10 @@ static int choose_mode(struct mt_engine_plan *plan, const struct mt_engine_param
         size_t needed = 0;
         if (saving & ONE_RING && p->layout->tied) /* a tied table's gradient lives from head to embedding */
             continue;
-        plan->activations = modes[i % n_modes];
-        describe_units(plan, p);
+        if (!i || plan->activations != modes[i % n_modes]) {
+            plan->activations = modes[i % n_modes];
+            describe_units(plan, p);
+        }
         describe_program(plan, p, saving);
         if (!divide_budget(plan, p, &needed, &why))
             return 0;
@@ -580,38 +582,29 @@ bool mt_engine_fits(const struct mt_engine_params *p)
     return true;
 }
 
-static int plan_step(struct mt_engine_plan *out, struct mt_program *step, uint64_t *host_bytes,
-                     const struct mt_engine_params *p, struct mt_err *err)
+int mt_engine_plan_step(struct mt_engine_plan *plan, struct mt_program *step, uint64_t *host_bytes,
+                        const struct mt_engine_params *p, struct mt_err *err)
+{
+    *host_bytes = 0;
+    *step = (struct mt_program){0};
+    return divide_host(plan, step, host_bytes, p, err);
+}
+
+int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
 {
     struct mt_engine_plan plan;
     struct mt_program prog = {0};
     int rc = mt_engine_divide(&plan, p, err);
     if (rc)
         return rc;
-    rc = divide_host(&plan, &prog, host_bytes, p, err);
+    rc = divide_host(&plan, &prog, NULL, p, err); /* the caller checks the host memory */
     if (rc) {
         mt_engine_plan_finish(&plan);
         return rc;
     }
+    mt_program_finish(&prog);
     *out = plan;
-    *step = prog;
     return 0;
-}
-
-int mt_engine_plan_step(struct mt_engine_plan *out, struct mt_program *step, uint64_t *host_bytes,
-                        const struct mt_engine_params *p, struct mt_err *err)
-{
-    *host_bytes = 0;
-    return plan_step(out, step, host_bytes, p, err);
-}
-
-int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
-{
-    struct mt_program prog;
-    int rc = plan_step(out, &prog, NULL, p, err); /* the caller checks the host memory */
-    if (!rc)
-        mt_program_finish(&prog);
-    return rc;
 }
 
 void mt_engine_plan_trim(const struct mt_engine_plan *plan, struct mt_plane_set_params *planes)

@@ -76,15 +76,15 @@ struct mt_engine_plan {
  * what would help. Finish with mt_engine_plan_finish().
  */
 int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err);
-/**
- * The same; *step is the program of a full step with an update, which the caller finishes. *host_bytes: host memory
- * that it takes, the device's included if the device shares host memory. If that is more than p->host_bytes: -ENOSPC,
- * and the step is not built.
- */
-int mt_engine_plan_step(struct mt_engine_plan *out, struct mt_program *step, uint64_t *host_bytes,
-                        const struct mt_engine_params *p, struct mt_err *err);
 /** The same without building the step: spill_bytes, h2d_bytes and d2h_bytes stay 0. */
 int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err);
+/**
+ * The rest of a plan that mt_engine_divide() made from *p; *step is the program of a full step with an update, which
+ * the caller finishes. *host_bytes: host memory that it takes, the device's included if the device shares host memory. If
+ * that is more than p->host_bytes: -ENOSPC, and the step is not built. The plan is to be finished in any case.
+ */
+int mt_engine_plan_step(struct mt_engine_plan *plan, struct mt_program *step, uint64_t *host_bytes,
+                        const struct mt_engine_params *p, struct mt_err *err);
 /** Whether updates can be made under backward: no learner needs the norm of its whole gradient. */
 bool mt_engine_may_update_under_backward(const struct mt_engine_params *p);
 /** Whether the device's budget is enough. */

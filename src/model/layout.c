@@ -412,6 +412,8 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     if (b->failed)
         return mt_fail_nomem(err, "the model's layout", sizeof(*l));
     count_active(l);
+    for (size_t i = 0; i < l->n_tensors; i++)
+        l->n_partials += mt_div_up(l->tensors[i].n, MT_SUMSQ_BLOCK);
     list_segments(l);
     mt_layout_number_tensors(b);
     l->n_adapters = b->n_adapters;

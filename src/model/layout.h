@@ -225,6 +225,7 @@ struct mt_layout {
     size_t n_parts;
     struct mt_tensor *tensors; /* grouped by unit, in plane order */
     size_t n_tensors;
+    size_t n_partials;         /* partial sums of squares of all gradients (device/ops.h) */
     struct mt_stored *stored;  /* the tensors of the model's files, by layer; after them those of adapters in PEFT's */
     size_t n_stored, n_adapter_stored;
     bool codes_stay;           /* of any unit */

@@ -283,7 +283,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
         mt_model_destroy(&m);
         return rc;
     }
-    mt_model_n_partials(p->layout, m->partials_at);
+    mt_model_place_partials(p->layout, m->partials_at);
     scratch_layout(m, dev, p, m->scratch);
     rc = mt_model_sides_create(m, err);
     for (size_t i = 0; i < p->max_micro; i++)

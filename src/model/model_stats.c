@@ -5,17 +5,11 @@
 #include "model/moe.h"
 #include "model/part.h"
 
-size_t mt_model_n_partials(const struct mt_layout *l, size_t *at)
+void mt_model_place_partials(const struct mt_layout *l, size_t *at)
 {
-    size_t n = 0;
-    for (size_t t = 0; t < l->n_tensors; t++) {
-        if (at)
-            at[t] = n;
-        n += mt_div_up(l->tensors[t].n, MT_SUMSQ_BLOCK);
-    }
-    if (at)
-        at[l->n_tensors] = n;
-    return n;
+    at[0] = 0;
+    for (size_t t = 0; t < l->n_tensors; t++)
+        at[t + 1] = at[t] + mt_div_up(l->tensors[t].n, MT_SUMSQ_BLOCK);
 }
 
 static size_t stats_of_micro(const struct mt_model_params *p)
@@ -25,7 +19,7 @@ static size_t stats_of_micro(const struct mt_model_params *p)
 
 size_t mt_model_stats_bytes(const struct mt_model_params *p)
 {
-    size_t partials = mt_model_n_partials(p->layout, NULL) * 4, experts = (size_t)p->layout->cfg.moe.n_experts * 4;
+    size_t partials = p->layout->n_partials * 4, experts = (size_t)p->layout->cfg.moe.n_experts * 4;
     return p->max_micro * 2 * stats_of_micro(p) + mt_align_up(partials, MT_RECORD_ALIGN) +
            mt_align_up(experts, MT_RECORD_ALIGN);
 }

@@ -180,9 +180,9 @@ size_t mt_direct_scratch_bytes(const struct mt_model_params *p);
 
 /** Elements from a row of logits, or of their gradients, to the next: rows are 16-byte aligned. */
 size_t mt_model_logits_ld(const struct mt_layout *l);
-/** Bytes of a step's statistics; the partial squares of all tensors, at[i]: the first of tensor i (NULL: count alone). */
+/** Bytes of a step's statistics; at[i], at most n_tensors: the first partial square of tensor i. */
 size_t mt_model_stats_bytes(const struct mt_model_params *p);
-size_t mt_model_n_partials(const struct mt_layout *l, size_t *at);
+void mt_model_place_partials(const struct mt_layout *l, size_t *at);
 float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb);
 int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb);
 float *mt_model_stats_partials(const mt_model *m, char *base);

@@ -79,22 +79,17 @@ static int64_t fewest_sums(const struct mt_engine_params *p, uint64_t budget)
     return sums;
 }
 
-/* How experts run, where it is open: the fastest way, unless its scratch is what does not fit. */
+/* How experts run, where it is open: the fastest way. */
 static void choose_experts(struct mt_engine_params *p, const struct mt_plan_request *r)
 {
-    int64_t *streams = &p->placement.expert_streams, *sums = &p->placement.expert_sums;
-    bool any_streams = *streams == MT_AUTO, any_sums = *sums == MT_AUTO, may = p->dev && p->layout->cfg.moe.n_experts;
-    if (any_streams)
-        *streams = most_streams(p, r->machine);
-    if (any_sums)
-        *sums = fewest_sums(p, r->placement.device_budget.bytes);
-    if (may && any_sums && !mt_engine_fits(p))
-        *sums = MOST_SUMS;
-    if (may && any_streams && (!any_sums || *sums == MOST_SUMS) && !mt_engine_fits(p))
-        *streams = 1;
+    if (p->placement.expert_streams == MT_AUTO)
+        p->placement.expert_streams = most_streams(p, r->machine);
+    if (p->placement.expert_sums == MT_AUTO)
+        p->placement.expert_sums = fewest_sums(p, r->placement.device_budget.bytes);
 }
 
-struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, mt_device *dev)
+/* With experts in the fastest way. */
+static struct mt_engine_params params_of(const struct mt_plan_request *r, mt_device *dev)
 {
     struct mt_engine_params p = {
         .dev = dev,
@@ -135,13 +130,53 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
     return p;
 }
 
+/* Takes what experts had chosen for them and could do without; false: nothing more. */
+static bool spare(struct mt_engine_params *p, const struct mt_plan_request *r)
+{
+    struct mt_placement *to = &p->placement;
+    if (!p->layout->cfg.moe.n_experts)
+        return false;
+    if (r->placement.expert_sums == MT_AUTO && to->expert_sums != MOST_SUMS)
+        to->expert_sums = MOST_SUMS;
+    else if (r->placement.expert_streams == MT_AUTO && to->expert_streams != 1)
+        to->expert_streams = 1;
+    else
+        return false;
+    return true;
+}
+
+struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, mt_device *dev)
+{
+    struct mt_engine_params p = params_of(r, dev), less = p;
+    while (dev && spare(&less, r) && !mt_engine_fits(&p))
+        p = less;
+    return p;
+}
+
+int mt_plan_divide(struct mt_engine_plan *out, struct mt_engine_params *p, const struct mt_plan_request *r,
+                   mt_device *dev, struct mt_err *err)
+{
+    struct mt_engine_params less = params_of(r, dev);
+    bool more;
+    int rc;
+    do {
+        *p = less;
+        more = spare(&less, r);
+        rc = mt_engine_divide(out, p, more ? NULL : err);
+    } while (rc && more);
+    return rc;
+}
+
 bool mt_plan_fits_device(const struct mt_plan_request *r)
 {
     mt_device *dev = NULL;
     if (mt_plan_meter(&dev, r, r->placement.device_budget.bytes, NULL))
         return false;
-    struct mt_engine_params p = mt_plan_engine_params(r, dev);
-    bool fits = mt_engine_fits(&p);
+    struct mt_engine_params p;
+    struct mt_engine_plan plan;
+    bool fits = !mt_plan_divide(&plan, &p, r, dev, NULL);
+    if (fits)
+        mt_engine_plan_finish(&plan);
     mt_device_destroy(&dev);
     return fits;
 }
@@ -298,10 +333,12 @@ static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct
     int rc = mt_plan_meter(&dev, r, r->placement.device_budget.bytes, err);
     if (rc)
         return rc;
-    struct mt_engine_params p = mt_plan_engine_params(r, dev);
+    struct mt_engine_params p;
     uint64_t host = 0;
+    rc = mt_plan_divide(&c->engine, &p, r, dev, err);
     take_settings(c, r, &p);
-    rc = mt_engine_plan_step(&c->engine, prog, &host, &p, err);
+    if (!rc)
+        rc = mt_engine_plan_step(&c->engine, prog, &host, &p, err);
     mt_device_destroy(&dev);
     if (rc && host > p.host_bytes)
         return fail_host(r, host + r->placement.host_budget.bytes - p.host_bytes, err);

@@ -32,7 +32,10 @@ size_t mt_plan_micro_batches(const struct mt_plan_request *r, int64_t list[MT_PL
 int mt_plan_meter(mt_device **dev, const struct mt_plan_request *r, uint64_t budget, struct mt_err *err);
 /** The request's placement on an open device, not simulated; does not fail if host memory is too small. */
 int mt_plan_place(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_device *dev, struct mt_err *err);
-/** The engine's parameters except the threads' CPUs, planes and disk. Only this function makes them. */
+/** The engine's parameters except the threads' CPUs, planes and disk. */
 struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, mt_device *dev);
+/** Both at once: *p are these parameters, *out is mt_engine_divide() of them. */
+int mt_plan_divide(struct mt_engine_plan *out, struct mt_engine_params *p, const struct mt_plan_request *r,
+                   mt_device *dev, struct mt_err *err);
 
 #endif

@@ -21,8 +21,8 @@ static bool fits_kept(mt_device *dev, const struct mt_plan_request *r, int keep,
     struct mt_plan_request t = *r;
     struct mt_engine_plan plan;
     t.placement.keep_layers = keep;
-    struct mt_engine_params p = mt_plan_engine_params(&t, dev);
-    if (mt_engine_divide(&plan, &p, NULL))
+    struct mt_engine_params p;
+    if (mt_plan_divide(&plan, &p, &t, dev, NULL))
         return false;
     *separate = plan.program.cast;
     mt_engine_plan_finish(&plan);

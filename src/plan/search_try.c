@@ -93,8 +93,8 @@ int mt_search_bound(struct mt_search_group *g, struct mt_err *err)
     int rc = mt_plan_meter(&dev, &g->r, SIZE_MAX / 2, err);
     if (rc)
         return rc;
-    struct mt_engine_params p = mt_plan_engine_params(&g->r, dev);
-    rc = mt_engine_divide(&plan, &p, err);
+    struct mt_engine_params p;
+    rc = mt_plan_divide(&plan, &p, &g->r, dev, err);
     if (!rc) {
         rc = mt_draft_write(&d, &plan.program, err);
         g->least = 0;

@@ -176,10 +176,10 @@ static struct span *find_spans(const struct mt_program_params *p, int lane)
 }
 
 /* Those of the lane, of micro-batches that it has if lanes share these. */
-static ptrdiff_t count_objects(const struct mt_program_params *p, int lane, const struct mt_value *v)
+static int32_t count_objects(const struct mt_program_params *p, int lane, const struct mt_value *v)
 {
     bool by_group = v->life == MT_LIFE_GROUP, each = by_group || v->life == MT_LIFE_MICROBATCH;
-    ptrdiff_t n = !each;
+    int32_t n = !each;
     const struct mt_call once = {.scope = by_group ? MT_SCOPE_GROUP : MT_SCOPE_MICROBATCH};
     for (size_t mb = 0; each && mb < p->n_micro; mb = mt_call_next(p, &once, mb))
         n += (lane == MT_ALL_LANES || !p->by_data || mt_micro_lane(p, mb) == lane) &&
@@ -189,14 +189,12 @@ static ptrdiff_t count_objects(const struct mt_program_params *p, int lane, cons
 
 /* change[at][pool]: objects whose use begins with operation `at`, less those whose last use was the one before. */
 static void count_changes(const struct mt_program_params *p, int lane, const struct span *s,
-                          ptrdiff_t (*change)[MT_N_POOLS])
+                          int32_t (*change)[MT_N_POOLS])
 {
     for (size_t i = 0; i < p->n_values; i++) {
         const struct mt_value *v = &p->values[i];
         enum mt_pool_id pool = mt_program_pool_of(p, v);
-        ptrdiff_t n = count_objects(p, lane, v);
-        if (!s[i].last)
-            continue;
+        int32_t n = s[i].last ? count_objects(p, lane, v) : 0;
         change[s[i].first][pool] += n;
         change[s[i].last + 1][pool] -= n;
     }
@@ -207,14 +205,16 @@ static void count_live(const struct mt_program_params *p, int lane, size_t most[
 {
     size_t n = 2 * p->n_units + 2;
     struct span *s = find_spans(p, lane);
-    ptrdiff_t(*change)[MT_N_POOLS] = mt_calloc(n, sizeof(*change)), live[MT_N_POOLS] = {0};
+    int32_t(*change)[MT_N_POOLS] = mt_calloc(n, sizeof(*change)), live[MT_N_POOLS] = {0}, peak[MT_N_POOLS] = {0};
     if (s && change)
         count_changes(p, lane, s, change);
     for (size_t at = 0; s && change && at < n; at++)
         for (int i = 0; i < MT_N_POOLS; i++) {
             live[i] += change[at][i];
-            most[i] = MT_MAX(most[i], (size_t)live[i]);
+            peak[i] = MT_MAX(peak[i], live[i]);
         }
+    for (int i = 0; i < MT_N_POOLS; i++)
+        most[i] = MT_MAX(most[i], (size_t)peak[i]);
     for (size_t v = 0; !(s && change) && v < p->n_values; v++)
         most[mt_program_pool_of(p, &p->values[v])] += mt_value_objects(p, &p->values[v]);
     free(s);
