@@ -193,15 +193,21 @@ static int encode_messages(struct sampling *p, cJSON *messages, struct mt_err *e
     return rc;
 }
 
-/* Forgets the first turns until what is left and an answer fit the context; p->ids[0] then has what is left. */
+/*
+ * Forgets the first turns until what is left and an answer fit the context; p->ids[0] then has what is left.
+ * A last turn that does not fit alone is not taken: then no message is left.
+ */
 static int encode_turns(struct sampling *p, cJSON *messages, size_t context, struct mt_err *err)
 {
     int rc;
     while (!(rc = encode_messages(p, messages, err)) && p->ids[0].n + p->g.n_new > context) {
         mt_text_ids_finish(&p->ids[0]);
-        if (cJSON_GetArraySize(messages) < 3)
-            return mt_fail(err, MT_ERR_INPUT, -E2BIG, "this turn and an answer of --max-tokens = %zu are longer than --context = %zu",
-                           p->g.n_new, context);
+        if (cJSON_GetArraySize(messages) < 3) {
+            mt_warn("this turn and an answer of --max-tokens = %zu are longer than --context = %zu: it is not taken", p->g.n_new,
+                    context);
+            cJSON_DeleteItemFromArray(messages, 0);
+            return 0;
+        }
         mt_warn("the conversation is longer than --context = %zu tokens: its first turn is forgotten", context);
         cJSON_DeleteItemFromArray(messages, 0);
         cJSON_DeleteItemFromArray(messages, 0);
@@ -250,7 +256,7 @@ static int converse(struct mt_session *s, struct sampling *p, size_t context, st
         rc = add_message(messages, "user", line, (size_t)n) ? 0 : mt_fail_nomem(err, "a conversation", (size_t)n);
         if (!rc)
             rc = encode_turns(p, messages, context, err);
-        if (!rc)
+        if (!rc && messages->child)
             rc = answer(s, p, messages, err);
     }
     putchar('\n');

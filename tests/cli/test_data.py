@@ -682,11 +682,12 @@ def a_conversation_on_a_terminal_knows_its_turns(tmp):
     first = answer(turn(asked[0]))
     for context, second in ((2048, turn(asked[0]) + [{"role": "assistant", "content": first}] + turn(asked[1])), (30, turn(asked[1]))):
         mine, theirs = pty.openpty()
-        os.write(mine, ("\n".join(asked) + "\n\x04").encode())
+        short = context == 30
+        os.write(mine, ("\n".join([asked[0], *["long " * 40] * short, asked[1]]) + "\n\x04").encode())
         p = subprocess.run([BINARY, *args, "--chat", "--context", str(context)], stdin=theirs, capture_output=True, text=True, timeout=100)
         os.close(mine), os.close(theirs)
-        assert p.returncode == 0 and p.stdout == f"> {first}\n> {answer(second)}\n> \n", (p.stdout, p.stderr, first)
-        assert ("first turn is forgotten" in p.stderr) == (context == 30), p.stderr
+        assert p.returncode == 0 and p.stdout == f"> {first}\n> {'> ' * short}{answer(second)}\n> \n", (p.stdout, p.stderr, first)
+        assert ("first turn is forgotten" in p.stderr) == ("it is not taken" in p.stderr) == short, p.stderr
 
 
 def generation_stops_at_the_models_eos_and_not_at_every_special_token(tmp):
