@@ -50,18 +50,26 @@ static __global__ void __launch_bounds__(THREADS) play_round(const float *a, flo
     turn r = turn_of(a, n, round, id / pairs), c = turn_of(a, n, round, id % pairs);
     const size_t rows[2] = {r.at.i, r.at.j}, cols[2] = {c.at.i, c.at.j};
     float x[2][2] = {};
-    for (int i = 0; i < 1 + r.two; i++)
-        for (int j = 0; j < 1 + c.two; j++)
-            x[i][j] = a[rows[i] * n + cols[j]];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            if ((!i || r.two) && (!j || c.two))
+                x[i][j] = a[rows[i] * n + cols[j]];
     apply(r, &x[0][0], &x[1][0]);
     apply(r, &x[0][1], &x[1][1]);
     apply(c, &x[0][0], &x[0][1]);
     apply(c, &x[1][0], &x[1][1]);
-    for (int i = 0; i < 1 + r.two; i++)
-        for (int j = 0; j < 1 + c.two; j++)
-            to[rows[i] * n + cols[j]] = x[i][j];
-    for (int j = 0; r.two && j < 1 + c.two; j++)
-        apply(r, &u[rows[0] * n + cols[j]], &u[rows[1] * n + cols[j]]);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            if ((!i || r.two) && (!j || c.two))
+                to[rows[i] * n + cols[j]] = x[i][j];
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+        if (r.two && (!j || c.two))
+            apply(r, &u[rows[0] * n + cols[j]], &u[rows[1] * n + cols[j]]);
 }
 
 /* A block an eigenvector. */
