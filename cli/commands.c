@@ -113,6 +113,7 @@ static const struct cli_option sample_options[] = {
     {"prompts", 0, "FILE", "Continue each of a file's JSON lines, {\"prompt\": TEXT} or {\"messages\": [...]}; -: standard input."},
     {"batch", 0, "N", "Prompts of the file that share a pass through the weights (16).", WHOLE(1, 64)},
     {"chat", 0, NULL, "Put the prompt into the model's chat template, as the user's turn. Without one, on a terminal: a conversation, a turn a line."},
+    {"template", 0, "NAME|FILE", "Instead of the model's chat template, as data.template (chatml, llama3 ...)."},
     {"context", 0, "N", "Of a conversation: tokens that it and an answer may have (2048); its first turns are then forgotten. Each new token is "
      "computed with all before it.", WHOLE(1, 1 << 24)},
     {"stop", 0, "TEXT", "End before this text; may be repeated."},

@@ -277,7 +277,8 @@ static int read_options(struct sampling *p, const struct cli_args *args, struct 
                                    .top_k = (size_t)cli_whole(args, "top-k", 0),
                                    .temperature = cli_real(args, "temperature", 0.8),
                                    .top_p = cli_real(args, "top-p", 1),
-                                   .seed = (uint64_t)cli_whole(args, "seed", 0)};
+                                   .seed = (uint64_t)cli_whole(args, "seed", 0),
+                                   .text.template_ = cli_arg(args, "template")};
     for (size_t i = 0; i < args->n_given; i++) {
         if (strcmp(args->given[i].option->name, "stop") != 0)
             continue;

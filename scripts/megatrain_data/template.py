@@ -399,7 +399,8 @@ def sources(which, model_dir, config):
     if which == "model":
         found = of_model(model_dir, config) if model_dir else {}
         if "default" not in found and "tool_use" not in found:
-            raise DataError(f"{model_dir or 'the byte tokenizer'} has no chat template: set data.template to a file, or to "
+            raise DataError(f"{model_dir or 'the byte tokenizer'} has no chat template: set data.template (of sample: "
+                            f"--template) to a file, or to "
                             f"one of {', '.join(built_in_names())}", "usage")
         return {k: (v, f"the chat template of {model_dir}") for k, v in found.items()}
     if which in built_in_names():

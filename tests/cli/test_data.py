@@ -660,7 +660,11 @@ def check_and_run_prepare_what_is_missing(tmp):
     assert "(cached)" in p.stderr and "step 2/2" in p.stderr
     said = megatrain("-q", "sample", "--model", os.path.join(tmp, "out", "latest"), "--prompt", "find", "--max-tokens", "5", "--temperature", "0")
     assert said.stdout.startswith("find"), said.stdout
-    megatrain("-q", "sample", "--chat", "--model", os.path.join(tmp, "out", "latest"), "--prompt", "find", "--max-tokens", "5")
+    bare = os.path.join(tmp, "bare.jinja")
+    open(bare, "w").write("{{ messages[0]['content'] }}")  # the turn alone is the prompt
+    say = lambda *args: megatrain("-q", "sample", *args, "--model", os.path.join(tmp, "out", "latest"), "--prompt", "find", "--max-tokens", "5",
+                                  "--temperature", "0").stdout
+    assert "find" + say("--chat", "--template", bare) == say() != "find" + say("--chat")
     prompts = lines(os.path.join(tmp, "prompts.jsonl"), [{"messages": CHAT[:1]}, {"prompt": "find"}])
     got = [json.loads(line) for line in megatrain("-q", "sample", "--model", os.path.join(tmp, "out", "latest"), "--prompts", prompts, "--max-tokens", 5,
                                                   "--temperature", 0).stdout.splitlines()]
