@@ -64,6 +64,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) sum_weig
 static __device__ float total(const float *x, size_t n, float *scratch)
 {
     float sum = 0;
+    MT_UNROLL(1)
     for (size_t i = threadIdx.x; i < n; i += WIDE)
         sum += x[i];
     sum = block_sum(sum, scratch);
@@ -80,6 +81,7 @@ static __global__ void __launch_bounds__(WIDE) settle(struct mt_adafactor a, str
 {
     __shared__ float scratch[WARP];
     bool finite = isfinite(total(s.row, a.rows, scratch));
+    MT_UNROLL(1)
     for (size_t i = threadIdx.x; finite && i < a.rows; i += WIDE)
         a.row[i] = blend(a.beta2, a.row[i], s.row[i]);
     __syncthreads();

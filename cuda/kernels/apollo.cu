@@ -63,6 +63,7 @@ static __device__ float total(const float *x, size_t n, float *scratch)
 {
     __shared__ float all;
     float sum = 0;
+    MT_UNROLL(1)
     for (size_t i = threadIdx.x; i < n; i += WIDE)
         sum += x[i];
     sum = block_sum(sum, scratch);
@@ -80,6 +81,7 @@ static __global__ void __launch_bounds__(WIDE) find_scales(float *sums, size_t c
     __shared__ float scratch[WARP];
     float low = total(sums, channels, scratch), steps = by_tensor ? total(sums + channels, channels, scratch) : 0;
     bool finite = isfinite(low);
+    MT_UNROLL(1)
     for (size_t c = threadIdx.x; c < channels; c += WIDE) {
         float of_low = by_tensor ? low : sums[c], of_steps = by_tensor ? steps : sums[channels + c];
         sums[c] = finite ? sqrtf(of_steps) / (sqrtf(of_low) + 1e-8f) : INFINITY;

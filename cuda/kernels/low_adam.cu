@@ -25,6 +25,7 @@ static __global__ void __launch_bounds__(WIDE) add_pieces(float *workspace, size
 {
     __shared__ float scratch[WARP];
     float sum = 0;
+    MT_UNROLL(1)
     for (size_t i = threadIdx.x; i < pieces; i += WIDE)
         sum += workspace[1 + i];
     sum = block_sum(sum, scratch);

@@ -37,6 +37,7 @@ static __global__ void __launch_bounds__(WIDE) find_factor(float *workspace, siz
 {
     __shared__ float scratch[WARP];
     float sum = 0;
+    MT_UNROLL(1)
     for (size_t i = threadIdx.x; i < pieces; i += WIDE)
         sum += workspace[1 + i];
     float norm = sqrtf(block_sum(sum, scratch));

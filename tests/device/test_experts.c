@@ -110,6 +110,8 @@ static void outputs_are_added_in_the_order_of_places(struct harness *h)
     combined_case(h, &(struct combined){.n = 37, .c = 72, .k = 8, .first = 90, .rows = 61, .skip = 5, .weights = true});
     combined_case(h, &(struct combined){.n = 37, .c = 72, .k = 8, .first = 90, .rows = 61, .skip = 5, .down = true});
     combined_case(h, &(struct combined){.n = 5, .c = 33, .k = 4, .first = 3, .rows = 9, .weights = true});
+    combined_case(h, &(struct combined){.n = 5, .c = 33, .k = 7, .first = 3, .rows = 20, .down = true});
+    combined_case(h, &(struct combined){.n = 5, .c = 35, .k = 7, .first = 2, .rows = 30, .weights = true});
     combined_case(h, &(struct combined){.n = 3, .c = 5003, .k = 2, .first = 1, .rows = 5, .down = true, .weights = true});
     combined_case(h, &(struct combined){.n = 9, .c = 4104, .k = 6, .rows = 70, .first = 2, .weights = true}); /* beyond all */
     combined_case(h, &(struct combined){.n = 300, .c = 24, .k = 10, .first = 700, .rows = 1000});
