@@ -319,7 +319,7 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
     if (e->p.numerics.optimizer->grain == MT_GRAIN_TENSOR)
         mt_pool_run(e->update_pool, update_tensor, &u, u.unit->n_tensors);
     else
-        mt_planes_run(e->p.planes, unit, MT_PLANE_HI, first, in->elems, e->update_pool, update_chunk, &u);
+        mt_planes_run(e->p.planes, unit, first, in->elems, e->update_pool, update_chunk, &u);
     if (u.corrupt)
         return fail_corrupt(&u, err);
     if (u.bad)

@@ -74,7 +74,7 @@ static void run_chunk(void *ctx, size_t first, size_t n)
 void mt_adam_probe_run(struct mt_adam_probe *a)
 {
     a->t++;
-    mt_planes_run(a->planes, 0, MT_PLANE_HI, 0, a->n, a->pool, run_chunk, a);
+    mt_planes_run(a->planes, 0, 0, a->n, a->pool, run_chunk, a);
 }
 
 int mt_probe_adam(const struct mt_adam_probe_params *p, double *ns, struct mt_err *err)

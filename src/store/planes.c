@@ -261,10 +261,10 @@ static void run_chunk(void *ctx, size_t chunk, int thread)
     r->fn(r->ctx, r->first + (begin - r->number), end - begin);
 }
 
-void mt_planes_run(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n, mt_pool *pool,
+void mt_planes_run(const mt_plane_set *s, size_t unit, size_t first, size_t n, mt_pool *pool,
                    void (*fn)(void *ctx, size_t first, size_t n), void *ctx)
 {
-    struct run r = {fn, ctx, first, n, s->number[unit][k] + first};
+    struct run r = {fn, ctx, first, n, s->number[unit][MT_PLANE_HI] + first};
     struct mt_pool_stripes stripes = {r.number / MT_PLANE_CHUNK, s->stripe / MT_PLANE_CHUNK};
     if (n)
         mt_pool_run_in_lanes(pool, run_chunk, &r, mt_div_up(r.number + n, MT_PLANE_CHUNK) - stripes.first, stripes);

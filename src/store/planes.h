@@ -158,11 +158,11 @@ enum { MT_PLANE_STRIPE = 1 << 20, MT_PLANE_CHUNK = 1 << 16 };
 const struct mt_numa *mt_plane_set_numa(const mt_plane_set *s);
 int mt_plane_home(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t element);
 /**
- * Calls fn(ctx, first, n) for elements [first, first + n) of the unit's planes of k's range, on the pool's threads, in
+ * Calls fn(ctx, first, n) for elements [first, first + n) of the unit's trained planes, on the pool's threads, in
  * chunks within MT_PLANE_CHUNK elements of the row. A thread takes the chunks at its own home first, if the pool's
  * lanes are homes (mt_numa_lanes()).
  */
-void mt_planes_run(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n, mt_pool *pool,
+void mt_planes_run(const mt_plane_set *s, size_t unit, size_t first, size_t n, mt_pool *pool,
                    void (*fn)(void *ctx, size_t first, size_t n), void *ctx);
 
 /** The range of pages with all planes of a kind in host memory, to be registered with a device; NULL: none. */

@@ -231,7 +231,7 @@ static void elements_are_updated_once_and_at_home(void **state)
         for (size_t unit = 0; unit < UNITS; unit += UNITS - 1) {
             size_t some = MT_MIN(n[i], elems[unit] - from[i]);
             struct loop l = {.s = s, .unit = unit, .runs = mt_calloc(elems[unit], 1), .threads = i || unit ? 0 : 3};
-            mt_planes_run(s, unit, MT_PLANE_HI, from[i], some, pool, run, &l);
+            mt_planes_run(s, unit, from[i], some, pool, run, &l);
             for (size_t e = 0; e < elems[unit]; e++)
                 if (l.runs[e] != (e >= from[i] && e < from[i] + some))
                     fail_msg("element %zu of unit %zu: %d times", e, unit, l.runs[e]);

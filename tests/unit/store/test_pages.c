@@ -94,7 +94,7 @@ static void most_chunks_are_computed_at_home(void **state)
     assert_int_equal(mt_pool_create(&pool, &(struct mt_pool_params){"pages", n, cpus, NULL}, NULL), 0);
     mt_numa_lanes(&numa, pool, cpus);
     mt_bind_thread(cpus[0]);
-    mt_planes_run(s, 2, MT_PLANE_HI, 0, elems[2], pool, run, &l);
+    mt_planes_run(s, 2, 0, elems[2], pool, run, &l);
     printf("%zu of %zu chunks at home\n", atomic_load(&l.at_home), atomic_load(&l.chunks));
     assert_true(atomic_load(&l.at_home) * 4 >= atomic_load(&l.chunks) * 3);
     mt_pool_destroy(&pool);
