@@ -61,30 +61,27 @@ static __global__ void __launch_bounds__(256) combine(struct mt_moe_combine a, s
     row_of_tile(columns, UNROLL, &token, &at);
     if (token >= a.n)
         return;
-    unsigned row = next_entry(a, token, 0, &entry);
-    if (row >= a.rows)
-        return;
     float x[UNROLL][N] = {}, sum[UNROLL][N] = {}, *dst = a.sum + token * a.c;
-    MT_UNROLL(UNROLL)
-    for (int u = 0; u < UNROLL; u++)
-        if (at + u * blockDim.x < vecs)
-            load_floats<N>(dst + (at + u * blockDim.x) * N, sum[u]);
-    do {
+    bool any = false;
+    for (unsigned row, from = 0; (row = next_entry(a, token, from, &entry)) < a.rows; from = row + 1) {
         float w = a.weights ? a.weights[entry] : 1.0f;
         const T *src = static_cast<const T *>(a.src) + (a.down ? a.rows - 1 - row : row) * a.c;
         MT_UNROLL(UNROLL)
         for (int u = 0; u < UNROLL; u++)
-            if (at + u * blockDim.x < vecs)
+            if (at + u * blockDim.x < vecs) {
                 load_n<T, N>(src + (at + u * blockDim.x) * N, x[u]);
+                if (!any)
+                    load_floats<N>(dst + (at + u * blockDim.x) * N, sum[u]);
+            }
+        any = true;
         MT_UNROLL(UNROLL)
         for (int u = 0; u < UNROLL; u++)
             for (int k = 0; k < N; k++)
                 sum[u][k] += w * x[u][k];
-        row = next_entry(a, token, row + 1, &entry);
-    } while (row < a.rows);
+    }
     MT_UNROLL(UNROLL)
     for (int u = 0; u < UNROLL; u++)
-        if (at + u * blockDim.x < vecs)
+        if (any && at + u * blockDim.x < vecs)
             store_floats<N>(dst + (at + u * blockDim.x) * N, sum[u]);
 }
 
