@@ -22,11 +22,9 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     mt_model *m = r->m;
     size_t n = r->in->n_tokens, latent = (size_t)m->layout->cfg.moe.latent, elem = mt_dtype_size(m->dt);
     const struct mt_param none = {0};
-    struct mt_cast round = {n * latent, MT_F32, m->dt, mt_moe_own_rows(r, MT_ROLE_SUM, sizeof(float)),
-                            mt_moe_own_rows(r, MT_ROLE_ROUNDED, elem)};
-    int rc = mt_op_cast(m->dev, &round, err);
-    return rc ? rc : mt_linear(m, n, latent, m->wd.c, round.dst, r->w, r->part->param[MT_LATENT_UP], none,
-                               mt_moe_own_rows(r, MT_ROLE_RESIDUAL, elem), y, err);
+    int rc = mt_moe_round_sum(r, err);
+    return rc ? rc : mt_linear(m, n, latent, m->wd.c, mt_moe_own_rows(r, MT_ROLE_ROUNDED, elem), r->w,
+                               r->part->param[MT_LATENT_UP], none, mt_moe_own_rows(r, MT_ROLE_RESIDUAL, elem), y, err);
 }
 
 /* The sum's gradient, for the experts; r->dx stays, as that of r. */
@@ -52,14 +50,7 @@ const struct mt_part_kind mt_part_latent = {
     .name = "latent",
     .adapted = 1u << MT_LATENT_UP,
     .products = 1u << MT_LATENT_UP,
-    .port = {{MT_ROLE_WEIGHTS, MT_READ, MT_READ},
-             {MT_ROLE_SUM, MT_READ, MT_NO_ACCESS},
-             {MT_ROLE_RESIDUAL, MT_READ, MT_NO_ACCESS},
-             {MT_ROLE_ROUNDED, MT_FILL, MT_READ, mt_rows_bytes},
-             {MT_ROLE_Y, MT_WRITE, MT_NO_ACCESS, mt_hidden_bytes},
-             {MT_ROLE_DX, MT_NO_ACCESS, MT_READ, mt_hidden_bytes},
-             {MT_ROLE_DY, MT_NO_ACCESS, MT_FILL},
-             {MT_ROLE_GRAD, MT_NO_ACCESS, MT_SUM}},
+    .port = {MT_PORTS_OF_MIXTURE_END},
     .lay_out = lay_out,
     .finish = finish,
     .backward = backward,

@@ -242,3 +242,12 @@ const char *mt_model_bad_router(const mt_model *m, int layer)
     }
     return NULL;
 }
+
+int mt_moe_round_sum(const struct mt_part_run *r, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    struct mt_cast round = {r->in->n_tokens * mt_moe_row(&m->layout->cfg), MT_F32, m->dt,
+                            mt_moe_own_rows(r, MT_ROLE_SUM, sizeof(float)),
+                            mt_moe_own_rows(r, MT_ROLE_ROUNDED, mt_dtype_size(m->dt))};
+    return mt_op_cast(m->dev, &round, err);
+}

@@ -49,6 +49,15 @@ static inline void *mt_moe_own_rows(const struct mt_part_run *r, enum mt_role ro
     return rows ? rows + mt_model_first_row(r->m, r->of->mb) * width * elem : NULL;
 }
 
+/** Of a part that ends a mixture of experts and keeps their rounded sum for backward. */
+#define MT_PORTS_OF_MIXTURE_END                                                                                        \
+    {MT_ROLE_WEIGHTS, MT_READ, MT_READ}, {MT_ROLE_SUM, MT_READ, MT_NO_ACCESS},                                         \
+        {MT_ROLE_RESIDUAL, MT_READ, MT_NO_ACCESS}, {MT_ROLE_ROUNDED, MT_FILL, MT_READ, mt_rows_bytes},                 \
+        {MT_ROLE_Y, MT_WRITE, MT_NO_ACCESS, mt_hidden_bytes}, {MT_ROLE_DX, MT_NO_ACCESS, MT_READ, mt_hidden_bytes},    \
+        {MT_ROLE_DY, MT_NO_ACCESS, MT_FILL}, {MT_ROLE_GRAD, MT_NO_ACCESS, MT_SUM}
+/** ROUNDED = the micro-batch's rows of SUM, in the compute dtype. */
+int mt_moe_round_sum(const struct mt_part_run *r, struct mt_err *err);
+
 /** Rows of a tile of an expert: part of the numerics, since the gradient of a weight is summed tile by tile. */
 enum { MT_EXPERT_TILE = 16384 };
 /** Rows of an expert that run at once, at most, with padding. */

@@ -41,10 +41,8 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     mt_model *m = r->m;
     struct mt_norm norm = norm_of(r);
     size_t n = r->in->n_tokens * m->wd.c, elem = mt_dtype_size(m->dt);
-    struct mt_cast round = {n, MT_F32, m->dt, mt_moe_own_rows(r, MT_ROLE_SUM, sizeof(float)),
-                            mt_moe_own_rows(r, MT_ROLE_ROUNDED, elem)};
     struct mt_add add = {.n = n, .dtype = m->dt, .a = mt_moe_own_rows(r, MT_ROLE_RESIDUAL, elem), .b = m->h, .out = y};
-    int rc = mt_op_cast(m->dev, &round, err);
+    int rc = mt_moe_round_sum(r, err);
     if (!rc)
         rc = mt_norm(m, &norm, m->h, false, err);
     return rc ? rc : mt_op_add(m->dev, &add, err);
@@ -62,14 +60,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
 
 const struct mt_part_kind mt_part_normed = {
     .name = "normed",
-    .port = {{MT_ROLE_WEIGHTS, MT_READ, MT_READ},
-             {MT_ROLE_SUM, MT_READ, MT_NO_ACCESS},
-             {MT_ROLE_RESIDUAL, MT_READ, MT_NO_ACCESS},
-             {MT_ROLE_ROUNDED, MT_FILL, MT_READ, mt_rows_bytes},
-             {MT_ROLE_Y, MT_WRITE, MT_NO_ACCESS, mt_hidden_bytes},
-             {MT_ROLE_DX, MT_NO_ACCESS, MT_READ, mt_hidden_bytes},
-             {MT_ROLE_DY, MT_NO_ACCESS, MT_FILL},
-             {MT_ROLE_GRAD, MT_NO_ACCESS, MT_SUM}},
+    .port = {MT_PORTS_OF_MIXTURE_END},
     .lay_out = lay_out,
     .scratch_bytes = scratch_bytes,
     .workspace_bytes = workspace_bytes,
