@@ -90,7 +90,7 @@ void mt_update_form_name(const struct mt_update_form *f, char name[MT_OPTIMIZER_
 /* --- keys ----------------------------------------------------------------------------------------------------- */
 
 /* Key k of all types' keys, each time that it is named; NULL: there are fewer. */
-static const struct mt_optimizer_key *named(size_t k, const struct mt_optimizer **of)
+static const struct mt_optimizer_key *key_at(size_t k, const struct mt_optimizer **of)
 {
     for (size_t i = 0; i < MT_ARRAY_LEN(optimizers); i++) {
         *of = *optimizers[i];
@@ -104,9 +104,9 @@ static const struct mt_optimizer_key *named(size_t k, const struct mt_optimizer 
 static bool is_first(size_t k)
 {
     const struct mt_optimizer *of;
-    const char *name = named(k, &of)->key.name;
+    const char *name = key_at(k, &of)->key.name;
     for (size_t i = 0; i < k; i++)
-        if (!strcmp(named(i, &of)->key.name, name))
+        if (!strcmp(key_at(i, &of)->key.name, name))
             return false;
     return true;
 }
@@ -120,7 +120,7 @@ static void list_slots(void)
 {
     const struct mt_optimizer *of;
     const struct mt_optimizer_key *key;
-    for (size_t k = 0; (key = named(k, &of)); k++)
+    for (size_t k = 0; (key = key_at(k, &of)); k++)
         if (is_first(k)) {
             assert(n_slots < MT_OPTIMIZER_SLOTS);
             slot_table[n_slots++] = key;
@@ -151,7 +151,7 @@ void mt_optimizer_defaults(size_t slot, struct mt_str *out)
     const char *name = mt_optimizer_slot(slot)->key.name, *sep = "";
     const struct mt_optimizer *of;
     const struct mt_optimizer_key *key;
-    for (size_t k = 0; (key = named(k, &of)); k++) {
+    for (size_t k = 0; (key = key_at(k, &of)); k++) {
         if (strcmp(key->key.name, name))
             continue;
         mt_str_printf(out, "%s%s ", sep, of->type);
@@ -164,7 +164,7 @@ bool mt_optimizer_default(const char *type, const char *name, double *def)
 {
     const struct mt_optimizer *of;
     const struct mt_optimizer_key *key;
-    for (size_t k = 0; (key = named(k, &of)); k++)
+    for (size_t k = 0; (key = key_at(k, &of)); k++)
         if (!strcmp(of->type, type) && !strcmp(key->key.name, name)) {
             *def = key->def;
             return true;
