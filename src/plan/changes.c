@@ -20,16 +20,6 @@ struct list {
     size_t n;
 };
 
-static bool fits(const struct mt_plan_request *r, double *seconds)
-{
-    struct mt_plan_choice c;
-    if (mt_plan_search(&c, r, NULL))
-        return false;
-    *seconds = c.sim.seconds;
-    mt_plan_choice_finish(&c);
-    return true;
-}
-
 bool mt_plan_could_fit(const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
@@ -45,15 +35,41 @@ bool mt_plan_could_fit(const struct mt_plan_request *r)
     return !mt_plan_fits(&t, NULL);
 }
 
+static void add(struct list *l, const struct mt_plan_request *r, double seconds, bool hardware, const char *what)
+{
+    struct mt_plan_change *c = &l->c[l->n];
+    *c = (struct mt_plan_change){.seconds = seconds, .hardware = hardware};
+    snprintf(c->what, sizeof(c->what), "%s", what);
+    l->per_token[l->n++] = seconds / (double)(r->numerics.rows_per_step * r->numerics.seq_len);
+}
+
+/* Adds the change if it makes the request fit; true: *chosen is its placement, for the caller to finish. */
+static bool search(struct mt_plan_choice *chosen, struct list *l, const struct mt_plan_request *r, bool hardware,
+                   const char *what)
+{
+    if (l->n == MAX_CHANGES || !mt_plan_could_fit(r) || mt_plan_search(chosen, r, NULL))
+        return false;
+    add(l, r, chosen->sim.seconds, hardware, what);
+    return true;
+}
+
 static void consider(struct list *l, const struct mt_plan_request *r, bool hardware, const char *what)
 {
-    double s;
-    if (l->n == MAX_CHANGES || !mt_plan_could_fit(r) || !fits(r, &s))
+    struct mt_plan_choice c;
+    if (search(&c, l, r, hardware, what))
+        mt_plan_choice_finish(&c);
+}
+
+/* Adds more hardware for a placement that less was enough for. */
+static void consider_more(struct list *l, const struct mt_plan_request *r, const struct mt_plan_choice *enough,
+                          const char *what)
+{
+    struct mt_plan_request t = mt_plan_request_as(r, enough);
+    struct mt_plan_choice c;
+    if (l->n == MAX_CHANGES || mt_plan_evaluate(&c, &t, NULL, NULL))
         return;
-    struct mt_plan_change *c = &l->c[l->n];
-    *c = (struct mt_plan_change){.seconds = s, .hardware = hardware};
-    snprintf(c->what, sizeof(c->what), "%s", what);
-    l->per_token[l->n++] = s / (double)(r->numerics.rows_per_step * r->numerics.seq_len);
+    add(l, r, c.sim.seconds, true, what);
+    mt_plan_choice_finish(&c);
 }
 
 /* Memory that a budget is a part of: the machine's, of which an option has the size. */
@@ -244,14 +260,20 @@ static void consider_hardware(struct list *l, const struct mt_plan_request *r)
         m.rate[id[i]] = (struct mt_rate){typical[i], MT_RATE_RATED};
     t.machine = &m;
     t.placement.states = MT_STATES_AUTO;
+    struct mt_plan_choice one;
+    bool has_one = false; /* two drives then have its placement, which is no slower with them: a search takes seconds */
     for (t.drives = 1; t.drives <= 2; t.drives++) {
         const char *drives = t.drives == 1 ? "an NVMe drive" : "two NVMe drives";
         snprintf(text, sizeof(text), "%s (--nvme 6.5GB/s --drives %d; memory.nvme_paths)", drives, t.drives);
-        size_t before = l->n;
-        consider(l, &t, true, text);
-        if (!alone && l->n == before)
+        if (has_one)
+            consider_more(l, &t, &one, text);
+        else
+            has_one = search(&one, l, &t, true, text);
+        if (!alone && !has_one)
             consider_with_drives(l, &t, &device, drives);
     }
+    if (has_one)
+        mt_plan_choice_finish(&one);
 }
 
 size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_plan_request *r)
