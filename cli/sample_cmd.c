@@ -193,21 +193,35 @@ static int encode_messages(struct sampling *p, cJSON *messages, struct mt_err *e
     return rc;
 }
 
+/* Does the last turn fit the context with an answer where it stands alone? */
+static int fits_alone(struct sampling *p, cJSON *messages, size_t context, bool *fits, struct mt_err *err)
+{
+    cJSON *last = cJSON_CreateArray();
+    int rc = last && cJSON_AddItemReferenceToArray(last, cJSON_GetArrayItem(messages, cJSON_GetArraySize(messages) - 1))
+                 ? encode_messages(p, last, err) : mt_fail_nomem(err, "a conversation", 1);
+    *fits = !rc && p->ids[0].n + p->g.n_new <= context;
+    mt_text_ids_finish(&p->ids[0]);
+    cJSON_Delete(last);
+    return rc;
+}
+
 /*
  * Forgets the first turns until what is left and an answer fit the context; p->ids[0] then has what is left.
- * A last turn that does not fit alone is not taken: then no message is left.
+ * A last turn that does not fit alone is not taken, and nothing is forgotten for it: *taken is false then.
  */
-static int encode_turns(struct sampling *p, cJSON *messages, size_t context, struct mt_err *err)
+static int encode_turns(struct sampling *p, cJSON *messages, size_t context, bool *taken, struct mt_err *err)
 {
     int rc;
+    *taken = true;
     while (!(rc = encode_messages(p, messages, err)) && p->ids[0].n + p->g.n_new > context) {
         mt_text_ids_finish(&p->ids[0]);
-        if (cJSON_GetArraySize(messages) < 3) {
+        if (!(rc = fits_alone(p, messages, context, taken, err)) && !*taken) {
             mt_warn("this turn and an answer of --max-tokens = %zu are longer than --context = %zu: it is not taken", p->g.n_new,
                     context);
-            cJSON_DeleteItemFromArray(messages, 0);
-            return 0;
+            cJSON_DeleteItemFromArray(messages, cJSON_GetArraySize(messages) - 1);
         }
+        if (rc || !*taken)
+            return rc;
         mt_warn("the conversation is longer than --context = %zu tokens: its first turn is forgotten", context);
         cJSON_DeleteItemFromArray(messages, 0);
         cJSON_DeleteItemFromArray(messages, 0);
@@ -240,6 +254,7 @@ static int converse(struct mt_session *s, struct sampling *p, size_t context, st
     size_t cap = 0;
     int rc = messages ? 0 : mt_fail_nomem(err, "a conversation", 1);
     mt_text_ids_finish(&p->ids[0]); /* of no prompt */
+    bool taken = false;
     for (ssize_t n; !rc;) {
         fputs("> ", stdout);
         fflush(stdout);
@@ -255,8 +270,8 @@ static int converse(struct mt_session *s, struct sampling *p, size_t context, st
         }
         rc = add_message(messages, "user", line, (size_t)n) ? 0 : mt_fail_nomem(err, "a conversation", (size_t)n);
         if (!rc)
-            rc = encode_turns(p, messages, context, err);
-        if (!rc && messages->child)
+            rc = encode_turns(p, messages, context, &taken, err);
+        if (!rc && taken)
             rc = answer(s, p, messages, err);
     }
     putchar('\n');

@@ -205,14 +205,15 @@ def a_conversation_on_a_terminal_knows_its_turns(tmp):
     answer = lambda messages: json.loads(megatrain(*args, "--prompts", lines(os.path.join(tmp, "turns.jsonl"), [{"messages": messages}])).stdout)["completion"]
     turn = lambda text: [{"role": "user", "content": text}]
     first = answer(turn(asked[0]))
-    for context, second in ((2048, turn(asked[0]) + [{"role": "assistant", "content": first}] + turn(asked[1])), (30, turn(asked[1]))):
+    whole = turn(asked[0]) + [{"role": "assistant", "content": first}] + turn(asked[1])
+    for context, second, forgets in ((2048, whole, 0), (100, whole, 0), (30, turn(asked[1]), 1)):
         mine, theirs = pty.openpty()
-        short = context == 30
-        os.write(mine, ("\n".join([asked[0], *["long " * 40] * short, asked[1]]) + "\n\x04").encode())
+        refuses = context < 2048  # a turn that is too long alone; nothing is forgotten for it
+        os.write(mine, ("\n".join([asked[0], *["long " * 200] * refuses, asked[1]]) + "\n\x04").encode())
         p = subprocess.run([BINARY, *args, "--chat", "--context", str(context)], stdin=theirs, capture_output=True, text=True, timeout=100)
         os.close(mine), os.close(theirs)
-        assert p.returncode == 0 and p.stdout == f"> {first}\n> {'> ' * short}{answer(second)}\n> \n", (p.stdout, p.stderr, first)
-        assert ("first turn is forgotten" in p.stderr) == ("it is not taken" in p.stderr) == short, p.stderr
+        assert p.returncode == 0 and p.stdout == f"> {first}\n> {'> ' * refuses}{answer(second)}\n> \n", (context, p.stdout, p.stderr, first)
+        assert p.stderr.count("first turn is forgotten") == forgets and p.stderr.count("it is not taken") == refuses, (context, p.stderr)
 
 
 def generation_stops_at_the_models_eos_and_not_at_every_special_token(tmp):
