@@ -15,6 +15,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/output.h"
 #include "cli.h"
+#include "data/chat_template.h"
 #include "follow.h"
 #include "heartbeat.h"
 #include "hw/ecc.h"
@@ -483,6 +484,24 @@ static int open_learner(struct learner *l, const char *path, bool alone, struct 
     return rc || !l->resume ? rc : read_resume(l, err);
 }
 
+/* The small files of checkpoints: the model's, with the chat template that it is trained with. */
+static int read_files(struct learner *l, struct mt_err *err)
+{
+    const char *name = l->cfg->data.template_;
+    bool other = false;
+    char *text = NULL;
+    int rc = mt_hf_files_read(&l->files, l->in->model_dir, err);
+    if (!rc)
+        rc = mt_chat_template_read(&text, name, err);
+    if (!rc && text)
+        rc = mt_hf_files_set_template(&l->files, text, &other, err);
+    if (other)
+        mt_warn("data.template = %s is another chat template than %s has: checkpoints have it in place of the model's", name,
+                l->in->model_dir);
+    free(text);
+    return rc;
+}
+
 /* Once data and plan are known; nothing was trained yet. */
 static int check_learner(struct learner *l, struct mt_err *err)
 {
@@ -491,7 +510,7 @@ static int check_learner(struct learner *l, struct mt_err *err)
     if (!rc) /* on a resume, replaces the hash of an earlier build */
         l->state.data_hash = mt_dataset_hash(l->in->data);
     if (!rc && !dry)
-        rc = mt_hf_files_read(&l->files, l->in->model_dir, err);
+        rc = read_files(l, err);
     if (!rc && !dry)
         rc = mt_checkpoint_rehearse(NULL, l->cfg->checkpoint.dir, err);
     return rc || dry ? rc : begin_history(l, err);

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/fs.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -23,6 +24,7 @@ struct sampling {
     struct mt_text_ids *ids;
     size_t n, longest; /* longest: tokens of a prompt */
     char *model_dir;
+    char *template_; /* a checkpoint's chat template that the helper does not find itself */
 };
 
 /* Text as a terminal may show it. */
@@ -152,14 +154,29 @@ static int take_prompt(struct sampling *p, const char *prompt, struct mt_err *er
     return rc;
 }
 
-/* Uses the model's own tokenizer if it has one, else bytes. */
-static int encode_prompts(struct sampling *p, const char *model, struct mt_err *err)
+/* The template that a checkpoint of adapters has: with that they were trained. Also a model's that is read with bytes,
+ * which have none of their own. The helper reads another model's. */
+static int find_template(struct sampling *p, const char *adapter, struct mt_err *err)
 {
-    int rc = mt_hf_find_model(&p->model_dir, model, err);
+    const char *dir = adapter && *adapter ? adapter : p->g.text.bytes ? p->model_dir : NULL;
+    p->template_ = dir && !p->g.text.template_ ? mt_path_join(dir, "chat_template.jinja") : NULL;
+    if (dir && !p->g.text.template_ && !p->template_)
+        return mt_fail_nomem(err, dir, strlen(dir));
+    if (p->template_ && mt_path_exists(p->template_))
+        p->g.text.template_ = p->template_;
+    return 0;
+}
+
+/* Uses the model's own tokenizer if it has one, else bytes. */
+static int encode_prompts(struct sampling *p, const struct mt_config *cfg, struct mt_err *err)
+{
+    int rc = mt_hf_find_model(&p->model_dir, cfg->model.path, err);
     p->g.text.model_dir = p->model_dir;
     p->g.text.bytes = rc || !mt_text_has_tokenizer(p->model_dir);
     if (!rc && p->g.text.bytes)
         mt_warn("%s has no tokenizer: using the bytes of the prompt as tokens", p->model_dir);
+    if (!rc)
+        rc = find_template(p, cfg->adapter.path, err);
     p->n = (size_t)cJSON_GetArraySize(p->prompts);
     p->ids = mt_calloc(p->n, sizeof(*p->ids));
     if (!rc && !p->ids)
@@ -328,7 +345,7 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     if (!rc)
         rc = cli_choose_model(cfg, args, &err);
     if (!rc)
-        rc = encode_prompts(&p, cfg->model.path, &err);
+        rc = encode_prompts(&p, cfg, &err);
     if (!rc)
         rc = mt_inputs_open_model(&in, cfg, p.talks ? context : p.longest + p.g.n_new, p.at_once, &err);
     if (!rc)
@@ -355,5 +372,6 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     free(p.ids);
     cJSON_Delete(p.prompts);
     free(p.model_dir);
+    free(p.template_);
     return code;
 }

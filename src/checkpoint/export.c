@@ -214,22 +214,47 @@ static int open_states(struct exporter *x, const char *from, struct mt_err *err)
     return 0;
 }
 
+/* The base's small files, with the chat template that the adapters' folder has: with that they were trained. */
+static int read_merged_files(struct mt_hf_files *f, const struct mt_export *e, struct mt_err *err)
+{
+    char path[4200], *text = NULL;
+    size_t len;
+    bool other = false;
+    int rc = mt_hf_files_read(f, e->base, err);
+    if (!rc)
+        rc = mt_path_printf(path, sizeof(path), "%s/chat_template.jinja", e->from);
+    if (rc || !mt_path_exists(path))
+        return rc;
+    rc = mt_read_file(path, &text, &len, err);
+    if (!rc)
+        rc = mt_hf_files_set_template(f, text, &other, err);
+    if (other)
+        mt_warn("%s is another chat template than %s has: the export has it in place of the model's", path, e->base);
+    free(text);
+    return rc;
+}
+
 static int write_dir(struct exporter *x, const struct mt_export *e, const char *tmp, const struct mt_st_decl *decls,
                      size_t n, struct mt_err *err)
 {
+    struct mt_hf_files files = {0};
+    struct mt_hf_dir h = {.vfs = &mt_vfs_posix, .dir = tmp,
+                          .model_dir = e->from,
+                          .files = e->base ? &files : NULL,
+                          .adapter_config = x->adapter_config,
+                          .decls = decls, .n_decls = n,
+                          .torch_dtype = x->f32 ? "float32" : "bfloat16",
+                          .quantization = x->merge && mt_merge_decodes(x->merge) ? "" /* nothing is packed */
+                                                                                 : x->packed.quantization,
+                          .shard_bytes = e->shard_bytes,
+                          .source = export_source, .tensor_done = tensor_done, .done = file_done,
+                          .ctx = x};
     x->decls = decls;
-    return mt_hf_dir_write(&(struct mt_hf_dir){.vfs = &mt_vfs_posix, .dir = tmp,
-                                               .model_dir = e->base ? e->base : e->from,
-                                               .adapter_config = x->adapter_config,
-                                               .decls = decls, .n_decls = n,
-                                               .torch_dtype = x->f32 ? "float32" : "bfloat16",
-                                               .quantization = x->merge && mt_merge_decodes(x->merge)
-                                                                   ? "" /* nothing is packed */
-                                                                   : x->packed.quantization,
-                                               .shard_bytes = e->shard_bytes,
-                                               .source = export_source, .tensor_done = tensor_done, .done = file_done,
-                                               .ctx = x},
-                           err);
+    int rc = e->base ? read_merged_files(&files, e, err) : 0;
+    if (!rc)
+        rc = mt_hf_dir_write(&h, err);
+    mt_hf_files_finish(&files);
+    return rc;
 }
 
 static int export_to(struct exporter *x, const struct mt_export *e, const char *tmp, struct mt_err *err)

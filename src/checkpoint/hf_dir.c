@@ -318,6 +318,73 @@ void mt_hf_files_finish(struct mt_hf_files *f)
     *f = (struct mt_hf_files){0};
 }
 
+static struct mt_hf_file *find_file(const struct mt_hf_files *f, const char *name)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (!strcmp(f->p[i].name, name))
+            return &f->p[i];
+    return NULL;
+}
+
+/* Jinja drops a line feed at the end. */
+static bool is_same_template(const char *a, const char *b)
+{
+    size_t n = strlen(a), m = strlen(b);
+    n -= n && a[n - 1] == '\n';
+    m -= m && b[m - 1] == '\n';
+    return n == m && !strncmp(a, b, n);
+}
+
+static int set_text(struct mt_hf_file *f, char *text, struct mt_err *err)
+{
+    if (!text)
+        return mt_fail_nomem(err, f->name, f->len);
+    free(f->text);
+    f->text = text;
+    f->len = strlen(text);
+    return 0;
+}
+
+/* The file without its template, which some programs take before chat_template.jinja. */
+static int leave_out_template(struct mt_hf_file *f, cJSON *config, struct mt_err *err)
+{
+    mt_json_begin();
+    cJSON_DeleteItemFromObjectCaseSensitive(config, "chat_template");
+    char *text = mt_json_print(config, true);
+    if (text && mt_json_complete())
+        return set_text(f, text, err);
+    free(text);
+    return mt_fail_nomem(err, f->name, f->len);
+}
+
+int mt_hf_files_set_template(struct mt_hf_files *f, const char *text, bool *other, struct mt_err *err)
+{
+    struct mt_hf_file *file = find_file(f, "chat_template.jinja"), *config = find_file(f, "tokenizer_config.json"), *p;
+    cJSON *o = NULL;
+    int rc = config ? mt_json_parse(&o, config->text, config->len, config->name, MT_ERR_INPUT, err) : 0;
+    if (rc)
+        return rc;
+    const cJSON *own = mt_json_get(o, "chat_template");
+    bool same = file ? is_same_template(file->text, text) : cJSON_IsString(own) && is_same_template(own->valuestring, text);
+    *other = !same && (file || own);
+    if (!same && own)
+        rc = leave_out_template(config, o, err);
+    if (!same && !file && !rc) {
+        p = realloc(f->p, (f->n + 1) * sizeof(*p));
+        if (p) {
+            f->p = p;
+            file = &p[f->n++];
+            *file = (struct mt_hf_file){.name = "chat_template.jinja"};
+        } else {
+            rc = mt_fail_nomem(err, "a chat template", sizeof(*p));
+        }
+    }
+    if (!same && !rc)
+        rc = set_text(file, strdup(text), err);
+    cJSON_Delete(o);
+    return rc;
+}
+
 static int write_other(const struct mt_hf_dir *h, const struct mt_hf_file *f, struct mt_err *err)
 {
     if (strcmp(f->name, "config.json"))

@@ -29,6 +29,11 @@ struct mt_hf_files {
 };
 int mt_hf_files_read(struct mt_hf_files *out, const char *model_dir, struct mt_err *err);
 void mt_hf_files_finish(struct mt_hf_files *f);
+/**
+ * Makes `text` the files' chat template (chat_template.jinja) if they have none, or another one: then that is left out,
+ * also of tokenizer_config.json, and *other is true.
+ */
+int mt_hf_files_set_template(struct mt_hf_files *f, const char *text, bool *other, struct mt_err *err);
 
 /**
  * Writes a Hugging Face folder, which must exist and be empty: of a model, or of an adapter (model/peft.h), with one

@@ -77,7 +77,7 @@ static const struct mt_key keys[] = {
     {"data", "template", MT_NUMERICS, MT_KEY_NAME_OR_FILE, AT(data.template_), "model",
      "model|chatml|llama3|mistral|gemma|qwen3|zephyr|alpaca", ANY, NULL,
      "Chat template: the model's own, a built-in one by name (chatml, llama3, mistral, gemma, qwen3, "
-     "zephyr, alpaca), or a .jinja file."},
+     "zephyr, alpaca), or a .jinja file. Checkpoints carry one that is not the model's own, for whatever reads them."},
     {"data", "train_on", MT_NUMERICS, MT_KEY_CHOICE, AT(data.train_on), "assistant", MT_TRAIN_ON_NAMES, ANY, NULL,
      "Which turns of a conversation are trained: the assistant's, its last, or all. \"train\": true or "
      "false in a message wins."},

@@ -18,6 +18,7 @@
 #include "base/read_progress.h"
 #include "base/units.h"
 #include "config/schema.h"
+#include "data/chat_template.h"
 #include "data/columns.h"
 #include "data/helper.h"
 #include "data/samples.h"
@@ -81,13 +82,6 @@ static void hash_folder(XXH3_state_t *state, const char *dir, int (*chosen)(cons
     free(names);
 }
 
-/* Whether the chat template is a file, not the model's own or a built-in one, whatever the working folder has. */
-static bool template_is_file(const char *name)
-{
-    const struct mt_key *key = mt_key_find("data", "template");
-    return name && mt_key_is_path(key, name, name);
-}
-
 /* Hashes everything but the data file that the helper's tokens depend on. */
 static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, struct mt_err *err)
 {
@@ -112,7 +106,7 @@ static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, s
     if (p->model_dir && !rc)
         hash_folder(state, p->model_dir, is_tokenizer); /* that tiktoken.model's pattern is read from */
     hash_text(state, p->template_);
-    if (template_is_file(p->template_))
+    if (mt_chat_template_is_file(p->template_))
         rc = rc ? rc : hash_file(state, p->template_, true, err);
     for (size_t i = 0; i < MT_ARRAY_LEN(folders) && helper; i++) {
         char *path = mt_path_join(helper, folders[i]);

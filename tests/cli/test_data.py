@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.join(ROOT, "scripts"))
 
 from corpus import CHAT, FIXTURES, fails, ini_of, lines, model_of, run_tests, show, text_of
 from families import EPOCH
-from tiny import BINARY, config, megatrain, write_model
+from tiny import BINARY, base, config, megatrain, write_ini, write_model
 
 
 def tokens_and_masks_are_those_of_transformers(tmp):
@@ -195,6 +195,69 @@ def a_few_samples_without_trained_tokens_are_left_out(tmp):
     fails(tmp, model, lines(os.path.join(tmp, "off.jsonl"), [off] * 9), 3, "no sample has a token", "9 samples", "off.jsonl:1", '"weight"')
 
 
+def the_template_of_a_run_goes_along(tmp):
+    """Where the model has none, or another one (with a warning), its checkpoints, adapters and exports have data.template, and
+    `sample --chat` of them needs no --template."""
+    bare, own = model_of(tmp, "qwen2"), shutil.copytree(model_of(tmp, "qwen2"), os.path.join(tmp, "own"))
+    settings = lambda folder: json.load(open(os.path.join(folder, "tokenizer_config.json")))
+    without = settings(bare)
+    at_first = without.pop("chat_template")
+    with open(os.path.join(bare, "tokenizer_config.json"), "w") as f:
+        json.dump(without, f)
+    data, template = lines(os.path.join(tmp, "t.jsonl"), [{"messages": CHAT}] * 4), os.path.join(tmp, "mine.jinja")
+    with open(template, "w") as f:
+        f.write("{% for m in messages %}#{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}#assistant: {% endif %}")
+
+    def run(name, model, which, **more):
+        out = os.path.join(tmp, name)
+        p = megatrain("run", write_ini(out + ".ini", base(model, data, out, **{
+            "data__eval": "", "data__seq_len": 512, "data__template": which, "data__cache_dir": os.path.join(tmp, "cache"), "train__steps": 1,
+            "train__batch_size": 1, **more})))
+        return os.path.join(out, "latest"), "another chat template" in p.stderr
+
+    def carried(folder):
+        path = os.path.join(folder, "chat_template.jinja")
+        return open(path).read() if os.path.exists(path) else None
+
+    mine = open(template).read()
+    chatml = open(os.path.join(ROOT, "scripts/megatrain_data/templates/chatml.jinja")).read()
+    say = lambda *args: megatrain("-q", "sample", *args, "--chat", "--prompt", "find", "--max-tokens", 8, "--temperature", 0).stdout
+    built_in, warned = run("built-in", bare, "chatml", model__init="random")
+    assert carried(built_in) == chatml and not warned
+    assert say("--model", built_in) == say("--model", built_in, "--template", "chatml")
+    assert say("--model", built_in, "--template", template) != say("--model", built_in)  # which one matters
+    megatrain("-q", "export", built_in, os.path.join(tmp, "exported"))
+    assert carried(os.path.join(tmp, "exported")) == chatml
+    megatrain("verify", os.path.join(tmp, "exported"))
+    # a model's own stays as it is, and another one is said
+    kept, warned = run("kept", own, "model", model__init="random")
+    assert carried(kept) is None and settings(kept)["chat_template"] == at_first and not warned
+    with open(os.path.join(tmp, "same.jinja"), "w") as f:
+        f.write(at_first)
+    same, warned = run("same", own, os.path.join(tmp, "same.jinja"), model__init="random")
+    assert carried(same) is None and settings(same) == settings(own) and not warned
+    other, warned = run("other", own, template, model__init="random")
+    assert carried(other) == mine and settings(other) == without and warned
+    assert say("--model", other) == say("--model", other, "--template", template) != say("--model", other, "--template", "chatml")
+    # adapters have it in their own folder, and --merge takes it from there
+    adapters, warned = run("adapters", kept, template, model__init="weights", adapter__kind="lora", adapter__rank=4, adapter__targets="q_proj",
+                           train__learning_rate=0.1)
+    assert carried(adapters) == mine and warned
+    assert say("--model", adapters) == say("--model", adapters, "--template", template) != say("--model", adapters, "--template", "chatml")
+    for args in (), ("--merge",):
+        to = os.path.join(tmp, "adapters-exported" + "".join(args))
+        p = megatrain("export", adapters, to, *args)
+        assert carried(to) == mine and ("another chat template" in p.stderr) == bool(args), (args, p.stderr)
+    assert settings(os.path.join(tmp, "adapters-exported--merge")) == without
+    # bytes have no template of their own
+    plain = os.path.join(tmp, "plain")
+    write_model(plain, config("llama", vocab_size=700, num_hidden_layers=1))
+    of_bytes, _ = run("of-bytes", plain, "chatml", model__init="random", data__tokenizer="byte")
+    asked = [BINARY, "-q", "sample", "--model", of_bytes, "--chat", "--prompt", "find", "--max-tokens", "8", "--temperature", "0"]
+    said = [subprocess.run([*asked, *more], capture_output=True, check=True).stdout for more in ([], ["--template", "chatml"], ["--template", template])]
+    assert carried(of_bytes) == chatml and said[0] == said[1] != said[2], said
+
+
 def a_conversation_on_a_terminal_knows_its_turns(tmp):
     """Its answers are those to the whole of it, as far as --context holds it."""
     model, asked = os.path.join(tmp, "out", "latest"), ["how?", "and so?"]
@@ -236,5 +299,6 @@ run_tests([tokens_and_masks_are_those_of_transformers, parts_of_type_text_are_jo
            text_that_looks_like_a_turn_is_not_trained, a_text_has_one_bos_and_a_trained_eos,
            plain_text_is_cut_into_rows, bytes_take_chats_with_a_built_in_template,
            overlong_samples_are_cut_as_asked_without_new_tokens, a_few_samples_without_trained_tokens_are_left_out,
+           the_template_of_a_run_goes_along,
            a_conversation_on_a_terminal_knows_its_turns,
            generation_stops_at_the_models_eos_and_not_at_every_special_token])
