@@ -149,6 +149,8 @@ static const struct cli_option export_options[] = {
     {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights. Adapters are always f32. With --base-dtype: of what is not packed."},
     {"base-dtype", 0, "FORMAT", "Pack the layers' matrices, as bitsandbytes and transformers read them: nf4 (of dense models) or fp8; "
                               "of gpt-oss the experts: mxfp4."},
+    {"fold-scales", 0, NULL, "Of adapters: one rank and a scale of 1 for all modules, for programs that read no rank_pattern and "
+                             "alpha_pattern (vLLM). Scales go into lora_B, smaller ranks get zeros."},
     {"merge", 0, NULL, "Write the whole model, with the adapters added to its weights."},
     {"model", 0, "DIR", "With --merge: the model, instead of the one that the adapters name."},
     {"shard-size", 0, "SIZE", "Largest file (5GB)."},

@@ -77,11 +77,18 @@ int cli_cmd_export(struct cli *cli, const struct cli_args *args)
         fprintf(stderr, "megatrain export: --base-dtype must be nf4, fp8 or mxfp4\n");
         return EXIT_USAGE;
     }
+    e.fold = cli_arg(args, "fold-scales") != NULL;
+    if (e.fold && (cli_arg(args, "merge") || !mt_peft_is_folder(e.from))) {
+        fprintf(stderr, "megatrain export: --fold-scales is of adapters that stay adapters\n");
+        return EXIT_USAGE;
+    }
     int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
     if (!rc && size)
         rc = mt_config_override(cfg, "checkpoint.shard_size", size, "--shard-size", &err);
     if (!rc)
         rc = find_merged(&base, args, &err);
+    if (!rc && base && e.fold)
+        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "%s is of a run that merges its adapters: there are no scales to fold", e.from);
     if (!rc && !base && cli_arg(args, "merge"))
         rc = find_base(&base, args, &err);
     if (!rc) {

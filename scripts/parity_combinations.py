@@ -270,8 +270,19 @@ def read_back(c, out, got):
     megatrain("-q", "export", "--merge", "--dtype", "f32", checkpoint, merged)
     with torch.no_grad():
         ids = torch.tensor([c.samples[0]["input_ids"]])
-        ours, theirs = (m(input_ids=ids).logits for m in (c.load(merged), PeftModel.from_pretrained(c.load(c.plain), checkpoint)))
-    return None if (ours - theirs).abs().max() <= 2e-5 * theirs.abs().max() else "merged"
+        logits = lambda folder: PeftModel.from_pretrained(c.load(c.plain), folder)(input_ids=ids).logits
+        ours, theirs = c.load(merged)(input_ids=ids).logits, logits(checkpoint)
+        alike = lambda other: (other - theirs).abs().max() <= 2e-5 * theirs.abs().max()
+        if not alike(ours):
+            return "merged"
+        with open(os.path.join(checkpoint, "adapter_config.json")) as f:
+            if json.load(f).get("target_parameters"):
+                return None
+        folded = os.path.join(out, "folded")
+        megatrain("-q", "export", "--fold-scales", checkpoint, folded)
+        with open(os.path.join(folded, "adapter_config.json")) as f:
+            left = json.load(f)
+        return None if left["r"] == left["lora_alpha"] and not left["rank_pattern"] and alike(logits(folded)) else "folded"
 
 
 class Reference:

@@ -90,6 +90,7 @@ struct mt_export {
     bool f32;                  /* from the masters if there are any; packed tensors stay packed. With
                                 * base_dtype: what is not packed, of a folder without masters */
     enum mt_packed base_dtype; /* packs the layers' matrices; needs host memory for the whole packed model */
+    bool fold;                 /* adapters get one rank and scale (checkpoint/fold.h); not with a base */
     uint64_t shard_bytes;
 };
 /** Writes a Hugging Face folder without training state, synced, with checksums of its files. Its source is verified. */

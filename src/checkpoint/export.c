@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "checkpoint/card.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/fold.h"
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/layout_files.h"
 #include "checkpoint/manifest.h"
@@ -41,6 +42,7 @@ struct exporter {
     const struct mt_st_tensor **copied; /* those of `weights` that are not of the decoder */
     size_t n_copied;
     char *adapter_config;   /* of an adapter's folder, unchanged */
+    struct mt_fold *fold;   /* of adapters, or NULL */
     struct mt_merge *merge; /* adapters to be added, or NULL */
     const struct mt_st_decl *decls; /* tensors that are written; borrowed */
     cJSON *tensors;                 /* sums of those in the file that is being written; NULL: none yet */
@@ -85,6 +87,8 @@ static int export_source(void *ctx, size_t i, size_t first, size_t n, void *dst,
     bool copied = x->packed.layout && i >= x->packed.n;
     if (x->packed.layout && !copied)
         return mt_layout_files_read(&x->packed, i, first, n, dst, err);
+    if (x->fold)
+        return mt_fold_read(x->fold, i, first, n, dst, err);
     if (x->merge)
         return mt_merge_read(x->merge, i, first, n, dst, err);
     const struct mt_st_tensor *t = copied ? x->copied[i - x->packed.n] : &x->weights.tensors[i];
@@ -267,8 +271,8 @@ static int export_to(struct exporter *x, const struct mt_export *e, const char *
         return mt_fail_nomem(err, "an export", n * sizeof(*decls));
     for (size_t i = 0; i < n; i++) {
         const struct mt_st_tensor *t = &x->weights.tensors[i];
-        if (x->merge) {
-            decls[i] = mt_merge_declare(x->merge, i);
+        if (x->merge || x->fold) {
+            decls[i] = x->merge ? mt_merge_declare(x->merge, i) : mt_fold_declare(x->fold, i);
             continue;
         }
         decls[i] = (struct mt_st_decl){.name = t->name, .dtype = becomes_f32(x, i) ? MT_ST_F32 : t->dtype,
@@ -426,22 +430,25 @@ static void warn_of_scales(const char *config)
     const char *first = mt_peft_other_scale(o, &n);
     if (first)
         mt_warn("vLLM reads no rank_pattern and alpha_pattern: modules of %zu of their patterns (%s) would have another scale "
-                "there; export --merge for it, or train with alpha_pattern in the ratio of rank_pattern", n, first);
+                "there; export --fold-scales or --merge for it", n, first);
     cJSON_Delete(o);
 }
 
 /* One of three sources of an export: an adapter. */
-static int open_adapter(struct exporter *x, const char *from, struct mt_err *err)
+static int open_adapter(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
+    const char *from = e->from;
     char path[4200];
     size_t n;
     mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_CONFIG, from);
     int rc = mt_read_file(path, &x->adapter_config, &n, err);
-    if (!rc)
+    if (!rc && !e->fold)
         warn_of_scales(x->adapter_config);
     x->f32 = false; /* its tensors are f32 already */
     mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_WEIGHTS, from);
-    return rc ? rc : mt_st_open_file(&x->weights, path, err);
+    if (!rc)
+        rc = mt_st_open_file(&x->weights, path, err);
+    return rc || !e->fold ? rc : mt_fold_open(&x->fold, from, &x->weights, &x->adapter_config, err);
 }
 
 /* Refuses a base other than that of the checkpoint which the adapters are in, if they are in one. */
@@ -554,7 +561,7 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s holds adapters: only a model can be packed", e->from);
     int rc = mt_checkpoint_verify_model(e->from, true, e->f32 && !e->base, err);
     if (!rc && adapter)
-        return e->base ? open_merge(x, e, err) : open_adapter(x, e->from, err);
+        return e->base ? open_merge(x, e, err) : open_adapter(x, e, err);
     if (!rc && e->base_dtype)
         rc = refuse_masters(e, err);
     if (!rc && e->base_dtype)
@@ -613,6 +620,7 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     mt_packed_model_finish(&x.model);
     mt_st_close(&x.weights);
     mt_merge_close(&x.merge);
+    mt_fold_close(&x.fold);
     free(x.adapter_config);
     cJSON_Delete(x.tensors);
     cJSON_Delete(x.files);

@@ -187,6 +187,35 @@ def scales_that_vllm_would_not_have_are_warned_of(tmp):
         assert ("vLLM" in said) == bool(words) and words in said, (over, said)
 
 
+def scales_are_folded_into_b(tmp):
+    """For programs that read no patterns: one rank, a scale of 1, and the same model."""
+    model, data = random_model(tmp, "folded", "qwen2")
+    keys = {"adapter__alpha": 6, "adapter__targets": "q_proj, v_proj, down_proj", "adapter__rank_pattern": "v_proj:2, 1.mlp.down_proj:5",
+            "adapter__alpha_pattern": "q_proj:3", "adapter__train_also": "k_proj"}
+    for name, more in (("lora", {}), ("rslora", {"adapter__rslora": "on"}), ("dora", {"adapter__kind": "dora"})):
+        checkpoint, tensors = train(tmp, "folded-" + name, model, data, **keys, **more)
+        folded = f"{checkpoint}-{name}"
+        assert "vLLM" not in megatrain("export", "--fold-scales", checkpoint, folded).stderr
+        got, now = settings(checkpoint), settings(folded)
+        assert now.pop("r") == now.pop("lora_alpha") == 5 and not now["use_rslora"] and not now["rank_pattern"] and not now["alpha_pattern"], now
+        assert {k: v for k, v in now.items() if "rslora" not in k and "pattern" not in k} == {
+            k: v for k, v in got.items() if "rslora" not in k and "pattern" not in k and k not in ("r", "lora_alpha")}
+        after = read_safetensors(os.path.join(folded, "adapter_model.safetensors"))
+        assert after.keys() == tensors.keys()
+        for n, (dtype, shape, raw) in tensors.items():
+            part = n.split(".")[-2]
+            want = [5, shape[1]] if part == "lora_A" else [shape[0], 5] if part == "lora_B" else shape
+            assert after[n][:2] == (dtype, want) and ("lora" in part or after[n][2] == raw), (n, after[n][:2])
+        loss, without = (eval_loss(tmp, model, data, *a) for a in (("--adapter", checkpoint), ()))
+        assert abs(eval_loss(tmp, model, data, "--adapter", folded) / loss - 1) < 1e-6 < 3e-6 < abs(without / loss - 1), (name, loss, without)
+        megatrain("verify", folded)
+    said = megatrain("export", "--fold-scales", model, os.path.join(tmp, "no"), expect=2).stderr
+    assert "adapters" in said, said
+    moe, _ = random_model(tmp, "folded-moe", "qwen3_moe")
+    checkpoint, _ = train(tmp, "folded-experts", moe, data, adapter__targets="q_proj, experts.gate_up_proj")
+    assert "target_parameters" in megatrain("export", "--fold-scales", checkpoint, os.path.join(tmp, "no"), expect=2).stderr
+
+
 def packed_bases_are_decoded_for_what_needs_them(tmp):
     """DoRA's first lengths, and a merged model: as on the same model with its weights decoded."""
     model, data = random_model(tmp, "dense", "qwen2", hidden_size=128, intermediate_size=192)
@@ -216,7 +245,7 @@ def packed_bases_are_decoded_for_what_needs_them(tmp):
 
 for test in (modules_trained_whole_have_the_names_of_transformers, what_peft_would_not_find_is_refused, a_tied_table_is_one,
              a_copy_of_the_head_that_differs_is_warned_of, what_rounding_leaves_of_an_adapter_is_said,
-             scales_that_vllm_would_not_have_are_warned_of,
+             scales_that_vllm_would_not_have_are_warned_of, scales_are_folded_into_b,
              packed_bases_are_decoded_for_what_needs_them):
     if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
         continue

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "checkpoint/fold.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "weights/peft.h"
+
+enum part { OTHER, FACTOR_A, FACTOR_B };
+
+struct folded {
+    enum part part;
+    float scale; /* of the module, in B */
+};
+
+struct mt_fold {
+    const struct mt_st_model *weights;
+    int64_t rank;
+    struct folded *of; /* [weights->n_tensors] */
+};
+
+/* PREFIX MODULE.lora_A.weight: the part, and the length of what is before ".lora_A.weight". */
+static enum part part_of(const char *name, size_t *len)
+{
+    static const char *const ends[] = {"", "." MT_LORA_A ".weight", "." MT_LORA_B ".weight"};
+    size_t n = strlen(name);
+    for (int p = FACTOR_A; p <= FACTOR_B; p++) {
+        *len = n - MT_MIN(n, strlen(ends[p]));
+        if (!strcmp(name + *len, ends[p]))
+            return (enum part)p;
+    }
+    return OTHER;
+}
+
+/* alpha over the rank of the module whose name is in the first `len` characters of B's. */
+static int find_scale(float *scale, struct mt_adapter_spec *s, const struct mt_st_tensor *t, size_t len, struct mt_err *err)
+{
+    static const char prefix[] = "base_model.model.";
+    char module[256];
+    double rank = (double)t->shape[1];
+    snprintf(module, sizeof(module), "%.*s", (int)(len - strlen(prefix)), t->name + strlen(prefix)); /* mt_peft_read_spec() saw it */
+    const struct mt_adapter_item *alpha = mt_adapter_match(&s->alphas, module);
+    if (!alpha)
+        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "tensor \"%s\" has no " MT_LORA_A, t->name);
+    *scale = (float)(alpha->value / (s->rslora ? sqrt(rank) : rank));
+    return 0;
+}
+
+static int find_parts(struct mt_fold *f, struct mt_adapter_spec *s, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < f->weights->n_tensors && !rc; i++) {
+        const struct mt_st_tensor *t = &f->weights->tensors[i];
+        size_t len;
+        f->of[i].part = part_of(t->name, &len);
+        if (f->of[i].part != OTHER && t->n_dims != 2)
+            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" must be a matrix", t->name);
+        else if (f->of[i].part == FACTOR_B)
+            rc = find_scale(&f->of[i].scale, s, t, len, err);
+        else if (f->of[i].part == FACTOR_A)
+            f->rank = MT_MAX(f->rank, t->shape[0]);
+    }
+    return rc;
+}
+
+static int edit_config(char **config, int64_t rank, struct mt_err *err)
+{
+    static const char *const patterns[] = {"rank_pattern", "alpha_pattern"}, *const numbers[] = {"r", "lora_alpha"};
+    cJSON *o = NULL;
+    int rc = mt_json_parse(&o, *config, strlen(*config), MT_PEFT_CONFIG, MT_ERR_INPUT, err);
+    if (rc)
+        return rc;
+    mt_json_begin();
+    for (size_t i = 0; i < MT_ARRAY_LEN(patterns); i++) {
+        cJSON_DeleteItemFromObjectCaseSensitive(o, patterns[i]);
+        cJSON_DeleteItemFromObjectCaseSensitive(o, numbers[i]);
+        cJSON_AddObjectToObject(o, patterns[i]);
+        cJSON_AddNumberToObject(o, numbers[i], (double)rank);
+    }
+    cJSON_DeleteItemFromObjectCaseSensitive(o, "use_rslora");
+    cJSON_AddBoolToObject(o, "use_rslora", false);
+    char *text = mt_json_print(o, true);
+    cJSON_Delete(o);
+    if (!text || !mt_json_complete()) {
+        free(text);
+        return mt_fail_nomem(err, MT_PEFT_CONFIG, strlen(*config));
+    }
+    free(*config);
+    *config = text;
+    return 0;
+}
+
+/* In an adapter of all experts PEFT has the rows of all of them in one factor. */
+static int refuse_experts(const char *config, const char *dir, struct mt_err *err)
+{
+    cJSON *o = cJSON_Parse(config);
+    bool any = cJSON_GetArraySize(mt_json_get(o, "target_parameters")) > 0;
+    cJSON_Delete(o);
+    return any ? mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s has adapters of the parameters of all experts (target_parameters), which "
+                         "cannot be folded, and which vLLM does not read: export --merge for it", dir)
+               : 0;
+}
+
+int mt_fold_open(struct mt_fold **out, const char *dir, const struct mt_st_model *weights, char **config, struct mt_err *err)
+{
+    struct mt_adapter_spec s = {.on = false};
+    struct mt_fold *f = mt_calloc(1, sizeof(*f));
+    int rc = f && (f->of = mt_calloc(weights->n_tensors, sizeof(*f->of)))
+                 ? refuse_experts(*config, dir, err) : mt_fail_nomem(err, dir, weights->n_tensors * sizeof(*f->of));
+    if (!rc)
+        rc = mt_peft_read_spec(&s, dir, err);
+    if (!rc) {
+        f->weights = weights;
+        rc = find_parts(f, &s, err);
+        mt_adapter_spec_finish(&s);
+    }
+    if (!rc)
+        rc = edit_config(config, f->rank, err);
+    if (rc)
+        mt_fold_close(&f);
+    else
+        *out = f;
+    return rc;
+}
+
+void mt_fold_close(struct mt_fold **f)
+{
+    if (*f)
+        free((*f)->of);
+    free(*f);
+    *f = NULL;
+}
+
+struct mt_st_decl mt_fold_declare(const struct mt_fold *f, size_t i)
+{
+    const struct mt_st_tensor *t = &f->weights->tensors[i];
+    struct mt_st_decl d = {.name = t->name, .dtype = t->dtype, .n_dims = t->n_dims};
+    memcpy(d.shape, t->shape, sizeof(d.shape));
+    if (f->of[i].part != OTHER) {
+        d.dtype = MT_ST_F32;
+        d.shape[f->of[i].part == FACTOR_A ? 0 : 1] = f->rank;
+    }
+    return d;
+}
+
+/* B [out, rank]: rows of the tensor's own rank, scaled, and zeros after each. */
+static int read_b(const struct mt_fold *f, size_t i, size_t first, size_t n, float *dst, struct mt_err *err)
+{
+    const struct mt_st_tensor *t = &f->weights->tensors[i];
+    const size_t own = (size_t)t->shape[1], rank = (size_t)f->rank, row = first / rank, rows = (first + n - 1) / rank + 1 - row;
+    float *from = mt_calloc(rows * own, sizeof(*from));
+    int rc = from ? mt_st_read_f32(f->weights, t, row * own, rows * own, from, err)
+                  : mt_fail_nomem(err, t->name, rows * own * sizeof(*from));
+    for (size_t k = 0; k < n && !rc; k++) {
+        size_t at = first + k, column = at % rank;
+        dst[k] = column < own ? from[(at / rank - row) * own + column] * f->of[i].scale : 0;
+    }
+    free(from);
+    return rc;
+}
+
+int mt_fold_read(const struct mt_fold *f, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+{
+    const struct mt_st_tensor *t = &f->weights->tensors[i];
+    size_t size = mt_st_dtype_size(t->dtype);
+    if (f->of[i].part == OTHER)
+        return mt_st_read_raw(f->weights, t, first * size, n * size, dst, err);
+    if (!n)
+        return 0;
+    if (f->of[i].part == FACTOR_B)
+        return read_b(f, i, first, n, dst, err);
+    size_t own = (size_t)(t->shape[0] * t->shape[1]), there = MT_MIN(n, own - MT_MIN(own, first));
+    memset((float *)dst + there, 0, (n - there) * sizeof(float));
+    return there ? mt_st_read_f32(f->weights, t, first, there, dst, err) : 0;
+}
