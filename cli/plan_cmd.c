@@ -75,8 +75,18 @@ static size_t try_change(struct mt_plan_change *out, const struct plan_settings 
     return !rc;
 }
 
-/* Settings that make it fit, the mildest first; where none does alone, with steps of fewer tokens. */
-static size_t free_changes(struct mt_plan_change *out, const struct plan_view *v, const struct cli_args *args)
+#define RECOMPUTE "memory.activations"
+
+/* Whether the configuration wants activations that take more memory than recomputing them. */
+static bool keeps_activations(const struct plan_view *v)
+{
+    enum mt_activations a = v->request.placement.activations;
+    return v->request.train && a != MT_ACT_AUTO && a != MT_ACT_RECOMPUTE;
+}
+
+/* Each of the settings that makes it fit; `recompute`: with activations recomputed, too. */
+static size_t try_settings(struct mt_plan_change *out, const struct plan_view *v, const struct cli_args *args,
+                           long long tokens_per_step, bool recompute)
 {
     static const struct plan_settings all[N_FREE] = {
         {{"train.clip", "memory.update"}, {"unit", "backward"}, 0},
@@ -92,16 +102,60 @@ static size_t free_changes(struct mt_plan_change *out, const struct plan_view *v
         {{"adapter.kind"}, {"lora"}, 0},
         {{"adapter.kind", "model.base_dtype"}, {"lora", "nf4"}, 0},
     };
+    size_t n = 0;
+    for (size_t i = 0; i < N_FREE; i++) {
+        struct plan_settings s = all[i];
+        size_t keys = 0;
+        if (!is_change(v, &s))
+            continue;
+        while (s.key[keys])
+            keys++;
+        s.key[keys] = recompute ? RECOMPUTE : NULL;
+        s.value[keys] = recompute ? "recompute" : NULL;
+        s.tokens_per_step = tokens_per_step;
+        n += try_change(&out[n], &s, args);
+    }
+    return n;
+}
+
+/* Settings that make it fit, the mildest first; where none does alone, with activations recomputed, or with steps of
+ * fewer tokens. */
+static size_t free_changes(struct mt_plan_change *out, const struct plan_view *v, const struct cli_args *args)
+{
     const struct mt_numerics *now = &v->request.numerics;
     size_t n = 0;
     for (int64_t rows = now->rows_per_step, part = 1; part <= FEWEST && rows / part >= 1 && !n; part *= 4)
-        for (size_t i = 0; i < N_FREE; i++) {
-            struct plan_settings s = all[i];
-            s.tokens_per_step = part > 1 ? (long long)(rows / part * now->seq_len) : 0;
-            if (is_change(v, &s))
-                n += try_change(&out[n], &s, args);
-        }
+        for (int recompute = 0; recompute <= keeps_activations(v) && !n; recompute++)
+            n = try_settings(out, v, args, part > 1 ? (long long)(rows / part * now->seq_len) : 0, recompute);
     return n;
+}
+
+/* What the plan finds by itself. Where nothing but memory to buy helps, that with activations recomputed: less by far. */
+static size_t other_changes(struct mt_plan_change *out, size_t max, const struct plan_view *v, bool any_free)
+{
+    struct mt_plan_request r = v->request;
+    size_t n = mt_plan_changes(out, max, &r);
+    if (any_free || !keeps_activations(v) || (n && !out[0].hardware))
+        return n;
+    r.placement.activations = MT_ACT_RECOMPUTE;
+    size_t less = mt_plan_changes(out, max, &r);
+    for (size_t i = 0; i < less; i++) {
+        size_t len = strlen(out[i].what);
+        snprintf(out[i].what + len, sizeof(out[i].what) - len, " --set " RECOMPUTE "=recompute");
+    }
+    return less ? less : mt_plan_changes(out, max, &v->request);
+}
+
+/* Recomputing changes no result: it comes before what does. */
+static void put_recompute_first(struct mt_plan_change *c, size_t n)
+{
+    for (size_t i = 1; i < n; i++) {
+        struct mt_plan_change one = c[i];
+        if (strncmp(one.what, RECOMPUTE, strlen(RECOMPUTE)))
+            continue;
+        memmove(c + 1, c, i * sizeof(*c));
+        c[0] = one;
+    }
 }
 
 /* Leaves out changes that hold another setting's change and gain next to nothing by what they have besides. */
@@ -124,8 +178,9 @@ static int no_fit(struct plan_view *v, const struct cli_args *args, const struct
 {
     struct mt_plan_change changes[N_FREE + 3];
     size_t n = free_changes(changes, v, args);
-    n += mt_plan_changes(changes + n, 3, &v->request);
+    n += other_changes(changes + n, 3, v, n > 0);
     n = leave_out_needless(changes, n);
+    put_recompute_first(changes, n);
     if (cli_arg(args, "json")) {
         plan_print_no_fit_json(v, err, changes, n);
         return EXIT_NO_FIT;

@@ -101,7 +101,7 @@ int mt_plan_operations(struct mt_metered **ops, size_t *n, const struct mt_plan_
 
 /** A change that would make it fit. */
 struct mt_plan_change {
-    char what[160];  /* "memory.activations = recompute", "--set adapter.kind=lora", "host memory of 125 GiB instead of
+    char what[256];  /* "memory.activations = recompute", "--set adapter.kind=lora", "host memory of 125 GiB instead of
                         64 GiB (--host-mem 125GiB)": followed as it stands, it fits */
     double seconds;  /* of a step with the change */
     bool hardware;   /* costs money */

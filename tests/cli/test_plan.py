@@ -221,6 +221,19 @@ def two_parts_are_offered_together(tmp):
         assert ask(follow(args, next(c for c in changes if part in c)))[0], changes
 
 
+def recomputing_comes_before_hardware(tmp):
+    """Also where memory.activations is set: memory for all activations would be offered by the terabyte."""
+    keep = ("--machine", "rtx4090", "--seq-len", "4096", "--set", "memory.activations=keep")
+    nf4 = "--set adapter.kind=lora --set model.base_dtype=nf4 --set memory.activations=recompute --tokens-per-step"
+    for args, first in ((("--model", "Qwen3-8B", "--host-mem", "128GiB", "--tokens-per-step", "16Ki"), "memory.activations = recompute"),
+                        (("--model", "Llama-3.3-70B", "--host-mem", "64GiB"), nf4),
+                        *[(("--model", "Llama-3.1-405B", "--host-mem", "64GiB"), "host memory of")] * FULL):
+        fits, answer = ask((*args, *keep))
+        change = answer["changes"][0]
+        assert not fits and change["change"].startswith(first) and "memory.activations" in change["change"], answer
+        assert ask(follow((*args, *keep), change["change"]))[0], change
+
+
 def is_packed(model):
     return "quantization_config" in json.load(open(os.path.join(CONFIGS, "models", model + ".json")))
 
@@ -559,6 +572,7 @@ def main():
         optimizers_are_compared()
         unknown_names_are_told_what_there_is(tmp)
         two_parts_are_offered_together(tmp)
+        recomputing_comes_before_hardware(tmp)
         a_refusal_s_first_change_fits(tmp)
         the_questions_of_a_new_user_are_answered(tmp)
         the_table_fits_a_terminal(tmp)
