@@ -20,13 +20,15 @@ static void heat_colour(double t, int rgb[3])
 
 void mt_chart_heat_map(struct mt_str *out, const struct mt_heat_map *m)
 {
-    enum { CELL_H = 34, LEFT = 110, TOP = 40, BOTTOM = 50 };
+    enum { CELL_H = 34, LEFT = 110, TOP = 52, BOTTOM = 50 };
     int width = MT_CHART_W, height = TOP + CELL_H * (int)m->n_rows + BOTTOM;
     double w = (double)(width - LEFT - 16) / (double)MT_MAX(m->n_columns, (size_t)1), lo = INFINITY, hi = -INFINITY;
     char label[64], unit[96];
+    size_t best = 0;
     for (size_t i = 0; i < m->n_rows * m->n_columns; i++)
         if (isfinite(m->cells[i].value)) {
             lo = fmin(lo, m->cells[i].value);
+            best = m->cells[i].value > hi ? i : best;
             hi = fmax(hi, m->cells[i].value);
         }
     mt_svg_begin(out, width, height, m->title);
@@ -59,18 +61,19 @@ void mt_chart_heat_map(struct mt_str *out, const struct mt_heat_map *m)
     }
     for (size_t c = 0; c < m->n_columns; c++)
         mt_svg_text(out, LEFT + w * ((double)c + 0.5), height - BOTTOM + 16, "mt-tick", "middle", m->columns[c]);
-    snprintf(unit, sizeof(unit), "%s   (cells: %s)", m->x_label, m->unit);
+    if (hi > lo)
+        mt_str_printf(out, "<path class=\"mt-mark mt-best\" d=\"M%.1f %.1fh%.1fv%dh-%.1fz\"><title>the best</title></path>\n",
+                      LEFT + w * (double)(best % m->n_columns) + 3, TOP + CELL_H * (double)(best / m->n_columns) + 3,
+                      w - 6, CELL_H - 6, w - 6);
+    snprintf(unit, sizeof(unit), "%s   (cells: %s; the best is framed)", m->x_label, m->unit);
     mt_svg_text(out, LEFT + (width - LEFT) / 2.0, height - 12, "mt-label", "middle", unit);
-    mt_str_printf(out, "<text class=\"mt-label\" text-anchor=\"middle\" transform=\"translate(14,%.1f) rotate(-90)\">",
-                  TOP + CELL_H * (double)m->n_rows / 2);
-    mt_xml_escape(out, m->y_label);
-    mt_str_printf(out, "</text>\n");
+    mt_svg_text(out, 12, TOP - 10, "mt-label", "start", m->y_label); /* across: a key is longer than a few rows are high */
     mt_svg_end(out);
 }
 
 void mt_chart_memory(struct mt_str *out, const char *title, const struct mt_bar *bars, size_t n)
 {
-    enum { BAR_H = 26, ROW_H = 17, LEFT = 70, TOP = 36, GAP = 26 };
+    enum { BAR_H = 26, ROW_H = 17, LEFT = 70, TOP = 36, GAP = 26, LITTLE = 20 };
     size_t lines = 0;
     char text[160], bytes[32];
     for (size_t i = 0; i < n; i++)
@@ -82,7 +85,8 @@ void mt_chart_memory(struct mt_str *out, const char *title, const struct mt_bar 
         double sum = 0, x = LEFT, whole;
         for (size_t k = 0; k < bars[i].n_parts; k++)
             sum += bars[i].parts[k].bytes;
-        whole = fmax(fmax(sum, bars[i].limit), 1);
+        bool little = bars[i].limit > LITTLE * sum; /* then nothing could be seen of it */
+        whole = little ? fmax(sum, 1) / 0.7 : fmax(fmax(sum, bars[i].limit), 1);
         mt_svg_text(out, LEFT - 8, y + BAR_H / 2.0 + 4, "mt-note", "end", bars[i].name);
         for (size_t k = 0; k < bars[i].n_parts; k++) {
             double w = bars[i].parts[k].bytes / whole * width;
@@ -93,7 +97,10 @@ void mt_chart_memory(struct mt_str *out, const char *title, const struct mt_bar 
             mt_str_printf(out, ": %s</title></rect>\n", bytes);
             x += w;
         }
-        if (bars[i].limit > 0) {
+        if (little) {
+            snprintf(text, sizeof(text), "of %s", mt_format_bytes(bytes, sizeof(bytes), (uint64_t)bars[i].limit));
+            mt_svg_text(out, x + 8, y + BAR_H / 2.0 + 4, "mt-note", "start", text);
+        } else if (bars[i].limit > 0) {
             double at = LEFT + bars[i].limit / whole * width;
             mt_str_printf(out, "<path class=\"mt-mark\" d=\"M%.1f %.1fV%.1f\"/>\n", at, y - 4, y + BAR_H + 4);
         }

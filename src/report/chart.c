@@ -31,7 +31,7 @@ void mt_chart_style(struct mt_str *out)
                        ".mt-tick{fill:var(--dim);font-size:11px}.mt-label{fill:var(--dim);font-size:12px}"
                        ".mt-grid{stroke:var(--grid);stroke-width:1}.mt-note{fill:var(--fg);font-size:11px}"
                        ".mt-dark{fill:#111;font-size:11px}.mt-pale{fill:#fff;font-size:11px}"
-                       ".mt-mark{stroke:var(--fg);stroke-width:1.5;stroke-dasharray:4 3;fill:none}"
+                       ".mt-best{stroke:#fff!important;stroke-dasharray:none!important}.mt-mark{stroke:var(--fg);stroke-width:1.5;stroke-dasharray:4 3;fill:none}"
                        ".mt-box{stroke:var(--bg);stroke-width:.6}.mt-hatch{stroke:var(--dim);stroke-width:2}\n");
     for (int i = 0; i < 8; i++)
         mt_str_printf(out, ".l%d{stroke:var(--c%d);fill:none;stroke-width:1.8;stroke-linejoin:round}"

@@ -163,9 +163,11 @@ static int add_loss(struct mt_report *r, const char *section, const struct mt_ru
     struct mt_series s[3 * MAX_RUNS] = {{0}};
     double *mean[MAX_RUNS] = {NULL};
     size_t k = 0;
+    bool evaluated = false;
     for (size_t i = 0; i < n; i++) {
         const struct mt_run_data *d = &runs[i];
         int colour = (int)i * 2;
+        evaluated |= d->n_eval > 0;
         mean[i] = mt_smooth(d->col[MT_COL_LOSS], d->n);
         if (!mean[i])
             continue;
@@ -178,8 +180,9 @@ static int add_loss(struct mt_report *r, const char *section, const struct mt_ru
                                         .y = d->eval_loss, .n = d->n_eval, .colour = colour + 1,
                                         .points = true};
     }
-    bool tokens = x == MT_COL_TOKENS;
-    struct mt_chart c = {.title = tokens ? "Loss over tokens" : "Loss", .x_label = tokens ? "tokens" : "step",
+    bool tokens = x == MT_COL_TOKENS, points = n > 1 && !tokens && evaluated;
+    struct mt_chart c = {.title = tokens ? "Loss over tokens" : "Loss",
+                         .x_label = tokens ? "tokens" : points ? "step (points: evaluations)" : "step",
                          .y_label = "nats a token", .series = s, .n_series = k};
     int rc = add_lines(r, section, tokens ? "loss-tokens" : "loss", &c, err);
     for (size_t i = 0; i < n; i++)

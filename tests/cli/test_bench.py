@@ -194,6 +194,11 @@ def a_report_is_one_page_of_sound_pictures(tmp, run, bench):
             assert -1 <= x <= w + 1 and -1 <= y <= h + 1, (name, x, y)
     hatch = open(os.path.join(svg, "heat-map-2.svg")).read()
     assert "no fit" in hatch and "url(#mt-hatch)" in hatch
+    first = open(os.path.join(svg, "heat-map-1.svg")).read()
+    assert first.count("mt-best\"") == 1 and "rotate(-90)" not in first + hatch and "the best is framed" in first, first
+    both = os.path.join(tmp, "both.html")
+    megatrain("-q", "report", run, broken, "--html", both)
+    assert "step (points: evaluations)" in open(both).read()  # no line of the legend is theirs
     assert "neither" in megatrain("report", os.path.join(tmp, "svg"), expect=3).stderr
 
 
@@ -209,6 +214,15 @@ def sizes_in_a_report_are_sizes(tmp, run):
     megatrain("-q", "report", odd, "--html", html)
     drawn = re.findall(r"row [0-9]: [^<]*", open(html).read())
     assert drawn == ["row 0: 100 B"], drawn
+    told["memory"], widths = [{"tier": "device", "use": "slots", "bytes": 11 << 20}], []
+    for told["device_budget"], words in ((22 << 20, "mt-mark"), (3379 << 20, ">of 3.30 GiB<")):
+        with open(os.path.join(odd, "run.json"), "w") as out:
+            json.dump(told, out)
+        megatrain("-q", "report", odd, "--html", html)
+        chart = re.search(r'<svg[^>]*aria-label="Memory by use.*?</svg>', open(html).read(), re.S)[0]
+        assert words in chart, chart
+        widths.append(float(re.search(r'mt-box f0"[^>]* width="([0-9.]+)"', chart)[1]))
+    assert widths[1] > widths[0] > 100, widths  # also of a budget that it is next to nothing of
 
 
 def text_in_a_report_is_escaped(tmp, run):
