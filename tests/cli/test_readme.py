@@ -26,6 +26,12 @@ def commands(page):
     return out
 
 
+def shown(page):
+    """{command: the lines of what it prints that the page shows below it}"""
+    found = re.findall(r"^    (megatrain .*)\n\n((?:    (?!megatrain|scripts).*\n)+)", page, re.M)
+    return {command: [line.strip() for line in lines.splitlines()] for command, lines in found}
+
+
 def make(tmp):
     model = write_model(os.path.join(tmp, "model-of-mine"),
                         config("qwen3", vocab_size=704, num_hidden_layers=2, max_position_embeddings=8192))
@@ -50,8 +56,9 @@ def fill_in(path):
 
 
 with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
-    asked = commands(f.read())
-assert len(asked) >= 9, asked
+    page = f.read()
+asked, shows = commands(page), shown(page)
+assert len(asked) >= 9 and any(" plan " in command for command in shows), (asked, shows)
 os.environ["MEGATRAIN_PROBE_SMALL"] = "1" # small shapes
 with tempfile.TemporaryDirectory() as tmp:
     model = make(tmp)
@@ -62,8 +69,10 @@ with tempfile.TemporaryDirectory() as tmp:
         if words == ["run", "config.ini"]: # the first line of the page says what kind of program it is
             continue
         said = megatrain(*words, *(["--force"] if words == ["probe", "all"] else [])) # other tests run meanwhile
+        for line in shows.pop("megatrain " + " ".join(words), []):
+            assert line in said.stdout.splitlines(), (words, line, said.stdout)
         if target:
             open(target, "w").write(said.stdout)
             fill_in(target)
         print(f"ok megatrain {' '.join(words)}", flush=True)
-    assert os.path.exists("out/report.html"), os.listdir("out")
+    assert os.path.exists("out/report.html") and not shows, (os.listdir("out"), shows)
