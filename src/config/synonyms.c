@@ -74,6 +74,8 @@ static const struct {
     const char *theirs, *what;
 } missing[] = {
     {"neftune_noise_alpha", "noise on embeddings (NEFTune) is not supported"},
+    {"neftune_alpha", "noise on embeddings (NEFTune) is not supported"},
+    {"label_smoothing", "label smoothing is not supported, but of preferences (preference.label_smoothing)"},
     {"label_smoothing_factor", "label smoothing is not supported, but of preferences (preference.label_smoothing)"},
     {"layers_to_transform", "adapters take layers by name: adapter.targets = model.layers.1?.*.q_proj, say"},
     {"init_lora_weights", "PiSSA, OLoRA and LoftQ are not supported: adapters begin as LoRA's"},

@@ -380,6 +380,13 @@ static int fail_no_weights(const char *dir, struct mt_err *err)
     bool old = (bin && mt_path_exists(bin)) || (bins && mt_path_exists(bins));
     free(bin);
     free(bins);
+    char *latest = mt_path_join(dir, "latest");
+    bool of_run = latest && mt_path_exists(latest);
+    if (of_run)
+        mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is the folder of a run: name one of its checkpoints, such as %s", dir, latest);
+    free(latest);
+    if (of_run)
+        return -ENOENT;
     return mt_fail(err, MT_ERR_INPUT, -ENOENT,
                    old ? "%s has only pytorch_model.bin: convert it to safetensors"
                        : "%s has no model.safetensors and no model.safetensors.index.json",

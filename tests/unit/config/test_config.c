@@ -97,6 +97,8 @@ static void every_error_has_its_line_and_reason(void **state)
     } cases[] = {
         {"[train]\nlearing_rate = 1\n", {"run.ini:2", "train.learing_rate", "did you mean \"learning_rate\""}},
         {"[train]\nzzzzzzzzz = 1\n", {"run.ini:2", "unknown key \"train.zzzzzzzzz\""}},
+        {"[train]\nlabel_smoothing = 0.1\n", {"unknown key", "not supported, but of preferences"}},
+        {"[train]\nneftune_alpha = 5\n", {"unknown key", "NEFTune"}},
         {"[train]\nlr = 1\n", {"run.ini:2", "unknown key \"train.lr\"", "here it is train.learning_rate"}},
         {"[train]\nnum_train_epochs = 1\n", {"run.ini:2", "here it is train.epochs"}},
         {"[optimizer]\nlearning_rate = 1\n", {"run.ini:2", "here it is train.learning_rate"}},
