@@ -321,7 +321,7 @@ def decode(job, say):
         for i in range(len(ids)):
             if i + 1 == len(ids) or mask[i + 1] != mask[i]:
                 whole = e.tok.decode(ids[:i + 1])
-                pieces.append([whole[len(text):], bool(mask[i])])
+                pieces.append([whole[len(text):].replace("\0", "\u2400"), bool(mask[i])])  # a zero would end it for the reader
                 text = whole
         say({"event": "pieces", "sample": k, "pieces": pieces})
 

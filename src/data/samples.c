@@ -207,6 +207,20 @@ static bool has_enough(const struct mt_sample_reader *r)
     return r->max_samples && r->out->n_samples >= each * r->max_samples;
 }
 
+/* Has a string an escaped zero (\\u0000)? cJSON ends the string there. */
+static bool escapes_zero(const char *line, size_t n)
+{
+    static const char escape[] = "\\u0000";
+    for (const char *p = line; (p = memmem(p, n - (size_t)(p - line), escape, sizeof(escape) - 1)); p++) {
+        const char *first = p;
+        while (first > line && first[-1] == '\\')
+            first--;
+        if ((p - first) % 2 == 0)
+            return true;
+    }
+    return false;
+}
+
 static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, struct mt_read_progress *progress,
                       struct mt_err *err)
 {
@@ -226,6 +240,8 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
         snprintf(where, sizeof(where), "%s:%zu", path, number);
         if (memchr(line, 0, n))
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the line contains a zero byte", where);
+        if (!rc && escapes_zero(line, n))
+            rc = mt_fail(err, MT_ERR_INPUT, -EILSEQ, "%s: a string has a zero character (\\u0000), which bytes as tokens do not take", where);
         if (!rc)
             rc = mt_json_parse(&o, line, n, path, MT_ERR_INPUT, err);
         if (rc == -EINVAL && !o && !memchr(line, 0, n)) {

@@ -195,6 +195,14 @@ def a_few_samples_without_trained_tokens_are_left_out(tmp):
     fails(tmp, model, lines(os.path.join(tmp, "off.jsonl"), [off] * 9), 3, "no sample has a token", "9 samples", "off.jsonl:1", '"weight"')
 
 
+def a_zero_in_a_text_is_shown_or_refused(tmp):
+    data = lines(os.path.join(tmp, "zero.jsonl"), [{"prompt": "a\0b", "completion": "c\\u0000d"}])
+    assert "a\u2400b\u27e6c\\u0000d" in text_of(tmp, model_of(tmp, "qwen2"), data)
+    fails(tmp, model_of(tmp, "qwen2"), data, 3, "zero.jsonl:1", "\\u0000", data__tokenizer="byte")
+    data = lines(os.path.join(tmp, "zero.jsonl"), [{"prompt": "ab", "completion": "c\\u0000d"}])  # a backslash and letters
+    assert "ab\u27e6c\\u0000d" in text_of(tmp, model_of(tmp, "qwen2"), data, data__tokenizer="byte")
+
+
 def the_template_of_a_run_goes_along(tmp):
     """Where the model has none, or another one (with a warning), its checkpoints, adapters and exports have data.template, and
     `sample --chat` of them needs no --template."""
@@ -300,5 +308,6 @@ run_tests([tokens_and_masks_are_those_of_transformers, parts_of_type_text_are_jo
            plain_text_is_cut_into_rows, bytes_take_chats_with_a_built_in_template,
            overlong_samples_are_cut_as_asked_without_new_tokens, a_few_samples_without_trained_tokens_are_left_out,
            the_template_of_a_run_goes_along,
+           a_zero_in_a_text_is_shown_or_refused,
            a_conversation_on_a_terminal_knows_its_turns,
            generation_stops_at_the_models_eos_and_not_at_every_special_token])
