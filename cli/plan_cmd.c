@@ -130,7 +130,7 @@ static size_t free_changes(struct mt_plan_change *out, const struct plan_view *v
     return n;
 }
 
-/* What the plan finds by itself. Where nothing but memory to buy helps, that with activations recomputed: less by far. */
+/* What the plan finds by itself. Where nothing but memory to buy helps, that with activations recomputed: far less. */
 static size_t other_changes(struct mt_plan_change *out, size_t max, const struct plan_view *v, bool any_free)
 {
     struct mt_plan_request r = v->request;

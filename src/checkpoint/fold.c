@@ -37,7 +37,8 @@ static enum part part_of(const char *name, size_t *len)
 }
 
 /* alpha over the rank of the module whose name is in the first `len` characters of B's. */
-static int find_scale(float *scale, struct mt_adapter_spec *s, const struct mt_st_tensor *t, size_t len, struct mt_err *err)
+static int find_scale(float *scale, struct mt_adapter_spec *s, const struct mt_st_tensor *t, size_t len,
+                      struct mt_err *err)
 {
     static const char prefix[] = "base_model.model.";
     char module[256];
@@ -105,7 +106,8 @@ static int refuse_experts(const char *config, const char *dir, struct mt_err *er
                : 0;
 }
 
-int mt_fold_open(struct mt_fold **out, const char *dir, const struct mt_st_model *weights, char **config, struct mt_err *err)
+int mt_fold_open(struct mt_fold **out, const char *dir, const struct mt_st_model *weights, char **config,
+                 struct mt_err *err)
 {
     struct mt_adapter_spec s = {.on = false};
     struct mt_fold *f = mt_calloc(1, sizeof(*f));
@@ -151,7 +153,8 @@ struct mt_st_decl mt_fold_declare(const struct mt_fold *f, size_t i)
 static int read_b(const struct mt_fold *f, size_t i, size_t first, size_t n, float *dst, struct mt_err *err)
 {
     const struct mt_st_tensor *t = &f->weights->tensors[i];
-    const size_t own = (size_t)t->shape[1], rank = (size_t)f->rank, row = first / rank, rows = (first + n - 1) / rank + 1 - row;
+    const size_t own = (size_t)t->shape[1], rank = (size_t)f->rank;
+    const size_t row = first / rank, rows = (first + n - 1) / rank + 1 - row;
     float *from = mt_calloc(rows * own, sizeof(*from));
     int rc = from ? mt_st_read_f32(f->weights, t, row * own, rows * own, from, err)
                   : mt_fail_nomem(err, t->name, rows * own * sizeof(*from));

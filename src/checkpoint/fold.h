@@ -13,10 +13,10 @@ struct mt_fold;
 
 /**
  * `weights`, the folder's adapter_model.safetensors, stays the caller's and open. *config is replaced by the text of the
- * adapters' new adapter_config.json. MT_ERR_INPUT: not supported; MT_ERR_USAGE: adapters of all experts together, whose
- * ranks are no rows.
+ * adapters' new adapter_config.json. MT_ERR_INPUT: not supported; MT_ERR_USAGE: adapters of all experts together.
  */
-int mt_fold_open(struct mt_fold **out, const char *dir, const struct mt_st_model *weights, char **config, struct mt_err *err);
+int mt_fold_open(struct mt_fold **out, const char *dir, const struct mt_st_model *weights, char **config,
+                 struct mt_err *err);
 void mt_fold_close(struct mt_fold **f);
 /** Tensor i of the weights as it is written; its name is borrowed. */
 struct mt_st_decl mt_fold_declare(const struct mt_fold *f, size_t i);

@@ -365,7 +365,8 @@ int mt_hf_files_set_template(struct mt_hf_files *f, const char *text, bool *othe
     if (rc)
         return rc;
     const cJSON *own = mt_json_get(o, "chat_template");
-    bool same = file ? is_same_template(file->text, text) : cJSON_IsString(own) && is_same_template(own->valuestring, text);
+    bool same = file ? is_same_template(file->text, text)
+                     : cJSON_IsString(own) && is_same_template(own->valuestring, text);
     *other = !same && (file || own);
     if (!same && own)
         rc = leave_out_template(config, o, err);
