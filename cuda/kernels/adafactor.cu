@@ -60,18 +60,6 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) sum_weig
         sums[blockIdx.x] = sum;
 }
 
-/* By one block; every thread gets it. */
-static __device__ float total(const float *x, size_t n, float *scratch)
-{
-    float sum = 0;
-    MT_UNROLL(1)
-    for (size_t i = threadIdx.x; i < n; i += WIDE)
-        sum += x[i];
-    sum = block_sum(sum, scratch);
-    __syncthreads();
-    return sum;
-}
-
 static __device__ float blend(float beta2, float old, float mean)
 {
     return beta2 * old + (1.0f - beta2) * mean;
@@ -80,12 +68,14 @@ static __device__ float blend(float beta2, float old, float mean)
 static __global__ void __launch_bounds__(WIDE) settle(struct mt_adafactor a, struct mt_adafactor_space s)
 {
     __shared__ float scratch[WARP];
-    bool finite = isfinite(total(s.row, a.rows, scratch));
+    bool finite = isfinite(block_sum_of(s.row, a.rows, scratch));
     MT_UNROLL(1)
     for (size_t i = threadIdx.x; finite && i < a.rows; i += WIDE)
         a.row[i] = blend(a.beta2, a.row[i], s.row[i]);
     __syncthreads();
-    float rows = total(a.row, a.rows, scratch), w = total(s.w, s.pieces, scratch);
+    float rows = block_sum_of(a.row, a.rows, scratch);
+    __syncthreads();
+    float w = block_sum_of(s.w, s.pieces, scratch);
     if (threadIdx.x)
         return;
     s.scalar[0] = finite ? 1.0f : 0.0f;
@@ -125,7 +115,7 @@ static __global__ void __launch_bounds__(THREADS) scale_elements(struct mt_adafa
 static __global__ void __launch_bounds__(WIDE) find_factor(struct mt_adafactor a, struct mt_adafactor_space s)
 {
     __shared__ float scratch[WARP];
-    float rms = sqrtf(total(s.u, s.pieces, scratch) / static_cast<float>(a.rows * a.cols)) / a.clip;
+    float rms = sqrtf(block_sum_of(s.u, s.pieces, scratch) / static_cast<float>(a.rows * a.cols)) / a.clip;
     if (threadIdx.x)
         return;
     s.scalar[2] = rms > 1.0f ? 1.0f / rms : 1.0f;

@@ -58,28 +58,15 @@ static __global__ void __launch_bounds__(THREADS) sum_channels(struct mt_apollo 
     }
 }
 
-/* By one block; every thread gets it. */
-static __device__ float total(const float *x, size_t n, float *scratch)
-{
-    __shared__ float all;
-    float sum = 0;
-    MT_UNROLL(1)
-    for (size_t i = threadIdx.x; i < n; i += WIDE)
-        sum += x[i];
-    sum = block_sum(sum, scratch);
-    if (threadIdx.x == 0)
-        all = sum;
-    __syncthreads();
-    sum = all;
-    __syncthreads();
-    return sum;
-}
-
 /* Infinite if squares overflow: second moments would, too, and stay infinite. */
 static __global__ void __launch_bounds__(WIDE) find_scales(float *sums, size_t channels, bool by_tensor)
 {
     __shared__ float scratch[WARP];
-    float low = total(sums, channels, scratch), steps = by_tensor ? total(sums + channels, channels, scratch) : 0;
+    float low = block_sum_of(sums, channels, scratch), steps = 0;
+    if (by_tensor) {
+        __syncthreads();
+        steps = block_sum_of(sums + channels, channels, scratch);
+    }
     bool finite = isfinite(low);
     MT_UNROLL(1)
     for (size_t c = threadIdx.x; c < channels; c += WIDE) {
@@ -108,7 +95,7 @@ static __global__ void __launch_bounds__(THREADS) sum_rows(struct mt_apollo a, c
 static __global__ void __launch_bounds__(WIDE) limit(struct mt_apollo a, const float *sums, float *factor)
 {
     __shared__ float scratch[WARP];
-    float norm = sqrtf(total(sums, a.rows, scratch));
+    float norm = sqrtf(block_sum_of(sums, a.rows, scratch));
     if (threadIdx.x != 0)
         return;
     float grown = norm / (*a.norm + 1e-8f), f = 1.0f;

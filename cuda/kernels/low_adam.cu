@@ -24,11 +24,7 @@ static __global__ void __launch_bounds__(THREADS) sum_pieces(struct mt_low_adam 
 static __global__ void __launch_bounds__(WIDE) add_pieces(float *workspace, size_t pieces)
 {
     __shared__ float scratch[WARP];
-    float sum = 0;
-    MT_UNROLL(1)
-    for (size_t i = threadIdx.x; i < pieces; i += WIDE)
-        sum += workspace[1 + i];
-    sum = block_sum(sum, scratch);
+    float sum = block_sum_of(workspace + 1, pieces, scratch);
     if (threadIdx.x == 0)
         workspace[0] = sum;
 }

@@ -36,11 +36,7 @@ template <typename M> static __global__ void __launch_bounds__(THREADS) sum_step
 static __global__ void __launch_bounds__(WIDE) find_factor(float *workspace, size_t pieces)
 {
     __shared__ float scratch[WARP];
-    float sum = 0;
-    MT_UNROLL(1)
-    for (size_t i = threadIdx.x; i < pieces; i += WIDE)
-        sum += workspace[1 + i];
-    float norm = sqrtf(block_sum(sum, scratch));
+    float norm = sqrtf(block_sum_of(workspace + 1, pieces, scratch));
     if (threadIdx.x == 0)
         workspace[0] = isfinite(norm) ? 1.0f / fmaxf(norm, 1e-7f) : 0.0f;
 }

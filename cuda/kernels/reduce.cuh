@@ -39,6 +39,16 @@ static __device__ __forceinline__ float block_sum(float v, float *scratch)
     return warp_sum(lane < warps ? scratch[lane] : 0.0f);
 }
 
+/** As block_sum(): the sum of x[n], of which every blockDim.x-th is a thread's. */
+static __device__ __forceinline__ float block_sum_of(const float *x, size_t n, float *scratch)
+{
+    float sum = 0;
+    MT_UNROLL(1) /* few turns */
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x)
+        sum += x[i];
+    return block_sum(sum, scratch);
+}
+
 static __device__ __forceinline__ float larger(float a, float b)
 {
     return fmaxf(a, b);
