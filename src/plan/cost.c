@@ -31,6 +31,8 @@ struct mt_cost_table {
     size_t n_ops, cap_ops;
     struct mt_cost sum; /* of the instruction being priced */
     bool failed;
+    struct mt_engine_params given; /* as it was created with */
+    mt_cost_table *next;           /* for experts that run in another way */
 };
 
 static void on_operation(void *ctx, const struct mt_metered *op, const void *args)
@@ -119,7 +121,7 @@ int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, st
     t->machine = p->machine;
     t->on_call = p->on_call;
     t->ctx = p->ctx;
-    t->engine_params = *p->engine;
+    t->engine_params = t->given = *p->engine;
     size_t micro = (size_t)p->engine->numerics.micro_batch, rows = (size_t)p->engine->numerics.rows_per_step;
     t->n_micro = p->engine->max_micro;
     size_t rest = rows % micro;
@@ -138,11 +140,30 @@ int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, st
     return 0;
 }
 
+int mt_cost_table_as(mt_cost_table **out, mt_cost_table *t, const struct mt_placement *placement, struct mt_err *err)
+{
+    for (*out = t;; t = *out = t->next) {
+        const struct mt_placement *own = &t->given.placement;
+        if (own->expert_sums == placement->expert_sums && own->expert_streams == placement->expert_streams)
+            return 0;
+        if (!t->next)
+            break;
+    }
+    struct mt_engine_params p = t->given;
+    p.placement.expert_sums = placement->expert_sums;
+    p.placement.expert_streams = placement->expert_streams;
+    const struct mt_cost_params params = {&p, t->machine, t->on_call, t->ctx};
+    int rc = mt_cost_table_create(&t->next, &params, err);
+    *out = t->next;
+    return rc;
+}
+
 void mt_cost_table_destroy(mt_cost_table **table)
 {
     mt_cost_table *t = *table;
     if (!t)
         return;
+    mt_cost_table_destroy(&t->next);
     mt_dry_engine_destroy(&t->engine);
     mt_device_destroy(&t->meter);
     for (size_t i = 0; i < t->n_batches; i++)

@@ -26,6 +26,9 @@ struct mt_cost_params {
 };
 /** Prices are for full rows of one document each. */
 int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, struct mt_err *err);
+/** With the same prices for experts that run as `placement` says, which may have had no memory for the way of t: t
+ * itself, or another table that t owns. */
+int mt_cost_table_as(mt_cost_table **out, mt_cost_table *t, const struct mt_placement *placement, struct mt_err *err);
 void mt_cost_table_destroy(mt_cost_table **t);
 int mt_cost_of(mt_cost_table *t, const struct mt_program *prog, const struct mt_instr *in,
                struct mt_cost *out, struct mt_err *err);

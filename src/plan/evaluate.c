@@ -422,6 +422,8 @@ int mt_plan_with_costs(struct mt_plan_choice *out, const struct mt_plan_request 
     struct mt_plan_choice c = {0};
     int rc = place(&c, &prog, r, err);
     if (!rc)
+        rc = mt_cost_table_as(&costs, costs, &c.placement, err);
+    if (!rc)
         rc = simulate(&c, &prog, r, costs, graph, err);
     mt_program_finish(&prog);
     if (rc) {

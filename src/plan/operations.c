@@ -61,15 +61,18 @@ static bool is_listed(const struct mt_metered *ops, size_t n, const struct mt_me
 static int add_operations(struct mt_metered **ops, size_t *n, size_t *cap, const struct mt_plan_request *r,
                           struct mt_err *err)
 {
-    mt_cost_table *costs = NULL;
+    mt_cost_table *costs = NULL, *used = NULL;
     struct mt_plan_choice c;
     int rc = mt_plan_costs(&costs, r, err);
     if (!rc)
         rc = mt_plan_with_costs(&c, r, costs, NULL, err);
     if (!rc) {
-        size_t k;
-        const struct mt_metered *more = mt_cost_operations(costs, &k);
+        rc = mt_cost_table_as(&used, costs, &c.placement, err);
         mt_plan_choice_finish(&c);
+    }
+    if (!rc) {
+        size_t k;
+        const struct mt_metered *more = mt_cost_operations(used, &k);
         if (!mt_grow(ops, cap, *n + k, sizeof(**ops)))
             rc = mt_fail_nomem(err, "operations", k * sizeof(**ops));
         for (size_t i = 0; i < k && !rc; i++)

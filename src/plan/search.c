@@ -13,6 +13,7 @@
 #define WORTH_STAYING 1.0002 /* adapters that stay on the device must make a step this much faster */
 #define WORTH_UPDATING 1.02 /* updates under backward, with which a device that fails costs more, the same */
 #define WORTH_SPARING 0.95 /* or they must write at most this share to drives */
+#define SLOTS_GAIN 0.95 /* another number of slots makes some steps this much shorter */
 #define WORTH_CUTTING 1.01 /* halves must be this much faster: they have twice as many boundaries */
 
 /* Whether it fits the device with so many layers kept. *separate: gradients then have separate cast buffers. */
@@ -99,10 +100,10 @@ static int add_micro_batch(struct mt_search_groups *all, const struct mt_plan_re
     return rc;
 }
 
-/* Whether other numbers of slots would have to gain more than they did in any group before. */
+/* Whether other numbers of slots would have to gain more than they did in any group before, or than they often do. */
 static bool slots_gain_too_little(const struct mt_search *s, const struct mt_sim_result *first)
 {
-    return s->gain > 0 && first->seconds * s->gain >= s->best.sim.seconds;
+    return s->gain > 0 && first->seconds * MT_MIN(s->gain, SLOTS_GAIN) >= s->best.sim.seconds;
 }
 
 /* Tries the group with several numbers of slots, while that may help. */
