@@ -40,6 +40,7 @@ static const struct cli_option plan_options[] = {
     {"model", 0, "PATH", "A config.json, a model folder, or a name: Qwen3-32B (configs/models); instead of model.path."},
     {"machine", 0, "FILE|NAME", "Plan for this machine (rtx4090, h100, ...) instead of the one at hand."},
     {"list", 0, NULL, "List the machines and the models that are known by name, and plan nothing."},
+    {"prices", 0, NULL, "With --machine: list the rates that plans take times from, each with its source, and plan nothing."},
     {"gpu-mem", 0, "SIZE", "With --machine: its device memory, such as 24GiB."},
     {"host-mem", 0, "SIZE", "With --machine: its host memory, such as 256GiB."},
     {"pcie", 0, "RATE", "With --machine: its link, such as 25GB/s."},

@@ -83,5 +83,9 @@ void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
 /** A row for each optimizer and order of updates: memory, time and writes of the configuration's step with it. Returns
  * the command's exit code. */
 int plan_print_optimizers(const struct cli_args *args);
+/** plan_prices.c: plan --prices. Returns the exit status. */
+int plan_print_prices(const struct cli_args *args);
+/** Reads the machine that --machine names, changed by the options. Finish with mt_machine_finish(). */
+int plan_read_machine(struct mt_machine *out, const struct cli_args *args, struct mt_err *err);
 
 #endif

@@ -53,7 +53,10 @@ static int set_rates(struct mt_machine *m, const struct cli_args *args, const st
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--%s: \"%s\" is not an amount such as %s", o->name, text,
                        o->scale > 1e9 ? "24GiB" : "25GB/s");
     for (int i = 0; i < o->n; i++)
-        m->rate[o->id[i]] = (struct mt_rate){v * o->share[i], MT_RATE_RATED};
+        if (o->share[i] < 1)
+            mt_machine_rate(m, o->id[i], v * o->share[i], "assumed: %g of --%s", o->share[i], o->name);
+        else
+            mt_machine_rate(m, o->id[i], v, "--%s", o->name);
     return 0;
 }
 
@@ -70,12 +73,12 @@ static int apply_options(struct mt_machine *m, const struct cli_args *args, stru
     for (size_t i = 0; i < MT_ARRAY_LEN(options) && !rc; i++)
         rc = set_rates(m, args, &options[i], err);
     if (cli_arg(args, "link-share"))
-        m->rate[MT_RATE_LINK_GPUS] = (struct mt_rate){(double)cli_whole(args, "link-share", 1), MT_RATE_RATED};
+        mt_machine_rate(m, MT_RATE_LINK_GPUS, (double)cli_whole(args, "link-share", 1), "--link-share");
     if (!rc && cli_arg(args, "nvme") && !(m->rate[MT_RATE_DRIVES].value > 0))
-        m->rate[MT_RATE_DRIVES] = (struct mt_rate){1, MT_RATE_RATED};
+        mt_machine_rate(m, MT_RATE_DRIVES, 1, "--nvme");
     const char *drives = cli_arg(args, "drives");
     if (!rc && drives) {
-        m->rate[MT_RATE_DRIVES] = (struct mt_rate){atof(drives), MT_RATE_RATED};
+        mt_machine_rate(m, MT_RATE_DRIVES, atof(drives), "--drives");
         if (!(m->rate[MT_RATE_DRIVES].value >= 1) || !(m->rate[MT_RATE_READ].value > 0))
             rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                          "--drives %s: must be a number, together with --nvme for their speed", drives);
@@ -111,14 +114,26 @@ static int load_local(struct plan_view *v, const struct mt_plan_limits *limits, 
     return rc;
 }
 
-static int load_machine(struct plan_view *v, const struct cli_args *args, struct mt_err *err)
+int plan_read_machine(struct mt_machine *out, const struct cli_args *args, struct mt_err *err)
 {
     char path[4096];
+    int rc = mt_machine_find(path, sizeof(path), cli_arg(args, "machine"), err);
+    if (!rc)
+        rc = mt_machine_read(out, path, err);
+    if (rc)
+        return rc;
+    rc = apply_options(out, args, err);
+    if (rc)
+        mt_machine_finish(out);
+    return rc;
+}
+
+static int load_machine(struct plan_view *v, const struct cli_args *args, struct mt_err *err)
+{
     struct mt_plan_limits limits;
-    const char *name = cli_arg(args, "machine");
     int rc;
-    v->local = !name;
-    if (!name) {
+    v->local = !cli_arg(args, "machine");
+    if (v->local) {
         rc = refuse_options(args, err);
         if (!rc)
             rc = mt_plan_limits_here(&limits, v->cfg, err);
@@ -126,11 +141,7 @@ static int load_machine(struct plan_view *v, const struct cli_args *args, struct
             rc = mt_resolve_request(&v->request, v->cfg, &limits, err);
         return rc ? rc : load_local(v, &limits, err);
     }
-    rc = mt_machine_find(path, sizeof(path), name, err);
-    if (!rc)
-        rc = mt_machine_read(&v->machine, path, err);
-    if (!rc)
-        rc = apply_options(&v->machine, args, err);
+    rc = plan_read_machine(&v->machine, args, err);
     if (rc)
         return rc;
     limits = mt_plan_limits_of(&v->machine);

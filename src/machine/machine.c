@@ -46,17 +46,19 @@ __attribute__((format(printf, 3, 4))) static int bad(const struct reader *r, str
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s:%d: %s", r->file, r->line, msg);
 }
 
-/* "25 measured", "25 rated". */
-static bool parse_rate(struct mt_rate *r, const char *text)
+/* "25 measured", "25 rated", "25 rated: its data sheet" (from: [MT_MAX_FROM]). */
+static bool parse_rate(struct mt_rate *r, char *from, const char *text)
 {
     char *end;
     double v = strtod(text, &end);
     while (*end == ' ')
         end++;
-    bool rated = !strcmp(end, "rated"), measured = !strcmp(end, "measured");
-    if (end == text || !(v >= 0) || !isfinite(v) || (!rated && !measured))
+    bool measured = !strcmp(end, "measured"), rated = !strcmp(end, "rated"), says = !strncmp(end, "rated: ", 7);
+    const char *why = says ? end + 7 : "";
+    if (end == text || !(v >= 0) || !isfinite(v) || (!measured && !rated && !says) || strlen(why) >= MT_MAX_FROM)
         return false;
-    *r = (struct mt_rate){v, rated ? MT_RATE_RATED : MT_RATE_MEASURED};
+    *r = (struct mt_rate){v, measured ? MT_RATE_MEASURED : MT_RATE_RATED};
+    memcpy(from, why, strlen(why) + 1);
     return true;
 }
 
@@ -96,8 +98,9 @@ static int read_adam(struct reader *reader, const char *key, const char *value, 
     struct mt_machine *m = reader->m;
     struct mt_rate r;
     int threads = atoi(key);
-    if (threads < 1 || !parse_rate(&r, value) || !(r.value > 0))
-        return bad(reader, err, "a line of [adam] must be \"THREADS = NANOSECONDS rated|measured\", not \"%s = %s\"", key, value);
+    if (threads < 1 || !parse_rate(&r, m->adam_from, value) || !(r.value > 0))
+        return bad(reader, err, "a line of [adam] must be \"THREADS = NANOSECONDS measured|rated[: SOURCE]\", not \"%s = %s\"", key,
+                   value);
     if (m->n_adam == MT_MAX_ADAM)
         return bad(reader, err, "[adam] has too many lines");
     int at = m->n_adam++;
@@ -130,9 +133,9 @@ bool mt_machine_add_update(struct mt_machine *m, const char *name, int threads, 
 static int read_update(struct reader *reader, const char *key, const char *value, struct mt_err *err)
 {
     const char *threads = strrchr(key, '/');
-    char name[MT_OPTIMIZER_NAME];
+    char name[MT_OPTIMIZER_NAME], from[MT_MAX_FROM];
     struct mt_rate r;
-    if (!threads || threads - key >= (ptrdiff_t)sizeof(name) || atoi(threads + 1) < 1 || !parse_rate(&r, value) ||
+    if (!threads || threads - key >= (ptrdiff_t)sizeof(name) || atoi(threads + 1) < 1 || !parse_rate(&r, from, value) ||
         !(r.value > 0))
         return bad(reader, err, "a line of [updates] must be \"TYPE/STATES[/MASTER][/stochastic]/THREADS = NANOSECONDS measured\", not "
                    "\"%s = %s\"", key, value);
@@ -162,9 +165,10 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
     }
     for (int i = 0; i < MT_N_RATES; i++)
         if (!strcmp(section, rate_keys[i].section) && !strcmp(key, rate_keys[i].key))
-            return parse_rate(&r->m->rate[i], value)
+            return parse_rate(&r->m->rate[i], r->m->from[i], value)
                        ? 0
-                       : bad(r, err, "%s must be a number, then rated or measured, not \"%s\"", key, value);
+                       : bad(r, err, "%s must be a number, then rated or measured, not \"%s\"; behind \"rated: \" may be its source, in less than %d bytes",
+                             key, value, MT_MAX_FROM);
     return bad(r, err, "unknown key \"%s.%s\"", section, key);
 }
 
@@ -199,11 +203,39 @@ int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err
     return 0;
 }
 
-/* Sets a rate that is missing. */
-static void derive(struct mt_machine *m, enum mt_rate_id id, double value)
+void mt_machine_rate(struct mt_machine *m, enum mt_rate_id id, double value, const char *from, ...)
+{
+    va_list ap;
+    va_start(ap, from);
+    m->rate[id] = (struct mt_rate){value, MT_RATE_RATED};
+    vsnprintf(m->from[id], sizeof(m->from[id]), from, ap);
+    va_end(ap);
+}
+
+/* Sets a rate that is missing to a number, or to a share of another rate. */
+static void assume(struct mt_machine *m, enum mt_rate_id id, double value)
 {
     if (m->rate[id].source == MT_RATE_NONE)
-        m->rate[id] = (struct mt_rate){value, MT_RATE_RATED};
+        mt_machine_rate(m, id, value, "assumed, of any machine");
+}
+
+static void derive(struct mt_machine *m, enum mt_rate_id id, double share, enum mt_rate_id of)
+{
+    if (m->rate[id].source == MT_RATE_NONE)
+        mt_machine_rate(m, id, share * m->rate[of].value, "assumed: %g of %s", share, rate_keys[of].key);
+}
+
+/* Bound by memory; a core moves about 12 GB/s. */
+static void derive_adam(struct mt_machine *m)
+{
+    const double cores = m->rate[MT_RATE_CORES].value, dram = m->rate[MT_RATE_DRAM].value, of_dram = 0.85, of_core = 12;
+    double bytes = mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16);
+    m->adam[0].threads = (int)cores;
+    m->adam[0].ns = bytes / MT_MIN(of_dram * dram, of_core * cores);
+    m->n_adam = 1;
+    m->adam_source = MT_RATE_RATED;
+    snprintf(m->adam_from, sizeof(m->adam_from), "assumed: %g bytes, at %g of dram_gbs or %g GB/s a core", bytes, of_dram,
+             of_core);
 }
 
 int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *err)
@@ -218,38 +250,64 @@ int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *e
                            rate_keys[needed[i]].section, rate_keys[needed[i]].key,
                            rate_keys[needed[i]].help);
     if (m->cpu)
-        derive(m, MT_RATE_GEMM_E4M3, r[MT_RATE_GEMM_F32].value); /* codes become f32 */
-    derive(m, MT_RATE_ATTENTION, 0.6 * r[MT_RATE_GEMM_BF16].value);
-    derive(m, MT_RATE_ATTENTION_BWD, 0.75 * r[MT_RATE_ATTENTION].value);
-    derive(m, MT_RATE_OP_US, 5);
-    derive(m, MT_RATE_PEAK_BF16, r[MT_RATE_GEMM_BF16].value);
-    derive(m, MT_RATE_PEAK_F32, r[MT_RATE_GEMM_F32].value);
+        derive(m, MT_RATE_GEMM_E4M3, 1, MT_RATE_GEMM_F32); /* codes become f32 */
+    derive(m, MT_RATE_ATTENTION, 0.6, MT_RATE_GEMM_BF16);
+    derive(m, MT_RATE_ATTENTION_BWD, 0.75, MT_RATE_ATTENTION);
+    assume(m, MT_RATE_OP_US, 5);
+    derive(m, MT_RATE_PEAK_BF16, 1, MT_RATE_GEMM_BF16);
+    derive(m, MT_RATE_PEAK_F32, 1, MT_RATE_GEMM_F32);
     if (r[MT_RATE_GEMM_E4M3].value > 0)
-        derive(m, MT_RATE_PEAK_E4M3, r[MT_RATE_GEMM_E4M3].value);
-    derive(m, MT_RATE_DEVICE_GIB, m->cpu ? r[MT_RATE_HOST_GIB].value / 4 : 0);
-    derive(m, MT_RATE_H2D_BOTH, r[MT_RATE_H2D].value * 0.85);
-    derive(m, MT_RATE_D2H_BOTH, r[MT_RATE_D2H].value * 0.85);
+        derive(m, MT_RATE_PEAK_E4M3, 1, MT_RATE_GEMM_E4M3);
+    derive(m, MT_RATE_DEVICE_GIB, m->cpu ? 0.25 : 0, MT_RATE_HOST_GIB);
+    derive(m, MT_RATE_H2D_BOTH, 0.85, MT_RATE_H2D);
+    derive(m, MT_RATE_D2H_BOTH, 0.85, MT_RATE_D2H);
     if (m->cpu) {
-        derive(m, MT_RATE_H2D_SHORT, r[MT_RATE_H2D].value);
-        derive(m, MT_RATE_D2H_SHORT, r[MT_RATE_D2H].value);
+        derive(m, MT_RATE_H2D_SHORT, 1, MT_RATE_H2D);
+        derive(m, MT_RATE_D2H_SHORT, 1, MT_RATE_D2H);
     }
-    derive(m, MT_RATE_LINK_GPUS, 1);
-    derive(m, MT_RATE_COPY_US, 10);
-    derive(m, MT_RATE_COPY, MT_MIN(r[MT_RATE_DRAM].value / 2, 10.0));
-    derive(m, MT_RATE_READ_BOTH, 0.6 * r[MT_RATE_READ].value);
-    derive(m, MT_RATE_WRITE_BOTH, 0.6 * r[MT_RATE_WRITE].value);
-    derive(m, MT_RATE_DISK_US, 100);
-    derive(m, MT_RATE_STEP_US, 500);
-    derive(m, MT_RATE_TOKEN_NS, 20);
-    if (!m->n_adam) { /* bound by memory; a core moves about 12 GB/s */
-        double cores = r[MT_RATE_CORES].value, dram = r[MT_RATE_DRAM].value;
-        m->adam[0].threads = (int)cores;
-        m->adam[0].ns =
-            mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16) / MT_MIN(0.85 * dram, 12 * cores);
-        m->n_adam = 1;
-        m->adam_source = MT_RATE_RATED;
-    }
+    assume(m, MT_RATE_LINK_GPUS, 1);
+    assume(m, MT_RATE_COPY_US, 10);
+    if (r[MT_RATE_DRAM].value < 20)
+        derive(m, MT_RATE_COPY, 0.5, MT_RATE_DRAM);
+    assume(m, MT_RATE_COPY, 10);
+    derive(m, MT_RATE_READ_BOTH, 0.6, MT_RATE_READ);
+    derive(m, MT_RATE_WRITE_BOTH, 0.6, MT_RATE_WRITE);
+    assume(m, MT_RATE_DISK_US, 100);
+    assume(m, MT_RATE_STEP_US, 500);
+    assume(m, MT_RATE_TOKEN_NS, 20);
+    if (!m->n_adam)
+        derive_adam(m);
     return 0;
+}
+
+/* Where a measured rate is from is known. */
+static const char *source_of(struct mt_rate r, const char *from)
+{
+    return r.source == MT_RATE_RATED ? from : "";
+}
+
+struct mt_price *mt_machine_prices(const struct mt_machine *m, size_t *n)
+{
+    struct mt_price *all = mt_calloc(MT_N_RATES + MT_MAX_ADAM, sizeof(*all));
+    *n = 0;
+    for (int i = 0; all && i < MT_N_RATES; i++) {
+        const struct rate_key *k = &rate_keys[i];
+        struct mt_price *p = &all[*n];
+        if (m->rate[i].source == MT_RATE_NONE || !(m->rate[i].value > 0))
+            continue;
+        *p = (struct mt_price){.unit = k->unit, .help = k->help, .rate = m->rate[i],
+                               .from = source_of(m->rate[i], m->from[i])};
+        snprintf(p->key, sizeof(p->key), "%s.%s", k->section, k->key);
+        ++*n;
+    }
+    for (int i = 0; all && i < m->n_adam; i++) {
+        struct mt_price *p = &all[(*n)++];
+        *p = (struct mt_price){.unit = "ns", .help = "AdamW's update of a parameter on the host, by threads.",
+                               .rate = {m->adam[i].ns, m->adam_source}};
+        p->from = source_of(p->rate, m->adam_from);
+        snprintf(p->key, sizeof(p->key), "adam.%d", m->adam[i].threads);
+    }
+    return all;
 }
 
 static const char *source_name(enum mt_rate_source s)
@@ -258,12 +316,27 @@ static const char *source_name(enum mt_rate_source s)
 }
 
 /* In quotes if it would be read as something else without. */
-static void print_text(struct mt_str *out, const char *key, const char *text)
+static void print_value(struct mt_str *out, const char *key, const char *text)
 {
     size_t n = strlen(text);
     bool blank = n && (isspace((unsigned char)text[0]) || isspace((unsigned char)text[n - 1]));
     const char *quote = (blank || strchr(text, ';')) && !strchr(text, '"') ? "\"" : "";
-    mt_str_printf(out, "%s = %s%s%s\n", key, quote, text, quote);
+    mt_str_printf(out, "%s = %s%s%s", key, quote, text, quote);
+}
+
+static void print_text(struct mt_str *out, const char *key, const char *text)
+{
+    print_value(out, key, text);
+    mt_str_printf(out, "\n");
+}
+
+/* Without the end of the line. In quotes where the source would be read as something else without. */
+static void print_rate(struct mt_str *out, const char *key, struct mt_rate r, const char *from)
+{
+    char text[MT_MAX_FROM + 48];
+    from = source_of(r, from);
+    snprintf(text, sizeof(text), "%.6g %s%s%s", r.value, source_name(r.source), from[0] ? ": " : "", from);
+    print_value(out, key, text);
 }
 
 void mt_machine_print(const struct mt_machine *m, struct mt_str *out)
@@ -282,14 +355,16 @@ void mt_machine_print(const struct mt_machine *m, struct mt_str *out)
         if (strcmp(section, rate_keys[i].section))
             mt_str_printf(out, "\n[%s]\n", rate_keys[i].section);
         section = rate_keys[i].section;
-        mt_str_printf(out, "%s = %.6g %s%s%s\n", rate_keys[i].key, m->rate[i].value,
-                      source_name(m->rate[i].source), rate_keys[i].unit[0] ? " ; " : "",
-                      rate_keys[i].unit);
+        print_rate(out, rate_keys[i].key, m->rate[i], m->from[i]);
+        mt_str_printf(out, "%s%s\n", rate_keys[i].unit[0] ? " ; " : "", rate_keys[i].unit);
     }
     mt_str_printf(out, "\n[adam]\n");
-    for (int i = 0; i < m->n_adam; i++)
-        mt_str_printf(out, "%d = %.6g %s ; ns a parameter\n", m->adam[i].threads, m->adam[i].ns,
-                      source_name(m->adam_source));
+    for (int i = 0; i < m->n_adam; i++) {
+        char threads[16];
+        snprintf(threads, sizeof(threads), "%d", m->adam[i].threads);
+        print_rate(out, threads, (struct mt_rate){m->adam[i].ns, m->adam_source}, m->adam_from);
+        mt_str_printf(out, " ; ns a parameter\n");
+    }
     for (int i = 0; i < m->n_updates; i++)
         mt_str_printf(out, "%s%s/%d = %.6g measured\n", i ? "" : "\n[updates]\n", m->updates[i].name,
                       m->updates[i].threads, m->updates[i].ns);
@@ -317,6 +392,8 @@ void mt_machine_to_json(const struct mt_machine *m, cJSON *o)
         cJSON_AddNumberToObject(r, "value", m->rate[i].value);
         cJSON_AddStringToObject(r, "unit", rate_keys[i].unit);
         cJSON_AddStringToObject(r, "source", source_name(m->rate[i].source));
+        if (source_of(m->rate[i], m->from[i])[0])
+            cJSON_AddStringToObject(r, "from", m->from[i]);
     }
     cJSON *adam = cJSON_AddObjectToObject(o, "adam_ns"), *ops = cJSON_AddObjectToObject(o, "ops");
     cJSON *updates = cJSON_AddObjectToObject(o, "updates_ns");

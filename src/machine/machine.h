@@ -13,7 +13,7 @@
 /**
  * What a machine can do, as the simulator needs it: an INI file, written by `megatrain probe all` or by
  * hand from data sheets. Every rate says whether it is rated (a data sheet, or derived from one) or
- * measured. All rates are sustained, with random data.
+ * measured, and may say where it is from. All rates are sustained, with random data.
  */
 enum mt_rate_source { MT_RATE_NONE, MT_RATE_RATED, MT_RATE_MEASURED };
 struct mt_rate {
@@ -79,7 +79,7 @@ struct mt_op_sample {
 
 /* Bytes of the copies that are measured. */
 enum { MT_SHORT_COPY_BYTES = 2 << 20, MT_LONG_COPY_BYTES = 64 << 20 };
-enum { MT_MACHINE_VERSION = 1, MT_MAX_ADAM = 16, MT_MAX_UPDATES = 256 };
+enum { MT_MACHINE_VERSION = 1, MT_MAX_ADAM = 16, MT_MAX_UPDATES = 256, MT_MAX_FROM = 128 };
 
 /** A timed update. */
 struct mt_update_sample {
@@ -93,6 +93,8 @@ struct mt_machine {
     char fingerprint[256]; /* of the hardware it was measured on; "" for a file written by hand */
     bool cpu;              /* compute and copies share the host's cores and memory */
     struct mt_rate rate[MT_N_RATES];
+    char from[MT_N_RATES][MT_MAX_FROM]; /* where each rated one is from, in words; "": its file does not say */
+    char adam_from[MT_MAX_FROM];
     struct mt_update_sample adam[MT_MAX_ADAM]; /* of mt_adamw, by threads */
     int n_adam;
     enum mt_rate_source adam_source;
@@ -111,6 +113,21 @@ int mt_machine_write(const struct mt_machine *m, const char *path, struct mt_err
 /** Adds rates by section and key, each {"value", "unit", "source"}; operations and Adam as in the file. */
 void mt_machine_to_json(const struct mt_machine *m, cJSON *o);
 void mt_machine_finish(struct mt_machine *m);
+/** Sets a rate that is not measured, and where it is from. */
+__attribute__((format(printf, 4, 5))) void mt_machine_rate(struct mt_machine *m, enum mt_rate_id id, double value,
+                                                           const char *from, ...);
+/** A line of the list of prices. */
+struct mt_price {
+    char key[80];     /* "compute.gemm_bf16_tflops"; "adam.16": for so many threads */
+    const char *unit, *help;
+    struct mt_rate rate;
+    const char *from; /* of the machine; "": it is measured, or its file does not say */
+};
+/** All rates that the simulator takes its times from but those of single operations and of other optimizers; owned by
+ * the caller. NULL: out of memory. */
+struct mt_price *mt_machine_prices(const struct mt_machine *m, size_t *n);
+/** How times follow from rates, in lines of text. */
+extern const char mt_machine_rules[];
 /** "cpu" or "cuda". */
 static inline const char *mt_machine_device_kind(const struct mt_machine *m)
 {

@@ -147,6 +147,12 @@ static double product_waste(const struct mt_machine *m, const struct mt_metered 
     return least / (batch * rows * cols);
 }
 
+const char mt_machine_rules[] =
+    "Products: operations by the rate of their type, in whole tiles (of 128x128, 128x256 or 64x128, the best) and whole waves\n"
+    "of tiles over the multiprocessors; or their bytes by memory_gbs, if that is longer. FP32 sums of weight gradients are\n"
+    "read and written after them. Attention: two products of what is attended to, five in backward, by its rate. All else: bytes\n"
+    "by memory_gbs. Each operation takes operation_us more; side streams share it, and the last wave.\n";
+
 static double product_seconds(const struct mt_machine *m, const struct mt_metered *op)
 {
     double m_dim = (double)op->dim[0], n_dim = (double)op->dim[1], waste = product_waste(m, op);

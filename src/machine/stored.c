@@ -57,8 +57,8 @@ static int move_here(struct mt_machine *m, const char *path, int threads, struct
     if (rc)
         return rc;
     double gib = (double)MT_MIN(mem.total, mem.cgroup_free) / (double)(1 << 30);
-    m->rate[MT_RATE_CORES] = (struct mt_rate){threads, MT_RATE_RATED};
-    m->rate[MT_RATE_HOST_GIB] = (struct mt_rate){gib, MT_RATE_RATED};
+    mt_machine_rate(m, MT_RATE_CORES, threads, "of this machine");
+    mt_machine_rate(m, MT_RATE_HOST_GIB, gib, "of this machine");
     return mt_machine_complete(m, path, err);
 }
 

@@ -173,6 +173,26 @@ def known_names_are_listed(tmp):
     assert sorted(l for l in said if l.startswith(" ")) == sorted(want) and len(said) == len(want) + 2, said
 
 
+def every_price_has_a_source(tmp):
+    """Of all stored machines; those that are derived say from what. A box of several GPUs has its GPU's prices."""
+    listed = {}
+    for path in sorted(glob.glob(os.path.join(CONFIGS, "machines", "*.ini"))):
+        name = os.path.basename(path)[:-4]
+        prices = plan("--prices", "--machine", name)["prices"]
+        bare = [p["key"] for p in prices if not p["from"] or p["kind"] != "rated"]
+        assert not bare and len(prices) > 24, (name, bare)
+        listed[name] = {p["key"]: p for p in prices}
+    one = {k: p for k, p in listed["rtx4090"].items() if k.startswith("compute.")}
+    for n in 2, 4, 8:
+        assert one == {k: p for k, p in listed[f"rtx4090x{n}"].items() if k.startswith("compute.")}, n
+    text = megatrain("plan", "--prices", "--machine", "rtx4090", "--pcie", "12GB/s").stdout
+    assert re.search(r"^compute.gemm_bf16_tflops +152  TFLOP/s  rated     0.92 of the sheet's", text, re.M), text
+    assert re.search(r"^link.h2d_gbs +12  GB/s     rated     --pcie$", text, re.M), text
+    assert re.search(r"^link.h2d_both_gbs +10.2  GB/s     rated     assumed: 0.85 of --pcie$", text, re.M), text
+    assert re.search(r"^adam.16 +0.43\d* +ns       rated     assumed: 26 bytes, at 0.85 of dram_gbs", text, re.M), text
+    assert "--machine" in megatrain("plan", "--prices", expect=2).stderr
+
+
 def unknown_names_are_told_what_there_is(tmp):
     said = megatrain("plan", "--machine", "rtx4085", "--model", "Qwen3-8B", expect=2).stderr
     assert "rtx4090" in said and "h200" in said, said
@@ -569,6 +589,7 @@ def main():
         several_gpus_are_planned(tmp)
         what_does_not_fit_says_what_would(tmp)
         known_names_are_listed(tmp)
+        every_price_has_a_source(tmp)
         optimizers_are_compared()
         unknown_names_are_told_what_there_is(tmp)
         two_parts_are_offered_together(tmp)

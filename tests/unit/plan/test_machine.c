@@ -61,6 +61,30 @@ static void a_profile_reads_back_as_it_was_written(void **state)
     mt_machine_finish(&b);
 }
 
+static void sources_read_back_as_they_were_written(void **state)
+{
+    (void)state;
+    static const char *const sources[] = {"\"25 rated: a sheet; the second\"", "25 rated: a sheet: 31.5", "\"25 rated: a;b\""};
+    for (size_t i = 0; i < sizeof(sources) / sizeof(*sources); i++) {
+        struct mt_machine a, b;
+        struct mt_err err = {0};
+        struct mt_str text = {0};
+        char ini[1000];
+        const char *rest = strstr(good, "d2h_gbs");
+        snprintf(ini, sizeof(ini), "%.*sd2h_gbs = %s\n%s", (int)(rest - good), good, sources[i], strstr(rest, "[host]"));
+        if (read_text(&a, ini, &err))
+            fail_msg("%s", err.msg);
+        mt_machine_print(&a, &text);
+        assert_int_equal(read_text(&b, text.p, &err), 0);
+        assert_string_equal(a.from[MT_RATE_D2H], b.from[MT_RATE_D2H]);
+        assert_non_null(strstr(sources[i], a.from[MT_RATE_D2H]));
+        assert_int_equal(a.rate[MT_RATE_D2H].source, MT_RATE_RATED);
+        mt_str_finish(&text);
+        mt_machine_finish(&a);
+        mt_machine_finish(&b);
+    }
+}
+
 /* Also where a blank or a semicolon would be taken for the end of the value. */
 static void names_read_back_as_they_were_written(void **state)
 {
@@ -310,6 +334,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_profile_reads_back_as_it_was_written),
         cmocka_unit_test(names_read_back_as_they_were_written),
+        cmocka_unit_test(sources_read_back_as_they_were_written),
         cmocka_unit_test(every_bad_line_is_named),
         cmocka_unit_test(another_version_and_a_missing_rate_are_refused),
         cmocka_unit_test(a_profile_of_other_hardware_is_not_used),

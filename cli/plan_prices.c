@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* megatrain plan --prices: what plans take times from, and where each rate is from. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "machine/stored.h"
+#include "plan_print.h"
+
+static const char *kind_of(const struct mt_price *p)
+{
+    return p->rate.source == MT_RATE_MEASURED ? "measured" : "rated";
+}
+
+static int print_as_json(const struct mt_machine *m, const struct mt_price *all, size_t n)
+{
+    cJSON *o = cJSON_CreateObject(), *list;
+    cJSON_AddStringToObject(o, "machine", m->name);
+    list = cJSON_AddArrayToObject(o, "prices");
+    for (size_t i = 0; i < n; i++) {
+        cJSON *p = cJSON_CreateObject();
+        cJSON_AddStringToObject(p, "key", all[i].key);
+        cJSON_AddNumberToObject(p, "value", all[i].rate.value);
+        cJSON_AddStringToObject(p, "unit", all[i].unit);
+        cJSON_AddStringToObject(p, "kind", kind_of(&all[i]));
+        cJSON_AddStringToObject(p, "from", all[i].from);
+        mt_json_append(list, p);
+    }
+    char *text = mt_json_print(o, true);
+    cJSON_Delete(o);
+    if (!text)
+        return EXIT_RUNTIME;
+    printf("%s\n", text);
+    free(text);
+    return 0;
+}
+
+static void print_table(const struct mt_machine *m, const struct mt_price *all, size_t n)
+{
+    printf("%s\n\n%-28s %8s  %-8s %-9s %s\n", m->name, "Price", "value", "unit", "", "source");
+    for (size_t i = 0; i < n; i++)
+        printf("%-28s %8.5g  %-8s %-9s %s\n", all[i].key, all[i].rate.value, all[i].unit, kind_of(&all[i]),
+               all[i].from[0] ? all[i].from : all[i].rate.source == MT_RATE_MEASURED ? "megatrain probe" : "its file does not say");
+    printf("\n%s", mt_machine_rules);
+    if (m->n_samples || m->n_updates)
+        printf("Measured besides, and taken before these: %zu operations, %d updates of other optimizers.\n", m->n_samples, m->n_updates);
+}
+
+int plan_print_prices(const struct cli_args *args)
+{
+    struct mt_machine m = {0};
+    struct mt_err err = {0};
+    size_t n = 0;
+    if (!cli_arg(args, "machine")) {
+        fprintf(stderr, "megatrain plan: --prices needs --machine: a name (plan --list), or the file of a machine that was measured\n");
+        return EXIT_USAGE;
+    }
+    if (plan_read_machine(&m, args, &err))
+        return cli_fail(&err);
+    struct mt_price *all = mt_machine_prices(&m, &n);
+    int code = 0;
+    if (!all)
+        code = cli_fail((mt_fail_nomem(&err, "the prices", sizeof(*all)), &err));
+    else if (cli_arg(args, "json"))
+        code = print_as_json(&m, all, n);
+    else
+        print_table(&m, all, n);
+    free(all);
+    mt_machine_finish(&m);
+    return code;
+}
