@@ -9,8 +9,6 @@
 
 enum { LANES = 16 };
 
-typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
-
 /* A product: element (i, k) of A is at a[i * rs + k * cs]; rows of B and D begin every ldb and ldd elements. */
 struct product {
     size_t m, n, k; /* n: a multiple of LANES */
@@ -22,33 +20,26 @@ struct product {
     size_t ldd;
     float sign; /* D = sign * A B, or with adds D += that */
     bool adds;
+    bool lower, upper; /* A is 0 above its diagonal; below it: these are left out */
+    bool half;         /* D is not read above its diagonal, and need not be computed there */
 };
 
-MT_HOT_PART void tile(const struct product *x, size_t i, size_t j, size_t rows)
-{
-    vec sum[4] = {{0}, {0}, {0}, {0}};
-    const float *a = x->a + i * x->rs, *b = x->b + j;
-    for (size_t k = 0; k < x->k; k++, b += x->ldb, a += x->cs) {
-        vec row = *(const vec *)b;
-        for (size_t r = 0; r < rows; r++)
-            sum[r] += a[r * x->rs] * row;
-    }
-    for (size_t r = 0; r < rows; r++) {
-        vec *d = (vec *)(x->d + (i + r) * x->ldd + j);
-        *d = x->adds ? *d + x->sign * sum[r] : x->sign * sum[r];
-    }
-}
+/* Rows of X, in order: x_i -= sum over j < i of a_ij x_j. */
+struct substitution {
+    size_t rows, n; /* n: a multiple of LANES */
+    const float *a;
+    size_t lda;
+    float *x;
+    size_t ldx;
+};
 
-MT_HOT static inline void multiply(const struct product *x)
-{
-    size_t i = 0;
-    for (; i + 4 <= x->m; i += 4)
-        for (size_t j = 0; j < x->n; j += LANES)
-            tile(x, i, j, 4);
-    for (; i < x->m; i++)
-        for (size_t j = 0; j < x->n; j += LANES)
-            tile(x, i, j, 1);
-}
+/* Their functions for an instruction set. All give the same bits: no multiply-add is fused. */
+struct mt_cpu_products {
+    void (*multiply)(const struct product *x);
+    void (*substitute)(const struct substitution *s);
+};
+/** Those of the instruction set that matrix products have. */
+const struct mt_cpu_products *mt_cpu_products(const struct mt_cpu_gemm *g);
 
 MT_HOT static inline void scale_row(float *y, const float *x, float by, size_t n)
 {
@@ -77,7 +68,7 @@ MT_HOT static inline double dot(const float *x, const float *y, size_t n)
 }
 
 /* d[c][r] = s[r][c] */
-static inline void transpose(float *d, size_t ldd, const float *s, size_t lds, size_t rows, size_t cols)
+static inline void transpose_rows(float *d, size_t ldd, const float *s, size_t lds, size_t rows, size_t cols)
 {
     for (size_t c = 0; c < cols; c++)
         for (size_t r = 0; r < rows; r++)

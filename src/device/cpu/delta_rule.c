@@ -35,6 +35,7 @@ enum { C = MT_DELTA_CHUNK, SEGMENT = 64 };
 
 /* A thread's part of the workspace. Rows are padded to whole vectors, with zeros. */
 struct work {
+    const struct mt_cpu_products *by;
     size_t dk, dv, wk, wv, wide; /* of a head; padded; wide: wv + wk */
     size_t heads, most_chunks;   /* most value heads of a job; chunks of the longest document */
     size_t key, first, n_heads;  /* of the job: its key head, its first value head, their number */
@@ -95,6 +96,11 @@ size_t mt_cpu_delta_rule_workspace(const struct mt_device_limits *l, const struc
     return (size_t)l->n_threads * lay_out(&w, NULL, a) + 2 * mt_delta_partial_floats(a) * sizeof(float) + 128;
 }
 
+static void multiply(const struct work *w, const struct product *x)
+{
+    w->by->multiply(x);
+}
+
 /* --- a chunk --------------------------------------------------------------------------------------- */
 
 /* Rows of a head as f32, padded with zeros. */
@@ -146,10 +152,10 @@ static void load_keys(struct work *w, const struct mt_delta_rule *a, size_t row,
     }
     for (size_t i = 0; i < rows; i++)
         scale_row(w->q + i * w->wk, w->q + i * w->wk, a->scale, w->wk);
-    transpose(w->kt, C, w->k, w->wk, C, w->wk);
+    transpose_rows(w->kt, C, w->k, w->wk, C, w->wk);
     if (!w->plain)
-        multiply(&(struct product){C, C, w->wk, w->k, w->wk, 1, w->kt, C, w->kk, C, 1, false});
-    multiply(&(struct product){C, C, w->wk, w->q, w->wk, 1, w->kt, C, w->qk, C, 1, false});
+        multiply(w, &(struct product){C, C, w->wk, w->k, w->wk, 1, w->kt, C, w->kk, C, 1, .half = true});
+    multiply(w, &(struct product){C, C, w->wk, w->q, w->wk, 1, w->kt, C, w->qk, C, 1, .half = true});
 }
 
 /* G, D, E and X of a value head. */
@@ -190,11 +196,11 @@ static void correct(struct work *w, const float *s)
             w->a[i * C + j] = w->beta[i] * w->kk[i * C + j] * w->x[i * C + j];
         scale_row(uw, w->v + i * w->wv, w->beta[i], w->wv);
         scale_row(uw + w->wv, w->k + i * w->wk, w->beta[i] * w->decay[i], w->wk);
-        multiply(&(struct product){1, w->wide, i, w->a + i * C, 0, 1, w->uw, w->wide, uw, w->wide, -1, true});
     }
+    w->by->substitute(&(struct substitution){w->rows, w->wide, w->a, C, w->uw, w->wide});
     for (size_t i = 0; i < C; i++)
         memcpy(w->vn + i * w->wv, w->uw + i * w->wide, w->wv * sizeof(float));
-    multiply(&(struct product){C, w->wv, w->dk, w->uw + w->wv, w->wide, 1, s, w->wv, w->vn, w->wv, -1, true});
+    multiply(w, &(struct product){C, w->wv, w->dk, w->uw + w->wv, w->wide, 1, s, w->wv, w->vn, w->wv, -1, true});
 }
 
 /* P, then V' of a value head whose state before the chunk is s. */
@@ -219,12 +225,13 @@ static void step_state(struct work *w, float *s)
     for (size_t i = 0; i < C; i++)
         scale_row(w->t + i * w->wk, w->k + i * w->wk, i < w->rows ? w->end[i] : 0, w->wk);
     scale_row(s, s, all, w->wk * w->wv);
-    multiply(&(struct product){w->wk, w->wv, C, w->t, 1, w->wk, w->vn, w->wv, s, w->wv, 1, true});
+    multiply(w, &(struct product){w->wk, w->wv, C, w->t, 1, w->wk, w->vn, w->wv, s, w->wv, 1, true});
 }
 
 /* --- forward --------------------------------------------------------------------------------------- */
 
 struct job {
+    const struct mt_cpu_products *by;
     const struct mt_delta_rule *a;
     const struct mt_delta_rule_bwd *b;
     size_t bytes; /* of a thread */
@@ -241,7 +248,7 @@ static struct work work_of(const struct job *j, size_t i, int thread)
 {
     const struct mt_delta_rule *a = j->a;
     struct mt_delta_jobs jobs = mt_delta_jobs(a);
-    struct work w = {0};
+    struct work w = {.by = j->by};
     float *partials = partials_of(a);
     uintptr_t base = mt_align_up((uintptr_t)(partials + 2 * mt_delta_partial_floats(a)), (uintptr_t)64);
     lay_out(&w, (char *)base + (size_t)thread * j->bytes, a);
@@ -283,8 +290,8 @@ static void forward_chunk(struct work *w, const struct mt_delta_rule *a, size_t 
         float *s = w->state + i * state_floats(w);
         solve(w, a, row, h, s);
         scaled_rows(w->t, w->q, w->decay, rows, w->wk);
-        multiply(&(struct product){C, w->wv, w->dk, w->t, w->wk, 1, s, w->wv, w->dO, w->wv, 1, false});
-        multiply(&(struct product){C, w->wv, C, w->p, C, 1, w->vn, w->wv, w->dO, w->wv, 1, true});
+        multiply(w, &(struct product){C, w->wv, w->dk, w->t, w->wk, 1, s, w->wv, w->dO, w->wv, 1, false});
+        multiply(w, &(struct product){C, w->wv, C, w->p, C, 1, w->vn, w->wv, w->dO, w->wv, 1, true, .lower = true});
         add_skip(w, a, h, w->dO, w->v);
         store_rows(w->dO, w->wv, a->dtype, &a->o, row, h, rows);
         step_state(w, s);
@@ -302,15 +309,15 @@ static void forward_job(void *ctx, size_t i, int thread)
         forward_chunk(&w, a, row, MT_MIN((size_t)C, end - row));
 }
 
-static struct job job_of(const struct mt_delta_rule *a, const struct mt_delta_rule_bwd *b)
+static struct job job_of(struct mt_cpu_device *d, const struct mt_delta_rule *a, const struct mt_delta_rule_bwd *b)
 {
     struct work w;
-    return (struct job){a, b, lay_out(&w, NULL, a)};
+    return (struct job){mt_cpu_products(d->gemm), a, b, lay_out(&w, NULL, a)};
 }
 
 void mt_cpu_run_delta_rule(struct mt_cpu_device *d, const struct mt_delta_rule *a)
 {
-    struct job j = job_of(a, NULL);
+    struct job j = job_of(d, a, NULL);
     mt_pool_run(d->pool, forward_job, &j, n_jobs(a));
 }
 
@@ -346,21 +353,21 @@ static void solve_transposed(struct work *w)
 static void outputs_backward(struct work *w, const float *s, const float *ds)
 {
     size_t wv = w->wv, wk = w->wk, wide = w->wide;
-    transpose(w->vt, C, w->vn, wv, C, wv);
-    multiply(&(struct product){C, C, wv, w->dO, wv, 1, w->vt, C, w->dp, C, 1, false});
+    transpose_rows(w->vt, C, w->vn, wv, C, wv);
+    multiply(w, &(struct product){C, C, wv, w->dO, wv, 1, w->vt, C, w->dp, C, 1, .half = true});
     scaled_rows(w->t, w->k, w->end, w->rows, wk);
-    multiply(&(struct product){C, wv, C, w->p, 1, C, w->dO, wv, w->yz, wide, 1, false});
-    multiply(&(struct product){C, wv, w->dk, w->t, wk, 1, ds, wv, w->yz, wide, 1, true});
-    transpose(w->st, wk, s, wv, wk, wv);
+    multiply(w, &(struct product){C, wv, C, w->p, 1, C, w->dO, wv, w->yz, wide, 1, .upper = true});
+    multiply(w, &(struct product){C, wv, w->dk, w->t, wk, 1, ds, wv, w->yz, wide, 1, true});
+    transpose_rows(w->st, wk, s, wv, wk, wv);
     if (!w->plain)
-        multiply(&(struct product){C, wk, wv, w->yz, wide, 1, w->st, wk, w->yz + wv, wide, -1, false}); /* dW */
-    multiply(&(struct product){C, wk, wv, w->dO, wv, 1, w->st, wk, w->t, wk, 1, false}); /* dO S^T */
+        multiply(w, &(struct product){C, wk, wv, w->yz, wide, 1, w->st, wk, w->yz + wv, wide, -1, false}); /* dW */
+    multiply(w, &(struct product){C, wk, wv, w->dO, wv, 1, w->st, wk, w->t, wk, 1, false}); /* dO S^T */
     for (size_t i = 0; i < w->rows; i++) {
         w->dsum[i] = (double)w->decay[i] * dot(w->q + i * wk, w->t + i * wk, wk);
         add_row(w->dq + i * wk, w->t + i * wk, w->decay[i], wk);
     }
-    transpose(w->st, wk, ds, wv, wk, wv);
-    multiply(&(struct product){C, wk, wv, w->vn, wv, 1, w->st, wk, w->t, wk, 1, false}); /* V' dS^T */
+    transpose_rows(w->st, wk, ds, wv, wk, wv);
+    multiply(w, &(struct product){C, wk, wv, w->vn, wv, 1, w->st, wk, w->t, wk, 1, false}); /* V' dS^T */
     double all = 0;
     for (size_t i = 0; i < w->rows; i++) {
         double r = (double)w->end[i] * dot(w->k + i * wk, w->t + i * wk, wk);
@@ -390,8 +397,8 @@ static void plain_scores_backward(struct work *w)
 /* dA, masked to its triangle; dP becomes dP * X, dA N; their part of dG and dbeta. */
 static void scores_backward(struct work *w, double *dbeta)
 {
-    transpose(w->vt, C, w->uw, w->wide, C, w->wide);
-    multiply(&(struct product){C, C, w->wide, w->yz, w->wide, 1, w->vt, C, w->da, C, -1, false});
+    transpose_rows(w->vt, C, w->uw, w->wide, C, w->wide);
+    multiply(w, &(struct product){C, C, w->wide, w->yz, w->wide, 1, w->vt, C, w->da, C, -1, .half = true});
     for (size_t i = 0; i < C; i++)
         for (size_t j = 0; j < C; j++) {
             size_t at = i * C + j;
@@ -411,8 +418,8 @@ static void scores_backward(struct work *w, double *dbeta)
 static void correction_backward(struct work *w, double *dbeta)
 {
     size_t wv = w->wv, wk = w->wk;
-    multiply(&(struct product){C, wk, C, w->da, C, 1, w->k, wk, w->dk_, wk, 1, true});
-    multiply(&(struct product){C, wk, C, w->da, 1, C, w->k, wk, w->dk_, wk, 1, true});
+    multiply(w, &(struct product){C, wk, C, w->da, C, 1, w->k, wk, w->dk_, wk, 1, true, .lower = true});
+    multiply(w, &(struct product){C, wk, C, w->da, 1, C, w->k, wk, w->dk_, wk, 1, true, .upper = true});
     for (size_t i = 0; i < w->rows; i++) {
         const float *z = w->yz + i * w->wide + wv;
         double along = dot(z, w->k + i * wk, wk) * (double)w->decay[i];
@@ -453,16 +460,16 @@ static void backward_head(struct work *w, const struct mt_delta_rule_bwd *b, siz
     /* dS before what it is made of is overwritten: e^G_C dS + (D Q)^T dO - W^T dV' */
     scale_row(ds, ds, w->decay[w->rows - 1], wk * wv);
     scaled_rows(w->t, w->q, w->decay, w->rows, wk);
-    multiply(&(struct product){wk, wv, C, w->t, 1, wk, w->dO, wv, ds, wv, 1, true});
+    multiply(w, &(struct product){wk, wv, C, w->t, 1, wk, w->dO, wv, ds, wv, 1, true});
     if (!w->plain) {
-        multiply(&(struct product){wk, wv, C, w->uw + wv, 1, wide, w->yz, wide, ds, wv, -1, true});
+        multiply(w, &(struct product){wk, wv, C, w->uw + wv, 1, wide, w->yz, wide, ds, wv, -1, true});
         solve_transposed(w);
         scores_backward(w, dbeta);
     } else {
         plain_scores_backward(w);
     }
-    multiply(&(struct product){C, wk, C, w->dp, C, 1, w->k, wk, w->dq, wk, 1, true});
-    multiply(&(struct product){C, wk, C, w->dp, 1, C, w->q, wk, w->dk_, wk, 1, true});
+    multiply(w, &(struct product){C, wk, C, w->dp, C, 1, w->k, wk, w->dq, wk, 1, true, .lower = true});
+    multiply(w, &(struct product){C, wk, C, w->dp, 1, C, w->q, wk, w->dk_, wk, 1, true, .upper = true});
     if (!w->plain)
         correction_backward(w, dbeta);
     for (size_t i = 0; w->plain && i < w->rows; i++)
@@ -568,7 +575,7 @@ static void add_job(void *ctx, size_t i, int thread)
 
 void mt_cpu_run_delta_rule_bwd(struct mt_cpu_device *d, const struct mt_delta_rule_bwd *b)
 {
-    struct job j = job_of(&b->fwd, b);
+    struct job j = job_of(d, &b->fwd, b);
     mt_pool_run(d->pool, backward_job, &j, n_jobs(&b->fwd));
     if (mt_delta_partial_floats(&b->fwd))
         mt_pool_run(d->pool, add_job, &j, mt_div_up(b->fwd.n, (size_t)C));
