@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Matrix products, answered by the cpu device's one-thread product: sums in FP32 and in an order that depends on
- * the shape alone, then D = alpha * sum + beta * C + bias with one rounding. Column-major is what it is called
+ * the shape and the algorithm alone, then D = alpha * sum + beta * C + bias with one rounding. Column-major is what it is called
  * with; a column-major matrix is the transpose of a row-major one, so D' = op(B)' op(A)' is computed.
  */
 #include <cublasLt.h>
@@ -9,12 +9,14 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "device/cpu/cpu.h"
 #include "emu.h"
 #include "sanitizers.h"
 
 enum { ALGO_MARK = 0x454d55, ALGO_WORKSPACE = 64 << 10 };
+enum { ALGO_NUMBER = 6, ALGO_US = 7 }; /* places in an algorithm's data */
 
 struct cublasLtContext {
     int device;
@@ -224,6 +226,7 @@ struct product {
     const void *pa, *pb, *pc;
     void *pd, *workspace;
     size_t scribble;
+    unsigned parts, sleep_us; /* of the algorithm: parts of K that are summed alone; how much longer it takes */
 };
 
 static size_t size_of(cudaDataType_t t)
@@ -353,24 +356,54 @@ static void multiply(const struct mt_cpu_tile *t)
     pthread_mutex_unlock(&lock);
 }
 
+/* Sums a part of K, from `at` on, of a product of a batch. */
+static void sum_part(const struct product *p, int32_t batch, uint64_t at, uint64_t k, float *sum)
+{
+    bool ta = p->desc.trans_a != CUBLAS_OP_N, tb = p->desc.trans_b != CUBLAS_OP_N;
+    const char *a = batch_of(p->pa, &p->a, batch), *b = batch_of(p->pb, &p->b, batch);
+    size_t lda = (size_t)p->a.ld, ldb = (size_t)p->b.ld;
+    multiply(&(struct mt_cpu_tile){.m = p->d.cols, .n = p->d.rows, .k = k, .trans_a = tb, .trans_b = ta,
+                                   .dtype = dtype_of(p->a.type), .a = b + at * (tb ? ldb : 1) * size_of(p->b.type),
+                                   .lda = ldb, .b = a + at * (ta ? 1 : lda) * size_of(p->a.type), .ldb = lda,
+                                   .d = sum, .ldd = p->d.rows});
+}
+
 static void run_product(void *args)
 {
     const struct product *p = args;
-    uint64_t m = p->d.rows, n = p->d.cols;
-    bool ta = p->desc.trans_a != CUBLAS_OP_N, tb = p->desc.trans_b != CUBLAS_OP_N;
-    float *sum = malloc(m * n * sizeof(float));
+    uint64_t n = p->d.rows * p->d.cols, k = p->desc.trans_a != CUBLAS_OP_N ? p->a.rows : p->a.cols;
+    uint64_t part = (k + p->parts - 1) / p->parts;
+    float *sum = malloc(2 * n * sizeof(float));
     if (!sum || p->a.type != p->b.type)
         mt_emu_die("no memory for a matrix product, or operands of two types");
+    if (p->sleep_us)
+        usleep(p->sleep_us);
     for (int32_t b = 0; b < p->d.batch; b++) {
-        multiply(&(struct mt_cpu_tile){.m = n, .n = m, .k = ta ? p->a.rows : p->a.cols, .trans_a = tb, .trans_b = ta,
-                                       .dtype = dtype_of(p->a.type),
-                                       .a = batch_of(p->pb, &p->b, b), .lda = (size_t)p->b.ld,
-                                       .b = batch_of(p->pa, &p->a, b), .ldb = (size_t)p->a.ld, .d = sum, .ldd = m});
+        for (uint64_t at = 0; at < k; at += part) {
+            sum_part(p, b, at, MT_MIN(part, k - at), at ? sum + n : sum);
+            for (uint64_t i = 0; at && i < n; i++)
+                sum[i] += sum[n + i];
+        }
         finish(p, sum, batch_of(p->pc, &p->c, b), batch_of(p->pd, &p->d, b));
     }
     free(sum);
     if (p->scribble) /* nobody else may keep anything there */
         memset(p->workspace, 0xFF, p->scribble);
+}
+
+/* MT_EMU_ALGORITHMS: microseconds by which the product takes longer, for each algorithm there is; else there is one.
+ * Number i, from 0, sums i + 1 parts of K. Returns how many. */
+static int list_algorithms(unsigned *us, int most)
+{
+    const char *at = getenv("MT_EMU_ALGORITHMS");
+    int n = 0;
+    us[0] = 0;
+    while (at && *at && n < most) {
+        char *end;
+        us[n++] = (unsigned)strtoul(at, &end, 10);
+        at = *end ? end + 1 : end;
+    }
+    return n ? n : 1;
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
@@ -381,15 +414,21 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
 {
     struct product p = {.desc = *desc, .a = *a, .b = *b, .c = *c, .d = *d};
     cublasStatus_t rc = handle && requested > 0 ? check_shapes(&p) : CUBLAS_STATUS_INVALID_VALUE;
-    *returned = !rc;
+    unsigned us[8];
+    *returned = 0;
     if (rc)
         return rc;
-    results[0] = (cublasLtMatmulHeuristicResult_t){.state = CUBLAS_STATUS_SUCCESS, .wavesCount = 1};
-    results[0].workspaceSize = pref && pref->workspace_bytes >= ALGO_WORKSPACE ? ALGO_WORKSPACE : 0;
-    results[0].algo.data[0] = ALGO_MARK;
-    results[0].algo.data[1] = results[0].workspaceSize;
-    for (int i = 0; i < 4; i++)
-        results[0].algo.data[2 + i] = pref ? pref->align[i] : 256;
+    *returned = list_algorithms(us, requested < 8 ? requested : 8);
+    for (int k = 0; k < *returned; k++) {
+        results[k] = (cublasLtMatmulHeuristicResult_t){.state = CUBLAS_STATUS_SUCCESS, .wavesCount = 1};
+        results[k].workspaceSize = pref && pref->workspace_bytes >= ALGO_WORKSPACE ? ALGO_WORKSPACE : 0;
+        results[k].algo.data[0] = ALGO_MARK;
+        results[k].algo.data[1] = results[k].workspaceSize;
+        for (int i = 0; i < 4; i++)
+            results[k].algo.data[2 + i] = pref ? pref->align[i] : 256;
+        results[k].algo.data[ALGO_NUMBER] = (uint64_t)k;
+        results[k].algo.data[ALGO_US] = us[k];
+    }
     return rc;
 }
 
@@ -397,12 +436,14 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *
                                                     cublasLtMatmulAlgoConfigAttributes_t attr,
                                                     void *buf, size_t bytes, size_t *written)
 {
-    uint32_t value = attr == CUBLASLT_ALGO_CONFIG_SPLITK_NUM ? 1 : 0;
-    if (algo->data[0] != ALGO_MARK || bytes < sizeof(value))
+    bool half = attr == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attr == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+    uint32_t value = attr == CUBLASLT_ALGO_CONFIG_SPLITK_NUM ? (uint32_t)algo->data[ALGO_NUMBER] + 1 : 0;
+    size_t size = half ? sizeof(uint16_t) : sizeof(uint32_t);
+    if (algo->data[0] != ALGO_MARK || bytes != size)
         return CUBLAS_STATUS_INVALID_VALUE;
-    memcpy(buf, &value, sizeof(value));
+    memcpy(buf, &value, size);
     if (written)
-        *written = sizeof(value);
+        *written = size;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -436,6 +477,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     memcpy(&p.alpha, alpha, sizeof(float));
     memcpy(&p.beta, beta, sizeof(float));
     p.scribble = algo ? (size_t)algo->data[1] : 0;
+    p.parts = algo ? (unsigned)algo->data[ALGO_NUMBER] + 1 : 1;
+    p.sleep_us = algo ? (unsigned)algo->data[ALGO_US] : 0;
     const uint64_t any[4] = {1, 1, 1, 1}, *align = algo ? algo->data + 2 : any;
     bool ok = (!algo || algo->data[0] == ALGO_MARK) && p.scribble <= workspace_bytes &&
               (!p.scribble ||

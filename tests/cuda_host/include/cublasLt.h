@@ -101,6 +101,8 @@ typedef enum {
     CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING = 4,
     CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION = 5,
     CUBLASLT_ALGO_CONFIG_STAGES_ID = 6,
+    CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID = 7,
+    CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID = 8,
 } cublasLtMatmulAlgoConfigAttributes_t;
 
 typedef struct cublasLtContext *cublasLtHandle_t;
