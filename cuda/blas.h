@@ -2,13 +2,15 @@
 #ifndef MT_CUDA_BLAS_H
 #define MT_CUDA_BLAS_H
 
+#include "base/strbuf.h"
 #include "cuda_priv.h"
 
 /**
  * D = alpha op(A) op(B) (+ bias) + beta C by cuBLASLt on the COMPUTE stream, row-major, for `batch` products
  * at fixed strides. f32 sums, never TF32, one rounding to d_dtype. Shapes, dtypes and leading dimensions as
- * in struct mt_gemm. The algorithm, and so the result, is a function of the shape: the workspace has a fixed
- * size, of pointers only 16-byte alignment matters, and partial sums over parts of K are kept in f32 and
+ * in struct mt_gemm. The algorithm, and so the result, is a function of the shape and of the table of choices
+ * (choices.h), in which a shape has what was fastest when it was timed, else the heuristic's first: the workspace has
+ * a fixed size, of pointers only 16-byte alignment matters, and partial sums over parts of K are kept in f32 and
  * added in a fixed order (no atomics; cuBLAS promises the same bits for the same algorithm on the same kind
  * of GPU).
  */
@@ -31,6 +33,10 @@ void mt_cuda_blas_destroy(struct mt_cuda_device *d);
 /** Thread-safety: the thread that feeds the COMPUTE stream. `op` names the operation in messages. */
 int mt_cuda_multiply(struct mt_cuda_device *d, const struct mt_cuda_product *p, const char *op,
                      struct mt_err *err);
+/** mt_device_tune(), mt_device_products(), mt_device_adopt_products(). */
+void mt_cuda_blas_tune(struct mt_cuda_device *d, bool on);
+void mt_cuda_blas_choices(struct mt_cuda_device *d, struct mt_str *out);
+bool mt_cuda_blas_adopt(struct mt_cuda_device *d, const char *text);
 /** "cuBLASLt 13.1.0". */
 void mt_cuda_blas_describe(char *buf, size_t len);
 

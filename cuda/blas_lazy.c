@@ -25,6 +25,10 @@
        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out,               \
        cublasLtMatmulPreference_t p, int want, cublasLtMatmulHeuristicResult_t *r, int *got),        \
       (h, d, a, b, c, out, p, want, r, got))                                                         \
+    X(cublasLtMatmulAlgoConfigGetAttribute,                                                          \
+      (const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t a, void *v, size_t n,  \
+       size_t *written),                                                                             \
+      (algo, a, v, n, written))                                                                      \
     X(cublasLtMatrixLayoutDestroy, (const cublasLtMatrixLayout_t l), (l))                            \
     X(cublasLtMatrixLayoutSetAttribute,                                                              \
       (cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t a, const void *v, size_t n),        \

@@ -80,14 +80,51 @@ static size_t cuda_workspace(mt_device *dev, enum mt_dev_op op, const void *args
     return mt_cuda_workspace(mt_cuda(dev)->sm, op, args);
 }
 
+/* Between what is said of attention and of products. */
+static const char products_mark[] = " | products: ";
+
 static void cuda_findings(mt_device *dev, struct mt_str *out)
 {
+    struct mt_str products = {0};
     mt_cuda_attention_findings(mt_cuda(dev), out);
+    mt_cuda_blas_choices(mt_cuda(dev), &products);
+    if (products.len)
+        mt_str_printf(out, "%s%s", products_mark, products.p);
+    out->failed |= products.failed;
+    mt_str_finish(&products);
 }
 
 static bool cuda_adopt_findings(mt_device *dev, const char *text)
 {
-    return mt_cuda_attention_adopt(mt_cuda(dev), text);
+    const char *mark = strstr(text, products_mark);
+    char *attention = strndup(text, mark ? (size_t)(mark - text) : strlen(text));
+    bool taken = attention && mt_cuda_attention_adopt(mt_cuda(dev), attention);
+    free(attention);
+    /* without the mark nothing was chosen, and that holds, too */
+    return taken && mt_cuda_blas_adopt(mt_cuda(dev), mark ? mark + strlen(products_mark) : "");
+}
+
+static void cuda_products_of(mt_device *dev, char *buf, size_t len)
+{
+    char blas[40];
+    mt_cuda_blas_describe(blas, sizeof(blas));
+    snprintf(buf, len, "%s, %s, sm_%d, %d multiprocessors", dev->limits.product, blas, dev->limits.capability,
+             dev->limits.multiprocessors);
+}
+
+static void cuda_tune(mt_device *dev, bool on)
+{
+    mt_cuda_blas_tune(mt_cuda(dev), on);
+}
+
+static void cuda_products(mt_device *dev, struct mt_str *out)
+{
+    mt_cuda_blas_choices(mt_cuda(dev), out);
+}
+
+static bool cuda_adopt_products(mt_device *dev, const char *text)
+{
+    return mt_cuda_blas_adopt(mt_cuda(dev), text);
 }
 
 static bool cuda_share_findings(mt_device *dev, mt_device *first)
@@ -129,6 +166,10 @@ static const struct mt_device_backend cuda_backend = {
     .findings = cuda_findings,
     .adopt_findings = cuda_adopt_findings,
     .share_findings = cuda_share_findings,
+    .products_of = cuda_products_of,
+    .tune = cuda_tune,
+    .products = cuda_products,
+    .adopt_products = cuda_adopt_products,
     .doubt = cuda_doubt,
     .distrust = cuda_distrust,
     .submit = mt_cuda_submit,

@@ -5,11 +5,14 @@
  * the bias epilogue requires.
  */
 #include <cublasLt.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "blas.h"
+#include "choices.h"
 #include "gemm_bias.h"
 #include "workspace.h"
 
@@ -36,6 +39,8 @@ struct mt_cuda_blas {
     void *workspace;
     struct plan **table; /* open addressing; n_slots is a power of two */
     size_t n_slots, n_plans;
+    struct mt_choices choices;
+    bool tunes; /* products of shapes without a choice are timed */
 };
 
 static void destroy_plan(struct plan *p)
@@ -139,13 +144,15 @@ static cublasStatus_t prefer(cublasLtMatmulPreference_t pref, const struct key *
     return rc;
 }
 
-/* Takes the first algorithm of the heuristic that runs: this depends on the shape and the GPU, not on time or load. */
-static cublasStatus_t choose(struct mt_cuda_blas *b, struct plan *p)
+/* The algorithms of the heuristic that run, best first: this depends on the shape and the GPU, not on time or load. */
+static cublasStatus_t list_algorithms(struct mt_cuda_blas *b, const struct plan *p, cublasLtMatmulAlgo_t *out,
+                                      int *n_out)
 {
     cublasLtMatmulHeuristicResult_t found[N_CANDIDATES];
     cublasLtMatmulPreference_t pref = NULL;
     int n = 0;
     cublasStatus_t rc = cublasLtMatmulPreferenceCreate(&pref);
+    *n_out = 0;
     if (!rc)
         rc = prefer(pref, &p->key);
     if (!rc)
@@ -156,11 +163,120 @@ static cublasStatus_t choose(struct mt_cuda_blas *b, struct plan *p)
     if (rc)
         return rc;
     for (int i = 0; i < n; i++)
-        if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize <= workspace_bytes) {
-            p->algo = found[i].algo;
-            return CUBLAS_STATUS_SUCCESS;
+        if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize <= workspace_bytes)
+            out[(*n_out)++] = found[i].algo;
+    return *n_out ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+/* Enqueues the product by an algorithm. */
+static cublasStatus_t run(struct mt_cuda_device *d, struct plan *plan, const struct mt_cuda_product *p,
+                          const cublasLtMatmulAlgo_t *algo)
+{
+    const void *scale_a = p->b_scale, *scale_b = p->a_scale; /* in cuBLASLt's order */
+    cublasStatus_t rc = CUBLAS_STATUS_SUCCESS;
+    if (p->bias)
+        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof(p->bias));
+    if (!rc && p->dtype == MT_E4M3)
+        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale_a, sizeof(scale_a));
+    if (!rc && p->dtype == MT_E4M3)
+        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scale_b, sizeof(scale_b));
+    if (rc)
+        return rc;
+    return cublasLtMatmul(d->blas->lt, plan->desc, &p->alpha, p->b, plan->a, p->a, plan->b, &p->beta,
+                          p->beta != 0 ? p->c : p->d, plan->c, p->d, plan->d, algo,
+                          d->turned ? d->side_memory[d->turned - 1] : d->blas->workspace, workspace_bytes,
+                          mt_cuda_stream(d, MT_STREAM_COMPUTE));
+}
+
+/* Seconds of one of `reps` runs, or infinity if it does not run. */
+static double time_runs(struct mt_cuda_device *d, struct plan *plan, const struct mt_cuda_product *p,
+                        const cublasLtMatmulAlgo_t *algo, int reps)
+{
+    int64_t begin = mt_now_ns();
+    cublasStatus_t rc = CUBLAS_STATUS_SUCCESS;
+    for (int i = 0; i < reps && !rc; i++)
+        rc = run(d, plan, p, algo);
+    bool done = cudaStreamSynchronize(mt_cuda_stream(d, MT_STREAM_COMPUTE)) == cudaSuccess && !rc;
+    return done ? (double)(mt_now_ns() - begin) * 1e-9 / reps : (double)INFINITY;
+}
+
+/* The algorithm that takes least time, by the best of several rounds in turn; the first if none is clearly faster. */
+static int fastest(struct mt_cuda_device *d, struct plan *plan, const struct mt_cuda_product *p,
+                   const cublasLtMatmulAlgo_t *algo, int n)
+{
+    enum { ROUNDS = 5, MOST_REPS = 64 };
+    const double round_seconds = 1e-3, clearly = 0.99;
+    double best[N_CANDIDATES], once = INFINITY;
+    int at = 0;
+    for (int i = 0; i < n; i++) { /* the first run of a kernel loads it */
+        best[i] = time_runs(d, plan, p, &algo[i], 1);
+        if (isfinite(best[i]))
+            best[i] = time_runs(d, plan, p, &algo[i], 1);
+        once = fmin(once, best[i]);
+    }
+    int reps = isfinite(once) ? (int)fmin(fmax(round_seconds / once, 1), MOST_REPS) : 0;
+    for (int r = 0; r < ROUNDS && reps; r++)
+        for (int i = 0; i < n; i++)
+            if (isfinite(best[i]))
+                best[i] = fmin(r ? best[i] : (double)INFINITY, time_runs(d, plan, p, &algo[i], reps));
+    for (int i = 1; i < n; i++)
+        if (best[i] < best[at] * (at ? 1 : clearly))
+            at = i;
+    return at;
+}
+
+static void read_config(uint32_t *out, const cublasLtMatmulAlgo_t *algo)
+{
+    static const struct {
+        cublasLtMatmulAlgoConfigAttributes_t what;
+        size_t bytes;
+    } part[MT_CHOICE_PARTS] = {{CUBLASLT_ALGO_CONFIG_ID, 4}, {CUBLASLT_ALGO_CONFIG_TILE_ID, 4},
+                               {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4}, {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4},
+                               {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4}, {CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4},
+                               {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4}, {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},
+                               {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2}};
+    for (int i = 0; i < MT_CHOICE_PARTS; i++) {
+        uint32_t word = 0;
+        uint16_t half = 0;
+        size_t written = 0;
+        bool whole = part[i].bytes == sizeof(word);
+        void *value = whole ? (void *)&word : (void *)&half;
+        cublasStatus_t rc = cublasLtMatmulAlgoConfigGetAttribute(algo, part[i].what, value, part[i].bytes, &written);
+        out[i] = rc ? 0 : whole ? word : half; /* not all algorithms have all of them */
+    }
+}
+
+static struct mt_choice_shape shape_of(const struct key *k)
+{
+    return (struct mt_choice_shape){.m = k->m, .n = k->n, .k = k->k, .dtype = k->dtype, .d_dtype = k->d_dtype,
+                                    .trans_a = k->trans_a, .trans_b = k->trans_b, .bias = k->bias, .adds = k->beta};
+}
+
+/* The first algorithm, or that of the table of choices, to which this adds if it is to. */
+static cublasStatus_t choose(struct mt_cuda_device *d, struct plan *p, const struct mt_cuda_product *product)
+{
+    struct mt_cuda_blas *b = d->blas;
+    cublasLtMatmulAlgo_t algo[N_CANDIDATES];
+    struct mt_choice mine = {.shape = shape_of(&p->key)};
+    int n, at = 0;
+    cublasStatus_t rc = list_algorithms(b, p, algo, &n);
+    if (rc)
+        return rc;
+    const struct mt_choice *choice = p->key.batch == 1 ? mt_choices_find(&b->choices, &mine.shape) : NULL;
+    if (choice) {
+        bool there = false;
+        for (int i = 0; i < n && !there; i++) {
+            read_config(mine.config, &algo[i]);
+            there = !memcmp(mine.config, choice->config, sizeof(mine.config));
+            at = there ? i : 0; /* with another leading dimension it may not be there */
         }
-    return CUBLAS_STATUS_NOT_SUPPORTED;
+    } else if (b->tunes && p->key.batch == 1) {
+        at = fastest(d, p, product, algo, n);
+        read_config(mine.config, &algo[at]);
+        mt_choices_add(&b->choices, &mine);
+    }
+    p->algo = algo[at];
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 static uint64_t hash(const struct key *k)
@@ -202,9 +318,10 @@ static bool make_room(struct mt_cuda_blas *b)
     return true;
 }
 
-static cublasStatus_t get_plan(struct mt_cuda_blas *b, const struct key *k, const void *bias,
+static cublasStatus_t get_plan(struct mt_cuda_device *d, const struct key *k, const struct mt_cuda_product *product,
                                struct plan **out)
 {
+    struct mt_cuda_blas *b = d->blas;
     if (!make_room(b))
         return CUBLAS_STATUS_ALLOC_FAILED;
     struct plan **slot = find_slot(b, k);
@@ -216,9 +333,9 @@ static cublasStatus_t get_plan(struct mt_cuda_blas *b, const struct key *k, cons
     if (!p)
         return CUBLAS_STATUS_ALLOC_FAILED;
     p->key = *k;
-    cublasStatus_t rc = describe(p, bias);
+    cublasStatus_t rc = describe(p, product->bias);
     if (!rc)
-        rc = choose(b, p);
+        rc = choose(d, p, product);
     p->refused = rc == CUBLAS_STATUS_NOT_SUPPORTED;
     if (rc && !p->refused) {
         destroy_plan(p);
@@ -253,25 +370,12 @@ static struct key key_of(const struct mt_cuda_product *p)
 
 static cublasStatus_t launch(struct mt_cuda_device *d, const struct mt_cuda_product *p)
 {
-    struct mt_cuda_blas *b = d->blas;
     struct key key = key_of(p);
-    const void *scale_a = p->b_scale, *scale_b = p->a_scale; /* in cuBLASLt's order */
     struct plan *plan = NULL;
-    cublasStatus_t rc = get_plan(b, &key, p->bias, &plan);
+    cublasStatus_t rc = get_plan(d, &key, p, &plan);
     if (!rc && plan->refused)
         rc = CUBLAS_STATUS_NOT_SUPPORTED;
-    if (!rc && p->bias)
-        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof(p->bias));
-    if (!rc && p->dtype == MT_E4M3)
-        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale_a, sizeof(scale_a));
-    if (!rc && p->dtype == MT_E4M3)
-        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scale_b, sizeof(scale_b));
-    if (rc)
-        return rc;
-    return cublasLtMatmul(b->lt, plan->desc, &p->alpha, p->b, plan->a, p->a, plan->b, &p->beta,
-                          p->beta != 0 ? p->c : p->d, plan->c, p->d, plan->d, &plan->algo,
-                          d->turned ? d->side_memory[d->turned - 1] : b->workspace, workspace_bytes,
-                          mt_cuda_stream(d, MT_STREAM_COMPUTE));
+    return rc ? rc : run(d, plan, p, &plan->algo);
 }
 
 static enum mt_dtype bias_type(const struct mt_cuda_product *p)
@@ -365,6 +469,24 @@ void mt_cuda_blas_destroy(struct mt_cuda_device *d)
         cublasLtDestroy(d->blas->lt);
     free(d->blas);
     d->blas = NULL;
+}
+
+void mt_cuda_blas_tune(struct mt_cuda_device *d, bool on)
+{
+    d->blas->tunes = on;
+}
+
+void mt_cuda_blas_choices(struct mt_cuda_device *d, struct mt_str *out)
+{
+    mt_choices_print(&d->blas->choices, out);
+}
+
+bool mt_cuda_blas_adopt(struct mt_cuda_device *d, const char *text)
+{
+    bool changed = false, taken = mt_choices_read(&d->blas->choices, text, &changed);
+    if (changed)
+        forget_plans(d->blas);
+    return taken;
 }
 
 void mt_cuda_blas_describe(char *buf, size_t len)

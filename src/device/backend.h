@@ -37,6 +37,10 @@ struct mt_device_backend {
     void (*findings)(mt_device *dev, struct mt_str *out);
     bool (*adopt_findings)(mt_device *dev, const char *text);
     bool (*share_findings)(mt_device *dev, mt_device *first);
+    void (*products_of)(mt_device *dev, char *buf, size_t len);
+    void (*tune)(mt_device *dev, bool on);
+    void (*products)(mt_device *dev, struct mt_str *out);
+    bool (*adopt_products)(mt_device *dev, const char *text);
     void (*doubt)(mt_device *dev);
     size_t (*distrust)(mt_device *dev, bool on);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "device/backend.h"
+#include "device/products.h"
 
 struct mt_device_limits mt_device_kind_limits(const struct mt_device_kind *k, size_t budget_bytes, int n_threads)
 {
@@ -159,6 +160,30 @@ bool mt_device_adopt_findings(mt_device *dev, const char *text)
 bool mt_device_share_findings(mt_device *dev, mt_device *first)
 {
     return dev->backend == first->backend && dev->backend->share_findings && dev->backend->share_findings(dev, first);
+}
+
+void mt_device_products_of(mt_device *dev, char *buf, size_t len)
+{
+    *buf = 0;
+    if (dev->backend->products_of)
+        dev->backend->products_of(dev, buf, len);
+}
+
+void mt_device_tune(mt_device *dev, bool on)
+{
+    if (dev->backend->tune)
+        dev->backend->tune(dev, on);
+}
+
+void mt_device_products(mt_device *dev, struct mt_str *out)
+{
+    if (dev->backend->products)
+        dev->backend->products(dev, out);
+}
+
+bool mt_device_adopt_products(mt_device *dev, const char *text)
+{
+    return dev->backend->adopt_products ? dev->backend->adopt_products(dev, text) : !*text;
 }
 
 void mt_device_doubt(mt_device *dev)

@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "device/backend.h"
 #include "device/op.h"
+#include "device/products.h"
 
 struct fault_device {
     struct mt_device base;
@@ -219,6 +220,26 @@ static bool fault_adopt_findings(mt_device *dev, const char *text)
     return mt_device_adopt_findings(fault(dev)->inner, text);
 }
 
+static void fault_products_of(mt_device *dev, char *buf, size_t len)
+{
+    mt_device_products_of(fault(dev)->inner, buf, len);
+}
+
+static void fault_tune(mt_device *dev, bool on)
+{
+    mt_device_tune(fault(dev)->inner, on);
+}
+
+static void fault_products(mt_device *dev, struct mt_str *out)
+{
+    mt_device_products(fault(dev)->inner, out);
+}
+
+static bool fault_adopt_products(mt_device *dev, const char *text)
+{
+    return mt_device_adopt_products(fault(dev)->inner, text);
+}
+
 static bool fault_share_findings(mt_device *dev, mt_device *first)
 {
     return mt_device_share_findings(fault(dev)->inner, fault(first)->inner);
@@ -273,6 +294,10 @@ static const struct mt_device_backend fault_backend = {
     .findings = fault_findings,
     .adopt_findings = fault_adopt_findings,
     .share_findings = fault_share_findings,
+    .products_of = fault_products_of,
+    .tune = fault_tune,
+    .products = fault_products,
+    .adopt_products = fault_adopt_products,
     .doubt = fault_doubt,
     .distrust = fault_distrust,
     .submit = fault_submit,
