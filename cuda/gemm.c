@@ -271,7 +271,7 @@ static cublasStatus_t choose(struct mt_cuda_device *d, struct plan *p, const str
             at = there ? i : 0; /* with another leading dimension it may not be there */
         }
     } else if (b->tunes && p->key.batch == 1) {
-        at = fastest(d, p, product, algo, n);
+        at = n > 1 ? fastest(d, p, product, algo, n) : 0;
         read_config(mine.config, &algo[at]);
         mt_choices_add(&b->choices, &mine);
     }

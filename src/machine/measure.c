@@ -79,10 +79,12 @@ static int measure_all(struct mt_machine *m, const struct mt_measure_params *p, 
 int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *p,
                           const struct mt_metered *ops, size_t n, struct mt_err *err)
 {
-    bool missing = false;
+    size_t n_new = 0;
+    int rc = mt_products_measure(p, ops, n, &n_new, err);
+    bool missing = n_new; /* those products take other times now */
     for (size_t i = 0; i < n && !missing; i++)
         missing = !has_sample(m, &ops[i]);
-    return missing ? measure_all(m, p, ops, n, err) : 0;
+    return rc || !missing ? rc : measure_all(m, p, ops, n, err);
 }
 
 /* n tokens in documents of `len`. */
@@ -161,7 +163,7 @@ static int measure_grid(struct mt_machine *m, const struct mt_measure_params *p,
         return mt_fail_nomem(err, "a machine profile", sizeof(*g));
     mt_measure_list_grid(g, m->cpu ? 1 : 4, p->small ? 16 : 1);
     int rc = g->failed ? mt_fail(err, MT_ERR_RUNTIME, -ENOMEM, "too many operations to measure, or out of memory (after %zu)", g->n)
-                       : mt_measure_operations(m, p, g->ops, g->n, err);
+                       : measure_all(m, p, g->ops, g->n, err);
     free(g);
     return rc;
 }

@@ -4,6 +4,7 @@
 
 #include "device/op.h"
 #include "kinds/kinds.h"
+#include "machine/products.h"
 
 int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t bytes, struct mt_err *err)
 {
@@ -11,7 +12,10 @@ int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t
     struct mt_device_params dp = {.kind = p->device_kind, .index = p->device_index,
                                   .budget_bytes = bytes + (kind ? kind->library_bytes : 0),
                                   .n_threads = p->n_threads, .cpus = p->cpus, .warm = true};
-    return mt_device_create(dev, &dp, err);
+    int rc = mt_device_create(dev, &dp, err);
+    if (!rc && (rc = mt_products_load(*dev, err)))
+        mt_device_destroy(dev);
+    return rc;
 }
 
 int64_t mt_measure_round_ns(const struct mt_measure_params *p)

@@ -13,6 +13,10 @@ struct mt_measure_grid {
 };
 void mt_measure_list_grid(struct mt_measure_grid *g, uint64_t scale, uint64_t part);
 
+/** Times those of the operations that are products of shapes not in the file (products.h), on a device opened for it,
+ * and adds them to the file. *n_new: how many there were. */
+int mt_products_measure(const struct mt_measure_params *p, const struct mt_metered *ops, size_t n, size_t *n_new,
+                        struct mt_err *err);
 /** Sorts v. */
 double mt_measure_median(double *v, int n);
 /** Copies in each direction alone, then in both at once. */

@@ -6,8 +6,10 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "device/products.h"
 #include "hw/hw.h"
 #include "kinds/kinds.h"
+#include "machine/products.h"
 #include "machine/stored.h"
 #include "model/ranges.h"
 #include "plan/evaluate.h"
@@ -42,6 +44,7 @@ static int open_devices(struct mt_setup *s, const struct mt_plan_limits *limits,
     const struct mt_config *c = s->in->cfg;
     const struct mt_placement *p = &s->request.placement;
     uint64_t budget = p->device_budget.bytes;
+    struct mt_str products = {0}; /* one table for all devices */
     int n = 0, rc = mt_hw_memory(&hw, "", err);
     if (!rc)
         rc = mt_hw_cores(&s->cpus, &n, err);
@@ -64,6 +67,10 @@ static int open_devices(struct mt_setup *s, const struct mt_plan_limits *limits,
     };
     s->device_index = params.index;
     rc = mt_device_create(&s->dev, &params, err);
+    if (!rc)
+        rc = mt_products_load(s->dev, err);
+    if (!rc)
+        mt_device_products(s->dev, &products);
     for (int64_t i = 1; i < p->lanes && !rc; i++) {
         params.index = limits->gpu[i];
         rc = mt_device_create(&s->other_dev[i - 1], &params, err);
@@ -71,7 +78,10 @@ static int open_devices(struct mt_setup *s, const struct mt_plan_limits *limits,
             rc = check_product(s->dev, s->other_dev[i - 1], err);
         if (!rc)
             mt_device_share_findings(s->other_dev[i - 1], s->dev);
+        if (!rc && !mt_device_adopt_products(s->other_dev[i - 1], products.p ? products.p : ""))
+            rc = mt_fail_nomem(err, "the choices of algorithms", products.len);
     }
+    mt_str_finish(&products);
     return rc || !warm ? rc : mt_hw_resident(&s->request.resident, err);
 }
 
