@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -283,6 +284,12 @@ bool mt_is_dir(const char *path)
 {
     struct stat st;
     return !stat(path, &st) && S_ISDIR(st.st_mode);
+}
+
+bool mt_path_has_extension(const char *path, const char *end)
+{
+    size_t n = strlen(path), m = strlen(end);
+    return n >= m && !strcasecmp(path + n - m, end);
 }
 
 char *mt_path_join(const char *dir, const char *name)

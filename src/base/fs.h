@@ -35,6 +35,8 @@ int mt_mkdir_p(const char *path, struct mt_err *err);
 int mt_remove_tree(const char *path, struct mt_err *err);
 bool mt_path_exists(const char *path);
 bool mt_is_dir(const char *path);
+/** Whether the path ends so, in upper or lower case: ".jsonl". */
+bool mt_path_has_extension(const char *path, const char *end);
 /** The absolute path with links, "." and ".." resolved. Where the path does not exist, only its folder is resolved;
  * where that does not exist either, the path is only made absolute. The caller frees it; NULL: out of memory. */
 char *mt_path_canonical(const char *path);

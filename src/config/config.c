@@ -71,7 +71,8 @@ static int resolve_path(const struct mt_key *key, const char *file, const char *
     const char *slash = strrchr(file, '/');
     *out = NULL;
     bool home = value[0] == '~' && (!value[1] || value[1] == '/'); /* which is refused as it stands */
-    if (!*value || *value == '/' || home || !slash || !strcmp(value, "auto")) {
+    bool hub = !strncmp(value, MT_HUB_ADDRESS, strlen(MT_HUB_ADDRESS));
+    if (!*value || *value == '/' || home || hub || !slash || !strcmp(value, "auto")) {
         *out = strdup(value);
     } else {
         char *dir = strndup(file, (size_t)(slash - file) + 1);

@@ -60,7 +60,8 @@ static const struct mt_key keys[] = {
 
     {"data", "train", MT_NUMERICS, MT_KEY_PATHS, AT(data.train), "", NULL, ANY, NULL,
      "Training files, globs allowed: .jsonl, .json (an array), .csv and .tsv (with a header), all also .gz or .zst; .parquet, "
-     ".arrow; dataset_info.json#NAME; anything else is plain text. FILE:2 visits its samples twice an epoch."},
+     ".arrow; dataset_info.json#NAME; hf://datasets/ORG/NAME, of the Hugging Face cache, which may go on with a path in it; "
+     "anything else is plain text. FILE:2 visits its samples twice an epoch."},
     {"data", "eval", MT_NUMERICS, MT_KEY_NAME_OR_FILE, AT(data.eval), "", NULL, ANY, NULL,
      "Evaluation data: a file, a number of samples, or a share (2%) held out by hash."},
     {"data", "format", MT_NUMERICS, MT_KEY_CHOICE, AT(data.format), "auto",

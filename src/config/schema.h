@@ -25,6 +25,8 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
 bool mt_key_holds_path(const struct mt_key *key);
 /** Of an item of MT_KEY_NAMED_PATHS, the length of "NAME:"; 0: it has none, or the key is of another type. */
 size_t mt_key_name_of_path(const struct mt_key *key, const char *item);
+/** How the address of files in the Hugging Face hub cache begins: it has the place of a path. */
+#define MT_HUB_ADDRESS "hf://"
 /** For a key that holds a path: whether `value` means the path `path`, not a name. */
 bool mt_key_is_path(const struct mt_key *key, const char *value, const char *path);
 /** The value that `value` has in `file`: relative paths are taken from the file's folder. The caller frees it; NULL:

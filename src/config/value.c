@@ -282,6 +282,8 @@ bool mt_key_is_path(const struct mt_key *key, const char *value, const char *pat
     int64_t count;
     double share;
     bool exists = !stat(path, &st);
+    if (key->type == MT_KEY_NAME_OR_FILE && !strncmp(value, MT_HUB_ADDRESS, strlen(MT_HUB_ADDRESS)))
+        return true;
     if (key->type == MT_KEY_NAME_OR_PATH)
         return exists;
     if (key->type != MT_KEY_NAME_OR_FILE)

@@ -322,11 +322,11 @@ int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt
     struct mt_read_progress progress;
     struct stat st;
     mt_read_progress_begin(&progress, path, fstat(fileno(f), &st) ? 0 : (uint64_t)st.st_size);
-    bool lines = mt_source_has_extension(path, ".jsonl");
+    bool lines = mt_path_has_extension(path, ".jsonl");
     r->header.place_kind = lines ? MT_PLACE_LINE : MT_PLACE_INDEX;
     if (lines)
         rc = read_lines(r, f, path, &progress, err);
-    else if (mt_source_has_extension(path, ".json"))
+    else if (mt_path_has_extension(path, ".json"))
         rc = read_array(r, path, err);
     else
         rc = read_plain(r, f, path, &progress, err);

@@ -6,21 +6,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <unistd.h>
 
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "config/schema.h"
 #include "data/columns.h"
+#include "data/hub_files.h"
 
 static const char INFO[] = "dataset_info.json";
-
-bool mt_source_has_extension(const char *path, const char *end)
-{
-    size_t n = strlen(path), m = strlen(end);
-    return n >= m && !strcasecmp(path + n - m, end);
-}
 
 static int add(struct mt_source_list *l, const char *path, double weight, const char *entry,
                struct mt_err *err)
@@ -38,7 +33,8 @@ static int add_matches(struct mt_source_list *l, const char *pattern, double wei
     glob_t g = {0};
     int rc = glob(pattern, 0, NULL, &g);
     if (rc)
-        rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "data.train: no file matches \"%s\"", pattern);
+        rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "data.train: no file matches \"%s\"; a data set of the Hugging Face cache is "
+                     MT_HUB_ADDRESS "datasets/ORG/NAME, other names are paths", pattern);
     for (size_t i = 0; !rc && i < g.gl_pathc; i++)
         rc = add(l, g.gl_pathv[i], weight, entry, err);
     globfree(&g);
@@ -103,6 +99,16 @@ static int cut_weight(char *pattern, double *weight, struct mt_err *err)
     return 0;
 }
 
+static int add_hub(struct mt_source_list *l, const char *address, double weight, struct mt_err *err)
+{
+    char *pattern;
+    int rc = mt_hub_files(&pattern, address, err);
+    if (!rc)
+        rc = add_matches(l, pattern, weight, NULL, err);
+    free(pattern);
+    return rc;
+}
+
 static int add_item(struct mt_source_list *l, const char *item, struct mt_err *err)
 {
     double weight;
@@ -114,8 +120,10 @@ static int add_item(struct mt_source_list *l, const char *item, struct mt_err *e
         *hash++ = 0;
     else
         hash = NULL;
-    if (!rc)
-        rc = mt_source_has_extension(pattern, INFO) ? add_info(l, pattern, hash, weight, err)
+    if (!rc && !strncmp(pattern, MT_HUB_ADDRESS, strlen(MT_HUB_ADDRESS)))
+        rc = add_hub(l, pattern, weight, err);
+    else if (!rc)
+        rc = mt_path_has_extension(pattern, INFO) ? add_info(l, pattern, hash, weight, err)
                                       : add_matches(l, pattern, weight, NULL, err);
     free(pattern);
     return rc;
@@ -173,11 +181,11 @@ bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format f
     static const char *const columnar[] = {".gz", ".zst", ".parquet", ".arrow", ".ndjson", ".csv", ".tsv"};
     bool bytes = !strcmp(tokenizer, "byte"), needs;
     for (size_t i = 0; i < MT_ARRAY_LEN(columnar); i++)
-        if (mt_source_has_extension(f->path, columnar[i]))
+        if (mt_path_has_extension(f->path, columnar[i]))
             return true;
     if (f->entry)
         return true;
-    if (!mt_source_has_extension(f->path, ".jsonl") && !mt_source_has_extension(f->path, ".json"))
+    if (!mt_path_has_extension(f->path, ".jsonl") && !mt_path_has_extension(f->path, ".json"))
         return !bytes;
     cJSON *r = first_record(f->path);
     if (!r) /* empty or invalid: the reader reports the place */

@@ -21,15 +21,13 @@ struct mt_source_list {
 };
 
 /**
- * The files of data.train, in order: globs (sorted), "path:weight", and "dataset_info.json#name" (LLaMA-Factory's list
- * of data sets; without a name all of its entries). A pattern that matches nothing is an error.
+ * The files of data.train, in order: globs (sorted), "path:weight", "hf://datasets/org/name" (hub_files.h), and
+ * "dataset_info.json#name" (LLaMA-Factory's list of data sets; without a name all of its entries). A pattern that matches
+ * nothing is an error.
  */
 int mt_sources_resolve(struct mt_source_list *out, const struct mt_cfg_list *files,
                        struct mt_err *err);
 void mt_sources_finish(struct mt_source_list *l);
-
-/** Whether the path ends so, in upper or lower case: ".jsonl". */
-bool mt_source_has_extension(const char *path, const char *end);
 
 /**
  * Whether a file needs the data helper (compressed or columnar files, chat, the model's tokenizer). Otherwise the

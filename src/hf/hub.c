@@ -5,39 +5,9 @@
 #include <strings.h>
 
 #include "base/fs.h"
+#include "base/hub.h"
 #include "base/installed.h"
 #include "hf/hf_config.h"
-
-/* The hub cache's folder: $HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub. */
-static bool cache_dir(char *buf, size_t len)
-{
-    const char *cache = getenv("HF_HUB_CACHE"), *home = getenv("HF_HOME"), *user = getenv("HOME");
-    int n = cache && *cache  ? snprintf(buf, len, "%s", cache)
-            : home && *home ? snprintf(buf, len, "%s/hub", home)
-                            : snprintf(buf, len, "%s/.cache/huggingface/hub", user ? user : "");
-    return n > 0 && (size_t)n < len;
-}
-
-static char *snapshot(const char *model)
-{
-    char cache[1024], path[2048], commit[128] = "";
-    const char *slash = strchr(model, '/');
-    if (!cache_dir(cache, sizeof(cache)))
-        return NULL;
-    snprintf(path, sizeof(path), "%s/models--%.*s--%s/refs/main", cache, (int)(slash - model), model,
-             slash + 1);
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return NULL;
-    bool got = fgets(commit, sizeof(commit), f) != NULL;
-    fclose(f);
-    commit[strcspn(commit, "\r\n")] = 0;
-    if (!got || !commit[0] || commit[0] == '.' || strchr(commit, '/'))
-        return NULL;
-    snprintf(path, sizeof(path), "%s/models--%.*s--%s/snapshots/%s", cache, (int)(slash - model),
-             model, slash + 1, commit);
-    return mt_is_dir(path) ? strdup(path) : NULL;
-}
 
 static bool holds_model(const char *dir)
 {
@@ -51,7 +21,8 @@ int mt_hf_find_model(char **dir, const char *model, struct mt_err *err)
 {
     const char *slash = strchr(model, '/');
     bool hub_name = slash && slash != model && slash[1] && !strchr(slash + 1, '/') && model[0] != '.';
-    char *found = hub_name && !holds_model(model) ? snapshot(model) : NULL; /* another folder of that name hides none */
+    bool is_there = !hub_name || holds_model(model); /* another folder of that name hides none */
+    char *found = is_there ? NULL : mt_hub_snapshot("models", model, strlen(model));
     if (!found && mt_is_dir(model)) {
         found = strdup(model);
         if (!found)

@@ -270,6 +270,47 @@ def a_preparation_that_is_killed_leaves_nothing_half_done(tmp):
     assert len([f for f in os.listdir(cache) if f.endswith(".tokens")]) == 1 and not [f for f in os.listdir(cache) if ".tmp" in f]
 
 
+def data_sets_of_the_hub_cache_have_addresses(tmp):
+    """The training files of what `hf download` has fetched; where it has several sets, one is named."""
+    model, cache = model_of(tmp, "qwen2"), os.path.join(tmp, "hub")
+    env = {**os.environ, "HF_HUB_CACHE": cache}
+
+    def fetched(name, files):
+        """A snapshot of links to blobs, as the cache has them."""
+        top = os.path.join(cache, "datasets--" + name.replace("/", "--"))
+        for path, records in files.items():
+            blob, link = os.path.join(top, "blobs", path.replace("/", "-")), os.path.join(top, "snapshots", "c0ffee", path)
+            for folder in blob, link:
+                os.makedirs(os.path.dirname(folder), exist_ok=True)
+            if path.endswith(".parquet"):
+                pa.parquet.write_table(pa.Table.from_pylist(records), blob)
+            else:
+                lines(blob, records)
+            os.symlink(os.path.relpath(blob, os.path.dirname(link)), link)
+        os.makedirs(os.path.join(top, "refs"))
+        with open(os.path.join(top, "refs", "main"), "w") as f:
+            f.write("c0ffee")
+
+    def texts(address, **over):
+        return [s["input_ids"] for s in show(tmp, model, address, env=env, **over)]
+
+    part = [[{"text": f"{k} {i}"} for i in range(2)] for k in ("one", "two", "three")]
+    shards = {f"data/train-0000{k}-of-00002-1a2b.parquet": part[k] for k in range(2)}
+    fetched("a/shards", {**shards, "data/test-00000-of-00001.parquet": part[2], "README.md": part[2], "dataset_infos.json": part[2]})
+    fetched("a/alone", {"alone.jsonl": part[2], "alone.py": part[0], "test.jsonl": part[0]})
+    fetched("a/sets", {"main/train-00000-of-00001.parquet": part[0], "more/train.jsonl": part[1]})
+    assert len(texts("hf://datasets/a/shards")) == 4 and len(texts("hf://datasets/a/shards:2, hf://datasets/a/alone")) == 6
+    assert texts("hf://datasets/a/alone") == texts("hf://datasets/a/shards/data/test-*") != texts("hf://datasets/a/sets/main/*")
+    assert texts("hf://datasets/a/sets/more/train.jsonl") == texts(lines(os.path.join(tmp, "two.jsonl"), part[1]))
+    fails(tmp, model, "hf://datasets/a/sets", 2, "hf://datasets/a/sets/main/train-*.parquet, hf://datasets/a/sets/more/train.jsonl", env=env)
+    fails(tmp, model, "hf://datasets/a/none", 3, "hf download --repo-type dataset a/none", env=env)
+    fails(tmp, model, "hf://datasets/a/alone/x*", 3, "no file matches", env=env)
+    fails(tmp, model, "hf://models/a/alone", 2, "hf://datasets/ORG/NAME", env=env)
+    fails(tmp, model, "a/alone", 3, "no file matches", "hf://datasets/ORG/NAME", env=env)
+    out = megatrain("-q", "data", "stats", ini_of(tmp, model, "hf://datasets/a/shards", data__eval="hf://datasets/a/alone"), env=env).stdout
+    assert "held out" not in out, out
+
+
 def weights_and_dataset_info_choose_what_an_epoch_has(tmp):
     model = model_of(tmp, "qwen2")
     os.makedirs(os.path.join(tmp, "sets"), exist_ok=True)
@@ -458,6 +499,7 @@ run_tests([formats_and_files_of_one_conversation_agree, extensions_have_any_case
            a_quick_try_takes_the_first_samples_of_each_file, stats_are_printed_whatever_a_run_would_refuse,
            long_rows_of_a_table_come_a_few_at_once, any_number_of_processes_gives_the_same_shard,
            the_cache_follows_contents_and_settings, a_run_goes_on_although_the_helper_has_changed,
-           a_preparation_that_is_killed_leaves_nothing_half_done, weights_and_dataset_info_choose_what_an_epoch_has,
+           a_preparation_that_is_killed_leaves_nothing_half_done, data_sets_of_the_hub_cache_have_addresses,
+           weights_and_dataset_info_choose_what_an_epoch_has,
            samples_show_in_colour_in_brackets_and_as_a_page, progress_is_one_line_on_a_terminal_and_rare_elsewhere,
            errors_name_the_place_and_the_mend, check_and_run_prepare_what_is_missing])

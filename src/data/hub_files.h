@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DATA_HUB_FILES_H
+#define MT_DATA_HUB_FILES_H
+
+#include "base/err.h"
+
+/**
+ * The pattern of files of a data set in the Hugging Face hub cache: "hf://datasets/ORG/NAME/PATTERN", or without a
+ * pattern, those whose names begin with "train", else the only ones there. The caller frees *pattern. Errors: it is
+ * not in the cache (-ENOENT: the message has the command that gets it), or has several sets of files (they are named).
+ */
+int mt_hub_files(char **pattern, const char *address, struct mt_err *err);
+
+#endif
