@@ -22,8 +22,8 @@ static void be_child(const struct bench_child *c, pid_t parent)
     prctl(PR_SET_PDEATHSIG, SIGTERM); /* the child ends if the sweep is killed */
     if (getppid() != parent)
         _exit(143);
-    const char *argv[16] = {"megatrain", "run", c->ini, "--out", c->dir, "--force", "--no-save", "--no-progress"};
-    int n = 8;
+    const char *argv[16 + MT_SWEEP_SHARED] = {"megatrain", "run", "--force", "--no-save", "--no-progress"};
+    int n = 5;
     int fd = open(c->log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     int adj = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd >= 0) {
@@ -32,6 +32,12 @@ static void be_child(const struct bench_child *c, pid_t parent)
     }
     if (adj >= 0 && write(adj, "1000", 4) < 0) /* when memory runs out, the kernel kills the child */
         adj = -1;
+    for (size_t i = 0; i < c->n; i++)
+        argv[n++] = c->ini[i];
+    if (c->n == 1) {
+        argv[n++] = "--out";
+        argv[n++] = c->dir[0];
+    }
     if (c->steps) {
         argv[n++] = "--max-steps";
         argv[n++] = c->steps;
@@ -50,8 +56,9 @@ static double number(const cJSON *o, const char *key)
     return cJSON_IsNumber(v) ? v->valuedouble : 0;
 }
 
-/* Medians over the measured steps of a run's metrics; of losses the mean. */
-static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struct mt_err *err)
+/* Medians over the measured steps of a run's metrics; of losses the mean. *last: its last step that was
+ * not skipped: a run that fails skips the last. */
+static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, double *last, struct mt_err *err)
 {
     enum { SECONDS, TOK_S, FWD, BWD, WAIT, ADAM, H2D, D2H, LOSS, N_FIELDS };
     static const char *const keys[N_FIELDS] = {"t_step", "tok_s", "t_fwd", "t_bwd", "t_wait_h2d", "t_opt",
@@ -68,6 +75,8 @@ static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struc
         if (!(v[k] = mt_calloc(most + 1, sizeof(double))))
             rc = mt_fail_nomem(err, path, most);
     cJSON_ArrayForEach(o, lines) {
+        if (mt_json_get(o, "t_step") && !cJSON_IsTrue(mt_json_get(o, "skipped")))
+            *last = number(o, "step");
         if (!rc && mt_json_get(o, "t_step") && skip-- <= 0) {
             for (int k = 0; k < N_FIELDS; k++)
                 v[k][n] = number(o, keys[k]);
@@ -99,29 +108,46 @@ static void read_run_json(struct mt_sweep_run *r, const char *dir)
     cJSON_Delete(o);
 }
 
-int bench_child_run(struct mt_sweep_run *r, const struct bench_child *c, bool *interrupted, struct mt_err *err)
+static void set_status(struct mt_sweep_run *r, int status)
 {
-    struct rusage use = {0};
-    int status = 0, rc = 0;
-    *r = (struct mt_sweep_run){{0}};
-    fflush(NULL);
-    pid_t parent = getpid(), pid = fork();
-    if (!pid)
-        be_child(c, parent);
-    if (pid < 0 || wait4(pid, &status, 0, &use) < 0)
-        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot start a child process: %s", strerror(errno));
-    r->peak_bytes = 1024.0 * (double)use.ru_maxrss;
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    *interrupted = code == 130 || code == 143;
     if (WIFSIGNALED(status))
         snprintf(r->status, sizeof(r->status), "signal %d", WTERMSIG(status));
     else if (code)
         snprintf(r->status, sizeof(r->status), code == EXIT_NO_FIT ? "does not fit" : "exit %d", code);
     else
         snprintf(r->status, sizeof(r->status), "ok");
-    if (!code) {
-        rc = read_metrics(r, c->dir, c->warmup_steps, err);
-        read_run_json(r, c->dir);
+}
+
+int bench_child_run(struct mt_sweep_run *r, const struct bench_child *c, bool *interrupted, struct mt_err *err)
+{
+    struct rusage use = {0};
+    int status = 0, rc = 0;
+    memset(r, 0, c->n * sizeof(*r));
+    fflush(NULL);
+    pid_t parent = getpid(), pid = fork();
+    if (!pid)
+        be_child(c, parent);
+    if (pid < 0 || wait4(pid, &status, 0, &use) < 0)
+        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot start a child process: %s", strerror(errno));
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    *interrupted = code == 130 || code == 143;
+    double tok_s = 0;
+    for (size_t i = 0; i < c->n && !rc; i++) {
+        double last = 0;
+        set_status(&r[i], status);
+        r[i].peak_bytes = 1024.0 * (double)use.ru_maxrss;
+        if (code == EXIT_TRAINING && c->n > 1 && !read_metrics(&r[i], c->dir[i], c->warmup_steps, &last, NULL) &&
+            last >= c->all_steps)
+            set_status(&r[i], 0); /* others have failed */
+        else if (!code)
+            rc = read_metrics(&r[i], c->dir[i], c->warmup_steps, &last, err);
+        if (!strcmp(r[i].status, "ok"))
+            read_run_json(&r[i], c->dir[i]);
+        r[i].shared_by = (double)c->n;
+        tok_s += r[i].tok_s;
     }
+    for (size_t i = 0; i < c->n && !rc; i++)
+        r[i].tok_s = tok_s;
     return rc;
 }

@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "bench_child.h"
 #include "bench_predict.h"
+#include "bench_share.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/output.h"
 #include "cli.h"
@@ -29,6 +30,7 @@ struct bench {
     struct plan_view view; /* of the current job */
     bool predicted;        /* view.choice is valid */
     bool interrupted, unpredicted; /* unpredicted: the reason for missing predictions has been printed */
+    size_t *group;         /* [sweep.n_jobs] the first of the jobs that share a base; its own number: it shares none */
     int lock; /* on the folder; -1: not held */
 };
 
@@ -127,8 +129,8 @@ static int run_child(struct bench *b, const struct mt_sweep_job *j, int k, struc
         return rc;
     if (b->sweep.cooldown > 0)
         usleep((useconds_t)(b->sweep.cooldown * 1e6));
-    return bench_child_run(r, &(struct bench_child){ini, dir, log, steps, rates, b->sweep.warmup_steps},
-                           &b->interrupted, err);
+    return bench_child_run(r, &(struct bench_child){&ini, &dir, 1, log, steps, rates, b->sweep.warmup_steps,
+                                                    b->sweep.warmup_steps + b->sweep.steps}, &b->interrupted, err);
 }
 
 static bool measures(const struct bench *b)
@@ -209,7 +211,10 @@ static int run_job(struct bench *b, const struct mt_sweep_job *j, struct mt_swee
         if (k >= b->sweep.repeat && spread_of(runs, k) <= b->sweep.spread)
             break;
         rc = mt_sweep_run_load(&runs[k], b->dir, j->hash, k, err);
-        if (rc == -ENOENT)
+        if (rc == -ENOENT && k && runs[0].shared_by > 1)
+            return 0; /* shared_runs() has repeated it */
+        bool other = !rc && runs[k].shared_by > 1 && b->sweep.share_base == MT_SHARE_OFF;
+        if (rc == -ENOENT || other)
             rc = run_once(b, j, k, &runs[k], err);
         if (!rc && !b->interrupted)
             rc = predict_run(b, j, k, &runs[k], err);
@@ -221,6 +226,163 @@ static int run_job(struct bench *b, const struct mt_sweep_job *j, struct mt_swee
             break; /* another run would fail, too */
         }
     }
+    return rc;
+}
+
+/* --- several on one base ---------------------------------------------------------------------------- */
+
+static int refuse(const struct bench *b, size_t first, size_t job, const char *why, struct mt_err *err)
+{
+    char x[80], y[80];
+    describe(x, sizeof(x), &b->sweep.jobs[first]);
+    describe(y, sizeof(y), &b->sweep.jobs[job]);
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "share_base = on: the jobs %s and %s cannot share a base: %s; auto "
+                   "shares where that is possible", x, y, why);
+}
+
+/* Adds a job to the first group that it may be in. With share_base = on, all are of one kind: fails with why not. */
+static int find_group(struct bench *b, const struct bench_share *s, size_t job, struct mt_err *err)
+{
+    bool on = b->sweep.share_base == MT_SHARE_ON;
+    char buf[160];
+    for (size_t k = 0; k <= job; k++) { /* the last of these is itself */
+        size_t n = 0;
+        if (b->group[k] != k || !chosen(b, &b->sweep.jobs[k]))
+            continue;
+        for (size_t i = k; i < job; i++)
+            n += b->group[i] == k;
+        const char *why = bench_share_refusal(&s[k], &s[job], buf, sizeof(buf));
+        if (why && on)
+            return refuse(b, k, job, why, err);
+        if (why || n >= MT_SWEEP_SHARED)
+            continue;
+        b->group[job] = k;
+        break;
+    }
+    return 0;
+}
+
+/* Which jobs run on one base. */
+static int find_groups(struct bench *b, struct mt_err *err)
+{
+    size_t n = b->sweep.n_jobs;
+    char ini[3200];
+    bool measured = cli_arg(b->args, "measure");
+    struct bench_share *s = mt_calloc(n, sizeof(*s));
+    b->group = mt_calloc(n, sizeof(*b->group));
+    int rc = s && b->group ? 0 : mt_fail_nomem(err, "a sweep", n * sizeof(*s));
+    for (size_t i = 0; i < n && !rc; i++)
+        b->group[i] = i;
+    if (!rc && measured && b->sweep.share_base == MT_SHARE_ON)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--measure is of one job at a time: set share_base = off");
+    bool none = measured || b->sweep.share_base == MT_SHARE_OFF || cli_arg(b->args, "predict-only");
+    for (size_t i = 0; i < n && !none && !rc; i++) {
+        if (!chosen(b, &b->sweep.jobs[i]))
+            continue;
+        rc = write_job(b, &b->sweep.jobs[i], ini, sizeof(ini), err);
+        if (!rc)
+            bench_share_open(&s[i], ini, b->args);
+        if (!rc)
+            rc = find_group(b, s, i, err);
+    }
+    for (size_t i = 0; s && i < n; i++)
+        bench_share_finish(&s[i]);
+    free(s);
+    return rc;
+}
+
+/* The k-th run of these jobs on one base. *refused: they cannot, and run alone. */
+static int run_shared(struct bench *b, const size_t *job, size_t n, int k, struct mt_sweep_run *r, bool *refused,
+                      struct mt_err *err)
+{
+    char (*ini)[3200] = mt_calloc(n, sizeof(*ini)), (*dir)[3300] = mt_calloc(n, sizeof(*dir)), log[3300], text[7000];
+    int rc = ini && dir ? 0 : mt_fail_nomem(err, "a sweep", n * sizeof(*ini));
+    for (size_t i = 0; i < n && !rc; i++) {
+        const struct mt_sweep_job *j = &b->sweep.jobs[job[i]];
+        snprintf(dir[i], sizeof(dir[i]), "%.3000s/runs/%s.%d", b->dir, j->hash, k);
+        snprintf(ini[i], sizeof(ini[i]), "%.3000s/%s.%d.ini", b->dir, j->hash, k);
+        char *whole = realpath(b->dir, NULL);
+        snprintf(text, sizeof(text), "[global]\ninclude = %s.ini\n[checkpoint]\ndir = %.3000s/runs/%s.%d\n", j->hash,
+                 whole ? whole : b->dir, j->hash, k);
+        free(whole);
+        rc = mt_write_file(ini[i], text, strlen(text), err);
+    }
+    if (!rc && b->sweep.cooldown > 0)
+        usleep((useconds_t)(b->sweep.cooldown * 1e6));
+    snprintf(log, sizeof(log), "%.3000s/%s.%d.log", b->dir, b->sweep.jobs[job[0]].hash, k);
+    if (!rc)
+        rc = bench_child_run(r, &(struct bench_child){.ini = (const char (*)[3200])ini,
+                                                      .dir = (const char (*)[3300])dir, .n = n, .log = log,
+                                                      .warmup_steps = b->sweep.warmup_steps,
+                                                      .all_steps = b->sweep.warmup_steps + b->sweep.steps},
+                             &b->interrupted, err);
+    size_t ok = 0;
+    for (size_t i = 0; i < n && !rc; i++)
+        ok += !strcmp(r[i].status, "ok");
+    *refused = !ok;
+    for (size_t i = 0; i < n && !rc && ok && !b->interrupted; i++)
+        if (!strcmp(r[i].status, "ok"))
+            rc = mt_sweep_run_save(&r[i], b->dir, b->sweep.jobs[job[i]].hash, k, err);
+    free(ini);
+    free(dir);
+    return rc;
+}
+
+/* Whether the job's first run was one alone. */
+static bool ran_alone(const struct bench *b, size_t job)
+{
+    struct mt_sweep_run r;
+    return !mt_sweep_run_load(&r, b->dir, b->sweep.jobs[job].hash, 0, NULL) && !(r.shared_by > 1);
+}
+
+/* What the folder has of the k-th shared run; false: not all. */
+static bool load_shared(struct mt_sweep_run *r, const struct bench *b, const size_t *job, size_t n, int k)
+{
+    bool all = true;
+    for (size_t i = 0; i < n && all; i++)
+        all = !mt_sweep_run_load(&r[i], b->dir, b->sweep.jobs[job[i]].hash, k, NULL) && r[i].shared_by > 1;
+    return all;
+}
+
+/* Of the job that shares a base with later ones: runs all of them, as often as run_job() would, which then finds the
+ * results. What fails runs again alone: that tells the reason. */
+static int shared_runs(struct bench *b, size_t first, struct mt_err *err)
+{
+    size_t job[MT_SWEEP_SHARED], n = 0;
+    int most = MT_MIN(MT_MAX(b->sweep.max_repeat, b->sweep.repeat), MAX_RUNS), rc = 0;
+    for (size_t i = first; i < b->sweep.n_jobs; i++)
+        if (b->group[i] == first && chosen(b, &b->sweep.jobs[i]) && !ran_alone(b, i))
+            job[n++] = i;
+    struct mt_sweep_run *r = mt_calloc(n + 1, sizeof(*r)), *of_first = mt_calloc((size_t)most, sizeof(*r));
+    if (!r || !of_first)
+        rc = mt_fail_nomem(err, "a sweep", (n + (size_t)most) * sizeof(*r));
+    for (int k = 0; k < most && n > 1 && !rc && !b->interrupted; k++) {
+        bool refused = false;
+        if (k >= b->sweep.repeat && spread_of(of_first, k) <= b->sweep.spread)
+            break; /* times are those of all */
+        if (!load_shared(r, b, job, n, k))
+            rc = run_shared(b, job, n, k, r, &refused, err);
+        if (!rc && refused && !b->interrupted) {
+            const char *hash = b->sweep.jobs[job[0]].hash;
+            if (b->sweep.share_base == MT_SHARE_ON)
+                rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "share_base = on: %zu jobs could not run on one base (%s): "
+                             "%.3000s/%s.%d.log says why", n, r[0].status, b->dir, hash, k);
+            else
+                mt_warn("%zu jobs could not run on one base (%s): they run one by one; %.3000s/%s.%d.log", n,
+                        r[0].status, b->dir, hash, k);
+            break;
+        }
+        of_first[k] = r[0];
+        for (size_t i = 1; i < n && !(of_first[k].seconds > 0); i++)
+            of_first[k] = r[i];
+        size_t left = 0; /* what has failed is no part of the next */
+        for (size_t i = 0; i < n; i++)
+            if (!strcmp(r[i].status, "ok"))
+                job[left++] = job[i];
+        n = left;
+    }
+    free(r);
+    free(of_first);
     return rc;
 }
 
@@ -293,6 +455,8 @@ static void print_live(const struct bench *b, const struct mt_sweep_row *r, size
         fprintf(stderr, "%8.4g s %6s", s->median, "");
     else
         fprintf(stderr, "%-17s", r->status);
+    if (r->run.shared_by > 1)
+        fprintf(stderr, "  of %.0f jobs on one base", r->run.shared_by);
     if (r->predicted.seconds > 0)
         fprintf(stderr, "  predicted %8.4g s", r->predicted.seconds);
     if (r->ratio.n)
@@ -385,9 +549,9 @@ static int run_sweep(struct bench *b, struct mt_err *err)
 {
     struct mt_sweep_run *runs = mt_calloc(MAX_RUNS, sizeof(*runs));
     size_t all = n_chosen(b);
-    int rc = 0;
+    int rc = find_groups(b, err);
     b->rows = mt_calloc(b->sweep.n_jobs + 1, sizeof(*b->rows));
-    if (!b->rows || !runs)
+    if (!rc && (!b->rows || !runs))
         rc = mt_fail_nomem(err, "a sweep", b->sweep.n_jobs * sizeof(*b->rows));
     for (size_t i = 0; i < b->sweep.n_jobs && !rc && !b->interrupted; i++) {
         const struct mt_sweep_job *j = &b->sweep.jobs[i];
@@ -395,6 +559,10 @@ static int run_sweep(struct bench *b, struct mt_err *err)
         size_t n = 0;
         if (!chosen(b, j))
             continue;
+        if (b->group[i] == i)
+            rc = shared_runs(b, i, err);
+        if (rc || b->interrupted)
+            break;
         rc = predict(b, j, &p, err);
         if (!rc && !cli_arg(b->args, "predict-only"))
             rc = run_job(b, j, runs, &n, err);
@@ -464,6 +632,7 @@ int cli_cmd_bench(struct cli *cli, const struct cli_args *args)
         rc = mt_fail(&err, MT_ERR_RUNTIME, -EIO, "every one of the sweep's %zu jobs failed; %s holds their logs", n_failed,
                      b.dir);
     free(b.rows);
+    free(b.group);
     mt_sweep_finish(&b.sweep);
     if (b.lock >= 0)
         close(b.lock);

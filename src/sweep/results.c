@@ -34,7 +34,7 @@ struct mt_stats mt_stats_of(const double *v, size_t n)
 /* The numbers of a run, listed once for both writing and reading. */
 #define RUN_FIELDS(X)                                                                              \
     X(seconds) X(tok_s) X(t_fwd) X(t_bwd) X(t_wait) X(t_adam) X(h2d_bytes) X(d2h_bytes)            \
-    X(device_bytes) X(peak_bytes) X(planned_bytes) X(loss)
+    X(device_bytes) X(peak_bytes) X(planned_bytes) X(loss) X(shared_by)
 
 static void run_path(char *buf, size_t len, const char *dir, const char *hash, int k)
 {
@@ -121,7 +121,7 @@ void mt_sweep_row_fill(struct mt_sweep_row *row, const struct mt_sweep_job *job,
 {
     double *seconds = mt_calloc(n + 1, sizeof(double));
     size_t good = 0;
-    bool paired = n > 0;
+    bool paired = n > 0, shared = false;
     *row = (struct mt_sweep_row){.job = job, .predicted = *p};
     snprintf(row->status, sizeof(row->status), "%s", n ? "ok" : p->fits ? "predicted" : "does not fit");
     for (size_t i = 0; i < n; i++) {
@@ -130,7 +130,10 @@ void mt_sweep_row_fill(struct mt_sweep_row *row, const struct mt_sweep_job *job,
         else if (seconds)
             seconds[good++] = runs[i].seconds;
         paired &= runs[i].ratio > 0;
+        shared |= runs[i].shared_by > 1;
     }
+    if (shared)
+        row->predicted = (struct mt_sweep_prediction){.fits = p->fits};
     if (good && paired)
         row->predicted.seconds = median_prediction(runs, n);
     if (good && row->predicted.seconds > 0)
@@ -196,6 +199,7 @@ static int columns(struct column *c, const struct mt_sweep_row *r)
         {"planned_host_mib", "%.1f",
          (r->run.planned_bytes > 0 ? r->run.planned_bytes : p->host_bytes) / 1048576},
         {"loss", "%.7g", known_loss(r)},
+        {"shared_by", "%.0f", r->run.shared_by > 1 ? r->run.shared_by : NAN},
     };
     memcpy(c, all, sizeof(all));
     return (int)MT_ARRAY_LEN(all);
@@ -279,6 +283,16 @@ static void losses(struct mt_str *out, const struct mt_sweep_row *rows, size_t n
     }
 }
 
+static void print_shared(struct mt_str *out, const struct mt_sweep_row *rows, size_t n)
+{
+    size_t shared = 0;
+    for (size_t i = 0; i < n; i++)
+        shared += rows[i].run.shared_by > 1;
+    if (shared)
+        mt_str_printf(out, "\n%zu rows ran on a base that several jobs shared (shared_by): their times, tokens a second "
+                      "and memory are of all these jobs at once. share_base = off measures each alone.\n", shared);
+}
+
 void mt_sweep_markdown(struct mt_str *out, const struct mt_sweep_row *rows, size_t n)
 {
     struct column c[MAX_COLUMNS];
@@ -312,6 +326,7 @@ void mt_sweep_markdown(struct mt_str *out, const struct mt_sweep_row *rows, size
         }
         mt_str_printf(out, "\n");
     }
+    print_shared(out, rows, n);
     struct mt_stats e = mt_sweep_error(rows, n);
     if (e.n)
         mt_str_printf(out, "\nPredicted against measured over %zu rows: median error %.1f%%, worst %.1f%%.\n",
@@ -392,7 +407,7 @@ static const char *verdict(const cJSON *a, const cJSON *b, double *change)
 void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b)
 {
     const cJSON *row, *other, *axis;
-    size_t counts[4] = {0}, failed = 0;
+    size_t counts[4] = {0}, failed = 0, apart = 0;
     mt_str_printf(out, "| job | point | before s | after s | change %% | verdict |\n|--|--|--:|--:|--:|--|\n");
     cJSON_ArrayForEach(row, mt_json_get(a, "rows"))
     {
@@ -407,6 +422,8 @@ void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b)
             continue;
         }
         const char *v = verdict(row, match, &change);
+        if (number(row, "shared_by") != number(match, "shared_by"))
+            v = "";
         counts[0] += !strcmp(v, "faster");
         counts[1] += !strcmp(v, "slower");
         counts[2] += !strcmp(v, "same");
@@ -417,6 +434,12 @@ void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b)
             mt_str_printf(out, " | | | | %s -> %s |\n", string(row, "status"), string(match, "status"));
         else if (!measured)
             mt_str_printf(out, " | | | | %s in both |\n", string(row, "status"));
+        else if (number(row, "shared_by") != number(match, "shared_by")) {
+            apart++;
+            mt_str_printf(out, " | %.5g | %.5g | | of %.0f and %.0f jobs at once |\n", number(row, "measured_s"),
+                          number(match, "measured_s"), fmax(number(row, "shared_by"), 1),
+                          fmax(number(match, "shared_by"), 1));
+        }
         else
             mt_str_printf(out, " | %.5g | %.5g | %+.1f | %s |\n", number(row, "measured_s"),
                           number(match, "measured_s"), change, v);
@@ -432,6 +455,8 @@ void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b)
     mt_str_printf(out, "\n%zu faster, %zu slower, %zu the same within the noise", counts[0], counts[1], counts[2]);
     if (counts[3])
         mt_str_printf(out, "; %zu of a single run, whose noise is unknown (repeat = 3)", counts[3]);
+    if (apart)
+        mt_str_printf(out, "; %zu not compared, as other numbers of jobs ran at once (share_base = off)", apart);
     if (failed)
         mt_str_printf(out, "; %zu without a measurement on both sides", failed);
     mt_str_printf(out, ".\n");

@@ -129,6 +129,15 @@ static int sweep_setting(struct spec *p, const char *file, int line, const char 
                    ? 0
                    : usage(err, file, line, "on_oom must be record or abort", value);
     }
+    if (!strcmp(key, "share_base")) {
+        static const char *const names[] = {"auto", "on", "off"};
+        for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
+            if (!strcmp(value, names[i])) {
+                s->share_base = (enum mt_sweep_share)i;
+                return 0;
+            }
+        return usage(err, file, line, "share_base must be auto, on or off", value);
+    }
     if (!strcmp(key, "cooldown"))
         return mt_parse_duration(value, &s->cooldown) ? 0 : usage(err, file, line, "cooldown must be a duration such as 10s", value);
     if (!strcmp(key, "spread")) {

@@ -30,8 +30,14 @@ struct mt_sweep_job {
     char hash[17];             /* of the configuration and of how it is measured */
 };
 
+/** Jobs whose configurations allow it train on one base that is read once, as `megatrain run a.ini b.ini` does: on:
+ * all of them have to. */
+enum { MT_SWEEP_SHARED = 64 }; /* most that one run has */
+enum mt_sweep_share { MT_SHARE_AUTO, MT_SHARE_ON, MT_SHARE_OFF };
+
 struct mt_sweep {
     bool zip;
+    enum mt_sweep_share share_base;
     int warmup_steps, steps, repeat, max_repeat;
     double spread;             /* a job is run again while deviation / median is above this */
     double cooldown;           /* pause before each run, in seconds */
@@ -57,6 +63,8 @@ struct mt_sweep_run {
     double seconds;       /* median of the measured steps */
     double tok_s, t_fwd, t_bwd, t_wait, t_adam, h2d_bytes, d2h_bytes;
     double loss;          /* mean of the measured steps; 0: not known */
+    double shared_by;     /* jobs that ran at once on one base; up to 1: it ran alone. With more, times, tokens a second
+                             and memory are of all of them; the loss is the job's own */
     double device_bytes;  /* device memory as planned */
     double peak_bytes;    /* largest resident set of the process; 0: not known for this run alone */
     double planned_bytes; /* host memory as planned before it began, arena included */
@@ -75,7 +83,7 @@ int mt_sweep_run_save(const struct mt_sweep_run *r, const char *dir, const char 
 int mt_sweep_run_load(struct mt_sweep_run *r, const char *dir, const char *hash, int k,
                       struct mt_err *err);
 
-/** A row of the table: a job and all its runs. */
+/** A row of the table: a job and all its runs. What ran with others on one base has no prediction. */
 struct mt_sweep_row {
     const struct mt_sweep_job *job;
     char status[64];

@@ -7,47 +7,61 @@
 #include "base/mem.h"
 #include "objective/objective.h"
 
+const char *mt_shared_alone(const struct mt_shared_of *a)
+{
+    return a->numerics->groups > 1      ? "it has train.groups above 1, and groups are of the micro-batches of one run"
+           : a->cfg->adapter.merge_every ? "it changes it (adapter.merge_every)"
+                                         : NULL;
+}
+
+const char *mt_shared_difference(const struct mt_shared_of *a, const struct mt_shared_of *b)
+{
+    const struct mt_numerics *x = a->numerics, *y = b->numerics;
+    const struct {
+        const char *key;
+        bool same;
+    } keys[] = {
+        {"model.path", !strcmp(a->model, b->model)},
+        {"model.init", a->cfg->model.init == b->cfg->model.init},
+        {"train.seed of random weights", a->cfg->model.init != MT_INIT_RANDOM || x->seed == y->seed},
+        {"model.base_dtype", a->cfg->model.base_dtype == b->cfg->model.base_dtype},
+        {"model.dtype", x->dtype == y->dtype},
+        {"model.compute", x->compute == y->compute},
+        {"train.objective", mt_objective_of(x) == mt_objective_of(y)},
+        {"distill.top", x->objective_keys.top == y->objective_keys.top},
+        {"train.router_aux_loss", x->router_aux_loss == y->router_aux_loss},
+        {"data.seq_len", x->seq_len == y->seq_len},
+        {"train.micro_batch", x->micro_batch == y->micro_batch},
+        {"optimizer.type or state_dtype", x->optimizer == y->optimizer},
+        {"optimizer.master", x->master == y->master},
+        {"optimizer.grad_dtype", x->grad_dtype == y->grad_dtype},
+        {"memory.logits_chunk", x->logits_chunk == y->logits_chunk},
+        {"memory.logits_piece", x->logits_piece == y->logits_piece},
+        {"memory.unit", a->cfg->placement.unit == b->cfg->placement.unit},
+    };
+    for (size_t k = 0; k < MT_ARRAY_LEN(keys); k++)
+        if (!keys[k].same)
+            return keys[k].key;
+    return NULL;
+}
+
+static struct mt_shared_of shared_of(const struct mt_inputs *in)
+{
+    return (struct mt_shared_of){in->cfg, &in->numerics, in->model_dir};
+}
+
 int mt_shared_check(const struct mt_setup *s, struct mt_err *err)
 {
-    const struct mt_inputs *a = s->in;
-    for (size_t i = 0; i < s->n_learners && s->n_learners > 1; i++)
-        if (s->in[i].numerics.groups > 1)
-            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "the run of %s cannot share a base: it has train.groups = %lld, and "
-                           "groups are of the micro-batches of one run", s->in[i].cfg->checkpoint.dir,
-                           (long long)s->in[i].numerics.groups);
-    for (size_t i = 0; i < s->n_learners && s->n_learners > 1; i++)
-        if (s->in[i].cfg->adapter.merge_every)
-            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "the run of %s cannot share a base: it changes it (adapter.merge_every)",
-                           s->in[i].cfg->checkpoint.dir);
-    for (size_t i = 1; i < s->n_learners; i++) {
-        const struct mt_inputs *b = &s->in[i];
-        const struct mt_numerics *x = &a->numerics, *y = &b->numerics;
-        const struct {
-            const char *key;
-            bool same;
-        } keys[] = {
-            {"model.path", !strcmp(a->model_dir, b->model_dir)},
-            {"model.init", a->cfg->model.init == b->cfg->model.init},
-            {"train.seed of random weights", a->cfg->model.init != MT_INIT_RANDOM || x->seed == y->seed},
-            {"model.base_dtype", a->cfg->model.base_dtype == b->cfg->model.base_dtype},
-            {"model.dtype", x->dtype == y->dtype},
-            {"model.compute", x->compute == y->compute},
-            {"train.objective", mt_objective_of(x) == mt_objective_of(y)},
-            {"distill.top", x->objective_keys.top == y->objective_keys.top},
-            {"train.router_aux_loss", x->router_aux_loss == y->router_aux_loss},
-            {"data.seq_len", x->seq_len == y->seq_len},
-            {"train.micro_batch", x->micro_batch == y->micro_batch},
-            {"optimizer.type or state_dtype", x->optimizer == y->optimizer},
-            {"optimizer.master", x->master == y->master},
-            {"optimizer.grad_dtype", x->grad_dtype == y->grad_dtype},
-            {"memory.logits_chunk", x->logits_chunk == y->logits_chunk},
-            {"memory.logits_piece", x->logits_piece == y->logits_piece},
-            {"memory.unit", a->cfg->placement.unit == b->cfg->placement.unit},
-        };
-        for (size_t k = 0; k < MT_ARRAY_LEN(keys); k++)
-            if (!keys[k].same)
-                return mt_fail(err, MT_ERR_USAGE, -EINVAL, "the runs of %s and %s cannot share a base: %s differs",
-                               a->cfg->checkpoint.dir, b->cfg->checkpoint.dir, keys[k].key);
+    const struct mt_shared_of a = shared_of(s->in);
+    for (size_t i = 0; i < s->n_learners && s->n_learners > 1; i++) {
+        const struct mt_shared_of b = shared_of(&s->in[i]);
+        const char *why = mt_shared_alone(&b), *key = why ? NULL : mt_shared_difference(&a, &b);
+        if (why)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "the run of %s cannot share a base: %s", b.cfg->checkpoint.dir,
+                           why);
+        if (key)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "the runs of %s and %s cannot share a base: %s differs",
+                           a.cfg->checkpoint.dir, b.cfg->checkpoint.dir, key);
     }
     return 0;
 }

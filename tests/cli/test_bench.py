@@ -152,6 +152,44 @@ def a_sweep_of_relative_paths_runs_from_any_folder(tmp, model, data, env):
     assert "every one of the sweep's 1 jobs failed" in said and "no file matches" in said, said
 
 
+def rows_of(folder):
+    return json.load(open(os.path.join(folder, "sweep.json")))["rows"]
+
+
+def jobs_share_a_base_where_their_configurations_allow_it(tmp, model, data, env):
+    """Two and two by placement: times are of both at once, losses those of each alone."""
+    ini = write_ini(os.path.join(tmp, "adapters.ini"), base(model, data, os.path.join(tmp, "none"), train__steps=2,
+                                                            adapter__kind="lora", model__dtype="bf16"))
+    sweep = os.path.join(tmp, "shared.ini")
+
+    def bench(share, out, *args, axes="adapter.rank = 2, 3\nmemory.slots = 2, 3", steps=2, expect=0):
+        with open(sweep, "w") as f:
+            f.write(f"[global]\ninclude = {ini}\n[sweep]\n{axes}\nwarmup_steps = 0\nsteps = {steps}\n"
+                    f"share_base = {share}\n")
+        return megatrain("bench", sweep, "--out", os.path.join(tmp, out), *args, env=env, expect=expect)
+
+    bench("off", "apart")
+    said = bench("auto", "at-once").stdout
+    apart, shared = rows_of(os.path.join(tmp, "apart")), rows_of(os.path.join(tmp, "at-once"))
+    assert [r.get("shared_by") for r in apart + shared] == [None] * 4 + [2] * 4, shared
+    assert [(r["axes"], r["loss"]) for r in apart] == [(r["axes"], r["loss"]) for r in shared], (apart, shared)
+    assert all(r["predicted_s"] > 0 for r in apart) and not any("predicted_s" in r for r in shared), shared
+    assert "4 rows ran on a base that several jobs shared" in said, said
+    compared = megatrain("bench", "--compare", os.path.join(tmp, "apart"), os.path.join(tmp, "at-once")).stdout
+    assert compared.count("of 1 and 2 jobs at once") == 4 and "4 not compared" in compared, compared
+    bench("off", "at-once", "--resume")  # results of several are none of one alone
+    assert not any("shared_by" in r for r in rows_of(os.path.join(tmp, "at-once")))
+
+    said = bench("on", "refused", expect=2).stderr
+    assert "adapter.rank" not in said and "memory.slots differs" in said and "share_base = on" in said, said
+    assert "share_base = off" in bench("on", "refused", "--measure", "--force", expect=2).stderr
+    # what fails beside another runs again alone, which tells why
+    bench("auto", "fails", axes="train.learning_rate = 1e-3, 1000\ntrain.warmup = 0\ntrain.max_skips = 1\n"
+          "train.grad_clip = 0\nadapter.alpha = 1000000", steps=5)
+    rows = rows_of(os.path.join(tmp, "fails"))
+    assert [(r["status"], r.get("shared_by")) for r in rows] == [("ok", 2), ("exit 6", None)], rows
+
+
 class Panels(HTMLParser):
     def __init__(self):
         super().__init__()
@@ -250,6 +288,7 @@ def main():
         a_measured_sweep_predicts_each_step_by_the_rates_around_it(tmp, ini, env)
         predictions_need_no_run(tmp, ini, env)
         a_crash_is_a_row(tmp, model, data, env)
+        jobs_share_a_base_where_their_configurations_allow_it(tmp, model, data, env)
         a_sweep_of_relative_paths_runs_from_any_folder(tmp, model, data, env)
         a_report_is_one_page_of_sound_pictures(tmp, run, bench)
         sizes_in_a_report_are_sizes(tmp, run)
