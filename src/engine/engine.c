@@ -85,11 +85,12 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
     e->x.files = p->files;
     e->x.update = mt_optimizer_update;
     e->x.net = p->net;
-    e->x.net_ops = e->hosts.ops;
     e->x.content = mt_hosts_content;
     e->x.ctx = e;
     e->x.n_lanes = e->n_lanes = mt_engine_n_lanes(p);
     int rc = mt_exec_start(&e->x, err);
+    if (!rc && p->net)
+        rc = mt_hosts_create(e, err);
     if (!rc)
         rc = create_lists(e, err);
     if (!rc)
@@ -128,7 +129,7 @@ void mt_engine_destroy(mt_engine **engine)
     free(e->step_learner);
     free(e->micro);
     free(e->rows.ids);
-    free(e->hosts.buf);
+    mt_hosts_finish(e);
     mt_pool_destroy(&e->update_pool);
     mt_engine_plan_finish(&e->plan);
     free(e);

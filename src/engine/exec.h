@@ -59,7 +59,7 @@ struct mt_net_part {
     size_t bytes;
 };
 struct mt_net_op {
-    struct mt_net_message m[MT_MAX_LANES * MT_NET_PARTS];
+    struct mt_net_message *m; /* [other hosts][MT_NET_PARTS] */
     int left, rc; /* as in a transfer */
     struct mt_err err;
     struct mt_exec *x; /* NULL: free */
@@ -78,7 +78,7 @@ struct mt_exec {
     /** Executes an instruction of the host queue (an update, UNPACK, GATHER) on its thread. */
     int (*update)(void *ctx, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err);
     mt_net *net;              /* NULL: one host */
-    struct mt_net_op *net_ops; /* [MT_NET_UNDER_WAY] */
+    struct mt_net_op *net_ops; /* [MT_NET_UNDER_WAY], set before the first run that has messages */
     /** Where the content of a message between hosts is on this one: in how many parts. */
     size_t (*content)(void *ctx, const struct mt_program *prog, const struct mt_instr *in,
                       struct mt_net_part part[MT_NET_PARTS]);

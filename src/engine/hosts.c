@@ -4,6 +4,7 @@
  * what is done with the gradient, so that each host decides the same.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -17,6 +18,27 @@ static size_t states_of(const mt_engine *e, size_t unit, struct mt_net_part part
     for (size_t i = 0; i < n; i++)
         part[i] = (struct mt_net_part){mt_plane(e->p.planes, unit, plane[i].kind), plane[i].bytes};
     return n;
+}
+
+int mt_hosts_create(mt_engine *e, struct mt_err *err)
+{
+    size_t each = (size_t)(mt_net_size(e->p.net) - 1) * MT_NET_PARTS;
+    struct mt_hosts *h = &e->hosts;
+    h->ops = mt_calloc(MT_NET_UNDER_WAY, sizeof(*h->ops));
+    h->messages = mt_calloc(MT_NET_UNDER_WAY * each + 1, sizeof(*h->messages));
+    if (!h->ops || !h->messages)
+        return mt_fail_nomem(err, "messages of hosts", MT_NET_UNDER_WAY * each * sizeof(*h->messages));
+    for (size_t i = 0; i < MT_NET_UNDER_WAY; i++)
+        h->ops[i].m = h->messages + i * each;
+    e->x.net_ops = h->ops;
+    return 0;
+}
+
+void mt_hosts_finish(mt_engine *e)
+{
+    free(e->hosts.ops);
+    free(e->hosts.messages);
+    free(e->hosts.buf);
 }
 
 size_t mt_hosts_content(void *engine, const struct mt_program *prog, const struct mt_instr *in,

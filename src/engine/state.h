@@ -24,7 +24,8 @@ struct mt_row_gradient {
 struct mt_hosts {
     char *buf; /* owned: what is sent or received after a step */
     size_t cap;
-    struct mt_net_op ops[MT_NET_UNDER_WAY]; /* of the executor */
+    struct mt_net_op *ops;          /* [MT_NET_UNDER_WAY] of the executor; NULL: one host. Owned, with their messages */
+    struct mt_net_message *messages;
     atomic_bool asked; /* this host was asked to stop */
     bool stop;         /* any was, after the last step */
 };
@@ -107,6 +108,10 @@ int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode
 void mt_runnable_destroy_all(mt_engine *e);
 
 /* hosts.c */
+/** Messages that are under way at once, of an engine with other hosts. -ENOMEM. */
+int mt_hosts_create(mt_engine *e, struct mt_err *err);
+/** Of every engine, also after a failure. */
+void mt_hosts_finish(mt_engine *e);
 /** Where the content of a PASS or SHARE is on this host; `engine` is the mt_engine. Returns the number of parts. */
 size_t mt_hosts_content(void *engine, const struct mt_program *prog, const struct mt_instr *in,
                         struct mt_net_part part[MT_NET_PARTS]);
