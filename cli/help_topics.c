@@ -273,7 +273,7 @@ static void print_hosts(int roff)
         "network for plan --hosts. megatrain help --man=cluster is a manual page with examples, and says when several hosts do not pay.",
         "Drives (memory.nvme_paths) and files that are read in place (memory.base = files) are each host's own, under the same paths: states "
         "on drives are written by every host, and the model's files are compared tensor by tensor at the start.",
-        "Of one host yet: activations on drives, memory.update = backward, train.blocks, adapter.merge_every, eval.sets, "
+        "Of one host yet: activations on drives, memory.update = backward, train.blocks, adapter.merge_every, "
         "train.router_aux_loss and several configurations at once. Each is refused by name.",
         NULL};
     print_paragraphs(text, roff);

@@ -15,7 +15,6 @@ static int check(const struct mt_plan_request *r, const struct mt_config *cfg, s
                        : p->activations == MT_ACT_DISK        ? "memory.activations = disk"
                        : strcmp(cfg->train.blocks, "off")     ? "train.blocks"
                        : cfg->adapter.merge_every             ? "adapter.merge_every"
-                       : cfg->eval.sets.n                     ? "eval.sets"
                        : r->numerics.router_aux_loss > 0      ? "train.router_aux_loss"
                                                               : NULL;
     if (what)

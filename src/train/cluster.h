@@ -35,11 +35,17 @@ int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struc
 /** Sends what the training state has of its reference, if it has any (reference.h). c NULL: no effect. */
 int mt_cluster_send_reference(mt_cluster *c, const struct mt_train_state *st, struct mt_err *err);
 /**
- * Before an engine's step with the data of step `at`, an evaluation of the evaluation's data of that step, or one of the
- * training's: the others do the same. Call mt_cluster_end() after it. c NULL: no effect.
+ * Before an engine's step with the data of step `at`, an evaluation of that step of data.eval or of a set of eval.sets,
+ * or one of the training's data: the others do the same. Call mt_cluster_end() after it. c NULL: no effect.
  */
-enum mt_cluster_act { MT_CLUSTER_STEP, MT_CLUSTER_EVAL, MT_CLUSTER_EVAL_TRAINING };
-int mt_cluster_begin(mt_cluster *c, enum mt_cluster_act act, uint64_t at, double lr, struct mt_err *err);
+enum mt_cluster_act { MT_CLUSTER_STEP, MT_CLUSTER_EVAL, MT_CLUSTER_EVAL_SET, MT_CLUSTER_EVAL_TRAINING };
+struct mt_cluster_do {
+    enum mt_cluster_act act;
+    uint64_t at;
+    double lr;  /* STEP */
+    size_t set; /* EVAL_SET: its index in struct mt_inputs */
+};
+int mt_cluster_begin(mt_cluster *c, const struct mt_cluster_do *what, struct mt_err *err);
 /** rc: what the engine has returned. */
 void mt_cluster_end(mt_cluster *c, int rc);
 

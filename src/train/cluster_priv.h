@@ -15,7 +15,8 @@ struct mt_cluster_command {
     int64_t op;
     uint64_t at;       /* step of the data; of a text its bytes; REFERENCE: numbers; of END the exit code */
     double lr;
-    uint64_t data[2];  /* CONFIG: hashes of the data; STATE: updates, and those before the states were new */
+    uint64_t data[2];  /* CONFIG: hashes of the data; STATE: updates, and those before the states were new;
+                          EVAL_SET: which set */
 };
 
 struct mt_cluster {
@@ -28,7 +29,7 @@ struct mt_cluster {
     bool broken;          /* hosts have not come to the end of a step: they do not speak with each other any more */
     bool over;            /* the first has told this one to end */
     int code;             /* with that */
-    uint64_t data[2];     /* hashes of the first's data */
+    uint64_t data[2];     /* hashes of the first's data: trained on, and evaluated on */
     char *window;         /* for planes that are not in memory; NULL: none yet. A late message may still write to it */
     double *reference;    /* the others: of the first's training state; NULL: none */
     struct mt_err why;    /* of the thread that beats, under lock; code 0: none */

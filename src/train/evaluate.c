@@ -20,8 +20,9 @@ static void take_measures(const struct mt_numerics *n, struct mt_eval_result *su
         out->loss = mt_measure_mean(&sum->measures[0]);
 }
 
-static int evaluate_on(struct mt_session *s, size_t learner, mt_sampler *sampler, const double *reference,
-                       struct mt_eval_report *out, bool *unread, struct mt_err *err)
+/* on: what the hosts do in each step of the sampler's. */
+static int evaluate_on(struct mt_session *s, size_t learner, mt_sampler *sampler, struct mt_cluster_do on,
+                       const double *reference, struct mt_eval_report *out, bool *unread, struct mt_err *err)
 {
     struct mt_step_data data;
     struct mt_eval_result sum = {.reference = reference};
@@ -35,7 +36,8 @@ static int evaluate_on(struct mt_session *s, size_t learner, mt_sampler *sampler
         rc = mt_sampler_fill(sampler, i, &data, err);
         *unread = rc;
         if (!rc) {
-            rc = mt_cluster_begin(s->setup->cluster, MT_CLUSTER_EVAL, i, 0, err);
+            on.at = i;
+            rc = mt_cluster_begin(s->setup->cluster, &on, err);
             if (!rc) {
                 rc = mt_engine_eval(s->engine, (int)learner, &data, &sum, err);
                 mt_cluster_end(s->setup->cluster, rc);
@@ -57,11 +59,13 @@ int mt_evaluate(struct mt_session *s, size_t learner, const double *reference, s
                 bool *unread, struct mt_err *err)
 {
     const struct mt_inputs *in = &s->setup->in[learner];
-    int rc = evaluate_on(s, learner, in->eval_sampler, reference, out, unread, err);
+    struct mt_cluster_do on = {.act = MT_CLUSTER_EVAL};
+    int rc = evaluate_on(s, learner, in->eval_sampler, on, reference, out, unread, err);
     for (size_t i = 0; i < in->n_sets && !rc; i++) {
         struct mt_eval_report r = {.n_loss = 0};
+        on = (struct mt_cluster_do){.act = MT_CLUSTER_EVAL_SET, .set = i};
         if (in->sets[i].sampler)
-            rc = evaluate_on(s, learner, in->sets[i].sampler, NULL, &r, unread, err);
+            rc = evaluate_on(s, learner, in->sets[i].sampler, on, NULL, &r, unread, err);
         if (!rc && r.n_loss)
             out->sets[out->n_sets++] = (struct mt_eval_of_set){in->sets[i].name, r.n_loss, r.loss, r.accuracy};
         out->seconds += r.seconds;

@@ -142,11 +142,16 @@ static int take_reference(mt_cluster *c, const struct mt_session *s, uint64_t n,
 static int act(const mt_cluster *c, struct mt_session *s, const struct mt_cluster_command *what, struct mt_err *err)
 {
     const struct mt_inputs *in = s->setup->in;
-    bool step = what->op == MT_CLUSTER_STEP;
-    mt_sampler *sampler = what->op == MT_CLUSTER_EVAL ? in->eval_sampler : in->sampler;
+    bool step = what->op == MT_CLUSTER_STEP, set = what->op == MT_CLUSTER_EVAL_SET;
+    mt_sampler *sampler = set && what->data[0] < in->n_sets  ? in->sets[what->data[0]].sampler
+                          : what->op == MT_CLUSTER_EVAL      ? in->eval_sampler
+                          : set                              ? NULL
+                                                             : in->sampler;
     struct mt_step_data data;
     struct mt_step_result res = {0};
     struct mt_eval_result eval = {.n_loss = 0};
+    if (!sampler)
+        return mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "host 0 evaluates on data that this host does not have");
     int rc = mt_step_data_init(&data, sampler, err);
     if (rc)
         return rc;

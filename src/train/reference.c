@@ -58,7 +58,7 @@ static int run_step(struct mt_session *s, size_t learner, enum mt_cluster_act ac
     struct mt_eval_result sum = {.doc_loss = doc_loss};
     if (!count_unknown(data, of))
         return 0;
-    int rc = mt_cluster_begin(s->setup->cluster, act, data->step, 0, err);
+    int rc = mt_cluster_begin(s->setup->cluster, &(struct mt_cluster_do){.act = act, .at = data->step}, err);
     if (rc)
         return rc;
     rc = mt_engine_eval(s->engine, (int)learner, data, &sum, err);

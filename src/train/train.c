@@ -458,7 +458,8 @@ static int make_step(struct run *r, struct mt_err *err)
 {
     const struct loop *l = r->loop;
     mt_engine *e = l->s->engine;
-    int rc = mt_cluster_begin(l->setup->cluster, MT_CLUSTER_STEP, l->st->step, r->of[0].lr, err);
+    const struct mt_cluster_do step = {.act = MT_CLUSTER_STEP, .at = l->st->step, .lr = r->of[0].lr};
+    int rc = mt_cluster_begin(l->setup->cluster, &step, err);
     if (rc)
         return rc;
     rc = mt_engine_step(e, r->of, r->result, err);

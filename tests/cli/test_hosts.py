@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-from tiny import BINARY, FULL, base, config, losses, megatrain, run_in, write_data, write_ini, write_model
+from tiny import BINARY, FULL, base, config, losses, megatrain, metrics, run_in, write_data, write_ini, write_model
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 STEPS = 4
@@ -60,6 +60,11 @@ def compare(a, b, what):
         assert filecmp.cmp(os.path.join(a, n), os.path.join(b, n), shallow=False), f"{what}: {n} differs"
 
 
+def evaluations(out):
+    return [sorted((k, v) for k, v in m.items() if k == "step" or k.startswith("eval_") and k != "eval_s")
+            for m in metrics(out) if "eval_loss" in m]
+
+
 def write_pairs(path):
     with open(path, "w") as f:
         for i in range(60):
@@ -83,7 +88,9 @@ def hosts_have_the_bits_of_one(tmp):
     pairs = write_pairs(os.path.join(tmp, "pairs.jsonl"))
     directions = ["adafactor", "muon", "apollo"] if FULL else ["muon"] # their states are on the device of one host in a step
     mixture = write_model(os.path.join(tmp, "mixture"), config("qwen3_moe", num_hidden_layers=2, mlp_only_layers=[1]))
-    kinds = {"f32": {"eval__every": 2}, "bf16": {"model__dtype": "bf16", "memory__activations": "recompute"},
+    few, more = (write_data(os.path.join(tmp, f"eval-{n}.jsonl"), n=n, seed=n) for n in (3, 9))
+    kinds = {"f32": {"eval__every": 2, "data__eval": more, "eval__sets": f"few:{few}, more:{more}"},
+             "bf16": {"model__dtype": "bf16", "memory__activations": "recompute"},
              "reference": {"data__train": pairs, "preference__loss": "sigmoid", "eval__every": 2},
              "mixture": {"model__path": mixture, "memory__expert_group": 3, "memory__slots": 2},
              "teacher": {"train__objective": "distill", "distill__teacher": teacher(tmp, model, data), "distill__top": 5},
@@ -97,6 +104,8 @@ def hosts_have_the_bits_of_one(tmp):
             many, ini = ini_of(tmp, f"{kind}-{n}", model, data, **over)
             mpirun(n, "run", ini)
             assert losses(many) == losses(one), f"{kind}, {n} hosts"
+            assert evaluations(many) == evaluations(one), f"{kind}, {n} hosts"
+            assert kind != "f32" or "eval_few_loss" in dict(evaluations(one)[0]), evaluations(one)
             compare(os.path.join(one, last), os.path.join(many, last), f"{kind}, {n} hosts")
             with open(os.path.join(many, "run.json")) as f:
                 assert json.load(f)["hosts"] == n
@@ -269,11 +278,12 @@ def what_only_one_host_can_do_is_refused(tmp):
         out, ini = ini_of(tmp, "refused", model, data, **over)
         text = mpirun(3, "run", "--dry-run", ini, expect=2)
         assert say in text, (say, text)
-    out, ini = ini_of(tmp, "data", model, data)
-    other = write_data(os.path.join(tmp, "other.jsonl"), seed=2)
-    p = run_beside_hidden(ini, f'--bind "{other}" "{data}"') # a host whose file has other data
-    if p:
-        assert p.returncode == 2 and "host 1: its data are not those of host 0" in p.stdout + p.stderr, p
+    other, few = (write_data(os.path.join(tmp, f"other-{n}.jsonl"), n=n, seed=2) for n in (40, 5))
+    out, ini = ini_of(tmp, "data", model, data, data__eval=data, eval__sets=f"few:{few}")
+    for mine in data, few:
+        p = run_beside_hidden(ini, f'--bind "{other}" "{mine}"') # a host whose file has other data
+        if p:
+            assert p.returncode == 2 and "host 1: its data are not those of host 0" in p.stdout + p.stderr, p
 
 
 def plans_know_what_crosses(tmp):
