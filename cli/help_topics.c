@@ -273,8 +273,11 @@ static void print_hosts(int roff)
         "network for plan --hosts. megatrain help --man=cluster is a manual page with examples, and says when several hosts do not pay.",
         "Drives (memory.nvme_paths) and files that are read in place (memory.base = files) are each host's own, under the same paths: states "
         "on drives are written by every host, and the model's files are compared tensor by tensor at the start.",
-        "Of one host yet: activations on drives, memory.update = backward, train.blocks, adapter.merge_every, "
-        "train.router_aux_loss and several configurations at once. Each is refused by name.",
+        "Of one host: memory.activations = disk (it sends to drives what hosts send each other from memory), "
+        "memory.update = backward (it updates a layer before gradients of hosts are added up), train.blocks and "
+        "adapter.merge_every (the first host alone has the overlay that they write), several configurations at once, "
+        "and train.router_aux_loss: it is of the tokens that a whole step sends to each expert, and a host counts its own "
+        "alone. Each is refused by name.",
         NULL};
     print_paragraphs(text, roff);
 }

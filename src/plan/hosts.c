@@ -6,19 +6,37 @@
 #include "base/mem.h"
 #include "plan/resolve.h"
 
+/* What hosts cannot do, why, and what to set instead. */
 static int check(const struct mt_plan_request *r, const struct mt_config *cfg, struct mt_err *err)
 {
     const struct mt_placement *p = &r->placement;
     long long lanes = (long long)(p->hosts * MT_MAX(p->lanes, (int64_t)1));
-    const char *what = p->map == MT_MAP_UNITS                 ? "device.map = units"
-                       : p->update == MT_UPDATE_BACKWARD      ? "memory.update = backward"
-                       : p->activations == MT_ACT_DISK        ? "memory.activations = disk"
-                       : strcmp(cfg->train.blocks, "off")     ? "train.blocks"
-                       : cfg->adapter.merge_every             ? "adapter.merge_every"
-                       : r->numerics.router_aux_loss > 0      ? "train.router_aux_loss"
-                                                              : NULL;
-    if (what)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is of one host yet: start the run without mpirun, or leave that out", what);
+    const struct {
+        bool set;
+        const char *key, *why, *mend;
+    } keys[] = {
+        {p->map == MT_MAP_UNITS, "device.map = units",
+         "it hands the hidden states of each micro-batch from layer to layer, and hosts share micro-batches instead",
+         "set device.map = auto"},
+        {p->update == MT_UPDATE_BACKWARD, "memory.update = backward",
+         "it updates a layer as soon as a device has its gradient, and those of hosts are added up afterwards",
+         "set memory.update = auto"},
+        {p->activations == MT_ACT_DISK, "memory.activations = disk",
+         "it sends all that leaves the device to drives, and hosts send each other sums from host memory",
+         "set memory.activations = auto"},
+        {strcmp(cfg->train.blocks, "off") != 0, "train.blocks",
+         "between two blocks weights go to an overlay, which only the first host has",
+         "set train.blocks = off, or train adapters"},
+        {cfg->adapter.merge_every != 0, "adapter.merge_every",
+         "a merge writes weights to an overlay, which only the first host has", "set adapter.merge_every = 0"},
+        {r->numerics.router_aux_loss > 0, "train.router_aux_loss",
+         "that loss is of the tokens that a whole step sends to each expert, and a host counts its own alone",
+         "set train.router_aux_loss = 0"},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(keys); i++)
+        if (keys[i].set)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is of one host: %s; %s, or start the run without mpirun",
+                           keys[i].key, keys[i].why, keys[i].mend);
     if (r->numerics.groups < lanes)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%lld hosts share the groups of a step's micro-batches: set train.groups to a power "
                        "of two, at least %lld (it is %lld); it changes bits, and is kept when the run goes on with other hosts",

@@ -405,8 +405,10 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
     r.placement.lanes = limits->n_gpus ? limits->n_gpus : named;
     if (!rc && r.placement.lanes > 1 && r.numerics.router_aux_loss > 0)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                     "device.gpus = %lld with train.router_aux_loss: that loss is of all layers, and layers are on several "
-                     "devices: set train.router_aux_loss = 0, or device.gpus = 1", (long long)r.placement.lanes);
+                     "device.gpus = %lld with train.router_aux_loss: that loss is of the tokens that a whole step, in all layers, "
+                     "sends to each expert, and each device counts those of its own %s: set train.router_aux_loss = 0, or "
+                     "device.gpus = 1", (long long)r.placement.lanes,
+                     r.placement.map == MT_MAP_DATA ? "micro-batches" : "layers or micro-batches");
     if (!rc && r.placement.lanes > 1 && r.placement.map == MT_MAP_DATA && r.numerics.groups < r.placement.lanes)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "device.map = data with device.gpus = %lld needs train.groups = %lld or more, which are shared: it is %lld",

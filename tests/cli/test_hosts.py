@@ -270,8 +270,10 @@ def lost_hosts_end_the_others(tmp):
 
 def what_only_one_host_can_do_is_refused(tmp):
     model, data = inputs(tmp)
-    cases = {"set train.groups": {"train__groups": 2}, "memory.update = backward": {"memory__update": "backward",
-             "train__grad_clip": 0}, "memory.activations = disk": {"memory__activations": "disk", "memory__nvme_paths": tmp}}
+    cases = {"set train.groups": {"train__groups": 2},
+             "update = backward is of one host: it updates a layer as soon as": {"memory__update": "backward",
+                                                                               "train__grad_clip": 0},
+             "set memory.activations = auto": {"memory__activations": "disk", "memory__nvme_paths": tmp}}
     if FULL:
         cases["device.map = units"] = {"device__map": "units"}
     for say, over in cases.items():
