@@ -6,7 +6,7 @@
 
 #include "base/mem.h"
 
-#define NO_CLASS "transformers has no class for it, so that nothing says what it computes"
+#define NO_CLASS "has no class in transformers, so that nothing says what it computes"
 #define QWEN35 "train Qwen3.5 or Qwen3.6"
 #define GLM5 "train GLM-5 or GLM-4.7-Flash"
 
@@ -23,7 +23,7 @@ static const struct {
     {"MistralLarge3", "mistral_large3", "is published without a config.json of transformers; train Mistral Small 4 or Medium 3.5"},
     {"MuseSpark", "muse_spark", "has gated residuals and experts with other norms; train Muse Glimmer"},
     {"KimiK3", "kimi_k3", NO_CLASS "; train Kimi K2 or K2.5"},
-    {"BailingMoe", "bailing_moe", NO_CLASS " (Ling 2); train GLM-4.5-Air or Qwen3"},
+    {"BailingMoe", "bailing_moe", NO_CLASS "; train GLM-4.5-Air or Qwen3"},
     {"BailingHybrid", "bailing_hybrid", "has linear attention whose decay is by channel; " QWEN35},
     {"KimiLinear", "kimi_linear", "has linear attention whose decay is by channel; train Moonlight or Qwen3.5"},
     {"MiniMaxM3", "minimax_m3", "has block-sparse attention; train MiniMax-M2"},
