@@ -394,7 +394,8 @@ int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct 
         return mt_fail_nomem(err, "a data set", sizeof(*d));
     q.n_processes = MT_MAX(q.n_processes, 1);
     d->cache_dir = strdup(p->cache_dir);
-    int rc = d->cache_dir ? mt_sources_resolve(&d->files, p->files, err) : mt_fail_nomem(err, "a data set", 4096);
+    int rc = d->cache_dir ? mt_sources_resolve(&d->files, p->files, p->key ? p->key : "data.train", err)
+                         : mt_fail_nomem(err, "a data set", 4096);
     if (!rc)
         rc = name_columns(&d->files, p->columns, err);
     if (!rc)

@@ -15,7 +15,7 @@
 enum { MT_BYTE_BOS = 256, MT_BYTE_EOS = 257, MT_BYTE_PAD = 258, MT_BYTE_VOCAB = 259 };
 
 struct mt_dataset_params {
-    const struct mt_cfg_list *files; /* data.train, or the eval file alone */
+    const struct mt_cfg_list *files; /* of `key` */
     enum mt_cfg_format format;
     const char *tokenizer;           /* "byte", or "model": the tokenizer of model_dir */
     enum mt_cfg_overlong overlong;
@@ -29,6 +29,7 @@ struct mt_dataset_params {
     struct mt_cfg_amount max_untrained; /* samples, or a share of all, that may have no trained token */
     size_t max_samples; /* of each file; 0: all */
     const struct mt_cfg_list *columns; /* data.columns; NULL: none */
+    const char *key; /* that names the files, for messages: "data.eval", say; NULL: data.train */
     bool prepared_only; /* -ENOENT where the cache lacks a shard, instead of making it */
 };
 

@@ -66,53 +66,78 @@ static int list(glob_t *g, const char *snapshot)
     return rc == GLOB_NOSPACE || more == GLOB_NOSPACE ? -ENOMEM : 0;
 }
 
-/* The pattern of the files to train on; several: *others has all of them but that, as they may be written. */
-static int choose(char **pattern, struct mt_str *others, const glob_t *g, const char *snapshot, const char *address)
+/* Patterns, each of the shards of one set of files. */
+struct sets {
+    char **p;
+    size_t n, cap;
+};
+
+/* Takes the pattern, unless it is known. */
+static int add_set(struct sets *s, char *pattern)
 {
-    bool split = false;
-    for (size_t i = 0; i < g->gl_pathc; i++)
-        split |= holds_samples(g->gl_pathv[i]) && is_for(g->gl_pathv[i], "train");
-    for (size_t i = 0; i < g->gl_pathc; i++) {
-        const char *path = g->gl_pathv[i];
-        if (!holds_samples(path) || (split ? !is_for(path, "train") : is_held_out(path)))
-            continue;
-        char *own = shards_of(path);
-        bool known = own && *pattern && !strcmp(own, *pattern);
-        if (!own)
-            return -ENOMEM;
-        if (!*pattern) {
-            *pattern = own;
-            continue;
+    for (size_t i = 0; i < s->n && pattern; i++)
+        if (!strcmp(s->p[i], pattern)) {
+            free(pattern);
+            return 0;
         }
-        const char *rest = own + strlen(snapshot);
-        size_t n = strlen(rest);
-        if (!known && (others->len < n || strncmp(others->p + others->len - n, rest, n)))
-            mt_str_printf(others, "%s%s%s", others->len ? ", " : "", address, rest);
-        free(own);
+    if (!pattern || !mt_grow(&s->p, &s->cap, s->n + 1, sizeof(*s->p))) {
+        free(pattern);
+        return -ENOMEM;
     }
-    return others->failed ? -ENOMEM : 0;
+    s->p[s->n++] = pattern;
+    return 0;
 }
 
-static int find_files(char **pattern, const char *snapshot, const char *address, struct mt_err *err)
+/* The sets of files to train on. */
+static int choose(struct sets *s, const glob_t *g)
 {
-    struct mt_str others = {0};
-    glob_t g;
-    int rc = list(&g, snapshot);
-    if (!rc)
-        rc = choose(pattern, &others, &g, snapshot, address);
-    if (rc)
-        rc = mt_fail_nomem(err, address, strlen(address));
-    else if (!*pattern)
-        rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "data.train: no file of samples in %s, the folder of \"%s\"", snapshot, address);
-    else if (others.len)
-        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.train: \"%s\" has several sets of files; name one: %s%s, %s", address,
-                     address, *pattern + strlen(snapshot), others.p);
-    globfree(&g);
-    mt_str_finish(&others);
+    bool split = false;
+    int rc = 0;
+    for (size_t i = 0; i < g->gl_pathc; i++)
+        split |= holds_samples(g->gl_pathv[i]) && is_for(g->gl_pathv[i], "train");
+    for (size_t i = 0; i < g->gl_pathc && !rc; i++) {
+        const char *path = g->gl_pathv[i];
+        if (holds_samples(path) && (split ? is_for(path, "train") : !is_held_out(path)))
+            rc = add_set(s, shards_of(path));
+    }
     return rc;
 }
 
-int mt_hub_files(char **pattern, const char *address, struct mt_err *err)
+static int fail_several(const struct sets *s, size_t folder, const char *address, const char *key, struct mt_err *err)
+{
+    struct mt_str names = {0};
+    for (size_t i = 0; i < s->n; i++)
+        mt_str_printf(&names, "%s%s%s", i ? ", " : "", address, s->p[i] + folder);
+    int rc = names.failed ? mt_fail_nomem(err, address, strlen(address))
+                          : mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: \"%s\" has several sets of files; name one: %s", key,
+                                    address, names.p);
+    mt_str_finish(&names);
+    return rc;
+}
+
+static int find_files(char **pattern, const char *snapshot, const char *address, const char *key, struct mt_err *err)
+{
+    struct sets sets = {0};
+    glob_t g;
+    int rc = list(&g, snapshot);
+    if (!rc)
+        rc = choose(&sets, &g);
+    if (rc)
+        rc = mt_fail_nomem(err, address, strlen(address));
+    else if (!sets.n)
+        rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: no file of samples in %s, the folder of \"%s\"", key, snapshot, address);
+    else if (sets.n > 1)
+        rc = fail_several(&sets, strlen(snapshot), address, key, err);
+    else
+        *pattern = sets.p[--sets.n];
+    globfree(&g);
+    for (size_t i = 0; i < sets.n; i++)
+        free(sets.p[i]);
+    free(sets.p);
+    return rc;
+}
+
+int mt_hub_files(char **pattern, const char *address, const char *key, struct mt_err *err)
 {
     static const char prefix[] = MT_HUB_ADDRESS "datasets/";
     const char *name = address + strlen(prefix), *slash = NULL, *end = NULL;
@@ -121,17 +146,17 @@ int mt_hub_files(char **pattern, const char *address, struct mt_err *err)
     size_t len = end ? (size_t)(end - name) : slash ? strlen(name) : 0;
     *pattern = NULL;
     if (!slash || slash == name || len == (size_t)(slash - name) + 1 || strstr(name, ".."))
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.train: \"%s\" is not %sORG/NAME or %sORG/NAME/PATTERN", address, prefix,
-                       prefix);
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: \"%s\" is not %sORG/NAME or %sORG/NAME/PATTERN", key, address,
+                       prefix, prefix);
     char *snapshot = mt_hub_snapshot("datasets", name, len);
     if (!snapshot)
         return mt_fail(err, MT_ERR_INPUT, -ENOENT,
-                       "data.train: data set \"%.*s\" is not in the Hugging Face cache; get it with: "
+                       "%s: data set \"%.*s\" is not in the Hugging Face cache; get it with: "
                        "hf download --repo-type dataset %.*s",
-                       (int)len, name, (int)len, name);
+                       key, (int)len, name, (int)len, name);
     int rc = 0;
     if (!end || !end[1])
-        rc = find_files(pattern, snapshot, address, err);
+        rc = find_files(pattern, snapshot, address, key, err);
     else if (asprintf(pattern, "%s%s", snapshot, end) < 0)
         rc = mt_fail_nomem(err, address, strlen(address));
     free(snapshot);

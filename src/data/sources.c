@@ -33,8 +33,8 @@ static int add_matches(struct mt_source_list *l, const char *pattern, double wei
     glob_t g = {0};
     int rc = glob(pattern, 0, NULL, &g);
     if (rc)
-        rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "data.train: no file matches \"%s\"; a data set of the Hugging Face cache is "
-                     MT_HUB_ADDRESS "datasets/ORG/NAME, other names are paths", pattern);
+        rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: no file matches \"%s\"; a data set of the Hugging Face cache is "
+                     MT_HUB_ADDRESS "datasets/ORG/NAME, other names are paths", l->key, pattern);
     for (size_t i = 0; !rc && i < g.gl_pathc; i++)
         rc = add(l, g.gl_pathv[i], weight, entry, err);
     globfree(&g);
@@ -84,7 +84,7 @@ static int add_info(struct mt_source_list *l, const char *info, const char *name
 }
 
 /* Removes ":weight" from a pattern, unless the pattern with it is a file. */
-static int cut_weight(char *pattern, double *weight, struct mt_err *err)
+static int cut_weight(char *pattern, double *weight, const char *key, struct mt_err *err)
 {
     char *colon = strrchr(pattern, ':'), *end = NULL;
     double w = colon ? strtod(colon + 1, &end) : 0;
@@ -93,7 +93,7 @@ static int cut_weight(char *pattern, double *weight, struct mt_err *err)
         return 0;
     if (!(w > 0 && w <= 1000))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                       "data.train: \"%s\": a weight must be above 0 and at most 1000", pattern);
+                       "%s: \"%s\": a weight must be above 0 and at most 1000", key, pattern);
     *colon = 0;
     *weight = w;
     return 0;
@@ -102,7 +102,7 @@ static int cut_weight(char *pattern, double *weight, struct mt_err *err)
 static int add_hub(struct mt_source_list *l, const char *address, double weight, struct mt_err *err)
 {
     char *pattern;
-    int rc = mt_hub_files(&pattern, address, err);
+    int rc = mt_hub_files(&pattern, address, l->key, err);
     if (!rc)
         rc = add_matches(l, pattern, weight, NULL, err);
     free(pattern);
@@ -113,7 +113,7 @@ static int add_item(struct mt_source_list *l, const char *item, struct mt_err *e
 {
     double weight;
     char *pattern = strdup(item);
-    int rc = pattern ? cut_weight(pattern, &weight, err) : mt_fail_nomem(err, item, strlen(item));
+    int rc = pattern ? cut_weight(pattern, &weight, l->key, err) : mt_fail_nomem(err, item, strlen(item));
     char *hash = rc ? NULL : strrchr(pattern, '#');
     if (hash && (size_t)(hash - pattern) >= strlen(INFO) &&
         !strncmp(hash - strlen(INFO), INFO, strlen(INFO)))
@@ -129,11 +129,11 @@ static int add_item(struct mt_source_list *l, const char *item, struct mt_err *e
     return rc;
 }
 
-int mt_sources_resolve(struct mt_source_list *out, const struct mt_cfg_list *files,
+int mt_sources_resolve(struct mt_source_list *out, const struct mt_cfg_list *files, const char *key,
                        struct mt_err *err)
 {
-    struct mt_source_list l = {0};
-    int rc = files->n ? 0 : mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.train names no file");
+    struct mt_source_list l = {.key = key};
+    int rc = files->n ? 0 : mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s names no file", key);
     for (int i = 0; i < files->n && !rc; i++)
         rc = add_item(&l, files->items[i], err);
     if (rc)

@@ -18,14 +18,15 @@ struct mt_source_file {
 struct mt_source_list {
     struct mt_source_file *items;
     size_t n, cap;
+    const char *key; /* of the configuration, which errors name; borrowed */
 };
 
 /**
- * The files of data.train, in order: globs (sorted), "path:weight", "hf://datasets/org/name" (hub_files.h), and
+ * The files of `key` (data.train, data.eval), in order: globs (sorted), "path:weight", "hf://datasets/org/name" (hub_files.h), and
  * "dataset_info.json#name" (LLaMA-Factory's list of data sets; without a name all of its entries). A pattern that matches
  * nothing is an error.
  */
-int mt_sources_resolve(struct mt_source_list *out, const struct mt_cfg_list *files,
+int mt_sources_resolve(struct mt_source_list *out, const struct mt_cfg_list *files, const char *key,
                        struct mt_err *err);
 void mt_sources_finish(struct mt_source_list *l);
 

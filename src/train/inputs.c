@@ -75,7 +75,7 @@ int mt_inputs_freeze_all(struct mt_config *cfg, const char *why, struct mt_err *
     return rc || as_trained ? rc : mt_config_override(cfg, "model.freeze", "*", why, err);
 }
 
-static int open_set(struct mt_inputs *in, mt_dataset **out, const struct mt_cfg_list *files,
+static int open_set(struct mt_inputs *in, mt_dataset **out, const struct mt_cfg_list *files, const char *key,
                     struct mt_err *err)
 {
     char cache[4096];
@@ -92,6 +92,7 @@ static int open_set(struct mt_inputs *in, mt_dataset **out, const struct mt_cfg_
     return mt_dataset_open(out,
                            &(struct mt_dataset_params){
                                .files = files,
+                               .key = key,
                                .columns = &in->cfg->data.columns,
                                .max_samples = (size_t)in->cfg->data.max_samples,
                                .format = in->cfg->data.format,
@@ -149,9 +150,9 @@ static int open_data(struct mt_inputs *in, enum mt_inputs_use use, struct mt_err
     bool train = use == MT_RUN_TRAIN || !eval_file;
     if (train && !in->cfg->data.train.n)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.train is not set: it names the files to train on");
-    int rc = train ? open_set(in, &in->data, &in->cfg->data.train, err) : 0;
+    int rc = train ? open_set(in, &in->data, &in->cfg->data.train, "data.train", err) : 0;
     if (!rc && eval_file)
-        rc = open_set(in, &in->eval_data, &list, err);
+        rc = open_set(in, &in->eval_data, &list, "data.eval", err);
     if (!rc && train)
         rc = mt_dataset_split(in->data, eval_file ? "" : eval, &in->split, &in->held_out, err);
     return rc;
@@ -218,7 +219,7 @@ static int open_sets(struct mt_inputs *in, struct mt_err *err)
             rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.sets: %s has a measure of that name: choose another than %s",
                          mt_objective_of(&in->numerics)->title, s->name);
         else
-            rc = s->name ? open_set(in, &s->data, &(struct mt_cfg_list){&path, 1}, err)
+            rc = s->name ? open_set(in, &s->data, &(struct mt_cfg_list){&path, 1}, "eval.sets", err)
                          : mt_fail_nomem(err, item, name);
         if (!rc)
             rc = check_answers(in, s->data, err);

@@ -299,10 +299,14 @@ def data_sets_of_the_hub_cache_have_addresses(tmp):
     fetched("a/shards", {**shards, "data/test-00000-of-00001.parquet": part[2], "README.md": part[2], "dataset_infos.json": part[2]})
     fetched("a/alone", {"alone.jsonl": part[2], "alone.py": part[0], "test.jsonl": part[0]})
     fetched("a/sets", {"main/train-00000-of-00001.parquet": part[0], "more/train.jsonl": part[1]})
+    fetched("a/thrice", {f"train-0000{k}-of-00002.{end}": part[0] for k in range(2) for end in ("csv", "jsonl", "tsv")})
     assert len(texts("hf://datasets/a/shards")) == 4 and len(texts("hf://datasets/a/shards:2, hf://datasets/a/alone")) == 6
     assert texts("hf://datasets/a/alone") == texts("hf://datasets/a/shards/data/test-*") != texts("hf://datasets/a/sets/main/*")
     assert texts("hf://datasets/a/sets/more/train.jsonl") == texts(lines(os.path.join(tmp, "two.jsonl"), part[1]))
     fails(tmp, model, "hf://datasets/a/sets", 2, "hf://datasets/a/sets/main/train-*.parquet, hf://datasets/a/sets/more/train.jsonl", env=env)
+    fails(tmp, model, "hf://datasets/a/thrice", 2, ", ".join(f"hf://datasets/a/thrice/train-*.{end}" for end in ("csv", "jsonl", "tsv")) + "\n", env=env)
+    for address, code in (("hf://datasets/a/none", 3), ("hf://datasets/a/sets", 2), ("hf://datasets/a/sets/x*", 3), ("hf://datasets/a", 2)):
+        fails(tmp, model, "hf://datasets/a/alone", code, "data.eval: ", address.rsplit("/", 1)[1], env=env, data__eval=address)
     fails(tmp, model, "hf://datasets/a/none", 3, "hf download --repo-type dataset a/none", env=env)
     fails(tmp, model, "hf://datasets/a/alone/x*", 3, "no file matches", env=env)
     fails(tmp, model, "hf://models/a/alone", 2, "hf://datasets/ORG/NAME", env=env)

@@ -11,7 +11,7 @@ static void resolve(const char *what)
     struct mt_err err = {0};
     snprintf(path, sizeof(path), "%s/dataset_info.json%s", fuzz_folder(), what);
     struct mt_cfg_list files = {&item, 1};
-    int rc = mt_sources_resolve(&list, &files, &err);
+    int rc = mt_sources_resolve(&list, &files, "data.train", &err);
     fuzz_assert(!rc || err.msg[0]);
     for (size_t i = 0; i < list.n && !rc; i++) {
         fuzz_assert(list.items[i].path && list.items[i].entry && list.items[i].weight > 0);
