@@ -9,7 +9,8 @@
 #include "plan_print.h"
 
 enum {
-    N_FREE = 10,  /* changes of settings that are tried */
+    N_FREE = 10, /* changes of settings that are tried */
+    N_OTHER = 3, /* that the plan finds by itself */
     FEWEST = 16, /* also with steps of a quarter of the tokens, and of so small a part */
 };
 
@@ -131,19 +132,21 @@ static size_t free_changes(struct mt_plan_change *out, const struct plan_view *v
 }
 
 /* What the plan finds by itself. Where nothing but memory to buy helps, that with activations recomputed: far less. */
-static size_t other_changes(struct mt_plan_change *out, size_t max, const struct plan_view *v, bool any_free)
+static size_t other_changes(struct mt_plan_change *out, const struct plan_view *v, bool any_free)
 {
     struct mt_plan_request r = v->request;
-    size_t n = mt_plan_changes(out, max, &r);
+    struct mt_plan_change less[N_OTHER];
+    size_t n = mt_plan_changes(out, N_OTHER, &r), n_less;
     if (any_free || !keeps_activations(v) || (n && !out[0].hardware))
         return n;
     r.placement.activations = MT_ACT_RECOMPUTE;
-    size_t less = mt_plan_changes(out, max, &r);
-    for (size_t i = 0; i < less; i++) {
-        size_t len = strlen(out[i].what);
+    n_less = mt_plan_changes(less, N_OTHER, &r);
+    for (size_t i = 0; i < n_less; i++) {
+        size_t len = strlen(less[i].what);
+        out[i] = less[i];
         snprintf(out[i].what + len, sizeof(out[i].what) - len, " --set " RECOMPUTE "=recompute");
     }
-    return less ? less : mt_plan_changes(out, max, &v->request);
+    return n_less ? n_less : n;
 }
 
 /* Recomputing changes no result: it comes before what does. */
@@ -176,9 +179,9 @@ static size_t leave_out_needless(struct mt_plan_change *c, size_t n)
 
 static int no_fit(struct plan_view *v, const struct cli_args *args, const struct mt_err *err)
 {
-    struct mt_plan_change changes[N_FREE + 3];
+    struct mt_plan_change changes[N_FREE + N_OTHER];
     size_t n = free_changes(changes, v, args);
-    n += other_changes(changes + n, 3, v, n > 0);
+    n += other_changes(changes + n, v, n > 0);
     n = leave_out_needless(changes, n);
     put_recompute_first(changes, n);
     if (cli_arg(args, "json")) {
