@@ -163,3 +163,23 @@ char *mt_json_print(const cJSON *v, bool pretty)
     cJSON_Delete(copy);
     return text;
 }
+
+int mt_json_edit(char **text, const char *name, void (*edit)(cJSON *object, const void *arg), const void *arg,
+                 enum mt_err_kind kind, struct mt_err *err)
+{
+    cJSON *o = NULL;
+    int rc = mt_json_parse(&o, *text, strlen(*text), name, kind, err);
+    if (rc)
+        return rc;
+    mt_json_begin();
+    edit(o, arg);
+    char *out = mt_json_print(o, true);
+    cJSON_Delete(o);
+    if (!out || !mt_json_complete()) {
+        free(out);
+        return mt_fail_nomem(err, name, strlen(*text));
+    }
+    free(*text);
+    *text = out;
+    return 0;
+}

@@ -44,6 +44,13 @@ cJSON *mt_json_get(const cJSON *object, const char *key);
 const cJSON *mt_json_get_in_order(const cJSON *object, const cJSON **last, const char *key);
 
 /**
+ * Replaces *text, an object in JSON (`name` in messages), by what edit(object, arg) makes of it, printed pretty. On
+ * failure (-EINVAL: no JSON; -ENOMEM) *text is as it was.
+ */
+int mt_json_edit(char **text, const char *name, void (*edit)(cJSON *object, const void *arg), const void *arg,
+                 enum mt_err_kind kind, struct mt_err *err);
+
+/**
  * Prints with doubles that read back exactly (cJSON's own printing drops the last bits); NaN and
  * infinities become null. The caller frees the text; NULL: out of memory.
  */

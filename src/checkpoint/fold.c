@@ -68,31 +68,19 @@ static int find_parts(struct mt_fold *f, struct mt_adapter_spec *s, struct mt_er
     return rc;
 }
 
-static int edit_config(char **config, int64_t rank, struct mt_err *err)
+/* All modules have the one rank, and the scale 1. */
+static void set_rank(cJSON *o, const void *arg)
 {
     static const char *const patterns[] = {"rank_pattern", "alpha_pattern"}, *const numbers[] = {"r", "lora_alpha"};
-    cJSON *o = NULL;
-    int rc = mt_json_parse(&o, *config, strlen(*config), MT_PEFT_CONFIG, MT_ERR_INPUT, err);
-    if (rc)
-        return rc;
-    mt_json_begin();
+    const int64_t *rank = arg;
     for (size_t i = 0; i < MT_ARRAY_LEN(patterns); i++) {
         cJSON_DeleteItemFromObjectCaseSensitive(o, patterns[i]);
         cJSON_DeleteItemFromObjectCaseSensitive(o, numbers[i]);
         cJSON_AddObjectToObject(o, patterns[i]);
-        cJSON_AddNumberToObject(o, numbers[i], (double)rank);
+        cJSON_AddNumberToObject(o, numbers[i], (double)*rank);
     }
     cJSON_DeleteItemFromObjectCaseSensitive(o, "use_rslora");
     cJSON_AddBoolToObject(o, "use_rslora", false);
-    char *text = mt_json_print(o, true);
-    cJSON_Delete(o);
-    if (!text || !mt_json_complete()) {
-        free(text);
-        return mt_fail_nomem(err, MT_PEFT_CONFIG, strlen(*config));
-    }
-    free(*config);
-    *config = text;
-    return 0;
 }
 
 /* In an adapter of all experts PEFT has the rows of all of them in one factor. */
@@ -121,7 +109,7 @@ int mt_fold_open(struct mt_fold **out, const char *dir, const struct mt_st_model
         mt_adapter_spec_finish(&s);
     }
     if (!rc)
-        rc = edit_config(config, f->rank, err);
+        rc = mt_json_edit(config, MT_PEFT_CONFIG, set_rank, &f->rank, MT_ERR_INPUT, err);
     if (rc)
         mt_fold_close(&f);
     else

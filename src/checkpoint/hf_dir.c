@@ -345,16 +345,11 @@ static int set_text(struct mt_hf_file *f, char *text, struct mt_err *err)
     return 0;
 }
 
-/* The file without its template, which some programs take before chat_template.jinja. */
-static int leave_out_template(struct mt_hf_file *f, cJSON *config, struct mt_err *err)
+/* Some programs take the template in tokenizer_config.json before chat_template.jinja. */
+static void leave_out_template(cJSON *config, const void *arg)
 {
-    mt_json_begin();
+    (void)arg;
     cJSON_DeleteItemFromObjectCaseSensitive(config, "chat_template");
-    char *text = mt_json_print(config, true);
-    if (text && mt_json_complete())
-        return set_text(f, text, err);
-    free(text);
-    return mt_fail_nomem(err, f->name, f->len);
 }
 
 int mt_hf_files_set_template(struct mt_hf_files *f, const char *text, bool *other, struct mt_err *err)
@@ -368,8 +363,10 @@ int mt_hf_files_set_template(struct mt_hf_files *f, const char *text, bool *othe
     bool same = file ? is_same_template(file->text, text)
                      : cJSON_IsString(own) && is_same_template(own->valuestring, text);
     *other = !same && (file || own);
-    if (!same && own)
-        rc = leave_out_template(config, o, err);
+    if (!same && own) {
+        rc = mt_json_edit(&config->text, config->name, leave_out_template, NULL, MT_ERR_INPUT, err);
+        config->len = strlen(config->text);
+    }
     if (!same && !file && !rc) {
         p = realloc(f->p, (f->n + 1) * sizeof(*p));
         if (p) {
