@@ -268,6 +268,82 @@ def lost_hosts_end_the_others(tmp):
         print(f"{name}: {took:.1f} s, exit {p.returncode}, saved step {steps} of {len(losses(out))}")
 
 
+def two_networks(tmp):
+    """Processes that hold two network namespaces with a cable between them, and what starts mpirun in the first; None:
+    that is not allowed here."""
+    hold = ["unshare", "-n", "-u", "sh", "-c"]
+    if not OPEN_MPI or subprocess.run([*hold, "ip link set lo up && ip link add x type veth peer name y"],
+                                      capture_output=True).returncode:
+        return None
+    holders = [subprocess.Popen([*hold, f"hostname node{i} && echo && exec sleep 300"], stdout=subprocess.PIPE)
+               for i in (1, 2)]
+    first, second = (["nsenter", "-t", str(h.pid), "-n", "-u"] for h in holders if h.stdout.readline())
+    run = lambda *cmd: subprocess.run(cmd, check=True)
+    run(*first, "ip", "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", str(holders[1].pid))
+    for i, inside in enumerate((first, second), 1):
+        run(*inside, "ip", "link", "set", "lo", "up")
+        run(*inside, "ip", "addr", "add", f"10.77.0.{i}/24", "dev", "cable")
+        run(*inside, "ip", "link", "set", "cable", "up")
+    agent = os.path.join(tmp, "agent")
+    with open(agent, "w") as f:
+        f.write(f'#!/bin/sh\nshift\nexec {" ".join(second)} sh -c "$*"\n')
+    os.chmod(agent, 0o755)
+    net = ("--mca", "btl_tcp_if_include", "cable", "--mca", "oob_tcp_if_include", "cable", "--mca", "plm_rsh_agent", agent)
+    return holders, second, [*first, *LAUNCH, "--host", "10.77.0.1,10.77.0.2", "--map-by", "ppr:1:node", *net, BINARY]
+
+
+def network_of(pid):
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return None
+
+
+def within(holders):
+    """All processes in the network namespaces of these."""
+    networks = {network_of(h.pid) for h in holders} - {None}
+    return [int(pid) for pid in filter(str.isdigit, os.listdir("/proc")) if network_of(pid) in networks]
+
+
+def runs(pid, program):
+    try:
+        return os.path.samefile(f"/proc/{pid}/exe", program)
+    except OSError:
+        return False
+
+
+def a_cut_cable_ends_the_hosts(tmp):
+    """The launcher's own end is not ours: mpirun of Open MPI waits for ever for a host that it cannot reach."""
+    found = two_networks(tmp)
+    if not found:
+        print("no network namespaces, or no Open MPI")
+        sys.exit(77)
+    holders, second, launch = found
+    model, data = inputs(tmp)
+    deadline, text, p = 4, os.path.join(tmp, "said"), None
+    try:
+        seen = json.loads(subprocess.run([*launch, "doctor", "--json"], check=True, capture_output=True,
+                                         timeout=60).stdout)
+        assert [h["name"] for h in seen["hosts"]] == ["node1", "node2"], seen
+        assert not any("one machine" in f for f in seen["findings"]), seen
+        out, ini = endless(tmp, "cut", model, data, cluster__timeout=f"{deadline}s", checkpoint__every=3)
+        with open(text, "w") as f:
+            p = subprocess.Popen([*launch, "run", ini], stdout=f, stderr=f)
+        wait_for_steps(out, 6, p)
+        ranks = [pid for pid in within(holders) if runs(pid, BINARY)]
+        assert len(ranks) == 2, ranks
+        subprocess.run([*second, "ip", "link", "set", "cable", "down"], check=True)
+        began = time.monotonic()
+        while any(is_alive(r) for r in ranks):
+            assert time.monotonic() - began < deadline + 15, open(text).read()
+            time.sleep(0.05)
+        assert "lost, stopped or cut off" in open(text).read(), open(text).read()
+        compare_with_one(tmp, model, data, out)
+    finally:
+        for pid in within(holders): # mpirun, its daemon beyond the cable, and what holds the namespaces
+            os.kill(pid, signal.SIGKILL)
+
+
 def what_only_one_host_can_do_is_refused(tmp):
     model, data = inputs(tmp)
     cases = {"set train.groups": {"train__groups": 2},
