@@ -124,6 +124,14 @@ static void print_adapters(int roff)
         "files' dtype at each merge, too. Checkpoints belong to the overlay that they name, "
         "and export writes the whole model of each. Packed matrices (NF4, FP8) are refused: packing them again would lose what was "
         "added.",
+        "megatrain run a.ini b.ini trains several, up to 64, on one base that is read once. Each has its own data, seed, "
+        "ranks, rate, length and folder, and the bits of its run alone; one may fail, and the others go on. The model, "
+        "dtypes, data.seq_len, train.micro_batch and optimizer.type are shared: where they differ the run is refused by "
+        "name, and so are mixtures of experts, adapter.train_also, adapter.merge_every and train.groups. Placement is the "
+        "first one's. The device holds the boundaries and activations of all: where those do not fit, and the machine "
+        "has not been measured (megatrain probe all), activations are made again, for a third more compute; "
+        "memory.activations = offload takes host memory instead. megatrain bench does it with a sweep's jobs that may "
+        "share a base (share_base in [sweep]).",
         "The base is known by a checksum of every byte. Another base is refused on resume, by eval, sample and --merge. The same "
         "base in another format is not compared, and a warning says so.",
         NULL};
