@@ -16,17 +16,33 @@
 #include "train/cluster.h"
 #include "train/wear.h"
 
-void cli_print_object(cJSON *o, bool json)
+/* A line for people: of a number what can be meant. */
+static void print_line(const cJSON *v, int width)
 {
-    char *text = mt_json_print(o, true);
-    for (const cJSON *v = o->child; v && !json; v = v->next) {
+    if (cJSON_IsString(v)) {
+        printf("%-*s %s\n", width, v->string, v->valuestring);
+    } else if (cJSON_IsNumber(v) && v->valuedouble != floor(v->valuedouble)) {
+        printf("%-*s %.4g\n", width, v->string, v->valuedouble);
+    } else {
         char *value = mt_json_print(v, false);
-        printf("%-28s %s\n", v->string, cJSON_IsString(v) ? v->valuestring : value);
+        printf("%-*s %s\n", width, v->string, value ? value : "");
         free(value);
     }
-    if (json)
-        printf("%s\n", text);
-    free(text);
+}
+
+void cli_print_object(cJSON *o, bool json)
+{
+    enum { LEAST = 28, MOST = 40 };
+    size_t width = LEAST;
+    for (const cJSON *v = o->child; v; v = v->next)
+        width = MT_MAX(width, strlen(v->string));
+    for (const cJSON *v = o->child; v && !json; v = v->next)
+        print_line(v, (int)MT_MIN(width, (size_t)MOST));
+    if (json) {
+        char *text = mt_json_print(o, true);
+        printf("%s\n", text ? text : "");
+        free(text);
+    }
     cJSON_Delete(o);
 }
 

@@ -3,6 +3,7 @@
 import filecmp
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -402,6 +403,8 @@ def hosts_can_be_looked_at(tmp):
     said = json.loads(subprocess.run([lone, "doctor", "--json"], text=True, capture_output=True, check=True,
                                      env={**os.environ, "OMPI_COMM_WORLD_SIZE": "2"}).stdout)
     assert "this build has no MPI" in said["hosts"] and said["cores allowed"], said
+    said = mpirun(2, "probe", "net", env=env)
+    assert re.search(r"^GB/s each way, all hosts at once +[0-9.]+$", said, re.M) and not re.search(r"\.\d{5}", said), said
     found = json.loads(mpirun(3, "probe", "net", "--json", env=env))
     assert len(found["findings"]) == 2 and "hosts 0 and 2 are one machine" in found["findings"][1], found
     rate = found["GB/s each way, all hosts at once"]
