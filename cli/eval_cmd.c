@@ -35,11 +35,12 @@ static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
     return rc;
 }
 
-static int run_eval(const struct mt_setup *setup, const struct cli_args *args, struct mt_err *err)
+static int run_eval(struct mt_setup *setup, const struct cli_args *args, struct mt_err *err)
 {
     struct mt_session s;
     struct mt_eval_report r = {0};
     bool json = cli_arg(args, "json") != NULL, unread;
+    mt_setup_adopt_checkpoint(setup);
     int rc = mt_session_start(&s, setup, err);
     if (!rc)
         rc = mt_session_fill_weights(&s, NULL, err);

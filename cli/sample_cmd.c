@@ -354,6 +354,8 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
         rc = mt_fail(&err, MT_ERR_INPUT, -EINVAL, "%s: the byte tokenizer needs a vocabulary of %d",
                      cfg->model.path, MT_BYTE_VOCAB);
     if (!rc)
+        mt_setup_adopt_checkpoint(&setup);
+    if (!rc)
         rc = mt_session_start(&s, &setup, &err);
     if (!rc)
         rc = mt_session_fill_weights(&s, NULL, &err);

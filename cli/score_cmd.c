@@ -270,7 +270,7 @@ static int open_top(mt_teacher_out **out, const struct mt_setup *setup, const ch
     return rc ? rc : mt_teacher_create(out, &p, err);
 }
 
-static int score(const struct mt_setup *setup, const struct cli_args *args, const char *path, struct mt_err *err)
+static int score(struct mt_setup *setup, const struct cli_args *args, const char *path, struct mt_err *err)
 {
     const size_t top = setup->in->top;
     mt_teacher_out *teacher = NULL;
@@ -280,6 +280,7 @@ static int score(const struct mt_setup *setup, const struct cli_args *args, cons
     size_t answers = mt_sampler_n_answers(in->eval_sampler), before = 0;
     size_t n = answers ? answers : (size_t)mt_dataset_stats(in->eval_data)->n_samples;
     char part[4096];
+    mt_setup_adopt_checkpoint(setup);
     int rc = mt_session_start(&s, setup, err);
     mt_path_printf(part, sizeof(part), "%s.part", path);
     if (!rc && cli_arg(args, "force"))

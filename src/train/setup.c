@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "checkpoint/checkpoint.h"
 #include "device/products.h"
 #include "hw/hw.h"
 #include "kinds/kinds.h"
@@ -174,6 +175,23 @@ bool mt_setup_adopt_findings(struct mt_setup *s, const char *text)
     for (size_t i = 0; i < MT_ARRAY_LEN(s->other_dev) && s->other_dev[i]; i++)
         taken &= mt_device_adopt_findings(s->other_dev[i], text);
     return taken;
+}
+
+void mt_setup_adopt_checkpoint(struct mt_setup *s)
+{
+    const char *dirs[] = {s->in->cfg->adapter.path, s->in->model_dir};
+    bool found = false;
+    for (size_t i = 0; i < MT_ARRAY_LEN(dirs) && !found; i++) {
+        struct mt_train_state st = {.step = 0};
+        if (*dirs[i] && !mt_checkpoint_read_state(dirs[i], &st, NULL) && st.findings) {
+            found = true;
+            if (mt_setup_adopt_findings(s, st.findings))
+                mt_debug("libraries are used as %s was made (%s)", dirs[i], st.findings);
+            else
+                mt_debug("%s was made with another library or GPU, so results may differ in bits (%s)", dirs[i], st.findings);
+        }
+        mt_train_state_finish(&st);
+    }
 }
 
 void mt_setup_doubt(const struct mt_setup *s)

@@ -42,6 +42,9 @@ int mt_setup_findings(const struct mt_setup *s, struct mt_str *out);
 /** Takes over the findings of an earlier run; false: they are of another device or library. Before
  * the first step. */
 bool mt_setup_adopt_findings(struct mt_setup *s, const char *text);
+/** The same for an evaluation of what a run has made: of the checkpoint that it reads, or the adapters', so that it has
+ * the bits of the run's own. What is of another device or library is said at level DEBUG. */
+void mt_setup_adopt_checkpoint(struct mt_setup *s);
 /** mt_device_doubt(), mt_device_distrust() and mt_device_trust() of all devices. */
 void mt_setup_doubt(const struct mt_setup *s);
 size_t mt_setup_distrust(const struct mt_setup *s);

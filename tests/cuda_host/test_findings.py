@@ -83,6 +83,23 @@ def our_own_attention_is_first_where_it_was_written_for(tmp):
     assert len(libraries) == 1, libraries  # the fused one does what our own do not take
 
 
+def what_reads_a_checkpoint_goes_by_what_its_run_found(tmp):
+    wrong = {"MT_EMU_FUSED_FAULT": "forward ragged fixed off"}
+    out = os.path.join(tmp, "judged")
+    data = os.path.join(tmp, "data.jsonl")
+    ini = write_ini(out + ".ini", base(os.path.join(tmp, "model"), data, out, model__dtype="bf16", train__steps=2,
+                                       data__tokenizer="byte", eval__every=2))
+    text = megatrain("run", ini, env=wrong).stderr
+    assert "o differs" in text, text
+    want, = (r["eval_loss"] for r in map(json.loads, open(os.path.join(out, "metrics.jsonl"))) if "eval_loss" in r)
+    of = ("--model", os.path.join(out, "checkpoint-2"))
+    # on another machine, where the library is right
+    assert json.loads(megatrain("eval", ini, "--json", *of).stdout)["loss"] == want
+    for args in (["score", ini, "--data", data, "--out", os.path.join(tmp, "scores")], ["sample", "--prompt", "one", "--max-tokens", 1]):
+        text = megatrain("-v", "-v", *args, *of).stderr
+        assert "libraries are used as " + of[1] in text, text
+
+
 def another_library_is_warned_of(tmp):
     run(tmp, "moved", "--max-steps", 2)
     text = run(tmp, "moved", "--resume", env={"MT_EMU_CAPABILITY": "86"})
@@ -124,6 +141,7 @@ with tempfile.TemporaryDirectory() as tmp:
     a_resumed_run_goes_by_what_was_found(tmp)
     a_gradient_that_is_not_finite_is_computed_in_another_way(tmp)
     our_own_attention_is_first_where_it_was_written_for(tmp)
+    what_reads_a_checkpoint_goes_by_what_its_run_found(tmp)
     another_library_is_warned_of(tmp)
     the_budget_leaves_a_reserve(tmp)
     what_a_step_needs_is_loaded_before_it(tmp)
