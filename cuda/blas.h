@@ -35,7 +35,7 @@ int mt_cuda_multiply(struct mt_cuda_device *d, const struct mt_cuda_product *p, 
                      struct mt_err *err);
 /** mt_device_tune(), mt_device_products(), mt_device_adopt_products(). */
 void mt_cuda_blas_tune(struct mt_cuda_device *d, bool on);
-void mt_cuda_blas_choices(struct mt_cuda_device *d, struct mt_str *out);
+size_t mt_cuda_blas_choices(struct mt_cuda_device *d, struct mt_str *out);
 bool mt_cuda_blas_adopt(struct mt_cuda_device *d, const char *text);
 /** "cuBLASLt 13.1.0". */
 void mt_cuda_blas_describe(char *buf, size_t len);

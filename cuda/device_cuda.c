@@ -117,9 +117,9 @@ static void cuda_tune(mt_device *dev, bool on)
     mt_cuda_blas_tune(mt_cuda(dev), on);
 }
 
-static void cuda_products(mt_device *dev, struct mt_str *out)
+static size_t cuda_products(mt_device *dev, struct mt_str *out)
 {
-    mt_cuda_blas_choices(mt_cuda(dev), out);
+    return mt_cuda_blas_choices(mt_cuda(dev), out);
 }
 
 static bool cuda_adopt_products(mt_device *dev, const char *text)

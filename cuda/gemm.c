@@ -21,9 +21,9 @@ enum { N_CANDIDATES = 8, MAX_PLANS = 8192 };
 
 /* All that the choice of an algorithm depends on. Compared as bytes: padding must be zero. */
 struct key {
-    uint64_t m, n, k, lda, ldb, ldc, ldd, batch, stride_a, stride_b, stride_d;
-    uint8_t dtype, d_dtype, trans_a, trans_b, bias, beta;
-    uint8_t align_a, align_b, align_c, align_d, align_bias, unused[5];
+    struct mt_choice_shape shape; /* what a choice is kept by */
+    uint64_t lda, ldb, ldc, ldd, batch, stride_a, stride_b, stride_d;
+    uint8_t align_a, align_b, align_c, align_d, align_bias, unused[3];
 };
 
 struct plan {
@@ -97,28 +97,29 @@ static cublasStatus_t set_desc(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttribu
 static cublasStatus_t describe(struct plan *p, const void *bias)
 {
     const struct key *k = &p->key;
-    enum mt_dtype dt = (enum mt_dtype)k->dtype, od = (enum mt_dtype)k->d_dtype;
-    cublasOperation_t op_a = k->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasOperation_t op_b = k->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const struct mt_choice_shape *s = &k->shape;
+    enum mt_dtype dt = (enum mt_dtype)s->dtype, od = (enum mt_dtype)s->d_dtype;
+    cublasOperation_t op_a = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t op_b = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     cublasStatus_t rc = cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!rc)
         rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof(op_a));
     if (!rc)
         rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof(op_b));
-    if (!rc && k->bias)
+    if (!rc && s->bias)
         rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
-    if (!rc && k->bias)
+    if (!rc && s->bias)
         rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
     if (!rc)
-        rc = make_layout(&p->a, dt, k->trans_b ? k->k : k->n, k->trans_b ? k->n : k->k, k->ldb,
+        rc = make_layout(&p->a, dt, s->trans_b ? s->k : s->n, s->trans_b ? s->n : s->k, k->ldb,
                          k->batch, k->stride_b);
     if (!rc)
-        rc = make_layout(&p->b, dt, k->trans_a ? k->m : k->k, k->trans_a ? k->k : k->m, k->lda,
+        rc = make_layout(&p->b, dt, s->trans_a ? s->m : s->k, s->trans_a ? s->k : s->m, k->lda,
                          k->batch, k->stride_a);
     if (!rc)
-        rc = make_layout(&p->c, od, k->n, k->m, k->ldc, k->batch, k->stride_d);
-    return rc ? rc : make_layout(&p->d, od, k->n, k->m, k->ldd, k->batch, k->stride_d);
+        rc = make_layout(&p->c, od, s->n, s->m, k->ldc, k->batch, k->stride_d);
+    return rc ? rc : make_layout(&p->d, od, s->n, s->m, k->ldd, k->batch, k->stride_d);
 }
 
 static cublasStatus_t prefer(cublasLtMatmulPreference_t pref, const struct key *k)
@@ -246,18 +247,12 @@ static void read_config(uint32_t *out, const cublasLtMatmulAlgo_t *algo)
     }
 }
 
-static struct mt_choice_shape shape_of(const struct key *k)
-{
-    return (struct mt_choice_shape){.m = k->m, .n = k->n, .k = k->k, .dtype = k->dtype, .d_dtype = k->d_dtype,
-                                    .trans_a = k->trans_a, .trans_b = k->trans_b, .bias = k->bias, .adds = k->beta};
-}
-
 /* The first algorithm, or that of the table of choices, to which this adds if it is to. */
 static cublasStatus_t choose(struct mt_cuda_device *d, struct plan *p, const struct mt_cuda_product *product)
 {
     struct mt_cuda_blas *b = d->blas;
     cublasLtMatmulAlgo_t algo[N_CANDIDATES];
-    struct mt_choice mine = {.shape = shape_of(&p->key)};
+    struct mt_choice mine = {.shape = p->key.shape};
     int n, at = 0;
     cublasStatus_t rc = list_algorithms(b, p, algo, &n);
     if (rc)
@@ -358,11 +353,11 @@ static struct key key_of(const struct mt_cuda_product *p)
     const void *c = p->beta != 0 ? p->c : p->d;
     size_t in = mt_dtype_size(p->dtype), out = mt_dtype_size(p->d_dtype);
     return (struct key){
-        .m = p->m, .n = p->n, .k = p->k, .lda = p->lda, .ldb = p->ldb,
-        .ldc = p->beta != 0 ? p->ldc : p->ldd, .ldd = p->ldd, .batch = MT_MAX(p->batch, (size_t)1),
-        .stride_a = p->stride_a, .stride_b = p->stride_b, .stride_d = p->stride_d,
-        .dtype = (uint8_t)p->dtype, .d_dtype = (uint8_t)p->d_dtype, .trans_a = p->trans_a,
-        .trans_b = p->trans_b, .bias = p->bias != NULL, .beta = p->beta != 0,
+        .shape = {.m = p->m, .n = p->n, .k = p->k, .dtype = (uint8_t)p->dtype, .d_dtype = (uint8_t)p->d_dtype,
+                  .trans_a = p->trans_a, .trans_b = p->trans_b, .bias = p->bias != NULL, .adds = p->beta != 0},
+        .lda = p->lda, .ldb = p->ldb, .ldc = p->beta != 0 ? p->ldc : p->ldd, .ldd = p->ldd,
+        .batch = MT_MAX(p->batch, (size_t)1), .stride_a = p->stride_a, .stride_b = p->stride_b,
+        .stride_d = p->stride_d,
         .align_a = alignment(p->a, p->stride_a * in), .align_b = alignment(p->b, p->stride_b * in),
         .align_c = alignment(c, p->stride_d * out), .align_d = alignment(p->d, p->stride_d * out),
         .align_bias = alignment(p->bias, 0)};
@@ -476,9 +471,11 @@ void mt_cuda_blas_tune(struct mt_cuda_device *d, bool on)
     d->blas->tunes = on;
 }
 
-void mt_cuda_blas_choices(struct mt_cuda_device *d, struct mt_str *out)
+size_t mt_cuda_blas_choices(struct mt_cuda_device *d, struct mt_str *out)
 {
-    mt_choices_print(&d->blas->choices, out);
+    if (out)
+        mt_choices_print(&d->blas->choices, out);
+    return d->blas->choices.n;
 }
 
 bool mt_cuda_blas_adopt(struct mt_cuda_device *d, const char *text)

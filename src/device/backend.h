@@ -39,7 +39,7 @@ struct mt_device_backend {
     bool (*share_findings)(mt_device *dev, mt_device *first);
     void (*products_of)(mt_device *dev, char *buf, size_t len);
     void (*tune)(mt_device *dev, bool on);
-    void (*products)(mt_device *dev, struct mt_str *out);
+    size_t (*products)(mt_device *dev, struct mt_str *out);
     bool (*adopt_products)(mt_device *dev, const char *text);
     void (*doubt)(mt_device *dev);
     size_t (*distrust)(mt_device *dev, bool on);

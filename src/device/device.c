@@ -175,10 +175,9 @@ void mt_device_tune(mt_device *dev, bool on)
         dev->backend->tune(dev, on);
 }
 
-void mt_device_products(mt_device *dev, struct mt_str *out)
+size_t mt_device_products(mt_device *dev, struct mt_str *out)
 {
-    if (dev->backend->products)
-        dev->backend->products(dev, out);
+    return dev->backend->products ? dev->backend->products(dev, out) : 0;
 }
 
 bool mt_device_adopt_products(mt_device *dev, const char *text)

@@ -230,9 +230,9 @@ static void fault_tune(mt_device *dev, bool on)
     mt_device_tune(fault(dev)->inner, on);
 }
 
-static void fault_products(mt_device *dev, struct mt_str *out)
+static size_t fault_products(mt_device *dev, struct mt_str *out)
 {
-    mt_device_products(fault(dev)->inner, out);
+    return mt_device_products(fault(dev)->inner, out);
 }
 
 static bool fault_adopt_products(mt_device *dev, const char *text)

@@ -1,42 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finds the fastest algorithms of products. */
-#include <string.h>
-
 #include "base/mem.h"
 #include "device/products.h"
 #include "kinds/kinds.h"
 #include "machine/measure_priv.h"
 #include "machine/products.h"
 
-static size_t count_entries(const char *text)
-{
-    size_t n = text && *text;
-    for (; text && (text = strchr(text, ';')); text++)
-        n++;
-    return n;
-}
-
 /* Runs the products among the operations on a device that times algorithms. */
 static int time_products(mt_device *dev, const struct mt_metered *ops, size_t n, size_t *n_new, struct mt_err *err)
 {
-    struct mt_str before = {0}, after = {0};
-    size_t n_run = 0;
+    struct mt_str text = {0};
+    size_t n_run = 0, n_before = mt_device_products(dev, NULL);
     int rc = 0;
-    mt_device_products(dev, &before);
     mt_device_tune(dev, true);
     for (size_t i = 0; i < n && !rc; i++)
         if (ops[i].op == MT_DEV_GEMM)
             rc = mt_run_operations_once(dev, &ops[i], 1, &n_run, err);
     mt_device_tune(dev, false);
-    mt_device_products(dev, &after);
-    if (!rc && (before.failed || after.failed))
-        rc = mt_fail_nomem(err, "the choices of algorithms", after.len);
+    size_t n_all = mt_device_products(dev, &text);
+    if (!rc && text.failed)
+        rc = mt_fail_nomem(err, "the choices of algorithms", text.len);
     if (!rc)
-        *n_new = count_entries(after.p) - count_entries(before.p);
+        *n_new = n_all - n_before;
     if (!rc && *n_new)
-        rc = mt_products_save(dev, after.p, err);
-    mt_str_finish(&before);
-    mt_str_finish(&after);
+        rc = mt_products_save(dev, text.p, err);
+    mt_str_finish(&text);
     return rc;
 }
 
