@@ -86,6 +86,7 @@ cudaError_t mt_cuda_flash_bwd(const struct mt_attention_bwd *b, cudaStream_t str
     f.dq = heads_of(b->dq);
     f.dk = heads_of(b->dk);
     f.dv = heads_of(b->dv);
+    f.sinks = b->sinks;
     dim3 grid(static_cast<unsigned>(ceil_div(a->n, 8)), static_cast<unsigned>(a->q.n));
     cudaError_t rc = MT_LAUNCH(flash_delta, grid, 256, 0, stream, f, static_cast<int>(a->v.dim));
     if (rc == cudaSuccess)

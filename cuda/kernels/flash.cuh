@@ -35,6 +35,7 @@ struct flash_args {
     const flash_tile *tiles;
     int n, n_q, n_kv, window;
     float scale, cap, scale_over_cap; /* cap: 0 for none */
+    bool sinks;                       /* backward: lse counts them */
 };
 
 /* A pass over heads whose queries have `dim` elements: its kernel, with two threads a row of its tiles. */
@@ -114,19 +115,18 @@ static __device__ __forceinline__ float capped(float x, const flash_args &a, flo
     return t * a.cap;
 }
 
-/* The weight of a product x whose row has the log-sum-exp `lse` (rounded as in forward, so that a lone key's is 1). */
+/* The weight of a product x whose row has the log-sum-exp `lse`. */
 static __device__ __forceinline__ float capped_weight(float x, float lse, const flash_args &a, float *slope)
 {
     return exp2_approx((capped(x, a, slope) - lse) * LOG2E);
 }
 
-/* ds of a weight p. A query's lone key has the weight 1, but for sinks: then ds is exactly zero. */
-static __device__ __forceinline__ float score_gradient(float p, float dp, float delta, bool lone)
+/* ds of a weight p. A query's lone key has the weight 1, however p was rounded, but for sinks: then ds is exactly zero,
+ * being p (dp - dp). */
+static __device__ __forceinline__ float score_gradient(float p, float dp, float delta, bool lone, bool sinks)
 {
-    const float rounding = 1e-6f; /* of exp2_approx() near 1 */
-    bool exact = lone & (fabsf(p - 1) < rounding); /* not &&: no branch */
-    float w = exact ? 1 : p;
-    return w * (dp - (lone ? w * dp : delta));
+    float own = sinks ? p * dp : dp;
+    return p * (dp - (lone ? own : delta));
 }
 
 #endif

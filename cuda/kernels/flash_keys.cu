@@ -26,7 +26,8 @@ static __device__ __forceinline__ void weigh(float (&p)[NT][4], float (&g)[NT][4
                           : exp2_approx(fmaf(lse[c], -LOG2E, p[j][e] * f));
             p[j][e] = on ? w : 0.0f;
             if (SUMS & SUM_KEYS)
-                g[j][e] = score_gradient(p[j][e], g[j][e], lse[8 * NT + c], a.window == 1 || at.query + c == 0);
+                g[j][e] = score_gradient(p[j][e], g[j][e], lse[8 * NT + c], a.window == 1 || at.query + c == 0,
+                                         a.sinks);
             if (CAP && (SUMS & SUM_KEYS))
                 g[j][e] *= slope;
         }

@@ -20,7 +20,7 @@ static __device__ __forceinline__ void weigh(const float (&p)[NT][4], float (&g)
             bool on = !at.edge || sees(query, key, at.len, a.window);
             float w = CAP ? capped_weight(p[j][e], lse[e / 2], a, &slope)
                           : exp2_approx(fmaf(p[j][e], f, -(lse[e / 2] * LOG2E)));
-            g[j][e] = score_gradient(on ? w : 0.0f, g[j][e], delta[e / 2], a.window == 1 || query == 0);
+            g[j][e] = score_gradient(on ? w : 0.0f, g[j][e], delta[e / 2], a.window == 1 || query == 0, a.sinks);
             if (CAP)
                 g[j][e] *= slope;
         }

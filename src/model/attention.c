@@ -453,7 +453,7 @@ static int attend_backward(const struct mt_part_run *r, const struct record *rec
     if (spec->v_is_k)
         d.v = mt_heads(s->dv, widths_of(r).kv, (size_t)spec->n_kv_heads, (size_t)spec->head_dim);
     struct mt_attention_bwd at = {.fwd = attention_args(r, rec), .d_o = outputs(r->part->spec, s->d_o), .dq = d.q,
-                                  .dk = d.k, .dv = d.v};
+                                  .dk = d.k, .dv = d.v, .sinks = spec->sinks};
     return mt_op_attention_bwd(m->dev, &at, err);
 }
 

@@ -278,13 +278,13 @@ static inline float flush(float x)
 {
     return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
 }
-static inline float ex2(float x)
+static inline float ex2(float x) /* 1 exactly, of zeros and of what is flushed to them */
 {
-    return approximate(exp2f(x), x);
+    return flush(x) == 0 ? 1.0f : approximate(exp2f(x), x);
 }
 static inline float ex2_ftz(float x)
 {
-    return flush(approximate(exp2f(flush(x)), x));
+    return flush(ex2(flush(x)));
 }
 static inline float rcp_approx(float x)
 {
