@@ -8,7 +8,7 @@ from tiny import (DEVICE, FULL, ORACLE, SLOW, base, config, losses, megatrain, m
                   write_model)
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))  # budgets that bite are found in other processes
-STEPS = int(os.environ.get("MEGATRAIN_TEST_STEPS", "10" if FULL or not SLOW else "6"))
+STEPS = int(os.environ.get("MEGATRAIN_TEST_STEPS", "10" if FULL else "6"))
 LAYERS, ROWS = (4, 4) if SLOW else (6, 6)
 VARIANTS = {
     "slots 2": {"memory__slots": 2},
