@@ -51,10 +51,13 @@ static struct target *list_targets(const struct mt_layout *l, size_t *n)
     return all;
 }
 
-/* Are all matrices of that last name targets? PEFT takes a last name to mean every matrix of that name. */
+/* Are all matrices of that last name targets? PEFT takes a last name to mean every matrix of that name, also those
+ * beside the decoder, which the layout does not have. */
 static bool short_name_will_do(const struct mt_layout *l, const struct target *all, size_t n, const char *last)
 {
     size_t ours = 0, theirs = 0;
+    if (l->cfg.nested)
+        return false;
     for (size_t i = 0; i < n; i++)
         ours += !strcmp(last_name(all[i].module), last);
     for (size_t i = 0; i < l->n_tensors; i++) {
