@@ -88,8 +88,8 @@ def adamw(groups):
     return torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.999), eps=1e-8, foreach=False)
 
 
-def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1, aux=0.0, optimizer=adamw, lr=LR):
-    """Losses and gradient norms of STEPS steps; dtype f32 or f64 (that of the model) or bf16 (autocast over f32). With
+def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1, aux=0.0, optimizer=adamw, lr=LR, steps=STEPS, rows=ROWS):
+    """Losses and gradient norms of all steps; dtype f32 or f64 (that of the model) or bf16 (autocast over f32). With
     aux, the coefficient of the loss that balances experts, a third list: that loss."""
     decay, rest = [], []
     for name, p in model.named_parameters():
@@ -97,8 +97,8 @@ def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1, aux=0.0, opti
     opt = optimizer([{"params": decay, "weight_decay": wd}, {"params": rest, "weight_decay": 0.0}])
     losses, norms, balance = [], [], []
     model.train()
-    for step in range(STEPS):
-        batch = [samples[i % len(samples)] for i in range(step * ROWS, (step + 1) * ROWS)]
+    for step in range(steps):
+        batch = [samples[i % len(samples)] for i in range(step * rows, (step + 1) * rows)]
         total = sum(sum(l != -100 for l in s["labels"][1:]) for s in batch)
         loss_sum, router_logits = 0.0, []
         opt.zero_grad()
@@ -120,7 +120,7 @@ def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1, aux=0.0, opti
             balance.append(b.item())
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         for g in opt.param_groups:
-            g["lr"] = lr_at(step, STEPS, warmup) / LR * lr
+            g["lr"] = lr_at(step, steps, warmup) / LR * lr
         opt.step()
         losses.append(loss_sum / total)
         norms.append(norm.item())
