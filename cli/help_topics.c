@@ -226,13 +226,13 @@ static void print_updates(int roff)
         "and rounds by chance, so that small updates are kept on average but each is noisy. What each costs for Llama-3.1-70B on that "
         "machine, in bytes a parameter with the gradient, seconds a step and GB written to drives a step, updates forward | backward:",
         "  states master     B/par          s/step         GB written    lost",
-        "  f32    f32    14.00 | 12.12  168.6 | 132.7  889.8 | 755.6   nothing",
-        "  f32    24bit  13.00 | 11.12  157.8 | 121.6  819.3 | 683.3   bits of weights",
-        "  f32    bf16   12.00 | 10.12  147.0 | 110.8  748.7 | 612.7   more bits of weights",
-        "  bf16   f32    10.00 |  8.12  125.4 |  89.2  607.6 | 471.6   bits of moments",
-        "  8bit   f32     8.13 |  6.24  105.0 |  69.0  475.3 | 339.4   more bits of moments",
-        "  8bit   24bit   7.13 |  5.24   94.8 |  62.9  404.8 | 273.9   bits of both",
-        "  8bit   bf16    6.13 |  4.27   84.8 |  62.6  334.2 | 203.4   more bits of both",
+        "  f32    f32    14.00 | 12.12  168.4 | 132.7  889.8 | 755.6   nothing",
+        "  f32    24bit  13.00 | 11.12  157.6 | 121.9  819.3 | 685.0   bits of weights",
+        "  f32    bf16   12.00 | 10.12  146.8 | 111.1  748.7 | 614.4   more bits of weights",
+        "  bf16   f32    10.00 |  8.12  125.2 |  89.6  607.6 | 473.3   bits of moments",
+        "  8bit   f32     8.13 |  6.24  104.8 |  69.4  475.3 | 341.1   more bits of moments",
+        "  8bit   24bit   7.13 |  5.24   94.6 |  62.9  404.8 | 275.6   bits of both",
+        "  8bit   bf16    6.13 |  4.27   84.7 |  62.5  334.2 | 203.4   more bits of both",
         "Less than 100 GB a step for 70B, with updates under backward, memory.activations = recompute and memory.offload_layers = 0: "
         "256 GiB of host memory with states of 8 bits and masters of bf16 (71 GB, 62.7 s); on 128 GiB, with masters of bf16, SGD or "
         "adafactor (53 GB, 62 and 64 s), galore (83 GB) or apollo (91 GB, 64 s), and with a layer at a time (train.blocks) or adapters nothing, since the model is only read. AdamW "

@@ -87,7 +87,7 @@ def teacher(tmp, model, data):
 def hosts_have_the_bits_of_one(tmp):
     model, data = inputs(tmp)
     pairs = write_pairs(os.path.join(tmp, "pairs.jsonl"))
-    directions = ["adafactor", "muon", "apollo"] if FULL else ["muon"] # their states are on the device of one host in a step
+    directions = ["adafactor", "muon", "apollo", "galore"] if FULL else ["muon"] # their states are on the device of one host in a step
     mixture = write_model(os.path.join(tmp, "mixture"), config("qwen3_moe", num_hidden_layers=2, mlp_only_layers=[1]))
     few, more = (write_data(os.path.join(tmp, f"eval-{n}.jsonl"), n=n, seed=n) for n in (3, 9))
     kinds = {"f32": {"eval__every": 2, "data__eval": more, "eval__sets": f"few:{few}, more:{more}"},
