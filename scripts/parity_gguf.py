@@ -36,7 +36,7 @@ def fetch():
     if os.path.exists(os.path.join(CONVERTERS, "convert_lora_to_gguf.py")):
         return
     with tempfile.TemporaryDirectory() as tmp:
-        subprocess.run([sys.executable, "-m", "pip", "-q", "download", "--no-deps", "--no-binary", ":all:", "-d", tmp, PACKAGE], check=True)
+        subprocess.run([sys.executable, "-m", "pip", "-q", "download", "--no-deps", "--no-binary", "llama-cpp-python", "-d", tmp, PACKAGE], check=True)
         with tarfile.open(glob.glob(os.path.join(tmp, "*.tar.gz"))[0]) as t:
             t.extractall(tmp, filter="data", members=[m for m in t if m.name.endswith(".py")])
         shutil.copytree(glob.glob(os.path.join(tmp, "*", "vendor", "llama.cpp"))[0], CONVERTERS, dirs_exist_ok=True)
