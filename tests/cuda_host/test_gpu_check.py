@@ -74,16 +74,20 @@ with tempfile.TemporaryDirectory() as tmp:
     write_program(os.path.join(build, "tests", "device", "conformance"), f"#!/bin/sh\nexec {conformance} $1 join\n")
     write_program(os.path.join(build, "tests", "bench", "bench_kernels"), f"#!/bin/sh\nexec {kernels} cpu add\n")
     write_program(os.path.join(build, "tests", "bench", "bench_peak"), f"#!/bin/sh\nexec {peak} cpu\n")
-    parts = ["conformance", "parity", "steps-tiny", "kernels", "sanitize", "steps-tiny-moe", "steps-7b", "steps-7b-120"]
-    told = gpu_check(tmp, "--build", build, *parts)
+    parts = ["conformance", "parity", "steps-tiny", "kernels", "sanitize", "algorithms-tiny", "steps-tiny-moe", "steps-7b",
+             "steps-7b-120"]
+    told = gpu_check(tmp, "--build", build, *parts, MT_EMU_ALGORITHMS="1000,0", MEGATRAIN_PROBE_SMALL="1")
     print(told)
     got = statuses(tmp)
     assert sorted(got) == sorted(["build", *parts]) and list(got)[:2] == ["build", "conformance"], got
-    assert all(got[p] == "passed" for p in parts[:6]), told
-    assert all(got[p] == "skipped" for p in parts[6:]), told
+    assert all(got[p] == "passed" for p in parts[:7]), told
+    assert all(got[p] == "skipped" for p in parts[7:]), told
     r = report(tmp)
     assert r["machine"]["gpu"] == "Emulated, with a comma" and r["machine"]["capability"] == "90", r["machine"]
     run, = r["parts"]["steps-tiny"]["runs"]
+    found = r["parts"]["algorithms-tiny"]
+    assert found["shapes of products"] > 8 and found["runs"][0]["plan"] == run["plan"], found
+    assert found["runs"][0]["loss"] != run["loss"], "the second algorithm has other bits"
     one, beside = r["parts"]["steps-tiny-moe"]["runs"]
     assert one["loss"] == beside["loss"] and beside["plan"]["device.expert_streams"] >= 1, (one, beside)
     assert run["steps"] >= 2 and run["tok_s"] > 0 and run["model_tflops"] >= 0 and run["t_step"] > 0, run
