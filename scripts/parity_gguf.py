@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports of both kinds through llama.cpp's converters: a run's model through convert_hf_to_gguf.py, its adapters through
-convert_lora_to_gguf.py. Each tensor of the results holds the values of ours. The converters are those in the source
-package of llama-cpp-python (some 77 MB, once), or in the folder $MEGATRAIN_LLAMA_CPP.
+"""Exports of both kinds through llama.cpp's converters: a run's model through convert_hf_to_gguf.py, its adapters
+through convert_lora_to_gguf.py. Each tensor of the results holds the values of ours. The converters are those in the
+source package of llama-cpp-python (some 77 MB, once), or in the folder $MEGATRAIN_LLAMA_CPP.
 """
 import glob
 import os
@@ -36,21 +36,24 @@ def fetch():
     if os.path.exists(os.path.join(CONVERTERS, "convert_lora_to_gguf.py")):
         return
     with tempfile.TemporaryDirectory() as tmp:
-        subprocess.run([sys.executable, "-m", "pip", "-q", "download", "--no-deps", "--no-binary", "llama-cpp-python", "-d", tmp, PACKAGE], check=True)
+        subprocess.run([sys.executable, "-m", "pip", "-q", "download", "--no-deps", "--no-binary", "llama-cpp-python",
+                        "-d", tmp, PACKAGE], check=True)
+        safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Debian 12's Python has none
         with tarfile.open(glob.glob(os.path.join(tmp, "*.tar.gz"))[0]) as t:
-            t.extractall(tmp, filter="data", members=[m for m in t if m.name.endswith(".py")])
+            t.extractall(tmp, members=[m for m in t if m.name.endswith(".py")], **safe)
         shutil.copytree(glob.glob(os.path.join(tmp, "*", "vendor", "llama.cpp"))[0], CONVERTERS, dirs_exist_ok=True)
 
 
 def convert(script, out, *args):
     env = {**os.environ, "PYTHONPATH": os.path.join(CONVERTERS, "gguf-py"), "HF_HUB_OFFLINE": "1"}
-    p = subprocess.run([sys.executable, "-c", AS_KNOWN, os.path.join(CONVERTERS, script), "--outtype", "f32", "--outfile", out, *args],
-                       env=env, capture_output=True, text=True)
+    p = subprocess.run([sys.executable, "-c", AS_KNOWN, os.path.join(CONVERTERS, script), "--outtype", "f32",
+                        "--outfile", out, *args], env=env, capture_output=True, text=True)
     assert p.returncode == 0, p.stderr[-3000:]
     sys.path.insert(0, os.path.join(CONVERTERS, "gguf-py"))
     from gguf import GGUFReader
     r = GGUFReader(out)
-    return {t.name: np.array(t.data, dtype=np.float32) for t in r.tensors}, {k: f.contents() for k, f in r.fields.items()}
+    tensors = {t.name: np.array(t.data, dtype=np.float32) for t in r.tensors}
+    return tensors, {k: f.contents() for k, f in r.fields.items()}
 
 
 def fingerprint(a):
@@ -73,8 +76,8 @@ def check(tmp, family, style):
     for kind in "none", "lora":
         out = os.path.join(tmp, f"out-{family}-{kind}")
         keys = {"adapter__kind": "lora", "adapter__rank": 4, "adapter__alpha": 12} if kind == "lora" else {}
-        ini = write_ini(out + ".ini", base(model, data, out, data__eval="", data__seq_len=16, train__steps=3, train__batch_size=2,
-                                           train__micro_batch=1, **keys))
+        ini = write_ini(out + ".ini", base(model, data, out, data__eval="", data__seq_len=16, train__steps=3,
+                                           train__batch_size=2, train__micro_batch=1, **keys))
         megatrain("-q", "run", ini)
         folder = out + "-export"
         megatrain("-q", "export", os.path.join(out, "latest"), folder)
