@@ -254,17 +254,19 @@ def recomputing_comes_before_hardware(tmp):
         assert ask(follow((*args, *keep), change["change"]))[0], change
 
 
-def is_packed(model):
-    return "quantization_config" in json.load(open(os.path.join(CONFIGS, "models", model + ".json")))
+def shape_of(model):
+    return json.load(open(os.path.join(CONFIGS, "models", model + ".json")))
 
 
 def question(k, models):
     """The k-th random question to the planner: a GPU and the memory of a machine, a model, what is trained and how."""
     rng = random.Random(f"refusals {k}")
     seq_len = rng.choice((512, 1024, 2048, 4096, 8192))
-    args = ["--machine", rng.choice(("rtx3060", "rtx3090", "rtx4070", "rtx4090", "rtx5090", "a6000", "h100", "h200")),
-            "--model", rng.choice(models), "--host-mem", f"{rng.choice((8, 16, 24, 32, 48, 64, 96, 128, 192, 256))}GiB",
-            "--seq-len", str(seq_len)]
+    machine = rng.choice(("rtx3060", "rtx3090", "rtx4070", "rtx4090", "rtx5090", "a6000", "h100", "h200"))
+    model = rng.choice(models)
+    seq_len = min(seq_len, shape_of(model).get("index_topk", seq_len))  # longer texts are refused whatever the memory
+    args = ["--machine", machine, "--model", model,
+            "--host-mem", f"{rng.choice((8, 16, 24, 32, 48, 64, 96, 128, 192, 256))}GiB", "--seq-len", str(seq_len)]
     if rng.random() < 0.3:
         args += ["--gpu-mem", f"{rng.choice((3, 4, 6, 8, 10, 16))}GiB"]
     if rng.random() < 0.25:
@@ -279,7 +281,7 @@ def question(k, models):
             args += ["--set", f"{key}={rng.choice(values)}"]
     if rng.random() < 0.4:
         args += ["--set", f"adapter.kind={rng.choice(('lora', 'dora'))}"]
-        if rng.random() < 0.4 and not is_packed(args[3]):
+        if rng.random() < 0.4 and "quantization_config" not in shape_of(model):
             args += ["--set", f"model.base_dtype={rng.choice(('nf4', 'fp8', 'mxfp4'))}"]
     return tuple(args)
 
