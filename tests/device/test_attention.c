@@ -393,7 +393,7 @@ static void attention_of_random_shapes(struct harness *h)
 {
     const char *full = getenv("MEGATRAIN_TEST_FULL"), *engine = getenv("MEGATRAIN_ATTENTION");
     bool own = !strcmp(h->device_name, "cuda") && engine && !strcmp(engine, "own");
-    int n = full && *full ? (own && h->dtype == MT_BF16 ? 400 : 20) : own && h->dtype == MT_BF16 ? 8 : 1;
+    int n = full && *full ? (own && h->dtype == MT_BF16 ? 400 : 20) : own && h->dtype == MT_BF16 ? 20 : 1;
     uint64_t r = 20261126;
     for (int i = 0; i < n; i++) {
         struct shape s = random_shape(&r);
