@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite on nvcc's PTX: everything with tiled attention,
-attention fused and our own without a bank conflict as well, and how many of the PTX
-instructions that executes, by kernel.
+"""The conformance suite on nvcc's PTX: everything with tiled attention, attention fused and our own without a bank
+conflict as well, and how many of the PTX instructions that executes, by kernel.
 
-test_conformance.py CONFORMANCE, with MEGATRAIN_TEST_FULL=1 also in another order, with approximations off by 2 units in
-the last place, and with global memory watched.
+test_conformance.py CONFORMANCE, with MEGATRAIN_TEST_FULL=1 each case twice, also in another order, with approximations
+off by 2 units in the last place, and with global memory watched.
 """
 import os
 import subprocess
@@ -18,7 +17,8 @@ LEAST = 0.94
 
 
 def run(conformance, coverage, what, **env):
-    e = {**os.environ, "MT_PTX_COVERAGE": coverage, "MT_EMU_SEED": "2", "MEGATRAIN_ATTENTION": "tiled", **env}
+    e = {**os.environ, "MT_PTX_COVERAGE": coverage, "MT_EMU_SEED": "2", "MEGATRAIN_ATTENTION": "tiled",
+         "MEGATRAIN_TEST_ONCE": "1", **env}
     p = subprocess.run([conformance, "cuda", *what], env=e, capture_output=True, text=True)
     said = " ".join(f"{k}={v}" for k, v in env.items())
     print(f"{said or 'all'}: {(p.stdout + p.stderr).strip()[-4000:]}", flush=True)
