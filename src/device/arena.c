@@ -29,11 +29,22 @@ struct mt_arena {
     struct block *blocks; /* by address, covering the span */
     size_t n, cap;
     size_t no_free;       /* none of the first so many blocks is free */
+    size_t watched;       /* the address sanitizer knows of the first so many bytes which are allocated */
 };
 
 size_t mt_arena_span(size_t budget)
 {
     return mt_align_up(MT_MAX(budget, (size_t)1), 4096) * SPREAD + (SPREAD - 1) * ((size_t)1 << 20);
+}
+
+/* Has the sanitizer watch the first `end` bytes and some more: all of a large span would take it seconds. */
+static void watch(struct mt_arena *a, size_t end)
+{
+    const size_t step = (size_t)16 << 20, to = MT_MIN(a->span, mt_align_up(end + step, step));
+    if (to <= a->watched)
+        return;
+    POISON(a->base + a->watched, to - a->watched);
+    a->watched = to;
 }
 
 int mt_arena_create(struct mt_arena **out, void *base, size_t budget, struct mt_err *err)
@@ -48,7 +59,7 @@ int mt_arena_create(struct mt_arena **out, void *base, size_t budget, struct mt_
     a->span = mt_arena_span(budget);
     a->blocks[0] = (struct block){0, a->span, NULL};
     a->n = 1;
-    POISON(a->base, a->span);
+    watch(a, 0);
     *out = a;
     return 0;
 }
@@ -58,7 +69,7 @@ void mt_arena_destroy(struct mt_arena **arena)
     struct mt_arena *a = *arena;
     if (!a)
         return;
-    UNPOISON(a->base, a->span);
+    UNPOISON(a->base, a->watched);
     free(a->blocks);
     free(a);
     *arena = NULL;
@@ -119,6 +130,7 @@ int mt_arena_alloc(struct mt_arena *a, size_t bytes, const char *tag, void **out
         b[1] = (struct block){b[0].at + size + GAP, rest, NULL};
         a->used += size;
         *out = a->base + b[0].at;
+        watch(a, b[0].at + size);
         UNPOISON(*out, bytes);
         return 0;
     }
