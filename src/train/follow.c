@@ -138,15 +138,22 @@ static int take_reference(mt_cluster *c, const struct mt_session *s, uint64_t n,
     return mt_net_recv(c->net, 0, c->reference, n * sizeof(*c->reference), err);
 }
 
+/* That of the data which the command names; NULL: this host has no such data. */
+static mt_sampler *sampler_of(const struct mt_inputs *in, const struct mt_cluster_command *what)
+{
+    if (what->op == MT_CLUSTER_EVAL)
+        return in->eval_sampler;
+    if (what->op == MT_CLUSTER_EVAL_SET)
+        return what->data[0] < in->n_sets ? in->sets[what->data[0]].sampler : NULL;
+    return in->sampler;
+}
+
 /* Makes a step or an evaluation with own data of the same place. */
 static int act(const mt_cluster *c, struct mt_session *s, const struct mt_cluster_command *what, struct mt_err *err)
 {
     const struct mt_inputs *in = s->setup->in;
-    bool step = what->op == MT_CLUSTER_STEP, set = what->op == MT_CLUSTER_EVAL_SET;
-    mt_sampler *sampler = set && what->data[0] < in->n_sets  ? in->sets[what->data[0]].sampler
-                          : what->op == MT_CLUSTER_EVAL      ? in->eval_sampler
-                          : set                              ? NULL
-                                                             : in->sampler;
+    bool step = what->op == MT_CLUSTER_STEP;
+    mt_sampler *sampler = sampler_of(in, what);
     struct mt_step_data data;
     struct mt_step_result res = {0};
     struct mt_eval_result eval = {.n_loss = 0};
