@@ -207,13 +207,13 @@ struct mt_attention_bwd {
     struct mt_attention fwd;    /* the forward's arguments; o and lse are read */
     struct mt_heads d_o;        /* as o */
     struct mt_heads dq, dk, dv; /* as q, k, v: written, not accumulated */
-    bool sinks; /* lse counts some; else the score of a query's only key has no gradient at all, and gets none */
+    bool sinks; /* lse includes attention sinks; without, a query's only key has weight 1 and score gradient 0 */
 };
 
 /**
  * Attention sinks: each head has a logit that takes part in the softmax and has no value (gpt-oss). Applied after
  * mt_op_attention(), with s = sinks[h]: o[i, h] *= sigmoid(lse[h, i] - s); lse[h, i] = log(e^lse[h, i] + e^s).
- * mt_op_attention_bwd() then takes this o and lse, and is told.
+ * mt_op_attention_bwd() then takes this o and lse, with `sinks` set.
  */
 struct mt_attention_sink {
     size_t n;
