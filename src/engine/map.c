@@ -116,8 +116,13 @@ void mt_map_units(struct mt_unit_shape *units, const struct mt_layout *l, int n_
         }
 }
 
+/* In backward's order, so that at any time the lanes have added up about as much, and hosts received as much. */
 void mt_map_gradients(struct mt_unit_shape *units, size_t n_units, int n_lanes)
 {
-    for (size_t u = 0; u < n_units; u++)
-        units[u].lane = units[u].lane_back = (uint8_t)(u % (size_t)n_lanes);
+    struct map m = {.n_lanes = n_lanes};
+    for (size_t u = n_units; u-- > 0;) {
+        int lane = least_loaded(&m);
+        units[u].lane = units[u].lane_back = (uint8_t)lane;
+        m.load[lane] += units[u].grad_elems;
+    }
 }
