@@ -27,16 +27,10 @@ static int read_rate(double *gbs, const char *text, struct mt_err *err)
 /* As probe net has measured it, if it has. */
 static int take_measured(struct plan_view *v, struct mt_err *err)
 {
-    struct mt_network n;
     char path[4096];
     mt_network_path(path, sizeof(path));
-    int rc = mt_network_read(&n, path, err);
-    if (rc)
-        return rc == -ENOENT ? 0 : rc;
-    v->request.net_gbs = n.gbs;
-    v->request.net_us = n.us;
-    v->net_hosts = n.hosts;
-    return 0;
+    int rc = mt_network_read(&v->request.net, path, err);
+    return rc == -ENOENT ? 0 : rc;
 }
 
 int plan_view_share(struct plan_view *v, const struct cli_args *args, struct mt_err *err)
@@ -46,7 +40,7 @@ int plan_view_share(struct plan_view *v, const struct cli_args *args, struct mt_
     if (net && hosts < 2)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--net is the network between hosts: give --hosts, too");
     v->request.placement.hosts = hosts;
-    int rc = net ? read_rate(&v->request.net_gbs, net, err) : hosts > 1 ? take_measured(v, err) : 0;
+    int rc = net ? read_rate(&v->request.net.gbs, net, err) : hosts > 1 ? take_measured(v, err) : 0;
     if (!rc && hosts > 1 && !v->request.train)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--score is a pass of one host: leave --hosts out");
     return rc || hosts < 2 ? rc : mt_plan_on_hosts(&v->request, v->cfg, 0, err);
@@ -68,7 +62,7 @@ static double seconds_alone(const struct plan_view *v)
 /* Where the rate of the network is from. */
 static const char *net_source(const struct plan_view *v)
 {
-    return v->net_hosts ? "measured by probe net" : v->request.net_gbs > 0 ? "--net" : "assumed, of 10 GbE: --net, or probe net";
+    return v->request.net.hosts ? "measured by probe net" : v->request.net.gbs > 0 ? "--net" : "assumed, of 10 GbE: --net, or probe net";
 }
 
 void plan_print_hosts(const struct plan_view *v)
@@ -78,7 +72,7 @@ void plan_print_hosts(const struct plan_view *v)
     char a[32];
     if (hosts < 2)
         return;
-    double alone = seconds_alone(v), gbs = v->request.net_gbs > 0 ? v->request.net_gbs : MT_NET_GBS;
+    double alone = seconds_alone(v), gbs = v->request.net.gbs > 0 ? v->request.net.gbs : MT_NET_GBS;
     printf("\nHosts      %lld, each with the memory above: %s a step cross the first one's network, at %.3g GB/s (%s)\n",
            (long long)hosts, mt_format_bytes(a, sizeof(a), (uint64_t)s->bytes[MT_SIM_NET]), gbs, net_source(v));
     if (alone > 0)

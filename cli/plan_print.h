@@ -15,7 +15,6 @@ struct plan_view {
     struct mt_machine machine;
     bool local;       /* the machine is this one */
     int device_index; /* of the device that measures it */
-    int net_hosts;    /* that probe net has measured the network of; 0: its rate was given, or is assumed */
     struct mt_plan_request request;
     struct mt_plan_choice choice;
     uint64_t epoch_rows; /* of data.train; 0: not known, as its tokens are not prepared here */

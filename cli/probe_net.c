@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -132,13 +133,23 @@ static int probe_pairs(const struct probe *p, cJSON *list, struct found *worst, 
     return rc;
 }
 
-/* All at once, each to the next; *gbs: of the slowest, for the first host. */
-static int probe_ring(const struct probe *p, double *gbs, struct mt_err *err)
+static double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* All at once, each to the next; *gbs: of the slowest, for the first host, and *cores that it takes there. */
+static int probe_ring(const struct probe *p, double *gbs, double *cores, struct mt_err *err)
 {
     double own = 0;
     int rc = meet(p, err);
+    double before = cpu_seconds();
+    int64_t begin = mt_now_ns();
     if (!rc)
         rc = time_bytes(p, (p->rank + 1) % p->size, (p->rank + p->size - 1) % p->size, &own, err);
+    *cores = (cpu_seconds() - before) / mt_seconds_since(begin);
     *gbs = own;
     if (!rc && p->rank)
         return mt_net_send(p->net, 0, &own, sizeof(own), err);
@@ -156,13 +167,14 @@ static int measure(const struct probe *p, cJSON *o, struct mt_network *out, stru
     cJSON *pairs = cJSON_CreateArray();
     int rc = probe_pairs(p, pairs, &worst, err);
     if (!rc)
-        rc = probe_ring(p, &out->gbs, err);
+        rc = probe_ring(p, &out->gbs, &out->cores, err);
     out->us = worst.us;
     out->hosts = p->size;
     cJSON_AddNumberToObject(o, "hosts", p->size);
     cJSON_AddNumberToObject(o, "us of the slowest pair", worst.us);
     cJSON_AddNumberToObject(o, "GB/s one way of the slowest pair", worst.gbs);
     cJSON_AddNumberToObject(o, "GB/s each way, all hosts at once", out->gbs);
+    cJSON_AddNumberToObject(o, "cores that this takes", out->cores);
     mt_json_add(o, "pairs", pairs);
     return rc;
 }
@@ -218,7 +230,7 @@ static int conclude(cJSON *o, const struct mt_network *n, bool json, struct mt_e
 int cli_probe_net(const struct cli_args *args)
 {
     struct mt_err err = {0};
-    struct mt_network found = {0, 0, 0};
+    struct mt_network found = {0};
     struct probe p = {.net = NULL};
     cJSON *o = cJSON_CreateObject();
     int rc = mt_net_open(&p.net, &err);

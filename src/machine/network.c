@@ -21,6 +21,7 @@ int mt_network_write(const struct mt_network *n, const char *path, struct mt_err
     cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "gbs", n->gbs);
     cJSON_AddNumberToObject(o, "us", n->us);
+    cJSON_AddNumberToObject(o, "cores", n->cores);
     cJSON_AddNumberToObject(o, "hosts", n->hosts);
     char *text = mt_json_print(o, true), dir[4096];
     mt_path_printf(dir, sizeof(dir), "%s", path);
@@ -51,10 +52,10 @@ int mt_network_read(struct mt_network *out, const char *path, struct mt_err *err
     int rc = mt_json_read_file(&o, path, MT_ERR_RUNTIME, err);
     if (rc)
         return rc;
-    struct mt_network n = {number(o, "gbs"), number(o, "us"), 0};
+    struct mt_network n = {number(o, "gbs"), number(o, "us"), number(o, "cores"), 0};
     double hosts = number(o, "hosts");
     cJSON_Delete(o);
-    if (!(n.gbs > 0 && n.gbs < 1e6 && n.us >= 0 && n.us < 1e9 && hosts >= 2 && hosts < 1e6))
+    if (!(n.gbs > 0 && n.gbs < 1e6 && n.us >= 0 && n.us < 1e9 && n.cores >= 0 && n.cores < 64 && hosts >= 2 && hosts < 1e6))
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "%s is not as megatrain probe net writes it: remove it or measure again", path);
     n.hosts = (int)hosts;
     *out = n;

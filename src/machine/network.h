@@ -8,9 +8,10 @@
 
 /** The network between hosts, as `megatrain probe net` has measured it: a file beside the machine's profile. */
 struct mt_network {
-    double gbs; /* GB/s of each direction, both ways and all hosts at once: of the slowest */
-    double us;  /* a short message, of the slowest pair */
-    int hosts;
+    double gbs;          /* GB/s of each direction, both ways and all hosts at once: of the slowest */
+    double us;           /* a short message, of the slowest pair */
+    double cores;        /* that messages take while they move at that rate; 0: unknown */
+    int hosts;           /* 0: not measured */
 };
 
 void mt_network_path(char *buf, size_t len);

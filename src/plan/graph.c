@@ -103,7 +103,7 @@ static void price_disk(struct mt_sim_task *t, const struct mt_instr *in, const s
 static void price_message(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
 {
     t->bytes = (in->row_bytes ? used_bytes(in, p) : (double)in->bytes) * __builtin_popcount(in->hosts);
-    t->seconds = t->bytes / ((p->net_gbs > 0 ? p->net_gbs : MT_NET_GBS) * 1e9) + p->net_us * 1e-6;
+    t->seconds = t->bytes / ((p->net.gbs > 0 ? p->net.gbs : MT_NET_GBS) * 1e9) + p->net.us * 1e-6;
 }
 
 static int price(struct mt_sim_task *t, const struct mt_program *prog, const struct mt_instr *in,

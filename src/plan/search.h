@@ -23,8 +23,7 @@ struct mt_plan_request {
     uint64_t disk_budget; /* 0: what the machine's drives hold */
     int drives;           /* 0: nothing may be on the disk */
     double link_gbps;
-    double net_gbs;  /* between hosts, GB/s; 0: MT_NET_GBS */
-    double net_us;   /* of a message */
+    struct mt_network net; /* between hosts; gbs 0: MT_NET_GBS */
 };
 
 /** A candidate of a search and its simulated step; seconds 0: it does not fit. */

@@ -111,14 +111,28 @@ static double slowed(double share, double duty)
     return share > 0 ? 1 - duty * (1 - share) : 1;
 }
 
-/* Slowdown of compute, copies and updates on the same cores. Lanes that compute at once share them. */
+/* What messages leave to compute and updates, which have all cores but the idle ones. */
+static double beside_messages(const struct state *s)
+{
+    const struct mt_machine *m = s->p->machine;
+    const double threads = MT_MAX(s->p->update_threads, 1), idle = MT_MAX(rate(s, MT_RATE_CORES) - threads, 0.0);
+    bool moving = false;
+    for (int q = 0; q < s->n_queues; q++)
+        moving |= s->kind[q] == MT_Q_NET && runs(s, q);
+    return moving && m->cpu ? 1 - MT_MIN(MT_MAX(s->p->net.cores - idle, 0.0) / threads, 0.5) : 1;
+}
+
+/* Slowdown of compute, copies and updates on the same cores; messages take their time of them. Lanes that compute at once
+ * share them. */
 static void share_cores(const struct state *s, double speed[MT_SIM_MAX_QUEUES])
 {
     int computing = 0;
     bool update = runs(s, MT_Q_HOST);
     for (int lane = 0; lane < s->n_lanes; lane++)
         computing += runs(s, mt_queue_number(lane, MT_Q_COMPUTE));
-    double compute = computing > 1 ? 1.0 / computing : 1;
+    double messages = beside_messages(s);
+    double compute = messages * (computing > 1 ? 1.0 / computing : 1);
+    speed[MT_Q_HOST] *= messages;
     static const enum mt_queue link[] = {MT_Q_H2D, MT_Q_D2H};
     for (size_t i = 0; i < MT_ARRAY_LEN(link) * (size_t)s->n_lanes; i++) {
         int q = mt_queue_number((int)(i / MT_ARRAY_LEN(link)), link[i % MT_ARRAY_LEN(link)]);

@@ -2,6 +2,7 @@
 #ifndef MT_PLAN_SIM_H
 #define MT_PLAN_SIM_H
 
+#include "machine/network.h"
 #include "plan/cost.h"
 
 /**
@@ -64,8 +65,7 @@ struct mt_sim_params {
     const struct mt_numerics *numerics; /* borrowed: optimizer and gradient dtype */
     int update_threads, drives;
     double link_gbps; /* cpu device: throttle of each direction, 0 = none */
-    double net_gbs;   /* between hosts; 0: MT_NET_GBS */
-    double net_us;    /* of a message */
+    struct mt_network net; /* between hosts; gbs 0: MT_NET_GBS */
     double tokens;    /* of a step, for the host's fixed part */
 };
 
