@@ -122,8 +122,8 @@ static double beside_messages(const struct state *s)
     return moving && m->cpu ? 1 - MT_MIN(MT_MAX(s->p->net.cores - idle, 0.0) / threads, 0.5) : 1;
 }
 
-/* Slowdown of compute, copies and updates on the same cores; messages take their time of them. Lanes that compute at once
- * share them. */
+/* Slowdown of compute, copies and updates on the same cores; messages take their time of them. Lanes that compute at
+ * once share them. */
 static void share_cores(const struct state *s, double speed[MT_SIM_MAX_QUEUES])
 {
     int computing = 0;

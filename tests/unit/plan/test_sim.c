@@ -132,6 +132,26 @@ static void on_the_cpu_device_updates_take_cores_from_compute(void **state)
     NEAR(h.task[c].end, 1.0);
 }
 
+static void on_the_cpu_device_messages_take_cores_that_are_not_idle(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 0);
+    struct mt_err err = {0};
+    struct mt_sim_params p = {.machine = &m, .net = {.gbs = 1, .cores = 0.5}};
+    m.cpu = true;
+    m.rate[MT_RATE_CORES] = (struct mt_rate){4, MT_RATE_MEASURED};
+    for (p.update_threads = 2; p.update_threads <= 4; p.update_threads++) {
+        struct graph g = {0};
+        struct mt_sim_result r;
+        int32_t c = task(&g, MT_Q_COMPUTE, 0.875, 0), u = task(&g, MT_Q_HOST, 0.875, 0);
+        task(&g, MT_Q_NET, 8, 8e9);
+        g.g.turn = g.g.n - 1;
+        assert_int_equal(mt_sim_run(&r, &g.g, &p, &err), 0);
+        NEAR(g.task[c].end, p.update_threads < 4 ? 0.875 : 1.0); /* half a core of four */
+        NEAR(g.task[u].end, g.task[c].end);
+    }
+}
+
 static void on_the_cpu_device_a_thread_that_waited_goes_on_a_little_later(void **state)
 {
     (void)state;
@@ -265,6 +285,7 @@ int main(void)
         cmocka_unit_test(reads_and_writes_share_the_drives),
         cmocka_unit_test(the_latency_of_a_request_shows_only_where_nothing_is_under_way),
         cmocka_unit_test(on_the_cpu_device_updates_take_cores_from_compute),
+        cmocka_unit_test(on_the_cpu_device_messages_take_cores_that_are_not_idle),
         cmocka_unit_test(on_the_cpu_device_a_thread_that_waited_goes_on_a_little_later),
         cmocka_unit_test(on_the_cpu_device_short_copies_are_in_the_caches),
         cmocka_unit_test(updates_get_what_copies_leave_of_the_host_memory),
