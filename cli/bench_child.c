@@ -58,7 +58,7 @@ static double number(const cJSON *o, const char *key)
 
 /* Medians over the measured steps of a run's metrics; of losses the mean. *last: its last step that was
  * not skipped: a run that fails skips the last. */
-static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, double *last, struct mt_err *err)
+static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struct mt_err *err)
 {
     enum { SECONDS, TOK_S, FWD, BWD, WAIT, ADAM, H2D, D2H, LOSS, N_FIELDS };
     static const char *const keys[N_FIELDS] = {"t_step", "tok_s", "t_fwd", "t_bwd", "t_wait_h2d", "t_opt",
@@ -74,15 +74,12 @@ static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, doubl
     for (int k = 0; k < N_FIELDS && !rc; k++)
         if (!(v[k] = mt_calloc(most + 1, sizeof(double))))
             rc = mt_fail_nomem(err, path, most);
-    cJSON_ArrayForEach(o, lines) {
-        if (mt_json_get(o, "t_step") && !cJSON_IsTrue(mt_json_get(o, "skipped")))
-            *last = number(o, "step");
+    cJSON_ArrayForEach(o, lines)
         if (!rc && mt_json_get(o, "t_step") && skip-- <= 0) {
             for (int k = 0; k < N_FIELDS; k++)
                 v[k][n] = number(o, keys[k]);
             n++;
         }
-    }
     if (!rc && !n)
         rc = mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "%s: no step was measured", path);
     double *field[N_FIELDS] = {&r->seconds, &r->tok_s, &r->t_fwd, &r->t_bwd, &r->t_wait, &r->t_adam,
@@ -94,6 +91,22 @@ static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, doubl
     }
     cJSON_Delete(lines);
     return rc;
+}
+
+/* Whether a run has come to this step. */
+static bool has_step(const char *dir, int step)
+{
+    char path[4200];
+    cJSON *lines = NULL;
+    const cJSON *o;
+    double last = 0;
+    mt_path_printf(path, sizeof(path), "%s/metrics.jsonl", dir);
+    if (!mt_json_read_lines(&lines, path, NULL))
+        cJSON_ArrayForEach(o, lines)
+            if (mt_json_get(o, "t_step") && !cJSON_IsTrue(mt_json_get(o, "skipped")))
+                last = number(o, "step");
+    cJSON_Delete(lines);
+    return last >= step;
 }
 
 static void read_run_json(struct mt_sweep_run *r, const char *dir)
@@ -134,16 +147,13 @@ int bench_child_run(struct mt_sweep_run *r, const struct bench_child *c, bool *i
     *interrupted = code == 130 || code == 143;
     double tok_s = 0;
     for (size_t i = 0; i < c->n && !rc; i++) {
-        double last = 0;
-        set_status(&r[i], status);
+        bool others_failed = code == EXIT_TRAINING && c->n > 1 && has_step(c->dir[i], c->all_steps);
+        set_status(&r[i], others_failed ? 0 : status);
         r[i].peak_bytes = 1024.0 * (double)use.ru_maxrss;
-        if (code == EXIT_TRAINING && c->n > 1 && !read_metrics(&r[i], c->dir[i], c->warmup_steps, &last, NULL) &&
-            last >= c->all_steps)
-            set_status(&r[i], 0); /* others have failed */
-        else if (!code)
-            rc = read_metrics(&r[i], c->dir[i], c->warmup_steps, &last, err);
-        if (!strcmp(r[i].status, "ok"))
+        if (!strcmp(r[i].status, "ok")) {
+            rc = read_metrics(&r[i], c->dir[i], c->warmup_steps, err);
             read_run_json(&r[i], c->dir[i]);
+        }
         r[i].shared_by = (double)c->n;
         tok_s += r[i].tok_s;
     }

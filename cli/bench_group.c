@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Jobs of a sweep that run on one base. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "bench.h"
+#include "bench_child.h"
+#include "bench_share.h"
+
+static int refuse(const struct bench *b, size_t first, size_t job, const char *why, struct mt_err *err)
+{
+    char x[80], y[80];
+    bench_describe(x, sizeof(x), &b->sweep.jobs[first]);
+    bench_describe(y, sizeof(y), &b->sweep.jobs[job]);
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "share_base = on: the jobs %s and %s cannot share a base: %s; auto "
+                   "shares where that is possible", x, y, why);
+}
+
+/* Adds a job to the first group that it may be in. With share_base = on, all are of one kind: fails with why not. */
+static int find_group(struct bench *b, const struct bench_share *s, size_t job, struct mt_err *err)
+{
+    bool on = b->sweep.share_base == MT_SHARE_ON;
+    char buf[160];
+    for (size_t k = 0; k <= job; k++) { /* the last of these is itself */
+        size_t n = 0;
+        if (b->group[k] != k || !bench_chosen(b, &b->sweep.jobs[k]))
+            continue;
+        for (size_t i = k; i < job; i++)
+            n += b->group[i] == k;
+        const char *why = bench_share_refusal(&s[k], &s[job], buf, sizeof(buf));
+        if (why && on)
+            return refuse(b, k, job, why, err);
+        if (why || n >= MT_SWEEP_SHARED)
+            continue;
+        b->group[job] = k;
+        break;
+    }
+    return 0;
+}
+
+int bench_find_groups(struct bench *b, struct mt_err *err)
+{
+    size_t n = b->sweep.n_jobs;
+    char ini[3200];
+    bool measured = cli_arg(b->args, "measure");
+    struct bench_share *s = mt_calloc(n, sizeof(*s));
+    b->group = mt_calloc(n, sizeof(*b->group));
+    int rc = s && b->group ? 0 : mt_fail_nomem(err, "a sweep", n * sizeof(*s));
+    for (size_t i = 0; i < n && !rc; i++)
+        b->group[i] = i;
+    if (!rc && measured && b->sweep.share_base == MT_SHARE_ON)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--measure is of one job at a time: set share_base = off");
+    bool none = measured || b->sweep.share_base == MT_SHARE_OFF || cli_arg(b->args, "predict-only");
+    for (size_t i = 0; i < n && !none && !rc; i++) {
+        if (!bench_chosen(b, &b->sweep.jobs[i]))
+            continue;
+        rc = bench_write_job(b, &b->sweep.jobs[i], ini, sizeof(ini), err);
+        if (!rc)
+            bench_share_open(&s[i], ini, b->args);
+        if (!rc)
+            rc = find_group(b, s, i, err);
+    }
+    for (size_t i = 0; s && i < n; i++)
+        bench_share_finish(&s[i]);
+    free(s);
+    return rc;
+}
+
+/* The k-th run of these jobs on one base. *refused: they cannot, and run alone. */
+static int run_shared(struct bench *b, const size_t *job, size_t n, int k, struct mt_sweep_run *r, bool *refused,
+                      struct mt_err *err)
+{
+    char (*ini)[3200] = mt_calloc(n, sizeof(*ini)), (*dir)[3300] = mt_calloc(n, sizeof(*dir)), log[3300], text[7000];
+    int rc = ini && dir ? 0 : mt_fail_nomem(err, "a sweep", n * sizeof(*ini));
+    for (size_t i = 0; i < n && !rc; i++) {
+        const struct mt_sweep_job *j = &b->sweep.jobs[job[i]];
+        snprintf(dir[i], sizeof(dir[i]), "%.3000s/runs/%s.%d", b->dir, j->hash, k);
+        snprintf(ini[i], sizeof(ini[i]), "%.3000s/%s.%d.ini", b->dir, j->hash, k);
+        char *whole = realpath(b->dir, NULL);
+        snprintf(text, sizeof(text), "[global]\ninclude = %s.ini\n[checkpoint]\ndir = %.3000s/runs/%s.%d\n", j->hash,
+                 whole ? whole : b->dir, j->hash, k);
+        free(whole);
+        rc = mt_write_file(ini[i], text, strlen(text), err);
+    }
+    if (!rc && b->sweep.cooldown > 0)
+        usleep((useconds_t)(b->sweep.cooldown * 1e6));
+    snprintf(log, sizeof(log), "%.3000s/%s.%d.log", b->dir, b->sweep.jobs[job[0]].hash, k);
+    if (!rc)
+        rc = bench_child_run(r, &(struct bench_child){.ini = (const char (*)[3200])ini,
+                                                      .dir = (const char (*)[3300])dir, .n = n, .log = log,
+                                                      .warmup_steps = b->sweep.warmup_steps,
+                                                      .all_steps = b->sweep.warmup_steps + b->sweep.steps},
+                             &b->interrupted, err);
+    size_t ok = 0;
+    for (size_t i = 0; i < n && !rc; i++)
+        ok += !strcmp(r[i].status, "ok");
+    *refused = !ok;
+    for (size_t i = 0; i < n && !rc && ok && !b->interrupted; i++)
+        if (!strcmp(r[i].status, "ok"))
+            rc = mt_sweep_run_save(&r[i], b->dir, b->sweep.jobs[job[i]].hash, k, err);
+    free(ini);
+    free(dir);
+    return rc;
+}
+
+/* Whether the job's first run was one alone. */
+static bool ran_alone(const struct bench *b, size_t job)
+{
+    struct mt_sweep_run r;
+    return !mt_sweep_run_load(&r, b->dir, b->sweep.jobs[job].hash, 0, NULL) && !(r.shared_by > 1);
+}
+
+/* What the folder has of the k-th shared run; false: not all. */
+static bool load_shared(struct mt_sweep_run *r, const struct bench *b, const size_t *job, size_t n, int k)
+{
+    bool all = true;
+    for (size_t i = 0; i < n && all; i++)
+        all = !mt_sweep_run_load(&r[i], b->dir, b->sweep.jobs[job[i]].hash, k, NULL) && r[i].shared_by > 1;
+    return all;
+}
+
+int bench_run_group(struct bench *b, size_t first, struct mt_err *err)
+{
+    size_t job[MT_SWEEP_SHARED], n = 0;
+    int most = MT_MIN(MT_MAX(b->sweep.max_repeat, b->sweep.repeat), BENCH_MAX_RUNS), rc = 0;
+    for (size_t i = first; i < b->sweep.n_jobs; i++)
+        if (b->group[i] == first && bench_chosen(b, &b->sweep.jobs[i]) && !ran_alone(b, i))
+            job[n++] = i;
+    struct mt_sweep_run *r = mt_calloc(n + 1, sizeof(*r)), *of_first = mt_calloc((size_t)most, sizeof(*r));
+    if (!r || !of_first)
+        rc = mt_fail_nomem(err, "a sweep", (n + (size_t)most) * sizeof(*r));
+    for (int k = 0; k < most && n > 1 && !rc && !b->interrupted; k++) {
+        bool refused = false;
+        if (k >= b->sweep.repeat && bench_spread(of_first, k) <= b->sweep.spread)
+            break; /* times are those of all */
+        if (!load_shared(r, b, job, n, k))
+            rc = run_shared(b, job, n, k, r, &refused, err);
+        if (!rc && refused && !b->interrupted) {
+            const char *hash = b->sweep.jobs[job[0]].hash;
+            if (b->sweep.share_base == MT_SHARE_ON)
+                rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "share_base = on: %zu jobs could not run on one base (%s): "
+                             "%.3000s/%s.%d.log says why", n, r[0].status, b->dir, hash, k);
+            else
+                mt_warn("%zu jobs could not run on one base (%s): they run one by one; %.3000s/%s.%d.log", n,
+                        r[0].status, b->dir, hash, k);
+            break;
+        }
+        of_first[k] = r[0];
+        for (size_t i = 1; i < n && !(of_first[k].seconds > 0); i++)
+            of_first[k] = r[i];
+        size_t left = 0; /* what has failed is no part of the next */
+        for (size_t i = 0; i < n; i++)
+            if (!strcmp(r[i].status, "ok"))
+                job[left++] = job[i];
+        n = left;
+    }
+    free(r);
+    free(of_first);
+    return rc;
+}
