@@ -56,7 +56,8 @@ def a_stored_machine_is_no_profile_to_add_to(ini):
 
 
 def what_was_measured_comes_first(ini):
-    megatrain("-q", "probe", "all", "--force", "--device", "auto", "--threads", 2, env=ENV)
+    megatrain("-q", "probe", "all", "--force", "--brief", "--device", "auto", "--threads", 2, env=ENV)
+    megatrain("-q", "plan", ini, "--measure", env=ENV)
     assert "cuda 0 (NVIDIA GeForce RTX 4090" in plan(ini)["machine"]
     text = megatrain("run", ini, "--force", env=ENV).stderr
     assert "s a step predicted" in text and "data sheet" not in text, text
