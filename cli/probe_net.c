@@ -9,13 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
 #include "cli.h"
 #include "doctor_hosts.h"
+#include "hw/hw.h"
 #include "machine/network.h"
 #include "net/net.h"
 #include "report.h"
@@ -133,23 +133,16 @@ static int probe_pairs(const struct probe *p, cJSON *list, struct found *worst, 
     return rc;
 }
 
-static double cpu_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* All at once, each to the next; *gbs: of the slowest, for the first host, and *cores that it takes there. */
 static int probe_ring(const struct probe *p, double *gbs, double *cores, struct mt_err *err)
 {
     double own = 0;
     int rc = meet(p, err);
-    double before = cpu_seconds();
+    double before = mt_hw_busy_seconds();
     int64_t begin = mt_now_ns();
     if (!rc)
         rc = time_bytes(p, (p->rank + 1) % p->size, (p->rank + p->size - 1) % p->size, &own, err);
-    *cores = (cpu_seconds() - before) / mt_seconds_since(begin);
+    *cores = before > 0 ? (mt_hw_busy_seconds() - before) / mt_seconds_since(begin) : 0;
     *gbs = own;
     if (!rc && p->rank)
         return mt_net_send(p->net, 0, &own, sizeof(own), err);

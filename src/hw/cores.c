@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "hw/hw.h"
@@ -69,4 +70,22 @@ int mt_hw_allowed(int *there)
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     *there = n > 0 ? (int)n : 1;
     return sched_getaffinity(0, sizeof(allowed), &allowed) ? *there : CPU_COUNT(&allowed);
+}
+
+double mt_hw_busy_seconds(void)
+{
+    cpu_set_t allowed;
+    char line[512];
+    double ticks = 0;
+    FILE *f = sched_getaffinity(0, sizeof(allowed), &allowed) ? NULL : fopen("/proc/stat", "re");
+    while (f && fgets(line, sizeof(line), f)) {
+        unsigned cpu;
+        double user, nice, system, irq, softirq;
+        if (sscanf(line, "cpu%u %lf %lf %lf %*f %*f %lf %lf", &cpu, &user, &nice, &system, &irq, &softirq) == 6 &&
+            cpu < CPU_SETSIZE && CPU_ISSET(cpu, &allowed))
+            ticks += user + nice + system + irq + softirq;
+    }
+    if (f)
+        fclose(f);
+    return ticks / (double)sysconf(_SC_CLK_TCK);
 }

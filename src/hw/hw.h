@@ -15,6 +15,9 @@ int mt_hw_cores(int **cpus, int *n, struct mt_err *err);
 int mt_hw_allowed(int *there);
 /** Of both, where the first is less than half: what is wrong, and how it is mended. */
 #define MT_HW_BOUND "may use %d of %d processors: the launcher binds it (mpirun --bind-to none, srun -c N)"
+/** Seconds, summed over the processors in the affinity mask, that they have worked since the machine began, for
+ * whomever: what the kernel does for interrupts and the network is in no process's time. 0: unknown. */
+double mt_hw_busy_seconds(void);
 
 /** Limits of memory, in bytes; UINT64_MAX: no limit. */
 struct mt_hw_memory {

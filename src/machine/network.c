@@ -55,7 +55,7 @@ int mt_network_read(struct mt_network *out, const char *path, struct mt_err *err
     struct mt_network n = {number(o, "gbs"), number(o, "us"), number(o, "cores"), 0};
     double hosts = number(o, "hosts");
     cJSON_Delete(o);
-    if (!(n.gbs > 0 && n.gbs < 1e6 && n.us >= 0 && n.us < 1e9 && n.cores >= 0 && n.cores < 64 && hosts >= 2 &&
+    if (!(n.gbs > 0 && n.gbs < 1e6 && n.us >= 0 && n.us < 1e9 && n.cores >= 0 && n.cores < 1e6 && hosts >= 2 &&
           hosts < 1e6))
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "%s is not as megatrain probe net writes it: remove it or measure again", path);
     n.hosts = (int)hosts;

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -183,6 +184,24 @@ static void this_machine_has_memory_and_cores(void **state)
     free(cpus);
 }
 
+static double own_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* By ticks of 10 ms, and of each processor. */
+static void work_shows_in_the_time_of_the_processors(void **state)
+{
+    (void)state;
+    double busy = mt_hw_busy_seconds(), own = own_seconds();
+    while (own_seconds() < own + 0.2)
+        ;
+    assert_true(busy > 0);
+    assert_true(mt_hw_busy_seconds() > busy + 0.1);
+}
+
 static void free_space_is_that_of_the_nearest_folder_there_is(void **state)
 {
     (void)state;
@@ -242,6 +261,7 @@ int main(void)
         TEST(rubbish_in_a_limit_is_no_limit),
         TEST(the_address_space_limit_counts_what_is_mapped),
         TEST(this_machine_has_memory_and_cores),
+        TEST(work_shows_in_the_time_of_the_processors),
         TEST(free_space_is_that_of_the_nearest_folder_there_is),
         TEST(file_systems_are_told_apart),
     };
