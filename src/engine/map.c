@@ -30,12 +30,15 @@ static bool is_layer(const struct map *m, size_t unit)
     return m->l->units[unit].layer >= 0 && m->l->units[unit].layer < m->l->cfg.n_layers;
 }
 
-static int least_loaded(const struct map *m)
+/* Of equal ones, the next at or after `first`. */
+static int least_loaded(const struct map *m, int first)
 {
-    int least = 0;
-    for (int lane = 1; lane < m->n_lanes; lane++)
+    int least = first;
+    for (int i = 1; i < m->n_lanes; i++) {
+        int lane = (first + i) % m->n_lanes;
         if (m->load[lane] < m->load[least])
             least = lane;
+    }
     return least;
 }
 
@@ -59,14 +62,14 @@ static uint64_t back_time(const struct map *m, size_t unit)
 
 static void map_forward(struct map *m, size_t unit)
 {
-    int lane = least_loaded(m);
+    int lane = least_loaded(m, 0);
     m->units[unit].lane = m->units[unit].lane_back = (uint8_t)lane;
     m->load[lane] += m->units[unit].weight_bytes + (stays(m, unit) ? back_time(m, unit) : 0);
 }
 
 static void map_back(struct map *m, size_t unit)
 {
-    int lane = least_loaded(m);
+    int lane = least_loaded(m, 0);
     if (stays(m, unit))
         return;
     m->units[unit].lane_back = (uint8_t)lane;
@@ -89,7 +92,7 @@ static int map_chain(struct map *m)
     for (size_t u = 0; u < n; u++)
         if (is_layer(m, u))
             map_forward(m, u);
-    int head = m->head = least_loaded(m);
+    int head = m->head = least_loaded(m, 0);
     m->head_end = m->load[head] += 3 * m->units[n - 1].weight_bytes;
     for (size_t u = n; u-- > 0;)
         if (is_layer(m, u))
@@ -116,13 +119,17 @@ void mt_map_units(struct mt_unit_shape *units, const struct mt_layout *l, int n_
         }
 }
 
-/* In backward's order, so that at any time the lanes have added up about as much, and hosts received as much. */
-void mt_map_gradients(struct mt_unit_shape *units, size_t n_units, int n_lanes)
+/* Units are dealt out one by one, and of layers the lane that has least takes the next in backward: where attention and
+ * MLPs are units by themselves, one host of two would otherwise add up, and receive, all MLPs. */
+void mt_map_gradients(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes)
 {
-    struct map m = {.n_lanes = n_lanes};
-    for (size_t u = n_units; u-- > 0;) {
-        int lane = least_loaded(&m);
+    struct map m = {.l = l, .n_lanes = n_lanes};
+    for (size_t u = l->n_units; u-- > 0;) {
+        int lane = (int)(u % (size_t)n_lanes);
+        if (is_layer(&m, u)) {
+            lane = least_loaded(&m, lane);
+            m.load[lane] += units[u].grad_elems;
+        }
         units[u].lane = units[u].lane_back = (uint8_t)lane;
-        m.load[lane] += units[u].grad_elems;
     }
 }

@@ -11,6 +11,6 @@
  */
 void mt_map_units(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes, int64_t first_kept);
 /** Where lanes share the groups instead: on which lane each unit's gradient is added up, cast and stored. */
-void mt_map_gradients(struct mt_unit_shape *units, size_t n_units, int n_lanes);
+void mt_map_gradients(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes);
 
 #endif
