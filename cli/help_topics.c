@@ -158,8 +158,9 @@ static void print_formats(int roff)
 {
     static const char *const text[] = {
         "Conversations (messages, sharegpt), alpaca, prompts with completions, text and token ids are read from JSON lines, JSON, "
-        "CSV, TSV, Parquet or Arrow, and from LLaMA-Factory's dataset_info.json. data.columns = prompt:question, completion:answer "
-        "reads files with other names. A data set that hf download --repo-type dataset ORG/NAME has fetched is hf://datasets/ORG/NAME.",
+        "CSV, TSV, Parquet or Arrow, and from LLaMA-Factory's dataset_info.json. A prompt and its completion that are strings are "
+        "joined as they stand, without the chat template; alpaca's instruction and output become turns of it. "
+        "data.columns = instruction:question, output:answer (or prompt:question, completion:answer) reads files with other names. A data set that hf download --repo-type dataset ORG/NAME has fetched is hf://datasets/ORG/NAME.",
         "Text becomes tokens once, by the model's own tokenizer.json (or tekken.json or tiktoken.model, with the Python package "
         "tiktoken) and chat template; a cache keyed by content keeps them "
         "(data.cache_dir). Only the assistant's turns are trained, with the token that ends each (data.train_on).",

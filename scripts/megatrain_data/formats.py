@@ -41,7 +41,8 @@ def detect(record):
             return name
     keys = ", ".join(f'"{k}"' for k in list(record)[:8])
     raise Bad(f"no known format has the keys {keys}: one of messages, conversations, instruction, prompt, chosen and rejected, "
-              "completion and label, text, input_ids tells it; name yours by data.columns = prompt:..., completion:..., or set data.format")
+              "completion and label, text, input_ids tells it; name yours by data.columns = instruction:..., output:... (turns of the "
+              "chat template) or prompt:..., completion:... (text as it stands), or set data.format")
 
 
 def renamed(record, columns):

@@ -69,8 +69,8 @@ static const struct mt_key keys[] = {
      "Format of samples; auto looks at the first one of each file. preference: chosen and rejected answers, rated: single "
      "ones with a label; both are for [preference]. requests: loglikelihood requests of lm-evaluation-harness, for score."},
     {"data", "columns", MT_NUMERICS, MT_KEY_LIST, AT(data.columns), "", NULL, ANY, NULL,
-     "What your files call the fields of a format, such as prompt:question, completion:answer. Files of a dataset_info.json "
-     "have their own."},
+     "What your files call the fields of a format: instruction:question, output:answer for turns of the chat template, "
+     "prompt:question, completion:answer for text that is joined as it stands. Files of a dataset_info.json have their own."},
     {"data", "max_samples", MT_NUMERICS, MT_KEY_COUNT, AT(data.max_samples), "0", NULL, 0, 1e15, NULL,
      "Take no more samples of each file than this, the first that train a token: for a quick try. 0: all. Plain text is one."},
     {"data", "tokenizer", MT_NUMERICS, MT_KEY_WORD, AT(data.tokenizer), "model", "model|byte", ANY, NULL,

@@ -165,7 +165,8 @@ static int unknown_keys(const cJSON *o, const char *where, struct mt_err *err)
         mt_str_printf(&keys, "%s\"%.40s\"", n ? ", " : "", v->string);
     int rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: no known format has the keys %s: one of messages, conversations, "
                      "instruction, prompt, chosen and rejected, completion and label, text, input_ids tells it; name yours by "
-                     "data.columns = prompt:..., completion:..., or set data.format", where, keys.failed ? "" : keys.p);
+                     "data.columns = instruction:..., output:... (turns of the chat template) or prompt:..., completion:... (text as it "
+                     "stands), or set data.format", where, keys.failed ? "" : keys.p);
     mt_str_finish(&keys);
     return rc;
 }

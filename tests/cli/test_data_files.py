@@ -431,7 +431,7 @@ def errors_name_the_place_and_the_mend(tmp):
     bad(good + '[1]\n', 3, "bad.jsonl:2", "must be a JSON object")
     bad(good + '{"text": "a"}\n', 3, "bad.jsonl:2", "missing or empty")
     for tokenizer in ("model", "byte"):
-        bad('{"stuff": 1, "more": 2}\n', 3, "bad.jsonl:1", '"stuff", "more"', "instruction", "data.columns", data__tokenizer=tokenizer)
+        bad('{"stuff": 1, "more": 2}\n', 3, "bad.jsonl:1", '"stuff", "more"', "instruction", "data.columns = instruction:", "or prompt:", data__tokenizer=tokenizer)
     bad(good.replace('"content": "one"', '"content": "one", "train": 1'), 3, "bad.jsonl:1", "true or false")
     bad('{"conversations": [{"from": "narrator", "value": "a"}]}\n', 3, "bad.jsonl:1", '"narrator"', "human")
     bad('{"messages": [{"role": "user", "content": "a"}]}\n' + good * 200, 0)
