@@ -315,9 +315,10 @@ static int check_whole(const mt_dataset *d, const struct mt_dataset_params *p, s
         return rc;
     if (s->n_overlong && p->overlong == MT_OVERLONG_ERROR)
         return mt_fail(err, MT_ERR_INPUT, -E2BIG,
-                       "%llu samples are longer than data.seq_len = %zu (%s): raise it, or set "
+                       "%llu sample%s longer than data.seq_len = %zu, the longest has %llu tokens (%s): raise it, or set "
                        "data.overlong = %s",
-                       (unsigned long long)s->n_overlong, p->seq_len, d->overlong_at,
+                       (unsigned long long)s->n_overlong, s->n_overlong == 1 ? " is" : "s are", p->seq_len,
+                       (unsigned long long)s->longest, d->overlong_at,
                        s->answers ? "truncate or drop" : "truncate, drop or split");
     if (!s->n_samples && s->n_dropped + s->n_overlong)
         return mt_fail(err, MT_ERR_INPUT, -E2BIG,

@@ -163,7 +163,8 @@ def overlong_samples_are_cut_as_asked_without_new_tokens(tmp):
     long = [{"role": "user", "content": "find " * 10}, {"role": "assistant", "content": "the word " * 100}]
     data = lines(os.path.join(tmp, "long.jsonl"), [{"messages": CHAT}, {"messages": long}, {"messages": CHAT}])
     full = show(tmp, model, data)
-    fails(tmp, model, data, 3, "1 samples are longer", "long.jsonl:2", "data.overlong", data__seq_len=128)
+    fails(tmp, model, data, 3, "1 sample is longer", f"the longest has {len(full[1]['input_ids'])} tokens", "long.jsonl:2",
+          "data.overlong", data__seq_len=128)
     cache = sorted(os.listdir(os.path.join(tmp, "cache")))
     cut = show(tmp, model, data, data__seq_len=128, data__overlong="truncate")
     assert [s["input_ids"] for s in cut] == [s["input_ids"][:128] for s in full]

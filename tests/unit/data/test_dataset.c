@@ -102,7 +102,7 @@ static void overlong_samples_are_cut_when_read_and_never_stored_cut(void **state
     mt_dataset *d = NULL;
     struct mt_err err = {0};
     assert_int_equal(open_set(&d, f, &files, MT_OVERLONG_ERROR, 8, &err), -E2BIG);
-    assert_non_null(strstr(err.msg, "3 samples are longer"));
+    assert_non_null(strstr(err.msg, "3 samples are longer than data.seq_len = 8, the longest has 30 tokens"));
     assert_non_null(strstr(err.msg, "long.jsonl:1"));
     assert_int_equal(open_set(&d, f, &files, MT_OVERLONG_DROP, 8, &err), -E2BIG);
     /* the first eight tokens have none that is trained */
