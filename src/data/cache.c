@@ -245,8 +245,8 @@ static void on_event(void *ctx, const cJSON *e)
     if (!strcmp(event, "progress"))
         tell_progress(e, path);
     else if (!strcmp(event, "source"))
-        mt_info("%s: %s, %.0f samples, %.2fM tokens in %.1f s", path, text_at(e, "format"),
-                number_at(e, "samples"), number_at(e, "tokens") * 1e-6, number_at(e, "seconds"));
+        mt_info("%s: %s, %.0f sample%s, %.0f tokens in %.1f s", path, text_at(e, "format"), number_at(e, "samples"),
+                number_at(e, "samples") == 1 ? "" : "s", number_at(e, "tokens"), number_at(e, "seconds"));
     else if (!strcmp(event, "note"))
         mt_warn("%s", text_at(e, "message"));
 }
