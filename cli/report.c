@@ -118,6 +118,13 @@ static void print_data(const struct mt_setup *s, const struct mt_inputs *in, con
     cli_say("Steps    %llu of %zu sequences in %zu micro-batches; %llu a pass over the data\n",
             (unsigned long long)in->total_steps, rows, micro,
             (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
+    uint64_t filled = mt_sampler_rows_per_epoch(in->sampler);
+    if (filled < rows)
+        mt_warn("the data fill %llu of a step's %zu sequences of %lld tokens, so that each step is a whole pass over them, and "
+                "the run has %llu: for more steps lower %s or data.seq_len, or raise train.epochs",
+                (unsigned long long)filled, rows, (long long)in->cfg->numerics.seq_len,
+                (unsigned long long)in->total_steps,
+                in->cfg->train.batch_size ? "train.batch_size" : "train.tokens_per_step");
 }
 
 /* Warns where the launcher keeps this process to less than half of the processors, as mpirun may. */

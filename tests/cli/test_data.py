@@ -179,6 +179,15 @@ def overlong_samples_are_cut_as_asked_without_new_tokens(tmp):
     assert stats["overlong"] == 1 and stats["longest"] == len(full[1]["input_ids"])
 
 
+def data_that_do_not_fill_a_step_are_warned_of(tmp):
+    model = model_of(tmp, "qwen2")
+    data = lines(os.path.join(tmp, "small.jsonl"), [{"messages": CHAT}] * 8)
+    said = lambda **over: megatrain("check", ini_of(tmp, model, data, model__init="random", data__packing="off", **over)).stderr
+    few = said(train__batch_size=16)
+    assert "fill 8 of a step's 16 sequences" in few and "lower train.batch_size" in few, few
+    assert "of a step's" not in said(train__batch_size=8)
+
+
 def a_few_samples_without_trained_tokens_are_left_out(tmp):
     model, good, none = model_of(tmp, "qwen2"), {"messages": CHAT}, {"messages": CHAT[1:2]}
     long = {"messages": [{"role": "user", "content": "find " * 300}, CHAT[-1]]}
@@ -307,7 +316,8 @@ run_tests([tokens_and_masks_are_those_of_transformers, parts_of_type_text_are_jo
            a_template_is_a_file_only_if_its_name_is_not_built_in, what_is_trained_can_be_chosen,
            text_that_looks_like_a_turn_is_not_trained, a_text_has_one_bos_and_a_trained_eos,
            plain_text_is_cut_into_rows, bytes_take_chats_with_a_built_in_template,
-           overlong_samples_are_cut_as_asked_without_new_tokens, a_few_samples_without_trained_tokens_are_left_out,
+           overlong_samples_are_cut_as_asked_without_new_tokens, data_that_do_not_fill_a_step_are_warned_of,
+           a_few_samples_without_trained_tokens_are_left_out,
            the_template_of_a_run_goes_along,
            a_zero_in_a_text_is_shown_or_refused,
            a_conversation_on_a_terminal_knows_its_turns,
