@@ -116,7 +116,7 @@ static const struct cli_option sample_options[] = {
     {"chat", 0, NULL, "Put the prompt into the model's chat template, as the user's turn. Without one, on a terminal: a conversation, a turn a line."},
     {"template", 0, "NAME|FILE", "Instead of the model's chat template, as data.template (chatml, llama3 ...)."},
     {"context", 0, "N", "Of a conversation: tokens that it and an answer may have (2048); its first turns are then forgotten. Each new token is "
-     "computed with all before it.", WHOLE(1, 1 << 24)},
+     "computed with all before it (megatrain help sampling).", WHOLE(1, 1 << 24)},
     {"stop", 0, "TEXT", "End before this text; may be repeated."},
     {"max-tokens", 0, "N", "Tokens to generate (128).", WHOLE(0, 1 << 24)},
     {"temperature", 0, "T", "Sampling temperature (0.8); 0 takes the likeliest token.", REAL(0, 100)},
