@@ -372,6 +372,26 @@ static void list_turns(struct writer *w, struct mt_turns *t)
         list_pass(w, t, u, &p->units[u].backward);
 }
 
+static bool is_backward(const struct mt_program_params *p, const struct mt_turn *t)
+{
+    return t->call == &p->units[t->unit].backward;
+}
+
+/* Before the first backward, on each lane that has micro-batches: the rows of experts in the whole step. */
+static void write_balance(struct writer *w)
+{
+    bool has[MT_MAX_LANES] = {false};
+    size_t lists = w->p->n_units - 1;
+    while (lists && !w->p->units[lists].makes_lists)
+        lists--;
+    for (size_t mb = 0; mb < w->p->n_micro; mb++) {
+        int lane = mt_micro_lane(w->p, mb);
+        if (!has[lane])
+            add_instr(w, MT_OP_BALANCE, lists, mb)->lane = (uint8_t)lane;
+        has[lane] = true;
+    }
+}
+
 static void write_layered(struct writer *w)
 {
     struct mt_turns t = {NULL};
@@ -384,6 +404,8 @@ static void write_layered(struct writer *w)
             write_due(w, &w->near, false, false);
             write_due(w, &w->far, true, false);
         }
+        if (w->d->prog.balances && i && is_backward(w->p, &t.of[i]) && !is_backward(w->p, &t.of[i - 1]))
+            write_balance(w);
         write_call(w, t.of[i].unit, t.of[i].call, t.of[i].mb);
     }
     write_due(w, &w->near, false, true);
@@ -402,6 +424,8 @@ static bool may_part(const struct mt_program_params *p, const struct mt_unit_sha
 static int check_lanes(const struct mt_program_params *p, struct mt_err *err)
 {
     int lane = 0;
+    if (p->count_bytes && mt_program_lanes(p) > 1 && !p->by_data)
+        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "lanes that share the units cannot add up the rows of experts");
     for (size_t u = 0; u < p->n_units; u++) {
         const struct mt_unit_shape *s = &p->units[u];
         lane = s->makes_lists || p->by_data ? s->lane : lane; /* a group is on one lane */
@@ -590,6 +614,7 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
     d->prog.groups = p->groups;
     d->prog.n_lanes = mt_program_lanes(p);
     d->prog.backward = p->mode == MT_MODE_TRAIN;
+    d->prog.balances = d->prog.backward && p->count_bytes;
     int rc = check_size(p, err);
     if (!rc && !alloc_writer(&w))
         rc = mt_fail_nomem(err, "a step program", p->n_values * p->n_micro * sizeof(int32_t));

@@ -341,6 +341,61 @@ static int check_lists(struct mt_checker *c, size_t i)
     return rc;
 }
 
+/* A group's lists: no counts of it were sent or added up before. */
+static int count_lists(struct mt_checker *c, size_t i)
+{
+    size_t group = mt_group_of(c->p->groups, (size_t)c->p->instrs[i].mb);
+    for (int lane = 0; lane < c->p->n_lanes; lane++)
+        if (c->balanced[lane] != NONE)
+            return mt_check_fault(c, i, c->balanced[lane], "makes lists of experts' rows after these were added up");
+    if (c->told[group] != NONE)
+        return mt_check_fault(c, i, c->told[group], "makes lists of experts' rows after their counts were sent");
+    if (!mt_check_ordered(c, c->counted[group], i))
+        return mt_check_fault(c, i, c->counted[group], "makes lists of a group's rows beside others");
+    c->counted[group] = (int)i;
+    return 0;
+}
+
+/* Adds up the rows of experts in the whole step: those of every group are known. */
+static int add_up_counts(struct mt_checker *c, size_t i)
+{
+    for (size_t group = 0; group < mt_groups_in_use(c->p->groups, c->p->n_micro); group++)
+        if (c->counted[group] == NONE || !mt_check_ordered(c, c->counted[group], i))
+            return mt_check_fault(c, i, c->counted[group], "adds up the rows of experts before those of all groups are known");
+    c->balanced[c->p->instrs[i].lane] = (int)i;
+    return 0;
+}
+
+/* Who counts the rows of experts, who adds these up, and whose backward uses the sum. */
+static int check_balance(struct mt_checker *c, size_t i)
+{
+    const struct mt_instr *in = &c->p->instrs[i];
+    if (in->mb < 0 || (size_t)in->mb >= c->p->n_micro)
+        return mt_check_fault(c, i, NONE, "is of a micro-batch that does not exist");
+    if (in->op == MT_OP_BALANCE)
+        return add_up_counts(c, i);
+    if (mt_instr_makes_lists(in))
+        return count_lists(c, i);
+    for (int k = 0; k < in->n_operands && in->op == MT_OP_BACKWARD; k++)
+        if (in->operand[k].role == MT_ROLE_ROUTING && c->balanced[in->lane] == NONE)
+            return mt_check_fault(c, i, NONE, "runs backward before the rows of experts were added up");
+    return 0;
+}
+
+int mt_check_counts(struct mt_checker *c, size_t i)
+{
+    const struct mt_instr *in = &c->p->instrs[i];
+    size_t group = mt_group_of(c->p->groups, (size_t)in->mb);
+    int *counted = &c->counted[group];
+    bool own = *counted != NONE && c->p->instrs[*counted].queue != MT_Q_NET;
+    if (in->sends && (!own || !mt_check_ordered(c, *counted, i)))
+        return mt_check_fault(c, i, *counted, "sends counts before they are known");
+    if (in->sends ? c->told[group] != NONE : *counted != NONE)
+        return mt_check_fault(c, i, in->sends ? c->told[group] : *counted, "a message with counts that were there already");
+    *(in->sends ? &c->told[group] : counted) = (int)i;
+    return 0;
+}
+
 /* Rows of a gradient take their places before the update reads the plane; GATHER reads them as they came. */
 static int check_scatter(struct mt_checker *c, size_t i)
 {
@@ -421,6 +476,8 @@ int mt_check_instr(struct mt_checker *c, size_t i)
     int rc = advance_clock(c, i);
     if (in->queue == MT_Q_NET)
         return rc;
+    if (!rc && c->p->balances && in->queue == MT_Q_COMPUTE)
+        rc = check_balance(c, i);
     if (!rc && in->op == MT_OP_ADD_GROUP)
         rc = check_add_group(c, i);
     if (!rc && in->op == MT_OP_UPDATE && in->own)
@@ -482,8 +539,14 @@ static bool init_checker(struct mt_checker *c)
     c->homes = mt_calloc(p->n_objects, sizeof(*c->homes));
     c->latest = mt_calloc(5 * p->n_objects, sizeof(int));
     c->updated = mt_calloc((8 + (size_t)p->n_lanes) * p->n_units, sizeof(int));
-    if (!c->clock || !c->homes || !c->latest || !c->updated)
+    c->counted = mt_calloc(2 * mt_groups_n(p->groups), sizeof(int));
+    if (!c->clock || !c->homes || !c->latest || !c->updated || !c->counted)
         return false;
+    c->told = c->counted + mt_groups_n(p->groups);
+    for (size_t i = 0; i < 2 * mt_groups_n(p->groups); i++)
+        c->counted[i] = NONE;
+    for (int lane = 0; lane < MT_MAX_LANES; lane++)
+        c->balanced[lane] = NONE;
     c->parts = c->latest + p->n_objects;
     c->routed = c->parts + p->n_objects;
     c->level = c->routed + p->n_objects;
@@ -553,6 +616,7 @@ void mt_check_finish(struct mt_checker *c)
     free(c->homes);
     free(c->latest);
     free(c->updated);
+    free(c->counted);
     for (int i = 0; i < MT_MAX_LANES * MT_N_POOLS; i++)
         free(c->buffers[i / MT_N_POOLS][i % MT_N_POOLS]);
 }

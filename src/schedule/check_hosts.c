@@ -36,21 +36,23 @@ static int advance(struct hosts *h, int host)
     return rc;
 }
 
-/* The message's object, or NULL: it has none with a home. */
-static const struct mt_object *object_of(const struct mt_program *p, const struct mt_instr *in)
+/* Whether the message is of an object with a home, or of the counts of a group. */
+static bool has_content(const struct mt_program *p, const struct mt_instr *in)
 {
+    if (in->op == MT_OP_COUNTS)
+        return p->balances && !in->n_operands && in->bytes && in->mb >= 0 && (size_t)in->mb < p->n_micro;
     if (in->n_operands != 1 || in->operand[0].object < 0 || (size_t)in->operand[0].object >= p->n_objects)
-        return NULL;
+        return false;
     const struct mt_object *o = &p->objects[in->operand[0].object];
     bool home = o->kind == MT_OBJ_GRAD && o->spill >= 0 && (size_t)o->spill + o->bytes <= p->spill_bytes;
-    return in->op == MT_OP_SHARE || (home && in->bytes == o->bytes) ? o : NULL;
+    return in->op == MT_OP_SHARE || (home && in->bytes == o->bytes);
 }
 
 static int check_message(struct mt_checker *c, size_t i, int host, int n_hosts)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     const unsigned all = (1u << n_hosts) - 1, own = 1u << host;
-    if (!in->hosts || in->hosts & ~all || in->hosts & own || !object_of(c->p, in) || in->unit < 0 ||
+    if (!in->hosts || in->hosts & ~all || in->hosts & own || !has_content(c->p, in) || in->unit < 0 ||
         (size_t)in->unit >= c->p->n_units)
         return mt_check_fault(c, i, NONE, "a message to no other host, or of nothing that has a home");
     if (in->sends && in->op == MT_OP_SHARE && in->hosts != (all & ~own))
@@ -133,7 +135,7 @@ static int receive_gradient(struct mt_checker *c, size_t i)
 
 static bool same(const struct mt_instr *a, const struct mt_instr *b)
 {
-    return a->op == b->op && a->unit == b->unit && a->operand[0].object == b->operand[0].object &&
+    return a->op == b->op && a->unit == b->unit && a->mb == b->mb && a->operand[0].object == b->operand[0].object &&
            a->bytes == b->bytes && a->row_bytes == b->row_bytes;
 }
 
@@ -153,9 +155,22 @@ static int meets(struct hosts *h, int from, bool *all)
     return 0;
 }
 
+/* What a host must have received has no fault here: its BALANCE needs the counts of all groups. */
+static int exchange_counts(struct hosts *h, int from)
+{
+    const struct mt_instr *in = next_of(h, from);
+    int rc = mt_check_counts(&h->c[from], h->at[from]++);
+    for (int to = 0; to < h->n && !rc; to++)
+        if (in->hosts & 1u << to)
+            rc = mt_check_counts(&h->c[to], h->at[to]++);
+    return rc;
+}
+
 static int exchange(struct hosts *h, int from)
 {
     const struct mt_instr *in = next_of(h, from);
+    if (in->op == MT_OP_COUNTS)
+        return exchange_counts(h, from);
     const bool sum = in->op == MT_OP_PASS;
     const int level = h->c[from].level[in->operand[0].object];
     const bool states = !sum && has_states(&h->c[from], h->at[from]);

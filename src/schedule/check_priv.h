@@ -36,6 +36,9 @@ struct mt_checker {
     int *fetched;        /* by unit: the newest disk read of them, or none */
     int *scattered;       /* by unit: its UNPACK, or none */
     int *routed;         /* by object: the instruction that made the lists of experts' rows in it, or none */
+    int *counted;        /* by group: the newest lists of its rows' experts, or the message with their counts; or none */
+    int *told;           /* by group: the message that sent these counts, or none */
+    int balanced[MT_MAX_LANES]; /* the lane's BALANCE, or none */
     struct mt_err *err;
 };
 
@@ -53,5 +56,8 @@ bool mt_check_ordered(const struct mt_checker *c, int before, size_t i);
 int mt_check_read_place(struct mt_checker *c, size_t i, struct mt_check_place *at, const char *what);
 int mt_check_write_place(struct mt_checker *c, size_t i, struct mt_check_place *at, int object, int version,
                          const char *what);
+
+/** A message with the counts of a group, on the side that sends or receives it. */
+int mt_check_counts(struct mt_checker *c, size_t i);
 
 #endif

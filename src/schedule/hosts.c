@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Shares a step out to hosts. The program that comes in is of all hosts' lanes, as if they were in one process; a
- * host takes the instructions of its own lanes and all of the host's queue, as it updates all parameters. Two things
+ * host takes the instructions of its own lanes and all of the host's queue, as it updates all parameters. Three things
  * cross: a sum of groups that a lane of another host adds up (PASS, from home to home), and what a lane leaves in
  * planes: a gradient as cast, and states that its direction has changed (SHARE, from the planes of the host that has
- * them to those of all others). Each follows the store that makes its content.
+ * them to those of all others); and the rows of experts in a group, which each BALANCE adds up (COUNTS). Each follows
+ * the instruction that makes its content: a store, or the group's last lists.
  *
  * All hosts list these messages in the order of the whole program, and each starts its own of them in that order, many
  * under way at once. So no two hosts wait for each other: of all instructions that have not ended, the first of the
@@ -71,6 +72,28 @@ static bool is_shared(const struct part *s, const struct mt_instr *in)
     return in->op == MT_OP_STORE_GRAD || (in->op == MT_OP_STORE && mt_kinds[object_of(s, in)->kind].returns);
 }
 
+/* The rows of experts in each group go to all hosts that add them up, when its last lists are made. */
+static int find_counts(struct part *s, struct mt_err *err)
+{
+    const struct mt_program *p = s->whole;
+    uint16_t to = 0;
+    bool *known = mt_calloc(mt_groups_n(p->groups), sizeof(*known));
+    if (!known)
+        return mt_fail_nomem(err, "a step program", mt_groups_n(p->groups));
+    for (size_t i = p->n_instrs; i-- > 0 && p->balances;) { /* lists come before */
+        const struct mt_instr *in = &p->instrs[i];
+        size_t group = mt_group_of(p->groups, (size_t)in->mb);
+        if (in->op == MT_OP_BALANCE)
+            to |= (uint16_t)(1u << host_of(s, in));
+        if (!mt_instr_makes_lists(in) || known[group])
+            continue;
+        known[group] = true;
+        s->to[i] = (uint16_t)(to & ~(1u << host_of(s, in)));
+    }
+    free(known);
+    return 0;
+}
+
 /* Finds which contents go to other hosts. */
 static int find_messages(struct part *s, struct mt_err *err)
 {
@@ -92,7 +115,7 @@ static int find_messages(struct part *s, struct mt_err *err)
     }
     int rc = 0;
     for (size_t i = 0; i < p->n_instrs && !rc; i++)
-        if (s->to[i] && !is_shared(s, &p->instrs[i]) && object_of(s, &p->instrs[i])->kind != MT_OBJ_GRAD)
+        if (s->to[i] && moves_spilled(s, &p->instrs[i]) && object_of(s, &p->instrs[i])->kind != MT_OBJ_GRAD)
             rc = mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "hosts cannot pass on \"%s\" of unit %d",
                          mt_kinds[object_of(s, &p->instrs[i])->kind].name, p->instrs[i].unit);
     free(store);
@@ -157,16 +180,22 @@ static int32_t take(struct part *s, const struct mt_instr *in)
     return push(s, &own);
 }
 
-/* The message with the content that instruction i stores, if it goes from here or comes here; or NONE. */
+/* The message with the content that instruction i makes, if it goes from here or comes here; or NONE. */
 static int32_t add_message(struct part *s, size_t i, int32_t stored)
 {
     const struct mt_instr *in = &s->whole->instrs[i];
-    bool sum = !is_shared(s, in), sends = host_of(s, in) == s->params->host;
+    bool sum = moves_spilled(s, in), sends = host_of(s, in) == s->params->host, counts = mt_instr_makes_lists(in);
     if (!s->to[i] || (!sends && !(s->to[i] & 1u << s->params->host)))
         return NONE;
-    struct mt_instr m = mt_instr_make(sum ? MT_OP_PASS : MT_OP_SHARE, (size_t)in->unit, (size_t)in->mb);
+    struct mt_instr m = mt_instr_make(counts ? MT_OP_COUNTS : sum ? MT_OP_PASS : MT_OP_SHARE, (size_t)in->unit,
+                                      (size_t)in->mb);
     m.sends = sends;
     m.hosts = sends ? s->to[i] : (uint16_t)(1u << host_of(s, in));
+    if (counts) {
+        m.bytes = s->params->count_bytes;
+        wait_for(s, &m, stored);
+        return push(s, &m);
+    }
     m.n_operands = 1;
     m.operand[0] = (struct mt_operand){in->operand[0].object, 0, sends ? MT_READ : MT_WRITE, MT_ROLE_NONE};
     m.bytes = in->bytes;
@@ -284,6 +313,8 @@ int mt_program_take_part(struct mt_program *p, const struct mt_program_params *p
         rc = mt_fail_nomem(err, "a step program", 2 * p->n_instrs * sizeof(*p->instrs));
     if (!rc)
         rc = find_messages(&s, err);
+    if (!rc)
+        rc = find_counts(&s, err);
     if (!rc)
         rc = find_idle_reads(&s, err);
     if (!rc) {

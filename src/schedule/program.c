@@ -67,6 +67,14 @@ bool mt_instr_returns(const struct mt_program *p, const struct mt_instr *in)
     return in->op == MT_OP_STORE && mt_kinds[p->objects[in->operand[0].object].kind].returns;
 }
 
+bool mt_instr_makes_lists(const struct mt_instr *in)
+{
+    bool makes = false;
+    for (int k = 0; k < in->n_operands && in->queue == MT_Q_COMPUTE; k++)
+        makes |= in->operand[k].role == MT_ROLE_ROUTING && in->operand[k].access == MT_UPDATE;
+    return makes;
+}
+
 size_t mt_program_link_bytes(const struct mt_program *p, enum mt_queue q)
 {
     size_t sum = 0;

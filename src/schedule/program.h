@@ -91,6 +91,7 @@ struct mt_program {
     size_t n_units, n_micro;
     struct mt_groups groups;
     bool backward;
+    bool balances; /* backward needs the rows that experts have in the whole step: each lane has a BALANCE before */
 };
 
 void mt_program_finish(struct mt_program *p);
@@ -112,6 +113,8 @@ struct mt_program_params {
     bool gather;     /* rows of the embedding are gathered on the host where that is possible (mt_program_gathers) */
     bool poison;     /* dead buffers are overwritten, so that a stale read shows */
     size_t grad_bytes;            /* of a gradient element as cast */
+    size_t count_bytes;           /* of the rows that experts have in a group, if backward needs those of all groups;
+                                     0: it does not. Of several lanes only by_data */
     size_t piece_elems;           /* of updates from disk: a multiple of piece_align */
     size_t piece_align;           /* elements that are whole pages of every plane, a multiple of MT_PIECE_ALIGN */
     bool spill_disk;              /* activations that leave the device may be spilled to the disk */
@@ -163,8 +166,8 @@ void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t byte
  * Builds and places a program; with several hosts the part of `host`, with the messages between them. -ENOSPC (names
  * the pool): a pool is too small. -E2BIG: the step has more instructions than a program can number. -EINVAL: a pool has
  * more buffers than MT_MAX_BUFFERS; an operation that runs once a group uses a micro-batch's value; a value other than
- * weights and adapters lives for the run; the units of a mixture's layer are on several lanes; or several hosts have drives,
- * or updates under backward.
+ * weights and adapters lives for the run; the units of a mixture's layer are on several lanes; lanes that do not share the
+ * groups need the rows of experts in the whole step; or several hosts have drives, or updates under backward.
  */
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
                      struct mt_err *err);
@@ -180,19 +183,23 @@ static inline bool mt_object_is_of_planes(const struct mt_object *o)
  * is overwritten before its last reader and no copy read before it is complete, that an object to which several
  * operations contribute (a gradient, rows of a group) is read only after the last of them, that sums of groups are
  * added as the tree of struct mt_groups says, each once, that objects that live
- * for the run keep their buffers, that weights are loaded only after their update, and that those of experts are
- * skipped only after their rows are known. -EPROTO names the two instructions of the first fault.
+ * for the run keep their buffers, that weights are loaded only after their update, that those of experts are
+ * skipped only after their rows are known, and that backward knows the rows of the whole step if it needs them.
+ * -EPROTO names the two instructions of the first fault.
  */
 int mt_program_check(const struct mt_program *p, struct mt_err *err);
 /**
  * The same of the programs of all hosts, [n] by host, run together: each message is sent and received in turn, of the
- * same content, complete; every sum of groups is passed on to one host; and every gradient reaches all.
+ * same content, complete; every sum of groups is passed on to one host; every gradient reaches all; and the rows of
+ * experts reach all whose backward needs them.
  */
 int mt_program_check_hosts(const struct mt_program *const *p, int n, struct mt_err *err);
 
 /** A number for a program: different programs have different ones, as a rule. */
 uint64_t mt_program_hash(const struct mt_program *p, uint64_t seed);
 
+/** Whether the instruction makes a layer's lists of the rows that go to each expert, of its micro-batch's group. */
+bool mt_instr_makes_lists(const struct mt_instr *in);
 /** Whether the instruction stores what the planes of the next step must have: from it on, the step is finished. */
 bool mt_instr_returns(const struct mt_program *p, const struct mt_instr *in);
 

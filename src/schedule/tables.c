@@ -122,6 +122,7 @@ const struct mt_opcode_desc mt_opcodes[MT_N_OPCODES] = {
     [MT_OP_FORWARD] = {"forward", MT_Q_COMPUTE},
     [MT_OP_HEAD] = {"head", MT_Q_COMPUTE, .ends_forward = true},
     [MT_OP_LOGITS] = {"logits", MT_Q_COMPUTE, .ends_forward = true},
+    [MT_OP_BALANCE] = {"balance", MT_Q_COMPUTE},
     [MT_OP_BACKWARD] = {"backward", MT_Q_COMPUTE},
     [MT_OP_EMBED_BWD] = {"embed_bwd", MT_Q_COMPUTE},
     [MT_OP_ADD_GROUP] = {"add_group", MT_Q_COMPUTE},
@@ -132,6 +133,7 @@ const struct mt_opcode_desc mt_opcodes[MT_N_OPCODES] = {
     [MT_OP_WRITE] = {"write", MT_Q_DISK_WRITE, .moves = true},
     [MT_OP_PASS] = {"pass", MT_Q_NET, .moves = true},
     [MT_OP_SHARE] = {"share", MT_Q_NET, .moves = true},
+    [MT_OP_COUNTS] = {"counts", MT_Q_NET},
 };
 
 static const char *const use_names[MT_N_DISK_USES] = {

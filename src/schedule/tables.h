@@ -180,6 +180,7 @@ enum mt_opcode {
     MT_OP_FORWARD,    /* w, x -> y (, record) */
     MT_OP_HEAD,       /* w, table, x -> loss (, dx; g, g_table) */
     MT_OP_LOGITS,     /* w, table, x -> logits of the last token, to the host */
+    MT_OP_BALANCE,    /* rows that experts have in the whole step -> what backward balances them by */
     MT_OP_BACKWARD,   /* w, x (, record), dx -> dx; g */
     MT_OP_EMBED_BWD,  /* dx -> g */
     MT_OP_ADD_GROUP,  /* g, g of a later group -> their sum in the first */
@@ -190,6 +191,7 @@ enum mt_opcode {
     MT_OP_WRITE,      /* object of host staging to its home on the disk */
     MT_OP_PASS,       /* sum of groups, from its home on one host to that on another */
     MT_OP_SHARE,      /* gradient as cast, or states changed on a device, from planes of one host to all others' */
+    MT_OP_COUNTS,     /* rows that experts have in a group, from one host to others, whose BALANCE adds them up */
     MT_N_OPCODES,
 };
 

@@ -86,4 +86,18 @@ static inline void make_experts(struct experts *e, size_t layers, size_t n_micro
     take_fewest_buffers(&e->p, e->p.n_buffers[0]);
 }
 
+/* A mixture whose experts sum their gradients in FP32 before these are cast. */
+static inline void make_mixture(struct experts *e, size_t n_micro, size_t groups)
+{
+    make_experts(e, 2, n_micro, false);
+    e->p.groups = (struct mt_groups){groups, n_micro};
+    for (size_t u = 0; u < e->p.n_units; u++)
+        for (int i = 0; i < e->units[u].n_ports; i++)
+            if (e->units[u].port[i].role == MT_ROLE_CAST) {
+                e->units[u].port[i].role = MT_ROLE_GRAD;
+                e->units[u].port[i].backward = MT_SUM;
+            }
+    e->p.n_values = mt_flow_describe(e->units, e->p.n_units, e->p.grad_bytes, e->values);
+}
+
 #endif

@@ -163,20 +163,6 @@ static void every_placement_sums_by_the_tree(void **state)
     assert_true(adds > 1000);
 }
 
-/* A mixture whose experts sum their gradients in FP32 before these are cast. */
-static void make_mixture(struct experts *e, size_t n_micro, size_t groups)
-{
-    make_experts(e, 2, n_micro, false);
-    e->p.groups = (struct mt_groups){groups, n_micro};
-    for (size_t u = 0; u < e->p.n_units; u++)
-        for (int i = 0; i < e->units[u].n_ports; i++)
-            if (e->units[u].port[i].role == MT_ROLE_CAST) {
-                e->units[u].port[i].role = MT_ROLE_GRAD;
-                e->units[u].port[i].backward = MT_SUM;
-            }
-    e->p.n_values = mt_flow_describe(e->units, e->p.n_units, e->p.grad_bytes, e->values);
-}
-
 /* Experts run once a group, by its first micro-batch. */
 static void experts_run_once_a_group(void **state)
 {
