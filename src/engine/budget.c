@@ -239,6 +239,7 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .gather = gathers(p),
         .poison = p->placement.poison,
         .grad_bytes = mt_dtype_size(p->numerics.grad_dtype),
+        .count_bytes = p->numerics.router_aux_loss > 0 ? (size_t)p->layout->cfg.moe.n_experts * sizeof(int64_t) : 0,
         .piece_align = mt_piece_align(desc),
     };
 }

@@ -86,6 +86,7 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
     e->x.update = mt_optimizer_update;
     e->x.net = p->net;
     e->x.content = mt_hosts_content;
+    e->x.balance = mt_engine_balance;
     e->x.ctx = e;
     e->x.n_lanes = e->n_lanes = mt_engine_n_lanes(p);
     int rc = mt_exec_start(&e->x, err);
@@ -272,7 +273,7 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
     }
     if (rc)
         return rc;
-    out.aux_loss = mt_model_aux_loss(head_of(e, 0));
+    out.aux_loss = mt_engine_aux_loss(e);
     read_times(e, r, &out);
     read_disk(e, &drives, &out);
     for (size_t k = 0; k < e->n_learners; k++) {

@@ -121,6 +121,8 @@ static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
         return false;
     if (!rc)
         rc = mt_exec_trace_begin(x, r, i, &err);
+    if (!rc && in->op == MT_OP_BALANCE)
+        x->balance(x->ctx, in);
     if (!rc && !is_skipped(x, in)) {
         rc = mt_exec_submit(&lane->b, &r->prog, in, &err);
         if (in->op == MT_OP_LOAD)

@@ -82,6 +82,8 @@ struct mt_exec {
     /** Where the content of a message between hosts is on this one: in how many parts. */
     size_t (*content)(void *ctx, const struct mt_program *prog, const struct mt_instr *in,
                       struct mt_net_part part[MT_NET_PARTS]);
+    /** Before a BALANCE is submitted: gives its lane's model the rows that experts have in the whole step. */
+    void (*balance)(void *ctx, const struct mt_instr *in);
     void *ctx;
     /* set by the owner before each run */
     bool pending; /* there is a pending update */

@@ -332,6 +332,8 @@ static int cast_gradient(const struct mt_binding *b, const struct mt_unit_run *r
 static int submit_compute(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                           struct mt_err *err)
 {
+    if (in->op == MT_OP_BALANCE) /* of no object */
+        return mt_model_balance(b->model, err);
     struct roles r = find_roles(b, prog, in);
     struct mt_unit_run run = unit_run(b, in, &r);
     const struct mt_object *o = &prog->objects[in->operand[0].object];

@@ -26,7 +26,9 @@ int mt_hosts_create(mt_engine *e, struct mt_err *err)
     struct mt_hosts *h = &e->hosts;
     h->ops = mt_calloc(MT_NET_UNDER_WAY, sizeof(*h->ops));
     h->messages = mt_calloc(MT_NET_UNDER_WAY * each + 1, sizeof(*h->messages));
-    if (!h->ops || !h->messages)
+    h->routed = mt_calloc(mt_groups_n(mt_engine_groups(&e->p)) * (size_t)e->p.layout->cfg.moe.n_experts + 1,
+                          sizeof(*h->routed));
+    if (!h->ops || !h->messages || !h->routed)
         return mt_fail_nomem(err, "messages of hosts", MT_NET_UNDER_WAY * each * sizeof(*h->messages));
     for (size_t i = 0; i < MT_NET_UNDER_WAY; i++)
         h->ops[i].m = h->messages + i * each;
@@ -38,13 +40,36 @@ void mt_hosts_finish(mt_engine *e)
 {
     free(e->hosts.ops);
     free(e->hosts.messages);
+    free(e->hosts.routed);
     free(e->hosts.buf);
+}
+
+int64_t *mt_hosts_routed(const mt_engine *e, size_t group)
+{
+    return e->hosts.routed + group * (size_t)e->p.layout->cfg.moe.n_experts;
+}
+
+/* The rows of experts in a group: what is sent is counted here. */
+static struct mt_net_part counts_of(const mt_engine *e, const struct mt_instr *in)
+{
+    const struct mt_program_params *p = &e->plan.program;
+    size_t group = mt_group_of(p->groups, (size_t)in->mb);
+    int64_t *rows = mt_hosts_routed(e, group);
+    if (in->sends) {
+        memset(rows, 0, in->bytes);
+        mt_model_add_routed(mt_engine_model_on(e, (size_t)mt_micro_lane(p, (size_t)in->mb)), group, rows);
+    }
+    return (struct mt_net_part){rows, in->bytes};
 }
 
 size_t mt_hosts_content(void *engine, const struct mt_program *prog, const struct mt_instr *in,
                         struct mt_net_part part[MT_NET_PARTS])
 {
     const mt_engine *e = engine;
+    if (in->op == MT_OP_COUNTS) {
+        part[0] = counts_of(e, in);
+        return 1;
+    }
     const struct mt_object *o = &prog->objects[in->operand[0].object];
     if (mt_kinds[o->kind].returns)
         return states_of(e, (size_t)in->unit, part);
@@ -75,8 +100,8 @@ static void copy(struct copying *c, void *part, size_t bytes)
         memcpy(c->in ? (char *)part : buf, c->in ? buf : (char *)part, bytes);
 }
 
-/* Losses of the micro-batches that the host's lanes compute, and what measures need beside them, rows of experts of their
- * groups, sums of squares of gradients that are cast there. */
+/* Losses of the micro-batches that the host's lanes compute, and what measures need beside them, rows of experts and sums
+ * of routers' probabilities of their groups, sums of squares of gradients that are cast there. */
 static void copy_all(struct copying *c, const struct mt_runnable *r)
 {
     const struct mt_program_params *p = &c->e->plan.program;
@@ -95,7 +120,10 @@ static void copy_all(struct copying *c, const struct mt_runnable *r)
         int lane = mt_micro_lane(p, mt_group_first(p->groups, group));
         if (mt_program_host_of(p, lane) != c->host)
             continue;
-        void *part = mt_model_stats_of_group(mt_engine_model_on(c->e, (size_t)lane), group, &bytes);
+        mt_model *m = mt_engine_model_on(c->e, (size_t)lane);
+        void *part = mt_model_stats_of_group(m, group, &bytes);
+        copy(c, part, bytes);
+        part = mt_model_stats_of_probabilities(m, group, &bytes);
         copy(c, part, bytes);
     }
     for (size_t u = 0; u < p->n_units && r->prog.backward; u++) {

@@ -26,6 +26,7 @@ struct mt_hosts {
     size_t cap;
     struct mt_net_op *ops;          /* [MT_NET_UNDER_WAY] of the executor; NULL: one host. Owned, with their messages */
     struct mt_net_message *messages;
+    int64_t *routed;   /* [groups, n_experts] owned: rows of experts that this host has sent or received in a step */
     atomic_bool asked; /* this host was asked to stop */
     bool stop;         /* any was, after the last step */
 };
@@ -112,7 +113,9 @@ void mt_runnable_destroy_all(mt_engine *e);
 int mt_hosts_create(mt_engine *e, struct mt_err *err);
 /** Of every engine, also after a failure. */
 void mt_hosts_finish(mt_engine *e);
-/** Where the content of a PASS or SHARE is on this host; `engine` is the mt_engine. Returns the number of parts. */
+/** The rows of experts in a group of another host's lanes: [n_experts]. */
+int64_t *mt_hosts_routed(const mt_engine *e, size_t group);
+/** Where the content of a program's message is on this host; `engine` is the mt_engine. Returns the number of parts. */
 size_t mt_hosts_content(void *engine, const struct mt_program *prog, const struct mt_instr *in,
                         struct mt_net_part part[MT_NET_PARTS]);
 /** After a run, on all hosts: the statistics of every lane are with all of them. */
@@ -139,6 +142,12 @@ void mt_engine_measure(const mt_engine *e, const struct mt_learner *l, const str
 /** Adds the same of an evaluation to res->measures, unless a reference is missing. */
 void mt_engine_measure_eval(const mt_engine *e, const struct mt_learner *l, const struct mt_step_data *data,
                             struct mt_eval_result *res);
+
+/* balance.c */
+/** Executes the host's part of a BALANCE; `engine` is the mt_engine. */
+void mt_engine_balance(void *engine, const struct mt_instr *in);
+/** After a step, of all hosts: the loss that balances experts, without its coefficient; 0: there is none. */
+double mt_engine_aux_loss(const mt_engine *e);
 
 /* optimizer.c */
 /** Executes an ADAM, UNPACK or GATHER instruction; `engine` is the mt_engine. */

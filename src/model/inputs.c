@@ -259,10 +259,9 @@ int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err
         place_among_learners(m, i, step);
         weigh_rows(m, i);
     }
-    size_t bytes = n * m->input_bytes, experts = (size_t)m->layout->cfg.moe.n_experts;
-    int rc = mt_model_balances(m) ? mt_op_zero(m->dev, &(struct mt_zero){mt_model_prob_sum(m, m->stats_dev),
-                                                                         experts * sizeof(float)}, err)
-                                  : 0;
+    size_t bytes = n * m->input_bytes, sums = mt_groups_n(m->p.groups) * mt_model_prob_sum_bytes(&m->p);
+    int rc = mt_model_balances(m)
+                 ? mt_op_zero(m->dev, &(struct mt_zero){mt_model_prob_sum(m, m->stats_dev, 0), sums}, err) : 0;
     if (!rc)
         rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
                             &(struct mt_copy){m->inputs_dev, bytes, m->inputs_host, bytes, bytes, 1}, err);

@@ -168,8 +168,17 @@ int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logi
  */
 const char *mt_model_bad_router(const mt_model *m, int layer);
 
-/** With router_aux_loss, after mt_model_fetch_stats(): that loss of the step, without its coefficient; else 0. */
-double mt_model_aux_loss(const mt_model *m);
+/** With router_aux_loss. Adds the rows that each expert had in all layers of a group to rows[n_experts]: when its last
+ * layer has been routed. */
+void mt_model_add_routed(const mt_model *m, size_t group, int64_t *rows);
+/** Before backward: those of the whole step, of all groups wherever they were routed; then mt_model_balance() copies to
+ * the device what backward balances experts by. */
+void mt_model_set_routed(mt_model *m, const int64_t *rows);
+int mt_model_balance(mt_model *m, struct mt_err *err);
+/** After mt_model_fetch_stats(): adds the sums of probabilities of a group's routers to sum[n_experts]. */
+void mt_model_add_probabilities(const mt_model *m, size_t group, double *sum);
+/** The loss of the step, without its coefficient, by both of the whole step. */
+double mt_model_aux_loss(const mt_model *m, const int64_t *rows, const double *probabilities);
 /** Adds the rows that each expert of a layer had in a group of the last step to rows[n_experts], if it is a mixture. */
 void mt_model_add_expert_rows(const mt_model *m, int layer, size_t group, int32_t *rows);
 /** After the layer's lists in this step: whether the unit is a group of experts to which no row was sent. */
@@ -204,12 +213,13 @@ size_t mt_model_top_bytes(const struct mt_model_params *p);
  * falling, [n_loss, top], and how much probability all other tokens have, *rest: [n_loss]. */
 const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest);
 /** The host block's part with the losses and flags of micro-batch mb, with what weigh() left of it (0 bytes without
- * few), with a unit's partial sums, or with the rows of a group's experts (0 bytes without experts): what several hosts
- * send each other. */
+ * few), with a unit's partial sums, with the rows of a group's experts (0 bytes without experts), or with the sums of
+ * probabilities of a group's routers (0 bytes without router_aux_loss): what several hosts send each other. */
 void *mt_model_stats_of_micro(mt_model *m, size_t mb, size_t *bytes);
 void *mt_model_stats_of_few(mt_model *m, size_t mb, size_t *bytes);
 void *mt_model_stats_of_unit(mt_model *m, size_t unit, size_t *bytes);
 void *mt_model_stats_of_group(mt_model *m, size_t group, size_t *bytes);
+void *mt_model_stats_of_probabilities(mt_model *m, size_t group, size_t *bytes);
 /** Partial sums of squares of tensor t: *n entries. */
 const float *mt_model_partials(const mt_model *m, size_t tensor, size_t *n);
 

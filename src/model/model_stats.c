@@ -19,9 +19,8 @@ static size_t stats_of_micro(const struct mt_model_params *p)
 
 size_t mt_model_stats_bytes(const struct mt_model_params *p)
 {
-    size_t partials = p->layout->n_partials * 4, experts = (size_t)p->layout->cfg.moe.n_experts * 4;
-    return p->max_micro * 2 * stats_of_micro(p) + mt_align_up(partials, MT_RECORD_ALIGN) +
-           mt_align_up(experts, MT_RECORD_ALIGN);
+    return p->max_micro * 2 * stats_of_micro(p) + mt_align_up(p->layout->n_partials * 4, MT_RECORD_ALIGN) +
+           mt_groups_n(p->groups) * mt_model_prob_sum_bytes(p);
 }
 
 float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb)
@@ -39,10 +38,15 @@ float *mt_model_stats_partials(const mt_model *m, char *base)
     return (float *)(void *)(base + m->p.max_micro * 2 * stats_of_micro(&m->p));
 }
 
-float *mt_model_prob_sum(const mt_model *m, char *base)
+size_t mt_model_prob_sum_bytes(const struct mt_model_params *p)
 {
-    size_t bytes = mt_align_up((size_t)m->layout->cfg.moe.n_experts * sizeof(float), MT_RECORD_ALIGN);
-    return (float *)(void *)(base + m->stats_bytes - bytes);
+    return mt_align_up((size_t)p->layout->cfg.moe.n_experts * sizeof(float), MT_RECORD_ALIGN);
+}
+
+float *mt_model_prob_sum(const mt_model *m, char *base, size_t group)
+{
+    size_t back = (mt_groups_n(m->p.groups) - group) * mt_model_prob_sum_bytes(&m->p);
+    return (float *)(void *)(base + m->stats_bytes - back);
 }
 
 static int fetch(mt_model *m, size_t first, size_t bytes, struct mt_err *err)
@@ -61,7 +65,7 @@ int mt_model_fetch_stats(mt_model *m, size_t n_micro, bool with_gradients, size_
 {
     int rc = fetch(m, 0, n_micro * 2 * stats_of_micro(&m->p), err);
     size_t first = partials_begin(m, 0), end = partials_begin(m, n_tensors);
-    size_t probs = (size_t)((char *)mt_model_prob_sum(m, m->stats_dev) - m->stats_dev);
+    size_t probs = (size_t)((char *)mt_model_prob_sum(m, m->stats_dev, 0) - m->stats_dev);
     if (!rc && with_gradients && end > first)
         rc = fetch(m, first, end - first, err);
     if (!rc && with_gradients && m->stats_bytes > probs)
@@ -80,6 +84,12 @@ void *mt_model_stats_of_micro(mt_model *m, size_t mb, size_t *bytes)
 {
     *bytes = 2 * stats_of_micro(&m->p);
     return mt_model_stats_loss(m, m->stats_host, mb);
+}
+
+void *mt_model_stats_of_probabilities(mt_model *m, size_t group, size_t *bytes)
+{
+    *bytes = mt_model_balances(m) ? mt_model_prob_sum_bytes(&m->p) : 0;
+    return mt_model_prob_sum(m, m->stats_host, group);
 }
 
 void *mt_model_stats_of_unit(mt_model *m, size_t unit, size_t *bytes)

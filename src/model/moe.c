@@ -98,26 +98,32 @@ static double routed_rows(const mt_model *m)
     return rows * layers;
 }
 
-/* The share of all rows that each expert had; a row is counted for each of its top_k experts. */
-static void count_shares(const mt_model *m)
+/* Of all rows the share that an expert had; a row is counted for each of its top_k experts. */
+static float share_of(int64_t rows, double routed)
 {
-    const struct mt_hf_config *c = &m->layout->cfg;
-    double rows = routed_rows(m);
-    for (int64_t e = 0; e < c->moe.n_experts; e++) {
-        int64_t n = 0;
-        for (size_t group = 0; group < groups_in_use(m); group++)
-            for (int i = 0; i < (int)c->n_layers; i++)
-                n += mt_layer_of(c, i)->is_mixture ? counts_of(m, i, group)[e] : 0;
-        m->shares_host[e] = (float)((double)n / rows);
-    }
+    return (float)((double)rows / routed);
 }
 
-static bool is_last_mixture(const struct mt_hf_config *c, int layer)
+void mt_model_add_routed(const mt_model *m, size_t group, int64_t *rows)
 {
-    for (int i = layer + 1; i < (int)c->n_layers; i++)
-        if (mt_layer_of(c, i)->is_mixture)
-            return false;
-    return true;
+    const struct mt_hf_config *c = &m->layout->cfg;
+    for (int i = 0; i < (int)c->n_layers; i++)
+        for (int64_t e = 0; e < c->moe.n_experts && mt_layer_of(c, i)->is_mixture; e++)
+            rows[e] += counts_of(m, i, group)[e];
+}
+
+void mt_model_set_routed(mt_model *m, const int64_t *rows)
+{
+    double routed = routed_rows(m);
+    for (int64_t e = 0; e < m->layout->cfg.moe.n_experts; e++)
+        m->shares_host[e] = share_of(rows[e], routed);
+}
+
+int mt_model_balance(mt_model *m, struct mt_err *err)
+{
+    size_t bytes = (size_t)m->layout->cfg.moe.n_experts * sizeof(float);
+    return mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                          &(struct mt_copy){m->shares, bytes, m->shares_host, bytes, bytes, 1}, err);
 }
 
 float mt_model_balance_scale(const mt_model *m)
@@ -125,15 +131,19 @@ float mt_model_balance_scale(const mt_model *m)
     return (float)(m->p.router_aux_loss * (double)m->layout->cfg.moe.n_experts / routed_rows(m));
 }
 
-double mt_model_aux_loss(const mt_model *m)
+void mt_model_add_probabilities(const mt_model *m, size_t group, double *sum)
 {
-    const float *probabilities = mt_model_prob_sum(m, m->stats_host);
-    double sum = 0, n = (double)m->layout->cfg.moe.n_experts;
-    if (!mt_model_balances(m))
-        return 0;
+    const float *own = mt_model_prob_sum(m, m->stats_host, group);
     for (int64_t e = 0; e < m->layout->cfg.moe.n_experts; e++)
-        sum += (double)m->shares_host[e] * (double)probabilities[e];
-    return n * sum / routed_rows(m);
+        sum[e] += (double)own[e];
+}
+
+double mt_model_aux_loss(const mt_model *m, const int64_t *rows, const double *probabilities)
+{
+    double sum = 0, n = (double)m->layout->cfg.moe.n_experts, routed = routed_rows(m);
+    for (int64_t e = 0; e < m->layout->cfg.moe.n_experts; e++)
+        sum += (double)share_of(rows[e], routed) * probabilities[e];
+    return n * sum / routed;
 }
 
 int mt_model_take_counts(mt_model *m, int layer, size_t mb, const struct mt_routing *t, struct mt_err *err)
@@ -153,12 +163,7 @@ int mt_model_take_counts(mt_model *m, int layer, size_t mb, const struct mt_rout
         starts[i] = i ? starts[i - 1] + counts[i - 1] : 0;
         places[i] = i ? places[i - 1] + (int32_t)mt_align_up((size_t)counts[i - 1], bucket) : 0;
     }
-    if (rc || !mt_model_balances(m) || !is_last_mixture(&m->layout->cfg, layer) || group + 1 < groups_in_use(m))
-        return rc;
-    count_shares(m); /* for backward: all layers of the step have been routed */
-    bytes = (n - 1) * sizeof(float);
-    return mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                          &(struct mt_copy){m->shares, bytes, m->shares_host, bytes, bytes, 1}, err);
+    return rc;
 }
 
 /*

@@ -65,7 +65,9 @@ size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev);
 
 /** The factor of a row's contribution to that loss's gradient. */
 float mt_model_balance_scale(const mt_model *m);
-/** [n_experts] sums of the routers' probabilities over rows and layers, after all other statistics at `base`. */
-float *mt_model_prob_sum(const mt_model *m, char *base);
+/** Bytes of the sums of a group; of all groups, they come after all other statistics. */
+size_t mt_model_prob_sum_bytes(const struct mt_model_params *p);
+/** [n_experts] sums of the routers' probabilities over a group's rows and all layers, in the statistics at `base`. */
+float *mt_model_prob_sum(const mt_model *m, char *base, size_t group);
 
 #endif

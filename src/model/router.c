@@ -359,7 +359,7 @@ static int count_probabilities(const struct mt_part_run *r, const void *logits, 
                                   .e = (size_t)moe->n_experts,
                                   .dtype = logits_dtype(moe, m->dt),
                                   .logits = logits,
-                                  .prob_sum = mt_model_prob_sum(m, m->stats_dev),
+                                  .prob_sum = mt_model_prob_sum(m, m->stats_dev, mt_group_of(m->p.groups, r->of->mb)),
                                   .workspace = m->own.workspace,
                               },
                               err);

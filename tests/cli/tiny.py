@@ -194,7 +194,8 @@ def metrics(out):
 
 
 def losses(out):
-    return [(m["step"], m["loss"], m["grad_norm"]) for m in metrics(out) if "loss" in m]
+    return [(m["step"], m["loss"], m["grad_norm"], *([m["aux_loss"]] if "aux_loss" in m else []))
+            for m in metrics(out) if "loss" in m]
 
 
 def planes(checkpoint):
