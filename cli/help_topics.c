@@ -298,9 +298,8 @@ static void print_hosts(int roff)
         "on drives are written by every host, and the model's files are compared tensor by tensor at the start.",
         "Of one host: memory.activations = disk (it sends to drives what hosts send each other from memory), "
         "memory.update = backward (it updates a layer before gradients of hosts are added up), train.blocks and "
-        "adapter.merge_every (the first host alone has the overlay that they write), several configurations at once, "
-        "and train.router_aux_loss: it is of the tokens that a whole step sends to each expert, and a host counts its own "
-        "alone. Each is refused by name.",
+        "adapter.merge_every (the first host alone has the overlay that they write), and several configurations at once. Each is "
+        "refused by name.",
         NULL};
     print_paragraphs(text, roff);
 }

@@ -131,7 +131,7 @@ static const struct mt_key keys[] = {
      "without grad_clip, a gradient that is not finite skips only these."},
     {"train", "router_aux_loss", MT_NUMERICS, MT_KEY_REAL, AT(numerics.router_aux_loss), "0", NULL, 0, 1e3, NULL,
      "Mixtures of experts: coefficient of the load-balancing loss, as router_aux_loss_coef in transformers, over all layers "
-     "and tokens of a step. The coefficient in config.json is not used; 0 = off."},
+     "and tokens of a step. Several GPUs need device.map = data for it. The coefficient in config.json is not used; 0 = off."},
     {"train", "blocks", MT_NUMERICS, MT_KEY_STRING, AT(train.blocks), "off", NULL, ANY, NULL,
      "Train one block of layers at a time, with the rest frozen (BAdam, LISA). layers: each layer is a block. A number: into so "
      "many blocks the layers are divided. Optimizer states are of one block alone, and begin anew with each. off: all at once."},

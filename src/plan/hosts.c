@@ -29,9 +29,6 @@ static int check(const struct mt_plan_request *r, const struct mt_config *cfg, s
          "set train.blocks = off, or train adapters"},
         {cfg->adapter.merge_every != 0, "adapter.merge_every",
          "a merge writes weights to an overlay, which only the first host has", "set adapter.merge_every = 0"},
-        {r->numerics.router_aux_loss > 0, "train.router_aux_loss",
-         "that loss is of the tokens that a whole step sends to each expert, and a host counts its own alone",
-         "set train.router_aux_loss = 0"},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(keys); i++)
         if (keys[i].set)

@@ -403,13 +403,15 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "device.gpus = all: how many GPUs a stored machine has is not known; give a number");
     r.placement.lanes = limits->n_gpus ? limits->n_gpus : named;
-    if (!rc && r.placement.lanes > 1 && r.numerics.router_aux_loss > 0)
+    bool few_groups = r.numerics.groups < r.placement.lanes;
+    bool by_units = r.placement.map == MT_MAP_UNITS || (r.placement.map == MT_MAP_AUTO && few_groups);
+    if (!rc && r.placement.lanes > 1 && by_units && r.numerics.router_aux_loss > 0)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                     "device.gpus = %lld with train.router_aux_loss: that loss is of the tokens that a whole step, in all layers, "
-                     "sends to each expert, and each device counts those of its own %s: set train.router_aux_loss = 0, or "
-                     "device.gpus = 1", (long long)r.placement.lanes,
-                     r.placement.map == MT_MAP_DATA ? "micro-batches" : "layers or micro-batches");
-    if (!rc && r.placement.lanes > 1 && r.placement.map == MT_MAP_DATA && r.numerics.groups < r.placement.lanes)
+                     "device.gpus = %lld with train.router_aux_loss: that loss is of the tokens that all layers send to each expert, "
+                     "which devices add up where they share micro-batches, not layers: set device.map = data and train.groups to a "
+                     "power of two, at least %lld, or train.router_aux_loss = 0, or device.gpus = 1",
+                     (long long)r.placement.lanes, (long long)r.placement.lanes);
+    if (!rc && r.placement.lanes > 1 && r.placement.map == MT_MAP_DATA && few_groups)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "device.map = data with device.gpus = %lld needs train.groups = %lld or more, which are shared: it is %lld",
                      (long long)r.placement.lanes, (long long)r.placement.lanes, (long long)r.numerics.groups);

@@ -18,6 +18,7 @@ PIECES = {"MEGATRAIN_DISK_PIECE": "2048", **POISON}
 DRIVE = {"memory__states": "disk", "memory__nvme_paths": "{drive}"}
 RECOMPUTE = {"memory__activations": "recompute"}
 DATA = {"device__map": "data"}
+BALANCED = {"train__router_aux_loss": 0.01}
 LORA = {"model__init": "weights", "adapter__kind": "lora", "adapter__rank": 4}
 #: of each kind of model: environment, changes of the configuration
 CASES = {
@@ -44,7 +45,10 @@ CASES = {
         "by data": (POISON, {"device__gpus": 4, "memory__expert_group": 2, **RECOMPUTE, "eval__every": 2}), # auto
         "by data, on a drive": (PIECES, {**DATA, **DRIVE, "device__gpus": 3, "memory__expert_group": 3}),
         "all on a drive": (PIECES, {**DRIVE, "memory__activations": "offload", "memory__expert_group": 2}),
-        "balanced": (POISON, {"train__router_aux_loss": 0.01, "memory__expert_group": 2, **RECOMPUTE}),
+        "balanced": (POISON, {**BALANCED, "memory__expert_group": 2, **RECOMPUTE}),
+        "balanced by two": (POISON, {**BALANCED, "device__gpus": 2, "memory__expert_group": 2, **RECOMPUTE}), # auto
+        "balanced by three": (POISON, {**BALANCED, **DATA, "device__gpus": 3, "memory__activations": "keep"}),
+        "balanced by four": (PIECES, {**BALANCED, **DATA, **DRIVE, "device__gpus": 4, "memory__activations": "offload"}),
     },
     "adapters": {
         "streamed": (POISON, {**LORA, **RECOMPUTE, "device__gpus": 2}),

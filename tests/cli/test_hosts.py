@@ -89,14 +89,16 @@ def hosts_have_the_bits_of_one(tmp):
     pairs = write_pairs(os.path.join(tmp, "pairs.jsonl"))
     directions = ["adafactor", "muon", "apollo", "galore"] if FULL else ["muon"] # their states are on the device of one host in a step
     mixture = write_model(os.path.join(tmp, "mixture"), config("qwen3_moe", num_hidden_layers=2, mlp_only_layers=[1]))
+    mixtures = write_model(os.path.join(tmp, "mixtures"), config("qwen3_moe", num_hidden_layers=2))
     few, more = (write_data(os.path.join(tmp, f"eval-{n}.jsonl"), n=n, seed=n) for n in (3, 9))
     kinds = {"f32": {"eval__every": 2, "data__eval": more, "eval__sets": f"few:{few}, more:{more}"},
              "bf16": {"model__dtype": "bf16", "memory__activations": "recompute"},
              "reference": {"data__train": pairs, "preference__loss": "sigmoid", "eval__every": 2},
              "mixture": {"model__path": mixture, "memory__expert_group": 3, "memory__slots": 2},
+             "balanced": {"model__path": mixtures, "train__router_aux_loss": 0.01, "train__steps": 2},
              "teacher": {"train__objective": "distill", "distill__teacher": teacher(tmp, model, data), "distill__top": 5},
              **{kind: {"optimizer__type": kind, "train__grad_clip": 0, "train__steps": 3} for kind in directions}}
-    twice = set(kinds) if FULL else {"f32", "mixture", "muon"} # the others on three hosts
+    twice = set(kinds) if FULL else {"f32", "balanced", "muon"} # the others on three hosts
     for kind, over in kinds.items() if OPEN_MPI or FULL else [("f32", kinds["f32"]), ("muon", kinds["muon"])]:
         last = f"checkpoint-{over.get('train__steps', STEPS)}"
         one, ini = ini_of(tmp, f"one-{kind}", model, data, **over)

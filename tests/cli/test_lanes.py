@@ -123,7 +123,9 @@ def check_refusals(tmp):
     out = os.path.join(tmp, "no")
     for over, words in (({"device__gpus": 9}, ("device.gpus", "8")),
                         ({"device__gpus": 0}, ("device.gpus", "1")),
-                        ({"device__gpus": 2, "train__router_aux_loss": 0.01}, ("device.gpus = 2", "router_aux_loss"))):
+                        ({"device__gpus": 2, "train__router_aux_loss": 0.01}, ("device.gpus = 2", "router_aux_loss", "at least 2")),
+                        ({"device__gpus": 2, "train__router_aux_loss": 0.01, "train__groups": 2, "device__map": "units"},
+                         ("router_aux_loss", "device.map = data"))):
         ini = write_ini(out + ".ini", base(model, data, out, **over))
         said = megatrain("run", "--dry-run", ini, expect=2).stderr
         assert all(w in said for w in words), said
