@@ -23,7 +23,7 @@ CASES = {
               ("all", {**JITTER, "MT_EMU_NO_PIN": "1", "MT_EMU_SEED": "5"}, RECOMPUTE),
               ("index:3,1", {**JITTER, "MT_EMU_PIN_LIMIT": "1M"}, OFFLOAD)],
     "mixture": [("3", JITTER, {"memory__expert_group": 3, "memory__slots": 2, **RECOMPUTE}),
-                ("4", JITTER, {"memory__expert_group": 2, **RECOMPUTE, **GROUPS})],
+                ("4", JITTER, {"memory__expert_group": 2, "train__router_aux_loss": 0.01, **RECOMPUTE, **GROUPS})],
     "adapters": [("4", JITTER, {"adapter__kind": "lora", "adapter__rank": 4, **RECOMPUTE})],
 }
 
