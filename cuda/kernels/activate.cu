@@ -20,8 +20,8 @@ template <typename T, int KIND> static __device__ __forceinline__ activated acti
         float r = x < 0.0f ? 0.0f : x; /* a NaN stays one */
         return {r * r, 2.0f * r};
     } else {
-        float s = sigmoid<T>(2.0f * 0.7978845608f * (x + 0.044715f * x * x * x));
-        return {x * s, s + x * (2.0f * s * (1.0f - s) * 0.7978845608f *
+        auto [s, rest] = logistic_of<T>(2.0f * 0.7978845608f * (x + 0.044715f * x * x * x));
+        return {x * s, s + x * (2.0f * s * rest * 0.7978845608f *
                                 (1.0f + 3.0f * 0.044715f * x * x))};
     }
 }

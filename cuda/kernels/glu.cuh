@@ -24,19 +24,21 @@ template <typename T, int KIND>
 static __device__ __forceinline__ glu_terms glu_terms_of(glu_shape p, float g, float u)
 {
     if constexpr (KIND == MT_GLU_SILU) {
-        float s = sigmoid<T>(g);
-        return {g * s, u, s * (1.0f + g * (1.0f - s)), g * s};
+        auto [s, rest] = logistic_of<T>(g);
+        return {g * s, u, s * (1.0f + g * rest), g * s};
     } else if constexpr (KIND == MT_GLU_GELU_TANH) {
-        float s = sigmoid<T>(2.0f * 0.7978845608f * (g + 0.044715f * g * g * g));
-        float slope = s + g * (2.0f * s * (1.0f - s) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * g * g));
+        auto [s, rest] = logistic_of<T>(2.0f * 0.7978845608f * (g + 0.044715f * g * g * g));
+        float slope = s + g * (2.0f * s * rest * 0.7978845608f * (1.0f + 3.0f * 0.044715f * g * g));
         return {g * s, u, slope, g * s};
     } else if constexpr (KIND == MT_GLU_RELU2) {
         float r = g < 0.0f ? 0.0f : g; /* a NaN stays one */
         return {r * r, 1.0f, 2.0f * r, 0.0f};
     } else {
-        float x = g > p.limit ? p.limit : g, v = u > p.limit ? p.limit : u, s = sigmoid<T>(p.alpha * x), act = x * s;
+        float x = g > p.limit ? p.limit : g, v = u > p.limit ? p.limit : u;
+        auto [s, rest] = logistic_of<T>(p.alpha * x);
+        float act = x * s;
         v = v < -p.limit ? -p.limit : v;
-        return {act, v + 1.0f, x == g ? s * (1.0f + p.alpha * x * (1.0f - s)) : 0.0f, v == u ? act : 0.0f};
+        return {act, v + 1.0f, x == g ? s * (1.0f + p.alpha * x * rest) : 0.0f, v == u ? act : 0.0f};
     }
 }
 

@@ -302,10 +302,21 @@ static __device__ __forceinline__ float reciprocal(float x)
 #endif
 }
 
-/** 1 / (1 + e^-x); for results that are rounded to bf16, with the fast exponential. */
+/** 1 / (1 + e^-x), and what it leaves to 1 without cancellation, which derivatives multiply by large numbers. */
+struct logistic {
+    float s, rest;
+};
+
+/** For results that are rounded to bf16, with the fast exponential. */
+template <typename T> static __device__ __forceinline__ logistic logistic_of(float x)
+{
+    float e = sizeof(T) == 2 ? __expf(-x) : expf(-x), s = reciprocal(1.0f + e);
+    return {s, x < 0.0f ? 1.0f - s : e * s};
+}
+
 template <typename T> static __device__ __forceinline__ float sigmoid(float x)
 {
-    return reciprocal(1.0f + (sizeof(T) == 2 ? __expf(-x) : expf(-x)));
+    return logistic_of<T>(x).s;
 }
 
 /* --- on the host ---------------------------------------------------------------------------- */
