@@ -95,7 +95,7 @@ static int add_dotted(struct mt_sweep_list *l, const char *file, int line, const
     char section[64];
     const char *dot = strchr(key, '.');
     if (!dot || (size_t)(dot - key) >= sizeof(section))
-        return usage(err, file, line, "neither a setting of sweeps nor SECTION.KEY", key);
+        return usage(err, file, line, "neither a setting of sweeps nor SECTION.KEY (configs/sweeps has examples)", key);
     snprintf(section, sizeof(section), "%.*s", (int)(dot - key), key);
     return add_key(l, file, line, section, dot + 1, value, err);
 }
@@ -271,7 +271,7 @@ static int add_job(struct spec *p, const struct variant *v, const size_t *at, st
     snprintf(steps, sizeof(steps), "%d", s->warmup_steps + s->steps);
     const char *fixed[][2] = {{"train.steps", steps},  {"train.epochs", ""},      {"train.tokens", ""},
                               {"eval.every", "0"},     {"eval.at_start", "off"},  {"data.eval", ""},      {"eval.sets", ""},
-                              {"checkpoint.every", "0"}, {"log.every", "1"},      {"log.jsonl", "on"}};
+                              {"eval.early_stop_patience", "0"}, {"eval.best_by", "loss"}, {"checkpoint.every", "0"}, {"log.every", "1"},      {"log.jsonl", "on"}};
     for (size_t i = 0; ok && i < MT_ARRAY_LEN(fixed); i++)
         ok = set(&all, fixed[i][0], fixed[i][1]);
     ok = ok && write_ini(&ini, &all);

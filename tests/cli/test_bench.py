@@ -129,10 +129,12 @@ def a_crash_is_a_row(tmp, model, data, env):
 
 
 def a_sweep_of_relative_paths_runs_from_any_folder(tmp, model, data, env):
-    """The sweep in one folder, its configuration in another, both named relative to the current one."""
+    """The sweep in one folder, its configuration in another, both named relative to the current one. That of a run which
+    stops early, by the loss of a set, goes as it is."""
     home = os.path.join(tmp, "relative")
     os.makedirs(os.path.join(home, "sweeps"))
-    sections = base(os.path.relpath(model, home), os.path.relpath(data, home), "out", train__steps=2)
+    sections = base(os.path.relpath(model, home), os.path.relpath(data, home), "out", train__steps=2, eval__every=1,
+                    eval__early_stop_patience=2, eval__sets=f"more:{os.path.relpath(data, home)}", eval__best_by="more_loss")
     sections["data"]["cache_dir"] = "cache"
     write_ini(os.path.join(home, "base.ini"), sections)
     with open(os.path.join(home, "sweeps", "s.ini"), "w") as f:
