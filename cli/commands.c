@@ -170,7 +170,7 @@ const struct cli_command cli_commands[] = {
      run_options, 1, 64, cli_cmd_run},
     {"plan", "[CONFIG.ini]", "Will it fit, and how long will it take? Needs neither weights nor data.",
      plan_options, 0, 1, cli_cmd_plan},
-    {"bench", "SWEEP.ini | --compare DIR DIR", "Predict and measure a sweep of configurations; jobs with adapters "
+    {"bench", "SWEEP.ini | --compare DIR DIR", "Predict and measure a sweep of configurations (examples: configs/sweeps); jobs with adapters "
      "share a base where they may ([sweep] share_base).",
      bench_options, 1, 2, cli_cmd_bench},
     {"report", "DIR...", "Draw a page of charts of runs and sweeps, also after a crash.", report_options, 1, 16,
