@@ -452,12 +452,23 @@ static int choose_mode(struct mt_engine_plan *plan, const struct mt_engine_param
     return -ENOSPC;
 }
 
-static int build_program(struct mt_engine_plan *plan, struct mt_program *prog, struct mt_err *err)
+/* Where something is spilled, and how much, is known before a program is complete, but of a host's part after that. */
+static int place_program(struct mt_engine_plan *plan, struct mt_program *prog, struct mt_err *err)
 {
-    int rc = mt_program_build(prog, &plan->program, err);
+    bool part = mt_program_hosts(&plan->program) > 1;
+    int rc = (part ? mt_program_build : mt_program_place)(prog, &plan->program, err);
     if (rc)
         return rc;
     plan->spill_bytes = prog->spill_bytes;
+    plan->disk_spill_bytes = prog->disk_spill_bytes;
+    return 0;
+}
+
+static int complete_program(struct mt_engine_plan *plan, struct mt_program *prog, struct mt_err *err)
+{
+    int rc = mt_program_hosts(&plan->program) > 1 ? 0 : mt_program_complete(prog, &plan->program, err);
+    if (rc)
+        return rc;
     plan->disk_spill_bytes = prog->disk_spill_bytes;
     plan->h2d_bytes = mt_program_link_bytes(prog, MT_Q_H2D);
     plan->d2h_bytes = mt_program_link_bytes(prog, MT_Q_D2H);
@@ -465,12 +476,20 @@ static int build_program(struct mt_engine_plan *plan, struct mt_program *prog, s
     return 0;
 }
 
-/* Builds the step with everything in host memory, decides from that what is kept on the disk, and builds it again. */
+/* Whether the program has to be placed again for where planes and spills are now. */
+static bool is_outdated(const struct mt_engine_plan *plan, unsigned placed_for)
+{
+    return mt_program_hosts(&plan->program) > 1 ? plan->uses_disk || plan->uses_files
+                                                : mt_program_placed_for(&plan->program) != placed_for;
+}
+
+/* Places the step with everything in host memory, and decides from that what is kept on the disk. */
 static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uint64_t *host_bytes,
                        const struct mt_engine_params *p, struct mt_err *err)
 {
     int wanted[MT_N_POOLS] = {0};
-    int rc = build_program(plan, prog, err);
+    unsigned placed_for = mt_program_placed_for(&plan->program);
+    int rc = place_program(plan, prog, err);
     if (rc)
         return rc;
     for (size_t i = 0; i < prog->n_objects; i++) {
@@ -487,10 +506,11 @@ static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uin
                            (unsigned long long)(takes - p->host_bytes));
         }
     }
-    if (!plan->uses_disk && !plan->uses_files)
-        return 0;
-    mt_program_finish(prog);
-    return build_program(plan, prog, err);
+    if (is_outdated(plan, placed_for)) {
+        mt_program_finish(prog);
+        rc = place_program(plan, prog, err);
+    }
+    return rc ? rc : complete_program(plan, prog, err);
 }
 
 struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)

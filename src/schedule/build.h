@@ -40,6 +40,8 @@ bool mt_program_compacts(const struct mt_program_params *p, size_t unit);
  * updated: a part of those of the unit for which forward waits first, the first layer, else all of the unit's.
  */
 size_t mt_program_part_elems(const struct mt_program_params *p, size_t unit);
+/** -EINVAL: a pool has more buffers than MT_MAX_BUFFERS. */
+int mt_program_check_pools(const struct mt_program_params *p, struct mt_err *err);
 /** The second placer: host staging between device and disk (stage.c). Replaces the instructions of *p. */
 int mt_program_stage(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err);
 /** The part of params->host of a program of all hosts' lanes, with its messages (hosts.c). Replaces *p. */

@@ -18,8 +18,7 @@ static void await_lists(struct mt_program *p)
     }
 }
 
-int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
-                     struct mt_err *err)
+int mt_program_place(struct mt_program *out, const struct mt_program_params *params, struct mt_err *err)
 {
     struct mt_draft d;
     int rc = mt_draft_write(&d, params, err);
@@ -27,17 +26,46 @@ int mt_program_build(struct mt_program *out, const struct mt_program_params *par
         return rc;
     rc = mt_draft_place(out, &d, err);
     mt_program_finish(&d.prog);
-    if (rc)
-        return rc;
-    if (out->balances)
+    if (!rc && out->balances)
         await_lists(out);
-    if (mt_program_uses_disk(params) || mt_program_has_ring(params))
-        rc = mt_program_stage(out, params, err);
-    if (!rc && mt_program_hosts(params) > 1)
-        rc = mt_program_take_part(out, params, err);
-    if (!rc)
-        rc = mt_program_prune_waits(out, err);
-    if (rc)
-        mt_program_finish(out);
     return rc;
+}
+
+unsigned mt_program_placed_for(const struct mt_program_params *p)
+{
+    return (unsigned)mt_program_gathers(p) | (unsigned)p->spill_disk << 1;
+}
+
+/* As many host buffers as there are now: the device's are placed. */
+static void size_host_pools(struct mt_program *p, const struct mt_program_params *params)
+{
+    for (int lane = 0; lane < p->n_lanes; lane++) {
+        size_t bytes[MT_N_POOLS];
+        mt_program_buffer_bytes(params, lane, bytes);
+        for (int i = 0; i < MT_N_POOLS; i++)
+            if (!mt_pools[i].device)
+                p->pool[lane][i] = (struct mt_pool_shape){bytes[i] && !lane ? params->n_buffers[0][i] : 0, bytes[i]};
+    }
+}
+
+int mt_program_complete(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err)
+{
+    int rc = mt_program_check_pools(params, err);
+    size_host_pools(p, params);
+    if (!rc && (mt_program_uses_disk(params) || mt_program_has_ring(params)))
+        rc = mt_program_stage(p, params, err);
+    if (!rc && mt_program_hosts(params) > 1)
+        rc = mt_program_take_part(p, params, err);
+    if (!rc)
+        rc = mt_program_prune_waits(p, err);
+    if (rc)
+        mt_program_finish(p);
+    return rc;
+}
+
+int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
+                     struct mt_err *err)
+{
+    int rc = mt_program_place(out, params, err);
+    return rc ? rc : mt_program_complete(out, params, err);
 }

@@ -461,7 +461,7 @@ static int place_residents(struct mt_placer *p, struct mt_err *err)
     return 0;
 }
 
-static int check_pools(const struct mt_program_params *p, struct mt_err *err)
+int mt_program_check_pools(const struct mt_program_params *p, struct mt_err *err)
 {
     for (int lane = 0; lane < mt_program_lanes(p); lane++)
         for (int i = 0; i < MT_N_POOLS; i++)
@@ -493,7 +493,7 @@ static int place_all(struct mt_placer *p, struct mt_err *err)
 int mt_draft_place(struct mt_program *out, struct mt_draft *d, struct mt_err *err)
 {
     struct mt_placer p = {.params = d->params, .draft = &d->prog, .n_lanes = d->prog.n_lanes};
-    int rc = check_pools(d->params, err);
+    int rc = mt_program_check_pools(d->params, err);
     if (!rc)
         rc = mt_placer_alloc(&p) ? place_all(&p, err)
                               : mt_fail_nomem(err, "a step program", d->prog.n_instrs * sizeof(int));

@@ -50,6 +50,17 @@ static uint64_t hash_text(uint64_t h, const char *text)
     return h;
 }
 
+static uint64_t hash_program(const struct mt_program *p)
+{
+    uint64_t h = 14695981039346656037u;
+    for (size_t i = 0; i < p->n_instrs; i++) {
+        char line[512];
+        mt_instr_format(line, sizeof(line), p, i);
+        h = hash_text(h, line);
+    }
+    return h;
+}
+
 static void make_known(struct fixture *f, const struct known *k)
 {
     make(f, (size_t)k->layers, (size_t)k->micro);
@@ -78,15 +89,11 @@ static void known_placements_give_the_same_programs(void **state)
         struct fixture f;
         struct mt_program prog = {0};
         struct mt_err err = {0};
-        uint64_t h = 14695981039346656037u;
+        uint64_t h;
         make_known(&f, &known[n]);
         if (build_and_check(&f, &prog, &err))
             fail_msg("program %zu: %s", n, err.msg);
-        for (size_t i = 0; i < prog.n_instrs; i++) {
-            char line[512];
-            mt_instr_format(line, sizeof(line), &prog, i);
-            h = hash_text(h, line);
-        }
+        h = hash_program(&prog);
         if (h != known[n].hash || prog.n_instrs != known[n].n_instrs)
             fail_msg("program %zu has %zu instructions, hash 0x%016llx; known are %zu, 0x%016llx", n, prog.n_instrs,
                      (unsigned long long)h, known[n].n_instrs, (unsigned long long)known[n].hash);
@@ -94,10 +101,60 @@ static void known_placements_give_the_same_programs(void **state)
     }
 }
 
+/* Places with all planes in host memory and no host buffers, then completes with planes and buffers as they are. */
+static int build_in_two(struct fixture *f, struct mt_program *prog, struct mt_err *err)
+{
+    struct fixture was = *f;
+    for (size_t u = 0; u < f->p.n_units; u++) {
+        struct mt_unit_shape *s = &f->units[u];
+        s->staged_bytes = s->staged_bytes_written = s->state_bytes = s->state_bytes_written = 0;
+        s->grad_on_disk = false;
+    }
+    for (int i = 0; i < MT_N_POOLS; i++)
+        f->p.n_buffers[0][i] *= mt_pools[i].device;
+    unsigned placed_for = mt_program_placed_for(&f->p);
+    int rc = mt_program_place(prog, &f->p, err);
+    memcpy(f->units, was.units, sizeof(f->units));
+    memcpy(f->p.n_buffers, was.p.n_buffers, sizeof(f->p.n_buffers));
+    assert_int_equal(mt_program_placed_for(&f->p), placed_for);
+    return rc ? rc : mt_program_complete(prog, &f->p, err);
+}
+
+static void programs_that_are_placed_before_planes_move_are_the_same(void **state)
+{
+    (void)state;
+    for (size_t n = 0; n < sizeof(known) / sizeof(known[0]); n++) {
+        struct fixture f;
+        struct mt_program prog = {0};
+        struct mt_err err = {0};
+        make_known(&f, &known[n]);
+        if (build_in_two(&f, &prog, &err))
+            fail_msg("program %zu: %s", n, err.msg);
+        assert_int_equal(hash_program(&prog), known[n].hash);
+        mt_program_finish(&prog);
+    }
+}
+
+static void spills_and_gathering_need_a_new_placement(void **state)
+{
+    (void)state;
+    struct fixture f;
+    make(&f, 3, 2);
+    f.p.gather = true;
+    unsigned gathers = mt_program_placed_for(&f.p);
+    f.units[2].staged_bytes = 4096;
+    unsigned planes = mt_program_placed_for(&f.p);
+    f.p.spill_disk = true;
+    assert_int_not_equal(planes, gathers);
+    assert_int_not_equal(mt_program_placed_for(&f.p), planes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(known_placements_give_the_same_programs),
+        cmocka_unit_test(programs_that_are_placed_before_planes_move_are_the_same),
+        cmocka_unit_test(spills_and_gathering_need_a_new_placement),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
