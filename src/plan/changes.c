@@ -14,8 +14,11 @@ enum {
 };
 static const uint64_t NO_LIMIT = (uint64_t)1 << 50; /* bytes */
 
+enum rank { SETTING, HARDWARE, HARDLY_SOLD, N_RANKS }; /* the last: more memory than a workstation takes */
+
 struct list {
     struct mt_plan_change c[MAX_CHANGES];
+    enum rank rank[MAX_CHANGES];
     double per_token[MAX_CHANGES];
     size_t n;
 };
@@ -40,6 +43,7 @@ static void add(struct list *l, const struct mt_plan_request *r, double seconds,
     struct mt_plan_change *c = &l->c[l->n];
     *c = (struct mt_plan_change){.seconds = seconds, .hardware = hardware};
     snprintf(c->what, sizeof(c->what), "%s", what);
+    l->rank[l->n] = hardware ? HARDWARE : SETTING;
     l->per_token[l->n++] = seconds / (double)(r->numerics.rows_per_step * r->numerics.seq_len);
 }
 
@@ -77,6 +81,7 @@ struct memory {
     const char *what, *option, *key;
     enum mt_rate_id rate;
     uint64_t (*budget)(uint64_t whole);
+    uint64_t most; /* GiB that are sold */
 };
 
 static uint64_t of_device(uint64_t whole)
@@ -134,6 +139,8 @@ static void consider_budget(struct list *l, struct mt_plan_request *t, uint64_t 
             snprintf(text, sizeof(text), "%s of %llu GiB instead of %.4g GiB (%s %lluGiB)", m->what, whole,
                      t->machine->rate[m->rate].value, m->option, whole);
             consider(l, t, true, text);
+            if (l->n > before && whole > m->most)
+                l->rank[before] = HARDLY_SOLD;
         }
         *budget = least > (uint64_t)1 << 30 ? mt_align_up(least, (size_t)1 << 30) : least;
         snprintf(text, sizeof(text), "%s of %s instead of %s (%s)", m->what, mt_format_bytes(a, sizeof(a), *budget),
@@ -243,8 +250,8 @@ static void consider_settings(struct list *l, const struct mt_plan_request *r)
 static void consider_hardware(struct list *l, const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
-    const struct memory device = {"device memory", "--gpu-mem", "memory.device_budget", MT_RATE_DEVICE_GIB, of_device};
-    const struct memory host = {"host memory", "--host-mem", "memory.host_budget", MT_RATE_HOST_GIB, mt_plan_host_budget};
+    const struct memory device = {"device memory", "--gpu-mem", "memory.device_budget", MT_RATE_DEVICE_GIB, of_device, 288};
+    const struct memory host = {"host memory", "--host-mem", "memory.host_budget", MT_RATE_HOST_GIB, mt_plan_host_budget, 2048};
     consider_budget(l, &t, &t.placement.device_budget.bytes, &device);
     consider_budget(l, &t, &t.placement.host_budget.bytes, &host);
     struct mt_machine m = *r->machine;
@@ -282,11 +289,11 @@ size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_p
     consider_settings(&l, r);
     consider_hardware(&l, r);
     size_t n = 0;
-    for (int hardware = 0; hardware < 2; hardware++)
+    for (int rank = 0; rank < N_RANKS; rank++)
         for (;;) { /* the fastest of those not yet taken */
             size_t best = l.n;
             for (size_t i = 0; i < l.n; i++)
-                if (l.c[i].hardware == hardware && l.per_token[i] >= 0 &&
+                if (l.rank[i] == (enum rank)rank && l.per_token[i] >= 0 &&
                     (best == l.n || l.per_token[i] < l.per_token[best]))
                     best = i;
             if (best == l.n || n == max)

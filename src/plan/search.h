@@ -105,7 +105,8 @@ struct mt_plan_change {
     double seconds;  /* of a step with the change */
     bool hardware;   /* costs money */
 };
-/** Up to `max` changes, each sufficient alone, cheapest first: settings by time per token, then hardware. */
+/** Up to `max` changes, each sufficient alone, cheapest first: settings by time per token, then hardware, of which
+ * memory that no workstation takes comes last. */
 size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_plan_request *r);
 
 /**
