@@ -173,9 +173,9 @@ int mt_program_build(struct mt_program *out, const struct mt_program_params *par
                      struct mt_err *err);
 /**
  * The same in two parts, so that one may first see what is spilled and then say where planes are. mt_program_place()
- * makes what the device does; of where planes and spills are it reads only what mt_program_placed_for() is made of. While
- * that has not changed, mt_program_complete() adds what is staged, for host pools as they are in *params then. Of several
- * hosts a placed program has all that any of them does. mt_program_complete() finishes *p if it fails.
+ * makes what the device does; of where planes and spills are it reads only what mt_program_placed_for() is made of.
+ * While that has not changed, mt_program_complete() adds what is staged, for host pools as they are in *params then.
+ * Of several hosts a placed program has all that any of them does. mt_program_complete() finishes *p if it fails.
  */
 int mt_program_place(struct mt_program *out, const struct mt_program_params *params, struct mt_err *err);
 unsigned mt_program_placed_for(const struct mt_program_params *params);
