@@ -57,7 +57,7 @@ static int find_key(const struct mt_key **out, const char *section, const char *
         known |= !strcmp(mt_key_at(i)->section, section);
     guess = known ? mt_key_suggest(section, name) : mt_key_suggest(NULL, section);
     char buf[256];
-    const char *synonym = known || !guess ? mt_key_synonym(name, buf, sizeof(buf)) : NULL;
+    const char *synonym = mt_key_synonym(name, buf, sizeof(buf));
     if (synonym)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: unknown key \"%s.%s\"%s", origin, section, name, synonym);
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: unknown %s \"%s%s%s\"%s%s%s", origin,

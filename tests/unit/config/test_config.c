@@ -105,6 +105,7 @@ static void every_error_has_its_line_and_reason(void **state)
         {"[peft]\nlora_alpha = 1\n", {"run.ini:2", "here it is adapter.alpha"}},
         {"[train]\nneftune_noise_alpha = 5\n", {"run.ini:2", "NEFTune", "not supported"}},
         {"\n\n[trian]\nsteps = 1\n", {"run.ini:4", "unknown section", "did you mean \"train\""}},
+        {"[lora]\nr = 8\n", {"run.ini:2", "\"lora.r\"", "here it is adapter.rank"}}, /* though "log" is near */
         {"[train]\nsteps = 1\nsteps = 2\n", {"run.ini:3", "appears twice", "line 2"}},
         {"[train]\n[data]\n[train]\n", {"run.ini:3", "duplicate section [train]"}},
         {"steps = 1\n", {"run.ini:1", "is in no section"}},
