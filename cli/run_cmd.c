@@ -247,7 +247,9 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
         return rc;
     for (size_t i = 0; i < r->n && !r->cli->quiet; i++)
         if (r->learner[i].resume)
-            cli_say("resuming from %s\n", r->learner[i].resume);
+            cli_say("resuming from %s%s\n", r->learner[i].resume,
+                    r->learner[i].state.step < r->in[i].total_steps ? "" : ", where all steps are done: train.steps or "
+                    "train.epochs sets how many");
     for (size_t i = 0; i < r->n; i++)
         rc = rc ? rc : learner_begin(&r->learner[i], err);
     rc = rc ? rc : train(r, end, err);

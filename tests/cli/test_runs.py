@@ -275,10 +275,11 @@ def the_best_model_is_saved_kept_and_named(tmp, model, data):
     assert f"stopped early at step {last}: no better loss in 2 evaluations" in said and f"best: checkpoint-{best}, loss" in said, said
     assert best_of(out + "-early") == (f"checkpoint-{best}", best_loss)
     said = megatrain("run", early, "--resume").stderr
-    assert f"stopped early at step {last}" in said and f"step {last + 1}/" not in said, said
+    assert f"stopped early at step {last}" in said and f"step {last + 1}/" not in said and "are done" not in said, said
     again = ini("early", eval__early_stop_patience=20)
     megatrain("-q", "run", again, "--resume")
     assert losses(out + "-early") == losses(out + "-kept") and best_of(out + "-early") == (f"checkpoint-{best}", best_loss)
+    assert "checkpoint-24, where all steps are done" in megatrain("run", again, "--resume").stderr
 
 
 def evaluation_sets_are_reported_by_name(tmp, model, data):
