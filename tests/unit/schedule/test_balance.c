@@ -11,37 +11,18 @@
 
 #include "base/mem.h"
 #include "made_experts.h"
+#include "made_hosts.h"
 #include "made_program.h"
 
 enum { MOST_HOSTS = 3, GROUPS = 8, COUNT_BYTES = 64 };
-
-struct step {
-    struct mt_program of[MOST_HOSTS];
-    int n;
-};
-
-static int check(const struct step *s, struct mt_err *err)
-{
-    const struct mt_program *p[MOST_HOSTS];
-    for (int i = 0; i < s->n; i++)
-        p[i] = &s->of[i];
-    return mt_program_check_hosts(p, s->n, err);
-}
-
-static void finish(struct step *s)
-{
-    for (int i = 0; i < s->n; i++)
-        mt_program_finish(&s->of[i]);
-}
 
 /* Eight groups, of which a short step uses only the first. */
 static void build(struct step *s, int hosts, int own, size_t n_micro, int more)
 {
     struct experts e;
-    struct mt_err err = {0};
     make_mixture(&e, GROUPS, GROUPS);
     e.p.n_micro = n_micro;
-    e.p.n_hosts = s->n = hosts;
+    e.p.n_hosts = hosts;
     e.p.n_lanes = hosts * own;
     e.p.by_data = e.p.n_lanes > 1;
     e.p.count_bytes = COUNT_BYTES;
@@ -49,11 +30,7 @@ static void build(struct step *s, int hosts, int own, size_t n_micro, int more)
     for (size_t u = 0; u < e.p.n_units; u++)
         e.units[u].lane = e.units[u].lane_back = (uint8_t)(u % (size_t)e.p.n_lanes);
     take_lane_buffers(&e.p, more);
-    for (e.p.host = 0; e.p.host < hosts; e.p.host++)
-        if (mt_program_build(&s->of[e.p.host], &e.p, &err))
-            fail_msg("%s", err.msg);
-    if (check(s, &err))
-        fail_msg("%d hosts of %d lanes, %zu micro-batches: %s", hosts, own, n_micro, err.msg);
+    build_hosts(s, e.p);
 }
 
 static size_t count_all(const struct step *s, enum mt_opcode op, bool sends)

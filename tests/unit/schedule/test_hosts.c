@@ -10,39 +10,8 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "made_hosts.h"
 #include "made_program.h"
-
-enum { MOST_HOSTS = MT_MAX_LANES };
-
-struct step {
-    struct mt_program of[MOST_HOSTS];
-    int n;
-};
-
-static int check(const struct step *s, struct mt_err *err)
-{
-    const struct mt_program *p[MOST_HOSTS];
-    for (int i = 0; i < s->n; i++)
-        p[i] = &s->of[i];
-    return mt_program_check_hosts(p, s->n, err);
-}
-
-static void finish(struct step *s)
-{
-    for (int i = 0; i < s->n; i++)
-        mt_program_finish(&s->of[i]);
-}
-
-static void build(struct step *s, struct mt_program_params p)
-{
-    struct mt_err err = {0};
-    s->n = mt_program_hosts(&p);
-    for (p.host = 0; p.host < s->n; p.host++)
-        if (mt_program_build(&s->of[p.host], &p, &err))
-            fail_msg("%s", err.msg);
-    if (check(s, &err))
-        fail_msg("%s", err.msg);
-}
 
 static int compare(const void *a, const void *b)
 {
@@ -108,11 +77,11 @@ static void hosts_together_compute_what_one_would(void **state)
         struct fixture f;
         struct mt_program whole;
         struct step s;
-        int hosts = v % 40 ? 2 + v % 3 : MOST_HOSTS, own = v % 40 ? 1 + (v / 3 & 1) : 1;
+        int hosts = v % 40 ? 2 + v % 3 : MT_MAX_LANES, own = v % 40 ? 1 + (v / 3 & 1) : 1;
         make_variant(&f, &seed, hosts, own);
         assert_int_equal(build_and_check(&f, &whole, NULL), 0);
         f.p.n_hosts = hosts;
-        build(&s, f.p);
+        build_hosts(&s, f.p);
         size_t n = list_writes(&whole, one, 0), m = 0;
         for (int i = 0; i < hosts; i++)
             m = list_writes(&s.of[i], many, m);
@@ -149,7 +118,7 @@ static void make_three(struct step *s)
     }
     describe(&f);
     take_lane_buffers(&f.p, 3);
-    build(s, f.p);
+    build_hosts(s, f.p);
 }
 
 static void insert_again(struct mt_program *p, size_t i)

@@ -89,11 +89,10 @@ static void known_placements_give_the_same_programs(void **state)
         struct fixture f;
         struct mt_program prog = {0};
         struct mt_err err = {0};
-        uint64_t h;
         make_known(&f, &known[n]);
         if (build_and_check(&f, &prog, &err))
             fail_msg("program %zu: %s", n, err.msg);
-        h = hash_program(&prog);
+        uint64_t h = hash_program(&prog);
         if (h != known[n].hash || prog.n_instrs != known[n].n_instrs)
             fail_msg("program %zu has %zu instructions, hash 0x%016llx; known are %zu, 0x%016llx", n, prog.n_instrs,
                      (unsigned long long)h, known[n].n_instrs, (unsigned long long)known[n].hash);
