@@ -9,14 +9,13 @@
 
 static mt_model *model_of(const mt_engine *e, size_t group)
 {
-    const struct mt_program_params *p = &e->plan.program;
-    return mt_engine_model_on(e, (size_t)mt_micro_lane(p, mt_group_first(p->groups, group)));
+    return mt_engine_model_on(e, (size_t)mt_group_lane(&e->plan.program, group));
 }
 
 static bool is_here(const mt_engine *e, size_t group)
 {
     const struct mt_program_params *p = &e->plan.program;
-    return mt_program_host_of(p, mt_micro_lane(p, mt_group_first(p->groups, group))) == p->host;
+    return mt_program_host_of(p, mt_group_lane(p, group)) == p->host;
 }
 
 void mt_engine_balance(void *engine, const struct mt_instr *in)

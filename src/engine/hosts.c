@@ -117,7 +117,7 @@ static void copy_all(struct copying *c, const struct mt_runnable *r)
         copy(c, part, bytes);
     }
     for (size_t group = 0; group < mt_groups_in_use(p->groups, r->prog.n_micro); group++) {
-        int lane = mt_micro_lane(p, mt_group_first(p->groups, group));
+        int lane = mt_group_lane(p, group);
         if (mt_program_host_of(p, lane) != c->host)
             continue;
         mt_model *m = mt_engine_model_on(c->e, (size_t)lane);

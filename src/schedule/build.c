@@ -192,18 +192,13 @@ static void write_grad_out(struct writer *w, size_t unit, int32_t g)
     write_store_grad(w, unit, compacts ? g : out);
 }
 
-static int group_lane(const struct mt_program_params *p, int32_t group)
-{
-    return mt_micro_lane(p, mt_group_first(p->groups, (size_t)group));
-}
-
 /* On the lane that has both groups, if there is one. */
 static void write_add(struct writer *w, size_t unit, int32_t sum, int32_t other)
 {
     const struct mt_program *g = &w->d->prog;
     struct mt_instr *in = add_back(w, MT_OP_ADD_GROUP, unit, 0);
-    int lane = w->p->by_data && !w->failed ? group_lane(w->p, g->objects[sum].mb) : in->lane;
-    if (!w->failed && w->p->by_data && lane == group_lane(w->p, g->objects[other].mb))
+    int lane = w->p->by_data && !w->failed ? mt_group_lane(w->p, (size_t)g->objects[sum].mb) : in->lane;
+    if (!w->failed && w->p->by_data && lane == mt_group_lane(w->p, (size_t)g->objects[other].mb))
         in->lane = (uint8_t)lane;
     operand(in, sum, MT_UPDATE, MT_ROLE_GRAD);
     operand(in, other, MT_READ, MT_ROLE_NONE);
@@ -212,7 +207,7 @@ static void write_add(struct writer *w, size_t unit, int32_t sum, int32_t other)
 /* On which host a sum is. */
 static int host_of(const struct writer *w, int32_t sum)
 {
-    return mt_program_host_of(w->p, group_lane(w->p, w->d->prog.objects[sum].mb));
+    return mt_program_host_of(w->p, mt_group_lane(w->p, (size_t)w->d->prog.objects[sum].mb));
 }
 
 static void add_due(struct writer *w, struct dues *d, int32_t value, size_t at)

@@ -150,6 +150,12 @@ static inline int mt_micro_lane(const struct mt_program_params *p, size_t mb)
     return (int)(mt_group_of(p->groups, mb) * (size_t)mt_program_lanes(p) / mt_groups_n(p->groups));
 }
 
+/** The lane of a group. */
+static inline int mt_group_lane(const struct mt_program_params *p, size_t group)
+{
+    return mt_micro_lane(p, mt_group_first(p->groups, group));
+}
+
 /** Buffers beyond which more are of no use (everything resident), if one lane had all units. */
 void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]);
 /** Bytes of one buffer of each pool; device pools: of the lane's units, or of the largest on any lane. */
