@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of a step that hosts share, beside the step: two network namespaces with a cable between them, whose rate
-`tc` limits; each host has a core (meson test --benchmark -v bench/hosts). Takes some three minutes; needs root, Open
+`tc` limits; each host has a core (meson test --benchmark -v bench/hosts). Takes some five minutes; needs root, Open
 MPI and two idle cores.
 
 Rates of one host are measured while the other one works, as both share caches and memory here.
@@ -47,15 +47,17 @@ def second_host_on_core_1(tmp):
 def measure_one(ini, busy):
     """This host's rates and its step alone, while the other core works."""
     other = subprocess.Popen(["taskset", "-c", "1", BINARY, "-q", "run", busy, "--no-save", "--force"])
-    on_core(0, BINARY, "-q", "plan", ini, "--measure")
-    plan = json.loads(on_core(0, BINARY, "plan", ini, "--json"))["step_seconds"]
-    on_core(0, BINARY, "-q", "run", ini, "--no-save", "--force")
-    other.kill()
-    other.wait()
-    return plan
+    try:
+        on_core(0, BINARY, "-q", "plan", ini, "--measure")
+        plan = json.loads(on_core(0, BINARY, "plan", ini, "--json"))["step_seconds"]
+        on_core(0, BINARY, "-q", "run", ini, "--no-save", "--force")
+        return plan
+    finally:
+        other.kill()
+        other.wait()
 
 
-def compare(tmp, model, data, rows, holders, second, launch):
+def compare(tmp, model, data, rows, second, launch):
     def at(name, steps):
         out = os.path.join(tmp, f"{name}-{rows}")
         return out, write_ini(out + ".ini", base(model, data, out, **{**COMMON, "train__steps": steps,
@@ -82,6 +84,7 @@ def main():
         if not found:
             print("no network namespaces, or no Open MPI")
             sys.exit(77)
+        holders, second, launch = found
         try:
             second_host_on_core_1(tmp)
             data = write_data(os.path.join(tmp, "data.jsonl"), n=400)
@@ -90,9 +93,9 @@ def main():
             on_core(0, BINARY, "-q", "probe", "all", "--brief", "--threads", "1")
             print(f"load average {os.getloadavg()[0]:.2f}", flush=True)
             for rows in (8, 32):
-                compare(tmp, model, data, rows, *found)
+                compare(tmp, model, data, rows, second, launch)
         finally:
-            for pid in test_hosts.within(found[0]):
+            for pid in test_hosts.within(holders):
                 os.kill(pid, signal.SIGKILL)
 
 
