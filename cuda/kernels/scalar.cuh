@@ -302,7 +302,7 @@ static __device__ __forceinline__ float reciprocal(float x)
 #endif
 }
 
-/** 1 / (1 + e^-x), and what it leaves to 1 without cancellation, which derivatives multiply by large numbers. */
+/** s = 1 / (1 + e^-x) and rest = 1 - s, without cancellation: derivatives multiply that by large numbers. */
 struct logistic {
     float s, rest;
 };
@@ -314,6 +314,7 @@ template <typename T> static __device__ __forceinline__ logistic logistic_of(flo
     return {s, x < 0.0f ? 1.0f - s : e * s};
 }
 
+/** Its s alone. */
 template <typename T> static __device__ __forceinline__ float sigmoid(float x)
 {
     return logistic_of<T>(x).s;
