@@ -37,7 +37,7 @@ static const struct {
     {"chat_template", "data.template"},
     {"datasets", "data.train"},
     {"dataset", "data.train"},
-    {"field_instruction", "data.columns (prompt:question, completion:answer)"},
+    {"field_instruction", "data.columns (instruction:question, output:answer)"},
     {"dataset_text_field", "data.columns (text:content)"},
     {"max_train_samples", "data.max_samples"},
     {"max_eval_samples", "eval.max_samples"},
