@@ -14,14 +14,21 @@
 
 enum { VERSION = 1 };
 
-#define COUNT(name) {#name, offsetof(struct mt_train_state, name)}
+#define COUNT(name) {#name, offsetof(struct mt_train_state, name), false, false}
+#define HASH(name) {#name, offsetof(struct mt_train_state, name), true, false}
+#define NEWER(name, hash) {#name, offsetof(struct mt_train_state, name), hash, true}
 static const struct {
     const char *name;
     size_t offset;
-} counts[] = {COUNT(step),           COUNT(updates),     COUNT(skips),     COUNT(skips_in_row),
-              COUNT(tokens),         COUNT(loss_tokens), COUNT(data_hash), COUNT(steps_per_epoch),
-              COUNT(total_steps),    COUNT(best_step),   COUNT(bad_evals)};
+    bool hash, newer; /* newer: checkpoints of earlier versions lack it, which is 0 */
+} counts[] = {COUNT(step),          COUNT(updates),         COUNT(skips),
+              COUNT(skips_in_row),  COUNT(tokens),          COUNT(loss_tokens),
+              HASH(data_hash),      COUNT(steps_per_epoch), COUNT(total_steps),
+              COUNT(best_step),     COUNT(bad_evals),       NEWER(eval_hash, true),
+              NEWER(reference_data, true), NEWER(reference_eval, true)};
 #undef COUNT
+#undef HASH
+#undef NEWER
 
 void mt_train_state_finish(struct mt_train_state *s)
 {
@@ -118,12 +125,13 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
         return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s: its version is not supported", name);
     for (size_t i = 0; i < MT_ARRAY_LEN(counts); i++) {
         const cJSON *v = mt_json_get(o, counts[i].name);
+        if (!v && counts[i].newer)
+            continue;
         char *end = NULL;
         bool digits = cJSON_IsString(v) && v->valuestring[0] >= '0' && v->valuestring[0] <= '9';
         errno = 0;
         uint64_t n = digits ? strtoull(v->valuestring, &end, 10) : 0;
-        bool hash = counts[i].offset == offsetof(struct mt_train_state, data_hash);
-        if (!end || *end || errno || (!hash && n > INT64_MAX))
+        if (!end || *end || errno || (!counts[i].hash && n > INT64_MAX))
             return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s: \"%s\" is missing or not a number", name,
                            counts[i].name);
         memcpy((char *)&s + counts[i].offset, &n, sizeof(n));

@@ -17,7 +17,7 @@ struct mt_train_state {
     uint64_t skips, skips_in_row;
     uint64_t tokens, loss_tokens;
     uint64_t steps_per_epoch, total_steps;
-    uint64_t data_hash;
+    uint64_t data_hash, eval_hash; /* of what is trained and evaluated on; 0: not known, or nothing apart */
     char best_by[128];        /* what evaluations were compared by; "": loss */
     double best_loss;         /* or another measure; NaN: none yet */
     uint64_t best_step;
@@ -28,6 +28,8 @@ struct mt_train_state {
     double *reference;        /* [n_reference] log-probabilities under the reference, in a file of their own; owned */
     size_t n_reference;
     char *reference_of;       /* preference.reference; NULL: start; owned */
+    uint64_t reference_data, reference_eval; /* mt_dataset_hash() of what it is of, training's and evaluation's; 0: not
+                                                known, or none */
     char *config;             /* INI text; owned */
     cJSON *frozen;            /* after reading a checkpoint: tensors that it names, each with its sum; empty: none */
     char *findings;           /* of the device (mt_device_findings()), or NULL; owned */

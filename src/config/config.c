@@ -8,6 +8,7 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/units.h"
 #include "config/ini.h"
 #include "config/schema.h"
 #include "config/synonyms.h"
@@ -489,7 +490,7 @@ static int on_earlier_key(void *ctx, const char *file, int line, const char *sec
         return 0;
     }
     int rc = on_key(e->cfg, file, line, section, name, value, &why);
-    bool matters = key->role == MT_NUMERICS || key->role == MT_LENGTH;
+    bool matters = key->role == MT_NUMERICS || key->role == MT_LENGTH || key->role == MT_HELD_OUT;
     if (rc && !matters) {
         ignore_key(e, section, name, value, "this version does not accept the value");
         return 0;
@@ -525,6 +526,20 @@ int mt_config_keep(struct mt_config *cfg, const char *earlier_ini, const char *w
     return rc;
 }
 
+/* Whether the value takes samples away from the training's. */
+static bool holds_out(const char *value)
+{
+    int64_t count;
+    double share;
+    return *value && (mt_parse_count(value, &count) || mt_parse_percent(value, &share));
+}
+
+/* Whether one value or the other may change what is trained. */
+static bool is_numeric(enum mt_key_role role, const char *then, const char *now)
+{
+    return role == MT_NUMERICS || role == MT_LENGTH || (role == MT_HELD_OUT && (holds_out(then) || holds_out(now)));
+}
+
 int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct mt_str *diff,
                    struct mt_str *grown, struct mt_err *err)
 {
@@ -536,12 +551,10 @@ int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct 
     for (size_t i = 0; i < mt_n_keys() && !rc; i++) {
         const struct mt_key *k = mt_key_at(i);
         struct mt_str then, now;
-        if (k->role != MT_NUMERICS && k->role != MT_LENGTH)
-            continue;
         int same = has_same_value(earlier, &settled, k, &then, &now);
         if (same < 0) {
             rc = mt_fail_nomem(err, "the configuration", then.len);
-        } else if (!same) {
+        } else if (!same && is_numeric(k->role, then.p, now.p)) {
             bool grows = k->role == MT_LENGTH && strtod(now.p, NULL) > strtod(then.p, NULL);
             mt_str_printf(grows ? grown : diff, "  %s.%s: %s -> %s\n", k->section, k->name, then.p, now.p);
         }

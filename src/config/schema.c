@@ -62,7 +62,7 @@ static const struct mt_key keys[] = {
      "Training files, globs allowed: .jsonl, .json (an array), .csv and .tsv (with a header), all also .gz or .zst; .parquet, "
      ".arrow; dataset_info.json#NAME; hf://datasets/ORG/NAME, of the Hugging Face cache, which may go on with a path in it; "
      "anything else is plain text. FILE:2 visits its samples twice an epoch."},
-    {"data", "eval", MT_NUMERICS, MT_KEY_NAME_OR_FILE, AT(data.eval), "", NULL, ANY, NULL,
+    {"data", "eval", MT_HELD_OUT, MT_KEY_NAME_OR_FILE, AT(data.eval), "", NULL, ANY, NULL,
      "Evaluation data: a file, a number of samples, or a share (2%) held out by hash."},
     {"data", "format", MT_NUMERICS, MT_KEY_CHOICE, AT(data.format), "auto",
      MT_FORMAT_NAMES, ANY, NULL,

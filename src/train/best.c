@@ -29,12 +29,16 @@ bool mt_best_is_better(const char *by, double value, double best)
     return !(mt_measure_more_is_better(by) ? best >= value : best <= value);
 }
 
-void mt_best_begin(struct mt_train_state *st, const char *by)
+void mt_best_begin(struct mt_train_state *st, const char *by, uint64_t data)
 {
     const char *before = st->best_by[0] ? st->best_by : "loss";
-    if (!strcmp(before, by))
+    bool other = st->eval_hash && data && st->eval_hash != data;
+    st->eval_hash = data;
+    if (!strcmp(before, by) && !other)
         return;
-    if (isfinite(st->best_loss))
+    if (isfinite(st->best_loss) && other)
+        mt_info("the best evaluation so far was on other data than data.eval and eval.sets now name: it counts no more");
+    else if (isfinite(st->best_loss))
         mt_info("the best evaluation so far was by %s: from here on it is by eval.best_by = %s", before, by);
     snprintf(st->best_by, sizeof(st->best_by), "%s", strcmp(by, "loss") ? by : "");
     st->best_loss = NAN;

@@ -134,15 +134,6 @@ static uint64_t hash_of(const mt_dataset *d)
     return d ? mt_dataset_hash(d) : 0;
 }
 
-/* Of all that is evaluated on. */
-static uint64_t hash_of_eval(const struct mt_inputs *in)
-{
-    uint64_t h = hash_of(in->eval_data);
-    for (size_t i = 0; i < in->n_sets; i++)
-        h = h * 0x9E3779B97F4A7C15 + hash_of(in->sets[i].data);
-    return h;
-}
-
 static int read_answers(mt_cluster *c, struct mt_err *err)
 {
     int rc = 0;
@@ -170,7 +161,7 @@ int mt_cluster_send_config(mt_cluster *c, const struct mt_inputs *in, struct mt_
     c->timeout = in->cfg->cluster.timeout;
     mt_net_set_deadline(c->net, c->timeout);
     const struct mt_cluster_command config = {.op = MT_CLUSTER_CONFIG, .at = text.len, .lr = c->timeout,
-                                   .data = {hash_of(in->data), hash_of_eval(in)}};
+                                   .data = {hash_of(in->data), mt_inputs_eval_hash(in)}};
     pthread_mutex_lock(&c->lock);
     int rc = command_all(c, &config, err);
     if (!rc)
@@ -251,7 +242,7 @@ int mt_cluster_answer(mt_cluster *c, const struct mt_inputs *in, int rc, const s
     struct answer a = {.rc = rc, .kind = rc ? (int64_t)why->kind : 0};
     if (rc)
         snprintf(a.text, sizeof(a.text), "%s", why->msg);
-    else if (hash_of(in->data) != c->data[0] || hash_of_eval(in) != c->data[1]) {
+    else if (hash_of(in->data) != c->data[0] || mt_inputs_eval_hash(in) != c->data[1]) {
         a = (struct answer){-EINVAL, MT_ERR_USAGE, ""};
         snprintf(a.text, sizeof(a.text), "its data are not those of host 0: each host needs the same files");
     }

@@ -416,6 +416,14 @@ int mt_inputs_lay_out_steps(struct mt_inputs *in, struct mt_numerics *n, struct 
     return rc || !in->sampler ? rc : count_steps(in, n, err);
 }
 
+uint64_t mt_inputs_eval_hash(const struct mt_inputs *in)
+{
+    uint64_t h = in->eval_data ? mt_dataset_hash(in->eval_data) : 0;
+    for (size_t i = 0; i < in->n_sets; i++)
+        h = h * UINT64_C(0x9E3779B97F4A7C15) + mt_dataset_hash(in->sets[i].data);
+    return h;
+}
+
 int mt_inputs_next_block(struct mt_inputs *in, struct mt_config *cfg, const struct mt_resumed *resumed,
                          struct mt_err *err)
 {

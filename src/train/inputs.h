@@ -32,6 +32,8 @@ struct mt_inputs {
     mt_dataset *data, *eval_data;  /* NULL: not opened; eval_data: where data.eval is a file */
     mt_teacher *teacher;                /* of `data`; NULL: the objective has none */
     bool prepared_only;                 /* data that the token cache lacks are not opened */
+    bool begins;                        /* of a use that trains nothing: weights are those that training begins
+                                           with, random ones if model.init says so */
     size_t top;                         /* likeliest tokens of each row that an evaluation finds; 0: none */
     struct mt_split split, held_out;
     mt_sampler *sampler, *eval_sampler; /* NULL: nothing to train, or to evaluate, on */
@@ -71,6 +73,8 @@ int mt_inputs_use_adapter(struct mt_config *cfg, const char *dir, const char *wh
                           struct mt_err *err);
 /** Says which tokenizer makes the run's tokens: equal for equal tokens and ids. 0: it is not known. */
 int mt_inputs_tokenizer_hash(uint64_t *out, const struct mt_inputs *in, struct mt_err *err);
+/** Of all files that are evaluated on; 0: there are none. */
+uint64_t mt_inputs_eval_hash(const struct mt_inputs *in);
 /** Lays the same model out for another phase of train.blocks, once the setup of the last one is finished; the data stay
  * open. */
 int mt_inputs_next_block(struct mt_inputs *in, struct mt_config *cfg, const struct mt_resumed *resumed,

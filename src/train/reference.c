@@ -68,15 +68,28 @@ static int run_step(struct mt_session *s, size_t learner, enum mt_cluster_act ac
     return rc;
 }
 
-/* `steps`: those of the run. */
-static int fill(struct mt_session *s, size_t learner, mt_sampler *sampler, uint64_t steps, double *of,
-                struct mt_err *err)
+/* What is done with the steps of some data; session NULL: it is only looked for answers that are not known. */
+struct visit {
+    struct mt_session *session;
+    size_t learner;
+    bool unknown; /* there are some */
+};
+
+/* A pass over all rows that begins at step `first` ends within so many steps. */
+static uint64_t last_of_pass(const mt_sampler *s, uint64_t first, uint64_t end)
+{
+    uint64_t epoch = mt_sampler_steps_per_epoch(s);
+    bool whole = mt_sampler_rows_per_epoch(s) >= mt_sampler_n_rows(s); /* an epoch visits all rows */
+    return whole ? MT_MIN(end, first ? first + 2 * epoch : epoch) : end;
+}
+
+/* Steps [first, end) of a sampler, over which later ones have nothing new. */
+static int visit(struct visit *v, mt_sampler *sampler, uint64_t first, uint64_t end, double *of, struct mt_err *err)
 {
     struct mt_step_data data;
-    uint64_t epoch = mt_sampler_steps_per_epoch(sampler);
-    const struct mt_inputs *in = &s->setup->in[learner];
-    enum mt_cluster_act act = sampler == in->eval_sampler ? MT_CLUSTER_EVAL : MT_CLUSTER_EVAL_TRAINING;
-    bool whole = mt_sampler_rows_per_epoch(sampler) >= mt_sampler_n_rows(sampler); /* an epoch visits all rows */
+    struct mt_session *s = v->session;
+    bool evaluation = s && sampler == s->setup->in[v->learner].eval_sampler;
+    enum mt_cluster_act act = evaluation ? MT_CLUSTER_EVAL : MT_CLUSTER_EVAL_TRAINING;
     int rc = mt_step_data_init(&data, sampler, err);
     if (rc)
         return rc;
@@ -84,11 +97,13 @@ static int fill(struct mt_session *s, size_t learner, mt_sampler *sampler, uint6
     if (!doc_loss)
         rc = mt_fail_nomem(err, "log-probabilities of the reference", most_docs(&data) * sizeof(*doc_loss));
     int64_t t0 = mt_now_ns(), said = t0;
-    for (uint64_t i = 0; i < steps && !rc && !(whole && i == epoch); i++) {
+    end = last_of_pass(sampler, first, end);
+    for (uint64_t i = first; i < end && !rc && (s || !v->unknown); i++) {
         rc = mt_sampler_fill(sampler, i, &data, err);
-        if (!rc)
-            rc = run_step(s, learner, act, &data, doc_loss, of, err);
-        double part = (double)(i + 1) / (double)MT_MIN(steps, epoch), spent = mt_seconds_since(t0);
+        v->unknown |= !rc && count_unknown(&data, of);
+        if (!rc && s)
+            rc = run_step(s, v->learner, act, &data, doc_loss, of, err);
+        double part = (double)(i + 1 - first) / (double)(end - first), spent = mt_seconds_since(t0);
         if (mt_now_ns() - said > 10000000000 && part < 1) {
             mt_info("log-probabilities of the reference: %.0f%%, %.0f s left", 100 * part, spent / part - spent);
             said = mt_now_ns();
@@ -97,6 +112,14 @@ static int fill(struct mt_session *s, size_t learner, mt_sampler *sampler, uint6
     free(doc_loss);
     mt_step_data_finish(&data);
     return rc;
+}
+
+/* The steps that are left, and those of evaluations. */
+static int visit_all(struct visit *v, const struct mt_inputs *in, uint64_t first, double *of, struct mt_err *err)
+{
+    int rc = visit(v, in->sampler, first, in->total_steps, of, err);
+    return rc || !in->eval_sampler ? rc : visit(v, in->eval_sampler, 0, mt_sampler_steps_per_epoch(in->eval_sampler),
+                                                of + evaluation_at(in), err);
 }
 
 size_t mt_reference_count(const struct mt_inputs *in)
@@ -116,18 +139,79 @@ static const char *known_of(const struct mt_train_state *st)
     return st->reference_of ? st->reference_of : START;
 }
 
-bool mt_reference_is_known(const struct mt_inputs *in, const struct mt_train_state *st)
+static uint64_t hash_of(const mt_dataset *d)
 {
-    return st->reference && st->n_reference == mt_reference_count(in) &&
-           !strcmp(known_of(st), in->cfg->preference.reference);
+    return d ? mt_dataset_hash(d) : 0;
 }
 
-int mt_reference_fill(struct mt_session *s, size_t learner, const struct mt_inputs *in, double *of, struct mt_err *err)
+/* Forgets what is of other data than the run's. */
+static int fit(const struct mt_inputs *in, struct mt_train_state *st, struct mt_err *err)
 {
-    int rc = fill(s, learner, in->sampler, in->total_steps, of, err);
-    if (!rc && in->eval_sampler)
-        rc = fill(s, learner, in->eval_sampler, mt_sampler_steps_per_epoch(in->eval_sampler), of + evaluation_at(in),
-                  err);
+    size_t n = mt_reference_count(in), own = mt_sampler_n_answers(in->sampler);
+    bool older = !st->reference_data; /* a checkpoint of an earlier version, which does not say of which data it is */
+    bool training = older || st->reference_data == hash_of(in->data);
+    if (training && st->n_reference == n && (older || st->reference_eval == hash_of(in->eval_data)))
+        return 0;
+    if (older && st->n_reference < own)
+        return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "the checkpoint has %zu log-probabilities of the reference, the data "
+                       "have %zu answers: it does not belong to them", st->n_reference, n);
+    double *of = mt_reference_new(n, err);
+    if (of && training)
+        memcpy(of, st->reference, own * sizeof(*of));
+    return of ? mt_reference_set(in, st, of, 0, err) : -ENOMEM;
+}
+
+int mt_reference_lacks(const struct mt_inputs *in, struct mt_train_state *st, bool *lacks, struct mt_err *err)
+{
+    struct visit look = {.session = NULL};
+    *lacks = true;
+    if (!st->reference || strcmp(known_of(st), in->cfg->preference.reference))
+        return 0;
+    int rc = fit(in, st, err);
+    if (!rc)
+        rc = visit_all(&look, in, st->step, st->reference, err);
+    *lacks = look.unknown;
+    return rc;
+}
+
+double *mt_reference_new(size_t n, struct mt_err *err)
+{
+    double *of = mt_calloc(n, sizeof(*of));
+    if (!of)
+        mt_fail_nomem(err, "log-probabilities of the reference", n * sizeof(*of));
+    for (size_t i = 0; of && i < n; i++)
+        of[i] = NAN;
+    return of;
+}
+
+int mt_reference_fill(struct mt_session *s, size_t learner, const struct mt_inputs *in, uint64_t first, double *of,
+                      struct mt_err *err)
+{
+    return visit_all(&(struct visit){.session = s, .learner = learner}, in, first, of, err);
+}
+
+/* Numbers that a model with other weights would not have: computed on another machine they may differ a little. */
+static bool is_far(double a, double b)
+{
+    return fabs(a - b) > 0.02 * MT_MAX(fabs(a), 1.0);
+}
+
+int mt_reference_compare(struct mt_session *s, const struct mt_inputs *in, const double *known, struct mt_err *err)
+{
+    size_t n = mt_sampler_n_answers(in->sampler), differ = 0, far = 0;
+    double *of = mt_reference_new(n, err);
+    int rc = of ? visit(&(struct visit){.session = s}, in->sampler, 0, 1, of, err) : -ENOMEM;
+    for (size_t i = 0; i < n && !rc; i++) {
+        differ += known[i] != of[i] && !isnan(known[i]) && !isnan(of[i]);
+        far += is_far(known[i], of[i]);
+    }
+    free(of);
+    if (!rc && far)
+        return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s is not the model as it was when training began: %zu log-probabilities of "
+                       "the first step are others", in->model_dir, far);
+    if (!rc && differ)
+        mt_warn("%zu log-probabilities of the first step under the reference differ in bits from the checkpoint's: it was made with "
+                "another library or GPU", differ);
     return rc;
 }
 
@@ -145,6 +229,8 @@ int mt_reference_set(const struct mt_inputs *in, struct mt_train_state *st, doub
     st->reference = of;
     st->n_reference = mt_reference_count(in);
     st->reference_of = what;
+    st->reference_data = hash_of(in->data);
+    st->reference_eval = hash_of(in->eval_data);
     return 0;
 }
 
@@ -152,26 +238,22 @@ static int make(struct mt_session *s, size_t learner, struct mt_train_state *st,
 {
     const struct mt_inputs *in = &s->setup->in[learner];
     size_t n = mt_reference_count(in);
-    double *of = mt_calloc(n, sizeof(*of));
+    double *of = mt_reference_new(n, err);
     if (!of)
-        return mt_fail_nomem(err, "log-probabilities of the reference", n * sizeof(*of));
-    for (size_t i = 0; i < n; i++)
-        of[i] = NAN;
+        return -ENOMEM;
     mt_info("log-probabilities of %zu answers under the model as it is, before the first step", n);
-    int rc = mt_reference_fill(s, learner, in, of, err);
+    int rc = mt_reference_fill(s, learner, in, 0, of, err);
     return mt_reference_set(in, st, of, rc, err);
 }
 
 int mt_reference_make(struct mt_session *s, size_t learner, struct mt_train_state *st, struct mt_err *err)
 {
     const struct mt_inputs *in = &s->setup->in[learner];
-    if (!mt_objective_of(mt_setup_numerics_of(s->setup, learner))->reference || mt_reference_is_known(in, st))
+    if (!mt_objective_of(mt_setup_numerics_of(s->setup, learner))->reference)
         return 0;
-    if (st->step && st->reference && st->n_reference == mt_reference_count(in))
-        return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "the checkpoint's reference is %s, and the model as it was at the start is "
-                       "no more: set preference.reference = %s", known_of(st), known_of(st));
-    if (st->step)
-        return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "the checkpoint has %zu log-probabilities of the reference, the data "
-                       "have %zu answers: it does not belong to them", st->n_reference, mt_reference_count(in));
-    return make(s, learner, st, err);
+    if (!st->step && !st->reference)
+        return make(s, learner, st, err);
+    bool known = st->reference && !strcmp(known_of(st), in->cfg->preference.reference);
+    return known ? 0 : mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "the checkpoint's reference is %s, and the model as it was at the "
+                               "start is no more: set preference.reference = %s", known_of(st), known_of(st));
 }

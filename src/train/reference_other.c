@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A reference that is not the model as training begins: a file of `megatrain score`, another model
- * or an adapter. */
+/* A reference that is not in the session's planes: a file of `megatrain score`, another model, an adapter, or the model
+ * as training began, of a run that goes on. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -119,18 +119,18 @@ static int take_file(const struct mt_inputs *in, const char *path, double *of, s
         path, m.n, m.of, m.at);
 }
 
-/* The configuration of the reference: another model, or this one with the adapter. */
-static int choose_model(struct mt_config **out, const struct mt_config *cfg, struct mt_err *err)
+/* The configuration of the reference: another model, this one with the adapter, or this one as it began. */
+static int choose_model(struct mt_config **out, const struct mt_inputs *in, struct mt_err *err)
 {
-    const char *dir = cfg->preference.reference;
+    const char *dir = in->cfg->preference.reference;
+    bool start = mt_reference_is_start(in), adapter = !start && mt_peft_is_folder(dir);
     struct mt_config *c = NULL;
-    int rc = mt_config_copy(&c, cfg, "chosen", err);
-    if (!rc)
-        rc = mt_inputs_use_adapter(c, mt_peft_is_folder(dir) ? dir : NULL, "preference.reference",
-                                   err);
-    if (!rc && !mt_peft_is_folder(dir))
+    int rc = mt_config_copy(&c, in->cfg, "chosen", err);
+    if (!rc && !start)
+        rc = mt_inputs_use_adapter(c, adapter ? dir : NULL, "preference.reference", err);
+    if (!rc && !start && !adapter)
         rc = mt_config_override(c, "model.path", dir, "preference.reference", err);
-    if (!rc)
+    if (!rc && !start)
         rc = mt_config_override(c, "model.init", "weights", "preference.reference", err);
     if (rc)
         mt_config_destroy(&c);
@@ -163,7 +163,7 @@ static int check_vocabulary(const struct mt_inputs *own, const struct mt_inputs 
 }
 
 /* With the samplers of the run, so that its micro-batches are the same. */
-static int run_model(const struct mt_inputs *in, struct mt_inputs *ref, double *of,
+static int run_model(const struct mt_inputs *in, struct mt_inputs *ref, const struct mt_train_state *st, double *of,
                      struct mt_err *err)
 {
     struct mt_setup setup = {0};
@@ -174,30 +174,39 @@ static int run_model(const struct mt_inputs *in, struct mt_inputs *ref, double *
         rc = mt_setup_memory(&setup, &memory, err);
     if (!rc)
         rc = mt_memory_check(&memory, err);
+    if (!rc && st->findings)
+        mt_setup_adopt_findings(&setup, st->findings); /* what does not fit is told of the run itself */
     if (!rc)
         rc = mt_session_start(&s, &setup, err);
     if (!rc)
         rc = mt_session_fill_weights(&s, NULL, err);
+    if (!rc && st->step && mt_reference_is_start(in))
+        rc = mt_reference_compare(&s, in, of, err);
     if (!rc)
-        rc = mt_reference_fill(&s, 0, in, of, err);
+        rc = mt_reference_fill(&s, 0, in, st->step, of, err);
     mt_session_finish(&s);
     mt_setup_finish(&setup);
     return rc;
 }
 
-static int take_model(const struct mt_inputs *in, double *of, struct mt_err *err)
+static int take_model(const struct mt_inputs *in, const struct mt_train_state *st, double *of, struct mt_err *err)
 {
     struct mt_config *cfg = NULL;
     struct mt_inputs ref = {0};
-    int rc = choose_model(&cfg, in->cfg, err);
+    int rc = choose_model(&cfg, in, err);
     if (!rc)
         rc = mt_inputs_open_without_data(&ref, cfg, err);
+    ref.begins = mt_reference_is_start(in);
     if (!rc)
         rc = check_vocabulary(in, &ref, err);
     if (!rc)
-        rc = run_model(in, &ref, of, err);
+        rc = run_model(in, &ref, st, of, err);
     mt_inputs_finish(&ref);
     mt_config_destroy(&cfg);
+    if (rc && mt_reference_is_start(in))
+        mt_fail_prefix(err, rc, "the steps that are left need the reference (preference.reference = start) of answers that the "
+                       "checkpoint has nothing of, and it is no more: have model.path and adapter.path as they were, or name a "
+                       "folder with that model as preference.reference, with --force");
     return rc;
 }
 
@@ -206,16 +215,20 @@ int mt_reference_take(const struct mt_setup *setup, size_t learner, struct mt_tr
 {
     const struct mt_inputs *in = &setup->in[learner];
     const char *what = in->cfg->preference.reference;
-    size_t n = mt_reference_count(in);
-    if (!mt_objective_of(mt_setup_numerics_of(setup, learner))->reference ||
-        mt_reference_is_known(in, st) || mt_reference_is_start(in))
+    bool start = mt_reference_is_start(in), lacks = true;
+    if (!mt_objective_of(mt_setup_numerics_of(setup, learner))->reference || (start && !st->reference))
         return 0;
-    double *of = mt_calloc(n, sizeof(*of));
+    int rc = mt_reference_lacks(in, st, &lacks, err);
+    bool known = st->reference && (!st->reference_of || !strcmp(st->reference_of, what));
+    if (rc || !lacks || (start && !known)) /* of another: mt_reference_make() says so */
+        return rc;
+    size_t n = mt_reference_count(in), left = n;
+    double *of = mt_reference_new(n, err);
+    for (size_t i = 0; of && known && i < n; i++)
+        left -= !isnan(of[i] = st->reference[i]);
     if (!of)
-        return mt_fail_nomem(err, "log-probabilities of the reference", n * sizeof(*of));
-    for (size_t i = 0; i < n; i++)
-        of[i] = NAN;
-    mt_info("log-probabilities of %zu answers under the reference: %s", n, what);
-    int rc = mt_is_dir(what) ? take_model(in, of, err) : take_file(in, what, of, err);
+        return -ENOMEM;
+    mt_info("log-probabilities of %zu answers under the reference: %s", left, start ? "the model as training began" : what);
+    rc = start || mt_is_dir(what) ? take_model(in, st, of, err) : take_file(in, what, of, err);
     return mt_reference_set(in, st, of, rc, err);
 }

@@ -121,7 +121,7 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
 {
     const struct mt_setup *setup = s->setup;
     const struct mt_config *cfg = setup->in->cfg;
-    if (setup->request.train && cfg->model.init == MT_INIT_RANDOM)
+    if ((setup->request.train || setup->in->begins) && cfg->model.init == MT_INIT_RANDOM)
         return mt_weights_init_random(setup->choice.layout, s->planes, (uint64_t)cfg->train.seed,
                                       (int)setup->choice.placement.threads, err);
     const char *dir = setup->in->weights_dir;

@@ -578,7 +578,7 @@ static int open_loop(struct loop *l, const struct mt_train_params *p, struct mt_
     mt_saves_init(&l->saves, p);
     l->first_step = p->first_step;
     p->state->blocks.on = p->block_end > 0;
-    mt_best_begin(p->state, l->in->cfg->eval.best_by);
+    mt_best_begin(p->state, l->in->cfg->eval.best_by, mt_inputs_eval_hash(l->in));
     p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l->in->sampler);
     p->state->total_steps = l->in->total_steps;
     mt_engine_set_updates(l->s->engine, p->learner, p->state->updates, p->state->blocks.updates);

@@ -2,6 +2,7 @@
 """Preferences: no difference to the reference before the first update, whatever the model; the same bits for every
 placement and after kills; data; refusals. Numbers are compared with TRL's in parity/test_preference.py."""
 import csv
+import filecmp
 import json
 import math
 import os
@@ -83,6 +84,38 @@ def kills_change_no_bit(tmp, model, data):
     megatrain("verify", f"{out}/checkpoint-3")
     path = f"{out}/checkpoint-3/megatrain/reference.f64"
     assert os.path.getsize(path) == 8 * 2 * 40
+
+
+def longer_runs_have_the_bits_of_one(tmp, model, data):
+    """A run that saw a part of the data goes on for longer, on other held-out pairs, too: what its checkpoint lacks of the
+    reference is computed from what it began with, or refused if that is no more."""
+    first, other = (write_pairs(f"{tmp}/held-out-{n}.jsonl", n=n, seed=n) for n in (7, 9))
+    _, made = run(tmp, "begun", model, data, train__steps=1, train__seed=8, checkpoint__save="weights", data__eval=first)
+    begun = f"{made}/checkpoint-1"
+    constant = {"train__schedule": "constant", "data__eval": first, "checkpoint__every": 2}
+    cases = {"random": (model, {}), "kto": (model, {"loss": "kto"}), "blocks": (begun, {"train__blocks": 1, "train__block_steps": 2}),
+             "lora": (begun, {"adapter__kind": "lora", "train__learning_rate": "1e-2"})}
+    for name, (start, over) in cases.items():
+        over = {**constant, **over, "model__init": "random" if start is model else "weights"}
+        _, whole = run(tmp, f"longer-whole-{name}", start, data, **{**over, "data__eval": other})
+        for steps in (2, 5, STEPS):
+            new = {"data__eval": other} if steps == STEPS else {}
+            _, out = run(tmp, f"longer-{name}", start, data, "--resume", **{**over, "train__steps": steps, **new})
+        assert losses(out) == losses(whole), (name, losses(out), losses(whole))
+        evals = [[m for m in metrics(o) if "eval_loss" in m][-1] for o in (out, whole)]
+        assert [{k: v for k, v in e.items() if k != "eval_s"} for e in evals][0] == {k: v for k, v in evals[1].items() if k != "eval_s"}, name
+        last = f"checkpoint-{STEPS}"
+        files = [f for f in os.listdir(f"{out}/{last}") if f.endswith(".safetensors")] + ["megatrain/reference.f64"]
+        assert filecmp.cmpfiles(f"{out}/{last}", f"{whole}/{last}", files, shallow=False)[0] == files, (name, files)
+    _, out = run(tmp, "longer-gone", begun, data, **constant, train__steps=2, model__init="weights")
+    shutil.move(begun, f"{begun}-was")
+    shutil.copytree(f"{out}/checkpoint-2", begun)
+    shutil.rmtree(f"{begun}/megatrain")
+    more = {**constant, "train__steps": 6, "model__init": "weights"}
+    p, _ = run(tmp, "longer-gone", begun, data, "--resume", expect=7, **more)
+    assert "is not the model as it was when training began" in p.stderr and "preference.reference" in p.stderr, p.stderr
+    p, _ = run(tmp, "longer-gone", begun, data, "--resume", "--force", preference__reference=f"{begun}-was", **more)
+    assert all(math.isfinite(m["loss"]) for m in metrics(out) if "loss" in m), p.stderr
 
 
 def formats(tmp, model):
@@ -344,6 +377,7 @@ with tempfile.TemporaryDirectory() as tmp:
     without_updates_nothing_differs(tmp, data)
     placement_changes_no_bit(tmp, model, data)
     kills_change_no_bit(tmp, model, data)
+    longer_runs_have_the_bits_of_one(tmp, model, data)
     formats(tmp, model)
     a_report_shows_measures(tmp, model, data)
     long_answers_are_cut(tmp, model)

@@ -393,8 +393,17 @@ static void changes_on_resume_are_told_apart(void **state)
     d = load("[model]\npath = m\ncompute = fp8\n[data]\ntrain = d.jsonl\n[train]\nsteps = 3\nbatch_size = 4\n");
     assert_int_equal(mt_config_diff(d, old.p, &diff, &grown, &err), 0);
     assert_string_equal(diff.p, "  model.compute: bf16 -> fp8\n");
-    mt_str_finish(&old);
     mt_str_finish(&diff);
+    static const char *const evals[][2] = {{"e.jsonl", ""}, {"5", "  data.eval:  -> 5\n"}, {"2%", "  data.eval:  -> 2%\n"}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(evals); i++) { /* a file changes nothing that is trained, a part of the data does */
+        mt_config_destroy(&d);
+        assert_int_equal(mt_config_copy(&d, c, "", &err), 0);
+        assert_int_equal(mt_config_override(d, "data.eval", evals[i][0], "run.ini:1", &err), 0);
+        assert_int_equal(mt_config_diff(d, old.p, &diff, &grown, &err), 0);
+        assert_string_equal(diff.p ? diff.p : "", evals[i][1]);
+        mt_str_finish(&diff);
+    }
+    mt_str_finish(&old);
     mt_config_destroy(&c);
     mt_config_destroy(&d);
 }
