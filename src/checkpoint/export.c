@@ -37,6 +37,7 @@ struct exporter {
     size_t *stored;                 /* f32: for each of `weights` its index in layout->stored; NONE: copied */
     struct mt_stored_writer writer; /* f32: assembles stored tensors from masters */
     cJSON *named; /* tensors of the base model, which have no master; NULL: none */
+    struct mt_stored_reader base;   /* f32: reads these, in the layout's order */
     struct mt_packed_model model;   /* if layers are to be packed, instead of all these */
     struct mt_layout_files packed;  /* its files, and after them: */
     const struct mt_st_tensor **copied; /* those of `weights` that are not of the decoder */
@@ -55,13 +56,11 @@ static const size_t NONE = SIZE_MAX;
 static int read_master(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
                        struct mt_err *err)
 {
-    const struct exporter *x = ctx;
+    struct exporter *x = ctx;
     char name[160];
-    const char *stored = x->layout->stored[t->place.stored].name;
-    const struct mt_st_tensor *base = mt_json_get(x->named, t->name) ? mt_st_find(&x->weights, stored) : NULL;
     (void)size;
-    if (base)
-        return mt_st_read_f32(&x->weights, base, first, n, dst, err);
+    if (mt_json_get(x->named, t->name))
+        return mt_stored_read_f32(&x->base, t, first, n, dst, err);
     snprintf(name, sizeof(name), "%s.master", t->name);
     for (size_t s = 0; s < x->n_states; s++) {
         const struct mt_st_tensor *master = mt_st_find(&x->states[s], name);
@@ -112,11 +111,12 @@ static int open_layout(struct exporter *x, const char *from, struct mt_err *err)
     for (size_t i = 0; i < x->weights.n_tensors; i++)
         x->stored[i] = NONE;
     for (size_t i = 0; i < x->layout->n_stored; i++) {
-        const struct mt_st_tensor *t = mt_st_find(&x->weights, x->layout->stored[i].name);
+        const struct mt_st_tensor *t = mt_stored_find(&x->weights, x->layout->stored[i].name);
         if (t)
             x->stored[t - x->weights.tensors] = i;
     }
     x->writer = (struct mt_stored_writer){.l = x->layout, .read = read_master, .ctx = x};
+    mt_stored_reader_init(&x->base, x->layout, &x->weights, NULL);
     return 0;
 }
 
@@ -615,6 +615,7 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     free(x.stored);
     free(x.copied);
     mt_stored_writer_finish(&x.writer);
+    mt_stored_reader_finish(&x.base);
     mt_layout_destroy(&x.layout);
     mt_layout_files_finish(&x.packed);
     mt_packed_model_finish(&x.model);

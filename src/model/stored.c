@@ -401,7 +401,10 @@ static int load_share(struct mt_stored_reader *r, const struct mt_st_tensor *src
 int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, size_t first, size_t n, float *dst,
                        struct mt_err *err)
 {
-    const struct mt_st_tensor *src = mt_stored_find(r->st, r->l->stored[t->place.stored].name);
+    const char *name = r->l->stored[t->place.stored].name;
+    const struct mt_st_tensor *src = mt_stored_find(r->st, name);
+    if (!src)
+        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%.200s\" is missing", r->st->files[0].path, name);
     if (mt_stored_is_in_order(t)) {
         if (r->summer && first == 0)
             mt_summer_begin(r->summer);
