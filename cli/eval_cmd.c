@@ -27,12 +27,21 @@ static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
             rc = mt_engine_eval(s->engine, 0, &data, &sum, err);
         for (size_t m = 0; m < data.n && !rc; m++)
             for (size_t d = 0; d < data.micro[m].n_docs; d++, at++)
-                printf(json ? "{\"sample\": %d, \"loss_sum\": %.17g}\n" : "sample %d loss_sum %.17g\n",
+                printf(json ? isfinite(loss[at]) ? "{\"sample\": %d, \"loss_sum\": %.17g}\n" : "{\"sample\": %d, \"loss_sum\": null}\n"
+                            : "sample %d loss_sum %.17g\n",
                        data.micro[m].sample[d], loss[at]);
     }
     free(loss);
     mt_step_data_finish(&data);
     return rc;
+}
+
+/* Such a loss is no result. */
+static int check_loss(double loss, const char *of, struct mt_err *err)
+{
+    return isfinite(loss) ? 0 : mt_fail(err, MT_ERR_TRAINING, -EDOM, "the loss on %s is not finite: the model's weights, or values "
+                                        "that it computes of these samples, are too large (--per-sample says of which; megatrain "
+                                        "verify, whether its files are whole)", of);
 }
 
 static int run_eval(struct mt_setup *setup, const struct cli_args *args, struct mt_err *err)
@@ -49,6 +58,10 @@ static int run_eval(struct mt_setup *setup, const struct cli_args *args, struct 
     if (!rc)
         rc = mt_evaluate(&s, 0, NULL, &r, &unread, err);
     mt_session_finish(&s);
+    if (!rc)
+        rc = check_loss(r.loss, "data.eval", err);
+    for (size_t i = 0; i < r.n_sets && !rc; i++)
+        rc = check_loss(r.sets[i].loss, r.sets[i].name, err);
     if (!rc)
         printf(json ? "{\"loss\": %.17g, \"perplexity\": %.17g, \"accuracy\": %.17g, \"tokens\": %llu}\n"
                     : "loss %.6f  perplexity %.4f  accuracy %.4f  tokens %llu\n",

@@ -174,6 +174,9 @@ static int pass(struct generator *x, bool *over, struct mt_err *err)
         size_t at = t->n - t->prompt->n;
         double u = mt_philox_uniform(x->g->seed, t->stream, at);
         size_t id = draw(x->logits + i * x->vocab, drawn_of, x->g, x->candidate, u);
+        if (!isfinite(x->logits[i * x->vocab + id]))
+            return mt_fail(err, MT_ERR_TRAINING, -EDOM, "logits of text %zu are not finite: the model's weights, or values that it "
+                           "computes of this text, are too large (megatrain verify says whether its files are whole)", x->of[i]);
         if (ends_turn(hf, x->g, t, id)) {
             t->finish = CLI_STOP;
             continue;

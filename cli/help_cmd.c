@@ -19,7 +19,7 @@ static const struct {
     {EXIT_INPUT, "bad input: model, tokenizer, data"},
     {EXIT_NO_FIT, "will not fit (host, device, disk)"},
     {EXIT_DEVICE, "device error"},
-    {EXIT_TRAINING, "training failed: gradients or weights not finite"},
+    {EXIT_TRAINING, "training failed: gradients, weights or losses not finite"},
     {EXIT_CHECKPOINT, "checkpoint damaged or not matching"},
     {EXIT_REQUEUE, "stopped on the time limit with a good checkpoint: run again with --resume"},
     {130, "SIGINT, checkpoint saved"},

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <dirent.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,6 +138,23 @@ static int write_top(mt_teacher_out *t, const struct scratch *k, const struct mt
     return rc;
 }
 
+/* A log-probability that is not finite is no result. */
+static int check_losses(const struct mt_inputs *in, const struct mt_batch *of, const float *loss, struct mt_err *err)
+{
+    const struct mt_dataset_stats *s = mt_dataset_stats(in->eval_data);
+    char place[4200];
+    for (size_t d = 0; d < of->n_docs; d++)
+        for (int32_t i = of->doc_rows[d]; i < of->doc_rows[d + 1]; i++)
+            if (!isfinite(loss[i])) {
+                uint64_t sample = (uint64_t)of->sample[d];
+                mt_dataset_place(in->eval_data, s->answers ? sample / 2 % s->n_samples : sample, place, sizeof(place));
+                return mt_fail(err, MT_ERR_TRAINING, -EDOM, "%s: its log-probability is not finite: the model's weights, or "
+                               "values that it computes of this sample, are too large (megatrain verify says whether its "
+                               "files are whole)", place);
+            }
+    return 0;
+}
+
 static int run_step(struct mt_session *s, const struct mt_step_data *data, struct scratch *k, const struct sinks *to,
                     struct mt_err *err)
 {
@@ -148,7 +166,9 @@ static int run_step(struct mt_session *s, const struct mt_step_data *data, struc
         return rc;
     for (size_t m = 0, at = 0; m < data->n && !rc; at += data->micro[m++].n_loss) {
         add_docs(k, &b, &data->micro[m], at);
-        rc = to->teacher ? write_top(to->teacher, k, &data->micro[m], at, err) : 0;
+        rc = check_losses(s->setup->in, &data->micro[m], k->loss + at, err);
+        if (!rc && to->teacher)
+            rc = write_top(to->teacher, k, &data->micro[m], at, err);
     }
     if (!rc && to->teacher) /* before the journal says that it is done */
         rc = mt_teacher_sync(to->teacher, err);

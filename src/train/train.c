@@ -36,6 +36,8 @@ struct loop {
     mt_loader *loader;
     struct mt_saves saves;
     uint64_t first_step;
+    uint64_t n_trained;  /* steps since then that were not skipped, or only in part */
+    char bad_tensor[128]; /* of the last one that was */
     double step_seconds; /* of a step, smoothed */
     bool evaluated;      /* at this step */
     bool sound;          /* what failed left the state as it was: data, a computation, an evaluation */
@@ -108,12 +110,25 @@ static int evaluate(struct loop *l, struct mt_err *err)
     return 0;
 }
 
+/* What to do about gradients that are not finite. A smaller rate does not help where no update came before them. */
+static const char *advice(const struct loop *l)
+{
+    if (l->n_trained)
+        return "lower train.learning_rate";
+    return l->first_step ? "no step since the run went on could be used, so the state that it went on from may have grown too large: go on "
+                           "from an earlier checkpoint (--resume=FOLDER) with a lower train.learning_rate"
+                         : "no update came before, so the rate is not the cause: weights or data give values that are not finite "
+                           "(megatrain eval --per-sample says on which samples, megatrain verify whether the model's files are whole)";
+}
+
 static int count_skip(struct loop *l, const struct mt_step_result *r, struct mt_err *err)
 {
+    l->n_trained += !r->skipped;
     if (!r->n_skipped) {
         l->st->skips_in_row = 0;
         return 0;
     }
+    snprintf(l->bad_tensor, sizeof(l->bad_tensor), "%s", r->bad_tensor);
     l->st->skips++;
     l->st->skips_in_row++;
     char what[64] = "skipped";
@@ -125,10 +140,19 @@ static int count_skip(struct loop *l, const struct mt_step_result *r, struct mt_
     if (l->st->skips_in_row < (uint64_t)l->in->cfg->train.max_skips)
         return 0;
     return mt_fail(err, MT_ERR_TRAINING, -EDOM,
-                   "%llu steps in a row had a gradient that is not finite (first bad tensor: %s): %s; lower "
-                   "train.learning_rate",
+                   "%llu steps in a row had a gradient that is not finite (first bad tensor: %s): %s; %s",
                    (unsigned long long)l->st->skips_in_row, r->bad_tensor,
-                   l->p->history->has ? "the last checkpoint is good" : "there is no checkpoint of this run");
+                   l->p->history->has ? "the last checkpoint is good" : "there is no checkpoint of this run", advice(l));
+}
+
+/* A run that has ended without an update of its own has trained nothing, which is no success; it is not saved. */
+static int check_trained(const struct loop *l, struct mt_err *err)
+{
+    uint64_t done = l->st->step - l->first_step;
+    bool any = done ? l->n_trained : !l->st->step || mt_engine_next_update(l->s->engine, l->p->learner);
+    return any ? 0 : mt_fail(err, MT_ERR_TRAINING, -EDOM, "every step %s was skipped, as the gradient was not finite%s%s: "
+                             "nothing was trained; %s", done ? "of this call" : "of the run", done ? ", last of " : "",
+                             l->bad_tensor, advice(l));
 }
 
 static void report_layers(const struct loop *l)
@@ -381,7 +405,9 @@ static void end(struct run *r, struct loop *l, enum mt_train_end why)
 {
     struct mt_err err = {0};
     l->end = why;
-    int rc = finish_run(l, &l->end, &err);
+    int rc = why == MT_END_DONE || why == MT_END_EARLY ? check_trained(l, &err) : 0;
+    if (!rc)
+        rc = finish_run(l, &l->end, &err);
     l->live = false;
     if (rc)
         fail(r, l, rc, &err);

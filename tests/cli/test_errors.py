@@ -168,6 +168,13 @@ def weight_value_cases(tmp, data):
     bad[-8:-4] = struct.pack("<f", 3e38)
     open(path, "wb").write(bad)
     check("weights that overflow", ["-q", "run", ini, "--force"], 6, "5 steps in a row", "there is no checkpoint of this run")
+    for steps, say in ((3, "every step of this call was skipped"), (5, "the rate is not the cause")):
+        check(f"{steps} steps that overflow", ["-q", "run", ini, "--force", "--set", f"train.steps={steps}"], 6, say)
+        assert not [d for d in os.listdir(os.path.join(tmp, "wv-out2")) if d.startswith("checkpoint")], "nothing was trained"
+    check("a loss that overflows", ["eval", ini, "--set", f"data.eval={data}"], 6, "the loss on data.eval is not finite", "--per-sample")
+    check("a score that overflows", ["score", ini, "--data", data, "--out", os.path.join(tmp, "wv.scores")], 6, "data.jsonl:22: its log-probability is not finite")
+    open(path, "wb").write(raw[:-256] + 64 * struct.pack("<f", 3e38))
+    check("a text that overflows", ["sample", "--model", good, "--prompt", "a"], 6, "logits of text 0 are not finite")
     open(path, "wb").write(raw)
     write_model(good, config("llama", num_hidden_layers=1, tie_word_embeddings=True))
     check("a head beside tied embeddings", ["run", ini, "--force"], 0, "lm_head.weight is ignored, the embeddings are tied")
