@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/shared.h"
 
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,7 +28,7 @@ const char *mt_shared_difference(const struct mt_shared_of *a, const struct mt_s
         {"train.seed of random weights", a->cfg->model.init != MT_INIT_RANDOM || x->seed == y->seed},
         {"model.base_dtype", a->cfg->model.base_dtype == b->cfg->model.base_dtype},
         {"model.dtype", x->dtype == y->dtype},
-        {"model.compute", x->compute == y->compute},
+        {"model.compute", mt_settled_compute(x) == mt_settled_compute(y)},
         {"train.objective", mt_objective_of(x) == mt_objective_of(y)},
         {"distill.top", x->objective_keys.top == y->objective_keys.top},
         {"train.router_aux_loss", x->router_aux_loss == y->router_aux_loss},
@@ -50,8 +52,36 @@ static struct mt_shared_of shared_of(const struct mt_inputs *in)
     return (struct mt_shared_of){in->cfg, &in->numerics, in->model_dir};
 }
 
+/* What is auto in one run is what others have, from their checkpoints or configurations: one choice is made for all. */
+static int take_from_others(const struct mt_setup *s, struct mt_err *err)
+{
+    static const struct {
+        const char *key;
+        size_t at;
+    } chosen[] = {{"train.micro_batch", offsetof(struct mt_numerics, micro_batch)},
+                  {"memory.logits_chunk", offsetof(struct mt_numerics, logits_chunk)},
+                  {"memory.logits_piece", offsetof(struct mt_numerics, logits_piece)}};
+    int rc = 0;
+    for (size_t k = 0; k < MT_ARRAY_LEN(chosen); k++) {
+        int64_t value = MT_AUTO;
+        char text[32];
+        for (size_t i = 0; i < s->n_learners && value == MT_AUTO; i++)
+            memcpy(&value, (const char *)&s->in[i].numerics + chosen[k].at, sizeof(value));
+        snprintf(text, sizeof(text), "%lld", (long long)value);
+        for (size_t i = 0; i < s->n_learners && value != MT_AUTO && !rc; i++) {
+            int64_t *own = (int64_t *)((char *)&s->in[i].numerics + chosen[k].at);
+            rc = *own == MT_AUTO ? mt_config_override(s->in[i].cfg, chosen[k].key, text, "of the other runs", err) : 0;
+            *own = *own == MT_AUTO ? value : *own;
+        }
+    }
+    return rc;
+}
+
 int mt_shared_check(const struct mt_setup *s, struct mt_err *err)
 {
+    int rc = s->n_learners > 1 ? take_from_others(s, err) : 0;
+    if (rc)
+        return rc;
     const struct mt_shared_of a = shared_of(s->in);
     for (size_t i = 0; i < s->n_learners && s->n_learners > 1; i++) {
         const struct mt_shared_of b = shared_of(&s->in[i]);

@@ -17,7 +17,8 @@ struct mt_shared_of {
 const char *mt_shared_alone(const struct mt_shared_of *a);
 /** A key in which the two differ, though runs on one base share it; NULL: none. */
 const char *mt_shared_difference(const struct mt_shared_of *a, const struct mt_shared_of *b);
-/** -EINVAL: names a key in which a learner differs from the first, though all share it. */
+/** What the plan chooses for all, and is auto in a learner, is taken from one that has it, from its checkpoint, say.
+ * Then -EINVAL: names a key in which a learner differs from the first, though all share it. */
 int mt_shared_check(const struct mt_setup *s, struct mt_err *err);
 /** Lays out the base with the adapters of all; sets the request's layouts, its learners and the rows of a step. */
 int mt_shared_request(struct mt_setup *s, struct mt_err *err);

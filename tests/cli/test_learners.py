@@ -2,6 +2,7 @@
 """Several runs on one base that is read once: each has the bits of its run alone, whatever the others do."""
 import json
 import os
+import shutil
 import sys
 import tempfile
 
@@ -67,9 +68,11 @@ def check_bits(p):
 
 
 def check_resume(p, alone):
-    """All stop after three steps, one of them is resumed alone, and then all."""
-    p.run("cut", RUNS, "--max-steps", 3)
+    """Two stop after three steps, and one of them is resumed alone; another comes to them, and is left without a checkpoint."""
+    outs = p.run("cut", ["b", "c"], "--max-steps", 3)
     p.run("cut", ["c"], "--resume", "--max-steps", 1)
+    outs = p.run("cut", RUNS, "--resume", "--max-steps", 1)
+    shutil.rmtree(outs["a"])
     outs = p.run("cut", RUNS, "--resume")
     for n in RUNS:
         got = p.result(outs[n], n)
