@@ -31,6 +31,9 @@ struct mt_checkpoint_save {
     const uint64_t *named;    /* [n_tensors] sums of the base's tensors (in_base): a full checkpoint names these instead
                                  of holding them. NULL: it holds all */
     const char *base_dir;     /* the folder of these tensors */
+    const struct mt_st_model *base; /* its files, open: the folder itself may be gone. Names are looked up in them, and
+                                 tensors that the program does not use are copied. NULL: there are none; a run by blocks
+                                 has them */
     bool *lost;               /* set if it failed because the planes could not be read; may be NULL */
     uint64_t shard_bytes;
 };

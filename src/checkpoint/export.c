@@ -488,10 +488,10 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
 /* bf16 has 8 bits of a weight: small updates are rounded away. */
 static void tell_rounding(const struct mt_merge *m)
 {
-    struct mt_merge_rounding r;
-    if (m && mt_merge_rounded(m, &r))
-        mt_info("of what the adapters add, %.1f%% is left in bf16, with an error of %.1f%% of its norm%s", 100 * r.kept,
-                100 * r.error, r.error > 0.1 ? "; --dtype f32 keeps all of it" : "");
+    double kept, error;
+    if (m && mt_rounded_share(mt_merge_rounding(m), &kept, &error))
+        mt_info("of what the adapters add, %.1f%% is left in bf16, with an error of %.1f%% of its norm%s", 100 * kept,
+                100 * error, error > 0.1 ? "; --dtype f32 keeps all of it" : "");
 }
 
 /* transformers' FP8 has no partial blocks at the edges of a matrix. */

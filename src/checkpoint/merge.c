@@ -55,9 +55,7 @@ struct mt_merge {
     float *by;                     /* [out] with DoRA: magnitude / |W + s B A|; NULL: 1 */
     size_t rank, in, width;        /* width: columns of a row of the tensor */
     float scale;
-    struct {
-        double update, kept, lost; /* sums of update^2, (rounded - base) update, (rounding's error)^2 */
-    } rounding;
+    struct mt_rounded rounding;
 };
 
 static int by_name(const void *a, const void *b)
@@ -458,12 +456,9 @@ static void add_adapter(const struct mt_merge *m, size_t first, size_t n, float 
     }
 }
 
-bool mt_merge_rounded(const struct mt_merge *m, struct mt_merge_rounding *out)
+const struct mt_rounded *mt_merge_rounding(const struct mt_merge *m)
 {
-    double all = m->rounding.update;
-    if (all > 0)
-        *out = (struct mt_merge_rounding){m->rounding.kept / all, sqrt(m->rounding.lost / all)};
-    return all > 0;
+    return &m->rounding;
 }
 
 /* base: the elements without the adapter, NULL: there is none. */
@@ -471,12 +466,8 @@ static void round_to_bf16(struct mt_merge *m, const float *x, const float *base,
 {
     for (size_t k = 0; k < n; k++)
         dst[k] = mt_f32_to_bf16(x[k]);
-    for (size_t k = 0; base && k < n; k++) {
-        double rounded = (double)mt_bf16_to_f32(dst[k]), update = (double)x[k] - (double)base[k];
-        m->rounding.update += update * update;
-        m->rounding.kept += (rounded - (double)base[k]) * update;
-        m->rounding.lost += (rounded - (double)x[k]) * (rounded - (double)x[k]);
-    }
+    if (base)
+        mt_rounded_add(&m->rounding, base, x, dst, n);
 }
 
 int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+#include "checkpoint/rounding.h"
 #include "hf/safetensors.h"
 
 /**
@@ -29,12 +30,7 @@ void mt_merge_keep_dtypes(struct mt_merge *m);
 /** Does the tensor differ from the base's? */
 bool mt_merge_differs(const struct mt_merge *m, size_t i);
 /** What rounding leaves of the update that adapters add, of all that was read in bf16. */
-struct mt_merge_rounding {
-    double kept;  /* the part of it that is left: <rounded - base, update> / |update|^2; 1: all */
-    double error; /* |rounded - (base + update)| / |update| */
-};
-/** False: nothing was rounded. */
-bool mt_merge_rounded(const struct mt_merge *m, struct mt_merge_rounding *out);
+const struct mt_rounded *mt_merge_rounding(const struct mt_merge *m);
 /** Elements [first, first + n) of a tensor, in its dtype. */
 int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *dst, struct mt_err *err);
 

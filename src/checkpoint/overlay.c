@@ -30,8 +30,11 @@
 struct writer {
     const struct mt_overlay_write *o;
     char tmp[4096], base[4096];
-    struct mt_st_model model; /* the model's files */
     struct mt_layout_files files;
+    struct mt_rounded one; /* of the tensor `of` */
+    size_t of;
+    float *now, *was;      /* a piece of it */
+    size_t n_now, n_was;
     cJSON *mine;         /* name of a tensor that this phase trained -> file */
     cJSON *map;          /* the same of all tensors; consumed by the index */
     struct mt_str sums;  /* what its name is made of */
@@ -54,7 +57,7 @@ static bool is_always(const struct mt_overlay_write *o, const struct mt_stored *
 /* The tensor's name and dtype in the model's files, or as it is usually stored. */
 static void declare(struct writer *w, struct mt_st_decl *d)
 {
-    const struct mt_st_tensor *src = mt_stored_find(&w->model, d->name);
+    const struct mt_st_tensor *src = mt_stored_find(w->o->base, d->name);
     bool wide = src && (src->dtype == MT_ST_F32 || src->dtype == MT_ST_F16);
     if (src)
         d->name = src->name;
@@ -62,10 +65,48 @@ static void declare(struct writer *w, struct mt_st_decl *d)
         d->dtype = MT_ST_F32;
 }
 
+/* Tensor `next` is written now: the one before is complete. */
+static void note_rounding(struct writer *w, size_t next)
+{
+    struct mt_overlay_rounding *r = w->o->rounding;
+    double kept, error;
+    if (w->of == next)
+        return;
+    if (r && mt_rounded_share(&w->one, &kept, &error) && (!r->worst || kept < r->least)) {
+        r->worst = w->files.decls[w->of].name;
+        r->least = kept;
+    }
+    w->one = (struct mt_rounded){0};
+    w->of = next;
+}
+
+/* What it was, if the files before have it plain. */
+static const struct mt_st_tensor *plain_before(const struct writer *w, const struct mt_st_decl *d)
+{
+    const struct mt_st_tensor *t = d->dtype == MT_ST_BF16 && w->o->rounding ? mt_st_find(w->o->base, d->name) : NULL;
+    return t && t->dtype == MT_ST_BF16 && t->n_elems == mt_st_decl_bytes(d) / sizeof(uint16_t) ? t : NULL;
+}
+
 static int source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     struct writer *w = ctx;
-    return mt_layout_files_read(&w->files, i, first, n, dst, err);
+    const struct mt_st_tensor *before = plain_before(w, &w->files.decls[i]);
+    uint16_t *hi = dst, lo;
+    note_rounding(w, i);
+    if (!before)
+        return mt_layout_files_read(&w->files, i, first, n, dst, err);
+    if (!mt_grow(&w->now, &w->n_now, n, sizeof(float)) || !mt_grow(&w->was, &w->n_was, n, sizeof(float)))
+        return mt_fail_nomem(err, before->name, n * sizeof(float));
+    int rc = mt_stored_gather(&w->files.writer, w->files.of[i].stored, first, n, sizeof(float), w->now, err);
+    if (!rc)
+        rc = mt_st_read_f32(w->o->base, before, first, n, w->was, err);
+    for (size_t k = 0; k < n && !rc; k++)
+        mt_master_split(w->now[k], &hi[k], &lo);
+    if (!rc) {
+        mt_rounded_add(&w->one, w->was, w->now, hi, n);
+        mt_rounded_add(&w->o->rounding->all, w->was, w->now, hi, n);
+    }
+    return rc;
 }
 
 /* What was written is read past the page cache: the next phase rests on it. */
@@ -287,11 +328,11 @@ size_t mt_overlay_rest(const char **rest, const struct mt_st_model *model, const
 static int name_base(struct writer *w, struct mt_err *err)
 {
     size_t n = (size_t)cJSON_GetArraySize(w->map), k = 0;
-    const char **own = mt_calloc(n, sizeof(*own)), **rest = mt_calloc(w->model.n_tensors, sizeof(*rest));
+    const char **own = mt_calloc(n, sizeof(*own)), **rest = mt_calloc(w->o->base->n_tensors, sizeof(*rest));
     int rc = own && rest ? 0 : mt_fail_nomem(err, "an overlay", n * sizeof(*own));
     for (const cJSON *v = w->map->child; v && !rc; v = v->next)
         own[k++] = v->string;
-    n = rc ? 0 : mt_overlay_rest(rest, &w->model, own, n);
+    n = rc ? 0 : mt_overlay_rest(rest, w->o->base, own, n);
     for (size_t i = 0; i < n && !rc; i++)
         if (!mt_json_add(w->map, rest[i], cJSON_CreateString(MT_ST_IN_BASE)))
             rc = mt_fail_nomem(err, "an overlay", n);
@@ -320,9 +361,8 @@ static int write_all(struct writer *w, struct mt_err *err)
     mt_json_begin();
     w->map = cJSON_CreateObject();
     w->mine = cJSON_CreateObject();
-    int rc = mt_st_open_dir(&w->model, w->o->base_dir, err);
-    if (!rc)
-        rc = w->o->merge ? write_merged(w, err) : write_trained(w, err);
+    int rc = w->o->merge ? write_merged(w, err) : write_trained(w, err);
+    note_rounding(w, SIZE_MAX);
     if (!rc)
         rc = take_parent(w, err);
     if (!rc)
@@ -334,7 +374,8 @@ static int write_all(struct writer *w, struct mt_err *err)
     cJSON_Delete(w->map);
     cJSON_Delete(w->mine);
     mt_layout_files_finish(&w->files);
-    mt_st_close(&w->model);
+    free(w->now);
+    free(w->was);
     if (!rc && w->sums.failed)
         rc = mt_fail_nomem(err, "an overlay", w->sums.len);
     return rc;
@@ -356,13 +397,15 @@ static int put_in_place(struct writer *w, const char *name, struct mt_err *err)
 
 int mt_overlay_write(const struct mt_overlay_write *o, char **name, struct mt_err *err)
 {
-    struct writer w = {.o = o, .files = {.share_of = SIZE_MAX}};
+    struct writer w = {.o = o, .files = {.share_of = SIZE_MAX}, .of = SIZE_MAX};
     char text[64];
     int rc = mt_path_printf(w.tmp, sizeof(w.tmp), "%s/" PREFIX "%llu.tmp", o->dir, (unsigned long long)o->phase);
     if (!realpath(o->base_dir, w.base))
         rc = -errno;
     if (rc)
-        return mt_fail(err, MT_ERR_RUNTIME, rc, "cannot find %s: %s", o->base_dir, strerror(-rc));
+        return mt_fail(err, MT_ERR_INPUT, rc, "the model's folder %s cannot be found: %s. The next block needs it: go on with "
+                       "--resume once it is there, or with --resume --force and its new place in model.path", o->base_dir,
+                       strerror(-rc));
     rc = mt_remove_tree(w.tmp, err);
     if (!rc)
         rc = mt_mkdir_p(w.tmp, err);

@@ -14,15 +14,22 @@
  * reads both as one. <sum> is made of the sums of its files: one name always means the same weights, whichever run
  * writes them. Files that the overlay before has, and this phase did not train, are linked: nothing is copied twice.
  */
+struct mt_overlay_rounding {
+    struct mt_rounded all;
+    const char *worst; /* the tensor of which least is left; NULL: none was rounded. The layout's, or `base`'s */
+    double least;      /* the part of its update */
+};
 struct mt_overlay_write {
     const char *dir;      /* the run's output folder */
     const char *parent;   /* name in `dir` of the overlay before; NULL: none */
     const char *base_dir; /* the model's folder */
+    const struct mt_st_model *base; /* what the phase began from: the model's files with the overlay before, open */
     uint64_t phase;
     const struct mt_layout *layout; /* its trained tensors are written: in bf16; in f32 where the model has f32, f16 */
     mt_plane_set *planes;
     const char *const *always; /* [n_always] globs of tensors that every phase trains: they have a file of their own */
     size_t n_always;
+    struct mt_overlay_rounding *rounding; /* receives what bf16 leaves of what the phase trained; NULL: not wanted */
     /* Or tensors that adapters were added to, in their own dtype (F16: in F32); layout to n_always are not used. */
     struct mt_merge *merge;          /* NULL: trained tensors are written */
     const struct mt_hf_files *files; /* with merge: the model's, written too, so that the folder is read as a model */

@@ -77,12 +77,11 @@ static cJSON *manifest_json(const struct mt_train_state *s)
 static void add_named(const struct mt_saver *v, cJSON *o)
 {
     const struct mt_layout *l = v->s->layout;
-    struct mt_st_model base = {0};
+    const struct mt_st_model *base = v->s->base; /* NULL: only the folder is named */
     cJSON *frozen = NULL, *tensors = NULL;
     char sum[MT_SUM_TEXT];
     if (!v->s->full || !v->s->named)
         return;
-    bool open = !mt_st_open_dir(&base, v->s->base_dir, NULL); /* else only the folder is named */
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         if (!mt_save_names_only(v->s, t))
@@ -93,19 +92,17 @@ static void add_named(const struct mt_saver *v, cJSON *o)
             tensors = cJSON_AddObjectToObject(frozen, "tensors");
         }
         const char *stored = l->stored[t->place.stored].name;
-        const struct mt_st_tensor *src = open ? mt_stored_find(&base, stored) : NULL;
+        const struct mt_st_tensor *src = base ? mt_stored_find(base, stored) : NULL;
         cJSON *one = cJSON_AddObjectToObject(tensors, t->name);
         if (strcmp(stored, t->name) != 0)
             cJSON_AddStringToObject(one, "stored", stored);
         mt_sum_format(sum, v->s->named[i]);
         if (src)
-            cJSON_AddStringToObject(one, "file", base.files[src->file].name);
+            cJSON_AddStringToObject(one, "file", base->files[src->file].name);
         cJSON_AddStringToObject(one, "xxh3", sum);
         if (mt_weights_form(t, src))
             cJSON_AddStringToObject(one, "form", mt_weights_form(t, src));
     }
-    if (open)
-        mt_st_close(&base);
 }
 
 /* Writes the list of files, and its seal. */
@@ -295,8 +292,6 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
         rc = check_space(&v, err);
     if (!rc)
         rc = save_as(&v, final, err);
-    mt_st_close(&v.along);
-    mt_st_close(&v.base);
     free(v.copied);
     return rc ? rc : make_known(&v, name, err);
 }

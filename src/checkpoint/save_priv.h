@@ -19,9 +19,7 @@ struct mt_saver {
     const struct mt_st_decl *decls; /* of the file that is being written */
     size_t first_tensor; /* first tensor of the block whose state is being written */
     struct mt_layout_files weights; /* as tensors of the model's files */
-    struct mt_st_model along;       /* the model's own files, if tensors are copied from them: */
-    struct mt_st_model base;        /* with blocks: the model's files, some of whose tensors are named */
-    const struct mt_st_tensor **copied; /* [n_copied] of `along` */
+    const struct mt_st_tensor **copied; /* [n_copied] of the model's own files */
     size_t n_copied;
     cJSON *files, *tensors; /* tensors: of the current file, NULL before its first */
     char sum[MT_SUM_TEXT]; /* of the sealed file */
@@ -31,7 +29,7 @@ struct mt_saver {
 
 /** Does the checkpoint only name the tensor, which stays in the model's folder? */
 bool mt_save_names_only(const struct mt_checkpoint_save *s, const struct mt_tensor *t);
-/** Finds the tensors of the model that are not in the layout: they are copied from its folder. */
+/** Finds the tensors of the model that are not in the layout: they are copied from its files. */
 int mt_save_find_copied(struct mt_saver *v, struct mt_err *err);
 /** A folder as PEFT writes it: all trained tensors, and nothing of the base. */
 int mt_save_adapter(struct mt_saver *v, struct mt_err *err);

@@ -129,27 +129,22 @@ static int weight_source(void *ctx, size_t i, size_t first, size_t n, void *dst,
         return noted(v, mt_layout_files_read(&v->weights, i, first, n, dst, err));
     const struct mt_st_tensor *t = v->copied[i - v->weights.n];
     size_t size = mt_st_dtype_size(t->dtype);
-    return mt_st_read_raw(&v->along, t, first * size, n * size, dst, err);
+    return mt_st_read_raw(v->s->base, t, first * size, n * size, dst, err);
 }
 
 int mt_save_find_copied(struct mt_saver *v, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
-    struct mt_err why = {0};
-    if ((!l->cfg.moe.n_experts && !l->cfg.nested) || !v->s->model_dir || l->n_adapters ||
-        (l->by_blocks && v->s->full)) /* these are named */
+    const struct mt_st_model *m = v->s->base; /* NULL: random weights were trained */
+    bool named = l->by_blocks && v->s->full;
+    if ((!l->cfg.moe.n_experts && !l->cfg.nested) || !m || l->n_adapters || named)
         return 0;
-    if (mt_st_open_dir(&v->along, v->s->model_dir, &why)) {
-        if (!mt_is_dir(v->s->model_dir)) /* else it has no weights: random ones were trained */
-            mt_warn("tensors of the model that are not used in training are left out of checkpoints: %s", why.msg);
-        return 0;
-    }
-    v->copied = mt_calloc(v->along.n_tensors, sizeof(*v->copied));
+    v->copied = mt_calloc(m->n_tensors, sizeof(*v->copied));
     if (!v->copied)
-        return mt_fail_nomem(err, "a checkpoint", v->along.n_tensors * sizeof(*v->copied));
-    for (size_t i = 0; i < v->along.n_tensors; i++)
-        if (mt_stored_goes_along(l, v->along.tensors[i].name))
-            v->copied[v->n_copied++] = &v->along.tensors[i];
+        return mt_fail_nomem(err, "a checkpoint", m->n_tensors * sizeof(*v->copied));
+    for (size_t i = 0; i < m->n_tensors; i++)
+        if (mt_stored_goes_along(l, m->tensors[i].name))
+            v->copied[v->n_copied++] = &m->tensors[i];
     return 0;
 }
 
@@ -253,20 +248,19 @@ static size_t list_named(const struct mt_saver *v, const char **named, bool *lef
 /* A run by blocks names all that it does not hold as the model's files have it: packed and fused tensors, too. */
 static int name_rest(struct mt_saver *v, const char ***named, size_t *n, struct mt_err *err)
 {
+    const struct mt_st_model *base = v->s->base;
     size_t n_own = v->weights.n;
-    int rc = mt_st_open_dir(&v->base, v->s->base_dir, err);
-    if (rc)
-        return rc;
-    const char **own = mt_calloc(n_own, sizeof(*own)), **rest = mt_calloc(v->base.n_tensors, sizeof(*rest));
+    int rc = 0;
+    const char **own = mt_calloc(n_own, sizeof(*own)), **rest = mt_calloc(base->n_tensors, sizeof(*rest));
     for (size_t i = 0; own && i < n_own; i++) {
-        const struct mt_st_tensor *t = mt_stored_find(&v->base, v->weights.decls[i].name);
+        const struct mt_st_tensor *t = mt_stored_find(base, v->weights.decls[i].name);
         v->weights.decls[i].name = t ? t->name : v->weights.decls[i].name; /* with the prefix that the files have */
         own[i] = v->weights.decls[i].name;
     }
     if (own && rest)
-        *n = mt_overlay_rest(rest, &v->base, own, n_own);
+        *n = mt_overlay_rest(rest, base, own, n_own);
     else
-        rc = mt_fail_nomem(err, "a checkpoint", v->base.n_tensors * sizeof(*rest));
+        rc = mt_fail_nomem(err, "a checkpoint", base->n_tensors * sizeof(*rest));
     free(own);
     free(*named);
     *named = rest;

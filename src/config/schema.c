@@ -134,7 +134,8 @@ static const struct mt_key keys[] = {
      "and tokens of a step. Several GPUs need device.map = data for it. The coefficient in config.json is not used; 0 = off."},
     {"train", "blocks", MT_NUMERICS, MT_KEY_STRING, AT(train.blocks), "off", NULL, ANY, NULL,
      "Train one block of layers at a time, with the rest frozen (BAdam, LISA). layers: each layer is a block. A number: into so "
-     "many blocks the layers are divided. Optimizer states are of one block alone, and begin anew with each. off: all at once."},
+     "many blocks the layers are divided. Optimizer states are of one block alone, and begin anew with each. When the next begins, "
+     "a block is rounded to the dtype of the model's files; the log says what that leaves. off: all at once."},
     {"train", "block_steps", MT_NUMERICS, MT_KEY_COUNT, AT(train.block_steps), "100", NULL, 1, 1e12, NULL,
      "Steps in which a block is trained before the next one is. The data and the learning rate go on."},
     {"train", "block_order", MT_NUMERICS, MT_KEY_CHOICE, AT(train.block_order), "random", "random|ascending|descending", ANY, NULL,

@@ -45,27 +45,34 @@ static cJSON *sums_of(struct mt_session *s, size_t learner)
 
 static void tell_rounding(const struct mt_merge *m)
 {
-    struct mt_merge_rounding r;
-    if (mt_merge_rounded(m, &r))
-        mt_info("adapters are merged: of what they add, %.1f%% is left in bf16, with an error of %.1f%% of its norm", 100 * r.kept,
-                100 * r.error);
+    double kept, error;
+    if (mt_rounded_share(mt_merge_rounding(m), &kept, &error))
+        mt_info("adapters are merged: of what they add, %.1f%% is left in bf16, with an error of %.1f%% of its norm", 100 * kept,
+                100 * error);
+}
+
+static void tell_block_rounding(const struct mt_overlay_rounding *r, const char *model)
+{
+    double kept, error;
+    if (!mt_rounded_share(&r->all, &kept, &error))
+        return;
+    mt_info("a block is done, and rounded to bf16, as the model's files are: %.1f%% of what it learned is left, with an error of "
+            "%.1f%% of its norm, least of %s (%.1f%%); a model in f32 keeps all of it (megatrain export %s NEW --dtype f32, then "
+            "model.path = NEW)", 100 * kept, 100 * error, r->worst, 100 * r->least, model);
 }
 
 /* Adds the adapters that are in the folder to the weights of the phase. */
 static int merge(const struct mt_train_params *p, const char *adapters, char **name, struct mt_err *err)
 {
     const struct mt_inputs *in = &p->session->setup->in[p->learner];
-    struct mt_st_model weights;
     struct mt_overlay_write o = {.dir = p->dir,
                                  .parent = p->state->blocks.overlay,
                                  .base_dir = in->model_dir,
+                                 .base = &p->session->base,
                                  .phase = p->state->blocks.phase + 1,
                                  .files = p->files,
                                  .shard_bytes = in->cfg->checkpoint.shard_size};
-    int rc = mt_st_open_dir(&weights, in->weights_dir, err);
-    if (rc)
-        return rc;
-    rc = mt_merge_open(&o.merge, adapters, &weights, in->weights_dir, false, err);
+    int rc = mt_merge_open(&o.merge, adapters, &p->session->base, in->weights_dir, false, err);
     if (!rc) {
         mt_merge_keep_dtypes(o.merge);
         rc = mt_overlay_write(&o, name, err);
@@ -73,7 +80,6 @@ static int merge(const struct mt_train_params *p, const char *adapters, char **n
     if (!rc)
         tell_rounding(o.merge);
     mt_merge_close(&o.merge);
-    mt_st_close(&weights);
     return rc;
 }
 
@@ -99,15 +105,21 @@ static int write_overlay(const struct mt_train_params *p, char **name, struct mt
 {
     const struct mt_inputs *in = &p->session->setup->in[p->learner];
     const struct mt_cfg_list *always = &in->cfg->train.blocks_always;
+    struct mt_overlay_rounding rounding = {.worst = NULL};
     struct mt_overlay_write o = {.dir = p->dir,
                                  .parent = p->state->blocks.overlay,
                                  .base_dir = in->model_dir,
+                                 .base = &p->session->base,
+                                 .rounding = &rounding,
                                  .phase = p->state->blocks.phase + 1,
                                  .layout = mt_setup_layout_of(p->session->setup, p->learner),
                                  .planes = p->session->planes,
                                  .always = (const char *const *)always->items,
                                  .n_always = (size_t)always->n};
-    return mt_overlay_write(&o, name, err);
+    int rc = mt_overlay_write(&o, name, err);
+    if (!rc)
+        tell_block_rounding(&rounding, in->cfg->model.path);
+    return rc;
 }
 
 int mt_blocks_finish(const struct mt_train_params *p, struct mt_err *err)

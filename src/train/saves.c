@@ -270,6 +270,7 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
     }
     if (!rc)
         rc = mt_saves_note_findings(st, p->session->setup, err);
+    const struct mt_st_model *files = &p->session->base;
     const uint64_t *sums = named ? mt_session_base_sums(p->session, p->learner) : NULL;
     if (!rc)
         rc = mt_checkpoint_save(&(struct mt_checkpoint_save){.dir = p->dir,
@@ -284,6 +285,7 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
                                                              .full = full,
                                                              .named = sums,
                                                              .base_dir = in->weights_dir,
+                                                             .base = files->n_tensors ? files : NULL,
                                                              .lost = lost,
                                                              .shard_bytes = config(s)->checkpoint.shard_size},
                                 err);

@@ -40,6 +40,17 @@ static int open_disk(struct mt_session *s, const struct mt_plane_set_params *p, 
     return s->setup->choice.engine.uses_disk ? mt_disk_open(&s->disk, &d, err) : 0;
 }
 
+/* Weights may be random, or all in a checkpoint; what is trained by blocks has the rest in these files. */
+static int open_base(struct mt_session *s, struct mt_err *err)
+{
+    const struct mt_layout *l = s->setup->choice.layout;
+    struct mt_err why = {0};
+    int rc = mt_st_open_dir(&s->base, s->setup->in->weights_dir, &why);
+    if (rc && rc != -ENOENT && !l->by_blocks && (l->cfg.moe.n_experts || l->cfg.nested))
+        mt_warn("tensors of the model that are not used in training are left out of checkpoints: %s", why.msg);
+    return rc && l->by_blocks ? mt_fail(err, why.kind, rc, "%s", why.msg) : 0;
+}
+
 /* What libraries load at a first use is loaded now; with the documents of a first step, if its data can be read. */
 static int warm(const struct mt_setup *setup, const struct mt_engine_params *e, struct mt_err *err)
 {
@@ -61,6 +72,8 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
     int rc = setup->request.train ? warm(setup, &e, err) : 0;
     if (!rc)
         rc = mt_setup_plane_params(setup, &p, err);
+    if (!rc && setup->request.train)
+        rc = open_base(s, err);
     if (!rc)
         rc = choose_io(&io, err);
     if (!rc)
@@ -256,6 +269,7 @@ void mt_session_finish(struct mt_session *s)
     mt_plane_set_destroy(&s->planes);
     mt_disk_close(&s->disk);
     mt_file_weights_close(&s->files);
+    mt_st_close(&s->base);
     free(s->base_sum);
     free(s->own_sum);
     *s = (struct mt_session){0};

@@ -2,6 +2,7 @@
 #ifndef MT_TRAIN_SESSION_H
 #define MT_TRAIN_SESSION_H
 
+#include "hf/safetensors.h"
 #include "store/files/file_weights.h"
 #include "store/planes.h"
 #include "train/second_look.h"
@@ -12,6 +13,7 @@ struct mt_session {
     const struct mt_setup *setup; /* borrowed */
     mt_disk *disk;          /* NULL where nothing is on one */
     mt_file_weights *files; /* NULL where nothing is read in place */
+    struct mt_st_model base; /* the model's files, open while it trains: the folder may be renamed. No tensors: it has none */
     mt_plane_set *planes;
     mt_engine *engine;
     mt_guard *guard;        /* of planes in host memory; NULL: memory.verify = off */

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 import time
@@ -56,6 +57,10 @@ def exported(out, step=STEPS):
     shutil.rmtree(to, ignore_errors=True)
     megatrain("-q", "export", os.path.join(out, f"checkpoint-{step}"), to)
     return weights(to)
+
+
+def floats(raw):
+    return struct.unpack(f"<{len(raw) // 4}f", raw)
 
 
 def result(out):
@@ -209,6 +214,25 @@ def saved_at_each_switch(tmp, model):
     assert [os.path.basename(p) for p in glob.glob(out + "/checkpoint-*")] == ["checkpoint-6"], os.listdir(out)
 
 
+def what_rounding_leaves_of_a_block_is_said(tmp, model):
+    """In files of bf16, with how much; in files of f32 nothing is lost."""
+    out, wide = os.path.join(tmp, "rounded"), os.path.join(tmp, "model-f32")
+    said = megatrain("run", settings(tmp, model, out, checkpoint__every=BLOCK), "--max-steps", BLOCK + 1).stderr
+    masters, parts = {n[:-len(".master")]: v for n, v in states(out, BLOCK).items() if n.endswith(".master")}, {}
+    for name, (_, _, raw) in masters.items():
+        now, was = floats(raw), floats(b"".join(b"\0\0" + weights(model)[name][2][i:i + 2] for i in range(0, len(raw) // 2, 2)))
+        left = floats(b"".join(struct.pack("<I", ((x + 0x8000) >> 16 << 16) & 0xffffffff) for x in struct.unpack(f"<{len(now)}I", raw)))
+        parts[name] = [sum(x) for x in zip(*(((b - a) ** 2, (c - a) * (b - a), (c - b) ** 2) for a, b, c in zip(was, now, left)))]
+    update, kept, lost = (sum(x) for x in zip(*parts.values()))
+    least = min((p[1] / p[0], n) for n, p in parts.items() if p[0])
+    want = (f"{100 * kept / update:.1f}% of what it learned is left, with an error of {100 * (lost / update) ** 0.5:.1f}% of its norm, "
+            f"least of {least[1]} ({100 * least[0]:.1f}%)")
+    assert want in said and "--dtype f32" in said, (want, said)
+    megatrain("-q", "export", model, wide, "--dtype", "f32")
+    said = megatrain("run", settings(tmp, wide, out + "-f32"), "--max-steps", BLOCK + 1).stderr
+    assert glob.glob(out + "-f32/overlay-1-*") and "of what it learned" not in said, said
+
+
 def used_without_training(tmp, model, out):
     """The configuration of the run also evaluates, samples and plans: nothing of it trains then."""
     ini, export = settings(tmp, model, out), f"{out}-export-{STEPS}"
@@ -293,6 +317,7 @@ with tempfile.TemporaryDirectory() as tmp:
     blocks_are_one_run_to_who_watches(tmp, model, want)
     some_always(tmp, model)
     saved_at_each_switch(tmp, model)
+    what_rounding_leaves_of_a_block_is_said(tmp, model)
     used_without_training(tmp, model, out)
     refusals(tmp, model, out)
     a_changed_overlay_is_found(tmp, model, out)

@@ -15,7 +15,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 from runner import run_tests  # noqa: E402
-from tiny import BINARY, base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model  # noqa: E402
+from tiny import BINARY, base, config, losses, megatrain, metrics, planes, with_weights, write_data, write_ini, write_model  # noqa: E402
 from test_faults import Small  # noqa: E402
 
 STEPS = 6
@@ -147,6 +147,27 @@ def the_models_folder_is_not_needed_after_the_start(p):
     assert {"LICENSE", "config.json", "generation_config.json"} <= set(there), there
     assert not {"LICENSES", "LICENSE.fifo", "LICENSE_x"} & set(there), there
     assert "link to a file outside the folder" in said, said
+
+
+def a_block_is_saved_though_the_models_folder_is_gone(p):
+    """Its checkpoints name the model's tensors. The next block needs them: until then everything is saved, and it goes on
+    from there. One of weights alone is not said to be unreadable."""
+    model, keys = os.path.join(p.tmp, "of-blocks"), dict(model__init="weights", train__blocks="layers", train__block_steps=3)
+    with_weights(p.tmp, p.model, p.data, "of-blocks-pre")
+    shutil.copytree(os.path.join(p.tmp, "of-blocks-pre", "checkpoint-1"), model)
+    want, ini = p.ini("blocks-want", model=model, **keys)
+    megatrain("-q", "run", ini)
+    out, ini = p.ini("blocks", model=model, **keys)
+    run = start("run", ini, "--max-steps", 5)
+    said = wait_for(run, "step 1/")
+    os.rename(model, model + ".away")
+    said += run.communicate(timeout=60)[1]
+    assert run.returncode == 3 and model in said and "cannot be found" in said and "next block" in said, (run.returncode, said)
+    assert {"checkpoint-2", "checkpoint-3"} <= set(os.listdir(out)) and "not saved" not in said, said
+    megatrain("verify", f"{out}/checkpoint-3")
+    os.rename(model + ".away", model)
+    megatrain("-q", "run", ini, "--resume")
+    assert losses(out) == losses(want) and planes(f"{out}/checkpoint-{STEPS}") == planes(f"{want}/checkpoint-{STEPS}")
 
 
 def a_file_system_is_tried_before_anything_is_trained(p):

@@ -112,6 +112,7 @@ static void make_model(char dir[300], const char *fixture, bool wide)
 struct rig {
     const char *name, *model, *weights; /* weights: the model's folder, or an overlay */
     struct mt_hf_config cfg;
+    struct mt_st_model files;
     struct mt_layout *l;
     mt_plane_set *planes;
     uint64_t *sum;
@@ -141,6 +142,7 @@ static float *masters(const struct rig *r, mt_plane_set *planes, const struct mt
 static void start(struct rig *r, const struct mt_layout_params *p)
 {
     struct mt_err err = {0};
+    sound(r->name, mt_st_open_dir(&r->files, r->weights, &err), &err);
     sound(r->name, mt_hf_config_read(&r->cfg, r->model, &err), &err);
     sound(r->name, mt_layout_create(&r->l, &r->cfg, p, &err), &err);
     sound(r->name, mt_weights_mark_stored(r->l, r->weights, MT_PACKED_NONE, NULL, &err), &err);
@@ -169,6 +171,7 @@ static void finish(struct rig *r)
     free(r->sum);
     mt_plane_set_destroy(&r->planes);
     mt_layout_destroy(&r->l);
+    mt_st_close(&r->files);
 }
 
 static void save(struct rig *r, bool named, const char *overlay, char checkpoint[300])
@@ -179,7 +182,7 @@ static void save(struct rig *r, bool named, const char *overlay, char checkpoint
     st.blocks.on = r->l->by_blocks;
     st.blocks.overlay = overlay ? strdup(overlay) : NULL;
     assert_int_equal(mt_lineage_begin(&st.lineage, NULL), 0);
-    const struct mt_checkpoint_save s = {.dir = tmp, .model_dir = r->model, .base_dir = r->weights, .layout = r->l,
+    const struct mt_checkpoint_save s = {.dir = tmp, .model_dir = r->model, .base_dir = r->weights, .base = &r->files, .layout = r->l,
                                          .planes = r->planes, .state = &st, .full = true, .named = named ? r->sum : NULL,
                                          .shard_bytes = 20000};
     sound(r->name, mt_checkpoint_save(&s, &err), &err);
@@ -312,7 +315,8 @@ static void by_blocks(const char *name, const char *model)
     char *overlay = NULL, path[300];
     start(&first, &p);
     check_run(&first, true, NULL);
-    const struct mt_overlay_write o = {.dir = tmp, .base_dir = model, .phase = 1, .layout = first.l, .planes = first.planes};
+    const struct mt_overlay_write o = {.dir = tmp, .base_dir = model, .base = &first.files, .phase = 1,
+                                       .layout = first.l, .planes = first.planes};
     sound(name, mt_overlay_write(&o, &overlay, &err), &err);
     mt_path_printf(path, sizeof(path), "%s/%s", tmp, overlay);
     last.weights = path;

@@ -119,10 +119,13 @@ static void save(struct rig *r)
     struct mt_err err = {0};
     st.config = strdup("[train]\nsteps = 4\n");
     assert_int_equal(mt_lineage_begin(&st.lineage, NULL), 0);
-    struct mt_checkpoint_save s = {.dir = r->dir, .model_dir = r->model, .layout = r->l, .planes = r->planes,
-                                   .state = &st, .full = true, .shard_bytes = 5000};
+    struct mt_st_model files = {0};
+    bool has = !mt_st_open_dir(&files, r->model, NULL);
+    struct mt_checkpoint_save s = {.dir = r->dir, .model_dir = r->model, .base = has ? &files : NULL, .layout = r->l,
+                                   .planes = r->planes, .state = &st, .full = true, .shard_bytes = 5000};
     if (mt_checkpoint_save(&s, &err))
         fail_msg("%s", err.msg);
+    mt_st_close(&files);
     mt_train_state_finish(&st);
 }
 
