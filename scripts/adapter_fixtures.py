@@ -95,6 +95,9 @@ CASES = {
                                target_parameters=["mixer.experts.up_proj", "mixer.experts.down_proj"]), 1),
     "nemotron_super-dora": ("nemotron_super", dict(r=4, lora_alpha=8, use_dora=True, target_modules=["fc1_latent_proj",
                             "fc2_latent_proj", "in_proj", "q_proj"]), 1),
+    # a shared expert whose output and input gradient are parts of sums
+    "granite4_moe-dora": ("granite4_moe", dict(r=4, lora_alpha=8, use_dora=True, rank_pattern={"input_linear": 6}, target_modules=[
+        "in_proj", "q_proj", "shared_mlp.input_linear", "shared_mlp.output_linear"]), 1),
     "llama-dora": ("llama", dict(r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "v_proj", "o_proj", "up_proj",
                                  "down_proj"]), 1),
     "qwen2-dora": ("qwen2", dict(r=8, lora_alpha=8, use_dora=True, target_modules=ALL, modules_to_save=["model.norm"]), 4),

@@ -61,7 +61,8 @@ cudaError_t mt_cuda_dora_scale(const struct mt_dora_scale *a, cudaStream_t strea
     return a->dtype == MT_BF16 ? run_scale<bf16>(a, stream) : run_scale<float>(a, stream);
 }
 
-template <typename T, int N>
+/* O is T, or float. */
+template <typename T, typename O, int N>
 static __global__ void __launch_bounds__(256) scale_columns(struct mt_scale_columns a, unsigned columns)
 {
     size_t row, at;
@@ -78,25 +79,28 @@ static __global__ void __launch_bounds__(256) scale_columns(struct mt_scale_colu
         for (int k = 0; k < N; k++)
             x[k] += load(static_cast<const T *>(a.bias) + at + k);
     if (a.add) {
-        load_n<T, N>(static_cast<const T *>(a.add) + i, y);
+        load_either<O, N>(a.add, i, y);
         for (int k = 0; k < N; k++)
             x[k] += y[k];
     }
-    store_n<T, N>(static_cast<T *>(a.out) + i, x);
+    store_either<O, N>(a.out, i, x);
 }
 
-template <typename T, int N> static cudaError_t launch_columns(const struct mt_scale_columns *a, cudaStream_t stream)
+template <typename T, typename O, int N>
+static cudaError_t launch_columns(const struct mt_scale_columns *a, cudaStream_t stream)
 {
     row_tiles t = tile_rows(a->n, a->c / N, 1);
-    return MT_LAUNCH((scale_columns<T, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, t.columns);
+    return MT_LAUNCH((scale_columns<T, O, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, t.columns);
 }
 
-template <typename T> static cudaError_t run_columns(const struct mt_scale_columns *a, cudaStream_t stream)
+template <typename T, typename O> static cudaError_t run_columns(const struct mt_scale_columns *a, cudaStream_t stream)
 {
-    return a->c % VEC<T> ? launch_columns<T, 1>(a, stream) : launch_columns<T, VEC<T>>(a, stream);
+    return a->c % VEC<T> ? launch_columns<T, O, 1>(a, stream) : launch_columns<T, O, VEC<T>>(a, stream);
 }
 
 cudaError_t mt_cuda_scale_columns(const struct mt_scale_columns *a, cudaStream_t stream)
 {
-    return a->dtype == MT_BF16 ? run_columns<bf16>(a, stream) : run_columns<float>(a, stream);
+    if (a->out_dtype == MT_BF16)
+        return run_columns<bf16, bf16>(a, stream);
+    return a->dtype == MT_BF16 ? run_columns<bf16, float>(a, stream) : run_columns<float, float>(a, stream);
 }

@@ -43,17 +43,11 @@ static __global__ void __launch_bounds__(256) dropout(struct mt_dropout a, keys 
     load_n<T, N>(static_cast<const T *>(a.x) + i, x);
     drop<N>(s, static_cast<uint32_t>(place), at, x);
     if (a.add) {
-        if constexpr (sizeof(O) == sizeof(float))
-            load_floats<N>(static_cast<const float *>(a.add) + i, sum);
-        else
-            load_n<O, N>(static_cast<const O *>(a.add) + i, sum);
+        load_either<O, N>(a.add, i, sum);
         for (int k = 0; k < N; k++)
             x[k] += sum[k];
     }
-    if constexpr (sizeof(O) == sizeof(float))
-        store_floats<N>(static_cast<float *>(a.out) + i, x);
-    else
-        store_n<O, N>(static_cast<O *>(a.out) + i, x);
+    store_either<O, N>(a.out, i, x);
 }
 
 template <typename T, typename O, int N> static cudaError_t launch(const struct mt_dropout *a, cudaStream_t stream)

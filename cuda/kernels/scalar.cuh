@@ -282,6 +282,24 @@ template <int N> static __device__ __forceinline__ void store_floats(float *p, c
             store_word(p + i, make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]));
 }
 
+/** N elements of an O, which is float or the type whose vector has N, from element `at` on. */
+template <typename O, int N> static __device__ __forceinline__ void load_either(const void *p, size_t at, float (&x)[N])
+{
+    if constexpr (sizeof(O) == sizeof(float))
+        load_floats<N>(static_cast<const float *>(p) + at, x);
+    else
+        load_n<O, N>(static_cast<const O *>(p) + at, x);
+}
+
+template <typename O, int N>
+static __device__ __forceinline__ void store_either(void *p, size_t at, const float (&x)[N])
+{
+    if constexpr (sizeof(O) == sizeof(float))
+        store_floats<N>(static_cast<float *>(p) + at, x);
+    else
+        store_n<O, N>(static_cast<O *>(p) + at, x);
+}
+
 /* --- functions ------------------------------------------------------------------------------ */
 
 /** e^x; error at most 2 ulp. */

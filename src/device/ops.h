@@ -383,12 +383,12 @@ struct mt_dora_scale {
 /** out[i, j] = add[i, j] + bias[j] + scale[j] * x[i, j], in f32, rounded once. */
 struct mt_scale_columns {
     size_t n, c;
-    enum mt_dtype dtype;
+    enum mt_dtype dtype, out_dtype; /* of x and bias; of add and out: the same, or f32 */
     const void *x;      /* [n, c] */
     const float *scale; /* [c] */
     const void *bias;   /* [c], only element-aligned; NULL: 0 */
     const void *add;    /* [n, c]; NULL: 0 */
-    void *out;          /* [n, c]; may be x or add */
+    void *out;          /* [n, c]; may be add, and of its dtype x */
 };
 
 /* --- the table ---------------------------------------------------------------------------------- */

@@ -5,6 +5,8 @@
  * rounded to the compute dtype, sums are FP32. Backward recomputes x A^T: a thin product. With dropout (on x, before A,
  * as in PEFT) every target has its own mask, drawn again whenever it is needed, and its own products.
  */
+#include <assert.h>
+
 #include "model/linear.h"
 
 /* Rows [first, first + n) of A: those of all the layer's targets, or of one. */
@@ -86,7 +88,7 @@ static int inner_of_all(mt_model *m, const struct mt_adapter_run *a, struct mt_e
     return rc;
 }
 
-/* The same, of the learner whose micro-batch is running. */
+/* The run of a layer with the adapter of the learner whose micro-batch is running. */
 static struct mt_adapter_run of_running(const mt_model *m, const struct mt_adapter_run *a)
 {
     struct mt_adapter_run own = *a;
@@ -177,6 +179,7 @@ int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *layer, struc
     int rc = 0;
     if (!ad)
         return 0;
+    m->own.dy_of = ad;
     for (size_t i = 0; i < ad->n_targets && !rc; i++)
         rc = outer_grad(m, a, &ad->target[i], err);
     if (rc || !drops(m, ad))
@@ -251,6 +254,8 @@ int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *layer, stru
     int rc = 0;
     if (!ad)
         return 0;
+    assert(m->own.dy_of == ad);
+    m->own.dy_of = NULL;
     bool dropped = drops(m, ad);
     if (!dropped)
         rc = inner(m, a, all_rows(ad), a->x, err);

@@ -5,6 +5,8 @@
  * streamed: besides W, |W + s B A| needs only W A^T and A A^T (device/ops.h, mt_dora_scale). Backward uses g dy; m's
  * gradient is the sum of dy z / |W + s B A|, with z recomputed.
  */
+#include <assert.h>
+
 #include "base/mem.h"
 #include "model/linear.h"
 
@@ -148,6 +150,7 @@ static int product(mt_model *m, const struct mt_dora_run *a, void *z, struct mt_
     return rc ? rc : mt_adapter_forward(m, &run, err);
 }
 
+/* out = add + bias + g x, of the dtype that `a` says. */
 static int by_scale(mt_model *m, const struct mt_dora_run *a, const void *x, const void *bias, const void *add,
                     void *out, struct mt_err *err)
 {
@@ -156,6 +159,7 @@ static int by_scale(mt_model *m, const struct mt_dora_run *a, const void *x, con
                                    .n = a->n,
                                    .c = mt_running_adapter(m, a->p.adapter)->out,
                                    .dtype = m->dt,
+                                   .out_dtype = a->f32 ? MT_F32 : m->dt,
                                    .x = x,
                                    .scale = scratch_of(m).scale,
                                    .bias = bias,
@@ -180,11 +184,13 @@ int mt_dora_output_grad(mt_model *m, const struct mt_dora_run *a, const void *dy
     struct dora_scratch s = scratch_of(m);
     int rc = scales(m, a, &s, err);
     *dz = s.dz;
+    m->dora_of = mt_running_adapter(m, a->p.adapter);
     return rc ? rc : by_scale(m, a, dy, NULL, NULL, s.dz, err);
 }
 
-const void *mt_dora_kept_grad(const mt_model *m)
+const void *mt_dora_kept_grad(const mt_model *m, const struct mt_dora_run *a)
 {
+    assert(m->dora_of == mt_running_adapter(m, a->p.adapter));
     return scratch_of(m).dz;
 }
 

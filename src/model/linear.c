@@ -40,6 +40,19 @@ int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const
                               err);
 }
 
+int mt_linear_add(mt_model *m, const struct mt_linear_add *a, float *sum, struct mt_err *err)
+{
+    struct mt_sum_product product = {.in = a->in, .out = a->out, .a = a->x, .dtype = m->dt,
+                                     .w = mt_elem(m, a->w, a->p.at), .transposed = true, .c = sum, .d = sum};
+    struct mt_adapter_run run = {.adapter = a->p.adapter, .n = a->n, .ld = a->out, .y_dtype = MT_F32, .x = a->x,
+                                 .w = a->w, .y = sum};
+    const struct mt_dora_run dora = {.n = a->n, .x = a->x, .w = a->w, .p = a->p, .f32 = true};
+    if (has_dora(m, a->p))
+        return mt_dora_forward(m, &dora, (struct mt_param){0}, sum, sum, err);
+    int rc = mt_sum_product(m, a->n, &product, err);
+    return rc ? rc : mt_adapter_forward(m, &run, err);
+}
+
 static struct mt_adapter_run adapter_run(const mt_model *m, const struct mt_linear_bwd *a)
 {
     return (struct mt_adapter_run){.adapter = a->p.adapter, .n = a->n, .ld = a->out, .dx_dtype = m->dt, .x = a->x,
@@ -95,16 +108,23 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
     if (!rc && has_dora(m, a->p)) {
         struct mt_dora_run dora = dora_run(a);
         rc = mt_dora_magnitude_grad(m, &dora, a->dy, a->g, err);
-        run.dy = mt_dora_kept_grad(m);
+        run.dy = mt_dora_kept_grad(m, &dora);
     }
     return rc ? rc : mt_adapter_weight_grad(m, &run, err);
+}
+
+/* The gradient of the product with W and of the adapters' in it: dy, or g dy. */
+static int product_grad(mt_model *m, const struct mt_linear_bwd *a, const void **dy, struct mt_err *err)
+{
+    struct mt_dora_run dora = dora_run(a);
+    *dy = a->dy;
+    return has_dora(m, a->p) ? mt_dora_output_grad(m, &dora, a->dy, dy, err) : 0;
 }
 
 int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
 {
     struct mt_adapter_run run = adapter_run(m, a);
-    struct mt_dora_run dora = dora_run(a);
-    int rc = has_dora(m, a->p) ? mt_dora_output_grad(m, &dora, a->dy, &run.dy, err) : 0;
+    int rc = product_grad(m, a, &run.dy, err);
     if (!rc)
         rc = mt_product(m,
                         &(struct mt_gemm){
@@ -129,6 +149,22 @@ int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_e
 int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
 {
     int rc = mt_linear_input_grad(m, a, err);
+    return rc ? rc : mt_linear_weight_grad(m, a, err);
+}
+
+int mt_linear_add_backward(mt_model *m, const struct mt_linear_bwd *a, float *sum, struct mt_err *err)
+{
+    struct mt_sum_product product = {.in = a->out, .out = a->in, .dtype = m->dt, .w = mt_elem(m, a->w, a->p.at),
+                                     .c = sum, .d = sum};
+    struct mt_adapter_run run = adapter_run(m, a);
+    run.dx = sum;
+    run.dx_dtype = MT_F32;
+    int rc = product_grad(m, a, &run.dy, err);
+    product.a = run.dy;
+    if (!rc)
+        rc = mt_adapter_input_grad(m, &run, err);
+    if (!rc)
+        rc = mt_sum_product(m, a->n, &product, err);
     return rc ? rc : mt_linear_weight_grad(m, a, err);
 }
 

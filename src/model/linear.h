@@ -29,6 +29,16 @@ int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_e
 /** Both. */
 int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
 
+/** Into FP32, where several layers are summed and rounded once: sum [n, out] += x W^T and its adapters; backward: both,
+ * but sum [n, in] += the input's gradient, and a->dx is not used. */
+struct mt_linear_add {
+    size_t n, in, out;
+    const void *x, *w;
+    struct mt_param p;
+};
+int mt_linear_add(mt_model *m, const struct mt_linear_add *a, float *sum, struct mt_err *err);
+int mt_linear_add_backward(mt_model *m, const struct mt_linear_bwd *a, float *sum, struct mt_err *err);
+
 /** Does backward of the layer need x? */
 bool mt_linear_is_trained(const struct mt_linear_bwd *a);
 
@@ -59,13 +69,15 @@ struct mt_dora_run {
     size_t n;
     const void *x, *w;
     struct mt_param p;
+    bool f32; /* residual and y are FP32; only for mt_dora_forward() */
 };
 /** y = residual + b + g z; residual NULL: 0. */
 int mt_dora_forward(mt_model *m, const struct mt_dora_run *a, struct mt_param bias, const void *residual, void *y,
                     struct mt_err *err);
 /** dz = g dy, for the gradients of x, A and B, in scratch, valid until the next call. x is not read. */
 int mt_dora_output_grad(mt_model *m, const struct mt_dora_run *a, const void *dy, const void **dz, struct mt_err *err);
-const void *mt_dora_kept_grad(const mt_model *m);
+/** That dz again, of the layer that the last call was for. */
+const void *mt_dora_kept_grad(const mt_model *m, const struct mt_dora_run *a);
 /** dm += sum of dy z / |W + s B A|, after mt_dora_output_grad() of the same layer. */
 int mt_dora_magnitude_grad(mt_model *m, const struct mt_dora_run *a, const void *dy, float *g, struct mt_err *err);
 /** Scratch of these; 0: the model has no DoRA. */

@@ -58,14 +58,9 @@ int mt_shared_expert_add(const struct mt_shared_expert *a, float *sum, struct mt
 {
     const struct mt_part_run *r = a->run;
     mt_model *m = r->m;
-    struct mt_param down = r->part->param[MT_ROUTER_SHARED_DOWN];
-    struct mt_sum_product product = {.in = (size_t)m->layout->cfg.moe.shared_width, .out = m->wd.c, .a = a->act,
-                                     .dtype = m->dt, .w = mt_elem(m, r->w, down.at), .transposed = true, .c = sum,
-                                     .d = sum};
-    struct mt_adapter_run run = {.adapter = down.adapter, .n = r->in->n_tokens, .ld = m->wd.c, .y_dtype = MT_F32,
-                                 .x = a->act, .w = r->w, .y = sum};
-    int rc = mt_sum_product(m, r->in->n_tokens, &product, err);
-    return rc ? rc : mt_adapter_forward(m, &run, err);
+    struct mt_linear_add down = {.n = r->in->n_tokens, .in = (size_t)m->layout->cfg.moe.shared_width, .out = m->wd.c,
+                                 .x = a->act, .w = r->w, .p = r->part->param[MT_ROUTER_SHARED_DOWN]};
+    return mt_linear_add(m, &down, sum, err);
 }
 
 /* dn and the adapter's gradients, if the gate has one, from that of the gate's value. */
@@ -148,10 +143,6 @@ int mt_shared_expert_backward(const struct mt_shared_expert *a, struct mt_err *e
                                  .p = p[MT_ROUTER_SHARED_DOWN], .g = r->g, .dx = a->act};
     struct mt_linear_bwd gate_up = {.n = n, .in = m->wd.c, .out = inner, .x = m->h, .w = r->w, .dy = a->gate_up,
                                     .p = p[MT_ROUTER_SHARED_GATE_UP], .g = r->g};
-    struct mt_sum_product dn = {.in = inner, .out = m->wd.c, .a = a->gate_up, .dtype = m->dt,
-                                .w = mt_elem(m, r->w, p[MT_ROUTER_SHARED_GATE_UP].at), .c = a->dn, .d = a->dn};
-    struct mt_adapter_run run = {.adapter = gate_up.p.adapter, .n = n, .ld = inner, .dx_dtype = MT_F32, .w = r->w,
-                                 .dy = a->gate_up, .dx = a->dn};
     int rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
         rc = scale_act(a, err);
@@ -163,9 +154,5 @@ int mt_shared_expert_backward(const struct mt_shared_expert *a, struct mt_err *e
         rc = mt_linear_weight_grad(m, &down, err);
     if (!rc)
         rc = gate_backward(a, err);
-    if (!rc)
-        rc = mt_adapter_input_grad(m, &run, err);
-    if (!rc)
-        rc = mt_linear_weight_grad(m, &gate_up, err);
-    return rc ? rc : mt_sum_product(m, n, &dn, err);
+    return rc ? rc : mt_linear_add_backward(m, &gate_up, a->dn, err);
 }

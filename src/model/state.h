@@ -61,6 +61,7 @@ struct mt_own_scratch {
     void *workspace;
     struct mt_product_scratch product;
     void *adapter_x, *adapter_dy; /* [max_tokens or rows of an expert's tile, rank]: x A^T; s dy B */
+    const struct mt_adapter *dy_of; /* whose s dy B that is, until its weights' gradients are made; NULL: nobody's */
 };
 /** Outputs of experts that have not been summed yet (outputs.h): those at places [first, end); if these are the same,
  * none. */
@@ -105,6 +106,7 @@ struct mt_model {
     mt_event *side_event[MT_SIDE_EVENTS];
     void *direct;      /* mt_direct_scratch_bytes() */
     void *dora;                   /* mt_dora_bytes() */
+    const struct mt_adapter *dora_of; /* whose g dy is in it; NULL: nobody's */
     void *adapter_in;             /* with dropout: [max_tokens, in] x after dropout, or a gradient before it */
     void *unit_scratch; /* of the running unit: its record if it is not kept, then its parts' scratch */
     float *logits;     /* [piece, mt_model_logits_ld()] */

@@ -57,18 +57,20 @@ static void dora_scale_is_of_the_sum_that_is_not_made(struct harness *h)
         scale_case(h, &shapes[i]);
 }
 
-static void columns_case(struct harness *h, size_t n, size_t c)
+static void columns_case(struct harness *h, size_t n, size_t c, enum mt_dtype out)
 {
     double *x, *scale, *bias, *add, *want = scratch(h, n * c);
     struct dbuf *bx = buf_random(h, h->dtype, n * c, 1, &x), *bs = buf_random(h, MT_F32, c, 1, &scale);
-    struct dbuf *bb = buf_random(h, h->dtype, c, 1, &bias), *ba = buf_random(h, h->dtype, n * c, 1, &add);
-    struct mt_scale_columns op = {.n = n, .c = c, .dtype = h->dtype, .x = bx->p, .scale = bs->p, .bias = bb->p,
-                                  .add = ba->p, .out = ba->p};
+    struct dbuf *bb = buf_random(h, h->dtype, c, 1, &bias), *ba = buf_random(h, out, n * c, 1, &add);
+    struct mt_scale_columns op = {.n = n, .c = c, .dtype = h->dtype, .out_dtype = out, .x = bx->p, .scale = bs->p,
+                                  .bias = bb->p, .add = ba->p, .out = ba->p};
+    double tol = out == MT_F32 ? 3e-7 : 3e-3;
     RUN(h, mt_op_scale_columns, &op);
     for (size_t i = 0; i < n * c; i++)
         want[i] = add[i] + bias[i % c] + scale[i % c] * x[i];
-    expect_close(h, "all", buf_get(h, ba), want, n * c, tolerance(h, 3e-7, 3e-3));
+    expect_close(h, "all", buf_get(h, ba), want, n * c, tol);
     op.bias = op.add = NULL;
+    op.out_dtype = h->dtype;
     op.out = bx->p;
     RUN(h, mt_op_scale_columns, &op);
     for (size_t i = 0; i < n * c; i++)
@@ -78,9 +80,11 @@ static void columns_case(struct harness *h, size_t n, size_t c)
 
 static void columns_are_scaled(struct harness *h)
 {
-    columns_case(h, 37, 24);
-    columns_case(h, 3, 2051);
-    columns_case(h, 130, 520);
+    columns_case(h, 37, 24, h->dtype);
+    columns_case(h, 3, 2051, h->dtype);
+    columns_case(h, 130, 520, h->dtype);
+    columns_case(h, 5, 520, MT_F32);
+    columns_case(h, 3, 33, MT_F32);
 }
 
 static void magnitude_case(struct harness *h, size_t n, size_t c, size_t ld)

@@ -88,8 +88,8 @@ static void columns_chunk(void *ctx, size_t chunk, int thread)
             if (a->bias)
                 add_row(y, mt_cpu_row_f32(a->dtype, a->bias, c, n, x), n);
             if (a->add)
-                add_row(y, mt_cpu_row_f32(a->dtype, a->add, at, n, x), n);
-            mt_cpu_store_row(a->dtype, a->out, at, n, y);
+                add_row(y, mt_cpu_row_f32(a->out_dtype, a->add, at, n, x), n);
+            mt_cpu_store_row(a->out_dtype, a->out, at, n, y);
         }
 }
 

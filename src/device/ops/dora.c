@@ -43,6 +43,7 @@ const struct mt_op mt_op_row_dora_scale = {
 static const char *check_columns(const void *args)
 {
     const struct mt_scale_columns *a = args;
+    MT_OP_NEED(a->out_dtype == a->dtype || a->out_dtype == MT_F32);
     MT_OP_NEED(a->c && aligned(a->x) && aligned(a->scale) && aligned_or_null(a->add) && aligned(a->out));
     return NULL;
 }
@@ -53,14 +54,14 @@ static void cost_columns(const void *args, struct mt_metered *out)
     out->dtype = a->dtype;
     out->dim[0] = a->n;
     out->dim[1] = a->c;
-    out->bytes = (a->add ? 3 : 2) * mt_op_bytes(a->n, a->c, a->dtype);
+    out->bytes = mt_op_bytes(a->n, a->c, a->dtype) + (a->add ? 2 : 1) * mt_op_bytes(a->n, a->c, a->out_dtype);
 }
 
 static void fill_columns(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
     *(struct mt_scale_columns *)args = (struct mt_scale_columns){
-        .n = n, .c = c, .dtype = shape->dtype, .x = mt_example_fresh(x, shape->dtype, n * c),
+        .n = n, .c = c, .dtype = shape->dtype, .out_dtype = shape->dtype, .x = mt_example_fresh(x, shape->dtype, n * c),
         .scale = mt_example_read(x, MT_F32, c), .out = mt_example_write(x, shape->dtype, n * c)};
 }
 
