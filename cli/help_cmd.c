@@ -54,7 +54,7 @@ static const struct variable {
     {"MEGATRAIN_IO", "threads: do not use io_uring"},
     {"MEGATRAIN_IO_FAULT", "simulated faults of the drive, such as write:eio:12"},
     {"MEGATRAIN_DISK_PIECE", "number of elements that an update reads from the drive at a time"},
-    {"MEGATRAIN_POISON", "set: fill unused buffers with NaN"},
+    {"MEGATRAIN_POISON", "set: fill buffers and scratch of no further use with NaN"},
     {"MEGATRAIN_RESIDENT", "bytes to assume as the process's own memory"},
     {"MEGATRAIN_PROBE_SMALL", "set: probe measures small shapes"},
 };

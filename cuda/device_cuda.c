@@ -46,7 +46,7 @@ static void cuda_poison(mt_device *dev, void *ptr, size_t bytes)
 {
     struct mt_cuda_device *d = mt_cuda(dev);
     if (mt_cuda_enter(d, NULL) == 0)
-        mt_cuda_check(d, cudaMemsetAsync(ptr, 0xff, bytes, d->streams[MT_STREAM_COMPUTE]), NULL,
+        mt_cuda_check(d, cudaMemsetAsync(ptr, 0xff, bytes, mt_cuda_stream(d, MT_STREAM_COMPUTE)), NULL,
                       "poison of %zu bytes", bytes);
 }
 

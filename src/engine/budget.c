@@ -535,6 +535,7 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .expert_streams = (int)p->placement.expert_streams,
         .expert_sums = mt_groups_n(mt_engine_groups(p)) > 1 ? 0 : (int)p->placement.expert_sums,
         .backward = p->train,
+        .poison = p->placement.poison,
     };
     if (p->train)
         mt_optimizer_own_keys(p->numerics.optimizer, p->numerics.optimizer_keys, m.optimizer_keys);

@@ -88,6 +88,15 @@ static int inner_of_all(mt_model *m, const struct mt_adapter_run *a, struct mt_e
     return rc;
 }
 
+/* They are of no further use, x A^T after each pass and s dy B after the weights' gradients. */
+static void poison(mt_model *m, const struct mt_adapter_run *a, bool dy)
+{
+    size_t size = mt_dtype_size(m->dt), bytes = a->n * a->adapter->rank * size;
+    mt_model_poison(m, m->own.adapter_x, bytes);
+    mt_model_poison(m, m->own.adapter_dy, dy ? bytes : 0);
+    mt_model_poison(m, m->adapter_in, drops(m, a->adapter) ? a->n * a->adapter->in * size : 0);
+}
+
 /* The run of a layer with the adapter of the learner whose micro-batch is running. */
 static struct mt_adapter_run of_running(const mt_model *m, const struct mt_adapter_run *a)
 {
@@ -124,6 +133,8 @@ int mt_adapter_forward(mt_model *m, const struct mt_adapter_run *layer, struct m
                         },
                         err);
     }
+    if (ad)
+        poison(m, a, false);
     return rc;
 }
 
@@ -270,5 +281,8 @@ int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *layer, stru
         if (!rc && dropped)
             rc = a_grad(m, a, rows_of(t), m->adapter_in, err);
     }
-    return rc || dropped ? rc : a_grad(m, a, all_rows(ad), a->x, err);
+    if (!rc && !dropped)
+        rc = a_grad(m, a, all_rows(ad), a->x, err);
+    poison(m, a, true);
+    return rc;
 }

@@ -86,6 +86,7 @@ int mt_model_direct_tensor(mt_model *m, size_t tensor, const struct mt_model_dir
     d.seed = of->seed;
     d.tensor = t->number;
     d.scratch = m->direct;
+    mt_model_poison(m, m->direct, m->layout->optimizer->direct_scratch(&d));
     int rc = mt_op_grad_cast(m->dev,
                              &(struct mt_grad_cast){
                                  .n = t->n,

@@ -43,6 +43,12 @@ size_t mt_dora_bytes(const struct mt_model_params *p)
     return lay_out(&s, p, NULL);
 }
 
+void mt_dora_end(mt_model *m)
+{
+    m->dora_of = NULL;
+    mt_model_poison(m, m->dora, mt_dora_bytes(&m->p));
+}
+
 static struct dora_scratch scratch_of(const mt_model *m)
 {
     struct dora_scratch s;
@@ -176,7 +182,10 @@ int mt_dora_forward(mt_model *m, const struct mt_dora_run *a, struct mt_param bi
     int rc = scales(m, a, &s, err);
     if (!rc)
         rc = product(m, a, s.z, err);
-    return rc ? rc : by_scale(m, a, s.z, bias.n ? mt_elem(m, a->w, bias.at) : NULL, residual, y, err);
+    if (!rc)
+        rc = by_scale(m, a, s.z, bias.n ? mt_elem(m, a->w, bias.at) : NULL, residual, y, err);
+    mt_dora_end(m);
+    return rc;
 }
 
 int mt_dora_output_grad(mt_model *m, const struct mt_dora_run *a, const void *dy, const void **dz, struct mt_err *err)

@@ -33,6 +33,7 @@ static int cast_in_place(const struct cast *c, size_t first, size_t n, struct mt
 {
     size_t size = mt_dtype_size(c->dtype), end = first + n, piece;
     int rc = 0;
+    mt_model_poison(c->m, c->m->cast_start, (size_t)MT_SUMSQ_BLOCK * 2);
     for (size_t at = first; at < end && !rc; at += piece) {
         void *to = c->dst + at * size;
         bool buffered = at < MT_SUMSQ_BLOCK;

@@ -314,6 +314,13 @@ static int head_passes(mt_model *m, const struct mt_model_head *a, struct mt_err
     return rc ? rc : head_pass(m, a, GRADIENTS, err);
 }
 
+static void poison(const mt_model *m)
+{
+    mt_model sizes;
+    mt_model_poison_parts(m, NULL);
+    mt_model_poison(m, m->logits, mt_model_lay_out_logits(&sizes, &m->p, NULL));
+}
+
 /* The table's gradient is overwritten by a product if there are rows, else it is zeroed. */
 static int begin_grads(mt_model *m, const struct mt_model_head *a, struct mt_err *err)
 {
@@ -339,6 +346,7 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
     int rc = a->dx ? begin_grads(m, a, err) : 0;
     if (rc)
         return rc;
+    poison(m);
     if (!in->n_loss)
         return a->dx ? mt_op_zero(m->dev, &(struct mt_zero){a->dx, in->n_tokens * m->wd.c * mt_dtype_size(m->dt)}, err)
                      : 0;
@@ -370,6 +378,7 @@ int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logi
     size_t bytes = (size_t)m->layout->cfg.vocab * sizeof(float);
     mt_model_set_rows(m, a->mb, NULL);
     m->adapters = a->adapters;
+    poison(m);
     struct mt_norm norm = norm_of(m, 1, last, a->w);
     int rc = mt_norm(m, &norm, m->dh, false, err);
     if (!rc)

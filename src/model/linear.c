@@ -110,7 +110,11 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
         rc = mt_dora_magnitude_grad(m, &dora, a->dy, a->g, err);
         run.dy = mt_dora_kept_grad(m, &dora);
     }
-    return rc ? rc : mt_adapter_weight_grad(m, &run, err);
+    if (!rc)
+        rc = mt_adapter_weight_grad(m, &run, err);
+    if (has_dora(m, a->p))
+        mt_dora_end(m);
+    return rc;
 }
 
 /* The gradient of the product with W and of the adapters' in it: dy, or g dy. */

@@ -80,6 +80,8 @@ int mt_dora_output_grad(mt_model *m, const struct mt_dora_run *a, const void *dy
 const void *mt_dora_kept_grad(const mt_model *m, const struct mt_dora_run *a);
 /** dm += sum of dy z / |W + s B A|, after mt_dora_output_grad() of the same layer. */
 int mt_dora_magnitude_grad(mt_model *m, const struct mt_dora_run *a, const void *dy, float *g, struct mt_err *err);
+/** After the layer's last call: its scratch is of no further use. */
+void mt_dora_end(mt_model *m);
 /** Scratch of these; 0: the model has no DoRA. */
 size_t mt_dora_bytes(const struct mt_model_params *p);
 

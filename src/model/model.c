@@ -132,9 +132,11 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     size_t at = 0, hidden = p->max_tokens * (size_t)p->layout->cfg.hidden * mt_dtype_size(p->dtype);
     size_t scratch, workspace;
     unit_bytes(&scratch, &workspace, dev, p);
+    m->shares = mt_take(base, &at, (size_t)p->layout->cfg.moe.n_experts * sizeof(float));
+    m->outputs.n = mt_outputs_rows(p, dev);
+    m->outputs.rows = mt_take(base, &at, mt_outputs_bytes(p, dev));
     m->h = mt_take(base, &at, hidden);
     m->dh = mt_take(base, &at, hidden);
-    m->shares = mt_take(base, &at, (size_t)p->layout->cfg.moe.n_experts * sizeof(float));
     /* for a cast to 16 bits in place */
     m->cast_start = mt_take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0);
     m->direct = mt_take(base, &at, mt_direct_scratch_bytes(p));
@@ -144,12 +146,17 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     lay_out_product(&m->own.product, p, dev, false, base, &at);
     m->own.workspace = mt_take(base, &at, workspace);
     lay_out_sides(m, p, dev, base, &at);
-    m->outputs.n = mt_outputs_rows(p, dev);
-    m->outputs.rows = mt_take(base, &at, mt_outputs_bytes(p, dev));
     m->unit_scratch = mt_take(base, &at, scratch);
+    m->scratch_end = mt_take(base, &at, 0);
     return at;
 }
 
+void mt_model_poison_parts(const mt_model *m, void *from)
+{
+    char *h = m->h, *records = m->unit_scratch, *end = m->scratch_end, *after = from ? from : records;
+    mt_model_poison(m, h, (size_t)(records - h));
+    mt_model_poison(m, after, (size_t)(end - after));
+}
 
 /* Its place behind the tables. */
 static size_t one_at(const struct mt_layout *l, const struct mt_model_params *p)
@@ -166,8 +173,7 @@ static void logits_rows(const struct mt_model_params *p, size_t *logits, size_t 
     *gradients = p->backward && piece < chunk ? chunk : 0;
 }
 
-/* Sets both pointers from `base`, NULL: sizes alone; returns the bytes. */
-static size_t lay_out_logits(mt_model *m, const struct mt_model_params *p, void *base)
+size_t mt_model_lay_out_logits(mt_model *m, const struct mt_model_params *p, void *base)
 {
     size_t logits, gradients, at = 0, ld = mt_model_logits_ld(p->layout);
     logits_rows(p, &logits, &gradients);
@@ -195,7 +201,7 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
     struct mt_micro_inputs in;
     *out = (struct mt_model_bytes){
         .scratch = scratch_layout(&sizes, dev, p, NULL),
-        .logits = lay_out_logits(&sizes, p, NULL),
+        .logits = mt_model_lay_out_logits(&sizes, p, NULL),
         .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + used_bytes(p) + mt_model_stats_bytes(p),
         .tables = one_at(p->layout, p) + mt_align_up(mt_model_n_ones(p->layout) * mt_dtype_size(p->dtype), ALIGN),
         .counts = mt_model_counts_bytes(p),
@@ -238,7 +244,7 @@ static int alloc_device(mt_model *m, struct mt_err *err)
     if (!rc)
         rc = mt_device_alloc(m->dev, b.logits, "logits", &logits, err);
     if (!rc)
-        lay_out_logits(m, &m->p, logits);
+        mt_model_lay_out_logits(m, &m->p, logits);
     if (!rc)
         rc = mt_device_alloc(m->dev, b.tables, "rotary tables", &m->tables, err);
     if (!rc)

@@ -41,6 +41,7 @@ struct mt_model_params {
     int expert_streams;             /* side streams that experts may run on; below 2: none */
     int expert_sums;                /* times a layer that experts' outputs are summed, about; 0: for each unit */
     bool backward;                  /* false: memory for the forward pass alone */
+    bool poison;                    /* for tests: scratch that is dead becomes NaN */
 };
 
 /** Bytes of device memory by use; the same arithmetic allocates them. */

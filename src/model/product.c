@@ -45,7 +45,7 @@ static bool in_codes(const mt_model *m, const struct mt_gemm *g)
 int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err)
 {
     struct mt_product_scratch *s = &m->own.product;
-    bool known = s->known && s->known == g->a && g->trans_a;
+    bool known = s->known && s->known == g->a && g->trans_a && !m->p.poison;
     s->known = NULL;
     if (!in_codes(m, g))
         return mt_op_gemm(m->dev, g, err);

@@ -95,7 +95,7 @@ struct mt_model {
     struct mt_top *top;        /* [max_micro, max_tokens, top] */
     float *top_rest;           /* [max_micro, max_tokens] */
 
-    void *scratch; /* one allocation, cut into: */
+    void *scratch; /* one allocation, cut into what lasts beyond a part's run, and, from h on, what does not: */
     void *h, *dh;      /* [max_tokens, hidden] */
     void *cast_start;
     struct mt_own_scratch own;                    /* of the stream that is turned to */
@@ -109,6 +109,7 @@ struct mt_model {
     const struct mt_adapter *dora_of; /* whose g dy is in it; NULL: nobody's */
     void *adapter_in;             /* with dropout: [max_tokens, in] x after dropout, or a gradient before it */
     void *unit_scratch; /* of the running unit: its record if it is not kept, then its parts' scratch */
+    void *scratch_end;
     float *logits;     /* [piece, mt_model_logits_ld()] */
     void *dlogits;     /* [chunk, mt_model_logits_ld()], or NULL: they overwrite the logits */
     void *tables; /* cos, sin, select_bias, one */
@@ -220,6 +221,17 @@ static inline const struct mt_adapter *mt_running_adapter(const mt_model *m, con
         a = a->next;
     return a;
 }
+
+/** Scratch of no further use becomes NaN, if the model is to show who reads it (mt_model_params.poison). */
+static inline void mt_model_poison(const mt_model *m, void *p, size_t bytes)
+{
+    if (m->p.poison && bytes)
+        mt_device_poison(m->dev, p, bytes);
+}
+/** Sets logits and dlogits from `base`, NULL: sizes alone; returns the bytes. */
+size_t mt_model_lay_out_logits(mt_model *m, const struct mt_model_params *p, void *base);
+/** That of all parts, but records, which end where `from` begins; NULL: with them. */
+void mt_model_poison_parts(const mt_model *m, void *from);
 
 /** Element `at` of an array of the compute dtype. */
 static inline void *mt_elem(const mt_model *m, const void *base, size_t at)

@@ -69,6 +69,7 @@ static size_t stages_of(struct stage *s, mt_model *m, const struct mt_unit_run *
 
 static int prepare(const struct stage *s, struct mt_err *err)
 {
+    mt_model_poison_parts(s->run.m, s->run.scratch);
     return s->run.part->kind->prepare ? s->run.part->kind->prepare(&s->run, err) : 0;
 }
 
@@ -78,6 +79,7 @@ int mt_model_forward(mt_model *m, const struct mt_unit_run *r, struct mt_err *er
     size_t n = stages_of(s, m, r);
     mt_model_set_rows(m, r->mb, NULL);
     m->adapters = r->at[MT_ROLE_ADAPTERS];
+    mt_model_poison_parts(m, NULL);
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++) {
         rc = prepare(&s[i], err);
@@ -146,10 +148,13 @@ int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *e
     size_t n = stages_of(s, m, r);
     mt_model_set_rows(m, r->mb, NULL);
     m->adapters = r->at[MT_ROLE_ADAPTERS];
+    mt_model_poison_parts(m, NULL);
     int rc = r->at[MT_ROLE_GRAD] && r->first ? begin_grad(m, r, err) : 0;
     if (!rc)
         rc = recompute(s, n, err);
-    for (size_t i = n; i-- > 0 && !rc;)
+    for (size_t i = n; i-- > 0 && !rc;) {
+        mt_model_poison_parts(m, s[i].run.scratch);
         rc = s[i].run.part->kind->backward(&s[i].run, err);
+    }
     return rc;
 }

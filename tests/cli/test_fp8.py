@@ -10,13 +10,12 @@ import shutil
 import sys
 import tempfile
 
-from tiny import DEVICE, FULL, base, config, losses, megatrain, metrics, planes, with_weights, write_data, \
+from tiny import DEVICE, FULL, POISON, base, config, losses, megatrain, metrics, planes, with_weights, write_data, \
     write_ini, write_model
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 HERE = os.path.dirname(os.path.abspath(__file__))
 FIXTURE = os.path.join(HERE, "..", "parity", "fp8")
-POISON = {"MEGATRAIN_POISON": "1"}
 LEARN = int(os.environ.get("MEGATRAIN_TEST_STEPS", "60"))  # steps of the model that learns
 STEPS = 4 if DEVICE == "cpu" else 2
 FP8 = {"model__dtype": "bf16", "model__compute": "fp8"}

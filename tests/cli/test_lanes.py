@@ -6,12 +6,11 @@ import re
 import sys
 import tempfile
 
-from tiny import base, config, least_host, losses, megatrain, metrics, planes, run_in, with_weights, write_data, \
+from tiny import POISON, base, config, least_host, losses, megatrain, metrics, planes, run_in, with_weights, write_data, \
     write_ini, write_model
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 STEPS = 5
-POISON = {"MEGATRAIN_POISON": "1"}
 PIECES = {"MEGATRAIN_DISK_PIECE": "2048", **POISON}
 DRIVE = {"memory__states": "disk", "memory__nvme_paths": "{drive}"}
 LORA = {"model__init": "weights", "adapter__kind": "lora", "adapter__rank": 4}

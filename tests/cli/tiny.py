@@ -16,6 +16,9 @@ SLOW = bool(os.environ.get("MEGATRAIN_TEST_SLOW")) and not FULL
 # budgets: one without sanitizers takes a fraction of the time.
 ORACLE = os.environ.get("MEGATRAIN_ORACLE", BINARY) if DEVICE == "cpu" else BINARY
 
+#: dead buffers and scratch become NaN, so that what reads them shows
+POISON = {"MEGATRAIN_POISON": "1"}
+
 FAMILIES = {
     "llama": ("LlamaForCausalLM", {}),
     "mistral": ("MistralForCausalLM", {"sliding_window": 12, "head_dim": 16}),

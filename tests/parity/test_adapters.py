@@ -11,7 +11,7 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 from test_parity import FEW, at_most, floats, relative
-from tiny import base, megatrain, metrics, read_safetensors, write_ini
+from tiny import POISON, base, megatrain, metrics, read_safetensors, write_ini
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PREFIX = "base_model.model."
@@ -27,7 +27,7 @@ def train(tmp, name, dtype, expected, start=None, steps=None, **over):
         train__min_lr_ratio=0, adapter__kind=expected.get("kind", "lora"), adapter__path=start or os.path.join(HERE, "adapters", name, "start"),
         adapter__lr_ratio_b=expected["lr_ratio_b"], adapter__dropout=expected.get("dropout", 0), **over))
     n = steps or FEW or expected["steps"]
-    megatrain("-q", "run", ini, "--max-steps", n)
+    megatrain("-q", "run", ini, "--max-steps", n, env=POISON if dtype == "bf16" else None)
     found = [m for m in metrics(out) if "loss" in m]
     assert len(found) == n and not any(m["skipped"] for m in found)
     return found, os.path.join(out, f"checkpoint-{len(found)}")

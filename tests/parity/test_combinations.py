@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random combinations of a family, shapes, what is trained, the base's format and settings, kept by scripts/parity
 combinations --store: losses, norms and tensors against transformers and PEFT in double; then the same bits under another
-placement, interrupted and resumed there in half of the cases.
+placement, where dead scratch is NaN, interrupted and resumed there in half of the cases.
 """
 import json
 import math
@@ -12,7 +12,7 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 from test_parity import at_most, floats, relative
-from tiny import SLOW, base, losses, megatrain, metrics, read_safetensors, write_ini
+from tiny import POISON, SLOW, base, losses, megatrain, metrics, read_safetensors, write_ini
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "combinations")
 
@@ -34,7 +34,7 @@ def run(tmp, name, out, expected, place, stop=0, then=None):
 
     if stop:
         megatrain("-q", "run", ini(place), "--max-steps", stop)
-    megatrain("-q", "run", ini(then if stop else place), *(["--resume"] if stop else []))
+    megatrain("-q", "run", ini(then if stop else place), *(["--resume"] if stop else []), env=POISON if out.endswith("-b") else None)
     checkpoint = os.path.join(tmp, out, f"checkpoint-{expected['steps']}")
     if expected["kind"] in ("lora", "dora"):
         return os.path.join(tmp, out), read_safetensors(os.path.join(checkpoint, "adapter_model.safetensors"))

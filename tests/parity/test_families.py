@@ -15,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "cli"))
 from seeded import RATE, ROWS, STEPS, digest, write_start
 from test_parity import floats, relative
-from tiny import FULL, SLOW, base, megatrain, metrics, read_safetensors, write_ini
+from tiny import FULL, POISON, SLOW, base, megatrain, metrics, read_safetensors, write_ini
 
 #: one of each kind of mixer, norm, router and nesting
 SOME = ["qwen3_5_text", "qwen3_next", "gemma4_moe", "deepseek_v3", "kimi_k25", "nemotron_super", "granite4_moe", "mistral4",
@@ -37,7 +37,7 @@ def run(tmp, name, expected, kind):
     shutil.copy(os.path.join(HERE, "data.jsonl"), data)
     megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, model__init="weights", data__eval="", data__packing="off",
         data__shuffle="off", train__steps=STEPS, train__batch_size=ROWS, train__micro_batch=2, train__learning_rate=RATE,
-        train__min_lr_ratio=0, adapter__kind="lora", adapter__path=start)))
+        train__min_lr_ratio=0, adapter__kind="lora", adapter__path=start)), env=POISON if kind == "packed" else None)
     steps = [m for m in metrics(out) if "loss" in m]
     assert len(steps) == STEPS and not any(m["skipped"] for m in steps)
     checkpoint = os.path.join(out, f"checkpoint-{STEPS}")

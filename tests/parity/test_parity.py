@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
-from tiny import SLOW, base, megatrain, metrics, read_safetensors, write_ini
+from tiny import POISON, SLOW, base, megatrain, metrics, read_safetensors, write_ini
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FEW = 4 if SLOW else None  # under sanitizers all of the code, but not all of the figures
@@ -43,7 +43,7 @@ def train(tmp, name, dtype, expected, **over):
         train__router_aux_loss=expected.get("router_aux_loss", 0), train__batch_size=expected["rows"], train__micro_batch=2, train__learning_rate=expected["learning_rate"],
         train__min_lr_ratio=0, optimizer__grad_dtype="f32" if dtype == "f32" else "auto", **over))
     n = FEW or expected["steps"]
-    megatrain("-q", "run", ini, "--max-steps", n)
+    megatrain("-q", "run", ini, "--max-steps", n, env=POISON if dtype == "bf16" else None)
     steps = [m for m in metrics(out) if "loss" in m]
     assert len(steps) == n and not any(m["skipped"] for m in steps)
     return steps, os.path.join(out, f"checkpoint-{n}")
