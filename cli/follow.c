@@ -21,17 +21,15 @@ static int join(struct follower *f, struct mt_err *err)
     int rc = mt_cluster_take_config(f->cluster, &f->cfg, err);
     if (rc)
         return rc;
-    /* what a reference says of the data, the first has read */
-    rc = mt_config_override(f->cfg, "preference.reference", "start", "the reference of the first host", &why);
-    if (!rc)
-        rc = mt_inputs_open(&f->in, f->cfg, MT_RUN_TRAIN, NULL, &why);
+    struct mt_resumed resumed = mt_cluster_resumed(f->cluster);
+    rc = mt_inputs_open(&f->in, f->cfg, MT_RUN_TRAIN, &resumed, &why);
     if (!rc)
         rc = mt_setup_open_on_hosts(&f->setup, &f->in, f->cluster, &why);
     if (!rc)
         rc = mt_setup_memory(&f->setup, &memory, &why);
     if (!rc)
         rc = mt_memory_check(&memory, &why);
-    return mt_cluster_answer(f->cluster, &f->in, rc, &why, err);
+    return mt_cluster_answer(f->cluster, &f->setup, &f->in, rc, &why, err);
 }
 
 /* 1: there is nothing to follow. */

@@ -124,7 +124,7 @@ static int start(struct run *r, struct cli_rates *rates, struct mt_err *err)
     const char *rates_path = cli_arg(r->args, "rates"), **resume = mt_calloc(r->n, sizeof(*resume));
     int rc = resume ? 0 : mt_fail_nomem(err, "the run", r->n);
     if (!rc && r->cluster)
-        rc = mt_cluster_send_config(r->cluster, r->in, err);
+        rc = mt_cluster_send_config(r->cluster, &r->setup, err);
     if (!rc)
         rc = mt_session_start(&r->session, &r->setup, err);
     if (!rc && !r->cli->quiet)

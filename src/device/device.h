@@ -41,6 +41,7 @@ struct mt_device_params {
 struct mt_device_limits {
     char name[128];        /* "cpu (AVX-512)" */
     char product[64];      /* cuda: "NVIDIA H200", the driver's name of the GPU; cpu: "" */
+    char arithmetic[2][48]; /* cpu: what the bits of products depend on, in f32 and in bf16; elsewhere "" */
     char address[72];      /* cuda: "0000:01:00.0, GPU-5a…", PCI address and UUID as nvidia-smi has them; cpu: "" */
     const char *kind;
     bool shares_host_memory; /* the arena is host memory, and the host's cores compute and copy */

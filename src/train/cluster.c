@@ -11,6 +11,8 @@
 
 #include "base/mem.h"
 #include "base/strbuf.h"
+#include "train/cluster_facts.h"
+#include "weights/adapter_keys.h"
 
 enum { BEAT_S = 2, TEXT = 768 };
 
@@ -123,6 +125,7 @@ void mt_cluster_close(mt_cluster **cluster, int code)
         linger(c);
     mt_net_close(&c->net, !c->broken, code);
     free(c->window);
+    cJSON_Delete(c->facts);
     pthread_cond_destroy(&c->quits);
     pthread_mutex_destroy(&c->lock);
     free(c);
@@ -152,24 +155,48 @@ static int read_answers(mt_cluster *c, struct mt_err *err)
     return rc;
 }
 
-int mt_cluster_send_config(mt_cluster *c, const struct mt_inputs *in, struct mt_err *err)
+/* The configuration for hosts that lack what the first alone need have. */
+static int print_config(const struct mt_inputs *in, struct mt_str *out, struct mt_err *err)
 {
+    struct mt_config *copy = NULL;
+    int rc = mt_config_copy(&copy, in->cfg, "", err);
+    if (!rc)
+        rc = mt_adapters_spell_out(copy, in->resumed.dir, err);
+    if (!rc) /* what a reference says of the data, the first has read */
+        rc = mt_config_override(copy, "preference.reference", "start", "the reference of the first host", err);
+    if (!rc)
+        mt_config_print(copy, false, out);
+    mt_config_destroy(&copy);
+    return out->failed ? mt_fail_nomem(err, "the configuration", out->len) : rc;
+}
+
+int mt_cluster_send_config(mt_cluster *c, const struct mt_setup *s, struct mt_err *err)
+{
+    const struct mt_inputs *in = s->in;
     struct mt_str text = {0};
-    mt_config_print(in->cfg, false, &text);
-    if (text.failed)
-        return mt_fail_nomem(err, "the configuration", text.len);
+    char *facts = NULL;
+    int rc = print_config(in, &text, err);
+    if (!rc)
+        rc = mt_cluster_print_facts(&facts, s, err);
+    if (rc) {
+        mt_str_finish(&text);
+        return rc;
+    }
     c->timeout = in->cfg->cluster.timeout;
     mt_net_set_deadline(c->net, c->timeout);
     const struct mt_cluster_command config = {.op = MT_CLUSTER_CONFIG, .at = text.len, .lr = c->timeout,
-                                   .data = {hash_of(in->data), mt_inputs_eval_hash(in)}};
+                                   .data = {hash_of(in->data), mt_inputs_eval_hash(in), strlen(facts)}};
     pthread_mutex_lock(&c->lock);
-    int rc = command_all(c, &config, err);
+    rc = command_all(c, &config, err);
     if (!rc)
         rc = mt_cluster_tell_all(c, text.p, text.len, err);
+    if (!rc)
+        rc = mt_cluster_tell_all(c, facts, strlen(facts), err);
     if (!rc)
         rc = read_answers(c, err);
     pthread_mutex_unlock(&c->lock);
     mt_str_finish(&text);
+    free(facts);
     return rc;
 }
 
@@ -209,36 +236,62 @@ int mt_cluster_next(mt_cluster *c, struct mt_cluster_command *what, struct mt_er
     return rc;
 }
 
+/* A text of so many bytes; the caller's. */
+static int take_text(mt_cluster *c, char **out, uint64_t bytes, struct mt_err *err)
+{
+    char *text = mt_calloc(bytes + 1, 1);
+    int rc = text ? mt_net_recv(c->net, 0, text, bytes, err) : mt_fail_nomem(err, "what host 0 says", bytes);
+    *out = text;
+    return mt_cluster_note(c, rc);
+}
+
+static int load_config(struct mt_config **cfg, const char *text, struct mt_err *err)
+{
+    char path[64];
+    int rc = 0, fd = memfd_create("host 0's configuration", 0);
+    if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text))
+        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "the configuration: %s", strerror(errno));
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    if (!rc)
+        rc = mt_config_load(cfg, path, NULL, 0, err);
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
 int mt_cluster_take_config(mt_cluster *c, struct mt_config **cfg, struct mt_err *err)
 {
     struct mt_cluster_command what;
-    char path[64];
-    int rc = mt_cluster_next(c, &what, err), fd = -1;
+    char *text = NULL, *facts = NULL;
+    int rc = mt_cluster_next(c, &what, err);
     if (rc || c->over)
         return rc ? rc : 1;
     if (what.op != MT_CLUSTER_CONFIG)
         return mt_cluster_note(c, mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "host 0 is of another build"));
     c->timeout = what.lr;
     mt_net_set_deadline(c->net, c->timeout);
-    c->data[0] = what.data[0];
-    c->data[1] = what.data[1];
-    char *text = mt_calloc(what.at + 1, 1);
-    if (!text)
-        return mt_cluster_note(c, mt_fail_nomem(err, "the configuration", what.at));
-    rc = mt_cluster_note(c, mt_net_recv(c->net, 0, text, what.at, err));
-    if (!rc && ((fd = memfd_create("host 0's configuration", 0)) < 0 || write(fd, text, what.at) != (ssize_t)what.at))
-        rc = mt_cluster_note(c, mt_fail(err, MT_ERR_RUNTIME, -errno, "the configuration: %s", strerror(errno)));
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    memcpy(c->data, what.data, sizeof(c->data));
+    rc = take_text(c, &text, what.at, err);
     if (!rc)
-        rc = mt_config_load(cfg, path, NULL, 0, err);
-    if (fd >= 0)
-        close(fd);
+        rc = take_text(c, &facts, what.data[2], err);
+    if (!rc)
+        rc = mt_cluster_note(c, mt_json_parse(&c->facts, facts, what.data[2], "what host 0 says", MT_ERR_RUNTIME, err));
+    if (!rc)
+        rc = mt_cluster_note(c, load_config(cfg, text, err));
     free(text);
+    free(facts);
     return rc;
 }
 
-int mt_cluster_answer(mt_cluster *c, const struct mt_inputs *in, int rc, const struct mt_err *why, struct mt_err *err)
+int mt_cluster_answer(mt_cluster *c, const struct mt_setup *s, const struct mt_inputs *in, int rc,
+                      const struct mt_err *why, struct mt_err *err)
 {
+    struct mt_err differs = {0};
+    int other = mt_cluster_compare_facts(c->facts, s, in, &differs); /* may be the reason of what failed */
+    if (other) {
+        rc = other;
+        why = &differs;
+    }
     struct answer a = {.rc = rc, .kind = rc ? (int64_t)why->kind : 0};
     if (rc)
         snprintf(a.text, sizeof(a.text), "%s", why->msg);

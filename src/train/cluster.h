@@ -26,14 +26,24 @@ bool mt_cluster_leads(const mt_cluster *c);
 
 /* --- the first ------------------------------------------------------------------------------------------------- */
 
-/** Sends the configuration, in which nothing is open any more, and what the data have to be. A host that cannot
- * take part says why: that is the error. */
-int mt_cluster_send_config(mt_cluster *c, const struct mt_inputs *in, struct mt_err *err);
+/**
+ * Sends the configuration, in which nothing is open any more and no folder or file is named that this host alone need
+ * have (adapter.path, a checkpoint, preference.reference), and what has to be the same on all: the data, the model's
+ * config.json, the version of the program, the GPU, how a CPU computes. A host that cannot take part says why: that is
+ * the error.
+ */
+int mt_cluster_send_config(mt_cluster *c, const struct mt_setup *s, struct mt_err *err);
 /** Sends the weights and states, and how many updates they have had. */
 int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struct mt_train_state *st,
                           struct mt_err *err);
 /** Sends what the training state has of its reference, if it has any (reference.h). c NULL: no effect. */
 int mt_cluster_send_reference(mt_cluster *c, const struct mt_train_state *st, struct mt_err *err);
+/**
+ * Compares the trained weights of all hosts, unit by unit; call it when no update is pending. -EBADMSG
+ * (MT_ERR_RUNTIME): a host has others, which is named with the unit. 0 if the hosts cannot be reached: the next step
+ * fails with that. c NULL: no effect.
+ */
+int mt_cluster_compare_weights(mt_cluster *c, const struct mt_session *s, struct mt_err *err);
 /**
  * Before an engine's step with the data of step `at`, an evaluation of that step of data.eval or of a set of eval.sets,
  * or one of the training's data: the others do the same. Call mt_cluster_end() after it. c NULL: no effect.
@@ -53,8 +63,12 @@ void mt_cluster_end(mt_cluster *c, int rc);
 
 /** Takes the configuration; *cfg is the caller's. 1: the first has ended before that, without an error of the hosts. */
 int mt_cluster_take_config(mt_cluster *c, struct mt_config **cfg, struct mt_err *err);
-/** Answers it: rc and *why of opening what it says. 1: then the first has ended, for this host cannot take part. */
-int mt_cluster_answer(mt_cluster *c, const struct mt_inputs *in, int rc, const struct mt_err *why, struct mt_err *err);
+/** What the first goes on from. Borrows from c. */
+struct mt_resumed mt_cluster_resumed(const mt_cluster *c);
+/** Answers it: rc and *why of opening what it says; s: as far as that came. 1: then the first has ended, for this host
+ * cannot take part. */
+int mt_cluster_answer(mt_cluster *c, const struct mt_setup *s, const struct mt_inputs *in, int rc,
+                      const struct mt_err *why, struct mt_err *err);
 /** Takes weights, states and findings, and makes what the first does, until that ends. setup: the session's. */
 int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setup, struct mt_train_control *control,
                       struct mt_err *err);

@@ -4,19 +4,27 @@
 
 #include <pthread.h>
 
+#include "base/json.h"
 #include "train/cluster.h"
 
 /* What cluster.c, which speaks with the other hosts, and follow.c, which makes what is said, have in common. */
 
-enum { MT_CLUSTER_BEAT = 16, MT_CLUSTER_CONFIG, MT_CLUSTER_STATE, MT_CLUSTER_REFERENCE, MT_CLUSTER_END };
+enum {
+    MT_CLUSTER_BEAT = 16,
+    MT_CLUSTER_CONFIG,
+    MT_CLUSTER_STATE,
+    MT_CLUSTER_REFERENCE,
+    MT_CLUSTER_WEIGHTS,
+    MT_CLUSTER_END
+};
 
 /* What the first tells the others to do, besides enum mt_cluster_act. */
 struct mt_cluster_command {
     int64_t op;
     uint64_t at;       /* step of the data; of a text its bytes; REFERENCE: numbers; of END the exit code */
     double lr;
-    uint64_t data[2];  /* CONFIG: hashes of the data; STATE: updates, and those before the states were new;
-                          EVAL_SET: which set */
+    uint64_t data[3];  /* CONFIG: hashes of the data, and bytes of what follows (cluster_facts.h); STATE: updates, and
+                          those before the states were new; EVAL_SET: which set */
 };
 
 struct mt_cluster {
@@ -30,6 +38,7 @@ struct mt_cluster {
     bool over;            /* the first has told this one to end */
     int code;             /* with that */
     uint64_t data[2];     /* hashes of the first's data: trained on, and evaluated on */
+    cJSON *facts;         /* the others: what the first has said of itself */
     char *window;         /* for planes that are not in memory; NULL: none yet. A late message may still write to it */
     double *reference;    /* the others: of the first's training state; NULL: none */
     struct mt_err why;    /* of the thread that beats, under lock; code 0: none */

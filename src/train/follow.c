@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/sum64.h"
 #include "base/strbuf.h"
 #include "store/files/file_weights.h"
 #include "train/cluster_priv.h"
@@ -71,23 +72,20 @@ static int pass_weights(mt_cluster *c, const struct mt_session *s, bool sends, s
     return rc ? rc : compare_files(c, s, sends, err);
 }
 
-/* What bits depend on beside numbers: the product, and what was found out about it and its libraries. */
-static int describe_device(struct mt_str *out, const struct mt_setup *s, struct mt_err *err)
+/* What is found out about a device's libraries, and bits depend on. */
+static int find_out(struct mt_str *out, const struct mt_setup *s, struct mt_err *err)
 {
-    mt_str_printf(out, "%s\n", mt_device_limits(s->dev)->product);
     int rc = mt_setup_findings(s, out);
+    mt_str_append(out, "", 0); /* "" rather than NULL */
     return rc || out->failed ? mt_fail_nomem(err, "findings of the devices", out->len) : 0;
 }
 
 /* Acts on what the first has found. */
-static int adopt_device(struct mt_setup *s, const char *first, struct mt_err *err)
+static int adopt_findings(struct mt_setup *s, const char *first, struct mt_err *err)
 {
     struct mt_str own = {0};
-    int rc = describe_device(&own, s, err);
-    bool same = !rc && !strcmp(own.p, first);
-    const char *found = strchr(first, '\n');
-    bool product = !rc && found && !strncmp(own.p, first, (size_t)(found + 1 - first));
-    if (!rc && !same && !(product && mt_setup_adopt_findings(s, found + 1)))
+    int rc = find_out(&own, s, err);
+    if (!rc && strcmp(own.p, first) && !mt_setup_adopt_findings(s, first))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "its GPU or a library of it is another than the first host's, so that results may "
                      "differ in bits: hosts need GPUs of one product and equal libraries");
     mt_str_finish(&own);
@@ -97,20 +95,93 @@ static int adopt_device(struct mt_setup *s, const char *first, struct mt_err *er
 int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struct mt_train_state *st,
                           struct mt_err *err)
 {
-    struct mt_str device = {0};
-    int rc = describe_device(&device, s->setup, err);
-    const struct mt_cluster_command state = {.op = MT_CLUSTER_STATE, .at = device.len + 1,
+    struct mt_str found = {0};
+    int rc = find_out(&found, s->setup, err);
+    const struct mt_cluster_command state = {.op = MT_CLUSTER_STATE, .at = found.len + 1,
                                              .data = {st->updates, st->blocks.updates}};
     pthread_mutex_lock(&c->lock);
     if (!rc)
         rc = mt_cluster_tell_all(c, &state, sizeof(state), err);
     if (!rc)
-        rc = mt_cluster_tell_all(c, device.p, device.len + 1, err);
+        rc = mt_cluster_tell_all(c, found.p, found.len + 1, err);
     if (!rc)
         rc = pass_weights(c, s, true, err);
     pthread_mutex_unlock(&c->lock);
-    mt_str_finish(&device);
+    mt_str_finish(&found);
     return rc;
+}
+
+/* --- the weights, at each save -------------------------------------------------------------------------------- */
+
+/* Of a unit's trained weights as devices read them, in whichever tier they are. */
+static int sum_unit(mt_cluster *c, const struct mt_session *s, size_t unit, uint64_t *sum, struct mt_err *err)
+{
+    size_t elems = mt_plane_elems(s->planes, unit, MT_PLANE_HI);
+    size_t bytes = mt_plane_desc_bytes(mt_plane_desc_of(s->planes, MT_PLANE_HI), elems);
+    const char *home = mt_plane(s->planes, unit, MT_PLANE_HI);
+    if (!home && bytes && !c->window)
+        c->window = mt_calloc(MT_PLANE_WINDOW, 1);
+    int rc = home || c->window || !bytes ? 0 : mt_fail_nomem(err, "sums of weights", MT_PLANE_WINDOW);
+    *sum = 0;
+    for (size_t at = 0, n; at < bytes && !rc; at += n) {
+        n = MT_MIN(bytes - at, (size_t)MT_PLANE_WINDOW);
+        if (!home)
+            rc = mt_planes_read_bytes(s->planes, unit, MT_PLANE_HI, at, n, c->window, err);
+        *sum = mt_sum64(home ? home + at : c->window, n, *sum);
+    }
+    return rc;
+}
+
+static int tell_weights(mt_cluster *c, const struct mt_session *s, struct mt_err *err)
+{
+    int rc = mt_engine_flush(s->engine, err);
+    for (size_t u = 0; u < s->setup->choice.layout->n_units && !rc; u++) {
+        uint64_t sum;
+        rc = sum_unit(c, s, u, &sum, err);
+        if (!rc)
+            rc = mt_net_send(c->net, 0, &sum, sizeof(sum), err);
+    }
+    return rc ? rc : mt_planes_settle(s->planes, err);
+}
+
+/* Of a unit, from all hosts: *other is the first that has other weights; 0: none. */
+static int compare_unit(mt_cluster *c, const struct mt_session *s, size_t unit, int *other, struct mt_err *err)
+{
+    uint64_t own, sum;
+    int rc = sum_unit(c, s, unit, &own, err);
+    *other = 0;
+    for (int host = mt_net_size(c->net) - 1; host > 0 && !rc; host--) {
+        rc = mt_net_recv(c->net, host, &sum, sizeof(sum), err);
+        *other = !rc && sum != own ? host : *other;
+    }
+    return rc;
+}
+
+int mt_cluster_compare_weights(mt_cluster *c, const struct mt_session *s, struct mt_err *err)
+{
+    const struct mt_layout *l = s->setup->choice.layout;
+    const struct mt_cluster_do what = {.act = (enum mt_cluster_act)MT_CLUSTER_WEIGHTS};
+    struct mt_err unreached;
+    int host = 0;
+    size_t unit = 0;
+    if (!c || mt_cluster_begin(c, &what, &unreached))
+        return 0;
+    int rc = 0;
+    for (size_t u = 0; u < l->n_units && !rc; u++) { /* all of them, so that the hosts stay together */
+        int other;
+        rc = compare_unit(c, s, u, &other, &unreached);
+        unit = other && !host ? u : unit;
+        host = host ? host : other;
+    }
+    if (!rc)
+        rc = mt_planes_settle(s->planes, &unreached);
+    mt_cluster_end(c, rc);
+    if (!host)
+        return 0;
+    return mt_fail(err, MT_ERR_RUNTIME, -EBADMSG, "host %d has other weights than host 0 in the unit that begins with %s, though "
+                   "both made the same updates: the memory or the processor of one of them is at fault (see megatrain doctor); "
+                   "nothing of this step is saved: go on from the last checkpoint with --resume, without that host", host,
+                   l->tensors[l->units[unit].first_tensor].name);
 }
 
 int mt_cluster_send_reference(mt_cluster *c, const struct mt_train_state *st, struct mt_err *err)
@@ -184,12 +255,12 @@ static int take_state(mt_cluster *c, struct mt_session *s, struct mt_setup *setu
         return rc;
     if (what.op != MT_CLUSTER_STATE)
         return mt_cluster_note(c, mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "host 0 is of another build"));
-    char *device = mt_calloc(what.at, 1);
-    rc = device ? mt_cluster_note(c, mt_net_recv(c->net, 0, device, what.at, err))
-                : mt_cluster_note(c, mt_fail_nomem(err, "findings of the devices", what.at));
+    char *found = mt_calloc(what.at, 1);
+    rc = found ? mt_cluster_note(c, mt_net_recv(c->net, 0, found, what.at, err))
+               : mt_cluster_note(c, mt_fail_nomem(err, "findings of the devices", what.at));
     if (!rc)
-        rc = mt_cluster_note(c, adopt_device(setup, device, err));
-    free(device);
+        rc = mt_cluster_note(c, adopt_findings(setup, found, err));
+    free(found);
     if (!rc)
         rc = pass_weights(c, s, false, err);
     mt_engine_set_updates(s->engine, 0, what.data[0], what.data[1]);
@@ -207,6 +278,7 @@ int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setu
         rc = mt_cluster_next(c, &what, err);
         if (!rc && !c->over)
             rc = mt_cluster_note(c, what.op == MT_CLUSTER_REFERENCE ? take_reference(c, s, what.at, err)
+                                    : what.op == MT_CLUSTER_WEIGHTS ? tell_weights(c, s, err)
                                                                     : act(c, s, &what, err));
     }
     atomic_store(&control->engine, NULL);

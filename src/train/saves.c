@@ -14,6 +14,7 @@
 #include "checkpoint/checkpoint.h"
 #include "hw/ecc.h"
 #include "train/best.h"
+#include "train/cluster.h"
 
 static const int64_t SECOND_NS = 1000000000;
 enum { FIRST_WAIT_S = 10, LONGEST_WAIT_S = 600 };
@@ -237,6 +238,10 @@ int mt_saves_settle(const struct mt_train_params *p, bool waits, bool *lost, str
     }
     if (!rc) {
         rc = mt_guard_check_trained(s->guard, err);
+        *lost |= rc != 0;
+    }
+    if (!rc) {
+        rc = mt_cluster_compare_weights(s->setup->cluster, s, err);
         *lost |= rc != 0;
     }
     if (!rc && s->disk && !s->setup->in[p->learner].cfg->placement.nvme_checksums) {

@@ -79,3 +79,45 @@ int mt_adapters_by_config(struct mt_adapter_spec *out, const struct mt_config *c
     out->dropout = c->adapter.dropout;
     return rc;
 }
+
+static void print_items(struct mt_str *out, const struct mt_adapter_list *l, bool values)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        mt_str_printf(out, "%s%s", i ? ", " : "", l->items[i].name);
+        if (values)
+            mt_str_printf(out, ":%.17g", l->items[i].value);
+    }
+    mt_str_append(out, "", 0); /* "" rather than NULL */
+}
+
+int mt_adapters_spell_out(struct mt_config *c, const char *resumed, struct mt_err *err)
+{
+    struct mt_adapter_spec s;
+    char rank[32], alpha[32];
+    struct mt_str list[4] = {{0}};
+    if (!*c->adapter.path)
+        return 0;
+    int rc = mt_adapters_by_config(&s, c, resumed, err);
+    if (rc)
+        return rc;
+    snprintf(rank, sizeof(rank), "%lld", (long long)s.rank);
+    snprintf(alpha, sizeof(alpha), "%.17g", s.alpha);
+    print_items(&list[0], &s.targets, false);
+    print_items(&list[1], &s.train_also, false);
+    print_items(&list[2], &s.ranks, true);
+    print_items(&list[3], &s.alphas, true);
+    const struct {
+        const char *key, *value;
+    } keys[] = {{"adapter.path", ""},           {"adapter.rank", rank},
+                {"adapter.alpha", alpha},       {"adapter.rslora", s.rslora ? "on" : "off"},
+                {"adapter.targets", list[0].p}, {"adapter.train_also", list[1].p},
+                {"adapter.rank_pattern", list[2].p}, {"adapter.alpha_pattern", list[3].p}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(list) && !rc; i++)
+        rc = list[i].failed ? mt_fail_nomem(err, "adapters", list[i].len) : 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(keys) && !rc; i++)
+        rc = mt_config_override(c, keys[i].key, keys[i].value, "adapter.path", err);
+    for (size_t i = 0; i < MT_ARRAY_LEN(list); i++)
+        mt_str_finish(&list[i]);
+    mt_adapter_spec_finish(&s);
+    return rc;
+}

@@ -13,4 +13,8 @@
 int mt_adapters_by_config(struct mt_adapter_spec *out, const struct mt_config *c, const char *resumed,
                           struct mt_err *err);
 
+/** Replaces adapter.path by keys that say the same of the adapters, for a process that does not have the folder.
+ * resumed: as above. */
+int mt_adapters_spell_out(struct mt_config *c, const char *resumed, struct mt_err *err);
+
 #endif

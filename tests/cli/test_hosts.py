@@ -3,6 +3,7 @@
 import filecmp
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -11,7 +12,8 @@ import sys
 import tempfile
 import time
 
-from tiny import BINARY, FULL, base, config, losses, megatrain, metrics, run_in, write_data, write_ini, write_model
+from tiny import (BINARY, FULL, base, config, flip_in_memory, losses, megatrain, metrics, middle_of, run_in, write_data, write_ini,
+                  write_model)
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 STEPS = 4
@@ -145,21 +147,43 @@ def each_host_has_drives_and_files_of_its_own(tmp):
         assert p is None or (p.returncode and "host 1" in p.stderr and say in p.stderr), p
 
 
-def a_reference_is_needed_on_the_first_alone(tmp):
+def what_the_first_alone_needs_to_have(tmp):
+    """The folder of a reference; adapters to go on from, those of a checkpoint, too, and tensors that it names."""
     model, data = inputs(tmp)
     here = os.path.join(tmp, "here")
     made, ini = ini_of(tmp, "made", model, data, train__steps=1, train__seed=7, checkpoint__save="weights")
     megatrain("run", ini)
-    shutil.copytree(os.path.join(made, "checkpoint-1"), os.path.join(here, "reference"))
-    over = {"data__train": write_pairs(os.path.join(tmp, "pairs.jsonl")), "preference__loss": "sigmoid",
-            "preference__reference": os.path.join(here, "reference")}
-    one, ini = ini_of(tmp, "one", model, data, **over)
+    weights = os.path.join(made, "checkpoint-1")
+    lora = {"model__path": weights, "model__init": "weights", "adapter__kind": "lora", "train__learning_rate": "1e-2"}
+    adapted, ini = ini_of(tmp, "adapted", model, data, train__steps=1, adapter__rank=3, adapter__targets="q_proj, down_proj",
+                          adapter__rank_pattern="*.layers.1.*:5", adapter__train_also="model.norm", **lora)
     megatrain("run", ini)
-    many, ini = ini_of(tmp, "many", model, data, **over)
-    p = run_beside_hidden(ini, f'-t tmpfs none "{here}"') # a host that does not have it
-    if p:
-        assert p.returncode == 0, p.stdout + p.stderr
-        assert losses(many) == losses(one)
+    shutil.copytree(weights, os.path.join(here, "reference"))
+    shutil.copytree(os.path.join(adapted, "checkpoint-1"), os.path.join(here, "adapters"))
+    cases = {"reference": {"data__train": write_pairs(os.path.join(tmp, "pairs.jsonl")), "preference__loss": "sigmoid",
+                           "preference__reference": os.path.join(here, "reference")},
+             "adapters": {**lora, "adapter__path": os.path.join(here, "adapters")}}
+    for name, over in cases.items():
+        one, ini = ini_of(tmp, f"one-{name}", model, data, **over)
+        megatrain("run", ini)
+        many, ini = ini_of(tmp, f"many-{name}", model, data, **over)
+        p = run_beside_hidden(ini, f'-t tmpfs none "{here}"') # a host that does not have it
+        if p:
+            assert p.returncode == 0, p.stdout + p.stderr
+            compare(os.path.join(one, f"checkpoint-{STEPS}"), os.path.join(many, f"checkpoint-{STEPS}"), name)
+    shutil.rmtree(here)
+    more = {**cases["adapters"], "train__steps": STEPS + 1}
+    frozen = {"model__path": weights, "model__init": "weights", "model__freeze": "*.mlp.*, *embed*"}
+    _, ini = ini_of(tmp, "frozen", model, data, **{**frozen, "train__steps": 1, "model__freeze": "*.mlp.*"})
+    megatrain("run", ini)
+    for name, over in {"adapters": more, "frozen": {**frozen, "train__steps": 2}}.items():
+        made = os.path.join(tmp, {"adapters": f"one-{name}"}.get(name, name))
+        ends = {kind: shutil.copytree(made, os.path.join(tmp, f"{kind}-on-{name}")) for kind in ("one", "many")}
+        for kind, out in ends.items():
+            _, ini = ini_of(tmp, os.path.basename(out), model, data, **over)
+            (megatrain if kind == "one" else lambda *a: mpirun(2, *a))("run", ini, "--resume", "--force")
+        last = f"checkpoint-{over['train__steps']}"
+        compare(os.path.join(ends["one"], last), os.path.join(ends["many"], last), f"{name} resumed")
 
 
 def they_go_on_with_other_numbers(tmp):
@@ -345,6 +369,37 @@ def a_cut_cable_ends_the_hosts(tmp):
     finally:
         for pid in within(holders): # mpirun, its daemon beyond the cable, and what holds the namespaces
             os.kill(pid, signal.SIGKILL)
+
+
+def a_host_that_differs_is_refused_or_found(tmp):
+    """In what bits depend on, before the first step; in weights that have changed in its memory, at the next save."""
+    model, data = inputs(tmp)
+    out, ini = ini_of(tmp, "differs", model, data)
+    other = write_model(os.path.join(tmp, "other"), config("qwen2", num_hidden_layers=3, rms_norm_eps=1e-3))
+    p = run_beside_hidden(ini, f'--bind "{other}" "{model}"')
+    assert p is None or (p.returncode == 2 and "host 1: in its config.json of the model rms_norm_eps is 0.001, host 0's 1e-06" in p.stderr), p
+    config_of_no_matter = write_model(os.path.join(tmp, "same"), config("qwen2", num_hidden_layers=3, transformers_version="9.9"))
+    p = run_beside_hidden(ini, f'--bind "{config_of_no_matter}" "{model}"')
+    assert p is None or p.returncode == 0, p
+    for dtype in ("f32", "bf16"):
+        out, ini = ini_of(tmp, "path", model, data, model__dtype=dtype)
+        one, beside = ([*LAUNCH, "-n", "1", BINARY, "run", ini], ["-n", "1", "env", "MEGATRAIN_CPU_GEMM=plain", BINARY, "run", ini])
+        p = subprocess.run([*one, ":", *beside], text=True, capture_output=True, timeout=100)
+        assert p.returncode == 2 and 'host 1: what its CPU computes products by is "plain C", host 0\'s' in p.stderr, p.stderr
+        assert not os.path.exists(os.path.join(out, "checkpoint-4"))
+    out, ini = ini_of(tmp, "made", model, data, train__steps=1, checkpoint__save="weights", model__dtype="bf16")
+    megatrain("run", ini)
+    weights = os.path.join(out, "checkpoint-1")
+    still = {"model__path": weights, "model__init": "weights", "train__learning_rate": 0, "model__dtype": "bf16"}
+    out, ini = endless(tmp, "drifts", model, data, **still)
+    p = mpirun(3, "run", ini, wait=False)
+    wait_for_steps(out, 2, p)
+    flip_in_memory(ranks_of(p)[1], middle_of(weights, "model.layers.1.mlp.up_proj.weight"), random.Random(1))
+    wait_for_steps(out, len(metrics(out)) + 2, p)
+    open(os.path.join(out, "SAVE"), "w").close()
+    text, _ = p.communicate(timeout=60)
+    assert p.returncode and "host 1 has other weights than host 0 in the unit that begins with model.layers.1." in text, text
+    assert not [d for d in os.listdir(out) if d.startswith("checkpoint")], os.listdir(out)
 
 
 def what_only_one_host_can_do_is_refused(tmp):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models, data and runs for the tests that drive the binary. Standard library only."""
+import glob
 import json
 import os
 import random
@@ -237,3 +238,42 @@ def write_safetensors(path, tensors):
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text + b"".join(body))
+
+
+def middle_of(model, name):
+    """64 bytes in the middle of a tensor."""
+    for path in glob.glob(model + "/model*.safetensors"):
+        with open(path, "rb") as f:
+            header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+            if name in header:
+                begin, end = header[name]["data_offsets"]
+                f.seek((begin + end) // 2, 1)
+                return f.read(64)
+    raise AssertionError(name)
+
+
+def flip_in_memory(pid, what, rng):
+    """Flips a bit wherever writable memory of the process has these bytes in large mappings; [(address, byte as it was)]."""
+    found = []
+    with open(f"/proc/{pid}/maps") as f:
+        maps = [line.split() for line in f]
+    with open(f"/proc/{pid}/mem", "r+b", 0) as f:
+        for m in maps:
+            begin, end = (int(x, 16) for x in m[0].split("-"))
+            if not m[1].startswith("rw") or len(m) > 5 or end - begin > 1 << 30: # a sanitizer maps terabytes
+                continue
+            f.seek(begin)
+            try:
+                data = f.read(end - begin)
+            except OSError:
+                continue
+            at = data.find(what)
+            if at >= 0:
+                place = begin + at + rng.randrange(len(what))
+                f.seek(place)
+                was = f.read(1)
+                f.seek(place)
+                f.write(bytes([was[0] ^ 1 << rng.randrange(8)]))
+                found.append((place, was))
+    assert found
+    return found

@@ -14,7 +14,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 from runner import FinishedRun, run_tests  # noqa: E402
-from tiny import BINARY, FULL, base, config, losses, megatrain, write_ini  # noqa: E402
+from tiny import BINARY, FULL, base, config, flip_in_memory, losses, megatrain, middle_of, write_ini  # noqa: E402
 
 
 class Place(FinishedRun):
@@ -128,49 +128,10 @@ def line_with(run, words):
     raise AssertionError(f"{words} is not in: {said[-800:]}")
 
 
-def middle_of(model, name):
-    """64 bytes in the middle of a tensor."""
-    for path in glob.glob(model + "/model*.safetensors"):
-        with open(path, "rb") as f:
-            header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
-            if name in header:
-                begin, end = header[name]["data_offsets"]
-                f.seek((begin + end) // 2, 1)
-                return f.read(64)
-    raise AssertionError(name)
-
-
 def read_memory(pid, at, n):
     with open(f"/proc/{pid}/mem", "rb", 0) as f:
         f.seek(at)
         return f.read(n)
-
-
-def flip_in_memory(pid, what, rng):
-    """Flips a bit wherever writable memory of the process has these bytes in large mappings; [(address, byte as it was)]."""
-    found = []
-    with open(f"/proc/{pid}/maps") as f:
-        maps = [line.split() for line in f]
-    with open(f"/proc/{pid}/mem", "r+b", 0) as f:
-        for m in maps:
-            begin, end = (int(x, 16) for x in m[0].split("-"))
-            if not m[1].startswith("rw") or len(m) > 5 or end - begin > 1 << 30: # a sanitizer maps terabytes
-                continue
-            f.seek(begin)
-            try:
-                data = f.read(end - begin)
-            except OSError:
-                continue
-            at = data.find(what)
-            if at >= 0:
-                place = begin + at + rng.randrange(len(what))
-                f.seek(place)
-                was = f.read(1)
-                f.seek(place)
-                f.write(bytes([was[0] ^ 1 << rng.randrange(8)]))
-                found.append((place, was))
-    assert found
-    return found
 
 
 def a_bit_that_flips_while_weights_are_first_read_is_not_saved(p):

@@ -246,6 +246,8 @@ static int create(mt_device **out, const struct mt_device_params *p, struct mt_e
     d->base.backend = &cpu_backend;
     d->base.limits = mt_device_kind_limits(&mt_cpu_kind, p->budget_bytes, p->n_threads);
     snprintf(d->base.limits.name, sizeof(d->base.limits.name), "cpu (%s)", gemm);
+    for (int bf16 = 0; bf16 < 2; bf16++)
+        mt_cpu_gemm_arithmetic(d->base.limits.arithmetic[bf16], sizeof(d->base.limits.arithmetic[bf16]), bf16);
     struct mt_pool_params pool = {"compute", p->n_threads, p->cpus, mt_cpu_bf16_gemm_thread_init};
     int rc = mt_cpu_arena_create(&d->arena, p->budget_bytes, err);
     if (!rc)

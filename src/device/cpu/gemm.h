@@ -35,6 +35,8 @@ void mt_cpu_gemm_finish_row(const struct mt_gemm *a, size_t i, size_t j, size_t 
 
 /** "AVX-512", or "AVX-512, bf16 by oneDNN 2.6.3". */
 void mt_cpu_gemm_describe(char *buf, size_t len);
+/** What bits depend on: kernels of AVX2 and of AVX-512 have the same. */
+void mt_cpu_gemm_arithmetic(char *buf, size_t len, bool bf16);
 
 /**
  * bf16 products by oneDNN, without conversion to f32: the state of one compute thread, with a product prepared for each

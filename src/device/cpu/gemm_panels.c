@@ -115,6 +115,14 @@ void mt_cpu_gemm_describe(char *buf, size_t len)
     snprintf(buf, len, "%s%s%s", choose_isa()->name, bf16[0] ? ", bf16 by " : "", bf16);
 }
 
+void mt_cpu_gemm_arithmetic(char *buf, size_t len, bool bf16)
+{
+    char library[48] = "";
+    if (bf16)
+        mt_cpu_bf16_gemm_describe(library, sizeof(library));
+    snprintf(buf, len, "%s", library[0] ? library : choose_isa() == &mt_cpu_gemm_plain ? "plain C" : "fused multiply-adds");
+}
+
 /* Strips of k steps: m rows of A and n columns of B, and the place of their products. */
 struct panel {
     const struct mt_cpu_gemm_isa *isa;
