@@ -41,6 +41,7 @@ struct mt_guard {
     uint64_t *sum; /* [n_blocks] */
     struct unit *units; /* [n_units]; NULL: what is trained is not summed */
     size_t n_units;
+    int n_threads;
     struct range *ranges; /* of all units */
 
     pthread_mutex_t lock;
@@ -95,8 +96,10 @@ static void first_sum(void *guard, size_t i, int thread)
     g->sum[i] = sum_block(a, block);
 }
 
-static void check_block(mt_guard *g, size_t i)
+static void check_block(void *guard, size_t i, int thread)
 {
+    mt_guard *g = guard;
+    (void)thread;
     size_t block = i;
     const struct area *a = area_of(g, &block);
     if (sum_block(a, block) == g->sum[i])
@@ -122,7 +125,7 @@ static void *guard_main(void *guard)
         size_t pass = g->pass++;
         pthread_mutex_unlock(&g->lock);
         for (size_t i = pass % MT_GUARD_PASSES; i < g->n_blocks; i += MT_GUARD_PASSES)
-            check_block(g, i);
+            check_block(g, i, 0);
         pthread_mutex_lock(&g->lock);
         g->busy = false;
         pthread_cond_broadcast(&g->changed);
@@ -139,6 +142,27 @@ void mt_guard_pass(mt_guard *g)
     g->busy = true;
     pthread_cond_broadcast(&g->changed);
     pthread_mutex_unlock(&g->lock);
+}
+
+/* Of all blocks. */
+static int run_blocks(mt_guard *g, void (*fn)(void *guard, size_t i, int thread), struct mt_err *err)
+{
+    mt_pool *pool = NULL;
+    const struct mt_pool_params p = {"guard", MT_MAX(g->n_threads, 1), NULL, NULL};
+    int rc = g->n_blocks ? mt_pool_create(&pool, &p, err) : 0;
+    if (!rc && g->n_blocks)
+        mt_pool_run(pool, fn, g, g->n_blocks);
+    mt_pool_destroy(&pool);
+    return rc;
+}
+
+int mt_guard_check_frozen(mt_guard *g, struct mt_err *err)
+{
+    pthread_mutex_lock(&g->lock);
+    while (g->busy)
+        pthread_cond_wait(&g->changed, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+    return run_blocks(g, check_block, err);
 }
 
 bool mt_guard_take(mt_guard *g, struct mt_guard_block *b)
@@ -262,9 +286,8 @@ static void add_area(mt_guard *g, size_t unit, enum mt_plane_kind k)
     g->n_blocks += mt_sum_blocks(bytes);
 }
 
-static int sum_frozen(mt_guard *g, int n_threads, struct mt_err *err)
+static int sum_frozen(mt_guard *g, struct mt_err *err)
 {
-    mt_pool *pool = NULL;
     g->areas = mt_calloc(g->n_units * MT_N_PLANES, sizeof(*g->areas));
     for (size_t u = 0; u < g->n_units && g->areas; u++)
         for (int k = 0; k < MT_N_PLANES; k++)
@@ -272,11 +295,7 @@ static int sum_frozen(mt_guard *g, int n_threads, struct mt_err *err)
     g->sum = g->areas ? mt_calloc(MT_MAX(g->n_blocks, (size_t)1), sizeof(*g->sum)) : NULL;
     if (!g->sum)
         return mt_fail_nomem(err, "sums of frozen weights", g->n_blocks * sizeof(*g->sum));
-    int rc = g->n_blocks ? mt_pool_create(&pool, &(struct mt_pool_params){"guard", MT_MAX(n_threads, 1), NULL, NULL}, err) : 0;
-    if (!rc && g->n_blocks)
-        mt_pool_run(pool, first_sum, g, g->n_blocks);
-    mt_pool_destroy(&pool);
-    return rc;
+    return run_blocks(g, first_sum, err);
 }
 
 static int make_tables(mt_guard *g, struct mt_err *err)
@@ -308,9 +327,10 @@ int mt_guard_create(mt_guard **out, const struct mt_guard_params *p, struct mt_e
         return mt_fail_nomem(err, "the guard of host memory", sizeof(*g));
     g->planes = p->planes;
     g->n_units = p->n_units;
+    g->n_threads = p->n_threads;
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->changed, NULL);
-    int rc = sum_frozen(g, p->n_threads, err);
+    int rc = sum_frozen(g, err);
     if (!rc && p->trained)
         rc = make_tables(g, err);
     if (!rc && g->n_blocks) {

@@ -24,7 +24,7 @@ struct mt_guard_params {
     mt_plane_set *planes; /* borrowed; what is frozen is in place */
     size_t n_units;
     bool trained;         /* also what is trained */
-    int n_threads;        /* to sum what is frozen */
+    int n_threads;        /* to sum what is frozen, and to check all of it at once */
 };
 /** Sums what is frozen. */
 int mt_guard_create(mt_guard **out, const struct mt_guard_params *p, struct mt_err *err);
@@ -35,6 +35,8 @@ size_t mt_guard_bytes(const struct mt_plane_set_params *p, bool trained);
 
 /** Starts the next pass over what is frozen; does nothing while the last one is under way. */
 void mt_guard_pass(mt_guard *g);
+/** One pass over all that is frozen, by all threads, once the pass under way is over. */
+int mt_guard_check_frozen(mt_guard *g, struct mt_err *err);
 /** A block of a frozen plane that is not what it was. */
 struct mt_guard_block {
     size_t unit;

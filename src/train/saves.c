@@ -251,6 +251,12 @@ int mt_saves_settle(const struct mt_train_params *p, bool waits, bool *lost, str
     return rc;
 }
 
+/* There may be little time left for the last save. */
+static bool hurries(const struct mt_saves *s)
+{
+    return s->final && (atomic_load(&s->p->control->stop) || config(s)->checkpoint.time_limit > 0);
+}
+
 /* *lost: the training state itself could not be read. */
 static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
 {
@@ -265,8 +271,11 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
     s->clock->unsettled = true;
     mt_train_phase(p->control, "saving a checkpoint");
     look_at_memory(s);
-    bool hurries = s->final && (atomic_load(&p->control->stop) || config(s)->checkpoint.time_limit > 0);
-    rc = mt_saves_settle(p, !hurries, lost, err);
+    rc = mt_saves_settle(p, !hurries(s), lost, err);
+    if (!rc && s->final && !hurries(s)) {
+        rc = mt_session_check_frozen(p->session, err);
+        *lost |= rc != 0;
+    }
     st->updates = mt_engine_updates(p->session->engine, p->learner);
     bool named = full && mt_setup_names_base(p->session->setup, p->learner);
     if (!rc && named) {
@@ -444,6 +453,8 @@ int mt_saves_final(struct mt_saves *s, bool full, double seconds, struct mt_err 
     bool lost;
     s->final = true;
     int rc = try_until(s, full, seconds, &lost, &why);
+    if (!rc && hurries(s) && mt_session_check_frozen(s->p->session, &inner))
+        mt_warn("step %llu is saved, but %s", (unsigned long long)s->p->state->step, inner.msg);
     if (!rc)
         return 0;
     bool weights = full && !lost && (!save(s, false, &lost, &inner) || (!lost && !save(s, false, &lost, &inner)));

@@ -228,7 +228,7 @@ static int mend(struct mt_session *s, const struct mt_guard_block *b, struct mt_
     const struct mt_unit *u = &l->units[b->unit];
     const char *name = l->tensors[u->first_tensor].name;
     mt_warn("a bit of host memory has changed in %s of the unit that begins with %s: it is read from %s again; losses of the last "
-            "%llu steps may be wrong by it (is it ECC memory? see megatrain doctor)", d->use, name, s->setup->in->weights_dir,
+            "%llu steps, and what they trained, may be wrong by it (is it ECC memory? see megatrain doctor)", d->use, name, s->setup->in->weights_dir,
             (unsigned long long)s->steps - first);
     int rc = mt_weights_reload(l, s->planes, s->setup->in->weights_dir, b->unit, b->kind, &base, &why);
     if (!rc && !mt_guard_is_mended(s->guard, b))
@@ -249,6 +249,21 @@ int mt_session_guard(struct mt_session *s, struct mt_err *err)
         rc = mend(s, &b, err);
     if (s->guard && !rc)
         mt_guard_pass(s->guard);
+    return rc;
+}
+
+int mt_session_check_frozen(struct mt_session *s, struct mt_err *err)
+{
+    struct mt_guard_block b;
+    int rc = 0;
+    for (bool any = s->guard != NULL; any && !rc;) { /* once more after it found any: there may be others */
+        any = false;
+        rc = mt_guard_check_frozen(s->guard, err);
+        while (!rc && mt_guard_take(s->guard, &b)) {
+            any = true;
+            rc = mend(s, &b, err);
+        }
+    }
     return rc;
 }
 

@@ -114,6 +114,16 @@ def memory_that_changes_is_found_and_mended(p):
             run.terminate()
             run.communicate()
         assert run.returncode == 143, (run.returncode, said[-500:])
+    for name, end in (("signal", lambda run, out: run.terminate()), ("file", lambda run, out: open(f"{out}/STOP", "w").close())):
+        out = os.path.join(p.tmp, f"memory-{name}")  # a bit that changes in the last steps
+        ini = write_ini(out + ".ini", base(p.good, p.data, out, train__steps=100000, checkpoint__every=0, model__init="weights",
+                                           device__link_gbps=0.003, model__freeze="*.mlp.*"))
+        run = subprocess.Popen([BINARY, "run", ini], stderr=subprocess.PIPE, text=True)
+        line_with(run, "step 2/")
+        flip_in_memory(run.pid, middle_of(p.good, "model.layers.1.mlp.down_proj.weight"), rng)
+        end(run, out)
+        said = run.communicate()[1]
+        assert "a bit of host memory has changed" in said, (name, said)
     assert found, "none was found in time"
     print(f"{found} found in time")
 
