@@ -122,19 +122,44 @@ static int begin_history(struct learner *l, struct mt_err *err)
     return mt_lineage_go_on(&st->lineage, st->step, st->sum, err);
 }
 
+/* What --force does to the data of the pass under way, where the changes have to do with it; else "". */
+static const char *data_by_force(const struct learner *l, const char *diff, bool other_data, char *buf, size_t len)
+{
+    const struct mt_train_state *st = &l->state;
+    bool order = other_data || strstr(diff, "  data.") || strstr(diff, "  train.seed:");
+    bool steps = strstr(diff, "  train.batch_size:") || strstr(diff, "  train.tokens_per_step:");
+    if (order)
+        snprintf(buf, len, "; with --force the data go on as far into their pass as the run has come: other rows, or rows in another "
+                 "order, so that some samples of it come twice or not at all");
+    else if (steps && st->rows)
+        snprintf(buf, len, "; with --force the data go on after the %llu rows of all passes that were trained: none comes twice or is "
+                 "left out", (unsigned long long)st->rows);
+    else if (steps)
+        snprintf(buf, len, "; the version that made it did not count rows: with --force the data go on where %llu steps of the new size "
+                 "end, so that rows come twice or are left out", (unsigned long long)st->step);
+    else
+        *buf = 0;
+    return buf;
+}
+
 static int check_resume(struct learner *l, struct mt_err *err)
 {
     struct mt_str diff = {0}, grown = {0};
+    char data[256];
+    const bool force = cli_arg(l->args, "force") != NULL, other = mt_dataset_hash(l->in->data) != l->state.data_hash;
     int rc = mt_config_diff(l->cfg, l->state.config, &diff, &grown, err);
     if (!rc && grown.len)
         mt_warn("the run is longer than when it was saved, and the learning-rate schedule with it:\n%s", grown.p);
-    if (!rc && diff.len && !cli_arg(l->args, "force"))
+    if (!rc)
+        data_by_force(l, diff.len ? diff.p : "", other, data, sizeof(data));
+    if (!rc && force && *data)
+        mt_warn("%s was made with other data or another batch size%s", l->resume, data);
+    if (!rc && diff.len && !force)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s was made with other settings (--force continues nevertheless%s):\n%s",
+                     l->resume, data, diff.p);
+    if (!rc && other && !force)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                     "%s was made with other settings (--force continues nevertheless):\n%s", l->resume,
-                     diff.p);
-    if (!rc && mt_dataset_hash(l->in->data) != l->state.data_hash && !cli_arg(l->args, "force"))
-        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                     "the training data are not those that %s was made with (--force continues nevertheless)", l->resume);
+                     "the training data are not those that %s was made with (--force continues nevertheless%s)", l->resume, data);
     mt_str_finish(&diff);
     mt_str_finish(&grown);
     return rc;
@@ -249,7 +274,8 @@ static const cJSON *named_tensors(const struct learner *l)
 struct mt_resumed learner_resumed(const struct learner *l)
 {
     return (struct mt_resumed){.from_files = named_tensors(l), .dir = l->resume, .phase = l->state.blocks.phase,
-                               .overlay = l->state.blocks.overlay};
+                               .overlay = l->state.blocks.overlay, .step = l->state.step, .rows = l->state.rows,
+                               .rows_per_epoch = l->state.rows_per_epoch};
 }
 
 int learner_open(struct learner *l, const char *path, bool alone, struct mt_err *err)

@@ -24,8 +24,9 @@ static const struct {
 } counts[] = {COUNT(step),          COUNT(updates),         COUNT(skips),
               COUNT(skips_in_row),  COUNT(tokens),          COUNT(loss_tokens),
               HASH(data_hash),      COUNT(steps_per_epoch), COUNT(total_steps),
-              COUNT(best_step),     COUNT(bad_evals),       NEWER(eval_hash, true),
-              NEWER(reference_data, true), NEWER(reference_eval, true)};
+              COUNT(best_step),     COUNT(bad_evals),       NEWER(rows, false),
+              NEWER(rows_per_epoch, false), NEWER(eval_hash, true), NEWER(reference_data, true),
+              NEWER(reference_eval, true)};
 #undef COUNT
 #undef HASH
 #undef NEWER
@@ -171,11 +172,18 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
     return 0;
 }
 
+double mt_train_state_epochs(const struct mt_train_state *s)
+{
+    if (s->rows && s->rows_per_epoch)
+        return (double)s->rows / (double)s->rows_per_epoch;
+    return s->steps_per_epoch ? (double)s->step / (double)s->steps_per_epoch : 0;
+}
+
 cJSON *mt_trainer_state_json(const struct mt_train_state *s)
 {
     cJSON *o = cJSON_CreateObject();
     char best[64];
-    double epochs = s->steps_per_epoch ? (double)s->step / (double)s->steps_per_epoch : 0;
+    double epochs = mt_train_state_epochs(s);
     cJSON_AddNumberToObject(o, "global_step", (double)s->step);
     cJSON_AddNumberToObject(o, "epoch", epochs);
     cJSON_AddNumberToObject(o, "max_steps", (double)s->total_steps);

@@ -12,7 +12,10 @@
 
 /** The state of a run besides its planes, in megatrain/state.json. */
 struct mt_train_state {
-    uint64_t step;            /* data steps done: the data continues here */
+    uint64_t step;            /* data steps done */
+    uint64_t rows;            /* of the data in all epochs so far: the data continue here. 0 after steps: an earlier
+                                 version did not count them */
+    uint64_t rows_per_epoch;
     uint64_t updates;         /* applied: Adam's t, index of the learning rate */
     uint64_t skips, skips_in_row;
     uint64_t tokens, loss_tokens;
@@ -50,6 +53,8 @@ uint64_t mt_train_state_reference_hash(const struct mt_train_state *s);
 cJSON *mt_train_state_to_json(const struct mt_train_state *s);
 int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const char *name,
                              struct mt_err *err);
+/** Passes over the data so far. */
+double mt_train_state_epochs(const struct mt_train_state *s);
 /** trainer_state.json, with Hugging Face's names. */
 cJSON *mt_trainer_state_json(const struct mt_train_state *s);
 

@@ -108,7 +108,8 @@ struct mt_sampler_params {
 /**
  * Decides which rows each step has. Rows (one or more samples, at most seq_len tokens in all) are made once, in a
  * fixed order; each epoch visits them in another counter-based permutation, so that any step is found in O(1) and a
- * resume needs nothing but the step's number.
+ * resume needs nothing but the step's number; with other rows_per_step than before, also the number of rows
+ * (mt_sampler_go_on()).
  *
  * Weights: files of the same weight w are packed together. An epoch visits round(w R) of their R rows, pass after pass,
  * each pass in another order, so that no row is visited twice before all are visited once.
@@ -125,6 +126,12 @@ uint64_t mt_sampler_n_rows(const mt_sampler *s);
 /** Rows that an epoch visits: n_rows, unless weights say otherwise. */
 uint64_t mt_sampler_rows_per_epoch(const mt_sampler *s);
 uint64_t mt_sampler_steps_per_epoch(const mt_sampler *s);
+/** Rows, of all epochs, before a step. */
+uint64_t mt_sampler_rows_before(const mt_sampler *s, uint64_t step);
+/** The first step that begins at or after so many rows, no earlier than the one that mt_sampler_go_on() names. */
+uint64_t mt_sampler_step_at(const mt_sampler *s, uint64_t rows);
+/** From `step` on, steps have the rows that follow on the first `rows`: those before had other numbers of rows. */
+void mt_sampler_go_on(mt_sampler *s, uint64_t step, uint64_t rows);
 /** Tokens in rows / (rows * seq_len). */
 double mt_sampler_efficiency(const mt_sampler *s);
 /** Most documents in a row: a micro-batch needs a capacity of micro_batch times that. */

@@ -36,6 +36,7 @@ struct mt_sampler {
     struct mt_sampler_params p;
     uint64_t n_samples, n_rows, n_tokens;
     uint64_t n_visits;    /* rows that an epoch visits */
+    uint64_t from_step, from_rows; /* so many rows come before that step */
     uint32_t *list;       /* samples by group; NULL if there is one group */
     struct group *groups;
     size_t n_groups;
@@ -377,6 +378,38 @@ uint64_t mt_sampler_steps_per_epoch(const mt_sampler *s)
     return mt_div_up(s->n_visits, s->p.rows_per_step);
 }
 
+/* Of steps from the beginning of an epoch. */
+static uint64_t rows_of(const mt_sampler *s, uint64_t steps)
+{
+    uint64_t per_epoch = mt_sampler_steps_per_epoch(s);
+    return steps / per_epoch * s->n_visits + steps % per_epoch * s->p.rows_per_step;
+}
+
+void mt_sampler_go_on(mt_sampler *s, uint64_t step, uint64_t rows)
+{
+    s->from_step = step;
+    s->from_rows = rows;
+}
+
+uint64_t mt_sampler_rows_before(const mt_sampler *s, uint64_t step)
+{
+    if (step < s->from_step)
+        return rows_of(s, step);
+    uint64_t left = s->n_visits - s->from_rows % s->n_visits, n = step - s->from_step;
+    uint64_t first = mt_div_up(left, s->p.rows_per_step); /* steps to the end of the epoch */
+    return s->from_rows + (n < first ? n * s->p.rows_per_step : left + rows_of(s, n - first));
+}
+
+uint64_t mt_sampler_step_at(const mt_sampler *s, uint64_t rows)
+{
+    uint64_t left = s->n_visits - s->from_rows % s->n_visits, n = rows - MT_MIN(rows, s->from_rows);
+    if (n <= left)
+        return s->from_step + mt_div_up(n, s->p.rows_per_step);
+    n -= left;
+    return s->from_step + mt_div_up(left, s->p.rows_per_step) +
+           n / s->n_visits * mt_sampler_steps_per_epoch(s) + mt_div_up(n % s->n_visits, s->p.rows_per_step);
+}
+
 double mt_sampler_efficiency(const mt_sampler *s)
 {
     return (double)s->n_tokens / ((double)s->n_rows * (double)s->p.seq_len);
@@ -508,8 +541,7 @@ static uint64_t row_at(const mt_sampler *s, uint64_t epoch, uint64_t i)
 
 int mt_sampler_fill(mt_sampler *s, uint64_t step, struct mt_step_data *out, struct mt_err *err)
 {
-    uint64_t per_epoch = mt_sampler_steps_per_epoch(s), epoch = step / per_epoch;
-    uint64_t first = step % per_epoch * s->p.rows_per_step;
+    uint64_t at = mt_sampler_rows_before(s, step), epoch = at / s->n_visits, first = at % s->n_visits;
     uint64_t end = MT_MIN(first + s->p.rows_per_step, s->n_visits);
     out->n = out->n_tokens = out->n_loss = 0;
     out->step = step;

@@ -72,6 +72,8 @@ struct mt_resumed {
                                 that the run no longer needs that folder */
     uint64_t phase;          /* train.blocks: which one; without a struct mt_resumed the lowest block is trained */
     const char *overlay;     /* name of the overlay with the blocks that were trained before; NULL: none */
+    uint64_t step, rows, rows_per_epoch; /* steps done, their rows of the data, and those of an epoch then; rows 0: an
+                                earlier version did not count them */
 };
 /** -EINVAL: model.freeze leaves nothing to train. */
 int mt_plan_check_trained(const struct mt_layout *l, struct mt_err *err);

@@ -52,17 +52,31 @@ int mt_cluster_print_facts(char **out, const struct mt_setup *s, struct mt_err *
 {
     cJSON *o = NULL;
     int rc = describe(&o, s, s->in, err);
-    const cJSON *frozen = s->in->resumed.from_files;
-    if (!rc && frozen)
-        mt_json_add(o, "from_files", cJSON_Duplicate(frozen, true));
+    const struct mt_resumed *r = &s->in->resumed;
+    if (!rc && r->from_files)
+        mt_json_add(o, "from_files", cJSON_Duplicate(r->from_files, true));
+    if (!rc) {
+        cJSON_AddNumberToObject(o, "step", (double)r->step);
+        cJSON_AddNumberToObject(o, "rows", (double)r->rows);
+        cJSON_AddNumberToObject(o, "rows_per_epoch", (double)r->rows_per_epoch);
+    }
     *out = rc ? NULL : mt_json_print(o, false);
     cJSON_Delete(o);
     return rc ? rc : *out ? 0 : mt_fail_nomem(err, "what the hosts have in common", 1);
 }
 
+static uint64_t number(const cJSON *o, const char *name)
+{
+    const cJSON *v = mt_json_get(o, name);
+    return cJSON_IsNumber(v) && v->valuedouble >= 0 ? (uint64_t)v->valuedouble : 0;
+}
+
 struct mt_resumed mt_cluster_resumed(const mt_cluster *c)
 {
-    return (struct mt_resumed){.from_files = mt_json_get(c->facts, "from_files")};
+    return (struct mt_resumed){.from_files = mt_json_get(c->facts, "from_files"),
+                               .step = number(c->facts, "step"),
+                               .rows = number(c->facts, "rows"),
+                               .rows_per_epoch = number(c->facts, "rows_per_epoch")};
 }
 
 /* Where two values differ, "rope_scaling.factor", and what they are there. */

@@ -256,10 +256,27 @@ static struct mt_sampler_params sampler_params(const struct mt_inputs *in, const
     };
 }
 
+/* Goes on after the rows that were trained, if the steps before did not have as many each. Where an epoch has other
+ * rows than it had, as far into it. */
+static void go_on(struct mt_inputs *in)
+{
+    const struct mt_resumed *r = &in->resumed;
+    uint64_t n = mt_sampler_rows_per_epoch(in->sampler), was = r->rows_per_epoch, rows = r->rows;
+    if (!rows || !was)
+        return;
+    if (n != was)
+        rows = rows / was * n + (uint64_t)((double)(rows % was) * (double)n / (double)was);
+    in->moved = rows != mt_sampler_rows_before(in->sampler, r->step);
+    if (in->moved)
+        mt_sampler_go_on(in->sampler, r->step, rows);
+}
+
 static int make_samplers(struct mt_inputs *in, const struct mt_numerics *n, struct mt_err *err)
 {
     struct mt_sampler_params p = sampler_params(in, n);
     int rc = in->data ? mt_sampler_create(&in->sampler, &p, err) : 0;
+    if (!rc && in->sampler)
+        go_on(in);
     uint64_t most = (uint64_t)in->cfg->eval.max_samples;
     p.shuffle = p.weighted = false;
     p.teacher = NULL;
@@ -293,17 +310,28 @@ static int make_samplers(struct mt_inputs *in, const struct mt_numerics *n, stru
     return rc;
 }
 
+/* Rounded up, as transformers does. What an earlier version began, it had rounded to the nearest. */
+static uint64_t share_of(const struct mt_inputs *in, double steps)
+{
+    bool earlier = in->resumed.step && !in->resumed.rows;
+    return (uint64_t)(earlier ? llround(steps) : ceil(steps - 1e-9));
+}
+
 static int count_steps(struct mt_inputs *in, const struct mt_numerics *n, struct mt_err *err)
 {
     const struct mt_config *c = in->cfg;
-    uint64_t per_epoch = mt_sampler_steps_per_epoch(in->sampler);
+    uint64_t per_epoch = mt_sampler_steps_per_epoch(in->sampler), rows = mt_sampler_rows_per_epoch(in->sampler);
+    uint64_t before = in->moved ? mt_sampler_rows_before(in->sampler, in->resumed.step) : 0;
+    uint64_t tokens = (uint64_t)c->train.tokens, done = MT_MIN(tokens, before * (uint64_t)n->seq_len);
     if (c->train.steps)
         in->total_steps = (uint64_t)c->train.steps;
+    else if (c->train.epochs > 0 && in->moved)
+        in->total_steps = mt_sampler_step_at(in->sampler, (uint64_t)llround(c->train.epochs * (double)rows));
     else if (c->train.epochs > 0)
         in->total_steps = (uint64_t)llround(c->train.epochs * (double)per_epoch);
     else
-        in->total_steps = mt_div_up((size_t)c->train.tokens,
-                                   (size_t)(n->rows_per_step * n->seq_len));
+        in->total_steps = mt_div_up(tokens - done, (size_t)(n->rows_per_step * n->seq_len)) +
+                          (in->moved ? in->resumed.step : 0);
     if (!in->total_steps)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.epochs = %g is less than a step",
                        c->train.epochs);
@@ -313,7 +341,7 @@ static int count_steps(struct mt_inputs *in, const struct mt_numerics *n, struct
         .schedule = c->train.schedule,
         .peak = c->train.learning_rate,
         .min_ratio = c->train.min_lr_ratio,
-        .warmup = warmup->is_ratio ? (uint64_t)llround(warmup->ratio * total) : (uint64_t)warmup->count,
+        .warmup = warmup->is_ratio ? share_of(in, warmup->ratio * total) : (uint64_t)warmup->count,
         .decay = decay->is_ratio ? (uint64_t)(decay->ratio * total) : (uint64_t)decay->count,
         .total = in->total_steps,
     };

@@ -39,6 +39,7 @@ struct mt_inputs {
     mt_sampler *sampler, *eval_sampler; /* NULL: nothing to train, or to evaluate, on */
     struct mt_eval_set *sets;           /* [n_sets] evaluated after eval_sampler's */
     size_t n_sets;
+    bool moved;                         /* steps before `resumed` had other numbers of rows */
     uint64_t total_steps;               /* optimizer steps of the whole run */
     struct mt_lr lr;                    /* its schedule of learning rates */
 };

@@ -175,7 +175,7 @@ static void report_step(struct loop *l, struct mt_step_report *r)
     r->eta_seconds = l->step_seconds * (double)left;
     r->step = l->st->step;
     r->total_steps = l->in->total_steps;
-    r->epoch = (double)l->st->step / (double)l->st->steps_per_epoch;
+    r->epoch = mt_train_state_epochs(l->st);
     r->total_tokens = l->st->tokens;
     r->objective = mt_objective_of(mt_setup_numerics_of(l->setup, l->p->learner));
     r->h2d_bytes = l->setup->choice.engine.h2d_bytes;
@@ -242,6 +242,7 @@ static int end_step(struct loop *l, const struct mt_learner_step *of, const stru
     struct mt_step_report r = {.result = *result, .lr = of->lr, .seconds = seconds, .tokens = of->data->n_tokens,
                                .loss_tokens = of->data->n_loss};
     l->st->step++;
+    l->st->rows = mt_sampler_rows_before(l->in->sampler, l->st->step);
     l->st->tokens += r.tokens;
     l->st->loss_tokens += r.loss_tokens;
     l->st->seconds += r.seconds;
@@ -606,6 +607,8 @@ static int open_loop(struct loop *l, const struct mt_train_params *p, struct mt_
     p->state->blocks.on = p->block_end > 0;
     mt_best_begin(p->state, l->in->cfg->eval.best_by, mt_inputs_eval_hash(l->in));
     p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l->in->sampler);
+    p->state->rows_per_epoch = mt_sampler_rows_per_epoch(l->in->sampler);
+    p->state->rows = mt_sampler_rows_before(l->in->sampler, p->state->step);
     p->state->total_steps = l->in->total_steps;
     mt_engine_set_updates(l->s->engine, p->learner, p->state->updates, p->state->blocks.updates);
     mt_train_phase(p->control, "computing the reference");

@@ -519,6 +519,32 @@ def schedules_and_metrics_agree(tmp, model, data):
     assert trainer["global_step"] == 10 and len(trainer["log_history"]) >= 10
 
 
+def another_batch_size_repeats_no_row_and_leaves_none_out(tmp, model, data):
+    """Samples of different lengths, one a row: two passes have each of them twice, though the batch grows in the first."""
+    rows, lengths = os.path.join(tmp, "rows.jsonl"), range(4, 59, 5)
+    with open(rows, "w") as f:
+        f.writelines(json.dumps({"input_ids": [(i * 7 + k * k) % 270 for k in range(n)]}) + "\n" for i, n in enumerate(lengths))
+    out = os.path.join(tmp, "rows")
+    keys = {"data__eval": "", "data__packing": "off", "train__steps": "", "train__micro_batch": 1}
+
+    def run(batch, *args, expect=0, **length):
+        return megatrain("run", write_ini(out + ".ini", base(model, rows, out, **{**keys, "train__batch_size": batch, **length})),
+                         *args, expect=expect).stderr
+    for length in ({"train__epochs": 2}, {"train__tokens": 2 * len(lengths) * 64}):
+        shutil.rmtree(out, ignore_errors=True)
+        run(2, "--max-steps=2", **length)
+        said = run(3, "--resume", expect=2, **length)
+        assert "train.batch_size: 2 -> 3" in said and "go on after the 4 rows" in said, said
+        run(3, "--resume", "--force", "--max-steps=4", **length)
+        run(3, "--resume", **length)
+        steps = [m for m in metrics(out) if "loss" in m]
+        epochs = [round(m["epoch"] * len(lengths)) for m in steps]
+        assert epochs[:6] == [2, 4, 7, 10, 11, 14] and epochs[-1] == 2 * len(lengths), epochs
+        assert steps[epochs.index(len(lengths))]["tokens"] == sum(lengths) and steps[-1]["tokens"] == 2 * sum(lengths), steps
+    with open(os.path.join(out, "latest", "trainer_state.json")) as f:
+        assert json.load(f)["epoch"] == 2
+
+
 def accumulation_does_not_change_the_loss(tmp, model, data):
     """One micro-batch of 6 and six of 1, on ragged data: the same up to rounding."""
     got = []

@@ -231,12 +231,50 @@ static void a_cached_shard_is_used_and_a_damaged_one_made_anew(void **state)
     finish(&f);
 }
 
+static void count_samples(mt_sampler *s, uint64_t first, uint64_t end, int *seen)
+{
+    struct mt_step_data sd;
+    assert_int_equal(mt_step_data_init(&sd, s, NULL), 0);
+    for (uint64_t i = first; i < end; i++) {
+        assert_int_equal(mt_sampler_fill(s, i, &sd, NULL), 0);
+        for (size_t m = 0; m < sd.n; m++)
+            for (size_t d = 0; d < sd.micro[m].n_docs; d++)
+                seen[sd.micro[m].ids[sd.micro[m].cu_seqlens[d]]]++;
+    }
+    mt_step_data_finish(&sd);
+}
+
+/* A run goes on with steps of another size, in the middle of a pass, of its last one, and at its end. */
+static void steps_of_another_size_repeat_no_row_and_leave_none_out(void **state)
+{
+    (void)state;
+    enum { N = 100, LEN = 64 };
+    static const uint64_t before[] = {5, 16, 17, 20, 33}; /* of 17 steps in a pass */
+    struct fixture f;
+    make(&f, N, LEN, 20);
+    for (size_t i = 0; i < MT_ARRAY_LEN(before); i++) {
+        mt_sampler *a = sampler(&f, LEN, 6, 2, false, true), *b = sampler(&f, LEN, 4, 2, false, true);
+        int seen[N] = {0};
+        mt_sampler_go_on(b, before[i], mt_sampler_rows_before(a, before[i]));
+        uint64_t end = mt_sampler_step_at(b, 2 * N);
+        assert_int_equal(mt_sampler_rows_before(b, end), 2 * N);
+        count_samples(a, 0, before[i], seen);
+        count_samples(b, before[i], end, seen);
+        for (int k = 0; k < N; k++)
+            assert_int_equal(seen[k], 2);
+        mt_sampler_destroy(&a);
+        mt_sampler_destroy(&b);
+    }
+    finish(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(packing_fills_rows),
         cmocka_unit_test(every_sample_comes_once_an_epoch),
         cmocka_unit_test(a_step_depends_on_its_number_alone),
+        cmocka_unit_test(steps_of_another_size_repeat_no_row_and_leave_none_out),
         cmocka_unit_test(the_loader_gives_what_the_sampler_does),
         cmocka_unit_test(targets_are_shifted_within_a_document),
         cmocka_unit_test(the_held_out_share_is_stable),
