@@ -44,6 +44,8 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
     if (!rc)
         rc = mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, &err);
     if (!rc)
+        mt_inputs_say_rate(&in);
+    if (!rc)
         rc = mt_setup_open(&setup, &in, MT_RUN_TRAIN, &err);
     if (!rc && cfg->model.init == MT_INIT_WEIGHTS) {
         rc = mt_st_open_dir(&st, in.model_dir, &err);

@@ -73,6 +73,8 @@ static int prepare(struct run *r, struct mt_err *err)
     for (size_t i = 0; i < r->n && !rc; i++) {
         struct mt_resumed resumed = learner_resumed(&r->learner[i]);
         rc = mt_inputs_open(&r->in[i], r->learner[i].cfg, MT_RUN_TRAIN, &resumed, err);
+        if (!rc)
+            mt_inputs_say_rate(&r->in[i]);
     }
     if (!rc)
         rc = r->n == 1 ? mt_setup_open_on_hosts(&r->setup, r->in, r->cluster, err)
@@ -172,6 +174,15 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
     return rc ? rc : code;
 }
 
+/* Whether all runs have a checkpoint to go on from. */
+static bool can_go_on(const struct run *r)
+{
+    bool all = true;
+    for (size_t i = 0; i < r->n; i++)
+        all &= r->learner[i].history.has && r->learner[i].history.full;
+    return all;
+}
+
 static int exit_code(const struct run *r, enum mt_train_end end)
 {
     for (size_t i = 0; i < r->n; i++) {
@@ -184,7 +195,8 @@ static int exit_code(const struct run *r, enum mt_train_end end)
     if (end != MT_END_SIGNAL)
         return 0;
     int signo = atomic_load(&control.stop);
-    cli_say("megatrain: stopped; continue with --resume\n");
+    cli_say("megatrain: stopped; %s%s\n", can_go_on(r) ? "continue with --resume" : "there is no checkpoint to go on from",
+            !can_go_on(r) && cli_arg(r->args, "no-save") ? " (--no-save)" : "");
     return 128 + (signo == SIGINT ? SIGINT : SIGTERM);
 }
 
@@ -259,15 +271,6 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
             rc = train(r, end, err);
     }
     return rc;
-}
-
-/* Whether all runs have a checkpoint to go on from. */
-static bool can_go_on(const struct run *r)
-{
-    bool all = true;
-    for (size_t i = 0; i < r->n; i++)
-        all &= r->learner[i].history.has && r->learner[i].history.full;
-    return all;
 }
 
 int cli_cmd_run(struct cli *cli, const struct cli_args *args)

@@ -148,15 +148,20 @@ int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const 
     return mt_plan_lay_out_shared(layout, halves, &(struct mt_lay_out){c, hf, dir, resumed}, 1, err);
 }
 
-int mt_resolve_learning_rate(struct mt_config *c, struct mt_err *err)
+int mt_resolve_learning_rate(struct mt_config *c, const char **why, struct mt_err *err)
 {
+    static const struct {
+        const char *rate, *origin, *why;
+    } of[2][2] = {{{"1e-5", "auto: for all weights", "weights"}, {"2e-4", "auto: with adapters", "adapters"}},
+                  {{"1e-6", "auto: for all weights", "weights on preferences"},
+                   {"1e-5", "auto: with adapters", "adapters on preferences"}}};
     bool adapters = c->adapter.kind != MT_ADAPTER_NONE, preference = strcmp(c->preference.loss, "off") != 0;
-    const char *rate = preference ? (adapters ? "1e-5" : "1e-6") : adapters ? "2e-4" : "1e-5";
-    if (c->train.learning_rate != MT_AUTO)
-        return 0;
-    mt_info("train.learning_rate is %s: auto, since the run trains %s%s", rate, adapters ? "adapters" : "weights",
-            preference ? " on preferences" : "");
-    return mt_config_override(c, "train.learning_rate", rate, adapters ? "auto: with adapters" : "auto: for all weights", err);
+    bool is_auto = c->train.learning_rate == MT_AUTO;
+    if (why)
+        *why = is_auto ? of[preference][adapters].why : NULL;
+    return is_auto ? mt_config_override(c, "train.learning_rate", of[preference][adapters].rate,
+                                        of[preference][adapters].origin, err)
+                   : 0;
 }
 
 /* --- limits of a machine -------------------------------------------------------------------------- */

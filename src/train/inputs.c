@@ -354,7 +354,7 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
     *in = (struct mt_inputs){.cfg = cfg};
     if (resumed)
         in->resumed = *resumed;
-    int rc = mt_resolve_learning_rate(cfg, err);
+    int rc = mt_resolve_learning_rate(cfg, &in->auto_rate, err);
     if (!rc)
         rc = mt_resolve_numerics(&in->numerics, cfg, err); /* before data are read, which may take minutes */
     if (!rc && use == MT_RUN_EVAL)
@@ -394,6 +394,12 @@ uint64_t mt_inputs_prepared_rows(struct mt_config *cfg, const struct mt_hf_confi
     return rows;
 }
 
+void mt_inputs_say_rate(const struct mt_inputs *in)
+{
+    if (in->auto_rate)
+        mt_info("train.learning_rate is %g: auto, since the run trains %s", in->cfg->train.learning_rate, in->auto_rate);
+}
+
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, size_t n_texts,
                          struct mt_err *err)
 {
@@ -410,7 +416,7 @@ int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max
 int mt_inputs_open_without_data(struct mt_inputs *in, struct mt_config *cfg, struct mt_err *err)
 {
     *in = (struct mt_inputs){.cfg = cfg};
-    int rc = mt_resolve_learning_rate(cfg, err);
+    int rc = mt_resolve_learning_rate(cfg, NULL, err);
     if (!rc)
         rc = mt_resolve_numerics(&in->numerics, cfg, err);
     if (!rc)

@@ -28,6 +28,7 @@ struct mt_inputs {
     struct mt_hf_config hf;
     struct mt_layout *layout;      /* as memory.unit cuts layers */
     struct mt_layout *halves;      /* layers cut in halves, where memory.unit = auto leaves that open; else NULL */
+    const char *auto_rate;         /* what the run trains, which has decided train.learning_rate; NULL: it was set */
     struct mt_numerics numerics;   /* as configured; rows_per_step is computed */
     mt_dataset *data, *eval_data;  /* NULL: not opened; eval_data: where data.eval is a file */
     mt_teacher *teacher;                /* of `data`; NULL: the objective has none */
@@ -52,6 +53,8 @@ enum mt_inputs_use { MT_RUN_EVAL, MT_RUN_TRAIN };
  */
 int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_use use,
                    const struct mt_resumed *resumed, struct mt_err *err);
+/** Says which learning rate was chosen, if it was auto. */
+void mt_inputs_say_rate(const struct mt_inputs *in);
 /** Rows of an epoch of data that are in the token cache; 0: they are not, or cannot be read. */
 uint64_t mt_inputs_prepared_rows(struct mt_config *cfg, const struct mt_hf_config *hf, const char *model_dir,
                                  const struct mt_numerics *n);

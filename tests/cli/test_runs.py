@@ -93,7 +93,7 @@ def signals_save_the_last_applied_update(tmp, model, data):
             pass
         p.send_signal(signo)
         _, err = p.communicate(timeout=60)
-        assert p.returncode == code, (p.returncode, err)
+        assert p.returncode == code and "stopped; continue with --resume" in err, (p.returncode, err)
         done = [n for n in os.listdir(out) if n.startswith("checkpoint-")]
         assert len(done) == 1, done
         step = int(done[0].split("-")[1])
@@ -105,6 +105,21 @@ def signals_save_the_last_applied_update(tmp, model, data):
         megatrain("-q", "run", ini2, "--max-steps", step + 2)
         assert losses(out) == losses(whole)
         assert planes(f"{out}/checkpoint-{step + 2}") == planes(f"{whole}/checkpoint-{step + 2}")
+
+
+def what_is_said_is_true_of_the_command(tmp, model, data):
+    """What a stopped run can go on from, and a learning rate that was chosen: by commands that have one."""
+    out = os.path.join(tmp, "said")
+    ini = write_ini(out + ".ini", base(model, data, out, train__steps=500, train__learning_rate="auto"))
+    p = start("run", ini, "--no-save")
+    began = ""
+    while "step 3/" not in began:
+        began += p.stderr.readline()
+    p.send_signal(signal.SIGINT)
+    assert "stopped; there is no checkpoint to go on from (--no-save)" in p.communicate(timeout=60)[1]
+    says = {"run": began, **{c: megatrain(*c.split(), ini, expect=None).stderr for c in ("check", "eval", "data stats")}}
+    assert {c: "train.learning_rate is 1e-05: auto" in said for c, said in says.items()} == {"run": True, "check": True, "eval": False,
+                                                                                           "data stats": False}, says
 
 
 def usr1_saves_and_goes_on(tmp, model, data):
