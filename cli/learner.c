@@ -275,7 +275,7 @@ struct mt_resumed learner_resumed(const struct learner *l)
 {
     return (struct mt_resumed){.from_files = named_tensors(l), .dir = l->resume, .phase = l->state.blocks.phase,
                                .overlay = l->state.blocks.overlay, .step = l->state.step, .rows = l->state.rows,
-                               .rows_per_epoch = l->state.rows_per_epoch};
+                               .rows_per_epoch = l->state.rows_per_epoch, .rounds = !l->state.shares_up};
 }
 
 int learner_open(struct learner *l, const char *path, bool alone, struct mt_err *err)

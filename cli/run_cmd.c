@@ -248,7 +248,7 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "several configurations on one base are of one host: start them without mpirun");
     for (size_t i = 0; i < r->n && !rc; i++) {
         r->learner[i] = (struct learner){.args = r->args, .in = &r->in[i], .out = {.fd = -1, .lock = -1},
-                                        .state = {.best_loss = NAN}};
+                                        .state = {.best_loss = NAN, .shares_up = 1}};
         rc = learner_open(&r->learner[i], r->args->operands[i], r->n == 1, err);
     }
     if (!rc)

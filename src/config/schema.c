@@ -119,7 +119,7 @@ static const struct mt_key keys[] = {
     {"train", "schedule", MT_NUMERICS, MT_KEY_CHOICE, AT(train.schedule), "cosine", "constant|linear|cosine|wsd",
      ANY, NULL, "Learning rate after warm-up."},
     {"train", "warmup", MT_NUMERICS, MT_KEY_AMOUNT, AT(train.warmup), "3%", NULL, 0, 1e15, NULL,
-     "Warm-up in steps, or as a share of all steps."},
+     "Warm-up in steps, or as a share of all steps, rounded up."},
     {"train", "decay", MT_NUMERICS, MT_KEY_AMOUNT, AT(train.decay), "10%", NULL, 0, 1e15, NULL,
      "wsd: number of steps at the end, or share of all steps, over which the rate falls."},
     {"train", "min_lr_ratio", MT_NUMERICS, MT_KEY_REAL, AT(train.min_lr_ratio), "0.1", NULL, 0, 1, NULL,

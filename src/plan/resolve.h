@@ -74,6 +74,7 @@ struct mt_resumed {
     const char *overlay;     /* name of the overlay with the blocks that were trained before; NULL: none */
     uint64_t step, rows, rows_per_epoch; /* steps done, their rows of the data, and those of an epoch then; rows 0: an
                                 earlier version did not count them */
+    bool rounds;             /* an earlier version began the run: a share of the steps is rounded to the nearest */
 };
 /** -EINVAL: model.freeze leaves nothing to train. */
 int mt_plan_check_trained(const struct mt_layout *l, struct mt_err *err);

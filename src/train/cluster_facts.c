@@ -56,6 +56,7 @@ int mt_cluster_print_facts(char **out, const struct mt_setup *s, struct mt_err *
     if (!rc && r->from_files)
         mt_json_add(o, "from_files", cJSON_Duplicate(r->from_files, true));
     if (!rc) {
+        cJSON_AddNumberToObject(o, "rounds", r->rounds);
         cJSON_AddNumberToObject(o, "step", (double)r->step);
         cJSON_AddNumberToObject(o, "rows", (double)r->rows);
         cJSON_AddNumberToObject(o, "rows_per_epoch", (double)r->rows_per_epoch);
@@ -74,6 +75,7 @@ static uint64_t number(const cJSON *o, const char *name)
 struct mt_resumed mt_cluster_resumed(const mt_cluster *c)
 {
     return (struct mt_resumed){.from_files = mt_json_get(c->facts, "from_files"),
+                               .rounds = number(c->facts, "rounds"),
                                .step = number(c->facts, "step"),
                                .rows = number(c->facts, "rows"),
                                .rows_per_epoch = number(c->facts, "rows_per_epoch")};

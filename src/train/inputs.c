@@ -310,11 +310,10 @@ static int make_samplers(struct mt_inputs *in, const struct mt_numerics *n, stru
     return rc;
 }
 
-/* Rounded up, as transformers does. What an earlier version began, it had rounded to the nearest. */
+/* Rounded up, as transformers does. */
 static uint64_t share_of(const struct mt_inputs *in, double steps)
 {
-    bool earlier = in->resumed.step && !in->resumed.rows;
-    return (uint64_t)(earlier ? llround(steps) : ceil(steps - 1e-9));
+    return (uint64_t)(in->resumed.rounds ? llround(steps) : ceil(steps - 1e-9));
 }
 
 static int count_steps(struct mt_inputs *in, const struct mt_numerics *n, struct mt_err *err)

@@ -512,7 +512,7 @@ def a_step_that_overflows_is_skipped_to_the_bit(tmp, model, data):
 
 def schedules_and_metrics_agree(tmp, model, data):
     out = os.path.join(tmp, "metrics")
-    ini = write_ini(out + ".ini", base(model, data, out, train__schedule="cosine", train__warmup="20%", train__min_lr_ratio=0.1))
+    ini = write_ini(out + ".ini", base(model, data, out, train__schedule="cosine", train__warmup="11%", train__min_lr_ratio=0.1))
     megatrain("-q", "run", ini)
     m = [x for x in metrics(out) if "loss" in x]
     import math
