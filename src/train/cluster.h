@@ -40,10 +40,11 @@ int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struc
 int mt_cluster_send_reference(mt_cluster *c, const struct mt_train_state *st, struct mt_err *err);
 /**
  * Compares the trained weights of all hosts, unit by unit; call it when no update is pending. -EBADMSG
- * (MT_ERR_RUNTIME): a host has others, which is named with the unit. 0 if the hosts cannot be reached: the next step
- * fails with that. c NULL: no effect.
+ * (MT_ERR_RUNTIME): a host has others, which is named with the unit. 0, with a warning, if the hosts cannot be reached:
+ * the next step fails with that. frozen: the others check what is frozen first, as this one has done. c NULL: no
+ * effect.
  */
-int mt_cluster_compare_weights(mt_cluster *c, const struct mt_session *s, struct mt_err *err);
+int mt_cluster_compare_weights(mt_cluster *c, const struct mt_session *s, bool frozen, struct mt_err *err);
 /**
  * Before an engine's step with the data of step `at`, an evaluation of that step of data.eval or of a set of eval.sets,
  * or one of the training's data: the others do the same. Call mt_cluster_end() after it. c NULL: no effect.

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/sum64.h"
 #include "base/strbuf.h"
@@ -132,9 +133,11 @@ static int sum_unit(mt_cluster *c, const struct mt_session *s, size_t unit, uint
     return rc;
 }
 
-static int tell_weights(mt_cluster *c, const struct mt_session *s, struct mt_err *err)
+static int tell_weights(mt_cluster *c, struct mt_session *s, bool frozen, struct mt_err *err)
 {
     int rc = mt_engine_flush(s->engine, err);
+    if (!rc && frozen)
+        rc = mt_session_check_frozen(s, err);
     for (size_t u = 0; u < s->setup->choice.layout->n_units && !rc; u++) {
         uint64_t sum;
         rc = sum_unit(c, s, u, &sum, err);
@@ -157,10 +160,10 @@ static int compare_unit(mt_cluster *c, const struct mt_session *s, size_t unit, 
     return rc;
 }
 
-int mt_cluster_compare_weights(mt_cluster *c, const struct mt_session *s, struct mt_err *err)
+int mt_cluster_compare_weights(mt_cluster *c, const struct mt_session *s, bool frozen, struct mt_err *err)
 {
     const struct mt_layout *l = s->setup->choice.layout;
-    const struct mt_cluster_do what = {.act = (enum mt_cluster_act)MT_CLUSTER_WEIGHTS};
+    const struct mt_cluster_do what = {.act = (enum mt_cluster_act)MT_CLUSTER_WEIGHTS, .at = frozen};
     struct mt_err unreached;
     int host = 0;
     size_t unit = 0;
@@ -176,6 +179,8 @@ int mt_cluster_compare_weights(mt_cluster *c, const struct mt_session *s, struct
     if (!rc)
         rc = mt_planes_settle(s->planes, &unreached);
     mt_cluster_end(c, rc);
+    if (rc && !host)
+        mt_warn("the weights of the hosts were not compared: %s", unreached.msg);
     if (!host)
         return 0;
     return mt_fail(err, MT_ERR_RUNTIME, -EBADMSG, "host %d has other weights than host 0 in the unit that begins with %s, though "
@@ -278,7 +283,7 @@ int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setu
         rc = mt_cluster_next(c, &what, err);
         if (!rc && !c->over)
             rc = mt_cluster_note(c, what.op == MT_CLUSTER_REFERENCE ? take_reference(c, s, what.at, err)
-                                    : what.op == MT_CLUSTER_WEIGHTS ? tell_weights(c, s, err)
+                                    : what.op == MT_CLUSTER_WEIGHTS ? tell_weights(c, s, what.at, err)
                                                                     : act(c, s, &what, err));
     }
     atomic_store(&control->engine, NULL);

@@ -240,10 +240,6 @@ int mt_saves_settle(const struct mt_train_params *p, bool waits, bool *lost, str
         rc = mt_guard_check_trained(s->guard, err);
         *lost |= rc != 0;
     }
-    if (!rc) {
-        rc = mt_cluster_compare_weights(s->setup->cluster, s, err);
-        *lost |= rc != 0;
-    }
     if (!rc && s->disk && !s->setup->in[p->learner].cfg->placement.nvme_checksums) {
         rc = mt_disk_sync(s->disk, err);
         *lost = rc;
@@ -272,8 +268,13 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
     mt_train_phase(p->control, "saving a checkpoint");
     look_at_memory(s);
     rc = mt_saves_settle(p, !hurries(s), lost, err);
-    if (!rc && s->final && !hurries(s)) {
+    bool whole = s->final && !hurries(s);
+    if (!rc && whole) {
         rc = mt_session_check_frozen(p->session, err);
+        *lost |= rc != 0;
+    }
+    if (!rc) {
+        rc = mt_cluster_compare_weights(p->session->setup->cluster, p->session, whole, err);
         *lost |= rc != 0;
     }
     st->updates = mt_engine_updates(p->session->engine, p->learner);
