@@ -58,10 +58,10 @@ struct mt_plane_view mt_plane_view(const struct mt_binding *b, size_t unit, enum
 {
     if (!is_away(b, unit, k))
         return (struct mt_plane_view){mt_plane(b->planes, unit, k), 0};
-    if (is_loaded(b, unit, k))
-        return (struct mt_plane_view){staged + offset_in(b, unit, k, true), 0};
-    return (struct mt_plane_view){state + offset_in(b, unit, k, false),
-                                  piece * b->piece_elems};
+    bool loaded = is_loaded(b, unit, k);
+    char *from = loaded ? staged : state;
+    return (struct mt_plane_view){from ? from + offset_in(b, unit, k, loaded) : NULL,
+                                  loaded ? 0 : piece * b->piece_elems};
 }
 
 static void add_span(struct mt_disk_request *r, uint64_t at, char *buf, size_t bytes, const struct mt_disk_sums *sums)

@@ -94,10 +94,11 @@ struct copying {
 
 static void copy(struct copying *c, void *part, size_t bytes)
 {
-    char *buf = c->e->hosts.buf + c->at;
-    c->at += bytes;
-    if (!c->measures && bytes)
+    if (!c->measures && bytes) {
+        char *buf = c->e->hosts.buf + c->at;
         memcpy(c->in ? (char *)part : buf, c->in ? buf : (char *)part, bytes);
+    }
+    c->at += bytes;
 }
 
 /* Losses of the micro-batches that the host's lanes compute, and what measures need beside them, rows of experts and sums

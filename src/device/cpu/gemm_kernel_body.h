@@ -77,7 +77,7 @@ INLINE void multiply_any(bool packed, size_t k, const float *restrict a, size_t 
         a8++;
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < ROWS; i++, c += c ? ldc : 0, d += ldd)
+    for (int i = 0; i < ROWS; i++, c = c ? c + ldc : c, d += ldd)
 #pragma GCC unroll 4
         for (int j = 0; j < VECS; j++) {
             if (c)

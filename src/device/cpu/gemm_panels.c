@@ -265,7 +265,8 @@ static void multiply_piece(const struct job *j, size_t piece, size_t col, size_t
     struct panel p = {.isa = j->isa, .m = MT_MIN(rows, j->block.m - i), .n = n, .k = j->k,
                       .pitch_a = pitch_of(j->isa->mr, j->k), .pitch_b = pitch_of(j->isa->nr, j->k),
                       .edge = own->a, .b = own->b,
-                      .d = j->buffers->sums + i * j->block.n + col, .ldc = j->block.n, .ldd = j->block.n};
+                      .d = j->direct ? NULL : j->buffers->sums + i * j->block.n + col,
+                      .ldc = j->block.n, .ldd = j->block.n};
     if (j->in_place) {
         p.lda = g->lda;
         p.a = (const float *)g->a + row * g->lda + j->p;
