@@ -21,7 +21,7 @@ import time
 
 from test_base import cached_bytes, drop_from_cache, io_counters, settings, tensor_at, turn_a_bit
 from test_packed import bf16_bytes, decode_nf4, e4m3, f32, floats, write_decoded
-from tiny import (BINARY, FULL, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini,
+from tiny import (BINARY, FULL, base, config, losses, megatrain, metrics, patience, planes, read_safetensors, write_data, write_ini,
                   write_model, write_safetensors)
 
 FIXTURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity")
@@ -146,7 +146,7 @@ def steps_leave_the_page_cache_alone(tmp, model, data, **keys):
 
 
 def wait_for_steps(out, p, n):
-    until = time.time() + 120
+    until = time.time() + patience(120)
     while p.poll() is None and time.time() < until:
         if os.path.exists(f"{out}/metrics.jsonl") and len(losses(out)) >= n:
             return
@@ -512,7 +512,7 @@ def files_that_change(tmp):
         try:
             wait_for_steps(out, p, 3)
             change(path)
-            said = p.communicate(timeout=120)[1]
+            said = p.communicate()[1]
         finally:
             p.kill()
         words = "has changed" if case == "anew" else "has become shorter"
@@ -538,7 +538,7 @@ def files_that_change(tmp):
         os.replace(path + ".new", path)
         wait_for_steps(out, p, len(losses(out)) + 3)
         p.send_signal(signal.SIGINT)
-        said = p.communicate(timeout=120)[1]
+        said = p.communicate()[1]
     finally:
         p.kill()
     assert "checksum" not in said and "Traceback" not in said, said[-1500:]

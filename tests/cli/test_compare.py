@@ -14,7 +14,7 @@ def compare(new, names=FEW):
     """(exit status, name -> result)"""
     only = [x for n in names for x in ("--only", n)]
     p = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "compare-builds"), BINARY, new, *only],
-                       capture_output=True, text=True, timeout=180)
+                       capture_output=True, text=True)
     rows = {l.split()[0]: l for l in p.stdout.splitlines() if l.split()[0] in names}
     assert rows.keys() == set(names), p.stdout + p.stderr
     return p.returncode, rows

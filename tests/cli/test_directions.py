@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 
-from tiny import BINARY, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini, write_model
+from tiny import BINARY, base, config, losses, megatrain, metrics, patience, planes, read_safetensors, write_data, write_ini, write_model
 
 STEPS = 4
 POISON = {"MEGATRAIN_POISON": "1"}
@@ -65,7 +65,7 @@ def check_stops(tmp, want):
         ini = write_ini(out + ".ini", sections(tmp, os.path.basename(out), "mixture", {
             **DRIVE, **over, "checkpoint__every": 1, "device__link_gbps": 0.02}))
         p = subprocess.Popen([BINARY, "-q", "run", ini], env={**os.environ, **PIECES}, stderr=subprocess.DEVNULL)
-        end = time.time() + 60
+        end = time.time() + patience(60)
         while not os.path.isdir(f"{out}/checkpoint-1") and time.time() < end and p.poll() is None:
             time.sleep(0.002)
         time.sleep(0.03)

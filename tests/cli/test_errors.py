@@ -19,7 +19,7 @@ def check(name, args, code, *words, env=None, limit=None):
     RUN.append(name)
     e = dict(os.environ)
     e.update(env or {})
-    p = subprocess.run([BINARY, *(a if isinstance(a, bytes) else str(a) for a in args)], capture_output=True, text=True, env=e, timeout=120,
+    p = subprocess.run([BINARY, *(a if isinstance(a, bytes) else str(a) for a in args)], capture_output=True, text=True, env=e,
                        preexec_fn=limit)
     said = p.stdout + p.stderr
     missing = [w for w in words if w not in said]

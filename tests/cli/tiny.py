@@ -95,6 +95,24 @@ FAMILIES = {
 }
 
 
+def patience(seconds):
+    """A limit for what takes no longer on an idle machine, longer by as much as this one is busy. Only for what must come
+    soon: a test that hangs or takes too long is ended from outside (tests/limit.py)."""
+    return seconds * max(1.0, os.getloadavg()[0] / os.cpu_count())
+
+
+def part(name):
+    """Whether a part of a test file is to be run: "first", which is in the first tier, or "rest". All where the command
+    line names none."""
+    return name in sys.argv[1:] or not {"first", "rest"} & set(sys.argv[1:])
+
+
+def chosen(tests, first=()):
+    """Those of the tests, which are functions, that the command line names: by their names, or as the part that they are in."""
+    words = set(sys.argv[1:])
+    return [t for t in tests if not words or t.__name__ in words or ("first" if t in first else "rest") in words]
+
+
 def config(family="qwen3", **over):
     arch, extra = FAMILIES[family]
     c = {
@@ -157,7 +175,7 @@ def base(model, data, out, **over):
 def megatrain(*args, env=None, expect=0, stdin=None, binary=BINARY, cwd=None):
     e = dict(os.environ)
     e.update(env or {})
-    p = subprocess.run([binary, *map(str, args)], capture_output=True, text=True, env=e, timeout=570, cwd=cwd)
+    p = subprocess.run([binary, *map(str, args)], capture_output=True, text=True, env=e, cwd=cwd)
     if expect is not None and p.returncode != expect:
         sys.stderr.write(p.stdout + p.stderr)
         raise AssertionError(f"megatrain {' '.join(map(str, args))}: exit {p.returncode}, expected {expect}")

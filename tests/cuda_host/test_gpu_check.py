@@ -36,7 +36,7 @@ def write_program(path, text):
 def gpu_check(tmp, *args, expect=0, **more):
     env = {**more, "PATH": os.path.join(tmp, "bin") + ":/usr/bin:/bin", "HOME": tmp, "MT_EMU_MEMORY": "2G"}
     p = subprocess.run([sys.executable, CHECK, "--out", os.path.join(tmp, "report"), *args], capture_output=True,
-                       text=True, env=env, timeout=280)
+                       text=True, env=env)
     assert p.returncode == expect, f"exit {p.returncode}\n{p.stdout}{p.stderr}"
     return p.stdout
 

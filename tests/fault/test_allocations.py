@@ -12,7 +12,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 from runner import run_tests  # noqa: E402
-from tiny import BINARY, FULL, losses, megatrain, planes  # noqa: E402
+from tiny import BINARY, FULL, losses, megatrain, patience, planes  # noqa: E402
 import test_syscalls  # noqa: E402
 
 LIBRARY = os.environ["MEGATRAIN_ALLOCATIONS"]
@@ -42,7 +42,7 @@ class Place(test_syscalls.Place):
     def short(self, cmd, fail=None, log=None, begin=None, within=None, timeout=120):
         over = {"ALLOCATIONS_FAIL": fail, "ALLOCATIONS_LOG": log, "ALLOCATIONS_AFTER": begin, "ALLOCATIONS_IN": within}
         env = {**os.environ, "LD_PRELOAD": LIBRARY, **{k: v for k, v in over.items() if v}}
-        p = subprocess.run([BINARY, *map(str, cmd)], capture_output=True, text=True, env=env, timeout=timeout)
+        p = subprocess.run([BINARY, *map(str, cmd)], capture_output=True, text=True, env=env, timeout=patience(timeout))
         return p.returncode, p.stdout, p.stderr
 
     def sweep(self, name, cmd, again, after):

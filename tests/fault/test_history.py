@@ -17,7 +17,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
-from tiny import (BINARY, FULL, ORACLE, SLOW, base, config, megatrain, metrics, planes, write_data, write_ini,  # noqa: E402
+from tiny import (BINARY, FULL, ORACLE, SLOW, base, config, megatrain, metrics, patience, planes, write_data, write_ini,  # noqa: E402
                   write_model)
 
 STEPS = 2000 if FULL else 60 if SLOW else 80
@@ -143,7 +143,7 @@ class Walk:
             time.sleep(self.rng.random() * 0.03)
             p.kill()
         try:
-            err = p.communicate(timeout=120)[1]
+            err = p.communicate(timeout=patience(120))[1]
         except subprocess.TimeoutExpired:
             for task in os.listdir(f"/proc/{p.pid}/task"):
                 for name in ("comm", "wchan", "syscall", "stat"):

@@ -14,7 +14,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 from runner import FinishedRun, run_tests  # noqa: E402
-from tiny import BINARY, FULL, base, config, flip_in_memory, losses, megatrain, middle_of, write_ini  # noqa: E402
+from tiny import BINARY, FULL, base, config, flip_in_memory, losses, megatrain, middle_of, patience, write_ini  # noqa: E402
 
 
 class Place(FinishedRun):
@@ -69,7 +69,7 @@ def what_is_no_file_is_not_waited_for(p):
                 os.remove(path)
             make(path)
             ini = write_ini(p.tmp + "/strange.ini", base(model, p.data, p.tmp + "/strange-out", train__steps=1, model__init="weights"))
-            r = subprocess.run([BINARY, "check", ini], capture_output=True, text=True, timeout=60)
+            r = subprocess.run([BINARY, "check", ini], capture_output=True, text=True)
             assert name == "generation_config.json" or (r.returncode == 3 and name in r.stderr), (name, r.returncode, r.stderr)
     shutil.rmtree(model)
 
@@ -313,7 +313,7 @@ def a_sweep_that_is_killed_takes_its_run_along(p):
         r = megatrain("bench", sweep, "--out", out, "--resume", expect=2)
         assert "in use" in r.stderr, r.stderr
         bench.send_signal(signo)
-        bench.wait(timeout=30)
+        bench.wait()
         wait(lambda: not os.path.exists(f"/proc/{child}") or open(f"/proc/{child}/stat").read().split()[2] == "Z")
         assert not glob.glob(out + "/*.json"), os.listdir(out)  # nothing is taken for a result
         shutil.rmtree(runs)
@@ -325,7 +325,7 @@ def children(pid):
 
 
 def wait(what, seconds=60):
-    end = time.time() + seconds
+    end = time.time() + patience(seconds)
     while not what():
         assert time.time() < end
         time.sleep(0.02)

@@ -13,7 +13,7 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 import data_env  # noqa: E402
 from runner import run_tests  # noqa: E402
-from tiny import (BINARY, FULL, SLOW, base, config, losses, megatrain, planes, write_data, write_ini,  # noqa: E402
+from tiny import (BINARY, FULL, SLOW, base, config, losses, megatrain, patience, planes, write_data, write_ini,  # noqa: E402
                   write_model)
 
 TOOL = os.environ["MEGATRAIN_SYSCALLS"]
@@ -52,7 +52,7 @@ class Place:
         p = subprocess.Popen([*args, BINARY, *map(str, cmd)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                              text=True, env={**os.environ, **(env or {})})
         try:
-            said = p.communicate(timeout=120)[1]
+            said = p.communicate(timeout=patience(120))[1]
         except subprocess.TimeoutExpired:
             p.kill()
             raise
@@ -315,7 +315,7 @@ def a_folder_is_synced_when_a_save_is_tried_again(p):
         assert line, said
         said += line
     open(os.path.join(out, "SAVE"), "w").close()
-    said += run.communicate(timeout=120)[1]
+    said += run.communicate()[1]
     assert run.returncode == 0, (run.returncode, said)
     Unsynced(log, out)
 

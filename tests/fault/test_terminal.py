@@ -67,7 +67,7 @@ def on_a_terminal(*cmd):
     reader = threading.Thread(target=read)
     reader.start()
     subprocess.run([os.fsencode(c) if isinstance(c, str) else c for c in (BINARY, *map(str, cmd))], stdin=subprocess.DEVNULL,
-                   stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "400"}, timeout=120)
+                   stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "400"})
     os.close(theirs)
     reader.join()
     os.close(ours)
