@@ -9,7 +9,7 @@ import time
 
 import data_env
 import warm_helper
-from tiny import base, config, megatrain, write_ini, write_model
+from tiny import base, chosen, config, megatrain, write_ini, write_model
 
 FIXTURES = os.path.join(data_env.ROOT, "tests", "data", "chat")
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "find the word"},
@@ -54,13 +54,11 @@ def fails(tmp, model, data, code, *words, env=None, command="prepare", **over):
     assert p.returncode == code and all(w in said for w in words), (p.returncode, code, words, said)
 
 
-def run_tests(tests):
-    """Runs those that the command line names, else all, each in a folder of its own."""
+def run_tests(tests, first=()):
+    """Runs those that the command line names, or a part (tiny.chosen), each in a folder of its own."""
     with tempfile.TemporaryDirectory() as warm_folder:
         os.environ.update(warm_helper.serve(warm_folder))
-        for test in tests:
-            if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
-                continue
+        for test in chosen(tests, first):
             with tempfile.TemporaryDirectory() as folder:
                 t0 = time.time()
                 test(folder)

@@ -15,7 +15,7 @@ import time
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
-from tiny import BINARY, SLOW, base, config, megatrain, metrics, write_data, write_ini, write_model
+from tiny import BINARY, SLOW, base, config, megatrain, metrics, part, write_data, write_ini, write_model
 
 SWEEP = """[global]
 include = {ini}
@@ -286,15 +286,17 @@ def main():
         megatrain("-q", "run", ini, "--trace", os.path.join(tmp, "t.json"), env=env)
         os.rename(os.path.join(tmp, "t.json"), os.path.join(run, "trace.json"))
         assert len([m for m in metrics(run) if "loss" in m]) == 6
-        bench = a_sweep_killed_at_random_and_resumed_gives_the_same_table(tmp, ini, env)
-        a_measured_sweep_predicts_each_step_by_the_rates_around_it(tmp, ini, env)
-        predictions_need_no_run(tmp, ini, env)
-        a_crash_is_a_row(tmp, model, data, env)
-        jobs_share_a_base_where_their_configurations_allow_it(tmp, model, data, env)
-        a_sweep_of_relative_paths_runs_from_any_folder(tmp, model, data, env)
-        a_report_is_one_page_of_sound_pictures(tmp, run, bench)
-        sizes_in_a_report_are_sizes(tmp, run)
-        text_in_a_report_is_escaped(tmp, run)
+        if part("first"):
+            predictions_need_no_run(tmp, ini, env)
+            a_crash_is_a_row(tmp, model, data, env)
+            sizes_in_a_report_are_sizes(tmp, run)
+            text_in_a_report_is_escaped(tmp, run)
+        if part("rest"):
+            bench = a_sweep_killed_at_random_and_resumed_gives_the_same_table(tmp, ini, env)
+            a_measured_sweep_predicts_each_step_by_the_rates_around_it(tmp, ini, env)
+            jobs_share_a_base_where_their_configurations_allow_it(tmp, model, data, env)
+            a_sweep_of_relative_paths_runs_from_any_folder(tmp, model, data, env)
+            a_report_is_one_page_of_sound_pictures(tmp, run, bench)
 
 
 if __name__ == "__main__":

@@ -226,7 +226,8 @@ def check(tmp, dtype, tied):
                         memory__activations="recompute"))
 
 
-with tempfile.TemporaryDirectory() as tmp:
-    for case in sys.argv[1:]:
-        dtype, tied = case.split("-")
-        check(tmp, dtype, tied == "tied")
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as tmp:
+        for case in sys.argv[1:]:
+            dtype, tied = case.split("-")
+            check(tmp, dtype, tied == "tied")

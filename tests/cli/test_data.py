@@ -291,7 +291,7 @@ def a_conversation_on_a_terminal_knows_its_turns(tmp):
         mine, theirs = pty.openpty()
         refuses = context < 2048  # a turn that is too long alone; nothing is forgotten for it
         os.write(mine, ("\n".join([asked[0], *["long " * 200] * refuses, asked[1]]) + "\n\x04").encode())
-        p = subprocess.run([BINARY, *args, "--chat", "--context", str(context)], stdin=theirs, capture_output=True, text=True, timeout=100)
+        p = subprocess.run([BINARY, *args, "--chat", "--context", str(context)], stdin=theirs, capture_output=True, text=True)
         os.close(mine), os.close(theirs)
         assert p.returncode == 0 and p.stdout == f"> {first}\n> {'> ' * refuses}{answer(second)}\n> \n", (context, p.stdout, p.stderr, first)
         assert p.stderr.count("first turn is forgotten") == forgets and p.stderr.count("it is not taken") == refuses, (context, p.stderr)
@@ -321,4 +321,6 @@ run_tests([tokens_and_masks_are_those_of_transformers, parts_of_type_text_are_jo
            the_template_of_a_run_goes_along,
            a_zero_in_a_text_is_shown_or_refused,
            a_conversation_on_a_terminal_knows_its_turns,
-           generation_stops_at_the_models_eos_and_not_at_every_special_token])
+           generation_stops_at_the_models_eos_and_not_at_every_special_token],
+          first=[tokens_and_masks_are_those_of_transformers, what_is_trained_can_be_chosen, plain_text_is_cut_into_rows,
+                 overlong_samples_are_cut_as_asked_without_new_tokens, a_zero_in_a_text_is_shown_or_refused])

@@ -23,7 +23,7 @@ sys.path.insert(0, os.path.join(ROOT, "scripts"))
 
 from corpus import CHAT, FIXTURES, fails, ini_of, lines, model_of, run_tests, show, text_of
 from megatrain_data import sources
-from tiny import BINARY, config, losses, megatrain, write_model
+from tiny import BINARY, config, losses, megatrain, patience, write_model
 
 
 def formats_and_files_of_one_conversation_agree(tmp):
@@ -259,7 +259,7 @@ def a_preparation_that_is_killed_leaves_nothing_half_done(tmp):
     data, cache = lines(os.path.join(tmp, "kill.jsonl"), records), os.path.join(tmp, "cache-kill")
     ini = ini_of(tmp, model, data, data__cache_dir=cache, device__cpu_threads=2)
     p = subprocess.Popen([BINARY, "-q", "data", "prepare", ini], env={**os.environ, "MEGATRAIN_PYTHON": ""})
-    deadline = time.time() + 60
+    deadline = time.time() + patience(60)
     while not (os.path.isdir(cache) and any(f.endswith(".tmp") for f in os.listdir(cache))):
         assert time.time() < deadline and p.poll() is None
         time.sleep(0.01)
@@ -506,4 +506,6 @@ run_tests([formats_and_files_of_one_conversation_agree, extensions_have_any_case
            a_preparation_that_is_killed_leaves_nothing_half_done, data_sets_of_the_hub_cache_have_addresses,
            weights_and_dataset_info_choose_what_an_epoch_has,
            samples_show_in_colour_in_brackets_and_as_a_page, progress_is_one_line_on_a_terminal_and_rare_elsewhere,
-           errors_name_the_place_and_the_mend, check_and_run_prepare_what_is_missing])
+           errors_name_the_place_and_the_mend, check_and_run_prepare_what_is_missing],
+          first=[formats_and_files_of_one_conversation_agree, columns_have_the_names_that_files_give_them,
+                 the_cache_follows_contents_and_settings, weights_and_dataset_info_choose_what_an_epoch_has])

@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 from test_packed import write_decoded
-from tiny import (FAMILIES, base, config, losses, megatrain, read_safetensors, with_weights, write_data, write_ini, write_model,
+from tiny import (FAMILIES, base, chosen, config, losses, megatrain, read_safetensors, with_weights, write_data, write_ini, write_model,
                   write_safetensors)
 
 LORA = {"adapter__kind": "lora", "adapter__rank": 4, "model__init": "weights", "train__learning_rate": "1e-2", "train__steps": 3}
@@ -243,12 +243,11 @@ def packed_bases_are_decoded_for_what_needs_them(tmp):
     assert "experts in NF4 are read by megatrain alone" in said, said
 
 
-for test in (modules_trained_whole_have_the_names_of_transformers, what_peft_would_not_find_is_refused, a_tied_table_is_one,
+for test in chosen((modules_trained_whole_have_the_names_of_transformers, what_peft_would_not_find_is_refused, a_tied_table_is_one,
              a_copy_of_the_head_that_differs_is_warned_of, what_rounding_leaves_of_an_adapter_is_said,
              scales_that_vllm_would_not_have_are_warned_of, scales_are_folded_into_b,
-             packed_bases_are_decoded_for_what_needs_them):
-    if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
-        continue
+             packed_bases_are_decoded_for_what_needs_them),
+                   first=(modules_trained_whole_have_the_names_of_transformers, what_peft_would_not_find_is_refused, a_tied_table_is_one)):
     with tempfile.TemporaryDirectory() as folder:
         test(folder)
         print("ok", test.__name__, flush=True)

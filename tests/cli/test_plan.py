@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-from tiny import FULL, SLOW, base, config, megatrain, metrics, write_data, write_ini, write_model
+from tiny import FULL, base, config, megatrain, metrics, part, write_data, write_ini, write_model
 
 CONFIGS = os.path.join(os.path.dirname(__file__), "..", "..", "configs")
 SHAPES = {  # hidden, ffn, layers, heads, key heads, vocabulary; parameters in 1e9
@@ -579,35 +579,36 @@ def rows_of_a_step_are_refused_alike(tmp, model, data, env):
 
 def main():
     with tempfile.TemporaryDirectory() as tmp:
-        if not SLOW:  # one planner, asked many times
+        if part("first"):
+            answers_from_a_config_json_alone(tmp)
+            what_ifs_change_the_answer(tmp)
+            unknown_names_are_told_what_there_is(tmp)
+            known_names_are_listed(tmp)
+            every_price_has_a_source(tmp)
+            the_table_fits_a_terminal(tmp)
+            optimizers_and_masters_are_compared(tmp)
+            epochs_have_a_length_once_their_data_are_prepared(tmp)
+        if part("rest"):
             published_models_are_known_by_name(tmp)
             every_stored_machine_is_read_and_faster_ones_are_faster(tmp)
             the_other_choice_names_both_parts_of_records(tmp)
-            optimizers_and_masters_are_compared(tmp)
             lean_states_under_backward_are_planned(tmp)
             a_refusal_and_wear_name_leaner_masters(tmp)
-        epochs_have_a_length_once_their_data_are_prepared(tmp)
-        answers_from_a_config_json_alone(tmp)
-        a_405b_plan_takes_seconds(tmp)
-        what_ifs_change_the_answer(tmp)
-        several_gpus_are_planned(tmp)
-        what_does_not_fit_says_what_would(tmp)
-        known_names_are_listed(tmp)
-        every_price_has_a_source(tmp)
-        optimizers_are_compared()
-        unknown_names_are_told_what_there_is(tmp)
-        two_parts_are_offered_together(tmp)
-        recomputing_comes_before_hardware(tmp)
-        a_refusal_s_first_change_fits(tmp)
-        the_questions_of_a_new_user_are_answered(tmp)
-        the_table_fits_a_terminal(tmp)
-        a_plan_is_reproduced_by_its_own_settings(tmp)
-        model, data = write_model(os.path.join(tmp, "model"), config()), write_data(os.path.join(tmp, "d.jsonl"))
-        env = a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, data)
-        a_probe_that_did_not_get_its_cores_is_not_kept(tmp)
-        what_is_planned_is_what_is_run(tmp, model, data, env)
-        run_and_plan_say_the_same(tmp, model, data, env)
-        rows_of_a_step_are_refused_alike(tmp, model, data, env)
+            a_405b_plan_takes_seconds(tmp)
+            several_gpus_are_planned(tmp)
+            what_does_not_fit_says_what_would(tmp)
+            optimizers_are_compared()
+            two_parts_are_offered_together(tmp)
+            recomputing_comes_before_hardware(tmp)
+            a_refusal_s_first_change_fits(tmp)
+            the_questions_of_a_new_user_are_answered(tmp)
+            a_plan_is_reproduced_by_its_own_settings(tmp)
+            model, data = write_model(os.path.join(tmp, "model"), config()), write_data(os.path.join(tmp, "d.jsonl"))
+            env = a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, data)
+            a_probe_that_did_not_get_its_cores_is_not_kept(tmp)
+            what_is_planned_is_what_is_run(tmp, model, data, env)
+            run_and_plan_say_the_same(tmp, model, data, env)
+            rows_of_a_step_are_refused_alike(tmp, model, data, env)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Which tests a run of scripts/test has, from Meson's own list of tests (tests/README.md, "Tiers").
+  tiers.py targets BUILD WORD...   what ninja has to build: @SUITE is what the tests of a suite need, others are as they are
+  tiers.py rest BUILD              names of the tests of the plain build that CI runs after the first tier
+  tiers.py sanitized BUILD         names of those that CI runs under AddressSanitizer
+Of the tests that take turns CI runs a third, another third with the next commit, and those whose sources changed lately."""
+import json
+import os
+import re
+import subprocess
+import sys
+import zlib
+
+ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+TURNS = 3  # a test runs in one of so many landings
+RECENT = 30  # commits: what one landing brings, with some to spare; a test runs if its sources changed in these
+# What a folder of tests is about, beside its own files.
+ABOUT = [(r"tests/unit/(\w+)/", r"src/\1/"), (r"tests/device/", "src/device/"), (r"tests/cuda_(host|ptx)/", "cuda/")]
+
+
+def introspected(build, what):
+    with open(os.path.join(build, "meson-info", f"intro-{what}.json")) as f:
+        return json.load(f)
+
+
+def suites(test):
+    return {s.rpartition(":")[2] for s in test["suite"]}
+
+
+def targets(build, suite):
+    """Paths in the build's folder of what the tests of a suite depend on."""
+    files = {t["id"]: t["filename"] for t in introspected(build, "targets")}
+    ids = {i for t in introspected(build, "tests") if suite in suites(t) for i in t["depends"]}
+    return sorted({os.path.relpath(f, os.path.realpath(build)) for i in ids for f in files.get(i, [])})
+
+
+def sources(build):
+    """test -> the sources that are its own: the script, or the files of its program that are in tests/."""
+    made = {os.path.realpath(f): [s for group in t["target_sources"] for s in group.get("sources", [])]
+            for t in introspected(build, "targets") for f in t["filename"]}
+
+    def own(test):
+        for word in test["cmd"]:
+            path = os.path.realpath(os.path.join(build, word))
+            for source in made.get(path, [path]):
+                source = os.path.relpath(os.path.realpath(source), ROOT)
+                if source.startswith(("tests/", "scripts/")) and os.path.isfile(os.path.join(ROOT, source)):
+                    yield source
+
+    return {t["name"]: set(own(t)) for t in introspected(build, "tests")}
+
+
+def git(*args):
+    return subprocess.run(["git", "-C", ROOT, *args], capture_output=True, text=True, check=True).stdout
+
+
+def recent_changes():
+    """Files that the last commits changed."""
+    return set(git("diff", "--name-only", f"HEAD~{RECENT}").splitlines())
+
+
+def has_changed(own, changed):
+    about = [re.sub(pattern, folder, re.match(pattern, s)[0]) for s in own for pattern, folder in ABOUT if re.match(pattern, s)]
+    return bool(own & changed) or any(c.startswith(tuple(about)) for c in changed if about)
+
+
+def in_turn(build, tests):
+    """Those of the tests whose turn it is, by the number of commits, and those whose sources changed. All where there is
+    no history to tell."""
+    try:
+        number, changed = int(git("rev-list", "--count", "HEAD")), recent_changes()
+    except (OSError, subprocess.CalledProcessError):
+        return tests
+    own = sources(build)
+    return [t for t in tests
+            if (zlib.crc32(t["name"].encode()) + number) % TURNS == 0 or has_changed(own[t["name"]], changed)]
+
+
+def rest(build):
+    tests = [t for t in introspected(build, "tests") if not suites(t) & {"first", "night"}]
+    taking_turns = [t for t in tests if "turns" in suites(t)]
+    return [t for t in tests if t not in taking_turns] + in_turn(build, taking_turns)
+
+
+def sanitized(build):
+    return in_turn(build, [t for t in introspected(build, "tests") if not suites(t) & {"once", "night"}])
+
+
+def main(command, build, *words):
+    if command == "targets":
+        found = [f for w in words for f in (targets(build, w[1:]) if w.startswith("@") else [w])]
+    else:
+        found = [t["name"] for t in {"rest": rest, "sanitized": sanitized}[command](build)]
+    print("\n".join(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
