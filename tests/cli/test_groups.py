@@ -8,18 +8,15 @@ import struct
 import sys
 import tempfile
 
-from tiny import base, config, losses, megatrain, planes, read_safetensors, run_in, with_weights, write_data, write_ini, \
-    write_model
+from same_bits import DRIVE, LORA, PIECES, POISON, RECOMPUTE, Same
+from tiny import base, megatrain, read_safetensors, write_ini
 
-os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 STEPS = 4
-POISON = {"MEGATRAIN_POISON": "1"}
-PIECES = {"MEGATRAIN_DISK_PIECE": "2048", **POISON}
-DRIVE = {"memory__states": "disk", "memory__nvme_paths": "{drive}"}
-RECOMPUTE = {"memory__activations": "recompute"}
+# seven micro-batches in four groups: of two, and one of one
+COMMON = {"train__steps": STEPS, "train__batch_size": 7, "train__micro_batch": 1, "train__groups": 4}
 DATA = {"device__map": "data"}
 BALANCED = {"train__router_aux_loss": 0.01}
-LORA = {"model__init": "weights", "adapter__kind": "lora", "adapter__rank": 4}
+MODELS = {"adapters": ("qwen3_moe", {"num_hidden_layers": 3, "mlp_only_layers": [1], "intermediate_size": 8256}, True)}
 #: of each kind of model: environment, changes of the configuration
 CASES = {
     "dense": {
@@ -59,47 +56,16 @@ CASES = {
         "experts": (POISON, {**LORA, "adapter__targets": "all-linear", "memory__expert_group": 3, **RECOMPUTE}),
     },
 }
-SAME = ("train__grad_clip", "model__dtype", "train__router_aux_loss", "model__init", "adapter__kind", "adapter__rank",
-        "adapter__targets")
-
-
-def inputs(tmp, kind):
-    mixture = dict(num_hidden_layers=3, mlp_only_layers=[1], intermediate_size=8256) # large enough to be read in files
-    cfg = config("qwen3_moe", **mixture) if kind in ("mixture", "adapters") else \
-        config("qwen2", num_hidden_layers=3) if kind != "tied" else config("qwen3", tie_word_embeddings=True)
-    model = write_model(os.path.join(tmp, "model"), cfg)
-    data = write_data(os.path.join(tmp, "data.jsonl"))
-    if kind == "adapters":
-        model = with_weights(tmp, model, data)
-    return model, data
-
-
-def run(tmp, name, model, data, env, over, *args):
-    # seven micro-batches in four groups: of two, and one of one
-    keys = {"train__steps": STEPS, "train__batch_size": 7, "train__micro_batch": 1, "train__groups": 4, **over}
-    return run_in(tmp, name, model, data, keys, *args, env=env)
-
-
-def result(out):
-    return losses(out), planes(os.path.join(out, f"checkpoint-{STEPS}"))
 
 
 def check_bits(tmp, kind):
-    model, data = inputs(tmp, kind)
-    drive = os.path.join(tmp, "drive")
-    os.makedirs(drive)
-    known = {}
-    for name, (env, over) in CASES[kind].items():
-        over = {k: v.replace("{drive}", drive) if isinstance(v, str) else v for k, v in over.items()}
-        own = {k: v for k, v in over.items() if k in SAME}
-        if str(own) not in known:
-            n = len(known)
-            known[str(own)] = result(run(tmp, f"plain {n}", model, data, {}, own))
-            one = result(run(tmp, f"one group {n}", model, data, {}, {**own, "train__groups": 1}))
-            for a, b in zip(one[0], known[str(own)][0]):
-                assert all(abs(x - y) < 1e-3 * abs(x) for x, y in zip(a[1:], b[1:])), (kind, a, b)
-            assert one[1] != known[str(own)][1], "train.groups = 4 sums as 1 does"
-        assert result(run(tmp, name, model, data, env, over)) == known[str(own)], f"{kind}, {name}: bits moved"
+    same = Same(tmp, kind, COMMON, models=MODELS)
+    same.check(CASES[kind])
+    for n, (numerics, want) in enumerate(list(same.known.items())):
+        one = same.result(same.run(f"one group {n}", {**dict(numerics), "train__groups": 1}))
+        for a, b in zip(one[0], want[0]):
+            assert all(abs(x - y) < 1e-3 * abs(x) for x, y in zip(a[1:], b[1:])), (kind, a, b)
+        assert one[2] != want[2], "train.groups = 4 sums as 1 does"
 
 
 def f32(x):
@@ -122,7 +88,7 @@ def check_oracle(tmp):
     """Four micro-batches of 32 loss tokens: each alone in a step has four times its part of the gradient, exactly; their
     sum by the tree is that of all. With beta1 = 0.5 the first moments are half of the gradients."""
     for kind in ("dense", "mixture"):
-        model, r, rows = inputs(tmp, kind)[0], random.Random(5), []
+        model, r, rows = Same(tmp, kind, COMMON).model, random.Random(5), []
         for _ in range(4):
             ids = [r.randrange(272) for _ in range(40)]
             rows.append(json.dumps({"input_ids": ids, "labels": [-100] * 8 + ids[8:]}))
@@ -147,41 +113,35 @@ def check_oracle(tmp):
 def check_map(tmp):
     """auto takes data where it gains, and never what moves bits."""
     for kind, groups, want in (("dense", 4, "units"), ("mixture", 4, "data"), ("mixture", 2, "units")):
-        model, data = inputs(tmp, kind)
-        out = run(tmp, f"{kind}-{groups}", model, data, {}, {"device__gpus": 3, "train__groups": groups, "train__steps": 1})
+        out = Same(tmp, kind, COMMON).run(f"{kind}-{groups}", {"device__gpus": 3, "train__groups": groups, "train__steps": 1})
         assert f"map = {want}" in open(os.path.join(out, "config.effective.ini")).read(), (kind, groups)
 
 
 def check_resume(tmp):
     """With the checkpoint's groups, on other devices; another number is refused by name."""
-    model, data = inputs(tmp, "dense")
-    want = result(run(tmp, "whole", model, data, POISON, RECOMPUTE))
-    out = run(tmp, "parts", model, data, POISON, RECOMPUTE, "--max-steps", 2)
+    same = Same(tmp, "dense", COMMON)
+    out = same.run("parts", RECOMPUTE, "--max-steps", 2, env=POISON)
     assert "groups = 4" in open(os.path.join(out, "config.effective.ini")).read()
     ini = os.path.join(tmp, "other.ini")
     for groups in (1, 2):
-        write_ini(ini, base(model, data, out, train__steps=STEPS, train__batch_size=7, train__micro_batch=1,
-                            train__groups=groups))
+        write_ini(ini, base(same.model, same.data, out, **same.keys({"train__groups": groups})))
         said = megatrain("run", ini, "--resume", expect=2).stderr
         assert "train.groups" in said and "4" in said, said
-    got = result(run(tmp, "parts", model, data, POISON, {**RECOMPUTE, **DATA, "device__gpus": 3}, "--resume"))
-    assert got == want
+    got, want = same.result(same.run("parts", {**RECOMPUTE, **DATA, "device__gpus": 3}, "--resume", env=POISON)), same.reference({})
+    assert (got[0], got[2]) == (want[0], want[2]), (got[0], want[0])
 
 
 def check_refusals(tmp):
-    model, data = inputs(tmp, "dense")
-    out = os.path.join(tmp, "no")
+    same = Same(tmp, "dense", {"train__steps": STEPS})
     for over, words in (({"train__groups": 3}, ("train.groups = 3", "power of two")),
                         ({"train__groups": 128}, ("train.groups", "64")),
                         ({"train__groups": 4}, ("train.groups = 4", "3 micro-batches")),
                         ({"train__groups": 2, "device__gpus": 3, **DATA}, ("device.map = data", "train.groups = 3", "is 2"))):
-        ini = write_ini(out + ".ini", base(model, data, out, **over))
-        said = megatrain("run", "--dry-run", ini, expect=2).stderr
-        assert all(w in said for w in words), said
+        same.refused(over, *words)
     paths = []
     for i in range(2):
         one = os.path.join(tmp, f"learner-{i}")
-        paths.append(write_ini(one + ".ini", base(model, data, one, adapter__kind="lora", train__groups=2)))
+        paths.append(write_ini(one + ".ini", base(same.model, same.data, one, adapter__kind="lora", train__groups=2)))
     said = megatrain("run", "--dry-run", *paths, expect=2).stderr
     assert "train.groups above 1" in said and "learner-0" in said, said
 

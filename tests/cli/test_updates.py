@@ -8,17 +8,14 @@ import sys
 import tempfile
 import time
 
-from tiny import BINARY, base, config, least_host, losses, megatrain, metrics, planes, read_safetensors, \
-    with_weights, write_data, write_ini, write_model, write_safetensors
+from same_bits import DRIVE, LORA, PIECES, POISON, RECOMPUTE, Same
+from tiny import BINARY, base, config, least_host, losses, megatrain, metrics, patience, planes, read_safetensors, write_ini, \
+    write_model, write_safetensors
 
-os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 STEPS = 5
-POISON = {"MEGATRAIN_POISON": "1"}
-PIECES = {"MEGATRAIN_DISK_PIECE": "2048", **POISON}
-RECOMPUTE = {"memory__activations": "recompute"}
-DRIVE = {"memory__states": "disk", "memory__nvme_paths": "{drive}"}
-LORA = {"model__init": "weights", "adapter__kind": "lora", "adapter__rank": 4}
 UNIT = {"train__clip": "unit", "train__grad_clip": 0.02}
+MODELS = {"clipped": ("qwen2", {"num_hidden_layers": 3, "tie_word_embeddings": True}, False),
+          "masters": ("qwen2", {"num_hidden_layers": 3}, False)}
 #: of each kind of model: what forward and backward share, and what differs in the run with updates under backward
 CASES = {
     "dense": ({}, {
@@ -58,48 +55,22 @@ CASES = {
 }
 
 
-def inputs(tmp, kind):
-    cfg = config("qwen3_moe", num_hidden_layers=3, mlp_only_layers=[1]) if kind == "mixture" else \
-        config("qwen2", num_hidden_layers=3, tie_word_embeddings=kind == "clipped",
-               intermediate_size=8256 if kind == "adapters" else 88)
-    model = write_model(os.path.join(tmp, "model"), cfg)
-    data = write_data(os.path.join(tmp, "data.jsonl"))
-    if kind == "adapters":
-        model = with_weights(tmp, model, data)
-    os.makedirs(os.path.join(tmp, "drive"), exist_ok=True)
-    return model, data
-
-
-def settings(tmp, over):
-    over = {"train__steps": STEPS, "train__batch_size": 5, "train__grad_clip": 0, "memory__update": "backward", **over}
-    return {k: v.replace("{drive}", os.path.join(tmp, "drive")) if isinstance(v, str) else v for k, v in over.items()}
-
-
-def run(tmp, name, model, data, over, env=None, *args):
-    out = os.path.join(tmp, name.replace(" ", "-"))
-    megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, **over)), *args, env=env)
-    return out
-
-
-def result(out):
-    return losses(out), planes(os.path.join(out, f"checkpoint-{STEPS}"))
+def same_of(tmp, kind, **common):
+    """Runs with updates under backward, and plain ones with updates under forward."""
+    return Same(tmp, kind, {"train__steps": STEPS, "train__batch_size": 5, "train__grad_clip": 0, "memory__update": "backward", **common},
+                plain={"memory__update": "forward"}, models=MODELS)
 
 
 def check_bits(tmp, kind):
-    model, data = inputs(tmp, kind)
     common, variants = CASES[kind]
-    want = result(run(tmp, "forward", model, data, settings(tmp, {**common, "memory__update": "forward"})))
-    assert len(want[0]) == STEPS
-    for name, (env, over) in variants.items():
-        over = settings(tmp, {**common, **over})
-        if over.get("memory__host_budget"):
-            over["memory__host_budget"] = least_host(tmp, model, data, over)
-        out = run(tmp, name, model, data, over, env)
-        assert result(out) == want, f"{kind}, {name}: the order of updates moved bits"
+
+    def traffic(name, out, over):
         written = last_step(out).get("disk_write", {})
         assert (sum(written.values()) > 0) == ("memory__states" in over), name
         if "memory__states" in over:
             assert written["states"] > 0 and written["gradients"] == 0, (name, written)
+
+    same_of(tmp, kind, **common).check(variants, traffic)
 
 
 def last_step(out):
@@ -114,18 +85,17 @@ def bytes_written():
 
 def check_traffic(tmp):
     """A step writes to drives what the plan says; under backward no gradients, and with the same memory less of all."""
-    _, data = inputs(tmp, "dense")
-    model = write_model(os.path.join(tmp, "larger"), config("qwen2", num_hidden_layers=6, intermediate_size=352))
-    common = {**DRIVE, **RECOMPUTE, "checkpoint__save": "weights"}
+    same = same_of(tmp, "dense", **DRIVE, **RECOMPUTE, checkpoint__save="weights")
+    same.model = write_model(os.path.join(tmp, "larger"), config("qwen2", num_hidden_layers=6, intermediate_size=352))
     os.environ.update(PIECES)
-    least = least_host(tmp, model, data, settings(tmp, common), more=0)
+    least = least_host(tmp, same.model, same.data, same.keys({}), more=0)
     planned = {}
     for order in "forward", "backward":
-        over = settings(tmp, {**common, "memory__update": order, "memory__host_budget": least})
+        over = {"memory__update": order, "memory__host_budget": least}
         total, step = {}, {}
         for steps in 4, 14:
             before = bytes_written()
-            out = run(tmp, f"{order} {steps}", model, data, {**over, "train__steps": steps})
+            out = same.run(f"{order} {steps}", {**over, "train__steps": steps})
             total[steps] = bytes_written() - before
             step[steps] = sum(last_step(out)["disk_write"].values())
         assert step[4] == step[14] > 0
@@ -141,19 +111,18 @@ def check_traffic(tmp):
 
 def check_resume(tmp):
     """From one order to the other and back, with updates pending at each stop; killed in the middle; interrupted."""
-    model, data = inputs(tmp, "dense")
-    forward, backward = settings(tmp, {"memory__update": "forward"}), settings(tmp, RECOMPUTE)
-    want = result(run(tmp, "whole", model, data, forward))
-    run(tmp, "parts", model, data, forward, POISON, "--max-steps", 2)
-    run(tmp, "parts", model, data, backward, POISON, "--resume", "--max-steps", 1)
-    assert result(run(tmp, "parts", model, data, forward, POISON, "--resume")) == want
+    same, forward = same_of(tmp, "dense"), {"memory__update": "forward"}
+    want, evals, states = same.reference({})
+    same.run("parts", forward, "--max-steps", 2, env=POISON)
+    same.run("parts", RECOMPUTE, "--resume", "--max-steps", 1, env=POISON)
+    got = same.result(same.run("parts", forward, "--resume", env=POISON))
+    assert got[0] == want and got[2] == states and set(evals) <= set(got[1]) # evaluations are at the end of each part, too
     for how in signal.SIGKILL, signal.SIGINT:
         out = os.path.join(tmp, f"stopped-{how}")
-        ini = write_ini(out + ".ini", base(model, data, out, **{**backward, **DRIVE, "checkpoint__every": 1,
-                                           "memory__nvme_paths": os.path.join(tmp, "drive")}))
+        ini = write_ini(out + ".ini", base(same.model, same.data, out, **same.keys({**RECOMPUTE, **DRIVE, "checkpoint__every": 1})))
         env = {**os.environ, **PIECES, "MEGATRAIN_IO_FAULT": "any:delay:1:0"}
         p = subprocess.Popen([BINARY, "-q", "run", ini], env=env, stderr=subprocess.DEVNULL)
-        end = time.time() + 60
+        end = time.time() + patience(60)
         while not os.path.isdir(os.path.join(out, "checkpoint-1")) and time.time() < end and p.poll() is None:
             time.sleep(0.01)
         time.sleep(0.05)
@@ -161,7 +130,7 @@ def check_resume(tmp):
         p.wait()
         megatrain("-q", "run", ini, "--resume")
         rows = dict((m["step"], (m["loss"], m["grad_norm"])) for m in metrics(out) if "loss" in m)
-        assert rows == {s: (l, g) for s, l, g in want[0]} and planes(os.path.join(out, f"checkpoint-{STEPS}")) == want[1], how
+        assert rows == {s: (l, g) for s, l, g in want} and planes(os.path.join(out, f"checkpoint-{STEPS}")) == states, how
 
 
 def spoil(path):
@@ -186,29 +155,25 @@ def spoil(path):
 
 def check_skips(tmp):
     """A layer's gradient that is not finite skips that layer, in either order; steps with skips end the run."""
-    model, data = inputs(tmp, "adapters")
-    spoil(model)
+    same = same_of(tmp, "adapters")
+    spoil(same.model)
     over = {"model__init": "weights", "model__dtype": "bf16", "train__max_skips": STEPS + 1}
     got = {}
     for order in "forward", "backward":
-        out = run(tmp, order, model, data, settings(tmp, {**over, "memory__update": order}), POISON)
+        out = same.run(order, {**over, "memory__update": order}, env=POISON)
         rows = [m for m in metrics(out) if "loss" in m]
         assert len(rows) == STEPS and all(m["skipped_blocks"] == 1 and not m["skipped"] for m in rows), rows
         assert {m["bad_tensor"] for m in rows} == {"model.layers.1.mlp.gate_proj.weight"}
         got[order] = planes(os.path.join(out, f"checkpoint-{STEPS}")), [m["loss"] for m in rows]
     assert got["forward"] == got["backward"]
     out = os.path.join(tmp, "ends")
-    ini = write_ini(out + ".ini", base(model, data, out, **settings(tmp, {**over, "train__max_skips": 2})))
+    ini = write_ini(out + ".ini", base(same.model, same.data, out, **same.keys({**over, "train__max_skips": 2})))
     said = megatrain("run", ini, expect=None)
     assert said.returncode and "skipped 1 of 5 blocks" in said.stderr and "2 steps in a row" in said.stderr, said.stderr
 
 
 def check_refusals(tmp):
-    model, data = inputs(tmp, "dense")
-    ini = write_ini(os.path.join(tmp, "no.ini"),
-                    base(model, data, os.path.join(tmp, "no"), **settings(tmp, {"train__grad_clip": 1})))
-    said = megatrain("run", "--dry-run", ini, expect=2).stderr
-    assert "memory.update = backward" in said and "train.clip = unit" in said and "train.grad_clip = 0" in said, said
+    same_of(tmp, "dense").refused({"train__grad_clip": 1}, "memory.update = backward", "train.clip = unit", "train.grad_clip = 0")
 
 
 def main():
