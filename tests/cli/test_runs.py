@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from tiny import (BINARY, FULL, base, chosen, config, losses, megatrain, metrics, planes, read_safetensors, write_data,
+from tiny import (BINARY, FULL, base, chosen, config, losses, megatrain, metrics, planes, read_safetensors, read_until, write_data,
                   write_ini, write_model)
 
 PIECES = {"MEGATRAIN_DISK_PIECE": "2048"}
@@ -89,8 +89,7 @@ def signals_save_the_last_applied_update(tmp, model, data):
         out = os.path.join(tmp, f"signal-{tag}")
         ini = write_ini(out + ".ini", base(model, data, out, train__steps=500, **over))
         p = start("run", ini, env=env)
-        while "step 3/" not in p.stderr.readline():
-            pass
+        read_until(p, "step 3/")
         p.send_signal(signo)
         _, err = p.communicate()
         assert p.returncode == code and "stopped; continue with --resume" in err, (p.returncode, err)
@@ -126,8 +125,7 @@ def usr1_saves_and_goes_on(tmp, model, data):
     out = os.path.join(tmp, "usr1")
     ini = write_ini(out + ".ini", base(model, data, out, train__steps=60))
     p = start("run", ini)
-    while "step 2/" not in p.stderr.readline():
-        pass
+    read_until(p, "step 2/")
     p.send_signal(signal.SIGUSR1)
     p.communicate()
     assert p.returncode == 0
@@ -138,8 +136,7 @@ def usr2_tells_the_status(tmp, model, data):
     out = os.path.join(tmp, "usr2")
     ini = write_ini(out + ".ini", base(model, data, out, train__steps=100000))
     p = start("run", ini)
-    while "step 2/" not in p.stderr.readline():
-        pass
+    read_until(p, "step 2/")
     p.send_signal(signal.SIGUSR2)
     while not (line := p.stderr.readline()).startswith("status: "):
         assert line
@@ -361,8 +358,7 @@ def a_second_run_on_the_same_folder_is_refused(tmp, model, data):
     out = os.path.join(tmp, "lock")
     ini = write_ini(out + ".ini", base(model, data, out, train__steps=100000))
     p = start("run", ini)
-    while "step 1/" not in p.stderr.readline():
-        pass
+    read_until(p, "step 1/")
     second = megatrain("-q", "run", ini, "--resume", expect=2)
     assert f"process {p.pid}" in second.stderr, second.stderr
     p.kill()

@@ -182,6 +182,16 @@ def megatrain(*args, env=None, expect=0, stdin=None, binary=BINARY, cwd=None):
     return p
 
 
+def read_until(run, text):
+    """What a process has said on its standard error, up to a line with this text."""
+    said = ""
+    while text not in said:
+        line = run.stderr.readline()
+        assert line, f"it ended without {text!r}: {said}"
+        said += line
+    return said
+
+
 def with_weights(tmp, model, data, name="seed"):
     """The folder of the model as it is after one step: with weights, in bf16."""
     out = os.path.join(tmp, name)

@@ -15,7 +15,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 from runner import run_tests  # noqa: E402
-from tiny import BINARY, base, config, losses, megatrain, metrics, patience, planes, with_weights, write_data, write_ini, write_model  # noqa: E402
+from tiny import BINARY, base, config, losses, megatrain, metrics, patience, planes, read_until, with_weights, write_data, write_ini, write_model  # noqa: E402
 from test_faults import Small  # noqa: E402
 
 STEPS = 6
@@ -45,25 +45,16 @@ def start(*args, **kw):
     return subprocess.Popen([BINARY, *map(str, args)], stdout=subprocess.DEVNULL, text=True, **kw)
 
 
-def wait_for(run, text):
-    said = ""
-    while text not in said:
-        line = run.stderr.readline()
-        assert line, said
-        said += line
-    return said
-
-
 def logs_that_cannot_be_written_do_not_end_a_run(p):
     """A file size limit that only the logs reach: their rows wait, and come when it is lifted."""
     out, ini = p.ini("logs", log__csv="on", log__tensorboard="on", checkpoint__every=0)
     run = start("run", ini)
-    wait_for(run, "step 1/")
+    read_until(run, "step 1/")
     run.send_signal(signal.SIGSTOP)
     resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
     run.send_signal(signal.SIGCONT)
-    said = wait_for(run, "metrics.jsonl: ")
-    said += wait_for(run, f"step {STEPS - 1}/")
+    said = read_until(run, "metrics.jsonl: ")
+    said += read_until(run, f"step {STEPS - 1}/")
     resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     said += run.communicate()[1]
     assert run.returncode == 0, said
@@ -84,7 +75,7 @@ def saves_that_fail_leave_the_state_live(p):
     out, ini = p.ini("saves")
     cap = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (140000, resource.RLIM_INFINITY))
     run = start("run", ini, preexec_fn=cap)
-    said = wait_for(run, "trying again")
+    said = read_until(run, "trying again")
     assert "checkpoint of step 2 not saved" in said and "File too large" in said, said
     assert not [n for n in os.listdir(out) if n.startswith("checkpoint-") and not n.endswith(".tmp")], said
     resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -103,7 +94,7 @@ def a_last_save_that_fails_ends_as_it_says(p):
     assert run.returncode == 1 and "there is no other checkpoint" in said, (run.returncode, said)
     out, ini = p.ini("second")
     run = start("run", ini, preexec_fn=cap)
-    said = wait_for(run, "trying again")
+    said = read_until(run, "trying again")
     run.send_signal(signal.SIGTERM)
     t0 = time.time()
     said += run.communicate()[1]
@@ -139,7 +130,7 @@ def the_models_folder_is_not_needed_after_the_start(p):
     open(model + "/LICENSE", "w").write("licence")
     out, ini = p.ini("moved-run", model=model, checkpoint__every=3)
     run = start("run", ini)
-    said = wait_for(run, "step 1/")
+    said = read_until(run, "step 1/")
     os.rename(model, model + ".away")
     said += run.communicate()[1]
     assert run.returncode == 0, said
@@ -159,7 +150,7 @@ def a_block_is_saved_though_the_models_folder_is_gone(p):
     megatrain("-q", "run", ini)
     out, ini = p.ini("blocks", model=model, **keys)
     run = start("run", ini, "--max-steps", 5)
-    said = wait_for(run, "step 1/")
+    said = read_until(run, "step 1/")
     os.rename(model, model + ".away")
     said += run.communicate()[1]
     assert run.returncode == 3 and model in said and "cannot be found" in said and "next block" in said, (run.returncode, said)
@@ -195,7 +186,7 @@ def signals_that_were_ignored_stay_ignored(p):
     out, ini = p.ini("nohup", train__steps=40, checkpoint__every=0)
     ignore = lambda: (signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.signal(signal.SIGINT, signal.SIG_IGN))
     run = start("run", ini, preexec_fn=ignore)
-    wait_for(run, "step 1/")
+    read_until(run, "step 1/")
     run.send_signal(signal.SIGHUP)
     run.send_signal(signal.SIGINT)
     said = run.communicate()[1]
@@ -237,7 +228,7 @@ def a_token_cache_that_is_cut_off_does_not_lose_what_was_trained(p):
     out, ini = p.ini("cutoff", data__cache_dir=os.path.join(p.tmp, "cut"), checkpoint__every=0, train__steps=100000,
                      train__schedule="constant", train__warmup="0")
     run = start("run", ini)
-    wait_for(run, "step 3/")
+    read_until(run, "step 3/")
     shard, = [n for n in os.listdir(os.path.join(p.tmp, "cut")) if n.endswith(".tokens")]
     os.truncate(os.path.join(p.tmp, "cut", shard), 4096)
     said = run.communicate()[1]
@@ -257,7 +248,7 @@ def an_evaluation_that_cannot_be_read_is_left_out(p):
                          train__steps=steps)
         run = start("run", ini)
         fcntl.fcntl(run.stderr, fcntl.F_SETPIPE_SZ, 4096)
-        said = wait_for(run, "step 1/")
+        said = read_until(run, "step 1/")
         shards = {n: os.path.getsize(os.path.join(cache, n)) for n in os.listdir(cache) if n.endswith(".tokens")}
         os.truncate(os.path.join(cache, min(shards, key=shards.get)), 4096)  # the smaller one is the evaluation's
         said += run.communicate()[1]
@@ -343,7 +334,7 @@ def a_run_that_starts_over_and_saves_nothing_forgets_nothing(p):
     long, more = p.ini("over-long", out=out, train__steps=100000, checkpoint__every=0, train__schedule="constant",
                        train__warmup="0")
     run = start("run", more, "--force")
-    wait_for(run, "step 1/")
+    read_until(run, "step 1/")
     run.kill()
     run.communicate()
     r = megatrain("run", ini, "--resume", expect=7)
@@ -351,6 +342,11 @@ def a_run_that_starts_over_and_saves_nothing_forgets_nothing(p):
     assert f"--resume={aside}" in r.stderr, r.stderr
     megatrain("-q", "run", ini, f"--resume={aside}")
     assert planes(os.path.join(out, f"checkpoint-{STEPS}")) == p.want[1]
+
+
+def time_on_cpu(run):
+    with open(f"/proc/{run.pid}/schedstat") as f:
+        return int(f.read().split()[0]) / 1e9
 
 
 def a_request_before_the_first_step_is_met(p):
@@ -362,7 +358,9 @@ def a_request_before_the_first_step_is_met(p):
         time.sleep(delay)
         while not b"run" in open(f"/proc/{run.pid}/cmdline", "rb").read().split(b"\0"):
             time.sleep(0.001)
-        time.sleep(0.005)
+        began = time_on_cpu(run)
+        while time_on_cpu(run) < began + 0.005 and run.poll() is None:
+            time.sleep(0.001)
         run.send_signal(signal.SIGUSR1)
         run.send_signal(signal.SIGUSR2)
         said = run.communicate()[1]
@@ -401,7 +399,7 @@ def a_folder_that_goes_away_does_not_lose_the_run(p):
     def begin(name):
         out, ini = p.ini(name, **keys)
         run = start("run", ini)
-        return out, ini, run, wait_for(run, "step 2/")
+        return out, ini, run, read_until(run, "step 2/")
     def end(run, said, where):
         run.send_signal(signal.SIGTERM)
         said += run.communicate()[1]
@@ -419,7 +417,7 @@ def a_folder_that_goes_away_does_not_lose_the_run(p):
     out, ini, run, said = begin("replaced")
     shutil.rmtree(out)
     other = start("run", ini)
-    end(other, wait_for(other, "step 2/"), out)
+    end(other, read_until(other, "step 2/"), out)
     said = end(run, said, out + "-*")
     assert "this run goes on in" in said and len(glob.glob(out + "/checkpoint-*")) == 1, said
     out, ini, run, said = begin("unlocked")
