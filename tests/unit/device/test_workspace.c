@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "cuda/cuda_kind.h"
+#include "cuda/workspace.h"
 
 enum { MOST = 33000 };
 
@@ -77,11 +78,27 @@ static void each_block_of_rows_has_its_sums(void **state)
         }
 }
 
+/* To 16, 32, ..., 128, then to four lengths of each doubling: 160, 192, 224, 256, 320, ... */
+static void lengths_are_padded_to_few_others(void **state)
+{
+    (void)state;
+    size_t padded = 16, step = 16;
+    for (size_t len = 1; len <= 70000; len++) {
+        if (len > padded) {
+            if (padded >= 128 && !(padded & (padded - 1)))
+                step = padded / 4;
+            padded += step;
+        }
+        assert_int_equal(mt_cuda_padded_len(len), padded);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shorter_micro_batches_need_no_more),
         cmocka_unit_test(each_block_of_rows_has_its_sums),
+        cmocka_unit_test(lengths_are_padded_to_few_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
