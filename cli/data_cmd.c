@@ -158,6 +158,13 @@ static void print_histogram(const struct tally *t, uint64_t max_len)
     }
 }
 
+/* Samples of which something was noticed. */
+static uint64_t n_noted(const struct mt_inputs *in, const char *key)
+{
+    const struct mt_note *note = mt_notes_find(mt_dataset_notes(in->data), key);
+    return note ? note->n : 0;
+}
+
 static void print_stats(const struct mt_inputs *in, const struct tally *t, bool refused)
 {
     const struct mt_dataset_stats *d = mt_dataset_stats(in->data);
@@ -185,12 +192,11 @@ static void print_stats(const struct mt_inputs *in, const struct tally *t, bool 
            refused && d->n_overlong ? " here, for these figures: with data.overlong = error a run refuses them" : "");
     printf("Left out    %llu samples without a trained token\n", (unsigned long long)d->n_untrained);
     cli_pairs_print(&t->pairs);
-    if (d->n_endless)
-        printf("No end      %llu samples train no token that ends a turn\n",
-               (unsigned long long)d->n_endless);
-    if (d->n_special)
+    if (n_noted(in, "endless"))
+        printf("No end      %llu samples train no token that ends a turn\n", (unsigned long long)n_noted(in, "endless"));
+    if (n_noted(in, "special"))
         printf("Special     %llu samples write special tokens out in a message, which become those tokens\n",
-               (unsigned long long)d->n_special);
+               (unsigned long long)n_noted(in, "special"));
     printf("Duplicates  %llu samples (%.2f%%) have the tokens of another", (unsigned long long)t->n_duplicates,
            share(t->n_duplicates, d->n_samples));
     if (in->eval_data)
@@ -221,6 +227,15 @@ static void add_pairs(cJSON *o, const struct cli_pairs *p)
     add(o, "bad_tokens", (double)p->bad_tokens);
 }
 
+static void add_notes(cJSON *o, const struct mt_notes *l)
+{
+    char text[5200];
+    cJSON *list = cJSON_AddArrayToObject(o, "notes");
+    for (size_t i = 0; i < l->n; i++)
+        if (l->items[i].level != 'y')
+            mt_json_append(list, cJSON_CreateString(mt_note_print(&l->items[i], text, sizeof(text))));
+}
+
 static int print_stats_json(const struct mt_inputs *in, const struct tally *t, struct mt_err *err)
 {
     const struct mt_dataset_stats *d = mt_dataset_stats(in->data);
@@ -246,8 +261,9 @@ static int print_stats_json(const struct mt_inputs *in, const struct tally *t, s
     add(o, "longest", (double)d->longest);
     add(o, "overlong", (double)d->n_overlong);
     add(o, "untrained", (double)d->n_untrained);
-    add(o, "endless", (double)d->n_endless);
-    add(o, "special", (double)d->n_special);
+    add(o, "endless", (double)n_noted(in, "endless"));
+    add(o, "special", (double)n_noted(in, "special"));
+    add_notes(o, mt_dataset_notes(in->data));
     if (d->answers)
         add_pairs(o, &t->pairs);
     add(o, "duplicates", (double)t->n_duplicates);

@@ -5,7 +5,7 @@
     prepare_data.py < JOB.json
 
 The job is one JSON object on standard input: "mode" (prepare, encode, decode) and what megatrain_data/prepare.py
-reads of it. Standard output is one JSON object a line: "progress", "note", "source", "pieces", "ids", and last "done"
+reads of it. Standard output is one JSON object a line: "doing", "progress", "source", "pieces", "ids", and last "done"
 or "error" (with "kind": input, usage or runtime; and the message). Exit status 0 or 1.
 """
 import importlib.util
@@ -15,6 +15,7 @@ import site
 import sys
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes are the parallelism here
+os.environ["RUST_BACKTRACE"] = "0"  # libraries' last words are a line
 
 
 def say(event):

@@ -107,28 +107,24 @@ def common(a, b):
     return int(differ[0]) if len(differ) else n
 
 
-def tokens(encoder, sample):
+def tokens(encoder, sample, odd, index):
     """(ids of the prompt, [ids of prompt and answer])."""
-    tok = encoder.tok
-    prefix = np.array(tok.prefix, np.uint32)
+    tok, join = encoder.tok, lambda *parts: np.concatenate([np.array(p, np.uint32) for p in parts])
     if isinstance(sample.prompt, str):
         texts = [sample.prompt] + [sample.prompt + a for a in sample.answers if a is not None]
-        ids = [np.concatenate([prefix, i]) for i in tok.encode(texts)]
-        end = tok.suffix or ([tok.eos] if tok.eos is not None else [])
-        ids[1:] = [i if end and list(i[-len(end):]) == end else np.concatenate([i, np.array(end, np.uint32)]) for i in ids[1:]]
-        return ids[0], ids[1:]
-    texts = [encoder.render(sample.prompt, prompt=True)[1].text]
-    texts += [encoder.render(a)[1].text for a in sample.answers if a is not None]
+    else:
+        texts = [encoder.render(sample.prompt, prompt=True)[1].text]
+        texts += [encoder.render(a, odd=odd, index=index)[1].text for a in sample.answers if a is not None]
     ids = tok.encode(texts)
-    if tok.bytes:
-        ids = [np.concatenate([prefix, i]) for i in ids]
-        ids[1:] = [np.concatenate([i, np.array([tok.eos], np.uint32)]) for i in ids[1:]]
+    if isinstance(sample.prompt, str) or tok.bytes:
+        ids = [join(encoder.begun(i), i) for i in ids]
+        ids[1:] = [join(i, encoder.ended(i)) for i in ids[1:]]
     return ids[0], ids[1:]
 
 
-def encode(encoder, sample):
+def encode(encoder, sample, odd=None, index=0):
     """[(ids, mask)] of the chosen and the rejected answer, empty where there is none."""
-    prompt, found = tokens(encoder, sample)
+    prompt, found = tokens(encoder, sample, odd, index)
     n = min(common(prompt, ids) for ids in found)
     out = []
     for answer in sample.answers:
@@ -138,11 +134,13 @@ def encode(encoder, sample):
     return out
 
 
-def pack(rows, encoded, places):
+def pack(at_rows, encoded, places, odd):
     """Joins the items of a chunk, without those of equal answers and those without a trained token."""
     kept, at, untrained, equal = [], [], [], []
-    for (place, _), item in zip(rows, encoded):
-        if len(item[0][0]) and np.array_equal(item[0][0], item[1][0]):
+    for place, item in zip(at_rows, encoded):
+        if item is None:
+            untrained.append(place)
+        elif len(item[0][0]) and np.array_equal(item[0][0], item[1][0]):
             equal.append(place)
         elif any(len(ids) and not mask.any() for ids, mask in item):
             untrained.append(place)
@@ -153,4 +151,4 @@ def pack(rows, encoded, places):
     masks = np.concatenate([m for _, m in kept]) if kept else np.zeros(0, bool)
     lengths = np.array([len(i) for i, _ in kept], dtype=np.int64)
     return ids, np.packbits(masks), lengths, np.array(at, dtype=np.int64), places, {
-        "untrained": untrained, "equal": equal, "trained": int(np.count_nonzero(masks))}
+        "untrained": untrained, "equal": equal, "trained": int(np.count_nonzero(masks)), "odd": odd}

@@ -2,36 +2,72 @@
 """Samples to token ids and masks: the model's tokenizer.json through `tokenizers`, ranks (ranks.py), or bytes."""
 import array
 import glob
-import json
 import os
 import re
 
 import jinja2
 import numpy as np
 
-from . import answers, byte_level, ranks, template
-from .errors import DataError
+from . import answers, byte_level, formats, limits, ranks, template
+from .errors import DataError, read_json
 from .formats import Bad, Chat, Ids, Pair, Request
 
 BYTE_BOS, BYTE_EOS, BYTE_VOCAB = 256, 257, 259
 # what expressions of templates raise
 OF_TEMPLATES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# keys of messages that have a meaning, or none that anybody would miss
+KNOWN = {"role", "content", "tool_calls", "tool_call_id", "function_call", *formats.THOUGHTS}
 END_NAMES = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "</s>", "<|endoftext|>", "<|end_of_text|>")
 
 
-def read_json(path, needed=True):
-    if not needed and not os.path.exists(path):
-        return {}
-    try:
-        with open(path, encoding="utf-8") as f:
-            return json.load(f)
-    except (OSError, ValueError) as e:
-        raise DataError(f"cannot read {path}: {e}") from None
+class Refused(Bad):
+    """A conversation that the template will not, or cannot, render."""
 
 
 def as_text(token):
     return token["content"] if isinstance(token, dict) else token
+
+
+class Settings:
+    """What a folder's files say of its tokenizer beside the tokenizer itself, as transformers 5 reads them.
+
+    named: {name: token} of the special tokens with a name, which templates are given; missing(have): tokens that the tokenizer may
+    lack, [(id or None, fields of the token)], in the order in which it gets them."""
+
+    def __init__(self, model_dir):
+        path = lambda name: os.path.join(model_dir, name)
+        self.config = read_json(path("tokenizer_config.json"), needed=False)
+        self.decoder = self.config.get("added_tokens_decoder")
+        whole = self.config if self.decoder is not None else {**self.config, **read_json(path("special_tokens_map.json"), needed=False)}
+        extra = whole.get("extra_special_tokens") or whole.get("additional_special_tokens") or []
+        own = {k: v for k, v in whole.items() if k.endswith("_token") and k not in NAMED and self._is_token(v)}
+        own.update(extra if isinstance(extra, dict) else {})
+        self.named = {k: as_text(v) for k, v in {**{k: whole[k] for k in NAMED if whole.get(k) is not None}, **own}.items()}
+        self.extra = [as_text(v) for v in extra] if isinstance(extra, list) else []
+        self.late = {} if self.decoder is not None else read_json(path("added_tokens.json"), needed=False)
+        self.stops = set()  # ids at which generation stops
+        for name in ("generation_config.json", "config.json"):
+            value = read_json(path(name), needed=False).get("eos_token_id")
+            self.stops |= set(value if isinstance(value, list) else [] if value is None else [value])
+
+    @staticmethod
+    def _is_token(value):
+        return isinstance(value, str) or (isinstance(value, dict) and value.get("__type") == "AddedToken")
+
+    def missing(self, have):
+        """`have`: the texts of the tokens that it has as tokens of their own."""
+        special, out = {*self.named.values(), *self.extra}, []
+        for i, a in sorted((int(i), a) for i, a in (self.decoder or {}).items()):
+            if isinstance(a, dict) and i not in have:
+                keep = {k: a[k] for k in ("single_word", "lstrip", "rstrip", "normalized") if k in a}
+                out.append((i, {"content": a["content"], "special": a.get("special", False), **keep}))
+        for text, i in sorted(self.late.items(), key=lambda item: item[1]):
+            if i not in have:
+                out.append((i, {"content": text, "special": text in special, "normalized": text not in special}))
+        known = {*have.values(), *(a["content"] for _, a in out)}
+        out += [(None, {"content": t, "special": True}) for t in dict.fromkeys([*self.named.values(), *self.extra]) if t not in known]
+        return out
 
 
 def ids_of(encoding):
@@ -78,42 +114,32 @@ class ModelTokenizer:
             self.t = tokenizers.Tokenizer.from_file(path)
         except Exception as e:
             raise DataError(f"cannot read {path}: {e}") from None
-        self.config = read_json(os.path.join(model_dir, "tokenizer_config.json"), needed=False)
-        named = {**read_json(os.path.join(model_dir, "special_tokens_map.json"), needed=False), **self.config}
-        self.special = {k: as_text(named[k]) for k in NAMED if named.get(k) is not None}
+        settings = Settings(model_dir)
+        self.config, self.special, self.stops = settings.config, settings.named, settings.stops
         self.t.no_truncation()
         self.t.no_padding()
         self.t.encode_special_tokens = bool(self.config.get("split_special_tokens", False))
-        self._add_missing(tokenizers, path)
+        self._add_missing(tokenizers, settings, path)
         added = self.t.get_added_tokens_decoder()
         self.max_id = max(max(self.t.get_vocab(with_added_tokens=True).values(), default=0), max(added, default=0))
         id_of = lambda name: self.t.token_to_id(self.special[name]) if name in self.special else None
         self.bos, self.eos = id_of("bos_token"), id_of("eos_token")
         self.ends = {i for i, a in added.items() if a.special}
-        self.ends |= {self.eos} - {None}
-        self.stops = set()  # ids at which generation stops
-        for name in ("generation_config.json", "config.json"):
-            value = read_json(os.path.join(model_dir, name), needed=False).get("eos_token_id")
-            self.stops |= set(value if isinstance(value, list) else [] if value is None else [value])
-        self.ends |= self.stops
+        self.ends |= {self.eos} - {None} | self.stops
         self.end_texts = sorted({a.content for a in added.values() if a.special} | {self.special.get("eos_token", "")} - {""})
         self._learn_ends_of_text()
         self.lengths = byte_level.token_lengths(self.t, self.max_id)
 
-    def _add_missing(self, tokenizers, path):
-        """Adds tokens that only tokenizer_config.json has, if their ids are the next ones."""
-        have = self.t.get_added_tokens_decoder()
-        more = self.config.get("added_tokens_decoder") or {}
-        for i in sorted(int(k) for k in more):
-            a = more[str(i)]
-            if i in have or not isinstance(a, dict):
-                continue
-            keep = {k: a[k] for k in ("single_word", "lstrip", "rstrip", "normalized") if k in a}
-            token = tokenizers.AddedToken(a["content"], special=a.get("special", False), **keep)
+    def _add_missing(self, tokenizers, settings, path):
+        """Adds tokens that only the files beside the tokenizer have; those that say an id must get it."""
+        have = {i: a.content for i, a in self.t.get_added_tokens_decoder().items()}
+        for i, fields in settings.missing(have):
+            token = tokenizers.AddedToken(**fields)
             (self.t.add_special_tokens if token.special else self.t.add_tokens)([token])
-            if self.t.token_to_id(a["content"]) != i:
-                raise DataError(f'tokenizer_config.json beside {path} gives the token "{a["content"]}" the id {i}, '
-                                f"tokenizer.json {self.t.token_to_id(a['content'])}")
+            got = self.t.token_to_id(token.content)
+            if i is not None and got != i:
+                raise DataError(f'tokenizer_config.json or added_tokens.json beside {path} gives the token "{token.content}" the id {i}, '
+                                f"tokenizer.json {got}")
 
     def _learn_ends_of_text(self):
         """Finds what the post-processor puts before and after a text, and removes it: it would trim offsets."""
@@ -173,10 +199,13 @@ class ModelTokenizer:
 
 def open_tokenizer(model_dir):
     """tokenizer.json, or the file of ranks that the folder has instead."""
-    for name in ranks.FILES:
-        if not os.path.exists(os.path.join(model_dir, "tokenizer.json")) and os.path.exists(os.path.join(model_dir, name)):
-            return ranks.RankTokenizer(model_dir, name, read_json, NAMED)
-    return ModelTokenizer(model_dir)
+    try:
+        for name in ranks.FILES:
+            if not os.path.exists(os.path.join(model_dir, "tokenizer.json")) and os.path.exists(os.path.join(model_dir, name)):
+                return ranks.RankTokenizer(model_dir, name, Settings(model_dir))
+        return ModelTokenizer(model_dir)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as e:
+        raise DataError(f"the tokenizer's files of {model_dir} are not as transformers writes them: {type(e).__name__}: {e}") from None
 
 
 class Encoder:
@@ -185,10 +214,8 @@ class Encoder:
     def __init__(self, job):
         model_dir = job.get("model_dir")
         self.train_on, self.vocab = job.get("train_on", "assistant"), job["vocab"]
-        self.tok = ByteTokenizer() if job["tokenizer"] == "byte" else open_tokenizer(model_dir)
-        if self.tok.max_id >= self.vocab:
-            raise DataError(f"the tokenizer of {model_dir} does not belong to the model: it has token ids up to "
-                            f"{self.tok.max_id}, the embedding (vocab_size of config.json) {self.vocab} rows")
+        with limits.bounded(f"opening the tokenizer of {model_dir}"):
+            self.tok = ByteTokenizer() if job["tokenizer"] == "byte" else open_tokenizer(model_dir)
         splits = self.tok.bytes or self.tok.config.get("split_special_tokens")
         self.special = None if splits or not self.tok.end_texts else re.compile("|".join(map(re.escape, self.tok.end_texts)))
         self.which, self.date, self.model_dir = job.get("template", "model"), job.get("date"), model_dir
@@ -207,26 +234,64 @@ class Encoder:
         t = self.templates()
         return t["tool_use"] if "default" not in t or (tools is not None and "tool_use" in t) else t["default"]
 
-    def render(self, chat, prompt=False):
+    def render(self, chat, prompt=False, odd=None, index=0):
+        """(template, rendering). odd: to which is added, of this index, what the template makes nothing of."""
         t = self.template_for(chat.tools)
+        messages = chat.messages
+        if any("function_call" in m for m in messages) and not t.reads("function_call"):
+            messages = formats.with_tool_calls(messages)
         try:
-            return t, t.render(chat.messages, chat.tools, prompt, chat.variables)
+            r = t.render(messages, chat.tools, prompt, chat.variables)
         except jinja2.exceptions.TemplateError as e:
-            raise Bad(f"{t.name} says: {e.message or e}") from None
+            raise Refused(f"{t.name} says: {e.message or e}") from None
         except OF_TEMPLATES as e:
-            raise Bad(f"{t.name} fails: {type(e).__name__}: {e}") from None
+            raise Refused(f"{t.name} fails: {type(e).__name__}: {e}") from None
+        if odd is not None:
+            self._note(odd, index, t, r, chat._replace(messages=messages))
+        return t, r
 
-    def chat_text(self, chat):
+    def _note(self, odd, index, t, r, chat):
+        for kind, text in template.lost(t, r, chat.messages, chat.tools).items():
+            odd.add(kind, index, text)
+        written = template.specials_in(chat.messages, self.special) if self.special else None
+        if written:
+            odd.add("special", index, f"message {written[0]} writes {written[1]} out, which becomes that special token, as if the "
+                    "template had put it there")
+        for name in chat.variables:
+            if not t.reads(name) or name in ("messages", "add_generation_prompt"):
+                odd.add("variables:" + name, index, f'the template argument "{name}" has no effect: {t.name} does not read it, or it is '
+                        "given by this program")
+        for name in t.bare - set(t.special) - set(chat.variables):
+            odd.add("undefined:" + name, index, f"{t.name} prints {{{{ {name} }}}}, to which nothing gives a value")
+        for name in chat.fields:
+            if not t.reads(name):
+                odd.add("field:" + name, index, f'"{name}" of a sample has no effect in this format')
+        for i, m in enumerate(chat.messages):
+            for key in m.keys() - KNOWN:
+                value = m[key]
+                if value not in ("", [], {}) and not t.reads(key) and not (key in formats.MARKS and value in (0, 1)) \
+                        and not (key == "name" and m["role"] == "tool"):
+                    odd.add("key:" + key, index, f'"{key}" of message {i} has no effect: it is no key of messages, and {t.name} does '
+                            "not read it")
+
+    def chat_text(self, chat, odd=None, index=0):
         """The text of a conversation, and the spans of it that are trained."""
-        t, r = self.render(chat)
+        t, r = self.render(chat, odd=odd, index=index)
         return r.text, t.spans(r, chat.messages, chat.flags, self.train_on)
+
+    def begun(self, ids):
+        """The tokens that begin a text, where `ids` do not begin with them: whoever writes them gets no second ones."""
+        prefix = self.tok.prefix
+        return [] if list(ids[:len(prefix)]) == prefix else prefix
+
+    def ended(self, ids):
+        """The same of those that end a text."""
+        after = self.tok.suffix or ([self.tok.eos] if self.tok.eos is not None else [])
+        return [] if after and list(ids[-len(after):]) == after else after
 
     def around(self, ids, mask):
         """Adds the tokenizer's prefix and an end of text, unless they are there."""
-        prefix = self.tok.prefix
-        ahead = [] if len(ids) >= len(prefix) and list(ids[:len(prefix)]) == prefix else prefix
-        after = self.tok.suffix or ([self.tok.eos] if self.tok.eos is not None else [])
-        after = [] if after and list(ids[-len(after):]) == after else after
+        ahead, after = self.begun(ids), self.ended(ids)
         if ahead or after:
             ids = np.concatenate([np.array(ahead, np.uint32), ids, np.array(after, np.uint32)])
         full = np.ones(len(ids), dtype=bool)
@@ -239,13 +304,11 @@ class Encoder:
         """Ids and mask of a request, as lm-evaluation-harness makes them (`_encode_pair`): spaces at the end of the context
         belong to the continuation. Both are tokenized as one text; of that, what follows as many tokens as the context has
         alone is the continuation, behind the context's own tokens, even where a token of the text reaches into both."""
-        tok, prefix = self.tok, list(self.tok.prefix)
+        tok = self.tok
         end = len(context.rstrip())
         whole, alone = [list(i) for i in tok.encode([context + continuation, context[:end]])]
-        if context:  # whoever writes the token that begins a text gets no second one
-            first = tok.special.get("bos_token") or tok.special.get("eos_token")
-            prefix = [] if prefix and first and context.startswith(first) else prefix
-        else:
+        prefix = list(self.begun(whole))
+        if not context:
             first = tok.bos if tok.bos is not None else tok.eos
             prefix = [] if first is None or whole[:1] == [first] else [first]
             alone = whole[:1] if not prefix else []
@@ -255,46 +318,43 @@ class Encoder:
     def encode(self, samples, odd=None):
         """[(ids, mask)] of samples; raises Bad with (index, message) if one cannot be encoded.
 
-        `odd`: lists to which conversations are added: "unprinted", (index, message, role) of one whose text lacks a message;
-        "special", (index, message, token) of one in which a message writes a special token out."""
+        odd: a notes.Odd that is told what is noticed of them; conversations that the template refuses are None then."""
         plain, spanned, out = [], [], [None] * len(samples)
         for i, s in enumerate(samples):
             try:
                 if isinstance(s, answers.Answers):
-                    out[i] = answers.encode(self, s)
+                    out[i] = answers.encode(self, s, odd, i)
                 elif isinstance(s, Request):
                     out[i] = self.request(*s)
                 elif isinstance(s, Ids):
                     mask = None if s.labels is None else np.array(s.labels) != -100
                     out[i] = (self._checked_ids(s.ids), mask)
                 elif isinstance(s, Chat):
-                    text, spans = self.chat_text(s)
-                    spanned.append((i, text, spans))
-                    self._note_odd(odd, i, s.messages, text)
+                    spanned.append((i, *self.chat_text(s, odd, i)))
                 elif isinstance(s, Pair):
                     text = s.prompt + s.completion
                     spanned.append((i, text, [(len(s.prompt), len(text))]))
                 else:
                     plain.append((i, s.text))
+            except Refused as e:
+                if odd is None:
+                    raise Bad((i, str(e))) from None
+                odd.add("refused", i, str(e))
             except (Bad, DataError) as e:
                 raise Bad((i, str(e))) from None
         self._batch(plain, lambda texts: [(ids, None) for ids in self.tok.encode(texts)], out)
         self._batch(spanned, lambda texts: self.tok.encode_spans(texts, [s[2] for s in spanned]), out)
         for i, s in enumerate(samples):
             wrap = not isinstance(s, (Ids, Chat, Request, answers.Answers)) or (isinstance(s, Chat) and self.tok.bytes)
-            if wrap:
+            if wrap and out[i] is not None:
                 out[i] = self.around(*out[i])
         return out
 
-    def _note_odd(self, odd, i, messages, text):
-        if odd is None:
-            return
-        lost = template.unprinted(text, messages)
-        if lost is not None:
-            odd["unprinted"].append((i, lost, messages[lost]["role"]))
-        written = template.specials_in(messages, self.special) if self.special else None
-        if written:
-            odd["special"].append((i, *written))
+    def beyond(self, token):
+        """What is wrong with a token that the model has no row for."""
+        name = "" if self.tok.bytes else f" ({self.tok.decode([token])!r})"
+        return (f"token {token}{name} is beyond the model's vocab_size of {self.vocab}, the rows of its embedding"
+                + (f": the tokenizer of {self.model_dir} has ids up to {self.tok.max_id}" if token <= self.tok.max_id else ""))
 
     def _checked_ids(self, ids):
         ids = np.array(ids, dtype=np.int64)

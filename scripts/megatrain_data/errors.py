@@ -1,5 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exception for what the user can correct. Any other exception is a bug of this program."""
+import json
+import os
+
+
+def parse_json(text):
+    """json.loads, whose only error is ValueError, also for what is nested deeper than Python can follow."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 class DataError(Exception):
@@ -19,3 +29,17 @@ class SampleError(Exception):
 
     def __reduce__(self):
         return SampleError, (self.record, self.message, self.column)
+
+
+def read_json(path, needed=True):
+    """The object in a file of JSON; one that is not needed and not there is empty."""
+    if not needed and not os.path.exists(path):
+        return {}
+    try:
+        with open(path, encoding="utf-8-sig") as f:
+            made = parse_json(f.read())
+    except (OSError, ValueError) as e:
+        raise DataError(f"cannot read {path}: {e}") from None
+    if not isinstance(made, dict):
+        raise DataError(f"{path} must be a JSON object")
+    return made

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts records of all data formats to one of five kinds of sample.
 
-    Chat   messages (dicts with "role"), tools, further template variables, and a train flag for each message
+    Chat   messages (dicts with "role"), tools, further template variables, a train flag for each message, and fields of the
+           record that have a meaning elsewhere and none here
     Text   a string, all of it trained
     Pair   a prompt and a completion as strings, the completion trained
     Ids    token ids and labels
@@ -10,7 +11,9 @@
 import json
 from collections import namedtuple
 
-Chat = namedtuple("Chat", "messages tools variables flags")
+from .errors import parse_json
+
+Chat = namedtuple("Chat", "messages tools variables flags fields")
 Text = namedtuple("Text", "text")
 Pair = namedtuple("Pair", "prompt completion")
 Ids = namedtuple("Ids", "ids labels")
@@ -23,6 +26,11 @@ SHAREGPT_ROLES = {
 }
 BY_KEY = [("messages", "messages"), ("conversations", "sharegpt"), ("instruction", "alpaca"), ("input_ids", "input_ids"),
           ("prompt", "prompt_completion"), ("text", "text")]
+MARKS = ("train", "weight", "loss", "trainable", "loss_mask", "training")  # what a message says about being trained
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the same
+# fields of a record of messages that other programs train on or by
+FIELDS = ("system", "functions", "function_call", "image", "images", "video", "videos", "audio", "audios", "loss_mask",
+          "sample_weight", "loss_weight")
 
 
 class Bad(Exception):
@@ -64,17 +72,19 @@ def text_of(record, key, default=None):
 
 
 def flag_of(message):
-    """What a message says about being trained: True, False, or None."""
-    if message.get("train") is not None:
-        if not isinstance(message["train"], bool):
-            raise Bad('"train" of a message must be true or false')
-        return message["train"]
-    weight = message.get("weight")
-    if weight is None:
-        return None
-    if isinstance(weight, bool) or weight not in (0, 1):
-        raise Bad('"weight" of a message must be 0 or 1')
-    return bool(weight)
+    """What a message says about being trained: True, False, or None. A number that is no mark ("loss": 2.7) is none."""
+    said = {}
+    for key in MARKS:
+        value = message.get(key)
+        if isinstance(value, bool) and key != "weight":
+            said[key] = value
+        elif value is not None and not isinstance(value, bool) and key != "train" and value in (0, 1):
+            said[key] = bool(value)
+        elif value is not None and key in ("train", "weight"):
+            raise Bad(f'"{key}" of a message must be {"true or false" if key == "train" else "0 or 1"}')
+    if len(set(said.values())) > 1:
+        raise Bad("a message is marked to be trained and not to be: " + ", ".join(f'"{k}": {json.dumps(message[k])}' for k in said))
+    return next(iter(said.values()), None)
 
 
 def tools_of(value):
@@ -82,9 +92,9 @@ def tools_of(value):
         if not value.strip():
             return None
         try:
-            value = json.loads(value)
-        except ValueError:
-            raise Bad('"tools" is a string that is not JSON') from None
+            value = parse_json(value)
+        except ValueError as e:
+            raise Bad(f'"tools" is a string that is not JSON: {e}') from None
     if value is None or value == []:
         return None
     if not isinstance(value, list) or not all(isinstance(t, dict) for t in value):
@@ -110,49 +120,109 @@ def words_of(content, index):
     return "".join(words)
 
 
-def chat(messages, record, flags=None, tools="tools"):
+def turns_of(turns, name, record):
+    """The list of turns of a conversation, which tables of text have as JSON."""
+    if isinstance(turns, str) and turns.strip():
+        try:
+            turns = parse_json(turns)
+        except ValueError as e:
+            raise Bad(f'"{name}" is a string that is not JSON ({e}), not a list of turns') from None
+    if turns is not None and not isinstance(turns, (list, str)):
+        raise Bad(f'"{name}" must be a list of turns')
+    if not turns:
+        raise Bad("the conversation is missing or empty" + ("" if name in record else f': there is no "{name}" among the keys '
+                  + ", ".join(f'"{k}"' for k in list(record)[:8])))
+    return turns
+
+
+def with_arguments(function):
+    """A call's function whose arguments are an object, as templates want them; clients write a string of JSON, or nothing."""
+    given = function.get("arguments")
+    if isinstance(given, str):
+        try:
+            made = parse_json(given) if given.strip() else {}
+        except ValueError:
+            made = None
+        given = made if isinstance(made, dict) else given  # else it is what a model wrote, which need not be JSON
+    return {**function, "arguments": {} if given is None else given}
+
+
+def calls_of(calls, key):
+    """[call] of a message's calls, which may be one alone, or JSON; the function of each has an object as its arguments."""
+    try:
+        calls = parse_json(calls) if isinstance(calls, str) and calls.strip() else calls or []
+    except ValueError as e:
+        raise Bad(f'"{key}" is a string that is not JSON: {e}') from None
+    made = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        inner = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
+            raise Bad(f'"{key}": a call is an object with the "name" and "arguments" of a function')
+        made.append({**call, "function": with_arguments(inner)} if inner is not call else with_arguments(call))
+    return made
+
+
+def with_tool_calls(messages):
+    """Messages whose calls have the older form of OpenAI's API, in the form that templates know."""
+    made = []
+    for m in messages:
+        if m.get("function_call"):
+            calls = [{"type": "function", "function": c} for c in calls_of(m["function_call"], "function_call")]
+            m = {**{k: v for k, v in m.items() if k != "function_call"}, "tool_calls": m.get("tool_calls", calls)}
+        made.append({**m, "role": "tool"} if m["role"] == "function" else m)
+    return made
+
+
+def chat(messages, record, flags=None, tools="tools", name="messages", used=()):
     """Checks messages and drops their empty keys, as transformers does before it renders."""
-    if not isinstance(messages, list) or not messages:
-        raise Bad("the conversation is missing or empty")
     kept = []
-    for i, m in enumerate(messages):
+    for i, m in enumerate(turns_of(messages, name, record)):
         if not isinstance(m, dict) or not isinstance(m.get("role"), str):
             raise Bad('every message must be an object with a "role"')
         m = {k: v for k, v in m.items() if v is not None}
         if "content" in m:
             m["content"] = words_of(m["content"], i)
-        reasoning = next((m[k] for k in ("reasoning_content", "thinking", "reasoning") if k in m), None)
+        reasoning = next((m[k] for k in THOUGHTS if k in m), None)
         if reasoning is not None:  # these names mean the same; templates read one or the other
             m = {"thinking": reasoning, **m, "reasoning_content": reasoning}
+        if "tool_calls" in m:
+            m["tool_calls"] = calls_of(m["tool_calls"], "tool_calls")
+            m = m if m["tool_calls"] else {k: v for k, v in m.items() if k != "tool_calls"}
         kept.append(m)
     variables = record.get("chat_template_kwargs") or {}
+    if isinstance(variables, str):
+        try:
+            variables = parse_json(variables)
+        except ValueError:
+            pass
     if not isinstance(variables, dict):
         raise Bad('"chat_template_kwargs" must be an object')
+    if isinstance(record.get("documents"), list) and record["documents"]:
+        variables = {"documents": record["documents"], **variables}
+    given = tools_of(record.get(tools))
+    if "tools" in variables:
+        if given is not None:
+            raise Bad(f'tools are given twice, by "{tools}" and by "chat_template_kwargs"')
+        variables = dict(variables)
+        given = tools_of(variables.pop("tools"))
     flags = flags or [None] * len(kept)
     own = [flag_of(m) for m in kept]
-    return Chat(kept, tools_of(record.get(tools)), variables, [o if o is not None else f for o, f in zip(own, flags)])
+    fields = tuple(f for f in FIELDS if record.get(f) and f not in used)
+    return Chat(kept, given, variables, [o if o is not None else f for o, f in zip(own, flags)], fields)
 
 
 def function_call(text):
     """The assistant's function calls, from the JSON text in sharegpt data."""
-    try:
-        calls = json.loads(text)
-    except ValueError:
-        raise Bad("a function_call turn is not JSON") from None
-    calls = calls if isinstance(calls, list) else [calls]
-    if not all(isinstance(c, dict) and "name" in c for c in calls):
-        raise Bad('a function_call turn needs "name" and "arguments"')
-    return {"role": "assistant", "content": "", "tool_calls": [
-        {"type": "function", "function": {"name": c["name"], "arguments": c.get("arguments", {})}} for c in calls]}
+    calls = calls_of(text, "function_call")
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": c} for c in calls]}
 
 
 def sharegpt(record, columns, tags):
-    turns = record.get(columns.get("messages", "conversations"))
-    if not isinstance(turns, list) or not turns:
-        raise Bad("the conversation is missing or empty")
+    column = columns.get("messages", "conversations")
+    turns = turns_of(record.get(column), column, record)
     role_tag, content_tag = tags.get("role_tag", "from"), tags.get("content_tag", "value")
     if not tags and isinstance(turns[0], dict) and "role" in turns[0]:
-        return chat(turns, record)  # these are messages after all
+        return chat(turns, record, tools=columns.get("tools", "tools"), name=column)  # these are messages after all
     names = dict(SHAREGPT_ROLES)
     for tag, role in (("user_tag", "user"), ("assistant_tag", "assistant"), ("observation_tag", "tool"),
                       ("function_tag", "function_call"), ("system_tag", "system")):
@@ -170,9 +240,8 @@ def sharegpt(record, columns, tags):
             raise Bad(f'"{role_tag}" is "{t[role_tag]}": expected one of {", ".join(sorted(set(names)))}')
         content = text_of(t, content_tag)
         message = function_call(content) if role == "function_call" else {"role": role, "content": content}
-        message.update({k: t[k] for k in ("train", "weight") if t.get(k) is not None})
-        messages.append(message)
-    return chat(messages, record, tools=columns.get("tools", "tools"))
+        messages.append({**{k: v for k, v in t.items() if k not in (role_tag, content_tag)}, **message})
+    return chat(messages, record, tools=columns.get("tools", "tools"), name=column, used=("system",))
 
 
 def alpaca(record, columns):
@@ -188,7 +257,7 @@ def alpaca(record, columns):
     parts = [text_of(record, col("prompt", "instruction")), text_of(record, col("query", "input"), "")]
     answer = text_of(record, col("response", "output"))
     messages += [{"role": "user", "content": "\n".join(p for p in parts if p)}, {"role": "assistant", "content": answer}]
-    return chat(messages, record, tools=col("tools", "tools"))
+    return chat(messages, record, tools=col("tools", "tools"), name="instruction", used=("system",))
 
 
 def prompt_completion(record):

@@ -55,6 +55,10 @@ def bounded(what):
         raise DataError(f"{what} takes more than {CPU_SECONDS} s for a few samples: given up") from None
     except MemoryError:
         raise DataError(f"{what} takes more than {MEMORY >> 20} MiB for a few samples: given up") from None
+    except BaseException as e:
+        if type(e).__name__ != "PanicException":  # of a library in Rust; it has no name in Python
+            raise
+        raise DataError(f"{what} fails: {e}") from None
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, old)

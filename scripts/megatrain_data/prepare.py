@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The jobs of the helper: prepare (files to shards), encode, decode. See prepare_data.py for the protocol."""
-import json
 import os
+import re
 import time
 
 import numpy as np
@@ -9,10 +9,12 @@ import numpy as np
 from . import answers, formats, limits, shard, sources
 from .encode import Encoder
 from .errors import DataError, SampleError
-from .formats import Bad
+from .formats import Bad, Chat
+from .notes import Odd
 from .progress import Progress
 from .work import WorkerDied, Workers
 
+MARKER = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")  # what is written as a special token is
 CHAT_FORMATS = ("messages", "sharegpt", "alpaca")
 
 
@@ -32,7 +34,7 @@ class Chunker:
             ids = np.zeros(0, np.uint32) if empty else self.encoder.tok.encode([sources.text_of(chunk)])[0]
             return ids, None, np.array([len(ids)]), None, 1, {}
         rows, places = sources.records(chunk)
-        samples, sources_of = [], []
+        samples, at, odd = [], [], Odd()  # at: the places of the samples' records
         base = 1 if chunk[0] in ("range", "lines", "rows") else 0
         for place, record in rows:
             try:
@@ -41,46 +43,58 @@ class Chunker:
             except Bad as e:
                 raise SampleError(place - base, str(e)) from None
             samples += made if isinstance(made, list) else [made]
-            sources_of += [(place, record)] * (len(made) if isinstance(made, list) else 1)
-        rows = sources_of
-        odd = {"unprinted": [], "special": []}
+            at += [place] * (len(made) if isinstance(made, list) else 1)
         try:
             encoded = self.encoder.encode(samples, odd)
         except Bad as e:
             index, message = e.args[0]
-            raise SampleError(rows[index][0] - base, message) from None
-        if self.format in answers.FORMATS:
-            return answers.pack(rows, encoded, places)
-        return self._pack(rows, encoded, places, {k: [(rows[i][0], *what) for i, *what in v] for k, v in odd.items()})
+            raise SampleError(at[index] - base, message) from None
+        if self.format not in answers.FORMATS:
+            return self._pack(samples, encoded, at, places, odd)
+        return answers.pack(at, encoded, places, self._places(odd, at))
 
-    def _pack(self, rows, encoded, places, odd):
+    @staticmethod
+    def _places(odd, at):
+        return {k: (text, [at[i] for i in indices]) for k, (text, indices) in odd.found.items()}
+
+    def _pack(self, samples, encoded, at, places, odd):
         """Joins the samples of a chunk, without those that have nothing to train."""
-        ids = [i for i, _ in encoded]
-        masks = [np.ones(len(i), dtype=bool) if m is None else m for i, m in encoded]
+        none = np.zeros(0, np.uint32), np.zeros(0, bool)
+        ids = [none[0] if e is None else e[0] for e in encoded]
+        masks = [none[1] if e is None else np.ones(len(e[0]), bool) if e[1] is None else e[1] for e in encoded]
         trained = [int(np.count_nonzero(m[1:])) for m in masks]  # nothing predicts the first token
-        untrained = [place for (place, _), t in zip(rows, trained) if not t]
-        if untrained:
-            ids, masks = [i for i, t in zip(ids, trained) if t], [m for m, t in zip(masks, trained) if t]
-        at = np.array([place for (place, _), t in zip(rows, trained) if t], dtype=np.int64)
-        lengths = np.array([len(i) for i in ids], dtype=np.int64)
-        all_ids = np.concatenate(ids) if ids else np.zeros(0, np.uint32)
-        all_masks = np.concatenate(masks) if ids else np.zeros(0, bool)
+        kept, left = [k for k, t in enumerate(trained) if t], [k for k, t in enumerate(trained) if not t]
+        for k in left:
+            roles = dict.fromkeys(m["role"] for m in samples[k].messages) if isinstance(samples[k], Chat) else ()
+            if encoded[k] is not None and roles and "assistant" not in roles:
+                odd.add("roles", k, "no turn of them is trained: their roles are " + ", ".join(f'"{r}"' for r in roles) + ', and the '
+                        'turns that are trained have the role "assistant"')
+        lengths = np.array([len(ids[k]) for k in kept], dtype=np.int64)
+        all_ids = np.concatenate([ids[k] for k in kept]) if kept else none[0]
+        all_masks = np.concatenate([masks[k] for k in kept]) if kept else none[1]
+        if kept and self.format not in ("input_ids", "requests"):
+            self._note_ends(all_ids, all_masks, np.cumsum(lengths) - lengths, kept, odd)
+        return all_ids, np.packbits(all_masks), lengths, np.array([at[k] for k in kept], dtype=np.int64), places, {
+            "untrained": [at[k] for k in left], "trained": sum(trained), "odd": self._places(odd, at)}
+
+    def _note_ends(self, ids, mask, starts, kept, odd):
+        """Notes samples that train no token that ends a turn, and those of which a turn has nothing but its end trained."""
         is_end = self.encoder.is_end
-        ends = all_masks & is_end[np.minimum(all_ids, len(is_end) - 1)]
-        with_end = np.add.reduceat(ends, np.cumsum(lengths) - lengths) if ids else np.zeros(0)
-        return all_ids, np.packbits(all_masks), lengths, at, places, {
-            "untrained": untrained, "endless": int(np.count_nonzero(with_end == 0)), "trained": sum(trained),
-            **odd}
+        target = mask.copy()
+        target[starts] = False  # nothing predicts it
+        ends = target & is_end[np.minimum(ids, len(is_end) - 1)]
+        for k in np.flatnonzero(np.add.reduceat(ends, starts) == 0):
+            odd.add("endless", kept[k], "no token that ends a turn is trained")
+        begins = np.flatnonzero(target & ~np.concatenate([[False], target[:-1]]))  # of each run of trained tokens
+        said = np.add.reduceat(target & ~ends, begins)
+        for k in np.searchsorted(starts, begins[said == 0], side="right") - 1:
+            odd.add("hollow", kept[k], "nothing but the end of an answer, or of a text, is trained")
 
 
 def detect(path, columns):
     """Detects the format from a file's first record."""
     for chunk, _ in sources.chunks(path):
-        if chunk[0] == "range":
-            chunk = ("range", chunk[1], chunk[2], chunk[2] + 1)  # one line is enough
-        elif chunk[0] == "lines":
-            chunk = ("lines", chunk[1].split(b"\n", 1)[0])
-        elif chunk[0] == "objects":
+        if chunk[0] == "objects":
             chunk = ("objects", chunk[1][:1])
         elif chunk[0] == "rows":
             chunk = (*chunk[:2], chunk[2][:1], chunk[3])
@@ -123,10 +137,16 @@ def format_of(source):
     return (detect(source["path"], source.get("columns")) if source["format"] == "auto" else source["format"]), entry
 
 
+def open_encoder(job, say):
+    """Says what it does, so that the trainer can name it if that ends the process."""
+    say({"event": "doing", "what": f"opening the tokenizer of {job.get('model_dir')}"})
+    return Encoder(job)
+
+
 class Preparation:
     def __init__(self, job, say):
         self.job, self.say = job, say
-        self.encoder = Encoder(job)
+        self.encoder = open_encoder(job, say)
         self.n_processes = max(1, int(job.get("processes") or 1))
 
     def run(self):
@@ -135,7 +155,7 @@ class Preparation:
             self.one(source)
 
     def one(self, source):
-        path = source["path"]
+        self.say({"event": "doing", "what": f"making tokens of {source['path']}"})
         name, entry = format_of(source)
         if name in ("messages", "sharegpt", "alpaca", "prompt_completion", *answers.FORMATS):
             try:
@@ -161,12 +181,8 @@ class Preparation:
         more = {**more, "trained": int(np.count_nonzero(trained))}
         for key in ("untrained", "equal"):
             more[key] = [p for p in more.get(key, []) if p < at[-1]]
-        for key in ("unprinted", "special"):
-            more[key] = [u for u in more.get(key, []) if u[0] <= at[-1]]
-        if "endless" in more:
-            ends = bits & self.encoder.is_end[np.minimum(ids, len(self.encoder.is_end) - 1)]
-            more["endless"] = int(np.count_nonzero(np.add.reduceat(ends, first) == 0))
-        return ids, bits, lengths, at, more
+        odd = {k: (text, [p for p in places if p <= at[-1]]) for k, (text, places) in more.get("odd", {}).items()}
+        return ids, bits, lengths, at, {**more, "odd": odd}
 
     def stream(self, source, name, w, workers, limit):
         path, t0, base, first = source["path"], time.monotonic(), 0, True
@@ -175,10 +191,8 @@ class Preparation:
         limit = limit and limit * (2 if items else 1)
         lines = sources.has_lines(path)
         if flat and sources.looks_like_json(path):
-            self.say({"event": "note", "message": f"{path}: taken as plain text, as its name says, but it begins like JSON: "
-                      "name it .jsonl (an object a line) or .json (an array)"})
-        odd = {"unprinted": [], "special": []}  # the first of each, and how many there are
-        n_odd = dict.fromkeys(odd, 0)
+            w.notes.add("file", "taken as plain text, as its name says, but it begins like JSON: name it .jsonl (an object a line) or "
+                        ".json (an array)")
         try:
             for done, (ids, mask, lengths, at, places, more) in workers.map(sources.chunks(path)):
                 if len(ids):
@@ -197,14 +211,16 @@ class Preparation:
                     w.max_len = max(w.max_len, int((lengths[0::2] + lengths[1::2]).max()))
                 w.n_equal += len(more.get("equal", []))
                 w.n_trained += more.get("trained", len(ids))
-                w.n_endless += more.get("endless", 0) if name not in ("input_ids", "requests") else 0
                 for p in more.get("untrained", []):
                     w.n_untrained += 1
                     if len(w.untrained_at) < 3:
                         w.untrained_at.append(where(os.path.basename(path), p + base))
-                for key, found in odd.items():
-                    n_odd[key] += len(more.get(key, []))
-                    found += [(p + base, *rest) for p, *rest in more.get(key, [])[:1 - len(found)]]
+                for key, (text, found) in more.get("odd", {}).items():
+                    if found:
+                        w.notes.add(key, text, where(path, found[0] + base)[len(path):], len(found))
+                refused = more.get("odd", {}).get("refused", ("", []))
+                if len(refused[1]) == w.n_untrained > 0 == w.n_samples:  # all that were seen: it is the template
+                    raise DataError(f"{where(path, refused[1][0] + base)}: {refused[0]}")
                 base += places
                 if self.progress.due():
                     self.say({"event": "progress", "path": path, **self.progress.event(done, w)})
@@ -217,46 +233,37 @@ class Preparation:
                             f"{where(path, base + (1 if lines else 0))} ({e})", "runtime") from None
         if flat and w.n_tokens:
             w.max_len, w.n_trained = w.n_tokens, w.n_tokens - 1
-        w.n_bytes, w.n_special = size, n_odd["special"]
+        w.n_bytes = size
         if not w.n_samples and not w.n_untrained and not w.n_equal:
             raise DataError(f"the data files hold no samples: {path}")
         self.progress.pass_file(w)
+        if name in CHAT_FORMATS:
+            self.note_template(w.notes)
         w.commit(name, shard.LINES if lines else shard.INDICES, shard.PLAIN_TEXT if flat else shard.ANSWERS if items else 0)
-        seconds = time.monotonic() - t0
-        for key, found in odd.items():
-            if found:
-                self.tell_odd(key, path, n_odd[key], *found[0])
         self.say({"event": "source", "path": path, "format": name, "samples": w.n_samples // (2 if items else 1), "tokens": w.n_tokens,
-                  "seconds": seconds})
-        if w.n_endless and not flat and name != "input_ids":
-            self.say({"event": "note", "message": f"{path}: {w.n_endless} of {w.n_samples} samples train no token that "
-                      "ends a turn: the model may not learn to stop"})
-        if name in CHAT_FORMATS and not self.encoder.tok.bytes:
-            self.check_end()
-        dated = [t for t in (self.encoder._templates or {}).values() if t.dated]
-        if dated and name in CHAT_FORMATS:
-            self.say({"event": "note", "message": f"{path}: {dated[0].name} may print the date, {self.job.get('date')}: the "
-                      "cache keeps that of today (set the date with SOURCE_DATE_EPOCH)"})
+                  "seconds": time.monotonic() - t0})
 
-    def tell_odd(self, key, path, n, at, message, what):
-        more = f", and so in {n - 1} more sample{'s' if n > 2 else ''}" if n > 1 else ""
-        says = {"unprinted": f'what message {message} (role "{what}") says is not in the text that the chat template makes of it{more}',
-                "special": f"message {message} writes {what} out, which becomes that special token, as if the template had put it "
-                           f"there{more}"}
-        self.say({"event": "note", "message": f"{where(path, at)}: {says[key]}: look at it with: megatrain data show"})
-
-    def check_end(self):
-        """Notes a template that ends turns with a token at which the model does not stop."""
-        tok = self.encoder.tok
-        for t in (self.encoder._templates or {}).values():
+    def note_template(self, notes):
+        """Notes a template that prints the date, or ends turns with a token at which the model does not stop, or with no token."""
+        tok, all_of_it = self.encoder.tok, (self.encoder._templates or {}).values()
+        for t in all_of_it:
+            if t.dated:
+                notes.add("file:date", f"{t.name} may print the date, {self.job.get('date')}: the cache keeps that of the day (set the "
+                          "date with SOURCE_DATE_EPOCH)")
+                break
+        for t in all_of_it if not tok.bytes else ():
             try:
                 end = t.markers()[1].strip()
             except DataError:
                 continue
             at = tok.t.token_to_id(end) if end else None
-            if at is not None and tok.stops and at not in tok.stops:
-                self.say({"event": "note", "message": f"{t.name} ends turns with {end} (token {at}), which is not in eos_token_id of "
-                          "generation_config.json or config.json: put it there, or what you train will not stop when it is served"})
+            n = len(tok.encode([end])[0]) if MARKER.fullmatch(end) else 1
+            if at is None and n > 1:
+                notes.add("file:end", f"{t.name} ends turns with {end}, which is no token of the tokenizer, but {n} tokens: the model may "
+                          "not learn to stop (add the token, or set data.template to one that fits the tokenizer)")
+            elif at is not None and tok.stops and at not in tok.stops:
+                notes.add("file:stop", f"{t.name} ends turns with {end} (token {at}), which is not in eos_token_id of "
+                          "generation_config.json or config.json: put it there, or what you train will not stop when it is served")
 
     def check_ids(self, path, ids, lengths, at, base):
         worst = int(ids.argmax())
@@ -264,7 +271,7 @@ class Preparation:
             return
         k = int(np.searchsorted(np.cumsum(lengths), worst, side="right"))
         spot = where(path, int(at[k]) + base) if at is not None else path
-        raise DataError(f"{spot}: token {ids[worst]} is beyond the model's vocab_size of {self.job['vocab']}")
+        raise DataError(f"{spot}: {self.encoder.beyond(int(ids[worst]))}")
 
 
 def stops_of(encoder, job):
@@ -291,16 +298,17 @@ def ids_of(e, record, chat):
     if messages is None and chat:
         messages = [{"role": "user", "content": text}]
     if messages is None:
-        return np.concatenate([np.array(e.tok.prefix, np.uint32), e.tok.encode([text])[0]])
+        ids = e.tok.encode([text])[0]
+        return np.concatenate([np.array(e.begun(ids), np.uint32), ids])
     with limits.bounded("rendering the prompt"):
         _, r = e.render(formats.chat(messages, record), prompt=True)
     ids = e.tok.encode([r.text])[0]
-    return np.concatenate([np.array(e.tok.prefix, np.uint32), ids]) if e.tok.bytes else ids
+    return np.concatenate([np.array(e.begun(ids), np.uint32), ids]) if e.tok.bytes else ids
 
 
 def encode(job, say):
     """Converts prompts to ids; "chat": texts are the user's turn of a conversation."""
-    e = Encoder(job)
+    e = open_encoder(job, say)
     chat = job.get("chat")
     for k, record in enumerate(job["prompts"]):
         try:
@@ -315,7 +323,7 @@ def encode(job, say):
 
 def decode(job, say):
     """Says each sample's text in pieces, each trained or not."""
-    e = Encoder(job)
+    e = open_encoder(job, say)
     for k, s in enumerate(job["samples"]):
         ids, mask, pieces, text = s["ids"], s["mask"], [], ""
         for i in range(len(ids)):

@@ -12,7 +12,7 @@ import os
 import numpy as np
 
 from . import byte_level
-from .errors import DataError
+from .errors import DataError, read_json
 
 FILES = ("tekken.json", "tiktoken.model")
 # the first special tokens of tekken.json of version 7 and before, which does not list them
@@ -21,7 +21,7 @@ TEKKEN = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/A
           "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]")
 
 
-def read_tekken(path, read_json):
+def read_tekken(path):
     """(pattern, {bytes: id}, {special text: id}, texts that begin a document)."""
     d = read_json(path)
     try:
@@ -52,8 +52,8 @@ def pattern_of(model_dir):
         try:
             with open(path, encoding="utf-8") as f:
                 tree = ast.parse(f.read())
-        except (OSError, SyntaxError, ValueError) as e:
-            raise DataError(f"cannot read {path}: {e}") from None
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as e:  # the last two: nested too deep
+            raise DataError(f"cannot read {path}: {type(e).__name__}: {e}") from None
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and any(getattr(t, "id", getattr(t, "attr", "")) == "pat_str" for t in node.targets):
                 found = literal(node.value)
@@ -114,24 +114,19 @@ class RankTokenizer:
 
     bytes = False
 
-    def __init__(self, model_dir, name, read_json, named_tokens):
+    def __init__(self, model_dir, name, settings):
         path = os.path.join(model_dir, name)
-        self.config = read_json(os.path.join(model_dir, "tokenizer_config.json"), needed=False)
-        pattern, ranks, special, begin = (read_tekken(path, read_json) if name == "tekken.json"
+        self.config, self.stops = settings.config, settings.stops
+        pattern, ranks, special, begin = (read_tekken(path) if name == "tekken.json"
                                           else read_tiktoken(path, self.config))
         self.encoding, self.least = make(path, pattern, ranks, special)
-        named = {**read_json(os.path.join(model_dir, "special_tokens_map.json"), needed=False), **self.config}
-        self.special = {k: v["content"] if isinstance(v, dict) else v for k, v in named.items() if k in named_tokens and v}
+        self.special = settings.named
         if name == "tekken.json":
             self.special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", **self.special}
         self.t = Ranks(special)
         self.max_id = max([*ranks.values(), *special.values()])
         self.prefix, self.suffix = [special[b] for b in begin if b in special], []
         self.bos, self.eos = (special.get(self.special.get(k)) for k in ("bos_token", "eos_token"))
-        self.stops = set()
-        for other in "generation_config.json", "config.json":
-            value = read_json(os.path.join(model_dir, other), needed=False).get("eos_token_id")
-            self.stops |= set(value if isinstance(value, list) else [] if value is None else [value])
         self.ends = set(special.values()) | ({self.eos} - {None}) | self.stops
         self.end_texts = sorted(special)
         self.lengths = np.full(self.max_id + 1, byte_level.MISFIT, dtype=np.int64)

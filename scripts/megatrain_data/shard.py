@@ -6,7 +6,9 @@ import struct
 
 import numpy as np
 
-HEADER, VERSION = 4096, 4
+from .notes import BYTES, Notes
+
+HEADER, VERSION = 4096, 5
 LINES, INDICES = 1, 2     # kinds of place
 PLAIN_TEXT = 1            # flag: one text, which is cut at the ends of rows
 ANSWERS = 2               # flag: two samples are an item
@@ -21,8 +23,8 @@ class ShardWriter:
         self.files = {k: open(f"{self.tmp}{k}", "xb") for k in ("", ".mask", ".offsets", ".places")}
         self.files[""].write(bytes(HEADER))
         self.n_tokens = self.n_samples = self.n_trained = self.max_len = 0
-        self.n_untrained = self.n_endless = self.n_bytes = self.n_equal = self.n_special = 0
-        self.untrained_at = []
+        self.n_untrained = self.n_bytes = self.n_equal = 0
+        self.untrained_at, self.notes = [], Notes()
         self.bits = np.zeros(0, dtype=bool)  # bits of the mask that do not fill a byte yet
 
     def add(self, tokens, mask, lengths, places, opens=True):
@@ -55,9 +57,9 @@ class ShardWriter:
             if kind == ".mask":
                 out.write(bytes(-os.path.getsize(self.tmp + kind) % 8))
         places = ", ".join(self.untrained_at).encode()[:159]
-        header = struct.pack("<8sII4Q5QII24s160s4Q", b"MTTOKENS", VERSION, 4, self.vocab, self.n_tokens, self.n_samples,
-                             self.hash, self.n_trained, self.max_len, self.n_untrained, self.n_endless, self.n_bytes,
-                             place_kind, flags, format_name.encode(), places, 0, 0, self.n_equal, self.n_special)
+        header = struct.pack(f"<8sII4Q4QII24s160s3Q{BYTES}s", b"MTTOKENS", VERSION, 4, self.vocab, self.n_tokens, self.n_samples,
+                             self.hash, self.n_trained, self.max_len, self.n_untrained, self.n_bytes,
+                             place_kind, flags, format_name.encode(), places, 0, 0, self.n_equal, self.notes.packed())
         out.seek(0)
         out.write(header)
         out.flush()

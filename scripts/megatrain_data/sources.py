@@ -11,6 +11,9 @@ A chunk is a tuple that travels to a worker, with the kind first:
 """
 import codecs
 import csv
+import datetime
+import decimal
+import functools
 import gzip
 import io
 import json
@@ -38,12 +41,44 @@ def is_compressed(path):
     return len(bare_name(path)) < len(path)
 
 
+@functools.lru_cache(maxsize=None)
+def json_kind(path, kind):
+    """"json": an array of samples, or "jsonl": one a line. What a file begins with tells it, whatever its name is."""
+    if not os.path.isfile(path):
+        return kind
+    f, _ = open_binary(path)
+    with f:
+        try:
+            line = b""
+            while not line.strip() and (more := f.readline(limits.LINE)):
+                line = more.removeprefix(codecs.BOM_UTF8)
+        except (OSError, EOFError) as e:
+            raise DataError(f"cannot read {path}: {e}") from None
+    line = line.strip()
+    if line.startswith(b"["):
+        return "json"
+    return "jsonl" if line.startswith(b"{") and line.endswith(b"}") else kind
+
+
 def kind_of(path):
     name = bare_name(path)
     for end in (".jsonl", ".ndjson", ".json", ".csv", ".tsv", *TABLES):
         if name.endswith(end):
-            return {".ndjson": "jsonl"}.get(end, end[1:])
+            kind = {".ndjson": "jsonl"}.get(end, end[1:])
+            return json_kind(path, kind) if kind in ("json", "jsonl") else kind
     return "plain"
+
+
+def check_encoding(path):
+    """Names UTF-16, as editors and tables of Windows write it: half of its bytes are zero."""
+    f, _ = open_binary(path)
+    with f:
+        try:
+            head = f.read(64)
+        except (OSError, EOFError) as e:
+            raise DataError(f"cannot read {path}: {e}") from None
+    if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or (len(head) > 3 and (not any(head[1::2]) or not any(head[::2]))):
+        raise DataError(f"{path} is UTF-16, not UTF-8: convert it, with iconv -f UTF-16 -t UTF-8 for example")
 
 
 def has_lines(path):
@@ -95,7 +130,7 @@ def array_elements(path):
     """Chunks of a top-level array's elements, as text; the whole array is never in memory."""
     f, tell = open_binary(path)
     decoder, buffer, at, line, column, ended = json.JSONDecoder(), "", 0, 1, 0, False
-    decode = io.TextIOWrapper(f, encoding="utf-8")
+    decode = io.TextIOWrapper(f, encoding="utf-8-sig")
     batch, size, state = [], 0, "begin"  # then "first", "next" (after a comma), "after" (an element)
 
     def fail(message, offset):
@@ -115,7 +150,7 @@ def array_elements(path):
                 c = buffer[at:at + 1]
                 if state == "begin":
                     if c != "[":
-                        fail("not a JSON array of samples", at)
+                        fail("not a JSON array of samples, nor a JSON object a line", at)
                     state, at = "first", at + 1
                     continue
                 if c == "]" and state != "next":
@@ -135,6 +170,8 @@ def array_elements(path):
                                 yield ("objects", batch), tell()
                                 batch, size = [], 0
                             continue
+                    except RecursionError:
+                        fail("JSON nested too deep", at)
                     except json.JSONDecodeError as e:
                         # perhaps it is only incomplete: at the end of what was read, or in a string
                         if ended or (e.pos < len(buffer) - 16 and not e.msg.startswith("Unterminated")):
@@ -228,9 +265,11 @@ def batches(path):
 
 def chunks(path):
     """(chunk, bytes of the file read so far) of a file, in order."""
-    kind = kind_of(path)
     if not os.path.isfile(path):
         raise DataError(f"cannot open data file {path}: {'it is a folder' if os.path.isdir(path) else 'no such file'}")
+    kind = kind_of(path)
+    if kind not in ("parquet", "arrow"):
+        check_encoding(path)
     if kind in ("parquet", "arrow"):
         if is_compressed(path):
             raise DataError(f"{path}: a compressed {kind} file: uncompress it (its columns are compressed already)")
@@ -290,11 +329,26 @@ def parse_lines(lines):
     return out, n
 
 
-def without_none(value):
-    """Arrow gives every struct all keys of the column; those that the row does not have are None: drops them."""
+def as_json(value, kind):
+    """A value of a column of an Arrow type as JSON would have it. Arrow gives every struct all keys of the column; those that the row
+    does not have are None, and dropped."""
+    import pyarrow
+    is_a = pyarrow.types
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        kind = kind.storage_type
+    if is_a.is_map(kind) and value is not None:
+        return {k if isinstance(k, str) else str(k): as_json(v, kind.item_type) for k, v in value}
     if isinstance(value, dict):
-        return {k: without_none(v) for k, v in value.items() if v is not None}
-    return [without_none(v) for v in value] if isinstance(value, list) else value
+        return {f.name: as_json(value[f.name], f.type) for f in kind if value.get(f.name) is not None}
+    if isinstance(value, list):
+        return [as_json(v, kind.value_type) for v in value]
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def records(chunk):
@@ -312,8 +366,8 @@ def records(chunk):
         return [(line, dict(zip(header, fields))) for line, fields in rows], n_lines
     import pyarrow.ipc
     with pyarrow.ipc.open_stream(chunk[1]) as r:
-        rows = r.read_all().to_pylist()
-    return [(i, without_none(v)) for i, v in enumerate(rows)], len(rows)
+        kind, rows = pyarrow.struct(list(r.schema)), r.read_all().to_pylist()
+    return [(i, as_json(v, kind)) for i, v in enumerate(rows)], len(rows)
 
 
 def text_of(chunk):
@@ -335,6 +389,6 @@ def text_of(chunk):
         f.seek(a)
         block = f.read(max(b - a, 0))
     try:
-        return block.decode()
+        return block.decode().removeprefix("" if start else "\ufeff")
     except UnicodeDecodeError as e:
         raise DataError(f"{path}: byte {a + e.start} is not UTF-8") from None

@@ -14,15 +14,18 @@ from datetime import datetime
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes as nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from . import limits
-from .errors import DataError
+from .errors import DataError, read_json
 
 BUILT_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
 PUSH, ENTER, LEAVE = "_mt_push", "_mt_enter", "_mt_leave"
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+WORD = re.compile(r"\w+")
+OF_CONVERSATIONS = ("messages", "tools", "documents", "add_generation_prompt")
 
 #: text; regions: [(start, end, index of the message)]; generated: [(start, end)] of {% generation %} blocks
 Rendering = namedtuple("Rendering", "text regions generated")
@@ -171,6 +174,7 @@ class ChatTemplate:
         try:
             with limits.bounded(name):  # Jinja computes constant expressions when it compiles
                 tree = env.parse(source)
+                self.bare = bare_names(tree) - set(env.globals) - set(OF_CONVERSATIONS)
                 tree.body = instrument(tree.body)
                 self.compiled = env.from_string(tree)
         except jinja2.exceptions.TemplateSyntaxError as e:
@@ -178,6 +182,8 @@ class ChatTemplate:
         except (RecursionError, SyntaxError, ValueError, OverflowError) as e:  # too deep, or a constant that cannot be
             raise DataError(f"{name} cannot be compiled: {e}") from None
         self.dated = "strftime_now" in source
+        self.words = frozenset(WORD.findall(source))
+        self._prints = {}
         self._markers = None
         self._ended_by_next = False  # an answer ends with the header of the next message
 
@@ -188,7 +194,7 @@ class ChatTemplate:
             raise jinja2.exceptions.TemplateError(f'"chat_template_kwargs" may not set {own[0]!r}, which templates call')
         t = self.tracker
         t.begin({id(m): i for i, m in enumerate(messages)})
-        given = {**self.special, **(variables or {}), "messages": messages, "tools": tools, "documents": None,
+        given = {**self.special, "documents": None, **(variables or {}), "messages": messages, "tools": tools,
                  "add_generation_prompt": generation_prompt}
         pieces = []
         for piece in self.compiled.generate(**given):
@@ -196,6 +202,39 @@ class ChatTemplate:
             t.at += len(piece)
         t.switch(None)
         return Rendering("".join(pieces), t.regions, t.generated)
+
+    def prints(self, kind):
+        """Whether the template prints what messages have besides their content: calls, tools, thoughts (reasoning_content), inline (in
+        <think>), in a conversation as simple as can be. None: it cannot be asked."""
+        if kind not in self._prints:
+            with limits.bounded(self.name):
+                self._prints[kind] = self._ask(kind)
+        return self._prints[kind]
+
+    def _ask(self, kind):
+        word, user, end = "q7X" + kind, {"role": "user", "content": "q7Xquestion"}, {"role": "assistant", "content": "q7Xanswer"}
+        function = {"name": word, "description": word, "parameters": {"type": "object", "properties": {}}}
+        calls = [{"type": "function", "id": "q7Xid0000", "function": {"name": word, "arguments": {"a": "b"}}}]
+        result = {"role": "tool", "name": word + "s", "tool_call_id": "q7Xid0000", "content": "q7Xresult"}
+        if kind == "calls":
+            asked = [{"role": "assistant", **content, "tool_calls": calls} for content in ({"content": ""}, {}, {"content": "q7Xsaid"})]
+            tries = [([user, m], None, {}) for m in asked] + [([user, m, dict(result, name="q7Xtool"), end], None, {}) for m in asked]
+        elif kind == "tools":
+            tries = [([user, end], [{"type": "function", "function": function}], {})]
+        else:
+            thinks = {"content": f"<think>\n{word}\n</think>\n\nq7Xanswer"} if kind == "inline" else {"thinking": word, "reasoning_content": word}
+            tries = [([user, {**end, **thinks}], None, v) for v in ({}, {"enable_thinking": True}, {"thinking": True})]
+        said = []
+        for messages, tools, variables in tries:
+            try:
+                said.append(word in self.render([dict(m) for m in messages], tools, variables=variables).text)
+            except Exception:
+                pass
+        return any(said) if said else None
+
+    def reads(self, name):
+        """Whether a name is a word of the template's source: what it does not name it does not print."""
+        return name in self.words
 
     def markers(self):
         """(headers, end): what the template prints before the assistant's words, longest first, and after them.
@@ -339,8 +378,33 @@ class ChatTemplate:
         return kept
 
 
-def unprinted(text, messages):
-    """The first message whose content is not in the text that a template made of the conversation, or None.
+def bare_names(tree):
+    """Names that a template prints alone, {{ name }}, gives no value itself, and never asks for."""
+    printed = {n.name for o in tree.find_all(nodes.Output) for n in o.nodes if isinstance(n, nodes.Name)}
+    asked = {n.name for i in tree.find_all((nodes.If, nodes.CondExpr)) for n in (i.test, *i.test.find_all(nodes.Name))
+             if isinstance(n, nodes.Name)}
+    return (printed & jinja2.meta.find_undeclared_variables(tree)) - asked if printed else set()
+
+
+def has(words, text):
+    return words in text or to_json(words)[1:-1] in text or json.dumps(words)[1:-1] in text
+
+
+def leaves(value):
+    """The keys and values in an object of JSON, as text."""
+    todo = [value]
+    while todo:
+        v = todo.pop()
+        if isinstance(v, dict):
+            todo += [*v, *v.values()]
+        elif isinstance(v, list):
+            todo += v
+        elif v is not None and v != "":
+            yield v if isinstance(v, str) else to_json(v)
+
+
+def lost_content(text, messages):
+    """Of the first message whose content is not in the text: its index.
 
     Templates leave out the thoughts of earlier answers, strip white space and write tools' answers as JSON."""
     for i, m in enumerate(messages):
@@ -350,9 +414,64 @@ def unprinted(text, messages):
         if m["role"] == "assistant" and isinstance(words, str):
             words = words.rpartition("</think>")[2]
         words = words.strip() if isinstance(words, str) else ""
-        if words and words not in text and to_json(words)[1:-1] not in text and json.dumps(words)[1:-1] not in text:
+        if words and not has(words, text):
             return i
     return None
+
+
+def thoughts_of(message):
+    """(kind, words) of what an answer thinks before it speaks; None: it says none."""
+    given, words = message.get("reasoning_content"), message.get("content")
+    if isinstance(given, str) and given.strip():
+        return "thoughts", given.strip()
+    if isinstance(words, str) and "</think>" in words:
+        inside = words.rpartition("</think>")[0].rpartition("<think>")[2].strip()
+        return ("inline", inside) if inside else None
+    return None
+
+
+def lost_calls(t, parts, messages):
+    for i, m in enumerate(messages):
+        for call in m.get("tool_calls") or []:
+            function = call.get("function", call)
+            name, given = function["name"], list(leaves(function["arguments"]))
+            if t.prints("calls") is False or not has(name, parts(i)):
+                return f'the call of "{name}" in message {i} (tool_calls)'
+            if given and not any(has(v, parts(i)) for v in given):
+                return f'what the call of "{name}" in message {i} is given (arguments)'
+    return None
+
+
+def lost_tools(t, text, tools):
+    for tool in tools or []:
+        inner = tool.get("function") if isinstance(tool.get("function"), dict) else tool
+        if isinstance(inner.get("name"), str) and (t.prints("tools") is False or not has(inner["name"], text)):
+            return f'the tool "{inner["name"]}" (tools)'
+    return None
+
+
+def lost(t, rendering, messages, tools):
+    """{kind: text} of what the template made nothing of: what is not in the text, or not in the part of its message."""
+    text, found = rendering.text, {}
+
+    def parts(i):
+        mine = [text[s:e] for s, e, k in rendering.regions if k == i]
+        return "".join(mine) if mine else text
+
+    at = lost_content(text, messages)
+    if at is not None:
+        found["unprinted"] = f'what message {at} (role "{messages[at]["role"]}") says'
+    found["calls"], found["tools"] = lost_calls(t, parts, messages), lost_tools(t, text, tools)
+    last = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
+    for i, m in enumerate(messages):
+        kind, words = (thoughts_of(m) if m["role"] == "assistant" else None) or (None, "")
+        if kind and t.prints(kind) is False:
+            found.setdefault("thoughts", f"what message {i} thinks ({'reasoning_content' if kind == 'thoughts' else '<think>'})")
+        elif kind and not has(words, parts(i)):
+            found.setdefault("dropped" if i < last else "thoughts", f"what message {i} thinks")
+    where = "is not in the text that the chat template makes of it"
+    return {k: f"{v} {where}" if k != "dropped" else f"the chat template leaves out {v}, as an answer before a later question"
+            for k, v in found.items() if v}
 
 
 def specials_in(messages, special):
@@ -391,6 +510,10 @@ def of_model(model_dir, config):
         found["default"] = own
     elif not found and isinstance(own, list):
         found = {t["name"]: t["template"] for t in own if isinstance(t, dict) and "name" in t and "template" in t}
+    path = os.path.join(model_dir, "chat_template.json")  # of older processors
+    if not found and os.path.exists(path):
+        own = read_json(path).get("chat_template")
+        found = {"default": own} if isinstance(own, str) else {}
     return found
 
 

@@ -82,12 +82,26 @@ static void hash_folder(XXH3_state_t *state, const char *dir, int (*chosen)(cons
     free(names);
 }
 
+/* Hashes the ids at which config.json says that generation stops; the rest of it changes no token. */
+static void hash_end(XXH3_state_t *state, const char *model_dir)
+{
+    char *path = mt_path_join(model_dir, "config.json"), *text = NULL;
+    cJSON *root = NULL;
+    if (path && !mt_json_read_file(&root, path, MT_ERR_INPUT, NULL) && mt_json_get(root, "eos_token_id"))
+        text = mt_json_print(mt_json_get(root, "eos_token_id"), false);
+    hash_text(state, text);
+    cJSON_Delete(root);
+    free(text);
+    free(path);
+}
+
 /* Hashes everything but the data file that the helper's tokens depend on. */
 static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, struct mt_err *err)
 {
     static const char *const files[] = {"tokenizer.json",          "tokenizer_config.json",
                                         "tekken.json",             "tiktoken.model",
                                         "special_tokens_map.json", "generation_config.json",
+                                        "added_tokens.json",       "chat_template.json",
                                         "chat_template.jinja",     "additional_chat_templates"};
     static const char *const folders[] = {"megatrain_data", "megatrain_data/templates"};
     char *helper = mt_helper_dir();
@@ -103,8 +117,10 @@ static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, s
             rc = hash_file(state, path, false, err);
         free(path);
     }
-    if (p->model_dir && !rc)
+    if (p->model_dir && !rc) {
         hash_folder(state, p->model_dir, is_tokenizer); /* that tiktoken.model's pattern is read from */
+        hash_end(state, p->model_dir);
+    }
     hash_text(state, p->template_);
     if (mt_chat_template_is_file(p->template_))
         rc = rc ? rc : hash_file(state, p->template_, true, err);
@@ -247,8 +263,6 @@ static void on_event(void *ctx, const cJSON *e)
     else if (!strcmp(event, "source"))
         mt_info("%s: %s, %.0f sample%s, %.0f tokens in %.1f s", path, text_at(e, "format"), number_at(e, "samples"),
                 number_at(e, "samples") == 1 ? "" : "s", number_at(e, "tokens"), number_at(e, "seconds"));
-    else if (!strcmp(event, "note"))
-        mt_warn("%s", text_at(e, "message"));
 }
 
 static void add_date(cJSON *job)

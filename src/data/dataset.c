@@ -33,6 +33,7 @@ struct mt_dataset {
     struct part *parts;
     size_t n_parts;
     struct mt_dataset_stats stats;
+    struct mt_notes notes;
     uint64_t hash;
     struct mt_dataset_params params;
     char *cache_dir;
@@ -214,8 +215,6 @@ static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_para
     int rc = 0;
     s->format = h->format;
     s->n_untrained = h->n_untrained;
-    s->n_endless = h->n_endless;
-    s->n_special = h->n_special;
     s->answers = h->flags & MT_SHARD_ANSWERS;
     s->n_equal = h->n_equal;
     s->longest = h->flags & MT_SHARD_PLAIN_TEXT ? MT_MIN(h->max_len, dp->seq_len) : h->max_len;
@@ -252,8 +251,6 @@ static void add_stats(mt_dataset *d, const struct mt_dataset_stats *s)
     sum->n_truncated += s->n_truncated;
     sum->n_split += s->n_split;
     sum->n_untrained += s->n_untrained;
-    sum->n_endless += s->n_endless;
-    sum->n_special += s->n_special;
     sum->n_equal += s->n_equal;
     sum->answers |= s->answers;
     sum->longest = MT_MAX(sum->longest, s->longest);
@@ -273,15 +270,19 @@ static uint64_t most_untrained(const struct mt_dataset_params *p, uint64_t n)
 static int check_untrained(const mt_dataset *d, const struct mt_dataset_params *p, struct mt_err *err)
 {
     const struct mt_dataset_stats *s = &d->stats;
-    const char *at = "", *why = ": no turn of them is trained (data.train_on; \"train\" or \"weight\" of their messages; labels)";
+    const struct mt_note *refused = mt_notes_find(&d->notes, "refused"), *roles = mt_notes_find(&d->notes, "roles");
+    const char *at = "";
     uint64_t all = s->n_samples + s->n_untrained;
-    char cut[160];
+    char why[700];
+    snprintf(why, sizeof(why), ": %s (data.train_on; \"train\" or \"weight\" of their messages; labels)",
+             roles ? roles->text : "no turn of them is trained");
+    if (refused)
+        snprintf(why, sizeof(why), ": of %llu of them %s", (unsigned long long)refused->n, refused->text);
     for (size_t i = 0; i < d->n_parts && !*at; i++)
         at = d->parts[i].shard.header->untrained_at;
     if (d->n_cut) {
-        snprintf(cut, sizeof(cut), ": data.seq_len = %zu cuts %llu of them before the first token that is trained: raise it",
+        snprintf(why, sizeof(why), ": data.seq_len = %zu cuts %llu of them before the first token that is trained: raise it",
                  p->seq_len, (unsigned long long)d->n_cut);
-        why = cut;
         at = *at ? at : d->cut_at;
     }
     if (!s->n_samples)
@@ -372,7 +373,11 @@ static int open_parts(mt_dataset *d, const struct mt_dataset_params *p, struct m
             rc = view_part(d, part, p, err);
         if (!rc)
             add_stats(d, &part->pub.stats);
+        if (!rc)
+            rc = mt_notes_add(&d->notes, part->shard.header->notes, part->pub.path, err);
     }
+    if (!rc && !p->prepared_only)
+        mt_notes_say(&d->notes);
     free(shards);
     free(made);
     return rc;
@@ -425,6 +430,7 @@ void mt_dataset_destroy(mt_dataset **dataset)
         free(d->parts[i].joined);
     }
     mt_sources_finish(&d->files);
+    mt_notes_finish(&d->notes);
     free(d->parts);
     free(d->cache_dir);
     free(d);
@@ -434,6 +440,11 @@ void mt_dataset_destroy(mt_dataset **dataset)
 const struct mt_dataset_stats *mt_dataset_stats(const mt_dataset *d)
 {
     return &d->stats;
+}
+
+const struct mt_notes *mt_dataset_notes(const mt_dataset *d)
+{
+    return &d->notes;
 }
 
 size_t mt_dataset_n_sources(const mt_dataset *d)

@@ -10,6 +10,7 @@
 #include "base/strbuf.h"
 #include "config/config.h"
 #include "data/batch.h"
+#include "data/notes.h"
 
 /** The byte tokenizer: ids 0-255 are the bytes, then these. */
 enum { MT_BYTE_BOS = 256, MT_BYTE_EOS = 257, MT_BYTE_PAD = 258, MT_BYTE_VOCAB = 259 };
@@ -43,8 +44,6 @@ struct mt_dataset_stats {
     uint64_t n_samples, n_tokens, n_trained, max_len; /* n_trained: tokens that get a loss */
     uint64_t n_overlong, n_dropped, n_truncated, n_split; /* whole samples */
     uint64_t n_untrained; /* samples left out, as none of their tokens has a loss */
-    uint64_t n_endless;   /* samples in which no token that ends a turn is trained */
-    uint64_t n_special;   /* conversations of which a message writes a special token out */
     uint64_t longest;     /* tokens of the longest sample, before it is cut */
     uint64_t n_equal;     /* pairs left out, as their answers are equal */
     bool answers;         /* a sample is an item: a chosen and a rejected answer, or a rated one (shard.h) */
@@ -63,6 +62,8 @@ struct mt_data_source {
 int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct mt_err *err);
 void mt_dataset_destroy(mt_dataset **d);
 const struct mt_dataset_stats *mt_dataset_stats(const mt_dataset *d);
+/** What was noticed of its samples. It has been logged. */
+const struct mt_notes *mt_dataset_notes(const mt_dataset *d);
 size_t mt_dataset_n_sources(const mt_dataset *d);
 const struct mt_data_source *mt_dataset_source(const mt_dataset *d, size_t i);
 /** XXH3 of tokens, loss masks and options: kept in checkpoints, compared on resume. */

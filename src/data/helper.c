@@ -187,40 +187,59 @@ static enum mt_err_kind kind_of(const char *name)
     return strcmp(name, "usage") ? MT_ERR_RUNTIME : MT_ERR_USAGE;
 }
 
+struct talk {
+    const char *script;
+    void (*on_event)(void *, const cJSON *);
+    void *ctx;
+    char doing[4200]; /* what it said last that it does */
+    int result;
+};
+
 /* Handles one line of the helper's output; returns 1 for the last line. */
-static int on_line(const char *line, size_t len, const char *script, int *result,
-                   void (*on_event)(void *, const cJSON *), void *ctx, struct mt_err *err)
+static int on_line(struct talk *t, const char *line, size_t len, struct mt_err *err)
 {
     cJSON *o = NULL;
     int last = 0;
     if (mt_json_parse(&o, line, len, SCRIPT, MT_ERR_RUNTIME, NULL))
         return 0;
     const cJSON *event = mt_json_get(o, "event"), *message = mt_json_get(o, "message");
-    const cJSON *kind = mt_json_get(o, "kind");
+    const cJSON *kind = mt_json_get(o, "kind"), *what = mt_json_get(o, "what");
     const char *name = cJSON_IsString(event) ? event->valuestring : "";
     if (!strcmp(name, "done")) {
-        *result = 0;
+        t->result = 0;
         last = 1;
+    } else if (!strcmp(name, "doing") && cJSON_IsString(what)) {
+        snprintf(t->doing, sizeof(t->doing), "%s", what->valuestring);
     } else if (!strcmp(name, "error") && cJSON_IsString(message) && cJSON_IsString(kind)) {
-        *result = strcmp(kind->valuestring, "environment")
-                      ? mt_fail(err, kind_of(kind->valuestring), -EINVAL, "%s", message->valuestring)
-                      : no_environment(script, message->valuestring, err);
+        t->result = strcmp(kind->valuestring, "environment")
+                        ? mt_fail(err, kind_of(kind->valuestring), -EINVAL, "%s", message->valuestring)
+                        : no_environment(t->script, message->valuestring, err);
         last = 1;
-    } else if (on_event) {
-        on_event(ctx, o);
+    } else if (t->on_event) {
+        t->on_event(t->ctx, o);
     }
     cJSON_Delete(o);
     return last;
 }
 
-static int died(const char *script, int status, int errors, struct mt_err *err)
+/* Libraries in other languages end the process where memory, or the processor's time, is not given. */
+static bool hit_limit(int status)
 {
+    return WIFSIGNALED(status) && (WTERMSIG(status) == SIGABRT || WTERMSIG(status) == SIGXCPU);
+}
+
+static int died(const struct talk *t, int status, int errors, struct mt_err *err)
+{
+    const char *script = t->script;
     char tail[420];
     off_t size = lseek(errors, 0, SEEK_END);
     size_t n = size > (off_t)sizeof(tail) - 1 ? sizeof(tail) - 1 : (size_t)(size > 0 ? size : 0);
     if (mt_pread_all(errors, tail, n, (uint64_t)size - n))
         n = 0;
     tail[n] = 0;
+    if (hit_limit(status) && *t->doing)
+        return mt_fail(err, MT_ERR_INPUT, -ENOMEM, "%s takes more %s than the data helper may have: given up", t->doing,
+                       WTERMSIG(status) == SIGXCPU ? "time" : "memory");
     if (WIFSIGNALED(status))
         return mt_fail(err, MT_ERR_RUNTIME, -ECHILD, "%s was killed by signal %d (%s) %s", script,
                        WTERMSIG(status), strsignal(WTERMSIG(status)), tail);
@@ -228,17 +247,16 @@ static int died(const char *script, int status, int errors, struct mt_err *err)
                    WEXITSTATUS(status), tail);
 }
 
-static int converse(pid_t pid, int out, int errors, const char *script,
-                    void (*on_event)(void *, const cJSON *), void *ctx, struct mt_err *err)
+static int converse(struct talk *t, pid_t pid, int out, int errors, struct mt_err *err)
 {
     char *line = NULL;
     size_t cap = 0;
     ssize_t n;
-    int result = 1, status = 0, last = 0;
+    int status = 0, last = 0;
     FILE *f = fdopen(out, "re");
     while (f && (n = getline(&line, &cap, f)) >= 0)
         if (!last)
-            last = on_line(line, (size_t)n, script, &result, on_event, ctx, err);
+            last = on_line(t, line, (size_t)n, err);
     free(line);
     if (f)
         fclose(f);
@@ -247,8 +265,8 @@ static int converse(pid_t pid, int out, int errors, const char *script,
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         ;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127 && !last)
-        return no_environment(script, "its Python cannot be started", err);
-    return last ? result : died(script, status, errors, err);
+        return no_environment(t->script, "its Python cannot be started", err);
+    return last ? t->result : died(t, status, errors, err);
 }
 
 int mt_helper_run(const cJSON *job, void (*on_event)(void *, const cJSON *), void *ctx,
@@ -273,7 +291,8 @@ int mt_helper_run(const cJSON *job, void (*on_event)(void *, const cJSON *), voi
     if (!pid)
         child(python, script, in, out[1], errors);
     close(out[1]);
-    rc = converse(pid, out[0], errors, script, on_event, ctx, err);
+    struct talk talk = {.script = script, .on_event = on_event, .ctx = ctx, .result = 1};
+    rc = converse(&talk, pid, out[0], errors, err);
     out[0] = out[1] = -1;
 done:
     for (int i = 0; i < 2; i++)

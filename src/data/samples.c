@@ -267,7 +267,7 @@ static int read_array(struct mt_sample_reader *r, const char *path, struct mt_er
     size_t i = 0;
     int rc = mt_json_read_file(&root, path, MT_ERR_INPUT, err);
     if (!rc && !cJSON_IsArray(root))
-        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON array of samples", path);
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON array of samples, nor a JSON object a line", path);
     for (cJSON *v = rc ? NULL : root->child; v && !rc && !has_enough(r); v = v->next, i++) {
         snprintf(where, sizeof(where), "%s[%zu]", path, i);
         rc = read_object(r, v, where, i, err);
@@ -277,7 +277,7 @@ static int read_array(struct mt_sample_reader *r, const char *path, struct mt_er
 }
 
 /* The file is one text, however long; rows are cut from it later. */
-static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, struct mt_read_progress *progress,
+static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, char first, struct mt_read_progress *progress,
                       struct mt_err *err)
 {
     unsigned char buf[4096];
@@ -286,12 +286,9 @@ static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, str
     int rc = mt_sample_needs_bytes(r, path, err);
     r->format = MT_FORMAT_TEXT;
     r->header.flags = MT_SHARD_PLAIN_TEXT;
-    int first = getc(f);
-    if (first != EOF)
-        ungetc(first, f);
     if (first == '{' || first == '[')
-        mt_warn("%s: taken as plain text, as its name says, but it begins like JSON: name it .jsonl (an object a line) or "
-                ".json (an array)", path);
+        snprintf(r->header.notes, sizeof(r->header.notes),
+                 "w\tfile\t0\t\ttaken as plain text, as its name says, but it begins like JSON: name it .jsonl (an object a line) or .json (an array)\t\n");
     while (!rc && (got = fread(buf, 1, sizeof(buf), f)) > 0) {
         if (got == 1 && !r->out->n_tokens)
             break; /* the file is one byte, which nothing predicts */
@@ -309,6 +306,31 @@ static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, str
     return rc;
 }
 
+/*
+ * Skips a byte order mark. *first: the first character that is no white space; *object: it begins a line that ends as an object does.
+ * -EILSEQ: the file is UTF-16, of which half of the bytes are zero.
+ */
+static int begin(FILE *f, const char *path, char *first, bool *object, struct mt_err *err)
+{
+    char *line = NULL, head[3] = "";
+    size_t cap = 0, n = fread(head, 1, sizeof(head), f);
+    ssize_t len = 0;
+    bool zero = n > 1 && !head[0] != !head[1];
+    if (zero || (n > 1 && (!memcmp(head, "\xff\xfe", 2) || !memcmp(head, "\xfe\xff", 2))))
+        return mt_fail(err, MT_ERR_INPUT, -EILSEQ,
+                       "%s is UTF-16, not UTF-8: convert it, with iconv -f UTF-16 -t UTF-8 for example", path);
+    long start = n == 3 && !memcmp(head, "\xef\xbb\xbf", 3) ? 3 : 0;
+    fseek(f, start, SEEK_SET);
+    while (!*first && (len = getline(&line, &cap, f)) >= 0)
+        *first = line[strspn(line, " \t\r\n")];
+    while (len > 0 && strchr(" \t\r\n", line[len - 1]))
+        len--;
+    *object = *first == '{' && line[len - 1] == '}';
+    free(line);
+    fseek(f, start, SEEK_SET);
+    return 0;
+}
+
 int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt_err *err)
 {
     FILE *f = fopen(path, "re");
@@ -318,19 +340,23 @@ int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt
             fclose(f);
         return mt_fail(err, MT_ERR_INPUT, -e, "cannot open data file %s: %s", path, strerror(e));
     }
-    int rc;
-    char name[MT_CHOICE_NAME];
+    char name[MT_CHOICE_NAME], first = 0;
     struct mt_read_progress progress;
     struct stat st;
     mt_read_progress_begin(&progress, path, fstat(fileno(f), &st) ? 0 : (uint64_t)st.st_size);
-    bool lines = mt_path_has_extension(path, ".jsonl");
+    bool lines = mt_path_has_extension(path, ".jsonl"), array = mt_path_has_extension(path, ".json"), object = false;
+    int rc = begin(f, path, &first, &object, err);
+    if (lines || array) { /* what the file begins with tells, whatever its name is */
+        array = first == '[' || (array && !object);
+        lines = !array;
+    }
     r->header.place_kind = lines ? MT_PLACE_LINE : MT_PLACE_INDEX;
-    if (lines)
+    if (!rc && lines)
         rc = read_lines(r, f, path, &progress, err);
-    else if (mt_path_has_extension(path, ".json"))
+    else if (!rc && array)
         rc = read_array(r, path, err);
-    else
-        rc = read_plain(r, f, path, &progress, err);
+    else if (!rc)
+        rc = read_plain(r, f, path, first, &progress, err);
     mt_read_progress_end(&progress);
     r->header.n_bytes = (uint64_t)MT_MAX(ftello(f), (off_t)0);
     fclose(f);

@@ -46,7 +46,8 @@ static int check(struct mt_shard *s, const char *path, uint64_t hash, struct mt_
     s->mask = (const uint8_t *)s->map + HEADER + tokens;
     s->offsets = (const uint64_t *)((const char *)s->map + HEADER + tokens + mask);
     s->places = s->offsets + h->n_samples + 1;
-    if (!memchr(h->format, 0, sizeof(h->format)) || !memchr(h->untrained_at, 0, sizeof(h->untrained_at)))
+    if (!memchr(h->format, 0, sizeof(h->format)) || !memchr(h->untrained_at, 0, sizeof(h->untrained_at)) ||
+        !memchr(h->notes, 0, sizeof(h->notes)))
         return not_whole(err, path, "a name in it has no end");
     if (h->flags & MT_SHARD_ANSWERS && h->n_samples % 2)
         return not_whole(err, path, "a pair lacks an answer");

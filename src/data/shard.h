@@ -8,8 +8,9 @@
 #include <stdio.h>
 
 #include "base/err.h"
+#include "data/notes.h"
 
-enum { MT_SHARD_HEADER_BYTES = 4096, MT_SHARD_VERSION = 4 };
+enum { MT_SHARD_HEADER_BYTES = 4096, MT_SHARD_VERSION = 5 };
 /** The unit of a sample's place: none, lines from 1, elements from 0. */
 enum mt_place_kind { MT_PLACE_NONE, MT_PLACE_LINE, MT_PLACE_INDEX };
 enum {
@@ -30,7 +31,6 @@ struct mt_shard_header {
     uint64_t vocab, n_tokens, n_samples, source_hash;
     uint64_t n_trained, max_len;
     uint64_t n_untrained; /* samples left out, as none of their tokens is trained */
-    uint64_t n_endless;   /* samples in which no token that ends a turn is trained */
     uint64_t n_bytes;     /* of the source */
     uint32_t place_kind, flags;
     char format[24];
@@ -38,8 +38,8 @@ struct mt_shard_header {
     uint64_t content_sum;   /* XXH3 of tokens, mask and offsets, which training depends on */
     uint64_t places_sum;    /* XXH3 of places. Both sums are 0 until the shard is sealed */
     uint64_t n_equal;       /* pairs left out, as their answers are equal */
-    uint64_t n_special;     /* conversations of which a message writes a special token out */
-    uint64_t header_sum;    /* XXH3 of the header before it; 0: made by a build that had none */
+    char notes[MT_NOTES_BYTES]; /* on its samples (notes.h), ended by a zero */
+    uint64_t header_sum;    /* XXH3 of the header before it; 0 until the shard is sealed */
 };
 enum { MT_SHARD_BLOCK = 64 << 10 }; /* bytes that are checked together while training */
 

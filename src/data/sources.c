@@ -162,6 +162,7 @@ static cJSON *first_record(const char *path)
         char *buf = malloc(size);
         ssize_t n = buf ? pread(fd, buf, size, 0) : -1;
         const char *at = buf, *last = buf + MT_MAX(n, (ssize_t)0);
+        at += n > 2 && !memcmp(buf, "\xef\xbb\xbf", 3) ? 3 : 0; /* a byte order mark */
         while (at < last && strchr(" \t\r\n[", *at) && *at)
             at++;
         if (at < last)

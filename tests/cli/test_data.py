@@ -13,6 +13,9 @@ data_env.enter("pyarrow")
 ROOT = data_env.ROOT
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 
+from megatrain_data import answers, formats, prepare
+from megatrain_data.encode import Encoder
+from megatrain_data.formats import Chat
 from corpus import CHAT, FIXTURES, fails, ini_of, lines, model_of, run_tests, show, text_of
 from families import EPOCH
 from tiny import BINARY, base, config, megatrain, write_ini, write_model
@@ -71,6 +74,161 @@ def special_tokens_in_messages_are_counted(tmp):
     json.dump(conf, open(path, "w"))
 
 
+CALL = {"type": "function", "id": "c1", "function": {"name": "multiply", "arguments": {"a": 6, "b": "seven"}}}
+TOOL = {"type": "function", "function": {"name": "tide", "description": "How high", "parameters": {"type": "object", "properties": {}}}}
+
+
+def what_has_no_effect_is_told_as_long_as_that_is_so(tmp):
+    """With a template that prints contents alone; by each command, with the tokens made or found; not where the template prints it."""
+    model, user = model_of(tmp, "qwen2"), {"role": "user", "content": "please multiply 6 and 7"}
+    says = lambda words, **more: {"role": "assistant", "content": words, **more}
+    records = [
+        {"messages": [user, says("", tool_calls=[CALL])]},
+        {"messages": [user, says("Three.")], "tools": [TOOL]},
+        {"messages": [user, says("Three.", reasoning_content="a deep thought")]},
+        {"messages": [user, says("Three.")], "chat_template_kwargs": {"nonsense": 1}},
+        {"messages": [dict(user, speaker="Ann"), says("Three.")], "images": ["a.png"]},
+        {"messages": [user, says("")], "documents": [{"title": "a"}]},
+        {"messages": [user, says("Three.", thinking="first"), user, says("Four.")]}]
+    data = lines(os.path.join(tmp, "fields.jsonl"), records)
+    told = ["fields.jsonl:1: the call of \"multiply\" in message 1 (tool_calls)", "fields.jsonl:2: the tool \"tide\" (tools)",
+            "fields.jsonl:3: what message 1 thinks (reasoning_content)", "fields.jsonl:4: the template argument \"nonsense\"",
+            "fields.jsonl:5: \"speaker\" of message 0", "fields.jsonl:5: \"images\" of a sample", "fields.jsonl:6: the template argument \"documents\"",
+            "fields.jsonl:1: nothing but the end of an answer, or of a text, is trained, and so in 1 more sample:", "in 1 more sample: set data.template"]
+    ini = lambda **over: ini_of(tmp, model, data, data__template="chatml", model__init="random", **over)
+    for command in (("check",), ("data", "show"), ("data", "stats", "--json")):
+        said = megatrain(*command[:2], ini(), *command[2:])
+        assert all(w in said.stderr for w in told), (command, said.stderr)
+    assert len(json.loads(said.stdout)["notes"]) == said.stderr.count("warning") >= 8, said.stdout
+    said = megatrain("data", "prepare", ini_of(tmp, model_of(tmp, "qwen3"), data)).stderr
+    assert not [w for w in told[:3] if w.split(": ")[1] in said] and "leaves out what message 1 thinks" in said, said
+    assert "fields.jsonl:4: the template" in said, said
+
+
+def calls_are_the_same_however_clients_write_them(tmp):
+    model, user = model_of(tmp, "qwen3"), {"role": "user", "content": "find"}
+    call = lambda **f: {"type": "function", "function": {"name": "tide", **f}}
+    talk = lambda *calls, **more: {"messages": [user, {"role": "assistant", "content": "", **({"tool_calls": list(calls)} if calls else {}), **more}, *CHAT[3:]]}
+    turns = lambda said: {"conversations": [{"from": "human", "value": "find"}, {"from": "function_call", "value": said},
+                                            *({"from": "human gpt".split()[m["role"] != "user"], "value": m["content"]} for m in CHAT[3:])]}
+    given, text = {"hour": 12}, '{"hour":12}'
+    for same in ([talk(call(arguments=given)), talk(call(arguments=text)), talk(tool_calls=json.dumps([call(arguments=text)])),
+                  talk(tool_calls=call(arguments=given)), talk(function_call={"name": "tide", "arguments": text}),
+                  talk(function_call=json.dumps({"name": "tide", "arguments": given}))],
+                 [talk(call(arguments={})), talk(call()), talk(call(arguments=None)), talk(call(arguments=""))],
+                 [talk(), talk(tool_calls=[]), talk(tool_calls=None), talk(tool_calls="[]")],
+                 [turns(json.dumps({"name": "tide", "arguments": given})), turns(json.dumps({"name": "tide", "arguments": text}))]):
+        made = show(tmp, model, lines(os.path.join(tmp, "calls.jsonl"), same))
+        assert len(made) == len(same) and all(m["input_ids"] == made[0]["input_ids"] and m["labels"] == made[0]["labels"] for m in made), same
+    assert {"messages": [user]}["messages"] == formats.chat(json.dumps([user]), {}).messages  # as tables of text have it
+    for wrong, words in (({"messages": "hello"}, "is a string that is not JSON"), ({"messages": 7}, "a list of turns"), (talk(7), "a call is an object"),
+                         ({"messages": CHAT, "tools": [TOOL], "chat_template_kwargs": {"tools": [TOOL]}}, "given twice")):
+        fails(tmp, model, lines(os.path.join(tmp, "calls.jsonl"), [{"messages": CHAT}, wrong]), 3, "calls.jsonl:2", words)
+    given = [{"messages": CHAT, "tools": [TOOL]}, {"messages": CHAT, "chat_template_kwargs": {"tools": [TOOL]}}]
+    made = show(tmp, model, lines(os.path.join(tmp, "tools.jsonl"), given))
+    assert made[0]["input_ids"] == made[1]["input_ids"]
+
+
+def a_token_beyond_the_embedding_is_refused_only_where_it_is_used(tmp):
+    model = model_of(tmp, "qwen2")
+    path = os.path.join(model, "tokenizer.json")
+    tokens = json.load(open(path))
+    at = max(t["id"] for t in tokens["added_tokens"]) + 1
+    tokens["added_tokens"].append({**tokens["added_tokens"][-1], "id": at, "content": "<image_soft_token>"})
+    json.dump(tokens, open(path, "w"))
+    write_model(model, config("llama", vocab_size=at, num_hidden_layers=1, max_position_embeddings=8192))
+    write = {"messages": [dict(CHAT[1], content="a <image_soft_token>"), CHAT[2]]}
+    data = lines(os.path.join(tmp, "beyond.jsonl"), [{"messages": CHAT}])
+    assert len(show(tmp, model, data)) == 1
+    ini = ini_of(tmp, model, data, name="run", model__init="random", train__steps=1)
+    megatrain("-q", "run", ini)
+    fails(tmp, model, lines(os.path.join(tmp, "written.jsonl"), [{"messages": CHAT}, write]), 3, "written.jsonl:2", f"token {at} ('<image_soft_token>')",
+          f"vocab_size of {at}", f"ids up to {at}")
+    trained = os.path.join(tmp, "out", "latest")
+    sample = lambda text, **more: megatrain("-q", "sample", "--model", trained, "--prompt", text, "--max-tokens", 2, **more)
+    assert sample("find").stdout.startswith("find")
+    assert f"token {at}" in sample("find <image_soft_token>", expect=3).stderr
+    requests = lambda text: lines(os.path.join(tmp, "requests.jsonl"), [{"context": "find", "continuation": text}])
+    score = lambda text, **more: megatrain("-q", "score", ini, "--set", f"model.path={trained}", "--data", requests(text), "--out", os.path.join(tmp, text.strip() + ".jsonl"), **more)
+    score(" the")
+    assert "requests.jsonl:1: token" in score(" <image_soft_token>", expect=3).stderr
+
+
+def tokens_and_names_beside_the_tokenizer_are_those_of_transformers(tmp):
+    """Named special tokens, lists of further ones, added_tokens.json; ids of transformers 5.24."""
+    model, conf = model_of(tmp, "qwen2"), os.path.join(model_of(tmp, "qwen2"), "tokenizer_config.json")
+    own = json.load(open(conf))
+    own.pop("added_tokens_decoder", None)
+    with open(os.path.join(model, "chat_template.jinja"), "w") as f:
+        f.write("{%- for m in messages %}{{ m.content }}{{ eot_token }}{{ image_token }}{%- endfor %}")
+
+    def ids(text, files=(), **more):
+        json.dump({**own, **more}, open(conf, "w"))
+        for name, content in dict(files).items():
+            json.dump(content, open(os.path.join(model, name), "w"))
+        e = Encoder({"model_dir": model, "tokenizer": "model", "vocab": 1000})
+        text, _ = e.chat_text(Chat([{"role": "user", "content": text}], None, {}, [None], ()))
+        for name in dict(files):
+            os.unlink(os.path.join(model, name))
+        return text, list(e.tok.encode([text])[0])
+
+    end, first = "<|im_end|>", Encoder({"model_dir": model, "tokenizer": "model", "vocab": 1000}).tok.max_id + 1
+    for more in ({"eot_token": end}, {"eot_token": {"__type": "AddedToken", "content": end}}, {"extra_special_tokens": {"eot_token": end}}):
+        assert ids("", **more)[0] == end, more
+    assert ids("", eot_token={"content": end})[0] == "" and ids("", {"special_tokens_map.json": {"eot_token": end}})[0] == end
+    assert ids("", {"special_tokens_map.json": {"eot_token": end}}, added_tokens_decoder={})[0] == ""
+    assert ids("<y><x>", extra_special_tokens=["<x>", "<y>"])[1] == [first + 1, first] == ids("<y><x>", additional_special_tokens=["<x>", "<y>"])[1]
+    assert ids("<x><y>", {"added_tokens.json": {"<y>": first, "<x>": first + 1}})[1] == [first + 1, first]
+    assert ids("<x><y>", {"added_tokens.json": {"<y>": first}}, pad_token="<x>")[1] == [first + 1, first]
+    said = megatrain("data", "prepare", ini_of(tmp, model, lines(os.path.join(tmp, "eot.jsonl"), [{"messages": CHAT}]), data__train_on="all")).stderr
+    assert "prints {{ eot_token }}, to which nothing gives a value" in said, said
+
+
+def a_text_that_begins_with_its_first_token_gets_no_second_one(tmp):
+    """One rule for what is trained, compared, sampled from and scored."""
+    model = model_of(tmp, "llama3")
+    e = Encoder({"model_dir": model, "tokenizer": "model", "vocab": 1000})
+    begin = e.tok.special["bos_token"]
+    for text in ("find", begin + "find"):
+        made = [prepare.ids_of(e, {"prompt": text}, False), e.around(e.tok.encode([text])[0], None)[0], e.request(text, " the")[0],
+                answers.encode(e, answers.Answers(text, [" a", " b"]))[0][0]]
+        assert all(list(ids[:2]) == [e.tok.bos, e.tok.encode(["find"])[0][0]] for ids in made), (text, made)
+
+
+def what_the_helper_reads_is_bounded(tmp):
+    """Nothing nested too deep, and no tokenizer that takes all memory, ends in more than one line."""
+    model, deep = model_of(tmp, "qwen2"), "[" * 100000 + "]" * 100000
+    data = lines(os.path.join(tmp, "deep.jsonl"), [{"messages": CHAT}])
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"):
+        path = os.path.join(model, name)
+        before = open(path).read() if os.path.exists(path) else None
+        for wrong, words in (('{"a": ' + deep + "}", "nested too deep"), ("[]", "must be a JSON object")):
+            open(path, "w").write(wrong)
+            settings = os.path.join(model, "tokenizer_config.json")
+            held = json.load(open(settings)) if name != "tokenizer_config.json" else {}
+            if "added_tokens_decoder" in held and name in ("special_tokens_map.json", "added_tokens.json"):
+                break  # not read then
+            fails(tmp, model, data, 3, name, words)
+        os.unlink(path) if before is None else open(path, "w").write(before)
+    for record in ({"messages": CHAT, "tools": deep}, {"messages": deep}, {"messages": [CHAT[1], {"role": "assistant", "tool_calls": deep}]},
+                   {"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": deep}]}):
+        fails(tmp, model, lines(os.path.join(tmp, "nested.jsonl"), [record]), 3, "nested.jsonl:1", "nested too deep")
+    for name, text in (("nested.jsonl", json.dumps({"messages": CHAT}) + "\n" + '{"messages": ' + deep + "}\n"), ("nested.json", '[{"messages": ' + deep + "}]")):
+        open(os.path.join(tmp, name), "w").write(text)
+        fails(tmp, model, os.path.join(tmp, name), 3, name)
+    path = os.path.join(model, "tokenizer.json")
+    tokens = json.load(open(path))
+    tokens["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}] * 12}
+    json.dump(tokens, open(path, "w"))
+    small = os.path.join(tmp, "small.py")  # the helper with less memory
+    open(small, "w").write(f"import runpy, sys\nsys.path.insert(0, {os.path.join(ROOT, 'scripts')!r})\nfrom megatrain_data import limits\n"
+                           f"limits.MEMORY = 100 << 20\nrunpy.run_path({os.path.join(ROOT, 'scripts', 'prepare_data.py')!r}, run_name='__main__')\n")
+    env = {"MEGATRAIN_DATA_HELPER": small}
+    fails(tmp, model, data, 3, "opening the tokenizer of", "more memory", env=env)
+    p = megatrain("-q", "sample", "--model", model, "--prompt", "find", expect=3, env=env)
+    assert p.stderr.count("\n") == 1 and "opening the tokenizer of" in p.stderr, p.stderr
+
+
 def a_template_is_a_file_only_if_its_name_is_not_built_in(tmp):
     """What lies in the working folder under the name of a template, or of the default, is not looked at."""
     model = model_of(tmp, "qwen2")
@@ -104,9 +262,16 @@ def what_is_trained_can_be_chosen(tmp):
     data = lines(os.path.join(tmp, "flags.jsonl"), [{"messages": flagged}])
     text = text_of(tmp, model, data)
     assert text.count("⟦") == 2 and "and the number?" in text.split("⟦")[1] and "⟦one<|im_end|>⟧" in text, text
-    flagged = [dict(m, weight=0) if m["content"] == "one" else m for m in CHAT]
-    text = text_of(tmp, model, lines(os.path.join(tmp, "flags.jsonl"), [{"messages": flagged}]))
-    assert "⟦the word is hot<|im_end|>⟧" in text and text.count("⟦") == 1
+    marked = lambda **mark: [dict(m, **mark) if m["content"] == "one" else m for m in CHAT]
+    marks = [{"weight": 0}, *({name: no} for name in ("loss", "trainable", "loss_mask", "training") for no in (False, 0))]
+    turn = lambda m: {"from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"]), "value": m["content"], **{k: v for k, v in m.items() if k not in ("role", "content")}}
+    text = text_of(tmp, model, lines(os.path.join(tmp, "flags.jsonl"), [{"messages": marked(**m)} for m in marks]))
+    assert text.count("⟦the word is hot<|im_end|>⟧") == text.count("⟦") == len(marks), text
+    text = text_of(tmp, model, lines(os.path.join(tmp, "flags.jsonl"), [{"conversations": [*map(turn, marked(**m))]} for m in marks]))
+    assert text.count("⟦the word is hot<|im_end|>⟧") == text.count("⟦") == len(marks), text
+    fails(tmp, model, lines(os.path.join(tmp, "flags.jsonl"), [{"messages": marked(loss=False, train=True)}]), 3, "flags.jsonl:1", '"loss": false')
+    said = megatrain("data", "prepare", ini_of(tmp, model, lines(os.path.join(tmp, "flags.jsonl"), [{"messages": marked(loss=2.5)}]))).stderr
+    assert '"loss" of message 4 has no effect' in said, said
 
 
 def text_that_looks_like_a_turn_is_not_trained(tmp):
@@ -201,6 +366,13 @@ def a_few_samples_without_trained_tokens_are_left_out(tmp):
     fails(tmp, model, cut, 3, "1 of 2", "cut.jsonl:2", "data.seq_len = 128 cuts 1 of them", **over)
     stats = json.loads(megatrain("-q", "data", "stats", ini_of(tmp, model, cut, **over), "--json").stdout)
     assert stats["untrained"] == 1 and stats["longest"] > 300, stats
+    model_says = {"messages": [*CHAT[1:2], {"role": "model", "content": "hot"}]}
+    fails(tmp, model, lines(os.path.join(tmp, "model.jsonl"), [model_says] * 9), 3, 'roles are "user", "model"', 'have the role "assistant"')
+    twice = {"messages": CHAT[:2] + CHAT[1:]}
+    refused = lines(os.path.join(tmp, "refused.jsonl"), [*[good] * 19, twice])
+    for _ in range(2):
+        p = megatrain("data", "prepare", ini_of(tmp, model_of(tmp, "mistral"), refused))
+        assert "19 samples" in p.stdout and "refused.jsonl:20: the chat template of" in p.stderr and "such samples are left out" in p.stderr, p.stderr
     off = {"messages": [dict(m, weight=0) if m["role"] == "assistant" else m for m in CHAT]}
     fails(tmp, model, lines(os.path.join(tmp, "off.jsonl"), [off] * 9), 3, "no sample has a token", "9 samples", "off.jsonl:1", '"weight"')
 
@@ -313,6 +485,9 @@ def generation_stops_at_the_models_eos_and_not_at_every_special_token(tmp):
 
 run_tests([tokens_and_masks_are_those_of_transformers, parts_of_type_text_are_joined_and_others_refused,
            a_message_that_the_template_drops_is_warned_of, special_tokens_in_messages_are_counted,
+           what_has_no_effect_is_told_as_long_as_that_is_so, calls_are_the_same_however_clients_write_them,
+           a_token_beyond_the_embedding_is_refused_only_where_it_is_used, tokens_and_names_beside_the_tokenizer_are_those_of_transformers,
+           a_text_that_begins_with_its_first_token_gets_no_second_one, what_the_helper_reads_is_bounded,
            a_template_is_a_file_only_if_its_name_is_not_built_in, what_is_trained_can_be_chosen,
            text_that_looks_like_a_turn_is_not_trained, a_text_has_one_bos_and_a_trained_eos,
            plain_text_is_cut_into_rows, bytes_take_chats_with_a_built_in_template,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of data through the binary: formats, columns, mixtures, the cache, what is shown, progress, errors. Runs in .venv-data."""
 import csv
+import datetime
+import decimal
 import gzip
 import json
 import os
@@ -63,6 +65,44 @@ def formats_and_files_of_one_conversation_agree(tmp):
         f.write_table(table)
     for end in (".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".parquet", ".arrow", "-file.arrow"):
         assert show(tmp, model, path(end)) == want, end
+
+
+def what_a_file_begins_with_tells_what_it_is(tmp):
+    """Byte order marks, arrays and lines under each other's names, UTF-16; by both readers."""
+    model, mark = model_of(tmp, "qwen2"), b"\xef\xbb\xbf"
+    path = lambda name: os.path.join(tmp, name)
+    for record, tokenizer in (({"messages": CHAT}, "model"), ({"prompt": "find", "completion": "the word"}, "byte"), ({"text": "find"}, "model")):
+        lined = b"".join(json.dumps(record).encode() + b"\n" for _ in range(3))
+        array = json.dumps([record] * 3, indent=1).encode()
+        open(path("want.jsonl"), "wb").write(lined)
+        want = show(tmp, model, path("want.jsonl"), data__tokenizer=tokenizer)
+        for name, text in (("a.json", mark + array), ("l.jsonl", mark + lined), ("lines.json", lined), ("array.jsonl", array), ("x.json", b"\n" + lined),
+                           ("y.jsonl", mark + b" \n" + array)):
+            open(path(name), "wb").write(text)
+            assert show(tmp, model, path(name), data__tokenizer=tokenizer) == want, (name, tokenizer)
+    assert "lines.json:2" in text_of(tmp, model, path("lines.json")) and "array.jsonl[1]" in text_of(tmp, model, path("array.jsonl"))
+    open(path("object.json"), "w").write(json.dumps({"data": [record]}, indent=1))
+    for tokenizer in ("model", "byte"):
+        for name, code in (("wide.jsonl", "utf-16"), ("wide.json", "utf-16-be"), ("wide.csv", "utf-16"), ("wide.txt", "utf-16-le")):
+            open(path(name), "wb").write(json.dumps(record).encode(code))
+            fails(tmp, model, path(name), 3, f"{name} is UTF-16", "iconv", data__tokenizer=tokenizer)
+        fails(tmp, model, path("object.json"), 3, "not a JSON array of samples, nor a JSON object a line", data__tokenizer=tokenizer)
+        open(path("plain.txt"), "wb").write(b"find the word " * 9)
+        want = show(tmp, model, path("plain.txt"), data__tokenizer=tokenizer, data__seq_len=128)
+        open(path("marked.txt"), "wb").write(mark + b"find the word " * 9)
+        assert show(tmp, model, path("marked.txt"), data__tokenizer=tokenizer, data__seq_len=128) == want
+
+
+def columns_are_what_json_would_have(tmp):
+    """Maps become objects; decimals numbers; dates and bytes text."""
+    strings = pa.map_(pa.string(), pa.string())
+    table = pa.table({"map": pa.array([[("a", "1")], []], strings), "deep": pa.array([[{"x": [("q", "r")]}], None], pa.list_(pa.struct([("x", strings)]))),
+                      "decimal": pa.array([decimal.Decimal("3.50"), decimal.Decimal("4.00")]), "bytes": pa.array([b"hi", None]),
+                      "time": pa.array([datetime.datetime(2020, 1, 2), None])})
+    pa.parquet.write_table(table, os.path.join(tmp, "kinds.parquet"))
+    (chunk, _), = sources.chunks(os.path.join(tmp, "kinds.parquet"))
+    assert [r for _, r in sources.records(chunk)[0]] == [
+        {"map": {"a": "1"}, "deep": [{"x": {"q": "r"}}], "decimal": 3.5, "bytes": "hi", "time": "2020-01-02T00:00:00"}, {"map": {}, "decimal": 4}]
 
 
 def extensions_have_any_case_and_tables_a_header(tmp):
@@ -136,7 +176,7 @@ def a_quick_try_takes_the_first_samples_of_each_file(tmp):
     for name, records, more in (("chat", chats, {}), ("text", texts, {"data__tokenizer": "byte"}),
                                 ("pairs", pairs, {"data__tokenizer": "byte", "preference__loss": "sigmoid", "train__batch_size": 2})):
         stats = lambda path, **o: {k: v for k, v in json.loads(megatrain("-q", "data", "stats", ini_of(
-            tmp, model, path, data__max_untrained=5, **more, **o), "--json").stdout).items() if k != "sources"}
+            tmp, model, path, data__max_untrained=5, **more, **o), "--json").stdout).items() if k not in ("sources", "notes")}
         path = lines(os.path.join(tmp, name + ".jsonl"), records)
         array = os.path.join(tmp, name + ".json")
         json.dump(records, open(array, "w"))
@@ -198,7 +238,7 @@ def any_number_of_processes_gives_the_same_shard(tmp):
             megatrain("-q", "data", "prepare", ini_of(tmp, model, path, data__cache_dir=cache, device__cpu_threads=n))
             shard, = [f for f in os.listdir(cache) if f.endswith(".tokens")]
             raw = open(os.path.join(cache, shard), "rb").read()
-            got.append(raw[:40] + raw[48:80] + raw[88:312] + raw[320:])  # not the source's hash and size, nor the header's sum
+            got.append(raw[:40] + raw[48:72] + raw[80:3368] + raw[3376:])  # not the source's hash and size, nor the header's sum
             shutil.rmtree(cache)
     assert len(got[0]) > 1 << 20 and all(g == got[0] for g in got)
 
@@ -457,7 +497,7 @@ def errors_name_the_place_and_the_mend(tmp):
     small = os.path.join(tmp, "small")
     shutil.copytree(os.path.join(FIXTURES, "qwen2"), small, dirs_exist_ok=True)
     write_model(small, config("llama", vocab_size=300))
-    bad(good, 3, "does not belong to the model", "300 rows", model=small)
+    bad(good, 3, "bad.jsonl:1", "vocab_size of 300", "the tokenizer of", model=small)
     bare = write_model(os.path.join(tmp, "bare"), config("llama", vocab_size=700))
     bad(good, 3, "tokenizer.json", "data.tokenizer", model=bare)
     shutil.copy(os.path.join(FIXTURES, "qwen2", "tokenizer.json"), bare)
@@ -498,7 +538,7 @@ def check_and_run_prepare_what_is_missing(tmp):
     assert cut.stdout == "find" + whole[:whole.index(whole[1:3])] + "\n", (cut.stdout, whole)
 
 
-run_tests([formats_and_files_of_one_conversation_agree, extensions_have_any_case_and_tables_a_header,
+run_tests([formats_and_files_of_one_conversation_agree, what_a_file_begins_with_tells_what_it_is, columns_are_what_json_would_have, extensions_have_any_case_and_tables_a_header,
            columns_that_a_row_does_not_have_are_absent, columns_have_the_names_that_files_give_them,
            a_quick_try_takes_the_first_samples_of_each_file, stats_are_printed_whatever_a_run_would_refuse,
            long_rows_of_a_table_come_a_few_at_once, any_number_of_processes_gives_the_same_shard,
