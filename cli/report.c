@@ -94,6 +94,31 @@ const char *cli_active_params(char *buf, size_t len, const struct mt_layout *l)
     return buf;
 }
 
+/* Warns where the data, as the steps divide them, give few updates, and says which step would give enough. */
+static void warn_of_few_steps(const struct mt_inputs *in, uint64_t rows)
+{
+    enum { FEW = 50, ENOUGH = 100 };
+    const struct mt_config *c = in->cfg;
+    uint64_t filled = mt_sampler_rows_per_epoch(in->sampler), len = (uint64_t)in->cfg->numerics.seq_len, steps = in->total_steps;
+    bool whole = filled < rows, by_rows = c->train.batch_size > 0;
+    if (!whole && (c->train.steps || steps >= FEW))
+        return;
+    uint64_t pass = MT_MAX(MT_MIN(filled, rows), UINT64_C(1)), better = MT_MAX(steps * pass / ENOUGH, UINT64_C(1));
+    char what[200], mend[120] = "";
+    if (whole)
+        snprintf(what, sizeof(what), "the data fill %llu of a step's %llu sequences of %llu tokens, so that each step is a whole pass over "
+                 "them, and the run has %llu", (unsigned long long)filled, (unsigned long long)rows, (unsigned long long)len,
+                 (unsigned long long)steps);
+    else
+        snprintf(what, sizeof(what), "the run has %llu updates, which may be too few to learn from its data", (unsigned long long)steps);
+    if (better < pass && !c->train.steps)
+        snprintf(mend, sizeof(mend), "set %s = %llu for %llu, or ", by_rows ? "train.batch_size" : "train.tokens_per_step",
+                 (unsigned long long)(by_rows ? better : better * len), (unsigned long long)(steps * pass / better));
+    else if (whole)
+        snprintf(mend, sizeof(mend), "lower %s, or ", by_rows ? "train.batch_size" : "train.tokens_per_step");
+    mt_warn("%s: for more of them %slower data.seq_len, or raise train.epochs", what, mend);
+}
+
 static void print_data(const struct mt_setup *s, const struct mt_inputs *in, const struct mt_numerics *n)
 {
     const struct mt_dataset_stats *d = mt_dataset_stats(in->data);
@@ -118,13 +143,7 @@ static void print_data(const struct mt_setup *s, const struct mt_inputs *in, con
     cli_say("Steps    %llu of %zu sequences in %zu micro-batches; %llu a pass over the data\n",
             (unsigned long long)in->total_steps, rows, micro,
             (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
-    uint64_t filled = mt_sampler_rows_per_epoch(in->sampler);
-    if (filled < rows)
-        mt_warn("the data fill %llu of a step's %zu sequences of %lld tokens, so that each step is a whole pass over them, and "
-                "the run has %llu: for more steps lower %s or data.seq_len, or raise train.epochs",
-                (unsigned long long)filled, rows, (long long)in->cfg->numerics.seq_len,
-                (unsigned long long)in->total_steps,
-                in->cfg->train.batch_size ? "train.batch_size" : "train.tokens_per_step");
+    warn_of_few_steps(in, rows);
 }
 
 /* Warns where the launcher keeps this process to less than half of the processors, as mpirun may. */

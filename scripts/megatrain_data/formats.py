@@ -53,6 +53,13 @@ def detect(record):
               "chat template) or prompt:..., completion:... (text as it stands), or set data.format")
 
 
+def other(record, name):
+    """The format by which a record with a preference can be trained on without one, or None."""
+    if name == "rated" and "prompt" in record:
+        return "prompt_completion"
+    return next((f for key, f in BY_KEY[:4] if name == "preference" and key in record), None)
+
+
 def renamed(record, columns):
     """The record with the names that formats have for its fields; columns: {field: the record's name}."""
     if not columns or not isinstance(record, dict):

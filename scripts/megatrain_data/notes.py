@@ -12,7 +12,7 @@ KINDS = {
     "unprinted": ("w", SHOW), "special": ("w", SHOW), "calls": ("w", PRINTS), "tools": ("w", PRINTS), "thoughts": ("w", PRINTS),
     "hollow": ("w", "the model learns to say nothing there; " + SHOW), "endless": ("w", "the model may not learn to stop"),
     "variables": ("w", ""), "undefined": ("w", "what it stands for is missing in the text"), "key": ("w", ""), "field": ("w", ""),
-    "file": ("w", ""), "dropped": ("i", ""), "roles": ("y", ""),
+    "file": ("w", ""), "dropped": ("i", ""), "roles": ("y", ""), "other": ("y", ""),
 }
 
 

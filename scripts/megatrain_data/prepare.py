@@ -92,7 +92,7 @@ class Chunker:
 
 
 def detect(path, columns):
-    """Detects the format from a file's first record."""
+    """(format, another one that would do, or None), from a file's first record."""
     for chunk, _ in sources.chunks(path):
         if chunk[0] == "objects":
             chunk = ("objects", chunk[1][:1])
@@ -106,7 +106,9 @@ def detect(path, columns):
             try:
                 if not isinstance(rows[0][1], dict):
                     raise Bad("a sample must be a JSON object")
-                return formats.detect(formats.renamed(rows[0][1], columns))
+                record = formats.renamed(rows[0][1], columns)
+                name = formats.detect(record)
+                return name, formats.other(record, name)
             except Bad as e:
                 raise DataError(f"{where(path, rows[0][0])}: {e}") from None
     raise DataError(f"the data files hold no samples: {path} is empty")
@@ -121,9 +123,10 @@ def place(path, at, column=None):
 
 
 def format_of(source):
+    """(format, entry of a dataset_info.json, a format that would do as well)."""
     entry = source.get("entry") or {}
     if sources.kind_of(source["path"]) == "plain":
-        return "plain text", entry
+        return "plain text", entry, None
     if entry:
         style = entry.get("formatting", "alpaca")
         if style not in ("alpaca", "sharegpt"):
@@ -132,9 +135,10 @@ def format_of(source):
             if entry.get(key) or (entry.get("columns") or {}).get(key):
                 raise DataError(f'dataset_info.json: "{key}" data are not supported')
         if entry.get("ranking"):
-            return "preference", entry
-        return "rated" if (entry.get("columns") or {}).get("kto_tag") else style, entry
-    return (detect(source["path"], source.get("columns")) if source["format"] == "auto" else source["format"]), entry
+            return "preference", entry, None
+        return "rated" if (entry.get("columns") or {}).get("kto_tag") else style, entry, None
+    name, other = detect(source["path"], source.get("columns")) if source["format"] == "auto" else (source["format"], None)
+    return name, entry, other
 
 
 def open_encoder(job, say):
@@ -156,7 +160,7 @@ class Preparation:
 
     def one(self, source):
         self.say({"event": "doing", "what": f"making tokens of {source['path']}"})
-        name, entry = format_of(source)
+        name, entry, other = format_of(source)
         if name in ("messages", "sharegpt", "alpaca", "prompt_completion", *answers.FORMATS):
             try:
                 self.encoder.templates()  # report its errors and find its markers before workers are started
@@ -164,6 +168,8 @@ class Preparation:
                 if name not in ("prompt_completion", *answers.FORMATS):
                     raise
         writer = shard.ShardWriter(source["out"], self.job["vocab"], int(source["hash"], 16))
+        if other:
+            writer.notes.add("other", other)
         workers = Workers(self.n_processes, Chunker(self.encoder, name, entry, source.get("columns")))
         try:
             self.stream(source, name, writer, workers, min(filter(None, (entry.get("num_samples"), source.get("most"))), default=None))

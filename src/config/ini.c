@@ -161,8 +161,10 @@ static int parse_line(struct parser *p, char *line)
         return 0;
     if (*s == '[')
         return open_section(p, s);
+    bool yaml = !strncmp(s, "- ", 2) || strstr(s, ": ") || s[strlen(s) - 1] == ':';
     if (!eq)
-        return complain(p, "neither [section] nor key = value: \"%.60s\"", s);
+        return complain(p, "neither [section] nor key = value: \"%.60s\"%s", s,
+                        yaml ? "; it looks like YAML: megatrain config init --model DIR writes a configuration to begin with" : "");
     *eq++ = 0;
     int rc = clean_value(p, &eq);
     if (!rc)

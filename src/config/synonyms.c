@@ -2,6 +2,7 @@
 #include "config/synonyms.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <strings.h>
 
 #include "base/mem.h"
@@ -86,6 +87,32 @@ static const struct {
     {"deepspeed", "there is no other engine to configure: [memory] says what is offloaded"},
     {"fsdp", "layers are divided by device.gpus; [memory] says what is offloaded"},
 };
+
+static const struct {
+    const char *key, *theirs, *here;
+} values[] = {
+    {"kind", "qlora", "lora, with model.base_dtype = nf4"},
+    {"kind", "rslora", "lora, with adapter.rslora = on"},
+    {"kind", "full", "none"},
+    {"base_dtype", "int8", "fp8, which has 8 bits, too"},
+    {"base_dtype", "4bit", "nf4"},
+    {"base_dtype", "fp4", "nf4"},
+    {"format", "chatml", "messages, with data.template = chatml"},
+    {"format", "openai", "messages"},
+    {"format", "chat_template", "messages"},
+    {"format", "dpo", "preference"},
+    {"format", "kto", "rated"},
+    {"format", "completion", "text, or prompt_completion"},
+    {"format", "instruction", "alpaca"},
+};
+
+const char *mt_value_synonym(const char *key, const char *value)
+{
+    for (size_t i = 0; i < MT_ARRAY_LEN(values); i++)
+        if (!strcmp(values[i].key, key) && !strcasecmp(values[i].theirs, value))
+            return values[i].here;
+    return NULL;
+}
 
 const char *mt_key_synonym(const char *name, char *buf, unsigned long len)
 {

@@ -8,5 +8,7 @@
  * the name is not known. The text is static, or in buf.
  */
 const char *mt_key_synonym(const char *name, char *buf, unsigned long len);
+/** What a value that another trainer has for such a key is here: "lora, with model.base_dtype = nf4". NULL: it is not known. */
+const char *mt_value_synonym(const char *key, const char *value);
 
 #endif

@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "base/units.h"
 #include "config/schema.h"
+#include "config/synonyms.h"
 #include "optim/optimizer.h"
 
 enum { MAX_NAME = 40 }; /* characters, of an item of MT_KEY_NAMED_PATHS: it is part of columns' and measures' names */
@@ -158,9 +159,10 @@ static int parse_list(const char *text, struct mt_cfg_list *out, char *buf, size
 
 static int parse_choice(const struct mt_key *key, const char *text, int *out, char *buf, size_t len)
 {
-    if (!in_list(key->choices, text, out))
-        return fail(buf, len, "must be one of %s", key->choices);
-    return 0;
+    if (in_list(key->choices, text, out))
+        return 0;
+    const char *here = mt_value_synonym(key->name, text);
+    return fail(buf, len, "must be one of %s%s%s", key->choices, here ? "; what others call so is " : "", here ? here : "");
 }
 
 static int parse_interval(const char *text, struct mt_cfg_interval *out, char *buf, size_t len)

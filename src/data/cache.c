@@ -386,12 +386,8 @@ int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_so
     struct wanted *want = mt_calloc(l->n, sizeof(*want));
     int fd = -1, rc = want ? 0 : mt_fail_nomem(err, "the cache", l->n * sizeof(*want));
     for (size_t i = 0; i < l->n && !rc; i++) {
-        if (mt_is_dir(l->items[i].path))
-            rc = mt_fail(err, MT_ERR_INPUT, -EISDIR, "cannot open data file %s: it is a folder",
-                         l->items[i].path);
-        want[i].helper = !rc && mt_source_needs_helper(&l->items[i], p->format, p->tokenizer);
-        if (!rc)
-            rc = hash_source(&want[i], &l->items[i], p, err);
+        want[i].helper = mt_source_needs_helper(&l->items[i], p->format, p->tokenizer);
+        rc = hash_source(&want[i], &l->items[i], p, err);
         mt_path_printf(want[i].path, sizeof(want[i].path), "%s/%016llx.tokens", p->cache_dir,
                  (unsigned long long)want[i].hash);
     }

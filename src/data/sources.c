@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "data/sources.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <stdio.h>
@@ -17,9 +18,40 @@
 
 static const char INFO[] = "dataset_info.json";
 
+/* What `datasets` writes beside the .arrow files of a set: it has no samples. */
+static bool is_of_datasets(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    return !strcmp(name, INFO) || !strcmp(name, "state.json") || !strcmp(name, "dataset_dict.json");
+}
+
+/* Says by which pattern the files of a folder are named: those of the kind that it has most of. */
+static int is_folder(const struct mt_source_list *l, const char *path, struct mt_err *err)
+{
+    static const char *const kinds[] = {"jsonl", "json", "parquet", "arrow", "csv", "tsv", "ndjson", "txt", "jsonl.gz", "json.gz",
+                                        "jsonl.zst"};
+    size_t n[MT_ARRAY_LEN(kinds)] = {0}, most = 0;
+    DIR *dir = opendir(path);
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        for (size_t i = 0; i < MT_ARRAY_LEN(kinds); i++) {
+            char end[16];
+            snprintf(end, sizeof(end), ".%s", kinds[i]);
+            n[i] += mt_path_has_extension(e->d_name, end) && !is_of_datasets(e->d_name);
+        }
+    if (dir)
+        closedir(dir);
+    for (size_t i = 1; i < MT_ARRAY_LEN(kinds); i++)
+        most = n[i] > n[most] ? i : most;
+    return n[most] ? mt_fail(err, MT_ERR_INPUT, -EISDIR, "%s: %s is a folder: name its files, %s/*.%s", l->key, path, path, kinds[most])
+                   : mt_fail(err, MT_ERR_INPUT, -EISDIR, "%s: %s is a folder, without data files right in it: name files, such as %s/*/*.jsonl",
+                             l->key, path, path);
+}
+
 static int add(struct mt_source_list *l, const char *path, double weight, const char *entry,
                struct mt_err *err)
 {
+    if (mt_is_dir(path))
+        return is_folder(l, path, err);
     if (!mt_grow(&l->items, &l->cap, l->n + 1, sizeof(*l->items)))
         return mt_fail_nomem(err, "the list of data files", l->n * sizeof(*l->items));
     struct mt_source_file f = {strdup(path), weight, entry ? strdup(entry) : NULL, NULL};
@@ -35,8 +67,12 @@ static int add_matches(struct mt_source_list *l, const char *pattern, double wei
     if (rc)
         rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: no file matches \"%s\"; a data set of the Hugging Face cache is "
                      MT_HUB_ADDRESS "datasets/ORG/NAME, other names are paths", l->key, pattern);
+    bool arrow = false;
     for (size_t i = 0; !rc && i < g.gl_pathc; i++)
-        rc = add(l, g.gl_pathv[i], weight, entry, err);
+        arrow |= mt_path_has_extension(g.gl_pathv[i], ".arrow");
+    for (size_t i = 0; !rc && i < g.gl_pathc; i++)
+        if (!arrow || !is_of_datasets(g.gl_pathv[i]))
+            rc = add(l, g.gl_pathv[i], weight, entry, err);
     globfree(&g);
     return rc;
 }
@@ -72,6 +108,10 @@ static int add_info(struct mt_source_list *l, const char *info, const char *name
     cJSON *root = NULL;
     bool found = false;
     int rc = mt_json_read_file(&root, info, MT_ERR_INPUT, err);
+    const cJSON *features = rc || name ? NULL : mt_json_get(root, "features");
+    if (features && !mt_json_get(features, "file_name"))
+        rc = mt_fail(err, MT_ERR_INPUT, -ENOTSUP, "%s describes a folder that `datasets` saved, and lists no files: name them, %.*s*.arrow",
+                     info, (int)(strlen(info) - strlen(INFO)), info);
     for (const cJSON *e = rc ? NULL : root->child; e && !rc; e = e->next)
         if (cJSON_IsObject(e) && (!name || !strcmp(e->string, name))) {
             found = true;

@@ -61,8 +61,9 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     mt_stored_module(own, b->l, t);
     item = mt_adapter_match(&s->targets, module);
     if (item && !served)
-        refuse(b, "adapter.targets: \"%s\" also matches %s, which cannot have an adapter%s: use more specific names",
-               item->name, module, why ? why : "");
+        refuse(b, "adapter.targets: \"%s\" also matches %s, which cannot have an adapter%s: %s", item->name, module, why ? why : "",
+               part->layer < 0 ? "to train all of it put it in adapter.train_also, else use more specific names"
+                               : "use more specific names");
     /* all-linear leaves out what PEFT has no DoRA for: the MLPs of a mixture */
     bool linear = usual && part->layer >= 0 && t->expert < 0 && !(s->dora && mt_peft_wraps_parameter(b->l, own));
     for (size_t i = 0; !item && linear && i < s->targets.n; i++)

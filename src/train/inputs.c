@@ -183,6 +183,10 @@ static int check_answers(const struct mt_inputs *in, const mt_dataset *d, struct
     bool want = mt_objective_of(&in->numerics)->answers, are = d && mt_dataset_stats(d)->answers;
     if (!d || want == are)
         return 0;
+    const struct mt_note *other = d ? mt_notes_find(mt_dataset_notes(d), "other") : NULL;
+    if (are && other)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: set data.format = %s to train on what its samples have of that; their answers "
+                       "with a preference are trained by [preference] loss, which is %s", other->path, other->text, loss);
     if (are)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: answers with a preference are trained by [preference] loss, which is %s: "
                        "set it to sigmoid, say", mt_dataset_source(d, 0)->path, loss);

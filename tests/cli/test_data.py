@@ -351,6 +351,11 @@ def data_that_do_not_fill_a_step_are_warned_of(tmp):
     few = said(train__batch_size=16)
     assert "fill 8 of a step's 16 sequences" in few and "lower train.batch_size" in few, few
     assert "of a step's" not in said(train__batch_size=8)
+    plain = lambda n, **over: said(train__steps=0, train__epochs=n, **over)
+    assert "has 20 updates" in (few := plain(10, train__batch_size=4)) and "set train.batch_size = 1 for 80" in few, few
+    assert "set train.tokens_per_step = 4096 for 104" in (few := plain(12.5, train__batch_size=0, train__tokens_per_step=32768)), few
+    assert "set train.tokens_per_step = 8192 for 100" in (few := plain(25, train__batch_size=0, train__tokens_per_step=65536)), few
+    assert "updates" not in plain(25, train__batch_size=4) and "updates" not in said(train__batch_size=4)
 
 
 def a_few_samples_without_trained_tokens_are_left_out(tmp):

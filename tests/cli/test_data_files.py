@@ -385,6 +385,36 @@ def weights_and_dataset_info_choose_what_an_epoch_has(tmp):
     fails(tmp, model, f"{path}#c", 3, "images", data__train=write_images(tmp))
 
 
+def folders_and_other_formats_are_named_by_what_would_do(tmp):
+    model, folder = model_of(tmp, "qwen2"), os.path.join(tmp, "saved")
+    os.makedirs(os.path.join(folder, "empty"))
+    with pa.ipc.new_stream(os.path.join(folder, "data-00000-of-00001.arrow"), (table := pa.Table.from_pylist([{"messages": CHAT}] * 3)).schema) as f:
+        f.write_table(table)
+    json.dump({"features": {"messages": [{"role": {"dtype": "string"}}]}, "splits": {}}, open(os.path.join(folder, "dataset_info.json"), "w"))
+    json.dump({"_data_files": []}, open(os.path.join(folder, "state.json"), "w"))
+    lines(os.path.join(folder, "empty", "x.md"), [])
+    fails(tmp, model, folder, 3, f"data.train: {folder} is a folder: name its files, {folder}/*.arrow")
+    fails(tmp, model, os.path.join(folder, "empty"), 3, "is a folder, without data files")
+    fails(tmp, model, os.path.join(folder, "dataset_info.json"), 3, "lists no files", f"{folder}/*.arrow")
+    os.rename(os.path.join(folder, "empty"), os.path.join(tmp, "elsewhere"))
+    assert len(show(tmp, model, folder + "/*")) == 3
+    pair = {"prompt": "find", "messages": CHAT, "chosen": CHAT, "rejected": CHAT[:-1] + [dict(CHAT[-1], content="two")]}
+    fails(tmp, model, lines(os.path.join(tmp, "both.jsonl"), [pair]), 2, "both.jsonl: set data.format = messages", "preference")
+    assert len(show(tmp, model, os.path.join(tmp, "both.jsonl"), data__format="messages")) == 1
+    fails(tmp, model, lines(os.path.join(tmp, "label.jsonl"), [{"prompt": "find", "completion": "it", "label": True}]), 2, "data.format = prompt_completion")
+    plain = os.path.join(tmp, "plain.jinja")  # whose end is no token of the tokenizer
+    open(plain, "w").write("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|zzz|>{% endfor %}")
+    said = megatrain("data", "prepare", ini_of(tmp, model, lines(os.path.join(tmp, "end.jsonl"), [{"messages": CHAT}]), data__template=plain)).stderr
+    assert "ends turns with <|zzz|>, which is no token of the tokenizer, but" in said, said
+    settings = json.load(open(os.path.join(model, "tokenizer_config.json")))
+    json.dump({"chat_template": settings.pop("chat_template")}, open(os.path.join(model, "chat_template.json"), "w"))
+    want = show(tmp, model, os.path.join(tmp, "end.jsonl"))
+    json.dump(settings, open(os.path.join(model, "tokenizer_config.json"), "w"))
+    assert show(tmp, model, os.path.join(tmp, "end.jsonl")) == want
+    assert "trained, and so in 1 more sample" in megatrain("data", "prepare", ini_of(tmp, model_of(tmp, "llama3"), lines(
+        os.path.join(tmp, "wiki.jsonl"), [{"text": "find"}, {"text": ""}, {"text": ""}]))).stderr
+
+
 def write_images(tmp):
     os.makedirs(os.path.join(tmp, "images"), exist_ok=True)
     lines(os.path.join(tmp, "images", "a.jsonl"), [{"messages": CHAT}])
@@ -544,7 +574,7 @@ run_tests([formats_and_files_of_one_conversation_agree, what_a_file_begins_with_
            long_rows_of_a_table_come_a_few_at_once, any_number_of_processes_gives_the_same_shard,
            the_cache_follows_contents_and_settings, a_run_goes_on_although_the_helper_has_changed,
            a_preparation_that_is_killed_leaves_nothing_half_done, data_sets_of_the_hub_cache_have_addresses,
-           weights_and_dataset_info_choose_what_an_epoch_has,
+           weights_and_dataset_info_choose_what_an_epoch_has, folders_and_other_formats_are_named_by_what_would_do,
            samples_show_in_colour_in_brackets_and_as_a_page, progress_is_one_line_on_a_terminal_and_rare_elsewhere,
            errors_name_the_place_and_the_mend, check_and_run_prepare_what_is_missing],
           first=[formats_and_files_of_one_conversation_agree, columns_have_the_names_that_files_give_them,

@@ -112,6 +112,8 @@ static void every_error_has_its_line_and_reason(void **state)
         {"[train\nsteps = 1\n", {"run.ini:1", "a section must be [name]"}},
         {"[train] x\nsteps = 1\n", {"run.ini:1", "a section must be [name]"}},
         {"[train]\nsteps\n", {"run.ini:2", "neither [section] nor key = value"}},
+        {"base_model: x\nlora_r: 8\n", {"run.ini:1", "looks like YAML", "config init"}},
+        {"[adapter]\nkind = qlora\n", {"run.ini:2", "none|lora|dora", "what others call so is lora, with model.base_dtype = nf4"}},
         {"[model]\npath = \"abc\n", {"run.ini:2", "quote that is not closed"}},
         {"[model]\npath = \"abc\" def\n", {"run.ini:2", "text after a closing quote"}},
         {"[model]\npath = ${MT_TEST_NO_SUCH}\n", {"run.ini:2", "MT_TEST_NO_SUCH is not set", "${MT_TEST_NO_SUCH:-value}"}},

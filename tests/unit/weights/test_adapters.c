@@ -150,7 +150,7 @@ static void what_cannot_be_is_refused_by_name(void **state)
     } bad[] = {
         {MODEL(""), "qproj", NULL, "\"qproj\" matches nothing"},
         {MODEL(""), "*_proj", "down_proj", "mlp.down_proj is matched by both adapter.targets and adapter.train_also"},
-        {MODEL(""), "model.*", NULL, "also matches model.embed_tokens, which cannot have an adapter"},
+        {MODEL(""), "model.*", NULL, "also matches model.embed_tokens, which cannot have an adapter: to train all of it put it in adapter.train_also"},
         {MODEL(", \"tie_word_embeddings\": true"), "lm_head", NULL, "not supported with tied embeddings"},
         {MODEL(", \"tie_word_embeddings\": true"), "q_proj", "lm_head", "shares with embed_tokens: name both"},
         {MODEL(", \"tie_word_embeddings\": true"), "q_proj", "embed_tokens", "shares with lm_head: name both"},
