@@ -99,7 +99,8 @@ static void warn_of_few_steps(const struct mt_inputs *in, uint64_t rows)
 {
     enum { FEW = 50, ENOUGH = 100 };
     const struct mt_config *c = in->cfg;
-    uint64_t filled = mt_sampler_rows_per_epoch(in->sampler), len = (uint64_t)in->cfg->numerics.seq_len, steps = in->total_steps;
+    uint64_t filled = mt_sampler_rows_per_epoch(in->sampler), steps = in->total_steps;
+    uint64_t len = (uint64_t)c->numerics.seq_len;
     bool whole = filled < rows, by_rows = c->train.batch_size > 0;
     if (!whole && (c->train.steps || steps >= FEW))
         return;

@@ -29,7 +29,7 @@ def fail(message, kind):
 
 
 def main():
-    job = json.load(sys.stdin)
+    text = sys.stdin.read()
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     if sys.prefix == sys.base_prefix and site.check_enableusersite() is not None and not os.environ.get("PYTHONNOUSERSITE"):
         site.addsitedir(site.getusersitepackages())  # what `pip install --user` puts there: -I leaves it out
@@ -38,9 +38,11 @@ def main():
             fail(f"Python module {name} is missing in {sys.executable}", "environment")
     from megatrain_data import errors, prepare
     try:
-        prepare.run(job, say)
+        prepare.run(errors.parse_json(text), say)
     except errors.DataError as e:
         fail(str(e), e.kind)
+    except RecursionError:
+        fail("what the data helper reads is nested too deep", "input")
     except BrokenPipeError:
         sys.exit(1)
     except OSError as e:

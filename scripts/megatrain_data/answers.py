@@ -134,7 +134,7 @@ def encode(encoder, sample, odd=None, index=0):
     return out
 
 
-def pack(at_rows, encoded, places, odd):
+def pack(at_rows, encoded, places, odd, rendered):
     """Joins the items of a chunk, without those of equal answers and those without a trained token."""
     kept, at, untrained, equal = [], [], [], []
     for place, item in zip(at_rows, encoded):
@@ -151,4 +151,5 @@ def pack(at_rows, encoded, places, odd):
     masks = np.concatenate([m for _, m in kept]) if kept else np.zeros(0, bool)
     lengths = np.array([len(i) for i, _ in kept], dtype=np.int64)
     return ids, np.packbits(masks), lengths, np.array(at, dtype=np.int64), places, {
-        "untrained": untrained, "equal": equal, "trained": int(np.count_nonzero(masks)), "odd": odd}
+        "untrained": untrained, "equal": equal, "trained": int(np.count_nonzero(masks)), "odd": odd,
+        "rendered": rendered}

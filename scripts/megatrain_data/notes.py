@@ -47,7 +47,7 @@ class Notes:
     def packed(self):
         """A line each: level, key, number of samples, place, text, mend; tabs between them. As many as there is room for."""
         out = b""
-        for key, (n, place, text) in sorted(self.by_key.items(), key=lambda item: list(KINDS).index(item[0].partition(":")[0])):
+        for key, (n, place, text) in sorted(self.by_key.items(), key=lambda item: (list(KINDS).index(item[0].partition(":")[0]), item[0])):
             level, mend = KINDS[key.partition(":")[0]]
             line = "\t".join([level, shown(key)[:40], str(n), place, shown(text), mend]).encode(errors="replace") + b"\n"
             if len(out) + len(line) < BYTES:

@@ -15,7 +15,6 @@ from .progress import Progress
 from .work import WorkerDied, Workers
 
 MARKER = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")  # what is written as a special token is
-CHAT_FORMATS = ("messages", "sharegpt", "alpaca")
 
 
 class Chunker:
@@ -42,6 +41,8 @@ class Chunker:
                 made = convert(formats.renamed(record, self.columns), self.format, self.entry)
             except Bad as e:
                 raise SampleError(place - base, str(e)) from None
+            except RecursionError:
+                raise SampleError(place - base, "nested too deep") from None
             samples += made if isinstance(made, list) else [made]
             at += [place] * (len(made) if isinstance(made, list) else 1)
         try:
@@ -51,7 +52,8 @@ class Chunker:
             raise SampleError(at[index] - base, message) from None
         if self.format not in answers.FORMATS:
             return self._pack(samples, encoded, at, places, odd)
-        return answers.pack(at, encoded, places, self._places(odd, at))
+        rendered = any(not isinstance(s.prompt, str) for s in samples)
+        return answers.pack(at, encoded, places, self._places(odd, at), rendered)
 
     @staticmethod
     def _places(odd, at):
@@ -75,7 +77,8 @@ class Chunker:
         if kept and self.format not in ("input_ids", "requests"):
             self._note_ends(all_ids, all_masks, np.cumsum(lengths) - lengths, kept, odd)
         return all_ids, np.packbits(all_masks), lengths, np.array([at[k] for k in kept], dtype=np.int64), places, {
-            "untrained": [at[k] for k in left], "trained": sum(trained), "odd": self._places(odd, at)}
+            "untrained": [at[k] for k in left], "trained": sum(trained), "odd": self._places(odd, at),
+            "rendered": any(isinstance(s, Chat) for s in samples)}
 
     def _note_ends(self, ids, mask, starts, kept, odd):
         """Notes samples that train no token that ends a turn, and those of which a turn has nothing but its end trained."""
@@ -191,7 +194,7 @@ class Preparation:
         return ids, bits, lengths, at, {**more, "odd": odd}
 
     def stream(self, source, name, w, workers, limit):
-        path, t0, base, first = source["path"], time.monotonic(), 0, True
+        path, t0, base, first, rendered = source["path"], time.monotonic(), 0, True, False
         size = max(os.path.getsize(path), 1)
         flat, items = name == "plain text", name in answers.FORMATS
         limit = limit and limit * (2 if items else 1)
@@ -216,6 +219,7 @@ class Preparation:
                 if items and len(lengths):  # the length of an item is what a row must hold
                     w.max_len = max(w.max_len, int((lengths[0::2] + lengths[1::2]).max()))
                 w.n_equal += len(more.get("equal", []))
+                rendered |= more.get("rendered", False)
                 w.n_trained += more.get("trained", len(ids))
                 for p in more.get("untrained", []):
                     w.n_untrained += 1
@@ -243,8 +247,9 @@ class Preparation:
         if not w.n_samples and not w.n_untrained and not w.n_equal:
             raise DataError(f"the data files hold no samples: {path}")
         self.progress.pass_file(w)
-        if name in CHAT_FORMATS:
-            self.note_template(w.notes)
+        if rendered:
+            with limits.bounded("tokenizing the end of a turn"):
+                self.note_template(w.notes)
         w.commit(name, shard.LINES if lines else shard.INDICES, shard.PLAIN_TEXT if flat else shard.ANSWERS if items else 0)
         self.say({"event": "source", "path": path, "format": name, "samples": w.n_samples // (2 if items else 1), "tokens": w.n_tokens,
                   "seconds": time.monotonic() - t0})
@@ -306,8 +311,7 @@ def ids_of(e, record, chat):
     if messages is None:
         ids = e.tok.encode([text])[0]
         return np.concatenate([np.array(e.begun(ids), np.uint32), ids])
-    with limits.bounded("rendering the prompt"):
-        _, r = e.render(formats.chat(messages, record), prompt=True)
+    _, r = e.render(formats.chat(messages, record), prompt=True)
     ids = e.tok.encode([r.text])[0]
     return np.concatenate([np.array(e.begun(ids), np.uint32), ids]) if e.tok.bytes else ids
 
@@ -316,9 +320,11 @@ def encode(job, say):
     """Converts prompts to ids; "chat": texts are the user's turn of a conversation."""
     e = open_encoder(job, say)
     chat = job.get("chat")
+    say({"event": "doing", "what": "turning prompts into tokens"})
     for k, record in enumerate(job["prompts"]):
         try:
-            ids = ids_of(e, record, chat)
+            with limits.bounded("turning a prompt into tokens"):
+                ids = ids_of(e, record, chat)
         except Bad as bad:
             place = record.get("place")
             raise DataError(f"{place}: {bad}" if place else str(bad)) from None
@@ -330,13 +336,15 @@ def encode(job, say):
 def decode(job, say):
     """Says each sample's text in pieces, each trained or not."""
     e = open_encoder(job, say)
+    say({"event": "doing", "what": "turning tokens into text"})
     for k, s in enumerate(job["samples"]):
         ids, mask, pieces, text = s["ids"], s["mask"], [], ""
-        for i in range(len(ids)):
-            if i + 1 == len(ids) or mask[i + 1] != mask[i]:
-                whole = e.tok.decode(ids[:i + 1])
-                pieces.append([whole[len(text):].replace("\0", "\u2400"), bool(mask[i])])  # a zero would end it for the reader
-                text = whole
+        with limits.bounded("turning tokens into text"):
+            for i in range(len(ids)):
+                if i + 1 == len(ids) or mask[i + 1] != mask[i]:
+                    whole = e.tok.decode(ids[:i + 1])
+                    pieces.append([whole[len(text):].replace("\0", "\u2400"), bool(mask[i])])  # a zero would end it for the reader
+                    text = whole
         say({"event": "pieces", "sample": k, "pieces": pieces})
 
 

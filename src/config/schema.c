@@ -90,8 +90,8 @@ static const struct mt_key keys[] = {
      NULL, "What to do with samples longer than seq_len. truncate keeps their beginning; of chosen and rejected answers that of "
      "each, seq_len / 2. split does not go with preferences."},
     {"data", "max_untrained", MT_OUTPUT, MT_KEY_AMOUNT, AT(data.max_untrained), "1%", NULL, 0, 1e15, NULL,
-     "Refuse data of which more samples than this, or a larger share, have no token to train on. Fewer are left out; three "
-     "always may be, if they are at most a tenth."},
+     "Refuse data of which more samples than this, or a larger share, have no token to train on, or are refused by the chat template. "
+     "Fewer are left out; three always may be, if they are at most a tenth."},
     {"data", "shuffle", MT_NUMERICS, MT_KEY_BOOL, AT(data.shuffle), "on", NULL, ANY, NULL,
      "Visit rows in another random order each epoch."},
     {"data", "cache_dir", MT_OUTPUT, MT_KEY_PATH, AT(data.cache_dir), "auto", NULL, ANY, NULL,

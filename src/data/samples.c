@@ -277,8 +277,8 @@ static int read_array(struct mt_sample_reader *r, const char *path, struct mt_er
 }
 
 /* The file is one text, however long; rows are cut from it later. */
-static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, char first, struct mt_read_progress *progress,
-                      struct mt_err *err)
+static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, char first,
+                      struct mt_read_progress *progress, struct mt_err *err)
 {
     unsigned char buf[4096];
     uint32_t ids[sizeof(buf)];
@@ -307,8 +307,8 @@ static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, cha
 }
 
 /*
- * Skips a byte order mark. *first: the first character that is no white space; *object: it begins a line that ends as an object does.
- * -EILSEQ: the file is UTF-16, of which half of the bytes are zero.
+ * Skips a byte order mark. *first: the first character that is no white space; *object: it begins a line that ends as
+ * an object does. -EILSEQ: the file is UTF-16, of which half of the bytes are zero.
  */
 static int begin(FILE *f, const char *path, char *first, bool *object, struct mt_err *err)
 {
