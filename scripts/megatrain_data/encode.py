@@ -259,8 +259,8 @@ class Encoder:
                     "template had put it there")
         for name in chat.variables:
             if not t.reads(name) or name in ("messages", "add_generation_prompt"):
-                odd.add("variables:" + name, index, f'the template argument "{name}" has no effect: {t.name} does not read it, or it is '
-                        "given by this program")
+                why = "this program gives it itself" if t.reads(name) else f"{t.name} does not read it"
+                odd.add("variables:" + name, index, f'the template argument "{name}" has no effect: {why}')
         for name in t.bare - set(t.special) - set(chat.variables):
             odd.add("undefined:" + name, index, f"{t.name} prints {{{{ {name} }}}}, to which nothing gives a value")
         for name in chat.fields:
@@ -271,8 +271,9 @@ class Encoder:
                 value = m[key]
                 if value not in ("", [], {}) and not t.reads(key) and not (key in formats.MARKS and value in (0, 1)) \
                         and not (key == "name" and m["role"] == "tool"):
-                    odd.add("key:" + key, index, f'"{key}" of message {i} has no effect: it is no key of messages, and {t.name} does '
-                            "not read it")
+                    why = ("as a mark of what is trained it must be true, false, 0 or 1" if key in formats.MARKS else
+                           f"it is no key of messages, and {t.name} does not read it")
+                    odd.add("key:" + key, index, f'"{key}" of message {i} has no effect: {why}')
 
     def chat_text(self, chat, odd=None, index=0):
         """The text of a conversation, and the spans of it that are trained."""
