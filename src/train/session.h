@@ -39,7 +39,7 @@ const uint64_t *mt_session_base_sums(struct mt_session *s, size_t learner);
  * them. -EBADMSG: what was found cannot be mended.
  */
 int mt_session_guard(struct mt_session *s, struct mt_err *err);
-/** The same at once, of all that is frozen: before the last save. */
+/** The same at once, of all that is frozen: before the last save. A warning, if there is no memory for that. */
 int mt_session_check_frozen(struct mt_session *s, struct mt_err *err);
 /**
  * Before a save: the model's weights have been read a second time. -EBADMSG: they were not as first. `waits`: until that is
