@@ -81,17 +81,26 @@ size_t mt_axis_ticks(const struct mt_axis *a, double *ticks, size_t max)
     return n;
 }
 
-const char *mt_axis_label(char *buf, size_t len, double v)
+double mt_axis_alike(const struct mt_axis *a, const double *ticks, size_t n)
 {
-    double m = fabs(v);
-    int exponent = m > 0 ? (int)floor(log10(m) + 1e-9) : 0;
-    if (m > 0 && exponent < -2) /* 1.5e-3 */
+    double v = n ? ticks[0] : 0;
+    for (size_t i = 1; i < n; i++)
+        if ((fabs(ticks[i]) > fabs(v)) != a->log)
+            v = ticks[i];
+    return v;
+}
+
+const char *mt_axis_label(char *buf, size_t len, double v, double alike)
+{
+    double m = fabs(alike), of = fabs(v);
+    int exponent = of > 0 ? (int)floor(log10(of) + 1e-9) : 0;
+    if (m > 0 && m < 0.01 * (1 - 1e-9) && of > 0 && of < 1) /* 1.5e-3 */
         snprintf(buf, len, "%.3ge%d", v * pow(10, -exponent), exponent);
-    else if (m >= 1e9)
+    else if (of > 0 && m >= 1e9)
         snprintf(buf, len, "%.3gG", v * 1e-9);
-    else if (m >= 1e6)
+    else if (of > 0 && m >= 1e6)
         snprintf(buf, len, "%.3gM", v * 1e-6);
-    else if (m >= 1e4)
+    else if (of > 0 && m >= 1e4)
         snprintf(buf, len, "%.3gk", v * 1e-3);
     else
         snprintf(buf, len, "%.4g", v);
@@ -147,18 +156,20 @@ void mt_svg_frame(struct mt_str *out, const struct mt_axis *x, const struct mt_a
     double ticks[24];
     char label[32];
     size_t n = mt_axis_ticks(y, ticks, 24);
+    double alike = mt_axis_alike(y, ticks, n);
     for (size_t i = 0; i < n; i++) {
         double at = mt_axis_at(y, ticks[i]);
         mt_str_printf(out, "<line class=\"mt-grid\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>\n", x->from,
                       x->to, at, at);
-        mt_svg_text(out, x->from - 6, at + 4, "mt-tick", "end", mt_axis_label(label, sizeof(label), ticks[i]));
+        mt_svg_text(out, x->from - 6, at + 4, "mt-tick", "end", mt_axis_label(label, sizeof(label), ticks[i], alike));
     }
     n = mt_axis_ticks(x, ticks, 24);
+    alike = mt_axis_alike(x, ticks, n);
     for (size_t i = 0; i < n; i++) {
         double at = mt_axis_at(x, ticks[i]);
         mt_str_printf(out, "<line class=\"mt-grid\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>\n", at, at,
                       y->to, y->from);
-        mt_svg_text(out, at, y->from + 16, "mt-tick", "middle", mt_axis_label(label, sizeof(label), ticks[i]));
+        mt_svg_text(out, at, y->from + 16, "mt-tick", "middle", mt_axis_label(label, sizeof(label), ticks[i], alike));
     }
     mt_svg_text(out, (x->from + x->to) / 2, y->from + 34, "mt-label", "middle", x_label);
     mt_str_printf(out, "<text class=\"mt-label\" text-anchor=\"middle\" transform=\"translate(%.1f,%.1f) rotate(-90)\">",

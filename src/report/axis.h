@@ -18,8 +18,10 @@ double mt_axis_at(const struct mt_axis *a, double v);
 bool mt_axis_shows(const struct mt_axis *a, double v);
 /** Fills in round values between the ends; returns their number, at most `max`. */
 size_t mt_axis_ticks(const struct mt_axis *a, double *ticks, size_t max);
-/** "12k", "1e-05", "0.25". */
-const char *mt_axis_label(char *buf, size_t len, double v);
+/** "12k", "1e-5", "0.25": in the form that suits `alike`, so that the labels of an axis are written alike. */
+const char *mt_axis_label(char *buf, size_t len, double v, double alike);
+/** The tick whose form suits all: of a logarithmic axis the smallest, else the largest. */
+double mt_axis_alike(const struct mt_axis *a, const double *ticks, size_t n);
 
 enum { MT_CHART_W = 640, MT_CHART_H = 300, MT_CHART_LEFT = 64, MT_CHART_RIGHT = 16, MT_CHART_TOP = 34,
        MT_CHART_BOTTOM = 44 };

@@ -56,7 +56,7 @@ void mt_chart_heat_map(struct mt_str *out, const struct mt_heat_map *m)
                               x + w / 2 - 3.4 * (double)strlen(cell->text) - 3, y + CELL_H / 2.0 - 8,
                               6.8 * (double)strlen(cell->text) + 6);
             mt_svg_text(out, x + w / 2, y + CELL_H / 2.0 + 4, !value ? "mt-note" : t > 0.55 ? "mt-dark" : "mt-pale",
-                        "middle", value ? mt_axis_label(label, sizeof(label), cell->value) : cell->text ? cell->text : "");
+                        "middle", value ? mt_axis_label(label, sizeof(label), cell->value, cell->value) : cell->text ? cell->text : "");
         }
     }
     for (size_t c = 0; c < m->n_columns; c++)
@@ -143,7 +143,7 @@ void mt_chart_timeline(struct mt_str *out, const struct mt_timeline *t)
         double at = mt_axis_at(&x, ticks[i]);
         mt_str_printf(out, "<line class=\"mt-grid\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\"/>\n", at, at, TOP - 8,
                       height - BOTTOM + 4);
-        mt_svg_text(out, at, height - BOTTOM + 18, "mt-tick", "middle", mt_axis_label(label, sizeof(label), ticks[i]));
+        mt_svg_text(out, at, height - BOTTOM + 18, "mt-tick", "middle", mt_axis_label(label, sizeof(label), ticks[i], mt_axis_alike(&x, ticks, n_ticks)));
     }
     mt_svg_text(out, (x.from + x.to) / 2, height - 8, "mt-label", "middle", "milliseconds");
     for (size_t g = 0; g < t->n_groups; g++) {

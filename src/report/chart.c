@@ -123,7 +123,7 @@ static void draw_points(struct mt_str *out, const struct mt_series *s, const str
             mt_str_printf(out,
                           "<circle class=\"f%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\"><title>%s: %s</title></circle>\n",
                           s->colour & 7, mt_axis_at(x, s->x[i]), mt_axis_at(y, s->y[i]),
-                          mt_axis_label(a, sizeof(a), s->x[i]), mt_axis_label(b, sizeof(b), s->y[i]));
+                          mt_axis_label(a, sizeof(a), s->x[i], s->x[i]), mt_axis_label(b, sizeof(b), s->y[i], s->y[i]));
 }
 
 void mt_chart_lines(struct mt_str *out, const struct mt_chart *c)

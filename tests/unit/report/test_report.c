@@ -12,7 +12,9 @@
 #include <cmocka.h>
 
 #include "base/fs.h"
+#include "base/mem.h"
 #include "base/philox.h"
+#include "report/axis.h"
 #include "report/chart.h"
 #include "report/report_priv.h"
 
@@ -121,6 +123,26 @@ static void what_is_no_number_is_not_drawn(void **state)
     mt_str_finish(&svg);
 }
 
+static void the_labels_of_an_axis_are_written_alike(void **state)
+{
+    (void)state;
+    static const struct {
+        bool log;
+        double min, max;
+        const char *first, *last;
+    } axes[] = {{false, 0.002, 0.01, "0.002", "0.01"}, {false, 0.001, 0.005, "1e-3", "5e-3"}, {false, 4000, 20000, "4k", "20k"},
+                {true, -5, 0, "1e-5", "1"}, {true, 0, 2.75, "1", "100"}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(axes); i++) {
+        struct mt_axis a = {.min = axes[i].min, .max = axes[i].max, .log = axes[i].log, .from = 0, .to = 1};
+        double ticks[24];
+        char label[32];
+        size_t n = mt_axis_ticks(&a, ticks, 24);
+        double alike = mt_axis_alike(&a, ticks, n);
+        assert_string_equal(mt_axis_label(label, sizeof(label), ticks[0], alike), axes[i].first);
+        assert_string_equal(mt_axis_label(label, sizeof(label), ticks[n - 1], alike), axes[i].last);
+    }
+}
+
 static void a_folder_of_neither_is_named(void **state)
 {
     (void)state;
@@ -138,6 +160,7 @@ int main(void)
         cmocka_unit_test(a_smoothed_line_does_not_lag),    cmocka_unit_test(it_has_less_noise),
         cmocka_unit_test(few_values_stay_themselves),      cmocka_unit_test(records_of_a_run_are_told_apart),
         cmocka_unit_test(what_is_no_number_is_not_drawn),  cmocka_unit_test(a_folder_of_neither_is_named),
+        cmocka_unit_test(the_labels_of_an_axis_are_written_alike),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
