@@ -85,16 +85,6 @@ static void show_progress(void *ctx, const char *what)
         fprintf(stderr, "measuring %s\n", what);
 }
 
-/* Where other work runs, rates are too low by more than runs differ. */
-static int check_share(const struct mt_measure_params *p, struct mt_err *err)
-{
-    const double least = 0.9;
-    return *p->cores_share >= least ? 0
-        : mt_fail(err, MT_ERR_RUNTIME, -EBUSY, "other work runs on this machine: measuring got %.0f%% of the time of its cores (%d), so that "
-                  "nothing is kept. End that work, measure with fewer cores (--threads N), or keep what was measured all the same "
-                  "(--force)", 100 * *p->cores_share, p->n_threads);
-}
-
 /* Measures the whole profile and keeps it for plan, run and bench. */
 static int probe_all(struct cli *cli, const struct cli_args *args, const struct mt_numa *numa)
 {
@@ -109,14 +99,17 @@ static int probe_all(struct cli *cli, const struct cli_args *args, const struct 
                                   .disk_dir = cli_arg(args, "dir"), .brief = cli_arg(args, "brief") != NULL,
                                   .small = getenv("MEGATRAIN_PROBE_SMALL") != NULL,
                                   .cores_share = cli_arg(args, "force") || use > n ? NULL : &share,
+                                  .least_share = 0.9, /* runs differ by less */
                                   .progress = show_progress, .ctx = cli};
     if (!rc)
         rc = find_device(&p, args, &err);
     if (!rc)
         rc = mt_measure_machine(&m, &p, &err);
-    if (!rc && p.cores_share && (rc = check_share(&p, &err)))
-        mt_machine_finish(&m);
     free(cpus);
+    struct mt_err why = err;
+    if (rc == -EBUSY)
+        mt_fail(&err, MT_ERR_RUNTIME, rc, "%s, so that nothing is kept. End that work, measure with fewer cores (--threads N), or "
+                "keep what is measured all the same (--force)", why.msg);
     if (rc)
         return cli_fail(&err);
     mt_machine_cache_path(path, sizeof(path), p.device_kind, p.n_threads);

@@ -13,6 +13,7 @@
 #include "machine/measure_priv.h"
 #include "optim/adam_probe.h"
 
+enum { LOOKS = 5 }; /* at the cores, before anything is measured */
 static const size_t TOGETHER = (size_t)1 << 30;
 
 static void report(const struct mt_measure_params *p, const char *what)
@@ -273,14 +274,19 @@ int mt_measure_again(struct mt_machine *m, const struct mt_measure_params *p, co
     return rc ? rc : mt_measure_link(m, p, err);
 }
 
-/* Adds a sample to the mean share of the n before. */
-static int look_at_cores(const struct mt_measure_params *p, int *n, struct mt_err *err)
+/* Adds samples to the mean share of the n before; rates that are measured beside other work are too low. */
+static int look_at_cores(const struct mt_measure_params *p, int *n, int n_more, struct mt_err *err)
 {
     double share = 1;
-    int rc = p->cores_share ? mt_probe_cores(p->n_threads, p->cpus, &share, err) : 0;
-    if (!rc && p->cores_share)
+    int rc = 0;
+    for (int i = 0; i < n_more && p->cores_share && !rc; i++) {
+        rc = mt_probe_cores(p->n_threads, p->cpus, &share, err);
         *p->cores_share = (*p->cores_share * *n + share) / (*n + 1);
-    ++*n;
+        ++*n;
+    }
+    if (!rc && p->cores_share && *p->cores_share < p->least_share)
+        rc = mt_fail(err, MT_ERR_RUNTIME, -EBUSY, "other work runs on this machine: measuring got %.0f%% of the time of its cores (%d)",
+                     100 * *p->cores_share, p->n_threads);
     return rc;
 }
 
@@ -291,8 +297,12 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
     struct mt_device_info info;
     mt_device *dev = NULL;
     int n_looks = 0;
+    if (p->cores_share)
+        *p->cores_share = 0;
     mt_device_probe(&info, p->device_kind, p->device_index);
-    int rc = mt_measure_device(&dev, p, 0, err);
+    int rc = look_at_cores(p, &n_looks, LOOKS, err);
+    if (!rc)
+        rc = mt_measure_device(&dev, p, 0, err);
     if (rc)
         return rc;
     if (!m.cpu)
@@ -317,12 +327,10 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
         if (skip)
             continue;
         report(p, parts[i].what);
-        rc = look_at_cores(p, &n_looks, err);
+        rc = parts[i].run(&m, p, err);
         if (!rc)
-            rc = parts[i].run(&m, p, err);
+            rc = look_at_cores(p, &n_looks, 1, err);
     }
-    if (!rc)
-        rc = look_at_cores(p, &n_looks, err);
     if (!rc)
         rc = mt_machine_complete(&m, "the measured profile", err);
     if (rc) {

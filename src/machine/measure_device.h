@@ -19,7 +19,9 @@ struct mt_measure_params {
     const char *disk_dir;    /* a folder on the drive to be measured, or NULL */
     bool brief;              /* only rates, no grid of operations */
     bool small;              /* for tests: tiny measurements, the rates are meaningless */
-    double *cores_share;     /* receives what part of its cores' time the process got meanwhile; may be NULL */
+    double *cores_share;     /* receives what part of its cores' time the process got, a mean so far; may be NULL. Below
+                                least_share measuring ends with -EBUSY: looked at before it begins, and after each part */
+    double least_share;
     void (*progress)(void *ctx, const char *what); /* may be NULL */
     void *ctx;
 };
