@@ -14,14 +14,14 @@ int cli_cmd_setup_data(struct cli *cli, const struct cli_args *args)
 {
     (void)cli;
     (void)args;
-    char *dir = mt_helper_dir(), script[4096], cache[4096], target[4096];
+    char *dir = mt_helper_dir(), script[4096], home[4096], target[4096];
     if (!dir) {
         fprintf(stderr, "megatrain: the data helper is not found: set MEGATRAIN_DATA_HELPER to its path\n");
         return EXIT_RUNTIME;
     }
     mt_path_printf(script, sizeof(script), "%s/setup_data.py", dir);
-    mt_cache_dir(cache, sizeof(cache));
-    mt_path_printf(target, sizeof(target), "%s/python", cache);
+    mt_data_home(home, sizeof(home));
+    mt_path_printf(target, sizeof(target), "%s/python", home);
     free(dir);
     execlp("python3", "python3", script, target, (char *)NULL);
     fprintf(stderr, "megatrain: cannot run python3: %s\n", strerror(errno));

@@ -34,13 +34,23 @@ int mt_path_printf(char *path, size_t size, const char *format, ...)
     return -ENAMETOOLONG;
 }
 
-void mt_cache_dir(char *path, size_t size)
+static void user_dir(char *path, size_t size, const char *variable, const char *below_home)
 {
-    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    const char *xdg = getenv(variable), *home = getenv("HOME");
     if (xdg && *xdg)
         mt_path_printf(path, size, "%s/megatrain", xdg);
     else
-        mt_path_printf(path, size, "%s/.cache/megatrain", home ? home : ".");
+        mt_path_printf(path, size, "%s/%s/megatrain", home ? home : ".", below_home);
+}
+
+void mt_cache_dir(char *path, size_t size)
+{
+    user_dir(path, size, "XDG_CACHE_HOME", ".cache");
+}
+
+void mt_data_home(char *path, size_t size)
+{
+    user_dir(path, size, "XDG_DATA_HOME", ".local/share");
 }
 
 enum { MAX_INTERRUPTED = 10000 }; /* in a row: then something is wrong, and nobody must wait for it for ever */

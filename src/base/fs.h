@@ -44,6 +44,9 @@ char *mt_path_canonical(const char *path);
 int mt_path_printf(char *path, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /** The folder of caches: $XDG_CACHE_HOME/megatrain, else ~/.cache/megatrain. */
 void mt_cache_dir(char *path, size_t size);
+/** The folder of this user's installed files of the program, which nothing may remove: $XDG_DATA_HOME/megatrain, else
+ * ~/.local/share/megatrain. */
+void mt_data_home(char *path, size_t size);
 /** "dir/name", or `name` alone if it is absolute. The caller frees it; NULL: out of memory. */
 char *mt_path_join(const char *dir, const char *name);
 /**

@@ -111,11 +111,11 @@ static char *python_of_path(void)
     return found ? found : strdup("/usr/bin/python3");
 }
 
-/* Where setup_data.py makes an environment for a program that is installed. */
-static char *cached_python(void)
+/* In a folder of this user's: of installed files, where setup-data makes it, or of caches, where it once did. */
+static char *python_below(void (*folder)(char *path, size_t size))
 {
     char dir[4096];
-    mt_cache_dir(dir, sizeof(dir));
+    folder(dir, sizeof(dir));
     return mt_path_join(dir, "python/bin/python");
 }
 
@@ -127,7 +127,8 @@ static char *find_python(const char *script)
     char *dir = strdup(script), *slash = dir ? strrchr(dir, '/') : NULL;
     if (slash)
         *slash = 0;
-    char *places[] = {slash ? join3(dir, "..", ".venv-data/bin/python") : NULL, cached_python(), python_of_path()};
+    char *places[] = {slash ? join3(dir, "..", ".venv-data/bin/python") : NULL, python_below(mt_data_home),
+                      python_below(mt_cache_dir), python_of_path()};
     char *found = NULL;
     for (size_t i = 0; i < MT_ARRAY_LEN(places); i++) {
         bool last = i + 1 == MT_ARRAY_LEN(places);

@@ -11,8 +11,8 @@
  *
  * Found         $MEGATRAIN_DATA_HELPER, share/megatrain/ beside the program's folder, or scripts/ at most four folders
  *               above it; where nobody but root, the user and the program's owner may write
- * Python        $MEGATRAIN_PYTHON, .venv-data beside the scripts, python/ in the folder of caches (made by megatrain
- *               setup-data), or python3
+ * Python        $MEGATRAIN_PYTHON, .venv-data beside the scripts, what megatrain setup-data made (python/ in
+ *               ~/.local/share/megatrain, of earlier versions in ~/.cache/megatrain), or python3
  * Protocol      the job as one JSON object on its standard input; one JSON object per line on its standard
  *               output, each passed to on_event() but the last, which is the result. If the helper dies, the
  *               end of its standard error becomes part of the message.
