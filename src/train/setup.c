@@ -124,14 +124,17 @@ struct mt_engine_params mt_setup_engine_params(const struct mt_setup *s)
     return p;
 }
 
-/* Refuses FP8 on a GPU that has no products in it. */
+/* Refuses FP8 on a GPU that has no products in it; the cpu device has its numbers, and not its speed. */
 static int check_compute(const struct mt_setup *s, struct mt_err *err)
 {
     const struct mt_device_limits *l = mt_device_limits(s->dev);
-    return s->request.numerics.compute != MT_COMPUTE_FP8 || l->e4m3
-               ? 0
-               : mt_fail(err, MT_ERR_USAGE, -ENOTSUP, "model.compute = fp8: %s has no products in FP8, which GPUs have since "
-                         "compute capability 8.9: set model.compute = bf16", l->product[0] ? l->product : l->name);
+    if (s->request.numerics.compute != MT_COMPUTE_FP8)
+        return 0;
+    if (l->e4m3 && l->shares_host_memory)
+        mt_info("model.compute = fp8 on the cpu device saves neither time nor memory: it shows what a GPU would compute");
+    return l->e4m3 ? 0
+                   : mt_fail(err, MT_ERR_USAGE, -ENOTSUP, "model.compute = fp8: %s has no products in FP8, which GPUs have since "
+                             "compute capability 8.9: set model.compute = bf16", l->product[0] ? l->product : l->name);
 }
 
 /* Turns the request into the choice. */
