@@ -39,6 +39,8 @@ int bench_predict(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep
         return rc;
     rc = plan_view_open(v, path, b->args, err);
     if (!rc)
+        rc = plan_view_needs_rates(v, err);
+    if (!rc)
         rc = mt_resolve(&v->choice, &v->request, err);
     if (!rc) {
         take_prediction(p, v);

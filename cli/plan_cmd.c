@@ -6,6 +6,7 @@
 #include "base/installed.h"
 #include "base/mem.h"
 #include "cli.h"
+#include "plan/trace.h"
 #include "plan_print.h"
 
 enum {
@@ -62,7 +63,7 @@ static size_t try_change(struct mt_plan_change *out, const struct plan_settings 
     struct plan_view t;
     int rc = plan_view_open_as(&t, args->n_operands ? args->operands[0] : NULL, args, s, NULL);
     if (!rc)
-        rc = mt_plan_could_fit(&t.request) ? mt_resolve(&t.choice, &t.request, NULL) : -ENOSPC;
+        rc = mt_plan_could_fit(&t.request) ? plan_view_resolve(&t, NULL) : -ENOSPC;
     if (!rc) {
         size_t len = 0;
         *out = (struct mt_plan_change){.seconds = t.choice.sim.seconds};
@@ -181,7 +182,7 @@ static int no_fit(struct plan_view *v, const struct cli_args *args, const struct
 {
     struct mt_plan_change changes[N_FREE + N_OTHER];
     size_t n = free_changes(changes, v, args);
-    n += other_changes(changes + n, v, n > 0);
+    n += v->unmeasured.code ? 0 : other_changes(changes + n, v, n > 0);
     n = leave_out_needless(changes, n);
     put_recompute_first(changes, n);
     if (cli_arg(args, "json")) {
@@ -189,11 +190,15 @@ static int no_fit(struct plan_view *v, const struct cli_args *args, const struct
         return EXIT_NO_FIT;
     }
     cli_fail(err);
-    fprintf(stderr, n ? "It would fit with any one of these changes (with its seconds per step):\n"
-                      : "No single change makes it fit.\n");
+    fprintf(stderr, !n ? "No single change makes it fit.\n"
+                    : v->unmeasured.code ? "It would fit with any one of these changes:\n"
+                                         : "It would fit with any one of these changes (with its seconds per step):\n");
     for (size_t i = 0; i < n; i++)
-        fprintf(stderr, "  %-60s %10.4g s  (%s)\n", changes[i].what, changes[i].seconds,
-                changes[i].hardware ? "hardware" : "setting");
+        if (v->unmeasured.code)
+            fprintf(stderr, "  %s\n", changes[i].what);
+        else
+            fprintf(stderr, "  %-60s %10.4g s  (%s)\n", changes[i].what, changes[i].seconds,
+                    changes[i].hardware ? "hardware" : "setting");
     return EXIT_NO_FIT;
 }
 
@@ -213,6 +218,22 @@ static int list_names(void)
     print_names("Machines (--machine)", "machines", ".ini");
     print_names("Models (--model)", "models", ".json");
     return 0;
+}
+
+/* The simulated step of the choice, as a trace. */
+static int write_trace(const struct plan_view *v, const char *path, struct mt_err *err)
+{
+    struct mt_plan_request r = mt_plan_request_as(&v->request, &v->choice);
+    struct mt_plan_choice c = {0};
+    struct mt_sim_graph graph = {0};
+    int rc = plan_view_needs_rates(v, err);
+    if (!rc)
+        rc = mt_plan_evaluate(&c, &r, &graph, err);
+    if (!rc)
+        rc = mt_trace_write(path, NULL, 0, &graph, v->choice.layout, err);
+    mt_plan_choice_finish(&c);
+    mt_sim_graph_finish(&graph);
+    return rc;
 }
 
 int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
@@ -239,7 +260,9 @@ int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
     if (!rc && cli_arg(args, "measure"))
         rc = measure_and_keep(&v, cli, &err);
     if (!rc)
-        rc = mt_resolve(&v.choice, &v.request, &err);
+        rc = plan_view_resolve(&v, &err);
+    if (!rc && cli_arg(args, "trace"))
+        rc = write_trace(&v, cli_arg(args, "trace"), &err);
     if (rc == -ENOSPC && err.kind == MT_ERR_NO_FIT && v.layout)
         code = no_fit(&v, args, &err);
     else if (rc)

@@ -124,6 +124,8 @@ static int try_variant(struct row *r, const struct variant *of, bool backward, c
         snprintf(r->blocks, sizeof(r->blocks), "%s", v.cfg->train.blocks);
     r->exact = !rc && !*of->lost && v.request.numerics.master == MT_MASTER_F32;
     if (!rc)
+        rc = plan_view_needs_rates(&v, err);
+    if (!rc)
         rc = mt_resolve(&v.choice, &v.request, err);
     if (!rc)
         rc = take_row(r, &v, err);

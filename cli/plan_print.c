@@ -122,20 +122,22 @@ static void explain(char *buf, size_t len, const struct plan_view *v, enum knob 
     }
     if (fixed) {
         snprintf(buf, len, "as given");
+    } else if (v->unmeasured.code) {
+        snprintf(buf, len, "by rule");
     } else if (best) {
         describe_value(value, sizeof(value), best, k);
         double more = 100 * (best->seconds / c->sim.seconds - 1);
         if (more < 0.05)
-            snprintf(buf, len, "%s: as fast", value);
+            snprintf(buf, len, "with %s: as fast", value);
         else
-            snprintf(buf, len, "%s: %.1f%% longer", value, more);
+            snprintf(buf, len, "with %s: %.1f%% longer", value, more);
     } else {
         snprintf(buf, len, unfit ? "nothing else fits" : "nothing else would be faster");
     }
 }
 
 /* The name as far as it fits, whole parts of it, and the memory that is planned for instead of the one in the name. */
-static void print_machine(const struct mt_machine *m, bool measured)
+static void print_machine(const struct mt_machine *m, const char *how)
 {
     enum { MOST = 48 }; /* of a line of 80 */
     size_t end = strlen(m->name);
@@ -146,8 +148,7 @@ static void print_machine(const struct mt_machine *m, bool measured)
         if (!comma)
             break;
     }
-    printf("Machine   %.*s, %.4g GiB (%s)\n", (int)end, m->name, m->rate[MT_RATE_HOST_GIB].value,
-           measured ? "measured" : "rated");
+    printf("Machine   %.*s, %.4g GiB (%s)\n", (int)end, m->name, m->rate[MT_RATE_HOST_GIB].value, how);
 }
 
 /* --- the table ------------------------------------------------------------------------------------ */
@@ -169,7 +170,7 @@ static void print_head(const struct plan_view *v)
         printf("Adapters  rank %lld, alpha %g: %.4gM parameters trained, the model's are read and never written\n",
                (long long)v->layout->adapter_default.rank, v->layout->adapter_default.alpha,
                (double)v->layout->n_trained * 1e-6);
-    print_machine(&v->machine, measured);
+    print_machine(&v->machine, v->unmeasured.code ? "free" : measured ? "measured" : "rated");
     printf("Budgets   device %s, host %s\n", mt_format_bytes(a, sizeof(a), r->placement.device_budget.bytes),
            mt_format_bytes(b, sizeof(b), r->placement.host_budget.bytes));
     long long rows = r->numerics.rows_per_step, len = r->numerics.seq_len;
@@ -190,7 +191,7 @@ static void print_choices(const struct plan_view *v)
     explain(why, sizeof(why), v, KNOB_MICRO_BATCH, r->numerics.micro_batch != MT_AUTO);
     printf("  train.micro_batch     %-9lld  %s\n", (long long)c->numerics.micro_batch, why);
     if (c->layout->cut.n_units > 1) {
-        snprintf(why, sizeof(why), "layer: %.1f%% longer", 100 * (c->whole_seconds / c->sim.seconds - 1));
+        snprintf(why, sizeof(why), "with layer: %.1f%% longer", 100 * (c->whole_seconds / c->sim.seconds - 1));
         printf("  memory.unit           half       %s\n",
                c->layout == v->layout ? "as given"
                : c->whole_seconds > 0 ? why
@@ -373,6 +374,10 @@ void plan_print(const struct plan_view *v)
     print_head(v);
     print_choices(v);
     print_memory(v);
+    if (v->unmeasured.code) {
+        printf("\nTime      not measured: megatrain probe all measures this machine in some minutes\n");
+        return;
+    }
     print_time(v);
     plan_print_hosts(v);
     print_rates(v);
@@ -497,9 +502,11 @@ void plan_print_json(const struct plan_view *v)
     cJSON_AddStringToObject(o, "machine", v->machine.name);
     add_choice(o, v);
     add_memory(o, v);
-    add_times(o, v);
-    plan_add_hosts(o, v);
-    add_wear(o, v);
+    if (!v->unmeasured.code) {
+        add_times(o, v);
+        plan_add_hosts(o, v);
+        add_wear(o, v);
+    }
     if (v->cfg->adapter.merge_every)
         cJSON_AddNumberToObject(o, "merge_write_bytes", plan_merged_bytes(v->layout));
     cJSON_AddNumberToObject(o, "candidates", (double)v->choice.n_searched);

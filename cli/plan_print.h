@@ -15,6 +15,7 @@ struct plan_view {
     struct mt_machine machine;
     bool local;       /* the machine is this one */
     int device_index; /* of the device that measures it */
+    struct mt_err unmeasured; /* of this machine, which has no rates: why; code 0: it has */
     struct mt_plan_request request;
     struct mt_plan_choice choice;
     uint64_t epoch_rows; /* of data.train; 0: not known, as its tokens are not prepared here */
@@ -34,6 +35,11 @@ struct plan_settings {
 /** The same with such settings, and without messages; `change` NULL: plan_view_open(). */
 int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_args *args,
                       const struct plan_settings *change, struct mt_err *err);
+/** Finds the choice: by the search, or on a machine without rates by the rules of its runs (then choice.sim is 0). Errors as
+ * of mt_resolve(). */
+int plan_view_resolve(struct plan_view *v, struct mt_err *err);
+/** For what cannot do without rates: 0 if there are some. */
+int plan_view_needs_rates(const struct plan_view *v, struct mt_err *err);
 void plan_view_close(struct plan_view *v);
 /** plan_hosts.c: takes --hosts and --net; of a plan for several hosts, what crosses, and how much it gains. */
 int plan_view_share(struct plan_view *v, const struct cli_args *args, struct mt_err *err);

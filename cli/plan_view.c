@@ -13,6 +13,7 @@
 #include "device/device.h"
 #include "hf/hf_config.h"
 #include "hw/hw.h"
+#include "kinds/kinds.h"
 #include "machine/measure.h"
 #include "machine/stored.h"
 #include "optim/optimizer.h"
@@ -107,11 +108,48 @@ static int load_local(struct plan_view *v, const struct mt_plan_limits *limits, 
     if (!rc)
         rc = mt_hw_resident(&v->request.resident, err);
     if (!rc)
-        rc = mt_machine_load(&v->machine, mt_device_limits(dev), n, err);
-    if (rc == -ENOENT || rc == -ESTALE)
-        mt_fail_prefix(err, rc, "name a machine (--machine rtx4090), or measure this one");
+        rc = mt_machine_load(&v->machine, mt_device_limits(dev), n, &v->unmeasured);
+    if (rc == -ENOENT || rc == -ESTALE) { /* memory needs no rates */
+        v->machine = (struct mt_machine){.cpu = mt_device_limits(dev)->shares_host_memory};
+        snprintf(v->machine.name, sizeof(v->machine.name), "%s", mt_device_limits(dev)->name);
+        mt_machine_rate(&v->machine, MT_RATE_HOST_GIB, (double)limits->host_bytes / 0x1p30, "free now");
+        rc = 0;
+    } else if (rc && err) {
+        *err = v->unmeasured;
+    }
     mt_device_destroy(&dev);
     return rc;
+}
+
+/* By the rules that a run has on such a machine. */
+static int resolve_by_rules(struct plan_view *v, struct mt_err *err)
+{
+    const struct mt_placement *p = &v->request.placement;
+    struct mt_device_params params = {.kind = mt_machine_device_kind(&v->machine), .index = v->device_index,
+                                      .budget_bytes = p->device_budget.bytes, .n_threads = (int)p->threads};
+    mt_device *dev = NULL;
+    int rc = mt_device_create(&dev, &params, err);
+    if (!rc)
+        rc = mt_resolve_by_rules(&v->choice, &v->request, dev, err);
+    mt_device_destroy(&dev);
+    char a[32], b[32];
+    if (!rc && v->choice.host_bytes > p->host_budget.bytes)
+        rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "the host memory budget of %s (memory.host_budget) is too small: %s are needed",
+                     mt_format_bytes(a, sizeof(a), p->host_budget.bytes), mt_format_bytes(b, sizeof(b), v->choice.host_bytes));
+    return rc;
+}
+
+int plan_view_needs_rates(const struct plan_view *v, struct mt_err *err)
+{
+    if (v->unmeasured.code && err)
+        *err = v->unmeasured;
+    return v->unmeasured.code
+               ? mt_fail_prefix(err, v->unmeasured.code, "name a machine (--machine rtx4090), or measure this one") : 0;
+}
+
+int plan_view_resolve(struct plan_view *v, struct mt_err *err)
+{
+    return v->unmeasured.code ? resolve_by_rules(v, err) : mt_resolve(&v->choice, &v->request, err);
 }
 
 int plan_read_machine(struct mt_machine *out, const struct cli_args *args, struct mt_err *err)

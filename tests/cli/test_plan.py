@@ -441,8 +441,15 @@ def a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, 
     env = {"XDG_CACHE_HOME": cache, "MEGATRAIN_PROBE_SMALL": "1"}
     ini = write_ini(os.path.join(tmp, "auto.ini"),
                     base(model, data, os.path.join(tmp, "auto"), train__micro_batch="auto", train__steps=3))
-    p = megatrain("plan", ini, env=env, expect=1)
-    assert "probe all" in p.stderr, p.stderr
+    p = megatrain("plan", ini, env=env)
+    assert re.search("^Time +not measured: megatrain probe all", p.stdout, re.M) and "tokens/s" not in p.stdout, p.stdout
+    assert re.search(r"^  train.micro_batch +\d+ +by rule$", p.stdout, re.M), p.stdout
+    plan = json.loads(megatrain("-q", "plan", ini, "--json", env=env).stdout)
+    said = megatrain("run", ini, "--dry-run", env=env).stderr  # memory needs no rates: it is that of the run
+    assert "step_seconds" not in plan and f"{plan['device_bytes'] / 2**20:.2f} MiB" in said, (plan, said)
+    small = [*("plan", ini, "--set", "memory.host_budget=30MiB", "--set", "memory.device_budget=2MiB")]
+    said = megatrain(*small, env=env, expect=4).stderr
+    assert "budget" in said and "0 s" not in said, said
     assert "predicted" not in megatrain("run", ini, env=env).stderr
     drive = os.path.join(tmp, "drive")
     os.makedirs(drive)
@@ -469,12 +476,13 @@ def a_probe_that_did_not_get_its_cores_is_not_kept(tmp):
     env = {"XDG_CACHE_HOME": os.path.join(tmp, "busy"), "MEGATRAIN_PROBE_SMALL": "1"}
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]
     try:
-        said = megatrain("-q", "probe", "all", "--brief", "--threads", 1, env=env, expect=1).stderr
+        said = megatrain("probe", "all", "--brief", "--threads", 1, env=env, expect=1).stderr
     finally:
         for p in busy:
             p.kill()
             p.wait()
     assert re.search(r"got \d+% of the time of its cores", said) and "--force" in said, said
+    assert "measuring " not in said, said  # it is seen before minutes are spent
     assert not os.path.exists(os.path.join(tmp, "busy", "megatrain")), os.listdir(os.path.join(tmp, "busy"))
 
 
