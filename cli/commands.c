@@ -55,6 +55,7 @@ static const struct cli_option plan_options[] = {
     {"net", 0, "RATE", "With --hosts: their network, such as 25Gb/s; else as probe net has measured it, or 10Gb/s."},
     {"optimizers", 0, NULL, "Compare optimizers and orders of updates for this model and machine: a row each."},
     {"score", 0, "K", "Plan megatrain score --top K instead of training; 0: without --top.", WHOLE(0, 1024)},
+    {"trace", 0, "FILE", "Also write the step, as it was simulated, for Perfetto."},
     {"measure", 0, NULL, "First time this configuration's operations on this machine and keep the times; cuda: and the fastest algorithms."},
     JSON,
     END};
@@ -159,19 +160,21 @@ static const struct cli_option export_options[] = {
 static const struct cli_option config_options[] = {
     SET,
     {"markdown", 0, NULL, "keys: print tables in Markdown."},
-    {"model", 0, "DIR", "init: the model."},
+    {"task", 0, "TASK", "init: sft, lora, qlora, dpo, pretrain or blocks; without it the one that --data is for."},
+    {"model", 0, "DIR", "init: the model: its template, and whether it fits this machine."},
+    {"data", 0, "FILE", "init: the training data: length of rows, tokens of a step, epochs."},
+    {"all", 0, NULL, "init: every key, with its meaning, instead of a task's."},
     END};
 static const struct cli_option help_options[] = {
     {"man", 0, "=ini", "Print the manual page; with =ini, that of configurations, with =cluster, that of several GPUs and machines."}, END};
 static const struct cli_option no_options[] = {END};
 
 const struct cli_command cli_commands[] = {
-    {"run", "CONFIG.ini...", "Train as the configuration says; several: adapters of each, on one base that is read once.",
+    {"run", "CONFIG.ini...", "Train as the configuration says. Several files train an adapter each, and read their base once.",
      run_options, 1, 64, cli_cmd_run},
     {"plan", "[CONFIG.ini]", "Will it fit, and how long will it take? Needs neither weights nor data.",
      plan_options, 0, 1, cli_cmd_plan},
-    {"bench", "SWEEP.ini | --compare DIR DIR", "Predict and measure a sweep of configurations (examples: configs/sweeps); jobs with adapters "
-     "share a base where they may ([sweep] share_base).",
+    {"bench", "SWEEP.ini | --compare DIR DIR", "Predict and measure each configuration of a sweep (examples: configs/sweeps).",
      bench_options, 1, 2, cli_cmd_bench},
     {"report", "DIR...", "Draw a page of charts of runs and sweeps, also after a crash.", report_options, 1, 16,
      cli_cmd_report},
@@ -182,7 +185,7 @@ const struct cli_command cli_commands[] = {
      2, cli_cmd_data},
     {"eval", "CONFIG.ini", "Loss, perplexity and token accuracy on the evaluation data.",
      eval_options, 1, 1, cli_cmd_eval},
-    {"score", "CONFIG.ini", "Log-probability, tokens and greedy hits of what is trained of each sample, or of each answer of a pair.",
+    {"score", "CONFIG.ini", "Rate given answers: for each sample its log-probability, its tokens, and whether the model would say it.",
      score_options, 1, 1, cli_cmd_score},
     {"sample", "", "Continue a text, or answer a question, to try a model.", sample_options, 0,
      0, cli_cmd_sample},
@@ -199,7 +202,7 @@ const struct cli_command cli_commands[] = {
      cli_cmd_doctor},
     {"probe", "[all|copy|gemm|adam|disk [DIR]|net]", "Measure this machine, its GPU, or the network between hosts; what 'all' and 'net' find is kept for plan, run and bench.",
      probe_options, 0, 2, cli_cmd_probe},
-    {"config", "show CONFIG.ini | keys | init", "Show, explain or start a configuration.",
+    {"config", "init | explain KEY | keys | show CONFIG.ini", "Start a configuration for a task, explain a key or all, show what a file comes to.",
      config_options, 1, 2, cli_cmd_config},
     {"completion", "bash|zsh|fish", "Print a shell completion script.", no_options, 1, 1,
      cli_cmd_completion},

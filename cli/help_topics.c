@@ -8,26 +8,18 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "hf/family.h"
 #include "hf/refused.h"
 
 enum { WIDTH = 78 };
 
-/* A paragraph, folded between words. */
 static void print_folded(const char *text)
 {
-    size_t column = 0;
-    while (*text) {
-        int n = (int)strcspn(text, " ");
-        if (column && column + 1 + (size_t)n > WIDTH) {
-            printf("\n");
-            column = 0;
-        }
-        printf("%s%.*s", column ? " " : "", n, text);
-        column += (size_t)n + (column > 0);
-        text += n + (text[n] == ' ');
-    }
-    printf("\n");
+    struct mt_str s = {0};
+    mt_str_fold(&s, "", text, WIDTH);
+    fputs(s.p ? s.p : "", stdout);
+    mt_str_finish(&s);
 }
 
 /* Of roff, a line that begins with a dot or an apostrophe is a request, and a backslash an escape. */
@@ -239,24 +231,12 @@ static void print_updates(int roff)
         "with updates under forward it would have saved the last step. Set checkpoint.every by what may be lost.",
         "A gradient that is not finite skips its layer where layers are clipped by themselves or not at all, in either order; with a "
         "norm of the whole gradient it skips the step. Either is warned of by name, and train.max_skips steps in a row end the run.",
-        "Planned for an RTX 4090 with 128 GiB and two drives of 7 GB/s, 16,384 tokens a step, in seconds a step: Qwen3-8B "
-        "8.8 forward, 6.7 backward; Qwen3-32B 73.9 and 53.7, with states of 8 bits 44.4 and 30.5; Llama-3.1-70B 169 and 133, with 8 bits "
-        "105 and 69. 8B, and 32B with 8 bits, are then bound by compute.",
         "optimizer.master = 24bit takes a byte less of each parameter, and rounds weights to 24 bits at each update; bf16 takes 2 less "
-        "and rounds by chance, so that small updates are kept on average but each is noisy. What each costs for Llama-3.1-70B on that "
-        "machine, in bytes a parameter with the gradient, seconds a step and GB written to drives a step, updates forward | backward:",
-        "  states master     B/par          s/step         GB written    lost",
-        "  f32    f32    14.00 | 12.12  168.4 | 132.7  889.8 | 755.6   nothing",
-        "  f32    24bit  13.00 | 11.12  157.6 | 121.9  819.3 | 685.0   bits of weights",
-        "  f32    bf16   12.00 | 10.12  146.8 | 111.1  748.7 | 614.4   more bits of weights",
-        "  bf16   f32    10.00 |  8.12  125.2 |  89.6  607.6 | 473.3   bits of moments",
-        "  8bit   f32     8.13 |  6.24  104.8 |  69.4  475.3 | 341.1   more bits of moments",
-        "  8bit   24bit   7.13 |  5.24   94.6 |  62.9  404.8 | 275.6   bits of both",
-        "  8bit   bf16    6.13 |  4.27   84.7 |  62.5  334.2 | 203.4   more bits of both",
-        "Less than 100 GB a step for 70B, with updates under backward, memory.activations = recompute and memory.offload_layers = 0: "
-        "256 GiB of host memory with states of 8 bits and masters of bf16 (71 GB, 62.7 s); on 128 GiB, with masters of bf16, SGD or "
-        "adafactor (53 GB, 62 and 64 s), galore (83 GB) or apollo (91 GB, 64 s), and with a layer at a time (train.blocks) or adapters nothing, since the model is only read. AdamW "
-        "on 128 GiB writes 203 GB at least: 2 bytes of master and 2.125 of states for each of 70.6e9 parameters are 291 GB, of which memory holds about 120; what it does not hold is written each step. Lion with states of 8 bits and masters of bf16 on 256 GiB needs no drives.",
+        "and rounds by chance, so that small updates are kept on average but each is noisy. What each takes of a model on a machine, with "
+        "updates in either order, in bytes a parameter, seconds a step and GB written to drives, is in the rows of:",
+        "    megatrain plan --model Llama-3.1-70B --machine rtx4090 --host-mem 128GiB --nvme 7GB/s --drives 2 --tokens-per-step 16Ki --optimizers",
+        "To write little: updates under backward, memory.activations = recompute, memory.offload_layers = 0, fewer bytes of states and "
+        "masters, more host memory. AdamW writes each step what memory does not hold. A layer at a time (train.blocks) and adapters write nothing.",
         "optimizer.type = adafactor makes its direction on the device: it has second moments of rows and columns, and with "
         "memory.update = backward it is AdaLOMO. Its steps are relative to the size of the weights, and it needs train.grad_clip = 0; the device then also "
         "loads the embedding and the moments in backward. muon makes orthogonal steps of the matrices of layers (optimizer.matrices), "

@@ -127,10 +127,11 @@ static void explain(char *buf, size_t len, const struct plan_view *v, enum knob 
     } else if (best) {
         describe_value(value, sizeof(value), best, k);
         double more = 100 * (best->seconds / c->sim.seconds - 1);
+        const char *with = k == KNOB_ACTIVATIONS ? "" : "with "; /* a number alone would read as the choice */
         if (more < 0.05)
-            snprintf(buf, len, "with %s: as fast", value);
+            snprintf(buf, len, "%s%s: as fast", with, value);
         else
-            snprintf(buf, len, "with %s: %.1f%% longer", value, more);
+            snprintf(buf, len, "%s%s: %.1f%% longer", with, value, more);
     } else {
         snprintf(buf, len, unfit ? "nothing else fits" : "nothing else would be faster");
     }
@@ -191,7 +192,7 @@ static void print_choices(const struct plan_view *v)
     explain(why, sizeof(why), v, KNOB_MICRO_BATCH, r->numerics.micro_batch != MT_AUTO);
     printf("  train.micro_batch     %-9lld  %s\n", (long long)c->numerics.micro_batch, why);
     if (c->layout->cut.n_units > 1) {
-        snprintf(why, sizeof(why), "with layer: %.1f%% longer", 100 * (c->whole_seconds / c->sim.seconds - 1));
+        snprintf(why, sizeof(why), "layer: %.1f%% longer", 100 * (c->whole_seconds / c->sim.seconds - 1));
         printf("  memory.unit           half       %s\n",
                c->layout == v->layout ? "as given"
                : c->whole_seconds > 0 ? why

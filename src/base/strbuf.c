@@ -45,6 +45,19 @@ void mt_str_number(struct mt_str *s, double v)
     mt_str_append(s, text, strlen(text));
 }
 
+void mt_str_fold(struct mt_str *s, const char *indent, const char *text, size_t width)
+{
+    size_t column = 0;
+    while (*text) {
+        size_t n = strcspn(text, " ");
+        bool fits = column && column + 1 + n <= width;
+        mt_str_printf(s, "%s%s%.*s", fits ? " " : column ? "\n" : "", fits ? "" : indent, (int)n, text);
+        column = (fits ? column + 1 : strlen(indent)) + n;
+        text += n + (text[n] == ' ');
+    }
+    mt_str_append(s, "\n", 1);
+}
+
 void mt_str_finish(struct mt_str *s)
 {
     free(s->p);

@@ -223,8 +223,15 @@ int mt_config_keep(struct mt_config *cfg, const char *earlier_ini, const char *w
 int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct mt_str *diff,
                    struct mt_str *grown, struct mt_err *err);
 
-/** The text of `megatrain config keys` and of the manual, and a new configuration file; all from the same table. */
+/** describe.c: the text of `megatrain config keys` and of the manual, and a configuration with every key; all from the
+ * same table. */
 void mt_config_describe(struct mt_str *out, bool markdown);
 void mt_config_write_template(struct mt_str *out, const char *model_path);
+/**
+ * All about a key: default, meaning, values, what it may do to a run, keys that have to do with it. `name` is
+ * "section.key", a key's name alone (all keys of that name), a section (a line for each of its keys), or what another trainer
+ * calls it. -ENOENT (MT_ERR_USAGE): there is none; the message names the nearest.
+ */
+int mt_config_explain(struct mt_str *out, const char *name, struct mt_err *err);
 
 #endif

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""config init and config explain. Each task's file, as it is printed for a small model and 300 samples, trains as it stands: as
+many updates as TRL's defaults make of that data, and the held-out loss falls."""
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+
+import data_env
+
+data_env.enter("tokenizers")
+
+from families import WORDS, write_tokenizer
+from tiny import config, megatrain, metrics, with_weights, write_data, write_model
+
+N = 300
+#: TRL: rows of 8 samples an update; twice as many is usual, too
+MOST, LEAST = N / 8, N / 16
+
+
+def question(r):
+    thing = r.choice(WORDS)
+    return f"What is {thing} {r.choice(WORDS)}?", f"It is {thing}, as {' '.join(r.choice(WORDS) for _ in range(r.randrange(3, 20)))}."
+
+
+def turn(role, text):
+    return {"role": role, "content": text}
+
+
+def write(path, line, n=N):
+    r = random.Random(1)
+    with open(path, "w") as f:
+        for _ in range(n):
+            f.write(json.dumps(line(r, *question(r))) + "\n")
+    return path
+
+
+def files(tmp):
+    chat = write(os.path.join(tmp, "chat.jsonl"), lambda r, q, a: {"messages": [turn("user", q), turn("assistant", a)]})
+    pairs = write(os.path.join(tmp, "pairs.jsonl"), lambda r, q, a: {
+        "prompt": [turn("user", q)], "chosen": [turn("assistant", a)], "rejected": [turn("assistant", " ".join(reversed(a.split())))]})
+    text = write(os.path.join(tmp, "text.jsonl"), lambda r, q, a: {"text": q + " " + a})
+    return {"dpo": pairs, "pretrain": text}, chat
+
+
+def init(tmp, name, *options):
+    """The path of a file that `config init` printed; it is short, and every line fits a terminal."""
+    text = megatrain("-q", "config", "init", *options, cwd=tmp).stdout
+    path = os.path.join(tmp, name + ".ini")
+    open(path, "w").write(text)
+    assert len(text.splitlines()) <= 40, (name, text)
+    assert not [line for line in text.splitlines() if len(line) > 78 and tmp not in line], (name, text)
+    return path
+
+
+def values(path):
+    return {k: v for k, v in re.findall(r"^(\w+) = (\S+)", open(path).read(), re.M)}
+
+
+def each_task_trains_as_it_stands():
+    others, chat = files(tmp)
+    for task in ["sft", "lora", "qlora", "dpo", "pretrain", "blocks"]:
+        ini = init(tmp, task, "--task", task, "--model", model, "--data", others.get(task, chat), "--set", f"checkpoint.dir=out-{task}")
+        said = megatrain("run", ini, "--set", "device.kind=cpu", cwd=tmp)
+        m = metrics(os.path.join(tmp, f"out-{task}"))
+        steps = [x["step"] for x in m if "loss" in x]
+        held = [x["eval_loss"] for x in m if "eval_loss" in x]
+        an_epoch = len(steps) / float(values(ini)["epochs"])
+        assert LEAST <= an_epoch <= MOST, (task, an_epoch)
+        assert 60 <= len(steps) <= 120, (task, len(steps))
+        assert len(held) >= 5 and held[-1] < held[0], (task, held)
+        assert not re.search("warning", said.stderr), (task, said.stderr)
+        print(f"ok {task}: {len(steps)} updates, held-out loss {held[0]:.4f} to {held[-1]:.4f}", flush=True)
+    # without --task the data say what they are for
+    for task, data in [("sft", chat), *others.items()]:
+        assert open(init(tmp, "any", "--model", model, "--data", data)).readline() == open(os.path.join(tmp, task + ".ini")).readline()
+
+
+def rows_and_steps_follow_the_data():
+    n = 1000
+    for longest, name in [(20, "short"), (400, "ragged")]:
+        def line(r, q, a, longest=longest):
+            return {"messages": [turn("user", q), turn("assistant", " ".join(r.choice(WORDS) for _ in range(
+                longest if r.random() < 0.004 else r.randrange(3, 20))))]}
+        data = write(os.path.join(tmp, name + ".jsonl"), line, n)
+        ini = init(tmp, name, "--model", model, "--data", data)
+        an_epoch = int(re.search(r"(\d+) updates an epoch", open(ini).read()).group(1))
+        assert 60 <= an_epoch <= 125, (name, open(ini).read())
+        said = megatrain("data", "prepare", ini)
+        steps = int(re.search(r"(\d+) steps a pass", said.stdout).group(1))
+        assert 0.85 * an_epoch <= steps <= 1.1 * an_epoch, (an_epoch, said.stdout)
+
+
+def the_template_is_the_model_s_or_one_that_its_tokenizer_knows():
+    chat = os.path.join(tmp, "chat.jsonl")
+    assert values(init(tmp, "own", "--model", model, "--data", chat))["template"] == "model"
+    plain = os.path.join(tmp, "plain")
+    os.makedirs(plain)
+    for name in os.listdir(model):
+        if name not in ("chat_template.jinja",) and os.path.isfile(os.path.join(model, name)):
+            data = open(os.path.join(model, name), "rb").read()
+            if name == "tokenizer_config.json":
+                data = json.dumps({k: v for k, v in json.loads(data).items() if k != "chat_template"}).encode()
+            open(os.path.join(plain, name), "wb").write(data)
+    ini = init(tmp, "named", "--model", plain, "--data", chat)
+    assert values(ini)["template"] == "chatml", open(ini).read()
+    megatrain("check", ini, "--set", "device.kind=cpu")
+
+
+def what_does_not_fit_gets_leaner_settings():
+    big = write_model(os.path.join(tmp, "big"), config("qwen3", hidden_size=1024, intermediate_size=4096, num_hidden_layers=24,
+                                                       vocab_size=32000))
+    for task, key, value in [("sft", "state_dtype", "8bit"), ("lora", "base_dtype", "nf4")]:
+        for budget in range(1000, 8000, 500):
+            options = ["--task", task, "--model", big, "--set", "model.init=random", "--set", f"memory.host_budget={budget}MiB",
+                       "--set", "memory.device_budget=600MiB"]
+            text = megatrain("-q", "config", "init", *options).stdout
+            if f"{key} = {value}" in text:
+                break
+        else:
+            raise AssertionError((task, text))
+        ini = os.path.join(tmp, "lean.ini")
+        open(ini, "w").write(text)
+        megatrain("plan", ini)  # it fits, and says so without rates
+
+
+def every_key_is_explained():
+    keys = re.findall(r"^(\w+\.\w+) = ", megatrain("config", "keys").stdout, re.M)
+    assert len(keys) > 140
+    for key in random.Random(2).sample(keys, 6) + ["memory.activations", "optimizer.beta1"]:
+        text = megatrain("config", "explain", key).stdout
+        assert text.startswith(key + " = ") and "\nValues " in text and "\nRole " in text, text
+        assert max(map(len, text.splitlines())) <= 78, text
+    assert "Related     data.seq_len, train.batch_size" in megatrain("config", "explain", "train.tokens_per_step").stdout
+    assert "adapter.alpha = 32" in megatrain("config", "explain", "lora_alpha").stdout  # another trainer's name
+    assert megatrain("config", "explain", "eval").stdout.count("eval.") >= 5  # a section
+    said = megatrain("config", "explain", "train.micro_bach", expect=2)
+    assert "did you mean train.micro_batch?" in said.stderr and not said.stdout, said.stderr
+    text = megatrain("config", "init", "--all").stdout
+    assert set(keys) <= {f"{s}.{k}" for s, body in re.findall(r"^\[(\w+)\]\n(.*?)(?=^\[|\Z)", text, re.M | re.S)
+                         for k in re.findall(r"^(\w+) =", body, re.M)}
+    assert not [line for line in text.splitlines() if len(line) > 78]
+
+
+def mistakes_are_named():
+    for options, words in [(["--task", "rlhf"], "there are sft, lora, qlora, dpo, pretrain, blocks"),
+                           (["--set", "train.epoch=1"], "did you mean \"epochs\"")]:
+        assert words in megatrain("config", "init", *options, expect=2).stderr
+    said = megatrain("config", "init", "--model", model, "--data", os.path.join(tmp, "none.jsonl"))
+    assert "none.jsonl" in said.stderr and "usual ones" in said.stderr, said.stderr
+
+
+def the_helper_s_packages_are_where_no_cleaner_looks():
+    helper, data, cache = (os.path.join(tmp, d) for d in ("helper", "data-home", "cache-home"))
+    os.makedirs(helper)
+    open(os.path.join(helper, "prepare_data.py"), "w").close()
+    with open(os.path.join(helper, "setup_data.py"), "w") as f:
+        f.write("import sys\nprint('into', sys.argv[1])\n")
+    env = {"MEGATRAIN_DATA_HELPER": os.path.join(helper, "prepare_data.py"), "MEGATRAIN_PYTHON": "", "XDG_DATA_HOME": data,
+           "XDG_CACHE_HOME": cache}
+    assert megatrain("setup-data", env=env).stdout.split() == ["into", os.path.join(data, "megatrain", "python")]
+    for home in (cache, data):  # of an earlier version, and where it is made now, which comes first
+        python = os.path.join(home, "megatrain", "python", "bin", "python")
+        os.makedirs(os.path.dirname(python))
+        open(python, "w").close()
+        os.chmod(python, 0o755)
+        assert json.loads(megatrain("doctor", "--json", env=env).stdout)["data helper's Python"] == python
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    os.environ["XDG_CACHE_HOME"] = os.path.join(tmp, "cache")  # no rates of this machine
+    shape = write_model(os.path.join(tmp, "shape"), config("qwen3", vocab_size=704, max_position_embeddings=2048))
+    model = with_weights(tmp, shape, write_data(os.path.join(tmp, "ids.jsonl"), vocab=704))
+    write_tokenizer(model, "qwen3")
+    only = sys.argv[1:]
+    for case in [each_task_trains_as_it_stands, rows_and_steps_follow_the_data,
+                 the_template_is_the_model_s_or_one_that_its_tokenizer_knows, what_does_not_fit_gets_leaner_settings,
+                 every_key_is_explained, mistakes_are_named, the_helper_s_packages_are_where_no_cleaner_looks]:
+        if only and case.__name__ not in only:
+            continue
+        case()
+        print(f"ok {case.__name__}", flush=True)
