@@ -109,7 +109,8 @@ static int count_data(struct counts *c, struct init_lines *f, const struct mt_hf
     return rc;
 }
 
-/* Updates of an epoch: as many as TRL makes of 1,000 samples (of 8 each: 125; of 16: 62), of more samples larger steps. */
+/* Updates of an epoch: as many as TRL makes of 1,000 samples (of 8 each: 125; of 16: 62); of more samples larger
+ * steps. */
 static double updates_of(double n)
 {
     const double each = 11.5, many = 1000;
@@ -153,7 +154,8 @@ static double nice(double v)
 static void choose_steps(struct init_lines *f, const struct counts *c, uint64_t row)
 {
     const double least = 60; /* updates of a run */
-    double filled = (double)row * 0.97, rows = (double)c->tokens / filled, n = c->text ? MT_MAX(rows, (double)c->n) : (double)c->n;
+    double filled = (double)row * 0.97, rows = (double)c->tokens / filled;
+    double n = c->text ? MT_MAX(rows, (double)c->n) : (double)c->n;
     double held_out = n < 2000 ? 0.1 : n < 20000 ? 0.05 : 0.02;
     rows *= 1 - held_out;
     double want = MT_MAX(updates_of(n), 1), share = rows / want;
@@ -177,11 +179,13 @@ static void choose_steps(struct init_lines *f, const struct counts *c, uint64_t 
 }
 
 /* Blocks of layers that each get some steps, in at least one round. */
-static void choose_blocks(struct init_lines *f, int64_t n_layers, const struct counts *c, uint64_t row, double epochs, uint64_t step)
+static void choose_blocks(struct init_lines *f, int64_t n_layers, const struct counts *c, uint64_t row, double epochs,
+                          uint64_t step)
 {
     const double least = 10, most = 100; /* steps of a block */
     double updates = epochs * (double)c->tokens / (double)row / 0.97 / ((double)step / (double)row);
-    double blocks = MT_MIN(MT_MAX(floor(updates / least), 1), (double)n_layers), steps = MT_MIN(floor(updates / blocks), most);
+    double blocks = MT_MIN(MT_MAX(floor(updates / least), 1), (double)n_layers);
+    double steps = MT_MIN(floor(updates / blocks), most);
     char value[32];
     if (blocks < (double)n_layers) {
         snprintf(value, sizeof(value), "%.0f", blocks);
@@ -192,7 +196,8 @@ static void choose_blocks(struct init_lines *f, int64_t n_layers, const struct c
 }
 
 /* Without --task: what the data are for. */
-static int count_for_task(struct counts *c, struct init_lines *f, bool given, const struct mt_hf_config *hf, struct mt_err *err)
+static int count_for_task(struct counts *c, struct init_lines *f, bool given, const struct mt_hf_config *hf,
+                          struct mt_err *err)
 {
     struct mt_err other;
     int rc = count_data(c, f, hf, err);

@@ -35,8 +35,8 @@ struct plan_settings {
 /** The same with such settings, and without messages; `change` NULL: plan_view_open(). */
 int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_args *args,
                       const struct plan_settings *change, struct mt_err *err);
-/** Finds the choice: by the search, or on a machine without rates by the rules of its runs (then choice.sim is 0). Errors as
- * of mt_resolve(). */
+/** Finds the choice: by the search, or on a machine without rates by the rules of its runs (then choice.sim is 0).
+ * Errors as of mt_resolve(). */
 int plan_view_resolve(struct plan_view *v, struct mt_err *err);
 /** For what cannot do without rates: 0 if there are some. */
 int plan_view_needs_rates(const struct plan_view *v, struct mt_err *err);

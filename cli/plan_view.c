@@ -135,7 +135,8 @@ static int resolve_by_rules(struct plan_view *v, struct mt_err *err)
     char a[32], b[32];
     if (!rc && v->choice.host_bytes > p->host_budget.bytes)
         rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "the host memory budget of %s (memory.host_budget) is too small: %s are needed",
-                     mt_format_bytes(a, sizeof(a), p->host_budget.bytes), mt_format_bytes(b, sizeof(b), v->choice.host_bytes));
+                     mt_format_bytes(a, sizeof(a), p->host_budget.bytes),
+                     mt_format_bytes(b, sizeof(b), v->choice.host_bytes));
     return rc;
 }
 

@@ -34,9 +34,9 @@ int mt_path_printf(char *path, size_t size, const char *format, ...)
     return -ENAMETOOLONG;
 }
 
-static void user_dir(char *path, size_t size, const char *variable, const char *below_home)
+static void user_dir(char *path, size_t size, const char *xdg, const char *below_home)
 {
-    const char *xdg = getenv(variable), *home = getenv("HOME");
+    const char *home = getenv("HOME");
     if (xdg && *xdg)
         mt_path_printf(path, size, "%s/megatrain", xdg);
     else
@@ -45,12 +45,12 @@ static void user_dir(char *path, size_t size, const char *variable, const char *
 
 void mt_cache_dir(char *path, size_t size)
 {
-    user_dir(path, size, "XDG_CACHE_HOME", ".cache");
+    user_dir(path, size, getenv("XDG_CACHE_HOME"), ".cache");
 }
 
 void mt_data_home(char *path, size_t size)
 {
-    user_dir(path, size, "XDG_DATA_HOME", ".local/share");
+    user_dir(path, size, getenv("XDG_DATA_HOME"), ".local/share");
 }
 
 enum { MAX_INTERRUPTED = 10000 }; /* in a row: then something is wrong, and nobody must wait for it for ever */

@@ -16,8 +16,8 @@ void mt_str_append(struct mt_str *s, const char *data, size_t n);
 void mt_str_printf(struct mt_str *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /** Appends a finite number in the fewest digits that read back as the same double. */
 void mt_str_number(struct mt_str *s, double v);
-/** Appends `text`, folded between words into lines of at most `width` columns that begin with `indent`; each ends with a
- * newline. A longer word has a line of its own. */
+/** Appends `text`, folded between words into lines of at most `width` columns that begin with `indent`; each ends with
+ * a newline. A longer word has a line of its own. */
 void mt_str_fold(struct mt_str *s, const char *indent, const char *text, size_t width);
 void mt_str_finish(struct mt_str *s);
 

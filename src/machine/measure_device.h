@@ -19,9 +19,8 @@ struct mt_measure_params {
     const char *disk_dir;    /* a folder on the drive to be measured, or NULL */
     bool brief;              /* only rates, no grid of operations */
     bool small;              /* for tests: tiny measurements, the rates are meaningless */
-    double *cores_share;     /* receives what part of its cores' time the process got, a mean so far; may be NULL. Below
-                                least_share measuring ends with -EBUSY: looked at before it begins, and after each part */
-    double least_share;
+    double *cores_share;     /* receives what part of its cores' time the process got; may be NULL */
+    double least_share;      /* with less, looked at before measuring and after each part, it ends with -EBUSY */
     void (*progress)(void *ctx, const char *what); /* may be NULL */
     void *ctx;
 };
