@@ -53,7 +53,7 @@ with tempfile.TemporaryDirectory() as tmp:
     os.chdir(tmp)
     os.environ["XDG_CACHE_HOME"] = os.path.join(tmp, "cache") # the profile of this machine is of small shapes
     for words, target in asked:
-        words = [{"DIR": model, "OUT": "out"}.get(w, w) for w in words]
+        words = [model if w == "DIR" else re.sub("^OUT\\b", "out", w) for w in words]
         if words == ["run", "config.ini"]: # the first line of the page says what kind of program it is
             continue
         said = megatrain(*words, *(["--force"] if words == ["probe", "all"] else [])) # other tests run meanwhile
@@ -62,4 +62,8 @@ with tempfile.TemporaryDirectory() as tmp:
         if target:
             open(target, "w").write(said.stdout + "\n[device]\nkind = cpu\n")
         print(f"ok megatrain {' '.join(words)}", flush=True)
+    ten, = re.findall(r"^    (\[model\]\n(?:    .*\n)+)", page, re.M)  # the configuration on the page
+    with open("ten.ini", "w") as f:
+        f.write(re.sub("^ +", "", ten, flags=re.M).replace("DIR", model))
+    assert megatrain("check", "ten.ini", "--set", "data.overlong=truncate").stdout.endswith("ok\n")
     assert os.path.exists("out/report.html") and not shows, (os.listdir("out"), shows)
