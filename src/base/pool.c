@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 
 #include "base/mem.h"
+#include "base/thread.h"
 
 struct worker {
     mt_pool *pool;
@@ -143,15 +144,13 @@ int mt_pool_create(mt_pool **out, const struct mt_pool_params *params, struct mt
     for (int i = 1; i < n; i++) {
         struct worker *w = &p->workers[i];
         *w = (struct worker){.pool = p, .index = i, .cpu = params->cpus ? params->cpus[i] : -1};
-        int rc = pthread_create(&w->thread, NULL, worker_main, w);
-        if (rc) {
-            mt_pool_destroy(&p);
-            return mt_fail(err, MT_ERR_RUNTIME, -rc, "cannot start thread %d of pool %s: %s", i,
-                           params->name, strerror(rc));
-        }
         char name[16];
         snprintf(name, sizeof(name), "%.10s/%hu", params->name, (unsigned short)i);
-        pthread_setname_np(w->thread, name);
+        int rc = mt_thread_start(&w->thread, name, worker_main, w, err);
+        if (rc) {
+            mt_pool_destroy(&p);
+            return rc;
+        }
         p->n_started++;
     }
     *out = p;

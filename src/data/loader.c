@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/thread.h"
 
 enum { NOTHING = -1 };
 
@@ -63,19 +64,14 @@ int mt_loader_create(mt_loader **out, mt_sampler *s, uint64_t first_step, uint64
     int rc = mt_step_data_init(&l->data[0], s, err);
     if (!rc)
         rc = mt_step_data_init(&l->data[1], s, err);
-    if (!rc) {
-        int code = pthread_create(&l->thread, NULL, loader_main, l);
-        l->started = !code;
-        if (code)
-            rc = mt_fail(err, MT_ERR_RUNTIME, -code, "cannot start the data loader: %s", strerror(code));
-    }
-    if (rc) {
+    if (!rc)
+        rc = mt_thread_start(&l->thread, "mt-data", loader_main, l, err);
+    l->started = !rc;
+    if (rc)
         mt_loader_destroy(&l);
-        return rc;
-    }
-    pthread_setname_np(l->thread, "mt-data");
-    *out = l;
-    return 0;
+    else
+        *out = l;
+    return rc;
 }
 
 void mt_loader_destroy(mt_loader **loader)

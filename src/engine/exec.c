@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "engine/exec.h"
 
 /* Call under lock. Keeps the first error; an error replaces an interruption. `update`: the update failed, too. */
@@ -602,12 +603,10 @@ int mt_exec_start(struct mt_exec *x, struct mt_err *err)
             continue;
         w->x = x;
         w->queue = q;
-        int rc = pthread_create(&w->thread, NULL, worker_main, w);
+        int rc = mt_thread_start(&w->thread, name, worker_main, w, err);
+        w->started = !rc;
         if (rc)
-            return mt_fail(err, MT_ERR_RUNTIME, -rc, "cannot start the engine's threads: %s",
-                           strerror(rc));
-        w->started = true;
-        pthread_setname_np(w->thread, name);
+            return rc;
     }
     return 0;
 }

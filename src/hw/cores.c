@@ -5,50 +5,68 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/cgroup.h"
 #include "base/mem.h"
 #include "hw/hw.h"
 #include "hw/homes.h"
 
-/* CPUs granted by the cgroup's quota (version 2, own group), or a large number if there is none. */
-static int quota_cpus(void)
+/* More than any machine has: the kernel refuses a set that is smaller than its own. */
+enum { MOST_CPUS = 1 << 16 };
+
+/* CPUs that this process may use, for CPU_FREE(); NULL: unknown. */
+static cpu_set_t *affinity(void)
 {
-    char quota[32];
-    double period = 0;
-    int n = 1 << 20;
-    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
-    if (f && fscanf(f, "%31s %lf", quota, &period) == 2 && quota[0] != 'm' && period > 0)
-        n = MT_MAX((int)(strtod(quota, NULL) / period + 0.5), 1);
-    if (f)
-        fclose(f);
-    return n;
+    cpu_set_t *set = CPU_ALLOC(MOST_CPUS);
+    if (set && sched_getaffinity(0, CPU_ALLOC_SIZE(MOST_CPUS), set)) {
+        CPU_FREE(set);
+        set = NULL;
+    }
+    return set;
+}
+
+static bool has(const cpu_set_t *set, int cpu)
+{
+    return cpu >= 0 && cpu < MOST_CPUS && CPU_ISSET_S((size_t)cpu, CPU_ALLOC_SIZE(MOST_CPUS), set);
+}
+
+bool mt_hw_affinity(cpu_set_t *out)
+{
+    cpu_set_t *set = affinity();
+    CPU_ZERO(out);
+    for (int cpu = 0; set && cpu < CPU_SETSIZE; cpu++)
+        if (has(set, cpu))
+            CPU_SET((size_t)cpu, out);
+    CPU_FREE(set);
+    return set != NULL;
 }
 
 static int collect(hwloc_topology_t topo, int **cpus, int *n, struct mt_err *err)
 {
-    cpu_set_t allowed;
     struct mt_numa numa;
+    cpu_set_t *allowed = affinity();
     int cores = hwloc_get_nbobjs_by_type(topo, HWLOC_OBJ_CORE), count = 0;
-    if (sched_getaffinity(0, sizeof(allowed), &allowed))
-        CPU_ZERO(&allowed);
     int *list = mt_calloc((size_t)MT_MAX(cores, 1), sizeof(int));
-    if (!list)
+    if (!list) {
+        CPU_FREE(allowed);
         return mt_fail_nomem(err, "the list of cores", (size_t)cores * sizeof(int));
+    }
     for (int i = 0; i < cores; i++) {
         hwloc_obj_t core = hwloc_get_obj_by_type(topo, HWLOC_OBJ_CORE, (unsigned)i);
         int cpu;
         hwloc_bitmap_foreach_begin(cpu, core->cpuset)
-            if (cpu < CPU_SETSIZE && CPU_ISSET(cpu, &allowed)) {
+            if (allowed && has(allowed, cpu)) {
                 list[count++] = cpu;
                 break;
             }
         hwloc_bitmap_foreach_end();
     }
+    CPU_FREE(allowed);
     if (!count)
         list[count++] = MT_MAX(sched_getcpu(), 0);
     mt_numa_read(&numa);
     mt_numa_spread(&numa, list, (size_t)count);
     *cpus = list;
-    *n = MT_MIN(count, quota_cpus());
+    *n = MT_MIN(count, mt_cgroup_cpus(""));
     return 0;
 }
 
@@ -66,26 +84,29 @@ int mt_hw_cores(int **cpus, int *n, struct mt_err *err)
 
 int mt_hw_allowed(int *there)
 {
-    cpu_set_t allowed;
+    cpu_set_t *allowed = affinity();
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     *there = n > 0 ? (int)n : 1;
-    return sched_getaffinity(0, sizeof(allowed), &allowed) ? *there : CPU_COUNT(&allowed);
+    int own = allowed ? CPU_COUNT_S(CPU_ALLOC_SIZE(MOST_CPUS), allowed) : *there;
+    CPU_FREE(allowed);
+    return own;
 }
 
 double mt_hw_busy_seconds(void)
 {
-    cpu_set_t allowed;
+    cpu_set_t *allowed = affinity();
     char line[512];
     double ticks = 0;
-    FILE *f = sched_getaffinity(0, sizeof(allowed), &allowed) ? NULL : fopen("/proc/stat", "re");
+    FILE *f = allowed ? fopen("/proc/stat", "re") : NULL;
     while (f && fgets(line, sizeof(line), f)) {
         unsigned cpu;
         double user, nice, system, irq, softirq;
         if (sscanf(line, "cpu%u %lf %lf %lf %*f %*f %lf %lf", &cpu, &user, &nice, &system, &irq, &softirq) == 6 &&
-            cpu < CPU_SETSIZE && CPU_ISSET(cpu, &allowed))
+            has(allowed, (int)cpu))
             ticks += user + nice + system + irq + softirq;
     }
     if (f)
         fclose(f);
+    CPU_FREE(allowed);
     return ticks / (double)sysconf(_SC_CLK_TCK);
 }

@@ -2,6 +2,7 @@
 #ifndef MT_HW_HW_H
 #define MT_HW_HW_H
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -9,8 +10,10 @@
 #include "base/err.h"
 
 /** CPUs that this process may use: one for each core, in hwloc's order but from each NUMA node in turn, within the
- * affinity mask; no more than the cgroup's CPU quota. The caller frees *cpus. */
+ * affinity mask; no more than its control groups allow (base/cgroup.h). The caller frees *cpus. */
 int mt_hw_cores(int **cpus, int *n, struct mt_err *err);
+/** The affinity mask, of the first CPU_SETSIZE processors; false: it cannot be read. */
+bool mt_hw_affinity(cpu_set_t *out);
 /** Processors in the affinity mask; *there: of the machine. */
 int mt_hw_allowed(int *there);
 /** Of both, where the first is less than half: what is wrong, and how it is mended. */
@@ -22,7 +25,7 @@ double mt_hw_busy_seconds(void);
 /** Limits of memory, in bytes; UINT64_MAX: no limit. */
 struct mt_hw_memory {
     uint64_t total, available;        /* MemTotal, MemAvailable */
-    uint64_t cgroup_free;             /* least (limit - usage, cached files not counted) of the group and its parents */
+    uint64_t cgroup_free;             /* mt_cgroup_memory_free() */
     uint64_t address_space;           /* RLIMIT_AS less mapped memory */
     uint64_t memlock;                 /* RLIMIT_MEMLOCK */
 };

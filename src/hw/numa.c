@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "hw/homes_priv.h"
+#include "hw/hw.h"
 
 /* libnuma says so, too, where a container forbids policies; but then the nodes can be read all the same. */
 static bool has_nodes(void)
@@ -31,7 +32,7 @@ void mt_numa_read_nodes(struct mt_numa_nodes *out)
     cpu_set_t allowed;
     int n = 0;
     out->n = 0;
-    if (!has_nodes() || sched_getaffinity(0, sizeof(allowed), &allowed))
+    if (!has_nodes() || !mt_hw_affinity(&allowed))
         return;
     for (int id = 0; id <= numa_max_node() && n < MT_NUMA_MAX; id++)
         if (numa_bitmask_isbitset(numa_nodes_ptr, (unsigned)id)) /* numa_all_nodes_ptr: within the cpuset */

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "device/example.h"
 #include "hw/host.h"
 #include "machine/measure_priv.h"
@@ -229,9 +230,7 @@ static int start_update(struct update_load *l, const struct mt_measure_params *p
                                     .n = ADAM_N, .n_threads = p->n_threads, .cpus = p->cpus, .numa = p->numa},
                                 err);
     if (!rc)
-        rc = pthread_create(&l->thread, NULL, update_main, l)
-                 ? mt_fail(err, MT_ERR_RUNTIME, -EAGAIN, "cannot start a thread")
-                 : 0;
+        rc = mt_thread_start(&l->thread, "mt-update", update_main, l, err);
     l->started = !rc;
     return rc;
 }

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/sum64.h"
+#include "base/thread.h"
 #include "net/net_priv.h"
 
 enum { WINDOW = 4, PIECE = 4 << 20, SHORT = 4096, IDLE_NS = 50000, IDLE_TURNS = 50 };
@@ -315,15 +316,13 @@ int mt_net_create(mt_net **out, mt_wire *wire, double deadline_s, struct mt_err 
     for (int d = 0; d < 2; d++)
         n->way[d] = mt_calloc((size_t)wire->size, sizeof(struct way));
     int rc = n->way[0] && n->way[1] ? 0 : mt_fail_nomem(err, "messages between hosts", 2 * bytes);
-    int failed = rc ? 0 : pthread_create(&n->thread, NULL, run, n);
-    if (failed)
-        rc = mt_fail(err, MT_ERR_RUNTIME, -failed, "cannot start the thread of messages between hosts: %s", strerror(failed));
+    if (!rc)
+        rc = mt_thread_start(&n->thread, "mt-net", run, n, err);
     if (rc) {
         wire->close(wire, false, 1);
         free_net(n);
         return rc;
     }
-    pthread_setname_np(n->thread, "mt-net");
     *out = n;
     return 0;
 }

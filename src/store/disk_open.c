@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "store/disk_priv.h"
 
 static int open_files(struct mt_disk *d, const struct mt_disk_params *p, struct mt_err *err)
@@ -77,12 +78,8 @@ int mt_disk_open_rated(mt_disk **out, const struct mt_disk_params *p, struct mt_
     if (!rc) /* one more than drives: for reads and writes at once */
         rc = mt_job_pool_create(&d->sums, "mt-sum", (int)p->n_dirs + 1, wake_disk, d->transfers, err);
     if (!rc) {
-        int e = pthread_create(&d->thread, NULL, mt_disk_main, d);
-        d->started = !e;
-        if (e)
-            rc = mt_fail(err, MT_ERR_RUNTIME, -e, "cannot start the disk's thread: %s", strerror(e));
-        else
-            pthread_setname_np(d->thread, "mt-disk");
+        rc = mt_thread_start(&d->thread, "mt-disk", mt_disk_main, d, err);
+        d->started = !rc;
     }
     if (rc) {
         mt_disk_close(&d);

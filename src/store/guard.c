@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/sum64.h"
+#include "base/thread.h"
 #include "store/block_sum.h"
 
 enum { MAX_FOUND = 64 };
@@ -334,11 +335,8 @@ int mt_guard_create(mt_guard **out, const struct mt_guard_params *p, struct mt_e
     if (!rc && p->trained)
         rc = make_tables(g, err);
     if (!rc && g->n_blocks) {
-        int e = pthread_create(&g->thread, NULL, guard_main, g);
-        g->started = !e;
-        rc = e ? mt_fail(err, MT_ERR_RUNTIME, -e, "cannot start the thread that checks memory: %s", strerror(e)) : 0;
-        if (g->started)
-            pthread_setname_np(g->thread, "mt-guard");
+        rc = mt_thread_start(&g->thread, "mt-guard", guard_main, g, err);
+        g->started = !rc;
     }
     if (rc)
         mt_guard_destroy(&g);

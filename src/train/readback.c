@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "base/thread.h"
 #include "checkpoint/checkpoint.h"
 
 enum { DROPPED = MT_READBACK_BAD + 1 };
@@ -53,12 +54,11 @@ int mt_readback_start(mt_readback **out, const char *path, const char *older, st
             destroy(r);
         return mt_fail_nomem(err, path, sizeof(*r));
     }
-    int e = pthread_create(&thread, NULL, readback_main, r);
-    if (e) {
+    int rc = mt_thread_start(&thread, "mt-readback", readback_main, r, err);
+    if (rc) {
         destroy(r);
-        return mt_fail(err, MT_ERR_RUNTIME, -e, "cannot start the thread that reads %s back: %s", path, strerror(e));
+        return rc;
     }
-    pthread_setname_np(thread, "mt-readback");
     pthread_detach(thread);
     *out = r;
     return 0;

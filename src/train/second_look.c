@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "base/thread.h"
 #include "weights/weights.h"
 
 struct mt_second_look {
@@ -56,14 +57,12 @@ int mt_second_look_start(mt_second_look **out, const struct mt_layout *l, const 
         return mt_fail_nomem(err, "sums of the model's weights", l->n_tensors * sizeof(*sum));
     }
     memcpy(s->sum, sum, l->n_tensors * sizeof(*sum));
-    int e = pthread_create(&s->thread, NULL, look, s);
-    if (e) {
+    int rc = mt_thread_start(&s->thread, "mt-second-look", look, s, err);
+    if (rc)
         destroy(s);
-        return mt_fail(err, MT_ERR_RUNTIME, -e, "cannot start the thread that reads weights again: %s", strerror(e));
-    }
-    pthread_setname_np(s->thread, "mt-second-look");
-    *out = s;
-    return 0;
+    else
+        *out = s;
+    return rc;
 }
 
 bool mt_second_look_over(const mt_second_look *s)

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "base/thread.h"
 #include "device/backend.h"
 
 enum { RING = 256, COPY_PIECE = 1 << 20 };
@@ -81,16 +82,13 @@ int mt_cpu_stream_create(struct mt_cpu_stream **out, struct mt_cpu_device *d,
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->not_empty, NULL);
     pthread_cond_init(&s->not_full, NULL);
-    int rc = pthread_create(&s->thread, NULL, stream_main, s);
-    if (rc) {
+    int rc = mt_thread_start(&s->thread, p->name, stream_main, s, err);
+    s->started = !rc;
+    if (rc)
         mt_cpu_stream_destroy(&s);
-        return mt_fail(err, MT_ERR_RUNTIME, -rc, "cannot start the thread of stream %s: %s", p->name,
-                       strerror(rc));
-    }
-    s->started = true;
-    pthread_setname_np(s->thread, p->name);
-    *out = s;
-    return 0;
+    else
+        *out = s;
+    return rc;
 }
 
 void mt_cpu_stream_destroy(struct mt_cpu_stream **stream)

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "store/files/file_priv.h"
 #include "store/io/waiter.h"
 
@@ -354,12 +355,9 @@ int mt_file_reader_start(mt_file_weights *f, const struct mt_file_weights_params
         rc = mt_job_pool_create(&f->jobs, "mt-place", n_threads(), wake_reader, f->transfers, err);
     if (rc)
         return rc;
-    int e = pthread_create(&f->thread, NULL, reader_main, f);
-    f->started = !e;
-    if (e)
-        return mt_fail(err, MT_ERR_RUNTIME, -e, "cannot start the thread that reads the model's files: %s", strerror(e));
-    pthread_setname_np(f->thread, "mt-files");
-    return 0;
+    rc = mt_thread_start(&f->thread, "mt-files", reader_main, f, err);
+    f->started = !rc;
+    return rc;
 }
 
 bool mt_file_reader_stop(mt_file_weights *f)

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/thread.h"
 #include "store/io/io_backend.h"
 
 enum { MAX_THREADS = 32 };
@@ -172,14 +173,9 @@ int mt_io_threads_create(mt_io **out, unsigned depth, struct mt_err *err)
     int rc = t->ops && t->results ? 0 : mt_fail_nomem(err, "I/O threads", depth * sizeof(*t->ops));
     for (int i = 0; i < MT_MIN((int)depth, MAX_THREADS) && !rc; i++) {
         char name[16];
-        int e = pthread_create(&t->thread[i], NULL, thread_main, t);
-        if (e) {
-            rc = mt_fail(err, MT_ERR_RUNTIME, -e, "cannot start I/O thread %d: %s", i, strerror(e));
-            break;
-        }
         snprintf(name, sizeof(name), "mt-io/%hu", (unsigned short)i);
-        pthread_setname_np(t->thread[i], name);
-        t->n_threads++;
+        rc = mt_thread_start(&t->thread[i], name, thread_main, t, err);
+        t->n_threads += !rc;
     }
     if (rc) {
         threads_destroy(&t->base);

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "base/mem.h"
+#include "base/thread.h"
 
 struct jobs {
     struct mt_job *first, *last;
@@ -93,14 +94,9 @@ int mt_job_pool_create(mt_job_pool **out, const char *name, int n_threads, void 
     p->ctx = ctx;
     for (int i = 0; i < MT_MIN(n_threads, (int)MT_JOB_MAX_THREADS) && !rc; i++) {
         char numbered[16];
-        int e = pthread_create(&p->thread[i], NULL, pool_main, p);
-        if (e) {
-            rc = mt_fail(err, MT_ERR_RUNTIME, -e, "cannot start a thread %s: %s", name, strerror(e));
-            break;
-        }
         snprintf(numbered, sizeof(numbered), "%.8s/%hu", name, (unsigned short)i);
-        pthread_setname_np(p->thread[i], numbered);
-        p->n_threads++;
+        rc = mt_thread_start(&p->thread[i], numbered, pool_main, p, err);
+        p->n_threads += !rc;
     }
     if (rc) {
         mt_job_pool_destroy(&p);

@@ -4,14 +4,17 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/pool.h"
+#include "base/thread.h"
 
 enum { CHUNKS = 1000, ROUNDS = 300 };
 
@@ -227,9 +230,34 @@ static void threads_take_their_own_lane_first_and_what_others_leave(void **state
     mt_pool_destroy(&p);
 }
 
+static void *nothing(void *arg)
+{
+    return arg;
+}
+
+/* In a child, so that the limit ends with it. */
+static void a_thread_that_is_refused_names_the_limits(void **state)
+{
+    (void)state;
+    if (getenv("ASAN_OPTIONS") || getenv("TSAN_OPTIONS")) /* which need the address space */
+        skip();
+    pid_t pid = fork();
+    if (!pid) {
+        struct rlimit as = {4 << 20, 4 << 20}; /* less than it has */
+        struct mt_err err = {0};
+        pthread_t t;
+        bool refused = !setrlimit(RLIMIT_AS, &as) && mt_thread_start(&t, "mt-test", nothing, NULL, &err) < 0;
+        _exit(refused && strstr(err.msg, "mt-test") && strstr(err.msg, "ulimit -v is 4096 KiB") ? 0 : 1);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_thread_that_is_refused_names_the_limits),
         cmocka_unit_test(each_chunk_runs_once_and_is_over_at_return),
         cmocka_unit_test(loops_in_quick_succession_do_not_mix),
         cmocka_unit_test(all_threads_take_part),

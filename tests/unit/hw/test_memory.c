@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "base/cgroup.h"
 #include "base/fs.h"
 #include "base/mem.h"
 #include "hw/hw.h"
@@ -149,6 +151,77 @@ static void rubbish_in_a_limit_is_no_limit(void **state)
     }
 }
 
+/* Above it the kernel holds the group back, so that it crawls: it is as good as a limit. */
+static void memory_high_counts_as_a_limit(void **state)
+{
+    (void)state;
+    put("/proc/meminfo", MEMINFO);
+    put("/proc/self/cgroup", "0::/a/b\n");
+    put("/sys/fs/cgroup/a/b/memory.max", "9000\n");
+    put("/sys/fs/cgroup/a/b/memory.high", "max\n");
+    put("/sys/fs/cgroup/a/b/memory.current", "1000\n");
+    assert_int_equal(look().cgroup_free, 8000);
+    put("/sys/fs/cgroup/a/memory.high", "5000\n");
+    put("/sys/fs/cgroup/a/memory.current", "2000\n");
+    assert_int_equal(look().cgroup_free, 3000);
+    put("/sys/fs/cgroup/a/b/memory.high", "1500\n");
+    assert_int_equal(look().cgroup_free, 500);
+}
+
+static void a_quota_is_that_of_the_group_or_of_any_parent(void **state)
+{
+    (void)state;
+    assert_int_equal(mt_cgroup_cpus(root), INT_MAX);
+    put("/proc/self/cgroup", "0::/user.slice/run.scope\n");
+    put("/sys/fs/cgroup/user.slice/run.scope/cpu.max", "max 100000\n");
+    assert_int_equal(mt_cgroup_cpus(root), INT_MAX);
+    put("/sys/fs/cgroup/user.slice/cpu.max", "765000 100000\n"); /* what is begun of a processor would be waited for */
+    assert_int_equal(mt_cgroup_cpus(root), 7);
+    put("/sys/fs/cgroup/user.slice/run.scope/cpu.max", "50000 100000\n");
+    assert_int_equal(mt_cgroup_cpus(root), 1);
+    put("/sys/fs/cgroup/user.slice/run.scope/cpu.max", "200000 50000\n");
+    assert_int_equal(mt_cgroup_cpus(root), 4);
+    static const char *const rubbish[] = {"", "3\n", "lots 5\n", "100000 0\n", "100000 max\n"};
+    put("/sys/fs/cgroup/user.slice/cpu.max", "");
+    for (size_t i = 0; i < MT_ARRAY_LEN(rubbish); i++) {
+        put("/sys/fs/cgroup/user.slice/run.scope/cpu.max", rubbish[i]);
+        assert_int_equal(mt_cgroup_cpus(root), INT_MAX);
+    }
+}
+
+static void quotas_and_cpusets_of_version_1_count(void **state)
+{
+    (void)state;
+    put("/proc/self/cgroup", "7:cpuset:/x/y\n5:cpu,cpuacct:/job/step\n0::/\n");
+    put("/sys/fs/cgroup/cpu/job/step/cpu.cfs_quota_us", "-1\n");
+    put("/sys/fs/cgroup/cpu/job/step/cpu.cfs_period_us", "100000\n");
+    assert_int_equal(mt_cgroup_cpus(root), INT_MAX);
+    put("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "350000\n");
+    put("/sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n");
+    assert_int_equal(mt_cgroup_cpus(root), 3);
+    put("/sys/fs/cgroup/cpuset/x/y/cpuset.effective_cpus", "0-3,64\n");
+    assert_int_equal(mt_cgroup_cpus(root), 3);
+    put("/sys/fs/cgroup/cpuset/x/cpuset.cpus", "2,5\n");
+    assert_int_equal(mt_cgroup_cpus(root), 2);
+    put("/proc/self/cgroup", "0::/v2\n");
+    put("/sys/fs/cgroup/v2/cpuset.cpus.effective", "4-9\n");
+    assert_int_equal(mt_cgroup_cpus(root), 6);
+    put("/sys/fs/cgroup/v2/cpuset.cpus.effective", "\n");
+    assert_int_equal(mt_cgroup_cpus(root), INT_MAX);
+}
+
+static void the_least_number_of_processes_counts(void **state)
+{
+    (void)state;
+    uint64_t used;
+    put("/proc/self/cgroup", "0::/a/b\n");
+    assert_true(mt_cgroup_pids(root, &used) == UINT64_MAX && used == 0);
+    put("/sys/fs/cgroup/a/b/pids.max", "max\n");
+    put("/sys/fs/cgroup/a/pids.max", "64\n");
+    put("/sys/fs/cgroup/a/pids.current", "63\n");
+    assert_true(mt_cgroup_pids(root, &used) == 64 && used == 63);
+}
+
 /* In a child, so that the limit ends with it. */
 static void the_address_space_limit_counts_what_is_mapped(void **state)
 {
@@ -257,6 +330,10 @@ int main(void)
         TEST(the_tightest_group_of_version_2_counts),
         TEST(a_container_sees_its_limit_at_the_root),
         TEST(version_1_is_read_too),
+        TEST(memory_high_counts_as_a_limit),
+        TEST(a_quota_is_that_of_the_group_or_of_any_parent),
+        TEST(quotas_and_cpusets_of_version_1_count),
+        TEST(the_least_number_of_processes_counts),
         TEST(cached_files_count_as_free),
         TEST(rubbish_in_a_limit_is_no_limit),
         TEST(the_address_space_limit_counts_what_is_mapped),
