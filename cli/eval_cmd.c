@@ -56,7 +56,7 @@ static int run_eval(struct mt_setup *setup, const struct cli_args *args, struct 
     if (!rc && cli_arg(args, "per-sample"))
         rc = print_samples(&s, json, err);
     if (!rc)
-        rc = mt_evaluate(&s, 0, NULL, &r, &unread, err);
+        rc = mt_evaluate(&s, 0, NULL, NULL, &r, &unread, err);
     mt_session_finish(&s);
     if (!rc)
         rc = check_loss(r.loss, "data.eval", err);

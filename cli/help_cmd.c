@@ -165,7 +165,8 @@ static void print_manual(void)
     print_variables(test_variables, MT_ARRAY_LEN(test_variables), ".TP\n.B %s\n%s\n");
     printf(".SH SIGNALS\nSIGINT, SIGTERM and SIGHUP abandon the current step, save the last applied update "
            "and end;\na second SIGINT ends at once. SIGUSR1 saves and goes on; SIGUSR2 prints a "
-           "status line.\nThe files STOP and SAVE in the output folder do the same.\n.SH SEE ALSO\nmegatrain.ini(5), megatrain-cluster(7)\n");
+           "status line.\nThe files STOP and SAVE in the output folder do the same. Each is answered within two seconds and a save, "
+           "in any phase;\na step that a save cuts short is made again.\n.SH SEE ALSO\nmegatrain.ini(5), megatrain-cluster(7)\n");
 }
 
 int cli_cmd_help(struct cli *cli, const struct cli_args *args)

@@ -18,6 +18,7 @@
 #include "hw/ecc.h"
 #include "log_lines.h"
 #include "train/cluster.h"
+#include "train/watch.h"
 
 static bool is_empty(const char *dir)
 {

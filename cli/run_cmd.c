@@ -9,11 +9,11 @@
 
 #include "base/mem.h"
 #include "follow.h"
-#include "heartbeat.h"
 #include "learner.h"
 #include "log_lines.h"
 #include "rates.h"
 #include "report.h"
+#include "status.h"
 #include "train/blocks.h"
 #include "train/cluster.h"
 #include "train/reference.h"
@@ -62,7 +62,41 @@ struct run {
     struct mt_setup setup;
     struct mt_session session;
     struct mt_cluster *cluster; /* the hosts that share it; NULL: one */
+    struct cli_status status;
+    mt_watch *watch;
 };
+
+/* Asked to end before anything is trained: nothing is lost. */
+static void end_early(void *ctx, int stop)
+{
+    (void)ctx;
+    cli_say("megatrain: %s before training began: there is nothing to save\n",
+            stop == MT_STOP_TIME ? "checkpoint.time_limit has ended the run" : "stopped");
+    _exit(stop == MT_STOP_TIME ? EXIT_REQUEUE : 128 + SIGTERM);
+}
+
+/* From here on time limits and the output folders are watched. */
+static int watch(struct run *r, struct mt_err *err)
+{
+    struct mt_watched *of = mt_calloc(r->n, sizeof(*of));
+    const struct mt_watch_events events = {.ctx = &r->status, .status = cli_tell_status, .early = end_early};
+    control.asked = mt_calloc(r->n, sizeof(*control.asked));
+    if (!of || !control.asked) {
+        free(of);
+        return mt_fail_nomem(err, "the run", r->n * sizeof(*of));
+    }
+    r->status.quiet = r->cli->quiet || r->cli->no_progress;
+    for (size_t i = 0; i < r->n; i++) {
+        of[i] = (struct mt_watched){r->learner[i].out.dir, r->learner[i].cfg->checkpoint.time_limit};
+        r->status.quiet |= r->learner[i].cfg->log.progress == MT_PROGRESS_OFF;
+    }
+    control.n = r->n;
+    control.hosts = r->cluster != NULL;
+    mt_train_phase(&control, "reading data");
+    int rc = mt_watch_start(&r->watch, &control, of, r->cli->start_ns, &events, err);
+    free(of);
+    return rc;
+}
 
 /* Reads what the runs are and decides how they are placed. */
 static int prepare(struct run *r, struct mt_err *err)
@@ -76,6 +110,7 @@ static int prepare(struct run *r, struct mt_err *err)
         if (!rc)
             mt_inputs_say_rate(&r->in[i]);
     }
+    mt_train_phase(&control, "opening the device and choosing placements");
     if (!rc)
         rc = r->n == 1 ? mt_setup_open_on_hosts(&r->setup, r->in, r->cluster, err)
                        : mt_setup_open_shared(&r->setup, r->in, r->n, err);
@@ -107,6 +142,7 @@ static struct mt_train_params params_of(struct run *r, size_t i, struct cli_rate
                                 .clock = &l->clock,
                                 .files = &l->files,
                                 .start_ns = r->cli->start_ns,
+                                .watch = r->watch,
                                 .control = &control,
                                 .dir = l->out.dir,
                                 .output = &l->out,
@@ -152,7 +188,6 @@ static int start(struct run *r, struct cli_rates *rates, struct mt_err *err)
 static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
 {
     struct cli_rates rates = {0};
-    struct cli_heartbeat heartbeat;
     struct mt_train_params *p = mt_calloc(r->n, sizeof(*p));
     if (!p)
         return mt_fail_nomem(err, "the run", r->n * sizeof(*p));
@@ -160,7 +195,6 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
         p[i] = params_of(r, i, &rates);
     mt_train_phase(&control, "reading weights");
     atomic_store(&control.step, r->learner->state.step);
-    cli_heartbeat_start(&heartbeat, &control, r->cli->quiet);
     int rc = 0;
     for (size_t i = 0; i < r->n && !rc; i++)
         rc = mt_reference_take(&r->setup, i, &r->learner[i].state, err);
@@ -169,7 +203,6 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
     if (!rc)
         rc = mt_train_run(p, r->n, end, err);
     int code = cli_rates_close(&rates, rc ? NULL : err);
-    cli_heartbeat_stop(&heartbeat);
     free(p);
     return rc ? rc : code;
 }
@@ -251,6 +284,8 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
                                         .state = {.best_loss = NAN, .shares_up = 1}};
         rc = learner_open(&r->learner[i], r->args->operands[i], r->n == 1, err);
     }
+    if (!rc && !cli_arg(r->args, "dry-run"))
+        rc = watch(r, err);
     if (!rc)
         rc = prepare(r, err);
     for (size_t i = 0; i < r->n && !rc; i++)
@@ -286,6 +321,7 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
     r.in = mt_calloc(r.n, sizeof(*r.in));
     if (!rc)
         rc = run_all(&r, &end, &err);
+    mt_watch_stop(&r.watch);
     int code = rc ? cli_fail(&err) : exit_code(&r, end);
     if (rc && end == MT_END_TIME && err.kind != MT_ERR_TRAINING && can_go_on(&r))
         code = EXIT_REQUEUE; /* the last save failed, but there is a checkpoint from which a next run goes on */
@@ -296,6 +332,7 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
             learner_close(&r.learner[i]);
     free(r.learner);
     free(r.in);
+    free(control.asked);
     mt_cluster_close(&r.cluster, code);
     return code;
 }

@@ -11,7 +11,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/output.h"
 #include "cli.h"
-#include "train/control.h"
+#include "train/watch.h"
 
 static uint64_t newest_step(const char *dir)
 {
@@ -62,9 +62,9 @@ int cli_cmd_stop(struct cli *cli, const struct cli_args *args)
     if (mt_write_file(path, "", 0, &err))
         return cli_fail(&err);
     if (!cli->quiet)
-        fprintf(stderr, "%s: asked to stop after the step under way, and to save; waiting\n", dir);
+        fprintf(stderr, "%s: asked to stop and to save; waiting\n", dir);
     if (!wait_for_end(dir, limit)) {
-        mt_fail(&err, MT_ERR_RUNTIME, -ETIMEDOUT, "%s: the run still goes on after %.0f s; it stops when its step has ended", dir, limit);
+        mt_fail(&err, MT_ERR_RUNTIME, -ETIMEDOUT, "%s: the run still goes on after %.0f s; it is saving, or waits for a drive", dir, limit);
         return cli_fail(&err);
     }
     return say_end(dir, unlink(path) != 0);

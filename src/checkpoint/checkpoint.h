@@ -39,6 +39,11 @@ struct mt_checkpoint_save {
 };
 /** Writes nothing if this process has already saved this step; another folder of the same name is set aside. */
 int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err);
+/**
+ * Makes DIR/checkpoint-<step>, which this process has written or resumed from, say what the state says now, in one
+ * step: tensors stay. Of *s: vfs, dir, state, history. For what an evaluation finds after the save.
+ */
+int mt_checkpoint_amend(const struct mt_checkpoint_save *s, struct mt_err *err);
 /** The adapters of a layout alone, as a PEFT folder `to`, which must not exist. Of *s: files, model_dir, base_model,
  * layout, planes. */
 int mt_checkpoint_write_adapters(const struct mt_checkpoint_save *s, const char *to, struct mt_err *err);

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/fs.h"
 #include "base/json.h"
@@ -11,9 +14,12 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/save_priv.h"
+#include "checkpoint/seal.h"
 #include "hw/hw.h"
 #include "model/stored.h"
 #include "weights/weights.h"
+
+static const char PROGRESS[] = "trainer_state.json";
 
 static int write_text(struct mt_saver *v, const char *name, const char *text, struct mt_out_file *f,
                       struct mt_err *err)
@@ -113,6 +119,8 @@ static int write_seal(struct mt_saver *v, struct mt_err *err)
     char path[64];
     struct mt_out_file f;
     add_named(v, o);
+    if (v->frozen)
+        mt_json_add(o, "frozen", cJSON_Duplicate(v->frozen, 1));
     mt_json_add(o, "files", cJSON_Duplicate(v->files, 1));
     snprintf(path, sizeof(path), "megatrain/%s", name);
     int rc = write_json(v, path, o, &f, err);
@@ -132,23 +140,30 @@ static int sync_dir(const struct mt_saver *v, const char *dir, struct mt_err *er
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot sync %s: %s", dir, strerror(-rc)) : 0;
 }
 
+static int make_dir(const struct mt_saver *v, const char *dir, struct mt_err *err)
+{
+    int rc = v->vfs->make_dir(v->vfs->ctx, dir);
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot create %s: %s", dir, strerror(-rc)) : 0;
+}
+
+static int write_progress(struct mt_saver *v, struct mt_err *err)
+{
+    struct mt_out_file f;
+    v->prefix = "";
+    int rc = write_json(v, PROGRESS, mt_trainer_state_json(v->s->state), &f, err);
+    return rc ? rc : mt_save_file_done(v, PROGRESS, &f, err);
+}
+
 static int write_all(struct mt_saver *v, struct mt_err *err)
 {
     char dir[4200];
     int rc = v->s->layout->n_adapters ? mt_save_adapter(v, err) : mt_save_weights(v, err);
-    struct mt_out_file f;
-    v->prefix = "";
-    if (!rc)
-        rc = write_json(v, "trainer_state.json", mt_trainer_state_json(v->s->state), &f, err);
-    if (!rc)
-        rc = mt_save_file_done(v, "trainer_state.json", &f, err);
     snprintf(dir, sizeof(dir), "%s/megatrain", v->tmp);
-    if (rc)
-        return rc;
-    rc = v->vfs->make_dir(v->vfs->ctx, dir);
-    if (rc)
-        return mt_fail(err, MT_ERR_RUNTIME, rc, "cannot create %s: %s", dir, strerror(-rc));
-    if (v->s->full)
+    if (!rc)
+        rc = write_progress(v, err);
+    if (!rc)
+        rc = make_dir(v, dir, err);
+    if (v->s->full && !rc)
         rc = mt_save_state(v, err);
     if (v->s->full && !rc)
         rc = write_reference(v, err);
@@ -169,8 +184,10 @@ static int check_space(const struct mt_saver *v, struct mt_err *err)
     char a[32], b[32];
     for (size_t i = 0; i < v->n_copied; i++)
         need += v->copied[i]->n_bytes;
-    int rc = mt_hw_disk_free(s->dir, &have, err);
-    if (!rc && need > have)
+    if (mt_hw_disk_free(s->dir, &have, NULL)) /* unknown: the writes will tell */
+        return 0;
+    int rc = 0;
+    if (need > have)
         rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
                      "a checkpoint takes %s, %s has %s free: free some space, or set checkpoint.save = weights",
                      mt_format_bytes(a, sizeof(a), need), s->dir, mt_format_bytes(b, sizeof(b), have));
@@ -233,9 +250,7 @@ static int save_as(struct mt_saver *v, const char *final, struct mt_err *err)
     v->vfs->remove_tree(ctx, v->tmp);
     mt_json_begin();
     v->files = cJSON_CreateObject();
-    int rc = v->vfs->make_dir(ctx, v->tmp);
-    if (rc)
-        mt_fail(err, MT_ERR_RUNTIME, rc, "cannot create %s: %s", v->tmp, strerror(-rc));
+    int rc = make_dir(v, v->tmp, err);
     if (!rc)
         rc = write_all(v, err);
     if (!rc)
@@ -294,4 +309,103 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
         rc = save_as(&v, final, err);
     free(v.copied);
     return rc ? rc : make_known(&v, name, err);
+}
+
+/* --- adding to a checkpoint ------------------------------------------------------------------------------------ */
+
+static int copy_file(const struct mt_saver *v, const char *from, const char *to, struct mt_err *err)
+{
+    enum { PIECE = 1 << 20 };
+    struct mt_out_file f = {.fd = -1};
+    char *piece = mt_calloc(PIECE, 1);
+    int fd = open(from, O_RDONLY | O_CLOEXEC);
+    ssize_t n = 0;
+    int rc = !piece ? mt_fail_nomem(err, from, PIECE)
+             : fd < 0 ? mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot read %s: %s", from, strerror(errno))
+                      : mt_out_open(&f, v->vfs, to, err);
+    while (!rc && (n = read(fd, piece, PIECE)) > 0)
+        rc = mt_out_write(&f, piece, (size_t)n, err);
+    if (!rc && n < 0)
+        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot read %s: %s", from, strerror(errno));
+    if (!rc)
+        rc = mt_out_commit(&f, err);
+    mt_out_abort(&f);
+    if (fd >= 0)
+        close(fd);
+    free(piece);
+    return rc;
+}
+
+/* Files get a second name, or are copied where the file system has none. */
+static int share_files(const struct mt_saver *v, const char *final, struct mt_err *err)
+{
+    int rc = 0;
+    for (const cJSON *f = v->files->child; f && !rc; f = f->next) {
+        char from[4400], to[4400];
+        mt_path_printf(from, sizeof(from), "%s/%s", final, f->string);
+        mt_path_printf(to, sizeof(to), "%s/%s", v->tmp, f->string);
+        if (!v->vfs->share || v->vfs->share(v->vfs->ctx, from, to))
+            rc = copy_file(v, from, to, err);
+    }
+    return rc;
+}
+
+/* The names of both folders are exchanged, or, where that is not possible, one is renamed after the other. */
+static int take_place(struct mt_saver *v, const char *final, struct mt_err *err)
+{
+    if (!v->vfs->exchange || v->vfs->exchange(v->vfs->ctx, v->tmp, final))
+        return put_in_place(v, final, err);
+    int rc = sync_dir(v, v->s->dir, err);
+    v->vfs->remove_tree(v->vfs->ctx, v->tmp); /* that is the old one now */
+    return rc;
+}
+
+/* v->files: those of the checkpoint, of which this one is written anew. */
+static int amend(struct mt_saver *v, const char *final, struct mt_err *err)
+{
+    char dir[4200];
+    snprintf(dir, sizeof(dir), "%s/megatrain", v->tmp);
+    v->vfs->remove_tree(v->vfs->ctx, v->tmp);
+    cJSON_DeleteItemFromObjectCaseSensitive(v->files, PROGRESS);
+    int rc = make_dir(v, v->tmp, err);
+    if (!rc)
+        rc = make_dir(v, dir, err);
+    if (!rc)
+        rc = share_files(v, final, err);
+    if (!rc)
+        rc = write_progress(v, err);
+    if (!rc)
+        rc = write_seal(v, err);
+    if (!rc)
+        rc = sync_dir(v, dir, err);
+    if (!rc)
+        rc = sync_dir(v, v->tmp, err);
+    if (!rc)
+        rc = take_place(v, final, err);
+    if (rc)
+        v->vfs->remove_tree(v->vfs->ctx, v->tmp);
+    return rc;
+}
+
+int mt_checkpoint_amend(const struct mt_checkpoint_save *s, struct mt_err *err)
+{
+    struct mt_checkpoint_save again = *s;
+    struct mt_saver v = {.s = &again, .vfs = s->vfs ? s->vfs : &mt_vfs_posix};
+    char final[4096], sum[MT_SUM_TEXT];
+    cJSON *old = NULL;
+    mt_path_printf(final, sizeof(final), "%s/checkpoint-%llu", s->dir, (unsigned long long)s->state->step);
+    mt_path_printf(v.tmp, sizeof(v.tmp), "%s.tmp", final);
+    mt_json_begin();
+    int rc = mt_seal_read(final, &old, sum, &again.full, err);
+    if (rc)
+        return rc;
+    v.files = mt_json_get(old, "files") ? cJSON_DetachItemFromObjectCaseSensitive(old, "files") : NULL;
+    v.frozen = cJSON_DetachItemFromObjectCaseSensitive(old, "frozen");
+    rc = v.files ? amend(&v, final, err) : mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s does not list its files", final);
+    if (!rc)
+        memcpy(s->history->sum, v.sum, sizeof(v.sum));
+    cJSON_Delete(v.files);
+    cJSON_Delete(v.frozen);
+    cJSON_Delete(old);
+    return rc ? rc : sync_dir(&v, s->dir, err);
 }

@@ -21,6 +21,7 @@ struct mt_saver {
     struct mt_layout_files weights; /* as tensors of the model's files */
     const struct mt_st_tensor **copied; /* [n_copied] of the model's own files */
     size_t n_copied;
+    cJSON *frozen; /* what an earlier version of this checkpoint names; NULL: none */
     cJSON *files, *tensors; /* tensors: of the current file, NULL before its first */
     char sum[MT_SUM_TEXT]; /* of the sealed file */
 };

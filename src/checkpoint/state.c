@@ -71,6 +71,8 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
         cJSON_AddNumberToObject(o, "best_saved_step", (double)s->best_saved_step);
         cJSON_AddNumberToObject(o, "best_saved_loss", s->best_saved_loss);
     }
+    if (s->eval_step != MT_EVAL_UNKNOWN)
+        cJSON_AddNumberToObject(o, "eval_step", (double)s->eval_step);
     cJSON_AddStringToObject(o, "config", s->config ? s->config : "");
     if (s->n_reference) {
         cJSON *r = cJSON_AddObjectToObject(o, "reference");
@@ -149,6 +151,9 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
         s.best_saved_step = (uint64_t)saved->valuedouble;
         s.best_saved_loss = saved_loss->valuedouble;
     }
+    const cJSON *evaluated = mt_json_get(o, "eval_step");
+    bool known = cJSON_IsNumber(evaluated) && evaluated->valuedouble >= 0 && evaluated->valuedouble <= (double)s.step;
+    s.eval_step = known ? (uint64_t)evaluated->valuedouble : MT_EVAL_UNKNOWN;
     int rc = read_blocks(&s, o, name, err);
     if (!rc)
         rc = mt_lineage_from_json(&s.lineage, o, name, err);

@@ -10,6 +10,7 @@
 #include "checkpoint/lineage.h"
 #include "checkpoint/log_rows.h"
 
+#define MT_EVAL_UNKNOWN UINT64_MAX
 /** The state of a run besides its planes, in megatrain/state.json. */
 struct mt_train_state {
     uint64_t step;            /* data steps done */
@@ -28,6 +29,7 @@ struct mt_train_state {
     double best_saved_loss;   /* of the best evaluation of which there is a checkpoint, */
     uint64_t best_saved_step; /* of this step; 0: there is none */
     uint64_t bad_evals;       /* in a row, for early stopping */
+    uint64_t eval_step;       /* of the last evaluation; 0: none yet; MT_EVAL_UNKNOWN: of an earlier version */
     double seconds;           /* trained so far */
     double *reference;        /* [n_reference] log-probabilities under the reference, in a file of their own; owned */
     size_t n_reference;

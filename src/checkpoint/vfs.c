@@ -85,6 +85,18 @@ static int posix_link(void *ctx, const char *target, const char *path)
     return rc;
 }
 
+static int posix_share(void *ctx, const char *from, const char *to)
+{
+    (void)ctx;
+    return link(from, to) ? -errno : 0;
+}
+
+static int posix_exchange(void *ctx, const char *a, const char *b)
+{
+    (void)ctx;
+    return renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE) ? -errno : 0;
+}
+
 const struct mt_vfs mt_vfs_posix = {
     .create = posix_create,
     .write = posix_write,
@@ -96,6 +108,8 @@ const struct mt_vfs mt_vfs_posix = {
     .rename = posix_rename,
     .remove_tree = posix_remove_tree,
     .link = posix_link,
+    .share = posix_share,
+    .exchange = posix_exchange,
 };
 
 static int fail(struct mt_out_file *f, int rc, const char *verb, struct mt_err *err)

@@ -22,6 +22,8 @@ struct mt_vfs {
     int (*rename)(void *ctx, const char *from, const char *to);
     int (*remove_tree)(void *ctx, const char *path);
     int (*link)(void *ctx, const char *target, const char *path); /* symbolic, replaced atomically */
+    int (*share)(void *ctx, const char *from, const char *to);    /* a second name of a file; NULL: as if refused */
+    int (*exchange)(void *ctx, const char *a, const char *b);     /* of two folders' names, at once; NULL: as if refused */
 };
 
 /** The real ones. */

@@ -312,7 +312,7 @@ static const struct mt_key keys[] = {
     {"checkpoint", "on_signal", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.on_signal), "full",
      "full|weights|none", ANY, NULL, "What to save when stopped by a signal."},
     {"checkpoint", "time_limit", MT_OUTPUT, MT_KEY_DURATION, AT(checkpoint.time_limit), "0", NULL, ANY, NULL,
-     "Save and stop with exit code 75 after this long, such as 11h30m; 0 = no limit."},
+     "Save and stop with exit code 75 after this long, such as 11h30m, whatever the run is doing then; 0 = no limit."},
     {"checkpoint", "save_deadline", MT_OUTPUT, MT_KEY_DURATION, AT(checkpoint.save_deadline), "10m", NULL, ANY, NULL,
      "How long the last save of a run is retried if it fails, as on a full disk, before weights alone are saved."},
     {"checkpoint", "shard_size", MT_OUTPUT, MT_KEY_BYTES, AT(checkpoint.shard_size), "5GB", NULL, 1e4, 1e15,

@@ -415,9 +415,9 @@ void mt_engine_set_guard(mt_engine *e, mt_guard *guard)
     e->p.guard = guard;
 }
 
-void mt_engine_clear_interrupt(mt_engine *e)
+bool mt_engine_clear_interrupt(mt_engine *e)
 {
-    atomic_store(&e->x.interrupted, false);
+    return atomic_exchange(&e->x.interrupted, false);
 }
 
 uint64_t mt_engine_next_update(const mt_engine *e, size_t learner)

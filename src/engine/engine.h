@@ -116,7 +116,8 @@ int mt_engine_trace_read(const mt_engine *e, struct mt_trace_span **spans, size_
 void mt_engine_interrupt(mt_engine *e);
 /** Whether any host was interrupted before the end of the last step: the same on all hosts. */
 bool mt_engine_is_asked(const mt_engine *e);
-void mt_engine_clear_interrupt(mt_engine *e);
+/** Whether an interruption had not been cleared yet: the last -ECANCELED was of it. */
+bool mt_engine_clear_interrupt(mt_engine *e);
 /** From now on updates check what they read, and sum what they write. The guard is borrowed. */
 void mt_engine_set_guard(mt_engine *e, mt_guard *guard);
 

@@ -43,4 +43,5 @@ void mt_best_begin(struct mt_train_state *st, const char *by, uint64_t data)
     snprintf(st->best_by, sizeof(st->best_by), "%s", strcmp(by, "loss") ? by : "");
     st->best_loss = NAN;
     st->best_step = st->best_saved_step = st->bad_evals = 0;
+    st->eval_step = MT_EVAL_UNKNOWN;
 }

@@ -128,14 +128,14 @@ int mt_blocks_finish(const struct mt_train_params *p, struct mt_err *err)
     char *name = NULL;
     bool lost;
     mt_train_phase(p->control, "writing a trained block");
-    int rc = p->output ? mt_output_find(p->output, st->lineage.run, err) : 0;
+    int rc = mt_saves_find_folder(p, err);
     if (!rc)
-        rc = mt_saves_settle(p, true, &lost, err);
+        rc = mt_saves_settle(p, MT_SETTLE_WAIT, &lost, err);
     if (!rc)
         rc = mt_session_sum_base(p->session, err);
     if (!rc)
         rc = mt_saves_note_findings(st, p->session->setup, err);
-    if (!rc && atomic_load(&p->control->stop))
+    if (!rc && mt_train_is_stopped(p->control, p->learner))
         rc = mt_fail(err, MT_ERR_RUNTIME, -ECANCELED, "the run was asked to stop before the next block");
     bool merges = p->session->setup->in[p->learner].cfg->adapter.merge_every;
     if (!rc)

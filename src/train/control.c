@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/control.h"
 
-#include <stdio.h>
-#include <unistd.h>
+#include <errno.h>
 
 #include "base/clock.h"
-#include "base/fs.h"
 
 void mt_train_phase(struct mt_train_control *c, const char *phase)
 {
+    atomic_store(&c->n_parts, 0);
     atomic_store(&c->phase_ns, mt_now_ns());
     atomic_store(&c->phase, phase);
 }
@@ -22,6 +21,28 @@ void mt_train_request_stop(struct mt_train_control *c, int signo)
         mt_engine_interrupt(e);
 }
 
+int mt_train_is_stopped(const struct mt_train_control *c, size_t learner)
+{
+    int own = learner < c->n ? atomic_load(&c->asked[learner].stop) : 0;
+    return own ? own : atomic_load(&c->stop);
+}
+
+int mt_train_heed(struct mt_train_control *c, size_t learner, uint64_t done, uint64_t all, int rc, struct mt_err *err)
+{
+    if (!c || (rc && rc != -ECANCELED))
+        return rc;
+    atomic_store(&c->part, done);
+    atomic_store(&c->n_parts, all);
+    mt_engine *e = atomic_load(&c->engine);
+    if (mt_train_is_stopped(c, learner))
+        return mt_fail(err, MT_ERR_RUNTIME, -ECANCELED, "interrupted");
+    if (rc && !(e && mt_engine_clear_interrupt(e)))
+        return rc;
+    if (c->answer)
+        c->answer(c->ctx, learner);
+    return rc ? MT_AGAIN : 0;
+}
+
 bool mt_is_doubtful(uint64_t step)
 {
     return step == 10 || step == 100 || step == 1000;
@@ -31,11 +52,4 @@ int mt_train_flush(const struct mt_train_params *p, struct mt_err *err)
 {
     int rc = mt_engine_flush(p->session->engine, err);
     return rc ? rc : mt_engine_check_learner(p->session->engine, p->learner, err);
-}
-
-bool mt_train_file_request(const struct mt_train_params *p, const char *name)
-{
-    char path[4200];
-    mt_path_printf(path, sizeof(path), "%s/%s", p->dir, name);
-    return !remove(path);
 }

@@ -11,23 +11,51 @@
 
 /* What a training run is given, and what it tells. */
 
-/** Requests from outside: signal handlers and threads may set them. */
+/** Why a learner is to end beside a signal's number: its time limit. */
+enum { MT_STOP_TIME = -1 };
+
+/** What is asked of one learner. The watch (train/watch.h) sets it, the loop answers. */
+struct mt_train_asked {
+    atomic_int stop;    /* save as configured, then end: SIGTERM for the file STOP, or MT_STOP_TIME; 0: no */
+    atomic_bool save;   /* write a checkpoint and go on */
+    atomic_bool unsaved; /* of the loop: a step has been made that no checkpoint has */
+    _Atomic int64_t reserve_ns; /* of the loop: what the last save needs of the time limit */
+};
+
+/** Requests from outside, and what the run is doing. Signal handlers and threads may use it. */
 struct mt_train_control {
-    atomic_int stop;   /* signal number: save as configured, then end */
-    atomic_int signals; /* how many requests to stop came */
+    atomic_int stop;   /* asked of all learners: a signal's number */
+    atomic_int signals; /* how many requests to stop came, but for time limits */
     atomic_bool begun;  /* training may have changed the state; before that there is nothing to save */
     atomic_bool waiting; /* the last save is waiting to be tried again; a signal ends the wait */
-    atomic_bool save;  /* write a checkpoint and go on */
-    atomic_bool status; /* print the status; read by the thread that watches the phase */
+    atomic_bool save;  /* asked of all learners; the watch passes it on */
+    atomic_bool status; /* tell the status; of the watch */
     mt_engine *_Atomic engine; /* set by the loop: lets a handler interrupt a step */
+    bool hosts;        /* set before the watch starts: several, so a step is never cut short for a save */
+    struct mt_train_asked *asked; /* [n] the learners'; set before the watch starts, NULL where there is none */
+    size_t n;
+    /* Of the loop, while phases run: saves and ends learners as they are asked, but does not end `learner`. */
+    void (*answer)(void *ctx, size_t learner);
+    void *ctx;
     /* What the run is doing: a string literal, NULL before it begins. */
     const char *_Atomic phase;
     _Atomic int64_t phase_ns; /* mt_now_ns() when it, or the step under way, began */
-    _Atomic uint64_t step;    /* steps done */
+    _Atomic uint64_t step, total_steps; /* done; of all. total_steps 0: training has not begun */
+    _Atomic uint64_t part, n_parts;     /* pieces of the phase that are done, of all; 0: unknown */
 };
 void mt_train_phase(struct mt_train_control *c, const char *phase);
-/** Async-signal-safe: notes the request and interrupts the step under way. */
+/** Async-signal-safe: notes the request and interrupts what the engine does. */
 void mt_train_request_stop(struct mt_train_control *c, int signo);
+/** Why the learner is to end: a signal's number or MT_STOP_TIME; 0: it is not. */
+int mt_train_is_stopped(const struct mt_train_control *c, size_t learner);
+/**
+ * Every long phase of a learner asks this after each piece of its work (a step of an evaluation, say), of which `done`
+ * of `all` are done, with the piece's result. What was asked meanwhile of it or of others is answered here. Returns 0:
+ * go on; MT_AGAIN: the piece was cut short for that, make it again; -ECANCELED: the learner is to end, so end the
+ * phase; or the piece's own error. c NULL: rc.
+ */
+enum { MT_AGAIN = 1 };
+int mt_train_heed(struct mt_train_control *c, size_t learner, uint64_t done, uint64_t all, int rc, struct mt_err *err);
 
 struct mt_step_report {
     uint64_t step, total_steps; /* step: the one just done, counted from 1 */
@@ -84,6 +112,7 @@ struct mt_train_params {
     struct mt_save_clock *clock;   /* updated */
     const struct mt_hf_files *files; /* of the model's folder, for checkpoints; NULL: they are read at each save */
     int64_t start_ns;              /* mt_boot_ns() when the process began, for checkpoint.time_limit */
+    struct mt_watch *watch;        /* is told where the folder is; NULL: none */
     struct mt_train_control *control;
     struct mt_train_events events;
     uint64_t first_step;           /* steps done when the process began */
@@ -103,7 +132,5 @@ int mt_train_flush(const struct mt_train_params *p, struct mt_err *err);
 /** Files in the output folder that ask a run to save and stop, or to save. */
 #define MT_REQUEST_STOP "STOP"
 #define MT_REQUEST_SAVE "SAVE"
-/** Whether DIR/name exists; removes it. */
-bool mt_train_file_request(const struct mt_train_params *p, const char *name);
 
 #endif

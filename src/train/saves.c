@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -15,6 +16,7 @@
 #include "hw/ecc.h"
 #include "train/best.h"
 #include "train/cluster.h"
+#include "train/watch.h"
 
 static const int64_t SECOND_NS = 1000000000;
 enum { FIRST_WAIT_S = 10, LONGEST_WAIT_S = 600 };
@@ -72,6 +74,7 @@ double mt_saves_expect(const struct mt_saves *s)
 void mt_saves_evaluated(struct mt_saves *s, double value, bool is_best)
 {
     s->eval_step = s->p->state->step;
+    s->news = true;
     s->eval_value = value;
     s->is_best = is_best && s->eval_step && config(s)->checkpoint.keep_best && !s->p->no_save;
 }
@@ -198,16 +201,21 @@ static void note_time(struct mt_saves *s, bool full)
         s->clock->fastest = s->clock->seconds;
 }
 
+static bool is_stopped(const struct mt_train_params *p)
+{
+    return mt_train_is_stopped(p->control, p->learner) != 0;
+}
+
 /* Before the next save begins, and before the run ends, the last one has been read; unless nothing hangs on it, or
- * there is no time. */
+ * there is no time, or somebody waits for this save. */
 static void wait_for_readback(struct mt_saves *s)
 {
     const struct mt_config *c = config(s);
     struct mt_err why;
     int signals = atomic_load(&s->p->control->signals);
-    bool waits = !s->final || (c->checkpoint.keep == 1 && c->checkpoint.time_limit <= 0);
+    bool waits = s->final ? c->checkpoint.keep == 1 && c->checkpoint.time_limit <= 0 : !s->asked;
     while (waits && s->readback && mt_readback_poll(s->readback, &why) == MT_READBACK_RUNS &&
-           atomic_load(&s->p->control->signals) == signals)
+           (s->final || !is_stopped(s->p)) && atomic_load(&s->p->control->signals) == signals)
         usleep(1000);
     settle(s);
     if (s->readback && c->checkpoint.keep > 1)
@@ -227,13 +235,15 @@ int mt_saves_note_findings(struct mt_train_state *st, const struct mt_setup *set
     return 0;
 }
 
-int mt_saves_settle(const struct mt_train_params *p, bool waits, bool *lost, struct mt_err *err)
+int mt_saves_settle(const struct mt_train_params *p, enum mt_settle how, bool *lost, struct mt_err *err)
 {
     struct mt_session *s = p->session;
     int rc = mt_train_flush(p, err);
     *lost = !mt_engine_whole(s->engine) || mt_engine_check_learner(s->engine, p->learner, NULL);
+    while (!rc && how == MT_SETTLE_WAIT && s->second_look && !mt_second_look_over(s->second_look) && !is_stopped(p))
+        usleep(1000);
     if (!rc) {
-        rc = mt_session_look_again(s, waits, err);
+        rc = mt_session_look_again(s, how == MT_SETTLE_LAST, err);
         *lost |= rc != 0;
     }
     if (!rc) {
@@ -250,7 +260,19 @@ int mt_saves_settle(const struct mt_train_params *p, bool waits, bool *lost, str
 /* There may be little time left for the last save. */
 static bool hurries(const struct mt_saves *s)
 {
-    return s->final && (atomic_load(&s->p->control->stop) || config(s)->checkpoint.time_limit > 0);
+    return s->final && (is_stopped(s->p) || config(s)->checkpoint.time_limit > 0);
+}
+
+/* The checkpoint of this state is there, but an evaluation since then has said more of it. */
+static int add_news(struct mt_saves *s, struct mt_err *err)
+{
+    int rc = mt_checkpoint_amend(&(struct mt_checkpoint_save){.dir = s->p->dir, .state = s->p->state,
+                                                              .history = s->p->history}, err);
+    if (rc)
+        return rc;
+    s->news = false;
+    prune(s, AS_CONFIGURED);
+    return 0;
 }
 
 /* *lost: the training state itself could not be read. */
@@ -263,11 +285,11 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
     int64_t t0 = mt_now_ns();
     int rc = 0;
     if (!s->clock->unsettled && mt_history_holds(p->history, p->dir, st->step, full))
-        return 0;
+        return s->news ? add_news(s, err) : 0;
     s->clock->unsettled = true;
     mt_train_phase(p->control, "saving a checkpoint");
     look_at_memory(s);
-    rc = mt_saves_settle(p, !hurries(s), lost, err);
+    rc = mt_saves_settle(p, hurries(s) ? MT_SETTLE_LAST : s->asked ? MT_SETTLE_NOW : MT_SETTLE_WAIT, lost, err);
     bool whole = s->final && !hurries(s);
     if (!rc && whole) {
         rc = mt_session_check_frozen(p->session, err);
@@ -306,7 +328,8 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
                                 err);
     if (rc)
         return rc;
-    s->clock->unsettled = false;
+    s->clock->unsettled = s->news = false;
+    atomic_store(&p->control->asked[p->learner].unsaved, false);
     s->clock->saved_ns = mt_now_ns();
     s->clock->seconds = (double)(s->clock->saved_ns - t0) * 1e-9;
     s->clock->wait_ns = 0;
@@ -316,12 +339,24 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
     return after_save(s, err);
 }
 
+int mt_saves_find_folder(const struct mt_train_params *p, struct mt_err *err)
+{
+    char before[4096];
+    if (!p->output)
+        return 0;
+    memcpy(before, p->output->dir, sizeof(before));
+    int rc = mt_output_find(p->output, p->state->lineage.run, err);
+    if (strcmp(before, p->output->dir) != 0 || rc)
+        mt_watch_moved(p->watch, p->learner, p->output->dir);
+    return rc;
+}
+
 /* The last checkpoint is settled before this one is named the best: what prunes must find the best one there. */
 static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
 {
     struct mt_train_state *st = s->p->state;
     *lost = false;
-    int rc = s->p->output ? mt_output_find(s->p->output, st->lineage.run, err) : 0;
+    int rc = mt_saves_find_folder(s->p, err);
     if (rc) {
         s->is_best = false;
         return rc;
@@ -341,11 +376,13 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     return rc;
 }
 
-int mt_saves_periodic(struct mt_saves *s, struct mt_err *err)
+int mt_saves_periodic(struct mt_saves *s, bool asked, struct mt_err *err)
 {
     struct mt_err why = {0};
     bool lost;
+    s->asked = asked;
     int rc = save(s, config(s)->checkpoint.save == MT_SAVE_FULL, &lost, &why);
+    s->asked = false;
     if (rc && lost) {
         if (err)
             *err = why;
@@ -367,7 +404,7 @@ int mt_saves_end_block(struct mt_saves *s, struct mt_err *err)
     wait_for_readback(s);
     if (!s->clock->wait_ns || mt_now_ns() < s->clock->retry_ns)
         return 0;
-    int rc = mt_saves_periodic(s, err);
+    int rc = mt_saves_periodic(s, false, err);
     wait_for_readback(s);
     return rc;
 }
@@ -403,7 +440,7 @@ static bool wait_for_next(struct trial *t, const struct mt_err *why)
                 (unsigned long long)p->state->step, why->msg, t->seconds, p->dir);
     next = MT_MIN(next, MT_MAX(t->until_ns, now));
     atomic_store(&p->control->waiting, true);
-    while (!given_up(t) && mt_now_ns() < next && !mt_train_file_request(p, MT_REQUEST_SAVE))
+    while (!given_up(t) && mt_now_ns() < next && !atomic_exchange(&p->control->asked[p->learner].save, false))
         usleep(50000);
     atomic_store(&p->control->waiting, false);
     t->late = mt_now_ns() >= t->until_ns;
@@ -464,4 +501,17 @@ int mt_saves_final(struct mt_saves *s, bool full, double seconds, struct mt_err 
     mt_fail(err, why.kind, rc, "step %llu was not saved: %s; %s%s", (unsigned long long)s->p->state->step, why.msg,
             weights ? "its weights alone are saved; " : "", newest);
     return rc;
+}
+
+int mt_saves_last_evaluation(struct mt_saves *s, bool full, double seconds, struct mt_err *err)
+{
+    struct mt_err why = {0};
+    bool lost;
+    int rc = s->news ? try_until(s, full, seconds, &lost, &why) : 0;
+    if (rc && !lost)
+        mt_warn("checkpoint-%llu does not say what the last evaluation found: %s; megatrain run --resume evaluates again",
+                (unsigned long long)s->p->state->step, why.msg);
+    else if (rc && err)
+        *err = why;
+    return rc && lost ? rc : 0;
 }

@@ -269,12 +269,14 @@ int mt_session_check_frozen(struct mt_session *s, struct mt_err *err)
     return rc;
 }
 
-int mt_session_look_again(struct mt_session *s, bool waits, struct mt_err *err)
+int mt_session_look_again(struct mt_session *s, bool last, struct mt_err *err)
 {
-    if (!s->second_look || waits || mt_second_look_over(s->second_look))
+    if (!s->second_look || mt_second_look_over(s->second_look))
         return mt_second_look_end(&s->second_look, err);
-    mt_warn("the run is saved before the model's weights were read a second time: there was no time for it");
-    mt_second_look_drop(&s->second_look);
+    if (last) {
+        mt_warn("the run is saved before the model's weights were read a second time: there was no time for it");
+        mt_second_look_drop(&s->second_look);
+    }
     return 0;
 }
 

@@ -42,10 +42,10 @@ int mt_session_guard(struct mt_session *s, struct mt_err *err);
 /** The same at once, of all that is frozen: before the last save. A warning, if there is no memory for that. */
 int mt_session_check_frozen(struct mt_session *s, struct mt_err *err);
 /**
- * Before a save: the model's weights have been read a second time. -EBADMSG: they were not as first. `waits`: until that is
- * done; else it is given up if it is not, which is warned of.
+ * Before a save: the model's weights have been read a second time. -EBADMSG: they were not as first. If that is not done yet,
+ * it goes on, or, with `last`, is given up, which is warned of.
  */
-int mt_session_look_again(struct mt_session *s, bool waits, struct mt_err *err);
+int mt_session_look_again(struct mt_session *s, bool last, struct mt_err *err);
 void mt_session_finish(struct mt_session *s);
 
 #endif

@@ -22,6 +22,7 @@
 #include "train/metrics.h"
 #include "train/reference.h"
 #include "train/saves.h"
+#include "train/watch.h"
 
 enum { TRACED_STEP = 3 };
 
@@ -41,7 +42,6 @@ struct loop {
     double step_seconds; /* of a step, smoothed */
     bool evaluated;      /* at this step */
     bool sound;          /* what failed left the state as it was: data, a computation, an evaluation */
-    bool asked;          /* somebody wants a checkpoint */
     bool live;           /* it has not ended or failed */
     int rc;              /* why it failed */
     struct mt_err err;
@@ -56,6 +56,11 @@ struct run {
     struct mt_step_result *result;
     bool again; /* the step was computed in another way */
 };
+
+static struct mt_train_asked *asked_of(const struct loop *l)
+{
+    return &l->p->control->asked[l->p->learner];
+}
 
 static void remember(struct loop *l, const cJSON *record)
 {
@@ -73,6 +78,7 @@ static void report_evaluation(struct loop *l, struct mt_eval_report *r)
         l->st->best_step = l->st->step;
     }
     l->st->bad_evals = r->best ? 0 : l->st->bad_evals + 1;
+    l->st->eval_step = l->st->step;
     mt_saves_evaluated(&l->saves, value, r->best);
     cJSON *record = mt_metrics_eval_record(r);
     remember(l, record);
@@ -95,7 +101,7 @@ static int evaluate(struct loop *l, struct mt_err *err)
     if (rc)
         return rc;
     const double *reference = mt_reference_of_evaluation(l->s, l->p->learner, l->st);
-    rc = mt_evaluate(l->s, l->p->learner, reference, &r, &unread, &why);
+    rc = mt_evaluate(l->s, l->p->learner, l->p->control, reference, &r, &unread, &why);
     if (rc && (!unread || l->st->step == l->first_step)) {
         l->sound = rc != -ECANCELED;
         if (err)
@@ -247,6 +253,7 @@ static int end_step(struct loop *l, const struct mt_learner_step *of, const stru
     l->st->loss_tokens += r.loss_tokens;
     l->st->seconds += r.seconds;
     l->evaluated = false;
+    atomic_store(&asked_of(l)->unsaved, true);
     report_step(l, &r);
     if (l->p->learner == 0)
         write_trace(l);
@@ -271,27 +278,30 @@ static bool stops_early(const struct loop *l)
     return patience && l->st->bad_evals >= patience;
 }
 
+/* What somebody has asked for. */
+static int save_asked(struct loop *l, struct mt_err *err)
+{
+    return atomic_exchange(&asked_of(l)->save, false) ? mt_saves_periodic(&l->saves, true, err) : 0;
+}
+
 /* What is due between two steps. *over: the run is to end, for the reason *end. */
 static int between_steps(struct loop *l, enum mt_train_end *end, bool *over, struct mt_err *err)
 {
     const struct mt_config *c = l->in->cfg;
-    int rc = 0;
-    if (c->eval.every && l->st->step % (uint64_t)c->eval.every == 0)
+    int rc = save_asked(l, err);
+    if (!rc && c->eval.every && l->st->step % (uint64_t)c->eval.every == 0)
         rc = evaluate(l, err);
-    bool due = mt_saves_due(&l->saves), asked = l->asked | mt_train_file_request(l->p, MT_REQUEST_SAVE);
-    l->asked = false;
-    if (!rc && (due || asked))
-        rc = mt_saves_periodic(&l->saves, err);
+    if (!rc && mt_saves_due(&l->saves))
+        rc = mt_saves_periodic(&l->saves, false, err);
     if (rc)
         return rc;
+    double reserve = time_for_save(l);
+    atomic_store(&asked_of(l)->reserve_ns, (int64_t)(reserve * 1e9));
     if (stops_early(l)) {
         *end = MT_END_EARLY;
         *over = true;
-    } else if (c->checkpoint.time_limit > 0 && time_left(l) <= l->step_seconds + time_for_save(l)) {
+    } else if (c->checkpoint.time_limit > 0 && time_left(l) <= l->step_seconds + reserve) {
         *end = MT_END_TIME;
-        *over = true;
-    } else if (mt_train_file_request(l->p, MT_REQUEST_STOP)) {
-        *end = MT_END_SIGNAL;
         *over = true;
     }
     return 0;
@@ -308,13 +318,15 @@ static bool ends_block(const struct loop *l)
     return l->p->block_end && l->st->step >= l->p->block_end;
 }
 
-/* Whether a request to stop cut a step or an evaluation short; if so, the engine is made usable again. */
-static bool was_stopped(const struct loop *l, int rc)
+/* Whether the learner is asked to end, and why; the engine is then made usable again. */
+static bool is_stopped(const struct loop *l, enum mt_train_end *why)
 {
-    bool stopped = atomic_load(&l->p->control->stop) && (!rc || rc == -ECANCELED);
-    if (stopped)
-        mt_engine_clear_interrupt(l->s->engine);
-    return stopped;
+    int stop = mt_train_is_stopped(l->p->control, l->p->learner);
+    if (!stop)
+        return false;
+    *why = stop == MT_STOP_TIME ? MT_END_TIME : MT_END_SIGNAL;
+    mt_engine_clear_interrupt(l->s->engine);
+    return true;
 }
 
 static int finish_block(struct loop *l, struct mt_err *err)
@@ -324,14 +336,22 @@ static int finish_block(struct loop *l, struct mt_err *err)
     return rc ? rc : mt_blocks_finish(l->p, err);
 }
 
-/* The next block, or the last evaluation and the last save. A signal during either changes *why. */
+/* After the last save. What it finds is added to that; cut short, it leaves it to a run that resumes there. */
+static int evaluate_last(struct loop *l, bool full, double seconds, enum mt_train_end *why, struct mt_err *err)
+{
+    int rc = evaluate(l, err);
+    if (rc == -ECANCELED && is_stopped(l, why))
+        return 0;
+    return rc ? rc : mt_saves_last_evaluation(&l->saves, full, seconds, err);
+}
+
+/* The next block, or the last save and the last evaluation. A request to stop during either changes *why. */
 static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err)
 {
     if (*why == MT_END_BLOCK) {
         int rc = finish_block(l, err);
-        if (rc != -ECANCELED || !was_stopped(l, rc))
+        if (rc != -ECANCELED || !is_stopped(l, why))
             return rc;
-        *why = MT_END_SIGNAL;
     }
     enum mt_train_end end = *why;
     const struct mt_config *c = l->in->cfg;
@@ -342,16 +362,12 @@ static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err
     if (l->p->no_save || (stopped && !trained) ||
         (end == MT_END_SIGNAL && c->checkpoint.on_signal == MT_ON_SIGNAL_NONE))
         return mt_train_flush(l->p, err);
-    int rc = stopped ? 0 : evaluate(l, err);
-    if (rc == -ECANCELED && was_stopped(l, rc)) {
-        *why = MT_END_SIGNAL;
-        rc = 0;
-    }
     if (c->checkpoint.time_limit > 0)
         seconds = MT_MAX(0.0, MT_MIN(seconds, time_left(l)));
     if (end == MT_END_SIGNAL)
         full = full && c->checkpoint.on_signal == MT_ON_SIGNAL_FULL;
-    return rc ? rc : mt_saves_final(&l->saves, full, seconds, err);
+    int rc = mt_saves_final(&l->saves, full, seconds, err);
+    return rc || stopped ? rc : evaluate_last(l, full, seconds, why, err);
 }
 
 /* Something beside training failed: the state is sound, and is saved before the run ends with that error. */
@@ -412,13 +428,6 @@ static void end(struct run *r, struct loop *l, enum mt_train_end why)
     l->live = false;
     if (rc)
         fail(r, l, rc, &err);
-}
-
-static void end_all(struct run *r, enum mt_train_end why)
-{
-    for (size_t i = 0; i < r->n; i++)
-        if (r->loop[i].live)
-            end(r, &r->loop[i], why);
 }
 
 /* The data of all learners for their next step. */
@@ -497,6 +506,46 @@ static int make_step(struct run *r, struct mt_err *err)
     return rc;
 }
 
+/* Answers what was asked of the learners, but does not end the one that is under way (SIZE_MAX: none is). */
+static void answer(struct run *r, size_t under_way)
+{
+    for (size_t i = 0; i < r->n; i++) {
+        struct loop *l = &r->loop[i];
+        struct mt_err err = {0};
+        enum mt_train_end why;
+        int rc = l->live ? save_asked(l, &err) : 0;
+        if (rc)
+            fail(r, l, rc, &err);
+        else if (l->live && i != under_way && is_stopped(l, &why))
+            end(r, l, why);
+        if (!l->live)
+            r->of[i].data = NULL;
+    }
+}
+
+static void answer_in_phase(void *run, size_t learner)
+{
+    answer(run, learner);
+}
+
+/* Makes the step; what is asked meanwhile cuts it short, is answered, and the step is made again. -ECANCELED: all have
+ * ended. */
+static int make_whole_step(struct run *r, struct mt_err *err)
+{
+    mt_engine *e = r->loop->s->engine;
+    for (;;) {
+        answer(r, SIZE_MAX);
+        if (!first_live(r))
+            return -ECANCELED;
+        r->again = false;
+        int rc = make_step(r, err);
+        if (!rc)
+            rc = second_opinion(r, err);
+        if (rc != -ECANCELED || !mt_engine_clear_interrupt(e))
+            return rc;
+    }
+}
+
 static int run_step(struct run *r)
 {
     struct mt_train_control *c = r->loop->p->control;
@@ -506,13 +555,10 @@ static int run_step(struct run *r)
     collect(r);
     if (!first_live(r))
         return 0;
-    r->again = false;
     if (mt_is_doubtful(r->loop->st->step + 1))
         mt_setup_doubt(r->loop->setup);
-    int rc = make_step(r, &err);
-    if (!rc)
-        rc = second_opinion(r, &err);
-    if (rc && (rc != -ECANCELED || !atomic_load(&c->stop)))
+    int rc = make_whole_step(r, &err);
+    if (rc && first_live(r))
         fail_all(r, mt_engine_whole(r->loop->s->engine), rc, &err);
     if (rc)
         return rc;
@@ -535,37 +581,35 @@ static int run_step(struct run *r)
     return rc;
 }
 
-/* A signal asks all learners for a checkpoint. */
-static void pass_request(struct run *r)
+/* An evaluation, or what is due between two steps, of each learner that goes on; those that are asked to end do. */
+static void each(struct run *r, int (*what)(struct loop *l, enum mt_train_end *why, bool *over, struct mt_err *err))
 {
-    bool asked = atomic_exchange(&r->loop->p->control->save, false);
-    for (size_t i = 0; i < r->n; i++)
-        r->loop[i].asked |= asked;
-}
-
-/* An evaluation, or what is due between two steps, of each learner that goes on. */
-static int each(struct run *r, int (*what)(struct loop *l, enum mt_train_end *why, bool *over, struct mt_err *err))
-{
-    int rc = 0;
-    for (size_t i = 0; i < r->n && rc != -ECANCELED; i++) {
+    for (size_t i = 0; i < r->n; i++) {
         struct loop *l = &r->loop[i];
         struct mt_err err = {0};
         enum mt_train_end why = MT_END_DONE;
         bool over = false;
-        rc = l->live ? what(l, &why, &over, &err) : 0;
-        if (rc && (rc != -ECANCELED || !atomic_load(&l->p->control->stop)))
-            fail(r, l, rc, &err);
-        else if (!rc && over)
+        if (!l->live)
+            continue;
+        int rc = is_stopped(l, &why) ? -ECANCELED : what(l, &why, &over, &err);
+        over |= rc == -ECANCELED && is_stopped(l, &why);
+        if (over)
             end(r, l, why);
+        else if (rc)
+            fail(r, l, rc, &err);
     }
-    return rc;
 }
 
+/* Also what a run that was cut short has not evaluated at the step where this one begins. */
 static int evaluate_at_start(struct loop *l, enum mt_train_end *why, bool *over, struct mt_err *err)
 {
+    const struct mt_train_state *st = l->st;
+    uint64_t every = (uint64_t)l->in->cfg->eval.every;
+    bool owed = every && st->step && st->step % every == 0 && st->eval_step < st->step;
+    int rc = owed || (l->in->cfg->eval.at_start && !st->step) ? evaluate(l, err) : 0;
     *over = stops_early(l); /* resumed where it ended: a step more would not change that */
     *why = *over ? MT_END_EARLY : *why;
-    return l->in->cfg->eval.at_start && !l->st->step ? evaluate(l, err) : 0;
+    return rc;
 }
 
 /* Ends learners that have made all their steps. */
@@ -580,20 +624,11 @@ static void end_done(struct run *r)
 
 static void run_steps(struct run *r)
 {
-    const struct loop *any = r->loop;
-    int rc = each(r, evaluate_at_start);
-    if (was_stopped(any, rc))
-        end_all(r, MT_END_SIGNAL);
+    each(r, evaluate_at_start);
     end_done(r);
     while (first_live(r)) {
-        rc = 0;
-        if (!atomic_load(&any->p->control->stop))
-            rc = run_step(r);
-        pass_request(r);
-        if (!rc && !atomic_load(&any->p->control->stop))
-            rc = each(r, between_steps);
-        if (was_stopped(any, rc))
-            end_all(r, MT_END_SIGNAL);
+        run_step(r);
+        each(r, between_steps);
         end_done(r);
     }
 }
@@ -606,6 +641,7 @@ static int open_loop(struct loop *l, const struct mt_train_params *p, struct mt_
     l->first_step = p->first_step;
     p->state->blocks.on = p->block_end > 0;
     mt_best_begin(p->state, l->in->cfg->eval.best_by, mt_inputs_eval_hash(l->in));
+    l->evaluated = p->state->eval_step == p->state->step && p->state->step;
     p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l->in->sampler);
     p->state->rows_per_epoch = mt_sampler_rows_per_epoch(l->in->sampler);
     p->state->rows = mt_sampler_rows_before(l->in->sampler, p->state->step);
@@ -671,11 +707,15 @@ int mt_train_run(const struct mt_train_params *p, size_t n, enum mt_train_end *w
     int rc = open_run(&r, p, n, err);
     if (!rc) {
         mt_engine_trace(p->session->engine, p->trace && p->state->step - p->first_step < TRACED_STEP);
-        atomic_store(&p->control->engine, p->session->engine);
+        p->control->answer = answer_in_phase;
+        p->control->ctx = &r;
+        atomic_store(&p->control->total_steps, p->state->total_steps);
+        mt_watch_engine(p->watch, p->control, p->session->engine);
         atomic_store(&p->control->begun, true);
         run_steps(&r);
         rc = result_of(&r, why, err);
-        atomic_store(&p->control->engine, NULL);
+        mt_watch_engine(p->watch, p->control, NULL);
+        p->control->answer = NULL;
     }
     close_run(&r);
     return rc;

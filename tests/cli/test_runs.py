@@ -256,6 +256,49 @@ def a_time_limit_asks_to_be_requeued(tmp, model, data):
     megatrain("verify", os.path.join(out, "latest"))
 
 
+def state_of(checkpoint):
+    with open(os.path.join(checkpoint, "megatrain", "state.json")) as f:
+        state = json.load(f)
+    with open(os.path.join(checkpoint, "trainer_state.json")) as f:
+        log = json.load(f)
+    return {k: state.get(k) for k in ("best_loss", "best_step", "bad_evals", "best_saved_step", "eval_step")}, log["best_metric"], [
+        (r["step"], r["eval_loss"]) for r in log["log_history"] if "eval_loss" in r]
+
+
+def what_an_evaluation_did_not_come_to_say_is_said_by_the_next_run(tmp, model, data):
+    """The last save comes before the last evaluation, which is added to it; killed or stopped within an evaluation, it is made again."""
+    many = write_data(os.path.join(tmp, "owed.jsonl"), n=4000, seed=3)
+    keys = dict(data__eval=many, eval__max_samples=4000, train__steps=6, eval__every=4, checkpoint__keep=1, eval__early_stop_patience=3)
+    paths = {name: os.path.join(tmp, "owed-" + name) for name in ("want", "killed", "stopped")}
+    inis = {name: write_ini(out + ".ini", base(model, data, out, **keys)) for name, out in paths.items()}
+    megatrain("-q", "run", inis["want"])
+    want = state_of(paths["want"] + "/checkpoint-6")
+    assert [s for s, _ in want[2]] == [4, 6] and want[0]["eval_step"] == 6 and want[1] is not None, want
+    p = start("run", inis["killed"])
+    while not os.path.isdir(paths["killed"] + "/checkpoint-6"):
+        assert p.poll() is None
+        time.sleep(0.01)
+    p.kill()
+    p.communicate()
+    half = state_of(paths["killed"] + "/checkpoint-6")
+    assert [s for s, _ in half[2]] == [4], half
+    p = start("run", inis["stopped"])
+    while "step 4/" not in p.stderr.readline():
+        pass
+    p.send_signal(signal.SIGTERM)
+    p.communicate(timeout=60)
+    assert p.returncode == 143 and not state_of(paths["stopped"] + "/checkpoint-4")[2]
+    for name in ("killed", "stopped"):
+        out = paths[name]
+        megatrain("-q", "run", inis[name], "--resume")
+        assert state_of(out + "/checkpoint-6") == want, (name, state_of(out + "/checkpoint-6"), want)
+        assert [m["step"] for m in metrics(out) if "eval_loss" in m] == [4, 6]
+        megatrain("verify", out + "/checkpoint-6")
+        assert os.readlink(out + "/best") == os.readlink(paths["want"] + "/best")
+    again = megatrain("run", inis["killed"], "--resume").stderr
+    assert "eval step" not in again and state_of(paths["killed"] + "/checkpoint-6") == want, again
+
+
 def best_of(out):
     """What is said to be the best checkpoint: by the link, and by the newest one's trainer_state.json."""
     link = os.path.join(out, "best")

@@ -457,6 +457,81 @@ static void a_branch_that_is_killed_anywhere_loses_nothing(void **state)
     }
 }
 
+static int cut_share(void *c, const char *from, const char *to)
+{
+    int rc = cut();
+    return rc ? rc : mt_vfs_posix.share(c, from, to);
+}
+
+static int cut_exchange(void *c, const char *a, const char *b)
+{
+    int rc = cut();
+    return rc ? rc : mt_vfs_posix.exchange(c, a, b);
+}
+
+/* What the newest checkpoint says of the last evaluation. */
+static double newest_best(const struct made_model *m, uint64_t step)
+{
+    struct mt_train_state st = {.step = 0};
+    char *path = NULL, name[64];
+    assert_int_equal(mt_checkpoint_find_newest(m->dir, false, &path, NULL), 0);
+    snprintf(name, sizeof(name), "/checkpoint-%d", (int)step);
+    assert_non_null(path);
+    assert_string_equal(path + strlen(m->dir), name);
+    assert_int_equal(mt_checkpoint_read_state(path, &st, NULL), 0);
+    double best = st.best_loss;
+    assert_true(st.eval_step == (best < 1 ? step : 0));
+    mt_train_state_finish(&st);
+    free(path);
+    return best;
+}
+
+/* Nothing happens from the n-th operation on, as after a kill, with second names for files and without: whichever it is,
+ * the checkpoint is there with its tensors, and says either nothing of the evaluation or all. */
+static void what_an_evaluation_finds_is_added_in_one_step(void **state)
+{
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        bool full = way % 2, links = way / 2, done = false;
+        struct mt_vfs vfs = quick;
+        vfs.create = cut_create;
+        vfs.write = cut_write;
+        vfs.make_dir = cut_make_dir;
+        vfs.rename = cut_rename;
+        vfs.remove_tree = cut_remove_tree;
+        vfs.share = links ? cut_share : NULL;
+        vfs.exchange = links ? cut_exchange : NULL;
+        for (int at = 0; !done; at += at < 24 ? 8 : 1) {
+            struct made_model m;
+            struct run a;
+            assert_int_equal(made_model_init(&m), 0);
+            begin(&a, &m);
+            assert_int_equal(save(&a, 2, 2, true, 9, NULL), 0);
+            assert_int_equal(save(&a, 4, 4, full, 9, NULL), 0);
+            a.st.best_loss = 0.5;
+            a.st.eval_step = 4;
+            n_left = at;
+            int rc = mt_checkpoint_amend(&(struct mt_checkpoint_save){.vfs = &vfs, .dir = m.dir, .state = &a.st, .history = &a.h},
+                                         NULL);
+            done = n_left > 0;
+            assert_true(!rc || !done);
+            mt_history_adopt(NULL, m.dir);
+            if (full) {
+                double best = newest_best(&m, 4);
+                assert_true(best == 0.5 || (rc && best == 1.5));
+                expect_newest(&m, 4, 4);
+            }
+            char path[200];
+            snprintf(path, sizeof(path), "%s/checkpoint-4", m.dir);
+            assert_true(!mt_checkpoint_verify(path, NULL));
+            assert_true(rc || mt_history_holds(&a.h, m.dir, 4, full));
+            assert_true(!done || !there(&m, "checkpoint-4.tmp"));
+            finish(&a);
+            made_model_finish(&m);
+        }
+    }
+}
+
 static void none_that_is_good_is_not_none_at_all(void **state)
 {
     struct made_model m;
@@ -536,6 +611,7 @@ int main(void)
         cmocka_unit_test(only_what_is_whole_is_adopted),
         cmocka_unit_test(what_cannot_be_read_now_is_not_passed_over),
         cmocka_unit_test(a_branch_that_is_killed_anywhere_loses_nothing),
+        cmocka_unit_test(what_an_evaluation_finds_is_added_in_one_step),
         cmocka_unit_test(none_that_is_good_is_not_none_at_all),
         cmocka_unit_test(starting_anew_removes_what_this_run_set_aside_alone),
     };
