@@ -3,77 +3,126 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
 #include <signal.h>
-#include <spawn.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 enum {
     ROOM = 1 << 20, /* bytes of the pipe: some thousands of records */
-    PATIENCE = 50, /* tenths of a second that the command may take at the end */
+    PATIENCE = 50, /* tenths of a second that the command may take at the end, */
+    GRACE = 15,    /* and after SIGTERM */
 };
 
 struct mt_feed {
     int fd; /* -1: it takes no more */
-    pid_t pid;
+    pid_t pid; /* of the shell that watches over the command, and of their process group */
     char *waits; /* what is left of a line of which the pipe took a part */
     size_t n_waiting;
     unsigned long long dropped;
+    int said; /* what the command prints */
+    pthread_t tells;
+    atomic_bool quit;
 };
 
-static int start(struct mt_feed *f, int in, const char *command)
+/* Runs the command; ends it, and what it has started, if this process dies, of which SIGTERM tells. */
+static const char SHELL[] = "exec 3<&0 </dev/null; sh -c \"$0\" <&3 3<&- & exec 3<&-; "
+                            "trap 'trap \"\" TERM; kill -TERM 0; sleep 1; kill -KILL 0' TERM; wait $!";
+
+/* Passes on what the command prints: it never has our own streams, which it could keep open for longer than the run. */
+static void *tell(void *feed)
 {
-    char *const args[] = {"sh", "-c", (char *)(uintptr_t)command, NULL};
-    posix_spawn_file_actions_t files;
-    posix_spawnattr_t how;
-    sigset_t none, usual;
+    struct mt_feed *f = feed;
+    char text[4096];
+    for (;;) {
+        struct pollfd p = {.fd = f->said, .events = POLLIN};
+        bool last = atomic_load(&f->quit);
+        if (poll(&p, 1, 100) > 0) {
+            ssize_t n = read(f->said, text, sizeof(text));
+            if (n > 0)
+                mt_write_all(STDERR_FILENO, text, (size_t)n);
+            else if (!n || errno != EINTR)
+                return NULL;
+        } else if (last) {
+            return NULL;
+        }
+    }
+}
+
+/* The child; async-signal-safe. */
+static void run(const char *command, int in, int out, pid_t parent)
+{
+    static const int usual[] = {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
+    sigset_t none;
     sigemptyset(&none);
-    sigemptyset(&usual);
-    sigaddset(&usual, SIGPIPE);
-    sigaddset(&usual, SIGINT);
-    sigaddset(&usual, SIGTERM);
-    posix_spawn_file_actions_init(&files);
-    posix_spawnattr_init(&how);
-    posix_spawn_file_actions_adddup2(&files, in, STDIN_FILENO);
-    posix_spawn_file_actions_adddup2(&files, STDERR_FILENO, STDOUT_FILENO);
-    posix_spawnattr_setpgroup(&how, 0);
-    posix_spawnattr_setsigmask(&how, &none);
-    posix_spawnattr_setsigdefault(&how, &usual);
-    posix_spawnattr_setflags(&how, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-    int rc = posix_spawn(&f->pid, "/bin/sh", &files, &how, args, environ);
-    posix_spawnattr_destroy(&how);
-    posix_spawn_file_actions_destroy(&files);
-    return -rc;
+    for (size_t i = 0; i < MT_ARRAY_LEN(usual); i++)
+        signal(usual[i], SIG_DFL);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() == parent && dup2(in, STDIN_FILENO) >= 0 && dup2(out, STDOUT_FILENO) >= 0 &&
+        dup2(out, STDERR_FILENO) >= 0)
+        execl("/bin/sh", "sh", "-c", SHELL, command, (char *)NULL);
+    _exit(127);
+}
+
+static int start(struct mt_feed *f, int in, int out, const char *command, struct mt_err *err)
+{
+    pid_t parent = getpid();
+    f->pid = fork();
+    if (!f->pid)
+        run(command, in, out, parent);
+    if (f->pid < 0)
+        return mt_fail(err, MT_ERR_RUNTIME, -errno, "log.exec = %s: cannot be started: %s", command, strerror(errno));
+    setpgid(f->pid, f->pid); /* whoever of the two is first */
+    int rc = mt_thread_start(&f->tells, "mt-feed", tell, f, err);
+    if (rc) {
+        kill(-f->pid, SIGKILL);
+        waitpid(f->pid, NULL, 0);
+    }
+    return rc;
 }
 
 int mt_feed_open(struct mt_feed **out, const char *command, struct mt_err *err)
 {
-    int fd[2];
+    int in[2], said[2] = {-1, -1};
     struct mt_feed *f = mt_calloc(1, sizeof(*f));
     if (!f)
         return mt_fail_nomem(err, "log.exec", sizeof(*f));
-    int rc = pipe2(fd, O_CLOEXEC) ? -errno : 0;
-    if (!rc) {
-        fcntl(fd[1], F_SETPIPE_SZ, ROOM);
-        fcntl(fd[1], F_SETFL, O_NONBLOCK);
-        rc = start(f, fd[0], command);
-        close(fd[0]);
-        f->fd = fd[1];
-        if (rc)
-            close(fd[1]);
-    }
-    if (rc) {
+    if (pipe2(in, O_CLOEXEC)) {
         free(f);
-        return mt_fail(err, MT_ERR_RUNTIME, rc, "log.exec = %s: cannot be started: %s", command, strerror(-rc));
+        return mt_fail(err, MT_ERR_RUNTIME, -errno, "log.exec: %s", strerror(errno));
     }
-    *out = f;
-    return 0;
+    int rc = pipe2(said, O_CLOEXEC) ? mt_fail(err, MT_ERR_RUNTIME, -errno, "log.exec: %s", strerror(errno)) : 0;
+    fcntl(in[1], F_SETPIPE_SZ, ROOM);
+    fcntl(in[1], F_SETFL, O_NONBLOCK);
+    f->fd = in[1];
+    f->said = said[0];
+    if (!rc)
+        rc = start(f, in[0], said[1], command, err);
+    close(in[0]);
+    if (said[1] >= 0)
+        close(said[1]);
+    if (!rc) {
+        *out = f;
+        return 0;
+    }
+    close(in[1]);
+    if (said[0] >= 0)
+        close(said[0]);
+    free(f);
+    return rc;
 }
 
 /* The bytes that the pipe took. */
@@ -118,27 +167,48 @@ void mt_feed_put(struct mt_feed *f, const char *line, size_t len)
     }
 }
 
+/* Waits for the command, as long as there is patience left; it stays a zombie, so that the number of its group is not
+ * given to others. */
+static bool wait_for_end(const struct mt_feed *f, int *patience)
+{
+    const struct timespec tenth = {.tv_nsec = 100000000}, soon = {.tv_nsec = 2000000};
+    siginfo_t info = {.si_pid = 0};
+    for (int quick = 0; !waitid(P_PID, (id_t)f->pid, &info, WEXITED | WNOHANG | WNOWAIT) && !info.si_pid; quick++) {
+        if (*patience <= 0)
+            return false;
+        nanosleep(quick < 10 ? &soon : &tenth, NULL);
+        *patience -= quick >= 10;
+    }
+    return true;
+}
+
 void mt_feed_close(struct mt_feed **feed)
 {
     struct mt_feed *f = *feed;
-    const struct timespec tenth = {.tv_nsec = 100000000}, soon = {.tv_nsec = 2000000};
-    int status = 0, i = 0;
-    pid_t done = 0;
+    const struct timespec tenth = {.tv_nsec = 100000000};
+    int status = 0, patience = PATIENCE, last = GRACE;
     if (!f)
         return;
-    for (; i < PATIENCE && !give_waiting(f) && f->fd >= 0; i++)
+    for (; patience && !give_waiting(f) && f->fd >= 0; patience--)
         nanosleep(&tenth, NULL);
     if (f->fd >= 0)
         close(f->fd);
-    for (int quick = 0; !(done = waitpid(f->pid, &status, WNOHANG)) && i < PATIENCE; i += quick++ >= 10)
-        nanosleep(quick < 10 ? &soon : &tenth, NULL);
-    if (!done)
-        mt_warn("log.exec: the command (process %d) goes on after the end of its input", (int)f->pid);
-    else if (done > 0 && status)
+    bool ended = wait_for_end(f, &patience);
+    kill(-f->pid, SIGTERM); /* also what it has left running */
+    if (!ended) {
+        mt_warn("log.exec: the command did not end with its input, and was ended after %d s", PATIENCE / 10);
+        wait_for_end(f, &last);
+    }
+    kill(-f->pid, SIGKILL);
+    waitpid(f->pid, &status, 0);
+    if (ended && status)
         mt_warn("log.exec: the command ended with %s %d", WIFSIGNALED(status) ? "signal" : "exit code",
                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     if (f->dropped)
         mt_warn("log.exec: %llu records were dropped", f->dropped);
+    atomic_store(&f->quit, true);
+    pthread_join(f->tells, NULL);
+    close(f->said);
     free(f->waits);
     free(f);
     *feed = NULL;
