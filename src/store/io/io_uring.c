@@ -97,6 +97,8 @@ static void uring_destroy(mt_io *io)
     if (u->has_ring) {
         ended = !u->wake_armed || end_wake(u);
         drop_buffers(u);
+        if (u->has_files) /* the kernel ends a ring later, and would keep the file system from being unmounted until then */
+            io_uring_unregister_files(&u->ring);
         io_uring_queue_exit(&u->ring);
     }
     if (u->wake_fd >= 0)
