@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "base/fs.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/output.h"
 #include "cli.h"
 #include "hf/safetensors.h"
 #include "weights/peft.h"
@@ -30,6 +33,40 @@ static int check_base(struct cli *cli, const struct mt_setup *s, const char *ada
     return 0;
 }
 
+/* Removes what the check has made: the folder, and its parents up to `top`, as far as they are empty. */
+static void remove_made(const char *dir, size_t top)
+{
+    char path[4200];
+    mt_path_printf(path, sizeof(path), "%s/.lock", dir);
+    unlink(path);
+    for (size_t n = strlen(dir); n >= top; n--)
+        if (n == strlen(dir) || dir[n] == '/') {
+            mt_path_printf(path, sizeof(path), "%.*s", (int)n, dir);
+            if (rmdir(path))
+                return;
+        }
+}
+
+/* Whether checkpoints can be saved in the folder, as a run tries it before its first step; it is left as it was. */
+static int try_output(const char *dir, struct mt_err *err)
+{
+    struct mt_output out;
+    char path[4200];
+    size_t top = 0; /* length of the first folder's name that is not there; 0: all are */
+    for (size_t n = 1; n <= strlen(dir) && !top; n++)
+        if (!dir[n] || dir[n] == '/') {
+            mt_path_printf(path, sizeof(path), "%.*s", (int)n, dir);
+            top = mt_path_exists(path) ? 0 : n;
+        }
+    int rc = mt_output_open(&out, dir, err);
+    if (!rc)
+        rc = mt_checkpoint_rehearse(NULL, dir, err);
+    mt_output_close(&out);
+    if (top)
+        remove_made(dir, top);
+    return rc;
+}
+
 int cli_cmd_check(struct cli *cli, const struct cli_args *args)
 {
     struct mt_config *cfg = NULL;
@@ -54,6 +91,8 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
     }
     if (!rc && mt_path_exists(cfg->checkpoint.dir) && !mt_is_dir(cfg->checkpoint.dir))
         rc = mt_fail(&err, MT_ERR_USAGE, -ENOTDIR, "checkpoint.dir = %s is a file: name a folder", cfg->checkpoint.dir);
+    if (!rc)
+        rc = try_output(cfg->checkpoint.dir, &err);
     if (!rc && setup.choice.layout->n_adapters && *cfg->adapter.path)
         rc = mt_peft_check(setup.choice.layout, cfg->adapter.path, &err);
     if (!rc)

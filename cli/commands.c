@@ -178,7 +178,7 @@ const struct cli_command cli_commands[] = {
      bench_options, 1, 2, cli_cmd_bench},
     {"report", "DIR...", "Draw a page of charts of runs and sweeps, also after a crash.", report_options, 1, 16,
      cli_cmd_report},
-    {"check", "CONFIG.ini", "Read configuration, model and data without training.", check_options, 1,
+    {"check", "CONFIG.ini", "Read configuration, model and data, and try the output folder, without training.", check_options, 1,
      1, cli_cmd_check},
     {"data", "prepare|show|stats CONFIG.ini",
      "Tokenise the training data, show samples with their trained tokens, or print statistics.", data_options, 2,

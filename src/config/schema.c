@@ -327,9 +327,9 @@ static const struct mt_key keys[] = {
      "Write TensorBoard events."},
     {"log", "exec", MT_OUTPUT, MT_KEY_STRING, AT(log.exec), "", NULL, ANY, NULL,
      "A shell command that gets each record of metrics.jsonl as a line on its standard input, for trackers and notifications. "
-     "It never holds the run up."},
+     "It never holds the run up, and ends with it, as does what it starts."},
     {"log", "progress", MT_OUTPUT, MT_KEY_CHOICE, AT(log.progress), "auto", "auto|on|off", ANY, NULL,
-     "Progress lines on standard error."},
+     "Progress lines on standard error, and the status of phases that take long."},
 
     {"device", "kind", MT_MACHINE, MT_KEY_CHOICE, AT(device.kind), "auto", "auto|cuda|cpu", ANY, NULL,
      "Compute device; auto is a GPU if there is one that this build can use, else the CPU."},

@@ -189,13 +189,16 @@ static int lock_cache(const char *dir, int *fd, struct mt_err *err)
 {
     char *path = mt_path_join(dir, "lock");
     bool made = !mt_path_exists(dir);
-    int rc = path ? mt_mkdir_p(dir, err) : mt_fail_nomem(err, dir, strlen(dir));
+    struct mt_err why;
+    int rc = path ? mt_mkdir_p(dir, &why) : mt_fail_nomem(&why, dir, strlen(dir));
+    if (rc)
+        mt_fail(err, why.kind, rc, "%s: it is for token shards; data.cache_dir names another folder", why.msg);
     if (!rc && made && chmod(dir, 0700)) /* what people train on is nobody else's to read */
         mt_debug("%s: %s", dir, strerror(errno));
     *fd = rc ? -1 : open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     bool read_only = !rc && *fd < 0 && (errno == EROFS || errno == EACCES);
     if (!rc && *fd < 0 && !read_only)
-        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", path, strerror(errno));
+        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s of data.cache_dir: %s", path, strerror(errno));
     int locked = *fd < 0 ? -EROFS : mt_lock_file(*fd, false);
     if (locked == -EWOULDBLOCK) {
         mt_info("waiting for another run that makes token shards in %s", dir);

@@ -326,7 +326,7 @@ static int check_whole(const mt_dataset *d, const struct mt_dataset_params *p, s
                        "no sample is left: %llu are longer than data.seq_len = %zu (%s): raise it",
                        (unsigned long long)s->n_overlong, p->seq_len, d->overlong_at);
     if (!s->n_samples && !s->n_untrained)
-        return mt_fail(err, MT_ERR_INPUT, -ENODATA, "the data files hold no samples%s",
+        return mt_fail(err, MT_ERR_INPUT, -ENODATA, "the files of %s hold no samples%s", p->key ? p->key : "data.train",
                        s->n_equal ? " but pairs of equal answers" : "");
     if (s->n_samples > INT32_MAX / (s->answers ? 4 : 1))
         return mt_fail(err, MT_ERR_INPUT, -E2BIG, "%llu samples are too many",

@@ -81,6 +81,20 @@ def config_cases(tmp, model, data):
     check("no operand", ["run"], 2, "usage")
 
 
+def output_cases(tmp, model, data):
+    """`check` tries the output folder, and leaves it as it was."""
+    def ini(out):
+        return write_ini(os.path.join(tmp, "out.ini"), base(model, data, out, train__steps=1))
+    parent = os.path.join(tmp, "made")
+    check("checked folder", ["check", ini(os.path.join(parent, "by/check"))], 0, "ok")
+    assert not os.path.exists(parent)
+    os.mkdir(parent)
+    check("checked folder that is there", ["check", ini(parent)], 0, "ok")
+    assert set(os.listdir(parent)) <= {".lock"}, os.listdir(parent)
+    check("output where nothing can be made", ["check", ini("/proc/none/out")], 1, "/proc/none")
+    check("output that is a file", ["check", ini(data)], 2, "name a folder")
+
+
 def model_cases(tmp, data):
     def run(cfg, weights=None, name="m"):
         d = os.path.join(tmp, name)
@@ -198,7 +212,11 @@ def data_cases(tmp, model):
     check("data: nothing trained", run("a.jsonl", '{"input_ids": [1, 2], "labels": [-100, -100]}\n'), 3, "no sample has a token")
     none = '{"input_ids": [1, 2], "labels": [-100, -100]}\n'
     check("data: many untrained", run("a.jsonl", line * 40 + none * 4), 3, "a.jsonl:41", "4 of 44", "data.max_untrained")
-    check("data: empty", run("a.jsonl", ""), 3, "no samples")
+    check("data: empty", run("a.jsonl", ""), 3, "the files of data.train hold no samples")
+    empty = os.path.join(tmp, "a.jsonl")
+    check("data: empty to evaluate on", run("b.jsonl", '{"input_ids": [1, 2, 3]}\n', data__eval=empty), 3, "data.eval hold no samples")
+    check("no folder for token shards", run("c.jsonl", '{"input_ids": [1, 2]}\n', data__eval="", data__cache_dir="/proc/none/here"), 1,
+          "/proc/none", "data.cache_dir")
     check("data: over-long", run("a.jsonl", line + json.dumps({"input_ids": [1] * 99}) + "\n"), 3, "a.jsonl:2", "overlong")
     check("data: unknown format", run("a.jsonl", '{"stuff": 1}\n'), 3, "data.format")
     check("data: chat without a tokenizer", run("a.jsonl", '{"messages": []}\n'), 3, "tokenizer.json", "data.tokenizer")
@@ -387,6 +405,7 @@ with tempfile.TemporaryDirectory() as tmp:
     model = write_model(os.path.join(tmp, "model"), config("qwen3", num_hidden_layers=2))
     data = write_data(os.path.join(tmp, "data.jsonl"), n=24)
     config_cases(tmp, model, data)
+    output_cases(tmp, model, data)
     model_cases(tmp, data)
     weight_value_cases(tmp, data)
     data_cases(tmp, model)

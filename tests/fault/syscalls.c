@@ -57,6 +57,7 @@ static const struct call {
     {"mmap", SYS_mmap, NONE, NONE, NONE, false},
     {"fallocate", SYS_fallocate, 0, NONE, NONE, false},
     {"statx", SYS_statx, NONE, 1, NONE, true},
+    {"statfs", SYS_statfs, NONE, 0, NONE, false},
     {"io_uring_enter", SYS_io_uring_enter, NONE, NONE, NONE, false},
 #ifdef SYS_open /* architectures that have the older ones too */
     {"open", SYS_open, NONE, 0, NONE, false},

@@ -159,7 +159,8 @@ def a_last_save_that_fails_for_good_leaves_the_one_before(p):
 
 def what_cannot_be_locked_is_used_with_a_warning(p):
     """Some parallel and some network file systems have no locks; a cache may be one that can only be read."""
-    for fault, part, text in (("flock:ENOSYS:1:0", None, "cannot be locked"), ("open:EROFS:1:0", "cache/lock", "Steps")):
+    for fault, part, text in (("flock:ENOSYS:1:0", None, "cannot be locked"), ("open:EROFS:1:0", "cache/lock", "Steps"),
+                              ("statfs:ENOSYS:1:0", None, "Steps")):  # nor do all say how much is free
         out, ini = p.ini("unlocked")
         code, said, n = p.watch("run", ini, fault=fault, part=part)
         assert n and code == 0 and text in said, (fault, code, said)
