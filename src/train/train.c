@@ -7,296 +7,62 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/fs.h"
-#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/history.h"
-#include "data/loader.h"
-#include "optim/lr.h"
-#include "plan/trace.h"
 #include "train/best.h"
 #include "train/blocks.h"
 #include "train/cluster.h"
-#include "train/evaluate.h"
-#include "train/metrics.h"
+#include "train/loop.h"
 #include "train/reference.h"
-#include "train/saves.h"
 #include "train/watch.h"
-
-enum { TRACED_STEP = 3 };
-
-/* A learner's way through its data. */
-struct loop {
-    const struct mt_train_params *p;
-    struct mt_session *s;
-    const struct mt_setup *setup;
-    const struct mt_inputs *in;
-    struct mt_train_state *st;
-    struct mt_metrics *metrics;
-    mt_loader *loader;
-    struct mt_saves saves;
-    uint64_t first_step;
-    uint64_t n_trained;  /* steps since then that were not skipped, or only in part */
-    char bad_tensor[128]; /* of the last one that was */
-    double step_seconds; /* of a step, smoothed */
-    bool evaluated;      /* at this step */
-    bool sound;          /* what failed left the state as it was: data, a computation, an evaluation */
-    bool live;           /* it has not ended or failed */
-    int rc;              /* why it failed */
-    struct mt_err err;
-    enum mt_train_end end; /* why it ended */
-};
 
 /* The learners of a run, which take their steps together. */
 struct run {
-    struct loop *loop;
+    struct mt_loop *loop;
     size_t n;
     struct mt_learner_step *of;
     struct mt_step_result *result;
     bool again; /* the step was computed in another way */
 };
 
-static struct mt_train_asked *asked_of(const struct loop *l)
-{
-    return &l->p->control->asked[l->p->learner];
-}
-
-static void remember(struct loop *l, const cJSON *record)
-{
-    if (record)
-        mt_log_rows_add(&l->st->log, record);
-}
-
-static void report_evaluation(struct loop *l, struct mt_eval_report *r)
-{
-    const char *by = l->in->cfg->eval.best_by;
-    double value = mt_best_value(by, r);
-    r->best = mt_best_is_better(by, value, l->st->best_loss);
-    if (r->best) {
-        l->st->best_loss = value;
-        l->st->best_step = l->st->step;
-    }
-    l->st->bad_evals = r->best ? 0 : l->st->bad_evals + 1;
-    l->st->eval_step = l->st->step;
-    mt_saves_evaluated(&l->saves, value, r->best);
-    cJSON *record = mt_metrics_eval_record(r);
-    remember(l, record);
-    mt_metrics_write(l->metrics, record);
-    cJSON_Delete(record);
-    if (l->p->events.eval)
-        l->p->events.eval(l->p->events.ctx, r);
-}
-
-/* Data that cannot be read, or no memory, end the run before its first step alone: later there is something to lose. */
-static int evaluate(struct loop *l, struct mt_err *err)
-{
-    struct mt_eval_report r = {.step = l->st->step};
-    struct mt_err why = {0};
-    bool unread = false;
-    if (!l->in->eval_sampler || l->evaluated)
-        return 0;
-    mt_train_phase(l->p->control, "evaluating");
-    int rc = mt_train_flush(l->p, err);
-    if (rc)
-        return rc;
-    const double *reference = mt_reference_of_evaluation(l->s, l->p->learner, l->st);
-    rc = mt_evaluate(l->s, l->p->learner, l->p->control, reference, &r, &unread, &why);
-    if (rc && (!unread || l->st->step == l->first_step)) {
-        l->sound = rc != -ECANCELED;
-        if (err)
-            *err = why;
-        return rc;
-    }
-    l->evaluated = true;
-    if (rc)
-        mt_warn("no evaluation at step %llu: %s; the run goes on", (unsigned long long)l->st->step, why.msg);
-    else
-        report_evaluation(l, &r);
-    return 0;
-}
-
-/* What to do about gradients that are not finite. A smaller rate does not help where no update came before them. */
-static const char *advice(const struct loop *l)
-{
-    if (l->n_trained)
-        return "lower train.learning_rate";
-    return l->first_step ? "no step since the run went on could be used, so the state that it went on from may have grown too large: go on "
-                           "from an earlier checkpoint (--resume=FOLDER) with a lower train.learning_rate"
-                         : "no update came before, so the rate is not the cause: weights or data give values that are not finite "
-                           "(megatrain eval --per-sample says on which samples, megatrain verify whether the model's files are whole)";
-}
-
-static int count_skip(struct loop *l, const struct mt_step_result *r, struct mt_err *err)
-{
-    l->n_trained += !r->skipped;
-    if (!r->n_skipped) {
-        l->st->skips_in_row = 0;
-        return 0;
-    }
-    snprintf(l->bad_tensor, sizeof(l->bad_tensor), "%s", r->bad_tensor);
-    l->st->skips++;
-    l->st->skips_in_row++;
-    char what[64] = "skipped";
-    if (!r->skipped)
-        snprintf(what, sizeof(what), "skipped %zu of %d blocks", r->n_skipped, (int)l->setup->choice.layout->cfg.n_layers + 2);
-    mt_warn("step %llu %s: %s of %s %s not finite (%llu in a row, %llu in all)", (unsigned long long)l->st->step, what,
-            r->bad_router ? "logits" : "the gradient", r->bad_tensor, r->bad_router ? "are" : "is",
-            (unsigned long long)l->st->skips_in_row, (unsigned long long)l->st->skips);
-    if (l->st->skips_in_row < (uint64_t)l->in->cfg->train.max_skips)
-        return 0;
-    return mt_fail(err, MT_ERR_TRAINING, -EDOM,
-                   "%llu steps in a row had a gradient that is not finite (first bad tensor: %s): %s; %s",
-                   (unsigned long long)l->st->skips_in_row, r->bad_tensor,
-                   l->p->history->has ? "the last checkpoint is good" : "there is no checkpoint of this run", advice(l));
-}
-
-/* A run that has ended without an update of its own has trained nothing, which is no success; it is not saved. */
-static int check_trained(const struct loop *l, struct mt_err *err)
-{
-    uint64_t done = l->st->step - l->first_step;
-    bool any = done ? l->n_trained : !l->st->step || mt_engine_next_update(l->s->engine, l->p->learner);
-    return any ? 0 : mt_fail(err, MT_ERR_TRAINING, -EDOM, "every step %s was skipped, as the gradient was not finite%s%s: "
-                             "nothing was trained; %s", done ? "of this call" : "of the run", done ? ", last of " : "",
-                             l->bad_tensor, advice(l));
-}
-
-static void report_layers(const struct loop *l)
-{
-    const struct mt_hf_config *c = &l->setup->choice.layout->cfg;
-    for (int i = 0; i < (int)c->n_layers; i++) {
-        int32_t rows[MT_MOE_MAX_EXPERTS];
-        if (!mt_engine_expert_rows(l->s->engine, i, rows))
-            continue;
-        cJSON *record = mt_metrics_layer_record(l->st->step, i, rows, (size_t)c->moe.n_experts);
-        mt_metrics_write(l->metrics, record);
-        cJSON_Delete(record);
-    }
-}
-
-static void report_step(struct loop *l, struct mt_step_report *r)
-{
-    uint64_t left = l->in->total_steps - MT_MIN(l->in->total_steps, l->st->step);
-    l->step_seconds = l->step_seconds > 0 ? 0.9 * l->step_seconds + 0.1 * r->seconds : r->seconds;
-    r->eta_seconds = l->step_seconds * (double)left;
-    r->step = l->st->step;
-    r->total_steps = l->in->total_steps;
-    r->epoch = mt_train_state_epochs(l->st);
-    r->total_tokens = l->st->tokens;
-    r->objective = mt_objective_of(mt_setup_numerics_of(l->setup, l->p->learner));
-    r->h2d_bytes = l->setup->choice.engine.h2d_bytes;
-    r->d2h_bytes = l->setup->choice.engine.d2h_bytes;
-    r->uses_disk = l->setup->choice.engine.uses_disk || l->setup->choice.engine.uses_files;
-    cJSON *record = mt_metrics_step_record(r);
-    if (l->st->step % (uint64_t)l->in->cfg->log.every == 0)
-        remember(l, record);
-    mt_metrics_write(l->metrics, record);
-    cJSON_Delete(record);
-    report_layers(l);
-    if (l->p->events.step && (l->st->step % (uint64_t)l->in->cfg->log.every == 0 || left == 0))
-        l->p->events.step(l->p->events.ctx, r);
-}
-
-/* Writes the trace of the step that has just ended, with the predicted one beside it. */
-static void write_trace(struct loop *l)
-{
-    uint64_t done = l->st->step - l->first_step;
-    bool last = l->st->step >= l->in->total_steps || (l->p->max_steps && done >= l->p->max_steps);
-    if (!l->p->trace || done > TRACED_STEP || (done < TRACED_STEP && !last))
-        return;
-    struct mt_err why;
-    struct mt_trace_span *spans = NULL;
-    struct mt_sim_graph graph = {0};
-    size_t n = 0;
-    int rc = mt_engine_trace_read(l->s->engine, &spans, &n, &why);
-    if (!rc) {
-        mt_engine_trace(l->s->engine, false);
-        if (l->setup->predicted)
-            mt_setup_predict(l->setup, &graph, NULL);
-        rc = mt_trace_write(l->p->trace, spans, n, &graph, l->setup->choice.layout, &why);
-    }
-    if (rc)
-        mt_warn("no trace: %s", why.msg);
-    free(spans);
-    mt_sim_graph_finish(&graph);
-}
-
-/* After a merge of adapters it rises anew. */
-static double learning_rate(const struct loop *l)
-{
-    uint64_t k = mt_engine_next_update(l->s->engine, l->p->learner), first = l->st->blocks.updates;
-    uint64_t warmup = l->st->blocks.phase ? (uint64_t)l->in->cfg->adapter.merge_warmup : 0;
-    double lr = mt_lr_at(&l->in->lr, k);
-    return l->in->cfg->adapter.merge_every && k - first < warmup ? lr * ((double)(k - first) / (double)warmup) : lr;
-}
-
-/* The data of the next step, and their rate. */
-static int next_data(struct loop *l, struct mt_learner_step *of, struct mt_err *err)
-{
-    l->sound = true;
-    int rc = mt_loader_get(l->loader, l->st->step, &of->data, err);
-    of->reference = mt_reference_of_training(l->st);
-    of->lr = rc ? 0 : learning_rate(l);
-    l->sound = false;
-    return rc;
-}
-
-/* The step has been made. */
-static int end_step(struct loop *l, const struct mt_learner_step *of, const struct mt_step_result *result,
-                    double seconds, struct mt_err *err)
-{
-    struct mt_step_report r = {.result = *result, .lr = of->lr, .seconds = seconds, .tokens = of->data->n_tokens,
-                               .loss_tokens = of->data->n_loss};
-    l->st->step++;
-    l->st->rows = mt_sampler_rows_before(l->in->sampler, l->st->step);
-    l->st->tokens += r.tokens;
-    l->st->loss_tokens += r.loss_tokens;
-    l->st->seconds += r.seconds;
-    l->evaluated = false;
-    atomic_store(&asked_of(l)->unsaved, true);
-    report_step(l, &r);
-    if (l->p->learner == 0)
-        write_trace(l);
-    return count_skip(l, &r.result, err);
-}
-
-static double time_left(const struct loop *l)
+static double time_left(const struct mt_loop *l)
 {
     return l->in->cfg->checkpoint.time_limit - (double)(mt_boot_ns() - l->p->start_ns) * 1e-9;
 }
 
 /* Time of the limit to reserve for the last save: twice what it is likely to take, so that it can be tried again; at
  * most a quarter. */
-static double time_for_save(const struct loop *l)
+static double time_for_save(const struct mt_loop *l)
 {
     return l->p->no_save ? 0 : MT_MIN(2 * mt_saves_expect(&l->saves), 0.25 * l->in->cfg->checkpoint.time_limit);
 }
 
-static bool stops_early(const struct loop *l)
+static bool stops_early(const struct mt_loop *l)
 {
     uint64_t patience = (uint64_t)l->in->cfg->eval.early_stop_patience;
     return patience && l->st->bad_evals >= patience;
 }
 
 /* What somebody has asked for. */
-static int save_asked(struct loop *l, struct mt_err *err)
+static int save_asked(struct mt_loop *l, struct mt_err *err)
 {
-    return atomic_exchange(&asked_of(l)->save, false) ? mt_saves_periodic(&l->saves, true, err) : 0;
+    return atomic_exchange(&mt_loop_asked(l)->save, false) ? mt_saves_periodic(&l->saves, true, err) : 0;
 }
 
 /* What is due between two steps. *over: the run is to end, for the reason *end. */
-static int between_steps(struct loop *l, enum mt_train_end *end, bool *over, struct mt_err *err)
+static int between_steps(struct mt_loop *l, enum mt_train_end *end, bool *over, struct mt_err *err)
 {
     const struct mt_config *c = l->in->cfg;
     int rc = save_asked(l, err);
     if (!rc && c->eval.every && l->st->step % (uint64_t)c->eval.every == 0)
-        rc = evaluate(l, err);
+        rc = mt_loop_evaluate(l, err);
     if (!rc && mt_saves_due(&l->saves))
         rc = mt_saves_periodic(&l->saves, false, err);
     if (rc)
         return rc;
     double reserve = time_for_save(l);
-    atomic_store(&asked_of(l)->reserve_ns, (int64_t)(reserve * 1e9));
+    atomic_store(&mt_loop_asked(l)->reserve_ns, (int64_t)(reserve * 1e9));
     if (stops_early(l)) {
         *end = MT_END_EARLY;
         *over = true;
@@ -307,19 +73,19 @@ static int between_steps(struct loop *l, enum mt_train_end *end, bool *over, str
     return 0;
 }
 
-static bool more_steps(const struct loop *l)
+static bool more_steps(const struct mt_loop *l)
 {
     uint64_t done = l->st->step - l->first_step;
     return l->st->step < l->in->total_steps && (!l->p->max_steps || done < l->p->max_steps);
 }
 
-static bool ends_block(const struct loop *l)
+static bool ends_block(const struct mt_loop *l)
 {
     return l->p->block_end && l->st->step >= l->p->block_end;
 }
 
 /* Whether the learner is asked to end, and why; the engine is then made usable again. */
-static bool is_stopped(const struct loop *l, enum mt_train_end *why)
+static bool is_stopped(const struct mt_loop *l, enum mt_train_end *why)
 {
     int stop = mt_train_is_stopped(l->p->control, l->p->learner);
     if (!stop)
@@ -329,7 +95,7 @@ static bool is_stopped(const struct loop *l, enum mt_train_end *why)
     return true;
 }
 
-static int finish_block(struct loop *l, struct mt_err *err)
+static int finish_block(struct mt_loop *l, struct mt_err *err)
 {
     int rc = mt_saves_end_block(&l->saves, err);
     l->sound = !rc;
@@ -337,16 +103,16 @@ static int finish_block(struct loop *l, struct mt_err *err)
 }
 
 /* After the last save. What it finds is added to that; cut short, it leaves it to a run that resumes there. */
-static int evaluate_last(struct loop *l, bool full, double seconds, enum mt_train_end *why, struct mt_err *err)
+static int evaluate_last(struct mt_loop *l, bool full, double seconds, enum mt_train_end *why, struct mt_err *err)
 {
-    int rc = evaluate(l, err);
+    int rc = mt_loop_evaluate(l, err);
     if (rc == -ECANCELED && is_stopped(l, why))
         return 0;
     return rc ? rc : mt_saves_last_evaluation(&l->saves, full, seconds, err);
 }
 
 /* The next block, or the last save and the last evaluation. A request to stop during either changes *why. */
-static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err)
+static int finish_run(struct mt_loop *l, enum mt_train_end *why, struct mt_err *err)
 {
     if (*why == MT_END_BLOCK) {
         int rc = finish_block(l, err);
@@ -371,7 +137,7 @@ static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err
 }
 
 /* Something beside training failed: the state is sound, and is saved before the run ends with that error. */
-static void save_before_failing(struct loop *l)
+static void save_before_failing(struct mt_loop *l)
 {
     const struct mt_config *c = l->in->cfg;
     struct mt_err err = {0};
@@ -384,7 +150,7 @@ static void save_before_failing(struct loop *l)
 /* --- the run: all learners ---------------------------------------------------------------------------------- */
 
 /* The first learner that goes on; NULL: none does. */
-static struct loop *first_live(const struct run *r)
+static struct mt_loop *first_live(const struct run *r)
 {
     for (size_t i = 0; i < r->n; i++)
         if (r->loop[i].live)
@@ -393,7 +159,7 @@ static struct loop *first_live(const struct run *r)
 }
 
 /* The learner has failed. The others go on, if the engine can. */
-static void fail(struct run *r, struct loop *l, int rc, const struct mt_err *err)
+static void fail(struct run *r, struct mt_loop *l, int rc, const struct mt_err *err)
 {
     l->live = false;
     l->rc = rc;
@@ -418,11 +184,11 @@ static void fail_all(struct run *r, bool sound, int rc, const struct mt_err *err
 }
 
 /* The learner ends, for a reason that its last evaluation may change. */
-static void end(struct run *r, struct loop *l, enum mt_train_end why)
+static void end(struct run *r, struct mt_loop *l, enum mt_train_end why)
 {
     struct mt_err err = {0};
     l->end = why;
-    int rc = why == MT_END_DONE || why == MT_END_EARLY ? check_trained(l, &err) : 0;
+    int rc = why == MT_END_DONE || why == MT_END_EARLY ? mt_loop_check_trained(l, &err) : 0;
     if (!rc)
         rc = finish_run(l, &l->end, &err);
     l->live = false;
@@ -436,7 +202,7 @@ static void collect(struct run *r)
     for (size_t i = 0; i < r->n; i++) {
         struct mt_err err = {0};
         r->of[i] = (struct mt_learner_step){.data = NULL};
-        int rc = r->loop[i].live ? next_data(&r->loop[i], &r->of[i], &err) : 0;
+        int rc = r->loop[i].live ? mt_loop_next_data(&r->loop[i], &r->of[i], &err) : 0;
         if (!rc)
             continue;
         r->of[i].data = NULL;
@@ -492,7 +258,7 @@ static int second_opinion(struct run *r, struct mt_err *err)
 /* On all hosts. One that was asked to stop has told the others in this step. */
 static int make_step(struct run *r, struct mt_err *err)
 {
-    const struct loop *l = r->loop;
+    const struct mt_loop *l = r->loop;
     mt_engine *e = l->s->engine;
     const struct mt_cluster_do step = {.act = MT_CLUSTER_STEP, .at = l->st->step, .lr = r->of[0].lr};
     int rc = mt_cluster_begin(l->setup->cluster, &step, err);
@@ -510,7 +276,7 @@ static int make_step(struct run *r, struct mt_err *err)
 static void answer(struct run *r, size_t under_way)
 {
     for (size_t i = 0; i < r->n; i++) {
-        struct loop *l = &r->loop[i];
+        struct mt_loop *l = &r->loop[i];
         struct mt_err err = {0};
         enum mt_train_end why;
         int rc = l->live ? save_asked(l, &err) : 0;
@@ -564,13 +330,13 @@ static int run_step(struct run *r)
         return rc;
     double seconds = mt_seconds_since(t0);
     for (size_t i = 0; i < r->n; i++) {
-        struct loop *l = &r->loop[i];
+        struct mt_loop *l = &r->loop[i];
         if (!r->of[i].data)
             continue;
         rc = mt_engine_check_learner(l->s->engine, l->p->learner, &err);
         r->result[i].other_attention = r->again;
         if (!rc)
-            rc = end_step(l, &r->of[i], &r->result[i], seconds, &err);
+            rc = mt_loop_end_step(l, &r->of[i], &r->result[i], seconds, &err);
         if (rc)
             fail(r, l, rc, &err);
     }
@@ -582,10 +348,10 @@ static int run_step(struct run *r)
 }
 
 /* An evaluation, or what is due between two steps, of each learner that goes on; those that are asked to end do. */
-static void each(struct run *r, int (*what)(struct loop *l, enum mt_train_end *why, bool *over, struct mt_err *err))
+static void each(struct run *r, int (*what)(struct mt_loop *l, enum mt_train_end *why, bool *over, struct mt_err *err))
 {
     for (size_t i = 0; i < r->n; i++) {
-        struct loop *l = &r->loop[i];
+        struct mt_loop *l = &r->loop[i];
         struct mt_err err = {0};
         enum mt_train_end why = MT_END_DONE;
         bool over = false;
@@ -601,12 +367,12 @@ static void each(struct run *r, int (*what)(struct loop *l, enum mt_train_end *w
 }
 
 /* Also what a run that was cut short has not evaluated at the step where this one begins. */
-static int evaluate_at_start(struct loop *l, enum mt_train_end *why, bool *over, struct mt_err *err)
+static int evaluate_at_start(struct mt_loop *l, enum mt_train_end *why, bool *over, struct mt_err *err)
 {
     const struct mt_train_state *st = l->st;
     uint64_t every = (uint64_t)l->in->cfg->eval.every;
     bool owed = every && st->step && st->step % every == 0 && st->eval_step < st->step;
-    int rc = owed || (l->in->cfg->eval.at_start && !st->step) ? evaluate(l, err) : 0;
+    int rc = owed || (l->in->cfg->eval.at_start && !st->step) ? mt_loop_evaluate(l, err) : 0;
     *over = stops_early(l); /* resumed where it ended: a step more would not change that */
     *why = *over ? MT_END_EARLY : *why;
     return rc;
@@ -633,10 +399,10 @@ static void run_steps(struct run *r)
     }
 }
 
-static int open_loop(struct loop *l, const struct mt_train_params *p, struct mt_err *err)
+static int open_loop(struct mt_loop *l, const struct mt_train_params *p, struct mt_err *err)
 {
     const struct mt_setup *setup = p->session->setup;
-    *l = (struct loop){.p = p, .s = p->session, .setup = setup, .in = &setup->in[p->learner], .st = p->state};
+    *l = (struct mt_loop){.p = p, .s = p->session, .setup = setup, .in = &setup->in[p->learner], .st = p->state};
     mt_saves_init(&l->saves, p);
     l->first_step = p->first_step;
     p->state->blocks.on = p->block_end > 0;
@@ -680,7 +446,7 @@ static int result_of(const struct run *r, enum mt_train_end *why, struct mt_err 
     int rc = 0;
     *why = MT_END_DONE;
     for (size_t i = 0; i < r->n; i++) {
-        const struct loop *l = &r->loop[i];
+        const struct mt_loop *l = &r->loop[i];
         *why = MT_MAX(*why, l->end);
         if (l->rc && !rc && err)
             *err = l->err;
@@ -706,7 +472,7 @@ int mt_train_run(const struct mt_train_params *p, size_t n, enum mt_train_end *w
     struct run r = {.n = 0};
     int rc = open_run(&r, p, n, err);
     if (!rc) {
-        mt_engine_trace(p->session->engine, p->trace && p->state->step - p->first_step < TRACED_STEP);
+        mt_engine_trace(p->session->engine, p->trace && p->state->step - p->first_step < MT_TRACED_STEP);
         p->control->answer = answer_in_phase;
         p->control->ctx = &r;
         atomic_store(&p->control->total_steps, p->state->total_steps);

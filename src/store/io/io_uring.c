@@ -97,7 +97,7 @@ static void uring_destroy(mt_io *io)
     if (u->has_ring) {
         ended = !u->wake_armed || end_wake(u);
         drop_buffers(u);
-        if (u->has_files) /* the kernel ends a ring later, and would keep the file system from being unmounted until then */
+        if (u->has_files) /* the kernel ends a ring some time later, and keeps its files open until then */
             io_uring_unregister_files(&u->ring);
         io_uring_queue_exit(&u->ring);
     }
