@@ -24,7 +24,7 @@ static void be_child(const struct bench_child *c, pid_t parent)
         _exit(143);
     const char *argv[16 + MT_SWEEP_SHARED] = {"megatrain", "run", "--force", "--no-save", "--no-progress"};
     int n = 5;
-    int fd = open(c->log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    int fd = open(c->log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
     int adj = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd >= 0) {
         dup2(fd, STDOUT_FILENO);

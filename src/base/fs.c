@@ -106,6 +106,21 @@ int mt_open_regular(const char *path, struct mt_err *err)
     return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "cannot read %s: it is a pipe, a socket or a device, not a file", path);
 }
 
+int mt_open_to_write(const char *path, int flags, struct mt_err *err)
+{
+    struct stat st;
+    int fd = open(path, flags | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0666);
+    if (fd < 0 && errno == ELOOP)
+        return mt_fail(err, MT_ERR_RUNTIME, -ELOOP, "cannot write %s: it is a link, and may lead to another user's or program's "
+                       "file: remove it", path);
+    if (fd < 0)
+        return fail_path(err, "open", path);
+    if (!fstat(fd, &st) && S_ISREG(st.st_mode))
+        return fd;
+    close(fd);
+    return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "cannot write %s: it is a pipe, a socket or a device, not a file", path);
+}
+
 /* Reads and closes `fd`. */
 static int read_whole(int fd, const char *path, char **text, size_t *len, struct mt_err *err)
 {

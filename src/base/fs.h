@@ -13,6 +13,12 @@
  * their files' places, which never end, or never begin. The descriptor, or a negative errno (MT_ERR_RUNTIME).
  */
 int mt_open_regular(const char *path, struct mt_err *err);
+/**
+ * Opens a file in a folder of ours to write it, and makes it if it is missing. A link is refused: in a folder that
+ * others can write to, it may lead to any file of this user; so is what is no regular file. flags: O_WRONLY or O_RDWR,
+ * O_APPEND, O_TRUNC. The descriptor, or a negative errno (MT_ERR_RUNTIME).
+ */
+int mt_open_to_write(const char *path, int flags, struct mt_err *err);
 /** Larger files are not read whole: 4 GiB. */
 #define MT_READ_MOST ((size_t)4 << 30)
 /** Reads the whole regular file and appends a NUL; the caller frees *text with free(). -EFBIG: it is larger than

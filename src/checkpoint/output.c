@@ -18,10 +18,13 @@
 int mt_output_lock(const char *dir, int *fd, struct mt_err *err)
 {
     char path[4200], pid[32] = "";
+    struct stat st;
     mt_path_printf(path, sizeof(path), "%s/.lock", dir);
-    int f = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    int f = mt_open_to_write(path, O_RDWR, err);
+    if (f == -EACCES) /* another user's: it can be locked, too */
+        f = mt_open_regular(path, err);
     if (f < 0)
-        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot create %s: %s", path, strerror(errno));
+        return f;
     int rc = mt_lock_file(f, false);
     if (rc && rc != -EWOULDBLOCK)
         mt_warn("%s cannot be locked (%s): make sure that no other run writes to this folder", path, strerror(-rc));
@@ -34,7 +37,8 @@ int mt_output_lock(const char *dir, int *fd, struct mt_err *err)
                        pid[0] ? pid : "unknown");
     }
     int n = snprintf(pid, sizeof(pid), "%d\n", (int)getpid());
-    if (ftruncate(f, 0) || pwrite(f, pid, (size_t)n, 0) != n)
+    bool ours = !fstat(f, &st) && st.st_uid == geteuid() && st.st_nlink == 1; /* under no other name */
+    if (!ours || ftruncate(f, 0) || pwrite(f, pid, (size_t)n, 0) != n)
         mt_debug("the lock file does not name its holder");
     *fd = f;
     return 0;
@@ -44,7 +48,7 @@ bool mt_output_in_use(const char *dir)
 {
     char path[4200];
     mt_path_printf(path, sizeof(path), "%s/.lock", dir);
-    int f = open(path, O_RDWR | O_CLOEXEC);
+    int f = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     bool held = f >= 0 && mt_lock_file(f, false) == -EWOULDBLOCK;
     if (f >= 0)
         close(f);

@@ -91,7 +91,7 @@ def a_last_save_that_fails_ends_as_it_says(p):
     out, ini = p.ini("deadline", checkpoint__save_deadline="1s")
     run = start("run", ini, preexec_fn=cap)
     said = run.communicate()[1]
-    assert run.returncode == 1 and "there is no other checkpoint" in said, (run.returncode, said)
+    assert run.returncode == 1 and "there is no other checkpoint to go on from" in said, (run.returncode, said)
     out, ini = p.ini("second")
     run = start("run", ini, preexec_fn=cap)
     said = read_until(run, "trying again")
@@ -365,6 +365,31 @@ def a_request_before_the_first_step_is_met(p):
         run.send_signal(signal.SIGUSR2)
         said = run.communicate()[1]
         assert run.returncode == 0, (delay, run.returncode, said[-500:])
+
+
+def links_that_others_have_put_into_the_folder_are_not_followed(p):
+    """What a run writes by name in its folder is its own file: a link there leads nowhere, also to be appended to."""
+    for name, args in ((".lock", ("--force",)), ("metrics.jsonl", ("--resume",)), ("metrics.csv", ("--resume",))):
+        out, ini = p.ini("linked-" + name.strip("."), log__csv="on")
+        if "--resume" in args:
+            megatrain("-q", "run", ini, "--max-steps", 2)
+            os.remove(f"{out}/{name}")
+        os.makedirs(out, exist_ok=True)
+        victim = os.path.join(p.tmp, "victim")
+        open(victim, "w").write("mine")
+        os.symlink(victim, f"{out}/{name}")
+        r = megatrain("run", ini, *args, expect=None)
+        assert (f"{out}/{name}: it is a link" in r.stderr) == (r.returncode == 1), (name, r.stderr)
+        assert open(victim).read() == "mine" and (name != ".lock" or r.returncode), (name, r.returncode)
+        if r.returncode:
+            os.remove(f"{out}/{name}")
+            megatrain("-q", "run", ini, *args)
+        megatrain("verify", f"{out}/checkpoint-{STEPS}")
+    out, ini = p.ini("hard-link")
+    os.makedirs(out)
+    os.link(victim, f"{out}/.lock")  # locked, and left as it is
+    megatrain("-q", "run", ini)
+    assert open(victim).read() == "mine" and os.path.exists(f"{out}/checkpoint-{STEPS}")
 
 
 def requests_of_an_earlier_run_are_removed(p):
