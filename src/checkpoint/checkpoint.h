@@ -82,8 +82,9 @@ int mt_checkpoint_verify_model(const char *path, bool all, bool states, struct m
 int mt_checkpoint_open_seal(const char *dir, cJSON **out, struct mt_err *err);
 /** Then compares the tensors that loading did not. */
 int mt_checkpoint_verify_left(const char *dir, const cJSON *sealed, struct mt_err *err);
-/** Does every file that it lists exist with its size? Contents are not read. */
-bool mt_checkpoint_is_whole(const char *path, struct mt_err *err);
+/** Does every file that it lists exist with its size? Contents are not read. -EBADMSG: no; another error: it cannot be
+ * looked at. */
+int mt_checkpoint_check_whole(const char *path, struct mt_err *err);
 int mt_checkpoint_read_state(const char *path, struct mt_train_state *out, struct mt_err *err);
 /**
  * Fills the planes with exactly what was saved: the checksum of each tensor is verified on the bytes that are loaded.

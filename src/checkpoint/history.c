@@ -22,6 +22,12 @@ static void name_checkpoint(char path[4096], const char *dir, uint64_t step, con
     mt_path_printf(path, 4096, "%s/checkpoint-%llu%s", dir, (unsigned long long)step, suffix);
 }
 
+/* Else it cannot be looked at at the moment, and nothing says that it is not what was written. */
+static bool is_wrong(int rc)
+{
+    return rc == -EBADMSG || rc == -ENOENT || rc == -ENOTDIR || rc == -ENOMEM;
+}
+
 bool mt_history_holds(const struct mt_history *h, const char *dir, uint64_t step, bool full)
 {
     struct mt_checkpoint_id id;
@@ -29,11 +35,13 @@ bool mt_history_holds(const struct mt_history *h, const char *dir, uint64_t step
     if (!h->has || h->step != step || (full && !h->full))
         return false;
     name_checkpoint(path, dir, step, "");
-    if (mt_checkpoint_identify(path, &id, NULL))
-        return false;
-    bool same = id.full == h->full && !strcmp(id.sum, h->sum);
-    mt_checkpoint_id_finish(&id);
-    return same && mt_checkpoint_is_whole(path, NULL);
+    int rc = mt_checkpoint_identify(path, &id, NULL);
+    if (!rc) {
+        bool same = id.full == h->full && !strcmp(id.sum, h->sum);
+        mt_checkpoint_id_finish(&id);
+        rc = same ? mt_checkpoint_check_whole(path, NULL) : -EBADMSG;
+    }
+    return !rc || !is_wrong(rc);
 }
 
 int mt_history_set_aside(const struct mt_history *h, const struct mt_vfs *vfs, const char *dir, uint64_t step,
@@ -200,7 +208,7 @@ static bool counts(const struct mt_prune_policy *p, const char *dir, uint64_t st
     bool ours = id.step == step && mt_lineage_has(p->lineage ? p->lineage : &no_lineage, id.lineage.run, step);
     *full = id.full;
     mt_checkpoint_id_finish(&id);
-    return ours && mt_checkpoint_is_whole(path, NULL);
+    return ours && !mt_checkpoint_check_whole(path, NULL);
 }
 
 static bool keeps(const struct mt_prune_policy *p, uint64_t step, size_t newer)

@@ -21,7 +21,7 @@ struct mt_history {
     char sum[MT_SUM_TEXT];            /* of its sealed file */
 };
 
-/** Does DIR have from this process what a save of `step` would write? */
+/** Does DIR have from this process what a save of `step` would write? Also where that cannot be read at the moment. */
 bool mt_history_holds(const struct mt_history *h, const char *dir, uint64_t step, bool full);
 /** Sets DIR/checkpoint-<step> aside: renames it to *to, which may be NULL. */
 int mt_history_set_aside(const struct mt_history *h, const struct mt_vfs *vfs, const char *dir, uint64_t step,

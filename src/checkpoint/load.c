@@ -84,7 +84,7 @@ static int look_at(const struct candidate *c, const struct search *s, struct mt_
 {
     if (!c->known)
         return -EBADMSG;
-    return s->bytes ? mt_checkpoint_verify(c->path, err) : mt_checkpoint_is_whole(c->path, err) ? 0 : -EBADMSG;
+    return s->bytes ? mt_checkpoint_verify(c->path, err) : mt_checkpoint_check_whole(c->path, err);
 }
 
 /* *path: the first good one. */

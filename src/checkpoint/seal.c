@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/fs.h"
 #include "base/json.h"
@@ -11,6 +12,14 @@
 int mt_checkpoint_damaged(struct mt_err *err, const char *path, const char *what)
 {
     return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s", path, what);
+}
+
+/* Is it there? What cannot be looked at may be: -errno. */
+static int look_for(const char *path, bool *is, struct mt_err *err)
+{
+    *is = !access(path, F_OK);
+    return *is || errno == ENOENT || errno == ENOTDIR
+               ? 0 : mt_fail(err, MT_ERR_CHECKPOINT, -errno, "cannot read %s: %s", path, strerror(errno));
 }
 
 /* Verifies the seal itself, and returns the checksum of the sealed file. */
@@ -45,11 +54,13 @@ int mt_seal_read(const char *dir, cJSON **out, char sum_text[MT_SUM_TEXT], bool 
     const char *name = MT_STATE_NAME;
     mt_path_printf(path, sizeof(path), "%s/megatrain/" MT_STATE_NAME, dir);
     mt_path_printf(seal, sizeof(seal), "%s/megatrain/seal.json", dir);
-    *full = mt_path_exists(path);
-    if (!*full) {
+    bool weights = false;
+    int rc = look_for(path, full, err);
+    if (!rc && !*full) {
         name = MT_MANIFEST_NAME;
         mt_path_printf(path, sizeof(path), "%s/megatrain/" MT_MANIFEST_NAME, dir);
-        if (!mt_path_exists(path)) {
+        rc = look_for(path, &weights, err);
+        if (!rc && !weights) {
             mt_path_printf(seal, sizeof(seal), "%s/latest", dir);
             return mt_path_exists(seal)
                        ? mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT,
@@ -58,7 +69,8 @@ int mt_seal_read(const char *dir, cJSON **out, char sum_text[MT_SUM_TEXT], bool 
                                  "%s: holds no training state (megatrain/state.json)", dir);
         }
     }
-    int rc = read_seal(seal, name, want, err);
+    if (!rc)
+        rc = read_seal(seal, name, want, err);
     if (!rc)
         rc = mt_sum_file(path, 0, UINT64_MAX, &sum, &size, err);
     if (rc)

@@ -281,7 +281,7 @@ int mt_checkpoint_verify_left(const char *dir, const cJSON *sealed, struct mt_er
     return rc ? fail_sealed(dir, rc, &why, err) : 0;
 }
 
-bool mt_checkpoint_is_whole(const char *dir, struct mt_err *err)
+int mt_checkpoint_check_whole(const char *dir, struct mt_err *err)
 {
     cJSON *sealed = NULL;
     char sum[MT_SUM_TEXT], path[4096];
@@ -294,9 +294,12 @@ bool mt_checkpoint_is_whole(const char *dir, struct mt_err *err)
         const cJSON *size = mt_json_get(f, "size");
         struct stat st;
         snprintf(path, sizeof(path), "%.3000s/%.1000s", dir, f->string);
-        if (stat(path, &st) || !cJSON_IsNumber(size) || (double)st.st_size != size->valuedouble)
+        bool there = !stat(path, &st);
+        if (!there && errno != ENOENT && errno != ENOTDIR)
+            rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "cannot read %s: %s", path, strerror(errno));
+        else if (!there || !cJSON_IsNumber(size) || (double)st.st_size != size->valuedouble)
             rc = mt_checkpoint_damaged(err, path, "is missing or has another size than was written");
     }
     cJSON_Delete(sealed);
-    return !rc;
+    return rc;
 }

@@ -12,12 +12,12 @@
 #include "base/thread.h"
 #include "checkpoint/checkpoint.h"
 
-enum { DROPPED = MT_READBACK_BAD + 1 };
+enum { DROPPED = MT_READBACK_UNREAD + 1 };
 
 struct mt_readback {
     char *path, *older;
     atomic_int state;
-    struct mt_err err; /* once it is bad */
+    struct mt_err err; /* once it is not good */
 };
 
 static void destroy(mt_readback *r)
@@ -27,6 +27,11 @@ static void destroy(mt_readback *r)
     free(r);
 }
 
+enum mt_readback_state mt_readback_of(int rc)
+{
+    return !rc ? MT_READBACK_GOOD : rc == -EBADMSG ? MT_READBACK_BAD : MT_READBACK_UNREAD;
+}
+
 static void *readback_main(void *readback)
 {
     mt_readback *r = readback;
@@ -34,7 +39,7 @@ static void *readback_main(void *readback)
     mt_thread_gives_way();
     if (r->older && mt_checkpoint_verify(r->older, &why) == -EBADMSG)
         mt_warn("an older checkpoint is damaged: %s", why.msg);
-    int state = mt_checkpoint_verify(r->path, &r->err) ? MT_READBACK_BAD : MT_READBACK_GOOD;
+    int state = mt_readback_of(mt_checkpoint_verify(r->path, &r->err));
     int running = MT_READBACK_RUNS;
     if (!atomic_compare_exchange_strong(&r->state, &running, state))
         destroy(r); /* nobody waits for it any more */
@@ -67,7 +72,7 @@ int mt_readback_start(mt_readback **out, const char *path, const char *older, st
 enum mt_readback_state mt_readback_poll(const mt_readback *r, struct mt_err *err)
 {
     int state = atomic_load(&r->state);
-    if (state == MT_READBACK_BAD)
+    if (state == MT_READBACK_BAD || state == MT_READBACK_UNREAD)
         *err = r->err;
     return (enum mt_readback_state)state;
 }

@@ -151,7 +151,18 @@ static void set_damaged_aside(struct mt_saves *s, uint64_t step, const struct mt
     s->clock->retry_ns = 0;
 }
 
-/* Prunes once the newest checkpoint has been read back. */
+/* The checkpoint of `step` has been read back: others are pruned if it is good. What cannot be read is not wrong. */
+static void conclude(struct mt_saves *s, uint64_t step, enum mt_readback_state state, const struct mt_err *why)
+{
+    if (state == MT_READBACK_GOOD)
+        prune(s, AS_CONFIGURED);
+    else if (state == MT_READBACK_BAD)
+        set_damaged_aside(s, step, why);
+    else
+        mt_warn("checkpoint of step %llu was saved, but cannot be read back: %s; it may be good and is kept, and so are older ones",
+                (unsigned long long)step, why->msg);
+}
+
 static void settle(struct mt_saves *s)
 {
     struct mt_err why = {0};
@@ -159,10 +170,7 @@ static void settle(struct mt_saves *s)
     if (state == MT_READBACK_RUNS)
         return;
     mt_readback_drop(&s->readback);
-    if (state == MT_READBACK_GOOD)
-        prune(s, AS_CONFIGURED);
-    else
-        set_damaged_aside(s, s->read_step, &why);
+    conclude(s, s->read_step, state, &why);
 }
 
 /* What follows a save: older checkpoints go, but not the last one before the new one was read back. */
@@ -182,12 +190,9 @@ static int after_save(struct mt_saves *s, struct mt_err *err)
     }
     if (c->checkpoint.time_limit > 0) /* there is no time to read it: the next run will prune */
         return 0;
-    if (mt_checkpoint_verify(path, &why)) {
-        set_damaged_aside(s, s->p->state->step, &why);
-        return mt_fail(err, MT_ERR_RUNTIME, -EIO, "%s", why.msg);
-    }
-    prune(s, AS_CONFIGURED);
-    return 0;
+    enum mt_readback_state state = mt_readback_of(mt_checkpoint_verify(path, &why));
+    conclude(s, s->p->state->step, state, &why);
+    return state == MT_READBACK_BAD ? mt_fail(err, MT_ERR_RUNTIME, -EIO, "%s", why.msg) : 0;
 }
 
 /* Warns of a save that takes much longer than others did. */
@@ -477,11 +482,11 @@ static void name_newest(const struct mt_saves *s, char *text, size_t len)
     char *newest = mt_checkpoint_find_whole(s->p->dir);
     if (newest)
         snprintf(text, len, "the newest checkpoint is %s", newest);
-    else if (h->has)
+    else if (h->has && h->full)
         snprintf(text, len, "the newest checkpoint is of step %llu, which cannot be read at the moment",
                  (unsigned long long)h->step);
     else
-        snprintf(text, len, "there is no other checkpoint");
+        snprintf(text, len, "there is no other checkpoint to go on from");
     free(newest);
 }
 
@@ -495,7 +500,10 @@ int mt_saves_final(struct mt_saves *s, bool full, double seconds, struct mt_err 
         mt_warn("step %llu is saved, but %s", (unsigned long long)s->p->state->step, inner.msg);
     if (!rc)
         return 0;
-    bool weights = full && !lost && (!save(s, false, &lost, &inner) || (!lost && !save(s, false, &lost, &inner)));
+    const struct mt_history *h = s->p->history;
+    bool has = h->has && h->full && h->step == s->p->state->step; /* of which weights alone are no more */
+    bool weights = full && !lost && !has &&
+                   (!save(s, false, &lost, &inner) || (!lost && !save(s, false, &lost, &inner)));
     char newest[4200];
     name_newest(s, newest, sizeof(newest));
     mt_fail(err, why.kind, rc, "step %llu was not saved: %s; %s%s", (unsigned long long)s->p->state->step, why.msg,

@@ -56,7 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     rc = mt_checkpoint_verify(dir, &err);
     fuzz_assert(!rc || err.msg[0]);
-    mt_checkpoint_is_whole(dir, &err);
+    mt_checkpoint_check_whole(dir, &err);
     check_state(dir);
     return 0;
 }
