@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "checkpoint/card.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,26 +11,21 @@
 
 enum { VALUE = 1024, EVALUATIONS = 10 };
 
-/* The value of a key in the run's configuration; "": it has none. */
 static const char *value_of(const struct mt_train_state *s, const char *section, const char *key, char buf[VALUE])
 {
-    char head[64], line[64];
-    snprintf(head, sizeof(head), "[%s]\n", section);
-    snprintf(line, sizeof(line), "\n%s = ", key);
-    const char *at = s->config ? strstr(s->config, head) : NULL, *end = at ? strstr(at, "\n[") : NULL;
-    buf[0] = 0;
-    at = at ? strstr(at, line) : NULL;
-    if (at && (!end || at < end)) {
-        at += strlen(line);
-        snprintf(buf, VALUE, "%.*s", (int)strcspn(at, "\n"), at);
-    }
-    return buf;
+    return mt_train_state_value(s, section, key, buf, VALUE);
 }
 
 static bool is(const struct mt_train_state *s, const char *section, const char *key, const char *value)
 {
     char buf[VALUE];
     return !strcmp(value_of(s, section, key, buf), value);
+}
+
+/* The characters that names on the Hub have, which need no quotes in YAML either. */
+static bool is_plain(const char *name)
+{
+    return !name[strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/")];
 }
 
 /* "Qwen/Qwen3-8B", as it is, or of a folder in the Hub's cache (models--Qwen--Qwen3-8B/snapshots/...). Folders are
@@ -39,7 +35,7 @@ static bool hub_name(const char *path, char buf[VALUE])
     const char *owned = strchr(path, '/');
     if (owned && owned > path && owned[1] && *path != '.' && !strchr(owned + 1, '/')) {
         snprintf(buf, VALUE, "%s", path);
-        return true;
+        return is_plain(buf);
     }
     const char *at = strstr(path, "models--"), *slash = at ? strstr(at, "--") : NULL;
     const char *name = slash ? slash + 2 : NULL, *rest = name ? strstr(name, "--") : NULL;
@@ -47,14 +43,29 @@ static bool hub_name(const char *path, char buf[VALUE])
     if (!rest || rest >= name + n)
         return false;
     snprintf(buf, VALUE, "%.*s/%.*s", (int)(rest - name), name, (int)(name + n - rest - 2), rest + 2);
-    return true;
+    return is_plain(buf);
 }
 
-/* Text within a cell of a table. */
+/* Text that is no markup, whatever characters a name has: not of Markdown, of its tables, or of HTML. */
 static void add_cell(struct mt_str *out, const char *text, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
-        mt_str_printf(out, text[i] == '|' ? "\\%c" : "%c", text[i]);
+    static const char marks[] = "\\`*[]|~$#!";
+    for (size_t i = 0; i < n; i++) {
+        char c = text[i];
+        bool within = i && i + 1 < n && isalnum((unsigned char)text[i - 1]) && isalnum((unsigned char)text[i + 1]);
+        const char *entity = c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : c == '"' ? "&quot;" : NULL;
+        if (entity)
+            mt_str_printf(out, "%s", entity);
+        else if (strchr(marks, c) || (c == '_' && !within))
+            mt_str_printf(out, "\\%c", c);
+        else
+            mt_str_printf(out, "%c", (unsigned char)c < ' ' || c == 0x7f ? ' ' : c);
+    }
+}
+
+static void add_name(struct mt_str *out, const char *name)
+{
+    add_cell(out, name, strlen(name));
 }
 
 /* The last parts of paths that commas separate. */
@@ -77,7 +88,7 @@ static void add_base(struct mt_str *out, const struct mt_train_state *s)
     char path[VALUE], name[VALUE];
     value_of(s, "model", "path", path);
     if (hub_name(path, name))
-        add_cell(out, name, strlen(name));
+        add_name(out, name);
     else
         add_names(out, path);
 }
@@ -97,7 +108,7 @@ static void add_values(struct mt_str *out, const struct mt_train_state *s, const
         if (!*buf || !strcmp(buf, "auto") || !strcmp(buf, "off") || !strcmp(buf, "0"))
             continue;
         mt_str_printf(out, "%s%s", any ? ", " : "", of[i].label);
-        add_cell(out, buf, strlen(buf));
+        add_name(out, buf);
         any = true;
     }
 }
@@ -170,8 +181,11 @@ static void add_evaluations(struct mt_str *out, const struct mt_train_state *s)
         cJSON *row = strstr(s->log.row[i], "\"eval_loss\"") ? cJSON_Parse(s->log.row[i]) : NULL;
         if (row && !names) {
             mt_str_printf(out, "\n## Evaluation\n|");
-            for (const cJSON *v = row->child; v; v = v->next)
-                mt_str_printf(out, " %s |", !strncmp(v->string, "eval_", 5) ? v->string + 5 : v->string);
+            for (const cJSON *v = row->child; v; v = v->next) {
+                mt_str_printf(out, " ");
+                add_name(out, !strncmp(v->string, "eval_", 5) ? v->string + 5 : v->string);
+                mt_str_printf(out, " |");
+            }
             mt_str_printf(out, "\n|");
             for (const cJSON *v = row->child; v; v = v->next)
                 mt_str_printf(out, "--|");
@@ -202,8 +216,9 @@ char *mt_card_text(const struct mt_card *c, const struct mt_train_state *s)
     if (known)
         mt_str_printf(&out, "base_model: %s\nbase_model_relation: %s\n", name,
                       c->adapters ? "adapter" : c->packed ? "quantized" : "finetune");
-    mt_str_printf(&out, "tags:\n- megatrain\n%s---\n# %s\n\nTrained with megatrain " MT_VERSION ".\n\n| | |\n|--|--|\n| Base | ",
-                  c->adapters ? "- lora\n" : "", c->name);
+    mt_str_printf(&out, "tags:\n- megatrain\n%s---\n# ", c->adapters ? "- lora\n" : "");
+    add_name(&out, c->name);
+    mt_str_printf(&out, "\n\nTrained with megatrain " MT_VERSION ".\n\n| | |\n|--|--|\n| Base | ");
     add_base(&out, s);
     mt_str_printf(&out, " |\n");
     add_method(&out, c, s);

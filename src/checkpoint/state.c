@@ -207,3 +207,19 @@ cJSON *mt_trainer_state_json(const struct mt_train_state *s)
     mt_json_add(o, "log_history", mt_log_rows_json(&s->log));
     return o;
 }
+
+const char *mt_train_state_value(const struct mt_train_state *s, const char *section, const char *key, char *buf,
+                                 size_t len)
+{
+    char head[64], line[64];
+    snprintf(head, sizeof(head), "[%s]\n", section);
+    snprintf(line, sizeof(line), "\n%s = ", key);
+    const char *at = s->config ? strstr(s->config, head) : NULL, *end = at ? strstr(at, "\n[") : NULL;
+    buf[0] = 0;
+    at = at ? strstr(at, line) : NULL;
+    if (at && (!end || at < end)) {
+        at += strlen(line);
+        snprintf(buf, len, "%.*s", (int)strcspn(at, "\n"), at);
+    }
+    return buf;
+}

@@ -53,6 +53,9 @@ struct mt_train_state {
 void mt_train_state_finish(struct mt_train_state *s);
 /** XXH3 of the log-probabilities under the reference. */
 uint64_t mt_train_state_reference_hash(const struct mt_train_state *s);
+/** The value of a key of the run's configuration, into buf; "": it has none. Returns buf. */
+const char *mt_train_state_value(const struct mt_train_state *s, const char *section, const char *key, char *buf,
+                                 size_t len);
 cJSON *mt_train_state_to_json(const struct mt_train_state *s);
 int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const char *name,
                              struct mt_err *err);

@@ -46,6 +46,16 @@ with tempfile.TemporaryDirectory() as tmp:
     assert "base_model" not in text and "secret" not in text, text  # a folder is no model of the Hub
     megatrain("-q", "export", "--merge", out("lora/latest"), out("merged"))
     card_of(out("merged"), "library_name: transformers\n", "merged into the model's weights")
+    # names are no markup, whatever they are
+    evil, marked = os.path.join(tmp, "m&'<b>*x*"), os.path.join(secret, "_d_ (b)`<script>.txt")
+    os.rename(out("whole"), evil)
+    os.rename(data, marked)
+    megatrain("-q", "run", write_ini(out("e.ini"), base(evil, marked, out("marked"), **{**own, "data__eval": ""}, model__init="weights")))
+    megatrain("-q", "export", out("marked/latest"), out("# <i>e"))
+    text = card_of(out("# <i>e"), "\n# \\# &lt;i&gt;", "| Base | m&amp;'&lt;b&gt;\\*x\\* |", "| Data | \\_d\\_ (b)\\`&lt;script&gt;.txt |")
+    assert "<" not in text and "base_model" not in text, text
+    os.rename(evil, out("whole"))
+    os.rename(marked, data)
     # a model that is named as on the Hub, distilled
     os.mkdir(os.path.join(tmp, "models--Some-Org--A-Model", "refs"))
     with open(os.path.join(tmp, "models--Some-Org--A-Model", "refs", "main"), "w") as f:
