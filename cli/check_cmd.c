@@ -77,7 +77,7 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
     struct mt_err err;
     int rc = cli_load_config(&cfg, args, &err);
     if (!rc)
-        rc = cli_choose_model(cfg, args, &err);
+        rc = cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), &err);
     if (!rc)
         rc = mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, &err);
     if (!rc)

@@ -92,10 +92,10 @@ int cli_load_file(struct mt_config **out, const char *path, const struct cli_arg
 /** The model that an adapter's folder names, if it is to be found; the caller frees it. */
 int cli_model_of_adapter(char **model, const char *dir, struct mt_err *err);
 /**
- * Sets what a command reads from its options --model and --adapter. If --model is an adapter's folder, it is taken as
- * the adapter. If no model is given, it is the one that the adapter names.
+ * Sets what a command reads, as --model and --adapter name it; NULL: not given. If the model is an adapter's folder, it is
+ * taken as the adapter. If no model is given, it is the one that the adapter names.
  */
-int cli_choose_model(struct mt_config *cfg, const struct cli_args *args, struct mt_err *err);
+int cli_choose_model(struct mt_config *cfg, const char *model, const char *adapter, struct mt_err *err);
 
 /** `probe disk [DIR]`: the drive under a folder. */
 int cli_probe_disk(struct cli *cli, const struct cli_args *args);

@@ -202,15 +202,13 @@ int cli_load_file(struct mt_config **out, const char *path, const struct cli_arg
 /* A checkpoint knows how its run packed the base: otherwise the results are a little different. */
 static void compare_packing(const struct mt_config *cfg, const char *dir)
 {
-    static const char key[] = "\nbase_dtype = ";
     struct mt_train_state st = {.step = 0};
     if (mt_checkpoint_read_state(dir, &st, NULL))
         return;
-    const char *said = st.config ? strstr(st.config, key) : NULL;
-    const char *format = said ? said + sizeof(key) - 1 : "auto";
-    size_t n = strcspn(format, " \n");
+    char format[32];
+    mt_train_state_value(&st, "model", "base_dtype", format, sizeof(format));
     for (enum mt_packed f = MT_PACKED_NONE + 1; f < MT_N_PACKABLE; f++)
-        if (strlen(mt_packed_names[f]) == n && !strncmp(format, mt_packed_names[f], n) && f != cfg->model.base_dtype)
+        if (!strcmp(mt_packed_names[f], format) && f != cfg->model.base_dtype)
             mt_warn("%s was trained on a base packed as %s, and here it is not packed so: set model.base_dtype = %s for the "
                     "same results", dir, mt_packed_names[f], mt_packed_names[f]);
     mt_train_state_finish(&st);
@@ -231,9 +229,8 @@ int cli_model_of_adapter(char **model, const char *dir, struct mt_err *err)
     return rc;
 }
 
-int cli_choose_model(struct mt_config *cfg, const struct cli_args *args, struct mt_err *err)
+int cli_choose_model(struct mt_config *cfg, const char *model, const char *adapter, struct mt_err *err)
 {
-    const char *model = cli_arg(args, "model"), *adapter = cli_arg(args, "adapter");
     char *base = NULL;
     int rc = 0;
     if (model && !adapter && mt_peft_is_folder(model)) {

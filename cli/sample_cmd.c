@@ -318,8 +318,10 @@ static int read_options(struct sampling *p, const struct cli_args *args, struct 
             return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--stop is a text, and at most %d times there", CLI_STOPS);
         p->g.stop[p->g.n_stops++] = args->given[i].value;
     }
-    if (!cli_arg(args, "model") && !cli_arg(args, "adapter"))
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "give --model or --adapter");
+    if (args->n_operands && cli_arg(args, "model"))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s and --model: give one of them", args->operands[0]);
+    if (!args->n_operands && !cli_arg(args, "model") && !cli_arg(args, "adapter"))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "give the folder of a model or of adapters, or --model or --adapter");
     if (prompt && p->file)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--prompt and --prompts: give one of them");
     p->talks = p->chat && !prompt && !p->file && isatty(STDIN_FILENO);
@@ -343,7 +345,7 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     if (!rc)
         rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
     if (!rc)
-        rc = cli_choose_model(cfg, args, &err);
+        rc = cli_choose_model(cfg, args->n_operands ? args->operands[0] : cli_arg(args, "model"), cli_arg(args, "adapter"), &err);
     if (!rc)
         rc = encode_prompts(&p, cfg, &err);
     if (!rc)

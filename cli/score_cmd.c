@@ -352,7 +352,7 @@ int cli_cmd_score(struct cli *cli, const struct cli_args *args)
     }
     int rc = cli_load_config(&cfg, args, &err);
     if (!rc)
-        rc = cli_choose_model(cfg, args, &err);
+        rc = cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), &err);
     if (!rc)
         rc = take_data(cfg, args, &err);
     if (!rc)

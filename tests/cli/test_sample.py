@@ -43,6 +43,10 @@ def prompts_come_from_standard_input(model):
     p = subprocess.run([BINARY, "sample", "--model", model, "--prompt", "-"], input=b"ab\0cd", capture_output=True)
     assert p.returncode == 2 and b"zero byte" in p.stderr
     assert "--prompt -" in megatrain("sample", "--model", model, "--chat", expect=2).stderr
+    assert "give one of them" in megatrain("sample", model, "--model", model, expect=2).stderr
+    said = [subprocess.run([BINARY, "sample", *of, "--prompt", "ab", "--max-tokens", "1", "--temperature", "0"], capture_output=True, check=True).stdout
+            for of in ([model], ["--model", model])]
+    assert said[0] == said[1] and said[0].startswith(b"ab"), said
     megatrain("sample", "--model", model, "--top-p", "1.5", expect=2)
 
 
