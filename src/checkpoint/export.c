@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "checkpoint/card.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/export_notes.h"
 #include "checkpoint/fold.h"
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/layout_files.h"
@@ -158,6 +159,8 @@ static int write_card(struct exporter *x, const struct mt_export *e, const char 
     char path[4200], sum[MT_SUM_TEXT];
     bool known = !mt_checkpoint_read_state(e->from, &s, NULL);
     char *text = known ? mt_card_text(&card, &s) : NULL;
+    if (known && !x->f32 && !x->adapter_config && !e->base_dtype)
+        mt_export_tell_dtype(e, &s);
     mt_train_state_finish(&s);
     if (!known)
         return 0;
@@ -422,18 +425,6 @@ static int verify_named(const char *from, struct mt_err *err)
     return rc;
 }
 
-/* vLLM reads r and lora_alpha, and no patterns (vllm/lora/peft_helper.py). */
-static void warn_of_scales(const char *config)
-{
-    cJSON *o = cJSON_Parse(config);
-    size_t n;
-    const char *first = mt_peft_other_scale(o, &n);
-    if (first)
-        mt_warn("vLLM reads no rank_pattern and alpha_pattern: modules of %zu of their patterns (%s) would have another scale "
-                "there; export --fold-scales or --merge for it", n, first);
-    cJSON_Delete(o);
-}
-
 /* One of three sources of an export: an adapter. */
 static int open_adapter(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
@@ -442,21 +433,25 @@ static int open_adapter(struct exporter *x, const struct mt_export *e, struct mt
     size_t n;
     mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_CONFIG, from);
     int rc = mt_read_file(path, &x->adapter_config, &n, err);
-    if (!rc && !e->fold)
-        warn_of_scales(x->adapter_config);
     x->f32 = false; /* its tensors are f32 already */
     mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_WEIGHTS, from);
     if (!rc)
         rc = mt_st_open_file(&x->weights, path, err);
-    return rc || !e->fold ? rc : mt_fold_open(&x->fold, from, &x->weights, &x->adapter_config, err);
+    if (!rc && e->fold)
+        rc = mt_fold_open(&x->fold, from, &x->weights, &x->adapter_config, err);
+    if (!rc)
+        mt_export_warn_of_vllm(x->adapter_config);
+    return rc;
 }
 
 /* Refuses a base other than that of the checkpoint which the adapters are in, if they are in one. */
-static int verify_merged(const struct mt_export *e, struct mt_err *err)
+static int verify_merged(const struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
     struct mt_train_state s = {.step = 0};
     if (mt_checkpoint_read_state(e->from, &s, NULL))
         return 0;
+    if (!mt_merge_decodes(x->merge))
+        mt_export_warn_of_packing(e, &s);
     struct mt_layout *l = NULL;
     struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
     int rc = cfg ? mt_hf_config_read(cfg, e->base, err) : mt_fail_nomem(err, "an export", sizeof(*cfg));
@@ -482,40 +477,7 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
         rc = mt_merge_open(&x->merge, e->from, &x->weights, e->base, e->f32, err);
     if (!rc && mt_merge_decodes(x->merge))
         mt_info("the packed weights of %s are decoded: the merged model is not packed", e->base);
-    return rc ? rc : verify_merged(e, err);
-}
-
-/* bf16 has 8 bits of a weight: small updates are rounded away. */
-static void tell_rounding(const struct mt_merge *m)
-{
-    double kept, error;
-    if (m && mt_rounded_share(mt_merge_rounding(m), &kept, &error))
-        mt_info("of what the adapters add, %.1f%% is left in bf16, with an error of %.1f%% of its norm%s", 100 * kept,
-                100 * error, error > 0.1 ? "; --dtype f32 keeps all of it" : "");
-}
-
-/* transformers' FP8 has no partial blocks at the edges of a matrix. */
-static void warn_of_blocks(const struct mt_layout *l)
-{
-    for (size_t i = 0; i < l->n_tensors; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
-        if (t->packed != MT_PACKED_FP8 || !(t->shape[0] % MT_FP8_BLOCK || t->shape[1] % MT_FP8_BLOCK))
-            continue;
-        mt_warn("\"%s\" is [%lld, %lld]: transformers can read FP8 only in multiples of %d; megatrain can read this, too",
-                t->name, (long long)t->shape[0], (long long)t->shape[1], MT_FP8_BLOCK);
-        return;
-    }
-}
-
-/* transformers 5 joins the experts of a layer to parameters, which bitsandbytes does not pack. */
-static void warn_of_experts(const struct mt_layout *l)
-{
-    bool any = false;
-    for (size_t i = 0; i < l->n_tensors; i++)
-        any |= l->tensors[i].packed && l->tensors[i].expert >= 0;
-    if (any)
-        mt_warn("experts in NF4 are read by megatrain alone: transformers has those of a layer as one parameter, and reads them "
-                "packed only in FP8 (--base-dtype fp8)");
+    return rc ? rc : verify_merged(x, e, err);
 }
 
 /* What is packed comes from the weights that the files have; masters are wider, and would give other codes. */
@@ -569,9 +531,9 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
     if (!rc && e->base_dtype) {
         rc = mt_packed_model_load(&x->model, e->from, e->base_dtype, err);
         if (!rc && e->base_dtype == MT_PACKED_FP8)
-            warn_of_blocks(x->model.layout);
+            mt_export_warn_of_blocks(x->model.layout);
         if (!rc && e->base_dtype == MT_PACKED_NF4)
-            warn_of_experts(x->model.layout);
+            mt_export_warn_of_experts(x->model.layout);
         return rc ? rc : open_packed(x, e, err);
     }
     if (!rc)
@@ -598,7 +560,7 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     if (!rc)
         rc = export_to(&x, e, tmp, err);
     if (!rc)
-        tell_rounding(x.merge);
+        mt_export_tell_rounding(x.merge);
     if (!rc)
         rc = write_card(&x, e, tmp, err);
     if (!rc)
@@ -636,6 +598,7 @@ int mt_checkpoint_export(const struct mt_export *e, struct mt_err *err)
     char *name = strdup(e->to);
     size_t n = name ? strlen(name) : 0;
     struct mt_export named = *e;
+    mt_st_warn_of_two(e->base ? e->base : e->from);
     while (n > 1 && name[n - 1] == '/')
         name[--n] = 0;
     named.to = name;

@@ -225,7 +225,8 @@ static bool goes_along(const char *name)
     static const char *const names[] = {
         "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
         "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-        "tokenizer.model", "tekken.json", "tiktoken.model", "chat_template.jinja"};
+        "tokenizer.model", "tekken.json", "tiktoken.model", "chat_template.jinja", "chat_template.json",
+        "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"}; /* of images beside text */
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
         if (!strcmp(name, names[i]))
             return true;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hf/safetensors.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,9 +13,12 @@
 #include "base/dtype.h"
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
 
 enum { MAX_HEADER = 100000000 };
+#define ONE "model.safetensors"
+#define INDEX "model.safetensors.index.json"
 
 static const struct {
     const char *name;
@@ -373,6 +378,21 @@ static int open_indexed(struct mt_st_model *m, const char *dir, const char *inde
     return rc;
 }
 
+/* The first of a folder's other files of tensors, by name. */
+static bool find_shard(const char *dir, char shard[256])
+{
+    DIR *d = opendir(dir);
+    *shard = 0;
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        const char *dot = strrchr(e->d_name, '.');
+        if (dot && !strcmp(dot, ".safetensors") && (!*shard || strcmp(e->d_name, shard) < 0))
+            snprintf(shard, 256, "%s", e->d_name);
+    }
+    if (d)
+        closedir(d);
+    return *shard;
+}
+
 static int fail_no_weights(const char *dir, struct mt_err *err)
 {
     char *bin = mt_path_join(dir, "pytorch_model.bin");
@@ -387,10 +407,30 @@ static int fail_no_weights(const char *dir, struct mt_err *err)
     free(latest);
     if (of_run)
         return -ENOENT;
+    char shard[256];
+    if (!old && find_shard(dir, shard))
+        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has %s, but neither " ONE " nor " INDEX ", which names the file of each "
+                       "tensor: get it from where the model is from", dir, shard);
     return mt_fail(err, MT_ERR_INPUT, -ENOENT,
-                   old ? "%s has only pytorch_model.bin: convert it to safetensors"
-                       : "%s has no model.safetensors and no model.safetensors.index.json",
-                   dir);
+                   old ? "%s has only pytorch_model.bin: convert it to safetensors" : "%s has no " ONE " and no " INDEX, dir);
+}
+
+void mt_st_warn_of_two(const char *dir)
+{
+    char *one = mt_path_join(dir, ONE), *index = mt_path_join(dir, INDEX);
+    cJSON *root = NULL;
+    if (one && index && mt_path_exists(one) && !mt_json_read_file(&root, index, MT_ERR_INPUT, NULL)) {
+        bool named = false; /* by the index: it is one set */
+        const cJSON *v;
+        cJSON_ArrayForEach(v, mt_json_get(root, "weight_map"))
+            named |= cJSON_IsString(v) && !strcmp(v->valuestring, ONE);
+        if (!named)
+            mt_warn("%s has two sets of weights: those of " INDEX " are read here, while transformers and PEFT take " ONE ": "
+                    "remove one of the two", dir);
+    }
+    cJSON_Delete(root);
+    free(one);
+    free(index);
 }
 
 int mt_st_open_dir(struct mt_st_model *out, const char *dir, struct mt_err *err)
@@ -401,15 +441,15 @@ int mt_st_open_dir(struct mt_st_model *out, const char *dir, struct mt_err *err)
 static int open_dir(struct mt_st_model *out, const char *dir, int depth, struct mt_err *err)
 {
     struct mt_st_model m = {0};
-    char *one = mt_path_join(dir, "model.safetensors");
-    char *index = mt_path_join(dir, "model.safetensors.index.json");
+    char *one = mt_path_join(dir, ONE);
+    char *index = mt_path_join(dir, INDEX);
     int rc;
     if (!one || !index)
         rc = mt_fail_nomem(err, dir, strlen(dir));
     else if (mt_path_exists(index))
         rc = open_indexed(&m, dir, index, depth, err);
     else if (mt_path_exists(one))
-        rc = add_file(&m, dir, "model.safetensors", err);
+        rc = add_file(&m, dir, ONE, err);
     else
         rc = fail_no_weights(dir, err);
     free(one);

@@ -45,6 +45,8 @@ struct mt_st_model {
 /** Opens DIR/model.safetensors, or the files that DIR/model.safetensors.index.json names (their names are untrusted: no
  * '/', no '..'). A missing shard, a tensor in the wrong shard or only pytorch_model.bin is an error (MT_ERR_INPUT). */
 int mt_st_open_dir(struct mt_st_model *out, const char *dir, struct mt_err *err);
+/** Warns of a folder with model.safetensors beside an index that does not name it: others read other weights. */
+void mt_st_warn_of_two(const char *dir);
 /**
  * A checkpoint may name frozen tensors instead of holding them. Its index then gives MT_ST_IN_BASE as their file, and
  * the folder of their model as key MT_ST_BASE_KEY of its metadata, absolute or from the index's own folder. They are

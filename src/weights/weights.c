@@ -458,6 +458,7 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
     struct loader v;
     struct mt_packing_cost cost = {.n = 0};
     char text[2048];
+    mt_st_warn_of_two(dir);
     int rc = start_loader(&v, l, planes, dir, err);
     v.cost = &cost;
     for (size_t i = 0; i < l->n_stored && !rc; i++)

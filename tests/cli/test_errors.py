@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-from tiny import BINARY, base, config, megatrain, write_data, write_ini, write_model
+from tiny import BINARY, base, config, megatrain, read_safetensors, write_data, write_ini, write_model
 
 FAILED = []
 RUN = []
@@ -142,6 +142,8 @@ def model_cases(tmp, data):
     files = {
         "no weights": (lambda d: None, "model.safetensors"),
         "pytorch only": (lambda d: open(os.path.join(d, "pytorch_model.bin"), "w").close(), "convert"),
+        "shards alone": (lambda d: [open(f"{d}/model-0000{i}-of-00002.safetensors", "w").close() for i in (2, 1)],
+                         "model-00001-of-00002.safetensors, but neither"),
         "too short": (lambda d: open(os.path.join(d, "model.safetensors"), "wb").write(b"abc"), "too short"),
         "header length lies": (lambda d: safetensors(d + "/model.safetensors", {"a": one}, bytes(8), 1 << 60), "truncated"),
         "truncated data": (lambda d: safetensors(d + "/model.safetensors", {"a": one}, bytes(4)), "truncated"),
@@ -171,6 +173,18 @@ def weight_value_cases(tmp, data):
     megatrain("export", os.path.join(out, "latest"), good, "--dtype", "f32")
     shutil.rmtree(os.path.join(good, "megatrain"))  # the checksums, which would be wrong first
     path = os.path.join(good, "model.safetensors")
+    # a second set of weights beside the ones of an index: told by all that reads it, unless the index names that file itself
+    two, index = os.path.join(tmp, "two"), os.path.join(tmp, "two", "model.safetensors.index.json")
+    os.makedirs(two)
+    shutil.copy(os.path.join(good, "config.json"), two)
+    for name in "model.safetensors", "other.safetensors":
+        shutil.copy(path, os.path.join(two, name))
+    ini = write_ini(os.path.join(tmp, "two.ini"), base(two, data, os.path.join(tmp, "two-out"), model__init="weights", train__steps=1))
+    for name, word in (("other.safetensors", True), ("model.safetensors", False)):
+        json.dump({"weight_map": dict.fromkeys(read_safetensors(path), name)}, open(index, "w"))
+        for i, args in enumerate((("run", ini, "--force"), ("export", two, f"{two}-{name}"), ("sample", two, "--prompt", "a", "--max-tokens", "1"))):
+            said = megatrain(*args).stderr
+            assert (f"{two} has two sets of weights" in said) == word == ("transformers" in said), (args, said)
     raw = bytearray(open(path, "rb").read())
     ini = write_ini(os.path.join(tmp, "wv2.ini"), base(good, data, os.path.join(tmp, "wv-out2"), model__init="weights"))
     for name, value in (("NaN", float("nan")), ("infinite", float("inf")), ("too large", 3.3999e38)):

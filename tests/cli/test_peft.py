@@ -172,7 +172,11 @@ def what_rounding_leaves_of_an_adapter_is_said(tmp):
             update, along, lost = update + (x - b) ** 2, along + (r - b) * (x - b), lost + (r - x) ** 2
     assert update > 0 and abs(kept - 100 * along / update) < 0.06 and abs(error - 100 * (lost / update) ** 0.5) < 0.06, (
         kept, error, along / update, (lost / update) ** 0.5)
-    assert ("--dtype f32 keeps all" in said["bf16"]) == (error > 10), said
+    assert ("--dtype f32 keeps all" in said["bf16"]) == (error > 10) and "files are" not in said["bf16"], said
+    wide, whole = checkpoint + "-f32", checkpoint + "-of-f32"
+    megatrain("-q", "run", write_ini(whole + ".ini", base(wide, data, whole, model__init="weights", train__steps=1, data__eval="")))
+    said = [megatrain("export", whole + "/checkpoint-1", f"{whole}-{d}", "--dtype", d).stderr for d in ("bf16", "f32")]
+    assert "the model's files are float32, and the export is in bf16" in said[0] and "files are" not in said[1], said
 
 
 def scales_that_vllm_would_not_have_are_warned_of(tmp):
@@ -185,6 +189,11 @@ def scales_that_vllm_would_not_have_are_warned_of(tmp):
         checkpoint, _ = train(tmp, "scales-lora", model, data, **keys)
         said = megatrain("export", checkpoint, f"{checkpoint}-{i}").stderr
         assert ("vLLM" in said) == bool(words) and words in said, (over, said)
+    for i, (over, words) in enumerate((({"kind": "dora"}, "vLLM refuses these adapters: DoRA;"), ({"train_also": "k_proj"}, "(modules_to_save)"),
+                                       ({"rank": 17}, "--max-lora-rank 32"), ({"rank": 128}, "--max-lora-rank 128"), ({"rank": 16}, ""))):
+        checkpoint, _ = train(tmp, "refused-lora", model, data, **{"adapter__" + k: v for k, v in {"targets": "q_proj, v_proj", **over}.items()})
+        said = megatrain("export", checkpoint, f"{checkpoint}-refused-{i}").stderr
+        assert ("vLLM" in said) == bool(words) and words in said, (over, said)
 
 
 def scales_are_folded_into_b(tmp):
@@ -195,7 +204,8 @@ def scales_are_folded_into_b(tmp):
     for name, more in (("lora", {}), ("rslora", {"adapter__rslora": "on"}), ("dora", {"adapter__kind": "dora"})):
         checkpoint, tensors = train(tmp, "folded-" + name, model, data, **keys, **more)
         folded = f"{checkpoint}-{name}"
-        assert "vLLM" not in megatrain("export", "--fold-scales", checkpoint, folded).stderr
+        said = megatrain("export", "--fold-scales", checkpoint, folded).stderr
+        assert "pattern" not in said and ("refuses these adapters: " + ("DoRA, and " if name == "dora" else "") + "modules") in said, said
         got, now = settings(checkpoint), settings(folded)
         assert now.pop("r") == now.pop("lora_alpha") == 5 and not now["use_rslora"] and not now["rank_pattern"] and not now["alpha_pattern"], now
         assert {k: v for k, v in now.items() if "rslora" not in k and "pattern" not in k} == {
@@ -235,6 +245,9 @@ def packed_bases_are_decoded_for_what_needs_them(tmp):
             megatrain("-q", "export", "--merge", "--dtype", "f32", "--model", packed, got, merged[0])
             megatrain("-q", "export", "--merge", "--dtype", "f32", "--model", decoded, want, merged[1])
             said = megatrain("export", "--merge", "--model", packed, got, f"{got}-bf16").stderr
+            assert "trained on a base packed" not in said, said
+            other = megatrain("export", "--merge", "--model", model, got, f"{got}-other").stderr
+            assert f"trained on a base packed as {form} and is merged into {model}" in other and "--base-dtype " + form in other, other
             assert re.search(r"adds?, \S+% is left in bf16, with an error of \S+% of its norm", said), said
             a, b = (read_safetensors(os.path.join(m, "model.safetensors")) for m in merged)
             assert a.keys() == b.keys() and all(a[n] == b[n] for n in a), [n for n in a if a[n] != b.get(n)]

@@ -128,6 +128,7 @@ def the_models_folder_is_not_needed_after_the_start(p):
     os.symlink(secret, model + "/LICENSE_x")
     os.symlink("config.json", model + "/generation_config.json")
     open(model + "/LICENSE", "w").write("licence")
+    open(model + "/preprocessor_config.json", "w").write("{}")
     out, ini = p.ini("moved-run", model=model, checkpoint__every=3)
     run = start("run", ini)
     said = read_until(run, "step 1/")
@@ -135,7 +136,7 @@ def the_models_folder_is_not_needed_after_the_start(p):
     said += run.communicate()[1]
     assert run.returncode == 0, said
     there = os.listdir(f"{out}/checkpoint-{STEPS}")
-    assert {"LICENSE", "config.json", "generation_config.json"} <= set(there), there
+    assert {"LICENSE", "config.json", "generation_config.json", "preprocessor_config.json"} <= set(there), there
     assert not {"LICENSES", "LICENSE.fifo", "LICENSE_x"} & set(there), there
     assert "link to a file outside the folder" in said, said
 

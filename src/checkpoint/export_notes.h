@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CHECKPOINT_EXPORT_NOTES_H
+#define MT_CHECKPOINT_EXPORT_NOTES_H
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/merge.h"
+
+/** What an export says of its result: what it loses, and which programs will not take it so. */
+
+/** config: the text of adapter_config.json. */
+void mt_export_warn_of_vllm(const char *config);
+/** Of adapters that are merged into a base that is not packed; s: of the run that trained them. */
+void mt_export_warn_of_packing(const struct mt_export *e, const struct mt_train_state *s);
+/** Of a bf16 export of a run's model. */
+void mt_export_tell_dtype(const struct mt_export *e, const struct mt_train_state *s);
+/** Accepts NULL: nothing was merged. */
+void mt_export_tell_rounding(const struct mt_merge *m);
+/** Of a model that was packed in FP8, in NF4. */
+void mt_export_warn_of_blocks(const struct mt_layout *l);
+void mt_export_warn_of_experts(const struct mt_layout *l);
+
+#endif
