@@ -22,12 +22,6 @@ static void name_checkpoint(char path[4096], const char *dir, uint64_t step, con
     mt_path_printf(path, 4096, "%s/checkpoint-%llu%s", dir, (unsigned long long)step, suffix);
 }
 
-/* Else it cannot be looked at at the moment, and nothing says that it is not what was written. */
-static bool is_wrong(int rc)
-{
-    return rc == -EBADMSG || rc == -ENOENT || rc == -ENOTDIR || rc == -ENOMEM;
-}
-
 bool mt_history_holds(const struct mt_history *h, const char *dir, uint64_t step, bool full)
 {
     struct mt_checkpoint_id id;
@@ -41,7 +35,7 @@ bool mt_history_holds(const struct mt_history *h, const char *dir, uint64_t step
         mt_checkpoint_id_finish(&id);
         rc = same ? mt_checkpoint_check_whole(path, NULL) : -EBADMSG;
     }
-    return !rc || !is_wrong(rc);
+    return !rc || !mt_checkpoint_is_damage(rc); /* nothing says that it is not what was written */
 }
 
 int mt_history_set_aside(const struct mt_history *h, const struct mt_vfs *vfs, const char *dir, uint64_t step,

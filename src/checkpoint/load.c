@@ -31,12 +31,6 @@ struct candidate {
     bool given_up; /* another one's run resumed from an earlier step */
 };
 
-/* Is the content wrong, rather than unreadable at the moment? */
-static bool is_damage(int rc)
-{
-    return rc == -EBADMSG || rc == -ENOENT || rc == -ENOTDIR || rc == -EISDIR || rc == -EINVAL;
-}
-
 static int no_good(const char *dir, bool weights, struct mt_err *err)
 {
     return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG,
@@ -65,7 +59,7 @@ static int identify(struct candidate *c, const char *dir, uint64_t step, bool pa
         *weights = true;
     } else if (!rc) {
         c->known = true;
-    } else if (pass || is_damage(rc)) {
+    } else if (pass || mt_checkpoint_is_damage(rc)) {
         mt_warn("passing over %s: %s", c->path, why.msg);
         rc = 0;
     } else if (err) {
@@ -97,7 +91,7 @@ static int first_good(struct candidate **list, size_t n, const struct search *s,
             *path = strdup(list[i]->path);
             return *path ? 0 : mt_fail_nomem(err, list[i]->path, strlen(list[i]->path));
         }
-        if (!s->pass && !is_damage(rc))
+        if (!s->pass && !mt_checkpoint_is_damage(rc))
             return mt_fail(err, MT_ERR_CHECKPOINT, rc,
                            "%s cannot be read (%s), but may not be damaged: try again, name another with "
                            "--resume=DIR, or pass over it with --force",

@@ -14,6 +14,11 @@ int mt_checkpoint_damaged(struct mt_err *err, const char *path, const char *what
     return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s", path, what);
 }
 
+bool mt_checkpoint_is_damage(int rc)
+{
+    return rc == -EBADMSG || rc == -ENOENT || rc == -ENOTDIR || rc == -EISDIR || rc == -EINVAL;
+}
+
 /* Is it there? What cannot be looked at may be: -errno. */
 static int look_for(const char *path, bool *is, struct mt_err *err)
 {

@@ -10,6 +10,8 @@
 
 /** -EBADMSG (MT_ERR_CHECKPOINT), with what is wrong with a file or folder. */
 int mt_checkpoint_damaged(struct mt_err *err, const char *path, const char *what);
+/** Is the content wrong, rather than unreadable at the moment? rc: of looking at a checkpoint, not 0. */
+bool mt_checkpoint_is_damage(int rc);
 
 /** The identity of a checkpoint, from its sealed file. */
 struct mt_checkpoint_id {
