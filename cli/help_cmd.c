@@ -46,6 +46,8 @@ static const struct variable {
     {"PMI_SIZE", "the same of MPICH's mpirun, and of srun"},
     {"PMIX_RANK", "set by launchers that use PMIx: MPI is asked for the number"},
     {"SLURM_STEP_NUM_TASKS", "tasks of srun: with one, MPI is not asked"},
+    {"VIRTUAL_ENV", "the active Python environment: CUDA's libraries are looked for in its packages, too"},
+    {"CONDA_PREFIX", "the same of conda's"},
     {"CUDA_VISIBLE_DEVICES", "the GPUs that CUDA sees, read here for a message alone where it sees none"},
 }, test_variables[] = {
     {"MEGATRAIN_CPU_GEMM", "matrix products of the cpu device: plain, avx2, avx512 or bf16"},

@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "blas.h"
+#include "libraries.h"
 
 /* Name, parameters and arguments of every function that gemm.c calls. */
 #define STATUS_FUNCTIONS(X)                                                                          \
@@ -57,11 +58,12 @@ static struct {
     __typeof__(&cublasLtGetVersion) get_version;
     __typeof__(&cublasLtGetStatusString) get_status_string;
 } lt;
-static char why_not[300];
+static char why_not[900];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-#define SONAME_OF(major) "libcublasLt.so." #major
-#define SONAME(major) SONAME_OF(major)
+#define MAJOR_OF(major) #major
+#define MAJOR(major) MAJOR_OF(major)
+#define SONAME(major) "libcublasLt.so." MAJOR(major)
 
 static void *find(void *lib, const char *name)
 {
@@ -74,12 +76,11 @@ static void *find(void *lib, const char *name)
 
 static void load(void)
 {
-    void *lib = dlopen(SONAME(CUBLAS_VER_MAJOR), RTLD_NOW | RTLD_LOCAL);
-    if (!lib)
-        lib = dlopen(MT_CUDA_LIBDIR "/" SONAME(CUBLAS_VER_MAJOR), RTLD_NOW | RTLD_LOCAL);
+    char why[700];
+    void *lib = mt_cuda_library(SONAME(CUBLAS_VER_MAJOR), MT_CUDA_LIBDIR, why, sizeof(why));
     if (!lib) {
-        snprintf(why_not, sizeof(why_not), "%s; install cuBLAS %d, or put it on LD_LIBRARY_PATH",
-                 dlerror(), CUBLAS_VER_MAJOR);
+        snprintf(why_not, sizeof(why_not), "%s. Install it (scripts/setup, or pip install nvidia-cublas%s), or put its folder on "
+                 "LD_LIBRARY_PATH", why, CUBLAS_VER_MAJOR > 12 ? "" : "-cu" MAJOR(CUBLAS_VER_MAJOR));
         return;
     }
 #define FIND(name, params, args) lt.name = (__typeof__(&name))find(lib, #name);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "fused.h"
+#include "libraries.h"
 
 typedef const struct mt_fused_engine *(*engine_fn)(void);
 
@@ -40,7 +41,7 @@ bool mt_cuda_fused_built(void)
     return true;
 }
 
-const struct mt_fused_engine *mt_cuda_fused_engine(char *why, size_t why_len)
+static void *open_module(char *why, size_t why_len)
 {
     char built[4096];
     bool build = module_of_build(built, sizeof(built)); /* not an older installed one */
@@ -50,6 +51,17 @@ const struct mt_fused_engine *mt_cuda_fused_engine(char *why, size_t why_len)
         snprintf(why, why_len, "%s", dlerror());
         lib = dlopen(build ? MT_CUDNN_MODULE_INSTALLED : MT_CUDNN_MODULE_BUILT, RTLD_NOW | RTLD_LOCAL);
     }
+    return lib;
+}
+
+const struct mt_fused_engine *mt_cuda_fused_engine(char *why, size_t why_len)
+{
+    char unheard[256];
+    void *lib = open_module(why, why_len);
+    /* What it needs may lie where the loader does not look by itself; once opened, a library is found by its name. */
+    if (!lib && mt_cuda_library(MT_CUDNN_NEEDS, "", unheard, sizeof(unheard)) &&
+        mt_cuda_library(MT_NVRTC_NEEDS, "", unheard, sizeof(unheard)))
+        lib = open_module(why, why_len);
     if (!lib)
         return NULL;
     engine_fn get = (engine_fn)dlsym(lib, "mt_cudnn_engine");
