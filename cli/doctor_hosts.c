@@ -56,7 +56,7 @@ static void describe(struct host *h)
     gethostname(h->name, sizeof(h->name) - 1);
     snprintf(h->version, sizeof(h->version), "%s", MT_VERSION);
     mt_device_probe(&gpu, "cuda", 0);
-    snprintf(h->device, sizeof(h->device), "%s", gpu.present ? gpu.text : "cpu");
+    snprintf(h->device, sizeof(h->device), "%.200s", gpu.present ? gpu.text : "cpu");
     h->may = mt_hw_allowed(&there);
     h->there = there;
     h->memory = mt_hw_memory(&mem, "", NULL) ? 0 : mem.available;

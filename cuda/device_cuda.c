@@ -8,6 +8,8 @@
 #include "blas.h"
 #include "cuda_priv.h"
 #include "cuda_kind.h"
+#include "hw/gpu.h"
+#include "kernels.h"
 #include "workspace.h"
 
 static void destroy_streams(cudaStream_t *s, size_t n)
@@ -186,13 +188,17 @@ static int fail_no_gpu(cudaError_t rc, struct mt_err *err)
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     (void)cudaGetLastError();
     bool known = cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&ours) == cudaSuccess;
+    const char *shown = known && driver == 0 ? mt_hw_gpu_shown_by("") : NULL;
+    if (shown)
+        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: %s shows one, but the NVIDIA driver's library libcuda.so.1 "
+                       "is not found: start a container with the GPU (--gpus all), or install the driver", shown);
     if (known && driver == 0)
         return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: there is no NVIDIA driver; "
                        "install it, or set device.kind = cpu");
     if (known && rc == cudaErrorInsufficientDriver)
         return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: the NVIDIA driver supports CUDA %d.%d and older, "
-                       "this program was built with CUDA %d.%d: update the driver, or build with an older CUDA toolkit; on a "
-                       "data-center GPU the package cuda-compat of the newer version will do, too",
+                       "this program was built with CUDA %d.%d: update the driver, or build with an older CUDA toolkit "
+                       "(scripts/build takes one that serves); on a data-center GPU the package cuda-compat of the newer version will do, too",
                        driver / 1000, driver / 10 % 100, ours / 1000, ours / 10 % 100);
     if (rc == cudaErrorNoDevice && visible)
         return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: CUDA_VISIBLE_DEVICES=%.60s hides all of them; change "
@@ -219,7 +225,12 @@ static int find_gpu(int index, struct cudaDeviceProp *prop, struct mt_err *err)
         return mt_fail(err, MT_ERR_DEVICE, -ENODEV,
                        "GPU %d (%s) has compute capability %d.%d; %d.%d or later is needed", index,
                        prop->name, prop->major, prop->minor, MIN_SM / 10, MIN_SM % 10);
-    return 0;
+    rc = cudaSetDevice(index);
+    if (rc == cudaSuccess)
+        rc = mt_cuda_has_code();
+    return rc == cudaSuccess ? 0
+                             : mt_fail(err, MT_ERR_DEVICE, -ENODEV, "GPU %d (%s, compute capability %d.%d): %s", index, prop->name,
+                                       prop->major, prop->minor, mt_cuda_error_text(text, sizeof(text), rc));
 }
 
 void mt_cuda_probe(struct mt_device_info *out, int index)
@@ -229,17 +240,17 @@ void mt_cuda_probe(struct mt_device_info *out, int index)
     char text[160];
     *out = (struct mt_device_info){.present = false};
     if (find_gpu(index, &prop, &err)) {
-        snprintf(out->text, sizeof(out->text), "%.250s", err.msg);
+        out->shown = mt_cuda_count() > 0 || mt_hw_gpu_shown_by("");
+        snprintf(out->text, sizeof(out->text), "%.500s", err.msg);
         return;
     }
-    cudaError_t rc = cudaSetDevice(index);
-    if (rc == cudaSuccess)
-        rc = cudaMemGetInfo(&out->free_bytes, &out->total_bytes);
+    cudaError_t rc = cudaMemGetInfo(&out->free_bytes, &out->total_bytes);
     int limited = 0; /* a limit on the time of kernels is set on GPUs with a display */
     if (rc == cudaSuccess)
         rc = cudaDeviceGetAttribute(&limited, cudaDevAttrKernelExecTimeout, index);
     out->has_display = limited;
     out->present = rc == cudaSuccess;
+    out->shown = !out->present;
     if (out->present)
         snprintf(out->text, sizeof(out->text), "%.100s, compute capability %d.%d, %d multiprocessors",
                  prop.name, prop.major, prop.minor, prop.multiProcessorCount);

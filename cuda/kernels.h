@@ -58,6 +58,8 @@ MT_CUDA_KERNEL_OPS(MT_CUDA_LAUNCHER)
 /** Copies whole words of 4 bytes between device memory and locked host memory, by the addresses that the device knows
  * them by. */
 cudaError_t mt_cuda_small_copy(void *dst, const void *src, size_t bytes, cudaStream_t stream);
+/** Whether this build has code that the current device can run: one of the kernels stands for all. */
+cudaError_t mt_cuda_has_code(void);
 
 #ifdef __cplusplus
 }

@@ -10,6 +10,9 @@
 static const char earlier[] = "an operation before this one failed: with CUDA_LAUNCH_BLOCKING=1 in the environment, CUDA "
                               "reports it at once";
 
+static const char no_code[] = "this build has no code for the GPU: scripts/build makes it again for this machine's, or give "
+                              "-Dgpu-archs";
+
 /* Errors whose texts do not say what to do. */
 static const struct {
     cudaError_t rc;
@@ -17,10 +20,10 @@ static const struct {
 } mends[] = {
     {cudaErrorStubLibrary, "take the toolkit's folder `stubs` off LD_LIBRARY_PATH"},
     {cudaErrorDevicesUnavailable, "another program has the GPU for itself"},
-    {cudaErrorInvalidDeviceFunction, "this build has no code for the GPU: build with -Dgpu-archs"},
-    {cudaErrorNoKernelImageForDevice, "this build has no code for the GPU: build with -Dgpu-archs"},
+    {cudaErrorInvalidDeviceFunction, no_code},
+    {cudaErrorNoKernelImageForDevice, no_code},
     {cudaErrorUnsupportedPtxVersion, "this build has no code for the GPU but what a newer driver could compile: update "
-                                     "the driver, or build with -Dgpu-archs"},
+                                     "the driver, or build for the GPU with scripts/build, or -Dgpu-archs"},
     {cudaErrorSystemNotReady, "start the service nvidia-fabricmanager, which GPUs behind NVSwitch need"},
     {cudaErrorSystemDriverMismatch, "libcuda and the driver in the kernel are of different versions: reboot after an update"},
     {cudaErrorCompatNotSupportedOnDevice, "this GPU cannot use the libcuda of a newer driver: take the folder `compat` off "

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Replaces device_cuda.c in builds without nvcc. */
 
-#include "cuda_kind.h"
+#include <stdio.h>
 
-#define HOW                                                                                        \
-    "this build has no CUDA device: install the CUDA toolkit (nvcc, cuBLAS), and build again with "  \
-    "-Dcuda=enabled"
+#include "cuda_kind.h"
+#include "hw/gpu.h"
+
+#define HOW "this build has no CUDA device; scripts/build makes one that has, with a CUDA toolkit if none is installed"
 
 int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
 {
@@ -17,7 +18,10 @@ int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, str
 void mt_cuda_probe(struct mt_device_info *out, int index)
 {
     (void)index;
-    *out = (struct mt_device_info){.present = false, .text = HOW};
+    const char *by = mt_hw_gpu_shown_by("");
+    *out = (struct mt_device_info){.shown = by != NULL, .text = HOW};
+    if (by)
+        snprintf(out->text, sizeof(out->text), "this machine has a GPU (%s), and " HOW, by);
 }
 
 int mt_cuda_count(void)

@@ -18,3 +18,9 @@ cudaError_t mt_cuda_small_copy(void *dst, const void *src, size_t bytes, cudaStr
     return MT_LAUNCH(copy_words, grid_of(ceil_div(n, THREADS)), THREADS, 0, stream, static_cast<uint32_t *>(dst),
                      static_cast<const uint32_t *>(src), n);
 }
+
+cudaError_t mt_cuda_has_code(void)
+{
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, copy_words);
+}

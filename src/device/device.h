@@ -60,7 +60,8 @@ struct mt_device_limits {
 /** What is known of a device before it is opened. */
 struct mt_device_info {
     bool present;
-    char text[256];                  /* its name, or why it is not present */
+    bool shown;                      /* not present, though this machine has such a device: text says what to do */
+    char text[512];                  /* its name, or why it is not present */
     size_t total_bytes, free_bytes;  /* of its own memory; cpu: 0 */
     bool has_display;                /* it drives a desktop, which may take more of its memory at any time */
 };

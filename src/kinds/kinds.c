@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "cuda/cuda_kind.h"
 
@@ -32,7 +33,11 @@ const char *mt_device_choose(const char *kind, int index, struct mt_device_info 
     *gpu = (struct mt_device_info){0};
     if (strcmp(kind, mt_cpu_kind.name))
         mt_device_probe(gpu, mt_cuda_kind.name, index);
-    return strcmp(kind, "auto") ? kind : gpu->present ? mt_cuda_kind.name : mt_cpu_kind.name;
+    if (strcmp(kind, "auto"))
+        return kind;
+    if (gpu->shown)
+        mt_warn("the cpu device is taken: %s", gpu->text);
+    return gpu->present ? mt_cuda_kind.name : mt_cpu_kind.name;
 }
 
 int mt_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)

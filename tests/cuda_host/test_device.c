@@ -434,6 +434,19 @@ static void a_build_without_code_for_the_gpu_says_so(void **state)
     unsetenv("MT_EMU_LAUNCH_ERROR");
     assert_non_null(strstr(err.msg, "-Dgpu-archs"));
     mt_device_destroy(&dev);
+
+    struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = 40 * MIB};
+    struct mt_device_info info;
+    setenv("MT_EMU_LAUNCH_ERROR", "209", 1);
+    assert_int_equal(mt_device_create(&dev, &p, &err), -ENODEV);
+    assert_string_equal(mt_device_choose("auto", 0, &info), "cpu");
+    unsetenv("MT_EMU_LAUNCH_ERROR");
+    assert_true(info.shown && !info.present);
+    assert_non_null(strstr(info.text, "compute capability 9.0"));
+    assert_non_null(strstr(info.text, "scripts/build"));
+    assert_non_null(strstr(err.msg, "scripts/build"));
+    assert_string_equal(mt_device_choose("auto", 0, &info), "cuda");
+    assert_false(info.shown);
 }
 
 /* The driver loads a kernel when it is launched first. */

@@ -211,6 +211,20 @@ cudaError_t cudaFuncSetAttribute(const void *func, enum cudaFuncAttribute attr, 
     return mt_emu_result(e);
 }
 
+/* MT_EMU_LAUNCH_ERROR: what every launch returns, and every question about a kernel. */
+static cudaError_t launch_error(void)
+{
+    const char *broken = getenv("MT_EMU_LAUNCH_ERROR");
+    return broken ? (cudaError_t)atoi(broken) : cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *func)
+{
+    (void)func;
+    attributes->maxThreadsPerBlock = MT_EMU_MAX_THREADS;
+    return result(launch_error());
+}
+
 static bool shared_fits(const void *kernel, size_t bytes)
 {
     if (bytes <= DEFAULT_SHARED)
@@ -262,10 +276,9 @@ cudaError_t mt_emu_launch(const struct mt_emu_launch *l)
     static _Atomic uint64_t n_launches;
     struct mt_emu_dim g = l->grid, b = l->block;
     uint64_t threads = (uint64_t)b.x * b.y * b.z;
-    cudaError_t e = cudaSuccess;
-    const char *broken = getenv("MT_EMU_LAUNCH_ERROR");
-    if (broken) {
-        e = (cudaError_t)atoi(broken);
+    cudaError_t e = launch_error();
+    if (e) {
+        ;
     } else if (!g.x || !g.y || !g.z || !threads || threads > MT_EMU_MAX_THREADS || b.z > 64 ||
         g.x > 2147483647 || g.y > 65535 || g.z > 65535) {
         mt_emu_complain("kernel %s: a grid of (%u, %u, %u) blocks of (%u, %u, %u) threads is not possible",

@@ -92,6 +92,10 @@ enum cudaFuncAttribute {
     cudaFuncAttributePreferredSharedMemoryCarveout = 9,
 };
 
+struct cudaFuncAttributes {
+    int maxThreadsPerBlock;
+};
+
 typedef struct {
     char bytes[16];
 } cudaUUID_t;
@@ -185,6 +189,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end);
 
 cudaError_t cudaFuncSetAttribute(const void *func, enum cudaFuncAttribute attr, int value);
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *func);
 
 #ifdef __cplusplus
 }
@@ -198,6 +203,10 @@ template <class T>
 static inline cudaError_t cudaFuncSetAttribute(T *func, enum cudaFuncAttribute attr, int value)
 {
     return cudaFuncSetAttribute((const void *)func, attr, value);
+}
+template <class T> static inline cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, T *func)
+{
+    return cudaFuncGetAttributes(attributes, (const void *)func);
 }
 #endif
 #endif
