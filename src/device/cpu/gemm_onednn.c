@@ -10,6 +10,20 @@
 #include "base/mem.h"
 #include "device/cpu/gemm.h"
 
+/* Version 3 (Debian 13) has descriptions of memory behind pointers, and no operation descriptors. */
+#if DNNL_VERSION_MAJOR >= 3
+#define DESC(md) (md)
+#define ANY_ISA dnnl_cpu_isa_default
+#else
+#define DESC(md) (&(md))
+#define ANY_ISA dnnl_cpu_isa_all
+typedef const dnnl_memory_desc_t *const_dnnl_memory_desc_t;
+static void dnnl_memory_desc_destroy(dnnl_memory_desc_t md)
+{
+    (void)md;
+}
+#endif
+
 void mt_cpu_bf16_gemm_thread_init(void)
 {
     omp_set_num_threads(1); /* for the calling thread: K must never be split over threads */
@@ -50,7 +64,7 @@ static bool wanted(void)
     if (choice)
         return !strcmp(choice, "bf16");
     /* Without AVX512_BF16 the library's bf16 products are slower than converting to f32 first. */
-    return isa >= dnnl_cpu_isa_avx512_core_bf16 && isa != dnnl_cpu_isa_all;
+    return isa >= dnnl_cpu_isa_avx512_core_bf16 && isa != ANY_ISA;
 }
 
 int mt_cpu_bf16_gemm_create(struct mt_cpu_bf16_gemm **out, struct mt_err *err)
@@ -110,8 +124,25 @@ static dnnl_memory_desc_t matrix(size_t rows, size_t cols, size_t ld, bool trans
     dnnl_memory_desc_t md;
     dnnl_dims_t dims = {(dnnl_dim_t)rows, (dnnl_dim_t)cols};
     dnnl_dims_t strides = {trans ? 1 : (dnnl_dim_t)ld, trans ? (dnnl_dim_t)ld : 1};
+#if DNNL_VERSION_MAJOR >= 3
+    if (dnnl_memory_desc_create_with_strides(&md, 2, dims, type, strides))
+        md = NULL; /* a description of nothing: no product is made of it */
+#else
     dnnl_memory_desc_init_by_strides(&md, 2, dims, type, strides);
+#endif
     return md;
+}
+
+static bool describe(dnnl_primitive_desc_t *out, struct mt_cpu_bf16_gemm *g, dnnl_memory_desc_t a, dnnl_memory_desc_t b,
+                     dnnl_memory_desc_t d, dnnl_primitive_attr_t attr)
+{
+#if DNNL_VERSION_MAJOR >= 3
+    return !dnnl_matmul_primitive_desc_create(out, g->engine, a, b, NULL, d, attr);
+#else
+    dnnl_matmul_desc_t matmul;
+    return !dnnl_matmul_desc_init(&matmul, &a, &b, NULL, &d) &&
+           !dnnl_primitive_desc_create(out, &matmul, attr, g->engine, NULL);
+#endif
 }
 
 static dnnl_primitive_attr_t attributes(bool accumulate)
@@ -122,7 +153,11 @@ static dnnl_primitive_attr_t attributes(bool accumulate)
         return NULL;
     dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
     if (accumulate && !dnnl_post_ops_create(&ops)) {
+#if DNNL_VERSION_MAJOR >= 3
+        dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef);
+#else
         dnnl_post_ops_append_sum(ops, 1.0f);
+#endif
         dnnl_primitive_attr_set_post_ops(attr, ops);
         dnnl_post_ops_destroy(ops);
     }
@@ -148,22 +183,23 @@ static void prepare(struct mt_cpu_bf16_gemm *g, struct product *p, const struct 
     dnnl_memory_desc_t d = matrix(t->m, t->n, t->ldd, false, dnnl_f32);
     dnnl_primitive_attr_t attr = attributes(t->accumulate);
     dnnl_primitive_desc_t desc = NULL;
-    dnnl_matmul_desc_t matmul;
-    bool ok = attr && !dnnl_matmul_desc_init(&matmul, &a, &b, NULL, &d) &&
-              !dnnl_primitive_desc_create(&desc, &matmul, attr, g->engine, NULL);
+    bool ok = attr && describe(&desc, g, a, b, d, attr);
     if (ok) {
-        const dnnl_memory_desc_t *s = dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0);
+        const_dnnl_memory_desc_t s = dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0);
         ok = grow_scratch(g, dnnl_memory_desc_get_size(s)) &&
              !dnnl_primitive_create(&p->primitive, desc) &&
-             !dnnl_memory_create(&p->a, &a, g->engine, DNNL_MEMORY_NONE) &&
-             !dnnl_memory_create(&p->b, &b, g->engine, DNNL_MEMORY_NONE) &&
-             !dnnl_memory_create(&p->d, &d, g->engine, DNNL_MEMORY_NONE) &&
+             !dnnl_memory_create(&p->a, DESC(a), g->engine, DNNL_MEMORY_NONE) &&
+             !dnnl_memory_create(&p->b, DESC(b), g->engine, DNNL_MEMORY_NONE) &&
+             !dnnl_memory_create(&p->d, DESC(d), g->engine, DNNL_MEMORY_NONE) &&
              !dnnl_memory_create(&p->scratch, s, g->engine, DNNL_MEMORY_NONE);
     }
     if (desc)
         dnnl_primitive_desc_destroy(desc);
     if (attr)
         dnnl_primitive_attr_destroy(attr);
+    dnnl_memory_desc_destroy(a);
+    dnnl_memory_desc_destroy(b);
+    dnnl_memory_desc_destroy(d);
     if (!ok)
         product_finish(p);
 }
