@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian package and the archive of this build: what is in each, that the program runs from where it is unpacked,
-that the package names what it needs and the archive has it. With MEGATRAIN_TEST_FULL=1, and as root, the package is
+"""The Debian package, the archive and the wheel of this build: what is in each, that the program runs from where it is
+unpacked, that the package names what it needs and the others have it. With MEGATRAIN_TEST_FULL=1, and as root, the package is
 installed in a new Debian root, trains a step, is removed, and leaves nothing. test_package.py ROOT BUILD"""
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 ROOT, BUILD = sys.argv[1:]
 CONFIG = """[model]
@@ -62,6 +63,11 @@ def archive(tmp):
     path = run(os.path.join(ROOT, "scripts", "archive"), BUILD, tmp).strip().splitlines()[-1]
     run("tar", "-C", tmp, "-xf", path)
     root = os.path.join(tmp, os.path.basename(path).removesuffix(".tar.gz"))
+    print(f"ok archive: {stands_alone(root, tmp)} libraries, {os.path.getsize(path)} bytes")
+
+
+def stands_alone(root, tmp):
+    """The program below `root` has all that is not the system's; how many libraries that are."""
     program, libraries = os.path.join(root, "bin/megatrain"), os.path.join(root, "lib/megatrain")
     for line in run("ldd", program).splitlines():
         soname, _, where = line.strip().partition(" => ")
@@ -70,7 +76,37 @@ def archive(tmp):
     home = {**os.environ, "HOME": tmp, "XDG_CACHE_HOME": os.path.join(tmp, "cache")}
     said = run(program, "plan", "--model", "Qwen3-8B", "--machine", "rtx4090", "--host-mem", "256GiB", cwd=tmp, env=home)
     assert "tokens/s" in said, said
-    print(f"ok archive: {len(os.listdir(libraries))} libraries, {os.path.getsize(path)} bytes")
+    return len(os.listdir(libraries))
+
+
+def train_and_export(program, tmp):
+    """A step on text, and its export."""
+    with open(os.path.join(tmp, "text.txt"), "w") as f:
+        f.write("The river is green, and the boat is red.\n" * 400)
+    ini, out = os.path.join(tmp, "run.ini"), os.path.join(tmp, "out")
+    with open(ini, "w") as f:
+        f.write(CONFIG.format(model=os.path.join(ROOT, "configs/models/demo-qwen3"), text=os.path.join(tmp, "text.txt"), out=out))
+    assert "step 1/1" in run(program, "run", ini)
+    run(program, "export", os.path.join(out, "checkpoint-1"), os.path.join(tmp, "exported"))
+
+
+def wheel(tmp):
+    """The wheel in a new Python environment: it stands alone there, trains, knows its extras, and leaves nothing."""
+    path = run(os.path.join(ROOT, "scripts", "package"), "--wheel", BUILD, tmp).strip().splitlines()[-1]
+    venv = os.path.join(tmp, "venv")
+    run(sys.executable, "-m", "venv", venv)
+    before, pip = files(venv), [os.path.join(venv, "bin/pip"), "--disable-pip-version-check"]
+    run(*pip, "install", "--no-index", path)
+    for name in ("share/man/man1/megatrain.1", "share/megatrain/prepare_data.py", "share/megatrain/machines/rtx4090.ini"):
+        assert os.path.exists(os.path.join(venv, name)), name
+    libraries = stands_alone(venv, tmp)
+    train_and_export(os.path.join(venv, "bin/megatrain"), tmp)
+    with zipfile.ZipFile(path) as z:
+        meta = z.read(next(n for n in z.namelist() if n.endswith("/METADATA"))).decode()
+    assert "Requires-Dist: tokenizers>=0.21; extra == 'data'" in meta, meta
+    run(*pip, "uninstall", "-y", "megatrain")
+    assert files(venv) == before, sorted(files(venv) ^ before)
+    print(f"ok wheel: {os.path.basename(path)}, {libraries} libraries, {os.path.getsize(path)} bytes")
 
 
 def mirror():
@@ -116,5 +152,6 @@ with tempfile.TemporaryDirectory() as tmp:
     package = run(os.path.join(ROOT, "scripts", "package"), BUILD, tmp).strip().splitlines()[-1]
     unpacked(package, tmp)
     archive(tmp)
+    wheel(tmp)
     if os.environ.get("MEGATRAIN_TEST_FULL") and os.geteuid() == 0 and shutil.which("debootstrap"):
         installed(package, tmp)
