@@ -15,6 +15,7 @@ struct meter {
     struct mt_device base;
     const struct mt_device_kind *kind;
     mt_meter_fn fn;
+    void (*copied)(void *ctx, enum mt_stream s, const struct mt_copy *c);
     void *ctx;
     uintptr_t next;
     size_t used;
@@ -128,10 +129,10 @@ static int64_t meter_event_time(mt_event *ev)
 
 static int meter_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err)
 {
-    (void)dev;
-    (void)s;
-    (void)c;
+    const struct meter *m = (const struct meter *)dev;
     (void)err;
+    if (m->copied)
+        m->copied(m->ctx, s, c);
     return 0;
 }
 
@@ -205,6 +206,7 @@ int mt_device_create_meter(mt_device **out, const struct mt_meter_params *p, str
     m->base.limits.capability = p->capability;
     snprintf(m->base.limits.name, sizeof(m->base.limits.name), "%s", p->name ? p->name : p->kind->name);
     m->fn = p->fn;
+    m->copied = p->copied;
     m->ctx = p->ctx;
     m->next = (uintptr_t)1 << FIRST_ADDRESS_BITS;
     *out = &m->base;

@@ -19,7 +19,8 @@ struct mt_meter_params {
     int n_threads;
     bool native_bf16;
     int capability;      /* limits.capability */
-    mt_meter_fn fn;      /* may be NULL; called on the submitting thread */
+    mt_meter_fn fn;      /* may be NULL; called on the submitting thread, as the next */
+    void (*copied)(void *ctx, enum mt_stream s, const struct mt_copy *c); /* a copy was submitted; may be NULL */
     void *ctx;
 };
 int mt_device_create_meter(mt_device **out, const struct mt_meter_params *p, struct mt_err *err);
