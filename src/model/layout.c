@@ -10,6 +10,7 @@
 #include "device/ops.h"
 #include "model/layout_builder.h"
 #include "model/part.h"
+#include "model/recipe.h"
 #include "model/stored.h"
 
 const struct mt_cut mt_cut_layer = {.name = "layer", .n_units = 1}, mt_cut_half = {.name = "half", .n_units = 2, .n_parts = {1}};
@@ -138,6 +139,24 @@ static void open_unit(struct mt_layout_builder *b, enum mt_unit_kind kind, int l
                              .f32_tensor = MT_NO_TENSOR};
 }
 
+/* The recipe of a kind in layers like that. */
+static const struct mt_recipe *recipe_of(struct mt_layout_builder *b, const struct mt_part_kind *kind,
+                                         const struct mt_layer_spec *spec)
+{
+    struct mt_layout *l = b->l;
+    for (size_t i = 0; i < l->n_recipes; i++)
+        if (l->recipes[i]->kind == kind && l->recipes[i]->spec == spec)
+            return l->recipes[i];
+    struct mt_recipe *r = mt_recipe_create(kind, &l->cfg, spec);
+    if (!r || !mt_grow(&l->recipes, &l->cap_recipes, l->n_recipes + 1, sizeof(*l->recipes))) {
+        mt_recipe_destroy(r);
+        b->failed = true;
+        return NULL;
+    }
+    r->index = l->n_recipes;
+    return l->recipes[l->n_recipes++] = r;
+}
+
 static void add_part(struct mt_layout_builder *b, const struct mt_part_kind *kind, int first_expert, int n_experts)
 {
     struct mt_part *p = &b->l->parts[b->l->n_parts++];
@@ -149,6 +168,7 @@ static void add_part(struct mt_layout_builder *b, const struct mt_part_kind *kin
     b->n_experts += (size_t)n_experts;
     b->u->n_parts++;
     b->u->per_step = kind->per_step;
+    p->recipe = kind->recipe ? recipe_of(b, kind, p->spec) : NULL;
     kind->lay_out(b, p);
     if (mt_layout_has_adapters(b))
         mt_layout_add_adapters(b, p, p->param, MT_PART_MAX_PARAMS, first);
@@ -454,6 +474,9 @@ void mt_layout_destroy(struct mt_layout **l)
     if (*l) {
         free((*l)->units);
         free((*l)->parts);
+        for (size_t i = 0; i < (*l)->n_recipes; i++)
+            mt_recipe_destroy((*l)->recipes[i]);
+        free((*l)->recipes);
         free((*l)->tensors);
         free((*l)->by_name);
         free((*l)->stored);

@@ -148,6 +148,7 @@ struct mt_part {
     const struct mt_part_kind *kind;
     int layer;                                  /* decoder layer, or -1 */
     const struct mt_layer_spec *spec;           /* of that layer, in the layout's cfg; NULL: it is of no layer */
+    const struct mt_recipe *recipe;             /* the layout's; NULL: its kind has none */
     struct mt_param param[MT_PART_MAX_PARAMS];  /* by the kind's roles */
     int first_expert, n_experts;                /* a group of a mixture's experts; n_experts 0: another part */
     struct mt_param (*expert)[MT_EXPERT_MAX_PARAMS]; /* [n_experts] parameters of each, by the kind's roles */
@@ -223,6 +224,8 @@ struct mt_layout {
     size_t n_units;
     struct mt_part *parts;     /* grouped by unit, in forward order */
     size_t n_parts;
+    struct mt_recipe **recipes; /* [n_recipes] of its parts, one for each kind in each specification */
+    size_t n_recipes, cap_recipes;
     struct mt_tensor *tensors; /* grouped by unit, in plane order */
     size_t n_tensors;
     size_t n_partials;         /* partial sums of squares of all gradients (device/ops.h) */

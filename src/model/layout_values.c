@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "model/layout.h"
 #include "model/part.h"
+#include "model/recipe.h"
 
 static bool same_param(const struct mt_param *a, const struct mt_param *b)
 {
@@ -125,10 +126,12 @@ size_t mt_unit_segments(const struct mt_layout *l, size_t unit, enum mt_dtype dt
     const struct mt_unit *u = &l->units[unit];
     size_t n = 0;
     for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
-        const struct mt_part_shape shape = {&l->cfg, l->parts[i].spec, dtype, max_tokens, 0};
+        const struct mt_part_shape shape = {&l->cfg, l->parts[i].spec, dtype, max_tokens, 0, l->parts[i].recipe};
         const struct mt_part_kind *k = l->parts[i].kind;
         struct mt_part_record record = {.bytes = {0}};
-        if (k->record_bytes)
+        if (shape.recipe)
+            mt_recipe_record_bytes(shape.recipe, &shape, &record);
+        else if (k->record_bytes)
             k->record_bytes(&shape, &record);
         if (i > u->first_part) /* the hidden state between two parts */
             record.bytes[0] += mt_hidden_bytes(&shape);
@@ -172,7 +175,9 @@ double mt_layout_flops_per_token(const struct mt_layout *l, size_t seq_len)
 {
     double macs = 0;
     for (size_t i = 0; i < l->n_parts; i++)
-        if (l->parts[i].kind->macs_per_token)
+        if (l->parts[i].recipe)
+            macs += mt_recipe_macs(l->parts[i].recipe, seq_len);
+        else if (l->parts[i].kind->macs_per_token)
             macs += l->parts[i].kind->macs_per_token(&l->cfg, &l->parts[i], seq_len);
     if (l->n_adapters) /* the base has no weight gradients */
         return 2 * 2 * macs + 3 * 2 * (double)l->n_trained;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Multi-head latent attention (DeepSeek-AI 2024), a branch (branch.h):
+ * Multi-head latent attention (DeepSeek-AI 2024):
  *
  *   h = before(x);  [cq | c | kr] = h Win + b;  q = norm(cq) Wq; without a latent of queries: [q | c | kr] = h Win + b
  *   [k | v] = norm(c) Wkv;  the last part of each head of q, and kr, which all heads of keys share, are rotated
@@ -9,9 +9,8 @@
  * The record keeps, in two segments, the latents, which are a twentieth of queries, keys and values in DeepSeek-V3, and
  * o; backward makes queries, keys and values again from the latents. Queries without one are in the record, rotated.
  */
-#include "base/mem.h"
-#include "model/attention.h"
-#include "model/branch.h"
+#include "model/layout_builder.h"
+#include "model/rule.h"
 
 /* Widths of a layer, in elements. */
 struct dims {
@@ -24,8 +23,12 @@ struct dims {
 
 static struct dims dims_of(const struct mt_layer_spec *s)
 {
-    struct dims d = {.heads = (size_t)s->n_heads, .nope = (size_t)s->nope_dim, .rope = (size_t)s->rope_dim,
-                     .v = (size_t)s->v_dim, .q_latent = (size_t)s->q_latent, .latent = (size_t)s->kv_latent};
+    struct dims d = {.heads = (size_t)s->n_heads,
+                     .nope = (size_t)s->nope_dim,
+                     .rope = (size_t)s->rope_dim,
+                     .v = (size_t)s->v_dim,
+                     .q_latent = (size_t)s->q_latent,
+                     .latent = (size_t)s->kv_latent};
     d.qk = d.heads * (d.nope + d.rope);
     d.kv = d.heads * (d.nope + d.v);
     d.o = d.heads * d.v;
@@ -34,123 +37,7 @@ static struct dims dims_of(const struct mt_layer_spec *s)
     return d;
 }
 
-static struct dims dims_of_run(const struct mt_part_run *r)
-{
-    return dims_of(r->part->spec);
-}
-
 enum { LATENTS, OUT }; /* segments of the record */
-struct record {
-    void *in, *o;            /* [n, in], [n, o] */
-    float *lse;              /* [heads, n] */
-    float *rstd;             /* [n] of the norm before */
-    float *rstd_q, *rstd_kv; /* [n] of the latents' */
-    void *out;               /* [n, hidden] o Wo, if a norm comes after it */
-};
-
-static void lay_out_record(struct record *r, const struct mt_part_shape *s, struct mt_part_record *at)
-{
-    struct dims d = dims_of(s->spec);
-    size_t e = mt_dtype_size(s->dtype), n = s->max_tokens;
-    r->in = mt_record_take(at, LATENTS, n * d.in * e);
-    r->o = mt_record_take(at, OUT, n * d.o * e);
-    r->lse = mt_record_take(at, OUT, n * d.heads * sizeof(float));
-    r->rstd = mt_record_take(at, LATENTS, n * sizeof(float));
-    r->rstd_q = mt_record_take(at, LATENTS, d.q_latent ? n * sizeof(float) : 0);
-    r->rstd_kv = mt_record_take(at, LATENTS, n * sizeof(float));
-    r->out = s->spec->norms.attention.after ? mt_record_take(at, OUT, n * (size_t)s->cfg->hidden * e) : NULL;
-}
-
-MT_PART_RECORD()
-
-struct scratch {
-    void *cq, *c;     /* [n, q_latent], [n, latent] after their norms */
-    void *q, *kv, *k; /* [n, qk] queries that have a latent; [n, kv]; [n, qk] keys with the rotated part */
-    void *d_o, *dq, *dk, *dkv, *d_in, *dcq, *dc; /* backward: gradients of these */
-    float *rstd;      /* [n] of the norm after */
-    void *workspace;  /* of the attention operations, last in the scratch */
-};
-
-static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p, const struct mt_layer_spec *spec,
-                              void *base)
-{
-    struct dims d = dims_of(spec);
-    size_t at = 0, column = p->max_tokens * mt_dtype_size(p->dtype), back = p->backward ? column : 0;
-    size_t q = d.q_latent ? d.qk : 0;
-    s->cq = mt_take(base, &at, column * d.q_latent);
-    s->c = mt_take(base, &at, column * d.latent);
-    s->q = mt_take(base, &at, column * q);
-    s->kv = mt_take(base, &at, column * d.kv);
-    s->k = mt_take(base, &at, column * d.qk);
-    s->d_o = mt_take(base, &at, back * d.o);
-    s->dq = mt_take(base, &at, back * q);
-    s->dk = mt_take(base, &at, back * d.qk);
-    s->dkv = mt_take(base, &at, back * d.kv);
-    s->d_in = mt_take(base, &at, back * d.in);
-    s->dcq = mt_take(base, &at, back * d.q_latent);
-    s->dc = mt_take(base, &at, back * d.latent);
-    s->rstd = mt_take(base, &at, spec->norms.attention.after ? p->max_tokens * sizeof(float) : 0);
-    s->workspace = mt_take(base, &at, 0);
-    return at;
-}
-
-static struct scratch scratch_of(const struct mt_part_run *run)
-{
-    struct scratch s;
-    lay_out_scratch(&s, &run->m->p, run->part->spec, run->scratch);
-    return s;
-}
-
-/* Elements [first, first + dim) of each head. */
-static struct mt_heads piece(struct mt_heads h, size_t first, size_t dim, enum mt_dtype t)
-{
-    h.p = h.p ? (char *)h.p + first * mt_dtype_size(t) : NULL;
-    h.dim = dim;
-    return h;
-}
-
-/* Queries, keys, values: views of rows of each. */
-struct views {
-    struct mt_heads q, k, kv, v, o;
-    struct mt_heads shared; /* the part of keys that all heads have, in the row of the first product */
-};
-
-static struct views views_of(const struct dims *d, enum mt_dtype t, const void *in, const void *q, const void *kv,
-                             const void *k, const void *o)
-{
-    size_t e = mt_dtype_size(t), wide = d->nope + d->rope;
-    struct views x;
-    x.q = d->q_latent ? mt_heads(q, d->qk, d->heads, wide) : mt_heads(in, d->in, d->heads, wide);
-    x.k = mt_heads(k, d->qk, d->heads, wide);
-    x.kv = mt_heads(kv, d->kv, d->heads, d->nope + d->v);
-    x.v = piece(x.kv, d->nope, d->v, t);
-    x.o = mt_heads(o, d->o, d->heads, d->v);
-    x.shared = mt_heads(in ? (const char *)in + (d->first + d->latent) * e : NULL, d->in, d->heads, d->rope);
-    x.shared.stride = 0;
-    return x;
-}
-
-static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *c, mt_device *dev)
-{
-    struct scratch s;
-    struct dims d = dims_of(c);
-    size_t at = lay_out_scratch(&s, p, c, NULL);
-    struct views x = views_of(&d, p->dtype, NULL, NULL, NULL, NULL, NULL);
-    struct mt_attention a = {.n = p->max_tokens, .max_len = p->max_len, .q = x.q, .k = x.k, .v = x.v, .o = x.o,
-                             .dtype = p->dtype, .cap = (float)c->score_cap};
-    mt_take(NULL, &at, mt_op_attention_workspace(dev, &a));
-    return at;
-}
-
-static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *c, mt_device *dev)
-{
-    struct dims d = dims_of(c);
-    size_t hidden = (size_t)p->layout->cfg.hidden, widest = MT_MAX(MT_MAX(d.q_latent, d.latent), hidden);
-    struct mt_rmsnorm_bwd norm = {.n = p->max_tokens, .c = widest};
-    size_t heads = p->layout->n_adapters ? MT_MAX(d.qk, d.kv) : 0; /* magnitudes of DoRA are summed as biases are */
-    struct mt_bias_bwd bias = {.n = p->max_tokens, .c = MT_MAX(heads, MT_MAX(d.in, hidden))};
-    return MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
-}
 
 /* The norms of latents, whose eps no configuration changes. */
 static const struct mt_norm_spec latent_norm = {.eps = 1e-6};
@@ -184,285 +71,61 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
         mt_layout_add_norm(b, p, MT_MLA_NORM_AFTER, hidden, norms->after, &c->norm);
 }
 
-static struct mt_branch branch_of(const struct mt_part_run *r, const struct record *rec)
+/* The norm of a latent, in rows of its own. */
+static struct mt_view norm_of_latent(struct mt_recipe *r, const char *name, struct mt_view latent, int role)
 {
-    return (struct mt_branch){.run = r, .before = MT_MLA_NORM, .after = MT_MLA_NORM_AFTER, .rstd = rec->rstd,
-                              .out = rec->out, .rstd_after = scratch_of(r).rstd};
+    struct mt_view y = mt_recipe_value(r, name, latent.dim, false, MT_UNKEPT);
+    struct mt_node *n = mt_head_norm_of(r, (struct mt_pair){latent, mt_no_view()}, (struct mt_pair){y, mt_no_view()},
+                                        latent_norm.eps, 0, LATENTS);
+    n->param[0] = role;
+    n->apart = true;
+    return y;
 }
 
-static struct views forward_views(const struct mt_part_run *r, const struct record *rec, const struct scratch *s)
+/* The end of each query, of which a table rotates so many dimensions: all, if queries grow with their positions. */
+static struct mt_view rotated(const struct mt_recipe *r, struct mt_view q)
 {
-    struct dims d = dims_of_run(r);
-    return views_of(&d, r->m->dt, rec->in, s->q, s->kv, s->k, rec->o);
+    size_t rot = r->spec->q_rope == MT_NO_ROPE ? 0 : r->cfg->rope[r->spec->q_rope].dims;
+    return rot ? mt_view_of(q, q.dim - rot, q.heads, rot, q.stride) : mt_no_view();
 }
 
-static struct mt_attention attention_args(const struct mt_part_run *r, const struct record *rec,
-                                          const struct scratch *s)
+/* Keys: of each head a part of its own, and after it the part that all share, which is rotated, as queries are. */
+static struct mt_view make_keys(struct mt_recipe *r, const struct dims *d, struct mt_view q, struct mt_view shared,
+                                struct mt_view kv)
 {
-    struct views x = forward_views(r, rec, s);
-    struct mt_attention a = mt_attention_of(r);
-    a.q = x.q;
-    a.k = x.k;
-    a.v = x.v;
-    a.o = x.o;
-    a.lse = rec->lse;
-    a.workspace = s->workspace;
-    return a;
+    size_t wide = d->nope + d->rope;
+    struct mt_view rows = mt_recipe_value(r, "k", d->qk, false, MT_UNKEPT);
+    struct mt_view turned = rotated(r, q), own = mt_view_of(rows, 0, d->heads, d->nope, wide);
+    struct mt_node *rope = mt_rope_of(r, (struct mt_pair){turned, shared},
+                                      (struct mt_pair){turned, mt_view_of(rows, d->nope, d->heads, d->rope, wide)},
+                                      r->spec->rope, r->spec->q_rope);
+    rope->pairs = rope->apart = true;
+    struct mt_node *copy = mt_node_of(r, &mt_rule_copy);
+    copy->in[0] = mt_view_of(kv, 0, d->heads, d->nope, d->nope + d->v);
+    copy->out[0] = own;
+    return mt_view_of(rows, 0, d->heads, wide, wide);
 }
 
-/* A latent: its columns in a row of the first product, its norm. */
-struct latent {
-    int role;
-    size_t first, width;
-    float *rstd;
-};
-
-static struct latent q_latent_of(const struct mt_part_run *r, const struct record *rec)
+static struct mt_view recipe(struct mt_recipe *r)
 {
-    return (struct latent){MT_MLA_Q_NORM, 0, dims_of_run(r).q_latent, rec->rstd_q};
-}
-
-static struct latent kv_latent_of(const struct mt_part_run *r, const struct record *rec)
-{
-    struct dims d = dims_of_run(r);
-    return (struct latent){MT_MLA_KV_NORM, d.first, d.latent, rec->rstd_kv};
-}
-
-static int normalise(const struct mt_part_run *r, const struct record *rec, struct latent l, bool again, void *y,
-                     struct mt_err *err)
-{
-    mt_model *m = r->m;
-    return mt_op_rmsnorm(m->dev,
-                         &(struct mt_rmsnorm){
-                             .n = r->in->n_tokens,
-                             .c = l.width,
-                             .dtype = m->dt,
-                             .eps = (float)latent_norm.eps,
-                             .x = mt_elem(m, rec->in, l.first),
-                             .x_at = {1, dims_of_run(r).in, l.width},
-                             .w = mt_elem(m, r->w, r->part->param[l.role].at),
-                             .y = y,
-                             .rstd = l.rstd,
-                             .use_rstd = again,
-                         },
-                         err);
-}
-
-/* dy is dense; the result goes to the latent's columns of d_in. */
-static int normalise_backward(const struct mt_part_run *r, const struct record *rec, struct latent l, const void *dy,
-                              void *d_in, struct mt_err *err)
-{
-    mt_model *m = r->m;
-    struct mt_param p = r->part->param[l.role];
-    struct mt_row_groups rows = {1, dims_of_run(r).in, l.width};
-    return mt_op_rmsnorm_bwd(m->dev,
-                             &(struct mt_rmsnorm_bwd){
-                                 .n = r->in->n_tokens,
-                                 .c = l.width,
-                                 .dtype = m->dt,
-                                 .dy = dy,
-                                 .x = mt_elem(m, rec->in, l.first),
-                                 .x_at = rows,
-                                 .w = mt_elem(m, r->w, p.at),
-                                 .rstd = l.rstd,
-                                 .dx = mt_elem(m, d_in, l.first),
-                                 .dx_at = rows,
-                                 .dw = mt_grad_of(r->g, p),
-                                 .workspace = m->own.workspace,
-                             },
-                             err);
-}
-
-/* A rotation of no heads yet, by a table; by none where the layer has no embedding: then heads are only copied. */
-static struct mt_qk_rope rope_args(const struct mt_part_run *r, int rope)
-{
-    struct mt_rope_rows rows = {0};
-    if (rope != MT_NO_ROPE)
-        rows = r->in->rope[rope];
-    return (struct mt_qk_rope){.n = r->in->n_tokens, .rot = rope == MT_NO_ROPE ? 0 : r->m->layout->cfg.rope[rope].dims,
-                               .pairs = true, .dtype = r->m->dt, .positions = rows.positions, .cos_t = rows.cos_t,
-                               .sin_t = rows.sin_t, .max_pos = rows.n_table_rows};
-}
-
-/* The end of each query, of which a table rotates `rot` dimensions: all, if queries grow with their positions. */
-static struct mt_heads rotated_queries(const struct mt_part_run *r, const struct views *x, size_t rot)
-{
-    return piece(x->q, dims_of_run(r).nope + dims_of_run(r).rope - rot, rot, r->m->dt);
-}
-
-/* Rotates the queries' part in place, unless they are rotated already, and the keys' to where all heads have it. */
-static int rotate(const struct mt_part_run *r, const struct views *x, bool queries, struct mt_err *err)
-{
-    const struct dims d = dims_of_run(r);
-    const struct mt_layer_spec *c = r->part->spec;
-    struct mt_qk_rope k = rope_args(r, c->rope), q = rope_args(r, c->q_rope);
-    struct mt_qk_rope *of_q = c->q_rope == c->rope ? &k : &q;
-    k.k = x->shared;
-    k.to_k = piece(x->k, d.nope, d.rope, r->m->dt);
-    if (queries && of_q->rot)
-        of_q->q = of_q->to_q = rotated_queries(r, x, of_q->rot);
-    int rc = mt_op_qk_rope(r->m->dev, &k, err);
-    return rc || of_q == &k || !queries ? rc : mt_op_qk_rope(r->m->dev, &q, err);
-}
-
-/* The part of keys that is not rotated, from one view to another. */
-static int copy_nope(const struct mt_part_run *r, struct mt_heads from, struct mt_heads to, struct mt_err *err)
-{
-    const struct dims d = dims_of_run(r);
-    enum mt_dtype t = r->m->dt;
-    struct mt_qk_rope a = {.n = r->in->n_tokens, .dtype = t, .q = piece(from, 0, d.nope, t),
-                           .to_q = piece(to, 0, d.nope, t)};
-    return mt_op_qk_rope(r->m->dev, &a, err);
-}
-
-/* Queries, keys and values of rec->in. Again: for backward. */
-static int make_heads(const struct mt_part_run *r, const struct record *rec, const struct scratch *s, bool again,
-                      struct mt_err *err)
-{
-    mt_model *m = r->m;
-    const struct mt_param *p = r->part->param, none = {0};
-    const struct dims d = dims_of_run(r);
-    struct views x = forward_views(r, rec, s);
-    int rc = 0;
-    if (d.q_latent)
-        rc = normalise(r, rec, q_latent_of(r, rec), again, s->cq, err);
-    if (!rc && d.q_latent)
-        rc = mt_linear(m, r->in->n_tokens, d.q_latent, d.qk, s->cq, r->w, p[MT_MLA_Q], none, NULL, s->q, err);
-    if (!rc)
-        rc = normalise(r, rec, kv_latent_of(r, rec), again, s->c, err);
-    if (!rc)
-        rc = mt_linear(m, r->in->n_tokens, d.latent, d.kv, s->c, r->w, p[MT_MLA_KV], none, NULL, s->kv, err);
-    if (!rc)
-        rc = rotate(r, &x, d.q_latent || !again, err);
-    return rc ? rc : copy_nope(r, x.kv, x.k, err);
-}
-
-/* out = o Wo, plus `residual`. */
-static int project(const struct mt_part_run *r, const void *residual, void *out, struct mt_err *err)
-{
-    struct record rec = record_of(r);
-    const struct mt_param *p = r->part->param;
-    return mt_linear(r->m, r->in->n_tokens, dims_of_run(r).o, r->m->wd.c, rec.o, r->w, p[MT_MLA_OUT],
-                     p[MT_MLA_OUT_BIAS], residual, out, err);
-}
-
-/* rec->in of x, in full once make_heads() has rotated queries without a latent. */
-static int make_latents(const struct mt_part_run *r, const struct record *rec, struct mt_err *err)
-{
-    mt_model *m = r->m;
-    const struct mt_param *p = r->part->param;
-    struct mt_branch branch = branch_of(r, rec);
-    const void *h;
-    int rc = mt_branch_enter(&branch, false, &h, err);
-    return rc ? rc : mt_linear(m, r->in->n_tokens, m->wd.c, dims_of_run(r).in, h, r->w, p[MT_MLA_IN], p[MT_MLA_IN_BIAS],
-                               NULL, rec->in, err);
-}
-
-static int prepare(const struct mt_part_run *r, struct mt_err *err)
-{
-    struct record rec = record_of(r);
-    struct scratch s = scratch_of(r);
-    bool has_latents = r->kept >> LATENTS & 1, has_out = r->kept >> OUT & 1;
-    int rc = has_latents ? 0 : make_latents(r, &rec, err);
-    if (!rc && !(has_latents && has_out))
-        rc = make_heads(r, &rec, &s, has_latents, err);
-    if (rc || has_out)
-        return rc;
-    struct mt_attention at = attention_args(r, &rec, &s);
-    rc = mt_op_attention(r->m->dev, &at, err);
-    return rc || !rec.out ? rc : project(r, NULL, rec.out, err);
-}
-
-static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
-{
-    struct record rec = record_of(r);
-    struct mt_branch branch = branch_of(r, &rec);
-    return mt_branch_leave(&branch, project, y, err);
-}
-
-/* Rotates back the gradients of queries, in place, and of the keys' shared part, whose sum goes to d_in. */
-static int rotate_backward(const struct mt_part_run *r, const struct views *dx, struct mt_err *err)
-{
-    const struct dims d = dims_of_run(r);
-    const struct mt_layer_spec *c = r->part->spec;
-    struct mt_qk_rope_bwd k = {.fwd = rope_args(r, c->rope), .dk = piece(dx->k, d.nope, d.rope, r->m->dt),
-                               .to_dk = dx->shared, .workspace = r->m->own.workspace},
-                          q = {.fwd = rope_args(r, c->q_rope), .workspace = r->m->own.workspace},
-                          *of_q = c->q_rope == c->rope ? &k : &q;
-    if (of_q->fwd.rot)
-        of_q->dq = of_q->to_dq = rotated_queries(r, dx, of_q->fwd.rot);
-    int rc = mt_op_qk_rope_bwd(r->m->dev, &k, err);
-    return rc || of_q == &k ? rc : mt_op_qk_rope_bwd(r->m->dev, &q, err);
-}
-
-/* From s->d_o to the gradient of a row of the first product, s->d_in, and those of the weights between. */
-static int heads_backward(const struct mt_part_run *r, const struct record *rec, const struct scratch *s,
-                          struct mt_err *err)
-{
-    mt_model *m = r->m;
-    const struct dims d = dims_of_run(r);
-    struct views dx = views_of(&d, m->dt, s->d_in, s->dq, s->dkv, s->dk, s->d_o);
-    struct mt_attention_bwd at = {.fwd = attention_args(r, rec, s), .d_o = dx.o, .dq = dx.q, .dk = dx.k, .dv = dx.v};
-    struct mt_linear_bwd q = mt_linear_bwd_of(r, d.q_latent, d.qk, MT_MLA_Q);
-    struct mt_linear_bwd kv = mt_linear_bwd_of(r, d.latent, d.kv, MT_MLA_KV);
-    q.x = s->cq;
-    q.dy = s->dq;
-    q.dx = s->dcq;
-    kv.x = s->c;
-    kv.dy = s->dkv;
-    kv.dx = s->dc;
-    int rc = mt_op_attention_bwd(m->dev, &at, err);
-    if (!rc)
-        rc = copy_nope(r, dx.k, dx.kv, err);
-    if (!rc)
-        rc = rotate_backward(r, &dx, err);
-    if (!rc)
-        rc = mt_linear_backward(m, &kv, err);
-    if (!rc)
-        rc = normalise_backward(r, rec, kv_latent_of(r, rec), s->dc, s->d_in, err);
-    if (rc || !d.q_latent)
-        return rc;
-    rc = mt_linear_backward(m, &q, err);
-    return rc ? rc : normalise_backward(r, rec, q_latent_of(r, rec), s->dcq, s->d_in, err);
-}
-
-static int backward(const struct mt_part_run *r, struct mt_err *err)
-{
-    mt_model *m = r->m;
-    const struct mt_param *p = r->part->param;
-    const struct dims d = dims_of_run(r);
-    struct record rec = record_of(r);
-    struct scratch s = scratch_of(r);
-    struct mt_branch branch = branch_of(r, &rec);
-    struct mt_linear_bwd o = mt_linear_bwd_of(r, d.o, m->wd.c, MT_MLA_OUT);
-    struct mt_linear_bwd in = mt_linear_bwd_of(r, m->wd.c, d.in, MT_MLA_IN);
-    o.bias = p[MT_MLA_OUT_BIAS];
-    o.x = rec.o;
-    o.dx = s.d_o;
-    in.bias = p[MT_MLA_IN_BIAS];
-    in.dy = s.d_in;
-    in.dx = m->dh;
-    int rc = mt_branch_leave_backward(&branch, &o.dy, err);
-    if (!rc)
-        rc = mt_linear_backward(m, &o, err);
-    if (!rc)
-        rc = make_heads(r, &rec, &s, true, err);
-    if (!rc)
-        rc = heads_backward(r, &rec, &s, err);
-    if (!rc)
-        rc = mt_branch_enter(&branch, true, &in.x, err);
-    if (!rc)
-        rc = mt_linear_backward(m, &in, err);
-    return rc ? rc : mt_branch_enter_backward(&branch, err);
-}
-
-static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
-{
-    const struct mt_layer_spec *s = p->spec;
+    const struct mt_layer_spec *s = r->spec;
     struct dims d = dims_of(s);
-    double h = (double)c->hidden, seen = mt_attention_keys_seen(s, seq_len);
-    double latents = (double)(d.q_latent * d.qk) + (double)(d.latent * d.kv);
-    return h * (double)(d.in + d.o) + latents + seen * (double)(d.qk + d.o);
+    size_t wide = d.nope + d.rope;
+    struct mt_view x = mt_recipe_x(r), h = x;
+    if (s->norms.attention.before)
+        h = mt_norm_of(r, "h", x, MT_MLA_NORM, 0, LATENTS);
+    struct mt_view in = mt_linear_of(r, "latents", h, MT_MLA_IN, s->qkv_bias ? MT_MLA_IN_BIAS : -1, d.in, LATENTS),
+                   q = in;
+    if (d.q_latent)
+        q = mt_linear_of(r, "q", norm_of_latent(r, "cq", mt_view_of(in, 0, 1, d.q_latent, d.q_latent), MT_MLA_Q_NORM),
+                         MT_MLA_Q, -1, d.qk, MT_UNKEPT);
+    q = mt_view_of(q, 0, d.heads, wide, wide);
+    struct mt_view c = norm_of_latent(r, "c", mt_view_of(in, d.first, 1, d.latent, d.latent), MT_MLA_KV_NORM);
+    struct mt_view kv = mt_linear_of(r, "kv", c, MT_MLA_KV, -1, d.kv, MT_UNKEPT);
+    struct mt_view k = make_keys(r, &d, q, mt_view_of(in, d.first + d.latent, d.heads, d.rope, 0), kv);
+    struct mt_view o = mt_attend_of(r, q, k, mt_view_of(kv, d.nope, d.heads, d.v, d.nope + d.v), OUT);
+    return mt_leave(r, x, o, MT_MLA_OUT, s->o_bias ? MT_MLA_OUT_BIAS : -1,
+                    s->norms.attention.after ? MT_MLA_NORM_AFTER : -1, OUT);
 }
 
 enum { PRODUCTS = 1u << MT_MLA_IN | 1u << MT_MLA_Q | 1u << MT_MLA_KV | 1u << MT_MLA_OUT };
@@ -474,5 +137,6 @@ const struct mt_part_kind mt_part_mla = {
     .port = {MT_PORTS_OF_HIDDEN_STATE},
     .segment = {[LATENTS] = "latents", [OUT] = "out"},
     .attends = true,
-    MT_PART_FUNCTIONS,
+    .lay_out = lay_out,
+    MT_PART_OF_RECIPE,
 };

@@ -7,6 +7,7 @@
 #include "model/linear.h"
 #include "model/outputs.h"
 #include "model/part.h"
+#include "model/recipe.h"
 #include "model/sides.h"
 #include "store/planes.h"
 
@@ -25,7 +26,10 @@ static const struct part_bytes *bytes_of_part(struct part_bytes *known, const st
     const struct mt_part_kind *kind = part->kind;
     while (known->kind && (known->kind != kind || known->spec != part->spec))
         known++;
-    if (!known->kind)
+    if (!known->kind && part->recipe)
+        *known = (struct part_bytes){kind, part->spec, mt_recipe_place(part->recipe, p, dev, NULL),
+                                     mt_recipe_workspace(part->recipe, p, dev)};
+    else if (!known->kind)
         *known = (struct part_bytes){kind, part->spec,
                                      kind->scratch_bytes ? kind->scratch_bytes(p, part->spec, dev) : 0,
                                      kind->workspace_bytes ? kind->workspace_bytes(p, part->spec, dev) : 0};
@@ -275,11 +279,12 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->partials_at = mt_calloc(p->layout->n_tensors + 1, sizeof(*m->partials_at));
     m->weighings = mt_calloc(p->max_micro, sizeof(*m->weighings));
     m->scalars = mt_calloc((size_t)p->layout->cfg.n_layers, sizeof(*m->scalars));
+    m->places = mt_calloc(MT_MAX(p->layout->n_recipes, (size_t)1), sizeof(*m->places));
     for (int64_t i = 0; m->scalars && i < p->layout->cfg.n_layers; i++)
         m->scalars[i] = 1;
     int rc = 0;
     m->seen = p->used_rows ? mt_calloc(mt_div_up((size_t)p->layout->cfg.vocab, (size_t)64), sizeof(*m->seen)) : NULL;
-    if (!m->inputs || !m->partials_at || !m->weighings || !m->scalars || (p->used_rows && !m->seen))
+    if (!m->inputs || !m->partials_at || !m->weighings || !m->scalars || !m->places || (p->used_rows && !m->seen))
         rc = mt_fail_nomem(err, "the model", p->max_micro * sizeof(*m->inputs));
     if (!rc)
         rc = alloc_host(m, err);
@@ -291,6 +296,8 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     }
     mt_model_place_partials(p->layout, m->partials_at);
     scratch_layout(m, dev, p, m->scratch);
+    for (size_t i = 0; i < p->layout->n_recipes; i++)
+        mt_recipe_place(p->layout->recipes[i], p, dev, &m->places[i]);
     rc = mt_model_sides_create(m, err);
     for (size_t i = 0; i < p->max_micro; i++)
         m->weighings[i] = (struct mt_weighing){m, i};
@@ -337,6 +344,7 @@ void mt_model_destroy(mt_model **model)
     free(m->inputs);
     free(m->partials_at);
     free(m->weighings);
+    free(m->places);
     free(m->scalars);
     free(m->seen);
     free(m);

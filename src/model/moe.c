@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "model/part.h"
+#include "model/rule.h"
 
 size_t mt_rows_bytes(const struct mt_part_shape *s)
 {
@@ -248,11 +249,20 @@ const char *mt_model_bad_router(const mt_model *m, int layer)
     return NULL;
 }
 
-int mt_moe_round_sum(const struct mt_part_run *r, struct mt_err *err)
+struct mt_view mt_moe_residual(struct mt_recipe *r)
 {
-    mt_model *m = r->m;
-    struct mt_cast round = {r->in->n_tokens * mt_moe_row(&m->layout->cfg), MT_F32, m->dt,
-                            mt_moe_own_rows(r, MT_ROLE_SUM, sizeof(float)),
-                            mt_moe_own_rows(r, MT_ROLE_ROUNDED, mt_dtype_size(m->dt))};
-    return mt_op_cast(m->dev, &round, err);
+    r->value[0].role = MT_ROLE_RESIDUAL;
+    return mt_recipe_x(r);
+}
+
+struct mt_view mt_moe_rounded(struct mt_recipe *r)
+{
+    size_t width = mt_moe_row(r->cfg);
+    struct mt_view sum = mt_recipe_rows(r, "sum", width, MT_ROLE_SUM, MT_ROLE_NONE);
+    struct mt_view rounded = mt_recipe_rows(r, "rounded", width, MT_ROLE_ROUNDED, MT_ROLE_DY);
+    r->value[sum.value].f32 = true;
+    struct mt_node *n = mt_node_of(r, &mt_rule_cast);
+    n->in[0] = sum;
+    n->out[0] = rounded;
+    return rounded;
 }

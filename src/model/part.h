@@ -12,6 +12,8 @@
  */
 
 struct mt_layout_builder;
+struct mt_recipe; /* recipe.h */
+struct mt_view;
 struct mt_micro_inputs; /* state.h */
 
 /** The sizes of records and of other values depend on these. */
@@ -21,6 +23,7 @@ struct mt_part_shape {
     enum mt_dtype dtype;  /* of activations */
     size_t max_tokens;    /* of a micro-batch */
     size_t group_rows;     /* tokens of a group; 0: not known, as where only records are measured */
+    const struct mt_recipe *recipe; /* of the part; NULL: it has none */
 };
 
 enum { MT_RECORD_ALIGN = 256 };
@@ -107,6 +110,9 @@ struct mt_part_kind {
     unsigned products;
     /** What it reads and writes, beside its record and its adapters; up to the first without a role. */
     struct mt_part_port port[MT_MAX_PORTS];
+    /** Lists its operations and returns its output (recipe.h). NULL: the part has functions of its own for its record,
+     * scratch and passes. */
+    struct mt_view (*recipe)(struct mt_recipe *r);
     /** Adds the parameters, in the order in which they lie in the unit. */
     void (*lay_out)(struct mt_layout_builder *b, struct mt_part *p);
     /** Names of the segments of its record; none: it has one, named as the part is. */
@@ -136,6 +142,10 @@ struct mt_part_kind {
     .lay_out = lay_out, .record_bytes = record_bytes, .scratch_bytes = scratch_bytes,                                  \
     .workspace_bytes = workspace_bytes, .prepare = prepare, .finish = finish, .backward = backward,                    \
     .macs_per_token = macs_per_token
+
+/** Of a kind with a recipe. */
+#define MT_PART_OF_RECIPE                                                                                              \
+    .recipe = recipe, .prepare = mt_recipe_prepare, .finish = mt_recipe_finish, .backward = mt_recipe_backward
 
 /** How many segments its record has; one, if it has no record. */
 size_t mt_part_n_segments(const struct mt_part_kind *kind);

@@ -74,6 +74,7 @@ struct mt_outputs {
 enum { MT_SIDE_ROWS = 8, MT_SIDE_EVENTS = MT_MAX_SIDES + MT_SIDE_ROWS };
 
 /** Rows of which the largest logits are to be found. */
+struct mt_recipe_places; /* recipe.h */
 struct mt_top_piece {
     struct mt_model *m;
     size_t mb, first, rows;
@@ -89,6 +90,7 @@ struct mt_model {
     enum mt_dtype dt;
     bool training;     /* the uploaded micro-batches are a step's, not an evaluation's */
     struct mt_weighing *weighings; /* [max_micro] */
+    struct mt_recipe_places *places; /* [n_recipes] of the layout: where their values are in scratch */
 
     struct mt_top_piece *top_pieces; /* [max_micro, max_tokens] by first row; NULL: without `top` */
     float *top_logits;         /* [part of a piece, vocab] in host memory */

@@ -48,7 +48,7 @@ static size_t stages_of(struct stage *s, mt_model *m, const struct mt_unit_run *
     for (size_t i = 0, segment = 0; i < u->n_parts; i++) {
         const struct mt_part *part = &m->layout->parts[u->first_part + i];
         const struct mt_part_shape shape = {&m->layout->cfg, part->spec, m->dt, m->p.max_tokens,
-                                            mt_model_group_rows(&m->p)};
+                                            mt_model_group_rows(&m->p), part->recipe};
         size_t n = mt_part_n_segments(part->kind);
         const void *x = r->at[MT_ROLE_X];
         if (i) {

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rules of norms, linear layers, activations and sums: what each is as a device operation, and its backward. */
+#include "base/mem.h"
+#include "model/rule.h"
+
+/* --- norms of hidden states: y, statistics ------------------------------------------------------ */
+
+static struct mt_norm norm_of(const struct mt_rule_run *r)
+{
+    return (struct mt_norm){.spec = &r->recipe->spec->norm, .eps = r->node->number, .n = r->run->in->n_tokens,
+                            .x = r->in[0].p, .w = r->run->w, .p = mt_rule_param(r, 0), .rstd = r->out[1].p};
+}
+
+static int norm(const struct mt_rule_run *r, struct mt_err *err)
+{
+    struct mt_norm a = norm_of(r);
+    return mt_norm(r->run->m, &a, r->out[0].p, !(r->outs & 2), err);
+}
+
+static int norm_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    struct mt_norm a = norm_of(r);
+    return mt_norm_backward(r->run->m, &a, &(struct mt_norm_grad){r->d_out[0].p, r->add, r->d_in[0].p, r->run->g}, err);
+}
+
+static size_t norm_workspace(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
+                             mt_device *dev)
+{
+    (void)n;
+    return mt_norm_workspace(p, &r->spec->norm, dev);
+}
+
+const struct mt_rule mt_rule_norm = {.name = "norm", .reads_in = 1, .reads_out = 2, .statistics = 2, .adds = true,
+                                     .forward = norm, .backward = norm_backward, .workspace = norm_workspace};
+
+/* --- linear layers: of in[0], plus in[1] -------------------------------------------------------- */
+
+static int linear(const struct mt_rule_run *r, struct mt_err *err)
+{
+    const struct mt_part_run *run = r->run;
+    return mt_linear(run->m, run->in->n_tokens, mt_view_width(&r->node->in[0]), mt_view_width(&r->node->out[0]),
+                     r->in[0].p, run->w, mt_rule_param(r, 0), mt_rule_param(r, 1), r->in[1].p, r->out[0].p, err);
+}
+
+static struct mt_linear_bwd linear_grad(const struct mt_rule_run *r)
+{
+    return (struct mt_linear_bwd){.n = r->run->in->n_tokens, .in = mt_view_width(&r->node->in[0]),
+                                  .out = mt_view_width(&r->node->out[0]), .x = r->in[0].p, .w = r->run->w,
+                                  .dy = r->d_out[0].p, .p = mt_rule_param(r, 0), .bias = mt_rule_param(r, 1),
+                                  .g = r->run->g,
+                                  .first = r->run->of->first, .dx = r->d_in[0].p};
+}
+
+static int linear_input_grad(const struct mt_rule_run *r, struct mt_err *err)
+{
+    struct mt_linear_bwd a = linear_grad(r);
+    return mt_linear_input_grad(r->run->m, &a, err);
+}
+
+static int linear_weight_grad(const struct mt_rule_run *r, struct mt_err *err)
+{
+    struct mt_linear_bwd a = linear_grad(r);
+    return mt_linear_weight_grad(r->run->m, &a, err);
+}
+
+static bool linear_is_trained(const struct mt_part_run *run, const struct mt_recipe *recipe, const struct mt_node *node)
+{
+    const struct mt_rule_run r = {.run = run, .recipe = recipe, .node = node};
+    struct mt_linear_bwd a = linear_grad(&r);
+    return mt_linear_is_trained(&a);
+}
+
+static size_t linear_workspace(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
+                               mt_device *dev)
+{
+    struct mt_bias_bwd bias = {.n = p->max_tokens, .c = mt_view_width(&n->out[0])};
+    (void)r; /* magnitudes of DoRA are summed as biases are */
+    return mt_op_bias_bwd_workspace(dev, &bias);
+}
+
+static double linear_macs(const struct mt_recipe *r, const struct mt_node *n, size_t seq_len)
+{
+    (void)r;
+    (void)seq_len;
+    return (double)mt_view_width(&n->in[0]) * (double)mt_view_width(&n->out[0]);
+}
+
+const struct mt_rule mt_rule_linear = {.name = "linear", .residual = 2, .forward = linear,
+                                       .input_grad = linear_input_grad, .weight_grad = linear_weight_grad,
+                                       .is_trained = linear_is_trained, .workspace = linear_workspace,
+                                       .macs = linear_macs};
+
+/* --- activations: of gate and up, or up alone --------------------------------------------------- */
+
+static int glu(const struct mt_rule_run *r, struct mt_err *err)
+{
+    const mt_model *m = r->run->m;
+    return mt_op_glu(m->dev,
+                     &(struct mt_glu){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]), .dtype = m->dt,
+                                      .kind = (enum mt_glu_kind)r->node->kind, .gate_up = r->in[0].p,
+                                      .out = r->out[0].p},
+                     err);
+}
+
+static int glu_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    const mt_model *m = r->run->m;
+    return mt_op_glu_bwd(m->dev,
+                         &(struct mt_glu_bwd){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]),
+                                              .dtype = m->dt, .kind = (enum mt_glu_kind)r->node->kind,
+                                              .gate_up = r->in[0].p,
+                                              .dout = r->d_out[0].p, .dgate_up = r->d_in[0].p,
+                                              .out = r->remake ? r->d_out[0].p : NULL},
+                         err);
+}
+
+const struct mt_rule mt_rule_glu = {.name = "glu", .reads_in = 1, .consumes = true, .forward = glu,
+                                    .backward = glu_backward};
+
+static int activate(const struct mt_rule_run *r, struct mt_err *err)
+{
+    const mt_model *m = r->run->m;
+    return mt_op_activate(m->dev,
+                          &(struct mt_activate){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]),
+                                                .dtype = m->dt, .kind = (enum mt_activate_kind)r->node->kind,
+                                                .x = r->in[0].p,
+                                                .out = r->out[0].p},
+                          err);
+}
+
+static int activate_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    const mt_model *m = r->run->m;
+    return mt_op_activate_bwd(m->dev,
+                              &(struct mt_activate_bwd){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]),
+                                                        .dtype = m->dt, .kind = (enum mt_activate_kind)r->node->kind,
+                                                        .x = r->in[0].p, .dout = r->d_out[0].p, .dx = r->d_in[0].p,
+                                                        .out = r->remake ? r->d_out[0].p : NULL},
+                              err);
+}
+
+const struct mt_rule mt_rule_activate = {.name = "activate", .reads_in = 1, .consumes = true, .forward = activate,
+                                         .backward = activate_backward};
+
+static const void *curve_of(const struct mt_rule_run *r)
+{
+    return mt_elem(r->run->m, r->run->w, mt_rule_param(r, 0).at);
+}
+
+static int xielu(const struct mt_rule_run *r, struct mt_err *err)
+{
+    const mt_model *m = r->run->m;
+    return mt_op_xielu(m->dev,
+                       &(struct mt_xielu){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]),
+                                          .dtype = m->dt, .x = r->in[0].p, .shape = curve_of(r), .out = r->out[0].p},
+                       err);
+}
+
+static int xielu_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    const mt_model *m = r->run->m;
+    return mt_op_xielu_bwd(m->dev,
+                           &(struct mt_xielu_bwd){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]),
+                                                  .dtype = m->dt, .x = r->in[0].p, .dout = r->d_out[0].p,
+                                                  .shape = curve_of(r), .dx = r->d_in[0].p,
+                                                  .out = r->remake ? r->d_out[0].p : NULL,
+                                                  .dshape = mt_grad_of(r->run->g, mt_rule_param(r, 0)),
+                                                  .workspace = m->own.workspace},
+                           err);
+}
+
+static size_t xielu_workspace(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
+                              mt_device *dev)
+{
+    (void)r;
+    return mt_op_xielu_bwd_workspace(dev, &(struct mt_xielu_bwd){.n = p->max_tokens, .f = mt_view_width(&n->out[0])});
+}
+
+const struct mt_rule mt_rule_xielu = {.name = "xielu", .reads_in = 1, .consumes = true, .forward = xielu,
+                                      .backward = xielu_backward, .workspace = xielu_workspace};
+
+/* --- sums: in[0] + number * in[1] --------------------------------------------------------------- */
+
+static int add(const struct mt_rule_run *r, const void *a, const void *b, void *out, struct mt_err *err)
+{
+    const mt_model *m = r->run->m;
+    return mt_op_add(m->dev,
+                     &(struct mt_add){.n = r->run->in->n_tokens * mt_view_width(&r->node->out[0]), .dtype = m->dt,
+                                      .a = a, .b = b, .out = out, .scale = (float)r->node->number},
+                     err);
+}
+
+static int sum(const struct mt_rule_run *r, struct mt_err *err)
+{
+    return add(r, r->in[0].p, r->in[1].p, r->out[0].p, err);
+}
+
+static int sum_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    return r->d_in[1].p == r->d_out[0].p ? 0 : add(r, NULL, r->d_out[0].p, r->d_in[1].p, err);
+}
+
+const struct mt_rule mt_rule_sum = {.name = "sum", .residual = 1, .forward = sum, .backward = sum_backward};
+
+static int scaled(const struct mt_rule_run *r, struct mt_err *err)
+{
+    return mt_layer_scale(r->run, r->out[0].p, err);
+}
+
+static int scaled_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    return mt_layer_scale(r->run, r->d_out[0].p, err);
+}
+
+const struct mt_rule mt_rule_scaled = {.name = "scaled", .through = 1, .forward = scaled, .backward = scaled_backward};
+
+/* --- a cast of FP32 sums, which get no gradient ------------------------------------------------- */
+
+static int cast(const struct mt_rule_run *r, struct mt_err *err)
+{
+    const mt_model *m = r->run->m;
+    struct mt_cast a = {r->run->in->n_tokens * mt_view_width(&r->node->in[0]), MT_F32, m->dt, r->in[0].p, r->out[0].p};
+    return mt_op_cast(m->dev, &a, err);
+}
+
+const struct mt_rule mt_rule_cast = {.name = "cast", .blind = 1, .forward = cast};

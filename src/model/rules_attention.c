@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rules of attention: norms of heads, rotary embeddings, attention itself, sinks, gates. */
+#include "base/mem.h"
+#include "model/attention.h"
+#include "model/rule.h"
+
+/* --- norms of heads: in[0] -> out[0], and in[1] -> out[1] if there is one; statistics of each in out[2] and out[3]. A
+ * side without a parameter has weights of 1 ------------------------------------------------------ */
+
+static const void *head_weight(const struct mt_rule_run *r, int side)
+{
+    struct mt_param p = mt_rule_param(r, side);
+    return p.n ? mt_elem(r->run->m, r->run->w, p.at) : r->run->m->one;
+}
+
+static struct mt_row_groups rows_of(const struct mt_heads *h)
+{
+    return (struct mt_row_groups){h->n, h->ld, h->stride};
+}
+
+static int norm_side(const struct mt_rule_run *r, int i, struct mt_err *err)
+{
+    const mt_model *m = r->run->m;
+    const struct mt_heads *x = &r->in[i];
+    return mt_op_rmsnorm(m->dev,
+                         &(struct mt_rmsnorm){.n = r->run->in->n_tokens * x->n, .c = x->dim, .dtype = m->dt,
+                                              .eps = (float)r->node->number,
+                                              .plus_one = r->node->kind & MT_HEAD_NORM_PLUS_ONE,
+                                              .round_once = r->node->kind & MT_HEAD_NORM_ROUND_ONCE, .x = x->p,
+                                              .x_at = rows_of(x), .w = head_weight(r, i), .y = r->out[i].p,
+                                              .y_at = rows_of(&r->out[i]), .rstd = r->out[2 + i].p,
+                                              .use_rstd = !(r->outs >> (2 + i) & 1)},
+                         err);
+}
+
+static int head_norm(const struct mt_rule_run *r, struct mt_err *err)
+{
+    int rc = norm_side(r, 0, err);
+    return rc || !r->in[1].p ? rc : norm_side(r, 1, err);
+}
+
+static int norm_side_backward(const struct mt_rule_run *r, int i, struct mt_err *err)
+{
+    const mt_model *m = r->run->m;
+    const struct mt_heads *x = &r->in[i];
+    return mt_op_rmsnorm_bwd(
+        m->dev,
+        &(struct mt_rmsnorm_bwd){.n = r->run->in->n_tokens * x->n, .c = x->dim, .dtype = m->dt,
+                                 .plus_one = r->node->kind & MT_HEAD_NORM_PLUS_ONE,
+                                 .round_once = r->node->kind & MT_HEAD_NORM_ROUND_ONCE, .dy = r->d_out[i].p, .x = x->p,
+                                 .x_at = rows_of(x), .w = head_weight(r, i), .rstd = r->out[2 + i].p,
+                                 .dres = i ? NULL : r->add, .dx = r->d_in[i].p, .dy_at = rows_of(&r->d_out[i]),
+                                 .dx_at = rows_of(&r->d_in[i]), .dw = mt_grad_of(r->run->g, mt_rule_param(r, i)),
+                                 .workspace = m->own.workspace},
+        err);
+}
+
+static int head_norm_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    int rc = norm_side_backward(r, 0, err);
+    return rc || !r->in[1].p ? rc : norm_side_backward(r, 1, err);
+}
+
+static size_t head_norm_workspace(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
+                                  mt_device *dev)
+{
+    struct mt_rmsnorm_bwd a = {.n = p->max_tokens * n->in[0].heads, .c = n->in[0].dim};
+    (void)r; /* of keys there are no more than of queries */
+    return mt_op_rmsnorm_bwd_workspace(dev, &a);
+}
+
+const struct mt_rule mt_rule_head_norm = {.name = "head norm", .reads_in = 3, .reads_out = 12, .statistics = 12,
+                                          .through = 3, .adds = true, .forward = head_norm,
+                                          .backward = head_norm_backward, .workspace = head_norm_workspace};
+
+/* --- rotary embeddings of queries and keys, with QK-norm if the node has its weights. Queries may have a table of
+ * their own: then these are two operations ------------------------------------------------------- */
+
+static const void *norm_weight(const struct mt_rule_run *r, int which)
+{
+    struct mt_param p = mt_rule_param(r, which);
+    return p.n ? mt_elem(r->run->m, r->run->w, p.at) : NULL;
+}
+
+/* All but inputs and results. */
+static struct mt_qk_rope rope_args(const struct mt_rule_run *r, int table)
+{
+    const mt_model *m = r->run->m;
+    struct mt_rope_rows rows = {0};
+    if (table != MT_NO_ROPE)
+        rows = r->run->in->rope[table];
+    return (struct mt_qk_rope){.n = r->run->in->n_tokens,
+                               .rot = table == MT_NO_ROPE ? 0 : m->layout->cfg.rope[table].dims,
+                               .pairs = r->node->pairs, .dtype = m->dt, .eps = (float)r->node->number,
+                               .positions = rows.positions, .cos_t = rows.cos_t, .sin_t = rows.sin_t,
+                               .max_pos = rows.n_table_rows, .q_norm = norm_weight(r, 0), .k_norm = norm_weight(r, 1),
+                               .rstd = r->out[2].p};
+}
+
+/* The view, or no heads of it. */
+static struct mt_heads if_there(struct mt_heads h, bool there)
+{
+    struct mt_heads none = {0};
+    return there && h.p ? h : none;
+}
+
+static int turn(const struct mt_rule_run *r, int table, bool q, bool k, struct mt_err *err)
+{
+    struct mt_qk_rope a = rope_args(r, table);
+    q = q && r->outs & 1;
+    k = k && r->outs & 2;
+    a.q = if_there(r->in[0], q);
+    a.k = if_there(r->in[1], k);
+    a.to_q = if_there(r->out[0], q);
+    a.to_k = if_there(r->out[1], k);
+    return a.q.n || a.k.n ? mt_op_qk_rope(r->run->m->dev, &a, err) : 0;
+}
+
+static int turn_back(const struct mt_rule_run *r, int table, bool q, bool k, struct mt_err *err)
+{
+    struct mt_qk_rope_bwd a = {.fwd = rope_args(r, table), .dq = if_there(r->d_out[0], q),
+                               .dk = if_there(r->d_out[1], k), .to_dq = if_there(r->d_in[0], q),
+                               .to_dk = if_there(r->d_in[1], k), .dq_norm = mt_grad_of(r->run->g, mt_rule_param(r, 0)),
+                               .dk_norm = mt_grad_of(r->run->g, mt_rule_param(r, 1)),
+                               .workspace = r->run->m->own.workspace};
+    if (a.fwd.q_norm) { /* else they are not read */
+        a.fwd.q = r->in[0];
+        a.fwd.k = r->in[1];
+    }
+    return a.dq.n || a.dk.n ? mt_op_qk_rope_bwd(r->run->m->dev, &a, err) : 0;
+}
+
+static int rope(const struct mt_rule_run *r, struct mt_err *err)
+{
+    bool both = r->node->q_rope == r->node->kind;
+    int rc = turn(r, r->node->kind, both, true, err);
+    return rc || both ? rc : turn(r, r->node->q_rope, true, false, err);
+}
+
+static int rope_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    bool both = r->node->q_rope == r->node->kind;
+    int rc = turn_back(r, r->node->kind, both, true, err);
+    return rc || both ? rc : turn_back(r, r->node->q_rope, true, false, err);
+}
+
+static size_t rope_workspace(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
+                             mt_device *dev)
+{
+    struct mt_qk_rope_bwd a = {.fwd.n = p->max_tokens, .dq = mt_rule_shape(r, &n->in[0]),
+                               .dk = mt_rule_shape(r, &n->in[1])};
+    return mt_op_qk_rope_bwd_workspace(dev, &a);
+}
+
+const struct mt_rule mt_rule_rope = {.name = "rope", .reads_out = 4, .statistics = 4, .through = 3, .forward = rope,
+                                     .backward = rope_backward, .workspace = rope_workspace};
+
+/* --- a copy of heads to another value ----------------------------------------------------------- */
+
+static int copy_heads(const struct mt_rule_run *r, struct mt_heads from, struct mt_heads to, struct mt_err *err)
+{
+    struct mt_qk_rope a = {.n = r->run->in->n_tokens, .dtype = r->run->m->dt, .q = from, .to_q = to};
+    return mt_op_qk_rope(r->run->m->dev, &a, err);
+}
+
+static int copy(const struct mt_rule_run *r, struct mt_err *err)
+{
+    return copy_heads(r, r->in[0], r->out[0], err);
+}
+
+static int copy_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    return copy_heads(r, r->d_out[0], r->d_in[0], err);
+}
+
+const struct mt_rule mt_rule_copy = {.name = "copy", .forward = copy, .backward = copy_backward};
+
+/* --- attention: queries, keys, values -> outputs, log-sum-exp ----------------------------------- */
+
+static struct mt_attention attention_args(const struct mt_rule_run *r)
+{
+    struct mt_attention a = mt_attention_of(r->run);
+    a.q = r->in[0];
+    a.k = r->in[1];
+    a.v = r->in[2];
+    a.o = r->out[0];
+    a.lse = r->out[1].p;
+    a.workspace = r->workspace;
+    return a;
+}
+
+static int attend(const struct mt_rule_run *r, struct mt_err *err)
+{
+    struct mt_attention a = attention_args(r);
+    return mt_op_attention(r->run->m->dev, &a, err);
+}
+
+static int attend_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    struct mt_attention_bwd a = {.fwd = attention_args(r), .d_o = r->d_out[0], .dq = r->d_in[0], .dk = r->d_in[1],
+                                 .dv = r->d_in[2], .sinks = r->recipe->spec->sinks};
+    return mt_op_attention_bwd(r->run->m->dev, &a, err);
+}
+
+static size_t attend_scratch(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
+                             mt_device *dev)
+{
+    struct mt_attention a = {.n = p->max_tokens, .max_len = p->max_len, .q = mt_rule_shape(r, &n->in[0]),
+                             .k = mt_rule_shape(r, &n->in[1]), .v = mt_rule_shape(r, &n->in[2]),
+                             .o = mt_rule_shape(r, &n->out[0]), .cap = (float)r->spec->score_cap, .dtype = p->dtype};
+    return mt_op_attention_workspace(dev, &a);
+}
+
+static double attend_macs(const struct mt_recipe *r, const struct mt_node *n, size_t seq_len)
+{
+    double seen = mt_attention_keys_seen(r->spec, seq_len);
+    return seen * (double)(mt_view_width(&n->in[0]) + mt_view_width(&n->out[0]));
+}
+
+const struct mt_rule mt_rule_attend = {.name = "attend", .reads_in = 7, .reads_out = 3, .statistics = 2,
+                                       .forward = attend, .backward = attend_backward, .scratch = attend_scratch,
+                                       .macs = attend_macs};
+
+/* --- sinks: outputs and log-sum-exp, in place --------------------------------------------------- */
+
+static int sink(const struct mt_rule_run *r, struct mt_err *err)
+{
+    const mt_model *m = r->run->m;
+    struct mt_attention_sink a = {.n = r->run->in->n_tokens, .dtype = m->dt,
+                                  .sinks = mt_elem(m, r->run->w, mt_rule_param(r, 0).at), .o = r->out[0],
+                                  .lse = r->out[1].p};
+    return mt_op_attention_sink(m->dev, &a, err);
+}
+
+static int sink_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    const mt_model *m = r->run->m;
+    float *dsinks = mt_grad_of(r->run->g, mt_rule_param(r, 0));
+    struct mt_attention_sink_bwd a = {.n = r->run->in->n_tokens, .dtype = m->dt,
+                                      .sinks = mt_elem(m, r->run->w, mt_rule_param(r, 0).at), .o = r->out[0],
+                                      .d_o = r->d_out[0], .lse = r->out[1].p, .dsinks = dsinks,
+                                      .workspace = m->own.workspace};
+    return dsinks ? mt_op_attention_sink_bwd(m->dev, &a, err) : 0;
+}
+
+static size_t sink_workspace(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
+                             mt_device *dev)
+{
+    struct mt_attention_sink_bwd a = {.n = p->max_tokens, .o = mt_rule_shape(r, &n->out[0]), .dtype = p->dtype};
+    return mt_op_attention_sink_bwd_workspace(dev, &a);
+}
+
+const struct mt_rule mt_rule_sink = {.name = "sink", .reads_out = 3, .statistics = 2, .blind = 2, .through = 1,
+                                     .forward = sink, .backward = sink_backward, .workspace = sink_workspace};
+
+/* --- gates of heads: in[0] times the sigmoid of in[1] ------------------------------------------- */
+
+static struct mt_head_gate gate_args(const struct mt_rule_run *r)
+{
+    return (struct mt_head_gate){.n = r->run->in->n_tokens, .dtype = r->run->m->dt, .x = r->in[0], .gate = r->in[1],
+                                 .y = r->out[0]};
+}
+
+static int gate(const struct mt_rule_run *r, struct mt_err *err)
+{
+    struct mt_head_gate a = gate_args(r);
+    return mt_op_head_gate(r->run->m->dev, &a, err);
+}
+
+static int gate_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    struct mt_head_gate_bwd a = {.fwd = gate_args(r), .dy = r->d_out[0], .dx = r->d_in[0], .dgate = r->d_in[1]};
+    return mt_op_head_gate_bwd(r->run->m->dev, &a, err);
+}
+
+const struct mt_rule mt_rule_gate = {.name = "gate", .reads_in = 3, .through = 1, .forward = gate,
+                                     .backward = gate_backward};
+
+/* --- a factor: out[0] = number * in[0] ---------------------------------------------------------- */
+
+static int times(const struct mt_rule_run *r, const void *x, void *y, struct mt_err *err)
+{
+    const mt_model *m = r->run->m;
+    struct mt_add a = {.n = r->run->in->n_tokens * mt_view_width(&r->node->in[0]), .dtype = m->dt, .b = x, .out = y,
+                       .scale = (float)r->node->number};
+    return mt_op_add(m->dev, &a, err);
+}
+
+static int factor(const struct mt_rule_run *r, struct mt_err *err)
+{
+    return times(r, r->in[0].p, r->out[0].p, err);
+}
+
+static int factor_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    return times(r, r->d_out[0].p, r->d_in[0].p, err);
+}
+
+const struct mt_rule mt_rule_factor = {.name = "factor", .through = 1, .forward = factor, .backward = factor_backward};
