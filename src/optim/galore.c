@@ -10,6 +10,12 @@
  * orthonormal and sorted by eigenvectors of their products (a Rayleigh-Ritz step). An iteration takes the other vectors
  * out of the kept ones by the square of the singular value number rank + EXTRA + 1 over number rank: with singular
  * values that differ by 1% from one to the next, 1e-6 is left of them after all.
+ *
+ * The gradient of a few tokens has few singular values above rounding. Rows that stand for the others are then what
+ * rounding left, of any norm and along the kept ones, and where rows are not orthonormal the eigenvectors are not the
+ * singular vectors: close ones come out turned against each other. So the last half of an iteration begins with rows
+ * that are made orthonormal by themselves. What the kept vectors are still turned by is FP32's rounding over the
+ * distance of the squares of their singular values: 1e-6 where these differ by 5%, 1e-3 where they differ by 0.1%.
  */
 #include <math.h>
 
@@ -27,6 +33,7 @@ static const struct mt_optimizer_key keys[] = {
 };
 enum { ALIGN = 256, EXTRA = 64, ITERATIONS = 12, SWEEPS = 6 };
 static const float NONE = 1e-11f; /* of the largest squared singular value: rounding may have left as much of 0 */
+static const float ROUNDED = 1e-6f; /* of the largest square of a row: the same */
 
 static size_t projection_bytes(const struct mt_state_shape *t)
 {
@@ -75,24 +82,31 @@ static int multiply(const struct mt_direction *d, const struct mt_gemm *shape, s
     return mt_op_gemm(d->dev, &g, err);
 }
 
-/* From vectors of the smaller side to those of the larger, or back: orthonormal rows of their products with the
+/* Orthonormal rows, sorted, of those of x; both [n, len]. */
+static int straighten(const struct mt_direction *d, const struct space *s, const float *x, size_t len, float *rows,
+                      const struct mt_eigen *how, struct mt_err *err)
+{
+    struct mt_eigen eigen = {.n = s->n, .sweeps = how->sweeps, .least = how->least, .a = s->gram, .w = s->turn,
+                             .workspace = s->work};
+    int rc = multiply(d, &(struct mt_gemm){.m = s->n, .n = s->n, .k = len, .trans_b = true, .a = x, .lda = len, .b = x,
+                                           .ldb = len, .d = s->gram, .ldd = s->n}, err);
+    if (!rc)
+        rc = mt_op_eigen(d->dev, &eigen, err);
+    return rc ? rc : multiply(d, &(struct mt_gemm){.m = s->n, .n = len, .k = s->n, .a = s->turn, .lda = s->n, .b = x,
+                                                   .ldb = len, .d = rows, .ldd = len}, err);
+}
+
+/* From vectors x of the smaller side to those of the larger, or back: orthonormal rows of their products with the
  * gradient, which is transposed where need be. */
-static int half(const struct mt_direction *d, const struct space *s, bool back, float least, struct mt_err *err)
+static int half(const struct mt_direction *d, const struct space *s, const float *x, bool back,
+                const struct mt_eigen *how, struct mt_err *err)
 {
     size_t from = back ? s->n_large : s->n_small, to = back ? s->n_small : s->n_large;
-    const float *x = back ? s->large[1] : s->small[1];
     float *product = back ? s->small[0] : s->large[0], *rows = back ? s->small[1] : s->large[1];
     bool tall = d->rows >= d->cols;
     int rc = multiply(d, &(struct mt_gemm){.m = s->n, .n = to, .k = from, .trans_b = tall != back, .a = x, .lda = from,
                                            .b = d->g, .ldb = d->cols, .d = product, .ldd = to}, err);
-    if (!rc)
-        rc = multiply(d, &(struct mt_gemm){.m = s->n, .n = s->n, .k = to, .trans_b = true, .a = product, .lda = to,
-                                           .b = product, .ldb = to, .d = s->gram, .ldd = s->n}, err);
-    if (!rc)
-        rc = mt_op_eigen(d->dev, &(struct mt_eigen){.n = s->n, .sweeps = SWEEPS, .least = least, .a = s->gram,
-                                                    .w = s->turn, .workspace = s->work}, err);
-    return rc ? rc : multiply(d, &(struct mt_gemm){.m = s->n, .n = to, .k = s->n, .a = s->turn, .lda = s->n,
-                                                   .b = product, .ldb = to, .d = rows, .ldd = to}, err);
+    return rc ? rc : straighten(d, s, product, to, rows, how, err);
 }
 
 /* Before the first projection there are random signs, which stay where a gradient has no singular vectors. */
@@ -103,8 +117,14 @@ static int find_projection(const struct mt_direction *d, const struct space *s, 
     int rc = drawn ? 0 : mt_low_signs(d, rank * s->n_small, norm, drawn, d->state[MT_LOW_OWN], err);
     if (!rc)
         rc = mt_low_signs(d, s->n * s->n_small, norm, drawn, s->small[1], err);
-    for (int i = 0; i < 2 * ITERATIONS && !rc; i++)
-        rc = half(d, s, i % 2, i == 2 * ITERATIONS - 1 ? NONE : 0, err);
+    const struct mt_eigen step = {.sweeps = SWEEPS}, alone = {.sweeps = SWEEPS, .least = ROUNDED},
+                          last = {.sweeps = 2 * SWEEPS, .least = NONE}; /* from rows in any order */
+    for (int i = 0; i < 2 * ITERATIONS - 1 && !rc; i++)
+        rc = half(d, s, i % 2 ? s->large[1] : s->small[1], i % 2, &step, err);
+    if (!rc)
+        rc = straighten(d, s, s->large[1], s->n_large, s->large[0], &alone, err);
+    if (!rc)
+        rc = half(d, s, s->large[0], true, &last, err);
     struct mt_unit_rows rows = {.rows = rank, .cols = s->n_small, .from = s->small[1], .to = d->state[MT_LOW_OWN]};
     return rc ? rc : mt_op_unit_rows(d->dev, &rows, err);
 }
