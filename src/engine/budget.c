@@ -236,7 +236,7 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .one_ring = saving & ONE_RING,
         .join = p->numerics.dtype == MT_F32,
         .cast = p->numerics.grad_dtype != MT_F32 && !(saving & CAST_IN_PLACE),
-        .gather = gathers(p),
+        .gather = gathers(p) && !plan->loads_table,
         .poison = p->placement.poison,
         .grad_bytes = mt_dtype_size(p->numerics.grad_dtype),
         .count_bytes = p->numerics.router_aux_loss > 0 ? (size_t)p->layout->cfg.moe.n_experts * sizeof(int64_t) : 0,
@@ -483,6 +483,14 @@ static bool is_outdated(const struct mt_engine_plan *plan, unsigned placed_for)
                                                 : mt_program_placed_for(&plan->program) != placed_for;
 }
 
+/* Whether rows of the embedding were to be gathered, and cannot be, since drives are used: then its table is loaded,
+ * for which its lane has no buffer if the head is on another. */
+static bool lacks_table(const struct mt_engine_plan *plan, const struct mt_engine_params *p)
+{
+    return mt_engine_all_lanes(p) > 1 && plan->program.gather && plan->units[0].trainable &&
+           !mt_program_gathers(&plan->program);
+}
+
 /* Places the step with everything in host memory, and decides from that what is kept on the disk. */
 static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uint64_t *host_bytes,
                        const struct mt_engine_params *p, struct mt_err *err)
@@ -498,6 +506,12 @@ static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uin
             wanted[spilled]++;
     }
     uint64_t takes = mt_tiers_choose(plan, p, wanted);
+    if (lacks_table(plan, p)) {
+        mt_program_finish(prog);
+        plan->loads_table = true;
+        rc = choose_mode(plan, p, err);
+        return rc ? rc : divide_host(plan, prog, host_bytes, p, err);
+    }
     if (host_bytes) {
         *host_bytes = takes;
         if (takes > p->host_bytes) {

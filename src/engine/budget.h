@@ -62,6 +62,7 @@ struct mt_engine_plan {
     mt_plane_bits *on_disk;           /* [n_units] planes on the disk; owned by the plan */
     struct mt_unit_planes *planes; /* [n_units] */
     bool uses_disk;
+    bool loads_table;                 /* the embedding's, though its rows were to be gathered */
     mt_plane_bits *in_files;          /* [n_units] planes read in place from the model's files; owned, too */
     bool uses_files;
     int64_t base_blocks;              /* blocks that could be read in place but are in host memory */

@@ -24,12 +24,6 @@ bool mt_program_has_ring(const struct mt_program_params *p);
  * gradient leaves while the one before is updated. */
 void mt_program_ring_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]);
 /**
- * Whether the embedding's forward is GATHER, on the host: it writes the first boundary to its home, with the pending update
- * of just those rows, so forward need not wait for the update of the whole embedding, which comes last. Needs all
- * of the embedding's planes in host memory.
- */
-bool mt_program_gathers(const struct mt_program_params *p);
-/**
  * Whether only the rows of the step's tokens leave the device of the unit's gradient. GRAD_CAST compacts them into the
  * FP32 gradient, STORE_GRAD copies them to the beginning of the plane, from where GATHER reads them, and UNPACK moves
  * them to their places before the update, after which the plane is zero again.

@@ -178,6 +178,12 @@ void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t byte
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
                      struct mt_err *err);
 /**
+ * Whether the embedding's forward is GATHER, on the host: it writes the first boundary to its home, with the pending update
+ * of just those rows, so forward need not wait for the update of the whole embedding, which comes last. Needs all
+ * of the embedding's planes in host memory.
+ */
+bool mt_program_gathers(const struct mt_program_params *p);
+/**
  * The same in two parts, so that one may first see what is spilled and then say where planes are. mt_program_place()
  * makes what the device does; of where planes and spills are it reads only what mt_program_placed_for() is made of.
  * While that has not changed, mt_program_complete() adds what is staged, for host pools as they are in *params then.

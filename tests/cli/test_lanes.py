@@ -19,7 +19,7 @@ CASES = {
         "halves of layers": (POISON, {"device__gpus": 2, "memory__unit": "half", "memory__slots": 2, **RECOMPUTE}),
         "rows gathered on the host": (POISON, {"device__gpus": 3, "memory__embedding": "host", **RECOMPUTE}),
         "more devices than layers": (POISON, {"device__gpus": 6, "eval__every": 2, "eval__at_start": "on"}),
-        "states on a drive": (PIECES, {"device__gpus": 2, **DRIVE}),
+        "states on a drive, no rows gathered": (PIECES, {"device__gpus": 2, **DRIVE, "memory__embedding": "host"}),
         "all on a drive": (PIECES, {"device__gpus": 3, **DRIVE, "memory__activations": "disk", "memory__host_budget": "{host}"}),
     },
     "tied": {
