@@ -155,10 +155,11 @@ def tokens_on_a_line(text):
 
 
 @contextlib.contextmanager
-def double_throughout(hf):
-    """transformers computes recurrences in torch.float32 whatever the model is in: that is double meanwhile."""
+def double_throughout(hf=None):
+    """transformers computes recurrences in torch.float32 whatever the model is in: that is double meanwhile. Without a
+    configuration norms and softmax of any model are, too, which the fixtures have in torch.float32."""
     f32, method = torch.float32, torch.Tensor.float
-    if any(hasattr(hf, k) for k in ("linear_num_key_heads", "mamba_n_heads", "mamba_num_heads")):
+    if hf is None or any(hasattr(hf, k) for k in ("linear_num_key_heads", "mamba_n_heads", "mamba_num_heads")):
         torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
     try:
         yield

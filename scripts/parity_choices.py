@@ -14,6 +14,7 @@ import torch
 
 #: of two scores that are tied: relative to the larger, or to 1 for logits and biased scores near 0
 ROUNDING = 2e-6
+F32 = torch.float32  # whatever a reference in double makes of the name
 #: steps computed again in search of another choice
 TRIES = 400
 Best = collections.namedtuple("Best", "values indices")
@@ -47,7 +48,7 @@ class Choices:
         if self.given is not None:
             index = self.given[at]
         else:
-            index = self._choose(at, x.detach().float().reshape(-1, x.shape[-1]), k).reshape(*x.shape[:-1], k)
+            index = self._choose(at, x.detach().to(F32).reshape(-1, x.shape[-1]), k).reshape(*x.shape[:-1], k)
             self.taken[at] = index
         return Best(x.gather(-1, index), index)
 

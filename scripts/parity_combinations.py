@@ -29,7 +29,7 @@ import transformers
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
-from parity import class_of, make_model, release_state, save_model
+from parity import class_of, double_throughout, make_model, release_state, save_model
 from parity_choices import Choices
 from parity_families import MIXTURES, NESTED, VOCAB, draw, experts, freezable, linear, norms
 from test_packed import write_decoded
@@ -291,7 +291,7 @@ class Reference:
     def __init__(self, c, records, tensors, wanted=None):
         double, single, choices = copy.deepcopy(c.model).double(), copy.deepcopy(c.model), Choices()
         self.start = c.final(c.model)  # in double a copy
-        with choices.making():
+        with choices.making(), double_throughout():
             self.losses, self.norms = train_torch(c, double, choices, wanted)
         with choices.making(choices.taken):
             l32, n32 = train_torch(c, single, choices)

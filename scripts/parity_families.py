@@ -37,6 +37,15 @@ def branches(r):
     return dict(hybrid_override_pattern="".join(letters), num_hidden_layers=len(letters), tie_word_embeddings=False)
 
 
+def granite_hybrid(r, n):
+    return dict(attention_bias=some(r), embedding_multiplier=r.choice([1.0, 6.0]),
+                residual_multiplier=r.choice([1.0, 0.22]), attention_multiplier=r.choice([0.05, 0.3]),
+                logits_scaling=r.choice([1.0, 3.0]), position_embedding_type=r.choice([None, "nope", "rope"]),
+                layer_types=[r.choice(["attention", FULL, "mamba", "linear_attention"]) for _ in range(n - 1)] + [FULL],
+                shared_intermediate_size=r.choice([24, 40]), mamba_d_head=r.choice([8, 16]), mamba_d_conv=r.choice([2, 4]),
+                mamba_n_groups=r.choice([1, 2]), mamba_d_state=r.choice([8, 16]), mamba_conv_bias=some(r, 0.7))
+
+
 #: what a family has beside the keys that all have; n: layers
 DENSE = {
     "llama": lambda r, n: dict(attention_bias=some(r), mlp_bias=some(r), head_dim=8),
@@ -52,12 +61,7 @@ DENSE = {
     "granite": lambda r, n: dict(attention_bias=some(r), mlp_bias=some(r), embedding_multiplier=r.choice([1.0, 6.0]),
                                  residual_multiplier=r.choice([1.0, 0.22]), attention_multiplier=r.choice([0.05, 0.3]),
                                  logits_scaling=r.choice([1.0, 3.0])),
-    "granitemoehybrid": lambda r, n: dict(attention_bias=some(r), embedding_multiplier=r.choice([1.0, 6.0]),
-                                          residual_multiplier=r.choice([1.0, 0.22]), attention_multiplier=r.choice([0.05, 0.3]),
-                                          logits_scaling=r.choice([1.0, 3.0]), position_embedding_type=r.choice([None, "nope", "rope"]),
-                                          layer_types=[r.choice(["attention", FULL, "mamba", "linear_attention"]) for _ in range(n - 1)] + [FULL],
-                                          shared_intermediate_size=r.choice([24, 40]), mamba_d_head=r.choice([8, 16]), mamba_d_conv=r.choice([2, 4]),
-                                          mamba_n_groups=r.choice([1, 2]), mamba_d_state=r.choice([8, 16]), mamba_conv_bias=some(r, 0.7)),
+    "granitemoehybrid": granite_hybrid,
     "phi3": lambda r, n: dict(sliding_window=r.choice([None, 9])),
     "exaone4": lambda r, n: (dict(sliding_window=9, sliding_window_pattern=2) if some(r) else
                              dict(sliding_window=None, layer_types=[FULL] * n)),
@@ -97,8 +101,11 @@ MIXTURES = {
     "granitemoe": lambda r, n: dict(num_local_experts=5, num_experts_per_tok=2, intermediate_size=24, attention_bias=some(r),
                                     embedding_multiplier=6.0, residual_multiplier=r.choice([1.0, 0.22]), attention_multiplier=r.choice([0.05, 0.3]),
                                     logits_scaling=r.choice([1.0, 3.0])),
+    "granite4_moe": lambda r, n: dict(granite_hybrid(r, n), num_local_experts=5, num_experts_per_tok=2),
     "qwen3_next": lambda r, n: dict(delta(r, n), num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True,
                                     shared_expert_intermediate_size=r.choice([16, 32]), decoder_sparse_step=1, mlp_only_layers=[]),
+    "qwen3_5_moe_text": lambda r, n: dict(delta(r, n), num_experts=r.choice([4, 6]), num_experts_per_tok=r.choice([1, 2]), moe_intermediate_size=24,
+                                          shared_expert_intermediate_size=r.choice([16, 32])),
     "nemotron_h": lambda r, n: dict(branches(r), head_dim=r.choice([8, 16, 24]), mamba_num_heads=r.choice([4, 6]), mamba_head_dim=r.choice([8, 16]),
                                     n_groups=r.choice([1, 2]), ssm_state_size=r.choice([8, 16]), conv_kernel=r.choice([2, 4]),
                                     use_conv_bias=some(r, 0.7), n_routed_experts=8, num_experts_per_tok=r.choice([2, 3]), **r.choice([dict(n_group=1), dict(n_group=4, topk_group=2)]),
@@ -154,9 +161,11 @@ OWN_ROPE = {"qwen3_5_text", "apertus", "muse_glimmer", "gemma4_text", "gemma4_un
 FUSED = {"phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], "glm": ATTENTION + ["gate_up_proj", "down_proj"],
          "glm4": ATTENTION + ["gate_up_proj", "down_proj"]}
 #: layers with attention, and layers with Mamba 2
-HYBRID, MAMBA = {"granitemoehybrid": ["input_linear", "output_linear"]}, ["in_proj", "out_proj"]
+HYBRID = dict.fromkeys(("granitemoehybrid", "granite4_moe"), ["shared_mlp.input_linear", "shared_mlp.output_linear"])
+MAMBA = ["in_proj", "out_proj"]
 #: layers with the gated delta rule
-DELTA = {"qwen3_5_text": ["in_proj_qkv", "in_proj_z", "linear_attn.out_proj"], "qwen3_next": ["in_proj_qkvz", "linear_attn.out_proj"]}
+DELTA = {"qwen3_5_text": ["in_proj_qkv", "in_proj_z", "linear_attn.out_proj"],
+         "qwen3_5_moe_text": ["in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "linear_attn.out_proj"], "qwen3_next": ["in_proj_qkvz", "linear_attn.out_proj"]}
 #: MLPs without a gate
 UNGATED = {"apertus": ["up_proj", "down_proj"], "arcee": ["up_proj", "down_proj"], "nemotron": ["up_proj", "down_proj"], "starcoder2": ["c_fc", "c_proj"]}
 AFTER = ("olmo2", "olmo3", "exaone4")
@@ -187,7 +196,7 @@ def experts(family):
     """The parameters of all experts of a layer, as PEFT names them."""
     if family == "nemotron_h":
         return ["mixer.experts.up_proj", "mixer.experts.down_proj"]
-    block = "block_sparse_moe" if family == "granitemoe" else "mlp"
+    block = "block_sparse_moe" if family in ("granitemoe", "granite4_moe") else "mlp"
     return [f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj"]
 
 
