@@ -11,6 +11,8 @@
 
 #include "base/mem.h"
 #include "made_program.h"
+#include "schedule/build.h"
+#include "schedule/objects.h"
 
 /* Blocks of `per_block` layers' units each; those of blocks after the first `pending` are updated under backward. */
 static void put_in_ring(struct fixture *f, int per_block, int pending)
@@ -267,6 +269,22 @@ static void a_ring_too_small_for_a_block_is_named(void **state)
     mt_program_finish(&prog);
 }
 
+/* And no more: the largest block's gradients and two. */
+static void a_ring_has_room_for_a_block_and_two(void **state)
+{
+    (void)state;
+    for (int per_block = 1; per_block <= 3; per_block++) {
+        struct fixture f;
+        make(&f, 12, 1);
+        for (size_t u = 0; u < f.p.n_units; u++)
+            f.units[u].trainable = true;
+        put_in_ring(&f, per_block, 0);
+        int n[MT_N_POOLS] = {0};
+        mt_program_ring_buffers(&f.p, n);
+        assert_int_equal(n[mt_program_pool(&f.p, MT_OBJ_GRAD_RING, 1)], per_block + 2);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -279,6 +297,7 @@ int main(void)
         cmocka_unit_test(updating_twice_is_rejected),
         cmocka_unit_test(loading_after_the_update_is_rejected),
         cmocka_unit_test(a_ring_too_small_for_a_block_is_named),
+        cmocka_unit_test(a_ring_has_room_for_a_block_and_two),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
