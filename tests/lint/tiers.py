@@ -8,7 +8,7 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 import tiers  # noqa: E402
 
-WITHOUT = {"tests/bench", "tests/cuda", "tests/cuda_ptx", "tests/cli/test_init.py"}  # no tests; of what nvcc makes, which the first tier does without
+WITHOUT = {"tests/bench", "tests/cuda", "tests/cuda_ptx"}  # no tests; of what nvcc makes, which the first tier does without
 
 
 def kind_of(source):
