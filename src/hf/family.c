@@ -82,20 +82,19 @@ const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, con
 void mt_family_module(char *module, size_t len, const struct mt_family *f, const char *tensor)
 {
     static const char layers[] = "layers.";
-    const char *dot = strrchr(tensor, '.'), *at = strstr(tensor, layers);
-    size_t n = MT_MIN(dot ? (size_t)(dot - tensor) : 0, len - 1);
-    memcpy(module, tensor, n);
-    module[n] = '\0';
-    const struct mt_text_names *before = &mt_text_names[MT_TEXT_BEFORE];
-    size_t k = strlen(before->in_files);
-    if (!strncmp(tensor, before->in_files, k))
-        snprintf(module, len, "%s%.*s", before->modules, (int)(n - k), tensor + k);
-    if (!at)
-        return;
-    const char *name = strchr(at + strlen(layers), '.');
+    const char *dot = strrchr(tensor, '.'), *at = strstr(tensor, layers), *prefix = "", *rest = tensor;
+    for (size_t i = 0; i < MT_N_TEXT_NAMES; i++) {
+        const struct mt_text_names *t = &mt_text_names[i];
+        if (strcmp(t->in_files, t->modules) && !strncmp(tensor, t->in_files, strlen(t->in_files))) {
+            prefix = t->modules;
+            rest = tensor + strlen(t->in_files);
+        }
+    }
+    snprintf(module, len, "%s%.*s", prefix, dot && dot > rest ? (int)(dot - rest) : 0, rest);
+    const char *name = at ? strchr(at + strlen(layers), '.') : NULL;
     for (const struct mt_tensor_on_disk *d = f->on_disk; name && d && d->usual; d++)
         if (d->module && !strcmp(d->name, name + 1))
-            snprintf(module, len, "%.*s%s", (int)(name + 1 - tensor), tensor, d->module);
+            snprintf(module, len, "%s%.*s%s", prefix, (int)(name + 1 - rest), rest, d->module);
 }
 
 void mt_family_tensor(char *name, size_t len, const struct mt_family *f, const char *tensor)

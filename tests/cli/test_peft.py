@@ -79,6 +79,19 @@ def modules_trained_whole_have_the_names_of_transformers(tmp):
         check_reads_back(tmp, model, data, checkpoint)
 
 
+def files_with_another_prefix_have_the_names_of_transformers(tmp):
+    """NemotronH's files say "backbone." where transformers, and PEFT, say "model."."""
+    with open(os.path.join(os.path.dirname(__file__), "..", "parity", "nemotron_h", "config.json")) as f:
+        settings_of = {**json.load(f), "vocab_size": config("qwen2")["vocab_size"]}
+    data = write_data(os.path.join(tmp, "data.jsonl"))
+    model = with_weights(tmp, write_model(os.path.join(tmp, "prefix-seed"), settings_of), data, "prefix-made")
+    assert "backbone.norm_f.weight" in read_safetensors(os.path.join(model, "model.safetensors"))
+    checkpoint, tensors = train(tmp, "prefix", model, data, adapter__targets="in_proj", adapter__train_also="norm_f")
+    assert tensors[PREFIX + "model.norm_f.weight"][1] == [settings_of["hidden_size"]]
+    assert settings(checkpoint)["modules_to_save"] == ["model.norm_f"]
+    check_reads_back(tmp, model, data, checkpoint)
+
+
 def what_peft_would_not_find_is_refused(tmp):
     qwen, data = random_model(tmp, "moe", "qwen3_moe")
     said = train(tmp, "no", qwen, data, expect=2, adapter__targets="q_proj", adapter__train_also="*.experts.*")
@@ -256,7 +269,8 @@ def packed_bases_are_decoded_for_what_needs_them(tmp):
     assert "experts in NF4 are read by megatrain alone" in said, said
 
 
-for test in chosen((modules_trained_whole_have_the_names_of_transformers, what_peft_would_not_find_is_refused, a_tied_table_is_one,
+for test in chosen((modules_trained_whole_have_the_names_of_transformers, files_with_another_prefix_have_the_names_of_transformers,
+             what_peft_would_not_find_is_refused, a_tied_table_is_one,
              a_copy_of_the_head_that_differs_is_warned_of, what_rounding_leaves_of_an_adapter_is_said,
              scales_that_vllm_would_not_have_are_warned_of, scales_are_folded_into_b,
              packed_bases_are_decoded_for_what_needs_them),
