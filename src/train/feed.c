@@ -36,9 +36,10 @@ struct mt_feed {
     atomic_bool quit;
 };
 
-/* Runs the command; ends it, and what it has started, if this process dies, of which SIGTERM tells. */
-static const char SHELL[] = "exec 3<&0 </dev/null; sh -c \"$0\" <&3 3<&- & exec 3<&-; "
-                            "trap 'trap \"\" TERM; kill -TERM 0; sleep 1; kill -KILL 0' TERM; wait $!";
+/* Runs the command; ends it, and what it has started, if this process dies, of which SIGTERM tells: at any time, so the
+ * trap is there before the command. */
+static const char SHELL[] = "exec 3<&0 </dev/null; trap 'trap \"\" TERM; kill -TERM 0; sleep 1; kill -KILL 0' TERM; "
+                            "sh -c \"$0\" <&3 3<&- & exec 3<&-; wait $!";
 
 /* Passes on what the command prints: it never has our own streams, which it could keep open for longer than the run. */
 static void *tell(void *feed)
