@@ -30,15 +30,15 @@
       (const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t a, void *v, size_t n,  \
        size_t *written),                                                                             \
       (algo, a, v, n, written))                                                                      \
-    X(cublasLtMatrixLayoutDestroy, (const cublasLtMatrixLayout_t l), (l))                            \
+    X(cublasLtMatrixLayoutDestroy, (cublasLtMatrixLayout_t l), (l))                            \
     X(cublasLtMatrixLayoutSetAttribute,                                                              \
       (cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t a, const void *v, size_t n),        \
       (l, a, v, n))                                                                                  \
-    X(cublasLtMatmulDescDestroy, (const cublasLtMatmulDesc_t d), (d))                                \
+    X(cublasLtMatmulDescDestroy, (cublasLtMatmulDesc_t d), (d))                                \
     X(cublasLtMatmulDescSetAttribute,                                                                \
       (cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void *v, size_t n),           \
       (d, a, v, n))                                                                                  \
-    X(cublasLtMatmulPreferenceDestroy, (const cublasLtMatmulPreference_t p), (p))                    \
+    X(cublasLtMatmulPreferenceDestroy, (cublasLtMatmulPreference_t p), (p))                    \
     X(cublasLtMatmulPreferenceSetAttribute,                                                          \
       (cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t a, const void *v,          \
        size_t n),                                                                                    \

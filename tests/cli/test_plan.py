@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-from tiny import FULL, base, config, megatrain, metrics, part, write_data, write_ini, write_model
+from tiny import FULL, SLOW, base, config, megatrain, metrics, part, write_data, write_ini, write_model
 
 CONFIGS = os.path.join(os.path.dirname(__file__), "..", "..", "configs")
 SHAPES = {  # hidden, ffn, layers, heads, key heads, vocabulary; parameters in 1e9

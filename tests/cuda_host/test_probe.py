@@ -84,7 +84,7 @@ def what_the_planner_needs_more_is_measured_there(ini, profile, env):
 
 def a_device_that_is_none_is_refused(env):
     assert "cpu, cuda or auto" in megatrain("probe", "all", "--device", "gpu", env=env, expect=2).stderr
-    assert "GPU 7" in megatrain("probe", "all", "--device", "cuda", "--index", 7, env=env, expect=5).stderr
+    assert "GPU 7" in megatrain("probe", "all", "--device", "cuda", "--index", 7, "--force", env=env, expect=5).stderr
 
 
 with tempfile.TemporaryDirectory() as tmp:

@@ -8,6 +8,7 @@
  *   ALLOCATIONS_AFTER=PATH     counts those alone that come after this file has something in it
  *   ALLOCATIONS_LOG=PATH       appends for each, at the end, the address in the program that it was made from
  */
+#undef _FORTIFY_SOURCE /* its asprintf() is a macro */
 #include <dlfcn.h>
 #include <errno.h>
 #include <link.h>
