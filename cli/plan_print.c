@@ -376,7 +376,8 @@ void plan_print(const struct plan_view *v)
     print_choices(v);
     print_memory(v);
     if (v->unmeasured.code) {
-        printf("\nTime      not measured: megatrain probe all measures this machine in some minutes\n");
+        printf("\nTime      not measured: megatrain probe all measures this machine in some minutes\n          %s\n",
+               v->unmeasured.msg);
         return;
     }
     print_time(v);
