@@ -300,9 +300,7 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
     if (p->cores_share)
         *p->cores_share = 0;
     mt_device_probe(&info, p->device_kind, p->device_index);
-    int rc = look_at_cores(p, &n_looks, LOOKS, err);
-    if (!rc)
-        rc = mt_measure_device(&dev, p, 0, err);
+    int rc = mt_measure_device(&dev, p, 0, err);
     if (rc)
         return rc;
     if (!m.cpu)
@@ -314,6 +312,7 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
     snprintf(m.name, sizeof(m.name), "%s", mt_device_limits(dev)->name);
     mt_machine_fingerprint(m.fingerprint, sizeof(m.fingerprint), mt_device_limits(dev)->name, p->n_threads);
     mt_device_destroy(&dev);
+    rc = look_at_cores(p, &n_looks, LOOKS, err);
     static const struct {
         const char *what;
         int (*run)(struct mt_machine *, const struct mt_measure_params *, struct mt_err *);
