@@ -154,6 +154,15 @@ static int write_progress(struct mt_saver *v, struct mt_err *err)
     return rc ? rc : mt_save_file_done(v, PROGRESS, &f, err);
 }
 
+/* What comes last, when all other files are there. dir: the folder megatrain/ in v->tmp. */
+static int seal_and_sync(struct mt_saver *v, const char *dir, struct mt_err *err)
+{
+    int rc = write_seal(v, err);
+    if (!rc)
+        rc = sync_dir(v, dir, err);
+    return rc ? rc : sync_dir(v, v->tmp, err);
+}
+
 static int write_all(struct mt_saver *v, struct mt_err *err)
 {
     char dir[4200];
@@ -167,13 +176,7 @@ static int write_all(struct mt_saver *v, struct mt_err *err)
         rc = mt_save_state(v, err);
     if (v->s->full && !rc)
         rc = write_reference(v, err);
-    if (!rc)
-        rc = write_seal(v, err);
-    if (!rc)
-        rc = sync_dir(v, dir, err);
-    if (!rc)
-        rc = sync_dir(v, v->tmp, err);
-    return rc;
+    return rc ? rc : seal_and_sync(v, dir, err);
 }
 
 static int check_space(const struct mt_saver *v, struct mt_err *err)
@@ -375,11 +378,7 @@ static int amend(struct mt_saver *v, const char *final, struct mt_err *err)
     if (!rc)
         rc = write_progress(v, err);
     if (!rc)
-        rc = write_seal(v, err);
-    if (!rc)
-        rc = sync_dir(v, dir, err);
-    if (!rc)
-        rc = sync_dir(v, v->tmp, err);
+        rc = seal_and_sync(v, dir, err);
     if (!rc)
         rc = take_place(v, final, err);
     if (rc)
