@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "../model/planes_of.h"
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -120,16 +121,6 @@ struct rig {
     uint64_t step;
 };
 
-static mt_plane_set *make_planes(const struct mt_layout *l)
-{
-    struct mt_plane_set_params p;
-    mt_plane_set *planes = NULL;
-    assert_int_equal(mt_layout_plane_params(&p, l, &mt_adamw, MT_BF16, NULL), 0);
-    assert_int_equal(mt_plane_set_create(&planes, &p, NULL), 0);
-    free(p.elems);
-    return planes;
-}
-
 static float *masters(const struct rig *r, mt_plane_set *planes, const struct mt_tensor *t)
 {
     struct mt_err err = {0};
@@ -146,7 +137,7 @@ static void start(struct rig *r, const struct mt_layout_params *p)
     sound(r->name, mt_hf_config_read(&r->cfg, r->model, &err), &err);
     sound(r->name, mt_layout_create(&r->l, &r->cfg, p, &err), &err);
     sound(r->name, mt_weights_mark_stored(r->l, r->weights, MT_PACKED_NONE, NULL, &err), &err);
-    r->planes = make_planes(r->l);
+    r->planes = planes_of(r->l, &mt_adamw, MT_BF16);
     r->sum = mt_calloc(r->l->n_tensors, sizeof(*r->sum));
     r->want = mt_calloc(r->l->n_tensors, sizeof(*r->want));
     const struct mt_base_sums base = {.sum = r->sum};
@@ -209,7 +200,7 @@ static void check_folder(const struct rig *r, const char *dir, bool f32)
     sound(r->name, mt_hf_config_read(&cfg, dir, &err), &err);
     sound(r->name, mt_layout_create(&l, &cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, &err), &err);
     sound(dir, mt_st_open_dir(&st, dir, &err), &err);
-    mt_plane_set *planes = make_planes(l);
+    mt_plane_set *planes = planes_of(l, &mt_adamw, MT_BF16);
     sound(dir, mt_weights_load(l, planes, dir, NULL, &err), &err);
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
@@ -275,7 +266,7 @@ static void check_resumed(const struct rig *r, const char *checkpoint)
 {
     struct mt_train_state st = {.step = 0};
     struct mt_err err = {0};
-    mt_plane_set *planes = make_planes(r->l);
+    mt_plane_set *planes = planes_of(r->l, &mt_adamw, MT_BF16);
     sound(checkpoint, mt_checkpoint_read_state(checkpoint, &st, &err), &err);
     sound(checkpoint, mt_checkpoint_load(checkpoint, r->l, planes, &err), &err);
     uint64_t *sum = mt_calloc(r->l->n_tensors, sizeof(*sum));

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "../model/planes_of.h"
 #include "base/fs.h"
 #include "base/mem.h"
 #include "base/philox.h"
@@ -36,16 +37,6 @@ struct rig {
 };
 
 static struct mt_hf_config cfg;
-
-static mt_plane_set *make_planes(const struct mt_layout *l)
-{
-    struct mt_plane_set_params p;
-    mt_plane_set *planes = NULL;
-    assert_int_equal(mt_layout_plane_params(&p, l, &mt_adamw, MT_BF16, NULL), 0);
-    assert_int_equal(mt_plane_set_create(&planes, &p, NULL), 0);
-    free(p.elems);
-    return planes;
-}
 
 static float master(const struct mt_tensor *t, size_t i)
 {
@@ -73,7 +64,7 @@ static void open_rig(struct rig *r, const char *json)
     assert_int_equal(mt_write_file(path, json, strlen(json), NULL), 0);
     assert_int_equal(mt_hf_config_read(&cfg, r->model, NULL), 0);
     r->l = lay_out(2);
-    r->planes = make_planes(r->l);
+    r->planes = planes_of(r->l, &mt_adamw, MT_BF16);
     for (size_t i = 0; i < r->l->n_tensors; i++) {
         const struct mt_tensor *t = &r->l->tensors[i];
         for (size_t k = 0; k < t->n; k++) {
@@ -132,7 +123,7 @@ static void save(struct rig *r)
 /* Weights of a folder, loaded anew, are the masters, or what bf16 leaves of them where the file is bf16. */
 static void check_folder(const struct rig *r, const char *dir, bool f32)
 {
-    mt_plane_set *planes = make_planes(r->l);
+    mt_plane_set *planes = planes_of(r->l, &mt_adamw, MT_BF16);
     struct mt_err err = {0};
     if (mt_weights_load(r->l, planes, dir, NULL, &err))
         fail_msg("%s", err.msg);
@@ -194,7 +185,7 @@ static void a_run_goes_on_from_it_in_any_groups(void **state)
         open_rig(&r, glm);
         save(&r);
         struct mt_layout *l = lay_out(group);
-        mt_plane_set *planes = make_planes(l);
+        mt_plane_set *planes = planes_of(l, &mt_adamw, MT_BF16);
         struct mt_err err = {0};
         if (mt_checkpoint_load(r.checkpoint, l, planes, &err))
             fail_msg("%s", err.msg);

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "../model/planes_of.h"
 #include "base/mem.h"
 #include "base/philox.h"
 #include "engine/engine.h"
@@ -38,7 +39,6 @@ static void begin(struct rig *r, bool halves, enum mt_clip clip, double grad_cli
 {
     static struct mt_hf_config cfg;
     struct mt_err err = {0};
-    struct mt_plane_set_params pp;
     uint32_t ids[TOKENS];
     double slots[MT_OPTIMIZER_SLOTS];
     *r = (struct rig){0};
@@ -54,9 +54,7 @@ static void begin(struct rig *r, bool halves, enum mt_clip clip, double grad_cli
                                           .kind = "cpu", .n_threads = 1, .budget_bytes = 8 << 20},
                                       NULL),
                      0);
-    assert_int_equal(mt_layout_plane_params(&pp, r->layout, sgd, MT_F32, NULL), 0);
-    assert_int_equal(mt_plane_set_create(&r->planes, &pp, NULL), 0);
-    free(pp.elems);
+    r->planes = planes_of(r->layout, sgd, MT_F32);
     assert_int_equal(mt_weights_init_random(r->layout, r->planes, 1, 1, NULL), 0);
     for (size_t i = 0; i < TOKENS; i++)
         ids[i] = (uint32_t)(mt_philox_uniform(4, 0, i) * 40);

@@ -15,6 +15,8 @@
 
 #include <cmocka.h>
 
+#include "../model/planes_of.h"
+#include "made_batch.h"
 #include "base/fs.h"
 #include "base/mem.h"
 #include "base/philox.h"
@@ -120,10 +122,7 @@ struct run {
 
 static void make_planes(struct run *r, struct mt_err *err)
 {
-    struct mt_plane_set_params pp;
-    assert_int_equal(mt_layout_plane_params(&pp, r->layout, optimizer(), MT_F32, NULL), 0);
-    assert_int_equal(mt_plane_set_create(&r->planes, &pp, err), 0);
-    free(pp.elems);
+    r->planes = planes_of(r->layout, optimizer(), MT_F32);
     assert_int_equal(mt_weights_init_random(r->layout, r->planes, 1, 1, err), 0);
     for (size_t i = 0; i < r->n; i++) {
         r->own[i] = lay_out(r->first + i, 1, &r->layout->cut);
@@ -168,12 +167,7 @@ static void make_step(struct mt_step_data *d, struct mt_batch *micro, const stru
         size_t n = TOKENS - (k->first_step + step + m) % 5, cut = 6 + (step + m) % 7;
         for (size_t i = 0; i < n; i++)
             ids[i] = (uint32_t)(mt_philox_uniform(k->first_step + step, m, i) * 96);
-        assert_int_equal(mt_batch_init(&micro[m], TOKENS, 2, NULL), 0);
-        assert_int_equal(mt_batch_add(&micro[m], ids, NULL, cut, 0, NULL), 0);
-        assert_int_equal(mt_batch_add(&micro[m], ids + cut, NULL, n - cut, 1, NULL), 0);
-        assert_int_equal(mt_batch_seal(&micro[m], NULL), 0);
-        d->n_tokens += micro[m].n_tokens;
-        d->n_loss += micro[m].n_loss;
+        made_batch(d, &micro[m], TOKENS, ids, n, cut);
     }
 }
 

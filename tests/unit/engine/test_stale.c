@@ -18,6 +18,8 @@
 
 #include <cmocka.h>
 
+#include "../model/planes_of.h"
+#include "made_batch.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/philox.h"
@@ -106,11 +108,7 @@ static struct mt_layout *lay_out(const struct mt_hf_config *cfg, const char *fam
 
 static mt_plane_set *make_planes(const struct mt_layout *l)
 {
-    struct mt_plane_set_params p;
-    mt_plane_set *planes = NULL;
-    assert_int_equal(mt_layout_plane_params(&p, l, &mt_adamw, MT_F32, NULL), 0);
-    assert_int_equal(mt_plane_set_create(&planes, &p, NULL), 0);
-    free(p.elems);
+    mt_plane_set *planes = planes_of(l, &mt_adamw, MT_F32);
     assert_int_equal(mt_weights_init_random(l, planes, 1, 1, NULL), 0);
     assert_int_equal(mt_adapter_init(l, planes, 2, NULL), 0);
     return planes;
@@ -124,12 +122,7 @@ static void make_step(struct mt_step_data *d, struct mt_batch *micro, uint64_t s
         size_t n = TOKENS - m, cut = 5 + m;
         for (size_t i = 0; i < n; i++)
             ids[i] = (uint32_t)(mt_philox_uniform(step, m, i) * (double)MT_MIN(vocab, (int64_t)96));
-        assert_int_equal(mt_batch_init(&micro[m], TOKENS, 2, NULL), 0);
-        assert_int_equal(mt_batch_add(&micro[m], ids, NULL, cut, 0, NULL), 0);
-        assert_int_equal(mt_batch_add(&micro[m], ids + cut, NULL, n - cut, 1, NULL), 0);
-        assert_int_equal(mt_batch_seal(&micro[m], NULL), 0);
-        d->n_tokens += micro[m].n_tokens;
-        d->n_loss += micro[m].n_loss;
+        made_batch(d, &micro[m], TOKENS, ids, n, cut);
     }
 }
 

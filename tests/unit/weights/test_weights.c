@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "../model/planes_of.h"
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -39,10 +40,7 @@ static void open_rig(struct rig *r, bool tied)
     assert_int_equal(mt_hf_config_parse(&cfg, json, strlen(json), "config.json", NULL), 0);
     struct mt_layout_params lp = {.decay_embeddings = true, .cut = mt_cut_layer};
     assert_int_equal(mt_layout_create(&r->layout, &cfg, &lp, NULL), 0);
-    struct mt_plane_set_params p;
-    assert_int_equal(mt_layout_plane_params(&p, r->layout, &mt_adamw, MT_BF16, NULL), 0);
-    assert_int_equal(mt_plane_set_create(&r->planes, &p, NULL), 0);
-    free(p.elems);
+    r->planes = planes_of(r->layout, &mt_adamw, MT_BF16);
     snprintf(r->dir, sizeof(r->dir), "/tmp/mt-weights-XXXXXX");
     assert_non_null(mkdtemp(r->dir));
 }
