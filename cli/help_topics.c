@@ -159,7 +159,7 @@ static void print_formats(int roff)
         "A .json or .jsonl is an array or lines by what it begins with. megatrain does not check role names; the chat template decides. "
         "A turn with \"train\": false (or \"loss\", \"trainable\", \"loss_mask\", \"training\": false, or \"weight\": 0) is not trained. "
         "Arguments of tool calls may be objects or strings of JSON; templates are given objects.",
-        "What is in the data and has no effect is told by every command that reads them: content, calls, tools and thoughts that the "
+        "Every command that reads the data warns of what has no effect: content, calls, tools and thoughts that the "
         "template does not print, keys that nothing reads, answers of which nothing but the end is trained. Conversations that the "
         "template refuses are left out, as many as data.max_untrained allows. megatrain data show prints samples with the trained "
         "tokens marked, megatrain data stats their lengths and shares.",

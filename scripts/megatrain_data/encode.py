@@ -319,7 +319,7 @@ class Encoder:
     def encode(self, samples, odd=None):
         """[(ids, mask)] of samples; raises Bad with (index, message) if one cannot be encoded.
 
-        odd: a notes.Odd that is told what is noticed of them; conversations that the template refuses are None then."""
+        odd: a notes.Odd, which collects warnings; with it, conversations that the template refuses are None."""
         plain, spanned, out = [], [], [None] * len(samples)
         for i, s in enumerate(samples):
             try:

@@ -6,8 +6,8 @@
 
 #include "base/err.h"
 
-/** Starts a thread. name: what it is called, at most 15 characters. Where the system has no room for it, the error says
- * which limits there are, and their values. */
+/** Starts a thread named `name`, of at most 15 characters. If the system refuses it, the error lists the limits on
+ * threads and their values. */
 int mt_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg, struct mt_err *err);
 
 #endif

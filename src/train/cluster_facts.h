@@ -6,8 +6,7 @@
 #include "train/setup.h"
 
 /* What hosts that share a run have to have in common, beside data and weights: the version of the program, the model's
- * config.json, the GPU, and how a CPU computes; and what the others are told of the checkpoint that the first goes on
- * from. */
+ * config.json, the GPU, and how a CPU computes; and the checkpoint that the first host resumes from. */
 
 /** Of this host, as JSON; *out is the caller's. */
 int mt_cluster_print_facts(char **out, const struct mt_setup *s, struct mt_err *err);

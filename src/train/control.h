@@ -112,7 +112,7 @@ struct mt_train_params {
     struct mt_save_clock *clock;   /* updated */
     const struct mt_hf_files *files; /* of the model's folder, for checkpoints; NULL: they are read at each save */
     int64_t start_ns;              /* mt_boot_ns() when the process began, for checkpoint.time_limit */
-    struct mt_watch *watch;        /* is told where the folder is; NULL: none */
+    struct mt_watch *watch;        /* learns of each new path of the output folder; NULL: none */
     struct mt_train_control *control;
     struct mt_train_events events;
     uint64_t first_step;           /* steps done when the process began */
