@@ -40,7 +40,7 @@ class Files:
         self.tmp = tmp
         self.model = write_model(os.path.join(tmp, "model"), config("qwen3", num_hidden_layers=6))
         self.data = write_data(os.path.join(tmp, "data.jsonl"), n=300)
-        self.many = write_data(os.path.join(tmp, "many.jsonl"), n=6000, seed=2)
+        self.many = write_data(os.path.join(tmp, "many.jsonl"), n=18000, seed=2)
         self.pairs = os.path.join(tmp, "pairs.jsonl")
         r = random.Random(4)
         ids = lambda: [r.randrange(272) for _ in range(r.randrange(3, 16))]
@@ -74,7 +74,7 @@ class Files:
                  "memory__base": "files", "data__eval": "", "memory__activations": "recompute"})
 
     def run(self, phase, out, limit):
-        over = {"data__eval": self.many, "eval__max_samples": 6000, "train__steps": 50, **PHASES[phase][1]}
+        over = {"data__eval": self.many, "eval__max_samples": 18000, "train__steps": 100000, **PHASES[phase][1]}
         env, data, model = {}, self.data, self.model
         slow = os.environ.get("MEGATRAIN_SLOW")
         if phase == "tokenising":
