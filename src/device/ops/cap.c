@@ -1,34 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device/ops/row.h"
 
-static const char *check(const void *args)
+static const char *check_cap(const struct mt_cap *a)
 {
-    const struct mt_cap *a = args;
     MT_OP_NEED(a->c && a->ld >= a->c && a->cap > 0 && aligned(a->x));
     return NULL;
 }
 
-static void cost(const void *args, struct mt_metered *out)
+static void cost_cap(const struct mt_cap *a, struct mt_metered *out)
 {
-    const struct mt_cap *a = args;
-    out->dim[0] = a->n;
-    out->dim[1] = a->c;
-    out->bytes = 2 * mt_op_bytes(a->n, a->c, MT_F32);
+    mt_op_count_rows(a->n, a->c, MT_F32, 2, out);
 }
 
-static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_cap(mt_example *x, const struct mt_metered *shape, struct mt_cap *a)
 {
     size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
-    *(struct mt_cap *)args = (struct mt_cap){n, c, c, 30, mt_example_update(x, MT_F32, n * c)};
+    *a = (struct mt_cap){n, c, c, 30, mt_example_update(x, MT_F32, n * c)};
 }
 
-const struct mt_op mt_op_row_cap = {
-    .name = {"cap"},
-    .dim = {MT_SIZE_LOSS_ROWS, MT_SIZE_VOCAB},
-    .f32_only = true,
-    .args_bytes = sizeof(struct mt_cap),
-    .count = offsetof(struct mt_cap, n),
-    .check = check,
-    .cost = cost,
-    .fill = fill,
-};
+MT_OP_ROW(cap, n, .dim = {MT_SIZE_LOSS_ROWS, MT_SIZE_VOCAB}, .f32_only = true);

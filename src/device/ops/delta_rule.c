@@ -17,16 +17,14 @@ static const char *check_inputs(const struct mt_delta_rule *a)
     return NULL;
 }
 
-static const char *check(const void *args)
+static const char *check_delta_rule(const struct mt_delta_rule *a)
 {
-    const struct mt_delta_rule *a = args;
     MT_OP_NEED(!a->n || (heads_apart(&a->o) && heads_alike(&a->o, &a->v)));
     return check_inputs(a);
 }
 
-static const char *check_bwd(const void *args)
+static const char *check_delta_rule_bwd(const struct mt_delta_rule_bwd *b)
 {
-    const struct mt_delta_rule_bwd *b = args;
     const struct mt_delta_rule *a = &b->fwd;
     const char *wrong = check_inputs(a);
     if (wrong || !a->n)
@@ -53,27 +51,21 @@ static double work(const struct mt_delta_rule *a, bool bwd)
 static void count(const struct mt_delta_rule *a, bool bwd, struct mt_metered *out)
 {
     double heads = (double)(a->k.n * a->k.dim * 2 + a->v.n * a->v.dim * 2);
-    out->dtype = a->dtype;
     out->flags = a->plain ? MT_METER_PLAIN : 0;
-    out->dim[0] = a->n;
-    out->dim[1] = a->max_len + 1;
-    out->dim[2] = a->v.n;
-    out->dim[3] = a->k.n;
-    out->dim[4] = a->k.dim;
-    out->dim[5] = a->v.dim;
+    mt_op_shape(out, a->dtype, MT_DIMS(a->n, a->max_len + 1, a->v.n, a->k.n, a->k.dim, a->v.dim));
     out->flops = 2 * (double)a->n * (double)a->v.n * work(a, bwd);
     out->bytes = (double)a->n * heads * (double)mt_dtype_size(a->dtype) * (bwd ? 2 : 1) +
                  (bwd ? 4 : 2) * mt_op_bytes(a->n, a->v.n, MT_F32);
 }
 
-static void cost(const void *args, struct mt_metered *out)
+static void cost_delta_rule(const struct mt_delta_rule *a, struct mt_metered *out)
 {
-    count(args, false, out);
+    count(a, false, out);
 }
 
-static void cost_bwd(const void *args, struct mt_metered *out)
+static void cost_delta_rule_bwd(const struct mt_delta_rule_bwd *b, struct mt_metered *out)
 {
-    count(&((const struct mt_delta_rule_bwd *)args)->fwd, true, out);
+    count(&b->fwd, true, out);
 }
 
 static struct mt_delta_rule example(mt_example *x, const struct mt_metered *shape)
@@ -97,49 +89,31 @@ static struct mt_delta_rule example(mt_example *x, const struct mt_metered *shap
     return a;
 }
 
-static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_delta_rule(mt_example *x, const struct mt_metered *shape, struct mt_delta_rule *a)
 {
-    struct mt_delta_rule a = example(x, shape);
-    a.o = a.v;
-    a.o.p = mt_example_write(x, a.dtype, a.n * a.v.ld);
-    *(struct mt_delta_rule *)args = a;
+    *a = example(x, shape);
+    a->o = a->v;
+    a->o.p = mt_example_write(x, a->dtype, a->n * a->v.ld);
 }
 
-static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_delta_rule_bwd(mt_example *x, const struct mt_metered *shape, struct mt_delta_rule_bwd *b)
 {
-    struct mt_delta_rule_bwd b = {.fwd = example(x, shape)};
-    const struct mt_delta_rule *a = &b.fwd;
-    b.d_o = b.dv = a->v;
-    b.dq = b.dk = a->q;
-    b.d_o.p = mt_example_fresh(x, a->dtype, a->n * a->v.ld);
-    b.dv.p = mt_example_write(x, a->dtype, a->n * a->v.ld);
-    b.dq.p = mt_example_write(x, a->dtype, a->n * a->q.ld);
-    b.dk.p = mt_example_write(x, a->dtype, a->n * a->q.ld);
-    b.dbeta = mt_example_write(x, MT_F32, a->n * a->v.n);
-    b.dg = mt_example_write(x, MT_F32, a->n * a->v.n);
-    *(struct mt_delta_rule_bwd *)args = b;
+    *b = (struct mt_delta_rule_bwd){.fwd = example(x, shape)};
+    const struct mt_delta_rule *a = &b->fwd;
+    b->d_o = b->dv = a->v;
+    b->dq = b->dk = a->q;
+    b->d_o.p = mt_example_fresh(x, a->dtype, a->n * a->v.ld);
+    b->dv.p = mt_example_write(x, a->dtype, a->n * a->v.ld);
+    b->dq.p = mt_example_write(x, a->dtype, a->n * a->q.ld);
+    b->dk.p = mt_example_write(x, a->dtype, a->n * a->q.ld);
+    b->dbeta = mt_example_write(x, MT_F32, a->n * a->v.n);
+    b->dg = mt_example_write(x, MT_F32, a->n * a->v.n);
 }
 
-const struct mt_op mt_op_row_delta_rule = {
-    .name = {"delta_rule"},
-    .bound = MT_BOUND_ATTENTION,
-    .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM, MT_SIZE_HEAD_DIM},
-    .flags = {0, MT_METER_PLAIN},
-    .args_bytes = sizeof(struct mt_delta_rule),
-    .count = offsetof(struct mt_delta_rule, n),
-    .check = check,
-    .cost = cost,
-    .fill = fill,
-};
+MT_OP_ROW(delta_rule, n, .bound = MT_BOUND_ATTENTION,
+          .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM, MT_SIZE_HEAD_DIM},
+          .flags = {0, MT_METER_PLAIN});
 
-const struct mt_op mt_op_row_delta_rule_bwd = {
-    .name = {"delta_rule_bwd"},
-    .bound = MT_BOUND_ATTENTION_BWD,
-    .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM, MT_SIZE_HEAD_DIM},
-    .flags = {0, MT_METER_PLAIN},
-    .args_bytes = sizeof(struct mt_delta_rule_bwd),
-    .count = offsetof(struct mt_delta_rule_bwd, fwd.n),
-    .check = check_bwd,
-    .cost = cost_bwd,
-    .fill = fill_bwd,
-};
+MT_OP_ROW(delta_rule_bwd, fwd.n, .bound = MT_BOUND_ATTENTION_BWD,
+          .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM, MT_SIZE_HEAD_DIM},
+          .flags = {0, MT_METER_PLAIN});

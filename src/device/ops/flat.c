@@ -3,166 +3,109 @@
 #include "base/mem.h"
 #include "device/ops/row.h"
 
-static const char *check_add(const void *args)
+static const char *check_add(const struct mt_add *a)
 {
-    const struct mt_add *a = args;
     MT_OP_NEED(aligned_or_null(a->a) && aligned(a->b) && aligned(a->out));
     return NULL;
 }
 
-static void cost_add(const void *args, struct mt_metered *out)
+static void cost_add(const struct mt_add *a, struct mt_metered *out)
 {
-    const struct mt_add *a = args;
-    out->dtype = a->dtype;
-    out->dim[0] = a->n;
+    mt_op_shape(out, a->dtype, MT_DIMS(a->n));
     out->bytes = (a->a ? 3 : 2) * mt_op_bytes(a->n, 1, a->dtype);
 }
 
-static void fill_add(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_add(mt_example *x, const struct mt_metered *shape, struct mt_add *args)
 {
     size_t n = (size_t)shape->dim[0];
-    *(struct mt_add *)args = (struct mt_add){.n = n, .dtype = shape->dtype,
-                                             .a = mt_example_fresh(x, shape->dtype, n),
-                                             .b = mt_example_read(x, shape->dtype, n),
-                                             .out = mt_example_write(x, shape->dtype, n)};
+    *args = (struct mt_add){
+        .n = n, .dtype = shape->dtype, .a = mt_example_fresh(x, shape->dtype, n),
+        .b = mt_example_read(x, shape->dtype, n), .out = mt_example_write(x, shape->dtype, n)};
 }
 
-const struct mt_op mt_op_row_add = {
-    .name = {"add"},
-    .dim = {MT_SIZE_ELEMENTS},
-    .args_bytes = sizeof(struct mt_add),
-    .count = offsetof(struct mt_add, n),
-    .check = check_add,
-    .cost = cost_add,
-    .fill = fill_add,
-};
+MT_OP_ROW(add, n, .dim = {MT_SIZE_ELEMENTS});
 
-static const char *check_grad_cast(const void *args)
+static const char *check_grad_cast(const struct mt_grad_cast *a)
 {
-    const struct mt_grad_cast *a = args;
     MT_OP_NEED(a->src && (a->dst || a->partials));
     MT_OP_NEED((const void *)a->src != a->dst || a->dst_dtype == MT_F32);
     return NULL;
 }
 
-static void cost_grad_cast(const void *args, struct mt_metered *out)
+static void cost_grad_cast(const struct mt_grad_cast *a, struct mt_metered *out)
 {
-    const struct mt_grad_cast *a = args;
-    out->dtype = a->dst_dtype;
-    out->dim[0] = a->n;
+    mt_op_shape(out, a->dst_dtype, MT_DIMS(a->n));
     out->bytes = mt_op_bytes(a->n, 1, MT_F32) + (a->dst ? mt_op_bytes(a->n, 1, a->dst_dtype) : 0);
 }
 
-static void fill_grad_cast(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_grad_cast(mt_example *x, const struct mt_metered *shape, struct mt_grad_cast *a)
 {
     size_t n = (size_t)shape->dim[0];
-    *(struct mt_grad_cast *)args = (struct mt_grad_cast){
+    *a = (struct mt_grad_cast){
         .n = n, .src = mt_example_read(x, MT_F32, n), .dst_dtype = shape->dtype,
         .dst = mt_example_write(x, shape->dtype, n),
         .partials = mt_example_write(x, MT_F32, mt_div_up(n, MT_SUMSQ_BLOCK))};
 }
 
-const struct mt_op mt_op_row_grad_cast = {
-    .name = {"grad_cast"},
-    .dim = {MT_SIZE_ELEMENTS},
-    .args_bytes = sizeof(struct mt_grad_cast),
-    .count = offsetof(struct mt_grad_cast, n),
-    .check = check_grad_cast,
-    .cost = cost_grad_cast,
-    .fill = fill_grad_cast,
-};
+MT_OP_ROW(grad_cast, n, .dim = {MT_SIZE_ELEMENTS});
 
-static const char *check_join(const void *args)
+static const char *check_join(const struct mt_join *a)
 {
-    const struct mt_join *a = args;
     MT_OP_NEED(aligned(a->buf) && a->n % MT_JOIN_BLOCK == 0);
     return NULL;
 }
 
-static void cost_join(const void *args, struct mt_metered *out)
+static void cost_join(const struct mt_join *a, struct mt_metered *out)
 {
-    const struct mt_join *a = args;
-    out->dim[0] = a->n;
+    mt_op_shape(out, MT_F32, MT_DIMS(a->n));
     out->bytes = 2 * mt_op_bytes(a->n, 1, MT_F32);
 }
 
-static void fill_join(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_join(mt_example *x, const struct mt_metered *shape, struct mt_join *a)
 {
     size_t n = mt_align_up((size_t)shape->dim[0], MT_JOIN_BLOCK);
-    *(struct mt_join *)args = (struct mt_join){mt_example_update(x, MT_F32, n), n};
+    *a = (struct mt_join){mt_example_update(x, MT_F32, n), n};
 }
 
-const struct mt_op mt_op_row_join = {
-    .name = {"join"},
-    .dim = {MT_SIZE_ELEMENTS},
-    .f32_only = true,
-    .args_bytes = sizeof(struct mt_join),
-    .count = offsetof(struct mt_join, n),
-    .check = check_join,
-    .cost = cost_join,
-    .fill = fill_join,
-};
+MT_OP_ROW(join, n, .dim = {MT_SIZE_ELEMENTS}, .f32_only = true);
 
-static const char *check_zero(const void *args)
+static const char *check_zero(const struct mt_zero *a)
 {
-    const struct mt_zero *a = args;
     MT_OP_NEED(a->ptr);
     return NULL;
 }
 
-static void cost_zero(const void *args, struct mt_metered *out)
+static void cost_zero(const struct mt_zero *a, struct mt_metered *out)
 {
-    const struct mt_zero *a = args;
-    out->dim[0] = a->bytes;
+    mt_op_shape(out, MT_F32, MT_DIMS(a->bytes));
     out->bytes = (double)a->bytes;
 }
 
-static void fill_zero(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_zero(mt_example *x, const struct mt_metered *shape, struct mt_zero *a)
 {
     size_t bytes = (size_t)shape->dim[0];
-    *(struct mt_zero *)args = (struct mt_zero){mt_example_write(x, MT_F32, mt_div_up(bytes, 4)), bytes};
+    *a = (struct mt_zero){mt_example_write(x, MT_F32, mt_div_up(bytes, 4)), bytes};
 }
 
-const struct mt_op mt_op_row_zero = {
-    .name = {"zero"},
-    .dim = {MT_SIZE_ELEMENTS},
-    .f32_only = true,
-    .args_bytes = sizeof(struct mt_zero),
-    .count = offsetof(struct mt_zero, bytes),
-    .check = check_zero,
-    .cost = cost_zero,
-    .fill = fill_zero,
-};
+MT_OP_ROW(zero, bytes, .dim = {MT_SIZE_ELEMENTS}, .f32_only = true);
 
-static const char *check_cast(const void *args)
+static const char *check_cast(const struct mt_cast *a)
 {
-    const struct mt_cast *a = args;
     MT_OP_NEED(aligned(a->src) && aligned(a->dst) && a->src != a->dst);
     return NULL;
 }
 
-static void cost_cast(const void *args, struct mt_metered *out)
+static void cost_cast(const struct mt_cast *a, struct mt_metered *out)
 {
-    const struct mt_cast *a = args;
-    out->dtype = a->src_dtype;
-    out->dim[0] = a->n;
+    mt_op_shape(out, a->src_dtype, MT_DIMS(a->n));
     out->bytes = mt_op_bytes(a->n, 1, a->src_dtype) + mt_op_bytes(a->n, 1, a->dst_dtype);
 }
 
-static void fill_cast(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_cast(mt_example *x, const struct mt_metered *shape, struct mt_cast *a)
 {
     size_t n = (size_t)shape->dim[0];
     enum mt_dtype to = shape->dtype == MT_F32 ? MT_BF16 : MT_F32;
-    *(struct mt_cast *)args = (struct mt_cast){n, shape->dtype, to, mt_example_read(x, shape->dtype, n),
-                                               mt_example_write(x, to, n)};
+    *a = (struct mt_cast){n, shape->dtype, to, mt_example_read(x, shape->dtype, n), mt_example_write(x, to, n)};
 }
 
-const struct mt_op mt_op_row_cast = {
-    .name = {"cast"},
-    .dim = {MT_SIZE_ELEMENTS},
-    .args_bytes = sizeof(struct mt_cast),
-    .count = offsetof(struct mt_cast, n),
-    .check = check_cast,
-    .cost = cost_cast,
-    .fill = fill_cast,
-};
+MT_OP_ROW(cast, n, .dim = {MT_SIZE_ELEMENTS});

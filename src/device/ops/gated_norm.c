@@ -11,16 +11,14 @@ static const char *check_inputs(const struct mt_gated_norm *a)
     return NULL;
 }
 
-static const char *check(const void *args)
+static const char *check_gated_norm(const struct mt_gated_norm *a)
 {
-    const struct mt_gated_norm *a = args;
     MT_OP_NEED(heads_apart(&a->y) && heads_alike(&a->y, &a->x));
     return check_inputs(a);
 }
 
-static void cost(const void *args, struct mt_metered *out)
+static void cost_gated_norm(const struct mt_gated_norm *a, struct mt_metered *out)
 {
-    const struct mt_gated_norm *a = args;
     mt_op_count_heads(&a->x, a->n, a->dtype, 3, out);
     out->flags = a->gate_first ? MT_METER_PLAIN : 0;
 }
@@ -35,27 +33,16 @@ static struct mt_gated_norm example(mt_example *x, const struct mt_metered *shap
     return a;
 }
 
-static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_gated_norm(mt_example *x, const struct mt_metered *shape, struct mt_gated_norm *a)
 {
-    struct mt_gated_norm a = example(x, shape);
-    a.y = mt_op_take_heads(x, MT_TAKE_WRITE, shape);
-    *(struct mt_gated_norm *)args = a;
+    *a = example(x, shape);
+    a->y = mt_op_take_heads(x, MT_TAKE_WRITE, shape);
 }
 
-const struct mt_op mt_op_row_gated_norm = {
-    .name = {"gated_norm"},
-    .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM},
-    .flags = {0, MT_METER_PLAIN},
-    .args_bytes = sizeof(struct mt_gated_norm),
-    .count = offsetof(struct mt_gated_norm, n),
-    .check = check,
-    .cost = cost,
-    .fill = fill,
-};
+MT_OP_ROW(gated_norm, n, .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM}, .flags = {0, MT_METER_PLAIN});
 
-static const char *check_bwd(const void *args)
+static const char *check_gated_norm_bwd(const struct mt_gated_norm_bwd *b)
 {
-    const struct mt_gated_norm_bwd *b = args;
     const struct mt_gated_norm *a = &b->fwd;
     MT_OP_NEED(heads_apart(&b->dy) && heads_apart(&b->dx) && heads_apart(&b->dz));
     MT_OP_NEED(heads_alike(&b->dy, &a->x) && heads_alike(&b->dx, &a->x) && heads_alike(&b->dz, &a->z));
@@ -63,31 +50,21 @@ static const char *check_bwd(const void *args)
     return check_inputs(a);
 }
 
-static void cost_bwd(const void *args, struct mt_metered *out)
+static void cost_gated_norm_bwd(const struct mt_gated_norm_bwd *b, struct mt_metered *out)
 {
-    const struct mt_gated_norm *a = &((const struct mt_gated_norm_bwd *)args)->fwd;
+    const struct mt_gated_norm *a = &b->fwd;
     mt_op_count_heads(&a->x, a->n, a->dtype, 5, out);
     out->flags = a->gate_first ? MT_METER_PLAIN : 0;
 }
 
 /* In place, as in a layer. */
-static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_gated_norm_bwd(mt_example *x, const struct mt_metered *shape, struct mt_gated_norm_bwd *b)
 {
-    struct mt_gated_norm_bwd b = {.fwd = example(x, shape)};
-    b.dx = b.dy = mt_op_take_heads(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, shape);
-    b.dz = mt_op_take_heads(x, MT_TAKE_WRITE, shape);
-    b.dw = mt_example_update(x, MT_F32, mt_gated_norm_weights(&b.fwd));
-    b.workspace = mt_example_workspace(x, mt_op_gated_norm_bwd_workspace(mt_example_device(x), &b));
-    *(struct mt_gated_norm_bwd *)args = b;
+    *b = (struct mt_gated_norm_bwd){.fwd = example(x, shape)};
+    b->dx = b->dy = mt_op_take_heads(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, shape);
+    b->dz = mt_op_take_heads(x, MT_TAKE_WRITE, shape);
+    b->dw = mt_example_update(x, MT_F32, mt_gated_norm_weights(&b->fwd));
+    b->workspace = mt_example_workspace(x, mt_op_gated_norm_bwd_workspace(mt_example_device(x), b));
 }
 
-const struct mt_op mt_op_row_gated_norm_bwd = {
-    .name = {"gated_norm_bwd"},
-    .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM},
-    .flags = {0, MT_METER_PLAIN},
-    .args_bytes = sizeof(struct mt_gated_norm_bwd),
-    .count = offsetof(struct mt_gated_norm_bwd, fwd.n),
-    .check = check_bwd,
-    .cost = cost_bwd,
-    .fill = fill_bwd,
-};
+MT_OP_ROW(gated_norm_bwd, fwd.n, .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM}, .flags = {0, MT_METER_PLAIN});

@@ -11,9 +11,8 @@ static const char *check_codes(const struct mt_gemm *a)
     return NULL;
 }
 
-static const char *check(const void *args)
+static const char *check_gemm(const struct mt_gemm *a)
 {
-    const struct mt_gemm *a = args;
     MT_OP_NEED(a->a && a->b && a->d && a->n && a->k);
     MT_OP_NEED(a->d_dtype == (a->dtype == MT_E4M3 ? MT_BF16 : a->dtype) || a->d_dtype == MT_F32);
     MT_OP_NEED(a->lda >= (a->trans_a ? a->m : a->k));
@@ -26,16 +25,12 @@ static const char *check(const void *args)
     return NULL;
 }
 
-static void cost(const void *args, struct mt_metered *out)
+static void cost_gemm(const struct mt_gemm *a, struct mt_metered *out)
 {
-    const struct mt_gemm *a = args;
     out->variant = a->trans_a ? MT_GEMM_TN : a->trans_b ? MT_GEMM_NT : MT_GEMM_NN;
-    out->dtype = a->dtype;
+    mt_op_shape(out, a->dtype, MT_DIMS(a->m, a->n, a->k));
     out->flags = (a->bias || a->c ? MT_METER_ADDS : 0) |
                  (a->d_dtype == MT_F32 && a->dtype != MT_F32 ? MT_METER_F32_OUT : 0);
-    out->dim[0] = a->m;
-    out->dim[1] = a->n;
-    out->dim[2] = a->k;
     out->flops = 2 * (double)a->m * (double)a->n * (double)a->k;
     out->bytes = mt_op_bytes(a->m, a->k, a->dtype) + mt_op_bytes(a->k, a->n, a->dtype) +
                  mt_op_bytes(a->m, a->n, a->d_dtype) * (a->c ? 2 : 1);
@@ -48,9 +43,8 @@ static const void *codes(mt_example *x, size_t n)
 }
 
 /* With MT_METER_ADDS, a weight gradient adds to itself (C = D), others add to another matrix. */
-static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_gemm(mt_example *x, const struct mt_metered *shape, struct mt_gemm *a)
 {
-    struct mt_gemm *a = args;
     bool in_codes = shape->dtype == MT_E4M3;
     size_t m = (size_t)shape->dim[0], n = (size_t)shape->dim[1], k = (size_t)shape->dim[2];
     bool adds = shape->flags & MT_METER_ADDS;
@@ -77,14 +71,6 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
     }
 }
 
-const struct mt_op mt_op_row_gemm = {
-    .name = {"gemm_nt", "gemm_nn", "gemm_tn"},
-    .bound = MT_BOUND_PRODUCT,
-    .dim = {MT_SIZE_ROWS, MT_SIZE_FFN, MT_SIZE_HIDDEN},
-    .flags = {0, MT_METER_ADDS, MT_METER_ADDS | MT_METER_F32_OUT},
-    .args_bytes = sizeof(struct mt_gemm),
-    .count = offsetof(struct mt_gemm, m),
-    .check = check,
-    .cost = cost,
-    .fill = fill,
-};
+MT_OP_ROW_OF(gemm, mt_gemm, m, ("gemm_nt", "gemm_nn", "gemm_tn"), .bound = MT_BOUND_PRODUCT,
+             .dim = {MT_SIZE_ROWS, MT_SIZE_FFN, MT_SIZE_HIDDEN},
+             .flags = {0, MT_METER_ADDS, MT_METER_ADDS | MT_METER_F32_OUT});

@@ -7,16 +7,14 @@ static const char *check_inputs(const struct mt_head_gate *a)
     return NULL;
 }
 
-static const char *check(const void *args)
+static const char *check_head_gate(const struct mt_head_gate *a)
 {
-    const struct mt_head_gate *a = args;
     MT_OP_NEED(heads_apart(&a->y) && heads_alike(&a->x, &a->y));
     return check_inputs(a);
 }
 
-static void cost(const void *args, struct mt_metered *out)
+static void cost_head_gate(const struct mt_head_gate *a, struct mt_metered *out)
 {
-    const struct mt_head_gate *a = args;
     mt_op_count_heads(&a->x, a->n, a->dtype, 3, out);
 }
 
@@ -28,51 +26,32 @@ static struct mt_head_gate example(mt_example *x, const struct mt_metered *shape
     return a;
 }
 
-static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_head_gate(mt_example *x, const struct mt_metered *shape, struct mt_head_gate *a)
 {
-    struct mt_head_gate a = example(x, shape);
-    a.y = mt_op_take_heads(x, MT_TAKE_WRITE, shape);
-    *(struct mt_head_gate *)args = a;
+    *a = example(x, shape);
+    a->y = mt_op_take_heads(x, MT_TAKE_WRITE, shape);
 }
 
-const struct mt_op mt_op_row_head_gate = {
-    .name = {"head_gate"},
-    .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM},
-    .args_bytes = sizeof(struct mt_head_gate),
-    .count = offsetof(struct mt_head_gate, n),
-    .check = check,
-    .cost = cost,
-    .fill = fill,
-};
+MT_OP_ROW(head_gate, n, .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM});
 
-static const char *check_bwd(const void *args)
+static const char *check_head_gate_bwd(const struct mt_head_gate_bwd *b)
 {
-    const struct mt_head_gate_bwd *b = args;
     MT_OP_NEED(heads_apart(&b->dy) && heads_apart(&b->dx) && heads_apart(&b->dgate));
     MT_OP_NEED(heads_alike(&b->dy, &b->fwd.x) && heads_alike(&b->dx, &b->fwd.x) && heads_alike(&b->dgate, &b->fwd.x));
     return check_inputs(&b->fwd);
 }
 
-static void cost_bwd(const void *args, struct mt_metered *out)
+static void cost_head_gate_bwd(const struct mt_head_gate_bwd *b, struct mt_metered *out)
 {
-    const struct mt_head_gate *a = &((const struct mt_head_gate_bwd *)args)->fwd;
+    const struct mt_head_gate *a = &b->fwd;
     mt_op_count_heads(&a->x, a->n, a->dtype, 5, out);
 }
 
-static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_head_gate_bwd(mt_example *x, const struct mt_metered *shape, struct mt_head_gate_bwd *b)
 {
-    struct mt_head_gate_bwd b = {.fwd = example(x, shape)};
-    b.dx = b.dy = mt_op_take_heads(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, shape);
-    b.dgate = mt_op_take_heads(x, MT_TAKE_WRITE, shape);
-    *(struct mt_head_gate_bwd *)args = b;
+    *b = (struct mt_head_gate_bwd){.fwd = example(x, shape)};
+    b->dx = b->dy = mt_op_take_heads(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, shape);
+    b->dgate = mt_op_take_heads(x, MT_TAKE_WRITE, shape);
 }
 
-const struct mt_op mt_op_row_head_gate_bwd = {
-    .name = {"head_gate_bwd"},
-    .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM},
-    .args_bytes = sizeof(struct mt_head_gate_bwd),
-    .count = offsetof(struct mt_head_gate_bwd, fwd.n),
-    .check = check_bwd,
-    .cost = cost_bwd,
-    .fill = fill_bwd,
-};
+MT_OP_ROW(head_gate_bwd, fwd.n, .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM});

@@ -2,9 +2,8 @@
 /* muon, widen. */
 #include "device/ops/row.h"
 
-static const char *check_muon(const void *args)
+static const char *check_muon(const struct mt_muon *a)
 {
-    const struct mt_muon *a = args;
     MT_OP_NEED(a->g && a->m && a->x && a->workspace && a->x != a->m);
     MT_OP_NEED(a->mu >= 0 && a->mu < 1);
     MT_OP_NEED(a->m_dtype == MT_F32 || a->m_dtype == MT_BF16);
@@ -12,63 +11,42 @@ static const char *check_muon(const void *args)
 }
 
 /* g and m are read twice. */
-static void cost_muon(const void *args, struct mt_metered *out)
+static void cost_muon(const struct mt_muon *a, struct mt_metered *out)
 {
-    const struct mt_muon *a = args;
-    out->dtype = a->dtype;
-    out->dim[0] = a->n;
+    mt_op_shape(out, a->dtype, MT_DIMS(a->n));
     out->bytes = 2 * mt_op_bytes(a->n, 1, MT_F32) + 3 * mt_op_bytes(a->n, 1, a->m_dtype) +
                  mt_op_bytes(a->n, 1, a->dtype);
 }
 
-static void fill_muon(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_muon(mt_example *x, const struct mt_metered *shape, struct mt_muon *a)
 {
     size_t n = (size_t)shape->dim[0];
-    *(struct mt_muon *)args = (struct mt_muon){
+    *a = (struct mt_muon){
         .n = n, .dtype = shape->dtype, .m_dtype = shape->dtype, .mu = 0.95f, .g = mt_example_read(x, MT_F32, n),
         .m = mt_example_update(x, shape->dtype, n), .x = mt_example_write(x, shape->dtype, n),
         .workspace = mt_example_workspace(x, (mt_div_up(n, (size_t)MT_DIRECT_PIECE) + 1) * sizeof(float))};
 }
 
-const struct mt_op mt_op_row_muon = {
-    .name = {"muon"},
-    .dim = {MT_SIZE_ELEMENTS},
-    .args_bytes = sizeof(struct mt_muon),
-    .count = offsetof(struct mt_muon, n),
-    .check = check_muon,
-    .cost = cost_muon,
-    .fill = fill_muon,
-};
+MT_OP_ROW(muon, n, .dim = {MT_SIZE_ELEMENTS});
 
-static const char *check_widen(const void *args)
+static const char *check_widen(const struct mt_widen *a)
 {
-    const struct mt_widen *a = args;
     MT_OP_NEED(a->x && a->y && a->x != (const void *)a->y);
     return NULL;
 }
 
-static void cost_widen(const void *args, struct mt_metered *out)
+static void cost_widen(const struct mt_widen *a, struct mt_metered *out)
 {
-    const struct mt_widen *a = args;
-    out->dtype = a->dtype;
-    out->dim[0] = a->n;
+    mt_op_shape(out, a->dtype, MT_DIMS(a->n));
     out->bytes = mt_op_bytes(a->n, 1, a->dtype) + mt_op_bytes(a->n, 1, MT_F32);
 }
 
-static void fill_widen(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_widen(mt_example *x, const struct mt_metered *shape, struct mt_widen *a)
 {
     size_t n = (size_t)shape->dim[0];
-    *(struct mt_widen *)args = (struct mt_widen){.n = n, .dtype = shape->dtype, .scale = 0.5f,
-                                                 .x = mt_example_read(x, shape->dtype, n),
-                                                 .y = mt_example_write(x, MT_F32, n)};
+    *a = (struct mt_widen){
+        .n = n, .dtype = shape->dtype, .scale = 0.5f, .x = mt_example_read(x, shape->dtype, n),
+        .y = mt_example_write(x, MT_F32, n)};
 }
 
-const struct mt_op mt_op_row_widen = {
-    .name = {"widen"},
-    .dim = {MT_SIZE_ELEMENTS},
-    .args_bytes = sizeof(struct mt_widen),
-    .count = offsetof(struct mt_widen, n),
-    .check = check_widen,
-    .cost = cost_widen,
-    .fill = fill_widen,
-};
+MT_OP_ROW(widen, n, .dim = {MT_SIZE_ELEMENTS});

@@ -24,9 +24,8 @@ static bool shares(const struct mt_heads *h)
     return h->n > 1 && !h->stride;
 }
 
-static const char *check(const void *args)
+static const char *check_qk_rope(const struct mt_qk_rope *a)
 {
-    const struct mt_qk_rope *a = args;
     size_t dim = width(&a->q, &a->k);
     MT_OP_NEED(a->q.n + a->k.n && tables_fit(a->rot, dim, a->positions, a->cos_t, a->sin_t));
     MT_OP_NEED(side_fits(&a->q, &a->to_q, dim) && side_fits(&a->k, &a->to_k, dim));
@@ -37,15 +36,11 @@ static const char *check(const void *args)
     return NULL;
 }
 
-static void cost(const void *args, struct mt_metered *out)
+static void cost_qk_rope(const struct mt_qk_rope *a, struct mt_metered *out)
 {
-    const struct mt_qk_rope *a = args;
     size_t heads = a->q.n + a->k.n, dim = width(&a->q, &a->k);
-    out->dtype = a->dtype;
     out->flags = a->q_norm ? MT_METER_NORM : 0;
-    out->dim[0] = a->n;
-    out->dim[1] = heads;
-    out->dim[2] = dim;
+    mt_op_shape(out, a->dtype, MT_DIMS(a->n, heads, dim));
     out->bytes = 2 * mt_op_bytes(a->n, heads * dim, a->dtype);
 }
 
@@ -58,39 +53,28 @@ static void sides(struct mt_heads *q, struct mt_heads *k, const struct mt_metere
 }
 
 /* In place without a norm, as in a layer. */
-static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_qk_rope(mt_example *x, const struct mt_metered *shape, struct mt_qk_rope *a)
 {
     size_t n = (size_t)shape->dim[0], heads = (size_t)shape->dim[1], d = (size_t)shape->dim[2], ld = (heads + 1) * d;
-    struct mt_qk_rope a = {.n = n, .rot = d & ~(size_t)1, .dtype = shape->dtype, .eps = 1e-6f, .max_pos = n};
-    a.positions = mt_example_ints(x, n, 1, 0);
-    a.cos_t = a.sin_t = mt_example_read(x, MT_F32, n * d / 2);
+    *a = (struct mt_qk_rope){.n = n, .rot = d & ~(size_t)1, .dtype = shape->dtype, .eps = 1e-6f, .max_pos = n};
+    a->positions = mt_example_ints(x, n, 1, 0);
+    a->cos_t = a->sin_t = mt_example_read(x, MT_F32, n * d / 2);
     if (shape->flags & MT_METER_NORM) {
-        sides(&a.q, &a.k, shape, mt_example_read(x, a.dtype, n * ld), ld);
-        sides(&a.to_q, &a.to_k, shape, mt_example_write(x, a.dtype, n * heads * d), heads * d);
-        a.q_norm = a.k_norm = mt_example_read(x, a.dtype, d);
-        a.rstd = mt_example_write(x, MT_F32, n * heads);
+        sides(&a->q, &a->k, shape, mt_example_read(x, a->dtype, n * ld), ld);
+        sides(&a->to_q, &a->to_k, shape, mt_example_write(x, a->dtype, n * heads * d), heads * d);
+        a->q_norm = a->k_norm = mt_example_read(x, a->dtype, d);
+        a->rstd = mt_example_write(x, MT_F32, n * heads);
     } else {
-        sides(&a.q, &a.k, shape, mt_example_update(x, a.dtype, n * ld), ld);
-        a.to_q = a.q;
-        a.to_k = a.k;
+        sides(&a->q, &a->k, shape, mt_example_update(x, a->dtype, n * ld), ld);
+        a->to_q = a->q;
+        a->to_k = a->k;
     }
-    *(struct mt_qk_rope *)args = a;
 }
 
-const struct mt_op mt_op_row_qk_rope = {
-    .name = {"qk_rope"},
-    .dim = {MT_SIZE_ROWS, MT_SIZE_ALL_HEADS, MT_SIZE_HEAD_DIM},
-    .flags = {0, MT_METER_NORM},
-    .args_bytes = sizeof(struct mt_qk_rope),
-    .count = offsetof(struct mt_qk_rope, n),
-    .check = check,
-    .cost = cost,
-    .fill = fill,
-};
+MT_OP_ROW(qk_rope, n, .dim = {MT_SIZE_ROWS, MT_SIZE_ALL_HEADS, MT_SIZE_HEAD_DIM}, .flags = {0, MT_METER_NORM});
 
-static const char *check_bwd(const void *args)
+static const char *check_qk_rope_bwd(const struct mt_qk_rope_bwd *a)
 {
-    const struct mt_qk_rope_bwd *a = args;
     size_t dim = width(&a->dq, &a->dk);
     MT_OP_NEED(a->dq.n + a->dk.n && tables_fit(a->fwd.rot, dim, a->fwd.positions, a->fwd.cos_t, a->fwd.sin_t));
     MT_OP_NEED(side_fits(&a->dq, &a->to_dq, dim) && side_fits(&a->dk, &a->to_dk, dim));
@@ -102,45 +86,31 @@ static const char *check_bwd(const void *args)
     return NULL;
 }
 
-static void cost_bwd(const void *args, struct mt_metered *out)
+static void cost_qk_rope_bwd(const struct mt_qk_rope_bwd *a, struct mt_metered *out)
 {
-    const struct mt_qk_rope_bwd *a = args;
     size_t heads = a->dq.n + a->dk.n, dim = width(&a->dq, &a->dk);
-    out->dtype = a->fwd.dtype;
     out->flags = a->fwd.q_norm ? MT_METER_NORM : 0;
-    out->dim[0] = a->fwd.n;
-    out->dim[1] = heads;
-    out->dim[2] = dim;
+    mt_op_shape(out, a->fwd.dtype, MT_DIMS(a->fwd.n, heads, dim));
     out->bytes = (a->fwd.q_norm ? 3 : 2) * mt_op_bytes(a->fwd.n, heads * dim, a->fwd.dtype);
 }
 
-static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_qk_rope_bwd(mt_example *x, const struct mt_metered *shape, struct mt_qk_rope_bwd *a)
 {
     size_t n = (size_t)shape->dim[0], heads = (size_t)shape->dim[1], d = (size_t)shape->dim[2], ld = (heads + 1) * d;
-    struct mt_qk_rope_bwd a = {.fwd = {.n = n, .rot = d & ~(size_t)1, .dtype = shape->dtype, .max_pos = n}};
-    a.fwd.positions = mt_example_ints(x, n, 1, 0);
-    a.fwd.cos_t = a.fwd.sin_t = mt_example_read(x, MT_F32, n * d / 2);
-    sides(&a.to_dq, &a.to_dk, shape, mt_example_update(x, a.fwd.dtype, n * ld), ld);
-    a.dq = a.to_dq;
-    a.dk = a.to_dk;
+    *a = (struct mt_qk_rope_bwd){.fwd = {.n = n, .rot = d & ~(size_t)1, .dtype = shape->dtype, .max_pos = n}};
+    a->fwd.positions = mt_example_ints(x, n, 1, 0);
+    a->fwd.cos_t = a->fwd.sin_t = mt_example_read(x, MT_F32, n * d / 2);
+    sides(&a->to_dq, &a->to_dk, shape, mt_example_update(x, a->fwd.dtype, n * ld), ld);
+    a->dq = a->to_dq;
+    a->dk = a->to_dk;
     if (shape->flags & MT_METER_NORM) {
-        sides(&a.fwd.q, &a.fwd.k, shape, mt_example_read(x, a.fwd.dtype, n * ld), ld);
-        a.fwd.q_norm = a.fwd.k_norm = mt_example_read(x, a.fwd.dtype, d);
-        a.fwd.rstd = mt_example_read(x, MT_F32, n * heads);
-        a.dq_norm = mt_example_update(x, MT_F32, d);
-        a.dk_norm = mt_example_update(x, MT_F32, d);
+        sides(&a->fwd.q, &a->fwd.k, shape, mt_example_read(x, a->fwd.dtype, n * ld), ld);
+        a->fwd.q_norm = a->fwd.k_norm = mt_example_read(x, a->fwd.dtype, d);
+        a->fwd.rstd = mt_example_read(x, MT_F32, n * heads);
+        a->dq_norm = mt_example_update(x, MT_F32, d);
+        a->dk_norm = mt_example_update(x, MT_F32, d);
     }
-    a.workspace = mt_example_workspace(x, mt_op_qk_rope_bwd_workspace(mt_example_device(x), &a));
-    *(struct mt_qk_rope_bwd *)args = a;
+    a->workspace = mt_example_workspace(x, mt_op_qk_rope_bwd_workspace(mt_example_device(x), a));
 }
 
-const struct mt_op mt_op_row_qk_rope_bwd = {
-    .name = {"qk_rope_bwd"},
-    .dim = {MT_SIZE_ROWS, MT_SIZE_ALL_HEADS, MT_SIZE_HEAD_DIM},
-    .flags = {0, MT_METER_NORM},
-    .args_bytes = sizeof(struct mt_qk_rope_bwd),
-    .count = offsetof(struct mt_qk_rope_bwd, fwd.n),
-    .check = check_bwd,
-    .cost = cost_bwd,
-    .fill = fill_bwd,
-};
+MT_OP_ROW(qk_rope_bwd, fwd.n, .dim = {MT_SIZE_ROWS, MT_SIZE_ALL_HEADS, MT_SIZE_HEAD_DIM}, .flags = {0, MT_METER_NORM});

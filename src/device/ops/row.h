@@ -2,9 +2,39 @@
 #ifndef MT_DEVICE_OPS_ROW_H
 #define MT_DEVICE_OPS_ROW_H
 
+#include <string.h>
+
 #include "device/op.h"
 
 /* Shared by the rows of operations. */
+
+/**
+ * The row of the operation `op` of struct mt_<op>, of the functions check_<op>(), cost_<op>() and fill_<op>(), which
+ * take these arguments by type; `counted` is the member whose offset is `count`. What follows are other members.
+ */
+#define MT_OP_ROW(op, counted, ...) MT_OP_ROW_OF(op, mt_##op, counted, (#op), __VA_ARGS__)
+/** The same, of a struct of another name, and with the names of variants in parentheses. */
+#define MT_OP_ROW_OF(op, type, counted, names, ...)                                                \
+    static const char *op##_check(const void *a)                                                   \
+    {                                                                                              \
+        return check_##op(a);                                                                      \
+    }                                                                                              \
+    static void op##_cost(const void *a, struct mt_metered *out)                                   \
+    {                                                                                              \
+        cost_##op(a, out);                                                                         \
+    }                                                                                              \
+    static void op##_fill(mt_example *x, const struct mt_metered *shape, void *a)                  \
+    {                                                                                              \
+        fill_##op(x, shape, a);                                                                    \
+    }                                                                                              \
+    const struct mt_op mt_op_row_##op = {.name = {MT_OP_NAMES names},                              \
+                                         .args_bytes = sizeof(struct type),                        \
+                                         .count = offsetof(struct type, counted),                  \
+                                         .check = op##_check,                                      \
+                                         .cost = op##_cost,                                        \
+                                         .fill = op##_fill,                                        \
+                                         __VA_ARGS__}
+#define MT_OP_NAMES(...) __VA_ARGS__
 
 /** Bytes of n * c elements. */
 static inline double mt_op_bytes(size_t n, size_t c, enum mt_dtype t)
@@ -46,12 +76,18 @@ static inline bool heads_alike(const struct mt_heads *a, const struct mt_heads *
     return a->n == b->n && a->dim == b->dim;
 }
 
+/** An operation's dtype and dimensions, of MT_DIMS(). */
+#define MT_DIMS(...) (const uint64_t[MT_METER_DIMS]){__VA_ARGS__}
+static inline void mt_op_shape(struct mt_metered *out, enum mt_dtype t, const uint64_t *dims)
+{
+    out->dtype = t;
+    memcpy(out->dim, dims, MT_METER_DIMS * sizeof(*dims));
+}
+
 /** For operations on rows: counts `arrays` arrays [n, c]. */
 static inline void mt_op_count_rows(size_t n, size_t c, enum mt_dtype t, double arrays, struct mt_metered *out)
 {
-    out->dtype = t;
-    out->dim[0] = n;
-    out->dim[1] = c;
+    mt_op_shape(out, t, MT_DIMS(n, c));
     out->bytes = arrays * mt_op_bytes(n, c, t);
 }
 
@@ -67,10 +103,7 @@ static inline const char *mt_op_check_activation_bwd(const void *x, const void *
 static inline void mt_op_count_heads(const struct mt_heads *x, size_t n, enum mt_dtype t, double arrays,
                                      struct mt_metered *out)
 {
-    out->dtype = t;
-    out->dim[0] = n;
-    out->dim[1] = x->n;
-    out->dim[2] = x->dim;
+    mt_op_shape(out, t, MT_DIMS(n, x->n, x->dim));
     out->bytes = arrays * mt_op_bytes(n, x->n * x->dim, t);
 }
 

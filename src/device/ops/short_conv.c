@@ -2,9 +2,8 @@
 #include "base/mem.h"
 #include "device/ops/row.h"
 
-static const char *check(const void *args)
+static const char *check_short_conv(const struct mt_short_conv *a)
 {
-    const struct mt_short_conv *a = args;
     MT_OP_NEED(a->taps && a->taps <= MT_CONV_MAX_TAPS && a->w && a->cu_seqlens && a->n_docs);
     MT_OP_NEED(heads_apart(&a->x) && heads_apart(&a->y) && heads_alike(&a->x, &a->y) && a->x.p != a->y.p);
     return NULL;
@@ -12,16 +11,13 @@ static const char *check(const void *args)
 
 static void count(const struct mt_short_conv *a, double arrays, struct mt_metered *out)
 {
-    out->dtype = a->dtype;
-    out->dim[0] = a->n;
-    out->dim[1] = a->x.n * a->x.dim;
-    out->dim[2] = a->taps;
+    mt_op_shape(out, a->dtype, MT_DIMS(a->n, a->x.n * a->x.dim, a->taps));
     out->bytes = arrays * mt_op_bytes(a->n, a->x.n * a->x.dim, a->dtype);
 }
 
-static void cost(const void *args, struct mt_metered *out)
+static void cost_short_conv(const struct mt_short_conv *a, struct mt_metered *out)
 {
-    count(args, 2, out);
+    count(a, 2, out);
 }
 
 static struct mt_short_conv example(mt_example *x, const struct mt_metered *shape)
@@ -35,27 +31,17 @@ static struct mt_short_conv example(mt_example *x, const struct mt_metered *shap
     return a;
 }
 
-static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_short_conv(mt_example *x, const struct mt_metered *shape, struct mt_short_conv *a)
 {
-    struct mt_short_conv a = example(x, shape);
-    a.y = a.x;
-    a.y.p = mt_example_write(x, a.dtype, a.n * a.x.dim);
-    *(struct mt_short_conv *)args = a;
+    *a = example(x, shape);
+    a->y = a->x;
+    a->y.p = mt_example_write(x, a->dtype, a->n * a->x.dim);
 }
 
-const struct mt_op mt_op_row_short_conv = {
-    .name = {"short_conv"},
-    .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN, MT_SIZE_TOP_K},
-    .args_bytes = sizeof(struct mt_short_conv),
-    .count = offsetof(struct mt_short_conv, n),
-    .check = check,
-    .cost = cost,
-    .fill = fill,
-};
+MT_OP_ROW(short_conv, n, .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN, MT_SIZE_TOP_K});
 
-static const char *check_bwd(const void *args)
+static const char *check_short_conv_bwd(const struct mt_short_conv_bwd *b)
 {
-    const struct mt_short_conv_bwd *b = args;
     const struct mt_short_conv *a = &b->fwd;
     MT_OP_NEED(a->taps && a->taps <= MT_CONV_MAX_TAPS && a->w && a->cu_seqlens && a->n_docs && heads_apart(&a->x));
     MT_OP_NEED(heads_apart(&b->dy) && heads_apart(&b->dx) && heads_alike(&a->x, &b->dy) && heads_alike(&a->x, &b->dx));
@@ -63,28 +49,19 @@ static const char *check_bwd(const void *args)
     return NULL;
 }
 
-static void cost_bwd(const void *args, struct mt_metered *out)
+static void cost_short_conv_bwd(const struct mt_short_conv_bwd *b, struct mt_metered *out)
 {
-    count(&((const struct mt_short_conv_bwd *)args)->fwd, 3, out);
+    count(&b->fwd, 3, out);
 }
 
-static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_short_conv_bwd(mt_example *x, const struct mt_metered *shape, struct mt_short_conv_bwd *b)
 {
-    struct mt_short_conv_bwd b = {.fwd = example(x, shape)};
-    b.dy = b.dx = b.fwd.x;
-    b.dy.p = mt_example_fresh(x, shape->dtype, b.fwd.n * b.fwd.x.dim);
-    b.dx.p = mt_example_write(x, shape->dtype, b.fwd.n * b.fwd.x.dim);
-    b.dw = mt_example_update(x, MT_F32, b.fwd.x.dim * b.fwd.taps);
-    b.workspace = mt_example_workspace(x, mt_op_short_conv_bwd_workspace(mt_example_device(x), &b));
-    *(struct mt_short_conv_bwd *)args = b;
+    *b = (struct mt_short_conv_bwd){.fwd = example(x, shape)};
+    b->dy = b->dx = b->fwd.x;
+    b->dy.p = mt_example_fresh(x, shape->dtype, b->fwd.n * b->fwd.x.dim);
+    b->dx.p = mt_example_write(x, shape->dtype, b->fwd.n * b->fwd.x.dim);
+    b->dw = mt_example_update(x, MT_F32, b->fwd.x.dim * b->fwd.taps);
+    b->workspace = mt_example_workspace(x, mt_op_short_conv_bwd_workspace(mt_example_device(x), b));
 }
 
-const struct mt_op mt_op_row_short_conv_bwd = {
-    .name = {"short_conv_bwd"},
-    .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN, MT_SIZE_TOP_K},
-    .args_bytes = sizeof(struct mt_short_conv_bwd),
-    .count = offsetof(struct mt_short_conv_bwd, fwd.n),
-    .check = check_bwd,
-    .cost = cost_bwd,
-    .fill = fill_bwd,
-};
+MT_OP_ROW(short_conv_bwd, fwd.n, .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN, MT_SIZE_TOP_K});
