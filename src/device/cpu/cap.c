@@ -9,16 +9,13 @@ MT_HOT static void cap_row(float *x, float cap, size_t n)
         x[i] = cap * mt_tanh_close(x[i] / cap);
 }
 
-static void chunk_main(void *ctx, size_t chunk, int thread)
+static void row(const void *args, size_t r)
 {
-    const struct mt_cap *a = ctx;
-    size_t per = mt_cpu_rows_per_chunk(a->c), end = MT_MIN(a->n, (chunk + 1) * per);
-    (void)thread;
-    for (size_t r = chunk * per; r < end; r++)
-        cap_row(a->x + r * a->ld, a->cap, a->c);
+    const struct mt_cap *a = args;
+    cap_row(a->x + r * a->ld, a->cap, a->c);
 }
 
 void mt_cpu_run_cap(struct mt_cpu_device *d, const struct mt_cap *a)
 {
-    mt_pool_run(d->pool, chunk_main, (void *)(uintptr_t)a, mt_div_up(a->n, mt_cpu_rows_per_chunk(a->c)));
+    mt_cpu_by_rows(d, row, a, a->n, a->c);
 }

@@ -64,6 +64,23 @@ static inline size_t mt_cpu_rows_per_chunk(size_t c)
     return MT_MAX((size_t)1, (size_t)32768 / MT_MAX(c, (size_t)1));
 }
 
+/** row(args, r) for each r < n, in chunks of rows of about c elements. */
+void mt_cpu_by_rows(struct mt_cpu_device *d, void (*row)(const void *args, size_t r), const void *args, size_t n,
+                    size_t c);
+/** The same in blocks of `block` rows. Each adds to `width` sums of its own, which are 0 before; those of all blocks
+ * are then added to dst in order. dst NULL: nothing is summed, and `sums` is NULL. */
+struct mt_cpu_sums {
+    size_t block, width;
+    float *dst;
+    void *workspace; /* mt_cpu_sums_bytes() */
+};
+void mt_cpu_sum_rows(struct mt_cpu_device *d, void (*row)(const void *args, size_t r, float *sums), const void *args,
+                     size_t n, struct mt_cpu_sums s);
+static inline size_t mt_cpu_sums_bytes(size_t n, size_t block, size_t width)
+{
+    return mt_div_up(n, block) * width * sizeof(float);
+}
+
 /** A row as f32: the row itself, or its conversion in `tmp`. */
 const float *mt_cpu_row_f32(enum mt_dtype t, const void *base, size_t first, size_t n, float *tmp);
 /** A place to compute a row as f32 before it is stored: the row itself, or `tmp`. */

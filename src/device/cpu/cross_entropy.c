@@ -82,8 +82,9 @@ static void few_of_row(const struct mt_cross_entropy *a, size_t row)
             values[k] = a->logits[row * a->ld + (size_t)ids[k]];
 }
 
-static void loss_row(const struct mt_cross_entropy *a, size_t row)
+static void loss_row(const void *args, size_t row)
 {
+    const struct mt_cross_entropy *a = args;
     const float *x = a->logits + row * a->ld;
     float max = mt_cpu_max(x, a->vocab);
     float sum = exp_sum(x, max, a->vocab);
@@ -97,17 +98,7 @@ static void loss_row(const struct mt_cross_entropy *a, size_t row)
         few_of_row(a, row);
 }
 
-static void chunk_main(void *ctx, size_t chunk, int thread)
-{
-    const struct mt_cross_entropy *a = ctx;
-    size_t per = mt_cpu_rows_per_chunk(a->vocab), end = MT_MIN(a->n, (chunk + 1) * per);
-    (void)thread;
-    for (size_t r = chunk * per; r < end; r++)
-        loss_row(a, r);
-}
-
 void mt_cpu_run_cross_entropy(struct mt_cpu_device *d, const struct mt_cross_entropy *a)
 {
-    mt_pool_run(d->pool, chunk_main, (void *)(uintptr_t)a,
-                mt_div_up(a->n, mt_cpu_rows_per_chunk(a->vocab)));
+    mt_cpu_by_rows(d, loss_row, a, a->n, a->vocab);
 }

@@ -2,7 +2,7 @@
 /* The rows' norms and scales of DoRA, and columns scaled by them. */
 #include <math.h>
 
-#include "device/cpu/cpu.h"
+#include "device/cpu/pointwise.h"
 
 enum { PIECE = 2048 };
 
@@ -39,26 +39,17 @@ static float of_adapter(const struct mt_dora_scale *a, size_t row)
     return sum;
 }
 
-static void scale_chunk(void *ctx, size_t chunk, int thread)
+static void scale_of_row(const void *args, size_t row)
 {
-    const struct mt_dora_scale *a = ctx;
-    size_t per = mt_cpu_rows_per_chunk(a->c + a->r * a->r), end = MT_MIN(a->n, (chunk + 1) * per);
-    (void)thread;
-    for (size_t row = chunk * per; row < end; row++) {
-        float m;
-        if (!a->magnitude) {
-            a->scale[row] = 1;
-            a->inverse[row] = 0;
-            continue;
-        }
-        a->inverse[row] = 1 / sqrtf(sum_of_squares(a, row) + of_adapter(a, row));
-        a->scale[row] = *mt_cpu_row_f32(a->dtype, a->magnitude, row, 1, &m) * a->inverse[row];
-    }
+    const struct mt_dora_scale *a = args;
+    float m;
+    a->inverse[row] = a->magnitude ? 1 / sqrtf(sum_of_squares(a, row) + of_adapter(a, row)) : 0;
+    a->scale[row] = a->magnitude ? *mt_cpu_row_f32(a->dtype, a->magnitude, row, 1, &m) * a->inverse[row] : 1;
 }
 
 void mt_cpu_run_dora_scale(struct mt_cpu_device *d, const struct mt_dora_scale *a)
 {
-    mt_pool_run(d->pool, scale_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, mt_cpu_rows_per_chunk(a->c + a->r * a->r)));
+    mt_cpu_by_rows(d, scale_of_row, a, a->n, a->c + a->r * a->r);
 }
 
 MT_HOT static void scale_row(float *y, const float *x, const float *scale, size_t n)
@@ -68,32 +59,28 @@ MT_HOT static void scale_row(float *y, const float *x, const float *scale, size_
         y[i] = x[i] * scale[i];
 }
 
-MT_HOT static void add_row(float *y, const float *x, size_t n)
+/* x NULL: zeros */
+MT_HOT static void add_row(float *y, const float *x, const float *z, size_t n)
 {
     MT_INDEPENDENT
     for (size_t i = 0; i < n; i++)
-        y[i] = x[i] + y[i];
+        y[i] = x ? x[i] + z[i] : z[i];
 }
 
-static void columns_chunk(void *ctx, size_t chunk, int thread)
+static void scale_piece(const void *args, const struct mt_cpu_piece *p)
 {
-    const struct mt_scale_columns *a = ctx;
-    float x[PIECE], y[PIECE];
-    size_t per = mt_cpu_rows_per_chunk(a->c), end = MT_MIN(a->n, (chunk + 1) * per);
-    (void)thread;
-    for (size_t row = chunk * per; row < end; row++)
-        for (size_t c = 0; c < a->c; c += PIECE) {
-            size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row * a->c + c;
-            scale_row(y, mt_cpu_row_f32(a->dtype, a->x, at, n, x), a->scale + c, n);
-            if (a->bias)
-                add_row(y, mt_cpu_row_f32(a->dtype, a->bias, c, n, x), n);
-            if (a->add)
-                add_row(y, mt_cpu_row_f32(a->out_dtype, a->add, at, n, x), n);
-            mt_cpu_store_row(a->out_dtype, a->out, at, n, y);
-        }
+    const struct mt_scale_columns *a = args;
+    float y[MT_CPU_PIECE], bias[MT_CPU_PIECE]; /* the output may be what is added */
+    scale_row(y, p->in[0], a->scale + p->first, p->n);
+    if (a->bias)
+        add_row(y, mt_cpu_row_f32(a->dtype, a->bias, p->first, p->n, bias), y, p->n);
+    add_row(p->out[0], p->in[1], y, p->n);
 }
 
 void mt_cpu_run_scale_columns(struct mt_cpu_device *d, const struct mt_scale_columns *a)
 {
-    mt_pool_run(d->pool, columns_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, mt_cpu_rows_per_chunk(a->c)));
+    mt_cpu_run_pointwise(d, &(struct mt_cpu_pointwise){
+        .f = scale_piece, .args = a, .n = a->n, .heads = 1, .dim = a->c,
+        .in = {mt_cpu_rows(a->dtype, a->x, 0, a->c), mt_cpu_rows(a->out_dtype, a->add, 0, a->c)},
+        .out = {mt_cpu_rows(a->out_dtype, a->out, 0, a->c)}});
 }

@@ -23,8 +23,8 @@ static inline void mt_cpu_copy_row(float *dst, enum mt_dtype t, const void *p, s
         memcpy(dst, src, n * sizeof(*dst));
 }
 
-/** With the gate first (norm_of_gated.c). Backward leaves the sums of dw of each row_block rows in the workspace. */
-void mt_cpu_norm_of_gated(struct mt_cpu_device *d, const struct mt_gated_norm *a);
-void mt_cpu_norm_of_gated_bwd(struct mt_cpu_device *d, const struct mt_gated_norm_bwd *b, size_t row_block);
+/** A row with the gate first (norm_of_gated.c): of struct mt_gated_norm, and of struct mt_gated_norm_bwd. */
+void mt_cpu_norm_of_gated_row(const void *args, size_t row);
+void mt_cpu_norm_of_gated_row_bwd(const void *args, size_t row, float *dw);
 
 #endif

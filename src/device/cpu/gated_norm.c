@@ -73,36 +73,30 @@ static void load(const struct mt_gated_norm *a, size_t row, size_t head, struct 
     mt_cpu_round_row(a->dtype, h->t, n);
 }
 
-static void forward_chunk(void *ctx, size_t chunk, int thread)
+static void forward_row(const void *args, size_t row)
 {
-    const struct mt_gated_norm *a = ctx;
-    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK), n = a->x.dim;
+    const struct mt_gated_norm *a = args;
     struct head h;
     float tmp[MOST];
-    (void)thread;
-    mt_cpu_copy_row(h.w, a->dtype, a->w, 0, n);
-    for (size_t r = chunk * ROW_BLOCK; r < end; r++)
-        for (size_t i = 0; i < a->x.n; i++) {
-            size_t to = mt_heads_at(&a->y, r, i);
-            load(a, r, i, &h);
-            float *y = mt_cpu_row_place(a->dtype, a->y.p, to, tmp);
-            gate(y, h.t, h.z, n);
-            mt_cpu_store_row(a->dtype, a->y.p, to, n, y);
-        }
+    mt_cpu_copy_row(h.w, a->dtype, a->w, 0, a->x.dim);
+    for (size_t i = 0; i < a->x.n; i++) {
+        size_t to = mt_heads_at(&a->y, row, i);
+        load(a, row, i, &h);
+        float *y = mt_cpu_row_place(a->dtype, a->y.p, to, tmp);
+        gate(y, h.t, h.z, a->x.dim);
+        mt_cpu_store_row(a->dtype, a->y.p, to, a->x.dim, y);
+    }
 }
 
 void mt_cpu_run_gated_norm(struct mt_cpu_device *d, const struct mt_gated_norm *a)
 {
-    if (a->gate_first)
-        mt_cpu_norm_of_gated(d, a);
-    else
-        mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, ROW_BLOCK));
+    mt_cpu_by_rows(d, a->gate_first ? mt_cpu_norm_of_gated_row : forward_row, a, a->n, a->x.n * a->x.dim);
 }
 
 size_t mt_cpu_gated_norm_bwd_workspace(const struct mt_device_limits *l, const struct mt_gated_norm_bwd *b)
 {
     (void)l;
-    return mt_div_up(b->fwd.n, ROW_BLOCK) * mt_gated_norm_weights(&b->fwd) * sizeof(float);
+    return mt_cpu_sums_bytes(b->fwd.n, ROW_BLOCK, mt_gated_norm_weights(&b->fwd));
 }
 
 static void backward_head(const struct mt_gated_norm_bwd *b, size_t row, size_t i, struct head *h, float *dw)
@@ -124,29 +118,17 @@ static void backward_head(const struct mt_gated_norm_bwd *b, size_t row, size_t 
     mt_cpu_store_row(a->dtype, b->dx.p, to, n, dx);
 }
 
-static void backward_chunk(void *ctx, size_t chunk, int thread)
+static void backward_row(const void *args, size_t row, float *dw)
 {
-    const struct mt_gated_norm_bwd *b = ctx;
-    const struct mt_gated_norm *a = &b->fwd;
-    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
-    float *dw = b->dw ? (float *)b->workspace + chunk * a->x.dim : NULL;
+    const struct mt_gated_norm_bwd *b = args;
     struct head h;
-    (void)thread;
-    mt_cpu_copy_row(h.w, a->dtype, a->w, 0, a->x.dim);
-    if (dw)
-        memset(dw, 0, a->x.dim * sizeof(*dw));
-    for (size_t r = chunk * ROW_BLOCK; r < end; r++)
-        for (size_t i = 0; i < a->x.n; i++)
-            backward_head(b, r, i, &h, dw);
+    mt_cpu_copy_row(h.w, b->fwd.dtype, b->fwd.w, 0, b->fwd.x.dim);
+    for (size_t i = 0; i < b->fwd.x.n; i++)
+        backward_head(b, row, i, &h, dw);
 }
 
 void mt_cpu_run_gated_norm_bwd(struct mt_cpu_device *d, const struct mt_gated_norm_bwd *b)
 {
-    size_t blocks = mt_div_up(b->fwd.n, ROW_BLOCK);
-    if (b->fwd.gate_first)
-        mt_cpu_norm_of_gated_bwd(d, b, ROW_BLOCK);
-    else
-        mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)b, blocks);
-    if (b->dw)
-        mt_cpu_fold(d, b->dw, b->workspace, blocks, mt_gated_norm_weights(&b->fwd));
+    mt_cpu_sum_rows(d, b->fwd.gate_first ? mt_cpu_norm_of_gated_row_bwd : backward_row, b, b->fwd.n,
+                    (struct mt_cpu_sums){ROW_BLOCK, mt_gated_norm_weights(&b->fwd), b->dw, b->workspace});
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = act(g) u; dg = dy u act'(g), du = dy act(g). Computed in f32, rounded once. */
+/* y = act(g) u; dg = dy u act'(g), du = dy act(g). Computed in f32, rounded once. Without a gate, u is 1. */
 #include <string.h>
 
-#include "device/cpu/cpu.h"
+#include "device/cpu/pointwise.h"
 #include "device/cpu/vecmath.h"
 
-enum { PIECE = 1024 };
+enum { PIECE = MT_CPU_PIECE };
 
 /* y = act * up. dy/dgate = slope * up, dy/dup = du; slope or du is 0 where gate or up was clamped. Without a gate,
  * it is the only input that is called the gate: up is 1. */
@@ -38,50 +38,44 @@ MT_HOT_PART struct terms terms_of(enum mt_glu_kind kind, struct shape p, float g
     return (struct terms){act, v + 1.0f, x == g ? s * (1.0f + p.alpha * x * (1.0f - s)) : 0.0f, v == u ? act : 0.0f};
 }
 
-/* dg may overwrite g, du u, and y dy. */
-struct pieces {
-    float *dg, *du, *y;
-    const float *g, *u, *dy;
-    struct shape shape;
-    float weight; /* of the expert */
-};
+enum { G, U, DY };
+enum { DG, DU, Y };
 
-MT_HOT_PART void forward_of(enum mt_glu_kind kind, const struct pieces *p, size_t n)
+/* A unit; the output is of `in[G]` alone where `gated` is false. */
+MT_HOT_PART void forward_of(enum mt_glu_kind kind, bool gated, struct shape shape, const struct mt_cpu_piece *p)
 {
-    float *restrict y = p->y;
-    const float *restrict g = p->g, *restrict u = p->u;
-    struct shape shape = p->shape;
-    for (size_t i = 0; i < n; i++) {
-        struct terms t = terms_of(kind, shape, g[i], u[i]);
+    float *restrict y = p->out[Y];
+    const float *restrict g = p->in[G], *restrict u = p->in[U];
+    for (size_t i = 0; i < p->n; i++) {
+        struct terms t = terms_of(kind, shape, g[i], gated ? u[i] : 1.0f);
         y[i] = t.act * t.up;
     }
 }
 
-MT_HOT_PART void backward_of(enum mt_glu_kind kind, const struct pieces *p, size_t n)
+/* dg may overwrite g, du u, and y dy. */
+MT_HOT_PART void backward_of(enum mt_glu_kind kind, bool gated, struct shape shape, const struct mt_cpu_piece *p)
 {
-    float *dg = p->dg, *du = p->du, *y = p->y;
-    const float *g = p->g, *u = p->u, *dy = p->dy;
-    struct shape shape = p->shape;
+    float *dg = p->out[DG], *du = p->out[DU], *y = p->out[Y];
+    const float *g = p->in[G], *u = p->in[U], *dy = p->in[DY];
     MT_INDEPENDENT
-    for (size_t i = 0; i < n; i++) {
-        struct terms t = terms_of(kind, shape, g[i], u[i]);
+    for (size_t i = 0; i < p->n; i++) {
+        struct terms t = terms_of(kind, shape, g[i], gated ? u[i] : 1.0f);
         float gate = dy[i] * t.up;
-        du[i] = dy[i] * t.du;
+        if (gated)
+            du[i] = dy[i] * t.du;
         dg[i] = gate * t.slope;
         y[i] = t.act * t.up;
     }
 }
 
 /* Multiplies all three by the expert's weight; returns the sum of dy y without it, in MT_LANES lanes. */
-MT_HOT_PART float expert_of(enum mt_glu_kind kind, const struct pieces *p, size_t n)
+MT_HOT_PART float expert_of(enum mt_glu_kind kind, bool gated, struct shape shape, float w,
+                            const struct mt_cpu_piece *p)
 {
-    float *dg = p->dg, *du = p->du, *y = p->y, product[PIECE];
-    const float *g = p->g, *u = p->u, *dy = p->dy;
-    struct shape shape = p->shape;
-    float w = p->weight;
-    const bool gated = kind != MT_GLU_RELU2;
+    float *dg = p->out[DG], *du = p->out[DU], *y = p->out[Y], product[PIECE];
+    const float *g = p->in[G], *u = p->in[U], *dy = p->in[DY];
     MT_INDEPENDENT
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < p->n; i++) {
         struct terms t = terms_of(kind, shape, g[i], gated ? u[i] : 1.0f);
         float d = dy[i], weighted = w * d, out = t.act * t.up;
         product[i] = d * out;
@@ -90,95 +84,89 @@ MT_HOT_PART float expert_of(enum mt_glu_kind kind, const struct pieces *p, size_
         dg[i] = weighted * t.up * t.slope;
         y[i] = w * out;
     }
-    return mt_cpu_sum(product, n);
+    return mt_cpu_sum(product, p->n);
 }
 
-#define FOR_KIND(name, kind)                                                                       \
-    MT_HOT static void name##_forward(const struct pieces *p, size_t n)                            \
+#define FOR_KIND(name, kind, gated)                                                                \
+    MT_HOT static void name##_forward(struct shape s, const struct mt_cpu_piece *p)                \
     {                                                                                              \
-        forward_of(kind, p, n);                                                                    \
+        forward_of(kind, gated, s, p);                                                             \
     }                                                                                              \
-    MT_HOT static void name##_backward(const struct pieces *p, size_t n)                           \
+    MT_HOT static void name##_backward(struct shape s, const struct mt_cpu_piece *p)               \
     {                                                                                              \
-        backward_of(kind, p, n);                                                                   \
+        backward_of(kind, gated, s, p);                                                            \
     }                                                                                              \
-    MT_HOT static float name##_expert(const struct pieces *p, size_t n)                            \
+    MT_HOT static float name##_expert(struct shape s, float w, const struct mt_cpu_piece *p)       \
     {                                                                                              \
-        return expert_of(kind, p, n);                                                              \
-    }
-FOR_KIND(silu, MT_GLU_SILU)
-FOR_KIND(gelu, MT_GLU_GELU_TANH)
-FOR_KIND(clamped, MT_GLU_CLAMPED)
+        return expert_of(kind, gated, s, w, p);                                                    \
+    }                                                                                              \
+    static const struct loops name = {name##_forward, name##_backward, name##_expert};
+struct loops {
+    void (*forward)(struct shape s, const struct mt_cpu_piece *p);
+    void (*backward)(struct shape s, const struct mt_cpu_piece *p);
+    float (*expert)(struct shape s, float w, const struct mt_cpu_piece *p);
+};
+FOR_KIND(silu, MT_GLU_SILU, true)
+FOR_KIND(gelu, MT_GLU_GELU_TANH, true)
+FOR_KIND(clamped, MT_GLU_CLAMPED, true)
+FOR_KIND(relu2, MT_GLU_RELU2, false)
+FOR_KIND(gelu_alone, MT_GLU_GELU_TANH, false)
 #undef FOR_KIND
 
-MT_HOT static float relu2_expert(const struct pieces *p, size_t n)
-{
-    return expert_of(MT_GLU_RELU2, p, n);
-}
+static const struct loops *const units[] = {
+    [MT_GLU_SILU] = &silu, [MT_GLU_GELU_TANH] = &gelu, [MT_GLU_CLAMPED] = &clamped, [MT_GLU_RELU2] = &relu2};
+static const struct loops *const activations[] = {[MT_ACTIVATE_RELU2] = &relu2, [MT_ACTIVATE_GELU_TANH] = &gelu_alone};
 
-static const struct {
-    void (*forward)(const struct pieces *p, size_t n);
-    void (*backward)(const struct pieces *p, size_t n);
-    float (*expert)(const struct pieces *p, size_t n);
-} loops[] = {
-    [MT_GLU_SILU] = {silu_forward, silu_backward, silu_expert},
-    [MT_GLU_GELU_TANH] = {gelu_forward, gelu_backward, gelu_expert},
-    [MT_GLU_CLAMPED] = {clamped_forward, clamped_backward, clamped_expert},
-    [MT_GLU_RELU2] = {.expert = relu2_expert},
+struct unit {
+    const struct loops *loops;
+    struct shape shape;
 };
 
-static void forward_chunk(void *ctx, size_t chunk, int thread)
+static void forward(const void *args, const struct mt_cpu_piece *p)
 {
-    const struct mt_glu *a = ctx;
-    size_t per = mt_cpu_rows_per_chunk(a->f), end = MT_MIN(a->n, (chunk + 1) * per);
-    float g[PIECE], u[PIECE], tmp[PIECE];
-    (void)thread;
-    for (size_t r = chunk * per; r < end; r++)
-        for (size_t c = 0; c < a->f; c += PIECE) {
-            size_t n = MT_MIN((size_t)PIECE, a->f - c), at = r * 2 * a->f + c;
-            struct pieces p = {.shape = {a->alpha, a->limit},
-                               .g = mt_cpu_row_f32(a->dtype, a->gate_up, at, n, g),
-                               .u = mt_cpu_row_f32(a->dtype, a->gate_up, at + a->f, n, u),
-                               .y = mt_cpu_row_place(a->dtype, a->out, r * a->f + c, tmp)};
-            loops[a->kind].forward(&p, n);
-            mt_cpu_store_row(a->dtype, a->out, r * a->f + c, n, p.y);
-        }
+    const struct unit *u = args;
+    u->loops->forward(u->shape, p);
+}
+
+static void backward(const void *args, const struct mt_cpu_piece *p)
+{
+    const struct unit *u = args;
+    u->loops->backward(u->shape, p);
 }
 
 void mt_cpu_run_glu(struct mt_cpu_device *d, const struct mt_glu *a)
 {
-    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a,
-                mt_div_up(a->n, mt_cpu_rows_per_chunk(a->f)));
-}
-
-static void backward_chunk(void *ctx, size_t chunk, int thread)
-{
-    const struct mt_glu_bwd *a = ctx;
-    size_t per = mt_cpu_rows_per_chunk(a->f), end = MT_MIN(a->n, (chunk + 1) * per);
-    float g[PIECE], u[PIECE], dy[PIECE];
-    (void)thread;
-    for (size_t r = chunk * per; r < end; r++)
-        for (size_t c = 0; c < a->f; c += PIECE) {
-            size_t n = MT_MIN((size_t)PIECE, a->f - c), at = r * 2 * a->f + c;
-            struct pieces p = {.shape = {a->alpha, a->limit},
-                               .g = mt_cpu_row_f32(a->dtype, a->gate_up, at, n, g),
-                               .u = mt_cpu_row_f32(a->dtype, a->gate_up, at + a->f, n, u),
-                               .dy = mt_cpu_row_f32(a->dtype, a->dout, r * a->f + c, n, dy),
-                               .dg = mt_cpu_row_place(a->dtype, a->dgate_up, at, g),
-                               .du = mt_cpu_row_place(a->dtype, a->dgate_up, at + a->f, u)};
-            p.y = a->out ? mt_cpu_row_place(a->dtype, a->out, r * a->f + c, dy) : dy;
-            loops[a->kind].backward(&p, n);
-            mt_cpu_store_row(a->dtype, a->dgate_up, at, n, p.dg);
-            mt_cpu_store_row(a->dtype, a->dgate_up, at + a->f, n, p.du);
-            if (a->out)
-                mt_cpu_store_row(a->dtype, a->out, r * a->f + c, n, p.y);
-        }
+    struct unit u = {units[a->kind], {a->alpha, a->limit}};
+    mt_cpu_run_pointwise(d, &(struct mt_cpu_pointwise){
+        .f = forward, .args = &u, .n = a->n, .heads = 1, .dim = a->f,
+        .in = {mt_cpu_rows(a->dtype, a->gate_up, 0, 2 * a->f), mt_cpu_rows(a->dtype, a->gate_up, a->f, 2 * a->f)},
+        .out = {[Y] = mt_cpu_rows(a->dtype, a->out, 0, a->f)}});
 }
 
 void mt_cpu_run_glu_bwd(struct mt_cpu_device *d, const struct mt_glu_bwd *a)
 {
-    mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)a,
-                mt_div_up(a->n, mt_cpu_rows_per_chunk(a->f)));
+    struct unit u = {units[a->kind], {a->alpha, a->limit}};
+    mt_cpu_run_pointwise(d, &(struct mt_cpu_pointwise){
+        .f = backward, .args = &u, .n = a->n, .heads = 1, .dim = a->f,
+        .in = {mt_cpu_rows(a->dtype, a->gate_up, 0, 2 * a->f), mt_cpu_rows(a->dtype, a->gate_up, a->f, 2 * a->f),
+               mt_cpu_rows(a->dtype, a->dout, 0, a->f)},
+        .out = {mt_cpu_rows(a->dtype, a->dgate_up, 0, 2 * a->f), mt_cpu_rows(a->dtype, a->dgate_up, a->f, 2 * a->f),
+                mt_cpu_rows(a->dtype, a->out, 0, a->f)}});
+}
+
+void mt_cpu_run_activate(struct mt_cpu_device *d, const struct mt_activate *a)
+{
+    mt_cpu_run_pointwise(d, &(struct mt_cpu_pointwise){
+        .f = forward, .args = &(struct unit){.loops = activations[a->kind]}, .n = a->n, .heads = 1, .dim = a->f,
+        .in = {mt_cpu_rows(a->dtype, a->x, 0, a->f)}, .out = {[Y] = mt_cpu_rows(a->dtype, a->out, 0, a->f)}});
+}
+
+void mt_cpu_run_activate_bwd(struct mt_cpu_device *d, const struct mt_activate_bwd *a)
+{
+    mt_cpu_run_pointwise(d, &(struct mt_cpu_pointwise){
+        .f = backward, .args = &(struct unit){.loops = activations[a->kind]}, .n = a->n, .heads = 1, .dim = a->f,
+        .in = {[G] = mt_cpu_rows(a->dtype, a->x, 0, a->f), [DY] = mt_cpu_rows(a->dtype, a->dout, 0, a->f)},
+        .out = {[DG] = mt_cpu_rows(a->dtype, a->dx, 0, a->f), [Y] = mt_cpu_rows(a->dtype, a->out, 0, a->f)}});
 }
 
 /* --- of an expert ----------------------------------------------------------------------------- */
@@ -195,47 +183,37 @@ static float bias_part(const struct mt_expert_glu_bwd *a, size_t row)
     return sum;
 }
 
-static void expert_row(const struct mt_expert_glu_bwd *a, size_t r)
+static void expert_row(const void *args, size_t r)
 {
+    const struct mt_expert_glu_bwd *a = args;
     float g[PIECE], u[PIECE], dy[PIECE], sum = 0;
-    size_t entry = a->list ? (size_t)a->list[r] : r, inputs = mt_glu_inputs(a->kind);
+    size_t bytes = a->f * mt_dtype_size(a->dtype), inputs = mt_glu_inputs(a->kind);
+    if (r >= a->n) {
+        memset((char *)a->dgate_up + inputs * r * bytes, 0, inputs * bytes);
+        memset((char *)a->out + r * bytes, 0, bytes);
+        return;
+    }
+    size_t entry = a->list ? (size_t)a->list[r] : r;
     for (size_t c = 0; c < a->f; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->f - c), at = r * inputs * a->f + c, at_out = r * a->f + c;
-        struct pieces p = {.shape = {a->alpha, a->limit}, .weight = a->weights[entry],
-                           .g = mt_cpu_row_f32(a->dtype, a->gate_up, at, n, g),
-                           .dy = mt_cpu_row_f32(a->dtype, a->dout, at_out, n, dy),
-                           .dg = mt_cpu_row_place(a->dtype, a->dgate_up, at, g),
-                           .y = mt_cpu_row_place(a->dtype, a->out, at_out, dy)};
+        struct mt_cpu_piece p = {.n = n, .in = {[G] = mt_cpu_row_f32(a->dtype, a->gate_up, at, n, g),
+                                                [DY] = mt_cpu_row_f32(a->dtype, a->dout, at_out, n, dy)},
+                                 .out = {[DG] = mt_cpu_row_place(a->dtype, a->dgate_up, at, g),
+                                         [Y] = mt_cpu_row_place(a->dtype, a->out, at_out, dy)}};
         if (inputs == 2) {
-            p.u = mt_cpu_row_f32(a->dtype, a->gate_up, at + a->f, n, u);
-            p.du = mt_cpu_row_place(a->dtype, a->dgate_up, at + a->f, u);
+            p.in[U] = mt_cpu_row_f32(a->dtype, a->gate_up, at + a->f, n, u);
+            p.out[DU] = mt_cpu_row_place(a->dtype, a->dgate_up, at + a->f, u);
         }
-        sum += loops[a->kind].expert(&p, n);
-        mt_cpu_store_row(a->dtype, a->dgate_up, at, n, p.dg);
+        sum += units[a->kind]->expert((struct shape){a->alpha, a->limit}, a->weights[entry], &p);
+        mt_cpu_store_row(a->dtype, a->dgate_up, at, n, p.out[DG]);
         if (inputs == 2)
-            mt_cpu_store_row(a->dtype, a->dgate_up, at + a->f, n, p.du);
-        mt_cpu_store_row(a->dtype, a->out, at_out, n, p.y);
+            mt_cpu_store_row(a->dtype, a->dgate_up, at + a->f, n, p.out[DU]);
+        mt_cpu_store_row(a->dtype, a->out, at_out, n, p.out[Y]);
     }
     a->dweights[entry] = sum + bias_part(a, r);
 }
 
-static void expert_chunk(void *ctx, size_t chunk, int thread)
-{
-    const struct mt_expert_glu_bwd *a = ctx;
-    size_t per = mt_cpu_rows_per_chunk(a->f), end = MT_MIN(a->n_padded, (chunk + 1) * per);
-    size_t bytes = a->f * mt_dtype_size(a->dtype), inputs = mt_glu_inputs(a->kind);
-    (void)thread;
-    for (size_t r = chunk * per; r < end; r++) {
-        if (r < a->n) {
-            expert_row(a, r);
-            continue;
-        }
-        memset((char *)a->dgate_up + inputs * r * bytes, 0, inputs * bytes);
-        memset((char *)a->out + r * bytes, 0, bytes);
-    }
-}
-
 void mt_cpu_run_expert_glu_bwd(struct mt_cpu_device *d, const struct mt_expert_glu_bwd *a)
 {
-    mt_pool_run(d->pool, expert_chunk, (void *)(uintptr_t)a, mt_div_up(a->n_padded, mt_cpu_rows_per_chunk(a->f)));
+    mt_cpu_by_rows(d, expert_row, a, a->n_padded, a->f);
 }

@@ -46,8 +46,9 @@ static float rstd_of(const struct mt_layernorm *a, size_t row, float mean)
     return 1.0f / sqrtf(sum / (float)a->c + a->eps);
 }
 
-static void forward_row(const struct mt_layernorm *a, size_t row)
+static void forward_row(const void *args, size_t row)
 {
+    const struct mt_layernorm *a = args;
     float x[PIECE], w[PIECE], b[PIECE], tmp[PIECE];
     float mean = mean_of(a->dtype, a->x, row * a->c, a->c);
     if (!a->use_rstd)
@@ -62,18 +63,9 @@ static void forward_row(const struct mt_layernorm *a, size_t row)
     }
 }
 
-static void forward_chunk(void *ctx, size_t chunk, int thread)
-{
-    const struct mt_layernorm *a = ctx;
-    size_t per = mt_cpu_rows_per_chunk(a->c), end = MT_MIN(a->n, (chunk + 1) * per);
-    (void)thread;
-    for (size_t r = chunk * per; r < end; r++)
-        forward_row(a, r);
-}
-
 void mt_cpu_run_layernorm(struct mt_cpu_device *d, const struct mt_layernorm *a)
 {
-    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, mt_cpu_rows_per_chunk(a->c)));
+    mt_cpu_by_rows(d, forward_row, a, a->n, a->c);
 }
 
 /* The workspace has a row for each block of rows: its parts of dw and db. */
@@ -85,7 +77,7 @@ static size_t sums_of(const struct mt_layernorm_bwd *a)
 size_t mt_cpu_layernorm_bwd_workspace(const struct mt_device_limits *l, const struct mt_layernorm_bwd *a)
 {
     (void)l;
-    return mt_div_up(a->n, ROW_BLOCK) * sums_of(a) * sizeof(float);
+    return mt_cpu_sums_bytes(a->n, ROW_BLOCK, sums_of(a));
 }
 
 MT_HOT static void multiply(float *restrict y, const float *restrict dy, const float *restrict w, float plus, size_t n)
@@ -126,8 +118,9 @@ MT_HOT static void add_gradients(float *restrict dw, float *restrict db, const f
         db[i] += dy[i];
 }
 
-static void backward_row(const struct mt_layernorm_bwd *a, size_t row, float *sums)
+static void backward_row(const void *args, size_t row, float *sums)
 {
+    const struct mt_layernorm_bwd *a = args;
     struct piece p;
     float res[PIECE], out[PIECE];
     float mean = mean_of(a->dtype, a->x, row * a->c, a->c), of[2] = {0, 0};
@@ -149,22 +142,7 @@ static void backward_row(const struct mt_layernorm_bwd *a, size_t row, float *su
     }
 }
 
-static void backward_chunk(void *ctx, size_t chunk, int thread)
-{
-    const struct mt_layernorm_bwd *a = ctx;
-    float *sums = a->dw ? (float *)a->workspace + chunk * sums_of(a) : NULL;
-    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
-    (void)thread;
-    if (sums)
-        memset(sums, 0, sums_of(a) * sizeof(float));
-    for (size_t r = chunk * ROW_BLOCK; r < end; r++)
-        backward_row(a, r, sums);
-}
-
 void mt_cpu_run_layernorm_bwd(struct mt_cpu_device *d, const struct mt_layernorm_bwd *a)
 {
-    size_t blocks = mt_div_up(a->n, ROW_BLOCK);
-    mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)a, blocks);
-    if (a->dw)
-        mt_cpu_fold(d, a->dw, a->workspace, blocks, sums_of(a));
+    mt_cpu_sum_rows(d, backward_row, a, a->n, (struct mt_cpu_sums){ROW_BLOCK, sums_of(a), a->dw, a->workspace});
 }

@@ -20,12 +20,15 @@ MT_HOT static void weigh_f32(float *restrict dst, const float *restrict src, flo
         dst[i] = w * src[i];
 }
 
-static void gather_row(const struct mt_moe_gather *a, size_t row, size_t bytes)
+static void gather_row(const void *args, size_t row)
 {
-    size_t entry = (size_t)a->list[row];
+    const struct mt_moe_gather *a = args;
+    size_t entry = row < a->n ? (size_t)a->list[row] : 0, bytes = a->c * mt_dtype_size(a->dtype);
     char *dst = (char *)a->out + row * bytes;
     const char *src = (const char *)a->x + entry / a->k * bytes;
-    if (!a->weights)
+    if (row >= a->n)
+        memset(dst, 0, bytes);
+    else if (!a->weights)
         memcpy(dst, src, bytes);
     else if (a->dtype == MT_BF16)
         weigh_bf16((uint16_t *)(void *)dst, (const uint16_t *)(const void *)src, a->weights[entry], a->c);
@@ -33,22 +36,9 @@ static void gather_row(const struct mt_moe_gather *a, size_t row, size_t bytes)
         weigh_f32((float *)(void *)dst, (const float *)(const void *)src, a->weights[entry], a->c);
 }
 
-static void gather_chunk(void *ctx, size_t chunk, int thread)
-{
-    const struct mt_moe_gather *a = ctx;
-    size_t per = mt_cpu_rows_per_chunk(a->c), first = chunk * per, end = MT_MIN(a->n_padded, first + per);
-    size_t bytes = a->c * mt_dtype_size(a->dtype);
-    (void)thread;
-    for (size_t r = first; r < MT_MIN(end, a->n); r++)
-        gather_row(a, r, bytes);
-    first = MT_MAX(first, a->n);
-    if (first < end)
-        memset((char *)a->out + first * bytes, 0, (end - first) * bytes);
-}
-
 void mt_cpu_run_moe_gather(struct mt_cpu_device *d, const struct mt_moe_gather *a)
 {
-    mt_pool_run(d->pool, gather_chunk, (void *)(uintptr_t)a, mt_div_up(a->n_padded, mt_cpu_rows_per_chunk(a->c)));
+    mt_cpu_by_rows(d, gather_row, a, a->n_padded, a->c);
 }
 
 MT_HOT static void add_bf16(float *restrict sum, const uint16_t *restrict src, float w, size_t n)
@@ -81,8 +71,9 @@ static size_t next_entry(const struct mt_moe_combine *a, size_t token, size_t fr
     return best;
 }
 
-static void combine_token(const struct mt_moe_combine *a, size_t token)
+static void combine_token(const void *args, size_t token)
 {
+    const struct mt_moe_combine *a = args;
     size_t entry = 0, at = 0;
     while ((at = next_entry(a, token, at, &entry)) < a->rows) {
         size_t row = a->down ? a->rows - 1 - at : at;
@@ -95,16 +86,7 @@ static void combine_token(const struct mt_moe_combine *a, size_t token)
     }
 }
 
-static void combine_chunk(void *ctx, size_t chunk, int thread)
-{
-    const struct mt_moe_combine *a = ctx;
-    size_t per = mt_cpu_rows_per_chunk(a->c), end = MT_MIN(a->n, (chunk + 1) * per);
-    (void)thread;
-    for (size_t t = chunk * per; t < end; t++)
-        combine_token(a, t);
-}
-
 void mt_cpu_run_moe_combine(struct mt_cpu_device *d, const struct mt_moe_combine *a)
 {
-    mt_pool_run(d->pool, combine_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, mt_cpu_rows_per_chunk(a->c)));
+    mt_cpu_by_rows(d, combine_token, a, a->n, a->c);
 }

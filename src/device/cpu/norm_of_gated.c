@@ -12,7 +12,7 @@
 #include "device/cpu/gated.h"
 #include "device/cpu/vecmath.h"
 
-enum { ROW_BLOCK = 16, PIECE = 512 };
+enum { PIECE = 512 };
 
 /* Elements [first, first + n) of a head of a row. */
 struct piece {
@@ -95,18 +95,11 @@ static void forward_head(const struct mt_gated_norm *a, size_t row, size_t head)
     }
 }
 
-static void forward_chunk(void *ctx, size_t chunk, int thread)
+void mt_cpu_norm_of_gated_row(const void *args, size_t row)
 {
-    const struct mt_gated_norm *a = ctx;
-    (void)thread;
-    for (size_t r = chunk * ROW_BLOCK; r < MT_MIN(a->n, (chunk + 1) * ROW_BLOCK); r++)
-        for (size_t i = 0; i < a->x.n; i++)
-            forward_head(a, r, i);
-}
-
-void mt_cpu_norm_of_gated(struct mt_cpu_device *d, const struct mt_gated_norm *a)
-{
-    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, ROW_BLOCK));
+    const struct mt_gated_norm *a = args;
+    for (size_t i = 0; i < a->x.n; i++)
+        forward_head(a, row, i);
 }
 
 /* dw: of the head; NULL: not wanted. */
@@ -138,27 +131,9 @@ static void backward_head(const struct mt_gated_norm_bwd *b, size_t row, size_t 
     }
 }
 
-struct job {
-    const struct mt_gated_norm_bwd *b;
-    size_t row_block;
-};
-
-static void backward_chunk(void *ctx, size_t chunk, int thread)
+void mt_cpu_norm_of_gated_row_bwd(const void *args, size_t row, float *dw)
 {
-    const struct job *j = ctx;
-    const struct mt_gated_norm *a = &j->b->fwd;
-    size_t all = mt_gated_norm_weights(a);
-    float *dw = j->b->dw ? (float *)j->b->workspace + chunk * all : NULL;
-    (void)thread;
-    if (dw)
-        memset(dw, 0, all * sizeof(*dw));
-    for (size_t r = chunk * j->row_block; r < MT_MIN(a->n, (chunk + 1) * j->row_block); r++)
-        for (size_t i = 0; i < a->x.n; i++)
-            backward_head(j->b, r, i, dw ? dw + i * a->x.dim : NULL);
-}
-
-void mt_cpu_norm_of_gated_bwd(struct mt_cpu_device *d, const struct mt_gated_norm_bwd *b, size_t row_block)
-{
-    struct job j = {b, row_block};
-    mt_pool_run(d->pool, backward_chunk, &j, mt_div_up(b->fwd.n, row_block));
+    const struct mt_gated_norm_bwd *b = args;
+    for (size_t i = 0; i < b->fwd.x.n; i++)
+        backward_head(b, row, i, dw ? dw + i * b->fwd.x.dim : NULL);
 }

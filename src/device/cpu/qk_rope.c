@@ -62,22 +62,18 @@ MT_HOT static void forward_head(const struct mt_qk_rope *a, size_t row, bool key
     mt_cpu_store_row(a->dtype, to->p, mt_heads_at(to, row, head), d, x);
 }
 
-static void forward_chunk(void *ctx, size_t chunk, int thread)
+static void forward_row(const void *args, size_t row)
 {
-    const struct mt_qk_rope *a = ctx;
-    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
-    (void)thread;
-    for (size_t r = chunk * ROW_BLOCK; r < end; r++) {
-        for (size_t h = 0; h < a->q.n; h++)
-            forward_head(a, r, false, h);
-        for (size_t h = 0; h < a->k.n; h++)
-            forward_head(a, r, true, h);
-    }
+    const struct mt_qk_rope *a = args;
+    for (size_t h = 0; h < a->q.n; h++)
+        forward_head(a, row, false, h);
+    for (size_t h = 0; h < a->k.n; h++)
+        forward_head(a, row, true, h);
 }
 
 void mt_cpu_run_qk_rope(struct mt_cpu_device *d, const struct mt_qk_rope *a)
 {
-    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, ROW_BLOCK));
+    mt_cpu_by_rows(d, forward_row, a, a->n, a->q.n * a->q.dim + a->k.n * a->k.dim);
 }
 
 size_t mt_cpu_qk_rope_bwd_workspace(const struct mt_device_limits *l, const struct mt_qk_rope_bwd *a)

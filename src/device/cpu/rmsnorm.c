@@ -12,11 +12,6 @@
 
 enum { ROW_BLOCK = 32, PIECE = 2048 };
 
-struct forward_job {
-    const struct mt_rmsnorm *a;
-    size_t per_chunk;
-};
-
 MT_HOT static void normalise(float *restrict y, const float *restrict x, float rstd, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -46,8 +41,9 @@ static float square_sum(const struct mt_rmsnorm *a, size_t row)
     return sum;
 }
 
-static void forward_row(const struct mt_rmsnorm *a, size_t row)
+static void forward_row(const void *args, size_t row)
 {
+    const struct mt_rmsnorm *a = args;
     float x[PIECE], w[PIECE], tmp[PIECE];
     if (!a->use_rstd)
         a->rstd[row] = 1.0f / sqrtf(square_sum(a, row) / (float)a->c + a->eps);
@@ -63,25 +59,15 @@ static void forward_row(const struct mt_rmsnorm *a, size_t row)
     }
 }
 
-static void forward_chunk(void *ctx, size_t chunk, int thread)
-{
-    const struct forward_job *j = ctx;
-    size_t end = MT_MIN(j->a->n, (chunk + 1) * j->per_chunk);
-    (void)thread;
-    for (size_t r = chunk * j->per_chunk; r < end; r++)
-        forward_row(j->a, r);
-}
-
 void mt_cpu_run_rmsnorm(struct mt_cpu_device *d, const struct mt_rmsnorm *a)
 {
-    struct forward_job j = {a, mt_cpu_rows_per_chunk(a->c)};
-    mt_pool_run(d->pool, forward_chunk, &j, mt_div_up(a->n, j.per_chunk));
+    mt_cpu_by_rows(d, forward_row, a, a->n, a->c);
 }
 
 size_t mt_cpu_rmsnorm_bwd_workspace(const struct mt_device_limits *l, const struct mt_rmsnorm_bwd *a)
 {
     (void)l;
-    return mt_div_up(a->n, ROW_BLOCK) * a->c * sizeof(float);
+    return mt_cpu_sums_bytes(a->n, ROW_BLOCK, a->c);
 }
 
 /* sum over the row of dy w x; times rstd it is the sum of g xhat. */
@@ -113,8 +99,9 @@ MT_HOT static void add_weight_gradient(float *restrict dw, const float *restrict
         dw[i] += dy[i] * xhat[i];
 }
 
-static void backward_row(const struct mt_rmsnorm_bwd *a, size_t row, float *dw)
+static void backward_row(const void *args, size_t row, float *dw)
 {
+    const struct mt_rmsnorm_bwd *a = args;
     float x[PIECE], w[PIECE], dy[PIECE], g[PIECE], res[PIECE], out[PIECE];
     float rstd = a->rstd[row], mean = project(a, row) * rstd / (float)a->c;
     for (size_t c = 0; c < a->c; c += PIECE) {
@@ -135,24 +122,9 @@ static void backward_row(const struct mt_rmsnorm_bwd *a, size_t row, float *dw)
     }
 }
 
-static void backward_chunk(void *ctx, size_t chunk, int thread)
-{
-    const struct mt_rmsnorm_bwd *a = ctx;
-    float *dw = a->dw ? (float *)a->workspace + chunk * a->c : NULL;
-    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
-    (void)thread;
-    if (dw)
-        memset(dw, 0, a->c * sizeof(float));
-    for (size_t r = chunk * ROW_BLOCK; r < end; r++)
-        backward_row(a, r, dw);
-}
-
 void mt_cpu_run_rmsnorm_bwd(struct mt_cpu_device *d, const struct mt_rmsnorm_bwd *a)
 {
-    size_t blocks = mt_div_up(a->n, ROW_BLOCK);
-    mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)a, blocks);
-    if (a->dw)
-        mt_cpu_fold(d, a->dw, a->workspace, blocks, a->c);
+    mt_cpu_sum_rows(d, backward_row, a, a->n, (struct mt_cpu_sums){ROW_BLOCK, a->c, a->dw, a->workspace});
 }
 
 enum { BIAS_ROWS = 64 };
@@ -160,7 +132,7 @@ enum { BIAS_ROWS = 64 };
 size_t mt_cpu_bias_bwd_workspace(const struct mt_device_limits *l, const struct mt_bias_bwd *a)
 {
     (void)l;
-    return mt_div_up(a->n, BIAS_ROWS) * a->c * sizeof(float);
+    return mt_cpu_sums_bytes(a->n, BIAS_ROWS, a->c);
 }
 
 static void bias_chunk(void *ctx, size_t chunk, int thread)

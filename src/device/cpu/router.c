@@ -162,17 +162,18 @@ static float scale_of(enum mt_dtype dtype, const void *scale, size_t expert)
     return scale ? *mt_cpu_row_f32(dtype, scale, expert, 1, &tmp) : 1;
 }
 
-static void forward_row(const struct mt_router *a, size_t row)
+static void forward_row(const void *args, size_t row)
 {
+    const struct mt_router *a = args;
     float tmp[MT_MAX_EXPERTS], s[MT_MAX_EXPERTS], v[MT_MAX_EXPERTS];
-    const float *x = mt_cpu_row_f32(a->logits_dtype, a->logits, row * a->e, a->e, tmp);
     uint16_t *ids = a->ids + row * a->k;
     float *w = a->weights + row * a->k;
     bool open;
-    if (!all_finite(x, a->e)) {
+    const float *x = row < a->n ? mt_cpu_row_f32(a->logits_dtype, a->logits, row * a->e, a->e, tmp) : NULL;
+    if (!x || !all_finite(x, a->e)) {
         for (size_t j = 0; j < a->k; j++) {
-            ids[j] = (uint16_t)j;
-            w[j] = NAN;
+            ids[j] = x ? (uint16_t)j : MT_NO_EXPERT;
+            w[j] = x ? NAN : 0;
         }
         return;
     }
@@ -185,24 +186,9 @@ static void forward_row(const struct mt_router *a, size_t row)
         mt_cpu_round_row(a->dtype, w, a->k);
 }
 
-static void forward_chunk(void *ctx, size_t chunk, int thread)
-{
-    const struct mt_router *a = ctx;
-    size_t per = mt_cpu_rows_per_chunk(a->e), end = MT_MIN(a->n_padded, (chunk + 1) * per);
-    (void)thread;
-    for (size_t r = chunk * per; r < end; r++) {
-        if (r < a->n)
-            forward_row(a, r);
-        for (size_t j = 0; r >= a->n && j < a->k; j++) {
-            a->ids[r * a->k + j] = MT_NO_EXPERT;
-            a->weights[r * a->k + j] = 0;
-        }
-    }
-}
-
 void mt_cpu_run_router(struct mt_cpu_device *d, const struct mt_router *a)
 {
-    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n_padded, mt_cpu_rows_per_chunk(a->e)));
+    mt_cpu_by_rows(d, forward_row, a, a->n_padded, a->e);
 }
 
 /* --- backward --------------------------------------------------------------------------------- */
@@ -261,28 +247,24 @@ static void gradient_of_row(const struct mt_router_bwd *a, float *dx, const floa
         add_aux(a, dx, x);
 }
 
-static void backward_chunk(void *ctx, size_t chunk, int thread)
+static void backward_row(const void *args, size_t r)
 {
-    const struct mt_router_bwd *a = ctx;
+    const struct mt_router_bwd *a = args;
     float tmp[MT_MAX_EXPERTS], dx[MT_MAX_EXPERTS];
-    size_t per = mt_cpu_rows_per_chunk(a->e), end = MT_MIN(a->n, (chunk + 1) * per);
-    (void)thread;
-    for (size_t r = chunk * per; r < end; r++) {
-        const float *x = mt_cpu_row_f32(a->logits_dtype, a->logits, r * a->e, a->e, tmp);
-        bool routed = a->ids[r * a->k] < a->e, finite = all_finite(x, a->e);
-        if (a->dscale) /* a row that is not finite stops the step by its logits' gradient */
-            memset(a->dscale + r * a->e, 0, a->e * sizeof(float));
-        if (routed && finite)
-            gradient_of_row(a, dx, x, r);
-        for (size_t i = 0; !(routed && finite) && i < a->e; i++)
-            dx[i] = routed ? NAN : 0;
-        mt_cpu_store_row(a->dtype, a->dlogits, r * a->e, a->e, dx);
-    }
+    const float *x = mt_cpu_row_f32(a->logits_dtype, a->logits, r * a->e, a->e, tmp);
+    bool routed = a->ids[r * a->k] < a->e, finite = all_finite(x, a->e);
+    if (a->dscale) /* a row that is not finite stops the step by its logits' gradient */
+        memset(a->dscale + r * a->e, 0, a->e * sizeof(float));
+    if (routed && finite)
+        gradient_of_row(a, dx, x, r);
+    for (size_t i = 0; !(routed && finite) && i < a->e; i++)
+        dx[i] = routed ? NAN : 0;
+    mt_cpu_store_row(a->dtype, a->dlogits, r * a->e, a->e, dx);
 }
 
 void mt_cpu_run_router_bwd(struct mt_cpu_device *d, const struct mt_router_bwd *a)
 {
-    mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, mt_cpu_rows_per_chunk(a->e)));
+    mt_cpu_by_rows(d, backward_row, a, a->n, a->e);
 }
 
 /* --- probabilities ---------------------------------------------------------------------------- */
@@ -292,26 +274,19 @@ enum { STATS_ROWS = 64 }; /* rows of a block, which has a partial sum */
 size_t mt_cpu_router_stats_workspace(const struct mt_device_limits *l, const struct mt_router_stats *a)
 {
     (void)l;
-    return mt_div_up(a->n, STATS_ROWS) * a->e * sizeof(float);
+    return mt_cpu_sums_bytes(a->n, STATS_ROWS, a->e);
 }
 
-static void stats_chunk(void *ctx, size_t chunk, int thread)
+static void stats_row(const void *args, size_t r, float *sum)
 {
-    const struct mt_router_stats *a = ctx;
-    float tmp[MT_MAX_EXPERTS], p[MT_MAX_EXPERTS], *sum = (float *)a->workspace + chunk * a->e;
-    size_t end = MT_MIN(a->n, (chunk + 1) * STATS_ROWS);
-    (void)thread;
-    memset(sum, 0, a->e * sizeof(*sum));
-    for (size_t r = chunk * STATS_ROWS; r < end; r++) {
-        softmax(p, mt_cpu_row_f32(a->dtype, a->logits, r * a->e, a->e, tmp), a->e);
-        for (size_t i = 0; i < a->e; i++)
-            sum[i] += p[i];
-    }
+    const struct mt_router_stats *a = args;
+    float tmp[MT_MAX_EXPERTS], p[MT_MAX_EXPERTS];
+    softmax(p, mt_cpu_row_f32(a->dtype, a->logits, r * a->e, a->e, tmp), a->e);
+    for (size_t i = 0; i < a->e; i++)
+        sum[i] += p[i];
 }
 
 void mt_cpu_run_router_stats(struct mt_cpu_device *d, const struct mt_router_stats *a)
 {
-    size_t blocks = mt_div_up(a->n, STATS_ROWS);
-    mt_pool_run(d->pool, stats_chunk, (void *)(uintptr_t)a, blocks);
-    mt_cpu_fold(d, a->prob_sum, a->workspace, blocks, a->e);
+    mt_cpu_sum_rows(d, stats_row, a, a->n, (struct mt_cpu_sums){STATS_ROWS, a->e, a->prob_sum, a->workspace});
 }

@@ -129,52 +129,86 @@ void mt_cpu_fold(struct mt_cpu_device *d, float *dst, const void *partials, size
 }
 
 struct rows_job {
-    const struct mt_rows *a;
-    size_t per_chunk, row_bytes;
+    void (*row)(const void *args, size_t r);
+    void (*summed)(const void *args, size_t r, float *sums);
+    const void *args;
+    size_t n, block;
+    struct mt_cpu_sums s;
 };
 
-static void gather_chunk(void *ctx, size_t chunk, int thread)
+static void rows_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct rows_job *j = ctx;
     (void)thread;
-    size_t end = MT_MIN(j->a->n, (chunk + 1) * j->per_chunk);
-    for (size_t i = chunk * j->per_chunk; i < end; i++)
-        memcpy((char *)j->a->dst + i * j->row_bytes,
-               (const char *)j->a->src + (size_t)j->a->rows[i] * j->row_bytes, j->row_bytes);
+    for (size_t r = chunk * j->block, end = MT_MIN(j->n, r + j->block); r < end; r++)
+        j->row(j->args, r);
+}
+
+void mt_cpu_by_rows(struct mt_cpu_device *d, void (*row)(const void *args, size_t r), const void *args, size_t n,
+                    size_t c)
+{
+    struct rows_job j = {.row = row, .args = args, .n = n, .block = mt_cpu_rows_per_chunk(c)};
+    mt_pool_run(d->pool, rows_chunk, &j, mt_div_up(n, j.block));
+}
+
+static void sums_block(void *ctx, size_t block, int thread)
+{
+    const struct rows_job *j = ctx;
+    float *sums = j->s.dst ? (float *)j->s.workspace + block * j->s.width : NULL;
+    (void)thread;
+    if (sums)
+        memset(sums, 0, j->s.width * sizeof(*sums));
+    for (size_t r = block * j->block, end = MT_MIN(j->n, r + j->block); r < end; r++)
+        j->summed(j->args, r, sums);
+}
+
+void mt_cpu_sum_rows(struct mt_cpu_device *d, void (*row)(const void *args, size_t r, float *sums), const void *args,
+                     size_t n, struct mt_cpu_sums s)
+{
+    struct rows_job j = {.summed = row, .args = args, .n = n, .block = s.block, .s = s};
+    size_t blocks = mt_div_up(n, s.block);
+    mt_pool_run(d->pool, sums_block, &j, blocks);
+    if (s.dst)
+        mt_cpu_fold(d, s.dst, s.workspace, blocks, s.width);
+}
+
+static void gather_row(const void *args, size_t r)
+{
+    const struct mt_rows *a = args;
+    size_t bytes = a->c * mt_dtype_size(a->dtype);
+    memcpy((char *)a->dst + r * bytes, (const char *)a->src + (size_t)a->rows[r] * bytes, bytes);
 }
 
 void mt_cpu_run_gather_rows(struct mt_cpu_device *d, const struct mt_rows *a)
 {
-    struct rows_job j = {a, mt_cpu_rows_per_chunk(a->c), a->c * mt_dtype_size(a->dtype)};
-    mt_pool_run(d->pool, gather_chunk, &j, mt_div_up(a->n, j.per_chunk));
+    mt_cpu_by_rows(d, gather_row, a, a->n, a->c);
 }
 
 static void scatter_chunk(void *ctx, size_t chunk, int thread)
 {
-    const struct rows_job *j = ctx;
+    const struct mt_rows *a = ctx;
+    size_t per = mt_cpu_rows_per_chunk(a->c), bytes = a->c * mt_dtype_size(a->dtype);
+    size_t first = chunk * per, end = MT_MIN(a->n_dst, first + per), lo = 0, hi = a->n;
     (void)thread;
-    size_t first = chunk * j->per_chunk, end = MT_MIN(j->a->n_dst, first + j->per_chunk), lo = 0;
-    size_t hi = j->a->n;
     while (lo < hi) { /* first source row of this chunk */
         size_t mid = (lo + hi) / 2;
-        if ((size_t)j->a->rows[mid] < first)
+        if ((size_t)a->rows[mid] < first)
             lo = mid + 1;
         else
             hi = mid;
     }
     for (size_t i = first; i < end; i++) {
-        char *dst = (char *)j->a->dst + i * j->row_bytes;
-        if (lo < j->a->n && (size_t)j->a->rows[lo] == i)
-            memcpy(dst, (const char *)j->a->src + lo++ * j->row_bytes, j->row_bytes);
+        char *dst = (char *)a->dst + i * bytes;
+        if (lo < a->n && (size_t)a->rows[lo] == i)
+            memcpy(dst, (const char *)a->src + lo++ * bytes, bytes);
         else
-            memset(dst, 0, j->row_bytes);
+            memset(dst, 0, bytes);
     }
 }
 
 void mt_cpu_run_scatter_rows(struct mt_cpu_device *d, const struct mt_rows *a)
 {
-    struct rows_job j = {a, mt_cpu_rows_per_chunk(a->c), a->c * mt_dtype_size(a->dtype)};
-    mt_pool_run(d->pool, scatter_chunk, &j, mt_div_up(a->n_dst, j.per_chunk));
+    mt_pool_run(d->pool, scatter_chunk, (void *)(uintptr_t)a, mt_div_up(a->n_dst, mt_cpu_rows_per_chunk(a->c)));
 }
 
 enum { FLAT_CHUNK = 65536 };

@@ -22,8 +22,9 @@ MT_HOT static void add_scaled(float *restrict y, const float *restrict x, float 
         y[i] += by * x[i];
 }
 
-static void forward_row(const struct mt_shared_gate *a, size_t row)
+static void forward_row(const void *args, size_t row)
 {
+    const struct mt_shared_gate *a = args;
     float x[PIECE], w[PIECE], dot = 0;
     for (size_t c = 0; c < a->c; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->c - c);
@@ -39,51 +40,30 @@ static void forward_row(const struct mt_shared_gate *a, size_t row)
     }
 }
 
-static void forward_chunk(void *ctx, size_t chunk, int thread)
-{
-    const struct mt_shared_gate *a = ctx;
-    size_t per = mt_cpu_rows_per_chunk(a->c + a->f), end = MT_MIN(a->n, (chunk + 1) * per);
-    (void)thread;
-    for (size_t r = chunk * per; r < end; r++)
-        forward_row(a, r);
-}
-
 void mt_cpu_run_shared_gate(struct mt_cpu_device *d, const struct mt_shared_gate *a)
 {
-    size_t per = mt_cpu_rows_per_chunk(a->c + a->f);
-    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, per));
+    mt_cpu_by_rows(d, forward_row, a, a->n, a->c + a->f);
 }
 
 size_t mt_cpu_shared_gate_bwd_workspace(const struct mt_device_limits *l, const struct mt_shared_gate_bwd *a)
 {
     (void)l;
-    return mt_div_up(a->n, ROW_BLOCK) * a->c * sizeof(float);
+    return mt_cpu_sums_bytes(a->n, ROW_BLOCK, a->c);
 }
 
-static void backward_chunk(void *ctx, size_t chunk, int thread)
+static void backward_row(const void *args, size_t r, float *dw)
 {
-    const struct mt_shared_gate_bwd *a = ctx;
-    float x[PIECE], w[PIECE], *dw = a->dw ? (float *)a->workspace + chunk * a->c : NULL;
-    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
-    (void)thread;
-    if (dw)
-        memset(dw, 0, a->c * sizeof(*dw));
+    const struct mt_shared_gate_bwd *a = args;
+    float x[PIECE], w[PIECE], g = a->gate[r], d = a->dgate[r] * (g * (1.0f - g));
     for (size_t c = 0; c < a->c; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->c - c);
-        const float *pw = mt_cpu_row_f32(a->dtype, a->w, c, n, w);
-        for (size_t r = chunk * ROW_BLOCK; r < end; r++) {
-            float g = a->gate[r], d = a->dgate[r] * (g * (1.0f - g));
-            add_scaled(a->dx + r * a->c + c, pw, d, n);
-            if (dw)
-                add_scaled(dw + c, mt_cpu_row_f32(a->dtype, a->x, r * a->c + c, n, x), d, n);
-        }
+        add_scaled(a->dx + r * a->c + c, mt_cpu_row_f32(a->dtype, a->w, c, n, w), d, n);
+        if (dw)
+            add_scaled(dw + c, mt_cpu_row_f32(a->dtype, a->x, r * a->c + c, n, x), d, n);
     }
 }
 
 void mt_cpu_run_shared_gate_bwd(struct mt_cpu_device *d, const struct mt_shared_gate_bwd *a)
 {
-    size_t blocks = mt_div_up(a->n, ROW_BLOCK);
-    mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)a, blocks);
-    if (a->dw)
-        mt_cpu_fold(d, a->dw, a->workspace, blocks, a->c);
+    mt_cpu_sum_rows(d, backward_row, a, a->n, (struct mt_cpu_sums){ROW_BLOCK, a->c, a->dw, a->workspace});
 }

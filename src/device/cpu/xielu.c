@@ -3,10 +3,10 @@
  * xIELU (Huang and Schlag 2024), and its gradient by x and by both alphas, which are sums over all elements: over
  * chunks of rows, then over chunks in order. Computed in f32, rounded once.
  */
-#include "device/cpu/cpu.h"
+#include "device/cpu/pointwise.h"
 #include "device/cpu/vecmath.h"
 
-enum { PIECE = 1024 };
+enum { PIECE = MT_CPU_PIECE };
 
 /* The numbers of the curve, with the derivatives of softplus for backward. */
 struct curve {
@@ -61,24 +61,17 @@ MT_HOT static void backward_piece(const struct curve *c, float *xdx, float *dyy,
     }
 }
 
-static void forward_chunk(void *ctx, size_t chunk, int thread)
+static void forward(const void *args, const struct mt_cpu_piece *p)
 {
-    const struct mt_xielu *a = ctx;
-    size_t per = mt_cpu_rows_per_chunk(a->f), end = MT_MIN(a->n, (chunk + 1) * per) * a->f;
-    struct curve c = curve_of(a->dtype, a->shape);
-    float x[PIECE], tmp[PIECE];
-    (void)thread;
-    for (size_t at = chunk * per * a->f; at < end; at += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, end - at);
-        float *y = mt_cpu_row_place(a->dtype, a->out, at, tmp);
-        forward_piece(y, mt_cpu_row_f32(a->dtype, a->x, at, n, x), &c, n);
-        mt_cpu_store_row(a->dtype, a->out, at, n, y);
-    }
+    forward_piece(p->out[0], p->in[0], args, p->n);
 }
 
 void mt_cpu_run_xielu(struct mt_cpu_device *d, const struct mt_xielu *a)
 {
-    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, mt_cpu_rows_per_chunk(a->f)));
+    struct curve c = curve_of(a->dtype, a->shape);
+    mt_cpu_run_pointwise(d, &(struct mt_cpu_pointwise){
+        .f = forward, .args = &c, .n = a->n, .heads = 1, .dim = a->f, .in = {mt_cpu_rows(a->dtype, a->x, 0, a->f)},
+        .out = {mt_cpu_rows(a->dtype, a->out, 0, a->f)}});
 }
 
 size_t mt_cpu_xielu_bwd_workspace(const struct mt_device_limits *l, const struct mt_xielu_bwd *a)
