@@ -28,12 +28,7 @@ static size_t host_pitch(const struct job *j, const struct mt_copy *c)
 
 static cudaError_t direct(const struct job *j, const struct mt_copy *c)
 {
-    enum cudaMemcpyKind kind = j->to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
-    cudaStream_t stream = j->d->streams[j->s];
-    if (c->rows == 1)
-        return cudaMemcpyAsync(c->dst, c->src, c->width, kind, stream);
-    return cudaMemcpy2DAsync(c->dst, c->dst_pitch, c->src, c->src_pitch, c->width, c->rows, kind,
-                             stream);
+    return mt_cuda_copy_rows(c, j->to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, j->d->streams[j->s]);
 }
 
 static bool is_small(const struct job *j, const struct mt_copy *c)
@@ -115,15 +110,6 @@ static cudaError_t cut(const struct job *j, struct mt_copy c)
     return rc;
 }
 
-static cudaError_t within(struct mt_cuda_device *d, const struct mt_copy *c)
-{
-    cudaStream_t stream = mt_cuda_stream(d, MT_STREAM_COMPUTE);
-    if (c->rows == 1)
-        return cudaMemcpyAsync(c->dst, c->src, c->width, cudaMemcpyDeviceToDevice, stream);
-    return cudaMemcpy2DAsync(c->dst, c->dst_pitch, c->src, c->src_pitch, c->width, c->rows,
-                             cudaMemcpyDeviceToDevice, stream);
-}
-
 int mt_cuda_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err)
 {
     struct mt_cuda_device *d = mt_cuda(dev);
@@ -132,8 +118,8 @@ int mt_cuda_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, stru
         return rc;
     bool to = mt_cuda_is_device_memory(d, c->dst), from = mt_cuda_is_device_memory(d, c->src);
     if (to && from && s == MT_STREAM_COMPUTE)
-        return mt_cuda_check(d, within(d, c), err, "copy of %zu rows of %zu bytes in the device", c->rows,
-                             c->width);
+        return mt_cuda_check(d, mt_cuda_copy_rows(c, cudaMemcpyDeviceToDevice, mt_cuda_stream(d, s)), err,
+                             "copy of %zu rows of %zu bytes in the device", c->rows, c->width);
     if (to == from || (s == MT_STREAM_H2D && !to) || (s == MT_STREAM_D2H && !from) ||
         (s == MT_STREAM_COMPUTE && d->turned))
         return mt_fail(err, MT_ERR_DEVICE, -EINVAL,

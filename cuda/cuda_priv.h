@@ -96,6 +96,8 @@ bool mt_cuda_pinned(const void *ptr, size_t *run);
 /* --- copy.c, staging.c ------------------------------------------------------------------------- */
 
 int mt_cuda_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err);
+/** Enqueues one copy by an engine; of host memory, which is locked or a ring's. One row's pitches are not looked at. */
+cudaError_t mt_cuda_copy_rows(const struct mt_copy *c, enum cudaMemcpyKind kind, cudaStream_t stream);
 
 /**
  * Two page-locked buffers for a stream, through which pageable memory is copied without blocking the submitting

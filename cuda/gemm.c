@@ -94,7 +94,7 @@ static cublasStatus_t set_desc(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttribu
     return cublasLtMatmulDescSetAttribute(d, what, value, bytes);
 }
 
-static cublasStatus_t describe(struct plan *p, const void *bias)
+static cublasStatus_t describe(struct plan *p)
 {
     const struct key *k = &p->key;
     const struct mt_choice_shape *s = &k->shape;
@@ -109,8 +109,6 @@ static cublasStatus_t describe(struct plan *p, const void *bias)
         rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof(op_b));
     if (!rc && s->bias)
         rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
-    if (!rc && s->bias)
-        rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
     if (!rc)
         rc = make_layout(&p->a, dt, s->trans_b ? s->k : s->n, s->trans_b ? s->n : s->k, k->ldb,
                          k->batch, k->stride_b);
@@ -120,6 +118,20 @@ static cublasStatus_t describe(struct plan *p, const void *bias)
     if (!rc)
         rc = make_layout(&p->c, od, s->n, s->m, k->ldc, k->batch, k->stride_d);
     return rc ? rc : make_layout(&p->d, od, s->n, s->m, k->ldd, k->batch, k->stride_d);
+}
+
+/* Names the product's bias and scales: the heuristic and the product read which there are. */
+static cublasStatus_t point(struct plan *plan, const struct mt_cuda_product *p)
+{
+    const void *scale_a = p->b_scale, *scale_b = p->a_scale; /* in cuBLASLt's order */
+    cublasStatus_t rc = CUBLAS_STATUS_SUCCESS;
+    if (p->bias)
+        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof(p->bias));
+    if (!rc && p->dtype == MT_E4M3)
+        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale_a, sizeof(scale_a));
+    if (!rc && p->dtype == MT_E4M3)
+        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scale_b, sizeof(scale_b));
+    return rc;
 }
 
 static cublasStatus_t prefer(cublasLtMatmulPreference_t pref, const struct key *k)
@@ -173,14 +185,7 @@ static cublasStatus_t list_algorithms(struct mt_cuda_blas *b, const struct plan 
 static cublasStatus_t run(struct mt_cuda_device *d, struct plan *plan, const struct mt_cuda_product *p,
                           const cublasLtMatmulAlgo_t *algo)
 {
-    const void *scale_a = p->b_scale, *scale_b = p->a_scale; /* in cuBLASLt's order */
-    cublasStatus_t rc = CUBLAS_STATUS_SUCCESS;
-    if (p->bias)
-        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof(p->bias));
-    if (!rc && p->dtype == MT_E4M3)
-        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale_a, sizeof(scale_a));
-    if (!rc && p->dtype == MT_E4M3)
-        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scale_b, sizeof(scale_b));
+    cublasStatus_t rc = point(plan, p);
     if (rc)
         return rc;
     return cublasLtMatmul(d->blas->lt, plan->desc, &p->alpha, p->b, plan->a, p->a, plan->b, &p->beta,
@@ -254,7 +259,9 @@ static cublasStatus_t choose(struct mt_cuda_device *d, struct plan *p, const str
     cublasLtMatmulAlgo_t algo[N_CANDIDATES];
     struct mt_choice mine = {.shape = p->key.shape};
     int n, at = 0;
-    cublasStatus_t rc = list_algorithms(b, p, algo, &n);
+    cublasStatus_t rc = point(p, product);
+    if (!rc)
+        rc = list_algorithms(b, p, algo, &n);
     if (rc)
         return rc;
     const struct mt_choice *choice = p->key.batch == 1 ? mt_choices_find(&b->choices, &mine.shape) : NULL;
@@ -328,7 +335,7 @@ static cublasStatus_t get_plan(struct mt_cuda_device *d, const struct key *k, co
     if (!p)
         return CUBLAS_STATUS_ALLOC_FAILED;
     p->key = *k;
-    cublasStatus_t rc = describe(p, product->bias);
+    cublasStatus_t rc = describe(p);
     if (!rc)
         rc = choose(d, p, product);
     p->refused = rc == CUBLAS_STATUS_NOT_SUPPORTED;

@@ -128,10 +128,11 @@ static cudaError_t submit_move(struct mt_cuda_ring *r, const struct mt_copy *c)
     return cudaLaunchHostFunc(r->host, run_move, m);
 }
 
-static cudaError_t travel(cudaStream_t stream, const struct mt_copy *c, bool to_device)
+cudaError_t mt_cuda_copy_rows(const struct mt_copy *c, enum cudaMemcpyKind kind, cudaStream_t stream)
 {
-    return cudaMemcpy2DAsync(c->dst, c->dst_pitch, c->src, c->src_pitch, c->width, c->rows,
-                             to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream);
+    if (c->rows == 1) /* whose pitch may be 0, or over the driver's limit */
+        return cudaMemcpyAsync(c->dst, c->src, c->width, kind, stream);
+    return cudaMemcpy2DAsync(c->dst, c->dst_pitch, c->src, c->src_pitch, c->width, c->rows, kind, stream);
 }
 
 /* Fills a buffer on the ring's stream, then copies it to the device on the caller's. */
@@ -148,7 +149,7 @@ static cudaError_t push(struct mt_cuda_ring *r, cudaStream_t stream, size_t k, s
     if (rc == cudaSuccess)
         rc = cudaStreamWaitEvent(stream, r->full[k], 0);
     if (rc == cudaSuccess)
-        rc = travel(stream, &c, true);
+        rc = mt_cuda_copy_rows(&c, cudaMemcpyHostToDevice, stream);
     return rc == cudaSuccess ? cudaEventRecord(r->empty[k], stream) : rc;
 }
 
@@ -160,7 +161,7 @@ static cudaError_t pull(struct mt_cuda_ring *r, cudaStream_t stream, size_t k, s
     c.dst_pitch = c.width;
     cudaError_t rc = cudaStreamWaitEvent(stream, r->empty[k], 0);
     if (rc == cudaSuccess)
-        rc = travel(stream, &c, false);
+        rc = mt_cuda_copy_rows(&c, cudaMemcpyDeviceToHost, stream);
     if (rc == cudaSuccess)
         rc = cudaEventRecord(r->full[k], stream);
     if (rc == cudaSuccess)

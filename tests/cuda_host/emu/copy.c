@@ -137,6 +137,8 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
 {
     struct copy c = {.dst = dst, .src = src, .dst_pitch = dst_pitch, .src_pitch = src_pitch,
                      .width = width, .rows = rows};
+    if (dst_pitch < width || src_pitch < width || dst_pitch > INT32_MAX || src_pitch > INT32_MAX)
+        return cudaErrorInvalidPitchValue; /* also of one row: a driver may ask no more */
     return submit_copy("cudaMemcpy2DAsync", c, kind, stream);
 }
 

@@ -416,6 +416,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasStatus_t rc = handle && requested > 0 ? check_shapes(&p) : CUBLAS_STATUS_INVALID_VALUE;
     unsigned us[8];
     *returned = 0;
+    if (!rc && p.a.type == CUDA_R_8F_E4M3 && !(p.desc.scale_a && p.desc.scale_b))
+        rc = CUBLAS_STATUS_NOT_SUPPORTED; /* NVIDIA's samples name the scales before they ask */
     if (rc)
         return rc;
     *returned = list_algorithms(us, requested < 8 ? requested : 8);
