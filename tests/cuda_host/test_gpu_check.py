@@ -5,11 +5,14 @@ answer as NVIDIA's do, and nothing else on it.
 test_gpu_check.py CONFORMANCE KERNELS PEAK DRIVER, with MEGATRAIN naming the emulated binary; the others are the
 emulated conformance suite, the benchmarks, and a library that answers as a driver's does.
 """
+import importlib.machinery
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import types
 
 CHECK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "gpu-check")
 conformance, kernels, peak, driver = map(os.path.abspath, sys.argv[1:])
@@ -23,6 +26,17 @@ done
 case $tool" $*" in memcheck*-gemm*) exit 9 ;; memcheck*|*-gemm*-attention*) ;; *) exit 9 ;; esac
 "$@" || exit 9
 [ $tool = racecheck ] && echo "========= RACECHECK SUMMARY: 0 hazards" || echo "========= ERROR SUMMARY: 0 errors"
+"""
+
+
+#: a suite that breaks off at its second case, as an error of the GPU ends all that follows it
+BREAKS = """#!/bin/sh
+case $* in
+--list) echo add; echo scale; echo add_bias ;;
+*=scale*) echo "FAIL scale f32: an illegal address"; echo "2 cases, 1 failures"; exit 1 ;;
+*=*) echo "2 cases, 0 failures" ;;
+*) kill -SEGV $$ ;;
+esac
 """
 
 
@@ -55,6 +69,25 @@ def statuses(tmp):
     return {name: part["status"] for name, part in report(tmp)["parts"].items()}
 
 
+def check_right(tmp, build):
+    """A few runs of what asks whether the GPU is right, and how a difference is told."""
+    loader = importlib.machinery.SourceFileLoader("gpu_check", CHECK)
+    check = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", loader))
+    sys.path[:0] = [os.path.dirname(CHECK), os.path.join(os.path.dirname(CHECK), "..", "tests", "cli")]
+    loader.exec_module(check)
+    c = check.Check(types.SimpleNamespace(minutes=4, out=os.path.join(tmp, "right"), build=build), {"cores": 2})
+    right = check.gpu_right
+    print(right.families(c, ["llama"]), right.placements(c, ["lora"]))
+    right.GROUPS["other"] = ("qwen3", {}, {}, None, {"as it is": {}, "faster": {"train__learning_rate": 0.01}, "wrong": {"train__steps": -1}})
+    for tried, said in (("conformance", "1 of 3 cases: scale: "), ("placements", "2 of 3: other, faster: losses [(1, ")):
+        try:
+            right.conformance(c, "own", 20) if tried == "conformance" else right.placements(c, ["other"])
+        except check.Failed as e:
+            assert str(e).startswith(said) and ("train.steps" in str(e)) == (tried == "placements"), e
+        else:
+            raise AssertionError(tried)
+
+
 with tempfile.TemporaryDirectory() as tmp:
     build = os.path.join(tmp, "build")
     gpu_check(tmp, "--build", build, expect=77)  # neither nvidia-smi nor a driver yet
@@ -74,8 +107,8 @@ with tempfile.TemporaryDirectory() as tmp:
     write_program(os.path.join(build, "tests", "device", "conformance"), f"#!/bin/sh\nexec {conformance} $1 join\n")
     write_program(os.path.join(build, "tests", "bench", "bench_kernels"), f"#!/bin/sh\nexec {kernels} cpu add\n")
     write_program(os.path.join(build, "tests", "bench", "bench_peak"), f"#!/bin/sh\nexec {peak} cpu\n")
-    parts = ["conformance", "parity", "steps-tiny", "kernels", "sanitize", "algorithms-tiny", "steps-tiny-moe", "steps-7b",
-             "steps-7b-120"]
+    parts = ["conformance", "parity", "steps-tiny", "kernels", "sanitize", "algorithms-tiny", "steps-tiny-moe", "steps-8b",
+             "steps-8b-24g"]
     told = gpu_check(tmp, "--build", build, *parts, MT_EMU_ALGORITHMS="1000,0", MEGATRAIN_PROBE_SMALL="1")
     print(told)
     got = statuses(tmp)
@@ -93,10 +126,13 @@ with tempfile.TemporaryDirectory() as tmp:
     assert run["steps"] >= 2 and run["tok_s"] > 0 and run["model_tflops"] >= 0 and run["t_step"] > 0, run
     assert run["plan"]["memory.slots"] >= 2, run
     assert run["h2d_gbps"] >= 0 and 0 <= run["idle_waiting"] <= 1 and run["share_of_peak"] is not None, run
-    assert "| tiny | 128 | 1024 |" in markdown(tmp) and "% of copy" in markdown(tmp), markdown(tmp)
+    assert "| qwen2 | 128 | 1024 |" in markdown(tmp) and "% of copy" in markdown(tmp), markdown(tmp)
 
     # another run adds to the report; without time nothing is run, and that is said
     told = gpu_check(tmp, "--build", build, "--minutes", "0.001", "sanitize", expect=1)
     assert "no time" in told, told
     assert statuses(tmp)["build"] == "no time" and statuses(tmp)["parity"] == "passed", statuses(tmp)
     gpu_check(tmp, "--build", build, "nonsense", expect=2)
+    gpu_check(tmp, "--build", build, "--short", "slow", expect=2)
+    write_program(os.path.join(build, "tests", "device", "conformance"), BREAKS)
+    check_right(tmp, build)

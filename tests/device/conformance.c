@@ -284,7 +284,8 @@ static int compare(struct harness *one, struct harness *three, const struct devi
     return 1;
 }
 
-/* Tests whose name has one of the words in it, or all where there are none; but not those with a "-" before them. */
+/* Tests whose name has one of the words in it, or is "=" and the word, or all where there are none; but not those with a
+ * "-" before them. */
 static bool is_wanted(const struct device_test *t, char *const *words)
 {
     bool any = false, named = false;
@@ -292,30 +293,30 @@ static bool is_wanted(const struct device_test *t, char *const *words)
         if (**words == '-' && strstr(t->name, *words + 1))
             return false;
         any |= **words != '-';
-        named |= **words != '-' && strstr(t->name, *words);
+        named |= **words == '=' ? !strcmp(t->name, *words + 1) : **words != '-' && strstr(t->name, *words);
     }
     return named || !any;
 }
 
+static const struct device_test *const lists[] = {
+    gemm_tests, norm_tests, attention_tests, loss_tests, row_tests, decode_tests, router_tests, expert_tests, example_tests,
+    delta_tests, direct_tests, dora_tests, dropout_tests, quantise_tests,
+};
+
+static int list(void)
+{
+    for (size_t l = 0; l < MT_ARRAY_LEN(lists); l++)
+        for (const struct device_test *t = lists[l]; t->name; t++)
+            puts(t->name);
+    return 0;
+}
+
+/* conformance [DEVICE [WORD...]], or conformance --list: the names of all tests. */
 int main(int argc, char **argv)
 {
     const char *kind = argc > 1 ? argv[1] : "cpu";
-    const struct device_test *lists[] = {
-        gemm_tests,
-        norm_tests,
-        attention_tests,
-        loss_tests,
-        row_tests,
-        decode_tests,
-        router_tests,
-        expert_tests,
-        example_tests,
-        delta_tests,
-        direct_tests,
-        dora_tests,
-        dropout_tests,
-        quantise_tests,
-    };
+    if (!strcmp(kind, "--list"))
+        return list();
     struct harness one = {.dev = open_device(kind, 1), .device_name = kind};
     struct harness three = {.dev = open_device(kind, 3), .device_name = kind};
     int n = 0, differ = 0;
