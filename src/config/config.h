@@ -23,9 +23,10 @@ enum mt_cfg_format {
     MT_FORMAT_PREFERENCE,
     MT_FORMAT_RATED,
     MT_FORMAT_REQUESTS,
+    MT_FORMAT_ROLLOUTS,
 };
 #define MT_FORMAT_NAMES \
-    "auto|messages|sharegpt|alpaca|prompt_completion|text|input_ids|preference|rated|requests"
+    "auto|messages|sharegpt|alpaca|prompt_completion|text|input_ids|preference|rated|requests|rollouts"
 #define MT_TRAIN_ON_NAMES "assistant|last|all"
 enum mt_cfg_train_on { MT_TRAIN_ON_ASSISTANT, MT_TRAIN_ON_LAST, MT_TRAIN_ON_ALL };
 enum mt_cfg_overlong { MT_OVERLONG_ERROR, MT_OVERLONG_TRUNCATE, MT_OVERLONG_DROP, MT_OVERLONG_SPLIT };
@@ -127,6 +128,9 @@ struct mt_config {
         enum mt_cfg_sft_tokens sft_tokens;
         char *reference; /* "start", a folder or a file */
     } preference;
+    struct {
+        char *loss; /* "off", or an objective */
+    } policy;
     struct {
         char *teacher; /* a file of score --top; "" */
     } distill;

@@ -33,6 +33,13 @@ int mt_batch_init_top(struct mt_batch *b, size_t n_top, struct mt_err *err)
     return b->top && b->rest ? 0 : mt_fail_nomem(err, "a teacher's tokens", b->cap_tokens * n_top * sizeof(*b->top));
 }
 
+int mt_batch_init_rollouts(struct mt_batch *b, struct mt_err *err)
+{
+    b->values = mt_calloc(b->cap_tokens, sizeof(*b->values));
+    b->rollout = mt_calloc(b->cap_docs, sizeof(*b->rollout));
+    return b->values && b->rollout ? 0 : mt_fail_nomem(err, "values of rollouts", b->cap_tokens * sizeof(*b->values));
+}
+
 void mt_batch_finish(struct mt_batch *b)
 {
     int32_t *arrays[] = {b->ids,     b->positions,  b->loss_rows, b->targets,    b->run_ids,
@@ -43,6 +50,8 @@ void mt_batch_finish(struct mt_batch *b)
     free(b->role);
     free(b->top);
     free(b->rest);
+    free(b->values);
+    free(b->rollout);
     *b = (struct mt_batch){0};
 }
 

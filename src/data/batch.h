@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "data/shard.h"
 
 /** A token that a teacher thinks likely; id MT_NO_TOKEN, logp -inf: the model has no such token. */
 struct mt_top {
@@ -14,6 +15,13 @@ struct mt_top {
     float logp;
 };
 #define MT_NO_TOKEN UINT32_MAX
+
+/** A rollout to its objective; NaN: not known. */
+struct mt_rollout {
+    double advantage; /* NaN: its tokens have their own */
+    double reward, deviation; /* its own, and that of its group's rewards */
+    bool truncated, left_out, dropped; /* cut off; its tokens weigh nothing; nor does its reward count */
+};
 
 /** What a document is to an objective. */
 enum mt_doc_role { MT_DOC_PLAIN, MT_DOC_CHOSEN, MT_DOC_REJECTED, MT_DOC_MISMATCHED };
@@ -48,11 +56,15 @@ struct mt_batch {
     size_t n_top;          /* tokens of a teacher for each loss row; 0: there is no teacher */
     struct mt_top *top;    /* [n_loss, n_top] its likeliest, falling */
     double *rest;          /* [n_loss] probability of all others together */
+    union mt_rollout_values *values; /* of rollouts: [n_loss] of the targets; NULL: the data are others */
+    struct mt_rollout *rollout;      /* [n_docs] */
 };
 
 int mt_batch_init(struct mt_batch *b, size_t cap_tokens, size_t cap_docs, struct mt_err *err);
 /** Makes room for a teacher's tokens: 8 n_top + 8 bytes of each token. */
 int mt_batch_init_top(struct mt_batch *b, size_t n_top, struct mt_err *err);
+/** Makes room for values of rollouts: 16 bytes of each token. */
+int mt_batch_init_rollouts(struct mt_batch *b, struct mt_err *err);
 void mt_batch_finish(struct mt_batch *b);
 void mt_batch_clear(struct mt_batch *b);
 /** Appends a document; trained[i] != 0: token i is a target, so the row of the token before it has a loss; NULL: all

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "data/dataset.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "base/mem.h"
 #include "data/cache.h"
 #include "data/columns.h"
+#include "data/rollouts.h"
 #include "data/samples.h"
 
 /* A sample of training: a range of a shard's tokens, at most seq_len of them; of answers, an item of the shard. */
@@ -34,6 +36,7 @@ struct mt_dataset {
     size_t n_parts;
     struct mt_dataset_stats stats;
     struct mt_notes notes;
+    struct mt_rollout *rollouts; /* [n_samples]; NULL: they are no rollouts */
     uint64_t hash;
     struct mt_dataset_params params;
     char *cache_dir;
@@ -216,6 +219,7 @@ static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_para
     s->format = h->format;
     s->n_untrained = h->n_untrained;
     s->answers = h->flags & MT_SHARD_ANSWERS;
+    s->rollouts = h->flags & MT_SHARD_ROLLOUTS;
     s->n_equal = h->n_equal;
     s->longest = h->flags & MT_SHARD_PLAIN_TEXT ? MT_MIN(h->max_len, dp->seq_len) : h->max_len;
     if (h->max_len <= uncut_len(p, dp)) {
@@ -253,6 +257,7 @@ static void add_stats(mt_dataset *d, const struct mt_dataset_stats *s)
     sum->n_untrained += s->n_untrained;
     sum->n_equal += s->n_equal;
     sum->answers |= s->answers;
+    sum->rollouts |= s->rollouts;
     sum->longest = MT_MAX(sum->longest, s->longest);
     sum->from_cache &= s->from_cache;
     sum->format = !sum->format || !strcmp(sum->format, s->format) ? s->format : "mixed";
@@ -297,13 +302,12 @@ static int check_untrained(const mt_dataset *d, const struct mt_dataset_params *
 
 static int check_answers(const mt_dataset *d, const struct mt_dataset_params *p, struct mt_err *err)
 {
-    for (size_t i = 0; i < d->n_parts && d->stats.answers; i++)
-        if (!d->parts[i].pub.stats.answers)
-            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s holds no answers with a preference, other files do: train on "
-                           "them apart", d->parts[i].pub.path);
-    if (d->stats.answers && p->overlong == MT_OVERLONG_SPLIT)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.overlong = split: answers with a preference are not split; set it to "
-                       "truncate, drop or error");
+    const char *what = d->stats.rollouts ? "rollouts" : "answers with a preference";
+    for (size_t i = 0; i < d->n_parts; i++)
+        if (d->parts[i].pub.stats.answers != d->stats.answers || d->parts[i].pub.stats.rollouts != d->stats.rollouts)
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s holds no %s, other files do: train on them apart", d->parts[i].pub.path, what);
+    if ((d->stats.answers || d->stats.rollouts) && p->overlong == MT_OVERLONG_SPLIT)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.overlong = split: %s are not split; set it to truncate, drop or error", what);
     return 0;
 }
 
@@ -392,6 +396,34 @@ static int name_columns(struct mt_source_list *l, const struct mt_cfg_list *colu
     return rc;
 }
 
+static struct view view_at(const struct part *p, uint64_t i);
+
+/* What samples are to a policy's objective: of all of them, as advantages are relative to a group's. */
+static int weigh_rollouts(mt_dataset *d, const struct mt_policy_keys *keys, struct mt_err *err)
+{
+    uint64_t n = d->stats.n_samples, at = 0;
+    struct mt_rollout_sample *s = mt_calloc(n, sizeof(*s));
+    uint32_t alone = 0;
+    char place[4200];
+    d->rollouts = mt_calloc(n, sizeof(*d->rollouts));
+    int rc = s && d->rollouts ? 0 : mt_fail_nomem(err, "rollouts", n * (sizeof(*s) + sizeof(*d->rollouts)));
+    for (size_t k = 0; k < d->n_parts && !rc; k++)
+        for (uint64_t i = 0; i < d->parts[k].pub.stats.n_samples && !rc; i++, at++) {
+            const union mt_rollout_values *v = &d->parts[k].shard.values[view_at(&d->parts[k], i).start];
+            double t = isnan(v->of.temperature) ? keys->temperature : (double)v->of.temperature;
+            s[at] = (struct mt_rollout_sample){v->of.group & ~UINT64_C(1), (uint32_t)k, (uint32_t)at, v->of.reward,
+                                               v->of.group & 1};
+            if (fabs(t - keys->temperature) > 1e-6)
+                rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s was sampled at temperature %g, policy.temperature is %g: set it to that",
+                             mt_dataset_place(d, at, place, sizeof(place)), t, keys->temperature);
+        }
+    if (!rc && mt_rollouts_weigh(d->rollouts, s, n, keys, &alone))
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s is the only rollout of its group: an advantage is relative to others of the same "
+                     "prompt; leave it out, sample more, or give it an \"advantage\"", mt_dataset_place(d, alone, place, sizeof(place)));
+    free(s);
+    return rc;
+}
+
 int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct mt_err *err)
 {
     struct mt_dataset_params q = *p;
@@ -408,6 +440,8 @@ int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct 
         rc = open_parts(d, &q, err);
     if (!rc)
         rc = check_whole(d, p, err);
+    if (!rc && d->stats.rollouts && p->policy)
+        rc = weigh_rollouts(d, p->policy, err);
     if (rc) {
         mt_dataset_destroy(&d);
         return rc;
@@ -432,6 +466,7 @@ void mt_dataset_destroy(mt_dataset **dataset)
     mt_sources_finish(&d->files);
     mt_notes_finish(&d->notes);
     free(d->parts);
+    free(d->rollouts);
     free(d->cache_dir);
     free(d);
     *dataset = NULL;
@@ -524,6 +559,18 @@ int mt_dataset_read(const mt_dataset *d, uint64_t i, uint32_t *ids, uint8_t *tra
     int rc = mt_shard_read(&p->shard, v.start, v.chosen, ids, trained, err);
     return rc ? rc : mt_shard_read(&p->shard, v.start + v.chosen + v.gap, v.len - v.chosen, ids + v.chosen,
                                    trained + v.chosen, err);
+}
+
+const struct mt_rollout *mt_dataset_rollout(const mt_dataset *d, uint64_t i)
+{
+    return d->rollouts ? &d->rollouts[i] : NULL;
+}
+
+int mt_dataset_read_values(const mt_dataset *d, uint64_t i, union mt_rollout_values *values, struct mt_err *err)
+{
+    const struct part *p = part_of(d, i);
+    struct view v = view_at(p, i - p->pub.first);
+    return mt_shard_read_values(&p->shard, v.start, v.len, values, err);
 }
 
 const char *mt_dataset_place(const mt_dataset *d, uint64_t i, char *buf, size_t len)

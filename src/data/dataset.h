@@ -31,6 +31,7 @@ struct mt_dataset_params {
     size_t max_samples; /* of each file; 0: all */
     const struct mt_cfg_list *columns; /* data.columns; NULL: none */
     const char *key; /* that names the files, for messages: "data.eval", say; NULL: data.train */
+    const struct mt_policy_keys *policy; /* what advantages of rollouts follow from */
     bool prepared_only; /* -ENOENT where the cache lacks a shard, instead of making it */
 };
 
@@ -47,6 +48,7 @@ struct mt_dataset_stats {
     uint64_t longest;     /* tokens of the longest sample, before it is cut */
     uint64_t n_equal;     /* pairs left out, as their answers are equal */
     bool answers;         /* a sample is an item: a chosen and a rejected answer, or a rated one (shard.h) */
+    bool rollouts;        /* samples have rewards or advantages (mt_batch.values) */
     bool from_cache;
     const char *format; /* the format detected; "mixed" if files differ */
 };
@@ -78,6 +80,10 @@ uint64_t mt_dataset_sample_hash(const mt_dataset *d, uint64_t i, bool chosen);
 /** Copies a sample to `ids` and `trained` (the caller's, of seq_len elements); *n: its tokens. For training: fails if
  * the token cache can no longer be read, where a mapping would end the process. */
 int mt_dataset_read(const mt_dataset *d, uint64_t i, uint32_t *ids, uint8_t *trained, size_t *n, struct mt_err *err);
+/** Of rollouts that were opened with a policy: what sample i is to its objective; else NULL. */
+const struct mt_rollout *mt_dataset_rollout(const mt_dataset *d, uint64_t i);
+/** Reads the values of its tokens to values[seq_len]. */
+int mt_dataset_read_values(const mt_dataset *d, uint64_t i, union mt_rollout_values *values, struct mt_err *err);
 /** The place that a sample comes from, "data.jsonl:12"; returns buf. */
 const char *mt_dataset_place(const mt_dataset *d, uint64_t i, char *buf, size_t len);
 

@@ -19,7 +19,8 @@ struct mt_sample_reader {
     struct mt_shard_header header; /* counts and format, for mt_shard_writer_commit() */
     uint32_t *ids;                 /* of the current sample */
     uint8_t *mask;
-    size_t n, cap_ids, cap_mask;
+    union mt_rollout_values *values; /* of a rollout */
+    size_t n, cap_ids, cap_mask, cap_values;
 };
 /** Adds a token to the sample that is being read. */
 int mt_sample_push(struct mt_sample_reader *r, uint32_t id, bool trained, struct mt_err *err);

@@ -45,6 +45,7 @@ struct mt_sampler {
     size_t max_docs;
     uint8_t *trained; /* mask of the current sample */
     uint32_t *ids;    /* and its tokens */
+    union mt_rollout_values *values; /* of rollouts, those of the current sample */
     struct tokens other, joined; /* if answers are mismatched: of the item that lends its own; prompt and answer */
 };
 
@@ -333,7 +334,9 @@ int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struc
     s->n_samples = p->split ? p->split->n : mt_dataset_stats(p->data)->n_samples;
     s->trained = mt_calloc(p->seq_len, 1);
     s->ids = mt_calloc(p->seq_len, sizeof(*s->ids));
+    s->values = mt_dataset_rollout(p->data, 0) ? mt_calloc(p->seq_len, sizeof(*s->values)) : NULL;
     bool ok = init_tokens(&s->other, p->seq_len) && init_tokens(&s->joined, p->seq_len);
+    ok = ok && (s->values || !mt_dataset_rollout(p->data, 0));
     int rc = ok && s->trained && s->ids ? make_groups(s, err) : mt_fail_nomem(err, "the sampler", p->seq_len);
     if (!rc)
         rc = pack(s, err);
@@ -354,6 +357,7 @@ void mt_sampler_destroy(mt_sampler **s)
         free((*s)->groups);
         free((*s)->trained);
         free((*s)->ids);
+        free((*s)->values);
         free((*s)->other.ids);
         free((*s)->other.trained);
         free((*s)->joined.ids);
@@ -436,6 +440,8 @@ int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_er
                            s->p.micro_batch * s->max_docs, err);
     for (size_t i = 0; i < sd->cap && !rc && s->p.teacher; i++)
         rc = mt_batch_init_top(&sd->micro[i], mt_teacher_top(s->p.teacher), err);
+    for (size_t i = 0; i < sd->cap && !rc && s->values; i++)
+        rc = mt_batch_init_rollouts(&sd->micro[i], err);
     if (rc)
         mt_step_data_finish(sd);
     return rc;
@@ -512,6 +518,17 @@ static int add_item(mt_sampler *s, uint32_t item, size_t n, struct mt_batch *b, 
     return rc || !s->p.mismatch ? rc : add_mismatches(s, item, own, n_own, n, b, err);
 }
 
+/* Of the document that was added last. */
+static int add_values(mt_sampler *s, uint32_t item, struct mt_batch *b, struct mt_err *err)
+{
+    size_t d = b->n_docs - 1;
+    int rc = mt_dataset_read_values(s->p.data, item, s->values, err);
+    for (int32_t i = b->doc_rows[d]; i < b->doc_rows[d + 1] && !rc; i++)
+        b->values[i] = s->values[b->loss_rows[i] - b->cu_seqlens[d] + 1];
+    b->rollout[d] = *mt_dataset_rollout(s->p.data, item);
+    return rc;
+}
+
 static int add_row(mt_sampler *s, uint64_t row, struct mt_batch *b, struct mt_err *err)
 {
     int rc = 0;
@@ -522,6 +539,8 @@ static int add_row(mt_sampler *s, uint64_t row, struct mt_batch *b, struct mt_er
             rc = add_item(s, s->items[i], n, b, err);
         else if (!rc)
             rc = mt_batch_add(b, s->ids, s->trained, n, (int32_t)s->items[i], err);
+        if (!rc && s->values)
+            rc = add_values(s, s->items[i], b, err);
     }
     return rc;
 }

@@ -16,6 +16,7 @@
 #include "data/answers.h"
 #include "data/columns.h"
 #include "data/dataset.h"
+#include "data/rollouts.h"
 #include "data/sources.h"
 
 static int push_bytes(struct mt_sample_reader *r, const char *text, size_t len, bool trained,
@@ -145,6 +146,8 @@ static enum mt_cfg_format detect(const cJSON *o)
     } by_key[] = {{"messages", MT_FORMAT_MESSAGES}, {"conversations", MT_FORMAT_SHAREGPT},
                   {"instruction", MT_FORMAT_ALPACA}, {"input_ids", MT_FORMAT_INPUT_IDS},
                   {"prompt", MT_FORMAT_PROMPT_COMPLETION}, {"text", MT_FORMAT_TEXT}};
+    if (mt_json_get(o, "token_ids") || mt_json_get(o, "advantage") || (mt_json_get(o, "reward") && mt_json_get(o, "group")))
+        return MT_FORMAT_ROLLOUTS;
     if (mt_json_get(o, "rejected") || mt_json_get(o, "rejected_ids"))
         return MT_FORMAT_PREFERENCE;
     if (mt_json_get(o, "label") && (mt_json_get(o, "completion") || mt_json_get(o, "completion_ids")))
@@ -184,6 +187,8 @@ static int read_object(struct mt_sample_reader *r, cJSON *o, const char *where, 
     case MT_FORMAT_PREFERENCE:
     case MT_FORMAT_RATED:
         return mt_answers_read(r, o, where, place, err);
+    case MT_FORMAT_ROLLOUTS:
+        return mt_rollouts_read(r, o, where, place, err);
     case MT_FORMAT_TEXT:
         rc = read_text(r, o, where, err);
         break;
@@ -369,4 +374,5 @@ void mt_samples_finish(struct mt_sample_reader *r)
 {
     free(r->ids);
     free(r->mask);
+    free(r->values);
 }

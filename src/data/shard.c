@@ -31,21 +31,23 @@ static int check(struct mt_shard *s, const char *path, uint64_t hash, struct mt_
         return not_whole(err, path, "another format or version");
     if (hash && h->source_hash != hash)
         return not_whole(err, path, "made from other sources");
-    size_t tokens, mask, offsets, places, total = HEADER;
+    size_t tokens, mask, offsets, places, values = 0, total = HEADER;
     if (h->n_samples == UINT64_MAX || !mt_mul_size(h->n_tokens, 4, &tokens) ||
-        !mt_mul_size(h->n_samples + 1, 8, &offsets) || !mt_mul_size(h->n_samples, 8, &places))
+        !mt_mul_size(h->n_samples + 1, 8, &offsets) || !mt_mul_size(h->n_samples, 8, &places) ||
+        (h->flags & MT_SHARD_ROLLOUTS && !mt_mul_size(h->n_tokens, sizeof(*s->values), &values)))
         return not_whole(err, path, "sizes overflow");
     tokens = mt_align_up(tokens, 8);
     mask = mt_align_up(mt_div_up(h->n_tokens, 8), 8);
     if (tokens < h->n_tokens || !mt_add_size(total, tokens, &total) ||
         !mt_add_size(total, mask, &total) || !mt_add_size(total, offsets, &total) ||
-        !mt_add_size(total, places, &total) || total != s->map_bytes)
+        !mt_add_size(total, values, &total) || !mt_add_size(total, places, &total) || total != s->map_bytes)
         return not_whole(err, path, "the size of the file does not match its header");
     s->header = h;
     s->tokens = (const uint32_t *)((const char *)s->map + HEADER);
     s->mask = (const uint8_t *)s->map + HEADER + tokens;
     s->offsets = (const uint64_t *)((const char *)s->map + HEADER + tokens + mask);
-    s->places = s->offsets + h->n_samples + 1;
+    s->values = values ? (const void *)(s->offsets + h->n_samples + 1) : NULL;
+    s->places = s->offsets + h->n_samples + 1 + values / sizeof(*s->places);
     if (!memchr(h->format, 0, sizeof(h->format)) || !memchr(h->untrained_at, 0, sizeof(h->untrained_at)) ||
         !memchr(h->notes, 0, sizeof(h->notes)))
         return not_whole(err, path, "a name in it has no end");
@@ -159,6 +161,13 @@ int mt_shard_read(const struct mt_shard *s, uint64_t first, size_t n, uint32_t *
             *mask++ = bits[at / 8 - byte] >> (at % 8) & 1;
     }
     return rc;
+}
+
+int mt_shard_read_values(const struct mt_shard *s, uint64_t first, size_t n, union mt_rollout_values *values,
+                         struct mt_err *err)
+{
+    size_t at = (size_t)((const char *)s->values - (const char *)s->map);
+    return read_checked(s, values, n * sizeof(*values), at + (size_t)first * sizeof(*values), err);
 }
 
 void mt_shard_close(struct mt_shard *s)
@@ -302,6 +311,16 @@ int mt_shard_writer_append(struct mt_shard_writer *w, const uint32_t *ids, const
     return 0;
 }
 
+int mt_shard_writer_values(struct mt_shard_writer *w, const union mt_rollout_values *values, size_t n,
+                           struct mt_err *err)
+{
+    if (!mt_grow(&w->values, &w->cap_values, w->n_values + n, sizeof(*values)))
+        return mt_fail_nomem(err, "the shard writer", (w->n_values + n) * sizeof(*values));
+    memcpy(w->values + w->n_values, values, n * sizeof(*values));
+    w->n_values += n;
+    return 0;
+}
+
 int mt_shard_writer_end(struct mt_shard_writer *w, uint64_t place, struct mt_err *err)
 {
     if (!mt_grow(&w->offsets, &w->cap_offsets, w->n_samples + 2, sizeof(uint64_t)) ||
@@ -328,6 +347,7 @@ int mt_shard_writer_commit(struct mt_shard_writer *w, const struct mt_shard_head
     bool ok = w->n_tokens % 2 == 0 || fwrite(&zero, 4, 1, w->f) == 1;
     ok = ok && (!mask || fwrite(w->mask, 1, mask, w->f) == mask);
     ok = ok && fwrite(offsets, 8, w->n_samples + 1, w->f) == w->n_samples + 1;
+    ok = ok && (!w->n_values || fwrite(w->values, sizeof(*w->values), w->n_values, w->f) == w->n_values);
     ok = ok && (!w->n_samples || fwrite(w->places, 8, w->n_samples, w->f) == w->n_samples);
     ok = ok && !fseek(w->f, 0, SEEK_SET) && fwrite(&h, sizeof(h), 1, w->f) == 1 && !fflush(w->f);
     ok = ok && !fsync(fileno(w->f)) && !rename(w->tmp, w->path);
@@ -343,5 +363,6 @@ void mt_shard_writer_finish(struct mt_shard_writer *w)
     free(w->offsets);
     free(w->places);
     free(w->mask);
+    free(w->values);
     *w = (struct mt_shard_writer){0};
 }

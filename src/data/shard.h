@@ -17,11 +17,26 @@ enum {
     MT_SHARD_PLAIN_TEXT = 1, /* flag: one text, to be cut into rows */
     MT_SHARD_ANSWERS = 2,    /* flag: samples 2i and 2i + 1 are item i: the chosen and the rejected answer to a prompt,
                                 each with the prompt; of a rated answer one is empty. max_len is that of an item */
+    MT_SHARD_ROLLOUTS = 4,   /* flag: tokens have values, between the offsets and the places */
+};
+
+/** Values of a token of a rollout, NaN where there is none: its advantage; its log-probability under the sampler, under
+ * the policy that is updated, under a reference. Of a sample's first token, which nothing predicts, they are the
+ * sample's. */
+union mt_rollout_values {
+    struct {
+        float advantage, logprob, old, ref;
+    };
+    struct {
+        float reward, temperature;
+        uint64_t group; /* a hash of its name; 0: none. The lowest bit: the completion was cut off */
+    } of;
 };
 
 /**
  * A token shard, one for each source file: a 4 KiB header; tokens, u32, padded to 8 bytes; the loss mask, one bit per
- * token, padded to 8 bytes; n_samples + 1 sample offsets, u64; n_samples places in the source, u64.
+ * token, padded to 8 bytes; n_samples + 1 sample offsets, u64; of rollouts, the values of each token (union
+ * mt_rollout_values); n_samples places in the source, u64.
  * Samples are whole, whatever the length of rows. Little-endian. Written to a temporary name and renamed.
  * scripts/megatrain_data/shard.py writes the same, without the checksums.
  */
@@ -35,7 +50,7 @@ struct mt_shard_header {
     uint32_t place_kind, flags;
     char format[24];
     char untrained_at[160]; /* places of the first few untrained samples */
-    uint64_t content_sum;   /* XXH3 of tokens, mask and offsets, which training depends on */
+    uint64_t content_sum;   /* XXH3 of what is before the places, which training depends on */
     uint64_t places_sum;    /* XXH3 of places. Both sums are 0 until the shard is sealed */
     uint64_t n_equal;       /* pairs left out, as their answers are equal */
     char notes[MT_NOTES_BYTES]; /* on its samples (notes.h), ended by a zero */
@@ -48,6 +63,7 @@ struct mt_shard {
     const uint32_t *tokens;
     const uint8_t *mask;
     const uint64_t *offsets, *places; /* offsets: own_offsets */
+    const union mt_rollout_values *values; /* NULL: it has none */
     uint64_t *own_offsets;            /* a copy in memory */
     uint64_t *block_sum;              /* once it has been verified: of each block of tokens and mask; else NULL */
     int fd; /* valid if `map` is not NULL */
@@ -67,6 +83,9 @@ int mt_shard_verify(struct mt_shard *s, const char *path, struct mt_err *err);
  * one that is truncated or unreadable is an error, whereas an access to the mapping would end the process. -EBADMSG: it
  * is not what was verified. */
 int mt_shard_read(const struct mt_shard *s, uint64_t first, size_t n, uint32_t *ids, uint8_t *mask, struct mt_err *err);
+/** The same of the values of rollouts. */
+int mt_shard_read_values(const struct mt_shard *s, uint64_t first, size_t n, union mt_rollout_values *values,
+                         struct mt_err *err);
 /** Trained tokens in [first, first + n). */
 uint64_t mt_shard_count_trained(const struct mt_shard *s, uint64_t first, uint64_t n);
 
@@ -77,13 +96,17 @@ struct mt_shard_writer {
     uint64_t *offsets, *places;
     size_t cap_offsets, cap_places;
     uint8_t *mask;
-    size_t cap_mask;
+    union mt_rollout_values *values; /* [n_values] */
+    size_t cap_mask, n_values, cap_values;
 };
 
 int mt_shard_writer_open(struct mt_shard_writer *w, const char *path, struct mt_err *err);
 /** Appends tokens to the current sample. mask[i] != 0: token i is trained; NULL: all. */
 int mt_shard_writer_append(struct mt_shard_writer *w, const uint32_t *ids, const uint8_t *mask,
                            size_t n, struct mt_err *err);
+/** Of rollouts: the values of as many tokens, in their order. */
+int mt_shard_writer_values(struct mt_shard_writer *w, const union mt_rollout_values *values, size_t n,
+                           struct mt_err *err);
 /** Ends the current sample. */
 int mt_shard_writer_end(struct mt_shard_writer *w, uint64_t place, struct mt_err *err);
 /** Completes the file and gives it its name. Of `h`: vocab, source_hash and all fields after n_samples are used. */

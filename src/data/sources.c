@@ -235,7 +235,8 @@ bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format f
     bool chat = mt_json_get(r, "messages") || mt_json_get(r, "conversations") ||
                 mt_json_get(r, "instruction") || cJSON_IsArray(mt_json_get(r, "prompt")) ||
                 cJSON_IsArray(mt_json_get(r, "chosen"));
-    bool ids = mt_json_get(r, "input_ids") || mt_json_get(r, "rejected_ids") || mt_json_get(r, "completion_ids");
+    bool ids = mt_json_get(r, "input_ids") || mt_json_get(r, "rejected_ids") || mt_json_get(r, "completion_ids") ||
+               mt_json_get(r, "token_ids");
     bool requests = mt_json_get(r, "continuation") || mt_json_get(r, "arguments");
     if (format == MT_FORMAT_REQUESTS || (format == MT_FORMAT_AUTO && requests))
         needs = true;

@@ -77,8 +77,35 @@ static inline size_t mt_groups_in_use(struct mt_groups g, size_t n_micro)
     return n_micro ? mt_group_of(g, n_micro - 1) + 1 : 0;
 }
 
+/** What a policy's loss is divided by: its own; the step's tokens; those of the micro-batch, and the micro-batches; each
+ * rollout's tokens, and the rollouts; the rollouts times policy.max_tokens. */
+enum mt_policy_normalise { MT_BY_AUTO, MT_BY_TOKENS, MT_BY_MICRO, MT_BY_ROWS, MT_BY_CONSTANT };
+#define MT_POLICY_NORMALISE_NAMES "auto|tokens|micro|rows|constant"
+/** The deviation that rewards less their group's mean are divided by. */
+enum mt_policy_scale { MT_SCALE_AUTO, MT_SCALE_GROUP, MT_SCALE_BATCH, MT_SCALE_NONE };
+#define MT_POLICY_SCALE_NAMES "auto|group|batch|none"
+enum mt_policy_kl { MT_KL_K3, MT_KL_K1 };
+enum mt_policy_old { MT_OLD_BATCH, MT_OLD_FILE };
+enum mt_policy_mismatch { MT_MISMATCH_NONE, MT_MISMATCH_TOKEN, MT_MISMATCH_ROW };
+enum mt_policy_beyond { MT_BEYOND_CUT, MT_BEYOND_DROP };
+enum mt_policy_truncated { MT_TRUNCATED_KEEP, MT_TRUNCATED_MASK, MT_TRUNCATED_DROP };
+
+/** Of [policy]; what is auto until resolved is MT_AUTO. */
+struct mt_policy_keys {
+    double clip_low, clip_high, dual_clip, kl_weight, beta, tau_positive, tau_negative, mismatch_max, temperature;
+    int64_t max_tokens;
+    enum mt_policy_normalise normalise;
+    enum mt_policy_scale scale;
+    enum mt_policy_kl kl;
+    enum mt_policy_old old;
+    enum mt_policy_mismatch mismatch;
+    enum mt_policy_beyond beyond;
+    enum mt_policy_truncated truncated;
+};
+
 /** Configuration of objectives; each reads the fields that it needs. */
 struct mt_objective_keys {
+    struct mt_policy_keys policy;
     double beta, gamma, label_smoothing, sft, desirable_weight, undesirable_weight; /* of [preference] */
     int64_t top;     /* tokens of the teacher that are learned from, of each row */
     double share;    /* of the data's own tokens in a loss of a teacher: distill.sft */
