@@ -212,6 +212,27 @@ static void print_preferences(int roff)
     print_paragraphs(text, roff);
 }
 
+static void print_policy(int roff)
+{
+    static const char *const text[] = {
+        "A policy is trained on rollouts: what it has sampled itself, with rewards. data.format = rollouts is JSON lines of "
+        "\"token_ids\" and \"mask\" (1 for the policy's own tokens, 0 for prompts and results of tools), or of \"prompt_ids\" and "
+        "\"completion_ids\"; of each token \"logprobs\" as the sampler had them, \"old_logprobs\" and \"ref_logprobs\" where keys need "
+        "them; and a \"reward\" with the \"group\" that rollouts of a prompt have in common, or an \"advantage\", a number or a list. "
+        "\"truncated\": true says that a completion was cut off (policy.truncated), \"temperature\" what it was sampled at.",
+        "policy.loss names a formula: dapo, grpo, bnpo, dr_grpo, gspo, cispo, sapo, dppo, dro, opd; megatrain config explain policy.loss "
+        "has them. Frameworks of the same name divide by other numbers: policy.normalise says by which.",
+        "With policy.old = batch each rollout is trained once, by the policy that sampled it: ratios are 1, nothing is clipped, and a step "
+        "costs what one on tokens does. For more updates of the same rollouts, policy.old = file takes log-probabilities from them.",
+        "A sampler computes other log-probabilities than the trainer: policy.mismatch weighs by their ratio. Sample at "
+        "policy.temperature, by which training divides logits, too. Routers of mixtures may send a token elsewhere in the sampler; no "
+        "ratio mends that wholly.",
+        "Rollouts of which all in a group have the same reward train nothing; frac_reward_zero_std in the metrics is their share. Names "
+        "of metrics are TRL's.",
+        NULL};
+    print_paragraphs(text, roff);
+}
+
 static void print_updates(int roff)
 {
     static const char *const text[] = {
@@ -298,5 +319,6 @@ const struct cli_topic cli_topics[] = {
     {"hosts", "several machines by MPI: what they need, what is sent, and what ends them", print_hosts},
     {"sampling", "what a token of megatrain sample costs, and what serves a model", print_sampling},
     {"preferences", "pairs and rated answers, references, rounds with a server", print_preferences},
+    {"policy", "reinforcement learning: rollouts, losses, what to watch", print_policy},
 };
 const size_t cli_n_topics = MT_ARRAY_LEN(cli_topics);

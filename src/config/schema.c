@@ -8,6 +8,7 @@
 
 #define AT(field) offsetof(struct mt_config, field)
 #define ANY 1, 0
+#define POLICY numerics.objective_keys.policy
 
 static const struct mt_key keys[] = {
     /* clang-format off */
@@ -67,7 +68,8 @@ static const struct mt_key keys[] = {
     {"data", "format", MT_NUMERICS, MT_KEY_CHOICE, AT(data.format), "auto",
      MT_FORMAT_NAMES, ANY, NULL,
      "Format of samples; auto looks at the first one of each file. preference: chosen and rejected answers, rated: single "
-     "ones with a label; both are for [preference]. requests: loglikelihood requests of lm-evaluation-harness, for score."},
+     "ones with a label; both are for [preference]. requests: loglikelihood requests of lm-evaluation-harness, for score. rollouts: "
+     "what a policy has sampled, with rewards, for [policy]."},
     {"data", "columns", MT_NUMERICS, MT_KEY_LIST, AT(data.columns), "", NULL, ANY, NULL,
      "What your files call the fields of a format: instruction:question, output:answer for turns of the chat template, "
      "prompt:question, completion:answer for text that is joined as it stands. Files of a dataset_info.json have their own."},
@@ -115,7 +117,7 @@ static const struct mt_key keys[] = {
      "Sum each gradient in so many groups of a step's micro-batches, then add these sums by a fixed tree: a power of two, at "
      "most the micro-batches of a step. Changes the order of sums. Groups can be computed on several devices."},
     {"train", "learning_rate", MT_NUMERICS, MT_KEY_REAL_AUTO, AT(train.learning_rate), "auto", NULL, 0, 1e3, NULL,
-     "Peak learning rate; auto is 1e-5, with adapters 2e-4; on preferences 1e-6, with adapters 1e-5."},
+     "Peak learning rate; auto is 1e-5, with adapters 2e-4; on preferences and rollouts 1e-6, with adapters 1e-5."},
     {"train", "schedule", MT_NUMERICS, MT_KEY_CHOICE, AT(train.schedule), "cosine", "constant|linear|cosine|wsd",
      ANY, NULL, "Learning rate after warm-up."},
     {"train", "warmup", MT_NUMERICS, MT_KEY_AMOUNT, AT(train.warmup), "3%", NULL, 0, 1e15, NULL,
@@ -172,6 +174,52 @@ static const struct mt_key keys[] = {
      NULL, "Rated answers: weight of the desirable ones."},
     {"preference", "undesirable_weight", MT_NUMERICS, MT_KEY_REAL, AT(numerics.objective_keys.undesirable_weight), "1", NULL, 0,
      1e6, NULL, "Rated answers: weight of the undesirable ones."},
+
+    {"policy", "loss", MT_NUMERICS, MT_KEY_WORD, AT(policy.loss), "off",
+     "off|dapo|grpo|bnpo|dr_grpo|gspo|cispo|sapo|dppo|dro|opd", ANY, "ppo|reinforce|rloo|reinforce_plus_plus|remax|vespo|luspo",
+     "Train a policy on rollouts (data.format = rollouts) by this loss of r = p / p_old and advantage A. grpo, bnpo, dapo, dr_grpo: "
+     "-min(r A, clip(r) A), which differ in policy.normalise; gspo: of one ratio a rollout; cispo: -min(r, clip_high) A log p, the "
+     "factor held; sapo: a soft clip; dppo: masks tokens whose probability moved too far; dro: a pull to p_old; opd: to ref_logprobs."},
+    {"policy", "clip_low", MT_NUMERICS, MT_KEY_REAL_AUTO, AT(POLICY.clip_low), "auto", NULL, 0, 1e6, NULL,
+     "Ratios count from 1 - clip_low on; with dppo and opd, how far a probability may have fallen. auto: 0.2, gspo 3e-4."},
+    {"policy", "clip_high", MT_NUMERICS, MT_KEY_REAL_AUTO, AT(POLICY.clip_high), "auto", NULL, 0, 1e6, NULL,
+     "Ratios count up to 1 + clip_high, with cispo up to clip_high; with dppo, how far a probability may have risen. auto: 0.2, "
+     "gspo 4e-4, cispo 5. DAPO's paper has 0.28."},
+    {"policy", "dual_clip", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.dual_clip), "0", NULL, 0, 1e6, NULL,
+     "grpo, bnpo, dapo, dr_grpo, gspo: where A < 0, the loss is at most -dual_clip A; above 1, such as 3. 0: off."},
+    {"policy", "kl", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.kl), "k3", "k3|k1", ANY, NULL,
+     "Estimate of the divergence from the reference, d = log p_ref - log p: k3 is exp(d) - d - 1, k1 is -d."},
+    {"policy", "kl_weight", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.kl_weight), "0", NULL, 0, 1e6, NULL,
+     "Weight of that divergence beside the loss (beta in TRL). Rollouts then have ref_logprobs."},
+    {"policy", "normalise", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.normalise), "auto", MT_POLICY_NORMALISE_NAMES, ANY, NULL,
+     "What the sum over tokens is divided by. tokens: those of the step; micro: those of the micro-batch, then the micro-batches; rows: "
+     "each rollout's tokens, then the rollouts; constant: the rollouts times policy.max_tokens. auto: tokens for dapo, cispo, dppo, dro, opd; "
+     "micro for bnpo; rows for grpo, gspo, sapo; constant for dr_grpo."},
+    {"policy", "max_tokens", MT_NUMERICS, MT_KEY_COUNT, AT(POLICY.max_tokens), "0", NULL, 0, 1 << 24, NULL,
+     "Most tokens of a completion: of normalise = constant, and what rollouts are asked for."},
+    {"policy", "scale", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.scale), "auto", MT_POLICY_SCALE_NAMES, ANY, NULL,
+     "Where rollouts have a reward and a group, A is the reward less the group's mean, divided by (deviation + 1e-4) of the group's "
+     "or of all rewards, or by nothing. auto: group, with dr_grpo none."},
+    {"policy", "old", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.old), "batch", "batch|file", ANY, NULL,
+     "p_old. batch: the policy as it is, one update for each rollout: r is exactly 1. file: old_logprobs of the rollouts, or else "
+     "logprobs; it costs one more product with the output matrix."},
+    {"policy", "mismatch", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.mismatch), "none", "none|token|row", ANY, NULL,
+     "Where the sampler's logprobs are not p_old: multiply the loss by exp(log p_old - logprob) of each token, or of its rollout's "
+     "tokens together."},
+    {"policy", "mismatch_max", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.mismatch_max), "3", NULL, 0, 1e6, NULL,
+     "Largest such factor."},
+    {"policy", "mismatch_beyond", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.beyond), "cut", "cut|drop", ANY, NULL,
+     "What is beyond it is cut to it, or dropped: row and drop are TRL's default."},
+    {"policy", "beta", MT_NUMERICS, MT_KEY_REAL_AUTO, AT(POLICY.beta), "auto", NULL, 0, 1e6, NULL,
+     "dro: half of it weighs (log r)^2; dppo: it does. auto: 0.05, with dppo 1e-3."},
+    {"policy", "tau_positive", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.tau_positive), "1", NULL, 1e-6, 1e6, NULL,
+     "sapo: temperature of its sigmoid where A > 0."},
+    {"policy", "tau_negative", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.tau_negative), "1.05", NULL, 1e-6, 1e6, NULL,
+     "sapo: and elsewhere."},
+    {"policy", "temperature", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.temperature), "1", NULL, 0.01, 100, NULL,
+     "That rollouts were sampled at: training divides logits by it, too."},
+    {"policy", "truncated", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.truncated), "keep", "keep|mask|drop", ANY, NULL,
+     "Rollouts that were cut off (\"truncated\": true). mask: not trained, but their reward counts in its group; drop: as if they were not there."},
 
     {"distill", "teacher", MT_NUMERICS, MT_KEY_PATH, AT(distill.teacher), "", NULL, ANY, NULL,
      "train.objective = distill: the teacher's likeliest tokens, a file that megatrain score --top made of the same data. The loss is "

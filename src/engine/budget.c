@@ -17,6 +17,7 @@
 #include "model/direct.h"
 #include "model/packing.h"
 #include "model/ranges.h"
+#include "objective/objective.h"
 
 struct budget {
     size_t free, alignment;
@@ -542,6 +543,8 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .assumed_rows = p->assumed_rows,
         .router_aux_loss = p->numerics.router_aux_loss,
         .logits_piece = (size_t)MT_MAX(p->numerics.logits_piece, (int64_t)0),
+        .temperature =
+            mt_objective_of(&p->numerics)->rollouts ? (float)p->numerics.objective_keys.policy.temperature : 1,
         .row_weights = mt_engine_weighs_rows(p),
         .few = mt_engine_few(p),
         .top = p->top,

@@ -45,7 +45,7 @@ void mt_learner_retire(struct mt_learner *l)
 enum mt_row_weights mt_learner_row_weights(const struct mt_numerics *n)
 {
     const struct mt_objective *o = mt_objective_of(n);
-    return !o->weights && !o->learn ? MT_ROWS_ALIKE : o->needs_losses ? MT_ROWS_WEIGHED_LATE : MT_ROWS_WEIGHED;
+    return !o->weights && !o->learn ? MT_ROWS_ALIKE : mt_objective_is_late(n) ? MT_ROWS_WEIGHED_LATE : MT_ROWS_WEIGHED;
 }
 
 static void weigh(void *ctx, size_t mb, const struct mt_row_values *of, float *weight)

@@ -219,7 +219,12 @@ static int head_piece(mt_model *m, const struct mt_model_head *a, enum pass pass
     const struct mt_micro_inputs *in = &m->inputs[a->mb];
     size_t few = in->of.choose ? m->p.few : 0;
     mt_model_set_rows(m, a->mb, in->loss_rows + first);
+    float by = m->p.temperature > 0 ? 1 / m->p.temperature : 1;
+    struct mt_add flatten = {
+        .n = rows * mt_model_logits_ld(m->layout), .dtype = MT_F32, .b = m->logits, .out = m->logits, .scale = by};
     int rc = there ? 0 : head_logits(m, rows, mt_elem(m, m->dh, first * m->wd.c), a->table, err);
+    if (!rc && !there && by != 1)
+        rc = mt_op_add(m->dev, &flatten, err);
     return rc ? rc
               : mt_op_cross_entropy(m->dev,
                                     &(struct mt_cross_entropy){
@@ -235,7 +240,7 @@ static int head_piece(mt_model *m, const struct mt_model_head *a, enum pass pass
                                         .ld_dlogits = dlogits.ld,
                                         .scale = m->running->of.loss_scale,
                                         .row_scale = weighed ? m->inputs[a->mb].weights + first : NULL,
-                                        .cap = (float)m->layout->cfg.logit_cap,
+                                        .cap = (float)m->layout->cfg.logit_cap * by,
                                         .n_few = few,
                                         .few = few ? in->few + first * few : NULL,
                                         .few_values = few ? in->few_values + first * few : NULL,

@@ -33,6 +33,7 @@ struct mt_model_params {
     double router_aux_loss;         /* coefficient of the loss that balances experts; 0: off */
     size_t logits_chunk;            /* rows whose logits' gradients are in memory at once */
     size_t logits_piece;            /* of these, rows of FP32 logits; 0 or logits_chunk: gradients overwrite logits */
+    float temperature;              /* losses are of logits divided by it; 0: 1 */
     bool row_weights;               /* a learner has other rows than MT_ROWS_ALIKE */
     size_t few;                     /* further ids of each loss row that a learner's gradient is given for; 0: none */
     size_t top;                     /* how many of the largest logits of each loss row an evaluation finds; 0: none */

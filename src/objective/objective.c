@@ -9,7 +9,8 @@
 /* Each is defined in a file of its own. A new objective is that file, an entry here and a choice of train.objective. */
 #define OBJECTIVES(X)                                                                    \
     X(mt_token_loss) X(mt_dpo) X(mt_dpo_norm) X(mt_ipo) X(mt_hinge) X(mt_robust)         \
-    X(mt_apo_zero) X(mt_apo_down) X(mt_apo_zero_unpaired) X(mt_kto) X(mt_simpo) X(mt_cpo) X(mt_orpo) X(mt_distill)
+    X(mt_apo_zero) X(mt_apo_down) X(mt_apo_zero_unpaired) X(mt_kto) X(mt_simpo) X(mt_cpo) X(mt_orpo) X(mt_distill)    \
+    X(mt_dapo) X(mt_grpo) X(mt_bnpo) X(mt_dr_grpo) X(mt_gspo) X(mt_cispo) X(mt_sapo) X(mt_dppo) X(mt_dro) X(mt_opd)
 
 #define DECLARE(name) extern const struct mt_objective name;
 OBJECTIVES(DECLARE)
@@ -34,6 +35,12 @@ size_t mt_objective_few(const struct mt_numerics *n)
     return mt_objective_of(n)->teacher ? (size_t)n->objective_keys.top + MT_FEW_BESIDE : 0;
 }
 
+bool mt_objective_is_late(const struct mt_numerics *n)
+{
+    const struct mt_objective *o = mt_objective_of(n);
+    return o->late ? o->late(&n->objective_keys) : o->needs_losses;
+}
+
 static size_t rows_of(const struct mt_batch *b, size_t d)
 {
     return (size_t)(b->doc_rows[d + 1] - b->doc_rows[d]);
@@ -43,7 +50,13 @@ struct mt_objective_step mt_objective_begin(const struct mt_numerics *n, const s
                                             const double *reference)
 {
     struct mt_objective_step s = {.objective = mt_objective_of(n), .keys = &n->objective_keys, .reference = reference,
-                                  .n_loss = data->n_loss};
+                                  .n_loss = data->n_loss, .n_micro = data->n};
+    for (size_t i = 0; i < data->n && s.objective->rollouts; i++)
+        for (size_t d = 0; d < data->micro[i].n_docs; d++) {
+            const struct mt_rollout *r = &data->micro[i].rollout[d];
+            s.n_items += !r->dropped;
+            s.n_policy_tokens += r->left_out ? 0 : rows_of(&data->micro[i], d);
+        }
     for (size_t i = 0; i < data->n && s.objective->answers; i++)
         for (size_t d = 0; d < data->micro[i].n_docs; d++) {
             enum mt_doc_role role = data->micro[i].role[d];
@@ -53,11 +66,13 @@ struct mt_objective_step mt_objective_begin(const struct mt_numerics *n, const s
     return s;
 }
 
-/* Rated answers have no pairs; KL is a distance to the reference, of which neither more nor less is better. */
+/* Of a policy only loss and reward say which of two is better. Rated answers have no pairs; KL is a distance to the
+ * reference, of which neither more nor less is better. */
 int mt_objective_measure(const struct mt_objective *o, const char *name)
 {
     bool apart = !strcmp(name, "kl") || (o->teacher && strcmp(name, o->measures[0])) || (o->rated && !strcmp(name, "rewards/accuracies")) ||
                  (strcmp(o->name, "orpo") && !strncmp(name, "log_odds", 8));
+    apart |= o->rollouts && strcmp(name, o->measures[0]) && strcmp(name, "reward");
     for (int i = 0; i < o->n_measures && !apart; i++)
         if (!strcmp(o->measures[i], name))
             return i;

@@ -28,7 +28,9 @@ struct mt_objective_step {
     double logit_cap;        /* of the model's logits (Gemma 2); 0: none */
     size_t vocab;            /* tokens of the model */
     size_t n_loss;           /* loss rows of all micro-batches */
-    size_t n_items;          /* of preferences: pairs or rated answers */
+    size_t n_items;          /* of preferences: pairs or rated answers; of rollouts, those that are not dropped */
+    size_t n_micro;          /* micro-batches */
+    size_t n_policy_tokens;  /* loss rows of rollouts that are not left out */
     size_t n_chosen_rows;    /* loss rows of chosen answers */
 };
 
@@ -52,6 +54,8 @@ struct mt_micro_losses {
 struct mt_objective {
     const char *name;  /* train.objective in the configuration, or preference.loss */
     const char *title; /* the printed name */
+    bool rollouts;     /* it takes rollouts (mt_batch.values), and only these */
+    bool (*late)(const struct mt_objective_keys *keys); /* whether needs_losses depends on keys; or NULL */
     bool needs_losses; /* weights depend on the micro-batch's losses: the head computes these in a pass before */
     bool answers;      /* it takes data of preferences (mt_batch.role), and only these */
     bool rated;        /* each answer is an item, not each pair */
@@ -83,6 +87,8 @@ size_t mt_objective_few(const struct mt_numerics *n);
 /** Counts what an objective is to know of micro-batches. */
 struct mt_objective_step mt_objective_begin(const struct mt_numerics *n, const struct mt_step_data *data,
                                             const double *reference);
+/** Whether weights depend on the micro-batch's losses. */
+bool mt_objective_is_late(const struct mt_numerics *n);
 /** Finds an objective by the configuration's name; NULL: there is none. */
 const struct mt_objective *mt_objective_find(const char *name);
 /** The objective of numerics; cross-entropy if they are not resolved. */

@@ -12,7 +12,7 @@
 #include "kinds/kinds.h"
 #include "kinds/select.h"
 #include "model/packing.h"
-#include "objective/objective.h"
+#include "objective/policy.h"
 #include "weights/adapter_keys.h"
 #include "weights/weights.h"
 #include "plan/evaluate.h"
@@ -153,9 +153,10 @@ int mt_resolve_learning_rate(struct mt_config *c, const char **why, struct mt_er
     static const struct {
         const char *rate, *origin, *why;
     } of[2][2] = {{{"1e-5", "auto: for all weights", "weights"}, {"2e-4", "auto: with adapters", "adapters"}},
-                  {{"1e-6", "auto: for all weights", "weights on preferences"},
-                   {"1e-5", "auto: with adapters", "adapters on preferences"}}};
-    bool adapters = c->adapter.kind != MT_ADAPTER_NONE, preference = strcmp(c->preference.loss, "off") != 0;
+                  {{"1e-6", "auto: for all weights", "weights on preferences or rollouts"},
+                   {"1e-5", "auto: with adapters", "adapters on preferences or rollouts"}}};
+    bool adapters = c->adapter.kind != MT_ADAPTER_NONE;
+    bool preference = strcmp(c->preference.loss, "off") != 0 || strcmp(c->policy.loss, "off") != 0;
     bool is_auto = c->train.learning_rate == MT_AUTO;
     if (why)
         *why = is_auto ? of[preference][adapters].why : NULL;
@@ -281,14 +282,17 @@ static bool is_of_set(const struct mt_config *c)
     return false;
 }
 
-/* [preference] decides, where it has a loss. */
+/* [preference] or [policy] decides, where it has a loss. */
 static int find_objective(struct mt_numerics *n, const struct mt_config *c, struct mt_err *err)
 {
-    bool preference = strcmp(c->preference.loss, "off") != 0;
-    n->objective = mt_objective_find(preference ? c->preference.loss : c->train.objective);
+    bool preference = strcmp(c->preference.loss, "off") != 0, policy = strcmp(c->policy.loss, "off") != 0;
+    const char *name = preference ? c->preference.loss : policy ? c->policy.loss : c->train.objective;
+    if (preference && policy)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "preference.loss = %s and policy.loss = %s: a run has one objective, set one of them to off",
+                       c->preference.loss, c->policy.loss);
+    n->objective = mt_objective_find(name);
     if (!n->objective)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: there is no such objective",
-                       preference ? c->preference.loss : c->train.objective);
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: there is no such objective", name);
     const char *by = c->eval.best_by;
     if (strcmp(by, MT_EVAL_ACCURACY) && mt_objective_measure(n->objective, by) < 0 && !is_of_set(c))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.best_by = %s: evaluations of %s have no such measure to be compared "
@@ -300,9 +304,12 @@ static int find_objective(struct mt_numerics *n, const struct mt_config *c, stru
                            ? "train.objective = %s: set distill.teacher to a file of megatrain score --top"
                            : "distill.teacher is set, but what is minimized is %s: set train.objective = distill, or remove the key",
                        n->objective->name);
-    if (n->objective->reference && c->adapter.dropout > 0)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g with preference.loss = %s: set it to 0; what is dropped "
-                       "would count as a difference to the reference", c->adapter.dropout, n->objective->name);
+    if ((n->objective->reference || policy) && c->adapter.dropout > 0)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g with %s.loss = %s: set it to 0; what is dropped "
+                       "would count as a difference to the reference", c->adapter.dropout, policy ? "policy" : "preference",
+                       n->objective->name);
+    if (policy)
+        return mt_policy_resolve(n->objective, &n->objective_keys.policy, err);
     if (!n->objective->answers)
         return 0;
     if (n->objective_keys.beta == MT_AUTO)

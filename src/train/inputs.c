@@ -15,6 +15,7 @@
 #include "data/teacher.h"
 #include "data/vocabulary.h"
 #include "hw/hw.h"
+#include "objective/policy.h"
 #include "plan/resolve.h"
 #include "weights/peft.h"
 
@@ -107,6 +108,7 @@ static int open_set(struct mt_inputs *in, mt_dataset **out, const struct mt_cfg_
                                .train_on = in->cfg->data.train_on,
                                .n_processes = n,
                                .prepared_only = in->prepared_only,
+                               .policy = &in->numerics.objective_keys.policy,
                            },
                            err);
 }
@@ -195,6 +197,37 @@ static int check_answers(const struct mt_inputs *in, const mt_dataset *d, struct
                    mt_dataset_stats(d)->format);
 }
 
+/* A policy's loss needs rollouts, with the values that its keys name; nothing else takes them. */
+static int check_rollouts(const struct mt_inputs *in, const mt_dataset *d, struct mt_err *err)
+{
+    const struct mt_objective *o = mt_objective_of(&in->numerics);
+    bool are = d && mt_dataset_stats(d)->rollouts;
+    char place[4200];
+    int rc = 0;
+    if (d && o->rollouts != are)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, are ? "%s holds %s, which [policy] loss trains on: set it to dapo, say"
+                                                       : "%s holds %s, but policy.loss trains on rollouts (data.format = rollouts)",
+                       mt_dataset_source(d, 0)->path, mt_dataset_stats(d)->format);
+    uint64_t n = are ? mt_dataset_stats(d)->n_samples : 0;
+    size_t len = are ? mt_dataset_stats(d)->max_len : 0, first;
+    union mt_rollout_values *values = mt_calloc(len + 1, sizeof(*values));
+    uint8_t *trained = mt_calloc(len + 1, 1);
+    if (!values || !trained)
+        rc = mt_fail_nomem(err, "rollouts", len * sizeof(*values));
+    for (uint64_t i = 0; i < n && !rc; i++) {
+        mt_dataset_sample(d, i, NULL, trained);
+        for (first = 1; !trained[first];)
+            first++;
+        rc = mt_dataset_read_values(d, i, values, err);
+        const char *lacks = rc ? NULL : mt_policy_lacks(o, &in->numerics.objective_keys.policy, &values[first]);
+        if (lacks)
+            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the rollout has no %s", mt_dataset_place(d, i, place, sizeof(place)), lacks);
+    }
+    free(values);
+    free(trained);
+    return rc;
+}
+
 /* The sets of eval.sets. */
 static int open_sets(struct mt_inputs *in, struct mt_err *err)
 {
@@ -205,9 +238,9 @@ static int open_sets(struct mt_inputs *in, struct mt_err *err)
         return 0;
     if (of->n > MT_EVAL_SETS)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.sets has %d sets: at most %d are evaluated", of->n, MT_EVAL_SETS);
-    if (mt_objective_of(&in->numerics)->answers)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.sets: preferences (preference.loss = %s) are evaluated on data.eval alone: "
-                       "remove the key", in->cfg->preference.loss);
+    if (mt_objective_of(&in->numerics)->answers || mt_objective_of(&in->numerics)->rollouts)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.sets: %s is evaluated on data.eval alone: remove the key",
+                       mt_objective_of(&in->numerics)->title);
     in->sets = mt_calloc((size_t)of->n, sizeof(*in->sets));
     if (!in->sets)
         return mt_fail_nomem(err, "eval.sets", (size_t)of->n * sizeof(*in->sets));
@@ -376,6 +409,10 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
         rc = check_answers(in, in->data, err);
     if (!rc)
         rc = check_answers(in, in->eval_data, err);
+    if (!rc)
+        rc = check_rollouts(in, in->data, err);
+    if (!rc)
+        rc = check_rollouts(in, in->eval_data, err);
     if (!rc)
         rc = open_sets(in, err);
     return rc || use != MT_RUN_TRAIN ? rc : open_teacher(in, err);

@@ -30,6 +30,7 @@ const char *mt_shared_difference(const struct mt_shared_of *a, const struct mt_s
         {"model.dtype", x->dtype == y->dtype},
         {"model.compute", mt_settled_compute(x) == mt_settled_compute(y)},
         {"train.objective", mt_objective_of(x) == mt_objective_of(y)},
+        {"policy.temperature", x->objective_keys.policy.temperature == y->objective_keys.policy.temperature},
         {"distill.top", x->objective_keys.top == y->objective_keys.top},
         {"train.router_aux_loss", x->router_aux_loss == y->router_aux_loss},
         {"data.seq_len", x->seq_len == y->seq_len},
