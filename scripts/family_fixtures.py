@@ -143,7 +143,7 @@ def main():
     os.makedirs(ROOT, exist_ok=True)
     with open(os.path.join(PARITY, "data.jsonl")) as f:
         samples = [json.loads(l) for l in f]
-    names = sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob(os.path.join(PARITY, "*", "trained.safetensors")))
+    names = sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob(os.path.join(PARITY, "*", "trained.sums")))
     failed = []
     for name in sys.argv[1:] or names:
         with tempfile.TemporaryDirectory() as tmp:

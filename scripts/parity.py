@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "cli"))
+sys.path[:0] = [os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", d) for d in ("cli", "parity")]
 import torch
 import transformers
 from safetensors import safe_open

@@ -14,7 +14,6 @@ import transformers
 import trl
 from datasets import Dataset
 from peft import PeftModel
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import SequentialSampler
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -24,6 +23,8 @@ from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "parity")
 OUT = os.path.join(ROOT, "preferences")
+sys.path.insert(0, ROOT)
+import sums
 STEPS, PAIRS, LR, VOCAB, EOS = 15, 4, 5e-4, 96, 2
 MEASURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen", "logps/rejected",
             "nll_loss", "log_odds_ratio", "log_odds_chosen", "mean_token_accuracy", "kl")
@@ -153,11 +154,11 @@ def main():
         if name in CUT:
             made[name]["row"] = CUT[name]
         if name in ("sigmoid", "lora"):
-            tensors = {k: v.detach().float().contiguous() for k, v in trained.state_dict().items()}
+            tensors = dict(trained.state_dict())
             if name == "lora":
                 tensors = {k.replace(".default.", "."): v for k, v in tensors.items() if "lora_" in k and ".default." in k}
             tensors.pop("lm_head.weight", None) if name == "sigmoid" else None
-            save_file(tensors, os.path.join(OUT, f"{name}.safetensors"))
+            sums.write(os.path.join(OUT, f"{name}.sums"), tensors)
         print(name, made[name]["losses"][0], made[name]["losses"][-1], made[name]["norms"][0], flush=True)
     with open(path, "w") as f:
         json.dump({"made_with": f"TRL {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",

@@ -6,7 +6,8 @@ import os
 import shutil
 import tempfile
 
-from test_parity import FEW, HERE, at_most, floats, relative
+import sums
+from test_parity import FEW, HERE, at_most, relative
 from tiny import base, megatrain, metrics, read_safetensors, write_ini
 from widen import widen
 
@@ -29,12 +30,8 @@ def weight_errors(checkpoint, want, model):
     got = read_safetensors(os.path.join(checkpoint + "-f32", "model.safetensors"))
     given = read_safetensors(os.path.join(model, "model.safetensors"))
     assert set(got) == set(given) and all(got[n] == given[n] for n in set(got) - set(want)), "what no block has stays"
-    errors = {}
-    for name, (_, shape, raw) in want.items():
-        a, b = floats(got[name][2]), floats(raw)
-        errors[name] = (sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)) ** 0.5
-        assert got[name] != given[name], name
-    return errors
+    assert all(got[n] != given[n] for n in want)
+    return sums.errors(got, want)
 
 
 def check(tmp, name):
@@ -42,7 +39,7 @@ def check(tmp, name):
     with open(path + ".json") as f:
         expected = json.load(f)
     print(f"{name}: {expected['made_with']}")
-    model, want = widen(os.path.join(HERE, name), os.path.join(tmp, "model")), read_safetensors(path + ".safetensors")
+    model, want = widen(os.path.join(HERE, name), os.path.join(tmp, "model")), sums.read(path + ".sums")
     steps, checkpoint = train(tmp, model, expected)
     assert len(steps) == expected["steps"]
     at_most("losses", max(relative(m["loss"], l) for m, l in zip(steps, expected["losses"])), 1e-6)

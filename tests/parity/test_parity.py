@@ -8,13 +8,13 @@ keys, whose gradient nearly vanishes, 2e-2), some ten times what was measured. b
 """
 import array
 import json
-import math
 import os
 import shutil
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+import sums
 from tiny import POISON, SLOW, base, megatrain, metrics, read_safetensors, write_ini
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -53,12 +53,8 @@ def weight_errors(checkpoint, trained):
     """Of the masters, as an export in FP32 puts them together in the form of the family's files."""
     out = checkpoint + "-f32"
     megatrain("-q", "export", checkpoint, out, "--dtype=f32")
-    got, want = read_safetensors(os.path.join(out, "model.safetensors")), read_safetensors(trained)
-    errors = {}
-    for name, (dtype, shape, raw) in want.items():
-        assert (dtype, shape) == got[name][:2], name
-        a, b = floats(got[name][2]), floats(raw)
-        errors[name] = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b))
+    got, want = read_safetensors(os.path.join(out, "model.safetensors")), sums.read(trained)
+    errors = sums.errors(got, want)
     constant = ("e_score_correction_bias", "expert_bias")  # they choose experts, and are never trained
     others = ("visual.", "vision_tower.", "multi_modal_projector.", "mm_projector.", "embed_vision.", "vision_embedder.",
               "vision_adapter.", "vision_projection.", ".indexer.")  # not computed: copied
@@ -88,13 +84,13 @@ def check(tmp, name):
         megatrain("-q", "export", checkpoint, checkpoint + "-f32", "--dtype=f32")
         return
     assert sum(m["clip"] < 1 for m in steps) >= 15, "clipping is active"
-    errors = weight_errors(checkpoint, os.path.join(HERE, name, "trained.safetensors"))
+    errors = weight_errors(checkpoint, os.path.join(HERE, name, "trained.sums"))
     k_bias = [e for n, e in errors.items() if n.endswith("k_proj.bias")]
     at_most("weights", max(e for n, e in errors.items() if not n.endswith("k_proj.bias")), 2e-5)
     at_most("biases of keys", max(k_bias, default=0.0), 2e-2)
     # the comparison sees a change: a hundredth more of weight decay is not within the limits
     other, checkpoint = train(tmp, name, "f32", expected, optimizer__weight_decay=0.101)
-    changed = weight_errors(checkpoint, os.path.join(HERE, name, "trained.safetensors"))
+    changed = weight_errors(checkpoint, os.path.join(HERE, name, "trained.sums"))
     assert max(changed.values()) > 3 * max(e for n, e in errors.items() if not n.endswith("k_proj.bias"))
 
 

@@ -14,7 +14,8 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
-from test_parity import at_most, floats, relative
+import sums
+from test_parity import at_most, relative
 from tiny import SLOW, base, megatrain, metrics, planes, read_safetensors, write_ini
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -87,13 +88,9 @@ def tensor_errors(checkpoint, name):
         got = read_safetensors(os.path.join(checkpoint + "-f32", "model.safetensors"))
     else:
         got = read_safetensors(os.path.join(checkpoint, "adapter_model.safetensors"))
-    want = read_safetensors(os.path.join(HERE, "preferences", name + ".safetensors"))
+    want = sums.read(os.path.join(HERE, "preferences", name + ".sums"))
     assert set(want) == set(got), set(want) ^ set(got)
-    errors = []
-    for k in want:
-        a, b = floats(got[k][2]), floats(want[k][2])
-        errors.append(math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)))
-    return errors
+    return sums.errors(got, want).values()
 
 
 def main(tmp):
