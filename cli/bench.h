@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_BENCH_H
-#define CLI_BENCH_H
+#pragma once
 
 #include "cli.h"
 #include "plan_print.h"
@@ -45,5 +44,3 @@ int bench_find_groups(struct bench *b, struct mt_err *err);
 /** Of the job that shares a base with later ones: runs all of them, as often as bench_run_job() would, which then finds
  * the results. What fails runs again alone: that tells the reason. */
 int bench_run_group(struct bench *b, size_t first, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_BENCH_CHILD_H
-#define CLI_BENCH_CHILD_H
+#pragma once
 
 #include "sweep/sweep.h"
 
@@ -20,5 +19,3 @@ struct bench_child {
  * error. Of several, one whose training fails leaves the others "ok"; any other failure is that of all.
  */
 int bench_child_run(struct mt_sweep_run *r, const struct bench_child *c, bool *interrupted, struct mt_err *err);
-
-#endif

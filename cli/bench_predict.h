@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_BENCH_PREDICT_H
-#define CLI_BENCH_PREDICT_H
+#pragma once
 
 #include "plan_print.h"
 #include "sweep/sweep.h"
@@ -18,5 +17,3 @@ struct bench_measured {
  */
 int bench_predict_steps(struct mt_sweep_run *run, const struct plan_view *v, const struct bench_measured *m, int skip,
                         struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_BENCH_SHARE_H
-#define CLI_BENCH_SHARE_H
+#pragma once
 
 #include "cli.h"
 #include "sweep/sweep.h"
@@ -19,5 +18,3 @@ void bench_share_finish(struct bench_share *s);
  * of the machine are compared: a sweep over these asks for the time of each.
  */
 const char *bench_share_refusal(const struct bench_share *a, const struct bench_share *b, char *buf, size_t len);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_CLI_H
-#define CLI_CLI_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -107,5 +106,3 @@ int cli_probe_disk(struct cli *cli, const struct cli_args *args);
 #define CLI_DECLARE(name) int cli_cmd_##name(struct cli *cli, const struct cli_args *args);
 CLI_COMMANDS(CLI_DECLARE)
 #undef CLI_DECLARE
-
-#endif

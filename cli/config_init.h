@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_CONFIG_INIT_H
-#define CLI_CONFIG_INIT_H
+#pragma once
 
 #include "base/strbuf.h"
 #include "cli.h"
@@ -12,5 +11,3 @@
  * What cannot be found out is warned of and left at a usual value.
  */
 int cli_config_init(struct mt_str *out, const struct cli_args *args, struct mt_err *err);
-
-#endif

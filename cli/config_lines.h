@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_CONFIG_LINES_H
-#define CLI_CONFIG_LINES_H
+#pragma once
 
 #include "base/strbuf.h"
 #include "cli.h"
@@ -45,5 +44,3 @@ const char *init_value(const struct init_lines *f, const char *key, const char *
 bool init_options(struct cli_args *out, struct init_lines *f, const char *const *others);
 void init_finish_options(struct cli_args *a);
 void init_print(struct mt_str *out, struct init_lines *f);
-
-#endif

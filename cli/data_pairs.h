@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_DATA_PAIRS_H
-#define CLI_DATA_PAIRS_H
+#pragma once
 
 #include "data/dataset.h"
 
@@ -17,5 +16,3 @@ struct cli_pairs {
 /** Counts; all 0 if the data have no answers. */
 int cli_pairs_count(const mt_dataset *d, struct cli_pairs *out, struct mt_err *err);
 void cli_pairs_print(const struct cli_pairs *p);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_DOCTOR_HOSTS_H
-#define CLI_DOCTOR_HOSTS_H
+#pragma once
 
 #include "base/json.h"
 #include "cli.h"
@@ -13,5 +12,3 @@ int cli_doctor_hosts(mt_net *net, bool json);
  * bytes on. so: what follows, and what to do. */
 enum { CLI_HOST_NAME = 64 };
 void cli_find_doubled(cJSON *list, const char *name, size_t stride, int n, const char *so);
-
-#endif

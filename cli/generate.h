@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_GENERATE_H
-#define CLI_GENERATE_H
+#pragma once
 
 #include "data/text.h"
 #include "train/session.h"
@@ -35,5 +34,3 @@ struct cli_text {
 int cli_generate(struct mt_session *s, const struct cli_generation *g, struct cli_text *texts, size_t n,
                  struct mt_err *err);
 void cli_texts_finish(struct cli_text *texts, size_t n);
-
-#endif

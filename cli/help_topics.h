@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_HELP_TOPICS_H
-#define CLI_HELP_TOPICS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -13,5 +12,3 @@ struct cli_topic {
 };
 extern const struct cli_topic cli_topics[];
 extern const size_t cli_n_topics;
-
-#endif

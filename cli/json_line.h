@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_JSON_LINE_H
-#define CLI_JSON_LINE_H
+#pragma once
 
 #include "base/json.h"
 #include "base/log.h"
@@ -9,5 +8,3 @@
 void cli_json_line(enum mt_log_level level, const char *line);
 /** An event of a run: {"time", "level": "info", "event", ...fields}. Takes ownership of `fields`. */
 void cli_json_event(const char *event, cJSON *fields);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_LEARNER_H
-#define CLI_LEARNER_H
+#pragma once
 
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/history.h"
@@ -49,5 +48,3 @@ int learner_write_files(struct learner *l, const struct mt_setup *setup, struct 
 
 /** Says why no step is left, and where the best weights are. */
 void learner_say_stopped_early(const struct learner *l);
-
-#endif

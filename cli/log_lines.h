@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_LOG_LINES_H
-#define CLI_LOG_LINES_H
+#pragma once
 
 #include "cli.h"
 
@@ -19,5 +18,3 @@ void cli_say_error(const char *msg);
 
 /** Does what --no-progress does. */
 void cli_log_hide_progress(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_PLAN_PRINT_H
-#define CLI_PLAN_PRINT_H
+#pragma once
 
 #include "base/json.h"
 #include "cli.h"
@@ -92,5 +91,3 @@ int plan_print_optimizers(const struct cli_args *args);
 int plan_print_prices(const struct cli_args *args);
 /** Reads the machine that --machine names, changed by the options. Finish with mt_machine_finish(). */
 int plan_read_machine(struct mt_machine *out, const struct cli_args *args, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_RATES_H
-#define CLI_RATES_H
+#pragma once
 
 #include <stdio.h>
 
@@ -51,5 +50,3 @@ int rates_log_read(struct rates_log *out, const char *path, struct mt_err *err);
 void rates_log_finish(struct rates_log *l);
 /** The times right after the step, or NULL. */
 const double *rates_log_after(const struct rates_log *l, int step);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_REPORT_H
-#define CLI_REPORT_H
+#pragma once
 
 #include "base/json.h"
 #include "cli.h"
@@ -32,5 +31,3 @@ void cli_progress_events(struct mt_train_events *out, struct cli_progress *p);
 
 /** For a mixture of experts ", 21.6B of them active", else ""; returns buf. */
 const char *cli_active_params(char *buf, size_t len, const struct mt_layout *l);
-
-#endif

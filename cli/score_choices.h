@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_SCORE_CHOICES_H
-#define CLI_SCORE_CHOICES_H
+#pragma once
 
 #include "data/dataset.h"
 #include "score_journal.h"
@@ -17,5 +16,3 @@ struct score_choice {
  * frees it. What is not done is the best of nothing. */
 int score_choices_find(struct score_choice **out, const mt_dataset *d, const struct score_journal *j,
                        struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_SCORE_JOURNAL_H
-#define CLI_SCORE_JOURNAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -45,5 +44,3 @@ struct score_block {
 };
 int score_journal_add(struct score_journal *j, const struct score_block *b, struct mt_err *err);
 void score_journal_close(struct score_journal *j);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_STATUS_H
-#define CLI_STATUS_H
+#pragma once
 
 #include "train/watch.h"
 
@@ -15,5 +14,3 @@ struct cli_status {
 };
 /** struct mt_watch_events's; ctx: a struct cli_status. */
 void cli_tell_status(void *ctx, const struct mt_train_control *c, double seconds, bool asked);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef CLI_TERMINAL_H
-#define CLI_TERMINAL_H
+#pragma once
 
 /**
  * From here on standard output and standard error, where they are terminals, show what would steer a terminal instead
@@ -8,5 +7,3 @@
  * text from files cannot, whichever command prints it and how. Files and pipes get every byte as it is. Once, at start.
  */
 void cli_guard_terminals(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_ATTEMPT_H
-#define MT_CUDA_ATTEMPT_H
+#pragma once
 
 #include "trial.h"
 
@@ -25,5 +24,3 @@ int mt_cuda_tiles(struct mt_cuda_device *d, const struct mt_cuda_call *c, struct
  */
 enum mt_cuda_outcome mt_cuda_attempt(struct mt_cuda_device *d, const struct mt_cuda_call *c, enum mt_trial_way way,
                                      mt_cuda_way go, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_ATTENTION_H
-#define MT_CUDA_ATTENTION_H
+#pragma once
 
 #include "base/strbuf.h"
 #include "attempt.h"
@@ -49,5 +48,3 @@ enum mt_cuda_outcome mt_cuda_fused_attend(struct mt_cuda_device *d, const struct
 /** Why a version of cuDNN (91900 for 9.19.0; 0: not known) must not do such a call on compute capability `sm`; NULL:
  * nothing is known against it. */
 const char *mt_fused_known_wrong(int version, int sm, const struct mt_cuda_call *c);
-
-#endif

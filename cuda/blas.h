@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_BLAS_H
-#define MT_CUDA_BLAS_H
+#pragma once
 
 #include "base/strbuf.h"
 #include "cuda_priv.h"
@@ -39,5 +38,3 @@ size_t mt_cuda_blas_choices(struct mt_cuda_device *d, struct mt_str *out);
 bool mt_cuda_blas_adopt(struct mt_cuda_device *d, const char *text);
 /** "cuBLASLt 13.1.0". */
 void mt_cuda_blas_describe(char *buf, size_t len);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_CHOICES_H
-#define MT_CUDA_CHOICES_H
+#pragma once
 
 #include "base/strbuf.h"
 #include "device/ops.h"
@@ -36,5 +35,3 @@ void mt_choices_print(const struct mt_choices *t, struct mt_str *out);
 /** Takes a table in that form, with blanks around it, instead of what is there; false if the text is invalid, and
  * nothing changes. "": an empty table. */
 bool mt_choices_read(struct mt_choices *t, const char *text, bool *changed);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_CUDA_KIND_H
-#define MT_CUDA_CUDA_KIND_H
+#pragma once
 
 #include "device/kind.h"
 
@@ -11,5 +10,3 @@ int mt_cuda_count(void);
 void mt_cuda_identify(char *out, size_t len, int index);
 
 extern const struct mt_device_kind mt_cuda_kind;
-
-#endif

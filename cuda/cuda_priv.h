@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_PRIV_H
-#define MT_CUDA_PRIV_H
+#pragma once
 
 #include <cuda_runtime_api.h>
 #include <pthread.h>
@@ -138,5 +137,3 @@ MT_DEVICE_OPS(MT_CUDA_OP, MT_CUDA_OP)
 /** Names the streams for profilers. */
 void mt_cuda_name_streams(struct mt_cuda_device *d);
 void mt_cuda_range(mt_device *dev, const char *name);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_DOCUMENTS_H
-#define MT_CUDA_DOCUMENTS_H
+#pragma once
 
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
@@ -66,5 +65,4 @@ cudaError_t mt_cuda_docs_stats(const struct mt_docs_stats *p, cudaStream_t strea
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_FLASH_H
-#define MT_CUDA_FLASH_H
+#pragma once
 
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
@@ -25,5 +24,4 @@ cudaError_t mt_cuda_flash_bwd(const struct mt_attention_bwd *b, cudaStream_t str
 
 #ifdef __cplusplus
 }
-#endif
 #endif

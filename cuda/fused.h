@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_FUSED_H
-#define MT_CUDA_FUSED_H
+#pragma once
 
 #include <cuda_runtime_api.h>
 #include <errno.h>
@@ -87,5 +86,4 @@ const struct mt_fused_engine *mt_cuda_fused_engine(char *why, size_t why_len);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_GEMM_BIAS_H
-#define MT_CUDA_GEMM_BIAS_H
+#pragma once
 
 #include <cuda_runtime_api.h>
 #include <stddef.h>
@@ -25,5 +24,4 @@ cudaError_t mt_cuda_fill_bias(const struct mt_cuda_bias_rows *a, cudaStream_t st
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_KERNELS_H
-#define MT_CUDA_KERNELS_H
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -63,5 +62,4 @@ cudaError_t mt_cuda_has_code(void);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

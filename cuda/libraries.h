@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_LIBRARIES_H
-#define MT_CUDA_LIBRARIES_H
+#pragma once
 
 #include <stddef.h>
 
@@ -11,5 +10,3 @@
  * NULL: *why says so and where it was looked for, cut to `len`.
  */
 void *mt_cuda_library(const char *name, const char *toolkit, char *why, size_t len);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_PLANS_H
-#define MT_CUDA_PLANS_H
+#pragma once
 
 #include "fused.h"
 
@@ -28,5 +27,3 @@ int mt_fused_plans_get(mt_fused_plans *plans, const struct mt_fused_shape *s, vo
 int mt_fused_plans_run(mt_fused_plans *plans, void *plan, const struct mt_fused_call *c, char *why, size_t why_len);
 /** Number of plans made so far, including refused ones. */
 size_t mt_fused_plans_made(const mt_fused_plans *plans);
-
-#endif

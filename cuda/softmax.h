@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_SOFTMAX_H
-#define MT_CUDA_SOFTMAX_H
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -40,5 +39,4 @@ cudaError_t mt_cuda_store_heads(const struct mt_heads *dst, enum mt_dtype dtype,
 
 #ifdef __cplusplus
 }
-#endif
 #endif

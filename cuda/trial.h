@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_TRIAL_H
-#define MT_CUDA_TRIAL_H
+#pragma once
 
 #include <pthread.h>
 
@@ -99,5 +98,3 @@ int mt_trial_judge(struct mt_cuda_device *d, struct mt_trial *t, enum mt_trial_v
 /** Restores the copies. */
 int mt_trial_restore(struct mt_cuda_device *d, const struct mt_trial *t, struct mt_err *err);
 void mt_trial_finish(struct mt_trial *t);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_WORKSPACE_H
-#define MT_CUDA_WORKSPACE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -137,5 +136,4 @@ struct mt_cuda_fused_buffers mt_cuda_fused_buffers_of(const struct mt_attention 
 
 #ifdef __cplusplus
 }
-#endif
 #endif

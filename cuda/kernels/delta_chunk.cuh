@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_DELTA_CHUNK_CUH
-#define MT_CUDA_DELTA_CHUNK_CUH
+#pragma once
 
 #include "launch.cuh"
 #include "scalar.cuh"
@@ -314,4 +313,3 @@ static inline dim3 blocks_for(size_t jobs, const struct mt_cuda_delta_buffers &b
 }
 
 } // namespace delta
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_FLASH_CUH
-#define MT_CUDA_FLASH_CUH
+#pragma once
 
 /**
  * What the kernels of attention of our own share (attention_flash.cu). Each pass is a file. A block takes a tile of
@@ -128,5 +127,3 @@ static __device__ __forceinline__ float score_gradient(float p, float dp, float 
     float own = sinks ? p * dp : dp;
     return p * (dp - (lone ? own : delta));
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_GLU_CUH
-#define MT_CUDA_GLU_CUH
+#pragma once
 
 #include "device/ops.h"
 #include "scalar.cuh"
@@ -41,5 +40,3 @@ static __device__ __forceinline__ glu_terms glu_terms_of(glu_shape p, float g, f
         return {act, v + 1.0f, x == g ? s * (1.0f + p.alpha * x * rest) : 0.0f, v == u ? act : 0.0f};
     }
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_LAUNCH_CUH
-#define MT_CUDA_LAUNCH_CUH
+#pragma once
 
 #include <climits>
 #include <cstddef>
@@ -82,5 +81,3 @@ static inline __device__ void row_of_tile(unsigned columns, unsigned per_thread,
     *row = static_cast<size_t>(tile / columns) * blockDim.y + threadIdx.y;
     *vec = static_cast<size_t>(tile % columns) * blockDim.x * per_thread + threadIdx.x;
 }
-
-#endif

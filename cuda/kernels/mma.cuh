@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_MMA_CUH
-#define MT_CUDA_MMA_CUH
+#pragma once
 
 #include "launch.cuh"
 
@@ -156,5 +155,3 @@ static __device__ __forceinline__ void add_weighted(float (&acc)[D / 8][4], cons
         }
     }
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What rmsnorm.cu and layernorm.cu share: rows that a block's threads hold in registers. */
-#ifndef MT_CUDA_NORM_CUH
-#define MT_CUDA_NORM_CUH
+#pragma once
 
 #include "launch.cuh"
 #include "scalar.cuh"
@@ -25,5 +24,3 @@ static __device__ __forceinline__ void load_row(const T *row, unsigned vecs, uin
         x[v] = i < vecs ? load16(row + i * VEC<T>) : make_uint4(0, 0, 0, 0);
     }
 }
-
-#endif

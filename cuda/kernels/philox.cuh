@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Philox4x32-10 (Salmon et al. 2011), as base/philox.h: the key is the seed, x and y the index, z and w the stream. */
-#ifndef MT_CUDA_PHILOX_CUH
-#define MT_CUDA_PHILOX_CUH
+#pragma once
 
 #include "launch.cuh"
 
@@ -19,5 +18,3 @@ static __device__ __forceinline__ uint4 philox(uint32_t k0, uint32_t k1, uint4 c
     }
     return c;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_REDUCE_CUH
-#define MT_CUDA_REDUCE_CUH
+#pragma once
 
 #include "launch.cuh"
 
@@ -85,5 +84,3 @@ template <typename T> static __device__ __forceinline__ T block_max(T v, T least
  */
 cudaError_t mt_cuda_fold(float *dst, const float *partials, size_t n_partials, size_t ld, size_t c,
                          cudaStream_t stream);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CUDA_SCALAR_CUH
-#define MT_CUDA_SCALAR_CUH
+#pragma once
 
 #include <cmath>
 #include <cstddef>
@@ -356,5 +355,3 @@ template <typename T> static inline bool heads_aligned(const struct mt_heads &h)
 {
     return h.dim % VEC<T> == 0 && rows_aligned<T>(h.p, h.ld) && (h.n <= 1 || h.stride % VEC<T> == 0);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_CGROUP_H
-#define MT_BASE_CGROUP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ uint64_t mt_cgroup_pids(const char *root, uint64_t *used);
 /** A file that holds one number; UINT64_MAX for "max", "-1", what version 1 has for no limit, or if it is
  * missing. */
 uint64_t mt_cgroup_number(const char *root, const char *dir, const char *name);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_CLOCK_H
-#define MT_BASE_CLOCK_H
+#pragma once
 
 #include <stdint.h>
 #include <time.h>
@@ -27,5 +26,3 @@ static inline int64_t mt_boot_ns(void)
         return mt_now_ns();
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
-
-#endif

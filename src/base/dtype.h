@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_DTYPE_H
-#define MT_BASE_DTYPE_H
+#pragma once
 
 #include <math.h>
 #include <stddef.h>
@@ -94,5 +93,3 @@ static inline float mt_f16_to_f32(uint16_t h)
     uint32_t special = (h & 0x7c00) == 0x7c00 ? 0x7f800000u : 0; /* infinity, NaN */
     return mt_f32_from_bits(mt_f32_bits(f) | special | (uint32_t)(h & 0x8000) << 16);
 }
-
-#endif

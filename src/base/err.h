@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_ERR_H
-#define MT_BASE_ERR_H
+#pragma once
 
 #include <errno.h>
 
@@ -36,5 +35,3 @@ int mt_fail_prefix(struct mt_err *err, int code, const char *fmt, ...)
 
 /** Fails with -ENOMEM: `bytes` wanted for `what`. */
 int mt_fail_nomem(struct mt_err *err, const char *what, unsigned long long bytes);
-
-#endif

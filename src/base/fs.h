@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_FS_H
-#define MT_BASE_FS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -63,5 +62,3 @@ int mt_lock_file(int fd, bool wait);
 /** Writes all `len` bytes, continuing after short writes and EINTR. 0 or a negative errno. */
 int mt_write_all(int fd, const void *data, size_t len);
 int mt_pread_all(int fd, void *data, size_t len, uint64_t offset);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_HUB_H
-#define MT_BASE_HUB_H
+#pragma once
 
 #include <stddef.h>
 
@@ -10,5 +9,3 @@
  * frees it; NULL: it is not there.
  */
 char *mt_hub_snapshot(const char *kind, const char *name, size_t len);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_INSTALLED_H
-#define MT_BASE_INSTALLED_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,5 +16,3 @@ bool mt_installed_dir(char *buf, size_t len, const char *name);
  * begin as `like` does, whatever the case, for as many letters as any does, but at least three. like NULL: all.
  */
 void mt_installed_names(struct mt_str *out, const char *name, const char *ending, const char *like);
-
-#endif

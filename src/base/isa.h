@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_ISA_H
-#define MT_BASE_ISA_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -23,5 +22,3 @@ static inline bool mt_has_avx2(void)
     return false;
 #endif
 }
-
-#endif

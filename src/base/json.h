@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_JSON_H
-#define MT_BASE_JSON_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -55,5 +54,3 @@ int mt_json_edit(char **text, const char *name, void (*edit)(cJSON *object, cons
  * infinities become null. The caller frees the text; NULL: out of memory.
  */
 char *mt_json_print(const cJSON *v, bool pretty);
-
-#endif

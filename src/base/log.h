@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_LOG_H
-#define MT_BASE_LOG_H
+#pragma once
 
 enum mt_log_level { MT_LOG_ERROR, MT_LOG_WARN, MT_LOG_INFO, MT_LOG_DEBUG, MT_LOG_PROGRESS };
 
@@ -24,5 +23,3 @@ void mt_log_set_sink(mt_log_sink sink);
  */
 #define mt_progress(...) mt_log(MT_LOG_PROGRESS, __VA_ARGS__)
 #define mt_progress_end() mt_log(MT_LOG_PROGRESS, "%s", "")
-
-#endif

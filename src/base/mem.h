@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_MEM_H
-#define MT_BASE_MEM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -65,5 +64,3 @@ void mt_mem_keep_freed(void);
 const char *mt_format_bytes(char *buf, size_t len, uint64_t bytes);
 /** "42s", "7m29s", "4h46m"; returns buf. */
 const char *mt_format_seconds(char *buf, size_t len, double seconds);
-
-#endif

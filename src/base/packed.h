@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_PACKED_H
-#define MT_BASE_PACKED_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -122,5 +121,3 @@ static inline float mt_e4m3_factor(float amax)
     uint32_t to = 127 + 127 + 8 - exponent - up; /* of the factor, biased */
     return mt_f32_from_bits((to > 253 ? 253u : to) << 23);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_PHILOX_H
-#define MT_BASE_PHILOX_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -44,5 +43,3 @@ double mt_philox_uniform(uint64_t seed, uint64_t stream, uint64_t index);
  * Feistel network with cycle walking, O(1) time and no memory.
  */
 uint64_t mt_permute(uint64_t i, uint64_t n, uint64_t seed, uint64_t stream);
-
-#endif

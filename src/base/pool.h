@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_POOL_H
-#define MT_BASE_POOL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -59,5 +58,3 @@ void mt_thread_gives_way(void);
 void mt_bind_thread(int cpu);
 /** Keeps the calling thread off a CPU, if it may run on others; else does nothing. */
 void mt_keep_thread_off(int cpu);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_READ_PROGRESS_H
-#define MT_BASE_READ_PROGRESS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@ void mt_read_progress_begin(struct mt_read_progress *m, const char *what, uint64
 /** Adds bytes read since the last call; cheap enough to call for every line. */
 void mt_read_progress_add(struct mt_read_progress *m, uint64_t bytes);
 void mt_read_progress_end(struct mt_read_progress *m);
-
-#endif

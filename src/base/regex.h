@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_REGEX_H
-#define MT_BASE_REGEX_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -12,5 +11,3 @@ enum { MT_REGEX_WHY = 128 };
  * -ENOMEM.
  */
 int mt_regex_begins(bool *yes, const char *expression, const char *text, char why[MT_REGEX_WHY]);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_SORT_H
-#define MT_BASE_SORT_H
+#pragma once
 
 #include <stddef.h>
 
@@ -8,5 +7,3 @@
 void mt_sort_doubles(double *v, size_t n);
 /** For qsort(), of doubles. */
 int mt_compare_doubles(const void *a, const void *b);
-
-#endif

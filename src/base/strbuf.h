@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_STRBUF_H
-#define MT_BASE_STRBUF_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,5 +25,3 @@ long mt_utf8_error(const char *text);
 
 /** The number of edits (insert, delete, replace, swap) between a and b; for "did you mean". */
 int mt_edit_distance(const char *a, const char *b);
-
-#endif

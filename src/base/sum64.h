@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_SUM64_H
-#define MT_BASE_SUM64_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -12,5 +11,3 @@
  * Thread-safety: any thread.
  */
 uint64_t mt_sum64(const void *data, size_t bytes, uint64_t seed);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_SUM64_ISA_H
-#define MT_BASE_SUM64_ISA_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -8,5 +7,3 @@
 /* One header of xxHash, compiled for two instruction sets: mt_sum64() chooses. */
 uint64_t mt_sum64_avx2(const void *data, size_t bytes, uint64_t seed);
 uint64_t mt_sum64_avx512(const void *data, size_t bytes, uint64_t seed);
-
-#endif

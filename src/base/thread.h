@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_THREAD_H
-#define MT_BASE_THREAD_H
+#pragma once
 
 #include <pthread.h>
 
@@ -9,5 +8,3 @@
 /** Starts a thread named `name`, of at most 15 characters. If the system refuses it, the error lists the limits on
  * threads and their values. */
 int mt_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_UNITS_H
-#define MT_BASE_UNITS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ bool mt_parse_rate(const char *text, double *out);
 bool mt_parse_percent(const char *text, double *out);
 /** "90s", "30m", "11h30m", "250ms", "2d", "0" in seconds. */
 bool mt_parse_duration(const char *text, double *out);
-
-#endif

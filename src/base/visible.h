@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_BASE_VISIBLE_H
-#define MT_BASE_VISIBLE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -19,5 +18,3 @@ void mt_str_visible(struct mt_str *out, const char *text, size_t len);
 /** The same into a buffer, truncated where it is full; also escapes bytes that are not UTF-8. src and dst must not
  * overlap. */
 void mt_visible(char *dst, size_t size, const char *src);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CONFIG_BLOCKS_H
-#define MT_CONFIG_BLOCKS_H
+#pragma once
 
 #include "config/config.h"
 
@@ -25,5 +24,3 @@ uint64_t mt_blocks_at(const struct mt_blocks *b, uint64_t phase);
 void mt_blocks_layers(const struct mt_blocks *b, uint64_t block, int *first, int *end);
 /** Steps of the run when the phase is over. */
 uint64_t mt_blocks_end(const struct mt_blocks *b, uint64_t phase);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CONFIG_CONFIG_H
-#define MT_CONFIG_CONFIG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -237,5 +236,3 @@ void mt_config_write_template(struct mt_str *out, const char *model_path);
  * calls it. -ENOENT (MT_ERR_USAGE): there is none; the message names the nearest.
  */
 int mt_config_explain(struct mt_str *out, const char *name, struct mt_err *err);
-
-#endif

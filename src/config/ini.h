@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CONFIG_INI_H
-#define MT_CONFIG_INI_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,5 +14,3 @@ typedef int (*mt_ini_fn)(void *ctx, const char *file, int line, const char *sect
 int mt_ini_parse(const char *text, size_t len, const char *file, mt_ini_fn fn, void *ctx,
                  struct mt_err *err);
 int mt_ini_parse_file(const char *file, mt_ini_fn fn, void *ctx, struct mt_err *err);
-
-#endif

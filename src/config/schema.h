@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CONFIG_SCHEMA_H
-#define MT_CONFIG_SCHEMA_H
+#pragma once
 
 #include <stddef.h>
 
@@ -33,5 +32,3 @@ bool mt_key_is_path(const struct mt_key *key, const char *value, const char *pat
  * out of memory. */
 char *mt_key_resolve(const struct mt_key *key, const char *file, const char *value);
 void mt_key_free(struct mt_config *cfg, const struct mt_key *key);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CONFIG_SYNONYMS_H
-#define MT_CONFIG_SYNONYMS_H
+#pragma once
 
 /**
  * What another trainer's key (of transformers, PEFT, TRL, axolotl, LLaMA-Factory; without its section) is here: ": here
@@ -10,5 +9,3 @@
 const char *mt_key_synonym(const char *name, char *buf, unsigned long len);
 /** What a value that another trainer has for such a key is here: "lora, with model.base_dtype = nf4". NULL: it is not known. */
 const char *mt_value_synonym(const char *key, const char *value);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_ARENA_H
-#define MT_DEVICE_ARENA_H
+#pragma once
 
 #include <stddef.h>
 
@@ -27,5 +26,3 @@ int mt_arena_alloc(struct mt_arena *a, size_t bytes, const char *tag, void **out
                    struct mt_err *err);
 void mt_arena_free(struct mt_arena *a, void *ptr);
 size_t mt_arena_used(const struct mt_arena *a);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_BACKEND_H
-#define MT_DEVICE_BACKEND_H
+#pragma once
 
 #include "device/kind.h"
 #include "device/ops.h"
@@ -58,5 +57,3 @@ struct mt_device {
 struct mt_event {
     mt_device *dev;
 };
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_DEVICE_H
-#define MT_DEVICE_DEVICE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -184,5 +183,3 @@ void mt_device_doubt(mt_device *dev);
  * findings. Call between steps. */
 size_t mt_device_distrust(mt_device *dev);
 void mt_device_trust(mt_device *dev);
-
-#endif

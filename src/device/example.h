@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_EXAMPLE_H
-#define MT_DEVICE_EXAMPLE_H
+#pragma once
 
 #include "device/metered.h"
 
@@ -76,5 +75,3 @@ int32_t *mt_example_ints(mt_example *x, size_t n, uint64_t mul, uint64_t mod);
 const uint16_t *mt_example_choices(mt_example *x, size_t n, size_t e, size_t k);
 /** A device copy of n host integers; NULL for NULL. */
 int32_t *mt_example_upload(mt_example *x, const int32_t *host, size_t n);
-
-#endif

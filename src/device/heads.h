@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_HEADS_H
-#define MT_DEVICE_HEADS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -47,5 +46,3 @@ static inline size_t mt_heads_at(const struct mt_heads *h, size_t token, size_t 
 struct mt_row_groups {
     size_t group, ld, stride;
 };
-
-#endif

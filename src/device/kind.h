@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_KIND_H
-#define MT_DEVICE_KIND_H
+#pragma once
 
 #include "device/device.h"
 #include "device/ops.h"
@@ -33,5 +32,3 @@ struct mt_device_kind {
 struct mt_device_limits mt_device_kind_limits(const struct mt_device_kind *k, size_t budget_bytes, int n_threads);
 
 extern const struct mt_device_kind mt_cpu_kind;
-
-#endif

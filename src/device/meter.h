@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_METER_H
-#define MT_DEVICE_METER_H
+#pragma once
 
 #include "device/kind.h"
 #include "device/metered.h"
@@ -24,5 +23,3 @@ struct mt_meter_params {
     void *ctx;
 };
 int mt_device_create_meter(mt_device **out, const struct mt_meter_params *p, struct mt_err *err);
-
-#endif

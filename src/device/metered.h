@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_METERED_H
-#define MT_DEVICE_METERED_H
+#pragma once
 
 #include "device/ops.h"
 
@@ -47,5 +46,3 @@ int mt_metered_example(struct mt_metered *out, enum mt_dev_op op, unsigned which
 /** Fills in flops and bytes as the operation's row counts them for the shape, and drops flags that do not exist for its
  * dtype; -ENOMEM. */
 int mt_metered_count(struct mt_metered *m);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_OP_H
-#define MT_DEVICE_OP_H
+#pragma once
 
 #include "device/example.h"
 #include "device/ops.h"
@@ -61,5 +60,3 @@ const char *mt_dev_op_name(enum mt_dev_op op);
 void mt_dev_op_cost(enum mt_dev_op op, const void *args, struct mt_metered *out);
 /** "[4096, 512] bf16" into buf, for messages; returns buf. */
 const char *mt_dev_op_describe(char *buf, size_t len, enum mt_dev_op op, const void *args);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_OPS_H
-#define MT_DEVICE_OPS_H
+#pragma once
 
 #include "base/packed.h"
 #include "device/device.h"
@@ -465,5 +464,3 @@ size_t mt_device_workspace(mt_device *dev, enum mt_dev_op op, const void *args);
 MT_DEVICE_OPS(MT_OP_SUBMIT, MT_OP_WORKSPACE)
 #undef MT_OP_SUBMIT
 #undef MT_OP_WORKSPACE
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_OPS_DELTA_H
-#define MT_DEVICE_OPS_DELTA_H
+#pragma once
 
 #include "base/mem.h"
 #include "device/device.h"
@@ -162,5 +161,3 @@ struct mt_head_gate_bwd {
     W(GATED_NORM_BWD, gated_norm_bwd, struct mt_gated_norm_bwd)                                    \
     X(HEAD_GATE, head_gate, struct mt_head_gate)                                                   \
     X(HEAD_GATE_BWD, head_gate_bwd, struct mt_head_gate_bwd)
-
-#endif

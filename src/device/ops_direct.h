@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_OPS_DIRECT_H
-#define MT_DEVICE_OPS_DIRECT_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -214,5 +213,3 @@ struct mt_unit_rows {
     X(EIGEN, eigen, struct mt_eigen)                                                               \
     X(LOW_ADAM, low_adam, struct mt_low_adam)                                                      \
     X(UNIT_ROWS, unit_rows, struct mt_unit_rows)
-
-#endif

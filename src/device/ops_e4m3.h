@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_OPS_E4M3_H
-#define MT_DEVICE_OPS_E4M3_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -55,5 +54,3 @@ struct mt_quantise {
 #define MT_DEVICE_OPS_E4M3(X)                                                                      \
     X(AMAX, amax, struct mt_amax)                                                                  \
     X(QUANTISE, quantise, struct mt_quantise)
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_OPS_MLP_H
-#define MT_DEVICE_OPS_MLP_H
+#pragma once
 
 #include "device/device.h"
 
@@ -288,5 +287,3 @@ struct mt_shared_gate_bwd {
     W(ROUTER_STATS, router_stats, struct mt_router_stats)                                          \
     X(SHARED_GATE, shared_gate, struct mt_shared_gate)                                             \
     W(SHARED_GATE_BWD, shared_gate_bwd, struct mt_shared_gate_bwd)
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_PRODUCTS_H
-#define MT_DEVICE_PRODUCTS_H
+#pragma once
 
 #include "device/device.h"
 
@@ -19,5 +18,3 @@ void mt_device_tune(mt_device *dev, bool on);
 size_t mt_device_products(mt_device *dev, struct mt_str *out);
 /** Takes the text's choices in place of those there are; false: it is invalid, and nothing changes. */
 bool mt_device_adopt_products(mt_device *dev, const char *text);
-
-#endif

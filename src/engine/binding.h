@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_BINDING_H
-#define MT_ENGINE_BINDING_H
+#pragma once
 
 #include "device/device.h"
 #include "model/model.h"
@@ -45,5 +44,3 @@ struct mt_plane_view {
 /** `state` and `staged` are the instruction's buffers, or NULL; `piece` is the update's. */
 struct mt_plane_view mt_plane_view(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, size_t piece,
                                    char *state, char *staged);
-
-#endif

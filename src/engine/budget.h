@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_BUDGET_H
-#define MT_ENGINE_BUDGET_H
+#pragma once
 
 #include "device/device.h"
 #include "model/model.h"
@@ -95,5 +94,3 @@ void mt_engine_plan_finish(struct mt_engine_plan *plan);
 void mt_engine_plan_trim(const struct mt_engine_plan *plan, struct mt_plane_set_params *planes);
 /** The same parameters, as the model has them. */
 struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p);
-
-#endif

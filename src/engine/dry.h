@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_DRY_H
-#define MT_ENGINE_DRY_H
+#pragma once
 
 #include "engine/engine.h"
 
@@ -20,5 +19,3 @@ void mt_dry_engine_destroy(mt_dry_engine **d);
 int mt_dry_engine_upload(mt_dry_engine *d, const struct mt_batch *micro, size_t n, struct mt_err *err);
 int mt_dry_engine_submit(mt_dry_engine *d, const struct mt_program *prog, const struct mt_instr *in,
                          struct mt_err *err);
-
-#endif

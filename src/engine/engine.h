@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_ENGINE_H
-#define MT_ENGINE_ENGINE_H
+#pragma once
 
 #include "data/batch.h"
 #include "engine/budget.h"
@@ -127,5 +126,3 @@ uint64_t mt_engine_next_update(const mt_engine *e, size_t learner);
  * optimizer's states were new: Adam's t counts from there. */
 uint64_t mt_engine_updates(const mt_engine *e, size_t learner);
 void mt_engine_set_updates(mt_engine *e, size_t learner, uint64_t updates, uint64_t t0);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_EXEC_H
-#define MT_ENGINE_EXEC_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -143,5 +142,3 @@ void mt_exec_trace_prepare(struct mt_exec *x, struct mt_runnable *r);
 int mt_exec_trace_begin(struct mt_exec *x, struct mt_runnable *r, size_t i, struct mt_err *err);
 int mt_exec_trace_end(struct mt_exec *x, struct mt_runnable *r, size_t i, struct mt_err *err);
 void mt_exec_trace_destroy(struct mt_runnable *r);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_LANE_H
-#define MT_ENGINE_LANE_H
+#pragma once
 
 #include "engine/binding.h"
 #include "engine/budget.h"
@@ -27,5 +26,3 @@ int mt_lane_init(struct mt_lane *lane, const struct mt_binding *shared, mt_devic
                  const struct mt_engine_params *p, const struct mt_engine_plan *plan, struct mt_err *err);
 /** Accepts a lane of zeros. The device becomes idle. */
 void mt_lane_finish(struct mt_lane *lane);
-
-#endif

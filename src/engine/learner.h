@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_LEARNER_H
-#define MT_ENGINE_LEARNER_H
+#pragma once
 
 #include "model/model.h"
 #include "objective/objective.h"
@@ -50,5 +49,3 @@ struct mt_model_learner mt_learner_of_model(struct mt_learner *l, const struct m
                                             const double *reference);
 /** How the objective of a learner's numerics weighs rows. */
 enum mt_row_weights mt_learner_row_weights(const struct mt_numerics *n);
-
-#endif

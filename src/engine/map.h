@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_MAP_H
-#define MT_ENGINE_MAP_H
+#pragma once
 
 #include "model/layout.h"
 #include "schedule/unit.h"
@@ -12,5 +11,3 @@
 void mt_map_units(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes, int64_t first_kept);
 /** Where lanes share the groups instead: on which lane each unit's gradient is added up, cast and stored. */
 void mt_map_gradients(struct mt_unit_shape *units, const struct mt_layout *l, int n_lanes);
-
-#endif

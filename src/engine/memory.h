@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_MEMORY_H
-#define MT_ENGINE_MEMORY_H
+#pragma once
 
 #include "engine/engine.h"
 
@@ -24,5 +23,3 @@ void mt_memory_add_row(struct mt_memory_rows *rows, const char *tier, const char
 void mt_engine_add_device_rows(struct mt_memory_rows *rows, const struct mt_engine_plan *plan);
 void mt_engine_add_host_rows(struct mt_memory_rows *rows, const struct mt_engine_plan *plan);
 void mt_engine_add_disk_rows(struct mt_memory_rows *rows, const struct mt_engine_plan *plan);
-
-#endif

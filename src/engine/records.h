@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_RECORDS_H
-#define MT_ENGINE_RECORDS_H
+#pragma once
 
 #include "model/layout.h"
 #include "settings/settings.h"
@@ -20,5 +19,3 @@ bool mt_records_offload(const struct mt_records *r);
 void mt_records_place(const struct mt_records *r, struct mt_placement *p);
 /** -EINVAL (MT_ERR_USAGE): memory.offload names what the model does not have, or is not a list of NAME:NUMBER. */
 int mt_records_check(const struct mt_layout *l, const struct mt_placement *p, struct mt_err *err);
-
-#endif

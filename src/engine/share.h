@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_SHARE_H
-#define MT_ENGINE_SHARE_H
+#pragma once
 
 #include "engine/budget.h"
 
@@ -49,5 +48,3 @@ size_t mt_engine_top_bytes(const struct mt_engine_params *p, const struct mt_mod
  * to it. Returns the host memory that the plan takes, which may be more than p->host_bytes. */
 uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
                      const int wanted[MT_N_POOLS]);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_STATE_H
-#define MT_ENGINE_STATE_H
+#pragma once
 
 #include "base/pool.h"
 #include "engine/engine.h"
@@ -164,5 +163,3 @@ void mt_engine_decide_block(mt_engine *e, size_t learner, size_t first, size_t e
  * does not change the result. */
 double mt_grad_norm(const struct mt_layout *l, int learner, double (*square_sum)(const void *ctx, size_t tensor),
                     const void *ctx, const struct mt_tensor **bad);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HW_ECC_H
-#define MT_HW_ECC_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -12,5 +11,3 @@ struct mt_ecc {
 };
 /** `root`: a folder in the place of /, for tests; "" for the machine. */
 void mt_hw_ecc(struct mt_ecc *out, const char *root);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HW_GPU_H
-#define MT_HW_GPU_H
+#pragma once
 
 /**
  * What shows that this machine has an NVIDIA GPU, whether the program can use it or not: "/proc/driver/nvidia", the folder
@@ -8,5 +7,3 @@
  * show one. `root`: a folder in the place of /, for tests; "" for the machine.
  */
 const char *mt_hw_gpu_shown_by(const char *root);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HW_HOMES_H
-#define MT_HW_HOMES_H
+#pragma once
 
 #include <sched.h>
 #include <stdbool.h>
@@ -59,5 +58,3 @@ void mt_numa_spread(const struct mt_numa *numa, int *cpus, size_t n);
 /** Gives each thread of the pool the lane of its CPU's home. cpus: [threads of the pool], as the pool was created;
  * NULL: the threads are not bound, and the pool keeps one lane. */
 void mt_numa_lanes(const struct mt_numa *numa, mt_pool *pool, const int *cpus);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HW_HOMES_PRIV_H
-#define MT_HW_HOMES_PRIV_H
+#pragma once
 
 #include "hw/homes.h"
 
@@ -11,5 +10,3 @@ bool mt_numa_has_policy(void);
 /** Interleaves memory that the calling thread, and threads that it starts, allocate from now on over nodes, or prefers
  * them. Returns whether that is allowed. */
 bool mt_numa_set_policy(bool interleave, const int *nodes, int n);
-
-#endif

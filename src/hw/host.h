@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HW_HOST_H
-#define MT_HW_HOST_H
+#pragma once
 
 #include <stddef.h>
 
@@ -25,5 +24,3 @@ struct mt_host_homes {
 };
 /** mt_host_alloc() with all pages at their homes, as far as these have room. */
 int mt_host_alloc_at(void **out, size_t bytes, const struct mt_host_homes *homes, const char *what, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HW_HW_H
-#define MT_HW_HW_H
+#pragma once
 
 #include <sched.h>
 #include <stdbool.h>
@@ -40,5 +39,3 @@ int mt_hw_resident(uint64_t *bytes, struct mt_err *err);
 int mt_hw_disk_free(const char *path, uint64_t *bytes, struct mt_err *err);
 /** Whether two paths are on the same file system. */
 bool mt_hw_same_file_system(const char *a, const char *b);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HW_PROBE_H
-#define MT_HW_PROBE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -15,5 +14,3 @@ int mt_probe_copy(int n_threads, const int *cpus, const struct mt_numa *numa, do
 int mt_probe_cores(int n_threads, const int *cpus, double *share, struct mt_err *err);
 /** Whether this process may set up an io_uring. */
 bool mt_hw_io_uring_allowed(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HW_WEAR_H
-#define MT_HW_WEAR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,5 +15,3 @@ struct mt_hw_wear {
 bool mt_hw_wear(struct mt_hw_wear *out, const char *path);
 /** Decodes the 512 bytes of the log page; leaves `drive` alone. */
 void mt_hw_wear_parse(struct mt_hw_wear *out, const uint8_t page[512]);
-
-#endif

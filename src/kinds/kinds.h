@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_KINDS_KINDS_H
-#define MT_KINDS_KINDS_H
+#pragma once
 
 #include "device/kind.h"
 
@@ -17,5 +16,3 @@ const char *mt_device_choose(const char *kind, int index, struct mt_device_info 
 
 /** Opens a device of the kind params->kind. */
 int mt_device_create(mt_device **out, const struct mt_device_params *params, struct mt_err *err);
-
-#endif

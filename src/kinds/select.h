@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_KINDS_SELECT_H
-#define MT_KINDS_SELECT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,5 +28,3 @@ bool mt_device_list_named(const char *gpus);
  */
 int mt_device_select(int index[], int *n, int most, const char *kind, const char *gpus, int first,
                      struct mt_err *err);
-
-#endif

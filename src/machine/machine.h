@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MACHINE_MACHINE_H
-#define MT_MACHINE_MACHINE_H
+#pragma once
 
 #include <stdio.h>
 
@@ -178,5 +177,3 @@ void mt_machine_fingerprint(char *buf, size_t len, const char *device_name, int 
  */
 int mt_machine_load_cached(struct mt_machine *out, const char *kind, const char *device_name,
                            int threads, struct mt_err *err);
-
-#endif

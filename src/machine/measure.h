@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MACHINE_MEASURE_H
-#define MT_MACHINE_MEASURE_H
+#pragma once
 
 #include "machine/machine.h"
 #include "machine/measure_device.h"
@@ -48,5 +47,3 @@ int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metere
 int mt_run_operations_once(mt_device *dev, const struct mt_metered *ops, size_t n, size_t *n_run, struct mt_err *err);
 /** Device memory needed to time the operation on a device of p's kind and threads. */
 size_t mt_measure_operation_bytes(const struct mt_measure_params *p, const struct mt_metered *op);
-
-#endif

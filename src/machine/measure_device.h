@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MACHINE_MEASURE_DEVICE_H
-#define MT_MACHINE_MEASURE_DEVICE_H
+#pragma once
 
 #include "device/device.h"
 #include "device/metered.h"
@@ -34,5 +33,3 @@ enum { MT_MEASURE_ROUND_NS = 8000000 };
 struct mt_metered mt_measure_gemm(unsigned variant, enum mt_dtype t, uint64_t m, uint64_t n, uint64_t k);
 /** The length of a round. */
 int64_t mt_measure_round_ns(const struct mt_measure_params *p);
-
-#endif

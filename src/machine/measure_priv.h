@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MACHINE_MEASURE_PRIV_H
-#define MT_MACHINE_MEASURE_PRIV_H
+#pragma once
 
 #include "machine/measure.h"
 
@@ -25,5 +24,3 @@ int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, str
 int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err);
 /** Sequential reads and writes past the page cache in p->disk_dir, alone and together. */
 int mt_measure_disk(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MACHINE_NETWORK_H
-#define MT_MACHINE_NETWORK_H
+#pragma once
 
 #include <stddef.h>
 
@@ -18,5 +17,3 @@ void mt_network_path(char *buf, size_t len);
 int mt_network_write(const struct mt_network *n, const char *path, struct mt_err *err);
 /** -ENOENT: none was measured. */
 int mt_network_read(struct mt_network *out, const char *path, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MACHINE_PRODUCTS_H
-#define MT_MACHINE_PRODUCTS_H
+#pragma once
 
 #include "device/device.h"
 
@@ -13,5 +12,3 @@
 int mt_products_load(mt_device *dev, struct mt_err *err);
 /** Writes the file: the text of the device's choices. */
 int mt_products_save(mt_device *dev, const char *text, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MACHINE_STORED_H
-#define MT_MACHINE_STORED_H
+#pragma once
 
 #include "machine/machine.h"
 
@@ -21,5 +20,3 @@ int mt_machine_find(char *buf, size_t len, const char *name, struct mt_err *err)
  * as mt_machine_load_cached() does; warns if the cached profile is stale.
  */
 int mt_machine_load(struct mt_machine *out, const struct mt_device_limits *device, int threads, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_NET_FAULT_H
-#define MT_NET_FAULT_H
+#pragma once
 
 #include "net/wire.h"
 
@@ -25,5 +24,3 @@ struct mt_net_fault {
 
 /** *out closes the inner one. */
 int mt_net_fault_create(mt_wire **out, mt_wire *inner, const struct mt_net_fault *fault, struct mt_err *err);
-
-#endif

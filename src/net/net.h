@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_NET_NET_H
-#define MT_NET_NET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -69,5 +68,3 @@ void mt_net_abandon(mt_net *n);
 /** Tells all others, as far as they can be reached in a second, why this host ends: what they wait for fails with
  * that. Call it before the data of messages that have failed are freed. Only the first call tells. */
 void mt_net_tell(mt_net *n, const char *why);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_NET_THREADS_H
-#define MT_NET_THREADS_H
+#pragma once
 
 #include "net/fault.h"
 #include "net/net.h"
@@ -14,5 +13,3 @@ int mt_net_threads_create(mt_net_threads **out, int size, double deadline_s, con
 mt_net *mt_net_threads_of(mt_net_threads *t, int rank);
 /** Accepts NULL. No thread uses it any more. */
 void mt_net_threads_destroy(mt_net_threads **t);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_NET_WIRE_H
-#define MT_NET_WIRE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,5 +45,3 @@ struct mt_wire {
 /** The entry of the module of MPI. *out is NULL if there are no others. */
 #define MT_NET_MPI_OPEN "mt_net_mpi_open"
 typedef int mt_net_open_fn(mt_wire **out, struct mt_err *err);
-
-#endif

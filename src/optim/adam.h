@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_OPTIM_ADAM_H
-#define MT_OPTIM_ADAM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +33,3 @@ void mt_adam_scalars(struct mt_kernel_scalars *s, double lr, struct mt_adam_rate
 struct mt_kernel;
 struct mt_update;
 void mt_adam_of_rest(struct mt_kernel *k, const struct mt_update *u, void *m, void *v, struct mt_adam_rates r);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_OPTIM_ADAM_PROBE_H
-#define MT_OPTIM_ADAM_PROBE_H
+#pragma once
 
 #include "base/pool.h"
 #include "optim/optimizer.h"
@@ -31,5 +30,3 @@ void mt_adam_probe_run(struct mt_adam_probe *a);
 
 /** Nanoseconds per parameter, of 32M parameters if p->n is 0; best of several updates. */
 int mt_probe_adam(const struct mt_adam_probe_params *p, double *ns, struct mt_err *err);
-
-#endif

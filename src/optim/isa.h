@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_OPTIM_ISA_H
-#define MT_OPTIM_ISA_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -10,5 +9,3 @@ const char *mt_isa_name(enum mt_isa isa);
 /** The set that AUTO picks on this CPU. */
 enum mt_isa mt_isa_best(void);
 bool mt_isa_available(enum mt_isa isa);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_OPTIM_KERNEL_H
-#define MT_OPTIM_KERNEL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -65,5 +64,3 @@ size_t mt_block8_rest_bytes(const struct mt_state_shape *t);
      .bytes = mt_block8_rest_bytes, .apart = true}
 /** Sets state[] of the kernel from an update whose optimizer has `n` states, in one of the three types. */
 void mt_kernel_states(struct mt_kernel *k, const struct mt_update *u, enum mt_state_type type, int n);
-
-#endif

@@ -9,8 +9,7 @@
  * 2x / (1 + |x|), rounded; for v, with a = max sqrt(v), 255 sqrt(v) / a. The scale is a in bf16, whose range f16 does
  * not have.
  */
-#ifndef MT_OPTIM_KERNEL_BODY_H
-#define MT_OPTIM_KERNEL_BODY_H
+#pragma once
 
 #include <string.h>
 
@@ -410,5 +409,3 @@ static inline uint64_t mt_kernel_body(const struct mt_kernel *k)
     }
     return bad;
 }
-
-#endif

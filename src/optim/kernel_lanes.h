@@ -6,8 +6,7 @@
  * AVX2 packs and unpacks halves of a vector apart: with the middle quarters exchanged before and after, numbers keep
  * their order.
  */
-#ifndef MT_OPTIM_KERNEL_LANES_H
-#define MT_OPTIM_KERNEL_LANES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -298,5 +297,3 @@ static inline mt_lanes mt_lanes_floor(mt_lanes x)
     return __builtin_floorf(x);
 #endif
 }
-
-#endif

@@ -3,8 +3,7 @@
  * Philox of consecutive blocks, in the lanes of a vector: compilers do not find products of 32 bits in loops over
  * mt_philox(). A lane has 64 bits, of which the lower half counts, since that is what the product reads.
  */
-#ifndef MT_OPTIM_KERNEL_RANDOM_H
-#define MT_OPTIM_KERNEL_RANDOM_H
+#pragma once
 
 #include <string.h>
 
@@ -82,6 +81,4 @@ static inline void mt_kernel_random(uint32_t *restrict random, uint64_t seed, ui
         memcpy(random + 4 * i, block.v, sizeof(block.v));
     }
 }
-#endif
-
 #endif

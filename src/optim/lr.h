@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_OPTIM_LR_H
-#define MT_OPTIM_LR_H
+#pragma once
 
 #include <stdint.h>
 
@@ -19,5 +18,3 @@ double mt_lr_at(const struct mt_lr *lr, uint64_t k);
 
 /** min(1, max_norm / (norm + 1e-6)); max_norm 0: 1 (no clipping). */
 float mt_clip_factor(double norm, double max_norm);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_OPTIM_OPTIMIZER_H
-#define MT_OPTIM_OPTIMIZER_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -171,5 +170,3 @@ double mt_optimizer_thread_ns(const struct mt_optimizer *o, enum mt_master maste
  * MT_GATHER_STATE_BYTES of each state an element, and nothing else. */
 enum { MT_GATHER_STATE_BYTES = 4 };
 bool mt_optimizer_gathers(const struct mt_optimizer *o);
-
-#endif

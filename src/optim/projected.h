@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_OPTIM_PROJECTED_H
-#define MT_OPTIM_PROJECTED_H
+#pragma once
 
 #include "optim/adam.h"
 #include "optim/optimizer.h"
@@ -35,5 +34,3 @@ uint64_t mt_low_update(const struct mt_update *u, struct mt_adam_rates r, enum m
               [MT_LOW_OWN] = MT_LOW_STATE(__VA_ARGS__, true),                                                    \
               [MT_LOW_REST_FIRST] = MT_LOW_STATE("exp_avg", "first moments (others)", mt_low_rest_bytes, false), \
               [MT_LOW_REST_SECOND] = MT_LOW_STATE("exp_avg_sq", "second moments (others)", mt_low_rest_bytes, false)}
-
-#endif

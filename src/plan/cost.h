@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_PLAN_COST_H
-#define MT_PLAN_COST_H
+#pragma once
 
 #include "engine/engine.h"
 #include "machine/machine.h"
@@ -34,5 +33,3 @@ int mt_cost_of(mt_cost_table *t, const struct mt_program *prog, const struct mt_
                struct mt_cost *out, struct mt_err *err);
 /** The distinct operations priced so far; borrowed. */
 const struct mt_metered *mt_cost_operations(const mt_cost_table *t, size_t *n);
-
-#endif

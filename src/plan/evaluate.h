@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_PLAN_EVALUATE_H
-#define MT_PLAN_EVALUATE_H
+#pragma once
 
 #include "plan/search.h"
 
@@ -37,5 +36,3 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
 /** Both at once: *p are these parameters, *out is mt_engine_divide() of them. */
 int mt_plan_divide(struct mt_engine_plan *out, struct mt_engine_params *p, const struct mt_plan_request *r,
                    mt_device *dev, struct mt_err *err);
-
-#endif

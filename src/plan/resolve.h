@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_PLAN_RESOLVE_H
-#define MT_PLAN_RESOLVE_H
+#pragma once
 
 #include "config/config.h"
 #include "plan/search.h"
@@ -98,5 +97,3 @@ int mt_plan_lay_out_shared(struct mt_layout **layout, struct mt_layout **halves,
 /** Replaces train.learning_rate = auto by a number, and sets its origin to the reason; *why, unless NULL: that in words
  * for a message, or NULL if it was set. */
 int mt_resolve_learning_rate(struct mt_config *cfg, const char **why, struct mt_err *err);
-
-#endif

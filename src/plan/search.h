@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_PLAN_SEARCH_H
-#define MT_PLAN_SEARCH_H
+#pragma once
 
 #include "engine/memory.h"
 #include "plan/sim.h"
@@ -126,5 +125,3 @@ uint64_t mt_plan_process_bytes(const struct mt_plan_process *p);
 uint64_t mt_plan_loading_bytes(const struct mt_layout *layout);
 /** Additional memory if anything is on drives: requests, and the longer lists of steps that make them. */
 uint64_t mt_plan_drive_bytes(const struct mt_layout *layout);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_PLAN_SEARCH_PRIV_H
-#define MT_PLAN_SEARCH_PRIV_H
+#pragma once
 
 #include "plan/evaluate.h"
 #include "plan/search.h"
@@ -59,5 +58,3 @@ bool mt_search_is_long(const struct mt_search_group *g);
 
 /** After all groups: tries to offload some layers' records and to recompute the others. */
 int mt_search_mixtures(struct mt_search *s, const struct mt_search_groups *all, struct mt_err *err);
-
-#endif

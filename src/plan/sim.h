@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_PLAN_SIM_H
-#define MT_PLAN_SIM_H
+#pragma once
 
 #include "machine/network.h"
 #include "plan/cost.h"
@@ -87,5 +86,3 @@ struct mt_sim_result {
 /** Runs the graph; start and end of every task are filled in. -EDEADLK names a task that never starts. */
 int mt_sim_run(struct mt_sim_result *out, struct mt_sim_graph *g, const struct mt_sim_params *p,
                struct mt_err *err);
-
-#endif

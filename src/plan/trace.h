@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_PLAN_TRACE_H
-#define MT_PLAN_TRACE_H
+#pragma once
 
 #include "plan/sim.h"
 
@@ -11,5 +10,3 @@
  */
 int mt_trace_write(const char *path, const struct mt_trace_span *spans, size_t n,
                    const struct mt_sim_graph *graph, const struct mt_layout *layout, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_PLAN_WARM_H
-#define MT_PLAN_WARM_H
+#pragma once
 
 #include "data/batch.h"
 #include "engine/engine.h"
@@ -19,5 +18,3 @@
 enum { MT_WARM_CALLS = 16 };
 int mt_plan_warm(const struct mt_engine_params *p, const struct mt_program_params *program,
                  const struct mt_step_data *step, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_PLAN_WARM_ATTENTION_H
-#define MT_PLAN_WARM_ATTENTION_H
+#pragma once
 
 #include "data/batch.h"
 #include "device/ops.h"
@@ -23,5 +22,3 @@ void mt_warm_attention_note(void *ctx, enum mt_dev_op op, const void *args);
  */
 int mt_warm_attention_run(const struct mt_warm_attention *w, mt_device *dev, const struct mt_step_data *step,
                           size_t *n_calls, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_REPORT_AXIS_H
-#define MT_REPORT_AXIS_H
+#pragma once
 
 #include "report/chart.h"
 
@@ -32,5 +31,3 @@ void mt_svg_frame(struct mt_str *out, const struct mt_axis *x, const struct mt_a
 void mt_svg_text(struct mt_str *out, double x, double y, const char *css, const char *anchor,
                  const char *text);
 void mt_svg_end(struct mt_str *out);
-
-#endif

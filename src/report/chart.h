@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_REPORT_CHART_H
-#define MT_REPORT_CHART_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -88,5 +87,3 @@ struct mt_timeline {
 void mt_chart_timeline(struct mt_str *out, const struct mt_timeline *t);
 
 void mt_xml_escape(struct mt_str *out, const char *text);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_REPORT_REPORT_H
-#define MT_REPORT_REPORT_H
+#pragma once
 
 #include "base/err.h"
 #include "base/json.h"
@@ -27,5 +26,3 @@ int mt_report_make(struct mt_report *out, const char *const *dirs, size_t n, str
 void mt_report_finish(struct mt_report *r);
 /** One self-contained page: no scripts, and nothing is fetched. */
 void mt_report_html(struct mt_str *out, const struct mt_report *r, const char *title);
-
-#endif

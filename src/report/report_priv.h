@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_REPORT_REPORT_PRIV_H
-#define MT_REPORT_REPORT_PRIV_H
+#pragma once
 
 #include "report/report.h"
 
@@ -84,5 +83,3 @@ int mt_report_runs(struct mt_report *r, const struct mt_run_data *runs, size_t n
 int mt_report_lines(struct mt_report *r, const char *section, const struct mt_lines *l, struct mt_err *err);
 int mt_report_sets(struct mt_report *r, const char *section, const struct mt_set_lines *l, struct mt_err *err);
 int mt_report_sweep(struct mt_report *r, const char *name, const cJSON *table, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SCHEDULE_BUILD_H
-#define MT_SCHEDULE_BUILD_H
+#pragma once
 
 #include "schedule/objects.h"
 
@@ -47,5 +46,3 @@ int mt_program_prune_waits(struct mt_program *p, struct mt_err *err);
 const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t unit);
 /** An instruction without waits and operands, on the opcode's queue. */
 struct mt_instr mt_instr_make(enum mt_opcode op, size_t unit, size_t mb);
-
-#endif

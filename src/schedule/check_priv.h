@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SCHEDULE_CHECK_PRIV_H
-#define MT_SCHEDULE_CHECK_PRIV_H
+#pragma once
 
 #include "schedule/program.h"
 
@@ -59,5 +58,3 @@ int mt_check_write_place(struct mt_checker *c, size_t i, struct mt_check_place *
 
 /** A message with the counts of a group, on the side that sends or receives it. */
 int mt_check_counts(struct mt_checker *c, size_t i);
-
-#endif

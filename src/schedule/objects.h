@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SCHEDULE_OBJECTS_H
-#define MT_SCHEDULE_OBJECTS_H
+#pragma once
 
 #include "schedule/program.h"
 
@@ -49,5 +48,3 @@ static inline enum mt_pool_id mt_program_pool_of(const struct mt_program_params 
 {
     return (enum mt_pool_id)(mt_program_pool(p, v->kind, (size_t)v->unit) + v->size);
 }
-
-#endif

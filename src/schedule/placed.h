@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SCHEDULE_PLACED_H
-#define MT_SCHEDULE_PLACED_H
+#pragma once
 
 #include "schedule/build.h"
 
@@ -59,5 +58,3 @@ struct mt_placed_queues {
  */
 int mt_placed_merge(struct mt_program *out, struct mt_program *draft, struct mt_placed_queues *q,
                     struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SCHEDULE_PLACER_H
-#define MT_SCHEDULE_PLACER_H
+#pragma once
 
 #include <limits.h>
 
@@ -79,5 +78,3 @@ void mt_placer_free(struct mt_placer *p);
  * MT_NO_ENTRY: all are needed now.
  */
 int mt_placer_pick(struct mt_placer *p, int lane, int pool);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SCHEDULE_PORT_H
-#define MT_SCHEDULE_PORT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -103,5 +102,3 @@ struct mt_port {
 };
 
 enum { MT_MAX_PORTS = 12 };
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SCHEDULE_PROGRAM_H
-#define MT_SCHEDULE_PROGRAM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -236,5 +235,3 @@ struct mt_disk_traffic mt_program_disk_traffic(const struct mt_program *p);
 
 /** One line: "12 backward unit 3 mb 1 [w3@0 x3.1@2 ...] waits h2d 10". */
 void mt_instr_format(char *buf, size_t len, const struct mt_program *p, size_t i);
-
-#endif

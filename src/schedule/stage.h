@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SCHEDULE_STAGE_H
-#define MT_SCHEDULE_STAGE_H
+#pragma once
 
 #include <limits.h>
 
@@ -64,5 +63,3 @@ int mt_stage_object_of(const struct mt_stager *s, const struct mt_stage_step *t,
 int32_t mt_stage_emit_update(struct mt_stager *s, const struct mt_stage_step *t);
 /** Emits an instruction of the placed program, after the read of its staged object if that is needed. */
 void mt_stage_emit_old(struct mt_stager *s, const struct mt_stage_step *t);
-
-#endif

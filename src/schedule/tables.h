@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SCHEDULE_TABLES_H
-#define MT_SCHEDULE_TABLES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -202,5 +201,3 @@ struct mt_opcode_desc {
     bool ends_forward; /* the last of them in a program ends the forward pass */
 };
 extern const struct mt_opcode_desc mt_opcodes[MT_N_OPCODES];
-
-#endif

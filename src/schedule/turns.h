@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SCHEDULE_TURNS_H
-#define MT_SCHEDULE_TURNS_H
+#pragma once
 
 #include "schedule/program.h"
 
@@ -34,5 +33,3 @@ static inline int mt_call_lane(const struct mt_program_params *p, size_t unit, c
  * slow, another one's micro-batches are computed. -ENOMEM.
  */
 int mt_turns_order(struct mt_turns *t, const struct mt_program_params *p, struct mt_err *err);
-
-#endif

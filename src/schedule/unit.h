@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SCHEDULE_UNIT_H
-#define MT_SCHEDULE_UNIT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -116,5 +115,3 @@ static inline size_t mt_flow_max_values(size_t n_units)
  * first unit is the embedding, the last the head. grad_bytes: of a gradient element as cast.
  */
 size_t mt_flow_describe(struct mt_unit_shape *units, size_t n_units, size_t grad_bytes, struct mt_value *values);
-
-#endif

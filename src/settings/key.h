@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SETTINGS_KEY_H
-#define MT_SETTINGS_KEY_H
+#pragma once
 
 #include <stddef.h>
 
@@ -58,5 +57,3 @@ struct mt_key {
     const char *help;
     const char *instead;     /* of an unsupported value: what to set; NULL: it is only not supported yet */
 };
-
-#endif

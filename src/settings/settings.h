@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SETTINGS_SETTINGS_H
-#define MT_SETTINGS_SETTINGS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -244,5 +243,3 @@ struct mt_placement {
     size_t piece_elems;          /* tests: elements of a piece of an update from disk, a multiple of MT_PIECE_ALIGN;
                                     0: the engine chooses */
 };
-
-#endif

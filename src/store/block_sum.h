@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_BLOCK_SUM_H
-#define MT_STORE_BLOCK_SUM_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -39,5 +38,3 @@ void mt_summer_finish(struct mt_summer *s);
 void mt_summer_begin(struct mt_summer *s);
 void mt_summer_add(struct mt_summer *s, const void *data, size_t bytes);
 uint64_t mt_summer_end(struct mt_summer *s);
-
-#endif

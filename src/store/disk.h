@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_DISK_H
-#define MT_STORE_DISK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -128,5 +127,3 @@ struct mt_disk_probe {
     bool both;             /* measure `together`, too */
 };
 int mt_disk_measure(struct mt_disk_rates *out, const struct mt_disk_probe *p, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_DISK_PRIV_H
-#define MT_STORE_DISK_PRIV_H
+#pragma once
 
 #include <pthread.h>
 
@@ -98,5 +97,3 @@ struct mt_disk {
 void mt_disk_transfer_ended(struct mt_transfer *x, void *disk);
 /** The thread of a struct mt_disk. It ends after `quit`, once nothing is under way. */
 void *mt_disk_main(void *disk);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_DISK_SUMS_H
-#define MT_STORE_DISK_SUMS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -45,5 +44,3 @@ struct mt_sum_job {
     bool zeros;   /* all bytes are 0 */
 };
 struct mt_sum_job mt_sum_job(const void *buf, size_t bytes, uint64_t seed);
-
-#endif

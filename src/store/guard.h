@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_GUARD_H
-#define MT_STORE_GUARD_H
+#pragma once
 
 #include "store/planes.h"
 
@@ -56,5 +55,3 @@ bool mt_guard_before(mt_guard *g, size_t unit, size_t first, size_t n);
 void mt_guard_after(mt_guard *g, size_t unit, size_t first, size_t n);
 /** Checks all that is trained, with no update under way. -EBADMSG (MT_ERR_RUNTIME). */
 int mt_guard_check_trained(mt_guard *g, struct mt_err *err);
-
-#endif

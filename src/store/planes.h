@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_PLANES_H
-#define MT_STORE_PLANES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -167,5 +166,3 @@ void mt_planes_run(const mt_plane_set *s, size_t unit, size_t first, size_t n, m
 
 /** The range of pages with all planes of a kind in host memory, to be registered with a device; NULL: none. */
 void *mt_plane_set_range(const mt_plane_set *s, enum mt_plane_kind k, size_t *bytes);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_SWEEP_SWEEP_H
-#define MT_SWEEP_SWEEP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -104,5 +103,3 @@ struct mt_stats mt_sweep_error(const struct mt_sweep_row *rows, size_t n);
 
 /** Compares two tables written by mt_sweep_json(): appends a Markdown table of what changed beyond the noise. */
 void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_APPEND_H
-#define MT_TRAIN_APPEND_H
+#pragma once
 
 #include <stdint.h>
 
@@ -27,5 +26,3 @@ int mt_append_open(struct mt_append *a, const char *path, bool keep, struct mt_e
 void mt_append_put(struct mt_append *a, const void *record, size_t len);
 /** Tries once more to write the pending records. */
 void mt_append_close(struct mt_append *a);
-
-#endif

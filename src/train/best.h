@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_BEST_H
-#define MT_TRAIN_BEST_H
+#pragma once
 
 #include "train/control.h"
 
@@ -13,5 +12,3 @@ bool mt_best_is_better(const char *by, double value, double best);
 /** As a run begins or goes on: what was the best by another measure, or on other data, counts no more, and is not kept.
  * data: mt_inputs_eval_hash(). */
 void mt_best_begin(struct mt_train_state *st, const char *by, uint64_t data);
-
-#endif

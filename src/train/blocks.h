@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_BLOCKS_H
-#define MT_TRAIN_BLOCKS_H
+#pragma once
 
 #include "config/blocks.h"
 #include "train/control.h"
@@ -22,5 +21,3 @@ uint64_t mt_blocks_end_of(const struct mt_inputs *in, const struct mt_train_stat
  * on from it ends the phase.
  */
 int mt_blocks_finish(const struct mt_train_params *p, struct mt_err *err);
-
-#endif

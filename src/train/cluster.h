@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_CLUSTER_H
-#define MT_TRAIN_CLUSTER_H
+#pragma once
 
 #include "net/net.h"
 #include "train/control.h"
@@ -77,5 +76,3 @@ int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setu
 void mt_cluster_fail(mt_cluster *c, const struct mt_err *why);
 /** With which exit code the first has ended. */
 int mt_cluster_code(const mt_cluster *c);
-
-#endif

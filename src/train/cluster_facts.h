@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_CLUSTER_FACTS_H
-#define MT_TRAIN_CLUSTER_FACTS_H
+#pragma once
 
 #include "base/json.h"
 #include "train/setup.h"
@@ -14,5 +13,3 @@ int mt_cluster_print_facts(char **out, const struct mt_setup *s, struct mt_err *
  * setup: -EINVAL (MT_ERR_USAGE). */
 int mt_cluster_compare_facts(const cJSON *first, const struct mt_setup *s, const struct mt_inputs *in,
                              struct mt_err *err);
-
-#endif

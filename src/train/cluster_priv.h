@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_CLUSTER_PRIV_H
-#define MT_TRAIN_CLUSTER_PRIV_H
+#pragma once
 
 #include <pthread.h>
 
@@ -51,5 +50,3 @@ int mt_cluster_note(mt_cluster *c, int rc);
 int mt_cluster_tell_all(mt_cluster *c, const void *data, size_t bytes, struct mt_err *err);
 /* The others: the next command that is not a sign of life. */
 int mt_cluster_next(mt_cluster *c, struct mt_cluster_command *what, struct mt_err *err);
-
-#endif

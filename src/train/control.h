@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_CONTROL_H
-#define MT_TRAIN_CONTROL_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -132,5 +131,3 @@ int mt_train_flush(const struct mt_train_params *p, struct mt_err *err);
 /** Files in the output folder that ask a run to save and stop, or to save. */
 #define MT_REQUEST_STOP "STOP"
 #define MT_REQUEST_SAVE "SAVE"
-
-#endif

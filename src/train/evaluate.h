@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_EVALUATE_H
-#define MT_TRAIN_EVALUATE_H
+#pragma once
 
 #include "train/control.h"
 
@@ -13,5 +12,3 @@
  */
 int mt_evaluate(struct mt_session *s, size_t learner, struct mt_train_control *control, const double *reference,
                 struct mt_eval_report *out, bool *unread, struct mt_err *err);
-
-#endif

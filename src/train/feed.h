@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_FEED_H
-#define MT_TRAIN_FEED_H
+#pragma once
 
 #include <stddef.h>
 
@@ -21,5 +20,3 @@ void mt_feed_put(struct mt_feed *f, const char *line, size_t len);
 /** Ends the input and waits for the command, for five seconds at most. Then its group is ended: SIGTERM, and soon
  * SIGKILL. */
 void mt_feed_close(struct mt_feed **f);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_INPUTS_H
-#define MT_TRAIN_INPUTS_H
+#pragma once
 
 #include "base/json.h"
 #include "config/config.h"
@@ -84,5 +83,3 @@ uint64_t mt_inputs_eval_hash(const struct mt_inputs *in);
 int mt_inputs_next_block(struct mt_inputs *in, struct mt_config *cfg, const struct mt_resumed *resumed,
                          struct mt_err *err);
 void mt_inputs_finish(struct mt_inputs *in);
-
-#endif

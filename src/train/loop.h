@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_LOOP_H
-#define MT_TRAIN_LOOP_H
+#pragma once
 
 #include "data/loader.h"
 #include "train/metrics.h"
@@ -45,5 +44,3 @@ int mt_loop_end_step(struct mt_loop *l, const struct mt_learner_step *of, const 
 /** Fails if it has ended without an update of its own: that has trained nothing, which is no success, and is not
  * saved. */
 int mt_loop_check_trained(const struct mt_loop *l, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_MEMORY_H
-#define MT_TRAIN_MEMORY_H
+#pragma once
 
 #include "engine/memory.h"
 #include "train/setup.h"
@@ -28,5 +27,3 @@ struct mt_memory {
 int mt_setup_memory(const struct mt_setup *s, struct mt_memory *out, struct mt_err *err);
 /** 0, or -ENOSPC (MT_ERR_NO_FIT) naming the first limit that is exceeded, by how much, and what helps. */
 int mt_memory_check(const struct mt_memory *m, struct mt_err *err);
-
-#endif

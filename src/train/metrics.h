@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_METRICS_H
-#define MT_TRAIN_METRICS_H
+#pragma once
 
 #include "train/control.h"
 #include "train/feed.h"
@@ -31,5 +30,3 @@ cJSON *mt_metrics_layer_record(uint64_t step, int layer, const int32_t *rows, si
 cJSON *mt_metrics_eval_record(const struct mt_eval_report *r);
 /** Writes the record; borrowed. What cannot be written waits: see append.h. */
 void mt_metrics_write(struct mt_metrics *m, const cJSON *record);
-
-#endif

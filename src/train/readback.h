@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_READBACK_H
-#define MT_TRAIN_READBACK_H
+#pragma once
 
 #include "base/err.h"
 
@@ -23,5 +22,3 @@ enum mt_readback_state mt_readback_of(int rc);
 enum mt_readback_state mt_readback_poll(const mt_readback *r, struct mt_err *err);
 /** Accepts NULL. One that runs is left to itself, and ends with the process at the latest. */
 void mt_readback_drop(mt_readback **r);
-
-#endif

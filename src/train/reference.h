@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_REFERENCE_H
-#define MT_TRAIN_REFERENCE_H
+#pragma once
 
 #include "checkpoint/state.h"
 #include "train/session.h"
@@ -44,5 +43,3 @@ int mt_reference_fill(struct mt_session *s, size_t learner, const struct mt_inpu
 int mt_reference_compare(struct mt_session *s, const struct mt_inputs *in, const double *known, struct mt_err *err);
 /** Takes over of[mt_reference_count()] if rc is 0, else frees it; returns the error. */
 int mt_reference_set(const struct mt_inputs *in, struct mt_train_state *st, double *of, int rc, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_SAVES_H
-#define MT_TRAIN_SAVES_H
+#pragma once
 
 #include "train/readback.h"
 #include "train/control.h"
@@ -61,5 +60,3 @@ int mt_saves_find_folder(const struct mt_train_params *p, struct mt_err *err);
 int mt_saves_note_findings(struct mt_train_state *st, const struct mt_setup *setup, struct mt_err *err);
 /** Seconds that a save is likely to take. */
 double mt_saves_expect(const struct mt_saves *s);
-
-#endif

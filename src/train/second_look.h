@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_SECOND_LOOK_H
-#define MT_TRAIN_SECOND_LOOK_H
+#pragma once
 
 #include "model/layout.h"
 
@@ -23,5 +22,3 @@ bool mt_second_look_over(const mt_second_look *s);
 int mt_second_look_end(mt_second_look **s, struct mt_err *err);
 /** Gives it up. Accepts NULL. */
 void mt_second_look_drop(mt_second_look **s);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_SESSION_H
-#define MT_TRAIN_SESSION_H
+#pragma once
 
 #include "hf/safetensors.h"
 #include "store/files/file_weights.h"
@@ -47,5 +46,3 @@ int mt_session_check_frozen(struct mt_session *s, struct mt_err *err);
  */
 int mt_session_look_again(struct mt_session *s, bool last, struct mt_err *err);
 void mt_session_finish(struct mt_session *s);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_SETUP_H
-#define MT_TRAIN_SETUP_H
+#pragma once
 
 #include "hw/homes.h"
 #include "plan/resolve.h"
@@ -68,5 +67,3 @@ bool mt_setup_names_base(const struct mt_setup *s, size_t learner);
 /** The planes' parameters, without drives and files; p->elems is allocated, the caller's to free. */
 int mt_setup_plane_params(const struct mt_setup *s, struct mt_plane_set_params *p, struct mt_err *err);
 void mt_setup_finish(struct mt_setup *s);
-
-#endif

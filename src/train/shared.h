@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_SHARED_H
-#define MT_TRAIN_SHARED_H
+#pragma once
 
 #include "train/setup.h"
 
@@ -24,5 +23,3 @@ int mt_shared_check(const struct mt_setup *s, struct mt_err *err);
 int mt_shared_request(struct mt_setup *s, struct mt_err *err);
 /** Once the plan is chosen: each learner's numerics and steps, and its layout in the places of the shared one. */
 int mt_shared_take_choice(struct mt_setup *s, struct mt_err *err);
-
-#endif

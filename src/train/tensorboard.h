@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_TENSORBOARD_H
-#define MT_TRAIN_TENSORBOARD_H
+#pragma once
 
 #include <stdint.h>
 
@@ -19,5 +18,3 @@ int mt_tensorboard_open(struct mt_tensorboard **out, const char *dir, uint64_t s
 void mt_tensorboard_close(struct mt_tensorboard **t);
 /** Every number of the record but "step", as scalars named after their keys; of a layer's: "key/layer 3". */
 void mt_tensorboard_write(struct mt_tensorboard *t, const cJSON *record);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_TRAIN_H
-#define MT_TRAIN_TRAIN_H
+#pragma once
 
 #include "train/control.h"
 
@@ -10,5 +9,3 @@
  * ended, of several reasons the last in the enumeration. Returns the first learner's error.
  */
 int mt_train_run(const struct mt_train_params *p, size_t n, enum mt_train_end *end, struct mt_err *err);
-
-#endif

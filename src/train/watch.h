@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_WATCH_H
-#define MT_TRAIN_WATCH_H
+#pragma once
 
 #include "train/control.h"
 
@@ -39,5 +38,3 @@ void mt_watch_moved(mt_watch *w, size_t learner, const char *dir);
 void mt_watch_engine(mt_watch *w, struct mt_train_control *control, mt_engine *e);
 /** Accepts NULL. */
 void mt_watch_stop(mt_watch **w);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TRAIN_WEAR_H
-#define MT_TRAIN_WEAR_H
+#pragma once
 
 #include "train/setup.h"
 
@@ -14,5 +13,3 @@ struct mt_wear {
 };
 /** `tbw`: rated endurance of a drive in bytes as the user gave it; 0: ask SMART. */
 void mt_setup_wear(const struct mt_setup *s, uint64_t tbw, struct mt_wear *out);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TESTS_BENCH_H
-#define MT_TESTS_BENCH_H
+#pragma once
 
 #include <errno.h>
 #include <stdio.h>
@@ -23,5 +22,3 @@ static inline void bench_must(int rc, const struct mt_err *err)
         struct mt_err err_ = {0};                                                                  \
         bench_must(op(__VA_ARGS__, &err_), &err_);                                                 \
     } while (0)
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TEST_HOST_SIDE_H
-#define MT_TEST_HOST_SIDE_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -49,5 +48,3 @@ static inline void must_sync(mt_device *dev)
     if (mt_device_sync(dev, &err))
         fail_msg("%s", err.msg);
 }
-
-#endif

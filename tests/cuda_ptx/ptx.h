@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_PTX_H
-#define MT_PTX_H
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -319,4 +318,3 @@ void mma_bf16(thread &t, float *d, const uint32_t *a, const uint32_t *b, const f
               unsigned line);
 
 } // namespace ptx
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_DEVICE_HARNESS_H
-#define TESTS_DEVICE_HARNESS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -86,5 +85,3 @@ extern const struct device_test
     dora_tests[],
     dropout_tests[],
     quantise_tests[];
-
-#endif

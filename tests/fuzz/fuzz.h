@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_FUZZ_H
-#define TESTS_FUZZ_H
+#pragma once
 
 #include <errno.h>
 #include <fcntl.h>
@@ -85,5 +84,3 @@ static inline size_t fuzz_split(const uint8_t *data, size_t size, const uint8_t 
     *n_rest = nul ? size - n - 1 : 0;
     return n;
 }
-
-#endif

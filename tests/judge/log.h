@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_JUDGE_LOG_H
-#define TESTS_JUDGE_LOG_H
+#pragma once
 
 #include "base/strbuf.h"
 #include "device/meter.h"
@@ -25,5 +24,3 @@ void mt_judge_known(struct mt_judge_log *log, const void *p, size_t bytes, const
 /** A line that says what the memory holds. */
 void mt_judge_told(struct mt_judge_log *log, const void *p, size_t bytes, const char *name);
 void mt_judge_say(struct mt_judge_log *log, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_JUDGE_VALUES_H
-#define TESTS_JUDGE_VALUES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -41,5 +40,3 @@ bool mt_judge_holds(const struct mt_judge_memory *m, const void *p);
  * that nothing wrote. Returns whether there are such.
  */
 bool mt_judge_describe(struct mt_judge_memory *m, const struct mt_judge_array *a, char *buf, size_t len);
-
-#endif

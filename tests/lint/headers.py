@@ -30,8 +30,8 @@ def headers():
 
 def compile_alone(header):
     path, flags = header
-    p = subprocess.run([*COMPILER, *FLAGS, *flags, "-Isrc", "-Itests/device", path], cwd=ROOT, capture_output=True,
-                       text=True)
+    command = [*COMPILER, *FLAGS, *flags, "-Isrc", "-Itests/device", "-include", path, os.devnull]
+    p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return p.returncode == 0, f"{path}: does not compile alone\n{p.stderr}"
 
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_CPU_ARENA_H
-#define MT_DEVICE_CPU_ARENA_H
+#pragma once
 
 #include <stddef.h>
 
@@ -17,5 +16,3 @@ int mt_cpu_arena_alloc(struct mt_cpu_arena *a, size_t bytes, const char *tag, vo
                        struct mt_err *err);
 void mt_cpu_arena_free(struct mt_cpu_arena *a, void *ptr);
 size_t mt_cpu_arena_used(const struct mt_cpu_arena *a);
-
-#endif

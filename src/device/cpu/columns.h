@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_CPU_COLUMNS_H
-#define MT_DEVICE_CPU_COLUMNS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -23,5 +22,3 @@ void mt_cpu_cap_columns_slope(float *restrict s, float *restrict slope, size_t l
 /** ds *= slope and dp *= slope; laid out as in mt_cpu_score_gradient(). */
 void mt_cpu_multiply_columns(float *restrict ds, float *restrict dp, const float *restrict slope, size_t ld, size_t n,
                              size_t nr);
-
-#endif

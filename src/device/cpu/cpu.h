@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_CPU_CPU_H
-#define MT_DEVICE_CPU_CPU_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -96,5 +95,3 @@ float mt_cpu_sum(const float *a, size_t n);
 void mt_cpu_fold(struct mt_cpu_device *d, float *dst, const void *partials, size_t n_partials, size_t c);
 /** Largest of n >= 1 values; ignores NaNs unless x[0] is one. */
 float mt_cpu_max(const float *x, size_t n);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_CPU_DELTA_PRODUCTS_H
-#define MT_DEVICE_CPU_DELTA_PRODUCTS_H
+#pragma once
 
 #include "device/cpu/cpu.h"
 #include "device/cpu/vecmath.h"
@@ -74,5 +73,3 @@ static inline void transpose_rows(float *d, size_t ldd, const float *s, size_t l
         for (size_t r = 0; r < rows; r++)
             d[c * ldd + r] = s[r * lds + c];
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_CPU_GATED_H
-#define MT_DEVICE_CPU_GATED_H
+#pragma once
 
 #include <string.h>
 
@@ -26,5 +25,3 @@ static inline void mt_cpu_copy_row(float *dst, enum mt_dtype t, const void *p, s
 /** A row with the gate first (norm_of_gated.c): of struct mt_gated_norm, and of struct mt_gated_norm_bwd. */
 void mt_cpu_norm_of_gated_row(const void *args, size_t row);
 void mt_cpu_norm_of_gated_row_bwd(const void *args, size_t row, float *dw);
-
-#endif

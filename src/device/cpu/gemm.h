@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_CPU_GEMM_H
-#define MT_DEVICE_CPU_GEMM_H
+#pragma once
 
 #include "base/pool.h"
 #include "device/ops.h"
@@ -55,5 +54,3 @@ int mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *
 void mt_cpu_bf16_gemm_thread_init(void);
 /** The library's name and version, or "". */
 void mt_cpu_bf16_gemm_describe(char *buf, size_t len);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_CPU_GEMM_KERNEL_H
-#define MT_DEVICE_CPU_GEMM_KERNEL_H
+#pragma once
 
 #include "base/mem.h"
 #include "base/packed.h"
@@ -43,5 +42,3 @@ struct mt_cpu_gemm;
 const struct mt_cpu_gemm_isa *mt_cpu_gemm_isa(const struct mt_cpu_gemm *g);
 
 extern const struct mt_cpu_gemm_isa mt_cpu_gemm_avx512, mt_cpu_gemm_avx2, mt_cpu_gemm_plain;
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_CPU_POINTWISE_H
-#define MT_DEVICE_CPU_POINTWISE_H
+#pragma once
 
 #include "device/cpu/cpu.h"
 #include "device/heads.h"
@@ -37,5 +36,3 @@ struct mt_cpu_pointwise {
     struct mt_cpu_view in[MT_CPU_VIEWS], out[MT_CPU_VIEWS];
 };
 void mt_cpu_run_pointwise(struct mt_cpu_device *d, const struct mt_cpu_pointwise *w);
-
-#endif

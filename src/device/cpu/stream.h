@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_CPU_STREAM_H
-#define MT_DEVICE_CPU_STREAM_H
+#pragma once
 
 #include "device/device.h"
 
@@ -36,5 +35,3 @@ void mt_cpu_event_sync(mt_event *ev);
 /** Waits for all that the stream was given; needs no memory, so that what it uses can be freed behind it. */
 void mt_cpu_stream_drain(struct mt_cpu_stream *s);
 int64_t mt_cpu_event_time_ns(mt_event *ev);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_CPU_VECMATH_H
-#define MT_DEVICE_CPU_VECMATH_H
+#pragma once
 
 #include "base/dtype.h"
 
@@ -64,5 +63,3 @@ static inline float mt_tanh_close(float x)
     float near = (p * z) * x + x, far = mt_tanhf(x);
     return z < 0.390625f ? near : far;
 }
-
-#endif

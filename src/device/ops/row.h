@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_OPS_ROW_H
-#define MT_DEVICE_OPS_ROW_H
+#pragma once
 
 #include <string.h>
 
@@ -116,5 +115,3 @@ static inline struct mt_heads mt_op_take_heads(mt_example *x, unsigned use, cons
 
 /** i * MT_OP_SCATTER % n is a permutation of [0, n) in which neighbours are far apart. */
 #define MT_OP_SCATTER UINT64_C(2654435761)
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_FILES_DIRECT_FILE_H
-#define MT_STORE_FILES_DIRECT_FILE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,5 +25,3 @@ struct mt_direct_file {
  */
 int mt_direct_file_open(struct mt_direct_file *out, const char *path, bool buffered, char *buf, struct mt_err *err);
 void mt_direct_file_close(struct mt_direct_file *f);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_FILES_FILE_PRIV_H
-#define MT_STORE_FILES_FILE_PRIV_H
+#pragma once
 
 #include <pthread.h>
 
@@ -136,5 +135,3 @@ static inline uint64_t mt_file_part_bytes(const struct mt_summed_part *p)
 {
     return (uint64_t)p->bytes * (uint64_t)p->p.n_lanes;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_FILES_FILE_TARGET_H
-#define MT_STORE_FILES_FILE_TARGET_H
+#pragma once
 
 #include <string.h>
 
@@ -21,5 +20,3 @@ static inline void mt_file_put(const struct mt_file_target *to, enum mt_plane_ki
     if (to->plane[k] && a < b)
         memcpy(to->plane[k] + (a - to->first), (const char *)src + (a - at), b - a);
 }
-
-#endif

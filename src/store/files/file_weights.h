@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_FILES_FILE_WEIGHTS_H
-#define MT_STORE_FILES_FILE_WEIGHTS_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -130,5 +129,3 @@ struct mt_file_weights_stats {
 void mt_file_weights_stats(mt_file_weights *f, struct mt_file_weights_stats *out);
 /** Whether all files are read with O_DIRECT; *n_drives: on how many drives they are. */
 bool mt_file_weights_direct(const mt_file_weights *f, size_t *n_drives);
-
-#endif

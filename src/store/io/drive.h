@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_IO_DRIVE_H
-#define MT_STORE_IO_DRIVE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -10,5 +9,3 @@ enum { MT_DRIVE_NAME = 64 };
 void mt_drive_name(int fd, char name[MT_DRIVE_NAME]);
 /** The alignment that direct I/O on the file needs; if the kernel does not say, one that every drive accepts. */
 size_t mt_drive_alignment(int fd);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_IO_IO_H
-#define MT_STORE_IO_IO_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -89,5 +88,3 @@ int mt_io_fault_parse(struct mt_io_fault *out, const char *text, struct mt_err *
 /** Wraps `inner` and takes ownership of it. */
 int mt_io_create_fault(mt_io **out, mt_io *inner, const struct mt_io_fault *f, unsigned depth,
                        struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_IO_IO_BACKEND_H
-#define MT_STORE_IO_IO_BACKEND_H
+#pragma once
 
 #include "store/io/io.h"
 
@@ -23,5 +22,3 @@ struct mt_io {
 /** -ENOSYS: built without liburing; another errno: the kernel does not allow it. */
 int mt_io_uring_create(mt_io **out, unsigned depth, struct mt_err *err);
 int mt_io_threads_create(mt_io **out, unsigned depth, struct mt_err *err);
-
-#endif

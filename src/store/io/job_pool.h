@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_IO_JOB_POOL_H
-#define MT_STORE_IO_JOB_POOL_H
+#pragma once
 
 #include <stdint.h>
 
@@ -32,5 +31,3 @@ void mt_job_pool_add(mt_job_pool *p, struct mt_job *job);
 struct mt_job *mt_job_pool_take(mt_job_pool *p);
 /** CPU time of all threads so far. */
 int64_t mt_job_pool_ns(mt_job_pool *p);
-
-#endif

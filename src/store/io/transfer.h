@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_IO_TRANSFER_H
-#define MT_STORE_IO_TRANSFER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -78,5 +77,3 @@ void mt_transfers_wait(mt_transfers *t);
 void mt_transfers_wake(mt_transfers *t);
 /** The error with which all was given up; 0: it was not. */
 int mt_transfers_broken(const mt_transfers *t);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_STORE_IO_WAITER_H
-#define MT_STORE_IO_WAITER_H
+#pragma once
 
 #include <pthread.h>
 
@@ -32,5 +31,3 @@ static inline void mt_waiter_wait(struct mt_waiter *w)
         pthread_cond_wait(&w->ended, &w->lock);
     pthread_mutex_unlock(&w->lock);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_EMU_H
-#define MT_EMU_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -136,5 +135,3 @@ void mt_emu_drain_all(void);
 size_t mt_emu_fused_plans(void);
 /** Products that cuBLASLt was given so far. */
 size_t mt_emu_products(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_EMU_SANITIZERS_H
-#define MT_EMU_SANITIZERS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -49,6 +48,4 @@
 #define mt_tsan_switch(f) ((void)(f))
 #define mt_tsan_acquire(p) ((void)(p))
 #define mt_tsan_release(p) ((void)(p))
-#endif
-
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_EMU_CUBLASLT_H
-#define MT_EMU_CUBLASLT_H
+#pragma once
 
 #include "cuda_runtime_api.h"
 
@@ -165,5 +164,4 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
 
 #ifdef __cplusplus
 }
-#endif
 #endif

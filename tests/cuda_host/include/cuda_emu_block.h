@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_EMU_BLOCK_H
-#define MT_EMU_BLOCK_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -83,5 +82,4 @@ cudaError_t mt_emu_fail_launch(void);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

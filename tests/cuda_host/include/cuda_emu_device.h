@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_EMU_DEVICE_H
-#define MT_EMU_DEVICE_H
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -206,5 +205,3 @@ template <class T> static inline constexpr T max(T a, T b)
 {
     return a < b ? b : a;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_EMU_LAUNCH_H
-#define MT_EMU_LAUNCH_H
+#pragma once
 
 #include <tuple>
 #include <utility>
@@ -74,5 +73,3 @@ static inline cudaError_t mt_emu_launch_kernel(const char *name, void (*kernel)(
     (void)mt_emu_launch(&l);
     return cudaGetLastError(); /* as with nvcc: also what an earlier call on this thread left */
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_EMU_MMA_H
-#define MT_EMU_MMA_H
+#pragma once
 
 #include "cuda_runtime.h"
 
@@ -126,5 +125,3 @@ static inline uint32_t rounded_pair(float lo, float hi)
 {
     return mt_emu_to_bf16(hi) << 16 | mt_emu_to_bf16(lo);
 }
-
-#endif

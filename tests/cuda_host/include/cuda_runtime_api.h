@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_EMU_CUDA_RUNTIME_API_H
-#define MT_EMU_CUDA_RUNTIME_API_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -208,5 +207,4 @@ template <class T> static inline cudaError_t cudaFuncGetAttributes(struct cudaFu
 {
     return cudaFuncGetAttributes(attributes, (const void *)func);
 }
-#endif
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_EMU_LIBRARY_TYPES_H
-#define MT_EMU_LIBRARY_TYPES_H
+#pragma once
 
 /** The element types that the emulated cuBLASLt tells apart; values as in the CUDA toolkit. */
 typedef enum cudaDataType_t {
@@ -13,5 +12,3 @@ typedef enum cudaDataType_t {
     CUDA_R_8F_E4M3 = 28,
 } cudaDataType_t;
 typedef cudaDataType_t cudaDataType;
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_MADE_MODEL_H
-#define TESTS_MADE_MODEL_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,5 +70,3 @@ static inline void made_model_finish(struct made_model *m)
     mt_layout_destroy(&m->layout);
     mt_remove_tree(m->dir, NULL);
 }
-
-#endif

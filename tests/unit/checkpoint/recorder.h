@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_RECORDER_H
-#define TESTS_RECORDER_H
+#pragma once
 
 /* A save through a recording vfs. */
 #include <setjmp.h>
@@ -153,5 +152,3 @@ static void free_records(struct recorder *rec)
         free(rec->r[i].data);
     free(rec);
 }
-
-#endif

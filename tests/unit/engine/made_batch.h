@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_MADE_BATCH_H
-#define TESTS_MADE_BATCH_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,5 +21,3 @@ static inline void made_batch(struct mt_step_data *d, struct mt_batch *micro, si
     d->n_tokens += micro->n_tokens;
     d->n_loss += micro->n_loss;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Texts of config.json that are read, or refused. */
-#ifndef MT_TEST_HF_TEXTS_H
-#define MT_TEST_HF_TEXTS_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -54,5 +53,3 @@ static void refuse(const char *keys, const char *word)
 }
 
 #define MIXTURE(arch) "\"architectures\": [\"" arch "\"], \"num_key_value_heads\": 2, " SHAPE
-
-#endif

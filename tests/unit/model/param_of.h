@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TEST_PARAM_OF_H
-#define MT_TEST_PARAM_OF_H
+#pragma once
 
 #include <string.h>
 
@@ -15,5 +14,3 @@ static inline struct mt_param param_of(const struct mt_layout *l, size_t unit, c
             return l->parts[i].param[role];
     return (struct mt_param){0};
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_PLANES_OF_H
-#define TESTS_PLANES_OF_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,5 +22,3 @@ static inline mt_plane_set *planes_of(const struct mt_layout *l, const struct mt
     free(p.elems);
     return planes;
 }
-
-#endif

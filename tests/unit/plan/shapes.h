@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_PLAN_SHAPES_H
-#define TESTS_PLAN_SHAPES_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -104,5 +103,3 @@ static inline struct mt_plan_request make_request(const struct mt_layout *l, con
         .drives = (int)m->rate[MT_RATE_DRIVES].value,
     };
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TEST_MADE_EXPERTS_H
-#define MT_TEST_MADE_EXPERTS_H
+#pragma once
 
 #include <string.h>
 
@@ -99,5 +98,3 @@ static inline void make_mixture(struct experts *e, size_t n_micro, size_t groups
             }
     e->p.n_values = mt_flow_describe(e->units, e->p.n_units, e->p.grad_bytes, e->values);
 }
-
-#endif

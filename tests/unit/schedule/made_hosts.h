@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MADE_HOSTS_H
-#define MADE_HOSTS_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -42,5 +41,3 @@ static void build_hosts(struct step *s, struct mt_program_params p)
     if (check(s, &err))
         fail_msg("%d hosts of %d lanes, %zu micro-batches: %s", s->n, mt_program_own_lanes(&p), p.n_micro, err.msg);
 }
-
-#endif

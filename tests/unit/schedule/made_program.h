@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TEST_MADE_PROGRAM_H
-#define MT_TEST_MADE_PROGRAM_H
+#pragma once
 
 #include <string.h>
 
@@ -154,5 +153,3 @@ static inline void put_on_disk(struct fixture *f, unsigned what, size_t from)
     }
     describe(f);
 }
-
-#endif

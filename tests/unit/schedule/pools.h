@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_TEST_POOLS_H
-#define MT_TEST_POOLS_H
+#pragma once
 
 #include <errno.h>
 #include <setjmp.h>
@@ -78,5 +77,3 @@ static const struct mt_port tied_head_ports[] = {{MT_ROLE_WEIGHTS, MT_READ, MT_N
                                                  {MT_ROLE_GRAD, MT_SUM, MT_NO_ACCESS},
                                                  {MT_ROLE_TABLE_GRAD, MT_SUM, MT_NO_ACCESS},
                                                  {MT_ROLE_NONE}};
-
-#endif

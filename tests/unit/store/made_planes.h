@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_MADE_PLANES_H
-#define TESTS_MADE_PLANES_H
+#pragma once
 
 #include "store/planes.h"
 
@@ -28,5 +27,3 @@ static inline struct mt_plane_set_params made_planes(size_t n_units, const size_
     }
     return p;
 }
-
-#endif
