@@ -34,24 +34,18 @@ struct exporter {
     struct mt_st_model weights, *states;
     size_t n_states;
     bool f32;
+    struct mt_source_list list;     /* what is written */
     struct mt_layout *layout;       /* f32: of the checkpoint's model */
-    size_t *stored;                 /* f32: for each of `weights` its index in layout->stored; NONE: copied */
     struct mt_stored_writer writer; /* f32: assembles stored tensors from masters */
     cJSON *named; /* tensors of the base model, which have no master; NULL: none */
     struct mt_stored_reader base;   /* f32: reads these, in the layout's order */
     struct mt_packed_model model;   /* if layers are to be packed, instead of all these */
-    struct mt_layout_files packed;  /* its files, and after them: */
-    const struct mt_st_tensor **copied; /* those of `weights` that are not of the decoder */
-    size_t n_copied;
+    struct mt_layout_files packed;  /* its files */
     char *adapter_config;   /* of an adapter's folder, unchanged */
     struct mt_fold *fold;   /* of adapters, or NULL */
     struct mt_merge *merge; /* adapters to be added, or NULL */
-    const struct mt_st_decl *decls; /* tensors that are written; borrowed */
-    cJSON *tensors;                 /* sums of those in the file that is being written; NULL: none yet */
     cJSON *files;                   /* written files: size and sum, and those of their tensors */
 };
-
-static const size_t NONE = SIZE_MAX;
 
 /* The FP32 master of a tensor of the layout; a named tensor of the base model is read from there. */
 static int read_master(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
@@ -71,79 +65,54 @@ static int read_master(void *ctx, const struct mt_tensor *t, size_t first, size_
     return mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT, "the checkpoint's training state has no tensor \"%s\"", name);
 }
 
-/* Without training state, the weights themselves are converted. Tensors copied from the model do not change. */
-static bool becomes_f32(const struct exporter *x, size_t i)
+/* Assembled from masters: `of` is a tensor of layout->stored. */
+static int read_stored(const struct mt_source *s, size_t first, size_t n, void *dst, struct mt_err *err)
 {
-    enum mt_st_dtype t = x->weights.tensors[i].dtype;
-    if (mt_packed_is_piece(x->weights.tensors[i].name) || t == MT_ST_U8 || t == MT_ST_I32 || t == MT_ST_F8_E4M3)
-        return false; /* packed tensors do not change */
-    return x->f32 && (x->layout ? x->stored[i] != NONE : t == MT_ST_BF16 || t == MT_ST_F16 || t == MT_ST_F32);
+    struct exporter *x = s->ctx;
+    return mt_stored_gather(&x->writer, (size_t)((const struct mt_stored *)s->of - x->layout->stored), first, n,
+                            sizeof(float), dst, err);
 }
 
-/* f32: assembled from masters, if there are any. */
-static int export_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+static bool can_be_f32(const struct mt_st_tensor *t)
 {
-    struct exporter *x = ctx;
-    bool copied = x->packed.layout && i >= x->packed.n;
-    if (x->packed.layout && !copied)
-        return mt_layout_files_read(&x->packed, i, first, n, dst, err);
-    if (x->fold)
-        return mt_fold_read(x->fold, i, first, n, dst, err);
-    if (x->merge)
-        return mt_merge_read(x->merge, i, first, n, dst, err);
-    const struct mt_st_tensor *t = copied ? x->copied[i - x->packed.n] : &x->weights.tensors[i];
-    if (!copied && becomes_f32(x, i))
-        return x->layout ? mt_stored_gather(&x->writer, x->stored[i], first, n, sizeof(float), dst, err)
-                         : mt_st_read_f32(&x->weights, t, first, n, dst, err);
-    return mt_st_read_raw(&x->weights, t, first * mt_st_dtype_size(t->dtype), n * mt_st_dtype_size(t->dtype), dst, err);
+    return (t->dtype == MT_ST_BF16 || t->dtype == MT_ST_F16 || t->dtype == MT_ST_F32) && !mt_packed_is_piece(t->name);
 }
 
-/* Finds the stored tensor of the layout for each tensor of the weights. */
+/* The weights: with f32, from masters where there is training state, else converted. What is packed, or copied from the
+ * model, does not change. */
+static int list_weights(struct exporter *x, struct mt_err *err)
+{
+    const struct mt_st_model *m = &x->weights;
+    const struct mt_stored **of = mt_calloc(m->n_tensors, sizeof(*of)); /* of the layout */
+    int rc = of ? 0 : mt_fail_nomem(err, "an export", m->n_tensors * sizeof(*of));
+    for (size_t i = 0; !rc && x->layout && i < x->layout->n_stored; i++) {
+        const struct mt_st_tensor *t = mt_stored_find(m, x->layout->stored[i].name);
+        if (t)
+            of[t - m->tensors] = &x->layout->stored[i];
+    }
+    for (size_t i = 0; i < m->n_tensors && !rc; i++) {
+        const struct mt_st_tensor *t = &m->tensors[i];
+        bool wide = x->f32 && can_be_f32(t) && (of[i] || !x->layout);
+        struct mt_source s = wide ? mt_source_f32(m, t) : mt_source_raw(m, t);
+        if (wide && x->layout)
+            s = (struct mt_source){s.decl, read_stored, x, of[i], 0};
+        rc = mt_source_add(&x->list, s, err);
+    }
+    free(of);
+    return rc;
+}
+
 static int open_layout(struct exporter *x, const char *from, struct mt_err *err)
 {
     struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
-    x->stored = mt_calloc(x->weights.n_tensors, sizeof(*x->stored));
-    int rc = cfg && x->stored ? mt_hf_config_read(cfg, from, err) : mt_fail_nomem(err, "an export", sizeof(*cfg));
+    int rc = cfg ? mt_hf_config_read(cfg, from, err) : mt_fail_nomem(err, "an export", sizeof(*cfg));
     if (!rc)
         rc = mt_layout_create(&x->layout, cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, err);
     free(cfg);
     if (rc)
         return rc;
-    for (size_t i = 0; i < x->weights.n_tensors; i++)
-        x->stored[i] = NONE;
-    for (size_t i = 0; i < x->layout->n_stored; i++) {
-        const struct mt_st_tensor *t = mt_stored_find(&x->weights, x->layout->stored[i].name);
-        if (t)
-            x->stored[t - x->weights.tensors] = i;
-    }
     x->writer = (struct mt_stored_writer){.l = x->layout, .read = read_master, .ctx = x};
     mt_stored_reader_init(&x->base, x->layout, &x->weights, NULL);
-    return 0;
-}
-
-static int tensor_done(void *ctx, size_t index, unsigned long long sum, struct mt_err *err)
-{
-    struct exporter *x = ctx;
-    char text[MT_SUM_TEXT];
-    (void)err;
-    if (!x->tensors)
-        x->tensors = cJSON_CreateObject();
-    mt_sum_format(text, sum);
-    cJSON_AddStringToObject(x->tensors, x->decls[index].name, text);
-    return 0;
-}
-
-static int file_done(void *ctx, const char *name, const struct mt_out_file *f, struct mt_err *err)
-{
-    struct exporter *x = ctx;
-    char sum[MT_SUM_TEXT];
-    cJSON *o = cJSON_AddObjectToObject(x->files, name);
-    (void)err;
-    mt_sum_format(sum, f->sum);
-    cJSON_AddNumberToObject(o, "size", (double)f->bytes);
-    cJSON_AddStringToObject(o, "xxh3", sum);
-    mt_manifest_add_tensors(o, f->header, x->tensors);
-    x->tensors = NULL;
     return 0;
 }
 
@@ -156,7 +125,7 @@ static int write_card(struct exporter *x, const struct mt_export *e, const char 
                            .adapters = x->adapter_config != NULL,
                            .merged = e->base != NULL,
                            .packed = e->base_dtype ? mt_packed_names[e->base_dtype] : NULL};
-    char path[4200], sum[MT_SUM_TEXT];
+    char path[4200];
     bool known = !mt_checkpoint_read_state(e->from, &s, NULL);
     char *text = known ? mt_card_text(&card, &s) : NULL;
     if (known && !x->f32 && !x->adapter_config && !e->base_dtype)
@@ -167,10 +136,8 @@ static int write_card(struct exporter *x, const struct mt_export *e, const char 
     mt_path_printf(path, sizeof(path), "%s/" MT_CARD_NAME, dir);
     int rc = text ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, MT_CARD_NAME, 0);
     if (!rc) {
-        cJSON *o = cJSON_AddObjectToObject(x->files, MT_CARD_NAME);
-        mt_sum_format(sum, XXH3_64bits(text, strlen(text)));
-        cJSON_AddNumberToObject(o, "size", (double)strlen(text));
-        cJSON_AddStringToObject(o, "xxh3", sum);
+        const struct mt_out_file f = {.bytes = strlen(text), .sum = XXH3_64bits(text, strlen(text))};
+        mt_manifest_add_file(x->files, MT_CARD_NAME, &f, NULL);
     }
     free(text);
     return rc;
@@ -241,49 +208,23 @@ static int read_merged_files(struct mt_hf_files *f, const struct mt_export *e, s
     return rc;
 }
 
-static int write_dir(struct exporter *x, const struct mt_export *e, const char *tmp, const struct mt_st_decl *decls,
-                     size_t n, struct mt_err *err)
+static int export_to(struct exporter *x, const struct mt_export *e, const char *tmp, struct mt_err *err)
 {
     struct mt_hf_files files = {0};
+    const struct mt_source_list *list = x->packed.layout ? &x->packed.list : &x->list;
     struct mt_hf_dir h = {.vfs = &mt_vfs_posix, .dir = tmp,
                           .model_dir = e->from,
                           .files = e->base ? &files : NULL,
                           .adapter_config = x->adapter_config,
-                          .decls = decls, .n_decls = n,
+                          .sources = list->p, .n_sources = list->n,
                           .torch_dtype = x->f32 ? "float32" : "bfloat16",
                           .quantization = x->merge && mt_merge_decodes(x->merge) ? "" /* nothing is packed */
                                                                                  : x->packed.quantization,
-                          .shard_bytes = e->shard_bytes,
-                          .source = export_source, .tensor_done = tensor_done, .done = file_done,
-                          .ctx = x};
-    x->decls = decls;
+                          .shard_bytes = e->shard_bytes, .listed = x->files};
     int rc = e->base ? read_merged_files(&files, e, err) : 0;
     if (!rc)
         rc = mt_hf_dir_write(&h, err);
     mt_hf_files_finish(&files);
-    return rc;
-}
-
-static int export_to(struct exporter *x, const struct mt_export *e, const char *tmp, struct mt_err *err)
-{
-    size_t n = x->merge ? mt_merge_n_tensors(x->merge) : x->weights.n_tensors;
-    if (x->packed.layout)
-        return write_dir(x, e, tmp, x->packed.decls, x->packed.n + x->n_copied, err);
-    struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
-    if (!decls)
-        return mt_fail_nomem(err, "an export", n * sizeof(*decls));
-    for (size_t i = 0; i < n; i++) {
-        const struct mt_st_tensor *t = &x->weights.tensors[i];
-        if (x->merge || x->fold) {
-            decls[i] = x->merge ? mt_merge_declare(x->merge, i) : mt_fold_declare(x->fold, i);
-            continue;
-        }
-        decls[i] = (struct mt_st_decl){.name = t->name, .dtype = becomes_f32(x, i) ? MT_ST_F32 : t->dtype,
-                                       .n_dims = t->n_dims};
-        memcpy(decls[i].shape, t->shape, sizeof(decls[i].shape));
-    }
-    int rc = write_dir(x, e, tmp, decls, n, err);
-    free(decls);
     return rc;
 }
 
@@ -440,6 +381,8 @@ static int open_adapter(struct exporter *x, const struct mt_export *e, struct mt
     if (!rc && e->fold)
         rc = mt_fold_open(&x->fold, from, &x->weights, &x->adapter_config, err);
     if (!rc)
+        rc = x->fold ? mt_fold_list(x->fold, &x->list, err) : list_weights(x, err);
+    if (!rc)
         mt_export_warn_of_vllm(x->adapter_config);
     return rc;
 }
@@ -475,6 +418,8 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
         rc = mt_st_open_dir(&x->weights, e->base, err);
     if (!rc)
         rc = mt_merge_open(&x->merge, e->from, &x->weights, e->base, e->f32, err);
+    if (!rc)
+        rc = mt_merge_list(x->merge, false, &x->list, err);
     if (!rc && mt_merge_decodes(x->merge))
         mt_info("the packed weights of %s are decoded: the merged model is not packed", e->base);
     return rc ? rc : verify_merged(x, e, err);
@@ -494,25 +439,13 @@ static int refuse_masters(const struct mt_export *e, struct mt_err *err)
 /* The packed files, and what else the model's folder has. */
 static int open_packed(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
-    const struct mt_layout *l = x->model.layout;
     int rc = mt_st_open_dir(&x->weights, e->from, err);
-    if (!rc && !(x->copied = mt_calloc(x->weights.n_tensors, sizeof(*x->copied))))
-        rc = mt_fail_nomem(err, "an export", x->weights.n_tensors * sizeof(*x->copied));
-    for (size_t i = 0; !rc && i < x->weights.n_tensors; i++)
-        if (mt_stored_goes_along(l, x->weights.tensors[i].name))
-            x->copied[x->n_copied++] = &x->weights.tensors[i];
     if (!rc)
-        rc = mt_layout_files_init(&x->packed, l, x->model.planes, NULL, x->n_copied, err);
+        rc = mt_layout_files_init(&x->packed, x->model.layout, x->model.planes, NULL, err);
     for (size_t i = 0; !rc && x->f32 && i < x->packed.n; i++)
         if (!x->packed.of[i].packed)
-            x->packed.decls[i].dtype = MT_ST_F32;
-    for (size_t i = 0; !rc && i < x->n_copied; i++) {
-        const struct mt_st_tensor *t = x->copied[i];
-        struct mt_st_decl *d = &x->packed.decls[x->packed.n + i];
-        *d = (struct mt_st_decl){.name = t->name, .dtype = t->dtype, .n_dims = t->n_dims};
-        memcpy(d->shape, t->shape, sizeof(d->shape));
-    }
-    return rc;
+            x->packed.list.p[i].decl.dtype = MT_ST_F32;
+    return rc ? rc : mt_layout_files_add_copied(&x->packed, &x->weights, err);
 }
 
 /* A model, for f32 with its masters; or one of the other sources. */
@@ -542,7 +475,9 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
         rc = verify_base(x, e->from, err);
     if (!rc)
         rc = open_states(x, e->from, err);
-    return rc || !e->f32 || !x->n_states ? rc : open_layout(x, e->from, err);
+    if (!rc && e->f32 && x->n_states)
+        rc = open_layout(x, e->from, err);
+    return rc ? rc : list_weights(x, err);
 }
 
 static int export_named(const struct mt_export *e, struct mt_err *err)
@@ -574,8 +509,7 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     for (size_t i = 0; i < x.n_states; i++)
         mt_st_close(&x.states[i]);
     free(x.states);
-    free(x.stored);
-    free(x.copied);
+    mt_source_list_finish(&x.list);
     mt_stored_writer_finish(&x.writer);
     mt_stored_reader_finish(&x.base);
     mt_layout_destroy(&x.layout);
@@ -585,7 +519,6 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     mt_merge_close(&x.merge);
     mt_fold_close(&x.fold);
     free(x.adapter_config);
-    cJSON_Delete(x.tensors);
     cJSON_Delete(x.files);
     cJSON_Delete(x.named);
     free(tmp);

@@ -125,46 +125,46 @@ void mt_fold_close(struct mt_fold **f)
     *f = NULL;
 }
 
-struct mt_st_decl mt_fold_declare(const struct mt_fold *f, size_t i)
+/* A [rank, in]: rows of the tensor's own rank, then zeros. */
+static int read_a(const struct mt_source *s, size_t first, size_t n, void *dst, struct mt_err *err)
 {
-    const struct mt_st_tensor *t = &f->weights->tensors[i];
-    struct mt_st_decl d = {.name = t->name, .dtype = t->dtype, .n_dims = t->n_dims};
-    memcpy(d.shape, t->shape, sizeof(d.shape));
-    if (f->of[i].part != OTHER) {
-        d.dtype = MT_ST_F32;
-        d.shape[f->of[i].part == FACTOR_A ? 0 : 1] = f->rank;
-    }
-    return d;
+    const struct mt_fold *f = s->ctx;
+    const struct mt_st_tensor *t = s->of;
+    size_t there = MT_MIN(n, t->n_elems - MT_MIN(t->n_elems, first));
+    memset((float *)dst + there, 0, (n - there) * sizeof(float));
+    return there ? mt_st_read_f32(f->weights, t, first, there, dst, err) : 0;
 }
 
 /* B [out, rank]: rows of the tensor's own rank, scaled, and zeros after each. */
-static int read_b(const struct mt_fold *f, size_t i, size_t first, size_t n, float *dst, struct mt_err *err)
+static int read_b(const struct mt_source *s, size_t first, size_t n, void *dst, struct mt_err *err)
 {
-    const struct mt_st_tensor *t = &f->weights->tensors[i];
+    const struct mt_fold *f = s->ctx;
+    const struct mt_st_tensor *t = s->of;
     const size_t own = (size_t)t->shape[1], rank = (size_t)f->rank;
     const size_t row = first / rank, rows = (first + n - 1) / rank + 1 - row;
-    float *from = mt_calloc(rows * own, sizeof(*from));
+    float *from = mt_calloc(rows * own, sizeof(*from)), *to = dst, scale = f->of[t - f->weights->tensors].scale;
     int rc = from ? mt_st_read_f32(f->weights, t, row * own, rows * own, from, err)
                   : mt_fail_nomem(err, t->name, rows * own * sizeof(*from));
     for (size_t k = 0; k < n && !rc; k++) {
         size_t at = first + k, column = at % rank;
-        dst[k] = column < own ? from[(at / rank - row) * own + column] * f->of[i].scale : 0;
+        to[k] = column < own ? from[(at / rank - row) * own + column] * scale : 0;
     }
     free(from);
     return rc;
 }
 
-int mt_fold_read(const struct mt_fold *f, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+int mt_fold_list(struct mt_fold *f, struct mt_source_list *out, struct mt_err *err)
 {
-    const struct mt_st_tensor *t = &f->weights->tensors[i];
-    size_t size = mt_st_dtype_size(t->dtype);
-    if (f->of[i].part == OTHER)
-        return mt_st_read_raw(f->weights, t, first * size, n * size, dst, err);
-    if (!n)
-        return 0;
-    if (f->of[i].part == FACTOR_B)
-        return read_b(f, i, first, n, dst, err);
-    size_t own = (size_t)(t->shape[0] * t->shape[1]), there = MT_MIN(n, own - MT_MIN(own, first));
-    memset((float *)dst + there, 0, (n - there) * sizeof(float));
-    return there ? mt_st_read_f32(f->weights, t, first, there, dst, err) : 0;
+    int rc = 0;
+    for (size_t i = 0; i < f->weights->n_tensors && !rc; i++) {
+        struct mt_source s = mt_source_raw(f->weights, &f->weights->tensors[i]);
+        enum part part = f->of[i].part;
+        if (part != OTHER) {
+            s = (struct mt_source){s.decl, part == FACTOR_A ? read_a : read_b, f, s.of, 0};
+            s.decl.dtype = MT_ST_F32;
+            s.decl.shape[part == FACTOR_A ? 0 : 1] = f->rank;
+        }
+        rc = mt_source_add(out, s, err);
+    }
+    return rc;
 }

@@ -2,7 +2,7 @@
 #ifndef MT_CHECKPOINT_FOLD_H
 #define MT_CHECKPOINT_FOLD_H
 
-#include "hf/safetensors.h"
+#include "hf/source.h"
 
 /**
  * A PEFT folder's adapters with one rank and a scale of 1, for programs that read no rank_pattern and alpha_pattern: the
@@ -18,9 +18,7 @@ struct mt_fold;
 int mt_fold_open(struct mt_fold **out, const char *dir, const struct mt_st_model *weights, char **config,
                  struct mt_err *err);
 void mt_fold_close(struct mt_fold **f);
-/** Tensor i of the weights as it is written; its name is borrowed. */
-struct mt_st_decl mt_fold_declare(const struct mt_fold *f, size_t i);
-/** Elements [first, first + n) of tensor i as declared. */
-int mt_fold_read(const struct mt_fold *f, size_t i, size_t first, size_t n, void *dst, struct mt_err *err);
+/** Adds its tensors. */
+int mt_fold_list(struct mt_fold *f, struct mt_source_list *out, struct mt_err *err);
 
 #endif

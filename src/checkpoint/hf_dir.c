@@ -14,49 +14,40 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/quantization.h"
 #include "weights/peft.h"
 
 enum { PIECE = 2 << 20, MOST_ELEM_BYTES = 8 }; /* elements; bytes of an element */
 enum { MOST_BYTES = 256 << 20 }; /* of a small file */
 
-/* A declaration and its index in the source, which are sorted into file order together. */
-struct placed {
-    struct mt_st_decl decl; /* first member: sorted as declarations are */
-    size_t index;
-};
-
-static int file_order(const void *a, const void *b)
+/* Writes a tensor; its sum is added to `sums`, unless that is NULL. */
+static int write_tensor(struct mt_out_file *f, const struct mt_source *s, void *buf, cJSON *sums, struct mt_err *err)
 {
-    const struct placed *x = a, *y = b;
-    size_t sx = mt_st_dtype_size(x->decl.dtype), sy = mt_st_dtype_size(y->decl.dtype);
-    return sx != sy ? (sx > sy ? -1 : 1) : strcmp(x->decl.name, y->decl.name);
-}
-
-static int write_tensor(const struct mt_hf_dir *h, struct mt_out_file *f, const struct placed *p,
-                        void *buf, struct mt_err *err)
-{
-    size_t size = mt_st_dtype_size(p->decl.dtype), total = mt_st_decl_bytes(&p->decl) / size;
-    XXH3_state_t *hash = h->tensor_done ? XXH3_createState() : NULL;
-    int rc = hash || !h->tensor_done ? 0 : mt_fail_nomem(err, "a checksum", 576);
+    size_t size = mt_st_dtype_size(s->decl.dtype), total = mt_st_decl_bytes(&s->decl) / size;
+    XXH3_state_t *hash = sums ? XXH3_createState() : NULL;
+    char text[MT_SUM_TEXT];
+    int rc = hash || !sums ? 0 : mt_fail_nomem(err, "a checksum", 576);
     if (hash)
         XXH3_64bits_reset(hash);
     for (size_t at = 0; at < total && !rc; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, total - at);
-        rc = h->source(h->ctx, p->index, at, n, buf, err);
+        rc = s->read(s, at, n, buf, err);
         if (!rc)
             rc = mt_out_write(f, buf, n * size, err);
         if (!rc && hash)
             XXH3_64bits_update(hash, buf, n * size);
     }
-    if (!rc && hash)
-        rc = h->tensor_done(h->ctx, p->index, XXH3_64bits_digest(hash), err);
+    if (!rc && hash) {
+        mt_sum_format(text, XXH3_64bits_digest(hash));
+        cJSON_AddStringToObject(sums, s->decl.name, text);
+    }
     XXH3_freeState(hash);
     return rc;
 }
 
-static int write_sorted(const struct mt_hf_dir *h, struct mt_out_file *f, struct placed *p,
-                        size_t n, struct mt_err *err)
+/* s: in file order. */
+static int write_sorted(struct mt_out_file *f, const struct mt_source *s, size_t n, cJSON *sums, struct mt_err *err)
 {
     struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
     void *buf = malloc((size_t)PIECE * MOST_ELEM_BYTES);
@@ -64,48 +55,53 @@ static int write_sorted(const struct mt_hf_dir *h, struct mt_out_file *f, struct
     size_t len = 0;
     int rc = decls && buf ? 0 : mt_fail_nomem(err, "writing tensors", (size_t)PIECE * MOST_ELEM_BYTES);
     for (size_t i = 0; i < n && !rc; i++)
-        decls[i] = p[i].decl;
+        decls[i] = s[i].decl;
     if (!rc)
         rc = mt_st_build_header(&header, &len, decls, n, err);
     if (!rc)
         rc = mt_out_write(f, header, len, err);
     mt_out_end_header(f);
     for (size_t i = 0; i < n && !rc; i++)
-        rc = write_tensor(h, f, &p[i], buf, err);
+        rc = write_tensor(f, &s[i], buf, sums, err);
     free(decls);
     free(buf);
     free(header);
     return rc;
 }
 
-static int finish_file(const struct mt_hf_dir *h, const char *name, struct mt_out_file *f, int rc,
+/* sums: of its tensors, consumed. */
+static int finish_file(const struct mt_hf_dir *h, const char *name, struct mt_out_file *f, cJSON *sums, int rc,
                        struct mt_err *err)
 {
     if (!rc)
         rc = mt_out_commit(f, err);
     if (!rc && h->done)
         rc = h->done(h->ctx, name, f, err);
+    if (!rc && h->listed)
+        mt_manifest_add_file(h->listed, name, f, sums);
+    else
+        cJSON_Delete(sums);
     mt_out_abort(f);
     return rc;
 }
 
-int mt_hf_write_file(const struct mt_hf_dir *h, const char *name, const size_t *which, size_t n,
+int mt_hf_write_file(const struct mt_hf_dir *h, const char *name, const struct mt_source *s, size_t n,
                      struct mt_err *err)
 {
     struct mt_out_file f = {.fd = -1};
-    struct placed *p = mt_calloc(n, sizeof(*p));
+    struct mt_source *sorted = mt_calloc(n, sizeof(*sorted));
     char *path = mt_path_join(h->dir, name);
-    int rc = p && path ? 0 : mt_fail_nomem(err, name, n * sizeof(*p));
-    for (size_t i = 0; i < n && !rc; i++)
-        p[i] = (struct placed){h->decls[which[i]], which[i]};
+    cJSON *sums = h->listed && n ? cJSON_CreateObject() : NULL;
+    int rc = sorted && path ? 0 : mt_fail_nomem(err, name, n * sizeof(*sorted));
     if (!rc) {
-        qsort(p, n, sizeof(*p), file_order);
+        memcpy(sorted, s, n * sizeof(*s));
+        qsort(sorted, n, sizeof(*sorted), mt_st_file_order);
         rc = mt_out_open(&f, h->vfs, path, err);
-        if (!rc)
-            rc = write_sorted(h, &f, p, n, err);
-        rc = finish_file(h, name, &f, rc, err);
     }
-    free(p);
+    if (!rc)
+        rc = write_sorted(&f, sorted, n, sums, err);
+    rc = finish_file(h, name, &f, sums, rc, err);
+    free(sorted);
     free(path);
     return rc;
 }
@@ -121,7 +117,7 @@ static int write_bytes(const struct mt_hf_dir *h, const char *name, const void *
     if (!rc)
         rc = mt_out_write(&f, data, len, err);
     free(path);
-    return finish_file(h, name, &f, rc, err);
+    return finish_file(h, name, &f, NULL, rc, err);
 }
 
 struct index_row {
@@ -134,22 +130,24 @@ static int compare_names(const void *a, const void *b)
     return strcmp(((const struct index_row *)a)->name, ((const struct index_row *)b)->name);
 }
 
-static int write_index(const struct mt_hf_dir *h, const size_t *shard_of, size_t n_shards,
-                       struct mt_err *err)
+/* end: [n_shards] where the sources of each shard end. */
+static int write_index(const struct mt_hf_dir *h, const size_t *end, size_t n_shards, struct mt_err *err)
 {
     cJSON *root = cJSON_CreateObject(), *meta = cJSON_AddObjectToObject(root, "metadata");
     cJSON *map = cJSON_AddObjectToObject(root, "weight_map");
-    struct index_row *sorted = mt_calloc(h->n_decls, sizeof(*sorted));
+    struct index_row *sorted = mt_calloc(h->n_sources, sizeof(*sorted));
     double size = 0, params = 0;
     char name[64];
-    for (size_t i = 0; sorted && i < h->n_decls; i++) {
-        sorted[i] = (struct index_row){h->decls[i].name, shard_of[i]};
-        size += (double)mt_st_decl_bytes(&h->decls[i]);
-        params += (double)(mt_st_decl_bytes(&h->decls[i]) / mt_st_dtype_size(h->decls[i].dtype));
+    for (size_t i = 0, shard = 0; sorted && i < h->n_sources; i++) {
+        const struct mt_st_decl *d = &h->sources[i].decl;
+        shard += i == end[shard];
+        sorted[i] = (struct index_row){d->name, shard};
+        size += (double)mt_st_decl_bytes(d);
+        params += (double)(mt_st_decl_bytes(d) / mt_st_dtype_size(d->dtype));
     }
     if (sorted)
-        qsort(sorted, h->n_decls, sizeof(*sorted), compare_names);
-    for (size_t i = 0; sorted && i < h->n_decls; i++) {
+        qsort(sorted, h->n_sources, sizeof(*sorted), compare_names);
+    for (size_t i = 0; sorted && i < h->n_sources; i++) {
         snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", sorted[i].shard + 1, n_shards);
         cJSON_AddStringToObject(map, sorted[i].name, name);
     }
@@ -161,7 +159,7 @@ static int write_index(const struct mt_hf_dir *h, const size_t *shard_of, size_t
     cJSON_AddNumberToObject(meta, "total_size", size);
     char *text = sorted ? mt_json_print(root, true) : NULL;
     int rc = text && mt_json_complete() ? write_bytes(h, "model.safetensors.index.json", text, strlen(text), err)
-                  : mt_fail_nomem(err, "the weight index", h->n_decls);
+                  : mt_fail_nomem(err, "the weight index", h->n_sources);
     free(text);
     free(sorted);
     cJSON_Delete(root);
@@ -170,34 +168,30 @@ static int write_index(const struct mt_hf_dir *h, const size_t *shard_of, size_t
 
 static int write_weights(const struct mt_hf_dir *h, struct mt_err *err)
 {
-    size_t *shard_of = mt_calloc(2 * h->n_decls, sizeof(size_t)), n_shards = 1;
+    size_t *end = mt_calloc(h->n_sources + 1, sizeof(*end)), n_shards = 1;
     uint64_t in_shard = 0;
     char name[64];
     const char *whole = h->adapter_config ? MT_PEFT_WEIGHTS : "model.safetensors";
     int rc = 0;
-    if (!shard_of)
-        return mt_fail_nomem(err, "the shards", h->n_decls * sizeof(size_t));
-    size_t *which = shard_of + h->n_decls;
-    for (size_t i = 0; i < h->n_decls; i++) {
-        uint64_t bytes = mt_st_decl_bytes(&h->decls[i]);
+    if (!end)
+        return mt_fail_nomem(err, "the shards", h->n_sources * sizeof(*end));
+    for (size_t i = 0; i < h->n_sources; i++) {
+        uint64_t bytes = mt_st_decl_bytes(&h->sources[i].decl);
         if (in_shard && in_shard + bytes > h->shard_bytes && !h->adapter_config) {
             n_shards++;
             in_shard = 0;
         }
         in_shard += bytes;
-        shard_of[i] = n_shards - 1;
+        end[n_shards - 1] = i + 1;
     }
     for (size_t s = 0; s < n_shards && !rc; s++) {
-        size_t n = 0;
-        for (size_t i = 0; i < h->n_decls; i++)
-            if (shard_of[i] == s)
-                which[n++] = i;
+        size_t first = s ? end[s - 1] : 0;
         snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", s + 1, n_shards);
-        rc = mt_hf_write_file(h, n_shards == 1 && !h->n_named ? whole : name, which, n, err);
+        rc = mt_hf_write_file(h, n_shards == 1 && !h->n_named ? whole : name, h->sources + first, end[s] - first, err);
     }
     if (!rc && (n_shards > 1 || h->n_named))
-        rc = write_index(h, shard_of, n_shards, err);
-    free(shard_of);
+        rc = write_index(h, end, n_shards, err);
+    free(end);
     return rc;
 }
 

@@ -2,15 +2,11 @@
 #ifndef MT_CHECKPOINT_HF_DIR_H
 #define MT_CHECKPOINT_HF_DIR_H
 
+#include "base/json.h"
 #include "checkpoint/vfs.h"
-#include "hf/safetensors.h"
+#include "hf/source.h"
 
-/** Elements [first, first + n) of tensor `index` in its file's dtype, into dst. */
-typedef int (*mt_tensor_source)(void *ctx, size_t index, size_t first, size_t n, void *dst,
-                                struct mt_err *err);
-/** Called after each tensor is written, with the XXH3 of its bytes. */
-typedef int (*mt_tensor_done)(void *ctx, size_t index, unsigned long long sum, struct mt_err *err);
-/** Called after each file is written, after its tensors. */
+/** Called after each file is written. */
 typedef int (*mt_file_done)(void *ctx, const char *name, const struct mt_out_file *f,
                             struct mt_err *err);
 
@@ -43,8 +39,8 @@ struct mt_hf_dir {
     const struct mt_vfs *vfs;
     const char *dir, *model_dir; /* model_dir: its other files are copied if there are no */
     const struct mt_hf_files *files; /* read earlier */
-    const struct mt_st_decl *decls; /* in the order of writing */
-    size_t n_decls;
+    const struct mt_source *sources; /* [n_sources] its tensors, in the order of writing */
+    size_t n_sources;
     const char *const *named;    /* [n_named] tensors that stay in base_dir's files: they are in the index, so that no
                                     program takes the folder for a complete model */
     size_t n_named;
@@ -53,14 +49,13 @@ struct mt_hf_dir {
     const char *quantization;    /* quantization_config, see checkpoint/quantization.h; NULL: unchanged */
     uint64_t shard_bytes;
     const char *adapter_config;  /* for an adapter: the text of adapter_config.json; NULL: a model */
-    mt_tensor_source source;
-    mt_tensor_done tensor_done;  /* may be NULL */
+    cJSON *listed;               /* receives each file with its sums (mt_manifest_add_file()); NULL: not wanted */
     mt_file_done done;           /* may be NULL */
     void *ctx;
 };
 int mt_hf_dir_write(const struct mt_hf_dir *h, struct mt_err *err);
-/** One safetensors file; order[i] is the source's index of decls[i]. */
-int mt_hf_write_file(const struct mt_hf_dir *h, const char *name, const size_t *which, size_t n,
+/** One safetensors file, of other sources. */
+int mt_hf_write_file(const struct mt_hf_dir *h, const char *name, const struct mt_source *s, size_t n,
                      struct mt_err *err);
 
 #endif

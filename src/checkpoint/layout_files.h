@@ -2,7 +2,7 @@
 #ifndef MT_CHECKPOINT_LAYOUT_FILES_H
 #define MT_CHECKPOINT_LAYOUT_FILES_H
 
-#include "hf/safetensors.h"
+#include "hf/source.h"
 #include "model/packing.h"
 #include "model/stored.h"
 
@@ -16,20 +16,22 @@ struct mt_layout_files {
         struct mt_packed_piece piece;
         int which;                      /* of the packed tensor's pieces */
     } *of;
-    struct mt_st_decl *decls;
-    size_t n;           /* of both */
+    size_t n;
+    struct mt_source_list list; /* of[i] is read as p[i]; others may be added after the n */
+    bool *lost;         /* is set when reading fails; NULL: not wanted */
     char *quantization; /* for struct mt_hf_dir */
     struct mt_stored_writer writer;
     /* for a fused piece of all experts: one expert's share of it, and one tensor's part of that */
     uint8_t *share, *tensor;
-    size_t share_of, share_expert, share_bytes, tensor_bytes; /* of decls; SIZE_MAX: none */
+    const struct mt_layout_file *share_of; /* NULL: none */
+    size_t share_expert, share_bytes, tensor_bytes;
 };
-/** Layout and planes are borrowed; decls has space for `more` after its n. left: [n_stored] which stored tensors to
- * leave out; NULL: none. */
+/** Layout and planes are borrowed; f stays where it is. left: [n_stored] which stored tensors to leave out; NULL:
+ * none. */
 int mt_layout_files_init(struct mt_layout_files *f, const struct mt_layout *l, mt_plane_set *planes, const bool *left,
-                         size_t more, struct mt_err *err);
+                         struct mt_err *err);
 void mt_layout_files_finish(struct mt_layout_files *f);
-/** Elements [first, first + n) of decls[i]. */
-int mt_layout_files_read(struct mt_layout_files *f, size_t i, size_t first, size_t n, void *dst, struct mt_err *err);
+/** Adds the tensors of m that the layout leaves as they are (mt_stored_goes_along()). */
+int mt_layout_files_add_copied(struct mt_layout_files *f, const struct mt_st_model *m, struct mt_err *err);
 
 #endif

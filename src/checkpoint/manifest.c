@@ -28,14 +28,18 @@ char *mt_seal_text(const char *name, uint64_t sealed)
     return text;
 }
 
-void mt_manifest_add_tensors(cJSON *file, uint64_t header, cJSON *tensors)
+void mt_manifest_add_file(cJSON *files, const char *name, const struct mt_out_file *f, cJSON *tensors)
 {
     char sum[MT_SUM_TEXT];
+    cJSON *o = cJSON_AddObjectToObject(files, name);
+    mt_sum_format(sum, f->sum);
+    cJSON_AddNumberToObject(o, "size", (double)f->bytes);
+    cJSON_AddStringToObject(o, "xxh3", sum);
     if (!tensors)
         return;
-    mt_sum_format(sum, header);
-    cJSON_AddStringToObject(file, "header", sum);
-    mt_json_add(file, "tensors", tensors);
+    mt_sum_format(sum, f->header);
+    cJSON_AddStringToObject(o, "header", sum);
+    mt_json_add(o, "tensors", tensors);
 }
 
 int mt_sum_file(const char *path, uint64_t first, uint64_t n, uint64_t *sum, uint64_t *size,

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "checkpoint/vfs.h"
 
 /**
  * The format that saving and loading share.
@@ -25,8 +26,8 @@ void mt_sum_format(char text[MT_SUM_TEXT], uint64_t sum);
 /** The text of seal.json for a file `name` with that sum. It has a sum of itself, too. To be freed with free(). */
 char *mt_seal_text(const char *name, uint64_t sum);
 
-/** Adds to a file's object what it has of tensors, which it then owns; NULL: it is no file of tensors. */
-void mt_manifest_add_tensors(cJSON *file, uint64_t header, cJSON *tensors);
+/** Adds a complete file to the list of files. tensors: their sums, which it takes over; NULL: it has no tensors. */
+void mt_manifest_add_file(cJSON *files, const char *name, const struct mt_out_file *f, cJSON *tensors);
 
 /** XXH3 and size of a file's bytes [first, first + n); n = UINT64_MAX: to its end. */
 int mt_sum_file(const char *path, uint64_t first, uint64_t n, uint64_t *sum, uint64_t *size,

@@ -289,11 +289,6 @@ void mt_merge_close(struct mt_merge **merge)
     *merge = NULL;
 }
 
-size_t mt_merge_n_tensors(const struct mt_merge *m)
-{
-    return m->base.n;
-}
-
 static enum mt_st_dtype dtype_of(const struct mt_merge *m, const struct mt_st_tensor *t)
 {
     if (m->keeps)
@@ -301,22 +296,9 @@ static enum mt_st_dtype dtype_of(const struct mt_merge *m, const struct mt_st_te
     return m->f32 ? MT_ST_F32 : m->bf16 ? t->dtype : MT_ST_BF16;
 }
 
-struct mt_st_decl mt_merge_declare(const struct mt_merge *m, size_t i)
-{
-    const struct mt_st_tensor *t = &m->base.tensors[i].t;
-    struct mt_st_decl d = {.name = t->name, .dtype = dtype_of(m, t), .n_dims = t->n_dims};
-    memcpy(d.shape, t->shape, sizeof(d.shape));
-    return d;
-}
-
 void mt_merge_keep_dtypes(struct mt_merge *m)
 {
     m->keeps = true;
-}
-
-bool mt_merge_differs(const struct mt_merge *m, size_t i)
-{
-    return changes(m, m->base.tensors[i].t.name);
 }
 
 bool mt_merge_decodes(const struct mt_merge *m)
@@ -470,12 +452,13 @@ static void round_to_bf16(struct mt_merge *m, const float *x, const float *base,
         mt_rounded_add(&m->rounding, base, x, dst, n);
 }
 
-int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+static int read_merged(const struct mt_source *source, size_t first, size_t n, void *dst, struct mt_err *err)
 {
-    const struct mt_merged *merged = &m->base.tensors[i];
+    struct mt_merge *m = source->ctx;
+    const struct mt_merged *merged = source->of;
     const struct mt_st_tensor *t = &merged->t, *w = whole(m, t->name);
     const struct site *s = site_of(m, t->name);
-    enum mt_st_dtype dtype = dtype_of(m, t);
+    enum mt_st_dtype dtype = source->decl.dtype;
     if (!s && !w && dtype == t->dtype && !merged->codes && !merged->src.format)
         return mt_st_read_raw(m->base.st, t, first * mt_st_dtype_size(dtype), n * mt_st_dtype_size(dtype), dst, err);
     if (dtype != MT_ST_F32 && dtype != MT_ST_BF16)
@@ -497,5 +480,19 @@ int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *ds
     free(base);
     if (x != dst)
         free(x);
+    return rc;
+}
+
+int mt_merge_list(struct mt_merge *m, bool differing, struct mt_source_list *out, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < m->base.n && !rc; i++) {
+        const struct mt_merged *x = &m->base.tensors[i];
+        struct mt_source s = mt_source_raw(m->base.st, &x->t);
+        s = (struct mt_source){s.decl, read_merged, m, x, 0};
+        s.decl.dtype = dtype_of(m, &x->t);
+        if (!differing || changes(m, x->t.name))
+            rc = mt_source_add(out, s, err);
+    }
     return rc;
 }

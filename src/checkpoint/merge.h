@@ -5,7 +5,7 @@
 #include <stdbool.h>
 
 #include "checkpoint/rounding.h"
-#include "hf/safetensors.h"
+#include "hf/source.h"
 
 /**
  * A model's weights with adapters added: W + s B A, with DoRA its rows scaled, sums in f32, rounded once; and modules
@@ -20,18 +20,14 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
                   bool f32, struct mt_err *err);
 /** Accepts NULL; sets *m to NULL. */
 void mt_merge_close(struct mt_merge **m);
-/** The merged model's tensors: those of the base, of f32 if asked for; else of their own dtype in a bf16 model; else bf16. */
-size_t mt_merge_n_tensors(const struct mt_merge *m);
-struct mt_st_decl mt_merge_declare(const struct mt_merge *m, size_t i);
+/** Adds the merged model's tensors, or only those that differ from the base's: of f32 if asked for; else of their own dtype
+ * in a bf16 model; else bf16. */
+int mt_merge_list(struct mt_merge *m, bool differing, struct mt_source_list *out, struct mt_err *err);
 /** Is the base's quantization_config not true any more? */
 bool mt_merge_decodes(const struct mt_merge *m);
 /** From now on tensors are of their own dtype, but F16 ones of F32. */
 void mt_merge_keep_dtypes(struct mt_merge *m);
-/** Does the tensor differ from the base's? */
-bool mt_merge_differs(const struct mt_merge *m, size_t i);
 /** What rounding leaves of the update that adapters add, of all that was read in bf16. */
 const struct mt_rounded *mt_merge_rounding(const struct mt_merge *m);
-/** Elements [first, first + n) of a tensor, in its dtype. */
-int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *dst, struct mt_err *err);
 
 #endif

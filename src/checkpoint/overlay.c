@@ -31,8 +31,9 @@ struct writer {
     const struct mt_overlay_write *o;
     char tmp[4096], base[4096];
     struct mt_layout_files files;
-    struct mt_rounded one; /* of the tensor `of` */
-    size_t of;
+    struct mt_rounded one; /* of the tensor `of`, by this name */
+    const char *name;
+    const struct mt_layout_file *of; /* NULL: none */
     float *now, *was;      /* a piece of it */
     size_t n_now, n_was;
     cJSON *mine;         /* name of a tensor that this phase trained -> file */
@@ -55,7 +56,7 @@ static bool is_always(const struct mt_overlay_write *o, const struct mt_stored *
 }
 
 /* The tensor's name and dtype in the model's files, or as it is usually stored. */
-static void declare(struct writer *w, struct mt_st_decl *d)
+static void declare(const struct writer *w, struct mt_st_decl *d)
 {
     const struct mt_st_tensor *src = mt_stored_find(w->o->base, d->name);
     bool wide = src && (src->dtype == MT_ST_F32 || src->dtype == MT_ST_F16);
@@ -65,19 +66,20 @@ static void declare(struct writer *w, struct mt_st_decl *d)
         d->dtype = MT_ST_F32;
 }
 
-/* Tensor `next` is written now: the one before is complete. */
-static void note_rounding(struct writer *w, size_t next)
+/* The tensor that is written now; NULL: no more. The one before is complete. */
+static void note_rounding(struct writer *w, const struct mt_source *next)
 {
     struct mt_overlay_rounding *r = w->o->rounding;
     double kept, error;
-    if (w->of == next)
+    if (next && w->of == next->of)
         return;
     if (r && mt_rounded_share(&w->one, &kept, &error) && (!r->worst || kept < r->least)) {
-        r->worst = w->files.decls[w->of].name;
+        r->worst = w->name;
         r->least = kept;
     }
     w->one = (struct mt_rounded){0};
-    w->of = next;
+    w->of = next ? next->of : NULL;
+    w->name = next ? next->decl.name : NULL;
 }
 
 /* What it was, if the files before have it plain. */
@@ -87,17 +89,19 @@ static const struct mt_st_tensor *plain_before(const struct writer *w, const str
     return t && t->dtype == MT_ST_BF16 && t->n_elems == mt_st_decl_bytes(d) / sizeof(uint16_t) ? t : NULL;
 }
 
-static int source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+/* A trained tensor, with what rounding it leaves of its update. */
+static int read_trained(const struct mt_source *s, size_t first, size_t n, void *dst, struct mt_err *err)
 {
-    struct writer *w = ctx;
-    const struct mt_st_tensor *before = plain_before(w, &w->files.decls[i]);
+    struct writer *w = s->ctx;
+    const struct mt_layout_file *of = s->of;
+    const struct mt_st_tensor *before = plain_before(w, &s->decl);
     uint16_t *hi = dst, lo;
-    note_rounding(w, i);
+    note_rounding(w, s);
     if (!before)
-        return mt_layout_files_read(&w->files, i, first, n, dst, err);
+        return mt_stored_gather(&w->files.writer, of->stored, first, n, mt_st_dtype_size(s->decl.dtype), dst, err);
     if (!mt_grow(&w->now, &w->n_now, n, sizeof(float)) || !mt_grow(&w->was, &w->n_was, n, sizeof(float)))
         return mt_fail_nomem(err, before->name, n * sizeof(float));
-    int rc = mt_stored_gather(&w->files.writer, w->files.of[i].stored, first, n, sizeof(float), w->now, err);
+    int rc = mt_stored_gather(&w->files.writer, of->stored, first, n, sizeof(float), w->now, err);
     if (!rc)
         rc = mt_st_read_f32(w->o->base, before, first, n, w->was, err);
     for (size_t k = 0; k < n && !rc; k++)
@@ -128,28 +132,22 @@ static int file_done(void *ctx, const char *name, const struct mt_out_file *f, s
     return rc;
 }
 
-/* Writes the trained tensors that every phase trains, or the others, if there are any. */
-static int write_file(struct writer *w, bool always, const char *name, struct mt_err *err)
+/* A file of the tensors [0, n), unless there are none. */
+static int write_file(struct writer *w, const char *name, const struct mt_source *s, size_t n, struct mt_err *err)
 {
-    size_t n = 0, *which = mt_calloc(w->files.n, sizeof(*which));
-    if (!which)
-        return mt_fail_nomem(err, name, w->files.n * sizeof(*which));
-    for (size_t i = 0; i < w->files.n; i++)
-        if (is_always(w->o, &w->o->layout->stored[w->files.of[i].stored]) == always) {
-            which[n++] = i;
-            mt_json_add(w->mine, w->files.decls[i].name, cJSON_CreateString(name));
-            mt_json_add(w->map, w->files.decls[i].name, cJSON_CreateString(name));
-        }
-    const struct mt_hf_dir h = {.vfs = &mt_vfs_posix, .dir = w->tmp, .decls = w->files.decls, .n_decls = w->files.n,
-                                .source = source, .done = file_done, .ctx = w};
-    int rc = n ? mt_hf_write_file(&h, name, which, n, err) : 0;
-    free(which);
-    return rc;
+    for (size_t i = 0; i < n; i++) {
+        mt_json_add(w->mine, s[i].decl.name, cJSON_CreateString(name));
+        mt_json_add(w->map, s[i].decl.name, cJSON_CreateString(name));
+    }
+    const struct mt_hf_dir h = {.vfs = &mt_vfs_posix, .dir = w->tmp, .done = file_done, .ctx = w};
+    return n ? mt_hf_write_file(&h, name, s, n, err) : 0;
 }
 
+/* Those that every phase trains, and the others. */
 static int write_trained(struct writer *w, struct mt_err *err)
 {
     const struct mt_layout *l = w->o->layout;
+    struct mt_source_list always = {.p = NULL}, others = {.p = NULL};
     bool *left = mt_calloc(l->n_stored, sizeof(*left));
     int first = -1, end = 0;
     char name[64];
@@ -157,73 +155,53 @@ static int write_trained(struct writer *w, struct mt_err *err)
         return mt_fail_nomem(err, "an overlay", l->n_stored);
     for (size_t i = 0; i < l->n_stored; i++)
         left[i] = !is_trained(l, &l->stored[i]);
-    int rc = mt_layout_files_init(&w->files, l, w->o->planes, left, 0, err);
+    int rc = mt_layout_files_init(&w->files, l, w->o->planes, left, err);
     free(left);
     for (size_t i = 0; i < w->files.n && !rc; i++) {
-        const struct mt_stored *s = &l->stored[w->files.of[i].stored];
-        int layer = l->units[l->tensors[l->pieces[s->first_piece]].unit].layer;
-        declare(w, &w->files.decls[i]);
-        if (is_always(w->o, s))
+        struct mt_source s = {w->files.list.p[i].decl, read_trained, w, &w->files.of[i], 0};
+        const struct mt_stored *stored = &l->stored[w->files.of[i].stored];
+        int layer = l->units[l->tensors[l->pieces[stored->first_piece]].unit].layer;
+        declare(w, &s.decl);
+        rc = mt_source_add(is_always(w->o, stored) ? &always : &others, s, err);
+        if (is_always(w->o, stored))
             continue;
         first = first < 0 ? layer : MT_MIN(first, layer);
         end = MT_MAX(end, layer + 1);
     }
     snprintf(name, sizeof(name), "layers-%05d-%05d.safetensors", first, end);
     if (!rc)
-        rc = write_file(w, true, ALWAYS, err);
-    return rc ? rc : write_file(w, false, name, err);
+        rc = write_file(w, ALWAYS, always.p, always.n, err);
+    if (!rc)
+        rc = write_file(w, name, others.p, others.n, err);
+    mt_source_list_finish(&always);
+    mt_source_list_finish(&others);
+    return rc;
 }
 
-static int merged_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
-{
-    struct writer *w = ctx;
-    return mt_merge_read(w->o->merge, i, first, n, dst, err);
-}
-
-/* The file of tensors [0, n) of `which`. */
-static int write_merged_file(struct writer *w, const struct mt_st_decl *decls, size_t *which, size_t n, int file,
-                             struct mt_err *err)
-{
-    char name[64];
-    const struct mt_hf_dir h = {.vfs = &mt_vfs_posix, .dir = w->tmp, .decls = decls, .source = merged_source,
-                                .n_decls = mt_merge_n_tensors(w->o->merge), .done = file_done, .ctx = w};
-    snprintf(name, sizeof(name), "merged-%05d.safetensors", file);
-    for (size_t i = 0; i < n; i++) {
-        mt_json_add(w->mine, decls[which[i]].name, cJSON_CreateString(name));
-        mt_json_add(w->map, decls[which[i]].name, cJSON_CreateString(name));
-    }
-    return n ? mt_hf_write_file(&h, name, which, n, err) : 0;
-}
-
-/* In files of about shard_bytes. */
+/* The tensors that differ, in files of about shard_bytes, and the model's small files. */
 static int write_merged(struct writer *w, struct mt_err *err)
 {
-    const struct mt_merge *m = w->o->merge;
-    size_t n = mt_merge_n_tensors(m), k = 0, *which = mt_calloc(n, sizeof(*which));
-    struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
+    struct mt_source_list list = {.p = NULL};
     uint64_t bytes = 0;
-    int rc = which && decls ? 0 : mt_fail_nomem(err, "an overlay", n * sizeof(*decls)), file = 0;
-    for (size_t i = 0; i < n && !rc; i++) {
-        decls[i] = mt_merge_declare(m, i);
-        if (!mt_merge_differs(m, i))
+    size_t first = 0;
+    int rc = mt_merge_list(w->o->merge, true, &list, err), file = 0;
+    for (size_t i = 0; i < list.n && !rc; i++) {
+        char name[64];
+        bytes += mt_st_decl_bytes(&list.p[i].decl);
+        if (bytes < w->o->shard_bytes && i + 1 < list.n)
             continue;
-        bytes += mt_st_decl_bytes(&decls[i]);
-        which[k++] = i;
-        if (bytes < w->o->shard_bytes)
-            continue;
-        rc = write_merged_file(w, decls, which, k, file++, err);
-        bytes = k = 0;
+        snprintf(name, sizeof(name), "merged-%05d.safetensors", file++);
+        rc = write_file(w, name, list.p + first, i + 1 - first, err);
+        first = i + 1;
+        bytes = 0;
     }
-    if (!rc)
-        rc = write_merged_file(w, decls, which, k, file, err);
     for (size_t i = 0; i < w->o->files->n && !rc; i++) {
         char path[4600];
         const struct mt_hf_file *f = &w->o->files->p[i];
         mt_path_printf(path, sizeof(path), "%s/%s", w->tmp, f->name);
         rc = mt_write_file(path, f->text, f->len, err);
     }
-    free(which);
-    free(decls);
+    mt_source_list_finish(&list);
     return rc;
 }
 
@@ -362,7 +340,7 @@ static int write_all(struct writer *w, struct mt_err *err)
     w->map = cJSON_CreateObject();
     w->mine = cJSON_CreateObject();
     int rc = w->o->merge ? write_merged(w, err) : write_trained(w, err);
-    note_rounding(w, SIZE_MAX);
+    note_rounding(w, NULL);
     if (!rc)
         rc = take_parent(w, err);
     if (!rc)
@@ -397,7 +375,7 @@ static int put_in_place(struct writer *w, const char *name, struct mt_err *err)
 
 int mt_overlay_write(const struct mt_overlay_write *o, char **name, struct mt_err *err)
 {
-    struct writer w = {.o = o, .files = {.share_of = SIZE_MAX}, .of = SIZE_MAX};
+    struct writer w = {.o = o};
     char text[64];
     int rc = mt_path_printf(w.tmp, sizeof(w.tmp), "%s/" PREFIX "%llu.tmp", o->dir, (unsigned long long)o->phase);
     if (!realpath(o->base_dir, w.base))

@@ -62,7 +62,7 @@ static int write_reference(struct mt_saver *v, struct mt_err *err)
     if (!rc)
         rc = mt_out_commit(&f, err);
     if (!rc)
-        rc = mt_save_file_done(v, MT_REFERENCE_NAME, &f, err);
+        mt_manifest_add_file(v->files, "megatrain/" MT_REFERENCE_NAME, &f, NULL);
     mt_out_abort(&f);
     return rc;
 }
@@ -149,9 +149,10 @@ static int make_dir(const struct mt_saver *v, const char *dir, struct mt_err *er
 static int write_progress(struct mt_saver *v, struct mt_err *err)
 {
     struct mt_out_file f;
-    v->prefix = "";
     int rc = write_json(v, PROGRESS, mt_trainer_state_json(v->s->state), &f, err);
-    return rc ? rc : mt_save_file_done(v, PROGRESS, &f, err);
+    if (!rc)
+        mt_manifest_add_file(v->files, PROGRESS, &f, NULL);
+    return rc;
 }
 
 /* What comes last, when all other files are there. dir: the folder megatrain/ in v->tmp. */
@@ -185,8 +186,8 @@ static int check_space(const struct mt_saver *v, struct mt_err *err)
     const struct mt_plane_desc *desc = mt_plane_desc_of(s->planes, MT_PLANE_HI);
     uint64_t need = mt_checkpoint_bytes(s->layout, desc, s->full, s->named != NULL), have;
     char a[32], b[32];
-    for (size_t i = 0; i < v->n_copied; i++)
-        need += v->copied[i]->n_bytes;
+    for (size_t i = 0; mt_save_copies(s) && i < s->base->n_tensors; i++)
+        need += mt_stored_goes_along(s->layout, s->base->tensors[i].name) ? s->base->tensors[i].n_bytes : 0;
     if (mt_hw_disk_free(s->dir, &have, NULL)) /* unknown: the writes will tell */
         return 0;
     int rc = 0;
@@ -259,7 +260,6 @@ static int save_as(struct mt_saver *v, const char *final, struct mt_err *err)
     if (!rc)
         rc = put_in_place(v, final, err);
     cJSON_Delete(v->files);
-    cJSON_Delete(v->tensors);
     if (rc)
         v->vfs->remove_tree(ctx, v->tmp);
     return rc;
@@ -275,7 +275,6 @@ int mt_checkpoint_write_adapters(const struct mt_checkpoint_save *s, const char 
     if (!rc)
         rc = mt_save_adapter(&v, err);
     cJSON_Delete(v.files);
-    cJSON_Delete(v.tensors);
     return rc;
 }
 
@@ -305,12 +304,9 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
     if (s->history && mt_history_holds(s->history, s->dir, s->state->step, s->full))
         return sync_dir(&v, s->dir, err); /* the sync may have failed after it was written */
     find_base(&v);
-    int rc = mt_save_find_copied(&v, err);
-    if (!rc)
-        rc = check_space(&v, err);
+    int rc = check_space(&v, err);
     if (!rc)
         rc = save_as(&v, final, err);
-    free(v.copied);
     return rc ? rc : make_known(&v, name, err);
 }
 

@@ -14,15 +14,8 @@ struct mt_saver {
     const struct mt_vfs *vfs;
     char tmp[4096];
     char base_dir[4096]; /* absolute, so that it is found from any folder */
-    struct mt_adapter_files *adapter; /* set while its file is written */
-    const char *prefix; /* of names in the list of files */
-    const struct mt_st_decl *decls; /* of the file that is being written */
-    size_t first_tensor; /* first tensor of the block whose state is being written */
-    struct mt_layout_files weights; /* as tensors of the model's files */
-    const struct mt_st_tensor **copied; /* [n_copied] of the model's own files */
-    size_t n_copied;
     cJSON *frozen; /* what an earlier version of this checkpoint names; NULL: none */
-    cJSON *files, *tensors; /* tensors: of the current file, NULL before its first */
+    cJSON *files;
     char sum[MT_SUM_TEXT]; /* of the sealed file */
 };
 
@@ -30,8 +23,8 @@ struct mt_saver {
 
 /** Does the checkpoint only name the tensor, which stays in the model's folder? */
 bool mt_save_names_only(const struct mt_checkpoint_save *s, const struct mt_tensor *t);
-/** Finds the tensors of the model that are not in the layout: they are copied from its files. */
-int mt_save_find_copied(struct mt_saver *v, struct mt_err *err);
+/** Does a checkpoint copy tensors of the model that are not in the layout from its files? */
+bool mt_save_copies(const struct mt_checkpoint_save *s);
 /** A folder as PEFT writes it: all trained tensors, and nothing of the base. */
 int mt_save_adapter(struct mt_saver *v, struct mt_err *err);
 /** A folder as transformers writes it, with all weights. */
@@ -43,7 +36,5 @@ int mt_save_weights(struct mt_saver *v, struct mt_err *err);
 struct mt_st_decl mt_state_decl(const struct mt_tensor *t, const struct mt_plane_desc *d, enum mt_plane_kind k);
 /** Masters and optimizer states, a file for each block. */
 int mt_save_state(struct mt_saver *v, struct mt_err *err);
-/** Adds a file that is complete to the list of files; struct mt_hf_dir's `done`, with a mt_saver as ctx. */
-int mt_save_file_done(void *ctx, const char *name, const struct mt_out_file *f, struct mt_err *err);
 
 #endif

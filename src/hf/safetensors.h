@@ -74,8 +74,8 @@ int mt_st_read_raw(const struct mt_st_model *m, const struct mt_st_tensor *t, si
                    void *dst, struct mt_err *err);
 
 /**
- * A tensor of a file to be written. The caller sorts the declarations, writes the header, and then each tensor's bytes
- * in that order (descending dtype alignment, then name).
+ * A tensor of a file to be written. The caller sorts the declarations (mt_st_file_order), writes the header, and then
+ * each tensor's bytes in that order.
  */
 struct mt_st_decl {
     const char *name;
@@ -83,8 +83,8 @@ struct mt_st_decl {
     int n_dims;
     int64_t shape[MT_ST_MAX_DIMS];
 };
-/** Sorts the declarations into file order. */
-void mt_st_sort_decls(struct mt_st_decl *decls, size_t n);
+/** For qsort() of declarations, or what begins with one: descending dtype alignment, then name. */
+int mt_st_file_order(const void *a, const void *b);
 size_t mt_st_decl_bytes(const struct mt_st_decl *d);
 /** Builds the 8-byte length and the JSON header (with __metadata__ {"format":"pt"}), padded to 8 bytes, of sorted
  * declarations. The caller frees *out. */

@@ -6,19 +6,13 @@
 #include "base/strbuf.h"
 #include "hf/safetensors.h"
 
-static int file_order(const void *a, const void *b)
+int mt_st_file_order(const void *a, const void *b)
 {
     const struct mt_st_decl *x = a, *y = b;
     size_t sx = mt_st_dtype_size(x->dtype), sy = mt_st_dtype_size(y->dtype);
     if (sx != sy)
         return sx > sy ? -1 : 1;
     return strcmp(x->name, y->name);
-}
-
-void mt_st_sort_decls(struct mt_st_decl *decls, size_t n)
-{
-    if (n)
-        qsort(decls, n, sizeof(*decls), file_order);
 }
 
 size_t mt_st_decl_bytes(const struct mt_st_decl *d)

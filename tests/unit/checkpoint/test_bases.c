@@ -59,7 +59,7 @@ static void write_wide(const char *from, const char *to, bool shortens)
         memcpy(d[i].shape, t->shape, sizeof(d[i].shape));
         bytes += mt_st_decl_bytes(&d[i]);
     }
-    mt_st_sort_decls(d, st.n_tensors);
+    qsort(d, st.n_tensors, sizeof(*d), mt_st_file_order);
     sound(from, mt_st_build_header(&header, &len, d, st.n_tensors, &err), &err);
     char *raw = mt_calloc(len + bytes, 1);
     memcpy(raw, header, len);

@@ -93,7 +93,7 @@ static void write_extra(const struct rig *r)
                                           17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28};
     char *header = NULL, path[96], *raw;
     size_t len = 0;
-    mt_st_sort_decls(d, 3);
+    qsort(d, 3, sizeof(*d), mt_st_file_order);
     assert_int_equal(mt_st_build_header(&header, &len, d, 3, NULL), 0);
     raw = malloc(len + sizeof(bytes));
     memcpy(raw, header, len);

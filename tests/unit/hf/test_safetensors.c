@@ -170,7 +170,7 @@ static void each_float_type_is_converted(void **state)
         d[i] = (struct mt_st_decl){.name = names[i], .dtype = types[i], .n_dims = 2, .shape = {N / 10, 10}};
         total += mt_st_decl_bytes(&d[i]);
     }
-    mt_st_sort_decls(d, 4);
+    qsort(d, 4, sizeof(*d), mt_st_file_order);
     assert_string_equal(d[0].name, "w.f64"); /* widest first, then by name */
     assert_string_equal(d[2].name, "w.bf16");
     assert_int_equal(mt_st_build_header(&header, &len, d, 4, NULL), 0);

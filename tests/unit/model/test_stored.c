@@ -112,7 +112,7 @@ static void write_model(const struct mt_layout *l, const char *dir, const char *
     }
     for (size_t i = 0; i < n_extra; i++)
         d[l->n_stored + i] = (struct mt_st_decl){.name = extra[i], .dtype = MT_ST_F32, .n_dims = 1, .shape = {3}};
-    mt_st_sort_decls(d, n);
+    qsort(d, n, sizeof(*d), mt_st_file_order);
     for (size_t i = 0; i < n; i++)
         data += mt_st_decl_bytes(&d[i]);
     assert_int_equal(mt_st_build_header(&header, &len, d, n, NULL), 0);

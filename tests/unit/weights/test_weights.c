@@ -98,7 +98,7 @@ static void write_model(const struct rig *r, const char *prefix, const struct wr
     }
     if (w->extra)
         d[n++] = (struct mt_st_decl){.name = w->extra, .dtype = MT_ST_F32, .n_dims = 1, .shape = {3}};
-    mt_st_sort_decls(d, n);
+    qsort(d, n, sizeof(*d), mt_st_file_order);
     for (size_t i = 0; i < n; i++)
         data += mt_st_decl_bytes(&d[i]);
     char *header = NULL;
