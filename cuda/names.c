@@ -10,9 +10,8 @@ void mt_cuda_name_streams(struct mt_cuda_device *d)
         nvtxNameCudaStreamA(d->streams[s], names[s]);
 }
 
-void mt_cuda_range(mt_device *dev, const char *name)
+void mt_cuda_range(mt_device *, const char *name)
 {
-    (void)dev;
     if (name)
         nvtxRangePushA(name);
     else

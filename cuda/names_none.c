@@ -2,13 +2,10 @@
 /* For builds without NVTX. */
 #include "cuda_priv.h"
 
-void mt_cuda_name_streams(struct mt_cuda_device *d)
+void mt_cuda_name_streams(struct mt_cuda_device *)
 {
-    (void)d;
 }
 
-void mt_cuda_range(mt_device *dev, const char *name)
+void mt_cuda_range(mt_device *, const char *)
 {
-    (void)dev;
-    (void)name;
 }

@@ -156,11 +156,10 @@ struct range {
     size_t n;
 };
 
-static void populate_part(void *ctx, size_t i, int thread)
+static void populate_part(void *ctx, size_t i, int)
 {
     const struct range *r = ctx;
     size_t at = i * POPULATE_BYTES;
-    (void)thread;
 #ifdef MADV_POPULATE_WRITE
     /* advice only: on older kernels locking allocates the pages */
     madvise(r->p + at, MT_MIN((size_t)POPULATE_BYTES, r->n - at), MADV_POPULATE_WRITE);

@@ -84,12 +84,11 @@ void mt_cuda_ring_destroy(struct mt_cuda_ring **ring)
 }
 
 /* Piece i of a copy: some rows, or a part of one. */
-static void copy_piece(void *ctx, size_t i, int thread)
+static void copy_piece(void *ctx, size_t i, int)
 {
     const struct mt_copy *c = ctx;
     size_t in_row = mt_div_up(c->width, PIECE), rows = in_row > 1 ? 1 : PIECE / c->width;
     size_t row = i / in_row * rows, at = i % in_row * PIECE, end = MT_MIN(row + rows, c->rows);
-    (void)thread;
     for (; row < end; row++)
         memcpy((char *)c->dst + row * c->dst_pitch + at, (const char *)c->src + row * c->src_pitch + at,
                MT_MIN(c->width - at, (size_t)PIECE));

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Results of CUDA's calls: their texts, and the first error, which sticks to the device. */
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 

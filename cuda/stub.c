@@ -8,16 +8,13 @@
 
 #define HOW "this build has no CUDA device; scripts/build makes one that has, with a CUDA toolkit if none is installed"
 
-int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
+int mt_cuda_device_create(mt_device **, const struct mt_device_params *, struct mt_err *err)
 {
-    (void)out;
-    (void)p;
     return mt_fail(err, MT_ERR_DEVICE, -ENODEV, HOW "; or set device.kind = cpu");
 }
 
-void mt_cuda_probe(struct mt_device_info *out, int index)
+void mt_cuda_probe(struct mt_device_info *out, int)
 {
-    (void)index;
     const char *by = mt_hw_gpu_shown_by("");
     *out = (struct mt_device_info){.shown = by != NULL, .text = HOW};
     if (by)
@@ -29,9 +26,8 @@ int mt_cuda_count(void)
     return 0;
 }
 
-void mt_cuda_identify(char *out, size_t len, int index)
+void mt_cuda_identify(char *out, size_t len, int)
 {
-    (void)index;
     if (len)
         *out = 0;
 }

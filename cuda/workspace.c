@@ -13,49 +13,19 @@
 enum { MAX_PARTIALS = 1024, MIN_ROWS = 4, MIN_BIAS_ROWS = 32, BIAS_COLUMNS = 256 };
 enum { MAX_CONV_PARTIALS = 64, MIN_CONV_ROWS = 64 }; /* each of taps rows */
 
-size_t mt_cuda_rmsnorm_bwd_rows(size_t n)
+size_t mt_cuda_sum_rows(size_t n)
 {
     return MT_MAX(mt_div_up(n, MAX_PARTIALS), (size_t)MIN_ROWS);
 }
 
-size_t mt_cuda_qk_rope_bwd_rows(size_t n)
-{
-    return mt_cuda_rmsnorm_bwd_rows(n);
-}
-
-size_t mt_cuda_router_stats_rows(size_t n)
+size_t mt_cuda_more_sum_rows(size_t n)
 {
     return MT_MAX(mt_div_up(n, MAX_PARTIALS), (size_t)MIN_BIAS_ROWS);
-}
-
-size_t mt_cuda_shared_gate_bwd_rows(size_t n)
-{
-    return mt_cuda_rmsnorm_bwd_rows(n);
-}
-
-size_t mt_cuda_attention_sink_bwd_rows(size_t n)
-{
-    return mt_cuda_rmsnorm_bwd_rows(n);
 }
 
 size_t mt_cuda_short_conv_bwd_rows(size_t n)
 {
     return MT_MAX(mt_div_up(n, MAX_CONV_PARTIALS), (size_t)MIN_CONV_ROWS);
-}
-
-size_t mt_cuda_delta_gates_bwd_rows(size_t n)
-{
-    return mt_cuda_router_stats_rows(n);
-}
-
-size_t mt_cuda_gated_norm_bwd_rows(size_t n)
-{
-    return mt_cuda_rmsnorm_bwd_rows(n);
-}
-
-size_t mt_cuda_xielu_bwd_rows(size_t n)
-{
-    return mt_cuda_rmsnorm_bwd_rows(n);
 }
 
 size_t mt_cuda_bias_bwd_rows(size_t n, size_t c)

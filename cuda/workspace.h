@@ -19,19 +19,14 @@ extern "C" {
 /** Workspace of cuBLASLt for all products, as much as Hopper's algorithms need. Part of the numerics. */
 enum { MT_CUDA_BLAS_BYTES = 32 << 20 };
 
-/** Rows of a block in sums over rows: each block stores one partial row of c floats. */
-size_t mt_cuda_rmsnorm_bwd_rows(size_t n);
+/** Rows of a block in sums over rows: each block stores one partial row of floats. */
+size_t mt_cuda_sum_rows(size_t n);
+/** The same where a row has few columns. */
+size_t mt_cuda_more_sum_rows(size_t n);
 size_t mt_cuda_bias_bwd_rows(size_t n, size_t c);
-size_t mt_cuda_qk_rope_bwd_rows(size_t n);
-size_t mt_cuda_router_stats_rows(size_t n);
-size_t mt_cuda_shared_gate_bwd_rows(size_t n);
-size_t mt_cuda_attention_sink_bwd_rows(size_t n);
 size_t mt_cuda_short_conv_bwd_rows(size_t n);
-size_t mt_cuda_delta_gates_bwd_rows(size_t n);
-/** Each warp of a block stores a partial row. */
+/** Each warp of a block of gated_norm stores a partial row. */
 enum { MT_CUDA_GATED_NORM_WARPS = 4 };
-size_t mt_cuda_gated_norm_bwd_rows(size_t n);
-size_t mt_cuda_xielu_bwd_rows(size_t n);
 
 /** Tokens of a block that sorts entries by expert; each block stores e + 1 counts. */
 enum { MT_CUDA_ROUTE_TOKENS = 256 };

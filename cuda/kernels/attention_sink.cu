@@ -99,7 +99,7 @@ static cudaError_t run_backward(const struct mt_attention_sink_bwd *a, size_t ro
 
 cudaError_t mt_cuda_attention_sink_bwd(const struct mt_attention_sink_bwd *a, cudaStream_t stream)
 {
-    size_t rows = mt_cuda_attention_sink_bwd_rows(a->n);
+    size_t rows = mt_cuda_sum_rows(a->n);
     cudaError_t rc =
         a->dtype == MT_BF16 ? run_backward<bf16>(a, rows, stream) : run_backward<float>(a, rows, stream);
     const float *partials = static_cast<const float *>(a->workspace);

@@ -103,7 +103,7 @@ cudaError_t mt_cuda_delta_gates(const struct mt_delta_gates *a, cudaStream_t str
 
 cudaError_t mt_cuda_delta_gates_bwd(const struct mt_delta_gates_bwd *b, cudaStream_t stream)
 {
-    size_t heads = b->fwd.a.n * b->fwd.a.dim, rows = mt_cuda_delta_gates_bwd_rows(b->fwd.n);
+    size_t heads = b->fwd.a.n * b->fwd.a.dim, rows = mt_cuda_more_sum_rows(b->fwd.n);
     size_t blocks = ceil_div(b->fwd.n, rows);
     unsigned tiles = static_cast<unsigned>(ceil_div(heads, THREADS));
     const float *partials = static_cast<const float *>(b->workspace);

@@ -40,21 +40,14 @@ template <typename T> static float scale_in(float scale)
     return sizeof(T) == 2 ? mt_bf16_to_f32(mt_f32_to_bf16(scale)) : scale;
 }
 
-template <typename T, int N>
-static cudaError_t run_embed(const struct mt_embedding *a, cudaStream_t stream)
-{
-    row_tiles t = tile_rows(a->n, a->c / N, UNROLL);
-    return MT_LAUNCH((embed<T, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a,
-                     scale_in<T>(a->scale), a->c / N, t.columns);
-}
-
 cudaError_t mt_cuda_embedding(const struct mt_embedding *a, cudaStream_t stream)
 {
-    if (a->dtype == MT_BF16)
-        return a->c % VEC<bf16> == 0 ? run_embed<bf16, VEC<bf16>>(a, stream)
-                                      : run_embed<bf16, 1>(a, stream);
-    return a->c % VEC<float> == 0 ? run_embed<float, VEC<float>>(a, stream)
-                                   : run_embed<float, 1>(a, stream);
+    return for_vectors(a->dtype, a->c, [=](auto v) {
+        using V = decltype(v);
+        row_tiles t = tile_rows(a->n, a->c / V::n, UNROLL);
+        return MT_LAUNCH((embed<typename V::type, V::n>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a,
+                         scale_in<typename V::type>(a->scale), a->c / V::n, t.columns);
+    });
 }
 
 /* Adds the vectors at `column` of the run's rows first, first + step, ... to `sum`. */
@@ -117,21 +110,14 @@ static __global__ void __launch_bounds__(WARP *RUN_WARPS)
     }
 }
 
-template <typename T, int N>
-static cudaError_t run_add_runs(const struct mt_embedding_bwd *a, cudaStream_t stream)
-{
-    size_t groups = ceil_div(a->c, static_cast<size_t>(N) * WARP * RUN_WARPS);
-    return MT_LAUNCH((add_runs<T, N>), grid_of(a->n_runs * groups), dim3(WARP, RUN_WARPS), 0, stream, *a,
-                     scale_in<T>(a->scale), static_cast<unsigned>(groups));
-}
-
 cudaError_t mt_cuda_embedding_bwd(const struct mt_embedding_bwd *a, cudaStream_t stream)
 {
     if (!a->n_runs)
         return cudaSuccess;
-    if (a->dtype == MT_BF16)
-        return a->c % VEC<bf16> == 0 ? run_add_runs<bf16, VEC<bf16>>(a, stream)
-                                      : run_add_runs<bf16, 1>(a, stream);
-    return a->c % VEC<float> == 0 ? run_add_runs<float, VEC<float>>(a, stream)
-                                   : run_add_runs<float, 1>(a, stream);
+    return for_vectors(a->dtype, a->c, [=](auto v) {
+        using V = decltype(v);
+        size_t groups = ceil_div(a->c, static_cast<size_t>(V::n) * WARP * RUN_WARPS);
+        return MT_LAUNCH((add_runs<typename V::type, V::n>), grid_of(a->n_runs * groups), dim3(WARP, RUN_WARPS), 0,
+                         stream, *a, scale_in<typename V::type>(a->scale), static_cast<unsigned>(groups));
+    });
 }

@@ -66,29 +66,21 @@ static __global__ void __launch_bounds__(MAX_THREADS) expert_glu_backward(struct
         a.dweights[entry] = sum;
 }
 
-template <typename T, int N, int KIND>
-static cudaError_t launch(const struct mt_expert_glu_bwd *a, cudaStream_t stream)
+template <int KIND> static cudaError_t run(const struct mt_expert_glu_bwd *a, cudaStream_t stream)
 {
-    size_t vecs = a->f / N;
-    unsigned threads = threads_for(vecs, MAX_THREADS);
-    return MT_LAUNCH((expert_glu_backward<T, N, KIND>), grid_of(a->n_padded), threads, 0, stream, *a, vecs);
-}
-
-template <typename T, int N> static cudaError_t launch_kind(const struct mt_expert_glu_bwd *a, cudaStream_t stream)
-{
-    if (a->kind == MT_GLU_CLAMPED)
-        return launch<T, N, MT_GLU_CLAMPED>(a, stream);
-    if (a->kind == MT_GLU_RELU2)
-        return launch<T, N, MT_GLU_RELU2>(a, stream);
-    return a->kind == MT_GLU_SILU ? launch<T, N, MT_GLU_SILU>(a, stream) : launch<T, N, MT_GLU_GELU_TANH>(a, stream);
-}
-
-template <typename T> static cudaError_t run(const struct mt_expert_glu_bwd *a, cudaStream_t stream)
-{
-    return a->f % VEC<T> == 0 ? launch_kind<T, VEC<T>>(a, stream) : launch_kind<T, 1>(a, stream);
+    return for_vectors(a->dtype, a->f, [=](auto v) {
+        using V = decltype(v);
+        size_t vecs = a->f / V::n;
+        return MT_LAUNCH((expert_glu_backward<typename V::type, V::n, KIND>), grid_of(a->n_padded),
+                         threads_for(vecs, MAX_THREADS), 0, stream, *a, vecs);
+    });
 }
 
 cudaError_t mt_cuda_expert_glu_bwd(const struct mt_expert_glu_bwd *a, cudaStream_t stream)
 {
-    return a->dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
+    if (a->kind == MT_GLU_CLAMPED)
+        return run<MT_GLU_CLAMPED>(a, stream);
+    if (a->kind == MT_GLU_RELU2)
+        return run<MT_GLU_RELU2>(a, stream);
+    return a->kind == MT_GLU_SILU ? run<MT_GLU_SILU>(a, stream) : run<MT_GLU_GELU_TANH>(a, stream);
 }

@@ -202,7 +202,7 @@ cudaError_t mt_cuda_gated_norm(const struct mt_gated_norm *a, cudaStream_t strea
 
 cudaError_t mt_cuda_gated_norm_bwd(const struct mt_gated_norm_bwd *b, cudaStream_t stream)
 {
-    size_t rows = mt_cuda_gated_norm_bwd_rows(b->fwd.n), blocks = ceil_div(b->fwd.n, rows), dim = b->fwd.x.dim;
+    size_t rows = mt_cuda_sum_rows(b->fwd.n), blocks = ceil_div(b->fwd.n, rows), dim = b->fwd.x.dim;
     cudaError_t rc;
     if (b->fwd.gate_first)
         return norm_of_gated_bwd(b, rows, stream);

@@ -267,7 +267,7 @@ static cudaError_t launch_backward(const struct mt_layernorm_bwd *a, size_t rows
 
 template <typename T> static cudaError_t run_backward(const struct mt_layernorm_bwd *a, cudaStream_t stream)
 {
-    size_t vecs = a->c / VEC<T>, rows = mt_cuda_rmsnorm_bwd_rows(a->n);
+    size_t vecs = a->c / VEC<T>, rows = mt_cuda_sum_rows(a->n);
     if (a->c % VEC<T> || vecs > 3 * MAX_BACKWARD_THREADS)
         return MT_LAUNCH(layernorm_backward_any<T>, grid_of(ceil_div(a->n, rows)), 256, 0, stream, *a, rows);
     return vecs <= 2 * MAX_BACKWARD_THREADS ? launch_backward<T, 2>(a, rows, stream)
@@ -281,5 +281,5 @@ cudaError_t mt_cuda_layernorm_bwd(const struct mt_layernorm_bwd *a, cudaStream_t
     if (rc != cudaSuccess || !a->dw)
         return rc;
     return mt_cuda_fold(a->dw, static_cast<const float *>(a->workspace),
-                        ceil_div(a->n, mt_cuda_rmsnorm_bwd_rows(a->n)), sums, sums, stream);
+                        ceil_div(a->n, mt_cuda_sum_rows(a->n)), sums, sums, stream);
 }

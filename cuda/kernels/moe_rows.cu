@@ -85,28 +85,22 @@ static __global__ void __launch_bounds__(256) combine(struct mt_moe_combine a, s
             store_floats<N>(dst + (at + u * blockDim.x) * N, sum[u]);
 }
 
-template <typename T, int N> static cudaError_t run_gather(const struct mt_moe_gather *a, cudaStream_t stream)
-{
-    row_tiles t = tile_rows(a->n_padded, a->c / N, UNROLL);
-    return MT_LAUNCH((gather<T, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, a->c / N, t.columns);
-}
-
-template <typename T, int N> static cudaError_t run_combine(const struct mt_moe_combine *a, cudaStream_t stream)
-{
-    row_tiles t = tile_rows(a->n, a->c / N, UNROLL);
-    return MT_LAUNCH((combine<T, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, a->c / N, t.columns);
-}
-
 cudaError_t mt_cuda_moe_gather(const struct mt_moe_gather *a, cudaStream_t stream)
 {
-    if (a->dtype == MT_BF16)
-        return a->c % VEC<bf16> == 0 ? run_gather<bf16, VEC<bf16>>(a, stream) : run_gather<bf16, 1>(a, stream);
-    return a->c % VEC<float> == 0 ? run_gather<float, VEC<float>>(a, stream) : run_gather<float, 1>(a, stream);
+    return for_vectors(a->dtype, a->c, [=](auto v) {
+        using V = decltype(v);
+        row_tiles t = tile_rows(a->n_padded, a->c / V::n, UNROLL);
+        return MT_LAUNCH((gather<typename V::type, V::n>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a,
+                         a->c / V::n, t.columns);
+    });
 }
 
 cudaError_t mt_cuda_moe_combine(const struct mt_moe_combine *a, cudaStream_t stream)
 {
-    if (a->dtype == MT_BF16)
-        return a->c % VEC<bf16> == 0 ? run_combine<bf16, VEC<bf16>>(a, stream) : run_combine<bf16, 1>(a, stream);
-    return a->c % VEC<float> == 0 ? run_combine<float, VEC<float>>(a, stream) : run_combine<float, 1>(a, stream);
+    return for_vectors(a->dtype, a->c, [=](auto v) {
+        using V = decltype(v);
+        row_tiles t = tile_rows(a->n, a->c / V::n, UNROLL);
+        return MT_LAUNCH((combine<typename V::type, V::n>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a,
+                         a->c / V::n, t.columns);
+    });
 }

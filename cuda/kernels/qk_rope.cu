@@ -465,7 +465,7 @@ cudaError_t mt_cuda_qk_rope_bwd(const struct mt_qk_rope_bwd *a, cudaStream_t str
         return rotate_back(a, stream);
     if (a->fwd.n > INT_MAX)
         return cudaErrorInvalidValue;
-    size_t rows = mt_cuda_qk_rope_bwd_rows(a->fwd.n), blocks = ceil_div(a->fwd.n, rows), d = a->dq.dim;
+    size_t rows = mt_cuda_sum_rows(a->fwd.n), blocks = ceil_div(a->fwd.n, rows), d = a->dq.dim;
     const float *partials = static_cast<const float *>(a->workspace);
     cudaError_t rc = a->fwd.dtype == MT_BF16 ? run_norm_backward<bf16>(a, rows, stream)
                                          : run_norm_backward<float>(a, rows, stream);

@@ -272,7 +272,7 @@ static cudaError_t launch_backward(const struct mt_rmsnorm_bwd *a, size_t rows, 
 
 template <typename T> static cudaError_t run_backward(const struct mt_rmsnorm_bwd *a, cudaStream_t stream)
 {
-    size_t vecs = a->c / VEC<T>, rows = mt_cuda_rmsnorm_bwd_rows(a->n);
+    size_t vecs = a->c / VEC<T>, rows = mt_cuda_sum_rows(a->n);
     if (a->c % VEC<T> || vecs > 4 * MAX_BACKWARD_THREADS || !vecs_fit<T>(a->x, a->x_at) ||
         !vecs_fit<T>(a->dy, a->dy_at) || !vecs_fit<T>(a->dx, a->dx_at) ||
         (a->dres && !vecs_fit<T>(a->dres, a->dx_at)))
@@ -287,5 +287,5 @@ cudaError_t mt_cuda_rmsnorm_bwd(const struct mt_rmsnorm_bwd *a, cudaStream_t str
     if (rc != cudaSuccess || !a->dw)
         return rc;
     return mt_cuda_fold(a->dw, static_cast<const float *>(a->workspace),
-                        ceil_div(a->n, mt_cuda_rmsnorm_bwd_rows(a->n)), a->c, a->c, stream);
+                        ceil_div(a->n, mt_cuda_sum_rows(a->n)), a->c, a->c, stream);
 }

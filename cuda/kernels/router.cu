@@ -443,7 +443,7 @@ cudaError_t mt_cuda_router_bwd(const struct mt_router_bwd *a, cudaStream_t strea
 
 cudaError_t mt_cuda_router_stats(const struct mt_router_stats *a, cudaStream_t stream)
 {
-    size_t rows = mt_cuda_router_stats_rows(a->n), blocks = ceil_div(a->n, rows);
+    size_t rows = mt_cuda_more_sum_rows(a->n), blocks = ceil_div(a->n, rows);
     dim3 block(WARP, ROWS);
     cudaError_t rc =
         a->dtype == MT_BF16

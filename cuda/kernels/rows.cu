@@ -12,26 +12,6 @@ enum { FLAT_THREADS = 256, FLAT_UNROLL = 4, ROW_UNROLL = 2 };
 
 /* --- rows ------------------------------------------------------------------------------------- */
 
-template <typename W>
-static __global__ void __launch_bounds__(256)
-    gather_words(struct mt_rows a, size_t words, unsigned columns)
-{
-    size_t row, at;
-    row_of_tile(columns, ROW_UNROLL, &row, &at);
-    if (row >= a.n)
-        return;
-    const W *src = static_cast<const W *>(a.src) + static_cast<size_t>(a.rows[row]) * words;
-    W *dst = static_cast<W *>(a.dst) + row * words, w[ROW_UNROLL];
-    MT_UNROLL(ROW_UNROLL)
-    for (int u = 0; u < ROW_UNROLL; u++)
-        if (at + u * blockDim.x < words)
-            w[u] = load_word<W>(src + at + u * blockDim.x);
-    MT_UNROLL(ROW_UNROLL)
-    for (int u = 0; u < ROW_UNROLL; u++)
-        if (at + u * blockDim.x < words)
-            store_word<W>(dst + at + u * blockDim.x, w[u]);
-}
-
 /* Index of `row` in the ascending a.rows, or a.n. Entry k is at least k, and usually few rows are missing, so the range
  * to search is short. */
 static __device__ size_t source_of(const struct mt_rows &a, size_t row)
@@ -48,20 +28,20 @@ static __device__ size_t source_of(const struct mt_rows &a, size_t row)
     return lo < a.n && static_cast<size_t>(a.rows[lo]) == row ? lo : a.n;
 }
 
-template <typename W>
-static __global__ void __launch_bounds__(256)
-    scatter_words(struct mt_rows a, size_t words, unsigned columns)
+/* Gathers or scatters; rows without a source become 0. */
+template <typename W, bool SCATTER>
+static __global__ void __launch_bounds__(256) move_words(struct mt_rows a, size_t words, unsigned columns)
 {
     size_t row, at;
     row_of_tile(columns, ROW_UNROLL, &row, &at);
-    if (row >= a.n_dst)
+    if (row >= (SCATTER ? a.n_dst : a.n))
         return;
-    size_t source = source_of(a, row);
+    size_t source = SCATTER ? source_of(a, row) : static_cast<size_t>(a.rows[row]);
     const W *src = static_cast<const W *>(a.src) + source * words;
     W *dst = static_cast<W *>(a.dst) + row * words, w[ROW_UNROLL] = {};
     MT_UNROLL(ROW_UNROLL)
     for (int u = 0; u < ROW_UNROLL; u++)
-        if (source < a.n && at + u * blockDim.x < words)
+        if ((!SCATTER || source < a.n) && at + u * blockDim.x < words)
             w[u] = load_word<W>(src + at + u * blockDim.x);
     MT_UNROLL(ROW_UNROLL)
     for (int u = 0; u < ROW_UNROLL; u++)
@@ -69,34 +49,29 @@ static __global__ void __launch_bounds__(256)
             store_word<W>(dst + at + u * blockDim.x, w[u]);
 }
 
-template <typename W>
-static cudaError_t move_rows(const struct mt_rows *a, bool scatter, cudaStream_t stream)
+template <typename W, bool SCATTER> static cudaError_t move_rows(const struct mt_rows *a, cudaStream_t stream)
 {
     size_t words = a->c * mt_dtype_size(a->dtype) / sizeof(W);
-    row_tiles t = tile_rows(scatter ? a->n_dst : a->n, words, ROW_UNROLL);
-    if (scatter)
-        return MT_LAUNCH(scatter_words<W>, grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, words,
-                         t.columns);
-    return MT_LAUNCH(gather_words<W>, grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, words, t.columns);
+    row_tiles t = tile_rows(SCATTER ? a->n_dst : a->n, words, ROW_UNROLL);
+    return MT_LAUNCH((move_words<W, SCATTER>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, words, t.columns);
 }
 
-static cudaError_t move_rows_by_words(const struct mt_rows *a, bool scatter, cudaStream_t stream)
+template <bool SCATTER> static cudaError_t move_rows_by_words(const struct mt_rows *a, cudaStream_t stream)
 {
     size_t bytes = a->c * mt_dtype_size(a->dtype);
     if (bytes % 16 == 0)
-        return move_rows<uint4>(a, scatter, stream);
-    return bytes % 4 == 0 ? move_rows<uint32_t>(a, scatter, stream)
-                          : move_rows<uint16_t>(a, scatter, stream);
+        return move_rows<uint4, SCATTER>(a, stream);
+    return bytes % 4 == 0 ? move_rows<uint32_t, SCATTER>(a, stream) : move_rows<uint16_t, SCATTER>(a, stream);
 }
 
 cudaError_t mt_cuda_gather_rows(const struct mt_rows *a, cudaStream_t stream)
 {
-    return move_rows_by_words(a, false, stream);
+    return move_rows_by_words<false>(a, stream);
 }
 
 cudaError_t mt_cuda_scatter_rows(const struct mt_rows *a, cudaStream_t stream)
 {
-    return a->n_dst ? move_rows_by_words(a, true, stream) : cudaSuccess;
+    return a->n_dst ? move_rows_by_words<true>(a, stream) : cudaSuccess;
 }
 
 /* --- flat ------------------------------------------------------------------------------------- */

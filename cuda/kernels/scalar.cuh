@@ -8,6 +8,7 @@
 
 #include <cuda_runtime.h>
 
+#include "base/dtype.h"
 #include "device/heads.h"
 
 /**
@@ -338,6 +339,20 @@ template <typename T> static __device__ __forceinline__ float sigmoid(float x)
 }
 
 /* --- on the host ---------------------------------------------------------------------------- */
+
+/** A type and how many of it a thread takes at once, as a value. */
+template <typename T, int N> struct vectors {
+    using type = T;
+    static constexpr int n = N;
+};
+
+/** f() of vectors of the dtype; of single elements where rows of c are not whole vectors. */
+template <typename F> static inline cudaError_t for_vectors(enum mt_dtype t, size_t c, F f)
+{
+    if (t == MT_BF16)
+        return c % VEC<bf16> ? f(vectors<bf16, 1>()) : f(vectors<bf16, VEC<bf16>>());
+    return c % VEC<float> ? f(vectors<float, 1>()) : f(vectors<float, VEC<float>>());
+}
 
 static inline bool aligned_to(const void *p, size_t bytes)
 {

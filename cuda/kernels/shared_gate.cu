@@ -65,34 +65,22 @@ static __global__ void __launch_bounds__(THREADS) gate_backward(struct mt_shared
     }
 }
 
-template <typename T> static cudaError_t run_forward(const struct mt_shared_gate *a, cudaStream_t stream)
-{
-    if (a->c % VEC<T> == 0 && a->f % VEC<T> == 0)
-        return MT_LAUNCH((scale_by_gate<T, VEC<T>>), grid_of(a->n), THREADS, 0, stream, *a);
-    return MT_LAUNCH((scale_by_gate<T, 1>), grid_of(a->n), THREADS, 0, stream, *a);
-}
-
 cudaError_t mt_cuda_shared_gate(const struct mt_shared_gate *a, cudaStream_t stream)
 {
-    return a->dtype == MT_BF16 ? run_forward<bf16>(a, stream) : run_forward<float>(a, stream);
-}
-
-template <typename T>
-static cudaError_t run_backward(const struct mt_shared_gate_bwd *a, size_t rows, cudaStream_t stream)
-{
-    dim3 grid = grid_of(ceil_div(a->n, rows));
-    if (a->c % VEC<T> == 0)
-        return MT_LAUNCH((gate_backward<T, VEC<T>>), grid, THREADS, 0, stream, *a, rows);
-    return MT_LAUNCH((gate_backward<T, 1>), grid, THREADS, 0, stream, *a, rows);
+    return for_vectors(a->dtype, a->c | a->f, [=](auto v) { /* vectors are powers of two */
+        using V = decltype(v);
+        return MT_LAUNCH((scale_by_gate<typename V::type, V::n>), grid_of(a->n), THREADS, 0, stream, *a);
+    });
 }
 
 cudaError_t mt_cuda_shared_gate_bwd(const struct mt_shared_gate_bwd *a, cudaStream_t stream)
 {
-    size_t rows = mt_cuda_shared_gate_bwd_rows(a->n);
-    cudaError_t rc =
-        a->dtype == MT_BF16 ? run_backward<bf16>(a, rows, stream) : run_backward<float>(a, rows, stream);
+    size_t rows = mt_cuda_sum_rows(a->n), blocks = ceil_div(a->n, rows);
+    cudaError_t rc = for_vectors(a->dtype, a->c, [=](auto v) {
+        using V = decltype(v);
+        return MT_LAUNCH((gate_backward<typename V::type, V::n>), grid_of(blocks), THREADS, 0, stream, *a, rows);
+    });
     if (rc != cudaSuccess || !a->dw)
         return rc;
-    const float *partials = static_cast<const float *>(a->workspace);
-    return mt_cuda_fold(a->dw, partials, ceil_div(a->n, rows), a->c, a->c, stream);
+    return mt_cuda_fold(a->dw, static_cast<const float *>(a->workspace), blocks, a->c, a->c, stream);
 }

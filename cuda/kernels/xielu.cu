@@ -80,36 +80,25 @@ static __global__ void __launch_bounds__(THREADS) xielu_backward(struct mt_xielu
     }
 }
 
-template <typename T, int N> static cudaError_t run(const struct mt_xielu *a, cudaStream_t stream)
-{
-    size_t vecs = a->n * a->f / N;
-    return MT_LAUNCH((xielu_forward<T, N>), grid_of(ceil_div(vecs, THREADS)), THREADS, 0, stream, *a, vecs);
-}
-
-template <typename T, int N> static cudaError_t run(const struct mt_xielu_bwd *a, cudaStream_t stream)
-{
-    size_t vecs = a->n * a->f / N, rows = mt_cuda_xielu_bwd_rows(a->n);
-    return MT_LAUNCH((xielu_backward<T, N>), grid_of(ceil_div(a->n, rows)), THREADS, 0, stream, *a, vecs,
-                     rows * a->f / N);
-}
-
-template <typename A> static cudaError_t run_any(const A *a, cudaStream_t stream)
-{
-    if (a->dtype == MT_BF16)
-        return a->f % VEC<bf16> == 0 ? run<bf16, VEC<bf16>>(a, stream) : run<bf16, 1>(a, stream);
-    return a->f % VEC<float> == 0 ? run<float, VEC<float>>(a, stream) : run<float, 1>(a, stream);
-}
-
 cudaError_t mt_cuda_xielu(const struct mt_xielu *a, cudaStream_t stream)
 {
-    return run_any(a, stream);
+    return for_vectors(a->dtype, a->f, [=](auto v) {
+        using V = decltype(v);
+        size_t vecs = a->n * a->f / V::n;
+        return MT_LAUNCH((xielu_forward<typename V::type, V::n>), grid_of(ceil_div(vecs, THREADS)), THREADS, 0, stream,
+                         *a, vecs);
+    });
 }
 
 cudaError_t mt_cuda_xielu_bwd(const struct mt_xielu_bwd *a, cudaStream_t stream)
 {
-    cudaError_t rc = run_any(a, stream);
+    size_t rows = mt_cuda_sum_rows(a->n), blocks = ceil_div(a->n, rows);
+    cudaError_t rc = for_vectors(a->dtype, a->f, [=](auto v) {
+        using V = decltype(v);
+        return MT_LAUNCH((xielu_backward<typename V::type, V::n>), grid_of(blocks), THREADS, 0, stream, *a,
+                         a->n * a->f / V::n, rows * a->f / V::n);
+    });
     if (rc != cudaSuccess || !a->dshape)
         return rc;
-    return mt_cuda_fold(a->dshape, static_cast<const float *>(a->workspace),
-                        ceil_div(a->n, mt_cuda_xielu_bwd_rows(a->n)), 2, 2, stream);
+    return mt_cuda_fold(a->dshape, static_cast<const float *>(a->workspace), blocks, 2, 2, stream);
 }

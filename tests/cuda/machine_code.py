@@ -20,7 +20,7 @@ for _name, _codes in {"LDG": (0x381, 0x981), "STG": (0x386, 0x986), "LDL": (0x38
     OPCODES.update(dict.fromkeys(_codes, _name))
 WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 8, 6: 16}
 # Kernels that read and write packs of 16 bytes: a loop of narrower accesses would halve their speed.
-HOT = re.compile(r"((rms|layer)norm_(forward|backward)<|(((expert_)?glu|activate)_(forward|backward)|gather|combine)<(bf16, 8|float, 4)[,>]|"
+HOT = re.compile(r"((rms|layer)norm_(forward|backward)<|((expert_)?glu_(forward|backward)|gather|combine)<(bf16, 8|float, 4)[,>]|"
                  r"rope_(forward|norm_backward)<|cross_entropy<float, true>|cast_and_sum<float, true>|softmax_rows<float>)")
 DIVISION = re.compile(r"\s(?:div\.rn|sqrt\.rn|rcp\.rn|(?:div|rem)\.[us]64)")
 COLLECTIVE = re.compile(r"\s(?:shfl|vote|mma|ldmatrix)\.sync")  # before sm_90 some are calls, where lanes may have parted
