@@ -118,10 +118,9 @@ static void complete_fish(void)
     complete_fish_values();
 }
 
-int cli_cmd_completion(struct cli *cli, const struct cli_args *args)
+int cli_cmd_completion(struct cli *, const struct cli_args *args)
 {
     const char *shell = args->operands[0];
-    (void)cli;
     if (!strcmp(shell, "bash")) {
         complete_bash();
     } else if (!strcmp(shell, "zsh")) {

@@ -21,13 +21,12 @@ static int write_all(struct mt_str *s, const struct cli_args *args)
     return 0;
 }
 
-int cli_cmd_config(struct cli *cli, const struct cli_args *args)
+int cli_cmd_config(struct cli *, const struct cli_args *args)
 {
     const char *what = args->operands[0];
     int rc = 0, n = args->n_operands;
     struct mt_str s = {0};
     struct mt_err err;
-    (void)cli;
     if (!strcmp(what, "show") && n == 2) {
         struct mt_config *cfg;
         if (cli_load_config(&cfg, args, &err))

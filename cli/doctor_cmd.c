@@ -84,14 +84,13 @@ static void add_ecc(cJSON *o)
     cJSON_AddStringToObject(o, "memory has ECC", text);
 }
 
-int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
+int cli_cmd_doctor(struct cli *, const struct cli_args *args)
 {
     struct mt_hw_memory mem;
     struct mt_err err;
     int *cpus = NULL, n = 0;
     mt_device *dev = NULL;
     mt_net *net = NULL;
-    (void)cli;
     struct mt_err apart = {0}; /* why this is looked at alone, though a launcher has started several */
     bool joined = !mt_net_open(&net, &apart);
     if (net)

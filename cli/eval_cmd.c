@@ -75,13 +75,12 @@ static int run_eval(struct mt_setup *setup, const struct cli_args *args, struct 
     return rc;
 }
 
-int cli_cmd_eval(struct cli *cli, const struct cli_args *args)
+int cli_cmd_eval(struct cli *, const struct cli_args *args)
 {
     struct mt_config *cfg = NULL;
     struct mt_inputs in = {0};
     struct mt_setup setup = {0};
     struct mt_err err;
-    (void)cli;
     int rc = cli_load_config(&cfg, args, &err);
     if (!rc)
         rc = cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), &err);

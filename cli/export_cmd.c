@@ -58,7 +58,7 @@ static int find_merged(char **base, const struct cli_args *args, struct mt_err *
     return rc;
 }
 
-int cli_cmd_export(struct cli *cli, const struct cli_args *args)
+int cli_cmd_export(struct cli *, const struct cli_args *args)
 {
     const char *dtype = cli_arg(args, "dtype"), *size = cli_arg(args, "shard-size");
     const char *packed = cli_arg(args, "base-dtype");
@@ -66,7 +66,6 @@ int cli_cmd_export(struct cli *cli, const struct cli_args *args)
     struct mt_config *cfg = NULL;
     struct mt_err err;
     char *base = NULL;
-    (void)cli;
     if (dtype && strcmp(dtype, "bf16") && strcmp(dtype, "f32")) {
         fprintf(stderr, "megatrain export: --dtype must be bf16 or f32\n");
         return EXIT_USAGE;

@@ -171,9 +171,8 @@ static void print_manual(void)
            "in any phase;\na step that a save cuts short is made again.\n.SH SEE ALSO\nmegatrain.ini(5), megatrain-cluster(7)\n");
 }
 
-int cli_cmd_help(struct cli *cli, const struct cli_args *args)
+int cli_cmd_help(struct cli *, const struct cli_args *args)
 {
-    (void)cli;
     const char *man = cli_arg(args, "man");
     if (man && *man && strcmp(man, "ini") && strcmp(man, "cluster")) {
         fprintf(stderr, "megatrain help: --man=%s: there are --man, --man=ini and --man=cluster\n", man);

@@ -212,12 +212,11 @@ static int check_fit(const char *adapter, const char *model, struct mt_err *err)
     return rc;
 }
 
-int cli_cmd_inspect(struct cli *cli, const struct cli_args *args)
+int cli_cmd_inspect(struct cli *, const struct cli_args *args)
 {
     const char *path = args->n_operands ? args->operands[0] : NULL, *adapter = cli_arg(args, "adapter");
     bool json = cli_arg(args, "json");
     struct mt_err err;
-    (void)cli;
     if (!path && !adapter) {
         fprintf(stderr, "megatrain inspect: a file, a folder or --adapter is missing\n");
         return EXIT_USAGE;

@@ -12,7 +12,6 @@
 #include "engine/memory.h"
 #include "engine/records.h"
 #include "objective/objective.h"
-#include "optim/adam.h"
 #include "plan/evaluate.h"
 #include "report.h"
 

@@ -27,12 +27,11 @@ static int parse(struct mt_disk_probe *p, const struct cli_args *args, struct mt
     return 0;
 }
 
-int cli_probe_disk(struct cli *cli, const struct cli_args *args)
+int cli_probe_disk(struct cli *, const struct cli_args *args)
 {
     struct mt_disk_probe p;
     struct mt_disk_rates r;
     struct mt_err err;
-    (void)cli;
     int rc = parse(&p, args, &err);
     if (!rc)
         rc = mt_disk_measure(&r, &p, &err);

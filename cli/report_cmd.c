@@ -48,9 +48,8 @@ static int write_svgs(const struct mt_report *r, const char *dir, struct mt_err 
 
 static volatile sig_atomic_t stopped;
 
-static void on_stop(int signal)
+static void on_stop(int)
 {
-    (void)signal;
     stopped = 1;
 }
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -67,9 +66,8 @@ struct run {
 };
 
 /* Asked to end before anything is trained: nothing is lost. */
-static void end_early(void *ctx, int stop)
+static void end_early(void *, int stop)
 {
-    (void)ctx;
     cli_say("megatrain: %s before training began: there is nothing to save\n",
             stop == MT_STOP_TIME ? "checkpoint.time_limit has ended the run" : "stopped");
     _exit(stop == MT_STOP_TIME ? EXIT_REQUEUE : 128 + SIGTERM);

@@ -331,7 +331,7 @@ static int read_options(struct sampling *p, const struct cli_args *args, struct 
     return p->file ? read_prompts(p, err) : take_prompt(p, prompt, err);
 }
 
-int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
+int cli_cmd_sample(struct cli *, const struct cli_args *args)
 {
     struct mt_config *cfg = NULL;
     struct mt_inputs in = {0};
@@ -340,7 +340,6 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     struct sampling p = {.prompts = cJSON_CreateArray()};
     struct mt_err err;
     const size_t context = (size_t)cli_whole(args, "context", 2048);
-    (void)cli;
     int rc = p.prompts ? read_options(&p, args, &err) : mt_fail_nomem(&err, "prompts", 1);
     if (!rc)
         rc = mt_config_load(&cfg, NULL, NULL, 0, &err);

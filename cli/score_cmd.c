@@ -338,14 +338,13 @@ static int take_data(struct mt_config *cfg, const struct cli_args *args, struct 
     return rc ? rc : mt_config_override(cfg, "eval.max_samples", "1000000000000000", "score", err);
 }
 
-int cli_cmd_score(struct cli *cli, const struct cli_args *args)
+int cli_cmd_score(struct cli *, const struct cli_args *args)
 {
     const char *out = cli_arg(args, "out");
     struct mt_config *cfg = NULL;
     struct mt_inputs in = {0};
     struct mt_setup setup = {0};
     struct mt_err err;
-    (void)cli;
     if (!out || !*out) {
         fprintf(stderr, "megatrain score: give --out: the file of results\n");
         return EXIT_USAGE;

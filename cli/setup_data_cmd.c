@@ -10,10 +10,8 @@
 #include "data/helper.h"
 
 /* Runs setup_data.py, which lies beside the data helper, in place of this process. */
-int cli_cmd_setup_data(struct cli *cli, const struct cli_args *args)
+int cli_cmd_setup_data(struct cli *, const struct cli_args *)
 {
-    (void)cli;
-    (void)args;
     char *dir = mt_helper_dir(), script[4096], home[4096], target[4096];
     if (!dir) {
         fprintf(stderr, "megatrain: the data helper is not found: set MEGATRAIN_DATA_HELPER to its path\n");

@@ -4,10 +4,9 @@
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 
-int cli_cmd_verify(struct cli *cli, const struct cli_args *args)
+int cli_cmd_verify(struct cli *, const struct cli_args *args)
 {
     struct mt_err err;
-    (void)cli;
     if (mt_checkpoint_verify(args->operands[0], &err))
         return cli_fail(&err);
     printf("%s: all files match their checksums\n", args->operands[0]);

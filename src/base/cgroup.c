@@ -180,9 +180,8 @@ uint64_t mt_cgroup_memory_free(const char *root)
     return search(&s, "memory");
 }
 
-static void look_for_pids(struct search *s, const char *dir, bool v2)
+static void look_for_pids(struct search *s, const char *dir, bool)
 {
-    (void)v2;
     uint64_t limit = mt_cgroup_number(s->root, dir, "pids.max");
     if (limit >= s->least)
         return;

@@ -31,9 +31,8 @@ static void report(struct meter *m, enum mt_dev_op op, const void *args)
         m->fn(m->ctx, &metered, args);
 }
 
-static int meter_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err)
+static int meter_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *)
 {
-    (void)err;
     report((struct meter *)dev, op, args);
     return 0;
 }
@@ -58,10 +57,8 @@ static int meter_alloc(mt_device *dev, size_t bytes, const char *tag, void **out
     return 0;
 }
 
-static void meter_free(mt_device *dev, void *ptr)
+static void meter_free(mt_device *, void *)
 {
-    (void)dev;
-    (void)ptr;
 }
 
 static size_t meter_used(const mt_device *dev)
@@ -74,19 +71,13 @@ static void meter_poison(mt_device *dev, void *ptr, size_t bytes)
     report((struct meter *)dev, MT_DEV_ZERO, &(struct mt_zero){ptr, bytes});
 }
 
-static int meter_register(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err)
+static int meter_register(mt_device *, void *, size_t, struct mt_err *)
 {
-    (void)dev;
-    (void)ptr;
-    (void)bytes;
-    (void)err;
     return 0;
 }
 
-static void meter_unregister(mt_device *dev, void *ptr)
+static void meter_unregister(mt_device *, void *)
 {
-    (void)dev;
-    (void)ptr;
 }
 
 static int meter_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
@@ -104,51 +95,37 @@ static void meter_event_destroy(mt_event *ev)
     free(ev);
 }
 
-static int meter_event(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
+static int meter_event(mt_device *, mt_event *, enum mt_stream, struct mt_err *)
 {
-    (void)dev;
-    (void)ev;
-    (void)s;
-    (void)err;
     return 0;
 }
 
-static int meter_event_sync(mt_device *dev, mt_event *ev, struct mt_err *err)
+static int meter_event_sync(mt_device *, mt_event *, struct mt_err *)
 {
-    (void)dev;
-    (void)ev;
-    (void)err;
     return 0;
 }
 
-static int64_t meter_event_time(mt_event *ev)
+static int64_t meter_event_time(mt_event *)
 {
-    (void)ev;
     return 0;
 }
 
-static int meter_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err)
+static int meter_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *)
 {
     const struct meter *m = (const struct meter *)dev;
-    (void)err;
     if (m->copied)
         m->copied(m->ctx, s, c);
     return 0;
 }
 
-static int meter_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err)
+static int meter_call(mt_device *, void (*)(void *ctx), void *ctx, struct mt_err *)
 {
-    (void)dev;
-    (void)fn;
     (void)ctx;
-    (void)err;
     return 0;
 }
 
-static int meter_open_sides(mt_device *dev, int n, void *memory, struct mt_err *err)
+static int meter_open_sides(mt_device *dev, int n, void *, struct mt_err *)
 {
-    (void)memory;
-    (void)err;
     ((struct meter *)dev)->sides = n;
     return 0;
 }
@@ -158,10 +135,8 @@ static void meter_turn_to(mt_device *dev, int side)
     ((struct meter *)dev)->side = side;
 }
 
-static int meter_sync(mt_device *dev, struct mt_err *err)
+static int meter_sync(mt_device *, struct mt_err *)
 {
-    (void)dev;
-    (void)err;
     return 0;
 }
 

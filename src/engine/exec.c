@@ -9,7 +9,6 @@
  * disk: its instructions go on and do not wait for device work that was not submitted, so that the planes are those
  * after a whole number of updates. Only an error of the update itself stops it, too.
  */
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/mem.h"

@@ -12,10 +12,7 @@ bool mt_numa_has_policy(void)
     return false;
 }
 
-bool mt_numa_set_policy(bool interleave, const int *nodes, int n)
+bool mt_numa_set_policy(bool, const int *, int)
 {
-    (void)interleave;
-    (void)nodes;
-    (void)n;
     return false;
 }

@@ -19,12 +19,11 @@ struct job {
     char *dst, *src;
 };
 
-static void copy_chunk(void *ctx, size_t chunk, int thread)
+static void copy_chunk(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     char *dst = j->dst + chunk * PIECE;
     const char *src = j->src + chunk * PIECE;
-    (void)thread;
 #ifdef __SSE2__
     for (size_t i = 0; i < PIECE; i += 16)
         _mm_stream_si128((__m128i *)(void *)(dst + i),
@@ -35,9 +34,8 @@ static void copy_chunk(void *ctx, size_t chunk, int thread)
 #endif
 }
 
-static int home_of(const void *numa, size_t at, size_t bytes)
+static int home_of(const void *numa, size_t at, size_t)
 {
-    (void)bytes;
     return (int)(at / MT_HUGE_PAGE % (size_t)((const struct mt_numa *)numa)->n);
 }
 
@@ -88,12 +86,9 @@ static int64_t thread_ns(void)
 }
 
 /* Works for as long as the thread has had its core for WORK_NS. */
-static void work(void *ctx, size_t chunk, int thread)
+static void work(void *, size_t, int)
 {
     int64_t until = thread_ns() + WORK_NS;
-    (void)ctx;
-    (void)chunk;
-    (void)thread;
     while (thread_ns() < until)
         ;
 }

@@ -60,12 +60,11 @@ static int post(mt_wire *wire, struct mt_wire_op *op, struct mt_err *err)
     return rc == MPI_SUCCESS ? 0 : fail_mpi(rc, op->host, err);
 }
 
-static int test(mt_wire *wire, struct mt_wire_op *op, bool *over, struct mt_err *err)
+static int test(mt_wire *, struct mt_wire_op *op, bool *over, struct mt_err *err)
 {
     MPI_Request r;
     MPI_Status st;
     int done = 0, n = 0;
-    (void)wire;
     memcpy(&r, &op->request, sizeof(r));
     int rc = MPI_Test(&r, &done, &st);
     memcpy(&op->request, &r, sizeof(r)); /* also after an error: some MPIs have freed it then */
@@ -169,10 +168,9 @@ static void close_wire(mt_wire *wire, bool ok, int code)
 }
 
 /* Where hosts meet MPI has no deadline: one that never comes would keep the others for ever. */
-static void miss(int signo)
+static void miss(int)
 {
     static const char text[] = "megatrain: the hosts of the run have not met in 2 minutes: one is lost, stopped or cut off\n";
-    (void)signo;
     if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
         _exit(2);
     _exit(1);

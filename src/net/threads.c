@@ -71,10 +71,9 @@ static int post(mt_wire *w, struct mt_wire_op *op, struct mt_err *err)
     return rc;
 }
 
-static int test(mt_wire *w, struct mt_wire_op *op, bool *over, struct mt_err *err)
+static int test(mt_wire *w, struct mt_wire_op *op, bool *over, struct mt_err *)
 {
     mt_net_threads *t = ((struct end *)w)->all;
-    (void)err;
     pthread_mutex_lock(&t->lock);
     *over = op->request != 0;
     pthread_mutex_unlock(&t->lock);
@@ -117,11 +116,8 @@ static void tell(mt_wire *w, const char *why)
 }
 
 /* The threads end by themselves. */
-static void part(mt_wire *w, bool ok, int code)
+static void part(mt_wire *, bool, int)
 {
-    (void)w;
-    (void)ok;
-    (void)code;
 }
 
 int mt_net_threads_create(mt_net_threads **out, int size, double deadline_s, const struct mt_net_fault *fault,

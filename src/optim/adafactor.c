@@ -35,9 +35,8 @@ static size_t vector_bytes(const struct mt_state_shape *t)
     return t->cols > 1 ? 0 : t->n * sizeof(float);
 }
 
-static size_t scale_bytes(const struct mt_state_shape *t)
+static size_t scale_bytes(const struct mt_state_shape *)
 {
-    (void)t;
     return sizeof(float);
 }
 
@@ -46,9 +45,8 @@ static size_t scratch(const struct mt_direction *d)
     return mt_adafactor_workspace(d->rows, d->cols);
 }
 
-static int direct(const struct mt_optimizer *o, const struct mt_direction *d, struct mt_err *err)
+static int direct(const struct mt_optimizer *, const struct mt_direction *d, struct mt_err *err)
 {
-    (void)o;
     return mt_op_adafactor(d->dev,
                            &(struct mt_adafactor){
                                .rows = d->rows,
@@ -68,11 +66,10 @@ static int direct(const struct mt_optimizer *o, const struct mt_direction *d, st
                            err);
 }
 
-static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, enum mt_isa isa)
+static uint64_t update(const struct mt_optimizer *, const struct mt_update *u, enum mt_isa isa)
 {
     const double lr = u->lr * (double)*(const float *)u->state[SCALE];
     struct mt_kernel k = mt_kernel_of(u);
-    (void)o;
     k.rule = MT_RULE_SGD;
     k.s.keep = (float)(1 - lr * u->weight_decay);
     k.s.step = (float)lr;

@@ -69,13 +69,12 @@ static int project(const struct mt_direction *d, const struct space *s, size_t r
     return rc ? rc : mt_op_gemm(d->dev, &low, err);
 }
 
-static int direct(const struct mt_optimizer *o, const struct mt_direction *d, struct mt_err *err)
+static int direct(const struct mt_optimizer *, const struct mt_direction *d, struct mt_err *err)
 {
     struct space s = space_of(d);
     size_t rank = mt_low_rank(d->rank, d->rows, d->cols);
     struct mt_adam_rates r = {d->keys[BETA1], d->keys[BETA2], d->keys[EPS]};
     int rc = project(d, &s, rank, err);
-    (void)o;
     return rc ? rc : mt_op_apollo(d->dev,
                                   &(struct mt_apollo){
                                       .rows = d->rows,
@@ -97,9 +96,8 @@ static int direct(const struct mt_optimizer *o, const struct mt_direction *d, st
                                   err);
 }
 
-static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, enum mt_isa isa)
+static uint64_t update(const struct mt_optimizer *, const struct mt_update *u, enum mt_isa isa)
 {
-    (void)o;
     return mt_low_update(u, (struct mt_adam_rates){u->keys[BETA1], u->keys[BETA2], u->keys[EPS]}, isa);
 }
 

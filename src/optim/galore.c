@@ -130,7 +130,7 @@ static int find_projection(const struct mt_direction *d, const struct space *s, 
 }
 
 /* The projected gradient and what comes of it is [rows, rank] of a tall matrix, [rank, cols] of a wide one. */
-static int direct(const struct mt_optimizer *o, const struct mt_direction *d, struct mt_err *err)
+static int direct(const struct mt_optimizer *, const struct mt_direction *d, struct mt_err *err)
 {
     struct space s = space_of(d);
     struct mt_adam_rates r = {d->keys[BETA1], d->keys[BETA2], d->keys[EPS]};
@@ -147,7 +147,6 @@ static int direct(const struct mt_optimizer *o, const struct mt_direction *d, st
         back = (struct mt_gemm){.m = d->rows, .n = d->cols, .k = rank, .scale = scale, .trans_a = true, .a = p,
                                 .lda = d->rows, .b = low, .ldb = d->cols, .d = d->g, .ldd = d->cols};
     }
-    (void)o;
     int rc = (d->t - 1) % (uint64_t)d->keys[GAP] ? 0 : find_projection(d, &s, rank, err);
     if (!rc)
         rc = multiply(d, &to, err);
@@ -167,9 +166,8 @@ static int direct(const struct mt_optimizer *o, const struct mt_direction *d, st
     return rc ? rc : multiply(d, &back, err);
 }
 
-static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, enum mt_isa isa)
+static uint64_t update(const struct mt_optimizer *, const struct mt_update *u, enum mt_isa isa)
 {
-    (void)o;
     return mt_low_update(u, (struct mt_adam_rates){u->keys[BETA1], u->keys[BETA2], u->keys[EPS]}, isa);
 }
 

@@ -119,10 +119,9 @@ static int direct(const struct mt_optimizer *o, const struct mt_direction *d, st
                        err);
 }
 
-static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, enum mt_isa isa)
+static uint64_t update(const struct mt_optimizer *, const struct mt_update *u, enum mt_isa isa)
 {
     struct mt_kernel k = mt_kernel_of(u);
-    (void)o;
     if (u->state[BUFFER]) {
         k.rule = MT_RULE_SGD;
         k.s.step = (float)u->lr;

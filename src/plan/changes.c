@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* If nothing fits: the changes that would make it fit, each tried alone. */
 #include <stdio.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "plan/resolve.h"

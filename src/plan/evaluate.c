@@ -2,7 +2,6 @@
 /* One placement: its memory in each tier and the time of its step. */
 #include <limits.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "engine/share.h"

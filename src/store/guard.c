@@ -88,19 +88,17 @@ static uint64_t sum_block(const struct area *a, size_t block)
     return mt_block_sum(a->data + at, MT_MIN((size_t)MT_SUM_BLOCK, a->bytes - at));
 }
 
-static void first_sum(void *guard, size_t i, int thread)
+static void first_sum(void *guard, size_t i, int)
 {
     mt_guard *g = guard;
     size_t block = i;
     const struct area *a = area_of(g, &block);
-    (void)thread;
     g->sum[i] = sum_block(a, block);
 }
 
-static void check_block(void *guard, size_t i, int thread)
+static void check_block(void *guard, size_t i, int)
 {
     mt_guard *g = guard;
-    (void)thread;
     size_t block = i;
     const struct area *a = area_of(g, &block);
     if (sum_block(a, block) == g->sum[i])

@@ -251,11 +251,10 @@ struct run {
     size_t first, n, number; /* number: of the first element */
 };
 
-static void run_chunk(void *ctx, size_t chunk, int thread)
+static void run_chunk(void *ctx, size_t chunk, int)
 {
     const struct run *r = ctx;
     size_t begin = (r->number / MT_PLANE_CHUNK + chunk) * MT_PLANE_CHUNK, end = begin + MT_PLANE_CHUNK;
-    (void)thread;
     begin = MT_MAX(begin, r->number);
     end = MT_MIN(end, r->number + r->n);
     r->fn(r->ctx, r->first + (begin - r->number), end - begin);

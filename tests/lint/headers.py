@@ -9,7 +9,7 @@ import sys
 
 ROOT, COMPILER = sys.argv[1], sys.argv[2:]
 FLAGS = ["-fsyntax-only", "-D_GNU_SOURCE", '-DMT_VERSION=""', "-Wall", "-Wextra", "-Werror", "-Wno-unused-function",
-         "-Wno-unused-variable", "-Wno-missing-field-initializers", "-Wno-unknown-pragmas"]
+         "-Wno-unused-variable", "-Wno-c2x-extensions", "-Wno-missing-field-initializers", "-Wno-unknown-pragmas"]
 C = ["-x", "c", "-std=gnu11", "-Wundef", "-Wstrict-prototypes"]
 CXX = ["-x", "c++", "-std=gnu++17"]
 CUDA = ["-DMT_CUDA_EMU", "-Icuda", "-isystem", "tests/cuda_host/include"]

@@ -18,13 +18,12 @@ MT_HOT static void add_squares(float *restrict sum, const float *restrict g, siz
         sum[i] += g[i] * g[i];
 }
 
-static void sums_chunk(void *ctx, size_t chunk, int thread)
+static void sums_chunk(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     const struct mt_adafactor *a = j->a;
     size_t end = MT_MIN(a->rows, (chunk + 1) * j->chunk);
     float *col = a->col ? j->s.col + chunk * a->cols : NULL;
-    (void)thread;
     for (size_t k = 0; col && k < a->cols; k++)
         col[k] = 0;
     for (size_t i = chunk * j->chunk; i < end; i++) {
@@ -35,12 +34,11 @@ static void sums_chunk(void *ctx, size_t chunk, int thread)
     }
 }
 
-static void weights_piece(void *ctx, size_t piece, int thread)
+static void weights_piece(void *ctx, size_t piece, int)
 {
     const struct job *j = ctx;
     size_t n = j->a->rows * j->a->cols, end = MT_MIN(n, (piece + 1) * PIECE);
     float tmp[TMP], sum = 0;
-    (void)thread;
     for (size_t at = piece * PIECE; at < end; at += TMP) {
         size_t k = MT_MIN((size_t)TMP, end - at);
         const float *w = mt_cpu_row_f32(j->a->dtype, j->a->w, at, k, tmp);
@@ -81,13 +79,12 @@ MT_HOT static void scale_row(float *restrict g, const float *restrict col, float
         g[i] *= row * (1 / __builtin_sqrtf(col[i]));
 }
 
-static void scale_chunk(void *ctx, size_t chunk, int thread)
+static void scale_chunk(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     const struct mt_adafactor *a = j->a;
     size_t end = MT_MIN(a->rows, (chunk + 1) * j->chunk);
     float sum = 0;
-    (void)thread;
     for (size_t i = chunk * j->chunk; i < end; i++) {
         float *g = a->g + i * a->cols, row = 1 / sqrtf(a->row[i] / j->s.scalar[1]);
         if (a->col)
@@ -105,12 +102,11 @@ MT_HOT static void multiply(float *g, float factor, size_t n)
         g[i] *= factor;
 }
 
-static void clip_chunk(void *ctx, size_t chunk, int thread)
+static void clip_chunk(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     size_t first = chunk * j->chunk, n = MT_MIN(j->a->rows - first, j->chunk) * j->a->cols;
     float *g = j->a->g + first * j->a->cols;
-    (void)thread;
     if (j->s.scalar[0] != 0)
         multiply(g, j->s.scalar[2], n);
     else

@@ -7,11 +7,10 @@
 
 enum { TMP = 2048, PIECE = MT_DIRECT_PIECE, CHANNELS = 16, BLOCK = 128 };
 
-static void signs_piece(void *ctx, size_t piece, int thread)
+static void signs_piece(void *ctx, size_t piece, int)
 {
     const struct mt_signs *a = ctx;
     size_t end = MT_MIN(a->n, (piece + 1) * PIECE);
-    (void)thread;
     for (size_t at = piece * PIECE; at < end; at += BLOCK) {
         struct mt_philox r = mt_philox(a->seed, a->stream, at / BLOCK);
         for (size_t i = 0; i < MT_MIN((size_t)BLOCK, end - at); i++)
@@ -47,12 +46,11 @@ MT_HOT static void steps(float *restrict u, const float *restrict m, const float
         u[i] = m[i] / (__builtin_sqrtf(v[i]) + eps);
 }
 
-static void sum_channels(void *ctx, size_t chunk, int thread)
+static void sum_channels(void *ctx, size_t chunk, int)
 {
     struct job *j = ctx;
     size_t rank = j->a->rank, end = MT_MIN(j->channels, (chunk + 1) * CHANNELS);
     float m[TMP], v[TMP], u[TMP];
-    (void)thread;
     for (size_t c = chunk * CHANNELS; c < end; c++) {
         j->low[c] = j->u[c] = 0;
         for (size_t i = 0; i < rank; i += TMP) {
@@ -101,11 +99,10 @@ static void part_of_row(const struct job *j, size_t row, size_t at, size_t n, fl
         scale_row(d, g, j->low + at, factor, n);
 }
 
-static void sum_row(void *ctx, size_t row, int thread)
+static void sum_row(void *ctx, size_t row, int)
 {
     struct job *j = ctx;
     float d[TMP], sum = 0;
-    (void)thread;
     for (size_t at = 0; at < j->a->cols; at += TMP) {
         size_t n = MT_MIN((size_t)TMP, j->a->cols - at);
         part_of_row(j, row, at, n, d, 1);
@@ -114,23 +111,21 @@ static void sum_row(void *ctx, size_t row, int thread)
     j->row[row] = sum;
 }
 
-static void write_row(void *ctx, size_t row, int thread)
+static void write_row(void *ctx, size_t row, int)
 {
     const struct job *j = ctx;
     float *g = j->a->g + row * j->a->cols;
-    (void)thread;
     if (j->factor > 0)
         part_of_row(j, row, 0, j->a->cols, g, j->factor);
     for (size_t i = 0; i < j->a->cols && !(j->factor > 0); i++)
         g[i] = 0;
 }
 
-static void write_moments(void *ctx, size_t chunk, int thread)
+static void write_moments(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     size_t first = chunk * CHANNELS * j->a->rank;
     size_t n = MT_MIN(j->channels - chunk * CHANNELS, (size_t)CHANNELS) * j->a->rank;
-    (void)thread;
     moments(j->a->m + first, j->a->v + first, j->a->low + first, j->a, n);
 }
 

@@ -58,11 +58,10 @@ static float limited(const struct mt_delta_gates *a, float step)
     return step < a->least ? a->least : step > a->most ? a->most : step;
 }
 
-static void forward_chunk(void *ctx, size_t chunk, int thread)
+static void forward_chunk(void *ctx, size_t chunk, int)
 {
     const struct mt_delta_gates *a = ctx;
     size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK), heads = n_heads(a);
-    (void)thread;
     for (size_t h = 0; h < heads; h++) {
         float speed = -expf(element(a->dtype, a->a_log, h));
         for (size_t r = chunk * ROW_BLOCK; r < end; r++) {
@@ -80,18 +79,16 @@ void mt_cpu_run_delta_gates(struct mt_cpu_device *d, const struct mt_delta_gates
 }
 
 /* Partial sums of da_log, then of ddt_bias, then of dd. */
-size_t mt_cpu_delta_gates_bwd_workspace(const struct mt_device_limits *l, const struct mt_delta_gates_bwd *b)
+size_t mt_cpu_delta_gates_bwd_workspace(const struct mt_device_limits *, const struct mt_delta_gates_bwd *b)
 {
-    (void)l;
     return mt_div_up(b->fwd.n, ROW_BLOCK) * n_heads(&b->fwd) * 3 * sizeof(float);
 }
 
-static void backward_chunk(void *ctx, size_t chunk, int thread)
+static void backward_chunk(void *ctx, size_t chunk, int)
 {
     const struct mt_delta_gates_bwd *b = ctx;
     const struct mt_delta_gates *a = &b->fwd;
     size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK), heads = n_heads(a), blocks = mt_div_up(a->n, ROW_BLOCK);
-    (void)thread;
     for (size_t h = 0; h < heads; h++) {
         float speed = -expf(element(a->dtype, a->a_log, h)), sum_log = 0, sum_bias = 0, sum_skip = 0;
         for (size_t r = chunk * ROW_BLOCK; r < end; r++) {

@@ -560,12 +560,11 @@ static void add_partials(const struct mt_delta_rule *a, const float *partial, co
 }
 
 /* C rows of dq and dk. */
-static void add_job(void *ctx, size_t i, int thread)
+static void add_job(void *ctx, size_t i, int)
 {
     const struct mt_delta_rule_bwd *b = ((const struct job *)ctx)->b;
     const struct mt_delta_rule *a = &b->fwd;
     const float *partials = partials_of(a);
-    (void)thread;
     for (size_t row = i * C; row < MT_MIN((i + 1) * C, a->n); row++)
         for (size_t head = 0; head < a->k.n; head++) {
             add_partials(a, partials, &b->dq, row, head);

@@ -40,11 +40,9 @@ static size_t cpu_bytes_used(const mt_device *dev)
     return mt_cpu_arena_used(((const struct mt_cpu_device *)dev)->arena);
 }
 
-static void run_poison(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args)
+static void run_poison(struct mt_cpu_device *, struct mt_cpu_stream *, const void *args)
 {
     const struct mt_zero *z = args;
-    (void)d;
-    (void)s;
     memset(z->ptr, 0xff, z->bytes); /* a NaN in bf16 and in f32 */
 }
 
@@ -54,19 +52,13 @@ static void cpu_poison(mt_device *dev, void *ptr, size_t bytes)
     mt_cpu_stream_submit(cpu(dev)->streams[MT_STREAM_COMPUTE], run_poison, &z, sizeof(z));
 }
 
-static int cpu_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err)
+static int cpu_register_host(mt_device *, void *, size_t, struct mt_err *)
 {
-    (void)dev;
-    (void)ptr;
-    (void)bytes;
-    (void)err;
     return 0;
 }
 
-static void cpu_unregister_host(mt_device *dev, void *ptr)
+static void cpu_unregister_host(mt_device *, void *)
 {
-    (void)dev;
-    (void)ptr;
 }
 
 static int cpu_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
@@ -74,16 +66,14 @@ static int cpu_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
     return mt_cpu_event_create(cpu(dev), out, err);
 }
 
-static int cpu_event_record(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
+static int cpu_event_record(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *)
 {
-    (void)err;
     mt_cpu_stream_record(cpu(dev)->streams[s], ev);
     return 0;
 }
 
-static int cpu_event_wait(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
+static int cpu_event_wait(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *)
 {
-    (void)err;
     mt_cpu_stream_wait(cpu(dev)->streams[s], ev);
     return 0;
 }
@@ -102,9 +92,8 @@ static int cpu_event_sync(mt_device *dev, mt_event *ev, struct mt_err *err)
     return cpu_status(dev, err);
 }
 
-static int cpu_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err)
+static int cpu_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *)
 {
-    (void)err;
     mt_cpu_stream_copy(cpu(dev)->streams[s], c);
     return 0;
 }
@@ -114,18 +103,15 @@ struct call {
     void *ctx;
 };
 
-static void run_call(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args)
+static void run_call(struct mt_cpu_device *, struct mt_cpu_stream *, const void *args)
 {
     const struct call *c = args;
-    (void)d;
-    (void)s;
     c->fn(c->ctx);
 }
 
-static int cpu_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err)
+static int cpu_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *)
 {
     struct call c = {fn, ctx};
-    (void)err;
     mt_cpu_stream_submit(cpu(dev)->streams[MT_STREAM_COMPUTE], run_call, &c, sizeof(c));
     return 0;
 }
@@ -147,7 +133,7 @@ static int cpu_sync(mt_device *dev, struct mt_err *err)
 MT_DEVICE_OPS(CPU_COMMAND, CPU_COMMAND)
 #undef CPU_COMMAND
 
-static int cpu_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err)
+static int cpu_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *)
 {
     static const struct {
         mt_cpu_command run;
@@ -157,7 +143,6 @@ static int cpu_submit(mt_device *dev, enum mt_dev_op op, const void *args, struc
         MT_DEVICE_OPS(CPU_ENTRY, CPU_ENTRY)
 #undef CPU_ENTRY
     };
-    (void)err;
     mt_cpu_stream_submit(cpu(dev)->streams[MT_STREAM_COMPUTE], command[op].run, args, command[op].bytes);
     return 0;
 }
@@ -268,9 +253,8 @@ static int create(mt_device **out, const struct mt_device_params *p, struct mt_e
     return 0;
 }
 
-static void probe(struct mt_device_info *out, int index)
+static void probe(struct mt_device_info *out, int)
 {
-    (void)index;
     *out = (struct mt_device_info){.present = true, .text = "cpu"};
 }
 

@@ -37,11 +37,10 @@ static void find_turns(struct job *j)
     }
 }
 
-static void turn_rows(void *ctx, size_t chunk, int thread)
+static void turn_rows(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     size_t n = j->a->n, end = MT_MIN(j->pairs, (chunk + 1) * ROWS);
-    (void)thread;
     for (size_t k = chunk * ROWS; k < end; k++) {
         struct mt_eigen_pair p = mt_eigen_pair(n, j->round, k);
         if (p.j == n)
@@ -51,11 +50,10 @@ static void turn_rows(void *ctx, size_t chunk, int thread)
     }
 }
 
-static void turn_columns(void *ctx, size_t chunk, int thread)
+static void turn_columns(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     size_t n = j->a->n, end = MT_MIN(n, (chunk + 1) * ROWS);
-    (void)thread;
     for (size_t k = 0; k < j->pairs; k++) {
         struct mt_eigen_pair p = mt_eigen_pair(n, j->round, k);
         float c = j->turns[2 * k], s = j->turns[2 * k + 1];

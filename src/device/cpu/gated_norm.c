@@ -5,7 +5,6 @@
  * With the gate first: norm_of_gated.c.
  */
 #include <math.h>
-#include <string.h>
 
 #include "device/cpu/cpu.h"
 #include "device/cpu/gated.h"
@@ -93,9 +92,8 @@ void mt_cpu_run_gated_norm(struct mt_cpu_device *d, const struct mt_gated_norm *
     mt_cpu_by_rows(d, a->gate_first ? mt_cpu_norm_of_gated_row : forward_row, a, a->n, a->x.n * a->x.dim);
 }
 
-size_t mt_cpu_gated_norm_bwd_workspace(const struct mt_device_limits *l, const struct mt_gated_norm_bwd *b)
+size_t mt_cpu_gated_norm_bwd_workspace(const struct mt_device_limits *, const struct mt_gated_norm_bwd *b)
 {
-    (void)l;
     return mt_cpu_sums_bytes(b->fwd.n, ROW_BLOCK, mt_gated_norm_weights(&b->fwd));
 }
 

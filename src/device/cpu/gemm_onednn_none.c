@@ -2,28 +2,23 @@
 /* For builds without oneDNN: bf16 is multiplied as f32. */
 #include "device/cpu/gemm.h"
 
-int mt_cpu_bf16_gemm_create(struct mt_cpu_bf16_gemm **out, struct mt_err *err)
+int mt_cpu_bf16_gemm_create(struct mt_cpu_bf16_gemm **out, struct mt_err *)
 {
-    (void)err;
     *out = NULL;
     return 0;
 }
 
-void mt_cpu_bf16_gemm_destroy(struct mt_cpu_bf16_gemm **g)
+void mt_cpu_bf16_gemm_destroy(struct mt_cpu_bf16_gemm **)
 {
-    (void)g;
 }
 
-float *mt_cpu_bf16_gemm_sums(struct mt_cpu_bf16_gemm *g)
+float *mt_cpu_bf16_gemm_sums(struct mt_cpu_bf16_gemm *)
 {
-    (void)g;
     return NULL;
 }
 
-int mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t)
+int mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *, const struct mt_cpu_tile *)
 {
-    (void)g;
-    (void)t;
     return 0;
 }
 

@@ -218,11 +218,10 @@ static size_t panel_chunks(const struct job *j)
     return j->g->trans_a ? mt_div_up(j->k, PANEL_STEPS) : mt_div_up(j->block.m, PANEL_STRIPS * j->isa->mr);
 }
 
-static void panel_chunk(void *ctx, size_t chunk, int thread)
+static void panel_chunk(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     struct mt_cpu_panel p = strips_of(j, true, j->block.i, j->block.m, j->buffers->a);
-    (void)thread;
     if (j->g->trans_a) {
         size_t k = chunk * PANEL_STEPS;
         p.first += k * p.ld;

@@ -5,12 +5,11 @@
 
 enum { PIECE = 1024 };
 
-static void chunk_main(void *ctx, size_t block, int thread)
+static void chunk_main(void *ctx, size_t block, int)
 {
     const struct mt_grad_cast *a = ctx;
     size_t first = block * MT_SUMSQ_BLOCK, end = MT_MIN(a->n, first + MT_SUMSQ_BLOCK);
     float x[PIECE], sum = 0;
-    (void)thread;
     for (size_t i = first; i < end; i += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, end - i);
         const float *g = a->src + i;

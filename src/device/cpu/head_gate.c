@@ -3,22 +3,20 @@
 #include "device/cpu/pointwise.h"
 #include "device/cpu/vecmath.h"
 
-MT_HOT static void forward(const void *args, const struct mt_cpu_piece *p)
+MT_HOT static void forward(const void *, const struct mt_cpu_piece *p)
 {
     float *y = p->out[0];
     const float *x = p->in[0], *gate = p->in[1];
-    (void)args;
     MT_INDEPENDENT
     for (size_t i = 0; i < p->n; i++)
         y[i] = x[i] * mt_sigmoidf(gate[i]);
 }
 
 /* dx overwrites dy, dgate gate; either may be the array itself. */
-MT_HOT static void backward(const void *args, const struct mt_cpu_piece *p)
+MT_HOT static void backward(const void *, const struct mt_cpu_piece *p)
 {
     float *dx = p->out[0], *dgate = p->out[1];
     const float *x = p->in[0], *gate = p->in[1], *dy = p->in[2];
-    (void)args;
     MT_INDEPENDENT
     for (size_t i = 0; i < p->n; i++) {
         float s = mt_sigmoidf(gate[i]), d = dy[i] * s;

@@ -7,7 +7,6 @@
  * Sums over rows are over fixed blocks of rows, then over blocks in order. The mean of a row is computed wherever the
  * row is read: it costs no memory traffic, and records need not hold it.
  */
-#include <string.h>
 
 #include "device/cpu/cpu.h"
 
@@ -74,9 +73,8 @@ static size_t sums_of(const struct mt_layernorm_bwd *a)
     return (a->biased ? 2 : 1) * a->c;
 }
 
-size_t mt_cpu_layernorm_bwd_workspace(const struct mt_device_limits *l, const struct mt_layernorm_bwd *a)
+size_t mt_cpu_layernorm_bwd_workspace(const struct mt_device_limits *, const struct mt_layernorm_bwd *a)
 {
-    (void)l;
     return mt_cpu_sums_bytes(a->n, ROW_BLOCK, sums_of(a));
 }
 

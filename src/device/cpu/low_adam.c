@@ -21,19 +21,17 @@ MT_HOT static void step(float *restrict low, float *restrict m, float *restrict 
     }
 }
 
-static void sum_piece(void *ctx, size_t piece, int thread)
+static void sum_piece(void *ctx, size_t piece, int)
 {
     const struct job *j = ctx;
     size_t at = piece * PIECE;
-    (void)thread;
     j->a->workspace[piece] = mt_cpu_dot(j->a->low + at, j->a->low + at, MT_MIN((size_t)PIECE, j->a->n - at));
 }
 
-static void step_piece(void *ctx, size_t piece, int thread)
+static void step_piece(void *ctx, size_t piece, int)
 {
     const struct job *j = ctx;
     size_t at = piece * PIECE, n = MT_MIN((size_t)PIECE, j->a->n - at);
-    (void)thread;
     if (j->finite)
         step(j->a->low + at, j->a->m + at, j->a->v + at, j->a, n);
     else
@@ -56,12 +54,11 @@ MT_HOT static void copy_signed(float *restrict to, const float *restrict x, size
         to[i] = sign * x[i];
 }
 
-static void copy_row(void *ctx, size_t row, int thread)
+static void copy_row(void *ctx, size_t row, int)
 {
     const struct mt_unit_rows *a = ctx;
     const float *x = a->from + row * a->cols;
     float norm = mt_cpu_dot(x, x, a->cols);
-    (void)thread;
     if (norm > 0.25f && norm < 4)
         copy_signed(a->to + row * a->cols, x, a->cols);
 }

@@ -34,12 +34,11 @@ static void steps_of(const struct mt_muon *a, size_t at, size_t n, float *u, flo
     step(u, m, a->g + at, a->mu, n);
 }
 
-static void sum_piece(void *ctx, size_t piece, int thread)
+static void sum_piece(void *ctx, size_t piece, int)
 {
     const struct job *j = ctx;
     size_t end = MT_MIN(j->a->n, (piece + 1) * PIECE);
     float u[TMP], m[TMP], sum = 0;
-    (void)thread;
     for (size_t at = piece * PIECE; at < end; at += TMP) {
         size_t n = MT_MIN((size_t)TMP, end - at);
         steps_of(j->a, at, n, u, m);
@@ -48,12 +47,11 @@ static void sum_piece(void *ctx, size_t piece, int thread)
     j->a->workspace[piece] = sum;
 }
 
-static void write_piece(void *ctx, size_t piece, int thread)
+static void write_piece(void *ctx, size_t piece, int)
 {
     const struct job *j = ctx;
     size_t end = MT_MIN(j->a->n, (piece + 1) * PIECE);
     float u[TMP], m[TMP];
-    (void)thread;
     for (size_t at = piece * PIECE; at < end; at += TMP) {
         size_t n = MT_MIN((size_t)TMP, end - at);
         if (j->factor > 0) {
@@ -77,12 +75,11 @@ void mt_cpu_run_muon(struct mt_cpu_device *d, const struct mt_muon *a)
     mt_pool_run(d->pool, write_piece, &j, pieces);
 }
 
-static void widen_piece(void *ctx, size_t piece, int thread)
+static void widen_piece(void *ctx, size_t piece, int)
 {
     const struct mt_widen *a = ctx;
     size_t end = MT_MIN(a->n, (piece + 1) * PIECE);
     float tmp[TMP];
-    (void)thread;
     for (size_t at = piece * PIECE; at < end; at += TMP) {
         size_t n = MT_MIN((size_t)TMP, end - at);
         scaled(a->y + at, mt_cpu_row_f32(a->dtype, a->x, at, n, tmp), a->scale, n);

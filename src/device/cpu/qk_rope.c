@@ -76,9 +76,8 @@ void mt_cpu_run_qk_rope(struct mt_cpu_device *d, const struct mt_qk_rope *a)
     mt_cpu_by_rows(d, forward_row, a, a->n, a->q.n * a->q.dim + a->k.n * a->k.dim);
 }
 
-size_t mt_cpu_qk_rope_bwd_workspace(const struct mt_device_limits *l, const struct mt_qk_rope_bwd *a)
+size_t mt_cpu_qk_rope_bwd_workspace(const struct mt_device_limits *, const struct mt_qk_rope_bwd *a)
 {
-    (void)l;
     return mt_div_up(a->fwd.n, ROW_BLOCK) * 2 * a->dq.dim * sizeof(float);
 }
 
@@ -137,12 +136,11 @@ static void backward_side(const struct mt_qk_rope_bwd *a, size_t row, bool key, 
         backward_head(a, row, key, h, step, dw);
 }
 
-static void backward_chunk(void *ctx, size_t chunk, int thread)
+static void backward_chunk(void *ctx, size_t chunk, int)
 {
     const struct mt_qk_rope_bwd *a = ctx;
     size_t end = MT_MIN(a->fwd.n, (chunk + 1) * ROW_BLOCK);
     float *dw = a->fwd.q_norm ? (float *)a->workspace + chunk * 2 * a->dq.dim : NULL;
-    (void)thread;
     if (dw)
         memset(dw, 0, 2 * a->dq.dim * sizeof(float));
     for (size_t r = chunk * ROW_BLOCK; r < end; r++) {

@@ -28,11 +28,10 @@ MT_HOT static uint32_t largest_of_f32(const uint32_t *x, size_t n)
     return most;
 }
 
-static void amax_chunk(void *ctx, size_t part, int thread)
+static void amax_chunk(void *ctx, size_t part, int)
 {
     const struct mt_amax *a = ctx;
     size_t piece = mt_amax_piece(a->n), first = MT_MIN(part * piece, a->n), n = MT_MIN(piece, a->n - first);
-    (void)thread;
     a->parts[part] = mt_f32_from_bits(a->dtype == MT_F32 ? largest_of_f32((const uint32_t *)a->x + first, n)
                                                          : largest_of_bf16((const uint16_t *)a->x + first, n));
 }
@@ -80,11 +79,10 @@ static void quantise_tile(const struct job *j, size_t row, size_t col)
         store_transposed(a, tile, row, col, n);
 }
 
-static void quantise_chunk(void *ctx, size_t chunk, int thread)
+static void quantise_chunk(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     size_t row = chunk / j->wide * TILE, col = chunk % j->wide * TILE * WIDE;
-    (void)thread;
     for (size_t end = MT_MIN(col + (size_t)TILE * WIDE, j->a->cols); col < end; col += TILE)
         quantise_tile(j, row, col);
 }

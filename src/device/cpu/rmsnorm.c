@@ -64,9 +64,8 @@ void mt_cpu_run_rmsnorm(struct mt_cpu_device *d, const struct mt_rmsnorm *a)
     mt_cpu_by_rows(d, forward_row, a, a->n, a->c);
 }
 
-size_t mt_cpu_rmsnorm_bwd_workspace(const struct mt_device_limits *l, const struct mt_rmsnorm_bwd *a)
+size_t mt_cpu_rmsnorm_bwd_workspace(const struct mt_device_limits *, const struct mt_rmsnorm_bwd *a)
 {
-    (void)l;
     return mt_cpu_sums_bytes(a->n, ROW_BLOCK, a->c);
 }
 
@@ -129,18 +128,16 @@ void mt_cpu_run_rmsnorm_bwd(struct mt_cpu_device *d, const struct mt_rmsnorm_bwd
 
 enum { BIAS_ROWS = 64 };
 
-size_t mt_cpu_bias_bwd_workspace(const struct mt_device_limits *l, const struct mt_bias_bwd *a)
+size_t mt_cpu_bias_bwd_workspace(const struct mt_device_limits *, const struct mt_bias_bwd *a)
 {
-    (void)l;
     return mt_cpu_sums_bytes(a->n, BIAS_ROWS, a->c);
 }
 
-static void bias_chunk(void *ctx, size_t chunk, int thread)
+static void bias_chunk(void *ctx, size_t chunk, int)
 {
     const struct mt_bias_bwd *a = ctx;
     float *sum = (float *)a->workspace + chunk * a->c, tmp[PIECE], own[PIECE];
     size_t end = MT_MIN(a->n, (chunk + 1) * BIAS_ROWS);
-    (void)thread;
     memset(sum, 0, a->c * sizeof(float));
     for (size_t r = chunk * BIAS_ROWS; r < end; r++)
         for (size_t c = 0; c < a->c; c += PIECE) {

@@ -10,9 +10,8 @@
 
 enum { TOKENS = 256 };
 
-size_t mt_cpu_route_lists_workspace(const struct mt_device_limits *l, const struct mt_route_lists *a)
+size_t mt_cpu_route_lists_workspace(const struct mt_device_limits *, const struct mt_route_lists *a)
 {
-    (void)l;
     return (mt_div_up(a->n, TOKENS) * (a->e + 1) + a->e) * sizeof(int32_t);
 }
 
@@ -36,12 +35,11 @@ static bool row_is_finite(const float *weights, size_t k)
     return true;
 }
 
-static void count_block(void *ctx, size_t block, int thread)
+static void count_block(void *ctx, size_t block, int)
 {
     const struct mt_route_lists *a = ctx;
     size_t end = MT_MIN(a->n, (block + 1) * TOKENS);
     int32_t *counts = counts_of(a, block);
-    (void)thread;
     memset(counts, 0, (a->e + 1) * sizeof(*counts));
     for (size_t i = block * TOKENS; i < end; i++) {
         counts[a->e] += !row_is_finite(a->weights + i * a->k, a->k);
@@ -51,12 +49,11 @@ static void count_block(void *ctx, size_t block, int thread)
     }
 }
 
-static void place_block(void *ctx, size_t block, int thread)
+static void place_block(void *ctx, size_t block, int)
 {
     const struct mt_route_lists *a = ctx;
     size_t end = MT_MIN(a->n, (block + 1) * TOKENS) * a->k;
     int32_t *at = counts_of(a, block), *shift = shifts_of(a);
-    (void)thread;
     for (size_t i = block * TOKENS * a->k; i < end; i++) {
         size_t x = a->ids[i];
         a->places[i] = x < a->e ? at[x] + shift[x] : -1;

@@ -271,9 +271,8 @@ void mt_cpu_run_router_bwd(struct mt_cpu_device *d, const struct mt_router_bwd *
 
 enum { STATS_ROWS = 64 }; /* rows of a block, which has a partial sum */
 
-size_t mt_cpu_router_stats_workspace(const struct mt_device_limits *l, const struct mt_router_stats *a)
+size_t mt_cpu_router_stats_workspace(const struct mt_device_limits *, const struct mt_router_stats *a)
 {
-    (void)l;
     return mt_cpu_sums_bytes(a->n, STATS_ROWS, a->e);
 }
 

@@ -109,12 +109,11 @@ struct fold_job {
 
 enum { FOLD_COLUMNS = 512 };
 
-static void fold_chunk(void *ctx, size_t chunk, int thread)
+static void fold_chunk(void *ctx, size_t chunk, int)
 {
     const struct fold_job *j = ctx;
     size_t c = chunk * FOLD_COLUMNS, n = MT_MIN((size_t)FOLD_COLUMNS, j->c - c);
     float sum[FOLD_COLUMNS] = {0};
-    (void)thread;
     for (size_t p = 0; p < j->n_partials; p++)
         for (size_t k = 0; k < n; k++)
             sum[k] += j->partials[p * j->c + c + k];
@@ -136,10 +135,9 @@ struct rows_job {
     struct mt_cpu_sums s;
 };
 
-static void rows_chunk(void *ctx, size_t chunk, int thread)
+static void rows_chunk(void *ctx, size_t chunk, int)
 {
     const struct rows_job *j = ctx;
-    (void)thread;
     for (size_t r = chunk * j->block, end = MT_MIN(j->n, r + j->block); r < end; r++)
         j->row(j->args, r);
 }
@@ -151,11 +149,10 @@ void mt_cpu_by_rows(struct mt_cpu_device *d, void (*row)(const void *args, size_
     mt_pool_run(d->pool, rows_chunk, &j, mt_div_up(n, j.block));
 }
 
-static void sums_block(void *ctx, size_t block, int thread)
+static void sums_block(void *ctx, size_t block, int)
 {
     const struct rows_job *j = ctx;
     float *sums = j->s.dst ? (float *)j->s.workspace + block * j->s.width : NULL;
-    (void)thread;
     if (sums)
         memset(sums, 0, j->s.width * sizeof(*sums));
     for (size_t r = block * j->block, end = MT_MIN(j->n, r + j->block); r < end; r++)
@@ -184,12 +181,11 @@ void mt_cpu_run_gather_rows(struct mt_cpu_device *d, const struct mt_rows *a)
     mt_cpu_by_rows(d, gather_row, a, a->n, a->c);
 }
 
-static void scatter_chunk(void *ctx, size_t chunk, int thread)
+static void scatter_chunk(void *ctx, size_t chunk, int)
 {
     const struct mt_rows *a = ctx;
     size_t per = mt_cpu_rows_per_chunk(a->c), bytes = a->c * mt_dtype_size(a->dtype);
     size_t first = chunk * per, end = MT_MIN(a->n_dst, first + per), lo = 0, hi = a->n;
-    (void)thread;
     while (lo < hi) { /* first source row of this chunk */
         size_t mid = (lo + hi) / 2;
         if ((size_t)a->rows[mid] < first)
@@ -213,10 +209,9 @@ void mt_cpu_run_scatter_rows(struct mt_cpu_device *d, const struct mt_rows *a)
 
 enum { FLAT_CHUNK = 65536 };
 
-static void add_chunk(void *ctx, size_t chunk, int thread)
+static void add_chunk(void *ctx, size_t chunk, int)
 {
     const struct mt_add *a = ctx;
-    (void)thread;
     float x[256], y[256], scale = a->scale == 0 ? 1.0f : a->scale;
     size_t end = MT_MIN(a->n, (chunk + 1) * FLAT_CHUNK);
     for (size_t i = chunk * FLAT_CHUNK; i < end; i += 256) {
@@ -234,10 +229,9 @@ void mt_cpu_run_add(struct mt_cpu_device *d, const struct mt_add *a)
     mt_pool_run(d->pool, add_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, FLAT_CHUNK));
 }
 
-static void cast_chunk(void *ctx, size_t chunk, int thread)
+static void cast_chunk(void *ctx, size_t chunk, int)
 {
     const struct mt_cast *a = ctx;
-    (void)thread;
     float tmp[256];
     size_t end = MT_MIN(a->n, (chunk + 1) * FLAT_CHUNK);
     for (size_t i = chunk * FLAT_CHUNK; i < end; i += 256) {
@@ -252,10 +246,9 @@ void mt_cpu_run_cast(struct mt_cpu_device *d, const struct mt_cast *a)
     mt_pool_run(d->pool, cast_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, FLAT_CHUNK));
 }
 
-static void zero_chunk(void *ctx, size_t chunk, int thread)
+static void zero_chunk(void *ctx, size_t chunk, int)
 {
     const struct mt_zero *a = ctx;
-    (void)thread;
     size_t at = chunk * ((size_t)FLAT_CHUNK * 4);
     memset((char *)a->ptr + at, 0, MT_MIN((size_t)FLAT_CHUNK * 4, a->bytes - at));
 }
@@ -272,12 +265,11 @@ MT_HOT static void join_block(float *restrict dst, const uint16_t *restrict halv
         dst[i] = mt_master_join(halves[i], halves[MT_JOIN_BLOCK + i]);
 }
 
-static void join_chunk(void *ctx, size_t chunk, int thread)
+static void join_chunk(void *ctx, size_t chunk, int)
 {
     const struct mt_join *a = ctx;
     uint16_t halves[2 * MT_JOIN_BLOCK]; /* 32 KiB: the block is overwritten as it is read */
     float *block = (float *)a->buf + chunk * MT_JOIN_BLOCK;
-    (void)thread;
     memcpy(halves, block, sizeof(halves));
     if (a->no_lo)
         memset(halves + MT_JOIN_BLOCK, 0, sizeof(halves) / 2);

@@ -2,7 +2,6 @@
 /*
  * gate = sigmoid(<x, w>), act *= gate; backward with d = dgate gate (1 - gate): dx += d w, dw += sum over rows of d x.
  */
-#include <string.h>
 
 #include "device/cpu/cpu.h"
 #include "device/cpu/vecmath.h"
@@ -45,9 +44,8 @@ void mt_cpu_run_shared_gate(struct mt_cpu_device *d, const struct mt_shared_gate
     mt_cpu_by_rows(d, forward_row, a, a->n, a->c + a->f);
 }
 
-size_t mt_cpu_shared_gate_bwd_workspace(const struct mt_device_limits *l, const struct mt_shared_gate_bwd *a)
+size_t mt_cpu_shared_gate_bwd_workspace(const struct mt_device_limits *, const struct mt_shared_gate_bwd *a)
 {
-    (void)l;
     return mt_cpu_sums_bytes(a->n, ROW_BLOCK, a->c);
 }
 

@@ -91,7 +91,7 @@ static void sum_row(const struct mt_short_conv *a, const struct piece *p, size_t
     }
 }
 
-static void forward_chunk(void *ctx, size_t chunk, int thread)
+static void forward_chunk(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     const struct mt_short_conv *a = j->a;
@@ -99,7 +99,6 @@ static void forward_chunk(void *ctx, size_t chunk, int thread)
     struct piece p = piece_of(j, chunk % per);
     size_t doc = doc_of(a, first);
     float s[PIECE];
-    (void)thread;
     for (size_t r = first; r < end; r++) {
         while (r >= (size_t)a->cu_seqlens[doc + 1])
             doc++;
@@ -119,9 +118,8 @@ void mt_cpu_run_short_conv(struct mt_cpu_device *d, const struct mt_short_conv *
     mt_pool_run(d->pool, forward_chunk, &j, mt_div_up(a->n, ROWS) * a->x.n * j.pieces);
 }
 
-size_t mt_cpu_short_conv_bwd_workspace(const struct mt_device_limits *l, const struct mt_short_conv_bwd *b)
+size_t mt_cpu_short_conv_bwd_workspace(const struct mt_device_limits *, const struct mt_short_conv_bwd *b)
 {
-    (void)l;
     return mt_div_up(b->fwd.n, ROWS) * b->fwd.x.n * b->fwd.x.dim * (b->fwd.taps + 1) * sizeof(float);
 }
 
@@ -183,14 +181,13 @@ static float *bias_partials(const struct mt_short_conv_bwd *b)
     return (float *)b->workspace + mt_div_up(b->fwd.n, ROWS) * b->fwd.x.n * b->fwd.x.dim * b->fwd.taps;
 }
 
-static void backward_chunk(void *ctx, size_t chunk, int thread)
+static void backward_chunk(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     const struct mt_short_conv *a = j->a;
     size_t per = a->x.n * j->pieces, block = chunk / per, first = block * ROWS, end = MT_MIN(a->n, first + ROWS);
     struct piece p = piece_of(j, chunk % per);
     float ds[TILE + MT_CONV_MAX_TAPS][PIECE], dw[MT_CONV_MAX_TAPS + 1][PIECE] = {{0}};
-    (void)thread;
     for (size_t r = first; r < end; r += TILE)
         backward_tile(j->b, &p, r, MT_MIN(end, r + TILE), ds, dw);
     if (!j->b->dw && !j->b->dbias)

@@ -134,10 +134,9 @@ static void pace(struct mt_cpu_stream *s, size_t bytes)
         ;
 }
 
-static void run_copy(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args)
+static void run_copy(struct mt_cpu_device *, struct mt_cpu_stream *s, const void *args)
 {
     const struct mt_copy *c = args;
-    (void)d;
     /* after a late wake-up there is no gap to the copy before, as on a real link */
     const int64_t late_ns = 200000;
     if (mt_now_ns() - s->link_free_ns > late_ns)
@@ -182,11 +181,9 @@ void mt_cpu_event_destroy(mt_event *event)
     free(ev);
 }
 
-static void run_record(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args)
+static void run_record(struct mt_cpu_device *, struct mt_cpu_stream *, const void *args)
 {
     const struct ticket *t = args;
-    (void)d;
-    (void)s;
     pthread_mutex_lock(&t->ev->lock);
     t->ev->fired = MT_MAX(t->ev->fired, t->number);
     t->ev->time_ns = mt_now_ns();
@@ -202,10 +199,8 @@ static void await_ticket(const struct ticket *t)
     pthread_mutex_unlock(&t->ev->lock);
 }
 
-static void run_wait(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args)
+static void run_wait(struct mt_cpu_device *, struct mt_cpu_stream *, const void *args)
 {
-    (void)d;
-    (void)s;
     await_ticket(args);
 }
 

@@ -74,9 +74,8 @@ void mt_cpu_run_xielu(struct mt_cpu_device *d, const struct mt_xielu *a)
         .out = {mt_cpu_rows(a->dtype, a->out, 0, a->f)}});
 }
 
-size_t mt_cpu_xielu_bwd_workspace(const struct mt_device_limits *l, const struct mt_xielu_bwd *a)
+size_t mt_cpu_xielu_bwd_workspace(const struct mt_device_limits *, const struct mt_xielu_bwd *a)
 {
-    (void)l;
     return mt_div_up(a->n, mt_cpu_rows_per_chunk(a->f)) * 2 * sizeof(float);
 }
 
@@ -88,13 +87,12 @@ static void load_piece(float *tmp, enum mt_dtype t, const void *base, size_t at,
         tmp[i] = p[i];
 }
 
-static void backward_chunk(void *ctx, size_t chunk, int thread)
+static void backward_chunk(void *ctx, size_t chunk, int)
 {
     const struct mt_xielu_bwd *a = ctx;
     size_t per = mt_cpu_rows_per_chunk(a->f), end = MT_MIN(a->n, (chunk + 1) * per) * a->f;
     struct curve c = curve_of(a->dtype, a->shape);
     float x[PIECE], dy[PIECE], of_p[PIECE], of_n[PIECE], sum[2] = {0, 0};
-    (void)thread;
     for (size_t at = chunk * per * a->f; at < end; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, end - at);
         load_piece(x, a->dtype, a->x, at, n);

@@ -88,11 +88,8 @@ static int threads_set_files(mt_io *io, const int *fds, int n, struct mt_err *er
     return 0;
 }
 
-static int threads_set_buffers(mt_io *io, const struct iovec *iov, int n)
+static int threads_set_buffers(mt_io *, const struct iovec *, int)
 {
-    (void)io;
-    (void)iov;
-    (void)n;
     return 0;
 }
 

@@ -2,10 +2,8 @@
 /* Replaces io_uring.c in a build without liburing. */
 #include "store/io/io_backend.h"
 
-int mt_io_uring_create(mt_io **out, unsigned depth, struct mt_err *err)
+int mt_io_uring_create(mt_io **, unsigned, struct mt_err *err)
 {
-    (void)out;
-    (void)depth;
     return mt_fail(err, MT_ERR_USAGE, -ENOSYS,
                    "this build has no io_uring: install liburing-dev and build again");
 }
