@@ -18,12 +18,16 @@
 
 #include "base/dtype.h"
 
+/* The form of an expression for the instruction set: AVX-512, AVX2, none. */
 #if defined(__AVX512F__)
 enum { MT_LANES = 16, MT_VECTORS = 1 };
+#define MT_LANES_FORM(wide, half, one) wide
 #elif defined(__AVX2__)
 enum { MT_LANES = 8, MT_VECTORS = 2 };
+#define MT_LANES_FORM(wide, half, one) half
 #else
 enum { MT_LANES = 1, MT_VECTORS = 1 };
+#define MT_LANES_FORM(wide, half, one) one
 #endif
 enum { MT_GROUP = MT_LANES * MT_VECTORS };
 
@@ -192,13 +196,8 @@ static inline mt_lanes_u mt_lanes_choose(mt_lanes_u mask, mt_lanes_u yes, mt_lan
 /* Whether a mask has any lane. */
 static inline bool mt_lanes_any(mt_lanes_u mask)
 {
-#if defined(__AVX512F__)
-    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
-#elif defined(__AVX2__)
-    return _mm256_movemask_epi8((__m256i)mask);
-#else
-    return mask;
-#endif
+    return MT_LANES_FORM(_mm512_test_epi32_mask((__m512i)mask, (__m512i)mask),
+                         _mm256_movemask_epi8((__m256i)mask), mask);
 }
 
 /* Of numbers below 2^31. */
@@ -220,36 +219,21 @@ static inline mt_lanes mt_lanes_abs(mt_lanes x)
 /* x, or `least` where it is not above: where it is no number too. */
 static inline mt_lanes mt_lanes_above(mt_lanes x, float least)
 {
-#if defined(__AVX512F__)
-    return (mt_lanes)_mm512_max_ps((__m512)x, _mm512_set1_ps(least));
-#elif defined(__AVX2__)
-    return (mt_lanes)_mm256_max_ps((__m256)x, _mm256_set1_ps(least));
-#else
-    return x > least ? x : least;
-#endif
+    return MT_LANES_FORM((mt_lanes)_mm512_max_ps((__m512)x, _mm512_set1_ps(least)),
+                         (mt_lanes)_mm256_max_ps((__m256)x, _mm256_set1_ps(least)), x > least ? x : least);
 }
 
 /* x, or `least` where it is less; what is no number stays. */
 static inline mt_lanes mt_lanes_least(mt_lanes x, float least)
 {
-#if defined(__AVX512F__)
-    return (mt_lanes)_mm512_max_ps(_mm512_set1_ps(least), (__m512)x);
-#elif defined(__AVX2__)
-    return (mt_lanes)_mm256_max_ps(_mm256_set1_ps(least), (__m256)x);
-#else
-    return x < least ? least : x;
-#endif
+    return MT_LANES_FORM((mt_lanes)_mm512_max_ps(_mm512_set1_ps(least), (__m512)x),
+                         (mt_lanes)_mm256_max_ps(_mm256_set1_ps(least), (__m256)x), x < least ? least : x);
 }
 
 static inline mt_lanes_u mt_lanes_max(mt_lanes_u a, mt_lanes_u b)
 {
-#if defined(__AVX512F__)
-    return (mt_lanes_u)_mm512_max_epu32((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-    return (mt_lanes_u)_mm256_max_epu32((__m256i)a, (__m256i)b);
-#else
-    return a > b ? a : b;
-#endif
+    return MT_LANES_FORM((mt_lanes_u)_mm512_max_epu32((__m512i)a, (__m512i)b),
+                         (mt_lanes_u)_mm256_max_epu32((__m256i)a, (__m256i)b), a > b ? a : b);
 }
 
 /* The largest of all lanes. */
@@ -278,22 +262,11 @@ static inline uint32_t mt_lanes_sum(mt_lanes_u x)
 
 static inline mt_lanes mt_lanes_sqrt(mt_lanes x)
 {
-#if defined(__AVX512F__)
-    return (mt_lanes)_mm512_sqrt_ps((__m512)x);
-#elif defined(__AVX2__)
-    return (mt_lanes)_mm256_sqrt_ps((__m256)x);
-#else
-    return __builtin_sqrtf(x);
-#endif
+    return MT_LANES_FORM((mt_lanes)_mm512_sqrt_ps((__m512)x), (mt_lanes)_mm256_sqrt_ps((__m256)x), __builtin_sqrtf(x));
 }
 
 static inline mt_lanes mt_lanes_floor(mt_lanes x)
 {
-#if defined(__AVX512F__)
-    return (mt_lanes)_mm512_floor_ps((__m512)x);
-#elif defined(__AVX2__)
-    return (mt_lanes)_mm256_floor_ps((__m256)x);
-#else
-    return __builtin_floorf(x);
-#endif
+    return MT_LANES_FORM((mt_lanes)_mm512_floor_ps((__m512)x),
+                         (mt_lanes)_mm256_floor_ps((__m256)x), __builtin_floorf(x));
 }
