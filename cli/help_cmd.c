@@ -6,7 +6,6 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "cli.h"
-#include "manual_cluster.h"
 #include "help_topics.h"
 
 static const struct {
@@ -156,7 +155,7 @@ static void print_manual(void)
     roff_options(cli_global_options);
     for (size_t i = 0; i < cli_n_topics; i++) {
         printf(".SH %s\n", cli_topics[i].name);
-        cli_topics[i].print(true);
+        cli_topic_print(&cli_topics[i], true);
     }
     printf(".SH EXIT STATUS\n");
     for (size_t i = 0; i < sizeof(exit_codes) / sizeof(*exit_codes); i++)
@@ -197,7 +196,7 @@ int cli_cmd_help(struct cli *, const struct cli_args *args)
     }
     for (size_t i = 0; i < cli_n_topics; i++)
         if (!strcmp(cli_topics[i].name, args->operands[0])) {
-            cli_topics[i].print(false);
+            cli_topic_print(&cli_topics[i], false);
             return 0;
         }
     for (const struct cli_command *c = cli_commands; c->name; c++)
