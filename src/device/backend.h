@@ -6,7 +6,8 @@
 
 /**
  * What a device implements. Only device.c and ops.c call these functions. ops.c has checked the arguments of
- * operations: backends trust them. `mt_device` is the first member of the backend's own struct.
+ * operations: backends trust them. `mt_device` is the first member of the backend's own struct. What is NULL does the
+ * device inside this one (mt_device.inner), if there is one; else there is nothing to do.
  */
 struct mt_device_backend {
     void (*destroy)(mt_device *dev);
@@ -30,9 +31,9 @@ struct mt_device_backend {
     /* Of devices with limits.sides. */
     int (*open_sides)(mt_device *dev, int n, void *memory, struct mt_err *err);
     void (*turn_to)(mt_device *dev, int side);
-    /* Optional. `name` NULL ends the calling thread's innermost range. */
+    /* `name` NULL ends the calling thread's innermost range. */
     void (*range)(mt_device *dev, const char *name);
-    /* Optional, all or none. */
+    /* Of devices that find out about themselves. */
     void (*findings)(mt_device *dev, struct mt_str *out);
     bool (*adopt_findings)(mt_device *dev, const char *text);
     bool (*share_findings)(mt_device *dev, mt_device *first);
@@ -51,6 +52,7 @@ struct mt_device_backend {
 struct mt_device {
     const struct mt_device_backend *backend;
     struct mt_device_limits limits;
+    mt_device *inner; /* or NULL */
 };
 
 /** First member of every backend's event. */

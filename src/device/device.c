@@ -27,40 +27,47 @@ const struct mt_device_limits *mt_device_limits(const mt_device *dev)
     return &dev->limits;
 }
 
+/* Calls what the backend has, or the one of the device inside; if neither has it the value is `none`. */
+#define CALL(none, dev, does, ...)                                                                 \
+    ({                                                                                             \
+        mt_device *who = (dev)->backend->does || !(dev)->inner ? (dev) : (dev)->inner;             \
+        who->backend->does ? who->backend->does(who, ##__VA_ARGS__) : (none);                      \
+    })
+
 int mt_device_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, struct mt_err *err)
 {
-    return dev->backend->alloc(dev, bytes, tag, out, err);
+    return CALL(0, dev, alloc, bytes, tag, out, err);
 }
 
 void mt_device_free(mt_device *dev, void *ptr)
 {
     if (ptr)
-        dev->backend->free(dev, ptr);
+        CALL((void)0, dev, free, ptr);
 }
 
 size_t mt_device_bytes_used(const mt_device *dev)
 {
-    return dev->backend->bytes_used(dev);
+    return CALL(0, (mt_device *)(uintptr_t)dev, bytes_used);
 }
 
 void mt_device_poison(mt_device *dev, void *ptr, size_t bytes)
 {
-    dev->backend->poison(dev, ptr, bytes);
+    CALL((void)0, dev, poison, ptr, bytes);
 }
 
 int mt_device_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err)
 {
-    return dev->backend->register_host(dev, ptr, bytes, err);
+    return CALL(0, dev, register_host, ptr, bytes, err);
 }
 
 void mt_device_unregister_host(mt_device *dev, void *ptr)
 {
-    dev->backend->unregister_host(dev, ptr);
+    CALL((void)0, dev, unregister_host, ptr);
 }
 
 int mt_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
 {
-    return dev->backend->event_create(dev, out, err);
+    return CALL(0, dev, event_create, out, err);
 }
 
 void mt_event_destroy(mt_event **ev)
@@ -72,22 +79,22 @@ void mt_event_destroy(mt_event **ev)
 
 int mt_event_record(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
 {
-    return dev->backend->event_record(dev, ev, s, err);
+    return CALL(0, dev, event_record, ev, s, err);
 }
 
 int mt_event_wait(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
 {
-    return dev->backend->event_wait(dev, ev, s, err);
+    return CALL(0, dev, event_wait, ev, s, err);
 }
 
 int mt_event_sync(mt_device *dev, mt_event *ev, struct mt_err *err)
 {
-    return dev->backend->event_sync(dev, ev, err);
+    return CALL(0, dev, event_sync, ev, err);
 }
 
 int64_t mt_event_time_ns(mt_event *ev)
 {
-    return ev->dev->backend->event_time_ns(ev);
+    return ev->dev->backend->event_time_ns ? ev->dev->backend->event_time_ns(ev) : 0;
 }
 
 int mt_device_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err)
@@ -95,12 +102,12 @@ int mt_device_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, st
     if (!c->dst || !c->src || (c->rows > 1 && (c->dst_pitch < c->width || c->src_pitch < c->width)))
         return mt_fail(err, MT_ERR_DEVICE, -EINVAL, "copy: invalid: %zu rows of %zu bytes at pitches %zu, %zu",
                        c->rows, c->width, c->dst_pitch, c->src_pitch);
-    return c->width && c->rows ? dev->backend->copy(dev, s, c, err) : 0;
+    return c->width && c->rows ? CALL(0, dev, copy, s, c, err) : 0;
 }
 
 int mt_device_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err)
 {
-    return dev->backend->call(dev, fn, ctx, err);
+    return CALL(0, dev, call, fn, ctx, err);
 }
 
 void mt_device_range_begin(mt_device *dev, const char *fmt, ...)
@@ -126,77 +133,71 @@ int mt_device_open_sides(mt_device *dev, int n, void *memory, struct mt_err *err
     if (n < 0 || n > dev->limits.sides)
         return mt_fail(err, MT_ERR_DEVICE, -EINVAL, "%d side streams: %s has at most %d", n, dev->limits.name,
                        dev->limits.sides);
-    return n ? dev->backend->open_sides(dev, n, memory, err) : 0;
+    return n ? CALL(0, dev, open_sides, n, memory, err) : 0;
 }
 
 void mt_device_turn_to(mt_device *dev, int side)
 {
-    if (dev->backend->turn_to)
-        dev->backend->turn_to(dev, side);
+    CALL((void)0, dev, turn_to, side);
 }
 
 int mt_device_sync(mt_device *dev, struct mt_err *err)
 {
-    return dev->backend->sync(dev, err);
+    return CALL(0, dev, sync, err);
 }
 
 int mt_device_status(mt_device *dev, struct mt_err *err)
 {
-    return dev->backend->status(dev, err);
+    return CALL(0, dev, status, err);
 }
 
 void mt_device_findings(mt_device *dev, struct mt_str *out)
 {
-    if (dev->backend->findings)
-        dev->backend->findings(dev, out);
+    CALL((void)0, dev, findings, out);
 }
 
 bool mt_device_adopt_findings(mt_device *dev, const char *text)
 {
-    return dev->backend->adopt_findings && dev->backend->adopt_findings(dev, text);
+    return CALL(false, dev, adopt_findings, text);
 }
 
 bool mt_device_share_findings(mt_device *dev, mt_device *first)
 {
-    return dev->backend == first->backend && dev->backend->share_findings && dev->backend->share_findings(dev, first);
+    return dev->backend == first->backend && CALL(false, dev, share_findings, first);
 }
 
 void mt_device_products_of(mt_device *dev, char *buf, size_t len)
 {
     *buf = 0;
-    if (dev->backend->products_of)
-        dev->backend->products_of(dev, buf, len);
+    CALL((void)0, dev, products_of, buf, len);
 }
 
 void mt_device_tune(mt_device *dev, bool on)
 {
-    if (dev->backend->tune)
-        dev->backend->tune(dev, on);
+    CALL((void)0, dev, tune, on);
 }
 
 size_t mt_device_products(mt_device *dev, struct mt_str *out)
 {
-    return dev->backend->products ? dev->backend->products(dev, out) : 0;
+    return CALL(0, dev, products, out);
 }
 
 bool mt_device_adopt_products(mt_device *dev, const char *text)
 {
-    return dev->backend->adopt_products ? dev->backend->adopt_products(dev, text) : !*text;
+    return CALL(!*text, dev, adopt_products, text);
 }
 
 void mt_device_doubt(mt_device *dev)
 {
-    if (dev->backend->doubt)
-        dev->backend->doubt(dev);
+    CALL((void)0, dev, doubt);
 }
 
 size_t mt_device_distrust(mt_device *dev)
 {
-    return dev->backend->distrust ? dev->backend->distrust(dev, true) : 0;
+    return CALL(0, dev, distrust, true);
 }
 
 void mt_device_trust(mt_device *dev)
 {
-    if (dev->backend->distrust)
-        dev->backend->distrust(dev, false);
+    CALL(0, dev, distrust, false);
 }

@@ -15,8 +15,7 @@
 #include "device/products.h"
 
 struct fault_device {
-    struct mt_device base;
-    mt_device *inner;
+    struct mt_device base; /* base.inner: the device that it forwards to */
     const char *what; /* of `submissions`, `resources` or an operation */
     bool async;
     int64_t nth;
@@ -85,7 +84,7 @@ static int take(struct fault_device *d, const char *what, struct mt_err *err)
 static void fault_destroy(mt_device *dev)
 {
     struct fault_device *d = fault(dev);
-    mt_device_destroy(&d->inner);
+    mt_device_destroy(&dev->inner);
     pthread_mutex_destroy(&d->lock);
     free(d);
 }
@@ -93,34 +92,19 @@ static void fault_destroy(mt_device *dev)
 static int fault_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, struct mt_err *err)
 {
     int rc = take(fault(dev), "alloc", err);
-    return rc ? rc : mt_device_alloc(fault(dev)->inner, bytes, tag, out, err);
-}
-
-static void fault_free(mt_device *dev, void *ptr)
-{
-    mt_device_free(fault(dev)->inner, ptr);
-}
-
-static size_t fault_bytes_used(const mt_device *dev)
-{
-    return mt_device_bytes_used(((const struct fault_device *)dev)->inner);
+    return rc ? rc : mt_device_alloc(dev->inner, bytes, tag, out, err);
 }
 
 static void fault_poison(mt_device *dev, void *ptr, size_t bytes)
 {
     if (!sticky(fault(dev), NULL))
-        mt_device_poison(fault(dev)->inner, ptr, bytes);
+        mt_device_poison(dev->inner, ptr, bytes);
 }
 
 static int fault_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err)
 {
     int rc = take(fault(dev), "register", err);
-    return rc ? rc : mt_device_register_host(fault(dev)->inner, ptr, bytes, err);
-}
-
-static void fault_unregister_host(mt_device *dev, void *ptr)
-{
-    mt_device_unregister_host(fault(dev)->inner, ptr);
+    return rc ? rc : mt_device_register_host(dev->inner, ptr, bytes, err);
 }
 
 static int fault_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
@@ -130,7 +114,7 @@ static int fault_event_create(mt_device *dev, mt_event **out, struct mt_err *err
         return mt_fail_nomem(err, "an event", sizeof(*ev));
     int rc = take(fault(dev), "event", err);
     if (!rc)
-        rc = mt_event_create(fault(dev)->inner, &ev->inner, err);
+        rc = mt_event_create(dev->inner, &ev->inner, err);
     if (rc) {
         free(ev);
         return rc;
@@ -152,7 +136,7 @@ static int fault_event_record(mt_device *dev, mt_event *ev, enum mt_stream s, st
 {
     bool drop;
     int rc = submit(fault(dev), "record", &drop, err);
-    int inner_rc = mt_event_record(fault(dev)->inner, inner_event(ev), s, rc ? NULL : err);
+    int inner_rc = mt_event_record(dev->inner, inner_event(ev), s, rc ? NULL : err);
     return rc ? rc : inner_rc;
 }
 
@@ -160,12 +144,12 @@ static int fault_event_wait(mt_device *dev, mt_event *ev, enum mt_stream s, stru
 {
     bool drop;
     int rc = submit(fault(dev), "wait", &drop, err);
-    return drop ? rc : mt_event_wait(fault(dev)->inner, inner_event(ev), s, err);
+    return drop ? rc : mt_event_wait(dev->inner, inner_event(ev), s, err);
 }
 
 static int fault_event_sync(mt_device *dev, mt_event *ev, struct mt_err *err)
 {
-    int rc = mt_event_sync(fault(dev)->inner, inner_event(ev), err);
+    int rc = mt_event_sync(dev->inner, inner_event(ev), err);
     return rc ? rc : sticky(fault(dev), err);
 }
 
@@ -178,107 +162,51 @@ static int fault_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c,
 {
     bool drop;
     int rc = submit(fault(dev), "copy", &drop, err);
-    return drop ? rc : mt_device_copy(fault(dev)->inner, s, c, err);
+    return drop ? rc : mt_device_copy(dev->inner, s, c, err);
 }
 
 static int fault_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err)
 {
     bool drop;
     int rc = submit(fault(dev), "call", &drop, err);
-    return drop ? rc : mt_device_call(fault(dev)->inner, fn, ctx, err);
-}
-
-static int fault_open_sides(mt_device *dev, int n, void *memory, struct mt_err *err)
-{
-    return mt_device_open_sides(fault(dev)->inner, n, memory, err);
-}
-
-static void fault_turn_to(mt_device *dev, int side)
-{
-    mt_device_turn_to(fault(dev)->inner, side);
+    return drop ? rc : mt_device_call(dev->inner, fn, ctx, err);
 }
 
 static int fault_sync(mt_device *dev, struct mt_err *err)
 {
-    int rc = mt_device_sync(fault(dev)->inner, err);
+    int rc = mt_device_sync(dev->inner, err);
     return rc ? rc : sticky(fault(dev), err);
 }
 
 static int fault_status(mt_device *dev, struct mt_err *err)
 {
-    int rc = mt_device_status(fault(dev)->inner, err);
+    int rc = mt_device_status(dev->inner, err);
     return rc ? rc : sticky(fault(dev), err);
-}
-
-static void fault_findings(mt_device *dev, struct mt_str *out)
-{
-    mt_device_findings(fault(dev)->inner, out);
-}
-
-static bool fault_adopt_findings(mt_device *dev, const char *text)
-{
-    return mt_device_adopt_findings(fault(dev)->inner, text);
-}
-
-static void fault_products_of(mt_device *dev, char *buf, size_t len)
-{
-    mt_device_products_of(fault(dev)->inner, buf, len);
-}
-
-static void fault_tune(mt_device *dev, bool on)
-{
-    mt_device_tune(fault(dev)->inner, on);
-}
-
-static size_t fault_products(mt_device *dev, struct mt_str *out)
-{
-    return mt_device_products(fault(dev)->inner, out);
-}
-
-static bool fault_adopt_products(mt_device *dev, const char *text)
-{
-    return mt_device_adopt_products(fault(dev)->inner, text);
 }
 
 static bool fault_share_findings(mt_device *dev, mt_device *first)
 {
-    return mt_device_share_findings(fault(dev)->inner, fault(first)->inner);
-}
-
-static void fault_doubt(mt_device *dev)
-{
-    mt_device_doubt(fault(dev)->inner);
-}
-
-static size_t fault_distrust(mt_device *dev, bool on)
-{
-    if (on)
-        return mt_device_distrust(fault(dev)->inner);
-    mt_device_trust(fault(dev)->inner);
-    return 0;
+    return mt_device_share_findings(dev->inner, first->inner);
 }
 
 static int fault_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err)
 {
     bool drop;
-    mt_device *inner = fault(dev)->inner;
+    mt_device *inner = dev->inner;
     int rc = submit(fault(dev), mt_dev_op_name(op), &drop, err);
     return drop ? rc : inner->backend->submit(inner, op, args, err);
 }
 
 static size_t fault_workspace(mt_device *dev, enum mt_dev_op op, const void *args)
 {
-    return mt_device_workspace(fault(dev)->inner, op, args);
+    return mt_device_workspace(dev->inner, op, args);
 }
 
 static const struct mt_device_backend fault_backend = {
     .destroy = fault_destroy,
     .alloc = fault_alloc,
-    .free = fault_free,
-    .bytes_used = fault_bytes_used,
     .poison = fault_poison,
     .register_host = fault_register_host,
-    .unregister_host = fault_unregister_host,
     .event_create = fault_event_create,
     .event_destroy = fault_event_destroy,
     .event_record = fault_event_record,
@@ -287,19 +215,9 @@ static const struct mt_device_backend fault_backend = {
     .event_time_ns = fault_event_time_ns,
     .copy = fault_copy,
     .call = fault_call,
-    .open_sides = fault_open_sides,
-    .turn_to = fault_turn_to,
     .sync = fault_sync,
     .status = fault_status,
-    .findings = fault_findings,
-    .adopt_findings = fault_adopt_findings,
     .share_findings = fault_share_findings,
-    .products_of = fault_products_of,
-    .tune = fault_tune,
-    .products = fault_products,
-    .adopt_products = fault_adopt_products,
-    .doubt = fault_doubt,
-    .distrust = fault_distrust,
     .submit = fault_submit,
     .workspace = fault_workspace,
 };
@@ -334,8 +252,8 @@ int mt_device_create_fault(mt_device **out, mt_device *inner, const char *what, 
     struct fault_device *d = mt_calloc(1, sizeof(*d));
     if (!d)
         return mt_fail_nomem(err, "the fault device", sizeof(*d));
-    *d = (struct fault_device){.base = {&fault_backend, inner->limits},
-                               .inner = inner, .what = name, .async = async, .nth = nth};
+    *d = (struct fault_device){.base = {&fault_backend, inner->limits, inner},
+                               .what = name, .async = async, .nth = nth};
     snprintf(d->base.limits.name, sizeof(d->base.limits.name), "fault on %.110s", inner->limits.name);
     pthread_mutex_init(&d->lock, NULL);
     *out = &d->base;

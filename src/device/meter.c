@@ -37,7 +37,7 @@ static int meter_submit(mt_device *dev, enum mt_dev_op op, const void *args, str
     return 0;
 }
 
-/* --- memory, events, copies: nothing happens ------------------------------------------------- */
+/* --- memory, events, copies: next to nothing happens ------------------------------------------------- */
 
 static void meter_destroy(mt_device *dev)
 {
@@ -57,10 +57,6 @@ static int meter_alloc(mt_device *dev, size_t bytes, const char *tag, void **out
     return 0;
 }
 
-static void meter_free(mt_device *, void *)
-{
-}
-
 static size_t meter_used(const mt_device *dev)
 {
     return ((const struct meter *)dev)->used;
@@ -69,15 +65,6 @@ static size_t meter_used(const mt_device *dev)
 static void meter_poison(mt_device *dev, void *ptr, size_t bytes)
 {
     report((struct meter *)dev, MT_DEV_ZERO, &(struct mt_zero){ptr, bytes});
-}
-
-static int meter_register(mt_device *, void *, size_t, struct mt_err *)
-{
-    return 0;
-}
-
-static void meter_unregister(mt_device *, void *)
-{
 }
 
 static int meter_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
@@ -95,32 +82,11 @@ static void meter_event_destroy(mt_event *ev)
     free(ev);
 }
 
-static int meter_event(mt_device *, mt_event *, enum mt_stream, struct mt_err *)
-{
-    return 0;
-}
-
-static int meter_event_sync(mt_device *, mt_event *, struct mt_err *)
-{
-    return 0;
-}
-
-static int64_t meter_event_time(mt_event *)
-{
-    return 0;
-}
-
 static int meter_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *)
 {
     const struct meter *m = (const struct meter *)dev;
     if (m->copied)
         m->copied(m->ctx, s, c);
-    return 0;
-}
-
-static int meter_call(mt_device *, void (*)(void *ctx), void *ctx, struct mt_err *)
-{
-    (void)ctx;
     return 0;
 }
 
@@ -135,11 +101,6 @@ static void meter_turn_to(mt_device *dev, int side)
     ((struct meter *)dev)->side = side;
 }
 
-static int meter_sync(mt_device *, struct mt_err *)
-{
-    return 0;
-}
-
 static size_t meter_workspace(mt_device *dev, enum mt_dev_op op, const void *args)
 {
     return ((struct meter *)dev)->kind->workspace(&dev->limits, op, args);
@@ -148,23 +109,13 @@ static size_t meter_workspace(mt_device *dev, enum mt_dev_op op, const void *arg
 static const struct mt_device_backend meter_backend = {
     .destroy = meter_destroy,
     .alloc = meter_alloc,
-    .free = meter_free,
     .bytes_used = meter_used,
     .poison = meter_poison,
-    .register_host = meter_register,
-    .unregister_host = meter_unregister,
     .event_create = meter_event_create,
     .event_destroy = meter_event_destroy,
-    .event_record = meter_event,
-    .event_wait = meter_event,
-    .event_sync = meter_event_sync,
-    .event_time_ns = meter_event_time,
     .copy = meter_copy,
-    .call = meter_call,
     .open_sides = meter_open_sides,
     .turn_to = meter_turn_to,
-    .sync = meter_sync,
-    .status = meter_sync,
     .submit = meter_submit,
     .workspace = meter_workspace,
 };

@@ -52,15 +52,6 @@ static void cpu_poison(mt_device *dev, void *ptr, size_t bytes)
     mt_cpu_stream_submit(cpu(dev)->streams[MT_STREAM_COMPUTE], run_poison, &z, sizeof(z));
 }
 
-static int cpu_register_host(mt_device *, void *, size_t, struct mt_err *)
-{
-    return 0;
-}
-
-static void cpu_unregister_host(mt_device *, void *)
-{
-}
-
 static int cpu_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
 {
     return mt_cpu_event_create(cpu(dev), out, err);
@@ -173,8 +164,6 @@ static const struct mt_device_backend cpu_backend = {
     .free = cpu_free,
     .bytes_used = cpu_bytes_used,
     .poison = cpu_poison,
-    .register_host = cpu_register_host,
-    .unregister_host = cpu_unregister_host,
     .event_create = cpu_event_create,
     .event_destroy = mt_cpu_event_destroy,
     .event_record = cpu_event_record,
