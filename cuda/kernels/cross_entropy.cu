@@ -21,18 +21,18 @@ struct soft_sum {
 };
 
 /* The sum with another maximum as its shift. Without a difference (both may be -inf) there is nothing to scale. */
-static __device__ __forceinline__ float sum_under(soft_sum s, float max)
+MT_DEVICE float sum_under(soft_sum s, float max)
 {
     return s.max == max ? s.sum : s.sum * exp_of(s.max - max);
 }
 
-static __device__ __forceinline__ soft_sum join(soft_sum a, soft_sum b)
+MT_DEVICE soft_sum join(soft_sum a, soft_sum b)
 {
     float max = a.max > b.max ? a.max : b.max;
     return {max, sum_under(a, max) + sum_under(b, max)};
 }
 
-static __device__ __forceinline__ soft_sum warp_join(soft_sum s)
+MT_DEVICE soft_sum warp_join(soft_sum s)
 {
     for (int d = WARP / 2; d; d /= 2) {
         soft_sum other = {__shfl_xor_sync(0xffffffffu, s.max, d), __shfl_xor_sync(0xffffffffu, s.sum, d)};
@@ -42,8 +42,7 @@ static __device__ __forceinline__ soft_sum warp_join(soft_sum s)
 }
 
 /* Loads this thread's logits of a piece, from p on; `left` are in the row, others are -inf. */
-template <bool VECTOR>
-static __device__ __forceinline__ void load_piece(const float *p, int left, float (&x)[UNROLL][4])
+template <bool VECTOR> MT_DEVICE void load_piece(const float *p, int left, float (&x)[UNROLL][4])
 {
     MT_UNROLL(UNROLL)
     for (int u = 0; u < UNROLL; u++) {
@@ -57,8 +56,7 @@ static __device__ __forceinline__ void load_piece(const float *p, int left, floa
 
 /* Adds a piece; sets *beaten if a logit is larger than the target's, or equal and before it. `target`: the target's
  * distance from this thread's first logit. */
-static __device__ __forceinline__ void add_piece(const float (&x)[UNROLL][4], int target,
-                                                 float target_logit, soft_sum *s, bool *beaten)
+MT_DEVICE void add_piece(const float (&x)[UNROLL][4], int target, float target_logit, soft_sum *s, bool *beaten)
 {
     float max = s->max;
     MT_UNROLL(UNROLL)
@@ -102,8 +100,7 @@ static __device__ soft_sum sum_row(const float *row, int vocab, int target, floa
     return s;
 }
 
-template <typename T>
-static __device__ __forceinline__ void store_piece(T *p, int left, bool vector, const float (&y)[UNROLL][4])
+template <typename T> MT_DEVICE void store_piece(T *p, int left, bool vector, const float (&y)[UNROLL][4])
 {
     MT_UNROLL(UNROLL)
     for (int u = 0; u < UNROLL; u++) {
@@ -145,8 +142,7 @@ template <typename T> static __device__ void clear_row(T *out, int vocab, bool v
 }
 
 /* Further ids of a row: their logits, or their gradients after all others. */
-template <typename T>
-static __device__ __forceinline__ void few_of_row(const mt_cross_entropy &a, size_t row, const float *logits, T *out)
+template <typename T> MT_DEVICE void few_of_row(const mt_cross_entropy &a, size_t row, const float *logits, T *out)
 {
     const int *ids = a.few + row * a.n_few;
     float *values = a.few_values + row * a.n_few;

@@ -31,14 +31,14 @@ struct rows {
     float beta[C], decay[C], end[C], rq[C], rk[C];
 };
 
-static __device__ __forceinline__ float *take(float **at, int floats)
+MT_DEVICE float *take(float **at, int floats)
 {
     float *here = *at;
     *at += floats;
     return here;
 }
 
-static __device__ __forceinline__ work work_of(float *at, int wk, int wv, int heads)
+MT_DEVICE work work_of(float *at, int wk, int wv, int heads)
 {
     work w;
     w.wk = wk;
@@ -72,8 +72,7 @@ struct part {
     int n;
 };
 
-static __device__ __forceinline__ part part_of(const struct mt_delta_rule &a, const struct mt_cuda_delta_buffers &b,
-                                               size_t job)
+MT_DEVICE part part_of(const struct mt_delta_rule &a, const struct mt_cuda_delta_buffers &b, size_t job)
 {
     size_t all = a.v.n / a.k.n, key = job / b.jobs.of_key, from = job % b.jobs.of_key * b.jobs.heads;
     size_t rest = all - from, n = rest < b.jobs.heads ? rest : b.jobs.heads;
@@ -96,7 +95,7 @@ struct product {
     float by;
 };
 
-template <bool ADD = true> static __device__ __forceinline__ void multiply(const product &x)
+template <bool ADD = true> MT_DEVICE void multiply(const product &x)
 {
     MT_UNROLL(1)
     for (int at = static_cast<int>(threadIdx.x); at < x.m / 4 * x.n; at += THREADS) {
@@ -119,7 +118,7 @@ template <bool ADD = true> static __device__ __forceinline__ void multiply(const
     __syncthreads();
 }
 
-static __device__ __forceinline__ void clear(float *p, int n)
+MT_DEVICE void clear(float *p, int n)
 {
     MT_UNROLL(1)
     for (int i = static_cast<int>(threadIdx.x); i < n; i += THREADS)
@@ -128,7 +127,7 @@ static __device__ __forceinline__ void clear(float *p, int n)
 }
 
 /** y = diag(by) x, of C rows. */
-static __device__ __forceinline__ void scale_rows(float *y, const float *x, const float *by, int wide)
+MT_DEVICE void scale_rows(float *y, const float *x, const float *by, int wide)
 {
     MT_UNROLL(1)
     for (int i = static_cast<int>(threadIdx.x); i < C * wide; i += THREADS)
@@ -137,7 +136,7 @@ static __device__ __forceinline__ void scale_rows(float *y, const float *x, cons
 }
 
 /** x *= by, of n elements. */
-static __device__ __forceinline__ void scale_all(float *x, float by, int n)
+MT_DEVICE void scale_all(float *x, float by, int n)
 {
     MT_UNROLL(1)
     for (int i = static_cast<int>(threadIdx.x); i < n; i += THREADS)
@@ -147,8 +146,7 @@ static __device__ __forceinline__ void scale_all(float *x, float by, int n)
 
 /** y += skip x, of a value head's rows. */
 template <typename T>
-static __device__ __forceinline__ void add_skip(const struct mt_delta_rule &a, size_t head, float *y, const float *x,
-                                                int n)
+MT_DEVICE void add_skip(const struct mt_delta_rule &a, size_t head, float *y, const float *x, int n)
 {
     if (!a.skip)
         return;
@@ -160,14 +158,14 @@ static __device__ __forceinline__ void add_skip(const struct mt_delta_rule &a, s
 }
 
 /** A warp's sum in double; every lane gets it. */
-static __device__ __forceinline__ double warp_total(double v)
+MT_DEVICE double warp_total(double v)
 {
     for (int d = WARP / 2; d; d /= 2)
         v += __shfl_xor_sync(0xffffffffu, v, d);
     return v;
 }
 
-static __device__ __forceinline__ double warp_dot(const float *x, const float *y, int n)
+MT_DEVICE double warp_dot(const float *x, const float *y, int n)
 {
     double sum = 0;
     MT_UNROLL(1)
@@ -178,8 +176,7 @@ static __device__ __forceinline__ double warp_dot(const float *x, const float *y
 
 /** Rows of a head as f32, the rest zeros. */
 template <typename T>
-static __device__ __forceinline__ void load_rows(float *dst, int wide, const struct mt_heads &h, size_t row,
-                                                 size_t head, int n)
+MT_DEVICE void load_rows(float *dst, int wide, const struct mt_heads &h, size_t row, size_t head, int n)
 {
     const T *src = static_cast<const T *>(h.p) + row * h.ld + head * h.stride;
     int dim = static_cast<int>(h.dim);
@@ -192,8 +189,7 @@ static __device__ __forceinline__ void load_rows(float *dst, int wide, const str
 }
 
 template <typename T>
-static __device__ __forceinline__ void store_rows(const float *src, int wide, const struct mt_heads &h, size_t row,
-                                                  size_t head, int n)
+MT_DEVICE void store_rows(const float *src, int wide, const struct mt_heads &h, size_t row, size_t head, int n)
 {
     T *dst = static_cast<T *>(h.p) + row * h.ld + head * h.stride;
     int dim = static_cast<int>(h.dim);
@@ -206,7 +202,7 @@ static __device__ __forceinline__ void store_rows(const float *src, int wide, co
 }
 
 /** Queries or keys of unit length, times scale; 1 / length to rstd. */
-static __device__ __forceinline__ void normalise(float *x, float *rstd, int wide, float eps, float scale)
+MT_DEVICE void normalise(float *x, float *rstd, int wide, float eps, float scale)
 {
     MT_UNROLL(1)
     for (int i = static_cast<int>(threadIdx.x) / WARP; i < C; i += THREADS / WARP) {
@@ -222,8 +218,7 @@ static __device__ __forceinline__ void normalise(float *x, float *rstd, int wide
 
 /** What value heads share: q, k, K K^T and Q K^T. */
 template <typename T>
-static __device__ __forceinline__ void load_keys(const work &w, rows &r, const struct mt_delta_rule &a, size_t row,
-                                                 size_t head, int n)
+MT_DEVICE void load_keys(const work &w, rows &r, const struct mt_delta_rule &a, size_t row, size_t head, int n)
 {
     load_rows<T>(w.q, w.wk, a.q, row, head, n);
     load_rows<T>(w.k, w.wk, a.k, row, head, n);
@@ -239,8 +234,7 @@ static __device__ __forceinline__ void load_keys(const work &w, rows &r, const s
 }
 
 /** G, D, E, B; X, A and P. */
-static __device__ __forceinline__ void decays(const work &w, rows &r, const struct mt_delta_rule &a, size_t row,
-                                              size_t head, int n)
+MT_DEVICE void decays(const work &w, rows &r, const struct mt_delta_rule &a, size_t row, size_t head, int n)
 {
     int i = static_cast<int>(threadIdx.x);
     if (i < C) {
@@ -276,8 +270,8 @@ static __device__ __forceinline__ void decays(const work &w, rows &r, const stru
 
 /** All up to V', of a value head whose state before the chunk is s. A thread solves (I + A) for its columns. */
 template <typename T>
-static __device__ __forceinline__ void solve(const work &w, rows &r, const struct mt_delta_rule &a, size_t row,
-                                             size_t head, int n, const float *s)
+MT_DEVICE void solve(const work &w, rows &r, const struct mt_delta_rule &a, size_t row,
+                     size_t head, int n, const float *s)
 {
     load_rows<T>(w.v, w.wv, a.v, row, head, n);
     decays(w, r, a, row, head, n);
@@ -300,7 +294,7 @@ static __device__ __forceinline__ void solve(const work &w, rows &r, const struc
 }
 
 /** The state after the chunk; `to` may be `s`. */
-static __device__ __forceinline__ void step_state(const work &w, const rows &r, int n, const float *s, float *to)
+MT_DEVICE void step_state(const work &w, const rows &r, int n, const float *s, float *to)
 {
     scale_rows(w.t, w.k, r.end, w.wk);
     multiply({w.wk, w.wv, C, w.t, 1, w.wk, w.vn, w.wv, 1, to, w.wv, 1, s, w.wv, r.decay[n - 1]});

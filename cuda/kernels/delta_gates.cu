@@ -12,14 +12,13 @@
 
 static constexpr unsigned THREADS = 64;
 
-template <typename T>
-static __device__ __forceinline__ T *head_of(const struct mt_heads &h, size_t row, size_t head)
+template <typename T> MT_DEVICE T *head_of(const struct mt_heads &h, size_t row, size_t head)
 {
     return static_cast<T *>(h.p) + row * h.ld + head / h.dim * h.stride + head % h.dim;
 }
 
 /* Above 20 it is x, as in torch. */
-static __device__ __forceinline__ float softplus(float x)
+MT_DEVICE float softplus(float x)
 {
     return x > 20.0f ? x : log1pf(exp_of(x));
 }
@@ -29,14 +28,13 @@ struct decay_of_head {
     float speed, bias;
 };
 
-template <typename T>
-static __device__ __forceinline__ decay_of_head gate_of(const struct mt_delta_gates &a, size_t head)
+template <typename T> MT_DEVICE decay_of_head gate_of(const struct mt_delta_gates &a, size_t head)
 {
     return {-exp_of(load(static_cast<const T *>(a.a_log) + head)), load(static_cast<const T *>(a.dt_bias) + head)};
 }
 
 /* The step of a plain rule; a NaN stays. */
-static __device__ __forceinline__ float limited(const struct mt_delta_gates &a, float step)
+MT_DEVICE float limited(const struct mt_delta_gates &a, float step)
 {
     return step < a.least ? a.least : step > a.most ? a.most : step;
 }

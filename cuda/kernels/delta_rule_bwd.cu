@@ -10,7 +10,7 @@
 using namespace delta;
 
 /* Rows x warps: f(row) is called by a whole warp. */
-template <typename F> static __device__ __forceinline__ void by_rows(int n, F f)
+template <typename F> MT_DEVICE void by_rows(int n, F f)
 {
     MT_UNROLL(1)
     for (int i = static_cast<int>(threadIdx.x) / WARP; i < n; i += THREADS / WARP)
@@ -18,7 +18,7 @@ template <typename F> static __device__ __forceinline__ void by_rows(int n, F f)
     __syncthreads();
 }
 
-static __device__ __forceinline__ void add_row(float *y, const float *x, float by, int n)
+MT_DEVICE void add_row(float *y, const float *x, float by, int n)
 {
     MT_UNROLL(1)
     for (int c = static_cast<int>(threadIdx.x) % WARP; c < n; c += WARP)
@@ -26,8 +26,7 @@ static __device__ __forceinline__ void add_row(float *y, const float *x, float b
 }
 
 /* dV', dP, and what of dQ, dK, dW and dG comes of them. */
-static __device__ __forceinline__ void outputs_backward(const work &w, rows &r, bool plain, int n, const float *s,
-                                                        const float *ds)
+MT_DEVICE void outputs_backward(const work &w, rows &r, bool plain, int n, const float *s, const float *ds)
 {
     int wk = w.wk, wv = w.wv, wide = w.wide;
     bool first = threadIdx.x % WARP == 0;
@@ -73,7 +72,7 @@ static __device__ __forceinline__ void outputs_backward(const work &w, rows &r, 
 }
 
 /* (I + A)^T [Y | Z] = [dV' | dW]; a thread solves for its columns. */
-static __device__ __forceinline__ void solve_transposed(const work &w, int n)
+MT_DEVICE void solve_transposed(const work &w, int n)
 {
     MT_UNROLL(1)
     for (int c = static_cast<int>(threadIdx.x); c < w.wide; c += THREADS)
@@ -89,7 +88,7 @@ static __device__ __forceinline__ void solve_transposed(const work &w, int n)
 }
 
 /* dA, masked to its triangle; dP becomes dP * X, dA N; their part of dG and dbeta. */
-static __device__ __forceinline__ void scores_backward(const work &w, rows &r, bool plain, int n)
+MT_DEVICE void scores_backward(const work &w, rows &r, bool plain, int n)
 {
     if (!plain)
         multiply<false>({C, C, w.wide, w.yz, w.wide, 1, w.uw, 1, w.wide, w.da, C, -1, nullptr, 0, 0});
@@ -127,8 +126,7 @@ static __device__ __forceinline__ void scores_backward(const work &w, rows &r, b
 
 /* dv, dbeta and dg of a value head. */
 template <typename T>
-static __device__ __forceinline__ void store_head(const work &w, rows &r, const struct mt_delta_rule_bwd &b, size_t row,
-                                                  size_t h, int n)
+MT_DEVICE void store_head(const work &w, rows &r, const struct mt_delta_rule_bwd &b, size_t row, size_t h, int n)
 {
     by_rows(n, [&](int i) {
         const float *y = w.yz + i * w.wide, *z = y + w.wv, *v = w.v + i * w.wv;
@@ -164,8 +162,8 @@ static __device__ __forceinline__ void store_head(const work &w, rows &r, const 
 }
 
 template <typename T>
-static __device__ __forceinline__ void backward_head(const work &w, rows &r, const struct mt_delta_rule_bwd &b,
-                                                     size_t row, size_t h, int n, const float *s, float *ds)
+MT_DEVICE void backward_head(const work &w, rows &r, const struct mt_delta_rule_bwd &b,
+                             size_t row, size_t h, int n, const float *s, float *ds)
 {
     int wk = w.wk, wv = w.wv, wide = w.wide;
     bool plain = b.fwd.plain;
@@ -189,8 +187,7 @@ static __device__ __forceinline__ void backward_head(const work &w, rows &r, con
 }
 
 /* Through x = r x': d' = r (d - x (x . d)), where x is of unit length but for eps. */
-static __device__ __forceinline__ void normalise_backward(float *d, const float *x, const float *rstd, float scale,
-                                                          int n, int wide)
+MT_DEVICE void normalise_backward(float *d, const float *x, const float *rstd, float scale, int n, int wide)
 {
     by_rows(n, [&](int i) {
         float *di = d + i * wide, along = static_cast<float>(warp_dot(x + i * wide, di, wide)) / (scale * scale);
@@ -201,16 +198,16 @@ static __device__ __forceinline__ void normalise_backward(float *d, const float 
 }
 
 /* The state of a value head before a chunk. Chunks but a document's first end no less than C rows after each other. */
-static __device__ __forceinline__ float *state_before(const work &w, const struct mt_cuda_delta_buffers &b,
-                                                      size_t begin, size_t row, size_t head, int one)
+MT_DEVICE float *state_before(const work &w, const struct mt_cuda_delta_buffers &b,
+                              size_t begin, size_t row, size_t head, int one)
 {
     return row == begin ? w.state : b.states + (row / C * b.group + head) * one;
 }
 
 /* Rows of dq or dk: as they are, or if key heads have several jobs to the sums of this one. */
 template <typename T>
-static __device__ __forceinline__ void store_keys(const float *d, int wide, float *sums, const struct mt_heads &to,
-                                                  size_t row, size_t head, int n)
+MT_DEVICE void store_keys(const float *d, int wide, float *sums, const struct mt_heads &to,
+                          size_t row, size_t head, int n)
 {
     if (!sums) {
         store_rows<T>(d, wide, to, row, head, n);
@@ -222,9 +219,9 @@ static __device__ __forceinline__ void store_keys(const float *d, int wide, floa
 
 /* dq and dk of a chunk of a job. */
 template <typename T>
-static __device__ __forceinline__ void finish_keys(const work &w, rows &r, const struct mt_delta_rule_bwd &b,
-                                                   const struct mt_cuda_delta_buffers &u, const part &own, size_t row,
-                                                   int n)
+MT_DEVICE void finish_keys(const work &w, rows &r, const struct mt_delta_rule_bwd &b,
+                           const struct mt_cuda_delta_buffers &u, const part &own, size_t row,
+                           int n)
 {
     const struct mt_delta_rule &a = b.fwd;
     size_t all = a.v.n / a.k.n, job = (own.first - own.key * all) / u.jobs.heads, at = job * a.n * a.k.n * a.k.dim;

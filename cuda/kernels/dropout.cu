@@ -16,7 +16,7 @@ struct keys {
 };
 
 /* x[k] = mask x / (1 - p) for columns [column, column + N) of the row; N is 1 or a multiple of 4, as `column` then. */
-template <int N> static __device__ __forceinline__ void drop(const keys &s, uint32_t row, size_t column, float (&x)[N])
+template <int N> MT_DEVICE void drop(const keys &s, uint32_t row, size_t column, float (&x)[N])
 {
     constexpr int STEP = N < 4 ? N : 4;
     for (int i = 0; i < N; i += STEP) {

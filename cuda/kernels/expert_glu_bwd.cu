@@ -12,8 +12,7 @@
 static constexpr unsigned MAX_THREADS = 256;
 
 /* This thread's part of <down_bias, d_o>. */
-template <typename T>
-static __device__ __forceinline__ float bias_part(const struct mt_expert_glu_bwd &a, size_t row)
+template <typename T> MT_DEVICE float bias_part(const struct mt_expert_glu_bwd &a, size_t row)
 {
     const T *b = static_cast<const T *>(a.down_bias), *d = static_cast<const T *>(a.d_o) + row * a.c;
     float sum = 0;

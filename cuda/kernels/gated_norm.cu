@@ -13,21 +13,18 @@
 
 static constexpr unsigned THREADS = 32 * MT_CUDA_GATED_NORM_WARPS;
 
-template <typename T>
-static __device__ __forceinline__ T *head_of(const struct mt_heads &h, size_t row, size_t head)
+template <typename T> MT_DEVICE T *head_of(const struct mt_heads &h, size_t row, size_t head)
 {
     return static_cast<T *>(h.p) + row * h.ld + head * h.stride;
 }
 
 /* Of the gate, which has the same elements in heads of its own width. */
-template <typename T>
-static __device__ __forceinline__ T *gate_of(const struct mt_heads &z, size_t dim, size_t row, size_t head)
+template <typename T> MT_DEVICE T *gate_of(const struct mt_heads &z, size_t dim, size_t row, size_t head)
 {
     return head_of<T>(z, row, head * dim / z.dim) + head * dim % z.dim;
 }
 
-template <typename T>
-static __device__ __forceinline__ float rstd_of(const struct mt_gated_norm &a, const T *x)
+template <typename T> MT_DEVICE float rstd_of(const struct mt_gated_norm &a, const T *x)
 {
     float squares = 0;
     MT_UNROLL(1)
@@ -56,8 +53,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) normalis
 
 /* dw: the warp's sums, of heads before; NULL: not wanted. */
 template <typename T>
-static __device__ __forceinline__ void head_backward(const struct mt_gated_norm_bwd &b, size_t row, size_t head,
-                                                     float *dw)
+MT_DEVICE void head_backward(const struct mt_gated_norm_bwd &b, size_t row, size_t head, float *dw)
 {
     const struct mt_gated_norm &a = b.fwd;
     const T *x = head_of<T>(a.x, row, head), *z = gate_of<T>(a.z, a.x.dim, row, head), *w = static_cast<const T *>(a.w);
@@ -101,7 +97,7 @@ static __global__ void __launch_bounds__(THREADS) normalise_backward(struct mt_g
 
 static constexpr unsigned WIDE = 256;
 
-static __device__ __forceinline__ float gated(float x, float z)
+MT_DEVICE float gated(float x, float z)
 {
     return x * (z * sigmoid<float>(z));
 }
@@ -127,8 +123,7 @@ template <typename T> static __global__ void __launch_bounds__(WIDE) normalise_g
 
 /* dw: of the head, of rows before; NULL: not wanted. */
 template <typename T>
-static __device__ __forceinline__ void gated_backward(const struct mt_gated_norm_bwd &b, size_t row, size_t head,
-                                                      float *dw, float *scratch)
+MT_DEVICE void gated_backward(const struct mt_gated_norm_bwd &b, size_t row, size_t head, float *dw, float *scratch)
 {
     const struct mt_gated_norm &a = b.fwd;
     size_t n = a.x.dim;

@@ -19,8 +19,7 @@ struct glu_terms {
  * act(x) = x s(x). gelu's s is (1 + tanh(z)) / 2 = 1 / (1 + e^-2z) with z = k (x + 0.044715 x^3)
  * (Hendrycks and Gimpel 2016).
  */
-template <typename T, int KIND>
-static __device__ __forceinline__ glu_terms glu_terms_of(glu_shape p, float g, float u)
+template <typename T, int KIND> MT_DEVICE glu_terms glu_terms_of(glu_shape p, float g, float u)
 {
     if constexpr (KIND == MT_GLU_SILU) {
         auto [s, rest] = logistic_of<T>(g);

@@ -5,8 +5,7 @@
 
 static constexpr unsigned THREADS = 256;
 
-template <typename T>
-static __device__ __forceinline__ T *element_of(const struct mt_heads &h, size_t row, size_t column)
+template <typename T> MT_DEVICE T *element_of(const struct mt_heads &h, size_t row, size_t column)
 {
     return static_cast<T *>(h.p) + row * h.ld + column / h.dim * h.stride + column % h.dim;
 }

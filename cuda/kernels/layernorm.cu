@@ -19,7 +19,7 @@
 
 /* --- forward ---------------------------------------------------------------------------------- */
 
-template <typename T, int V> static __device__ __forceinline__ float sum_of(const uint4 (&x)[V])
+template <typename T, int V> MT_DEVICE float sum_of(const uint4 (&x)[V])
 {
     float sum = 0;
     MT_UNROLL(V)
@@ -33,8 +33,7 @@ template <typename T, int V> static __device__ __forceinline__ float sum_of(cons
 }
 
 /* Of the distances from the mean, within the row alone. */
-template <typename T, int V>
-static __device__ __forceinline__ float square_sum(const uint4 (&x)[V], float mean, unsigned vecs)
+template <typename T, int V> MT_DEVICE float square_sum(const uint4 (&x)[V], float mean, unsigned vecs)
 {
     float sum = 0;
     MT_UNROLL(V)
@@ -87,7 +86,7 @@ static __global__ void __launch_bounds__(1024) layernorm_forward(struct mt_layer
 }
 
 /* Sums over a row that is read from memory; every thread gets them. */
-template <typename T> static __device__ __forceinline__ float mean_any(const T *x, size_t c, float *scratch)
+template <typename T> MT_DEVICE float mean_any(const T *x, size_t c, float *scratch)
 {
     float sum = 0;
     for (size_t i = threadIdx.x; i < c; i += blockDim.x)
@@ -143,8 +142,7 @@ cudaError_t mt_cuda_layernorm(const struct mt_layernorm *a, cudaStream_t stream)
 /* Of wide rows the registers do not hold w and dres: they are loaded where they are used. */
 template <int V> static constexpr bool WIDE = V > 2;
 
-template <typename T, int V>
-static __device__ __forceinline__ uint4 vector_of(const uint4 (&held)[V], const T *row, int v, unsigned vecs)
+template <typename T, int V> MT_DEVICE uint4 vector_of(const uint4 (&held)[V], const T *row, int v, unsigned vecs)
 {
     unsigned i = v * blockDim.x + threadIdx.x;
     if (WIDE<V>)

@@ -38,8 +38,7 @@ static __global__ void __launch_bounds__(256) gather(struct mt_moe_gather a, siz
  * The token's first entry from row `from` of src on; rows are counted from the last one if a.down. Returns its row, or
  * a.rows or more: there is none. An entry that is elsewhere has a row that is too great, whichever way it is counted.
  */
-static __device__ __forceinline__ unsigned next_entry(const struct mt_moe_combine &a, size_t token, unsigned from,
-                                                      size_t *entry)
+MT_DEVICE unsigned next_entry(const struct mt_moe_combine &a, size_t token, unsigned from, size_t *entry)
 {
     unsigned rows = static_cast<unsigned>(a.rows), first = static_cast<unsigned>(a.first), best = UINT_MAX;
     MT_UNROLL(4)

@@ -9,14 +9,13 @@
 static constexpr size_t MAX_BACKWARD_THREADS = 512;
 
 /* 1 over the square root of the mean of c squares, of which `squares` is the sum. */
-static __device__ __forceinline__ float rstd_of(float squares, size_t c, float eps)
+MT_DEVICE float rstd_of(float squares, size_t c, float eps)
 {
     return 1.0f / sqrtf(squares / static_cast<float>(c) + eps);
 }
 
 /* Loads this thread's V vectors of a row of `vecs` vectors; 0 beyond its end. */
-template <typename T, int V>
-static __device__ __forceinline__ void load_row(const T *row, unsigned vecs, uint4 (&x)[V])
+template <typename T, int V> MT_DEVICE void load_row(const T *row, unsigned vecs, uint4 (&x)[V])
 {
     MT_UNROLL(V)
     for (int v = 0; v < V; v++) {

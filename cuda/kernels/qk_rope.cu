@@ -24,8 +24,7 @@ struct cut {
     int shift;               /* lanes is 1 << shift */
 };
 
-template <typename T>
-static __device__ __forceinline__ unsigned first_of(const cut &c, int lane, size_t rot)
+template <typename T> MT_DEVICE unsigned first_of(const cut &c, int lane, size_t rot)
 {
     int first = lane * VEC<T>;
     return lane < c.pairs ? first : first + static_cast<unsigned>(rot) - c.pairs * VEC<T>;
@@ -40,9 +39,7 @@ struct packed_part {
     uint4 lo, hi;
 };
 
-template <typename T>
-static __device__ __forceinline__ packed_part load_packed(const T *head, const cut &c, int lane, size_t rot,
-                                                          bool active)
+template <typename T> MT_DEVICE packed_part load_packed(const T *head, const cut &c, int lane, size_t rot, bool active)
 {
     packed_part p = {};
     unsigned first = first_of<T>(c, lane, rot);
@@ -53,13 +50,13 @@ static __device__ __forceinline__ packed_part load_packed(const T *head, const c
     return p;
 }
 
-static __device__ __forceinline__ void hold(packed_part &p)
+MT_DEVICE void hold(packed_part &p)
 {
     hold_packed(p.lo);
     hold_packed(p.hi);
 }
 
-template <typename T> static __device__ __forceinline__ part<T> unpacked(const packed_part &p)
+template <typename T> MT_DEVICE part<T> unpacked(const packed_part &p)
 {
     part<T> u;
     vec_floats<T>(p.lo, u.lo);
@@ -67,16 +64,12 @@ template <typename T> static __device__ __forceinline__ part<T> unpacked(const p
     return u;
 }
 
-template <typename T>
-static __device__ __forceinline__ part<T> load_part(const T *head, const cut &c, int lane, size_t rot,
-                                                    bool active)
+template <typename T> MT_DEVICE part<T> load_part(const T *head, const cut &c, int lane, size_t rot, bool active)
 {
     return unpacked<T>(load_packed(head, c, lane, rot, active));
 }
 
-template <typename T>
-static __device__ __forceinline__ void store_part(T *head, const cut &c, int lane, size_t rot,
-                                                  const part<T> &p)
+template <typename T> MT_DEVICE void store_part(T *head, const cut &c, int lane, size_t rot, const part<T> &p)
 {
     unsigned first = first_of<T>(c, lane, rot);
     store_n<T, VEC<T>>(head + first, p.lo);
@@ -85,9 +78,7 @@ static __device__ __forceinline__ void store_part(T *head, const cut &c, int lan
 }
 
 /* The norm's output, and its product with w, each rounded. */
-template <typename T>
-static __device__ __forceinline__ void scale_and_round(float (&x)[VEC<T>], float rstd,
-                                                       const float (&w)[VEC<T>])
+template <typename T> MT_DEVICE void scale_and_round(float (&x)[VEC<T>], float rstd, const float (&w)[VEC<T>])
 {
     for (int k = 0; k < VEC<T>; k += 2) {
         x[k] *= rstd;
@@ -101,8 +92,8 @@ static __device__ __forceinline__ void scale_and_round(float (&x)[VEC<T>], float
 
 /* Replaces g by g w; adds g times the normalised value to the weight's gradient. */
 template <typename T>
-static __device__ __forceinline__ void weight_gradient(float (&g)[VEC<T>], const float (&xhat)[VEC<T>],
-                                                       const float (&w)[VEC<T>], float (&dw)[VEC<T>])
+MT_DEVICE void weight_gradient(float (&g)[VEC<T>], const float (&xhat)[VEC<T>],
+                               const float (&w)[VEC<T>], float (&dw)[VEC<T>])
 {
     for (int k = 0; k < VEC<T>; k += 2) {
         float was[2] = {xhat[k], xhat[k + 1]};
@@ -116,8 +107,7 @@ static __device__ __forceinline__ void weight_gradient(float (&g)[VEC<T>], const
 
 /* cos_row, sin_row: the position's rows of the tables. */
 template <typename T>
-static __device__ __forceinline__ void rotate(part<T> &p, const float *cos_row, const float *sin_row,
-                                              int lane, float sign)
+MT_DEVICE void rotate(part<T> &p, const float *cos_row, const float *sin_row, int lane, float sign)
 {
     for (int i = 0; i < VEC<T>; i += 4) {
         float cosine[4], sine[4];
@@ -131,7 +121,7 @@ static __device__ __forceinline__ void rotate(part<T> &p, const float *cos_row, 
     }
 }
 
-template <typename T> static __device__ __forceinline__ float dot(const part<T> &a, const part<T> &b)
+template <typename T> MT_DEVICE float dot(const part<T> &a, const part<T> &b)
 {
     float sum = 0;
     for (int k = 0; k < VEC<T>; k++)
@@ -140,15 +130,13 @@ template <typename T> static __device__ __forceinline__ float dot(const part<T> 
 }
 
 /* 64-bit divisions are slow, and almost all operands fit in 32 bits. */
-static __device__ __forceinline__ size_t quotient(size_t n, unsigned d)
+MT_DEVICE size_t quotient(size_t n, unsigned d)
 {
     return n >> 32 ? n / d : static_cast<unsigned>(n) / d;
 }
 
 /* A head of a row, where queries are counted before keys. */
-template <typename T>
-static __device__ __forceinline__ T *head_of(const struct mt_heads &q, const struct mt_heads &k, size_t row,
-                                             size_t head)
+template <typename T> MT_DEVICE T *head_of(const struct mt_heads &q, const struct mt_heads &k, size_t row, size_t head)
 {
     return head < q.n ? static_cast<T *>(q.p) + row * q.ld + head * q.stride
                       : static_cast<T *>(k.p) + row * k.ld + (head - q.n) * k.stride;
@@ -258,9 +246,9 @@ cudaError_t mt_cuda_qk_rope(const struct mt_qk_rope *a, cudaStream_t stream)
 
 /* The gradient of one head's input, and this lane's part of the weight's gradient. */
 template <typename T>
-static __device__ __forceinline__ void norm_backward(const struct mt_qk_rope_bwd &a, const cut &c, int lane,
-                                                     unsigned row, unsigned head, packed_part &weights,
-                                                     bool active, part<T> &dw)
+MT_DEVICE void norm_backward(const struct mt_qk_rope_bwd &a, const cut &c, int lane,
+                             unsigned row, unsigned head, packed_part &weights,
+                             bool active, part<T> &dw)
 {
     packed_part input = load_packed<T>(head_of<T>(a.fwd.q, a.fwd.k, row, head), c, lane, a.fwd.rot, active);
     part<T> g = load_part<T>(head_of<T>(a.dq, a.dk, row, head), c, lane, a.fwd.rot, active);
@@ -289,8 +277,7 @@ static __device__ __forceinline__ void norm_backward(const struct mt_qk_rope_bwd
 
 /* Sums the groups' parts, in order, into the block's row of the workspace. */
 template <typename T>
-static __device__ __forceinline__ void sum_groups(const cut &c, int lane, size_t d, size_t rot,
-                                                  const part<T> &dw, float *partial)
+MT_DEVICE void sum_groups(const cut &c, int lane, size_t d, size_t rot, const part<T> &dw, float *partial)
 {
     __shared__ float shared[THREADS * 2 * VEC<T>];
     unsigned groups = THREADS >> c.shift;
@@ -401,8 +388,7 @@ static cudaError_t run_norm_backward(const struct mt_qk_rope_bwd *a, size_t rows
 /* --- backward without a norm ------------------------------------------------------------------ */
 
 /* The sum of element i of all heads at x. */
-template <typename T>
-static __device__ __forceinline__ float sum_heads_at(const T *x, const struct mt_heads &h, size_t i)
+template <typename T> MT_DEVICE float sum_heads_at(const T *x, const struct mt_heads &h, size_t i)
 {
     float s = 0;
     MT_UNROLL(4)

@@ -17,8 +17,7 @@
 #include "scalar.cuh"
 
 /* The first element of a row. Kernels for rows side by side (not APART) are made without the division. */
-template <bool APART>
-static __device__ __forceinline__ size_t row_at(const struct mt_row_groups &g, size_t c, size_t row)
+template <bool APART> MT_DEVICE size_t row_at(const struct mt_row_groups &g, size_t c, size_t row)
 {
     if (!APART || !g.group)
         return row * c;
@@ -34,8 +33,7 @@ template <typename T> static bool vecs_fit(const void *p, const struct mt_row_gr
 
 /* --- forward ---------------------------------------------------------------------------------- */
 
-template <typename T>
-static __device__ __forceinline__ float weigh(const struct mt_rmsnorm &a, float x, float rstd, float w)
+template <typename T> MT_DEVICE float weigh(const struct mt_rmsnorm &a, float x, float rstd, float w)
 {
     float xhat = x * rstd;
     return a.plus_one ? xhat * (w + 1.0f) : (a.round_once ? xhat : rounded<T>(xhat)) * w;
@@ -43,8 +41,7 @@ static __device__ __forceinline__ float weigh(const struct mt_rmsnorm &a, float 
 
 /* The same for a vector, in place of x. */
 template <typename T>
-static __device__ __forceinline__ void weigh_pack(const struct mt_rmsnorm &a, float (&x)[VEC<T>], float rstd,
-                                                  const float (&w)[VEC<T>])
+MT_DEVICE void weigh_pack(const struct mt_rmsnorm &a, float (&x)[VEC<T>], float rstd, const float (&w)[VEC<T>])
 {
     float plus = a.plus_one ? 1.0f : 0.0f;
     for (int k = 0; k < VEC<T>; k += 2) {
@@ -57,8 +54,7 @@ static __device__ __forceinline__ void weigh_pack(const struct mt_rmsnorm &a, fl
     }
 }
 
-template <typename T, int V>
-static __device__ __forceinline__ float square_sum(const uint4 (&x)[V])
+template <typename T, int V> MT_DEVICE float square_sum(const uint4 (&x)[V])
 {
     float sum = 0;
     MT_UNROLL(V)

@@ -13,19 +13,19 @@
 enum { THREADS = MT_CUDA_ROUTE_TOKENS, WARPS = THREADS / WARP };
 
 /* Counts of a block: entries of each expert, then rows that are not finite. */
-static __device__ __forceinline__ int32_t *counts_of(const struct mt_route_lists &a, size_t block)
+MT_DEVICE int32_t *counts_of(const struct mt_route_lists &a, size_t block)
 {
     return static_cast<int32_t *>(a.workspace) + block * (a.e + 1);
 }
 
-static __device__ __forceinline__ size_t end_of(const struct mt_route_lists &a, size_t block)
+MT_DEVICE size_t end_of(const struct mt_route_lists &a, size_t block)
 {
     size_t end = (block + 1) * THREADS;
     return (end < a.n ? end : a.n) * a.k;
 }
 
 /* Number of threads for which `says` is true; valid in thread 0. */
-static __device__ __forceinline__ int count_threads(bool says, int *scratch)
+MT_DEVICE int count_threads(bool says, int *scratch)
 {
     unsigned votes = __ballot_sync(0xffffffffu, says);
     if (threadIdx.x % WARP == 0)
@@ -61,7 +61,7 @@ static __global__ void __launch_bounds__(THREADS) count_entries(struct mt_route_
 }
 
 /* How far each expert's places are behind its list, by padding of those before; behind the counts of all blocks. */
-static __device__ __forceinline__ int32_t *shifts_of(const struct mt_route_lists &a)
+MT_DEVICE int32_t *shifts_of(const struct mt_route_lists &a)
 {
     return counts_of(a, (a.n + THREADS - 1) / THREADS);
 }

@@ -29,7 +29,7 @@ struct row_memory {
     float *score, *key, *chosen;
 };
 
-static __device__ __forceinline__ row_memory memory_of(float *shared, size_t e)
+MT_DEVICE row_memory memory_of(float *shared, size_t e)
 {
     float *mine = shared + threadIdx.y * 3 * e;
     return {mine, mine + e, mine + 2 * e};
@@ -43,7 +43,7 @@ static size_t shared_bytes(size_t e)
 /* --- scores ----------------------------------------------------------------------------------- */
 
 /* As warp_max(), but a lane's own NaN stays. */
-static __device__ __forceinline__ float warp_most(float v)
+MT_DEVICE float warp_most(float v)
 {
     for (int d = WARP / 2; d; d /= 2) {
         float other = __shfl_xor_sync(ALL, v, d);
@@ -52,7 +52,7 @@ static __device__ __forceinline__ float warp_most(float v)
     return v;
 }
 
-static __device__ __forceinline__ bool is_finite(float x)
+MT_DEVICE bool is_finite(float x)
 {
     return (bits_of_float(x) & 0x7f800000u) != 0x7f800000u;
 }
@@ -95,7 +95,7 @@ template <typename L> static __device__ void score_row(enum mt_router_score kind
 }
 
 /* Element i of an array that is distributed over lanes, for every lane. */
-static __device__ __forceinline__ float element(const float *v, unsigned i)
+MT_DEVICE float element(const float *v, unsigned i)
 {
     return __shfl_sync(ALL, i % WARP == threadIdx.x ? v[i] : 0.0f, static_cast<int>(i % WARP));
 }
@@ -169,12 +169,12 @@ struct blend {
     bool softmax, open;
 };
 
-static __device__ __forceinline__ unsigned id_of(const row_memory &m, unsigned j)
+MT_DEVICE unsigned id_of(const row_memory &m, unsigned j)
 {
     return bits_of_float(element(m.chosen, j));
 }
 
-static __device__ __forceinline__ float value_of(const blend &b, float s)
+MT_DEVICE float value_of(const blend &b, float s)
 {
     return b.softmax ? exp_of(s - b.max) / b.sum : s;
 }
@@ -203,7 +203,7 @@ static __device__ blend blend_of(const struct mt_router_rule &rule, const row_me
 }
 
 /* The number that an expert's weights are multiplied by. */
-template <typename T> static __device__ __forceinline__ float scale_of(const void *scale, unsigned expert)
+template <typename T> MT_DEVICE float scale_of(const void *scale, unsigned expert)
 {
     return scale ? load(static_cast<const T *>(scale) + expert) : 1.0f;
 }
@@ -262,8 +262,7 @@ struct slope {
     float through_renorm, through_softmax;
 };
 
-static __device__ __forceinline__ float chosen_gradient(const struct mt_router_bwd &a, const blend &b, const slope &d,
-                                                        float dw, float v)
+MT_DEVICE float chosen_gradient(const struct mt_router_bwd &a, const blend &b, const slope &d, float dw, float v)
 {
     float dv = (a.rule.scale * dw - d.through_renorm) / b.by;
     return b.softmax ? v * (dv - d.through_softmax) : dv;
@@ -271,8 +270,7 @@ static __device__ __forceinline__ float chosen_gradient(const struct mt_router_b
 
 /* The gradient of a chosen expert's weight without its own scale. */
 template <typename T>
-static __device__ __forceinline__ float unscaled(const struct mt_router_bwd &a, const row_memory &m,
-                                                 const float *dweights, unsigned j)
+MT_DEVICE float unscaled(const struct mt_router_bwd &a, const row_memory &m, const float *dweights, unsigned j)
 {
     return dweights[j] * scale_of<T>(a.expert_scale, id_of(m, j));
 }

@@ -82,7 +82,7 @@ static size_t flat_blocks(size_t n, size_t per_access)
 }
 
 /* This thread's first access; the next ones follow at a distance of FLAT_THREADS. */
-static __device__ __forceinline__ size_t flat_at()
+MT_DEVICE size_t flat_at()
 {
     return static_cast<size_t>(blockIdx.x) * FLAT_THREADS * FLAT_UNROLL + threadIdx.x;
 }
@@ -175,13 +175,13 @@ cudaError_t mt_cuda_cast(const struct mt_cast *a, cudaStream_t stream)
 enum { JOIN_THREADS = 512, JOIN_UNROLL = MT_JOIN_BLOCK / (4 * JOIN_THREADS) };
 
 /* The master's bits are (hi << 16) + lo with lo's sign (mt_master_join). */
-static __device__ __forceinline__ uint32_t join_one(uint32_t hi, uint32_t lo)
+MT_DEVICE uint32_t join_one(uint32_t hi, uint32_t lo)
 {
     return (hi << 16) + static_cast<uint32_t>(static_cast<int32_t>(lo << 16) >> 16);
 }
 
 /* The low and the high halves of two words. */
-static __device__ __forceinline__ uint2 join_two(uint32_t hi, uint32_t lo)
+MT_DEVICE uint2 join_two(uint32_t hi, uint32_t lo)
 {
     return make_uint2(join_one(hi & 0xffffu, lo & 0xffffu), join_one(hi >> 16, lo >> 16));
 }

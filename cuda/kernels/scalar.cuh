@@ -11,6 +11,9 @@
 #include "base/dtype.h"
 #include "device/heads.h"
 
+/** A function of kernels. */
+#define MT_DEVICE static __device__ __forceinline__
+
 /**
  * Elements in memory are float or bf16; arithmetic is in float. A vector is what one 16-byte access has: 4 floats
  * or 8 bf16. All inline assembly of the kernels is here.
@@ -23,7 +26,7 @@ template <typename T> static constexpr int VEC = 16 / static_cast<int>(sizeof(T)
 
 /* --- bits ----------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ float float_of_bits(uint32_t u)
+MT_DEVICE float float_of_bits(uint32_t u)
 {
 #ifdef __CUDA_ARCH__
     return __uint_as_float(u);
@@ -34,7 +37,7 @@ static __device__ __forceinline__ float float_of_bits(uint32_t u)
 #endif
 }
 
-static __device__ __forceinline__ uint32_t bits_of_float(float f)
+MT_DEVICE uint32_t bits_of_float(float f)
 {
 #ifdef __CUDA_ARCH__
     return __float_as_uint(f);
@@ -46,7 +49,7 @@ static __device__ __forceinline__ uint32_t bits_of_float(float f)
 }
 
 /** Two floats as bf16, to nearest even, `lo` in the low half. A NaN stays NaN. */
-static __device__ __forceinline__ uint32_t bf16_pair(float lo, float hi)
+MT_DEVICE uint32_t bf16_pair(float lo, float hi)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     uint32_t pair;
@@ -64,29 +67,29 @@ static __device__ __forceinline__ uint32_t bf16_pair(float lo, float hi)
 
 /* --- one element ---------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ float load(const float *p)
+MT_DEVICE float load(const float *p)
 {
     return *p;
 }
 
-static __device__ __forceinline__ float load(const bf16 *p)
+MT_DEVICE float load(const bf16 *p)
 {
     return float_of_bits(static_cast<uint32_t>(p->x) << 16);
 }
 
-static __device__ __forceinline__ void store(float *p, float v)
+MT_DEVICE void store(float *p, float v)
 {
     *p = v;
 }
 
-static __device__ __forceinline__ void store(bf16 *p, float v)
+MT_DEVICE void store(bf16 *p, float v)
 {
     p->x = static_cast<uint16_t>(bf16_pair(v, 0));
 }
 
 /* --- accesses of 8 and 16 bytes of global memory, at aligned addresses ----------------------------- */
 
-template <typename W> static __device__ __forceinline__ W load_word(const void *p)
+template <typename W> MT_DEVICE W load_word(const void *p)
 {
 #ifdef __CUDA_ARCH__
     return *static_cast<const W *>(p);
@@ -99,7 +102,7 @@ template <typename W> static __device__ __forceinline__ W load_word(const void *
 #endif
 }
 
-template <typename W> static __device__ __forceinline__ void store_word(void *p, W w)
+template <typename W> MT_DEVICE void store_word(void *p, W w)
 {
 #ifdef __CUDA_ARCH__
     *static_cast<W *>(p) = w;
@@ -130,19 +133,19 @@ template <> __device__ __forceinline__ void store_word<uint2>(void *p, uint2 w)
 }
 #endif
 
-static __device__ __forceinline__ uint4 load16(const void *p)
+MT_DEVICE uint4 load16(const void *p)
 {
     return load_word<uint4>(p);
 }
 
-static __device__ __forceinline__ void store16(void *p, uint4 w)
+MT_DEVICE void store16(void *p, uint4 w)
 {
     store_word<uint4>(p, w);
 }
 
 /* --- vectors --------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void pair_floats(uint32_t pair, float *x)
+MT_DEVICE void pair_floats(uint32_t pair, float *x)
 {
     x[0] = float_of_bits(pair << 16);
     x[1] = float_of_bits(pair & 0xffff0000u);
@@ -151,14 +154,14 @@ static __device__ __forceinline__ void pair_floats(uint32_t pair, float *x)
 template <typename T> struct packing;
 
 template <> struct packing<float> {
-    static __device__ __forceinline__ void vec_floats(uint4 w, float (&x)[4])
+    MT_DEVICE void vec_floats(uint4 w, float (&x)[4])
     {
         x[0] = float_of_bits(w.x);
         x[1] = float_of_bits(w.y);
         x[2] = float_of_bits(w.z);
         x[3] = float_of_bits(w.w);
     }
-    static __device__ __forceinline__ uint4 vec_of(const float (&x)[4])
+    MT_DEVICE uint4 vec_of(const float (&x)[4])
     {
         return make_uint4(bits_of_float(x[0]), bits_of_float(x[1]), bits_of_float(x[2]),
                           bits_of_float(x[3]));
@@ -166,39 +169,39 @@ template <> struct packing<float> {
 };
 
 template <> struct packing<bf16> {
-    static __device__ __forceinline__ void vec_floats(uint4 w, float (&x)[8])
+    MT_DEVICE void vec_floats(uint4 w, float (&x)[8])
     {
         pair_floats(w.x, x);
         pair_floats(w.y, x + 2);
         pair_floats(w.z, x + 4);
         pair_floats(w.w, x + 6);
     }
-    static __device__ __forceinline__ uint4 vec_of(const float (&x)[8])
+    MT_DEVICE uint4 vec_of(const float (&x)[8])
     {
         return make_uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]),
                           bf16_pair(x[6], x[7]));
     }
 };
 
-template <typename T> static __device__ __forceinline__ void vec_floats(uint4 w, float (&x)[VEC<T>])
+template <typename T> MT_DEVICE void vec_floats(uint4 w, float (&x)[VEC<T>])
 {
     packing<T>::vec_floats(w, x);
 }
 
-template <typename T> static __device__ __forceinline__ uint4 vec_of(const float (&x)[VEC<T>])
+template <typename T> MT_DEVICE uint4 vec_of(const float (&x)[VEC<T>])
 {
     return packing<T>::vec_of(x);
 }
 
 /** Rounds two values as a store and a load would; both together cost as much as one. */
-template <typename T> static __device__ __forceinline__ void round_two(float *x)
+template <typename T> MT_DEVICE void round_two(float *x)
 {
     if constexpr (sizeof(T) == 2)
         pair_floats(bf16_pair(x[0], x[1]), x);
 }
 
 /** Forces later code to unpack the values again, so that only half as many registers are held over a barrier. */
-static __device__ __forceinline__ void hold_packed(uint4 &w)
+MT_DEVICE void hold_packed(uint4 &w)
 {
 #ifdef __CUDA_ARCH__
     asm volatile("" : "+r"(w.x), "+r"(w.y), "+r"(w.z), "+r"(w.w));
@@ -207,7 +210,7 @@ static __device__ __forceinline__ void hold_packed(uint4 &w)
 #endif
 }
 
-template <typename T> static __device__ __forceinline__ float rounded(float v)
+template <typename T> MT_DEVICE float rounded(float v)
 {
     T t;
     store(&t, v);
@@ -217,7 +220,7 @@ template <typename T> static __device__ __forceinline__ float rounded(float v)
 /**
  * N elements as floats. N is 1, or VEC<T> with an address that is a multiple of 16; one kernel body serves both.
  */
-template <typename T, int N> static __device__ __forceinline__ void load_n(const T *p, float (&x)[N])
+template <typename T, int N> MT_DEVICE void load_n(const T *p, float (&x)[N])
 {
     if constexpr (N == 1)
         x[0] = load(p);
@@ -225,8 +228,7 @@ template <typename T, int N> static __device__ __forceinline__ void load_n(const
         vec_floats<T>(load16(p), x);
 }
 
-template <typename T, int N>
-static __device__ __forceinline__ void store_n(T *p, const float (&x)[N])
+template <typename T, int N> MT_DEVICE void store_n(T *p, const float (&x)[N])
 {
     if constexpr (N == 1)
         store(p, x[0]);
@@ -235,30 +237,30 @@ static __device__ __forceinline__ void store_n(T *p, const float (&x)[N])
 }
 
 /** Four elements, aligned to their size: for kernels whose input and output have different widths. */
-static __device__ __forceinline__ void load_four(const float *p, float (&x)[4])
+MT_DEVICE void load_four(const float *p, float (&x)[4])
 {
     vec_floats<float>(load16(p), x);
 }
 
-static __device__ __forceinline__ void load_four(const bf16 *p, float (&x)[4])
+MT_DEVICE void load_four(const bf16 *p, float (&x)[4])
 {
     uint2 w = load_word<uint2>(p);
     pair_floats(w.x, x);
     pair_floats(w.y, x + 2);
 }
 
-static __device__ __forceinline__ void store_four(float *p, const float (&x)[4])
+MT_DEVICE void store_four(float *p, const float (&x)[4])
 {
     store16(p, vec_of<float>(x));
 }
 
-static __device__ __forceinline__ void store_four(bf16 *p, const float (&x)[4])
+MT_DEVICE void store_four(bf16 *p, const float (&x)[4])
 {
     store_word(p, make_uint2(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3])));
 }
 
 /** N floats, for N elements of a vector: 1, 4 or 8. */
-template <int N> static __device__ __forceinline__ void load_floats(const float *p, float (&x)[N])
+template <int N> MT_DEVICE void load_floats(const float *p, float (&x)[N])
 {
     if constexpr (N == 1) {
         x[0] = *p;
@@ -273,7 +275,7 @@ template <int N> static __device__ __forceinline__ void load_floats(const float 
     }
 }
 
-template <int N> static __device__ __forceinline__ void store_floats(float *p, const float (&x)[N])
+template <int N> MT_DEVICE void store_floats(float *p, const float (&x)[N])
 {
     if constexpr (N == 1)
         *p = x[0];
@@ -283,7 +285,7 @@ template <int N> static __device__ __forceinline__ void store_floats(float *p, c
 }
 
 /** N elements of an O, which is float or the type whose vector has N, from element `at` on. */
-template <typename O, int N> static __device__ __forceinline__ void load_either(const void *p, size_t at, float (&x)[N])
+template <typename O, int N> MT_DEVICE void load_either(const void *p, size_t at, float (&x)[N])
 {
     if constexpr (sizeof(O) == sizeof(float))
         load_floats<N>(static_cast<const float *>(p) + at, x);
@@ -291,8 +293,7 @@ template <typename O, int N> static __device__ __forceinline__ void load_either(
         load_n<O, N>(static_cast<const O *>(p) + at, x);
 }
 
-template <typename O, int N>
-static __device__ __forceinline__ void store_either(void *p, size_t at, const float (&x)[N])
+template <typename O, int N> MT_DEVICE void store_either(void *p, size_t at, const float (&x)[N])
 {
     if constexpr (sizeof(O) == sizeof(float))
         store_floats<N>(static_cast<float *>(p) + at, x);
@@ -303,13 +304,13 @@ static __device__ __forceinline__ void store_either(void *p, size_t at, const fl
 /* --- functions ------------------------------------------------------------------------------ */
 
 /** e^x; error at most 2 ulp. */
-static __device__ __forceinline__ float exp_of(float x)
+MT_DEVICE float exp_of(float x)
 {
     return expf(x);
 }
 
 /** 1 / x; error at most 1 ulp. */
-static __device__ __forceinline__ float reciprocal(float x)
+MT_DEVICE float reciprocal(float x)
 {
 #ifdef __CUDA_ARCH__
     float y;
@@ -326,14 +327,14 @@ struct logistic {
 };
 
 /** For results that are rounded to bf16, with the fast exponential. */
-template <typename T> static __device__ __forceinline__ logistic logistic_of(float x)
+template <typename T> MT_DEVICE logistic logistic_of(float x)
 {
     float e = sizeof(T) == 2 ? __expf(-x) : expf(-x), s = reciprocal(1.0f + e);
     return {s, x < 0.0f ? 1.0f - s : e * s};
 }
 
 /** Its s alone. */
-template <typename T> static __device__ __forceinline__ float sigmoid(float x)
+template <typename T> MT_DEVICE float sigmoid(float x)
 {
     return logistic_of<T>(x).s;
 }

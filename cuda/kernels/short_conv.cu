@@ -13,7 +13,7 @@
 static constexpr unsigned THREADS = 128;
 
 /* The document of a row. */
-static __device__ __forceinline__ size_t document_of(const struct mt_short_conv &a, size_t row)
+MT_DEVICE size_t document_of(const struct mt_short_conv &a, size_t row)
 {
     size_t lo = 0, hi = a.n_docs;
     MT_UNROLL(1)
@@ -27,16 +27,14 @@ static __device__ __forceinline__ size_t document_of(const struct mt_short_conv 
     return lo;
 }
 
-template <typename T>
-static __device__ __forceinline__ T *channel_of(const struct mt_heads &h, size_t row, size_t channel)
+template <typename T> MT_DEVICE T *channel_of(const struct mt_heads &h, size_t row, size_t channel)
 {
     return static_cast<T *>(h.p) + row * h.ld + channel / h.dim * h.stride + channel % h.dim;
 }
 
 /* s of a row; begin: its document's first row. */
 template <typename T>
-static __device__ __forceinline__ float sum_of(const struct mt_short_conv &a, const T *x, const T *w, float bias,
-                                               size_t row, size_t begin)
+MT_DEVICE float sum_of(const struct mt_short_conv &a, const T *x, const T *w, float bias, size_t row, size_t begin)
 {
     float s = bias;
     MT_UNROLL(1)
@@ -48,7 +46,7 @@ static __device__ __forceinline__ float sum_of(const struct mt_short_conv &a, co
     return s;
 }
 
-template <typename T> static __device__ __forceinline__ float bias_of(const struct mt_short_conv &a, size_t channel)
+template <typename T> MT_DEVICE float bias_of(const struct mt_short_conv &a, size_t channel)
 {
     return a.bias ? load(static_cast<const T *>(a.bias) + channel) : 0.0f;
 }

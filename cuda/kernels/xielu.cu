@@ -15,12 +15,12 @@ struct curve {
     float p, n, beta, eps;
 };
 
-static __device__ __forceinline__ float softplus(float x)
+MT_DEVICE float softplus(float x)
 {
     return x > 20.0f ? x : log1pf(expf(x));
 }
 
-template <typename T> static __device__ __forceinline__ curve curve_of(const void *shape)
+template <typename T> MT_DEVICE curve curve_of(const void *shape)
 {
     const T *s = static_cast<const T *>(shape);
     float beta = load(s + 2);
