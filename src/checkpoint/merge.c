@@ -459,7 +459,7 @@ static int read_merged(const struct mt_source *source, size_t first, size_t n, v
     const struct mt_st_tensor *t = &merged->t, *w = whole(m, t->name);
     const struct site *s = site_of(m, t->name);
     enum mt_st_dtype dtype = source->decl.dtype;
-    if (!s && !w && dtype == t->dtype && !merged->codes && !merged->src.format)
+    if (!s && !w && dtype == t->dtype && !merged->stored)
         return mt_st_read_raw(m->base.st, t, first * mt_st_dtype_size(dtype), n * mt_st_dtype_size(dtype), dst, err);
     if (dtype != MT_ST_F32 && dtype != MT_ST_BF16)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is %s, into which adapters cannot be merged: set --dtype f32",

@@ -8,6 +8,8 @@
 int mt_sources_find(struct mt_sources *s, const struct mt_layout *l, struct mt_err *err)
 {
     int rc = 0;
+    s->l = l;
+    mt_stored_reader_init(&s->plain, l, &s->st, NULL);
     s->of = mt_calloc(l->n_tensors, sizeof(*s->of));
     if (!s->of)
         return mt_fail_nomem(err, "the list of weights", l->n_tensors * sizeof(*s->of));
@@ -23,9 +25,49 @@ int mt_sources_open(struct mt_sources *out, const struct mt_layout *l, const cha
     return rc ? rc : mt_sources_find(out, l, err);
 }
 
+/* Forgets the codes of the tensor that was decoded last. */
+static void forget(struct mt_sources *s)
+{
+    if (s->decoded)
+        mt_packed_reader_finish(&s->packed);
+    s->decoded = NULL;
+}
+
+void mt_sources_forget(struct mt_sources *s)
+{
+    forget(s);
+    mt_stored_reader_finish(&s->plain);
+    free(s->of);
+    s->of = NULL;
+}
+
 void mt_sources_close(struct mt_sources *s)
 {
-    free(s->of);
+    mt_sources_forget(s);
     mt_st_close(&s->st);
-    *s = (struct mt_sources){.of = NULL};
+}
+
+int mt_sources_read_f32(struct mt_sources *s, const struct mt_tensor *t, size_t first, size_t n, float *dst,
+                        struct mt_err *err)
+{
+    const struct mt_packed_source *src = &s->of[t - s->l->tensors];
+    bool again = s->plain.summer && first == 0; /* it is to be summed */
+    int rc = 0;
+    if (!src->format)
+        return mt_stored_read_f32(&s->plain, t, first, n, dst, err);
+    if (s->decoded != t || again) {
+        forget(s);
+        s->decoded = t;
+        rc = mt_packed_reader_init(&s->packed, &s->st, src, t, s->plain.summer, err);
+    }
+    if (!rc)
+        rc = mt_packed_read_f32(&s->packed, first, n, dst, err);
+    if (rc)
+        forget(s);
+    return rc;
+}
+
+uint64_t mt_sources_sum(struct mt_sources *s, const struct mt_tensor *t)
+{
+    return s->of[t - s->l->tensors].format ? mt_summer_end(s->plain.summer) : mt_stored_sum(&s->plain, t);
 }

@@ -51,41 +51,32 @@ static int check_shape(const struct mt_stored *s, const struct mt_st_tensor *src
                    s->name, have, want);
 }
 
-/* Reads a tensor's weights as f32, in order, whatever their format in the file. */
-struct wide_source {
-    struct mt_stored_reader *plain;
-    const struct mt_packed_source *src;
-    struct mt_packed_reader packed; /* if src has a format */
-    const char *dir;
-};
-
-static int read_wide(struct wide_source *s, const struct mt_tensor *t, size_t at, size_t n, float *buf,
-                     struct mt_err *err)
-{
-    int rc = s->src->format ? mt_packed_read_f32(&s->packed, at, n, buf, err)
-                            : mt_stored_read_f32(s->plain, t, at, n, buf, err);
-    size_t bad = rc ? n : first_unfit(buf, n);
-    if (bad < n)
-        return mt_fail(err, MT_ERR_INPUT, -ERANGE,
-                       "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and below 3.39e38",
-                       s->dir, t->name, (double)buf[bad], at + bad);
-    return rc;
-}
-
-/* Loads tensors into planes. */
+/* Loads tensors into planes, or reads them for their sums. */
 struct loader {
-    struct mt_stored_reader r;
-    mt_plane_set *planes;
+    const struct mt_layout *l;
+    mt_plane_set *planes; /* NULL: nothing is kept */
     const char *dir;
     float *buf; /* [PIECE] */
     struct mt_packing_cost *cost;
+    const atomic_bool *stop; /* ends it with -ECANCELED; NULL: nothing does */
     struct mt_summer summer;
     struct mt_sources sources;
     const struct mt_packed_source *src; /* of the tensor that was read last */
     uint64_t *known;                    /* [n_tensors] sums that this machine knows, 0: none; or NULL */
 };
 
-static int pack_tensor(const struct loader *l, struct wide_source *s, const struct mt_tensor *t, struct mt_err *err)
+static int read_piece(struct loader *l, const struct mt_tensor *t, size_t at, size_t n, float *buf, struct mt_err *err)
+{
+    int rc = l->stop && atomic_load(l->stop) ? -ECANCELED : mt_sources_read_f32(&l->sources, t, at, n, buf, err);
+    size_t bad = rc ? n : first_unfit(buf, n);
+    if (bad < n)
+        return mt_fail(err, MT_ERR_INPUT, -ERANGE,
+                       "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and below 3.39e38",
+                       l->dir, t->name, (double)buf[bad], at + bad);
+    return rc;
+}
+
+static int pack_tensor(struct loader *l, const struct mt_tensor *t, struct mt_err *err)
 {
     struct mt_packer *p;
     size_t piece = mt_packer_piece(t, PIECE);
@@ -95,7 +86,7 @@ static int pack_tensor(const struct loader *l, struct wide_source *s, const stru
     bool made = !rc;
     for (size_t at = 0; at < t->n && !rc; at += piece) {
         size_t n = MT_MIN(piece, t->n - at);
-        rc = read_wide(s, t, at, n, buf, err);
+        rc = read_piece(l, t, at, n, buf, err);
         if (!rc)
             rc = mt_packer_write(p, buf, n, err);
     }
@@ -103,13 +94,13 @@ static int pack_tensor(const struct loader *l, struct wide_source *s, const stru
     return made ? mt_packer_finish(&p, rc, err) : rc;
 }
 
-static int load_masters(struct loader *l, struct wide_source *s, const struct mt_tensor *t, struct mt_err *err)
+static int load_masters(struct loader *l, const struct mt_tensor *t, struct mt_err *err)
 {
     int rc = 0;
     for (size_t at = 0; at < t->n && !rc; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, t->n - at);
-        rc = read_wide(s, t, at, n, l->buf, err);
-        if (!rc)
+        rc = read_piece(l, t, at, n, l->buf, err);
+        if (!rc && l->planes)
             rc = mt_tensor_write_masters(l->planes, t, at, n, l->buf, err);
     }
     return rc;
@@ -117,46 +108,24 @@ static int load_masters(struct loader *l, struct wide_source *s, const struct mt
 
 static void take_source(struct loader *l, const struct mt_tensor *t)
 {
-    l->src = &l->sources.of[t - l->r.l->tensors];
-}
-
-static int open_wide(struct wide_source *s, struct loader *l, const struct mt_tensor *t, struct mt_err *err)
-{
-    *s = (struct wide_source){.plain = &l->r, .src = l->src, .dir = l->dir};
-    return l->src->format ? mt_packed_reader_init(&s->packed, l->r.st, l->src, t, &l->summer, err) : 0;
-}
-
-static void close_wide(struct wide_source *s)
-{
-    if (s->src->format)
-        mt_packed_reader_finish(&s->packed);
-}
-
-/* Of the tensor that was just read, its checksum (struct mt_base_sums). */
-static uint64_t sum_of(struct loader *l, const struct mt_tensor *t)
-{
-    return l->src->format ? mt_summer_end(&l->summer) : mt_stored_sum(&l->r, t);
+    l->src = &l->sources.of[t - l->l->tensors];
 }
 
 /* *sum: checksum of the bytes that it is made of (struct mt_base_sums). */
 static int load_tensor(struct loader *l, const struct mt_tensor *t, uint64_t *sum, struct mt_err *err)
 {
-    struct wide_source s;
     int rc = 0;
     if (t->adapter)
         return 0;
     take_source(l, t);
     if (t->kind == MT_RANGE_PACKED && l->src->format) {
-        rc = mt_packed_copy(l->r.st, l->src, t, l->planes, &l->summer, err);
+        rc = mt_packed_copy(&l->sources.st, l->src, t, l->planes, &l->summer, err);
         *sum = mt_summer_end(&l->summer);
         return rc;
     }
-    rc = open_wide(&s, l, t, err);
+    rc = t->kind == MT_RANGE_PACKED && l->planes ? pack_tensor(l, t, err) : load_masters(l, t, err);
     if (!rc)
-        rc = t->kind == MT_RANGE_PACKED ? pack_tensor(l, &s, t, err) : load_masters(l, &s, t, err);
-    close_wide(&s);
-    if (!rc)
-        *sum = sum_of(l, t);
+        *sum = mt_sources_sum(&l->sources, t);
     return rc;
 }
 
@@ -164,9 +133,9 @@ static int load_tensor(struct loader *l, const struct mt_tensor *t, uint64_t *su
 static int start_loader(struct loader *v, const struct mt_layout *l, mt_plane_set *planes, const char *dir,
                         struct mt_err *err)
 {
-    *v = (struct loader){.planes = planes, .dir = dir};
-    mt_stored_reader_init(&v->r, l, &v->sources.st, &v->summer);
+    *v = (struct loader){.l = l, .planes = planes, .dir = dir};
     int rc = mt_sources_open(&v->sources, l, dir, err);
+    v->sources.plain.summer = &v->summer;
     if (!rc)
         rc = mt_summer_init(&v->summer, err);
     if (!rc && !(v->buf = mt_calloc(PIECE, sizeof(*v->buf))))
@@ -176,7 +145,6 @@ static int start_loader(struct loader *v, const struct mt_layout *l, mt_plane_se
 
 static void finish_loader(struct loader *v)
 {
-    mt_stored_reader_finish(&v->r);
     mt_summer_finish(&v->summer);
     mt_sources_close(&v->sources);
     free(v->buf);
@@ -235,10 +203,10 @@ static bool is_in_files(const mt_plane_set *planes, const struct mt_tensor *t)
 /* Is the tensor in the files, packed, or plain in the shape that config.json asks for? */
 static int check_stored(const struct loader *v, const struct mt_stored *s, struct mt_err *err)
 {
-    const struct mt_packed_source *src = &v->sources.of[v->r.l->pieces[s->first_piece]];
+    const struct mt_packed_source *src = &v->sources.of[v->l->pieces[s->first_piece]];
     if (src->format)
         return 0;
-    return src->codes ? check_shape(s, src->codes, v->dir, err) : fail_missing(v->r.st, s->name, v->dir, err);
+    return src->codes ? check_shape(s, src->codes, v->dir, err) : fail_missing(&v->sources.st, s->name, v->dir, err);
 }
 
 /* --- verifying the base ------------------------------------------------------------------------------ */
@@ -257,7 +225,7 @@ static void expect(mt_file_weights *files, size_t *part, const char *name, uint6
 static int check_base(const struct loader *v, const struct mt_tensor *t, uint64_t want, uint64_t have,
                       struct mt_err *err)
 {
-    const struct mt_st_model *st = v->r.st;
+    const struct mt_st_model *st = &v->sources.st;
     if (have == want)
         return 0;
     return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
@@ -301,23 +269,6 @@ static uint64_t sum_in(const cJSON *w)
     return cJSON_IsString(text) ? strtoull(text->valuestring, NULL, 16) : 0;
 }
 
-/* Compares a tensor that is not packed. */
-static int verify_tensor(struct loader *v, const struct mt_tensor *t, uint64_t want, struct mt_err *err)
-{
-    int rc = 0;
-    for (size_t at = 0; at < t->n && !rc; at += PIECE)
-        rc = mt_stored_read_f32(&v->r, t, at, MT_MIN((size_t)PIECE, t->n - at), v->buf, err);
-    return rc ? rc : check_base(v, t, want, mt_stored_sum(&v->r, t), err);
-}
-
-/* Compares one that is packed, and would stay so. */
-static int verify_packed(struct loader *v, const struct mt_tensor *t, uint64_t want, struct mt_err *err)
-{
-    int rc = mt_packed_copy(v->r.st, v->src, t, NULL, &v->summer, err);
-    uint64_t have = mt_summer_end(&v->summer);
-    return rc ? rc : check_base(v, t, want, have, err);
-}
-
 int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJSON *want, size_t *n_same,
                            struct mt_err *err)
 {
@@ -329,11 +280,14 @@ int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJS
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         const cJSON *w = mt_json_get_in_order(want, &last, t->name);
+        uint64_t have = 0;
         take_source(&v, t);
         if (!w || !v.src->codes || (v.src->format && t->kind != MT_RANGE_PACKED) ||
             has_other_form(dir, w, v.src, &said))
             continue;
-        rc = (v.src->format ? verify_packed : verify_tensor)(&v, t, sum_in(w), err);
+        rc = load_tensor(&v, t, &have, err);
+        if (!rc)
+            rc = check_base(&v, t, sum_in(w), have, err);
         n += !rc;
     }
     finish_loader(&v);
@@ -352,7 +306,7 @@ static void drop_cached(const struct mt_st_model *st)
 /* The file with the tensor that was read last. */
 static const char *path_of(const struct loader *v)
 {
-    return v->src->codes ? v->r.st->files[v->src->codes->file].path : v->dir;
+    return v->src->codes ? v->sources.st.files[v->src->codes->file].path : v->dir;
 }
 
 /* Whether packed files are decoded: then the sum is of other bytes than that of a tensor that stays packed. */
@@ -382,7 +336,7 @@ static int load_sealed(struct loader *v, const struct mt_tensor *t, cJSON *want,
     if (!rc && !has_sum(v, want)) {
         mt_warn("%s: tensor \"%s\" was not read as it was written: it is read again (is the drive failing?)", path_of(v),
                 t->name);
-        drop_cached(v->r.st);
+        drop_cached(&v->sources.st);
         rc = load_tensor(v, t, have, err);
         if (!rc && !has_sum(v, want))
             rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG,
@@ -402,11 +356,11 @@ static int load_known(struct loader *v, const struct mt_tensor *t, uint64_t want
     if (rc || !want || *have == want)
         return rc;
     mt_warn("%s: tensor \"%s\" was not read as it was before: it is read again (is the drive failing?)", path_of(v), t->name);
-    drop_cached(v->r.st);
+    drop_cached(&v->sources.st);
     rc = load_tensor(v, t, have, err);
     if (rc || *have == want)
         return rc;
-    mt_known_sums_path(record, sizeof(record), v->r.st);
+    mt_known_sums_path(record, sizeof(record), &v->sources.st);
     return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
                    "%s: tensor \"%s\" is not what this machine has read before, but the file's size and time are the same: "
                    "a bit has changed on the drive, or the file was replaced; if it is meant to be so, remove %s",
@@ -416,7 +370,7 @@ static int load_known(struct loader *v, const struct mt_tensor *t, uint64_t want
 /* Loads all tensors, or only those that a checkpoint names. */
 static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool named_alone, struct mt_err *err)
 {
-    const struct mt_layout *l = v->r.l;
+    const struct mt_layout *l = v->l;
     const cJSON *last = NULL, *last_sealed = NULL;
     size_t part = 0;
     bool said = false;
@@ -464,7 +418,7 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
     for (size_t i = 0; i < l->n_stored && !rc; i++)
         rc = check_stored(&v, &l->stored[i], err);
     if (!rc)
-        rc = refuse_unexpected(l, v.r.st, dir, err);
+        rc = refuse_unexpected(l, &v.sources.st, dir, err);
     if (!rc && base && base->sealed)
         rc = mt_summer_want_plain(&v.summer, err);
     if (!rc && base && base->all) {
@@ -472,35 +426,13 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
         rc = v.known ? 0 : mt_fail_nomem(err, "known sums", l->n_tensors * sizeof(*v.known));
     }
     if (v.known)
-        mt_known_sums_get(v.known, l, v.r.st);
+        mt_known_sums_get(v.known, l, &v.sources.st);
     if (!rc)
         rc = load_tensors(&v, base, false, err);
     finish_loader(&v);
     if (!rc && cost.n)
         mt_info("relative L2 error of packing: %s", mt_packing_cost_format(&cost, text, sizeof(text)));
     return rc ? rc : mt_planes_settle(planes, err);
-}
-
-/* The sum of a tensor as load_tensor() makes it, without keeping anything. */
-static int sum_again(struct loader *l, const struct mt_tensor *t, uint64_t *sum, const atomic_bool *stop,
-                     struct mt_err *err)
-{
-    enum { AT_ONCE = 1 << 16 }; /* elements: a whole number of every format's blocks */
-    struct wide_source s;
-    int rc = 0;
-    take_source(l, t);
-    if (t->kind == MT_RANGE_PACKED && l->src->format) {
-        rc = mt_packed_copy(l->r.st, l->src, t, NULL, &l->summer, err);
-        *sum = mt_summer_end(&l->summer);
-        return rc;
-    }
-    rc = open_wide(&s, l, t, err);
-    for (size_t at = 0; at < t->n && !rc; at += AT_ONCE)
-        rc = atomic_load(stop) ? -ECANCELED : read_wide(&s, t, at, MT_MIN((size_t)AT_ONCE, t->n - at), l->buf, err);
-    close_wide(&s);
-    if (!rc)
-        *sum = sum_of(l, t);
-    return rc;
 }
 
 /* Are the files those that were loaded? */
@@ -522,14 +454,15 @@ int mt_weights_read_again(const struct mt_layout *l, const char *dir, const uint
     struct loader v;
     uint64_t *known = mt_calloc(l->n_tensors, sizeof(*known)); /* without memory for it, nothing is known afterwards */
     int rc = start_loader(&v, l, NULL, dir, err);
+    v.stop = stop;
     if (!rc)
-        rc = check_unchanged(v.r.st, began_ns, err);
+        rc = check_unchanged(&v.sources.st, began_ns, err);
     if (!rc)
-        drop_cached(v.r.st);
+        drop_cached(&v.sources.st);
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         uint64_t have = 0;
         for (int tries = 0; sum[i] && tries < 2 && !rc && have != sum[i]; tries++)
-            rc = sum_again(&v, &l->tensors[i], &have, stop, err);
+            rc = load_tensor(&v, &l->tensors[i], &have, err);
         if (!rc && have != sum[i])
             rc = mt_fail(err, MT_ERR_INPUT, -EBADMSG,
                          "%s: tensor \"%s\" was not read as the file has it when the run began: a bit changed on its way, or "
@@ -538,8 +471,8 @@ int mt_weights_read_again(const struct mt_layout *l, const char *dir, const uint
         if (known && sum[i] && !is_decoded(&v, &l->tensors[i]))
             known[i] = sum[i];
     }
-    if (known && !rc && !check_unchanged(v.r.st, began_ns, NULL))
-        mt_known_sums_keep(known, l, v.r.st);
+    if (known && !rc && !check_unchanged(&v.sources.st, began_ns, NULL))
+        mt_known_sums_keep(known, l, &v.sources.st);
     free(known);
     finish_loader(&v);
     return rc;
