@@ -11,6 +11,7 @@
 
 #include "base/mem.h"
 #include "device/op.h"
+#include "device_fault.h"
 #include "kinds/kinds.h"
 
 enum { BUDGET = 4 << 20, PART = 4096, N_PARTS = 4 };

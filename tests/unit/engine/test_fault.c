@@ -15,6 +15,7 @@
 
 #include "../checkpoint/made_model.h"
 #include "base/mem.h"
+#include "device_fault.h"
 #include "engine/engine.h"
 #include "kinds/kinds.h"
 

@@ -22,7 +22,7 @@
 #include "engine/engine.h"
 #include "kinds/kinds.h"
 #include "model/ranges.h"
-#include "net/threads.h"
+#include "net_threads.h"
 #include "weights/weights.h"
 
 enum { TOKENS = 20, MICRO = 8, STEPS = 4, MOST_HOSTS = 4, MOST_LANES = 2, DEVICE_BYTES = 4 << 20 };

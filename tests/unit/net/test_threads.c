@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "net/threads.h"
+#include "net_threads.h"
 
 enum { HOSTS = 4, ROUNDS = 50 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include "net/fault.h"
 #include "net/net.h"
+#include "net_fault.h"
 
 /** Hosts that are threads of one process: for tests. Each thread uses its own mt_net. */
 typedef struct mt_net_threads mt_net_threads;

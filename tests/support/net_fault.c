@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "net/fault.h"
+#include "net_fault.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,6 +4,8 @@
  * different places: a refused submission, work that fails after its submission was accepted ("async "), and a
  * refused resource (an allocation, an event, a registration).
  */
+#include "device_fault.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

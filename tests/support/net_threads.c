@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is posted waits in a list until its other side is posted, which copies it. */
-#include "net/threads.h"
+#include "net_threads.h"
 
 #include <errno.h>
 #include <pthread.h>
