@@ -107,12 +107,11 @@ size_t mt_cuda_attention_distrust(struct mt_cuda_device *d, bool on)
     return 0;
 }
 
-static enum mt_cuda_outcome run_flash(struct mt_cuda_device *d, const struct mt_cuda_call *c, enum mt_trial_way way,
+static enum mt_cuda_outcome run_flash(struct mt_cuda_device *d, const struct mt_cuda_call *c, enum mt_trial_way,
                                       struct mt_err *err)
 {
     cudaStream_t stream = d->streams[MT_STREAM_COMPUTE];
     cudaError_t rc = c->b ? mt_cuda_flash_bwd(c->b, stream) : mt_cuda_flash(c->a, stream);
-    (void)way;
     return mt_cuda_check(d, rc, err, "attention%s of %zu rows", c->b ? "_bwd" : "", c->a->n) ? MT_CUDA_FAILED : MT_CUDA_DONE;
 }
 

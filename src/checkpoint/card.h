@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_CARD_H
-#define MT_CHECKPOINT_CARD_H
+#pragma once
 
 #include "checkpoint/state.h"
 
@@ -15,5 +14,3 @@ struct mt_card {
 };
 /** The text, to be freed; NULL: no memory. Of paths it has the last part alone: folders are nobody else's business. */
 char *mt_card_text(const struct mt_card *c, const struct mt_train_state *s);
-
-#endif

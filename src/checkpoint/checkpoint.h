@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_CHECKPOINT_H
-#define MT_CHECKPOINT_CHECKPOINT_H
+#pragma once
 
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/history.h"
@@ -104,5 +103,3 @@ struct mt_export {
 };
 /** Writes a Hugging Face folder without training state, synced, with checksums of its files. Its source is verified. */
 int mt_checkpoint_export(const struct mt_export *e, struct mt_err *err);
-
-#endif

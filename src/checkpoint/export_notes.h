@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_EXPORT_NOTES_H
-#define MT_CHECKPOINT_EXPORT_NOTES_H
+#pragma once
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/merge.h"
@@ -18,5 +17,3 @@ void mt_export_tell_rounding(const struct mt_merge *m);
 /** Of a model that was packed in FP8, in NF4. */
 void mt_export_warn_of_blocks(const struct mt_layout *l);
 void mt_export_warn_of_experts(const struct mt_layout *l);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_FOLD_H
-#define MT_CHECKPOINT_FOLD_H
+#pragma once
 
 #include "hf/source.h"
 
@@ -20,5 +19,3 @@ int mt_fold_open(struct mt_fold **out, const char *dir, const struct mt_st_model
 void mt_fold_close(struct mt_fold **f);
 /** Adds its tensors. */
 int mt_fold_list(struct mt_fold *f, struct mt_source_list *out, struct mt_err *err);
-
-#endif

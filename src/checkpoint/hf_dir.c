@@ -341,9 +341,8 @@ static int set_text(struct mt_hf_file *f, char *text, struct mt_err *err)
 }
 
 /* Some programs take the template in tokenizer_config.json before chat_template.jinja. */
-static void leave_out_template(cJSON *config, const void *arg)
+static void leave_out_template(cJSON *config, const void *)
 {
-    (void)arg;
     cJSON_DeleteItemFromObjectCaseSensitive(config, "chat_template");
 }
 

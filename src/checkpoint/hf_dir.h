@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_HF_DIR_H
-#define MT_CHECKPOINT_HF_DIR_H
+#pragma once
 
 #include "base/json.h"
 #include "checkpoint/vfs.h"
@@ -57,5 +56,3 @@ int mt_hf_dir_write(const struct mt_hf_dir *h, struct mt_err *err);
 /** One safetensors file, of other sources. */
 int mt_hf_write_file(const struct mt_hf_dir *h, const char *name, const struct mt_source *s, size_t n,
                      struct mt_err *err);
-
-#endif

@@ -117,11 +117,9 @@ static bool is_set_aside(const struct mt_history *h, const char *path, const cha
     return id.step == step;
 }
 
-static bool is_leftover(const struct mt_history *h, const char *path, const char *name)
+static bool is_leftover(const struct mt_history *, const char *, const char *name)
 {
     uint64_t step;
-    (void)path;
-    (void)h;
     return mt_checkpoint_parse_name(name, ".tmp", &step);
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_HISTORY_H
-#define MT_CHECKPOINT_HISTORY_H
+#pragma once
 
 #include "checkpoint/lineage.h"
 #include "checkpoint/manifest.h"
@@ -50,5 +49,3 @@ int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct 
 /** Makes DIR/best a symbolic link to the checkpoint of step *best, a convenience like `latest`. If that is not there
  * any more, *best becomes 0 and the link is removed. */
 void mt_checkpoint_link_best(const struct mt_vfs *vfs, const char *dir, uint64_t *best);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_LAYOUT_FILES_H
-#define MT_CHECKPOINT_LAYOUT_FILES_H
+#pragma once
 
 #include "hf/source.h"
 #include "model/packing.h"
@@ -33,5 +32,3 @@ int mt_layout_files_init(struct mt_layout_files *f, const struct mt_layout *l, m
 void mt_layout_files_finish(struct mt_layout_files *f);
 /** Adds the tensors of m that the layout leaves as they are (mt_stored_goes_along()). */
 int mt_layout_files_add_copied(struct mt_layout_files *f, const struct mt_st_model *m, struct mt_err *err);
-
-#endif

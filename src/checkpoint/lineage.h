@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_LINEAGE_H
-#define MT_CHECKPOINT_LINEAGE_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -39,5 +38,3 @@ bool mt_lineage_gave_up(const struct mt_lineage *l, const char *run, uint64_t st
 
 void mt_lineage_to_json(const struct mt_lineage *l, cJSON *o);
 int mt_lineage_from_json(struct mt_lineage *out, const cJSON *o, const char *name, struct mt_err *err);
-
-#endif

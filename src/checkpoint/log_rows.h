@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_LOG_ROWS_H
-#define MT_CHECKPOINT_LOG_ROWS_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stddef.h>
@@ -26,5 +25,3 @@ void mt_log_rows_add(struct mt_log_rows *r, const cJSON *record);
 cJSON *mt_log_rows_json(const struct mt_log_rows *r);
 /** The rows of such an array. -ENOMEM. */
 int mt_log_rows_read(struct mt_log_rows *out, const cJSON *array, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_MANIFEST_H
-#define MT_CHECKPOINT_MANIFEST_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -37,5 +36,3 @@ int mt_sum_file(const char *path, uint64_t first, uint64_t n, uint64_t *sum, uin
 bool mt_checkpoint_parse_name(const char *name, const char *suffix, uint64_t *step);
 /** Steps of DIR's checkpoints by their names, newest first; the caller frees *steps. A missing folder has none. */
 int mt_checkpoint_list(const char *dir, uint64_t **steps, size_t *n, struct mt_err *err);
-
-#endif

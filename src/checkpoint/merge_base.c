@@ -36,10 +36,9 @@ static void list_tensors(struct mt_merge_base *b, const struct mt_tensor **packe
     }
 }
 
-static int read_decoded(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
+static int read_decoded(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t, void *dst,
                         struct mt_err *err)
 {
-    (void)size;
     return mt_sources_read_f32(ctx, t, first, n, dst, err);
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_MERGE_BASE_H
-#define MT_CHECKPOINT_MERGE_BASE_H
+#pragma once
 
 #include "hf/safetensors.h"
 #include "model/layout.h"
@@ -34,5 +33,3 @@ void mt_merge_base_close(struct mt_merge_base *b);
 /** Reads elements of a tensor as f32, in the order of the merged one. */
 int mt_merge_base_read(struct mt_merge_base *b, const struct mt_merged *x, size_t first, size_t n, float *w,
                        struct mt_err *err);
-
-#endif

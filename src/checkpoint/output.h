@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_OUTPUT_H
-#define MT_CHECKPOINT_OUTPUT_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -36,5 +35,3 @@ int mt_output_find(struct mt_output *o, const char *run, struct mt_err *err);
 int mt_output_lock(const char *dir, int *fd, struct mt_err *err);
 /** Whether a process of this machine holds the folder's lock. */
 bool mt_output_in_use(const char *dir);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_OVERLAY_H
-#define MT_CHECKPOINT_OVERLAY_H
+#pragma once
 
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/merge.h"
@@ -52,5 +51,3 @@ void mt_overlay_prune(const char *dir, const char *current);
  */
 int mt_overlay_adopt(const char *checkpoint, const char *name, const char *dir, const char *base_dir, char **path,
                      struct mt_err *err);
-
-#endif

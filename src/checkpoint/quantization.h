@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_QUANTIZATION_H
-#define MT_CHECKPOINT_QUANTIZATION_H
+#pragma once
 
 #include "model/layout.h"
 
@@ -11,5 +10,3 @@
 int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *err);
 /** The text of a config.json with that value, to be freed; NULL: no memory. */
 char *mt_quantization_edit(const char *config, const char *value);
-
-#endif

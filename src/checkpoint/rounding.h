@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_ROUNDING_H
-#define MT_CHECKPOINT_ROUNDING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,5 +16,3 @@ void mt_rounded_add(struct mt_rounded *r, const float *was, const float *now, co
  * *error: |rounded - now| / |update|. False: there was no update.
  */
 bool mt_rounded_share(const struct mt_rounded *r, double *kept, double *error);
-
-#endif

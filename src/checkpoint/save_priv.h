@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_SAVE_PRIV_H
-#define MT_CHECKPOINT_SAVE_PRIV_H
+#pragma once
 
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
@@ -36,5 +35,3 @@ int mt_save_weights(struct mt_saver *v, struct mt_err *err);
 struct mt_st_decl mt_state_decl(const struct mt_tensor *t, const struct mt_plane_desc *d, enum mt_plane_kind k);
 /** Masters and optimizer states, a file for each block. */
 int mt_save_state(struct mt_saver *v, struct mt_err *err);
-
-#endif

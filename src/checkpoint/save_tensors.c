@@ -109,11 +109,10 @@ struct adapter_files {
     struct mt_stored_writer writer;
 };
 
-static int read_trained(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
+static int read_trained(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t, void *dst,
                         struct mt_err *err)
 {
     const struct mt_saver *v = ctx;
-    (void)size;
     return noted(v, mt_tensor_read_masters(v->s->planes, t, first, n, dst, err));
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_SEAL_H
-#define MT_CHECKPOINT_SEAL_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -29,5 +28,3 @@ void mt_checkpoint_id_finish(struct mt_checkpoint_id *id);
 int mt_seal_read(const char *dir, cJSON **out, char sum[MT_SUM_TEXT], bool *full, struct mt_err *err);
 /** The same, reading only its identity. */
 int mt_checkpoint_identify(const char *dir, struct mt_checkpoint_id *out, struct mt_err *err);
-
-#endif

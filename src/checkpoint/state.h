@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_STATE_H
-#define MT_CHECKPOINT_STATE_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -63,5 +62,3 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
 double mt_train_state_epochs(const struct mt_train_state *s);
 /** trainer_state.json, with Hugging Face's names. */
 cJSON *mt_trainer_state_json(const struct mt_train_state *s);
-
-#endif

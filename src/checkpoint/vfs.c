@@ -15,67 +15,57 @@
 
 enum { HOLE = 64 << 10 }; /* smaller ones would make more extents than they save */
 
-static int posix_create(void *ctx, const char *path)
+static int posix_create(void *, const char *path)
 {
-    (void)ctx;
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     return fd < 0 ? -errno : fd;
 }
 
-static int posix_write(void *ctx, int fd, const void *data, size_t len)
+static int posix_write(void *, int fd, const void *data, size_t len)
 {
-    (void)ctx;
     return mt_write_all(fd, data, len);
 }
 
 /* Makes a hole; file systems without holes write zeros. */
-static int posix_hole(void *ctx, int fd, size_t len)
+static int posix_hole(void *, int fd, size_t len)
 {
-    (void)ctx;
     off_t at = lseek(fd, (off_t)len, SEEK_CUR);
     return at < 0 || ftruncate(fd, at) ? -errno : 0;
 }
 
-static int posix_sync(void *ctx, int fd)
+static int posix_sync(void *, int fd)
 {
-    (void)ctx;
     return fsync(fd) ? -errno : 0;
 }
 
-static int posix_close(void *ctx, int fd)
+static int posix_close(void *, int fd)
 {
-    (void)ctx;
     return close(fd) ? -errno : 0;
 }
 
-static int posix_make_dir(void *ctx, const char *path)
+static int posix_make_dir(void *, const char *path)
 {
-    (void)ctx;
     return mkdir(path, 0777) ? -errno : 0;
 }
 
-static int posix_sync_dir(void *ctx, const char *path)
+static int posix_sync_dir(void *, const char *path)
 {
-    (void)ctx;
     return mt_sync_dir(path);
 }
 
-static int posix_rename(void *ctx, const char *from, const char *to)
+static int posix_rename(void *, const char *from, const char *to)
 {
-    (void)ctx;
     return rename(from, to) ? -errno : 0;
 }
 
-static int posix_remove_tree(void *ctx, const char *path)
+static int posix_remove_tree(void *, const char *path)
 {
-    (void)ctx;
     return mt_remove_tree(path, NULL);
 }
 
-static int posix_link(void *ctx, const char *target, const char *path)
+static int posix_link(void *, const char *target, const char *path)
 {
     char tmp[4200];
-    (void)ctx;
     snprintf(tmp, sizeof(tmp), "%s.tmp", path);
     unlink(tmp);
     if (!symlink(target, tmp) && !rename(tmp, path))
@@ -85,15 +75,13 @@ static int posix_link(void *ctx, const char *target, const char *path)
     return rc;
 }
 
-static int posix_share(void *ctx, const char *from, const char *to)
+static int posix_share(void *, const char *from, const char *to)
 {
-    (void)ctx;
     return link(from, to) ? -errno : 0;
 }
 
-static int posix_exchange(void *ctx, const char *a, const char *b)
+static int posix_exchange(void *, const char *a, const char *b)
 {
-    (void)ctx;
     return renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE) ? -errno : 0;
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_VFS_H
-#define MT_CHECKPOINT_VFS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -50,5 +49,3 @@ void mt_out_end_header(struct mt_out_file *f);
 int mt_out_commit(struct mt_out_file *f, struct mt_err *err);
 /** Closes a file that was not committed. */
 void mt_out_abort(struct mt_out_file *f);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_ANSWERS_H
-#define MT_DATA_ANSWERS_H
+#pragma once
 
 #include "base/json.h"
 #include "data/sample.h"
@@ -13,5 +12,3 @@
  * answer without tokens, two equal ones) is counted and left out.
  */
 int mt_answers_read(struct mt_sample_reader *r, const cJSON *o, const char *where, uint64_t place, struct mt_err *err);
-
-#endif

@@ -257,10 +257,9 @@ static void tell_progress(const cJSON *e, const char *path)
                 mt_format_seconds(eta, sizeof(eta), number_at(e, "eta")), of, slash ? slash + 1 : path);
 }
 
-static void on_event(void *ctx, const cJSON *e)
+static void on_event(void *, const cJSON *e)
 {
     const char *event = text_at(e, "event"), *path = text_at(e, "path");
-    (void)ctx;
     if (!strcmp(event, "progress"))
         tell_progress(e, path);
     else if (!strcmp(event, "source"))

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_CACHE_H
-#define MT_DATA_CACHE_H
+#pragma once
 
 #include "data/dataset.h"
 #include "data/shard.h"
@@ -14,5 +13,3 @@
  */
 int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_source_list *l,
                          const struct mt_dataset_params *p, struct mt_err *err);
-
-#endif

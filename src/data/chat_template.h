@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_CHAT_TEMPLATE_H
-#define MT_DATA_CHAT_TEMPLATE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -13,5 +12,3 @@ bool mt_chat_template_is_file(const char *name);
  * MT_ERR_RUNTIME: it cannot be read. The caller frees *text.
  */
 int mt_chat_template_read(char **text, const char *name, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_COLUMNS_H
-#define MT_DATA_COLUMNS_H
+#pragma once
 
 #include "base/err.h"
 #include "base/json.h"
@@ -15,5 +14,3 @@ int mt_columns_check(const struct mt_cfg_list *columns, struct mt_err *err);
 void mt_columns_rename(cJSON *record, const struct mt_cfg_list *columns);
 /** The object {FIELD: COLUMN}, for the data helper. */
 cJSON *mt_columns_json(const struct mt_cfg_list *columns);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_DATASET_H
-#define MT_DATA_DATASET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -151,5 +150,3 @@ void mt_step_data_finish(struct mt_step_data *sd);
 /** Fills the micro-batches of step `step` (from 0, over all epochs). The last step of an epoch is smaller if its rows
  * are not a multiple of rows_per_step. */
 int mt_sampler_fill(mt_sampler *s, uint64_t step, struct mt_step_data *out, struct mt_err *err);
-
-#endif

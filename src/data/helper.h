@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_HELPER_H
-#define MT_DATA_HELPER_H
+#pragma once
 
 #include "base/err.h"
 #include "base/json.h"
@@ -27,5 +26,3 @@ int mt_helper_run(const cJSON *job, void (*on_event)(void *ctx, const cJSON *eve
 char *mt_helper_python(void);
 /** The helper's folder, whose code is part of the hash of a shard; freed with free(). NULL: not found. */
 char *mt_helper_dir(void);
-
-#endif

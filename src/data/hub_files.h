@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_HUB_FILES_H
-#define MT_DATA_HUB_FILES_H
+#pragma once
 
 #include "base/err.h"
 
@@ -11,5 +10,3 @@
  * Messages begin with `key`, that of the configuration which has the address.
  */
 int mt_hub_files(char **pattern, const char *address, const char *key, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_LOADER_H
-#define MT_DATA_LOADER_H
+#pragma once
 
 #include "data/dataset.h"
 
@@ -20,5 +19,3 @@ void mt_loader_destroy(mt_loader **l);
 /** The micro-batches of `step`, valid until the next call. Any step may be asked for; only the one after the last
  * is made ahead. */
 int mt_loader_get(mt_loader *l, uint64_t step, const struct mt_step_data **out, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_NOTES_H
-#define MT_DATA_NOTES_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -36,5 +35,3 @@ const char *mt_note_print(const struct mt_note *note, char *buf, size_t len);
 /** Logs those of level w and i. */
 void mt_notes_say(const struct mt_notes *l);
 void mt_notes_finish(struct mt_notes *l);
-
-#endif

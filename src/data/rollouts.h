@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_ROLLOUTS_H
-#define MT_DATA_ROLLOUTS_H
+#pragma once
 
 #include "base/json.h"
 #include "data/batch.h"
@@ -29,5 +28,3 @@ struct mt_rollout_sample {
  */
 int mt_rollouts_weigh(struct mt_rollout *out, struct mt_rollout_sample *s, size_t n, const struct mt_policy_keys *keys,
                       uint32_t *alone);
-
-#endif

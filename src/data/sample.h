@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_SAMPLE_H
-#define MT_DATA_SAMPLE_H
+#pragma once
 
 #include "config/config.h"
 #include "data/shard.h"
@@ -28,5 +27,3 @@ int mt_sample_push(struct mt_sample_reader *r, uint32_t id, bool trained, struct
 int mt_sample_needs_bytes(struct mt_sample_reader *r, const char *where, struct mt_err *err);
 /** Adds a place to a list of at most three, truncated to the size of the buffer. */
 void mt_note_place(char *list, size_t size, const char *where);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_SHARD_H
-#define MT_DATA_SHARD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -114,5 +113,3 @@ int mt_shard_writer_commit(struct mt_shard_writer *w, const struct mt_shard_head
                            struct mt_err *err);
 /** Frees the writer; removes the file if it was not committed. */
 void mt_shard_writer_finish(struct mt_shard_writer *w);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_SOURCES_H
-#define MT_DATA_SOURCES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -36,5 +35,3 @@ void mt_sources_finish(struct mt_source_list *l);
  */
 bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format format,
                             const char *tokenizer);
-
-#endif

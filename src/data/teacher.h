@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_TEACHER_H
-#define MT_DATA_TEACHER_H
+#pragma once
 
 #include "data/dataset.h"
 
@@ -58,5 +57,3 @@ size_t mt_teacher_top(const mt_teacher *t);
 /** Reads top and rest of the batch's loss rows. -EIO: the file is damaged, has shrunk or cannot be read; where, is in
  * the message. */
 int mt_teacher_fill(mt_teacher *t, struct mt_batch *b, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_TEXT_H
-#define MT_DATA_TEXT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,5 +45,3 @@ struct mt_text_ids {
 int mt_text_encode(const struct mt_text_params *p, const cJSON *prompts, bool chat, struct mt_text_ids *out,
                    struct mt_err *err);
 void mt_text_ids_finish(struct mt_text_ids *t);
-
-#endif

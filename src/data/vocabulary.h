@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_VOCABULARY_H
-#define MT_DATA_VOCABULARY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -11,5 +10,3 @@
  * is written. 0: there is none, or one without a list of tokens.
  */
 int mt_vocabulary_hash(uint64_t *out, const char *model_dir, struct mt_err *err);
-
-#endif

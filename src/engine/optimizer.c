@@ -171,13 +171,12 @@ static void write_tokens(const struct gather *g, size_t run, size_t col, const u
 }
 
 /* A row of the table, slice by slice. Slices are cut like pieces, so that states have whole blocks. */
-static void gather_row(void *ctx, size_t run, int thread)
+static void gather_row(void *ctx, size_t run, int)
 {
     struct gather *g = ctx;
     struct slice s;
     struct views v = {.own = false};
     size_t begin = g->t->at + (size_t)g->runs->ids[run] * g->cols, end = begin + g->cols, last = g->t->at + g->t->n;
-    (void)thread;
     for (size_t at = begin / SLICE * SLICE; at < end; at += SLICE) {
         size_t first = MT_MAX(at, g->t->at), to = MT_MIN(at + SLICE, last);
         copy_slice(g->e, &s, &v, 0, first, to - first);
@@ -285,12 +284,11 @@ static void update_chunk(void *ctx, size_t from, size_t n)
 }
 
 /* A whole tensor, for an optimizer that needs it. */
-static void update_tensor(void *ctx, size_t i, int thread)
+static void update_tensor(void *ctx, size_t i, int)
 {
     struct update *u = ctx;
     const struct mt_tensor *t = &u->e->b.layout->tensors[u->unit->first_tensor + i];
     uint64_t bad = is_due(u->e, &u->v, t) ? update_run(u->e, &u->v, t, t->at, t->n) : 0;
-    (void)thread;
     if (bad)
         note_bad(u, t, bad);
 }

@@ -40,12 +40,11 @@ void mt_row_gradient_note(mt_engine *e)
  * A strip of all rows, from the last to the first: row k goes to place ids[k] >= k, where nothing is that has yet to be
  * moved. Places among the first n that get no row become zero.
  */
-static void scatter_strip(void *ctx, size_t strip, int thread)
+static void scatter_strip(void *ctx, size_t strip, int)
 {
     const struct mt_row_gradient *r = ctx;
     size_t from = strip * STRIP, bytes = MT_MIN((size_t)STRIP, r->row_bytes - from), k = r->n;
     char *at = r->table + from;
-    (void)thread;
     for (; k && (size_t)r->ids[k - 1] >= r->n; k--)
         memcpy(at + (size_t)r->ids[k - 1] * r->row_bytes, at + (k - 1) * r->row_bytes, bytes);
     for (size_t place = r->n; place-- > 0;) {
@@ -96,10 +95,9 @@ bool mt_row_gradient_read(const mt_engine *e, char *out, size_t first, size_t n)
     return true;
 }
 
-static void clear_row(void *ctx, size_t k, int thread)
+static void clear_row(void *ctx, size_t k, int)
 {
     const struct mt_row_gradient *r = ctx;
-    (void)thread;
     memset(r->table + (size_t)r->ids[k] * r->row_bytes, 0, r->row_bytes);
 }
 

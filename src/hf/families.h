@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HF_FAMILIES_H
-#define MT_HF_FAMILIES_H
+#pragma once
 
 #include "hf/family.h"
 
@@ -35,5 +34,3 @@ extern const struct mt_fused_tensor mt_granite_experts[];
     "other than 0 is not supported: keys and values of one layer in others (Gemma 4 E2B and E4B)"
 
 extern const struct mt_families mt_dense_families, mt_mixture_families, mt_delta_families;
-
-#endif

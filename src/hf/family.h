@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HF_FAMILY_H
-#define MT_HF_FAMILY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -276,5 +275,3 @@ const struct mt_fused_tensor *mt_family_fused(const struct mt_family *f, const c
  * gate_up_proj or down_proj, a bias of these, or as mt_family.joined has it; it is usual[*part] of it. NULL: it is no
  * tensor of an expert. */
 const struct mt_fused_tensor *mt_family_joined(const struct mt_family *f, const char *usual, int *part);
-
-#endif

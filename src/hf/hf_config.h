@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HF_HF_CONFIG_H
-#define MT_HF_HF_CONFIG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -127,5 +126,3 @@ double mt_rope_score_factor(const struct mt_rope_config *r);
  * computed in the precision and order of transformers (inv_freq in f32), times the attention factor.
  */
 void mt_rope_tables(const struct mt_rope_config *r, size_t n_pos, size_t seq_len, float *cos_t, float *sin_t);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HF_KEYS_H
-#define MT_HF_KEYS_H
+#pragma once
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -31,5 +30,3 @@ double mt_keys_number(struct mt_keys *k, const char *key, double def);
 bool mt_keys_bool(struct mt_keys *k, const char *key, bool def);
 /** The first element of a list with one for each layer; NULL: absent, or refused. */
 const cJSON *mt_keys_of_layers(struct mt_keys *k, const char *key, int64_t n_layers);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HF_LAYER_H
-#define MT_HF_LAYER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -92,5 +91,3 @@ struct mt_layer_spec {
     bool mlp_bias;
     const char *gate_up_name; /* the tensor that holds gate and up; NULL: one each */
 };
-
-#endif

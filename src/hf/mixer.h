@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HF_MIXER_H
-#define MT_HF_MIXER_H
+#pragma once
 
 #include "hf/hf_config.h"
 #include "hf/keys.h"
@@ -15,5 +14,3 @@ int64_t mt_mixer_count(struct mt_keys *r, const struct mt_family *f);
 /** kind[n_layers], by layer: an index of mt_mixer_family.kinds, of which 0 has the mixer. Leaves `kind` alone in
  * families without a mixer; refuses kinds that are not known or not supported. */
 void mt_mixer_layers(struct mt_keys *r, const struct mt_hf_config *c, uint8_t *kind);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HF_MOE_H
-#define MT_HF_MOE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -125,5 +124,3 @@ struct mt_layer_spec;
  */
 void mt_moe_read(struct mt_keys *k, struct mt_hf_config *cfg, const struct mt_layer_spec *s,
                  bool *sparse);
-
-#endif

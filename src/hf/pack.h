@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HF_PACK_H
-#define MT_HF_PACK_H
+#pragma once
 
 #include "base/packed.h"
 
@@ -30,5 +29,3 @@ static inline uint8_t mt_f32_to_e8m0(float scale)
 void mt_pack_nested_map(float map[256]);
 /** Encodes the scales of n NF4 blocks as bytes, a nested scale for each 256 of them, and an offset for all. */
 void mt_pack_nest(const float *scales, size_t n, const float map[256], uint8_t *bytes, float *nested, float *offset);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HF_REFUSED_H
-#define MT_HF_REFUSED_H
+#pragma once
 
 #include <stddef.h>
 
@@ -12,5 +11,3 @@
 const char *mt_refused_reason(const char *architecture, const char *model_type);
 /** The i-th of these: how its architecture begins, and its reason; NULL: there are fewer. */
 const char *mt_refused_at(size_t i, const char **reason);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HF_ROPE_H
-#define MT_HF_ROPE_H
+#pragma once
 
 #include "hf/hf_config.h"
 #include "hf/keys.h"
@@ -9,5 +8,3 @@
  * layers with a window, if the family has one, or of queries that grow with their positions; head_dim: of the heads of
  * either; with latents, the part that is rotated, and whole heads. */
 void mt_rope_read(struct mt_keys *k, struct mt_hf_config *cfg, const int64_t head_dim[MT_MAX_ROPES]);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HF_SAFETENSORS_H
-#define MT_HF_SAFETENSORS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -90,5 +89,3 @@ size_t mt_st_decl_bytes(const struct mt_st_decl *d);
  * declarations. The caller frees *out. */
 int mt_st_build_header(char **out, size_t *len, const struct mt_st_decl *decls, size_t n,
                        struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_HF_SOURCE_H
-#define MT_HF_SOURCE_H
+#pragma once
 
 #include "hf/safetensors.h"
 
@@ -28,5 +27,3 @@ struct mt_source_list {
 };
 int mt_source_add(struct mt_source_list *l, struct mt_source s, struct mt_err *err);
 void mt_source_list_finish(struct mt_source_list *l);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_ATTENTION_H
-#define MT_MODEL_ATTENTION_H
+#pragma once
 
 #include "base/mem.h"
 #include "model/recipe.h"
@@ -35,5 +34,3 @@ static inline double mt_attention_keys_seen(const struct mt_layer_spec *s, size_
     double len = (double)seq_len, window = s->window ? MT_MIN((double)s->window, len) : len;
     return (window * (window + 1) / 2 + (len - window) * window) / len;
 }
-
-#endif

@@ -3,10 +3,8 @@
 #include "model/part.h"
 #include "model/state.h"
 
-static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
+static void lay_out(struct mt_layout_builder *, struct mt_part *)
 {
-    (void)b;
-    (void)p;
 }
 
 static size_t first_elem(const struct mt_part_run *r)

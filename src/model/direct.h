@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_DIRECT_H
-#define MT_MODEL_DIRECT_H
+#pragma once
 
 #include "model/model.h"
 #include "store/planes.h"
@@ -21,5 +20,3 @@ size_t mt_unit_moment_planes(const struct mt_layout *l, size_t unit, struct mt_m
 size_t mt_unit_moment_bytes(const struct mt_layout *l, size_t unit);
 /** Whether the tensor's gradient becomes a direction. */
 bool mt_tensor_has_direction(const struct mt_layout *l, const struct mt_tensor *t);
-
-#endif

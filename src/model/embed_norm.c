@@ -3,10 +3,8 @@
 #include "model/layout_builder.h"
 #include "model/recipe.h"
 
-static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
+static void lay_out(struct mt_layout_builder *, struct mt_part *)
 {
-    (void)b;
-    (void)p;
 }
 
 static struct mt_view recipe(struct mt_recipe *r)

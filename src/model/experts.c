@@ -132,16 +132,14 @@ static size_t gradient_elems(const struct mt_layout *l)
     return lay_out_gradient(at, l->experts[0]) + adapters;
 }
 
-static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
+static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *, mt_device *dev)
 {
-    (void)spec;
     struct scratch s;
     return lay_out_scratch(&s, p, dev, gradient_elems(p->layout), mt_model_sides(p, dev), NULL);
 }
 
-static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
+static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *, mt_device *dev)
 {
-    (void)spec;
     const struct mt_hf_config *c = &p->layout->cfg;
     size_t rows = mt_expert_tile_rows(p, dev);
     struct mt_bias_bwd bias = {.n = rows, .c = MT_MAX(mt_moe_row(c), inner_of(c))};
@@ -550,10 +548,9 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
 }
 
 /* A token is sent to top_k of all experts; this is the group's share. */
-static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
+static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t)
 {
     const struct mt_moe *m = &c->moe;
-    (void)seq_len;
     double rows = (double)(mt_moe_inner(m, m->width) + m->width);
     return rows * (double)mt_moe_row(c) * (double)m->top_k * p->n_experts / (double)m->n_experts;
 }

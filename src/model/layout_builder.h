@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_LAYOUT_BUILDER_H
-#define MT_MODEL_LAYOUT_BUILDER_H
+#pragma once
 
 #include "model/layout.h"
 #include "model/part.h"
@@ -60,5 +59,3 @@ void mt_layout_add_adapters(struct mt_layout_builder *b, struct mt_part *part, s
 int mt_layout_check_adapters(struct mt_layout_builder *b, struct mt_err *err);
 /** Sets mt_tensor.number of all tensors. */
 void mt_layout_number_tensors(const struct mt_layout_builder *b);
-
-#endif

@@ -3,10 +3,8 @@
 #include "model/moe.h"
 #include "model/part.h"
 
-static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
+static void lay_out(struct mt_layout_builder *, struct mt_part *)
 {
-    (void)b;
-    (void)p;
 }
 
 static struct mt_route_lists arguments(const struct mt_moe *moe, size_t n)
@@ -14,9 +12,8 @@ static struct mt_route_lists arguments(const struct mt_moe *moe, size_t n)
     return (struct mt_route_lists){.n = n, .e = (size_t)moe->n_experts, .k = (size_t)moe->top_k};
 }
 
-static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
+static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *, mt_device *dev)
 {
-    (void)spec;
     struct mt_route_lists a = arguments(&p->layout->cfg.moe, mt_model_group_rows(p));
     return mt_op_route_lists_workspace(dev, &a);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_MLP_H
-#define MT_MODEL_MLP_H
+#pragma once
 
 #include "model/layout_builder.h"
 #include "model/recipe.h"
@@ -12,4 +11,3 @@ static inline size_t mt_mlp_width(const struct mt_layer_spec *s)
 }
 /** The parameters, without norms. */
 void mt_mlp_lay_out(struct mt_layout_builder *b, struct mt_part *p, int roles);
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_MOE_H
-#define MT_MODEL_MOE_H
+#pragma once
 
 #include "model/part.h"
 #include "model/recipe.h"
@@ -72,5 +71,3 @@ float mt_model_balance_scale(const mt_model *m);
 size_t mt_model_prob_sum_bytes(const struct mt_model_params *p);
 /** [n_experts] sums of the routers' probabilities over a group's rows and all layers, in the statistics at `base`. */
 float *mt_model_prob_sum(const mt_model *m, char *base, size_t group);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_OUTPUTS_H
-#define MT_MODEL_OUTPUTS_H
+#pragma once
 
 #include "model/moe.h"
 
@@ -35,5 +34,3 @@ struct mt_outputs_sum {
 int mt_outputs_sum(mt_model *m, const struct mt_outputs_sum *s, struct mt_err *err);
 /** For estimates: the share of a layer's sums that `rows` rows have. */
 int mt_outputs_assume(mt_model *m, const struct mt_outputs_sum *s, size_t rows, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_PART_H
-#define MT_MODEL_PART_H
+#pragma once
 
 #include "model/model.h"
 #include "model/parts.h"
@@ -186,5 +185,3 @@ void mt_layout_add_expert_param(struct mt_layout_builder *b, struct mt_part *p, 
 /** After all parameters of expert p->first_expert + i: its adapters. */
 void mt_layout_end_expert(struct mt_layout_builder *b, struct mt_part *p, int i);
 const struct mt_hf_config *mt_layout_builder_config(const struct mt_layout_builder *b);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_PARTS_H
-#define MT_MODEL_PARTS_H
+#pragma once
 
 /** The kinds of parts: X(name) for each mt_part_NAME, defined in NAME.c. */
 #define MT_PARTS(X)                                                                                \
@@ -50,5 +49,3 @@ enum { MT_ROUTER_NORM, MT_ROUTER_WEIGHT /* [experts, hidden] */, MT_ROUTER_BIAS,
        MT_ROUTER_EXPERT_SCALE /* [experts] */, MT_ROUTER_LATENT /* [latent, hidden] */ };
 /* Roles of mt_part.expert[i], for each expert of the group. */
 enum { MT_EXPERT_GATE_UP, MT_EXPERT_GATE_UP_BIAS, MT_EXPERT_DOWN, MT_EXPERT_DOWN_BIAS };
-
-#endif

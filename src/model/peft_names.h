@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_PEFT_NAMES_H
-#define MT_MODEL_PEFT_NAMES_H
+#pragma once
 
 #include "model/layout.h"
 
@@ -20,5 +19,3 @@ void mt_peft_whole_name(char name[MT_PEFT_NAME], const struct mt_family *f, cons
  * transformers, no linear modules. PEFT does not support dropout and DoRA for these.
  */
 bool mt_peft_wraps_parameter(const struct mt_layout *l, const char *module);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_PRODUCT_H
-#define MT_MODEL_PRODUCT_H
+#pragma once
 
 #include "model/state.h"
 
@@ -30,5 +29,3 @@ static inline bool mt_has_whole_vectors(size_t out, size_t in)
 {
     return out % 16 == 0 && in % 16 == 0;
 }
-
-#endif

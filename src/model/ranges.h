@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_RANGES_H
-#define MT_MODEL_RANGES_H
+#pragma once
 
 #include "model/layout.h"
 #include "optim/optimizer.h"
@@ -60,5 +59,3 @@ int mt_tensor_write_masters(mt_plane_set *planes, const struct mt_tensor *t, siz
                             const float *masters, struct mt_err *err);
 int mt_tensor_read_masters(mt_plane_set *planes, const struct mt_tensor *t, size_t first, size_t n, float *masters,
                            struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_RECIPE_H
-#define MT_MODEL_RECIPE_H
+#pragma once
 
 #include "hf/layer.h"
 #include "model/part.h"
@@ -188,5 +187,3 @@ static inline struct mt_view mt_no_view(void)
 {
     return (struct mt_view){.value = MT_NO_VALUE};
 }
-
-#endif

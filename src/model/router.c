@@ -115,11 +115,9 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     return at;
 }
 
-static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
+static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *, mt_device *)
 {
     struct scratch s;
-    (void)spec;
-    (void)dev;
     return lay_out_scratch(&s, p, NULL);
 }
 
@@ -130,7 +128,7 @@ static struct scratch scratch_of(const struct mt_part_run *run)
     return s;
 }
 
-static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
+static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *, mt_device *dev)
 {
     const struct mt_hf_config *c = &p->layout->cfg;
     struct mt_rmsnorm_bwd norm = {.n = p->max_tokens, .c = (size_t)c->hidden};
@@ -138,7 +136,6 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
     struct mt_router_stats stats = {.n = p->max_tokens, .e = (size_t)c->moe.n_experts, .dtype = p->dtype};
     struct mt_shared_gate_bwd gate = {.n = p->max_tokens, .c = (size_t)c->hidden, .dtype = p->dtype};
     size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
-    (void)spec;
     need = MT_MAX(need, mt_op_router_stats_workspace(dev, &stats));
     return MT_MAX(need, c->moe.shared_gate ? mt_op_shared_gate_bwd_workspace(dev, &gate) : 0);
 }
@@ -552,11 +549,9 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     return rc ? rc : mt_norm_backward(m, &norm, &(struct mt_norm_grad){m->dh, r->dx, r->dx, r->g}, err);
 }
 
-static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
+static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *, size_t)
 {
     const struct mt_moe *m = &c->moe;
-    (void)p;
-    (void)seq_len;
     int64_t shared = mt_moe_inner(m, m->shared_width) + m->shared_width;
     return (double)c->hidden * (double)(m->n_experts + shared + m->shared_gate + m->latent);
 }

@@ -23,10 +23,9 @@ static int norm_backward(const struct mt_rule_run *r, struct mt_err *err)
     return mt_norm_backward(r->run->m, &a, &(struct mt_norm_grad){r->d_out[0].p, r->add, r->d_in[0].p, r->run->g}, err);
 }
 
-static size_t norm_workspace(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
+static size_t norm_workspace(const struct mt_recipe *r, const struct mt_node *, const struct mt_model_params *p,
                              mt_device *dev)
 {
-    (void)n;
     return mt_norm_workspace(p, &r->spec->norm, dev);
 }
 
@@ -78,10 +77,8 @@ static size_t linear_workspace(const struct mt_recipe *r, const struct mt_node *
     return mt_op_bias_bwd_workspace(dev, &bias);
 }
 
-static double linear_macs(const struct mt_recipe *r, const struct mt_node *n, size_t seq_len)
+static double linear_macs(const struct mt_recipe *, const struct mt_node *n, size_t)
 {
-    (void)r;
-    (void)seq_len;
     return (double)mt_view_width(&n->in[0]) * (double)mt_view_width(&n->out[0]);
 }
 
@@ -169,10 +166,9 @@ static int xielu_backward(const struct mt_rule_run *r, struct mt_err *err)
                            err);
 }
 
-static size_t xielu_workspace(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
+static size_t xielu_workspace(const struct mt_recipe *, const struct mt_node *n, const struct mt_model_params *p,
                               mt_device *dev)
 {
-    (void)r;
     return mt_op_xielu_bwd_workspace(dev, &(struct mt_xielu_bwd){.n = p->max_tokens, .f = mt_view_width(&n->out[0])});
 }
 

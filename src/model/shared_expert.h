@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_SHARED_EXPERT_H
-#define MT_MODEL_SHARED_EXPERT_H
+#pragma once
 
 #include "model/linear.h"
 #include "model/part.h"
@@ -23,5 +22,3 @@ int mt_shared_expert_open(const struct mt_shared_expert *a, const void *n, struc
 int mt_shared_expert_add(const struct mt_shared_expert *a, float *sum, struct mt_err *err);
 /** dn += the gradient through it; the norm's output is in m->h. */
 int mt_shared_expert_backward(const struct mt_shared_expert *a, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_SIDES_H
-#define MT_MODEL_SIDES_H
+#pragma once
 
 #include "model/state.h"
 
@@ -51,5 +50,3 @@ int mt_sides_follow(struct mt_sides *s, struct mt_err *err);
 int mt_sides_give_rows(struct mt_sides *s, struct mt_err *err);
 /** Turns to COMPUTE, which waits for all sides; also after errors, so that nothing runs on. */
 int mt_sides_join(struct mt_sides *s, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_STORED_H
-#define MT_MODEL_STORED_H
+#pragma once
 
 #include "hf/safetensors.h"
 #include "model/layout.h"
@@ -73,5 +72,3 @@ void mt_stored_writer_finish(struct mt_stored_writer *w);
 /** Elements [first, first + n) of l->stored[stored], `size` bytes each. */
 int mt_stored_gather(struct mt_stored_writer *w, size_t stored, size_t first, size_t n, size_t size, void *dst,
                      struct mt_err *err);
-
-#endif

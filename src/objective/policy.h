@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_OBJECTIVE_POLICY_H
-#define MT_OBJECTIVE_POLICY_H
+#pragma once
 
 #include "objective/objective.h"
 
@@ -36,5 +35,3 @@ int mt_policy_resolve(const struct mt_objective *o, struct mt_policy_keys *keys,
 /** What of rollouts the keys need but data lack; NULL: nothing. `v`: a trained token's values. */
 const char *mt_policy_lacks(const struct mt_objective *o, const struct mt_policy_keys *keys,
                             const union mt_rollout_values *v);
-
-#endif

@@ -2,9 +2,8 @@
 /* The mean of the token losses: fine-tuning and pre-training as usual. */
 #include "objective/objective.h"
 
-static void measure(const struct mt_objective_step *s, const struct mt_micro_losses *m, struct mt_measure *sum)
+static void measure(const struct mt_objective_step *, const struct mt_micro_losses *m, struct mt_measure *sum)
 {
-    (void)s;
     for (size_t i = 0; i < m->batch->n_loss; i++)
         sum->sum += (double)m->loss[i];
     sum->n += (double)m->batch->n_loss;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_WEIGHTS_ADAPTER_KEYS_H
-#define MT_WEIGHTS_ADAPTER_KEYS_H
+#pragma once
 
 #include "config/config.h"
 #include "model/adapter.h"
@@ -16,5 +15,3 @@ int mt_adapters_by_config(struct mt_adapter_spec *out, const struct mt_config *c
 /** Replaces adapter.path by keys that say the same of the adapters, for a process that does not have the folder.
  * resumed: as above. */
 int mt_adapters_spell_out(struct mt_config *c, const char *resumed, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_WEIGHTS_IN_FILES_H
-#define MT_WEIGHTS_IN_FILES_H
+#pragma once
 
 #include "model/layout.h"
 #include "store/files/file_weights.h"
@@ -14,5 +13,3 @@
  */
 int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, const mt_plane_bits *in_files,
                           const char *dir, enum mt_io_kind io, const struct mt_io_fault *fault, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_WEIGHTS_KNOWN_H
-#define MT_WEIGHTS_KNOWN_H
+#pragma once
 
 #include "hf/safetensors.h"
 #include "model/layout.h"
@@ -19,5 +18,3 @@ void mt_known_sums_get(uint64_t *sum, const struct mt_layout *l, const struct mt
 void mt_known_sums_keep(const uint64_t *sum, const struct mt_layout *l, const struct mt_st_model *st);
 /** The file in which the sums of this model are, or would be kept; "" if its path is too long. */
 void mt_known_sums_path(char *path, size_t size, const struct mt_st_model *st);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_WEIGHTS_PACKED_FILES_H
-#define MT_WEIGHTS_PACKED_FILES_H
+#pragma once
 
 #include "hf/safetensors.h"
 #include "model/packing.h"
@@ -52,5 +51,3 @@ int mt_packed_reader_init(struct mt_packed_reader *r, const struct mt_st_model *
 void mt_packed_reader_finish(struct mt_packed_reader *r);
 /** Elements [first, first + n) of the tensor. */
 int mt_packed_read_f32(struct mt_packed_reader *r, size_t first, size_t n, float *dst, struct mt_err *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_WEIGHTS_PACKED_PLANES_H
-#define MT_WEIGHTS_PACKED_PLANES_H
+#pragma once
 
 #include "model/packing.h"
 #include "store/planes.h"
@@ -17,5 +16,3 @@ int mt_packed_plane_read(struct mt_packed_plane *out, mt_plane_set *planes, cons
 /** Decodes elements [first, first + n) of the tensor. */
 void mt_packed_plane_values(const struct mt_packed_plane *p, size_t first, size_t n, float *dst);
 void mt_packed_plane_finish(struct mt_packed_plane *p);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_WEIGHTS_PACKER_H
-#define MT_WEIGHTS_PACKER_H
+#pragma once
 
 #include "model/layout.h"
 #include "store/planes.h"
@@ -33,5 +32,3 @@ size_t mt_packer_piece(const struct mt_tensor *t, size_t about);
 
 /** Marks the tensor as one to be packed when its weights are loaded. */
 void mt_packing_make(struct mt_tensor *t, enum mt_packed f);
-
-#endif

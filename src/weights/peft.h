@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_WEIGHTS_PEFT_H
-#define MT_WEIGHTS_PEFT_H
+#pragma once
 
 #include "base/json.h"
 #include "hf/safetensors.h"
@@ -49,5 +48,3 @@ int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t se
 const char *mt_peft_other_scale(const cJSON *config, size_t *n);
 /** The text of adapter_config.json of the layout's adapters on the model `base`; to be freed. NULL: no memory. */
 char *mt_peft_config_text(const struct mt_layout *l, const char *base);
-
-#endif

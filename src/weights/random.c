@@ -31,11 +31,10 @@ static float log_uniform(const struct random_job *j, size_t i)
     return (float)log(low + (high - low) * mt_philox_uniform(j->seed, j->stream, j->at + i));
 }
 
-static void fill_block(void *ctx, size_t i, int thread)
+static void fill_block(void *ctx, size_t i, int)
 {
     const struct random_job *j = ctx;
     size_t first = i * BLOCK, n = MT_MIN((size_t)BLOCK, j->n - first);
-    (void)thread;
     if (j->t->n_dims == 2)
         mt_philox_normal(j->dst + first, n, j->at + first, j->seed, j->stream, j->std);
     else

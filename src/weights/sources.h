@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_WEIGHTS_SOURCES_H
-#define MT_WEIGHTS_SOURCES_H
+#pragma once
 
 #include "model/stored.h"
 #include "weights/packed_files.h"
@@ -29,5 +28,3 @@ int mt_sources_read_f32(struct mt_sources *s, const struct mt_tensor *t, size_t 
                         struct mt_err *err);
 /** The checksum (struct mt_base_sums) of tensor t, which was just read completely, in order. */
 uint64_t mt_sources_sum(struct mt_sources *s, const struct mt_tensor *t);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_WEIGHTS_WEIGHTS_H
-#define MT_WEIGHTS_WEIGHTS_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -89,5 +88,3 @@ int mt_weights_mark_random(struct mt_layout *l, enum mt_packed wanted, struct mt
  * (seed, tensor name, index) alone. */
 int mt_weights_init_random(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed,
                            int n_threads, struct mt_err *err);
-
-#endif

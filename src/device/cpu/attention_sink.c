@@ -37,11 +37,10 @@ static void forward_head(const struct mt_attention_sink *a, size_t row, size_t h
     *lse += (over > 0 ? over : 0) + logf(1.0f + mt_expf(over > 0 ? -over : over));
 }
 
-static void forward_chunk(void *ctx, size_t chunk, int thread)
+static void forward_chunk(void *ctx, size_t chunk, int)
 {
     const struct mt_attention_sink *a = ctx;
     size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
-    (void)thread;
     for (size_t r = chunk * ROW_BLOCK; r < end; r++)
         for (size_t h = 0; h < a->o.n; h++)
             forward_head(a, r, h);
@@ -52,9 +51,8 @@ void mt_cpu_run_attention_sink(struct mt_cpu_device *d, const struct mt_attentio
     mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, ROW_BLOCK));
 }
 
-size_t mt_cpu_attention_sink_bwd_workspace(const struct mt_device_limits *l, const struct mt_attention_sink_bwd *a)
+size_t mt_cpu_attention_sink_bwd_workspace(const struct mt_device_limits *, const struct mt_attention_sink_bwd *a)
 {
-    (void)l;
     return mt_div_up(a->n, ROW_BLOCK) * a->o.n * sizeof(float);
 }
 
@@ -70,12 +68,11 @@ static float row_dot(const struct mt_attention_sink_bwd *a, size_t row, size_t h
     return sum;
 }
 
-static void backward_chunk(void *ctx, size_t chunk, int thread)
+static void backward_chunk(void *ctx, size_t chunk, int)
 {
     const struct mt_attention_sink_bwd *a = ctx;
     float *sum = (float *)a->workspace + chunk * a->o.n;
     size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
-    (void)thread;
     memset(sum, 0, a->o.n * sizeof(*sum));
     for (size_t r = chunk * ROW_BLOCK; r < end; r++)
         for (size_t h = 0; h < a->o.n; h++) {

@@ -331,10 +331,9 @@ struct job {
     size_t n, per_chunk;
 };
 
-static void chunk_main(void *ctx, size_t chunk, int thread)
+static void chunk_main(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
-    (void)thread;
     j->run(j->a, chunk * j->per_chunk, MT_MIN(j->n, (chunk + 1) * j->per_chunk));
 }
 
