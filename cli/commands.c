@@ -146,6 +146,8 @@ static const struct cli_option stop_options[] = {
 static const struct cli_option inspect_options[] = {
     JSON,
     {"adapter", 0, "DIR", "The adapters of this PEFT folder; with a model, also whether they are for it."},
+    {"layer", 0, "N", "What layer N computes, an operation a line: shapes, bytes, FLOP, tensors. Of a folder, a config.json, or a "
+                      "published model's name.", WHOLE(0, ANY)},
     END};
 static const struct cli_option export_options[] = {
     {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights. Adapters are always f32. With --base-dtype: of what is not packed."},

@@ -11,8 +11,12 @@
 #include "cli.h"
 #include "hf/hf_config.h"
 #include "hf/safetensors.h"
+#include "model/layer_text.h"
+#include "model/part.h"
 #include "weights/peft.h"
 #include "report.h"
+
+enum { INSPECT_TOKENS = 4096 }; /* of a document, for FLOP of attention */
 
 static cJSON *tensor_json(const struct mt_st_tensor *t)
 {
@@ -198,6 +202,97 @@ static int inspect_model(const char *path, bool json, struct mt_err *err)
     return rc;
 }
 
+/* Of a folder, a file like config.json, or a published model's name. */
+static int read_config(struct mt_hf_config *cfg, const char *model, struct mt_err *err)
+{
+    char path[4096], *text = NULL;
+    size_t len;
+    if (mt_is_dir(model))
+        return mt_hf_config_read(cfg, model, err);
+    mt_path_printf(path, sizeof(path), "%s", model);
+    if (!mt_path_exists(path) && !mt_hf_find_stored(path, sizeof(path), model))
+        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is no model's folder or config.json, and no stored model's name", model);
+    int rc = mt_read_file(path, &text, &len, err);
+    if (!rc)
+        rc = mt_hf_config_parse(cfg, text, len, path, err);
+    free(text);
+    return rc;
+}
+
+static void add_line(void *ctx, const struct mt_layer_line *line)
+{
+    cJSON *o = cJSON_CreateObject();
+    mt_json_append(ctx, o);
+    cJSON_AddStringToObject(o, "part", line->part->name);
+    cJSON_AddStringToObject(o, "operation", line->text);
+    cJSON_AddStringToObject(o, "tensors", line->tensors);
+    cJSON_AddNumberToObject(o, "parameters", (double)line->params);
+    cJSON_AddNumberToObject(o, "elements", (double)line->elems);
+    cJSON_AddNumberToObject(o, "bytes", (double)line->bytes);
+    cJSON_AddStringToObject(o, "kept", line->kept ? line->kept : "");
+    cJSON_AddNumberToObject(o, "flop", line->flops);
+}
+
+/* A number with a prefix, "" for 0: most operations have no parameters, or no products. */
+static const char *short_number(char buf[32], const cJSON *o, const char *key)
+{
+    static const char prefix[] = " kMGT";
+    double x = mt_json_get(o, key)->valuedouble;
+    int i = 0;
+    for (; x >= 999.5 && prefix[i + 1]; i++)
+        x /= 1000;
+    snprintf(buf, 32, x > 0 ? "%.4g%.*s" : "", x, i > 0, &prefix[i]);
+    return buf;
+}
+
+static void print_lines(const cJSON *lines)
+{
+    const char *part = "";
+    char params[32], bytes[32], flop[32];
+    printf("%8s %9s %8s %8s  of a token in bf16; FLOP of its forward pass, in documents of %d tokens\n", "elements", "bytes",
+           "FLOP", "weights", INSPECT_TOKENS);
+    for (const cJSON *o = lines->child; o; o = o->next) {
+        const char *of = mt_json_get(o, "part")->valuestring, *kept = mt_json_get(o, "kept")->valuestring;
+        if (strcmp(of, part))
+            printf("%s\n", of);
+        part = of;
+        printf("%8.0f %9s %8s %8s  %s", mt_json_get(o, "elements")->valuedouble, short_number(bytes, o, "bytes"),
+               short_number(flop, o, "flop"), short_number(params, o, "parameters"), mt_json_get(o, "operation")->valuestring);
+        printf(*kept ? "  keep %s" : "%s", kept);
+        printf(*mt_json_get(o, "tensors")->valuestring ? "  <- %s\n" : "%s\n", mt_json_get(o, "tensors")->valuestring);
+    }
+}
+
+static int inspect_layer(const char *model, int64_t layer, bool json, struct mt_err *err)
+{
+    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    struct mt_layout *l = NULL;
+    struct mt_cut cut = mt_cut_layer;
+    int rc = cfg ? read_config(cfg, model, err) : mt_fail_nomem(err, model, sizeof(*cfg));
+    if (!rc && layer >= cfg->n_layers)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--layer %lld: the model has layers 0 to %lld", (long long)layer,
+                     (long long)cfg->n_layers - 1);
+    if (!rc) {
+        cut.expert_group = (size_t)cfg->moe.n_experts; /* all in one part */
+        cfg->n_layers = layer + 1;
+        rc = mt_layout_create(&l, cfg, &(struct mt_layout_params){.cut = cut}, err);
+    }
+    if (!rc) {
+        cJSON *lines = cJSON_CreateArray();
+        mt_layer_lines(l, (int)layer, MT_BF16, INSPECT_TOKENS, add_line, lines);
+        char *text = json ? mt_json_print(lines, true) : NULL;
+        if (json)
+            printf("%s\n", text ? text : "");
+        else
+            print_lines(lines);
+        free(text);
+        cJSON_Delete(lines);
+    }
+    mt_layout_destroy(&l);
+    free(cfg);
+    return rc;
+}
+
 /* Do the adapters have their matrices in the model? */
 static int check_fit(const char *adapter, const char *model, struct mt_err *err)
 {
@@ -216,6 +311,7 @@ int cli_cmd_inspect(struct cli *, const struct cli_args *args)
 {
     const char *path = args->n_operands ? args->operands[0] : NULL, *adapter = cli_arg(args, "adapter");
     bool json = cli_arg(args, "json");
+    int64_t layer = cli_whole(args, "layer", -1);
     struct mt_err err;
     if (!path && !adapter) {
         fprintf(stderr, "megatrain inspect: a file, a folder or --adapter is missing\n");
@@ -225,6 +321,8 @@ int cli_cmd_inspect(struct cli *, const struct cli_args *args)
     if (!rc && !adapter && mt_is_dir(path) && mt_peft_is_folder(path))
         adapter = path;
     if (!rc)
-        rc = adapter ? inspect_adapter(adapter, json, &err) : inspect_model(path, json, &err);
+        rc = adapter      ? inspect_adapter(adapter, json, &err)
+             : layer >= 0 ? inspect_layer(path, layer, json, &err)
+                          : inspect_model(path, json, &err);
     return rc ? cli_fail(&err) : 0;
 }
