@@ -49,7 +49,7 @@ bool mt_layout_is_matrix(const struct mt_layout_builder *b, const struct mt_layo
         hit |= !fnmatch(b->p->matrices[i], t->name, 0);
     if (t->n_dims < 2 || b->p->n_matrices)
         return t->n_dims > 1 && hit;
-    bool router = at->part->kind == &mt_part_router && at->param == &at->part->param[MT_ROUTER_WEIGHT];
+    bool router = at->part->kind->routes && at->param == &at->part->param[MT_ROUTER_WEIGHT];
     return b->u->kind == MT_UNIT_LAYER && !router && t->shape[0] >= LEAST && t->shape[1] >= LEAST;
 }
 

@@ -218,7 +218,7 @@ bool mt_model_unit_is_idle(const mt_model *m, size_t unit)
     const struct mt_unit *u = &m->layout->units[unit];
     for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
         const struct mt_part *p = &m->layout->parts[i];
-        if (p->kind != &mt_part_experts)
+        if (!p->kind->per_group)
             return false;
         for (int e = p->first_expert; e < p->first_expert + p->n_experts; e++)
             if (has_rows(m, p->layer, e))
@@ -240,7 +240,7 @@ const char *mt_model_bad_router(const mt_model *m, int layer)
     const struct mt_layout *l = m->layout;
     for (size_t i = 0; i < l->n_parts; i++) {
         const struct mt_part *p = &l->parts[i];
-        if (p->kind != &mt_part_router || p->layer != layer || !has_bad_rows(m, layer))
+        if (!p->kind->routes || p->layer != layer || !has_bad_rows(m, layer))
             continue;
         for (size_t t = 0; t < l->n_tensors; t++)
             if (l->tensors[t].param == &p->param[MT_ROUTER_WEIGHT])

@@ -101,6 +101,8 @@ struct mt_part_kind {
     bool per_step;
     /** The layer has one such part for each group of experts. */
     bool per_group;
+    /** It chooses the experts of a mixture: its parameters are those of MT_ROUTER_* (parts.h). */
+    bool routes;
     /** Bit i: the linear layer of role i computes with adapters (mt_linear()). */
     unsigned adapted;
     /** Bit i: so does that of role i, if its adapter is asked for by name: MT_ALL_LINEAR does not mean it. */

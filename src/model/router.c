@@ -569,6 +569,7 @@ static bool shares_normed(const struct mt_hf_config *c)
 
 const struct mt_part_kind mt_part_router = {
     .name = "router",
+    .routes = true,
     .adapted = 1u << MT_ROUTER_SHARED_GATE_UP | 1u << MT_ROUTER_SHARED_DOWN | 1u << MT_ROUTER_LATENT,
     .adapted_by_name = 1u << MT_ROUTER_WEIGHT | 1u << MT_ROUTER_SHARED_GATE,
     .port = {{MT_ROLE_WEIGHTS, MT_READ, MT_READ},

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The rules of attention: norms of heads, rotary embeddings, attention itself, sinks, gates. */
 #include "base/mem.h"
-#include "model/attention.h"
 #include "model/rule.h"
 
 /* --- norms of heads: in[0] -> out[0], and in[1] -> out[1] if there is one; statistics of each in out[2] and out[3]. A
@@ -177,9 +176,29 @@ const struct mt_rule mt_rule_copy = {.name = "copy", .forward = copy, .backward 
 
 /* --- attention: queries, keys, values -> outputs, log-sum-exp ----------------------------------- */
 
+/* Attention over a run's tokens and documents, by its layer's rule; its operands are yet to be set. */
+static struct mt_attention attention_of(const struct mt_part_run *r)
+{
+    const mt_model *m = r->m;
+    const struct mt_layer_spec *s = r->part->spec;
+    return (struct mt_attention){
+        .n = r->in->n_tokens,
+        .window = (size_t)s->window,
+        .n_docs = r->in->n_docs,
+        .max_len = r->in->max_len,
+        .most_n = m->p.max_tokens,
+        .most_len = m->p.max_len,
+        .dtype = m->dt,
+        .scale = (float)s->score_scale,
+        .cap = (float)s->score_cap,
+        .cu_seqlens = r->in->cu_seqlens,
+        .cu_seqlens_host = r->in->cu_seqlens_host,
+    };
+}
+
 static struct mt_attention attention_args(const struct mt_rule_run *r)
 {
-    struct mt_attention a = mt_attention_of(r->run);
+    struct mt_attention a = attention_of(r->run);
     a.q = r->in[0];
     a.k = r->in[1];
     a.v = r->in[2];
@@ -211,9 +230,16 @@ static size_t attend_scratch(const struct mt_recipe *r, const struct mt_node *n,
     return mt_op_attention_workspace(dev, &a);
 }
 
+/* Keys that a query sees, on average over documents of seq_len tokens. */
+static double keys_seen(const struct mt_layer_spec *s, size_t seq_len)
+{
+    double len = (double)seq_len, window = s->window ? MT_MIN((double)s->window, len) : len;
+    return (window * (window + 1) / 2 + (len - window) * window) / len;
+}
+
 static double attend_macs(const struct mt_recipe *r, const struct mt_node *n, size_t seq_len)
 {
-    double seen = mt_attention_keys_seen(r->spec, seq_len);
+    double seen = keys_seen(r->spec, seq_len);
     return seen * (double)(mt_view_width(&n->in[0]) + mt_view_width(&n->out[0]));
 }
 

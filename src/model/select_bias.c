@@ -29,7 +29,7 @@ static int read_all(const struct mt_layout *l, mt_plane_set *planes, float *rows
         const struct mt_tensor *t = &l->tensors[i];
         const struct mt_unit *u = &l->units[t->unit];
         for (size_t k = u->first_part; k < u->first_part + u->n_parts && !rc; k++)
-            if (l->parts[k].kind == &mt_part_router && t->param == &l->parts[k].param[MT_ROUTER_SELECT_BIAS])
+            if (l->parts[k].kind->routes && t->param == &l->parts[k].param[MT_ROUTER_SELECT_BIAS])
                 rc = mt_tensor_read_masters(planes, t, 0, t->n, rows + (int64_t)u->layer * l->cfg.moe.n_experts, err);
     }
     return rc;

@@ -124,4 +124,5 @@ def main(root):
     return n > MOST or largest > LARGEST or n_included or not any(called.values()) or not any(included.values())
 
 
-sys.exit(bool(main(sys.argv[1])))
+if __name__ == "__main__":
+    sys.exit(bool(main(sys.argv[1])))
