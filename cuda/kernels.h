@@ -16,6 +16,7 @@ extern "C" {
 #endif
 
 #define MT_CUDA_KERNEL_OPS(X)                                                                      \
+    X(ATTENTION_CACHED, attention_cached, struct mt_attention_cached)                              \
     X(ATTENTION_SINK, attention_sink, struct mt_attention_sink)                                    \
     X(ATTENTION_SINK_BWD, attention_sink_bwd, struct mt_attention_sink_bwd)                        \
     X(EMBEDDING, embedding, struct mt_embedding)                                                   \

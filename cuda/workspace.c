@@ -77,6 +77,13 @@ size_t mt_cuda_attention_sink_bwd_workspace(const struct mt_attention_sink_bwd *
     return partials_bytes(a->n, MIN_ROWS, a->o.n);
 }
 
+/* The kernel needs none. */
+size_t mt_cuda_attention_cached_workspace(const struct mt_attention_cached *a)
+{
+    (void)a;
+    return 0;
+}
+
 size_t mt_cuda_route_lists_workspace(const struct mt_route_lists *a)
 {
     return (mt_div_up(a->n, MT_CUDA_ROUTE_TOKENS) * (a->e + 1) + a->e) * sizeof(int32_t);

@@ -210,6 +210,28 @@ struct mt_attention_bwd {
 };
 
 /**
+ * Attention of new tokens whose documents began earlier. Document d has past[d] tokens before its new ones, whose keys
+ * and values are in the cache; `of` has the new ones alone, n in all, at positions past[d] + i of document d. Their
+ * keys and values are first added to the cache; then each result is what mt_op_attention() gives for that position of
+ * the whole document: on the cpu device to the bit. Position i is row i % block of block table[d * table_ld + i / block
+ * % table_ld] (Kwon et al. 2023): with a window a table may be as short as it and the new tokens of a document need,
+ * and a block. A block holds keys [block, k.n * k.dim], and after them values [block, v.n * v.dim]. Blocks that are
+ * written belong to one document; others may be shared.
+ */
+struct mt_attention_cached {
+    struct mt_attention of; /* max_len: of old and new tokens of a document together, at most */
+    size_t block, table_ld;
+    const int32_t *past, *table;           /* [n_docs]; [n_docs, table_ld] */
+    const int32_t *past_host, *table_host; /* the same on the host; read before the call returns */
+    void *cache;                           /* of of.dtype; its blocks in any number */
+};
+/** Elements of a block. */
+static inline size_t mt_cache_block_elems(const struct mt_attention_cached *a)
+{
+    return a->block * (a->of.k.n * a->of.k.dim + a->of.v.n * a->of.v.dim);
+}
+
+/**
  * Attention sinks: each head has a logit that takes part in the softmax and has no value (gpt-oss). Applied after
  * mt_op_attention(), with s = sinks[h]: o[i, h] *= sigmoid(lse[h, i] - s); lse[h, i] = log(e^lse[h, i] + e^s).
  * mt_op_attention_bwd() then takes this o and lse, with `sinks` set.
@@ -401,6 +423,7 @@ struct mt_scale_columns {
     X(GEMM, gemm, struct mt_gemm)                                                                  \
     W(ATTENTION, attention, struct mt_attention)                                                   \
     X(ATTENTION_BWD, attention_bwd, struct mt_attention_bwd)                                       \
+    W(ATTENTION_CACHED, attention_cached, struct mt_attention_cached)                              \
     X(ATTENTION_SINK, attention_sink, struct mt_attention_sink)                                    \
     W(ATTENTION_SINK_BWD, attention_sink_bwd, struct mt_attention_sink_bwd)                        \
     X(EMBEDDING, embedding, struct mt_embedding)                                                   \

@@ -363,6 +363,106 @@ static void attention_sinks_take_their_part(struct harness *h)
         attention_case(h, &shapes[i]);
 }
 
+/* --- with a cache ----------------------------------------------------------------------------------- */
+
+/* Documents that a cache knows, and where their next tokens are in blocks that lie in no order. */
+struct cached {
+    size_t block, ld;
+    int32_t *table, past[8];
+    struct dbuf *cache;
+};
+
+/* The next tokens of each document, `step` of the first, one more of the second ...; those that have ended are left out.
+ * Their results to o and lse, which are of whole documents. Returns how many tokens there were. */
+static size_t go_on(struct harness *h, const struct given *g, const double *x, struct cached *c, size_t step, double *o,
+                    double *lse)
+{
+    const struct shape *s = g->s;
+    const struct places *at = &g->at;
+    size_t n = 0, docs = 0, ow = s->n_q * at->v.dim, all = (size_t)g->cu[s->n_docs];
+    int32_t *cu = (int32_t *)(void *)scratch(h, 8), *past = (int32_t *)(void *)scratch(h, 8), *table = (int32_t *)(void *)scratch(h, 8 * c->ld);
+    double *rows = scratch(h, all * at->ld);
+    size_t *from = (size_t *)(void *)scratch(h, all);
+    for (int doc = 0; doc < s->n_docs; doc++) {
+        size_t left = (size_t)(s->len[doc] - c->past[doc]), k = MT_MIN(left, step + (step > 1 ? (size_t)doc : 0));
+        if (!k)
+            continue;
+        memcpy(table + docs * c->ld, c->table + (size_t)doc * c->ld, c->ld * sizeof(*table));
+        past[docs] = c->past[doc];
+        for (size_t i = 0; i < k; i++) {
+            from[n + i] = (size_t)(g->cu[doc] + c->past[doc]) + i;
+            memcpy(rows + (n + i) * at->ld, x + from[n + i] * at->ld, at->ld * sizeof(*rows));
+        }
+        c->past[doc] += (int32_t)k;
+        cu[++docs] = (int32_t)(n += k);
+    }
+    if (!n)
+        return 0;
+    struct dbuf *in = buf_values(h, h->dtype, n * at->ld, rows), *out = buf_nan(h, h->dtype, n * ow),
+                *stat = buf_nan(h, MT_F32, s->n_q * n);
+    struct mt_attention_cached a = {
+        .of = {.n = n, .window = s->window, .n_docs = docs, .max_len = 700, .dtype = h->dtype,
+               .scale = (float)(1 / sqrt((double)s->d)), .cap = (float)s->cap, .cu_seqlens = buf_ints(h, cu, docs + 1)->p,
+               .cu_seqlens_host = cu, .q = view(at, &at->q, in, h->dtype), .k = view(at, &at->k, in, h->dtype),
+               .v = view(at, &at->v, in, h->dtype), .o = mt_heads(out->p, ow, s->n_q, at->v.dim), .lse = stat->p},
+        .block = c->block, .table_ld = c->ld, .past = buf_ints(h, past, docs)->p, .past_host = past,
+        .table = buf_ints(h, table, docs * c->ld)->p, .table_host = table, .cache = c->cache->p};
+    a.of.workspace = workspace(h, mt_op_attention_cached_workspace(h->dev, &a));
+    RUN(h, mt_op_attention_cached, &a);
+    double *got = buf_get(h, out), *got_lse = buf_get(h, stat);
+    for (size_t i = 0; i < n; i++) {
+        memcpy(o + from[i] * ow, got + i * ow, ow * sizeof(*o));
+        for (size_t head = 0; head < s->n_q; head++)
+            lse[head * all + from[i]] = got_lse[head * n + i];
+    }
+    return n;
+}
+
+/* Whatever pieces documents come in, results are those of whole ones: on the cpu device to the bit. */
+static void cached_case(struct harness *h, const struct shape *s, size_t block)
+{
+    static const size_t steps[] = {37, 1, 1, 20, 1, 64, 1, 1, 1, 130, 1, 33, 200, 140, 1, 1, 1, 100};
+    struct shape forward = *s;
+    int32_t cu[8] = {0};
+    double *x, *unused;
+    for (int i = 0; i < s->n_docs; i++)
+        cu[i + 1] = cu[i] + s->len[i];
+    struct given g = {.s = &forward, .at = places_of(s), .cu = cu};
+    size_t n = (size_t)cu[s->n_docs], ow = s->n_q * g.at.v.dim, longest = 700, most = 202;
+    g.x = buf_random(h, h->dtype, n * g.at.ld, 1.2, &x);
+    g.d_o = buf_random(h, h->dtype, n * ow, 1, &unused);
+    forward.sinks = false;
+    struct attended whole = attend(h, &g, 0, s->n_docs);
+    struct cached c = {.block = block, .ld = mt_div_up(s->window ? s->window + most : longest, block) + 1};
+    size_t blocks = (size_t)s->n_docs * c.ld, elems = block * (s->n_kv * (s->d + g.at.v.dim));
+    c.table = (int32_t *)(void *)scratch(h, blocks);
+    for (size_t i = 0; i < blocks; i++)
+        c.table[i] = (int32_t)(blocks - 1 - i);
+    c.cache = buf_nan(h, h->dtype, blocks * elems); /* what is not written is not read */
+    double *o = scratch(h, n * ow), *lse = scratch(h, s->n_q * n);
+    for (size_t i = 0; i < MT_ARRAY_LEN(steps); i++)
+        go_on(h, &g, x, &c, steps[i], o, lse);
+    bool exact = !strcmp(h->device_name, "cpu");
+    expect_close(h, "o by pieces", o, buf_get(h, whole.o), n * ow, exact ? 0 : tolerance(h, 2 * O_F32, O_BF16));
+    expect_close(h, "log-sum-exps by pieces", lse, buf_get(h, whole.lse), s->n_q * n, exact ? 0 : 2e-6);
+}
+
+static void attention_goes_on_from_a_cache(struct harness *h)
+{
+    static const struct shape shapes[] = {
+        {.n_q = 4, .n_kv = 2, .d = 24, .n_docs = 2, .len = {600, 150}},
+        {.n_q = 3, .n_kv = 1, .d = 64, .window = 40, .n_docs = 2, .len = {400, 33}},
+        {.n_q = 2, .n_kv = 2, .d = 16, .window = 1, .n_docs = 1, .len = {90}},
+        {.n_q = 4, .n_kv = 2, .d = 32, .d_v = 16, .window = 129, .n_docs = 3, .len = {300, 7, 131}, .cap = 3, .apart = true},
+        {.n_q = 34, .n_kv = 1, .d = 8, .n_docs = 1, .len = {70}},
+        {.n_q = 2, .n_kv = 1, .d = 8, .window = 530, .n_docs = 1, .len = {690}}, /* more keys than are summed at once */
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++) {
+        cached_case(h, &shapes[i], i % 2 ? 16 : 23);
+        buffers_done(h);
+    }
+}
+
 /* --- random shapes --------------------------------------------------------------------------------- */
 
 static size_t below(uint64_t *state, size_t n)
@@ -412,6 +512,7 @@ const struct device_test attention_tests[] = {
     {"attention_of_heads_anywhere", attention_of_heads_anywhere},
     {"attention_sinks_take_their_part", attention_sinks_take_their_part},
     {"attention_of_wide_heads", attention_of_wide_heads},
+    {"attention_goes_on_from_a_cache", attention_goes_on_from_a_cache},
     {"attention_of_random_shapes", attention_of_random_shapes},
     {NULL, NULL},
 };

@@ -16,6 +16,10 @@
  * that the next product reads (gemm_kernel.h), and softmax runs down columns (columns.h). Keys and values are packed
  * once for all queries that attend to them.
  *
+ * With a cache, keys and values come from its blocks, and queries have the places in tiles and strips that they would
+ * have in the whole document, since the keys that a strip begins with depend on these: so results have the same bits.
+ * A token that is alone in its strip has its heads side by side in it, instead of other tokens.
+ *
  * A chunk of work is a key head and a tile of a document in forward, and a key head of a document in backward, whose
  * query heads and blocks run in a fixed order, so that dK and dV need no atomics.
  */
@@ -133,16 +137,17 @@ static struct span span_of(const struct mt_attention *a, size_t doc, size_t tile
 }
 
 /* A strip of queries [q, q + n), and the keys [from, to) that any of them attends to, counted from `key`, the first
- * packed one. A strip of keys begins at `from`. */
+ * packed one. A strip of keys begins at `from`. With `heads` it is n heads of the query q instead. */
 struct strip {
     size_t q, n, from, to, key;
+    bool heads;
 };
 
 static struct strip strip_of(const struct mt_attention *a, const struct workspace *r, size_t q, size_t n, size_t key)
 {
     size_t first = a->window && q + 1 > a->window ? q + 1 - a->window : 0;
     first = MT_MAX(first, key) - key;
-    return (struct strip){q, n, first / r->isa->mr * r->isa->mr, q + n - key, key};
+    return (struct strip){q, n, first / r->isa->mr * r->isa->mr, q + n - key, key, false};
 }
 
 /* s[key][query] = sum over d of key * query, for a strip of queries and whole strips of keys, up to end_of_keys(). */
@@ -168,6 +173,11 @@ static void hide_some(float *s, size_t from, size_t to)
 /* Masks scores, up to the key `to`, of keys after a query and of keys before its window. */
 static void hide(const struct mt_attention *a, const struct strip *c, size_t to, size_t nr, float *s, size_t ld)
 {
+    if (c->heads) {
+        for (size_t i = c->from; i < to && a->window && c->key + i + a->window <= c->q; i++)
+            hide_some(s + (i - c->from) * ld, 0, nr);
+        return;
+    }
     size_t late = c->q + 1 > c->key ? c->q + 1 - c->key : 0; /* first key that is later than some query */
     for (size_t i = MT_MAX(late, c->from); i < to; i++)
         hide_some(s + (i - c->from) * ld, 0, MT_MIN(nr, c->key + i - c->q));
@@ -219,6 +229,8 @@ static void forward_strip(const struct mt_attention *a, const struct span *s, co
     struct rows q = {a->dtype, a->q, row, head, c->n};
     float max[MT_CPU_GEMM_COLS], sum[MT_CPU_GEMM_COLS];
     struct mt_cpu_panel queries = strips(&q, true, a->scale, nr, r->q);
+    if (c->heads)
+        queries.ld = a->q.stride;
     r->isa->panel_b(&queries);
     scores(r->isa, c, r->k, r->q, a->q.dim, r->s, nr);
     if (a->cap > 0)
@@ -230,8 +242,9 @@ static void forward_strip(const struct mt_attention *a, const struct span *s, co
     weigh(r, c, s->n_keys, r->s, d_v, false, r->out);
     transpose_out(r, r->out, d_v);
     for (size_t i = 0; i < c->n; i++) {
-        a->lse[head * a->n + row + i] = max[i] + logf(sum[i]);
-        store_weighed(r, i, 1.0f / sum[i], a->dtype, &a->o, row + i, head);
+        size_t of = head + (c->heads ? i : 0), at = row + (c->heads ? 0 : i);
+        a->lse[of * a->n + at] = max[i] + logf(sum[i]);
+        store_weighed(r, i, 1.0f / sum[i], a->dtype, &a->o, at, of);
     }
 }
 
@@ -280,6 +293,124 @@ void mt_cpu_run_attention(struct mt_cpu_device *d, const struct mt_attention *a)
         tiles += mt_div_up((size_t)(a->cu_seqlens[i + 1] - a->cu_seqlens[i]), TILE);
     struct job j = {.dev = d, .a = a};
     mt_pool_run(d->pool, forward_chunk, &j, tiles * a->k.n);
+}
+
+/* --- with a cache ------------------------------------------------------------------------------- */
+
+struct cached_job {
+    struct mt_cpu_device *dev;
+    const struct mt_attention_cached *a;
+};
+
+size_t mt_cpu_attention_cached_workspace(const struct mt_device_limits *l, const struct mt_attention_cached *a)
+{
+    return mt_cpu_attention_workspace(l, &a->of);
+}
+
+/* The element where the key, or the value, of a position begins. */
+static size_t cached_at(const struct mt_attention_cached *a, size_t doc, size_t position, size_t head, bool value)
+{
+    size_t keys = a->of.k.n * a->of.k.dim, values = a->of.v.n * a->of.v.dim, row = position % a->block;
+    size_t block = (size_t)a->table[doc * a->table_ld + position / a->block % a->table_ld] * mt_cache_block_elems(a);
+    return block + (value ? a->block * keys + row * values + head * a->of.v.dim : row * keys + head * a->of.k.dim);
+}
+
+static size_t new_tokens(const struct mt_attention *a, size_t doc)
+{
+    return (size_t)(a->cu_seqlens[doc + 1] - a->cu_seqlens[doc]);
+}
+
+/* Adds the keys and values of a document's new tokens. */
+static void append_chunk(void *ctx, size_t doc, int thread)
+{
+    const struct cached_job *j = ctx;
+    const struct mt_attention *a = &j->a->of;
+    size_t e = mt_dtype_size(a->dtype);
+    (void)thread;
+    for (size_t i = 0; i < new_tokens(a, doc); i++)
+        for (size_t h = 0; h < 2 * a->k.n; h++) {
+            bool value = h >= a->k.n;
+            const struct mt_heads *from = value ? &a->v : &a->k;
+            size_t head = value ? h - a->k.n : h, at = cached_at(j->a, doc, (size_t)j->a->past[doc] + i, head, value);
+            memcpy((char *)j->a->cache + at * e,
+                   (const char *)from->p + mt_heads_at(from, (size_t)a->cu_seqlens[doc] + i, head) * e, from->dim * e);
+        }
+}
+
+/*
+ * Keys and values of a head, from position `from` of a strip on, into strips; those before `seen`, which a window hides
+ * from all new queries, are zeros: the cache may lack them. Keys go by way of rows, since blocks end anywhere.
+ */
+static void pack_cached(const struct mt_attention_cached *a, const struct span *s, size_t doc, size_t head, size_t from,
+                        size_t seen, const struct workspace *r)
+{
+    size_t mr = r->isa->mr, e = mt_dtype_size(a->of.dtype), d = a->of.k.dim, end = s->k0 + s->n_keys;
+    for (size_t k = from, n; k < end; k += n) {
+        n = MT_MIN((size_t)KEYS, end - k);
+        struct rows rows = {a->of.dtype, mt_heads(r->dk, d, 1, d), 0, 0, n};
+        for (size_t i = 0; i < n; i++)
+            if (k + i < seen)
+                memset((char *)r->dk + i * d * e, 0, d * e);
+            else
+                memcpy((char *)r->dk + i * d * e, (char *)a->cache + cached_at(a, doc, k + i, head, false) * e, d * e);
+        struct mt_cpu_panel keys = strips(&rows, true, 1, mr, r->k + (k - s->k0) * d);
+        r->isa->panel_a(&keys);
+    }
+    for (size_t i = 0; i < a->of.v.dim && seen > from; i += mr)
+        memset(r->t + i * s->n_keys + (from - s->k0) * mr, 0, (seen - from) * mr * sizeof(float));
+    for (size_t k = MT_MAX(from, seen), n; k < end; k += n) {
+        n = MT_MIN(a->block - k % a->block, end - k);
+        struct mt_cpu_panel values = {.dtype = a->of.dtype, .src = a->cache, .first = cached_at(a, doc, k, head, true),
+                                      .ld = a->of.v.n * a->of.v.dim, .lanes = a->of.v.dim, .k = n, .factor = 1,
+                                      .dst = r->t + (k - s->k0) * mr, .pitch = s->n_keys * mr};
+        r->isa->panel_a(&values);
+    }
+}
+
+/* Tiles of whole documents that have new queries. */
+static size_t cached_tiles(const struct mt_attention_cached *a, const int32_t *past, size_t doc)
+{
+    size_t first = (size_t)past[doc], end = first + new_tokens(&a->of, doc);
+    return mt_div_up(end, TILE) - first / TILE;
+}
+
+static void cached_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct cached_job *j = ctx;
+    const struct mt_attention *a = &j->a->of;
+    struct workspace r = workspace_of(j->dev, a, thread);
+    size_t kv = chunk % a->k.n, tile = chunk / a->k.n, group = a->q.n / a->k.n, nr = r.isa->nr, doc = 0;
+    for (size_t n; tile >= (n = cached_tiles(j->a, j->a->past, doc)); doc++)
+        tile -= n;
+    size_t past = (size_t)j->a->past[doc], len = past + new_tokens(a, doc), q0 = (past / TILE + tile) * TILE;
+    struct span s = {.doc = (size_t)a->cu_seqlens[doc] - past, .len = len, .q0 = q0}; /* of its first token, now past */
+    s.n = MT_MIN((size_t)TILE, len - q0);
+    s.k0 = a->window && q0 + 1 > a->window ? q0 + 1 - a->window : 0;
+    s.n_keys = q0 + s.n - s.k0;
+    size_t first = MT_MAX(past, q0) / nr * nr, seen = a->window && past + 1 > a->window ? past + 1 - a->window : 0;
+    pack_cached(j->a, &s, doc, kv, s.k0 + strip_of(a, &r, first, 1, s.k0).from, seen, &r);
+    for (size_t i = first; i < q0 + s.n; i += nr) {
+        size_t from = MT_MAX(past, i), n = MT_MIN(i + nr, q0 + s.n) - from;
+        struct strip c = strip_of(a, &r, i, 1, s.k0);
+        c.q = from;
+        c.n = n;
+        c.to = from + n - s.k0;
+        c.heads = n == 1;
+        for (size_t h = kv * group; h < (kv + 1) * group; h += c.heads ? c.n : 1) {
+            c.n = c.heads ? MT_MIN(nr, (kv + 1) * group - h) : n;
+            forward_strip(a, &s, &c, h, &r);
+        }
+    }
+}
+
+void mt_cpu_run_attention_cached(struct mt_cpu_device *d, const struct mt_attention_cached *a)
+{
+    size_t tiles = 0;
+    struct cached_job j = {d, a};
+    for (size_t doc = 0; doc < a->of.n_docs; doc++)
+        tiles += cached_tiles(a, a->past, doc);
+    mt_pool_run(d->pool, append_chunk, &j, a->of.n_docs);
+    mt_pool_run(d->pool, cached_chunk, &j, tiles * a->of.k.n);
 }
 
 /* The row sums of queries that have one key, their own: see above. p and dp begin at the strip's first key. */

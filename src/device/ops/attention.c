@@ -2,21 +2,55 @@
 #include "base/mem.h"
 #include "device/ops/row.h"
 
-static const char *check(const void *args)
+static const char *check_heads(const struct mt_attention *a)
 {
-    const struct mt_attention *a = args;
-    if (!a->n)
-        return NULL;
     MT_OP_NEED(a->q.n && a->k.n && a->q.n % a->k.n == 0);
     MT_OP_NEED(a->q.dim == a->k.dim && a->k.n == a->v.n && a->o.n == a->q.n && a->o.dim == a->v.dim);
     MT_OP_NEED(a->cu_seqlens && a->cu_seqlens_host && a->n_docs);
     MT_OP_NEED(heads_apart(&a->q) && heads_apart(&a->k) && heads_apart(&a->v) && heads_apart(&a->o));
-    MT_OP_NEED(a->lse && a->workspace && a->cap >= 0);
+    MT_OP_NEED(a->lse && a->cap >= 0);
     MT_OP_NEED(a->cu_seqlens_host[0] == 0 && (size_t)a->cu_seqlens_host[a->n_docs] == a->n);
-    for (size_t i = 0; i < a->n_docs; i++)
-        MT_OP_NEED(a->cu_seqlens_host[i] < a->cu_seqlens_host[i + 1] &&
-                   (size_t)(a->cu_seqlens_host[i + 1] - a->cu_seqlens_host[i]) <= a->max_len);
     return NULL;
+}
+
+/* past: NULL: documents begin here. */
+static const char *check_lengths(const struct mt_attention *a, const int32_t *past)
+{
+    for (size_t i = 0; i < a->n_docs; i++) {
+        int32_t before = past ? past[i] : 0;
+        MT_OP_NEED(before >= 0 && a->cu_seqlens_host[i] < a->cu_seqlens_host[i + 1] &&
+                   (size_t)(before + a->cu_seqlens_host[i + 1] - a->cu_seqlens_host[i]) <= a->max_len);
+    }
+    return NULL;
+}
+
+static const char *check(const void *args)
+{
+    const struct mt_attention *a = args;
+    const char *wrong = a->n ? check_heads(a) : NULL;
+    if (a->n)
+        MT_OP_NEED(a->workspace);
+    return wrong || !a->n ? wrong : check_lengths(a, NULL);
+}
+
+/* Tables that turn around hold what the window of the first new token sees, and all new ones. */
+static const char *check_cached(const void *args)
+{
+    const struct mt_attention_cached *c = args;
+    const struct mt_attention *a = &c->of;
+    const char *wrong = a->n ? check_heads(a) : NULL;
+    if (wrong || !a->n)
+        return wrong;
+    MT_OP_NEED(c->cache && c->block && c->table_ld && c->past && c->past_host && c->table && c->table_host);
+    wrong = check_lengths(a, c->past_host);
+    for (size_t i = 0; i < a->n_docs && !wrong; i++) {
+        size_t past = (size_t)c->past_host[i], end = past + (size_t)(a->cu_seqlens_host[i + 1] - a->cu_seqlens_host[i]);
+        size_t first = a->window && past + 1 > a->window ? past + 1 - a->window : 0;
+        MT_OP_NEED((end - 1) / c->block - first / c->block < c->table_ld);
+        for (size_t b = first / c->block; b <= (end - 1) / c->block; b++)
+            MT_OP_NEED(c->table_host[i * c->table_ld + b % c->table_ld] >= 0);
+    }
+    return wrong;
 }
 
 static const char *check_bwd(const void *args)
@@ -69,6 +103,25 @@ static void cost_bwd(const void *args, struct mt_metered *out)
 {
     const struct mt_attention_bwd *a = args;
     count(&a->fwd, true, out);
+}
+
+static void cost_cached(const void *args, struct mt_metered *out)
+{
+    const struct mt_attention_cached *c = args;
+    const struct mt_attention *a = &c->of;
+    double pairs = 0, width = (double)(a->k.n * (a->q.dim + a->v.dim)), keys = 0;
+    for (size_t i = 0; i < a->n_docs; i++) {
+        size_t past = (size_t)c->past_host[i], n = (size_t)(a->cu_seqlens_host[i + 1] - a->cu_seqlens_host[i]);
+        size_t whole = a->window ? MT_MIN(a->window, past + n) : past + n;
+        keys += (double)whole;
+        for (size_t k = past + 1; k <= past + n; k++)
+            pairs += (double)(a->window ? MT_MIN(a->window, k) : k);
+    }
+    count(a, false, out);
+    out->dim[1] = (uint64_t)(pairs / (double)a->n);
+    out->flops = 2 * pairs * (double)a->q.n * (double)(a->q.dim + a->v.dim);
+    out->bytes = mt_op_bytes(a->n, a->q.n * (a->q.dim + a->v.dim), a->dtype) +
+                 (keys + (double)a->n) * width * (double)mt_dtype_size(a->dtype);
 }
 
 /* The parts of a packed row: queries, keys, values. */
@@ -127,6 +180,32 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
     *(struct mt_attention *)args = a;
 }
 
+/* A token of each document, all of which but the last block is shared. */
+static void fill_cached(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    enum { BLOCK = 16 };
+    size_t n = (size_t)shape->dim[0], len = MT_MAX((size_t)shape->dim[1], (size_t)1), blocks = mt_div_up(len, BLOCK);
+    struct mt_attention_cached c = {.block = BLOCK, .table_ld = blocks,
+                                    .of = {.n = n, .n_docs = n, .max_len = len, .dtype = shape->dtype, .scale = 1}};
+    int32_t *table = mt_example_host_ints(x, n * blocks, 1, blocks), *past = mt_example_host_ints(x, n, 0, 0);
+    for (size_t i = 0; i < n && table && past; i++) {
+        table[(i + 1) * blocks - 1] = (int32_t)(blocks + i);
+        past[i] = (int32_t)len - 1;
+    }
+    c.table = mt_example_upload(x, c.table_host = table, n * blocks);
+    c.past = mt_example_upload(x, c.past_host = past, n);
+    c.of.cu_seqlens_host = mt_example_host_ints(x, n + 1, 1, 0);
+    c.of.cu_seqlens = mt_example_upload(x, c.of.cu_seqlens_host, n + 1);
+    set_qkv(&c.of, shape, NULL);
+    set_qkv(&c.of, shape, mt_example_fresh(x, shape->dtype, packed_elements(&c.of)));
+    c.of.o = mt_heads(NULL, c.of.q.n * c.of.v.dim, c.of.q.n, c.of.v.dim);
+    c.of.o.p = mt_example_write(x, shape->dtype, n * c.of.o.ld);
+    c.of.lse = mt_example_write(x, MT_F32, n * c.of.q.n);
+    c.cache = mt_example_update(x, shape->dtype, (blocks + n) * mt_cache_block_elems(&c));
+    c.of.workspace = mt_example_workspace(x, mt_op_attention_cached_workspace(mt_example_device(x), &c));
+    *(struct mt_attention_cached *)args = c;
+}
+
 static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
 {
     struct mt_attention_bwd *b = args;
@@ -154,6 +233,18 @@ const struct mt_op mt_op_row_attention = {
     .check = check,
     .cost = cost,
     .fill = fill,
+};
+
+const struct mt_op mt_op_row_attention_cached = {
+    .name = {"attention_cached"},
+    .bound = MT_BOUND_BYTES, /* with a new token a document; of any length */
+    .dim = {MT_SIZE_ROWS, MT_SIZE_HEAD_DIM, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM,
+            MT_SIZE_HEAD_DIM},
+    .args_bytes = sizeof(struct mt_attention_cached),
+    .count = offsetof(struct mt_attention_cached, of.n),
+    .check = check_cached,
+    .cost = cost_cached,
+    .fill = fill_cached,
 };
 
 const struct mt_op mt_op_row_attention_bwd = {
