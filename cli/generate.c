@@ -100,6 +100,8 @@ struct generator {
     struct mt_batch *batch; /* [n] */
     size_t *of;             /* [n] text of each batch of the pass under way */
     float *logits;          /* [n, vocab] */
+    int32_t *drawn;         /* [n], and their losses */
+    float *losses;
     struct candidate *candidate; /* [vocab] */
     size_t vocab, longest, loaded, passes;
 };
@@ -147,6 +149,15 @@ static int decode(struct generator *x, struct mt_err *err)
     return rc;
 }
 
+/* On a thread of the device: the one row of each text. */
+static void take_logits(void *ctx, size_t mb, size_t first, size_t n, float *logits, int32_t *ids)
+{
+    struct generator *x = ctx;
+    (void)first;
+    memcpy(x->logits + mb * x->vocab, logits, n * x->vocab * sizeof(*logits));
+    ids[0] = 0;
+}
+
 /* A token more for each text that goes on. *over: none does. */
 static int pass(struct generator *x, bool *over, struct mt_err *err)
 {
@@ -158,7 +169,7 @@ static int pass(struct generator *x, bool *over, struct mt_err *err)
         if (t->finish != CLI_GOES_ON)
             continue;
         mt_batch_clear(&x->batch[n]);
-        rc = mt_batch_add(&x->batch[n], t->ids, NULL, t->n, 0, err);
+        rc = mt_batch_go_on(&x->batch[n], 0, t->ids, t->n, true, err);
         if (!rc)
             rc = mt_batch_seal(&x->batch[n], err);
         x->of[n++] = i;
@@ -166,7 +177,7 @@ static int pass(struct generator *x, bool *over, struct mt_err *err)
     *over = !n;
     if (rc || !n)
         return rc;
-    rc = mt_engine_logits(x->s->engine, x->batch, n, x->logits, err);
+    rc = mt_engine_draw(x->s->engine, x->batch, n, &(struct mt_draw){take_logits, x}, x->drawn, x->losses, err);
     x->passes++;
     x->loaded += mt_engine_loaded_bytes(x->s->engine);
     for (size_t i = 0; i < n && !rc; i++) {
@@ -200,6 +211,8 @@ static int begin(struct generator *x, struct mt_err *err)
     x->batch = mt_calloc(x->n, sizeof(*x->batch));
     x->of = mt_calloc(x->n, sizeof(*x->of));
     x->logits = mt_calloc(rows, sizeof(*x->logits));
+    x->drawn = mt_calloc(x->n, sizeof(*x->drawn));
+    x->losses = mt_calloc(x->n, sizeof(*x->losses));
     x->candidate = mt_calloc(x->vocab, sizeof(*x->candidate));
     int rc = x->batch && x->of && x->logits && x->candidate ? 0 : mt_fail_nomem(err, "sampling", rows * sizeof(float));
     for (size_t i = 0; i < x->n && !rc; i++) {
@@ -254,6 +267,8 @@ int cli_generate(struct mt_session *s, const struct cli_generation *g, struct cl
     free(x.batch);
     free(x.of);
     free(x.logits);
+    free(x.drawn);
+    free(x.losses);
     free(x.candidate);
     return rc;
 }

@@ -40,11 +40,20 @@ int mt_batch_init_rollouts(struct mt_batch *b, struct mt_err *err)
     return b->values && b->rollout ? 0 : mt_fail_nomem(err, "values of rollouts", b->cap_tokens * sizeof(*b->values));
 }
 
+int mt_batch_init_cache(struct mt_batch *b, const struct mt_cache_shape *cache, struct mt_err *err)
+{
+    b->cache = *cache;
+    b->past = mt_calloc(b->cap_docs, sizeof(*b->past));
+    for (int i = 0; i < 2; i++)
+        b->table[i] = mt_calloc(b->cap_docs * cache->ld[i] + 1, sizeof(int32_t));
+    return b->past && b->table[0] && b->table[1] ? 0 : mt_fail_nomem(err, "a micro-batch", b->cap_docs * cache->ld[0] * 4);
+}
+
 void mt_batch_finish(struct mt_batch *b)
 {
     int32_t *arrays[] = {b->ids,     b->positions,  b->loss_rows, b->targets,    b->run_ids,
                          b->run_starts, b->order,   b->scratch,   b->cu_seqlens, b->sample,
-                         b->doc_rows, b->answer_rows};
+                         b->doc_rows, b->answer_rows, b->past, b->table[0], b->table[1]};
     for (size_t i = 0; i < MT_ARRAY_LEN(arrays); i++)
         free(arrays[i]);
     free(b->role);
@@ -91,6 +100,24 @@ int mt_batch_add_as(struct mt_batch *b, const struct mt_doc *as, const uint32_t 
     b->n_tokens += n;
     b->cu_seqlens[++b->n_docs] = (int32_t)b->n_tokens;
     b->max_doc_len = MT_MAX(b->max_doc_len, n);
+    return 0;
+}
+
+int mt_batch_go_on(struct mt_batch *b, size_t past, const uint32_t *ids, size_t n, bool next, struct mt_err *err)
+{
+    size_t first = b->n_tokens, rows = b->n_loss;
+    int rc = mt_batch_add(b, ids, NULL, n, 0, err);
+    if (rc)
+        return rc;
+    for (size_t i = first; i < b->n_tokens; i++)
+        b->positions[i] += (int32_t)past;
+    b->n_loss = rows + next;
+    b->loss_rows[rows] = (int32_t)b->n_tokens - 1;
+    b->targets[rows] = 0;
+    b->doc_rows[b->n_docs] = (int32_t)b->n_loss;
+    b->max_doc_len = MT_MAX(b->max_doc_len, past + n);
+    if (b->past)
+        b->past[b->n_docs - 1] = (int32_t)past;
     return 0;
 }
 

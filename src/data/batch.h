@@ -8,6 +8,7 @@
 
 #include "base/err.h"
 #include "data/shard.h"
+#include "settings/settings.h"
 
 /** A token that a teacher thinks likely; id MT_NO_TOKEN, logp -inf: the model has no such token. */
 struct mt_top {
@@ -58,6 +59,10 @@ struct mt_batch {
     double *rest;          /* [n_loss] probability of all others together */
     union mt_rollout_values *values; /* of rollouts: [n_loss] of the targets; NULL: the data are others */
     struct mt_rollout *rollout;      /* [n_docs] */
+    struct mt_cache_shape cache; /* of generation; slots 0: none. Then documents go on: */
+    int32_t *past;         /* [n_docs] tokens of the document that the cache has; positions count from there, and
+                              max_doc_len is with them */
+    int32_t *table[2];     /* [n_docs, cache.ld] blocks of the document: that of token i is i / block % ld */
 };
 
 int mt_batch_init(struct mt_batch *b, size_t cap_tokens, size_t cap_docs, struct mt_err *err);
@@ -79,6 +84,11 @@ struct mt_doc {
 };
 int mt_batch_add_as(struct mt_batch *b, const struct mt_doc *as, const uint32_t *ids, const uint8_t *trained, size_t n,
                     struct mt_err *err);
+/** Makes room for what documents with a cache have. */
+int mt_batch_init_cache(struct mt_batch *b, const struct mt_cache_shape *cache, struct mt_err *err);
+/** Appends the next tokens of a text, of which there are `past` before; `next`: the token after the last is to be
+ * drawn, as the target of a loss row. The caller sets table[][] of the document, if there is a cache. */
+int mt_batch_go_on(struct mt_batch *b, size_t past, const uint32_t *ids, size_t n, bool next, struct mt_err *err);
 /** Sorts the tokens by id (stable); call when all documents are added. */
 int mt_batch_seal(struct mt_batch *b, struct mt_err *err);
 

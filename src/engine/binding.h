@@ -23,7 +23,7 @@ struct mt_binding {
     mt_model *model;
     void **buffers[MT_N_POOLS];
     char *spill;
-    float *host_logits; /* output of LOGITS: [n_micro, vocab] */
+    const struct mt_batch *batch; /* of a run with a cache: its micro-batch */
 };
 
 /* exec_ops.c: submits one instruction of a device queue. */

@@ -167,6 +167,24 @@ static void sum_before_cast(struct mt_unit_shape *s)
         }
 }
 
+/* Whether the unit is among `some` of all, spread evenly, so that loads of the others are, too. */
+static bool is_among(size_t some, size_t u, size_t all)
+{
+    return (u + 1) * some / all > u * some / all;
+}
+
+static void describe_cache(struct mt_unit_shape *s, const struct mt_engine_plan *plan, const struct mt_engine_params *p,
+                           size_t unit)
+{
+    size_t window, width = p->cache.slots ? mt_unit_cache_width(p->layout, unit, &window) : 0;
+    s->weights_stay = is_among(plan->n_stay, unit, p->layout->n_units);
+    if (!width)
+        return;
+    s->cache_turns = window > 0;
+    s->cache_bytes = p->cache.n[s->cache_turns] * p->cache.block * width * mt_dtype_size(p->numerics.dtype);
+    s->cache_stays = is_among(plan->n_caches_stay, unit, p->layout->n_units);
+}
+
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     int first_block = first_trained_block(p->layout);
@@ -197,6 +215,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             (uint8_t)mt_unit_ports(l, u, p->numerics.dtype, p->max_tokens, rows, plan->units[u].port);
         if (mt_groups_n(mt_engine_groups(p)) > 1)
             sum_before_cast(&plan->units[u]);
+        describe_cache(&plan->units[u], plan, p, u);
         describe_records(plan, p, u, &records);
     }
     int64_t kept = plan->activations == MT_ACT_KEEP ? l->cfg.n_layers : kept_layers(p);
@@ -427,19 +446,51 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
     return rc;
 }
 
+/* Whether the device has room for the caches, and the weights, of so many units, in buffers that they keep. */
+static bool may_stay(struct mt_engine_plan *plan, const struct mt_engine_params *p, size_t caches, size_t weights)
+{
+    size_t needed;
+    plan->n_caches_stay = caches;
+    plan->n_stay = weights;
+    plan->activations = MT_ACT_RECOMPUTE;
+    describe_units(plan, p);
+    describe_program(plan, p, 0);
+    return !divide_budget(plan, p, &needed, NULL);
+}
+
+/* As many caches as there is room for, and then weights: a cache crosses the link both ways. */
+static void choose_what_stays(struct mt_engine_plan *plan, const struct mt_engine_params *p)
+{
+    size_t n = p->layout->n_units, least[2] = {0}, most[2] = {n, n};
+    for (int of = 0; of < 2; of++) {
+        if (may_stay(plan, p, of ? least[0] : n, of ? n : 0)) {
+            least[of] = n;
+            continue;
+        }
+        while (most[of] - least[of] > 1) {
+            size_t some = (least[of] + most[of]) / 2;
+            *(may_stay(plan, p, of ? least[0] : some, of ? some : 0) ? &least[of] : &most[of]) = some;
+        }
+    }
+    plan->n_caches_stay = least[0];
+    plan->n_stay = least[1];
+}
+
 /* Try memory savings only if no activation mode fits without them. On failure report the attempt that came closest. */
 static int choose_mode(struct mt_engine_plan *plan, const struct mt_engine_params *p, struct mt_err *err)
 {
     bool open = p->placement.activations == MT_ACT_AUTO;
     const enum mt_activations modes[] = {open ? MT_ACT_KEEP : p->placement.activations, MT_ACT_RECOMPUTE};
     size_t n_modes = open ? 2 : 1, least = SIZE_MAX;
+    if (p->draws)
+        choose_what_stays(plan, p);
     for (size_t i = 0; i < n_modes * MT_ARRAY_LEN(savings); i++) {
         int saving = savings[i / n_modes];
         struct mt_err why = {0};
         size_t needed = 0;
         if (saving & ONE_RING && p->layout->tied) /* a tied table's gradient lives from head to embedding */
             continue;
-        if (!i || plan->activations != modes[i % n_modes]) {
+        if (!i || plan->activations != modes[i % n_modes] || p->draws) {
             plan->activations = modes[i % n_modes];
             describe_units(plan, p);
         }
@@ -547,6 +598,8 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
             mt_objective_of(&p->numerics)->rollouts ? (float)p->numerics.objective_keys.policy.temperature : 1,
         .row_weights = mt_engine_weighs_rows(p),
         .few = mt_engine_few(p),
+        .cache = p->cache,
+        .draws = p->draws,
         .top = p->top,
         .used_rows = p->train && !p->layout->tied && gathers(p),
         .expert_streams = (int)p->placement.expert_streams,

@@ -24,6 +24,8 @@ struct mt_engine_params {
     struct mt_placement placement;  /* auto: decided by budget.c; unit and budgets are not read */
     size_t max_tokens, max_docs, max_len, max_micro; /* of a micro-batch; max_micro: of a step, of all learners */
     size_t assumed_rows;            /* to predict times: tokens of a step, spread evenly over experts; else 0 */
+    struct mt_cache_shape cache;    /* of generation; slots 0: none. Only in evaluations, of one micro-batch */
+    bool draws;                     /* tokens are drawn: mt_engine_draw() */
     size_t top;                     /* how many of the likeliest tokens of each loss row an evaluation finds; 0: none */
     bool train;                     /* false: evaluation only, no gradients or optimizer */
     enum mt_isa isa;
@@ -58,7 +60,8 @@ struct mt_engine_plan {
     size_t staging_bytes;             /* host memory: inputs and statistics */
     size_t h2d_bytes, d2h_bytes;      /* over the link in a full step, at most: of a packed gradient all rows count */
     enum mt_activations activations;  /* as chosen */
-    mt_plane_bits *on_disk;           /* [n_units] planes on the disk; owned by the plan */
+    size_t n_stay, n_caches_stay;     /* where tokens are drawn: units whose weights, and whose cache, keep their
+    buffers */ mt_plane_bits *on_disk;           /* [n_units] planes on the disk; owned by the plan */
     struct mt_unit_planes *planes; /* [n_units] */
     bool uses_disk;
     bool loads_table;                 /* the embedding's, though its rows were to be gathered */
@@ -80,8 +83,8 @@ int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p,
 int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err);
 /**
  * The rest of a plan that mt_engine_divide() made from *p; *step is the program of a full step with an update, which
- * the caller finishes. *host_bytes: host memory that it takes, the device's included if the device shares host memory. If
- * that is more than p->host_bytes: -ENOSPC, and the step is not built. The plan is to be finished in any case.
+ * the caller finishes. *host_bytes: host memory that it takes, the device's included if the device shares host memory.
+ * If that is more than p->host_bytes: -ENOSPC, and the step is not built. The plan is to be finished in any case.
  */
 int mt_engine_plan_step(struct mt_engine_plan *plan, struct mt_program *step, uint64_t *host_bytes,
                         const struct mt_engine_params *p, struct mt_err *err);

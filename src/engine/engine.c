@@ -241,9 +241,10 @@ static int list_micro(mt_engine *e, const struct mt_learner_step *of, struct mt_
 }
 
 /* Sends the inputs of the listed micro-batches to all lanes. learner: NULL for an evaluation. */
-static int upload(mt_engine *e, size_t n, const struct mt_model_learner *learner, struct mt_err *err)
+static int upload(mt_engine *e, size_t n, const struct mt_model_learner *learner, const struct mt_draw *draw,
+                  struct mt_err *err)
 {
-    const struct mt_model_step step = {.micro = e->micro, .n = n, .learner = learner};
+    const struct mt_model_step step = {.micro = e->micro, .n = n, .learner = learner, .draw = draw};
     int rc = mt_model_check_text(e->lane[0].b.model, e->micro, n, err);
     e->n_micro = n;
     for (size_t i = 0; i < e->n_lanes && !rc; i++)
@@ -260,7 +261,7 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
     if (!rc)
         rc = mt_runnable_get(&r, e, MT_MODE_TRAIN, n, err);
     if (!rc)
-        rc = upload(e, n, e->step_learner, err);
+        rc = upload(e, n, e->step_learner, NULL, err);
     if (rc)
         return rc;
     for (size_t k = 0; k < e->n_learners; k++)
@@ -347,7 +348,7 @@ static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct
 }
 
 static int run_forward(mt_engine *e, enum mt_program_mode mode, int learner, const struct mt_batch *micro,
-                       size_t n, struct mt_err *err)
+                       size_t n, const struct mt_draw *draw, struct mt_err *err)
 {
     struct mt_runnable *r;
     if (mt_engine_is_pending(e))
@@ -358,14 +359,16 @@ static int run_forward(mt_engine *e, enum mt_program_mode mode, int learner, con
         e->micro[i].learner = learner;
     }
     if (!rc)
-        rc = upload(e, n, NULL, err);
+        rc = upload(e, n, NULL, draw, err);
+    for (size_t i = 0; i < e->n_lanes; i++)
+        e->lane[i].b.batch = e->micro;
     return rc ? rc : run_program(e, r, err);
 }
 
 int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, struct mt_eval_result *res,
                    struct mt_err *err)
 {
-    int rc = run_forward(e, MT_MODE_EVAL, learner, data->micro, data->n, err);
+    int rc = run_forward(e, MT_MODE_EVAL, learner, data->micro, data->n, NULL, err);
     if (!rc)
         add_eval(e, data, res);
     if (!rc)
@@ -373,11 +376,15 @@ int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, s
     return rc;
 }
 
-int mt_engine_logits(mt_engine *e, const struct mt_batch *micro, size_t n, float *logits, struct mt_err *err)
+int mt_engine_draw(mt_engine *e, const struct mt_batch *micro, size_t n, const struct mt_draw *draw, int32_t *ids,
+                   float *losses, struct mt_err *err)
 {
-    for (size_t i = 0; i < e->n_lanes; i++)
-        e->lane[i].b.host_logits = logits;
-    return run_forward(e, MT_MODE_LOGITS, 0, micro, n, err);
+    int rc = run_forward(e, MT_MODE_LOGITS, 0, micro, n, draw, err);
+    for (size_t mb = 0, at = 0; mb < n && !rc; at += micro[mb++].n_loss) {
+        memcpy(ids + at, mt_model_drawn(head_of(e, mb), mb), micro[mb].n_loss * sizeof(*ids));
+        memcpy(losses + at, mt_model_losses(head_of(e, mb), mb), micro[mb].n_loss * sizeof(*losses));
+    }
+    return rc;
 }
 
 size_t mt_engine_loaded_bytes(const mt_engine *e)

@@ -13,8 +13,8 @@
  * Placement (slots, buffers, threads, budget) never changes a bit of the result.
  *
  * With several hosts (mt_engine_params.net) each has an engine, and all call mt_engine_step() and mt_engine_eval() with
- * the same data: each computes its share, and all have the same results. An error of one ends the others' step: they wait
- * for it in vain, and fail.
+ * the same data: each computes its share, and all have the same results. An error of one ends the others' step: they
+ * wait for it in vain, and fail.
  *
  * Thread-safety: one thread, except mt_engine_interrupt().
  */
@@ -72,8 +72,8 @@ int mt_engine_flush(mt_engine *e, struct mt_err *err);
  */
 bool mt_engine_whole(const mt_engine *e);
 
-/** With several learners: -EDOM if an update made this one's weights not finite; its state is lost, the others go on. With
- * one, the step or flush has failed with that. */
+/** With several learners: -EDOM if an update made this one's weights not finite; its state is lost, the others go on.
+ * With one, the step or flush has failed with that. */
 int mt_engine_check_learner(const mt_engine *e, size_t learner, struct mt_err *err);
 
 struct mt_eval_result {
@@ -84,14 +84,20 @@ struct mt_eval_result {
     double *doc_loss;     /* caller's [n_docs of all micro-batches], or NULL: loss sum of each document's answer */
     float *row_loss;      /* caller's [n_loss of all micro-batches], or NULL: of each loss row */
     int32_t *row_correct; /* the same: whether the target was the likeliest token; set where row_loss is */
-    struct mt_top *row_top; /* with mt_engine_params.top, caller's [n_loss, top]: the likeliest tokens of each loss row; or NULL */
-    float *row_rest;      /* set where row_top is: probability of all others */
+    struct mt_top *row_top; /* with mt_engine_params.top, caller's [n_loss, top]: the likeliest tokens of each loss row;
+    or NULL */ float *row_rest;      /* set where row_top is: probability of all others */
 };
 /** Losses of micro-batches (data->n of them) with a learner's weights, added to *res. Flush first. */
 int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, struct mt_eval_result *res,
                    struct mt_err *err);
-/** Logits of the last token of each of n micro-batches, f32 [n, vocab], by one pass through the weights. Flush first */
-int mt_engine_logits(mt_engine *e, const struct mt_batch *micro, size_t n, float *logits, struct mt_err *err);
+/**
+ * By one pass through the weights, the next tokens of texts: for each loss row of n micro-batches the one that `draw`
+ * chose by its logits, ids, and its loss, the negative log-probability, both [all loss rows]. An engine with a cache
+ * (mt_engine_params.cache) takes one micro-batch, whose documents go on from what it has of them. Needs
+ * mt_engine_params.draws; flush first.
+ */
+int mt_engine_draw(mt_engine *e, const struct mt_batch *micro, size_t n, const struct mt_draw *draw, int32_t *ids,
+                   float *losses, struct mt_err *err);
 /** Bytes that the last run copied to the device: of a step, an evaluation or logits. */
 size_t mt_engine_loaded_bytes(const mt_engine *e);
 

@@ -262,6 +262,32 @@ static int copy_moments(const struct mt_binding *b, const struct mt_instr *in, c
     return rc;
 }
 
+/* The first blocks of a cache, as many as the micro-batch's documents have from before, to the device; or what these have
+ * begun or gone on with, home. */
+static int copy_cache(const struct mt_binding *b, const struct mt_instr *in, const struct mt_object *o, char *buf,
+                      struct mt_err *err)
+{
+    const struct mt_batch *of = b->batch;
+    const struct mt_cache_shape *s = &of->cache;
+    int k = o->pool == MT_POOL_CACHE_WINDOW, rc = 0;
+    size_t bytes = o->bytes / s->n[k], end = 0;
+    char *home = b->spill + o->spill;
+    if (o->resident) /* it begins empty */
+        return 0;
+    for (size_t d = 0; d < of->n_docs && !rc; d++) {
+        size_t past = (size_t)of->past[d], new = (size_t)(of->cu_seqlens[d + 1] - of->cu_seqlens[d]);
+        bool load = in->op == MT_OP_LOAD;
+        size_t first = load ? past / s->block - MT_MIN(past / s->block, s->ld[k] - 1) : past / s->block;
+        for (size_t i = first; i <= (load ? past : past + new - 1) / s->block && !rc; i++) {
+            size_t at = (size_t)of->table[k][d * s->ld[k] + i % s->ld[k]];
+            end = past ? MT_MAX(end, at + 1) : end;
+            if (!load)
+                rc = copy_flat(b, MT_STREAM_D2H, home + at * bytes, buf + at * bytes, bytes, err);
+        }
+    }
+    return rc || in->op != MT_OP_LOAD || !end ? rc : copy_flat(b, MT_STREAM_H2D, buf, home, end * bytes, err);
+}
+
 /* Copies between a device buffer and the host: spill memory, a plane, or a buffer of host staging. */
 static int submit_copy(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                        struct mt_err *err)
@@ -269,6 +295,8 @@ static int submit_copy(const struct mt_binding *b, const struct mt_program *prog
     const struct mt_object *o = &prog->objects[in->operand[0].object];
     void *buf = buffer_of(b, prog, &in->operand[0]);
     char *staged = in->n_operands > 1 ? buffer_of(b, prog, &in->operand[1]) : NULL;
+    if (o->kind == MT_OBJ_CACHE)
+        return copy_cache(b, in, o, buf, err);
     switch (in->op) {
     case MT_OP_LOAD:
         if (mt_kinds[o->kind].returns)
@@ -306,8 +334,6 @@ static int submit_head(const struct mt_binding *b, const struct mt_instr *in, co
         .first = r->begins[MT_ROLE_GRAD],
         .first_table = r->begins[tied ? MT_ROLE_TABLE_GRAD : MT_ROLE_GRAD],
     };
-    if (in->op == MT_OP_LOGITS)
-        return mt_model_logits(b->model, &a, b->host_logits + a.mb * (size_t)b->layout->cfg.vocab, err);
     return mt_model_head(b->model, &a, err);
 }
 
@@ -350,7 +376,6 @@ static int submit_compute(const struct mt_binding *b, const struct mt_program *p
     case MT_OP_FORWARD:
         return mt_model_forward(b->model, &run, err);
     case MT_OP_HEAD:
-    case MT_OP_LOGITS:
         return submit_head(b, in, &r, err);
     case MT_OP_BACKWARD:
     case MT_OP_EMBED_BWD:

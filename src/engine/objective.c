@@ -24,7 +24,7 @@ size_t mt_engine_top_bytes(const struct mt_engine_params *p, const struct mt_mod
     size_t few = mt_engine_few(p), rows = p->max_micro * p->max_tokens, bytes = 0;
     if (few) /* of this step and the next */
         bytes += 2 * rows * ((few - MT_FEW_BESIDE) * sizeof(struct mt_top) + sizeof(double));
-    if (p->top) /* of the models with the head, and of who asks */
+    if (p->top || p->draws) /* of the models with the head, and of who asks */
         bytes += (mt_engine_by_data(p) ? mt_engine_n_lanes(p) : 1) * mt_model_top_bytes(mp) +
                  rows * (p->top * sizeof(struct mt_top) + sizeof(float));
     return bytes;

@@ -311,7 +311,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
         m->one = (char *)m->tables + one_at(p->layout, p);
     if (!rc)
         rc = mt_model_upload_tables(m, err);
-    if (!rc && p->top)
+    if (!rc && (p->top || p->draws))
         rc = mt_model_top_create(m, err);
     if (rc) {
         mt_model_destroy(&m);

@@ -223,6 +223,8 @@ static int head_piece(mt_model *m, const struct mt_model_head *a, enum pass pass
     struct mt_add flatten = {
         .n = rows * mt_model_logits_ld(m->layout), .dtype = MT_F32, .b = m->logits, .out = m->logits, .scale = by};
     int rc = there ? 0 : head_logits(m, rows, mt_elem(m, m->dh, first * m->wd.c), a->table, err);
+    if (!rc && m->draw)
+        rc = mt_model_draw_rows(m, a->mb, first, rows, err);
     if (!rc && !there && by != 1)
         rc = mt_op_add(m->dev, &flatten, err);
     return rc ? rc
@@ -373,25 +375,4 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
     rows.src = s.ds;
     rows.dst = a->dx;
     return rc ? rc : mt_op_scatter_rows(m->dev, &rows, err);
-}
-
-int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logits,
-                    struct mt_err *err)
-{
-    const struct mt_micro_inputs *in = &m->inputs[a->mb];
-    const void *last = mt_elem(m, a->x, (in->n_tokens - 1) * m->wd.c);
-    size_t bytes = (size_t)m->layout->cfg.vocab * sizeof(float);
-    mt_model_set_rows(m, a->mb, NULL);
-    m->adapters = a->adapters;
-    poison(m);
-    struct mt_norm norm = norm_of(m, 1, last, a->w);
-    int rc = mt_norm(m, &norm, m->dh, false, err);
-    if (!rc)
-        rc = scale_rows(m, 1, m->dh, err);
-    if (!rc)
-        rc = head_logits(m, 1, m->dh, a->table, err);
-    if (!rc)
-        rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){host_logits, bytes, m->logits, bytes, bytes, 1}, err);
-    return rc;
 }

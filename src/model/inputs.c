@@ -122,6 +122,9 @@ size_t mt_inputs_layout(struct mt_micro_inputs *in, const struct mt_model_params
         *array[i] = mt_take(base, &at, n * sizeof(int32_t));
     }
     in->weights = p->row_weights ? mt_take(base, &at, p->max_tokens * sizeof(float)) : NULL;
+    in->past = p->cache.slots ? mt_take(base, &at, p->max_docs * sizeof(int32_t)) : NULL;
+    for (int i = 0; i < 2; i++)
+        in->table[i] = p->cache.slots ? mt_take(base, &at, p->max_docs * p->cache.ld[i] * sizeof(int32_t)) : NULL;
     in->few = p->few ? mt_take(base, &at, p->max_tokens * p->few * sizeof(int32_t)) : NULL;
     in->few_values = p->few ? mt_take(base, &at, p->max_tokens * p->few * sizeof(float)) : NULL;
     for (int i = 0; i < p->layout->cfg.n_ropes; i++)
@@ -164,9 +167,13 @@ static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
         {host.run_ids, b->run_ids, b->n_runs},
         {host.run_starts, b->run_starts, b->n_runs + 1},
         {host.order, b->order, b->n_tokens},
+        {host.past, b->past, host.past ? b->n_docs : 0},
+        {host.table[0], b->table[0], host.past ? b->n_docs * m->p.cache.ld[0] : 0},
+        {host.table[1], b->table[1], host.past ? b->n_docs * m->p.cache.ld[1] : 0},
     };
     for (size_t k = 0; k < MT_ARRAY_LEN(part); k++)
-        memcpy(part[k].dst, part[k].src, part[k].n * sizeof(int32_t));
+        if (part[k].n)
+            memcpy(part[k].dst, part[k].src, part[k].n * sizeof(int32_t));
     for (int k = 0; k < m->layout->cfg.n_ropes; k++)
         place_positions(m, b, k, &host.rope[k], &dev->rope[k]);
     dev->n_tokens = b->n_tokens;
@@ -175,6 +182,9 @@ static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
     dev->n_loss = b->n_loss;
     dev->n_runs = b->n_runs;
     dev->cu_seqlens_host = host.cu_seqlens;
+    dev->past_host = host.past;
+    dev->table_host[0] = host.table[0];
+    dev->table_host[1] = host.table[1];
 }
 
 /* Lists the different tokens of all micro-batches, and sends the list. */
@@ -240,6 +250,7 @@ int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err
     size_t n = step->n;
     m->training = step->learner;
     m->n_micro = n;
+    m->draw = step->draw;
     for (size_t i = 0; i < n; i++) {
         if (micro[i].n_tokens > m->p.max_tokens || micro[i].n_docs > m->p.max_docs ||
             micro[i].max_doc_len > m->p.max_len)

@@ -59,7 +59,8 @@ struct mt_tensor {
     bool trainable;   /* not frozen */
     int learner;      /* trainable: whose it is, an index of the run's learners */
     size_t number;    /* its index in the layout of its learner alone: of the random numbers that its updates draw */
-    bool saved_along; /* a constant of a module that adapter.train_also names: PEFT's files have it beside what is trained */
+    bool saved_along; /* a constant of a module that adapter.train_also names: PEFT's files have it beside what is
+                         trained */
     bool decay;       /* weight decay applies */
     bool matrix;      /* for optimizers of matrices (mt_layout_params.matrices) */
     size_t rank;      /* mt_layout_params.rank */
@@ -254,7 +255,8 @@ struct mt_layout {
     uint64_t n_active;         /* parameters used by one token: of the experts those it is sent to; without the
                                   embedding, unless its table is also the head's */
     bool tied;
-    bool by_blocks;            /* what is frozen is all in the model's files, and was or will be trained: checkpoints name it */
+    bool by_blocks;            /* what is frozen is all in the model's files, and was or will be trained: checkpoints
+                                  name it */
 };
 
 struct mt_layout_params {
@@ -305,6 +307,12 @@ size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, 
 size_t mt_unit_segments(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens,
                         struct mt_segment segment[MT_MAX_SEGMENTS]);
 size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens);
+/** Elements of a token that a cache has for the unit: keys and values. 0: none. *window: tokens that it sees; 0:
+   all. */
+size_t mt_unit_cache_width(const struct mt_layout *l, size_t unit, size_t *window);
+/** Whether keys and values are all that texts of up to max_len tokens need of their earlier ones: there are no
+ * recurrences, and no rotary embedding depends on such a length. */
+bool mt_layout_caches(const struct mt_layout *l, size_t max_len);
 /** Which of mt_layout.segment it is; n_segments: none. */
 size_t mt_segment_find(const struct mt_layout *l, const struct mt_segment *s);
 /** "attention.qkv", "mlp": its name in memory.offload. */
@@ -313,8 +321,8 @@ void mt_segment_name(const struct mt_segment *s, char *buf, size_t len);
 bool mt_segment_attends(const struct mt_segment *s);
 
 /**
- * What a unit's operations use, beside its record and its adapters, from the ports of its parts; group_rows: tokens of a
- * group. A hidden state between two of its parts is not among it. Returns how many.
+ * What a unit's operations use, beside its record and its adapters, from the ports of its parts; group_rows: tokens of
+ * a group. A hidden state between two of its parts is not among it. Returns how many.
  */
 size_t mt_unit_ports(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens, size_t group_rows,
                      struct mt_port port[MT_MAX_PORTS]);

@@ -6,7 +6,7 @@
 #include "base/mem.h"
 #include "model/layout.h"
 #include "model/part.h"
-#include "model/recipe.h"
+#include "model/rule.h"
 
 static bool same_param(const struct mt_param *a, const struct mt_param *b)
 {
@@ -150,6 +150,36 @@ size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtyp
     for (size_t i = 0; i < n; i++)
         bytes += segment[i].bytes;
     return bytes;
+}
+
+size_t mt_unit_cache_width(const struct mt_layout *l, size_t unit, size_t *window)
+{
+    const struct mt_unit *u = &l->units[unit];
+    size_t width = 0;
+    *window = 0;
+    for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
+        const struct mt_recipe *r = l->parts[i].recipe;
+        for (int k = 0; r && k < r->n_nodes; k++)
+            if (r->node[k].rule == &mt_rule_attend) {
+                width += mt_view_width(&r->node[k].in[1]) + mt_view_width(&r->node[k].in[2]);
+                *window = (size_t)r->spec->window;
+            }
+    }
+    return width;
+}
+
+bool mt_layout_caches(const struct mt_layout *l, size_t max_len)
+{
+    bool caches = true;
+    size_t limit;
+    for (int i = 0; i < l->cfg.n_ropes; i++)
+        caches &= mt_rope_lengths(&l->cfg.rope[i], max_len, &limit) == MT_ROPE_ONE_TABLE;
+    for (size_t i = 0; i < l->n_parts && caches; i++) {
+        const struct mt_recipe *r = l->parts[i].recipe;
+        for (int k = 0; r && k < r->n_nodes; k++)
+            caches &= !r->node[k].rule->over_time || r->node[k].rule == &mt_rule_attend;
+    }
+    return caches;
 }
 
 size_t mt_segment_find(const struct mt_layout *l, const struct mt_segment *s)

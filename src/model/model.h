@@ -36,6 +36,8 @@ struct mt_model_params {
     float temperature;              /* losses are of logits divided by it; 0: 1 */
     bool row_weights;               /* a learner has other rows than MT_ROWS_ALIKE */
     size_t few;                     /* further ids of each loss row that a learner's gradient is given for; 0: none */
+    struct mt_cache_shape cache;    /* of generation; slots 0: documents begin in their micro-batch */
+    bool draws;                     /* mt_model_step.draw is used */
     size_t top;                     /* how many of the largest logits of each loss row an evaluation finds; 0: none */
     bool used_rows;                 /* mt_model_used_rows() is needed */
     double optimizer_keys[MT_OPTIMIZER_SLOTS]; /* of the layout's optimizer, in its order */
@@ -94,11 +96,20 @@ struct mt_model_learner {
     uint64_t update;  /* with the step's gradient: its number since its states were new */
 };
 
+/** Draws the targets of loss rows by their logits, in evaluations that generate. */
+struct mt_draw {
+    /** ids[n]: the tokens after loss rows [first, first + n) of micro-batch mb, by logits [n, vocab], which it may
+     * overwrite. Called on a thread of the device while the step runs, for one row after the other. */
+    void (*draw)(void *ctx, size_t mb, size_t first, size_t n, float *logits, int32_t *ids);
+    void *ctx;
+};
+
 /** The micro-batches of a step, or of an evaluation. */
 struct mt_model_step {
     const struct mt_batch *micro; /* [n]; unchanged until the COMPUTE stream has passed the upload */
     size_t n;
     const struct mt_model_learner *learner; /* by mt_batch.learner; NULL: an evaluation, without dropout */
+    const struct mt_draw *draw;             /* borrowed until it ends; NULL: targets are the micro-batches' */
 };
 /** Uploads the inputs of the micro-batches. */
 int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err *err);
@@ -160,9 +171,8 @@ struct mt_model_head {
     bool first, first_table; /* as in mt_unit_run, for g and g_table; an untied head has one gradient */
 };
 int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err);
-/** Logits of the micro-batch's last token, f32 [vocab], into host memory (on the COMPUTE stream). */
-int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logits,
-                    struct mt_err *err);
+/** After an evaluation with `draw`: the targets of micro-batch mb's loss rows. */
+const int32_t *mt_model_drawn(const mt_model *m, size_t mb);
 
 /**
  * Name of the weight of the layer's router if its logits were not finite in the last step; else NULL. Such a gradient
@@ -186,8 +196,8 @@ void mt_model_add_expert_rows(const mt_model *m, int layer, size_t group, int32_
 /** After the layer's lists in this step: whether the unit is a group of experts to which no row was sent. */
 bool mt_model_unit_is_idle(const mt_model *m, size_t unit);
 
-/** Before the cast: makes directions of the gradient's tensors, by WEIGHTS and MOMENTS, where the layout's optimizer does
- * so on the device; and the partial sums of their squares before that. */
+/** Before the cast: makes directions of the gradient's tensors, by WEIGHTS and MOMENTS, where the layout's optimizer
+ * does so on the device; and the partial sums of their squares before that. */
 int mt_model_direct(mt_model *m, const struct mt_unit_run *r, struct mt_err *err);
 
 /** Casts a unit's gradient tensor by tensor into `dst` (plane layout; may be g, whose first bytes then hold the cast)

@@ -25,6 +25,7 @@ struct mt_rule {
     unsigned blind;      /* bit i: in[i] gets no gradient */
     unsigned through;    /* bit i: the gradient of out[i] becomes that of in[i] in its place */
     unsigned residual;   /* bit i: the gradient of in[i] is that of out[0] itself */
+    bool over_time;      /* it reads other tokens than its own */
     bool consumes;       /* backward overwrites in[0] with its gradient, and can make out[0] again where its was */
     bool adds;           /* backward can add to what d_in[0] has */
     int (*forward)(const struct mt_rule_run *r, struct mt_err *err);

@@ -208,10 +208,23 @@ static struct mt_attention attention_args(const struct mt_rule_run *r)
     return a;
 }
 
+/* Of new tokens and those that the cache has. */
+static int attend_cached(const struct mt_rule_run *r, void *cache, struct mt_err *err)
+{
+    const struct mt_micro_inputs *in = r->run->in;
+    const struct mt_cache_shape *s = &r->run->m->p.cache;
+    int of = r->recipe->spec->window > 0;
+    struct mt_attention_cached a = {.of = attention_args(r), .block = s->block, .table_ld = s->ld[of], .past = in->past,
+                                    .past_host = in->past_host, .table = in->table[of],
+                                    .table_host = in->table_host[of], .cache = cache};
+    return mt_op_attention_cached(r->run->m->dev, &a, err);
+}
+
 static int attend(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_attention a = attention_args(r);
-    return mt_op_attention(r->run->m->dev, &a, err);
+    void *cache = mt_value(r->run, MT_ROLE_CACHE);
+    return cache ? attend_cached(r, cache, err) : mt_op_attention(r->run->m->dev, &a, err);
 }
 
 static int attend_backward(const struct mt_rule_run *r, struct mt_err *err)
@@ -227,7 +240,8 @@ static size_t attend_scratch(const struct mt_recipe *r, const struct mt_node *n,
     struct mt_attention a = {.n = p->max_tokens, .max_len = p->max_len, .q = mt_rule_shape(r, &n->in[0]),
                              .k = mt_rule_shape(r, &n->in[1]), .v = mt_rule_shape(r, &n->in[2]),
                              .o = mt_rule_shape(r, &n->out[0]), .cap = (float)r->spec->score_cap, .dtype = p->dtype};
-    return mt_op_attention_workspace(dev, &a);
+    struct mt_attention_cached c = {.of = a};
+    return p->cache.slots ? mt_op_attention_cached_workspace(dev, &c) : mt_op_attention_workspace(dev, &a);
 }
 
 /* Keys that a query sees, on average over documents of seq_len tokens. */
@@ -243,7 +257,7 @@ static double attend_macs(const struct mt_recipe *r, const struct mt_node *n, si
     return seen * (double)(mt_view_width(&n->in[0]) + mt_view_width(&n->out[0]));
 }
 
-const struct mt_rule mt_rule_attend = {.name = "attend", .reads_in = 7, .reads_out = 3, .statistics = 2,
+const struct mt_rule mt_rule_attend = {.name = "attend", .over_time = true, .reads_in = 7, .reads_out = 3, .statistics = 2,
                                        .forward = attend, .backward = attend_backward, .scratch = attend_scratch,
                                        .macs = attend_macs};
 

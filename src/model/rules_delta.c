@@ -73,7 +73,7 @@ static double conv_macs(const struct mt_recipe *r, const struct mt_node *n, size
     return (double)(r->value[n->out[0].value].width * (size_t)r->spec->delta.taps);
 }
 
-const struct mt_rule mt_rule_short_conv = {.name = "short_conv", .reads_in = 7, .forward = conv,
+const struct mt_rule mt_rule_short_conv = {.over_time = true, .name = "short_conv", .reads_in = 7, .forward = conv,
                                            .backward = conv_backward, .workspace = conv_workspace, .macs = conv_macs};
 
 /* --- gates: a in in[0], b in in[1] -> beta, g; out[2] is a ghost that takes the gradients of skips */
@@ -157,7 +157,7 @@ static double rule_macs(const struct mt_recipe *r, const struct mt_node *n, size
     return (r->spec->delta.plain ? 2 : 3) * (double)mt_view_width(&n->out[0]) * (double)n->in[1].dim;
 }
 
-const struct mt_rule mt_rule_delta = {.name = "delta_rule", .reads_in = 31, .forward = rule, .backward = rule_backward,
+const struct mt_rule mt_rule_delta = {.over_time = true, .name = "delta_rule", .reads_in = 31, .forward = rule, .backward = rule_backward,
                                       .scratch = rule_scratch, .macs = rule_macs};
 
 /* --- the norm of its outputs, with a gate in in[1] ---------------------------------------------- */

@@ -35,6 +35,8 @@ struct mt_micro_inputs {
     struct mt_rope_rows rope[MT_MAX_ROPES];
     size_t n_tokens, n_docs, max_len, n_loss, n_runs;
     size_t first_row; /* index of its first row in its learner's rows of the step */
+    int32_t *past, *table[2];           /* of a cache (struct mt_batch); NULL: there is none */
+    const int32_t *past_host, *table_host[2];
     int learner;      /* whose adapters it runs through */
     struct mt_model_learner of; /* of that learner; zero in an evaluation */
     const int32_t *cu_seqlens_host;
@@ -92,7 +94,8 @@ struct mt_model {
     struct mt_weighing *weighings; /* [max_micro] */
     struct mt_recipe_places *places; /* [n_recipes] of the layout: where their values are in scratch */
 
-    struct mt_top_piece *top_pieces; /* [max_micro, max_tokens] by first row; NULL: without `top` */
+    const struct mt_draw *draw;      /* of the evaluation under way; NULL: none */
+    struct mt_top_piece *top_pieces; /* [max_micro, max_tokens] by first row; NULL: without `top` and `draws` */
     float *top_logits;         /* [part of a piece, vocab] in host memory */
     struct mt_top *top;        /* [max_micro, max_tokens, top] */
     float *top_rest;           /* [max_micro, max_tokens] */
@@ -150,6 +153,8 @@ struct mt_model {
 /* top.c */
 int mt_model_top_create(mt_model *m, struct mt_err *err);
 void mt_model_top_destroy(mt_model *m);
+/** Sends logits of the micro-batch's rows [first, first + rows) to the host, where targets are drawn, and these back. */
+int mt_model_draw_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err);
 /** Sends logits of the micro-batch's rows [first, first + rows) to the host, where the largest are found. */
 int mt_model_top_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err);
 

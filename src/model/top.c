@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The largest log-probabilities of each loss row, for students to learn from. Logits go to the host by parts of a
- * piece, 4 bytes each, which costs little beside the pass of a model that does not fit the device. The largest are
- * found there, with the same bits whatever the device is.
+ * The largest log-probabilities of each loss row, for students to learn from; and tokens drawn by logits. Logits go to
+ * the host by parts of a piece, 4 bytes each, which costs little beside the pass of a model that does not fit the
+ * device. The largest are found there, and tokens are drawn, with the same bits whatever the device is.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -107,20 +107,26 @@ static void find(const float *x, size_t n, size_t k, struct mt_top *out)
     qsort(out, k, sizeof(*out), falling);
 }
 
+static int32_t *host_targets(const mt_model *m, size_t mb)
+{
+    struct mt_micro_inputs host;
+    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + mb * m->input_bytes);
+    return host.targets;
+}
+
 /* On a thread of the device: a row's loss is log-sum-exp less its target's logit, so that log-sum-exp is known. */
 static void find_rows(void *ctx)
 {
     const struct mt_top_piece *p = ctx;
     mt_model *m = p->m;
     size_t vocab = (size_t)m->layout->cfg.vocab, k = m->p.top;
-    struct mt_micro_inputs host;
-    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + p->mb * m->input_bytes);
+    const int32_t *targets = host_targets(m, p->mb);
     const float *loss = mt_model_stats_loss(m, m->stats_host, p->mb) + p->first;
     for (size_t r = 0; r < p->rows; r++) {
         const float *x = m->top_logits + r * vocab;
         size_t row = p->mb * m->p.max_tokens + p->first + r;
         struct mt_top *top = m->top + row * k;
-        double lse = (double)x[host.targets[p->first + r]] + (double)loss[r], sum = 0;
+        double lse = (double)x[targets[p->first + r]] + (double)loss[r], sum = 0;
         find(x, vocab, k, top);
         for (size_t i = 0; i < k; i++) {
             top[i].logp = (float)((double)top[i].logp - lse);
@@ -130,8 +136,21 @@ static void find_rows(void *ctx)
     }
 }
 
+const int32_t *mt_model_drawn(const mt_model *m, size_t mb)
+{
+    return host_targets(m, mb);
+}
+
+static void draw_rows(void *ctx)
+{
+    const struct mt_top_piece *p = ctx;
+    const struct mt_draw *d = p->m->draw;
+    d->draw(d->ctx, p->mb, p->first, p->rows, p->m->top_logits, host_targets(p->m, p->mb) + p->first);
+}
+
 /* Rows [at, at + rows) of the piece that begins at loss row `first`. */
-static int part_rows(mt_model *m, size_t mb, size_t first, size_t at, size_t rows, struct mt_err *err)
+static int part_rows(mt_model *m, size_t mb, size_t first, size_t at, size_t rows, void (*fn)(void *ctx),
+                     struct mt_err *err)
 {
     struct mt_top_piece *p = m->top_pieces + mb * m->p.max_tokens + first + at;
     size_t width = (size_t)m->layout->cfg.vocab * sizeof(float), ld = mt_model_logits_ld(m->layout);
@@ -139,7 +158,7 @@ static int part_rows(mt_model *m, size_t mb, size_t first, size_t at, size_t row
     int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
                             &(struct mt_copy){m->top_logits, width, (const float *)m->logits + at * ld,
                                               ld * sizeof(float), width, rows}, err);
-    return rc ? rc : mt_device_call(m->dev, find_rows, p, err);
+    return rc ? rc : mt_device_call(m->dev, fn, p, err);
 }
 
 int mt_model_top_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err)
@@ -149,8 +168,18 @@ int mt_model_top_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct 
     int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
                             &(struct mt_copy){loss, n, mt_model_stats_loss(m, m->stats_dev, mb) + first, n, n, 1}, err);
     for (size_t at = 0, part = rows_of_part(m); at < rows && !rc; at += part)
-        rc = part_rows(m, mb, first, at, MT_MIN(part, rows - at), err);
+        rc = part_rows(m, mb, first, at, MT_MIN(part, rows - at), find_rows, err);
     return rc;
+}
+
+int mt_model_draw_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err)
+{
+    size_t n = rows * sizeof(int32_t);
+    int rc = 0;
+    for (size_t at = 0, part = rows_of_part(m); at < rows && !rc; at += part)
+        rc = part_rows(m, mb, first, at, MT_MIN(part, rows - at), draw_rows, err);
+    struct mt_copy c = {m->inputs[mb].targets + first, n, host_targets(m, mb) + first, n, n, 1};
+    return rc ? rc : mt_device_copy(m->dev, MT_STREAM_COMPUTE, &c, err);
 }
 
 const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest)

@@ -114,6 +114,13 @@ static struct mt_engine_params params_of(const struct mt_plan_request *r, mt_dev
     p.max_tokens = (size_t)n->micro_batch * p.max_len;
     p.max_docs = (size_t)n->micro_batch * MT_MAX(r->docs_per_row, (size_t)1);
     p.max_micro = count_micro(r, (size_t)n->micro_batch);
+    p.draws = r->draws > 0;
+    p.cache = r->cache;
+    if (r->cache.slots) {
+        p.max_tokens = r->draws;
+        p.max_docs = r->cache.slots;
+        p.max_micro = 1;
+    }
     if (p.placement.embedding == MT_EMBEDDING_AUTO)
         p.placement.embedding = MT_EMBEDDING_DEVICE;
     p.placement.map = p.placement.map == MT_MAP_AUTO ? map_of(&p) : p.placement.map;
@@ -287,7 +294,7 @@ static void take_settings(struct mt_plan_choice *c, const struct mt_plan_request
  * holds all its layers is short of none. */
 static int slots_of(const struct mt_program_params *p)
 {
-    int fewest = INT_MAX, greatest = 0;
+    int fewest = INT_MAX, greatest = 2; /* where all weights stay there may be fewer, and it is not read */
     for (int lane = 0; lane < mt_program_lanes(p); lane++) {
         size_t bytes[MT_N_POOLS];
         int least[MT_N_POOLS], most[MT_N_POOLS], n = p->n_buffers[lane][MT_POOL_WEIGHTS];

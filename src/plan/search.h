@@ -15,6 +15,8 @@ struct mt_plan_request {
     size_t n_learners;             /* 0: one, with `numerics` */
     struct mt_placement placement; /* threads and budgets are not auto */
     bool train;                    /* false: evaluation only */
+    struct mt_cache_shape cache;   /* of that: with which texts are generated; slots 0: without */
+    size_t draws;                  /* of that: most tokens of a pass that generates; 0: none does */
     size_t top;                    /* of that: likeliest tokens of each loss row to find; 0: none */
     size_t docs_per_row;           /* upper bound */
     uint64_t resident;    /* bytes that the process has in memory already; 0: unknown */

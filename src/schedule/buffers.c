@@ -127,11 +127,26 @@ static bool is_added_on(const struct mt_program_params *p, const struct mt_value
            is_back_on(p, (size_t)v->unit, lane);
 }
 
+/* Whether all objects of the pool live for the run, and there are any. */
+static bool all_stay(const struct mt_program_params *p, int lane, int pool)
+{
+    bool all = false;
+    for (size_t v = 0; v < p->n_values; v++) {
+        const struct mt_value *x = &p->values[v];
+        if (!x->bytes || (int)mt_program_pool_of(p, x) != pool || !is_on(p, (size_t)x->unit, lane))
+            continue;
+        if (x->life != MT_LIFE_RUN)
+            return false;
+        all = true;
+    }
+    return all;
+}
+
 static void least_buffers(const struct mt_program_params *p, int lane, const size_t bytes[MT_N_POOLS],
                           int n[MT_N_POOLS])
 {
     for (int i = 0; i < MT_N_POOLS; i++)
-        n[i] = bytes[i] ? mt_pools[i].least : 0;
+        n[i] = bytes[i] && !all_stay(p, lane, i) ? mt_pools[i].least : 0;
     for (size_t u = 0; u < p->n_units; u++) {
         if (is_on(p, u, lane))
             need_for_call(p, mt_forward_call(p, u), n);

@@ -457,8 +457,8 @@ static int survey(struct writer *w, struct mt_err *err)
     const struct mt_program_params *p = w->p;
     int rc = check_lanes(p, err);
     for (size_t v = 0; v < p->n_values && !rc; v++)
-        if (p->values[v].life == MT_LIFE_RUN && mt_kinds[p->values[v].kind].home != MT_HOME_PLANE)
-            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "\"%s\" of unit %d cannot live for the run: only weights and adapters can",
+        if (p->values[v].life == MT_LIFE_RUN && !mt_kinds[p->values[v].kind].begins_home)
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "\"%s\" of unit %d cannot live for the run: no home has its content before",
                            mt_kinds[p->values[v].kind].name, p->values[v].unit);
     for (size_t u = 0; u < p->n_units && !rc; u++)
         rc = survey_call(w, u, mt_forward_call(p, u), err);
@@ -596,8 +596,7 @@ static void write_draft(struct writer *w)
     if (p->mode == MT_MODE_UPDATE)
         return;
     write_layered(w);
-    if (p->mode != MT_MODE_LOGITS)
-        write_stats(w);
+    write_stats(w);
 }
 
 int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct mt_err *err)

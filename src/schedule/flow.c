@@ -64,6 +64,8 @@ static int32_t value_of(struct flow *d, size_t u, const struct mt_port *p)
     int32_t owner = reach == MT_REACH_MODEL ? 0 : reach == MT_REACH_LAYER ? s->layer : (int32_t)u;
     if (d->newest[role] == NONE || d->owner[role] != owner) {
         d->newest[role] = add_value(d, role, u + (reach == MT_REACH_NEXT), own_bytes(d, s, role));
+        if (s->weights_stay && mt_roles[role].kind == MT_OBJ_WEIGHTS)
+            d->values[d->newest[role]].life = MT_LIFE_RUN;
         d->owner[role] = owner;
         d->seen[role] = false;
     }
@@ -176,6 +178,18 @@ static void use_adapters(struct flow *d, size_t u)
         use(&s->backward, MT_ROLE_ADAPTERS, adapters, MT_READ);
 }
 
+/* What the unit has of earlier tokens, to which it adds. */
+static void use_cache(struct flow *d, size_t u)
+{
+    struct mt_unit_shape *s = &d->units[u];
+    if (!s->cache_bytes)
+        return;
+    int32_t cache = add_value(d, MT_ROLE_CACHE, u, s->cache_bytes);
+    d->values[cache].life = s->cache_stays ? MT_LIFE_RUN : MT_LIFE_STEP;
+    d->values[cache].size = s->cache_turns;
+    use(&s->forward, MT_ROLE_CACHE, cache, MT_UPDATE);
+}
+
 /* Who decides which experts have rows updates the routing once a group; who has those experts reads it. */
 static void mark_lists(struct mt_unit_shape *s)
 {
@@ -191,7 +205,7 @@ static void describe_unit(struct flow *d, size_t u)
     int32_t record[MT_MAX_SEGMENTS];
     s->forward = (struct mt_call){.op = u ? MT_OP_FORWARD : MT_OP_EMBED, .scope = s->scope};
     s->backward = (struct mt_call){.op = u ? MT_OP_BACKWARD : MT_OP_EMBED_BWD, .scope = s->scope};
-    s->logits = s->gather = (struct mt_call){0};
+    s->gather = (struct mt_call){0};
     sort_ports(s);
     add_records(d, u, record);
     use_ports(d, u, false);
@@ -199,6 +213,7 @@ static void describe_unit(struct flow *d, size_t u)
     use_ports(d, u, true);
     use_records(&s->forward, record, MT_WRITE);
     use_adapters(d, u);
+    use_cache(d, u);
     mark_lists(s);
 }
 
@@ -222,7 +237,5 @@ size_t mt_flow_describe(struct mt_unit_shape *units, size_t n_units, size_t grad
         describe_unit(&d, u);
     describe_gather(&units[0]);
     head->forward.op = MT_OP_HEAD; /* it computes the gradients too: logits are too large to keep */
-    head->logits = head->forward;
-    head->logits.op = MT_OP_LOGITS;
     return d.n_values;
 }

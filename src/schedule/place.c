@@ -194,7 +194,7 @@ static int lists_of(const struct mt_placer *p, int unit)
  */
 static void await_lists(const struct mt_placer *p, struct mt_placed *load)
 {
-    int lists = lists_of(p, load->in.unit);
+    int lists = load->in.once ? NONE : lists_of(p, load->in.unit);
     if (lists != NONE && p->params->mode == MT_MODE_LOGITS) {
         load->compute = MT_MAX(load->compute, lists);
         load->key.release = MT_MAX(load->key.release, lists);
@@ -281,7 +281,7 @@ static void emit_load(struct mt_placer *p, int object, int lane)
     bool weights = o->kind == MT_OBJ_WEIGHTS, of_planes = mt_object_is_of_planes(o);
     in.lane = (uint8_t)lane;
     add_operand(&in, object, c->buffer, MT_WRITE);
-    in.once = o->resident && !p->params->units[o->unit].trainable;
+    in.once = o->resident && (mt_kinds[o->kind].returns || !p->params->units[o->unit].trainable);
     in.bytes = load_bytes(p, o);
     size_t part = weights ? mt_program_part_elems(p->params, (size_t)o->unit) : 0;
     if (weights && !c->loaded && p->update[o->unit] != NONE && part < p->params->units[o->unit].update_elems)
@@ -380,7 +380,7 @@ static int place_compute(struct mt_placer *p, size_t i, struct mt_err *err)
         note_used(p, in.lane, p->draft->objects[o].pool, c->buffer, at);
         if (in.operand[k].access & MT_WRITE) {
             raise_key(&e->store, b->store); /* the newest store that reads the old content */
-            bool returns = mt_kinds[p->draft->objects[o].kind].returns;
+            bool returns = mt_kinds[p->draft->objects[o].kind].returns && !p->draft->objects[o].resident;
             note_write(p, o, in.lane, at, returns || p->leaves[i * MT_MAX_OPERANDS + (size_t)k]);
         }
     }

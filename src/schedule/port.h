@@ -17,7 +17,7 @@ enum mt_lifetime {
     MT_LIFE_MICROBATCH, /* an object for each micro-batch */
     MT_LIFE_GROUP,      /* an object for each group of micro-batches (struct mt_groups): with one group, for the step */
     MT_LIFE_STEP,       /* one object for all micro-batches of a step */
-    MT_LIFE_RUN,        /* one object, of weights or adapters, that keeps its buffer from step to step */
+    MT_LIFE_RUN,        /* one object, whose home has its content before, that keeps its buffer from step to step */
 };
 
 /** How far a role means the same value. */
@@ -46,6 +46,7 @@ enum mt_reach {
     ROW(CAST, CAST, STEP, UNIT)            /* gradient of the unit as cast */                                          \
     ROW(MOMENTS, MOMENTS, STEP, UNIT)      /* optimizer states by which its gradient becomes a direction */            \
     ROW(ADAPTERS, ADAPTERS, RUN, UNIT)     /* the unit's adapters, if they are not among its weights */                \
+    ROW(CACHE, CACHE, STEP, UNIT)          /* keys and values of sequences that generation goes on with */             \
     ROW(RECORD_0, RECORD, MICROBATCH, UNIT)  /* segments of the unit's record, in their order */                       \
     ROW(RECORD_1, RECORD, MICROBATCH, UNIT)                                                                            \
     ROW(RECORD_2, RECORD, MICROBATCH, UNIT)                                                                            \

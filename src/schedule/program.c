@@ -52,7 +52,7 @@ const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t 
     const struct mt_unit_shape *u = &p->units[unit];
     if (u->gather.n_uses && mt_program_gathers(p))
         return &u->gather;
-    return p->mode == MT_MODE_LOGITS && u->logits.n_uses ? &u->logits : &u->forward;
+    return &u->forward;
 }
 
 void mt_program_finish(struct mt_program *p)

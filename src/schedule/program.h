@@ -95,7 +95,7 @@ struct mt_program {
 
 void mt_program_finish(struct mt_program *p);
 
-/** UPDATE: only the pending update. */
+/** LOGITS: evaluation of few rows. UPDATE: only the pending update. */
 enum mt_program_mode { MT_MODE_TRAIN, MT_MODE_EVAL, MT_MODE_LOGITS, MT_MODE_UPDATE };
 
 struct mt_program_params {

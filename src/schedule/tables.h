@@ -87,6 +87,8 @@ enum mt_pool_id {
     MT_POOL_CAST,
     MT_POOL_CAST_VOCAB,
     MT_POOL_CAST_NORM,
+    MT_POOL_CACHE,         /* keys and values of earlier tokens; and the same of layers with a window */
+    MT_POOL_CACHE_WINDOW,
     MT_POOL_MOMENTS,       /* optimizer states of a unit that the device reads and writes */
     MT_POOL_STATE,         /* host: pieces of optimizer states */
     MT_POOL_STAGED,        /* host: weights between disk and device */
@@ -137,6 +139,7 @@ enum mt_object_kind {
     MT_OBJ_GRAD,     /* FP32 gradient of a unit */
     MT_OBJ_CAST,     /* gradient as cast, to be stored */
     MT_OBJ_MOMENTS,  /* of a unit: the optimizer states by which the device makes a direction of the gradient */
+    MT_OBJ_CACHE,    /* of a unit: keys and values of sequences, for their next tokens, in any number of programs */
     /* in host staging: */
     MT_OBJ_STATE,    /* a piece of a unit's planes that only updates use */
     MT_OBJ_STAGED,   /* a unit's planes on the disk that loads use */
@@ -178,7 +181,6 @@ enum mt_opcode {
     MT_OP_EMBED,      /* w -> x */
     MT_OP_FORWARD,    /* w, x -> y (, record) */
     MT_OP_HEAD,       /* w, table, x -> loss (, dx; g, g_table) */
-    MT_OP_LOGITS,     /* w, table, x -> logits of the last token, to the host */
     MT_OP_BALANCE,    /* rows that experts have in the whole step -> what backward balances them by */
     MT_OP_BACKWARD,   /* w, x (, record), dx -> dx; g */
     MT_OP_EMBED_BWD,  /* dx -> g */

@@ -31,7 +31,7 @@ struct mt_value {
     int32_t unit;             /* that it belongs to: gives its size class and its name in printed programs */
     size_t bytes;             /* of an object */
     struct mt_share share;    /* with MT_LIFE_MICROBATCH: micro-batches that have an object */
-    uint8_t size;             /* of a record: which of the pools of its kind */
+    uint8_t size;             /* of a record or a cache: which of the pools of its kind */
 };
 
 enum { MT_MAX_OPERANDS = 12 };
@@ -80,6 +80,9 @@ struct mt_unit_shape {
     size_t link_bytes;   /* of a load */
     size_t adapter_bytes;      /* of a buffer of its adapters' own, in which they stay for the run; 0: none */
     size_t adapter_link_bytes; /* of a load of it, which follows each update */
+    bool weights_stay;         /* keep their buffer for the run: frozen ones are loaded once */
+    size_t cache_bytes;        /* of a buffer of keys and values of earlier tokens; 0: none */
+    bool cache_stays, cache_turns; /* it keeps its buffer for the run; it is of a window, with smaller buffers */
     size_t grad_elems;     /* of its FP32 gradient on the device */
     size_t grad_out_bytes; /* of the trained ranges' gradients as stored (cast) */
     size_t grad_row_bytes; /* not 0: that gradient is a matrix with rows of so many bytes, zero but for those of the
@@ -88,9 +91,8 @@ struct mt_unit_shape {
     size_t update_elems;   /* of the planes that updates use: states and gradients of trained parameters */
     bool trainable;
     struct mt_unit_record record[MT_MAX_SEGMENTS];
-    /* the following six are set by mt_flow_describe() */
+    /* the following five are set by mt_flow_describe() */
     struct mt_call forward, backward;
-    struct mt_call logits; /* replaces forward in MT_MODE_LOGITS; n_uses 0: forward is used */
     struct mt_call gather; /* replaces forward with mt_program_params.gather; n_uses 0: forward is used */
     bool makes_lists;    /* it decides which experts have rows */
     bool follows_lists;  /* its weights are not needed if none of its experts has rows */
@@ -108,7 +110,7 @@ struct mt_unit_shape {
 /** Upper bound of the number of values. */
 static inline size_t mt_flow_max_values(size_t n_units)
 {
-    return (MT_MAX_PORTS + MT_MAX_SEGMENTS + 1) * n_units;
+    return (MT_MAX_PORTS + MT_MAX_SEGMENTS + 2) * n_units;
 }
 /**
  * Sets the operations of a model's units from their ports and sizes, and `values`; returns the number of values. The

@@ -41,6 +41,17 @@ enum mt_lr_schedule { MT_LR_CONSTANT, MT_LR_LINEAR, MT_LR_COSINE, MT_LR_WSD };
 struct mt_objective;
 
 /**
+ * Blocks of keys and values, of so many tokens each, that generation has of its sequences: [0] in layers that see all
+ * tokens, whose blocks sequences take as they grow; [1] in layers with a window, where each of `slots` sequences has
+ * ld[1] of its own, used again in turn. n: blocks of a layer; ld: the most of a sequence.
+ */
+struct mt_cache_shape {
+    size_t slots, block; /* slots 0: there is no cache */
+    size_t piece;        /* new tokens of a sequence at once, at most */
+    size_t n[2], ld[2];
+};
+
+/**
  * Groups of a step's micro-batches: of a whole step's `of`, micro-batch i is in group i * n / of. A gradient is summed
  * in each group apart, in the order of its micro-batches; then the groups' sums are added by a balanced binary tree:
  * ((0 + 1) + (2 + 3)) + ... A group that has none in a short step adds nothing. The tree depends on n alone, so the sum
@@ -76,8 +87,8 @@ static inline size_t mt_groups_in_use(struct mt_groups g, size_t n_micro)
     return n_micro ? mt_group_of(g, n_micro - 1) + 1 : 0;
 }
 
-/** What a policy's loss is divided by: its own; the step's tokens; those of the micro-batch, and the micro-batches; each
- * rollout's tokens, and the rollouts; the rollouts times policy.max_tokens. */
+/** What a policy's loss is divided by: its own; the step's tokens; those of the micro-batch, and the micro-batches;
+ * each rollout's tokens, and the rollouts; the rollouts times policy.max_tokens. */
 enum mt_policy_normalise { MT_BY_AUTO, MT_BY_TOKENS, MT_BY_MICRO, MT_BY_ROWS, MT_BY_CONSTANT };
 #define MT_POLICY_NORMALISE_NAMES "auto|tokens|micro|rows|constant"
 /** The deviation that rewards less their group's mean are divided by. */

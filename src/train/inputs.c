@@ -449,6 +449,7 @@ int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max
     cfg->train.batch_size = (int64_t)n_texts;
     if (cfg->placement.expert_group == MT_AUTO) /* units without rows are not loaded: the smaller, the more of them */
         cfg->placement.expert_group = 1;
+    in->draws = max_len;
     int rc = mt_inputs_freeze_all(cfg, "no training", err);
     return rc ? rc : open_model(in, err);
 }

@@ -34,6 +34,8 @@ struct mt_inputs {
     bool prepared_only;                 /* data that the token cache lacks are not opened */
     bool begins;                        /* of a use that trains nothing: weights are those that training begins
                                            with, random ones if model.init says so */
+    struct mt_cache_shape cache;        /* that generation is to have, and */
+    size_t draws;                       /* most tokens of its passes; 0: it does not generate */
     size_t top;                         /* likeliest tokens of each row that an evaluation finds; 0: none */
     struct mt_split split, held_out;
     mt_sampler *sampler, *eval_sampler; /* NULL: nothing to train, or to evaluate, on */

@@ -274,6 +274,8 @@ static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum m
         rc = mt_resolve_request(&s->request, in->cfg, &limits, err);
     s->request.train = use == MT_RUN_TRAIN;
     s->request.top = s->request.train ? 0 : in->top;
+    s->request.cache = in->cache;
+    s->request.draws = in->draws;
     if (!rc)
         rc = request_hosts(s, err);
     if (!rc)

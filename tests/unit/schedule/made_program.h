@@ -18,7 +18,7 @@ enum { MAX_UNITS = 16 };
 
 struct fixture {
     struct mt_unit_shape units[MAX_UNITS];
-    struct mt_value values[(MT_MAX_PORTS + MT_MAX_SEGMENTS + 1) * MAX_UNITS];
+    struct mt_value values[(MT_MAX_PORTS + MT_MAX_SEGMENTS + 2) * MAX_UNITS];
     struct mt_program_params p;
     bool tied;
     bool keeps[MAX_UNITS]; /* units whose records are kept */

@@ -34,7 +34,7 @@ static const struct known known[] = {
     {FROZEN | JOIN, 0, MT_MODE_TRAIN, 4, 2, 0, 81, 0x065c17ae4902d524},
     {TIED | FROZEN | RECORDS, 0, MT_MODE_TRAIN, 3, 3, 1, 65, 0x085a4abed3c3e31e},
     {JOIN, 0, MT_MODE_EVAL, 6, 3, 1, 59, 0x7913dbb32cffbd4c},
-    {TIED, 0, MT_MODE_LOGITS, 4, 1, 0, 12, 0xd6fefa2fe04f5a56},
+    {TIED, 0, MT_MODE_LOGITS, 4, 1, 0, 13, 0x49be8db0fe8b7d77},
     {RECORDS, 15, MT_MODE_TRAIN, 4, 3, 0, 296, 0x7a610432cfe89cfc},
     {TIED | JOIN | POISON, 15, MT_MODE_TRAIN, 3, 2, 1, 144, 0xc9ca134a79609915},
     {ONE_RING | RECORDS, 3, MT_MODE_TRAIN, 5, 2, 0, 226, 0x8b1c712d55735370},

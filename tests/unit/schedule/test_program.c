@@ -429,6 +429,47 @@ static void adapters_that_stay_are_loaded_once(void **state)
     }
 }
 
+/* What generation keeps: a cache that does not stay comes and goes once a pass, what stays is only loaded to be there, by
+ * instructions that later passes skip. */
+static void caches_come_and_go_or_stay(void **state)
+{
+    (void)state;
+    for (size_t stay = 0; stay < 64; stay++) {
+        struct fixture f;
+        size_t caches = 0, weights = 0, loads = 0, stores = 0, once = 0;
+        make(&f, 4, 1);
+        f.tied = stay & 32;
+        f.p.join = stay & 16;
+        f.p.mode = stay & 1 ? MT_MODE_LOGITS : MT_MODE_EVAL;
+        for (size_t u = 0; u < f.p.n_units; u++) {
+            struct mt_unit_shape *s = &f.units[u];
+            s->trainable = false;
+            s->weights_stay = stay & 4 && (u != 2 || stay & 8);
+            s->cache_bytes = u && u < 5 ? 300 + 100 * (u & 1) : 0;
+            s->cache_stays = stay & 2 && u != 3;
+            s->cache_turns = u & 1;
+            weights += s->weights_stay;
+            caches += s->cache_bytes && s->cache_stays;
+        }
+        describe(&f);
+        take_lane_buffers(&f.p, (int)(stay & 3));
+        struct mt_program p = {0};
+        struct mt_err err = {0};
+        if (build_and_check(&f, &p, &err))
+            fail_msg("variant %zu: %s", stay, err.msg);
+        for (size_t i = 0; i < p.n_instrs; i++) {
+            bool cache = p.instrs[i].n_operands && p.objects[p.instrs[i].operand[0].object].kind == MT_OBJ_CACHE;
+            loads += cache && p.instrs[i].op == MT_OP_LOAD && !p.instrs[i].once;
+            stores += cache && p.instrs[i].op == MT_OP_STORE;
+            once += p.instrs[i].op == MT_OP_LOAD && p.instrs[i].once;
+        }
+        assert_int_equal(loads, 4 - caches);
+        assert_int_equal(stores, 4 - caches);
+        assert_int_equal(once, caches + weights);
+        mt_program_finish(&p);
+    }
+}
+
 static void micro_batches_may_be_more_than_16_bits_number(void **state)
 {
     (void)state;
@@ -481,6 +522,7 @@ int main(void)
         cmocka_unit_test(gradients_leave_once_a_step),
         cmocka_unit_test(everything_resident_loads_each_unit_once),
         cmocka_unit_test(adapters_that_stay_are_loaded_once),
+        cmocka_unit_test(caches_come_and_go_or_stay),
         cmocka_unit_test(last_layers_stay_over_the_turn),
         cmocka_unit_test(prefetch_starts_before_use),
         cmocka_unit_test(weights_do_not_queue_up_far_ahead_of_their_use),
