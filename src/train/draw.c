@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/draw.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "base/philox.h"
+
+/* NOTHING: logarithm of a weight, beside the likeliest token's 1, that is taken for 0: a draw has 53 bits. */
+enum { FIRST_MARGIN = 8, NOTHING = -45 };
+
+int mt_drawing_init(struct mt_drawing *d, const struct mt_generation *g, size_t vocab, struct mt_err *err)
+{
+    *d = (struct mt_drawing){.g = g, .vocab = vocab, .of = g->drawn_of ? MT_MIN(g->drawn_of, vocab) : vocab};
+    d->candidate = mt_calloc(d->of, sizeof(*d->candidate));
+    d->weight = mt_calloc(d->of, sizeof(*d->weight));
+    return d->candidate && d->weight ? 0 : mt_fail_nomem(err, "drawing tokens", vocab * sizeof(*d->candidate));
+}
+
+void mt_drawing_finish(struct mt_drawing *d)
+{
+    free(d->candidate);
+    free(d->weight);
+    *d = (struct mt_drawing){0};
+}
+
+/* The likeliest first; of equal ones that with the smaller id. */
+static int compare(const void *a, const void *b)
+{
+    const struct mt_candidate *x = a, *y = b;
+    if (x->logit != y->logit)
+        return x->logit < y->logit ? 1 : -1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+static double weight_of(const struct mt_drawing *d, float logit, float best)
+{
+    double x = (double)(logit - best) / d->g->temperature;
+    return x < NOTHING ? 0 : exp(x);
+}
+
+/* Candidates within a margin of the likeliest, in order; returns how many. */
+static size_t collect(const struct mt_drawing *d, const float *logits, float best, double margin)
+{
+    float least = (float)((double)best - margin * d->g->temperature);
+    size_t n = 0;
+    for (size_t i = 0; i < d->of; i++)
+        if (logits[i] >= least)
+            d->candidate[n++] = (struct mt_candidate){logits[i], (uint32_t)i};
+    qsort(d->candidate, n, sizeof(*d->candidate), compare);
+    return n;
+}
+
+/* Of n candidates with their weights, of which `sum` is that of all that top_k leaves: how many remain. */
+static size_t keep_likeliest(const struct mt_drawing *d, size_t n, double sum)
+{
+    size_t kept = 0;
+    double at = 0;
+    do
+        at += d->weight[kept++];
+    while (kept < n && at < d->g->top_p * sum && d->weight[kept] >= d->g->min_p);
+    return kept;
+}
+
+/* Sorts as few as are needed: those near the likeliest, and if these are not enough, more. */
+static size_t choose_candidates(const struct mt_drawing *d, const float *logits, float best)
+{
+    size_t k = d->g->top_k ? MT_MIN(d->g->top_k, d->of) : d->of, n = 0;
+    double all = 0, sum = 0;
+    for (size_t i = 0; i < d->of && k == d->of; i++)
+        all += weight_of(d, logits[i], best);
+    for (double margin = FIRST_MARGIN;; margin *= 2) {
+        n = MT_MIN(collect(d, logits, best, margin), k);
+        sum = 0;
+        for (size_t i = 0; i < n; i++)
+            sum += d->weight[i] = weight_of(d, d->candidate[i].logit, best);
+        if (n == k || margin > -NOTHING || (k == d->of && (sum >= d->g->top_p * all || exp(-margin) < d->g->min_p)))
+            break;
+    }
+    return keep_likeliest(d, n, k == d->of ? all : sum);
+}
+
+/* The first candidate at which the weights' sum reaches u of theirs all. */
+static size_t pick(const double *weight, size_t n, double u)
+{
+    double sum = 0, at = 0;
+    size_t last = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += weight[i];
+    for (size_t i = 0; i < n; i++) {
+        at += weight[i];
+        last = weight[i] > 0 ? i : last;
+        if (weight[i] > 0 && at >= u * sum)
+            return i;
+    }
+    return last;
+}
+
+size_t mt_draw_token(struct mt_drawing *d, const float *logits, uint64_t stream, size_t at)
+{
+    const struct mt_generation *g = d->g;
+    size_t best = 0;
+    for (size_t i = 1; i < d->of; i++)
+        best = logits[i] > logits[best] ? i : best;
+    if (g->temperature <= 0)
+        return best;
+    double u = mt_philox_uniform(g->seed, stream, at);
+    if (g->top_k || g->top_p < 1 || g->min_p > 0)
+        return d->candidate[pick(d->weight, choose_candidates(d, logits, logits[best]), u)].id;
+    for (size_t i = 0; i < d->of; i++)
+        d->weight[i] = weight_of(d, logits[i], logits[best]);
+    return pick(d->weight, d->of, u);
+}

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/generate.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "train/draw.h"
+
+/* What a generation needs besides its texts. */
+struct generator {
+    struct mt_session *s;
+    const struct mt_generation *g;
+    const struct mt_cache_shape *cache;
+    struct mt_gen_text *text;
+    size_t n, next, said;     /* texts; the next to begin, and the next to hand over */
+    size_t slots, tokens;     /* texts under way at most; tokens of a pass at most */
+    struct mt_gen_text **at;  /* [slots] NULL: free */
+    struct mt_gen_text **row; /* [slots] text of each loss row of the pass under way */
+    struct mt_batch *batch;   /* with a cache one, else [slots] */
+    int32_t *table[2];        /* [slots, cache.ld] blocks of each place */
+    int32_t *free_block;      /* [n_free] */
+    size_t n_free, promised;  /* promised: of these, what texts under way may still need */
+    int32_t *ids;             /* [slots] drawn, and their losses */
+    float *loss;
+    struct mt_drawing draw;
+    struct mt_gen_text *bad;  /* whose logits were not finite */
+    struct mt_gen_stats stats;
+};
+
+static size_t length_of(const struct mt_gen_text *t)
+{
+    return t->n_prompt + t->n;
+}
+
+static size_t blocks_for(const struct generator *x, size_t tokens)
+{
+    return x->cache->slots ? mt_div_up(tokens, x->cache->block) : 0;
+}
+
+/* Blocks that the text may still need, of those of layers without a window. */
+static size_t needs(const struct generator *x, const struct mt_gen_text *t)
+{
+    return blocks_for(x, t->n_prompt + x->g->n_new) - blocks_for(x, t->past);
+}
+
+/* --- places and blocks ------------------------------------------------------------------------------ */
+
+static void leave(struct generator *x, struct mt_gen_text *t)
+{
+    x->promised -= needs(x, t);
+    for (size_t i = blocks_for(x, t->past); i-- > 0;)
+        x->free_block[x->n_free++] = x->table[0][t->slot * x->cache->ld[0] + i];
+    x->at[t->slot] = NULL;
+}
+
+/* Free places are taken by the next texts, in their order, while there are blocks for all of each. */
+static int begin_texts(struct generator *x, struct mt_err *err)
+{
+    for (size_t slot = 0; slot < x->slots && x->next < x->n; slot++) {
+        struct mt_gen_text *t = &x->text[x->next];
+        if (x->at[slot] || x->n_free < x->promised + needs(x, t))
+            continue;
+        t->finish = x->g->n_new ? MT_FINISH_NOT : MT_FINISH_LENGTH;
+        t->ids = mt_calloc(x->g->n_new + 1, sizeof(*t->ids));
+        t->logprobs = mt_calloc(x->g->n_new + 1, sizeof(*t->logprobs));
+        if (!t->ids || !t->logprobs)
+            return mt_fail_nomem(err, "a text", x->g->n_new * sizeof(*t->ids));
+        x->at[t->slot = slot] = t;
+        x->promised += needs(x, t);
+        x->next++;
+    }
+    return 0;
+}
+
+/* Blocks for the next k tokens of a text. */
+static void take_blocks(struct generator *x, const struct mt_gen_text *t, size_t k)
+{
+    for (size_t i = blocks_for(x, t->past); i < blocks_for(x, t->past + k); i++) {
+        x->table[0][t->slot * x->cache->ld[0] + i] = x->free_block[--x->n_free];
+        x->promised--;
+    }
+}
+
+/* --- a pass ----------------------------------------------------------------------------------------- */
+
+/* Token i of the text. */
+static uint32_t token_of(const struct mt_gen_text *t, size_t i)
+{
+    return i < t->n_prompt ? t->prompt[i] : t->ids[i - t->n_prompt];
+}
+
+/* The next k tokens of a text, to the batch; *rows counts those whose next token is to be drawn. */
+static int add_tokens(struct generator *x, struct mt_gen_text *t, struct mt_batch *b, size_t k, size_t *rows,
+                      struct mt_err *err)
+{
+    bool next = t->past + k == length_of(t);
+    uint32_t *ids = mt_calloc(k, sizeof(*ids));
+    if (!ids)
+        return mt_fail_nomem(err, "a pass", k * sizeof(*ids));
+    for (size_t i = 0; i < k; i++)
+        ids[i] = token_of(t, t->past + i);
+    int rc = mt_batch_go_on(b, t->past, ids, k, next, err);
+    free(ids);
+    if (rc)
+        return rc;
+    if (next)
+        x->row[(*rows)++] = t;
+    if (!x->cache->slots)
+        return 0;
+    take_blocks(x, t, k);
+    for (int i = 0; i < 2; i++) {
+        size_t ld = x->cache->ld[i];
+        memcpy(b->table[i] + (b->n_docs - 1) * ld, x->table[i] + t->slot * ld, ld * sizeof(int32_t));
+    }
+    t->past += k;
+    return 0;
+}
+
+/* Those that need one token come first, so that prompts delay none of them. */
+static int fill_cached(struct generator *x, size_t *rows, struct mt_err *err)
+{
+    struct mt_batch *b = x->batch;
+    int rc = 0;
+    mt_batch_clear(b);
+    for (int lone = 1; lone >= 0; lone--)
+        for (size_t i = 0; i < x->slots && !rc; i++) {
+            struct mt_gen_text *t = x->at[i];
+            size_t left = t ? length_of(t) - t->past : 0, room = x->tokens - b->n_tokens;
+            size_t k = MT_MIN(MT_MIN(left, x->cache->piece), room);
+            if (k && (left == 1) == lone)
+                rc = add_tokens(x, t, b, k, rows, err);
+        }
+    return rc ? rc : mt_batch_seal(b, err);
+}
+
+static int fill_whole(struct generator *x, size_t *rows, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < x->slots && !rc; i++) {
+        struct mt_batch *b = &x->batch[*rows];
+        if (!x->at[i])
+            continue;
+        mt_batch_clear(b);
+        rc = add_tokens(x, x->at[i], b, length_of(x->at[i]), rows, err);
+        if (!rc)
+            rc = mt_batch_seal(b, err);
+    }
+    return rc;
+}
+
+/* On a thread of the device. */
+static void draw_rows(void *ctx, size_t mb, size_t first, size_t n, float *logits, int32_t *ids)
+{
+    struct generator *x = ctx;
+    const struct mt_hf_config *hf = &x->s->setup->in->hf;
+    for (size_t i = 0; i < n; i++) {
+        struct mt_gen_text *t = x->row[(x->cache->slots ? 0 : mb) + first + i];
+        float *row = logits + i * x->draw.vocab;
+        for (int k = 0; k < hf->n_input_tokens; k++) /* they stand for an image, video or sound */
+            row[hf->input_token[k]] = -INFINITY;
+        ids[i] = (int32_t)mt_draw_token(&x->draw, row, t->stream, t->n);
+        if (!isfinite(row[ids[i]]) && !x->bad)
+            x->bad = t;
+    }
+}
+
+static bool ends(const struct generator *x, const struct mt_gen_text *t, uint32_t id)
+{
+    const struct mt_hf_config *hf = &x->s->setup->in->hf;
+    bool is_end = x->g->ends_from && id >= x->g->ends_from;
+    for (int i = 0; i < hf->n_eos && !x->g->ends_from; i++)
+        is_end |= (uint32_t)hf->eos[i] == id;
+    for (size_t i = 0; i < t->n_ends; i++)
+        is_end |= t->ends[i] == id;
+    return is_end;
+}
+
+static void add_drawn(struct generator *x, struct mt_gen_text *t, uint32_t id, float logprob)
+{
+    t->ids[t->n] = id;
+    t->logprobs[t->n++] = logprob;
+    x->stats.tokens++;
+    t->ended = ends(x, t, id);
+    if (t->ended)
+        t->finish = MT_FINISH_STOP;
+    else if (t->n == x->g->n_new)
+        t->finish = MT_FINISH_LENGTH;
+    if (x->g->added && !t->ended)
+        x->g->added(x->g->ctx, t);
+}
+
+static int pass(struct generator *x, struct mt_err *err)
+{
+    const struct mt_draw draw = {draw_rows, x};
+    size_t rows = 0;
+    int rc = x->cache->slots ? fill_cached(x, &rows, err) : fill_whole(x, &rows, err);
+    if (!rc)
+        rc = mt_engine_draw(x->s->engine, x->batch, x->cache->slots ? 1 : rows, &draw, x->ids, x->loss, err);
+    x->stats.passes++;
+    x->stats.loaded_bytes += mt_engine_loaded_bytes(x->s->engine);
+    if (!rc && x->bad)
+        rc = mt_fail(err, MT_ERR_TRAINING, -EDOM, "logits of text %zu are not finite: the model's weights, or values that it computes "
+                     "of this text, are too large (megatrain verify says whether its files are whole)", (size_t)(x->bad - x->text));
+    for (size_t i = 0; i < rows && !rc; i++)
+        add_drawn(x, x->row[i], (uint32_t)x->ids[i], -x->loss[i]);
+    return rc;
+}
+
+/* --- all texts ---------------------------------------------------------------------------------------- */
+
+static int look(struct generator *x, struct mt_err *err)
+{
+    size_t n = 0;
+    if (!x->g->look_every || x->stats.passes % x->g->look_every)
+        return 0;
+    for (size_t i = 0; i < x->slots; i++)
+        if (x->at[i] && x->at[i]->n)
+            x->row[n++] = x->at[i];
+    return n ? x->g->look(x->g->ctx, x->row, n, err) : 0;
+}
+
+/* Texts that have ended leave their places, and are handed over in their order. */
+static int end_texts(struct generator *x, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < x->slots; i++)
+        if (x->at[i] && x->at[i]->finish)
+            leave(x, x->at[i]);
+    for (; x->said < x->next && x->text[x->said].finish && !rc; x->said++)
+        rc = x->g->done ? x->g->done(x->g->ctx, &x->text[x->said], err) : 0;
+    return rc;
+}
+
+static int begin(struct generator *x, struct mt_err *err)
+{
+    const struct mt_cache_shape *c = x->cache;
+    size_t batches = c->slots ? 1 : x->slots, longest = 0;
+    for (size_t i = 0; i < x->n; i++)
+        longest = MT_MAX(longest, x->text[i].n_prompt + x->g->n_new);
+    x->at = mt_calloc(x->slots, sizeof(*x->at));
+    x->row = mt_calloc(x->slots, sizeof(*x->row));
+    x->ids = mt_calloc(x->slots, sizeof(*x->ids));
+    x->loss = mt_calloc(x->slots, sizeof(*x->loss));
+    x->batch = mt_calloc(batches, sizeof(*x->batch));
+    x->free_block = mt_calloc(c->n[0] + 1, sizeof(*x->free_block));
+    for (int k = 0; k < 2; k++)
+        x->table[k] = mt_calloc(x->slots * c->ld[k] + 1, sizeof(int32_t));
+    if (!x->at || !x->row || !x->ids || !x->loss || !x->batch || !x->free_block || !x->table[0] || !x->table[1])
+        return mt_fail_nomem(err, "a generation", x->slots * sizeof(*x->batch));
+    for (size_t i = 0; i < x->slots * c->ld[1]; i++) /* each place's own */
+        x->table[1][i] = (int32_t)i;
+    for (x->n_free = 0; x->n_free < c->n[0]; x->n_free++) /* the first are taken first */
+        x->free_block[x->n_free] = (int32_t)(c->n[0] - 1 - x->n_free);
+    for (size_t i = 0; i < x->n; i++)
+        for (size_t k = 0; k < x->text[i].n_prompt; k++)
+            if (x->text[i].prompt[k] >= (uint32_t)x->s->setup->in->hf.vocab)
+                return mt_fail(err, MT_ERR_INPUT, -ERANGE, "token %u of prompt %zu is beyond the model's vocab_size of %lld",
+                               x->text[i].prompt[k], i, (long long)x->s->setup->in->hf.vocab);
+    int rc = mt_drawing_init(&x->draw, x->g, (size_t)x->s->setup->in->hf.vocab, err);
+    for (size_t i = 0; i < batches && !rc; i++)
+        rc = mt_batch_init(&x->batch[i], c->slots ? x->tokens : longest, c->slots ? x->slots : 1, err);
+    return rc || !c->slots ? rc : mt_batch_init_cache(x->batch, c, err);
+}
+
+static void finish(struct generator *x)
+{
+    for (size_t i = 0; x->batch && i < (x->cache->slots ? 1 : x->slots); i++)
+        mt_batch_finish(&x->batch[i]);
+    void *all[] = {x->at, x->row, x->ids, x->loss, x->batch, x->free_block, x->table[0], x->table[1]};
+    for (size_t i = 0; i < MT_ARRAY_LEN(all); i++)
+        free(all[i]);
+    mt_drawing_finish(&x->draw);
+}
+
+int mt_generate(struct mt_session *s, const struct mt_generation *g, struct mt_gen_text *texts, size_t n,
+                struct mt_gen_stats *stats, struct mt_err *err)
+{
+    const struct mt_inputs *in = s->setup->in;
+    struct generator x = {.s = s, .g = g, .cache = &in->cache, .text = texts, .n = n, .tokens = in->draws,
+                          .slots = in->cache.slots ? in->cache.slots : (size_t)in->cfg->train.batch_size};
+    int64_t began = mt_now_ns();
+    int rc = begin(&x, err);
+    while (!rc && x.said < n) {
+        rc = begin_texts(&x, err);
+        if (!rc && g->n_new)
+            rc = pass(&x, err);
+        if (!rc)
+            rc = look(&x, err);
+        if (!rc)
+            rc = end_texts(&x, err);
+    }
+    x.stats.seconds = mt_seconds_since(began);
+    finish(&x);
+    *stats = x.stats;
+    return rc;
+}
+
+void mt_gen_text_finish(struct mt_gen_text *t)
+{
+    free(t->ids);
+    free(t->logprobs);
+    t->ids = NULL;
+    t->logprobs = NULL;
+}
