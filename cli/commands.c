@@ -108,22 +108,26 @@ static const struct cli_option score_options[] = {
     {"dry-run", 0, NULL, "Show the memory table and the size of FILE.top, then stop."},
     {"force", 0, NULL, "Start over, instead of going on from FILE.part."},
     END};
+/* What generation has. */
+#define GENERATION                                                                                                     \
+    {"chat", 0, NULL, "Put a prompt that is text into the model's chat template, as the user's turn." CHAT_MORE},      \
+    {"template", 0, "NAME|FILE", "Instead of the model's chat template, as data.template (chatml, llama3 ...)."},      \
+    {"stop", 0, "TEXT", "End before this text; may be repeated."},                                                     \
+    {"max-tokens", 0, "N", "Tokens to generate (128).", WHOLE(0, 1 << 24)},                                            \
+    {"top-k", 0, "K", "Draw from the K likeliest tokens alone; 0 (default): from all.", WHOLE(0, 1 << 24)},            \
+    {"top-p", 0, "P", "Draw from the fewest tokens, of these, whose probability is at least P (1: all).", REAL(0, 1)}, \
+    {"min-p", 0, "P", "Draw from the tokens, of these, that are at least P times as probable as the likeliest (0: all).", REAL(0, 1)}, \
+    {"seed", 0, "S", "Seed of the random numbers (0).", WHOLE(0, ANY)}
+#define CHAT_MORE " Without one, on a terminal: a conversation, a turn a line."
 static const struct cli_option sample_options[] = {
     {"model", 0, "DIR", "Model folder, or an adapter's folder, which names its model."},
     {"adapter", 0, "DIR", "Use the adapters of this PEFT folder."},
     {"prompt", 0, "TEXT", "Text to continue; -: standard input, to its end."},
     {"prompts", 0, "FILE", "Continue each of a file's JSON lines, {\"prompt\": TEXT} or {\"messages\": [...]}; -: standard input."},
     {"batch", 0, "N", "Prompts of the file that share a pass through the weights (16).", WHOLE(1, 64)},
-    {"chat", 0, NULL, "Put the prompt into the model's chat template, as the user's turn. Without one, on a terminal: a conversation, a turn a line."},
-    {"template", 0, "NAME|FILE", "Instead of the model's chat template, as data.template (chatml, llama3 ...)."},
-    {"context", 0, "N", "Of a conversation: tokens that it and an answer may have (2048); its first turns are then forgotten. Each new token is "
-     "computed with all before it (megatrain help sampling).", WHOLE(1, 1 << 24)},
-    {"stop", 0, "TEXT", "End before this text; may be repeated."},
-    {"max-tokens", 0, "N", "Tokens to generate (128).", WHOLE(0, 1 << 24)},
+    {"context", 0, "N", "Of a conversation: tokens that it and an answer may have (2048); its first turns are then forgotten.", WHOLE(1, 1 << 24)},
     {"temperature", 0, "T", "Sampling temperature (0.8); 0 takes the likeliest token.", REAL(0, 100)},
-    {"top-k", 0, "K", "Draw from the K likeliest tokens alone; 0 (default): from all.", WHOLE(0, 1 << 24)},
-    {"top-p", 0, "P", "Draw from the fewest tokens, of these, whose probability is at least P (1: all).", REAL(0, 1)},
-    {"seed", 0, "S", "Seed of the random numbers (0).", WHOLE(0, ANY)},
+    GENERATION,
     END};
 static const struct cli_option json_options[] = {JSON, END};
 static const struct cli_option probe_options[] = {

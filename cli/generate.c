@@ -1,109 +1,230 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "generate.h"
 
-#include <math.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/philox.h"
-#include "base/strbuf.h"
 #include "data/dataset.h"
 
-enum { LOOK_EVERY = 8 }; /* tokens between two looks for stop strings, for which texts are decoded by another process */
+/* LOOK_EVERY: tokens between two looks for stop strings, for which texts are decoded by another process. TOGETHER:
+ * texts that it decodes at once when they have ended. */
+enum { LOOK_EVERY = 8, TOGETHER = 256 };
 
-struct candidate {
-    float logit;
-    uint32_t id;
-};
+/* --- prompts -------------------------------------------------------------------------------------- */
 
-/* --- drawing -------------------------------------------------------------------------------------- */
-
-/* The likeliest first; of equal ones that with the smaller id. */
-static int compare(const void *a, const void *b)
+int cli_read_prompts(struct cli_generation *p, struct mt_err *err)
 {
-    const struct candidate *x = a, *y = b;
-    if (x->logit != y->logit)
-        return x->logit < y->logit ? 1 : -1;
-    return (x->id > y->id) - (x->id < y->id);
-}
-
-static double weight(const struct candidate *c, float best, double temperature)
-{
-    return exp((double)(c->logit - best) / temperature);
-}
-
-/* The fewest candidates, of the top_k likeliest, whose probability among these is top_p or more (Holtzman et al., 2020,
- * "The Curious Case of Neural Text Degeneration"). */
-static size_t keep_likeliest(struct candidate *c, size_t n, const struct cli_generation *g)
-{
-    double sum = 0, at = 0;
-    size_t kept = 0;
-    qsort(c, n, sizeof(*c), compare);
-    n = g->top_k ? MT_MIN(n, g->top_k) : n;
-    for (size_t i = 0; i < n; i++)
-        sum += weight(&c[i], c[0].logit, g->temperature);
-    do
-        at += weight(&c[kept++], c[0].logit, g->temperature);
-    while (kept < n && at < g->top_p * sum);
-    return kept;
-}
-
-/* A token drawn from softmax(logits / temperature); temperature 0: the likeliest. c: [n] scratch. */
-static size_t draw(const float *logits, size_t n, const struct cli_generation *g, struct candidate *c, double u)
-{
-    size_t best = 0;
-    double sum = 0, at = 0;
-    for (size_t i = 0; i < n; i++) {
-        c[i] = (struct candidate){logits[i], (uint32_t)i};
-        best = logits[i] > logits[best] ? i : best;
+    FILE *f = strcmp(p->file, "-") ? fopen(p->file, "re") : stdin;
+    char *line = NULL, place[4200];
+    size_t cap = 0, number = 0;
+    int rc = f ? 0 : mt_fail(err, MT_ERR_INPUT, -errno, "cannot read %s: %s", p->file, strerror(errno));
+    for (ssize_t n; !rc && (n = getline(&line, &cap, f)) >= 0;) {
+        cJSON *o = NULL;
+        snprintf(place, sizeof(place), "%s:%zu", p->file, ++number);
+        if (strspn(line, " \t\r\n") == (size_t)n)
+            continue;
+        rc = mt_json_parse(&o, line, (size_t)n, place, MT_ERR_INPUT, err);
+        if (!rc && !cJSON_IsObject(o))
+            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: a prompt is an object: {\"prompt\": TEXT}, {\"messages\": [...]} or "
+                         "{\"prompt_ids\": [...]}", place);
+        if (!rc) {
+            cJSON_DeleteItemFromObjectCaseSensitive(o, "place");
+            cJSON_AddStringToObject(o, "place", place);
+        }
+        if (rc || !mt_json_append(p->prompts, o))
+            cJSON_Delete(o);
     }
-    if (g->temperature <= 0)
-        return best;
-    if (g->top_k || g->top_p < 1)
-        n = keep_likeliest(c, n, g);
-    for (size_t i = 0; i < n; i++)
-        sum += weight(&c[i], logits[best], g->temperature);
-    for (size_t i = 0; i < n; i++) {
-        at += weight(&c[i], logits[best], g->temperature);
-        if (at >= u * sum)
-            return c[i].id;
-    }
-    return best;
+    if (!rc && ferror(f))
+        rc = mt_fail(err, MT_ERR_INPUT, -EIO, "cannot read %s", p->file);
+    if (!rc && !p->prompts->child)
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s has no prompt", p->file);
+    if (f && f != stdin)
+        fclose(f);
+    free(line);
+    return rc;
 }
 
-static bool ends_turn(const struct mt_hf_config *hf, const struct cli_generation *g, const struct cli_text *t,
-                      size_t id)
+/* The template that a checkpoint of adapters has: with that they were trained. Also a model's that is read with bytes,
+ * which have none of their own. The helper reads another model's. */
+static int find_template(struct cli_generation *p, const char *adapter, struct mt_err *err)
 {
-    if (g->text.bytes)
-        return id >= 256;
-    for (int i = 0; i < hf->n_eos; i++)
-        if ((size_t)hf->eos[i] == id)
-            return true;
-    for (size_t i = 0; i < t->prompt->n_ends; i++)
-        if (t->prompt->ends[i] == id)
-            return true;
-    return false;
+    const char *dir = adapter && *adapter ? adapter : p->text.bytes ? p->model_dir : NULL;
+    p->template_ = dir && !p->text.template_ ? mt_path_join(dir, "chat_template.jinja") : NULL;
+    if (dir && !p->text.template_ && !p->template_)
+        return mt_fail_nomem(err, dir, strlen(dir));
+    if (p->template_ && mt_path_exists(p->template_))
+        p->text.template_ = p->template_;
+    return 0;
 }
 
-/* --- texts ---------------------------------------------------------------------------------------- */
+/* Prompts of token ids need no tokenizer. */
+static int take_ids(const cJSON *record, struct mt_text_ids *out, struct mt_err *err)
+{
+    const cJSON *list = mt_json_get(record, "prompt_ids"), *v;
+    const char *place = cJSON_GetStringValue(mt_json_get(record, "place"));
+    out->ids = mt_calloc((size_t)cJSON_GetArraySize(list) + 1, sizeof(*out->ids));
+    if (!out->ids)
+        return mt_fail_nomem(err, "a prompt", 1);
+    cJSON_ArrayForEach(v, list)
+    {
+        if (!cJSON_IsNumber(v) || v->valuedouble < 0 || v->valuedouble != (uint32_t)v->valuedouble)
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"prompt_ids\" has what is no token id", place ? place : "the prompt");
+        out->ids[out->n++] = (uint32_t)v->valuedouble;
+    }
+    return out->n ? 0 : mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the prompt has no token", place ? place : "the prompt");
+}
 
-/* What a generation needs besides its texts. */
-struct generator {
-    struct mt_session *s;
-    const struct cli_generation *g;
-    struct cli_text *text;
-    size_t n;
-    struct mt_batch *batch; /* [n] */
-    size_t *of;             /* [n] text of each batch of the pass under way */
-    float *logits;          /* [n, vocab] */
-    int32_t *drawn;         /* [n], and their losses */
-    float *losses;
-    struct candidate *candidate; /* [vocab] */
-    size_t vocab, longest, loaded, passes;
+static int encode(struct cli_generation *p, struct mt_err *err)
+{
+    cJSON *texts = cJSON_CreateArray(), *record;
+    struct mt_text_ids *ids = mt_calloc(p->n, sizeof(*ids));
+    size_t i = 0, n = 0;
+    int rc = texts && ids ? 0 : mt_fail_nomem(err, "prompts", p->n * sizeof(*ids));
+    cJSON_ArrayForEach(record, p->prompts)
+    {
+        if (!rc && mt_json_get(record, "prompt_ids"))
+            rc = take_ids(record, &p->ids[i], err);
+        else if (!rc)
+            n += cJSON_AddItemReferenceToArray(texts, record);
+        i++;
+    }
+    if (!rc && n)
+        rc = mt_text_encode(&p->text, texts, p->chat, ids, err);
+    i = n = 0;
+    cJSON_ArrayForEach(record, p->prompts)
+    {
+        if (ids && !mt_json_get(record, "prompt_ids"))
+            p->ids[i] = ids[n++];
+        i++;
+    }
+    cJSON_Delete(texts);
+    free(ids);
+    return rc;
+}
+
+int cli_encode_prompts(struct cli_generation *p, struct mt_err *err)
+{
+    int rc = mt_hf_find_model(&p->model_dir, p->cfg->model.path, err);
+    p->text.model_dir = p->model_dir;
+    p->text.bytes = p->ids_only = rc || !mt_text_has_tokenizer(p->model_dir);
+    const cJSON *record;
+    cJSON_ArrayForEach(record, p->prompts) p->ids_only &= mt_json_get(record, "prompt_ids") != NULL;
+    if (!rc && p->ids_only && p->n_stops)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--stop is a text, and %s has no tokenizer", p->model_dir);
+    if (!rc && p->text.bytes && !p->ids_only)
+        mt_warn("%s has no tokenizer: using the bytes of the prompt as tokens", p->model_dir);
+    if (!rc)
+        rc = find_template(p, p->cfg->adapter.path, err);
+    p->n = (size_t)cJSON_GetArraySize(p->prompts);
+    p->ids = mt_calloc(p->n, sizeof(*p->ids));
+    if (!rc && !p->ids)
+        rc = mt_fail_nomem(err, "prompts", p->n * sizeof(*p->ids));
+    if (!rc)
+        rc = encode(p, err);
+    for (size_t i = 0; i < p->n && !rc; i++)
+        p->longest = MT_MAX(p->longest, p->ids[i].n);
+    p->at_once = MT_MIN(p->at_once, p->n * p->samples);
+    return rc;
+}
+
+/* --- options, and what they open -------------------------------------------------------------------- */
+
+int cli_generation_options(struct cli_generation *p, const struct cli_args *args, double temperature,
+                           struct mt_err *err)
+{
+    p->prompts = cJSON_CreateArray();
+    p->file = cli_arg(args, "prompts");
+    p->chat = cli_arg(args, "chat") != NULL;
+    p->at_once = (size_t)cli_whole(args, "batch", 16);
+    p->samples = (size_t)cli_whole(args, "samples", 1);
+    p->text.template_ = cli_arg(args, "template");
+    p->g = (struct mt_generation){.n_new = (size_t)cli_whole(args, "max-tokens", 128),
+                                  .top_k = (size_t)cli_whole(args, "top-k", 0),
+                                  .temperature = cli_real(args, "temperature", temperature),
+                                  .top_p = cli_real(args, "top-p", 1),
+                                  .min_p = cli_real(args, "min-p", 0),
+                                  .seed = (uint64_t)cli_whole(args, "seed", 0)};
+    for (size_t i = 0; i < args->n_given; i++) {
+        if (strcmp(args->given[i].option->name, "stop") != 0)
+            continue;
+        if (p->n_stops == CLI_STOPS || !*args->given[i].value)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--stop is a text, and at most %d times there", CLI_STOPS);
+        p->stop[p->n_stops++] = args->given[i].value;
+    }
+    return p->prompts ? 0 : mt_fail_nomem(err, "prompts", 1);
+}
+
+/* Tokens that the longest texts have together, as many as are under way. */
+static size_t most_tokens(const struct cli_generation *p)
+{
+    size_t *len = mt_calloc(p->n, sizeof(*len)), left = p->at_once, sum = 0;
+    for (size_t i = 0; len && i < p->n; i++)
+        len[i] = p->ids[i].n + p->g.n_new;
+    for (; len && left; left -= MT_MIN(left, p->samples)) {
+        size_t most = 0;
+        for (size_t i = 0; i < p->n; i++)
+            most = len[i] > len[most] ? i : most;
+        sum += MT_MIN(left, p->samples) * len[most];
+        len[most] = 0;
+    }
+    free(len);
+    return sum;
+}
+
+int cli_generation_open(struct cli_generation *p, size_t max_len, struct mt_err *err)
+{
+    size_t most = max_len > p->longest + p->g.n_new ? 0 : most_tokens(p);
+    int rc = mt_inputs_open_model(&p->in, p->cfg, max_len, p->at_once, most, err);
+    if (!rc)
+        rc = mt_setup_open(&p->setup, &p->in, MT_RUN_EVAL, err);
+    if (p->ids_only)
+        return rc;
+    if (!rc && p->text.bytes && p->in.hf.vocab < MT_BYTE_VOCAB)
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the byte tokenizer needs a vocabulary of %d", p->cfg->model.path, MT_BYTE_VOCAB);
+    if (p->text.bytes) {
+        p->g.drawn_of = MT_BYTE_VOCAB;
+        p->g.ends_from = 256;
+    }
+    return rc;
+}
+
+int cli_generation_start(struct cli_generation *p, struct mt_err *err)
+{
+    mt_setup_adopt_checkpoint(&p->setup);
+    int rc = mt_session_start(&p->session, &p->setup, err);
+    return rc ? rc : mt_session_fill_weights(&p->session, NULL, err);
+}
+
+void cli_generation_finish(struct cli_generation *p)
+{
+    mt_session_finish(&p->session);
+    mt_setup_finish(&p->setup);
+    mt_inputs_finish(&p->in);
+    mt_config_destroy(&p->cfg);
+    for (size_t i = 0; p->ids && i < p->n; i++)
+        mt_text_ids_finish(&p->ids[i]);
+    free(p->ids);
+    cJSON_Delete(p->prompts);
+    free(p->model_dir);
+    free(p->template_);
+}
+
+/* --- texts ------------------------------------------------------------------------------------------ */
+
+/* Texts on their way from tokens to the caller. */
+struct texts {
+    struct cli_generation *c;
+    struct mt_gen_text *text;
+    struct mt_gen_text **waiting; /* [TOGETHER] that have ended */
+    size_t n_waiting;
+    uint64_t stream;
+    cli_text_fn *done;
+    void *ctx;
 };
 
 static void take_piece(void *ctx, size_t sample, const char *text, size_t len, bool added)
@@ -113,170 +234,187 @@ static void take_piece(void *ctx, size_t sample, const char *text, size_t len, b
         mt_str_append(&of[sample], text, len);
 }
 
-/* Decodes what was added to the texts and cuts each before its first stop string. */
-static int decode(struct generator *x, struct mt_err *err)
+/* What a text has added that is part of it. */
+static size_t kept_of(const struct mt_gen_text *t)
 {
-    struct mt_str *added = mt_calloc(x->n, sizeof(*added));
-    struct mt_text_sample *samples = mt_calloc(x->n, sizeof(*samples));
-    uint8_t *is_new = mt_calloc(x->n, x->longest);
-    int rc = added && samples && is_new ? 0 : mt_fail_nomem(err, "sampled texts", x->n * x->longest);
-    for (size_t i = 0; i < x->n && !rc; i++) {
-        struct cli_text *t = &x->text[i];
-        memset(is_new + i * x->longest + t->prompt->n, 1, t->n - t->prompt->n);
-        samples[i] = (struct mt_text_sample){t->ids, is_new + i * x->longest, t->n};
+    return t->n - t->ended;
+}
+
+/* Decodes what was added to n texts, of each its first kept[i] tokens: out[n], of zeros, which the caller frees. */
+static int decode(const struct cli_generation *c, struct mt_gen_text *const *t, const size_t *kept, size_t n,
+                  struct mt_str *out, struct mt_err *err)
+{
+    struct mt_text_sample *samples = mt_calloc(n, sizeof(*samples));
+    size_t total = 0, at = 0;
+    for (size_t i = 0; i < n; i++)
+        total += t[i]->n_prompt + kept[i];
+    uint32_t *ids = mt_calloc(total, sizeof(*ids));
+    uint8_t *is_new = mt_calloc(total, 1);
+    int rc = samples && ids && is_new ? 0 : mt_fail_nomem(err, "generated texts", total * sizeof(*ids));
+    for (size_t i = 0; i < n && !rc; at += samples[i++].n) {
+        samples[i] = (struct mt_text_sample){ids + at, is_new + at, t[i]->n_prompt + kept[i]};
+        memcpy(ids + at, t[i]->prompt, t[i]->n_prompt * sizeof(*ids));
+        if (kept[i])
+            memcpy(ids + at + t[i]->n_prompt, t[i]->ids, kept[i] * sizeof(*ids));
+        memset(is_new + at + t[i]->n_prompt, 1, kept[i]);
     }
     if (!rc)
-        rc = mt_text_decode(&x->g->text, samples, x->n, take_piece, added, err);
-    for (size_t i = 0; i < x->n && !rc; i++) {
-        struct cli_text *t = &x->text[i];
-        free(t->added);
-        t->n_added = added[i].len;
-        t->added = added[i].p;
-        if (added[i].failed)
-            rc = mt_fail_nomem(err, "sampled texts", x->longest);
-        size_t whole = t->n_added;
-        for (size_t k = 0; k < x->g->n_stops && t->added; k++) {
-            const char *at = memmem(t->added, whole, x->g->stop[k], strlen(x->g->stop[k]));
-            if (at && (size_t)(at - t->added) <= t->n_added) {
-                t->n_added = (size_t)(at - t->added);
-                t->finish = CLI_STOP;
-            }
-        }
-    }
-    free(added);
+        rc = mt_text_decode(&c->text, samples, n, take_piece, out, err);
+    for (size_t i = 0; i < n && !rc; i++)
+        if (out[i].failed)
+            rc = mt_fail_nomem(err, "generated texts", total);
     free(samples);
+    free(ids);
     free(is_new);
     return rc;
 }
 
-/* On a thread of the device: the one row of each text. */
-static void take_logits(void *ctx, size_t mb, size_t first, size_t n, float *logits, int32_t *ids)
+/* Bytes before the first stop string. */
+static size_t before_stop(const struct cli_generation *c, const struct mt_str *text)
 {
-    struct generator *x = ctx;
-    (void)first;
-    memcpy(x->logits + mb * x->vocab, logits, n * x->vocab * sizeof(*logits));
-    ids[0] = 0;
+    size_t n = text->len;
+    for (size_t k = 0; k < c->n_stops && text->p; k++) {
+        const char *at = memmem(text->p, text->len, c->stop[k], strlen(c->stop[k]));
+        n = at ? MT_MIN(n, (size_t)(at - text->p)) : n;
+    }
+    return n;
 }
 
-/* A token more for each text that goes on. *over: none does. */
-static int pass(struct generator *x, bool *over, struct mt_err *err)
+/* The fewest tokens with which each of n texts has its stop string: those since the last look are tried. */
+static int cut_at_stop(const struct cli_generation *c, struct mt_gen_text *const *t, size_t n, struct mt_err *err)
 {
-    const struct mt_hf_config *hf = &x->s->setup->in->hf;
-    size_t n = 0, drawn_of = x->g->text.bytes ? MT_BYTE_VOCAB : x->vocab;
+    size_t tries = c->g.look_every, kept[LOOK_EVERY] = {0};
     int rc = 0;
-    for (size_t i = 0; i < x->n && !rc; i++) {
-        struct cli_text *t = &x->text[i];
-        if (t->finish != CLI_GOES_ON)
-            continue;
-        mt_batch_clear(&x->batch[n]);
-        rc = mt_batch_go_on(&x->batch[n], 0, t->ids, t->n, true, err);
-        if (!rc)
-            rc = mt_batch_seal(&x->batch[n], err);
-        x->of[n++] = i;
-    }
-    *over = !n;
-    if (rc || !n)
-        return rc;
-    rc = mt_engine_draw(x->s->engine, x->batch, n, &(struct mt_draw){take_logits, x}, x->drawn, x->losses, err);
-    x->passes++;
-    x->loaded += mt_engine_loaded_bytes(x->s->engine);
     for (size_t i = 0; i < n && !rc; i++) {
-        struct cli_text *t = &x->text[x->of[i]];
-        size_t at = t->n - t->prompt->n;
-        double u = mt_philox_uniform(x->g->seed, t->stream, at);
-        size_t id = draw(x->logits + i * x->vocab, drawn_of, x->g, x->candidate, u);
-        if (!isfinite(x->logits[i * x->vocab + id]))
-            return mt_fail(err, MT_ERR_TRAINING, -EDOM, "logits of text %zu are not finite: the model's weights, or values that it "
-                           "computes of this text, are too large (megatrain verify says whether its files are whole)", x->of[i]);
-        if (ends_turn(hf, x->g, t, id)) {
-            t->finish = CLI_STOP;
-            continue;
+        struct mt_gen_text *all[LOOK_EVERY] = {NULL};
+        struct mt_str text[LOOK_EVERY] = {{0}};
+        size_t k = MT_MIN(tries, kept_of(t[i])), best = kept_of(t[i]);
+        for (size_t j = 0; j < k; j++) {
+            all[j] = t[i];
+            kept[j] = kept_of(t[i]) - j;
         }
-        t->ids[t->n++] = (uint32_t)id;
-        if (at + 1 == x->g->n_new)
-            t->finish = CLI_LENGTH;
-        if (x->g->shows) {
-            putchar((int)id);
-            fflush(stdout);
+        rc = decode(c, all, kept, k, text, err);
+        for (size_t j = 0; j < k; j++) {
+            if (!rc && before_stop(c, &text[j]) < text[j].len)
+                best = kept[j];
+            mt_str_finish(&text[j]);
         }
+        t[i]->n = rc ? t[i]->n : best;
+        t[i]->ended = false;
+        t[i]->finish = MT_FINISH_STOP;
     }
     return rc;
 }
 
-static int begin(struct generator *x, struct mt_err *err)
+/* Texts of which a stop string has come end with it. */
+static int look(void *ctx, struct mt_gen_text *const *t, size_t n, struct mt_err *err)
 {
-    size_t rows = x->n * x->vocab;
-    for (size_t i = 0; i < x->n; i++)
-        x->longest = MT_MAX(x->longest, x->text[i].prompt->n + x->g->n_new);
-    x->batch = mt_calloc(x->n, sizeof(*x->batch));
-    x->of = mt_calloc(x->n, sizeof(*x->of));
-    x->logits = mt_calloc(rows, sizeof(*x->logits));
-    x->drawn = mt_calloc(x->n, sizeof(*x->drawn));
-    x->losses = mt_calloc(x->n, sizeof(*x->losses));
-    x->candidate = mt_calloc(x->vocab, sizeof(*x->candidate));
-    int rc = x->batch && x->of && x->logits && x->candidate ? 0 : mt_fail_nomem(err, "sampling", rows * sizeof(float));
-    for (size_t i = 0; i < x->n && !rc; i++) {
-        struct cli_text *t = &x->text[i];
-        t->ids = mt_calloc(x->longest + 1, sizeof(*t->ids));
-        rc = t->ids ? mt_batch_init(&x->batch[i], x->longest, 1, err) : mt_fail_nomem(err, "sampling", x->longest);
-        for (t->n = 0; t->n < t->prompt->n && !rc; t->n++) {
-            t->ids[t->n] = t->prompt->ids[t->n];
-            if (t->ids[t->n] >= x->vocab)
-                rc = mt_fail(err, MT_ERR_INPUT, -ERANGE, "the prompt's token %u is beyond the model's vocab_size of %zu",
-                             t->ids[t->n], x->vocab);
-        }
-        t->finish = x->g->n_new ? CLI_GOES_ON : CLI_LENGTH;
-    }
-    return rc;
-}
-
-static void say_speed(const struct generator *x, int64_t began)
-{
-    size_t tokens = 0;
-    char bytes[32];
-    for (size_t i = 0; i < x->n; i++)
-        tokens += x->text[i].n - x->text[i].prompt->n;
-    if (tokens)
-        mt_info("%zu tokens, %.3g seconds and %s loaded a token", tokens,
-                mt_seconds_since(began) / (double)tokens,
-                mt_format_bytes(bytes, sizeof(bytes), x->loaded / (x->n > 1 ? tokens : x->passes)));
-}
-
-int cli_generate(struct mt_session *s, const struct cli_generation *g, struct cli_text *texts, size_t n,
-                 struct mt_err *err)
-{
-    struct generator x = {.s = s, .g = g, .text = texts, .n = n, .vocab = (size_t)s->setup->in->hf.vocab};
-    int64_t began = mt_now_ns();
-    bool over = false;
-    int rc = begin(&x, err);
-    for (size_t i = 1; !rc && !over; i++) {
-        rc = pass(&x, &over, err);
-        if (!rc && g->n_stops && (g->text.bytes || i % LOOK_EVERY == 0))
-            rc = decode(&x, err);
-    }
-    if (g->shows) { /* what follows is said below the text */
-        putchar('\n');
-        fflush(stdout);
-    }
+    const struct texts *x = ctx;
+    struct mt_str *text = mt_calloc(n, sizeof(*text));
+    size_t *kept = mt_calloc(n, sizeof(*kept));
+    int rc = text && kept ? 0 : mt_fail_nomem(err, "generated texts", n * sizeof(*text));
+    for (size_t i = 0; i < n && !rc; i++)
+        kept[i] = kept_of(t[i]);
     if (!rc)
-        say_speed(&x, began);
-    if (!rc && !g->shows)
-        rc = decode(&x, err);
-    for (size_t i = 0; x.batch && i < n; i++)
-        mt_batch_finish(&x.batch[i]);
-    free(x.batch);
-    free(x.of);
-    free(x.logits);
-    free(x.drawn);
-    free(x.losses);
-    free(x.candidate);
+        rc = decode(x->c, t, kept, n, text, err);
+    for (size_t i = 0; i < n && text; i++) {
+        if (!rc && before_stop(x->c, &text[i]) < text[i].len)
+            rc = cut_at_stop(x->c, &t[i], 1, err);
+        mt_str_finish(&text[i]);
+    }
+    free(text);
+    free(kept);
     return rc;
 }
 
-void cli_texts_finish(struct cli_text *texts, size_t n)
+/* Hands over the texts that wait. */
+static int hand_over(struct texts *x, struct mt_err *err)
 {
+    struct mt_str text[TOGETHER] = {{0}};
+    size_t kept[TOGETHER], n = x->n_waiting;
+    int rc = x->c->n_stops && n ? look(x, x->waiting, n, err) : 0;
+    for (size_t i = 0; i < n; i++)
+        kept[i] = kept_of(x->waiting[i]);
+    if (!rc && n && !x->c->shows && !x->c->ids_only)
+        rc = decode(x->c, x->waiting, kept, n, text, err);
     for (size_t i = 0; i < n; i++) {
-        free(texts[i].ids);
-        free(texts[i].added);
+        struct cli_text t = {x->waiting[i], (size_t)(x->waiting[i]->stream - x->stream), text[i].p ? text[i].p : "",
+                             before_stop(x->c, &text[i])};
+        if (!rc)
+            rc = x->done(x->ctx, &t, err);
+        mt_str_finish(&text[i]);
+        mt_gen_text_finish(x->waiting[i]);
     }
+    x->n_waiting = 0;
+    return rc;
+}
+
+static int end(void *ctx, struct mt_gen_text *t, struct mt_err *err)
+{
+    struct texts *x = ctx;
+    x->waiting[x->n_waiting++] = t;
+    return x->n_waiting == TOGETHER ? hand_over(x, err) : 0;
+}
+
+static void show(void *ctx, const struct mt_gen_text *t)
+{
+    (void)ctx;
+    putchar((int)t->ids[t->n - 1]);
+    fflush(stdout);
+}
+
+int cli_generate(struct cli_generation *c, uint64_t stream, cli_text_fn *done, void *ctx, struct mt_err *err)
+{
+    size_t n = c->n * c->samples;
+    struct mt_gen_text *waiting[TOGETHER];
+    struct texts x = {.c = c, .waiting = waiting, .stream = stream, .done = done, .ctx = ctx};
+    x.text = mt_calloc(n, sizeof(*x.text));
+    struct mt_gen_stats stats = {0};
+    if (!x.text)
+        return mt_fail_nomem(err, "texts", n * sizeof(*x.text));
+    for (size_t i = 0; i < n; i++) {
+        const struct mt_text_ids *p = &c->ids[i / c->samples];
+        x.text[i] = (struct mt_gen_text){.prompt = p->ids, .n_prompt = p->n, .ends = p->ends, .n_ends = p->n_ends,
+                                         .stream = stream + i};
+    }
+    c->g.look_every = !c->n_stops ? 0 : c->text.bytes ? 1 : LOOK_EVERY;
+    c->g.look = look;
+    c->g.done = end;
+    c->g.added = c->shows ? show : NULL;
+    c->g.ctx = &x;
+    int rc = mt_generate(&c->session, &c->g, x.text, n, &stats, err);
+    c->stats.passes += stats.passes;
+    c->stats.tokens += stats.tokens;
+    c->stats.loaded_bytes += stats.loaded_bytes;
+    c->stats.seconds += stats.seconds;
+    if (!rc)
+        rc = hand_over(&x, err);
+    for (size_t i = 0; i < n; i++)
+        mt_gen_text_finish(&x.text[i]);
+    free(x.text);
+    return rc;
+}
+
+void cli_say_speed(const struct cli_generation *c)
+{
+    const struct mt_gen_stats *s = &c->stats;
+    char bytes[32];
+    if (s->tokens)
+        mt_info("%zu tokens, %.3g seconds and %s loaded a token", s->tokens, s->seconds / (double)s->tokens,
+                mt_format_bytes(bytes, sizeof(bytes), s->loaded_bytes / s->tokens));
+}
+
+void cli_add_text(cJSON *o, const char *name, const char *text, size_t len)
+{
+    struct mt_str safe = {0};
+    bool fits = text && strlen(text) == len && mt_utf8_error(text) < 0;
+    for (size_t i = 0; !fits && text && i < len; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c && c < 128)
+            mt_str_append(&safe, &text[i], 1);
+        else
+            mt_str_printf(&safe, "\\x%02x", c);
+    }
+    cJSON_AddStringToObject(o, name, fits ? text : safe.p ? safe.p : "");
+    mt_str_finish(&safe);
 }

@@ -440,8 +440,34 @@ void mt_inputs_say_rate(const struct mt_inputs *in)
         mt_info("train.learning_rate is %g: auto, since the run trains %s", in->cfg->train.learning_rate, in->auto_rate);
 }
 
+/* The cache of n_texts texts, and the tokens of a pass. PASS: enough for products to be fast, few beside the weights.
+ * PIECE: of a prompt at once, where layers with a window have room for it and the window for each text. */
+static void shape_cache(struct mt_inputs *in, size_t max_len, size_t n_texts, size_t most_tokens)
+{
+    enum { BLOCK = 16, PASS = 2048, PIECE = 256 };
+    struct mt_cache_shape *c = &in->cache;
+    size_t widest = 0, window;
+    in->draws = max_len;
+    if (!mt_layout_caches(in->layout, max_len))
+        return;
+    for (size_t u = 0; u < in->layout->n_units; u++)
+        if (mt_unit_cache_width(in->layout, u, &window))
+            widest = MT_MAX(widest, window);
+    in->draws = MT_MAX(MT_MIN(n_texts * max_len, (size_t)PASS), n_texts);
+    *c = (struct mt_cache_shape){.slots = n_texts, .block = BLOCK, .piece = in->draws};
+    c->ld[0] = c->ld[1] = mt_div_up(max_len, BLOCK);
+    if (widest && mt_div_up(widest + PIECE, BLOCK) + 1 < c->ld[0]) {
+        c->piece = MT_MIN(in->draws, (size_t)PIECE);
+        c->ld[1] = mt_div_up(widest + c->piece, BLOCK) + 1;
+    }
+    c->n[0] = n_texts * c->ld[0];
+    if (most_tokens) /* a block of each may not be full */
+        c->n[0] = MT_MIN(c->n[0], most_tokens / BLOCK + n_texts);
+    c->n[1] = n_texts * c->ld[1];
+}
+
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, size_t n_texts,
-                         struct mt_err *err)
+                         size_t most_tokens, struct mt_err *err)
 {
     *in = (struct mt_inputs){.cfg = cfg};
     cfg->numerics.seq_len = (int64_t)max_len;
@@ -449,9 +475,12 @@ int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max
     cfg->train.batch_size = (int64_t)n_texts;
     if (cfg->placement.expert_group == MT_AUTO) /* units without rows are not loaded: the smaller, the more of them */
         cfg->placement.expert_group = 1;
-    in->draws = max_len;
     int rc = mt_inputs_freeze_all(cfg, "no training", err);
-    return rc ? rc : open_model(in, err);
+    if (!rc)
+        rc = open_model(in, err);
+    if (!rc)
+        shape_cache(in, max_len, n_texts, most_tokens);
+    return rc;
 }
 
 int mt_inputs_open_without_data(struct mt_inputs *in, struct mt_config *cfg, struct mt_err *err)

@@ -59,9 +59,10 @@ void mt_inputs_say_rate(const struct mt_inputs *in);
 /** Rows of an epoch of data that are in the token cache; 0: they are not, or cannot be read. */
 uint64_t mt_inputs_prepared_rows(struct mt_config *cfg, const struct mt_hf_config *hf, const char *model_dir,
                                  const struct mt_numerics *n);
-/** Opens a model without data, for n_texts texts at a time of up to max_len tokens each. */
+/** Opens a model without data, to generate n_texts texts at a time of up to max_len tokens each, with a cache if the model's
+ * layers have one; most_tokens: of so many texts together at most, 0: n_texts of max_len. */
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, size_t n_texts,
-                         struct mt_err *err);
+                         size_t most_tokens, struct mt_err *err);
 /** Makes samplers, number of steps and learning rates for n->micro_batch, which a rule sets if it is still auto. */
 int mt_inputs_lay_out_steps(struct mt_inputs *in, struct mt_numerics *n, struct mt_err *err);
 /**
