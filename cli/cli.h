@@ -100,7 +100,7 @@ int cli_choose_model(struct mt_config *cfg, const char *model, const char *adapt
 int cli_probe_disk(struct cli *cli, const struct cli_args *args);
 
 #define CLI_COMMANDS(X)                                                                            \
-    X(run) X(plan) X(bench) X(report) X(check) X(data) X(eval) X(score) X(sample) X(inspect) X(export) \
+    X(run) X(plan) X(bench) X(report) X(check) X(data) X(eval) X(score) X(generate) X(sample) X(inspect) X(export) \
     X(verify) X(stop) X(doctor) X(probe) X(config)                                                         \
     X(completion) X(help) X(setup_data)
 #define CLI_DECLARE(name) int cli_cmd_##name(struct cli *cli, const struct cli_args *args);

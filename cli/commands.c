@@ -108,7 +108,7 @@ static const struct cli_option score_options[] = {
     {"dry-run", 0, NULL, "Show the memory table and the size of FILE.top, then stop."},
     {"force", 0, NULL, "Start over, instead of going on from FILE.part."},
     END};
-/* What generation has. */
+/* What both generate and sample have. */
 #define GENERATION                                                                                                     \
     {"chat", 0, NULL, "Put a prompt that is text into the model's chat template, as the user's turn." CHAT_MORE},      \
     {"template", 0, "NAME|FILE", "Instead of the model's chat template, as data.template (chatml, llama3 ...)."},      \
@@ -118,6 +118,20 @@ static const struct cli_option score_options[] = {
     {"top-p", 0, "P", "Draw from the fewest tokens, of these, whose probability is at least P (1: all).", REAL(0, 1)}, \
     {"min-p", 0, "P", "Draw from the tokens, of these, that are at least P times as probable as the likeliest (0: all).", REAL(0, 1)}, \
     {"seed", 0, "S", "Seed of the random numbers (0).", WHOLE(0, ANY)}
+#define CHAT_MORE ""
+static const struct cli_option generate_options[] = {
+    SET,
+    {"model", 0, "DIR", "Generate with this model instead of model.path."},
+    {"adapter", 0, "DIR", "Use the adapters of this PEFT folder, such as a checkpoint."},
+    {"prompts", 0, "FILE", "JSON lines: {\"prompt\": TEXT}, {\"messages\": [...]} or {\"prompt_ids\": [...]}; -: standard input."},
+    {"out", 0, "FILE", "The results, a JSON object a line, in the prompts' order (standard output)."},
+    {"samples", 0, "N", "Texts of each prompt (1).", WHOLE(1, 1 << 16)},
+    {"batch", 0, "N", "Texts that share a pass through the weights (16).", WHOLE(1, 1 << 16)},
+    {"temperature", 0, "T", "Sampling temperature (1, or policy.temperature of such a configuration); 0 takes the likeliest token.", REAL(0, 100)},
+    GENERATION,
+    {"dry-run", 0, NULL, "Show the memory table, then stop."},
+    END};
+#undef CHAT_MORE
 #define CHAT_MORE " Without one, on a terminal: a conversation, a turn a line."
 static const struct cli_option sample_options[] = {
     {"model", 0, "DIR", "Model folder, or an adapter's folder, which names its model."},
@@ -193,6 +207,8 @@ const struct cli_command cli_commands[] = {
      eval_options, 1, 1, cli_cmd_eval},
     {"score", "CONFIG.ini", "Rate given answers: for each sample its log-probability, its tokens, and whether the model would say it.",
      score_options, 1, 1, cli_cmd_score},
+    {"generate", "[CONFIG.ini|DIR]", "Continue a file's prompts, with tokens and log-probabilities: rollouts, answers to judge.", generate_options, 0,
+     1, cli_cmd_generate},
     {"sample", "[DIR]", "Continue a text, or answer a question, to try a model.", sample_options, 0,
      1, cli_cmd_sample},
     {"setup-data", "", "Install the Python packages that read text, chat templates and Parquet, for this user.",

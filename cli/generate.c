@@ -356,9 +356,8 @@ static int end(void *ctx, struct mt_gen_text *t, struct mt_err *err)
     return x->n_waiting == TOGETHER ? hand_over(x, err) : 0;
 }
 
-static void show(void *ctx, const struct mt_gen_text *t)
+static void show(void *, const struct mt_gen_text *t)
 {
-    (void)ctx;
     putchar((int)t->ids[t->n - 1]);
     fflush(stdout);
 }

@@ -100,7 +100,7 @@ const struct cli_topic cli_topics[] = {
     {"formats", "formats of training data, and what is trained of them", formats_text},
     {"updates", "optimizers and the order of updates: memory, time, and what a failure costs", updates_text},
     {"hosts", "several machines by MPI: what they need, what is sent, and what ends them", hosts_text},
-    {"sampling", "what a token of megatrain sample costs, and what serves a model", sampling_text},
+    {"sampling", "what megatrain generate and sample keep, and what serves a model", sampling_text},
     {"preferences", "pairs and rated answers, references, rounds with a server", preferences_text},
     {"policy", "reinforcement learning: rollouts, losses, what to watch", policy_text},
 };

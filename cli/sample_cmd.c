@@ -23,10 +23,9 @@ static void print_text(const char *text, size_t len)
     mt_str_finish(&safe);
 }
 
-static int print_one(void *ctx, const struct cli_text *t, struct mt_err *err)
+static int print_one(void *ctx, const struct cli_text *t, struct mt_err *)
 {
     const struct cli_generation *p = ctx;
-    (void)err;
     if (!p->shows)
         print_text(t->added, t->n_added);
     putchar('\n');

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generation from a cache. Greedy tokens are transformers' (scripts/generate_fixtures.py), log-probabilities those of `score`
+in all bits, and neither depends on the texts that share a pass, or on what the device has room for."""
+import json
+import os
+import struct
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from tiny import FULL, POISON, base, megatrain, write_ini
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+LENGTHS = (3, 40, 17, 1, 70)
+# One of each kind of layer and of weights; all with the full tests.
+SCORED = ("qwen3", "mistral", "gpt_oss_mxfp4", "deepseek_v3", "qwen3_next")
+
+
+def ini(tmp, family, name="a", **over):
+    data = os.path.join(tmp, "scored.jsonl")
+    return write_ini(os.path.join(tmp, name + ".ini"), base(os.path.join(HERE, family), data, os.path.join(tmp, "o"), **{
+        "model__init": "weights", "data__eval": "", "data__seq_len": 256, **over}))
+
+
+def generate(tmp, config, prompts, *args, **over):
+    path = os.path.join(tmp, "prompts.jsonl")
+    with open(path, "w") as f:
+        f.writelines(json.dumps({"prompt_ids": p}) + "\n" for p in prompts)
+    said = megatrain("generate", config, "--prompts", path, *args, **over)
+    return [json.loads(line) for line in said.stdout.splitlines()], said.stderr
+
+
+def bits(x):
+    return struct.pack("<f", x)
+
+
+def scored(tmp, config, rows):
+    """token_logprobs of the completions."""
+    data, out = os.path.join(tmp, "scored.jsonl"), os.path.join(tmp, "scores.jsonl")
+    with open(data, "w") as f:
+        for r in rows:
+            f.write(json.dumps({"input_ids": r["prompt_ids"] + r["completion_ids"],
+                                "labels": [-100] * len(r["prompt_ids"]) + r["completion_ids"]}) + "\n")
+    megatrain("-q", "score", config, "--data", data, "--out", out, "--tokens", "--force")
+    with open(out) as f:
+        return [json.loads(line)["token_logprobs"] for line in f]
+
+
+def prompts_of(vocab):
+    return [[(7 * i + 13 * k) % (vocab - 4) + 3 for i in range(n)] for k, n in enumerate(LENGTHS)]
+
+
+def same_tokens_as_transformers(tmp, family, want):
+    got, _ = generate(tmp, ini(tmp, family), want["prompts"], "--temperature", 0, "--max-tokens", want["max_tokens"], "--batch", 4)
+    for row, ids in zip(got, want["completions"]):
+        assert row["completion_ids"] == ids, (family, row["completion_ids"], ids)
+
+
+def as_score_and_everywhere(tmp, family, vocab):
+    args = ("--max-tokens", 40, "--samples", 2, "--seed", 7, "--top-k", vocab // 2)
+    rows, said = generate(tmp, ini(tmp, family), prompts_of(vocab), *args, "--batch", 3, env=POISON)
+    for row, logprobs in zip(rows, scored(tmp, ini(tmp, family), rows)):
+        assert [bits(x) for x in row["logprobs"]] == [bits(x) for x in logprobs], (family, row["logprobs"], logprobs)
+    assert len({tuple(r["completion_ids"]) for r in rows}) > len(LENGTHS), family  # samples differ
+    assert generate(tmp, ini(tmp, family), prompts_of(vocab), *args, "--batch", 10)[0] == rows, family
+    # what does not fit streams, weights and the cache
+    low, high = 256, 1 << 14
+    while high - low > 32:
+        middle = (low + high) // 2
+        ok = not megatrain("-q", "generate", ini(tmp, family, "b", memory__device_budget=f"{middle}KiB"), "--prompts",
+                           os.path.join(tmp, "prompts.jsonl"), *args, "--batch", 3, "--dry-run", expect=None).returncode
+        low, high = (low, middle) if ok else (middle, high)
+    small, more = generate(tmp, ini(tmp, family, "b", memory__device_budget=f"{high}KiB"), prompts_of(vocab), *args, "--batch", 3, env=POISON)
+    assert small == rows, family
+    loaded = [float(s.split(" and ")[1].split()[0]) * {"B": 1, "KiB": 1024, "MiB": 1 << 20}[s.split(" and ")[1].split()[1]] for s in (said, more)]
+    assert loaded[1] > 5 * loaded[0], (family, loaded)
+
+
+def main(tmp, families):
+    with open(os.path.join(HERE, "generate.json")) as f:
+        expected = json.load(f)
+    for family, want in expected["models"].items():
+        if not families or family in families:
+            same_tokens_as_transformers(tmp, family, want)
+    for family in families or ((*expected["models"], "fp8", "gpt_oss_mxfp4", "gemma4_moe") if FULL else SCORED):
+        with open(os.path.join(HERE, family, "config.json")) as f:
+            vocab = json.load(f)["vocab_size"]
+        as_score_and_everywhere(tmp, family, vocab)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as tmp:
+        main(tmp, sys.argv[1:])
