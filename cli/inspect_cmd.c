@@ -138,31 +138,29 @@ static void print_tensors(const struct mt_st_model *m, const struct about *about
     if (about->adapter)
         mt_json_add(root, "adapter", adapter_json(about->adapter, about->base));
     if (json) {
-        char *text = mt_json_print(root, true);
-        printf("%s\n", text ? text : "");
-        free(text);
-    } else {
-        if (cfg)
-            printf("%s: %lld layers, hidden %lld, ffn %lld, heads %lld of %lld, key heads %lld, "
-                   "vocabulary %lld%s\n",
-                   cfg->family->architecture, (long long)cfg->n_layers, (long long)cfg->hidden,
-                   (long long)s->ffn, (long long)s->n_heads, (long long)s->head_dim, (long long)s->n_kv_heads,
-                   (long long)cfg->vocab, cfg->tied ? ", tied" : "");
-        if (cfg && cfg->moe.n_experts)
-            print_mixture(l);
-        if (about->adapter)
-            print_adapter(about->adapter, about->base);
-        for (size_t i = 0; i < m->n_tensors; i++) {
-            char name[1024];
-            mt_visible(name, sizeof(name), m->tensors[i].name);
-            printf("%-8s %s [", mt_st_dtype_name(m->tensors[i].dtype), name);
-            for (int k = 0; k < m->tensors[i].n_dims; k++)
-                printf("%s%lld", k ? ", " : "", (long long)m->tensors[i].shape[k]);
-            printf("]\n");
-        }
-        printf("%zu tensors, %.0f parameters\n", m->n_tensors, params);
+        cli_print_object(root, true);
+        return;
     }
     cJSON_Delete(root);
+    if (cfg)
+        printf("%s: %lld layers, hidden %lld, ffn %lld, heads %lld of %lld, key heads %lld, "
+               "vocabulary %lld%s\n",
+               cfg->family->architecture, (long long)cfg->n_layers, (long long)cfg->hidden,
+               (long long)s->ffn, (long long)s->n_heads, (long long)s->head_dim, (long long)s->n_kv_heads,
+               (long long)cfg->vocab, cfg->tied ? ", tied" : "");
+    if (cfg && cfg->moe.n_experts)
+        print_mixture(l);
+    if (about->adapter)
+        print_adapter(about->adapter, about->base);
+    for (size_t i = 0; i < m->n_tensors; i++) {
+        char name[1024];
+        mt_visible(name, sizeof(name), m->tensors[i].name);
+        printf("%-8s %s [", mt_st_dtype_name(m->tensors[i].dtype), name);
+        for (int k = 0; k < m->tensors[i].n_dims; k++)
+            printf("%s%lld", k ? ", " : "", (long long)m->tensors[i].shape[k]);
+        printf("]\n");
+    }
+    printf("%zu tensors, %.0f parameters\n", m->n_tensors, params);
 }
 
 static int inspect_adapter(const char *dir, bool json, struct mt_err *err)

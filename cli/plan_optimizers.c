@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* plan --optimizers: what each optimizer, and each order of updates, takes on this machine. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -9,6 +8,7 @@
 #include "cli.h"
 #include "optim/optimizer.h"
 #include "plan_print.h"
+#include "report.h"
 
 /* lost: what is not as with AdamW in FP32; "": nothing. */
 struct variant {
@@ -194,10 +194,7 @@ static void print_all(const struct row *rows, size_t n, bool json)
     cJSON *all = cJSON_CreateArray();
     for (size_t i = 0; i < n; i++)
         add_json(all, &rows[i]);
-    char *text = mt_json_print(all, true);
-    printf("%s\n", text ? text : "[]");
-    free(text);
-    cJSON_Delete(all);
+    cli_print_object(all, true);
 }
 
 int plan_print_optimizers(const struct cli_args *args)

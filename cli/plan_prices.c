@@ -5,6 +5,7 @@
 
 #include "machine/stored.h"
 #include "plan_print.h"
+#include "report.h"
 
 static const char *kind_of(const struct mt_price *p)
 {
@@ -25,13 +26,7 @@ static int print_as_json(const struct mt_machine *m, const struct mt_price *all,
         cJSON_AddStringToObject(p, "from", all[i].from);
         mt_json_append(list, p);
     }
-    char *text = mt_json_print(o, true);
-    cJSON_Delete(o);
-    if (!text)
-        return EXIT_RUNTIME;
-    printf("%s\n", text);
-    free(text);
-    return 0;
+    return cli_print_object(o, true);
 }
 
 static void print_table(const struct mt_machine *m, const struct mt_price *all, size_t n)

@@ -22,7 +22,7 @@ static const char *const phase_names[] = {"forward, with the update", "backward"
 
 struct figures {
     double tokens, tok_s, model_flops, tflops, peak, days_run, run_tokens, joules_token;
-    double disk_read, disk_write; /* bytes a step */
+    double disk_write; /* bytes a step */
 };
 
 static int lanes_of(const struct plan_view *v)
@@ -43,7 +43,6 @@ static struct figures figure(const struct plan_view *v)
     f.run_tokens = plan_run_tokens(v) > 0 ? plan_run_tokens(v) : 1e9;
     f.days_run = f.run_tokens / f.tok_s / 86400;
     f.joules_token = lanes_of(v) > 1 ? 0 : rate[MT_RATE_POWER].value / f.tok_s; /* known of a machine with one */
-    f.disk_read = v->choice.sim.bytes[MT_SIM_DISK_READ];
     f.disk_write = v->choice.sim.bytes[MT_SIM_DISK_WRITE];
     return f;
 }
@@ -386,13 +385,18 @@ void plan_print(const struct plan_view *v)
 
 /* --- JSON ----------------------------------------------------------------------------------------- */
 
-static void print_and_delete(cJSON *o)
+/* What is known whether it fits or not. */
+static cJSON *begin_json(const struct plan_view *v, bool fits)
 {
-    char *text = mt_json_print(o, true);
-    if (text)
-        printf("%s\n", text);
-    free(text);
-    cJSON_Delete(o);
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddBoolToObject(o, "fits", fits);
+    cJSON_AddStringToObject(o, "model", v->hf.family->architecture);
+    cJSON_AddNumberToObject(o, "parameters", (double)v->layout->n_params);
+    if (v->hf.moe.n_experts)
+        cJSON_AddNumberToObject(o, "active_parameters", (double)v->layout->n_active);
+    cJSON_AddNumberToObject(o, "trained_parameters", (double)v->layout->n_trained);
+    cJSON_AddStringToObject(o, "machine", v->machine.name);
+    return o;
 }
 
 static void add_choice(cJSON *o, const struct plan_view *v)
@@ -493,14 +497,7 @@ static void add_wear(cJSON *o, const struct plan_view *v)
 
 void plan_print_json(const struct plan_view *v)
 {
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddBoolToObject(o, "fits", true);
-    cJSON_AddStringToObject(o, "model", v->hf.family->architecture);
-    cJSON_AddNumberToObject(o, "parameters", (double)v->layout->n_params);
-    if (v->hf.moe.n_experts)
-        cJSON_AddNumberToObject(o, "active_parameters", (double)v->layout->n_active);
-    cJSON_AddNumberToObject(o, "trained_parameters", (double)v->layout->n_trained);
-    cJSON_AddStringToObject(o, "machine", v->machine.name);
+    cJSON *o = begin_json(v, true);
     add_choice(o, v);
     add_memory(o, v);
     if (!v->unmeasured.code) {
@@ -511,20 +508,13 @@ void plan_print_json(const struct plan_view *v)
     if (v->cfg->adapter.merge_every)
         cJSON_AddNumberToObject(o, "merge_write_bytes", plan_merged_bytes(v->layout));
     cJSON_AddNumberToObject(o, "candidates", (double)v->choice.n_searched);
-    print_and_delete(o);
+    cli_print_object(o, true);
 }
 
 void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
                             const struct mt_plan_change *changes, size_t n)
 {
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddBoolToObject(o, "fits", false);
-    cJSON_AddStringToObject(o, "model", v->hf.family->architecture);
-    cJSON_AddNumberToObject(o, "parameters", (double)v->layout->n_params);
-    if (v->hf.moe.n_experts)
-        cJSON_AddNumberToObject(o, "active_parameters", (double)v->layout->n_active);
-    cJSON_AddNumberToObject(o, "trained_parameters", (double)v->layout->n_trained);
-    cJSON_AddStringToObject(o, "machine", v->machine.name);
+    cJSON *o = begin_json(v, false);
     cJSON_AddStringToObject(o, "short", err->msg);
     cJSON *list = cJSON_AddArrayToObject(o, "changes");
     for (size_t i = 0; i < n; i++) {
@@ -534,5 +524,5 @@ void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
         cJSON_AddBoolToObject(c, "hardware", changes[i].hardware);
         mt_json_append(list, c);
     }
-    print_and_delete(o);
+    cli_print_object(o, true);
 }

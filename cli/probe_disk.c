@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/fs.h"
 #include "base/json.h"
 #include "cli.h"
+#include "report.h"
 #include "store/disk.h"
 
 static int parse(struct mt_disk_probe *p, const struct cli_args *args, struct mt_err *err)
@@ -49,11 +49,7 @@ int cli_probe_disk(struct cli *, const struct cli_args *args)
         cJSON_AddBoolToObject(o, "disk registered buffers", r.info.buffers_registered);
         cJSON_AddNumberToObject(o, "disk alignment", (double)r.info.align);
         cJSON_AddNumberToObject(o, "disk depth", r.info.depth);
-        char *text = mt_json_print(o, true);
-        printf("%s\n", text ? text : "");
-        free(text);
-        cJSON_Delete(o);
-        return 0;
+        return cli_print_object(o, true);
     }
     printf("%s: %s, %s, %s buffers, alignment %zu, depth %u\n", p.dir, r.info.io,
            r.info.direct ? "direct" : "through the page cache",

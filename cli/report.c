@@ -30,20 +30,21 @@ static void print_line(const cJSON *v, int width)
     }
 }
 
-void cli_print_object(cJSON *o, bool json)
+int cli_print_object(cJSON *o, bool json)
 {
     enum { LEAST = 28, MOST = 40 };
     size_t width = LEAST;
-    for (const cJSON *v = o->child; v; v = v->next)
+    for (const cJSON *v = o->child; v && !json; v = v->next)
         width = MT_MAX(width, strlen(v->string));
     for (const cJSON *v = o->child; v && !json; v = v->next)
         print_line(v, (int)MT_MIN(width, (size_t)MOST));
-    if (json) {
-        char *text = mt_json_print(o, true);
-        printf("%s\n", text ? text : "");
-        free(text);
-    }
+    char *text = json ? mt_json_print(o, true) : NULL;
+    bool lost = json && !text;
+    if (text)
+        printf("%s\n", text);
+    free(text);
     cJSON_Delete(o);
+    return lost ? EXIT_RUNTIME : 0;
 }
 
 void cli_add_memory(cJSON *o, const struct mt_memory_rows *rows)

@@ -10,7 +10,8 @@
 /** Tables and lines for people, on standard error. */
 void cli_print_memory(const struct mt_memory *m);
 /** Prints an object on standard output, as "key: value" lines or as JSON, and deletes it. */
-void cli_print_object(cJSON *o, bool json);
+/** Returns the exit code: that of a failure if there was no memory for the text. */
+int cli_print_object(cJSON *o, bool json);
 /** The rows as "memory": [{"tier", "use", "bytes"}]. */
 void cli_add_memory(cJSON *o, const struct mt_memory_rows *rows);
 /** Model, data, device and plan. */
