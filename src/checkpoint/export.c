@@ -104,11 +104,7 @@ static int list_weights(struct exporter *x, struct mt_err *err)
 
 static int open_layout(struct exporter *x, const char *from, struct mt_err *err)
 {
-    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
-    int rc = cfg ? mt_hf_config_read(cfg, from, err) : mt_fail_nomem(err, "an export", sizeof(*cfg));
-    if (!rc)
-        rc = mt_layout_create(&x->layout, cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, err);
-    free(cfg);
+    int rc = mt_weights_layout(&x->layout, from, false, err);
     if (rc)
         return rc;
     x->writer = (struct mt_stored_writer){.l = x->layout, .read = read_master, .ctx = x};
@@ -279,90 +275,26 @@ static int put_in_place(const char *tmp, const char *to, struct mt_err *err)
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot rename %s to %s: %s", tmp, to, strerror(-rc)) : 0;
 }
 
-static int sum_tensor(const struct mt_st_model *m, const struct mt_st_tensor *t, char *buf, struct mt_summer *s,
-                      uint64_t *sum, struct mt_err *err)
+/* Verifies that the tensors that a checkpoint names are those that the run was made with, in any form that files may
+ * have: packed, fused, in another order. *named: these, the caller's to delete; NULL: `from` is no checkpoint, or holds
+ * all. */
+static int verify_named(const char *from, cJSON **named, struct mt_err *err)
 {
-    int rc = 0;
-    mt_summer_begin(s);
-    for (size_t at = 0, n; at < t->n_bytes && !rc; at += n) {
-        n = MT_MIN((size_t)MT_SUM_BLOCK, t->n_bytes - at);
-        rc = mt_st_read_raw(m, t, at, n, buf, err);
-        if (!rc)
-            mt_summer_add(s, buf, n);
-    }
-    *sum = mt_summer_end(s);
-    return rc;
-}
-
-/* The same of a run by blocks, which names tensors in any form that files may have: packed, fused, in another order. */
-static int verify_blocks(const char *from, const cJSON *named, struct mt_err *err)
-{
-    char pattern[64] = "";
-    const char *const layers[] = {pattern};
-    struct mt_layout *l = NULL;
-    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
-    int rc = cfg ? mt_hf_config_read(cfg, from, err) : mt_fail_nomem(err, "an export", sizeof(*cfg));
-    if (!rc) {
-        snprintf(pattern, sizeof(pattern), "%slayers.*", cfg->names->modules);
-        const struct mt_layout_params p = {.freeze = layers, .n_freeze = 1, .cut = mt_cut_layer};
-        rc = mt_layout_create(&l, cfg, &p, err);
-    }
-    if (!rc)
-        rc = mt_weights_mark_stored(l, from, MT_PACKED_NONE, NULL, err);
-    if (!rc)
-        rc = mt_weights_verify_base(l, from, named, NULL, err);
-    mt_layout_destroy(&l);
-    free(cfg);
-    return rc;
-}
-
-/* Verifies that the tensors that the checkpoint names are those that the run was made with. */
-static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
-{
-    const struct mt_st_model *m = &x->weights;
     cJSON *state = NULL;
-    char sealed[MT_SUM_TEXT], have[MT_SUM_TEXT], *buf = NULL;
+    char sealed[MT_SUM_TEXT];
     bool full;
-    struct mt_summer summer = {.n = 0};
-    uint64_t sum = 0;
+    struct mt_layout *l = NULL;
+    *named = NULL;
     if (!mt_path_exists(from) || mt_seal_read(from, &state, sealed, &full, NULL)) /* not a checkpoint */
         return 0;
-    const cJSON *named = x->named = cJSON_DetachItemFromObject(mt_json_get(state, "frozen"), "tensors");
-    if (mt_json_get(state, "blocks")) {
-        int differs = verify_blocks(from, named, err);
-        cJSON_Delete(state);
-        return differs;
-    }
-    int rc = (buf = malloc(MT_SUM_BLOCK)) ? mt_summer_init(&summer, err) : mt_fail_nomem(err, from, MT_SUM_BLOCK);
-    for (const cJSON *w = named ? named->child : NULL; w && !rc; w = w->next) {
-        const cJSON *want = mt_json_get(w, "xxh3"), *stored = mt_json_get(w, "stored"); /* its name in files, if another */
-        const struct mt_st_tensor *t = mt_st_find(m, cJSON_IsString(stored) ? stored->valuestring : w->string);
-        if (!t) {
-            rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%.100s\" of the base model is missing", from, w->string);
-            break;
-        }
-        rc = sum_tensor(m, t, buf, &summer, &sum, err);
-        mt_sum_format(have, sum);
-        if (!rc && !(cJSON_IsString(want) && !strcmp(want->valuestring, have)))
-            rc = mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: tensor \"%s\" does not have the checksum in %s: it is not the "
-                         "model that the run was made on, or it was changed since", m->files[t->file].path, t->name, from);
-    }
-    mt_summer_finish(&summer);
-    free(buf);
+    *named = cJSON_DetachItemFromObject(mt_json_get(state, "frozen"), "tensors");
     cJSON_Delete(state);
-    return rc;
-}
-
-/* The same for a folder that is opened again later. */
-static int verify_named(const char *from, struct mt_err *err)
-{
-    struct exporter x = {.f32 = false};
-    int rc = mt_st_open_dir(&x.weights, from, err);
-    if (rc)
-        return rc;
-    rc = verify_base(&x, from, err);
-    mt_st_close(&x.weights);
-    cJSON_Delete(x.named);
+    int rc = *named ? mt_weights_layout(&l, from, true, err) : 0;
+    if (*named && !rc)
+        rc = mt_weights_mark_stored(l, from, MT_PACKED_NONE, NULL, err);
+    if (*named && !rc)
+        rc = mt_weights_verify_base(l, from, *named, NULL, err);
+    mt_layout_destroy(&l);
     return rc;
 }
 
@@ -396,14 +328,10 @@ static int verify_merged(const struct exporter *x, const struct mt_export *e, st
     if (!mt_merge_decodes(x->merge))
         mt_export_warn_of_packing(e, &s);
     struct mt_layout *l = NULL;
-    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
-    int rc = cfg ? mt_hf_config_read(cfg, e->base, err) : mt_fail_nomem(err, "an export", sizeof(*cfg));
-    if (!rc)
-        rc = mt_layout_create(&l, cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, err);
+    int rc = mt_weights_layout(&l, e->base, false, err);
     if (!rc)
         rc = mt_weights_verify_base(l, e->base, s.frozen, NULL, err);
     mt_layout_destroy(&l);
-    free(cfg);
     mt_train_state_finish(&s);
     return rc;
 }
@@ -413,7 +341,7 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
 {
     int rc = mt_checkpoint_verify_model(e->base, true, false, err);
     if (!rc)
-        rc = verify_named(e->base, err);
+        rc = verify_named(e->base, &x->named, err);
     if (!rc)
         rc = mt_st_open_dir(&x->weights, e->base, err);
     if (!rc)
@@ -460,7 +388,7 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
     if (!rc && e->base_dtype)
         rc = refuse_masters(e, err);
     if (!rc && e->base_dtype)
-        rc = verify_named(e->from, err);
+        rc = verify_named(e->from, &x->named, err);
     if (!rc && e->base_dtype) {
         rc = mt_packed_model_load(&x->model, e->from, e->base_dtype, err);
         if (!rc && e->base_dtype == MT_PACKED_FP8)
@@ -472,7 +400,7 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
     if (!rc)
         rc = mt_st_open_dir(&x->weights, e->from, err);
     if (!rc)
-        rc = verify_base(x, e->from, err);
+        rc = verify_named(e->from, &x->named, err);
     if (!rc)
         rc = open_states(x, e->from, err);
     if (!rc && e->f32 && x->n_states)

@@ -24,19 +24,11 @@ static int check_memory(const struct mt_plane_set_params *p, struct mt_err *err)
 
 int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_packed format, struct mt_err *err)
 {
-    char pattern[64];
-    const char *const layers[] = {pattern};
-    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
     *m = (struct mt_packed_model){.layout = NULL};
-    int rc = cfg ? mt_hf_config_read(cfg, dir, err) : mt_fail_nomem(err, dir, sizeof(*cfg));
-    if (!rc && format == MT_PACKED_MXFP4 && !cfg->family->fused)
+    int rc = mt_weights_layout(&m->layout, dir, true, err);
+    if (!rc && format == MT_PACKED_MXFP4 && !m->layout->cfg.family->fused)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "mxfp4 files can be read only for gpt-oss: export as nf4 or fp8, or set "
                      "model.base_dtype = mxfp4 to train with it");
-    if (!rc)
-        snprintf(pattern, sizeof(pattern), "%slayers.*", cfg->names->modules);
-    if (!rc)
-        rc = mt_layout_create(&m->layout, cfg,
-                              &(struct mt_layout_params){.freeze = layers, .n_freeze = 1, .cut = mt_cut_layer}, err);
     if (!rc)
         rc = mt_weights_mark_stored(m->layout, dir, format, NULL, err);
     if (!rc)
@@ -47,7 +39,6 @@ int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_pac
         rc = mt_plane_set_create(&m->planes, &m->params, err);
     if (!rc)
         rc = mt_weights_load(m->layout, m->planes, dir, NULL, err);
-    free(cfg);
     return rc;
 }
 

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which tensors of a layout are packed, read in place, or exact in bf16. */
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
+#include "base/mem.h"
 #include "model/packing.h"
 #include "model/stored.h"
 #include "weights/packer.h"
@@ -108,4 +111,19 @@ int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed 
     if (read)
         mt_sources_close(&s);
     return rc || !any ? rc : mt_layout_set_ranges(l, err);
+}
+
+int mt_weights_layout(struct mt_layout **out, const char *dir, bool frozen, struct mt_err *err)
+{
+    char pattern[64];
+    const char *const layers[] = {pattern};
+    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    int rc = cfg ? mt_hf_config_read(cfg, dir, err) : mt_fail_nomem(err, dir, sizeof(*cfg));
+    if (!rc) {
+        snprintf(pattern, sizeof(pattern), "%slayers.*", cfg->names->modules);
+        const struct mt_layout_params p = {.freeze = layers, .n_freeze = frozen, .cut = mt_cut_layer};
+        rc = mt_layout_create(out, cfg, &p, err);
+    }
+    free(cfg);
+    return rc;
 }

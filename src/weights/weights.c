@@ -269,6 +269,12 @@ static uint64_t sum_in(const cJSON *w)
     return cJSON_IsString(text) ? strtoull(text->valuestring, NULL, 16) : 0;
 }
 
+/* Whether packed files are decoded: then the sum is of other bytes than that of a tensor that stays packed. */
+static bool is_decoded(const struct loader *v, const struct mt_tensor *t)
+{
+    return v->src->format && t->kind != MT_RANGE_PACKED;
+}
+
 int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJSON *want, size_t *n_same,
                            struct mt_err *err)
 {
@@ -282,8 +288,9 @@ int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJS
         const cJSON *w = mt_json_get_in_order(want, &last, t->name);
         uint64_t have = 0;
         take_source(&v, t);
-        if (!w || !v.src->codes || (v.src->format && t->kind != MT_RANGE_PACKED) ||
-            has_other_form(dir, w, v.src, &said))
+        if (w && !v.src->codes)
+            rc = fail_missing(&v.sources.st, l->stored[t->place.stored].name, dir, err);
+        if (rc || !w || is_decoded(&v, t) || has_other_form(dir, w, v.src, &said))
             continue;
         rc = load_tensor(&v, t, &have, err);
         if (!rc)
@@ -307,12 +314,6 @@ static void drop_cached(const struct mt_st_model *st)
 static const char *path_of(const struct loader *v)
 {
     return v->src->codes ? v->sources.st.files[v->src->codes->file].path : v->dir;
-}
-
-/* Whether packed files are decoded: then the sum is of other bytes than that of a tensor that stays packed. */
-static bool is_decoded(const struct loader *v, const struct mt_tensor *t)
-{
-    return v->src->format && t->kind != MT_RANGE_PACKED;
 }
 
 /* The seal's item of the stored tensor that this one is, in order and whole; NULL: it has none, or cannot be compared. */
