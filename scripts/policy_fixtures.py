@@ -12,7 +12,7 @@ ROWS = ("grpo", "sapo", "gspo")  # the mean of a rollout, then of rollouts
 MAX_LEN = 16
 CASES = (("grpo", {}), ("bnpo", {}), ("dapo", {"high": 0.28}), ("dr_grpo", {}), ("gspo", {"low": 3e-2, "high": 4e-2}),
          ("cispo", {"high": 1.1}), ("sapo", {}), ("dro", {"beta": 0.1}), ("grpo", {"kl": 0.04}), ("dapo", {"kl": 0.1}),
-         ("dapo", {"kl": 0.1, "k1": 1}), ("grpo", {"dual": 1.5, "low": 0.1, "high": 0.1}),
+         ("dapo", {"kl": 0.1, "k1": 1}), ("dapo", {"kl": 0.3, "ratio": 1}), ("grpo", {"dual": 1.5, "low": 0.1, "high": 0.1}),
          ("dapo", {"mismatch": "token", "max": 1.2, "drop": 0}), ("gspo", {"mismatch": "row", "max": 1.5, "drop": 1, "low": 0.1, "high": 0.1}))
 
 
@@ -56,7 +56,7 @@ def loss(kind, rows, keys, held):
             t = t * factor(r, keys)
         if "kl" in keys:
             d = r["ref"][m] - r["lp"][m]
-            t = t + keys["kl"] * (-d if "k1" in keys else np.exp(d) - d - 1)
+            t = t + keys["kl"] * (-d if "k1" in keys else np.exp(d) - d - 1) * (np.exp(r["lp"][m] - r["old"][m]) if "ratio" in keys else 1)
         n = len(rows) * (int(m.sum()) if kind in ROWS else MAX_LEN) if kind in ROWS + ("dr_grpo",) else tokens
         total += t.sum() / n
     return total

@@ -187,8 +187,9 @@ static const struct mt_key keys[] = {
      "gspo 4e-4, cispo 5. DAPO's paper has 0.28."},
     {"policy", "dual_clip", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.dual_clip), "0", NULL, 0, 1e6, NULL,
      "grpo, bnpo, dapo, dr_grpo, gspo: where A < 0, the loss is at most -dual_clip A; above 1, such as 3. 0: off."},
-    {"policy", "kl", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.kl), "k3", "k3|k1", ANY, NULL,
-     "Estimate of the divergence from the reference, d = log p_ref - log p: k3 is exp(d) - d - 1, k1 is -d."},
+    {"policy", "kl", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.kl), "k3", "k3|k1|k3_ratio", ANY, NULL,
+     "Estimate of the divergence from the reference, d = log p_ref - log p: k3 is exp(d) - d - 1, k1 is -d. k3_ratio: k3 times r, with "
+     "the gradient of both (use_bias_correction_kl of TRL, its default); not with gspo."},
     {"policy", "kl_weight", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.kl_weight), "0", NULL, 0, 1e6, NULL,
      "Weight of that divergence beside the loss (beta in TRL). Rollouts then have ref_logprobs."},
     {"policy", "normalise", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.normalise), "auto", MT_POLICY_NORMALISE_NAMES, ANY, NULL,

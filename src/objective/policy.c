@@ -118,9 +118,10 @@ struct mt_policy_term mt_policy_term(const struct mt_objective *o, const struct 
     out.slope *= d == cut ? out.factor : 0;
     if (k->kl_weight > 0) {
         double away = t->ref - t->lp;
-        out.kl = k->kl == MT_KL_K1 ? -away : exp(away) - away - 1;
+        double by = k->kl == MT_KL_K3_RATIO ? p.r : 1, slope = k->kl == MT_KL_K1 ? 1 : 1 - exp(away);
+        out.kl = by * (k->kl == MT_KL_K1 ? -away : exp(away) - away - 1);
         out.loss += k->kl_weight * out.kl;
-        out.slope += k->kl_weight * (k->kl == MT_KL_K1 ? 1 : 1 - exp(away));
+        out.slope += k->kl_weight * (by * slope + (k->kl == MT_KL_K3_RATIO ? out.kl : 0));
     }
     return out;
 }
@@ -282,6 +283,9 @@ int mt_policy_resolve(const struct mt_objective *o, struct mt_policy_keys *k, st
     if (k->normalise == MT_BY_CONSTANT && !k->max_tokens)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.loss = %s divides by the number of rollouts times policy.max_tokens: set that "
                        "to the most tokens of a completion", o->name);
+    if (f->of_row && k->kl == MT_KL_K3_RATIO && k->kl_weight > 0)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.kl = k3_ratio with policy.loss = gspo, whose ratio is a rollout's: set it "
+                       "to k3");
     if (k->dual_clip > 0 && !(k->dual_clip > 1 && f->term == clipped_ratio))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.dual_clip = %g with policy.loss = %s: it is above 1, or 0 for off, and of "
                        "grpo, bnpo, dapo, dr_grpo and gspo", k->dual_clip, o->name);

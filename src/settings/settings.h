@@ -94,7 +94,7 @@ enum mt_policy_normalise { MT_BY_AUTO, MT_BY_TOKENS, MT_BY_MICRO, MT_BY_ROWS, MT
 /** The deviation that rewards less their group's mean are divided by. */
 enum mt_policy_scale { MT_SCALE_AUTO, MT_SCALE_GROUP, MT_SCALE_BATCH, MT_SCALE_NONE };
 #define MT_POLICY_SCALE_NAMES "auto|group|batch|none"
-enum mt_policy_kl { MT_KL_K3, MT_KL_K1 };
+enum mt_policy_kl { MT_KL_K3, MT_KL_K1, MT_KL_K3_RATIO };
 enum mt_policy_old { MT_OLD_BATCH, MT_OLD_FILE };
 enum mt_policy_mismatch { MT_MISMATCH_NONE, MT_MISMATCH_TOKEN, MT_MISMATCH_ROW };
 enum mt_policy_beyond { MT_BEYOND_CUT, MT_BEYOND_DROP };

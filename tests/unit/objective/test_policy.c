@@ -43,7 +43,7 @@ static struct mt_objective_keys keys_of(const struct mt_objective *o, const cJSO
     k.policy.dual_clip = number(keys, "dual", 0);
     k.policy.beta = number(keys, "beta", MT_AUTO);
     k.policy.kl_weight = number(keys, "kl", 0);
-    k.policy.kl = mt_json_get(keys, "k1") ? MT_KL_K1 : MT_KL_K3;
+    k.policy.kl = mt_json_get(keys, "k1") ? MT_KL_K1 : mt_json_get(keys, "ratio") ? MT_KL_K3_RATIO : MT_KL_K3;
     k.policy.max_tokens = (int64_t)max_len;
     k.policy.mismatch_max = number(keys, "max", 3);
     k.policy.beyond = number(keys, "drop", 0) > 0 ? MT_BEYOND_DROP : MT_BEYOND_CUT;
