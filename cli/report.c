@@ -336,7 +336,9 @@ static const char *measured(const struct mt_objective *o, const struct mt_measur
     for (int i = 1; o && i < o->n_measures && at < len; i++) {
         if (!(m[i].n > 0))
             continue;
-        if (!strcmp(o->measures[i], "rewards/margins"))
+        if (!strcmp(o->measures[i], "reward"))
+            at += (size_t)snprintf(buf + at, len - at, "| reward %.4g ", mt_measure_mean(&m[i]));
+        else if (!strcmp(o->measures[i], "rewards/margins"))
             at += (size_t)snprintf(buf + at, len - at, "| margin %.4g ", mt_measure_mean(&m[i]));
         else if (!strcmp(o->measures[i], "rewards/accuracies"))
             at += (size_t)snprintf(buf + at, len - at, "| acc %.1f%% ", 100 * mt_measure_mean(&m[i]));

@@ -134,6 +134,23 @@ static __device__ void gradient_row(const float *row, T *out, int vocab, bool ve
     }
 }
 
+/* -sum of p log p = log(sum) - sum of e^(x - max) (x - max) / sum, in every thread. */
+template <bool VECTOR> static __device__ float entropy_row(const float *row, int vocab, soft_sum s)
+{
+    __shared__ float shared[WARPS];
+    float all = 0;
+    for (int piece = 0; piece <= (vocab - 1) / PIECE; piece++) {
+        float x[UNROLL][4];
+        int at = piece * PIECE + static_cast<int>(threadIdx.x) * 4;
+        load_piece<VECTOR>(row + at, vocab - at, x);
+        MT_UNROLL(UNROLL)
+        for (int u = 0; u < UNROLL; u++)
+            for (int k = 0; k < 4; k++)
+                all += x[u][k] > -INFINITY ? exp_of(x[u][k] - s.max) * (x[u][k] - s.max) : 0.0f;
+    }
+    return logf(s.sum) - block_sum(all, shared) / s.sum;
+}
+
 template <typename T> static __device__ void clear_row(T *out, int vocab, bool vector_out)
 {
     const float zeros[UNROLL][4] = {};
@@ -167,6 +184,8 @@ static __global__ void __launch_bounds__(THREADS, 2) cross_entropy(struct mt_cro
             a.loss[row] = 0;
             if (a.correct)
                 a.correct[row] = 0;
+            if (a.entropy)
+                a.entropy[row] = 0;
         }
         if (out)
             clear_row(out, vocab, vector_out);
@@ -180,6 +199,11 @@ static __global__ void __launch_bounds__(THREADS, 2) cross_entropy(struct mt_cro
         a.loss[row] = logf(s.sum) - (target_logit - s.max);
         if (a.correct)
             a.correct[row] = !beaten;
+    }
+    if (a.entropy) {
+        float entropy = entropy_row<VECTOR>(logits, vocab, s);
+        if (threadIdx.x == 0)
+            a.entropy[row] = entropy;
     }
     if (out)
         gradient_row<T, VECTOR>(logits, out, vocab, vector_out, target, s,

@@ -270,6 +270,7 @@ struct mt_cross_entropy {
     const int32_t *targets;
     float *loss;      /* [n] */
     int32_t *correct; /* [n] 1 if the largest logit (the first of equals) is the target, else 0; or NULL */
+    float *entropy;   /* [n] of the softmax, in nats, 0 without a target; or NULL */
     void *dlogits;    /* NULL: loss only */
     size_t ld_dlogits;
     float scale;            /* factor of every row's gradient */

@@ -596,6 +596,7 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .logits_piece = (size_t)MT_MAX(p->numerics.logits_piece, (int64_t)0),
         .temperature =
             mt_objective_of(&p->numerics)->rollouts ? (float)p->numerics.objective_keys.policy.temperature : 1,
+        .entropy = mt_objective_of(&p->numerics)->rollouts,
         .row_weights = mt_engine_weighs_rows(p),
         .few = mt_engine_few(p),
         .cache = p->cache,

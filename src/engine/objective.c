@@ -36,7 +36,8 @@ static void add(const mt_engine *e, const struct mt_objective_step *s, size_t fi
     for (size_t i = 0; i < data->n; i++) {
         const mt_model *m = mt_engine_model_for(e, e->b.layout->n_units - 1, first + i);
         const struct mt_micro_losses of = {&data->micro[i], mt_model_losses(m, first + i),
-                                           mt_model_correct(m, first + i), mt_model_few_values(m, first + i)};
+                                           mt_model_correct(m, first + i), mt_model_few_values(m, first + i),
+                                           mt_model_entropy(m, first + i)};
         s->objective->measure(s, &of, sum);
     }
 }

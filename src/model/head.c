@@ -218,6 +218,7 @@ static int head_piece(mt_model *m, const struct mt_model_head *a, enum pass pass
     bool there = pass == GRADIENTS && m->inputs[a->mb].n_loss <= piece_rows(m); /* of the pass before */
     const struct mt_micro_inputs *in = &m->inputs[a->mb];
     size_t few = in->of.choose ? m->p.few : 0;
+    float *entropy = mt_model_stats_entropy(m, m->stats_dev, a->mb);
     mt_model_set_rows(m, a->mb, in->loss_rows + first);
     float by = m->p.temperature > 0 ? 1 / m->p.temperature : 1;
     struct mt_add flatten = {
@@ -238,6 +239,7 @@ static int head_piece(mt_model *m, const struct mt_model_head *a, enum pass pass
                                         .targets = m->inputs[a->mb].targets + first,
                                         .loss = mt_model_stats_loss(m, m->stats_dev, a->mb) + first,
                                         .correct = mt_model_stats_correct(m, m->stats_dev, a->mb) + first,
+                                        .entropy = entropy && pass != GRADIENTS ? entropy + first : NULL,
                                         .dlogits = pass == LOSSES ? NULL : mt_elem(m, dlogits.p, at * dlogits.ld),
                                         .ld_dlogits = dlogits.ld,
                                         .scale = m->running->of.loss_scale,

@@ -34,6 +34,7 @@ struct mt_model_params {
     size_t logits_chunk;            /* rows whose logits' gradients are in memory at once */
     size_t logits_piece;            /* of these, rows of FP32 logits; 0 or logits_chunk: gradients overwrite logits */
     float temperature;              /* losses are of logits divided by it; 0: 1 */
+    bool entropy;                   /* the head computes that of each loss row */
     bool row_weights;               /* a learner has other rows than MT_ROWS_ALIKE */
     size_t few;                     /* further ids of each loss row that a learner's gradient is given for; 0: none */
     struct mt_cache_shape cache;    /* of generation; slots 0: documents begin in their micro-batch */
@@ -216,6 +217,8 @@ int mt_model_fetch_partials(mt_model *m, size_t unit, struct mt_err *err);
 /** After that copy has completed: token losses of micro-batch mb, [n_loss], in row order. */
 const float *mt_model_losses(const mt_model *m, size_t mb);
 const int32_t *mt_model_correct(const mt_model *m, size_t mb);
+/** NULL: without mt_model_params.entropy. */
+const float *mt_model_entropy(const mt_model *m, size_t mb);
 /** What weigh() left in mt_row_values.few of micro-batch mb, [n_loss, mt_model_params.few]; in host memory until the
  * next upload. */
 const float *mt_model_few_values(const mt_model *m, size_t mb);

@@ -17,25 +17,38 @@ static size_t stats_of_micro(const struct mt_model_params *p)
     return mt_align_up(p->max_tokens * 4, MT_RECORD_ALIGN);
 }
 
+/* Arrays of a micro-batch: losses, whether targets are the likeliest tokens, and entropies. */
+static size_t arrays_of_micro(const struct mt_model_params *p)
+{
+    return 2 + p->entropy;
+}
+
 size_t mt_model_stats_bytes(const struct mt_model_params *p)
 {
-    return p->max_micro * 2 * stats_of_micro(p) + mt_align_up(p->layout->n_partials * 4, MT_RECORD_ALIGN) +
+    return p->max_micro * arrays_of_micro(p) * stats_of_micro(p) +
+           mt_align_up(p->layout->n_partials * 4, MT_RECORD_ALIGN) +
            mt_groups_n(p->groups) * mt_model_prob_sum_bytes(p);
 }
 
 float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb)
 {
-    return (float *)(void *)(base + mb * 2 * stats_of_micro(&m->p));
+    return (float *)(void *)(base + mb * arrays_of_micro(&m->p) * stats_of_micro(&m->p));
 }
 
 int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb)
 {
-    return (int32_t *)(void *)(base + (mb * 2 + 1) * stats_of_micro(&m->p));
+    return (int32_t *)(void *)(base + (mb * arrays_of_micro(&m->p) + 1) * stats_of_micro(&m->p));
+}
+
+float *mt_model_stats_entropy(const mt_model *m, char *base, size_t mb)
+{
+    char *at = base + (mb * arrays_of_micro(&m->p) + 2) * stats_of_micro(&m->p);
+    return m->p.entropy ? (float *)(void *)at : NULL;
 }
 
 float *mt_model_stats_partials(const mt_model *m, char *base)
 {
-    return (float *)(void *)(base + m->p.max_micro * 2 * stats_of_micro(&m->p));
+    return (float *)(void *)(base + m->p.max_micro * arrays_of_micro(&m->p) * stats_of_micro(&m->p));
 }
 
 size_t mt_model_prob_sum_bytes(const struct mt_model_params *p)
@@ -58,12 +71,12 @@ static int fetch(mt_model *m, size_t first, size_t bytes, struct mt_err *err)
 
 static size_t partials_begin(const mt_model *m, size_t tensor)
 {
-    return m->p.max_micro * 2 * stats_of_micro(&m->p) + m->partials_at[tensor] * sizeof(float);
+    return m->p.max_micro * arrays_of_micro(&m->p) * stats_of_micro(&m->p) + m->partials_at[tensor] * sizeof(float);
 }
 
 int mt_model_fetch_stats(mt_model *m, size_t n_micro, bool with_gradients, size_t n_tensors, struct mt_err *err)
 {
-    int rc = fetch(m, 0, n_micro * 2 * stats_of_micro(&m->p), err);
+    int rc = fetch(m, 0, n_micro * arrays_of_micro(&m->p) * stats_of_micro(&m->p), err);
     size_t first = partials_begin(m, 0), end = partials_begin(m, n_tensors);
     size_t probs = (size_t)((char *)mt_model_prob_sum(m, m->stats_dev, 0) - m->stats_dev);
     if (!rc && with_gradients && end > first)
@@ -82,7 +95,7 @@ int mt_model_fetch_partials(mt_model *m, size_t unit, struct mt_err *err)
 
 void *mt_model_stats_of_micro(mt_model *m, size_t mb, size_t *bytes)
 {
-    *bytes = 2 * stats_of_micro(&m->p);
+    *bytes = arrays_of_micro(&m->p) * stats_of_micro(&m->p);
     return mt_model_stats_loss(m, m->stats_host, mb);
 }
 
@@ -108,6 +121,11 @@ const float *mt_model_losses(const mt_model *m, size_t mb)
 const int32_t *mt_model_correct(const mt_model *m, size_t mb)
 {
     return mt_model_stats_correct(m, m->stats_host, mb);
+}
+
+const float *mt_model_entropy(const mt_model *m, size_t mb)
+{
+    return mt_model_stats_entropy(m, m->stats_host, mb);
 }
 
 const float *mt_model_partials(const mt_model *m, size_t tensor, size_t *n)

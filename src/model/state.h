@@ -195,6 +195,8 @@ size_t mt_model_stats_bytes(const struct mt_model_params *p);
 void mt_model_place_partials(const struct mt_layout *l, size_t *at);
 float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb);
 int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb);
+/** NULL: it is not computed. */
+float *mt_model_stats_entropy(const mt_model *m, char *base, size_t mb);
 float *mt_model_stats_partials(const mt_model *m, char *base);
 
 /** Device bytes of the biases for choosing experts; the biases of a layer (select_bias.c). */

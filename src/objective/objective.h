@@ -40,6 +40,7 @@ struct mt_micro_losses {
     const float *loss;
     const int32_t *correct; /* whether the target was the likeliest token */
     const float *few;       /* [n_loss, mt_objective_few()] what learn() left there */
+    const float *entropy;   /* of the model's distribution; NULL: it is not computed */
 };
 
 /**

@@ -196,7 +196,7 @@ static void weights(const struct mt_objective_step *s, const struct mt_batch *b,
 }
 
 enum {
-    LOSS, REWARD, REWARD_STD, ZERO_STD, KL, CLIP_LOW, CLIP_HIGH, CLIP, LENGTH, TRUNCATED, FACTOR, N_MEASURES,
+    LOSS, REWARD, REWARD_STD, ZERO_STD, KL, CLIP_LOW, CLIP_HIGH, CLIP, LENGTH, TRUNCATED, FACTOR, ENTROPY, N_MEASURES,
 };
 
 static void add(struct mt_measure *m, double sum, double n)
@@ -245,6 +245,8 @@ static void measure(const struct mt_objective_step *s, const struct mt_micro_los
             struct mt_policy_token t = token_at(s, b, m->loss, d, i);
             struct mt_policy_term term = mt_policy_term(s->objective, &s->keys->policy, &sums, &t);
             measure_token(s, &term, by, share, sum);
+            if (m->entropy)
+                add(&sum[ENTROPY], (double)m->entropy[i], 1);
         }
     }
 }
@@ -310,7 +312,7 @@ const char *mt_policy_lacks(const struct mt_objective *o, const struct mt_policy
 #define MEASURES                                                                                                       \
     {"loss", "reward", "reward_std", "frac_reward_zero_std", "kl", "clip_ratio/low_mean", "clip_ratio/high_mean",          \
      "clip_ratio/region_mean", "completions/mean_length", "completions/clipped_ratio",                                   \
-     "sampling/importance_sampling_ratio/mean"}
+     "sampling/importance_sampling_ratio/mean", "entropy"}
 #define POLICY(variable, called, text, needs, ...)                                                                     \
     static const struct form form_##variable = {__VA_ARGS__};                                                          \
     extern const struct mt_objective variable;                                                                         \

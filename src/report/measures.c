@@ -14,7 +14,10 @@ static const struct {
 } lines[MT_N_LINES] = {
     {"rewards/chosen", "chosen", 0},     {"rewards/rejected", "rejected", 0},   {"rewards/margins", "margin", 0},
     {"rewards/accuracies", "pairs", 1},  {"mean_token_accuracy", "tokens", 1},  {"logps/chosen", "chosen", 2},
-    {"logps/rejected", "rejected", 2},   {"kl", "distance to the reference", 3},
+    {"logps/rejected", "rejected", 2},   {"kl", "distance to the reference", 3}, {"reward", "mean", 4},
+    {"reward_std", "deviation in a group", 4}, {"clip_ratio/region_mean", "tokens clipped", 5},
+    {"frac_reward_zero_std", "rollouts of groups of equal rewards", 5}, {"completions/clipped_ratio", "rollouts cut off", 5},
+    {"entropy", "entropy", 6},           {"completions/mean_length", "tokens", 7},
 };
 
 static const struct {
@@ -25,6 +28,10 @@ static const struct {
     {"preferred", "Share of pairs preferred, of tokens foreseen", "1: all", true},
     {"log-probabilities", "Log-probabilities of answers", "nats", false},
     {"distance", "Distance to the reference", "nats", true},
+    {"reward", "Rewards of rollouts", "reward", false},
+    {"signal", "Shares without a gradient, or cut off", "1: all", true},
+    {"entropy", "Entropy of the policy", "nats", true},
+    {"length", "Length of completions", "tokens", true},
 };
 
 int mt_lines_alloc(struct mt_lines *l, size_t n, struct mt_err *err)

@@ -25,7 +25,7 @@ enum {
 enum mt_spread { MT_SPREAD_BALANCE, MT_SPREAD_ENTROPY, MT_SPREAD_IDLE, MT_SPREAD_FULLEST, MT_N_SPREADS };
 
 /** What objectives measure, by key (measures.c). */
-enum { MT_N_LINES = 8 };
+enum { MT_N_LINES = 15 };
 struct mt_lines {
     double *step, *value[MT_N_LINES];     /* [n], by training step; NaN in records that lack one */
     double *eval_step, *eval[MT_N_LINES]; /* [n_eval] */

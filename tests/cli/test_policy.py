@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A policy trained on rollouts: what data are refused and by which line; measures as computed here; the same bits for every
 placement and after kills; temperature. Losses are compared with formulas in unit/objective."""
+import glob
 import json
 import math
 import os
@@ -127,7 +128,8 @@ def measures_are_as_computed_here(tmp, model):
     data = write(f"{tmp}/measured.jsonl", rows)
     group = lambda g: [r["reward"] for r in rows if r["group"] == g]
     whole = dict(train__steps=1, train__batch_size=1000, data__shuffle="off", train__learning_rate=0)
-    _, out = run(tmp, "measured", model, data, policy__kl_weight=0.1, policy__mismatch="token", policy__mismatch_max=1.2, log__csv="on", **whole)
+    p, out = run(tmp, "measured", model, data, policy__kl_weight=0.1, policy__mismatch="token", policy__mismatch_max=1.2, log__csv="on", log__tensorboard="on",
+                 **{**whole, "train__steps": 3})
     m = metrics(out)[0]
     want = {"reward": statistics.fmean(r["reward"] for r in rows), "reward_std": statistics.fmean(statistics.stdev(group(r["group"])) for r in rows),
             "frac_reward_zero_std": 0.2, "completions/mean_length": statistics.fmean(len(r["completion_ids"]) for r in rows),
@@ -136,6 +138,11 @@ def measures_are_as_computed_here(tmp, model):
         assert abs(m[k] - v) < 1e-6, (k, m[k], v)
     assert m["kl"] > 0 and 0 < m["sampling/importance_sampling_ratio/mean"] <= 1.2, m
     assert "reward" in open(f"{out}/metrics.csv").readline()
+    megatrain("-q", "report", out, "--html", f"{out}.html", "--svg", f"{out}.svg")
+    assert {"reward", "signal", "entropy", "length"} <= {name[:-4] for name in os.listdir(f"{out}.svg")}
+    assert "| reward " in p.stderr, p.stderr
+    events = b"".join(open(f, "rb").read() for f in glob.glob(f"{out}/**/events.*", recursive=True))
+    assert all(name.encode() in events for name in want), out
     # clipped shares: the ratio to logprobs that are far away
     for far, k, a in ((-3, "high", 1.0), (3, "low", -1.0)):
         moved = [{**{n: v for n, v in r.items() if n not in ("reward", "group", "old_logprobs")}, "advantage": a,

@@ -214,7 +214,7 @@ static void capped_loss_case(struct harness *h, size_t n, size_t vocab, size_t p
     }
     struct dbuf *logits = buf_random(h, MT_F32, n * ld, 4, &x), *targets = buf_ints(h, t, n);
     struct dbuf *loss = buf_nan(h, MT_F32, n), *correct = buf_nan(h, MT_F32, n);
-    struct dbuf *d = in_place ? logits : buf_nan(h, h->dtype, n * ldd);
+    struct dbuf *d = in_place ? logits : buf_nan(h, h->dtype, n * ldd), *entropy = buf_nan(h, MT_F32, n);
     struct dbuf *scales = buf_values(h, MT_F32, n, scale);
     if (cap > 0) {
         RUN(h, mt_op_cap, &(struct mt_cap){n, vocab, ld, (float)cap, logits->p});
@@ -225,14 +225,14 @@ static void capped_loss_case(struct harness *h, size_t n, size_t vocab, size_t p
     RUN(h, mt_op_cross_entropy,
         &(struct mt_cross_entropy){.n = n, .vocab = vocab, .ld = ld, .dtype = h->dtype,
                                    .logits = logits->p, .targets = targets->p, .loss = loss->p,
-                                   .correct = correct->p, .dlogits = d->p, .ld_dlogits = ldd,
+                                   .correct = correct->p, .entropy = entropy->p, .dlogits = d->p, .ld_dlogits = ldd,
                                    .scale = by_row ? 1000 : 0.125f, .row_scale = by_row ? scales->p : NULL,
                                    .cap = (float)cap});
     struct dbuf view = *d;
     view.dtype = h->dtype;
     view.n = n * ldd;
     double *got = buf_get(h, &view), *g = scratch(h, n * vocab), *want = scratch(h, n * vocab);
-    double *want_loss = scratch(h, n);
+    double *want_loss = scratch(h, n), *want_entropy = scratch(h, n);
     for (size_t i = 0; i < n; i++) {
         double max = -1e300, sum = 0;
         for (size_t k = 0; k < vocab; k++)
@@ -240,14 +240,17 @@ static void capped_loss_case(struct harness *h, size_t n, size_t vocab, size_t p
         for (size_t k = 0; k < vocab; k++)
             sum += exp(x[i * ld + k] - max);
         want_loss[i] = t[i] < 0 ? 0 : max + log(sum) - x[i * ld + (size_t)t[i]];
+        want_entropy[i] = 0;
         for (size_t k = 0; k < vocab; k++) {
             double p = exp(x[i * ld + k] - max) / sum;
+            want_entropy[i] -= t[i] < 0 ? 0 : p * log(p);
             double y = x[i * ld + k], slope = cap > 0 ? 1 - y / cap * (y / cap) : 1;
             want[i * vocab + k] = t[i] < 0 ? 0 : (p - (k == (size_t)t[i])) * scale[i] * slope;
             g[i * vocab + k] = got[i * ldd + k];
         }
     }
     expect_close(h, "loss", buf_get(h, loss), want_loss, n, 2e-6);
+    expect_close(h, "entropy", buf_get(h, entropy), want_entropy, n, 2e-6);
     expect_close(h, "dlogits", g, want, n * vocab, tolerance(h, 4e-6, 3e-3));
 }
 
@@ -288,13 +291,17 @@ static void the_first_of_the_largest_is_the_guess(struct harness *h)
     want_loss[4] = log(1 + exp(-1));
     want_loss[6] = log(1 + exp(4 - 3.9990234375));
     struct dbuf *logits = buf_values(h, MT_F32, (size_t)N * V, x), *loss = buf_nan(h, MT_F32, N);
-    struct dbuf *correct = buf_nan(h, MT_F32, N), *d = buf_nan(h, h->dtype, (size_t)N * V);
+    struct dbuf *correct = buf_nan(h, MT_F32, N), *d = buf_nan(h, h->dtype, (size_t)N * V), *entropy = buf_nan(h, MT_F32, N);
     struct mt_cross_entropy a = {.n = N, .vocab = V, .ld = V, .dtype = h->dtype, .logits = logits->p,
                                  .targets = buf_ints(h, targets, N)->p, .loss = loss->p,
-                                 .correct = correct->p, .dlogits = d->p, .ld_dlogits = V, .scale = 1};
+                                 .correct = correct->p, .entropy = entropy->p, .dlogits = d->p, .ld_dlogits = V, .scale = 1};
     RUN(h, mt_op_cross_entropy, &a);
     expect_close(h, "loss", buf_get(h, loss), want_loss, N, 1e-6);
     expect_close(h, "correct", buf_get_ints(h, correct), want_correct, N, 0);
+    double p = 1 / (1 + exp(1)), want_entropy[N] = {log(V), log(V), log(3), log(2), -p * log(p) - (1 - p) * log(1 - p)};
+    p = exp(-want_loss[6]);
+    want_entropy[6] = -p * log(p) - (1 - p) * log(1 - p);
+    expect_close(h, "entropy", buf_get(h, entropy), want_entropy, N, 1e-6);
     double *want = scratch(h, (size_t)N * V);
     for (int i = 0; i < N; i++)
         for (int k = 0; targets[i] >= 0 && k < V; k++)

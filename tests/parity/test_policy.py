@@ -39,6 +39,7 @@ def compare(name, case, steps):
     size = [5 if case["loss"] == "cispo" else 1] * len(steps)  # A lp, or A
     at_most(f"{name}: losses", max(abs(m["loss"] - l) / s for m, l, s in zip(steps, case["losses"], size)), 2e-6)
     at_most("norms", max(relative(m["grad_norm"], n) for m, n in zip(steps, case["norms"])), 2e-5)
+    assert "entropy" in steps[0]
     for measure, want in case["measures"].items():
         ours = {"cispo_clip_ratio": "clip_ratio/high_mean"}.get(measure, measure)
         if ours in steps[0]:

@@ -70,6 +70,19 @@ static void gradient_row(const struct mt_cross_entropy *a, size_t row, float max
     }
 }
 
+/* -sum of p log p = log(sum) - sum of e^(x - max) (x - max) / sum. */
+MT_HOT static float entropy_row(const float *x, float max, float sum, size_t n)
+{
+    float e[PIECE], all = 0;
+    for (size_t c = 0; c < n; c += PIECE) {
+        size_t m = MT_MIN((size_t)PIECE, n - c);
+        for (size_t i = 0; i < m; i++)
+            e[i] = mt_exp_negative(x[c + i] - max) * (x[c + i] > -INFINITY ? x[c + i] - max : 0);
+        all += mt_cpu_sum(e, m);
+    }
+    return logf(sum) - all / sum;
+}
+
 /* Further ids of the row: their logits, or their gradients. */
 static void few_of_row(const struct mt_cross_entropy *a, size_t row)
 {
@@ -92,6 +105,8 @@ static void loss_row(const void *args, size_t row)
     a->loss[row] = target < 0 ? 0 : logf(sum) - (x[target] - max);
     if (a->correct)
         a->correct[row] = target >= 0 && first_of(x, max, a->vocab) == (size_t)target;
+    if (a->entropy)
+        a->entropy[row] = target < 0 ? 0 : entropy_row(x, max, sum, a->vocab);
     if (a->dlogits)
         gradient_row(a, row, max, sum);
     if (a->n_few && target >= 0)

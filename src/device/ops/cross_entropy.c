@@ -10,13 +10,13 @@ static const char *check_cross_entropy(const struct mt_cross_entropy *a)
     return NULL;
 }
 
-/* With a gradient, logits are read twice. */
+/* Gradient and entropy each read the logits once more. */
 static void cost_cross_entropy(const struct mt_cross_entropy *a, struct mt_metered *out)
 {
     double read = mt_op_bytes(a->n, a->vocab, MT_F32);
     out->flags = a->dlogits ? 0 : MT_METER_LOSS_ONLY;
     mt_op_shape(out, a->dtype, MT_DIMS(a->n, a->vocab));
-    out->bytes = a->dlogits ? 2 * read + mt_op_bytes(a->n, a->vocab, a->dtype) : read;
+    out->bytes = (1 + (a->entropy != NULL)) * read + (a->dlogits ? read + mt_op_bytes(a->n, a->vocab, a->dtype) : 0);
 }
 
 /* Not in place, so that the logits stay the same however often it runs. */
