@@ -78,9 +78,8 @@ size_t mt_cuda_attention_sink_bwd_workspace(const struct mt_attention_sink_bwd *
 }
 
 /* The kernel needs none. */
-size_t mt_cuda_attention_cached_workspace(const struct mt_attention_cached *a)
+size_t mt_cuda_attention_cached_workspace(const struct mt_attention_cached *)
 {
-    (void)a;
     return 0;
 }
 

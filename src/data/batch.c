@@ -150,9 +150,8 @@ static void sort_by_id(struct mt_batch *b)
         memcpy(b->order, from, b->n_tokens * sizeof(int32_t));
 }
 
-int mt_batch_seal(struct mt_batch *b, struct mt_err *err)
+int mt_batch_seal(struct mt_batch *b, struct mt_err *)
 {
-    (void)err;
     sort_by_id(b);
     b->n_runs = 0;
     for (size_t i = 0; i < b->n_tokens; i++) {

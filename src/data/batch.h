@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DATA_BATCH_H
-#define MT_DATA_BATCH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -99,5 +98,3 @@ struct mt_step_data {
     uint64_t step;          /* number of the step, from 0 */
     size_t n_tokens, n_loss; /* sums over the n micro-batches */
 };
-
-#endif

@@ -198,9 +198,8 @@ static size_t all_input_bytes(const mt_model *m)
 }
 
 int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_model_params *p,
-                   struct mt_err *err)
+                   struct mt_err *)
 {
-    (void)err;
     mt_model sizes = {0};
     struct mt_micro_inputs in;
     *out = (struct mt_model_bytes){

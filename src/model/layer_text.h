@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_LAYER_TEXT_H
-#define MT_MODEL_LAYER_TEXT_H
+#pragma once
 
 #include "model/layout.h"
 
@@ -21,5 +20,3 @@ struct mt_layer_line {
 /** Calls `line` for each, in the order of the forward pass. dtype: of activations. */
 void mt_layer_lines(const struct mt_layout *l, int layer, enum mt_dtype dtype, size_t seq_len,
                     void (*line)(void *ctx, const struct mt_layer_line *line), void *ctx);
-
-#endif

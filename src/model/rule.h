@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_RULE_H
-#define MT_MODEL_RULE_H
+#pragma once
 
 #include "model/linear.h"
 #include "model/recipe.h"
@@ -64,5 +63,3 @@ static inline struct mt_heads mt_rule_shape(const struct mt_recipe *r, const str
     struct mt_heads h = {NULL, v->value < 0 ? 0 : r->value[v->value].width, v->stride, v->heads, v->dim};
     return h;
 }
-
-#endif

@@ -67,9 +67,8 @@ static size_t conv_workspace(const struct mt_recipe *r, const struct mt_node *n,
     return most;
 }
 
-static double conv_macs(const struct mt_recipe *r, const struct mt_node *n, size_t seq_len)
+static double conv_macs(const struct mt_recipe *r, const struct mt_node *n, size_t)
 {
-    (void)seq_len;
     return (double)(r->value[n->out[0].value].width * (size_t)r->spec->delta.taps);
 }
 
@@ -101,12 +100,11 @@ static int gates_backward(const struct mt_rule_run *r, struct mt_err *err)
     return mt_op_delta_gates_bwd(r->run->m->dev, &a, err);
 }
 
-static size_t gates_workspace(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
+static size_t gates_workspace(const struct mt_recipe *, const struct mt_node *n, const struct mt_model_params *p,
                               mt_device *dev)
 {
     size_t heads = mt_view_width(&n->out[0]);
     struct mt_delta_gates_bwd a = {.fwd = {.n = p->max_tokens, .a = mt_heads(NULL, heads, heads, 1)}};
-    (void)r;
     return mt_op_delta_gates_bwd_workspace(dev, &a);
 }
 
@@ -151,9 +149,8 @@ static size_t rule_scratch(const struct mt_recipe *r, const struct mt_node *n, c
 }
 
 /* The recurrence: three products of a state with a vector; plain: two. */
-static double rule_macs(const struct mt_recipe *r, const struct mt_node *n, size_t seq_len)
+static double rule_macs(const struct mt_recipe *r, const struct mt_node *n, size_t)
 {
-    (void)seq_len;
     return (r->spec->delta.plain ? 2 : 3) * (double)mt_view_width(&n->out[0]) * (double)n->in[1].dim;
 }
 

@@ -321,12 +321,11 @@ static size_t new_tokens(const struct mt_attention *a, size_t doc)
 }
 
 /* Adds the keys and values of a document's new tokens. */
-static void append_chunk(void *ctx, size_t doc, int thread)
+static void append_chunk(void *ctx, size_t doc, int)
 {
     const struct cached_job *j = ctx;
     const struct mt_attention *a = &j->a->of;
     size_t e = mt_dtype_size(a->dtype);
-    (void)thread;
     for (size_t i = 0; i < new_tokens(a, doc); i++)
         for (size_t h = 0; h < 2 * a->k.n; h++) {
             bool value = h >= a->k.n;

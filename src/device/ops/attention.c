@@ -24,9 +24,8 @@ static const char *check_lengths(const struct mt_attention *a, const int32_t *pa
     return NULL;
 }
 
-static const char *check(const void *args)
+static const char *check_attention(const struct mt_attention *a)
 {
-    const struct mt_attention *a = args;
     const char *wrong = a->n ? check_heads(a) : NULL;
     if (a->n)
         MT_OP_NEED(a->workspace);
@@ -34,9 +33,8 @@ static const char *check(const void *args)
 }
 
 /* Tables that turn around hold what the window of the first new token sees, and all new ones. */
-static const char *check_cached(const void *args)
+static const char *check_attention_cached(const struct mt_attention_cached *c)
 {
-    const struct mt_attention_cached *c = args;
     const struct mt_attention *a = &c->of;
     const char *wrong = a->n ? check_heads(a) : NULL;
     if (wrong || !a->n)
@@ -53,10 +51,9 @@ static const char *check_cached(const void *args)
     return wrong;
 }
 
-static const char *check_bwd(const void *args)
+static const char *check_attention_bwd(const struct mt_attention_bwd *a)
 {
-    const struct mt_attention_bwd *a = args;
-    const char *wrong = check(&a->fwd);
+    const char *wrong = check_attention(&a->fwd);
     if (wrong || !a->fwd.n)
         return wrong;
     MT_OP_NEED(heads_apart(&a->d_o) && heads_apart(&a->dq) && heads_apart(&a->dk) && heads_apart(&a->dv));
@@ -82,32 +79,25 @@ static double attended_pairs(const struct mt_attention *a)
 static void count(const struct mt_attention *a, bool bwd, struct mt_metered *out)
 {
     double pairs = attended_pairs(a);
-    out->dtype = a->dtype;
-    out->dim[0] = a->n;
-    out->dim[1] = (uint64_t)(2 * pairs / (double)a->n);
-    out->dim[2] = a->q.n;
-    out->dim[3] = a->k.n;
-    out->dim[4] = a->q.dim;
-    out->dim[5] = a->v.dim;
+    mt_op_shape(out, a->dtype,
+                MT_DIMS(a->n, (uint64_t)(2 * pairs / (double)a->n), a->q.n, a->k.n, a->q.dim, a->v.dim));
     double d = (double)a->q.dim, d_v = (double)a->v.dim;
     out->flops = pairs * (double)a->q.n * (bwd ? 6 * d + 4 * d_v : 2 * d + 2 * d_v); /* five products, or two */
     out->bytes = mt_op_bytes(a->n, a->q.dim + a->v.dim, a->dtype) * (double)(a->q.n + a->k.n) * (bwd ? 2 : 1);
 }
 
-static void cost(const void *args, struct mt_metered *out)
+static void cost_attention(const struct mt_attention *a, struct mt_metered *out)
 {
-    count(args, false, out);
+    count(a, false, out);
 }
 
-static void cost_bwd(const void *args, struct mt_metered *out)
+static void cost_attention_bwd(const struct mt_attention_bwd *a, struct mt_metered *out)
 {
-    const struct mt_attention_bwd *a = args;
     count(&a->fwd, true, out);
 }
 
-static void cost_cached(const void *args, struct mt_metered *out)
+static void cost_attention_cached(const struct mt_attention_cached *c, struct mt_metered *out)
 {
-    const struct mt_attention_cached *c = args;
     const struct mt_attention *a = &c->of;
     double pairs = 0, width = (double)(a->k.n * (a->q.dim + a->v.dim)), keys = 0;
     for (size_t i = 0; i < a->n_docs; i++) {
@@ -119,7 +109,7 @@ static void cost_cached(const void *args, struct mt_metered *out)
     }
     count(a, false, out);
     out->dim[1] = (uint64_t)(pairs / (double)a->n);
-    out->flops = 2 * pairs * (double)a->q.n * (double)(a->q.dim + a->v.dim);
+    out->flops = 0; /* what is bound by memory has none */
     out->bytes = mt_op_bytes(a->n, a->q.n * (a->q.dim + a->v.dim), a->dtype) +
                  (keys + (double)a->n) * width * (double)mt_dtype_size(a->dtype);
 }
@@ -171,44 +161,41 @@ static void set_qkv(struct mt_attention *a, const struct mt_metered *shape, cons
     a->v = part[2];
 }
 
-static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_attention(mt_example *x, const struct mt_metered *shape, struct mt_attention *a)
 {
-    struct mt_attention a = documents(x, shape);
-    set_qkv(&a, shape, mt_example_fresh(x, a.dtype, packed_elements(&a)));
-    a.o.p = mt_example_write(x, a.dtype, a.n * a.o.ld);
-    a.lse = mt_example_write(x, MT_F32, a.n * a.q.n);
-    *(struct mt_attention *)args = a;
+    *a = documents(x, shape);
+    set_qkv(a, shape, mt_example_fresh(x, a->dtype, packed_elements(a)));
+    a->o.p = mt_example_write(x, a->dtype, a->n * a->o.ld);
+    a->lse = mt_example_write(x, MT_F32, a->n * a->q.n);
 }
 
 /* A token of each document, all of which but the last block is shared. */
-static void fill_cached(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_attention_cached(mt_example *x, const struct mt_metered *shape, struct mt_attention_cached *c)
 {
     enum { BLOCK = 16 };
     size_t n = (size_t)shape->dim[0], len = MT_MAX((size_t)shape->dim[1], (size_t)1), blocks = mt_div_up(len, BLOCK);
-    struct mt_attention_cached c = {.block = BLOCK, .table_ld = blocks,
-                                    .of = {.n = n, .n_docs = n, .max_len = len, .dtype = shape->dtype, .scale = 1}};
+    *c = (struct mt_attention_cached){.block = BLOCK, .table_ld = blocks,
+                                      .of = {.n = n, .n_docs = n, .max_len = len, .dtype = shape->dtype, .scale = 1}};
     int32_t *table = mt_example_host_ints(x, n * blocks, 1, blocks), *past = mt_example_host_ints(x, n, 0, 0);
     for (size_t i = 0; i < n && table && past; i++) {
         table[(i + 1) * blocks - 1] = (int32_t)(blocks + i);
         past[i] = (int32_t)len - 1;
     }
-    c.table = mt_example_upload(x, c.table_host = table, n * blocks);
-    c.past = mt_example_upload(x, c.past_host = past, n);
-    c.of.cu_seqlens_host = mt_example_host_ints(x, n + 1, 1, 0);
-    c.of.cu_seqlens = mt_example_upload(x, c.of.cu_seqlens_host, n + 1);
-    set_qkv(&c.of, shape, NULL);
-    set_qkv(&c.of, shape, mt_example_fresh(x, shape->dtype, packed_elements(&c.of)));
-    c.of.o = mt_heads(NULL, c.of.q.n * c.of.v.dim, c.of.q.n, c.of.v.dim);
-    c.of.o.p = mt_example_write(x, shape->dtype, n * c.of.o.ld);
-    c.of.lse = mt_example_write(x, MT_F32, n * c.of.q.n);
-    c.cache = mt_example_update(x, shape->dtype, (blocks + n) * mt_cache_block_elems(&c));
-    c.of.workspace = mt_example_workspace(x, mt_op_attention_cached_workspace(mt_example_device(x), &c));
-    *(struct mt_attention_cached *)args = c;
+    c->table = mt_example_upload(x, c->table_host = table, n * blocks);
+    c->past = mt_example_upload(x, c->past_host = past, n);
+    c->of.cu_seqlens_host = mt_example_host_ints(x, n + 1, 1, 0);
+    c->of.cu_seqlens = mt_example_upload(x, c->of.cu_seqlens_host, n + 1);
+    set_qkv(&c->of, shape, NULL);
+    set_qkv(&c->of, shape, mt_example_fresh(x, shape->dtype, packed_elements(&c->of)));
+    c->of.o = mt_heads(NULL, c->of.q.n * c->of.v.dim, c->of.q.n, c->of.v.dim);
+    c->of.o.p = mt_example_write(x, shape->dtype, n * c->of.o.ld);
+    c->of.lse = mt_example_write(x, MT_F32, n * c->of.q.n);
+    c->cache = mt_example_update(x, shape->dtype, (blocks + n) * mt_cache_block_elems(c));
+    c->of.workspace = mt_example_workspace(x, mt_op_attention_cached_workspace(mt_example_device(x), c));
 }
 
-static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_attention_bwd(mt_example *x, const struct mt_metered *shape, struct mt_attention_bwd *b)
 {
-    struct mt_attention_bwd *b = args;
     struct mt_attention *a = &b->fwd;
     struct mt_heads part[3];
     *b = (struct mt_attention_bwd){.fwd = documents(x, shape)};
@@ -223,38 +210,11 @@ static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
     b->dv = part[2];
 }
 
-const struct mt_op mt_op_row_attention = {
-    .name = {"attention"},
-    .bound = MT_BOUND_ATTENTION,
-    .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM,
-            MT_SIZE_HEAD_DIM},
-    .args_bytes = sizeof(struct mt_attention),
-    .count = offsetof(struct mt_attention, n),
-    .check = check,
-    .cost = cost,
-    .fill = fill,
-};
+MT_OP_ROW(attention, n, .bound = MT_BOUND_ATTENTION,
+          .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM, MT_SIZE_HEAD_DIM});
 
-const struct mt_op mt_op_row_attention_cached = {
-    .name = {"attention_cached"},
-    .bound = MT_BOUND_BYTES, /* with a new token a document; of any length */
-    .dim = {MT_SIZE_ROWS, MT_SIZE_HEAD_DIM, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM,
-            MT_SIZE_HEAD_DIM},
-    .args_bytes = sizeof(struct mt_attention_cached),
-    .count = offsetof(struct mt_attention_cached, of.n),
-    .check = check_cached,
-    .cost = cost_cached,
-    .fill = fill_cached,
-};
+MT_OP_ROW(attention_cached, of.n, .bound = MT_BOUND_BYTES, /* with a new token a document; of any length */
+          .dim = {MT_SIZE_ROWS, MT_SIZE_HEAD_DIM, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM, MT_SIZE_HEAD_DIM});
 
-const struct mt_op mt_op_row_attention_bwd = {
-    .name = {"attention_bwd"},
-    .bound = MT_BOUND_ATTENTION_BWD,
-    .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM,
-            MT_SIZE_HEAD_DIM},
-    .args_bytes = sizeof(struct mt_attention_bwd),
-    .count = offsetof(struct mt_attention_bwd, fwd.n),
-    .check = check_bwd,
-    .cost = cost_bwd,
-    .fill = fill_bwd,
-};
+MT_OP_ROW(attention_bwd, fwd.n, .bound = MT_BOUND_ATTENTION_BWD,
+          .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM, MT_SIZE_HEAD_DIM});
