@@ -83,50 +83,13 @@ static int refuse_unfit(const struct mt_file_part *p, const char *path, size_t a
     return 0;
 }
 
-static bool bytes_below(const char *data, size_t n, unsigned mask, unsigned end)
-{
-    bool all = true;
-    for (size_t i = 0; i < n; i++)
-        all &= ((uint8_t)data[i] & mask) < end;
-    return all;
-}
-
-/* Are products of scales with a code of up to `most` finite? The first and last bytes may be of scales that other
- * blocks have. */
-static bool scales_are_finite(enum mt_scale type, const char *data, size_t at, size_t n, float most)
-{
-    size_t size = mt_scale_size(type);
-    bool all = true;
-    if (type == MT_SCALE_E8M0) /* 2^(byte - 127) times 6 or 448 */
-        return bytes_below(data, n, 0xff, most > 8 ? 247 : 253);
-    for (size_t i = -at % size; i + size <= n; i += size)
-        all &= isfinite((type == MT_SCALE_BF16 ? mt_bf16_to_f32(load_u16(data + i, 0)) : load_f32(data + i, 0)) * most);
-    return all;
-}
-
-/* Can code times scale only be finite? Pieces are those of mt_packed_pieces(). */
-static bool is_finite(const struct form *f, size_t piece, size_t at, const char *data, size_t n)
-{
-    switch (f->packed) {
-    case MT_PACKED_FP8:
-    case MT_PACKED_FP8T:
-        return piece ? scales_are_finite(f->scale, data, at, n, 448) : bytes_below(data, n, 0x7f, 0x7f);
-    case MT_PACKED_MXFP4:
-    case MT_PACKED_INT4:
-        return piece != 1 || scales_are_finite(f->scale, data, at, n, 8);
-    default:
-        return piece == 0 || piece > 3 || (piece == 1) == (f->scale == MT_SCALE_NESTED) ||
-               scales_are_finite(MT_SCALE_F32, data, at, n, 1);
-    }
-}
-
 static int inspect(const struct mt_file_part *p, size_t piece, const char *path, size_t at, const void *data, size_t n,
                    struct mt_err *err)
 {
     const struct form *f = p->form;
     if (!f->packed)
         return refuse_unfit(p, path, at, data, n, err);
-    return is_finite(f, piece, at, data, n)
+    return mt_packed_is_finite(f->packed, f->scale, piece, at, data, n)
                ? 0 : mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" holds weights that are not finite", path, p->name);
 }
 

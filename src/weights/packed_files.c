@@ -303,6 +303,54 @@ static int read_part(const struct mt_st_model *st, const struct share *s, size_t
     return rc;
 }
 
+static bool bytes_below(const char *data, size_t n, unsigned mask, unsigned end)
+{
+    bool all = true;
+    for (size_t i = 0; i < n; i++)
+        all &= ((uint8_t)data[i] & mask) < end;
+    return all;
+}
+
+/* A scale in BF16 or F32, which may be unaligned. */
+static float scale_at(enum mt_scale type, const char *data)
+{
+    uint16_t half;
+    float x;
+    memcpy(&half, data, sizeof(half));
+    if (type == MT_SCALE_BF16)
+        return mt_bf16_to_f32(half);
+    memcpy(&x, data, sizeof(x));
+    return x;
+}
+
+/* Are products of scales with a code of up to `most` finite? The first and last bytes may be of scales that other
+ * blocks have. */
+static bool scales_are_finite(enum mt_scale type, const char *data, size_t at, size_t n, float most)
+{
+    size_t size = mt_scale_size(type);
+    bool all = true;
+    if (type == MT_SCALE_E8M0) /* 2^(byte - 127) times 6 or 448 */
+        return bytes_below(data, n, 0xff, most > 8 ? 247 : 253);
+    for (size_t i = -at % size; i + size <= n; i += size)
+        all &= isfinite(scale_at(type, data + i) * most);
+    return all;
+}
+
+bool mt_packed_is_finite(enum mt_packed f, enum mt_scale scale, size_t piece, size_t at, const char *data, size_t n)
+{
+    switch (f) {
+    case MT_PACKED_FP8:
+    case MT_PACKED_FP8T:
+        return piece ? scales_are_finite(scale, data, at, n, 448) : bytes_below(data, n, 0x7f, 0x7f);
+    case MT_PACKED_MXFP4:
+    case MT_PACKED_INT4:
+        return piece != 1 || scales_are_finite(scale, data, at, n, 8);
+    default:
+        return piece == 0 || piece > 3 || (piece == 1) == (scale == MT_SCALE_NESTED) ||
+               scales_are_finite(MT_SCALE_F32, data, at, n, 1);
+    }
+}
+
 /* The destination of a packed tensor. */
 struct copy {
     const struct mt_tensor *t;
@@ -330,7 +378,7 @@ const struct mt_st_tensor *mt_packed_piece_in(const struct mt_st_model *st, cons
 }
 
 static int copy_piece(const struct mt_st_model *st, const struct mt_packed_source *src,
-                      const struct mt_packed_piece *p, const struct copy *c, struct mt_err *err)
+                      const struct mt_packed_piece *p, size_t which, const struct copy *c, struct mt_err *err)
 {
     const struct mt_tensor *t = c->t;
     const struct mt_st_tensor *from = mt_packed_piece_in(st, src, p, t);
@@ -346,37 +394,11 @@ static int copy_piece(const struct mt_st_model *st, const struct mt_packed_sourc
                  : read_part(st, &share, at, n, c->buf, err);
         if (!rc && c->summer)
             mt_summer_add(c->summer, c->buf, n);
+        if (!rc && c->planes && !mt_packed_is_finite(t->packed, t->scale, which, at, c->buf, n))
+            rc = bad(err, st, src->codes, "holds weights that are not finite");
         if (!rc)
             rc = write_plane(c->planes, t, p->at + at, n, c->buf, err);
     }
-    return rc;
-}
-
-static bool all_finite(const float *x, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(x[i]))
-            return false;
-    return true;
-}
-
-/* No weight is NaN or infinite. */
-static int check_values(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t,
-                        struct mt_err *err)
-{
-    struct mt_packed_reader r;
-    float *buf = mt_calloc(PIECE, sizeof(float));
-    int rc = buf ? mt_packed_reader_init(&r, st, src, t, NULL, err)
-                 : mt_fail_nomem(err, t->name, PIECE * sizeof(float));
-    for (size_t at = 0; at < t->n && !rc; at += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, t->n - at);
-        rc = mt_packed_read_f32(&r, at, n, buf, err);
-        if (!rc && !all_finite(buf, n))
-            rc = bad(err, st, src->codes, "holds weights that are not finite");
-    }
-    if (buf)
-        mt_packed_reader_finish(&r);
-    free(buf);
     return rc;
 }
 
@@ -395,13 +417,13 @@ int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *
     if (src->format != t->packed || src->scale != t->scale)
         rc = bad(err, st, src->codes, "is packed in a different format than before");
     for (int i = 0; i < n && !rc; i++)
-        rc = copy_piece(st, src, &p[i], &c, err);
+        rc = copy_piece(st, src, &p[i], (size_t)i, &c, err);
     if (!rc && src->note && src->format == MT_PACKED_NF4)
         rc = mt_packed_read_offset(st, src, t, &offset, err);
     if (!rc && t->scale == MT_SCALE_NESTED)
         rc = write_plane(planes, t, mt_packed_offset_at(t), sizeof(offset), &offset, err);
     free(c.buf);
-    return rc || !planes ? rc : check_values(st, src, t, err);
+    return rc;
 }
 
 /* --- as f32 ---------------------------------------------------------------------------------------- */

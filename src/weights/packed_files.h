@@ -36,6 +36,10 @@ bool mt_packed_is_piece(const char *name);
 int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t,
                    mt_plane_set *planes, struct mt_summer *summer, struct mt_err *err);
 
+/** Can code times scale only be finite, by bytes [at, at + n) of a piece of mt_packed_pieces()? Scales so large that a
+ * product with a code may not be are refused, too. */
+bool mt_packed_is_finite(enum mt_packed f, enum mt_scale scale, size_t piece, size_t at, const char *data, size_t n);
+
 /** A packed source that is read as f32. */
 struct mt_packed_reader {
     const struct mt_st_model *st;
