@@ -205,36 +205,12 @@ static int write_merged(struct writer *w, struct mt_err *err)
     return rc;
 }
 
-/* For a file system without hard links. One that is there was copied for another tensor. */
-static int copy_file(const char *from, const char *to, struct mt_err *err)
-{
-    enum { PIECE = 1 << 20 };
-    ssize_t n = 0;
-    int in = mt_open_regular(from, err);
-    if (in < 0)
-        return in;
-    char *piece = malloc(PIECE);
-    int rc = piece ? 0 : -ENOMEM, out = rc ? -1 : open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    bool copies = out >= 0;
-    if (!rc && !copies && errno != EEXIST)
-        rc = -errno;
-    while (copies && !rc && (n = read(in, piece, PIECE)) > 0)
-        rc = mt_write_all(out, piece, (size_t)n);
-    if (!rc && (n < 0 || (copies && fsync(out))))
-        rc = -errno;
-    if (copies && close(out) && !rc)
-        rc = -errno;
-    close(in);
-    free(piece);
-    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot copy %s to %s: %s", from, to, strerror(-rc)) : 0;
-}
-
 /* Files are never changed once they are written: a link is as good as a copy. */
 static int link_file(const char *from, const char *to, struct mt_err *err)
 {
     int rc = link(from, to) && errno != EEXIST ? -errno : 0;
     if (rc == -EPERM || rc == -EXDEV || rc == -ENOTSUP || rc == -EMLINK)
-        return copy_file(from, to, err);
+        return mt_path_exists(to) ? 0 : mt_out_copy(&mt_vfs_posix, from, to, err); /* there: for another tensor */
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot link %s to %s: %s", to, from, strerror(-rc)) : 0;
 }
 

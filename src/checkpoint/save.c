@@ -312,29 +312,6 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
 
 /* --- adding to a checkpoint ------------------------------------------------------------------------------------ */
 
-static int copy_file(const struct mt_saver *v, const char *from, const char *to, struct mt_err *err)
-{
-    enum { PIECE = 1 << 20 };
-    struct mt_out_file f = {.fd = -1};
-    char *piece = mt_calloc(PIECE, 1);
-    int fd = open(from, O_RDONLY | O_CLOEXEC);
-    ssize_t n = 0;
-    int rc = !piece ? mt_fail_nomem(err, from, PIECE)
-             : fd < 0 ? mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot read %s: %s", from, strerror(errno))
-                      : mt_out_open(&f, v->vfs, to, err);
-    while (!rc && (n = read(fd, piece, PIECE)) > 0)
-        rc = mt_out_write(&f, piece, (size_t)n, err);
-    if (!rc && n < 0)
-        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot read %s: %s", from, strerror(errno));
-    if (!rc)
-        rc = mt_out_commit(&f, err);
-    mt_out_abort(&f);
-    if (fd >= 0)
-        close(fd);
-    free(piece);
-    return rc;
-}
-
 /* Files get a second name, or are copied where the file system has none. */
 static int share_files(const struct mt_saver *v, const char *final, struct mt_err *err)
 {
@@ -344,7 +321,7 @@ static int share_files(const struct mt_saver *v, const char *final, struct mt_er
         mt_path_printf(from, sizeof(from), "%s/%s", final, f->string);
         mt_path_printf(to, sizeof(to), "%s/%s", v->tmp, f->string);
         if (!v->vfs->share || v->vfs->share(v->vfs->ctx, from, to))
-            rc = copy_file(v, from, to, err);
+            rc = mt_out_copy(v->vfs, from, to, err);
     }
     return rc;
 }

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -183,4 +184,27 @@ void mt_out_abort(struct mt_out_file *f)
     f->fd = -1;
     XXH3_freeState(f->hash);
     f->hash = NULL;
+}
+
+int mt_out_copy(const struct mt_vfs *vfs, const char *from, const char *to, struct mt_err *err)
+{
+    enum { PIECE = 1 << 20 };
+    struct mt_out_file f = {.fd = -1};
+    char *piece = mt_calloc(PIECE, 1);
+    int fd = mt_open_regular(from, NULL);
+    ssize_t n = 0;
+    int rc = !piece ? mt_fail_nomem(err, from, PIECE)
+             : fd < 0 ? mt_fail(err, MT_ERR_RUNTIME, fd, "cannot read %s: %s", from, strerror(-fd))
+                      : mt_out_open(&f, vfs, to, err);
+    while (!rc && (n = read(fd, piece, PIECE)) > 0)
+        rc = mt_out_write(&f, piece, (size_t)n, err);
+    if (!rc && n < 0)
+        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot read %s: %s", from, strerror(errno));
+    if (!rc)
+        rc = mt_out_commit(&f, err);
+    mt_out_abort(&f);
+    if (fd >= 0)
+        close(fd);
+    free(piece);
+    return rc;
 }

@@ -49,3 +49,5 @@ void mt_out_end_header(struct mt_out_file *f);
 int mt_out_commit(struct mt_out_file *f, struct mt_err *err);
 /** Closes a file that was not committed. */
 void mt_out_abort(struct mt_out_file *f);
+/** Copies a regular file, durably. */
+int mt_out_copy(const struct mt_vfs *vfs, const char *from, const char *to, struct mt_err *err);

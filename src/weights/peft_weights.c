@@ -52,6 +52,27 @@ static int load_tensor(struct mt_stored_reader *r, const struct mt_tensor *t, mt
     return rc;
 }
 
+/* *apart: the largest difference of two tensors of the same size. */
+static int compare(double *apart, const struct mt_st_model *sa, const struct mt_st_tensor *a,
+                   const struct mt_st_model *sb, const struct mt_st_tensor *b, struct mt_err *err)
+{
+    float *buf = mt_calloc((size_t)2 * PIECE, sizeof(float));
+    int rc = buf ? 0 : mt_fail_nomem(err, a->name, 2 * PIECE * sizeof(float));
+    *apart = 0;
+    for (size_t at = 0; at < a->n_elems && !rc; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, a->n_elems - at);
+        rc = mt_st_read_f32(sa, a, at, n, buf, err);
+        if (!rc)
+            rc = mt_st_read_f32(sb, b, at, n, buf + PIECE, err);
+        for (size_t i = 0; i < n && !rc; i++) {
+            double d = fabs((double)buf[i] - (double)buf[PIECE + i]);
+            *apart = d <= *apart ? *apart : d; /* NaN counts, too */
+        }
+    }
+    free(buf);
+    return rc;
+}
+
 #define TABLE PREFIX "model.embed_tokens.weight"
 #define HEAD PREFIX "lm_head.weight"
 
@@ -60,17 +81,9 @@ int mt_peft_check_tied(const struct mt_st_model *st, struct mt_err *err)
     const struct mt_st_tensor *t[] = {mt_st_find(st, TABLE), mt_st_find(st, HEAD)};
     if (!t[0] || !t[1])
         return 0;
-    float *buf = mt_calloc((size_t)2 * PIECE, sizeof(float));
-    bool same = t[0]->n_elems == t[1]->n_elems;
-    int rc = buf ? 0 : mt_fail_nomem(err, t[0]->name, 2 * PIECE * sizeof(float));
-    for (size_t at = 0; at < t[0]->n_elems && same && !rc; at += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, t[0]->n_elems - at);
-        for (int i = 0; i < 2 && !rc; i++)
-            rc = mt_st_read_f32(st, t[i], at, n, buf + i * PIECE, err);
-        same = rc || !memcmp(buf, buf + PIECE, n * sizeof(float));
-    }
-    free(buf);
-    if (rc || same)
+    double apart = 1;
+    int rc = t[0]->n_elems == t[1]->n_elems ? compare(&apart, st, t[0], st, t[1], err) : 0;
+    if (rc || apart == 0)
         return rc;
     return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: embed_tokens and lm_head, which this model shares, are two tables that differ: "
                    "PEFT trained a copy of each (without ensure_weight_tying), and one would be lost; train with "
@@ -110,27 +123,6 @@ static const struct mt_st_tensor *find_copy(const struct mt_st_model *st, const 
         found = mt_st_find(st, name);
     }
     return found || !l->tied || t != l->tensors ? found : mt_st_find(st, PREFIX "lm_head.base_layer.weight");
-}
-
-/* *apart: the largest difference of two tensors of the same size. */
-static int compare(double *apart, const struct mt_st_model *sa, const struct mt_st_tensor *a,
-                   const struct mt_st_model *sb, const struct mt_st_tensor *b, struct mt_err *err)
-{
-    float *buf = mt_calloc((size_t)2 * PIECE, sizeof(float));
-    int rc = buf ? 0 : mt_fail_nomem(err, a->name, 2 * PIECE * sizeof(float));
-    *apart = 0;
-    for (size_t at = 0; at < a->n_elems && !rc; at += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, a->n_elems - at);
-        rc = mt_st_read_f32(sa, a, at, n, buf, err);
-        if (!rc)
-            rc = mt_st_read_f32(sb, b, at, n, buf + PIECE, err);
-        for (size_t i = 0; i < n && !rc; i++) {
-            double d = fabs((double)buf[i] - (double)buf[PIECE + i]);
-            *apart = d <= *apart ? *apart : d; /* NaN counts, too */
-        }
-    }
-    free(buf);
-    return rc;
 }
 
 int mt_peft_compare_copies(const struct mt_layout *l, const char *dir, const char *model_dir, struct mt_err *err)
