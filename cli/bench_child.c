@@ -50,12 +50,6 @@ static void be_child(const struct bench_child *c, pid_t parent)
     _exit(127);
 }
 
-static double number(const cJSON *o, const char *key)
-{
-    const cJSON *v = mt_json_get(o, key);
-    return cJSON_IsNumber(v) ? v->valuedouble : 0;
-}
-
 /* Medians over the measured steps of a run's metrics; of losses the mean. *last: its last step that was
  * not skipped: a run that fails skips the last. */
 static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struct mt_err *err)
@@ -77,7 +71,7 @@ static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struc
     cJSON_ArrayForEach(o, lines)
         if (!rc && mt_json_get(o, "t_step") && skip-- <= 0) {
             for (int k = 0; k < N_FIELDS; k++)
-                v[k][n] = number(o, keys[k]);
+                v[k][n] = mt_json_number(o, keys[k], 0);
             n++;
         }
     if (!rc && !n)
@@ -104,7 +98,7 @@ static bool has_step(const char *dir, int step)
     if (!mt_json_read_lines(&lines, path, NULL))
         cJSON_ArrayForEach(o, lines)
             if (mt_json_get(o, "t_step") && !cJSON_IsTrue(mt_json_get(o, "skipped")))
-                last = number(o, "step");
+                last = mt_json_number(o, "step", 0);
     cJSON_Delete(lines);
     return last >= step;
 }
@@ -116,8 +110,8 @@ static void read_run_json(struct mt_sweep_run *r, const char *dir)
     mt_path_printf(path, sizeof(path), "%s/run.json", dir);
     if (mt_json_read_file(&o, path, MT_ERR_RUNTIME, NULL))
         return;
-    r->device_bytes = number(o, "device_bytes");
-    r->planned_bytes = number(o, "host_bytes") + r->device_bytes;
+    r->device_bytes = mt_json_number(o, "device_bytes", 0);
+    r->planned_bytes = mt_json_number(o, "host_bytes", 0) + r->device_bytes;
     cJSON_Delete(o);
 }
 

@@ -127,6 +127,18 @@ cJSON *mt_json_get(const cJSON *object, const char *key)
     return cJSON_GetObjectItemCaseSensitive(object, key);
 }
 
+double mt_json_number(const cJSON *object, const char *key, double otherwise)
+{
+    const cJSON *v = mt_json_get(object, key);
+    return cJSON_IsNumber(v) ? v->valuedouble : otherwise;
+}
+
+const char *mt_json_string(const cJSON *object, const char *key, const char *otherwise)
+{
+    const cJSON *v = mt_json_get(object, key);
+    return cJSON_IsString(v) ? v->valuestring : otherwise;
+}
+
 const cJSON *mt_json_get_in_order(const cJSON *object, const cJSON **last, const char *key)
 {
     const cJSON *next = *last ? (*last)->next : NULL;

@@ -39,7 +39,10 @@ bool mt_json_append(cJSON *list, cJSON *item);
 
 /** Case-sensitive member, or NULL (cJSON's own look-up ignores case). */
 cJSON *mt_json_get(const cJSON *object, const char *key);
-/** The same, fast when keys are asked for in the object's own order: *last (NULL at first) is the member found last. */
+/** A member as a number or as text; `otherwise` where it is none. Text lives as long as the object. */
+double mt_json_number(const cJSON *object, const char *key, double otherwise);
+const char *mt_json_string(const cJSON *object, const char *key, const char *otherwise);
+/** mt_json_get(), fast when keys are asked for in the object's own order: *last (NULL at first) is the member found last. */
 const cJSON *mt_json_get_in_order(const cJSON *object, const cJSON **last, const char *key);
 
 /**

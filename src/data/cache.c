@@ -233,38 +233,26 @@ static int make_shard(const struct mt_source_file *f, const struct mt_dataset_pa
     return rc;
 }
 
-static const char *text_at(const cJSON *o, const char *key)
-{
-    const cJSON *v = mt_json_get(o, key);
-    return cJSON_IsString(v) ? v->valuestring : "";
-}
-
-static double number_at(const cJSON *o, const char *key)
-{
-    const cJSON *v = mt_json_get(o, key);
-    return cJSON_IsNumber(v) ? v->valuedouble : 0;
-}
-
 static void tell_progress(const cJSON *e, const char *path)
 {
     const char *slash = strrchr(path, '/');
     char of[32] = "", eta[32];
-    if (number_at(e, "files") > 1)
-        snprintf(of, sizeof(of), "file %.0f of %.0f, ", number_at(e, "file"), number_at(e, "files"));
+    if (mt_json_number(e, "files", 0) > 1)
+        snprintf(of, sizeof(of), "file %.0f of %.0f, ", mt_json_number(e, "file", 0), mt_json_number(e, "files", 0));
     mt_progress("%.0f%%, %.0f samples, %.2fM tokens, %.0fk tokens/s, eta %s (%s%s)",
-                100 * number_at(e, "share"), number_at(e, "samples"), number_at(e, "tokens") * 1e-6,
-                number_at(e, "tokens_per_second") * 1e-3,
-                mt_format_seconds(eta, sizeof(eta), number_at(e, "eta")), of, slash ? slash + 1 : path);
+                100 * mt_json_number(e, "share", 0), mt_json_number(e, "samples", 0), mt_json_number(e, "tokens", 0) * 1e-6,
+                mt_json_number(e, "tokens_per_second", 0) * 1e-3,
+                mt_format_seconds(eta, sizeof(eta), mt_json_number(e, "eta", 0)), of, slash ? slash + 1 : path);
 }
 
 static void on_event(void *, const cJSON *e)
 {
-    const char *event = text_at(e, "event"), *path = text_at(e, "path");
+    const char *event = mt_json_string(e, "event", ""), *path = mt_json_string(e, "path", "");
     if (!strcmp(event, "progress"))
         tell_progress(e, path);
     else if (!strcmp(event, "source"))
-        mt_info("%s: %s, %.0f sample%s, %.0f tokens in %.1f s", path, text_at(e, "format"), number_at(e, "samples"),
-                number_at(e, "samples") == 1 ? "" : "s", number_at(e, "tokens"), number_at(e, "seconds"));
+        mt_info("%s: %s, %.0f sample%s, %.0f tokens in %.1f s", path, mt_json_string(e, "format", ""), mt_json_number(e, "samples", 0),
+                mt_json_number(e, "samples", 0) == 1 ? "" : "s", mt_json_number(e, "tokens", 0), mt_json_number(e, "seconds", 0));
 }
 
 static void add_date(cJSON *job)

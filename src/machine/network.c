@@ -38,12 +38,6 @@ int mt_network_write(const struct mt_network *n, const char *path, struct mt_err
     return rc;
 }
 
-static double number(const cJSON *o, const char *key)
-{
-    const cJSON *v = mt_json_get(o, key);
-    return cJSON_IsNumber(v) ? v->valuedouble : NAN;
-}
-
 int mt_network_read(struct mt_network *out, const char *path, struct mt_err *err)
 {
     cJSON *o = NULL;
@@ -52,8 +46,8 @@ int mt_network_read(struct mt_network *out, const char *path, struct mt_err *err
     int rc = mt_json_read_file(&o, path, MT_ERR_RUNTIME, err);
     if (rc)
         return rc;
-    struct mt_network n = {number(o, "gbs"), number(o, "us"), number(o, "cores"), 0};
-    double hosts = number(o, "hosts");
+    struct mt_network n = {mt_json_number(o, "gbs", NAN), mt_json_number(o, "us", NAN), mt_json_number(o, "cores", NAN), 0};
+    double hosts = mt_json_number(o, "hosts", NAN);
     cJSON_Delete(o);
     if (!(n.gbs > 0 && n.gbs < 1e6 && n.us >= 0 && n.us < 1e9 && n.cores >= 0 && n.cores < 1e6 && hosts >= 2 &&
           hosts < 1e6))

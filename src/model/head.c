@@ -28,17 +28,14 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     return at;
 }
 
-static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
+static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *, mt_device *)
 {
     struct scratch s;
-    (void)spec;
-    (void)dev;
     return lay_out_scratch(&s, p, NULL);
 }
 
-static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
+static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *, mt_device *dev)
 {
-    (void)spec;
     return mt_norm_workspace(p, &p->layout->cfg.norm, dev);
 }
 
@@ -58,10 +55,8 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     mt_layout_add_norm_bias(b, p, MT_HEAD_NORM, c->hidden, "model.norm.bias", &c->norm);
 }
 
-static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
+static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *, size_t)
 {
-    (void)p;
-    (void)seq_len;
     return (double)c->hidden * (double)c->vocab;
 }
 

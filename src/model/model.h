@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_MODEL_H
-#define MT_MODEL_MODEL_H
+#pragma once
 
 #include "data/batch.h"
 #include "data/teacher.h"
@@ -237,5 +236,3 @@ void *mt_model_stats_of_group(mt_model *m, size_t group, size_t *bytes);
 void *mt_model_stats_of_probabilities(mt_model *m, size_t group, size_t *bytes);
 /** Partial sums of squares of tensor t: *n entries. */
 const float *mt_model_partials(const mt_model *m, size_t tensor, size_t *n);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_MODEL_STATE_H
-#define MT_MODEL_STATE_H
+#pragma once
 
 #include "device/ops.h"
 #include "model/model.h"
@@ -270,5 +269,3 @@ static inline float *mt_grad_of(float *g, struct mt_param p)
 enum { MT_MAX_PRODUCTS = 2 * MT_LAYER_MAX_PARTS };
 int mt_model_begin_grad(mt_model *m, size_t unit, float *g, const struct mt_param *products, size_t n,
                         struct mt_err *err);
-
-#endif

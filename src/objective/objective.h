@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_OBJECTIVE_OBJECTIVE_H
-#define MT_OBJECTIVE_OBJECTIVE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -110,5 +109,3 @@ bool mt_measure_more_is_better(const char *name);
 void mt_measure_add(struct mt_measure *m, double value);
 /** Of step or evaluation; NaN if nothing was measured. */
 double mt_measure_mean(const struct mt_measure *m);
-
-#endif

@@ -252,9 +252,8 @@ static void measure(const struct mt_objective_step *s, const struct mt_micro_los
 }
 
 /* Nothing was trained: no loss is no bad loss. */
-static void finish(const struct mt_objective_step *s, struct mt_measure *sum)
+static void finish(const struct mt_objective_step *, struct mt_measure *sum)
 {
-    (void)s;
     sum[LOSS].n += !(sum[LOSS].n > 0);
 }
 
@@ -265,9 +264,8 @@ static bool late(const struct mt_objective_keys *keys)
     return k->old != MT_OLD_BATCH || k->kl_weight > 0 || k->mismatch != MT_MISMATCH_NONE;
 }
 
-static bool always(const struct mt_objective_keys *keys)
+static bool always(const struct mt_objective_keys *)
 {
-    (void)keys;
     return true;
 }
 

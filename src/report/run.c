@@ -44,8 +44,7 @@ static void read_layer(struct mt_run_data *r, double step, const cJSON *o, int *
     }
     ++*n_layers;
     for (int k = 0; k < MT_N_SPREADS; k++) {
-        const cJSON *v = mt_json_get(o, spreads[k].key);
-        double value = cJSON_IsNumber(v) ? v->valuedouble : NAN;
+        double value = mt_json_number(o, spreads[k].key, NAN);
         double *mean = &r->experts.mean[k][r->experts.n - 1], *worst = &r->experts.worst[k][r->experts.n - 1];
         *mean += (value - *mean) / *n_layers;
         *worst = first ? value : spreads[k].low ? fmin(*worst, value) : fmax(*worst, value);
@@ -94,10 +93,8 @@ static int read_metrics(struct mt_run_data *r, char *text, struct mt_err *err)
         } else if (cJSON_IsNumber(step) && mt_json_get(o, "layer")) {
             read_layer(r, step->valuedouble, o, &n_layers);
         } else if (cJSON_IsNumber(step)) {
-            for (int k = 0; k < MT_N_COLS; k++) {
-                const cJSON *v = mt_json_get(o, keys[k]);
-                r->col[k][r->n] = cJSON_IsNumber(v) ? v->valuedouble : NAN;
-            }
+            for (int k = 0; k < MT_N_COLS; k++)
+                r->col[k][r->n] = mt_json_number(o, keys[k], NAN);
             r->n++;
         }
         cJSON_Delete(o);
@@ -209,18 +206,12 @@ static int add_column(struct mt_report *r, const char *section, const struct col
     return add_lines(r, section, of->name, &c, err);
 }
 
-static double number(const cJSON *o, const char *key)
-{
-    const cJSON *v = mt_json_get(o, key);
-    return cJSON_IsNumber(v) ? v->valuedouble : NAN;
-}
-
 /* The parts of a step's time. Waits for the link are within forward and backward, and are subtracted from them. */
 static int add_step_stack(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
 {
     enum { DATA, WAIT, FWD, BWD, ADAM, SAID, N };
     double *v[N] = {NULL}, *x = mt_calloc(d->n + 1, sizeof(double));
-    double said = number(mt_json_get(d->info, "predicted"), "t_step");
+    double said = mt_json_number(mt_json_get(d->info, "predicted"), "t_step", NAN);
     size_t m = 0;
     int rc = x ? 0 : mt_fail_nomem(err, "a report", d->n);
     for (int k = 0; k < N && !rc; k++)
@@ -296,15 +287,15 @@ static int add_memory(struct mt_report *r, const struct mt_run_data *d, struct m
         cJSON_ArrayForEach(row, mt_json_get(d->info, "memory"))
         {
             const cJSON *tier = mt_json_get(row, "tier"), *use = mt_json_get(row, "use");
-            double size = number(row, "bytes");
+            double size = mt_json_number(row, "bytes", NAN);
             if (cJSON_IsString(tier) && cJSON_IsString(use) && !strcmp(tier->valuestring, tiers[t]) && is_size(size) &&
                 k < MAX_PARTS)
                 parts[t][k++] = (struct mt_bar_part){use->valuestring, size};
         }
         if (k)
             bars[n++] = (struct mt_bar){.name = tiers[t], .parts = parts[t], .n_parts = k};
-        if (k && !t && is_size(number(d->info, "device_budget")))
-            bars[n - 1].limit = number(d->info, "device_budget");
+        if (k && !t && is_size(mt_json_number(d->info, "device_budget", NAN)))
+            bars[n - 1].limit = mt_json_number(d->info, "device_budget", NAN);
     }
     if (!n)
         return 0;
@@ -341,7 +332,7 @@ struct rows {
 /* A queue whose spans overlap has further rows in the trace, which are drawn as one. */
 static int queue_of(const cJSON *e)
 {
-    double id = number(e, "tid");
+    double id = mt_json_number(e, "tid", NAN);
     return id >= 0 && id < 16 * N_QUEUES ? (int)id % N_QUEUES : -1;
 }
 
@@ -359,7 +350,7 @@ static struct rows find_rows(const cJSON *events)
             continue;
         if (strcmp(name->valuestring, "thread_name"))
             seen[q] |= mt_json_get(e, "dur") != NULL;
-        else if (cJSON_IsString(title) && number(e, "tid") < N_QUEUES)
+        else if (cJSON_IsString(title) && mt_json_number(e, "tid", NAN) < N_QUEUES)
             names[q] = title->valuestring;
     }
     for (int q = 0; q < N_QUEUES; q++)
@@ -384,10 +375,10 @@ static int add_timeline(struct mt_report *r, const struct mt_run_data *d, struct
         const cJSON *ph = mt_json_get(e, "ph"), *name = mt_json_get(e, "name"), *cat = mt_json_get(e, "cat");
         if (!cJSON_IsString(ph) || strcmp(ph->valuestring, "X") || !cJSON_IsString(name) || !cJSON_IsString(cat))
             continue;
-        double at = number(e, "ts") * 1e-6;
+        double at = mt_json_number(e, "ts", NAN) * 1e-6;
         int q = queue_of(e);
-        struct mt_span s = {(int)number(e, "pid") - 1, q < 0 ? q : rows.of[q], kind_colours[kind_of(cat->valuestring)],
-                            at, at + number(e, "dur") * 1e-6, name->valuestring};
+        struct mt_span s = {(int)mt_json_number(e, "pid", NAN) - 1, q < 0 ? q : rows.of[q], kind_colours[kind_of(cat->valuestring)],
+                            at, at + mt_json_number(e, "dur", NAN) * 1e-6, name->valuestring};
         if (s.group < 0 || s.group > 1 || !isfinite(at))
             continue;
         groups_seen = MT_MAX(groups_seen, (size_t)s.group + 1);

@@ -11,18 +11,6 @@
 
 enum { MAX_VALUES = 24, MAX_MAPS = 12, LABEL = 160 };
 
-static double number(const cJSON *o, const char *key)
-{
-    const cJSON *v = mt_json_get(o, key);
-    return cJSON_IsNumber(v) ? v->valuedouble : NAN;
-}
-
-static const char *string(const cJSON *o, const char *key)
-{
-    const cJSON *v = mt_json_get(o, key);
-    return cJSON_IsString(v) ? v->valuestring : "";
-}
-
 /* Value of an axis; "" if the file does not have it as text, as we write it. */
 static const char *text_of(const cJSON *a)
 {
@@ -54,7 +42,7 @@ static size_t index_of(struct values *l, const char *value)
 static void rest_of(char *buf, size_t len, const cJSON *row)
 {
     const cJSON *a;
-    int at = snprintf(buf, len, "%s", string(row, "job")), k = 0;
+    int at = snprintf(buf, len, "%s", mt_json_string(row, "job", "")), k = 0;
     cJSON_ArrayForEach(a, mt_json_get(row, "axes")) if (k++ >= 2 && at >= 0 && (size_t)at < len)
         at += snprintf(buf + at, len - (size_t)at, "%s%s = %s", at ? ", " : "", name_of(a), text_of(a));
 }
@@ -86,8 +74,8 @@ static int add_map(struct mt_report *r, const char *section, const char *rest, s
             y_name = name_of(b);
             if (!pass || i >= MAX_VALUES || j >= MAX_VALUES)
                 continue;
-            bool fits = strcmp(string(row, "status"), "does not fit") != 0;
-            cells[i * x.n + j] = (struct mt_cell){number(row, "tok_s"), fits ? string(row, "status") : "no fit"};
+            bool fits = strcmp(mt_json_string(row, "status", ""), "does not fit") != 0;
+            cells[i * x.n + j] = (struct mt_cell){mt_json_number(row, "tok_s", NAN), fits ? mt_json_string(row, "status", "") : "no fit"};
         }
         for (size_t i = 0; !pass && i < MAX_VALUES * MAX_VALUES; i++)
             cells[i].value = NAN;
@@ -133,10 +121,10 @@ static int add_scatter(struct mt_report *r, const char *section, const cJSON *ta
     int rc = x && y && label && labels ? 0 : mt_fail_nomem(err, "a report", total * LABEL);
     cJSON_ArrayForEach(row, rows)
     {
-        double p = number(row, "predicted_s"), m = number(row, "measured_s");
+        double p = mt_json_number(row, "predicted_s", NAN), m = mt_json_number(row, "measured_s", NAN);
         if (rc || !isfinite(p) || !isfinite(m))
             continue;
-        int at = snprintf(label[n], LABEL, "%s", string(row, "job"));
+        int at = snprintf(label[n], LABEL, "%s", mt_json_string(row, "job", ""));
         cJSON_ArrayForEach(a, mt_json_get(row, "axes")) if (at >= 0 && at < LABEL)
             at += snprintf(label[n] + at, LABEL - (size_t)at, " %s=%s", a->string, a->valuestring);
         x[n] = p;
@@ -146,7 +134,7 @@ static int add_scatter(struct mt_report *r, const char *section, const cJSON *ta
     }
     struct mt_str s = {0};
     snprintf(title, sizeof(title), "Predicted and measured: median error %.1f%%, worst %.1f%%",
-             100 * number(table, "median_error"), 100 * number(table, "worst_error"));
+             100 * mt_json_number(table, "median_error", NAN), 100 * mt_json_number(table, "worst_error", NAN));
     if (!rc && n) {
         mt_chart_scatter(&s, title, "predicted seconds a step", "measured seconds a step",
                          &(struct mt_points){x, y, labels, n});

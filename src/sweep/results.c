@@ -58,18 +58,6 @@ int mt_sweep_run_save(const struct mt_sweep_run *r, const char *dir, const char 
     return rc;
 }
 
-static double number(const cJSON *o, const char *key)
-{
-    const cJSON *v = mt_json_get(o, key);
-    return cJSON_IsNumber(v) ? v->valuedouble : 0;
-}
-
-static const char *string(const cJSON *o, const char *key)
-{
-    const cJSON *v = mt_json_get(o, key);
-    return cJSON_IsString(v) ? v->valuestring : "";
-}
-
 int mt_sweep_run_load(struct mt_sweep_run *r, const char *dir, const char *hash, int k,
                       struct mt_err *err)
 {
@@ -82,8 +70,8 @@ int mt_sweep_run_load(struct mt_sweep_run *r, const char *dir, const char *hash,
     if (rc)
         return rc;
     *r = (struct mt_sweep_run){{0}};
-    snprintf(r->status, sizeof(r->status), "%s", string(o, "status"));
-#define GET_FIELD(f) r->f = number(o, #f);
+    snprintf(r->status, sizeof(r->status), "%s", mt_json_string(o, "status", ""));
+#define GET_FIELD(f) r->f = mt_json_number(o, #f, 0);
     RUN_FIELDS(GET_FIELD)
 #undef GET_FIELD
     cJSON_Delete(o);
@@ -383,7 +371,7 @@ struct mt_stats mt_sweep_error(const struct mt_sweep_row *rows, size_t n)
 
 static bool same_point(const cJSON *a, const cJSON *b)
 {
-    return !strcmp(string(a, "job"), string(b, "job")) &&
+    return !strcmp(mt_json_string(a, "job", ""), mt_json_string(b, "job", "")) &&
            cJSON_Compare(mt_json_get(a, "axes"), mt_json_get(b, "axes"), true);
 }
 
@@ -392,14 +380,14 @@ static const char of_one_run[] = "noise unknown";
 /* Two medians differ if the gap exceeds two standard errors and half a percent. One run says nothing of its noise. */
 static const char *verdict(const cJSON *a, const cJSON *b, double *change)
 {
-    double x = number(a, "measured_s"), y = number(b, "measured_s");
+    double x = mt_json_number(a, "measured_s", 0), y = mt_json_number(b, "measured_s", 0);
     if (!(x > 0) || !(y > 0))
         return "";
     *change = 100 * (y / x - 1);
-    if (!(number(a, "runs") > 1 && number(b, "runs") > 1))
+    if (!(mt_json_number(a, "runs", 0) > 1 && mt_json_number(b, "runs", 0) > 1))
         return of_one_run;
-    double dx = x * number(a, "deviation_pct") / 100 / sqrt(number(a, "runs"));
-    double dy = y * number(b, "deviation_pct") / 100 / sqrt(number(b, "runs"));
+    double dx = x * mt_json_number(a, "deviation_pct", 0) / 100 / sqrt(mt_json_number(a, "runs", 0));
+    double dy = y * mt_json_number(b, "deviation_pct", 0) / 100 / sqrt(mt_json_number(b, "runs", 0));
     double noise = fmax(2 * sqrt(dx * dx + dy * dy), 0.005 * x);
     return fabs(y - x) <= noise ? "same" : y > x ? "slower" : "faster";
 }
@@ -414,43 +402,43 @@ void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b)
         const cJSON *match = NULL;
         double change = 0;
         cJSON_ArrayForEach(other, mt_json_get(b, "rows")) if (same_point(row, other)) match = other;
-        mt_str_printf(out, "| %s |", string(row, "job"));
+        mt_str_printf(out, "| %s |", mt_json_string(row, "job", ""));
         cJSON_ArrayForEach(axis, mt_json_get(row, "axes"))
             mt_str_printf(out, " %s=%s", axis->string, axis->valuestring);
         if (!match) {
-            mt_str_printf(out, " | %.5g | | | gone |\n", number(row, "measured_s"));
+            mt_str_printf(out, " | %.5g | | | gone |\n", mt_json_number(row, "measured_s", 0));
             continue;
         }
         const char *v = verdict(row, match, &change);
-        if (number(row, "shared_by") != number(match, "shared_by"))
+        if (mt_json_number(row, "shared_by", 0) != mt_json_number(match, "shared_by", 0))
             v = "";
         counts[0] += !strcmp(v, "faster");
         counts[1] += !strcmp(v, "slower");
         counts[2] += !strcmp(v, "same");
         counts[3] += v == of_one_run;
-        bool measured = number(row, "measured_s") > 0 && number(match, "measured_s") > 0;
+        bool measured = mt_json_number(row, "measured_s", 0) > 0 && mt_json_number(match, "measured_s", 0) > 0;
         failed += !measured;
-        if (strcmp(string(row, "status"), string(match, "status")))
-            mt_str_printf(out, " | | | | %s -> %s |\n", string(row, "status"), string(match, "status"));
+        if (strcmp(mt_json_string(row, "status", ""), mt_json_string(match, "status", "")))
+            mt_str_printf(out, " | | | | %s -> %s |\n", mt_json_string(row, "status", ""), mt_json_string(match, "status", ""));
         else if (!measured)
-            mt_str_printf(out, " | | | | %s in both |\n", string(row, "status"));
-        else if (number(row, "shared_by") != number(match, "shared_by")) {
+            mt_str_printf(out, " | | | | %s in both |\n", mt_json_string(row, "status", ""));
+        else if (mt_json_number(row, "shared_by", 0) != mt_json_number(match, "shared_by", 0)) {
             apart++;
-            mt_str_printf(out, " | %.5g | %.5g | | of %.0f and %.0f jobs at once |\n", number(row, "measured_s"),
-                          number(match, "measured_s"), fmax(number(row, "shared_by"), 1),
-                          fmax(number(match, "shared_by"), 1));
+            mt_str_printf(out, " | %.5g | %.5g | | of %.0f and %.0f jobs at once |\n", mt_json_number(row, "measured_s", 0),
+                          mt_json_number(match, "measured_s", 0), fmax(mt_json_number(row, "shared_by", 0), 1),
+                          fmax(mt_json_number(match, "shared_by", 0), 1));
         }
         else
-            mt_str_printf(out, " | %.5g | %.5g | %+.1f | %s |\n", number(row, "measured_s"),
-                          number(match, "measured_s"), change, v);
+            mt_str_printf(out, " | %.5g | %.5g | %+.1f | %s |\n", mt_json_number(row, "measured_s", 0),
+                          mt_json_number(match, "measured_s", 0), change, v);
     }
     cJSON_ArrayForEach(other, mt_json_get(b, "rows"))
     {
         bool known = false;
         cJSON_ArrayForEach(row, mt_json_get(a, "rows")) known |= same_point(row, other);
         if (!known)
-            mt_str_printf(out, "| %s | | | %.5g | | new |\n", string(other, "job"),
-                          number(other, "measured_s"));
+            mt_str_printf(out, "| %s | | | %.5g | | new |\n", mt_json_string(other, "job", ""),
+                          mt_json_number(other, "measured_s", 0));
     }
     mt_str_printf(out, "\n%zu faster, %zu slower, %zu the same within the noise", counts[0], counts[1], counts[2]);
     if (counts[3])

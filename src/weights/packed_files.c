@@ -64,12 +64,6 @@ static bool is_like(const struct mt_st_tensor *t, enum mt_st_dtype dtype, size_t
     return t && t->dtype == dtype && t->n_elems == n;
 }
 
-static double number(const cJSON *o, const char *key)
-{
-    const cJSON *v = mt_json_get(o, key);
-    return cJSON_IsNumber(v) ? v->valuedouble : NAN;
-}
-
 /* bitsandbytes' quant_state, a JSON text: block sizes, shape, the nested scales' offset. */
 int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_source *s, const struct mt_tensor *t,
                           float *offset, struct mt_err *err)
@@ -89,11 +83,11 @@ int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_s
         rc = bad(err, st, s->note, "is not for NF4");
     else if (!same)
         rc = bad(err, st, s->note, "has another shape than config.json asks for");
-    else if (number(o, "blocksize") != MT_NF4_BLOCK || (nested && number(o, "nested_blocksize") != MT_NF4_NESTED))
+    else if (mt_json_number(o, "blocksize", NAN) != MT_NF4_BLOCK || (nested && mt_json_number(o, "nested_blocksize", NAN) != MT_NF4_NESTED))
         rc = bad(err, st, s->note, "must have blocks of 64 weights, and of 256 scales if these are packed, too");
-    else if (nested && !isfinite(number(o, "nested_offset")))
+    else if (nested && !isfinite(mt_json_number(o, "nested_offset", NAN)))
         rc = bad(err, st, s->note, "has no nested_offset");
-    *offset = nested && !rc ? (float)number(o, "nested_offset") : 0;
+    *offset = nested && !rc ? (float)mt_json_number(o, "nested_offset", NAN) : 0;
     cJSON_Delete(o);
     return rc;
 }
