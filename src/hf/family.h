@@ -18,7 +18,8 @@
 enum mt_feature {
     MT_FEATURE_NEVER,
     MT_FEATURE_ALWAYS,
-    MT_FEATURE_BY_KEY, /* if its key in config.json is true: attention_bias (mt_family.bias_key), mlp_bias */
+    MT_FEATURE_BY_KEY,     /* if its key in config.json is true: attention_bias (mt_family.bias_key), mlp_bias */
+    MT_FEATURE_UNLESS_OFF, /* also if it is absent */
 };
 
 /** Which layers have a sliding window, unless layer_types in config.json names them one by one, which rules that treat
@@ -184,12 +185,11 @@ struct mt_family {
     int64_t max_pos;                       /* class default; 0: 2048 */
     enum mt_feature qkv_bias, o_bias, mlp_bias;
     const char *bias_key;                  /* the key of qkv_bias and o_bias; NULL: attention_bias */
-    bool bias_by_default;                  /* if that key is absent */
     const struct mt_latent_family *latent; /* NULL: ordinary heads */
     const struct mt_mixer_family *mixer;   /* NULL: all layers have attention */
     bool gate;                             /* mt_layer_spec.gate; attn_output_gate, if present, must say so */
     const char *gate_name;                 /* mt_layer_spec.gate_name */
-    const char *o_bias_key, *mlp_bias_key; /* NULL: bias_key; mlp_bias. Default of another key: false */
+    const char *o_bias_key, *mlp_bias_key; /* NULL: bias_key; mlp_bias */
     const struct mt_full_heads *full_heads; /* NULL: all layers have heads of one width */
     double score_scale;                    /* factor of q . k; 0: 1 / sqrt(head_dim) */
     bool v_norm;                           /* mt_layer_spec.v_norm */

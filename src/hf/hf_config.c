@@ -301,9 +301,9 @@ static void read_shape(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     mt_mixer_read(r, c, s);
 }
 
-static bool has_feature(struct mt_keys *r, enum mt_feature f, const char *key, bool def)
+static bool has_feature(struct mt_keys *r, enum mt_feature f, const char *key)
 {
-    return f == MT_FEATURE_ALWAYS || (f == MT_FEATURE_BY_KEY && mt_keys_bool(r, key, def));
+    return f == MT_FEATURE_ALWAYS || (f >= MT_FEATURE_BY_KEY && mt_keys_bool(r, key, f == MT_FEATURE_UNLESS_OFF));
 }
 
 /* What counts at the top of a nested config.json. */
@@ -353,11 +353,9 @@ static void read_flags(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     if (!dtype)
         dtype = mt_keys_find(r, "dtype");
     c->tied = mt_keys_bool(r, "tie_word_embeddings", f->tied);
-    s->qkv_bias = has_feature(r, f->qkv_bias, bias, f->bias_by_default);
-    s->o_bias = f->o_bias_key ? has_feature(r, f->o_bias, f->o_bias_key, false)
-                              : has_feature(r, f->o_bias, bias, f->bias_by_default);
-    s->mlp_bias = has_feature(r, f->mlp_bias, f->mlp_bias_key ? f->mlp_bias_key : "mlp_bias",
-                              f->mlp_bias_key && f->bias_by_default);
+    s->qkv_bias = has_feature(r, f->qkv_bias, bias);
+    s->o_bias = has_feature(r, f->o_bias, f->o_bias_key ? f->o_bias_key : bias);
+    s->mlp_bias = has_feature(r, f->mlp_bias, f->mlp_bias_key ? f->mlp_bias_key : "mlp_bias");
     s->qkv_name = f->qkv_name;
     s->gate_up_name = f->gate_up_name;
     s->ungated = f->ungated;

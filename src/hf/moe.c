@@ -112,7 +112,7 @@ static void check_score(struct mt_keys *k, const struct mt_moe *m)
 static void read_rule(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f)
 {
     struct mt_moe *m = &c->moe;
-    if (f->renorm_by_key && !mt_keys_bool(k, "norm_topk_prob", f->renorm_by_default))
+    if (f->renorm_by_key && !mt_keys_bool(k, "norm_topk_prob", f->renorm_by_key == MT_MOE_UNLESS_OFF))
         m->renorm = MT_MOE_NO_RENORM;
     const cJSON *method = f->group_method ? mt_keys_find(k, "topk_method") : NULL;
     if (f->group_method && cJSON_IsString(method) && strcmp(method->valuestring, f->group_method) &&

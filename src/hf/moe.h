@@ -20,6 +20,9 @@ enum mt_moe_score {
     MT_MOE_CHOSEN_SOFTMAX /* experts are chosen by logit; softmax over the chosen ones */
 };
 
+/** What a key of config.json that is true or false means, and its absence. */
+enum mt_moe_by_key { MT_MOE_NO_KEY, MT_MOE_IF_ON, MT_MOE_UNLESS_OFF };
+
 /** How the weights of the chosen experts are renormalised. */
 enum mt_moe_renorm {
     MT_MOE_NO_RENORM,
@@ -105,8 +108,7 @@ struct mt_moe_family {
     bool none_is_dense;        /* a number of experts of 0 is a dense model */
     bool groups;               /* n_group and topk_group are read; defaults: values, or 1 */
     const char *group_method;  /* only if topk_method is this, which may also be greedy; NULL: always */
-    bool renorm_by_key;        /* norm_topk_prob decides whether values.renorm applies */
-    bool renorm_by_default;    /* default of norm_topk_prob */
+    enum mt_moe_by_key renorm_by_key; /* norm_topk_prob decides whether values.renorm applies */
     const char *eps_key;       /* key of values.renorm_eps; NULL: none */
     const char *scale_key;     /* key of values.scale; NULL: none */
     const char *end;           /* the part that adds the experts' outputs; NULL: combine, with values.latent latent */
