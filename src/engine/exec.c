@@ -663,7 +663,7 @@ static void await_workers(struct mt_exec *x)
 static void note_residents(struct mt_exec *x, const struct mt_program *p)
 {
     for (size_t i = 0; i < p->n_instrs; i++)
-        if (p->instrs[i].once)
+        if (p->instrs[i].once && !is_skipped(x, &p->instrs[i]))
             mt_lane_of(x->lane, &p->instrs[i])->resident[p->instrs[i].unit] = true;
 }
 

@@ -194,7 +194,7 @@ static int lists_of(const struct mt_placer *p, int unit)
  */
 static void await_lists(const struct mt_placer *p, struct mt_placed *load)
 {
-    int lists = load->in.once ? NONE : lists_of(p, load->in.unit);
+    int lists = lists_of(p, load->in.unit);
     if (lists != NONE && p->params->mode == MT_MODE_LOGITS) {
         load->compute = MT_MAX(load->compute, lists);
         load->key.release = MT_MAX(load->key.release, lists);
