@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `generate` reads and writes: texts, chats and token ids in, rollouts out; stop strings; what it refuses. Its numbers are
+compared in parity/test_generate.py."""
+import json
+import os
+import tempfile
+
+from tiny import base, config, megatrain, metrics, write_ini, write_model
+
+PROMPTS = ({"prompt": "ab", "id": 7}, {"messages": [{"role": "user", "content": "cdefg"}]}, {"prompt_ids": [256, 97, 98]}, {"prompt": "habc"})
+ARGS = ("--temperature", 3, "--seed", 5, "--max-tokens", 24)
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def generate(model, path, *args, **over):
+    return lines(megatrain("-q", "generate", model, "--prompts", path, *args, **over).stdout)
+
+
+def prompts(tmp, rows):
+    path = os.path.join(tmp, "prompts.jsonl")
+    with open(path, "w") as f:
+        f.writelines((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    return path
+
+
+def texts_of_all_kinds_of_prompts(tmp, model):
+    path, out = prompts(tmp, (p for p in PROMPTS if "messages" not in p)), os.path.join(tmp, "out.jsonl")
+    rows = generate(model, path, *ARGS, "--samples", 3)
+    assert [(r["group"], r["sample"]) for r in rows] == [(g, s) for g in range(3) for s in range(3)]
+    assert rows[0]["id"] == 7 and "place" not in rows[0] and rows[0]["prompt_ids"] == rows[4]["prompt_ids"] == [256, 97, 98]
+    assert rows[3]["completion_ids"] != rows[0]["completion_ids"]  # another text of the same prompt
+    for r in rows:
+        n = len(r["completion_ids"])
+        assert n == len(r["logprobs"]) <= 25 and all(x <= 0 for x in r["logprobs"]) and r["truncated"] == (r["finish_reason"] == "length")
+        assert (r["completion_ids"][-1] >= 256) == (not r["truncated"]) and n - (not r["truncated"]) <= 24, r
+    megatrain("-q", "generate", model, "--prompts", path, *ARGS, "--samples", 3, "--batch", 2, "--out", out)
+    with open(out) as f:
+        assert lines(f.read()) == rows
+    few = generate(model, path, *ARGS, "--min-p", 0.9999)
+    assert few == generate(model, path, *ARGS[2:], "--temperature", 3, "--top-k", 1)  # no other is as likely as the first
+    assert generate(model, path, *ARGS, "--max-tokens", 0)[0]["completion_ids"] == []
+    return path, rows
+
+
+def texts_end_before_a_stop_string(path, model, rows):
+    stop = next(i for r in rows for i in r["completion_ids"][1:] if 47 < i < 123 and i != 92)  # a byte as JSON shows it
+    ends = 0
+    for was, now in zip(rows, generate(model, path, *ARGS, "--samples", 3, "--stop", chr(stop))):
+        ids = was["completion_ids"]
+        k = ids.index(stop) + 1 if stop in ids else len(ids)
+        assert now["completion_ids"] == ids[:k] and now["logprobs"] == was["logprobs"][:k], (stop, was, now)
+        assert stop not in ids or (not now["truncated"] and was["completion"].startswith(now["completion"])), (was, now)
+        assert stop in ids or now == was
+        ends += stop in ids
+    assert ends
+
+
+def a_policy_learns_from_its_own_texts(tmp, model, path):
+    """The sampler's log-probabilities are the trainer's: no ratio is off 1, so that even the strictest limit drops nothing."""
+    keys = {"policy__loss": "grpo", "policy__old": "batch", "policy__mismatch": "row", "policy__mismatch_max": 1, "policy__temperature": 3,
+            "policy__max_tokens": 24, "train__steps": 1, "train__warmup": 0, "data__eval": "", "model__init": "weights",
+            "data__tokenizer": "byte", "data__format": "rollouts"}
+    data, ini = os.path.join(tmp, "rollouts.jsonl"), os.path.join(tmp, "policy.ini")
+    write_ini(ini, base(model, data, os.path.join(tmp, "learnt"), **keys))
+    rows = generate(ini, path, "--seed", 5, "--max-tokens", 24, "--samples", 4)
+    assert rows[0]["temperature"] == 3
+    with open(data, "w") as f:
+        for i, r in enumerate(rows):
+            f.write(json.dumps({**r, "reward": i % 3}) + "\n")
+    megatrain("-q", "run", ini)
+    last = [m for m in metrics(os.path.join(tmp, "learnt")) if "loss" in m][-1]
+    assert last["sampling/importance_sampling_ratio/mean"] == 1, last
+    rows = generate(ini, path, "--seed", 5, "--max-tokens", 24, "--samples", 4, "--set", "policy.temperature=1", "--temperature", 3)
+    assert rows[0]["logprobs"] != generate(ini, path, "--seed", 5, "--max-tokens", 24, "--samples", 4)[0]["logprobs"]
+
+
+def what_cannot_be_is_refused(tmp, model):
+    for row, words in (('{"prompt_ids": [1, -2]}', ":1: \"prompt_ids\""), ('{"prompt_ids": []}', "no token"), ('{"prompt_ids": [99999]}', "vocab_size"),
+                       ("[]", ":1: a prompt is"), ("", "no prompt")):
+        assert words in megatrain("generate", model, "--prompts", prompts(tmp, [row]), expect=3).stderr, row
+    path = prompts(tmp, [{"prompt_ids": [1]}])
+    assert "no tokenizer" in megatrain("generate", model, "--prompts", path, "--stop", "a", expect=2).stderr
+    assert "--prompts" in megatrain("generate", model, expect=2).stderr
+    assert "give one of them" in megatrain("generate", model, "--model", model, "--prompts", path, expect=2).stderr
+    said = megatrain("generate", model, "--prompts", path, "--dry-run")
+    assert "keys and values" in said.stdout + said.stderr
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    folder, data = write_model(os.path.join(tmp, "m"), config("qwen3", num_hidden_layers=2)), os.path.join(tmp, "d.txt")
+    with open(data, "w") as f:
+        f.write("abcdefgh" * 400)
+    megatrain("-q", "run", write_ini(os.path.join(tmp, "a.ini"), base(folder, data, os.path.join(tmp, "o"), train__steps=8, data__tokenizer="byte",
+                                                                      train__learning_rate="3e-3", checkpoint__save="weights")))
+    model = os.path.join(tmp, "o", "latest")
+    path, rows = texts_of_all_kinds_of_prompts(tmp, model)
+    texts_end_before_a_stop_string(path, model, rows)
+    a_policy_learns_from_its_own_texts(tmp, model, path)
+    what_cannot_be_is_refused(tmp, model)
