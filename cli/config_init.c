@@ -10,6 +10,7 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/units.h"
 #include "config_lines.h"
 #include "plan_print.h"
@@ -76,12 +77,6 @@ struct counts {
     bool text, pairs;
 };
 
-static int ascending(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
 /* Whole samples: in rows as long as the model takes. */
 static int count_data(struct counts *c, struct init_lines *f, const struct mt_hf_config *hf, struct mt_err *err)
 {
@@ -99,7 +94,7 @@ static int count_data(struct counts *c, struct init_lines *f, const struct mt_hf
     if (!rc) {
         for (uint64_t i = 0; i < d->n_samples; i++)
             lens[i] = mt_dataset_sample(in.data, i, NULL, NULL);
-        qsort(lens, d->n_samples, sizeof(*lens), ascending);
+        mt_sort_u64(lens, d->n_samples);
         *c = (struct counts){.n = d->n_samples, .tokens = d->n_tokens, .longest = lens[d->n_samples - 1],
                              .p99 = lens[d->n_samples * 99 / 100], .pairs = d->answers,
                              .text = !strcmp(d->format, "text") || !strcmp(d->format, "plain text")};

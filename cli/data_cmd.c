@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "data_pairs.h"
 #include "data_show.h"
 #include "train/inputs.h"
@@ -64,12 +65,6 @@ static int hash_only(const void *a, const void *b)
     return (x->hash > y->hash) - (x->hash < y->hash);
 }
 
-static int compare_u64(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
 /* Hashes of all samples, sorted; NULL: out of memory. */
 static struct seen *hashes(const mt_dataset *d, uint64_t *lengths)
 {
@@ -100,7 +95,7 @@ static void count_lengths(struct tally *t, uint64_t *lens, uint64_t n, uint64_t 
     t->bin_width = mt_div_up(max_len + 1, BARS);
     for (uint64_t i = 0; i < n; i++)
         t->bins[lens[i] / t->bin_width]++;
-    qsort(lens, n, sizeof(*lens), compare_u64);
+    mt_sort_u64(lens, n);
     t->p50 = lens[n / 2];
     t->p90 = lens[n * 9 / 10];
     t->p99 = lens[n * 99 / 100];

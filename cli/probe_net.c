@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "cli.h"
 #include "doctor_hosts.h"
 #include "hw/hw.h"
@@ -32,12 +33,6 @@ struct found {
     double us, gbs, both_gbs;
 };
 
-static int compare(const void *a, const void *b)
-{
-    const double *x = a, *y = b;
-    return (*x > *y) - (*x < *y);
-}
-
 /* Half of the median round trip of 8 bytes. */
 static int time_trips(const struct probe *p, int other, bool first, double *us, struct mt_err *err)
 {
@@ -51,7 +46,7 @@ static int time_trips(const struct probe *p, int other, bool first, double *us, 
                                       : mt_net_recv(p->net, other, &word, sizeof(word), err);
         took[i] = (double)(mt_now_ns() - begin) * 1e-3 / 2;
     }
-    qsort(took, TRIPS, sizeof(*took), compare);
+    mt_sort_doubles(took, TRIPS);
     *us = took[TRIPS / 2];
     return rc;
 }

@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include "base/mem.h"
+#include "base/sort.h"
 #include "data/dataset.h"
 
 static uint64_t sample_hash(const mt_dataset *d, uint64_t i)
@@ -12,12 +13,6 @@ static uint64_t sample_hash(const mt_dataset *d, uint64_t i)
     const uint32_t *ids;
     size_t n = mt_dataset_sample(d, i, &ids, NULL);
     return XXH3_64bits(ids, n * sizeof(*ids));
-}
-
-static int compare_u64(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
 }
 
 /* The hash below which a sample is held out. */
@@ -43,7 +38,7 @@ static int split_limit(const mt_dataset *d, const char *eval, uint64_t *limit, s
         return mt_fail_nomem(err, "the evaluation split", n * sizeof(*h));
     for (uint64_t i = 0; i < n; i++)
         h[i] = sample_hash(d, i);
-    qsort(h, n, sizeof(*h), compare_u64);
+    mt_sort_u64(h, n);
     *limit = v > 0 ? h[(uint64_t)v] : 0;
     free(h);
     return 0;
