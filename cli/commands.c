@@ -186,7 +186,7 @@ static const struct cli_option config_options[] = {
     {"all", 0, NULL, "init: every key, with its meaning, instead of a task's."},
     END};
 static const struct cli_option help_options[] = {
-    {"man", 0, "=ini", "Print the manual page; with =ini, that of configurations, with =cluster, that of several GPUs and machines."}, END};
+    {"man", 0, "=ini", "Print the manual page; with =ini, that of configurations, with =cluster, that of several GPUs and machines, with =policy, that of reinforcement learning."}, END};
 static const struct cli_option no_options[] = {END};
 
 const struct cli_command cli_commands[] = {

@@ -167,19 +167,21 @@ static void print_manual(void)
     printf(".SH SIGNALS\nSIGINT, SIGTERM and SIGHUP abandon the current step, save the last applied update "
            "and end;\na second SIGINT ends at once. SIGUSR1 saves and goes on; SIGUSR2 prints a "
            "status line.\nThe files STOP and SAVE in the output folder do the same. Each is answered within two seconds and a save, "
-           "in any phase;\na step that a save cuts short is made again.\n.SH SEE ALSO\nmegatrain.ini(5), megatrain-cluster(7)\n");
+           "in any phase;\na step that a save cuts short is made again.\n.SH SEE ALSO\nmegatrain.ini(5), megatrain-cluster(7), megatrain-policy(7)\n");
 }
 
 int cli_cmd_help(struct cli *, const struct cli_args *args)
 {
     const char *man = cli_arg(args, "man");
-    if (man && *man && strcmp(man, "ini") && strcmp(man, "cluster")) {
-        fprintf(stderr, "megatrain help: --man=%s: there are --man, --man=ini and --man=cluster\n", man);
+    if (man && *man && strcmp(man, "ini") && strcmp(man, "cluster") && strcmp(man, "policy")) {
+        fprintf(stderr, "megatrain help: --man=%s: there are --man, --man=ini, --man=cluster and --man=policy\n", man);
         return EXIT_USAGE;
     }
     if (man) {
         if (*man == 'c')
             cli_print_cluster_manual();
+        else if (*man == 'p')
+            cli_print_policy_manual();
         else if (*man)
             print_keys_manual();
         else

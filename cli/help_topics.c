@@ -89,6 +89,16 @@ void cli_topic_print(const struct cli_topic *t, bool roff)
     }
 }
 
+void cli_print_policy_manual(void)
+{
+    printf(".TH MEGATRAIN-POLICY 7 \"\" \"megatrain %s\" \"Miscellaneous\"\n.SH NAME\nmegatrain-policy \\- reinforcement "
+           "learning: rollouts, losses, rounds\n.SH DESCRIPTION\n", MT_VERSION);
+    for (size_t i = 0; i < cli_n_topics; i++)
+        if (!strcmp(cli_topics[i].name, "policy"))
+            cli_topic_print(&cli_topics[i], true);
+    printf(".SH SEE ALSO\nmegatrain(1), megatrain.ini(5)\n");
+}
+
 void cli_print_cluster_manual(void)
 {
     printf(".TH MEGATRAIN-CLUSTER 7 \"\" \"megatrain %s\" \"Miscellaneous\"\n%s", MT_VERSION, megatrain_cluster_text);

@@ -14,5 +14,7 @@ extern const struct cli_topic cli_topics[];
 extern const size_t cli_n_topics;
 /** Writes the page. roff: for the manual page. */
 void cli_topic_print(const struct cli_topic *t, bool roff);
+/** Prints the topic policy as the manual page megatrain-policy(7). */
+void cli_print_policy_manual(void);
 /** Prints the manual page megatrain-cluster(7). */
 void cli_print_cluster_manual(void);

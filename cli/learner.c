@@ -147,7 +147,8 @@ static int check_resume(struct learner *l, struct mt_err *err)
 {
     struct mt_str diff = {0}, grown = {0};
     char data[256];
-    const bool force = cli_arg(l->args, "force") != NULL, other = mt_dataset_hash(l->in->data) != l->state.data_hash;
+    const bool force = cli_arg(l->args, "force") != NULL, rounds = l->cfg->policy.rollouts[0]; /* whose data are others */
+    const bool other = !rounds && mt_dataset_hash(l->in->data) != l->state.data_hash;
     int rc = mt_config_diff(l->cfg, l->state.config, &diff, &grown, err);
     if (!rc && grown.len)
         mt_warn("the run is longer than when it was saved, and the learning-rate schedule with it:\n%s", grown.p);

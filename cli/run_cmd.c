@@ -12,6 +12,7 @@
 #include "log_lines.h"
 #include "rates.h"
 #include "report.h"
+#include "rounds.h"
 #include "status.h"
 #include "train/blocks.h"
 #include "train/cluster.h"
@@ -306,8 +307,23 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
     return rc;
 }
 
+/* Whether the configuration trains in rounds, of which this process is not one; then these are run. */
+static bool runs_rounds(int *code, const struct cli *cli, const struct cli_args *args)
+{
+    struct mt_config *cfg = NULL;
+    struct mt_err err = {0};
+    bool rounds = !cli_load_file(&cfg, args->operands[0], args, &err) && cfg->policy.rollouts[0] && !cfg->data.train.n;
+    if (rounds && cli_run_rounds(code, cli, args, cfg, &err))
+        *code = cli_fail(&err);
+    mt_config_destroy(&cfg);
+    return rounds;
+}
+
 int cli_cmd_run(struct cli *cli, const struct cli_args *args)
 {
+    int of_rounds = 0;
+    if (runs_rounds(&of_rounds, cli, args))
+        return of_rounds;
     struct run r = {.cli = cli, .args = args, .n = (size_t)args->n_operands};
     struct mt_err err = {0};
     enum mt_train_end end = MT_END_DONE;

@@ -215,7 +215,7 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
     int rc = 0;
     if (!c->model.path[0])
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: model.path is not set", path);
-    if (!c->data.train.n && !c->data.eval[0]) /* a file to evaluate on is enough */
+    if (!c->data.train.n && !c->data.eval[0] && !c->policy.rollouts[0]) /* a file to evaluate on is enough */
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: data.train is not set", path);
     rc = need_one(c, path, "train.steps, train.epochs and train.tokens",
                   (c->train.steps > 0) + (c->train.epochs > 0) + (c->train.tokens > 0), err);

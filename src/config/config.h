@@ -129,6 +129,9 @@ struct mt_config {
     } preference;
     struct {
         char *loss; /* "off", or an objective */
+        char *prompts, *rollouts, *reward; /* a file; commands or what is built in; "": none */
+        int64_t samples, prompts_per_round, steps_per_round;
+        double reward_seconds;
     } policy;
     struct {
         char *teacher; /* a file of score --top; "" */

@@ -219,6 +219,23 @@ static const struct mt_key keys[] = {
      "sapo: and elsewhere."},
     {"policy", "temperature", MT_NUMERICS, MT_KEY_REAL, AT(POLICY.temperature), "1", NULL, 0.01, 100, NULL,
      "That rollouts were sampled at: training divides logits by it, too."},
+    {"policy", "rollouts", MT_OUTPUT, MT_KEY_STRING, AT(policy.rollouts), "", NULL, ANY, NULL,
+     "Train in rounds: generate, this program's own, or a command that writes rollouts of each round's prompts (megatrain help policy). It is "
+     "run without a shell. Empty: data.train has the rollouts."},
+    {"policy", "prompts", MT_NUMERICS, MT_KEY_PATH, AT(policy.prompts), "", NULL, ANY, NULL,
+     "Prompts of rounds, a JSON object a line: \"prompt\", \"messages\" or \"prompt_ids\", and what the reward needs."},
+    {"policy", "prompts_per_round", MT_NUMERICS, MT_KEY_COUNT, AT(policy.prompts_per_round), "16", NULL, 1, 1e9, NULL,
+     "Prompts of a round. Each comes once before any comes twice, in an order by train.seed."},
+    {"policy", "samples", MT_NUMERICS, MT_KEY_COUNT, AT(policy.samples), "8", NULL, 1, 1e6, NULL,
+     "Rollouts of each prompt, which are a group."},
+    {"policy", "steps_per_round", MT_NUMERICS, MT_KEY_COUNT, AT(policy.steps_per_round), "1", NULL, 1, 1e9, NULL,
+     "Steps that train on a round's rollouts; above 1 with policy.old = file. train.steps is of all rounds, train.batch_size of a step: "
+     "prompts_per_round times samples takes all of a round at once."},
+    {"policy", "reward", MT_NUMERICS, MT_KEY_STRING, AT(policy.reward), "", NULL, ANY, NULL,
+     "Rewards of rounds: exact, number, regex (\"completion\" against \"answer\"), schema (JSON against \"schema\"), or a command: rollouts on its "
+     "standard input, a number or an object with \"reward\" a line on its output, without a shell. Empty: rollouts have rewards."},
+    {"policy", "reward_seconds", MT_OUTPUT, MT_KEY_REAL, AT(policy.reward_seconds), "600", NULL, 0.01, 1e9, NULL,
+     "What that command may take for a round."},
     {"policy", "truncated", MT_NUMERICS, MT_KEY_CHOICE, AT(POLICY.truncated), "keep", "keep|mask|drop", ANY, NULL,
      "Rollouts that were cut off (\"truncated\": true). mask: not trained, but their reward counts in its group; drop: as if they were not there."},
 

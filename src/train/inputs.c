@@ -299,6 +299,11 @@ static void go_on(struct mt_inputs *in)
 {
     const struct mt_resumed *r = &in->resumed;
     uint64_t n = mt_sampler_rows_per_epoch(in->sampler), was = r->rows_per_epoch, rows = r->rows;
+    uint64_t per = (uint64_t)in->cfg->policy.steps_per_round, round = r->step / per;
+    if (in->cfg->policy.rollouts[0]) { /* each round has data of its own, and begins with them */
+        mt_sampler_go_on(in->sampler, round * per, round * n);
+        return;
+    }
     if (!rows || !was)
         return;
     if (n != was)

@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rounds.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/philox.h"
+#include "base/strbuf.h"
+#include "checkpoint/checkpoint.h"
+#include "log_lines.h"
+#include "rewards.h"
+
+enum { MOST_WORDS = 64, STREAM_PROMPTS = 7000 };
+
+struct rounds {
+    const struct cli *cli;
+    const struct cli_args *args;
+    const struct mt_config *cfg;
+    const char *dir;
+    cJSON *prompts;
+    uint64_t n_prompts, per, steps; /* prompts of the file; steps of a round, of the run */
+    char *policy;                   /* newest checkpoint; NULL: none yet */
+};
+
+/* The child that a signal is passed on to; what it was. */
+static volatile sig_atomic_t child, caught;
+
+static void pass_on(int signo)
+{
+    caught = signo;
+    if (child > 0)
+        kill((pid_t)child, signo);
+}
+
+static void path_of(const struct rounds *r, uint64_t round, const char *end, char path[4200])
+{
+    mt_path_printf(path, 4200, "%s/round-%llu%s", r->dir, (unsigned long long)round, end);
+}
+
+/* --- processes ------------------------------------------------------------------------------------------------- */
+
+struct job {
+    const char *argv[MOST_WORDS * 4];
+    size_t n;
+    const char *in, *out; /* files of its standard streams, or NULL */
+    const char *env[10][2];
+    size_t n_env;
+    double seconds; /* 0: no limit */
+};
+
+static void word(struct job *j, const char *text)
+{
+    if (j->n + 1 < MT_ARRAY_LEN(j->argv))
+        j->argv[j->n++] = text;
+}
+
+static void give(struct job *j, const char *name, const char *value)
+{
+    j->env[j->n_env][0] = name;
+    j->env[j->n_env++][1] = value;
+}
+
+/* Words of a command, which is cut where it has spaces; no shell reads it. */
+static void words(struct job *j, char *text)
+{
+    for (char *save = NULL, *w = strtok_r(text, " \t", &save); w; w = strtok_r(NULL, " \t", &save))
+        word(j, w);
+}
+
+static void become(const struct job *j, int sign_of_death)
+{
+    prctl(PR_SET_PDEATHSIG, sign_of_death);
+    int in = j->in ? open(j->in, O_RDONLY) : -1, out = j->out ? open(j->out, O_WRONLY | O_CREAT | O_TRUNC, 0666) : -1;
+    if ((j->in && dup2(in, STDIN_FILENO) < 0) || (j->out && dup2(out, STDOUT_FILENO) < 0))
+        _exit(126);
+    for (size_t i = 0; i < j->n_env; i++)
+        setenv(j->env[i][0], j->env[i][1], 1);
+    execvp(j->argv[0], (char *const *)j->argv);
+    dprintf(STDERR_FILENO, "megatrain: cannot start %s: %s\n", j->argv[0], strerror(errno));
+    _exit(127);
+}
+
+/* Returns its exit code, 128 and more where a signal ended it; -ETIMEDOUT: it took too long, and was ended. */
+static int run_job(const struct job *j, int sign_of_death)
+{
+    int64_t t0 = mt_now_ns();
+    int status = 0;
+    pid_t pid = fork(), got = 0;
+    if (!pid)
+        become(j, sign_of_death);
+    child = pid;
+    if (caught && pid > 0)
+        kill(pid, caught);
+    while (pid > 0 && (got = waitpid(pid, &status, j->seconds > 0 ? WNOHANG : 0)) != pid) {
+        if (got < 0 && errno != EINTR)
+            return -errno;
+        if (!got && mt_seconds_since(t0) > j->seconds) {
+            kill(pid, SIGKILL);
+            waitpid(pid, &status, 0);
+            child = 0;
+            return -ETIMEDOUT;
+        }
+        if (!got)
+            nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    }
+    child = 0;
+    return pid < 0 ? -EAGAIN : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* --- a round's rollouts ---------------------------------------------------------------------------------------- */
+
+/* Each prompt once before any comes twice, in another order each time. */
+static int write_prompts(const struct rounds *r, uint64_t round, const char *path, struct mt_err *err)
+{
+    struct mt_str text = {0};
+    uint64_t n = (uint64_t)r->cfg->policy.prompts_per_round;
+    mt_json_begin();
+    for (uint64_t i = 0, at = round * n; i < n; i++, at++) {
+        uint64_t k = mt_permute(at % r->n_prompts, r->n_prompts, (uint64_t)r->cfg->train.seed,
+                                STREAM_PROMPTS + at / r->n_prompts);
+        cJSON *o = cJSON_Duplicate(cJSON_GetArrayItem(r->prompts, (int)k), true);
+        cJSON_DeleteItemFromObjectCaseSensitive(o, "group");
+        cJSON_AddNumberToObject(o, "group", (double)at);
+        char *line = mt_json_print(o, false);
+        mt_str_printf(&text, "%s\n", line ? line : "");
+        free(line);
+        cJSON_Delete(o);
+    }
+    int rc = text.failed || !mt_json_complete() ? mt_fail_nomem(err, path, text.len)
+                                                : mt_write_file(path, text.p, text.len, err);
+    mt_str_finish(&text);
+    return rc;
+}
+
+/* Where the command is to look and to write, in its environment; own generation gets it as options. */
+static int sample(const struct rounds *r, uint64_t round, const char *prompts, const char *out, int *code,
+                  struct mt_err *err)
+{
+    const struct mt_config *c = r->cfg;
+    const struct mt_policy_keys *k = &c->numerics.objective_keys.policy;
+    bool lora = c->adapter.kind != MT_ADAPTER_NONE, own = !strcmp(c->policy.rollouts, "generate");
+    const char *adapter = lora ? r->policy ? r->policy : c->adapter.path : "", *model = lora || !r->policy ? c->model.path : r->policy;
+    char number[5][32], *text = strdup(c->policy.rollouts);
+    struct job j = {.n = 0};
+    if (!text)
+        return mt_fail_nomem(err, "a command", 1);
+    snprintf(number[0], sizeof(number[0]), "%llu", (unsigned long long)round);
+    snprintf(number[1], sizeof(number[1]), "%lld", (long long)c->policy.samples);
+    snprintf(number[2], sizeof(number[2]), "%lld", (long long)k->max_tokens);
+    snprintf(number[3], sizeof(number[3]), "%.17g", k->temperature);
+    snprintf(number[4], sizeof(number[4]), "%llu", (unsigned long long)c->train.seed * 1000003 + round);
+    if (own) {
+        const char *const fixed[] = {"/proc/self/exe", "generate", r->args->operands[0], "--model", model, "--prompts", prompts, "--out", out,
+                                     "--samples", number[1], "--max-tokens", number[2], "--temperature", number[3], "--seed", number[4]};
+        for (size_t i = 0; i < MT_ARRAY_LEN(fixed); i++)
+            word(&j, fixed[i]);
+        word(&j, "-q");
+        if (*adapter) {
+            word(&j, "--adapter");
+            word(&j, adapter);
+        }
+    } else {
+        const char *const env[][2] = {{"MEGATRAIN_ROUND", number[0]}, {"MEGATRAIN_MODEL", model}, {"MEGATRAIN_ADAPTER", adapter},
+                                      {"MEGATRAIN_PROMPTS", prompts}, {"MEGATRAIN_ROLLOUTS", out}, {"MEGATRAIN_SAMPLES", number[1]},
+                                      {"MEGATRAIN_MAX_TOKENS", number[2]}, {"MEGATRAIN_TEMPERATURE", number[3]}, {"MEGATRAIN_SEED", number[4]}};
+        words(&j, text);
+        for (size_t i = 0; i < MT_ARRAY_LEN(env); i++)
+            give(&j, env[i][0], env[i][1]);
+    }
+    *code = run_job(&j, SIGTERM);
+    free(text);
+    if (*code)
+        cli_say("megatrain: round %s: the rollouts' command ended with code %d: %s\n", number[0], *code, c->policy.rollouts);
+    return *code < 0 ? mt_fail(err, MT_ERR_RUNTIME, *code, "cannot run %s: %s", c->policy.rollouts, strerror(-*code)) : 0;
+}
+
+/* A command's rewards: a number a line, or an object with "reward". */
+static int ask_rewards(const struct rounds *r, const char *in, const char *out, cJSON **rewards, struct mt_err *err)
+{
+    struct job j = {.in = in, .out = out, .seconds = r->cfg->policy.reward_seconds};
+    char *text = strdup(r->cfg->policy.reward);
+    if (!text)
+        return mt_fail_nomem(err, "a command", 1);
+    words(&j, text);
+    int code = run_job(&j, SIGTERM);
+    free(text);
+    if (code == -ETIMEDOUT)
+        return mt_fail(err, MT_ERR_RUNTIME, code, "%s took longer than policy.reward_seconds = %g, and was ended", r->cfg->policy.reward, j.seconds);
+    if (code)
+        return mt_fail(err, MT_ERR_RUNTIME, -EIO, "%s ended with code %d", r->cfg->policy.reward, code);
+    int rc = mt_json_read_lines(rewards, out, err);
+    unlink(out);
+    return rc;
+}
+
+static int set_reward(const struct rounds *r, cJSON *o, const cJSON *given, const char *place, struct mt_err *err)
+{
+    double reward = NAN;
+    const cJSON *v = cJSON_IsObject(given) ? mt_json_get(given, "reward") : given;
+    int rc = given ? 0 : cli_reward(&reward, r->cfg->policy.reward, o, place, err);
+    if (given && !cJSON_IsNumber(v))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: %s has no number for it", place, r->cfg->policy.reward);
+    cJSON_DeleteItemFromObjectCaseSensitive(o, "reward");
+    cJSON_AddNumberToObject(o, "reward", given ? v->valuedouble : reward);
+    return rc;
+}
+
+struct told {
+    double reward, cut;
+    size_t n, groups, alike;
+};
+
+/* Groups lie together. */
+static void look(struct told *t, const cJSON *o)
+{
+    const cJSON *before = o->prev && o->prev->next ? o->prev : NULL;
+    double reward = cJSON_GetNumberValue(mt_json_get(o, "reward"));
+    bool begins = !before || !cJSON_Compare(mt_json_get(o, "group"), mt_json_get(before, "group"), true), alike = true;
+    t->reward += reward;
+    t->cut += cJSON_IsTrue(mt_json_get(o, "truncated"));
+    t->n++;
+    t->groups += begins;
+    for (const cJSON *of = o; begins && of && cJSON_Compare(mt_json_get(o, "group"), mt_json_get(of, "group"), true); of = of->next)
+        alike &= cJSON_GetNumberValue(mt_json_get(of, "reward")) == reward;
+    t->alike += begins && alike;
+}
+
+/* Gives the rollouts that were sampled their rewards, and the file its name. */
+static int reward(const struct rounds *r, uint64_t round, const char *from, const char *to, struct mt_err *err)
+{
+    char asked[4300], place[4300];
+    cJSON *list = NULL, *rewards = NULL, *o;
+    struct mt_str text = {0};
+    struct told t = {0};
+    bool wants = r->cfg->policy.reward[0], command = wants && cli_reward(&t.reward, r->cfg->policy.reward, NULL, "", NULL) == -ENOENT;
+    int rc = mt_path_exists(from) ? mt_json_read_lines(&list, from, err) : 0, i = 0;
+    mt_path_printf(asked, sizeof(asked), "%s.rewards", to);
+    if (!rc && !cJSON_GetArraySize(list))
+        rc = mt_fail(err, MT_ERR_INPUT, -ENODATA, "%s wrote no rollouts to %s", r->cfg->policy.rollouts, from);
+    if (!rc && command)
+        rc = ask_rewards(r, from, asked, &rewards, err);
+    if (!rc && command && cJSON_GetArraySize(rewards) != cJSON_GetArraySize(list))
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s gave %d rewards for %d rollouts", r->cfg->policy.reward, cJSON_GetArraySize(rewards),
+                     cJSON_GetArraySize(list));
+    mt_json_begin();
+    for (o = rc ? NULL : list->child; o && !rc; o = o->next, i++) {
+        mt_path_printf(place, sizeof(place), "%s:%d", from, i + 1);
+        if (!cJSON_IsObject(o))
+            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON object", place);
+        else if (wants)
+            rc = set_reward(r, o, command ? cJSON_GetArrayItem(rewards, i) : NULL, place, err);
+        char *line = rc ? NULL : mt_json_print(o, false);
+        mt_str_printf(&text, "%s\n", line ? line : "");
+        free(line);
+    }
+    if (!rc)
+        rc = text.failed || !mt_json_complete() ? mt_fail_nomem(err, to, text.len)
+                                                : mt_write_file(to, text.p, text.len, err);
+    t = (struct told){0};
+    for (o = rc ? NULL : list->child; o; o = o->next)
+        look(&t, o);
+    if (!rc)
+        mt_info("round %llu: %zu rollouts of %zu prompts, mean reward %.4g, %zu prompts whose rollouts all have the same, %.0f cut off",
+                (unsigned long long)round, t.n, t.groups, t.reward / (double)t.n, t.alike, t.cut);
+    cJSON_Delete(list);
+    cJSON_Delete(rewards);
+    mt_str_finish(&text);
+    return rc;
+}
+
+static int make_rollouts(const struct rounds *r, uint64_t round, const char *whole, int *code, struct mt_err *err)
+{
+    char prompts[4200], sampled[4200];
+    path_of(r, round, ".prompts.jsonl", prompts);
+    path_of(r, round, ".tmp.jsonl", sampled);
+    unlink(sampled);
+    int rc = write_prompts(r, round, prompts, err);
+    if (!rc)
+        rc = sample(r, round, prompts, sampled, code, err);
+    if (!rc && !*code)
+        rc = reward(r, round, sampled, whole, err);
+    if (!rc && !*code)
+        unlink(sampled);
+    return rc;
+}
+
+/* --- rounds ---------------------------------------------------------------------------------------------------- */
+
+static int newest(struct rounds *r, uint64_t *step, struct mt_err *err)
+{
+    free(r->policy);
+    r->policy = NULL;
+    int rc = mt_checkpoint_find_newest(r->dir, false, &r->policy, err);
+    const char *dash = r->policy ? strrchr(r->policy, '-') : NULL;
+    *step = dash ? strtoull(dash + 1, NULL, 10) : 0;
+    return rc;
+}
+
+/* The data have one name in all rounds, so that checkpoints are of one configuration. */
+static int point_at(const char *data, const char *whole, struct mt_err *err)
+{
+    char tmp[4300];
+    mt_path_printf(tmp, sizeof(tmp), "%s.tmp", data);
+    unlink(tmp);
+    int rc = link(whole, tmp) || rename(tmp, data) ? mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot make %s: %s", data, strerror(errno)) : 0;
+    unlink(tmp); /* it stays where data is the same file */
+    return rc;
+}
+
+/* This program as it was started, to the end of a round. */
+static int train(const struct rounds *r, const char *data, uint64_t steps, int *code)
+{
+    struct job j = {.n = 0};
+    char number[32], train[4300], *given[MOST_WORDS] = {NULL};
+    size_t n = 0;
+    word(&j, "/proc/self/exe");
+    if (r->cli->quiet)
+        word(&j, "-q");
+    if (r->cli->no_progress)
+        word(&j, "--no-progress");
+    word(&j, "run");
+    word(&j, r->args->operands[0]);
+    for (size_t i = 0; i < r->args->n_given && n < MOST_WORDS; i++) {
+        const struct cli_given *g = &r->args->given[i];
+        bool own = !strcmp(g->option->name, "resume") || !strcmp(g->option->name, "max-steps");
+        if (!own && asprintf(&given[n], g->value ? "--%s=%s" : "--%s", g->option->name, g->value) > 0)
+            word(&j, given[n++]);
+    }
+    snprintf(number, sizeof(number), "--max-steps=%llu", (unsigned long long)steps);
+    mt_path_printf(train, sizeof(train), "--set=data.train=%s", data);
+    word(&j, train);
+    word(&j, "--set=data.format=rollouts");
+    word(&j, "--resume");
+    word(&j, number);
+    *code = run_job(&j, SIGTERM);
+    for (size_t i = 0; i < n; i++)
+        free(given[i]);
+    return *code < 0 ? *code : 0;
+}
+
+static int run_round(struct rounds *r, uint64_t step, int *code, struct mt_err *err)
+{
+    char whole[4200], data[4200];
+    uint64_t round = step / r->per, end = MT_MIN((round + 1) * r->per, r->steps);
+    path_of(r, round, ".jsonl", whole);
+    mt_path_printf(data, sizeof(data), "%s/rollouts.jsonl", r->dir);
+    int rc = mt_path_exists(whole) ? 0 : make_rollouts(r, round, whole, code, err);
+    if (!rc && !*code)
+        rc = point_at(data, whole, err);
+    return rc || *code ? rc : train(r, data, end - step, code);
+}
+
+static int check(struct rounds *r, struct mt_err *err)
+{
+    const struct mt_config *c = r->cfg;
+    char first[4200];
+    path_of(r, 0, ".prompts.jsonl", first);
+    r->steps = (uint64_t)c->train.steps;
+    r->per = (uint64_t)c->policy.steps_per_round;
+    if (!strcmp(c->policy.loss, "off") || !c->policy.prompts[0] || !r->steps)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = %s: rounds need policy.loss, policy.prompts and train.steps (of all rounds)",
+                       c->policy.rollouts);
+    if (r->per > 1 && c->numerics.objective_keys.policy.old == MT_OLD_BATCH)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.steps_per_round = %llu: more than one update of the same rollouts needs policy.old = file",
+                       (unsigned long long)r->per);
+    if (!c->numerics.objective_keys.policy.max_tokens)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts = %s: set policy.max_tokens to the most tokens of a completion", c->policy.rollouts);
+    if (c->checkpoint.save != MT_SAVE_FULL)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "checkpoint.save = weights: each round goes on from a full checkpoint: set it to full");
+    if (r->args->n_operands > 1)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "policy.rollouts is of one configuration: start others apart");
+    if (!cli_arg(r->args, "resume") && mt_path_exists(first))
+        return mt_fail(err, MT_ERR_USAGE, -ENOTEMPTY, "%s has rounds already: continue with --resume, or choose another checkpoint.dir", r->dir);
+    int rc = mt_json_read_lines(&r->prompts, c->policy.prompts, err);
+    const cJSON *o;
+    if (!rc)
+        cJSON_ArrayForEach(o, r->prompts)
+            if (!cJSON_IsObject(o) && ++r->n_prompts)
+                return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not each line is a JSON object", c->policy.prompts);
+    r->n_prompts = rc ? 0 : (uint64_t)cJSON_GetArraySize(r->prompts);
+    if (!rc && !r->n_prompts)
+        rc = mt_fail(err, MT_ERR_INPUT, -ENODATA, "%s has no prompts", c->policy.prompts);
+    return rc ? rc : mt_mkdir_p(r->dir, err);
+}
+
+int cli_run_rounds(int *code, const struct cli *cli, const struct cli_args *args, const struct mt_config *cfg,
+                   struct mt_err *err)
+{
+    const char *out = cli_arg(args, "out");
+    struct rounds r = {.cli = cli, .args = args, .cfg = cfg, .dir = out ? out : cfg->checkpoint.dir};
+    struct sigaction pass = {.sa_handler = pass_on};
+    uint64_t step = 0, before = UINT64_MAX;
+    int rc = check(&r, err);
+    sigaction(SIGINT, &pass, NULL);
+    sigaction(SIGTERM, &pass, NULL);
+    if (!rc)
+        rc = newest(&r, &step, err);
+    while (!rc && !*code && !caught && step < r.steps && step != before) {
+        before = step;
+        rc = run_round(&r, step, code, err);
+        if (!rc && !*code)
+            rc = newest(&r, &step, err);
+    }
+    if (!rc && !*code && caught)
+        *code = 128 + caught;
+    free(r.policy);
+    cJSON_Delete(r.prompts);
+    return rc;
+}

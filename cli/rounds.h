@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef CLI_ROUNDS_H
+#define CLI_ROUNDS_H
+
+#include "cli.h"
+
+/**
+ * Rounds of a policy (policy.rollouts): prompts are chosen, a command samples rollouts with the newest checkpoint, they
+ * get rewards, and a run of this program, in a process of its own, trains on them from that checkpoint. What a round is
+ * made of lies in the output folder: round-R.prompts.jsonl, round-R.jsonl (whole once it has that name), checkpoints.
+ * So after a kill the round under way goes on where its newest file says, and has the same bits if its command has.
+ *
+ * *code: what the program is to exit with; the command's own code if that failed.
+ */
+int cli_run_rounds(int *code, const struct cli *cli, const struct cli_args *args, const struct mt_config *cfg,
+                   struct mt_err *err);
+
+#endif

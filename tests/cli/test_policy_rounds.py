@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A policy in rounds: a command samples, rewards are built in or a command's, a run trains; kills in each phase change no
+bit; what is refused; own generation."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from tiny import BINARY, base, chosen, config, megatrain, metrics, planes, write_ini, write_model
+
+STEPS = 3
+
+#: samples by the seed alone: so rounds have the same rollouts however often they are made
+SAMPLER = '''
+import json, os, random, sys, time
+e = os.environ
+time.sleep(float(sys.argv[1]))
+r = random.Random(e["MEGATRAIN_SEED"])
+with open(e["MEGATRAIN_ROLLOUTS"], "w") as f:
+    for line in open(e["MEGATRAIN_PROMPTS"]):
+        o = json.loads(line)
+        for _ in range(int(e["MEGATRAIN_SAMPLES"])):
+            ids = [r.randrange(48, 58) for _ in range(r.randrange(1, int(e["MEGATRAIN_MAX_TOKENS"])))]
+            f.write(json.dumps(dict(o, completion=bytes(ids).decode(), completion_ids=ids, logprobs=[-2.0] * len(ids))) + "\\n")
+with open(e["MEGATRAIN_ROLLOUTS"] + ".seen", "w") as f:
+    json.dump({k: v for k, v in e.items() if k.startswith("MEGATRAIN_")}, f)
+sys.exit(int(sys.argv[2]))
+'''
+JUDGE = '''
+import json, sys, time
+time.sleep(float(sys.argv[1]))
+for line in sys.stdin:
+    print(json.dumps({"reward": json.loads(line)["completion"].count("7")}))
+'''
+
+
+def script(tmp, name, text):
+    with open(f"{tmp}/{name}", "w") as f:
+        f.write(text)
+    return f"{tmp}/{name}"
+
+
+def write_prompts(path, n=6):
+    with open(path, "w") as f:
+        f.writelines(json.dumps({"prompt_ids": [65 + i, 66], "answer": str(i), "schema": {"type": "integer", "enum": [i, 10 + i]}}) + "\n" for i in range(n))
+    return path
+
+
+def ini_of(tmp, name, model, rollouts, **over):
+    out = f"{tmp}/{name}"
+    s = base(model, f"{tmp}/none", out, **{
+        "policy__loss": "dapo", "policy__rollouts": rollouts, "policy__prompts": f"{tmp}/prompts.jsonl", "policy__prompts_per_round": 4,
+        "policy__samples": 3, "policy__max_tokens": 6, "policy__reward": "number", "train__steps": STEPS, "train__batch_size": 12,
+        "train__micro_batch": 4, "train__schedule": "constant", "train__warmup": 0, "data__eval": "", "data__packing": "off", **over})
+    del s["data"]["train"]
+    return write_ini(out + ".ini", s), out
+
+
+def sampler(tmp, seconds=0, code=0):
+    return f"{sys.executable} {script(tmp, 'sampler.py', SAMPLER)} {seconds} {code}"
+
+
+def rounds_train_on_what_they_sample(tmp, model):
+    judge = script(tmp, "judge.py", JUDGE)
+    for name, reward, over in (("number", "number", {}), ("regex", "regex", {}), ("exact", "exact", {}), ("schema", "schema", {}),
+                               ("judge", f"{sys.executable} {judge} 0", {"policy__steps_per_round": 2, "policy__old": "file", "train__batch_size": 6,
+                                                                        "train__steps": 2 * STEPS})):
+        ini, out = ini_of(tmp, name, model, sampler(tmp), policy__reward=reward, **over)
+        said = megatrain("run", ini).stderr
+        steps = over.get("train__steps", STEPS)
+        m = [x for x in metrics(out) if "loss" in x]
+        assert [x["step"] for x in m] == list(range(1, steps + 1)), (name, m)
+        seen, want = [], {"number": lambda o: float(o["completion"]) == float(o["answer"]), "exact": lambda o: o["completion"] == o["answer"],
+                          "regex": lambda o: o["completion"].startswith(o["answer"]), "judge": lambda o: o["completion"].count("7"),
+                          "schema": lambda o: int(o["completion"]) in o["schema"]["enum"]}[name]
+        for k in range(STEPS):
+            with open(f"{out}/round-{k}.jsonl") as f:
+                rows = [json.loads(line) for line in f]
+            with open(f"{out}/round-{k}.prompts.jsonl") as f:
+                seen += [json.loads(line)["prompt_ids"][0] for line in f]
+            assert len(rows) == 12 and len({r["group"] for r in rows}) == 4 and all(r["reward"] == want(r) for r in rows), (name, rows)
+            per = steps // STEPS
+            mean = sum(x["reward"] for x in m[per * k:per * (k + 1)]) / per
+            assert abs(mean - sum(r["reward"] for r in rows) / 12) < 1e-6, (name, k)
+            assert f"round {k}: 12 rollouts of 4 prompts" in said, said
+        assert sorted(seen[:6]) == list(range(65, 71)) and sorted(seen[6:]) == list(range(65, 71)), "a prompt came twice before all came once"
+        assert os.path.isdir(f"{out}/checkpoint-{steps}")
+    with open(f"{tmp}/number/round-1.tmp.jsonl.seen") as f:
+        told = json.load(f)
+    assert told["MEGATRAIN_MODEL"].endswith("checkpoint-1") and told["MEGATRAIN_ROUND"] == "1" and not told["MEGATRAIN_ADAPTER"], told
+    said = megatrain("run", f"{tmp}/number.ini", "--resume").stderr  # all is done
+    assert "round" not in said or "resuming" in said
+
+
+def kills_in_each_phase_change_no_bit(tmp, model):
+    keys = {"policy__steps_per_round": 2, "policy__old": "file", "train__batch_size": 6, "train__steps": 6, "checkpoint__every": 1,
+            "policy__reward": f"{sys.executable} {script(tmp, 'judge.py', JUDGE)} 0.1"}
+    ini, whole = ini_of(tmp, "whole", model, sampler(tmp), **keys)
+    megatrain("run", ini)
+    ini, out = ini_of(tmp, "killed", model, sampler(tmp, 0.3), **keys)
+    files = ("round-0.prompts.jsonl", "round-0.jsonl", "checkpoint-1", "round-1.prompts.jsonl", "checkpoint-3", "round-2.jsonl")
+    for name in files:  # in the command, before training, between the steps of a round
+        start = lambda: subprocess.Popen([BINARY, "-q", "run", ini] + ([] if name == files[0] else ["--resume"]), start_new_session=True)
+        p, tries = start(), 0
+        while not os.path.exists(f"{out}/{name}"):
+            if p.poll() is not None:  # what was killed may still be dying, with the folder's lock
+                tries += 1
+                assert tries < 50, f"the run ended before {name} was there"
+                time.sleep(0.1)
+                p = start()
+            time.sleep(0.002)
+        os.killpg(p.pid, signal.SIGKILL)
+        p.wait()
+    for _ in range(50):
+        if not megatrain("run", ini, "--resume", expect=None).returncode:
+            break
+        time.sleep(0.1)
+    assert sum(m["grad_norm"] > 0 for m in metrics(whole) if "loss" in m) > 3
+    assert planes(f"{out}/checkpoint-6") == planes(f"{whole}/checkpoint-6")
+    for k in range(3):
+        with open(f"{out}/round-{k}.jsonl") as a, open(f"{whole}/round-{k}.jsonl") as b:
+            assert a.read() == b.read()
+
+
+def failures_are_said(tmp, model):
+    ini, out = ini_of(tmp, "fails", model, sampler(tmp, 0, 9))
+    p = megatrain("run", ini, expect=9)
+    assert "command ended with code 9" in p.stderr and not os.path.exists(f"{out}/round-0.jsonl"), p.stderr
+    ini, _ = ini_of(tmp, "fails", model, sampler(tmp))
+    p = megatrain("run", ini, expect=2)
+    assert "has rounds already" in p.stderr, p.stderr
+    megatrain("run", ini, "--resume")
+    slow = f"{sys.executable} {script(tmp, 'judge.py', JUDGE)} 30"
+    for what, code, rollouts, over in (
+            ("took longer than policy.reward_seconds = 0.2", None, sampler(tmp), {"policy__reward": slow, "policy__reward_seconds": 0.2}),
+            ("needs policy.old = file", 2, sampler(tmp), {"policy__steps_per_round": 2}), ("set policy.max_tokens", 2, sampler(tmp), {"policy__max_tokens": 0}),
+            ("cannot start", 127, "/nowhere/sampler", {}), ("rounds need policy.loss", 2, sampler(tmp), {"policy__loss": "off"}),
+            ("gave 0 rewards for 12 rollouts", None, sampler(tmp), {"policy__reward": "true"}),
+            ("set it to full", 2, sampler(tmp), {"checkpoint__save": "weights"}), ("wrote no rollouts", None, "true", {})):
+        ini, _ = ini_of(tmp, f"fails-{abs(hash(what))}", model, rollouts, **over)
+        p = megatrain("run", ini, expect=code)
+        assert p.returncode and what in p.stderr, (what, p.returncode, p.stderr)
+
+
+def own_generation_is_a_command(tmp, model):
+    """Adapters on a model with weights: whose rollouts have the log-probabilities that training computes."""
+    ini, out = ini_of(tmp, "seed", model, sampler(tmp), train__steps=1)
+    megatrain("-q", "run", ini)
+    start = f"{out}/checkpoint-1"
+    with open(f"{tmp}/text.jsonl", "w") as f:
+        f.writelines(json.dumps({"prompt": f"say {i}", "answer": "[a-z]"}) + "\n" for i in range(8))
+    got = {}
+    for old in ("batch", "file"):
+        ini, out = ini_of(tmp, f"own-{old}", start, "generate", model__init="weights", adapter__kind="lora", policy__reward="regex", policy__old=old,
+                          train__learning_rate="1e-2", data__tokenizer="byte", train__steps=2, policy__max_tokens=8, policy__prompts=f"{tmp}/text.jsonl")
+        megatrain("run", ini)
+        got[old] = [m for m in metrics(out) if "loss" in m]
+    for a, b in zip(got["batch"], got["file"]):
+        assert b["clip_ratio/region_mean"] == 0 and abs(a["loss"] - b["loss"]) < 1e-5, (a, b)
+
+
+def main(tmp):
+    model = write_model(f"{tmp}/model", config("qwen3"))
+    write_prompts(f"{tmp}/prompts.jsonl")
+    tests = (rounds_train_on_what_they_sample, kills_in_each_phase_change_no_bit, failures_are_said, own_generation_is_a_command)
+    for test in chosen(tests, first=(rounds_train_on_what_they_sample,)):
+        test(tmp, model)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as tmp:
+        main(tmp)
