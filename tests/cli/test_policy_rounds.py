@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A policy in rounds: a command samples, rewards are built in or a command's, a run trains; kills in each phase change no
-bit; what is refused; own generation."""
+bit; what is refused; own generation; the scripts for servers, against a stub that speaks their API."""
+import http.server
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from tiny import BINARY, base, chosen, config, megatrain, metrics, planes, write_ini, write_model
 
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 STEPS = 3
 
 #: samples by the seed alone: so rounds have the same rollouts however often they are made
@@ -162,10 +165,61 @@ def own_generation_is_a_command(tmp, model):
         assert b["clip_ratio/region_mean"] == 0 and abs(a["loss"] - b["loss"]) < 1e-5, (a, b)
 
 
+class Stub(http.server.BaseHTTPRequestHandler):
+    """What the scripts need of vLLM's API and of llama.cpp's server."""
+    seen = []
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append((self.path, body))
+        ids = [97 + (body.get("seed", 0) + k) % 26 for k in range(4)]
+        text, lp = bytes(ids).decode(), [-1.5] * 4
+        of = {"/v1/load_lora_adapter": "Success", "/apply-template": {"prompt": "<user>" + str(body.get("messages"))},
+              "/tokenize": {"tokens": list(str(body.get("content") or body.get("messages")).encode())[:40]},
+              "/v1/completions": {"choices": [{"text": text, "token_ids": ids, "logprobs": {"token_logprobs": lp}, "finish_reason": "length" if i else "stop"}
+                                              for i in range(body.get("n", 0))]},
+              "/completion": {"content": text, "tokens": ids, "completion_probabilities": [{"logprob": x} for x in lp], "stop_type": "eos"}}[self.path]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write((of if isinstance(of, str) else json.dumps(of)).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def servers_sample_by_the_scripts(tmp, model):
+    with open(f"{tmp}/chat.jsonl", "w") as f:
+        f.writelines(json.dumps({"messages": [{"role": "user", "content": f"say {i}"}], "answer": "[a-m]"}) + "\n" for i in range(8))
+    ini, out = ini_of(tmp, "served-seed", model, sampler(tmp), train__steps=1)
+    megatrain("-q", "run", ini)
+    start = f"{out}/checkpoint-1"
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for api in ("vllm", "llama.cpp"):
+        Stub.seen.clear()
+        command = f"{sys.executable} {ROOT}/scripts/policy_rollouts.py {api} http://127.0.0.1:{server.server_port}"
+        ini, out = ini_of(tmp, f"served-{api}", start, command, model__init="weights", adapter__kind="lora", policy__reward="regex",
+                          policy__prompts=f"{tmp}/chat.jsonl", train__steps=2)
+        megatrain("run", ini)
+        assert len([m for m in metrics(out) if "loss" in m]) == 2
+        paths = [path for path, _ in Stub.seen]
+        loaded = [body for path, body in Stub.seen if path == "/v1/load_lora_adapter"]
+        if api == "vllm":
+            assert len(loaded) == 1 and loaded[0]["lora_name"] == "round-1" and loaded[0]["lora_path"].endswith("checkpoint-1"), loaded
+            assert paths.count("/v1/completions") == 8 and paths.count("/tokenize") == 8
+        else:
+            assert paths.count("/completion") == 24 and paths.count("/apply-template") == 8
+        with open(f"{out}/round-0.jsonl") as f:
+            rows = [json.loads(line) for line in f]
+        assert len(rows) == 12 and {r["reward"] for r in rows} == {0, 1} or api == "vllm", rows
+    server.shutdown()
+
+
 def main(tmp):
     model = write_model(f"{tmp}/model", config("qwen3"))
     write_prompts(f"{tmp}/prompts.jsonl")
-    tests = (rounds_train_on_what_they_sample, kills_in_each_phase_change_no_bit, failures_are_said, own_generation_is_a_command)
+    tests = (rounds_train_on_what_they_sample, kills_in_each_phase_change_no_bit, failures_are_said, own_generation_is_a_command,
+             servers_sample_by_the_scripts)
     for test in chosen(tests, first=(rounds_train_on_what_they_sample,)):
         test(tmp, model)
 
