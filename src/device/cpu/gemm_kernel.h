@@ -24,7 +24,7 @@ struct mt_cpu_panel {
 };
 
 /** Largest register tile; the columns of every tile divide MT_CPU_GEMM_COLS. */
-enum { MT_CPU_GEMM_ROWS = 12, MT_CPU_GEMM_COLS = 32 };
+enum { MT_CPU_GEMM_ROWS = 12, MT_CPU_GEMM_COLS = 32, MT_CPU_GEMM_THIN = 4 };
 
 struct mt_cpu_gemm_isa {
     const char *name, *key; /* "AVX-512", "avx512" */
@@ -36,6 +36,10 @@ struct mt_cpu_gemm_isa {
     /** The same with an unpacked A: its rows are `lda` apart and k is contiguous. */
     void (*multiply_rows)(size_t k, const float *a, size_t lda, const float *b, const float *c, size_t ldc, float *d,
                           size_t ldd);
+    /** d[m][lanes] = sum over k of m rows of A, at most MT_CPU_GEMM_THIN, and `lanes` columns of B, neither of them
+     * packed: k is contiguous in both. For products that read B once. */
+    void (*multiply_thin)(size_t m, size_t k, const float *a, size_t lda, const float *b, size_t ldb, float *d);
+    size_t lanes;
 };
 
 struct mt_cpu_gemm;

@@ -213,6 +213,48 @@ INLINE void panel_rows(const struct mt_cpu_panel *p, enum mt_dtype t, size_t wid
         panel_any(p, t, false, width, whole, 0, p->k);
 }
 
+/* B is turned around in registers, LANES steps of LANES columns at a time. */
+INLINE void thin_of(int m, size_t k, const float *a, size_t lda, const float *b, size_t ldb, float *d)
+{
+    vec sum[MT_CPU_GEMM_THIN] = {{0}};
+    size_t q = 0;
+    for (; q + LANES <= k; q += LANES) {
+        vec v[LANES] __attribute__((aligned(LANES * sizeof(float))));
+#pragma GCC unroll 16
+        for (int l = 0; l < LANES; l++) {
+            __builtin_prefetch(b + (size_t)(LANES + l) * ldb + q, 0, 2); /* of the next columns */
+            v[l] = *(const vec *)(b + (size_t)l * ldb + q);
+        }
+        transpose(v);
+#pragma GCC unroll 16
+        for (int s = 0; s < LANES; s++)
+#pragma GCC unroll 4
+            for (int i = 0; i < m; i++)
+                sum[i] += a[(size_t)i * lda + q + (size_t)s] * v[s];
+    }
+    for (; q < k; q++) {
+        vec v = {0};
+        for (int l = 0; l < LANES; l++)
+            v[l] = b[(size_t)l * ldb + q];
+        for (int i = 0; i < m; i++)
+            sum[i] += a[(size_t)i * lda + q] * v;
+    }
+    for (int i = 0; i < m; i++)
+        *(vec *)(d + i * LANES) = sum[i];
+}
+
+static void multiply_thin(size_t m, size_t k, const float *a, size_t lda, const float *b, size_t ldb, float *d)
+{
+    if (m == 1)
+        thin_of(1, k, a, lda, b, ldb, d);
+    else if (m == 2)
+        thin_of(2, k, a, lda, b, ldb, d);
+    else if (m == 3)
+        thin_of(3, k, a, lda, b, ldb, d);
+    else
+        thin_of(4, k, a, lda, b, ldb, d);
+}
+
 /* Each case is compiled separately. */
 INLINE void panel(const struct mt_cpu_panel *p, size_t width)
 {

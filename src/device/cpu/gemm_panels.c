@@ -359,10 +359,55 @@ static void run_block(mt_pool *pool, struct job *j)
     }
 }
 
+/* --- products of few rows, in place ------------------------------------------------------------- */
+
+enum { THIN_COLS = 64, MAX_LANES = 16 };
+
+static bool is_thin(const struct mt_cpu_gemm_isa *isa, const struct mt_gemm *g)
+{
+    bool plain = g->dtype == MT_F32 && !g->trans_a && g->trans_b && (g->scale == 0 || g->scale == 1);
+    return plain && g->m <= MT_CPU_GEMM_THIN && g->n % isa->lanes == 0;
+}
+
+/* Columns [j, j + lanes): the panels' sums are added as run_block() does. */
+static void thin_columns(const struct job *job, size_t j)
+{
+    const struct mt_gemm *g = job->g;
+    size_t lanes = job->isa->lanes, panel = even(g->k, PANEL, 1);
+    float total[MT_CPU_GEMM_THIN * MAX_LANES], sum[MT_CPU_GEMM_THIN * MAX_LANES];
+    for (size_t p = 0; p < g->k; p += panel) {
+        job->isa->multiply_thin(g->m, MT_MIN(panel, g->k - p), (const float *)g->a + p, g->lda,
+                                (const float *)g->b + j * g->ldb + p, g->ldb, sum);
+        for (size_t i = 0; i < g->m * lanes; i++) {
+            const float *c = p ? &total[i] : NULL;
+            if (!p && job->direct && g->c)
+                c = (const float *)g->c + i / lanes * g->ldc + j + i % lanes;
+            total[i] = c ? sum[i] + *c : sum[i];
+        }
+    }
+    for (size_t i = 0; i < g->m; i++)
+        if (job->direct)
+            memcpy((float *)g->d + i * g->ldd + j, total + i * lanes, lanes * sizeof(float));
+        else
+            mt_cpu_gemm_finish_row(g, i, j, lanes, total + i * lanes);
+}
+
+static void thin_chunk(void *ctx, size_t chunk, int)
+{
+    const struct job *job = ctx;
+    size_t end = MT_MIN((chunk + 1) * THIN_COLS, job->g->n);
+    for (size_t j = chunk * THIN_COLS; j < end; j += job->isa->lanes)
+        thin_columns(job, j);
+}
+
 void mt_cpu_gemm_run(struct mt_cpu_gemm *g, mt_pool *pool, const struct mt_gemm *a)
 {
     struct job j = {.g = a, .isa = g->isa, .buffers = g->buffers, .direct = a->d_dtype == MT_F32 && !a->bias,
                     .in_place = fits_in_place(a, g->isa->mr), .shares = (size_t)mt_pool_n_threads(pool)};
+    if (is_thin(j.isa, a)) {
+        mt_pool_run(pool, thin_chunk, &j, mt_div_up(a->n, THIN_COLS));
+        return;
+    }
     size_t m = even(a->m, j.direct ? BLOCK : SUMS, j.isa->mr);
     size_t n = even(a->n, j.direct ? PARTS * LEAST_STRIPS * j.isa->nr : SUMS, j.isa->nr);
     for (size_t row = 0; row < a->m; row += m)

@@ -18,4 +18,5 @@ static inline void transpose(void *vectors)
 
 #include "device/cpu/gemm_kernel_body.h"
 
-const struct mt_cpu_gemm_isa mt_cpu_gemm_plain = {"plain C", "plain", ROWS, COLS, panel_a, panel_b, multiply, multiply_rows};
+const struct mt_cpu_gemm_isa mt_cpu_gemm_plain = {"plain C", "plain", ROWS, COLS, panel_a, panel_b,
+                                                  multiply, multiply_rows, multiply_thin, LANES};
