@@ -177,7 +177,7 @@ def base(model, data, out, **over):
 def megatrain(*args, env=None, expect=0, stdin=None, binary=BINARY, cwd=None):
     e = dict(os.environ)
     e.update(env or {})
-    p = subprocess.run([binary, *map(str, args)], capture_output=True, text=True, env=e, cwd=cwd)
+    p = subprocess.run([binary, *map(str, args)], capture_output=True, text=True, env=e, cwd=cwd, input=stdin)
     if expect is not None and p.returncode != expect:
         sys.stderr.write(p.stdout + p.stderr)
         raise AssertionError(f"megatrain {' '.join(map(str, args))}: exit {p.returncode}, expected {expect}")
