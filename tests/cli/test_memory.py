@@ -226,7 +226,7 @@ def check_files(tmp, sizes, hidden, ffn, budget, seq_len):
     assert host[1] - host[0] < 0.1 * more and peaks[1] - peaks[0] < 0.1 * more + (4 << 20)
 
 
-with tempfile.TemporaryDirectory() as tmp:
+def main(tmp):
     if FULL:  # 4 GiB of memory, some minutes
         large = (576, 1728, 64)
         check(tmp, "bf16", large, 100, 2 << 30)
@@ -243,3 +243,8 @@ with tempfile.TemporaryDirectory() as tmp:
     if FULL or "bf16" in sys.argv:
         check_packed(tmp, 24, 512, 1536, 32, 64, SLACK)
         check_files(tmp, (3, 9), 1024, 2048, 96, 64)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as tmp:
+        main(tmp)
