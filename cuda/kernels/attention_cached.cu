@@ -75,7 +75,7 @@ static __device__ void soften(float *s, float *max, float *sum, float *rescale)
     }
 }
 
-template <typename T> static __global__ void __launch_bounds__(CHUNK) attend_rows(mt_attention_cached a)
+template <typename T> static __global__ void __launch_bounds__(CHUNK, 4) attend_rows(mt_attention_cached a)
 {
     __shared__ float q[HEADS][WIDEST], s[HEADS][CHUNK], max[HEADS], sum[HEADS], rescale[HEADS];
     size_t token = blockIdx.x, doc = document_of(a, token);
