@@ -94,7 +94,8 @@ int mt_hf_write_file(const struct mt_hf_dir *h, const char *name, const struct m
     cJSON *sums = h->listed && n ? cJSON_CreateObject() : NULL;
     int rc = sorted && path ? 0 : mt_fail_nomem(err, name, n * sizeof(*sorted));
     if (!rc) {
-        memcpy(sorted, s, n * sizeof(*s));
+        for (size_t i = 0; i < n; i++)
+            sorted[i] = s[i];
         qsort(sorted, n, sizeof(*sorted), mt_st_file_order);
         rc = mt_out_open(&f, h->vfs, path, err);
     }
