@@ -92,7 +92,7 @@ template <typename T> static __global__ void __launch_bounds__(CHUNK, 4) attend_
         q[i / d][i % d] = load(queries + (first + i / d) * a.of.q.stride + i % d) * a.of.scale;
     if (threadIdx.x < HEADS) {
         max[threadIdx.x] = -INFINITY;
-        sum[threadIdx.x] = 0;
+        sum[threadIdx.x] = rescale[threadIdx.x] = 0; /* also of heads that are not there */
     }
     __syncthreads();
     for (size_t base = from; base <= position; base += CHUNK) {
@@ -127,7 +127,7 @@ template <typename T> static __global__ void __launch_bounds__(CHUNK, 4) attend_
                 continue;
             MT_UNROLL(HEADS)
             for (unsigned h = 0; h < HEADS; h++)
-                acc[h][i] *= h < heads ? rescale[h] : 0.0f;
+                acc[h][i] *= rescale[h];
             for (unsigned k = 0; k < n; k++) {
                 place at = place_of(a, doc, base + k);
                 const T *row = static_cast<const T *>(a.cache) + at.block + a.block * keys + at.row * values;
