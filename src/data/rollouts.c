@@ -40,6 +40,10 @@ static int push_ids(struct rollout *of, const cJSON *ids, const char *name, stru
 static int push_text(struct rollout *of, const cJSON *o, struct mt_err *err)
 {
     static const char *const parts[] = {"prompt", "completion"};
+    if (!of->r->bytes)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: a rollout has \"token_ids\" and \"mask\", or \"prompt_ids\" and "
+                       "\"completion_ids\"; text is taken with data.tokenizer = byte alone, as tokens that are made of it anew need "
+                       "not be those that were sampled", of->where);
     int rc = mt_sample_needs_bytes(of->r, of->where, err);
     if (!rc)
         rc = mt_sample_push(of->r, MT_BYTE_BOS, false, err);

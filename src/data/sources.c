@@ -243,7 +243,7 @@ bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format f
     else if (format == MT_FORMAT_AUTO)
         needs = cJSON_IsObject(r) && (chat || !ids) && (chat || !bytes) &&
                 (chat || mt_json_get(r, "prompt") || mt_json_get(r, "rejected") || mt_json_get(r, "text"));
-    else if (format == MT_FORMAT_INPUT_IDS || ids)
+    else if (format == MT_FORMAT_INPUT_IDS || format == MT_FORMAT_ROLLOUTS || ids)
         needs = false;
     else
         needs = !bytes || chat || format == MT_FORMAT_MESSAGES || format == MT_FORMAT_SHAREGPT ||

@@ -76,6 +76,7 @@ def bad_data_are_refused_by_their_line(tmp, model):
         "a group of one": (changed(group="alone"), "is the only rollout of its group"),
         "temperature": (changed(temperature=0.5), "was sampled at temperature 0.5, policy.temperature is 1"),
         "truncated": (changed(truncated=1), '"truncated" must be true or false'),
+        "text": ({"prompt": "a", "completion": "b", "reward": 1, "group": 1}, "text is taken with data.tokenizer = byte alone"),
         "no reference": (changed(ref_logprobs=None), 'no "ref_logprobs"'),
     }
     for name, (row, what) in cases.items():
