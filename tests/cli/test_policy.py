@@ -207,6 +207,21 @@ def temperature_divides_logits(tmp):
         assert got["key", old] == got["model", old] != got["other", old]
 
 
+def gradients_go_through_cap_and_temperature(tmp):
+    """A small step of SGD changes the loss by the square of the gradient's norm."""
+    rows = [{"token_ids": r["token_ids"], "mask": r["mask"], "advantage": 1} for r in plain(rollouts())]
+    data = write(f"{tmp}/capped.jsonl", rows)
+    model = write_model(f"{tmp}/gemma", config("gemma2", head_dim=16, query_pre_attn_scalar=24, sliding_window=12, attn_logit_softcapping=50.0,
+                                                final_logit_softcapping=0.4, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True))
+    rate = 3e-3
+    _, out = run(tmp, "capped", model, data, loss="cispo", policy__temperature=2, optimizer__type="sgd", optimizer__momentum=0, train__steps=2,
+                 train__learning_rate=rate, train__schedule="constant", train__batch_size=1000, data__shuffle="off", optimizer__weight_decay=0,
+                 train__grad_clip=0, optimizer__grad_dtype="f32")
+    first, second = metrics(out)
+    fall = (first["loss"] - second["loss"]) / (rate * first["grad_norm"] ** 2)
+    assert abs(fall - 1) < 0.03, (fall, first, second)
+
+
 def placement_changes_no_bit(tmp, model):
     data, drive = write(f"{tmp}/placed.jsonl", rollouts()), f"{tmp}/drive"
     os.mkdir(drive)
@@ -244,9 +259,10 @@ def kills_change_no_bit(tmp, model):
 def main(tmp):
     model = write_model(f"{tmp}/model", config("qwen3"))
     tests = (bad_data_are_refused_by_their_line, forms_of_data_are_the_same, measures_are_as_computed_here,
-             the_old_policy_is_the_batchs_or_the_files, temperature_divides_logits, placement_changes_no_bit, kills_change_no_bit)
+             the_old_policy_is_the_batchs_or_the_files, temperature_divides_logits, gradients_go_through_cap_and_temperature,
+             placement_changes_no_bit, kills_change_no_bit)
     for test in chosen(tests, first=(bad_data_are_refused_by_their_line, measures_are_as_computed_here)):
-        test(*([tmp] if test is temperature_divides_logits else [tmp, model]))
+        test(*[tmp, model][:test.__code__.co_argcount])
 
 
 if __name__ == "__main__":
