@@ -157,9 +157,11 @@ template <typename T> static cudaError_t run(const mt_attention_cached *a, cudaS
     size_t group = a->of.q.n / a->of.k.n, parts = (group + HEADS - 1) / HEADS;
     if (a->of.q.dim > WIDEST || a->of.v.dim > WIDEST)
         return cudaErrorInvalidValue;
-    cudaError_t rc = MT_LAUNCH(append_rows<T>, grid_of(a->of.n), CHUNK, 0, stream, *a);
+    mt_attention_cached device = *a; /* kernels read no memory of the host */
+    device.of.cu_seqlens_host = device.past_host = device.table_host = nullptr;
+    cudaError_t rc = MT_LAUNCH(append_rows<T>, grid_of(a->of.n), CHUNK, 0, stream, device);
     dim3 grid(static_cast<unsigned>(a->of.n), static_cast<unsigned>(a->of.k.n * parts));
-    return rc == cudaSuccess ? MT_LAUNCH(attend_rows<T>, grid, CHUNK, 0, stream, *a) : rc;
+    return rc == cudaSuccess ? MT_LAUNCH(attend_rows<T>, grid, CHUNK, 0, stream, device) : rc;
 }
 
 cudaError_t mt_cuda_attention_cached(const struct mt_attention_cached *a, cudaStream_t stream)
