@@ -239,8 +239,8 @@ static const char *short_number(char buf[32], const cJSON *o, const char *key)
     int i = 0;
     for (; x >= 999.5 && prefix[i + 1]; i++)
         x /= 1000;
-    snprintf(buf, 32, x > 0 ? "%.4g%.*s" : "", x, i > 0, &prefix[i]);
-    return buf;
+    snprintf(buf, 32, "%.4g%.*s", x, i > 0, &prefix[i]);
+    return x > 0 ? buf : "";
 }
 
 static void print_lines(const cJSON *lines)

@@ -22,8 +22,11 @@ static void add_view(struct mt_layer_line *o, const struct mt_recipe *r, const s
 {
     const struct mt_recipe_value *value = &r->value[v->value];
     append(o->text, sizeof(o->text), "%s", value->name);
-    if (v->heads == 1 || !v->stride) /* without a stride all heads share one piece */
-        append(o->text, sizeof(o->text), v->dim == value->width ? "" : "[%zu..%zu]", v->first, v->first + v->dim);
+    bool one = v->heads == 1 || !v->stride; /* without a stride all heads share one piece */
+    if (one && v->dim == value->width)
+        return;
+    if (one)
+        append(o->text, sizeof(o->text), "[%zu..%zu]", v->first, v->first + v->dim);
     else if (v->heads * v->dim < value->width)
         append(o->text, sizeof(o->text), "[%zu x %zu of %zu at %zu]", v->heads, v->dim, v->stride, v->first);
     else
