@@ -103,8 +103,8 @@ static void warn_of_few_steps(const struct mt_inputs *in, uint64_t rows)
     uint64_t filled = mt_sampler_rows_per_epoch(in->sampler), steps = in->total_steps;
     uint64_t len = (uint64_t)c->numerics.seq_len;
     bool whole = filled < rows, by_rows = c->train.batch_size > 0;
-    if (!whole && (c->train.steps || steps >= FEW))
-        return;
+    if (mt_objective_of(&in->numerics)->rollouts || (!whole && (c->train.steps || steps >= FEW)))
+        return; /* a policy's rollouts are those of a round, and meant to be trained at once */
     uint64_t pass = MT_MAX(MT_MIN(filled, rows), UINT64_C(1)), better = MT_MAX(steps * pass / ENOUGH, UINT64_C(1));
     char what[200], mend[120] = "";
     if (whole)
