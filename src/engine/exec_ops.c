@@ -271,9 +271,9 @@ static int copy_cache(const struct mt_binding *b, const struct mt_instr *in, con
     const struct mt_cache_shape *s = &of->cache;
     int k = o->pool == MT_POOL_CACHE_WINDOW, rc = 0;
     size_t bytes = o->bytes / s->n[k], end = 0;
-    char *home = b->spill + o->spill;
-    if (o->resident) /* it begins empty */
+    if (o->resident) /* it begins empty, and has no home */
         return 0;
+    char *home = b->spill + o->spill;
     for (size_t d = 0; d < of->n_docs && !rc; d++) {
         size_t past = (size_t)of->past[d], new = (size_t)(of->cu_seqlens[d + 1] - of->cu_seqlens[d]);
         bool load = in->op == MT_OP_LOAD;

@@ -255,7 +255,7 @@ static int head_chunk(mt_model *m, const struct mt_model_head *a, enum pass pass
     for (size_t at = 0; at < rows && !rc; at += piece) {
         size_t n = MT_MIN(piece, rows - at);
         rc = head_piece(m, a, pass, first + at, at, n, err);
-        if (!rc && m->top && !a->dx)
+        if (!rc && m->p.top && !a->dx)
             rc = mt_model_top_rows(m, a->mb, first + at, n, err);
     }
     if (rc || pass == LOSSES)
