@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "base/pool.h"
-#include "hf/pack.h"
+#include "base/pack.h"
 #include "model/packing.h"
 
 enum { NOTE_MADE = 256, PIECE = 1 << 20 };

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "hf/pack.h"
+#include "base/pack.h"
 #include "kinds/kinds.h"
 #include "model/packing.h"
 #include "weights/packed_files.h"

@@ -19,6 +19,14 @@ size_t mt_pack_n_jobs(enum mt_packed f, size_t rows, size_t cols);
  */
 void mt_pack_job(enum mt_packed f, size_t rows, size_t cols, const float *w, size_t i, uint8_t *codes, float *scales);
 
+/** The scale that a block of n weights has by itself, as mt_pack_job() rounds it; INT4's is compressed-tensors', as bf16. */
+float mt_pack_scale(enum mt_packed f, const float *w, size_t n);
+/** Codes of n weights of a block with that scale, a byte each: the nearest value there is. */
+void mt_pack_codes(enum mt_packed f, const float *w, size_t n, float scale, uint8_t *code);
+
+/** Puts n codes to their places in a matrix's, from element `first` on. */
+void mt_pack_put(enum mt_packed f, uint8_t *codes, size_t first, const uint8_t *code, size_t n);
+
 /** The byte of an MXFP4 scale that mt_pack_job() made. */
 static inline uint8_t mt_f32_to_e8m0(float scale)
 {

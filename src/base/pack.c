@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "hf/pack.h"
+#include "base/pack.h"
 
 #include <math.h>
 
@@ -36,24 +36,14 @@ static unsigned count_below(const float *bound, int n, float x)
     return at;
 }
 
-static float clamp1(float x)
+static float clamp(float x, float most)
 {
-    return x < -1 ? -1 : x > 1 ? 1 : x;
+    return x < -most ? -most : x > most ? most : x;
 }
 
-/* As bitsandbytes does, an incomplete last block is divided by its scale, others are multiplied by the reciprocal. */
-static void nf4_block(const float *w, size_t n, uint8_t *codes, float *scale)
+static float clamp1(float x)
 {
-    float bound[15], most = largest(w, n), inverse = 1.0f / (most < 1e-38f ? 1e-38f : most);
-    for (int k = 0; k < 15; k++)
-        bound[k] = (mt_nf4_values[k] + mt_nf4_values[k + 1]) / 2;
-    if (n < MT_NF4_BLOCK && most < 1e-38f)
-        most = 1e-38f;
-    for (size_t i = 0; i < n; i++)
-        put_nibble(codes, i, count_below(bound, 15, clamp1(n < MT_NF4_BLOCK ? w[i] / most : w[i] * inverse)), true);
-    if (n % 2)
-        put_nibble(codes, n, 7, true); /* bitsandbytes pads with a zero */
-    *scale = most;
+    return clamp(x, 1);
 }
 
 /* To the nearest, ties away from zero; larger values become the largest. */
@@ -66,26 +56,73 @@ static unsigned e2m1(float x)
     return at | (signbit(x) ? 8u : 0);
 }
 
-static void mxfp4_block(const float *w, uint8_t *codes, float *scale)
-{
-    float inverse;
-    uint32_t bits = (mt_f32_bits(largest(w, MT_MXFP4_BLOCK) / 6.0f) + 0x7fffffu) & 0x7f800000u;
-    *scale = mt_f32_from_bits(bits);
-    inverse = bits ? 1.0f / *scale : 0;
-    for (size_t i = 0; i < MT_MXFP4_BLOCK; i++)
-        put_nibble(codes, i, e2m1(w[i] * inverse), false);
-    if (!bits)
-        *scale = 0x1p-127f; /* the value of byte 0 */
-}
-
-/* To nearest even; |x| <= 448. */
 static uint8_t e4m3(float x)
 {
-    uint32_t u = mt_f32_bits(x), sign = u >> 24 & 0x80u, mag = u & 0x7fffffffu;
-    if (mag < (121u << 23)) /* below 2^-6 codes are multiples of 2^-9, to which this sum rounds */
-        return (uint8_t)(sign | (mt_f32_bits(mt_f32_from_bits(mag) + 0x1p14f) & 0xf));
-    uint32_t even = mag + 0x7ffffu + (mag >> 20 & 1);
-    return (uint8_t)(sign | ((even >> 20) - (120u << 3)));
+    return mt_f32_to_e4m3(clamp(x, 448));
+}
+
+float mt_pack_scale(enum mt_packed f, const float *w, size_t n)
+{
+    float most = largest(w, n);
+    if (f == MT_PACKED_NF4)
+        return most;
+    if (f == MT_PACKED_MXFP4) {
+        uint32_t bits = (mt_f32_bits(most / 6.0f) + 0x7fffffu) & 0x7f800000u;
+        return bits ? mt_f32_from_bits(bits) : 0x1p-127f; /* the value of byte 0 */
+    }
+    if (f == MT_PACKED_INT4)
+        return most > 0 ? mt_bf16_to_f32(mt_f32_to_bf16(most / 7.5f)) : 0x1p-7f;
+    return 1.0f / (most > 0 ? 1.0f / most * 448.0f : 1); /* as torch divides a number by a tensor */
+}
+
+void mt_pack_codes(enum mt_packed f, const float *w, size_t n, float scale, uint8_t *code)
+{
+    float bound[15], least = f == MT_PACKED_NF4 ? 1e-38f : 0x1p-127f;
+    float unit = fabsf(scale) < least ? copysignf(least, scale) : scale, inverse = 1.0f / unit;
+    for (int k = 0; k < 15; k++)
+        bound[k] = (mt_nf4_values[k] + mt_nf4_values[k + 1]) / 2;
+    for (size_t i = 0; i < n; i++)
+        if (f == MT_PACKED_NF4)
+            code[i] = (uint8_t)count_below(bound, 15, clamp1(w[i] * inverse));
+        else if (f == MT_PACKED_MXFP4)
+            code[i] = (uint8_t)e2m1(w[i] * inverse);
+        else if (f == MT_PACKED_INT4)
+            code[i] = (uint8_t)(8 + MT_MAX(-8, MT_MIN(7, (int)rintf(clamp(w[i] / unit, 16)))));
+        else
+            code[i] = e4m3(w[i] * inverse);
+}
+
+void mt_pack_put(enum mt_packed f, uint8_t *codes, size_t first, const uint8_t *code, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (mt_packed_formats[f].bytes)
+            codes[first + i] = code[i];
+        else
+            put_nibble(codes, first + i, code[i], f == MT_PACKED_NF4);
+}
+
+/* As bitsandbytes does, an incomplete last block is divided by its scale, others are multiplied by the reciprocal. */
+static void nf4_block(const float *w, size_t n, uint8_t *codes, float *scale)
+{
+    uint8_t code[MT_NF4_BLOCK];
+    float x[MT_NF4_BLOCK], most = mt_pack_scale(MT_PACKED_NF4, w, n);
+    if (n < MT_NF4_BLOCK && most < 1e-38f)
+        most = 1e-38f;
+    for (size_t i = 0; i < n && n < MT_NF4_BLOCK; i++)
+        x[i] = w[i] / most;
+    mt_pack_codes(MT_PACKED_NF4, n < MT_NF4_BLOCK ? x : w, n, n < MT_NF4_BLOCK ? 1 : most, code);
+    mt_pack_put(MT_PACKED_NF4, codes, 0, code, n);
+    if (n % 2)
+        put_nibble(codes, n, 7, true); /* bitsandbytes pads with a zero */
+    *scale = most;
+}
+
+static void mxfp4_block(const float *w, uint8_t *codes, float *scale)
+{
+    uint8_t code[MT_MXFP4_BLOCK];
+    *scale = mt_pack_scale(MT_PACKED_MXFP4, w, MT_MXFP4_BLOCK);
+    mt_pack_codes(MT_PACKED_MXFP4, w, MT_MXFP4_BLOCK, *scale, code);
+    mt_pack_put(MT_PACKED_MXFP4, codes, 0, code, MT_MXFP4_BLOCK);
 }
 
 static void fp8_block(size_t rows, size_t cols, const float *w, size_t i, uint8_t *codes, float *scales)
@@ -97,13 +134,11 @@ static void fp8_block(size_t rows, size_t cols, const float *w, size_t i, uint8_
         float m = largest(w + r * cols + col, n);
         most = m > most ? m : most;
     }
-    up = most > 0 ? 1.0f / most * 448.0f : 1; /* as torch divides a number by a tensor */
-    scales[i] = 1.0f / up;
+    up = most > 0 ? 1.0f / most * 448.0f : 1;
+    scales[i] = mt_pack_scale(MT_PACKED_FP8, &most, 1);
     for (size_t r = row; r < end; r++)
-        for (size_t c = r * cols + col; c < r * cols + col + n; c++) {
-            float x = w[c] * up;
-            codes[c] = e4m3(x < -448 ? -448 : x > 448 ? 448 : x);
-        }
+        for (size_t c = r * cols + col; c < r * cols + col + n; c++)
+            codes[c] = e4m3(w[c] * up);
 }
 
 void mt_pack_job(enum mt_packed f, size_t rows, size_t cols, const float *w, size_t i, uint8_t *codes, float *scales)
