@@ -41,6 +41,7 @@ extern "C" {
     X(JOIN, join, struct mt_join)                                                                  \
     X(CAST, cast, struct mt_cast)                                                                  \
     X(DECODE, decode, struct mt_decode)                                                            \
+    X(MERGE_ADAPTER, merge_adapter, struct mt_merge_adapter)                                       \
     X(DROPOUT, dropout, struct mt_dropout)                                                         \
     X(DORA_SCALE, dora_scale, struct mt_dora_scale)                                                \
     X(SCALE_COLUMNS, scale_columns, struct mt_scale_columns)                                       \

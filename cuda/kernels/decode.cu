@@ -5,9 +5,7 @@
  * different banks. Bytes moved per element: s of the output, 1/2 (FP8: 1) of codes, and one scale per 32 or 64 (FP8:
  * 16384, or all) elements.
  */
-#include "base/packed.h"
-#include "launch.cuh"
-#include "scalar.cuh"
+#include "packed.cuh"
 
 enum { THREADS = 256, UNROLL = 4 };
 
@@ -26,37 +24,6 @@ template <> struct code_word<4> {
 template <> struct code_word<8> {
     typedef uint64_t type;
 };
-
-template <bool NESTED> static __device__ __forceinline__ float nf4_scale(const struct mt_decode &a, size_t block)
-{
-    if constexpr (!NESTED)
-        return static_cast<const float *>(a.scales)[block];
-    else
-        return a.nested_map[static_cast<const uint8_t *>(a.scales)[block]] * a.nested_scales[block / MT_NF4_NESTED] +
-               *a.nested_offset;
-}
-
-static __device__ __forceinline__ float mxfp4_scale(const struct mt_decode &a, size_t block)
-{
-    uint32_t e = static_cast<const uint8_t *>(a.scales)[block];
-    return float_of_bits(e ? e << 23 : 0x400000u);
-}
-
-static __device__ __forceinline__ float bf16_scale(const struct mt_decode &a, size_t block)
-{
-    return float_of_bits(static_cast<uint32_t>(static_cast<const uint16_t *>(a.scales)[block]) << 16);
-}
-
-template <int FORMAT, bool NESTED>
-static __device__ __forceinline__ float scale_of(const struct mt_decode &a, size_t i)
-{
-    if constexpr (FORMAT == MT_PACKED_NF4)
-        return nf4_scale<NESTED>(a, i / MT_NF4_BLOCK);
-    else if constexpr (FORMAT == MT_PACKED_INT4)
-        return bf16_scale(a, i / MT_INT4_BLOCK);
-    else
-        return mxfp4_scale(a, i / MT_MXFP4_BLOCK);
-}
 
 /* Code k of `codes`, which begin at an even element. */
 template <int FORMAT> static __device__ __forceinline__ unsigned nibble(uint32_t codes, int k)
@@ -120,22 +87,6 @@ static cudaError_t run_nibbles(const struct mt_decode *a, cudaStream_t stream)
     return MT_LAUNCH((decode_nibbles<T, FORMAT, NESTED>),
                      grid_of(ceil_div(n, static_cast<size_t>(VEC<T>) * THREADS * UNROLL)), THREADS, 0, stream, *a, n,
                      v);
-}
-
-/* mt_e4m3_to_f32(). */
-static __device__ __forceinline__ float e4m3(uint32_t c)
-{
-    uint32_t mag = c & 0x7fu;
-    uint32_t small = bits_of_float(static_cast<float>(static_cast<int>(mag)) * 0x1p-9f);
-    uint32_t bits = mag < 8 ? small : (mag << 20) + (120u << 23);
-    return float_of_bits((mag == 0x7f ? 0x7fc00000u : bits) | (c & 0x80u) << 24);
-}
-
-static __device__ __forceinline__ float fp8_scale(const struct mt_decode &a, size_t block)
-{
-    if (a.scale == MT_SCALE_F32)
-        return static_cast<const float *>(a.scales)[block];
-    return a.scale == MT_SCALE_BF16 ? bf16_scale(a, block) : mxfp4_scale(a, block);
 }
 
 /* N divides a row, or is 1, so that N codes are of one block. */

@@ -6,15 +6,10 @@
  * matrix once. quantise: every block folds the maxima of the pieces again, then encodes tiles of 64 x 64, which are
  * turned in shared memory if the transpose is wanted. Bytes moved: those of the matrix, and one for each code.
  */
+#include "packed.cuh"
 #include "reduce.cuh"
-#include "scalar.cuh"
 
 static constexpr int THREADS = 256, TILE = 64, TURNS = 4, PITCH = TILE + 4;
-
-static __device__ __forceinline__ uint32_t magnitude(float x)
-{
-    return bits_of_float(x) & 0x7fffffffu;
-}
 
 template <typename T>
 static __global__ void __launch_bounds__(THREADS) largest(const T *x, float *parts, size_t n, size_t piece)
@@ -56,21 +51,10 @@ static __device__ __forceinline__ float factor_of(uint32_t amax)
     return one ? 1.0f : float_of_bits((to > 253u ? 253u : to) << 23);
 }
 
-/* mt_f32_to_e4m3(). */
-static __device__ __forceinline__ uint32_t code_of(float x)
-{
-    uint32_t u = magnitude(x), sign = bits_of_float(x) >> 24 & 0x80u;
-    uint32_t normal = ((u + 0x7ffffu + (u >> 20 & 1)) >> 20) - (120u << 3);
-    uint32_t small = bits_of_float(float_of_bits(u) + 0x1p14f) - 0x46800000u;
-    uint32_t mag = u < 0x3c800000u ? small : normal;
-    mag = u > 0x43e00000u ? 0x7eu : mag;
-    return (u >= 0x7f800000u ? 0x7fu : mag) | sign;
-}
-
 static __device__ __forceinline__ uint32_t four_codes(const float *x, float factor)
 {
-    return code_of(x[0] * factor) | code_of(x[1] * factor) << 8 | code_of(x[2] * factor) << 16 |
-           code_of(x[3] * factor) << 24;
+    return e4m3_of(x[0] * factor) | e4m3_of(x[1] * factor) << 8 | e4m3_of(x[2] * factor) << 16 |
+           e4m3_of(x[3] * factor) << 24;
 }
 
 /* Eight elements from 16-byte aligned memory. */

@@ -7,7 +7,7 @@
 enum {
     MT_METER_ADDS = 1,      /* gemm: a C or bias is added */
     MT_METER_F32_OUT = 2,   /* gemm: D is f32, A and B are not */
-    MT_METER_NORM = 4,      /* qk_rope: with QK-norm */
+    MT_METER_NORM = 4,      /* qk_rope: with QK-norm; merge_adapter: of DoRA */
     MT_METER_LOSS_ONLY = 8, /* cross-entropy: no gradient */
     MT_METER_NESTED = 16,   /* decode: scales are packed, too */
     MT_METER_PLAIN = 32,    /* delta_rule: the plain one; gated_norm: the gate first */

@@ -368,6 +368,23 @@ struct mt_decode {
 };
 
 /**
+ * Merges an adapter into a matrix W [rows, cols] in place, as the merged model has it in its files: W = Q(g (W + s B
+ * A)). Q encodes in the format of `of` and decodes again; without a format it rounds to bf16. g is 1, or with DoRA
+ * magnitude / |W + s B A| by rows. All in f32: each element of B A is a sum of r products in their order, each
+ * rounded, and squares of a row are summed in 32 lanes, which are added as a tree. So all devices give the same bits,
+ * and mt_merge_adapter_job() gives the codes.
+ */
+struct mt_merge_adapter {
+    struct mt_decode of;   /* how W, `out`, was decoded, without codes; format NONE: rows, cols, dtype and out alone */
+    bool rescale;          /* blocks have scales of their own values; else those of `of` */
+    size_t r;
+    float s;
+    const void *a, *b;     /* [r, cols], [rows, r] of its dtype; this and what follows only element-aligned */
+    const void *magnitude; /* [rows] of its dtype; NULL: not DoRA */
+    float *scale, *inverse; /* [rows] with DoRA: g, and 1 / magnitude (0 if that is 0) */
+};
+
+/**
  * Dropout (Srivastava et al. 2014): out[i, j] = add[i, j] + (kept ? x[i, j] / (1 - p) : 0), in f32, rounded once.
  * Whether an element is kept is a pure function of (seed, stream, row, column), so that backward finds it again: column
  * j of row r = first_row + i, or first_row + rows[i], is dropped where word j % 4 of Philox4x32-10 with key `seed` and
@@ -450,6 +467,7 @@ struct mt_scale_columns {
     X(ZERO, zero, struct mt_zero)                                                                  \
     X(CAST, cast, struct mt_cast)                                                                  \
     X(DECODE, decode, struct mt_decode)                                                            \
+    X(MERGE_ADAPTER, merge_adapter, struct mt_merge_adapter)                                       \
     X(DROPOUT, dropout, struct mt_dropout)                                                         \
     X(DORA_SCALE, dora_scale, struct mt_dora_scale)                                                \
     X(SCALE_COLUMNS, scale_columns, struct mt_scale_columns)                                       \

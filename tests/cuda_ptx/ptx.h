@@ -269,6 +269,11 @@ static inline float add_to_zero(float a, float b)
     double over = r == s ? -lost : r - s;
     return (r > 0 && over > 0) || (r < 0 && over < 0) ? std::nextafterf(r, 0.0f) : r;
 }
+/* Towards zero; beyond the range the nearest number of it, and 0 for a NaN. */
+inline int32_t truncated(float x)
+{
+    return x >= 0x1p31f ? INT32_MAX : x >= -0x1p31f ? static_cast<int32_t>(x) : x < 0 ? INT32_MIN : 0;
+}
 static inline float saturate(float x)
 {
     return x > 0 ? (x < 1 ? x : 1.0f) : 0.0f; /* a NaN becomes 0 */

@@ -323,6 +323,11 @@ def _(w):
     return w.result("f32", f"rintf({w.args('f32')[0]})")
 
 
+@op(r"cvt\.rzi\.s32\.f32")
+def _(w):
+    return w.result("s32", f"ptx::truncated({w.args('f32')[0]})")
+
+
 @op(r"cvt\.sat\.f32\.f32")
 def _(w):
     return w.result("f32", f"ptx::saturate({w.args('f32')[0]})")

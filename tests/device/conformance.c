@@ -299,7 +299,7 @@ static bool is_wanted(const struct device_test *t, char *const *words)
 }
 
 static const struct device_test *const lists[] = {
-    gemm_tests, norm_tests, attention_tests, loss_tests, row_tests, decode_tests, router_tests, expert_tests, example_tests,
+    gemm_tests, norm_tests, attention_tests, loss_tests, row_tests, decode_tests, merge_adapter_tests, router_tests, expert_tests, example_tests,
     delta_tests, direct_tests, dora_tests, dropout_tests, quantise_tests,
 };
 

@@ -77,6 +77,7 @@ extern const struct device_test
     loss_tests[],
     row_tests[],
     decode_tests[],
+    merge_adapter_tests[],
     router_tests[],
     expert_tests[],
     example_tests[],

@@ -28,6 +28,9 @@ BYTES = {
     "grad_cast.partials": "4 * mt_div_up(a->n, (size_t)MT_SUMSQ_BLOCK)",
     "join.buf": "4 * a->n", "zero.ptr": "a->bytes", "cast.src": "mt_dtype_size(a->src_dtype) * a->n",
     "cast.dst": "mt_dtype_size(a->dst_dtype) * a->n", "rows.rows": "4 * a->n",
+    "merge_adapter.a": "e * a->r * a->of.cols", "merge_adapter.b": "e * a->of.rows * a->r",
+    "merge_adapter.magnitude": "e * a->of.rows", "merge_adapter.scale": "4 * a->of.rows",
+    "merge_adapter.inverse": "4 * a->of.rows", "merge_adapter.of.out": "e * a->rows * a->cols",
     "decode.codes": "1", "decode.scales": "1", "decode.nested_scales": "1", "decode.nested_map": "1024",
     "decode.nested_offset": "4", "cross_entropy.few": "4 * a->n * a->n_few",
     "cross_entropy.few_values": "4 * a->n * a->n_few", "cross_entropy.targets": "4 * a->n",
@@ -94,7 +97,7 @@ APART = {
 READ, WRITE, UPDATE = "MT_JUDGE_READ", "MT_JUDGE_WRITE", "MT_JUDGE_UPDATE"
 USE = {
     "rmsnorm.rstd": f"a->use_rstd ? {READ} : {WRITE}", "layernorm.rstd": f"a->use_rstd ? {READ} : {WRITE}",
-    "join.buf": UPDATE, "adafactor.g": UPDATE, "adafactor.row": UPDATE, "adafactor.col": UPDATE,
+    "join.buf": UPDATE, "merge_adapter.of.out": UPDATE, "adafactor.g": UPDATE, "adafactor.row": UPDATE, "adafactor.col": UPDATE,
     "muon.m": UPDATE, "apollo.g": UPDATE, "apollo.m": UPDATE, "apollo.v": UPDATE, "apollo.norm": UPDATE,
     "low_adam.low": UPDATE, "low_adam.m": UPDATE, "low_adam.v": UPDATE,
     "unit_rows.to": UPDATE, "eigen.a": UPDATE, "cross_entropy.few_values": f"a->dlogits ? {READ} : {WRITE}",
@@ -107,7 +110,7 @@ HEADS_WRITTEN = {
     "head_gate_bwd.dx", "head_gate_bwd.dgate", "delta_gates_bwd.da", "delta_gates_bwd.db",
 } | {f"{op}_bwd.{x}" for op in ("attention", "delta_rule") for x in ("dq", "dk", "dv")}
 # Of the forward's arguments that a backward has within its own: what it does not read.
-UNREAD = {"qk_rope_bwd": {"to_q", "to_k", "q", "k", "rstd"}, "short_conv_bwd": {"y"}, "gated_norm_bwd": {"y"},
+UNREAD = {"merge_adapter": {"codes"}, "qk_rope_bwd": {"to_q", "to_k", "q", "k", "rstd"}, "short_conv_bwd": {"y"}, "gated_norm_bwd": {"y"},
           "head_gate_bwd": {"y"}, "delta_rule_bwd": {"o"}, "delta_gates_bwd": {"beta", "g"}}
 # Views that are only used if this condition of `a` holds.
 IF = {"delta_gates.b": "!a->plain", "delta_gates_bwd.db": "!a->fwd.plain"}
@@ -150,7 +153,8 @@ class Writer:
     def arrays(self, op, key, fields, at, nested):
         names = [f[1] for f in fields]
         for kind, field, const, pointer, comment in fields:
-            name = f"{key}.{field}"
+            name, own = f"{key}.{field}", f"{op}.{at[3:]}{field}"
+            name = own if own in USE else name
             unread = nested and field in UNREAD.get(op, ())
             if kind == "mt_heads":
                 use = READ if nested or name not in HEADS_WRITTEN else WRITE
@@ -163,7 +167,7 @@ class Writer:
             elif f"mt_{kind[3:]}" in self.structs and not pointer and kind not in ("mt_row_groups", "mt_router_rule"):
                 self.arrays(op, kind[3:], self.structs[kind], at + field + ".", True)
             elif pointer and not PLACES.match(field) and not unread:
-                self.array(name, field, kind, const or nested, comment, at, shape(comment, names))
+                self.array(name, field, kind, const or (nested and own not in USE), comment, at, shape(comment, names))
         if op == "qk_rope_bwd" and not nested:
             self.lines.append("    if (a->fwd.q_norm) {")
             for f in ("q", "k"):
@@ -216,7 +220,7 @@ def main():
     for ident, op, kind in ops:
         fields = structs["mt_" + kind]
         dtypes = [f[1] for f in fields if f[0] == "mt_dtype"]
-        first = dtypes[0] if dtypes else next((f"{f[1]}.dtype" for f in fields if f[1] == "fwd"), None)
+        first = dtypes[0] if dtypes else next((f"{f[1]}.dtype" for f in fields if f[1] in ("fwd", "of")), None)
         w.lines += [f"static void judge_{op}(const void *args, struct mt_judge_call *out)", "{",
                     f"    const struct mt_{kind} *a = args;",
                     f"    const size_t e = {'mt_dtype_size(a->%s)' % first if first else '4'};", "    (void)e;"]

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "base/packed.h"
+#include "launch.cuh"
+#include "scalar.cuh"
+
+/* Scales and codes of packed formats (base/packed.h). */
+
+static __device__ __forceinline__ uint32_t magnitude(float x)
+{
+    return bits_of_float(x) & 0x7fffffffu;
+}
+
+template <bool NESTED> static __device__ __forceinline__ float nf4_scale(const struct mt_decode &a, size_t block)
+{
+    if constexpr (!NESTED)
+        return static_cast<const float *>(a.scales)[block];
+    else
+        return a.nested_map[static_cast<const uint8_t *>(a.scales)[block]] * a.nested_scales[block / MT_NF4_NESTED] +
+               *a.nested_offset;
+}
+
+static __device__ __forceinline__ float mxfp4_scale(const struct mt_decode &a, size_t block)
+{
+    uint32_t e = static_cast<const uint8_t *>(a.scales)[block];
+    return float_of_bits(e ? e << 23 : 0x400000u);
+}
+
+static __device__ __forceinline__ float bf16_scale(const struct mt_decode &a, size_t block)
+{
+    return float_of_bits(static_cast<uint32_t>(static_cast<const uint16_t *>(a.scales)[block]) << 16);
+}
+
+template <int FORMAT, bool NESTED>
+static __device__ __forceinline__ float scale_of(const struct mt_decode &a, size_t i)
+{
+    if constexpr (FORMAT == MT_PACKED_NF4)
+        return nf4_scale<NESTED>(a, i / MT_NF4_BLOCK);
+    else if constexpr (FORMAT == MT_PACKED_INT4)
+        return bf16_scale(a, i / MT_INT4_BLOCK);
+    else
+        return mxfp4_scale(a, i / MT_MXFP4_BLOCK);
+}
+
+/* mt_e4m3_to_f32(). */
+static __device__ __forceinline__ float e4m3(uint32_t c)
+{
+    uint32_t mag = c & 0x7fu;
+    uint32_t small = bits_of_float(static_cast<float>(static_cast<int>(mag)) * 0x1p-9f);
+    uint32_t bits = mag < 8 ? small : (mag << 20) + (120u << 23);
+    return float_of_bits((mag == 0x7f ? 0x7fc00000u : bits) | (c & 0x80u) << 24);
+}
+
+static __device__ __forceinline__ float fp8_scale(const struct mt_decode &a, size_t block)
+{
+    if (a.scale == MT_SCALE_F32)
+        return static_cast<const float *>(a.scales)[block];
+    return a.scale == MT_SCALE_BF16 ? bf16_scale(a, block) : mxfp4_scale(a, block);
+}
+
+/* mt_f32_to_e4m3(). */
+static __device__ __forceinline__ uint32_t e4m3_of(float x)
+{
+    uint32_t u = magnitude(x), sign = bits_of_float(x) >> 24 & 0x80u;
+    uint32_t normal = ((u + 0x7ffffu + (u >> 20 & 1)) >> 20) - (120u << 3);
+    uint32_t small = bits_of_float(float_of_bits(u) + 0x1p14f) - 0x46800000u;
+    uint32_t mag = u < 0x3c800000u ? small : normal;
+    mag = u > 0x43e00000u ? 0x7eu : mag;
+    return (u >= 0x7f800000u ? 0x7fu : mag) | sign;
+}
