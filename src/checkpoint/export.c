@@ -21,6 +21,7 @@
 #include "checkpoint/layout_files.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/merge.h"
+#include "checkpoint/merge_packed.h"
 #include "checkpoint/packed_model.h"
 #include "checkpoint/seal.h"
 #include "hf/safetensors.h"
@@ -104,7 +105,7 @@ static int list_weights(struct exporter *x, struct mt_err *err)
 
 static int open_layout(struct exporter *x, const char *from, struct mt_err *err)
 {
-    int rc = mt_weights_layout(&x->layout, from, false, err);
+    int rc = mt_weights_layout(&x->layout, from, false, NULL, err);
     if (rc)
         return rc;
     x->writer = (struct mt_stored_writer){.l = x->layout, .read = read_master, .ctx = x};
@@ -289,7 +290,7 @@ static int verify_named(const char *from, cJSON **named, struct mt_err *err)
         return 0;
     *named = cJSON_DetachItemFromObject(mt_json_get(state, "frozen"), "tensors");
     cJSON_Delete(state);
-    int rc = *named ? mt_weights_layout(&l, from, true, err) : 0;
+    int rc = *named ? mt_weights_layout(&l, from, true, NULL, err) : 0;
     if (*named && !rc)
         rc = mt_weights_mark_stored(l, from, MT_PACKED_NONE, NULL, err);
     if (*named && !rc)
@@ -319,19 +320,68 @@ static int open_adapter(struct exporter *x, const struct mt_export *e, struct mt
     return rc;
 }
 
+static int open_packed(struct exporter *x, const struct mt_export *e, struct mt_err *err);
+
+/* The number of the run's value among "a|b|c"; 0: it is another. */
+static int choice_of(const struct mt_train_state *s, const char *section, const char *key, const char *choices)
+{
+    char value[32];
+    size_t n = strlen(mt_train_state_value(s, section, key, value, sizeof(value)));
+    for (int i = 0; n && *choices; i++) {
+        size_t len = strcspn(choices, "|");
+        if (len == n && !memcmp(choices, value, n))
+            return i;
+        choices += len + (choices[len] == '|');
+    }
+    return 0;
+}
+
+/* Adapters of a run that was aware of the merge: the matrices that its last step had, in their format. */
+static int open_aware(struct exporter *x, const struct mt_export *e, const struct mt_train_state *s, struct mt_err *err)
+{
+    enum mt_merge_aware mode = choice_of(s, "adapter", "merge_aware", MT_MERGE_AWARE_NAMES);
+    enum mt_packed pack = choice_of(s, "model", "base_dtype", MT_PACKED_NAMES);
+    enum mt_dtype dtype = choice_of(s, "model", "dtype", "bf16|f32") ? MT_F32 : MT_BF16;
+    struct mt_adapter_spec spec = {.on = false};
+    if (mode == MT_MERGE_OFF)
+        return 0;
+    if (mode == MT_MERGE_BF16 && pack)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s was trained on a base that was packed when it was loaded: pack its files "
+                       "first, megatrain export %s PACKED --base-dtype %s, and merge into that, --model PACKED", e->from, e->base,
+                       mt_packed_names[pack]);
+    if (mode == MT_MERGE_BF16) {
+        mt_merge_as_trained(x->merge, dtype);
+        return 0;
+    }
+    mt_merge_close(&x->merge);
+    int rc = mt_peft_read_spec(&spec, e->from, err);
+    spec.merge = mode;
+    spec.merge_scale = choice_of(s, "adapter", "merge_scale", MT_MERGE_SCALE_NAMES);
+    spec.dropout = 0;
+    if (!rc)
+        rc = mt_packed_model_load(&x->model, e->base, pack, e->from, &spec, err);
+    if (!rc)
+        rc = mt_merge_packed(x->model.layout, x->model.planes, dtype, err);
+    mt_adapter_spec_finish(&spec);
+    return rc ? rc : open_packed(x, e, err);
+}
+
 /* Refuses a base other than that of the checkpoint which the adapters are in, if they are in one. */
-static int verify_merged(const struct exporter *x, const struct mt_export *e, struct mt_err *err)
+static int verify_merged(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
     struct mt_train_state s = {.step = 0};
     if (mt_checkpoint_read_state(e->from, &s, NULL))
         return 0;
-    if (!mt_merge_decodes(x->merge))
-        mt_export_warn_of_packing(e, &s);
     struct mt_layout *l = NULL;
-    int rc = mt_weights_layout(&l, e->base, false, err);
+    int rc = mt_weights_layout(&l, e->base, false, NULL, err);
     if (!rc)
         rc = mt_weights_verify_base(l, e->base, s.frozen, NULL, err);
     mt_layout_destroy(&l);
+    bool decodes = mt_merge_decodes(x->merge);
+    if (!rc)
+        rc = open_aware(x, e, &s, err);
+    if (!rc && x->merge && !decodes)
+        mt_export_warn_of_packing(e, &s);
     mt_train_state_finish(&s);
     return rc;
 }
@@ -347,10 +397,12 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
     if (!rc)
         rc = mt_merge_open(&x->merge, e->from, &x->weights, e->base, e->f32, err);
     if (!rc)
+        rc = verify_merged(x, e, err);
+    if (!rc && x->merge)
         rc = mt_merge_list(x->merge, false, &x->list, err);
-    if (!rc && mt_merge_decodes(x->merge))
+    if (!rc && x->merge && mt_merge_decodes(x->merge))
         mt_info("the packed weights of %s are decoded: the merged model is not packed", e->base);
-    return rc ? rc : verify_merged(x, e, err);
+    return rc;
 }
 
 /* What is packed comes from the weights that the files have; masters are wider, and would give other codes. */
@@ -367,7 +419,7 @@ static int refuse_masters(const struct mt_export *e, struct mt_err *err)
 /* The packed files, and what else the model's folder has. */
 static int open_packed(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
-    int rc = mt_st_open_dir(&x->weights, e->from, err);
+    int rc = e->base ? 0 : mt_st_open_dir(&x->weights, e->from, err);
     if (!rc)
         rc = mt_layout_files_init(&x->packed, x->model.layout, x->model.planes, NULL, err);
     for (size_t i = 0; !rc && x->f32 && i < x->packed.n; i++)
@@ -390,7 +442,7 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
     if (!rc && e->base_dtype)
         rc = verify_named(e->from, &x->named, err);
     if (!rc && e->base_dtype) {
-        rc = mt_packed_model_load(&x->model, e->from, e->base_dtype, err);
+        rc = mt_packed_model_load(&x->model, e->from, e->base_dtype, NULL, NULL, err);
         if (!rc && e->base_dtype == MT_PACKED_FP8)
             mt_export_warn_of_blocks(x->model.layout);
         if (!rc && e->base_dtype == MT_PACKED_NF4)

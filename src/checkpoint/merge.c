@@ -10,6 +10,7 @@
 #include "base/fs.h"
 #include "base/mem.h"
 #include "checkpoint/merge_base.h"
+#include "device/merge_job.h"
 #include "hf/hf_config.h"
 #include "weights/peft.h"
 
@@ -41,6 +42,7 @@ struct mt_merge {
     const struct mt_stored **name; /* [layout->n_stored] by name */
     struct site *site;             /* [layout->n_stored] */
     bool open, f32, bf16;          /* bf16: the base has bf16 tensors */
+    bool exact, exact_bf16;        /* mt_merge_as_trained(), in bf16 */
     bool keeps;                    /* mt_merge_keep_dtypes() */
     const struct mt_merged *now;   /* the tensor whose A and B are loaded */
     struct factors kept[2];        /* experts' matrices take turns: of gate_up_proj, and of down_proj or any other */
@@ -301,6 +303,35 @@ void mt_merge_keep_dtypes(struct mt_merge *m)
     m->keeps = true;
 }
 
+void mt_merge_as_trained(struct mt_merge *m, enum mt_dtype dtype)
+{
+    m->exact = true;
+    m->exact_bf16 = dtype == MT_BF16;
+}
+
+/* The half of masters that is computed with. */
+static void keep_hi(const struct mt_merge *m, float *x, size_t n)
+{
+    for (size_t i = 0; i < n && m->exact_bf16; i++) {
+        uint16_t hi, lo;
+        mt_master_split(x[i], &hi, &lo);
+        x[i] = mt_bf16_to_f32(hi);
+    }
+}
+
+/* Elements of the base as a run begins with them. */
+static int read_base(struct mt_merge *m, const struct mt_merged *x, size_t first, size_t n, float *w,
+                     struct mt_err *err)
+{
+    int rc = mt_merge_base_read(&m->base, x, first, n, w, err);
+    bool packed = x->stored;
+    for (size_t i = 0; i < n && m->exact_bf16 && packed; i++)
+        w[i] = mt_bf16_to_f32(mt_f32_to_bf16(w[i]));
+    if (!packed)
+        keep_hi(m, w, n);
+    return rc;
+}
+
 bool mt_merge_decodes(const struct mt_merge *m)
 {
     return m->base.decodes;
@@ -353,14 +384,17 @@ static int take_lengths(struct mt_merge *m, const struct mt_merged *x, const str
     m->by = mt_calloc(out, sizeof(float));
     int rc = w && m->by ? mt_st_read_f32(&m->st, magnitude, 0, out, m->by, err)
                         : mt_fail_nomem(err, t->name, (m->in + out) * sizeof(float));
+    if (!rc)
+        keep_hi(m, m->by, out);
     for (size_t row = 0; row < out && !rc; row++) {
         double sum = 0;
-        rc = mt_merge_base_read(&m->base, x, row * m->in, m->in, w, err);
+        rc = read_base(m, x, row * m->in, m->in, w, err);
         if (!rc)
             add_row(m, row, 0, m->in, w);
         for (size_t i = 0; i < m->in && !rc; i++)
             sum += (double)w[i] * (double)w[i];
-        m->by[row] = (float)((double)m->by[row] / sqrt(sum));
+        m->by[row] = m->exact ? m->by[row] * (1 / mt_merge_row_norm(w, m->in))
+                              : (float)((double)m->by[row] / sqrt(sum));
     }
     free(w);
     return rc;
@@ -393,6 +427,10 @@ static int load_factors(struct mt_merge *m, struct factors *f, const struct mt_s
                           : mt_fail_nomem(err, a->name, (a->n_elems + b->n_elems) * sizeof(float));
     if (!rc)
         rc = mt_st_read_f32(&m->st, b, 0, b->n_elems, f->b, err);
+    if (!rc) {
+        keep_hi(m, f->a, a->n_elems);
+        keep_hi(m, f->b, b->n_elems);
+    }
     if (!rc && turned)
         rc = turn_b(m, &f->b, err);
     f->of = rc ? NULL : a;
@@ -468,13 +506,15 @@ static int read_merged(const struct mt_source *source, size_t first, size_t n, v
     float *x = rounds ? mt_calloc(n, sizeof(float)) : dst, *base = rounds && s ? mt_calloc(n, sizeof(float)) : NULL;
     int rc = x && (base || !rounds || !s) ? 0 : mt_fail_nomem(err, t->name, n * sizeof(float));
     if (!rc)
-        rc = w ? mt_st_read_f32(&m->st, w, first, n, x, err) : mt_merge_base_read(&m->base, merged, first, n, x, err);
+        rc = w ? mt_st_read_f32(&m->st, w, first, n, x, err) : read_base(m, merged, first, n, x, err);
     if (!rc && s)
         rc = take_factors(m, merged, s, err);
     if (!rc && base)
         memcpy(base, x, n * sizeof(float));
     if (!rc && s)
         add_adapter(m, first, n, x);
+    for (size_t k = 0; !rc && s && m->exact && k < n; k++)
+        x[k] = mt_bf16_to_f32(mt_f32_to_bf16(x[k]));
     if (!rc && rounds)
         round_to_bf16(m, x, base, n, dst);
     free(base);

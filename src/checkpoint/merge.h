@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+#include "base/dtype.h"
 #include "checkpoint/rounding.h"
 #include "hf/source.h"
 
@@ -27,6 +28,9 @@ int mt_merge_list(struct mt_merge *m, bool differing, struct mt_source_list *out
 bool mt_merge_decodes(const struct mt_merge *m);
 /** From now on tensors are of their own dtype, but F16 ones of F32. */
 void mt_merge_keep_dtypes(struct mt_merge *m);
+/** From now on matrices with adapters are as adapter.merge_aware = bf16 trains them, computing in `dtype`: made of what
+ * the device has of base and adapters (device/ops.h, mt_merge_adapter). */
+void mt_merge_as_trained(struct mt_merge *m, enum mt_dtype dtype);
 /** What rounding leaves of the update that adapters add, of all that was read in bf16. */
 const struct mt_rounded *mt_merge_rounding(const struct mt_merge *m);
 

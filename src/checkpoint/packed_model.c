@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "hw/hw.h"
 #include "model/ranges.h"
+#include "weights/peft.h"
 #include "weights/weights.h"
 
 static int check_memory(const struct mt_plane_set_params *p, struct mt_err *err)
@@ -22,10 +23,11 @@ static int check_memory(const struct mt_plane_set_params *p, struct mt_err *err)
     return rc;
 }
 
-int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_packed format, struct mt_err *err)
+int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_packed format, const char *adapters,
+                         struct mt_adapter_spec *spec, struct mt_err *err)
 {
     *m = (struct mt_packed_model){.layout = NULL};
-    int rc = mt_weights_layout(&m->layout, dir, true, err);
+    int rc = mt_weights_layout(&m->layout, dir, true, spec, err);
     if (!rc && format == MT_PACKED_MXFP4 && !m->layout->cfg.family->fused)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "mxfp4 files can be read only for gpt-oss: export as nf4 or fp8, or set "
                      "model.base_dtype = mxfp4 to train with it");
@@ -39,6 +41,8 @@ int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_pac
         rc = mt_plane_set_create(&m->planes, &m->params, err);
     if (!rc)
         rc = mt_weights_load(m->layout, m->planes, dir, NULL, err);
+    if (!rc && adapters)
+        rc = mt_peft_load(m->layout, m->planes, adapters, err);
     return rc;
 }
 

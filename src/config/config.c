@@ -202,6 +202,8 @@ static const char *against_merging(const struct mt_config *c)
         return "random weights (model.init) have no files to put merged ones over: train all of the model first";
     if (c->model.base_dtype)
         return "model.base_dtype would pack merged weights again, which loses what was added: remove one of the two";
+    if (c->adapter.merge_aware)
+        return "adapter.merge_aware trains weights that are merged at each load: remove one of the two";
     return NULL;
 }
 

@@ -83,6 +83,8 @@ struct mt_config {
         struct mt_cfg_list targets, rank_pattern, alpha_pattern, train_also;
         double lr_ratio_b, dropout;
         char *path;
+        enum mt_merge_aware merge_aware;
+        enum mt_merge_scale merge_scale;
         int64_t merge_every, merge_warmup; /* steps, 0: never; updates */
     } adapter;
     struct {

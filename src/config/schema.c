@@ -53,6 +53,11 @@ static const struct mt_key keys[] = {
      "Share of an adapter's input that is dropped in training, chosen by train.seed, step, module, token and column."},
     {"adapter", "path", MT_NUMERICS, MT_KEY_PATH, AT(adapter.path), "", NULL, ANY, NULL,
      "Continue from the adapters in this PEFT folder, with their rank, alpha and targets. Empty: start new ones."},
+    {"adapter", "merge_aware", MT_NUMERICS, MT_KEY_CHOICE, AT(adapter.merge_aware), "off", MT_MERGE_AWARE_NAMES, ANY, NULL,
+     "Train with the weights that export --merge will write: each load adds the adapters to a matrix and rounds it to bf16, or "
+     "encodes it in the format that the base is packed in, which must be the one named. This changes results."},
+    {"adapter", "merge_scale", MT_NUMERICS, MT_KEY_CHOICE, AT(adapter.merge_scale), "frozen", MT_MERGE_SCALE_NAMES, ANY, NULL,
+     "With merge_aware: blocks keep the scales that the base has, or have those of the merged weights."},
     {"adapter", "merge_every", MT_NUMERICS, MT_KEY_COUNT, AT(adapter.merge_every), "0", NULL, 0, 1e12, NULL,
      "Steps after which adapters are added to the model's weights, and new ones begin, with new optimizer states (ReLoRA): what "
      "all of them add can have any rank. 0: never."},

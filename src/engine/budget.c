@@ -136,8 +136,7 @@ static void describe_records(struct mt_engine_plan *plan, const struct mt_engine
 /* Whether the unit's weights need a JOIN after each load. */
 static bool is_prepared(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
 {
-    return mt_unit_f32_tensor(l, unit, dtype) ||
-           (l->units[unit].n_in_planes[MT_RANGE_PACKED] && !mt_unit_keeps_codes(l, unit, dtype));
+    return mt_unit_f32_tensor(l, unit, dtype) || mt_unit_is_decoded(l, unit, dtype);
 }
 
 /* The first block with trained parameters, after which so many more have their update under the next forward. */

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "settings/settings.h"
 
 /**
  * Low-rank adapters (LoRA; Hu et al. 2021): a linear layer W with an adapter computes y = W x + s B (A x), and
@@ -43,6 +44,8 @@ struct mt_adapter_spec {
     double alpha;
     bool rslora, dora;
     double dropout;    /* share of the elements of x that training zeroes before A */
+    enum mt_merge_aware merge;
+    enum mt_merge_scale merge_scale; /* blocks' scales are the base's, or of the merged values */
     double lr_ratio_b; /* learning rate of B over that of A (LoRA+; Hayou et al. 2024) */
     struct mt_adapter_list targets;        /* MT_ALL_LINEAR: the linear layers of attention and MLP of every layer */
     struct mt_adapter_list ranks, alphas;  /* override rank and alpha */

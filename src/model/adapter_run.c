@@ -109,6 +109,8 @@ int mt_adapter_forward(mt_model *m, const struct mt_adapter_run *layer, struct m
 {
     const struct mt_adapter_run own = of_running(m, layer), *a = &own;
     const struct mt_adapter *ad = a->adapter;
+    if (ad && ad->merged)
+        return 0;
     int rc = ad ? inner_of_all(m, a, err) : 0;
     for (size_t i = 0; ad && i < ad->n_targets && !rc; i++) {
         const struct mt_adapter_target *t = &ad->target[i];
@@ -193,8 +195,10 @@ int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *layer, struc
     m->own.dy_of = ad;
     for (size_t i = 0; i < ad->n_targets && !rc; i++)
         rc = outer_grad(m, a, &ad->target[i], err);
-    if (rc || !drops(m, ad))
-        return rc ? rc : input_grad(m, a, all_rows(ad), a->dx, err);
+    if (rc || ad->merged) /* the product with W has the rest */
+        return rc;
+    if (!drops(m, ad))
+        return input_grad(m, a, all_rows(ad), a->dx, err);
     for (size_t i = 0; i < ad->n_targets && !rc; i++) {
         rc = input_grad(m, a, rows_of(&ad->target[i]), NULL, err);
         if (!rc)

@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "model/linear.h"
+#include "model/packing.h"
 
 struct dora_scratch {
     float *scale, *inverse; /* [out] */
@@ -116,7 +117,20 @@ static int scale_of(mt_model *m, const struct mt_dora_run *a, const struct mt_ad
                                       err);
 }
 
-/* g and 1 / |W + s B A| of all columns of the layer's output; 1 and 0 for columns without an adapter. */
+/* The same of a target that is merged: as they were when the weights were loaded. */
+static int merged_scale(mt_model *m, const struct mt_dora_run *a, const struct mt_adapter_target *t,
+                        const struct dora_scratch *s, struct mt_err *err)
+{
+    size_t unit = m->layout->tensors[t->tensor].unit, bytes = t->out * sizeof(float);
+    const float *from = mt_unit_norms(m->layout, unit, m->dt, a->w) + t->norm;
+    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                            &(struct mt_copy){s->scale + t->col, bytes, from, bytes, bytes, 1}, err);
+    from += m->layout->units[unit].n_norms;
+    return rc ? rc : mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                                    &(struct mt_copy){s->inverse + t->col, bytes, from, bytes, bytes, 1}, err);
+}
+
+/* g and 1 / |W + s B A| (merged: 1 / magnitude, since z is g z then) of all columns of the layer's output; 1 and 0 for columns without an adapter. */
 static int scales(mt_model *m, const struct mt_dora_run *a, const struct dora_scratch *s, struct mt_err *err)
 {
     const struct mt_adapter *ad = mt_running_adapter(m, a->p.adapter);
@@ -125,7 +139,7 @@ static int scales(mt_model *m, const struct mt_dora_run *a, const struct dora_sc
     for (size_t i = 0; i < ad->n_targets && !rc; i++) {
         rc = no_scale(m, done, ad->target[i].col, s, err);
         if (!rc)
-            rc = scale_of(m, a, &ad->target[i], s, err);
+            rc = (ad->merged ? merged_scale : scale_of)(m, a, &ad->target[i], s, err);
         done = ad->target[i].col + ad->target[i].out;
     }
     return rc ? rc : no_scale(m, done, ad->out, s, err);

@@ -419,6 +419,8 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
         l->adapter_default.alpha = mt_layout_spec(b)->alpha;
         l->adapter_default.rslora = mt_layout_spec(b)->rslora;
         l->adapter_default.dora = mt_layout_spec(b)->dora;
+        l->adapter_default.merge = mt_layout_spec(b)->merge;
+        l->adapter_default.merge_scale = mt_layout_spec(b)->merge_scale;
     }
     int rc = check_parts(cfg, err);
     if (!rc)

@@ -126,6 +126,7 @@ struct mt_adapter {
                           its names */
     size_t rank;       /* of all targets together */
     bool dora;
+    bool merged;       /* the weights that are used have it in them (enum mt_merge_aware) */
     double dropout;    /* share of the elements of x that training zeroes before A */
     struct mt_param a; /* [rank, in] */
     size_t n_targets;
@@ -138,6 +139,7 @@ struct mt_adapter {
         double alpha;
         struct mt_param b; /* [out, rank] */
         struct mt_param magnitude; /* [out] with DoRA; n = 0: none */
+        size_t norm;       /* merged, with DoRA: first of the unit's factors of rows, mt_unit_norms() */
     } target[MT_ADAPTER_MAX_TARGETS];
 };
 
@@ -183,7 +185,8 @@ struct mt_unit {
     bool packed_in_files;        /* it has packed tensors, and all of them are packed in the model's files */
     bool adapters_alone;         /* all that is trained of it are adapters, not of the embedding's table, and each of
                                     their parameters is in one range: they can have a buffer of their own, in the
-                                    order of the trained plane (memory.adapters) */
+                                    order of the trained plane (memory.adapters). Merged ones cannot */
+    size_t n_norms;              /* rows of merged matrices with DoRA */
     bool codes_stay;             /* it runs once a group, has packed tensors and no adapters: in bf16 compute its packed
                                     plane stays in its buffer (model/packing.h) */
 };
@@ -247,6 +250,8 @@ struct mt_layout {
         int64_t rank;          /* of most adapters */
         double alpha;          /* of the same */
         bool rslora, dora;
+        enum mt_merge_aware merge;
+        enum mt_merge_scale merge_scale;
     } adapter_default;         /* only with adapters; of the first learner's */
     const struct mt_optimizer *optimizer; /* borrowed; NULL: unknown, its grain is an element and no state is apart */
     enum mt_master master;     /* of trained tensors */

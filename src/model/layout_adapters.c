@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "model/layout_builder.h"
+#include "model/packing.h"
 #include "model/peft_names.h"
 #include "model/stored.h"
 
@@ -140,6 +141,7 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
             *last = ad = &b->l->adapters[b->n_adapters++];
             *ad = (struct mt_adapter){.in = (size_t)t->shape[1], .out = p->n / (size_t)t->shape[1],
                                       .dora = mt_layout_spec(b)->dora, .whole = whole, .learner = b->learner,
+                                      .merged = mt_layout_spec(b)->merge != MT_MERGE_OFF,
                                       .dropout = mt_layout_spec(b)->dropout};
         }
         module_of(module, l, t, whole);
@@ -162,6 +164,8 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
     }
     for (size_t i = 0; ad->dora && i < ad->n_targets; i++) {
         struct mt_adapter_target *t = &ad->target[i];
+        t->norm = b->u->n_norms;
+        b->u->n_norms += ad->merged ? t->out : 0;
         t->magnitude.at = end_of(b);
         add_factor(b, ad, &t->magnitude, t, MT_LORA_MAGNITUDE, (int64_t)t->out, 0);
     }
@@ -298,6 +302,26 @@ static int check_shared(const struct mt_layout_builder *b, struct mt_err *err)
                                                "(adapter.kind)");
 }
 
+/* What cannot be in the weights when they are loaded. */
+static int check_merged(const struct mt_layout_builder *b, struct mt_err *err)
+{
+    const struct mt_adapter_spec *s = mt_layout_spec(b);
+    const struct mt_layout *l = b->l;
+    if (s->merge && s->dropout > 0)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g with adapter.merge_aware: weights that the adapters are "
+                       "part of cannot drop their input; set it to 0", s->dropout);
+    if (s->merge && mt_layout_n_learners(b) > 1)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.merge_aware with several adapters at once is not supported: each "
+                       "would need weights of its own");
+    for (size_t i = 0; s->merge && i < b->n_adapters; i++) {
+        const struct mt_tensor *t = &l->tensors[l->adapters[i].target[0].tensor];
+        if (l->units[t->unit].kind != MT_UNIT_LAYER || mt_packing_is_router(t->name))
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.targets matches %s, which adapter.merge_aware does not support: "
+                           "name linear layers of attention, MLPs and experts alone", t->name);
+    }
+    return 0;
+}
+
 static int check_learner(const struct mt_layout_builder *b, struct mt_err *err)
 {
     struct mt_adapter_spec *s = mt_layout_spec(b);
@@ -312,6 +336,8 @@ static int check_learner(const struct mt_layout_builder *b, struct mt_err *err)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g with adapter.kind = dora is not supported",
                        s->dropout);
     int rc = check_shared(b, err);
+    if (!rc)
+        rc = check_merged(b, err);
     if (!rc)
         rc = check_tied(b, err);
     if (!rc && l->cfg.moe.n_experts)

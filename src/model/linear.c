@@ -7,11 +7,17 @@ static bool has_dora(const mt_model *m, struct mt_param p)
     return ad && ad->dora;
 }
 
+/* Is the adapter in W as it is used? */
+static bool is_merged(struct mt_param p)
+{
+    return p.adapter && p.adapter->merged;
+}
+
 int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const void *w,
               struct mt_param p, struct mt_param bias, const void *residual, void *y,
               struct mt_err *err)
 {
-    if (has_dora(m, p))
+    if (has_dora(m, p) && !is_merged(p))
         return mt_dora_forward(m, &(struct mt_dora_run){.n = n, .x = x, .w = w, .p = p}, bias, residual, y, err);
     int rc = mt_product(m,
                         &(struct mt_gemm){
@@ -47,7 +53,7 @@ int mt_linear_add(mt_model *m, const struct mt_linear_add *a, float *sum, struct
     struct mt_adapter_run run = {.adapter = a->p.adapter, .n = a->n, .ld = a->out, .y_dtype = MT_F32, .x = a->x,
                                  .w = a->w, .y = sum};
     const struct mt_dora_run dora = {.n = a->n, .x = a->x, .w = a->w, .p = a->p, .f32 = true};
-    if (has_dora(m, a->p))
+    if (has_dora(m, a->p) && !is_merged(a->p))
         return mt_dora_forward(m, &dora, (struct mt_param){0}, sum, sum, err);
     int rc = mt_sum_product(m, a->n, &product, err);
     return rc ? rc : mt_adapter_forward(m, &run, err);
@@ -137,7 +143,7 @@ int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_e
                             .k = a->out,
                             .dtype = m->dt,
                             .d_dtype = m->dt,
-                            .a = run.dy,
+                            .a = is_merged(a->p) ? a->dy : run.dy,
                             .lda = a->out,
                             .b = mt_elem(m, a->w, a->p.at),
                             .ldb = a->in,
@@ -164,7 +170,7 @@ int mt_linear_add_backward(mt_model *m, const struct mt_linear_bwd *a, float *su
     run.dx = sum;
     run.dx_dtype = MT_F32;
     int rc = product_grad(m, a, &run.dy, err);
-    product.a = run.dy;
+    product.a = is_merged(a->p) ? a->dy : run.dy;
     if (!rc)
         rc = mt_adapter_input_grad(m, &run, err);
     if (!rc)

@@ -6,13 +6,14 @@
 
 /* Steps shared by forward and backward: linear layers, their adapters, norms. */
 
-/** y = x W^T + b (+ residual), rounded; if the layer has adapters, then y = y + s (x A^T) B^T, rounded again. */
+/** y = x W^T + b (+ residual), rounded; if the layer has adapters that are not merged into W, then
+ * y = y + s (x A^T) B^T, rounded again. */
 int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const void *w,
               struct mt_param p, struct mt_param bias, const void *residual, void *y,
               struct mt_err *err);
 /**
- * dx = dy W; dW += dy^T x; db += colsum dy. Adapters: dx += s (dy B) A; dB += s dy^T (x A^T); dA += s (dy B)^T x.
- * The input's gradient must be computed first: it leaves s dy B for the weights' gradient.
+ * dx = dy W; dW += dy^T x; db += colsum dy. Adapters: dx += s (dy B) A unless W has them; dB += s dy^T (x A^T); dA +=
+ * s (dy B)^T x. The input's gradient must be computed first: it leaves s dy B for the weights' gradient.
  */
 struct mt_linear_bwd {
     size_t n, in, out;

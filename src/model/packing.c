@@ -176,10 +176,18 @@ static unsigned part_of(const char *name)
                                             : MT_PLAIN_MLP;
 }
 
-bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum mt_packed f)
+bool mt_packing_is_router(const char *name)
 {
     static const char *const routers[] = {".gate.weight", ".gate.wg.weight", "shared_expert_gate.weight", "router.weight"};
-    size_t n = strlen(t->name);
+    size_t n = strlen(name);
+    for (size_t i = 0; i < MT_ARRAY_LEN(routers); i++)
+        if (n >= strlen(routers[i]) && !strcmp(name + n - strlen(routers[i]), routers[i]))
+            return true;
+    return false;
+}
+
+bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum mt_packed f)
+{
     bool fused = l->stored[t->place.stored].fused;
     if (l->units[t->unit].kind != MT_UNIT_LAYER || t->n_dims != 2 || t->adapter)
         return false;
@@ -187,9 +195,8 @@ bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum
         return false;
     if (!fused && (!mt_packing_lies_alone(l, t) || l->stored[t->place.stored].n_dims == 3))
         return false;
-    for (size_t i = 0; i < MT_ARRAY_LEN(routers); i++)
-        if (n >= strlen(routers[i]) && !strcmp(t->name + n - strlen(routers[i]), routers[i]))
-            return false;
+    if (mt_packing_is_router(t->name))
+        return false;
     if (f == MT_PACKED_INT4 && l->cfg.plain_parts & part_of(t->name))
         return false;
     const struct mt_packed_format *p = &mt_packed_formats[f];
@@ -288,12 +295,23 @@ size_t mt_unit_f32_at(const struct mt_layout *l, size_t unit, enum mt_dtype dtyp
     return mt_align_up(mt_unit_landing(l, unit, dtype) + l->units[unit].n_in_planes[MT_RANGE_PACKED], LANDING_ALIGN);
 }
 
-size_t mt_unit_slot_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
+static size_t norms_at(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
 {
     const struct mt_tensor *t = mt_unit_f32_tensor(l, unit, dtype);
     if (t)
         return mt_unit_f32_at(l, unit, dtype) + mt_align_up(t->n, MT_JOIN_BLOCK) * sizeof(float);
     return mt_unit_landing(l, unit, dtype) + l->units[unit].n_in_planes[MT_RANGE_PACKED];
+}
+
+size_t mt_unit_slot_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
+{
+    size_t n = l->units[unit].n_norms, at = norms_at(l, unit, dtype);
+    return n ? mt_align_up(at, LANDING_ALIGN) + 2 * n * sizeof(float) : at;
+}
+
+float *mt_unit_norms(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, const void *slot)
+{
+    return (float *)(void *)((char *)(uintptr_t)slot + mt_align_up(norms_at(l, unit, dtype), LANDING_ALIGN));
 }
 
 /* What a load of the unit moves in bf16 compute, F32 routers aside. */
@@ -363,15 +381,82 @@ static struct mt_decode decode_of(const struct mt_tensor *t, enum mt_dtype dtype
     return a;
 }
 
+static bool is_merged(const struct mt_tensor *t)
+{
+    return !t->adapter && t->param->adapter && t->param->adapter->merged;
+}
+
+/* The adapter's target that has rows [row, ...) of the layer's matrix; NULL: none. */
+static const struct mt_adapter_target *target_at(const struct mt_adapter *ad, size_t row)
+{
+    for (size_t i = 0; i < ad->n_targets; i++)
+        if (row >= ad->target[i].col && row < ad->target[i].col + ad->target[i].out)
+            return &ad->target[i];
+    return NULL;
+}
+
+bool mt_merge_of(const struct mt_layout *l, const struct mt_tensor *t, struct mt_merge_place *out)
+{
+    const struct mt_adapter *ad = is_merged(t) ? t->param->adapter : NULL;
+    size_t row = ad ? (t->first - t->param->at) / ad->in : 0;
+    const struct mt_adapter_target *target = ad ? target_at(ad, row) : NULL;
+    if (!target)
+        return false;
+    row -= target->col;
+    *out = (struct mt_merge_place){.a = ad->a.at + target->row * ad->in, .b = target->b.at + row * target->rank,
+                                   .magnitude = target->magnitude.n ? target->magnitude.at + row : SIZE_MAX,
+                                   .norm = target->norm + row, .rank = target->rank, .scale = target->scale,
+                                   .format = l->adapter_default.merge == MT_MERGE_BF16 || t->kind != MT_RANGE_PACKED
+                                                 ? MT_PACKED_NONE : t->packed};
+    return true;
+}
+
+/* Merges an adapter into the tensor's weights, which lie decoded in the slot. */
+static int merge(const struct mt_layout *l, const struct mt_tensor *t, enum mt_dtype dtype, char *slot, mt_device *dev,
+                 struct mt_err *err)
+{
+    struct mt_merge_place p;
+    size_t size = mt_dtype_size(dtype);
+    char *out = slot + t->first * size;
+    if (!mt_merge_of(l, t, &p))
+        return 0;
+    struct mt_decode of = {.dtype = dtype, .out = out};
+    if (p.format)
+        of = decode_of(t, dtype, slot + mt_unit_landing(l, t->unit, dtype), out, 0, t->n);
+    of.rows = rows_of(t);
+    of.cols = cols_of(t);
+    struct mt_merge_adapter a = {.of = of,
+                                 .rescale = p.format && l->adapter_default.merge_scale == MT_SCALES_RECOMPUTED,
+                                 .r = p.rank,
+                                 .s = p.scale,
+                                 .a = slot + p.a * size,
+                                 .b = slot + p.b * size};
+    if (p.magnitude != SIZE_MAX) {
+        a.magnitude = slot + p.magnitude * size;
+        a.scale = mt_unit_norms(l, t->unit, dtype, slot) + p.norm;
+        a.inverse = a.scale + l->units[t->unit].n_norms;
+    }
+    return mt_op_merge_adapter(dev, &a, err);
+}
+
+bool mt_unit_is_decoded(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
+{
+    const struct mt_unit *u = &l->units[unit];
+    bool merges = false;
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors && l->adapter_default.merge; i++)
+        merges |= is_merged(&l->tensors[i]);
+    return merges || (u->n_in_planes[MT_RANGE_PACKED] && !mt_unit_keeps_codes(l, unit, dtype));
+}
+
 int mt_unit_decode(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, char *slot, mt_device *dev,
                    struct mt_err *err)
 {
     const struct mt_unit *u = &l->units[unit];
     size_t landing = mt_unit_landing(l, unit, dtype);
     int rc = 0;
-    if (mt_unit_keeps_codes(l, unit, dtype))
+    if (!mt_unit_is_decoded(l, unit, dtype))
         return 0;
-    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         for (size_t at = 0; t->kind == MT_RANGE_PACKED && at < t->n && !rc;) {
             size_t n = piece_at(t, at, mt_dtype_size(dtype), landing);
@@ -381,6 +466,7 @@ int mt_unit_decode(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, 
             rc = mt_op_decode(dev, &a, err);
             at += n;
         }
+        rc = rc ? rc : merge(l, t, dtype, slot, dev, err); /* before the next tensor lies over its scales */
     }
     return rc;
 }

@@ -18,8 +18,8 @@
  * scratch when it runs.
  */
 
-/** Bytes of a unit's buffer for weights in `dtype`: its elements, its packed plane before decoding, and the FP32 copy
- * of its f32_tensor. */
+/** Bytes of a unit's buffer for weights in `dtype`: its elements, its packed plane before decoding, the FP32 copy of its
+ * f32_tensor, and mt_unit_norms(). */
 size_t mt_unit_slot_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 /** Bytes of a buffer for the unit's trained weights alone, in the order of their plane; of whole join blocks. */
 size_t mt_unit_adapter_bytes(const struct mt_unit *u, enum mt_dtype dtype);
@@ -36,9 +36,24 @@ size_t mt_expert_elems(const struct mt_layout *l);
 /** Decodes them from the buffer of a unit that keeps its codes to `out`, laid out as in an unpacked unit. */
 int mt_expert_decode(const struct mt_layout *l, size_t unit, int expert, const char *slot, char *out, mt_device *dev,
                      struct mt_err *err);
-/** Submits the decoding of a packed plane that was loaded to the unit's buffer, unless its codes stay. */
+/** Must the unit's weights be changed after each load, by mt_unit_decode()? */
+bool mt_unit_is_decoded(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
+/** With DoRA of merged adapters, in the unit's buffer: magnitude / |W + s B A| of its n_norms rows; after them
+ * 1 / magnitude of each. */
+float *mt_unit_norms(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, const void *slot);
+/** Submits the decoding of a packed plane that was loaded to the unit's buffer, unless its codes stay, and the merging of
+ * adapters that are merged. */
 int mt_unit_decode(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, char *slot, mt_device *dev,
                    struct mt_err *err);
+/** Of a matrix that an adapter is merged into: where its A, B and magnitudes lie (elements of the unit; SIZE_MAX: no
+ * DoRA), its first factor of rows, and the format of Q; MT_PACKED_NONE: it is rounded to bf16. */
+struct mt_merge_place {
+    size_t a, b, magnitude, norm, rank;
+    float scale;
+    enum mt_packed format;
+};
+/** false: nothing is merged into it. */
+bool mt_merge_of(const struct mt_layout *l, const struct mt_tensor *t, struct mt_merge_place *out);
 /** How many experts a unit should have by default: as many as cross the link, packed or in bf16, as
  * MT_EXPERT_GROUP_BYTES. The layout's group if nothing is packed. */
 size_t mt_packing_expert_group(const struct mt_layout *l);
@@ -65,6 +80,8 @@ int mt_packed_stored_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const s
 
 /** Where the offset of nested scales is kept, which files have only in quant_state: byte of the packed plane. */
 size_t mt_packed_offset_at(const struct mt_tensor *t);
+/** Is the matrix of that name a router's, or the gate of a shared expert? */
+bool mt_packing_is_router(const char *name);
 /**
  * Can the tensor be kept packed? A matrix of a linear layer of a decoder layer can, except a router,
  * and in INT4 one that quantization_config excepts. If files hold the experts of a layer as one tensor, only these can,

@@ -358,7 +358,7 @@ static void divide_unit(struct mt_layout *l, struct mt_unit *u)
         add_to_range(l, u, t, end[t->kind]);
         place_apart(l, u, t);
         end[t->kind] = t->at + t->n;
-        u->adapters_alone &= t->adapter || !t->trainable;
+        u->adapters_alone &= t->adapter ? !t->adapter->merged : !t->trainable;
         u->wide_file_bytes += t->kind == MT_RANGE_IN_FILE_WIDE ? t->n * t->file_elem : 0;
     }
     if (u->n_ranges == 1) {

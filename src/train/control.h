@@ -79,6 +79,7 @@ struct mt_eval_report {
         double loss, accuracy;
     } sets[MT_EVAL_SETS]; /* [n_sets] of eval.sets */
     size_t n_sets;
+    double merged_share; /* with adapter.merge_aware: of weights with adapters that differ from the base; else NaN */
     bool best;
 };
 

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/history.h"
+#include "checkpoint/merge_packed.h"
 #include "optim/lr.h"
 #include "plan/trace.h"
 #include "train/best.h"
@@ -45,6 +46,11 @@ static void report_evaluation(struct mt_loop *l, struct mt_eval_report *r)
         l->p->events.eval(l->p->events.ctx, r);
 }
 
+int mt_loop_merged_share(const struct mt_loop *l, double *share, struct mt_err *err)
+{
+    return mt_merge_share(share, l->setup->choice.layout, l->s->planes, l->setup->choice.numerics.dtype, err);
+}
+
 int mt_loop_evaluate(struct mt_loop *l, struct mt_err *err)
 {
     struct mt_eval_report r = {.step = l->st->step};
@@ -54,6 +60,9 @@ int mt_loop_evaluate(struct mt_loop *l, struct mt_err *err)
         return 0;
     mt_train_phase(l->p->control, "evaluating");
     int rc = mt_train_flush(l->p, err);
+    if (rc)
+        return rc;
+    rc = mt_loop_merged_share(l, &r.merged_share, err);
     if (rc)
         return rc;
     const double *reference = mt_reference_of_evaluation(l->s, l->p->learner, l->st);

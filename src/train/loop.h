@@ -36,6 +36,8 @@ struct mt_train_asked *mt_loop_asked(const struct mt_loop *l);
 /** Evaluates the state as it is, unless that was done. Data that cannot be read, or no memory, end the run before its
  * first step alone: later there is something to lose. -ECANCELED: it is to end. */
 int mt_loop_evaluate(struct mt_loop *l, struct mt_err *err);
+/** mt_eval_report.merged_share, after the pending update. */
+int mt_loop_merged_share(const struct mt_loop *l, double *share, struct mt_err *err);
 /** The data of the next step, and their rate. */
 int mt_loop_next_data(struct mt_loop *l, struct mt_learner_step *of, struct mt_err *err);
 /** The step has been made. Fails if too many in a row were skipped. */

@@ -30,7 +30,7 @@ static const char *const columns[] = {
     "step",       "epoch",   "tokens", "loss_tokens", "loss",     "lr",        "grad_norm", "clip",
     "tok_s",      "loss_tok_s", "t_step", "t_fwd",    "t_bwd",    "t_opt",     "t_wait_h2d", "t_data",
     "h2d_bytes",  "d2h_bytes", "t_disk_read", "t_disk_write", "skipped", "eval_loss", "eval_ppl", "eval_accuracy", "eval_tokens",
-    "aux_loss",
+    "aux_loss", "merged_share",
 };
 
 /* What is recorded of each set of eval.sets. */
@@ -383,6 +383,8 @@ static cJSON *eval_record(const struct mt_eval_report *r)
     add_measures(o, "eval_", r->objective, r->measures);
     cJSON_AddNumberToObject(o, "eval_accuracy", r->accuracy);
     cJSON_AddNumberToObject(o, "eval_tokens", (double)r->n_loss);
+    if (!isnan(r->merged_share))
+        cJSON_AddNumberToObject(o, "merged_share", r->merged_share);
     for (size_t i = 0; i < r->n_sets; i++) {
         const struct mt_eval_of_set *s = &r->sets[i];
         const double value[N_OF_SET] = {s->loss, exp(s->loss), s->accuracy, (double)s->n_loss};

@@ -110,6 +110,19 @@ static int evaluate_last(struct mt_loop *l, bool full, double seconds, enum mt_t
     return rc ? rc : mt_saves_last_evaluation(&l->saves, full, seconds, err);
 }
 
+/* Rounding may swallow all that was learned. */
+static int tell_merged(const struct mt_loop *l, struct mt_err *err)
+{
+    double share;
+    int rc = mt_loop_merged_share(l, &share, err);
+    if (!rc && share == 0)
+        mt_warn("nothing was learned: each weight with an adapter is what it was after it was merged, since no change reaches the next "
+                "value of its format; raise train.learning_rate or train longer, or set adapter.merge_scale = recomputed");
+    else if (!rc && !isnan(share))
+        mt_info("%.2f%% of the weights with adapters differ from the base", 100 * share);
+    return rc;
+}
+
 /* The next block, or the last save and the last evaluation. A request to stop during either changes *why. */
 static int finish_run(struct mt_loop *l, enum mt_train_end *why, struct mt_err *err)
 {
@@ -132,6 +145,8 @@ static int finish_run(struct mt_loop *l, enum mt_train_end *why, struct mt_err *
     if (end == MT_END_SIGNAL)
         full = full && c->checkpoint.on_signal == MT_ON_SIGNAL_FULL;
     int rc = mt_saves_final(&l->saves, full, seconds, err);
+    if (!rc && trained)
+        rc = tell_merged(l, err);
     return rc || stopped ? rc : evaluate_last(l, full, seconds, why, err);
 }
 

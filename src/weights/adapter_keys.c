@@ -72,6 +72,8 @@ int mt_adapters_by_config(struct mt_adapter_spec *out, const struct mt_config *c
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.kind must be %s, like the adapters of adapter.path = %s",
                      out->dora ? "dora" : "lora", c->adapter.path);
     out->on = true;
+    out->merge = c->adapter.merge_aware;
+    out->merge_scale = c->adapter.merge_scale;
     out->lr_ratio_b = c->adapter.lr_ratio_b;
     if (!rc && *c->adapter.path && !resumed && out->dropout != c->adapter.dropout)
         mt_info("the adapters of %s were trained with dropout %g, adapter.dropout is %g", c->adapter.path, out->dropout,

@@ -113,7 +113,8 @@ int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed 
     return rc || !any ? rc : mt_layout_set_ranges(l, err);
 }
 
-int mt_weights_layout(struct mt_layout **out, const char *dir, bool frozen, struct mt_err *err)
+int mt_weights_layout(struct mt_layout **out, const char *dir, bool frozen, struct mt_adapter_spec *adapters,
+                      struct mt_err *err)
 {
     char pattern[64];
     const char *const layers[] = {pattern};
@@ -121,7 +122,8 @@ int mt_weights_layout(struct mt_layout **out, const char *dir, bool frozen, stru
     int rc = cfg ? mt_hf_config_read(cfg, dir, err) : mt_fail_nomem(err, dir, sizeof(*cfg));
     if (!rc) {
         snprintf(pattern, sizeof(pattern), "%slayers.*", cfg->names->modules);
-        const struct mt_layout_params p = {.freeze = layers, .n_freeze = frozen, .cut = mt_cut_layer};
+        const struct mt_layout_params p = {.freeze = layers, .n_freeze = frozen && !adapters,
+                                           .adapter = adapters, .cut = mt_cut_layer};
         rc = mt_layout_create(out, cfg, &p, err);
     }
     free(cfg);

@@ -68,8 +68,9 @@ const char *mt_weights_form(const struct mt_tensor *t, const struct mt_st_tensor
 /** Loads only the tensors that stay packed, from a checkpoint, whose other tensors are in its training state. */
 int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err);
 
-/** Lays out DIR's model as its config.json says; frozen: its layers are. */
-int mt_weights_layout(struct mt_layout **out, const char *dir, bool frozen, struct mt_err *err);
+/** Lays out DIR's model as its config.json says; frozen: its layers are. With adapters, unless NULL, all of it is. */
+int mt_weights_layout(struct mt_layout **out, const char *dir, bool frozen, struct mt_adapter_spec *adapters,
+                      struct mt_err *err);
 
 /** Smaller tensors are not worth reading in place: they stay in host memory. */
 enum { MT_IN_FILE_BYTES = 1 << 20 };
