@@ -74,7 +74,7 @@ static const struct cli_option bench_options[] = {
     END};
 static const struct cli_option report_options[] = {
     {"html", 0, "FILE", "The page to write (default: report.html in the first folder)."},
-    {"svg", 0, "DIR", "Also write each picture to a file in DIR."},
+    {"svg", 0, "DIR", "Also write each picture to a file in DIR; needs Node.js."},
     {"watch", 0, "SECONDS", "Write the page again and again, until interrupted; a browser that shows it loads it each time.", WHOLE(1, 86400)},
     END};
 static const struct cli_option check_options[] = {

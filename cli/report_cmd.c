@@ -2,49 +2,11 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "base/fs.h"
 #include "base/log.h"
 #include "cli.h"
-#include "report/chart.h"
 #include "report/report.h"
-
-static int write_html(const struct mt_report *r, const char *path, const char *title, struct mt_err *err)
-{
-    struct mt_str s = {0};
-    mt_report_html(&s, r, title);
-    /* in one piece: a browser never reads half a page */
-    int rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);
-    mt_str_finish(&s);
-    return rc;
-}
-
-/* One file for each picture; equal names in later sections get a number. */
-static int write_svgs(const struct mt_report *r, const char *dir, struct mt_err *err)
-{
-    int rc = mt_mkdir_p(dir, err);
-    for (size_t i = 0; i < r->n && !rc; i++) {
-        const struct mt_panel *p = &r->panels[i];
-        char path[4200];
-        struct mt_str s = {0};
-        if (!p->name[0])
-            continue;
-        mt_chart_standalone(&s, p->content);
-        mt_path_printf(path, sizeof(path), "%s/%s.svg", dir, p->name);
-        for (int k = 2; mt_path_exists(path) && k < 1000; k++) {
-            bool ours = false;
-            for (size_t j = 0; j < i; j++)
-                ours |= !strcmp(r->panels[j].name, p->name);
-            if (!ours)
-                break;
-            mt_path_printf(path, sizeof(path), "%s/%s-%d.svg", dir, p->name, k);
-        }
-        rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);
-        mt_str_finish(&s);
-    }
-    return rc;
-}
 
 static volatile sig_atomic_t stopped;
 
@@ -61,17 +23,14 @@ struct pages {
 
 static int write_pages(const struct pages *p, int reload, struct mt_err *err)
 {
-    struct mt_report r;
+    struct mt_str s = {0};
     const struct cli_args *args = p->args;
-    int rc = mt_report_make(&r, (const char *const *)args->operands, (size_t)args->n_operands, err);
-    if (rc)
-        return rc;
-    r.reload = reload;
-    rc = write_html(&r, p->html, args->n_operands > 1 ? "megatrain: several runs" : args->operands[0], err);
-    if (!rc && p->svg)
-        rc = write_svgs(&r, p->svg, err);
-    mt_report_finish(&r);
-    return rc;
+    int rc = mt_report_page(&s, (const char *const *)args->operands, (size_t)args->n_operands,
+                            args->n_operands > 1 ? "megatrain: several runs" : args->operands[0], reload, err);
+    if (!rc)
+        rc = mt_write_file(p->html, s.p, s.len, err); /* in one piece: a browser never reads half a page */
+    mt_str_finish(&s);
+    return rc || !p->svg ? rc : mt_report_save_pictures(p->html, p->svg, err);
 }
 
 /* Writes the page until a signal comes, and once more, as one that stays as it is. */

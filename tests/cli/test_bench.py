@@ -15,7 +15,7 @@ import time
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
-from tiny import BINARY, SLOW, base, config, megatrain, metrics, part, write_data, write_ini, write_model
+from tiny import BINARY, SLOW, base, config, drawn, megatrain, metrics, part, write_data, write_ini, write_model
 
 SWEEP = """[global]
 include = {ini}
@@ -192,16 +192,13 @@ def jobs_share_a_base_where_their_configurations_allow_it(tmp, model, data, env)
     assert [(r["status"], r.get("shared_by")) for r in rows] == [("ok", 2), ("exit 6", None)], rows
 
 
-class Panels(HTMLParser):
+class Page(HTMLParser):
     def __init__(self):
         super().__init__()
-        self.panels, self.tags, self.fetched = [], [], []
+        self.tags, self.fetched = [], []
 
     def handle_starttag(self, tag, attrs):
-        a = dict(attrs)
         self.tags.append(tag)
-        if "data-panel" in a:
-            self.panels.append(a["data-panel"])
         self.fetched += [v for k, v in attrs if k in ("src", "href", "xlink:href")]
 
 
@@ -210,21 +207,20 @@ def a_report_is_one_page_of_sound_pictures(tmp, run, bench):
     os.makedirs(broken)
     lines = open(os.path.join(run, "metrics.jsonl")).read()
     open(os.path.join(broken, "metrics.jsonl"), "w").write(lines[:-30])  # as a crash leaves it
-    html, svg = os.path.join(tmp, "r.html"), os.path.join(tmp, "svg")
-    megatrain("-q", "report", run, broken, bench, "--html", html, "--svg", svg)
-    text, p = open(html).read(), Panels()
-    p.feed(text)
-    want = {"loss", "loss-tokens", "learning-rate", "gradient-norm", "speed", "step-time", "timeline", "memory", "link",
+    html = os.path.join(tmp, "r.html")
+    pictures, p = drawn(run, broken, bench, html=html), Page()
+    p.feed(open(html).read())
+    assert not p.fetched and "link" not in p.tags and p.tags.count("script") == 2, "self-contained"
+    assert "neither" in megatrain("report", tmp, expect=3).stderr
+    if not pictures:
+        return
+    want = {"loss", "loss-tokens", "learning-rate", "gradient-norm", "speed", "step-time", "step-time-2", "timeline", "memory", "link",
             "heat-map-1", "heat-map-2", "predicted-measured"}
-    assert want <= set(p.panels), want - set(p.panels)
-    assert p.panels.count("step-time") == 2
-    assert not p.fetched and "script" not in p.tags and "link" not in p.tags, "self-contained"
-    assert "prefers-color-scheme:dark" in text
-    assert "nan" not in text.lower().replace("predominan", "") and "inf," not in text
-    files = os.listdir(svg)
-    assert len(files) == len(p.panels)
-    for name in files:
-        root = ET.parse(os.path.join(svg, name)).getroot()  # well-formed
+    assert want <= set(pictures), want - set(pictures)
+    for name, svg in pictures.items():
+        assert "prefers-color-scheme:dark" in svg
+        assert not re.search("nan|infinity|undefined|null", svg.lower().replace("predominan", "")), name
+        root = ET.fromstring(svg)  # well-formed
         assert root.tag == "{http://www.w3.org/2000/svg}svg", root.tag
         _, _, w, h = map(float, root.get("viewBox").split())
         body = [t.text or "" for t in root.iter("{http://www.w3.org/2000/svg}text")]
@@ -232,46 +228,42 @@ def a_report_is_one_page_of_sound_pictures(tmp, run, bench):
         for r in root.iter("{http://www.w3.org/2000/svg}rect"):
             x, y = float(r.get("x", 0)), float(r.get("y", 0))
             assert -1 <= x <= w + 1 and -1 <= y <= h + 1, (name, x, y)
-    hatch = open(os.path.join(svg, "heat-map-2.svg")).read()
+    first, hatch = pictures["heat-map-1"], pictures["heat-map-2"]
     assert "no fit" in hatch and "url(#mt-hatch)" in hatch
-    first = open(os.path.join(svg, "heat-map-1.svg")).read()
     assert first.count("mt-best\"") == 1 and "rotate(-90)" not in first + hatch and "the best is framed" in first, first
-    both = os.path.join(tmp, "both.html")
-    megatrain("-q", "report", run, broken, "--html", both)
-    assert "step (points: evaluations)" in open(both).read()  # no line of the legend is theirs
-    assert "neither" in megatrain("report", os.path.join(tmp, "svg"), expect=3).stderr
+    assert "step (points: evaluations)" in drawn(run, broken, html=os.path.join(tmp, "both.html"))["loss"]  # no line of the legend is theirs
 
 
 def sizes_in_a_report_are_sizes(tmp, run):
-    odd = os.path.join(tmp, "odd-sizes")
+    odd, html = os.path.join(tmp, "odd-sizes"), os.path.join(tmp, "odd-sizes.html")
     shutil.copytree(run, odd)
     told = json.load(open(os.path.join(odd, "run.json")))
-    told["memory"] = [{"tier": "host", "use": f"row {i}", **more} for i, more in enumerate(
-        ({"bytes": 100}, {}, {"bytes": 1e300}, {"bytes": -1}, {"bytes": "many"}))]
-    with open(os.path.join(odd, "run.json"), "w") as out:
-        json.dump(told, out)
-    html = os.path.join(tmp, "odd-sizes.html")
-    megatrain("-q", "report", odd, "--html", html)
-    drawn = re.findall(r"row [0-9]: [^<]*", open(html).read())
-    assert drawn == ["row 0: 100 B"], drawn
-    told["memory"], widths = [{"tier": "device", "use": "slots", "bytes": 11 << 20}], []
-    for told["device_budget"], words in ((22 << 20, "mt-mark"), (3379 << 20, ">of 3.30 GiB<")):
+
+    def memory(rows, **more):
         with open(os.path.join(odd, "run.json"), "w") as out:
-            json.dump(told, out)
-        megatrain("-q", "report", odd, "--html", html)
-        chart = re.search(r'<svg[^>]*aria-label="Memory by use.*?</svg>', open(html).read(), re.S)[0]
+            json.dump({**told, "memory": rows, **more}, out)
+        return drawn(odd, html=html).get("memory")
+
+    rows = [{"tier": "host", "use": f"row {i}", **more} for i, more in enumerate(
+        ({"bytes": 100}, {}, {"bytes": 1e300}, {"bytes": -1}, {"bytes": "many"}))]
+    chart, widths = memory(rows), []
+    if chart is None:
+        return
+    assert re.findall(r"row [0-9]: [^<]*", chart) == ["row 0: 100 B"], chart
+    for budget, words in ((22 << 20, "mt-mark"), (3379 << 20, ">of 3.30 GiB<")):
+        chart = memory([{"tier": "device", "use": "slots", "bytes": 11 << 20}], device_budget=budget)
         assert words in chart, chart
         widths.append(float(re.search(r'mt-box f0"[^>]* width="([0-9.]+)"', chart)[1]))
     assert widths[1] > widths[0] > 100, widths  # also of a budget that it is next to nothing of
 
 
 def text_in_a_report_is_escaped(tmp, run):
-    odd = os.path.join(tmp, "a<b>&\"c")
+    odd, html = os.path.join(tmp, "a<b>&\"c<!--"), os.path.join(tmp, "odd.html")
     os.makedirs(odd)
     open(os.path.join(odd, "metrics.jsonl"), "w").write(open(os.path.join(run, "metrics.jsonl")).read())
-    html = os.path.join(tmp, "odd.html")
-    megatrain("-q", "report", odd, "--html", html)
-    assert "<b>" not in open(html).read() and "a&lt;b&gt;&amp;" in open(html).read()
+    pictures = drawn(odd, run, html=html)
+    assert "<b>" not in open(html).read() and "<!--" not in open(html).read()
+    assert not pictures or "a&lt;b&gt;&amp;&quot;c" in pictures["loss"] and "<b>" not in pictures["loss"]
 
 
 def main():

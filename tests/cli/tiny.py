@@ -4,6 +4,7 @@ import glob
 import json
 import os
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -182,6 +183,18 @@ def megatrain(*args, env=None, expect=0, stdin=None, binary=BINARY, cwd=None):
         sys.stderr.write(p.stdout + p.stderr)
         raise AssertionError(f"megatrain {' '.join(map(str, args))}: exit {p.returncode}, expected {expect}")
     return p
+
+
+def drawn(*folders, html):
+    """{name: SVG} of the pictures of a report. Without Node.js only the page is written, and nothing is drawn: {}."""
+    there = shutil.which("node")
+    megatrain("-q", "report", *folders, "--html", html, *(["--svg", html + ".svg"] if there else []))
+    names = os.listdir(html + ".svg") if there else []
+    pictures = {}
+    for name in names:
+        with open(os.path.join(html + ".svg", name)) as f:
+            pictures[name[:-4]] = f.read()
+    return pictures
 
 
 def read_until(run, text):
