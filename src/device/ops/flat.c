@@ -3,109 +3,58 @@
 #include "base/mem.h"
 #include "device/ops/row.h"
 
-static const char *check_add(const struct mt_add *a)
+static void add(struct mt_op_walk *w, struct mt_add *a)
 {
-    MT_OP_NEED(aligned_or_null(a->a) && aligned(a->b) && aligned(a->out));
-    return NULL;
+    size_t n = mt_op_dim(w, &a->n);
+    enum mt_dtype t = mt_op_dtype(w, &a->dtype);
+    MT_ARRAY(w, a->a, FRESH | OPTIONAL, t, n, 1);
+    MT_ARRAY(w, a->b, READ, t, n, 1);
+    MT_ARRAY(w, a->out, WRITE, t, n, 1);
 }
 
-static void cost_add(const struct mt_add *a, struct mt_metered *out)
+MT_OP_WALK(add, n, .dim = {MT_SIZE_ELEMENTS});
+
+static void grad_cast(struct mt_op_walk *w, struct mt_grad_cast *a)
 {
-    mt_op_shape(out, a->dtype, MT_DIMS(a->n));
-    out->bytes = (a->a ? 3 : 2) * mt_op_bytes(a->n, 1, a->dtype);
+    size_t n = mt_op_dim(w, &a->n);
+    enum mt_dtype t = mt_op_dtype(w, &a->dst_dtype);
+    MT_ARRAY(w, a->src, READ | LOOSE, MT_F32, n, 1);
+    MT_ARRAY(w, a->dst, WRITE | OPTIONAL | LOOSE, t, n, 1);
+    MT_ARRAY(w, a->partials, WRITE | OPTIONAL | LOOSE, MT_F32, mt_div_up(n, MT_SUMSQ_BLOCK), 0);
+    MT_NEED(w, a->dst || a->partials);
+    MT_NEED(w, (const void *)a->src != a->dst || a->dst_dtype == MT_F32);
 }
 
-static void fill_add(mt_example *x, const struct mt_metered *shape, struct mt_add *args)
+MT_OP_WALK(grad_cast, n, .dim = {MT_SIZE_ELEMENTS});
+
+static void join(struct mt_op_walk *w, struct mt_join *a)
 {
-    size_t n = (size_t)shape->dim[0];
-    *args = (struct mt_add){
-        .n = n, .dtype = shape->dtype, .a = mt_example_fresh(x, shape->dtype, n),
-        .b = mt_example_read(x, shape->dtype, n), .out = mt_example_write(x, shape->dtype, n)};
+    mt_op_dim(w, &a->n);
+    MT_FILL(w, a->n = mt_align_up(a->n, MT_JOIN_BLOCK));
+    MT_ARRAY(w, a->buf, UPDATE, MT_F32, a->n, 2);
+    MT_NEED(w, a->n % MT_JOIN_BLOCK == 0);
 }
 
-MT_OP_ROW(add, n, .dim = {MT_SIZE_ELEMENTS});
+MT_OP_WALK(join, n, .dim = {MT_SIZE_ELEMENTS}, .f32_only = true);
 
-static const char *check_grad_cast(const struct mt_grad_cast *a)
+static void zero(struct mt_op_walk *w, struct mt_zero *a)
 {
-    MT_OP_NEED(a->src && (a->dst || a->partials));
-    MT_OP_NEED((const void *)a->src != a->dst || a->dst_dtype == MT_F32);
-    return NULL;
+    size_t bytes = mt_op_dim(w, &a->bytes);
+    MT_ARRAY(w, a->ptr, WRITE | LOOSE, MT_F32, mt_div_up(bytes, 4), 0);
+    if (w->cost)
+        w->cost->bytes = (double)bytes;
 }
 
-static void cost_grad_cast(const struct mt_grad_cast *a, struct mt_metered *out)
+MT_OP_WALK(zero, bytes, .dim = {MT_SIZE_ELEMENTS}, .f32_only = true);
+
+static void cast(struct mt_op_walk *w, struct mt_cast *a)
 {
-    mt_op_shape(out, a->dst_dtype, MT_DIMS(a->n));
-    out->bytes = mt_op_bytes(a->n, 1, MT_F32) + (a->dst ? mt_op_bytes(a->n, 1, a->dst_dtype) : 0);
+    size_t n = mt_op_dim(w, &a->n);
+    enum mt_dtype from = mt_op_dtype(w, &a->src_dtype);
+    MT_FILL(w, a->dst_dtype = from == MT_F32 ? MT_BF16 : MT_F32);
+    MT_ARRAY(w, a->src, READ, from, n, 1);
+    MT_ARRAY(w, a->dst, WRITE, a->dst_dtype, n, 1);
+    MT_NEED(w, a->src != a->dst);
 }
 
-static void fill_grad_cast(mt_example *x, const struct mt_metered *shape, struct mt_grad_cast *a)
-{
-    size_t n = (size_t)shape->dim[0];
-    *a = (struct mt_grad_cast){
-        .n = n, .src = mt_example_read(x, MT_F32, n), .dst_dtype = shape->dtype,
-        .dst = mt_example_write(x, shape->dtype, n),
-        .partials = mt_example_write(x, MT_F32, mt_div_up(n, MT_SUMSQ_BLOCK))};
-}
-
-MT_OP_ROW(grad_cast, n, .dim = {MT_SIZE_ELEMENTS});
-
-static const char *check_join(const struct mt_join *a)
-{
-    MT_OP_NEED(aligned(a->buf) && a->n % MT_JOIN_BLOCK == 0);
-    return NULL;
-}
-
-static void cost_join(const struct mt_join *a, struct mt_metered *out)
-{
-    mt_op_shape(out, MT_F32, MT_DIMS(a->n));
-    out->bytes = 2 * mt_op_bytes(a->n, 1, MT_F32);
-}
-
-static void fill_join(mt_example *x, const struct mt_metered *shape, struct mt_join *a)
-{
-    size_t n = mt_align_up((size_t)shape->dim[0], MT_JOIN_BLOCK);
-    *a = (struct mt_join){mt_example_update(x, MT_F32, n), n};
-}
-
-MT_OP_ROW(join, n, .dim = {MT_SIZE_ELEMENTS}, .f32_only = true);
-
-static const char *check_zero(const struct mt_zero *a)
-{
-    MT_OP_NEED(a->ptr);
-    return NULL;
-}
-
-static void cost_zero(const struct mt_zero *a, struct mt_metered *out)
-{
-    mt_op_shape(out, MT_F32, MT_DIMS(a->bytes));
-    out->bytes = (double)a->bytes;
-}
-
-static void fill_zero(mt_example *x, const struct mt_metered *shape, struct mt_zero *a)
-{
-    size_t bytes = (size_t)shape->dim[0];
-    *a = (struct mt_zero){mt_example_write(x, MT_F32, mt_div_up(bytes, 4)), bytes};
-}
-
-MT_OP_ROW(zero, bytes, .dim = {MT_SIZE_ELEMENTS}, .f32_only = true);
-
-static const char *check_cast(const struct mt_cast *a)
-{
-    MT_OP_NEED(aligned(a->src) && aligned(a->dst) && a->src != a->dst);
-    return NULL;
-}
-
-static void cost_cast(const struct mt_cast *a, struct mt_metered *out)
-{
-    mt_op_shape(out, a->src_dtype, MT_DIMS(a->n));
-    out->bytes = mt_op_bytes(a->n, 1, a->src_dtype) + mt_op_bytes(a->n, 1, a->dst_dtype);
-}
-
-static void fill_cast(mt_example *x, const struct mt_metered *shape, struct mt_cast *a)
-{
-    size_t n = (size_t)shape->dim[0];
-    enum mt_dtype to = shape->dtype == MT_F32 ? MT_BF16 : MT_F32;
-    *a = (struct mt_cast){n, shape->dtype, to, mt_example_read(x, shape->dtype, n), mt_example_write(x, to, n)};
-}
-
-MT_OP_ROW(cast, n, .dim = {MT_SIZE_ELEMENTS});
+MT_OP_WALK(cast, n, .dim = {MT_SIZE_ELEMENTS});

@@ -1,86 +1,54 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device/ops/row.h"
 
-static const char *check_glu(const struct mt_glu *a)
+static void glu(struct mt_op_walk *w, struct mt_glu *a)
 {
-    MT_OP_NEED(a->f && aligned(a->gate_up) && aligned(a->out) && a->gate_up != a->out);
-    MT_OP_NEED(a->kind != MT_GLU_RELU2 && (a->kind != MT_GLU_CLAMPED || a->limit > 0));
-    return NULL;
+    size_t n = mt_op_dim(w, &a->n), f = mt_op_dim(w, &a->f);
+    enum mt_dtype t = mt_op_dtype(w, &a->dtype);
+    MT_ARRAY(w, a->gate_up, FRESH, t, 2 * n * f, 1);
+    MT_ARRAY(w, a->out, WRITE, t, n * f, 1);
+    MT_NEED(w, a->f && a->gate_up != a->out);
+    MT_NEED(w, a->kind != MT_GLU_RELU2 && (a->kind != MT_GLU_CLAMPED || a->limit > 0));
 }
 
-static void cost_glu(const struct mt_glu *a, struct mt_metered *out)
-{
-    mt_op_count_rows(a->n, a->f, a->dtype, 3, out);
-}
-
-static void fill_glu(mt_example *x, const struct mt_metered *shape, struct mt_glu *a)
-{
-    size_t n = (size_t)shape->dim[0], f = (size_t)shape->dim[1];
-    *a = (struct mt_glu){
-        .n = n, .f = f, .dtype = shape->dtype, .gate_up = mt_example_fresh(x, shape->dtype, 2 * n * f),
-        .out = mt_example_write(x, shape->dtype, n * f)};
-}
-
-MT_OP_ROW(glu, n, .dim = {MT_SIZE_ROWS, MT_SIZE_FFN});
-
-static const char *check_glu_bwd(const struct mt_glu_bwd *a)
-{
-    MT_OP_NEED(a->f && aligned(a->gate_up) && aligned(a->dout) && aligned(a->dgate_up));
-    MT_OP_NEED(a->dout != a->dgate_up);
-    MT_OP_NEED(!a->out || (aligned(a->out) && a->out != a->gate_up && a->out != a->dgate_up));
-    MT_OP_NEED(a->kind != MT_GLU_RELU2 && (a->kind != MT_GLU_CLAMPED || a->limit > 0));
-    return NULL;
-}
-
-static void cost_glu_bwd(const struct mt_glu_bwd *a, struct mt_metered *out)
-{
-    mt_op_count_rows(a->n, a->f, a->dtype, a->out ? 6 : 5, out);
-}
+MT_OP_WALK(glu, n, .dim = {MT_SIZE_ROWS, MT_SIZE_FFN});
 
 /* As in a layer, the output overwrites its gradient. */
-static void fill_glu_bwd(mt_example *x, const struct mt_metered *shape, struct mt_glu_bwd *a)
+static void glu_bwd(struct mt_op_walk *w, struct mt_glu_bwd *a)
 {
-    size_t n = (size_t)shape->dim[0], f = (size_t)shape->dim[1];
-    *a = (struct mt_glu_bwd){.n = n, .f = f, .dtype = shape->dtype};
-    a->gate_up = mt_example_read(x, a->dtype, 2 * n * f);
-    a->out = mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, a->dtype, n * f);
-    a->dout = a->out;
-    a->dgate_up = mt_example_write(x, a->dtype, 2 * n * f);
+    size_t n = mt_op_dim(w, &a->n), f = mt_op_dim(w, &a->f);
+    enum mt_dtype t = mt_op_dtype(w, &a->dtype);
+    MT_ARRAY(w, a->gate_up, READ, t, 2 * n * f, 1);
+    MT_ARRAY(w, a->out, IN_PLACE | OPTIONAL, t, n * f, 1);
+    MT_FILL(w, a->dout = a->out);
+    MT_ARRAY(w, a->dout, READ, t, n * f, 1);
+    MT_ARRAY(w, a->dgate_up, WRITE, t, 2 * n * f, 1);
+    MT_NEED(w, a->f && a->dout != a->dgate_up && a->out != a->gate_up && a->out != a->dgate_up);
+    MT_NEED(w, a->kind != MT_GLU_RELU2 && (a->kind != MT_GLU_CLAMPED || a->limit > 0));
 }
 
-MT_OP_ROW(glu_bwd, n, .dim = {MT_SIZE_ROWS, MT_SIZE_FFN});
-
-static const char *check_expert_glu_bwd(const struct mt_expert_glu_bwd *a)
-{
-    MT_OP_NEED(a->f && a->k && a->n_padded >= a->n);
-    MT_OP_NEED(aligned(a->gate_up) && aligned(a->dout) && aligned(a->dgate_up) && aligned(a->out));
-    MT_OP_NEED(a->weights && a->dweights && a->weights != a->dweights);
-    MT_OP_NEED(a->dout != a->dgate_up && a->out != a->gate_up && a->out != a->dgate_up);
-    MT_OP_NEED(!a->down_bias == !a->d_o && aligned_or_null(a->down_bias) && aligned_or_null(a->d_o));
-    MT_OP_NEED(!a->down_bias || a->c);
-    MT_OP_NEED(a->kind != MT_GLU_CLAMPED || a->limit > 0);
-    return NULL;
-}
-
-static void cost_expert_glu_bwd(const struct mt_expert_glu_bwd *a, struct mt_metered *out)
-{
-    mt_op_shape(out, a->dtype, MT_DIMS(a->n_padded, a->f));
-    out->bytes = (2 + 2 * mt_glu_inputs(a->kind)) * mt_op_bytes(a->n_padded, a->f, a->dtype) +
-                 (a->d_o ? mt_op_bytes(a->n, a->c, a->dtype) : 0);
-}
+MT_OP_WALK(glu_bwd, n, .dim = {MT_SIZE_ROWS, MT_SIZE_FFN});
 
 /* In place, as in a layer. */
-static void fill_expert_glu_bwd(mt_example *x, const struct mt_metered *shape, struct mt_expert_glu_bwd *a)
+static void expert_glu_bwd(struct mt_op_walk *w, struct mt_expert_glu_bwd *a)
 {
-    size_t n = (size_t)shape->dim[0], f = (size_t)shape->dim[1];
-    *a = (struct mt_expert_glu_bwd){.n = n, .n_padded = n, .f = f, .k = 1, .dtype = shape->dtype};
-    a->dgate_up = mt_example_update(x, a->dtype, 2 * n * f);
-    a->gate_up = a->dgate_up;
-    a->out = mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, a->dtype, n * f);
-    a->dout = a->out;
-    a->list = mt_example_ints(x, n, MT_OP_SCATTER, n);
-    a->weights = mt_example_read(x, MT_F32, n);
-    a->dweights = mt_example_write(x, MT_F32, n);
+    size_t n = mt_op_dim(w, &a->n_padded), f = mt_op_dim(w, &a->f), inputs = mt_glu_inputs(a->kind) * n * f;
+    enum mt_dtype t = mt_op_dtype(w, &a->dtype);
+    MT_FILL(w, a->n = n; a->k = 1);
+    MT_ARRAY(w, a->dgate_up, UPDATE, t, inputs, 1);
+    MT_FILL(w, a->gate_up = a->dgate_up);
+    MT_ARRAY(w, a->gate_up, READ, t, inputs, 1);
+    MT_ARRAY(w, a->out, IN_PLACE, t, n * f, 1);
+    MT_FILL(w, a->dout = a->out; a->list = mt_example_ints(w->x, n, MT_OP_SCATTER, n));
+    MT_ARRAY(w, a->dout, READ, t, n * f, 1);
+    MT_ARRAY(w, a->weights, READ | LOOSE, MT_F32, n, 0);
+    MT_ARRAY(w, a->dweights, WRITE | LOOSE, MT_F32, n, 0);
+    MT_ARRAY(w, a->down_bias, READ | ABSENT, t, a->c, 0);
+    MT_ARRAY(w, a->d_o, READ | ABSENT, t, a->n * a->c, 1);
+    MT_NEED(w, a->f && a->k && a->n_padded >= a->n && a->weights != a->dweights);
+    MT_NEED(w, a->dout != a->dgate_up && a->out != a->gate_up && a->out != a->dgate_up);
+    MT_NEED(w, !a->down_bias == !a->d_o && (!a->down_bias || a->c));
+    MT_NEED(w, a->kind != MT_GLU_CLAMPED || a->limit > 0);
 }
 
-MT_OP_ROW(expert_glu_bwd, n_padded, .dim = {MT_SIZE_ROWS, MT_SIZE_FFN});
+MT_OP_WALK(expert_glu_bwd, n_padded, .dim = {MT_SIZE_ROWS, MT_SIZE_FFN});

@@ -1,55 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device/ops/row.h"
 
-static const char *check_layernorm(const struct mt_layernorm *a)
+static void layernorm(struct mt_op_walk *w, struct mt_layernorm *a)
 {
-    MT_OP_NEED(a->c && a->eps >= 0);
-    MT_OP_NEED(aligned(a->x) && aligned(a->w) && aligned(a->y) && a->rstd);
-    return NULL;
+    size_t n = mt_op_dim(w, &a->n), c = mt_op_dim(w, &a->c);
+    enum mt_dtype t = mt_op_dtype(w, &a->dtype);
+    MT_FILL(w, a->eps = 1e-5f; a->biased = true);
+    MT_ARRAY(w, a->x, FRESH, t, n * c, 1);
+    MT_ARRAY(w, a->w, READ, t, a->biased ? 2 * c : c, 0);
+    MT_ARRAY(w, a->y, WRITE, t, n * c, 1);
+    MT_ARRAY(w, a->rstd, WRITE | LOOSE, MT_F32, n, 0);
+    MT_NEED(w, a->c && a->eps >= 0);
 }
 
-static void cost_layernorm(const struct mt_layernorm *a, struct mt_metered *out)
-{
-    mt_op_count_rows(a->n, a->c, a->dtype, 2, out);
-}
-
-static void fill_layernorm(mt_example *x, const struct mt_metered *shape, struct mt_layernorm *a)
-{
-    size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
-    *a = (struct mt_layernorm){
-        .n = n, .c = c, .dtype = shape->dtype, .eps = 1e-5f, .biased = true,
-        .x = mt_example_fresh(x, shape->dtype, n * c), .w = mt_example_read(x, shape->dtype, 2 * c),
-        .y = mt_example_write(x, shape->dtype, n * c), .rstd = mt_example_write(x, MT_F32, n)};
-}
-
-MT_OP_ROW(layernorm, n, .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN});
-
-static const char *check_layernorm_bwd(const struct mt_layernorm_bwd *a)
-{
-    MT_OP_NEED(a->c && aligned(a->x) && aligned(a->dy) && aligned(a->dx) && a->dx != a->x);
-    MT_OP_NEED(aligned(a->w) && a->rstd && aligned_or_null(a->dres));
-    MT_OP_NEED(!a->dw || a->workspace);
-    return NULL;
-}
-
-static void cost_layernorm_bwd(const struct mt_layernorm_bwd *a, struct mt_metered *out)
-{
-    mt_op_count_rows(a->n, a->c, a->dtype, a->dres ? 4 : 3, out);
-}
+MT_OP_WALK(layernorm, n, .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN});
 
 /* As in a layer, the gradient of the residual connection is added in place. */
-static void fill_layernorm_bwd(mt_example *x, const struct mt_metered *shape, struct mt_layernorm_bwd *a)
+static void layernorm_bwd(struct mt_op_walk *w, struct mt_layernorm_bwd *a)
 {
-    size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
-    *a = (struct mt_layernorm_bwd){.n = n, .c = c, .dtype = shape->dtype, .biased = true};
-    a->x = mt_example_read(x, a->dtype, n * c);
-    a->dx = mt_example_update(x, a->dtype, n * c);
-    a->dres = a->dx;
-    a->w = mt_example_read(x, a->dtype, 2 * c);
-    a->rstd = mt_example_read(x, MT_F32, n);
-    a->dy = mt_example_fresh(x, a->dtype, n * c);
-    a->dw = mt_example_update(x, MT_F32, 2 * c);
-    a->workspace = mt_example_workspace(x, mt_op_layernorm_bwd_workspace(mt_example_device(x), a));
+    size_t n = mt_op_dim(w, &a->n), c = mt_op_dim(w, &a->c);
+    enum mt_dtype t = mt_op_dtype(w, &a->dtype);
+    MT_FILL(w, a->biased = true);
+    MT_ARRAY(w, a->x, READ, t, n * c, 1);
+    MT_ARRAY(w, a->dx, UPDATE, t, n * c, 1);
+    MT_FILL(w, a->dres = a->dx);
+    MT_ARRAY(w, a->dres, READ | OPTIONAL, t, n * c, 1);
+    MT_ARRAY(w, a->w, READ, t, a->biased ? 2 * c : c, 0);
+    MT_ARRAY(w, a->rstd, READ | LOOSE, MT_F32, n, 0);
+    MT_ARRAY(w, a->dy, FRESH, t, n * c, 1);
+    MT_ARRAY(w, a->dw, UPDATE | OPTIONAL | LOOSE, MT_F32, a->biased ? 2 * c : c, 0);
+    MT_NEED(w, a->c && a->dx != a->x);
+    MT_WORKSPACE(w, a, a->dw);
 }
 
-MT_OP_ROW(layernorm_bwd, n, .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN});
+MT_OP_WALK(layernorm_bwd, n, .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN});
