@@ -28,26 +28,16 @@ static void fill_dora_scale(mt_example *x, const struct mt_metered *shape, struc
 
 MT_OP_ROW(dora_scale, n, .dim = {MT_SIZE_FFN, MT_SIZE_HIDDEN});
 
-static const char *check_scale_columns(const struct mt_scale_columns *a)
+static void scale_columns(struct mt_op_walk *w, struct mt_scale_columns *a)
 {
-    MT_OP_NEED(a->out_dtype == a->dtype || a->out_dtype == MT_F32);
-    MT_OP_NEED(a->c && aligned(a->x) && aligned(a->scale) && aligned_or_null(a->add) && aligned(a->out));
-    return NULL;
+    size_t n = mt_op_dim(w, &a->n), c = mt_op_dim(w, &a->c);
+    enum mt_dtype t = mt_op_dtype(w, &a->dtype);
+    MT_FILL(w, a->out_dtype = t);
+    MT_ARRAY(w, a->x, FRESH, t, n * c, 1);
+    MT_ARRAY(w, a->scale, READ, MT_F32, c, 0);
+    MT_ARRAY(w, a->add, READ | ABSENT, a->out_dtype, n * c, 1);
+    MT_ARRAY(w, a->out, WRITE, a->out_dtype, n * c, 1);
+    MT_NEED(w, a->c && (a->out_dtype == a->dtype || a->out_dtype == MT_F32));
 }
 
-static void cost_scale_columns(const struct mt_scale_columns *a, struct mt_metered *out)
-{
-    mt_op_shape(out, a->dtype, MT_DIMS(a->n, a->c));
-    out->bytes = mt_op_bytes(a->n, a->c, a->dtype) + (a->add ? 2 : 1) * mt_op_bytes(a->n, a->c, a->out_dtype);
-}
-
-static void fill_scale_columns(mt_example *x, const struct mt_metered *shape, struct mt_scale_columns *a)
-{
-    size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
-    *a = (struct mt_scale_columns){
-        .n = n, .c = c, .dtype = shape->dtype, .out_dtype = shape->dtype,
-        .x = mt_example_fresh(x, shape->dtype, n * c), .scale = mt_example_read(x, MT_F32, c),
-        .out = mt_example_write(x, shape->dtype, n * c)};
-}
-
-MT_OP_ROW(scale_columns, n, .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN});
+MT_OP_WALK(scale_columns, n, .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN});

@@ -3,68 +3,42 @@
 
 enum { MOST = 1024, MOST_GATED = 1 << 16 }; /* elements of a head; with the gate first */
 
-static const char *check_inputs(const struct mt_gated_norm *a)
+static void inputs(struct mt_op_walk *w, struct mt_gated_norm *a)
 {
-    MT_OP_NEED(heads_apart(&a->x) && heads_apart(&a->z) && a->z.dim % a->x.dim == 0);
-    MT_OP_NEED(a->x.dim <= (a->gate_first ? MOST_GATED : MOST));
-    MT_OP_NEED(a->z.n * a->z.dim == a->x.n * a->x.dim && aligned(a->w) && a->eps >= 0);
-    return NULL;
+    size_t n = mt_op_dim(w, &a->n), heads = mt_op_dim(w, &a->x.n), dim = mt_op_dim(w, &a->x.dim);
+    enum mt_dtype t = mt_op_dtype(w, &a->dtype);
+    MT_FILL(w, a->gate_first = w->shape->flags & MT_METER_PLAIN; a->eps = 1e-6f);
+    if (w->cost)
+        w->cost->flags = a->gate_first ? MT_METER_PLAIN : 0;
+    MT_HEADS(w, a->x, FRESH, t, n, heads, dim, 1);
+    MT_HEADS(w, a->z, READ, t, n, heads, dim, 1);
+    MT_ARRAY(w, a->w, READ, t, mt_gated_norm_weights(a), 0);
+    MT_NEED(w, a->z.dim % a->x.dim == 0 && a->z.n * a->z.dim == a->x.n * a->x.dim);
+    MT_NEED(w, a->x.dim <= (a->gate_first ? MOST_GATED : MOST) && a->eps >= 0);
 }
 
-static const char *check_gated_norm(const struct mt_gated_norm *a)
+static void gated_norm(struct mt_op_walk *w, struct mt_gated_norm *a)
 {
-    MT_OP_NEED(heads_apart(&a->y) && heads_alike(&a->y, &a->x));
-    return check_inputs(a);
+    inputs(w, a);
+    MT_HEADS(w, a->y, WRITE, a->dtype, a->n, a->x.n, a->x.dim, 1);
+    MT_NEED(w, heads_alike(&a->y, &a->x));
 }
 
-static void cost_gated_norm(const struct mt_gated_norm *a, struct mt_metered *out)
-{
-    mt_op_count_heads(&a->x, a->n, a->dtype, 3, out);
-    out->flags = a->gate_first ? MT_METER_PLAIN : 0;
-}
-
-static struct mt_gated_norm example(mt_example *x, const struct mt_metered *shape)
-{
-    struct mt_gated_norm a = {.n = (size_t)shape->dim[0], .dtype = shape->dtype, .eps = 1e-6f,
-                              .gate_first = shape->flags & MT_METER_PLAIN};
-    a.x = mt_op_take_heads(x, MT_TAKE_READ | MT_TAKE_FRESH, shape);
-    a.z = mt_op_take_heads(x, MT_TAKE_READ, shape);
-    a.w = mt_example_read(x, a.dtype, mt_gated_norm_weights(&a));
-    return a;
-}
-
-static void fill_gated_norm(mt_example *x, const struct mt_metered *shape, struct mt_gated_norm *a)
-{
-    *a = example(x, shape);
-    a->y = mt_op_take_heads(x, MT_TAKE_WRITE, shape);
-}
-
-MT_OP_ROW(gated_norm, n, .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM}, .flags = {0, MT_METER_PLAIN});
-
-static const char *check_gated_norm_bwd(const struct mt_gated_norm_bwd *b)
-{
-    const struct mt_gated_norm *a = &b->fwd;
-    MT_OP_NEED(heads_apart(&b->dy) && heads_apart(&b->dx) && heads_apart(&b->dz));
-    MT_OP_NEED(heads_alike(&b->dy, &a->x) && heads_alike(&b->dx, &a->x) && heads_alike(&b->dz, &a->z));
-    MT_OP_NEED(!b->dw || b->workspace);
-    return check_inputs(a);
-}
-
-static void cost_gated_norm_bwd(const struct mt_gated_norm_bwd *b, struct mt_metered *out)
-{
-    const struct mt_gated_norm *a = &b->fwd;
-    mt_op_count_heads(&a->x, a->n, a->dtype, 5, out);
-    out->flags = a->gate_first ? MT_METER_PLAIN : 0;
-}
+MT_OP_WALK(gated_norm, n, .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM}, .flags = {0, MT_METER_PLAIN});
 
 /* In place, as in a layer. */
-static void fill_gated_norm_bwd(mt_example *x, const struct mt_metered *shape, struct mt_gated_norm_bwd *b)
+static void gated_norm_bwd(struct mt_op_walk *w, struct mt_gated_norm_bwd *b)
 {
-    *b = (struct mt_gated_norm_bwd){.fwd = example(x, shape)};
-    b->dx = b->dy = mt_op_take_heads(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, shape);
-    b->dz = mt_op_take_heads(x, MT_TAKE_WRITE, shape);
-    b->dw = mt_example_update(x, MT_F32, mt_gated_norm_weights(&b->fwd));
-    b->workspace = mt_example_workspace(x, mt_op_gated_norm_bwd_workspace(mt_example_device(x), b));
+    struct mt_gated_norm *a = &b->fwd;
+    inputs(w, a);
+    MT_HEADS(w, b->dy, IN_PLACE, a->dtype, a->n, a->x.n, a->x.dim, 1);
+    MT_FILL(w, b->dx = b->dy);
+    MT_HEADS(w, b->dx, WRITE, a->dtype, a->n, a->x.n, a->x.dim, 1);
+    MT_HEADS(w, b->dz, WRITE, a->dtype, a->n, a->x.n, a->x.dim, 1);
+    MT_ARRAY(w, b->dw, UPDATE | OPTIONAL | LOOSE, MT_F32, mt_gated_norm_weights(a), 0);
+    MT_NEED(w, heads_alike(&b->dy, &a->x) && heads_alike(&b->dx, &a->x) && heads_alike(&b->dz, &a->z));
+    MT_WORKSPACE(w, b, b->dw);
 }
 
-MT_OP_ROW(gated_norm_bwd, fwd.n, .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM}, .flags = {0, MT_METER_PLAIN});
+MT_OP_WALK(gated_norm_bwd, fwd.n, .dim = {MT_SIZE_ROWS, MT_SIZE_HEADS, MT_SIZE_HEAD_DIM},
+           .flags = {0, MT_METER_PLAIN});

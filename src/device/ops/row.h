@@ -83,36 +83,6 @@ static inline void mt_op_shape(struct mt_metered *out, enum mt_dtype t, const ui
     memcpy(out->dim, dims, MT_METER_DIMS * sizeof(*dims));
 }
 
-/** For operations on rows: counts `arrays` arrays [n, c]. */
-static inline void mt_op_count_rows(size_t n, size_t c, enum mt_dtype t, double arrays, struct mt_metered *out)
-{
-    mt_op_shape(out, t, MT_DIMS(n, c));
-    out->bytes = arrays * mt_op_bytes(n, c, t);
-}
-
-/** The check of an activation's backward: dx may lie where x does, and out, or NULL, where its gradient does. */
-static inline const char *mt_op_check_activation_bwd(const void *x, const void *dout, const void *dx, const void *out)
-{
-    MT_OP_NEED(aligned(x) && aligned(dout) && aligned(dx) && x != dout && dout != dx);
-    MT_OP_NEED(!out || (aligned(out) && out != x && out != dx));
-    return NULL;
-}
-
-/** For operations on heads of dimensions [rows, heads, dim of a head]: counts `arrays` arrays like x. */
-static inline void mt_op_count_heads(const struct mt_heads *x, size_t n, enum mt_dtype t, double arrays,
-                                     struct mt_metered *out)
-{
-    mt_op_shape(out, t, MT_DIMS(n, x->n, x->dim));
-    out->bytes = arrays * mt_op_bytes(n, x->n * x->dim, t);
-}
-
-/** One of those arrays for an example, its heads side by side. */
-static inline struct mt_heads mt_op_take_heads(mt_example *x, unsigned use, const struct mt_metered *shape)
-{
-    size_t n = (size_t)shape->dim[0], heads = (size_t)shape->dim[1], d = (size_t)shape->dim[2];
-    return mt_heads(mt_example_take(x, use, shape->dtype, n * heads * d), heads * d, heads, d);
-}
-
 /* --- rows by one walk over the arguments ---------------------------------------------------------
  *
  * Most operations say what they are in one function, void <op>(struct mt_op_walk *, struct mt_<op> *): it goes through
