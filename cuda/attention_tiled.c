@@ -9,7 +9,7 @@
  * In forward, a tile is some queries with all keys that they attend to. In backward, where log-sum-exps are known, it
  * is 512 queries with some of their keys, and dQ is summed in f32 over the tiles. Tiles depend on the document's length
  * and the heads alone, so a document's bits do not depend on the rest of the batch; their memory is linear in the
- * length (workspace.h).
+ * length (workspace.h). A document that began before has its length with that.
  */
 #include "attention.h"
 #include "blas.h"
@@ -17,7 +17,8 @@
 #include "softmax.h"
 
 struct tile {
-    size_t doc, len;      /* the document's first row, its length */
+    size_t doc, len;      /* the document's first row, modulo 2^64 where it began before; its length */
+    size_t keys, past;    /* the row of its first key; its tokens before the others */
     size_t q0, rows;      /* queries [q0, q0 + rows) of the document */
     size_t k0, n_keys;    /* keys [k0, k0 + n_keys) */
     size_t ld;            /* of scores */
@@ -26,7 +27,8 @@ struct tile {
 
 static struct tile document(const struct mt_attention *a, size_t doc)
 {
-    struct tile t = {.doc = (size_t)a->cu_seqlens_host[doc]};
+    size_t first = (size_t)a->cu_seqlens_host[doc], past = doc ? 0 : a->past;
+    struct tile t = {.doc = first - past, .keys = first - past + a->past, .past = past, .q0 = past};
     t.len = (size_t)a->cu_seqlens_host[doc + 1] - t.doc;
     return t;
 }
@@ -71,7 +73,7 @@ static struct mt_cuda_scores scores_of(const struct mt_attention *a, const struc
     return (struct mt_cuda_scores){
         .rows = t->rows, .n_heads = a->q.n, .n_keys = t->n_keys, .ld = t->ld, .q0 = t->q0,
         .k0 = t->k0, .window = a->window, .dtype = a->dtype, .cap = a->cap, .s = r->s, .p = r->p,
-        .lse = a->lse + t->doc + t->q0, .lse_stride = a->n};
+        .lse = a->lse + (t->doc + t->q0), .lse_stride = a->n};
 }
 
 /* The first query head and key head of a batch, and from each of its products to the next. */
@@ -117,7 +119,7 @@ static struct mt_cuda_product scores(const struct mt_attention_bwd *b, const str
     return (struct mt_cuda_product){
         .m = t->rows, .n = t->n_keys, .k = a->q.dim, .d_dtype = MT_F32, .trans_b = true, .alpha = a->scale,
         .a = at(&a->q, a->dtype, t->doc + t->q0, h.q), .lda = a->q.ld,
-        .stride_a = h.q_step * a->q.stride, .b = at(&a->k, a->dtype, t->doc + t->k0, h.kv),
+        .stride_a = h.q_step * a->q.stride, .b = at(&a->k, a->dtype, t->keys + t->k0, h.kv),
         .ldb = a->k.ld, .stride_b = h.kv_step * a->k.stride, .d = r->s + h.q * plane, .ldd = t->ld,
         .stride_d = h.q_step * plane};
 }
@@ -131,7 +133,7 @@ static struct mt_cuda_product outputs(const struct mt_attention_bwd *b, const st
     return (struct mt_cuda_product){
         .m = t->rows, .n = a->v.dim, .k = t->n_keys, .d_dtype = a->dtype, .alpha = 1,
         .a = plane_of(r->p, a->dtype, h.q, plane), .lda = t->ld, .stride_a = h.q_step * plane,
-        .b = at(&a->v, a->dtype, t->doc + t->k0, h.kv), .ldb = a->v.ld, .stride_b = h.kv_step * a->v.stride,
+        .b = at(&a->v, a->dtype, t->keys + t->k0, h.kv), .ldb = a->v.ld, .stride_b = h.kv_step * a->v.stride,
         .d = at(&a->o, a->dtype, t->doc + t->q0, h.q), .ldd = a->o.ld, .stride_d = h.q_step * a->o.stride};
 }
 
@@ -145,7 +147,7 @@ static struct mt_cuda_product probability_gradient(const struct mt_attention_bwd
     return (struct mt_cuda_product){
         .m = t->rows, .n = t->n_keys, .k = a->v.dim, .d_dtype = MT_F32, .trans_b = true, .alpha = 1,
         .a = at(&b->d_o, a->dtype, t->doc + t->q0, h.q), .lda = b->d_o.ld,
-        .stride_a = h.q_step * b->d_o.stride, .b = at(&a->v, a->dtype, t->doc + t->k0, h.kv),
+        .stride_a = h.q_step * b->d_o.stride, .b = at(&a->v, a->dtype, t->keys + t->k0, h.kv),
         .ldb = a->v.ld, .stride_b = h.kv_step * a->v.stride, .d = r->dp + h.q * plane, .ldd = t->ld,
         .stride_d = h.q_step * plane};
 }
@@ -185,7 +187,7 @@ static struct mt_cuda_product dq_product(const struct mt_attention_bwd *b, const
     return (struct mt_cuda_product){
         .m = t->rows, .n = hd, .k = t->n_keys, .d_dtype = MT_F32, .alpha = a->scale,
         .beta = t->first_keys ? 0.0f : 1.0f, .a = plane_of(r->ds, a->dtype, h.q, plane), .lda = t->ld,
-        .stride_a = h.q_step * plane, .b = at(&a->k, a->dtype, t->doc + t->k0, h.kv), .ldb = a->k.ld,
+        .stride_a = h.q_step * plane, .b = at(&a->k, a->dtype, t->keys + t->k0, h.kv), .ldb = a->k.ld,
         .stride_b = h.kv_step * a->k.stride, .d = r->dq + h.q * t->rows * hd, .ldd = hd,
         .stride_d = h.q_step * t->rows * hd};
 }
@@ -243,12 +245,13 @@ static int backward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd
     return rc ? rc : for_heads(d, b, t, r, (struct products){dq_product, false, "attention_bwd, dQ"}, err);
 }
 
-/* Stores the sums of `rows` rows, from `row` of the batch on, in the caller's dtype and layout. */
+/* Stores the sums of `rows` rows, from `row` of the batch on, in the caller's dtype and layout; what is added to, or
+ * NULL, begins `past` rows before. */
 static int store_sums(struct mt_cuda_device *d, const struct mt_attention *a, const struct mt_heads *to, size_t row,
-                      const float *sums, size_t rows, struct mt_err *err)
+                      const float *sums, size_t rows, struct mt_heads add, size_t past, struct mt_err *err)
 {
     struct mt_heads dst = from_row(to, a->dtype, row);
-    cudaError_t e = mt_cuda_store_heads(&dst, a->dtype, sums, rows, d->streams[MT_STREAM_COMPUTE]);
+    cudaError_t e = mt_cuda_store_heads(&dst, a->dtype, sums, rows, &add, past, d->streams[MT_STREAM_COMPUTE]);
     return mt_cuda_check(d, e, err, "attention_bwd: storing %zu rows of %zu heads of %zu", rows, dst.n, dst.dim);
 }
 
@@ -264,7 +267,7 @@ static int backward_queries(struct mt_cuda_device *d, const struct mt_attention_
         t->first_keys = k0 == first;
         rc = backward_tile(d, b, t, r, err);
     }
-    return rc ? rc : store_sums(d, a, &b->dq, t->doc + t->q0, r->dq, t->rows, err);
+    return rc ? rc : store_sums(d, a, &b->dq, t->doc + t->q0, r->dq, t->rows, (struct mt_heads){0}, 0, err);
 }
 
 static int backward_document(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
@@ -282,9 +285,14 @@ static int backward_document(struct mt_cuda_device *d, const struct mt_attention
         t.rows = MT_MIN((size_t)MT_CUDA_TILE_ROWS, t.len - t.q0);
         rc = backward_queries(d, b, &t, r, err);
     }
+    struct mt_heads none = {0}, dk = none, dv = none;
+    if (b->dk_sum.p) {
+        dk = from_row(&b->dk_sum, MT_F32, t.keys);
+        dv = from_row(&b->dv_sum, MT_F32, t.keys);
+    }
     if (!rc)
-        rc = store_sums(d, a, &b->dk, t.doc, r->dk, t.len, err);
-    return rc ? rc : store_sums(d, a, &b->dv, t.doc, r->dv, t.len, err);
+        rc = store_sums(d, a, &b->dk, t.doc + t.past, r->dk, t.len, dk, t.past, err);
+    return rc ? rc : store_sums(d, a, &b->dv, t.doc + t.past, r->dv, t.len, dv, t.past, err);
 }
 
 int mt_cuda_tiled_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,

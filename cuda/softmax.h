@@ -33,9 +33,10 @@ struct mt_cuda_scores {
 cudaError_t mt_cuda_softmax(const struct mt_cuda_scores *t, cudaStream_t stream);
 cudaError_t mt_cuda_softmax_bwd(const struct mt_cuda_scores *t, cudaStream_t stream);
 
-/** Row `row` of head `head` of dst = src[head, row], rounded to dtype: src is [heads, rows, width]. */
+/** Row `row` of head `head` of dst = src[head, past + row], rounded to dtype: src is [heads, rows, width]. With add->p
+ * all of src is added to that, in FP32, and dst is of these sums. */
 cudaError_t mt_cuda_store_heads(const struct mt_heads *dst, enum mt_dtype dtype, const float *src, size_t rows,
-                                cudaStream_t stream);
+                                const struct mt_heads *add, size_t past, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -125,12 +125,18 @@ static __global__ void __launch_bounds__(256) softmax_bwd_rows(mt_cuda_scores t)
 /* A block handles a row of all heads. Bytes moved per element: 4 in, 4 or 2 out. */
 template <typename T>
 static __global__ void __launch_bounds__(256)
-    store_heads(struct mt_heads dst, const float *__restrict__ src, size_t rows)
+    store_heads(struct mt_heads dst, const float *__restrict__ src, size_t rows, struct mt_heads add, size_t past)
 {
     size_t i = blockIdx.x;
     for (size_t c = threadIdx.x; c < dst.n * dst.dim; c += blockDim.x) {
         size_t head = c / dst.dim, at = c - head * dst.dim;
-        store(static_cast<T *>(dst.p) + i * dst.ld + head * dst.stride + at, src[(head * rows + i) * dst.dim + at]);
+        float x = src[(head * rows + i) * dst.dim + at];
+        if (add.p) {
+            float *sum = static_cast<float *>(add.p) + i * add.ld + head * add.stride + at;
+            x = *sum += x;
+        }
+        if (i >= past)
+            store(static_cast<T *>(dst.p) + (i - past) * dst.ld + head * dst.stride + at, x);
     }
 }
 
@@ -160,10 +166,10 @@ cudaError_t mt_cuda_softmax_bwd(const mt_cuda_scores *t, cudaStream_t stream)
 }
 
 cudaError_t mt_cuda_store_heads(const struct mt_heads *dst, enum mt_dtype dtype, const float *src, size_t rows,
-                                cudaStream_t stream)
+                                const struct mt_heads *add, size_t past, cudaStream_t stream)
 {
     unsigned threads = threads_for(dst->n * dst->dim, 256);
     if (dtype == MT_F32)
-        return MT_LAUNCH(store_heads<float>, grid_of(rows), threads, 0, stream, *dst, src, rows);
-    return MT_LAUNCH(store_heads<bf16>, grid_of(rows), threads, 0, stream, *dst, src, rows);
+        return MT_LAUNCH(store_heads<float>, grid_of(rows), threads, 0, stream, *dst, src, rows, *add, past);
+    return MT_LAUNCH(store_heads<bf16>, grid_of(rows), threads, 0, stream, *dst, src, rows, *add, past);
 }

@@ -186,10 +186,12 @@ struct mt_qk_rope_bwd {
  * of its own document, and of these to the last `window` (itself included; 0 = all). Head h of q attends to head
  * h / (q.n / k.n) of k and v. A score s is scale * q k, or with a cap: cap * tanh(scale * q k / cap) (Gemma 2).
  * lse[h, i] = log-sum-exp of the scores. Memory linear in the document's length.
+ *
+ * The first document may have begun before: k and v then have `past` more rows of it, before those of the n tokens.
  */
 struct mt_attention {
-    size_t n, window;
-    size_t n_docs, max_len;
+    size_t n, window, past;
+    size_t n_docs, max_len;  /* max_len: past tokens included */
     size_t most_n, most_len; /* n and max_len that the workspace was sized for; 0: those of this call */
     enum mt_dtype dtype;
     float scale;
@@ -202,10 +204,15 @@ struct mt_attention {
     void *workspace; /* mt_op_attention_workspace() bytes: for forward and backward of up to n tokens */
 };
 
+/**
+ * With dk_sum and dv_sum what comes from these queries is added to all rows of those, and dk and dv are the sums of the
+ * n tokens, rounded once: the tokens that go on with the last document have added theirs before.
+ */
 struct mt_attention_bwd {
     struct mt_attention fwd;    /* the forward's arguments; o and lse are read */
     struct mt_heads d_o;        /* as o */
-    struct mt_heads dq, dk, dv; /* as q, k, v: written, not accumulated */
+    struct mt_heads dq, dk, dv; /* as q, k, v, of the n tokens: written, not accumulated */
+    struct mt_heads dk_sum, dv_sum; /* FP32, as k and v with the past rows, accumulated, or none (past is 0) */
     bool sinks; /* lse includes attention sinks; without, a query's only key has weight 1 and score gradient 0 */
 };
 

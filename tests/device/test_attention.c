@@ -463,6 +463,104 @@ static void attention_goes_on_from_a_cache(struct harness *h)
     }
 }
 
+/* --- in chunks -------------------------------------------------------------------------------------- */
+
+/* The tokens [from, to), of which the first may go on with a document, into their places of what is of all. */
+static void chunk_of(struct harness *h, const struct given *g, const struct attended *all, size_t from, size_t to,
+                     const struct dbuf *sums, double *lse)
+{
+    const struct shape *s = g->s;
+    const struct places *at = &g->at;
+    const struct mt_attention_bwd *whole = &all->args;
+    size_t e = mt_dtype_size(h->dtype), n = to - from, past = 0, docs = 0, first = from * at->ld * e;
+    int32_t *cu = (int32_t *)(void *)scratch(h, 8);
+    for (int d = 0; d < s->n_docs; d++) {
+        size_t begin = (size_t)g->cu[d], end = MT_MIN((size_t)g->cu[d + 1], to);
+        if (end <= from || begin >= to)
+            continue;
+        past = docs ? past : from - MT_MIN(begin, from);
+        cu[++docs] = (int32_t)(end - from);
+    }
+    struct dbuf *stat = buf_nan(h, MT_F32, s->n_q * n);
+    struct mt_attention_bwd b = *whole;
+    struct mt_attention *a = &b.fwd;
+    a->n = n;
+    a->past = past;
+    a->n_docs = docs;
+    a->cu_seqlens = buf_ints(h, cu, docs + 1)->p;
+    a->cu_seqlens_host = cu;
+    a->lse = stat->p;
+    a->q.p = (char *)a->q.p + first;
+    a->k.p = (char *)a->k.p + first - past * at->ld * e;
+    a->v.p = (char *)a->v.p + first - past * at->ld * e;
+    a->o.p = (char *)a->o.p + from * a->o.ld * e;
+    a->workspace = workspace(h, mt_op_attention_workspace(h->dev, a));
+    RUN(h, mt_op_attention, a);
+    double *got = buf_get(h, stat);
+    for (size_t head = 0; head < s->n_q; head++)
+        memcpy(lse + head * (size_t)g->cu[s->n_docs] + from, got + head * n, n * sizeof(*lse));
+    if (!sums)
+        return;
+    b.d_o.p = (char *)b.d_o.p + from * a->o.ld * e;
+    b.dq.p = (char *)b.dq.p + first;
+    b.dk.p = (char *)b.dk.p + first;
+    b.dv.p = (char *)b.dv.p + first;
+    b.dk_sum = view(at, &at->k, sums, MT_F32);
+    b.dv_sum = view(at, &at->v, sums, MT_F32);
+    b.dk_sum.p = (float *)b.dk_sum.p + (from - past) * at->ld;
+    b.dv_sum.p = (float *)b.dv_sum.p + (from - past) * at->ld;
+    RUN(h, mt_op_attention_bwd, &b);
+}
+
+/* Chunks in order, then back from the last to the first: what the whole gives, but for the order of sums. */
+static void chunked_case(struct harness *h, const struct shape *s, size_t chunk)
+{
+    int32_t cu[8] = {0};
+    double *x, *unused;
+    for (int i = 0; i < s->n_docs; i++)
+        cu[i + 1] = cu[i] + s->len[i];
+    struct given g = {.s = s, .at = places_of(s), .cu = cu};
+    size_t n = (size_t)cu[s->n_docs], ow = s->n_q * g.at.v.dim;
+    g.x = buf_random(h, h->dtype, n * g.at.ld, 1.2, &x);
+    g.d_o = buf_random(h, h->dtype, n * ow, 1, &unused);
+    struct attended whole = attend(h, &g, 0, s->n_docs), by = whole;
+    by.o = buf_nan(h, h->dtype, n * ow);
+    by.dx = buf_nan(h, h->dtype, n * g.at.ld);
+    by.args.fwd.o.p = by.o->p;
+    by.args.dq = view(&g.at, &g.at.q, by.dx, h->dtype);
+    by.args.dk = view(&g.at, &g.at.k, by.dx, h->dtype);
+    by.args.dv = view(&g.at, &g.at.v, by.dx, h->dtype);
+    double *lse = scratch(h, s->n_q * n), *want = buf_get(h, whole.dx);
+    struct dbuf *sums = buf_values(h, MT_F32, n * g.at.ld, scratch(h, n * g.at.ld));
+    for (size_t at = 0; at < n; at += chunk)
+        chunk_of(h, &g, &by, at, MT_MIN(at + chunk, n), NULL, lse);
+    for (size_t at = (n - 1) / chunk * chunk + chunk; at; at -= chunk)
+        chunk_of(h, &g, &by, at - chunk, MT_MIN(at, n), sums, lse);
+    double *dx = buf_get(h, by.dx);
+    check_gaps(h, &g.at, n, dx);
+    check_gaps(h, &g.at, n, want);
+    expect_close(h, "o in chunks", buf_get(h, by.o), buf_get(h, whole.o), n * ow, tolerance(h, 2 * O_F32, O_BF16));
+    expect_close(h, "log-sum-exps in chunks", lse, buf_get(h, whole.lse), s->n_q * n, 2e-6);
+    check_gradients(h, &g, dx, want, n);
+    check_lone(h, s, &g.at, cu, dx);
+}
+
+static void attention_goes_on_in_chunks(struct harness *h)
+{
+    static const struct shape shapes[] = {
+        {.n_q = 4, .n_kv = 2, .d = 24, .n_docs = 1, .len = {300}},
+        {.n_q = 3, .n_kv = 1, .d = 64, .window = 40, .n_docs = 3, .len = {7, 161, 33}},
+        {.n_q = 2, .n_kv = 2, .d = 16, .window = 1, .n_docs = 1, .len = {90}},
+        {.n_q = 4, .n_kv = 2, .d = 192, .d_v = 128, .n_docs = 2, .len = {70, 31}, .apart = true},
+        {.n_q = 2, .n_kv = 1, .d = 16, .n_docs = 4, .len = {64, 1, 63, 64}, .cap = 3},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
+        for (size_t chunk = 19; chunk <= 64; chunk += 45) {
+            chunked_case(h, &shapes[i], chunk);
+            buffers_done(h);
+        }
+}
+
 /* --- random shapes --------------------------------------------------------------------------------- */
 
 static size_t below(uint64_t *state, size_t n)
@@ -513,6 +611,7 @@ const struct device_test attention_tests[] = {
     {"attention_sinks_take_their_part", attention_sinks_take_their_part},
     {"attention_of_wide_heads", attention_of_wide_heads},
     {"attention_goes_on_from_a_cache", attention_goes_on_from_a_cache},
+    {"attention_goes_on_in_chunks", attention_goes_on_in_chunks},
     {"attention_of_random_shapes", attention_of_random_shapes},
     {NULL, NULL},
 };

@@ -120,16 +120,23 @@ static const float *row_of(const struct rows *x, size_t i, float *tmp)
     return mt_cpu_row_f32(x->dtype, x->of.p, mt_heads_at(&x->of, x->row + i, x->head), x->of.dim, tmp);
 }
 
-/* Queries [q0, q0 + n) of a document; they attend to keys [k0, k0 + n_keys). */
+/* Queries [q0, q0 + n) of a document; they attend to keys [k0, k0 + n_keys). The query at position p of the document is
+ * row doc + p, modulo 2^64 where it began before; its key is row keys + p. */
 struct span {
-    size_t doc, len, q0, n, k0, n_keys;
+    size_t doc, keys, len, past, q0, n, k0, n_keys;
 };
+
+static struct span document(const struct mt_attention *a, size_t doc)
+{
+    size_t first = (size_t)a->cu_seqlens[doc], past = doc ? 0 : a->past;
+    size_t len = (size_t)a->cu_seqlens[doc + 1] - first + past;
+    return (struct span){.doc = first - past, .keys = first - past + a->past, .len = len, .past = past};
+}
 
 static struct span span_of(const struct mt_attention *a, size_t doc, size_t tile)
 {
-    struct span s = {.doc = (size_t)a->cu_seqlens[doc]};
-    s.len = (size_t)a->cu_seqlens[doc + 1] - s.doc;
-    s.q0 = tile * TILE;
+    struct span s = document(a, doc);
+    s.q0 = s.past + tile * TILE;
     s.n = MT_MIN((size_t)TILE, s.len - s.q0);
     s.k0 = a->window && s.q0 + 1 > a->window ? s.q0 + 1 - a->window : 0;
     s.n_keys = s.q0 + s.n - s.k0;
@@ -274,7 +281,7 @@ static void forward_chunk(void *ctx, size_t chunk, int thread)
     struct workspace r = workspace_of(j->dev, a, thread);
     struct span s = find_span(a, chunk / a->k.n);
     size_t kv = chunk % a->k.n, group = a->q.n / a->k.n;
-    struct rows k = {a->dtype, a->k, s.doc + s.k0, kv, s.n_keys}, v = k;
+    struct rows k = {a->dtype, a->k, s.keys + s.k0, kv, s.n_keys}, v = k;
     v.of = a->v;
     struct mt_cpu_panel keys = strips(&k, true, 1, r.isa->mr, r.k), values = strips(&v, false, 1, r.isa->mr, r.t);
     r.isa->panel_a(&keys);
@@ -531,15 +538,29 @@ static void backward_block(const struct mt_attention_bwd *b, size_t first, size_
     }
 }
 
+/* Gradients of a head's keys, or values: own [len, width], and the sums to which they are added, if there are any. */
+static void leave(const struct mt_attention *a, const struct span *s, size_t head, const struct mt_heads *to,
+                  const struct mt_heads *sums, const float *own, size_t width)
+{
+    for (size_t i = 0; i < s->len; i++, own += width) {
+        float *sum = sums->p ? (float *)sums->p + mt_heads_at(sums, s->keys + i, head) : NULL;
+        for (size_t j = 0; sum && j < to->dim; j++)
+            sum[j] += own[j];
+        if (i >= s->past)
+            mt_cpu_store_row(a->dtype, to->p, mt_heads_at(to, s->doc + i, head), to->dim, sum ? sum : own);
+    }
+}
+
 static void backward_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct job *j = ctx;
     const struct mt_attention_bwd *b = j->b;
     const struct mt_attention *a = &b->fwd;
     struct workspace r = workspace_of(j->dev, a, thread);
-    size_t doc = chunk / a->k.n, kv = chunk % a->k.n, group = a->q.n / a->k.n;
-    size_t first = (size_t)a->cu_seqlens[doc], len = (size_t)a->cu_seqlens[doc + 1] - first;
-    struct rows k = {a->dtype, a->k, first, kv, len}, v = k;
+    size_t kv = chunk % a->k.n, group = a->q.n / a->k.n;
+    const struct span s = document(a, chunk / a->k.n);
+    size_t len = s.len;
+    struct rows k = {a->dtype, a->k, s.keys, kv, len}, v = k;
     v.of = a->v;
     size_t mr = r.isa->mr;
     struct mt_cpu_panel panels[] = {strips(&k, true, 1, mr, r.k), strips(&v, true, 1, mr, r.v),
@@ -549,12 +570,10 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
     memset(r.dk, 0, (len + mr) * r.width * sizeof(float));
     memset(r.dv, 0, (len + mr) * r.width_v * sizeof(float));
     for (size_t h = kv * group; h < (kv + 1) * group; h++)
-        for (size_t q = 0; q < len; q += BLOCK)
-            backward_block(b, first, len, q, MT_MIN((size_t)BLOCK, len - q), h, &r);
-    for (size_t i = 0; i < len; i++) {
-        mt_cpu_store_row(a->dtype, b->dk.p, mt_heads_at(&b->dk, first + i, kv), b->dk.dim, r.dk + i * r.width);
-        mt_cpu_store_row(a->dtype, b->dv.p, mt_heads_at(&b->dv, first + i, kv), b->dv.dim, r.dv + i * r.width_v);
-    }
+        for (size_t q = s.past; q < len; q += BLOCK)
+            backward_block(b, s.doc, len, q, MT_MIN((size_t)BLOCK, len - q), h, &r);
+    leave(a, &s, kv, &b->dk, &b->dk_sum, r.dk, r.width);
+    leave(a, &s, kv, &b->dv, &b->dv_sum, r.dv, r.width_v);
 }
 
 void mt_cpu_run_attention_bwd(struct mt_cpu_device *d, const struct mt_attention_bwd *b)

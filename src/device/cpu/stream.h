@@ -9,7 +9,7 @@ struct mt_cpu_device;
 struct mt_cpu_stream;
 typedef void (*mt_cpu_command)(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args);
 
-enum { MT_CPU_MAX_ARGS = 448 };
+enum { MT_CPU_MAX_ARGS = 512 };
 
 struct mt_cpu_stream_params {
     const char *name;          /* name of the thread, at most 15 characters */

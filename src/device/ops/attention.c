@@ -17,7 +17,7 @@ static const char *check_heads(const struct mt_attention *a)
 static const char *check_lengths(const struct mt_attention *a, const int32_t *past)
 {
     for (size_t i = 0; i < a->n_docs; i++) {
-        int32_t before = past ? past[i] : 0;
+        int32_t before = past ? past[i] : i ? 0 : (int32_t)a->past;
         MT_OP_NEED(before >= 0 && a->cu_seqlens_host[i] < a->cu_seqlens_host[i + 1] &&
                    (size_t)(before + a->cu_seqlens_host[i + 1] - a->cu_seqlens_host[i]) <= a->max_len);
     }
@@ -59,6 +59,8 @@ static const char *check_attention_bwd(const struct mt_attention_bwd *a)
     MT_OP_NEED(heads_apart(&a->d_o) && heads_apart(&a->dq) && heads_apart(&a->dk) && heads_apart(&a->dv));
     MT_OP_NEED(heads_alike(&a->d_o, &a->fwd.o) && heads_alike(&a->dq, &a->fwd.q));
     MT_OP_NEED(heads_alike(&a->dk, &a->fwd.k) && heads_alike(&a->dv, &a->fwd.v));
+    MT_OP_NEED(a->dk_sum.p ? a->dv_sum.p && heads_alike(&a->dk_sum, &a->dk) && heads_alike(&a->dv_sum, &a->dv)
+                           : !a->fwd.past);
     return NULL;
 }
 
@@ -68,8 +70,9 @@ static double attended_pairs(const struct mt_attention *a)
     double sum = 0;
     for (size_t i = 0; i < a->n_docs; i++) {
         double len = a->cu_seqlens_host[i + 1] - a->cu_seqlens_host[i];
-        double w = a->window ? MT_MIN((double)a->window, len) : len;
-        sum += w * (w + 1) / 2 + (len - w) * w;
+        double past = i ? 0 : (double)a->past, w = a->window ? MT_MIN((double)a->window, len + past) : len + past;
+        double growing = MT_MAX(w - past, 0); /* queries of which each sees a key more than the one before */
+        sum += growing * (2 * past + growing + 1) / 2 + (len - growing) * w;
     }
     return sum;
 }
@@ -83,7 +86,8 @@ static void count(const struct mt_attention *a, bool bwd, struct mt_metered *out
                 MT_DIMS(a->n, (uint64_t)(2 * pairs / (double)a->n), a->q.n, a->k.n, a->q.dim, a->v.dim));
     double d = (double)a->q.dim, d_v = (double)a->v.dim;
     out->flops = pairs * (double)a->q.n * (bwd ? 6 * d + 4 * d_v : 2 * d + 2 * d_v); /* five products, or two */
-    out->bytes = mt_op_bytes(a->n, a->q.dim + a->v.dim, a->dtype) * (double)(a->q.n + a->k.n) * (bwd ? 2 : 1);
+    out->bytes = mt_op_bytes(a->n, a->q.dim + a->v.dim, a->dtype) * (double)(a->q.n + a->k.n) * (bwd ? 2 : 1) +
+                 mt_op_bytes(a->past, a->q.dim + a->v.dim, a->dtype) * (double)a->k.n;
 }
 
 static void cost_attention(const struct mt_attention *a, struct mt_metered *out)
