@@ -125,7 +125,7 @@ static void print_data(const struct mt_setup *s, const struct mt_inputs *in, con
 {
     const struct mt_dataset_stats *d = mt_dataset_stats(in->data);
     const struct mt_layout *l = mt_setup_layout_of(s, (size_t)(in - s->in));
-    size_t rows = (size_t)n->rows_per_step, micro = mt_div_up(rows, (size_t)n->micro_batch);
+    size_t rows = (size_t)n->rows_per_step, micro = mt_div_up(rows, (size_t)n->micro_batch) * mt_row_chunks(n);
     if (s->n_learners > 1)
         cli_say("Run      %s\n", in->cfg->checkpoint.dir);
     if (l->n_adapters)

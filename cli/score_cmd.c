@@ -92,9 +92,11 @@ static uint64_t key_of(const struct mt_setup *setup)
 {
     const struct mt_inputs *in = setup->in;
     const struct mt_numerics *n = mt_setup_numerics_of(setup, 0);
-    const int64_t of[] = {(int64_t)mt_dataset_hash(in->eval_data), n->seq_len, n->rows_per_step, n->micro_batch,
-                          n->logits_chunk, n->logits_piece, in->cfg->data.packing, (int64_t)in->cfg->model.base_dtype,
-                          n->dtype, n->compute, (int64_t)n->seed, in->cfg->model.init};
+    int64_t chunks = (int64_t)(mt_row_chunks(n) - 1) << 32; /* 0: rows are whole */
+    const int64_t of[] = {(int64_t)mt_dataset_hash(in->eval_data), n->seq_len + chunks, n->rows_per_step,
+                          n->micro_batch, n->logits_chunk, n->logits_piece, in->cfg->data.packing,
+                          (int64_t)in->cfg->model.base_dtype, n->dtype, n->compute, (int64_t)n->seed,
+                          in->cfg->model.init};
     return hash_folder(in->cfg->adapter.path, hash_folder(in->model_dir, XXH3_64bits(of, sizeof(of))));
 }
 
@@ -108,13 +110,16 @@ static bool is_done(const struct score_journal *j, const struct mt_step_data *da
 }
 
 /* Adds the completions of a micro-batch, whose rows begin at `at`, without what is trained of prompts
- * (preference.sft_tokens). */
+ * (preference.sft_tokens). One that began in an earlier chunk of its row goes on. */
 static void add_docs(struct scratch *k, struct score_block *b, const struct mt_batch *of, size_t at)
 {
-    for (size_t d = 0; d < of->n_docs; d++, b->n_samples++) {
+    for (size_t d = 0; d < of->n_docs; d++) {
         size_t end = (size_t)of->doc_rows[d + 1], first = (size_t)of->answer_rows[d];
-        k->sample[b->n_samples] = (uint32_t)of->sample[d];
-        k->length[b->n_samples] = (uint32_t)(end - first);
+        if (d || !of->doc_before) {
+            k->sample[b->n_samples] = (uint32_t)of->sample[d];
+            k->length[b->n_samples++] = 0;
+        }
+        k->length[b->n_samples - 1] += (uint32_t)(end - first);
         for (size_t i = at + first; i < at + end; i++)
             k->token[b->n_tokens++] = (struct score_token){k->loss[i], k->correct[i]};
     }
@@ -126,13 +131,19 @@ struct sinks {
     mt_teacher_out *teacher;
 };
 
-/* The likeliest tokens of a micro-batch's samples, whose rows begin at `at`. */
-static int write_top(mt_teacher_out *t, const struct scratch *k, const struct mt_batch *of, size_t at,
+/* The likeliest tokens of a micro-batch's samples, whose rows begin at `at`; of the first one, *before of them are those of
+ * earlier chunks. A last one that goes on is left to the next chunk. */
+static int write_top(mt_teacher_out *t, const struct scratch *k, const struct mt_batch *of, size_t at, size_t *before,
                      struct mt_err *err)
 {
     int rc = 0;
     for (size_t d = 0; d < of->n_docs && !rc; d++) {
-        size_t first = at + (size_t)of->doc_rows[d], n = (size_t)(of->doc_rows[d + 1] - of->doc_rows[d]);
+        size_t n = *before + (size_t)(of->doc_rows[d + 1] - of->doc_rows[d]);
+        size_t first = at + (size_t)of->doc_rows[d] - *before;
+        bool goes_on = d + 1 == of->n_docs && of->doc_after;
+        *before = goes_on ? n : 0;
+        if (goes_on)
+            continue;
         rc = mt_teacher_write(t, (uint64_t)of->sample[d], k->top + first * k->n_top, k->rest + first, n, err);
     }
     return rc;
@@ -162,13 +173,14 @@ static int run_step(struct mt_session *s, const struct mt_step_data *data, struc
                                  .row_rest = k->rest};
     struct score_block b = {.sample = k->sample, .length = k->length, .token = k->token};
     int rc = mt_engine_eval(s->engine, 0, data, &res, err);
+    size_t before = 0;
     if (rc)
         return rc;
     for (size_t m = 0, at = 0; m < data->n && !rc; at += data->micro[m++].n_loss) {
         add_docs(k, &b, &data->micro[m], at);
         rc = check_losses(s->setup->in, &data->micro[m], k->loss + at, err);
         if (!rc && to->teacher)
-            rc = write_top(to->teacher, k, &data->micro[m], at, err);
+            rc = write_top(to->teacher, k, &data->micro[m], at, &before, err);
     }
     if (!rc && to->teacher) /* before the journal says that it is done */
         rc = mt_teacher_sync(to->teacher, err);

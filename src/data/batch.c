@@ -67,6 +67,7 @@ void mt_batch_finish(struct mt_batch *b)
 void mt_batch_clear(struct mt_batch *b)
 {
     b->n_tokens = b->n_docs = b->max_doc_len = b->n_loss = b->n_runs = 0;
+    b->row_before = b->doc_before = b->doc_after = 0;
 }
 
 int mt_batch_add(struct mt_batch *b, const uint32_t *ids, const uint8_t *trained, size_t n,
@@ -119,6 +120,46 @@ int mt_batch_go_on(struct mt_batch *b, size_t past, const uint32_t *ids, size_t 
     if (b->past)
         b->past[b->n_docs - 1] = (int32_t)past;
     return 0;
+}
+
+void mt_batch_pad(struct mt_batch *b, size_t n)
+{
+    for (; b->n_tokens < n; b->n_tokens++) {
+        b->ids[b->n_tokens] = b->ids[b->n_tokens - 1];
+        b->positions[b->n_tokens] = b->positions[b->n_tokens - 1] + 1;
+    }
+    size_t len = b->n_tokens - (size_t)b->cu_seqlens[b->n_docs - 1];
+    b->cu_seqlens[b->n_docs] = (int32_t)b->n_tokens;
+    b->max_doc_len = MT_MAX(b->max_doc_len, len);
+}
+
+void mt_batch_cut(struct mt_batch *chunk, const struct mt_batch *row, size_t from, size_t to)
+{
+    size_t doc = 0, loss = 0;
+    mt_batch_clear(chunk);
+    chunk->n_tokens = to - from;
+    memcpy(chunk->ids, row->ids + from, chunk->n_tokens * sizeof(*chunk->ids));
+    memcpy(chunk->positions, row->positions + from, chunk->n_tokens * sizeof(*chunk->positions));
+    while ((size_t)row->cu_seqlens[doc + 1] <= from)
+        doc++;
+    while (loss < row->n_loss && (size_t)row->loss_rows[loss] < from)
+        loss++;
+    chunk->row_before = from;
+    chunk->doc_before = from - (size_t)row->cu_seqlens[doc];
+    for (; doc < row->n_docs && (size_t)row->cu_seqlens[doc] < to; doc++) {
+        size_t end = MT_MIN((size_t)row->cu_seqlens[doc + 1], to), d = chunk->n_docs++;
+        chunk->sample[d] = row->sample[doc];
+        chunk->role[d] = row->role[doc];
+        chunk->answer_rows[d] = (int32_t)chunk->n_loss;
+        for (; loss < row->n_loss && (size_t)row->loss_rows[loss] < end; loss++, chunk->n_loss++) {
+            chunk->loss_rows[chunk->n_loss] = row->loss_rows[loss] - (int32_t)from;
+            chunk->targets[chunk->n_loss] = row->targets[loss];
+        }
+        chunk->doc_rows[d + 1] = (int32_t)chunk->n_loss;
+        chunk->cu_seqlens[d + 1] = (int32_t)(end - from);
+        chunk->max_doc_len = MT_MAX(chunk->max_doc_len, end - (size_t)row->cu_seqlens[doc]);
+        chunk->doc_after = (size_t)row->cu_seqlens[doc + 1] - end;
+    }
 }
 
 /* Stable radix sort of token indices by id, 11 bits at a time. */

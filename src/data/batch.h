@@ -34,6 +34,8 @@ enum mt_doc_role { MT_DOC_PLAIN, MT_DOC_CHOSEN, MT_DOC_REJECTED, MT_DOC_MISMATCH
 struct mt_batch {
     size_t cap_tokens, cap_docs;
     size_t n_tokens, n_docs, max_doc_len;
+    size_t row_before, doc_before, doc_after; /* of a chunk: tokens of its row before it, of its first document before
+                              it, from which positions and max_doc_len count, and of its last document after it */
     int learner;           /* whose: an index of the run's learners; 0 unless it says so */
     size_t n_loss;         /* rows with a target */
     int32_t *ids;          /* [n_tokens] */
@@ -83,6 +85,10 @@ struct mt_doc {
 };
 int mt_batch_add_as(struct mt_batch *b, const struct mt_doc *as, const uint32_t *ids, const uint8_t *trained, size_t n,
                     struct mt_err *err);
+/** Makes *chunk of tokens [from, to) of a micro-batch of one row, which stays. Not of answers, rollouts or a teacher's. */
+void mt_batch_cut(struct mt_batch *chunk, const struct mt_batch *row, size_t from, size_t to);
+/** Lengthens the last document to n tokens of the micro-batch, by tokens that nothing depends on. */
+void mt_batch_pad(struct mt_batch *b, size_t n);
 /** Makes room for what documents with a cache have. */
 int mt_batch_init_cache(struct mt_batch *b, const struct mt_cache_shape *cache, struct mt_err *err);
 /** Appends the next tokens of a text, of which there are `past` before; `next`: the token after the last is to be

@@ -109,6 +109,7 @@ struct mt_sampler_params {
     bool train_prompts; /* of preferences: prompts of chosen answers have loss rows, too */
     bool mismatch;      /* of preferences: beside each answer a document of its prompt and another item's answer */
     struct mt_teacher *teacher; /* whose tokens loss rows have (mt_batch.top); NULL: none; borrowed */
+    size_t chunks;      /* of a row, equal ones, each a micro-batch, if micro_batch is 1; 0 or 1: rows are whole */
 };
 
 /**

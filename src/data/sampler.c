@@ -43,6 +43,7 @@ struct mt_sampler {
     uint64_t *row_start;  /* items of row r: [row_start[r], row_start[r + 1]) */
     uint32_t *items;
     size_t max_docs;
+    struct mt_batch row; /* the current one, if rows have chunks */
     uint8_t *trained; /* mask of the current sample */
     uint32_t *ids;    /* and its tokens */
     union mt_rollout_values *values; /* of rollouts, those of the current sample */
@@ -340,6 +341,8 @@ int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struc
     int rc = ok && s->trained && s->ids ? make_groups(s, err) : mt_fail_nomem(err, "the sampler", p->seq_len);
     if (!rc)
         rc = pack(s, err);
+    if (!rc && p->chunks > 1)
+        rc = mt_batch_init(&s->row, p->seq_len, s->max_docs, err);
     if (rc) {
         mt_sampler_destroy(&s);
         return rc;
@@ -351,6 +354,7 @@ int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struc
 void mt_sampler_destroy(mt_sampler **s)
 {
     if (*s) {
+        mt_batch_finish(&(*s)->row);
         free((*s)->row_start);
         free((*s)->items);
         free((*s)->list);
@@ -432,12 +436,12 @@ size_t mt_sampler_n_answers(const mt_sampler *s)
 
 int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_err *err)
 {
-    *sd = (struct mt_step_data){.cap = mt_div_up(s->p.rows_per_step, s->p.micro_batch)};
+    size_t chunks = MT_MAX(s->p.chunks, (size_t)1), tokens = mt_div_up(s->p.micro_batch * s->p.seq_len, chunks);
+    *sd = (struct mt_step_data){.cap = mt_div_up(s->p.rows_per_step, s->p.micro_batch) * chunks};
     sd->micro = mt_calloc(sd->cap, sizeof(*sd->micro));
     int rc = sd->micro ? 0 : mt_fail_nomem(err, "a step's data", sd->cap * sizeof(*sd->micro));
     for (size_t i = 0; i < sd->cap && !rc; i++)
-        rc = mt_batch_init(&sd->micro[i], s->p.micro_batch * s->p.seq_len,
-                           s->p.micro_batch * s->max_docs, err);
+        rc = mt_batch_init(&sd->micro[i], tokens, MT_MIN(s->p.micro_batch * s->max_docs, tokens), err);
     for (size_t i = 0; i < sd->cap && !rc && s->p.teacher; i++)
         rc = mt_batch_init_top(&sd->micro[i], mt_teacher_top(s->p.teacher), err);
     for (size_t i = 0; i < sd->cap && !rc && s->values; i++)
@@ -558,13 +562,36 @@ static uint64_t row_at(const mt_sampler *s, uint64_t epoch, uint64_t i)
     return g->first_row + (s->p.shuffle ? mt_permute(at, g->n_rows, s->p.seed, stream) : at);
 }
 
+/* A row in chunks of the same number of tokens, or one more; none is empty. */
+static int add_chunks(mt_sampler *s, uint64_t row, struct mt_step_data *out, struct mt_err *err)
+{
+    size_t chunks = s->p.chunks;
+    mt_batch_clear(&s->row);
+    int rc = add_row(s, row, &s->row, err);
+    if (!rc)
+        mt_batch_pad(&s->row, chunks);
+    for (size_t i = 0; i < chunks && !rc; i++) {
+        struct mt_batch *b = &out->micro[out->n++];
+        mt_batch_cut(b, &s->row, s->row.n_tokens * i / chunks, s->row.n_tokens * (i + 1) / chunks);
+        rc = mt_batch_seal(b, err);
+        out->n_tokens += b->n_tokens;
+        out->n_loss += b->n_loss;
+    }
+    return rc;
+}
+
 int mt_sampler_fill(mt_sampler *s, uint64_t step, struct mt_step_data *out, struct mt_err *err)
 {
     uint64_t at = mt_sampler_rows_before(s, step), epoch = at / s->n_visits, first = at % s->n_visits;
     uint64_t end = MT_MIN(first + s->p.rows_per_step, s->n_visits);
     out->n = out->n_tokens = out->n_loss = 0;
     out->step = step;
-    for (uint64_t r = first; r < end;) {
+    for (uint64_t r = first; r < end && s->p.chunks > 1; r++) {
+        int rc = add_chunks(s, row_at(s, epoch, r), out, err);
+        if (rc)
+            return rc;
+    }
+    for (uint64_t r = first; r < end && s->p.chunks <= 1;) {
         struct mt_batch *b = &out->micro[out->n++];
         int rc = 0;
         mt_batch_clear(b);

@@ -184,6 +184,16 @@ static void describe_cache(struct mt_unit_shape *s, const struct mt_engine_plan 
     s->cache_stays = is_among(plan->n_caches_stay, unit, p->layout->n_units);
 }
 
+/* The keys and values of a row that is computed in chunks. */
+static void describe_keys(struct mt_unit_shape *s, const struct mt_engine_params *p, size_t unit)
+{
+    size_t window, elems = mt_unit_cache_width(p->layout, unit, &window) * p->max_len;
+    if (mt_row_chunks(&p->numerics) == 1)
+        return;
+    s->key_bytes = elems * mt_dtype_size(p->numerics.dtype);
+    s->dkey_bytes = elems * sizeof(float);
+}
+
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     int first_block = first_trained_block(p->layout);
@@ -215,6 +225,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
         if (mt_groups_n(mt_engine_groups(p)) > 1)
             sum_before_cast(&plan->units[u]);
         describe_cache(&plan->units[u], plan, p, u);
+        describe_keys(&plan->units[u], p, u);
         describe_records(plan, p, u, &records);
     }
     int64_t kept = plan->activations == MT_ACT_KEEP ? l->cfg.n_layers : kept_layers(p);
@@ -248,6 +259,7 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .n_values = plan->program.n_values,
         .n_micro = p->max_micro,
         .groups = mt_engine_groups(p),
+        .chunks = mt_row_chunks(&p->numerics) > 1 ? mt_row_chunks(&p->numerics) : 0,
         .n_lanes = (int)mt_engine_all_lanes(p),
         .by_data = mt_engine_by_data(p),
         .n_hosts = (int)mt_engine_n_hosts(p),
@@ -301,7 +313,7 @@ static void divide(struct budget *b, const struct mt_engine_params *p, enum mt_a
     bool keep = activations == MT_ACT_KEEP;
     bool offload = activations == MT_ACT_RECOMPUTE && mt_records_offload(&records);
     static const int before[] = {MT_POOL_BOUNDARY, MT_POOL_MOMENTS, MT_POOL_CAST, MT_POOL_GRAD};
-    static const int after[] = {MT_POOL_ROWS, MT_POOL_ROUTING};
+    static const int after[] = {MT_POOL_ROWS, MT_POOL_ROUTING, MT_POOL_KEYS, MT_POOL_DKEYS};
     grow(b, MT_POOL_WEIGHTS, p->placement.slots == MT_AUTO ? 3 : (int)p->placement.slots);
     grow_by_group(b, p);
     for (size_t i = 0; i < MT_ARRAY_LEN(before); i++)
@@ -320,6 +332,7 @@ static void divide(struct budget *b, const struct mt_engine_params *p, enum mt_a
     grow(b, MT_POOL_BOUNDARY, b->most[MT_POOL_BOUNDARY]);
     grow(b, MT_POOL_ROUTING, b->most[MT_POOL_ROUTING]);
     grow(b, MT_POOL_ROWS, b->most[MT_POOL_ROWS]);
+    grow(b, MT_POOL_KEYS, b->most[MT_POOL_KEYS]);
     if (keep || offload)
         grow_records(b, MT_MAX_BUFFERS);
     if (p->placement.slots == MT_AUTO)
@@ -588,6 +601,7 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .max_docs = p->max_docs,
         .max_len = p->max_len,
         .max_micro = p->max_micro,
+        .row_tokens = mt_row_chunks(&p->numerics) > 1 ? p->max_len : 0,
         .groups = mt_engine_groups(p),
         .logits_chunk = (size_t)p->numerics.logits_chunk,
         .assumed_rows = p->assumed_rows,

@@ -143,7 +143,8 @@ static void place_positions(const mt_model *m, const struct mt_batch *b, int rop
     dev->n_table_rows = own ? m->p.max_tokens : r.all;
     for (size_t d = 0; d < b->n_docs; d++) {
         size_t first = (size_t)b->cu_seqlens[d], len = (size_t)b->cu_seqlens[d + 1] - first;
-        int32_t row = own ? (int32_t)first : len > r.first ? (int32_t)r.first : 0;
+        size_t whole = len + (d ? 0 : b->doc_before) + (d + 1 < b->n_docs ? 0 : b->doc_after);
+        int32_t row = own ? (int32_t)first : whole > r.first ? (int32_t)r.first : 0;
         if (own)
             make_tables(m, rope, len, len, host->own_cos + first * r.half, host->own_sin + first * r.half);
         for (size_t i = first; i < first + len; i++)
@@ -179,6 +180,8 @@ static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
     dev->n_tokens = b->n_tokens;
     dev->n_docs = b->n_docs;
     dev->max_len = b->max_doc_len;
+    dev->row_before = b->row_before;
+    dev->doc_before = b->doc_before;
     dev->n_loss = b->n_loss;
     dev->n_runs = b->n_runs;
     dev->cu_seqlens_host = host.cu_seqlens;

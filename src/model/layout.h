@@ -318,6 +318,9 @@ size_t mt_unit_cache_width(const struct mt_layout *l, size_t unit, size_t *windo
 /** Whether keys and values are all that texts of up to max_len tokens need of their earlier ones: there are no
  * recurrences, and no rotary embedding depends on such a length. */
 bool mt_layout_caches(const struct mt_layout *l, size_t max_len);
+/** What keeps rows of up to max_len tokens from being computed in chunks, which have earlier ones' keys and values alone.
+ * NULL: nothing. */
+const char *mt_layout_unchunked(const struct mt_layout *l, size_t max_len);
 /** Which of mt_layout.segment it is; n_segments: none. */
 size_t mt_segment_find(const struct mt_layout *l, const struct mt_segment *s);
 /** "attention.qkv", "mlp": its name in memory.offload. */

@@ -168,18 +168,34 @@ size_t mt_unit_cache_width(const struct mt_layout *l, size_t unit, size_t *windo
     return width;
 }
 
+/* An operation that reads more of earlier tokens than keys and values; NULL: there is none. */
+static const char *recurrence(const struct mt_layout *l)
+{
+    for (size_t i = 0; i < l->n_parts; i++) {
+        const struct mt_recipe *r = l->parts[i].recipe;
+        for (int k = 0; r && k < r->n_nodes; k++)
+            if (r->node[k].rule->over_time && r->node[k].rule != &mt_rule_attend)
+                return r->node[k].rule->name;
+    }
+    return NULL;
+}
+
 bool mt_layout_caches(const struct mt_layout *l, size_t max_len)
 {
-    bool caches = true;
+    bool caches = !recurrence(l);
     size_t limit;
     for (int i = 0; i < l->cfg.n_ropes; i++)
         caches &= mt_rope_lengths(&l->cfg.rope[i], max_len, &limit) == MT_ROPE_ONE_TABLE;
-    for (size_t i = 0; i < l->n_parts && caches; i++) {
-        const struct mt_recipe *r = l->parts[i].recipe;
-        for (int k = 0; r && k < r->n_nodes; k++)
-            caches &= !r->node[k].rule->over_time || r->node[k].rule == &mt_rule_attend;
-    }
     return caches;
+}
+
+const char *mt_layout_unchunked(const struct mt_layout *l, size_t max_len)
+{
+    size_t limit;
+    for (int i = 0; i < l->cfg.n_ropes; i++)
+        if (mt_rope_lengths(&l->cfg.rope[i], max_len, &limit) == MT_ROPE_A_TABLE_EACH)
+            return "a rotary embedding that has other angles for each length";
+    return recurrence(l);
 }
 
 size_t mt_segment_find(const struct mt_layout *l, const struct mt_segment *s)

@@ -26,6 +26,7 @@ struct mt_model_params {
     size_t max_tokens, max_docs;    /* of a micro-batch */
     size_t max_len;                 /* of a document: rotary tables, attention's workspace */
     size_t max_micro;               /* micro-batches of a step */
+    size_t row_tokens;              /* tokens of a row, of which micro-batches are chunks; 0: they have whole rows */
     struct mt_groups groups;        /* of these: experts run over the rows of a group */
     size_t assumed_rows;            /* for estimates, where nothing is computed: tokens of a group, spread evenly over
                                        experts; 0: the step's own, as routed */

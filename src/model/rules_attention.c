@@ -208,6 +208,40 @@ static struct mt_attention attention_args(const struct mt_rule_run *r)
     return a;
 }
 
+/* The keys, or the values, of the row of which the micro-batch is a chunk; or the sums of their gradients. They begin
+ * with the first that its queries see, of `past` tokens before it. */
+static struct mt_heads of_row(const struct mt_rule_run *r, enum mt_role role, bool values, size_t past)
+{
+    const struct mt_heads *k = &r->in[1], *h = &r->in[1 + values];
+    size_t width = h->n * h->dim, rows = r->run->m->p.row_tokens, first = r->run->in->row_before - past;
+    size_t size = role == MT_ROLE_DKEYS ? sizeof(float) : mt_dtype_size(r->run->m->dt);
+    char *p = mt_value(r->run, role);
+    return mt_heads(p + ((values ? rows * k->n * k->dim : 0) + first * width) * size, width, h->n, h->dim);
+}
+
+static bool in_chunks(const struct mt_rule_run *r)
+{
+    return mt_value(r->run, MT_ROLE_KEYS) != NULL;
+}
+
+/* Of what came before the micro-batch a window leaves all but its own length. */
+static void see_row(const struct mt_rule_run *r, struct mt_attention *a)
+{
+    a->past = a->window ? MT_MIN(r->run->in->doc_before, a->window - 1) : r->run->in->doc_before;
+    a->k = of_row(r, MT_ROLE_KEYS, false, a->past);
+    a->v = of_row(r, MT_ROLE_KEYS, true, a->past);
+}
+
+/* In a forward pass the micro-batch adds its keys and values; when it is made again for backward, they are there. */
+static int attend_in_row(const struct mt_rule_run *r, struct mt_attention *a, struct mt_err *err)
+{
+    int rc = 0;
+    for (int values = 0; values < 2 && !rc && !r->run->dx; values++)
+        rc = copy_heads(r, r->in[1 + values], of_row(r, MT_ROLE_KEYS, values, 0), err);
+    see_row(r, a);
+    return rc ? rc : mt_op_attention(r->run->m->dev, a, err);
+}
+
 /* Of new tokens and those that the cache has. */
 static int attend_cached(const struct mt_rule_run *r, void *cache, struct mt_err *err)
 {
@@ -224,6 +258,8 @@ static int attend(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_attention a = attention_args(r);
     void *cache = mt_value(r->run, MT_ROLE_CACHE);
+    if (in_chunks(r))
+        return attend_in_row(r, &a, err);
     return cache ? attend_cached(r, cache, err) : mt_op_attention(r->run->m->dev, &a, err);
 }
 
@@ -231,6 +267,11 @@ static int attend_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_attention_bwd a = {.fwd = attention_args(r), .d_o = r->d_out[0], .dq = r->d_in[0], .dk = r->d_in[1],
                                  .dv = r->d_in[2], .sinks = r->recipe->spec->sinks};
+    if (in_chunks(r)) {
+        see_row(r, &a.fwd);
+        a.dk_sum = of_row(r, MT_ROLE_DKEYS, false, a.fwd.past);
+        a.dv_sum = of_row(r, MT_ROLE_DKEYS, true, a.fwd.past);
+    }
     return mt_op_attention_bwd(r->run->m->dev, &a, err);
 }
 

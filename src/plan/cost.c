@@ -64,11 +64,13 @@ static int classify_units(mt_cost_table *t, struct mt_err *err)
     return 0;
 }
 
-/* Rows of one document each, with a loss on every token and ids spread over the vocabulary. */
+/* Rows of one document each, with a loss on every token and ids spread over the vocabulary; of one in chunks a chunk
+ * that sees as many tokens as they do on average. */
 static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
 {
     struct mt_batch *b = &t->batch[t->n_batches];
-    size_t len = t->engine_params.max_len, vocab = (size_t)t->engine_params.layout->cfg.vocab;
+    size_t chunks = mt_row_chunks(&t->engine_params.numerics), len = t->engine_params.max_len / chunks;
+    size_t vocab = (size_t)t->engine_params.layout->cfg.vocab;
     int rc = mt_batch_init(b, rows * len, rows, err);
     if (rc)
         return rc;
@@ -82,6 +84,8 @@ static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
         rc = mt_batch_add(b, ids, NULL, len, 0, err);
     }
     free(ids);
+    b->row_before = b->doc_before = (chunks - 1) * len / 2;
+    b->max_doc_len += b->doc_before;
     return rc ? rc : mt_batch_seal(b, err);
 }
 

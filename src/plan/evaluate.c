@@ -48,7 +48,7 @@ static size_t count_micro(const struct mt_plan_request *r, size_t rows)
     size_t n = r->n_learners ? 0 : mt_div_up((size_t)r->numerics.rows_per_step, rows);
     for (size_t i = 0; i < r->n_learners; i++)
         n += mt_div_up((size_t)r->learner[i].rows_per_step, rows);
-    return n;
+    return n * mt_row_chunks(&r->numerics);
 }
 
 /* Mixtures do nothing on one device while the next works on the same layer; adapters have small gradients to add up. */
@@ -111,8 +111,8 @@ static struct mt_engine_params params_of(const struct mt_plan_request *r, mt_dev
     if (p.placement.offload_attention == MT_AUTO)
         p.placement.offload_attention = p.placement.offload_layers;
     p.max_len = (size_t)n->seq_len;
-    p.max_tokens = (size_t)n->micro_batch * p.max_len;
-    p.max_docs = (size_t)n->micro_batch * MT_MAX(r->docs_per_row, (size_t)1);
+    p.max_tokens = (size_t)n->micro_batch * p.max_len / mt_row_chunks(n);
+    p.max_docs = MT_MIN((size_t)n->micro_batch * MT_MAX(r->docs_per_row, (size_t)1), p.max_tokens);
     p.max_micro = count_micro(r, (size_t)n->micro_batch);
     p.draws = r->draws > 0;
     p.cache = r->cache;
@@ -319,7 +319,8 @@ static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, 
     }
     c->placement.slots = slots_of(&c->engine.program);
     int rc = measure_planes(c, r, err);
-    c->process_bytes = process_bytes(r, c->n_micro * (uint64_t)(c->numerics.micro_batch * c->numerics.seq_len)) +
+    uint64_t tokens = (uint64_t)(c->numerics.micro_batch * c->numerics.seq_len) / mt_row_chunks(&c->numerics);
+    c->process_bytes = process_bytes(r, c->n_micro * tokens) +
                        (c->engine.uses_disk || c->engine.uses_files ? mt_plan_drive_bytes(r->layout) : 0);
     c->host_bytes = c->windows_bytes + c->sums_bytes + c->guard_bytes + c->engine.spill_bytes +
                     c->engine.staging_bytes + c->engine.file_bytes + c->engine.top_bytes + c->process_bytes +

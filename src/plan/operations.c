@@ -37,8 +37,8 @@ size_t mt_plan_micro_batches(const struct mt_plan_request *r, int64_t list[MT_PL
     struct mt_plan_request t = *r;
     int64_t rows = r->numerics.rows_per_step;
     size_t n = 0;
-    if (r->numerics.micro_batch != MT_AUTO) {
-        list[0] = r->numerics.micro_batch;
+    if (r->numerics.micro_batch != MT_AUTO || mt_row_chunks(&r->numerics) > 1) {
+        list[0] = MT_MAX(r->numerics.micro_batch, (int64_t)1);
         return 1;
     }
     for (int64_t mb = 1; mb < rows * 2 && n < MT_PLAN_MAX_MICRO_BATCHES; mb *= 2) {

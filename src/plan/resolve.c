@@ -335,6 +335,30 @@ static int check_directions(const struct mt_numerics *n, const struct mt_config 
     return 0;
 }
 
+/* Of train.chunk, as far as the configuration says. */
+static int check_chunk(const struct mt_numerics *n, struct mt_err *err)
+{
+    const struct mt_objective *o = n->objective;
+    long long chunk = n->chunk, len = n->seq_len, most = chunk;
+    if (chunk <= 0 || chunk >= len)
+        return 0;
+    while (len % most)
+        most--;
+    if (len % chunk)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.chunk = %lld must divide data.seq_len = %lld: set it to %lld", chunk,
+                       len, most);
+    if (n->micro_batch > 1)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.chunk = %lld makes micro-batches of less than a row: set "
+                       "train.micro_batch = 1, or train.chunk = 0", chunk);
+    if (o->answers || o->rollouts || o->teacher)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.chunk = %lld: %s needs whole rows: set train.chunk = 0", chunk, o->title);
+    if (n->groups > 1 && n->rows_per_step % n->groups)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.chunk = %lld with train.groups = %lld: all chunks of a row are in one "
+                       "group, so the %lld rows of a step must be a multiple of the groups: change train.tokens_per_step or "
+                       "train.groups", chunk, (long long)n->groups, (long long)n->rows_per_step);
+    return 0;
+}
+
 int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, struct mt_err *err)
 {
     struct mt_numerics n = c->numerics;
@@ -369,6 +393,8 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
     if (rc)
         return rc;
     rc = find_objective(&n, c, err);
+    if (!rc)
+        rc = check_chunk(&n, err);
     if (rc)
         return rc;
     n.seed = (uint64_t)c->train.seed;
@@ -379,6 +405,8 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
 int64_t mt_resolve_micro_batch(const struct mt_numerics *n)
 {
     int64_t rows = n->micro_batch == MT_AUTO ? MT_MAX(MICRO_BATCH_TOKENS / n->seq_len, (int64_t)1) : n->micro_batch;
+    if (mt_row_chunks(n) > 1)
+        return 1;
     return MT_MIN(rows, n->rows_per_step);
 }
 
@@ -454,6 +482,17 @@ static int check_compute(const struct mt_plan_request *r, struct mt_err *err)
     return 0;
 }
 
+/* Refuses chunks of rows in layers that would have to carry more than keys and values from one to the next. */
+static int check_chunks(const struct mt_plan_request *r, struct mt_err *err)
+{
+    const struct mt_layout *l = r->layout;
+    bool chunks = mt_row_chunks(&r->numerics) > 1;
+    const char *what = chunks ? mt_layout_unchunked(l, (size_t)r->numerics.seq_len) : NULL;
+    return !what ? 0 : mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.chunk = %lld: %s has layers with %s, which are not "
+                               "computed in chunks yet: set train.chunk = 0", (long long)r->numerics.chunk,
+                               l->cfg.family->architecture, what);
+}
+
 /* Refuses a memory.base that is not possible. */
 static int check_base(const struct mt_plan_request *r, struct mt_err *err)
 {
@@ -484,6 +523,8 @@ int mt_resolve(struct mt_plan_choice *out, const struct mt_plan_request *r, stru
     int rc = check_base(r, err);
     if (!rc)
         rc = check_compute(r, err);
+    if (!rc)
+        rc = check_chunks(r, err);
     if (rc)
         return rc;
     if (r->numerics.compute == MT_COMPUTE_FP8 && !(r->machine->rate[MT_RATE_GEMM_E4M3].value > 0))
@@ -522,6 +563,8 @@ int mt_resolve_by_rules(struct mt_plan_choice *out, const struct mt_plan_request
     int rc = check_base(r, err);
     if (!rc)
         rc = check_compute(r, err);
+    if (!rc)
+        rc = check_chunks(r, err);
     if (rc)
         return rc;
     t.numerics.micro_batch = mt_resolve_micro_batch(&r->numerics);

@@ -194,7 +194,10 @@ static struct span *find_spans(const struct mt_program_params *p, int lane)
 static int32_t count_objects(const struct mt_program_params *p, int lane, const struct mt_value *v)
 {
     bool by_group = v->life == MT_LIFE_GROUP, each = by_group || v->life == MT_LIFE_MICROBATCH;
-    int32_t n = !each;
+    bool rows = v->life == MT_LIFE_ONE_ROW;
+    int32_t n = !each && !rows;
+    for (size_t mb = 0; rows && mb < p->n_micro; mb += p->chunks)
+        n += lane == MT_ALL_LANES || !p->by_data || mt_micro_lane(p, mb) == lane;
     const struct mt_call once = {.scope = by_group ? MT_SCOPE_GROUP : MT_SCOPE_MICROBATCH};
     for (size_t mb = 0; each && mb < p->n_micro; mb = mt_call_next(p, &once, mb))
         n += (lane == MT_ALL_LANES || !p->by_data || mt_micro_lane(p, mb) == lane) &&

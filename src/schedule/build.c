@@ -345,6 +345,13 @@ static size_t first_trained(const struct mt_program_params *p)
 
 /* --- the order of a step's operations ---------------------------------------------------------------------- */
 
+/* The micro-batch of a pass whose place in the list is `i`: backward goes through a row's chunks from the last on. */
+static size_t micro_at(const struct mt_program_params *p, const struct mt_call *c, bool back, size_t i)
+{
+    size_t chunks = back && c->scope == MT_SCOPE_MICROBATCH && p->chunks ? p->chunks : 1;
+    return i / chunks * chunks + (chunks - 1 - i % chunks);
+}
+
 /* The operation for all micro-batches, or groups. */
 static void list_pass(struct writer *w, struct mt_turns *t, size_t unit, const struct mt_call *c)
 {
@@ -353,7 +360,8 @@ static void list_pass(struct writer *w, struct mt_turns *t, size_t unit, const s
             w->failed = true;
             return;
         }
-        t->of[t->n++] = (struct mt_turn){c, unit, mb, mt_call_lane(w->p, unit, c, mb)};
+        size_t at = micro_at(w->p, c, c == &w->p->units[unit].backward, mb);
+        t->of[t->n++] = (struct mt_turn){c, unit, at, mt_call_lane(w->p, unit, c, at)};
     }
 }
 
@@ -606,6 +614,7 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
     d->prog.n_units = p->n_units;
     d->prog.n_micro = p->n_micro;
     d->prog.groups = p->groups;
+    d->prog.chunks = p->chunks;
     d->prog.n_lanes = mt_program_lanes(p);
     d->prog.backward = p->mode == MT_MODE_TRAIN;
     d->prog.balances = d->prog.backward && p->count_bytes;

@@ -232,6 +232,13 @@ static int check_store_grad(struct mt_checker *c, size_t i, int object, struct m
     return check_read(c, i, object, at);
 }
 
+/* Chunks of a row contribute in their order, and to gradients in the reverse one; n: those that have. */
+static bool is_in_turn(const struct mt_program *p, const struct mt_instr *in, const struct mt_object *o, size_t n)
+{
+    size_t row = (size_t)in->mb / p->chunks, chunk = (size_t)in->mb % p->chunks;
+    return (size_t)o->mb == row && n == (o->kind == MT_OBJ_KEYS ? chunk : p->chunks - 1 - chunk);
+}
+
 /* Counts contributions (MT_PART) to an object: none may come after the last, and no read before it. */
 static int count_part(struct mt_checker *c, size_t i, const struct mt_operand *op)
 {
@@ -241,7 +248,10 @@ static int count_part(struct mt_checker *c, size_t i, const struct mt_operand *o
     if (op->access & MT_PART) {
         if (*n == o->parts)
             return mt_check_fault(c, i, NONE, "contributes to an object that is complete");
-        if ((size_t)o->mb != mt_group_of(c->p->groups, (size_t)in->mb))
+        bool of_row = o->kind == MT_OBJ_KEYS || o->kind == MT_OBJ_DKEYS;
+        if (of_row && !is_in_turn(c->p, in, o, (size_t)*n))
+            return mt_check_fault(c, i, NONE, "contributes to a row out of turn");
+        if (!of_row && (size_t)o->mb != mt_group_of(c->p->groups, (size_t)in->mb))
             return mt_check_fault(c, i, NONE, "contributes to another group than its micro-batch is in");
         ++*n;
     } else if (op->access & MT_READ && !mt_opcodes[in->op].moves && *n != o->parts) {

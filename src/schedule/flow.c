@@ -190,6 +190,18 @@ static void use_cache(struct flow *d, size_t u)
     use(&s->forward, MT_ROLE_CACHE, cache, MT_UPDATE);
 }
 
+/* Keys and values of a row in chunks, to which each chunk adds its own, and of whose gradients it has a part. */
+static void use_keys(struct flow *d, size_t u)
+{
+    struct mt_unit_shape *s = &d->units[u];
+    if (!s->key_bytes)
+        return;
+    int32_t keys = add_value(d, MT_ROLE_KEYS, u, s->key_bytes);
+    use(&s->forward, MT_ROLE_KEYS, keys, MT_SUM);
+    use(&s->backward, MT_ROLE_KEYS, keys, MT_READ);
+    use(&s->backward, MT_ROLE_DKEYS, add_value(d, MT_ROLE_DKEYS, u, s->dkey_bytes), MT_ADD);
+}
+
 /* Who decides which experts have rows updates the routing once a group; who has those experts reads it. */
 static void mark_lists(struct mt_unit_shape *s)
 {
@@ -214,6 +226,7 @@ static void describe_unit(struct flow *d, size_t u)
     use_records(&s->forward, record, MT_WRITE);
     use_adapters(d, u);
     use_cache(d, u);
+    use_keys(d, u);
     mark_lists(s);
 }
 

@@ -17,11 +17,13 @@ static inline bool mt_use_is_made(const struct mt_program_params *p, const struc
 static inline size_t mt_value_objects(const struct mt_program_params *p, const struct mt_value *v)
 {
     size_t own = v->life == MT_LIFE_RUN && p->by_data ? (size_t)mt_program_lanes(p) : 1; /* a lane has its own */
+    own = v->life == MT_LIFE_ONE_ROW ? p->n_micro / p->chunks : own;
     return v->life == MT_LIFE_MICROBATCH ? p->n_micro : v->life == MT_LIFE_GROUP ? mt_groups_n(p->groups) : own;
 }
 static inline size_t mt_value_object(const struct mt_program_params *p, const struct mt_value *v, size_t mb)
 {
     size_t own = v->life == MT_LIFE_RUN && p->by_data ? (size_t)mt_micro_lane(p, mb) : 0;
+    own = v->life == MT_LIFE_ONE_ROW ? mb / p->chunks : own;
     return v->life == MT_LIFE_MICROBATCH ? mb : v->life == MT_LIFE_GROUP ? mt_group_of(p->groups, mb) : own;
 }
 /** The micro-batch of an operation's next run after that for `mb`; the first is for 0. */

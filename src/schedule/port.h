@@ -16,6 +16,7 @@
 enum mt_lifetime {
     MT_LIFE_MICROBATCH, /* an object for each micro-batch */
     MT_LIFE_GROUP,      /* an object for each group of micro-batches (struct mt_groups): with one group, for the step */
+    MT_LIFE_ONE_ROW,    /* an object for each row, of which micro-batches are chunks (mt_program_params.chunks) */
     MT_LIFE_STEP,       /* one object for all micro-batches of a step */
     MT_LIFE_RUN,        /* one object, whose home has its content before, that keeps its buffer from step to step */
 };
@@ -52,7 +53,9 @@ enum mt_reach {
     ROW(RECORD_2, RECORD, MICROBATCH, UNIT)                                                                            \
     ROW(RECORD_3, RECORD, MICROBATCH, UNIT)                                                                            \
     ROW(RESIDUAL, ROWS, GROUP, LAYER)      /* what came to the router, if the layer's end needs it */                  \
-    ROW(ROUNDED, ROWS, GROUP, LAYER)       /* the sum, if backward needs it */
+    ROW(ROUNDED, ROWS, GROUP, LAYER)       /* the sum, if backward needs it */                                         \
+    ROW(KEYS, KEYS, ONE_ROW, UNIT)         /* keys and values of a row, if micro-batches are chunks of it */           \
+    ROW(DKEYS, DKEYS, ONE_ROW, UNIT)       /* sums of their gradients in FP32 */
 
 /** Role of a value in an operation, by which the executor and the model find its buffer. */
 enum mt_role {

@@ -89,6 +89,7 @@ struct mt_program {
     size_t piece_elems;      /* elements of a piece of an update from disk */
     size_t n_units, n_micro;
     struct mt_groups groups;
+    size_t chunks;           /* as in mt_program_params */
     bool backward;
     bool balances; /* backward needs the rows that experts have in the whole step: each lane has a BALANCE before */
 };
@@ -106,6 +107,8 @@ struct mt_program_params {
     size_t n_values;
     size_t n_micro;
     struct mt_groups groups; /* of micro-batches; only the first ones may be in a step */
+    size_t chunks;   /* micro-batches of a row, all in one group: forward is in their order, backward in the reverse
+                        one; 0: a micro-batch has whole rows */
     bool one_ring;   /* units of the vocabulary's class share the layers' buffers */
     bool join;       /* weights are loaded as hi and lo, and joined after each load */
     bool cast;       /* gradients are cast into separate buffers; else in place */

@@ -66,6 +66,10 @@ const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
     [MT_POOL_SPILLED_ROWS] = HOST_POOL("staging of rows", 2),
     [MT_POOL_SPILLED_SUM] = HOST_POOL("staging of sums", 2),
     [MT_POOL_SPILLED_ROUTING] = HOST_POOL("staging of routing", 2),
+    [MT_POOL_KEYS] = DEVICE_POOL("keys and values of rows", 1, MT_POOL_SPILLED_KEYS, true),
+    [MT_POOL_DKEYS] = DEVICE_POOL("gradients of keys and values", 1, MT_POOL_SPILLED_DKEYS, true),
+    [MT_POOL_SPILLED_KEYS] = HOST_POOL("staging of keys and values", 2),
+    [MT_POOL_SPILLED_DKEYS] = HOST_POOL("staging of their gradients", 2),
 };
 
 /* Pools of a kind whose objects are as large as a unit's parameters, and of a kind with one pool. */
@@ -100,6 +104,10 @@ const struct mt_kind_desc mt_kinds[MT_N_OBJECT_KINDS] = {
                         .returns = true, .disk_use = MT_DISK_STATES, .pool = ONE_POOL(MT_POOL_MOMENTS)},
     [MT_OBJ_CACHE] = {.name = "kv", .device = true, .home = MT_HOME_SPILL, .begins_home = true, .returns = true,
                       .disk_use = MT_DISK_ACTIVATIONS, .pool = ONE_POOL(MT_POOL_CACHE)},
+    [MT_OBJ_KEYS] = {.name = "k", .device = true, .home = MT_HOME_SPILL, .disk_use = MT_DISK_ACTIVATIONS,
+                     .pool = ONE_POOL(MT_POOL_KEYS)},
+    [MT_OBJ_DKEYS] = {.name = "dk", .device = true, .home = MT_HOME_SPILL, .training = true, .disk_use = MT_DISK_ACTIVATIONS,
+                      .pool = ONE_POOL(MT_POOL_DKEYS)},
     [MT_OBJ_STATE] = {.name = "s", .home = MT_HOME_PLANE, .begins_home = true, .disk_use = MT_DISK_STATES,
                       .pool = ONE_POOL(MT_POOL_STATE)},
     [MT_OBJ_STAGED] = {.name = "hw", .home = MT_HOME_PLANE, .begins_home = true, .disk_use = MT_DISK_WEIGHTS,

@@ -34,7 +34,7 @@ struct mt_value {
     uint8_t size;             /* of a record or a cache: which of the pools of its kind */
 };
 
-enum { MT_MAX_OPERANDS = 12 };
+enum { MT_MAX_OPERANDS = 14 };
 
 struct mt_use {
     int32_t value; /* position in mt_program_params.values */
@@ -82,6 +82,7 @@ struct mt_unit_shape {
     size_t adapter_link_bytes; /* of a load of it, which follows each update */
     bool weights_stay;         /* keep their buffer for the run: frozen ones are loaded once */
     size_t cache_bytes;        /* of a buffer of keys and values of earlier tokens; 0: none */
+    size_t key_bytes, dkey_bytes; /* of the keys and values of a row in chunks, and of their FP32 gradients; 0: none */
     bool cache_stays, cache_turns; /* it keeps its buffer for the run; it is of a window, with smaller buffers */
     size_t grad_elems;     /* of its FP32 gradient on the device */
     size_t grad_out_bytes; /* of the trained ranges' gradients as stored (cast) */
@@ -110,7 +111,7 @@ struct mt_unit_shape {
 /** Upper bound of the number of values. */
 static inline size_t mt_flow_max_values(size_t n_units)
 {
-    return (MT_MAX_PORTS + MT_MAX_SEGMENTS + 2) * n_units;
+    return (MT_MAX_PORTS + MT_MAX_SEGMENTS + 4) * n_units;
 }
 /**
  * Sets the operations of a model's units from their ports and sizes, and `values`; returns the number of values. The

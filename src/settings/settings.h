@@ -140,6 +140,7 @@ struct mt_numerics {
     int64_t seq_len;             /* tokens in a row */
     int64_t rows_per_step;       /* 0 until resolved from the batch size in rows or in tokens */
     int64_t micro_batch;         /* rows on the device at once, or MT_AUTO */
+    int64_t chunk;               /* tokens of a row on the device at once, which divide seq_len; 0: all */
     int64_t groups;              /* of a step's micro-batches (struct mt_groups), a power of two; 0: one */
     int64_t logits_chunk;        /* rows whose gradients of logits are on the device at once, or MT_AUTO */
     int64_t logits_piece;        /* rows of a chunk with FP32 logits at once, or MT_AUTO */
@@ -158,6 +159,12 @@ struct mt_numerics {
     bool decay_embeddings;       /* weight decay on embeddings and head, as on other matrices */
     uint64_t seed;               /* of random numbers that a step draws; 0 until resolved */
 };
+
+/** Chunks of a row, each a micro-batch; 1: rows are whole. */
+static inline size_t mt_row_chunks(const struct mt_numerics *n)
+{
+    return n->chunk > 0 && n->chunk < n->seq_len ? (size_t)(n->seq_len / n->chunk) : 1;
+}
 
 /** Whether blocks are clipped, and skipped if not finite, each by itself, without the norm of all. */
 static inline bool mt_clips_by_block(const struct mt_numerics *n)

@@ -315,6 +315,7 @@ static struct mt_sampler_params sampler_params(const struct mt_inputs *in, const
         .train_prompts = in->cfg->preference.sft_tokens == MT_SFT_ALL,
         .mismatch = mt_objective_of(n)->mismatched,
         .teacher = in->teacher,
+        .chunks = mt_row_chunks(n),
         .shuffle = in->cfg->data.shuffle,
         .seed = (uint64_t)in->cfg->train.seed,
         .weighted = true,
@@ -507,6 +508,7 @@ int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max
     *in = (struct mt_inputs){.cfg = cfg};
     cfg->numerics.seq_len = (int64_t)max_len;
     cfg->numerics.micro_batch = 1;
+    cfg->numerics.chunk = 0;
     cfg->train.batch_size = (int64_t)n_texts;
     if (cfg->placement.expert_group == MT_AUTO) /* units without rows are not loaded: the smaller, the more of them */
         cfg->placement.expert_group = 1;

@@ -35,6 +35,7 @@ const char *mt_shared_difference(const struct mt_shared_of *a, const struct mt_s
         {"train.router_aux_loss", x->router_aux_loss == y->router_aux_loss},
         {"data.seq_len", x->seq_len == y->seq_len},
         {"train.micro_batch", x->micro_batch == y->micro_batch},
+        {"train.chunk", mt_row_chunks(x) == mt_row_chunks(y)},
         {"optimizer.type or state_dtype", x->optimizer == y->optimizer},
         {"optimizer.master", x->master == y->master},
         {"optimizer.grad_dtype", x->grad_dtype == y->grad_dtype},
