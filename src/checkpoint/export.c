@@ -125,8 +125,8 @@ static int write_card(struct exporter *x, const struct mt_export *e, const char 
     char path[4200];
     bool known = !mt_checkpoint_read_state(e->from, &s, NULL);
     char *text = known ? mt_card_text(&card, &s) : NULL;
-    if (known && !x->f32 && !x->adapter_config && !e->base_dtype)
-        mt_export_tell_dtype(e, &s);
+    if (known && !x->adapter_config && !e->base_dtype)
+        mt_export_tell_dtype(e, &s, x->f32);
     mt_train_state_finish(&s);
     if (!known)
         return 0;
@@ -457,6 +457,8 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
         rc = open_states(x, e->from, err);
     if (!rc && e->f32 && x->n_states)
         rc = open_layout(x, e->from, err);
+    if (!rc && e->f32 && !x->n_states)
+        mt_export_warn_of_weights(e->from);
     return rc ? rc : list_weights(x, err);
 }
 

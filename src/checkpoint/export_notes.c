@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "checkpoint/seal.h"
 #include "hf/hf_config.h"
 #include "weights/peft.h"
 
@@ -64,24 +65,48 @@ void mt_export_warn_of_packing(const struct mt_export *e, const struct mt_train_
                     "weights are decoded", e->from, format, e->base, e->base, format);
 }
 
-/* A model whose files are wider than bf16 leaves in bf16: that is said. */
-void mt_export_tell_dtype(const struct mt_export *e, const struct mt_train_state *s)
+/* The dtype of a model's files. */
+static void dtype_of_files(const char *model, const char *dir, char *buf, size_t len)
 {
-    char path[4096], file[4200];
-    char *dir = NULL;
+    char file[4200], *found = NULL;
     cJSON *o = NULL;
-    mt_train_state_value(s, "model", "path", path, sizeof(path));
-    if (!e->base && mt_hf_find_model(&dir, path, NULL))
+    *buf = 0;
+    if (!dir && mt_hf_find_model(&found, model, NULL))
         return;
-    mt_path_printf(file, sizeof(file), "%s/config.json", e->base ? e->base : dir);
+    mt_path_printf(file, sizeof(file), "%s/config.json", dir ? dir : found);
     if (!mt_json_read_file(&o, file, MT_ERR_INPUT, NULL)) {
         const cJSON *dtype = mt_json_get(o, "torch_dtype");
         dtype = dtype ? dtype : mt_json_get(o, "dtype");
-        if (cJSON_IsString(dtype) && strcmp(dtype->valuestring, "bfloat16") != 0)
-            mt_info("the model's files are %s, and the export is in bf16: --dtype f32 keeps all bits", dtype->valuestring);
+        snprintf(buf, len, "%s", cJSON_IsString(dtype) ? dtype->valuestring : "");
     }
     cJSON_Delete(o);
-    free(dir);
+    free(found);
+}
+
+void mt_export_warn_of_weights(const char *from)
+{
+    char sealed[MT_SUM_TEXT], dtype[32];
+    bool full = true;
+    cJSON *state = NULL;
+    int rc = mt_seal_read(from, &state, sealed, &full, NULL);
+    dtype_of_files(NULL, from, dtype, sizeof(dtype));
+    if (!rc && !full && !strcmp(dtype, "bfloat16"))
+        mt_warn("%s has weights alone, in bf16, so that is what the export has in f32: FP32 masters are in checkpoints that were saved with "
+                "checkpoint.save = full", from);
+    cJSON_Delete(state);
+}
+
+void mt_export_tell_dtype(const struct mt_export *e, const struct mt_train_state *s, bool f32)
+{
+    char path[4096], dtype[32];
+    mt_train_state_value(s, "model", "path", path, sizeof(path));
+    dtype_of_files(path, e->base, dtype, sizeof(dtype));
+    bool bf16 = !*dtype || !strcmp(dtype, "bfloat16");
+    if (f32 && bf16 && s->blocks.overlay)
+        mt_warn("what was trained before the last block began, or the last merge, is in bf16, as the model's files are, so that is what the export "
+                "has of it in f32: a run on files in f32 keeps all bits (megatrain export %s NEW --dtype f32, then model.path = NEW)", path);
+    else if (!f32 && !bf16)
+        mt_info("the model's files are %s, and the export is in bf16: --dtype f32 keeps all bits", dtype);
 }
 
 /* bf16 has 8 bits of a weight: small updates are rounded away. */

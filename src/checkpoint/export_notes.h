@@ -10,8 +10,10 @@
 void mt_export_warn_of_vllm(const char *config);
 /** Of adapters that are merged into a base that is not packed; s: of the run that trained them. */
 void mt_export_warn_of_packing(const struct mt_export *e, const struct mt_train_state *s);
-/** Of a bf16 export of a run's model. */
-void mt_export_tell_dtype(const struct mt_export *e, const struct mt_train_state *s);
+/** Of an f32 export of weights that were saved without their masters; of another folder: nothing. */
+void mt_export_warn_of_weights(const char *from);
+/** Of a run's model in f32 or bf16: which bits it does not have. */
+void mt_export_tell_dtype(const struct mt_export *e, const struct mt_train_state *s, bool f32);
 /** Accepts NULL: nothing was merged. */
 void mt_export_tell_rounding(const struct mt_merge *m);
 /** Of a model that was packed in FP8, in NF4. */

@@ -379,7 +379,7 @@ static const struct mt_key keys[] = {
     {"checkpoint", "keep_best", MT_OUTPUT, MT_KEY_BOOL, AT(checkpoint.keep_best), "on", NULL, ANY, NULL,
      "Save whenever an evaluation is the best so far, and keep that checkpoint: `best` links to it."},
     {"checkpoint", "save", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.save), "full", "full|weights", ANY, NULL,
-     "Save weights and training state, or weights alone (cannot be resumed)."},
+     "Save weights and training state, or weights alone (in bf16, cannot be resumed)."},
     {"checkpoint", "frozen", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.frozen), "name", "name|copy", ANY, NULL,
      "Frozen tensors in full checkpoints: name those that are bf16 in the model's files by file and checksum (resuming "
      "verifies them, export copies them in), or copy them. Packed and other ones are copied; with adapters none is."},

@@ -231,6 +231,9 @@ def what_rounding_leaves_of_a_block_is_said(tmp, model):
     megatrain("-q", "export", model, wide, "--dtype", "f32")
     said = megatrain("run", settings(tmp, wide, out + "-f32"), "--max-steps", BLOCK + 1).stderr
     assert glob.glob(out + "-f32/overlay-1-*") and "of what it learned" not in said, said
+    for run, told in ((out, True), (out + "-f32", False)):  # an export in f32 has no more of it
+        said = megatrain("export", f"{run}/checkpoint-{BLOCK + 1}", run + "-export", "--dtype", "f32").stderr
+        assert ("what was trained before the last block began, or the last merge, is in bf16" in said) == told, said
 
 
 def used_without_training(tmp, model, out):

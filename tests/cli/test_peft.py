@@ -186,10 +186,14 @@ def what_rounding_leaves_of_an_adapter_is_said(tmp):
     assert update > 0 and abs(kept - 100 * along / update) < 0.06 and abs(error - 100 * (lost / update) ** 0.5) < 0.06, (
         kept, error, along / update, (lost / update) ** 0.5)
     assert ("--dtype f32 keeps all" in said["bf16"]) == (error > 10) and "files are" not in said["bf16"], said
-    wide, whole = checkpoint + "-f32", checkpoint + "-of-f32"
-    megatrain("-q", "run", write_ini(whole + ".ini", base(wide, data, whole, model__init="weights", train__steps=1, data__eval="")))
-    said = [megatrain("export", whole + "/checkpoint-1", f"{whole}-{d}", "--dtype", d).stderr for d in ("bf16", "f32")]
+    wide, whole, alone = (checkpoint + end for end in ("-f32", "-of-f32", "-weights-of-f32"))
+    for out, save in (whole, "full"), (alone, "weights"):
+        megatrain("-q", "run", write_ini(out + ".ini", base(wide, data, out, model__init="weights", train__steps=1, data__eval="",
+                                                            checkpoint__save=save)))
+    said = [megatrain("export", out + "/checkpoint-1", f"{out}-{d}", "--dtype", d).stderr
+            for out, d in ((whole, "bf16"), (whole, "f32"), (alone, "f32"))]
     assert "the model's files are float32, and the export is in bf16" in said[0] and "files are" not in said[1], said
+    assert "has weights alone, in bf16, so that is what the export has in f32" in said[2] and "weights alone" not in said[1], said
 
 
 def scales_that_vllm_would_not_have_are_warned_of(tmp):
