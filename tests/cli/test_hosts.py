@@ -386,6 +386,12 @@ def a_host_that_differs_is_refused_or_found(tmp):
         p = subprocess.run([*one, ":", *beside], text=True, capture_output=True, timeout=100)
         assert p.returncode == 2 and 'host 1: what its CPU computes products by is "plain C", host 0\'s' in p.stderr, p.stderr
         assert not os.path.exists(os.path.join(out, "checkpoint-4"))
+    version = megatrain("--version").stdout.split()[-1].encode()
+    older = another_build(tmp, "older", lambda program: program.replace(version + b"\0", version[:-1] + b"~\0"))
+    out, ini = ini_of(tmp, "version", model, data)
+    p = subprocess.run([*LAUNCH, "-n", "1", BINARY, "run", ini, ":", "-n", "1", older, "run", ini], text=True, capture_output=True, timeout=100)
+    assert p.returncode == 2 and f'host 1: its version of megatrain is "{version.decode()[:-1]}~"' in p.stderr, p.stderr
+    assert not os.path.exists(os.path.join(out, "checkpoint-4"))
     out, ini = ini_of(tmp, "made", model, data, train__steps=1, checkpoint__save="weights", model__dtype="bf16")
     megatrain("run", ini)
     weights = os.path.join(out, "checkpoint-1")
@@ -437,6 +443,19 @@ def plans_know_what_crosses(tmp):
         assert say in megatrain(*plan, *args, expect=2).stderr, say
 
 
+def another_build(tmp, name, change):
+    """The program with other bytes; its modules are beside it."""
+    near = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(BINARY))), "src")
+    os.makedirs(os.path.join(tmp, name, "cli"))
+    os.symlink(near, os.path.join(tmp, name, "src"))
+    path = shutil.copy(BINARY, os.path.join(tmp, name, "cli", "megatrain"))
+    with open(path, "rb") as f:
+        program = change(f.read())
+    with open(path, "wb") as f:
+        f.write(program)
+    return path
+
+
 def hosts_can_be_looked_at(tmp):
     env = {"XDG_CACHE_HOME": os.path.join(tmp, "cache")}
     seen = json.loads(mpirun(2, "doctor", "--json", env=env))
@@ -444,16 +463,8 @@ def hosts_can_be_looked_at(tmp):
                                                             seen["hosts"][0]["memory available"]}, seen
     assert any("hosts 0 and 1 are one machine" in f for f in seen["findings"]), seen
     assert not any("build" in f or "device" in f for f in seen["findings"]), seen
-    other = os.path.join(tmp, "megatrain-other") # another build: a byte more; its module is not beside it
-    shutil.copy(BINARY, other)
-    with open(other, "ab") as f:
-        f.write(b"x")
-    near = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(BINARY))), "src")
-    os.makedirs(os.path.join(tmp, "b", "cli"))
-    os.rename(other, os.path.join(tmp, "b", "cli", "megatrain"))
-    os.symlink(near, os.path.join(tmp, "b", "src"))
-    p = subprocess.run([*LAUNCH, "-n", "1", BINARY, "doctor", ":", "-n", "1", os.path.join(tmp, "b", "cli", "megatrain"), "doctor"],
-                       text=True, capture_output=True)
+    other = another_build(tmp, "b", lambda program: program + b"x")
+    p = subprocess.run([*LAUNCH, "-n", "1", BINARY, "doctor", ":", "-n", "1", other, "doctor"], text=True, capture_output=True)
     assert p.returncode == 0 and "host 1 has another build" in p.stdout, p
     lone = shutil.copy(BINARY, os.path.join(tmp, "lone")) # without a module beside it, as a build without MPI
     said = json.loads(subprocess.run([lone, "doctor", "--json"], text=True, capture_output=True, check=True,
