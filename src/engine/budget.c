@@ -98,12 +98,13 @@ static size_t link_bytes(const struct mt_engine_params *p, const struct mt_unit 
     return elems * mt_dtype_size(MT_BF16) + u->n_in_planes[MT_RANGE_PACKED];
 }
 
-static size_t trained_elems(const struct mt_layout *l, const struct mt_unit *u)
+/* Elements of the gradient's plane up to the end of the last trained range: where others lie between, there are gaps. */
+static size_t trained_end(const struct mt_layout *l, const struct mt_unit *u)
 {
-    size_t n = 0;
+    size_t end = 0;
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges; i++)
-        n += l->ranges[i].kind == MT_RANGE_TRAINED ? l->ranges[i].n : 0;
-    return n;
+        end = l->ranges[i].kind == MT_RANGE_TRAINED ? l->ranges[i].at + l->ranges[i].n : end;
+    return end;
 }
 
 /* Bytes of a row of the embedding's gradient, as cast; 0: it is dense, as a tied head's part is, or it has no rows alone. */
@@ -213,7 +214,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             .adapter_bytes = adapters_stay(p, unit) ? mt_unit_adapter_bytes(unit, p->numerics.dtype) : 0,
             .adapter_link_bytes = unit->n_in_planes[MT_RANGE_TRAINED] * mt_dtype_size(p->numerics.dtype),
             .grad_elems = unit->n_grad,
-            .grad_out_bytes = trained_elems(l, unit) * mt_dtype_size(p->numerics.grad_dtype),
+            .grad_out_bytes = trained_end(l, unit) * mt_dtype_size(p->numerics.grad_dtype),
             .grad_row_bytes = grad_row_bytes(l, unit, p->numerics.grad_dtype),
             .update_elems = unit->n_in_planes[MT_RANGE_TRAINED],
             .trainable = unit->trainable,

@@ -85,7 +85,7 @@ struct mt_unit_shape {
     size_t key_bytes, dkey_bytes; /* of the keys and values of a row in chunks, and of their FP32 gradients; 0: none */
     bool cache_stays, cache_turns; /* it keeps its buffer for the run; it is of a window, with smaller buffers */
     size_t grad_elems;     /* of its FP32 gradient on the device */
-    size_t grad_out_bytes; /* of the trained ranges' gradients as stored (cast) */
+    size_t grad_out_bytes; /* of the trained ranges' gradients as stored (cast), with the gaps between them */
     size_t grad_row_bytes; /* not 0: that gradient is a matrix with rows of so many bytes, zero but for those of the
                               step's tokens */
     size_t moment_bytes;   /* of a buffer for the states by which its gradient becomes a direction; 0: none */

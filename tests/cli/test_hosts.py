@@ -95,6 +95,7 @@ def hosts_have_the_bits_of_one(tmp):
     few, more = (write_data(os.path.join(tmp, f"eval-{n}.jsonl"), n=n, seed=n) for n in (3, 9))
     kinds = {"f32": {"eval__every": 2, "data__eval": more, "eval__sets": f"few:{few}, more:{more}"},
              "bf16": {"model__dtype": "bf16", "memory__activations": "recompute"},
+             "frozen": {"model__freeze": "*.k_proj.*, *.layers.1.input_layernorm.*"}, # gaps in what is trained of a unit
              "reference": {"data__train": pairs, "preference__loss": "sigmoid", "eval__every": 2},
              "mixture": {"model__path": mixture, "memory__expert_group": 3, "memory__slots": 2},
              "balanced": {"model__path": mixtures, "train__router_aux_loss": 0.01, "train__steps": 2},
