@@ -287,7 +287,7 @@ bool mt_key_is_path(const struct mt_key *key, const char *value, const char *pat
     if (key->type == MT_KEY_NAME_OR_FILE && !strncmp(value, MT_HUB_ADDRESS, strlen(MT_HUB_ADDRESS)))
         return true;
     if (key->type == MT_KEY_NAME_OR_PATH)
-        return exists;
+        return exists && strcmp(value, key->def) != 0;
     if (key->type != MT_KEY_NAME_OR_FILE)
         return true;
     bool name = in_list(key->choices, value, &unused) || mt_parse_count(value, &count) ||

@@ -8,7 +8,7 @@ enum mt_key_type {
     MT_KEY_TEXT,     /* char[MT_OFFLOAD_TEXT]; "auto" is empty */
     MT_KEY_PATH,     /* a string; relative to the file that sets it */
     MT_KEY_NAME_OR_FILE, /* one of `choices`, a number or a share; else a file */
-    MT_KEY_NAME_OR_PATH, /* a string; a path if it exists, relative to the file that sets it */
+    MT_KEY_NAME_OR_PATH, /* the default, which is a name; else a path if it exists, relative to the file that sets it */
     MT_KEY_LIST,
     MT_KEY_PATHS,    /* a list of paths */
     MT_KEY_NAMED_PATHS, /* a list of NAME:PATH; names of at most 40 letters, digits, _ and -, each once */

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -263,6 +264,27 @@ static void variables_are_filled_in(void **state)
     mt_config_destroy(&c);
 }
 
+/* Also where a folder has that name: beside the file, and where the program was started. */
+static void a_word_that_is_the_default_is_no_path(void **state)
+{
+    (void)state;
+    char made[256], *was = getcwd(NULL, 0);
+    struct mt_str text = {0};
+    snprintf(made, sizeof(made), "%s/start", dir);
+    assert_int_equal(mkdir(made, 0777) || chdir(dir), 0);
+    struct mt_config *c = load(WHOLE "[preference]\nreference = start\n");
+    mt_config_print(c, false, &text);
+    assert_non_null(strstr(text.p, "\nreference = start\n"));
+    assert_string_equal(c->preference.reference, "start");
+    mt_config_destroy(&c);
+    c = load(WHOLE "[preference]\nreference = ./start\n");
+    assert_non_null(strstr(c->preference.reference, "/./start"));
+    mt_config_destroy(&c);
+    mt_str_finish(&text);
+    assert_int_equal(chdir(was) || rmdir(made), 0);
+    free(was);
+}
+
 static void sets_win_over_the_file(void **state)
 {
     (void)state;
@@ -500,6 +522,7 @@ int main(void)
         cmocka_unit_test(values_are_read_with_their_units),
         cmocka_unit_test(paths_are_relative_to_the_file_that_names_them),
         cmocka_unit_test(variables_are_filled_in),
+        cmocka_unit_test(a_word_that_is_the_default_is_no_path),
         cmocka_unit_test(sets_win_over_the_file),
         cmocka_unit_test(the_effective_configuration_loads_back),
         cmocka_unit_test(odd_texts_load_back_or_are_refused),
