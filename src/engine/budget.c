@@ -360,26 +360,32 @@ static void advise_tokens(char *text, size_t len, const struct mt_engine_params 
         snprintf(text + at, len - (size_t)at, ": a step of %zu tokens would fit (train.batch_size)", fit);
 }
 
+enum { LONG_ROW = 4096 }; /* tokens from which chunks of it are advised */
+
 static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size_t need,
                       const struct mt_engine_plan *plan, const struct budget *b)
 {
-    char have[32], want[32], slot[32], grad[32], scratch[32], logits[32], tokens[160], group[64] = "";
+    char have[32], want[32], slot[32], grad[32], scratch[32], logits[32], tokens[160], group[64] = "", chunk[64] = "";
+    size_t row = p->max_len / mt_row_chunks(&p->numerics);
     size_t experts = p->layout->cut.expert_group;
     size_t w = MT_MAX(b->bytes[MT_POOL_WEIGHTS], b->bytes[MT_POOL_WEIGHTS_VOCAB]);
     size_t g = b->bytes[MT_POOL_GRAD] + b->bytes[MT_POOL_GRAD_VOCAB];
     advise_tokens(tokens, sizeof(tokens), p, need, b);
     if (experts > 1)
         snprintf(group, sizeof(group), ", or memory.expert_group = %zu", experts / 2);
+    if (row > LONG_ROW && !p->cache.slots && mt_objective_chunks(mt_objective_of(&p->numerics)) &&
+        !mt_layout_unchunked(p->layout, p->max_len))
+        snprintf(chunk, sizeof(chunk), ", or set train.chunk, to %zu or less", row / 2);
     int rc = mt_fail(
         err, MT_ERR_NO_FIT, -ENOSPC,
         "the device budget of %s is short: at least %s are needed (largest weight slot %s, gradients "
         "%s, scratch of a micro-batch %s, logits %s); raise memory.device_budget, lower "
-        "train.micro_batch or data.seq_len%s%s%s%s",
+        "train.micro_batch or data.seq_len%s%s%s%s%s",
         mt_format_bytes(have, sizeof(have), mt_device_limits(p->dev)->budget_bytes),
         mt_format_bytes(want, sizeof(want), need), mt_format_bytes(slot, sizeof(slot), w),
         mt_format_bytes(grad, sizeof(grad), g),
         mt_format_bytes(scratch, sizeof(scratch), plan->scratch),
-        mt_format_bytes(logits, sizeof(logits), plan->logits),
+        mt_format_bytes(logits, sizeof(logits), plan->logits), chunk,
         plan->activations == MT_ACT_RECOMPUTE ? "" : ", or set memory.activations = recompute",
         p->layout->cut.n_units > 1 ? "" : ", or memory.unit = half", group, tokens);
     if (err)

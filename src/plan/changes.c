@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "base/mem.h"
+#include "objective/objective.h"
 #include "plan/resolve.h"
 #include "plan/search.h"
 
@@ -197,6 +198,26 @@ static void consider_with_drives(struct list *l, const struct mt_plan_request *r
     }
 }
 
+/* The longest chunks of rows with which it fits, of at least FEWEST tokens. */
+static void consider_chunks(struct list *l, const struct mt_plan_request *r)
+{
+    enum { FEWEST = 1024 };
+    const struct mt_numerics *n = &r->numerics;
+    struct mt_plan_request t = *r;
+    int64_t len = mt_row_chunks(n) > 1 ? n->chunk : n->seq_len;
+    size_t before = l->n;
+    char text[80];
+    if (mt_layout_unchunked(r->layout, (size_t)n->seq_len) || !mt_objective_chunks(mt_objective_of(n)) ||
+        (n->groups > 1 && n->rows_per_step % n->groups))
+        return;
+    t.numerics.micro_batch = 1;
+    while (l->n == before && len % 2 == 0 && (len /= 2) >= FEWEST) {
+        t.numerics.chunk = len;
+        snprintf(text, sizeof(text), "train.chunk = %lld (--set train.chunk=%lld)", (long long)len, (long long)len);
+        consider(l, &t, false, text);
+    }
+}
+
 static void consider_settings(struct list *l, const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
@@ -225,7 +246,8 @@ static void consider_settings(struct list *l, const struct mt_plan_request *r)
         consider(l, &t, false, "memory.states = auto, with nvme_paths");
         t = *r;
     }
-    for (int64_t len = r->numerics.seq_len / 2; len >= 128; len /= 2) {
+    consider_chunks(l, r);
+    for (int64_t len = r->numerics.seq_len / 2; len >= 128 && len >= r->numerics.chunk; len /= 2) {
         size_t before = l->n;
         t.numerics.seq_len = len;
         t.numerics.rows_per_step = r->numerics.rows_per_step * (r->numerics.seq_len / len);

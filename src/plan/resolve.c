@@ -350,7 +350,7 @@ static int check_chunk(const struct mt_numerics *n, struct mt_err *err)
     if (n->micro_batch > 1)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.chunk = %lld makes micro-batches of less than a row: set "
                        "train.micro_batch = 1, or train.chunk = 0", chunk);
-    if (o->answers || o->rollouts || o->teacher)
+    if (!mt_objective_chunks(o))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.chunk = %lld: %s needs whole rows: set train.chunk = 0", chunk, o->title);
     if (n->groups > 1 && n->rows_per_step % n->groups)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.chunk = %lld with train.groups = %lld: all chunks of a row are in one "

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import struct
 import tempfile
 
@@ -138,8 +139,20 @@ def what_chunks_cannot_do_is_refused(tmp):
         assert words in said and "train.chunk = " in said, said
 
 
+def a_row_that_does_not_fit_is_told_its_chunk(tmp):
+    """A plan of 8B whole on 24 GB: the longest chunk that fits is named, and does."""
+    plan = lambda *more, expect=0: megatrain("plan", "--model", "Qwen3-8B", "--machine", "rtx4090", "--host-mem", "256GiB",
+        "--seq-len", 262144, "--tokens-per-step", 262144, *more, expect=expect)
+    said = plan(expect=None)
+    named = re.search(r"train\.chunk = (\d+) ", said.stdout + said.stderr)
+    assert said.returncode and named and int(named[1]) >= 16384, said.stdout + said.stderr
+    fits = json.loads(plan("--set", f"train.chunk={named[1]}", "--json").stdout)
+    assert fits, named[1]
+    plan("--set", f"train.chunk={2 * int(named[1])}", expect=said.returncode)
+
+
 TESTS = (chunks_have_the_losses_and_gradients_of_whole_rows, placements_change_no_bit, samples_are_measured_whole,
-         what_chunks_cannot_do_is_refused)
+         what_chunks_cannot_do_is_refused, a_row_that_does_not_fit_is_told_its_chunk)
 if __name__ == "__main__":
     for test in chosen(TESTS):
         with tempfile.TemporaryDirectory() as tmp:
