@@ -114,23 +114,29 @@ int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struc
 
 /* --- the weights, at each save -------------------------------------------------------------------------------- */
 
-/* Of a unit's trained weights as devices read them, in whichever tier they are. */
-static int sum_unit(mt_cluster *c, const struct mt_session *s, size_t unit, uint64_t *sum, struct mt_err *err)
+/* Of a plane, in whichever tier it is, onto *sum. */
+static int sum_plane(mt_cluster *c, const struct mt_session *s, size_t unit, enum mt_plane_kind k, uint64_t *sum, struct mt_err *err)
 {
-    size_t elems = mt_plane_elems(s->planes, unit, MT_PLANE_HI);
-    size_t bytes = mt_plane_desc_bytes(mt_plane_desc_of(s->planes, MT_PLANE_HI), elems);
-    const char *home = mt_plane(s->planes, unit, MT_PLANE_HI);
+    size_t bytes = mt_plane_desc_bytes(mt_plane_desc_of(s->planes, k), mt_plane_elems(s->planes, unit, k));
+    const char *home = mt_plane(s->planes, unit, k);
     if (!home && bytes && !c->window)
         c->window = mt_calloc(MT_PLANE_WINDOW, 1);
     int rc = home || c->window || !bytes ? 0 : mt_fail_nomem(err, "sums of weights", MT_PLANE_WINDOW);
-    *sum = 0;
     for (size_t at = 0, n; at < bytes && !rc; at += n) {
         n = MT_MIN(bytes - at, (size_t)MT_PLANE_WINDOW);
         if (!home)
-            rc = mt_planes_read_bytes(s->planes, unit, MT_PLANE_HI, at, n, c->window, err);
+            rc = mt_planes_read_bytes(s->planes, unit, k, at, n, c->window, err);
         *sum = mt_sum64(home ? home + at : c->window, n, *sum);
     }
     return rc;
+}
+
+/* Of a unit's masters: what differs may be below the half that devices read in bf16. */
+static int sum_unit(mt_cluster *c, const struct mt_session *s, size_t unit, uint64_t *sum, struct mt_err *err)
+{
+    *sum = 0;
+    int rc = sum_plane(c, s, unit, MT_PLANE_HI, sum, err);
+    return rc ? rc : sum_plane(c, s, unit, MT_PLANE_LO, sum, err);
 }
 
 static int tell_weights(mt_cluster *c, struct mt_session *s, bool frozen, struct mt_err *err)

@@ -12,8 +12,8 @@ import sys
 import tempfile
 import time
 
-from tiny import (BINARY, FULL, base, config, flip_in_memory, losses, megatrain, metrics, middle_of, patience, run_in,
-                  write_data, write_ini, write_model)
+from tiny import (BINARY, FULL, base, config, flip_in_memory, losses, megatrain, metrics, middle_of, patience, read_safetensors,
+                  run_in, write_data, write_ini, write_model)
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
 STEPS = 4
@@ -393,19 +393,23 @@ def a_host_that_differs_is_refused_or_found(tmp):
     p = subprocess.run([*LAUNCH, "-n", "1", BINARY, "run", ini, ":", "-n", "1", older, "run", ini], text=True, capture_output=True, timeout=100)
     assert p.returncode == 2 and f'host 1: its version of megatrain is "{version.decode()[:-1]}~"' in p.stderr, p.stderr
     assert not os.path.exists(os.path.join(out, "checkpoint-4"))
-    out, ini = ini_of(tmp, "made", model, data, train__steps=1, checkpoint__save="weights", model__dtype="bf16")
+    out, ini = ini_of(tmp, "made", model, data, train__steps=1, model__dtype="bf16", train__warmup=0)
     megatrain("run", ini)
-    weights = os.path.join(out, "checkpoint-1")
-    still = {"model__path": weights, "model__init": "weights", "train__learning_rate": 0, "model__dtype": "bf16"}
-    out, ini = endless(tmp, "drifts", model, data, **still)
-    p = mpirun(3, "run", ini, wait=False)
-    wait_for_steps(out, 2, p)
-    flip_in_memory(ranks_of(p)[1], middle_of(weights, "model.layers.1.mlp.up_proj.weight"), random.Random(1))
-    wait_for_steps(out, len(metrics(out)) + 2, p)
-    open(os.path.join(out, "SAVE"), "w").close()
-    text, _ = p.communicate(timeout=60)
-    assert p.returncode and "host 1 has other weights than host 0 in the unit that begins with model.layers.1." in text, text
-    assert not [d for d in os.listdir(out) if d.startswith("checkpoint")], os.listdir(out)
+    weights, name = os.path.join(out, "checkpoint-1"), "model.layers.1.mlp.up_proj.weight"
+    megatrain("export", weights, weights + "-f32", "--dtype", "f32")
+    wide = read_safetensors(os.path.join(weights + "-f32", "model.safetensors"))[name][2]
+    low = b"".join(wide[i:i + 2] for i in range(len(wide) // 2, len(wide) // 2 + 512, 4)) # of masters, below bf16
+    for kind, folder, what in (("high", weights, middle_of(weights, name)), ("low", weights + "-f32", low)):
+        still = {"model__path": folder, "model__init": "weights", "train__learning_rate": 0, "model__dtype": "bf16"}
+        out, ini = endless(tmp, f"drifts-{kind}", model, data, **still)
+        p = mpirun(3, "run", ini, wait=False)
+        wait_for_steps(out, 2, p)
+        flip_in_memory(ranks_of(p)[1], what, random.Random(1))
+        wait_for_steps(out, len(metrics(out)) + 2, p)
+        open(os.path.join(out, "SAVE"), "w").close()
+        text, _ = p.communicate(timeout=60)
+        assert p.returncode and "host 1 has other weights than host 0 in the unit that begins with model.layers.1." in text, text
+        assert not [d for d in os.listdir(out) if d.startswith("checkpoint")], os.listdir(out)
 
 
 def what_only_one_host_can_do_is_refused(tmp):
