@@ -424,7 +424,7 @@ def draw_way(r, c, name=None):
             place["memory__states"] = "host"
         if place.get("memory__base") == "files" and c.base != "bf16":
             place["memory__base"] = "host"
-    hosts = 2 if r.random() < 0.25 and way.name != "blocks" and shutil.which("mpirun") else 1
+    hosts = 2 if r.random() < 0.25 and way.name not in ("blocks", "merges") and shutil.which("mpirun") else 1
     if hosts > 1:
         c.settings["train__micro_batch"] = min(2, c.settings["train__micro_batch"])
         way.keys["train__groups"] = 2
