@@ -115,7 +115,8 @@ int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struc
 /* --- the weights, at each save -------------------------------------------------------------------------------- */
 
 /* Of a plane, in whichever tier it is, onto *sum. */
-static int sum_plane(mt_cluster *c, const struct mt_session *s, size_t unit, enum mt_plane_kind k, uint64_t *sum, struct mt_err *err)
+static int sum_plane(mt_cluster *c, const struct mt_session *s, size_t unit, enum mt_plane_kind k, uint64_t *sum,
+                     struct mt_err *err)
 {
     size_t bytes = mt_plane_desc_bytes(mt_plane_desc_of(s->planes, k), mt_plane_elems(s->planes, unit, k));
     const char *home = mt_plane(s->planes, unit, k);
