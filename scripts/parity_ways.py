@@ -402,7 +402,7 @@ class AllDora(Way):
 
     @staticmethod
     def fits(c):
-        return c.name not in NESTED
+        return c.name not in NESTED and not c.wide
 
     def draw(self, r, c):
         c.trained, c.adapters = {"kind": "dora", "peft": dict(r=r.choice([1, 3, 4]), lora_alpha=8, target_modules=linear(c.family, c.over), use_dora=True)}, True
