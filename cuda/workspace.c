@@ -133,7 +133,8 @@ struct mt_cuda_delta_buffers mt_cuda_delta_buffers_of(const struct mt_delta_rule
     size_t one = mt_div_up(a->n, c) * heads * wk * wv * sizeof(float); /* states of a job */
     size_t all = MT_MIN(n_jobs * one, MT_MAX(one, (size_t)MT_CUDA_DELTA_STATES));
     size_t sums = mt_delta_partial_floats(a) * sizeof(float);
-    struct mt_cuda_delta_buffers r = {.wk = (int)wk, .wv = (int)wv, .jobs = jobs, .n_jobs = n_jobs, .n_slots = slots};
+    struct mt_cuda_delta_buffers r = {.wk = (int)wk, .wv = (int)wv, .jobs = jobs, .n_jobs = n_jobs, .n_slots = slots,
+                                      .kept = mt_delta_kept(a)};
     /* the matrices of struct work in kernels/delta_chunk.cuh */
     r.slot_floats = c * (4 * wk + 3 * wv + 3 * (wk + wv)) + 7 * c * c + 2 * heads * wk * wv;
     r.group = (one ? all / one : 1) * heads;

@@ -59,6 +59,7 @@ struct mt_cuda_delta_buffers {
     size_t group;   /* value heads whose states are kept at a time: those of whole jobs */
     size_t n_slots, slot_floats;
     float *slots, *states, *dq, *dk; /* the last two [jobs of a key head][n][key heads][k.dim], or NULL */
+    struct mt_delta_kept kept; /* of what is carried */
     size_t bytes;
 };
 /** Divides the arguments' workspace; if that is NULL only the sizes are valid. `bytes` grows with n alone. */
@@ -82,6 +83,7 @@ size_t mt_cuda_tile_keys(size_t n_q);
 struct mt_cuda_tiled_buffers {
     float *s, *dp, *dq, *dk, *dv;
     void *p, *ds; /* in f32 the same as s and dp */
+    struct mt_delta_kept kept; /* of what is carried */
     size_t bytes;
 };
 /** Divides the arguments' workspace; if that is NULL only `bytes` is valid. */
@@ -98,6 +100,7 @@ bool mt_cuda_own_first(int capability);
 struct mt_cuda_flash_buffers {
     void *tiles;  /* 16 bytes each, at most one a row */
     float *delta; /* [q.n, n] */
+    struct mt_delta_kept kept; /* of what is carried */
     size_t bytes;
 };
 /** Divides the arguments' workspace; if that is NULL only `bytes` is valid. `bytes` grows with n. */

@@ -23,6 +23,9 @@ struct work {
     float *uw, *yz, *t;            /* [C, wide] */
     float *kk, *qk, *x, *a, *p, *dp, *da; /* [C, C] */
     float *state, *ds;             /* [value heads of a job][wk, wv] */
+    int old;                       /* of the chunk's rows, those that are kept from before, and where */
+    const char *kept;
+    struct mt_delta_kept at;
 };
 
 /** Once a row. */
@@ -63,6 +66,8 @@ MT_DEVICE work work_of(float *at, int wk, int wv, int heads)
     w.da = take(&at, C * C);
     w.state = take(&at, heads * wk * wv);
     w.ds = at;
+    w.old = 0;
+    w.kept = nullptr;
     return w;
 }
 
@@ -126,11 +131,11 @@ MT_DEVICE void clear(float *p, int n)
     __syncthreads();
 }
 
-/** y = diag(by) x, of C rows. */
-MT_DEVICE void scale_rows(float *y, const float *x, const float *by, int wide)
+/** y = diag(by) x, of m rows. */
+MT_DEVICE void scale_rows(float *y, const float *x, const float *by, int wide, int m = C)
 {
     MT_UNROLL(1)
-    for (int i = static_cast<int>(threadIdx.x); i < C * wide; i += THREADS)
+    for (int i = static_cast<int>(threadIdx.x); i < m * wide; i += THREADS)
         y[i] = by[i / wide] * x[i];
     __syncthreads();
 }
@@ -174,16 +179,20 @@ MT_DEVICE double warp_dot(const float *x, const float *y, int n)
     return warp_total(sum);
 }
 
-/** Rows of a head as f32, the rest zeros. */
+/** Rows of a head as f32: `old` of `kept` (nullptr: zeros), those from `row` on, the rest of m zeros. */
 template <typename T>
-MT_DEVICE void load_rows(float *dst, int wide, const struct mt_heads &h, size_t row, size_t head, int n)
+MT_DEVICE void load_rows(float *dst, int wide, const struct mt_heads &h, size_t row, size_t head, int n, int m = C,
+                         int old = 0, const char *kept = nullptr)
 {
     const T *src = static_cast<const T *>(h.p) + row * h.ld + head * h.stride;
     int dim = static_cast<int>(h.dim);
     MT_UNROLL(1)
-    for (int at = static_cast<int>(threadIdx.x); at < C * wide; at += THREADS) {
+    for (int at = static_cast<int>(threadIdx.x); at < m * wide; at += THREADS) {
         int i = at / wide, c = at % wide;
-        dst[at] = i < n && c < dim ? load(src + static_cast<size_t>(i) * h.ld + c) : 0.0f;
+        const T *from = i < n && i >= old ? src + static_cast<size_t>(i - old) * h.ld : nullptr;
+        if (i < old && kept)
+            from = reinterpret_cast<const T *>(kept) + (i * h.n + head) * h.dim;
+        dst[at] = from && c < dim ? load(from + c) : 0.0f;
     }
     __syncthreads();
 }
@@ -202,10 +211,10 @@ MT_DEVICE void store_rows(const float *src, int wide, const struct mt_heads &h, 
 }
 
 /** Queries or keys of unit length, times scale; 1 / length to rstd. */
-MT_DEVICE void normalise(float *x, float *rstd, int wide, float eps, float scale)
+MT_DEVICE void normalise(float *x, float *rstd, int wide, float eps, float scale, int m)
 {
     MT_UNROLL(1)
-    for (int i = static_cast<int>(threadIdx.x) / WARP; i < C; i += THREADS / WARP) {
+    for (int i = static_cast<int>(threadIdx.x) / WARP; i < m; i += THREADS / WARP) {
         float *row = x + i * wide, r = 1.0f / sqrtf(static_cast<float>(warp_dot(row, row, wide)) + eps);
         MT_UNROLL(1)
         for (int c = static_cast<int>(threadIdx.x) % WARP; c < wide; c += WARP)
@@ -216,21 +225,28 @@ MT_DEVICE void normalise(float *x, float *rstd, int wide, float eps, float scale
     __syncthreads();
 }
 
+/** Rows that products of a chunk of n have: C, or with what is carried those of the chunk, by whole tiles. */
+MT_DEVICE int products_of(const struct mt_delta_rule &a, int n)
+{
+    return a.carried.after ? (n + 3) / 4 * 4 : C;
+}
+
 /** What value heads share: q, k, K K^T and Q K^T. */
 template <typename T>
 MT_DEVICE void load_keys(const work &w, rows &r, const struct mt_delta_rule &a, size_t row, size_t head, int n)
 {
-    load_rows<T>(w.q, w.wk, a.q, row, head, n);
-    load_rows<T>(w.k, w.wk, a.k, row, head, n);
+    int m = products_of(a, n);
+    load_rows<T>(w.q, w.wk, a.q, row, head, n, m, w.old);
+    load_rows<T>(w.k, w.wk, a.k, row, head, n, m, w.old, w.kept + w.at.k);
     if (a.plain) {
-        scale_all(w.q, a.scale, C * w.wk);
-        multiply<false>({C, C, w.wk, w.q, w.wk, 1, w.k, 1, w.wk, w.qk, C, 1, nullptr, 0, 0});
+        scale_all(w.q, a.scale, m * w.wk);
+        multiply<false>({m, m, w.wk, w.q, w.wk, 1, w.k, 1, w.wk, w.qk, C, 1, nullptr, 0, 0});
         return;
     }
-    normalise(w.q, r.rq, w.wk, a.eps, a.scale);
-    normalise(w.k, r.rk, w.wk, a.eps, 1.0f);
-    multiply<false>({C, C, w.wk, w.k, w.wk, 1, w.k, 1, w.wk, w.kk, C, 1, nullptr, 0, 0});
-    multiply<false>({C, C, w.wk, w.q, w.wk, 1, w.k, 1, w.wk, w.qk, C, 1, nullptr, 0, 0});
+    normalise(w.q, r.rq, w.wk, a.eps, a.scale, m);
+    normalise(w.k, r.rk, w.wk, a.eps, 1.0f, m);
+    multiply<false>({m, m, w.wk, w.k, w.wk, 1, w.k, 1, w.wk, w.kk, C, 1, nullptr, 0, 0});
+    multiply<false>({m, m, w.wk, w.q, w.wk, 1, w.k, 1, w.wk, w.qk, C, 1, nullptr, 0, 0});
 }
 
 /** G, D, E, B; X, A and P. */
@@ -238,9 +254,12 @@ MT_DEVICE void decays(const work &w, rows &r, const struct mt_delta_rule &a, siz
 {
     int i = static_cast<int>(threadIdx.x);
     if (i < C) {
-        size_t at = (row + i) * a.v.n + head;
-        r.part[i] = i < n ? static_cast<double>(a.g[at]) : 0.0;
-        r.beta[i] = i < n ? a.beta[at] : 0.0f;
+        bool old = i < w.old;
+        const float *g = old ? reinterpret_cast<const float *>(w.kept + w.at.g) : a.g + row * a.v.n;
+        const float *beta = old ? reinterpret_cast<const float *>(w.kept + w.at.beta) : a.beta + row * a.v.n;
+        size_t at = static_cast<size_t>(old ? i : i - w.old) * a.v.n + head;
+        r.part[i] = i < n ? static_cast<double>(g[at]) : 0.0;
+        r.beta[i] = i < n ? beta[at] : 0.0f;
     }
     __syncthreads();
     if (i == 0) {
@@ -257,8 +276,10 @@ MT_DEVICE void decays(const work &w, rows &r, const struct mt_delta_rule &a, siz
         r.end[i] = i < n ? exp_of(static_cast<float>(r.sum[C - 1] - r.sum[i])) : 0.0f;
     }
     MT_UNROLL(1)
-    for (int at = i; at < C * C; at += THREADS) {
+    for (int at = i; at < products_of(a, n) * C; at += THREADS) {
         int y = at / C, z = at % C;
+        if (z >= products_of(a, n))
+            continue;
         float x = z <= y && y < n ? exp_of(static_cast<float>(r.sum[y] - r.sum[z])) : 0.0f;
         w.x[at] = x;
         if (!a.plain)
@@ -273,16 +294,17 @@ template <typename T>
 MT_DEVICE void solve(const work &w, rows &r, const struct mt_delta_rule &a, size_t row,
                      size_t head, int n, const float *s)
 {
-    load_rows<T>(w.v, w.wv, a.v, row, head, n);
+    int m = products_of(a, n);
+    load_rows<T>(w.v, w.wv, a.v, row, head, n, m, w.old, w.kept + w.at.v);
     decays(w, r, a, row, head, n);
     if (a.plain) {
-        scale_rows(w.vn, w.v, r.beta, w.wv);
+        scale_rows(w.vn, w.v, r.beta, w.wv, m);
         return;
     }
     MT_UNROLL(1)
     for (int c = static_cast<int>(threadIdx.x); c < w.wide; c += THREADS)
         MT_UNROLL(1)
-        for (int i = 0; i < C; i++) {
+        for (int i = 0; i < m; i++) {
             float sum = 0, of = c < w.wv ? w.v[i * w.wv + c] : r.decay[i] * w.k[i * w.wk + c - w.wv];
             MT_UNROLL(1)
             for (int j = 0; j < i; j++)
@@ -290,14 +312,14 @@ MT_DEVICE void solve(const work &w, rows &r, const struct mt_delta_rule &a, size
             w.uw[i * w.wide + c] = r.beta[i] * of - sum;
         }
     __syncthreads();
-    multiply({C, w.wv, w.wk, w.uw + w.wv, w.wide, 1, s, w.wv, 1, w.vn, w.wv, -1, w.uw, w.wide, 1});
+    multiply({m, w.wv, w.wk, w.uw + w.wv, w.wide, 1, s, w.wv, 1, w.vn, w.wv, -1, w.uw, w.wide, 1});
 }
 
-/** The state after the chunk; `to` may be `s`. */
-MT_DEVICE void step_state(const work &w, const rows &r, int n, const float *s, float *to)
+/** The state after the chunk; `to` may be `s`. m: products_of() it. */
+MT_DEVICE void step_state(const work &w, const rows &r, int n, const float *s, float *to, int m = C)
 {
-    scale_rows(w.t, w.k, r.end, w.wk);
-    multiply({w.wk, w.wv, C, w.t, 1, w.wk, w.vn, w.wv, 1, to, w.wv, 1, s, w.wv, r.decay[n - 1]});
+    scale_rows(w.t, w.k, r.end, w.wk, m);
+    multiply({w.wk, w.wv, m, w.t, 1, w.wk, w.vn, w.wv, 1, to, w.wv, 1, s, w.wv, r.decay[n - 1]});
 }
 
 /** As many blocks as there are slots, at most. */

@@ -7,6 +7,66 @@
 
 using namespace delta;
 
+/* States of a job's value heads, which a document begins with, or leaves. */
+MT_DEVICE void carry(const struct mt_delta_rule &a, const struct mt_delta_kept &kept, work &w, const part &own,
+                     size_t doc, bool leave)
+{
+    const struct mt_carried &c = a.carried;
+    int dk = static_cast<int>(a.k.dim), dv = static_cast<int>(a.v.dim), one = dk * dv;
+    w.old = 0;
+    if (!c.after || (!leave && !c.past[doc]))
+        return;
+    size_t place = static_cast<size_t>(c.place[doc]) * c.ld_bytes, at = own.first * static_cast<size_t>(one);
+    const float *from = reinterpret_cast<const float *>(static_cast<const char *>(c.before) + place) + at;
+    float *to = reinterpret_cast<float *>(static_cast<char *>(c.after) + place) + at;
+    if (!leave) {
+        w.old = c.past[doc] % C;
+        w.kept = static_cast<const char *>(c.before) + place;
+        w.at = kept;
+    }
+    MT_UNROLL(1)
+    for (int i = static_cast<int>(threadIdx.x); i < own.n * one; i += THREADS) {
+        float *state = w.state + i / one * w.wk * w.wv + i % one / dv * w.wv + i % dv;
+        if (leave)
+            to[i] = *state;
+        else
+            *state = from[i];
+    }
+    __syncthreads();
+}
+
+template <typename T> MT_DEVICE void keep(char *to, const struct mt_heads &h, size_t row)
+{
+    MT_UNROLL(1)
+    for (size_t i = threadIdx.x; i < h.n * h.dim; i += THREADS)
+        reinterpret_cast<T *>(to)[i] = static_cast<const T *>(h.p)[row * h.ld + i / h.dim * h.stride + i % h.dim];
+}
+
+/* A block keeps the rows of a document's last chunk that is not whole. */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS) delta_keep(struct mt_delta_rule a, struct mt_delta_kept at)
+{
+    const struct mt_carried &c = a.carried;
+    size_t doc = blockIdx.x, place = static_cast<size_t>(c.place[doc]) * c.ld_bytes, heads = a.v.n;
+    size_t end = static_cast<size_t>(a.cu_seqlens[doc + 1]), n = end - static_cast<size_t>(a.cu_seqlens[doc]);
+    size_t rows = (static_cast<size_t>(c.past[doc]) + n) % C, old = rows < n ? 0 : rows - n;
+    char *to = static_cast<char *>(c.after) + place;
+    const char *from = static_cast<const char *>(c.before) + place;
+    MT_UNROLL(1)
+    for (size_t i = at.k + threadIdx.x; from != to && old && i < at.bytes; i += THREADS)
+        to[i] = from[i]; /* the same chunk goes on */
+    __syncthreads();
+    MT_UNROLL(1)
+    for (size_t i = old; i < rows; i++) {
+        size_t row = end - rows + i;
+        keep<T>(to + at.k + i * a.k.n * a.k.dim * sizeof(T), a.k, row);
+        keep<T>(to + at.v + i * heads * a.v.dim * sizeof(T), a.v, row);
+        size_t scalars = i * heads * sizeof(float);
+        keep<float>(to + at.beta + scalars, {const_cast<float *>(a.beta), heads, heads, 1, heads}, row);
+        keep<float>(to + at.g + scalars, {const_cast<float *>(a.g), heads, heads, 1, heads}, row);
+    }
+}
+
 template <typename T>
 static __global__ void __launch_bounds__(THREADS) delta_forward(struct mt_delta_rule a, struct mt_cuda_delta_buffers b)
 {
@@ -19,23 +79,38 @@ static __global__ void __launch_bounds__(THREADS) delta_forward(struct mt_delta_
         part own = part_of(a, b, job % b.n_jobs);
         size_t end = static_cast<size_t>(a.cu_seqlens[doc + 1]);
         clear(w.state, heads * one);
+        carry(a, b.kept, w, own, doc, false);
         MT_UNROLL(1)
-        for (size_t row = static_cast<size_t>(a.cu_seqlens[doc]); row < end; row += C) {
-            int n = end - row < C ? static_cast<int>(end - row) : C;
+        for (size_t row = static_cast<size_t>(a.cu_seqlens[doc]), some; row < end; row += some, w.old = 0) {
+            some = C - static_cast<size_t>(w.old);
+            some = end - row < some ? end - row : some;
+            int n = w.old + static_cast<int>(some), m = products_of(a, n);
             load_keys<T>(w, r, a, row, own.key, n);
             MT_UNROLL(1)
             for (int i = 0; i < own.n; i++) {
                 float *s = w.state + i * one;
                 solve<T>(w, r, a, row, own.first + i, n, s);
-                scale_rows(w.t, w.q, r.decay, w.wk);
-                multiply<false>({C, w.wv, w.wk, w.t, w.wk, 1, s, w.wv, 1, w.d_o, w.wv, 1, nullptr, 0, 0});
-                multiply({C, w.wv, C, w.p, C, 1, w.vn, w.wv, 1, w.d_o, w.wv, 1, w.d_o, w.wv, 1});
-                add_skip<T>(a, own.first + i, w.d_o, w.v, C * w.wv);
-                store_rows<T>(w.d_o, w.wv, a.o, row, own.first + i, n);
-                step_state(w, r, n, s, s);
+                scale_rows(w.t, w.q, r.decay, w.wk, m);
+                multiply<false>({m, w.wv, w.wk, w.t, w.wk, 1, s, w.wv, 1, w.d_o, w.wv, 1, nullptr, 0, 0});
+                multiply({m, w.wv, m, w.p, C, 1, w.vn, w.wv, 1, w.d_o, w.wv, 1, w.d_o, w.wv, 1});
+                add_skip<T>(a, own.first + i, w.d_o, w.v, m * w.wv);
+                store_rows<T>(w.d_o + w.old * w.wv, w.wv, a.o, row, own.first + i, n - w.old);
+                if (!a.carried.after || n == C)
+                    step_state(w, r, n, s, s, m);
             }
         }
+        carry(a, b.kept, w, own, doc, true);
     }
+}
+
+template <typename T>
+static cudaError_t run(const struct mt_delta_rule &a, dim3 grid, const struct mt_cuda_delta_buffers &b,
+                       cudaStream_t stream)
+{
+    cudaError_t rc = MT_LAUNCH(delta_forward<T>, grid, THREADS, 0, stream, a, b);
+    if (rc == cudaSuccess && a.carried.after)
+        rc = MT_LAUNCH(delta_keep<T>, grid_of(a.n_docs), THREADS, 0, stream, a, b.kept);
+    return rc;
 }
 
 cudaError_t mt_cuda_delta_rule(const struct mt_delta_rule *a, cudaStream_t stream)
@@ -44,7 +119,5 @@ cudaError_t mt_cuda_delta_rule(const struct mt_delta_rule *a, cudaStream_t strea
     struct mt_delta_rule args = *a;
     args.cu_seqlens_host = nullptr; /* kernels get no host memory */
     dim3 grid = blocks_for(a->n_docs * b.n_jobs, b);
-    if (a->dtype == MT_BF16)
-        return MT_LAUNCH(delta_forward<bf16>, grid, THREADS, 0, stream, args, b);
-    return MT_LAUNCH(delta_forward<float>, grid, THREADS, 0, stream, args, b);
+    return a->dtype == MT_BF16 ? run<bf16>(args, grid, b, stream) : run<float>(args, grid, b, stream);
 }

@@ -32,16 +32,36 @@ template <typename T> MT_DEVICE T *channel_of(const struct mt_heads &h, size_t r
     return static_cast<T *>(h.p) + row * h.ld + channel / h.dim * h.stride + channel % h.dim;
 }
 
-/* s of a row; begin: its document's first row. */
+/* What a document has of p. */
+template <typename T> MT_DEVICE const T *carried_at(const void *p, const struct mt_carried &c, size_t doc)
+{
+    return reinterpret_cast<const T *>(static_cast<const char *>(p) + static_cast<size_t>(c.place[doc]) * c.ld_bytes);
+}
+
+/* x of a channel `back` rows before row i of the document; NULL: there is none. x: the channel's of all rows. */
 template <typename T>
-MT_DEVICE float sum_of(const struct mt_short_conv &a, const T *x, const T *w, float bias, size_t row, size_t begin)
+MT_DEVICE const T *earlier(const struct mt_short_conv &a, const T *x, size_t channel, size_t doc, size_t i, size_t back)
+{
+    const struct mt_carried &c = a.carried;
+    if (i >= back)
+        return x + (static_cast<size_t>(a.cu_seqlens[doc]) + i - back) * a.x.ld;
+    if (!c.after || i + static_cast<size_t>(c.past[doc]) < back)
+        return nullptr;
+    return carried_at<T>(c.before, c, doc) + (a.taps - 1 + i - back) * a.x.n * a.x.dim + channel;
+}
+
+/* s of a document's row. */
+template <typename T>
+MT_DEVICE float sum_of(const struct mt_short_conv &a, const T *x, const T *w, float bias, size_t row, size_t doc,
+                       size_t channel)
 {
     float s = bias;
+    size_t i = row - static_cast<size_t>(a.cu_seqlens[doc]);
     MT_UNROLL(1)
     for (size_t j = 0; j < a.taps; j++) {
-        size_t back = a.taps - 1 - j;
-        if (row >= begin + back)
-            s = fmaf(load(w + j), load(x + (row - back) * a.x.ld), s);
+        const T *at = earlier(a, x, channel, doc, i, a.taps - 1 - j);
+        if (at)
+            s = fmaf(load(w + j), load(at), s);
     }
     return s;
 }
@@ -57,10 +77,25 @@ static __global__ void __launch_bounds__(THREADS) convolve(struct mt_short_conv 
     size_t row = blockIdx.x / tiles, c = blockIdx.x % tiles * THREADS + threadIdx.x;
     if (c >= a.x.n * a.x.dim)
         return;
-    size_t begin = static_cast<size_t>(a.cu_seqlens[document_of(a, row)]);
     const T *w = static_cast<const T *>(a.w) + c * a.taps;
-    float s = sum_of(a, channel_of<T>(a.x, 0, c), w, bias_of<T>(a, c), row, begin);
+    float s = sum_of(a, channel_of<T>(a.x, 0, c), w, bias_of<T>(a, c), row, document_of(a, row), c);
     store(channel_of<T>(a.y, row, c), s * sigmoid<T>(s));
+}
+
+/* A thread leaves a channel's last rows of a document, in order: none is overwritten before it is read. */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS) leave_rows(struct mt_short_conv a, unsigned tiles)
+{
+    size_t doc = blockIdx.x / tiles, c = blockIdx.x % tiles * THREADS + threadIdx.x, channels = a.x.n * a.x.dim;
+    if (c >= channels)
+        return;
+    T *to = const_cast<T *>(carried_at<T>(a.carried.after, a.carried, doc)) + c;
+    size_t rows = static_cast<size_t>(a.cu_seqlens[doc + 1] - a.cu_seqlens[doc]);
+    MT_UNROLL(1)
+    for (size_t k = 0; k + 1 < a.taps; k++) {
+        const T *from = earlier(a, channel_of<T>(a.x, 0, c), c, doc, rows, a.taps - 1 - k);
+        store(to + k * channels, from ? load(from) : 0.0f);
+    }
 }
 
 template <typename T>
@@ -87,7 +122,7 @@ static __global__ void __launch_bounds__(THREADS)
             if (row >= static_cast<size_t>(a.cu_seqlens[doc + 1]))
                 doc++;
             size_t begin = static_cast<size_t>(a.cu_seqlens[doc]);
-            float s = sum_of(a, x, weights, bias, row, begin), e = sigmoid<T>(s);
+            float s = sum_of(a, x, weights, bias, row, doc, c), e = sigmoid<T>(s);
             ds[0] = load(channel_of<T>(b.dy, row, c)) * (e * (1.0f + s * (1.0f - e)));
             dbias += row < end ? ds[0] : 0.0f;
             for (int j = 0; j < MT_CONV_MAX_TAPS; j++) {
@@ -117,12 +152,18 @@ static __global__ void __launch_bounds__(THREADS)
             partial[j] = dw[j];
 }
 
+template <typename T> static cudaError_t run(const struct mt_short_conv *a, cudaStream_t stream)
+{
+    unsigned tiles = static_cast<unsigned>(ceil_div(a->x.n * a->x.dim, THREADS));
+    cudaError_t rc = MT_LAUNCH(convolve<T>, grid_of(a->n * tiles), THREADS, 0, stream, *a, tiles);
+    if (rc == cudaSuccess && a->carried.after)
+        rc = MT_LAUNCH(leave_rows<T>, grid_of(a->n_docs * tiles), THREADS, 0, stream, *a, tiles);
+    return rc;
+}
+
 cudaError_t mt_cuda_short_conv(const struct mt_short_conv *a, cudaStream_t stream)
 {
-    size_t tiles = ceil_div(a->x.n * a->x.dim, THREADS);
-    if (a->dtype == MT_BF16)
-        return MT_LAUNCH(convolve<bf16>, grid_of(a->n * tiles), THREADS, 0, stream, *a, static_cast<unsigned>(tiles));
-    return MT_LAUNCH(convolve<float>, grid_of(a->n * tiles), THREADS, 0, stream, *a, static_cast<unsigned>(tiles));
+    return a->dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
 }
 
 cudaError_t mt_cuda_short_conv_bwd(const struct mt_short_conv_bwd *b, cudaStream_t stream)

@@ -18,8 +18,22 @@ enum { MT_DELTA_CHUNK = 64 };
 enum { MT_PLAIN_HEADS = 8 };
 
 /**
+ * What documents that go on have from their earlier tokens: document d has past[d] of these, and begins with what
+ * `before` has from byte place[d] * ld_bytes on; not read where past[d] is 0. What its next tokens are to begin with is
+ * left at the same place of `after`, which may be `before`. Places differ. `after` NULL: documents begin and end here.
+ * However a document is divided, results have the same bits.
+ */
+struct mt_carried {
+    const void *before;
+    void *after;
+    size_t ld_bytes;
+    const int32_t *past, *place; /* [n_docs], on the device */
+};
+
+/**
  * Causal convolution of each channel along each document, then SiLU: y[t] = silu(bias[c] + sum over j < taps of w[c, j]
- * x[t - taps + 1 + j]), where x is 0 before the document. Channel c is element c % dim of head c / dim.
+ * x[t - taps + 1 + j]), where x is 0 before the document. Channel c is element c % dim of head c / dim. What is carried
+ * are the last taps - 1 rows of x, [taps - 1, channels] of dtype, the oldest first.
  */
 struct mt_short_conv {
     size_t n, taps, n_docs;
@@ -28,6 +42,7 @@ struct mt_short_conv {
     struct mt_heads x, y;      /* as many heads, of one width */
     const void *w;             /* [channels, taps]; only element-aligned */
     const void *bias;          /* [channels], likewise; NULL: none */
+    struct mt_carried carried; /* forward alone */
 };
 /** dx = gradient of x; dw and dbias += those of w and of the bias. */
 struct mt_short_conv_bwd {
@@ -72,6 +87,8 @@ struct mt_delta_gates_bwd {
  * beginning. g <= 0. Decays within a chunk are sums in double, so that strong decay loses nothing.
  *
  * Plain (Mamba 2): u = beta_t v_t, k = k' and q = q' times scale. With a skip, o_t = S^T q_t + skip v_t.
+ *
+ * What is carried is S before the document's present chunk, and the rows that this has (mt_delta_kept()).
  */
 struct mt_delta_rule {
     size_t n, n_docs, max_len;
@@ -82,8 +99,25 @@ struct mt_delta_rule {
     struct mt_heads q, k, v, o;
     const float *beta, *g; /* [n, v.n] */
     const void *skip;      /* [v.n]; only element-aligned; NULL: none */
+    struct mt_carried carried; /* forward alone */
     void *workspace;       /* mt_op_delta_rule_workspace() bytes: for forward and backward of up to n tokens */
 };
+/** Where what is carried begins, in bytes: S [v.n, k.dim, v.dim] in FP32; k and v of up to MT_DELTA_CHUNK rows, heads
+ * side by side; beta and g of these. */
+struct mt_delta_kept {
+    size_t k, v, beta, g, bytes;
+};
+static inline struct mt_delta_kept mt_delta_kept(const struct mt_delta_rule *a)
+{
+    size_t e = mt_dtype_size(a->dtype), scalars = MT_DELTA_CHUNK * a->v.n * sizeof(float);
+    struct mt_delta_kept r;
+    r.k = mt_align_up(a->v.n * a->k.dim * a->v.dim * sizeof(float), (size_t)16);
+    r.v = r.k + mt_align_up(MT_DELTA_CHUNK * a->k.n * a->k.dim * e, (size_t)16);
+    r.beta = r.v + mt_align_up(MT_DELTA_CHUNK * a->v.n * a->v.dim * e, (size_t)16);
+    r.g = r.beta + scalars;
+    r.bytes = r.g + scalars;
+    return r;
+}
 struct mt_delta_rule_bwd {
     struct mt_delta_rule fwd; /* o.p is not read */
     struct mt_heads d_o, dq, dk, dv; /* as o, q, k, v; written */

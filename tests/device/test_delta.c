@@ -278,6 +278,122 @@ static void delta_rule_starts_anew_with_each_document(struct harness *h)
     starts_anew(h, 20, true);
 }
 
+/* Some rows of some documents, as an operation gets them: row i of document d of `whole`, which begins at cu[d]. */
+enum { PIECES = 4 };
+struct piece {
+    size_t n_docs, n, doc[MAX_DOCS], from[MAX_DOCS];
+    int32_t cu[MAX_DOCS + 1], past[MAX_DOCS], place[MAX_DOCS];
+};
+
+/* Each document's next rows, so many in each piece; *has[d]: rows that it had. false: there are none. */
+static bool next_piece(struct piece *x, const int32_t *whole, size_t n_docs, const size_t *rows, size_t *has)
+{
+    *x = (struct piece){0};
+    for (size_t d = n_docs; d-- > 0;) {
+        size_t left = (size_t)(whole[d + 1] - whole[d]) - has[d], some = MT_MIN(rows[d], left), i = x->n_docs;
+        if (!some)
+            continue;
+        x->doc[i] = d;
+        x->from[i] = (size_t)whole[d] + has[d];
+        x->past[i] = (int32_t)has[d];
+        x->place[i] = (int32_t)(n_docs - 1 - d);
+        x->n += some;
+        x->cu[++x->n_docs] = (int32_t)x->n;
+        has[d] += some;
+    }
+    return x->n_docs > 0;
+}
+
+static struct dbuf *rows_of(struct harness *h, enum mt_dtype t, const struct piece *x, const double *all, size_t width)
+{
+    double *some = scratch(h, x->n * width);
+    for (size_t i = 0; i < x->n_docs; i++)
+        memcpy(some + (size_t)x->cu[i] * width, all + x->from[i] * width,
+               (size_t)(x->cu[i + 1] - x->cu[i]) * width * sizeof(double));
+    return buf_values(h, t, x->n * width, some);
+}
+
+static void put_rows(struct harness *h, const struct piece *x, const struct dbuf *some, double *all, size_t width)
+{
+    const double *got = buf_get(h, some);
+    for (size_t i = 0; i < x->n_docs; i++)
+        memcpy(all + x->from[i] * width, got + (size_t)x->cu[i] * width,
+               (size_t)(x->cu[i + 1] - x->cu[i]) * width * sizeof(double));
+}
+
+static struct mt_carried carried_by(struct harness *h, const struct piece *x, struct dbuf *before, struct dbuf *after,
+                                    size_t ld_bytes)
+{
+    return (struct mt_carried){before->p, after->p, ld_bytes, buf_ints(h, x->past, x->n_docs)->p,
+                               buf_ints(h, x->place, x->n_docs)->p};
+}
+
+/* In place, and from one buffer to another, in chunks that are not whole, with the bits of whole documents. */
+static void goes_on(struct harness *h, bool plain)
+{
+    static const size_t rows[PIECES][3] = {{64, 1, 30}, {1, 9, 70}, {3, 9, 1}, {99, 99, 99}};
+    struct problem p = {.s = {2, plain ? 20 : 4, 16, 24, 3, {130, 1, 140}, 0.3, plain}};
+    struct device_problem d;
+    make_problem(h, &p, &d);
+    run_rule(h, &p, &d);
+    const struct shape *s = &p.s;
+    size_t keys = s->nk * s->dk, values = s->nv * s->dv, has[3] = {0};
+    struct mt_delta_rule shape = {.dtype = h->dtype, .k = {.n = s->nk, .dim = s->dk}, .v = {.n = s->nv, .dim = s->dv}};
+    size_t ld = mt_delta_kept(&shape).bytes + 64;
+    double *got = scratch(h, p.n * values);
+    struct dbuf *state[2] = {buf_nan(h, MT_F32, 3 * ld / 4), buf_nan(h, MT_F32, 3 * ld / 4)};
+    struct piece x;
+    for (size_t i = 0; i < PIECES && next_piece(&x, p.cu, 3, rows[i], has); i++) {
+        struct dbuf *o = buf_nan(h, h->dtype, x.n * values);
+        struct mt_delta_rule a = {
+            .n = x.n, .n_docs = x.n_docs, .max_len = 140, .dtype = h->dtype, .plain = plain, .scale = (float)p.scale,
+            .eps = (float)p.eps, .skip = plain ? d.skip->p : NULL, .cu_seqlens = buf_ints(h, x.cu, x.n_docs + 1)->p,
+            .cu_seqlens_host = x.cu, .q = mt_heads(rows_of(h, h->dtype, &x, p.q, keys)->p, keys, s->nk, s->dk),
+            .k = mt_heads(rows_of(h, h->dtype, &x, p.k, keys)->p, keys, s->nk, s->dk),
+            .v = mt_heads(rows_of(h, h->dtype, &x, p.v, values)->p, values, s->nv, s->dv),
+            .o = mt_heads(o->p, values, s->nv, s->dv), .beta = rows_of(h, MT_F32, &x, p.beta, s->nv)->p,
+            .g = rows_of(h, MT_F32, &x, p.g, s->nv)->p,
+            .carried = carried_by(h, &x, state[i / 2], state[(i + 1) / 2 % 2], ld)};
+        a.workspace = workspace(h, mt_op_delta_rule_workspace(h->dev, &a));
+        RUN(h, mt_op_delta_rule, &a);
+        put_rows(h, &x, o, got, values);
+    }
+    expect_close(h, "o", got, buf_get(h, d.o), p.n * values, 0);
+}
+
+static void delta_rule_goes_on_with_the_same_bits(struct harness *h)
+{
+    goes_on(h, false);
+    goes_on(h, true);
+}
+
+static void short_convolution_goes_on_with_the_same_bits(struct harness *h)
+{
+    static const size_t rows[PIECES][3] = {{2, 1, 5}, {1, 1, 1}, {1, 1, 9}, {600, 1, 600}};
+    static const int32_t cu[] = {0, 7, 8, 560};
+    enum { N = 560, C = 2 * 70, TAPS = 4, LD = (TAPS - 1) * C + 4 };
+    double *x, *w, *got = scratch(h, N * C);
+    struct dbuf *bx = buf_random(h, h->dtype, N * C, 1, &x), *bw = buf_random(h, h->dtype, C * TAPS, 1, &w);
+    struct dbuf *by = buf_nan(h, h->dtype, N * C), *tail[2] = {buf_nan(h, h->dtype, 3 * LD), buf_nan(h, h->dtype, 3 * LD)};
+    struct mt_short_conv a = {.n = N, .taps = TAPS, .n_docs = 3, .dtype = h->dtype, .cu_seqlens = buf_ints(h, cu, 4)->p,
+                              .x = mt_heads(bx->p, C, 2, 70), .y = mt_heads(by->p, C, 2, 70), .w = bw->p};
+    RUN(h, mt_op_short_conv, &a);
+    struct piece p;
+    size_t has[3] = {0};
+    for (size_t i = 0; i < PIECES && next_piece(&p, cu, 3, rows[i], has); i++) {
+        struct dbuf *y = buf_nan(h, h->dtype, p.n * C);
+        a.n = p.n;
+        a.n_docs = p.n_docs;
+        a.cu_seqlens = buf_ints(h, p.cu, p.n_docs + 1)->p;
+        a.x.p = rows_of(h, h->dtype, &p, x, C)->p;
+        a.y.p = y->p;
+        a.carried = carried_by(h, &p, tail[i / 2], tail[(i + 1) / 2 % 2], LD * mt_dtype_size(h->dtype));
+        RUN(h, mt_op_short_conv, &a);
+        put_rows(h, &p, y, got, C);
+    }
+    expect_close(h, "y", got, buf_get(h, by), N * C, 0);
+}
+
 static double sigmoid(double x)
 {
     return 1 / (1 + exp(-x));
@@ -556,6 +672,8 @@ const struct device_test delta_tests[] = {
     {"plain_rule_keeps_its_precision_where_decay_is_strong", plain_rule_keeps_its_precision_where_decay_is_strong},
     {"delta_rule_keeps_its_precision_where_decay_is_strong", delta_rule_keeps_its_precision_where_decay_is_strong},
     {"delta_rule_starts_anew_with_each_document", delta_rule_starts_anew_with_each_document},
+    {"delta_rule_goes_on_with_the_same_bits", delta_rule_goes_on_with_the_same_bits},
+    {"short_convolution_goes_on_with_the_same_bits", short_convolution_goes_on_with_the_same_bits},
     {"short_convolution_matches_the_definition", short_convolution_matches_the_definition},
     {"gates_match_the_definition", gates_match_the_definition},
     {"plain_gates_match_the_definition", plain_gates_match_the_definition},

@@ -41,6 +41,10 @@ struct work {
     size_t key, first, n_heads;  /* of the job: its key head, its first value head, their number */
     bool plain;
     size_t rows;                 /* of the chunk */
+    size_t m, c;                 /* of products: C, or with what is carried of the chunk alone; c: whole vectors */
+    size_t old;                  /* of the chunk's rows, those that are kept from before, and where */
+    const char *before;
+    struct mt_delta_kept at;
     float *q, *k, *kt, *rq, *rk; /* [C, wk] of the chunk, normalised; [wk, C] k transposed; [C] factors */
     float *kk, *qk;              /* [C, C] K K^T, Q K^T */
     float *v, *uw, *vn, *x, *a, *p; /* [C, wv]; [C, wide] U | W; [C, wv] V'; [C, C] X, A, P */
@@ -103,11 +107,10 @@ static void multiply(const struct work *w, const struct product *x)
 
 /* --- a chunk --------------------------------------------------------------------------------------- */
 
-/* Rows of a head as f32, padded with zeros. */
+/* Rows of a head as f32, where there are zeros. */
 static void load_rows(float *dst, size_t wide, enum mt_dtype t, const struct mt_heads *h, size_t row, size_t head,
                       size_t n)
 {
-    memset(dst, 0, C * wide * sizeof(float));
     for (size_t i = 0; i < n; i++) {
         float *to = dst + i * wide;
         const float *from = mt_cpu_row_f32(t, h->p, mt_heads_at(h, row + i, head), h->dim, to);
@@ -131,6 +134,28 @@ static void store_rows(const float *src, size_t wide, enum mt_dtype t, const str
     }
 }
 
+/* Keys or values of the chunk, padded with zeros; some may be kept from before. row: the first of the others. */
+static void load_both(const struct work *w, const struct mt_delta_rule *a, bool keys, size_t row, size_t head)
+{
+    const struct mt_heads *h = keys ? &a->k : &a->v;
+    float *dst = keys ? w->k : w->v;
+    size_t wide = keys ? w->wk : w->wv;
+    memset(dst, 0, w->c * wide * sizeof(float));
+    if (w->old) {
+        struct mt_heads kept = mt_heads(w->before + (keys ? w->at.k : w->at.v), h->n * h->dim, h->n, h->dim);
+        load_rows(dst, wide, a->dtype, &kept, 0, head, w->old);
+    }
+    load_rows(dst + w->old * wide, wide, a->dtype, h, row, head, w->rows - w->old);
+}
+
+/* Element of beta or g of the chunk's row i. */
+static float scalar(const struct work *w, const struct mt_delta_rule *a, const float *all, size_t at, size_t row,
+                    size_t i, size_t head)
+{
+    const float *from = i < w->old ? (const float *)(w->before + at) : all + row * a->v.n;
+    return from[(i < w->old ? i : i - w->old) * a->v.n + head];
+}
+
 /* Queries or keys of unit length; the factors to `rstd`. */
 static void normalise(float *x, float *rstd, size_t rows, size_t wide, float eps)
 {
@@ -144,32 +169,34 @@ static void normalise(float *x, float *rstd, size_t rows, size_t wide, float eps
 static void load_keys(struct work *w, const struct mt_delta_rule *a, size_t row, size_t rows)
 {
     w->rows = rows;
-    load_rows(w->q, w->wk, a->dtype, &a->q, row, w->key, rows);
-    load_rows(w->k, w->wk, a->dtype, &a->k, row, w->key, rows);
+    w->m = a->carried.after ? rows : C;
+    w->c = mt_align_up(w->m, LANES);
+    memset(w->q, 0, w->c * w->wk * sizeof(float)); /* also of old rows, which have no results */
+    load_rows(w->q + w->old * w->wk, w->wk, a->dtype, &a->q, row, w->key, rows - w->old);
+    load_both(w, a, true, row, w->key);
     if (!w->plain) {
         normalise(w->q, w->rq, rows, w->wk, a->eps);
         normalise(w->k, w->rk, rows, w->wk, a->eps);
     }
     for (size_t i = 0; i < rows; i++)
         scale_row(w->q + i * w->wk, w->q + i * w->wk, a->scale, w->wk);
-    transpose_rows(w->kt, C, w->k, w->wk, C, w->wk);
+    transpose_rows(w->kt, C, w->k, w->wk, w->c, w->wk);
     if (!w->plain)
-        multiply(w, &(struct product){C, C, w->wk, w->k, w->wk, 1, w->kt, C, w->kk, C, 1, .half = true});
-    multiply(w, &(struct product){C, C, w->wk, w->q, w->wk, 1, w->kt, C, w->qk, C, 1, .half = true});
+        multiply(w, &(struct product){w->m, w->c, w->wk, w->k, w->wk, 1, w->kt, C, w->kk, C, 1, .half = true});
+    multiply(w, &(struct product){w->m, w->c, w->wk, w->q, w->wk, 1, w->kt, C, w->qk, C, 1, .half = true});
 }
 
 /* G, D, E and X of a value head. */
 static void decays(struct work *w, const struct mt_delta_rule *a, size_t row, size_t head)
 {
-    size_t heads = a->v.n;
     double sum = 0;
     for (size_t i = 0; i < w->rows; i++) {
-        sum += (double)a->g[(row + i) * heads + head];
+        sum += (double)scalar(w, a, a->g, w->at.g, row, i, head);
         w->sum[i] = sum;
-        w->beta[i] = a->beta[(row + i) * heads + head];
+        w->beta[i] = scalar(w, a, a->beta, w->at.beta, row, i, head);
         w->decay[i] = mt_expf((float)sum);
     }
-    memset(w->x, 0, C * C * sizeof(float));
+    memset(w->x, 0, w->c * C * sizeof(float));
     for (size_t i = 0; i < w->rows; i++) {
         w->end[i] = mt_expf((float)(sum - w->sum[i]));
         for (size_t j = 0; j <= i; j++)
@@ -178,18 +205,18 @@ static void decays(struct work *w, const struct mt_delta_rule *a, size_t row, si
 }
 
 /* Diagonal times rows, for the next product. */
-static void scaled_rows(float *y, const float *x, const float *by, size_t rows, size_t wide)
+static void scaled_rows(const struct work *w, float *y, const float *x, const float *by, size_t wide)
 {
-    memset(y, 0, C * wide * sizeof(float));
-    for (size_t i = 0; i < rows; i++)
+    memset(y, 0, w->c * wide * sizeof(float));
+    for (size_t i = 0; i < w->rows; i++)
         scale_row(y + i * wide, x + i * wide, by[i], wide);
 }
 
 /* A, then U | W and V' of a value head whose state before the chunk is s. */
 static void correct(struct work *w, const float *s)
 {
-    memset(w->a, 0, C * C * sizeof(float));
-    memset(w->uw, 0, C * w->wide * sizeof(float));
+    memset(w->a, 0, w->c * C * sizeof(float));
+    memset(w->uw, 0, w->c * w->wide * sizeof(float));
     for (size_t i = 0; i < w->rows; i++) {
         float *uw = w->uw + i * w->wide;
         for (size_t j = 0; j < i; j++)
@@ -198,22 +225,22 @@ static void correct(struct work *w, const float *s)
         scale_row(uw + w->wv, w->k + i * w->wk, w->beta[i] * w->decay[i], w->wk);
     }
     w->by->substitute(&(struct substitution){w->rows, w->wide, w->a, C, w->uw, w->wide});
-    for (size_t i = 0; i < C; i++)
+    for (size_t i = 0; i < w->c; i++)
         memcpy(w->vn + i * w->wv, w->uw + i * w->wide, w->wv * sizeof(float));
-    multiply(w, &(struct product){C, w->wv, w->dk, w->uw + w->wv, w->wide, 1, s, w->wv, w->vn, w->wv, -1, true});
+    multiply(w, &(struct product){w->m, w->wv, w->dk, w->uw + w->wv, w->wide, 1, s, w->wv, w->vn, w->wv, -1, true});
 }
 
 /* P, then V' of a value head whose state before the chunk is s. */
 static void solve(struct work *w, const struct mt_delta_rule *a, size_t row, size_t head, const float *s)
 {
     decays(w, a, row, head);
-    load_rows(w->v, w->wv, a->dtype, &a->v, row, head, w->rows);
-    memset(w->p, 0, C * C * sizeof(float));
+    load_both(w, a, false, row, head);
+    memset(w->p, 0, w->c * C * sizeof(float));
     for (size_t i = 0; i < w->rows; i++)
         for (size_t j = 0; j <= i; j++)
             w->p[i * C + j] = w->qk[i * C + j] * w->x[i * C + j];
     if (w->plain)
-        scaled_rows(w->vn, w->v, w->beta, w->rows, w->wv);
+        scaled_rows(w, w->vn, w->v, w->beta, w->wv);
     else
         correct(w, s);
 }
@@ -222,10 +249,10 @@ static void solve(struct work *w, const struct mt_delta_rule *a, size_t row, siz
 static void step_state(struct work *w, float *s)
 {
     float all = w->decay[w->rows - 1];
-    for (size_t i = 0; i < C; i++)
+    for (size_t i = 0; i < w->m; i++)
         scale_row(w->t + i * w->wk, w->k + i * w->wk, i < w->rows ? w->end[i] : 0, w->wk);
     scale_row(s, s, all, w->wk * w->wv);
-    multiply(w, &(struct product){w->wk, w->wv, C, w->t, 1, w->wk, w->vn, w->wv, s, w->wv, 1, true});
+    multiply(w, &(struct product){w->wk, w->wv, w->m, w->t, 1, w->wk, w->vn, w->wv, s, w->wv, 1, true});
 }
 
 /* --- forward --------------------------------------------------------------------------------------- */
@@ -289,12 +316,36 @@ static void forward_chunk(struct work *w, const struct mt_delta_rule *a, size_t 
         size_t h = w->first + i;
         float *s = w->state + i * state_floats(w);
         solve(w, a, row, h, s);
-        scaled_rows(w->t, w->q, w->decay, rows, w->wk);
-        multiply(w, &(struct product){C, w->wv, w->dk, w->t, w->wk, 1, s, w->wv, w->dO, w->wv, 1, false});
-        multiply(w, &(struct product){C, w->wv, C, w->p, C, 1, w->vn, w->wv, w->dO, w->wv, 1, true, .lower = true});
+        scaled_rows(w, w->t, w->q, w->decay, w->wk);
+        multiply(w, &(struct product){w->m, w->wv, w->dk, w->t, w->wk, 1, s, w->wv, w->dO, w->wv, 1, false});
+        multiply(w, &(struct product){w->m, w->wv, w->m, w->p, C, 1, w->vn, w->wv, w->dO, w->wv, 1, true,
+                                      .lower = true});
         add_skip(w, a, h, w->dO, w->v);
-        store_rows(w->dO, w->wv, a->dtype, &a->o, row, h, rows);
-        step_state(w, s);
+        store_rows(w->dO + w->old * w->wv, w->wv, a->dtype, &a->o, row, h, rows - w->old);
+        if (!a->carried.after || rows == C)
+            step_state(w, s);
+    }
+}
+
+/* States of the job's heads: begun with, or left. */
+static void carry(struct work *w, const struct mt_delta_rule *a, size_t doc, bool leave)
+{
+    const struct mt_carried *x = &a->carried;
+    bool has = x->after && (leave || x->past[doc]);
+    if (!leave)
+        memset(w->state, 0, w->heads * state_floats(w) * sizeof(float));
+    if (!leave && has) {
+        w->old = (size_t)x->past[doc] % C;
+        w->before = (const char *)x->before + (size_t)x->place[doc] * x->ld_bytes;
+        w->at = mt_delta_kept(a);
+    }
+    for (size_t i = 0; has && i < w->n_heads * w->dk; i++) {
+        size_t at = (size_t)x->place[doc] * x->ld_bytes + (w->first * w->dk + i) * w->dv * sizeof(float);
+        float *own = w->state + i / w->dk * state_floats(w) + i % w->dk * w->wv;
+        if (leave)
+            memcpy((char *)x->after + at, own, w->dv * sizeof(float));
+        else
+            memcpy(own, (const char *)x->before + at, w->dv * sizeof(float));
     }
 }
 
@@ -304,9 +355,40 @@ static void forward_job(void *ctx, size_t i, int thread)
     const struct mt_delta_rule *a = j->a;
     struct work w = work_of(j, i, thread);
     size_t doc = i / (n_jobs(a) / a->n_docs), begin = (size_t)a->cu_seqlens[doc], end = (size_t)a->cu_seqlens[doc + 1];
-    memset(w.state, 0, w.heads * state_floats(&w) * sizeof(float));
-    for (size_t row = begin; row < end; row += C)
-        forward_chunk(&w, a, row, MT_MIN((size_t)C, end - row));
+    carry(&w, a, doc, false);
+    for (size_t row = begin, some; row < end; row += some, w.old = 0) {
+        some = MT_MIN(C - w.old, end - row);
+        forward_chunk(&w, a, row, w.old + some);
+    }
+    carry(&w, a, doc, true);
+}
+
+static void keep_row(char *to, const struct mt_heads *h, size_t row, size_t e)
+{
+    for (size_t i = 0; i < h->n; i++)
+        memcpy(to + i * h->dim * e, (const char *)h->p + mt_heads_at(h, row, i) * e, h->dim * e);
+}
+
+/* The rows of a document's last chunk that is not whole. */
+static void keep_job(void *ctx, size_t doc, int)
+{
+    const struct mt_delta_rule *a = ((const struct job *)ctx)->a;
+    const struct mt_carried *x = &a->carried;
+    const struct mt_delta_kept at = mt_delta_kept(a);
+    size_t place = (size_t)x->place[doc] * x->ld_bytes, e = mt_dtype_size(a->dtype);
+    size_t end = (size_t)a->cu_seqlens[doc + 1];
+    size_t n = end - (size_t)a->cu_seqlens[doc], rows = ((size_t)x->past[doc] + n) % C, old = rows - MT_MIN(rows, n);
+    char *to = (char *)x->after + place;
+    const char *from = (const char *)x->before + place;
+    if (from != to && old) /* the same chunk goes on */
+        memcpy(to + at.k, from + at.k, at.bytes - at.k);
+    for (size_t i = old, heads = a->v.n; i < rows; i++) {
+        size_t row = end - rows + i;
+        keep_row(to + at.k + i * a->k.n * a->k.dim * e, &a->k, row, e);
+        keep_row(to + at.v + i * heads * a->v.dim * e, &a->v, row, e);
+        memcpy((float *)(to + at.beta) + i * heads, a->beta + row * heads, heads * sizeof(float));
+        memcpy((float *)(to + at.g) + i * heads, a->g + row * heads, heads * sizeof(float));
+    }
 }
 
 static struct job job_of(struct mt_cpu_device *d, const struct mt_delta_rule *a, const struct mt_delta_rule_bwd *b)
@@ -319,6 +401,8 @@ void mt_cpu_run_delta_rule(struct mt_cpu_device *d, const struct mt_delta_rule *
 {
     struct job j = job_of(d, a, NULL);
     mt_pool_run(d->pool, forward_job, &j, n_jobs(a));
+    if (a->carried.after)
+        mt_pool_run(d->pool, keep_job, &j, a->n_docs);
 }
 
 /* --- backward -------------------------------------------------------------------------------------- */
@@ -355,7 +439,7 @@ static void outputs_backward(struct work *w, const float *s, const float *ds)
     size_t wv = w->wv, wk = w->wk, wide = w->wide;
     transpose_rows(w->vt, C, w->vn, wv, C, wv);
     multiply(w, &(struct product){C, C, wv, w->dO, wv, 1, w->vt, C, w->dp, C, 1, .half = true});
-    scaled_rows(w->t, w->k, w->end, w->rows, wk);
+    scaled_rows(w, w->t, w->k, w->end, wk);
     multiply(w, &(struct product){C, wv, C, w->p, 1, C, w->dO, wv, w->yz, wide, 1, .upper = true});
     multiply(w, &(struct product){C, wv, w->dk, w->t, wk, 1, ds, wv, w->yz, wide, 1, true});
     transpose_rows(w->st, wk, s, wv, wk, wv);
@@ -455,11 +539,12 @@ static void backward_head(struct work *w, const struct mt_delta_rule_bwd *b, siz
     size_t wv = w->wv, wk = w->wk, wide = w->wide;
     double dbeta[C] = {0};
     solve(w, a, row, h, s);
+    memset(w->dO, 0, C * wv * sizeof(float));
     load_rows(w->dO, wv, a->dtype, &b->d_o, row, h, w->rows);
     outputs_backward(w, s, ds);
     /* dS before what it is made of is overwritten: e^G_C dS + (D Q)^T dO - W^T dV' */
     scale_row(ds, ds, w->decay[w->rows - 1], wk * wv);
-    scaled_rows(w->t, w->q, w->decay, w->rows, wk);
+    scaled_rows(w, w->t, w->q, w->decay, wk);
     multiply(w, &(struct product){wk, wv, C, w->t, 1, wk, w->dO, wv, ds, wv, 1, true});
     if (!w->plain) {
         multiply(w, &(struct product){wk, wv, C, w->uw + wv, 1, wide, w->yz, wide, ds, wv, -1, true});

@@ -77,17 +77,50 @@ MT_HOT static void silu_slope(float *restrict s, const float *restrict dy, size_
     }
 }
 
-/* s of a row; begin: its document's first row. */
-static void sum_row(const struct mt_short_conv *a, const struct piece *p, size_t row, size_t begin, float *s)
+/* x of the piece `back` rows before the document's row i, at *at; NULL: there is none. */
+static const void *earlier(const struct mt_short_conv *a, const struct piece *p, size_t doc, size_t i, size_t back,
+                           size_t *at)
+{
+    const struct mt_carried *c = &a->carried;
+    *at = mt_heads_at(&a->x, (size_t)a->cu_seqlens[doc] + i - back, p->head) + p->first;
+    if (i >= back)
+        return a->x.p;
+    if (!c->after || i + (size_t)c->past[doc] < back)
+        return NULL;
+    *at = ((a->taps - 1 + i - back) * a->x.n + p->head) * a->x.dim + p->first;
+    return (const char *)c->before + (size_t)c->place[doc] * c->ld_bytes;
+}
+
+/* s of a document's row. */
+static void sum_row(const struct mt_short_conv *a, const struct piece *p, size_t row, size_t doc, float *s)
 {
     float tmp[PIECE];
     memcpy(s, p->bias, PIECE * sizeof(*s)); /* zeros without one */
     for (size_t k = 0; k < a->taps; k++) {
-        size_t back = a->taps - 1 - k;
-        if (row < begin + back)
-            continue;
-        size_t at = mt_heads_at(&a->x, row - back, p->head) + p->first;
-        multiply_add(s, p->w[k], mt_cpu_row_f32(a->dtype, a->x.p, at, p->n, tmp), p->n);
+        size_t at;
+        const void *x = earlier(a, p, doc, row - (size_t)a->cu_seqlens[doc], a->taps - 1 - k, &at);
+        if (x)
+            multiply_add(s, p->w[k], mt_cpu_row_f32(a->dtype, x, at, p->n, tmp), p->n);
+    }
+}
+
+/* The last rows of a document, to where its next tokens find them: no row is overwritten before it is read. */
+static void leave_chunk(void *ctx, size_t chunk, int)
+{
+    const struct job *j = ctx;
+    const struct mt_short_conv *a = j->a;
+    size_t per = a->x.n * j->pieces, doc = chunk / per, e = mt_dtype_size(a->dtype), from;
+    size_t rows = (size_t)(a->cu_seqlens[doc + 1] - a->cu_seqlens[doc]);
+    struct piece p = {.head = chunk % per / j->pieces, .first = chunk % per % j->pieces * PIECE};
+    p.n = MT_MIN((size_t)PIECE, a->x.dim - p.first);
+    for (size_t k = 0; k + 1 < a->taps; k++) {
+        char *to = (char *)a->carried.after + (size_t)a->carried.place[doc] * a->carried.ld_bytes;
+        const void *x = earlier(a, &p, doc, rows, a->taps - 1 - k, &from);
+        to += ((k * a->x.n + p.head) * a->x.dim + p.first) * e;
+        if (x)
+            memmove(to, (const char *)x + from * e, p.n * e);
+        else
+            memset(to, 0, p.n * e);
     }
 }
 
@@ -102,7 +135,7 @@ static void forward_chunk(void *ctx, size_t chunk, int)
     for (size_t r = first; r < end; r++) {
         while (r >= (size_t)a->cu_seqlens[doc + 1])
             doc++;
-        sum_row(a, &p, r, (size_t)a->cu_seqlens[doc], s);
+        sum_row(a, &p, r, doc, s);
         silu(s, p.n);
         size_t at = mt_heads_at(&a->y, r, p.head) + p.first;
         float *y = mt_cpu_row_place(a->dtype, a->y.p, at, s);
@@ -116,6 +149,8 @@ void mt_cpu_run_short_conv(struct mt_cpu_device *d, const struct mt_short_conv *
 {
     struct job j = {.a = a, .pieces = mt_div_up(a->x.dim, PIECE)};
     mt_pool_run(d->pool, forward_chunk, &j, mt_div_up(a->n, ROWS) * a->x.n * j.pieces);
+    if (a->carried.after)
+        mt_pool_run(d->pool, leave_chunk, &j, a->n_docs * a->x.n * j.pieces);
 }
 
 size_t mt_cpu_short_conv_bwd_workspace(const struct mt_device_limits *, const struct mt_short_conv_bwd *b)
@@ -124,10 +159,10 @@ size_t mt_cpu_short_conv_bwd_workspace(const struct mt_device_limits *, const st
 }
 
 /* ds of a row. */
-static void slope_row(const struct mt_short_conv_bwd *b, const struct piece *p, size_t row, size_t begin, float *ds)
+static void slope_row(const struct mt_short_conv_bwd *b, const struct piece *p, size_t row, size_t doc, float *ds)
 {
     float tmp[PIECE];
-    sum_row(&b->fwd, p, row, begin, ds);
+    sum_row(&b->fwd, p, row, doc, ds);
     size_t at = mt_heads_at(&b->dy, row, p->head) + p->first;
     silu_slope(ds, mt_cpu_row_f32(b->fwd.dtype, b->dy.p, at, p->n, tmp), p->n);
 }
@@ -157,7 +192,7 @@ static void backward_tile(const struct mt_short_conv_bwd *b, const struct piece 
     for (size_t r = first, d = doc; r < last; r++) {
         while (r >= (size_t)a->cu_seqlens[d + 1])
             d++;
-        slope_row(b, p, r, (size_t)a->cu_seqlens[d], ds[r - first]);
+        slope_row(b, p, r, d, ds[r - first]);
         if ((b->dw || b->dbias) && r < end)
             add_weight_gradient(a, p, r, (size_t)a->cu_seqlens[d], ds[r - first], dw);
     }

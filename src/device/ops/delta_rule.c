@@ -20,6 +20,7 @@ static const char *check_inputs(const struct mt_delta_rule *a)
 static const char *check_delta_rule(const struct mt_delta_rule *a)
 {
     MT_OP_NEED(!a->n || (heads_apart(&a->o) && heads_alike(&a->o, &a->v)));
+    MT_OP_NEED(carried_or_none(&a->carried));
     return check_inputs(a);
 }
 
@@ -32,7 +33,7 @@ static const char *check_delta_rule_bwd(const struct mt_delta_rule_bwd *b)
     MT_OP_NEED(heads_apart(&b->d_o) && heads_apart(&b->dq) && heads_apart(&b->dk) && heads_apart(&b->dv));
     MT_OP_NEED(heads_alike(&b->d_o, &a->v) && heads_alike(&b->dv, &a->v));
     MT_OP_NEED(heads_alike(&b->dq, &a->q) && heads_alike(&b->dk, &a->k) && b->dbeta && b->dg);
-    MT_OP_NEED(!a->skip || b->dskip);
+    MT_OP_NEED((!a->skip || b->dskip) && !a->carried.after);
     return NULL;
 }
 
@@ -55,7 +56,8 @@ static void count(const struct mt_delta_rule *a, bool bwd, struct mt_metered *ou
     mt_op_shape(out, a->dtype, MT_DIMS(a->n, a->max_len + 1, a->v.n, a->k.n, a->k.dim, a->v.dim));
     out->flops = 2 * (double)a->n * (double)a->v.n * work(a, bwd);
     out->bytes = (double)a->n * heads * (double)mt_dtype_size(a->dtype) * (bwd ? 2 : 1) +
-                 (bwd ? 4 : 2) * mt_op_bytes(a->n, a->v.n, MT_F32);
+                 (bwd ? 4 : 2) * mt_op_bytes(a->n, a->v.n, MT_F32) +
+                 (a->carried.after ? 2 * mt_op_bytes(a->n_docs * a->v.n, a->k.dim * a->v.dim, MT_F32) : 0);
 }
 
 static void cost_delta_rule(const struct mt_delta_rule *a, struct mt_metered *out)

@@ -58,6 +58,12 @@ static inline bool aligned(const void *p)
     return p && aligned_or_null(p);
 }
 
+/** Can documents go on by that? */
+static inline bool carried_or_none(const struct mt_carried *c)
+{
+    return !c->after || (c->before && c->past && c->place);
+}
+
 /** Are these heads in rows without an element in common? */
 static inline bool heads_apart(const struct mt_heads *h)
 {

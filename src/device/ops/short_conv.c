@@ -23,6 +23,7 @@ static void short_conv(struct mt_op_walk *w, struct mt_short_conv *a)
     size_t c = inputs(w, a);
     MT_HEADS(w, a->y, WRITE, a->dtype, a->n, 1, c, 1);
     MT_NEED(w, heads_alike(&a->x, &a->y) && a->x.p != a->y.p);
+    MT_NEED(w, carried_or_none(&a->carried));
 }
 
 MT_OP_WALK(short_conv, n, .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN, MT_SIZE_TOP_K});
@@ -35,6 +36,7 @@ static void short_conv_bwd(struct mt_op_walk *w, struct mt_short_conv_bwd *b)
     MT_HEADS(w, b->dx, WRITE, a->dtype, a->n, 1, c, 1);
     MT_ARRAY(w, b->dw, UPDATE | OPTIONAL | LOOSE, MT_F32, c * a->taps, 0);
     MT_NEED(w, heads_alike(&a->x, &b->dy) && heads_alike(&a->x, &b->dx) && b->dx.p != b->dy.p && b->dx.p != a->x.p);
+    MT_NEED(w, !a->carried.after);
     MT_WORKSPACE(w, b, b->dw || b->dbias);
 }
 
