@@ -44,16 +44,17 @@ int mt_batch_init_cache(struct mt_batch *b, const struct mt_cache_shape *cache, 
 {
     b->cache = *cache;
     b->past = mt_calloc(b->cap_docs, sizeof(*b->past));
-    for (int i = 0; i < 2; i++)
-        b->table[i] = mt_calloc(b->cap_docs * cache->ld[i] + 1, sizeof(int32_t));
-    return b->past && b->table[0] && b->table[1] ? 0 : mt_fail_nomem(err, "a micro-batch", b->cap_docs * cache->ld[0] * 4);
+    bool has = b->past != NULL;
+    for (int i = 0; i < MT_N_CACHE_KINDS; i++)
+        has &= (b->table[i] = mt_calloc(b->cap_docs * cache->ld[i] + 1, sizeof(int32_t))) != NULL;
+    return has ? 0 : mt_fail_nomem(err, "a micro-batch", b->cap_docs * cache->ld[0] * 4);
 }
 
 void mt_batch_finish(struct mt_batch *b)
 {
     int32_t *arrays[] = {b->ids,     b->positions,  b->loss_rows, b->targets,    b->run_ids,
                          b->run_starts, b->order,   b->scratch,   b->cu_seqlens, b->sample,
-                         b->doc_rows, b->answer_rows, b->past, b->table[0], b->table[1]};
+                         b->doc_rows, b->answer_rows, b->past, b->table[0], b->table[1], b->table[2]};
     for (size_t i = 0; i < MT_ARRAY_LEN(arrays); i++)
         free(arrays[i]);
     free(b->role);

@@ -63,7 +63,7 @@ struct mt_batch {
     struct mt_cache_shape cache; /* of generation; slots 0: none. Then documents go on: */
     int32_t *past;         /* [n_docs] tokens of the document that the cache has; positions count from there, and
                               max_doc_len is with them */
-    int32_t *table[2];     /* [n_docs, cache.ld] blocks of the document: that of token i is i / block % ld */
+    int32_t *table[MT_N_CACHE_KINDS]; /* [n_docs, cache.ld] blocks of the document: that of token i is i / block % ld */
 };
 
 int mt_batch_init(struct mt_batch *b, size_t cap_tokens, size_t cap_docs, struct mt_err *err);

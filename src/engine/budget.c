@@ -176,19 +176,19 @@ static bool is_among(size_t some, size_t u, size_t all)
 static void describe_cache(struct mt_unit_shape *s, const struct mt_engine_plan *plan, const struct mt_engine_params *p,
                            size_t unit)
 {
-    size_t window, width = p->cache.slots ? mt_unit_cache_width(p->layout, unit, &window) : 0;
+    struct mt_unit_cache c = mt_unit_cache(p->layout, unit, p->numerics.dtype, p->cache.block);
     s->weights_stay = is_among(plan->n_stay, unit, p->layout->n_units);
-    if (!width)
+    if (!p->cache.slots || !c.bytes)
         return;
-    s->cache_turns = window > 0;
-    s->cache_bytes = p->cache.n[s->cache_turns] * p->cache.block * width * mt_dtype_size(p->numerics.dtype);
+    s->cache_kind = (uint8_t)c.kind;
+    s->cache_bytes = p->cache.n[c.kind] * c.bytes;
     s->cache_stays = is_among(plan->n_caches_stay, unit, p->layout->n_units);
 }
 
 /* The keys and values of a row that is computed in chunks. */
 static void describe_keys(struct mt_unit_shape *s, const struct mt_engine_params *p, size_t unit)
 {
-    size_t window, elems = mt_unit_cache_width(p->layout, unit, &window) * p->max_len;
+    size_t elems = mt_unit_cache(p->layout, unit, MT_F32, 1).bytes / sizeof(float) * p->max_len;
     if (mt_row_chunks(&p->numerics) == 1)
         return;
     s->key_bytes = elems * mt_dtype_size(p->numerics.dtype);

@@ -269,7 +269,7 @@ static int copy_cache(const struct mt_binding *b, const struct mt_instr *in, con
 {
     const struct mt_batch *of = b->batch;
     const struct mt_cache_shape *s = &of->cache;
-    int k = o->pool == MT_POOL_CACHE_WINDOW, rc = 0;
+    int k = o->pool - MT_POOL_CACHE, rc = 0;
     size_t bytes = o->bytes / s->n[k], end = 0;
     if (o->resident) /* it begins empty, and has no home */
         return 0;
@@ -277,8 +277,8 @@ static int copy_cache(const struct mt_binding *b, const struct mt_instr *in, con
     for (size_t d = 0; d < of->n_docs && !rc; d++) {
         size_t past = (size_t)of->past[d], new = (size_t)(of->cu_seqlens[d + 1] - of->cu_seqlens[d]);
         bool load = in->op == MT_OP_LOAD;
-        size_t first = load ? past / s->block - MT_MIN(past / s->block, s->ld[k] - 1) : past / s->block;
-        for (size_t i = first; i <= (load ? past : past + new - 1) / s->block && !rc; i++) {
+        size_t last = (load ? past : past + new - 1) / s->block, first = last - MT_MIN(last, s->ld[k] - 1);
+        for (size_t i = load ? first : MT_MAX(first, past / s->block); i <= last && !rc; i++) {
             size_t at = (size_t)of->table[k][d * s->ld[k] + i % s->ld[k]];
             end = past ? MT_MAX(end, at + 1) : end;
             if (!load)

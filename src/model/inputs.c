@@ -123,7 +123,7 @@ size_t mt_inputs_layout(struct mt_micro_inputs *in, const struct mt_model_params
     }
     in->weights = p->row_weights ? mt_take(base, &at, p->max_tokens * sizeof(float)) : NULL;
     in->past = p->cache.slots ? mt_take(base, &at, p->max_docs * sizeof(int32_t)) : NULL;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < MT_N_CACHE_KINDS; i++)
         in->table[i] = p->cache.slots ? mt_take(base, &at, p->max_docs * p->cache.ld[i] * sizeof(int32_t)) : NULL;
     in->few = p->few ? mt_take(base, &at, p->max_tokens * p->few * sizeof(int32_t)) : NULL;
     in->few_values = p->few ? mt_take(base, &at, p->max_tokens * p->few * sizeof(float)) : NULL;
@@ -169,9 +169,11 @@ static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
         {host.run_starts, b->run_starts, b->n_runs + 1},
         {host.order, b->order, b->n_tokens},
         {host.past, b->past, host.past ? b->n_docs : 0},
-        {host.table[0], b->table[0], host.past ? b->n_docs * m->p.cache.ld[0] : 0},
-        {host.table[1], b->table[1], host.past ? b->n_docs * m->p.cache.ld[1] : 0},
     };
+    for (int k = 0; host.past && k < MT_N_CACHE_KINDS; k++) {
+        memcpy(host.table[k], b->table[k], b->n_docs * m->p.cache.ld[k] * sizeof(int32_t));
+        dev->table_host[k] = host.table[k];
+    }
     for (size_t k = 0; k < MT_ARRAY_LEN(part); k++)
         if (part[k].n)
             memcpy(part[k].dst, part[k].src, part[k].n * sizeof(int32_t));
@@ -186,8 +188,6 @@ static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
     dev->n_runs = b->n_runs;
     dev->cu_seqlens_host = host.cu_seqlens;
     dev->past_host = host.past;
-    dev->table_host[0] = host.table[0];
-    dev->table_host[1] = host.table[1];
 }
 
 /* Lists the different tokens of all micro-batches, and sends the list. */

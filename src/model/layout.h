@@ -312,11 +312,17 @@ size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, 
 size_t mt_unit_segments(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens,
                         struct mt_segment segment[MT_MAX_SEGMENTS]);
 size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens);
-/** Elements of a token that a cache has for the unit: keys and values. 0: none. *window: tokens that it sees; 0:
-   all. */
-size_t mt_unit_cache_width(const struct mt_layout *l, size_t unit, size_t *window);
-/** Whether keys and values are all that texts of up to max_len tokens need of their earlier ones: there are no
- * recurrences, and no rotary embedding depends on such a length. */
+/** What generation keeps of earlier tokens for a unit. */
+struct mt_unit_cache {
+    enum mt_cache_kind kind;
+    size_t window; /* tokens that it sees; 0: all */
+    size_t bytes;  /* of a block: keys and values of so many tokens, or what a recurrence carries (struct mt_delta_kept)
+                      and its convolution's last inputs; 0: the unit needs nothing of earlier tokens */
+    size_t inputs; /* where these begin, in bytes */
+};
+struct mt_unit_cache mt_unit_cache(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t block);
+/** Whether a cache is all that texts of up to max_len tokens need of their earlier ones: no rotary embedding depends on
+ * such a length. */
 bool mt_layout_caches(const struct mt_layout *l, size_t max_len);
 /** What keeps rows of up to max_len tokens from being computed in chunks, which have earlier ones' keys and values alone.
  * NULL: nothing. */

@@ -152,20 +152,37 @@ size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtyp
     return bytes;
 }
 
-size_t mt_unit_cache_width(const struct mt_layout *l, size_t unit, size_t *window)
+struct mt_unit_cache mt_recipe_cache(const struct mt_recipe *r, enum mt_dtype dtype, size_t block)
+{
+    struct mt_unit_cache c = {.window = (size_t)r->spec->window};
+    size_t states = 0, keys = 0, channels = 0;
+    for (int k = 0; k < r->n_nodes; k++) {
+        const struct mt_node *n = &r->node[k];
+        if (n->rule == &mt_rule_attend)
+            keys += mt_view_width(&n->in[1]) + mt_view_width(&n->in[2]);
+        else if (n->rule == &mt_rule_delta)
+            states = mt_delta_kept(&(struct mt_delta_rule){.dtype = dtype, .k = mt_rule_shape(r, &n->in[1]),
+                                                           .v = mt_rule_shape(r, &n->in[2])}).bytes;
+        else if (n->rule == &mt_rule_short_conv)
+            channels = r->value[n->out[0].value].width;
+    }
+    c.kind = states ? MT_CACHE_STATES : c.window ? MT_CACHE_WINDOW : MT_CACHE_ALL;
+    c.inputs = mt_align_up(states, (size_t)64);
+    channels *= states ? (size_t)r->spec->delta.taps - 1 : 0;
+    c.bytes = states ? mt_align_up(c.inputs + channels * mt_dtype_size(dtype), (size_t)64)
+                     : block * keys * mt_dtype_size(dtype);
+    c.window = keys ? c.window : 0;
+    return c;
+}
+
+struct mt_unit_cache mt_unit_cache(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t block)
 {
     const struct mt_unit *u = &l->units[unit];
-    size_t width = 0;
-    *window = 0;
-    for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
-        const struct mt_recipe *r = l->parts[i].recipe;
-        for (int k = 0; r && k < r->n_nodes; k++)
-            if (r->node[k].rule == &mt_rule_attend) {
-                width += mt_view_width(&r->node[k].in[1]) + mt_view_width(&r->node[k].in[2]);
-                *window = (size_t)r->spec->window;
-            }
-    }
-    return width;
+    struct mt_unit_cache c = {.bytes = 0};
+    for (size_t i = u->first_part; i < u->first_part + u->n_parts && !c.bytes; i++)
+        if (l->parts[i].recipe)
+            c = mt_recipe_cache(l->parts[i].recipe, dtype, block);
+    return c;
 }
 
 /* An operation that reads more of earlier tokens than keys and values; NULL: there is none. */
@@ -174,7 +191,7 @@ static const char *recurrence(const struct mt_layout *l)
     for (size_t i = 0; i < l->n_parts; i++) {
         const struct mt_recipe *r = l->parts[i].recipe;
         for (int k = 0; r && k < r->n_nodes; k++)
-            if (r->node[k].rule->over_time && r->node[k].rule != &mt_rule_attend)
+            if (r->node[k].rule == &mt_rule_short_conv || r->node[k].rule == &mt_rule_delta)
                 return r->node[k].rule->name;
     }
     return NULL;
@@ -182,7 +199,7 @@ static const char *recurrence(const struct mt_layout *l)
 
 bool mt_layout_caches(const struct mt_layout *l, size_t max_len)
 {
-    bool caches = !recurrence(l);
+    bool caches = true;
     size_t limit;
     for (int i = 0; i < l->cfg.n_ropes; i++)
         caches &= mt_rope_lengths(&l->cfg.rope[i], max_len, &limit) == MT_ROPE_ONE_TABLE;

@@ -24,7 +24,6 @@ struct mt_rule {
     unsigned blind;      /* bit i: in[i] gets no gradient */
     unsigned through;    /* bit i: the gradient of out[i] becomes that of in[i] in its place */
     unsigned residual;   /* bit i: the gradient of in[i] is that of out[0] itself */
-    bool over_time;      /* it reads other tokens than its own */
     bool consumes;       /* backward overwrites in[0] with its gradient, and can make out[0] again where its was */
     bool adds;           /* backward can add to what d_in[0] has */
     int (*forward)(const struct mt_rule_run *r, struct mt_err *err);
@@ -45,6 +44,8 @@ extern const struct mt_rule mt_rule_norm, mt_rule_linear, mt_rule_glu, mt_rule_a
     mt_rule_scaled, mt_rule_cast, mt_rule_rope, mt_rule_head_norm, mt_rule_attend, mt_rule_sink, mt_rule_gate,
     mt_rule_factor, mt_rule_copy, mt_rule_short_conv, mt_rule_delta_gates, mt_rule_delta, mt_rule_gated_norm;
 
+/** What generation keeps of earlier tokens for a part (struct mt_unit_cache). */
+struct mt_unit_cache mt_recipe_cache(const struct mt_recipe *r, enum mt_dtype dtype, size_t block);
 /** Elements of a row. */
 static inline size_t mt_view_width(const struct mt_view *v)
 {

@@ -247,7 +247,7 @@ static int attend_cached(const struct mt_rule_run *r, void *cache, struct mt_err
 {
     const struct mt_micro_inputs *in = r->run->in;
     const struct mt_cache_shape *s = &r->run->m->p.cache;
-    int of = r->recipe->spec->window > 0;
+    enum mt_cache_kind of = r->recipe->spec->window ? MT_CACHE_WINDOW : MT_CACHE_ALL;
     struct mt_attention_cached a = {.of = attention_args(r), .block = s->block, .table_ld = s->ld[of], .past = in->past,
                                     .past_host = in->past_host, .table = in->table[of],
                                     .table_host = in->table_host[of], .cache = cache};
@@ -298,7 +298,7 @@ static double attend_macs(const struct mt_recipe *r, const struct mt_node *n, si
     return seen * (double)(mt_view_width(&n->in[0]) + mt_view_width(&n->out[0]));
 }
 
-const struct mt_rule mt_rule_attend = {.name = "attend", .over_time = true, .reads_in = 7, .reads_out = 3, .statistics = 2,
+const struct mt_rule mt_rule_attend = {.name = "attend", .reads_in = 7, .reads_out = 3, .statistics = 2,
                                        .forward = attend, .backward = attend_backward, .scratch = attend_scratch,
                                        .macs = attend_macs};
 

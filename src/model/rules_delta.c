@@ -16,6 +16,18 @@ static float *grad(const struct mt_rule_run *r, int which)
     return mt_grad_of(r->run->g, mt_rule_param(r, which));
 }
 
+/* What earlier tokens left for the states, or for inputs of the convolution from column `first` on; in place. */
+static struct mt_carried carried(const struct mt_rule_run *r, bool inputs, size_t first)
+{
+    char *cache = mt_value(r->run, MT_ROLE_CACHE);
+    struct mt_unit_cache of = mt_recipe_cache(r->recipe, r->run->m->dt, 0);
+    size_t taps = (size_t)r->recipe->spec->delta.taps;
+    if (!cache)
+        return (struct mt_carried){.after = NULL};
+    cache += inputs ? of.inputs + first * (taps - 1) * mt_dtype_size(r->run->m->dt) : 0;
+    return (struct mt_carried){cache, cache, of.bytes, r->run->in->past, r->run->in->table[MT_CACHE_STATES]};
+}
+
 /* --- short convolutions of queries, keys and values: in[i] -> out[i], whose columns are the channels */
 
 enum { PARTS = 3 };
@@ -28,7 +40,8 @@ static struct mt_short_conv conv_args(const struct mt_rule_run *r, int i)
     return (struct mt_short_conv){.n = r->run->in->n_tokens, .taps = taps, .n_docs = r->run->in->n_docs, .dtype = m->dt,
                                   .cu_seqlens = r->run->in->cu_seqlens, .x = r->in[i], .y = r->out[i],
                                   .w = mt_elem(m, weight(r, 0), at * taps),
-                                  .bias = bias ? mt_elem(m, bias, at) : NULL};
+                                  .bias = bias ? mt_elem(m, bias, at) : NULL,
+                                  .carried = carried(r, true, at)};
 }
 
 static int conv(const struct mt_rule_run *r, struct mt_err *err)
@@ -72,7 +85,7 @@ static double conv_macs(const struct mt_recipe *r, const struct mt_node *n, size
     return (double)(r->value[n->out[0].value].width * (size_t)r->spec->delta.taps);
 }
 
-const struct mt_rule mt_rule_short_conv = {.over_time = true, .name = "short_conv", .reads_in = 7, .forward = conv,
+const struct mt_rule mt_rule_short_conv = {.name = "short_conv", .reads_in = 7, .forward = conv,
                                            .backward = conv_backward, .workspace = conv_workspace, .macs = conv_macs};
 
 /* --- gates: a in in[0], b in in[1] -> beta, g; out[2] is a ghost that takes the gradients of skips */
@@ -122,7 +135,7 @@ static struct mt_delta_rule rule_args(const struct mt_rule_run *r)
                                   .skip = plain ? weight(r, 0) : NULL, .cu_seqlens = r->run->in->cu_seqlens,
                                   .cu_seqlens_host = r->run->in->cu_seqlens_host, .q = r->in[0], .k = r->in[1],
                                   .v = r->in[2], .o = r->out[0], .beta = r->in[3].p, .g = r->in[4].p,
-                                  .workspace = r->workspace};
+                                  .workspace = r->workspace, .carried = carried(r, false, 0)};
 }
 
 static int rule(const struct mt_rule_run *r, struct mt_err *err)
@@ -154,7 +167,7 @@ static double rule_macs(const struct mt_recipe *r, const struct mt_node *n, size
     return (r->spec->delta.plain ? 2 : 3) * (double)mt_view_width(&n->out[0]) * (double)n->in[1].dim;
 }
 
-const struct mt_rule mt_rule_delta = {.over_time = true, .name = "delta_rule", .reads_in = 31, .forward = rule, .backward = rule_backward,
+const struct mt_rule mt_rule_delta = {.name = "delta_rule", .reads_in = 31, .forward = rule, .backward = rule_backward,
                                       .scratch = rule_scratch, .macs = rule_macs};
 
 /* --- the norm of its outputs, with a gate in in[1] ---------------------------------------------- */

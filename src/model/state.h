@@ -35,8 +35,8 @@ struct mt_micro_inputs {
     size_t n_tokens, n_docs, max_len, n_loss, n_runs;
     size_t row_before, doc_before; /* of a chunk (struct mt_batch) */
     size_t first_row; /* index of its first row in its learner's rows of the step */
-    int32_t *past, *table[2];           /* of a cache (struct mt_batch); NULL: there is none */
-    const int32_t *past_host, *table_host[2];
+    int32_t *past, *table[MT_N_CACHE_KINDS]; /* of a cache (struct mt_batch); NULL: there is none */
+    const int32_t *past_host, *table_host[MT_N_CACHE_KINDS];
     int learner;      /* whose adapters it runs through */
     struct mt_model_learner of; /* of that learner; zero in an evaluation */
     const int32_t *cu_seqlens_host;

@@ -186,7 +186,7 @@ static void use_cache(struct flow *d, size_t u)
         return;
     int32_t cache = add_value(d, MT_ROLE_CACHE, u, s->cache_bytes);
     d->values[cache].life = s->cache_stays ? MT_LIFE_RUN : MT_LIFE_STEP;
-    d->values[cache].size = s->cache_turns;
+    d->values[cache].size = s->cache_kind;
     use(&s->forward, MT_ROLE_CACHE, cache, MT_UPDATE);
 }
 

@@ -53,6 +53,7 @@ const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
     [MT_POOL_CAST_NORM] = DEVICE_POOL("norm gradient casts", 1, MT_NO_POOL, false),
     [MT_POOL_CACHE] = DEVICE_POOL("keys and values", 2, MT_NO_POOL, false),
     [MT_POOL_CACHE_WINDOW] = DEVICE_POOL("keys and values of windows", 2, MT_NO_POOL, false),
+    [MT_POOL_CACHE_STATES] = DEVICE_POOL("states of recurrences", 2, MT_NO_POOL, false),
     [MT_POOL_MOMENTS] = DEVICE_POOL("optimizer states", 1, MT_NO_POOL, true),
     [MT_POOL_STATE] = HOST_POOL("state staging", 2),
     [MT_POOL_STAGED] = HOST_POOL("weight staging", 2),

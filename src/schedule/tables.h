@@ -87,8 +87,9 @@ enum mt_pool_id {
     MT_POOL_CAST,
     MT_POOL_CAST_VOCAB,
     MT_POOL_CAST_NORM,
-    MT_POOL_CACHE,         /* keys and values of earlier tokens; and the same of layers with a window */
+    MT_POOL_CACHE,         /* keys and values of earlier tokens; of layers with a window; states of recurrences */
     MT_POOL_CACHE_WINDOW,
+    MT_POOL_CACHE_STATES,
     MT_POOL_MOMENTS,       /* optimizer states of a unit that the device reads and writes */
     MT_POOL_STATE,         /* host: pieces of optimizer states */
     MT_POOL_STAGED,        /* host: weights between disk and device */

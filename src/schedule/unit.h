@@ -81,9 +81,10 @@ struct mt_unit_shape {
     size_t adapter_bytes;      /* of a buffer of its adapters' own, in which they stay for the run; 0: none */
     size_t adapter_link_bytes; /* of a load of it, which follows each update */
     bool weights_stay;         /* keep their buffer for the run: frozen ones are loaded once */
-    size_t cache_bytes;        /* of a buffer of keys and values of earlier tokens; 0: none */
+    size_t cache_bytes;        /* of a buffer of what generation keeps of earlier tokens; 0: none */
     size_t key_bytes, dkey_bytes; /* of the keys and values of a row in chunks, and of their FP32 gradients; 0: none */
-    bool cache_stays, cache_turns; /* it keeps its buffer for the run; it is of a window, with smaller buffers */
+    bool cache_stays;          /* it keeps its buffer for the run */
+    uint8_t cache_kind;        /* enum mt_cache_kind: buffers of a kind are as large */
     size_t grad_elems;     /* of its FP32 gradient on the device */
     size_t grad_out_bytes; /* of the trained ranges' gradients as stored (cast), with the gaps between them */
     size_t grad_row_bytes; /* not 0: that gradient is a matrix with rows of so many bytes, zero but for those of the

@@ -51,14 +51,16 @@ enum mt_merge_scale { MT_SCALES_FROZEN, MT_SCALES_RECOMPUTED };
 struct mt_objective;
 
 /**
- * Blocks of keys and values, of so many tokens each, that generation has of its sequences: [0] in layers that see all
- * tokens, whose blocks sequences take as they grow; [1] in layers with a window, where each of `slots` sequences has
- * ld[1] of its own, used again in turn. n: blocks of a layer; ld: the most of a sequence.
+ * Blocks that generation has of its sequences, by kinds of layers. Those that see all tokens: keys and values of so
+ * many tokens each, which sequences take as they grow. Those with a window: each of `slots` sequences has `ld` of its
+ * own, used again in turn. Recurrences: each has one, of what it carries on. n: blocks of a layer; ld: the most of a
+ * sequence.
  */
+enum mt_cache_kind { MT_CACHE_ALL, MT_CACHE_WINDOW, MT_CACHE_STATES, MT_N_CACHE_KINDS };
 struct mt_cache_shape {
     size_t slots, block; /* slots 0: there is no cache */
     size_t piece;        /* new tokens of a sequence at once, at most */
-    size_t n[2], ld[2];
+    size_t n[MT_N_CACHE_KINDS], ld[MT_N_CACHE_KINDS];
 };
 
 /**

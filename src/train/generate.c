@@ -20,7 +20,7 @@ struct generator {
     struct mt_gen_text **at;  /* [slots] NULL: free */
     struct mt_gen_text **row; /* [slots] text of each loss row of the pass under way */
     struct mt_batch *batch;   /* with a cache one, else [slots] */
-    int32_t *table[2];        /* [slots, cache.ld] blocks of each place */
+    int32_t *table[MT_N_CACHE_KINDS]; /* [slots, cache.ld] blocks of each place */
     int32_t *free_block;      /* [n_free] */
     size_t n_free, promised;  /* promised: of these, what texts under way may still need */
     int32_t *ids;             /* [slots] drawn, and their losses */
@@ -111,7 +111,7 @@ static int add_tokens(struct generator *x, struct mt_gen_text *t, struct mt_batc
     if (!x->cache->slots)
         return 0;
     take_blocks(x, t, k);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < MT_N_CACHE_KINDS; i++) {
         size_t ld = x->cache->ld[i];
         memcpy(b->table[i] + (b->n_docs - 1) * ld, x->table[i] + t->slot * ld, ld * sizeof(int32_t));
     }
@@ -246,12 +246,14 @@ static int begin(struct generator *x, struct mt_err *err)
     x->loss = mt_calloc(x->slots, sizeof(*x->loss));
     x->batch = mt_calloc(batches, sizeof(*x->batch));
     x->free_block = mt_calloc(c->n[0] + 1, sizeof(*x->free_block));
-    for (int k = 0; k < 2; k++)
-        x->table[k] = mt_calloc(x->slots * c->ld[k] + 1, sizeof(int32_t));
-    if (!x->at || !x->row || !x->ids || !x->loss || !x->batch || !x->free_block || !x->table[0] || !x->table[1])
+    bool has = x->at && x->row && x->ids && x->loss && x->batch && x->free_block;
+    for (int k = 0; k < MT_N_CACHE_KINDS; k++)
+        has &= (x->table[k] = mt_calloc(x->slots * c->ld[k] + 1, sizeof(int32_t))) != NULL;
+    if (!has)
         return mt_fail_nomem(err, "a generation", x->slots * sizeof(*x->batch));
-    for (size_t i = 0; i < x->slots * c->ld[1]; i++) /* each place's own */
-        x->table[1][i] = (int32_t)i;
+    for (int k = MT_CACHE_WINDOW; k < MT_N_CACHE_KINDS; k++)
+        for (size_t i = 0; i < x->slots * c->ld[k]; i++) /* each place's own */
+            x->table[k][i] = (int32_t)i;
     for (x->n_free = 0; x->n_free < c->n[0]; x->n_free++) /* the first are taken first */
         x->free_block[x->n_free] = (int32_t)(c->n[0] - 1 - x->n_free);
     for (size_t i = 0; i < x->n; i++)
@@ -269,7 +271,7 @@ static void finish(struct generator *x)
 {
     for (size_t i = 0; x->batch && i < (x->cache->slots ? 1 : x->slots); i++)
         mt_batch_finish(&x->batch[i]);
-    void *all[] = {x->at, x->row, x->ids, x->loss, x->batch, x->free_block, x->table[0], x->table[1]};
+    void *all[] = {x->at, x->row, x->ids, x->loss, x->batch, x->free_block, x->table[0], x->table[1], x->table[2]};
     for (size_t i = 0; i < MT_ARRAY_LEN(all); i++)
         free(all[i]);
     mt_drawing_finish(&x->draw);

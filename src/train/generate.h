@@ -9,7 +9,7 @@
  * random number of (seed, the text's stream, the token's place).
  *
  * A pass computes what the cache lacks of each text: of a new one its prompt, in pieces if it is long, of others their
- * last token. Models of which keys and values are not enough (mt_layout_caches()) compute each text again in each pass.
+ * last token. Models of which a cache is not enough (mt_layout_caches()) compute each text again in each pass.
  */
 
 struct mt_gen_text;

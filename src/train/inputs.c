@@ -482,16 +482,16 @@ static void shape_cache(struct mt_inputs *in, size_t max_len, size_t n_texts, si
 {
     enum { BLOCK = 16, PASS = 2048, PIECE = 256 };
     struct mt_cache_shape *c = &in->cache;
-    size_t widest = 0, window;
+    size_t widest = 0;
     in->draws = max_len;
     if (!mt_layout_caches(in->layout, max_len))
         return;
     for (size_t u = 0; u < in->layout->n_units; u++)
-        if (mt_unit_cache_width(in->layout, u, &window))
-            widest = MT_MAX(widest, window);
+        widest = MT_MAX(widest, mt_unit_cache(in->layout, u, MT_F32, BLOCK).window);
     in->draws = MT_MAX(MT_MIN(n_texts * max_len, (size_t)PASS), n_texts);
     *c = (struct mt_cache_shape){.slots = n_texts, .block = BLOCK, .piece = in->draws};
-    c->ld[0] = c->ld[1] = mt_div_up(max_len, BLOCK);
+    c->ld[MT_CACHE_ALL] = c->ld[MT_CACHE_WINDOW] = mt_div_up(max_len, BLOCK);
+    c->ld[MT_CACHE_STATES] = 1;
     if (widest && mt_div_up(widest + PIECE, BLOCK) + 1 < c->ld[0]) {
         c->piece = MT_MIN(in->draws, (size_t)PIECE);
         c->ld[1] = mt_div_up(widest + c->piece, BLOCK) + 1;
@@ -500,6 +500,7 @@ static void shape_cache(struct mt_inputs *in, size_t max_len, size_t n_texts, si
     if (most_tokens) /* a block of each may not be full */
         c->n[0] = MT_MIN(c->n[0], most_tokens / BLOCK + n_texts);
     c->n[1] = n_texts * c->ld[1];
+    c->n[MT_CACHE_STATES] = n_texts;
 }
 
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, size_t n_texts,

@@ -13,7 +13,7 @@ from tiny import FULL, POISON, base, megatrain, write_ini
 HERE = os.path.dirname(os.path.abspath(__file__))
 LENGTHS = (3, 40, 17, 1, 70)
 # One of each kind of layer and of weights; all with the full tests.
-SCORED = ("qwen3", "mistral", "gpt_oss_mxfp4", "deepseek_v3", "qwen3_next")
+SCORED = ("qwen3", "mistral", "gpt_oss_mxfp4", "deepseek_v3", "qwen3_next", "granite4")
 
 
 def ini(tmp, family, name="a", **over):
