@@ -281,7 +281,7 @@ static void emit_load(struct mt_placer *p, int object, int lane)
     bool weights = o->kind == MT_OBJ_WEIGHTS, of_planes = mt_object_is_of_planes(o);
     in.lane = (uint8_t)lane;
     add_operand(&in, object, c->buffer, MT_WRITE);
-    in.once = o->resident && (mt_kinds[o->kind].returns || !p->params->units[o->unit].trainable);
+    in.once = o->resident && (weights || mt_kinds[o->kind].returns || !p->params->units[o->unit].trainable);
     in.bytes = load_bytes(p, o);
     size_t part = weights ? mt_program_part_elems(p->params, (size_t)o->unit) : 0;
     if (weights && !c->loaded && p->update[o->unit] != NONE && part < p->params->units[o->unit].update_elems)

@@ -80,7 +80,7 @@ struct mt_unit_shape {
     size_t link_bytes;   /* of a load */
     size_t adapter_bytes;      /* of a buffer of its adapters' own, in which they stay for the run; 0: none */
     size_t adapter_link_bytes; /* of a load of it, which follows each update */
-    bool weights_stay;         /* keep their buffer for the run: frozen ones are loaded once */
+    bool weights_stay;         /* keep their buffer for the run, in which nothing changes them: they are loaded once */
     size_t cache_bytes;        /* of a buffer of what generation keeps of earlier tokens; 0: none */
     size_t key_bytes, dkey_bytes; /* of the keys and values of a row in chunks, and of their FP32 gradients; 0: none */
     bool cache_stays;          /* it keeps its buffer for the run */

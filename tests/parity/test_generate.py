@@ -56,24 +56,46 @@ def same_tokens_as_transformers(tmp, family, want):
         assert row["completion_ids"] == ids, (family, row["completion_ids"], ids)
 
 
-def as_score_and_everywhere(tmp, family, vocab):
+def as_score_and_everywhere(tmp, family, vocab, **of):
     args = ("--max-tokens", 40, "--samples", 2, "--seed", 7, "--top-k", vocab // 2)
-    rows, said = generate(tmp, ini(tmp, family), prompts_of(vocab), *args, "--batch", 3, env=POISON)
-    for row, logprobs in zip(rows, scored(tmp, ini(tmp, family), rows)):
+    rows, said = generate(tmp, ini(tmp, family, **of), prompts_of(vocab), *args, "--batch", 3, env=POISON)
+    for row, logprobs in zip(rows, scored(tmp, ini(tmp, family, **of), rows)):
         assert [bits(x) for x in row["logprobs"]] == [bits(x) for x in logprobs], (family, row["logprobs"], logprobs)
     assert len({tuple(r["completion_ids"]) for r in rows}) > len(LENGTHS), family  # samples differ
-    assert generate(tmp, ini(tmp, family), prompts_of(vocab), *args, "--batch", 10)[0] == rows, family
+    assert generate(tmp, ini(tmp, family, **of), prompts_of(vocab), *args, "--batch", 10)[0] == rows, family
     # what does not fit streams, weights and the cache
     low, high = 256, 1 << 14
     while high - low > 32:
         middle = (low + high) // 2
-        ok = not megatrain("-q", "generate", ini(tmp, family, "b", memory__device_budget=f"{middle}KiB"), "--prompts",
+        ok = not megatrain("-q", "generate", ini(tmp, family, "b", **of, memory__device_budget=f"{middle}KiB"), "--prompts",
                            os.path.join(tmp, "prompts.jsonl"), *args, "--batch", 3, "--dry-run", expect=None).returncode
         low, high = (low, middle) if ok else (middle, high)
-    small, more = generate(tmp, ini(tmp, family, "b", memory__device_budget=f"{high}KiB"), prompts_of(vocab), *args, "--batch", 3, env=POISON)
+    small, more = generate(tmp, ini(tmp, family, "b", **of, memory__device_budget=f"{high}KiB"), prompts_of(vocab), *args, "--batch", 3, env=POISON)
     assert small == rows, family
     loaded = [float(s.split(" and ")[1].split()[0]) * {"B": 1, "KiB": 1024, "MiB": 1 << 20}[s.split(" and ")[1].split()[1]] for s in (said, more)]
     assert loaded[1] > 5 * loaded[0], (family, loaded)
+    if of:
+        assert generate(tmp, ini(tmp, family, **{k: v for k, v in of.items() if "adapter" not in k}), prompts_of(vocab), *args)[0] != rows
+        assert generate(tmp, ini(tmp, family, "c", **of, device__gpus=2), prompts_of(vocab), *args, "--batch", 3)[0] == rows
+
+
+def texts_of_a_prompt_share_its_blocks(tmp):
+    args = ("--max-tokens", 4, "--samples", 8, "--seed", 3)
+    alone, together = (generate(tmp, ini(tmp, "llama"), [list(range(3, 43)) * 5] * 2, *args, "--batch", n) for n in (1, 16))
+    assert together[0] == alone[0]
+    computed = [int(said.split("; ")[-1].split()[0]) for _, said in (alone, together)]
+    n = sum(len(row["completion_ids"]) - 1 for row in alone[0])
+    assert computed == [16 * 200 + n, 2 * (200 + 7 * 8) + n], (computed, n)  # 12 blocks of 16 tokens are shared
+
+
+def with_adapters_over_a_packed_base(tmp):
+    text = os.path.join(tmp, "text.jsonl")
+    with open(text, "w") as f:
+        f.writelines(json.dumps({"input_ids": p * 3}) + "\n" for p in prompts_of(90) * 4)
+    over = {"model__base_dtype": "nf4", "adapter__kind": "lora"}
+    megatrain("-q", "run", write_ini(os.path.join(tmp, "t.ini"), base(os.path.join(HERE, "qwen3"), text, os.path.join(tmp, "lora"), **{
+        "model__init": "weights", "data__eval": "", "data__seq_len": 256, "train__steps": 4, "train__learning_rate": "1e-1", **over})))
+    as_score_and_everywhere(tmp, "qwen3", 90, adapter__path=os.path.join(tmp, "lora", "latest"), **over)
 
 
 def main(tmp, families):
@@ -82,6 +104,9 @@ def main(tmp, families):
     for family, want in expected["models"].items():
         if not families or family in families:
             same_tokens_as_transformers(tmp, family, want)
+    if not families:
+        texts_of_a_prompt_share_its_blocks(tmp)
+        with_adapters_over_a_packed_base(tmp)
     for family in families or ((*expected["models"], "fp8", "gpt_oss_mxfp4", "gemma4_moe") if FULL else SCORED):
         with open(os.path.join(HERE, family, "config.json")) as f:
             vocab = json.load(f)["vocab_size"]
