@@ -384,6 +384,7 @@ int cli_generate(struct cli_generation *c, uint64_t stream, cli_text_fn *done, v
     int rc = mt_generate(&c->session, &c->g, x.text, n, &stats, err);
     c->stats.passes += stats.passes;
     c->stats.tokens += stats.tokens;
+    c->stats.computed += stats.computed;
     c->stats.loaded_bytes += stats.loaded_bytes;
     c->stats.seconds += stats.seconds;
     if (!rc)
@@ -399,8 +400,8 @@ void cli_say_speed(const struct cli_generation *c)
     const struct mt_gen_stats *s = &c->stats;
     char bytes[32];
     if (s->tokens)
-        mt_info("%zu tokens, %.3g seconds and %s loaded a token", s->tokens, s->seconds / (double)s->tokens,
-                mt_format_bytes(bytes, sizeof(bytes), s->loaded_bytes / s->tokens));
+        mt_info("%zu tokens, %.3g seconds and %s loaded a token; %zu tokens were computed", s->tokens, s->seconds / (double)s->tokens,
+                mt_format_bytes(bytes, sizeof(bytes), s->loaded_bytes / s->tokens), s->computed);
 }
 
 void cli_add_text(cJSON *o, const char *name, const char *text, size_t len)

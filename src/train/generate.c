@@ -7,7 +7,15 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "train/draw.h"
+
+/* Rows to draw from. */
+struct drawing_job {
+    struct mt_gen_text *const *text;
+    float *logits;
+    int32_t *ids;
+};
 
 /* What a generation needs besides its texts. */
 struct generator {
@@ -23,9 +31,13 @@ struct generator {
     int32_t *table[MT_N_CACHE_KINDS]; /* [slots, cache.ld] blocks of each place */
     int32_t *free_block;      /* [n_free] */
     size_t n_free, promised;  /* promised: of these, what texts under way may still need */
+    uint32_t *users;          /* of each block */
+    bool shares;              /* prompts' blocks */
     int32_t *ids;             /* [slots] drawn, and their losses */
     float *loss;
-    struct mt_drawing draw;
+    struct mt_drawing *draw; /* [threads] */
+    mt_pool *pool;           /* rows are drawn side by side */
+    const struct drawing_job *drawing;
     struct mt_gen_text *bad;  /* whose logits were not finite */
     struct mt_gen_stats stats;
 };
@@ -48,12 +60,49 @@ static size_t needs(const struct generator *x, const struct mt_gen_text *t)
 
 /* --- places and blocks ------------------------------------------------------------------------------ */
 
+static int32_t *table_of(const struct generator *x, const struct mt_gen_text *t)
+{
+    return x->table[MT_CACHE_ALL] + t->slot * x->cache->ld[MT_CACHE_ALL];
+}
+
 static void leave(struct generator *x, struct mt_gen_text *t)
 {
     x->promised -= needs(x, t);
     for (size_t i = blocks_for(x, t->past); i-- > 0;)
-        x->free_block[x->n_free++] = x->table[0][t->slot * x->cache->ld[0] + i];
+        if (!--x->users[table_of(x, t)[i]])
+            x->free_block[x->n_free++] = table_of(x, t)[i];
     x->at[t->slot] = NULL;
+}
+
+/* Whole blocks before the prompt's last token, from which the next one is drawn. */
+static size_t shared_blocks(const struct generator *x, const struct mt_gen_text *t)
+{
+    return x->shares ? (t->n_prompt - 1) / x->cache->block : 0;
+}
+
+/* A text under way that has or computes the same prompt. */
+static const struct mt_gen_text *with_prompt(const struct generator *x, const struct mt_gen_text *t)
+{
+    for (size_t i = 0; i < x->slots && shared_blocks(x, t); i++)
+        if (x->at[i] && !x->at[i]->of && x->at[i]->prompt == t->prompt && x->at[i]->n_prompt == t->n_prompt)
+            return x->at[i];
+    return NULL;
+}
+
+/* Texts that wait for a prompt that has been computed take its blocks. */
+static void share_prompts(struct generator *x)
+{
+    for (size_t k = 0; k < x->slots; k++) {
+        struct mt_gen_text *t = x->at[k];
+        if (!t || !t->of || t->of->past < t->n_prompt)
+            continue;
+        size_t n = shared_blocks(x, t);
+        for (size_t i = 0; i < n; i++)
+            x->users[table_of(x, t)[i] = table_of(x, t->of)[i]]++;
+        t->past = n * x->cache->block;
+        t->of = NULL;
+        x->promised -= n;
+    }
 }
 
 /* Free places are taken by the next texts, in their order, while there are blocks for all of each. */
@@ -68,6 +117,7 @@ static int begin_texts(struct generator *x, struct mt_err *err)
         t->logprobs = mt_calloc(x->g->n_new + 1, sizeof(*t->logprobs));
         if (!t->ids || !t->logprobs)
             return mt_fail_nomem(err, "a text", x->g->n_new * sizeof(*t->ids));
+        t->of = with_prompt(x, t);
         x->at[t->slot = slot] = t;
         x->promised += needs(x, t);
         x->next++;
@@ -79,7 +129,7 @@ static int begin_texts(struct generator *x, struct mt_err *err)
 static void take_blocks(struct generator *x, const struct mt_gen_text *t, size_t k)
 {
     for (size_t i = blocks_for(x, t->past); i < blocks_for(x, t->past + k); i++) {
-        x->table[0][t->slot * x->cache->ld[0] + i] = x->free_block[--x->n_free];
+        x->users[table_of(x, t)[i] = x->free_block[--x->n_free]] = 1;
         x->promised--;
     }
 }
@@ -128,7 +178,7 @@ static int fill_cached(struct generator *x, size_t *rows, struct mt_err *err)
     for (int lone = 1; lone >= 0; lone--)
         for (size_t i = 0; i < x->slots && !rc; i++) {
             struct mt_gen_text *t = x->at[i];
-            size_t left = t ? length_of(t) - t->past : 0, room = x->tokens - b->n_tokens;
+            size_t left = t && !t->of ? length_of(t) - t->past : 0, room = x->tokens - b->n_tokens;
             size_t k = MT_MIN(MT_MIN(left, x->cache->piece), room);
             if (k && (left == 1) == lone)
                 rc = add_tokens(x, t, b, k, rows, err);
@@ -151,20 +201,27 @@ static int fill_whole(struct generator *x, size_t *rows, struct mt_err *err)
     return rc;
 }
 
+static void draw_row(void *ctx, size_t i, int thread)
+{
+    const struct generator *x = ctx;
+    const struct drawing_job *j = x->drawing;
+    const struct mt_hf_config *hf = &x->s->setup->in->hf;
+    float *row = j->logits + i * x->draw->vocab;
+    for (int k = 0; k < hf->n_input_tokens; k++) /* they stand for an image, video or sound */
+        row[hf->input_token[k]] = -INFINITY;
+    j->ids[i] = (int32_t)mt_draw_token(&x->draw[thread], row, j->text[i]->stream, j->text[i]->n);
+}
+
 /* On a thread of the device. */
 static void draw_rows(void *ctx, size_t mb, size_t first, size_t n, float *logits, int32_t *ids)
 {
     struct generator *x = ctx;
-    const struct mt_hf_config *hf = &x->s->setup->in->hf;
-    for (size_t i = 0; i < n; i++) {
-        struct mt_gen_text *t = x->row[(x->cache->slots ? 0 : mb) + first + i];
-        float *row = logits + i * x->draw.vocab;
-        for (int k = 0; k < hf->n_input_tokens; k++) /* they stand for an image, video or sound */
-            row[hf->input_token[k]] = -INFINITY;
-        ids[i] = (int32_t)mt_draw_token(&x->draw, row, t->stream, t->n);
-        if (!isfinite(row[ids[i]]) && !x->bad)
-            x->bad = t;
-    }
+    const struct drawing_job j = {x->row + (x->cache->slots ? 0 : mb) + first, logits, ids};
+    x->drawing = &j;
+    mt_pool_run(x->pool, draw_row, x, n);
+    for (size_t i = n; i-- > 0;)
+        if (!isfinite(logits[i * x->draw->vocab + (size_t)ids[i]]))
+            x->bad = j.text[i];
 }
 
 static bool ends(const struct generator *x, const struct mt_gen_text *t, uint32_t id)
@@ -200,6 +257,8 @@ static int pass(struct generator *x, struct mt_err *err)
     if (!rc)
         rc = mt_engine_draw(x->s->engine, x->batch, x->cache->slots ? 1 : rows, &draw, x->ids, x->loss, err);
     x->stats.passes++;
+    for (size_t i = 0; i < (x->cache->slots ? 1 : rows); i++)
+        x->stats.computed += x->batch[i].n_tokens;
     x->stats.loaded_bytes += mt_engine_loaded_bytes(x->s->engine);
     if (!rc && x->bad)
         rc = mt_fail(err, MT_ERR_TRAINING, -EDOM, "logits of text %zu are not finite: the model's weights, or values that it computes "
@@ -226,6 +285,7 @@ static int look(struct generator *x, struct mt_err *err)
 static int end_texts(struct generator *x, struct mt_err *err)
 {
     int rc = 0;
+    share_prompts(x);
     for (size_t i = 0; i < x->slots; i++)
         if (x->at[i] && x->at[i]->finish)
             leave(x, x->at[i]);
@@ -246,7 +306,11 @@ static int begin(struct generator *x, struct mt_err *err)
     x->loss = mt_calloc(x->slots, sizeof(*x->loss));
     x->batch = mt_calloc(batches, sizeof(*x->batch));
     x->free_block = mt_calloc(c->n[0] + 1, sizeof(*x->free_block));
-    bool has = x->at && x->row && x->ids && x->loss && x->batch && x->free_block;
+    x->users = mt_calloc(c->n[0] + 1, sizeof(*x->users));
+    x->shares = c->slots > 1;
+    for (size_t u = 0; u < x->s->setup->in->layout->n_units; u++)
+        x->shares &= mt_unit_cache(x->s->setup->in->layout, u, MT_F32, 1).kind == MT_CACHE_ALL;
+    bool has = x->at && x->row && x->ids && x->loss && x->batch && x->free_block && x->users;
     for (int k = 0; k < MT_N_CACHE_KINDS; k++)
         has &= (x->table[k] = mt_calloc(x->slots * c->ld[k] + 1, sizeof(int32_t))) != NULL;
     if (!has)
@@ -261,7 +325,13 @@ static int begin(struct generator *x, struct mt_err *err)
             if (x->text[i].prompt[k] >= (uint32_t)x->s->setup->in->hf.vocab)
                 return mt_fail(err, MT_ERR_INPUT, -ERANGE, "token %u of prompt %zu is beyond the model's vocab_size of %lld",
                                x->text[i].prompt[k], i, (long long)x->s->setup->in->hf.vocab);
-    int rc = mt_drawing_init(&x->draw, x->g, (size_t)x->s->setup->in->hf.vocab, err);
+    int threads = (int)x->s->setup->choice.placement.threads;
+    int rc = mt_pool_create(&x->pool, &(struct mt_pool_params){.name = "mt-draw", .n_threads = threads}, err);
+    x->draw = mt_calloc((size_t)threads, sizeof(*x->draw));
+    if (!rc && !x->draw)
+        rc = mt_fail_nomem(err, "drawing tokens", (size_t)threads * sizeof(*x->draw));
+    for (int i = 0; i < threads && !rc; i++)
+        rc = mt_drawing_init(&x->draw[i], x->g, (size_t)x->s->setup->in->hf.vocab, err);
     for (size_t i = 0; i < batches && !rc; i++)
         rc = mt_batch_init(&x->batch[i], c->slots ? x->tokens : longest, c->slots ? x->slots : 1, err);
     return rc || !c->slots ? rc : mt_batch_init_cache(x->batch, c, err);
@@ -271,10 +341,14 @@ static void finish(struct generator *x)
 {
     for (size_t i = 0; x->batch && i < (x->cache->slots ? 1 : x->slots); i++)
         mt_batch_finish(&x->batch[i]);
-    void *all[] = {x->at, x->row, x->ids, x->loss, x->batch, x->free_block, x->table[0], x->table[1], x->table[2]};
+    void *all[] = {x->at,         x->row,   x->ids,      x->loss,     x->batch,
+                   x->free_block, x->users, x->table[0], x->table[1], x->table[2]};
     for (size_t i = 0; i < MT_ARRAY_LEN(all); i++)
         free(all[i]);
-    mt_drawing_finish(&x->draw);
+    for (int i = 0; x->draw && i < mt_pool_n_threads(x->pool); i++)
+        mt_drawing_finish(&x->draw[i]);
+    free(x->draw);
+    mt_pool_destroy(&x->pool);
 }
 
 int mt_generate(struct mt_session *s, const struct mt_generation *g, struct mt_gen_text *texts, size_t n,
@@ -287,6 +361,7 @@ int mt_generate(struct mt_session *s, const struct mt_generation *g, struct mt_g
     int rc = begin(&x, err);
     while (!rc && x.said < n) {
         rc = begin_texts(&x, err);
+        share_prompts(&x);
         if (!rc && g->n_new)
             rc = pass(&x, err);
         if (!rc)

@@ -9,7 +9,9 @@
  * random number of (seed, the text's stream, the token's place).
  *
  * A pass computes what the cache lacks of each text: of a new one its prompt, in pieces if it is long, of others their
- * last token. Models of which a cache is not enough (mt_layout_caches()) compute each text again in each pass.
+ * last token. Where all layers see all tokens, texts of one prompt (the same memory) that are under way share its
+ * blocks, but for the last one, which each computes. Models of which a cache is not enough (mt_layout_caches()) compute
+ * each text again in each pass.
  */
 
 struct mt_gen_text;
@@ -42,10 +44,11 @@ struct mt_gen_text {
     bool ended;        /* the last of them ends the text and is not part of it */
     enum mt_finish finish;
     size_t past, slot; /* while it is under way: its tokens that the cache has; its place */
+    const struct mt_gen_text *of; /* the text that computes its prompt, for which it waits; NULL: itself */
 };
 
 struct mt_gen_stats {
-    size_t passes, tokens, loaded_bytes; /* tokens: drawn */
+    size_t passes, tokens, computed, loaded_bytes; /* tokens: drawn; computed: by the model */
     double seconds;
 };
 
