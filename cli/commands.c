@@ -55,6 +55,7 @@ static const struct cli_option plan_options[] = {
     {"net", 0, "RATE", "With --hosts: their network, such as 25Gb/s; else as probe net has measured it, or 10Gb/s."},
     {"optimizers", 0, NULL, "Compare optimizers and orders of updates for this model and machine: a row each."},
     {"score", 0, "K", "Plan megatrain score --top K instead of training; 0: without --top.", WHOLE(0, 1024)},
+    {"generate", 0, "N", "Plan generation of texts of N tokens (and a policy's round), by the number of texts at once.", WHOLE(2, 1 << 20)},
     {"trace", 0, "FILE", "Also write the step, as it was simulated, for Perfetto."},
     {"measure", 0, NULL, "First time this configuration's operations on this machine and keep the times; cuda: and the fastest algorithms."},
     JSON,

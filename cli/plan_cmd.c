@@ -245,6 +245,8 @@ int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
     if (cli_arg(args, "prices"))
         return plan_print_prices(args);
     mt_mem_keep_freed();
+    if (cli_arg(args, "generate"))
+        return plan_print_generation(args);
     if (cli_arg(args, "optimizers") && cli_arg(args, "measure")) {
         fprintf(stderr, "megatrain plan: --measure times one configuration: give it first, then --optimizers\n");
         return EXIT_USAGE;

@@ -13,6 +13,7 @@ struct plan_view {
     struct mt_layout *layout, *halves; /* halves: NULL unless memory.unit is auto */
     struct mt_machine machine;
     bool local;       /* the machine is this one */
+    bool generates;   /* nothing is trained, and the layout is generation's */
     int device_index; /* of the device that measures it */
     struct mt_err unmeasured; /* of this machine, which has no rates: why; code 0: it has */
     struct mt_plan_request request;
@@ -30,6 +31,7 @@ int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *
 struct plan_settings {
     const char *key[7], *value[7];
     long long tokens_per_step; /* 0: as it is */
+    bool generates;
 };
 /** The same with such settings, and without messages; `change` NULL: plan_view_open(). */
 int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_args *args,
@@ -47,6 +49,9 @@ void plan_add_hosts(cJSON *o, const struct plan_view *v);
 /** Times the configuration's operations on this machine if the profile lacks samples of them; `anew`: all of the
  * choice, and the optimizer and the link (mt_measure_again()). */
 int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err);
+
+/** plan_generate.c: --generate. */
+int plan_print_generation(const struct cli_args *args);
 
 /** Tokens of the run that the configuration asks for; 0: not known, or for none. */
 double plan_run_tokens(const struct plan_view *v);

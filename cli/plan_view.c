@@ -285,7 +285,7 @@ static int apply_settings(struct mt_config *cfg, const struct plan_settings *s, 
 int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_args *args,
                       const struct plan_settings *change, struct mt_err *err)
 {
-    *v = (struct plan_view){0};
+    *v = (struct plan_view){.generates = change && change->generates};
     int rc = cli_load_file(&v->cfg, ini, args, err);
     if (!rc)
         rc = shorthand(v->cfg, args, err);
@@ -293,18 +293,21 @@ int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_arg
         rc = apply_settings(v->cfg, change, err);
     if (!rc)
         rc = read_model(v, !change, err);
-    if (!rc && cli_arg(args, "score"))
-        rc = mt_inputs_freeze_all(v->cfg, "--score", err);
+    const bool trains = !cli_arg(args, "score") && !v->generates;
+    if (!rc && !trains)
+        rc = mt_inputs_freeze_all(v->cfg, v->generates ? "--generate" : "--score", err);
+    if (!rc && v->generates && v->cfg->placement.expert_group == MT_AUTO)
+        v->cfg->placement.expert_group = 1; /* as generation does */
     if (!rc)
         rc = mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, v->model_dir, NULL, err);
-    if (!rc && !cli_arg(args, "score"))
+    if (!rc && trains)
         rc = mt_plan_check_trained(v->layout, err);
     if (!rc)
         rc = load_machine(v, args, err);
     v->request.machine = &v->machine;
     v->request.layout = v->layout;
     v->request.halves = v->halves;
-    v->request.train = !cli_arg(args, "score");
+    v->request.train = trains;
     v->request.top = (size_t)cli_whole(args, "score", 0);
     if (!rc)
         rc = plan_view_share(v, args, err);

@@ -71,7 +71,16 @@ static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
     struct mt_batch *b = &t->batch[t->n_batches];
     size_t chunks = mt_row_chunks(&t->engine_params.numerics), len = t->engine_params.max_len / chunks;
     size_t vocab = (size_t)t->engine_params.layout->cfg.vocab;
+    const struct mt_cache_shape *cache = &t->engine_params.cache;
+    size_t past = 0;
+    if (cache->slots) { /* generation: a new token of each text at the end of its length */
+        rows = cache->slots;
+        past = len - 1;
+        len = 1;
+    }
     int rc = mt_batch_init(b, rows * len, rows, err);
+    if (!rc && cache->slots)
+        rc = mt_batch_init_cache(b, cache, err);
     if (rc)
         return rc;
     t->n_batches++;
@@ -81,7 +90,7 @@ static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
     for (size_t r = 0; r < rows && !rc; r++) {
         for (size_t i = 0; i < len; i++)
             ids[i] = (uint32_t)(((uint64_t)r * len + i) * 2654435761u % vocab);
-        rc = mt_batch_add(b, ids, NULL, len, 0, err);
+        rc = cache->slots ? mt_batch_go_on(b, past, ids, len, true, err) : mt_batch_add(b, ids, NULL, len, 0, err);
     }
     free(ids);
     b->row_before = b->doc_before = (chunks - 1) * len / 2;
@@ -107,12 +116,14 @@ static int make_engine(mt_cost_table *t, struct mt_err *err)
     t->engine_params.dev = t->meter;
     t->engine_params.planes = NULL;
     const struct mt_groups groups = {(size_t)MT_MAX(t->engine_params.numerics.groups, (int64_t)1), t->n_micro};
-    t->engine_params.assumed_rows = mt_group_most(groups, t->n_micro) * t->engine_params.max_tokens;
+    size_t tokens = t->engine_params.cache.slots ? t->batch[0].n_tokens : t->engine_params.max_tokens;
+    t->engine_params.assumed_rows = mt_group_most(groups, t->n_micro) * tokens;
     if (mt_groups_n(groups) > 1)
         t->engine_params.placement.expert_sums = 0;
     t->engine_params.numerics.groups = 1; /* whose rows these are */
     t->engine_params.max_micro = t->n_batches;
-    t->engine_params.max_docs = (size_t)t->engine_params.numerics.micro_batch;
+    if (!t->engine_params.cache.slots)
+        t->engine_params.max_docs = (size_t)t->engine_params.numerics.micro_batch;
     rc = mt_dry_engine_create(&t->engine, &t->engine_params, err);
     return rc ? rc : mt_dry_engine_upload(t->engine, t->batch, t->n_batches, err);
 }

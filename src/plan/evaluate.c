@@ -410,7 +410,7 @@ static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,
                        "(plan --nvme 7GB/s), or measure it (megatrain probe all --dir and their folder)");
     struct mt_sim_params sp = {.machine = r->machine, .numerics = &r->numerics,
                                .update_threads = (int)r->placement.threads, .drives = r->drives,
-                               .link_gbps = r->link_gbps, .net = r->net,
+                               .link_gbps = r->link_gbps, .net = r->net, .cache = &r->cache,
                                .tokens = (double)(r->numerics.rows_per_step * r->numerics.seq_len)};
     int rc = mt_sim_graph_build(&g, prog, costs, &sp, err);
     if (!rc)

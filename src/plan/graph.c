@@ -83,9 +83,13 @@ static double copy_gbs(const struct mt_sim_params *p, bool in, double bytes)
     return p->link_gbps > 0 ? MT_MIN(gbs, p->link_gbps) : gbs;
 }
 
-static void price_copy(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
+static void price_copy(struct mt_sim_task *t, const struct mt_program *prog, const struct mt_instr *in,
+                       const struct mt_sim_params *p)
 {
+    const struct mt_object *o = &prog->objects[in->operand[0].object];
     t->bytes = in->row_bytes ? used_bytes(in, p) : (double)in->bytes;
+    if (o->kind == MT_OBJ_CACHE && in->queue == MT_Q_D2H) /* the block to which each text has added */
+        t->bytes *= (double)p->cache->slots / (double)p->cache->n[o->pool - MT_POOL_CACHE];
     double gbs = copy_gbs(p, in->queue == MT_Q_H2D, t->bytes);
     t->seconds = t->bytes / (gbs * 1e9);
     if (!p->machine->cpu) /* there it is the time until a waiting thread goes on, of any queue: sim.c */
@@ -130,7 +134,7 @@ static int price(struct mt_sim_task *t, const struct mt_program *prog, const str
         break;
     case MT_Q_H2D:
     case MT_Q_D2H:
-        price_copy(t, in, p);
+        price_copy(t, prog, in, p);
         break;
     case MT_Q_NET:
         price_message(t, in, p);

@@ -476,31 +476,31 @@ void mt_inputs_say_rate(const struct mt_inputs *in)
         mt_info("train.learning_rate is %g: auto, since the run trains %s", in->cfg->train.learning_rate, in->auto_rate);
 }
 
-/* The cache of n_texts texts, and the tokens of a pass. PASS: enough for products to be fast, few beside the weights.
- * PIECE: of a prompt at once, where layers with a window have room for it and the window for each text. */
-static void shape_cache(struct mt_inputs *in, size_t max_len, size_t n_texts, size_t most_tokens)
+/* PASS: tokens enough for products to be fast, few beside the weights. PIECE: of a prompt at once, where layers with a
+ * window have room for it and the window for each text. */
+struct mt_cache_shape mt_inputs_cache(size_t *draws, const struct mt_layout *l, size_t max_len, size_t n_texts,
+                                      size_t most_tokens)
 {
     enum { BLOCK = 16, PASS = 2048, PIECE = 256 };
-    struct mt_cache_shape *c = &in->cache;
     size_t widest = 0;
-    in->draws = max_len;
-    if (!mt_layout_caches(in->layout, max_len))
-        return;
-    for (size_t u = 0; u < in->layout->n_units; u++)
-        widest = MT_MAX(widest, mt_unit_cache(in->layout, u, MT_F32, BLOCK).window);
-    in->draws = MT_MAX(MT_MIN(n_texts * max_len, (size_t)PASS), n_texts);
-    *c = (struct mt_cache_shape){.slots = n_texts, .block = BLOCK, .piece = in->draws};
-    c->ld[MT_CACHE_ALL] = c->ld[MT_CACHE_WINDOW] = mt_div_up(max_len, BLOCK);
-    c->ld[MT_CACHE_STATES] = 1;
-    if (widest && mt_div_up(widest + PIECE, BLOCK) + 1 < c->ld[0]) {
-        c->piece = MT_MIN(in->draws, (size_t)PIECE);
-        c->ld[1] = mt_div_up(widest + c->piece, BLOCK) + 1;
+    *draws = max_len;
+    if (!mt_layout_caches(l, max_len))
+        return (struct mt_cache_shape){.slots = 0};
+    for (size_t u = 0; u < l->n_units; u++)
+        widest = MT_MAX(widest, mt_unit_cache(l, u, MT_F32, BLOCK).window);
+    *draws = MT_MAX(MT_MIN(n_texts * max_len, (size_t)PASS), n_texts);
+    struct mt_cache_shape c = {.slots = n_texts, .block = BLOCK, .piece = *draws};
+    c.ld[MT_CACHE_ALL] = c.ld[MT_CACHE_WINDOW] = mt_div_up(max_len, BLOCK);
+    c.ld[MT_CACHE_STATES] = 1;
+    if (widest && mt_div_up(widest + PIECE, BLOCK) + 1 < c.ld[MT_CACHE_ALL]) {
+        c.piece = MT_MIN(*draws, (size_t)PIECE);
+        c.ld[MT_CACHE_WINDOW] = mt_div_up(widest + c.piece, BLOCK) + 1;
     }
-    c->n[0] = n_texts * c->ld[0];
+    for (int k = 0; k < MT_N_CACHE_KINDS; k++)
+        c.n[k] = n_texts * c.ld[k];
     if (most_tokens) /* a block of each may not be full */
-        c->n[0] = MT_MIN(c->n[0], most_tokens / BLOCK + n_texts);
-    c->n[1] = n_texts * c->ld[1];
-    c->n[MT_CACHE_STATES] = n_texts;
+        c.n[MT_CACHE_ALL] = MT_MIN(c.n[MT_CACHE_ALL], most_tokens / BLOCK + n_texts);
+    return c;
 }
 
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, size_t n_texts,
@@ -517,7 +517,7 @@ int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max
     if (!rc)
         rc = open_model(in, err);
     if (!rc)
-        shape_cache(in, max_len, n_texts, most_tokens);
+        in->cache = mt_inputs_cache(&in->draws, in->layout, max_len, n_texts, most_tokens);
     return rc;
 }
 

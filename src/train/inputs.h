@@ -59,6 +59,10 @@ void mt_inputs_say_rate(const struct mt_inputs *in);
 /** Rows of an epoch of data that are in the token cache; 0: they are not, or cannot be read. */
 uint64_t mt_inputs_prepared_rows(struct mt_config *cfg, const struct mt_hf_config *hf, const char *model_dir,
                                  const struct mt_numerics *n);
+/** The cache of n_texts texts of up to max_len tokens, together of most_tokens (0: of any), and the tokens of a pass at
+ * most. slots 0: the model has none. */
+struct mt_cache_shape mt_inputs_cache(size_t *draws, const struct mt_layout *l, size_t max_len, size_t n_texts,
+                                      size_t most_tokens);
 /** Opens a model without data, to generate n_texts texts at a time of up to max_len tokens each, with a cache if the model's
  * layers have one; most_tokens: of so many texts together at most, 0: n_texts of max_len. */
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, size_t n_texts,

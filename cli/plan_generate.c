@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans of generation: passes of one new token of each text, by how many texts there are at once. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "cli.h"
+#include "plan_print.h"
+#include "report.h"
+#include "train/inputs.h"
+
+enum { MOST_TEXTS = 2048, N_ROWS = 12 };
+/* Of a thread for each logit of a row: its exponential, and sums. 5.7 were measured on one core of an EPYC. */
+static const double DRAW_NS = 6;
+
+struct row {
+    size_t texts;       /* 0: so many do not fit */
+    double seconds, drawing; /* of a pass; drawing: of these, to draw on the host */
+    double per_second;  /* tokens */
+    size_t caches, weights, units; /* units whose cache and weights stay on the device */
+    const char *bound;
+};
+
+/* Logits cross the link, and threads draw from a row each, while the device waits. */
+static double drawing_seconds(const struct plan_view *v, size_t texts)
+{
+    double logits = (double)texts * (double)v->hf.vocab, gbs = v->machine.rate[MT_RATE_D2H].value;
+    double threads = (double)MT_MIN((size_t)v->request.placement.threads, texts);
+    double copied = v->machine.cpu || !(gbs > 0) ? 0 : logits * sizeof(float) / (gbs * 1e9);
+    return copied + logits * DRAW_NS * 1e-9 / threads;
+}
+
+static int plan_row(struct row *out, const struct plan_view *v, size_t texts, size_t len, struct mt_err *err)
+{
+    struct mt_plan_request r = v->request;
+    struct mt_plan_choice c = {0};
+    r.numerics.seq_len = (int64_t)len;
+    r.numerics.micro_batch = 1;
+    r.numerics.rows_per_step = (int64_t)texts;
+    r.cache = mt_inputs_cache(&r.draws, v->layout, len, texts, 0);
+    if (!r.cache.slots)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "texts of %zu tokens of this model have no cache (megatrain help sampling)", len);
+    int rc = mt_resolve(&c, &r, err);
+    if (rc)
+        return rc;
+    const struct mt_sim_result *s = &c.sim;
+    *out = (struct row){.texts = texts, .drawing = drawing_seconds(v, texts), .caches = c.engine.n_caches_stay,
+                        .weights = c.engine.n_stay, .units = c.layout->n_units};
+    out->seconds = s->seconds + out->drawing;
+    out->per_second = (double)texts / out->seconds;
+    out->bound = out->drawing > s->seconds ? "drawing" : mt_sim_resource_name(s->bound[MT_SIM_FORWARD]);
+    mt_plan_choice_finish(&c);
+    return 0;
+}
+
+/* Powers of two, up to the first that does not fit; `best` of them. */
+static int plan_rows(struct row row[N_ROWS], size_t *n, size_t *best, const struct plan_view *v, size_t len,
+                     struct mt_err *err)
+{
+    int rc = 0;
+    *n = *best = 0;
+    for (size_t texts = 1; texts <= MOST_TEXTS && !rc; texts *= 2) {
+        rc = plan_row(&row[*n], v, texts, len, err);
+        if (!rc && row[*n].per_second > row[*best].per_second)
+            *best = *n;
+        *n += !rc;
+    }
+    return rc == -ENOSPC && *n ? 0 : rc;
+}
+
+/* A policy's round: its texts, as many at once as are best or as there are, and the steps on them. */
+struct round {
+    double texts, generate, train; /* texts 0: the configuration has none */
+};
+
+static int plan_round(struct round *out, const struct row *row, size_t best, const struct plan_view *g,
+                      const struct cli_args *args, struct mt_err *err)
+{
+    struct plan_view v;
+    const struct mt_config *c = g->cfg;
+    *out = (struct round){0};
+    if (!strcmp(c->policy.loss, "off") || !*c->policy.prompts)
+        return 0;
+    double texts = (double)(c->policy.prompts_per_round * c->policy.samples);
+    while (best && (double)row[best].texts > texts)
+        best--;
+    double most = (double)c->numerics.objective_keys.policy.max_tokens;
+    *out = (struct round){.texts = texts, .generate = texts * most / row[best].per_second};
+    int rc = plan_view_open(&v, args->n_operands ? args->operands[0] : NULL, args, err);
+    if (!rc)
+        rc = plan_view_resolve(&v, err);
+    if (!rc)
+        out->train = v.choice.sim.seconds * (double)c->policy.steps_per_round;
+    plan_view_close(&v);
+    return rc;
+}
+
+static void print_json(const struct row *row, size_t n, size_t best, size_t len, const struct round *of)
+{
+    mt_json_begin();
+    cJSON *o = cJSON_CreateObject(), *list;
+    cJSON_AddNumberToObject(o, "tokens_of_a_text", (double)len);
+    cJSON_AddNumberToObject(o, "best_texts", (double)row[best].texts);
+    cJSON_AddNumberToObject(o, "tokens_per_second", row[best].per_second);
+    list = cJSON_AddArrayToObject(o, "by_texts");
+    for (size_t i = 0; i < n; i++) {
+        cJSON *x = cJSON_CreateObject();
+        cJSON_AddNumberToObject(x, "texts", (double)row[i].texts);
+        cJSON_AddNumberToObject(x, "tokens_per_second", row[i].per_second);
+        cJSON_AddNumberToObject(x, "pass_seconds", row[i].seconds);
+        cJSON_AddNumberToObject(x, "drawing_seconds", row[i].drawing);
+        cJSON_AddStringToObject(x, "bound_by", row[i].bound);
+        cJSON_AddNumberToObject(x, "caches_on_device", (double)row[i].caches / (double)row[i].units);
+        cJSON_AddNumberToObject(x, "weights_on_device", (double)row[i].weights / (double)row[i].units);
+        mt_json_append(list, x);
+    }
+    if (of->texts > 0) {
+        cJSON *x = cJSON_AddObjectToObject(o, "round");
+        cJSON_AddNumberToObject(x, "texts", of->texts);
+        cJSON_AddNumberToObject(x, "generate_seconds", of->generate);
+        cJSON_AddNumberToObject(x, "train_seconds", of->train);
+    }
+    cli_print_object(o, true);
+}
+
+static void print_table(const struct row *row, size_t n, size_t best, size_t len, const struct round *of)
+{
+    printf("Generation of texts of %zu tokens, each pass a new token of every text\n\n", len);
+    printf("  texts   tokens/s    s a pass   of it drawing   on the device: caches, weights   bound by\n");
+    for (size_t i = 0; i < n; i++)
+        printf("  %5zu %10.4g  %10.4g      %10.4g             %5.0f%%   %5.0f%%           %s\n", row[i].texts, row[i].per_second,
+               row[i].seconds, row[i].drawing, 100.0 * (double)row[i].caches / (double)row[i].units,
+               100.0 * (double)row[i].weights / (double)row[i].units, row[i].bound);
+    printf("\nBest: %zu texts at once (--batch %zu), %.4g tokens/s%s\n", row[best].texts, row[best].texts, row[best].per_second,
+           n < N_ROWS ? "; twice as many as the last do not fit" : "");
+    if (of->texts > 0)
+        printf("Round: %.0f texts of policy.max_tokens generated in %.4g s, trained in %.4g s; rewards are not known\n", of->texts,
+               of->generate, of->train);
+}
+
+int plan_print_generation(const struct cli_args *args)
+{
+    struct plan_view v;
+    struct row row[N_ROWS];
+    struct round of = {0};
+    struct mt_err err = {0};
+    size_t len = (size_t)cli_whole(args, "generate", 0), n = 0, best = 0;
+    const struct plan_settings as = {.generates = true};
+    int rc = plan_view_open_as(&v, args->n_operands ? args->operands[0] : NULL, args, &as, &err);
+    if (!rc)
+        rc = plan_view_needs_rates(&v, &err);
+    if (!rc)
+        rc = plan_rows(row, &n, &best, &v, len, &err);
+    if (!rc)
+        rc = plan_round(&of, row, best, &v, args, &err);
+    if (!rc)
+        (cli_arg(args, "json") ? print_json : print_table)(row, n, best, len, &of);
+    plan_view_close(&v);
+    return rc ? cli_fail(&err) : 0;
+}
