@@ -136,15 +136,7 @@ static cudaError_t make_sums(const struct mt_adafactor *a, const struct mt_adafa
         return MT_LAUNCH(squares, grid_of(ceil_div(a->rows, THREADS)), THREADS, 0, stream, *a, s->row);
     dim3 columns(grid_of(ceil_div(a->cols, THREADS)).x, static_cast<unsigned>(s->chunks), 1);
     cudaError_t rc = MT_LAUNCH(row_means, grid_of(a->rows), THREADS, 0, stream, *a, s->row);
-    return rc != cudaSuccess ? rc : MT_LAUNCH(column_sums, columns, THREADS, 0, stream, *a, s->col,
-                                              mt_adafactor_chunk(a->rows));
-}
-
-static cudaError_t sum_of_weights(const struct mt_adafactor *a, const struct mt_adafactor_space *s, cudaStream_t stream)
-{
-    if (a->dtype == MT_BF16)
-        return MT_LAUNCH(sum_weights<bf16>, grid_of(s->pieces), THREADS, 0, stream, *a, s->w);
-    return MT_LAUNCH(sum_weights<float>, grid_of(s->pieces), THREADS, 0, stream, *a, s->w);
+    return MT_LAUNCH_NEXT(rc, column_sums, columns, THREADS, 0, stream, *a, s->col, mt_adafactor_chunk(a->rows));
 }
 
 cudaError_t mt_cuda_adafactor(const struct mt_adafactor *a, cudaStream_t stream)
@@ -152,16 +144,12 @@ cudaError_t mt_cuda_adafactor(const struct mt_adafactor *a, cudaStream_t stream)
     const struct mt_adafactor_space s = mt_adafactor_space(a);
     cudaError_t rc = make_sums(a, &s, stream);
     if (rc == cudaSuccess)
-        rc = sum_of_weights(a, &s, stream);
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(settle, 1, WIDE, 0, stream, *a, s);
-    if (rc == cudaSuccess && a->col)
-        rc = MT_LAUNCH(settle_columns, grid_of(ceil_div(a->cols, THREADS)), THREADS, 0, stream, *a, s);
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(scale_elements, grid_of(s.pieces), THREADS, 0, stream, *a, s);
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(find_factor, 1, WIDE, 0, stream, *a, s);
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(clip_elements, grid_of(ceil_div(a->rows * a->cols, THREADS)), THREADS, 0, stream, *a, s.scalar);
-    return rc;
+        rc = MT_LAUNCH_OF(a->dtype, sum_weights, grid_of(s.pieces), THREADS, 0, stream, *a, s.w);
+    rc = MT_LAUNCH_NEXT(rc, settle, 1, WIDE, 0, stream, *a, s);
+    if (a->col)
+        rc = MT_LAUNCH_NEXT(rc, settle_columns, grid_of(ceil_div(a->cols, THREADS)), THREADS, 0, stream, *a, s);
+    rc = MT_LAUNCH_NEXT(rc, scale_elements, grid_of(s.pieces), THREADS, 0, stream, *a, s);
+    rc = MT_LAUNCH_NEXT(rc, find_factor, 1, WIDE, 0, stream, *a, s);
+    dim3 elements = grid_of(ceil_div(a->rows * a->cols, THREADS));
+    return MT_LAUNCH_NEXT(rc, clip_elements, elements, THREADS, 0, stream, *a, s.scalar);
 }

@@ -130,16 +130,10 @@ cudaError_t mt_cuda_apollo(const struct mt_apollo *a, cudaStream_t stream)
     size_t channels = mt_apollo_channels(a), low = channels * a->rank;
     float *scales = a->workspace, *sums = scales + 2 * channels, *factor = sums + a->rows;
     cudaError_t rc = MT_LAUNCH(sum_channels, grid_of(channels), THREADS, 0, stream, *a, scales);
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(find_scales, 1, WIDE, 0, stream, scales, channels, a->by_tensor);
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(sum_rows, grid_of(a->rows), THREADS, 0, stream, *a, scales, sums);
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(limit, 1, WIDE, 0, stream, *a, sums, factor);
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(write_direction, grid_of(ceil_div(a->rows * a->cols, THREADS)), THREADS, 0, stream, *a, scales,
-                       factor);
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(write_moments, grid_of(ceil_div(low, THREADS)), THREADS, 0, stream, *a, low, factor);
-    return rc;
+    dim3 elements = grid_of(ceil_div(a->rows * a->cols, THREADS)), moments = grid_of(ceil_div(low, THREADS));
+    rc = MT_LAUNCH_NEXT(rc, find_scales, 1, WIDE, 0, stream, scales, channels, a->by_tensor);
+    rc = MT_LAUNCH_NEXT(rc, sum_rows, grid_of(a->rows), THREADS, 0, stream, *a, scales, sums);
+    rc = MT_LAUNCH_NEXT(rc, limit, 1, WIDE, 0, stream, *a, sums, factor);
+    rc = MT_LAUNCH_NEXT(rc, write_direction, elements, THREADS, 0, stream, *a, scales, factor);
+    return MT_LAUNCH_NEXT(rc, write_moments, moments, THREADS, 0, stream, *a, low, factor);
 }

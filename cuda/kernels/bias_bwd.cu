@@ -72,8 +72,5 @@ cudaError_t mt_cuda_bias_bwd(const struct mt_bias_bwd *a, cudaStream_t stream)
 {
     size_t rows = mt_cuda_bias_bwd_rows(a->n, a->c);
     cudaError_t rc = a->dtype == MT_BF16 ? run<bf16>(a, rows, stream) : run<float>(a, rows, stream);
-    if (rc != cudaSuccess)
-        return rc;
-    return mt_cuda_fold(a->db, static_cast<const float *>(a->workspace), ceil_div(a->n, rows), a->c, a->c,
-                        stream);
+    return mt_cuda_fold_after(rc, a->db, a->workspace, ceil_div(a->n, rows), a->c, a->c, stream);
 }

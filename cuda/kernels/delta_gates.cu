@@ -94,9 +94,7 @@ static __global__ void __launch_bounds__(THREADS)
 cudaError_t mt_cuda_delta_gates(const struct mt_delta_gates *a, cudaStream_t stream)
 {
     dim3 grid = grid_of(ceil_div(a->n * a->a.n * a->a.dim, THREADS));
-    if (a->dtype == MT_BF16)
-        return MT_LAUNCH(gates_forward<bf16>, grid, THREADS, 0, stream, *a);
-    return MT_LAUNCH(gates_forward<float>, grid, THREADS, 0, stream, *a);
+    return MT_LAUNCH_OF(a->dtype, gates_forward, grid, THREADS, 0, stream, *a);
 }
 
 cudaError_t mt_cuda_delta_gates_bwd(const struct mt_delta_gates_bwd *b, cudaStream_t stream)
@@ -105,16 +103,9 @@ cudaError_t mt_cuda_delta_gates_bwd(const struct mt_delta_gates_bwd *b, cudaStre
     size_t blocks = ceil_div(b->fwd.n, rows);
     unsigned tiles = static_cast<unsigned>(ceil_div(heads, THREADS));
     const float *partials = static_cast<const float *>(b->workspace);
-    cudaError_t rc;
-    if (b->fwd.dtype == MT_BF16)
-        rc = MT_LAUNCH(gates_backward<bf16>, grid_of(blocks * tiles), THREADS, 0, stream, *b, rows, tiles);
-    else
-        rc = MT_LAUNCH(gates_backward<float>, grid_of(blocks * tiles), THREADS, 0, stream, *b, rows, tiles);
-    if (rc == cudaSuccess && b->da_log)
-        rc = mt_cuda_fold(b->da_log, partials, blocks, 3 * heads, heads, stream);
-    if (rc == cudaSuccess && b->ddt_bias)
-        rc = mt_cuda_fold(b->ddt_bias, partials + heads, blocks, 3 * heads, heads, stream);
-    if (rc == cudaSuccess && b->dd)
-        rc = mt_cuda_fold(b->dd, partials + 2 * heads, blocks, 3 * heads, heads, stream);
-    return rc;
+    cudaError_t rc = MT_LAUNCH_OF(b->fwd.dtype, gates_backward, grid_of(blocks * tiles), THREADS, 0, stream, *b, rows,
+                                  tiles);
+    rc = mt_cuda_fold_after(rc, b->da_log, partials, blocks, 3 * heads, heads, stream);
+    rc = mt_cuda_fold_after(rc, b->ddt_bias, partials + heads, blocks, 3 * heads, heads, stream);
+    return mt_cuda_fold_after(rc, b->dd, partials + 2 * heads, blocks, 3 * heads, heads, stream);
 }

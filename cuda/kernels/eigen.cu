@@ -99,8 +99,5 @@ cudaError_t mt_cuda_eigen(const struct mt_eigen *a, cudaStream_t stream)
         from = to;
         to = old;
     }
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(write_sorted, grid_of(n), THREADS, 0, stream, from, u, a->w, n,
-                       a->least);
-    return rc;
+    return MT_LAUNCH_NEXT(rc, write_sorted, grid_of(n), THREADS, 0, stream, from, u, a->w, n, a->least);
 }

@@ -30,3 +30,11 @@ cudaError_t mt_cuda_fold(float *dst, const float *partials, size_t n_partials, s
     return MT_LAUNCH(fold_columns, grid_of(ceil_div(c, WARP)), dim3(WARP, WARP), 0, stream, dst,
                      partials, n_partials, ld, c);
 }
+
+cudaError_t mt_cuda_fold_after(cudaError_t rc, float *dst, const void *partials, size_t n_partials, size_t ld, size_t c,
+                               cudaStream_t stream)
+{
+    if (rc != cudaSuccess || !dst)
+        return rc;
+    return mt_cuda_fold(dst, static_cast<const float *>(partials), n_partials, ld, c, stream);
+}

@@ -170,43 +170,22 @@ static __global__ void __launch_bounds__(WIDE) normalise_gated_backward(struct m
     }
 }
 
-static cudaError_t norm_of_gated_bwd(const struct mt_gated_norm_bwd *b, size_t rows, cudaStream_t stream)
-{
-    size_t blocks = ceil_div(b->fwd.n, rows), all = mt_gated_norm_weights(&b->fwd);
-    cudaError_t rc;
-    if (b->fwd.dtype == MT_BF16)
-        rc = MT_LAUNCH(normalise_gated_backward<bf16>, grid_of(blocks), WIDE, 0, stream, *b, rows);
-    else
-        rc = MT_LAUNCH(normalise_gated_backward<float>, grid_of(blocks), WIDE, 0, stream, *b, rows);
-    if (rc != cudaSuccess || !b->dw)
-        return rc;
-    return mt_cuda_fold(b->dw, static_cast<const float *>(b->workspace), blocks, all, all, stream);
-}
-
 cudaError_t mt_cuda_gated_norm(const struct mt_gated_norm *a, cudaStream_t stream)
 {
-    if (a->gate_first && a->dtype == MT_BF16)
-        return MT_LAUNCH(normalise_gated<bf16>, grid_of(a->n * a->x.n), WIDE, 0, stream, *a);
     if (a->gate_first)
-        return MT_LAUNCH(normalise_gated<float>, grid_of(a->n * a->x.n), WIDE, 0, stream, *a);
+        return MT_LAUNCH_OF(a->dtype, normalise_gated, grid_of(a->n * a->x.n), WIDE, 0, stream, *a);
     dim3 grid = grid_of(ceil_div(a->n * a->x.n, MT_CUDA_GATED_NORM_WARPS));
-    if (a->dtype == MT_BF16)
-        return MT_LAUNCH(normalise<bf16>, grid, THREADS, 0, stream, *a);
-    return MT_LAUNCH(normalise<float>, grid, THREADS, 0, stream, *a);
+    return MT_LAUNCH_OF(a->dtype, normalise, grid, THREADS, 0, stream, *a);
 }
 
 cudaError_t mt_cuda_gated_norm_bwd(const struct mt_gated_norm_bwd *b, cudaStream_t stream)
 {
-    size_t rows = mt_cuda_sum_rows(b->fwd.n), blocks = ceil_div(b->fwd.n, rows), dim = b->fwd.x.dim;
-    cudaError_t rc;
-    if (b->fwd.gate_first)
-        return norm_of_gated_bwd(b, rows, stream);
-    if (b->fwd.dtype == MT_BF16)
-        rc = MT_LAUNCH(normalise_backward<bf16>, grid_of(blocks), THREADS, 0, stream, *b, rows);
-    else
-        rc = MT_LAUNCH(normalise_backward<float>, grid_of(blocks), THREADS, 0, stream, *b, rows);
-    if (rc != cudaSuccess || !b->dw)
-        return rc;
-    const float *partials = static_cast<const float *>(b->workspace);
-    return mt_cuda_fold(b->dw, partials, blocks * MT_CUDA_GATED_NORM_WARPS, dim, dim, stream);
+    size_t rows = mt_cuda_sum_rows(b->fwd.n), blocks = ceil_div(b->fwd.n, rows), n = mt_gated_norm_weights(&b->fwd);
+    dim3 grid = grid_of(blocks);
+    if (b->fwd.gate_first) {
+        cudaError_t rc = MT_LAUNCH_OF(b->fwd.dtype, normalise_gated_backward, grid, WIDE, 0, stream, *b, rows);
+        return mt_cuda_fold_after(rc, b->dw, b->workspace, blocks, n, n, stream);
+    }
+    cudaError_t rc = MT_LAUNCH_OF(b->fwd.dtype, normalise_backward, grid, THREADS, 0, stream, *b, rows);
+    return mt_cuda_fold_after(rc, b->dw, b->workspace, blocks * MT_CUDA_GATED_NORM_WARPS, n, n, stream);
 }

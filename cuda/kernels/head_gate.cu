@@ -37,16 +37,12 @@ cudaError_t mt_cuda_head_gate(const struct mt_head_gate *a, cudaStream_t stream)
 {
     unsigned columns = static_cast<unsigned>(a->x.n * a->x.dim);
     dim3 grid = grid_of(ceil_div(a->n * columns, THREADS));
-    if (a->dtype == MT_BF16)
-        return MT_LAUNCH(gate_heads<bf16>, grid, THREADS, 0, stream, *a, columns);
-    return MT_LAUNCH(gate_heads<float>, grid, THREADS, 0, stream, *a, columns);
+    return MT_LAUNCH_OF(a->dtype, gate_heads, grid, THREADS, 0, stream, *a, columns);
 }
 
 cudaError_t mt_cuda_head_gate_bwd(const struct mt_head_gate_bwd *b, cudaStream_t stream)
 {
     unsigned columns = static_cast<unsigned>(b->fwd.x.n * b->fwd.x.dim);
     dim3 grid = grid_of(ceil_div(b->fwd.n * columns, THREADS));
-    if (b->fwd.dtype == MT_BF16)
-        return MT_LAUNCH(gate_heads_backward<bf16>, grid, THREADS, 0, stream, *b, columns);
-    return MT_LAUNCH(gate_heads_backward<float>, grid, THREADS, 0, stream, *b, columns);
+    return MT_LAUNCH_OF(b->fwd.dtype, gate_heads_backward, grid, THREADS, 0, stream, *b, columns);
 }

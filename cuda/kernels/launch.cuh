@@ -24,6 +24,12 @@
     type *name = reinterpret_cast<type *>(mt_shared_dynamic)
 #endif
 
+/** Launches a kernel template of one type: that of the dtype, bf16 or float. */
+#define MT_LAUNCH_OF(dtype, kernel, ...)                                                           \
+    ((dtype) == MT_BF16 ? MT_LAUNCH(kernel<bf16>, __VA_ARGS__) : MT_LAUNCH(kernel<float>, __VA_ARGS__))
+/** The next kernel of an operation, unless `rc` is the error of one before. */
+#define MT_LAUNCH_NEXT(rc, ...) ((rc) == cudaSuccess ? MT_LAUNCH(__VA_ARGS__) : (rc))
+
 /* Before a loop; nothing for the host's compiler. */
 #ifdef __CUDACC__
 #define MT_PRAGMA(text) _Pragma(#text)

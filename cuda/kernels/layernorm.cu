@@ -276,8 +276,5 @@ cudaError_t mt_cuda_layernorm_bwd(const struct mt_layernorm_bwd *a, cudaStream_t
 {
     cudaError_t rc = a->dtype == MT_BF16 ? run_backward<bf16>(a, stream) : run_backward<float>(a, stream);
     size_t sums = (a->biased ? 2 : 1) * a->c;
-    if (rc != cudaSuccess || !a->dw)
-        return rc;
-    return mt_cuda_fold(a->dw, static_cast<const float *>(a->workspace),
-                        ceil_div(a->n, mt_cuda_sum_rows(a->n)), sums, sums, stream);
+    return mt_cuda_fold_after(rc, a->dw, a->workspace, ceil_div(a->n, mt_cuda_sum_rows(a->n)), sums, sums, stream);
 }

@@ -48,11 +48,8 @@ cudaError_t mt_cuda_low_adam(const struct mt_low_adam *a, cudaStream_t stream)
 {
     size_t pieces = ceil_div(a->n, PIECE);
     cudaError_t rc = MT_LAUNCH(sum_pieces, grid_of(pieces), THREADS, 0, stream, *a);
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(add_pieces, 1, WIDE, 0, stream, a->workspace, pieces);
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(write_steps, grid_of(ceil_div(a->n, THREADS)), THREADS, 0, stream, *a);
-    return rc;
+    rc = MT_LAUNCH_NEXT(rc, add_pieces, 1, WIDE, 0, stream, a->workspace, pieces);
+    return MT_LAUNCH_NEXT(rc, write_steps, grid_of(ceil_div(a->n, THREADS)), THREADS, 0, stream, *a);
 }
 
 static __global__ void __launch_bounds__(THREADS) copy_rows(struct mt_unit_rows a)

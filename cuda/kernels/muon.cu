@@ -61,8 +61,7 @@ template <typename M> static cudaError_t run(const struct mt_muon *a, cudaStream
     size_t pieces = ceil_div(a->n, PIECE);
     dim3 grid = grid_of(ceil_div(a->n, THREADS));
     cudaError_t rc = MT_LAUNCH(sum_steps<M>, grid_of(pieces), THREADS, 0, stream, *a);
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(find_factor, 1, WIDE, 0, stream, a->workspace, pieces);
+    rc = MT_LAUNCH_NEXT(rc, find_factor, 1, WIDE, 0, stream, a->workspace, pieces);
     if (rc != cudaSuccess)
         return rc;
     if (a->dtype == MT_BF16)
@@ -84,8 +83,5 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) widen(st
 
 cudaError_t mt_cuda_widen(const struct mt_widen *a, cudaStream_t stream)
 {
-    dim3 grid = grid_of(ceil_div(a->n, THREADS));
-    if (a->dtype == MT_BF16)
-        return MT_LAUNCH(widen<bf16>, grid, THREADS, 0, stream, *a);
-    return MT_LAUNCH(widen<float>, grid, THREADS, 0, stream, *a);
+    return MT_LAUNCH_OF(a->dtype, widen, grid_of(ceil_div(a->n, THREADS)), THREADS, 0, stream, *a);
 }

@@ -424,9 +424,7 @@ static cudaError_t sum_shared(const struct mt_qk_rope_bwd *a, struct mt_heads *f
         return cudaSuccess;
     struct mt_heads x = *from;
     from->n = to->n = 0;
-    if (a->fwd.dtype == MT_BF16)
-        return MT_LAUNCH(rope_shared_backward<bf16>, grid_of(a->fwd.n), WARP, 0, stream, *a, x, *to);
-    return MT_LAUNCH(rope_shared_backward<float>, grid_of(a->fwd.n), WARP, 0, stream, *a, x, *to);
+    return MT_LAUNCH_OF(a->fwd.dtype, rope_shared_backward, grid_of(a->fwd.n), WARP, 0, stream, *a, x, *to);
 }
 
 /* Where heads have inputs of their own, backward is the inverse rotation. */
@@ -455,9 +453,6 @@ cudaError_t mt_cuda_qk_rope_bwd(const struct mt_qk_rope_bwd *a, cudaStream_t str
     const float *partials = static_cast<const float *>(a->workspace);
     cudaError_t rc = a->fwd.dtype == MT_BF16 ? run_norm_backward<bf16>(a, rows, stream)
                                          : run_norm_backward<float>(a, rows, stream);
-    if (rc == cudaSuccess && a->dq_norm)
-        rc = mt_cuda_fold(a->dq_norm, partials, blocks, 2 * d, d, stream);
-    if (rc == cudaSuccess && a->dk_norm)
-        rc = mt_cuda_fold(a->dk_norm, partials + d, blocks, 2 * d, d, stream);
-    return rc;
+    rc = mt_cuda_fold_after(rc, a->dq_norm, partials, blocks, 2 * d, d, stream);
+    return mt_cuda_fold_after(rc, a->dk_norm, partials + d, blocks, 2 * d, d, stream);
 }

@@ -84,3 +84,7 @@ template <typename T> static __device__ __forceinline__ T block_max(T v, T least
  */
 cudaError_t mt_cuda_fold(float *dst, const float *partials, size_t n_partials, size_t ld, size_t c,
                          cudaStream_t stream);
+
+/** The same after a kernel that returned `rc`; dst NULL: the sums are not wanted. */
+cudaError_t mt_cuda_fold_after(cudaError_t rc, float *dst, const void *partials, size_t n_partials, size_t ld, size_t c,
+                               cudaStream_t stream);

@@ -280,8 +280,5 @@ template <typename T> static cudaError_t run_backward(const struct mt_rmsnorm_bw
 cudaError_t mt_cuda_rmsnorm_bwd(const struct mt_rmsnorm_bwd *a, cudaStream_t stream)
 {
     cudaError_t rc = a->dtype == MT_BF16 ? run_backward<bf16>(a, stream) : run_backward<float>(a, stream);
-    if (rc != cudaSuccess || !a->dw)
-        return rc;
-    return mt_cuda_fold(a->dw, static_cast<const float *>(a->workspace),
-                        ceil_div(a->n, mt_cuda_sum_rows(a->n)), a->c, a->c, stream);
+    return mt_cuda_fold_after(rc, a->dw, a->workspace, ceil_div(a->n, mt_cuda_sum_rows(a->n)), a->c, a->c, stream);
 }

@@ -132,7 +132,6 @@ cudaError_t mt_cuda_route_lists(const struct mt_route_lists *a, cudaStream_t str
 {
     size_t blocks = ceil_div(a->n, THREADS);
     cudaError_t rc = MT_LAUNCH(count_entries, grid_of(blocks), THREADS, 0, stream, *a);
-    if (rc == cudaSuccess)
-        rc = MT_LAUNCH(scan_counts, 1, threads_for(a->e, 1024), 0, stream, *a, blocks);
-    return rc == cudaSuccess ? MT_LAUNCH(place_entries, grid_of(blocks), THREADS, 0, stream, *a) : rc;
+    rc = MT_LAUNCH_NEXT(rc, scan_counts, 1, threads_for(a->e, 1024), 0, stream, *a, blocks);
+    return MT_LAUNCH_NEXT(rc, place_entries, grid_of(blocks), THREADS, 0, stream, *a);
 }

@@ -443,10 +443,7 @@ cudaError_t mt_cuda_router_stats(const struct mt_router_stats *a, cudaStream_t s
 {
     size_t rows = mt_cuda_more_sum_rows(a->n), blocks = ceil_div(a->n, rows);
     dim3 block(WARP, ROWS);
-    cudaError_t rc =
-        a->dtype == MT_BF16
-            ? MT_LAUNCH(sum_probabilities<bf16>, grid_of(blocks), block, shared_bytes(a->e), stream, *a, rows)
-            : MT_LAUNCH(sum_probabilities<float>, grid_of(blocks), block, shared_bytes(a->e), stream, *a, rows);
-    const float *partials = static_cast<const float *>(a->workspace);
-    return rc == cudaSuccess ? mt_cuda_fold(a->prob_sum, partials, blocks, a->e, a->e, stream) : rc;
+    cudaError_t rc = MT_LAUNCH_OF(a->dtype, sum_probabilities, grid_of(blocks), block, shared_bytes(a->e), stream, *a,
+                                  rows);
+    return mt_cuda_fold_after(rc, a->prob_sum, a->workspace, blocks, a->e, a->e, stream);
 }

@@ -80,7 +80,5 @@ cudaError_t mt_cuda_shared_gate_bwd(const struct mt_shared_gate_bwd *a, cudaStre
         using V = decltype(v);
         return MT_LAUNCH((gate_backward<typename V::type, V::n>), grid_of(blocks), THREADS, 0, stream, *a, rows);
     });
-    if (rc != cudaSuccess || !a->dw)
-        return rc;
-    return mt_cuda_fold(a->dw, static_cast<const float *>(a->workspace), blocks, a->c, a->c, stream);
+    return mt_cuda_fold_after(rc, a->dw, a->workspace, blocks, a->c, a->c, stream);
 }

@@ -98,7 +98,5 @@ cudaError_t mt_cuda_xielu_bwd(const struct mt_xielu_bwd *a, cudaStream_t stream)
         return MT_LAUNCH((xielu_backward<typename V::type, V::n>), grid_of(blocks), THREADS, 0, stream, *a,
                          a->n * a->f / V::n, rows * a->f / V::n);
     });
-    if (rc != cudaSuccess || !a->dshape)
-        return rc;
-    return mt_cuda_fold(a->dshape, static_cast<const float *>(a->workspace), blocks, 2, 2, stream);
+    return mt_cuda_fold_after(rc, a->dshape, a->workspace, blocks, 2, 2, stream);
 }
