@@ -4,7 +4,7 @@
 
 #include "device/cpu/cpu.h"
 
-enum { TMP = 2048, PIECE = MT_DIRECT_PIECE };
+enum { PIECE = MT_DIRECT_PIECE };
 
 struct job {
     const struct mt_adafactor *a;
@@ -12,39 +12,27 @@ struct job {
     size_t chunk;
 };
 
-MT_HOT static void add_squares(float *restrict sum, const float *restrict g, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        sum[i] += g[i] * g[i];
-}
-
 static void sums_chunk(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     const struct mt_adafactor *a = j->a;
     size_t end = MT_MIN(a->rows, (chunk + 1) * j->chunk);
     float *col = a->col ? j->s.col + chunk * a->cols : NULL;
-    for (size_t k = 0; col && k < a->cols; k++)
-        col[k] = 0;
+    if (col)
+        memset(col, 0, a->cols * sizeof(*col));
     for (size_t i = chunk * j->chunk; i < end; i++) {
         const float *g = a->g + i * a->cols;
         j->s.row[i] = mt_cpu_dot(g, g, a->cols) / (float)a->cols + a->eps;
         if (col)
-            add_squares(col, g, a->cols);
+            mt_cpu_add_products(col, g, g, a->cols);
     }
 }
 
 static void weights_piece(void *ctx, size_t piece, int)
 {
     const struct job *j = ctx;
-    size_t n = j->a->rows * j->a->cols, end = MT_MIN(n, (piece + 1) * PIECE);
-    float tmp[TMP], sum = 0;
-    for (size_t at = piece * PIECE; at < end; at += TMP) {
-        size_t k = MT_MIN((size_t)TMP, end - at);
-        const float *w = mt_cpu_row_f32(j->a->dtype, j->a->w, at, k, tmp);
-        sum += mt_cpu_dot(w, w, k);
-    }
-    j->s.w[piece] = sum;
+    size_t first = piece * PIECE, n = MT_MIN(j->a->rows * j->a->cols - first, (size_t)PIECE);
+    j->s.w[piece] = mt_cpu_dot_rows(j->a->dtype, j->a->w, first, j->a->w, first, n);
 }
 
 static float blend(float beta2, float old, float mean)
@@ -96,22 +84,15 @@ static void scale_chunk(void *ctx, size_t chunk, int)
     j->s.u[chunk] = sum;
 }
 
-MT_HOT static void multiply(float *g, float factor, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        g[i] *= factor;
-}
-
 static void clip_chunk(void *ctx, size_t chunk, int)
 {
     const struct job *j = ctx;
     size_t first = chunk * j->chunk, n = MT_MIN(j->a->rows - first, j->chunk) * j->a->cols;
     float *g = j->a->g + first * j->a->cols;
     if (j->s.scalar[0] != 0)
-        multiply(g, j->s.scalar[2], n);
+        mt_cpu_scale(g, g, j->s.scalar[2], n);
     else
-        for (size_t i = 0; i < n; i++)
-            g[i] = 0;
+        memset(g, 0, n * sizeof(*g));
 }
 
 void mt_cpu_run_adafactor(struct mt_cpu_device *d, const struct mt_adafactor *a)

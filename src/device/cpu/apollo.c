@@ -83,18 +83,11 @@ MT_HOT static void scale_row(float *d, const float *g, const float *s, float fac
         d[i] = g[i] * s[i] * factor;
 }
 
-MT_HOT static void multiply(float *d, const float *g, float factor, size_t n)
-{
-    MT_INDEPENDENT
-    for (size_t i = 0; i < n; i++)
-        d[i] = g[i] * factor;
-}
-
 static void part_of_row(const struct job *j, size_t row, size_t at, size_t n, float *d, float factor)
 {
     const float *g = j->a->g + row * j->a->cols + at;
     if (j->tall)
-        multiply(d, g, j->low[row] * factor, n);
+        mt_cpu_scale(d, g, j->low[row] * factor, n);
     else
         scale_row(d, g, j->low + at, factor, n);
 }

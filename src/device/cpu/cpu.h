@@ -86,11 +86,23 @@ const float *mt_cpu_row_f32(enum mt_dtype t, const void *base, size_t first, siz
 float *mt_cpu_row_place(enum mt_dtype t, void *base, size_t first, float *tmp);
 /** Stores f32 values in dtype, rounding to nearest even; does nothing if they are in place already. */
 void mt_cpu_store_row(enum mt_dtype t, void *base, size_t first, size_t n, const float *src);
+/** Element i as f32. */
+float mt_cpu_element(enum mt_dtype t, const void *base, size_t i);
+/** Copies a row as f32 to dst. */
+void mt_cpu_load_row(float *dst, enum mt_dtype t, const void *base, size_t first, size_t n);
 /** Rounds values as a store and a load would. */
 void mt_cpu_round_row(enum mt_dtype t, float *row, size_t n);
 /** Dot product and sum in MT_LANES fixed lanes. */
 float mt_cpu_dot(const float *a, const float *b, size_t n);
 float mt_cpu_sum(const float *a, size_t n);
+/** Dot product of rows of a dtype that begin at elements i of a and j of b, in pieces of MT_CPU_DOT elements. */
+enum { MT_CPU_DOT = 2048 };
+float mt_cpu_dot_rows(enum mt_dtype t, const void *a, size_t i, const void *b, size_t j, size_t n);
+/** y = by x; y = a b; y += by x; y += a b. An input may be y. */
+void mt_cpu_scale(float *y, const float *x, float by, size_t n);
+void mt_cpu_multiply(float *y, const float *a, const float *b, size_t n);
+void mt_cpu_add_scaled(float *y, const float *x, float by, size_t n);
+void mt_cpu_add_products(float *y, const float *a, const float *b, size_t n);
 /** dst[k] += sum over p of partials[p * c + k], in order; k < c. Second stage of sums over rows. */
 void mt_cpu_fold(struct mt_cpu_device *d, float *dst, const void *partials, size_t n_partials, size_t c);
 /** Largest of n >= 1 values; ignores NaNs unless x[0] is one. */

@@ -11,19 +11,6 @@
 
 enum { ROW_BLOCK = 64 };
 
-static float element(enum mt_dtype t, const void *p, size_t i)
-{
-    float tmp;
-    return *mt_cpu_row_f32(t, p, i, 1, &tmp);
-}
-
-static void put(enum mt_dtype t, void *p, size_t i, float v)
-{
-    float tmp, *at = mt_cpu_row_place(t, p, i, &tmp);
-    *at = v;
-    mt_cpu_store_row(t, p, i, 1, at);
-}
-
 static size_t at(const struct mt_heads *h, size_t row, size_t head)
 {
     return mt_heads_at(h, row, head / h->dim) + head % h->dim;
@@ -36,12 +23,12 @@ static size_t n_heads(const struct mt_delta_gates *a)
 
 static float before(const struct mt_delta_gates *a, size_t row, size_t head)
 {
-    return element(a->dtype, a->a.p, at(&a->a, row, head)) + element(a->dtype, a->dt_bias, head);
+    return mt_cpu_element(a->dtype, a->a.p, at(&a->a, row, head)) + mt_cpu_element(a->dtype, a->dt_bias, head);
 }
 
 static float beta_of(const struct mt_delta_gates *a, size_t row, size_t head)
 {
-    float beta = mt_sigmoidf(element(a->dtype, a->b.p, at(&a->b, row, head)));
+    float beta = mt_sigmoidf(mt_cpu_element(a->dtype, a->b.p, at(&a->b, row, head)));
     mt_cpu_round_row(a->dtype, &beta, 1);
     return beta;
 }
@@ -63,7 +50,7 @@ static void forward_chunk(void *ctx, size_t chunk, int)
     const struct mt_delta_gates *a = ctx;
     size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK), heads = n_heads(a);
     for (size_t h = 0; h < heads; h++) {
-        float speed = -expf(element(a->dtype, a->a_log, h));
+        float speed = -expf(mt_cpu_element(a->dtype, a->a_log, h));
         for (size_t r = chunk * ROW_BLOCK; r < end; r++) {
             float step = softplus(before(a, r, h));
             step = a->plain ? limited(a, step) : step;
@@ -90,7 +77,7 @@ static void backward_chunk(void *ctx, size_t chunk, int)
     const struct mt_delta_gates *a = &b->fwd;
     size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK), heads = n_heads(a), blocks = mt_div_up(a->n, ROW_BLOCK);
     for (size_t h = 0; h < heads; h++) {
-        float speed = -expf(element(a->dtype, a->a_log, h)), sum_log = 0, sum_bias = 0, sum_skip = 0;
+        float speed = -expf(mt_cpu_element(a->dtype, a->a_log, h)), sum_log = 0, sum_bias = 0, sum_skip = 0;
         for (size_t r = chunk * ROW_BLOCK; r < end; r++) {
             size_t i = r * heads + h;
             float x = before(a, r, h), step = softplus(x), da = speed * b->dg[i] * mt_sigmoidf(x);
@@ -100,9 +87,10 @@ static void backward_chunk(void *ctx, size_t chunk, int)
                 da = cut ? 0 : (b->dbeta[i] + speed * b->dg[i]) * mt_sigmoidf(x);
             } else {
                 float beta = beta_of(a, r, h);
-                put(a->dtype, b->db.p, at(&b->db, r, h), b->dbeta[i] * beta * (1.0f - beta));
+                float db = b->dbeta[i] * beta * (1.0f - beta);
+                mt_cpu_store_row(a->dtype, b->db.p, at(&b->db, r, h), 1, &db);
             }
-            put(a->dtype, b->da.p, at(&b->da, r, h), da);
+            mt_cpu_store_row(a->dtype, b->da.p, at(&b->da, r, h), 1, &da);
             sum_bias += da;
             sum_log += b->dg[i] * speed * step;
             sum_skip += b->dskip ? b->dskip[i] : 0;

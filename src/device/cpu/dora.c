@@ -8,13 +8,7 @@ enum { PIECE = 2048 };
 
 static float sum_of_squares(const struct mt_dora_scale *a, size_t row)
 {
-    float tmp[PIECE], sum = 0;
-    for (size_t c = 0; c < a->c; c += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, a->c - c);
-        const float *w = mt_cpu_row_f32(a->dtype, a->w, row * a->c + c, n, tmp);
-        sum += mt_cpu_dot(w, w, n);
-    }
-    return sum;
+    return mt_cpu_dot_rows(a->dtype, a->w, row * a->c, a->w, row * a->c, a->c);
 }
 
 /* Of rank r, in pieces of at most PIECE: sum over k of b_k (2 s wa_k + s^2 gram_k . b). */
@@ -42,21 +36,13 @@ static float of_adapter(const struct mt_dora_scale *a, size_t row)
 static void scale_of_row(const void *args, size_t row)
 {
     const struct mt_dora_scale *a = args;
-    float m;
     a->inverse[row] = a->magnitude ? 1 / sqrtf(sum_of_squares(a, row) + of_adapter(a, row)) : 0;
-    a->scale[row] = a->magnitude ? *mt_cpu_row_f32(a->dtype, a->magnitude, row, 1, &m) * a->inverse[row] : 1;
+    a->scale[row] = a->magnitude ? mt_cpu_element(a->dtype, a->magnitude, row) * a->inverse[row] : 1;
 }
 
 void mt_cpu_run_dora_scale(struct mt_cpu_device *d, const struct mt_dora_scale *a)
 {
     mt_cpu_by_rows(d, scale_of_row, a, a->n, a->c + a->r * a->r);
-}
-
-MT_HOT static void scale_row(float *y, const float *x, const float *scale, size_t n)
-{
-    MT_INDEPENDENT
-    for (size_t i = 0; i < n; i++)
-        y[i] = x[i] * scale[i];
 }
 
 /* x NULL: zeros */
@@ -71,7 +57,7 @@ static void scale_piece(const void *args, const struct mt_cpu_piece *p)
 {
     const struct mt_scale_columns *a = args;
     float y[MT_CPU_PIECE], bias[MT_CPU_PIECE]; /* the output may be what is added */
-    scale_row(y, p->in[0], a->scale + p->first, p->n);
+    mt_cpu_multiply(y, p->in[0], a->scale + p->first, p->n);
     if (a->bias)
         add_row(y, mt_cpu_row_f32(a->dtype, a->bias, p->first, p->n, bias), y, p->n);
     add_row(p->out[0], p->in[1], y, p->n);

@@ -15,9 +15,7 @@ static void forward_row(const void *args, size_t row)
     }
     for (size_t c = 0; c < a->c; c += 256) {
         size_t n = MT_MIN((size_t)256, a->c - c);
-        const float *x = mt_cpu_row_f32(a->dtype, a->table, src * a->c + c, n, tmp);
-        for (size_t k = 0; k < n; k++)
-            tmp[k] = x[k] * scale;
+        mt_cpu_scale(tmp, mt_cpu_row_f32(a->dtype, a->table, src * a->c + c, n, tmp), scale, n);
         mt_cpu_store_row(a->dtype, a->out, row * a->c + c, n, tmp);
     }
 }
@@ -25,12 +23,6 @@ static void forward_row(const void *args, size_t row)
 void mt_cpu_run_embedding(struct mt_cpu_device *d, const struct mt_embedding *a)
 {
     mt_cpu_by_rows(d, forward_row, a, a->n, a->c);
-}
-
-MT_HOT static void add_scaled(float *restrict dst, const float *restrict src, float scale, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        dst[i] += src[i] * scale;
 }
 
 static void backward_run(const void *args, size_t u)
@@ -41,7 +33,8 @@ static void backward_run(const void *args, size_t u)
     for (size_t c = 0; c < a->c; c += 256) {
         size_t n = MT_MIN((size_t)256, a->c - c);
         for (int32_t t = a->starts[u]; t < a->starts[u + 1]; t++)
-            add_scaled(row + c, mt_cpu_row_f32(a->dtype, a->dout, (size_t)a->order[t] * a->c + c, n, tmp), scale, n);
+            mt_cpu_add_scaled(row + c, mt_cpu_row_f32(a->dtype, a->dout, (size_t)a->order[t] * a->c + c, n, tmp), scale,
+                              n);
     }
 }
 

@@ -18,18 +18,6 @@ struct head {
     float x[MOST], z[MOST], w[MOST], xhat[MOST], t[MOST]; /* the last two rounded */
 };
 
-MT_HOT static void scale(float *restrict y, const float *restrict x, float by, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        y[i] = x[i] * by;
-}
-
-MT_HOT static void multiply(float *restrict y, const float *restrict x, const float *restrict w, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        y[i] = x[i] * w[i];
-}
-
 MT_HOT static void gate(float *restrict y, const float *restrict t, const float *restrict z, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -54,21 +42,15 @@ MT_HOT static void input_gradient(float *restrict dx, const float *restrict g, c
         dx[i] = rstd * (g[i] - x[i] * rstd * mean);
 }
 
-MT_HOT static void add_products(float *restrict dw, const float *restrict a, const float *restrict b, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        dw[i] += a[i] * b[i];
-}
-
 static void load(const struct mt_gated_norm *a, size_t row, size_t head, struct head *h)
 {
     size_t n = a->x.dim;
-    mt_cpu_copy_row(h->x, a->dtype, a->x.p, mt_heads_at(&a->x, row, head), n);
-    mt_cpu_copy_row(h->z, a->dtype, a->z.p, mt_cpu_gate_at(&a->z, n, row, head), n);
+    mt_cpu_load_row(h->x, a->dtype, a->x.p, mt_heads_at(&a->x, row, head), n);
+    mt_cpu_load_row(h->z, a->dtype, a->z.p, mt_cpu_gate_at(&a->z, n, row, head), n);
     h->rstd = 1.0f / sqrtf(mt_cpu_dot(h->x, h->x, n) / (float)n + a->eps);
-    scale(h->xhat, h->x, h->rstd, n);
+    mt_cpu_scale(h->xhat, h->x, h->rstd, n);
     mt_cpu_round_row(a->dtype, h->xhat, n);
-    multiply(h->t, h->xhat, h->w, n);
+    mt_cpu_multiply(h->t, h->xhat, h->w, n);
     mt_cpu_round_row(a->dtype, h->t, n);
 }
 
@@ -77,7 +59,7 @@ static void forward_row(const void *args, size_t row)
     const struct mt_gated_norm *a = args;
     struct head h;
     float tmp[MOST];
-    mt_cpu_copy_row(h.w, a->dtype, a->w, 0, a->x.dim);
+    mt_cpu_load_row(h.w, a->dtype, a->w, 0, a->x.dim);
     for (size_t i = 0; i < a->x.n; i++) {
         size_t to = mt_heads_at(&a->y, row, i);
         load(a, row, i, &h);
@@ -103,13 +85,13 @@ static void backward_head(const struct mt_gated_norm_bwd *b, size_t row, size_t 
     size_t n = a->x.dim, to = mt_heads_at(&b->dx, row, i), to_z = mt_cpu_gate_at(&b->dz, n, row, i);
     float dy[MOST], g[MOST], tmp[MOST];
     load(a, row, i, h);
-    mt_cpu_copy_row(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, i), n);
+    mt_cpu_load_row(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, i), n);
     float *dz = mt_cpu_row_place(a->dtype, b->dz.p, to_z, tmp);
     gate_backward(dz, dy, h->t, h->z, n);
     mt_cpu_store_row(a->dtype, b->dz.p, to_z, n, dz);
     if (dw)
-        add_products(dw, dy, h->xhat, n);
-    multiply(g, dy, h->w, n);
+        mt_cpu_add_products(dw, dy, h->xhat, n);
+    mt_cpu_multiply(g, dy, h->w, n);
     float mean = mt_cpu_dot(g, h->x, n) * h->rstd / (float)n;
     float *dx = mt_cpu_row_place(a->dtype, b->dx.p, to, tmp);
     input_gradient(dx, g, h->x, h->rstd, mean, n);
@@ -120,7 +102,7 @@ static void backward_row(const void *args, size_t row, float *dw)
 {
     const struct mt_gated_norm_bwd *b = args;
     struct head h;
-    mt_cpu_copy_row(h.w, b->fwd.dtype, b->fwd.w, 0, b->fwd.x.dim);
+    mt_cpu_load_row(h.w, b->fwd.dtype, b->fwd.w, 0, b->fwd.x.dim);
     for (size_t i = 0; i < b->fwd.x.n; i++)
         backward_head(b, row, i, &h, dw);
 }

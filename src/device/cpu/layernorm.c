@@ -107,15 +107,6 @@ MT_HOT static void input_gradient(float *restrict dx, const float *restrict g, c
         dx[i] = rstd * (g[i] - mean[0] - xhat[i] * mean[1]) + (res ? res[i] : 0.0f);
 }
 
-MT_HOT static void add_gradients(float *restrict dw, float *restrict db, const float *restrict dy,
-                                 const float *restrict xhat, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        dw[i] += dy[i] * xhat[i];
-    for (size_t i = 0; db && i < n; i++)
-        db[i] += dy[i];
-}
-
 static void backward_row(const void *args, size_t row, float *sums)
 {
     const struct mt_layernorm_bwd *a = args;
@@ -135,7 +126,9 @@ static void backward_row(const void *args, size_t row, float *sums)
         const float *pr = a->dres ? mt_cpu_row_f32(a->dtype, a->dres, at, p.n, res) : NULL;
         input_gradient(out, p.g, p.xhat, pr, of, a->rstd[row], p.n);
         if (sums)
-            add_gradients(sums + c, a->biased ? sums + a->c + c : NULL, p.dy, p.xhat, p.n);
+            mt_cpu_add_products(sums + c, p.dy, p.xhat, p.n);
+        if (sums && a->biased)
+            mt_cpu_add_scaled(sums + a->c + c, p.dy, 1, p.n);
         mt_cpu_store_row(a->dtype, a->dx, at, p.n, out);
     }
 }

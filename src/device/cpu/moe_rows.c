@@ -14,12 +14,6 @@ MT_HOT static void weigh_bf16(uint16_t *restrict dst, const uint16_t *restrict s
     }
 }
 
-MT_HOT static void weigh_f32(float *restrict dst, const float *restrict src, float w, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        dst[i] = w * src[i];
-}
-
 static void gather_row(const void *args, size_t row)
 {
     const struct mt_moe_gather *a = args;
@@ -33,7 +27,7 @@ static void gather_row(const void *args, size_t row)
     else if (a->dtype == MT_BF16)
         weigh_bf16((uint16_t *)(void *)dst, (const uint16_t *)(const void *)src, a->weights[entry], a->c);
     else
-        weigh_f32((float *)(void *)dst, (const float *)(const void *)src, a->weights[entry], a->c);
+        mt_cpu_scale((float *)(void *)dst, (const float *)(const void *)src, a->weights[entry], a->c);
 }
 
 void mt_cpu_run_moe_gather(struct mt_cpu_device *d, const struct mt_moe_gather *a)
@@ -45,12 +39,6 @@ MT_HOT static void add_bf16(float *restrict sum, const uint16_t *restrict src, f
 {
     for (size_t i = 0; i < n; i++)
         sum[i] += w * mt_bf16_to_f32(src[i]);
-}
-
-MT_HOT static void add_f32(float *restrict sum, const float *restrict src, float w, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        sum[i] += w * src[i];
 }
 
 /* The token's first entry from row `from` of src on; rows are counted from the last one if a->down. Returns its row;
@@ -81,7 +69,7 @@ static void combine_token(const void *args, size_t token)
         if (a->dtype == MT_BF16)
             add_bf16(sum, (const uint16_t *)a->src + row * a->c, w, a->c);
         else
-            add_f32(sum, (const float *)a->src + row * a->c, w, a->c);
+            mt_cpu_add_scaled(sum, (const float *)a->src + row * a->c, w, a->c);
         at++;
     }
 }

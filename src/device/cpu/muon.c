@@ -20,17 +20,9 @@ MT_HOT static void step(float *restrict to, float *restrict m, const float *rest
     }
 }
 
-MT_HOT static void scaled(float *y, const float *x, float scale, size_t n)
-{
-    MT_INDEPENDENT
-    for (size_t i = 0; i < n; i++)
-        y[i] = x[i] * scale;
-}
-
 static void steps_of(const struct mt_muon *a, size_t at, size_t n, float *u, float *m)
 {
-    float tmp[TMP];
-    scaled(m, mt_cpu_row_f32(a->m_dtype, a->m, at, n, tmp), 1, n);
+    mt_cpu_load_row(m, a->m_dtype, a->m, at, n);
     step(u, m, a->g + at, a->mu, n);
 }
 
@@ -56,7 +48,7 @@ static void write_piece(void *ctx, size_t piece, int)
         size_t n = MT_MIN((size_t)TMP, end - at);
         if (j->factor > 0) {
             steps_of(j->a, at, n, u, m);
-            scaled(u, u, j->factor, n);
+            mt_cpu_scale(u, u, j->factor, n);
             mt_cpu_store_row(j->a->m_dtype, j->a->m, at, n, m);
         }
         for (size_t i = 0; i < n && !(j->factor > 0); i++)
@@ -82,7 +74,7 @@ static void widen_piece(void *ctx, size_t piece, int)
     float tmp[TMP];
     for (size_t at = piece * PIECE; at < end; at += TMP) {
         size_t n = MT_MIN((size_t)TMP, end - at);
-        scaled(a->y + at, mt_cpu_row_f32(a->dtype, a->x, at, n, tmp), a->scale, n);
+        mt_cpu_scale(a->y + at, mt_cpu_row_f32(a->dtype, a->x, at, n, tmp), a->scale, n);
     }
 }
 

@@ -7,7 +7,6 @@
  * A head may have tens of thousands of elements: it is taken in pieces, twice, and u is made again.
  */
 #include <math.h>
-#include <string.h>
 
 #include "device/cpu/gated.h"
 #include "device/cpu/vecmath.h"
@@ -26,24 +25,6 @@ MT_HOT static void gate(float *restrict u, const float *restrict x, const float 
         u[i] = x[i] * (z[i] * mt_sigmoidf(z[i]));
 }
 
-MT_HOT static void scale(float *restrict y, const float *restrict x, float by, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        y[i] = x[i] * by;
-}
-
-MT_HOT static void multiply(float *restrict y, const float *restrict w, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        y[i] *= w[i];
-}
-
-MT_HOT static void add_products(float *restrict dw, const float *restrict a, const float *restrict b, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        dw[i] += a[i] * b[i];
-}
-
 /* g becomes dx, z dz. */
 MT_HOT static void input_gradients(float *restrict g, float *restrict z, const float *restrict x,
                                    const float *restrict u, const float rstd, const float mean, size_t n)
@@ -55,19 +36,12 @@ MT_HOT static void input_gradients(float *restrict g, float *restrict z, const f
     }
 }
 
-static void put(const float *src, enum mt_dtype t, void *p, size_t at, size_t n)
-{
-    float tmp[PIECE], *to = mt_cpu_row_place(t, p, at, tmp);
-    memcpy(to, src, n * sizeof(*src));
-    mt_cpu_store_row(t, p, at, n, to);
-}
-
 static void load(const struct mt_gated_norm *a, size_t row, size_t head, size_t first, struct piece *p)
 {
     p->n = MT_MIN((size_t)PIECE, a->x.dim - first);
-    mt_cpu_copy_row(p->x, a->dtype, a->x.p, mt_heads_at(&a->x, row, head) + first, p->n);
-    mt_cpu_copy_row(p->z, a->dtype, a->z.p, mt_cpu_gate_at(&a->z, a->x.dim, row, head) + first, p->n);
-    mt_cpu_copy_row(p->w, a->dtype, a->w, head * a->x.dim + first, p->n);
+    mt_cpu_load_row(p->x, a->dtype, a->x.p, mt_heads_at(&a->x, row, head) + first, p->n);
+    mt_cpu_load_row(p->z, a->dtype, a->z.p, mt_cpu_gate_at(&a->z, a->x.dim, row, head) + first, p->n);
+    mt_cpu_load_row(p->w, a->dtype, a->w, head * a->x.dim + first, p->n);
     gate(p->u, p->x, p->z, p->n);
 }
 
@@ -88,10 +62,10 @@ static void forward_head(const struct mt_gated_norm *a, size_t row, size_t head)
     for (size_t at = 0; at < a->x.dim; at += p.n) {
         float xhat[PIECE];
         load(a, row, head, at, &p);
-        scale(xhat, p.u, rstd, p.n);
+        mt_cpu_scale(xhat, p.u, rstd, p.n);
         mt_cpu_round_row(a->dtype, xhat, p.n);
-        multiply(xhat, p.w, p.n);
-        put(xhat, a->dtype, a->y.p, mt_heads_at(&a->y, row, head) + at, p.n);
+        mt_cpu_multiply(xhat, xhat, p.w, p.n);
+        mt_cpu_store_row(a->dtype, a->y.p, mt_heads_at(&a->y, row, head) + at, p.n, xhat);
     }
 }
 
@@ -111,23 +85,23 @@ static void backward_head(const struct mt_gated_norm_bwd *b, size_t row, size_t 
     double squares = 0, along = 0;
     for (size_t at = 0; at < a->x.dim; at += p.n) {
         load(a, row, head, at, &p);
-        mt_cpu_copy_row(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, head) + at, p.n);
-        multiply(dy, p.w, p.n);
+        mt_cpu_load_row(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, head) + at, p.n);
+        mt_cpu_multiply(dy, dy, p.w, p.n);
         squares += (double)mt_cpu_dot(p.u, p.u, p.n);
         along += (double)mt_cpu_dot(dy, p.u, p.n);
     }
     float rstd = rstd_of(a, squares), mean = (float)along * rstd / (float)a->x.dim;
     for (size_t at = 0; at < a->x.dim; at += p.n) {
         load(a, row, head, at, &p);
-        mt_cpu_copy_row(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, head) + at, p.n);
-        scale(xhat, p.u, rstd, p.n);
+        mt_cpu_load_row(dy, a->dtype, b->dy.p, mt_heads_at(&b->dy, row, head) + at, p.n);
+        mt_cpu_scale(xhat, p.u, rstd, p.n);
         mt_cpu_round_row(a->dtype, xhat, p.n);
         if (dw)
-            add_products(dw + at, dy, xhat, p.n);
-        multiply(dy, p.w, p.n);
+            mt_cpu_add_products(dw + at, dy, xhat, p.n);
+        mt_cpu_multiply(dy, dy, p.w, p.n);
         input_gradients(dy, p.z, p.x, p.u, rstd, mean, p.n);
-        put(dy, a->dtype, b->dx.p, mt_heads_at(&b->dx, row, head) + at, p.n);
-        put(p.z, a->dtype, b->dz.p, mt_cpu_gate_at(&b->dz, a->x.dim, row, head) + at, p.n);
+        mt_cpu_store_row(a->dtype, b->dx.p, mt_heads_at(&b->dx, row, head) + at, p.n, dy);
+        mt_cpu_store_row(a->dtype, b->dz.p, mt_cpu_gate_at(&b->dz, a->x.dim, row, head) + at, p.n, p.z);
     }
 }
 

@@ -43,18 +43,14 @@ MT_HOT static void forward_head(const struct mt_qk_rope *a, size_t row, bool key
     const struct mt_heads *from = key ? &a->k : &a->q, *to = key ? &a->to_k : &a->to_q;
     size_t d = from->dim, at = table_at(a->positions, row, a->rot);
     float x[MAX_HEAD], w[MAX_HEAD];
-    const float *p = mt_cpu_row_f32(a->dtype, from->p, mt_heads_at(from, row, head), d, x);
-    if (p != x)
-        memcpy(x, p, d * sizeof(float));
+    mt_cpu_load_row(x, a->dtype, from->p, mt_heads_at(from, row, head), d);
     if (a->q_norm) {
         float rstd = 1.0f / sqrtf(mt_cpu_dot(x, x, d) / (float)d + a->eps);
         const float *pw = mt_cpu_row_f32(a->dtype, key ? a->k_norm : a->q_norm, 0, d, w);
         a->rstd[row * (a->q.n + a->k.n) + (key ? a->q.n : 0) + head] = rstd;
-        for (size_t i = 0; i < d; i++)
-            x[i] *= rstd;
+        mt_cpu_scale(x, x, rstd, d);
         mt_cpu_round_row(a->dtype, x, d);
-        for (size_t i = 0; i < d; i++)
-            x[i] *= pw[i];
+        mt_cpu_multiply(x, x, pw, d);
         mt_cpu_round_row(a->dtype, x, d);
     }
     if (a->rot)
@@ -91,17 +87,14 @@ MT_HOT static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, boo
     const float *px = mt_cpu_row_f32(a->fwd.dtype, from->p, mt_heads_at(from, row, head), d, x);
     const float *pw = mt_cpu_row_f32(a->fwd.dtype, key ? a->fwd.k_norm : a->fwd.q_norm, 0, d, w);
     float rstd = a->fwd.rstd[row * (a->fwd.q.n + a->fwd.k.n) + (key ? a->fwd.q.n : 0) + head];
-    for (size_t i = 0; i < d; i++)
-        xhat[i] = px[i] * rstd;
+    mt_cpu_scale(xhat, px, rstd, d);
     if (dw) {
         float rounded[MAX_HEAD];
         memcpy(rounded, xhat, d * sizeof(float));
         mt_cpu_round_row(a->fwd.dtype, rounded, d); /* the normalised value, which is multiplied by w */
-        for (size_t i = 0; i < d; i++)
-            dw[i] += g[i] * rounded[i];
+        mt_cpu_add_products(dw, g, rounded, d);
     }
-    for (size_t i = 0; i < d; i++)
-        g[i] *= pw[i];
+    mt_cpu_multiply(g, g, pw, d);
     float mean = mt_cpu_dot(g, xhat, d) / (float)d;
     for (size_t i = 0; i < d; i++)
         g[i] = rstd * (g[i] - xhat[i] * mean);
@@ -113,14 +106,9 @@ MT_HOT static void backward_head(const struct mt_qk_rope_bwd *a, size_t row, boo
     const struct mt_heads *from = key ? &a->dk : &a->dq, *to = key ? &a->to_dk : &a->to_dq;
     size_t d = from->dim, at = table_at(a->fwd.positions, row, a->fwd.rot);
     float g[MAX_HEAD], tmp[MAX_HEAD];
-    const float *p = mt_cpu_row_f32(a->fwd.dtype, from->p, mt_heads_at(from, row, head), d, g);
-    if (p != g)
-        memcpy(g, p, d * sizeof(float));
-    for (size_t h = head + 1; h < head + n; h++) {
-        const float *more = mt_cpu_row_f32(a->fwd.dtype, from->p, mt_heads_at(from, row, h), d, tmp);
-        for (size_t i = 0; i < d; i++)
-            g[i] += more[i];
-    }
+    mt_cpu_load_row(g, a->fwd.dtype, from->p, mt_heads_at(from, row, head), d);
+    for (size_t h = head + 1; h < head + n; h++)
+        mt_cpu_add_scaled(g, mt_cpu_row_f32(a->fwd.dtype, from->p, mt_heads_at(from, row, h), d, tmp), 1, d);
     if (a->fwd.rot)
         (a->fwd.pairs ? rotate_pairs : rotate)(g, a->fwd.cos_t + at, a->fwd.sin_t + at, a->fwd.rot, -1);
     if (a->fwd.q_norm)

@@ -12,12 +12,6 @@
 
 enum { ROW_BLOCK = 32, PIECE = 2048 };
 
-MT_HOT static void normalise(float *restrict y, const float *restrict x, float rstd, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        y[i] = x[i] * rstd;
-}
-
 MT_HOT static void scale_by(float *restrict y, const float *restrict w, float plus, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -32,13 +26,8 @@ static size_t row_at(const struct mt_row_groups *g, size_t c, size_t row)
 
 static float square_sum(const struct mt_rmsnorm *a, size_t row)
 {
-    float x[PIECE], sum = 0;
-    for (size_t c = 0; c < a->c; c += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row_at(&a->x_at, a->c, row) + c;
-        const float *p = mt_cpu_row_f32(a->dtype, a->x, at, n, x);
-        sum += mt_cpu_dot(p, p, n);
-    }
-    return sum;
+    size_t at = row_at(&a->x_at, a->c, row);
+    return mt_cpu_dot_rows(a->dtype, a->x, at, a->x, at, a->c);
 }
 
 static void forward_row(const void *args, size_t row)
@@ -51,7 +40,7 @@ static void forward_row(const void *args, size_t row)
         size_t n = MT_MIN((size_t)PIECE, a->c - c), from = row_at(&a->x_at, a->c, row) + c;
         size_t at = row_at(&a->y_at, a->c, row) + c;
         float *y = mt_cpu_row_place(a->dtype, a->y, at, tmp);
-        normalise(y, mt_cpu_row_f32(a->dtype, a->x, from, n, x), a->rstd[row], n);
+        mt_cpu_scale(y, mt_cpu_row_f32(a->dtype, a->x, from, n, x), a->rstd[row], n);
         if (!a->plus_one && !a->round_once)
             mt_cpu_round_row(a->dtype, y, n);
         scale_by(y, mt_cpu_row_f32(a->dtype, a->w, c, n, w), a->plus_one ? 1.0f : 0.0f, n);
@@ -72,11 +61,10 @@ size_t mt_cpu_rmsnorm_bwd_workspace(const struct mt_device_limits *, const struc
 /* sum over the row of dy w x; times rstd it is the sum of g xhat. */
 static float project(const struct mt_rmsnorm_bwd *a, size_t row)
 {
-    float x[PIECE], w[PIECE], dy[PIECE], g[PIECE], sum = 0;
+    float x[PIECE], w[PIECE], g[PIECE], sum = 0;
     for (size_t c = 0; c < a->c; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->c - c), from = row_at(&a->x_at, a->c, row) + c;
-        const float *pd = mt_cpu_row_f32(a->dtype, a->dy, row_at(&a->dy_at, a->c, row) + c, n, dy);
-        memcpy(g, pd, n * sizeof(float));
+        mt_cpu_load_row(g, a->dtype, a->dy, row_at(&a->dy_at, a->c, row) + c, n);
         scale_by(g, mt_cpu_row_f32(a->dtype, a->w, c, n, w), a->plus_one ? 1.0f : 0.0f, n);
         sum += mt_cpu_dot(g, mt_cpu_row_f32(a->dtype, a->x, from, n, x), n);
     }
@@ -89,13 +77,6 @@ MT_HOT static void input_gradient(float *restrict dx, const float *restrict g,
 {
     for (size_t i = 0; i < n; i++)
         dx[i] = rstd * (g[i] - x[i] * rstd * mean) + (res ? res[i] : 0.0f);
-}
-
-MT_HOT static void add_weight_gradient(float *restrict dw, const float *restrict dy,
-                                       const float *restrict xhat, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        dw[i] += dy[i] * xhat[i];
 }
 
 static void backward_row(const void *args, size_t row, float *dw)
@@ -112,10 +93,10 @@ static void backward_row(const void *args, size_t row, float *dw)
         scale_by(g, mt_cpu_row_f32(a->dtype, a->w, c, n, w), a->plus_one ? 1.0f : 0.0f, n);
         input_gradient(out, g, px, pr, rstd, mean, n);
         if (dw) {
-            normalise(g, px, rstd, n);
+            mt_cpu_scale(g, px, rstd, n);
             if (!a->plus_one && !a->round_once)
                 mt_cpu_round_row(a->dtype, g, n); /* the normalised value, which is multiplied by w */
-            add_weight_gradient(dw + c, pd, g, n);
+            mt_cpu_add_products(dw + c, pd, g, n);
         }
         mt_cpu_store_row(a->dtype, a->dx, at, n, out);
     }
@@ -143,17 +124,13 @@ static void bias_chunk(void *ctx, size_t chunk, int)
         for (size_t c = 0; c < a->c; c += PIECE) {
             size_t n = MT_MIN((size_t)PIECE, a->c - c);
             const float *x = mt_cpu_row_f32(a->dtype, a->dy, r * a->ld + c, n, tmp);
-            if (a->x) {
-                const float *y = mt_cpu_row_f32(a->dtype, a->x, r * a->ld + c, n, own);
-                for (size_t k = 0; k < n; k++)
-                    sum[c + k] += x[k] * y[k];
-                continue;
-            }
-            for (size_t k = 0; k < n; k++)
-                sum[c + k] += x[k];
+            if (a->x)
+                mt_cpu_add_products(sum + c, x, mt_cpu_row_f32(a->dtype, a->x, r * a->ld + c, n, own), n);
+            else
+                mt_cpu_add_scaled(sum + c, x, 1, n);
         }
-    for (size_t c = 0; a->scale && c < a->c; c++)
-        sum[c] *= a->scale[c];
+    if (a->scale)
+        mt_cpu_multiply(sum, sum, a->scale, a->c);
 }
 
 void mt_cpu_run_bias_bwd(struct mt_cpu_device *d, const struct mt_bias_bwd *a)

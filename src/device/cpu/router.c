@@ -158,8 +158,7 @@ static float chosen_scores(const struct mt_router_rule *rule, float *v, const fl
 /* The number that an expert's weights are multiplied by. */
 static float scale_of(enum mt_dtype dtype, const void *scale, size_t expert)
 {
-    float tmp;
-    return scale ? *mt_cpu_row_f32(dtype, scale, expert, 1, &tmp) : 1;
+    return scale ? mt_cpu_element(dtype, scale, expert) : 1;
 }
 
 static void forward_row(const void *args, size_t row)
@@ -281,8 +280,7 @@ static void stats_row(const void *args, size_t r, float *sum)
     const struct mt_router_stats *a = args;
     float tmp[MT_MAX_EXPERTS], p[MT_MAX_EXPERTS];
     softmax(p, mt_cpu_row_f32(a->dtype, a->logits, r * a->e, a->e, tmp), a->e);
-    for (size_t i = 0; i < a->e; i++)
-        sum[i] += p[i];
+    mt_cpu_add_scaled(sum, p, 1, a->e);
 }
 
 void mt_cpu_run_router_stats(struct mt_cpu_device *d, const struct mt_router_stats *a)

@@ -40,6 +40,18 @@ void mt_cpu_store_row(enum mt_dtype t, void *base, size_t first, size_t n, const
         memcpy((float *)base + first, src, n * sizeof(float));
 }
 
+float mt_cpu_element(enum mt_dtype t, const void *base, size_t i)
+{
+    return t == MT_F32 ? ((const float *)base)[i] : mt_bf16_to_f32(((const uint16_t *)base)[i]);
+}
+
+void mt_cpu_load_row(float *dst, enum mt_dtype t, const void *base, size_t first, size_t n)
+{
+    const float *src = mt_cpu_row_f32(t, base, first, n, dst);
+    if (src != dst)
+        memcpy(dst, src, n * sizeof(*dst));
+}
+
 MT_HOT void mt_cpu_round_row(enum mt_dtype t, float *row, size_t n)
 {
     if (t == MT_F32)
@@ -82,6 +94,45 @@ MT_HOT float mt_cpu_sum(const float *a, size_t n)
     for (int k = 0; i < n; i++, k++)
         lane[k] += a[i];
     return add_lanes(lane);
+}
+
+float mt_cpu_dot_rows(enum mt_dtype t, const void *a, size_t i, const void *b, size_t j, size_t n)
+{
+    float x[MT_CPU_DOT], y[MT_CPU_DOT], sum = 0;
+    for (size_t at = 0; at < n; at += MT_CPU_DOT) {
+        size_t some = MT_MIN((size_t)MT_CPU_DOT, n - at);
+        const float *p = mt_cpu_row_f32(t, a, i + at, some, x);
+        sum += mt_cpu_dot(p, a == b && i == j ? p : mt_cpu_row_f32(t, b, j + at, some, y), some);
+    }
+    return sum;
+}
+
+MT_HOT void mt_cpu_scale(float *y, const float *x, float by, size_t n)
+{
+    MT_INDEPENDENT
+    for (size_t i = 0; i < n; i++)
+        y[i] = by * x[i];
+}
+
+MT_HOT void mt_cpu_multiply(float *y, const float *a, const float *b, size_t n)
+{
+    MT_INDEPENDENT
+    for (size_t i = 0; i < n; i++)
+        y[i] = a[i] * b[i];
+}
+
+MT_HOT void mt_cpu_add_scaled(float *y, const float *x, float by, size_t n)
+{
+    MT_INDEPENDENT
+    for (size_t i = 0; i < n; i++)
+        y[i] += by * x[i];
+}
+
+MT_HOT void mt_cpu_add_products(float *y, const float *a, const float *b, size_t n)
+{
+    MT_INDEPENDENT
+    for (size_t i = 0; i < n; i++)
+        y[i] += a[i] * b[i];
 }
 
 MT_HOT float mt_cpu_max(const float *x, size_t n)

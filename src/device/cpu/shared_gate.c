@@ -8,33 +8,15 @@
 
 enum { ROW_BLOCK = 32, PIECE = 2048 };
 
-MT_HOT static void scale(float *y, const float *x, float by, size_t n)
-{
-    MT_INDEPENDENT
-    for (size_t i = 0; i < n; i++)
-        y[i] = by * x[i];
-}
-
-MT_HOT static void add_scaled(float *restrict y, const float *restrict x, float by, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        y[i] += by * x[i];
-}
-
 static void forward_row(const void *args, size_t row)
 {
     const struct mt_shared_gate *a = args;
-    float x[PIECE], w[PIECE], dot = 0;
-    for (size_t c = 0; c < a->c; c += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, a->c - c);
-        const float *px = mt_cpu_row_f32(a->dtype, a->x, row * a->c + c, n, x);
-        dot += mt_cpu_dot(px, mt_cpu_row_f32(a->dtype, a->w, c, n, w), n);
-    }
-    a->gate[row] = mt_sigmoidf(dot);
+    float x[PIECE];
+    a->gate[row] = mt_sigmoidf(mt_cpu_dot_rows(a->dtype, a->x, row * a->c, a->w, 0, a->c));
     for (size_t c = 0; c < a->f; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->f - c), at = row * a->f + c;
         float *y = mt_cpu_row_place(a->dtype, a->act, at, x);
-        scale(y, mt_cpu_row_f32(a->dtype, a->act, at, n, x), a->gate[row], n);
+        mt_cpu_scale(y, mt_cpu_row_f32(a->dtype, a->act, at, n, x), a->gate[row], n);
         mt_cpu_store_row(a->dtype, a->act, at, n, y);
     }
 }
@@ -55,9 +37,9 @@ static void backward_row(const void *args, size_t r, float *dw)
     float x[PIECE], w[PIECE], g = a->gate[r], d = a->dgate[r] * (g * (1.0f - g));
     for (size_t c = 0; c < a->c; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->c - c);
-        add_scaled(a->dx + r * a->c + c, mt_cpu_row_f32(a->dtype, a->w, c, n, w), d, n);
+        mt_cpu_add_scaled(a->dx + r * a->c + c, mt_cpu_row_f32(a->dtype, a->w, c, n, w), d, n);
         if (dw)
-            add_scaled(dw + c, mt_cpu_row_f32(a->dtype, a->x, r * a->c + c, n, x), d, n);
+            mt_cpu_add_scaled(dw + c, mt_cpu_row_f32(a->dtype, a->x, r * a->c + c, n, x), d, n);
     }
 }
 

@@ -79,14 +79,6 @@ size_t mt_cpu_xielu_bwd_workspace(const struct mt_device_limits *, const struct 
     return mt_div_up(a->n, mt_cpu_rows_per_chunk(a->f)) * 2 * sizeof(float);
 }
 
-/* Elements as f32 in `tmp`, whatever their dtype. */
-static void load_piece(float *tmp, enum mt_dtype t, const void *base, size_t at, size_t n)
-{
-    const float *p = mt_cpu_row_f32(t, base, at, n, tmp);
-    for (size_t i = 0; p != tmp && i < n; i++)
-        tmp[i] = p[i];
-}
-
 static void backward_chunk(void *ctx, size_t chunk, int)
 {
     const struct mt_xielu_bwd *a = ctx;
@@ -95,8 +87,8 @@ static void backward_chunk(void *ctx, size_t chunk, int)
     float x[PIECE], dy[PIECE], of_p[PIECE], of_n[PIECE], sum[2] = {0, 0};
     for (size_t at = chunk * per * a->f; at < end; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, end - at);
-        load_piece(x, a->dtype, a->x, at, n);
-        load_piece(dy, a->dtype, a->dout, at, n);
+        mt_cpu_load_row(x, a->dtype, a->x, at, n);
+        mt_cpu_load_row(dy, a->dtype, a->dout, at, n);
         backward_piece(&c, x, dy, of_p, of_n, n);
         sum[0] += mt_cpu_sum(of_p, n);
         sum[1] += mt_cpu_sum(of_n, n);
