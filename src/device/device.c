@@ -34,10 +34,39 @@ const struct mt_device_limits *mt_device_limits(const mt_device *dev)
         who->backend->does ? who->backend->does(who, ##__VA_ARGS__) : (none);                      \
     })
 
-int mt_device_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, struct mt_err *err)
-{
-    return CALL(0, dev, alloc, bytes, tag, out, err);
-}
+/* Functions of device.h that call what the backend has, with what they return if it has nothing. */
+#define FORWARD(type, name, parameters, none, does, ...)                                           \
+    type name parameters                                                                           \
+    {                                                                                              \
+        return CALL(none, dev, does, ##__VA_ARGS__);                                               \
+    }
+#define FORWARD_VOID(name, parameters, does, ...)                                                  \
+    void name parameters                                                                           \
+    {                                                                                              \
+        CALL((void)0, dev, does, ##__VA_ARGS__);                                                   \
+    }
+FORWARD(int, mt_device_alloc, (mt_device *dev, size_t bytes, const char *tag, void **out, struct mt_err *err), 0,
+        alloc, bytes, tag, out, err)
+FORWARD(int, mt_device_register_host, (mt_device *dev, void *ptr, size_t bytes, struct mt_err *err), 0,
+        register_host, ptr, bytes, err)
+FORWARD(int, mt_event_create, (mt_device *dev, mt_event **out, struct mt_err *err), 0, event_create, out, err)
+FORWARD(int, mt_event_record, (mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err), 0, event_record,
+        ev, s, err)
+FORWARD(int, mt_event_wait, (mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err), 0, event_wait, ev,
+        s, err)
+FORWARD(int, mt_event_sync, (mt_device *dev, mt_event *ev, struct mt_err *err), 0, event_sync, ev, err)
+FORWARD(int, mt_device_sync, (mt_device *dev, struct mt_err *err), 0, sync, err)
+FORWARD(int, mt_device_status, (mt_device *dev, struct mt_err *err), 0, status, err)
+FORWARD(bool, mt_device_adopt_findings, (mt_device *dev, const char *text), false, adopt_findings, text)
+FORWARD(size_t, mt_device_products, (mt_device *dev, struct mt_str *out), 0, products, out)
+FORWARD(bool, mt_device_adopt_products, (mt_device *dev, const char *text), !*text, adopt_products, text)
+FORWARD(size_t, mt_device_distrust, (mt_device *dev), 0, distrust, true)
+FORWARD_VOID(mt_device_poison, (mt_device *dev, void *ptr, size_t bytes), poison, ptr, bytes)
+FORWARD_VOID(mt_device_unregister_host, (mt_device *dev, void *ptr), unregister_host, ptr)
+FORWARD_VOID(mt_device_turn_to, (mt_device *dev, int side), turn_to, side)
+FORWARD_VOID(mt_device_findings, (mt_device *dev, struct mt_str *out), findings, out)
+FORWARD_VOID(mt_device_tune, (mt_device *dev, bool on), tune, on)
+FORWARD_VOID(mt_device_doubt, (mt_device *dev), doubt)
 
 void mt_device_free(mt_device *dev, void *ptr)
 {
@@ -50,46 +79,11 @@ size_t mt_device_bytes_used(const mt_device *dev)
     return CALL(0, (mt_device *)(uintptr_t)dev, bytes_used);
 }
 
-void mt_device_poison(mt_device *dev, void *ptr, size_t bytes)
-{
-    CALL((void)0, dev, poison, ptr, bytes);
-}
-
-int mt_device_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err)
-{
-    return CALL(0, dev, register_host, ptr, bytes, err);
-}
-
-void mt_device_unregister_host(mt_device *dev, void *ptr)
-{
-    CALL((void)0, dev, unregister_host, ptr);
-}
-
-int mt_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
-{
-    return CALL(0, dev, event_create, out, err);
-}
-
 void mt_event_destroy(mt_event **ev)
 {
     if (*ev)
         (*ev)->dev->backend->event_destroy(*ev);
     *ev = NULL;
-}
-
-int mt_event_record(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
-{
-    return CALL(0, dev, event_record, ev, s, err);
-}
-
-int mt_event_wait(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
-{
-    return CALL(0, dev, event_wait, ev, s, err);
-}
-
-int mt_event_sync(mt_device *dev, mt_event *ev, struct mt_err *err)
-{
-    return CALL(0, dev, event_sync, ev, err);
 }
 
 int64_t mt_event_time_ns(mt_event *ev)
@@ -136,31 +130,6 @@ int mt_device_open_sides(mt_device *dev, int n, void *memory, struct mt_err *err
     return n ? CALL(0, dev, open_sides, n, memory, err) : 0;
 }
 
-void mt_device_turn_to(mt_device *dev, int side)
-{
-    CALL((void)0, dev, turn_to, side);
-}
-
-int mt_device_sync(mt_device *dev, struct mt_err *err)
-{
-    return CALL(0, dev, sync, err);
-}
-
-int mt_device_status(mt_device *dev, struct mt_err *err)
-{
-    return CALL(0, dev, status, err);
-}
-
-void mt_device_findings(mt_device *dev, struct mt_str *out)
-{
-    CALL((void)0, dev, findings, out);
-}
-
-bool mt_device_adopt_findings(mt_device *dev, const char *text)
-{
-    return CALL(false, dev, adopt_findings, text);
-}
-
 bool mt_device_share_findings(mt_device *dev, mt_device *first)
 {
     return dev->backend == first->backend && CALL(false, dev, share_findings, first);
@@ -170,31 +139,6 @@ void mt_device_products_of(mt_device *dev, char *buf, size_t len)
 {
     *buf = 0;
     CALL((void)0, dev, products_of, buf, len);
-}
-
-void mt_device_tune(mt_device *dev, bool on)
-{
-    CALL((void)0, dev, tune, on);
-}
-
-size_t mt_device_products(mt_device *dev, struct mt_str *out)
-{
-    return CALL(0, dev, products, out);
-}
-
-bool mt_device_adopt_products(mt_device *dev, const char *text)
-{
-    return CALL(!*text, dev, adopt_products, text);
-}
-
-void mt_device_doubt(mt_device *dev)
-{
-    CALL((void)0, dev, doubt);
-}
-
-size_t mt_device_distrust(mt_device *dev)
-{
-    return CALL(0, dev, distrust, true);
 }
 
 void mt_device_trust(mt_device *dev)
