@@ -77,6 +77,26 @@ def a_policy_learns_from_its_own_texts(tmp, model, path):
     assert rows[0]["logprobs"] != generate(ini, path, "--seed", 5, "--max-tokens", 24, "--samples", 4)[0]["logprobs"]
 
 
+def planned(*args):
+    return json.loads(megatrain("plan", *args, "--machine", "rtx4090", "--generate", 1000, "--json").stdout)
+
+
+def generation_is_planned(configs):
+    """Passes take what memory and the link take at least; few texts leave room for weights, many for none."""
+    p = planned("--model", os.path.join(configs, "models", "Meta-Llama-3-8B.json"))
+    rows = {r["texts"]: r for r in p["by_texts"]}
+    weights, cache, memory, link = 16e9, 131072 * 1000, 1.01e12, 32e9  # bytes; of a text; bytes/s that no RTX 4090 exceeds
+    for n, r in rows.items():
+        assert abs(r["tokens_per_second"] * r["pass_seconds"] - n) < 1e-6 * n
+        there, streams = weights + n * cache * r["caches_on_device"], weights * (1 - r["weights_on_device"])
+        assert r["pass_seconds"] > max(there / memory, 0.9 * streams / link), r
+    assert rows[1]["weights_on_device"] == 1 and rows[1]["pass_seconds"] < 2 * weights / memory
+    assert rows[256]["weights_on_device"] < 0.2 and rows[256]["bound_by"] == "H2D link" and 256 < max(rows)
+    assert p["best_texts"] == max(rows, key=lambda n: rows[n]["tokens_per_second"]) and "round" not in p
+    of = planned(os.path.join(configs, "grpo_qwen3.ini"))["round"]
+    assert of["texts"] == 64 and of["generate_seconds"] > 1 < of["train_seconds"], of
+
+
 def what_cannot_be_is_refused(tmp, model):
     for row, words in (('{"prompt_ids": [1, -2]}', ":1: \"prompt_ids\""), ('{"prompt_ids": []}', "no token"), ('{"prompt_ids": [99999]}', "vocab_size"),
                        ("[]", ":1: a prompt is"), ("", "no prompt")):
@@ -100,3 +120,4 @@ with tempfile.TemporaryDirectory() as tmp:
     texts_end_before_a_stop_string(path, model, rows)
     a_policy_learns_from_its_own_texts(tmp, model, path)
     what_cannot_be_is_refused(tmp, model)
+    generation_is_planned(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "configs"))
