@@ -333,8 +333,8 @@ char *mt_path_canonical(const char *path)
     if (whole)
         return whole;
     const char *slash = strrchr(path, '/');
-    char *dir = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
-    char *real = dir ? realpath(dir, NULL) : NULL;
+    MT_FREED char *dir = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+    MT_FREED char *real = dir ? realpath(dir, NULL) : NULL;
     if (real) {
         whole = mt_path_join(real, slash ? slash + 1 : path);
     } else if (*path == '/') {
@@ -344,7 +344,5 @@ char *mt_path_canonical(const char *path)
         whole = cwd ? mt_path_join(cwd, path) : NULL;
         free(cwd);
     }
-    free(dir);
-    free(real);
     return whole;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/mem.h"
 #include "base/strbuf.h"
 
 static _Thread_local bool short_of_memory;
@@ -86,7 +87,7 @@ int mt_json_parse(cJSON **out, const char *text, size_t len, const char *name,
 
 int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, struct mt_err *err)
 {
-    char *text = NULL;
+    MT_FREED char *text = NULL;
     size_t len = 0;
     int rc = mt_read_file(path, &text, &len, err);
     if (rc) {
@@ -95,7 +96,6 @@ int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, stru
         return rc;
     }
     rc = mt_json_parse(out, text, len, path, kind, err);
-    free(text);
     return rc;
 }
 
@@ -156,37 +156,34 @@ static bool make_exact(cJSON *v)
         ok = make_exact(c);
     if (!ok || !cJSON_IsNumber(v) || !isfinite(v->valuedouble))
         return ok;
-    struct mt_str text = {0};
+    MT_STR_FREED struct mt_str text = {0};
     mt_str_number(&text, v->valuedouble);
     v->valuestring = text.failed ? NULL : cJSON_malloc(text.len + 1);
     if (v->valuestring)
         memcpy(v->valuestring, text.p, text.len + 1);
     v->type = cJSON_Raw;
-    mt_str_finish(&text);
     return v->valuestring;
 }
 
 char *mt_json_print(const cJSON *v, bool pretty)
 {
-    cJSON *copy = cJSON_Duplicate(v, 1);
+    MT_JSON_FREED cJSON *copy = cJSON_Duplicate(v, 1);
     char *text = NULL;
     if (copy && make_exact(copy))
         text = pretty ? cJSON_Print(copy) : cJSON_PrintUnformatted(copy);
-    cJSON_Delete(copy);
     return text;
 }
 
 int mt_json_edit(char **text, const char *name, void (*edit)(cJSON *object, const void *arg), const void *arg,
                  enum mt_err_kind kind, struct mt_err *err)
 {
-    cJSON *o = NULL;
+    MT_JSON_FREED cJSON *o = NULL;
     int rc = mt_json_parse(&o, *text, strlen(*text), name, kind, err);
     if (rc)
         return rc;
     mt_json_begin();
     edit(o, arg);
     char *out = mt_json_print(o, true);
-    cJSON_Delete(o);
     if (!out || !mt_json_complete()) {
         free(out);
         return mt_fail_nomem(err, name, strlen(*text));

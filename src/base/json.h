@@ -37,6 +37,13 @@ void mt_json_lost(void);
 bool mt_json_add(cJSON *object, const char *key, cJSON *item);
 bool mt_json_append(cJSON *list, cJSON *item);
 
+/** As MT_FREED (mem.h), of a cJSON pointer. */
+#define MT_JSON_FREED __attribute__((cleanup(mt_json_free_at)))
+static inline void mt_json_free_at(cJSON **o)
+{
+    cJSON_Delete(*o);
+}
+
 /** Case-sensitive member, or NULL (cJSON's own look-up ignores case). */
 cJSON *mt_json_get(const cJSON *object, const char *key);
 /** A member as a number or as text; `otherwise` where it is none. Text lives as long as the object. */

@@ -4,11 +4,22 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 
 #define MT_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
 #define MT_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MT_MAX(a, b) ((a) > (b) ? (a) : (b))
 #define MT_CLAMP(x, lo, hi) MT_MIN(MT_MAX(x, lo), hi)
+
+/** Before the declaration of a pointer with its first value: what it points to is freed where its scope ends. */
+#define MT_FREED __attribute__((cleanup(mt_free_at)))
+static inline void mt_free_at(void *pointer)
+{
+    void *p;
+    memcpy(&p, pointer, sizeof(p));
+    free(p);
+}
 
 /* Of x86-64 and, with pages of 4 KiB, of ARM. */
 #define MT_HUGE_PAGE ((size_t)2 << 20)

@@ -19,6 +19,8 @@ void mt_str_number(struct mt_str *s, double v);
  * a newline. A longer word has a line of its own. */
 void mt_str_fold(struct mt_str *s, const char *indent, const char *text, size_t width);
 void mt_str_finish(struct mt_str *s);
+/** As MT_FREED (mem.h), of a string. */
+#define MT_STR_FREED __attribute__((cleanup(mt_str_finish)))
 
 /** Offset of the first byte of `text` that is not UTF-8, or -1. */
 long mt_utf8_error(const char *text);

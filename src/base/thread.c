@@ -30,7 +30,7 @@ static void name_limits(struct mt_str *s)
 
 int mt_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg, struct mt_err *err)
 {
-    struct mt_str limits = {0};
+    MT_STR_FREED struct mt_str limits = {0};
     int rc = pthread_create(out, NULL, run, arg);
     if (!rc) {
         pthread_setname_np(*out, name);
@@ -40,6 +40,5 @@ int mt_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void
         name_limits(&limits);
     mt_fail(err, MT_ERR_RUNTIME, -rc, "cannot start the thread %s: %s%s%s", name, strerror(rc), limits.len ? ": " : "",
             limits.len && !limits.failed ? limits.p : "");
-    mt_str_finish(&limits);
     return -rc;
 }
