@@ -60,7 +60,7 @@ static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struc
     char path[4200];
     size_t n = 0;
     double *v[N_FIELDS] = {NULL};
-    cJSON *lines = NULL;
+    MT_JSON_FREED cJSON *lines = NULL;
     const cJSON *o;
     mt_path_printf(path, sizeof(path), "%s/metrics.jsonl", dir);
     int rc = mt_json_read_lines(&lines, path, err);
@@ -83,7 +83,6 @@ static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struc
             *field[k] = k == LOSS ? mt_stats_of(v[k], n).mean : mt_stats_of(v[k], n).median;
         free(v[k]);
     }
-    cJSON_Delete(lines);
     return rc;
 }
 
@@ -91,7 +90,7 @@ static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struc
 static bool has_step(const char *dir, int step)
 {
     char path[4200];
-    cJSON *lines = NULL;
+    MT_JSON_FREED cJSON *lines = NULL;
     const cJSON *o;
     double last = 0;
     mt_path_printf(path, sizeof(path), "%s/metrics.jsonl", dir);
@@ -99,7 +98,6 @@ static bool has_step(const char *dir, int step)
         cJSON_ArrayForEach(o, lines)
             if (mt_json_get(o, "t_step") && !cJSON_IsTrue(mt_json_get(o, "skipped")))
                 last = mt_json_number(o, "step", 0);
-    cJSON_Delete(lines);
     return last >= step;
 }
 

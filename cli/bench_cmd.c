@@ -8,6 +8,7 @@
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "bench.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/output.h"
@@ -27,23 +28,15 @@ static int export(const struct bench *b, const char *option, const char *name, c
 
 static int write_tables(const struct bench *b, struct mt_err *err)
 {
-    struct mt_str csv = {0}, md = {0}, json = {0};
+    MT_STR_FREED struct mt_str csv = {0}, md = {0}, json = {0};
     mt_sweep_csv(&csv, b->rows, b->n_rows);
     mt_sweep_markdown(&md, b->rows, b->n_rows);
-    cJSON *o = mt_sweep_json(b->rows, b->n_rows);
-    char *text = mt_json_print(o, true);
+    MT_JSON_FREED cJSON *o = mt_sweep_json(b->rows, b->n_rows);
+    MT_FREED char *text = mt_json_print(o, true);
     mt_str_printf(&json, "%s\n", text ? text : "");
-    free(text);
-    cJSON_Delete(o);
-    int rc = export(b, "export-csv", "sweep.csv", &csv, err);
-    if (!rc)
-        rc = export(b, "export-json", "sweep.json", &json, err);
-    if (!rc)
-        rc = export(b, "export-markdown", "sweep.md", &md, err);
-    mt_str_finish(&csv);
-    mt_str_finish(&md);
-    mt_str_finish(&json);
-    return rc;
+    return export(b, "export-csv", "sweep.csv", &csv, err)
+        ?: export(b, "export-json", "sweep.json", &json, err)
+        ?: export(b, "export-markdown", "sweep.md", &md, err);
 }
 
 /* Whether a job failed. That it does not fit is a result. */
@@ -135,8 +128,7 @@ static int remove_results(const char *dir, struct mt_err *err)
 {
     char runs[4200];
     mt_path_printf(runs, sizeof(runs), "%s/runs", dir);
-    int rc = remove_own(runs, is_own_run, err);
-    return rc ? rc : remove_own(dir, is_own_file, err);
+    return remove_own(runs, is_own_run, err) ?: remove_own(dir, is_own_file, err);
 }
 
 static int open_folder(struct bench *b, const char *sweep_path, struct mt_err *err)
@@ -160,7 +152,7 @@ static int open_folder(struct bench *b, const char *sweep_path, struct mt_err *e
     mt_path_printf(runs, sizeof(runs), "%s/runs", b->dir);
     if (!rc)
         rc = mt_mkdir_p(runs, err);
-    return rc ? rc : mt_output_lock(runs, &b->lock, err);
+    return rc ?: mt_output_lock(runs, &b->lock, err);
 }
 
 static size_t n_chosen(const struct bench *b)
@@ -173,7 +165,7 @@ static size_t n_chosen(const struct bench *b)
 
 static int run_sweep(struct bench *b, struct mt_err *err)
 {
-    struct mt_sweep_run *runs = mt_calloc(BENCH_MAX_RUNS, sizeof(*runs));
+    MT_FREED struct mt_sweep_run *runs = mt_calloc(BENCH_MAX_RUNS, sizeof(*runs));
     size_t all = n_chosen(b);
     int rc = bench_find_groups(b, err);
     b->rows = mt_calloc(b->sweep.n_jobs + 1, sizeof(*b->rows));
@@ -199,7 +191,6 @@ static int run_sweep(struct bench *b, struct mt_err *err)
         print_live(b, &b->rows[b->n_rows - 1], b->n_rows, all);
         rc = write_tables(b, err);
     }
-    free(runs);
     return rc;
 }
 
@@ -212,23 +203,18 @@ static int read_table(cJSON **out, const char *path, struct mt_err *err)
 
 static int compare(const struct cli_args *args)
 {
-    cJSON *a = NULL, *b = NULL;
-    struct mt_str text = {0};
+    MT_JSON_FREED cJSON *a = NULL, *b = NULL;
+    MT_STR_FREED struct mt_str text = {0};
     struct mt_err err;
     if (args->n_operands != 2) {
         fprintf(stderr, "megatrain bench --compare needs two result folders\n");
         return EXIT_USAGE;
     }
-    int rc = read_table(&a, args->operands[0], &err);
-    if (!rc)
-        rc = read_table(&b, args->operands[1], &err);
+    int rc = read_table(&a, args->operands[0], &err) ?: read_table(&b, args->operands[1], &err);
     if (!rc) {
         mt_sweep_compare(&text, a, b);
         printf("%s", text.p ? text.p : "");
     }
-    mt_str_finish(&text);
-    cJSON_Delete(a);
-    cJSON_Delete(b);
     return rc ? cli_fail(&err) : 0;
 }
 

@@ -48,7 +48,7 @@ int bench_find_groups(struct bench *b, struct mt_err *err)
     size_t n = b->sweep.n_jobs;
     char ini[3200];
     bool measured = cli_arg(b->args, "measure");
-    struct bench_share *s = mt_calloc(n, sizeof(*s));
+    MT_FREED struct bench_share *s = mt_calloc(n, sizeof(*s));
     b->group = mt_calloc(n, sizeof(*b->group));
     int rc = s && b->group ? 0 : mt_fail_nomem(err, "a sweep", n * sizeof(*s));
     for (size_t i = 0; i < n && !rc; i++)
@@ -67,7 +67,6 @@ int bench_find_groups(struct bench *b, struct mt_err *err)
     }
     for (size_t i = 0; s && i < n; i++)
         bench_share_finish(&s[i]);
-    free(s);
     return rc;
 }
 
@@ -131,7 +130,7 @@ int bench_run_group(struct bench *b, size_t first, struct mt_err *err)
     for (size_t i = first; i < b->sweep.n_jobs; i++)
         if (b->group[i] == first && bench_chosen(b, &b->sweep.jobs[i]) && !ran_alone(b, i))
             job[n++] = i;
-    struct mt_sweep_run *r = mt_calloc(n + 1, sizeof(*r)), *of_first = mt_calloc((size_t)most, sizeof(*r));
+    MT_FREED struct mt_sweep_run *r = mt_calloc(n + 1, sizeof(*r)), *of_first = mt_calloc((size_t)most, sizeof(*r));
     if (!r || !of_first)
         rc = mt_fail_nomem(err, "a sweep", (n + (size_t)most) * sizeof(*r));
     for (int k = 0; k < most && n > 1 && !rc && !b->interrupted; k++) {
@@ -159,7 +158,5 @@ int bench_run_group(struct bench *b, size_t first, struct mt_err *err)
                 job[left++] = job[i];
         n = left;
     }
-    free(r);
-    free(of_first);
     return rc;
 }

@@ -64,7 +64,7 @@ int bench_predict_steps(struct mt_sweep_run *run, const struct plan_view *v, con
                         struct mt_err *err)
 {
     struct steps s = {.view = v};
-    cJSON *metrics = NULL;
+    MT_JSON_FREED cJSON *metrics = NULL;
     run->predicted = run->ratio = 0;
     if (!mt_path_exists(m->machine) || !mt_path_exists(m->rates) || !mt_path_exists(m->metrics))
         return 0;
@@ -88,6 +88,5 @@ int bench_predict_steps(struct mt_sweep_run *run, const struct plan_view *v, con
     mt_machine_finish(&s.machine);
     free(s.predicted);
     free(s.ratio);
-    cJSON_Delete(metrics);
     return rc;
 }

@@ -37,11 +37,9 @@ int bench_predict(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep
     int rc = bench_write_job(b, j, path, sizeof(path), err);
     if (rc)
         return rc;
-    rc = plan_view_open(v, path, b->args, err);
-    if (!rc)
-        rc = plan_view_needs_rates(v, err);
-    if (!rc)
-        rc = mt_resolve(&v->choice, &v->request, err);
+    rc = plan_view_open(v, path, b->args, err)
+      ?: plan_view_needs_rates(v, err)
+      ?: mt_resolve(&v->choice, &v->request, err);
     if (!rc) {
         take_prediction(p, v);
         b->predicted = true;
@@ -103,11 +101,9 @@ static int run_measured(struct bench *b, const struct mt_sweep_job *j, int k, st
         if (rc || b->interrupted || strcmp(r->status, "ok"))
             return rc;
     }
-    rc = plan_view_measure(&b->view, b->cli, true, err);
-    if (!rc)
-        rc = mt_machine_write(&b->view.machine, m.machine, err);
-    if (!rc)
-        rc = run_child(b, j, k, r, NULL, m.rates, err);
+    rc = plan_view_measure(&b->view, b->cli, true, err)
+      ?: mt_machine_write(&b->view.machine, m.machine, err)
+      ?: run_child(b, j, k, r, NULL, m.rates, err);
     r->peak_bytes = peak;
     return rc;
 }

@@ -23,12 +23,10 @@ void bench_share_finish(struct bench_share *s)
 
 static bool same_text(const struct mt_config *a, const struct mt_config *b, const struct mt_key *key)
 {
-    struct mt_str x = {0}, y = {0};
+    MT_STR_FREED struct mt_str x = {0}, y = {0};
     mt_key_print(a, key, &x);
     mt_key_print(b, key, &y);
     bool same = !x.failed && !y.failed && x.len == y.len && (!x.len || !memcmp(x.p, y.p, x.len));
-    mt_str_finish(&x);
-    mt_str_finish(&y);
     return same;
 }
 

@@ -58,9 +58,7 @@ static int try_output(const char *dir, struct mt_err *err)
             mt_path_printf(path, sizeof(path), "%.*s", (int)n, dir);
             top = mt_path_exists(path) ? 0 : n;
         }
-    int rc = mt_output_open(&out, dir, err);
-    if (!rc)
-        rc = mt_checkpoint_rehearse(NULL, dir, err);
+    int rc = mt_output_open(&out, dir, err) ?: mt_checkpoint_rehearse(NULL, dir, err);
     mt_output_close(&out);
     if (top)
         remove_made(dir, top);
@@ -75,11 +73,9 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
     struct mt_memory memory;
     struct mt_st_model st;
     struct mt_err err;
-    int rc = cli_load_config(&cfg, args, &err);
-    if (!rc)
-        rc = cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), &err);
-    if (!rc)
-        rc = mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, &err);
+    int rc = cli_load_config(&cfg, args, &err)
+          ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), &err)
+          ?: mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, &err);
     if (!rc)
         mt_inputs_say_rate(&in);
     if (!rc)

@@ -19,12 +19,11 @@ static const struct named_option {
 
 static void print_names(const struct named_option *o)
 {
-    struct mt_str names = {0};
+    MT_STR_FREED struct mt_str names = {0};
     mt_installed_names(&names, o->folder, o->ending, NULL);
     for (const char *p = names.p; p && *p; p++)
         if (*p != ',') /* "a, b" */
             putchar(*p);
-    mt_str_finish(&names);
 }
 
 /* The choices of a key, with `before` each; or none. */

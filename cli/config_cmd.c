@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/mem.h"
 #include "base/strbuf.h"
 #include "cli.h"
 #include "config_init.h"
@@ -13,11 +14,10 @@ static int write_all(struct mt_str *s, const struct cli_args *args)
 {
     const char *model = cli_arg(args, "model");
     struct mt_err err;
-    char *dir = NULL;
+    MT_FREED char *dir = NULL;
     mt_config_write_template(s, model ? model : "Qwen/Qwen3-0.6B");
     if (model && mt_hf_find_model(&dir, model, &err))
         mt_warn("%s", err.msg);
-    free(dir);
     return 0;
 }
 
@@ -25,7 +25,7 @@ int cli_cmd_config(struct cli *, const struct cli_args *args)
 {
     const char *what = args->operands[0];
     int rc = 0, n = args->n_operands;
-    struct mt_str s = {0};
+    MT_STR_FREED struct mt_str s = {0};
     struct mt_err err;
     if (!strcmp(what, "show") && n == 2) {
         struct mt_config *cfg;
@@ -48,6 +48,5 @@ int cli_cmd_config(struct cli *, const struct cli_args *args)
         rc = mt_fail_nomem(&err, "the configuration", s.len);
     if (!rc)
         fputs(s.p ? s.p : "", stdout);
-    mt_str_finish(&s);
     return rc ? cli_fail(&err) : 0;
 }

@@ -315,10 +315,8 @@ int cli_config_init(struct mt_str *out, const struct cli_args *args, struct mt_e
     struct mt_hf_config hf;
     struct mt_err why;
     const char *task = cli_arg(args, "task"), *model = cli_arg(args, "model"), *data = cli_arg(args, "data");
-    char *dir = NULL;
-    int rc = init_task_named(&f.task, task, err);
-    if (!rc)
-        rc = take_given(&f, args, err);
+    MT_FREED char *dir = NULL;
+    int rc = init_task_named(&f.task, task, err) ?: take_given(&f, args, err);
     if (!rc && model)
         init_set(&f, "model.path", model, "a folder, or a name: hf download NAME");
     if (!rc && data)
@@ -347,6 +345,5 @@ int cli_config_init(struct mt_str *out, const struct cli_args *args, struct mt_e
     if (!rc)
         init_print(out, &f);
     init_unset(&f, 0);
-    free(dir);
     return rc;
 }

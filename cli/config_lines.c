@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/strbuf.h"
 
 enum { COLUMN = 31 }; /* of the reasons */
 #define IF_FOUND 0    /* only where something was found out for it */
@@ -187,7 +188,7 @@ void init_finish_options(struct cli_args *a)
 static void print_line(struct mt_str *out, const char *key, const char *value, const char *why)
 {
     bool quote = strstr(value, " ;") || strstr(value, " #");
-    struct mt_str s = {0};
+    MT_STR_FREED struct mt_str s = {0};
     mt_str_printf(&s, "%s = %s%s%s", key, quote ? "\"" : "", value, quote ? "\"" : "");
     int column = MT_MAX(COLUMN, (int)s.len + 1);
     if (!why || !*why)
@@ -197,7 +198,6 @@ static void print_line(struct mt_str *out, const char *key, const char *value, c
     else
         mt_str_printf(out, "; %s\n%s\n", why, s.p);
     out->failed |= s.failed;
-    mt_str_finish(&s);
 }
 
 /* Keys of --set that have no line: of the section, which so ends. */

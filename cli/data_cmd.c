@@ -114,8 +114,8 @@ static int count(const struct mt_inputs *in, struct tally *t, struct mt_err *err
 {
     uint64_t n = mt_dataset_stats(in->data)->n_samples, *lens = mt_calloc(n, sizeof(*lens));
     uint64_t n_eval = in->eval_data ? mt_dataset_stats(in->eval_data)->n_samples : 0;
-    struct seen *h = lens ? hashes(in->data, lens) : NULL;
-    struct seen *e = h && n_eval ? hashes(in->eval_data, NULL) : NULL;
+    MT_FREED struct seen *h = lens ? hashes(in->data, lens) : NULL;
+    MT_FREED struct seen *e = h && n_eval ? hashes(in->eval_data, NULL) : NULL;
     *t = (struct tally){.by_source = mt_calloc(mt_dataset_n_sources(in->data), sizeof(*t->by_source))};
     int rc = h && (e || !n_eval) && t->by_source
                  ? 0
@@ -129,8 +129,6 @@ static int count(const struct mt_inputs *in, struct tally *t, struct mt_err *err
     if (!rc)
         rc = cli_pairs_count(in->data, &t->pairs, err);
     free(lens);
-    free(h);
-    free(e);
     return rc;
 }
 
@@ -274,11 +272,10 @@ static int print_stats_json(const struct mt_inputs *in, const struct tally *t, s
     cJSON *bins = cJSON_AddArrayToObject(o, "histogram");
     for (int i = 0; i < BARS; i++)
         mt_json_append(bins, cJSON_CreateNumber((double)t->bins[i]));
-    char *text = mt_json_print(o, true);
+    MT_FREED char *text = mt_json_print(o, true);
     bool complete = text && mt_json_complete();
     if (complete)
         printf("%s\n", text);
-    free(text);
     cJSON_Delete(o);
     return complete ? 0 : mt_fail_nomem(err, "the counts", 0);
 }
@@ -300,7 +297,7 @@ static int refuse_nothing(struct mt_config *cfg, struct mt_err *err)
 {
     const char *overlong = strcmp(cfg->preference.loss, "off") ? "drop" : "truncate"; /* whose answers are cut to a half each */
     int rc = cfg->data.overlong == MT_OVERLONG_ERROR ? mt_config_override(cfg, "data.overlong", overlong, "data show", err) : 0;
-    return rc ? rc : mt_config_override(cfg, "data.max_untrained", "100%", "data show", err);
+    return rc ?: mt_config_override(cfg, "data.max_untrained", "100%", "data show", err);
 }
 
 /* Nothing is left at data.seq_len: opens the data again, with rows that hold more, to print what they are. */
@@ -315,7 +312,7 @@ static int open_whole(struct mt_inputs *in, struct mt_config *cfg, const char *w
     mt_warn("%s; these figures are of whole samples, in rows of %s tokens", why, keys[0][1]);
     for (size_t i = 0; i < MT_ARRAY_LEN(keys) && !rc; i++)
         rc = mt_config_override(cfg, keys[i][0], keys[i][1], "data stats", err);
-    return rc ? rc : mt_inputs_open(in, cfg, MT_RUN_TRAIN, NULL, err);
+    return rc ?: mt_inputs_open(in, cfg, MT_RUN_TRAIN, NULL, err);
 }
 
 int cli_cmd_data(struct cli *cli, const struct cli_args *args)

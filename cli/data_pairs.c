@@ -52,8 +52,8 @@ int cli_pairs_count(const mt_dataset *d, struct cli_pairs *out, struct mt_err *e
     *out = (struct cli_pairs){.n_equal = s->n_equal};
     if (!s->answers)
         return 0;
-    struct pair *pairs = mt_calloc(s->n_samples, sizeof(*pairs));
-    uint8_t *mask = mt_calloc(s->max_len, 1);
+    MT_FREED struct pair *pairs = mt_calloc(s->n_samples, sizeof(*pairs));
+    MT_FREED uint8_t *mask = mt_calloc(s->max_len, 1);
     int rc = pairs && mask ? 0 : mt_fail_nomem(err, "statistics of pairs", s->n_samples * sizeof(*pairs));
     for (uint64_t i = 0; i < s->n_samples && !rc; i++)
         add_item(out, d, i, mask, &pairs[out->n]);
@@ -63,8 +63,6 @@ int cli_pairs_count(const mt_dataset *d, struct cli_pairs *out, struct mt_err *e
         struct pair other = {pairs[i].rejected, pairs[i].chosen};
         out->n_reversed += bsearch(&other, pairs, out->n, sizeof(*pairs), order) != NULL;
     }
-    free(pairs);
-    free(mask);
     return rc;
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/fs.h"
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "base/visible.h"
 #include "data/text.h"
 
@@ -77,11 +78,10 @@ static void on_piece(void *ctx, size_t sample, const char *text, size_t len, boo
         mt_str_printf(w->html, trained ? "</mark>" : "");
         return;
     }
-    struct mt_str safe = {0};
+    MT_STR_FREED struct mt_str safe = {0};
     append(&safe, text, len, false);
     fputs(!trained ? "" : w->colour ? "\033[30;42m" : "⟦", stdout);
     fputs(safe.p ? safe.p : "", stdout);
-    mt_str_finish(&safe);
     fputs(!trained ? "" : w->colour ? "\033[0m" : "⟧", stdout);
 }
 
@@ -155,7 +155,7 @@ int cli_data_show(const struct cli *cli, const struct cli_args *args, const stru
                   struct mt_err *err)
 {
     const char *html = cli_arg(args, "html");
-    struct mt_str page = {0};
+    MT_STR_FREED struct mt_str page = {0};
     struct show w = {.in = in,
                      .first = (uint64_t)cli_whole(args, "first", 0),
                      .n = (uint64_t)cli_whole(args, "samples", 3),
@@ -181,6 +181,5 @@ int cli_data_show(const struct cli *cli, const struct cli_args *args, const stru
         free(w.masks[k]);
     free(w.masks);
     free(w.samples);
-    mt_str_finish(&page);
     return rc;
 }

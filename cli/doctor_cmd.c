@@ -61,7 +61,7 @@ static bool can_import(const char *python, const char *modules)
 /* The Python that reads text, chat templates and columnar files, and whether it can. */
 static void add_data_helper(cJSON *o)
 {
-    char *python = mt_helper_python();
+    MT_FREED char *python = mt_helper_python();
     cJSON_AddStringToObject(o, "data helper's Python", python ? python : "the helper is not found");
     if (python) {
         bool all = can_import(python, "tokenizers, jinja2, pyarrow, numpy");
@@ -69,7 +69,6 @@ static void add_data_helper(cJSON *o)
         cJSON_AddStringToObject(o, "tekken.json, tiktoken.model", can_import(python, "tiktoken") ? "are read, by tiktoken"
                                 : "not read: pip install tiktoken regex into that Python");
     }
-    free(python);
 }
 
 /* Whether memory has ECC, as far as the kernel says, and which errors it had. */
@@ -95,11 +94,9 @@ int cli_cmd_doctor(struct cli *, const struct cli_args *args)
     bool joined = !mt_net_open(&net, &apart);
     if (net)
         return cli_doctor_hosts(net, cli_arg(args, "json") != NULL);
-    int rc = mt_hw_memory(&mem, "", &err);
-    if (!rc)
-        rc = mt_hw_cores(&cpus, &n, &err);
-    if (!rc)
-        rc = mt_device_create(&dev, &(struct mt_device_params){.kind = "cpu", .n_threads = n,
+    int rc = mt_hw_memory(&mem, "", &err)
+          ?: mt_hw_cores(&cpus, &n, &err)
+          ?: mt_device_create(&dev, &(struct mt_device_params){.kind = "cpu", .n_threads = n,
                                                                .budget_bytes = 1 << 20}, &err);
     if (rc) {
         free(cpus);

@@ -81,7 +81,7 @@ static int collect(mt_net *net, struct host *all, struct mt_err *err)
 static int cross(mt_net *net, double *seconds, struct mt_err *err)
 {
     const int n = mt_net_size(net), own = mt_net_rank(net);
-    struct mt_net_message *m = mt_calloc(2 * (size_t)n, sizeof(*m));
+    MT_FREED struct mt_net_message *m = mt_calloc(2 * (size_t)n, sizeof(*m));
     char *data = mt_calloc((size_t)n + 1, CHECK_BYTES);
     int rc = m && data ? 0 : mt_fail_nomem(err, "messages", ((size_t)n + 1) * CHECK_BYTES);
     int64_t begin = mt_now_ns();
@@ -99,7 +99,6 @@ static int cross(mt_net *net, double *seconds, struct mt_err *err)
     if (rc)
         mt_net_tell(net, err->msg); /* before their data are freed */
     free(data);
-    free(m);
     return rc;
 }
 
@@ -178,7 +177,7 @@ static void print(const struct host *h, int n, double seconds, bool json)
 int cli_doctor_hosts(mt_net *net, bool json)
 {
     const int n = mt_net_size(net), rank = mt_net_rank(net);
-    struct host *all = mt_calloc((size_t)n, sizeof(*all));
+    MT_FREED struct host *all = mt_calloc((size_t)n, sizeof(*all));
     struct mt_err err = {0};
     double seconds = 0;
     int rc = all ? collect(net, all, &err) : mt_fail_nomem(&err, "hosts", (size_t)n * sizeof(*all));
@@ -190,6 +189,5 @@ int cli_doctor_hosts(mt_net *net, bool json)
         print(all, n, seconds, json);
     int code = rc ? cli_fail(&err) : 0;
     mt_net_close(&net, true, code);
-    free(all);
     return code;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/overlay.h"
 #include "cli.h"
@@ -15,7 +16,7 @@
 static int find_base(char **base, const struct cli_args *args, struct mt_err *err)
 {
     const char *from = args->operands[0], *model = cli_arg(args, "model");
-    char *name = NULL;
+    MT_FREED char *name = NULL;
     int rc = 0;
     if (!mt_peft_is_folder(from))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--merge: %s has no adapters", from);
@@ -23,7 +24,6 @@ static int find_base(char **base, const struct cli_args *args, struct mt_err *er
         rc = cli_model_of_adapter(&name, from, err);
     if (!rc)
         rc = mt_hf_find_model(base, model ? model : name, err);
-    free(name);
     return rc;
 }
 

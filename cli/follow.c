@@ -22,13 +22,10 @@ static int join(struct follower *f, struct mt_err *err)
     if (rc)
         return rc;
     struct mt_resumed resumed = mt_cluster_resumed(f->cluster);
-    rc = mt_inputs_open(&f->in, f->cfg, MT_RUN_TRAIN, &resumed, &why);
-    if (!rc)
-        rc = mt_setup_open_on_hosts(&f->setup, &f->in, f->cluster, &why);
-    if (!rc)
-        rc = mt_setup_memory(&f->setup, &memory, &why);
-    if (!rc)
-        rc = mt_memory_check(&memory, &why);
+    rc = mt_inputs_open(&f->in, f->cfg, MT_RUN_TRAIN, &resumed, &why)
+      ?: mt_setup_open_on_hosts(&f->setup, &f->in, f->cluster, &why)
+      ?: mt_setup_memory(&f->setup, &memory, &why)
+      ?: mt_memory_check(&memory, &why);
     return mt_cluster_answer(f->cluster, &f->setup, &f->in, rc, &why, err);
 }
 
@@ -41,7 +38,7 @@ static int follow(struct follower *f, struct mt_train_control *control, struct m
     rc = mt_session_start(&f->session, &f->setup, err);
     if (rc)
         mt_cluster_fail(f->cluster, err);
-    return rc ? rc : mt_cluster_follow(f->cluster, &f->session, &f->setup, control, err);
+    return rc ?: mt_cluster_follow(f->cluster, &f->session, &f->setup, control, err);
 }
 
 int cli_follow(struct mt_cluster *cluster, struct mt_train_control *control)

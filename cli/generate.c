@@ -9,6 +9,7 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "data/dataset.h"
 
 /* LOOK_EVERY: tokens between two looks for stop strings, for which texts are decoded by another process. TOGETHER:
@@ -82,7 +83,7 @@ static int take_ids(const cJSON *record, struct mt_text_ids *out, struct mt_err 
 static int encode(struct cli_generation *p, struct mt_err *err)
 {
     cJSON *texts = cJSON_CreateArray(), *record;
-    struct mt_text_ids *ids = mt_calloc(p->n, sizeof(*ids));
+    MT_FREED struct mt_text_ids *ids = mt_calloc(p->n, sizeof(*ids));
     size_t i = 0, n = 0;
     int rc = texts && ids ? 0 : mt_fail_nomem(err, "prompts", p->n * sizeof(*ids));
     cJSON_ArrayForEach(record, p->prompts)
@@ -103,7 +104,6 @@ static int encode(struct cli_generation *p, struct mt_err *err)
         i++;
     }
     cJSON_Delete(texts);
-    free(ids);
     return rc;
 }
 
@@ -179,9 +179,8 @@ static size_t most_tokens(const struct cli_generation *p)
 int cli_generation_open(struct cli_generation *p, size_t max_len, struct mt_err *err)
 {
     size_t most = max_len > p->longest + p->g.n_new ? 0 : most_tokens(p);
-    int rc = mt_inputs_open_model(&p->in, p->cfg, max_len, p->at_once, most, err);
-    if (!rc)
-        rc = mt_setup_open(&p->setup, &p->in, MT_RUN_EVAL, err);
+    int rc = mt_inputs_open_model(&p->in, p->cfg, max_len, p->at_once, most, err)
+          ?: mt_setup_open(&p->setup, &p->in, MT_RUN_EVAL, err);
     if (p->ids_only)
         return rc;
     if (!rc && p->text.bytes && p->in.hf.vocab < MT_BYTE_VOCAB)
@@ -197,7 +196,7 @@ int cli_generation_start(struct cli_generation *p, struct mt_err *err)
 {
     mt_setup_adopt_checkpoint(&p->setup);
     int rc = mt_session_start(&p->session, &p->setup, err);
-    return rc ? rc : mt_session_fill_weights(&p->session, NULL, err);
+    return rc ?: mt_session_fill_weights(&p->session, NULL, err);
 }
 
 void cli_generation_finish(struct cli_generation *p)
@@ -244,12 +243,12 @@ static size_t kept_of(const struct mt_gen_text *t)
 static int decode(const struct cli_generation *c, struct mt_gen_text *const *t, const size_t *kept, size_t n,
                   struct mt_str *out, struct mt_err *err)
 {
-    struct mt_text_sample *samples = mt_calloc(n, sizeof(*samples));
+    MT_FREED struct mt_text_sample *samples = mt_calloc(n, sizeof(*samples));
     size_t total = 0, at = 0;
     for (size_t i = 0; i < n; i++)
         total += t[i]->n_prompt + kept[i];
-    uint32_t *ids = mt_calloc(total, sizeof(*ids));
-    uint8_t *is_new = mt_calloc(total, 1);
+    MT_FREED uint32_t *ids = mt_calloc(total, sizeof(*ids));
+    MT_FREED uint8_t *is_new = mt_calloc(total, 1);
     int rc = samples && ids && is_new ? 0 : mt_fail_nomem(err, "generated texts", total * sizeof(*ids));
     for (size_t i = 0; i < n && !rc; at += samples[i++].n) {
         samples[i] = (struct mt_text_sample){ids + at, is_new + at, t[i]->n_prompt + kept[i]};
@@ -263,9 +262,6 @@ static int decode(const struct cli_generation *c, struct mt_gen_text *const *t, 
     for (size_t i = 0; i < n && !rc; i++)
         if (out[i].failed)
             rc = mt_fail_nomem(err, "generated texts", total);
-    free(samples);
-    free(ids);
-    free(is_new);
     return rc;
 }
 
@@ -310,8 +306,8 @@ static int cut_at_stop(const struct cli_generation *c, struct mt_gen_text *const
 static int look(void *ctx, struct mt_gen_text *const *t, size_t n, struct mt_err *err)
 {
     const struct texts *x = ctx;
-    struct mt_str *text = mt_calloc(n, sizeof(*text));
-    size_t *kept = mt_calloc(n, sizeof(*kept));
+    MT_FREED struct mt_str *text = mt_calloc(n, sizeof(*text));
+    MT_FREED size_t *kept = mt_calloc(n, sizeof(*kept));
     int rc = text && kept ? 0 : mt_fail_nomem(err, "generated texts", n * sizeof(*text));
     for (size_t i = 0; i < n && !rc; i++)
         kept[i] = kept_of(t[i]);
@@ -322,8 +318,6 @@ static int look(void *ctx, struct mt_gen_text *const *t, size_t n, struct mt_err
             rc = cut_at_stop(x->c, &t[i], 1, err);
         mt_str_finish(&text[i]);
     }
-    free(text);
-    free(kept);
     return rc;
 }
 
@@ -406,7 +400,7 @@ void cli_say_speed(const struct cli_generation *c)
 
 void cli_add_text(cJSON *o, const char *name, const char *text, size_t len)
 {
-    struct mt_str safe = {0};
+    MT_STR_FREED struct mt_str safe = {0};
     bool fits = text && strlen(text) == len && mt_utf8_error(text) < 0;
     for (size_t i = 0; !fits && text && i < len; i++) {
         unsigned char c = (unsigned char)text[i];
@@ -416,5 +410,4 @@ void cli_add_text(cJSON *o, const char *name, const char *text, size_t len)
             mt_str_printf(&safe, "\\x%02x", c);
     }
     cJSON_AddStringToObject(o, name, fits ? text : safe.p ? safe.p : "");
-    mt_str_finish(&safe);
 }

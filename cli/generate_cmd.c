@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/json.h"
 #include "base/mem.h"
 #include "generate.h"
 #include "report.h"
@@ -31,7 +32,7 @@ static int write_text(void *ctx, const struct cli_text *t, struct mt_err *err)
     const struct mt_gen_text *of = t->of;
     size_t prompt = t->number / w->p->samples;
     mt_json_begin();
-    cJSON *o = cJSON_Duplicate(cJSON_GetArrayItem(w->p->prompts, (int)prompt), true);
+    MT_JSON_FREED cJSON *o = cJSON_Duplicate(cJSON_GetArrayItem(w->p->prompts, (int)prompt), true);
     static const char *const own[] = {"place", "completion", "completion_tokens", "finish_reason", "prompt_ids", "completion_ids",
                                       "logprobs", "temperature", "truncated", "sample"};
     for (size_t i = 0; i < MT_ARRAY_LEN(own); i++)
@@ -52,10 +53,8 @@ static int write_text(void *ctx, const struct cli_text *t, struct mt_err *err)
         snprintf(number, sizeof(number), "%.9g", (double)of->logprobs[i]);
         mt_json_append(logprobs, cJSON_CreateRaw(number));
     }
-    char *text = mt_json_print(o, false);
+    MT_FREED char *text = mt_json_print(o, false);
     bool ok = text && mt_json_complete() && fprintf(w->out, "%s\n", text) > 0 && !fflush(w->out);
-    free(text);
-    cJSON_Delete(o);
     return ok ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write to %s: %s", w->path, strerror(errno));
 }
 
@@ -77,7 +76,7 @@ static int load(struct cli_generation *p, const struct cli_args *args, struct mt
     int rc = cli_load_file(&p->cfg, folder ? NULL : of, args, err);
     if (!rc && !cli_arg(args, "temperature") && strcmp(p->cfg->policy.loss, "off") != 0)
         p->g.temperature = p->cfg->numerics.objective_keys.policy.temperature;
-    return rc ? rc : cli_choose_model(p->cfg, folder && of ? of : model, cli_arg(args, "adapter"), err);
+    return rc ?: cli_choose_model(p->cfg, folder && of ? of : model, cli_arg(args, "adapter"), err);
 }
 
 static int run(struct cli_generation *p, const struct cli_args *args, struct mt_err *err)

@@ -69,14 +69,13 @@ static void print_variables(const struct variable *v, size_t n, const char *form
 
 static void print_keys_manual(void)
 {
-    struct mt_str keys = {0};
+    MT_STR_FREED struct mt_str keys = {0};
     mt_config_describe(&keys, false);
     printf(".TH MEGATRAIN.INI 5 \"\" \"megatrain %s\" \"File Formats\"\n.SH NAME\nmegatrain.ini \\- configurations of "
            "megatrain\n.SH DESCRIPTION\nSections in brackets, one key a line. An unknown key is an error. Paths are relative to the "
            "file's folder. ${NAME} stands for an environment variable, ${NAME:\\-value} has a default. \\fBmegatrain config "
            "init\\fR writes a file with every key.\n.SH KEYS\n.nf\n%s.fi\n.SH SEE ALSO\nmegatrain(1)\n",
            MT_VERSION, keys.p ? keys.p : "");
-    mt_str_finish(&keys);
 }
 
 static void help_environment(void)

@@ -16,10 +16,9 @@ enum { WIDTH = 78 };
 
 static void print_folded(const char *text)
 {
-    struct mt_str s = {0};
+    MT_STR_FREED struct mt_str s = {0};
     mt_str_fold(&s, "", text, WIDTH);
     fputs(s.p ? s.p : "", stdout);
-    mt_str_finish(&s);
 }
 
 /* Of roff, a line that begins with a dot or an apostrophe is a request, and a backslash an escape. */

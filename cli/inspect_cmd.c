@@ -167,7 +167,7 @@ static int inspect_adapter(const char *dir, bool json, struct mt_err *err)
 {
     struct mt_adapter_spec spec = {0};
     struct mt_st_model m;
-    char *base = NULL, *path = mt_path_join(dir, MT_PEFT_WEIGHTS);
+    MT_FREED char *base = NULL, *path = mt_path_join(dir, MT_PEFT_WEIGHTS);
     int rc = path ? mt_peft_read_spec(&spec, dir, err) : mt_fail_nomem(err, dir, 1);
     if (!rc)
         rc = mt_st_open_file(&m, path, err);
@@ -177,14 +177,12 @@ static int inspect_adapter(const char *dir, bool json, struct mt_err *err)
         mt_st_close(&m);
     }
     mt_adapter_spec_finish(&spec);
-    free(base);
-    free(path);
     return rc;
 }
 
 static int inspect_model(const char *path, bool json, struct mt_err *err)
 {
-    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    MT_FREED struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
     struct mt_layout *layout = NULL;
     struct mt_st_model m;
     bool dir = mt_is_dir(path);
@@ -196,7 +194,6 @@ static int inspect_model(const char *path, bool json, struct mt_err *err)
         mt_layout_destroy(&layout);
         mt_st_close(&m);
     }
-    free(cfg);
     return rc;
 }
 
@@ -210,9 +207,7 @@ static int read_config(struct mt_hf_config *cfg, const char *model, struct mt_er
     mt_path_printf(path, sizeof(path), "%s", model);
     if (!mt_path_exists(path) && !mt_hf_find_stored(path, sizeof(path), model))
         return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is no model's folder or config.json, and no stored model's name", model);
-    int rc = mt_read_file(path, &text, &len, err);
-    if (!rc)
-        rc = mt_hf_config_parse(cfg, text, len, path, err);
+    int rc = mt_read_file(path, &text, &len, err) ?: mt_hf_config_parse(cfg, text, len, path, err);
     free(text);
     return rc;
 }
@@ -263,7 +258,7 @@ static void print_lines(const cJSON *lines)
 
 static int inspect_layer(const char *model, int64_t layer, bool json, struct mt_err *err)
 {
-    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    MT_FREED struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
     struct mt_layout *l = NULL;
     struct mt_cut cut = mt_cut_layer;
     int rc = cfg ? read_config(cfg, model, err) : mt_fail_nomem(err, model, sizeof(*cfg));
@@ -287,7 +282,6 @@ static int inspect_layer(const char *model, int64_t layer, bool json, struct mt_
         cJSON_Delete(lines);
     }
     mt_layout_destroy(&l);
-    free(cfg);
     return rc;
 }
 

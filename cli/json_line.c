@@ -6,14 +6,14 @@
 #include <time.h>
 
 #include "base/json.h"
+#include "base/mem.h"
 
 
 static void put(cJSON *o)
 {
-    char *text = mt_json_print(o, false);
+    MT_FREED char *text = mt_json_print(o, false);
     if (text)
         fprintf(stderr, "%s\n", text);
-    free(text);
     cJSON_Delete(o);
 }
 

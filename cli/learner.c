@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "checkpoint/checkpoint.h"
 #include "data/chat_template.h"
 #include "hw/ecc.h"
@@ -73,7 +74,7 @@ static int check_blocks(const struct learner *l, struct mt_err *err)
 {
     static const char *const keys[] = {"train.blocks:",    "train.blocks_always:", "model.freeze:",
                                        "adapter.targets:", "adapter.train_also:",  "adapter.merge_every:"};
-    struct mt_str diff = {0}, grown = {0};
+    MT_STR_FREED struct mt_str diff = {0}, grown = {0};
     int rc = l->state.blocks.overlay ? mt_config_diff(l->cfg, l->state.config, &diff, &grown, err) : 0;
     for (char *save = NULL, *line = diff.p ? strtok_r(diff.p, "\n", &save) : NULL; line && !rc;
          line = strtok_r(NULL, "\n", &save))
@@ -82,17 +83,14 @@ static int check_blocks(const struct learner *l, struct mt_err *err)
                 rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s goes on from %s, weights that were trained with another setting "
                              "(%s): set it as it was, or export the checkpoint and train that", l->resume,
                              l->state.blocks.overlay, line + strspn(line, " "));
-    mt_str_finish(&diff);
-    mt_str_finish(&grown);
     return rc;
 }
 
 static int read_resume(struct learner *l, struct mt_err *err)
 {
-    int rc = mt_checkpoint_read_state(l->resume, &l->state, err);
-    if (!rc)
-        rc = mt_config_keep(l->cfg, l->state.config, "checkpoint", err);
-    return rc ? rc : check_blocks(l, err);
+    return mt_checkpoint_read_state(l->resume, &l->state, err)
+        ?: mt_config_keep(l->cfg, l->state.config, "checkpoint", err)
+        ?: check_blocks(l, err);
 }
 
 static bool same_folder(const char *a, const char *b)
@@ -145,7 +143,7 @@ static const char *data_by_force(const struct learner *l, const char *diff, bool
 
 static int check_resume(struct learner *l, struct mt_err *err)
 {
-    struct mt_str diff = {0}, grown = {0};
+    MT_STR_FREED struct mt_str diff = {0}, grown = {0};
     char data[256];
     const bool force = cli_arg(l->args, "force") != NULL, rounds = l->cfg->policy.rollouts[0]; /* whose data are others */
     const bool other = !rounds && mt_dataset_hash(l->in->data) != l->state.data_hash;
@@ -162,8 +160,6 @@ static int check_resume(struct learner *l, struct mt_err *err)
     if (!rc && other && !force)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "the training data are not those that %s was made with (--force continues nevertheless%s)", l->resume, data);
-    mt_str_finish(&diff);
-    mt_str_finish(&grown);
     return rc;
 }
 
@@ -201,7 +197,7 @@ int learner_write_files(struct learner *l, const struct mt_setup *setup, struct 
     int rc = ini.failed || plain.failed ? mt_fail_nomem(err, "the configuration", ini.len)
                                         : mt_write_file(path, ini.p, ini.len, err);
     mt_json_begin();
-    cJSON *o = cJSON_CreateObject();
+    MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     char host[256] = "";
     gethostname(host, sizeof(host) - 1);
     cJSON_AddStringToObject(o, "version", MT_VERSION);
@@ -224,12 +220,10 @@ int learner_write_files(struct learner *l, const struct mt_setup *setup, struct 
     if (setup->n_learners > 1) /* other runs, on the same base: times are those of all */
         cJSON_AddNumberToObject(o, "learners", (double)setup->n_learners);
     add_prediction(o, setup);
-    char *text = mt_json_print(o, true);
+    MT_FREED char *text = mt_json_print(o, true);
     mt_path_printf(path, sizeof(path), "%s/run.json", dir);
     if (!rc)
         rc = text && mt_json_complete() ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 0);
-    free(text);
-    cJSON_Delete(o);
     mt_str_finish(&ini);
     return rc;
 }
@@ -301,16 +295,14 @@ static int read_files(struct learner *l, struct mt_err *err)
 {
     const char *name = l->cfg->data.template_;
     bool other = false;
-    char *text = NULL;
-    int rc = mt_hf_files_read(&l->files, l->in->model_dir, err);
-    if (!rc)
-        rc = mt_chat_template_read(&text, name, err);
+    MT_FREED char *text = NULL;
+    int rc = mt_hf_files_read(&l->files, l->in->model_dir, err)
+          ?: mt_chat_template_read(&text, name, err);
     if (!rc && text)
         rc = mt_hf_files_set_template(&l->files, text, &other, err);
     if (other)
         mt_warn("data.template = %s is another chat template than %s has: checkpoints have it in place of the model's", name,
                 l->in->model_dir);
-    free(text);
     return rc;
 }
 

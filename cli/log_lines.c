@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "base/strbuf.h"
 #include "json_line.h"
 
@@ -52,14 +53,13 @@ static void say_json(const char *text)
 void cli_say(const char *fmt, ...)
 {
     va_list ap;
-    char *text = NULL;
+    MT_FREED char *text = NULL;
     va_start(ap, fmt);
     if (!out.json)
         vfprintf(stderr, fmt, ap);
     else if (vasprintf(&text, fmt, ap) >= 0)
         say_json(text);
     va_end(ap);
-    free(text);
 }
 
 void cli_say_error(const char *msg)

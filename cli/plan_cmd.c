@@ -5,6 +5,7 @@
 
 #include "base/installed.h"
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "cli.h"
 #include "plan/trace.h"
 #include "plan_print.h"
@@ -24,7 +25,7 @@ static int measure_and_keep(struct plan_view *v, struct cli *cli, struct mt_err 
                        "megatrain probe all first");
     int rc = plan_view_measure(v, cli, false, err);
     mt_machine_cache_path(path, sizeof(path), mt_machine_device_kind(&v->machine), (int)v->request.placement.threads);
-    return rc ? rc : mt_machine_write(&v->machine, path, err);
+    return rc ?: mt_machine_write(&v->machine, path, err);
 }
 
 /* Whether it changes types that are not lean yet; of adapters there is little to gain. */
@@ -147,7 +148,7 @@ static size_t other_changes(struct mt_plan_change *out, const struct plan_view *
         out[i] = less[i];
         snprintf(out[i].what + len, sizeof(out[i].what) - len, " --set " RECOMPUTE "=recompute");
     }
-    return n_less ? n_less : n;
+    return n_less ?: n;
 }
 
 /* Recomputing changes no result: it comes before what does. */
@@ -204,13 +205,12 @@ static int no_fit(struct plan_view *v, const struct cli_args *args, const struct
 
 static void print_names(const char *what, const char *folder, const char *ending)
 {
-    struct mt_str names = {0};
+    MT_STR_FREED struct mt_str names = {0};
     mt_installed_names(&names, folder, ending, NULL);
     printf("%s\n", what);
     char *save = NULL;
     for (char *name = names.p ? strtok_r(names.p, ", ", &save) : NULL; name; name = strtok_r(NULL, ", ", &save))
         printf("  %s\n", name);
-    mt_str_finish(&names);
 }
 
 static int list_names(void)
@@ -226,11 +226,9 @@ static int write_trace(const struct plan_view *v, const char *path, struct mt_er
     struct mt_plan_request r = mt_plan_request_as(&v->request, &v->choice);
     struct mt_plan_choice c = {0};
     struct mt_sim_graph graph = {0};
-    int rc = plan_view_needs_rates(v, err);
-    if (!rc)
-        rc = mt_plan_evaluate(&c, &r, &graph, err);
-    if (!rc)
-        rc = mt_trace_write(path, NULL, 0, &graph, v->choice.layout, err);
+    int rc = plan_view_needs_rates(v, err)
+          ?: mt_plan_evaluate(&c, &r, &graph, err)
+          ?: mt_trace_write(path, NULL, 0, &graph, v->choice.layout, err);
     mt_plan_choice_finish(&c);
     mt_sim_graph_finish(&graph);
     return rc;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/mem.h"
 #include "machine/stored.h"
 #include "plan_print.h"
 #include "report.h"
@@ -51,7 +52,7 @@ int plan_print_prices(const struct cli_args *args)
     }
     if (plan_read_machine(&m, args, &err))
         return cli_fail(&err);
-    struct mt_price *all = mt_machine_prices(&m, &n);
+    MT_FREED struct mt_price *all = mt_machine_prices(&m, &n);
     int code = 0;
     if (!all)
         code = cli_fail((mt_fail_nomem(&err, "the prices", sizeof(*all)), &err));
@@ -59,7 +60,6 @@ int plan_print_prices(const struct cli_args *args)
         code = print_as_json(&m, all, n);
     else
         print_table(&m, all, n);
-    free(all);
     mt_machine_finish(&m);
     return code;
 }

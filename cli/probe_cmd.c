@@ -44,9 +44,8 @@ static int probe_gemm(cJSON *o, const struct mt_measure_params *p, struct mt_err
         struct mt_gemm g = {.m = N, .n = N, .k = N, .dtype = dt, .d_dtype = dt, .trans_b = true,
                             .a = buf[0], .b = buf[1], .d = buf[2], .lda = N, .ldb = N, .ldd = N};
         int64_t best = INT64_MAX;
-        rc = mt_op_zero(dev, &(struct mt_zero){buf[0], (size_t)N * N * 4}, err);
-        if (!rc)
-            rc = mt_op_zero(dev, &(struct mt_zero){buf[1], (size_t)N * N * 4}, err);
+        rc = mt_op_zero(dev, &(struct mt_zero){buf[0], (size_t)N * N * 4}, err)
+          ?: mt_op_zero(dev, &(struct mt_zero){buf[1], (size_t)N * N * 4}, err);
         for (int r = 0; r < 10 && !rc; r++) {
             mt_device_sync(dev, NULL);
             int64_t t0 = mt_now_ns();

@@ -32,9 +32,7 @@ int cli_probe_disk(struct cli *, const struct cli_args *args)
     struct mt_disk_probe p;
     struct mt_disk_rates r;
     struct mt_err err;
-    int rc = parse(&p, args, &err);
-    if (!rc)
-        rc = mt_disk_measure(&r, &p, &err);
+    int rc = parse(&p, args, &err) ?: mt_disk_measure(&r, &p, &err);
     if (rc)
         return cli_fail(&err);
     if (cli_arg(args, "json")) {

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "base/sort.h"
 #include "cli.h"
@@ -92,12 +93,9 @@ static int probe_pair(const struct probe *p, int a, int b, struct found *f, stru
 {
     const bool first = p->rank == a;
     const int other = first ? b : a;
-    int rc = time_trips(p, other, first, &f->us, err);
-    if (!rc)
-        rc = time_bytes(p, first ? other : -1, first ? -1 : other, &f->gbs, err);
-    if (!rc)
-        rc = time_bytes(p, other, other, &f->both_gbs, err);
-    return rc;
+    return time_trips(p, other, first, &f->us, err)
+        ?: time_bytes(p, first ? other : -1, first ? -1 : other, &f->gbs, err)
+        ?: time_bytes(p, other, other, &f->both_gbs, err);
 }
 
 /* Of all pairs, for the first host: *worst is the slowest of each. */
@@ -153,9 +151,7 @@ static int measure(const struct probe *p, cJSON *o, struct mt_network *out, stru
 {
     struct found worst = {0, 0, 0};
     cJSON *pairs = cJSON_CreateArray();
-    int rc = probe_pairs(p, pairs, &worst, err);
-    if (!rc)
-        rc = probe_ring(p, &out->gbs, &out->cores, err);
+    int rc = probe_pairs(p, pairs, &worst, err) ?: probe_ring(p, &out->gbs, &out->cores, err);
     out->us = worst.us;
     out->hosts = p->size;
     cJSON_AddNumberToObject(o, "hosts", p->size);
@@ -206,12 +202,11 @@ static int conclude(cJSON *o, const struct mt_network *n, bool json, struct mt_e
         printf("hosts %s: %.0f us, %.3g GB/s one way, %.3g GB/s each of both ways\n", mt_json_get(pair, "hosts")->valuestring,
                mt_json_get(pair, "us")->valuedouble, mt_json_get(pair, "GB/s one way")->valuedouble,
                mt_json_get(pair, "GB/s each of both ways")->valuedouble);
-    cJSON *findings = cJSON_DetachItemFromObjectCaseSensitive(o, "findings");
+    MT_JSON_FREED cJSON *findings = cJSON_DetachItemFromObjectCaseSensitive(o, "findings");
     cJSON_DeleteItemFromObjectCaseSensitive(o, "pairs");
     cli_print_object(o, false);
     cJSON_ArrayForEach(pair, findings)
         printf("mind: %s\n", pair->valuestring);
-    cJSON_Delete(findings);
     return rc;
 }
 

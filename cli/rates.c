@@ -16,9 +16,8 @@ static const int64_t least_ns = 200000000;
 
 static int write_line(struct cli_rates *r, cJSON *o, struct mt_err *err)
 {
-    char *text = mt_json_print(o, false);
+    MT_FREED char *text = mt_json_print(o, false);
     bool ok = text && fprintf(r->file, "%s\n", text) > 0;
-    free(text);
     cJSON_Delete(o);
     return ok ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write the rates between steps");
 }
@@ -55,7 +54,7 @@ static int write_rates(struct cli_rates *r, uint64_t step, struct mt_err *err)
 int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *path, uint64_t step, bool more,
                    struct mt_err *err)
 {
-    struct mt_metered *ops = NULL;
+    MT_FREED struct mt_metered *ops = NULL;
     struct mt_measure_params p = {.device_kind = mt_device_limits(s->dev)->kind,
                                   .device_index = s->device_index,
                                   .n_threads = (int)s->choice.placement.threads,
@@ -80,7 +79,6 @@ int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *pa
         rc = mt_turns_run(r->turns, r->rounds, err);
     if (!rc)
         rc = write_rates(r, step, err);
-    free(ops);
     if (rc)
         cli_rates_close(r, NULL);
     return rc;
@@ -136,7 +134,7 @@ static bool take_line(struct rates_log *l, const cJSON *o)
 int rates_log_read(struct rates_log *out, const char *path, struct mt_err *err)
 {
     struct rates_log l = {0};
-    cJSON *lines = NULL;
+    MT_JSON_FREED cJSON *lines = NULL;
     const cJSON *o;
     bool ok = true, blocks = false;
     int rc = mt_json_read_lines(&lines, path, err);
@@ -147,7 +145,6 @@ int rates_log_read(struct rates_log *out, const char *path, struct mt_err *err)
         blocks |= ops && l.ops;
         ok = ok && (ops ? !l.ops && take_ops(&l, ops) : l.ops && take_line(&l, o));
     }
-    cJSON_Delete(lines);
     if (!ok) {
         rates_log_finish(&l);
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s %s", path,

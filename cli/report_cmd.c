@@ -5,6 +5,7 @@
 
 #include "base/fs.h"
 #include "base/log.h"
+#include "base/strbuf.h"
 #include "cli.h"
 #include "report/report.h"
 
@@ -23,13 +24,12 @@ struct pages {
 
 static int write_pages(const struct pages *p, int reload, struct mt_err *err)
 {
-    struct mt_str s = {0};
+    MT_STR_FREED struct mt_str s = {0};
     const struct cli_args *args = p->args;
     int rc = mt_report_page(&s, (const char *const *)args->operands, (size_t)args->n_operands,
                             args->n_operands > 1 ? "megatrain: several runs" : args->operands[0], reload, err);
     if (!rc)
         rc = mt_write_file(p->html, s.p, s.len, err); /* in one piece: a browser never reads half a page */
-    mt_str_finish(&s);
     return rc || !p->svg ? rc : mt_report_save_pictures(p->html, p->svg, err);
 }
 

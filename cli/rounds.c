@@ -126,7 +126,7 @@ static int run_job(const struct job *j, int sign_of_death)
 /* Each prompt once before any comes twice, in another order each time. */
 static int write_prompts(const struct rounds *r, uint64_t round, const char *path, struct mt_err *err)
 {
-    struct mt_str text = {0};
+    MT_STR_FREED struct mt_str text = {0};
     uint64_t n = (uint64_t)r->cfg->policy.prompts_per_round;
     mt_json_begin();
     for (uint64_t i = 0, at = round * n; i < n; i++, at++) {
@@ -140,10 +140,8 @@ static int write_prompts(const struct rounds *r, uint64_t round, const char *pat
         free(line);
         cJSON_Delete(o);
     }
-    int rc = text.failed || !mt_json_complete() ? mt_fail_nomem(err, path, text.len)
-                                                : mt_write_file(path, text.p, text.len, err);
-    mt_str_finish(&text);
-    return rc;
+    return text.failed || !mt_json_complete() ? mt_fail_nomem(err, path, text.len)
+                                              : mt_write_file(path, text.p, text.len, err);
 }
 
 /* Where the command is to look and to write, in its environment; own generation gets it as options. */
@@ -192,12 +190,11 @@ static int sample(const struct rounds *r, uint64_t round, const char *prompts, c
 static int ask_rewards(const struct rounds *r, const char *in, const char *out, cJSON **rewards, struct mt_err *err)
 {
     struct job j = {.in = in, .out = out, .seconds = r->cfg->policy.reward_seconds};
-    char *text = strdup(r->cfg->policy.reward);
+    MT_FREED char *text = strdup(r->cfg->policy.reward);
     if (!text)
         return mt_fail_nomem(err, "a command", 1);
     words(&j, text);
     int code = run_job(&j, SIGTERM);
-    free(text);
     if (code == -ETIMEDOUT)
         return mt_fail(err, MT_ERR_RUNTIME, code, "%s took longer than policy.reward_seconds = %g, and was ended", r->cfg->policy.reward, j.seconds);
     if (code)
@@ -244,7 +241,7 @@ static int reward(const struct rounds *r, uint64_t round, const char *from, cons
 {
     char asked[4300], place[4300];
     cJSON *list = NULL, *rewards = NULL, *o;
-    struct mt_str text = {0};
+    MT_STR_FREED struct mt_str text = {0};
     struct told t = {0};
     bool wants = r->cfg->policy.reward[0], command = wants && cli_reward(&t.reward, r->cfg->policy.reward, NULL, "", NULL) == -ENOENT;
     int rc = mt_path_exists(from) ? mt_json_read_lines(&list, from, err) : 0, i = 0;
@@ -278,7 +275,6 @@ static int reward(const struct rounds *r, uint64_t round, const char *from, cons
                 (unsigned long long)round, t.n, t.groups, t.reward / (double)t.n, t.alike, t.cut);
     cJSON_Delete(list);
     cJSON_Delete(rewards);
-    mt_str_finish(&text);
     return rc;
 }
 
@@ -288,9 +284,7 @@ static int make_rollouts(const struct rounds *r, uint64_t round, const char *who
     path_of(r, round, ".prompts.jsonl", prompts);
     path_of(r, round, ".tmp.jsonl", sampled);
     unlink(sampled);
-    int rc = write_prompts(r, round, prompts, err);
-    if (!rc)
-        rc = sample(r, round, prompts, sampled, code, err);
+    int rc = write_prompts(r, round, prompts, err) ?: sample(r, round, prompts, sampled, code, err);
     if (!rc && !*code)
         rc = reward(r, round, sampled, whole, err);
     if (!rc && !*code)
@@ -394,7 +388,7 @@ static int check(struct rounds *r, struct mt_err *err)
     r->n_prompts = rc ? 0 : (uint64_t)cJSON_GetArraySize(r->prompts);
     if (!rc && !r->n_prompts)
         rc = mt_fail(err, MT_ERR_INPUT, -ENODATA, "%s has no prompts", c->policy.prompts);
-    return rc ? rc : mt_mkdir_p(r->dir, err);
+    return rc ?: mt_mkdir_p(r->dir, err);
 }
 
 int cli_run_rounds(int *code, const struct cli *cli, const struct cli_args *args, const struct mt_config *cfg,

@@ -203,7 +203,7 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
         rc = mt_train_run(p, r->n, end, err);
     int code = cli_rates_close(&rates, rc ? NULL : err);
     free(p);
-    return rc ? rc : code;
+    return rc ?: code;
 }
 
 /* Whether all runs have a checkpoint to go on from. */
@@ -268,7 +268,7 @@ static int next_block(struct run *r, struct mt_err *err)
         rc = mt_setup_open(&r->setup, l->in, MT_RUN_TRAIN, err);
     if (!rc)
         rc = mt_setup_memory(&r->setup, &memory, err);
-    return rc ? rc : mt_memory_check(&memory, err);
+    return rc ?: mt_memory_check(&memory, err);
 }
 
 static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
@@ -300,9 +300,7 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
         rc = rc ? rc : learner_begin(&r->learner[i], err);
     rc = rc ? rc : train(r, end, err);
     while (!rc && *end == MT_END_BLOCK) {
-        rc = next_block(r, err);
-        if (!rc)
-            rc = train(r, end, err);
+        rc = next_block(r, err) ?: train(r, end, err);
     }
     return rc;
 }

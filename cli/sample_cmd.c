@@ -5,22 +5,23 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "base/visible.h"
 #include "generate.h"
 
 /* Text as a terminal may show it. */
 static void print_text(const char *text, size_t len)
 {
-    struct mt_str safe = {0};
+    MT_STR_FREED struct mt_str safe = {0};
     if (!isatty(STDOUT_FILENO)) {
         fwrite(text, 1, len, stdout);
         return;
     }
     mt_str_visible(&safe, text, len);
     fwrite(safe.p ? safe.p : "", 1, safe.len, stdout);
-    mt_str_finish(&safe);
 }
 
 static int print_one(void *ctx, const struct cli_text *t, struct mt_err *)
@@ -37,16 +38,14 @@ static int print_record(void *ctx, const struct cli_text *t, struct mt_err *err)
 {
     const struct cli_generation *p = ctx;
     mt_json_begin();
-    cJSON *o = cJSON_Duplicate(cJSON_GetArrayItem(p->prompts, (int)t->number), true);
+    MT_JSON_FREED cJSON *o = cJSON_Duplicate(cJSON_GetArrayItem(p->prompts, (int)t->number), true);
     cJSON_DeleteItemFromObjectCaseSensitive(o, "place");
     cJSON_DeleteItemFromObjectCaseSensitive(o, "completion");
     cli_add_text(o, "completion", t->added, t->n_added);
     cJSON_AddNumberToObject(o, "completion_tokens", (double)(t->of->n - t->of->ended));
     cJSON_AddStringToObject(o, "finish_reason", t->of->finish == MT_FINISH_STOP ? "stop" : "length");
-    char *text = mt_json_print(o, false);
+    MT_FREED char *text = mt_json_print(o, false);
     bool ok = text && mt_json_complete() && printf("%s\n", text) > 0 && !fflush(stdout);
-    free(text);
-    cJSON_Delete(o);
     return ok ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write a completion to standard output");
 }
 
@@ -55,7 +54,7 @@ static int print_record(void *ctx, const struct cli_text *t, struct mt_err *err)
 /* The prompt of the command line; "-": all of standard input. */
 static int take_prompt(struct cli_generation *p, const char *prompt, struct mt_err *err)
 {
-    char *input = NULL;
+    MT_FREED char *input = NULL;
     size_t size = 0;
     int rc = 0;
     if (prompt && !strcmp(prompt, "-")) {
@@ -71,7 +70,6 @@ static int take_prompt(struct cli_generation *p, const char *prompt, struct mt_e
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "prompt", prompt);
     mt_json_append(p->prompts, o);
-    free(input);
     return rc;
 }
 
@@ -99,12 +97,11 @@ static int encode_messages(struct cli_generation *p, cJSON *messages, struct mt_
 /* Does the last turn fit the context with an answer where it stands alone? */
 static int fits_alone(struct cli_generation *p, cJSON *messages, size_t context, bool *fits, struct mt_err *err)
 {
-    cJSON *last = cJSON_CreateArray();
+    MT_JSON_FREED cJSON *last = cJSON_CreateArray();
     int rc = last && cJSON_AddItemReferenceToArray(last, cJSON_GetArrayItem(messages, cJSON_GetArraySize(messages) - 1))
                  ? encode_messages(p, last, err) : mt_fail_nomem(err, "a conversation", 1);
     *fits = !rc && p->ids[0].n + p->g.n_new <= context;
     mt_text_ids_finish(&p->ids[0]);
-    cJSON_Delete(last);
     return rc;
 }
 
@@ -151,8 +148,8 @@ static int answer(struct cli_generation *p, cJSON *messages, struct mt_err *err)
 /* Each line of the terminal is the user's next turn, to the end of input. */
 static int converse(struct cli_generation *p, size_t context, struct mt_err *err)
 {
-    cJSON *messages = cJSON_CreateArray();
-    char *line = NULL;
+    MT_JSON_FREED cJSON *messages = cJSON_CreateArray();
+    MT_FREED char *line = NULL;
     size_t cap = 0;
     int rc = messages ? 0 : mt_fail_nomem(err, "a conversation", 1);
     mt_text_ids_finish(&p->ids[0]); /* of no prompt */
@@ -177,8 +174,6 @@ static int converse(struct cli_generation *p, size_t context, struct mt_err *err
             rc = answer(p, messages, err);
     }
     putchar('\n');
-    free(line);
-    cJSON_Delete(messages);
     return rc;
 }
 
@@ -209,17 +204,12 @@ int cli_cmd_sample(struct cli *, const struct cli_args *args)
     struct mt_err err;
     const size_t context = (size_t)cli_whole(args, "context", 2048);
     bool talks = false;
-    int rc = read_options(&p, args, &talks, &err);
-    if (!rc)
-        rc = mt_config_load(&p.cfg, NULL, NULL, 0, &err);
-    if (!rc)
-        rc = cli_choose_model(p.cfg, args->n_operands ? args->operands[0] : cli_arg(args, "model"), cli_arg(args, "adapter"), &err);
-    if (!rc)
-        rc = cli_encode_prompts(&p, &err);
-    if (!rc)
-        rc = cli_generation_open(&p, talks ? context : p.longest + p.g.n_new, &err);
-    if (!rc)
-        rc = cli_generation_start(&p, &err);
+    int rc = read_options(&p, args, &talks, &err)
+          ?: mt_config_load(&p.cfg, NULL, NULL, 0, &err)
+          ?: cli_choose_model(p.cfg, args->n_operands ? args->operands[0] : cli_arg(args, "model"), cli_arg(args, "adapter"), &err)
+          ?: cli_encode_prompts(&p, &err)
+          ?: cli_generation_open(&p, talks ? context : p.longest + p.g.n_new, &err)
+          ?: cli_generation_start(&p, &err);
     if (!rc && !p.chat && !p.file)
         fputs(mt_json_get(p.prompts->child, "prompt")->valuestring, stdout);
     p.shows = p.text.bytes && !p.n_stops && !p.file && !talks;

@@ -69,7 +69,7 @@ int score_choices_find(struct score_choice **out, const mt_dataset *d, const str
     const struct mt_dataset_stats *s = mt_dataset_stats(d);
     const size_t n = (size_t)s->n_samples;
     struct score_choice *c = mt_calloc(n + 1, sizeof(*c));
-    uint8_t *mask = mt_calloc((size_t)s->max_len + 1, 1);
+    MT_FREED uint8_t *mask = mt_calloc((size_t)s->max_len + 1, 1);
     const uint32_t *last = NULL, *ids;
     size_t n_last = 0, first = 0;
     const bool by_record = has_records_of_several(d);
@@ -89,7 +89,6 @@ int score_choices_find(struct score_choice **out, const mt_dataset *d, const str
     }
     if (!rc)
         mark(c, j, first, n);
-    free(mask);
     if (rc)
         free(c);
     *out = rc ? NULL : c;

@@ -88,7 +88,7 @@ static int sync_out(struct score_journal *j, struct mt_err *err)
 int score_journal_open(struct score_journal *j, const char *path, uint64_t key, size_t n_samples, struct mt_err *err)
 {
     struct header h = {.key = key};
-    char *text = NULL;
+    MT_FREED char *text = NULL;
     size_t len = 0, end = 0;
     int rc = 0;
     memcpy(h.magic, MAGIC, sizeof(MAGIC));
@@ -102,34 +102,30 @@ int score_journal_open(struct score_journal *j, const char *path, uint64_t key, 
                      "those, or give --force to start over", path);
     if (!rc && len >= sizeof(h))
         rc = take_in(j, text, len, &end, err);
-    free(text);
     if (rc)
         return rc;
     j->f = fopen(path, end ? "r+be" : "wbe");
     if (!j->f || (end && (ftruncate(fileno(j->f), (off_t)end) || fseek(j->f, 0, SEEK_END))))
         return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
     rc = end ? 0 : write_out(j, &h, sizeof(h), err);
-    return rc ? rc : sync_out(j, err);
+    return rc ?: sync_out(j, err);
 }
 
 int score_journal_add(struct score_journal *j, const struct score_block *b, struct mt_err *err)
 {
     struct block_header h = {b->n_samples, b->n_tokens, 0};
     size_t bytes = block_bytes(&h), list = b->n_samples * sizeof(uint32_t);
-    char *p = mt_calloc(bytes + 1, 1);
+    MT_FREED char *p = mt_calloc(bytes + 1, 1);
     if (!p)
         return mt_fail_nomem(err, "scores", bytes);
     memcpy(p, b->sample, list);
     memcpy(p + list, b->length, list);
     memcpy(p + 2 * list, b->token, b->n_tokens * sizeof(*b->token));
     h.sum = XXH3_64bits(p, bytes);
-    int rc = keep(j, b, err);
-    if (!rc)
-        rc = write_out(j, &h, sizeof(h), err);
-    if (!rc)
-        rc = write_out(j, p, bytes, err);
-    free(p);
-    return rc ? rc : sync_out(j, err);
+    return keep(j, b, err)
+        ?: write_out(j, &h, sizeof(h), err)
+        ?: write_out(j, p, bytes, err)
+        ?: sync_out(j, err);
 }
 
 void score_journal_close(struct score_journal *j)

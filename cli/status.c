@@ -67,7 +67,7 @@ static void say_part(struct cli_status *s, const struct mt_train_control *c, dou
 void cli_tell_status(void *ctx, const struct mt_train_control *c, double seconds, bool asked)
 {
     struct cli_status *s = ctx;
-    struct mt_str out = {0};
+    MT_STR_FREED struct mt_str out = {0};
     uint64_t step = atomic_load(&c->step), all = atomic_load(&c->total_steps);
     if (all)
         mt_str_printf(&out, "%" PRIu64 " of %" PRIu64 " steps done, ", step, all);
@@ -75,5 +75,4 @@ void cli_tell_status(void *ctx, const struct mt_train_control *c, double seconds
     say_part(s, c, seconds, &out);
     if ((asked || !s->quiet) && !out.failed)
         cli_say("status: %s\n", out.p);
-    mt_str_finish(&out);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/strbuf.h"
 #include "base/visible.h"
 
 enum { MOST_HELD = 8, N_OWN = 2 };
@@ -81,7 +82,7 @@ static bool send_all(int fd, const char *p, size_t n)
 
 static bool pass(struct guard *g, const char *text, size_t len, bool more)
 {
-    struct mt_str all = {0}, out = {0};
+    MT_STR_FREED struct mt_str all = {0}, out = {0};
     mt_str_append(&all, g->held, g->n_held);
     mt_str_append(&all, text, len);
     bool ok = !all.failed;
@@ -89,8 +90,6 @@ static bool pass(struct guard *g, const char *text, size_t len, bool more)
     if (g->n_held)
         memcpy(g->held, all.p + all.len - g->n_held, g->n_held);
     ok = ok && !out.failed && send_all(g->fd, out.p, out.len);
-    mt_str_finish(&all);
-    mt_str_finish(&out);
     return ok;
 }
 
