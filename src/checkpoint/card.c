@@ -174,7 +174,7 @@ static void add_run(struct mt_str *out, const struct mt_train_state *s)
 static void add_evaluations(struct mt_str *out, const struct mt_train_state *s)
 {
     size_t first = s->log.n, n = 0;
-    cJSON *names = NULL;
+    MT_JSON_FREED cJSON *names = NULL;
     while (first && n < EVALUATIONS)
         n += strstr(s->log.row[--first], "\"eval_loss\"") != NULL;
     for (size_t i = first; n && i < s->log.n; i++) {
@@ -204,7 +204,6 @@ static void add_evaluations(struct mt_str *out, const struct mt_train_state *s)
         if (row != names)
             cJSON_Delete(row);
     }
-    cJSON_Delete(names);
 }
 
 char *mt_card_text(const struct mt_card *c, const struct mt_train_state *s)

@@ -86,9 +86,8 @@ static void set_rank(cJSON *o, const void *arg)
 /* In an adapter of all experts PEFT has the rows of all of them in one factor. */
 static int refuse_experts(const char *config, const char *dir, struct mt_err *err)
 {
-    cJSON *o = cJSON_Parse(config);
+    MT_JSON_FREED cJSON *o = cJSON_Parse(config);
     bool any = cJSON_GetArraySize(mt_json_get(o, "target_parameters")) > 0;
-    cJSON_Delete(o);
     return any ? mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s has adapters of the parameters of all experts (target_parameters), which "
                          "cannot be folded, and which vLLM does not read: export --merge for it", dir)
                : 0;

@@ -32,9 +32,7 @@ static int write_tensor(struct mt_out_file *f, const struct mt_source *s, void *
         XXH3_64bits_reset(hash);
     for (size_t at = 0; at < total && !rc; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, total - at);
-        rc = s->read(s, at, n, buf, err);
-        if (!rc)
-            rc = mt_out_write(f, buf, n * size, err);
+        rc = s->read(s, at, n, buf, err) ?: mt_out_write(f, buf, n * size, err);
         if (!rc && hash)
             XXH3_64bits_update(hash, buf, n * size);
     }
@@ -49,9 +47,9 @@ static int write_tensor(struct mt_out_file *f, const struct mt_source *s, void *
 /* s: in file order. */
 static int write_sorted(struct mt_out_file *f, const struct mt_source *s, size_t n, cJSON *sums, struct mt_err *err)
 {
-    struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
-    void *buf = malloc((size_t)PIECE * MOST_ELEM_BYTES);
-    char *header = NULL;
+    MT_FREED struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
+    MT_FREED void *buf = malloc((size_t)PIECE * MOST_ELEM_BYTES);
+    MT_FREED char *header = NULL;
     size_t len = 0;
     int rc = decls && buf ? 0 : mt_fail_nomem(err, "writing tensors", (size_t)PIECE * MOST_ELEM_BYTES);
     for (size_t i = 0; i < n && !rc; i++)
@@ -63,9 +61,6 @@ static int write_sorted(struct mt_out_file *f, const struct mt_source *s, size_t
     mt_out_end_header(f);
     for (size_t i = 0; i < n && !rc; i++)
         rc = write_tensor(f, &s[i], buf, sums, err);
-    free(decls);
-    free(buf);
-    free(header);
     return rc;
 }
 
@@ -89,8 +84,8 @@ int mt_hf_write_file(const struct mt_hf_dir *h, const char *name, const struct m
                      struct mt_err *err)
 {
     struct mt_out_file f = {.fd = -1};
-    struct mt_source *sorted = mt_calloc(n, sizeof(*sorted));
-    char *path = mt_path_join(h->dir, name);
+    MT_FREED struct mt_source *sorted = mt_calloc(n, sizeof(*sorted));
+    MT_FREED char *path = mt_path_join(h->dir, name);
     cJSON *sums = h->listed && n ? cJSON_CreateObject() : NULL;
     int rc = sorted && path ? 0 : mt_fail_nomem(err, name, n * sizeof(*sorted));
     if (!rc) {
@@ -102,8 +97,6 @@ int mt_hf_write_file(const struct mt_hf_dir *h, const char *name, const struct m
     if (!rc)
         rc = write_sorted(&f, sorted, n, sums, err);
     rc = finish_file(h, name, &f, sums, rc, err);
-    free(sorted);
-    free(path);
     return rc;
 }
 
@@ -111,13 +104,10 @@ static int write_bytes(const struct mt_hf_dir *h, const char *name, const void *
                        struct mt_err *err)
 {
     struct mt_out_file f = {.fd = -1};
-    char *path = mt_path_join(h->dir, name);
+    MT_FREED char *path = mt_path_join(h->dir, name);
     if (!path)
         return mt_fail_nomem(err, name, len);
-    int rc = mt_out_open(&f, h->vfs, path, err);
-    if (!rc)
-        rc = mt_out_write(&f, data, len, err);
-    free(path);
+    int rc = mt_out_open(&f, h->vfs, path, err) ?: mt_out_write(&f, data, len, err);
     return finish_file(h, name, &f, NULL, rc, err);
 }
 
@@ -136,7 +126,7 @@ static int write_index(const struct mt_hf_dir *h, const size_t *end, size_t n_sh
 {
     cJSON *root = cJSON_CreateObject(), *meta = cJSON_AddObjectToObject(root, "metadata");
     cJSON *map = cJSON_AddObjectToObject(root, "weight_map");
-    struct index_row *sorted = mt_calloc(h->n_sources, sizeof(*sorted));
+    MT_FREED struct index_row *sorted = mt_calloc(h->n_sources, sizeof(*sorted));
     double size = 0, params = 0;
     char name[64];
     for (size_t i = 0, shard = 0; sorted && i < h->n_sources; i++) {
@@ -158,11 +148,9 @@ static int write_index(const struct mt_hf_dir *h, const size_t *end, size_t n_sh
         cJSON_AddStringToObject(meta, MT_ST_BASE_KEY, h->base_dir);
     cJSON_AddNumberToObject(meta, "total_parameters", params);
     cJSON_AddNumberToObject(meta, "total_size", size);
-    char *text = sorted ? mt_json_print(root, true) : NULL;
+    MT_FREED char *text = sorted ? mt_json_print(root, true) : NULL;
     int rc = text && mt_json_complete() ? write_bytes(h, "model.safetensors.index.json", text, strlen(text), err)
                   : mt_fail_nomem(err, "the weight index", h->n_sources);
-    free(text);
-    free(sorted);
     cJSON_Delete(root);
     return rc;
 }
@@ -253,7 +241,7 @@ static int take_file(struct mt_hf_files *f, const char *dir, const char *name, c
 {
     struct stat st;
     struct mt_hf_file *to = &f->p[f->n];
-    char *path = mt_path_join(dir, name);
+    MT_FREED char *path = mt_path_join(dir, name);
     int rc = path ? 0 : mt_fail_nomem(err, name, 0);
     *why = NULL;
     if (!rc && stat(path, &st))
@@ -270,7 +258,6 @@ static int take_file(struct mt_hf_files *f, const char *dir, const char *name, c
         snprintf(to->name, sizeof(to->name), "%s", name);
         f->n++;
     }
-    free(path);
     return rc;
 }
 
@@ -350,7 +337,7 @@ static void leave_out_template(cJSON *config, const void *)
 int mt_hf_files_set_template(struct mt_hf_files *f, const char *text, bool *other, struct mt_err *err)
 {
     struct mt_hf_file *file = find_file(f, "chat_template.jinja"), *config = find_file(f, "tokenizer_config.json"), *p;
-    cJSON *o = NULL;
+    MT_JSON_FREED cJSON *o = NULL;
     int rc = config ? mt_json_parse(&o, config->text, config->len, config->name, MT_ERR_INPUT, err) : 0;
     if (rc)
         return rc;
@@ -374,7 +361,6 @@ int mt_hf_files_set_template(struct mt_hf_files *f, const char *text, bool *othe
     }
     if (!same && !rc)
         rc = set_text(file, strdup(text), err);
-    cJSON_Delete(o);
     return rc;
 }
 
@@ -382,12 +368,9 @@ static int write_other(const struct mt_hf_dir *h, const struct mt_hf_file *f, st
 {
     if (strcmp(f->name, "config.json"))
         return write_bytes(h, f->name, f->text, f->len, err);
-    char *typed = edit_dtype(f->text, h->torch_dtype);
-    char *edited = typed ? mt_quantization_edit(typed, h->quantization) : NULL;
-    int rc = edited ? write_bytes(h, f->name, edited, strlen(edited), err) : mt_fail_nomem(err, f->name, f->len);
-    free(typed);
-    free(edited);
-    return rc;
+    MT_FREED char *typed = edit_dtype(f->text, h->torch_dtype);
+    MT_FREED char *edited = typed ? mt_quantization_edit(typed, h->quantization) : NULL;
+    return edited ? write_bytes(h, f->name, edited, strlen(edited), err) : mt_fail_nomem(err, f->name, f->len);
 }
 
 /* Files of the model itself: an adapter's folder names the model instead. */
@@ -412,6 +395,5 @@ static int write_others(const struct mt_hf_dir *h, struct mt_err *err)
 
 int mt_hf_dir_write(const struct mt_hf_dir *h, struct mt_err *err)
 {
-    int rc = write_others(h, err);
-    return rc ? rc : write_weights(h, err);
+    return write_others(h, err) ?: write_weights(h, err);
 }

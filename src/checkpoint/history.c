@@ -164,7 +164,7 @@ static int make_durable(const struct mt_vfs *vfs, const char *dir)
     snprintf(path, sizeof(path), "%s/megatrain", dir);
     if (!rc)
         rc = vfs->sync_dir(vfs->ctx, path);
-    return rc ? rc : vfs->sync_dir(vfs->ctx, dir);
+    return rc ?: vfs->sync_dir(vfs->ctx, dir);
 }
 
 void mt_history_adopt(const struct mt_vfs *vfs, const char *dir)
@@ -215,9 +215,7 @@ static int remove_checkpoint(const struct mt_vfs *vfs, const char *dir, uint64_t
     char path[4096], tmp[4096];
     name_checkpoint(path, dir, step, "");
     name_checkpoint(tmp, dir, step, ".tmp");
-    int rc = vfs->rename(vfs->ctx, path, tmp);
-    if (!rc)
-        rc = vfs->remove_tree(vfs->ctx, tmp);
+    int rc = vfs->rename(vfs->ctx, path, tmp) ?: vfs->remove_tree(vfs->ctx, tmp);
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot remove %s: %s", path, strerror(-rc)) : 0;
 }
 
@@ -227,9 +225,8 @@ int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct 
     uint64_t *steps;
     size_t n, newer[2] = {0, 0};
     vfs = vfs ? vfs : &mt_vfs_posix;
-    int rc = mt_checkpoint_list(dir, &steps, &n, err);
-    if (!rc)
-        rc = remove_those(NULL, vfs, dir, is_leftover, err);
+    int rc = mt_checkpoint_list(dir, &steps, &n, err)
+          ?: remove_those(NULL, vfs, dir, is_leftover, err);
     for (size_t i = 0; i < n && !rc; i++) {
         bool full;
         if (counts(p, dir, steps[i], &full) && !keeps(p, steps[i], newer[full]++))

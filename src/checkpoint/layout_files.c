@@ -139,7 +139,7 @@ int mt_layout_files_init(struct mt_layout_files *f, const struct mt_layout *l, m
     int rc = 0;
     for (size_t i = 0; i < f->n && !rc; i++)
         rc = mt_source_add(&f->list, (struct mt_source){declare(l, &f->of[i]), read_file, f, &f->of[i], 0}, err);
-    return rc ? rc : mt_quantization_text(&f->quantization, l, err);
+    return rc ?: mt_quantization_text(&f->quantization, l, err);
 }
 
 void mt_layout_files_finish(struct mt_layout_files *f)

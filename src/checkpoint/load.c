@@ -149,7 +149,7 @@ static int find_newest(const char *dir, const struct search *s, char **path, str
     int rc = mt_checkpoint_list(dir, &steps, &n, err);
     if (rc || !n)
         return rc || s->pass ? rc : fail_set_aside(dir, err);
-    struct candidate *c = mt_calloc(n, sizeof(*c)), **order = mt_calloc(n, sizeof(*order));
+    MT_FREED struct candidate *c = mt_calloc(n, sizeof(*c)), **order = mt_calloc(n, sizeof(*order));
     rc = c && order ? 0 : mt_fail_nomem(err, dir, n * sizeof(*c));
     for (size_t i = 0; i < n && !rc; i++) {
         order[i] = &c[i];
@@ -166,8 +166,6 @@ static int find_newest(const char *dir, const struct search *s, char **path, str
         rc = no_good(dir, weights, err);
     for (size_t i = 0; i < n && c; i++)
         mt_checkpoint_id_finish(&c[i].id);
-    free(c);
-    free(order);
     free(steps);
     return rc;
 }
@@ -214,7 +212,7 @@ static int read_reference(const char *dir, const cJSON *state, struct mt_train_s
 
 int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct mt_err *err)
 {
-    cJSON *state = NULL;
+    MT_JSON_FREED cJSON *state = NULL;
     char sum[MT_SUM_TEXT];
     bool full;
     int rc = mt_seal_read(dir, &state, sum, &full, err);
@@ -227,7 +225,6 @@ int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct
         rc = read_reference(dir, state, out, err);
     if (!rc)
         memcpy(out->sum, sum, sizeof(sum));
-    cJSON_Delete(state);
     return rc;
 }
 
@@ -292,7 +289,7 @@ static int load_part(struct reader *r, const struct part *p, struct mt_err *err)
     XXH3_64bits_reset(r->hash);
     for (size_t at = 0; at < src->n_elems && !rc; at += r->piece)
         rc = load_piece(r, src, p, at, MT_MIN(r->piece, src->n_elems - at), err);
-    return rc ? rc : check_sum(r, name, err);
+    return rc ?: check_sum(r, name, err);
 }
 
 static int load_tensor(struct reader *r, const struct mt_tensor *t, struct mt_err *err)
@@ -350,7 +347,7 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
     enum { PIECE = 1 << 20 };
     struct reader r = {.hash = XXH3_createState(), .buf = mt_calloc(PIECE, sizeof(float)), .piece = PIECE,
                        .planes = planes};
-    cJSON *sealed = NULL;
+    MT_JSON_FREED cJSON *sealed = NULL;
     char sum[MT_SUM_TEXT];
     bool full;
     int rc = r.buf && r.hash ? mt_seal_read(dir, &sealed, sum, &full, err)
@@ -358,10 +355,9 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
     r.named = rc ? NULL : mt_json_get(mt_json_get(sealed, "frozen"), "tensors");
     for (size_t u = 0; u < l->n_units && !rc; u++)
         rc = load_unit(&r, dir, mt_json_get(sealed, "files"), l, &l->units[u], err);
-    cJSON_Delete(sealed);
     XXH3_freeState(r.hash);
     free(r.buf);
     if (!rc && !l->n_adapters) /* packed tensors are in the checkpoint's weights, which were verified as whole files */
         rc = mt_weights_load_packed(l, planes, dir, err);
-    return rc ? rc : mt_planes_settle(planes, err);
+    return rc ?: mt_planes_settle(planes, err);
 }

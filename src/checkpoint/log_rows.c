@@ -67,7 +67,7 @@ void mt_log_rows_add(struct mt_log_rows *r, const cJSON *record)
 
 cJSON *mt_log_rows_json(const struct mt_log_rows *r)
 {
-    struct mt_str s = {0};
+    MT_STR_FREED struct mt_str s = {0};
     mt_str_printf(&s, "[");
     for (size_t i = 0; i < r->n; i++)
         mt_str_printf(&s, "%s\n%s", i ? "," : "", r->row[i]);
@@ -75,7 +75,6 @@ cJSON *mt_log_rows_json(const struct mt_log_rows *r)
     cJSON *raw = s.failed ? NULL : cJSON_CreateRaw(s.p);
     if (s.failed)
         mt_json_lost();
-    mt_str_finish(&s);
     return raw;
 }
 

@@ -47,7 +47,7 @@ int mt_sum_file(const char *path, uint64_t first, uint64_t n, uint64_t *sum, uin
 {
     XXH3_state_t *state = XXH3_createState();
     enum { PIECE = 1 << 20 };
-    char *buf = malloc(PIECE);
+    MT_FREED char *buf = malloc(PIECE);
     struct mt_err why = {0};
     int fd = mt_open_regular(path, &why), rc = 0;
     uint64_t at = 0;
@@ -78,7 +78,6 @@ int mt_sum_file(const char *path, uint64_t first, uint64_t n, uint64_t *sum, uin
     }
     if (fd >= 0)
         close(fd);
-    free(buf);
     XXH3_freeState(state);
     return rc;
 }

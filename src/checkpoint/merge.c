@@ -216,7 +216,7 @@ static int lay_out(struct mt_merge *m, const struct mt_hf_config *cfg, const cha
     if (rc)
         return mt_fail_prefix(err, rc, "%s", m->st.files[0].path);
     rc = mt_peft_check(m->layout, dir, err);
-    return rc ? rc : find_sites(m, err);
+    return rc ?: find_sites(m, err);
 }
 
 static bool changes(const void *ctx, const char *name)
@@ -229,7 +229,7 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
 {
     char path[4200];
     struct mt_merge *m = mt_calloc(1, sizeof(*m));
-    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    MT_FREED struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
     int rc = m && cfg ? mt_hf_config_read(cfg, model_dir, err) : mt_fail_nomem(err, dir, sizeof(*cfg));
     if (!rc) {
         m->f32 = f32;
@@ -249,7 +249,6 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
         rc = check_base(m, err);
     if (!rc)
         rc = mt_peft_compare_copies(m->layout, dir, model_dir, err);
-    free(cfg);
     if (rc)
         mt_merge_close(&m);
     else
@@ -274,7 +273,7 @@ static void forget_factors(struct factors *f)
 
 void mt_merge_close(struct mt_merge **merge)
 {
-    struct mt_merge *m = *merge;
+    MT_FREED struct mt_merge *m = *merge;
     if (!m)
         return;
     forget(m);
@@ -287,7 +286,6 @@ void mt_merge_close(struct mt_merge **merge)
     mt_layout_destroy(&m->layout);
     free(m->name);
     free(m->site);
-    free(m);
     *merge = NULL;
 }
 
@@ -380,7 +378,7 @@ static int take_lengths(struct mt_merge *m, const struct mt_merged *x, const str
 {
     const struct mt_st_tensor *t = &x->t;
     size_t out = (size_t)t->shape[0];
-    float *w = mt_calloc(m->in, sizeof(float));
+    MT_FREED float *w = mt_calloc(m->in, sizeof(float));
     m->by = mt_calloc(out, sizeof(float));
     int rc = w && m->by ? mt_st_read_f32(&m->st, magnitude, 0, out, m->by, err)
                         : mt_fail_nomem(err, t->name, (m->in + out) * sizeof(float));
@@ -396,7 +394,6 @@ static int take_lengths(struct mt_merge *m, const struct mt_merged *x, const str
         m->by[row] = m->exact ? m->by[row] * (1 / mt_merge_row_norm(w, m->in))
                               : (float)((double)m->by[row] / sqrt(sum));
     }
-    free(w);
     return rc;
 }
 

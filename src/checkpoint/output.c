@@ -13,6 +13,7 @@
 
 #include "base/fs.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "checkpoint/manifest.h"
 
 int mt_output_lock(const char *dir, int *fd, struct mt_err *err)
@@ -156,11 +157,10 @@ static int take_beside(struct mt_output *o, const char *run, struct mt_err *err)
 /* Another folder may be used in place of the one that is gone if no run uses it and it has no checkpoints. */
 static int take_other(struct mt_output *o, const char *run, struct mt_err *err)
 {
-    uint64_t *steps = NULL;
+    MT_FREED uint64_t *steps = NULL;
     size_t n = 0;
     struct mt_err why;
     int rc = mt_checkpoint_list(o->dir, &steps, &n, err);
-    free(steps);
     if (rc)
         return rc;
     return n || take(o, o->dir, &why) ? take_beside(o, run, err) : 0;

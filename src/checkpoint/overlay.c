@@ -101,9 +101,8 @@ static int read_trained(const struct mt_source *s, size_t first, size_t n, void 
         return mt_stored_gather(&w->files.writer, of->stored, first, n, mt_st_dtype_size(s->decl.dtype), dst, err);
     if (!mt_grow(&w->now, &w->n_now, n, sizeof(float)) || !mt_grow(&w->was, &w->n_was, n, sizeof(float)))
         return mt_fail_nomem(err, before->name, n * sizeof(float));
-    int rc = mt_stored_gather(&w->files.writer, of->stored, first, n, sizeof(float), w->now, err);
-    if (!rc)
-        rc = mt_st_read_f32(w->o->base, before, first, n, w->was, err);
+    int rc = mt_stored_gather(&w->files.writer, of->stored, first, n, sizeof(float), w->now, err)
+          ?: mt_st_read_f32(w->o->base, before, first, n, w->was, err);
     for (size_t k = 0; k < n && !rc; k++)
         mt_master_split(w->now[k], &hi[k], &lo);
     if (!rc) {
@@ -218,7 +217,7 @@ static int link_file(const char *from, const char *to, struct mt_err *err)
 static int take_parent(struct writer *w, struct mt_err *err)
 {
     char path[4096], from[4096], to[4096];
-    cJSON *index = NULL;
+    MT_JSON_FREED cJSON *index = NULL;
     int rc = 0;
     if (!w->o->parent)
         return 0;
@@ -234,7 +233,6 @@ static int take_parent(struct writer *w, struct mt_err *err)
         mt_path_printf(to, sizeof(to), "%s/%s", w->tmp, v->valuestring);
         rc = link_file(from, to, err);
     }
-    cJSON_Delete(index);
     return rc;
 }
 
@@ -302,10 +300,9 @@ static int write_index(const char *dir, const char *base, cJSON *map, struct mt_
     cJSON *root = cJSON_CreateObject(), *meta = cJSON_AddObjectToObject(root, "metadata");
     cJSON_AddStringToObject(meta, MT_ST_BASE_KEY, base);
     mt_json_add(root, "weight_map", map);
-    char *text = mt_json_print(root, true);
+    MT_FREED char *text = mt_json_print(root, true);
     mt_path_printf(path, sizeof(path), "%s/" INDEX, dir);
     int rc = text && mt_json_complete() ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 1);
-    free(text);
     cJSON_Delete(root);
     return rc;
 }
@@ -360,11 +357,7 @@ int mt_overlay_write(const struct mt_overlay_write *o, char **name, struct mt_er
         return mt_fail(err, MT_ERR_INPUT, rc, "the model's folder %s cannot be found: %s. The next block needs it: go on with "
                        "--resume once it is there, or with --resume --force and its new place in model.path", o->base_dir,
                        strerror(-rc));
-    rc = mt_remove_tree(w.tmp, err);
-    if (!rc)
-        rc = mt_mkdir_p(w.tmp, err);
-    if (!rc)
-        rc = write_all(&w, err);
+    rc = mt_remove_tree(w.tmp, err) ?: mt_mkdir_p(w.tmp, err) ?: write_all(&w, err);
     snprintf(text, sizeof(text), PREFIX "%llu-%016llx", (unsigned long long)o->phase,
              (unsigned long long)(rc ? 0 : mt_sum64(w.sums.p, w.sums.len, 0)));
     if (!rc)
@@ -383,7 +376,7 @@ int mt_overlay_write(const struct mt_overlay_write *o, char **name, struct mt_er
 static bool add_named(const char *dir, const char *checkpoint, struct mt_str *named)
 {
     char path[4096];
-    cJSON *state = NULL;
+    MT_JSON_FREED cJSON *state = NULL;
     mt_path_printf(path, sizeof(path), "%s/%s/megatrain/" MT_STATE_NAME, dir, checkpoint);
     int rc = mt_json_read_file(&state, path, MT_ERR_CHECKPOINT, NULL);
     if (rc)
@@ -391,13 +384,12 @@ static bool add_named(const char *dir, const char *checkpoint, struct mt_str *na
     const cJSON *overlay = mt_json_get(mt_json_get(state, "blocks"), "overlay");
     if (cJSON_IsString(overlay))
         mt_str_printf(named, "%s\n", overlay->valuestring);
-    cJSON_Delete(state);
     return !named->failed;
 }
 
 void mt_overlay_prune(const char *dir, const char *current)
 {
-    struct mt_str named = {0};
+    MT_STR_FREED struct mt_str named = {0};
     DIR *d = opendir(dir);
     bool sure = d != NULL;
     mt_str_printf(&named, "%s\n", current ? current : "");
@@ -416,7 +408,6 @@ void mt_overlay_prune(const char *dir, const char *current)
     }
     if (d)
         closedir(d);
-    mt_str_finish(&named);
 }
 
 /* Links all files of a folder into a new one, durably. */
@@ -424,9 +415,7 @@ static int link_all(const char *from, const char *to, struct mt_err *err)
 {
     char tmp[4096], a[4096], b[4096];
     mt_path_printf(tmp, sizeof(tmp), "%s.tmp", to);
-    int rc = mt_remove_tree(tmp, err);
-    if (!rc)
-        rc = mt_mkdir_p(tmp, err);
+    int rc = mt_remove_tree(tmp, err) ?: mt_mkdir_p(tmp, err);
     DIR *d = rc ? NULL : opendir(from);
     if (!rc && !d)
         rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "cannot read folder %s: %s", from, strerror(errno));
@@ -455,7 +444,7 @@ static int link_all(const char *from, const char *to, struct mt_err *err)
 static int move_base(const char *overlay, const char *base_dir, struct mt_err *err)
 {
     char path[4096], base[PATH_MAX];
-    cJSON *index = NULL;
+    MT_JSON_FREED cJSON *index = NULL;
     mt_path_printf(path, sizeof(path), "%s/" INDEX, overlay);
     int rc = mt_json_read_file(&index, path, MT_ERR_CHECKPOINT, err);
     const cJSON *was = mt_json_get(mt_json_get(index, "metadata"), MT_ST_BASE_KEY);
@@ -463,7 +452,6 @@ static int move_base(const char *overlay, const char *base_dir, struct mt_err *e
         mt_json_begin();
         rc = write_index(overlay, base, cJSON_DetachItemFromObject(index, "weight_map"), err);
     }
-    cJSON_Delete(index);
     return rc;
 }
 

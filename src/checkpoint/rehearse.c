@@ -27,7 +27,7 @@ static int write_one(const struct mt_vfs *vfs, const char *path, const char **wh
     rc = rc ? rc : vfs->sync(vfs->ctx, fd);
     *what = rc ? *what : "close a file";
     int closed = vfs->close(vfs->ctx, fd);
-    return rc ? rc : closed;
+    return rc ?: closed;
 }
 
 int mt_checkpoint_rehearse(const struct mt_vfs *vfs, const char *dir, struct mt_err *err)
@@ -41,9 +41,7 @@ int mt_checkpoint_rehearse(const struct mt_vfs *vfs, const char *dir, struct mt_
     snprintf(link, sizeof(link), "%s/link", to);
     vfs->remove_tree(vfs->ctx, from); /* left by a killed process with the same id */
     vfs->remove_tree(vfs->ctx, to);
-    int rc = vfs->make_dir(vfs->ctx, from);
-    if (!rc)
-        rc = write_one(vfs, file, &what);
+    int rc = vfs->make_dir(vfs->ctx, from) ?: write_one(vfs, file, &what);
     what = rc ? what : "sync a folder";
     rc = rc ? rc : vfs->sync_dir(vfs->ctx, from);
     what = rc ? what : "rename a folder";

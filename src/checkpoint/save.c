@@ -27,11 +27,9 @@ static int write_text(struct mt_saver *v, const char *name, const char *text, st
     char path[4200];
     *f = (struct mt_out_file){.fd = -1};
     snprintf(path, sizeof(path), "%s/%s", v->tmp, name);
-    int rc = mt_out_open(f, v->vfs, path, err);
-    if (!rc)
-        rc = mt_out_write(f, text, strlen(text), err);
-    if (!rc)
-        rc = mt_out_commit(f, err);
+    int rc = mt_out_open(f, v->vfs, path, err)
+          ?: mt_out_write(f, text, strlen(text), err)
+          ?: mt_out_commit(f, err);
     mt_out_abort(f);
     return rc;
 }
@@ -40,10 +38,9 @@ static int write_text(struct mt_saver *v, const char *name, const char *text, st
 static int write_json(struct mt_saver *v, const char *name, cJSON *json, struct mt_out_file *f,
                       struct mt_err *err)
 {
-    char *text = mt_json_print(json, true);
+    MT_FREED char *text = mt_json_print(json, true);
     int rc = text && mt_json_complete() ? write_text(v, name, text, f, err) : mt_fail_nomem(err, name, 0);
     cJSON_Delete(json);
-    free(text);
     return rc;
 }
 
@@ -56,11 +53,9 @@ static int write_reference(struct mt_saver *v, struct mt_err *err)
     if (!st->n_reference)
         return 0;
     snprintf(path, sizeof(path), "%s/megatrain/%s", v->tmp, MT_REFERENCE_NAME);
-    int rc = mt_out_open(&f, v->vfs, path, err);
-    if (!rc)
-        rc = mt_out_write(&f, st->reference, st->n_reference * sizeof(*st->reference), err);
-    if (!rc)
-        rc = mt_out_commit(&f, err);
+    int rc = mt_out_open(&f, v->vfs, path, err)
+          ?: mt_out_write(&f, st->reference, st->n_reference * sizeof(*st->reference), err)
+          ?: mt_out_commit(&f, err);
     if (!rc)
         mt_manifest_add_file(v->files, "megatrain/" MT_REFERENCE_NAME, &f, NULL);
     mt_out_abort(&f);
@@ -127,10 +122,9 @@ static int write_seal(struct mt_saver *v, struct mt_err *err)
     if (rc)
         return rc;
     mt_sum_format(v->sum, f.sum);
-    char *text = mt_seal_text(name, f.sum);
+    MT_FREED char *text = mt_seal_text(name, f.sum);
     rc = text ? write_text(v, "megatrain/seal.json", text, &f, err)
               : mt_fail_nomem(err, "a checkpoint's seal", 64);
-    free(text);
     return rc;
 }
 
@@ -158,10 +152,7 @@ static int write_progress(struct mt_saver *v, struct mt_err *err)
 /* What comes last, when all other files are there. dir: the folder megatrain/ in v->tmp. */
 static int seal_and_sync(struct mt_saver *v, const char *dir, struct mt_err *err)
 {
-    int rc = write_seal(v, err);
-    if (!rc)
-        rc = sync_dir(v, dir, err);
-    return rc ? rc : sync_dir(v, v->tmp, err);
+    return write_seal(v, err) ?: sync_dir(v, dir, err) ?: sync_dir(v, v->tmp, err);
 }
 
 static int write_all(struct mt_saver *v, struct mt_err *err)
@@ -177,7 +168,7 @@ static int write_all(struct mt_saver *v, struct mt_err *err)
         rc = mt_save_state(v, err);
     if (v->s->full && !rc)
         rc = write_reference(v, err);
-    return rc ? rc : seal_and_sync(v, dir, err);
+    return rc ?: seal_and_sync(v, dir, err);
 }
 
 static int check_space(const struct mt_saver *v, struct mt_err *err)
@@ -254,11 +245,7 @@ static int save_as(struct mt_saver *v, const char *final, struct mt_err *err)
     v->vfs->remove_tree(ctx, v->tmp);
     mt_json_begin();
     v->files = cJSON_CreateObject();
-    int rc = make_dir(v, v->tmp, err);
-    if (!rc)
-        rc = write_all(v, err);
-    if (!rc)
-        rc = put_in_place(v, final, err);
+    int rc = make_dir(v, v->tmp, err) ?: write_all(v, err) ?: put_in_place(v, final, err);
     cJSON_Delete(v->files);
     if (rc)
         v->vfs->remove_tree(ctx, v->tmp);
@@ -271,9 +258,7 @@ int mt_checkpoint_write_adapters(const struct mt_checkpoint_save *s, const char 
     mt_path_printf(v.tmp, sizeof(v.tmp), "%s", to);
     mt_json_begin();
     v.files = cJSON_CreateObject();
-    int rc = mt_mkdir_p(to, err);
-    if (!rc)
-        rc = mt_save_adapter(&v, err);
+    int rc = mt_mkdir_p(to, err) ?: mt_save_adapter(&v, err);
     cJSON_Delete(v.files);
     return rc;
 }
@@ -304,10 +289,7 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
     if (s->history && mt_history_holds(s->history, s->dir, s->state->step, s->full))
         return sync_dir(&v, s->dir, err); /* the sync may have failed after it was written */
     find_base(&v);
-    int rc = check_space(&v, err);
-    if (!rc)
-        rc = save_as(&v, final, err);
-    return rc ? rc : make_known(&v, name, err);
+    return check_space(&v, err) ?: save_as(&v, final, err) ?: make_known(&v, name, err);
 }
 
 /* --- adding to a checkpoint ------------------------------------------------------------------------------------ */
@@ -343,17 +325,12 @@ static int amend(struct mt_saver *v, const char *final, struct mt_err *err)
     snprintf(dir, sizeof(dir), "%s/megatrain", v->tmp);
     v->vfs->remove_tree(v->vfs->ctx, v->tmp);
     cJSON_DeleteItemFromObjectCaseSensitive(v->files, PROGRESS);
-    int rc = make_dir(v, v->tmp, err);
-    if (!rc)
-        rc = make_dir(v, dir, err);
-    if (!rc)
-        rc = share_files(v, final, err);
-    if (!rc)
-        rc = write_progress(v, err);
-    if (!rc)
-        rc = seal_and_sync(v, dir, err);
-    if (!rc)
-        rc = take_place(v, final, err);
+    int rc = make_dir(v, v->tmp, err)
+          ?: make_dir(v, dir, err)
+          ?: share_files(v, final, err)
+          ?: write_progress(v, err)
+          ?: seal_and_sync(v, dir, err)
+          ?: take_place(v, final, err);
     if (rc)
         v->vfs->remove_tree(v->vfs->ctx, v->tmp);
     return rc;
@@ -364,7 +341,7 @@ int mt_checkpoint_amend(const struct mt_checkpoint_save *s, struct mt_err *err)
     struct mt_checkpoint_save again = *s;
     struct mt_saver v = {.s = &again, .vfs = s->vfs ? s->vfs : &mt_vfs_posix};
     char final[4096], sum[MT_SUM_TEXT];
-    cJSON *old = NULL;
+    MT_JSON_FREED cJSON *old = NULL;
     mt_path_printf(final, sizeof(final), "%s/checkpoint-%llu", s->dir, (unsigned long long)s->state->step);
     mt_path_printf(v.tmp, sizeof(v.tmp), "%s.tmp", final);
     mt_json_begin();
@@ -378,6 +355,5 @@ int mt_checkpoint_amend(const struct mt_checkpoint_save *s, struct mt_err *err)
         memcpy(s->history->sum, v.sum, sizeof(v.sum));
     cJSON_Delete(v.files);
     cJSON_Delete(v.frozen);
-    cJSON_Delete(old);
-    return rc ? rc : sync_dir(&v, s->dir, err);
+    return rc ?: sync_dir(&v, s->dir, err);
 }

@@ -163,7 +163,7 @@ int mt_save_adapter(struct mt_saver *v, struct mt_err *err)
     const struct mt_layout *l = v->s->layout;
     struct adapter_files a = {.v = v, .names = mt_calloc(l->n_tensors + 1, sizeof(*a.names)),
                               .writer = {.l = l, .read = read_trained, .ctx = v}};
-    char *base = mt_is_dir(v->s->base_model) ? mt_path_canonical(v->s->base_model) : strdup(v->s->base_model);
+    MT_FREED char *base = mt_is_dir(v->s->base_model) ? mt_path_canonical(v->s->base_model) : strdup(v->s->base_model);
     char *config = base ? mt_peft_config_text(l, base) : NULL;
     int rc = a.names && config ? list_trained(&a, l, err)
                                : mt_fail_nomem(err, "an adapter", l->n_tensors * sizeof(*a.names));
@@ -175,7 +175,6 @@ int mt_save_adapter(struct mt_saver *v, struct mt_err *err)
     mt_source_list_finish(&a.list);
     free(a.names);
     free(config);
-    free(base);
     return rc;
 }
 
@@ -220,7 +219,7 @@ int mt_save_weights(struct mt_saver *v, struct mt_err *err)
     struct mt_layout_files f = {.layout = NULL};
     size_t n_named = 0;
     const char **named = mt_calloc(l->n_tensors, sizeof(*named));
-    bool *left = mt_calloc(l->n_stored, sizeof(*left));
+    MT_FREED bool *left = mt_calloc(l->n_stored, sizeof(*left));
     int rc = named && left ? 0 : mt_fail_nomem(err, "a checkpoint", l->n_tensors * sizeof(*named));
     if (!rc) {
         n_named = list_named(v, named, left);
@@ -241,7 +240,6 @@ int mt_save_weights(struct mt_saver *v, struct mt_err *err)
                                                  .shard_bytes = v->s->shard_bytes, .listed = v->files}, err);
     mt_layout_files_finish(&f);
     free(named);
-    free(left);
     return rc;
 }
 

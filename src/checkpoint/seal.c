@@ -8,6 +8,7 @@
 
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/mem.h"
 
 int mt_checkpoint_damaged(struct mt_err *err, const char *path, const char *what)
 {
@@ -30,7 +31,7 @@ static int look_for(const char *path, bool *is, struct mt_err *err)
 /* Verifies the seal itself, and returns the checksum of the sealed file. */
 static int read_seal(const char *path, const char *name, char want[MT_SUM_TEXT], struct mt_err *err)
 {
-    char *text = NULL, *whole = NULL;
+    MT_FREED char *text = NULL, *whole = NULL;
     size_t len = 0;
     unsigned long long sum = 0;
     int rc = mt_read_file(path, &text, &len, err);
@@ -44,10 +45,8 @@ static int read_seal(const char *path, const char *name, char want[MT_SUM_TEXT],
     if (ok && !(whole = mt_seal_text(name, sum)))
         rc = mt_fail_nomem(err, path, len);
     ok = ok && whole && len == strlen(whole) && !memcmp(text, whole, len);
-    free(text);
-    free(whole);
     if (rc || !ok)
-        return rc ? rc : mt_checkpoint_damaged(err, path, "it is not what was written");
+        return rc ?: mt_checkpoint_damaged(err, path, "it is not what was written");
     mt_sum_format(want, sum);
     return 0;
 }
@@ -94,7 +93,7 @@ void mt_checkpoint_id_finish(struct mt_checkpoint_id *id)
 int mt_checkpoint_identify(const char *dir, struct mt_checkpoint_id *out, struct mt_err *err)
 {
     struct mt_checkpoint_id id = {0};
-    cJSON *o = NULL;
+    MT_JSON_FREED cJSON *o = NULL;
     char *end = NULL;
     int rc = mt_seal_read(dir, &o, id.sum, &id.full, err);
     if (rc)
@@ -105,7 +104,6 @@ int mt_checkpoint_identify(const char *dir, struct mt_checkpoint_id *out, struct
         rc = mt_checkpoint_damaged(err, dir, "it has no step");
     if (!rc)
         rc = mt_lineage_from_json(&id.lineage, o, dir, err);
-    cJSON_Delete(o);
     if (!rc)
         *out = id;
     return rc;

@@ -154,9 +154,7 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
     const cJSON *evaluated = mt_json_get(o, "eval_step");
     bool known = cJSON_IsNumber(evaluated) && evaluated->valuedouble >= 0 && evaluated->valuedouble <= (double)s.step;
     s.eval_step = known ? (uint64_t)evaluated->valuedouble : MT_EVAL_UNKNOWN;
-    int rc = read_blocks(&s, o, name, err);
-    if (!rc)
-        rc = mt_lineage_from_json(&s.lineage, o, name, err);
+    int rc = read_blocks(&s, o, name, err) ?: mt_lineage_from_json(&s.lineage, o, name, err);
     if (rc) {
         mt_train_state_finish(&s);
         return rc;

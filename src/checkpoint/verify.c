@@ -47,7 +47,7 @@ static int blame(const char *path, const cJSON *file, const char *what, struct m
 {
     struct mt_st_model m;
     struct mt_err inner = {0};
-    struct mt_str names = {0};
+    MT_STR_FREED struct mt_str names = {0};
     const cJSON *sums = mt_json_get(file, "tensors"); /* earlier exports have none */
     size_t n = strlen(path);
     if (!sums || n < 12 || strcmp(path + n - 12, ".safetensors"))
@@ -59,7 +59,6 @@ static int blame(const char *path, const cJSON *file, const char *what, struct m
     if (!rc)
         rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s: damaged: %s%s", path, what,
                      names.p ? "tensor " : "its header", names.p ? names.p : "");
-    mt_str_finish(&names);
     return rc;
 }
 
@@ -130,26 +129,23 @@ static int verify_list(const char *dir, const cJSON *sealed, bool full, struct m
 {
     const cJSON *files = mt_json_get(sealed, "files");
     int rc = cJSON_IsObject(files) && files->child ? 0 : mt_checkpoint_damaged(err, dir, "its state.json lists no files");
-    return rc ? rc : check_list(dir, files, full, err);
+    return rc ?: check_list(dir, files, full, err);
 }
 
 int mt_checkpoint_verify(const char *dir, struct mt_err *err)
 {
-    cJSON *sealed = NULL;
+    MT_JSON_FREED cJSON *sealed = NULL;
     char sum[MT_SUM_TEXT];
     bool full;
-    int rc = mt_seal_read(dir, &sealed, sum, &full, err);
-    if (!rc)
-        rc = verify_list(dir, sealed, full, err);
-    if (!rc)
-        rc = verify_files(dir, mt_json_get(sealed, "files"), err);
+    int rc = mt_seal_read(dir, &sealed, sum, &full, err)
+          ?: verify_list(dir, sealed, full, err)
+          ?: verify_files(dir, mt_json_get(sealed, "files"), err);
     if (!rc && full) {
         struct mt_train_state st;
         rc = mt_train_state_from_json(&st, sealed, dir, err);
         if (!rc)
             mt_train_state_finish(&st);
     }
-    cJSON_Delete(sealed);
     return rc;
 }
 
@@ -168,8 +164,7 @@ static int read_model_seal(const char *dir, cJSON **out, struct mt_err *err)
     mt_path_printf(path, sizeof(path), "%s/megatrain/seal.json", dir);
     if (!mt_path_exists(path))
         return 0;
-    int rc = mt_seal_read(dir, out, sum, &full, err);
-    return rc ? rc : verify_list(dir, *out, full, err);
+    return mt_seal_read(dir, out, sum, &full, err) ?: verify_list(dir, *out, full, err);
 }
 
 static const cJSON *first_file(const cJSON *sealed)
@@ -191,13 +186,12 @@ static bool has_weights(const cJSON *f)
 
 int mt_checkpoint_verify_model(const char *dir, bool all, bool states, struct mt_err *err)
 {
-    cJSON *sealed = NULL;
+    MT_JSON_FREED cJSON *sealed = NULL;
     struct mt_err why = {0};
     int rc = read_model_seal(dir, &sealed, &why);
     for (const cJSON *f = rc ? NULL : first_file(sealed); f && !rc; f = f->next)
         if (is_state(f) ? states : all || has_weights(f))
             rc = verify_file(dir, f, &why);
-    cJSON_Delete(sealed);
     return rc ? fail_sealed(dir, rc, &why, err) : 0;
 }
 
@@ -232,7 +226,7 @@ static int verify_header(const char *dir, const cJSON *f, cJSON *all, bool *part
 
 int mt_checkpoint_open_seal(const char *dir, cJSON **out, struct mt_err *err)
 {
-    cJSON *sealed = NULL;
+    MT_JSON_FREED cJSON *sealed = NULL;
     bool part;
     struct mt_err why = {0};
     int rc = read_model_seal(dir, &sealed, &why);
@@ -246,7 +240,6 @@ int mt_checkpoint_open_seal(const char *dir, cJSON **out, struct mt_err *err)
         if (!rc && !part)
             rc = verify_file(dir, f, &why);
     }
-    cJSON_Delete(sealed);
     if (!rc && !mt_json_complete())
         rc = mt_fail_nomem(&why, dir, 0);
     if (rc || !all->child) {
@@ -283,12 +276,10 @@ int mt_checkpoint_verify_left(const char *dir, const cJSON *sealed, struct mt_er
 
 int mt_checkpoint_check_whole(const char *dir, struct mt_err *err)
 {
-    cJSON *sealed = NULL;
+    MT_JSON_FREED cJSON *sealed = NULL;
     char sum[MT_SUM_TEXT], path[4096];
     bool full;
-    int rc = mt_seal_read(dir, &sealed, sum, &full, err);
-    if (!rc)
-        rc = verify_list(dir, sealed, full, err);
+    int rc = mt_seal_read(dir, &sealed, sum, &full, err) ?: verify_list(dir, sealed, full, err);
     const cJSON *files = rc ? NULL : mt_json_get(sealed, "files");
     for (const cJSON *f = files ? files->child : NULL; f && !rc; f = f->next) {
         const cJSON *size = mt_json_get(f, "size");
@@ -300,6 +291,5 @@ int mt_checkpoint_check_whole(const char *dir, struct mt_err *err)
         else if (!there || !cJSON_IsNumber(size) || (double)st.st_size != size->valuedouble)
             rc = mt_checkpoint_damaged(err, path, "is missing or has another size than was written");
     }
-    cJSON_Delete(sealed);
     return rc;
 }

@@ -190,7 +190,7 @@ int mt_out_copy(const struct mt_vfs *vfs, const char *from, const char *to, stru
 {
     enum { PIECE = 1 << 20 };
     struct mt_out_file f = {.fd = -1};
-    char *piece = mt_calloc(PIECE, 1);
+    MT_FREED char *piece = mt_calloc(PIECE, 1);
     int fd = mt_open_regular(from, NULL);
     ssize_t n = 0;
     int rc = !piece ? mt_fail_nomem(err, from, PIECE)
@@ -205,6 +205,5 @@ int mt_out_copy(const struct mt_vfs *vfs, const char *from, const char *to, stru
     mt_out_abort(&f);
     if (fd >= 0)
         close(fd);
-    free(piece);
     return rc;
 }

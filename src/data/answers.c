@@ -41,16 +41,13 @@ static int push_answer(struct mt_sample_reader *r, const struct parts *p, const 
 {
     if (p->answer_ids) {
         int rc = push_ids(r, p->prompt_ids, false, where, err);
-        return rc ? rc : push_ids(r, p->answer_ids, true, where, err);
+        return rc ?: push_ids(r, p->answer_ids, true, where, err);
     }
-    int rc = mt_sample_needs_bytes(r, where, err);
-    if (!rc)
-        rc = mt_sample_push(r, MT_BYTE_BOS, false, err);
-    if (!rc)
-        rc = push_text(r, p->prompt, p->prompt_len, false, err);
-    if (!rc)
-        rc = push_text(r, p->answer, strlen(p->answer), true, err);
-    return rc ? rc : mt_sample_push(r, MT_BYTE_EOS, true, err);
+    return mt_sample_needs_bytes(r, where, err)
+        ?: mt_sample_push(r, MT_BYTE_BOS, false, err)
+        ?: push_text(r, p->prompt, p->prompt_len, false, err)
+        ?: push_text(r, p->answer, strlen(p->answer), true, err)
+        ?: mt_sample_push(r, MT_BYTE_EOS, true, err);
 }
 
 /* Trained tokens of [from, to), the first of which has no predecessor. */
@@ -81,12 +78,10 @@ static int finish_item(struct mt_sample_reader *r, size_t first, const char *whe
     }
     r->header.n_trained += chosen + rejected;
     r->header.max_len = MT_MAX(r->header.max_len, n);
-    int rc = mt_shard_writer_append(r->out, r->ids, r->mask, first, err);
-    if (!rc)
-        rc = mt_shard_writer_end(r->out, place, err);
-    if (!rc)
-        rc = mt_shard_writer_append(r->out, r->ids + first, r->mask + first, n - first, err);
-    return rc ? rc : mt_shard_writer_end(r->out, place, err);
+    return mt_shard_writer_append(r->out, r->ids, r->mask, first, err)
+        ?: mt_shard_writer_end(r->out, place, err)
+        ?: mt_shard_writer_append(r->out, r->ids + first, r->mask + first, n - first, err)
+        ?: mt_shard_writer_end(r->out, place, err);
 }
 
 /* Without a prompt, the common beginning of both answers, less a space before the difference. */
@@ -115,7 +110,7 @@ static int read_pair(struct mt_sample_reader *r, const cJSON *o, size_t *first, 
     }
     int rc = push_answer(r, &chosen, where, err);
     *first = r->n;
-    return rc ? rc : push_answer(r, &rejected, where, err);
+    return rc ?: push_answer(r, &rejected, where, err);
 }
 
 static int read_rated(struct mt_sample_reader *r, const cJSON *o, size_t *first, const char *where, struct mt_err *err)
@@ -142,5 +137,5 @@ int mt_answers_read(struct mt_sample_reader *r, const cJSON *o, const char *wher
     r->header.flags |= MT_SHARD_ANSWERS;
     r->n = 0;
     int rc = (r->format == MT_FORMAT_PREFERENCE ? read_pair : read_rated)(r, o, &first, where, err);
-    return rc ? rc : finish_item(r, first, where, place, err);
+    return rc ?: finish_item(r, first, where, place, err);
 }

@@ -85,14 +85,11 @@ static void hash_folder(XXH3_state_t *state, const char *dir, int (*chosen)(cons
 /* Hashes the ids at which config.json says that generation stops; the rest of it changes no token. */
 static void hash_end(XXH3_state_t *state, const char *model_dir)
 {
-    char *path = mt_path_join(model_dir, "config.json"), *text = NULL;
-    cJSON *root = NULL;
+    MT_FREED char *path = mt_path_join(model_dir, "config.json"), *text = NULL;
+    MT_JSON_FREED cJSON *root = NULL;
     if (path && !mt_json_read_file(&root, path, MT_ERR_INPUT, NULL) && mt_json_get(root, "eos_token_id"))
         text = mt_json_print(mt_json_get(root, "eos_token_id"), false);
     hash_text(state, text);
-    cJSON_Delete(root);
-    free(text);
-    free(path);
 }
 
 /* Hashes everything but the data file that the helper's tokens depend on. */
@@ -104,7 +101,7 @@ static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, s
                                         "added_tokens.json",       "chat_template.json",
                                         "chat_template.jinja",     "additional_chat_templates"};
     static const char *const folders[] = {"megatrain_data", "megatrain_data/templates"};
-    char *helper = mt_helper_dir();
+    MT_FREED char *helper = mt_helper_dir();
     int rc = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(files) && p->model_dir && !rc; i++) {
         char *path = mt_path_join(p->model_dir, files[i]);
@@ -130,7 +127,6 @@ static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, s
             hash_folder(state, path, is_code);
         free(path);
     }
-    free(helper);
     return rc;
 }
 
@@ -187,7 +183,7 @@ static void clear_parts(const char *dir)
  */
 static int lock_cache(const char *dir, int *fd, struct mt_err *err)
 {
-    char *path = mt_path_join(dir, "lock");
+    MT_FREED char *path = mt_path_join(dir, "lock");
     bool made = !mt_path_exists(dir);
     struct mt_err why;
     int rc = path ? mt_mkdir_p(dir, &why) : mt_fail_nomem(&why, dir, strlen(dir));
@@ -208,7 +204,6 @@ static int lock_cache(const char *dir, int *fd, struct mt_err *err)
         mt_warn("%s cannot be locked (%s): see to it that no other run makes token shards there", path, strerror(-locked));
     if (!rc && !locked)
         clear_parts(dir);
-    free(path);
     return rc;
 }
 
@@ -350,9 +345,8 @@ static int make_missing(struct mt_shard *shards, bool *made, const struct wanted
             rc = mt_shard_seal(want[i].path, err);
     for (size_t i = 0; i < l->n && !rc; i++)
         if (!shards[i].map) {
-            rc = mt_shard_open(&shards[i], want[i].path, want[i].hash, err);
-            if (!rc)
-                rc = mt_shard_verify(&shards[i], want[i].path, err);
+            rc = mt_shard_open(&shards[i], want[i].path, want[i].hash, err)
+              ?: mt_shard_verify(&shards[i], want[i].path, err);
         }
     cJSON_Delete(job);
     return rc;
@@ -373,7 +367,7 @@ static int open_prepared(struct mt_shard *shards, const struct wanted *want, con
 int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_source_list *l,
                          const struct mt_dataset_params *p, struct mt_err *err)
 {
-    struct wanted *want = mt_calloc(l->n, sizeof(*want));
+    MT_FREED struct wanted *want = mt_calloc(l->n, sizeof(*want));
     int fd = -1, rc = want ? 0 : mt_fail_nomem(err, "the cache", l->n * sizeof(*want));
     for (size_t i = 0; i < l->n && !rc; i++) {
         want[i].helper = mt_source_needs_helper(&l->items[i], p->format, p->tokenizer);
@@ -387,6 +381,5 @@ int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_so
         rc = p->prepared_only ? open_prepared(shards, want, l, err) : make_missing(shards, made, want, l, p, err);
     if (fd >= 0)
         close(fd);
-    free(want);
     return rc;
 }

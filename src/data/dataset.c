@@ -359,8 +359,8 @@ static uint64_t hash_whole(const mt_dataset *d, const struct mt_dataset_params *
 
 static int open_parts(mt_dataset *d, const struct mt_dataset_params *p, struct mt_err *err)
 {
-    struct mt_shard *shards = mt_calloc(d->files.n, sizeof(*shards));
-    bool *made = mt_calloc(d->files.n, sizeof(*made));
+    MT_FREED struct mt_shard *shards = mt_calloc(d->files.n, sizeof(*shards));
+    MT_FREED bool *made = mt_calloc(d->files.n, sizeof(*made));
     d->parts = mt_calloc(d->files.n, sizeof(*d->parts));
     int rc = shards && made && d->parts ? 0 : mt_fail_nomem(err, "a data set", d->files.n * 400);
     if (!rc)
@@ -382,8 +382,6 @@ static int open_parts(mt_dataset *d, const struct mt_dataset_params *p, struct m
     }
     if (!rc && !p->prepared_only)
         mt_notes_say(&d->notes);
-    free(shards);
-    free(made);
     return rc;
 }
 
@@ -402,7 +400,7 @@ static struct view view_at(const struct part *p, uint64_t i);
 static int weigh_rollouts(mt_dataset *d, const struct mt_policy_keys *keys, struct mt_err *err)
 {
     uint64_t n = d->stats.n_samples, at = 0;
-    struct mt_rollout_sample *s = mt_calloc(n, sizeof(*s));
+    MT_FREED struct mt_rollout_sample *s = mt_calloc(n, sizeof(*s));
     uint32_t alone = 0;
     char place[4200];
     d->rollouts = mt_calloc(n, sizeof(*d->rollouts));
@@ -420,7 +418,6 @@ static int weigh_rollouts(mt_dataset *d, const struct mt_policy_keys *keys, stru
     if (!rc && mt_rollouts_weigh(d->rollouts, s, n, keys, &alone))
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s is the only rollout of its group: an advantage is relative to others of the same "
                      "prompt; leave it out, sample more, or give it an \"advantage\"", mt_dataset_place(d, alone, place, sizeof(place)));
-    free(s);
     return rc;
 }
 
@@ -455,7 +452,7 @@ int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct 
 
 void mt_dataset_destroy(mt_dataset **dataset)
 {
-    mt_dataset *d = *dataset;
+    MT_FREED mt_dataset *d = *dataset;
     if (!d)
         return;
     for (size_t i = 0; i < d->n_parts; i++) {
@@ -468,7 +465,6 @@ void mt_dataset_destroy(mt_dataset **dataset)
     free(d->parts);
     free(d->rollouts);
     free(d->cache_dir);
-    free(d);
     *dataset = NULL;
 }
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/fs.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 
@@ -108,7 +109,7 @@ static char *python_of_path(void)
             free(p);
     }
     free(path);
-    return found ? found : strdup("/usr/bin/python3");
+    return found ?: strdup("/usr/bin/python3");
 }
 
 /* In a folder of this user's: of installed files, where setup-data makes it, or of caches, where it once did. */
@@ -150,15 +151,12 @@ char *mt_helper_python(void)
 
 static int no_environment(const char *script, const char *why, struct mt_err *err)
 {
-    char *dir = mt_helper_dir(), *setup = dir ? join3(dir, ".", "setup") : NULL;
+    MT_FREED char *dir = mt_helper_dir(), *setup = dir ? join3(dir, ".", "setup") : NULL;
     bool here = setup && mt_path_exists(setup);
-    int rc = mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
-                     "the data helper (%s) has no Python environment (%s); make it with: %s%s", script,
-                     why, here ? dir : "",
-                     here ? "/setup --data" : "megatrain setup-data");
-    free(setup);
-    free(dir);
-    return rc;
+    return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
+                   "the data helper (%s) has no Python environment (%s); make it with: %s%s", script,
+                   why, here ? dir : "",
+                   here ? "/setup --data" : "megatrain setup-data");
 }
 
 static void child(const char *python, const char *script, int in, int out, int errors)
@@ -199,7 +197,7 @@ struct talk {
 /* Handles one line of the helper's output; returns 1 for the last line. */
 static int on_line(struct talk *t, const char *line, size_t len, struct mt_err *err)
 {
-    cJSON *o = NULL;
+    MT_JSON_FREED cJSON *o = NULL;
     int last = 0;
     if (mt_json_parse(&o, line, len, SCRIPT, MT_ERR_RUNTIME, NULL))
         return 0;
@@ -219,7 +217,6 @@ static int on_line(struct talk *t, const char *line, size_t len, struct mt_err *
     } else if (t->on_event) {
         t->on_event(t->ctx, o);
     }
-    cJSON_Delete(o);
     return last;
 }
 
@@ -250,7 +247,7 @@ static int died(const struct talk *t, int status, int errors, struct mt_err *err
 
 static int converse(struct talk *t, pid_t pid, int out, int errors, struct mt_err *err)
 {
-    char *line = NULL;
+    MT_FREED char *line = NULL;
     size_t cap = 0;
     ssize_t n;
     int status = 0, last = 0;
@@ -258,7 +255,6 @@ static int converse(struct talk *t, pid_t pid, int out, int errors, struct mt_er
     while (f && (n = getline(&line, &cap, f)) >= 0)
         if (!last)
             last = on_line(t, line, (size_t)n, err);
-    free(line);
     if (f)
         fclose(f);
     else

@@ -105,23 +105,19 @@ static int choose(struct sets *s, const glob_t *g)
 
 static int fail_several(const struct sets *s, size_t folder, const char *address, const char *key, struct mt_err *err)
 {
-    struct mt_str names = {0};
+    MT_STR_FREED struct mt_str names = {0};
     for (size_t i = 0; i < s->n; i++)
         mt_str_printf(&names, "%s%s%s", i ? ", " : "", address, s->p[i] + folder);
-    int rc = names.failed ? mt_fail_nomem(err, address, strlen(address))
-                          : mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: \"%s\" has several sets of files; name one: %s", key,
-                                    address, names.p);
-    mt_str_finish(&names);
-    return rc;
+    return names.failed ? mt_fail_nomem(err, address, strlen(address))
+                        : mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: \"%s\" has several sets of files; name one: %s", key,
+                                  address, names.p);
 }
 
 static int find_files(char **pattern, const char *snapshot, const char *address, const char *key, struct mt_err *err)
 {
     struct sets sets = {0};
     glob_t g;
-    int rc = list(&g, snapshot);
-    if (!rc)
-        rc = choose(&sets, &g);
+    int rc = list(&g, snapshot) ?: choose(&sets, &g);
     if (rc)
         rc = mt_fail_nomem(err, address, strlen(address));
     else if (!sets.n)
@@ -148,7 +144,7 @@ int mt_hub_files(char **pattern, const char *address, const char *key, struct mt
     if (!slash || slash == name || len == (size_t)(slash - name) + 1 || strstr(name, ".."))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: \"%s\" is not %sORG/NAME or %sORG/NAME/PATTERN", key, address,
                        prefix, prefix);
-    char *snapshot = mt_hub_snapshot("datasets", name, len);
+    MT_FREED char *snapshot = mt_hub_snapshot("datasets", name, len);
     if (!snapshot)
         return mt_fail(err, MT_ERR_INPUT, -ENOENT,
                        "%s: data set \"%.*s\" is not in the Hugging Face cache; get it with: "
@@ -159,7 +155,6 @@ int mt_hub_files(char **pattern, const char *address, const char *key, struct mt
         rc = find_files(pattern, snapshot, address, key, err);
     else if (asprintf(pattern, "%s%s", snapshot, end) < 0)
         rc = mt_fail_nomem(err, address, strlen(address));
-    free(snapshot);
     if (rc) {
         free(*pattern);
         *pattern = NULL;

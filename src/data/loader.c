@@ -61,11 +61,9 @@ int mt_loader_create(mt_loader **out, mt_sampler *s, uint64_t first_step, uint64
                      .wanted = first_step < end_step ? (int64_t)first_step : NOTHING};
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->changed, NULL);
-    int rc = mt_step_data_init(&l->data[0], s, err);
-    if (!rc)
-        rc = mt_step_data_init(&l->data[1], s, err);
-    if (!rc)
-        rc = mt_thread_start(&l->thread, "mt-data", loader_main, l, err);
+    int rc = mt_step_data_init(&l->data[0], s, err)
+          ?: mt_step_data_init(&l->data[1], s, err)
+          ?: mt_thread_start(&l->thread, "mt-data", loader_main, l, err);
     l->started = !rc;
     if (rc)
         mt_loader_destroy(&l);
@@ -76,7 +74,7 @@ int mt_loader_create(mt_loader **out, mt_sampler *s, uint64_t first_step, uint64
 
 void mt_loader_destroy(mt_loader **loader)
 {
-    mt_loader *l = *loader;
+    MT_FREED mt_loader *l = *loader;
     if (!l)
         return;
     if (l->started) {
@@ -90,7 +88,6 @@ void mt_loader_destroy(mt_loader **loader)
     mt_step_data_finish(&l->data[1]);
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);
-    free(l);
     *loader = NULL;
 }
 

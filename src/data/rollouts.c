@@ -44,9 +44,8 @@ static int push_text(struct rollout *of, const cJSON *o, struct mt_err *err)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: a rollout has \"token_ids\" and \"mask\", or \"prompt_ids\" and "
                        "\"completion_ids\"; text is taken with data.tokenizer = byte alone, as tokens that are made of it anew need "
                        "not be those that were sampled", of->where);
-    int rc = mt_sample_needs_bytes(of->r, of->where, err);
-    if (!rc)
-        rc = mt_sample_push(of->r, MT_BYTE_BOS, false, err);
+    int rc = mt_sample_needs_bytes(of->r, of->where, err)
+          ?: mt_sample_push(of->r, MT_BYTE_BOS, false, err);
     for (size_t k = 0; k < MT_ARRAY_LEN(parts) && !rc; k++) {
         const cJSON *s = mt_json_get(o, parts[k]);
         of->first = of->r->n;
@@ -56,7 +55,7 @@ static int push_text(struct rollout *of, const cJSON *o, struct mt_err *err)
         for (const char *c = s->valuestring; *c && !rc; c++)
             rc = mt_sample_push(of->r, (unsigned char)*c, false, err);
     }
-    return rc ? rc : mt_sample_push(of->r, MT_BYTE_EOS, false, err);
+    return rc ?: mt_sample_push(of->r, MT_BYTE_EOS, false, err);
 }
 
 static int push_tokens(struct rollout *of, const cJSON *o, struct mt_err *err)
@@ -155,20 +154,18 @@ static int read_sample(struct rollout *of, const cJSON *o, bool advantage, struc
 {
     union mt_rollout_values *own = &of->r->values[0];
     const cJSON *group = mt_json_get(o, "group"), *cut = mt_json_get(o, "truncated");
-    int rc = number_of(of, o, "reward", &own->of.reward, err);
-    if (!rc)
-        rc = number_of(of, o, "temperature", &own->of.temperature, err);
+    int rc = number_of(of, o, "reward", &own->of.reward, err)
+          ?: number_of(of, o, "temperature", &own->of.temperature, err);
     if (rc)
         return rc;
     if (!advantage && (isnan(own->of.reward) || !group))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: a rollout has an \"advantage\", or a \"reward\" and a \"group\" (which the "
                        "rollouts of its prompt have in common)", of->where);
-    char *text = group && !advantage ? mt_json_print(group, false) : NULL;
+    MT_FREED char *text = group && !advantage ? mt_json_print(group, false) : NULL;
     if (group && !advantage && !text)
         return mt_fail_nomem(err, of->where, 64);
     own->of.group = text ? (XXH3_64bits(text, strlen(text)) | 2) & ~UINT64_C(1) : 0;
     own->of.group |= cJSON_IsTrue(cut);
-    free(text);
     return cut && !cJSON_IsBool(cut) ? mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"truncated\" must be true or false", of->where) : 0;
 }
 
@@ -186,10 +183,9 @@ static int finish(struct rollout *of, uint64_t place, struct mt_err *err)
     }
     r->header.n_trained += trained;
     r->header.max_len = MT_MAX(r->header.max_len, of->n);
-    int rc = mt_shard_writer_append(r->out, r->ids, r->mask, of->n, err);
-    if (!rc)
-        rc = mt_shard_writer_values(r->out, r->values, of->n, err);
-    return rc ? rc : mt_shard_writer_end(r->out, place, err);
+    return mt_shard_writer_append(r->out, r->ids, r->mask, of->n, err)
+        ?: mt_shard_writer_values(r->out, r->values, of->n, err)
+        ?: mt_shard_writer_end(r->out, place, err);
 }
 
 int mt_rollouts_read(struct mt_sample_reader *r, const cJSON *o, const char *where, uint64_t place, struct mt_err *err)
@@ -210,7 +206,7 @@ int mt_rollouts_read(struct mt_sample_reader *r, const cJSON *o, const char *whe
         rc = read_column(&of, o, k, err);
     if (!rc)
         rc = read_sample(&of, o, advantage && !cJSON_IsNull(advantage), err);
-    return rc ? rc : finish(&of, place, err);
+    return rc ?: finish(&of, place, err);
 }
 
 /* --- advantages ------------------------------------------------------------------------------------------------ */

@@ -45,7 +45,7 @@ static int finish_sample(struct mt_sample_reader *r, const char *where, uint64_t
     r->header.n_trained += trained;
     r->header.max_len = MT_MAX(r->header.max_len, n);
     int rc = mt_shard_writer_append(r->out, r->ids, r->mask, n, err);
-    return rc ? rc : mt_shard_writer_end(r->out, place, err);
+    return rc ?: mt_shard_writer_end(r->out, place, err);
 }
 
 static int read_text(struct mt_sample_reader *r, const cJSON *o, const char *where,
@@ -57,10 +57,9 @@ static int read_text(struct mt_sample_reader *r, const cJSON *o, const char *whe
         return rc;
     if (!cJSON_IsString(text))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"text\" is missing or not a string", where);
-    rc = mt_sample_push(r, MT_BYTE_BOS, false, err);
-    if (!rc)
-        rc = push_bytes(r, text->valuestring, strlen(text->valuestring), true, err);
-    return rc ? rc : mt_sample_push(r, MT_BYTE_EOS, true, err);
+    rc = mt_sample_push(r, MT_BYTE_BOS, false, err)
+      ?: push_bytes(r, text->valuestring, strlen(text->valuestring), true, err);
+    return rc ?: mt_sample_push(r, MT_BYTE_EOS, true, err);
 }
 
 static int read_prompt(struct mt_sample_reader *r, const cJSON *o, const char *where,
@@ -73,12 +72,10 @@ static int read_prompt(struct mt_sample_reader *r, const cJSON *o, const char *w
     if (!cJSON_IsString(prompt) || !cJSON_IsString(answer))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL,
                        "%s: \"prompt\" and \"completion\" must be strings", where);
-    rc = mt_sample_push(r, MT_BYTE_BOS, false, err);
-    if (!rc)
-        rc = push_bytes(r, prompt->valuestring, strlen(prompt->valuestring), false, err);
-    if (!rc)
-        rc = push_bytes(r, answer->valuestring, strlen(answer->valuestring), true, err);
-    return rc ? rc : mt_sample_push(r, MT_BYTE_EOS, true, err);
+    rc = mt_sample_push(r, MT_BYTE_BOS, false, err)
+      ?: push_bytes(r, prompt->valuestring, strlen(prompt->valuestring), false, err)
+      ?: push_bytes(r, answer->valuestring, strlen(answer->valuestring), true, err);
+    return rc ?: mt_sample_push(r, MT_BYTE_EOS, true, err);
 }
 
 /* Tokens with an attention_mask of 0 are padding, which is removed at both ends: [*first, *end) stays. */
@@ -161,17 +158,15 @@ static enum mt_cfg_format detect(const cJSON *o)
 /* Says which keys a sample has, and which tell formats. */
 static int unknown_keys(const cJSON *o, const char *where, struct mt_err *err)
 {
-    struct mt_str keys = {0};
+    MT_STR_FREED struct mt_str keys = {0};
     int n = 0;
     mt_str_append(&keys, "", 0);
     for (const cJSON *v = o->child; v && n < 8; v = v->next, n++)
         mt_str_printf(&keys, "%s\"%.40s\"", n ? ", " : "", v->string);
-    int rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: no known format has the keys %s: one of messages, conversations, "
-                     "instruction, prompt, chosen and rejected, completion and label, text, input_ids tells it; name yours by "
-                     "data.columns = instruction:..., output:... (turns of the chat template) or prompt:..., completion:... (text as it "
-                     "stands), or set data.format", where, keys.failed ? "" : keys.p);
-    mt_str_finish(&keys);
-    return rc;
+    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: no known format has the keys %s: one of messages, conversations, "
+                   "instruction, prompt, chosen and rejected, completion and label, text, input_ids tells it; name yours by "
+                   "data.columns = instruction:..., output:... (turns of the chat template) or prompt:..., completion:... (text as it "
+                   "stands), or set data.format", where, keys.failed ? "" : keys.p);
 }
 
 static int read_object(struct mt_sample_reader *r, cJSON *o, const char *where, uint64_t place, struct mt_err *err)
@@ -204,7 +199,7 @@ static int read_object(struct mt_sample_reader *r, cJSON *o, const char *where, 
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the sample does not have data.format = %s", where,
                        mt_choice_name(name, MT_FORMAT_NAMES, (int)r->format));
     }
-    return rc ? rc : finish_sample(r, where, place, err);
+    return rc ?: finish_sample(r, where, place, err);
 }
 
 static bool has_enough(const struct mt_sample_reader *r)
@@ -267,7 +262,7 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
 
 static int read_array(struct mt_sample_reader *r, const char *path, struct mt_err *err)
 {
-    cJSON *root = NULL;
+    MT_JSON_FREED cJSON *root = NULL;
     char where[4200];
     size_t i = 0;
     int rc = mt_json_read_file(&root, path, MT_ERR_INPUT, err);
@@ -277,7 +272,6 @@ static int read_array(struct mt_sample_reader *r, const char *path, struct mt_er
         snprintf(where, sizeof(where), "%s[%zu]", path, i);
         rc = read_object(r, v, where, i, err);
     }
-    cJSON_Delete(root);
     return rc;
 }
 

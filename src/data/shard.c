@@ -96,9 +96,7 @@ int mt_shard_open(struct mt_shard *s, const char *path, uint64_t hash, struct mt
         return not_whole(err, path, "too short, or it cannot be mapped");
     }
     s->fd = fd;
-    int rc = check(s, path, hash, err);
-    if (!rc)
-        rc = copy_offsets(s, err);
+    int rc = check(s, path, hash, err) ?: copy_offsets(s, err);
     if (rc)
         mt_shard_close(s);
     return rc;

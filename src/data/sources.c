@@ -87,25 +87,21 @@ static int add_entry(struct mt_source_list *l, const char *info, const cJSON *e,
                        "%s: \"%s\" has no \"file_name\": data sets are not downloaded, so get its files and "
                        "name them there",
                        info, e->string);
-    char *dir = strndup(info, strlen(info) - strlen(INFO));
-    char *path = dir ? mt_path_join(dir, name->valuestring) : NULL;
-    char *text = mt_json_print(e, false), *all = NULL;
+    MT_FREED char *dir = strndup(info, strlen(info) - strlen(INFO));
+    MT_FREED char *path = dir ? mt_path_join(dir, name->valuestring) : NULL;
+    MT_FREED char *text = mt_json_print(e, false), *all = NULL;
     int rc = 0;
     if (!path || !text || asprintf(&all, "%s/*", path) < 0)
         rc = mt_fail_nomem(err, info, strlen(info));
     else
         rc = add_matches(l, mt_is_dir(path) ? all : path, weight, text, err);
-    free(dir);
-    free(path);
-    free(text);
-    free(all);
     return rc ? mt_fail_prefix(err, rc, "%s: \"%s\"", info, e->string) : 0;
 }
 
 static int add_info(struct mt_source_list *l, const char *info, const char *name, double weight,
                     struct mt_err *err)
 {
-    cJSON *root = NULL;
+    MT_JSON_FREED cJSON *root = NULL;
     bool found = false;
     int rc = mt_json_read_file(&root, info, MT_ERR_INPUT, err);
     const cJSON *features = rc || name ? NULL : mt_json_get(root, "features");
@@ -119,7 +115,6 @@ static int add_info(struct mt_source_list *l, const char *info, const char *name
         }
     if (!rc && !found)
         rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has no entry \"%s\"", info, name ? name : "");
-    cJSON_Delete(root);
     return rc;
 }
 
@@ -142,9 +137,8 @@ static int cut_weight(char *pattern, double *weight, const char *key, struct mt_
 static int add_hub(struct mt_source_list *l, const char *address, double weight, struct mt_err *err)
 {
     char *pattern;
-    int rc = mt_hub_files(&pattern, address, l->key, err);
-    if (!rc)
-        rc = add_matches(l, pattern, weight, NULL, err);
+    int rc = mt_hub_files(&pattern, address, l->key, err)
+          ?: add_matches(l, pattern, weight, NULL, err);
     free(pattern);
     return rc;
 }
@@ -152,7 +146,7 @@ static int add_hub(struct mt_source_list *l, const char *address, double weight,
 static int add_item(struct mt_source_list *l, const char *item, struct mt_err *err)
 {
     double weight;
-    char *pattern = strdup(item);
+    MT_FREED char *pattern = strdup(item);
     int rc = pattern ? cut_weight(pattern, &weight, l->key, err) : mt_fail_nomem(err, item, strlen(item));
     char *hash = rc ? NULL : strrchr(pattern, '#');
     if (hash && (size_t)(hash - pattern) >= strlen(INFO) &&
@@ -165,7 +159,6 @@ static int add_item(struct mt_source_list *l, const char *item, struct mt_err *e
     else if (!rc)
         rc = mt_path_has_extension(pattern, INFO) ? add_info(l, pattern, hash, weight, err)
                                       : add_matches(l, pattern, weight, NULL, err);
-    free(pattern);
     return rc;
 }
 
@@ -228,7 +221,7 @@ bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format f
         return true;
     if (!mt_path_has_extension(f->path, ".jsonl") && !mt_path_has_extension(f->path, ".json"))
         return !bytes;
-    cJSON *r = first_record(f->path);
+    MT_JSON_FREED cJSON *r = first_record(f->path);
     if (!r) /* empty or invalid: the reader reports the place */
         return false;
     mt_columns_rename(r, f->columns);
@@ -248,6 +241,5 @@ bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format f
     else
         needs = !bytes || chat || format == MT_FORMAT_MESSAGES || format == MT_FORMAT_SHAREGPT ||
                 format == MT_FORMAT_ALPACA;
-    cJSON_Delete(r);
     return needs;
 }

@@ -72,7 +72,7 @@ static uint64_t sum_of_header(const struct mt_teacher_header *h)
 static int list_samples(struct entry **out, const mt_dataset *d, uint64_t *n_rows, struct mt_err *err)
 {
     const struct mt_dataset_stats *s = mt_dataset_stats(d);
-    uint8_t *mask = mt_calloc(s->max_len + 1, 1);
+    MT_FREED uint8_t *mask = mt_calloc(s->max_len + 1, 1);
     struct entry *e = mt_calloc(s->n_samples + 1, sizeof(*e));
     int rc = mask && e ? 0 : mt_fail_nomem(err, "samples of a teacher", s->n_samples * sizeof(*e));
     *n_rows = 0;
@@ -80,7 +80,6 @@ static int list_samples(struct entry **out, const mt_dataset *d, uint64_t *n_row
         e[i] = (struct entry){mt_dataset_sample_hash(d, i, true), *n_rows, count_rows(d, i, mask), 0};
         *n_rows += e[i].n;
     }
-    free(mask);
     if (rc)
         free(e);
     else
@@ -109,7 +108,7 @@ static bool goes_on(mt_teacher_out *t)
     struct mt_teacher_header was = {0};
     struct stat st;
     size_t bytes = t->n_samples * sizeof(struct entry);
-    struct entry *entry = mt_calloc(t->n_samples + 1, sizeof(*entry));
+    MT_FREED struct entry *entry = mt_calloc(t->n_samples + 1, sizeof(*entry));
     bool same = entry && !fstat(t->fd, &st) && !mt_pread_all(t->fd, &was, sizeof(was), 0) &&
                 (uint64_t)st.st_size == mt_teacher_bytes(t->n_samples, t->header.n_rows, t->top) &&
                 !memcmp(&was, &t->header, sizeof(was)) && !mt_pread_all(t->fd, entry, bytes, sizeof(was));
@@ -121,7 +120,6 @@ static bool goes_on(mt_teacher_out *t)
     }
     if (same)
         memcpy(t->entry, entry, bytes);
-    free(entry);
     return same;
 }
 
@@ -184,9 +182,8 @@ int mt_teacher_write(mt_teacher_out *t, uint64_t sample, const struct mt_top *to
         memcpy(rows + (i + 1) * bytes - sizeof(float), &rest[i], sizeof(float));
     }
     e->sum = XXH3_64bits(rows, n * bytes);
-    int rc = write_at(t->fd, rows, n * bytes, rows_at(t->n_samples) + e->first * bytes);
-    if (!rc)
-        rc = write_at(t->fd, e, sizeof(*e), sizeof(t->header) + sample * sizeof(*e));
+    int rc = write_at(t->fd, rows, n * bytes, rows_at(t->n_samples) + e->first * bytes)
+          ?: write_at(t->fd, e, sizeof(*e), sizeof(t->header) + sample * sizeof(*e));
     free(rows);
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "the teacher's file cannot be written: %s", strerror(-rc)) : 0;
 }
@@ -199,7 +196,7 @@ int mt_teacher_sync(mt_teacher_out *t, struct mt_err *err)
 
 int mt_teacher_close(mt_teacher_out **teacher, bool complete, struct mt_err *err)
 {
-    mt_teacher_out *t = *teacher;
+    MT_FREED mt_teacher_out *t = *teacher;
     int rc = 0;
     if (!t)
         return 0;
@@ -211,7 +208,6 @@ int mt_teacher_close(mt_teacher_out **teacher, bool complete, struct mt_err *err
     if (t->fd >= 0)
         close(t->fd);
     free(t->entry);
-    free(t);
     *teacher = NULL;
     return rc;
 }
@@ -285,12 +281,10 @@ static int read_entries(const mt_teacher *t, struct entry **out, struct mt_err *
 static int find_samples(mt_teacher *t, struct mt_err *err)
 {
     const struct mt_teacher_header *h = &t->header;
-    struct entry *there = NULL;
+    MT_FREED struct entry *there = NULL;
     uint64_t n = mt_dataset_stats(t->data)->n_samples, n_rows, missing = 0, most = 0;
     char at[200] = "";
-    int rc = list_samples(&t->entry, t->data, &n_rows, err);
-    if (!rc)
-        rc = read_entries(t, &there, err);
+    int rc = list_samples(&t->entry, t->data, &n_rows, err) ?: read_entries(t, &there, err);
     for (uint64_t i = 0; i < n && !rc; i++) {
         const struct entry *e = bsearch(&t->entry[i], there, h->n_samples, sizeof(*there), by_hash);
         bool good = e && e->n == t->entry[i].n && e->first <= h->n_rows && e->n <= h->n_rows - e->first;
@@ -300,7 +294,6 @@ static int find_samples(mt_teacher *t, struct mt_err *err)
             t->entry[i] = *e;
         most = MT_MAX(most, t->entry[i].n);
     }
-    free(there);
     if (!rc && missing)
         return mt_fail(err, MT_ERR_INPUT, -ENODATA, "%s does not have %llu of %llu samples, the first of them %s: it is of "
                        "other data, or was made with another tokenizer, chat template or data.seq_len", t->path,
@@ -331,7 +324,7 @@ int mt_teacher_open(mt_teacher **out, const struct mt_teacher_params *p, struct 
 
 void mt_teacher_close_read(mt_teacher **teacher)
 {
-    mt_teacher *t = *teacher;
+    MT_FREED mt_teacher *t = *teacher;
     if (!t)
         return;
     if (t->fd >= 0)
@@ -339,7 +332,6 @@ void mt_teacher_close_read(mt_teacher **teacher)
     free(t->path);
     free(t->entry);
     free(t->rows);
-    free(t);
     *teacher = NULL;
 }
 

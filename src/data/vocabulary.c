@@ -7,6 +7,7 @@
 
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/mem.h"
 
 static uint64_t hash_token(const char *text, double id)
 {
@@ -44,8 +45,8 @@ static uint64_t hash_added(const cJSON *added, const cJSON *vocab)
 
 int mt_vocabulary_hash(uint64_t *out, const char *model_dir, struct mt_err *err)
 {
-    char *path = mt_path_join(model_dir, "tokenizer.json");
-    cJSON *o = NULL;
+    MT_FREED char *path = mt_path_join(model_dir, "tokenizer.json");
+    MT_JSON_FREED cJSON *o = NULL;
     *out = 0;
     int rc = path ? 0 : mt_fail_nomem(err, model_dir, strlen(model_dir));
     if (!rc && mt_path_exists(path))
@@ -54,7 +55,5 @@ int mt_vocabulary_hash(uint64_t *out, const char *model_dir, struct mt_err *err)
         const cJSON *vocab = mt_json_get(mt_json_get(o, "model"), "vocab");
         *out = hash_tokens(vocab) + hash_added(mt_json_get(o, "added_tokens"), vocab);
     }
-    cJSON_Delete(o);
-    free(path);
     return rc;
 }

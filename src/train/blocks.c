@@ -90,13 +90,10 @@ static int write_merged(const struct mt_train_params *p, char **name, struct mt_
                                          .layout = mt_setup_layout_of(p->session->setup, p->learner),
                                          .planes = p->session->planes};
     char adapters[4096];
-    int rc = mt_path_printf(adapters, sizeof(adapters), "%s/overlay-adapters.tmp", p->dir);
-    if (!rc)
-        rc = mt_remove_tree(adapters, err);
-    if (!rc)
-        rc = mt_checkpoint_write_adapters(&s, adapters, err);
-    if (!rc)
-        rc = merge(p, adapters, name, err);
+    int rc = mt_path_printf(adapters, sizeof(adapters), "%s/overlay-adapters.tmp", p->dir)
+          ?: mt_remove_tree(adapters, err)
+          ?: mt_checkpoint_write_adapters(&s, adapters, err)
+          ?: merge(p, adapters, name, err);
     mt_remove_tree(adapters, NULL);
     return rc;
 }
@@ -128,13 +125,10 @@ int mt_blocks_finish(const struct mt_train_params *p, struct mt_err *err)
     char *name = NULL;
     bool lost;
     mt_train_phase(p->control, "writing a trained block");
-    int rc = mt_saves_find_folder(p, err);
-    if (!rc)
-        rc = mt_saves_settle(p, MT_SETTLE_WAIT, &lost, err);
-    if (!rc)
-        rc = mt_session_sum_base(p->session, err);
-    if (!rc)
-        rc = mt_saves_note_findings(st, p->session->setup, err);
+    int rc = mt_saves_find_folder(p, err)
+          ?: mt_saves_settle(p, MT_SETTLE_WAIT, &lost, err)
+          ?: mt_session_sum_base(p->session, err)
+          ?: mt_saves_note_findings(st, p->session->setup, err);
     if (!rc && mt_train_is_stopped(p->control, p->learner))
         rc = mt_fail(err, MT_ERR_RUNTIME, -ECANCELED, "the run was asked to stop before the next block");
     bool merges = p->session->setup->in[p->learner].cfg->adapter.merge_every;

@@ -114,7 +114,7 @@ static void linger(const mt_cluster *c)
 
 void mt_cluster_close(mt_cluster **cluster, int code)
 {
-    mt_cluster *c = *cluster;
+    MT_FREED mt_cluster *c = *cluster;
     if (!c)
         return;
     const struct mt_cluster_command end = {.op = MT_CLUSTER_END, .at = (uint64_t)code};
@@ -128,7 +128,6 @@ void mt_cluster_close(mt_cluster **cluster, int code)
     cJSON_Delete(c->facts);
     pthread_cond_destroy(&c->quits);
     pthread_mutex_destroy(&c->lock);
-    free(c);
     *cluster = NULL;
 }
 
@@ -150,7 +149,7 @@ static int read_answers(mt_cluster *c, struct mt_err *err)
         if (!lost && a.rc && !rc)
             rc = mt_fail(err, (enum mt_err_kind)a.kind, (int)a.rc, "host %d: %s", from, a.text);
         if (lost)
-            return rc ? rc : lost;
+            return rc ?: lost;
     }
     return rc;
 }
@@ -159,9 +158,8 @@ static int read_answers(mt_cluster *c, struct mt_err *err)
 static int print_config(const struct mt_inputs *in, struct mt_str *out, struct mt_err *err)
 {
     struct mt_config *copy = NULL;
-    int rc = mt_config_copy(&copy, in->cfg, "", err);
-    if (!rc)
-        rc = mt_adapters_spell_out(copy, in->resumed.dir, err);
+    int rc = mt_config_copy(&copy, in->cfg, "", err)
+          ?: mt_adapters_spell_out(copy, in->resumed.dir, err);
     if (!rc) /* what a reference says of the data, the first has read */
         rc = mt_config_override(copy, "preference.reference", "start", "the reference of the first host", err);
     if (!rc)
@@ -174,10 +172,8 @@ int mt_cluster_send_config(mt_cluster *c, const struct mt_setup *s, struct mt_er
 {
     const struct mt_inputs *in = s->in;
     struct mt_str text = {0};
-    char *facts = NULL;
-    int rc = print_config(in, &text, err);
-    if (!rc)
-        rc = mt_cluster_print_facts(&facts, s, err);
+    MT_FREED char *facts = NULL;
+    int rc = print_config(in, &text, err) ?: mt_cluster_print_facts(&facts, s, err);
     if (rc) {
         mt_str_finish(&text);
         return rc;
@@ -187,16 +183,12 @@ int mt_cluster_send_config(mt_cluster *c, const struct mt_setup *s, struct mt_er
     const struct mt_cluster_command config = {.op = MT_CLUSTER_CONFIG, .at = text.len, .lr = c->timeout,
                                    .data = {hash_of(in->data), mt_inputs_eval_hash(in), strlen(facts)}};
     pthread_mutex_lock(&c->lock);
-    rc = command_all(c, &config, err);
-    if (!rc)
-        rc = mt_cluster_tell_all(c, text.p, text.len, err);
-    if (!rc)
-        rc = mt_cluster_tell_all(c, facts, strlen(facts), err);
-    if (!rc)
-        rc = read_answers(c, err);
+    rc = command_all(c, &config, err)
+      ?: mt_cluster_tell_all(c, text.p, text.len, err)
+      ?: mt_cluster_tell_all(c, facts, strlen(facts), err)
+      ?: read_answers(c, err);
     pthread_mutex_unlock(&c->lock);
     mt_str_finish(&text);
-    free(facts);
     return rc;
 }
 
@@ -262,24 +254,19 @@ static int load_config(struct mt_config **cfg, const char *text, struct mt_err *
 int mt_cluster_take_config(mt_cluster *c, struct mt_config **cfg, struct mt_err *err)
 {
     struct mt_cluster_command what;
-    char *text = NULL, *facts = NULL;
+    MT_FREED char *text = NULL, *facts = NULL;
     int rc = mt_cluster_next(c, &what, err);
     if (rc || c->over)
-        return rc ? rc : 1;
+        return rc ?: 1;
     if (what.op != MT_CLUSTER_CONFIG)
         return mt_cluster_note(c, mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "host 0 is of another build"));
     c->timeout = what.lr;
     mt_net_set_deadline(c->net, c->timeout);
     memcpy(c->data, what.data, sizeof(c->data));
-    rc = take_text(c, &text, what.at, err);
-    if (!rc)
-        rc = take_text(c, &facts, what.data[2], err);
-    if (!rc)
-        rc = mt_cluster_note(c, mt_json_parse(&c->facts, facts, what.data[2], "what host 0 says", MT_ERR_RUNTIME, err));
-    if (!rc)
-        rc = mt_cluster_note(c, load_config(cfg, text, err));
-    free(text);
-    free(facts);
+    rc = take_text(c, &text, what.at, err)
+      ?: take_text(c, &facts, what.data[2], err)
+      ?: mt_cluster_note(c, mt_json_parse(&c->facts, facts, what.data[2], "what host 0 says", MT_ERR_RUNTIME, err))
+      ?: mt_cluster_note(c, load_config(cfg, text, err));
     return rc;
 }
 
@@ -304,7 +291,7 @@ int mt_cluster_answer(mt_cluster *c, const struct mt_setup *s, const struct mt_i
     if (sent || !a.rc)
         return sent;
     sent = mt_cluster_next(c, &end, err);
-    return sent ? sent : 1;
+    return sent ?: 1;
 }
 
 void mt_cluster_fail(mt_cluster *c, const struct mt_err *why)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "train/cluster_priv.h"
 
@@ -29,10 +30,9 @@ static bool is_of_origin(const char *key)
 /* Of this host, as far as inputs and setup are open. */
 static int describe(cJSON **out, const struct mt_setup *s, const struct mt_inputs *in, struct mt_err *err)
 {
-    char *path = in->model_dir ? mt_path_join(in->model_dir, "config.json") : NULL;
+    MT_FREED char *path = in->model_dir ? mt_path_join(in->model_dir, "config.json") : NULL;
     cJSON *model = NULL, *o;
     int rc = path ? mt_json_read_file(&model, path, MT_ERR_INPUT, err) : 0;
-    free(path);
     if (rc)
         return rc;
     mt_json_begin();
@@ -50,7 +50,7 @@ static int describe(cJSON **out, const struct mt_setup *s, const struct mt_input
 
 int mt_cluster_print_facts(char **out, const struct mt_setup *s, struct mt_err *err)
 {
-    cJSON *o = NULL;
+    MT_JSON_FREED cJSON *o = NULL;
     int rc = describe(&o, s, s->in, err);
     const struct mt_resumed *r = &s->in->resumed;
     if (!rc && r->from_files)
@@ -62,7 +62,6 @@ int mt_cluster_print_facts(char **out, const struct mt_setup *s, struct mt_err *
         cJSON_AddNumberToObject(o, "rows_per_epoch", (double)r->rows_per_epoch);
     }
     *out = rc ? NULL : mt_json_print(o, false);
-    cJSON_Delete(o);
     return rc ? rc : *out ? 0 : mt_fail_nomem(err, "what the hosts have in common", 1);
 }
 
@@ -114,7 +113,7 @@ static void print_value(char *buf, size_t len, const cJSON *v)
 int mt_cluster_compare_facts(const cJSON *first, const struct mt_setup *s, const struct mt_inputs *in,
                              struct mt_err *err)
 {
-    cJSON *own = NULL;
+    MT_JSON_FREED cJSON *own = NULL;
     int rc = describe(&own, s, in, err);
     for (size_t i = 0; i < MT_ARRAY_LEN(facts) && !rc; i++) {
         struct difference d;
@@ -127,6 +126,5 @@ int mt_cluster_compare_facts(const cJSON *first, const struct mt_setup *s, const
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s%s%s is %s, host 0's %s: %s", facts[i].what, *d.key ? " " : "", d.key, a, b,
                      facts[i].mend);
     }
-    cJSON_Delete(own);
     return rc;
 }

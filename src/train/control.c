@@ -24,7 +24,7 @@ void mt_train_request_stop(struct mt_train_control *c, int signo)
 int mt_train_is_stopped(const struct mt_train_control *c, size_t learner)
 {
     int own = learner < c->n ? atomic_load(&c->asked[learner].stop) : 0;
-    return own ? own : atomic_load(&c->stop);
+    return own ?: atomic_load(&c->stop);
 }
 
 int mt_train_heed(struct mt_train_control *c, size_t learner, uint64_t done, uint64_t all, int rc, struct mt_err *err)
@@ -51,5 +51,5 @@ bool mt_is_doubtful(uint64_t step)
 int mt_train_flush(const struct mt_train_params *p, struct mt_err *err)
 {
     int rc = mt_engine_flush(p->session->engine, err);
-    return rc ? rc : mt_engine_check_learner(p->session->engine, p->learner, err);
+    return rc ?: mt_engine_check_learner(p->session->engine, p->learner, err);
 }

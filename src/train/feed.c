@@ -185,7 +185,7 @@ static bool wait_for_end(const struct mt_feed *f, int *patience)
 
 void mt_feed_close(struct mt_feed **feed)
 {
-    struct mt_feed *f = *feed;
+    MT_FREED struct mt_feed *f = *feed;
     const struct timespec tenth = {.tv_nsec = 100000000};
     int status = 0, patience = PATIENCE, last = GRACE;
     if (!f)
@@ -211,6 +211,5 @@ void mt_feed_close(struct mt_feed **feed)
     pthread_join(f->tells, NULL);
     close(f->said);
     free(f->waits);
-    free(f);
     *feed = NULL;
 }

@@ -47,7 +47,7 @@ static int pass_planes(mt_cluster *c, const struct mt_session *s, bool sends, st
         for (int k = 0; k < MT_N_PLANES && !rc; k++)
             if (k != MT_PLANE_GRAD)
                 rc = pass_plane(c, s, u, (enum mt_plane_kind)k, sends, err);
-    return rc ? rc : mt_cluster_note(c, mt_planes_settle(s->planes, err));
+    return rc ?: mt_cluster_note(c, mt_planes_settle(s->planes, err));
 }
 
 /* What is read in place has to be the same on all hosts, tensor by tensor. */
@@ -69,8 +69,7 @@ static int compare_files(mt_cluster *c, const struct mt_session *s, bool sends, 
 
 static int pass_weights(mt_cluster *c, const struct mt_session *s, bool sends, struct mt_err *err)
 {
-    int rc = pass_planes(c, s, sends, err);
-    return rc ? rc : compare_files(c, s, sends, err);
+    return pass_planes(c, s, sends, err) ?: compare_files(c, s, sends, err);
 }
 
 /* What is found out about a device's libraries, and bits depend on. */
@@ -84,19 +83,18 @@ static int find_out(struct mt_str *out, const struct mt_setup *s, struct mt_err 
 /* Acts on what the first has found. */
 static int adopt_findings(struct mt_setup *s, const char *first, struct mt_err *err)
 {
-    struct mt_str own = {0};
+    MT_STR_FREED struct mt_str own = {0};
     int rc = find_out(&own, s, err);
     if (!rc && strcmp(own.p, first) && !mt_setup_adopt_findings(s, first))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "its GPU or a library of it is another than the first host's, so that results may "
                      "differ in bits: hosts need GPUs of one product and equal libraries");
-    mt_str_finish(&own);
     return rc;
 }
 
 int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struct mt_train_state *st,
                           struct mt_err *err)
 {
-    struct mt_str found = {0};
+    MT_STR_FREED struct mt_str found = {0};
     int rc = find_out(&found, s->setup, err);
     const struct mt_cluster_command state = {.op = MT_CLUSTER_STATE, .at = found.len + 1,
                                              .data = {st->updates, st->blocks.updates}};
@@ -108,7 +106,6 @@ int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struc
     if (!rc)
         rc = pass_weights(c, s, true, err);
     pthread_mutex_unlock(&c->lock);
-    mt_str_finish(&found);
     return rc;
 }
 
@@ -147,11 +144,9 @@ static int tell_weights(mt_cluster *c, struct mt_session *s, bool frozen, struct
         rc = mt_session_check_frozen(s, err);
     for (size_t u = 0; u < s->setup->choice.layout->n_units && !rc; u++) {
         uint64_t sum;
-        rc = sum_unit(c, s, u, &sum, err);
-        if (!rc)
-            rc = mt_net_send(c->net, 0, &sum, sizeof(sum), err);
+        rc = sum_unit(c, s, u, &sum, err) ?: mt_net_send(c->net, 0, &sum, sizeof(sum), err);
     }
-    return rc ? rc : mt_planes_settle(s->planes, err);
+    return rc ?: mt_planes_settle(s->planes, err);
 }
 
 /* Of a unit, from all hosts: *other is the first that has other weights; 0: none. */
@@ -202,9 +197,8 @@ int mt_cluster_send_reference(mt_cluster *c, const struct mt_train_state *st, st
         return 0;
     const struct mt_cluster_command what = {.op = MT_CLUSTER_REFERENCE, .at = st->n_reference};
     pthread_mutex_lock(&c->lock);
-    int rc = mt_cluster_tell_all(c, &what, sizeof(what), err);
-    if (!rc)
-        rc = mt_cluster_tell_all(c, st->reference, st->n_reference * sizeof(*st->reference), err);
+    int rc = mt_cluster_tell_all(c, &what, sizeof(what), err)
+          ?: mt_cluster_tell_all(c, st->reference, st->n_reference * sizeof(*st->reference), err);
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
@@ -267,16 +261,15 @@ static int take_state(mt_cluster *c, struct mt_session *s, struct mt_setup *setu
         return rc;
     if (what.op != MT_CLUSTER_STATE)
         return mt_cluster_note(c, mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "host 0 is of another build"));
-    char *found = mt_calloc(what.at, 1);
+    MT_FREED char *found = mt_calloc(what.at, 1);
     rc = found ? mt_cluster_note(c, mt_net_recv(c->net, 0, found, what.at, err))
                : mt_cluster_note(c, mt_fail_nomem(err, "findings of the devices", what.at));
     if (!rc)
         rc = mt_cluster_note(c, adopt_findings(setup, found, err));
-    free(found);
     if (!rc)
         rc = pass_weights(c, s, false, err);
     mt_engine_set_updates(s->engine, 0, what.data[0], what.data[1]);
-    return rc ? rc : mt_session_start_guard(s, err);
+    return rc ?: mt_session_start_guard(s, err);
 }
 
 int mt_cluster_follow(mt_cluster *c, struct mt_session *s, struct mt_setup *setup, struct mt_train_control *control,

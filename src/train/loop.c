@@ -38,10 +38,9 @@ static void report_evaluation(struct mt_loop *l, struct mt_eval_report *r)
     l->st->bad_evals = r->best ? 0 : l->st->bad_evals + 1;
     l->st->eval_step = l->st->step;
     mt_saves_evaluated(&l->saves, value, r->best);
-    cJSON *record = mt_metrics_eval_record(r);
+    MT_JSON_FREED cJSON *record = mt_metrics_eval_record(r);
     remember(l, record);
     mt_metrics_write(l->metrics, record);
-    cJSON_Delete(record);
     if (l->p->events.eval)
         l->p->events.eval(l->p->events.ctx, r);
 }
@@ -151,11 +150,10 @@ static void report_step(struct mt_loop *l, struct mt_step_report *r)
     r->h2d_bytes = l->setup->choice.engine.h2d_bytes;
     r->d2h_bytes = l->setup->choice.engine.d2h_bytes;
     r->uses_disk = l->setup->choice.engine.uses_disk || l->setup->choice.engine.uses_files;
-    cJSON *record = mt_metrics_step_record(r);
+    MT_JSON_FREED cJSON *record = mt_metrics_step_record(r);
     if (l->st->step % (uint64_t)l->in->cfg->log.every == 0)
         remember(l, record);
     mt_metrics_write(l->metrics, record);
-    cJSON_Delete(record);
     report_layers(l);
     if (l->p->events.step && (l->st->step % (uint64_t)l->in->cfg->log.every == 0 || left == 0))
         l->p->events.step(l->p->events.ctx, r);
@@ -169,7 +167,7 @@ static void write_trace(struct mt_loop *l)
     if (!l->p->trace || done > MT_TRACED_STEP || (done < MT_TRACED_STEP && !last))
         return;
     struct mt_err why;
-    struct mt_trace_span *spans = NULL;
+    MT_FREED struct mt_trace_span *spans = NULL;
     struct mt_sim_graph graph = {0};
     size_t n = 0;
     int rc = mt_engine_trace_read(l->s->engine, &spans, &n, &why);
@@ -181,7 +179,6 @@ static void write_trace(struct mt_loop *l)
     }
     if (rc)
         mt_warn("no trace: %s", why.msg);
-    free(spans);
     mt_sim_graph_finish(&graph);
 }
 

@@ -55,9 +55,7 @@ int mt_setup_memory(const struct mt_setup *s, struct mt_memory *m, struct mt_err
     struct mt_plane_set_params pp = {.elems = NULL};
     struct mt_hw_memory hw;
     *m = (struct mt_memory){0};
-    int rc = mt_setup_plane_params(s, &pp, err);
-    if (!rc)
-        rc = mt_hw_memory(&hw, "", err);
+    int rc = mt_setup_plane_params(s, &pp, err) ?: mt_hw_memory(&hw, "", err);
     if (!rc) {
         mt_plan_add_rows(&m->rows, &s->choice);
         m->device_bytes = s->choice.engine.device_bytes;

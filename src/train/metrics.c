@@ -89,9 +89,8 @@ static int set_tables(struct mt_metrics *m, const struct mt_objective *o, const 
     for (size_t i = 0; i < MT_ARRAY_LEN(columns) && !rc; i++)
         rc = add_column(m, err, "%s", columns[i]);
     for (int i = 1; i < o->n_measures && !rc; i++) {
-        rc = add_column(m, err, "%s", o->measures[i]);
-        if (!rc)
-            rc = add_column(m, err, "eval_%s", o->measures[i]);
+        rc = add_column(m, err, "%s", o->measures[i])
+          ?: add_column(m, err, "eval_%s", o->measures[i]);
     }
     for (int i = 0; i < sets->n && i < MT_EVAL_SETS; i++)
         for (int k = 0; k < N_OF_SET && !rc; k++)
@@ -152,11 +151,10 @@ static bool row_step(int kind, const char *row, size_t len, double *step)
         *step = strtod(row, &end); /* the header is not a number */
         return end != row;
     }
-    cJSON *o = cJSON_ParseWithLength(row, len);
+    MT_JSON_FREED cJSON *o = cJSON_ParseWithLength(row, len);
     const cJSON *s = mt_json_get(o, "step");
     bool ok = cJSON_IsNumber(s);
     *step = ok ? s->valuedouble : 0;
-    cJSON_Delete(o);
     return ok;
 }
 
@@ -205,7 +203,7 @@ static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t s
                      struct mt_err *err)
 {
     char path[4096], *old = NULL;
-    struct mt_str rows = {0}, kept = {0};
+    MT_STR_FREED struct mt_str rows = {0}, kept = {0};
     size_t len = 0;
     int rc = 0;
     mt_path_printf(path, sizeof(path), "%s/%s", dir, file_names[kind]);
@@ -225,8 +223,6 @@ static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t s
         rc = mt_append_open(&m->file[kind], path, true, err);
     m->on[kind] = !rc;
     free(old);
-    mt_str_finish(&rows);
-    mt_str_finish(&kept);
     return rc;
 }
 

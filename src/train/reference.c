@@ -93,7 +93,7 @@ static int visit(struct visit *v, mt_sampler *sampler, uint64_t first, uint64_t 
     int rc = mt_step_data_init(&data, sampler, err);
     if (rc)
         return rc;
-    double *doc_loss = mt_calloc(most_docs(&data) + 1, sizeof(*doc_loss));
+    MT_FREED double *doc_loss = mt_calloc(most_docs(&data) + 1, sizeof(*doc_loss));
     if (!doc_loss)
         rc = mt_fail_nomem(err, "log-probabilities of the reference", most_docs(&data) * sizeof(*doc_loss));
     int64_t t0 = mt_now_ns(), said = t0;
@@ -109,7 +109,6 @@ static int visit(struct visit *v, mt_sampler *sampler, uint64_t first, uint64_t 
             said = mt_now_ns();
         }
     }
-    free(doc_loss);
     mt_step_data_finish(&data);
     return rc;
 }
@@ -167,9 +166,7 @@ int mt_reference_lacks(const struct mt_inputs *in, struct mt_train_state *st, bo
     *lacks = true;
     if (!st->reference || strcmp(known_of(st), in->cfg->preference.reference))
         return 0;
-    int rc = fit(in, st, err);
-    if (!rc)
-        rc = visit_all(&look, in, st->step, st->reference, err);
+    int rc = fit(in, st, err) ?: visit_all(&look, in, st->step, st->reference, err);
     *lacks = look.unknown;
     return rc;
 }

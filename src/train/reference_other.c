@@ -41,7 +41,7 @@ static int by_hash(const void *a, const void *b)
 static int add_line(struct known_list *k, const char *text, size_t len, const char *where,
                     struct mt_err *err)
 {
-    cJSON *o = NULL;
+    MT_JSON_FREED cJSON *o = NULL;
     char *end = NULL;
     int rc = mt_json_parse(&o, text, len, where, MT_ERR_INPUT, err);
     if (rc)
@@ -55,7 +55,6 @@ static int add_line(struct known_list *k, const char *text, size_t len, const ch
         rc = mt_fail_nomem(err, where, k->n * sizeof(*k->items));
     else
         k->items[k->n++] = (struct known){h, logp->valuedouble};
-    cJSON_Delete(o);
     return rc;
 }
 
@@ -142,9 +141,7 @@ static int check_vocabulary(const struct mt_inputs *own, const struct mt_inputs 
                             struct mt_err *err)
 {
     uint64_t a = 0, b = 0;
-    int rc = mt_inputs_tokenizer_hash(&a, own, err);
-    if (!rc)
-        rc = mt_inputs_tokenizer_hash(&b, other, err);
+    int rc = mt_inputs_tokenizer_hash(&a, own, err) ?: mt_inputs_tokenizer_hash(&b, other, err);
     if (rc)
         return rc;
     if (a && b && a != b)
@@ -169,11 +166,9 @@ static int run_model(const struct mt_inputs *in, struct mt_inputs *ref, const st
     struct mt_setup setup = {0};
     struct mt_session s = {0};
     struct mt_memory memory;
-    int rc = mt_setup_open(&setup, ref, MT_RUN_EVAL, err);
-    if (!rc)
-        rc = mt_setup_memory(&setup, &memory, err);
-    if (!rc)
-        rc = mt_memory_check(&memory, err);
+    int rc = mt_setup_open(&setup, ref, MT_RUN_EVAL, err)
+          ?: mt_setup_memory(&setup, &memory, err)
+          ?: mt_memory_check(&memory, err);
     if (!rc && st->findings)
         mt_setup_adopt_findings(&setup, st->findings); /* what does not fit is told of the run itself */
     if (!rc)
@@ -193,9 +188,7 @@ static int take_model(const struct mt_inputs *in, const struct mt_train_state *s
 {
     struct mt_config *cfg = NULL;
     struct mt_inputs ref = {0};
-    int rc = choose_model(&cfg, in, err);
-    if (!rc)
-        rc = mt_inputs_open_without_data(&ref, cfg, err);
+    int rc = choose_model(&cfg, in, err) ?: mt_inputs_open_without_data(&ref, cfg, err);
     ref.begins = mt_reference_is_start(in);
     if (!rc)
         rc = check_vocabulary(in, &ref, err);

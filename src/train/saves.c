@@ -479,7 +479,7 @@ static int try_until(struct mt_saves *s, bool full, double seconds, bool *lost, 
 static void name_newest(const struct mt_saves *s, char *text, size_t len)
 {
     const struct mt_history *h = s->p->history;
-    char *newest = mt_checkpoint_find_whole(s->p->dir);
+    MT_FREED char *newest = mt_checkpoint_find_whole(s->p->dir);
     if (newest)
         snprintf(text, len, "the newest checkpoint is %s", newest);
     else if (h->has && h->full)
@@ -487,7 +487,6 @@ static void name_newest(const struct mt_saves *s, char *text, size_t len)
                  (unsigned long long)h->step);
     else
         snprintf(text, len, "there is no other checkpoint to go on from");
-    free(newest);
 }
 
 int mt_saves_final(struct mt_saves *s, bool full, double seconds, struct mt_err *err)

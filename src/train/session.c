@@ -91,7 +91,7 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
         rc = mt_plane_set_create(&s->planes, &p, err);
     free(p.elems);
     e.planes = s->planes;
-    return rc ? rc : mt_engine_create(&s->engine, &e, err);
+    return rc ?: mt_engine_create(&s->engine, &e, err);
 }
 
 int mt_session_sum_base(struct mt_session *s, struct mt_err *err)
@@ -174,9 +174,8 @@ static int fill_adapters(struct mt_session *s, size_t learner, struct mt_err *er
     uint64_t phase = s->setup->in[learner].resumed.phase; /* after a merge they are new */
     if (!*path || phase)
         return mt_adapter_init(own, s->planes, (uint64_t)cfg->train.seed + phase * UINT64_C(0x9E3779B97F4A7C15), err);
-    int rc = mt_checkpoint_verify_model(path, false, false, err);
-    if (!rc)
-        rc = mt_peft_load(own, s->planes, path, err);
+    int rc = mt_checkpoint_verify_model(path, false, false, err)
+          ?: mt_peft_load(own, s->planes, path, err);
     bool files = !s->setup->request.train || cfg->model.init == MT_INIT_WEIGHTS;
     return rc || !files ? rc : mt_peft_compare_copies(own, path, s->setup->in->weights_dir, err);
 }
@@ -212,7 +211,7 @@ int mt_session_fill_weights(struct mt_session *s, const char *const *resume, str
     struct mt_base_sums base = base_sums(s);
     if (!rc && resumed && !adapters)
         rc = mt_weights_load_base(setup->choice.layout, s->planes, setup->in->weights_dir, &base, err);
-    return rc ? rc : mt_session_start_guard(s, err);
+    return rc ?: mt_session_start_guard(s, err);
 }
 
 /* Reads what has changed from the model's files again. */

@@ -67,16 +67,13 @@ static int open_devices(struct mt_setup *s, const struct mt_plan_limits *limits,
         .warm = warm,
     };
     s->device_index = params.index;
-    rc = mt_device_create(&s->dev, &params, err);
-    if (!rc)
-        rc = mt_products_load(s->dev, err);
+    rc = mt_device_create(&s->dev, &params, err) ?: mt_products_load(s->dev, err);
     if (!rc)
         mt_device_products(s->dev, &products);
     for (int64_t i = 1; i < p->lanes && !rc; i++) {
         params.index = limits->gpu[i];
-        rc = mt_device_create(&s->other_dev[i - 1], &params, err);
-        if (!rc)
-            rc = check_product(s->dev, s->other_dev[i - 1], err);
+        rc = mt_device_create(&s->other_dev[i - 1], &params, err)
+          ?: check_product(s->dev, s->other_dev[i - 1], err);
         if (!rc)
             mt_device_share_findings(s->other_dev[i - 1], s->dev);
         if (!rc && !mt_device_adopt_products(s->other_dev[i - 1], products.p ? products.p : ""))
@@ -143,16 +140,12 @@ static int decide(struct mt_setup *s, const struct mt_plan_limits *limits, struc
     spread_memory(s);
     s->request.layout = s->in->layout;
     s->request.halves = s->in->halves;
-    int rc = mt_shared_request(s, err);
-    if (!rc)
-        rc = open_devices(s, limits, err);
-    if (!rc)
-        rc = check_compute(s, err);
+    int rc = mt_shared_request(s, err) ?: open_devices(s, limits, err) ?: check_compute(s, err);
     if (!rc && s->request.train)
         rc = search(s, &s->predicted, err);
     if (!rc && !s->predicted)
         rc = mt_resolve_by_rules(&s->choice, &s->request, s->dev, err);
-    return rc ? rc : mt_shared_take_choice(s, err);
+    return rc ?: mt_shared_take_choice(s, err);
 }
 
 int mt_setup_findings(const struct mt_setup *s, struct mt_str *out)
@@ -267,11 +260,9 @@ static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum m
 {
     struct mt_plan_limits limits;
     *s = (struct mt_setup){.in = in, .n_learners = n, .cluster = cluster};
-    int rc = mt_shared_check(s, err);
-    if (!rc)
-        rc = mt_plan_limits_here(&limits, in->cfg, err);
-    if (!rc)
-        rc = mt_resolve_request(&s->request, in->cfg, &limits, err);
+    int rc = mt_shared_check(s, err)
+          ?: mt_plan_limits_here(&limits, in->cfg, err)
+          ?: mt_resolve_request(&s->request, in->cfg, &limits, err);
     s->request.train = use == MT_RUN_TRAIN;
     s->request.top = s->request.train ? 0 : in->top;
     s->request.cache = in->cache;
@@ -317,9 +308,7 @@ int mt_setup_predict(const struct mt_setup *s, struct mt_sim_graph *graph, struc
 {
     struct mt_plan_choice c;
     struct mt_plan_request r;
-    int rc = request_as_run(s, &r, err);
-    if (!rc)
-        rc = mt_plan_evaluate(&c, &r, graph, err);
+    int rc = request_as_run(s, &r, err) ?: mt_plan_evaluate(&c, &r, graph, err);
     if (!rc)
         mt_plan_choice_finish(&c);
     return rc;
@@ -328,8 +317,7 @@ int mt_setup_predict(const struct mt_setup *s, struct mt_sim_graph *graph, struc
 int mt_setup_operations(const struct mt_setup *s, struct mt_metered **ops, size_t *n, struct mt_err *err)
 {
     struct mt_plan_request r;
-    int rc = request_as_run(s, &r, err);
-    return rc ? rc : mt_plan_operations(ops, n, &r, err);
+    return request_as_run(s, &r, err) ?: mt_plan_operations(ops, n, &r, err);
 }
 
 bool mt_setup_names_base(const struct mt_setup *s, size_t learner)

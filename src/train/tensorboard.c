@@ -78,7 +78,7 @@ static void put_event_head(struct mt_str *s, uint64_t step)
 
 static void write_record(struct mt_tensorboard *t, const struct mt_str *event)
 {
-    struct mt_str record = {0};
+    MT_STR_FREED struct mt_str record = {0};
     uint64_t len = event->len;
     uint32_t len_crc = masked_crc(t, &len, sizeof(len));
     uint32_t crc = masked_crc(t, event->p, event->len);
@@ -88,13 +88,12 @@ static void write_record(struct mt_tensorboard *t, const struct mt_str *event)
     mt_str_append(&record, (const char *)&crc, sizeof(crc));
     if (!record.failed && !event->failed)
         mt_append_put(&t->file, record.p, record.len);
-    mt_str_finish(&record);
 }
 
 static void write_start(struct mt_tensorboard *t, uint64_t step)
 {
     static const char version[] = "brain.Event:2";
-    struct mt_str event = {0};
+    MT_STR_FREED struct mt_str event = {0};
     put_event_head(&event, 0);
     put_bytes(&event, EVENT_FILE_VERSION, version, sizeof(version) - 1);
     write_record(t, &event);
@@ -104,7 +103,6 @@ static void write_start(struct mt_tensorboard *t, uint64_t step)
         put_bytes(&event, EVENT_SESSION_LOG, (char[]){SESSION_STATUS, SESSION_START}, 2);
         write_record(t, &event);
     }
-    mt_str_finish(&event);
 }
 
 int mt_tensorboard_open(struct mt_tensorboard **out, const char *dir, uint64_t step,
@@ -142,18 +140,17 @@ void mt_tensorboard_close(struct mt_tensorboard **t)
 
 static void put_scalar(struct mt_str *summary, const char *name, double v)
 {
-    struct mt_str value = {0};
+    MT_STR_FREED struct mt_str value = {0};
     float f = (float)v;
     put_bytes(&value, VALUE_TAG, name, strlen(name));
     put_varint(&value, VALUE_SIMPLE);
     mt_str_append(&value, (const char *)&f, sizeof(f));
     put_bytes(summary, SUMMARY_VALUE, value.p, value.len);
-    mt_str_finish(&value);
 }
 
 void mt_tensorboard_write(struct mt_tensorboard *t, const cJSON *record)
 {
-    struct mt_str summary = {0}, event = {0};
+    MT_STR_FREED struct mt_str summary = {0}, event = {0};
     const cJSON *step = mt_json_get(record, "step"), *layer = mt_json_get(record, "layer");
     char name[96];
     for (const cJSON *v = record->child; v; v = v->next) {
@@ -165,6 +162,4 @@ void mt_tensorboard_write(struct mt_tensorboard *t, const cJSON *record)
     put_event_head(&event, step ? (uint64_t)step->valuedouble : 0);
     put_bytes(&event, EVENT_SUMMARY, summary.p, summary.len);
     write_record(t, &event);
-    mt_str_finish(&summary);
-    mt_str_finish(&event);
 }

@@ -98,7 +98,7 @@ static int finish_block(struct mt_loop *l, struct mt_err *err)
 {
     int rc = mt_saves_end_block(&l->saves, err);
     l->sound = !rc;
-    return rc ? rc : mt_blocks_finish(l->p, err);
+    return rc ?: mt_blocks_finish(l->p, err);
 }
 
 /* After the last save. What it finds is added to that; cut short, it leaves it to a run that resumes there. */
@@ -107,7 +107,7 @@ static int evaluate_last(struct mt_loop *l, bool full, double seconds, enum mt_t
     int rc = mt_loop_evaluate(l, err);
     if (rc == -ECANCELED && is_stopped(l, why))
         return 0;
-    return rc ? rc : mt_saves_last_evaluation(&l->saves, full, seconds, err);
+    return rc ?: mt_saves_last_evaluation(&l->saves, full, seconds, err);
 }
 
 /* Rounding may swallow all that was learned. */
@@ -318,9 +318,7 @@ static int make_whole_step(struct run *r, struct mt_err *err)
         if (!first_live(r))
             return -ECANCELED;
         r->again = false;
-        int rc = make_step(r, err);
-        if (!rc)
-            rc = second_opinion(r, err);
+        int rc = make_step(r, err) ?: second_opinion(r, err);
         if (rc != -ECANCELED || !mt_engine_clear_interrupt(e))
             return rc;
     }
