@@ -8,6 +8,7 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "base/units.h"
 #include "config/ini.h"
 #include "config/schema.h"
@@ -137,12 +138,11 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
     free(cfg->priv->set_file[i]);
     cfg->priv->set_file[i] = strdup(file);
     cfg->priv->set_line[i] = line;
-    char *resolved = mt_key_resolve(key, file, value);
+    MT_FREED char *resolved = mt_key_resolve(key, file, value);
     if (!resolved || !cfg->priv->set_file[i])
         rc = mt_fail_nomem(err, "the configuration", strlen(value));
     else
         rc = set_key(cfg, key, resolved, origin, err);
-    free(resolved);
     return rc;
 }
 
@@ -156,8 +156,7 @@ static int apply_set(struct mt_config *cfg, const char *set, struct mt_err *err)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--set %s: must be SECTION.KEY=VALUE", set);
     snprintf(section, sizeof(section), "%.*s", (int)(dot - set), set);
     snprintf(name, sizeof(name), "%.*s", (int)(eq - dot - 1), dot + 1);
-    int rc = find_key(&key, section, name, "--set", err);
-    return rc ? rc : set_key(cfg, key, eq + 1, "--set", err);
+    return find_key(&key, section, name, "--set", err) ?: set_key(cfg, key, eq + 1, "--set", err);
 }
 
 /* n: how many of the keys, "a.b, a.c and a.d", are above 0. */
@@ -220,10 +219,9 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
     if (!c->data.train.n && !c->data.eval[0] && !c->policy.rollouts[0]) /* a file to evaluate on is enough */
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: data.train is not set", path);
     rc = need_one(c, path, "train.steps, train.epochs and train.tokens",
-                  (c->train.steps > 0) + (c->train.epochs > 0) + (c->train.tokens > 0), err);
-    if (!rc)
-        rc = need_one(c, path, "train.tokens_per_step and train.batch_size",
-                      (c->train.tokens_per_step > 0) + (c->train.batch_size > 0), err);
+                  (c->train.steps > 0) + (c->train.epochs > 0) + (c->train.tokens > 0), err)
+      ?: need_one(c, path, "train.tokens_per_step and train.batch_size",
+                  (c->train.tokens_per_step > 0) + (c->train.batch_size > 0), err);
     if (!rc && c->numerics.logits_chunk > 0 && c->numerics.logits_chunk % 64)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: memory.logits_chunk must be a multiple of 64",
                      path);
@@ -263,14 +261,12 @@ static int set_defaults(struct mt_config *cfg, struct mt_err *err)
 /* 1 or 0, or -ENOMEM. */
 static int prints_alike(const struct mt_config *a, const struct mt_config *b, const struct mt_key *key)
 {
-    struct mt_str x = {0}, y = {0};
+    MT_STR_FREED struct mt_str x = {0}, y = {0};
     mt_key_print(a, key, &x);
     mt_key_print(b, key, &y);
     mt_str_append(&x, "", 0); /* NULL only if memory is short */
     mt_str_append(&y, "", 0);
     int same = x.failed || y.failed ? -ENOMEM : !strcmp(x.p, y.p);
-    mt_str_finish(&x);
-    mt_str_finish(&y);
     return same;
 }
 
@@ -336,7 +332,7 @@ int mt_config_load(struct mt_config **out, const char *path, const char *const *
 
 void mt_config_destroy(struct mt_config **config)
 {
-    struct mt_config *cfg = *config;
+    MT_FREED struct mt_config *cfg = *config;
     if (!cfg)
         return;
     for (size_t i = 0; i < mt_n_keys(); i++) {
@@ -345,7 +341,6 @@ void mt_config_destroy(struct mt_config **config)
         free(cfg->priv->set_file[i]);
     }
     free(cfg->priv);
-    free(cfg);
     *config = NULL;
 }
 
@@ -396,10 +391,9 @@ int mt_config_reset(struct mt_config *cfg, const char *key, struct mt_err *err)
 
 static bool is_auto(const struct mt_config *cfg, const struct mt_key *key)
 {
-    struct mt_str text = {0};
+    MT_STR_FREED struct mt_str text = {0};
     mt_key_print(cfg, key, &text);
     bool yes = text.p && !strcmp(text.p, "auto");
-    mt_str_finish(&text);
     return yes;
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/strbuf.h"
 #include "config/config.h"
 #include "config/schema.h"
 #include "config/synonyms.h"
@@ -42,11 +43,10 @@ static void add_meaning(struct mt_str *out, const struct mt_key *key)
 /* The same, folded. */
 static void fold_meaning(struct mt_str *out, const char *indent, const struct mt_key *key)
 {
-    struct mt_str text = {0};
+    MT_STR_FREED struct mt_str text = {0};
     add_meaning(&text, key);
     out->failed |= text.failed;
     mt_str_fold(out, indent, text.p ? text.p : "", WIDTH);
-    mt_str_finish(&text);
 }
 
 void mt_config_describe(struct mt_str *out, bool markdown)
@@ -191,7 +191,7 @@ static void add_field(struct mt_str *out, const char *heading, const struct mt_k
                       void (*add)(struct mt_str *, const struct mt_key *))
 {
     const char indent[] = "            ";
-    struct mt_str text = {0};
+    MT_STR_FREED struct mt_str text = {0};
     size_t begin = out->len;
     add(&text, k);
     out->failed |= text.failed;
@@ -199,7 +199,6 @@ static void add_field(struct mt_str *out, const char *heading, const struct mt_k
         mt_str_fold(out, indent, text.p, WIDTH);
     if (text.len && !out->failed)
         memcpy(out->p + begin, heading, strlen(heading));
-    mt_str_finish(&text);
 }
 
 static void add_role(struct mt_str *out, const struct mt_key *k)

@@ -122,8 +122,8 @@ static int clean_value(struct parser *p, char **value)
 static int include(struct parser *p, const char *name)
 {
     const char *slash = strrchr(p->file, '/');
-    char *dir = slash ? strndup(p->file, (size_t)(slash - p->file) + 1) : strdup("");
-    char *path = dir ? mt_path_join(dir, name) : NULL;
+    MT_FREED char *dir = slash ? strndup(p->file, (size_t)(slash - p->file) + 1) : strdup("");
+    MT_FREED char *path = dir ? mt_path_join(dir, name) : NULL;
     int rc;
     if (!path)
         rc = mt_fail_nomem(p->err, "include", strlen(name));
@@ -133,8 +133,6 @@ static int include(struct parser *p, const char *name)
         rc = complain(p, "include: %s does not exist", path);
     else
         rc = parse_file(path, p->depth + 1, p->fn, p->ctx, p->err);
-    free(dir);
-    free(path);
     return rc;
 }
 
@@ -166,9 +164,7 @@ static int parse_line(struct parser *p, char *line)
         return complain(p, "neither [section] nor key = value: \"%.60s\"%s", s,
                         yaml ? "; it looks like YAML: megatrain config init --model DIR writes a configuration to begin with" : "");
     *eq++ = 0;
-    int rc = clean_value(p, &eq);
-    if (!rc)
-        rc = expand(p, &value, eq);
+    int rc = clean_value(p, &eq) ?: expand(p, &value, eq);
     char *key = trim(s);
     if (!rc && !strcmp(key, "include") && (!p->section[0] || !strcmp(p->section, "global")))
         rc = include(p, value.p ? value.p : "");
@@ -213,7 +209,7 @@ int mt_ini_parse(const char *text, size_t len, const char *file, mt_ini_fn fn, v
 static int parse_file(const char *file, int depth, mt_ini_fn fn, void *ctx, struct mt_err *err)
 {
     struct parser *p = mt_calloc(1, sizeof(*p));
-    char *text = NULL;
+    MT_FREED char *text = NULL;
     size_t len = 0;
     if (!p)
         return mt_fail_nomem(err, file, sizeof(*p));
@@ -223,7 +219,6 @@ static int parse_file(const char *file, int depth, mt_ini_fn fn, void *ctx, stru
         err->kind = MT_ERR_USAGE;
     if (!rc)
         rc = parse_text(text, len, p);
-    free(text);
     free(p);
     return rc;
 }

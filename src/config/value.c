@@ -12,6 +12,7 @@
 
 #include "base/fs.h"
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "base/units.h"
 #include "config/schema.h"
 #include "config/synonyms.h"
@@ -303,13 +304,11 @@ static bool is_text(const struct mt_key *key)
 /* Lists are printed without empty items and extra spaces; the printed text must be valid, too. */
 static int check_list(const struct mt_cfg_list *l, char *buf, size_t len)
 {
-    struct mt_str all = {0};
+    MT_STR_FREED struct mt_str all = {0};
     mt_str_append(&all, "", 0);
     for (int i = 0; i < l->n; i++)
         mt_str_printf(&all, "%s%s", i ? ", " : "", l->items[i]);
-    int rc = all.failed ? no_memory(buf, len) : check_text(all.p, buf, len);
-    mt_str_finish(&all);
-    return rc;
+    return all.failed ? no_memory(buf, len) : check_text(all.p, buf, len);
 }
 
 static bool is_number(const struct mt_key *key)
@@ -354,12 +353,12 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
             rc = check_names(key, f, buf, len);
         if (!rc)
             rc = check_home(key, f, buf, len);
-        return rc ? rc : check_list(f, buf, len);
+        return rc ?: check_list(f, buf, len);
     case MT_KEY_CHOICE:
         return parse_choice(key, text, f, buf, len);
     case MT_KEY_WORD:
         rc = parse_choice(key, text, &unused, buf, len);
-        return rc ? rc : set_string(f, text, buf, len);
+        return rc ?: set_string(f, text, buf, len);
     case MT_KEY_DTYPE:
         rc = parse_choice(key, text, &unused, buf, len);
         if (!rc)
@@ -414,15 +413,14 @@ static void print_text(const char *s, struct mt_str *out)
 static void print_path(const char *s, struct mt_str *out)
 {
     bool is_path = *s && strcmp(s, "auto");
-    char *path = is_path ? mt_path_canonical(s) : NULL;
+    MT_FREED char *path = is_path ? mt_path_canonical(s) : NULL;
     out->failed |= is_path && !path;
     mt_str_printf(out, "%s", path ? path : s);
-    free(path);
 }
 
 static void print_list(const struct mt_key *key, const struct mt_cfg_list *l, struct mt_str *out)
 {
-    struct mt_str all = {0};
+    MT_STR_FREED struct mt_str all = {0};
     mt_str_append(&all, "", 0);
     for (int i = 0; i < l->n; i++) {
         mt_str_printf(&all, i ? ", " : "");
@@ -435,7 +433,6 @@ static void print_list(const struct mt_key *key, const struct mt_cfg_list *l, st
     }
     out->failed |= all.failed;
     print_text(all.failed ? "" : all.p, out);
-    mt_str_finish(&all);
 }
 
 void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out)

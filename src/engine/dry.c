@@ -36,9 +36,7 @@ int mt_dry_engine_create(mt_dry_engine **out, const struct mt_engine_params *p, 
         .adapters_stay = p->placement.adapters == MT_ADAPTERS_RESIDENT};
     d->rows = mt_learner_row_weights(&p->numerics);
     struct mt_model_params mp = mt_engine_model_params(p);
-    int rc = mt_model_create(&d->b.model, d->b.dev, &mp, err);
-    if (!rc)
-        rc = make_buffers(&d->b, err);
+    int rc = mt_model_create(&d->b.model, d->b.dev, &mp, err) ?: make_buffers(&d->b, err);
     if (rc) {
         mt_dry_engine_destroy(&d);
         return rc;
@@ -49,7 +47,7 @@ int mt_dry_engine_create(mt_dry_engine **out, const struct mt_engine_params *p, 
 
 void mt_dry_engine_destroy(mt_dry_engine **dry)
 {
-    mt_dry_engine *d = *dry;
+    MT_FREED mt_dry_engine *d = *dry;
     if (!d)
         return;
     mt_device_sync(d->b.dev, NULL);
@@ -60,7 +58,6 @@ void mt_dry_engine_destroy(mt_dry_engine **dry)
                 mt_device_free(d->b.dev, d->b.buffers[i][k]);
         free(d->b.buffers[i]);
     }
-    free(d);
     *dry = NULL;
 }
 

@@ -20,7 +20,7 @@ static int create_lanes(mt_engine *e, struct mt_err *err)
     for (size_t i = 0; i < e->n_lanes && !rc; i++)
         rc = mt_lane_init(&e->lane[i], &e->b, i ? e->p.other_dev[i - 1] : e->p.dev,
                           (int)(mt_engine_first_lane(&e->p) + i), &e->p, &e->plan, err);
-    return rc ? rc : mt_host_memory_lock(e, err);
+    return rc ?: mt_host_memory_lock(e, err);
 }
 
 static int create_parts(mt_engine *e, struct mt_err *err)
@@ -29,14 +29,12 @@ static int create_parts(mt_engine *e, struct mt_err *err)
     struct mt_pool_params update = {"update", p->train ? (int)p->placement.threads : 1, p->update_cpus, NULL};
     if (!mt_device_limits(p->dev)->shares_host_memory) /* the threads that submit need little time, but at once */
         update.thread_init = mt_thread_gives_way;
-    int rc = create_lanes(e, err);
-    if (!rc)
-        rc = mt_pool_create(&e->update_pool, &update, err);
+    int rc = create_lanes(e, err) ?: mt_pool_create(&e->update_pool, &update, err);
     if (!rc && e->p.planes)
         mt_numa_lanes(mt_plane_set_numa(e->p.planes), e->update_pool, p->update_cpus);
     if (!rc)
         rc = mt_row_gradient_init(e, err);
-    return rc ? rc : prepare_update(e, err);
+    return rc ?: prepare_update(e, err);
 }
 
 /* The lists that the number of devices and of results decides. */
@@ -111,7 +109,7 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
 
 void mt_engine_destroy(mt_engine **engine)
 {
-    mt_engine *e = *engine;
+    MT_FREED mt_engine *e = *engine;
     if (!e)
         return;
     mt_exec_stop(&e->x);
@@ -133,7 +131,6 @@ void mt_engine_destroy(mt_engine **engine)
     mt_hosts_finish(e);
     mt_pool_destroy(&e->update_pool);
     mt_engine_plan_finish(&e->plan);
-    free(e);
     *engine = NULL;
 }
 
@@ -257,11 +254,9 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
     struct mt_runnable *r;
     struct mt_step_result out = {0};
     size_t n;
-    int rc = list_micro(e, of, e->step_learner, &n, err);
-    if (!rc)
-        rc = mt_runnable_get(&r, e, MT_MODE_TRAIN, n, err);
-    if (!rc)
-        rc = upload(e, n, e->step_learner, NULL, err);
+    int rc = list_micro(e, of, e->step_learner, &n, err)
+          ?: mt_runnable_get(&r, e, MT_MODE_TRAIN, n, err)
+          ?: upload(e, n, e->step_learner, NULL, err);
     if (rc)
         return rc;
     for (size_t k = 0; k < e->n_learners; k++)
@@ -300,9 +295,7 @@ int mt_engine_flush(mt_engine *e, struct mt_err *err)
     struct mt_runnable *r;
     if (!mt_engine_is_pending(e))
         return 0;
-    int rc = mt_runnable_get(&r, e, MT_MODE_UPDATE, 1, err);
-    if (!rc)
-        rc = run_program(e, r, err);
+    int rc = mt_runnable_get(&r, e, MT_MODE_UPDATE, 1, err) ?: run_program(e, r, err);
     if (!rc)
         retire_pending(e);
     return rc;
@@ -362,7 +355,7 @@ static int run_forward(mt_engine *e, enum mt_program_mode mode, int learner, con
         rc = upload(e, n, NULL, draw, err);
     for (size_t i = 0; i < e->n_lanes; i++)
         e->lane[i].b.batch = e->micro;
-    return rc ? rc : run_program(e, r, err);
+    return rc ?: run_program(e, r, err);
 }
 
 int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, struct mt_eval_result *res,

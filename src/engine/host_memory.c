@@ -60,7 +60,7 @@ int mt_host_memory_alloc(mt_engine *e, struct mt_err *err)
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the plan reads the model's files, but none are open");
     int rc = e->plan.spill_bytes ? mt_host_alloc(&spill, e->plan.spill_bytes, "boundaries and activations", err) : 0;
     e->b.spill = spill;
-    return rc ? rc : alloc_staging(e, err);
+    return rc ?: alloc_staging(e, err);
 }
 
 /* Whether planes and spill memory are page-locked; else they are copied through the device's staging ring. */
@@ -92,7 +92,7 @@ int mt_host_memory_lock(mt_engine *e, struct mt_err *err)
     int rc = e->b.spill && locks_all(e) ? register_all(e, e->b.spill, e->plan.spill_bytes, err) : 0;
     if (!rc && e->staging)
         rc = register_all(e, e->staging, e->staging_bytes, err);
-    return rc ? rc : lock_planes(e, err);
+    return rc ?: lock_planes(e, err);
 }
 
 void mt_host_memory_unlock(mt_engine *e)

@@ -39,7 +39,7 @@ int mt_lane_init(struct mt_lane *lane, const struct mt_binding *shared, mt_devic
     if (!lane->resident)
         return mt_fail_nomem(err, "the engine", p->layout->n_units);
     int rc = mt_model_create(&lane->b.model, dev, &mp, err);
-    return rc ? rc : alloc_pools(lane, number, shared, plan, err);
+    return rc ?: alloc_pools(lane, number, shared, plan, err);
 }
 
 void mt_lane_finish(struct mt_lane *lane)

@@ -62,9 +62,7 @@ static int create_times(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
         mt_device *dev = e->lane[lane].b.dev;
         if (!r->queue[mt_queue_number(lane, MT_Q_COMPUTE)].n)
             continue;
-        rc = mt_event_create(dev, &r->start[lane], err);
-        if (!rc)
-            rc = mt_event_create(dev, &r->end[lane], err);
+        rc = mt_event_create(dev, &r->start[lane], err) ?: mt_event_create(dev, &r->end[lane], err);
     }
     for (size_t i = r->prog.n_instrs; i-- > 0 && !rc && !r->turn;)
         if (mt_opcodes[r->prog.instrs[i].op].ends_forward)
@@ -89,9 +87,8 @@ static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err
         if (in->signals && mt_queues[in->queue].device)
             rc = mt_event_create(dev, &r->done[i], err);
         if (!rc && in->queue == MT_Q_COMPUTE && in->wait[mt_queue_number(in->lane, MT_Q_H2D)] >= 0) {
-            rc = mt_event_create(dev, &r->before[i], err);
-            if (!rc)
-                rc = mt_event_create(dev, &r->after[i], err);
+            rc = mt_event_create(dev, &r->before[i], err)
+              ?: mt_event_create(dev, &r->after[i], err);
         }
         if (mt_opcodes[in->op].ends_forward)
             r->turn_at = i;

@@ -342,7 +342,7 @@ static void keep_units(const struct tiers *t)
 {
     mt_plane_bits *on_disk = t->plan->on_disk;
     size_t fit = 0, many = t->plan->program.n_units + 1; /* many: more than fit */
-    mt_plane_bits *was = mt_calloc(many, sizeof(*was));
+    MT_FREED mt_plane_bits *was = mt_calloc(many, sizeof(*was));
     if (!was)
         return; /* costs drive traffic, nothing else */
     memcpy(was, on_disk, (many - 1) * sizeof(*was));
@@ -357,7 +357,6 @@ static void keep_units(const struct tiers *t)
     }
     for (size_t u = 0; u < t->plan->program.n_units; u++)
         put(t, u, was[u], u >= fit);
-    free(was);
 }
 
 static void grow(const struct tiers *t, int pool, int want)

@@ -427,11 +427,11 @@ static void spell_infinities(char *text, size_t len)
 int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, const char *name,
                        struct mt_err *err)
 {
-    cJSON *root = NULL;
+    MT_JSON_FREED cJSON *root = NULL;
     struct mt_hf_config *c = mt_calloc(1, sizeof(*c));
     if (!c)
         return mt_fail_nomem(err, name, sizeof(*c));
-    char *spelt = mt_calloc(len + 1, 1);
+    MT_FREED char *spelt = mt_calloc(len + 1, 1);
     if (!spelt) {
         free(c);
         return mt_fail_nomem(err, name, len);
@@ -439,7 +439,6 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
     memcpy(spelt, text, len);
     spell_infinities(spelt, len);
     int rc = mt_json_parse(&root, spelt, len, name, MT_ERR_INPUT, err);
-    free(spelt);
     if (!rc && !cJSON_IsObject(root))
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON object", name);
     if (!rc) {
@@ -450,7 +449,6 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
             read_top(&r, c, root);
         rc = r.rc;
     }
-    cJSON_Delete(root);
     if (!rc)
         *out = *c;
     free(c);
@@ -459,12 +457,10 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
 
 static void read_generation_eos(struct mt_hf_config *c, const char *dir)
 {
-    char *path = mt_path_join(dir, "generation_config.json");
-    cJSON *root = NULL;
+    MT_FREED char *path = mt_path_join(dir, "generation_config.json");
+    MT_JSON_FREED cJSON *root = NULL;
     if (path && mt_path_exists(path) && !mt_json_read_file(&root, path, MT_ERR_INPUT, NULL))
         add_eos(c, mt_json_get(root, "eos_token_id"));
-    cJSON_Delete(root);
-    free(path);
 }
 
 /* Files of one class have had several names for the tensors of its decoder: those of this folder, if it has any. */
@@ -509,7 +505,7 @@ static void say_what_it_is(const char *dir, struct mt_err *err)
 
 int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *err)
 {
-    char *path = mt_path_join(dir, "config.json"), *text = NULL;
+    MT_FREED char *path = mt_path_join(dir, "config.json"), *text = NULL;
     size_t len = 0;
     if (!path)
         return mt_fail_nomem(err, dir, strlen(dir));
@@ -526,7 +522,5 @@ int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *
         find_names(out, dir);
     if (!rc)
         find_experts(out, dir);
-    free(text);
-    free(path);
     return rc;
 }

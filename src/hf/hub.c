@@ -7,13 +7,13 @@
 #include "base/fs.h"
 #include "base/hub.h"
 #include "base/installed.h"
+#include "base/mem.h"
 #include "hf/hf_config.h"
 
 static bool holds_model(const char *dir)
 {
-    char *path = mt_path_join(dir, "config.json");
+    MT_FREED char *path = mt_path_join(dir, "config.json");
     bool is = path && mt_path_exists(path);
-    free(path);
     return is;
 }
 

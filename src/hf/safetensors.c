@@ -181,7 +181,7 @@ static int collect(struct mt_st_tensor **out, size_t *n_out, const cJSON *root, 
 static int parse_header(struct mt_st_tensor **tensors, size_t *n, const char *header, size_t len,
                         uint64_t file_size, const char *name, struct mt_err *err)
 {
-    cJSON *root = NULL;
+    MT_JSON_FREED cJSON *root = NULL;
     if (len < 2 || header[0] != '{')
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a safetensors file", name);
     int rc = mt_json_parse(&root, header, len, name, MT_ERR_INPUT, err);
@@ -189,7 +189,6 @@ static int parse_header(struct mt_st_tensor **tensors, size_t *n, const char *he
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the header is not a JSON object", name);
     if (!rc)
         rc = collect(tensors, n, root, 8 + (uint64_t)len, file_size, name, err);
-    cJSON_Delete(root);
     return rc;
 }
 
@@ -206,7 +205,7 @@ static int read_header(int fd, uint64_t size, const char *path, struct mt_st_ten
         return mt_fail(err, MT_ERR_INPUT, -EINVAL,
                        "%s: header of %llu bytes in a file of %llu: truncated or not safetensors",
                        path, (unsigned long long)len, (unsigned long long)size);
-    char *header = malloc((size_t)len + 1);
+    MT_FREED char *header = malloc((size_t)len + 1);
     if (!header)
         return mt_fail_nomem(err, path, len);
     int rc = mt_pread_all(fd, header, (size_t)len, 8);
@@ -214,7 +213,6 @@ static int read_header(int fd, uint64_t size, const char *path, struct mt_st_ten
         rc = mt_fail(err, MT_ERR_RUNTIME, rc, "cannot read %s: %s", path, strerror(-rc));
     else
         rc = parse_header(t, n, header, (size_t)len, size, path, err);
-    free(header);
     return rc;
 }
 
@@ -224,7 +222,7 @@ static int add_file(struct mt_st_model *m, const char *dir, const char *name, st
     struct stat st;
     char *path = mt_path_join(dir, name);
     size_t cap = (size_t)m->n_files, n = 0;
-    struct mt_st_tensor *t = NULL;
+    MT_FREED struct mt_st_tensor *t = NULL;
     if (!path || !mt_grow(&m->files, &cap, (size_t)m->n_files + 1, sizeof(*m->files))) {
         free(path);
         return mt_fail_nomem(err, name, sizeof(*m->files));
@@ -253,7 +251,6 @@ static int add_file(struct mt_st_model *m, const char *dir, const char *name, st
         t[i].file = m->n_files - 1;
         all[m->n_tensors++] = t[i];
     }
-    free(t);
     return 0;
 }
 
@@ -348,7 +345,7 @@ static int open_base(struct mt_st_model *m, const cJSON *root, const char *of, i
         return 0;
     if (!cJSON_IsString(name) || depth > 3)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: metadata.base_model of its index does not name the base model's folder", of);
-    char *dir = mt_path_join(of, name->valuestring);
+    MT_FREED char *dir = mt_path_join(of, name->valuestring);
     if (!dir)
         return mt_fail_nomem(err, of, strlen(of));
     int rc = open_dir(&base, dir, depth + 1, &why);
@@ -357,25 +354,18 @@ static int open_base(struct mt_st_model *m, const cJSON *root, const char *of, i
     else
         rc = take_from_base(m, &base, map, dir, err);
     mt_st_close(&base);
-    free(dir);
     return rc;
 }
 
 static int open_indexed(struct mt_st_model *m, const char *dir, const char *index, int depth,
                         struct mt_err *err)
 {
-    cJSON *root = NULL;
-    int rc = mt_json_read_file(&root, index, MT_ERR_INPUT, err);
-    if (!rc)
-        rc = open_shards(m, dir, mt_json_get(root, "weight_map"), index, err);
-    if (!rc)
-        rc = open_base(m, root, dir, depth, err);
-    if (!rc)
-        rc = sort_and_check(m, index, err);
-    if (!rc)
-        rc = check_weight_map(m, mt_json_get(root, "weight_map"), index, err);
-    cJSON_Delete(root);
-    return rc;
+    MT_JSON_FREED cJSON *root = NULL;
+    return mt_json_read_file(&root, index, MT_ERR_INPUT, err)
+        ?: open_shards(m, dir, mt_json_get(root, "weight_map"), index, err)
+        ?: open_base(m, root, dir, depth, err)
+        ?: sort_and_check(m, index, err)
+        ?: check_weight_map(m, mt_json_get(root, "weight_map"), index, err);
 }
 
 /* The first of a folder's other files of tensors, by name. */
@@ -396,15 +386,13 @@ static bool find_shard(const char *dir, char shard[256])
 static int fail_no_weights(const char *dir, struct mt_err *err)
 {
     char *bin = mt_path_join(dir, "pytorch_model.bin");
-    char *bins = mt_path_join(dir, "pytorch_model.bin.index.json");
+    MT_FREED char *bins = mt_path_join(dir, "pytorch_model.bin.index.json");
     bool old = (bin && mt_path_exists(bin)) || (bins && mt_path_exists(bins));
     free(bin);
-    free(bins);
-    char *latest = mt_path_join(dir, "latest");
+    MT_FREED char *latest = mt_path_join(dir, "latest");
     bool of_run = latest && mt_path_exists(latest);
     if (of_run)
         mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is the folder of a run: name one of its checkpoints, such as %s", dir, latest);
-    free(latest);
     if (of_run)
         return -ENOENT;
     char shard[256];
@@ -417,8 +405,8 @@ static int fail_no_weights(const char *dir, struct mt_err *err)
 
 void mt_st_warn_of_two(const char *dir)
 {
-    char *one = mt_path_join(dir, ONE), *index = mt_path_join(dir, INDEX);
-    cJSON *root = NULL;
+    MT_FREED char *one = mt_path_join(dir, ONE), *index = mt_path_join(dir, INDEX);
+    MT_JSON_FREED cJSON *root = NULL;
     if (one && index && mt_path_exists(one) && !mt_json_read_file(&root, index, MT_ERR_INPUT, NULL)) {
         bool named = false; /* by the index: it is one set */
         const cJSON *v;
@@ -428,9 +416,6 @@ void mt_st_warn_of_two(const char *dir)
             mt_warn("%s has two sets of weights: those of " INDEX " are read here, while transformers and PEFT take " ONE ": "
                     "remove one of the two", dir);
     }
-    cJSON_Delete(root);
-    free(one);
-    free(index);
 }
 
 int mt_st_open_dir(struct mt_st_model *out, const char *dir, struct mt_err *err)
@@ -441,8 +426,8 @@ int mt_st_open_dir(struct mt_st_model *out, const char *dir, struct mt_err *err)
 static int open_dir(struct mt_st_model *out, const char *dir, int depth, struct mt_err *err)
 {
     struct mt_st_model m = {0};
-    char *one = mt_path_join(dir, ONE);
-    char *index = mt_path_join(dir, INDEX);
+    MT_FREED char *one = mt_path_join(dir, ONE);
+    MT_FREED char *index = mt_path_join(dir, INDEX);
     int rc;
     if (!one || !index)
         rc = mt_fail_nomem(err, dir, strlen(dir));
@@ -452,8 +437,6 @@ static int open_dir(struct mt_st_model *out, const char *dir, int depth, struct 
         rc = add_file(&m, dir, ONE, err);
     else
         rc = fail_no_weights(dir, err);
-    free(one);
-    free(index);
     if (rc)
         mt_st_close(&m);
     else

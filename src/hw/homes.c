@@ -127,7 +127,7 @@ static int by_turn(const void *a, const void *b)
 void mt_numa_spread(const struct mt_numa *numa, int *cpus, size_t n)
 {
     int turns[MT_NUMA_MAX + 1] = {0};
-    struct seat *seat = numa->n > 1 ? mt_calloc(n, sizeof(*seat)) : NULL;
+    MT_FREED struct seat *seat = numa->n > 1 ? mt_calloc(n, sizeof(*seat)) : NULL;
     if (!seat) /* the order matters for speed alone */
         return;
     for (size_t i = 0; i < n; i++) {
@@ -137,7 +137,6 @@ void mt_numa_spread(const struct mt_numa *numa, int *cpus, size_t n)
     qsort(seat, n, sizeof(*seat), by_turn);
     for (size_t i = 0; i < n; i++)
         cpus[i] = seat[i].cpu;
-    free(seat);
 }
 
 void mt_numa_lanes(const struct mt_numa *numa, mt_pool *pool, const int *cpus)

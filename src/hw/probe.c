@@ -58,11 +58,9 @@ int mt_probe_copy(int n_threads, const int *cpus, const struct mt_numa *numa, do
     int64_t best = INT64_MAX;
     mt_numa_none(&none);
     numa = numa ? numa : &none;
-    int rc = mt_pool_create(&pool, &p, err);
-    if (!rc)
-        rc = alloc(&j.src, numa, 1, err);
-    if (!rc)
-        rc = alloc(&j.dst, numa, 2, err);
+    int rc = mt_pool_create(&pool, &p, err)
+          ?: alloc(&j.src, numa, 1, err)
+          ?: alloc(&j.dst, numa, 2, err);
     if (!rc)
         mt_numa_lanes(numa, pool, cpus);
     for (int r = 0; r < ROUNDS && !rc; r++) {

@@ -10,6 +10,7 @@
 
 #include "base/fs.h"
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "config/ini.h"
 #include "hw/hw.h"
 #include "kinds/kinds.h"
@@ -416,7 +417,7 @@ void mt_machine_to_json(const struct mt_machine *m, cJSON *o)
 
 int mt_machine_write(const struct mt_machine *m, const char *path, struct mt_err *err)
 {
-    struct mt_str s = {0};
+    MT_STR_FREED struct mt_str s = {0};
     char *dir = strdup(path), *slash = dir ? strrchr(dir, '/') : NULL;
     int rc = 0;
     if (slash) {
@@ -427,7 +428,6 @@ int mt_machine_write(const struct mt_machine *m, const char *path, struct mt_err
     mt_machine_print(m, &s);
     if (!rc)
         rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);
-    mt_str_finish(&s);
     return rc;
 }
 

@@ -252,9 +252,8 @@ static int measure_host(struct mt_machine *m, const struct mt_measure_params *p,
 {
     struct mt_hw_memory mem;
     double gbs = 0;
-    int rc = mt_hw_memory(&mem, "", err);
-    if (!rc)
-        rc = mt_probe_copy(p->n_threads, p->cpus, p->numa, &gbs, err);
+    int rc = mt_hw_memory(&mem, "", err)
+          ?: mt_probe_copy(p->n_threads, p->cpus, p->numa, &gbs, err);
     if (rc)
         return rc;
     put(m, MT_RATE_CORES, p->n_threads);
@@ -262,16 +261,15 @@ static int measure_host(struct mt_machine *m, const struct mt_measure_params *p,
     put(m, MT_RATE_DRAM, gbs);
     for (int t = 1; t <= p->n_threads && !rc; t = t < p->n_threads ? MT_MIN(2 * t, p->n_threads) : t + 1)
         rc = measure_adam(m, p, t, err);
-    return rc ? rc : measure_updates(m, p, err);
+    return rc ?: measure_updates(m, p, err);
 }
 
 int mt_measure_again(struct mt_machine *m, const struct mt_measure_params *p, const struct mt_metered *ops,
                      size_t n, struct mt_err *err)
 {
-    int rc = measure_all(m, p, ops, n, err);
-    if (!rc)
-        rc = measure_adam(m, p, p->n_threads, err);
-    return rc ? rc : mt_measure_link(m, p, err);
+    return measure_all(m, p, ops, n, err)
+        ?: measure_adam(m, p, p->n_threads, err)
+        ?: mt_measure_link(m, p, err);
 }
 
 /* Adds samples to the mean share of the n before; rates that are measured beside other work are too low. */
@@ -326,9 +324,7 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
         if (skip)
             continue;
         report(p, parts[i].what);
-        rc = parts[i].run(&m, p, err);
-        if (!rc)
-            rc = look_at_cores(p, &n_looks, 1, err);
+        rc = parts[i].run(&m, p, err) ?: look_at_cores(p, &n_looks, 1, err);
     }
     if (!rc)
         rc = mt_machine_complete(&m, "the measured profile", err);

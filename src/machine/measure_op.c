@@ -43,5 +43,5 @@ int mt_run_operations_once(mt_device *dev, const struct mt_metered *ops, size_t 
     *n_run = 0;
     for (size_t i = 0; i < n && !rc; i++)
         rc = run_once(dev, &ops[i], n_run, err);
-    return rc ? rc : mt_device_sync(dev, err);
+    return rc ?: mt_device_sync(dev, err);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finds the fastest algorithms of products. */
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "device/products.h"
 #include "kinds/kinds.h"
 #include "machine/measure_priv.h"
@@ -9,7 +10,7 @@
 /* Runs the products among the operations on a device that times algorithms. */
 static int time_products(mt_device *dev, const struct mt_metered *ops, size_t n, size_t *n_new, struct mt_err *err)
 {
-    struct mt_str text = {0};
+    MT_STR_FREED struct mt_str text = {0};
     size_t n_run = 0, n_before = mt_device_products(dev, NULL);
     int rc = 0;
     mt_device_tune(dev, true);
@@ -24,7 +25,6 @@ static int time_products(mt_device *dev, const struct mt_metered *ops, size_t n,
         *n_new = n_all - n_before;
     if (!rc && *n_new)
         rc = mt_products_save(dev, text.p, err);
-    mt_str_finish(&text);
     return rc;
 }
 

@@ -39,7 +39,7 @@ static int link_copy(struct link *l, int way, enum mt_stream s, size_t bytes, st
 {
     struct mt_copy c = {way ? l->host[1] : l->device[0], bytes, way ? l->device[1] : l->host[0], bytes, bytes, 1};
     int rc = mt_device_copy(l->dev, s, &c, err);
-    return rc ? rc : mt_event_record(l->dev, l->ev[2 * way + 1], s, err);
+    return rc ?: mt_event_record(l->dev, l->ev[2 * way + 1], s, err);
 }
 
 static int link_copies(struct link *l, int way, int n, struct mt_err *err)
@@ -158,11 +158,9 @@ static int link_round(struct link *l, size_t bytes, double gbs[N_LINK], struct m
 {
     enum { COPIES = 3 };
     double in[2] = {0}, out[2] = {0}, both[2] = {0};
-    int rc = time_copies(l, COPIES, 0, in, err);
-    if (!rc)
-        rc = time_copies(l, 0, COPIES, out, err);
-    if (!rc)
-        rc = time_copies(l, COPIES, COPIES, both, err);
+    int rc = time_copies(l, COPIES, 0, in, err)
+          ?: time_copies(l, 0, COPIES, out, err)
+          ?: time_copies(l, COPIES, COPIES, both, err);
     for (int way = 0; way < 2 && bytes && !rc; way++)
         rc = time_short_copies(l, way, bytes, &gbs[4 + way], err);
     gbs[0] = in[0];
@@ -184,9 +182,8 @@ int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, str
     if (!rc)
         rc = link_round(&l, bytes, gbs, err); /* warms up */
     for (int r = 0; r < ROUNDS && !rc; r++) {
-        rc = link_round(&l, bytes, gbs, err);
-        if (!rc)
-            rc = time_small_copies(&l, m->cpu ? MT_STREAM_COMPUTE : MT_STREAM_D2H, &small[r], err);
+        rc = link_round(&l, bytes, gbs, err)
+          ?: time_small_copies(&l, m->cpu ? MT_STREAM_COMPUTE : MT_STREAM_D2H, &small[r], err);
         for (int i = 0; i < n; i++)
             seen[i][r] = gbs[i];
     }
@@ -308,9 +305,8 @@ static int open_pairs(struct pairs *s, const struct mt_measure_params *p, struct
 {
     struct mt_metered op = mt_measure_gemm(MT_GEMM_NT, MT_F32, 512, 512, 256);
     s->bytes = short_bytes(p);
-    int rc = open_link(&s->link, p, mt_measure_operation_bytes(p, &op), err);
-    if (!rc)
-        rc = mt_example_create(&s->x, &(struct mt_example_params){.dev = s->link.dev, .shape = op}, err);
+    int rc = open_link(&s->link, p, mt_measure_operation_bytes(p, &op), err)
+          ?: mt_example_create(&s->x, &(struct mt_example_params){.dev = s->link.dev, .shape = op}, err);
     for (int i = 0; i < PAIRS && !rc; i++) {
         rc = mt_event_create(s->link.dev, &s->done[i], err);
         for (int k = 0; k < 2 && !rc; k++)
@@ -372,11 +368,9 @@ static int time_pairs(struct pairs *s, bool product, bool copy, double *product_
 static int copy_round(struct pairs *s, double share[N_SHARES], struct mt_err *err)
 {
     double alone = 0, beside = 0, copy_alone = 0, copy = 0;
-    int rc = time_pairs(s, true, false, &alone, NULL, err);
-    if (!rc)
-        rc = time_pairs(s, false, true, NULL, &copy_alone, err);
-    if (!rc)
-        rc = time_pairs(s, true, true, &beside, &copy, err);
+    int rc = time_pairs(s, true, false, &alone, NULL, err)
+          ?: time_pairs(s, false, true, NULL, &copy_alone, err)
+          ?: time_pairs(s, true, true, &beside, &copy, err);
     if (rc)
         return rc;
     share[SHARE_COPY] = MT_MAX(1 - (beside - alone) / copy, LEAST_SHARE);
@@ -391,9 +385,7 @@ static int update_round(const struct mt_measure_params *p, struct gemm_load *gem
     struct update_load adam = {0};
     double alone = 0, beside = 0, free_rate = 0, rate = 0;
     const int64_t look_ns = p->small ? 10000000 : 250000000;
-    int rc = time_gemm(&alone, gemm, err);
-    if (!rc)
-        rc = start_update(&adam, p, err);
+    int rc = time_gemm(&alone, gemm, err) ?: start_update(&adam, p, err);
     if (!rc) {
         free_rate = update_rate(&adam, look_ns);
         rc = time_gemm(&beside, gemm, err);
@@ -418,13 +410,10 @@ int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, s
     struct gemm_load gemm = {.op = mt_measure_gemm(MT_GEMM_NT, MT_F32, 512, 512, 512),
                              .round_ns = mt_measure_round_ns(p)};
     double share[N_SHARES] = {0}, seen[N_SHARES][SHARE_ROUNDS];
-    int rc = mt_measure_device(&gemm.dev, p, mt_measure_operation_bytes(p, &gemm.op), err);
-    if (!rc)
-        rc = open_pairs(&pairs, p, err);
+    int rc = mt_measure_device(&gemm.dev, p, mt_measure_operation_bytes(p, &gemm.op), err)
+          ?: open_pairs(&pairs, p, err);
     for (int r = 0; r < SHARE_ROUNDS && !rc; r++) {
-        rc = copy_round(&pairs, share, err);
-        if (!rc)
-            rc = update_round(p, &gemm, share, err);
+        rc = copy_round(&pairs, share, err) ?: update_round(p, &gemm, share, err);
         for (int i = 0; i < N_SHARES; i++)
             seen[i][r] = share[i];
     }

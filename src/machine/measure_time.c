@@ -105,9 +105,8 @@ int mt_turns_create(mt_turns **out, const struct mt_measure_params *p, const str
         return mt_fail_nomem(err, "a measurement", n * sizeof(mt_example *));
     }
     t->n = n;
-    int rc = mt_measure_device(&t->dev, p, turns_bytes(p, ops, n, &flow), err);
-    if (!rc)
-        rc = mt_example_flow_create(&t->flow, t->dev, flow, err);
+    int rc = mt_measure_device(&t->dev, p, turns_bytes(p, ops, n, &flow), err)
+          ?: mt_example_flow_create(&t->flow, t->dev, flow, err);
     for (size_t i = 0; i < n && !rc; i++)
         rc = mt_example_create(&t->example[i],
                                &(struct mt_example_params){.dev = t->dev, .shape = ops[i], .flow = t->flow}, err);
@@ -123,7 +122,7 @@ int mt_turns_create(mt_turns **out, const struct mt_measure_params *p, const str
 
 void mt_turns_destroy(mt_turns **turns)
 {
-    mt_turns *t = *turns;
+    MT_FREED mt_turns *t = *turns;
     if (!t)
         return;
     for (size_t i = 0; t->example && i < t->n; i++)
@@ -135,7 +134,6 @@ void mt_turns_destroy(mt_turns **turns)
     mt_device_destroy(&t->dev);
     free(t->example);
     free(t->ev);
-    free(t);
     *turns = NULL;
 }
 
@@ -143,9 +141,8 @@ int mt_turns_run(mt_turns *t, double *seconds, struct mt_err *err)
 {
     int rc = mt_event_record(t->dev, t->ev[0], MT_STREAM_COMPUTE, err);
     for (size_t i = 0; i < t->n && !rc; i++) {
-        rc = mt_example_submit(t->example[i], err);
-        if (!rc)
-            rc = mt_event_record(t->dev, t->ev[i + 1], MT_STREAM_COMPUTE, err);
+        rc = mt_example_submit(t->example[i], err)
+          ?: mt_event_record(t->dev, t->ev[i + 1], MT_STREAM_COMPUTE, err);
     }
     if (!rc)
         rc = mt_event_sync(t->dev, t->ev[t->n], err);
@@ -187,7 +184,7 @@ int mt_measure_in_turn(double *seconds, const struct mt_measure_params *p, const
                        struct mt_err *err)
 {
     mt_turns *t = NULL;
-    double *all = mt_calloc(n, MT_MOST_ROUNDS * sizeof(double));
+    MT_FREED double *all = mt_calloc(n, MT_MOST_ROUNDS * sizeof(double));
     int rc = all ? mt_turns_create(&t, p, ops, n, err)
                  : mt_fail_nomem(err, "a measurement", n * MT_MOST_ROUNDS * sizeof(double));
     int rounds = 0;
@@ -200,6 +197,5 @@ int mt_measure_in_turn(double *seconds, const struct mt_measure_params *p, const
     if (!rc)
         mt_turns_mean(seconds, all, n, rounds);
     mt_turns_destroy(&t);
-    free(all);
     return rc;
 }

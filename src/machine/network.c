@@ -18,7 +18,7 @@ void mt_network_path(char *buf, size_t len)
 
 int mt_network_write(const struct mt_network *n, const char *path, struct mt_err *err)
 {
-    cJSON *o = cJSON_CreateObject();
+    MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "gbs", n->gbs);
     cJSON_AddNumberToObject(o, "us", n->us);
     cJSON_AddNumberToObject(o, "cores", n->cores);
@@ -34,13 +34,12 @@ int mt_network_write(const struct mt_network *n, const char *path, struct mt_err
     if (!rc)
         rc = mt_write_file(path, text, strlen(text), err);
     free(text);
-    cJSON_Delete(o);
     return rc;
 }
 
 int mt_network_read(struct mt_network *out, const char *path, struct mt_err *err)
 {
-    cJSON *o = NULL;
+    MT_JSON_FREED cJSON *o = NULL;
     if (!mt_path_exists(path))
         return mt_fail(err, MT_ERR_RUNTIME, -ENOENT, "no network was measured: megatrain probe net, under a launcher");
     int rc = mt_json_read_file(&o, path, MT_ERR_RUNTIME, err);
@@ -48,7 +47,6 @@ int mt_network_read(struct mt_network *out, const char *path, struct mt_err *err
         return rc;
     struct mt_network n = {mt_json_number(o, "gbs", NAN), mt_json_number(o, "us", NAN), mt_json_number(o, "cores", NAN), 0};
     double hosts = mt_json_number(o, "hosts", NAN);
-    cJSON_Delete(o);
     if (!(n.gbs > 0 && n.gbs < 1e6 && n.us >= 0 && n.us < 1e9 && n.cores >= 0 && n.cores < 1e6 && hosts >= 2 &&
           hosts < 1e6))
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "%s is not as megatrain probe net writes it: remove it or measure again", path);

@@ -46,6 +46,5 @@ int mt_products_save(mt_device *dev, const char *text, struct mt_err *err)
     char path[4096], dir[3800];
     mt_cache_dir(dir, sizeof(dir));
     path_of(path, sizeof(path), dev);
-    int rc = mt_mkdir_p(dir, err);
-    return rc ? rc : mt_write_file(path, text, strlen(text), err);
+    return mt_mkdir_p(dir, err) ?: mt_write_file(path, text, strlen(text), err);
 }

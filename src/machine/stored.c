@@ -11,6 +11,7 @@
 #include "base/installed.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "hw/hw.h"
 
 /* The folder of the stored machines; false: there is none. */
@@ -32,15 +33,13 @@ int mt_machine_find(char *buf, size_t len, const char *name, struct mt_err *err)
     snprintf(buf, len, "%s", name);
     if (!stat(buf, &st) && S_ISREG(st.st_mode))
         return 0;
-    struct mt_str names = {0};
+    MT_STR_FREED struct mt_str names = {0};
     mt_installed_names(&names, "machines", ".ini", NULL);
-    int rc = stored ? mt_fail(err, MT_ERR_USAGE, -ENOENT, "no machine \"%s\": it is neither a file nor one of %s, which are in %s; "
-                              "of another one, write such a file", name, names.p ? names.p : "none", folder)
-                    : mt_fail(err, MT_ERR_USAGE, -ENOENT,
-                            "no machine \"%s\": it is not a file, and there is no folder configs/machines near the program",
-                              name);
-    mt_str_finish(&names);
-    return rc;
+    return stored ? mt_fail(err, MT_ERR_USAGE, -ENOENT, "no machine \"%s\": it is neither a file nor one of %s, which are in %s; "
+                            "of another one, write such a file", name, names.p ? names.p : "none", folder)
+                  : mt_fail(err, MT_ERR_USAGE, -ENOENT,
+                          "no machine \"%s\": it is not a file, and there is no folder configs/machines near the program",
+                            name);
 }
 
 static int is_ini(const struct dirent *e)

@@ -81,9 +81,8 @@ static int inner_of_all(mt_model *m, const struct mt_adapter_run *a, struct mt_e
     if (!drops(m, ad))
         return inner(m, a, all_rows(ad), a->x, err);
     for (size_t i = 0; i < ad->n_targets && !rc; i++) {
-        rc = drop(m, a, &ad->target[i], a->x, NULL, err);
-        if (!rc)
-            rc = inner(m, a, rows_of(&ad->target[i]), m->adapter_in, err);
+        rc = drop(m, a, &ad->target[i], a->x, NULL, err)
+          ?: inner(m, a, rows_of(&ad->target[i]), m->adapter_in, err);
     }
     return rc;
 }
@@ -200,9 +199,8 @@ int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *layer, struc
     if (!drops(m, ad))
         return input_grad(m, a, all_rows(ad), a->dx, err);
     for (size_t i = 0; i < ad->n_targets && !rc; i++) {
-        rc = input_grad(m, a, rows_of(&ad->target[i]), NULL, err);
-        if (!rc)
-            rc = drop(m, a, &ad->target[i], m->adapter_in, a->dx, err);
+        rc = input_grad(m, a, rows_of(&ad->target[i]), NULL, err)
+          ?: drop(m, a, &ad->target[i], m->adapter_in, a->dx, err);
     }
     return rc;
 }

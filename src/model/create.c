@@ -241,11 +241,9 @@ static int alloc_device(mt_model *m, struct mt_err *err)
 {
     struct mt_model_bytes b;
     void *logits = NULL, *stats = NULL;
-    int rc = mt_model_bytes(&b, m->dev, &m->p, err);
-    if (!rc)
-        rc = mt_device_alloc(m->dev, b.scratch, "scratch", &m->scratch, err);
-    if (!rc)
-        rc = mt_device_alloc(m->dev, b.logits, "logits", &logits, err);
+    int rc = mt_model_bytes(&b, m->dev, &m->p, err)
+          ?: mt_device_alloc(m->dev, b.scratch, "scratch", &m->scratch, err)
+          ?: mt_device_alloc(m->dev, b.logits, "logits", &logits, err);
     if (!rc)
         mt_model_lay_out_logits(m, &m->p, logits);
     if (!rc)
@@ -322,7 +320,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
 
 void mt_model_destroy(mt_model **model)
 {
-    mt_model *m = *model;
+    MT_FREED mt_model *m = *model;
     if (!m)
         return;
     mt_model_top_destroy(m);
@@ -346,6 +344,5 @@ void mt_model_destroy(mt_model **model)
     free(m->places);
     free(m->scalars);
     free(m->seen);
-    free(m);
     *model = NULL;
 }

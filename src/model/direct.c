@@ -95,7 +95,7 @@ int mt_model_direct_tensor(mt_model *m, size_t tensor, const struct mt_model_dir
                                  .partials = mt_model_stats_partials(m, m->stats_dev) + m->partials_at[tensor],
                              },
                              err);
-    return rc ? rc : m->layout->optimizer->direct(m->layout->optimizer, &d, err);
+    return rc ?: m->layout->optimizer->direct(m->layout->optimizer, &d, err);
 }
 
 int mt_model_direct(mt_model *m, const struct mt_unit_run *r, struct mt_err *err)

@@ -96,9 +96,8 @@ static int scale_of(mt_model *m, const struct mt_dora_run *a, const struct mt_ad
     const struct mt_adapter *ad = mt_running_adapter(m, a->p.adapter);
     const void *w = mt_elem(m, a->w, a->p.at + t->col * ad->in);
     const void *factor = mt_adapter_elem(m, a->w, ad->a, t->row * ad->in);
-    int rc = times_a(m, &(struct times_a){t->out, t->rank, ad->in, w, factor, s->wa}, err);
-    if (!rc)
-        rc = times_a(m, &(struct times_a){t->rank, t->rank, ad->in, factor, factor, s->gram}, err);
+    int rc = times_a(m, &(struct times_a){t->out, t->rank, ad->in, w, factor, s->wa}, err)
+          ?: times_a(m, &(struct times_a){t->rank, t->rank, ad->in, factor, factor, s->gram}, err);
     return rc ? rc : mt_op_dora_scale(m->dev,
                                       &(struct mt_dora_scale){
                                           .n = t->out,
@@ -137,12 +136,11 @@ static int scales(mt_model *m, const struct mt_dora_run *a, const struct dora_sc
     size_t done = 0;
     int rc = 0;
     for (size_t i = 0; i < ad->n_targets && !rc; i++) {
-        rc = no_scale(m, done, ad->target[i].col, s, err);
-        if (!rc)
-            rc = (ad->merged ? merged_scale : scale_of)(m, a, &ad->target[i], s, err);
+        rc = no_scale(m, done, ad->target[i].col, s, err)
+          ?: (ad->merged ? merged_scale : scale_of)(m, a, &ad->target[i], s, err);
         done = ad->target[i].col + ad->target[i].out;
     }
-    return rc ? rc : no_scale(m, done, ad->out, s, err);
+    return rc ?: no_scale(m, done, ad->out, s, err);
 }
 
 /* z: the layer's output without DoRA, bias and residual. */
@@ -167,7 +165,7 @@ static int product(mt_model *m, const struct mt_dora_run *a, void *z, struct mt_
                         err);
     struct mt_adapter_run run = {.adapter = ad, .n = a->n, .ld = ad->out, .y_dtype = m->dt, .x = a->x, .w = a->w,
                                  .y = z};
-    return rc ? rc : mt_adapter_forward(m, &run, err);
+    return rc ?: mt_adapter_forward(m, &run, err);
 }
 
 /* out = add + bias + g x, of the dtype that `a` says. */
@@ -193,11 +191,9 @@ int mt_dora_forward(mt_model *m, const struct mt_dora_run *a, struct mt_param bi
                     struct mt_err *err)
 {
     struct dora_scratch s = scratch_of(m);
-    int rc = scales(m, a, &s, err);
-    if (!rc)
-        rc = product(m, a, s.z, err);
-    if (!rc)
-        rc = by_scale(m, a, s.z, bias.n ? mt_elem(m, a->w, bias.at) : NULL, residual, y, err);
+    int rc = scales(m, a, &s, err)
+          ?: product(m, a, s.z, err)
+          ?: by_scale(m, a, s.z, bias.n ? mt_elem(m, a->w, bias.at) : NULL, residual, y, err);
     mt_dora_end(m);
     return rc;
 }
@@ -208,7 +204,7 @@ int mt_dora_output_grad(mt_model *m, const struct mt_dora_run *a, const void *dy
     int rc = scales(m, a, &s, err);
     *dz = s.dz;
     m->dora_of = mt_running_adapter(m, a->p.adapter);
-    return rc ? rc : by_scale(m, a, dy, NULL, NULL, s.dz, err);
+    return rc ?: by_scale(m, a, dy, NULL, NULL, s.dz, err);
 }
 
 const void *mt_dora_kept_grad(const mt_model *m, const struct mt_dora_run *a)

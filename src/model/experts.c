@@ -228,11 +228,10 @@ static int forward_tile(const struct tile *t, struct mt_err *err)
 {
     mt_model *m = t->run->m;
     size_t width = (size_t)m->layout->cfg.moe.width;
-    int rc = open_tile(t, err);
-    if (!rc)
-        rc = activate(t, err);
-    return rc ? rc : mt_linear(m, t->n_padded, width, row_of(m), t->s.act, t->w, param_of(t, MT_EXPERT_DOWN),
-                               param_of(t, MT_EXPERT_DOWN_BIAS), NULL, t->s.out, err);
+    return open_tile(t, err)
+        ?: activate(t, err)
+        ?: mt_linear(m, t->n_padded, width, row_of(m), t->s.act, t->w, param_of(t, MT_EXPERT_DOWN),
+                     param_of(t, MT_EXPERT_DOWN_BIAS), NULL, t->s.out, err);
 }
 
 /* dW = dy^T x; the second tile and later ones add to it. */
@@ -334,17 +333,12 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
                                     .dy = t->s.gate_up, .p = param_of(t, MT_EXPERT_GATE_UP), .dx = t->s.out};
     const struct mt_param *bias = &t->p[MT_EXPERT_DOWN_BIAS];
     bool weighted = bias->n && bias->trainable && t->grad;
-    int rc = open_tile(t, err);
-    if (!rc)
-        rc = gather(t, mt_value(t->run, MT_ROLE_DY), NULL, t->s.d_o, err);
-    if (!rc)
-        rc = mt_linear_input_grad(m, &down, err);
-    if (!rc)
-        rc = gated_backward(t, err);
-    if (!rc)
-        rc = weight_gradient(t, MT_EXPERT_DOWN, hidden, width, t->s.d_o, t->s.act, err);
-    if (!rc)
-        rc = adapter_gradient(t, &down, t->s.act, err);
+    int rc = open_tile(t, err)
+          ?: gather(t, mt_value(t->run, MT_ROLE_DY), NULL, t->s.d_o, err)
+          ?: mt_linear_input_grad(m, &down, err)
+          ?: gated_backward(t, err)
+          ?: weight_gradient(t, MT_EXPERT_DOWN, hidden, width, t->s.d_o, t->s.act, err)
+          ?: adapter_gradient(t, &down, t->s.act, err);
     if (!rc && weighted)
         rc = gather(t, mt_value(t->run, MT_ROLE_DY), t->routing.weights, t->s.out, err);
     if (!rc && weighted)
@@ -355,7 +349,7 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
         rc = bias_gradient(t, MT_EXPERT_GATE_UP_BIAS, t->s.gate_up, err);
     if (!rc)
         rc = mt_linear_input_grad(m, &gate_up, err);
-    return rc ? rc : adapter_gradient(t, &gate_up, t->s.x, err);
+    return rc ?: adapter_gradient(t, &gate_up, t->s.x, err);
 }
 
 static struct tile begin_expert(const struct mt_part_run *r, int expert, int side)
@@ -411,7 +405,7 @@ static int run_tile(struct tile t, const struct pass *pass, struct mt_sides *sid
         rc = pass->run(&t, err);
     if (!rc)
         rc = mt_sides_follow(sides, err);
-    return rc ? rc : mt_sides_give_rows(sides, err);
+    return rc ?: mt_sides_give_rows(sides, err);
 }
 
 /* Makes room for n rows of outputs; if there is none, all sides wait until those that there are have been summed. */
@@ -421,11 +415,9 @@ static int take_outputs(const struct tile *t, size_t place, size_t n, const stru
     mt_model *m = t->run->m;
     if (mt_outputs_take(&m->outputs, place, n, pass->sum.down))
         return 0;
-    int rc = mt_sides_join(sides, err);
-    if (!rc)
-        rc = mt_outputs_sum(m, &pass->sum, err);
-    if (!rc)
-        rc = mt_sides_fork(sides, m, mt_expert_tile_rows(&m->p, m->dev), err);
+    int rc = mt_sides_join(sides, err)
+          ?: mt_outputs_sum(m, &pass->sum, err)
+          ?: mt_sides_fork(sides, m, mt_expert_tile_rows(&m->p, m->dev), err);
     mt_outputs_take(&m->outputs, place, n, pass->sum.down);
     return rc;
 }
@@ -494,7 +486,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     }
     int joined = mt_sides_join(&sides, rc ? NULL : err);
     rc = rc ? rc : joined;
-    return rc ? rc : end_sums(r, &pass, err);
+    return rc ?: end_sums(r, &pass, err);
 }
 
 /* Casts the gradients of an expert into the buffer that is copied to the host, with the sums of their squares. */
@@ -510,9 +502,8 @@ static int cast_gradients(const struct tile *t, int expert, struct mt_err *err)
         float *src = t->grad + (ten->adapter ? t->adapters_at + (ten->grad - t->adapters.first)
                                                      : t->at[ten->param - t->p] + (ten->grad - ten->param->grad));
         const struct mt_model_direct to = {src, t->run->w, mt_value(t->run, MT_ROLE_MOMENTS), t->run->of->cast_dtype};
-        rc = mt_model_direct_tensor(m, k, &to, err);
-        if (!rc)
-            rc = mt_model_cast_tensor(m, k, src, mt_value(t->run, MT_ROLE_CAST), t->run->of->cast_dtype, err);
+        rc = mt_model_direct_tensor(m, k, &to, err)
+          ?: mt_model_cast_tensor(m, k, src, mt_value(t->run, MT_ROLE_CAST), t->run->of->cast_dtype, err);
     }
     return rc;
 }
@@ -544,7 +535,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
         rc = backward_expert(r, i, &pass, &sides, err);
     int joined = mt_sides_join(&sides, rc ? NULL : err);
     rc = rc ? rc : joined;
-    return rc ? rc : end_sums(r, &pass, err);
+    return rc ?: end_sums(r, &pass, err);
 }
 
 /* A token is sent to top_k of all experts; this is the group's share. */

@@ -305,17 +305,16 @@ static int take_weights(mt_model *m, size_t mb, struct mt_err *err)
         rc = mt_device_call(m->dev, weigh_rows, &m->weighings[mb], err);
     if (!rc && few)
         rc = copy_rows(m, m->inputs[mb].few_values, host.few_values, few, err);
-    return rc ? rc : copy_rows(m, m->inputs[mb].weights, host.weights, n, err);
+    return rc ?: copy_rows(m, m->inputs[mb].weights, host.weights, n, err);
 }
 
 static int head_passes(mt_model *m, const struct mt_model_head *a, struct mt_err *err)
 {
     if (!a->dx || m->inputs[a->mb].of.rows != MT_ROWS_WEIGHED_LATE)
         return head_pass(m, a, a->dx ? LOSSES_AND_GRADIENTS : LOSSES, err);
-    int rc = head_pass(m, a, LOSSES, err);
-    if (!rc)
-        rc = take_weights(m, a->mb, err);
-    return rc ? rc : head_pass(m, a, GRADIENTS, err);
+    return head_pass(m, a, LOSSES, err)
+        ?: take_weights(m, a->mb, err)
+        ?: head_pass(m, a, GRADIENTS, err);
 }
 
 static void poison(const mt_model *m)
@@ -357,19 +356,15 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
     m->adapters = a->adapters;
     rows.src = a->x;
     rows.dst = m->h;
-    rc = mt_op_gather_rows(m->dev, &rows, err);
-    if (!rc)
-        rc = mt_norm(m, &norm, m->dh, false, err);
-    if (!rc)
-        rc = scale_rows(m, in->n_loss, m->dh, err);
-    if (!rc)
-        rc = head_passes(m, a, err);
+    rc = mt_op_gather_rows(m->dev, &rows, err)
+      ?: mt_norm(m, &norm, m->dh, false, err)
+      ?: scale_rows(m, in->n_loss, m->dh, err)
+      ?: head_passes(m, a, err);
     if (rc || !a->dx)
         return rc;
-    rc = scale_rows(m, in->n_loss, s.ds, err);
-    if (!rc)
-        rc = mt_norm_backward(m, &norm, &(struct mt_norm_grad){s.ds, NULL, s.ds, a->g}, err);
+    rc = scale_rows(m, in->n_loss, s.ds, err)
+      ?: mt_norm_backward(m, &norm, &(struct mt_norm_grad){s.ds, NULL, s.ds, a->g}, err);
     rows.src = s.ds;
     rows.dst = a->dx;
-    return rc ? rc : mt_op_scatter_rows(m->dev, &rows, err);
+    return rc ?: mt_op_scatter_rows(m->dev, &rows, err);
 }

@@ -422,9 +422,8 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
         l->adapter_default.merge = mt_layout_spec(b)->merge;
         l->adapter_default.merge_scale = mt_layout_spec(b)->merge_scale;
     }
-    int rc = check_parts(cfg, err);
-    if (!rc)
-        rc = allocate(l, cfg, mt_layout_has_adapters(b) ? mt_layout_n_learners(b) : 0, err);
+    int rc = check_parts(cfg, err)
+          ?: allocate(l, cfg, mt_layout_has_adapters(b) ? mt_layout_n_learners(b) : 0, err);
     if (rc)
         return rc;
     add_end(b, MT_UNIT_EMBED, &mt_part_embed);
@@ -450,7 +449,7 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
         rc = check_whole(l, err);
     if (!rc)
         find_f32_routers(l);
-    return rc ? rc : mt_layout_set_ranges(l, err);
+    return rc ?: mt_layout_set_ranges(l, err);
 }
 
 int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, const struct mt_layout_params *p,

@@ -335,11 +335,7 @@ static int check_learner(const struct mt_layout_builder *b, struct mt_err *err)
     if (s->dora && s->dropout > 0)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g with adapter.kind = dora is not supported",
                        s->dropout);
-    int rc = check_shared(b, err);
-    if (!rc)
-        rc = check_merged(b, err);
-    if (!rc)
-        rc = check_tied(b, err);
+    int rc = check_shared(b, err) ?: check_merged(b, err) ?: check_tied(b, err);
     if (!rc && l->cfg.moe.n_experts)
         rc = check_experts(b, err);
     if (!rc)

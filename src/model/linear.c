@@ -55,8 +55,7 @@ int mt_linear_add(mt_model *m, const struct mt_linear_add *a, float *sum, struct
     const struct mt_dora_run dora = {.n = a->n, .x = a->x, .w = a->w, .p = a->p, .f32 = true};
     if (has_dora(m, a->p) && !is_merged(a->p))
         return mt_dora_forward(m, &dora, (struct mt_param){0}, sum, sum, err);
-    int rc = mt_sum_product(m, a->n, &product, err);
-    return rc ? rc : mt_adapter_forward(m, &run, err);
+    return mt_sum_product(m, a->n, &product, err) ?: mt_adapter_forward(m, &run, err);
 }
 
 static struct mt_adapter_run adapter_run(const mt_model *m, const struct mt_linear_bwd *a)
@@ -153,13 +152,12 @@ int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_e
                         err);
     if (!rc && a->p.trainable) /* its weight's gradient comes next */
         mt_product_again(m, run.dy);
-    return rc ? rc : mt_adapter_input_grad(m, &run, err);
+    return rc ?: mt_adapter_input_grad(m, &run, err);
 }
 
 int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
 {
-    int rc = mt_linear_input_grad(m, a, err);
-    return rc ? rc : mt_linear_weight_grad(m, a, err);
+    return mt_linear_input_grad(m, a, err) ?: mt_linear_weight_grad(m, a, err);
 }
 
 int mt_linear_add_backward(mt_model *m, const struct mt_linear_bwd *a, float *sum, struct mt_err *err)
@@ -175,7 +173,7 @@ int mt_linear_add_backward(mt_model *m, const struct mt_linear_bwd *a, float *su
         rc = mt_adapter_input_grad(m, &run, err);
     if (!rc)
         rc = mt_sum_product(m, a->n, &product, err);
-    return rc ? rc : mt_linear_weight_grad(m, a, err);
+    return rc ?: mt_linear_weight_grad(m, a, err);
 }
 
 size_t mt_norm_workspace(const struct mt_model_params *p, const struct mt_norm_spec *s, mt_device *dev)

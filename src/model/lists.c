@@ -35,7 +35,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     a.bucket = mt_device_limits(m->dev)->row_bucket;
     a.workspace = m->own.workspace;
     int rc = mt_op_route_lists(m->dev, &a, err);
-    return rc ? rc : mt_model_take_counts(m, r->part->layer, r->of->mb, &t, err);
+    return rc ?: mt_model_take_counts(m, r->part->layer, r->of->mb, &t, err);
 }
 
 const struct mt_part_kind mt_part_lists = {

@@ -155,11 +155,9 @@ int mt_model_take_counts(mt_model *m, int layer, size_t mb, const struct mt_rout
     if (m->p.assumed_rows)
         return 0;
     int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){counts, bytes, t->counts, bytes, bytes, 1}, err);
-    if (!rc)
-        rc = mt_event_record(m->dev, m->counts_ready, MT_STREAM_COMPUTE, err);
-    if (!rc)
-        rc = mt_event_sync(m->dev, m->counts_ready, err);
+                            &(struct mt_copy){counts, bytes, t->counts, bytes, bytes, 1}, err)
+          ?: mt_event_record(m->dev, m->counts_ready, MT_STREAM_COMPUTE, err)
+          ?: mt_event_sync(m->dev, m->counts_ready, err);
     for (size_t i = 0; i < n && !rc; i++) {
         starts[i] = i ? starts[i - 1] + counts[i - 1] : 0;
         places[i] = i ? places[i - 1] + (int32_t)mt_align_up((size_t)counts[i - 1], bucket) : 0;

@@ -62,10 +62,9 @@ int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err)
     codes.b = s->b;
     codes.a_scale = &s->scale[0];
     codes.b_scale = &s->scale[1];
-    int rc = encode(m, &a, known, s->parts, err);
-    if (!rc)
-        rc = encode(m, &b, false, s->parts + MT_AMAX_PARTS, err);
-    return rc ? rc : mt_op_gemm(m->dev, &codes, err);
+    return encode(m, &a, known, s->parts, err)
+        ?: encode(m, &b, false, s->parts + MT_AMAX_PARTS, err)
+        ?: mt_op_gemm(m->dev, &codes, err);
 }
 
 int mt_sum_product(mt_model *m, size_t n, const struct mt_sum_product *p, struct mt_err *err)

@@ -230,7 +230,7 @@ static int router_logits(const struct mt_part_run *r, const struct scratch *s, c
                             .ldd = (size_t)moe->n_experts,
                         },
                         err);
-    return rc ? rc : mt_adapter_forward(m, &adapter, err);
+    return rc ?: mt_adapter_forward(m, &adapter, err);
 }
 
 static const void *expert_scale(const struct mt_part_run *r)
@@ -267,7 +267,7 @@ static int route(const struct mt_part_run *r, const void *logits, struct mt_err 
 static void *norm_output(const struct mt_part_run *r)
 {
     void *rows = r->m->layout->cfg.moe.latent ? NULL : mt_moe_own_rows(r, MT_ROLE_ROWS, mt_dtype_size(r->m->dt));
-    return rows ? rows : r->m->h;
+    return rows ?: r->m->h;
 }
 
 /* The group's rows, if they are of other dimensions than n. */
@@ -321,8 +321,7 @@ static int prepare_own(const struct mt_part_run *r, const struct record *rec, bo
     void *out = scratch_of(r).own;
     if (!own.p.n)
         return 0;
-    int rc = mt_norm(r->m, &own, out, again, err);
-    return rc ? rc : shrink(r, out, err);
+    return mt_norm(r->m, &own, out, again, err) ?: shrink(r, out, err);
 }
 
 /* What the logits are of, if n is the norm's output. */
@@ -337,11 +336,9 @@ static int prepare(const struct mt_part_run *r, struct mt_err *err)
     struct record rec = record_of(r);
     void *n = norm_output(r);
     struct mt_norm norm = norm_of(r, &rec);
-    int rc = mt_norm(m, &norm, n, false, err);
-    if (!rc)
-        rc = prepare_own(r, &rec, false, err);
-    if (!rc)
-        rc = fill_latent(r, n, err);
+    int rc = mt_norm(m, &norm, n, false, err)
+          ?: prepare_own(r, &rec, false, err)
+          ?: fill_latent(r, n, err);
     struct mt_shared_expert shared = shared_of(r);
     return rc || !m->layout->cfg.moe.shared_width ? rc : mt_shared_expert_open(&shared, n, err);
 }
@@ -373,7 +370,7 @@ static int begin_sum(const struct mt_part_run *r, float *sum, struct mt_err *err
     x = (struct mt_cast){n, m->dt, m->dt, r->x,
                          mt_moe_own_rows(r, MT_ROLE_RESIDUAL, mt_dtype_size(m->dt))};
     int rc = mt_op_cast(m->dev, &x, err);
-    return rc ? rc : mt_op_zero(m->dev, &(struct mt_zero){sum, n * sizeof(float)}, err);
+    return rc ?: mt_op_zero(m->dev, &(struct mt_zero){sum, n * sizeof(float)}, err);
 }
 
 /* With latent rows: what the layer's end adds, the shared expert's output in it, rounded once; and a sum of 0. */
@@ -389,7 +386,7 @@ static int begin_latent(const struct mt_part_run *r, float *sum, struct mt_err *
         rc = mt_shared_expert_add(&shared, wide, err);
     if (!rc)
         rc = mt_op_cast(m->dev, &rounded, err);
-    return rc ? rc : mt_op_zero(m->dev, &(struct mt_zero){sum, of_sum * sizeof(float)}, err);
+    return rc ?: mt_op_zero(m->dev, &(struct mt_zero){sum, of_sum * sizeof(float)}, err);
 }
 
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
@@ -400,9 +397,8 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     struct mt_shared_expert shared = shared_of(r);
     const void *product;
     (void)y; /* the combine part makes it from the sum */
-    int rc = router_logits(r, &s, router_input(r, norm_output(r)), &product, err);
-    if (!rc)
-        rc = route(r, s.logits, err);
+    int rc = router_logits(r, &s, router_input(r, norm_output(r)), &product, err)
+          ?: route(r, s.logits, err);
     if (!rc && mt_model_balances(m))
         rc = count_probabilities(r, s.logits, err);
     if (!rc && m->layout->cfg.moe.latent)
@@ -453,7 +449,7 @@ static int router_adapter_backward(const struct mt_part_run *r, const struct scr
     int rc = have == m->dt ? 0 : mt_op_cast(m->dev, &(struct mt_cast){elems, have, m->dt, s->dlogits, s->logits}, err);
     if (!rc)
         rc = mt_adapter_input_grad(m, &a, err);
-    return rc ? rc : mt_adapter_weight_grad(m, &a, err);
+    return rc ?: mt_adapter_weight_grad(m, &a, err);
 }
 
 /* The gradient of the experts' own scales: column sums of the rows that the router's operation left. */
@@ -475,12 +471,10 @@ static int own_norm_backward(const struct mt_part_run *r, const struct scratch *
     struct record rec = record_of(r);
     struct mt_norm own = own_norm_of(r, &rec);
     const float *rows = mt_moe_own_rows(r, MT_ROLE_DN, sizeof(float));
-    int rc = mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, m->dt, s->dn, m->dh}, err);
-    if (!rc)
-        rc = shrink(r, m->dh, err);
-    if (!rc)
-        rc = mt_norm_backward(m, &own, &(struct mt_norm_grad){m->dh, r->dx, r->dx, r->g}, err);
-    return rc ? rc : mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, MT_F32, rows, s->dn}, err);
+    return mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, m->dt, s->dn, m->dh}, err)
+        ?: shrink(r, m->dh, err)
+        ?: mt_norm_backward(m, &own, &(struct mt_norm_grad){m->dh, r->dx, r->dx, r->g}, err)
+        ?: mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, MT_F32, rows, s->dn}, err);
 }
 
 /* s->dn += the gradient through the latent rows, if there are any; their norm's output is in m->h. */
@@ -494,12 +488,10 @@ static int latent_backward(const struct mt_part_run *r, const struct scratch *s,
     struct mt_add sum = {.n = elems, .dtype = MT_F32, .a = s->dn, .b = s->wide, .out = s->dn};
     if (!latent)
         return 0;
-    int rc = mt_op_cast(m->dev, &rows, err);
-    if (!rc)
-        rc = mt_linear_backward(m, &down, err);
-    if (!rc)
-        rc = mt_op_cast(m->dev, &(struct mt_cast){elems, m->dt, MT_F32, m->dh, s->wide}, err);
-    return rc ? rc : mt_op_add(m->dev, &sum, err);
+    return mt_op_cast(m->dev, &rows, err)
+        ?: mt_linear_backward(m, &down, err)
+        ?: mt_op_cast(m->dev, &(struct mt_cast){elems, m->dt, MT_F32, m->dh, s->wide}, err)
+        ?: mt_op_add(m->dev, &sum, err);
 }
 
 /* Recomputes the logits, but not the choice of experts: a tie that fell the other way would not be noticed. */
@@ -546,7 +538,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
         rc = latent_backward(r, &s, err);
     if (!rc)
         rc = mt_op_cast(m->dev, &(struct mt_cast){n * m->wd.c, MT_F32, m->dt, s.dn, m->dh}, err);
-    return rc ? rc : mt_norm_backward(m, &norm, &(struct mt_norm_grad){m->dh, r->dx, r->dx, r->g}, err);
+    return rc ?: mt_norm_backward(m, &norm, &(struct mt_norm_grad){m->dh, r->dx, r->dx, r->g}, err);
 }
 
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *, size_t)

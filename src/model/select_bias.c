@@ -40,16 +40,14 @@ static int load(mt_model *m, mt_plane_set *planes, struct mt_err *err)
     size_t bytes = mt_select_bias_bytes(m->layout);
     if (!bytes)
         return 0;
-    float *rows = mt_calloc(1, bytes);
+    MT_FREED float *rows = mt_calloc(1, bytes);
     if (!rows)
         return mt_fail_nomem(err, "biases that choose experts", bytes);
-    int rc = read_all(m->layout, planes, rows, err);
-    if (!rc)
-        rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE, &(struct mt_copy){m->select_bias, bytes, rows, bytes, bytes, 1},
+    int rc = read_all(m->layout, planes, rows, err)
+          ?: mt_device_copy(m->dev, MT_STREAM_COMPUTE, &(struct mt_copy){m->select_bias, bytes, rows, bytes, bytes, 1},
                             err);
     int sync = mt_device_sync(m->dev, rc ? NULL : err);
-    free(rows);
-    return rc ? rc : sync;
+    return rc ?: sync;
 }
 
 int mt_model_load_constants(mt_model *m, mt_plane_set *planes, struct mt_err *err)

@@ -76,16 +76,12 @@ static int adapted_gate_backward(const struct mt_shared_expert *a, struct mt_err
                                 .c = a->dn, .d = a->dn};
     struct mt_adapter_run run = {.adapter = w.adapter, .n = n, .ld = 1, .dx_dtype = MT_F32, .x = m->h, .w = r->w,
                                  .dy = a->score, .dx = a->dn, .g = r->g};
-    int rc = mt_op_zero(m->dev, &(struct mt_zero){a->dscore, n * sizeof(float)}, err);
-    if (!rc)
-        rc = mt_op_shared_gate_bwd(m->dev, &gate, err);
-    if (!rc)
-        rc = mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, m->dt, a->dscore, a->score}, err);
-    if (!rc)
-        rc = mt_sum_product(m, n, &dn, err);
-    if (!rc)
-        rc = mt_adapter_input_grad(m, &run, err);
-    return rc ? rc : mt_adapter_weight_grad(m, &run, err);
+    return mt_op_zero(m->dev, &(struct mt_zero){a->dscore, n * sizeof(float)}, err)
+        ?: mt_op_shared_gate_bwd(m->dev, &gate, err)
+        ?: mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, m->dt, a->dscore, a->score}, err)
+        ?: mt_sum_product(m, n, &dn, err)
+        ?: mt_adapter_input_grad(m, &run, err)
+        ?: mt_adapter_weight_grad(m, &run, err);
 }
 
 /* Without a gate. */
@@ -143,16 +139,13 @@ int mt_shared_expert_backward(const struct mt_shared_expert *a, struct mt_err *e
                                  .p = p[MT_ROUTER_SHARED_DOWN], .g = r->g, .dx = a->act};
     struct mt_linear_bwd gate_up = {.n = n, .in = m->wd.c, .out = inner, .x = m->h, .w = r->w, .dy = a->gate_up,
                                     .p = p[MT_ROUTER_SHARED_GATE_UP], .g = r->g};
-    int rc = mt_linear_input_grad(m, &down, err);
-    if (!rc)
-        rc = scale_act(a, err);
-    if (!rc)
-        rc = glu_backward(a, err);
-    if (!rc)
-        rc = scale_act(a, err);
+    int rc = mt_linear_input_grad(m, &down, err)
+          ?: scale_act(a, err)
+          ?: glu_backward(a, err)
+          ?: scale_act(a, err);
     if (!rc) /* with adapters, by what its input's gradient left: before any other adapter's */
         rc = mt_linear_weight_grad(m, &down, err);
     if (!rc)
         rc = gate_backward(a, err);
-    return rc ? rc : mt_linear_add_backward(m, &gate_up, a->dn, err);
+    return rc ?: mt_linear_add_backward(m, &gate_up, a->dn, err);
 }

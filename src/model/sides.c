@@ -55,9 +55,8 @@ int mt_sides_fork(struct mt_sides *s, mt_model *m, size_t rows, struct mt_err *e
     *s = (struct mt_sides){.m = m, .rows = rows, .n = m->n_sides};
     if (!s->n)
         return 0;
-    int rc = mt_device_open_sides(m->dev, s->n, m->side_memory, err);
-    if (!rc)
-        rc = mt_event_record(m->dev, event(s, 0), MT_STREAM_COMPUTE, err);
+    int rc = mt_device_open_sides(m->dev, s->n, m->side_memory, err)
+          ?: mt_event_record(m->dev, event(s, 0), MT_STREAM_COMPUTE, err);
     for (int i = 1; i <= s->n && !rc; i++) {
         turn_to(s, i);
         rc = mt_event_wait(m->dev, event(s, 0), MT_STREAM_COMPUTE, err);
@@ -110,7 +109,7 @@ int mt_sides_follow(struct mt_sides *s, struct mt_err *err)
         return 0;
     int rc = mt_event_record(s->m->dev, event(s, side - 1), MT_STREAM_COMPUTE, err);
     turn_to(s, 0);
-    return rc ? rc : mt_event_wait(s->m->dev, event(s, side - 1), MT_STREAM_COMPUTE, err);
+    return rc ?: mt_event_wait(s->m->dev, event(s, side - 1), MT_STREAM_COMPUTE, err);
 }
 
 int mt_sides_give_rows(struct mt_sides *s, struct mt_err *err)

@@ -277,7 +277,7 @@ int mt_stored_place(struct mt_layout *l, struct mt_err *err)
         rc = store_tensors(&p, true, err);
     l->n_adapter_stored = l->n_stored - n;
     l->n_stored = n;
-    return rc ? rc : list_pieces(l, err);
+    return rc ?: list_pieces(l, err);
 }
 
 /* --- reading --------------------------------------------------------------------------------------- */

@@ -41,7 +41,7 @@ int mt_model_top_create(mt_model *m, struct mt_err *err)
         return mt_fail_nomem(err, "the largest logits", rows * m->p.top * sizeof(*m->top));
     int rc = mt_host_alloc(&logits, logits_bytes(m), "logits", err);
     m->top_logits = logits;
-    return rc ? rc : mt_device_register_host(m->dev, logits, logits_bytes(m), err);
+    return rc ?: mt_device_register_host(m->dev, logits, logits_bytes(m), err);
 }
 
 void mt_model_top_destroy(mt_model *m)
@@ -158,7 +158,7 @@ static int part_rows(mt_model *m, size_t mb, size_t first, size_t at, size_t row
     int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
                             &(struct mt_copy){m->top_logits, width, (const float *)m->logits + at * ld,
                                               ld * sizeof(float), width, rows}, err);
-    return rc ? rc : mt_device_call(m->dev, fn, p, err);
+    return rc ?: mt_device_call(m->dev, fn, p, err);
 }
 
 int mt_model_top_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err)
@@ -179,7 +179,7 @@ int mt_model_draw_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct
     for (size_t at = 0, part = rows_of_part(m); at < rows && !rc; at += part)
         rc = part_rows(m, mb, first, at, MT_MIN(part, rows - at), draw_rows, err);
     struct mt_copy c = {m->inputs[mb].targets + first, n, host_targets(m, mb) + first, n, n, 1};
-    return rc ? rc : mt_device_copy(m->dev, MT_STREAM_COMPUTE, &c, err);
+    return rc ?: mt_device_copy(m->dev, MT_STREAM_COMPUTE, &c, err);
 }
 
 const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest)

@@ -82,9 +82,8 @@ int mt_model_forward(mt_model *m, const struct mt_unit_run *r, struct mt_err *er
     mt_model_poison_parts(m, NULL);
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++) {
-        rc = prepare(&s[i], err);
-        if (!rc)
-            rc = s[i].run.part->kind->finish(&s[i].run, s[i].y ? s[i].y : r->at[MT_ROLE_Y], err);
+        rc = prepare(&s[i], err)
+          ?: s[i].run.part->kind->finish(&s[i].run, s[i].y ? s[i].y : r->at[MT_ROLE_Y], err);
     }
     return rc;
 }

@@ -113,7 +113,7 @@ static void tell(mt_wire *wire, const char *why)
     struct world *w = (struct world *)wire;
     int64_t begin = mt_now_ns();
     snprintf(w->told, sizeof(w->told), "%s", why);
-    MPI_Request *r = mt_calloc((size_t)wire->size, sizeof(MPI_Request));
+    MT_FREED MPI_Request *r = mt_calloc((size_t)wire->size, sizeof(MPI_Request));
     for (int to = 0; to < wire->size && r; to++) {
         r[to] = MPI_REQUEST_NULL;
         if (to != wire->rank)
@@ -123,7 +123,6 @@ static void tell(mt_wire *wire, const char *why)
         for (int done = 0; !done && within(begin, 1); idle())
             if (MPI_Test(&r[to], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
                 break;
-    free(r);
 }
 
 /* Whether all hosts have come to the end. */
@@ -154,7 +153,7 @@ static void finalize(struct world *w)
 /* MPI's own ends of a run hang where a network is cut: the alarm ends this process then. */
 static void close_wire(mt_wire *wire, bool ok, int code)
 {
-    struct world *w = (struct world *)wire;
+    MT_FREED struct world *w = (struct world *)wire;
     bool parted = ok && part(w);
     signal(SIGALRM, SIG_DFL);
     alarm(ABORT_S);
@@ -164,7 +163,6 @@ static void close_wire(mt_wire *wire, bool ok, int code)
     }
     finalize(w);
     alarm(0);
-    free(w);
 }
 
 /* Where hosts meet MPI has no deadline: one that never comes would keep the others for ever. */

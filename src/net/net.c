@@ -38,7 +38,7 @@ static void *open_named(const char *name)
         lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     }
     snprintf(path, sizeof(path), "%s/%s", MT_NET_MODULES, name);
-    return lib ? lib : dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    return lib ?: dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 
 /* That of MPICH, where there is one besides, for what MPICH's launchers have started. */
@@ -46,7 +46,7 @@ static void *open_module(void)
 {
     bool mpich = getenv("PMI_SIZE") && !getenv("OMPI_COMM_WORLD_SIZE");
     void *lib = mpich ? open_named("megatrain-net-mpich.so") : NULL;
-    return lib ? lib : open_named("megatrain-net-mpi.so");
+    return lib ?: open_named("megatrain-net-mpi.so");
 }
 
 int mt_net_open(mt_net **out, struct mt_err *err)

@@ -31,9 +31,7 @@ int mt_adam_probe_init(struct mt_adam_probe *a, const struct mt_adam_probe_param
     planes.desc[MT_PLANE_GRAD] = plane(MT_ROLE_GRADIENT, 1, sizeof(uint16_t));
     for (int k = 0; k < MT_N_PLANES; k++)
         elems.n[k] = planes.desc[k].block ? p->n : 0;
-    int rc = mt_plane_set_create(&a->planes, &planes, err);
-    if (!rc)
-        rc = mt_pool_create(&a->pool, &pool, err);
+    int rc = mt_plane_set_create(&a->planes, &planes, err) ?: mt_pool_create(&a->pool, &pool, err);
     if (rc)
         return rc;
     if (p->numa)

@@ -66,7 +66,7 @@ static int project(const struct mt_direction *d, const struct space *s, size_t r
                           .d_dtype = MT_F32, .trans_a = !tall, .trans_b = tall, .scale = 1, .a = d->g, .lda = d->cols,
                           .b = s->p, .ldb = tall ? d->cols : rank, .d = s->low, .ldd = rank};
     int rc = mt_low_signs(d, MT_MIN(d->rows, d->cols) * rank, 1 / sqrt((double)rank), drawn, s->p, err);
-    return rc ? rc : mt_op_gemm(d->dev, &low, err);
+    return rc ?: mt_op_gemm(d->dev, &low, err);
 }
 
 static int direct(const struct mt_optimizer *, const struct mt_direction *d, struct mt_err *err)

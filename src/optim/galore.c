@@ -88,12 +88,11 @@ static int straighten(const struct mt_direction *d, const struct space *s, const
 {
     struct mt_eigen eigen = {.n = s->n, .sweeps = how->sweeps, .least = how->least, .a = s->gram, .w = s->turn,
                              .workspace = s->work};
-    int rc = multiply(d, &(struct mt_gemm){.m = s->n, .n = s->n, .k = len, .trans_b = true, .a = x, .lda = len, .b = x,
-                                           .ldb = len, .d = s->gram, .ldd = s->n}, err);
-    if (!rc)
-        rc = mt_op_eigen(d->dev, &eigen, err);
-    return rc ? rc : multiply(d, &(struct mt_gemm){.m = s->n, .n = len, .k = s->n, .a = s->turn, .lda = s->n, .b = x,
-                                                   .ldb = len, .d = rows, .ldd = len}, err);
+    return multiply(d, &(struct mt_gemm){.m = s->n, .n = s->n, .k = len, .trans_b = true, .a = x, .lda = len, .b = x,
+                                         .ldb = len, .d = s->gram, .ldd = s->n}, err)
+        ?: mt_op_eigen(d->dev, &eigen, err)
+        ?: multiply(d, &(struct mt_gemm){.m = s->n, .n = len, .k = s->n, .a = s->turn, .lda = s->n, .b = x,
+                                         .ldb = len, .d = rows, .ldd = len}, err);
 }
 
 /* From vectors x of the smaller side to those of the larger, or back: orthonormal rows of their products with the
@@ -106,7 +105,7 @@ static int half(const struct mt_direction *d, const struct space *s, const float
     bool tall = d->rows >= d->cols;
     int rc = multiply(d, &(struct mt_gemm){.m = s->n, .n = to, .k = from, .trans_b = tall != back, .a = x, .lda = from,
                                            .b = d->g, .ldb = d->cols, .d = product, .ldd = to}, err);
-    return rc ? rc : straighten(d, s, product, to, rows, how, err);
+    return rc ?: straighten(d, s, product, to, rows, how, err);
 }
 
 /* Before the first projection there are random signs, which stay where a gradient has no singular vectors. */
@@ -126,7 +125,7 @@ static int find_projection(const struct mt_direction *d, const struct space *s, 
     if (!rc)
         rc = half(d, s, s->large[0], true, &last, err);
     struct mt_unit_rows rows = {.rows = rank, .cols = s->n_small, .from = s->small[1], .to = d->state[MT_LOW_OWN]};
-    return rc ? rc : mt_op_unit_rows(d->dev, &rows, err);
+    return rc ?: mt_op_unit_rows(d->dev, &rows, err);
 }
 
 /* The projected gradient and what comes of it is [rows, rank] of a tall matrix, [rank, cols] of a wide one. */
@@ -163,7 +162,7 @@ static int direct(const struct mt_optimizer *, const struct mt_direction *d, str
                                 .workspace = s.work,
                             },
                             err);
-    return rc ? rc : multiply(d, &back, err);
+    return rc ?: multiply(d, &back, err);
 }
 
 static uint64_t update(const struct mt_optimizer *, const struct mt_update *u, enum mt_isa isa)

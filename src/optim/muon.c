@@ -82,10 +82,9 @@ static int iterate(const struct mt_direction *d, const struct space *s, const vo
     struct mt_gemm step = {.m = d->rows, .n = d->cols, .k = m, .dtype = d->dtype, .d_dtype = d->dtype, .scale = B / A,
                            .a = wide ? s->poly : y, .b = wide ? y : s->poly, .lda = wide ? m : d->cols, .ldb = d->cols,
                            .c = y, .ldc = d->cols, .d = next, .ldd = d->cols};
-    int rc = mt_op_gemm(d->dev, &gram, err);
-    if (!rc)
-        rc = mt_op_gemm(d->dev, &poly, err);
-    return rc ? rc : mt_op_gemm(d->dev, &step, err);
+    return mt_op_gemm(d->dev, &gram, err)
+        ?: mt_op_gemm(d->dev, &poly, err)
+        ?: mt_op_gemm(d->dev, &step, err);
 }
 
 static int direct(const struct mt_optimizer *o, const struct mt_direction *d, struct mt_err *err)

@@ -93,9 +93,7 @@ static int add_micro_batch(struct mt_search_groups *all, const struct mt_plan_re
         struct mt_plan_request t = *r;
         mt_cost_table **costs = &all->costs[all->n_costs++];
         mt_plan_take_chunk(&t, chunk[i]);
-        rc = mt_plan_costs(costs, &t, err);
-        if (!rc)
-            rc = add_activations(all, &t, *costs, err);
+        rc = mt_plan_costs(costs, &t, err) ?: add_activations(all, &t, *costs, err);
     }
     return rc;
 }
@@ -378,9 +376,7 @@ static int search_order(struct mt_plan_choice *out, const struct mt_plan_request
     int rc = search_bases(out, r, err);
     if (rc)
         return rc;
-    rc = try_gathering(out, r, err);
-    if (!rc)
-        rc = try_staying(out, r, err);
+    rc = try_gathering(out, r, err) ?: try_staying(out, r, err);
     if (rc)
         mt_plan_choice_finish(out);
     return rc;

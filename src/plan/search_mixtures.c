@@ -312,11 +312,9 @@ static int refine_best(struct mixture *mix, size_t n, struct mt_search *s, struc
 {
     int rc = 0;
     for (size_t i = 0; i < n && mix[i].seconds <= NEARLY * mix[0].seconds && !rc; i++) {
-        rc = refine_mixture(s, &mix[i], err);
-        if (!rc)
-            rc = polish(s, &mix[i], err);
-        if (!rc)
-            rc = try_gathered(s, &mix[i], err);
+        rc = refine_mixture(s, &mix[i], err)
+          ?: polish(s, &mix[i], err)
+          ?: try_gathered(s, &mix[i], err);
     }
     return rc;
 }
@@ -413,11 +411,9 @@ int mt_search_mixtures(struct mt_search *s, const struct mt_search_groups *all, 
     s->mixing = true;
     s->lean_writes = s->found ? s->best.sim.bytes[MT_SIM_DISK_WRITE] : INFINITY;
     double before = s->found ? s->best.sim.seconds : INFINITY;
-    int rc = mix_groups(mix, &n, s, all, err);
-    if (!rc)
-        rc = mix_with_fewer_slots(mix, n, s, err);
-    if (!rc)
-        rc = mix_together(mix, MT_MIN(n, (size_t)MAX_FINE), s, err);
+    int rc = mix_groups(mix, &n, s, all, err)
+          ?: mix_with_fewer_slots(mix, n, s, err)
+          ?: mix_together(mix, MT_MIN(n, (size_t)MAX_FINE), s, err);
     bool better = n && s->found && s->best.sim.seconds < before;
     if (n)
         qsort(mix, n, sizeof(*mix), compare_mixtures);

@@ -114,7 +114,7 @@ static void add_predicted(struct mt_str *s, const struct mt_sim_graph *g, const 
 int mt_trace_write(const char *path, const struct mt_trace_span *spans, size_t n,
                    const struct mt_sim_graph *graph, const struct mt_layout *layout, struct mt_err *err)
 {
-    struct mt_str s = {0};
+    MT_STR_FREED struct mt_str s = {0};
     mt_str_printf(&s, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     add_measured(&s, spans, n, layout);
     if (graph && graph->n)
@@ -122,7 +122,5 @@ int mt_trace_write(const char *path, const struct mt_trace_span *spans, size_t n
     if (s.len > 2 && s.p[s.len - 2] == ',') /* JSON allows no comma after the last element */
         s.len -= 2;
     mt_str_printf(&s, "\n]}\n");
-    int rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);
-    mt_str_finish(&s);
-    return rc;
+    return s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);
 }

@@ -50,11 +50,9 @@ int mt_plan_warm(const struct mt_engine_params *p, const struct mt_program_param
     if (mt_device_limits(p->dev)->shares_host_memory)
         return 0;
     int rc = mt_cost_table_create(
-        &t, &(struct mt_cost_params){.engine = p, .on_call = mt_warm_attention_note, .ctx = &attention}, err);
-    if (!rc)
-        rc = collect(t, program, err);
-    if (!rc)
-        rc = run_once(t, p->dev, step, &n_run, &n, err);
+        &t, &(struct mt_cost_params){.engine = p, .on_call = mt_warm_attention_note, .ctx = &attention}, err)
+          ?: collect(t, program, err)
+          ?: run_once(t, p->dev, step, &n_run, &n, err);
     if (!rc && step)
         rc = mt_warm_attention_run(&attention, p->dev, step, &n_calls, err);
     if (!rc)

@@ -12,6 +12,7 @@
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "report_scripts.inc"
 
 /* --- records, by columns -------------------------------------------------------------------------- */
@@ -86,7 +87,7 @@ static void add_layer(struct table *t, const cJSON *record, int *n_layers)
 /* Numbers as text, which takes a tenth of the memory of a list of items. */
 static cJSON *list_of(const double *v, size_t n)
 {
-    struct mt_str s = {0};
+    MT_STR_FREED struct mt_str s = {0};
     for (size_t i = 0; i < n; i++)
         if (isfinite(v[i]))
             mt_str_printf(&s, "%c%.9g", i ? ',' : '[', v[i]);
@@ -96,7 +97,6 @@ static cJSON *list_of(const double *v, size_t n)
     cJSON *list = s.failed ? NULL : cJSON_CreateRaw(s.p);
     if (!list)
         mt_json_lost();
-    mt_str_finish(&s);
     return list;
 }
 
@@ -132,7 +132,7 @@ static void add_metrics(cJSON *run, char *text)
 {
     enum { STEPS, EVALS, LAYERS, N };
     static const char *const names[N] = {"steps", "evals", "layers"};
-    struct table *t = mt_calloc(N, sizeof(*t));
+    MT_FREED struct table *t = mt_calloc(N, sizeof(*t));
     size_t lines = 1;
     int n_layers = 0;
     char *save = NULL;
@@ -152,7 +152,6 @@ static void add_metrics(cJSON *run, char *text)
         add_table(run, names[i], &t[i]);
     if (!t)
         mt_json_lost();
-    free(t);
 }
 
 static int add_run(cJSON *runs, const char *dir, struct mt_err *err)
@@ -228,13 +227,12 @@ int mt_report_page(struct mt_str *out, const char *const *dirs, size_t n, const 
                    struct mt_err *err)
 {
     mt_json_begin();
-    cJSON *all = cJSON_CreateObject();
+    MT_JSON_FREED cJSON *all = cJSON_CreateObject();
     cJSON_AddStringToObject(all, "title", title);
     int rc = add_folders(all, dirs, n, err);
-    char *text = rc ? NULL : mt_json_print(all, false);
+    MT_FREED char *text = rc ? NULL : mt_json_print(all, false);
     if (!rc && (!text || !mt_json_complete()))
         rc = mt_fail_nomem(err, "a report", 1);
-    cJSON_Delete(all);
     if (!rc) {
         mt_str_printf(out, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
                            "<meta name=\"viewport\" content=\"width=device-width\">\n");
@@ -246,7 +244,6 @@ int mt_report_page(struct mt_str *out, const char *const *dirs, size_t n, const 
         mt_str_printf(out, "</script>\n<script id=\"draw\">\n%s</script></body></html>\n", draw_text);
         rc = out->failed ? mt_fail_nomem(err, "a report", out->len) : 0;
     }
-    free(text);
     return rc;
 }
 

@@ -77,7 +77,7 @@ static int find_counts(struct part *s, struct mt_err *err)
 {
     const struct mt_program *p = s->whole;
     uint16_t to = 0;
-    bool *known = mt_calloc(mt_groups_n(p->groups), sizeof(*known));
+    MT_FREED bool *known = mt_calloc(mt_groups_n(p->groups), sizeof(*known));
     if (!known)
         return mt_fail_nomem(err, "a step program", mt_groups_n(p->groups));
     for (size_t i = p->n_instrs; i-- > 0 && p->balances;) { /* lists come before */
@@ -90,7 +90,6 @@ static int find_counts(struct part *s, struct mt_err *err)
         known[group] = true;
         s->to[i] = (uint16_t)(to & ~(1u << host_of(s, in)));
     }
-    free(known);
     return 0;
 }
 
@@ -131,7 +130,7 @@ static int find_idle_reads(struct part *s, struct mt_err *err)
         first[i] = n;
         n += mt_pools[i].device ? 0 : (size_t)p->pool[0][i].n;
     }
-    bool *used = mt_calloc(n + 1, 1);
+    MT_FREED bool *used = mt_calloc(n + 1, 1);
     if (!used)
         return mt_fail_nomem(err, "a step program", n);
     for (size_t i = p->n_instrs; i-- > 0;) {
@@ -146,7 +145,6 @@ static int find_idle_reads(struct part *s, struct mt_err *err)
                 *b = !reads && (*b || is_here(s, in));
         }
     }
-    free(used);
     return 0;
 }
 

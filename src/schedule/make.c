@@ -66,6 +66,5 @@ int mt_program_complete(struct mt_program *p, const struct mt_program_params *pa
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
                      struct mt_err *err)
 {
-    int rc = mt_program_place(out, params, err);
-    return rc ? rc : mt_program_complete(out, params, err);
+    return mt_program_place(out, params, err) ?: mt_program_complete(out, params, err);
 }

@@ -29,7 +29,7 @@ static bool find_next_uses(struct mt_placer *p)
 {
     struct mt_program *d = p->draft;
     size_t n = d->n_objects * (size_t)p->n_lanes;
-    int *next = mt_calloc(n, sizeof(int));
+    MT_FREED int *next = mt_calloc(n, sizeof(int));
     p->next_use = mt_calloc(d->n_instrs * MT_MAX_OPERANDS, sizeof(int));
     p->leaves = mt_calloc(d->n_instrs * MT_MAX_OPERANDS, sizeof(bool));
     bool ok = next && p->next_use && p->leaves;
@@ -38,7 +38,6 @@ static bool find_next_uses(struct mt_placer *p)
     for (size_t i = d->n_instrs; ok && i-- > 0;)
         for (int k = 0; k < d->instrs[i].n_operands; k++)
             find_next_use(p, i, k, next);
-    free(next);
     return ok;
 }
 

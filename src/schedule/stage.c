@@ -121,7 +121,7 @@ static void write_steps(struct mt_stager *s)
 
 static bool find_next_uses(struct mt_stager *s)
 {
-    int *next = mt_calloc(s->out->n_objects, sizeof(int));
+    MT_FREED int *next = mt_calloc(s->out->n_objects, sizeof(int));
     if (!next)
         return false;
     for (size_t o = 0; o < s->out->n_objects; o++)
@@ -134,7 +134,6 @@ static bool find_next_uses(struct mt_stager *s)
         s->steps[i].next_use = next[o];
         next[o] = made ? MT_STAGE_NEVER : (int)i;
     }
-    free(next);
     return true;
 }
 

@@ -186,8 +186,8 @@ int mt_turns_order(struct mt_turns *t, const struct mt_program_params *p, struct
         o.first_object[v] = n_objects;
         n_objects += mt_value_objects(p, &p->values[v]);
     }
-    struct mt_turn *out = mt_calloc(t->n, sizeof(*out));
-    int32_t *count = mt_calloc(n_objects, sizeof(*count));
+    MT_FREED struct mt_turn *out = mt_calloc(t->n, sizeof(*out));
+    MT_FREED int32_t *count = mt_calloc(n_objects, sizeof(*count));
     o.ahead = mt_calloc(t->n * MT_MAX_OPERANDS, sizeof(*o.ahead));
     o.done = mt_calloc(n_objects, sizeof(*o.done));
     o.free_at = mt_calloc(n_objects, sizeof(*o.free_at));
@@ -201,8 +201,6 @@ int mt_turns_order(struct mt_turns *t, const struct mt_program_params *p, struct
         memcpy(t->of, out, t->n * sizeof(*out));
     }
     free(o.first_object);
-    free(out);
-    free(count);
     free(o.ahead);
     free(o.done);
     free(o.free_at);

@@ -65,7 +65,7 @@ void mt_disk_remove_stale(const char *dir)
 /* A file system may accept O_DIRECT and refuse the I/O: tries a block. */
 static bool direct_works(int fd)
 {
-    void *p = mt_alloc_aligned(2 * (size_t)MT_DISK_ALIGN);
+    MT_FREED void *p = mt_alloc_aligned(2 * (size_t)MT_DISK_ALIGN);
     bool ok = false;
     if (p) {
         void *block = (void *)mt_align_up((uintptr_t)p, MT_DISK_ALIGN);
@@ -73,7 +73,6 @@ static bool direct_works(int fd)
         ok = pwrite(fd, block, MT_DISK_ALIGN, 0) == MT_DISK_ALIGN &&
              pread(fd, block, MT_DISK_ALIGN, 0) == MT_DISK_ALIGN;
     }
-    free(p);
     return ok;
 }
 
@@ -134,11 +133,10 @@ static int fail_space(const struct mt_disk_file *f, const char *dir, struct mt_e
 static int write_zeros(int fd, uint64_t bytes)
 {
     enum { PIECE = 1 << 20 };
-    char *zeros = mt_calloc(PIECE, 1);
+    MT_FREED char *zeros = mt_calloc(PIECE, 1);
     int rc = zeros ? 0 : -ENOMEM;
     for (uint64_t at = 0; at < bytes && !rc; at += PIECE)
         rc = mt_write_all(fd, zeros, MT_MIN((size_t)PIECE, (size_t)(bytes - at)));
-    free(zeros);
     return rc;
 }
 

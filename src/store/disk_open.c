@@ -72,9 +72,7 @@ int mt_disk_open_rated(mt_disk **out, const struct mt_disk_params *p, struct mt_
     pthread_mutex_init(&d->lock, NULL);
     d->request_bytes = p->request_bytes ? p->request_bytes : MT_DISK_BLOCK;
     d->depth = p->depth ? p->depth : 32;
-    int rc = open_files(d, p, err);
-    if (!rc)
-        rc = open_transfers(d, p, err);
+    int rc = open_files(d, p, err) ?: open_transfers(d, p, err);
     if (!rc) /* one more than drives: for reads and writes at once */
         rc = mt_job_pool_create(&d->sums, "mt-sum", (int)p->n_dirs + 1, wake_disk, d->transfers, err);
     if (!rc) {
@@ -91,7 +89,7 @@ int mt_disk_open_rated(mt_disk **out, const struct mt_disk_params *p, struct mt_
 
 void mt_disk_close(mt_disk **disk)
 {
-    mt_disk *d = *disk;
+    MT_FREED mt_disk *d = *disk;
     if (!d)
         return;
     if (d->started) {
@@ -115,7 +113,6 @@ void mt_disk_close(mt_disk **disk)
         return;
     free(d->files);
     free(d->pieces);
-    free(d);
 }
 
 void mt_disk_set_buffers(mt_disk *d, const struct iovec *iov, int n)

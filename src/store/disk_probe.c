@@ -166,7 +166,7 @@ static int measure_rates(double *rates, const struct mt_disk_params *p, struct m
 int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *err)
 {
     struct mt_disk_params rated = *p;
-    double *measured = NULL;
+    MT_FREED double *measured = NULL;
     int rc = 0;
     if (!p->rates && p->n_dirs > 1) {
         rated.rates = measured = mt_calloc(p->n_dirs, sizeof(*measured));
@@ -174,6 +174,5 @@ int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *e
     }
     if (!rc)
         rc = mt_disk_open_rated(out, &rated, err);
-    free(measured);
     return rc;
 }

@@ -330,11 +330,7 @@ int mt_plane_set_create(mt_plane_set **out, const struct mt_plane_set_params *p,
     if (p->in_files)
         memcpy(s->in_files, p->in_files, p->n_units * sizeof(*s->in_files));
     lay_out(s, p);
-    int rc = alloc_planes(s, err);
-    if (!rc)
-        rc = alloc_windows(s, p, err);
-    if (!rc)
-        rc = alloc_sums(s, p, err);
+    int rc = alloc_planes(s, err) ?: alloc_windows(s, p, err) ?: alloc_sums(s, p, err);
     if (rc) {
         mt_plane_set_destroy(&s);
         return rc;
@@ -345,7 +341,7 @@ int mt_plane_set_create(mt_plane_set **out, const struct mt_plane_set_params *p,
 
 void mt_plane_set_destroy(mt_plane_set **set)
 {
-    mt_plane_set *s = *set;
+    MT_FREED mt_plane_set *s = *set;
     if (!s)
         return;
     for (int k = 0; k < MT_N_PLANES; k++) {
@@ -361,7 +357,6 @@ void mt_plane_set_destroy(mt_plane_set **set)
     free(s->in_files);
     free(s->sums);
     free(s->sum);
-    free(s);
     *set = NULL;
 }
 

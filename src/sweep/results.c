@@ -45,17 +45,14 @@ int mt_sweep_run_save(const struct mt_sweep_run *r, const char *dir, const char 
                       struct mt_err *err)
 {
     char path[3100];
-    cJSON *o = cJSON_CreateObject();
+    MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "status", r->status);
 #define ADD_FIELD(f) cJSON_AddNumberToObject(o, #f, r->f);
     RUN_FIELDS(ADD_FIELD)
 #undef ADD_FIELD
-    char *text = mt_json_print(o, true);
+    MT_FREED char *text = mt_json_print(o, true);
     run_path(path, sizeof(path), dir, hash, k);
-    int rc = text ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 1);
-    free(text);
-    cJSON_Delete(o);
-    return rc;
+    return text ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 1);
 }
 
 int mt_sweep_run_load(struct mt_sweep_run *r, const char *dir, const char *hash, int k,
@@ -92,7 +89,7 @@ static double median_prediction(const struct mt_sweep_run *runs, size_t n)
 /* Ratios of the runs that succeeded; `predicted` 0: over each run's own prediction. */
 static struct mt_stats ratios_of(const struct mt_sweep_run *runs, size_t n, double predicted)
 {
-    double *v = mt_calloc(n, sizeof(double));
+    MT_FREED double *v = mt_calloc(n, sizeof(double));
     struct mt_stats s = {0};
     size_t good = 0;
     for (size_t i = 0; v && i < n; i++)
@@ -100,14 +97,13 @@ static struct mt_stats ratios_of(const struct mt_sweep_run *runs, size_t n, doub
             v[good++] = predicted > 0 ? runs[i].seconds / predicted : runs[i].ratio;
     if (good)
         s = mt_stats_of(v, good);
-    free(v);
     return s;
 }
 
 void mt_sweep_row_fill(struct mt_sweep_row *row, const struct mt_sweep_job *job,
                        const struct mt_sweep_run *runs, size_t n, const struct mt_sweep_prediction *p)
 {
-    double *seconds = mt_calloc(n + 1, sizeof(double));
+    MT_FREED double *seconds = mt_calloc(n + 1, sizeof(double));
     size_t good = 0;
     bool paired = n > 0, shared = false;
     *row = (struct mt_sweep_row){.job = job, .predicted = *p};
@@ -139,7 +135,6 @@ void mt_sweep_row_fill(struct mt_sweep_row *row, const struct mt_sweep_job *job,
         }
         row->run.peak_bytes = peak;
     }
-    free(seconds);
 }
 
 /* --- tables -------------------------------------------------------------------------------------- */
@@ -356,14 +351,13 @@ cJSON *mt_sweep_json(const struct mt_sweep_row *rows, size_t n)
 struct mt_stats mt_sweep_error(const struct mt_sweep_row *rows, size_t n)
 {
     struct mt_stats s = {0};
-    double *e = mt_calloc(n + 1, sizeof(double));
+    MT_FREED double *e = mt_calloc(n + 1, sizeof(double));
     size_t k = 0;
     for (size_t i = 0; e && i < n; i++)
         if (rows[i].ratio.n)
             e[k++] = fabs(rows[i].ratio.median - 1);
     if (k)
         s = mt_stats_of(e, k);
-    free(e);
     return s;
 }
 

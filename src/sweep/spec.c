@@ -82,10 +82,8 @@ static int add_key(struct mt_sweep_list *l, const char *file, int line, const ch
                        guess ? " (did you mean \"" : "", guess ? guess : "", guess ? "\"?)" : "");
     }
     /* jobs are written to another folder: paths have to be absolute */
-    char *whole = realpath(file, NULL), *resolved = mt_key_resolve(key, whole ? whole : file, value);
+    MT_FREED char *whole = realpath(file, NULL), *resolved = mt_key_resolve(key, whole ? whole : file, value);
     bool ok = resolved && set(l, full, resolved);
-    free(resolved);
-    free(whole);
     return ok ? 0 : mt_fail_nomem(err, "a sweep", strlen(value));
 }
 
@@ -318,9 +316,7 @@ int mt_sweep_read(struct mt_sweep *out, const char *path, struct mt_err *err)
 {
     struct mt_sweep s = {.warmup_steps = 2, .steps = 5, .repeat = 1, .max_repeat = 0, .spread = 0.03};
     struct spec p = {.s = &s};
-    int rc = list_variants(&p, path, err);
-    if (!rc)
-        rc = mt_ini_parse_file(path, on_key, &p, err);
+    int rc = list_variants(&p, path, err) ?: mt_ini_parse_file(path, on_key, &p, err);
     if (!s.max_repeat)
         s.max_repeat = s.repeat;
     if (!rc && !p.n_variants)

@@ -84,7 +84,7 @@ static int init_magnitude(const struct mt_layout *l, const struct mt_tensor *w, 
 
 int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err)
 {
-    float *buf = mt_calloc(PIECE, sizeof(float));
+    MT_FREED float *buf = mt_calloc(PIECE, sizeof(float));
     int rc = buf ? 0 : mt_fail_nomem(err, "an adapter", PIECE * sizeof(float));
     for (size_t i = 0; i < l->n_tensors && !rc; i++)
         if (l->tensors[i].adapter)
@@ -92,6 +92,5 @@ int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t se
     for (size_t i = 0; i < l->n_adapters && !rc; i++)
         for (size_t k = 0; k < l->adapters[i].n_targets && l->adapters[i].dora && !rc; k++)
             rc = init_magnitude(l, &l->tensors[l->adapters[i].target[k].tensor], planes, buf, err);
-    free(buf);
-    return rc ? rc : mt_planes_settle(planes, err);
+    return rc ?: mt_planes_settle(planes, err);
 }

@@ -43,12 +43,10 @@ static int adapters_by_keys(struct mt_adapter_spec *s, const struct mt_config *c
     s->alpha = c->adapter.alpha;
     s->rslora = c->adapter.rslora;
     s->dora = c->adapter.kind == MT_ADAPTER_DORA;
-    int rc = add_names(&s->targets, &c->adapter.targets, err);
-    if (!rc)
-        rc = add_names(&s->train_also, &c->adapter.train_also, err);
-    if (!rc)
-        rc = add_patterns(&s->ranks, &c->adapter.rank_pattern, "rank_pattern", err);
-    return rc ? rc : add_patterns(&s->alphas, &c->adapter.alpha_pattern, "alpha_pattern", err);
+    return add_names(&s->targets, &c->adapter.targets, err)
+        ?: add_names(&s->train_also, &c->adapter.train_also, err)
+        ?: add_patterns(&s->ranks, &c->adapter.rank_pattern, "rank_pattern", err)
+        ?: add_patterns(&s->alphas, &c->adapter.alpha_pattern, "alpha_pattern", err);
 }
 
 int mt_adapters_by_config(struct mt_adapter_spec *out, const struct mt_config *c, const char *resumed,

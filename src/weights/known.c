@@ -19,12 +19,11 @@ enum { HEX = 17 };
 void mt_known_sums_path(char *path, size_t size, const struct mt_st_model *st)
 {
     char cache[4096];
-    char *first = mt_path_canonical(st->files[0].path);
+    MT_FREED char *first = mt_path_canonical(st->files[0].path);
     mt_cache_dir(cache, sizeof(cache));
     *path = '\0';
     if (first)
         mt_path_printf(path, size, "%s/sums/%016" PRIx64 ".json", cache, mt_sum64(first, strlen(first), 0));
-    free(first);
 }
 
 /* What the files are known by; NULL: one cannot be looked at, or memory is short. Times are text: a double has too few
@@ -56,7 +55,7 @@ static cJSON *files_of(const struct mt_st_model *st)
 /* Sets the sums that `path` has of these very files. */
 static void read_record(uint64_t *sum, const struct mt_layout *l, const char *path, const cJSON *files)
 {
-    cJSON *record = NULL;
+    MT_JSON_FREED cJSON *record = NULL;
     const cJSON *last = NULL;
     if (!mt_path_exists(path) || mt_json_read_file(&record, path, MT_ERR_RUNTIME, NULL))
         return;
@@ -68,17 +67,15 @@ static void read_record(uint64_t *sum, const struct mt_layout *l, const char *pa
                 sum[i] = strtoull(s->valuestring, NULL, 16);
         }
     }
-    cJSON_Delete(record);
 }
 
 void mt_known_sums_get(uint64_t *sum, const struct mt_layout *l, const struct mt_st_model *st)
 {
     char path[4096];
-    cJSON *files = files_of(st);
+    MT_JSON_FREED cJSON *files = files_of(st);
     mt_known_sums_path(path, sizeof(path), st);
     if (files)
         read_record(sum, l, path, files);
-    cJSON_Delete(files);
 }
 
 /* Takes `files`. */
@@ -93,9 +90,8 @@ static int write_record(const uint64_t *sum, const struct mt_layout *l, const ch
         whole = !sum[i] || mt_json_add(sums, l->tensors[i].name, cJSON_CreateString(hex));
     }
     whole &= mt_json_add(record, "sums", sums);
-    char *text = whole ? mt_json_print(record, false) : NULL;
+    MT_FREED char *text = whole ? mt_json_print(record, false) : NULL;
     int rc = text ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, l->n_tensors * HEX);
-    free(text);
     cJSON_Delete(record);
     return rc;
 }
@@ -104,8 +100,8 @@ void mt_known_sums_keep(const uint64_t *sum, const struct mt_layout *l, const st
 {
     char path[4096], dir[4096];
     struct mt_err err = {0};
-    cJSON *files = files_of(st);
-    uint64_t *all = mt_calloc(l->n_tensors, sizeof(*all));
+    MT_JSON_FREED cJSON *files = files_of(st);
+    MT_FREED uint64_t *all = mt_calloc(l->n_tensors, sizeof(*all));
     mt_known_sums_path(path, sizeof(path), st);
     snprintf(dir, sizeof(dir), "%s", path);
     if (*dir)
@@ -122,6 +118,4 @@ void mt_known_sums_keep(const uint64_t *sum, const struct mt_layout *l, const st
     }
     if (rc)
         mt_info("the sums of the model's weights are not kept for later runs: %s", err.msg);
-    cJSON_Delete(files);
-    free(all);
 }

@@ -118,7 +118,7 @@ int mt_weights_layout(struct mt_layout **out, const char *dir, bool frozen, stru
 {
     char pattern[64];
     const char *const layers[] = {pattern};
-    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    MT_FREED struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
     int rc = cfg ? mt_hf_config_read(cfg, dir, err) : mt_fail_nomem(err, dir, sizeof(*cfg));
     if (!rc) {
         snprintf(pattern, sizeof(pattern), "%slayers.*", cfg->names->modules);
@@ -126,6 +126,5 @@ int mt_weights_layout(struct mt_layout **out, const char *dir, bool frozen, stru
                                            .adapter = adapters, .cut = mt_cut_layer};
         rc = mt_layout_create(out, cfg, &p, err);
     }
-    free(cfg);
     return rc;
 }

@@ -143,7 +143,7 @@ static int write_nf4(struct mt_packer *p, size_t n, struct mt_err *err)
     const struct mt_tensor *t = p->t;
     size_t groups = mt_div_up(n, MT_NF4_NESTED);
     float map[256], offset = 0, *nested = mt_calloc(groups, sizeof(*nested));
-    uint8_t *bytes = mt_calloc(n, 1);
+    MT_FREED uint8_t *bytes = mt_calloc(n, 1);
     char note[NOTE_MADE + 1];
     int rc = nested && bytes ? 0 : mt_fail_nomem(err, t->name, n);
     if (!rc) {
@@ -167,7 +167,6 @@ static int write_nf4(struct mt_packer *p, size_t n, struct mt_err *err)
     if (!rc)
         rc = write_plane(p->planes, t, place_of(p, ".quant_state.bitsandbytes__nf4"), NOTE_MADE, note, err);
     free(nested);
-    free(bytes);
     return rc;
 }
 
@@ -187,14 +186,13 @@ static int write_scales(struct mt_packer *p, struct mt_err *err)
 
 int mt_packer_finish(struct mt_packer **packer, int rc, struct mt_err *err)
 {
-    struct mt_packer *p = *packer;
+    MT_FREED struct mt_packer *p = *packer;
     if (!rc)
         rc = write_scales(p, err);
     mt_pool_destroy(&p->pool);
     free(p->codes);
     free(p->back);
     free(p->scales);
-    free(p);
     *packer = NULL;
     return rc;
 }

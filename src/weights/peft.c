@@ -212,9 +212,8 @@ static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, c
         return mt_adapter_list_has(&s->train_also, module) || mt_adapter_list_add(&s->train_also, module, 0)
                    ? 0
                    : mt_fail_nomem(err, dir, sizeof(module));
-    int rc = value_of(&alpha, o, "lora_alpha", "alpha_pattern", module, dir, err);
-    if (!rc)
-        rc = value_of(&rank, o, "r", "rank_pattern", module, dir, err);
+    int rc = value_of(&alpha, o, "lora_alpha", "alpha_pattern", module, dir, err)
+          ?: value_of(&rank, o, "r", "rank_pattern", module, dir, err);
     if (!rc && (t->n_dims != 2 || t->shape[0] < 1))
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" must be a matrix", dir, t->name);
     if (!rc && !(mt_adapter_list_add(&s->targets, module, 0) && mt_adapter_list_add(&s->alphas, module, alpha) &&
@@ -236,12 +235,10 @@ int mt_peft_read_spec(struct mt_adapter_spec *out, const char *dir, struct mt_er
 {
     struct mt_adapter_spec s = {.on = true, .lr_ratio_b = 1};
     struct mt_st_model st;
-    cJSON *o = NULL;
-    int rc = read_config(&o, dir, err);
-    if (!rc)
-        rc = check_keys(o, dir, err);
-    if (!rc)
-        rc = mt_peft_open_weights(&st, dir, err);
+    MT_JSON_FREED cJSON *o = NULL;
+    int rc = read_config(&o, dir, err)
+          ?: check_keys(o, dir, err)
+          ?: mt_peft_open_weights(&st, dir, err);
     if (!rc) {
         const cJSON *r = mt_json_get(o, "r"), *alpha = mt_json_get(o, "lora_alpha");
         s.rank = cJSON_IsNumber(r) ? (int64_t)r->valuedouble : 8;
@@ -254,7 +251,6 @@ int mt_peft_read_spec(struct mt_adapter_spec *out, const char *dir, struct mt_er
             rc = add_tensor(&s, &st.tensors[i], o, dir, err);
         mt_st_close(&st);
     }
-    cJSON_Delete(o);
     if (rc)
         mt_adapter_spec_finish(&s);
     else
@@ -264,22 +260,20 @@ int mt_peft_read_spec(struct mt_adapter_spec *out, const char *dir, struct mt_er
 
 int mt_peft_uses_dora(bool *yes, const char *dir, struct mt_err *err)
 {
-    cJSON *o = NULL;
+    MT_JSON_FREED cJSON *o = NULL;
     int rc = read_config(&o, dir, err);
     *yes = !rc && cJSON_IsTrue(mt_json_get(o, "use_dora"));
-    cJSON_Delete(o);
     return rc;
 }
 
 int mt_peft_base_model(char **out, const char *dir, struct mt_err *err)
 {
-    cJSON *o = NULL;
+    MT_JSON_FREED cJSON *o = NULL;
     int rc = read_config(&o, dir, err);
     const cJSON *base = rc ? NULL : mt_json_get(o, "base_model_name_or_path");
     if (!rc && (!cJSON_IsString(base) || !*base->valuestring))
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG " does not name the model: give --model", dir);
     if (!rc && !(*out = strdup(base->valuestring)))
         rc = mt_fail_nomem(err, dir, strlen(base->valuestring));
-    cJSON_Delete(o);
     return rc;
 }

@@ -201,7 +201,7 @@ static cJSON *modules_to_save(const struct mt_layout *l)
 char *mt_peft_config_text(const struct mt_layout *l, const char *base)
 {
     size_t n;
-    struct target *all = list_targets(l, &n);
+    MT_FREED struct target *all = list_targets(l, &n);
     if (!all)
         return NULL;
     mt_json_begin();
@@ -228,7 +228,6 @@ char *mt_peft_config_text(const struct mt_layout *l, const char *base)
     cJSON_AddBoolToObject(o, "use_rslora", l->adapter_default.rslora);
     char *text = mt_json_complete() ? mt_json_print(o, true) : NULL;
     cJSON_Delete(o);
-    free(all);
     return text;
 }
 

@@ -56,20 +56,18 @@ static int load_tensor(struct mt_stored_reader *r, const struct mt_tensor *t, mt
 static int compare(double *apart, const struct mt_st_model *sa, const struct mt_st_tensor *a,
                    const struct mt_st_model *sb, const struct mt_st_tensor *b, struct mt_err *err)
 {
-    float *buf = mt_calloc((size_t)2 * PIECE, sizeof(float));
+    MT_FREED float *buf = mt_calloc((size_t)2 * PIECE, sizeof(float));
     int rc = buf ? 0 : mt_fail_nomem(err, a->name, 2 * PIECE * sizeof(float));
     *apart = 0;
     for (size_t at = 0; at < a->n_elems && !rc; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->n_elems - at);
-        rc = mt_st_read_f32(sa, a, at, n, buf, err);
-        if (!rc)
-            rc = mt_st_read_f32(sb, b, at, n, buf + PIECE, err);
+        rc = mt_st_read_f32(sa, a, at, n, buf, err)
+          ?: mt_st_read_f32(sb, b, at, n, buf + PIECE, err);
         for (size_t i = 0; i < n && !rc; i++) {
             double d = fabs((double)buf[i] - (double)buf[PIECE + i]);
             *apart = d <= *apart ? *apart : d; /* NaN counts, too */
         }
     }
-    free(buf);
     return rc;
 }
 
@@ -93,7 +91,7 @@ int mt_peft_check_tied(const struct mt_st_model *st, struct mt_err *err)
 int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err)
 {
     struct mt_st_model st;
-    float *buf = mt_calloc(PIECE, sizeof(float));
+    MT_FREED float *buf = mt_calloc(PIECE, sizeof(float));
     int rc = buf ? mt_peft_open_weights(&st, dir, err) : mt_fail_nomem(err, "an adapter", PIECE * sizeof(float));
     if (!rc) {
         struct mt_stored_reader r;
@@ -105,8 +103,7 @@ int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *di
         mt_stored_reader_finish(&r);
         mt_st_close(&st);
     }
-    free(buf);
-    return rc ? rc : mt_planes_settle(planes, err);
+    return rc ?: mt_planes_settle(planes, err);
 }
 
 /* PEFT's copy of the matrix that t's module had when its adapter was saved; NULL: there is none. */

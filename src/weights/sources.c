@@ -21,8 +21,7 @@ int mt_sources_find(struct mt_sources *s, const struct mt_layout *l, struct mt_e
 int mt_sources_open(struct mt_sources *out, const struct mt_layout *l, const char *dir, struct mt_err *err)
 {
     *out = (struct mt_sources){.of = NULL};
-    int rc = mt_st_open_dir(&out->st, dir, err);
-    return rc ? rc : mt_sources_find(out, l, err);
+    return mt_st_open_dir(&out->st, dir, err) ?: mt_sources_find(out, l, err);
 }
 
 /* Forgets the codes of the tensor that was decoded last. */

@@ -80,17 +80,14 @@ static int pack_tensor(struct loader *l, const struct mt_tensor *t, struct mt_er
 {
     struct mt_packer *p;
     size_t piece = mt_packer_piece(t, PIECE);
-    float *buf = mt_calloc(piece, sizeof(float));
+    MT_FREED float *buf = mt_calloc(piece, sizeof(float));
     int rc = buf ? mt_packer_create(&p, t, l->planes, 0, l->cost, err)
                  : mt_fail_nomem(err, t->name, piece * sizeof(float));
     bool made = !rc;
     for (size_t at = 0; at < t->n && !rc; at += piece) {
         size_t n = MT_MIN(piece, t->n - at);
-        rc = read_piece(l, t, at, n, buf, err);
-        if (!rc)
-            rc = mt_packer_write(p, buf, n, err);
+        rc = read_piece(l, t, at, n, buf, err) ?: mt_packer_write(p, buf, n, err);
     }
-    free(buf);
     return made ? mt_packer_finish(&p, rc, err) : rc;
 }
 
@@ -154,7 +151,7 @@ static void finish_loader(struct loader *v)
 static int refuse_unexpected(const struct mt_layout *l, const struct mt_st_model *st,
                              const char *dir, struct mt_err *err)
 {
-    bool *used = mt_calloc(st->n_tensors, sizeof(bool));
+    MT_FREED bool *used = mt_calloc(st->n_tensors, sizeof(bool));
     int rc = 0;
     if (!used)
         return mt_fail_nomem(err, dir, st->n_tensors);
@@ -172,7 +169,6 @@ static int refuse_unexpected(const struct mt_layout *l, const struct mt_st_model
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL,
                          "%s: tensor \"%s\" is not part of a %s", dir, name, l->cfg.family->architecture);
     }
-    free(used);
     return rc;
 }
 
@@ -292,9 +288,7 @@ int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJS
             rc = fail_missing(&v.sources.st, l->stored[t->place.stored].name, dir, err);
         if (rc || !w || is_decoded(&v, t) || has_other_form(dir, w, v.src, &said))
             continue;
-        rc = load_tensor(&v, t, &have, err);
-        if (!rc)
-            rc = check_base(&v, t, sum_in(w), have, err);
+        rc = load_tensor(&v, t, &have, err) ?: check_base(&v, t, sum_in(w), have, err);
         n += !rc;
     }
     finish_loader(&v);
@@ -433,7 +427,7 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
     finish_loader(&v);
     if (!rc && cost.n)
         mt_info("relative L2 error of packing: %s", mt_packing_cost_format(&cost, text, sizeof(text)));
-    return rc ? rc : mt_planes_settle(planes, err);
+    return rc ?: mt_planes_settle(planes, err);
 }
 
 /* Are the files those that were loaded? */
@@ -496,7 +490,7 @@ int mt_weights_reload(const struct mt_layout *l, mt_plane_set *planes, const cha
                          t->name);
     }
     finish_loader(&v);
-    return rc ? rc : mt_planes_settle(planes, err);
+    return rc ?: mt_planes_settle(planes, err);
 }
 
 int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
@@ -505,11 +499,9 @@ int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const 
     struct loader v;
     if (!base->want || !base->want->child)
         return 0;
-    int rc = start_loader(&v, l, planes, dir, err);
-    if (!rc)
-        rc = load_tensors(&v, base, true, err);
+    int rc = start_loader(&v, l, planes, dir, err) ?: load_tensors(&v, base, true, err);
     finish_loader(&v);
-    return rc ? rc : mt_planes_settle(planes, err);
+    return rc ?: mt_planes_settle(planes, err);
 }
 
 int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err)
@@ -529,5 +521,5 @@ int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, cons
     }
     if (any)
         mt_sources_close(&s);
-    return rc ? rc : mt_planes_settle(planes, err);
+    return rc ?: mt_planes_settle(planes, err);
 }

@@ -348,11 +348,9 @@ static void wake_reader(void *transfers)
 
 int mt_file_reader_start(mt_file_weights *f, const struct mt_file_weights_params *p, unsigned depth, struct mt_err *err)
 {
-    int rc = make_slots(f, depth, err);
-    if (!rc)
-        rc = open_transfers(f, p, err);
-    if (!rc)
-        rc = mt_job_pool_create(&f->jobs, "mt-place", n_threads(), wake_reader, f->transfers, err);
+    int rc = make_slots(f, depth, err)
+          ?: open_transfers(f, p, err)
+          ?: mt_job_pool_create(&f->jobs, "mt-place", n_threads(), wake_reader, f->transfers, err);
     if (rc)
         return rc;
     rc = mt_thread_start(&f->thread, "mt-files", reader_main, f, err);

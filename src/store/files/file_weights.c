@@ -184,7 +184,7 @@ int mt_file_weights_open(mt_file_weights **out, const struct mt_file_weights_par
 
 void mt_file_weights_close(mt_file_weights **file_weights)
 {
-    mt_file_weights *f = *file_weights;
+    MT_FREED mt_file_weights *f = *file_weights;
     if (!f)
         return;
     *file_weights = NULL;
@@ -202,5 +202,4 @@ void mt_file_weights_close(mt_file_weights **file_weights)
     free(f->unit_first);
     free(f->sum);
     free(f->known);
-    free(f);
 }

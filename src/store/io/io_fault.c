@@ -43,7 +43,7 @@ static struct fault_io *fault(mt_io *io)
 
 static void fault_destroy(mt_io *io)
 {
-    struct fault_io *w = fault(io);
+    MT_FREED struct fault_io *w = fault(io);
     mt_io_destroy(&w->inner); /* waits for its operations under way */
     while (w->changed) {
         struct changed *c = w->changed;
@@ -53,7 +53,6 @@ static void fault_destroy(mt_io *io)
     }
     free(w->made);
     free(w->late);
-    free(w);
 }
 
 static int fault_set_files(mt_io *io, const int *fds, int n, struct mt_err *err)
@@ -168,8 +167,7 @@ static int submit_half(struct fault_io *w, const struct mt_io_op *op)
     own.file = w->half.file;
     other.offset = op->offset;
     other.file = op->file;
-    int rc = pass_on(w, &own);
-    return rc ? rc : pass_on(w, &other);
+    return pass_on(w, &own) ?: pass_on(w, &other);
 }
 
 static int submit_hit(struct fault_io *w, struct mt_io_op *op)

@@ -58,7 +58,7 @@ static void *thread_main(void *arg)
 
 static void threads_destroy(mt_io *io)
 {
-    struct threads *t = threads(io);
+    MT_FREED struct threads *t = threads(io);
     pthread_mutex_lock(&t->lock);
     t->quit = true; /* a thread ends when the queue is empty */
     pthread_cond_broadcast(&t->work);
@@ -71,7 +71,6 @@ static void threads_destroy(mt_io *io)
     free(t->fds);
     free(t->ops);
     free(t->results);
-    free(t);
 }
 
 static int threads_set_files(mt_io *io, const int *fds, int n, struct mt_err *err)

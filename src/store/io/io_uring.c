@@ -52,7 +52,7 @@ static int submit_queued(struct uring *u)
         if (n > 0 || n == -EINTR)
             continue;
         if ((n && n != -EAGAIN && n != -EBUSY) || ++tries > MAX_TRIES)
-            return n ? n : -EBUSY;
+            return n ?: -EBUSY;
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
     return 0;
@@ -186,7 +186,7 @@ static int uring_submit(mt_io *io, const struct mt_io_op *ops, int n)
             sqe = rc ? NULL : io_uring_get_sqe(&u->ring);
         }
         if (!sqe)
-            return rc ? rc : -EBUSY;
+            return rc ?: -EBUSY;
         int b = find_buffer(u, op);
         unsigned len = (unsigned)op->bytes;
         if (op->write && b >= 0)

@@ -107,7 +107,7 @@ int mt_job_pool_create(mt_job_pool **out, const char *name, int n_threads, void 
 
 void mt_job_pool_destroy(mt_job_pool **pool)
 {
-    mt_job_pool *p = *pool;
+    MT_FREED mt_job_pool *p = *pool;
     if (!p)
         return;
     pthread_mutex_lock(&p->lock);
@@ -118,7 +118,6 @@ void mt_job_pool_destroy(mt_job_pool **pool)
         pthread_join(p->thread[i], NULL);
     pthread_cond_destroy(&p->work);
     pthread_mutex_destroy(&p->lock);
-    free(p);
     *pool = NULL;
 }
 
