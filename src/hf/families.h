@@ -18,11 +18,17 @@ extern const struct mt_layer_norms mt_mlp_norms;
 extern const struct mt_family_number mt_granite_numbers[];
 extern const struct mt_fused_tensor mt_granite_experts[];
 
+/** Biases of queries, keys and values and of the output, when the block has them. */
+#define MT_BIASES(when) .qkv_bias = (when), .o_bias = (when)
+/** How DeepSeek V3 and its cousins weigh experts, and the keys that say so. */
+#define MT_DEEPSEEK_SCORES                                                                                             \
+    .select_bias = true, .router_f32 = true, .score = MT_MOE_SIGMOID, .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20
+#define MT_DEEPSEEK_KEYS .groups = true, .renorm_by_key = MT_MOE_UNLESS_OFF, .scale_key = "routed_scaling_factor"
 /** What the rows of Gemma 4 have in common. The rotary parameters must be in the file. */
 #define MT_GEMMA4                                                                                                      \
     .last_is_full = true, .norm = {.round_once = true}, .norms = &mt_sandwich_norms, .rope_theta = 1e6,                \
-    .rope_by_window = true, .window_theta = 10000, .needs_rope_scaling = true, .qkv_bias = MT_FEATURE_BY_KEY,          \
-    .o_bias = MT_FEATURE_BY_KEY, .qk_norm = MT_QK_NORM_HEADS, .v_norm = true, .score_scale = 1,                        \
+    .rope_by_window = true, .window_theta = 10000, .needs_rope_scaling = true, MT_BIASES(MT_FEATURE_BY_KEY),           \
+    .qk_norm = MT_QK_NORM_HEADS, .v_norm = true, .score_scale = 1,                        \
     .scalar_name = "layer_scalar", .tied = true, .embed_by_width = true, .activation_key = "hidden_activation",        \
     .activation = "gelu_pytorch_tanh", .refused_flags = {"use_bidirectional_attention"},                               \
     .numbers = (const struct mt_family_number[]){{"final_logit_softcapping", MT_VALUE_LOGIT_CAP, 0}, {NULL}},          \
