@@ -209,7 +209,7 @@ def other_systems(tmp):
     assert status == 1 and "libcjson-dev (libcjson)" in said and "pkg-config" in said, said
     program(m.tree + "/bin/pkg-config", '#!/bin/sh\n[ "$2" != cmocka ]\n')
     status, _, said = m.run(m.tree + "/scripts/setup")
-    assert status == 0 and "going on without libcmocka-dev:" in said, said
+    assert status == 0 and "going on without libcmocka-dev" in said, said
     print("ok other systems")
 
 
