@@ -22,6 +22,15 @@ static int fail_path(struct mt_err *err, const char *verb, const char *path)
     return mt_fail(err, MT_ERR_RUNTIME, -e, "cannot %s %s: %s", verb, path, strerror(e));
 }
 
+const char *mt_path_of(char path[MT_PATH_SIZE], const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(path, MT_PATH_SIZE, format, args);
+    va_end(args);
+    return n >= 0 && n < MT_PATH_SIZE ? path : "";
+}
+
 int mt_path_printf(char *path, size_t size, const char *format, ...)
 {
     va_list args;
@@ -230,8 +239,7 @@ int mt_write_file(const char *path, const void *data, size_t len, struct mt_err 
         rc = -errno;
     if (rc)
         unlink(tmp);
-    if (!rc)
-        rc = mt_sync_parent(path);
+    rc = rc ?: mt_sync_parent(path);
     if (rc) {
         errno = -rc;
         return fail_path(err, "write", path);

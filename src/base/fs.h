@@ -47,6 +47,10 @@ bool mt_path_has_extension(const char *path, const char *end);
 char *mt_path_canonical(const char *path);
 /** snprintf() of a path. Returns 0; -ENAMETOOLONG: it does not fit, and becomes "", which no file is called. */
 int mt_path_printf(char *path, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/** A path in memory of the block that it is in; "", which no file is called, if it is too long. */
+#define MT_PATH(...) mt_path_of((char[MT_PATH_SIZE]){""}, __VA_ARGS__)
+enum { MT_PATH_SIZE = 4200 };
+const char *mt_path_of(char path[MT_PATH_SIZE], const char *format, ...) __attribute__((format(printf, 2, 3)));
 /** The folder of caches: $XDG_CACHE_HOME/megatrain, else ~/.cache/megatrain. */
 void mt_cache_dir(char *path, size_t size);
 /** The folder of this user's installed files of the program, which nothing may remove: $XDG_DATA_HOME/megatrain, else

@@ -2,6 +2,8 @@
 #include "base/json.h"
 
 #include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -120,6 +122,25 @@ int mt_json_read_lines(cJSON **out, const char *path, struct mt_err *err)
     }
     *out = list;
     return 0;
+}
+
+cJSON *mt_json_put(cJSON *object, const char *members, ...)
+{
+    char key[64];
+    va_list ap;
+    object = object ? object : cJSON_CreateObject();
+    va_start(ap, members);
+    for (const char *m = members, *is; (is = strstr(m, "=%")); m = is + 3 + strspn(is + 3, ", ")) {
+        snprintf(key, sizeof(key), "%.*s", (int)(is - m), m);
+        if (is[2] == 's')
+            cJSON_AddStringToObject(object, key, va_arg(ap, const char *));
+        else if (is[2] == 'd')
+            cJSON_AddBoolToObject(object, key, va_arg(ap, int));
+        else
+            cJSON_AddNumberToObject(object, key, va_arg(ap, double));
+    }
+    va_end(ap);
+    return object;
 }
 
 cJSON *mt_json_get(const cJSON *object, const char *key)

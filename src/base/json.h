@@ -37,6 +37,12 @@ void mt_json_lost(void);
 bool mt_json_add(cJSON *object, const char *key, cJSON *item);
 bool mt_json_append(cJSON *list, cJSON *item);
 
+/**
+ * Adds members to an object, or to a new one if it is NULL, and returns it: "key=%s, other key=%f, third=%d" are text, a
+ * number, and true or false.
+ */
+cJSON *mt_json_put(cJSON *object, const char *members, ...) __attribute__((format(printf, 2, 3)));
+
 /** As MT_FREED (mem.h), of a cJSON pointer. */
 #define MT_JSON_FREED __attribute__((cleanup(mt_json_free_at)))
 static inline void mt_json_free_at(cJSON **o)

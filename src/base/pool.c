@@ -159,7 +159,7 @@ int mt_pool_create(mt_pool **out, const struct mt_pool_params *params, struct mt
 
 void mt_pool_destroy(mt_pool **pool)
 {
-    MT_FREED mt_pool *p = *pool;
+    mt_pool *p = *pool;
     if (!p)
         return;
     pthread_mutex_lock(&p->lock);
@@ -172,6 +172,7 @@ void mt_pool_destroy(mt_pool **pool)
     pthread_cond_destroy(&p->done);
     pthread_mutex_destroy(&p->lock);
     free(p->workers);
+    free(p);
     *pool = NULL;
 }
 

@@ -2,7 +2,6 @@
 #include "base/thread.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 
