@@ -57,12 +57,11 @@ static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struc
     enum { SECONDS, TOK_S, FWD, BWD, WAIT, ADAM, H2D, D2H, LOSS, N_FIELDS };
     static const char *const keys[N_FIELDS] = {"t_step", "tok_s", "t_fwd", "t_bwd", "t_wait_h2d", "t_opt",
                                                "h2d_bytes", "d2h_bytes", "loss"};
-    char path[4200];
     size_t n = 0;
     double *v[N_FIELDS] = {NULL};
     MT_JSON_FREED cJSON *lines = NULL;
     const cJSON *o;
-    mt_path_printf(path, sizeof(path), "%s/metrics.jsonl", dir);
+    const char *path = MT_PATH("%s/metrics.jsonl", dir);
     int rc = mt_json_read_lines(&lines, path, err);
     size_t most = rc ? 0 : (size_t)cJSON_GetArraySize(lines);
     for (int k = 0; k < N_FIELDS && !rc; k++)
@@ -89,12 +88,10 @@ static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struc
 /* Whether a run has come to this step. */
 static bool has_step(const char *dir, int step)
 {
-    char path[4200];
     MT_JSON_FREED cJSON *lines = NULL;
     const cJSON *o;
     double last = 0;
-    mt_path_printf(path, sizeof(path), "%s/metrics.jsonl", dir);
-    if (!mt_json_read_lines(&lines, path, NULL))
+    if (!mt_json_read_lines(&lines, MT_PATH("%s/metrics.jsonl", dir), NULL))
         cJSON_ArrayForEach(o, lines)
             if (mt_json_get(o, "t_step") && !cJSON_IsTrue(mt_json_get(o, "skipped")))
                 last = mt_json_number(o, "step", 0);
@@ -103,10 +100,8 @@ static bool has_step(const char *dir, int step)
 
 static void read_run_json(struct mt_sweep_run *r, const char *dir)
 {
-    char path[4200];
     cJSON *o;
-    mt_path_printf(path, sizeof(path), "%s/run.json", dir);
-    if (mt_json_read_file(&o, path, MT_ERR_RUNTIME, NULL))
+    if (mt_json_read_file(&o, MT_PATH("%s/run.json", dir), MT_ERR_RUNTIME, NULL))
         return;
     r->device_bytes = mt_json_number(o, "device_bytes", 0);
     r->planned_bytes = mt_json_number(o, "host_bytes", 0) + r->device_bytes;

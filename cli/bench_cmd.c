@@ -18,9 +18,8 @@
 static int export(const struct bench *b, const char *option, const char *name, const struct mt_str *text,
                   struct mt_err *err)
 {
-    char path[4200];
     const char *also = cli_arg(b->args, option);
-    mt_path_printf(path, sizeof(path), "%s/%s", b->dir, name);
+    const char *path = MT_PATH("%s/%s", b->dir, name);
     int rc = text->failed ? mt_fail_nomem(err, path, text->len)
                           : mt_write_file(path, text->p ? text->p : "", text->len, err);
     return rc || !also ? rc : mt_write_file(also, text->p ? text->p : "", text->len, err);
@@ -126,9 +125,7 @@ static int remove_own(const char *dir, bool (*is_own)(const char *), struct mt_e
 /* Removes earlier results only: the folder may hold other files. */
 static int remove_results(const char *dir, struct mt_err *err)
 {
-    char runs[4200];
-    mt_path_printf(runs, sizeof(runs), "%s/runs", dir);
-    return remove_own(runs, is_own_run, err) ?: remove_own(dir, is_own_file, err);
+    return remove_own(MT_PATH("%s/runs", dir), is_own_run, err) ?: remove_own(dir, is_own_file, err);
 }
 
 static int open_folder(struct bench *b, const char *sweep_path, struct mt_err *err)
@@ -148,11 +145,8 @@ static int open_folder(struct bench *b, const char *sweep_path, struct mt_err *e
                        "%s exists already: continue with --resume, remove its earlier results with --force, or "
                        "choose --out",
                        b->dir);
-    char runs[4200];
-    mt_path_printf(runs, sizeof(runs), "%s/runs", b->dir);
-    if (!rc)
-        rc = mt_mkdir_p(runs, err);
-    return rc ?: mt_output_lock(runs, &b->lock, err);
+    const char *runs = MT_PATH("%s/runs", b->dir);
+    return rc ?: mt_mkdir_p(runs, err) ?: mt_output_lock(runs, &b->lock, err);
 }
 
 static size_t n_chosen(const struct bench *b)
@@ -227,10 +221,7 @@ int cli_cmd_bench(struct cli *cli, const struct cli_args *args)
     int rc = mt_sweep_read(&b.sweep, args->operands[0], &err);
     if (!rc && !n_chosen(&b))
         rc = mt_fail(&err, MT_ERR_USAGE, -ENOENT, "no job matches --only %s", cli_arg(args, "only"));
-    if (!rc)
-        rc = open_folder(&b, args->operands[0], &err);
-    if (!rc)
-        rc = run_sweep(&b, &err);
+    rc = rc ?: open_folder(&b, args->operands[0], &err) ?: run_sweep(&b, &err);
     if (!rc && !b.interrupted) {
         struct mt_str md = {0};
         mt_sweep_markdown(&md, b.rows, b.n_rows);

@@ -62,8 +62,7 @@ int bench_find_groups(struct bench *b, struct mt_err *err)
         rc = bench_write_job(b, &b->sweep.jobs[i], ini, sizeof(ini), err);
         if (!rc)
             bench_share_open(&s[i], ini, b->args);
-        if (!rc)
-            rc = find_group(b, s, i, err);
+        rc = rc ?: find_group(b, s, i, err);
     }
     for (size_t i = 0; s && i < n; i++)
         bench_share_finish(&s[i]);

@@ -74,12 +74,9 @@ int bench_predict_steps(struct mt_sweep_run *run, const struct plan_view *v, con
     s.ratio = mt_calloc(most + 1, sizeof(double));
     if (!rc && (!s.predicted || !s.ratio))
         rc = mt_fail_nomem(err, "predictions", most * sizeof(double));
-    if (!rc)
-        rc = mt_machine_read(&s.machine, m->machine, err);
-    if (!rc)
-        rc = rates_log_read(&s.log, m->rates, err);
-    if (!rc)
-        rc = predict_all(&s, metrics, skip, err);
+    rc = rc ?: mt_machine_read(&s.machine, m->machine, err)
+            ?: rates_log_read(&s.log, m->rates, err)
+            ?: predict_all(&s, metrics, skip, err);
     if (!rc && s.n) {
         run->predicted = mt_stats_of(s.predicted, s.n).median;
         run->ratio = mt_stats_of(s.ratio, s.n).median;

@@ -51,12 +51,10 @@ static void remove_made(const char *dir, size_t top)
 static int try_output(const char *dir, struct mt_err *err)
 {
     struct mt_output out;
-    char path[4200];
     size_t top = 0; /* length of the first folder's name that is not there; 0: all are */
     for (size_t n = 1; n <= strlen(dir) && !top; n++)
         if (!dir[n] || dir[n] == '/') {
-            mt_path_printf(path, sizeof(path), "%.*s", (int)n, dir);
-            top = mt_path_exists(path) ? 0 : n;
+            top = mt_path_exists(MT_PATH("%.*s", (int)n, dir)) ? 0 : n;
         }
     int rc = mt_output_open(&out, dir, err) ?: mt_checkpoint_rehearse(NULL, dir, err);
     mt_output_close(&out);
@@ -78,8 +76,7 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
           ?: mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, &err);
     if (!rc)
         mt_inputs_say_rate(&in);
-    if (!rc)
-        rc = mt_setup_open(&setup, &in, MT_RUN_TRAIN, &err);
+    rc = rc ?: mt_setup_open(&setup, &in, MT_RUN_TRAIN, &err);
     if (!rc && cfg->model.init == MT_INIT_WEIGHTS) {
         rc = mt_st_open_dir(&st, in.model_dir, &err);
         if (!rc)
@@ -87,20 +84,17 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
     }
     if (!rc && mt_path_exists(cfg->checkpoint.dir) && !mt_is_dir(cfg->checkpoint.dir))
         rc = mt_fail(&err, MT_ERR_USAGE, -ENOTDIR, "checkpoint.dir = %s is a file: name a folder", cfg->checkpoint.dir);
-    if (!rc)
-        rc = try_output(cfg->checkpoint.dir, &err);
+    rc = rc ?: try_output(cfg->checkpoint.dir, &err);
     if (!rc && setup.choice.layout->n_adapters && *cfg->adapter.path)
         rc = mt_peft_check(setup.choice.layout, cfg->adapter.path, &err);
-    if (!rc)
-        rc = mt_setup_memory(&setup, &memory, &err);
+    rc = rc ?: mt_setup_memory(&setup, &memory, &err);
     if (!rc && !cli->quiet) {
         cli_print_setup(&setup);
         cli_print_memory(&memory);
     }
     if (!rc && setup.choice.layout->n_adapters && cli_arg(args, "adapter"))
         rc = check_base(cli, &setup, cfg->adapter.path, &err);
-    if (!rc)
-        rc = mt_memory_check(&memory, &err);
+    rc = rc ?: mt_memory_check(&memory, &err);
     int code = rc ? cli_fail(&err) : 0;
     if (!rc)
         printf("ok\n");

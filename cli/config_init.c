@@ -25,10 +25,8 @@ static int open_data(struct mt_inputs *in, struct mt_config **cfg, struct init_l
     struct cli_args args;
     *in = (struct mt_inputs){0};
     int rc = init_options(&args, f, others) ? cli_load_file(cfg, NULL, &args, err) : mt_fail_nomem(err, "the lines", 0);
-    if (!rc)
-        rc = mt_inputs_open(in, *cfg, MT_RUN_TRAIN, NULL, err);
-    if (!rc)
-        rc = mt_inputs_lay_out_steps(in, &in->numerics, err);
+    rc = rc ?: mt_inputs_open(in, *cfg, MT_RUN_TRAIN, NULL, err)
+            ?: mt_inputs_lay_out_steps(in, &in->numerics, err);
     init_finish_options(&args);
     return rc;
 }
@@ -242,8 +240,7 @@ static int try_memory(struct init_lines *f, struct mt_err *err)
     struct cli_args args;
     char a[32], b[32];
     int rc = init_options(&args, f, NULL) ? plan_view_open(&v, NULL, &args, err) : mt_fail_nomem(err, "the lines", 0);
-    if (!rc)
-        rc = plan_view_resolve(&v, err);
+    rc = rc ?: plan_view_resolve(&v, err);
     if (!rc) {
         init_set(f, "memory.device_budget", "auto", "%s of %s here", mt_format_bytes(a, sizeof(a), v.choice.engine.device_bytes),
             mt_format_bytes(b, sizeof(b), v.request.placement.device_budget.bytes));
@@ -340,8 +337,7 @@ int cli_config_init(struct mt_str *out, const struct cli_args *args, struct mt_e
     }
     if (!rc && model)
         look_at_machine(&f);
-    if (!rc)
-        rc = take_given(&f, args, err);
+    rc = rc ?: take_given(&f, args, err);
     if (!rc)
         init_print(out, &f);
     init_unset(&f, 0);

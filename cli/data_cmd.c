@@ -126,8 +126,7 @@ static int count(const struct mt_inputs *in, struct tally *t, struct mt_err *err
     }
     for (uint64_t i = 0; i < n_eval && !rc; i++)
         t->n_leaked += bsearch(&e[i], h, n, sizeof(*h), hash_only) != NULL;
-    if (!rc)
-        rc = cli_pairs_count(in->data, &t->pairs, err);
+    rc = rc ?: cli_pairs_count(in->data, &t->pairs, err);
     free(lens);
     return rc;
 }
@@ -236,9 +235,7 @@ static int print_stats_json(const struct mt_inputs *in, const struct tally *t, s
     cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "sources");
     for (size_t i = 0; i < mt_dataset_n_sources(in->data); i++) {
         const struct mt_data_source *src = mt_dataset_source(in->data, i);
-        cJSON *e = cJSON_CreateObject();
-        cJSON_AddStringToObject(e, "path", src->path);
-        cJSON_AddStringToObject(e, "format", src->stats.format);
+        cJSON *e = mt_json_put(NULL, "path=%s, format=%s", src->path, src->stats.format);
         add(e, "samples", (double)src->stats.n_samples);
         add(e, "tokens", (double)src->stats.n_tokens);
         add(e, "trained", (double)src->stats.n_trained);
@@ -332,8 +329,7 @@ int cli_cmd_data(struct cli *cli, const struct cli_args *args)
     bool refused = !rc && !is_prepare && cfg->data.overlong == MT_OVERLONG_ERROR;
     if (!rc && !is_prepare)
         rc = refuse_nothing(cfg, &err);
-    if (!rc)
-        rc = mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, &err);
+    rc = rc ?: mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, &err);
     if ((rc == -ENODATA || rc == -E2BIG) && is_stats && cfg->numerics.seq_len < 1 << 20) {
         struct mt_err why = err;
         if (open_whole(&in, cfg, why.msg, &err)) /* it was not the length: the first reason is the true one */
@@ -341,8 +337,7 @@ int cli_cmd_data(struct cli *cli, const struct cli_args *args)
         else
             rc = 0;
     }
-    if (!rc)
-        rc = mt_inputs_lay_out_steps(&in, &in.numerics, &err);
+    rc = rc ?: mt_inputs_lay_out_steps(&in, &in.numerics, &err);
     if (!rc && is_prepare)
         rc = print_prepared(&in);
     else if (!rc && is_stats)

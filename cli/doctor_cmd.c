@@ -34,8 +34,7 @@ static void add_gpu(cJSON *o, const struct mt_device_info *gpu)
         return;
     }
     bool ok = !mt_device_create(&dev, &p, &err);
-    cJSON_AddStringToObject(o, "device cuda", ok ? mt_device_limits(dev)->name : err.msg);
-    cJSON_AddStringToObject(o, "GPU", gpu->text);
+    mt_json_put(o, "device cuda=%s, GPU=%s", ok ? mt_device_limits(dev)->name : err.msg, gpu->text);
     add_bytes(o, "GPU memory", gpu->total_bytes);
     add_bytes(o, "GPU memory free", gpu->free_bytes);
     mt_device_destroy(&dev);
@@ -110,8 +109,7 @@ int cli_cmd_doctor(struct cli *, const struct cli_args *args)
         cJSON_AddStringToObject(o, "hosts", apart.msg);
     cJSON_AddStringToObject(o, "device cpu", mt_device_limits(dev)->name);
     add_gpu(o, &gpu);
-    cJSON_AddNumberToObject(o, "cores allowed", n);
-    cJSON_AddStringToObject(o, "adam", mt_isa_name(mt_isa_best()));
+    mt_json_put(o, "cores allowed=%f, adam=%s", (double)n, mt_isa_name(mt_isa_best()));
     add_bytes(o, "memory", mem.total);
     add_bytes(o, "memory available", mem.available);
     add_bytes(o, "memory left by cgroup", mem.cgroup_free);

@@ -149,12 +149,9 @@ static void print(const struct host *h, int n, double seconds, bool json)
     char memory[32];
     for (int i = 0; i < n; i++) {
         mt_json_append(hosts, x = cJSON_CreateObject());
-        cJSON_AddStringToObject(x, "name", h[i].name);
-        cJSON_AddStringToObject(x, "version", h[i].version);
-        cJSON_AddStringToObject(x, "device", h[i].device);
-        cJSON_AddNumberToObject(x, "processors allowed", h[i].may);
-        cJSON_AddNumberToObject(x, "processors", h[i].there);
-        cJSON_AddStringToObject(x, "memory available", mt_format_bytes(memory, sizeof(memory), h[i].memory));
+        mt_json_put(x, "name=%s, version=%s, device=%s, processors allowed=%f, processors=%f, memory available=%s",
+                    h[i].name, h[i].version, h[i].device, (double)h[i].may, (double)h[i].there,
+                    mt_format_bytes(memory, sizeof(memory), h[i].memory));
         if (!json)
             printf("host %-3d %s: megatrain %s, %s, %d of %d processors, %s available\n", i, h[i].name, h[i].version, h[i].device,
                    h[i].may, h[i].there, memory);
@@ -181,8 +178,7 @@ int cli_doctor_hosts(mt_net *net, bool json)
     struct mt_err err = {0};
     double seconds = 0;
     int rc = all ? collect(net, all, &err) : mt_fail_nomem(&err, "hosts", (size_t)n * sizeof(*all));
-    if (!rc)
-        rc = cross(net, &seconds, &err);
+    rc = rc ?: cross(net, &seconds, &err);
     if (rc)
         mt_net_tell(net, err.msg);
     else if (rank == 0)

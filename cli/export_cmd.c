@@ -22,9 +22,7 @@ static int find_base(char **base, const struct cli_args *args, struct mt_err *er
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--merge: %s has no adapters", from);
     if (!model)
         rc = cli_model_of_adapter(&name, from, err);
-    if (!rc)
-        rc = mt_hf_find_model(base, model ? model : name, err);
-    return rc;
+    return rc ?: mt_hf_find_model(base, model ? model : name, err);
 }
 
 /* The overlay beside a checkpoint, of the model if it is named. */
@@ -84,8 +82,7 @@ int cli_cmd_export(struct cli *, const struct cli_args *args)
     int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
     if (!rc && size)
         rc = mt_config_override(cfg, "checkpoint.shard_size", size, "--shard-size", &err);
-    if (!rc)
-        rc = find_merged(&base, args, &err);
+    rc = rc ?: find_merged(&base, args, &err);
     if (!rc && base && e.fold)
         rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "%s is of a run that merges its adapters: there are no scales to fold", e.from);
     if (!rc && !base && cli_arg(args, "merge"))

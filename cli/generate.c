@@ -118,14 +118,12 @@ int cli_encode_prompts(struct cli_generation *p, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--stop is a text, and %s has no tokenizer", p->model_dir);
     if (!rc && p->text.bytes && !p->ids_only)
         mt_warn("%s has no tokenizer: using the bytes of the prompt as tokens", p->model_dir);
-    if (!rc)
-        rc = find_template(p, p->cfg->adapter.path, err);
+    rc = rc ?: find_template(p, p->cfg->adapter.path, err);
     p->n = (size_t)cJSON_GetArraySize(p->prompts);
     p->ids = mt_calloc(p->n, sizeof(*p->ids));
     if (!rc && !p->ids)
         rc = mt_fail_nomem(err, "prompts", p->n * sizeof(*p->ids));
-    if (!rc)
-        rc = encode(p, err);
+    rc = rc ?: encode(p, err);
     for (size_t i = 0; i < p->n && !rc; i++)
         p->longest = MT_MAX(p->longest, p->ids[i].n);
     p->at_once = MT_MIN(p->at_once, p->n * p->samples);
@@ -257,8 +255,7 @@ static int decode(const struct cli_generation *c, struct mt_gen_text *const *t, 
             memcpy(ids + at + t[i]->n_prompt, t[i]->ids, kept[i] * sizeof(*ids));
         memset(is_new + at + t[i]->n_prompt, 1, kept[i]);
     }
-    if (!rc)
-        rc = mt_text_decode(&c->text, samples, n, take_piece, out, err);
+    rc = rc ?: mt_text_decode(&c->text, samples, n, take_piece, out, err);
     for (size_t i = 0; i < n && !rc; i++)
         if (out[i].failed)
             rc = mt_fail_nomem(err, "generated texts", total);
@@ -311,8 +308,7 @@ static int look(void *ctx, struct mt_gen_text *const *t, size_t n, struct mt_err
     int rc = text && kept ? 0 : mt_fail_nomem(err, "generated texts", n * sizeof(*text));
     for (size_t i = 0; i < n && !rc; i++)
         kept[i] = kept_of(t[i]);
-    if (!rc)
-        rc = decode(x->c, t, kept, n, text, err);
+    rc = rc ?: decode(x->c, t, kept, n, text, err);
     for (size_t i = 0; i < n && text; i++) {
         if (!rc && before_stop(x->c, &text[i]) < text[i].len)
             rc = cut_at_stop(x->c, &t[i], 1, err);
@@ -334,8 +330,7 @@ static int hand_over(struct texts *x, struct mt_err *err)
     for (size_t i = 0; i < n; i++) {
         struct cli_text t = {x->waiting[i], (size_t)(x->waiting[i]->stream - x->stream), text[i].p ? text[i].p : "",
                              before_stop(x->c, &text[i])};
-        if (!rc)
-            rc = x->done(x->ctx, &t, err);
+        rc = rc ?: x->done(x->ctx, &t, err);
         mt_str_finish(&text[i]);
         mt_gen_text_finish(x->waiting[i]);
     }
@@ -381,8 +376,7 @@ int cli_generate(struct cli_generation *c, uint64_t stream, cli_text_fn *done, v
     c->stats.computed += stats.computed;
     c->stats.loaded_bytes += stats.loaded_bytes;
     c->stats.seconds += stats.seconds;
-    if (!rc)
-        rc = hand_over(&x, err);
+    rc = rc ?: hand_over(&x, err);
     for (size_t i = 0; i < n; i++)
         mt_gen_text_finish(&x.text[i]);
     free(x.text);

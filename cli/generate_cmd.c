@@ -2,7 +2,6 @@
 /* Completions of a file of prompts, with their tokens and log-probabilities: rollouts, but for their rewards. */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -43,8 +42,7 @@ static int write_text(void *ctx, const struct cli_text *t, struct mt_err *err)
     if (!w->p->ids_only)
         cli_add_text(o, "completion", t->added, t->n_added);
     cJSON_AddStringToObject(o, "finish_reason", of->finish == MT_FINISH_STOP ? "stop" : "length");
-    cJSON_AddBoolToObject(o, "truncated", of->finish == MT_FINISH_LENGTH);
-    cJSON_AddNumberToObject(o, "temperature", w->p->g.temperature);
+    mt_json_put(o, "truncated=%d, temperature=%f", of->finish == MT_FINISH_LENGTH, w->p->g.temperature);
     add_ids(o, "prompt_ids", of->prompt, of->n_prompt);
     add_ids(o, "completion_ids", of->ids, of->n);
     cJSON *logprobs = cJSON_AddArrayToObject(o, "logprobs");
@@ -104,20 +102,14 @@ int cli_cmd_generate(struct cli *, const struct cli_args *args)
     int rc = cli_generation_options(&p, args, 1, &err);
     if (!rc && !p.file)
         rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "give --prompts: JSON lines, or - for standard input");
-    if (!rc)
-        rc = load(&p, args, &err);
-    if (!rc)
-        rc = cli_read_prompts(&p, &err);
-    if (!rc)
-        rc = cli_encode_prompts(&p, &err);
-    if (!rc)
-        rc = cli_generation_open(&p, p.longest + p.g.n_new, &err);
-    if (!rc)
-        rc = mt_setup_memory(&p.setup, &memory, &err);
+    rc = rc ?: load(&p, args, &err)
+            ?: cli_read_prompts(&p, &err)
+            ?: cli_encode_prompts(&p, &err)
+            ?: cli_generation_open(&p, p.longest + p.g.n_new, &err)
+            ?: mt_setup_memory(&p.setup, &memory, &err);
     if (!rc && dry)
         cli_print_memory(&memory);
-    if (!rc)
-        rc = mt_memory_check(&memory, &err);
+    rc = rc ?: mt_memory_check(&memory, &err);
     if (!rc && !dry)
         rc = cli_generation_start(&p, &err);
     if (!rc && !dry)

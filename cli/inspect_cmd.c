@@ -21,8 +21,7 @@ enum { INSPECT_TOKENS = 4096 }; /* of a document, for FLOP of attention */
 static cJSON *tensor_json(const struct mt_st_tensor *t)
 {
     cJSON *o = cJSON_CreateObject(), *shape = cJSON_AddArrayToObject(o, "shape");
-    cJSON_AddStringToObject(o, "name", t->name);
-    cJSON_AddStringToObject(o, "dtype", mt_st_dtype_name(t->dtype));
+    mt_json_put(o, "name=%s, dtype=%s", t->name, mt_st_dtype_name(t->dtype));
     for (int i = 0; i < t->n_dims; i++)
         mt_json_append(shape, cJSON_CreateNumber((double)t->shape[i]));
     return o;
@@ -89,20 +88,12 @@ static void print_adapter(const struct mt_adapter_spec *s, const char *base)
 static cJSON *adapter_json(const struct mt_adapter_spec *s, const char *base)
 {
     cJSON *o = cJSON_CreateObject(), *list;
-    cJSON_AddStringToObject(o, "kind", s->dora ? "dora" : "lora");
-    cJSON_AddStringToObject(o, "base_model", base);
-    cJSON_AddNumberToObject(o, "rank", (double)s->rank);
-    cJSON_AddNumberToObject(o, "alpha", s->alpha);
-    cJSON_AddBoolToObject(o, "rslora", s->rslora);
-    cJSON_AddNumberToObject(o, "dropout", s->dropout);
+    mt_json_put(o, "kind=%s, base_model=%s, rank=%f, alpha=%f, rslora=%d, dropout=%f", s->dora ? "dora" : "lora",
+                base, (double)s->rank, s->alpha, s->rslora, s->dropout);
     list = cJSON_AddArrayToObject(o, "targets");
-    for (size_t i = 0; i < s->targets.n; i++) {
-        cJSON *t = cJSON_CreateObject();
-        cJSON_AddStringToObject(t, "module", s->targets.items[i].name);
-        cJSON_AddNumberToObject(t, "rank", s->ranks.items[i].value);
-        cJSON_AddNumberToObject(t, "alpha", s->alphas.items[i].value);
-        mt_json_append(list, t);
-    }
+    for (size_t i = 0; i < s->targets.n; i++)
+        mt_json_append(list, mt_json_put(NULL, "module=%s, rank=%f, alpha=%f", s->targets.items[i].name,
+                                         s->ranks.items[i].value, s->alphas.items[i].value));
     list = cJSON_AddArrayToObject(o, "train_also");
     for (size_t i = 0; i < s->train_also.n; i++)
         mt_json_append(list, cJSON_CreateString(s->train_also.items[i].name));
@@ -169,8 +160,7 @@ static int inspect_adapter(const char *dir, bool json, struct mt_err *err)
     struct mt_st_model m;
     MT_FREED char *base = NULL, *path = mt_path_join(dir, MT_PEFT_WEIGHTS);
     int rc = path ? mt_peft_read_spec(&spec, dir, err) : mt_fail_nomem(err, dir, 1);
-    if (!rc)
-        rc = mt_st_open_file(&m, path, err);
+    rc = rc ?: mt_st_open_file(&m, path, err);
     if (!rc) {
         mt_peft_base_model(&base, dir, NULL); /* where it names none, it is shown without */
         print_tensors(&m, &(struct about){.adapter = &spec, .base = base ? base : ""}, json);
@@ -216,14 +206,9 @@ static void add_line(void *ctx, const struct mt_layer_line *line)
 {
     cJSON *o = cJSON_CreateObject();
     mt_json_append(ctx, o);
-    cJSON_AddStringToObject(o, "part", line->part->name);
-    cJSON_AddStringToObject(o, "operation", line->text);
-    cJSON_AddStringToObject(o, "tensors", line->tensors);
-    cJSON_AddNumberToObject(o, "parameters", (double)line->params);
-    cJSON_AddNumberToObject(o, "elements", (double)line->elems);
-    cJSON_AddNumberToObject(o, "bytes", (double)line->bytes);
-    cJSON_AddStringToObject(o, "kept", line->kept ? line->kept : "");
-    cJSON_AddNumberToObject(o, "flop", line->flops);
+    mt_json_put(o, "part=%s, operation=%s, tensors=%s, parameters=%f, elements=%f, bytes=%f, kept=%s, flop=%f",
+                line->part->name, line->text, line->tensors, (double)line->params, (double)line->elems,
+                (double)line->bytes, line->kept ? line->kept : "", line->flops);
 }
 
 /* A number with a prefix, "" for 0: most operations have no parameters, or no products. */

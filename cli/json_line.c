@@ -2,12 +2,10 @@
 #include "json_line.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
 
 #include "base/json.h"
 #include "base/mem.h"
-
 
 static void put(cJSON *o)
 {

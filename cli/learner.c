@@ -36,9 +36,8 @@ static bool is_empty(const char *dir)
 static void remove_requests(const char *dir)
 {
     static const char *const names[] = {MT_REQUEST_STOP, MT_REQUEST_SAVE};
-    char path[4200];
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
-        mt_path_printf(path, sizeof(path), "%s/%s", dir, names[i]);
+        const char *path = MT_PATH("%s/%s", dir, names[i]);
         if (!unlink(path))
             mt_warn("removed %s, which was older than this run", path);
     }
@@ -105,7 +104,6 @@ static int begin_history(struct learner *l, struct mt_err *err)
     const char *dir = l->cfg->checkpoint.dir;
     struct mt_train_state *st = &l->state;
     struct mt_history *h = &l->history;
-    char path[4200];
     *h = (struct mt_history){.lineage = &st->lineage};
     if (!l->resume) {
         /* checkpoints of an earlier run must not be taken for this one's, now or on resume */
@@ -114,8 +112,7 @@ static int begin_history(struct learner *l, struct mt_err *err)
         h->removes = force && !cli_arg(l->args, "resume");
         return rc || !force ? rc : mt_history_set_all_aside(h, NULL, dir, err);
     }
-    mt_path_printf(path, sizeof(path), "%s/checkpoint-%llu", dir, (unsigned long long)st->step);
-    h->has = h->full = same_folder(path, l->resume);
+    h->has = h->full = same_folder(MT_PATH("%s/checkpoint-%llu", dir, (unsigned long long)st->step), l->resume);
     h->step = st->step;
     memcpy(h->sum, st->sum, sizeof(h->sum));
     return mt_lineage_go_on(&st->lineage, st->step, st->sum, err);
@@ -169,19 +166,17 @@ static void add_prediction(cJSON *o, const struct mt_setup *s)
     struct mt_memory m;
     if (!mt_setup_memory(s, &m, NULL)) {
         cli_add_memory(o, &m.rows);
-        cJSON_AddNumberToObject(o, "device_bytes", (double)m.device_bytes);
-        cJSON_AddNumberToObject(o, "host_bytes", (double)m.host_bytes);
+        mt_json_put(o, "device_bytes=%f, host_bytes=%f", (double)m.device_bytes, (double)m.host_bytes);
     }
     cJSON_AddNumberToObject(o, "device_budget", (double)s->choice.placement.device_budget.bytes);
     if (!s->predicted)
         return;
     const struct mt_sim_result *sim = &s->choice.sim;
     cJSON *p = cJSON_AddObjectToObject(o, "predicted");
-    cJSON_AddNumberToObject(p, "t_step", sim->seconds);
-    cJSON_AddNumberToObject(p, "t_fwd", sim->phase[MT_SIM_FORWARD]);
-    cJSON_AddNumberToObject(p, "t_bwd", sim->phase[MT_SIM_BACKWARD]);
-    cJSON_AddStringToObject(p, "forward_bound_by", mt_sim_resource_name(sim->bound[MT_SIM_FORWARD]));
-    cJSON_AddStringToObject(p, "backward_bound_by", mt_sim_resource_name(sim->bound[MT_SIM_BACKWARD]));
+    mt_json_put(p, "t_step=%f, t_fwd=%f, t_bwd=%f, forward_bound_by=%s, backward_bound_by=%s", sim->seconds,
+                sim->phase[MT_SIM_FORWARD], sim->phase[MT_SIM_BACKWARD],
+                mt_sim_resource_name(sim->bound[MT_SIM_FORWARD]),
+                mt_sim_resource_name(sim->bound[MT_SIM_BACKWARD]));
 }
 
 int learner_write_files(struct learner *l, const struct mt_setup *setup, struct mt_err *err)
@@ -200,14 +195,11 @@ int learner_write_files(struct learner *l, const struct mt_setup *setup, struct 
     MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     char host[256] = "";
     gethostname(host, sizeof(host) - 1);
-    cJSON_AddStringToObject(o, "version", MT_VERSION);
-    cJSON_AddStringToObject(o, "host", host);
-    cJSON_AddStringToObject(o, "device", mt_device_limits(setup->dev)->name);
+    mt_json_put(o, "version=%s, host=%s, device=%s", MT_VERSION, host, mt_device_limits(setup->dev)->name);
     if (mt_device_limits(setup->dev)->address[0])
         cJSON_AddStringToObject(o, "device_address", mt_device_limits(setup->dev)->address);
-    cJSON_AddNumberToObject(o, "threads", (double)setup->choice.placement.threads);
-    cJSON_AddStringToObject(o, "model", l->in->model_dir);
-    cJSON_AddNumberToObject(o, "parameters", (double)setup->choice.layout->n_params);
+    mt_json_put(o, "threads=%f, model=%s, parameters=%f", (double)setup->choice.placement.threads, l->in->model_dir,
+                (double)setup->choice.layout->n_params);
     snprintf(host, sizeof(host), "%016llx", (unsigned long long)mt_dataset_hash(l->in->data));
     cJSON_AddStringToObject(o, "data_hash", host);
     if (l->resumed_from)

@@ -26,8 +26,7 @@ static int try_block(double *seconds, double *written, const struct plan_view *v
     int rc = mt_plan_lay_out(&layout, &halves, v->cfg, &v->hf, v->model_dir, &resumed, err);
     r.layout = layout;
     r.halves = halves;
-    if (!rc)
-        rc = mt_resolve(&c, &r, err);
+    rc = rc ?: mt_resolve(&c, &r, err);
     if (!rc) {
         *seconds = c.sim.seconds;
         *written = c.sim.bytes[MT_SIM_DISK_WRITE];

@@ -259,8 +259,7 @@ int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
     int rc = plan_view_open(&v, args->n_operands ? args->operands[0] : NULL, args, &err), code = 0;
     if (!rc && cli_arg(args, "measure"))
         rc = measure_and_keep(&v, cli, &err);
-    if (!rc)
-        rc = plan_view_resolve(&v, &err);
+    rc = rc ?: plan_view_resolve(&v, &err);
     if (!rc && cli_arg(args, "trace"))
         rc = write_trace(&v, cli_arg(args, "trace"), &err);
     if (rc == -ENOSPC && err.kind == MT_ERR_NO_FIT && v.layout)

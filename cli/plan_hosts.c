@@ -89,8 +89,6 @@ void plan_add_hosts(cJSON *o, const struct plan_view *v)
     if (hosts < 2)
         return;
     double alone = seconds_alone(v);
-    cJSON_AddNumberToObject(o, "hosts", (double)hosts);
-    cJSON_AddStringToObject(o, "network", net_source(v));
-    cJSON_AddNumberToObject(o, "step_seconds_of_one_host", alone);
-    cJSON_AddNumberToObject(o, "efficiency", alone / v->choice.sim.seconds / (double)hosts);
+    mt_json_put(o, "hosts=%f, network=%s, step_seconds_of_one_host=%f, efficiency=%f", (double)hosts, net_source(v),
+                alone, alone / v->choice.sim.seconds / (double)hosts);
 }

@@ -123,12 +123,9 @@ static int try_variant(struct row *r, const struct variant *of, bool backward, c
     if (!rc)
         snprintf(r->blocks, sizeof(r->blocks), "%s", v.cfg->train.blocks);
     r->exact = !rc && !*of->lost && v.request.numerics.master == MT_MASTER_F32;
-    if (!rc)
-        rc = plan_view_needs_rates(&v, err);
-    if (!rc)
-        rc = mt_resolve(&v.choice, &v.request, err);
-    if (!rc)
-        rc = take_row(r, &v, err);
+    rc = rc ?: plan_view_needs_rates(&v, err)
+            ?: mt_resolve(&v.choice, &v.request, err)
+            ?: take_row(r, &v, err);
     plan_view_close(&v);
     return rc == -ENOSPC ? 0 : rc;
 }
@@ -161,21 +158,13 @@ static void print_notes(void)
 
 static void add_json(cJSON *all, const struct row *r)
 {
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddStringToObject(o, "optimizer.type", r->of->type);
-    cJSON_AddStringToObject(o, "optimizer.state_dtype", r->of->state_dtype);
-    cJSON_AddStringToObject(o, "optimizer.master", r->of->master);
-    cJSON_AddStringToObject(o, "memory.update", r->backward ? "backward" : "forward");
-    cJSON_AddStringToObject(o, "train.blocks", r->blocks);
-    cJSON_AddBoolToObject(o, "exact", r->exact);
-    cJSON_AddBoolToObject(o, "fits", r->fits);
+    cJSON *o = mt_json_put(NULL, "optimizer.type=%s, optimizer.state_dtype=%s, optimizer.master=%s, memory.update=%s",
+                           r->of->type, r->of->state_dtype, r->of->master, r->backward ? "backward" : "forward");
+    mt_json_put(o, "train.blocks=%s, exact=%d, fits=%d", r->blocks, r->exact, r->fits);
     if (r->fits) {
-        cJSON_AddNumberToObject(o, "bytes_per_parameter", r->kept);
-        cJSON_AddNumberToObject(o, "host_bytes", r->host);
-        cJSON_AddNumberToObject(o, "disk_bytes", r->disk);
-        cJSON_AddNumberToObject(o, "seconds", r->seconds);
-        cJSON_AddNumberToObject(o, "disk_write_bytes", r->written);
-        cJSON_AddNumberToObject(o, "disk_write_bytes_per_token", r->a_token);
+        mt_json_put(o, "bytes_per_parameter=%f, host_bytes=%f, disk_bytes=%f, seconds=%f, disk_write_bytes=%f",
+                    r->kept, r->host, r->disk, r->seconds, r->written);
+        mt_json_put(o, "disk_write_bytes_per_token=%f", r->a_token);
     }
     mt_json_append(all, o);
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* megatrain plan --prices: what plans take times from, and where each rate is from. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/mem.h"
 #include "machine/stored.h"
@@ -18,15 +17,9 @@ static int print_as_json(const struct mt_machine *m, const struct mt_price *all,
     cJSON *o = cJSON_CreateObject(), *list;
     cJSON_AddStringToObject(o, "machine", m->name);
     list = cJSON_AddArrayToObject(o, "prices");
-    for (size_t i = 0; i < n; i++) {
-        cJSON *p = cJSON_CreateObject();
-        cJSON_AddStringToObject(p, "key", all[i].key);
-        cJSON_AddNumberToObject(p, "value", all[i].rate.value);
-        cJSON_AddStringToObject(p, "unit", all[i].unit);
-        cJSON_AddStringToObject(p, "kind", kind_of(&all[i]));
-        cJSON_AddStringToObject(p, "from", all[i].from);
-        mt_json_append(list, p);
-    }
+    for (size_t i = 0; i < n; i++)
+        mt_json_append(list, mt_json_put(NULL, "key=%s, value=%f, unit=%s, kind=%s, from=%s", all[i].key,
+                                         all[i].rate.value, all[i].unit, kind_of(&all[i]), all[i].from));
     return cli_print_object(o, true);
 }
 

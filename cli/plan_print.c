@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -360,10 +359,9 @@ static void print_rates(const struct plan_view *v)
     printf("\n");
     plan_print_blocks(v);
     plan_print_merges(v);
-    if (f.disk_write > 0) {
+    if (f.disk_write > 0)
         printf("Drives    %.4g GB written a step, %.4g TB for a million tokens\n", f.disk_write * 1e-9,
                f.disk_write / f.tokens * 1e-6);
-    }
     plan_print_wear(v);
     printf("Searched  %zu candidates\n", v->choice.n_searched);
 }
@@ -388,14 +386,11 @@ void plan_print(const struct plan_view *v)
 /* What is known whether it fits or not. */
 static cJSON *begin_json(const struct plan_view *v, bool fits)
 {
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddBoolToObject(o, "fits", fits);
-    cJSON_AddStringToObject(o, "model", v->hf.family->architecture);
-    cJSON_AddNumberToObject(o, "parameters", (double)v->layout->n_params);
+    cJSON *o = mt_json_put(NULL, "fits=%d, model=%s, parameters=%f", fits, v->hf.family->architecture,
+                           (double)v->layout->n_params);
     if (v->hf.moe.n_experts)
         cJSON_AddNumberToObject(o, "active_parameters", (double)v->layout->n_active);
-    cJSON_AddNumberToObject(o, "trained_parameters", (double)v->layout->n_trained);
-    cJSON_AddStringToObject(o, "machine", v->machine.name);
+    mt_json_put(o, "trained_parameters=%f, machine=%s", (double)v->layout->n_trained, v->machine.name);
     return o;
 }
 
@@ -404,12 +399,11 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     const struct mt_plan_choice *c = &v->choice;
     char name[MT_CHOICE_NAME];
     cJSON *k = cJSON_AddObjectToObject(o, "settings");
-    cJSON_AddNumberToObject(k, "train.micro_batch", (double)c->numerics.micro_batch);
-    cJSON_AddStringToObject(k, "memory.unit", c->layout->cut.name);
-    cJSON_AddStringToObject(k, "memory.activations",
-                            mt_choice_name(name, MT_ACTIVATIONS_NAMES, (int)c->placement.activations));
-    cJSON_AddNumberToObject(k, "memory.keep_layers", (double)c->placement.keep_layers);
-    cJSON_AddNumberToObject(k, "memory.offload_layers", (double)c->placement.offload_layers);
+    mt_json_put(k, "train.micro_batch=%f, memory.unit=%s, memory.activations=%s, memory.keep_layers=%f",
+                (double)c->numerics.micro_batch, c->layout->cut.name,
+                mt_choice_name(name, MT_ACTIVATIONS_NAMES, (int)c->placement.activations),
+                (double)c->placement.keep_layers);
+    mt_json_put(k, "memory.offload_layers=%f", (double)c->placement.offload_layers);
     if (c->engine.uses_files)
         cJSON_AddNumberToObject(k, "memory.base_blocks", (double)c->engine.base_blocks);
     cJSON_AddNumberToObject(k, "memory.offload_attention", (double)c->placement.offload_attention);
@@ -445,10 +439,9 @@ static void add_memory(cJSON *o, const struct plan_view *v)
     cJSON *lanes = cJSON_AddArrayToObject(o, "gpu_bytes");
     for (int lane = 0; lane < lanes_of(v); lane++)
         mt_json_append(lanes, cJSON_CreateNumber((double)v->choice.engine.lane_bytes[lane]));
-    cJSON_AddNumberToObject(o, "host_bytes", (double)v->choice.host_bytes);
-    cJSON_AddNumberToObject(o, "disk_bytes", (double)v->choice.disk_bytes);
-    cJSON_AddNumberToObject(o, "device_budget", (double)v->request.placement.device_budget.bytes);
-    cJSON_AddNumberToObject(o, "host_budget", (double)v->request.placement.host_budget.bytes);
+    mt_json_put(o, "host_bytes=%f, disk_bytes=%f, device_budget=%f, host_budget=%f", (double)v->choice.host_bytes,
+                (double)v->choice.disk_bytes, (double)v->request.placement.device_budget.bytes,
+                (double)v->request.placement.host_budget.bytes);
 }
 
 static void add_times(cJSON *o, const struct plan_view *v)
@@ -456,31 +449,20 @@ static void add_times(cJSON *o, const struct plan_view *v)
     const struct mt_sim_result *s = &v->choice.sim;
     struct figures f = figure(v);
     cJSON *phases = cJSON_AddArrayToObject(o, "phases");
-    for (int ph = 0; ph < MT_SIM_N_PHASES; ph++) {
-        cJSON *p = cJSON_CreateObject();
-        cJSON_AddStringToObject(p, "phase", phase_names[ph]);
-        cJSON_AddNumberToObject(p, "seconds", s->phase[ph]);
-        cJSON_AddStringToObject(p, "bound_by", mt_sim_resource_name(s->bound[ph]));
-        mt_json_append(phases, p);
-    }
+    for (int ph = 0; ph < MT_SIM_N_PHASES; ph++)
+        mt_json_append(phases, mt_json_put(NULL, "phase=%s, seconds=%f, bound_by=%s", phase_names[ph], s->phase[ph],
+                                           mt_sim_resource_name(s->bound[ph])));
     cJSON *res = cJSON_AddArrayToObject(o, "resources");
     for (int k = 0; k < MT_SIM_N_RESOURCES; k++) {
         cJSON *r = cJSON_CreateObject();
-        cJSON_AddStringToObject(r, "resource", mt_sim_resource_name((enum mt_sim_resource)k));
-        cJSON_AddNumberToObject(r, "queues", queues_of(v, k));
-        cJSON_AddNumberToObject(r, "busy_seconds", s->busy[k]);
-        cJSON_AddNumberToObject(r, "bytes", s->bytes[k]);
-        cJSON_AddNumberToObject(r, "compute_idle_seconds", s->idle[k]);
+        mt_json_put(r, "resource=%s, queues=%f, busy_seconds=%f, bytes=%f, compute_idle_seconds=%f",
+                    mt_sim_resource_name((enum mt_sim_resource)k), (double)queues_of(v, k), s->busy[k],
+                    s->bytes[k], s->idle[k]);
         mt_json_append(res, r);
     }
-    cJSON_AddNumberToObject(o, "step_seconds", s->seconds);
-    cJSON_AddNumberToObject(o, "tokens_per_step", f.tokens);
-    cJSON_AddNumberToObject(o, "tokens_per_second", f.tok_s);
-    cJSON_AddNumberToObject(o, "model_tflops", f.tflops);
-    cJSON_AddNumberToObject(o, "utilisation", f.peak > 0 ? f.tflops / f.peak : NAN);
-    cJSON_AddNumberToObject(o, "run_tokens", f.run_tokens);
-    cJSON_AddNumberToObject(o, "run_days", f.days_run);
-    cJSON_AddNumberToObject(o, "joules_per_token", f.joules_token);
+    mt_json_put(o, "step_seconds=%f, tokens_per_step=%f, tokens_per_second=%f, model_tflops=%f, utilisation=%f",
+                s->seconds, f.tokens, f.tok_s, f.tflops, f.peak > 0 ? f.tflops / f.peak : NAN);
+    mt_json_put(o, "run_tokens=%f, run_days=%f, joules_per_token=%f", f.run_tokens, f.days_run, f.joules_token);
 }
 
 static void add_wear(cJSON *o, const struct plan_view *v)
@@ -489,10 +471,8 @@ static void add_wear(cJSON *o, const struct plan_view *v)
     plan_wear(&w, v);
     if (!(w.tb_a_day > 0))
         return;
-    cJSON_AddNumberToObject(o, "drives_tb_a_day", w.tb_a_day);
-    cJSON_AddNumberToObject(o, "drives_rated_tb", w.rated_tb);
-    cJSON_AddNumberToObject(o, "drives_worn_out_days", w.days);
-    cJSON_AddNumberToObject(o, "drives_worn_out_tokens", w.tokens);
+    mt_json_put(o, "drives_tb_a_day=%f, drives_rated_tb=%f, drives_worn_out_days=%f, drives_worn_out_tokens=%f",
+                w.tb_a_day, w.rated_tb, w.days, w.tokens);
 }
 
 void plan_print_json(const struct plan_view *v)
@@ -517,12 +497,8 @@ void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
     cJSON *o = begin_json(v, false);
     cJSON_AddStringToObject(o, "short", err->msg);
     cJSON *list = cJSON_AddArrayToObject(o, "changes");
-    for (size_t i = 0; i < n; i++) {
-        cJSON *c = cJSON_CreateObject();
-        cJSON_AddStringToObject(c, "change", changes[i].what);
-        cJSON_AddNumberToObject(c, "step_seconds", changes[i].seconds);
-        cJSON_AddBoolToObject(c, "hardware", changes[i].hardware);
-        mt_json_append(list, c);
-    }
+    for (size_t i = 0; i < n; i++)
+        mt_json_append(list, mt_json_put(NULL, "change=%s, step_seconds=%f, hardware=%d", changes[i].what,
+                                         changes[i].seconds, changes[i].hardware));
     cli_print_object(o, true);
 }

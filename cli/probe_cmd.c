@@ -100,10 +100,7 @@ static int probe_all(struct cli *cli, const struct cli_args *args, const struct 
                                   .cores_share = cli_arg(args, "force") || use > n ? NULL : &share,
                                   .least_share = 0.9, /* runs differ by less */
                                   .progress = show_progress, .ctx = cli};
-    if (!rc)
-        rc = find_device(&p, args, &err);
-    if (!rc)
-        rc = mt_measure_machine(&m, &p, &err);
+    rc = rc ?: find_device(&p, args, &err) ?: mt_measure_machine(&m, &p, &err);
     free(cpus);
     struct mt_err why = err;
     if (rc == -EBUSY)

@@ -36,17 +36,11 @@ int cli_probe_disk(struct cli *, const struct cli_args *args)
     if (rc)
         return cli_fail(&err);
     if (cli_arg(args, "json")) {
-        cJSON *o = cJSON_CreateObject();
-        cJSON_AddNumberToObject(o, "disk read GB/s", r.read);
-        cJSON_AddNumberToObject(o, "disk write GB/s", r.write);
-        cJSON_AddNumberToObject(o, "disk both GB/s", r.together);
-        cJSON_AddNumberToObject(o, "disk read CPUs", r.cpu_read);
-        cJSON_AddNumberToObject(o, "disk write CPUs", r.cpu_write);
-        cJSON_AddStringToObject(o, "disk io", r.info.io);
-        cJSON_AddBoolToObject(o, "disk direct", r.info.direct);
-        cJSON_AddBoolToObject(o, "disk registered buffers", r.info.buffers_registered);
-        cJSON_AddNumberToObject(o, "disk alignment", (double)r.info.align);
-        cJSON_AddNumberToObject(o, "disk depth", r.info.depth);
+        cJSON *o = mt_json_put(NULL, "disk read GB/s=%f, disk write GB/s=%f, disk both GB/s=%f, disk read CPUs=%f",
+                               r.read, r.write, r.together, r.cpu_read);
+        mt_json_put(o, "disk write CPUs=%f, disk io=%s, disk direct=%d, disk registered buffers=%d", r.cpu_write,
+                    r.info.io, r.info.direct, r.info.buffers_registered);
+        mt_json_put(o, "disk alignment=%f, disk depth=%f", (double)r.info.align, (double)r.info.depth);
         return cli_print_object(o, true);
     }
     printf("%s: %s, %s, %s buffers, alignment %zu, depth %u\n", p.dir, r.info.io,

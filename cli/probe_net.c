@@ -116,10 +116,8 @@ static int probe_pairs(const struct probe *p, cJSON *list, struct found *worst, 
             cJSON *o = cJSON_CreateObject();
             char name[64];
             snprintf(name, sizeof(name), "%d and %d", a, b);
-            cJSON_AddStringToObject(o, "hosts", name);
-            cJSON_AddNumberToObject(o, "us", f.us);
-            cJSON_AddNumberToObject(o, "GB/s one way", f.gbs);
-            cJSON_AddNumberToObject(o, "GB/s each of both ways", f.both_gbs);
+            mt_json_put(o, "hosts=%s, us=%f, GB/s one way=%f, GB/s each of both ways=%f", name, f.us, f.gbs,
+                        f.both_gbs);
             mt_json_append(list, o);
             *worst = (struct found){MT_MAX(worst->us, f.us), worst->gbs > 0 ? MT_MIN(worst->gbs, f.gbs) : f.gbs, 0};
         }
@@ -133,8 +131,7 @@ static int probe_ring(const struct probe *p, double *gbs, double *cores, struct 
     int rc = meet(p, err);
     double before = mt_hw_busy_seconds();
     int64_t begin = mt_now_ns();
-    if (!rc)
-        rc = time_bytes(p, (p->rank + 1) % p->size, (p->rank + p->size - 1) % p->size, &own, err);
+    rc = rc ?: time_bytes(p, (p->rank + 1) % p->size, (p->rank + p->size - 1) % p->size, &own, err);
     *cores = before > 0 ? (mt_hw_busy_seconds() - before) / mt_seconds_since(begin) : 0;
     *gbs = own;
     if (!rc && p->rank)
@@ -228,10 +225,7 @@ int cli_probe_net(const struct cli_args *args)
         if (!p.out || !p.in)
             rc = mt_fail_nomem(&err, "messages", 2 * (size_t)AT_ONCE * BYTES);
     }
-    if (!rc)
-        rc = measure(&p, o, &found, &err);
-    if (!rc)
-        rc = look_at_names(&p, o, &err);
+    rc = rc ?: measure(&p, o, &found, &err) ?: look_at_names(&p, o, &err);
     if (rc && p.net)
         mt_net_tell(p.net, err.msg);
     if (rc || p.rank)

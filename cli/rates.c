@@ -71,14 +71,10 @@ int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *pa
         rc = mt_fail_nomem(err, path, MOST_ROUNDS * r->n * sizeof(double));
     else
         r->seconds = r->rounds + MOST_ROUNDS * r->n;
-    if (!rc)
-        rc = mt_turns_create(&r->turns, &p, ops, r->n, err);
-    if (!rc)
-        rc = write_ops(r, ops, err);
+    rc = rc ?: mt_turns_create(&r->turns, &p, ops, r->n, err) ?: write_ops(r, ops, err);
     for (int warm = 0; warm < 2 && !rc; warm++)
         rc = mt_turns_run(r->turns, r->rounds, err);
-    if (!rc)
-        rc = write_rates(r, step, err);
+    rc = rc ?: write_rates(r, step, err);
     if (rc)
         cli_rates_close(r, NULL);
     return rc;

@@ -51,11 +51,8 @@ void cli_add_memory(cJSON *o, const struct mt_memory_rows *rows)
 {
     cJSON *list = cJSON_AddArrayToObject(o, "memory");
     for (int i = 0; i < rows->n; i++) {
-        cJSON *r = cJSON_CreateObject();
-        cJSON_AddStringToObject(r, "tier", rows->row[i].tier);
-        cJSON_AddStringToObject(r, "use", rows->row[i].tag);
-        cJSON_AddNumberToObject(r, "bytes", (double)rows->row[i].bytes);
-        mt_json_append(list, r);
+        mt_json_append(list, mt_json_put(NULL, "tier=%s, use=%s, bytes=%f", rows->row[i].tier, rows->row[i].tag,
+                                         (double)rows->row[i].bytes));
     }
 }
 
@@ -297,33 +294,23 @@ static cJSON *begin_event(const struct cli_progress *p)
 static void step_event(const struct cli_progress *p, const struct mt_step_report *r)
 {
     cJSON *o = begin_event(p);
-    cJSON_AddNumberToObject(o, "step", (double)r->step);
-    cJSON_AddNumberToObject(o, "total_steps", (double)r->total_steps);
-    cJSON_AddNumberToObject(o, "loss", r->result.loss);
-    cJSON_AddNumberToObject(o, "lr", r->lr);
-    cJSON_AddNumberToObject(o, "grad_norm", r->result.grad_norm);
-    cJSON_AddBoolToObject(o, "skipped", r->result.skipped);
-    cJSON_AddNumberToObject(o, "tok_s", (double)r->tokens / r->seconds);
-    cJSON_AddNumberToObject(o, "seconds", r->seconds);
-    cJSON_AddNumberToObject(o, "eta_seconds", r->eta_seconds);
+    mt_json_put(o, "step=%f, total_steps=%f, loss=%f, lr=%f, grad_norm=%f, skipped=%d, tok_s=%f, seconds=%f",
+                (double)r->step, (double)r->total_steps, r->result.loss, r->lr, r->result.grad_norm,
+                r->result.skipped, (double)r->tokens / r->seconds, r->seconds);
+    mt_json_put(o, "eta_seconds=%f", r->eta_seconds);
     cli_json_event("step", o);
 }
 
 static void eval_event(const struct cli_progress *p, const struct mt_eval_report *r)
 {
     cJSON *o = begin_event(p);
-    cJSON_AddNumberToObject(o, "step", (double)r->step);
-    cJSON_AddNumberToObject(o, "eval_loss", r->loss);
-    cJSON_AddNumberToObject(o, "accuracy", r->accuracy);
-    cJSON_AddNumberToObject(o, "tokens", (double)r->n_loss);
-    cJSON_AddNumberToObject(o, "seconds", r->seconds);
-    cJSON_AddBoolToObject(o, "best", r->best);
+    mt_json_put(o, "step=%f, eval_loss=%f, accuracy=%f, tokens=%f, seconds=%f, best=%d", (double)r->step, r->loss,
+                r->accuracy, (double)r->n_loss, r->seconds, r->best);
     cJSON *sets = r->n_sets ? cJSON_AddObjectToObject(o, "sets") : NULL;
     for (size_t i = 0; i < r->n_sets; i++) {
         cJSON *set = cJSON_AddObjectToObject(sets, r->sets[i].name);
-        cJSON_AddNumberToObject(set, "eval_loss", r->sets[i].loss);
-        cJSON_AddNumberToObject(set, "accuracy", r->sets[i].accuracy);
-        cJSON_AddNumberToObject(set, "tokens", (double)r->sets[i].n_loss);
+        mt_json_put(set, "eval_loss=%f, accuracy=%f, tokens=%f", r->sets[i].loss, r->sets[i].accuracy,
+                    (double)r->sets[i].n_loss);
     }
     cli_json_event("eval", o);
 }

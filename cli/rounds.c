@@ -401,8 +401,7 @@ int cli_run_rounds(int *code, const struct cli *cli, const struct cli_args *args
     int rc = check(&r, err);
     sigaction(SIGINT, &pass, NULL);
     sigaction(SIGTERM, &pass, NULL);
-    if (!rc)
-        rc = newest(&r, &step, err);
+    rc = rc ?: newest(&r, &step, err);
     while (!rc && !*code && !caught && step < r.steps && step != before) {
         before = step;
         rc = run_round(&r, step, code, err);

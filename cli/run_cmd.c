@@ -113,15 +113,13 @@ static int prepare(struct run *r, struct mt_err *err)
     if (!rc)
         rc = r->n == 1 ? mt_setup_open_on_hosts(&r->setup, r->in, r->cluster, err)
                        : mt_setup_open_shared(&r->setup, r->in, r->n, err);
-    if (!rc)
-        rc = mt_setup_memory(&r->setup, &memory, err);
+    rc = rc ?: mt_setup_memory(&r->setup, &memory, err);
     if (!rc && !r->cli->quiet) {
         cli_print_setup(&r->setup);
         cli_print_wear(&r->setup, tbw);
         cli_print_memory(&memory);
     }
-    if (!rc)
-        rc = mt_memory_check(&memory, err);
+    rc = rc ?: mt_memory_check(&memory, err);
     for (size_t i = 0; i < r->n && !rc && !cli_arg(r->args, "no-save"); i++)
         learner_check_space(&r->learner[i], &memory);
     return rc;
@@ -162,8 +160,7 @@ static int start(struct run *r, struct cli_rates *rates, struct mt_err *err)
     int rc = resume ? 0 : mt_fail_nomem(err, "the run", r->n);
     if (!rc && r->cluster)
         rc = mt_cluster_send_config(r->cluster, &r->setup, err);
-    if (!rc)
-        rc = mt_session_start(&r->session, &r->setup, err);
+    rc = rc ?: mt_session_start(&r->session, &r->setup, err);
     if (!rc && !r->cli->quiet)
         cli_print_disk(&r->session);
     if (!rc && rates_path) { /* before anything is written: it fails without a profile of the machine */
@@ -174,8 +171,7 @@ static int start(struct run *r, struct cli_rates *rates, struct mt_err *err)
         learner_adopt_findings(&r->learner[i], &r->setup);
         resume[i] = r->learner[i].resume;
     }
-    if (!rc)
-        rc = mt_session_fill_weights(&r->session, resume, err);
+    rc = rc ?: mt_session_fill_weights(&r->session, resume, err);
     if (!rc && r->cluster)
         rc = mt_cluster_send_state(r->cluster, &r->session, &r->learner->state, err);
     for (size_t i = 0; i < r->n && !rc; i++)
@@ -197,10 +193,7 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
     int rc = 0;
     for (size_t i = 0; i < r->n && !rc; i++)
         rc = mt_reference_take(&r->setup, i, &r->learner[i].state, err);
-    if (!rc)
-        rc = start(r, &rates, err);
-    if (!rc)
-        rc = mt_train_run(p, r->n, end, err);
+    rc = rc ?: start(r, &rates, err) ?: mt_train_run(p, r->n, end, err);
     int code = cli_rates_close(&rates, rc ? NULL : err);
     free(p);
     return rc ?: code;
@@ -258,24 +251,20 @@ static int next_block(struct run *r, struct mt_err *err)
     int rc = mt_config_copy(&cfg, l->cfg, "chosen", err);
     if (!rc && strcmp(l->out.dir, cfg->checkpoint.dir))
         rc = mt_config_override(cfg, "checkpoint.dir", l->out.dir, "where it was moved to", err);
-    if (!rc)
-        rc = mt_inputs_next_block(l->in, cfg, &resumed, err);
+    rc = rc ?: mt_inputs_next_block(l->in, cfg, &resumed, err);
     if (cfg) {
         mt_config_destroy(&l->cfg);
         l->cfg = l->in->cfg = cfg;
     }
-    if (!rc)
-        rc = mt_setup_open(&r->setup, l->in, MT_RUN_TRAIN, err);
-    if (!rc)
-        rc = mt_setup_memory(&r->setup, &memory, err);
-    return rc ?: mt_memory_check(&memory, err);
+    return rc ?: mt_setup_open(&r->setup, l->in, MT_RUN_TRAIN, err)
+              ?: mt_setup_memory(&r->setup, &memory, err)
+              ?: mt_memory_check(&memory, err);
 }
 
 static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
 {
     int rc = r->learner && r->in ? 0 : mt_fail_nomem(err, "the run", r->n * sizeof(*r->learner));
-    if (!rc)
-        rc = check_operands(r->args, err);
+    rc = rc ?: check_operands(r->args, err);
     if (!rc && r->cluster && r->n > 1)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "several configurations on one base are of one host: start them without mpirun");
     for (size_t i = 0; i < r->n && !rc; i++) {
@@ -285,8 +274,7 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
     }
     if (!rc && !cli_arg(r->args, "dry-run"))
         rc = watch(r, err);
-    if (!rc)
-        rc = prepare(r, err);
+    rc = rc ?: prepare(r, err);
     for (size_t i = 0; i < r->n && !rc; i++)
         rc = learner_check(&r->learner[i], err);
     if (rc || cli_arg(r->args, "dry-run"))
@@ -331,8 +319,7 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
         return cli_follow(r.cluster, &control);
     r.learner = mt_calloc(r.n, sizeof(*r.learner));
     r.in = mt_calloc(r.n, sizeof(*r.in));
-    if (!rc)
-        rc = run_all(&r, &end, &err);
+    rc = rc ?: run_all(&r, &end, &err);
     mt_watch_stop(&r.watch);
     int code = rc ? cli_fail(&err) : exit_code(&r, end);
     if (rc && end == MT_END_TIME && err.kind != MT_ERR_TRAINING && can_go_on(&r))

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A model tried by one person: the front of generation on a terminal. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -88,8 +87,7 @@ static int encode_messages(struct cli_generation *p, cJSON *messages, struct mt_
     cJSON *list = cJSON_CreateArray(), *record = cJSON_CreateObject();
     int rc = mt_json_append(list, record) && cJSON_AddItemReferenceToObject(record, "messages", messages)
                  ? 0 : mt_fail_nomem(err, "a conversation", 1);
-    if (!rc)
-        rc = mt_text_encode(&p->text, list, true, p->ids, err);
+    rc = rc ?: mt_text_encode(&p->text, list, true, p->ids, err);
     cJSON_Delete(list);
     return rc;
 }
@@ -168,8 +166,7 @@ static int converse(struct cli_generation *p, size_t context, struct mt_err *err
             continue;
         }
         rc = add_message(messages, "user", line, (size_t)n) ? 0 : mt_fail_nomem(err, "a conversation", (size_t)n);
-        if (!rc)
-            rc = encode_turns(p, messages, context, &taken, err);
+        rc = rc ?: encode_turns(p, messages, context, &taken, err);
         if (!rc && taken)
             rc = answer(p, messages, err);
     }

@@ -51,9 +51,8 @@ int cli_cmd_stop(struct cli *cli, const struct cli_args *args)
 {
     const char *dir = args->operands[0];
     double limit = (double)cli_whole(args, "wait", 0);
-    char path[4200];
     struct mt_err err;
-    mt_path_printf(path, sizeof(path), "%s/%s", dir, MT_REQUEST_STOP);
+    const char *path = MT_PATH("%s/%s", dir, MT_REQUEST_STOP);
     if (!mt_output_in_use(dir)) {
         mt_fail(&err, MT_ERR_USAGE, -ENOENT, "%s: no run of this machine writes to this folder (checkpoint.dir; of several hosts the "
                 "first one's)", dir);
