@@ -100,15 +100,13 @@ int mt_fold_open(struct mt_fold **out, const char *dir, const struct mt_st_model
     struct mt_fold *f = mt_calloc(1, sizeof(*f));
     int rc = f && (f->of = mt_calloc(weights->n_tensors, sizeof(*f->of)))
                  ? refuse_experts(*config, dir, err) : mt_fail_nomem(err, dir, weights->n_tensors * sizeof(*f->of));
-    if (!rc)
-        rc = mt_peft_read_spec(&s, dir, err);
+    rc = rc ?: mt_peft_read_spec(&s, dir, err);
     if (!rc) {
         f->weights = weights;
         rc = find_parts(f, &s, err);
         mt_adapter_spec_finish(&s);
     }
-    if (!rc)
-        rc = mt_json_edit(config, MT_PEFT_CONFIG, set_rank, &f->rank, MT_ERR_INPUT, err);
+    rc = rc ?: mt_json_edit(config, MT_PEFT_CONFIG, set_rank, &f->rank, MT_ERR_INPUT, err);
     if (rc)
         mt_fold_close(&f);
     else

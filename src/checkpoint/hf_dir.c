@@ -54,10 +54,8 @@ static int write_sorted(struct mt_out_file *f, const struct mt_source *s, size_t
     int rc = decls && buf ? 0 : mt_fail_nomem(err, "writing tensors", (size_t)PIECE * MOST_ELEM_BYTES);
     for (size_t i = 0; i < n && !rc; i++)
         decls[i] = s[i].decl;
-    if (!rc)
-        rc = mt_st_build_header(&header, &len, decls, n, err);
-    if (!rc)
-        rc = mt_out_write(f, header, len, err);
+    rc = rc ?: mt_st_build_header(&header, &len, decls, n, err)
+            ?: mt_out_write(f, header, len, err);
     mt_out_end_header(f);
     for (size_t i = 0; i < n && !rc; i++)
         rc = write_tensor(f, &s[i], buf, sums, err);
@@ -68,8 +66,7 @@ static int write_sorted(struct mt_out_file *f, const struct mt_source *s, size_t
 static int finish_file(const struct mt_hf_dir *h, const char *name, struct mt_out_file *f, cJSON *sums, int rc,
                        struct mt_err *err)
 {
-    if (!rc)
-        rc = mt_out_commit(f, err);
+    rc = rc ?: mt_out_commit(f, err);
     if (!rc && h->done)
         rc = h->done(h->ctx, name, f, err);
     if (!rc && h->listed)
@@ -94,8 +91,7 @@ int mt_hf_write_file(const struct mt_hf_dir *h, const char *name, const struct m
         qsort(sorted, n, sizeof(*sorted), mt_st_file_order);
         rc = mt_out_open(&f, h->vfs, path, err);
     }
-    if (!rc)
-        rc = write_sorted(&f, sorted, n, sums, err);
+    rc = rc ?: write_sorted(&f, sorted, n, sums, err);
     rc = finish_file(h, name, &f, sums, rc, err);
     return rc;
 }
@@ -146,8 +142,7 @@ static int write_index(const struct mt_hf_dir *h, const size_t *end, size_t n_sh
         cJSON_AddStringToObject(map, h->named[i], MT_ST_IN_BASE);
     if (h->n_named)
         cJSON_AddStringToObject(meta, MT_ST_BASE_KEY, h->base_dir);
-    cJSON_AddNumberToObject(meta, "total_parameters", params);
-    cJSON_AddNumberToObject(meta, "total_size", size);
+    mt_json_put(meta, "total_parameters=%f, total_size=%f", params, size);
     MT_FREED char *text = sorted ? mt_json_print(root, true) : NULL;
     int rc = text && mt_json_complete() ? write_bytes(h, "model.safetensors.index.json", text, strlen(text), err)
                   : mt_fail_nomem(err, "the weight index", h->n_sources);

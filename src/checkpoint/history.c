@@ -127,10 +127,9 @@ static int remove_those(const struct mt_history *h, const struct mt_vfs *vfs, co
                         bool (*which)(const struct mt_history *, const char *, const char *), struct mt_err *err)
 {
     DIR *d = opendir(dir);
-    char path[4400];
     int rc = 0;
     for (struct dirent *e; d && !rc && (e = readdir(d));) {
-        mt_path_printf(path, sizeof(path), "%s/%s", dir, e->d_name);
+        const char *path = MT_PATH("%s/%s", dir, e->d_name);
         if (!which(h, path, e->d_name))
             continue;
         rc = vfs->remove_tree(vfs->ctx, path);
@@ -162,9 +161,7 @@ static int make_durable(const struct mt_vfs *vfs, const char *dir)
     if (fd >= 0)
         close(fd);
     snprintf(path, sizeof(path), "%s/megatrain", dir);
-    if (!rc)
-        rc = vfs->sync_dir(vfs->ctx, path);
-    return rc ?: vfs->sync_dir(vfs->ctx, dir);
+    return rc ?: vfs->sync_dir(vfs->ctx, path) ?: vfs->sync_dir(vfs->ctx, dir);
 }
 
 void mt_history_adopt(const struct mt_vfs *vfs, const char *dir)

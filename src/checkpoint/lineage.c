@@ -76,9 +76,7 @@ void mt_lineage_to_json(const struct mt_lineage *l, cJSON *o)
     for (size_t i = 0; i < l->n; i++) {
         cJSON *a = cJSON_CreateObject();
         snprintf(step, sizeof(step), "%llu", (unsigned long long)l->ancestors[i].step);
-        cJSON_AddStringToObject(a, "run", l->ancestors[i].run);
-        cJSON_AddStringToObject(a, "step", step);
-        cJSON_AddStringToObject(a, "state.json", l->ancestors[i].sum);
+        mt_json_put(a, "run=%s, step=%s, state.json=%s", l->ancestors[i].run, step, l->ancestors[i].sum);
         mt_json_append(list, a);
     }
 }

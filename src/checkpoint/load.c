@@ -3,8 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include "base/dtype.h"
@@ -111,9 +109,8 @@ static bool find_set_aside(const char *dir, char newest[4096])
     for (struct dirent *e; d && (e = readdir(d));) {
         const char *dot = strstr(e->d_name, ".abandoned-");
         struct mt_checkpoint_id id;
-        char path[4400];
         uint64_t step;
-        mt_path_printf(path, sizeof(path), "%s/%s", dir, e->d_name);
+        const char *path = MT_PATH("%s/%s", dir, e->d_name);
         if (!dot || !mt_checkpoint_parse_name(e->d_name, dot, &step) || (any && step <= most) ||
             mt_checkpoint_identify(path, &id, NULL))
             continue;
@@ -219,10 +216,8 @@ int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct
     if (!rc && !full)
         rc = mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT,
                      "%s holds only weights, no training state: it cannot be resumed, but can be used as model.path", dir);
-    if (!rc)
-        rc = mt_train_state_from_json(out, state, dir, err);
-    if (!rc)
-        rc = read_reference(dir, state, out, err);
+    rc = rc ?: mt_train_state_from_json(out, state, dir, err)
+            ?: read_reference(dir, state, out, err);
     if (!rc)
         memcpy(out->sum, sum, sizeof(sum));
     return rc;

@@ -33,8 +33,7 @@ void mt_manifest_add_file(cJSON *files, const char *name, const struct mt_out_fi
     char sum[MT_SUM_TEXT];
     cJSON *o = cJSON_AddObjectToObject(files, name);
     mt_sum_format(sum, f->sum);
-    cJSON_AddNumberToObject(o, "size", (double)f->bytes);
-    cJSON_AddStringToObject(o, "xxh3", sum);
+    mt_json_put(o, "size=%f, xxh3=%s", (double)f->bytes, sum);
     if (!tensors)
         return;
     mt_sum_format(sum, f->header);

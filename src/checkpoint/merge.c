@@ -2,7 +2,6 @@
 #include "checkpoint/merge.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -227,7 +226,6 @@ static bool changes(const void *ctx, const char *name)
 int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_model *base, const char *model_dir,
                   bool f32, struct mt_err *err)
 {
-    char path[4200];
     struct mt_merge *m = mt_calloc(1, sizeof(*m));
     MT_FREED struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
     int rc = m && cfg ? mt_hf_config_read(cfg, model_dir, err) : mt_fail_nomem(err, dir, sizeof(*cfg));
@@ -236,19 +234,15 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
         m->family = cfg->family;
         rc = mt_peft_read_spec(&m->spec, dir, err);
     }
-    mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_WEIGHTS, dir);
+    const char *path = MT_PATH("%s/" MT_PEFT_WEIGHTS, dir);
     if (!rc) {
         rc = mt_st_open_file(&m->st, path, err);
         m->open = !rc;
     }
-    if (!rc)
-        rc = lay_out(m, cfg, dir, err);
-    if (!rc)
-        rc = mt_merge_base_open(&m->base, base, m->layout, f32, changes, m, err);
-    if (!rc)
-        rc = check_base(m, err);
-    if (!rc)
-        rc = mt_peft_compare_copies(m->layout, dir, model_dir, err);
+    rc = rc ?: lay_out(m, cfg, dir, err)
+            ?: mt_merge_base_open(&m->base, base, m->layout, f32, changes, m, err)
+            ?: check_base(m, err)
+            ?: mt_peft_compare_copies(m->layout, dir, model_dir, err);
     if (rc)
         mt_merge_close(&m);
     else
@@ -273,7 +267,7 @@ static void forget_factors(struct factors *f)
 
 void mt_merge_close(struct mt_merge **merge)
 {
-    MT_FREED struct mt_merge *m = *merge;
+    struct mt_merge *m = *merge;
     if (!m)
         return;
     forget(m);
@@ -286,6 +280,7 @@ void mt_merge_close(struct mt_merge **merge)
     mt_layout_destroy(&m->layout);
     free(m->name);
     free(m->site);
+    free(m);
     *merge = NULL;
 }
 
@@ -422,8 +417,7 @@ static int load_factors(struct mt_merge *m, struct factors *f, const struct mt_s
     f->b = mt_calloc(b->n_elems, sizeof(float));
     int rc = f->a && f->b ? mt_st_read_f32(&m->st, a, 0, a->n_elems, f->a, err)
                           : mt_fail_nomem(err, a->name, (a->n_elems + b->n_elems) * sizeof(float));
-    if (!rc)
-        rc = mt_st_read_f32(&m->st, b, 0, b->n_elems, f->b, err);
+    rc = rc ?: mt_st_read_f32(&m->st, b, 0, b->n_elems, f->b, err);
     if (!rc) {
         keep_hi(m, f->a, a->n_elems);
         keep_hi(m, f->b, b->n_elems);

@@ -6,7 +6,6 @@
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -47,9 +46,7 @@ int mt_output_lock(const char *dir, int *fd, struct mt_err *err)
 
 bool mt_output_in_use(const char *dir)
 {
-    char path[4200];
-    mt_path_printf(path, sizeof(path), "%s/.lock", dir);
-    int f = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int f = open(MT_PATH("%s/.lock", dir), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     bool held = f >= 0 && mt_lock_file(f, false) == -EWOULDBLOCK;
     if (f >= 0)
         close(f);
@@ -73,8 +70,7 @@ static int take(struct mt_output *o, const char *dir, struct mt_err *err)
     int fd = rc ? -1 : open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (!rc && fd < 0 && errno != EACCES) /* it may be one that can be written and not read */
         rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", dir, strerror(errno));
-    if (!rc)
-        rc = mt_output_lock(dir, &lock, err);
+    rc = rc ?: mt_output_lock(dir, &lock, err);
     if (rc) {
         if (fd >= 0)
             close(fd);
@@ -97,9 +93,8 @@ static bool is_leftover(const char *name)
 static void remove_leftovers(const char *dir)
 {
     DIR *d = opendir(dir);
-    char path[4400];
     for (struct dirent *e; d && (e = readdir(d));) {
-        mt_path_printf(path, sizeof(path), "%s/%s", dir, e->d_name);
+        const char *path = MT_PATH("%s/%s", dir, e->d_name);
         if (is_leftover(e->d_name) && mt_remove_tree(path, NULL))
             mt_debug("%s, which a killed run left, stays", path);
     }
@@ -184,10 +179,9 @@ static int find_folder(struct mt_output *o, const char *run, struct mt_err *err)
 
 int mt_output_find(struct mt_output *o, const char *run, struct mt_err *err)
 {
-    char path[4200];
     struct mt_err why;
     int lock, rc = find_folder(o, run, err);
-    mt_path_printf(path, sizeof(path), "%s/.lock", o->dir);
+    const char *path = MT_PATH("%s/.lock", o->dir);
     if (rc || is_same(o->lock, path))
         return rc;
     rc = mt_output_lock(o->dir, &lock, &why);

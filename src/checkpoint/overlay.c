@@ -168,10 +168,8 @@ static int write_trained(struct writer *w, struct mt_err *err)
         end = MT_MAX(end, layer + 1);
     }
     snprintf(name, sizeof(name), "layers-%05d-%05d.safetensors", first, end);
-    if (!rc)
-        rc = write_file(w, ALWAYS, always.p, always.n, err);
-    if (!rc)
-        rc = write_file(w, name, others.p, others.n, err);
+    rc = rc ?: write_file(w, ALWAYS, always.p, always.n, err)
+            ?: write_file(w, name, others.p, others.n, err);
     mt_source_list_finish(&always);
     mt_source_list_finish(&others);
     return rc;
@@ -195,10 +193,8 @@ static int write_merged(struct writer *w, struct mt_err *err)
         bytes = 0;
     }
     for (size_t i = 0; i < w->o->files->n && !rc; i++) {
-        char path[4600];
         const struct mt_hf_file *f = &w->o->files->p[i];
-        mt_path_printf(path, sizeof(path), "%s/%s", w->tmp, f->name);
-        rc = mt_write_file(path, f->text, f->len, err);
+        rc = mt_write_file(MT_PATH("%s/%s", w->tmp, f->name), f->text, f->len, err);
     }
     mt_source_list_finish(&list);
     return rc;
@@ -216,22 +212,19 @@ static int link_file(const char *from, const char *to, struct mt_err *err)
 /* Takes over what the overlay before has, and this phase has not written. */
 static int take_parent(struct writer *w, struct mt_err *err)
 {
-    char path[4096], from[4096], to[4096];
     MT_JSON_FREED cJSON *index = NULL;
     int rc = 0;
     if (!w->o->parent)
         return 0;
     mt_str_printf(&w->sums, "%s\n", w->o->parent);
-    mt_path_printf(path, sizeof(path), "%s/%s/" INDEX, w->o->dir, w->o->parent);
-    rc = mt_json_read_file(&index, path, MT_ERR_CHECKPOINT, err);
+    rc = mt_json_read_file(&index, MT_PATH("%s/%s/" INDEX, w->o->dir, w->o->parent), MT_ERR_CHECKPOINT, err);
     const cJSON *map = mt_json_get(index, "weight_map");
     for (const cJSON *v = map ? map->child : NULL; v && !rc; v = v->next) {
         if (!cJSON_IsString(v) || !strcmp(v->valuestring, MT_ST_IN_BASE) || mt_json_get(w->mine, v->string))
             continue;
         mt_json_add(w->map, v->string, cJSON_CreateString(v->valuestring));
-        mt_path_printf(from, sizeof(from), "%s/%s/%s", w->o->dir, w->o->parent, v->valuestring);
-        mt_path_printf(to, sizeof(to), "%s/%s", w->tmp, v->valuestring);
-        rc = link_file(from, to, err);
+        const char *from = MT_PATH("%s/%s/%s", w->o->dir, w->o->parent, v->valuestring);
+        rc = link_file(from, MT_PATH("%s/%s", w->tmp, v->valuestring), err);
     }
     return rc;
 }
@@ -296,12 +289,11 @@ static int name_base(struct writer *w, struct mt_err *err)
 /* Syncs the folder, too: it is written last. */
 static int write_index(const char *dir, const char *base, cJSON *map, struct mt_err *err)
 {
-    char path[4096];
     cJSON *root = cJSON_CreateObject(), *meta = cJSON_AddObjectToObject(root, "metadata");
     cJSON_AddStringToObject(meta, MT_ST_BASE_KEY, base);
     mt_json_add(root, "weight_map", map);
     MT_FREED char *text = mt_json_print(root, true);
-    mt_path_printf(path, sizeof(path), "%s/" INDEX, dir);
+    const char *path = MT_PATH("%s/" INDEX, dir);
     int rc = text && mt_json_complete() ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 1);
     cJSON_Delete(root);
     return rc;
@@ -314,10 +306,7 @@ static int write_all(struct writer *w, struct mt_err *err)
     w->mine = cJSON_CreateObject();
     int rc = w->o->merge ? write_merged(w, err) : write_trained(w, err);
     note_rounding(w, NULL);
-    if (!rc)
-        rc = take_parent(w, err);
-    if (!rc)
-        rc = name_base(w, err);
+    rc = rc ?: take_parent(w, err) ?: name_base(w, err);
     if (!rc) {
         rc = write_index(w->tmp, w->base, w->map, err);
         w->map = NULL;
@@ -341,8 +330,7 @@ static int put_in_place(struct writer *w, const char *name, struct mt_err *err)
         return mt_remove_tree(w->tmp, err);
     if (!rc && rename(w->tmp, final))
         rc = -errno;
-    if (!rc)
-        rc = mt_sync_dir(w->o->dir);
+    rc = rc ?: mt_sync_dir(w->o->dir);
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot rename %s to %s: %s", w->tmp, final, strerror(-rc)) : 0;
 }
 
@@ -360,8 +348,7 @@ int mt_overlay_write(const struct mt_overlay_write *o, char **name, struct mt_er
     rc = mt_remove_tree(w.tmp, err) ?: mt_mkdir_p(w.tmp, err) ?: write_all(&w, err);
     snprintf(text, sizeof(text), PREFIX "%llu-%016llx", (unsigned long long)o->phase,
              (unsigned long long)(rc ? 0 : mt_sum64(w.sums.p, w.sums.len, 0)));
-    if (!rc)
-        rc = put_in_place(&w, text, err);
+    rc = rc ?: put_in_place(&w, text, err);
     mt_str_finish(&w.sums);
     if (rc) {
         mt_remove_tree(w.tmp, NULL);
@@ -375,9 +362,8 @@ int mt_overlay_write(const struct mt_overlay_write *o, char **name, struct mt_er
  * of weights alone has no state, and is whole. */
 static bool add_named(const char *dir, const char *checkpoint, struct mt_str *named)
 {
-    char path[4096];
     MT_JSON_FREED cJSON *state = NULL;
-    mt_path_printf(path, sizeof(path), "%s/%s/megatrain/" MT_STATE_NAME, dir, checkpoint);
+    const char *path = MT_PATH("%s/%s/megatrain/" MT_STATE_NAME, dir, checkpoint);
     int rc = mt_json_read_file(&state, path, MT_ERR_CHECKPOINT, NULL);
     if (rc)
         return rc == -ENOENT || rc == -ENOTDIR;
@@ -399,12 +385,11 @@ void mt_overlay_prune(const char *dir, const char *current)
     if (d)
         rewinddir(d);
     for (struct dirent *e; sure && (e = readdir(d));) {
-        char path[4096], line[300];
+        char line[300];
         snprintf(line, sizeof(line), "%s\n", e->d_name);
         if (strncmp(e->d_name, PREFIX, sizeof(PREFIX) - 1) || strstr(named.p, line))
             continue;
-        mt_path_printf(path, sizeof(path), "%s/%s", dir, e->d_name);
-        mt_remove_tree(path, NULL);
+        mt_remove_tree(MT_PATH("%s/%s", dir, e->d_name), NULL);
     }
     if (d)
         closedir(d);
@@ -413,7 +398,7 @@ void mt_overlay_prune(const char *dir, const char *current)
 /* Links all files of a folder into a new one, durably. */
 static int link_all(const char *from, const char *to, struct mt_err *err)
 {
-    char tmp[4096], a[4096], b[4096];
+    char tmp[4096], a[4096];
     mt_path_printf(tmp, sizeof(tmp), "%s.tmp", to);
     int rc = mt_remove_tree(tmp, err) ?: mt_mkdir_p(tmp, err);
     DIR *d = rc ? NULL : opendir(from);
@@ -423,8 +408,7 @@ static int link_all(const char *from, const char *to, struct mt_err *err)
         if (e->d_name[0] == '.')
             continue;
         mt_path_printf(a, sizeof(a), "%s/%s", from, e->d_name);
-        mt_path_printf(b, sizeof(b), "%s/%s", tmp, e->d_name);
-        rc = link_file(a, b, err);
+        rc = link_file(a, MT_PATH("%s/%s", tmp, e->d_name), err);
     }
     if (!rc && errno)
         rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "cannot read folder %s: %s", from, strerror(errno));
@@ -443,10 +427,9 @@ static int link_all(const char *from, const char *to, struct mt_err *err)
 /* Says where the model is, if it was elsewhere. The index is a new file: the old one may be linked from elsewhere. */
 static int move_base(const char *overlay, const char *base_dir, struct mt_err *err)
 {
-    char path[4096], base[PATH_MAX];
+    char base[PATH_MAX];
     MT_JSON_FREED cJSON *index = NULL;
-    mt_path_printf(path, sizeof(path), "%s/" INDEX, overlay);
-    int rc = mt_json_read_file(&index, path, MT_ERR_CHECKPOINT, err);
+    int rc = mt_json_read_file(&index, MT_PATH("%s/" INDEX, overlay), MT_ERR_CHECKPOINT, err);
     const cJSON *was = mt_json_get(mt_json_get(index, "metadata"), MT_ST_BASE_KEY);
     if (!rc && realpath(base_dir, base) && !(cJSON_IsString(was) && !strcmp(was->valuestring, base))) {
         mt_json_begin();
@@ -467,8 +450,7 @@ int mt_overlay_adopt(const char *checkpoint, const char *name, const char *dir, 
                        checkpoint, name);
     if (!mt_is_dir(own))
         rc = link_all(beside, own, err);
-    if (!rc)
-        rc = move_base(own, base_dir, err);
+    rc = rc ?: move_base(own, base_dir, err);
     if (rc)
         return rc;
     *path = strdup(own);

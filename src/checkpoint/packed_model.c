@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "checkpoint/packed_model.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -31,16 +30,11 @@ int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_pac
     if (!rc && format == MT_PACKED_MXFP4 && !m->layout->cfg.family->fused)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "mxfp4 files can be read only for gpt-oss: export as nf4 or fp8, or set "
                      "model.base_dtype = mxfp4 to train with it");
-    if (!rc)
-        rc = mt_weights_mark_stored(m->layout, dir, format, NULL, err);
-    if (!rc)
-        rc = mt_layout_plane_params(&m->params, m->layout, NULL, MT_BF16, err);
-    if (!rc)
-        rc = check_memory(&m->params, err);
-    if (!rc)
-        rc = mt_plane_set_create(&m->planes, &m->params, err);
-    if (!rc)
-        rc = mt_weights_load(m->layout, m->planes, dir, NULL, err);
+    rc = rc ?: mt_weights_mark_stored(m->layout, dir, format, NULL, err)
+            ?: mt_layout_plane_params(&m->params, m->layout, NULL, MT_BF16, err)
+            ?: check_memory(&m->params, err)
+            ?: mt_plane_set_create(&m->planes, &m->params, err)
+            ?: mt_weights_load(m->layout, m->planes, dir, NULL, err);
     if (!rc && adapters)
         rc = mt_peft_load(m->layout, m->planes, adapters, err);
     return rc;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,10 +23,8 @@ static const char PROGRESS[] = "trainer_state.json";
 static int write_text(struct mt_saver *v, const char *name, const char *text, struct mt_out_file *f,
                       struct mt_err *err)
 {
-    char path[4200];
     *f = (struct mt_out_file){.fd = -1};
-    snprintf(path, sizeof(path), "%s/%s", v->tmp, name);
-    int rc = mt_out_open(f, v->vfs, path, err)
+    int rc = mt_out_open(f, v->vfs, MT_PATH("%s/%s", v->tmp, name), err)
           ?: mt_out_write(f, text, strlen(text), err)
           ?: mt_out_commit(f, err);
     mt_out_abort(f);
@@ -48,12 +45,10 @@ static int write_json(struct mt_saver *v, const char *name, cJSON *json, struct 
 static int write_reference(struct mt_saver *v, struct mt_err *err)
 {
     const struct mt_train_state *st = v->s->state;
-    char path[4200];
     struct mt_out_file f = {.fd = -1};
     if (!st->n_reference)
         return 0;
-    snprintf(path, sizeof(path), "%s/megatrain/%s", v->tmp, MT_REFERENCE_NAME);
-    int rc = mt_out_open(&f, v->vfs, path, err)
+    int rc = mt_out_open(&f, v->vfs, MT_PATH("%s/megatrain/%s", v->tmp, MT_REFERENCE_NAME), err)
           ?: mt_out_write(&f, st->reference, st->n_reference * sizeof(*st->reference), err)
           ?: mt_out_commit(&f, err);
     if (!rc)
@@ -111,14 +106,12 @@ static int write_seal(struct mt_saver *v, struct mt_err *err)
 {
     const char *name = v->s->full ? MT_STATE_NAME : MT_MANIFEST_NAME;
     cJSON *o = v->s->full ? mt_train_state_to_json(v->s->state) : manifest_json(v->s->state);
-    char path[64];
     struct mt_out_file f;
     add_named(v, o);
     if (v->frozen)
         mt_json_add(o, "frozen", cJSON_Duplicate(v->frozen, 1));
     mt_json_add(o, "files", cJSON_Duplicate(v->files, 1));
-    snprintf(path, sizeof(path), "megatrain/%s", name);
-    int rc = write_json(v, path, o, &f, err);
+    int rc = write_json(v, MT_PATH("megatrain/%s", name), o, &f, err);
     if (rc)
         return rc;
     mt_sum_format(v->sum, f.sum);
@@ -157,13 +150,9 @@ static int seal_and_sync(struct mt_saver *v, const char *dir, struct mt_err *err
 
 static int write_all(struct mt_saver *v, struct mt_err *err)
 {
-    char dir[4200];
     int rc = v->s->layout->n_adapters ? mt_save_adapter(v, err) : mt_save_weights(v, err);
-    snprintf(dir, sizeof(dir), "%s/megatrain", v->tmp);
-    if (!rc)
-        rc = write_progress(v, err);
-    if (!rc)
-        rc = make_dir(v, dir, err);
+    const char *dir = MT_PATH("%s/megatrain", v->tmp);
+    rc = rc ?: write_progress(v, err) ?: make_dir(v, dir, err);
     if (v->s->full && !rc)
         rc = mt_save_state(v, err);
     if (v->s->full && !rc)
@@ -220,7 +209,6 @@ static int put_in_place(struct mt_saver *v, const char *final, struct mt_err *er
 static int make_known(struct mt_saver *v, const char *name, struct mt_err *err)
 {
     const struct mt_checkpoint_save *s = v->s;
-    char latest[4096];
     struct mt_err why;
     if (s->history) {
         s->history->has = true;
@@ -228,7 +216,7 @@ static int make_known(struct mt_saver *v, const char *name, struct mt_err *err)
         s->history->step = s->state->step;
         memcpy(s->history->sum, v->sum, sizeof(v->sum));
     }
-    mt_path_printf(latest, sizeof(latest), "%s/latest", s->dir);
+    const char *latest = MT_PATH("%s/latest", s->dir);
     int rc = v->vfs->link(v->vfs->ctx, name, latest); /* a convenience: not needed to resume */
     if (rc)
         mt_warn("cannot link %s to %s: %s", latest, name, strerror(-rc));
@@ -321,8 +309,7 @@ static int take_place(struct mt_saver *v, const char *final, struct mt_err *err)
 /* v->files: those of the checkpoint, of which this one is written anew. */
 static int amend(struct mt_saver *v, const char *final, struct mt_err *err)
 {
-    char dir[4200];
-    snprintf(dir, sizeof(dir), "%s/megatrain", v->tmp);
+    const char *dir = MT_PATH("%s/megatrain", v->tmp);
     v->vfs->remove_tree(v->vfs->ctx, v->tmp);
     cJSON_DeleteItemFromObjectCaseSensitive(v->files, PROGRESS);
     int rc = make_dir(v, v->tmp, err)

@@ -287,14 +287,13 @@ static int write_block_state(struct mt_saver *v, size_t *unit, struct mt_err *er
     size_t first = l->units[*unit].first_tensor, end = first;
     int block = l->units[*unit].block;
     struct mt_source_list list = {.p = NULL};
-    char name[64];
     for (; *unit < l->n_units && l->units[*unit].block == block; ++*unit)
         end += l->units[*unit].n_tensors;
     char(*names)[160] = mt_calloc((end - first) * N_PARTS, sizeof(*names));
     int rc = names ? 0 : mt_fail_nomem(err, "a checkpoint", (end - first) * N_PARTS * sizeof(*names));
     for (size_t t = first; t < end && !rc; t++)
         rc = add_states(v, &list, &l->tensors[t], names + (t - first) * N_PARTS, err);
-    snprintf(name, sizeof(name), "megatrain/state-%05d.safetensors", block);
+    const char *name = MT_PATH("megatrain/state-%05d.safetensors", block);
     if (!rc)
         rc = mt_hf_write_file(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp, .listed = v->files}, name, list.p,
                               list.n, err);

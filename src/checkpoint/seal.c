@@ -73,10 +73,8 @@ int mt_seal_read(const char *dir, cJSON **out, char sum_text[MT_SUM_TEXT], bool 
                                  "%s: holds no training state (megatrain/state.json)", dir);
         }
     }
-    if (!rc)
-        rc = read_seal(seal, name, want, err);
-    if (!rc)
-        rc = mt_sum_file(path, 0, UINT64_MAX, &sum, &size, err);
+    rc = rc ?: read_seal(seal, name, want, err)
+            ?: mt_sum_file(path, 0, UINT64_MAX, &sum, &size, err);
     if (rc)
         return rc;
     mt_sum_format(sum_text, sum);
@@ -102,8 +100,7 @@ int mt_checkpoint_identify(const char *dir, struct mt_checkpoint_id *out, struct
     id.step = cJSON_IsString(step) ? strtoull(step->valuestring, &end, 10) : 0;
     if (!end || *end || end == step->valuestring)
         rc = mt_checkpoint_damaged(err, dir, "it has no step");
-    if (!rc)
-        rc = mt_lineage_from_json(&id.lineage, o, dir, err);
+    rc = rc ?: mt_lineage_from_json(&id.lineage, o, dir, err);
     if (!rc)
         *out = id;
     return rc;

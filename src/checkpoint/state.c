@@ -67,10 +67,8 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
         cJSON_AddStringToObject(o, "best_by", s->best_by);
     if (isfinite(s->best_loss))
         cJSON_AddNumberToObject(o, "best_loss", s->best_loss);
-    if (s->best_saved_step) {
-        cJSON_AddNumberToObject(o, "best_saved_step", (double)s->best_saved_step);
-        cJSON_AddNumberToObject(o, "best_saved_loss", s->best_saved_loss);
-    }
+    if (s->best_saved_step)
+        mt_json_put(o, "best_saved_step=%f, best_saved_loss=%f", (double)s->best_saved_step, s->best_saved_loss);
     if (s->eval_step != MT_EVAL_UNKNOWN)
         cJSON_AddNumberToObject(o, "eval_step", (double)s->eval_step);
     cJSON_AddStringToObject(o, "config", s->config ? s->config : "");
@@ -83,8 +81,7 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
     }
     if (s->blocks.on) {
         cJSON *b = cJSON_AddObjectToObject(o, "blocks");
-        cJSON_AddNumberToObject(b, "phase", (double)s->blocks.phase);
-        cJSON_AddNumberToObject(b, "updates", (double)s->blocks.updates);
+        mt_json_put(b, "phase=%f, updates=%f", (double)s->blocks.phase, (double)s->blocks.updates);
         if (s->blocks.overlay)
             cJSON_AddStringToObject(b, "overlay", s->blocks.overlay);
     }
@@ -187,17 +184,12 @@ cJSON *mt_trainer_state_json(const struct mt_train_state *s)
     cJSON *o = cJSON_CreateObject();
     char best[64];
     double epochs = mt_train_state_epochs(s);
-    cJSON_AddNumberToObject(o, "global_step", (double)s->step);
-    cJSON_AddNumberToObject(o, "epoch", epochs);
-    cJSON_AddNumberToObject(o, "max_steps", (double)s->total_steps);
-    cJSON_AddNumberToObject(o, "num_train_epochs",
-                            s->steps_per_epoch
-                                ? ceil((double)s->total_steps / (double)s->steps_per_epoch)
-                                : 0);
+    mt_json_put(o, "global_step=%f, epoch=%f, max_steps=%f, num_train_epochs=%f", (double)s->step, epochs,
+                (double)s->total_steps,
+                s->steps_per_epoch ? ceil((double)s->total_steps / (double)s->steps_per_epoch) : 0);
     if (s->best_saved_step) {
         snprintf(best, sizeof(best), "checkpoint-%llu", (unsigned long long)s->best_saved_step);
-        cJSON_AddNumberToObject(o, "best_metric", s->best_saved_loss);
-        cJSON_AddStringToObject(o, "best_model_checkpoint", best);
+        mt_json_put(o, "best_metric=%f, best_model_checkpoint=%s", s->best_saved_loss, best);
     } else {
         cJSON_AddNullToObject(o, "best_metric");
         cJSON_AddNullToObject(o, "best_model_checkpoint");

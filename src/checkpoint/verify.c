@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,10 +55,9 @@ static int blame(const char *path, const cJSON *file, const char *what, struct m
         return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s: %s", path, what, inner.msg);
     int rc = name_damaged(path, &m, sums, &names, err);
     mt_st_close(&m);
-    if (!rc)
-        rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s: damaged: %s%s", path, what,
-                     names.p ? "tensor " : "its header", names.p ? names.p : "");
-    return rc;
+    return rc
+        ?: mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s: damaged: %s%s", path, what,
+                   names.p ? "tensor " : "its header", names.p ? names.p : "");
 }
 
 static int verify_file(const char *dir, const cJSON *f, struct mt_err *err)
@@ -105,7 +103,6 @@ static bool is_inside(const char *name)
 /* Checks that files that every checkpoint has are in its list: a file that is not listed is not verified. */
 static int check_list(const char *dir, const cJSON *files, bool full, struct mt_err *err)
 {
-    char name[64];
     size_t n = 0, states = 0;
     for (const cJSON *f = files ? files->child : NULL; f; f = f->next) {
         if (!is_inside(f->string))
@@ -113,8 +110,7 @@ static int check_list(const char *dir, const cJSON *files, bool full, struct mt_
         states += !strncmp(f->string, "megatrain/state-", 16);
     }
     for (; full && n < states; n++) {
-        snprintf(name, sizeof(name), "megatrain/state-%05zu.safetensors", n);
-        if (!mt_json_get(files, name))
+        if (!mt_json_get(files, MT_PATH("megatrain/state-%05zu.safetensors", n)))
             break;
     }
     bool adapter = mt_json_get(files, MT_PEFT_CONFIG);
@@ -158,11 +154,10 @@ static int fail_sealed(const char *dir, int rc, const struct mt_err *why, struct
 /* The seal of a model's folder, with a complete list of files; *out NULL: it has none. */
 static int read_model_seal(const char *dir, cJSON **out, struct mt_err *err)
 {
-    char sum[MT_SUM_TEXT], path[4096];
+    char sum[MT_SUM_TEXT];
     bool full;
     *out = NULL;
-    mt_path_printf(path, sizeof(path), "%s/megatrain/seal.json", dir);
-    if (!mt_path_exists(path))
+    if (!mt_path_exists(MT_PATH("%s/megatrain/seal.json", dir)))
         return 0;
     return mt_seal_read(dir, out, sum, &full, err) ?: verify_list(dir, *out, full, err);
 }

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -200,8 +199,7 @@ int mt_out_copy(const struct mt_vfs *vfs, const char *from, const char *to, stru
         rc = mt_out_write(&f, piece, (size_t)n, err);
     if (!rc && n < 0)
         rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot read %s: %s", from, strerror(errno));
-    if (!rc)
-        rc = mt_out_commit(&f, err);
+    rc = rc ?: mt_out_commit(&f, err);
     mt_out_abort(&f);
     if (fd >= 0)
         close(fd);

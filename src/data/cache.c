@@ -159,8 +159,7 @@ static int hash_source(struct wanted *w, const struct mt_source_file *f, const s
     for (int i = 0; f->columns && i < f->columns->n; i++)
         hash_text(state, f->columns->items[i]);
     int rc = helper ? hash_helper(state, p, err) : 0;
-    if (!rc)
-        rc = hash_file(state, f->path, true, err);
+    rc = rc ?: hash_file(state, f->path, true, err);
     w->hash = XXH3_64bits_digest(state) | 1; /* never 0, which matches any hash */
     XXH3_freeState(state);
     return rc;
@@ -219,10 +218,7 @@ static int make_shard(const struct mt_source_file *f, const struct mt_dataset_pa
                                  .max_samples = p->max_samples,
                                  .out = &w,
                                  .header = {.vocab = p->vocab, .source_hash = hash}};
-    if (!rc)
-        rc = mt_samples_read_file(&r, f->path, err);
-    if (!rc)
-        rc = mt_shard_writer_commit(&w, &r.header, err);
+    rc = rc ?: mt_samples_read_file(&r, f->path, err) ?: mt_shard_writer_commit(&w, &r.header, err);
     mt_samples_finish(&r);
     mt_shard_writer_finish(&w);
     return rc;
@@ -268,11 +264,10 @@ static cJSON *new_job(const struct mt_dataset_params *p)
     cJSON_AddStringToObject(job, "mode", "prepare");
     if (p->model_dir)
         cJSON_AddStringToObject(job, "model_dir", p->model_dir);
-    cJSON_AddStringToObject(job, "tokenizer", p->tokenizer);
-    cJSON_AddStringToObject(job, "template", p->template_ ? p->template_ : "model");
-    cJSON_AddStringToObject(job, "train_on", mt_choice_name(train_on, MT_TRAIN_ON_NAMES, (int)p->train_on));
-    cJSON_AddNumberToObject(job, "vocab", (double)p->vocab);
-    cJSON_AddNumberToObject(job, "processes", p->n_processes);
+    mt_json_put(job, "tokenizer=%s, template=%s, train_on=%s, vocab=%f, processes=%f", p->tokenizer,
+                p->template_ ? p->template_ : "model",
+                mt_choice_name(train_on, MT_TRAIN_ON_NAMES, (int)p->train_on), (double)p->vocab,
+                (double)p->n_processes);
     add_date(job);
     cJSON_AddArrayToObject(job, "sources");
     return job;
@@ -284,10 +279,8 @@ static void add_to_job(cJSON *job, const struct mt_source_file *f, const struct 
     cJSON *s = cJSON_CreateObject();
     char hex[20], format[MT_CHOICE_NAME];
     snprintf(hex, sizeof(hex), "%016llx", (unsigned long long)hash);
-    cJSON_AddStringToObject(s, "path", f->path);
-    cJSON_AddStringToObject(s, "format", mt_choice_name(format, MT_FORMAT_NAMES, (int)p->format));
-    cJSON_AddStringToObject(s, "out", out);
-    cJSON_AddStringToObject(s, "hash", hex);
+    mt_json_put(s, "path=%s, format=%s, out=%s, hash=%s", f->path,
+                mt_choice_name(format, MT_FORMAT_NAMES, (int)p->format), out, hex);
     if (f->entry)
         mt_json_add(s, "entry", cJSON_Parse(f->entry));
     if (p->max_samples)

@@ -363,8 +363,7 @@ static int open_parts(mt_dataset *d, const struct mt_dataset_params *p, struct m
     MT_FREED bool *made = mt_calloc(d->files.n, sizeof(*made));
     d->parts = mt_calloc(d->files.n, sizeof(*d->parts));
     int rc = shards && made && d->parts ? 0 : mt_fail_nomem(err, "a data set", d->files.n * 400);
-    if (!rc)
-        rc = mt_cache_open_shards(shards, made, &d->files, p, err);
+    rc = rc ?: mt_cache_open_shards(shards, made, &d->files, p, err);
     d->stats.from_cache = true;
     for (size_t i = 0; shards && d->parts && i < d->files.n; i++) {
         struct part *part = &d->parts[d->n_parts++];
@@ -373,12 +372,10 @@ static int open_parts(mt_dataset *d, const struct mt_dataset_params *p, struct m
                                             .weight = d->files.items[i].weight,
                                             .first = d->stats.n_samples};
         part->pub.stats.from_cache = made && !made[i];
-        if (!rc)
-            rc = view_part(d, part, p, err);
+        rc = rc ?: view_part(d, part, p, err);
         if (!rc)
             add_stats(d, &part->pub.stats);
-        if (!rc)
-            rc = mt_notes_add(&d->notes, part->shard.header->notes, part->pub.path, err);
+        rc = rc ?: mt_notes_add(&d->notes, part->shard.header->notes, part->pub.path, err);
     }
     if (!rc && !p->prepared_only)
         mt_notes_say(&d->notes);
@@ -431,12 +428,9 @@ int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct 
     d->cache_dir = strdup(p->cache_dir);
     int rc = d->cache_dir ? mt_sources_resolve(&d->files, p->files, p->key ? p->key : "data.train", err)
                          : mt_fail_nomem(err, "a data set", 4096);
-    if (!rc)
-        rc = name_columns(&d->files, p->columns, err);
-    if (!rc)
-        rc = open_parts(d, &q, err);
-    if (!rc)
-        rc = check_whole(d, p, err);
+    rc = rc ?: name_columns(&d->files, p->columns, err)
+            ?: open_parts(d, &q, err)
+            ?: check_whole(d, p, err);
     if (!rc && d->stats.rollouts && p->policy)
         rc = weigh_rollouts(d, p->policy, err);
     if (rc) {
@@ -452,7 +446,7 @@ int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct 
 
 void mt_dataset_destroy(mt_dataset **dataset)
 {
-    MT_FREED mt_dataset *d = *dataset;
+    mt_dataset *d = *dataset;
     if (!d)
         return;
     for (size_t i = 0; i < d->n_parts; i++) {
@@ -465,6 +459,7 @@ void mt_dataset_destroy(mt_dataset **dataset)
     free(d->parts);
     free(d->rollouts);
     free(d->cache_dir);
+    free(d);
     *dataset = NULL;
 }
 

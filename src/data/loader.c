@@ -2,8 +2,6 @@
 #include "data/loader.h"
 
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "base/thread.h"
@@ -74,7 +72,7 @@ int mt_loader_create(mt_loader **out, mt_sampler *s, uint64_t first_step, uint64
 
 void mt_loader_destroy(mt_loader **loader)
 {
-    MT_FREED mt_loader *l = *loader;
+    mt_loader *l = *loader;
     if (!l)
         return;
     if (l->started) {
@@ -88,6 +86,7 @@ void mt_loader_destroy(mt_loader **loader)
     mt_step_data_finish(&l->data[1]);
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);
+    free(l);
     *loader = NULL;
 }
 

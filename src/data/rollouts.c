@@ -200,13 +200,11 @@ int mt_rollouts_read(struct mt_sample_reader *r, const cJSON *o, const char *whe
         rc = mt_fail_nomem(err, "a rollout", of.n * sizeof(*r->values));
     for (size_t i = 0; i < of.n && !rc; i++)
         r->values[i] = (union mt_rollout_values){{NAN, NAN, NAN, NAN}};
-    if (!rc)
-        rc = read_mask(&of, o, err);
+    rc = rc ?: read_mask(&of, o, err);
     for (int k = 0; k < N_COLUMNS && !rc; k++)
         rc = read_column(&of, o, k, err);
-    if (!rc)
-        rc = read_sample(&of, o, advantage && !cJSON_IsNull(advantage), err);
-    return rc ?: finish(&of, place, err);
+    return rc ?: read_sample(&of, o, advantage && !cJSON_IsNull(advantage), err)
+              ?: finish(&of, place, err);
 }
 
 /* --- advantages ------------------------------------------------------------------------------------------------ */

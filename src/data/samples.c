@@ -243,15 +243,13 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the line contains a zero byte", where);
         if (!rc && escapes_zero(line, n))
             rc = mt_fail(err, MT_ERR_INPUT, -EILSEQ, "%s: a string has a zero character (\\u0000), which bytes as tokens do not take", where);
-        if (!rc)
-            rc = mt_json_parse(&o, line, n, path, MT_ERR_INPUT, err);
+        rc = rc ?: mt_json_parse(&o, line, n, path, MT_ERR_INPUT, err);
         if (rc == -EINVAL && !o && !memchr(line, 0, n)) {
             const char *at = cJSON_GetErrorPtr();
             size_t col = at && at >= line && at < line + n ? (size_t)(at - line) + 1 : 1;
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s:%zu:%zu: not valid JSON", path, number, col);
         }
-        if (!rc)
-            rc = read_object(r, o, where, number, err);
+        rc = rc ?: read_object(r, o, where, number, err);
         cJSON_Delete(o);
     }
     free(line);

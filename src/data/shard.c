@@ -227,9 +227,8 @@ static int sum_blocks(struct mt_shard *s, const char *path, struct mt_err *err)
 
 int mt_shard_verify(struct mt_shard *s, const char *path, struct mt_err *err)
 {
-    char what[4200];
     uint64_t content, places;
-    mt_path_printf(what, sizeof(what), "checking %s", path);
+    const char *what = MT_PATH("checking %s", path);
     free(s->block_sum);
     s->block_sum = NULL;
     int rc = sum_blocks(s, path, err); /* before: what is found right below is no older than they are */

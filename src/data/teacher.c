@@ -132,12 +132,9 @@ static int begin(mt_teacher_out *t, const struct mt_teacher_params *p, struct mt
         return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s does not hold what was computed before: give --force to start over",
                        p->path);
     int rc = ftruncate(t->fd, 0) ? -errno : 0;
-    if (!rc)
-        rc = write_at(t->fd, t->entry, t->n_samples * sizeof(*t->entry), sizeof(t->header));
-    if (!rc)
-        rc = -posix_fallocate(t->fd, 0, (off_t)mt_teacher_bytes(t->n_samples, t->header.n_rows, t->top));
-    if (!rc)
-        rc = write_at(t->fd, &t->header, sizeof(t->header), 0);
+    rc = rc ?: write_at(t->fd, t->entry, t->n_samples * sizeof(*t->entry), sizeof(t->header))
+            ?: -posix_fallocate(t->fd, 0, (off_t)mt_teacher_bytes(t->n_samples, t->header.n_rows, t->top))
+            ?: write_at(t->fd, &t->header, sizeof(t->header), 0);
     if (!rc && fdatasync(t->fd))
         rc = -errno;
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "%s: %s", p->path, strerror(-rc)) : 0;
@@ -196,7 +193,7 @@ int mt_teacher_sync(mt_teacher_out *t, struct mt_err *err)
 
 int mt_teacher_close(mt_teacher_out **teacher, bool complete, struct mt_err *err)
 {
-    MT_FREED mt_teacher_out *t = *teacher;
+    mt_teacher_out *t = *teacher;
     int rc = 0;
     if (!t)
         return 0;
@@ -210,6 +207,7 @@ int mt_teacher_close(mt_teacher_out **teacher, bool complete, struct mt_err *err
     free(t->entry);
     *teacher = NULL;
     return rc;
+    free(t);
 }
 
 /* What the header promises is checked against the file before it is believed. */
@@ -310,12 +308,9 @@ int mt_teacher_open(mt_teacher **out, const struct mt_teacher_params *p, struct 
     *t = (mt_teacher){.fd = mt_open_regular(p->path, err), .path = strdup(p->path), .data = p->data, .top = p->top,
                       .vocab = p->vocab};
     int rc = t->fd < 0 ? t->fd : t->path ? 0 : mt_fail_nomem(err, p->path, strlen(p->path));
-    if (!rc)
-        rc = read_header(t, err);
-    if (!rc)
-        rc = check(t, p, err);
-    if (!rc)
-        rc = find_samples(t, err);
+    rc = rc ?: read_header(t, err)
+            ?: check(t, p, err)
+            ?: find_samples(t, err);
     if (rc)
         mt_teacher_close_read(&t);
     *out = t;
@@ -324,7 +319,7 @@ int mt_teacher_open(mt_teacher **out, const struct mt_teacher_params *p, struct 
 
 void mt_teacher_close_read(mt_teacher **teacher)
 {
-    MT_FREED mt_teacher *t = *teacher;
+    mt_teacher *t = *teacher;
     if (!t)
         return;
     if (t->fd >= 0)
@@ -332,6 +327,7 @@ void mt_teacher_close_read(mt_teacher **teacher)
     free(t->path);
     free(t->entry);
     free(t->rows);
+    free(t);
     *teacher = NULL;
 }
 

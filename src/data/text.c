@@ -31,9 +31,8 @@ static cJSON *new_job(const struct mt_text_params *p, const char *mode)
     cJSON_AddStringToObject(job, "mode", mode);
     if (p->model_dir)
         cJSON_AddStringToObject(job, "model_dir", p->model_dir);
-    cJSON_AddStringToObject(job, "tokenizer", p->bytes ? "byte" : "model");
-    cJSON_AddStringToObject(job, "template", p->template_ ? p->template_ : "model");
-    cJSON_AddNumberToObject(job, "vocab", ANY_VOCAB);
+    mt_json_put(job, "tokenizer=%s, template=%s, vocab=%f", p->bytes ? "byte" : "model",
+                p->template_ ? p->template_ : "model", (double)ANY_VOCAB);
     return job;
 }
 

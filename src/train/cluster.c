@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/fs.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "train/cluster_facts.h"
@@ -114,7 +115,7 @@ static void linger(const mt_cluster *c)
 
 void mt_cluster_close(mt_cluster **cluster, int code)
 {
-    MT_FREED mt_cluster *c = *cluster;
+    mt_cluster *c = *cluster;
     if (!c)
         return;
     const struct mt_cluster_command end = {.op = MT_CLUSTER_END, .at = (uint64_t)code};
@@ -128,6 +129,7 @@ void mt_cluster_close(mt_cluster **cluster, int code)
     cJSON_Delete(c->facts);
     pthread_cond_destroy(&c->quits);
     pthread_mutex_destroy(&c->lock);
+    free(c);
     *cluster = NULL;
 }
 
@@ -239,13 +241,10 @@ static int take_text(mt_cluster *c, char **out, uint64_t bytes, struct mt_err *e
 
 static int load_config(struct mt_config **cfg, const char *text, struct mt_err *err)
 {
-    char path[64];
     int rc = 0, fd = memfd_create("host 0's configuration", 0);
     if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text))
         rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "the configuration: %s", strerror(errno));
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    if (!rc)
-        rc = mt_config_load(cfg, path, NULL, 0, err);
+    rc = rc ?: mt_config_load(cfg, MT_PATH("/proc/self/fd/%d", fd), NULL, 0, err);
     if (fd >= 0)
         close(fd);
     return rc;

@@ -2,7 +2,6 @@
 #include "train/cluster_facts.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/fs.h"
@@ -55,12 +54,9 @@ int mt_cluster_print_facts(char **out, const struct mt_setup *s, struct mt_err *
     const struct mt_resumed *r = &s->in->resumed;
     if (!rc && r->from_files)
         mt_json_add(o, "from_files", cJSON_Duplicate(r->from_files, true));
-    if (!rc) {
-        cJSON_AddNumberToObject(o, "rounds", r->rounds);
-        cJSON_AddNumberToObject(o, "step", (double)r->step);
-        cJSON_AddNumberToObject(o, "rows", (double)r->rows);
-        cJSON_AddNumberToObject(o, "rows_per_epoch", (double)r->rows_per_epoch);
-    }
+    if (!rc)
+        mt_json_put(o, "rounds=%f, step=%f, rows=%f, rows_per_epoch=%f", (double)r->rounds,
+                    (double)r->step, (double)r->rows, (double)r->rows_per_epoch);
     *out = rc ? NULL : mt_json_print(o, false);
     return rc ? rc : *out ? 0 : mt_fail_nomem(err, "what the hosts have in common", 1);
 }

@@ -33,8 +33,7 @@ static int evaluate_step(const struct evaluation *e, mt_sampler *sampler, const 
     struct mt_session *s = e->s;
     int rc = mt_sampler_fill(sampler, on->at, data, err);
     *unread = rc;
-    if (!rc)
-        rc = mt_cluster_begin(s->setup->cluster, on, err);
+    rc = rc ?: mt_cluster_begin(s->setup->cluster, on, err);
     if (rc)
         return rc;
     rc = mt_engine_eval(s->engine, (int)e->learner, data, sum, err);

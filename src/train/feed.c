@@ -110,8 +110,7 @@ int mt_feed_open(struct mt_feed **out, const char *command, struct mt_err *err)
     fcntl(in[1], F_SETFL, O_NONBLOCK);
     f->fd = in[1];
     f->said = said[0];
-    if (!rc)
-        rc = start(f, in[0], said[1], command, err);
+    rc = rc ?: start(f, in[0], said[1], command, err);
     close(in[0]);
     if (said[1] >= 0)
         close(said[1]);
@@ -185,7 +184,7 @@ static bool wait_for_end(const struct mt_feed *f, int *patience)
 
 void mt_feed_close(struct mt_feed **feed)
 {
-    MT_FREED struct mt_feed *f = *feed;
+    struct mt_feed *f = *feed;
     const struct timespec tenth = {.tv_nsec = 100000000};
     int status = 0, patience = PATIENCE, last = GRACE;
     if (!f)
@@ -211,5 +210,6 @@ void mt_feed_close(struct mt_feed **feed)
     pthread_join(f->tells, NULL);
     close(f->said);
     free(f->waits);
+    free(f);
     *feed = NULL;
 }

@@ -31,8 +31,7 @@ static int pass_plane(mt_cluster *c, const struct mt_session *s, size_t unit, en
         n = MT_MIN(bytes - at, (size_t)MT_PLANE_WINDOW);
         if (!home && sends)
             rc = mt_planes_read_bytes(s->planes, unit, k, at, n, c->window, err);
-        if (!rc)
-            rc = pass(c, home ? home + at : c->window, n, sends, err);
+        rc = rc ?: pass(c, home ? home + at : c->window, n, sends, err);
         if (!rc && !home && !sends)
             rc = mt_planes_write_bytes(s->planes, unit, k, at, n, c->window, err);
     }
@@ -58,8 +57,7 @@ static int compare_files(mt_cluster *c, const struct mt_session *s, bool sends, 
         uint64_t own = 0, first;
         rc = mt_cluster_note(c, mt_file_weights_sum(s->files, i, &own, err));
         first = own;
-        if (!rc)
-            rc = pass(c, &first, sizeof(first), sends, err);
+        rc = rc ?: pass(c, &first, sizeof(first), sends, err);
         if (!rc && first != own)
             rc = mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: %s is not that of host 0, and memory.base = files reads it in place: each host "
                          "needs the same files", s->setup->in->weights_dir, mt_file_weights_tensor(s->files, i));
@@ -99,12 +97,9 @@ int mt_cluster_send_state(mt_cluster *c, const struct mt_session *s, const struc
     const struct mt_cluster_command state = {.op = MT_CLUSTER_STATE, .at = found.len + 1,
                                              .data = {st->updates, st->blocks.updates}};
     pthread_mutex_lock(&c->lock);
-    if (!rc)
-        rc = mt_cluster_tell_all(c, &state, sizeof(state), err);
-    if (!rc)
-        rc = mt_cluster_tell_all(c, found.p, found.len + 1, err);
-    if (!rc)
-        rc = pass_weights(c, s, true, err);
+    rc = rc ?: mt_cluster_tell_all(c, &state, sizeof(state), err)
+            ?: mt_cluster_tell_all(c, found.p, found.len + 1, err)
+            ?: pass_weights(c, s, true, err);
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
@@ -178,8 +173,7 @@ int mt_cluster_compare_weights(mt_cluster *c, const struct mt_session *s, bool f
         unit = other && !host ? u : unit;
         host = host ? host : other;
     }
-    if (!rc)
-        rc = mt_planes_settle(s->planes, &unreached);
+    rc = rc ?: mt_planes_settle(s->planes, &unreached);
     mt_cluster_end(c, rc);
     if (rc && !host)
         mt_warn("the weights of the hosts were not compared: %s", unreached.msg);
@@ -264,10 +258,8 @@ static int take_state(mt_cluster *c, struct mt_session *s, struct mt_setup *setu
     MT_FREED char *found = mt_calloc(what.at, 1);
     rc = found ? mt_cluster_note(c, mt_net_recv(c->net, 0, found, what.at, err))
                : mt_cluster_note(c, mt_fail_nomem(err, "findings of the devices", what.at));
-    if (!rc)
-        rc = mt_cluster_note(c, adopt_findings(setup, found, err));
-    if (!rc)
-        rc = pass_weights(c, s, false, err);
+    rc = rc ?: mt_cluster_note(c, adopt_findings(setup, found, err))
+            ?: pass_weights(c, s, false, err);
     mt_engine_set_updates(s->engine, 0, what.data[0], what.data[1]);
     return rc ?: mt_session_start_guard(s, err);
 }

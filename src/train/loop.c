@@ -2,7 +2,6 @@
 #include "train/loop.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/json.h"
 #include "base/log.h"

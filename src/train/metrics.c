@@ -88,10 +88,9 @@ static int set_tables(struct mt_metrics *m, const struct mt_objective *o, const 
     m->table[LAYERS] = (struct table){layer_columns, MT_ARRAY_LEN(layer_columns)};
     for (size_t i = 0; i < MT_ARRAY_LEN(columns) && !rc; i++)
         rc = add_column(m, err, "%s", columns[i]);
-    for (int i = 1; i < o->n_measures && !rc; i++) {
+    for (int i = 1; i < o->n_measures && !rc; i++)
         rc = add_column(m, err, "%s", o->measures[i])
           ?: add_column(m, err, "eval_%s", o->measures[i]);
-    }
     for (int i = 0; i < sets->n && i < MT_EVAL_SETS; i++)
         for (int k = 0; k < N_OF_SET && !rc; k++)
             rc = add_column(m, err, "%s", column_of_set(name, sets->items[i], strcspn(sets->items[i], ":"), k));
@@ -217,10 +216,8 @@ static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t s
         put_header(&kept, &m->table[kind]);
         mt_str_append(&kept, rows.p ? rows.p : "", rows.len);
     }
-    if (!rc)
-        rc = mt_write_file(path, kept.p ? kept.p : "", kept.len, err);
-    if (!rc)
-        rc = mt_append_open(&m->file[kind], path, true, err);
+    rc = rc ?: mt_write_file(path, kept.p ? kept.p : "", kept.len, err)
+            ?: mt_append_open(&m->file[kind], path, true, err);
     m->on[kind] = !rc;
     free(old);
     return rc;
@@ -241,12 +238,11 @@ int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const 
         rc = open_file(m, LAYERS, dir, step, err);
     if (!rc && cfg->log.tensorboard)
         rc = mt_tensorboard_open(&m->tensorboard, dir, step, err);
-    if (rc) {
+    if (rc)
         mt_metrics_close(&m);
-        return rc;
-    }
-    *out = m;
-    return 0;
+    else
+        *out = m;
+    return rc;
 }
 
 void mt_metrics_feed(struct mt_metrics *m, struct mt_feed *feed)
@@ -329,9 +325,8 @@ static cJSON *step_record(const struct mt_step_report *r)
     if (s->aux_loss > 0)
         cJSON_AddNumberToObject(o, "aux_loss", s->aux_loss);
     if (r->uses_disk) {
-        cJSON_AddNumberToObject(o, "t_disk_read", s->t_disk_read);
-        cJSON_AddNumberToObject(o, "t_disk_write", s->t_disk_write);
-        cJSON_AddNumberToObject(o, "t_disk_sums", s->t_disk_sums);
+        mt_json_put(o, "t_disk_read=%f, t_disk_write=%f, t_disk_sums=%f", s->t_disk_read, s->t_disk_write,
+                    s->t_disk_sums);
         add_traffic(o, "disk_read", s->traffic.read);
         add_traffic(o, "disk_write", s->traffic.written);
     }
@@ -359,26 +354,20 @@ cJSON *mt_metrics_layer_record(uint64_t step, int layer, const int32_t *rows, si
     }
     mt_json_begin();
     cJSON *o = cJSON_CreateObject();
-    cJSON_AddNumberToObject(o, "step", (double)step);
-    cJSON_AddNumberToObject(o, "layer", layer);
-    cJSON_AddNumberToObject(o, "expert_balance", squares * (double)n_experts);
-    cJSON_AddNumberToObject(o, "expert_entropy", n_experts > 1 ? entropy / log((double)n_experts) : 1);
-    cJSON_AddNumberToObject(o, "experts_idle", idle);
-    cJSON_AddNumberToObject(o, "expert_max_share", most);
+    mt_json_put(o, "step=%f, layer=%f, expert_balance=%f, expert_entropy=%f, experts_idle=%f, expert_max_share=%f",
+                (double)step, (double)layer, squares * (double)n_experts,
+                n_experts > 1 ? entropy / log((double)n_experts) : 1, idle, most);
     return if_complete(o);
 }
 
 static cJSON *eval_record(const struct mt_eval_report *r)
 {
     mt_json_begin();
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddNumberToObject(o, "step", (double)r->step);
-    cJSON_AddNumberToObject(o, "eval_loss", r->loss);
+    cJSON *o = mt_json_put(NULL, "step=%f, eval_loss=%f", (double)r->step, r->loss);
     if (!r->objective || !r->objective->weights)
         cJSON_AddNumberToObject(o, "eval_ppl", exp(r->loss));
     add_measures(o, "eval_", r->objective, r->measures);
-    cJSON_AddNumberToObject(o, "eval_accuracy", r->accuracy);
-    cJSON_AddNumberToObject(o, "eval_tokens", (double)r->n_loss);
+    mt_json_put(o, "eval_accuracy=%f, eval_tokens=%f", r->accuracy, (double)r->n_loss);
     if (!isnan(r->merged_share))
         cJSON_AddNumberToObject(o, "merged_share", r->merged_share);
     for (size_t i = 0; i < r->n_sets; i++) {

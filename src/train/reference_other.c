@@ -171,14 +171,10 @@ static int run_model(const struct mt_inputs *in, struct mt_inputs *ref, const st
           ?: mt_memory_check(&memory, err);
     if (!rc && st->findings)
         mt_setup_adopt_findings(&setup, st->findings); /* what does not fit is told of the run itself */
-    if (!rc)
-        rc = mt_session_start(&s, &setup, err);
-    if (!rc)
-        rc = mt_session_fill_weights(&s, NULL, err);
+    rc = rc ?: mt_session_start(&s, &setup, err) ?: mt_session_fill_weights(&s, NULL, err);
     if (!rc && st->step && mt_reference_is_start(in))
         rc = mt_reference_compare(&s, in, of, err);
-    if (!rc)
-        rc = mt_reference_fill(&s, 0, in, st->step, of, err);
+    rc = rc ?: mt_reference_fill(&s, 0, in, st->step, of, err);
     mt_session_finish(&s);
     mt_setup_finish(&setup);
     return rc;
@@ -190,10 +186,7 @@ static int take_model(const struct mt_inputs *in, const struct mt_train_state *s
     struct mt_inputs ref = {0};
     int rc = choose_model(&cfg, in, err) ?: mt_inputs_open_without_data(&ref, cfg, err);
     ref.begins = mt_reference_is_start(in);
-    if (!rc)
-        rc = check_vocabulary(in, &ref, err);
-    if (!rc)
-        rc = run_model(in, &ref, st, of, err);
+    rc = rc ?: check_vocabulary(in, &ref, err) ?: run_model(in, &ref, st, of, err);
     mt_inputs_finish(&ref);
     mt_config_destroy(&cfg);
     if (rc && mt_reference_is_start(in))

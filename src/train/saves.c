@@ -310,8 +310,7 @@ static int save_state(struct mt_saves *s, bool full, bool *lost, struct mt_err *
         rc = mt_session_sum_base(p->session, err);
         *lost = rc && rc != -ENOMEM;
     }
-    if (!rc)
-        rc = mt_saves_note_findings(st, p->session->setup, err);
+    rc = rc ?: mt_saves_note_findings(st, p->session->setup, err);
     const struct mt_st_model *files = &p->session->base;
     const uint64_t *sums = named ? mt_session_base_sums(p->session, p->learner) : NULL;
     if (!rc)

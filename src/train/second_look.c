@@ -47,10 +47,9 @@ int mt_second_look_start(mt_second_look **out, const struct mt_layout *l, const 
                          int64_t began_ns, struct mt_err *err)
 {
     mt_second_look *s = mt_calloc(1, sizeof(*s));
-    if (s) {
+    if (s)
         *s = (mt_second_look){.layout = l, .dir = strdup(dir), .sum = mt_calloc(l->n_tensors, sizeof(*sum)),
                               .began_ns = began_ns};
-    }
     if (!s || !s->dir || !s->sum) {
         if (s)
             destroy(s);

@@ -70,14 +70,10 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
     struct io_choice io = {.faulty = false};
     *s = (struct mt_session){.setup = setup};
     int rc = setup->request.train ? warm(setup, &e, err) : 0;
-    if (!rc)
-        rc = mt_setup_plane_params(setup, &p, err);
+    rc = rc ?: mt_setup_plane_params(setup, &p, err);
     if (!rc && setup->request.train)
         rc = open_base(s, err);
-    if (!rc)
-        rc = choose_io(&io, err);
-    if (!rc)
-        rc = open_disk(s, &p, &e, &io, err);
+    rc = rc ?: choose_io(&io, err) ?: open_disk(s, &p, &e, &io, err);
     if (!rc && setup->choice.engine.uses_files)
         rc = mt_weights_open_files(&s->files, setup->choice.layout, p.in_files, setup->in->weights_dir, io.io,
                                    io.faulty ? &io.fault : NULL, err);
@@ -87,8 +83,7 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
     s->own_sum = mt_calloc(setup->choice.layout->n_tensors, sizeof(*s->own_sum));
     if (!rc && (!s->base_sum || !s->own_sum))
         rc = mt_fail_nomem(err, "sums of the base", setup->choice.layout->n_tensors * sizeof(*s->base_sum));
-    if (!rc)
-        rc = mt_plane_set_create(&s->planes, &p, err);
+    rc = rc ?: mt_plane_set_create(&s->planes, &p, err);
     free(p.elems);
     e.planes = s->planes;
     return rc ?: mt_engine_create(&s->engine, &e, err);
@@ -150,10 +145,8 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
         base.want = of_adapters.frozen;
         base.other_forms = true;
     }
-    if (!rc)
-        rc = mt_weights_load(setup->choice.layout, s->planes, dir, &base, err);
-    if (!rc)
-        rc = mt_checkpoint_verify_left(dir, base.sealed, err);
+    rc = rc ?: mt_weights_load(setup->choice.layout, s->planes, dir, &base, err)
+            ?: mt_checkpoint_verify_left(dir, base.sealed, err);
     cJSON_Delete(base.sealed);
     mt_train_state_finish(&of_adapters);
     bool any_new = false;

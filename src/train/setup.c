@@ -47,8 +47,7 @@ static int open_devices(struct mt_setup *s, const struct mt_plan_limits *limits,
     uint64_t budget = p->device_budget.bytes;
     struct mt_str products = {0}; /* one table for all devices */
     int n = 0, rc = mt_hw_memory(&hw, "", err);
-    if (!rc)
-        rc = mt_hw_cores(&s->cpus, &n, err);
+    rc = rc ?: mt_hw_cores(&s->cpus, &n, err);
     if (rc)
         return rc;
     if (p->threads > n) { /* more threads than cores are not bound */
@@ -240,8 +239,7 @@ static int lay_out_learner(struct mt_setup *s, size_t i, struct mt_err *err)
     struct mt_inputs *in = &s->in[i];
     struct mt_numerics *n = s->learner ? &s->learner[i] : &s->choice.numerics;
     int rc = in->data || in->eval_data ? mt_inputs_lay_out_steps(in, n, err) : 0;
-    if (!rc)
-        rc = mt_config_adopt(in->cfg, n, &s->choice.placement, "chosen", err);
+    rc = rc ?: mt_config_adopt(in->cfg, n, &s->choice.placement, "chosen", err);
     if (!rc && s->request.train && in->lr.warmup >= in->total_steps)
         mt_warn("train.warmup is %llu steps of a run of %llu: the learning rate never reaches its peak",
                 (unsigned long long)in->lr.warmup, (unsigned long long)in->total_steps);
@@ -267,12 +265,9 @@ static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum m
     s->request.top = s->request.train ? 0 : in->top;
     s->request.cache = in->cache;
     s->request.draws = in->draws;
-    if (!rc)
-        rc = request_hosts(s, err);
-    if (!rc)
-        rc = decide(s, &limits, err);
-    if (!rc)
-        rc = check_copies(s, err);
+    rc = rc ?: request_hosts(s, err)
+            ?: decide(s, &limits, err)
+            ?: check_copies(s, err);
     for (size_t i = 0; i < n && !rc; i++)
         rc = lay_out_learner(s, i, err);
     return rc;

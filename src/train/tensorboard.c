@@ -119,8 +119,7 @@ int mt_tensorboard_open(struct mt_tensorboard **out, const char *dir, uint64_t s
     int rc = mt_mkdir_p(path, err);
     snprintf(path, sizeof(path), "%.3800s/tensorboard/events.out.tfevents.%010lld.%s.%ld.0", dir,
              (long long)time(NULL), host, (long)getpid());
-    if (!rc)
-        rc = mt_append_open(&t->file, path, false, err);
+    rc = rc ?: mt_append_open(&t->file, path, false, err);
     if (rc) {
         mt_tensorboard_close(&t);
         return rc;

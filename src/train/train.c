@@ -203,8 +203,7 @@ static void end(struct run *r, struct mt_loop *l, enum mt_train_end why)
     struct mt_err err = {0};
     l->end = why;
     int rc = why == MT_END_DONE || why == MT_END_EARLY ? mt_loop_check_trained(l, &err) : 0;
-    if (!rc)
-        rc = finish_run(l, &l->end, &err);
+    rc = rc ?: finish_run(l, &l->end, &err);
     l->live = false;
     if (rc)
         fail(r, l, rc, &err);
@@ -347,8 +346,7 @@ static int run_step(struct run *r)
             continue;
         rc = mt_engine_check_learner(l->s->engine, l->p->learner, &err);
         r->result[i].other_attention = r->again;
-        if (!rc)
-            rc = mt_loop_end_step(l, &r->of[i], &r->result[i], seconds, &err);
+        rc = rc ?: mt_loop_end_step(l, &r->of[i], &r->result[i], seconds, &err);
         if (rc)
             fail(r, l, rc, &err);
     }
@@ -427,14 +425,12 @@ static int open_loop(struct mt_loop *l, const struct mt_train_params *p, struct 
     mt_engine_set_updates(l->s->engine, p->learner, p->state->updates, p->state->blocks.updates);
     mt_train_phase(p->control, "computing the reference");
     int rc = mt_reference_make(l->s, p->learner, l->st, err); /* takes batches of the sampler, as the loader will */
-    if (!rc)
-        rc = mt_cluster_send_reference(l->setup->cluster, l->st, err);
-    if (!rc)
-        rc = mt_loader_create(&l->loader, l->in->sampler, p->state->step, l->in->total_steps, err);
-    if (!rc)
-        rc = mt_metrics_open(&l->metrics, l->in->cfg, p->dir, p->state->step,
-                             mt_objective_of(mt_setup_numerics_of(l->setup, p->learner)),
-                             l->setup->choice.layout->cfg.moe.n_experts > 0, err);
+    rc = rc
+      ?: mt_cluster_send_reference(l->setup->cluster, l->st, err)
+      ?: mt_loader_create(&l->loader, l->in->sampler, p->state->step, l->in->total_steps, err)
+      ?: mt_metrics_open(&l->metrics, l->in->cfg, p->dir, p->state->step,
+                         mt_objective_of(mt_setup_numerics_of(l->setup, p->learner)),
+                         l->setup->choice.layout->cfg.moe.n_experts > 0, err);
     if (!rc)
         mt_metrics_feed(l->metrics, p->feed);
     l->live = !rc;

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -50,9 +49,7 @@ static void open_folder(struct folder *f, const char *dir)
 /* Whether the folder has the file; removes it. */
 static bool take_file(const struct folder *f, const char *name)
 {
-    char path[4200];
-    mt_path_printf(path, sizeof(path), "%s/%s", f->dir, name);
-    return (f->fd >= 0 && !unlinkat(f->fd, name, 0)) || !unlink(path);
+    return (f->fd >= 0 && !unlinkat(f->fd, name, 0)) || !unlink(MT_PATH("%s/%s", f->dir, name));
 }
 
 static void interrupt(struct mt_watch *w)
@@ -191,8 +188,7 @@ int mt_watch_start(mt_watch **out, struct mt_train_control *control, const struc
         w->of[i] = (struct folder){.fd = -1, .limit = of[i].limit};
         open_folder(&w->of[i], of[i].dir);
     }
-    if (!rc)
-        rc = mt_thread_start(&w->thread, "mt-watch", watch_main, w, err);
+    rc = rc ?: mt_thread_start(&w->thread, "mt-watch", watch_main, w, err);
     if (rc)
         destroy(w);
     else

@@ -3,7 +3,6 @@
  * is packed. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -75,8 +74,7 @@ static int init_magnitude(const struct mt_layout *l, const struct mt_tensor *w, 
         size_t n = MT_MIN((size_t)ROWS, m->n - first);
         for (size_t i = 0; i < n && !rc; i++)
             rc = row_norm(&matrix, first + i, buf, &norm[i], err);
-        if (!rc)
-            rc = mt_tensor_write_masters(planes, m, first, n, norm, err);
+        rc = rc ?: mt_tensor_write_masters(planes, m, first, n, norm, err);
     }
     mt_packed_plane_finish(&matrix.packed);
     return rc;

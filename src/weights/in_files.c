@@ -7,7 +7,6 @@
  */
 #include "weights/in_files.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 #include "base/mem.h"

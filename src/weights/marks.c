@@ -2,7 +2,6 @@
 /* Which tensors of a layout are packed, read in place, or exact in bf16. */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"

@@ -67,12 +67,11 @@ int mt_packer_create(struct mt_packer **out, const struct mt_tensor *t, mt_plane
     int rc = p->codes && p->back && p->scales
                  ? mt_pool_create(&p->pool, &(struct mt_pool_params){"pack", threads, NULL, NULL}, err)
                  : mt_fail_nomem(err, t->name, p->piece * sizeof(float));
-    if (rc) {
+    if (rc)
         mt_packer_finish(&p, rc, NULL);
-        return rc;
-    }
-    *out = p;
-    return 0;
+    else
+        *out = p;
+    return rc;
 }
 
 /* "mlp.up_proj" of "model.layers.3.mlp.up_proj.weight", also without the number of an expert. */
@@ -156,16 +155,11 @@ static int write_nf4(struct mt_packer *p, size_t n, struct mt_err *err)
                        "\"nested_blocksize\": 256, \"nested_dtype\": \"float32\", \"nested_offset\": %.17g}",
                        p->rows, p->cols, (double)offset);
     memset(note + len, ' ', sizeof(note) - (size_t)len);
-    if (!rc)
-        rc = write_plane(p->planes, t, place_of(p, ".nested_absmax"), groups * sizeof(float), nested, err);
-    if (!rc)
-        rc = write_plane(p->planes, t, place_of(p, ".nested_quant_map"), sizeof(map), map, err);
-    if (!rc)
-        rc = write_plane(p->planes, t, mt_packed_offset_at(t), sizeof(offset), &offset, err);
-    if (!rc)
-        rc = write_plane(p->planes, t, place_of(p, ".quant_map"), sizeof(mt_nf4_values), mt_nf4_values, err);
-    if (!rc)
-        rc = write_plane(p->planes, t, place_of(p, ".quant_state.bitsandbytes__nf4"), NOTE_MADE, note, err);
+    rc = rc ?: write_plane(p->planes, t, place_of(p, ".nested_absmax"), groups * sizeof(float), nested, err)
+            ?: write_plane(p->planes, t, place_of(p, ".nested_quant_map"), sizeof(map), map, err)
+            ?: write_plane(p->planes, t, mt_packed_offset_at(t), sizeof(offset), &offset, err)
+            ?: write_plane(p->planes, t, place_of(p, ".quant_map"), sizeof(mt_nf4_values), mt_nf4_values, err)
+            ?: write_plane(p->planes, t, place_of(p, ".quant_state.bitsandbytes__nf4"), NOTE_MADE, note, err);
     free(nested);
     return rc;
 }
@@ -186,15 +180,15 @@ static int write_scales(struct mt_packer *p, struct mt_err *err)
 
 int mt_packer_finish(struct mt_packer **packer, int rc, struct mt_err *err)
 {
-    MT_FREED struct mt_packer *p = *packer;
-    if (!rc)
-        rc = write_scales(p, err);
+    struct mt_packer *p = *packer;
+    rc = rc ?: write_scales(p, err);
     mt_pool_destroy(&p->pool);
     free(p->codes);
     free(p->back);
     free(p->scales);
     *packer = NULL;
     return rc;
+    free(p);
 }
 
 const char *mt_packing_cost_format(const struct mt_packing_cost *c, char *buf, size_t len)

@@ -16,15 +16,12 @@
 
 bool mt_peft_is_folder(const char *dir)
 {
-    char path[4200];
-    mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_CONFIG, dir);
-    return mt_path_exists(path);
+    return mt_path_exists(MT_PATH("%s/" MT_PEFT_CONFIG, dir));
 }
 
 static int read_config(cJSON **out, const char *dir, struct mt_err *err)
 {
-    char path[4200];
-    mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_CONFIG, dir);
+    const char *path = MT_PATH("%s/" MT_PEFT_CONFIG, dir);
     if (!mt_path_exists(path))
         return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is not an adapter's folder: it has no " MT_PEFT_CONFIG, dir);
     int rc = mt_json_read_file(out, path, MT_ERR_INPUT, err);
@@ -224,8 +221,7 @@ static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, c
 
 int mt_peft_open_weights(struct mt_st_model *st, const char *dir, struct mt_err *err)
 {
-    char path[4200];
-    mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_WEIGHTS, dir);
+    const char *path = MT_PATH("%s/" MT_PEFT_WEIGHTS, dir);
     if (!mt_path_exists(path))
         return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has no " MT_PEFT_WEIGHTS, dir);
     return mt_st_open_file(st, path, err);

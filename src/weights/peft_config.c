@@ -2,7 +2,6 @@
 /* Writes PEFT's adapter_config.json of a layout's adapters. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -207,25 +206,20 @@ char *mt_peft_config_text(const struct mt_layout *l, const char *base)
     mt_json_begin();
     cJSON *o = cJSON_CreateObject(), *parameters = target_parameters(l, all, n);
     mt_json_add(o, "alpha_pattern", pattern(l, all, n, alpha_of_target, l->adapter_default.alpha));
-    cJSON_AddStringToObject(o, "base_model_name_or_path", base);
-    cJSON_AddStringToObject(o, "bias", "none");
+    mt_json_put(o, "base_model_name_or_path=%s, bias=%s", base, "none");
     if (l->tied && l->tensors[0].trainable) /* else PEFT would go on with two tables */
         cJSON_AddBoolToObject(o, "ensure_weight_tying", true);
-    cJSON_AddBoolToObject(o, "fan_in_fan_out", false);
-    cJSON_AddBoolToObject(o, "inference_mode", true);
-    cJSON_AddBoolToObject(o, "init_lora_weights", true);
-    cJSON_AddNumberToObject(o, "lora_alpha", l->adapter_default.alpha);
-    cJSON_AddNumberToObject(o, "lora_dropout", parameters || !l->n_adapters ? 0 : l->adapters[0].dropout);
+    mt_json_put(o, "fan_in_fan_out=%d, inference_mode=%d, init_lora_weights=%d, lora_alpha=%f, lora_dropout=%f",
+                false, true, true, l->adapter_default.alpha,
+                parameters || !l->n_adapters ? 0 : l->adapters[0].dropout);
     mt_json_add(o, "modules_to_save", modules_to_save(l));
-    cJSON_AddStringToObject(o, "peft_type", "LORA");
-    cJSON_AddNumberToObject(o, "r", (double)l->adapter_default.rank);
+    mt_json_put(o, "peft_type=%s, r=%f", "LORA", (double)l->adapter_default.rank);
     mt_json_add(o, "rank_pattern", pattern(l, all, n, rank_of, (double)l->adapter_default.rank));
     mt_json_add(o, "target_modules", target_modules(l, all, n));
     if (parameters)
         mt_json_add(o, "target_parameters", parameters);
-    cJSON_AddStringToObject(o, "task_type", "CAUSAL_LM");
-    cJSON_AddBoolToObject(o, "use_dora", l->adapter_default.dora);
-    cJSON_AddBoolToObject(o, "use_rslora", l->adapter_default.rslora);
+    mt_json_put(o, "task_type=%s, use_dora=%d, use_rslora=%d", "CAUSAL_LM", l->adapter_default.dora,
+                l->adapter_default.rslora);
     char *text = mt_json_complete() ? mt_json_print(o, true) : NULL;
     cJSON_Delete(o);
     return text;

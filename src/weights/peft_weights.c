@@ -2,7 +2,6 @@
 /* The tensors of PEFT's files: into planes, checked, compared with the model's. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -46,8 +45,7 @@ static int load_tensor(struct mt_stored_reader *r, const struct mt_tensor *t, mt
             if ((mt_f32_bits(buf[i]) & 0x7fffffffu) >= 0x7f7f8000u)
                 rc = mt_fail(err, MT_ERR_INPUT, -ERANGE, "%s: tensor \"%s\" holds %g at element %zu: weights must be "
                              "finite and below 3.39e38", st->files[0].path, src->name, (double)buf[i], at + i);
-        if (!rc)
-            rc = mt_tensor_write_masters(planes, t, at, n, buf, err);
+        rc = rc ?: mt_tensor_write_masters(planes, t, at, n, buf, err);
     }
     return rc;
 }

@@ -59,8 +59,7 @@ int mt_sources_read_f32(struct mt_sources *s, const struct mt_tensor *t, size_t 
         s->decoded = t;
         rc = mt_packed_reader_init(&s->packed, &s->st, src, t, s->plain.summer, err);
     }
-    if (!rc)
-        rc = mt_packed_read_f32(&s->packed, first, n, dst, err);
+    rc = rc ?: mt_packed_read_f32(&s->packed, first, n, dst, err);
     if (rc)
         forget(s);
     return rc;

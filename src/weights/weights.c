@@ -133,8 +133,7 @@ static int start_loader(struct loader *v, const struct mt_layout *l, mt_plane_se
     *v = (struct loader){.l = l, .planes = planes, .dir = dir};
     int rc = mt_sources_open(&v->sources, l, dir, err);
     v->sources.plain.summer = &v->summer;
-    if (!rc)
-        rc = mt_summer_init(&v->summer, err);
+    rc = rc ?: mt_summer_init(&v->summer, err);
     if (!rc && !(v->buf = mt_calloc(PIECE, sizeof(*v->buf))))
         rc = mt_fail_nomem(err, "loading weights", PIECE * sizeof(float));
     return rc;
@@ -412,8 +411,7 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
     v.cost = &cost;
     for (size_t i = 0; i < l->n_stored && !rc; i++)
         rc = check_stored(&v, &l->stored[i], err);
-    if (!rc)
-        rc = refuse_unexpected(l, &v.sources.st, dir, err);
+    rc = rc ?: refuse_unexpected(l, &v.sources.st, dir, err);
     if (!rc && base && base->sealed)
         rc = mt_summer_want_plain(&v.summer, err);
     if (!rc && base && base->all) {
@@ -422,8 +420,7 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
     }
     if (v.known)
         mt_known_sums_get(v.known, l, &v.sources.st);
-    if (!rc)
-        rc = load_tensors(&v, base, false, err);
+    rc = rc ?: load_tensors(&v, base, false, err);
     finish_loader(&v);
     if (!rc && cost.n)
         mt_info("relative L2 error of packing: %s", mt_packing_cost_format(&cost, text, sizeof(text)));
@@ -450,8 +447,7 @@ int mt_weights_read_again(const struct mt_layout *l, const char *dir, const uint
     uint64_t *known = mt_calloc(l->n_tensors, sizeof(*known)); /* without memory for it, nothing is known afterwards */
     int rc = start_loader(&v, l, NULL, dir, err);
     v.stop = stop;
-    if (!rc)
-        rc = check_unchanged(&v.sources.st, began_ns, err);
+    rc = rc ?: check_unchanged(&v.sources.st, began_ns, err);
     if (!rc)
         drop_cached(&v.sources.st);
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
