@@ -322,17 +322,16 @@ int mt_config_load(struct mt_config **out, const char *path, const char *const *
         rc = check_keys(cfg, path, err);
     if (!rc && path)
         rc = check_effects(cfg, path, err);
-    if (rc) {
+    if (rc)
         mt_config_destroy(&cfg);
-        return rc;
-    }
-    *out = cfg;
-    return 0;
+    else
+        *out = cfg;
+    return rc;
 }
 
 void mt_config_destroy(struct mt_config **config)
 {
-    MT_FREED struct mt_config *cfg = *config;
+    struct mt_config *cfg = *config;
     if (!cfg)
         return;
     for (size_t i = 0; i < mt_n_keys(); i++) {
@@ -341,6 +340,7 @@ void mt_config_destroy(struct mt_config **config)
         free(cfg->priv->set_file[i]);
     }
     free(cfg->priv);
+    free(cfg);
     *config = NULL;
 }
 

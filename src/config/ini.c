@@ -217,8 +217,7 @@ static int parse_file(const char *file, int depth, mt_ini_fn fn, void *ctx, stru
     int rc = mt_read_stream(file, &text, &len, err);
     if (rc && rc != -ENOMEM && err)
         err->kind = MT_ERR_USAGE;
-    if (!rc)
-        rc = parse_text(text, len, p);
+    rc = rc ?: parse_text(text, len, p);
     free(p);
     return rc;
 }

@@ -2,13 +2,11 @@
 /* Values of keys: text to field and back. */
 #include <ctype.h>
 #include <errno.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/fs.h"
 #include "base/mem.h"
@@ -351,8 +349,7 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
         rc = parse_list(text, f, buf, len);
         if (!rc && key->type == MT_KEY_NAMED_PATHS)
             rc = check_names(key, f, buf, len);
-        if (!rc)
-            rc = check_home(key, f, buf, len);
+        rc = rc ?: check_home(key, f, buf, len);
         return rc ?: check_list(f, buf, len);
     case MT_KEY_CHOICE:
         return parse_choice(key, text, f, buf, len);

@@ -37,17 +37,16 @@ int mt_dry_engine_create(mt_dry_engine **out, const struct mt_engine_params *p, 
     d->rows = mt_learner_row_weights(&p->numerics);
     struct mt_model_params mp = mt_engine_model_params(p);
     int rc = mt_model_create(&d->b.model, d->b.dev, &mp, err) ?: make_buffers(&d->b, err);
-    if (rc) {
+    if (rc)
         mt_dry_engine_destroy(&d);
-        return rc;
-    }
-    *out = d;
-    return 0;
+    else
+        *out = d;
+    return rc;
 }
 
 void mt_dry_engine_destroy(mt_dry_engine **dry)
 {
-    MT_FREED mt_dry_engine *d = *dry;
+    mt_dry_engine *d = *dry;
     if (!d)
         return;
     mt_device_sync(d->b.dev, NULL);
@@ -58,6 +57,7 @@ void mt_dry_engine_destroy(mt_dry_engine **dry)
                 mt_device_free(d->b.dev, d->b.buffers[i][k]);
         free(d->b.buffers[i]);
     }
+    free(d);
     *dry = NULL;
 }
 

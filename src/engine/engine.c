@@ -32,9 +32,7 @@ static int create_parts(mt_engine *e, struct mt_err *err)
     int rc = create_lanes(e, err) ?: mt_pool_create(&e->update_pool, &update, err);
     if (!rc && e->p.planes)
         mt_numa_lanes(mt_plane_set_numa(e->p.planes), e->update_pool, p->update_cpus);
-    if (!rc)
-        rc = mt_row_gradient_init(e, err);
-    return rc ?: prepare_update(e, err);
+    return rc ?: mt_row_gradient_init(e, err) ?: prepare_update(e, err);
 }
 
 /* The lists that the number of devices and of results decides. */
@@ -90,26 +88,21 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
     int rc = mt_exec_start(&e->x, err);
     if (!rc && p->net)
         rc = mt_hosts_create(e, err);
-    if (!rc)
-        rc = create_lists(e, err);
-    if (!rc)
-        rc = mt_engine_plan(&e->plan, p, err);
+    rc = rc ?: create_lists(e, err) ?: mt_engine_plan(&e->plan, p, err);
     e->b.piece_elems = e->plan.program.piece_elems;
     e->b.piece_align = e->plan.program.piece_align;
     e->b.n_late = rc ? 0 : count_late(e);
-    if (!rc)
-        rc = create_parts(e, err);
-    if (rc) {
+    rc = rc ?: create_parts(e, err);
+    if (rc)
         mt_engine_destroy(&e);
-        return rc;
-    }
-    *out = e;
-    return 0;
+    else
+        *out = e;
+    return rc;
 }
 
 void mt_engine_destroy(mt_engine **engine)
 {
-    MT_FREED mt_engine *e = *engine;
+    mt_engine *e = *engine;
     if (!e)
         return;
     mt_exec_stop(&e->x);
@@ -131,6 +124,7 @@ void mt_engine_destroy(mt_engine **engine)
     mt_hosts_finish(e);
     mt_pool_destroy(&e->update_pool);
     mt_engine_plan_finish(&e->plan);
+    free(e);
     *engine = NULL;
 }
 
@@ -351,8 +345,7 @@ static int run_forward(mt_engine *e, enum mt_program_mode mode, int learner, con
         e->micro[i] = micro[i];
         e->micro[i].learner = learner;
     }
-    if (!rc)
-        rc = upload(e, n, NULL, draw, err);
+    rc = rc ?: upload(e, n, NULL, draw, err);
     for (size_t i = 0; i < e->n_lanes; i++)
         e->lane[i].b.batch = e->micro;
     return rc ?: run_program(e, r, err);

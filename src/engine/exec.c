@@ -119,8 +119,7 @@ static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
     int rc = 0;
     if (!await_dependencies(x, r, i, &rc, &err))
         return false;
-    if (!rc)
-        rc = mt_exec_trace_begin(x, r, i, &err);
+    rc = rc ?: mt_exec_trace_begin(x, r, i, &err);
     if (!rc && in->op == MT_OP_BALANCE)
         x->balance(x->ctx, in);
     if (!rc && !is_skipped(x, in)) {
@@ -128,8 +127,7 @@ static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
         if (in->op == MT_OP_LOAD)
             atomic_fetch_add(&x->loaded, in->bytes);
     }
-    if (!rc)
-        rc = mt_exec_trace_end(x, r, i, &err);
+    rc = rc ?: mt_exec_trace_end(x, r, i, &err);
     if (!rc && r->done[i])
         rc = mt_event_record(lane->b.dev, r->done[i], mt_queues[in->queue].stream, &err);
     if (rc) {

@@ -86,10 +86,9 @@ static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err
         mt_device *dev = mt_lane_of(e->lane, in)->b.dev;
         if (in->signals && mt_queues[in->queue].device)
             rc = mt_event_create(dev, &r->done[i], err);
-        if (!rc && in->queue == MT_Q_COMPUTE && in->wait[mt_queue_number(in->lane, MT_Q_H2D)] >= 0) {
+        if (!rc && in->queue == MT_Q_COMPUTE && in->wait[mt_queue_number(in->lane, MT_Q_H2D)] >= 0)
             rc = mt_event_create(dev, &r->before[i], err)
               ?: mt_event_create(dev, &r->after[i], err);
-        }
         if (mt_opcodes[in->op].ends_forward)
             r->turn_at = i;
     }
@@ -139,8 +138,7 @@ static int build_for_hosts(struct mt_program *out, const mt_engine *e, struct mt
         rc = mt_program_build(&all[i], params, err);
         hash = rc || n == 1 ? 0 : mt_program_hash(&all[i], hash);
     }
-    if (!rc)
-        rc = mt_program_check_hosts(each, n, err);
+    rc = rc ?: mt_program_check_hosts(each, n, err);
     if (!rc && n > 1 && params->mode != MT_MODE_UPDATE)
         rc = mt_hosts_agree(e, hash, "the program of a step", err);
     for (int i = 0; i < n; i++)
@@ -174,12 +172,9 @@ int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode
                      "%llu",
                      n_micro, r->prog.spill_bytes, r->prog.disk_spill_bytes, e->plan.spill_bytes,
                      (unsigned long long)e->plan.disk_spill_bytes);
-    if (!rc)
-        rc = list_queues(r, err);
-    if (!rc)
-        rc = create_events(e, r, err);
-    if (!rc)
-        rc = alloc_sums(e, r, err);
+    rc = rc ?: list_queues(r, err)
+            ?: create_events(e, r, err)
+            ?: alloc_sums(e, r, err);
     if (rc) {
         destroy_runnable(r);
         return rc;

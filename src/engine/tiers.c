@@ -5,7 +5,6 @@
  * moments a read and a write. Among units the first are kept; with updates under backward evenly spread ones. Spilled
  * activations get buffers before whole units do.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"

@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/fs.h"
@@ -494,10 +493,8 @@ static void find_experts(struct mt_hf_config *c, const char *dir)
 /* A folder without config.json may be one that is easily taken for a model's. */
 static void say_what_it_is(const char *dir, struct mt_err *err)
 {
-    char latest[4096], adapter[4096];
-    mt_path_printf(latest, sizeof(latest), "%s/latest", dir);
-    mt_path_printf(adapter, sizeof(adapter), "%s/adapter_config.json", dir);
-    if (mt_path_exists(adapter))
+    const char *latest = MT_PATH("%s/latest", dir);
+    if (mt_path_exists(MT_PATH("%s/adapter_config.json", dir)))
         mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is a folder of adapters, not of a model: name it as adapter.path, or --adapter", dir);
     else if (mt_path_exists(latest))
         mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is the folder of a run: name one of its checkpoints, such as %s", dir, latest);
@@ -514,8 +511,7 @@ int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *
         err->kind = MT_ERR_INPUT;
     if (rc == -ENOENT)
         say_what_it_is(dir, err);
-    if (!rc)
-        rc = mt_hf_config_parse(out, text, len, path, err);
+    rc = rc ?: mt_hf_config_parse(out, text, len, path, err);
     if (!rc)
         read_generation_eos(out, dir);
     if (!rc)

@@ -153,8 +153,7 @@ static void read_table(struct mt_keys *k, struct mt_hf_config *cfg, const cJSON 
     }
     if (!rc && r->type == MT_ROPE_LONGROPE)
         rc = read_lists(r, p, k->name, k->err);
-    if (!rc)
-        rc = check(r, cfg->family, k->name, k->err);
+    rc = rc ?: check(r, cfg->family, k->name, k->err);
     if (!rc && r->type == MT_ROPE_YARN && r->original_max_pos != r->max_pos &&
         fabs(r->factor * (double)r->original_max_pos - (double)r->max_pos) > 1)
         mt_warn("%s: yarn factor %g differs from max_position_embeddings / original (%g)", k->name, r->factor,

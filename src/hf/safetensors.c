@@ -2,7 +2,6 @@
 #include "hf/safetensors.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -187,9 +186,7 @@ static int parse_header(struct mt_st_tensor **tensors, size_t *n, const char *he
     int rc = mt_json_parse(&root, header, len, name, MT_ERR_INPUT, err);
     if (!rc && !cJSON_IsObject(root))
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the header is not a JSON object", name);
-    if (!rc)
-        rc = collect(tensors, n, root, 8 + (uint64_t)len, file_size, name, err);
-    return rc;
+    return rc ?: collect(tensors, n, root, 8 + (uint64_t)len, file_size, name, err);
 }
 
 static int read_header(int fd, uint64_t size, const char *path, struct mt_st_tensor **t, size_t *n,

@@ -9,9 +9,8 @@
 
 static bool read_count(const char *dir, const char *controller, const char *name, uint64_t *sum)
 {
-    char path[4096];
     unsigned long long n;
-    mt_path_printf(path, sizeof(path), "%s/%s/%s", dir, controller, name);
+    const char *path = MT_PATH("%s/%s/%s", dir, controller, name);
     FILE *f = fopen(path, "re");
     bool read = f && fscanf(f, "%llu", &n) == 1;
     if (f)
@@ -22,9 +21,8 @@ static bool read_count(const char *dir, const char *controller, const char *name
 
 void mt_hw_ecc(struct mt_ecc *out, const char *root)
 {
-    char dir[4096];
     *out = (struct mt_ecc){.known = false};
-    mt_path_printf(dir, sizeof(dir), "%s/sys/devices/system/edac/mc", root);
+    const char *dir = MT_PATH("%s/sys/devices/system/edac/mc", root);
     DIR *d = opendir(dir);
     for (struct dirent *e; d && (e = readdir(d));) {
         if (strncmp(e->d_name, "mc", 2) || e->d_name[2] < '0' || e->d_name[2] > '9')

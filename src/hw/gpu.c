@@ -10,10 +10,8 @@
 
 static bool is_there(const char *root, const char *pattern)
 {
-    char path[4096];
     glob_t found;
-    mt_path_printf(path, sizeof(path), "%s%s", root, pattern);
-    bool any = !glob(path, 0, NULL, &found);
+    bool any = !glob(MT_PATH("%s%s", root, pattern), 0, NULL, &found);
     if (any)
         globfree(&found);
     return any;

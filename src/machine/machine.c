@@ -181,12 +181,11 @@ int mt_machine_parse(struct mt_machine *out, const char *path, struct mt_err *er
     if (!rc && r.version != MT_MACHINE_VERSION)
         rc = mt_fail(err, MT_ERR_USAGE, -ESTALE, "%s: a machine profile of version %d; this program reads version %d",
                      path, r.version, MT_MACHINE_VERSION);
-    if (rc) {
+    if (rc)
         mt_machine_finish(&m);
-        return rc;
-    }
-    *out = m;
-    return 0;
+    else
+        *out = m;
+    return rc;
 }
 
 int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err)
@@ -196,12 +195,11 @@ int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err
     if (rc)
         return rc;
     rc = mt_machine_complete(&m, path, err);
-    if (rc) {
+    if (rc)
         mt_machine_finish(&m);
-        return rc;
-    }
-    *out = m;
-    return 0;
+    else
+        *out = m;
+    return rc;
 }
 
 void mt_machine_rate(struct mt_machine *m, enum mt_rate_id id, double value, const char *from, ...)
@@ -381,8 +379,7 @@ void mt_machine_print(const struct mt_machine *m, struct mt_str *out)
 void mt_machine_to_json(const struct mt_machine *m, cJSON *o)
 {
     cJSON *section = NULL;
-    cJSON_AddStringToObject(o, "name", m->name);
-    cJSON_AddStringToObject(o, "fingerprint", m->fingerprint);
+    mt_json_put(o, "name=%s, fingerprint=%s", m->name, m->fingerprint);
     for (int i = 0; i < MT_N_RATES; i++) {
         if (m->rate[i].source == MT_RATE_NONE)
             continue;
@@ -390,9 +387,8 @@ void mt_machine_to_json(const struct mt_machine *m, cJSON *o)
         if (!section)
             section = cJSON_AddObjectToObject(o, rate_keys[i].section);
         cJSON *r = cJSON_AddObjectToObject(section, rate_keys[i].key);
-        cJSON_AddNumberToObject(r, "value", m->rate[i].value);
-        cJSON_AddStringToObject(r, "unit", rate_keys[i].unit);
-        cJSON_AddStringToObject(r, "source", source_name(m->rate[i].source));
+        mt_json_put(r, "value=%f, unit=%s, source=%s", m->rate[i].value, rate_keys[i].unit,
+                    source_name(m->rate[i].source));
         if (source_of(m->rate[i], m->from[i])[0])
             cJSON_AddStringToObject(r, "from", m->from[i]);
     }

@@ -326,12 +326,10 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
         report(p, parts[i].what);
         rc = parts[i].run(&m, p, err) ?: look_at_cores(p, &n_looks, 1, err);
     }
-    if (!rc)
-        rc = mt_machine_complete(&m, "the measured profile", err);
-    if (rc) {
+    rc = rc ?: mt_machine_complete(&m, "the measured profile", err);
+    if (rc)
         mt_machine_finish(&m);
-        return rc;
-    }
-    *out = m;
-    return 0;
+    else
+        *out = m;
+    return rc;
 }

@@ -30,8 +30,7 @@ static int run_once(mt_device *dev, const struct mt_metered *op, size_t *n_run, 
         return 0;
     if (rc && err)
         *err = why;
-    if (!rc)
-        rc = mt_example_submit(x, err);
+    rc = rc ?: mt_example_submit(x, err);
     *n_run += !rc;
     mt_example_destroy(&x); /* waits */
     return rc;

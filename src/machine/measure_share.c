@@ -63,8 +63,7 @@ static int time_copies(struct link *l, int n_in, int n_out, double gbs[2], struc
     for (int way = 0; way < 2 && !rc; way++)
         if (n[way])
             rc = link_copies(l, way, n[way], err);
-    if (!rc)
-        rc = mt_device_sync(l->dev, err);
+    rc = rc ?: mt_device_sync(l->dev, err);
     for (int way = 0; way < 2 && !rc; way++)
         if (n[way])
             gbs[way] = (double)n[way] * (double)l->bytes / (double)span_ns(l, way);
@@ -88,10 +87,7 @@ static int time_short_copies(struct link *l, int way, size_t bytes, double *gbs,
     int n = (int)(l->bytes / bytes), rc = mt_event_record(l->dev, l->ev[2 * way], s, err);
     for (int i = 0; i < n && !rc; i++)
         rc = short_copy(l, way, i, bytes, err);
-    if (!rc)
-        rc = mt_event_record(l->dev, l->ev[2 * way + 1], s, err);
-    if (!rc)
-        rc = mt_device_sync(l->dev, err);
+    rc = rc ?: mt_event_record(l->dev, l->ev[2 * way + 1], s, err) ?: mt_device_sync(l->dev, err);
     if (!rc)
         *gbs = (double)n * (double)bytes / (double)MT_MAX(span_ns(l, way), (int64_t)1);
     return rc;
@@ -110,11 +106,9 @@ static int time_small_copies(struct link *l, enum mt_stream other, double *secon
         int way = i % 2;
         if (i)
             rc = mt_event_wait(l->dev, l->ev[way ? 1 : 3], way ? other : MT_STREAM_H2D, err);
-        if (!rc)
-            rc = link_copy(l, way, way ? other : MT_STREAM_H2D, SMALL_BYTES, err);
+        rc = rc ?: link_copy(l, way, way ? other : MT_STREAM_H2D, SMALL_BYTES, err);
     }
-    if (!rc)
-        rc = mt_device_sync(l->dev, err);
+    rc = rc ?: mt_device_sync(l->dev, err);
     if (!rc)
         *seconds = (double)(mt_event_time_ns(l->ev[3]) - mt_event_time_ns(l->ev[0])) * 1e-9 / HOPS;
     return rc;
@@ -129,10 +123,8 @@ static int open_link(struct link *l, const struct mt_measure_params *p, size_t m
         rc = mt_host_alloc(&l->host[i], l->bytes, "copy probe", err);
         if (!rc)
             memset(l->host[i], 0x3f, l->bytes);
-        if (!rc)
-            rc = mt_device_register_host(l->dev, l->host[i], l->bytes, err);
-        if (!rc)
-            rc = mt_device_alloc(l->dev, l->bytes, "copy probe", &l->device[i], err);
+        rc = rc ?: mt_device_register_host(l->dev, l->host[i], l->bytes, err)
+                ?: mt_device_alloc(l->dev, l->bytes, "copy probe", &l->device[i], err);
     }
     for (int i = 0; i < 4 && !rc; i++)
         rc = mt_event_create(l->dev, &l->ev[i], err);
@@ -226,8 +218,7 @@ static int start_update(struct update_load *l, const struct mt_measure_params *p
                                 &(struct mt_adam_probe_params){
                                     .n = ADAM_N, .n_threads = p->n_threads, .cpus = p->cpus, .numa = p->numa},
                                 err);
-    if (!rc)
-        rc = mt_thread_start(&l->thread, "mt-update", update_main, l, err);
+    rc = rc ?: mt_thread_start(&l->thread, "mt-update", update_main, l, err);
     l->started = !rc;
     return rc;
 }
@@ -336,8 +327,7 @@ static int submit_pair(struct pairs *s, int i, bool product, bool copy, struct m
         rc = mt_event_wait(dev, s->done[i], MT_STREAM_H2D, err);
     for (int k = 0; k < 2 && copy && !rc; k++) {
         rc = k ? short_copy(&s->link, 0, i, s->bytes, err) : 0;
-        if (!rc)
-            rc = mt_event_record(dev, s->copy[i][k], MT_STREAM_H2D, err);
+        rc = rc ?: mt_event_record(dev, s->copy[i][k], MT_STREAM_H2D, err);
     }
     return rc;
 }
@@ -349,8 +339,7 @@ static int time_pairs(struct pairs *s, bool product, bool copy, double *product_
     int rc = 0;
     for (int i = 0; i < PAIRS && !rc; i++)
         rc = submit_pair(s, i, product, copy, err);
-    if (!rc)
-        rc = mt_device_sync(s->link.dev, err);
+    rc = rc ?: mt_device_sync(s->link.dev, err);
     for (int i = 0; i < PAIRS && !rc; i++) {
         if (product && i)
             of_product[i - 1] = (double)(mt_event_time_ns(s->done[i]) - mt_event_time_ns(s->done[i - 1]));
@@ -390,8 +379,7 @@ static int update_round(const struct mt_measure_params *p, struct gemm_load *gem
         free_rate = update_rate(&adam, look_ns);
         rc = time_gemm(&beside, gemm, err);
     }
-    if (!rc)
-        rc = start_gemm(gemm, err);
+    rc = rc ?: start_gemm(gemm, err);
     if (!rc)
         rate = update_rate(&adam, look_ns);
     stop_gemm(gemm);

@@ -31,10 +31,8 @@ static int time_round(const struct timed *t, int reps, int64_t *ns, struct mt_er
     int rc = mt_event_record(t->dev, t->ev[0], MT_STREAM_COMPUTE, err);
     for (int i = 0; i < reps && !rc; i++)
         rc = mt_example_submit(t->x, err);
-    if (!rc)
-        rc = mt_event_record(t->dev, t->ev[1], MT_STREAM_COMPUTE, err);
-    if (!rc)
-        rc = mt_event_sync(t->dev, t->ev[1], err);
+    rc = rc ?: mt_event_record(t->dev, t->ev[1], MT_STREAM_COMPUTE, err)
+            ?: mt_event_sync(t->dev, t->ev[1], err);
     *ns = mt_event_time_ns(t->ev[1]) - mt_event_time_ns(t->ev[0]);
     return rc;
 }
@@ -44,8 +42,7 @@ static int time_rounds(const struct timed *t, int64_t round_ns, double *seconds,
     double round[ALONE_ROUNDS];
     int64_t ns = 0;
     int reps = 1, rc = time_round(t, 1, &ns, err); /* warm */
-    if (!rc)
-        rc = time_round(t, 1, &ns, err);
+    rc = rc ?: time_round(t, 1, &ns, err);
     reps = (int)MT_MIN(MT_MAX(round_ns / MT_MAX(ns, (int64_t)1), (int64_t)1), (int64_t)200);
     for (int r = 0; r < ALONE_ROUNDS && !rc; r++) {
         rc = time_round(t, reps, &ns, err);
@@ -64,8 +61,7 @@ int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metere
     int rc = mt_example_create(&t.x, &(struct mt_example_params){.dev = dev, .shape = *op}, err);
     for (int i = 0; i < 2 && !rc; i++)
         rc = mt_event_create(dev, &t.ev[i], err);
-    if (!rc)
-        rc = time_rounds(&t, round_ns, seconds, err);
+    rc = rc ?: time_rounds(&t, round_ns, seconds, err);
     mt_example_destroy(&t.x);
     for (int i = 0; i < 2; i++)
         mt_event_destroy(&t.ev[i]);
@@ -112,17 +108,16 @@ int mt_turns_create(mt_turns **out, const struct mt_measure_params *p, const str
                                &(struct mt_example_params){.dev = t->dev, .shape = ops[i], .flow = t->flow}, err);
     for (size_t i = 0; i <= n && !rc; i++)
         rc = mt_event_create(t->dev, &t->ev[i], err);
-    if (rc) {
+    if (rc)
         mt_turns_destroy(&t);
-        return rc;
-    }
-    *out = t;
-    return 0;
+    else
+        *out = t;
+    return rc;
 }
 
 void mt_turns_destroy(mt_turns **turns)
 {
-    MT_FREED mt_turns *t = *turns;
+    mt_turns *t = *turns;
     if (!t)
         return;
     for (size_t i = 0; t->example && i < t->n; i++)
@@ -134,18 +129,17 @@ void mt_turns_destroy(mt_turns **turns)
     mt_device_destroy(&t->dev);
     free(t->example);
     free(t->ev);
+    free(t);
     *turns = NULL;
 }
 
 int mt_turns_run(mt_turns *t, double *seconds, struct mt_err *err)
 {
     int rc = mt_event_record(t->dev, t->ev[0], MT_STREAM_COMPUTE, err);
-    for (size_t i = 0; i < t->n && !rc; i++) {
+    for (size_t i = 0; i < t->n && !rc; i++)
         rc = mt_example_submit(t->example[i], err)
           ?: mt_event_record(t->dev, t->ev[i + 1], MT_STREAM_COMPUTE, err);
-    }
-    if (!rc)
-        rc = mt_event_sync(t->dev, t->ev[t->n], err);
+    rc = rc ?: mt_event_sync(t->dev, t->ev[t->n], err);
     for (size_t i = 0; i < t->n && !rc; i++)
         seconds[i] = (double)(mt_event_time_ns(t->ev[i + 1]) - mt_event_time_ns(t->ev[i])) * 1e-9;
     return rc;

@@ -19,10 +19,7 @@ void mt_network_path(char *buf, size_t len)
 int mt_network_write(const struct mt_network *n, const char *path, struct mt_err *err)
 {
     MT_JSON_FREED cJSON *o = cJSON_CreateObject();
-    cJSON_AddNumberToObject(o, "gbs", n->gbs);
-    cJSON_AddNumberToObject(o, "us", n->us);
-    cJSON_AddNumberToObject(o, "cores", n->cores);
-    cJSON_AddNumberToObject(o, "hosts", n->hosts);
+    mt_json_put(o, "gbs=%f, us=%f, cores=%f, hosts=%f", n->gbs, n->us, n->cores, (double)n->hosts);
     char *text = mt_json_print(o, true), dir[4096];
     mt_path_printf(dir, sizeof(dir), "%s", path);
     char *slash = strrchr(dir, '/');
@@ -31,8 +28,7 @@ int mt_network_write(const struct mt_network *n, const char *path, struct mt_err
     int rc = text ? 0 : mt_fail_nomem(err, "a profile of the network", 256);
     if (!rc && slash)
         rc = mt_mkdir_p(dir, err);
-    if (!rc)
-        rc = mt_write_file(path, text, strlen(text), err);
+    rc = rc ?: mt_write_file(path, text, strlen(text), err);
     free(text);
     return rc;
 }

@@ -80,10 +80,9 @@ static int inner_of_all(mt_model *m, const struct mt_adapter_run *a, struct mt_e
     int rc = 0;
     if (!drops(m, ad))
         return inner(m, a, all_rows(ad), a->x, err);
-    for (size_t i = 0; i < ad->n_targets && !rc; i++) {
+    for (size_t i = 0; i < ad->n_targets && !rc; i++)
         rc = drop(m, a, &ad->target[i], a->x, NULL, err)
           ?: inner(m, a, rows_of(&ad->target[i]), m->adapter_in, err);
-    }
     return rc;
 }
 
@@ -198,10 +197,9 @@ int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *layer, struc
         return rc;
     if (!drops(m, ad))
         return input_grad(m, a, all_rows(ad), a->dx, err);
-    for (size_t i = 0; i < ad->n_targets && !rc; i++) {
+    for (size_t i = 0; i < ad->n_targets && !rc; i++)
         rc = input_grad(m, a, rows_of(&ad->target[i]), NULL, err)
           ?: drop(m, a, &ad->target[i], m->adapter_in, a->dx, err);
-    }
     return rc;
 }
 
@@ -278,8 +276,7 @@ int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *layer, stru
             rc = drop(m, a, t, a->x, NULL, err);
         if (!rc && dropped)
             rc = inner(m, a, rows_of(t), m->adapter_in, err);
-        if (!rc)
-            rc = b_grad(m, a, t, err);
+        rc = rc ?: b_grad(m, a, t, err);
         if (!rc && dropped)
             rc = a_grad(m, a, rows_of(t), m->adapter_in, err);
     }

@@ -218,8 +218,7 @@ static int alloc_host(mt_model *m, struct mt_err *err)
     int (*alloc)(void **, size_t, const char *, struct mt_err *) = m->p.assumed_rows ? mt_host_map : mt_host_alloc;
     int rc = alloc(&m->inputs_host, all_input_bytes(m), "step inputs", err);
     void *stats = NULL;
-    if (!rc)
-        rc = alloc(&stats, m->stats_bytes, "step statistics", err);
+    rc = rc ?: alloc(&stats, m->stats_bytes, "step statistics", err);
     m->stats_host = stats;
     void *counts = NULL;
     if (!rc && m->counts_bytes)
@@ -230,11 +229,8 @@ static int alloc_host(mt_model *m, struct mt_err *err)
         rc = mt_device_register_host(m->dev, counts, m->counts_bytes, err);
     if (!rc && counts)
         rc = mt_event_create(m->dev, &m->counts_ready, err);
-    if (!rc)
-        rc = mt_device_register_host(m->dev, m->inputs_host, all_input_bytes(m), err);
-    if (!rc)
-        rc = mt_device_register_host(m->dev, m->stats_host, m->stats_bytes, err);
-    return rc;
+    return rc ?: mt_device_register_host(m->dev, m->inputs_host, all_input_bytes(m), err)
+              ?: mt_device_register_host(m->dev, m->stats_host, m->stats_bytes, err);
 }
 
 static int alloc_device(mt_model *m, struct mt_err *err)
@@ -246,12 +242,9 @@ static int alloc_device(mt_model *m, struct mt_err *err)
           ?: mt_device_alloc(m->dev, b.logits, "logits", &logits, err);
     if (!rc)
         mt_model_lay_out_logits(m, &m->p, logits);
-    if (!rc)
-        rc = mt_device_alloc(m->dev, b.tables, "rotary tables", &m->tables, err);
-    if (!rc)
-        rc = mt_device_alloc(m->dev, all_input_bytes(m), "inputs", &m->inputs_dev, err);
-    if (!rc)
-        rc = mt_device_alloc(m->dev, m->stats_bytes, "inputs", &stats, err);
+    rc = rc ?: mt_device_alloc(m->dev, b.tables, "rotary tables", &m->tables, err)
+            ?: mt_device_alloc(m->dev, all_input_bytes(m), "inputs", &m->inputs_dev, err)
+            ?: mt_device_alloc(m->dev, m->stats_bytes, "inputs", &stats, err);
     m->stats_dev = stats;
     return rc;
 }
@@ -283,10 +276,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->seen = p->used_rows ? mt_calloc(mt_div_up((size_t)p->layout->cfg.vocab, (size_t)64), sizeof(*m->seen)) : NULL;
     if (!m->inputs || !m->partials_at || !m->weighings || !m->scalars || !m->places || (p->used_rows && !m->seen))
         rc = mt_fail_nomem(err, "the model", p->max_micro * sizeof(*m->inputs));
-    if (!rc)
-        rc = alloc_host(m, err);
-    if (!rc)
-        rc = alloc_device(m, err);
+    rc = rc ?: alloc_host(m, err) ?: alloc_device(m, err);
     if (rc) {
         mt_model_destroy(&m);
         return rc;
@@ -306,21 +296,19 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
         m->select_bias = (float *)(void *)((char *)m->tables + mt_align_up(mt_rope_table_bytes(p), ALIGN));
     if (mt_model_n_ones(p->layout))
         m->one = (char *)m->tables + one_at(p->layout, p);
-    if (!rc)
-        rc = mt_model_upload_tables(m, err);
+    rc = rc ?: mt_model_upload_tables(m, err);
     if (!rc && (p->top || p->draws))
         rc = mt_model_top_create(m, err);
-    if (rc) {
+    if (rc)
         mt_model_destroy(&m);
-        return rc;
-    }
-    *out = m;
-    return 0;
+    else
+        *out = m;
+    return rc;
 }
 
 void mt_model_destroy(mt_model **model)
 {
-    MT_FREED mt_model *m = *model;
+    mt_model *m = *model;
     if (!m)
         return;
     mt_model_top_destroy(m);
@@ -344,5 +332,6 @@ void mt_model_destroy(mt_model **model)
     free(m->places);
     free(m->scalars);
     free(m->seen);
+    free(m);
     *model = NULL;
 }

@@ -343,13 +343,10 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
         rc = gather(t, mt_value(t->run, MT_ROLE_DY), t->routing.weights, t->s.out, err);
     if (!rc && weighted)
         rc = bias_gradient(t, MT_EXPERT_DOWN_BIAS, t->s.out, err);
-    if (!rc)
-        rc = weight_gradient(t, MT_EXPERT_GATE_UP, inner, hidden, t->s.gate_up, t->s.x, err);
-    if (!rc)
-        rc = bias_gradient(t, MT_EXPERT_GATE_UP_BIAS, t->s.gate_up, err);
-    if (!rc)
-        rc = mt_linear_input_grad(m, &gate_up, err);
-    return rc ?: adapter_gradient(t, &gate_up, t->s.x, err);
+    return rc ?: weight_gradient(t, MT_EXPERT_GATE_UP, inner, hidden, t->s.gate_up, t->s.x, err)
+              ?: bias_gradient(t, MT_EXPERT_GATE_UP_BIAS, t->s.gate_up, err)
+              ?: mt_linear_input_grad(m, &gate_up, err)
+              ?: adapter_gradient(t, &gate_up, t->s.x, err);
 }
 
 static struct tile begin_expert(const struct mt_part_run *r, int expert, int side)
@@ -401,11 +398,9 @@ static int run_tile(struct tile t, const struct pass *pass, struct mt_sides *sid
     size_t first = 0;
     int rc = mt_sides_take_rows(sides, t.n_padded, &first, err);
     skip_rows(&t.s, t.run->m, first);
-    if (!rc)
-        rc = pass->run(&t, err);
-    if (!rc)
-        rc = mt_sides_follow(sides, err);
-    return rc ?: mt_sides_give_rows(sides, err);
+    return rc ?: pass->run(&t, err)
+              ?: mt_sides_follow(sides, err)
+              ?: mt_sides_give_rows(sides, err);
 }
 
 /* Makes room for n rows of outputs; if there is none, all sides wait until those that there are have been summed. */
@@ -440,8 +435,7 @@ static int run_tiles(struct tile *t, int expert, const struct pass *pass, struct
         rc = rows <= m->outputs.n ? 0 : take_outputs(t, list.place + at, t->n_padded, pass, sides, err);
         t->s.out = mt_outputs_at(m, list.place + at);
         mt_sides_turn(sides, t->piece);
-        if (!rc)
-            rc = run_tile(*t, pass, sides, err);
+        rc = rc ?: run_tile(*t, pass, sides, err);
     }
     mt_sides_turn(sides, t->piece);
     return rc;
@@ -518,8 +512,7 @@ static int backward_expert(const struct mt_part_run *r, int i, const struct pass
     if (mt_value(r, MT_ROLE_CAST) && t.adapters.end)
         rc = mt_op_zero(m->dev, &(struct mt_zero){t.grad + t.adapters_at, (t.adapters.end - t.adapters.first) *
                                                                                 sizeof(float)}, err);
-    if (!rc)
-        rc = run_tiles(&t, expert, pass, sides, err);
+    rc = rc ?: run_tiles(&t, expert, pass, sides, err);
     if (!rc && mt_value(r, MT_ROLE_CAST) && idle)
         rc = mt_op_zero(m->dev, &(struct mt_zero){t.grad, gradient_elems(m->layout) * sizeof(float)}, err);
     return rc || !mt_value(r, MT_ROLE_CAST) ? rc : cast_gradients(&t, expert, err);

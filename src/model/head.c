@@ -126,8 +126,7 @@ static int head_logits(mt_model *m, size_t rows, const void *h, const void *tabl
                           .ldd = mt_model_logits_ld(m->layout),
                       },
                       err);
-    if (!rc)
-        rc = mt_adapter_forward(m, &run, err);
+    rc = rc ?: mt_adapter_forward(m, &run, err);
     struct mt_cap cap = {rows, vocab, run.ld, (float)m->layout->cfg.logit_cap, m->logits};
     return rc || !(cap.cap > 0) ? rc : mt_op_cap(m->dev, &cap, err);
 }
@@ -170,10 +169,7 @@ static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, bool 
                             .ldd = m->wd.c,
                         },
                         err);
-    if (!rc)
-        rc = mt_adapter_input_grad(m, &run, err);
-    if (!rc)
-        rc = mt_adapter_weight_grad(m, &run, err);
+    rc = rc ?: mt_adapter_input_grad(m, &run, err) ?: mt_adapter_weight_grad(m, &run, err);
     if (rc || !dw)
         return rc;
     return mt_op_gemm(m->dev,
@@ -301,8 +297,7 @@ static int take_weights(mt_model *m, size_t mb, struct mt_err *err)
     int rc = copy_rows(m, mt_model_stats_loss(m, m->stats_host, mb), mt_model_stats_loss(m, m->stats_dev, mb), n, err);
     if (!rc && few)
         rc = copy_rows(m, host.few_values, m->inputs[mb].few_values, few, err);
-    if (!rc)
-        rc = mt_device_call(m->dev, weigh_rows, &m->weighings[mb], err);
+    rc = rc ?: mt_device_call(m->dev, weigh_rows, &m->weighings[mb], err);
     if (!rc && few)
         rc = copy_rows(m, m->inputs[mb].few_values, host.few_values, few, err);
     return rc ?: copy_rows(m, m->inputs[mb].weights, host.weights, n, err);

@@ -439,12 +439,9 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     mt_layout_number_tensors(b);
     l->n_adapters = b->n_adapters;
     rc = b->rc ? b->rc : mt_layout_has_adapters(b) ? mt_layout_check_adapters(b, err) : check_globs(b, err);
-    if (!rc)
-        rc = mt_layout_check_matrices(b, err);
-    if (!rc)
-        rc = sort_names(l, err);
-    if (!rc)
-        rc = mt_stored_place(l, err);
+    rc = rc ?: mt_layout_check_matrices(b, err)
+            ?: sort_names(l, err)
+            ?: mt_stored_place(l, err);
     if (!rc && l->by_blocks)
         rc = check_whole(l, err);
     if (!rc)
@@ -462,12 +459,11 @@ int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, con
     b.always_used = b.glob_used ? b.glob_used + p->n_freeze : NULL;
     int rc = b.l && b.glob_used ? lay_out(&b, cfg, err) : mt_fail_nomem(err, "the model's layout", sizeof(*b.l));
     free(b.glob_used);
-    if (rc) {
+    if (rc)
         mt_layout_destroy(&b.l);
-        return rc;
-    }
-    *out = b.l;
-    return 0;
+    else
+        *out = b.l;
+    return rc;
 }
 
 void mt_layout_destroy(struct mt_layout **l)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/layer_text.h"
+#include "base/mem.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/mem.h"
 #include "model/rule.h"
 
 /* Appends; what does not fit is left out. */

@@ -338,16 +338,11 @@ static int check_learner(const struct mt_layout_builder *b, struct mt_err *err)
     int rc = check_shared(b, err) ?: check_merged(b, err) ?: check_tied(b, err);
     if (!rc && l->cfg.moe.n_experts)
         rc = check_experts(b, err);
-    if (!rc)
-        rc = check_whole(b, err);
-    if (!rc)
-        rc = check_used(&s->targets, "targets", "q_proj and model.layers.0.mlp.*", err);
-    if (!rc)
-        rc = check_used(&s->ranks, "rank_pattern", "q_proj:32", err);
-    if (!rc)
-        rc = check_used(&s->alphas, "alpha_pattern", "q_proj:32", err);
-    if (!rc)
-        rc = check_used(&s->train_also, "train_also", "lm_head and model.norm", err);
+    rc = rc ?: check_whole(b, err)
+            ?: check_used(&s->targets, "targets", "q_proj and model.layers.0.mlp.*", err)
+            ?: check_used(&s->ranks, "rank_pattern", "q_proj:32", err)
+            ?: check_used(&s->alphas, "alpha_pattern", "q_proj:32", err)
+            ?: check_used(&s->train_also, "train_also", "lm_head and model.norm", err);
     return rc || b->n_adapters ? rc : mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.targets names no layer");
 }
 

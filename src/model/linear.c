@@ -115,8 +115,7 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
         rc = mt_dora_magnitude_grad(m, &dora, a->dy, a->g, err);
         run.dy = mt_dora_kept_grad(m, &dora);
     }
-    if (!rc)
-        rc = mt_adapter_weight_grad(m, &run, err);
+    rc = rc ?: mt_adapter_weight_grad(m, &run, err);
     if (has_dora(m, a->p))
         mt_dora_end(m);
     return rc;
@@ -169,11 +168,9 @@ int mt_linear_add_backward(mt_model *m, const struct mt_linear_bwd *a, float *su
     run.dx_dtype = MT_F32;
     int rc = product_grad(m, a, &run.dy, err);
     product.a = is_merged(a->p) ? a->dy : run.dy;
-    if (!rc)
-        rc = mt_adapter_input_grad(m, &run, err);
-    if (!rc)
-        rc = mt_sum_product(m, a->n, &product, err);
-    return rc ?: mt_linear_weight_grad(m, a, err);
+    return rc ?: mt_adapter_input_grad(m, &run, err)
+              ?: mt_sum_product(m, a->n, &product, err)
+              ?: mt_linear_weight_grad(m, a, err);
 }
 
 size_t mt_norm_workspace(const struct mt_model_params *p, const struct mt_norm_spec *s, mt_device *dev)

@@ -215,8 +215,7 @@ static int write_piece(mt_plane_set *planes, const struct mt_tensor *t, size_t f
     uint8_t lo8[PIECE];
     size_t bytes = lo_bytes(planes, t);
     int rc = bytes == sizeof(*lo8) ? round_24bit(t, hi, lo, lo8, n, err) : 0;
-    if (!rc)
-        rc = mt_planes_write(planes, t->unit, k.hi, t->at + first, n, hi, err);
+    rc = rc ?: mt_planes_write(planes, t->unit, k.hi, t->at + first, n, hi, err);
     if (rc)
         return rc;
     if (bytes)

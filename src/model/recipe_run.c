@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of recipes, and running their tapes. */
-#include <assert.h>
 
 #include "base/mem.h"
 #include "model/rule.h"

@@ -384,9 +384,8 @@ static int begin_latent(const struct mt_part_run *r, float *sum, struct mt_err *
     int rc = mt_op_cast(m->dev, &(struct mt_cast){elems, m->dt, MT_F32, r->x, wide}, err);
     if (!rc && m->layout->cfg.moe.shared_width)
         rc = mt_shared_expert_add(&shared, wide, err);
-    if (!rc)
-        rc = mt_op_cast(m->dev, &rounded, err);
-    return rc ?: mt_op_zero(m->dev, &(struct mt_zero){sum, of_sum * sizeof(float)}, err);
+    return rc ?: mt_op_cast(m->dev, &rounded, err)
+              ?: mt_op_zero(m->dev, &(struct mt_zero){sum, of_sum * sizeof(float)}, err);
 }
 
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
@@ -403,8 +402,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
         rc = count_probabilities(r, s.logits, err);
     if (!rc && m->layout->cfg.moe.latent)
         return begin_latent(r, sum, err);
-    if (!rc)
-        rc = begin_sum(r, sum, err);
+    rc = rc ?: begin_sum(r, sum, err);
     return rc || !m->layout->cfg.moe.shared_width ? rc : mt_shared_expert_add(&shared, sum, err);
 }
 
@@ -447,9 +445,7 @@ static int router_adapter_backward(const struct mt_part_run *r, const struct scr
     a.dx = s->dn;
     a.dx_dtype = MT_F32;
     int rc = have == m->dt ? 0 : mt_op_cast(m->dev, &(struct mt_cast){elems, have, m->dt, s->dlogits, s->logits}, err);
-    if (!rc)
-        rc = mt_adapter_input_grad(m, &a, err);
-    return rc ?: mt_adapter_weight_grad(m, &a, err);
+    return rc ?: mt_adapter_input_grad(m, &a, err) ?: mt_adapter_weight_grad(m, &a, err);
 }
 
 /* The gradient of the experts' own scales: column sums of the rows that the router's operation left. */
@@ -516,29 +512,20 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     gate.p.adapter = NULL; /* by itself: its products may be of another dtype */
     if (own || m->layout->cfg.moe.latent)
         sum.c = NULL; /* the rows are of something else than the logits */
-    if (!rc)
-        rc = prepare_own(r, &rec, true, err);
-    if (!rc)
-        rc = router_logits(r, &s, in, &gate.x, err);
-    if (!rc)
-        rc = router_backward(r, &s, err);
-    if (!rc)
-        rc = scale_backward(r, &s, err);
-    if (!rc)
-        rc = mt_linear_weight_grad(m, &gate, err);
-    if (!rc)
-        rc = mt_sum_product(m, n, &sum, err);
-    if (!rc)
-        rc = router_adapter_backward(r, &s, in, err);
+    rc = rc ?: prepare_own(r, &rec, true, err)
+            ?: router_logits(r, &s, in, &gate.x, err)
+            ?: router_backward(r, &s, err)
+            ?: scale_backward(r, &s, err)
+            ?: mt_linear_weight_grad(m, &gate, err)
+            ?: mt_sum_product(m, n, &sum, err)
+            ?: router_adapter_backward(r, &s, in, err);
     if (!rc && own)
         rc = own_norm_backward(r, &s, err);
     if (!rc && m->layout->cfg.moe.shared_width)
         rc = mt_shared_expert_backward(&shared, err);
-    if (!rc)
-        rc = latent_backward(r, &s, err);
-    if (!rc)
-        rc = mt_op_cast(m->dev, &(struct mt_cast){n * m->wd.c, MT_F32, m->dt, s.dn, m->dh}, err);
-    return rc ?: mt_norm_backward(m, &norm, &(struct mt_norm_grad){m->dh, r->dx, r->dx, r->g}, err);
+    return rc ?: latent_backward(r, &s, err)
+              ?: mt_op_cast(m->dev, &(struct mt_cast){n * m->wd.c, MT_F32, m->dt, s.dn, m->dh}, err)
+              ?: mt_norm_backward(m, &norm, &(struct mt_norm_grad){m->dh, r->dx, r->dx, r->g}, err);
 }
 
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *, size_t)

@@ -3,7 +3,6 @@
  * Biases for choosing experts, on the device in FP32 for the whole run: their units have them in the compute dtype,
  * which may round them and so change the choice.
  */
-#include <stdlib.h>
 
 #include "base/mem.h"
 #include "model/part.h"

@@ -145,7 +145,5 @@ int mt_shared_expert_backward(const struct mt_shared_expert *a, struct mt_err *e
           ?: scale_act(a, err);
     if (!rc) /* with adapters, by what its input's gradient left: before any other adapter's */
         rc = mt_linear_weight_grad(m, &down, err);
-    if (!rc)
-        rc = gate_backward(a, err);
-    return rc ?: mt_linear_add_backward(m, &gate_up, a->dn, err);
+    return rc ?: gate_backward(a, err) ?: mt_linear_add_backward(m, &gate_up, a->dn, err);
 }

@@ -273,8 +273,7 @@ int mt_stored_place(struct mt_layout *l, struct mt_err *err)
     struct placing p = {.l = l};
     int rc = store_tensors(&p, false, err);
     size_t n = l->n_stored;
-    if (!rc)
-        rc = store_tensors(&p, true, err);
+    rc = rc ?: store_tensors(&p, true, err);
     l->n_adapter_stored = l->n_stored - n;
     l->n_stored = n;
     return rc ?: list_pieces(l, err);

@@ -81,10 +81,9 @@ int mt_model_forward(mt_model *m, const struct mt_unit_run *r, struct mt_err *er
     m->adapters = r->at[MT_ROLE_ADAPTERS];
     mt_model_poison_parts(m, NULL);
     int rc = 0;
-    for (size_t i = 0; i < n && !rc; i++) {
+    for (size_t i = 0; i < n && !rc; i++)
         rc = prepare(&s[i], err)
           ?: s[i].run.part->kind->finish(&s[i].run, s[i].y ? s[i].y : r->at[MT_ROLE_Y], err);
-    }
     return rc;
 }
 
@@ -149,8 +148,7 @@ int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *e
     m->adapters = r->at[MT_ROLE_ADAPTERS];
     mt_model_poison_parts(m, NULL);
     int rc = r->at[MT_ROLE_GRAD] && r->first ? begin_grad(m, r, err) : 0;
-    if (!rc)
-        rc = recompute(s, n, err);
+    rc = rc ?: recompute(s, n, err);
     for (size_t i = n; i-- > 0 && !rc;) {
         mt_model_poison_parts(m, s[i].run.scratch);
         rc = s[i].run.part->kind->backward(&s[i].run, err);

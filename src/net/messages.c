@@ -316,8 +316,7 @@ int mt_net_create(mt_net **out, mt_wire *wire, double deadline_s, struct mt_err 
     for (int d = 0; d < 2; d++)
         n->way[d] = mt_calloc((size_t)wire->size, sizeof(struct way));
     int rc = n->way[0] && n->way[1] ? 0 : mt_fail_nomem(err, "messages between hosts", 2 * bytes);
-    if (!rc)
-        rc = mt_thread_start(&n->thread, "mt-net", run, n, err);
+    rc = rc ?: mt_thread_start(&n->thread, "mt-net", run, n, err);
     if (rc) {
         wire->close(wire, false, 1);
         free_net(n);

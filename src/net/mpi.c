@@ -153,7 +153,7 @@ static void finalize(struct world *w)
 /* MPI's own ends of a run hang where a network is cut: the alarm ends this process then. */
 static void close_wire(mt_wire *wire, bool ok, int code)
 {
-    MT_FREED struct world *w = (struct world *)wire;
+    struct world *w = (struct world *)wire;
     bool parted = ok && part(w);
     signal(SIGALRM, SIG_DFL);
     alarm(ABORT_S);
@@ -163,6 +163,7 @@ static void close_wire(mt_wire *wire, bool ok, int code)
     }
     finalize(w);
     alarm(0);
+    free(w);
 }
 
 /* Where hosts meet MPI has no deadline: one that never comes would keep the others for ever. */

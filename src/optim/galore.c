@@ -114,16 +114,13 @@ static int find_projection(const struct mt_direction *d, const struct space *s, 
     uint64_t drawn = (d->t - 1) / (uint64_t)d->keys[GAP];
     double norm = 1 / sqrt((double)s->n_small);
     int rc = drawn ? 0 : mt_low_signs(d, rank * s->n_small, norm, drawn, d->state[MT_LOW_OWN], err);
-    if (!rc)
-        rc = mt_low_signs(d, s->n * s->n_small, norm, drawn, s->small[1], err);
+    rc = rc ?: mt_low_signs(d, s->n * s->n_small, norm, drawn, s->small[1], err);
     const struct mt_eigen step = {.sweeps = SWEEPS}, alone = {.sweeps = SWEEPS, .least = ROUNDED},
                           last = {.sweeps = 2 * SWEEPS, .least = NONE}; /* from rows in any order */
     for (int i = 0; i < 2 * ITERATIONS - 1 && !rc; i++)
         rc = half(d, s, i % 2 ? s->large[1] : s->small[1], i % 2, &step, err);
-    if (!rc)
-        rc = straighten(d, s, s->large[1], s->n_large, s->large[0], &alone, err);
-    if (!rc)
-        rc = half(d, s, s->large[0], true, &last, err);
+    rc = rc ?: straighten(d, s, s->large[1], s->n_large, s->large[0], &alone, err)
+            ?: half(d, s, s->large[0], true, &last, err);
     struct mt_unit_rows rows = {.rows = rank, .cols = s->n_small, .from = s->small[1], .to = d->state[MT_LOW_OWN]};
     return rc ?: mt_op_unit_rows(d->dev, &rows, err);
 }
@@ -147,8 +144,7 @@ static int direct(const struct mt_optimizer *, const struct mt_direction *d, str
                                 .lda = d->rows, .b = low, .ldb = d->cols, .d = d->g, .ldd = d->cols};
     }
     int rc = (d->t - 1) % (uint64_t)d->keys[GAP] ? 0 : find_projection(d, &s, rank, err);
-    if (!rc)
-        rc = multiply(d, &to, err);
+    rc = rc ?: multiply(d, &to, err);
     if (!rc)
         rc = mt_op_low_adam(d->dev,
                             &(struct mt_low_adam){

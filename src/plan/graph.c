@@ -201,10 +201,9 @@ int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, 
         if (mt_opcodes[in->op].ends_forward)
             g.turn = i;
     }
-    if (rc) {
+    if (rc)
         mt_sim_graph_finish(&g);
-        return rc;
-    }
-    *out = g;
-    return 0;
+    else
+        *out = g;
+    return rc;
 }

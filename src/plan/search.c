@@ -216,10 +216,7 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
         t.numerics.micro_batch = choices[i];
         rc = add_micro_batch(all, &t, err);
     }
-    if (!rc)
-        rc = try_groups(&s, all, err);
-    if (!rc)
-        rc = mt_search_mixtures(&s, all, err);
+    rc = rc ?: try_groups(&s, all, err) ?: mt_search_mixtures(&s, all, err);
     for (size_t i = 0; all && i < all->n_costs; i++)
         mt_cost_table_destroy(&all->costs[i]);
     free(all);
@@ -230,14 +227,12 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
     }
     s.best.tried = s.tried;
     s.best.n_tried = s.n_tried;
-    if (!rc)
-        rc = fix_choice(&s.best, r, err);
-    if (rc) {
+    rc = rc ?: fix_choice(&s.best, r, err);
+    if (rc)
         mt_plan_choice_finish(&s.best);
-        return rc;
-    }
-    *out = s.best;
-    return 0;
+    else
+        *out = s.best;
+    return rc;
 }
 
 /* Whether halves of layers may be faster: their smaller buffers leave memory for records and separate cast buffers. */

@@ -311,11 +311,10 @@ static int try_gathered(struct mt_search *s, struct mixture *m, struct mt_err *e
 static int refine_best(struct mixture *mix, size_t n, struct mt_search *s, struct mt_err *err)
 {
     int rc = 0;
-    for (size_t i = 0; i < n && mix[i].seconds <= NEARLY * mix[0].seconds && !rc; i++) {
+    for (size_t i = 0; i < n && mix[i].seconds <= NEARLY * mix[0].seconds && !rc; i++)
         rc = refine_mixture(s, &mix[i], err)
           ?: polish(s, &mix[i], err)
           ?: try_gathered(s, &mix[i], err);
-    }
     return rc;
 }
 
@@ -370,8 +369,7 @@ static int mix_groups(struct mixture mix[MAX_MIXED], size_t *n, struct mt_search
         } else {
             rc = find_open(m, s->r, err);
         }
-        if (!rc)
-            rc = mix_offloading(s, m, err);
+        rc = rc ?: mix_offloading(s, m, err);
         if (mt_search_is_long(g))
             break;
     }

@@ -116,16 +116,12 @@ static void add_table(cJSON *run, const char *name, struct table *t)
 
 static bool has(const char *dir, const char *file)
 {
-    char path[4200];
-    mt_path_printf(path, sizeof(path), "%s/%s", dir, file);
-    return mt_path_exists(path);
+    return mt_path_exists(MT_PATH("%s/%s", dir, file));
 }
 
 static int read_json(cJSON **out, const char *dir, const char *file, struct mt_err *err)
 {
-    char path[4200];
-    mt_path_printf(path, sizeof(path), "%s/%s", dir, file);
-    return mt_json_read_file(out, path, MT_ERR_INPUT, err);
+    return mt_json_read_file(out, MT_PATH("%s/%s", dir, file), MT_ERR_INPUT, err);
 }
 
 static void add_metrics(cJSON *run, char *text)

@@ -218,10 +218,7 @@ static int run_together(struct hosts *h)
             return mt_check_fault(&h->c[waits], h->at[waits], NONE, "a message that its other side does not come to");
         for (int host = 0; host < h->n && !rc; host++) /* those that take part go on */
             arrived[host] = host != from && !(next_of(h, from)->hosts & 1u << host);
-        if (!rc)
-            rc = exchange(h, from);
-        if (!rc)
-            rc = advance_all(h, arrived, &left);
+        rc = rc ?: exchange(h, from) ?: advance_all(h, arrived, &left);
     }
     return rc;
 }
@@ -252,12 +249,10 @@ int mt_program_check_hosts(const struct mt_program *const *p, int n, struct mt_e
         if (!rc && (p[i]->n_units != p[0]->n_units || p[i]->n_objects != p[0]->n_objects))
             rc = mt_fail(err, MT_ERR_RUNTIME, -EPROTO, "step program: that of host %d is of another step", i);
     }
-    if (!rc)
-        rc = run_together(&h);
+    rc = rc ?: run_together(&h);
     for (int i = 0; i < n && !rc; i++)
         rc = mt_check_end(&h.c[i]);
-    if (!rc)
-        rc = check_shared(&h);
+    rc = rc ?: check_shared(&h);
     for (int i = 0; i < n; i++)
         mt_check_finish(&h.c[i]);
     return rc;

@@ -309,12 +309,9 @@ int mt_program_take_part(struct mt_program *p, const struct mt_program_params *p
     int rc = check_params(params, err);
     if (!rc && !alloc_part(&s))
         rc = mt_fail_nomem(err, "a step program", 2 * p->n_instrs * sizeof(*p->instrs));
-    if (!rc)
-        rc = find_messages(&s, err);
-    if (!rc)
-        rc = find_counts(&s, err);
-    if (!rc)
-        rc = find_idle_reads(&s, err);
+    rc = rc ?: find_messages(&s, err)
+            ?: find_counts(&s, err)
+            ?: find_idle_reads(&s, err);
     if (!rc) {
         take_all(&s);
         take_objects(&s);

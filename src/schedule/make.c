@@ -56,8 +56,7 @@ int mt_program_complete(struct mt_program *p, const struct mt_program_params *pa
         rc = mt_program_stage(p, params, err);
     if (!rc && mt_program_hosts(params) > 1)
         rc = mt_program_take_part(p, params, err);
-    if (!rc)
-        rc = mt_program_prune_waits(p, err);
+    rc = rc ?: mt_program_prune_waits(p, err);
     if (rc)
         mt_program_finish(p);
     return rc;

@@ -497,8 +497,7 @@ int mt_draft_place(struct mt_program *out, struct mt_draft *d, struct mt_err *er
     if (!rc)
         rc = mt_placer_alloc(&p) ? place_all(&p, err)
                               : mt_fail_nomem(err, "a step program", d->prog.n_instrs * sizeof(int));
-    if (!rc)
-        rc = mt_placed_merge(out, &d->prog, &p.q, err);
+    rc = rc ?: mt_placed_merge(out, &d->prog, &p.q, err);
     mt_placer_free(&p);
     return rc;
 }

@@ -195,10 +195,9 @@ static bool add_objects(struct mt_stager *s)
     if (s->params->spill_disk)
         add_spilled(s);
     s->staged = mt_calloc(s->out->n_objects, sizeof(*s->staged));
-    for (size_t o = 0; s->staged && o < s->out->n_objects; o++) {
+    for (size_t o = 0; s->staged && o < s->out->n_objects; o++)
         s->staged[o] = (struct mt_staged){
             .buffer = MT_STAGE_NONE, .next_use = MT_STAGE_NEVER, .made = MT_NO_WAITS, .home = MT_NO_WAIT};
-    }
     return s->staged && !s->failed;
 }
 

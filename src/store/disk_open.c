@@ -79,17 +79,16 @@ int mt_disk_open_rated(mt_disk **out, const struct mt_disk_params *p, struct mt_
         rc = mt_thread_start(&d->thread, "mt-disk", mt_disk_main, d, err);
         d->started = !rc;
     }
-    if (rc) {
+    if (rc)
         mt_disk_close(&d);
-        return rc;
-    }
-    *out = d;
-    return 0;
+    else
+        *out = d;
+    return rc;
 }
 
 void mt_disk_close(mt_disk **disk)
 {
-    MT_FREED mt_disk *d = *disk;
+    mt_disk *d = *disk;
     if (!d)
         return;
     if (d->started) {
@@ -113,6 +112,7 @@ void mt_disk_close(mt_disk **disk)
         return;
     free(d->files);
     free(d->pieces);
+    free(d);
 }
 
 void mt_disk_set_buffers(mt_disk *d, const struct iovec *iov, int n)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rates of drives, measured; opening a disk that is striped by them. */
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -172,7 +171,5 @@ int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *e
         rated.rates = measured = mt_calloc(p->n_dirs, sizeof(*measured));
         rc = measured ? measure_rates(measured, p, err) : mt_fail_nomem(err, "stripes", p->n_dirs);
     }
-    if (!rc)
-        rc = mt_disk_open_rated(out, &rated, err);
-    return rc;
+    return rc ?: mt_disk_open_rated(out, &rated, err);
 }

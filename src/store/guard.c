@@ -345,7 +345,7 @@ int mt_guard_create(mt_guard **out, const struct mt_guard_params *p, struct mt_e
 
 void mt_guard_destroy(mt_guard **guard)
 {
-    MT_FREED mt_guard *g = *guard;
+    mt_guard *g = *guard;
     *guard = NULL;
     if (!g)
         return;
@@ -364,4 +364,5 @@ void mt_guard_destroy(mt_guard **guard)
     free(g->sum);
     free(g->units);
     free(g->ranges);
+    free(g);
 }

@@ -331,17 +331,16 @@ int mt_plane_set_create(mt_plane_set **out, const struct mt_plane_set_params *p,
         memcpy(s->in_files, p->in_files, p->n_units * sizeof(*s->in_files));
     lay_out(s, p);
     int rc = alloc_planes(s, err) ?: alloc_windows(s, p, err) ?: alloc_sums(s, p, err);
-    if (rc) {
+    if (rc)
         mt_plane_set_destroy(&s);
-        return rc;
-    }
-    *out = s;
-    return 0;
+    else
+        *out = s;
+    return rc;
 }
 
 void mt_plane_set_destroy(mt_plane_set **set)
 {
-    MT_FREED mt_plane_set *s = *set;
+    mt_plane_set *s = *set;
     if (!s)
         return;
     for (int k = 0; k < MT_N_PLANES; k++) {
@@ -357,6 +356,7 @@ void mt_plane_set_destroy(mt_plane_set **set)
     free(s->in_files);
     free(s->sums);
     free(s->sum);
+    free(s);
     *set = NULL;
 }
 

@@ -325,8 +325,7 @@ cJSON *mt_sweep_json(const struct mt_sweep_row *rows, size_t n)
         const struct mt_sweep_job *j = rows[i].job;
         cJSON *r = cJSON_CreateObject(), *axes;
         int n_c = columns(c, &rows[i]);
-        cJSON_AddStringToObject(r, "hash", j->hash);
-        cJSON_AddStringToObject(r, "job", j->name);
+        mt_json_put(r, "hash=%s, job=%s", j->hash, j->name);
         axes = cJSON_AddObjectToObject(r, "axes");
         for (size_t a = 0; a < j->axes.n; a++)
             cJSON_AddStringToObject(axes, j->axes.p[a].key, j->axes.p[a].value);
@@ -341,10 +340,8 @@ cJSON *mt_sweep_json(const struct mt_sweep_row *rows, size_t n)
         mt_json_append(list, r);
     }
     struct mt_stats e = mt_sweep_error(rows, n);
-    if (e.n) {
-        cJSON_AddNumberToObject(o, "median_error", e.median);
-        cJSON_AddNumberToObject(o, "worst_error", e.max);
-    }
+    if (e.n)
+        mt_json_put(o, "median_error=%f, worst_error=%f", e.median, e.max);
     return o;
 }
 

@@ -328,12 +328,11 @@ int mt_sweep_read(struct mt_sweep *out, const char *path, struct mt_err *err)
     for (size_t i = 0; i < p.n_variants; i++)
         finish_list(&p.variants[i].set);
     free(p.variants);
-    if (rc) {
+    if (rc)
         mt_sweep_finish(&s);
-        return rc;
-    }
-    *out = s;
-    return 0;
+    else
+        *out = s;
+    return rc;
 }
 
 void mt_sweep_finish(struct mt_sweep *s)

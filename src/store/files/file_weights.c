@@ -163,16 +163,12 @@ int mt_file_weights_open(mt_file_weights **out, const struct mt_file_weights_par
     f->unit_first = mt_calloc(p->n_units + 1, sizeof(*f->unit_first));
     int rc = f->files && f->parts && f->tensors && f->unit_first ? 0 : mt_fail_nomem(err, "a model's files", p->n_parts * sizeof(*f->parts));
     void *buffers = NULL;
-    if (!rc)
-        rc = mt_host_alloc(&buffers, mt_file_weights_bytes(depth), "reading a model's files", err);
+    rc = rc ?: mt_host_alloc(&buffers, mt_file_weights_bytes(depth), "reading a model's files", err);
     f->buffers = buffers;
     f->buffer_bytes = mt_file_weights_bytes(depth);
-    if (!rc)
-        rc = open_files(f, p, err);
-    if (!rc)
-        rc = take_parts(f, p, err);
-    if (!rc)
-        rc = mt_file_reader_start(f, p, depth, err);
+    rc = rc ?: open_files(f, p, err)
+            ?: take_parts(f, p, err)
+            ?: mt_file_reader_start(f, p, depth, err);
     if (rc) {
         mt_file_weights_close(&f);
         return rc;
@@ -184,7 +180,7 @@ int mt_file_weights_open(mt_file_weights **out, const struct mt_file_weights_par
 
 void mt_file_weights_close(mt_file_weights **file_weights)
 {
-    MT_FREED mt_file_weights *f = *file_weights;
+    mt_file_weights *f = *file_weights;
     if (!f)
         return;
     *file_weights = NULL;
@@ -202,4 +198,5 @@ void mt_file_weights_close(mt_file_weights **file_weights)
     free(f->unit_first);
     free(f->sum);
     free(f->known);
+    free(f);
 }

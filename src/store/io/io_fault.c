@@ -43,7 +43,7 @@ static struct fault_io *fault(mt_io *io)
 
 static void fault_destroy(mt_io *io)
 {
-    MT_FREED struct fault_io *w = fault(io);
+    struct fault_io *w = fault(io);
     mt_io_destroy(&w->inner); /* waits for its operations under way */
     while (w->changed) {
         struct changed *c = w->changed;
@@ -53,6 +53,7 @@ static void fault_destroy(mt_io *io)
     }
     free(w->made);
     free(w->late);
+    free(w);
 }
 
 static int fault_set_files(mt_io *io, const int *fds, int n, struct mt_err *err)

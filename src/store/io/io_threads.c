@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/fs.h"
 #include "base/mem.h"
 #include "base/thread.h"
 #include "store/io/io_backend.h"
@@ -58,7 +59,7 @@ static void *thread_main(void *arg)
 
 static void threads_destroy(mt_io *io)
 {
-    MT_FREED struct threads *t = threads(io);
+    struct threads *t = threads(io);
     pthread_mutex_lock(&t->lock);
     t->quit = true; /* a thread ends when the queue is empty */
     pthread_cond_broadcast(&t->work);
@@ -71,6 +72,7 @@ static void threads_destroy(mt_io *io)
     free(t->fds);
     free(t->ops);
     free(t->results);
+    free(t);
 }
 
 static int threads_set_files(mt_io *io, const int *fds, int n, struct mt_err *err)
@@ -168,15 +170,12 @@ int mt_io_threads_create(mt_io **out, unsigned depth, struct mt_err *err)
     t->results = mt_calloc(depth, sizeof(*t->results));
     int rc = t->ops && t->results ? 0 : mt_fail_nomem(err, "I/O threads", depth * sizeof(*t->ops));
     for (int i = 0; i < MT_MIN((int)depth, MAX_THREADS) && !rc; i++) {
-        char name[16];
-        snprintf(name, sizeof(name), "mt-io/%hu", (unsigned short)i);
-        rc = mt_thread_start(&t->thread[i], name, thread_main, t, err);
+        rc = mt_thread_start(&t->thread[i], MT_PATH("mt-io/%hu", (unsigned short)i), thread_main, t, err);
         t->n_threads += !rc;
     }
-    if (rc) {
+    if (rc)
         threads_destroy(&t->base);
-        return rc;
-    }
-    *out = &t->base;
-    return 0;
+    else
+        *out = &t->base;
+    return rc;
 }

@@ -273,8 +273,7 @@ int mt_io_uring_create(mt_io **out, unsigned depth, struct mt_err *err)
     u->has_ring = !rc && u->wake_fd >= 0;
     if (!rc && !has_operations(&u->ring))
         rc = -EOPNOTSUPP;
-    if (!rc)
-        rc = arm_wake(u);
+    rc = rc ?: arm_wake(u);
     if (rc) {
         uring_destroy(&u->base);
         return mt_fail(err, MT_ERR_RUNTIME, rc, "io_uring cannot be set up: %s", strerror(-rc));

@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
 
 #include "base/mem.h"
@@ -97,17 +96,16 @@ int mt_job_pool_create(mt_job_pool **out, const char *name, int n_threads, void 
         rc = mt_thread_start(&p->thread[i], numbered, pool_main, p, err);
         p->n_threads += !rc;
     }
-    if (rc) {
+    if (rc)
         mt_job_pool_destroy(&p);
-        return rc;
-    }
-    *out = p;
-    return 0;
+    else
+        *out = p;
+    return rc;
 }
 
 void mt_job_pool_destroy(mt_job_pool **pool)
 {
-    MT_FREED mt_job_pool *p = *pool;
+    mt_job_pool *p = *pool;
     if (!p)
         return;
     pthread_mutex_lock(&p->lock);
@@ -118,6 +116,7 @@ void mt_job_pool_destroy(mt_job_pool **pool)
         pthread_join(p->thread[i], NULL);
     pthread_cond_destroy(&p->work);
     pthread_mutex_destroy(&p->lock);
+    free(p);
     *pool = NULL;
 }
 

@@ -260,12 +260,11 @@ int mt_transfers_open(mt_transfers **out, const struct mt_transfers_params *p, c
         t->p.files = t->files;
         rc = open_io(t, why, err);
     }
-    if (rc) {
+    if (rc)
         mt_transfers_close(&t, NULL);
-        return rc;
-    }
-    *out = t;
-    return 0;
+    else
+        *out = t;
+    return rc;
 }
 
 bool mt_transfers_close(mt_transfers **transfers, void *keep)
