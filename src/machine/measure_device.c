@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device on which something is measured, and what is short enough for it. */
 #include "machine/measure_device.h"
-#include "device/op.h"
 
+#include "device/op.h"
 #include "kinds/kinds.h"
 #include "machine/products.h"
 

@@ -10,8 +10,8 @@
  * short, attention's records are those that are recomputed anyway.
  */
 #include "model/attention.h"
-#include "base/mem.h"
 
+#include "base/mem.h"
 #include "model/layout_builder.h"
 #include "model/rule.h"
 
