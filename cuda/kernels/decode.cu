@@ -2,8 +2,8 @@
 /*
  * Packed formats: value = code * scale in f32, rounded once. A thread decodes 16 bytes of the output at a time, from 8
  * or 4 neighbouring codes of one block; values of 4-bit codes are looked up in shared memory, where the 16 are in
- * different banks. Bytes moved per element: s of the output, 1/2 (FP8: 1) of codes, and one scale per 32 or 64 (FP8:
- * 16384, or all) elements.
+ * different banks. Bytes moved per element: s of the output, 1/2 (FP8: 1) of codes, and one scale per 16, 32 or 64
+ * (FP8: 16384, a row, or all) elements.
  */
 #include "packed.cuh"
 
@@ -98,8 +98,10 @@ static __global__ void __launch_bounds__(256) decode_fp8(struct mt_decode a, siz
     if (row >= a.rows)
         return;
     const uint8_t *codes = a.codes + row * a.cols;
-    bool one = a.format == MT_PACKED_FP8T;
-    size_t first = row / MT_FP8_BLOCK * ceil_div(a.cols, MT_FP8_BLOCK); /* of the row's scales */
+    bool blocks = a.format == MT_PACKED_FP8;
+    size_t first = a.format == MT_PACKED_FP8R ? row : 0; /* of the row's scales */
+    if (blocks)
+        first = row / MT_FP8_BLOCK * ceil_div(a.cols, MT_FP8_BLOCK);
     T *out = static_cast<T *>(a.out) + row * a.cols;
     uint64_t word[UNROLL];
     MT_UNROLL(UNROLL)
@@ -116,7 +118,7 @@ static __global__ void __launch_bounds__(256) decode_fp8(struct mt_decode a, siz
     for (int u = 0; u < UNROLL; u++) {
         size_t i = at + u * blockDim.x;
         if (i < vecs) {
-            float scale = fp8_scale(a, one ? 0 : first + i * N / MT_FP8_BLOCK), x[N];
+            float scale = fp8_scale(a, blocks ? first + i * N / MT_FP8_BLOCK : first), x[N];
             for (int k = 0; k < N; k++)
                 x[k] = e4m3(static_cast<uint32_t>(word[u] >> (8 * k)) & 0xffu) * scale;
             store_n<T, N>(out + i * N, x);
@@ -137,8 +139,10 @@ template <typename T> static cudaError_t run_fp8(const struct mt_decode *a, cuda
 
 template <typename T> static cudaError_t run(const struct mt_decode *a, cudaStream_t stream)
 {
-    if (a->format == MT_PACKED_FP8 || a->format == MT_PACKED_FP8T)
+    if (mt_packed_formats[a->format].bytes)
         return run_fp8<T>(a, stream);
+    if (a->format == MT_PACKED_NVFP4)
+        return run_nibbles<T, MT_PACKED_NVFP4, false>(a, stream);
     if (a->format == MT_PACKED_INT4)
         return run_nibbles<T, MT_PACKED_INT4, false>(a, stream);
     if (a->format == MT_PACKED_MXFP4)

@@ -1,22 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * W = Q(g (W + s B A)) in place. A warp takes columns of one or more blocks of the format, and some rows of them, so
- * that an element of A that was read serves them all; a block of FP8 takes eight warps. Sums are products in the
- * order of the rank, each rounded, so that the host gives the same bits (device/merge_job.h). NF4 whose blocks are
- * not whole in rows is read as one row, element by element. Operations an element: 2 r, and some 20 of Q; bytes: 2 s.
+ * W = Q(g (W + s B A)) in place. A warp takes 64 columns of eight rows, which are whole blocks of every format but FP8,
+ * so that an element of A that was read serves them all; a block of FP8 takes the eight warps of a block of threads,
+ * four times over. Sums are products in the order of the rank, each rounded, so that the host gives the same bits
+ * (device/merge_job.h); they wait in shared memory, each lane's own, for Q, which is too long to be unrolled. NF4 whose
+ * blocks are not whole in rows is read as one row, element by element. Operations an element: 2 r (FP8 with new
+ * scales: 4 r), and some 20 of Q; bytes: 2 s.
  */
 #include "packed.cuh"
 #include "reduce.cuh"
 
-static constexpr int WARPS = MT_FP8_BLOCK / 16;
-
-/* Elements of a warp: ROWS of CP times 32 columns. */
-template <int FORMAT> struct tile {
-    static constexpr int CP = FORMAT == MT_PACKED_FP8                                  ? MT_FP8_BLOCK / WARP
-                              : FORMAT == MT_PACKED_MXFP4 || FORMAT == MT_PACKED_INT4 ? 1
-                                                                                       : 2;
-    static constexpr int ROWS = FORMAT == MT_PACKED_FP8 ? 16 : 8;
-};
+static constexpr int WARPS = 8, ROWS = 8, CP = 2, WIDE = CP * WARP;
 
 struct nf4_codes {
     float value[16];
@@ -27,33 +21,75 @@ struct element {
     bool there;
 };
 
-/* Element j of row i of the warp's tile: lanes are side by side. */
-template <int CP, int ROWS, bool FLAT>
-static __device__ __forceinline__ element element_of(const struct mt_decode &d, size_t columns, int i, int j)
+/* A warp's tile: of the matrix, or of the matrix read as one row. */
+struct tile {
+    size_t row, col;
+};
+
+template <bool FLAT>
+static __device__ __forceinline__ element element_of(const struct mt_decode &d, tile t, int i, int j)
 {
-    size_t warp = static_cast<size_t>(blockIdx.x) * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP + j * WARP;
+    size_t lane = threadIdx.x % WARP + j * WARP;
     if constexpr (FLAT) {
-        size_t at = (warp * ROWS + i) * (CP * WARP) + lane;
+        size_t at = t.col + i * WIDE + lane;
         return {at / d.cols, at % d.cols, at < d.rows * d.cols};
     }
-    if constexpr (CP * ROWS == 64) /* FP8: the warps of a block lie below each other */
-        warp = blockIdx.x % columns + (blockIdx.x / columns * WARPS + threadIdx.x / WARP) * columns;
-    size_t row = warp / columns * ROWS + i, col = warp % columns * (CP * WARP) + lane;
-    return {row, col, row < d.rows && col < d.cols};
+    return {t.row + i, t.col + lane, t.row + i < d.rows && t.col + lane < d.cols};
 }
 
-/* mt_pack_scale(), of the largest magnitude. */
-template <int FORMAT> static __device__ __forceinline__ float own_scale(float most)
+/* Which of the warp's tiles: FP8 has four, 16 rows of 128. */
+template <bool FLAT> static __device__ __forceinline__ tile tile_of(const struct mt_decode &d, size_t columns, int sub)
 {
-    if constexpr (FORMAT == MT_PACKED_NF4)
+    size_t warp = threadIdx.x / WARP, at = static_cast<size_t>(blockIdx.x) * WARPS + warp;
+    if constexpr (FLAT)
+        return {0, at * ROWS * WIDE};
+    if (d.format == MT_PACKED_FP8)
+        return {blockIdx.x / columns * MT_FP8_BLOCK + (warp * 2 + sub / 2) * ROWS,
+                blockIdx.x % columns * MT_FP8_BLOCK + sub % 2 * WIDE};
+    return {at / columns * ROWS, at % columns * WIDE};
+}
+
+/* mt_pack_scale() and mt_pack_e4m3_scale(), of the largest magnitude. */
+static __device__ __forceinline__ float own_scale(const struct mt_decode &d, float most)
+{
+    switch (d.format) {
+    case MT_PACKED_NF4:
         return most;
-    if constexpr (FORMAT == MT_PACKED_MXFP4) {
+    case MT_PACKED_MXFP4: {
         uint32_t bits = (bits_of_float(most / 6.0f) + 0x7fffffu) & 0x7f800000u;
         return bits ? float_of_bits(bits) : 0x1p-127f;
     }
-    if constexpr (FORMAT == MT_PACKED_INT4)
+    case MT_PACKED_INT4:
         return most > 0 ? float_of_bits(bf16_pair(most / 7.5f, 0) << 16) : 0x1p-7f;
-    return 1.0f / (most > 0 ? 1.0f / most * 448.0f : 1.0f);
+    case MT_PACKED_NVFP4: {
+        bool times = d.scale == MT_SCALE_E4M3;
+        float factor = *d.factor, x = times ? most / 6.0f / factor : most / 6.0f * factor;
+        uint32_t byte = e4m3_of(x > 448 ? 448 : x);
+        float scale = e4m3(byte ? byte : 1);
+        return times ? scale * factor : scale / factor;
+    }
+    default:
+        return 1.0f / (most > 0 ? 1.0f / most * 448.0f : 1.0f);
+    }
+}
+
+static __device__ __forceinline__ float scale_of_element(const struct mt_decode &d, element e)
+{
+    size_t i = e.row * d.cols + e.col;
+    switch (d.format) {
+    case MT_PACKED_NF4:
+        return d.nested_scales ? scale_of<MT_PACKED_NF4, true>(d, i) : scale_of<MT_PACKED_NF4, false>(d, i);
+    case MT_PACKED_MXFP4:
+        return scale_of<MT_PACKED_MXFP4, false>(d, i);
+    case MT_PACKED_INT4:
+        return scale_of<MT_PACKED_INT4, false>(d, i);
+    case MT_PACKED_NVFP4:
+        return scale_of<MT_PACKED_NVFP4, false>(d, i);
+    case MT_PACKED_FP8:
+        return fp8_scale(d, e.row / MT_FP8_BLOCK * ceil_div(d.cols, MT_FP8_BLOCK) + e.col / MT_FP8_BLOCK);
+    default:
+        return fp8_scale(d, d.format == MT_PACKED_FP8R ? e.row : 0);
+    }
 }
 
 static __device__ __forceinline__ float clamp(float x, float most)
@@ -61,95 +97,105 @@ static __device__ __forceinline__ float clamp(float x, float most)
     return x < -most ? -most : x > most ? most : x;
 }
 
-/* The value of mt_pack_codes()'s code, without its scale. */
-template <int FORMAT>
-static __device__ __forceinline__ float nearest(float x, float unit, float inverse, const struct nf4_codes &nf4)
+/* To the nearest; ties away from zero, or to even codes. */
+static __device__ __forceinline__ float fp4(float x, bool to_even)
 {
-    if constexpr (FORMAT == MT_PACKED_NF4) {
+    const float half_way[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5}, value[7] = {0.5f, 1, 1.5f, 2, 3, 4, 6};
+    float y = fabsf(x), v = 0;
+    MT_UNROLL(7)
+    for (int k = 0; k < 7; k++)
+        v = (to_even && k % 2 == 0 ? y > half_way[k] : y >= half_way[k]) ? value[k] : v;
+    return copysignf(v, x);
+}
+
+/* The value of mt_pack_codes()'s code, with its scale. */
+static __device__ __forceinline__ float quantised(float x, float scale, int format, const struct nf4_codes &nf4)
+{
+    float least = format == MT_PACKED_NF4 ? 1e-38f : 0x1p-127f;
+    float unit = fabsf(scale) < least ? copysignf(least, scale) : scale, inverse = 1.0f / unit;
+    switch (format) {
+    case MT_PACKED_NF4: {
         float y = clamp(x * inverse, 1), v = nf4.value[0];
         MT_UNROLL(15)
         for (int k = 0; k < 15; k++)
             v = y > (nf4.value[k] + nf4.value[k + 1]) / 2 ? nf4.value[k + 1] : v;
-        return v;
-    } else if constexpr (FORMAT == MT_PACKED_MXFP4) {
-        const float half_way[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5}, value[7] = {0.5f, 1, 1.5f, 2, 3, 4, 6};
-        float y = fabsf(x * inverse), v = 0;
-        MT_UNROLL(7)
-        for (int k = 0; k < 7; k++)
-            v = y >= half_way[k] ? value[k] : v;
-        return copysignf(v, x * inverse);
-    } else if constexpr (FORMAT == MT_PACKED_INT4) {
-        return static_cast<float>(static_cast<int>(clamp(rintf(clamp(x / unit, 16)) + 0.5f, 7.5f) - 0.5f));
-    } else {
-        return e4m3(e4m3_of(clamp(x * inverse, 448)));
+        return v * scale;
+    }
+    case MT_PACKED_MXFP4:
+    case MT_PACKED_NVFP4:
+        return fp4(x * inverse, format == MT_PACKED_NVFP4) * scale;
+    case MT_PACKED_INT4:
+        return static_cast<float>(static_cast<int>(clamp(rintf(clamp(x / unit, 16)) + 0.5f, 7.5f) - 0.5f)) * scale;
+    case MT_PACKED_NONE:
+        return float_of_bits(bf16_pair(x, 0) << 16);
+    default:
+        return e4m3(e4m3_of(clamp(x * inverse, 448))) * scale;
     }
 }
 
-template <int FORMAT> static __device__ __forceinline__ float scale_of_element(const struct mt_decode &d, element e)
+/* The lane's elements of g (W + s B A). Returns the largest magnitude. */
+template <typename T, bool FLAT>
+static __device__ float merge_tile(const struct mt_merge_adapter &a, tile t, float (*out)[WIDE])
 {
-    if constexpr (FORMAT == MT_PACKED_FP8)
-        return fp8_scale(d, e.row / MT_FP8_BLOCK * ceil_div(d.cols, MT_FP8_BLOCK) + e.col / MT_FP8_BLOCK);
-    else if constexpr (FORMAT == MT_PACKED_FP8T)
-        return fp8_scale(d, 0);
-    else if constexpr (FORMAT == MT_PACKED_NF4)
-        return d.nested_scales ? scale_of<FORMAT, true>(d, e.row * d.cols + e.col)
-                               : scale_of<FORMAT, false>(d, e.row * d.cols + e.col);
-    else
-        return scale_of<FORMAT, false>(d, e.row * d.cols + e.col);
-}
-
-template <typename T, int FORMAT, bool FLAT>
-static __global__ void __launch_bounds__(WARPS *WARP)
-    merge_adapter(struct mt_merge_adapter a, size_t columns, struct nf4_codes nf4)
-{
-    constexpr int CP = tile<FORMAT>::CP, ROWS = tile<FORMAT>::ROWS;
-    __shared__ float scratch[WARP];
-    const T *wa = static_cast<const T *>(a.a), *wb = static_cast<const T *>(a.b);
-    T *w = static_cast<T *>(a.of.out);
-    float x[ROWS][CP] = {};
+    const T *wa = static_cast<const T *>(a.a), *wb = static_cast<const T *>(a.b), *w = static_cast<const T *>(a.of.out);
+    float x[ROWS][CP] = {}, most = 0;
     MT_UNROLL(1)
     for (size_t k = 0; k < a.r; k++)
         MT_UNROLL(ROWS)
         for (int i = 0; i < ROWS; i++)
             MT_UNROLL(CP)
             for (int j = 0; j < CP; j++) {
-                element e = element_of<CP, ROWS, FLAT>(a.of, columns, i, j);
+                element e = element_of<FLAT>(a.of, t, i, j);
                 if (e.there)
                     x[i][j] += load(wb + e.row * a.r + k) * load(wa + k * a.of.cols + e.col);
             }
-    float most[ROWS], all = 0;
     MT_UNROLL(ROWS)
-    for (int i = 0; i < ROWS; i++) {
-        most[i] = 0;
+    for (int i = 0; i < ROWS; i++)
         MT_UNROLL(CP)
         for (int j = 0; j < CP; j++) {
-            element e = element_of<CP, ROWS, FLAT>(a.of, columns, i, j);
-            if (!e.there)
-                continue;
-            float y = load(w + e.row * a.of.cols + e.col) + a.s * x[i][j];
-            x[i][j] = a.magnitude ? y * a.scale[e.row] : y;
-            most[i] = larger(most[i], fabsf(x[i][j]));
+            element e = element_of<FLAT>(a.of, t, i, j);
+            float y = e.there ? load(w + e.row * a.of.cols + e.col) + a.s * x[i][j] : 0;
+            y = e.there && a.magnitude ? y * a.scale[e.row] : y;
+            out[i][threadIdx.x % WARP + j * WARP] = y;
+            most = larger(most, fabsf(y));
         }
-        all = larger(all, most[i]);
-    }
-    if (FORMAT == MT_PACKED_FP8 && a.rescale)
+    return most;
+}
+
+/* columns: tiles side by side. */
+template <typename T, bool FLAT>
+static __global__ void __launch_bounds__(WARPS *WARP)
+    merge_adapter(struct mt_merge_adapter a, size_t columns, struct nf4_codes nf4)
+{
+    __shared__ float scratch[WARP], sums[WARPS][ROWS][WIDE];
+    float(*x)[WIDE] = sums[threadIdx.x / WARP];
+    T *w = static_cast<T *>(a.of.out);
+    int format = static_cast<int>(a.of.format), lane = threadIdx.x % WARP;
+    int tiles = format == MT_PACKED_FP8 ? 4 : 1, lanes = format == MT_PACKED_NVFP4 ? MT_NVFP4_BLOCK : WARP;
+    float all = 0;
+    if (format == MT_PACKED_FP8 && a.rescale) {
+        MT_UNROLL(1)
+        for (int sub = 0; sub < tiles; sub++)
+            all = larger(all, merge_tile<T, FLAT>(a, tile_of<FLAT>(a.of, columns, sub), x));
         all = block_max(all, 0.0f, scratch);
-    MT_UNROLL(ROWS)
-    for (int i = 0; i < ROWS; i++) {
-        float own = FORMAT == MT_PACKED_FP8 ? all : a.rescale ? warp_max(most[i]) : 0;
-        MT_UNROLL(CP)
-        for (int j = 0; j < CP; j++) {
-            element e = element_of<CP, ROWS, FLAT>(a.of, columns, i, j);
-            if (!e.there)
-                continue;
-            T *to = w + e.row * a.of.cols + e.col;
-            if constexpr (FORMAT == MT_PACKED_NONE) {
-                store(to, float_of_bits(bf16_pair(x[i][j], 0) << 16));
-            } else {
-                constexpr float least = FORMAT == MT_PACKED_NF4 ? 1e-38f : 0x1p-127f;
-                float scale = a.rescale ? own_scale<FORMAT>(own) : scale_of_element<FORMAT>(a.of, e);
-                float unit = fabsf(scale) < least ? copysignf(least, scale) : scale;
-                store(to, nearest<FORMAT>(x[i][j], unit, 1.0f / unit, nf4) * scale);
+    }
+    MT_UNROLL(1)
+    for (int sub = 0; sub < tiles; sub++) {
+        tile t = tile_of<FLAT>(a.of, columns, sub);
+        merge_tile<T, FLAT>(a, t, x);
+        MT_UNROLL(1)
+        for (int i = 0; i < ROWS; i++) {
+            float both = larger(fabsf(x[i][lane]), fabsf(x[i][lane + WARP]));
+            MT_UNROLL(1)
+            for (int j = 0; j < CP; j++) {
+                element e = element_of<FLAT>(a.of, t, i, j);
+                float y = x[i][lane + j * WARP], most = format == MT_PACKED_NF4 ? both : fabsf(y), scale = 1;
+                if (a.rescale)
+                    scale = own_scale(a.of, format == MT_PACKED_FP8 ? all : warp_max(most, lanes));
+                else if (format && e.there)
+                    scale = scale_of_element(a.of, e);
+                if (e.there)
+                    store(w + e.row * a.of.cols + e.col, quantised(y, scale, format, nf4));
             }
         }
     }
@@ -180,26 +226,17 @@ template <typename T> static __global__ void __launch_bounds__(WARPS *WARP) row_
     }
 }
 
-template <typename T, int FORMAT, bool FLAT>
-static cudaError_t launch(const struct mt_merge_adapter *a, cudaStream_t stream)
+template <typename T, bool FLAT> static cudaError_t launch(const struct mt_merge_adapter *a, cudaStream_t stream)
 {
     struct nf4_codes nf4;
     for (int i = 0; i < 16; i++)
         nf4.value[i] = mt_nf4_values[i];
-    size_t rows = FORMAT == MT_PACKED_FP8 ? MT_FP8_BLOCK : tile<FORMAT>::ROWS, wide = tile<FORMAT>::CP * WARP;
-    size_t columns = ceil_div(a->of.cols, wide), warps = columns * ceil_div(a->of.rows, rows);
-    if (FLAT)
-        warps = ceil_div(a->of.rows * a->of.cols, rows * wide);
-    return MT_LAUNCH((merge_adapter<T, FORMAT, FLAT>),
-                     grid_of(FORMAT == MT_PACKED_FP8 ? warps : ceil_div(warps, WARPS)), WARPS *WARP, 0, stream, *a,
+    bool square = a->of.format == MT_PACKED_FP8;
+    size_t columns = ceil_div(a->of.cols, square ? MT_FP8_BLOCK : WIDE);
+    size_t n = FLAT ? ceil_div(a->of.rows * a->of.cols, ROWS * WIDE)
+                    : columns * ceil_div(a->of.rows, square ? MT_FP8_BLOCK : ROWS);
+    return MT_LAUNCH((merge_adapter<T, FLAT>), grid_of(square ? n : ceil_div(n, WARPS)), WARPS *WARP, 0, stream, *a,
                      columns, nf4);
-}
-
-template <typename T, int FORMAT>
-static cudaError_t launch_blocks(const struct mt_merge_adapter *a, cudaStream_t stream)
-{
-    return a->of.cols % (tile<FORMAT>::CP * WARP) ? launch<T, FORMAT, true>(a, stream)
-                                                  : launch<T, FORMAT, false>(a, stream);
 }
 
 template <typename T> static cudaError_t run(const struct mt_merge_adapter *a, cudaStream_t stream)
@@ -209,20 +246,8 @@ template <typename T> static cudaError_t run(const struct mt_merge_adapter *a, c
         if (e != cudaSuccess)
             return e;
     }
-    switch (a->of.format) {
-    case MT_PACKED_NF4:
-        return launch_blocks<T, MT_PACKED_NF4>(a, stream);
-    case MT_PACKED_MXFP4:
-        return launch_blocks<T, MT_PACKED_MXFP4>(a, stream);
-    case MT_PACKED_INT4:
-        return launch_blocks<T, MT_PACKED_INT4>(a, stream);
-    case MT_PACKED_FP8:
-        return launch<T, MT_PACKED_FP8, false>(a, stream);
-    case MT_PACKED_FP8T:
-        return launch<T, MT_PACKED_FP8T, false>(a, stream);
-    default:
-        return launch<T, MT_PACKED_NONE, false>(a, stream);
-    }
+    return a->of.format == MT_PACKED_NF4 && a->of.cols % MT_NF4_BLOCK ? launch<T, true>(a, stream)
+                                                                      : launch<T, false>(a, stream);
 }
 
 cudaError_t mt_cuda_merge_adapter(const struct mt_merge_adapter *a, cudaStream_t stream)

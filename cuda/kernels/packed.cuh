@@ -32,17 +32,6 @@ static __device__ __forceinline__ float bf16_scale(const struct mt_decode &a, si
     return float_of_bits(static_cast<uint32_t>(static_cast<const uint16_t *>(a.scales)[block]) << 16);
 }
 
-template <int FORMAT, bool NESTED>
-static __device__ __forceinline__ float scale_of(const struct mt_decode &a, size_t i)
-{
-    if constexpr (FORMAT == MT_PACKED_NF4)
-        return nf4_scale<NESTED>(a, i / MT_NF4_BLOCK);
-    else if constexpr (FORMAT == MT_PACKED_INT4)
-        return bf16_scale(a, i / MT_INT4_BLOCK);
-    else
-        return mxfp4_scale(a, i / MT_MXFP4_BLOCK);
-}
-
 /* mt_e4m3_to_f32(). */
 static __device__ __forceinline__ float e4m3(uint32_t c)
 {
@@ -50,6 +39,25 @@ static __device__ __forceinline__ float e4m3(uint32_t c)
     uint32_t small = bits_of_float(static_cast<float>(static_cast<int>(mag)) * 0x1p-9f);
     uint32_t bits = mag < 8 ? small : (mag << 20) + (120u << 23);
     return float_of_bits((mag == 0x7f ? 0x7fc00000u : bits) | (c & 0x80u) << 24);
+}
+
+static __device__ __forceinline__ float nvfp4_scale(const struct mt_decode &a, size_t block)
+{
+    float x = e4m3(static_cast<const uint8_t *>(a.scales)[block]);
+    return a.scale == MT_SCALE_E4M3 ? x * *a.factor : x / *a.factor;
+}
+
+template <int FORMAT, bool NESTED>
+static __device__ __forceinline__ float scale_of(const struct mt_decode &a, size_t i)
+{
+    if constexpr (FORMAT == MT_PACKED_NF4)
+        return nf4_scale<NESTED>(a, i / MT_NF4_BLOCK);
+    else if constexpr (FORMAT == MT_PACKED_INT4)
+        return bf16_scale(a, i / MT_INT4_BLOCK);
+    else if constexpr (FORMAT == MT_PACKED_NVFP4)
+        return nvfp4_scale(a, i / MT_NVFP4_BLOCK);
+    else
+        return mxfp4_scale(a, i / MT_MXFP4_BLOCK);
 }
 
 static __device__ __forceinline__ float fp8_scale(const struct mt_decode &a, size_t block)

@@ -58,9 +58,10 @@ static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-template <typename T> static __device__ __forceinline__ T warp_max(T v)
+/** Of each `lanes` neighbouring lanes. */
+template <typename T> static __device__ __forceinline__ T warp_max(T v, int lanes = WARP)
 {
-    for (int d = WARP / 2; d; d /= 2)
+    for (int d = lanes / 2; d; d /= 2)
         v = larger(v, __shfl_xor_sync(0xffffffffu, v, d));
     return v;
 }

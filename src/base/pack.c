@@ -46,13 +46,13 @@ static float clamp1(float x)
     return clamp(x, 1);
 }
 
-/* To the nearest, ties away from zero; larger values become the largest. */
-static unsigned e2m1(float x)
+/* To the nearest, ties away from zero or to even codes; larger values become the largest. */
+static unsigned e2m1(float x, bool to_even)
 {
     static const float half_way[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5};
     unsigned at = 0;
     for (int k = 0; k < 7; k++)
-        at += fabsf(x) >= half_way[k];
+        at += to_even && k % 2 == 0 ? fabsf(x) > half_way[k] : fabsf(x) >= half_way[k];
     return at | (signbit(x) ? 8u : 0);
 }
 
@@ -75,6 +75,18 @@ float mt_pack_scale(enum mt_packed f, const float *w, size_t n)
     return 1.0f / (most > 0 ? 1.0f / most * 448.0f : 1); /* as torch divides a number by a tensor */
 }
 
+float mt_pack_e4m3_scale(enum mt_scale type, float factor, const float *w, size_t n)
+{
+    float most = largest(w, n) / 6.0f;
+    return mt_e4m3_scale(type, mt_pack_e4m3_byte(type, factor, most), factor);
+}
+
+uint8_t mt_pack_e4m3_byte(enum mt_scale type, float factor, float scale)
+{
+    uint8_t byte = e4m3(type == MT_SCALE_E4M3 ? scale / factor : scale * factor);
+    return byte ? byte : 1;
+}
+
 void mt_pack_codes(enum mt_packed f, const float *w, size_t n, float scale, uint8_t *code)
 {
     float bound[15], least = f == MT_PACKED_NF4 ? 1e-38f : 0x1p-127f;
@@ -84,8 +96,8 @@ void mt_pack_codes(enum mt_packed f, const float *w, size_t n, float scale, uint
     for (size_t i = 0; i < n; i++)
         if (f == MT_PACKED_NF4)
             code[i] = (uint8_t)count_below(bound, 15, clamp1(w[i] * inverse));
-        else if (f == MT_PACKED_MXFP4)
-            code[i] = (uint8_t)e2m1(w[i] * inverse);
+        else if (mt_packed_formats[f].values == mt_fp4_values)
+            code[i] = (uint8_t)e2m1(w[i] * inverse, f == MT_PACKED_NVFP4);
         else if (f == MT_PACKED_INT4)
             code[i] = (uint8_t)(8 + MT_MAX(-8, MT_MIN(7, (int)rintf(clamp(w[i] / unit, 16)))));
         else

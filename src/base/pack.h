@@ -21,6 +21,10 @@ void mt_pack_job(enum mt_packed f, size_t rows, size_t cols, const float *w, siz
 
 /** The scale that a block of n weights has by itself, as mt_pack_job() rounds it; INT4's is compressed-tensors', as bf16. */
 float mt_pack_scale(enum mt_packed f, const float *w, size_t n);
+/** The same of NVFP4: an E4M3 and a matrix's factor, as base/packed.h has them. */
+float mt_pack_e4m3_scale(enum mt_scale type, float factor, const float *w, size_t n);
+/** The byte of a scale of that type which mt_pack_e4m3_scale() made. */
+uint8_t mt_pack_e4m3_byte(enum mt_scale type, float factor, float scale);
 /** Codes of n weights of a block with that scale, a byte each: the nearest value there is. */
 void mt_pack_codes(enum mt_packed f, const float *w, size_t n, float scale, uint8_t *code);
 

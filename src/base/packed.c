@@ -3,7 +3,8 @@
 
 #include "base/mem.h"
 
-const char *const mt_packed_names[MT_N_PACKED] = {"none", "nf4", "mxfp4", "fp8", "fp8 with one scale", "int4"};
+const char *const mt_packed_names[MT_N_PACKED] = {"none", "nf4", "mxfp4", "fp8", "fp8 with one scale", "int4", "nvfp4",
+                                             "fp8 with a scale a row"};
 
 /* Digit for digit those of bitsandbytes. */
 const float mt_nf4_values[16] = {
@@ -22,16 +23,24 @@ const struct mt_packed_format mt_packed_formats[MT_N_PACKED] = {
                        .scales_name = ".absmax"},
     [MT_PACKED_MXFP4] = {.block = MT_MXFP4_BLOCK, .values = mt_fp4_values, .scale = MT_SCALE_E8M0,
                          .codes_name = "_blocks", .scales_name = "_scales"},
-    [MT_PACKED_FP8] = {.bytes = true, .by_rows = true, .block = MT_FP8_BLOCK, .codes_name = "",
+    [MT_PACKED_FP8] = {.bytes = true, .by_rows = true, .block = MT_FP8_BLOCK, .rows = MT_FP8_BLOCK, .codes_name = "",
                        .scales_name = "_scale_inv"},
     [MT_PACKED_FP8T] = {.bytes = true, .by_rows = true, .codes_name = "", .scales_name = "_scale_inv"},
     [MT_PACKED_INT4] = {.block = MT_INT4_BLOCK, .values = mt_int4_values, .scale = MT_SCALE_BF16,
                         .codes_name = "_packed", .scales_name = "_scale"},
+    [MT_PACKED_NVFP4] = {.block = MT_NVFP4_BLOCK, .values = mt_fp4_values, .scale = MT_SCALE_E4M3_OVER,
+                         .codes_name = "_packed", .scales_name = "_scale"},
+    [MT_PACKED_FP8R] = {.bytes = true, .by_rows = true, .rows = 1, .codes_name = "", .scales_name = "_scale"},
 };
 
 size_t mt_scale_size(enum mt_scale s)
 {
     return s == MT_SCALE_F32 ? sizeof(float) : s == MT_SCALE_BF16 ? sizeof(uint16_t) : 1;
+}
+
+const char *mt_packed_factor_name(enum mt_scale s)
+{
+    return s == MT_SCALE_E4M3 ? "_scale_2" : s == MT_SCALE_E4M3_OVER ? "_global_scale" : NULL;
 }
 
 size_t mt_packed_codes_before(enum mt_packed f, size_t n)
@@ -47,9 +56,17 @@ size_t mt_packed_code_bytes(enum mt_packed f, size_t rows, size_t cols)
 size_t mt_packed_n_scales(enum mt_packed f, size_t rows, size_t cols)
 {
     const struct mt_packed_format *p = &mt_packed_formats[f];
-    if (!p->block)
-        return 1;
-    return p->by_rows ? mt_div_up(rows, p->block) * mt_div_up(cols, p->block) : mt_div_up(rows * cols, p->block);
+    size_t by_row = p->block ? mt_div_up(cols, p->block) : 1;
+    return !p->by_rows ? mt_div_up(rows * cols, p->block) : by_row * (p->rows ? mt_div_up(rows, p->rows) : 1);
+}
+
+size_t mt_packed_scale_at(enum mt_packed f, size_t cols, size_t i)
+{
+    const struct mt_packed_format *p = &mt_packed_formats[f];
+    if (!p->by_rows)
+        return i / p->block;
+    size_t row = p->rows ? i / cols / p->rows : 0;
+    return p->block ? row * mt_div_up(cols, p->block) + i % cols / p->block : row;
 }
 
 static float value_at(enum mt_packed f, size_t cols, const uint8_t *codes, const float *scales, size_t i)
@@ -58,9 +75,7 @@ static float value_at(enum mt_packed f, size_t cols, const uint8_t *codes, const
     bool high = (f == MT_PACKED_NF4) == (i % 2 == 0);
     if (!p->bytes)
         return p->values[high ? codes[i / 2] >> 4 : codes[i / 2] & 15] * scales[i / p->block];
-    size_t row = i / cols, col = i % cols;
-    return mt_e4m3_to_f32(codes[i]) *
-           scales[p->block ? row / p->block * mt_div_up(cols, p->block) + col / p->block : 0];
+    return mt_e4m3_to_f32(codes[i]) * scales[mt_packed_scale_at(f, cols, i)];
 }
 
 void mt_packed_values(enum mt_packed f, size_t cols, const uint8_t *codes, const float *scales, size_t first, size_t n,

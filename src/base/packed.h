@@ -19,19 +19,26 @@
  *        its scale 2^(byte - 127). A code's value is in mt_fp4_values[].
  * FP8    E4M3 without infinities (Micikevicius 2022; DeepSeek-V3): a block is 128 rows of 128 columns, fewer at the
  *        edges, its scale an f32, a bf16 or 2^(byte - 127).
- * FP8T   the same codes with one scale for the whole matrix (Ministral 3).
+ * FP8T   the same codes with one scale for the whole matrix (Ministral 3; ModelOpt).
+ * FP8R   the same codes with a scale for each row, an f32 or a bf16 (compressed-tensors, float-quantized by channel).
  * INT4   (compressed-tensors, pack-quantized; Kimi-K2-Thinking) two codes a byte, the first in the low half; a block is
  *        32 elements of a row, its scale a bf16. A code's value is code - 8.
+ * NVFP4  (NVIDIA 2025) MXFP4's codes; a block is 16 elements of a row, its scale an E4M3 times one f32 for the matrix
+ *        (ModelOpt's weight_scale_2), or divided by it (compressed-tensors' weight_global_scale).
  */
 enum mt_packed {
-    MT_PACKED_NONE, MT_PACKED_NF4, MT_PACKED_MXFP4, MT_PACKED_FP8, MT_PACKED_FP8T, MT_PACKED_INT4, MT_N_PACKED,
+    MT_PACKED_NONE, MT_PACKED_NF4, MT_PACKED_MXFP4, MT_PACKED_FP8, MT_PACKED_FP8T, MT_PACKED_INT4,
+    MT_PACKED_NVFP4, MT_PACKED_FP8R, MT_N_PACKED,
     MT_N_PACKABLE = MT_PACKED_FP8T /* those before it can be made from wider weights; the others are only read */
 };
 #define MT_PACKED_NAMES "auto|nf4|mxfp4|fp8" /* values of a setting; auto is MT_PACKED_NONE */
 
-/** The type of scales: of E8M0, a byte is the value 2^(byte - 127); nested ones are NF4's bytes. */
-enum mt_scale { MT_SCALE_F32, MT_SCALE_BF16, MT_SCALE_E8M0, MT_SCALE_NESTED };
+/** The type of scales: of E8M0, a byte is the value 2^(byte - 127); nested ones are NF4's bytes; E4M3 ones are
+ * multiplied with the matrix's factor, or divided by it. */
+enum mt_scale { MT_SCALE_F32, MT_SCALE_BF16, MT_SCALE_E8M0, MT_SCALE_NESTED, MT_SCALE_E4M3, MT_SCALE_E4M3_OVER };
 size_t mt_scale_size(enum mt_scale s);
+/** Has the matrix a factor? What files append to the tensor's name for it; NULL: it has none. */
+const char *mt_packed_factor_name(enum mt_scale s);
 
 enum {
     MT_NF4_BLOCK = 64,
@@ -39,6 +46,7 @@ enum {
     MT_MXFP4_BLOCK = 32,
     MT_FP8_BLOCK = 128,  /* rows, and columns */
     MT_INT4_BLOCK = 32,
+    MT_NVFP4_BLOCK = 16,
 };
 
 /** What the formats are, by enum mt_packed. */
@@ -46,8 +54,8 @@ struct mt_packed_format {
     bool bytes;             /* a code is a byte; else half of one */
     bool by_rows;           /* blocks are of several rows, so that a part of a matrix is whole rows */
     bool may_end;           /* the last block may have fewer elements */
-    size_t block;           /* elements of a row, or of the matrix read as one, that share a scale; FP8: rows, too;
-                               0: all of them */
+    size_t block;           /* elements of a row, or of the matrix read as one, that share a scale; 0: all of them */
+    size_t rows;            /* by_rows: rows that share a scale; 0: all of them */
     const float *values;    /* [16] of codes that are half a byte */
     enum mt_scale scale;    /* as weights are packed here, and as in most files */
     const char *codes_name, *scales_name; /* what files append to the name of the tensor */
@@ -61,6 +69,8 @@ extern const float mt_nf4_values[16], mt_fp4_values[16], mt_int4_values[16];
 /** For a [rows, cols] matrix: bytes of its codes, and number of its scales (nested scales not counted). */
 size_t mt_packed_code_bytes(enum mt_packed f, size_t rows, size_t cols);
 size_t mt_packed_n_scales(enum mt_packed f, size_t rows, size_t cols);
+/** Number of the scale of element i. */
+size_t mt_packed_scale_at(enum mt_packed f, size_t cols, size_t i);
 /** Bytes of the codes of the first n elements, which are whole bytes. */
 size_t mt_packed_codes_before(enum mt_packed f, size_t n);
 
@@ -74,19 +84,6 @@ static inline float mt_e8m0_to_f32(uint8_t e)
     return mt_f32_from_bits(e ? (uint32_t)e << 23 : 0x400000u);
 }
 
-/** Scale i of an array of that type, which is not MT_SCALE_NESTED. */
-static inline float mt_scale_to_f32(enum mt_scale type, const void *scales, size_t i)
-{
-    switch (type) {
-    case MT_SCALE_BF16:
-        return mt_bf16_to_f32(((const uint16_t *)scales)[i]);
-    case MT_SCALE_E8M0:
-        return mt_e8m0_to_f32(((const uint8_t *)scales)[i]);
-    default:
-        return ((const float *)scales)[i];
-    }
-}
-
 /** Exact; 0x7f and 0xff are NaN. Branch-free, so that loops over it are vectorised. */
 static inline float mt_e4m3_to_f32(uint8_t c)
 {
@@ -94,6 +91,28 @@ static inline float mt_e4m3_to_f32(uint8_t c)
     uint32_t normal = (mag << 20) + (120u << 23), small = mt_f32_bits((float)(int32_t)mag * 0x1p-9f);
     uint32_t bits = mag < 8 ? small : normal;
     return mt_f32_from_bits((mag == 0x7f ? 0x7fc00000u : bits) | sign);
+}
+
+/** A scale of NVFP4. */
+static inline float mt_e4m3_scale(enum mt_scale type, uint8_t e, float factor)
+{
+    return type == MT_SCALE_E4M3 ? mt_e4m3_to_f32(e) * factor : mt_e4m3_to_f32(e) / factor;
+}
+
+/** Scale i of an array of that type, which is not MT_SCALE_NESTED; factor: the matrix's, of E4M3 scales. */
+static inline float mt_scale_to_f32(enum mt_scale type, const void *scales, const float *factor, size_t i)
+{
+    switch (type) {
+    case MT_SCALE_BF16:
+        return mt_bf16_to_f32(((const uint16_t *)scales)[i]);
+    case MT_SCALE_E8M0:
+        return mt_e8m0_to_f32(((const uint8_t *)scales)[i]);
+    case MT_SCALE_E4M3:
+    case MT_SCALE_E4M3_OVER:
+        return mt_e4m3_scale(type, ((const uint8_t *)scales)[i], *factor);
+    default:
+        return ((const float *)scales)[i];
+    }
 }
 
 /** To nearest even; beyond 448 saturates, but infinity and NaN become NaN. Branch-free. */

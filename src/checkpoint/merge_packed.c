@@ -104,10 +104,12 @@ static int begin(struct merging *m, const struct mt_merge_place *p, struct mt_er
         rc = mt_fail_nomem(err, t->name, t->n);
     m->a = (struct mt_merge_adapter){
         .of = {.rows = rows, .cols = cols, .dtype = m->dtype, .format = p->format, .scales = m->from.scales,
-               .out = m->w},
+               .factor = &m->from.factor, .out = m->w},
         .rescale = p->format && m->l->adapter_default.merge_scale == MT_SCALES_RECOMPUTED,
         .r = p->rank, .s = p->scale, .a = m->factor[0], .b = m->factor[1], .magnitude = m->factor[2],
         .scale = dora ? m->norms : NULL, .inverse = dora ? m->norms + rows : NULL};
+    if (m->a.rescale)
+        m->a.of.scale = t->scale;
     for (size_t row = 0; dora && row < rows && !rc; row++)
         mt_merge_adapter_norm(&m->a, row);
     return rc;
@@ -133,6 +135,8 @@ static int write_packed(struct merging *m, struct mt_err *err)
             ((uint8_t *)m->scales)[i] = mt_f32_to_e8m0(m->scales[i]);
         else if (t->scale == MT_SCALE_BF16)
             ((uint16_t *)(void *)m->scales)[i] = mt_f32_to_bf16(m->scales[i]);
+        else if (mt_packed_factor_name(t->scale))
+            ((uint8_t *)m->scales)[i] = mt_pack_e4m3_byte(t->scale, m->from.factor, m->scales[i]);
     return mt_planes_write(m->planes, t->unit, MT_PLANE_PACKED, t->aux, n * size, m->scales, err);
 }
 

@@ -17,7 +17,7 @@ struct source {
 static void *read_piece(const struct source *s, const char *suffix, int *rc, struct mt_err *err)
 {
     void *bytes = NULL;
-    for (int i = 0; i < s->n && !bytes && !*rc; i++) {
+    for (int i = 0; i < s->n && suffix && !bytes && !*rc; i++) {
         const struct mt_packed_piece *p = &s->piece[i];
         if (strcmp(p->name + strlen(s->t->name), suffix))
             continue;
@@ -47,15 +47,18 @@ static int read_nested(float *scales, size_t n, const struct source *s, struct m
     return rc;
 }
 
-static int read_scales(float *scales, size_t n, const struct source *s, struct mt_err *err)
+static int read_scales(float *scales, float *factor, size_t n, const struct source *s, struct mt_err *err)
 {
     int rc = 0;
     if (s->t->scale == MT_SCALE_NESTED)
         return read_nested(scales, n, s, err);
     void *raw = read_piece(s, mt_packed_formats[s->t->packed].scales_name, &rc, err);
+    float *own = read_piece(s, mt_packed_factor_name(s->t->scale), &rc, err);
+    *factor = own ? *own : 1;
     for (size_t i = 0; i < n && !rc; i++)
-        scales[i] = mt_scale_to_f32(s->t->scale, raw, i);
+        scales[i] = mt_scale_to_f32(s->t->scale, raw, factor, i);
     free(raw);
+    free(own);
     return rc;
 }
 
@@ -72,7 +75,7 @@ int mt_packed_plane_read(struct mt_packed_plane *out, mt_plane_set *planes, cons
     if (!rc && !out->scales)
         rc = mt_fail_nomem(err, t->name, n * sizeof(float));
     if (!rc)
-        rc = read_scales(out->scales, n, &s, err);
+        rc = read_scales(out->scales, &out->factor, n, &s, err);
     if (rc)
         mt_packed_plane_finish(out);
     return rc;

@@ -10,6 +10,7 @@ struct mt_packed_plane {
     size_t cols;
     uint8_t *codes; /* owned */
     float *scales;  /* owned; all of them, as f32 */
+    float factor;   /* that is part of E4M3 ones */
 };
 int mt_packed_plane_read(struct mt_packed_plane *out, mt_plane_set *planes, const struct mt_tensor *t,
                          struct mt_err *err);

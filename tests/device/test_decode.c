@@ -9,6 +9,19 @@
 #include "base/philox.h"
 #include "harness.h"
 
+static bool is_fp8(enum mt_packed f)
+{
+    return f == MT_PACKED_FP8 || f == MT_PACKED_FP8T || f == MT_PACKED_FP8R;
+}
+
+static float e4m3_of(uint8_t c)
+{
+    float mag = (c & 0x7f) == 0x7f ? NAN
+                : c >> 3 & 15      ? ldexpf((float)(8 + (c & 7)), (c >> 3 & 15) - 10)
+                                   : ldexpf((float)(c & 7), -9);
+    return c & 0x80 ? -mag : mag;
+}
+
 static float scale_of(const struct mt_decode *a, size_t row, size_t col)
 {
     size_t i = row * a->cols + col;
@@ -19,8 +32,13 @@ static float scale_of(const struct mt_decode *a, size_t row, size_t col)
         return ldexpf(1, b[i / 32] - 127);
     if (a->format == MT_PACKED_INT4)
         return mt_bf16_to_f32(h[i / 32]);
-    if (a->format == MT_PACKED_FP8 || a->format == MT_PACKED_FP8T) {
+    if (a->format == MT_PACKED_NVFP4) {
+        float x = e4m3_of(b[i / 16]);
+        return a->scale == MT_SCALE_E4M3 ? x * *a->factor : x / *a->factor;
+    }
+    if (is_fp8(a->format)) {
         size_t k = a->format == MT_PACKED_FP8 ? row / 128 * ((a->cols + 127) / 128) + col / 128 : 0;
+        k = a->format == MT_PACKED_FP8R ? row : k;
         return a->scale == MT_SCALE_F32 ? f[k] : a->scale == MT_SCALE_BF16 ? mt_bf16_to_f32(h[k]) : ldexpf(1, b[k] - 127);
     }
     if (!a->nested_scales)
@@ -31,17 +49,14 @@ static float scale_of(const struct mt_decode *a, size_t row, size_t col)
 
 static float code_of(const struct mt_decode *a, size_t i)
 {
-    uint8_t c = a->codes[a->format == MT_PACKED_FP8 || a->format == MT_PACKED_FP8T ? i : i / 2];
+    uint8_t c = a->codes[is_fp8(a->format) ? i : i / 2];
     if (a->format == MT_PACKED_NF4)
         return mt_nf4_values[i % 2 ? c & 15 : c >> 4];
-    if (a->format == MT_PACKED_MXFP4)
+    if (a->format == MT_PACKED_MXFP4 || a->format == MT_PACKED_NVFP4)
         return mt_fp4_values[i % 2 ? c >> 4 : c & 15];
     if (a->format == MT_PACKED_INT4)
         return (float)((i % 2 ? c >> 4 : c & 15) - 8);
-    float mag = (c & 0x7f) == 0x7f ? NAN
-                : c >> 3 & 15      ? ldexpf((float)(8 + (c & 7)), (c >> 3 & 15) - 10)
-                                   : ldexpf((float)(c & 7), -9);
-    return c & 0x80 ? -mag : mag;
+    return e4m3_of(c);
 }
 
 static void want_of(const struct mt_decode *a, double *want)
@@ -85,6 +100,7 @@ static void check(struct harness *h, const char *what, const struct mt_decode *a
     want_of(a, want);
     d.codes = upload(h, a->codes, mt_packed_code_bytes(a->format, a->rows, a->cols));
     d.scales = upload(h, a->scales, scale_bytes);
+    d.factor = a->factor ? upload(h, a->factor, sizeof(*a->factor)) : NULL;
     if (a->nested_scales) {
         size_t blocks = mt_div_up(n, 64);
         d.nested_scales = upload(h, a->nested_scales, mt_div_up(blocks, 256) * 4);
@@ -194,6 +210,27 @@ static void decode_int4(struct harness *h)
     int4_case(h, 33, 7168);
 }
 
+static void nvfp4_case(struct harness *h, enum mt_scale type, size_t rows, size_t cols)
+{
+    static const float factor = 3.7e-3f;
+    size_t blocks = mt_packed_n_scales(MT_PACKED_NVFP4, rows, cols);
+    uint8_t *codes = some_bytes(rows * cols / 2), *scales = some_bytes(blocks);
+    struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_NVFP4, .scale = type,
+                          .codes = codes, .scales = scales, .factor = &factor};
+    check(h, "nvfp4", &a, blocks);
+    free(codes);
+    free(scales);
+}
+
+static void decode_nvfp4(struct harness *h)
+{
+    for (int type = MT_SCALE_E4M3; type <= MT_SCALE_E4M3_OVER; type++) {
+        nvfp4_case(h, (enum mt_scale)type, 1, 16);
+        nvfp4_case(h, (enum mt_scale)type, 7, 80);
+        nvfp4_case(h, (enum mt_scale)type, 33, 7168);
+    }
+}
+
 static void fp8_case(struct harness *h, size_t rows, size_t cols, float spread)
 {
     size_t blocks = mt_packed_n_scales(MT_PACKED_FP8, rows, cols);
@@ -223,7 +260,7 @@ static void decode_fp8(struct harness *h)
     fp8_case(h, 260, 1024, 4e35f);
 }
 
-/* Scales of other types, and one for the whole matrix. */
+/* Scales of other types, of rows, and one for the whole matrix. */
 static void fp8_scales_case(struct harness *h, enum mt_packed format, enum mt_scale type, size_t rows, size_t cols)
 {
     size_t blocks = mt_packed_n_scales(format, rows, cols);
@@ -236,7 +273,7 @@ static void fp8_scales_case(struct harness *h, enum mt_packed format, enum mt_sc
     }
     struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = format, .scale = type, .codes = codes};
     a.scales = type == MT_SCALE_F32 ? (void *)scales : type == MT_SCALE_BF16 ? (void *)half : (void *)bytes;
-    check(h, format == MT_PACKED_FP8 ? "fp8 with other scales" : "fp8 with one scale", &a, blocks * mt_scale_size(type));
+    check(h, format == MT_PACKED_FP8 ? "fp8 with other scales" : mt_packed_names[format], &a, blocks * mt_scale_size(type));
     free(codes);
     free(bytes);
     free(scales);
@@ -250,6 +287,7 @@ static void decode_fp8_scales(struct harness *h)
         for (int type = MT_SCALE_F32; type <= MT_SCALE_E8M0; type++) {
             fp8_scales_case(h, MT_PACKED_FP8, (enum mt_scale)type, shape[i][0], shape[i][1]);
             fp8_scales_case(h, MT_PACKED_FP8T, (enum mt_scale)type, shape[i][0], shape[i][1]);
+            fp8_scales_case(h, MT_PACKED_FP8R, (enum mt_scale)type, shape[i][0], shape[i][1]);
         }
 }
 
@@ -309,6 +347,7 @@ const struct device_test decode_tests[] = {
     {"decode_fp8", decode_fp8},
     {"decode_fp8_scales", decode_fp8_scales},
     {"decode_int4", decode_int4},
+    {"decode_nvfp4", decode_nvfp4},
     {"decode_parts", decode_parts},
     {"decode_refuses_what_it_cannot", decode_refuses_what_it_cannot},
     {NULL, NULL},

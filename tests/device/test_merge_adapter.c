@@ -37,10 +37,17 @@ static void *uploaded(struct harness *h, const void *bytes, size_t n)
     return buf_ints(h, bytes, mt_div_up(n, 4))->p;
 }
 
-/* Scales of blocks: between 2^-2 and 2^1, and with signs but for E8M0. */
+/* Scales of blocks: between 2^-2 and 2^1, and with signs but where they are bytes. */
 static void set_scales(struct harness *h, struct merge *c)
 {
+    static const float factor = 0.37f;
     struct mt_decode *d = &c->host.of, *to = &c->dev.of;
+    if (mt_packed_factor_name(d->scale)) {
+        d->factor = &factor;
+        to->factor = uploaded(h, &factor, sizeof(factor));
+    }
+    if (c->host.rescale)
+        return;
     double *values;
     void *p;
     if (d->scale == MT_SCALE_F32 || d->scale == MT_SCALE_BF16) {
@@ -49,8 +56,9 @@ static void set_scales(struct harness *h, struct merge *c)
         return;
     }
     uint8_t *bytes = mt_calloc(mt_div_up(c->n_scales, 4), 4);
+    bool e4m3 = mt_packed_factor_name(d->scale);
     for (size_t i = 0; i < c->n_scales; i++)
-        bytes[i] = (uint8_t)(125 + i % 4);
+        bytes[i] = (uint8_t)(e4m3 ? 50 + i % 7 : 125 + i % 4);
     d->scales = bytes;
     to->scales = uploaded(h, bytes, c->n_scales);
     if (d->scale != MT_SCALE_NESTED)
@@ -85,7 +93,7 @@ static void begin(struct harness *h, struct merge *c, enum mt_packed f, enum mt_
     c->dev.magnitude = dev[3];
     c->dev.scale = dora ? buf_nan(h, MT_F32, rows)->p : NULL;
     c->dev.inverse = dora ? buf_nan(h, MT_F32, rows)->p : NULL;
-    if (f && !rescale)
+    if (f)
         set_scales(h, c);
 }
 
@@ -131,9 +139,7 @@ static double nearest(const struct merge *c, double x, float scale)
 
 static size_t block_of(const struct merge *c, size_t i)
 {
-    const struct mt_packed_format *f = &mt_packed_formats[c->host.of.format];
-    size_t row = i / c->host.of.cols, col = i % c->host.of.cols;
-    return !f->block ? 0 : f->by_rows ? row / f->block * mt_div_up(c->host.of.cols, f->block) + col / f->block : i / f->block;
+    return mt_packed_scale_at(c->host.of.format, c->host.of.cols, i);
 }
 
 static void scaled_case(struct harness *h, enum mt_packed f, enum mt_scale scale, size_t rows, size_t cols, bool rescale,
@@ -193,12 +199,11 @@ static void merge_adapter(struct harness *h)
     for (int f = MT_PACKED_NONE; f < MT_N_PACKED; f++)
         for (size_t i = 0; i < MT_ARRAY_LEN(shape); i++) {
             merge_case(h, (enum mt_packed)f, shape[i][0], shape[i][1], false, i == 2);
-            if (f && f != MT_PACKED_FP8T)
+            if (f && f != MT_PACKED_FP8T && f != MT_PACKED_FP8R)
                 merge_case(h, (enum mt_packed)f, shape[i][0], shape[i][1], true, i == 3);
         }
     merge_case(h, MT_PACKED_NF4, 5, 67, false, false); /* blocks across rows, and a part of one */
     merge_case(h, MT_PACKED_NF4, 300, 67, true, true);
-    merge_case(h, MT_PACKED_MXFP4, 16, 6, true, false);
     merge_case(h, MT_PACKED_NONE, 3, 5, false, true);
     merge_case(h, MT_PACKED_FP8, 3, 5, true, false);
     for (size_t i = 0; i < MT_ARRAY_LEN(fp8_scales); i++) {
@@ -207,6 +212,11 @@ static void merge_adapter(struct harness *h)
     }
     scaled_case(h, MT_PACKED_NF4, MT_SCALE_NESTED, 260, 128, false, false); /* several groups of nested scales */
     scaled_case(h, MT_PACKED_NF4, MT_SCALE_NESTED, 5, 67, false, false);
+    for (int rescale = 0; rescale < 2; rescale++) {
+        scaled_case(h, MT_PACKED_NVFP4, MT_SCALE_E4M3, 9, 80, rescale, false);
+        scaled_case(h, MT_PACKED_NVFP4, MT_SCALE_E4M3_OVER, 300, 64, rescale, true);
+    }
+    scaled_case(h, MT_PACKED_FP8R, MT_SCALE_BF16, 130, 40, false, true);
 }
 
 const struct device_test merge_adapter_tests[] = {{"merge_adapter", merge_adapter}, {NULL, NULL}};

@@ -197,8 +197,19 @@ MT_HOT_PART void decode_int4(const struct mt_decode *a, size_t first, size_t end
     const size_t size = bf16 ? 2 : 4;
     struct values v;
     for (size_t i = first; i < end; i += MT_INT4_BLOCK) {
-        make_values(&v, mt_int4_values, mt_scale_to_f32(MT_SCALE_BF16, a->scales, i / MT_INT4_BLOCK), bf16);
+        make_values(&v, mt_int4_values, mt_scale_to_f32(MT_SCALE_BF16, a->scales, NULL, i / MT_INT4_BLOCK), bf16);
         look_up_32((uint8_t *)a->out + i * size, &v, a->codes + i / 2, false, bf16);
+    }
+}
+
+MT_HOT_PART void decode_nvfp4(const struct mt_decode *a, size_t first, size_t end, bool bf16)
+{
+    struct values v;
+    for (size_t i = first; i < end; i += MT_NVFP4_BLOCK) {
+        u8x16 c = {0};
+        memcpy(&c, a->codes + i / 2, MT_NVFP4_BLOCK / 2);
+        make_values(&v, mt_fp4_values, mt_scale_to_f32(a->scale, a->scales, a->factor, i / MT_NVFP4_BLOCK), bf16);
+        look_up_16((uint8_t *)a->out + i * (bf16 ? 2 : 4), &v, in_turn8(c & 15, c >> 4).lo, bf16);
     }
 }
 
@@ -276,12 +287,12 @@ MT_HOT_PART bool look_up_fp8(uint8_t *restrict out, const uint8_t *restrict code
     return !(any[0] | any[1]);
 }
 
-/* Rows [first, end), columns [c, c + n) of one block. */
+/* Rows [first, end), columns [c, c + n), all of one scale. */
 MT_HOT_PART void decode_fp8(const struct mt_decode *a, size_t first, size_t end, size_t c, size_t n, bool bf16)
 {
-    const size_t per_row = mt_div_up(a->cols, MT_FP8_BLOCK), size = bf16 ? 2 : 4;
-    size_t block = a->format == MT_PACKED_FP8T ? 0 : first / MT_FP8_BLOCK * per_row + c / MT_FP8_BLOCK;
-    float scale = mt_scale_to_f32(a->scale, a->scales, block);
+    const size_t size = bf16 ? 2 : 4;
+    size_t block = mt_packed_scale_at(a->format, a->cols, first * a->cols + c);
+    float scale = mt_scale_to_f32(a->scale, a->scales, NULL, block);
     uint32_t magnitude = mt_f32_bits(scale) & 0x7fffffffu;
     bool fits = n % 16 == 0 && magnitude >= (127u - 119) << 23 && magnitude <= (127u + 118) << 23;
     struct values v = {.byte = {{0}}};
@@ -296,8 +307,9 @@ MT_HOT_PART void decode_fp8(const struct mt_decode *a, size_t first, size_t end,
 
 MT_HOT_PART void decode_fp8_rows(const struct mt_decode *a, size_t first, size_t end, bool bf16)
 {
+    const size_t rows = a->format == MT_PACKED_FP8R ? 1 : FP8_ROWS;
     for (size_t r = first, next; r < end; r = next) {
-        next = MT_MIN(end, (r / FP8_ROWS + 1) * FP8_ROWS);
+        next = MT_MIN(end, (r / rows + 1) * rows);
         for (size_t c = 0; c < a->cols; c += MT_FP8_BLOCK) {
             size_t n = MT_MIN((size_t)MT_FP8_BLOCK, a->cols - c);
             if (n == MT_FP8_BLOCK)
@@ -322,6 +334,8 @@ DECODER(mxfp4_f32, decode_mxfp4, false)
 DECODER(mxfp4_bf16, decode_mxfp4, true)
 DECODER(int4_f32, decode_int4, false)
 DECODER(int4_bf16, decode_int4, true)
+DECODER(nvfp4_f32, decode_nvfp4, false)
+DECODER(nvfp4_bf16, decode_nvfp4, true)
 DECODER(fp8_f32, decode_fp8_rows, false)
 DECODER(fp8_bf16, decode_fp8_rows, true)
 
@@ -345,6 +359,8 @@ void mt_cpu_run_decode(struct mt_cpu_device *d, const struct mt_decode *a)
         [MT_PACKED_FP8] = {fp8_f32, fp8_bf16},
         [MT_PACKED_FP8T] = {fp8_f32, fp8_bf16},
         [MT_PACKED_INT4] = {int4_f32, int4_bf16},
+        [MT_PACKED_NVFP4] = {nvfp4_f32, nvfp4_bf16},
+        [MT_PACKED_FP8R] = {fp8_f32, fp8_bf16},
     };
     bool rows = mt_packed_formats[a->format].by_rows;
     struct job j = {a, of[a->format][a->dtype == MT_BF16], rows ? a->rows : a->rows * a->cols,

@@ -82,12 +82,16 @@ void mt_merge_adapter_norm(const struct mt_merge_adapter *a, size_t row)
 
 static float scale_at(const struct mt_decode *d, size_t block)
 {
-    if (d->format == MT_PACKED_FP8T)
-        block = 0;
     if (!d->nested_scales)
-        return mt_scale_to_f32(d->scale, d->scales, block);
+        return mt_scale_to_f32(d->scale, d->scales, d->factor, block);
     float s = d->nested_map[((const uint8_t *)d->scales)[block]] * d->nested_scales[block / MT_NF4_NESTED];
     return s + *d->nested_offset;
+}
+
+static float own_scale(const struct mt_decode *d, const float *x, size_t n)
+{
+    return d->format == MT_PACKED_NVFP4 ? mt_pack_e4m3_scale(d->scale, *d->factor, x, n)
+                                        : mt_pack_scale(d->format, x, n);
 }
 
 /* Elements of a job: rows of n from (row, col) on, each in x at its place; flat ones are parts of neighbouring rows. */
@@ -147,13 +151,13 @@ size_t mt_merge_adapter_job(const struct mt_merge_adapter *a, size_t job, uint8_
     }
     if (!a->of.format) /* to bf16 */
         mt_cpu_round_row(MT_BF16, x, n);
-    size_t block = square ? n : f->block ? f->block : n, number = square ? job : f->block ? first / f->block : 0;
-    for (size_t at = 0; a->of.format && at < n; at += block, number++) {
-        size_t k = MT_MIN(block, n - at);
-        float scale = a->rescale ? mt_pack_scale(a->of.format, x + at, k) : scale_at(&a->of, number);
-        for (size_t i = 0, len; i < k; i += len) {
-            len = MT_MIN(square ? r.n : (size_t)MT_FP8_BLOCK, k - i);
-            quantise(a, square ? first + i / r.n * cols : first + at + i, len, x + at + i, scale, codes);
+    for (size_t at = 0, k; a->of.format && at < n; at += k) {
+        size_t i = square ? first : first + at, number = mt_packed_scale_at(a->of.format, cols, i);
+        k = MT_MIN(n - at, square ? n : f->block ? f->block : f->rows ? cols - i % cols : n);
+        float scale = a->rescale ? own_scale(&a->of, x + at, k) : scale_at(&a->of, number);
+        for (size_t j = 0, len; j < k; j += len) {
+            len = MT_MIN(square ? r.n : (size_t)MT_FP8_BLOCK, k - j);
+            quantise(a, square ? i + j / r.n * cols : i + j, len, x + at + j, scale, codes);
         }
         if (scales)
             scales[number] = scale;

@@ -11,7 +11,9 @@ static const char *check(const void *args)
     MT_OP_NEED(f->by_rows || f->may_end || a->rows * a->cols % f->block == 0);
     MT_OP_NEED(!a->nested_scales == !a->nested_map && !a->nested_scales == !a->nested_offset);
     MT_OP_NEED(!a->nested_scales == (a->scale != MT_SCALE_NESTED));
-    MT_OP_NEED(a->scale == f->scale || (a->scale == MT_SCALE_NESTED ? a->format == MT_PACKED_NF4 : f->by_rows));
+    bool e4m3 = a->scale == MT_SCALE_E4M3 || a->scale == MT_SCALE_E4M3_OVER;
+    MT_OP_NEED(e4m3 == (a->format == MT_PACKED_NVFP4) && e4m3 == !!a->factor);
+    MT_OP_NEED(e4m3 || a->scale == f->scale || (a->scale == MT_SCALE_NESTED ? a->format == MT_PACKED_NF4 : f->by_rows));
     return NULL;
 }
 
@@ -56,14 +58,17 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
         a.nested_offset = words(x, sizeof(float));
     }
     bytes = scale_bytes(&a);
-    a.scales = a.scale == MT_SCALE_E8M0 ? (void *)mt_example_ints(x, mt_div_up(bytes, 4), 0x01010101, 0x7f7f7f7f)
-                                        : words(x, bytes);
+    a.scales = a.scale == MT_SCALE_E8M0 || a.scale == MT_SCALE_E4M3_OVER
+                   ? (void *)mt_example_ints(x, mt_div_up(bytes, 4), 0x01010101, 0x7f7f7f7f)
+                   : words(x, bytes);
+    a.factor = a.format == MT_PACKED_NVFP4 ? words(x, sizeof(float)) : NULL;
     a.out = mt_example_write(x, shape->dtype, rows * cols);
     *(struct mt_decode *)args = a;
 }
 
 const struct mt_op mt_op_row_decode = {
-    .name = {"decode_nf4", "decode_mxfp4", "decode_fp8", "decode_fp8_one_scale", "decode_int4"},
+    .name = {"decode_nf4", "decode_mxfp4", "decode_fp8", "decode_fp8_one_scale", "decode_int4", "decode_nvfp4",
+             "decode_fp8_row_scales"},
     .dim = {MT_SIZE_FFN, MT_SIZE_HIDDEN},
     .flags = {0, MT_METER_NESTED},
     .args_bytes = sizeof(struct mt_decode),
