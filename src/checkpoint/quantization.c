@@ -72,29 +72,38 @@ static void describe_fp8(cJSON *o, enum mt_packed f)
     mt_json_add(o, "weight_block_size", f == MT_PACKED_FP8 ? cJSON_CreateIntArray(block, 2) : cJSON_CreateNull());
 }
 
-static void describe_int4(cJSON *o)
+/* Of compressed-tensors: weights alone, without what it says of activations. */
+static void describe_compressed(cJSON *o, enum mt_packed f)
 {
+    static const struct {
+        const char *format, *type, *strategy;
+        int bits, group;
+    } of[MT_N_PACKED] = {[MT_PACKED_INT4] = {"pack-quantized", "int", "group", 4, MT_INT4_BLOCK},
+                         [MT_PACKED_NVFP4] = {"nvfp4-pack-quantized", "float", "tensor_group", 4, MT_NVFP4_BLOCK},
+                         [MT_PACKED_FP8R] = {"float-quantized", "float", "channel", 8, 0}};
     cJSON *group = cJSON_AddObjectToObject(cJSON_AddObjectToObject(o, "config_groups"), "group_0");
     cJSON *w = cJSON_AddObjectToObject(group, "weights");
     mt_json_add(group, "targets", cJSON_CreateStringArray((const char *const[]){"Linear"}, 1));
-    cJSON_AddNumberToObject(w, "num_bits", 4);
-    cJSON_AddStringToObject(w, "type", "int");
+    cJSON_AddNumberToObject(w, "num_bits", of[f].bits);
+    cJSON_AddStringToObject(w, "type", of[f].type);
     cJSON_AddBoolToObject(w, "symmetric", true);
-    cJSON_AddStringToObject(w, "strategy", "group");
-    cJSON_AddNumberToObject(w, "group_size", MT_INT4_BLOCK);
-    cJSON_AddStringToObject(o, "format", "pack-quantized");
+    cJSON_AddStringToObject(w, "strategy", of[f].strategy);
+    if (of[f].group)
+        cJSON_AddNumberToObject(w, "group_size", of[f].group);
+    cJSON_AddStringToObject(o, "format", of[f].format);
     cJSON_AddStringToObject(o, "quantization_status", "compressed");
 }
 
 /* The key that lists what is not packed. */
 static const char *key_of_plain(enum mt_packed f)
 {
-    return f == MT_PACKED_NF4 ? "llm_int8_skip_modules" : f == MT_PACKED_INT4 ? "ignore" : "modules_to_not_convert";
+    return f == MT_PACKED_NF4 ? "llm_int8_skip_modules" : f >= MT_PACKED_INT4 ? "ignore" : "modules_to_not_convert";
 }
 
 int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *err)
 {
-    static const char *const methods[] = {"", "bitsandbytes", "mxfp4", "fp8", "fp8", "compressed-tensors"};
+    static const char *const methods[MT_N_PACKED] = {"", "bitsandbytes", "mxfp4", "fp8", "fp8", "compressed-tensors",
+                                                     "compressed-tensors", "compressed-tensors"};
     const struct mt_tensor *packed = NULL;
     bool all = true;
     for (size_t i = 0; i < l->n_tensors; i++) {
@@ -103,19 +112,22 @@ int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *e
         all &= t->kind == MT_RANGE_PACKED || !mt_packing_takes(l, t, l->cfg.packed);
     }
     *out = NULL;
-    if (packed && all && l->cfg.packed == packed->packed && packed->packed != MT_PACKED_FP8T)
-        return 0; /* scales of activations, of which FP8T's says that they are there, are not kept */
+    if (packed && all && l->cfg.packed == packed->packed && !l->cfg.described_anew)
+        return 0;
     if (!packed) {
         *out = strdup("");
         return *out ? 0 : mt_fail_nomem(err, "quantization_config", 1);
     }
     mt_json_begin();
     cJSON *o = cJSON_CreateObject();
-    cJSON_AddStringToObject(o, "quant_method", methods[packed->packed]);
+    bool modelopt = packed->scale == MT_SCALE_E4M3;
+    cJSON_AddStringToObject(o, "quant_method", modelopt ? "modelopt" : methods[packed->packed]);
     if (packed->packed == MT_PACKED_NF4)
         describe_nf4(o, packed);
-    else if (packed->packed == MT_PACKED_INT4)
-        describe_int4(o);
+    else if (modelopt)
+        cJSON_AddStringToObject(o, "quant_algo", "NVFP4");
+    else if (packed->packed >= MT_PACKED_INT4)
+        describe_compressed(o, packed->packed);
     else if (packed->packed != MT_PACKED_MXFP4)
         describe_fp8(o, packed->packed);
     mt_json_add(o, key_of_plain(packed->packed), plain_modules(l, packed->packed));

@@ -70,8 +70,9 @@ struct mt_hf_config {
     int64_t eos[MT_MAX_EOS];
     int n_eos;
     char torch_dtype[16];                   /* as in the file, or "" */
-    unsigned plain_parts;                   /* INT4: MT_PLAIN_*: what quantization_config excepts */
+    unsigned plain_parts;                   /* MT_PLAIN_*: what quantization_config excepts, if it says so by modules */
     enum mt_packed packed;                  /* quantization_config: how the layers' matrices are stored */
+    bool described_anew;                    /* files of our own name their scales otherwise, or have fewer of them */
 };
 
 /** Elements of a row that experts take and give. */

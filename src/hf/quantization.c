@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hf/quantization.h"
 
+#include <fnmatch.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -10,9 +11,9 @@ static void refuse(struct mt_keys *r, const char *method, const char *what)
 {
     if (!r->rc)
         r->rc = mt_fail(r->err, MT_ERR_INPUT, -EINVAL,
-                        "%s: quantization_config (%.40s): %.60s is not supported; mxfp4, fp8 in blocks of 128x128 or with one "
-                        "scale a tensor, compressed-tensors' int4 in groups of 32 and bitsandbytes' nf4 are, and so is "
-                        "the bf16 model",
+                        "%s: quantization_config (%.40s): %.60s is not supported; mxfp4, nvfp4, fp8 in blocks of 128x128, with "
+                        "one scale a row or one a tensor, compressed-tensors' int4 in groups of 32 and bitsandbytes' nf4 "
+                        "are, and so is the bf16 model",
                         r->name, method, what);
 }
 
@@ -44,20 +45,27 @@ static bool is_e4m3(const char *fmt)
     return !strcmp(fmt, "e4m3") || !strcmp(fmt, "float8_e4m3fn");
 }
 
+static bool is_128x128(const cJSON *block)
+{
+    bool is = cJSON_IsArray(block) && cJSON_GetArraySize(block) == 2;
+    for (const cJSON *v = is ? block->child : NULL; v; v = v->next)
+        is &= cJSON_IsNumber(v) && v->valuedouble == MT_FP8_BLOCK;
+    return is;
+}
+
 static void read_fp8(struct mt_keys *r, struct mt_hf_config *c, const cJSON *q)
 {
     const cJSON *block = mt_json_get(q, "weight_block_size");
-    bool blocks = cJSON_IsArray(block) && cJSON_GetArraySize(block) == 2;
     c->packed = !block || cJSON_IsNull(block) ? MT_PACKED_FP8T : MT_PACKED_FP8;
-    for (const cJSON *v = blocks ? block->child : NULL; v; v = v->next)
-        blocks &= cJSON_IsNumber(v) && v->valuedouble == MT_FP8_BLOCK;
-    if (c->packed == MT_PACKED_FP8 && !blocks)
+    c->described_anew = c->packed == MT_PACKED_FP8T; /* may say that there are scales of activations */
+    if (c->packed == MT_PACKED_FP8 && !is_128x128(block))
         refuse(r, "fp8", "a weight_block_size other than 128x128");
     else if (!is_e4m3(text_of(q, "fmt", "e4m3")))
         refuse(r, "fp8", text_of(q, "fmt", ""));
 }
 
-/* A name, or "re:" and a regular expression of Python's that names begin with (compressed-tensors: re.match). */
+/* A name, or one with wildcards (ModelOpt), or "re:" and a regular expression of Python's that names begin with
+ * (compressed-tensors: re.match). */
 static bool is_excepted(struct mt_keys *r, const cJSON *ignore, const char *module)
 {
     bool any = false;
@@ -66,7 +74,7 @@ static bool is_excepted(struct mt_keys *r, const cJSON *ignore, const char *modu
         char why[MT_REGEX_WHY];
         bool yes = false;
         if (strncmp(name, "re:", 3))
-            yes = !strcmp(name, module);
+            yes = !fnmatch(name, module, 0);
         else if (mt_regex_begins(&yes, name + 3, module, why))
             refuse(r, "compressed-tensors", name);
         any |= yes;
@@ -96,27 +104,52 @@ static bool is_number(const cJSON *o, const char *key, double want)
     return cJSON_IsNumber(v) && v->valuedouble == want;
 }
 
-/* https://github.com/vllm-project/compressed-tensors, as Kimi-K2-Thinking has it. */
+/* https://github.com/vllm-project/compressed-tensors: int4 as Kimi-K2-Thinking has it, FP8, NVFP4. What activations are
+ * rounded to is not used. */
 static void read_compressed(struct mt_keys *r, struct mt_hf_config *c, const cJSON *q)
 {
     const char *method = "compressed-tensors", *format = text_of(q, "format", "no format");
     const cJSON *groups = mt_json_get(q, "config_groups"), *group = groups ? groups->child : NULL;
     const cJSON *w = group ? mt_json_get(group, "weights") : NULL, *order = w ? mt_json_get(w, "actorder") : NULL;
-    const cJSON *in = group ? mt_json_get(group, "input_activations") : NULL;
-    c->packed = MT_PACKED_INT4;
+    const cJSON *in = group ? mt_json_get(group, "input_activations") : NULL, *block = w ? mt_json_get(w, "block_structure") : NULL;
+    const char *strategy = w ? text_of(w, "strategy", "") : "", *type = w ? text_of(w, "type", "int") : "";
+    bool int4 = !strcmp(format, "pack-quantized"), fp4 = !strcmp(format, "nvfp4-pack-quantized");
+    bool blocks = !strcmp(strategy, "block"), rows = !strcmp(strategy, "channel");
+    c->packed = blocks ? MT_PACKED_FP8 : rows ? MT_PACKED_FP8R : MT_PACKED_FP8T;
+    if (int4 || fp4)
+        c->packed = int4 ? MT_PACKED_INT4 : MT_PACKED_NVFP4;
+    c->described_anew = !int4;
     c->plain_parts = plain_parts(r, mt_json_get(q, "ignore"));
-    if (strcmp(format, "pack-quantized"))
+    if (!int4 && !fp4 && strcmp(format, "float-quantized"))
         refuse(r, method, format);
     else if (!w || group->next)
         refuse(r, method, "a number of config_groups other than one");
-    else if (!is_number(w, "num_bits", 4) || strcmp(text_of(w, "type", "int"), "int"))
-        refuse(r, method, "a type other than int of 4 bits");
-    else if (!is_number(w, "group_size", MT_INT4_BLOCK) || !is_true(w, "symmetric"))
+    else if (!is_number(w, "num_bits", int4 || fp4 ? 4 : 8) || strcmp(type, int4 ? "int" : "float"))
+        refuse(r, method, "a type other than int of 4 bits, or float of 4 or 8");
+    else if (!is_true(w, "symmetric") || (int4 && !is_number(w, "group_size", MT_INT4_BLOCK)))
         refuse(r, method, "anything but symmetric groups of 32");
+    else if (fp4 && !is_number(w, "group_size", MT_NVFP4_BLOCK))
+        refuse(r, method, "anything but groups of 16 for nvfp4");
+    else if (!int4 && !fp4 && !blocks && !rows && strcmp(strategy, "tensor"))
+        refuse(r, method, strategy);
+    else if (blocks && !is_128x128(block))
+        refuse(r, method, "a block_structure other than 128x128");
     else if (order && !cJSON_IsNull(order) && !cJSON_IsFalse(order))
         refuse(r, method, "actorder");
-    else if (in && !cJSON_IsNull(in))
+    else if (int4 && in && !cJSON_IsNull(in))
         refuse(r, method, "input_activations");
+}
+
+/* https://github.com/NVIDIA/Model-Optimizer */
+static void read_modelopt(struct mt_keys *r, struct mt_hf_config *c, const cJSON *q)
+{
+    const char *algorithm = text_of(q, "quant_algo", "no quant_algo");
+    bool fp4 = !strcmp(algorithm, "NVFP4");
+    c->packed = fp4 ? MT_PACKED_NVFP4 : MT_PACKED_FP8T;
+    c->described_anew = true;
+    c->plain_parts = plain_parts(r, mt_json_get(q, "ignore")) | plain_parts(r, mt_json_get(q, "exclude_modules"));
+    if (!fp4 && strcmp(algorithm, "FP8"))
+        refuse(r, "modelopt", algorithm);
 }
 
 void mt_quantization_read(struct mt_keys *r, struct mt_hf_config *c)
@@ -131,6 +164,8 @@ void mt_quantization_read(struct mt_keys *r, struct mt_hf_config *c)
         read_fp8(r, c, q);
     else if (!strcmp(method, "compressed-tensors"))
         read_compressed(r, c, q);
+    else if (!strcmp(method, "modelopt"))
+        read_modelopt(r, c, q);
     else if (!strcmp(method, "mxfp4"))
         c->packed = MT_PACKED_MXFP4;
     else

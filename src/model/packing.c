@@ -10,7 +10,7 @@ enum { ALIGN = 64, LANDING_ALIGN = 256 };
 
 /* Offsets in the unit's packed plane. */
 struct places {
-    size_t codes, code_bytes, scales, n_scales, nested, n_nested, map, offset, values, note, end;
+    size_t codes, code_bytes, scales, n_scales, nested, n_nested, map, offset, factor, values, note, end;
 };
 
 static size_t rows_of(const struct mt_tensor *t)
@@ -43,6 +43,8 @@ static struct places places_of(const struct mt_tensor *t)
         p.map = take(&at, 256 * sizeof(float));
         p.offset = take(&at, sizeof(float));
     }
+    if (mt_packed_factor_name(t->scale))
+        p.factor = take(&at, sizeof(float));
     if (t->packed == MT_PACKED_NF4) {
         p.values = take(&at, 16 * sizeof(float));
         p.note = take(&at, t->note_bytes);
@@ -84,7 +86,9 @@ static struct mt_packed_piece make_piece(const struct mt_tensor *t, const char *
 int mt_packed_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct mt_tensor *t)
 {
     static const enum mt_st_dtype scales[] = {[MT_SCALE_F32] = MT_ST_F32, [MT_SCALE_BF16] = MT_ST_BF16,
-                                              [MT_SCALE_E8M0] = MT_ST_F8_E8M0, [MT_SCALE_NESTED] = MT_ST_U8};
+                                              [MT_SCALE_E8M0] = MT_ST_F8_E8M0, [MT_SCALE_NESTED] = MT_ST_U8,
+                                              [MT_SCALE_E4M3] = MT_ST_F8_E4M3, [MT_SCALE_E4M3_OVER] = MT_ST_F8_E4M3};
+    bool over = t->scale == MT_SCALE_E4M3_OVER;
     struct places p = places_of(t);
     size_t rows = rows_of(t), cols = cols_of(t);
     int n = 0;
@@ -97,6 +101,15 @@ int mt_packed_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct m
     case MT_PACKED_FP8T:
         piece[n++] = make_piece(t, "", MT_ST_F8_E4M3, p.codes, 2, (size_t[]){rows, cols});
         piece[n++] = make_piece(t, "_scale_inv", scales[t->scale], p.scales, 0, NULL);
+        break;
+    case MT_PACKED_FP8R:
+        piece[n++] = make_piece(t, "", MT_ST_F8_E4M3, p.codes, 2, (size_t[]){rows, cols});
+        piece[n++] = make_piece(t, "_scale", scales[t->scale], p.scales, 2, (size_t[]){rows, 1});
+        break;
+    case MT_PACKED_NVFP4:
+        piece[n++] = make_piece(t, over ? "_packed" : "", MT_ST_U8, p.codes, 2, (size_t[]){rows, cols / 2});
+        piece[n++] = make_piece(t, "_scale", MT_ST_F8_E4M3, p.scales, 2, (size_t[]){rows, cols / MT_NVFP4_BLOCK});
+        piece[n++] = make_piece(t, mt_packed_factor_name(t->scale), MT_ST_F32, p.factor, over, (size_t[]){1});
         break;
     case MT_PACKED_INT4:
         piece[n++] = make_piece(t, "_packed", MT_ST_I32, p.codes, 2, (size_t[]){rows, cols / 8});
@@ -197,7 +210,7 @@ bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum
         return false;
     if (mt_packing_is_router(t->name))
         return false;
-    if (f == MT_PACKED_INT4 && l->cfg.plain_parts & part_of(t->name))
+    if (f == l->cfg.packed && l->cfg.plain_parts & part_of(t->name))
         return false;
     const struct mt_packed_format *p = &mt_packed_formats[f];
     return !p->block || p->by_rows || p->may_end || t->shape[1] % p->block == 0;
@@ -360,9 +373,7 @@ static struct mt_decode decode_of(const struct mt_tensor *t, enum mt_dtype dtype
 {
     struct places p = places_of(t);
     const struct mt_packed_format *f = &mt_packed_formats[t->packed];
-    size_t cols = cols_of(t), block = 0; /* whose scale is the first */
-    if (f->block)
-        block = f->by_rows ? first / cols / f->block * mt_div_up(cols, f->block) : first / f->block;
+    size_t cols = cols_of(t), block = mt_packed_scale_at(t->packed, cols, first); /* whose scale is the first */
     struct mt_decode a = {
         .rows = f->by_rows ? n / cols : 1,
         .cols = f->by_rows ? cols : n,
@@ -373,6 +384,8 @@ static struct mt_decode decode_of(const struct mt_tensor *t, enum mt_dtype dtype
         .scales = plane + p.scales + block * mt_scale_size(t->scale),
         .out = out + first * mt_dtype_size(dtype),
     };
+    if (mt_packed_factor_name(t->scale))
+        a.factor = (const float *)(plane + p.factor);
     if (t->scale == MT_SCALE_NESTED) {
         a.nested_scales = (const float *)(plane + p.nested) + block / MT_NF4_NESTED;
         a.nested_map = (const float *)(plane + p.map);

@@ -43,8 +43,9 @@ enum mt_lr_schedule { MT_LR_CONSTANT, MT_LR_LINEAR, MT_LR_COSINE, MT_LR_WSD };
  * Q(g (W + s B A)) (device/ops.h, mt_merge_adapter), and gradients are those of Q = 1. Q rounds to bf16, or encodes in
  * the named format, which must be the base's. Blocks have the scales of the base, or those of the merged values.
  */
-enum mt_merge_aware { MT_MERGE_OFF, MT_MERGE_BF16, MT_MERGE_NF4, MT_MERGE_MXFP4, MT_MERGE_FP8, MT_MERGE_INT4 };
-#define MT_MERGE_AWARE_NAMES "off|bf16|nf4|mxfp4|fp8|int4"
+enum mt_merge_aware { MT_MERGE_OFF, MT_MERGE_BF16, MT_MERGE_NF4, MT_MERGE_MXFP4, MT_MERGE_FP8, MT_MERGE_INT4,
+                      MT_MERGE_NVFP4 };
+#define MT_MERGE_AWARE_NAMES "off|bf16|nf4|mxfp4|fp8|int4|nvfp4"
 enum mt_merge_scale { MT_SCALES_FROZEN, MT_SCALES_RECOMPUTED };
 #define MT_MERGE_SCALE_NAMES "frozen|recomputed"
 

@@ -73,27 +73,29 @@ static int check_merging(const struct mt_inputs *in, struct mt_err *err)
 static int check_merge_aware(const struct mt_inputs *in, struct mt_err *err)
 {
     static const enum mt_packed formats[] = {[MT_MERGE_NF4] = MT_PACKED_NF4, [MT_MERGE_MXFP4] = MT_PACKED_MXFP4,
-                                             [MT_MERGE_FP8] = MT_PACKED_FP8, [MT_MERGE_INT4] = MT_PACKED_INT4};
+                                             [MT_MERGE_FP8] = MT_PACKED_FP8, [MT_MERGE_INT4] = MT_PACKED_INT4,
+                                             [MT_MERGE_NVFP4] = MT_PACKED_NVFP4};
     const struct mt_layout *l = in->layout;
     enum mt_merge_aware mode = l->adapter_default.merge;
     bool recomputed = l->adapter_default.merge_scale == MT_SCALES_RECOMPUTED, any = false;
     for (size_t i = 0; mode > MT_MERGE_BF16 && i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        enum mt_packed f = t->packed == MT_PACKED_FP8T ? MT_PACKED_FP8 : t->packed;
+        bool whole = t->packed == MT_PACKED_FP8T || t->packed == MT_PACKED_FP8R; /* a merge's job has not all of a block */
+        enum mt_packed f = whole ? MT_PACKED_FP8 : t->packed;
         if (t->adapter || !t->param->adapter || !f)
             continue;
         any = true;
         if (f != formats[mode])
             return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.merge_aware = %s: %s is %s: name that format, or bf16",
                            mt_packed_names[formats[mode]], t->name, mt_packed_names[t->packed]);
-        if (recomputed && (t->packed == MT_PACKED_FP8T || t->scale != mt_packed_formats[f].scale))
+        if (recomputed && (whole || (t->scale != mt_packed_formats[f].scale && t->scale != MT_SCALE_E4M3)))
             return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.merge_scale = recomputed: %s is %s with scales that can only be "
-                           "kept (nested, one for all, or of another type): set it to frozen", t->name, mt_packed_names[f]);
+                           "kept (nested, one for a row or for all, or of another type): set it to frozen", t->name, mt_packed_names[f]);
     }
     if (mode > MT_MERGE_BF16 && !any)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.merge_aware = %s, but no matrix with an adapter is packed so: set "
                        "model.base_dtype%s, or adapter.merge_aware = bf16", mt_packed_names[formats[mode]],
-                       mode == MT_MERGE_INT4 ? " (a model that is packed in its files)" : "");
+                       mode >= MT_MERGE_INT4 ? " (a model that is packed in its files)" : "");
     return 0;
 }
 

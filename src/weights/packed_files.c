@@ -16,12 +16,13 @@ enum { NOTE_MAX = 4096, PIECE = 1 << 20 };
 static const char *const suffixes[] = {
     "_scale_inv",     "_blocks",           "_scales",
     "_packed",        "_scale",            "_shape",
+    "_scale_2",       "_global_scale",
     ".absmax",        ".nested_absmax",    ".nested_quant_map",
     ".quant_map",     ".quant_state.bitsandbytes__nf4",
 };
 
-/* By which programs that compute in FP8 divide what goes into a layer; it is not used here. */
-static const char activations[] = ".activation_scale";
+/* By which programs that compute in FP8 or FP4 divide what goes into a layer, or keys and values; not used here. */
+static const char *const activations[] = {".activation_scale", ".input_scale", ".input_global_scale", ".k_scale", ".v_scale"};
 
 /* The pieces that hold all experts of a layer: gpt-oss. */
 static bool is_of_experts(const char *name)
@@ -43,8 +44,12 @@ bool mt_packed_is_piece(const char *name)
         if (n > k + 6 && !strcmp(name + n - k, suffixes[i]) && !strncmp(name + n - k - 6, "weight", 6))
             return true;
     }
-    size_t k = strlen(activations);
-    return (n > k && !strcmp(name + n - k, activations)) || is_of_experts(name);
+    for (size_t i = 0; i < MT_ARRAY_LEN(activations); i++) {
+        size_t k = strlen(activations[i]);
+        if (n > k && !strcmp(name + n - k, activations[i]))
+            return true;
+    }
+    return is_of_experts(name);
 }
 
 static const struct mt_st_tensor *beside(const struct mt_st_model *st, const char *name, const char *suffix)
@@ -127,26 +132,31 @@ static int find_nf4(struct mt_packed_source *s, const struct mt_st_model *st, co
     return rc ? rc : mt_packed_read_offset(st, s, t, &offset, err);
 }
 
-/* Blocks of 128x128, or one scale, which has no dimensions, for the whole matrix. */
+/* Blocks of 128x128; or one scale, which has no dimensions or one, for the whole matrix; or [rows, 1] of rows. */
 static int find_fp8(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
                     struct mt_err *err)
 {
     s->scales = beside(st, s->codes->name, "_scale_inv");
     if (!s->scales)
-        return bad(err, st, s->codes, "is FP8 without a weight_scale_inv: only blocks of 128x128 and one scale for the "
-                   "tensor are supported");
+        s->scales = beside(st, s->codes->name, "_scale");
+    if (!s->scales)
+        return bad(err, st, s->codes, "is FP8 without a weight_scale_inv or weight_scale: only blocks of 128x128, a scale "
+                   "for each row and one for the tensor are supported");
     if (s->codes->n_elems != t->n || t->n_dims != 2 || s->codes->shape[0] != t->shape[0])
         return bad(err, st, s->codes, "has another shape than config.json asks for");
     enum mt_st_dtype dtype = s->scales->dtype;
+    bool by_row = s->scales->n_dims == 2 && s->scales->shape[0] == t->shape[0] && s->scales->shape[0] > 1;
     if (s->scales->n_dims < 2)
         s->format = MT_PACKED_FP8T;
+    else if (by_row)
+        s->format = MT_PACKED_FP8R;
     s->wider_scales = dtype == MT_ST_F16;
     s->scale = dtype == MT_ST_BF16 ? MT_SCALE_BF16 : dtype == MT_ST_F8_E8M0 ? MT_SCALE_E8M0 : MT_SCALE_F32;
     bool known = dtype == MT_ST_F32 || s->wider_scales || s->scale != MT_SCALE_F32;
     if (!known || s->scales->n_elems != mt_packed_n_scales(s->format, (size_t)t->shape[0], (size_t)t->shape[1]) ||
-        (s->scales->n_dims == 2 && s->scales->shape[0] != (t->shape[0] + MT_FP8_BLOCK - 1) / MT_FP8_BLOCK))
-        return bad(err, st, s->scales, "is not an F32, BF16, F16 or F8_E8M0 scale for each block of 128x128, or one for the "
-                   "tensor");
+        (s->scales->n_dims == 2 && !by_row && s->scales->shape[0] != (t->shape[0] + MT_FP8_BLOCK - 1) / MT_FP8_BLOCK))
+        return bad(err, st, s->scales, "is not an F32, BF16, F16 or F8_E8M0 scale for each block of 128x128, for each row, or "
+                   "for the tensor");
     return 0;
 }
 
@@ -175,7 +185,6 @@ static int find_int4(struct mt_packed_source *s, const struct mt_st_model *st, c
 {
     s->scales = beside(st, name, "_scale");
     s->note = beside(st, name, "_shape");
-    s->scale = MT_SCALE_BF16;
     if (s->codes->dtype != MT_ST_I32 || t->n_dims != 2 || t->shape[1] % MT_INT4_BLOCK || s->codes->n_dims != 2 ||
         s->codes->shape[0] != t->shape[0] || s->codes->shape[1] * 8 != t->shape[1])
         return bad(err, st, s->codes, "has another shape than config.json asks for, or another number of bits than 4");
@@ -184,6 +193,27 @@ static int find_int4(struct mt_packed_source *s, const struct mt_st_model *st, c
     if (beside(st, name, "_zero_point") || beside(st, name, "_g_idx"))
         return bad(err, st, s->codes, "is not symmetric or not in order (weight_zero_point, weight_g_idx)");
     return check_noted_shape(st, s->note, t, err);
+}
+
+/* ModelOpt's, or compressed-tensors' nvfp4-pack-quantized, whose names go on from `name`. */
+static int find_nvfp4(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
+                      const char *name, struct mt_err *err)
+{
+    float factor;
+    bool over = s->scale == MT_SCALE_E4M3_OVER;
+    s->format = MT_PACKED_NVFP4;
+    s->scales = beside(st, name, "_scale");
+    s->factor = beside(st, name, mt_packed_factor_name(s->scale));
+    if (t->n_dims != 2 || t->shape[1] % MT_NVFP4_BLOCK || s->codes->n_dims != 2 || s->codes->shape[0] != t->shape[0] ||
+        s->codes->shape[1] * 2 != t->shape[1])
+        return bad(err, st, s->codes, "has another shape than config.json asks for");
+    if (!is_like(s->scales, MT_ST_F8_E4M3, t->n / MT_NVFP4_BLOCK) || s->scales->shape[0] != t->shape[0])
+        return bad(err, st, s->codes, "does not have an F8_E4M3 weight_scale for each 16 weights of a row");
+    if (!is_like(s->factor, MT_ST_F32, 1))
+        return bad(err, st, s->codes, over ? "has no weight_global_scale of one F32" : "has no weight_scale_2 of one F32");
+    int rc = mt_st_read_f32(st, s->factor, 0, 1, &factor, err);
+    return rc || (factor > 0 && isfinite(over ? 448 * 6 / factor : 448 * 6 * factor))
+               ? rc : bad(err, st, s->factor, "is not a positive number that leaves weights finite");
 }
 
 static int find_mxfp4(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
@@ -248,10 +278,15 @@ int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, c
         if (s.format)
             rc = alone ? find_mxfp4(&s, st, t, err) : find_fused(&s, st, stored, t, err);
         else if (alone && (s.codes = mt_stored_find(st, codes))) {
-            s.format = MT_PACKED_INT4;
             snprintf(codes, sizeof(codes), "%.*s", (int)(strlen(s.codes->name) - strlen("_packed")), s.codes->name);
-            rc = find_int4(&s, st, t, codes, err);
+            bool fp4 = s.codes->dtype == MT_ST_U8;
+            s.format = fp4 ? MT_PACKED_NVFP4 : MT_PACKED_INT4;
+            s.scale = fp4 ? MT_SCALE_E4M3_OVER : MT_SCALE_BF16;
+            rc = (fp4 ? find_nvfp4 : find_int4)(&s, st, t, codes, err);
         }
+    } else if (alone && s.codes && s.codes->dtype == MT_ST_U8 && beside(st, s.codes->name, "_scale_2")) {
+        s.scale = MT_SCALE_E4M3;
+        rc = find_nvfp4(&s, st, t, s.codes->name, err);
     } else if (alone && s.codes && s.codes->dtype == MT_ST_U8) {
         s.format = MT_PACKED_NF4;
         rc = t->n_dims == 2 ? find_nf4(&s, st, t, err) : bad(err, st, s.codes, "has dtype U8");
@@ -335,7 +370,11 @@ bool mt_packed_is_finite(enum mt_packed f, enum mt_scale scale, size_t piece, si
     switch (f) {
     case MT_PACKED_FP8:
     case MT_PACKED_FP8T:
+    case MT_PACKED_FP8R:
         return piece ? scales_are_finite(scale, data, at, n, 448) : bytes_below(data, n, 0x7f, 0x7f);
+    case MT_PACKED_NVFP4:
+        return piece == 1 ? bytes_below(data, n, 0x7f, 0x7f)
+                          : !piece || scales_are_finite(MT_SCALE_F32, data, at, n, 1);
     case MT_PACKED_MXFP4:
     case MT_PACKED_INT4:
         return piece != 1 || scales_are_finite(scale, data, at, n, 8);
@@ -362,10 +401,12 @@ static bool is_widened(const struct mt_packed_source *src, const struct mt_st_te
 const struct mt_st_tensor *mt_packed_piece_in(const struct mt_st_model *st, const struct mt_packed_source *src,
                                               const struct mt_packed_piece *p, const struct mt_tensor *t)
 {
+    const struct mt_packed_format *f = &mt_packed_formats[src->format];
+    const char *suffix = p->name + strlen(t->name), *codes = src->scale == MT_SCALE_E4M3 ? "" : f->codes_name;
     char base[256];
-    snprintf(base, sizeof(base), "%.*s", (int)(strlen(src->codes->name) - strlen(mt_packed_formats[src->format].codes_name)),
-             src->codes->name);
-    const struct mt_st_tensor *from = beside(st, base, p->name + strlen(t->name));
+    snprintf(base, sizeof(base), "%.*s", (int)(strlen(src->codes->name) - strlen(codes)), src->codes->name);
+    bool other = f->bytes && *suffix; /* FP8's scales have two names */
+    const struct mt_st_tensor *from = other ? src->scales : beside(st, base, suffix);
     if (from && is_widened(src, from))
         return from->n_elems == p->bytes / sizeof(float) ? from : NULL;
     return from && (src->rows.step ? from->n_bytes % p->bytes == 0 : from->n_bytes == p->bytes) ? from : NULL;
@@ -442,16 +483,22 @@ static int read_nested(struct mt_packed_reader *r, const struct mt_tensor *t, si
     return rc;
 }
 
-static int read_exponents(struct mt_packed_reader *r, const struct mt_tensor *t, size_t n, struct mt_err *err)
+/* Scales of a byte. */
+static int read_small(struct mt_packed_reader *r, const struct mt_tensor *t, size_t n, struct mt_err *err)
 {
+    float factor = 1;
     uint8_t *bytes = mt_calloc(n, 1);
     const struct share share = {r->src.scales, r->src.rows, n / (size_t)t->shape[0]};
     int rc = bytes ? read_part(r->st, &share, 0, n, bytes, err)
                    : mt_fail_nomem(err, t->name, n);
+    if (!rc && r->src.factor)
+        rc = mt_st_read_f32(r->st, r->src.factor, 0, 1, &factor, err);
     if (!rc && r->summer)
         mt_summer_add(r->summer, bytes, n);
+    if (!rc && r->summer && r->src.factor)
+        mt_summer_add(r->summer, &factor, sizeof(factor));
     for (size_t i = 0; i < n && !rc; i++)
-        r->scales[i] = mt_e8m0_to_f32(bytes[i]);
+        r->scales[i] = mt_scale_to_f32(r->src.scale, bytes, &factor, i);
     free(bytes);
     return rc;
 }
@@ -473,8 +520,8 @@ int mt_packed_reader_init(struct mt_packed_reader *r, const struct mt_st_model *
         mt_summer_add(summer, r->codes, bytes);
     }
     return src->scale == MT_SCALE_NESTED ? read_nested(r, t, n, err)
-           : src->scale == MT_SCALE_E8M0 ? read_exponents(r, t, n, err)
-                                         : mt_st_read_f32(st, src->scales, 0, n, r->scales, err);
+           : mt_scale_size(src->scale) == 1 ? read_small(r, t, n, err)
+                                            : mt_st_read_f32(st, src->scales, 0, n, r->scales, err);
 }
 
 void mt_packed_reader_finish(struct mt_packed_reader *r)

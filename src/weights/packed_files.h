@@ -14,7 +14,7 @@ struct mt_packed_source {
     enum mt_scale scale;   /* the type of scales in planes */
     bool wider_scales;     /* FP8: planes have F32 where the file has F16 */
     struct mt_packed_rows rows;
-    const struct mt_st_tensor *codes, *scales, *nested_scales, *nested_map, *note; /* note: INT4: the shape */
+    const struct mt_st_tensor *codes, *scales, *nested_scales, *nested_map, *factor, *note; /* note: INT4: the shape */
 };
 /** Finds a tensor by its name in the files, plain or packed, and checks its scales and the like; codes NULL: not found.
  * `l` NULL: the tensor is of no layout, and is a tensor of its own in the file. */

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 
+import test_released as released
 from tiny import POISON, SLOW, base, config, losses, megatrain, metrics, with_weights, write_data, write_ini, write_model
 
 STEPS = 4
@@ -24,6 +25,9 @@ CASES = {
     "mxfp4 recomputed": ("gpt_oss", "mxfp4", {**EXPERTS, "adapter__merge_scale": "recomputed"}),
     "experts of gpt-oss": ("gpt_oss", "bf16", {**EXPERTS}),
     "nf4 to bf16": ("of nf4", "bf16", {"adapter__kind": "dora"}),
+    "nvfp4": ("of nvfp4", "nvfp4", {}),
+    "nvfp4 recomputed": ("of nvfp4-modelopt", "nvfp4", {"adapter__merge_scale": "recomputed"}),
+    "dora of rows of fp8": ("of fp8-rows", "fp8", {"adapter__kind": "dora"}),
     "files of nf4": ("of nf4", "nf4", {"adapter__targets": "q_proj, down_proj", "adapter__train_also": "model.norm"}),
 }
 PLACEMENTS = {
@@ -54,11 +58,14 @@ def models(tmp, data):
     out = {n: with_weights(tmp, m, data, n + "-seed") for n, m in out.items()}
     out["of nf4"] = os.path.join(tmp, "packed-nf4")
     megatrain("export", out["dense"], out["of nf4"], "--base-dtype", "nf4")
+    for form in "nvfp4", "nvfp4-modelopt", "fp8-rows":
+        released.write(os.path.join(tmp, "packed-" + form), out["dense"], form)
+        out["of " + form] = os.path.join(tmp, "packed-" + form)
     return out
 
 
 def check_merged(tmp, name, model, data, form, more):
-    packs = {} if form == "bf16" or model.endswith("nf4") else {"model__base_dtype": form}
+    packs = {} if form == "bf16" or "packed-" in model else {"model__base_dtype": form}
     out, said = run(tmp, name, model, data, form, {**packs, **more})
     loss, share = evaluations(out)[-1]
     assert 0 < share <= 1 and "differ from the base" in said, said

@@ -51,7 +51,13 @@ static void what_is_not_built_is_refused_by_name(void **state)
     assert_int_equal(cfg.plain_parts, MT_PLAIN_ATTENTION | MT_PLAIN_MLP);
     take(INT4("pack-quantized", "\"re:^model[.]layers[.]1[.]mlp[.]experts[.]\\\\d+[.](?:gate|up)_proj$\"", GROUPS));
     assert_int_equal(cfg.plain_parts, MT_PLAIN_EXPERTS);
-    refuse(INT4("float-quantized", "", GROUPS), "float-quantized");
+    refuse(INT4("marlin-24", "", GROUPS), "marlin-24");
+    refuse(INT4("float-quantized", "", GROUPS), "a type other than");
+    refuse(INT4("nvfp4-pack-quantized", "", "\"type\": \"float\", " GROUPS), "a type other than");
+    take(QUANT("modelopt", ", \"quant_algo\": \"NVFP4\", \"exclude_modules\": [\"lm_head\", \"*.self_attn*\"]"));
+    assert_true(cfg.packed == MT_PACKED_NVFP4);
+    assert_int_equal(cfg.plain_parts, MT_PLAIN_ATTENTION);
+    refuse(QUANT("modelopt", ", \"quant_algo\": \"W4A8_AWQ\""), "W4A8_AWQ");
     refuse(INT4("pack-quantized", "\"re:(\"", GROUPS), "re:(");
     refuse(INT4("pack-quantized", "", "\"group_size\": 128, \"symmetric\": true"), "groups of 32");
     refuse(INT4("pack-quantized", "", "\"group_size\": 32, \"symmetric\": false"), "groups of 32");

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models as they are released, in the formats of compressed-tensors and ModelOpt: the bits of the decoded model from every
+home, and codes and scales kept in what is written. released.safetensors, of these programs, says what their codes mean.
+
+test_released.py FORM... (a key of FORMS)
+"""
+import json
+import os
+import random
+import shutil
+import struct
+import sys
+import tempfile
+
+from test_packed import FP4, bf16_bytes, e4m3, f32, floats
+from tiny import POISON, SLOW, base, config, losses, megatrain, planes, read_safetensors, with_weights, write_data, write_ini, write_safetensors, write_model
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+E4M3 = [e4m3(c) for c in range(256)]
+
+
+def compressed(bits, strategy, form, **more):
+    weights = {"num_bits": bits, "type": "float", "symmetric": True, "dynamic": False, "strategy": strategy, **more}
+    return {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": {"dynamic": True}}}}
+
+
+#: what quantization_config is, and the names of the scales
+FORMS = {
+    "nvfp4": compressed(4, "tensor_group", "nvfp4-pack-quantized", group_size=16),
+    "nvfp4-modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+    "fp8-rows": compressed(8, "channel", "float-quantized"),
+    "fp8-tensor": compressed(8, "tensor", "float-quantized"),
+    "fp8-blocks": compressed(8, "block", "float-quantized", block_structure=[128, 128]),
+    "fp8-modelopt": {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head*"]},
+}
+
+
+def fp4_tensors(r, name, rows, cols, modelopt):
+    codes, scales = r.randbytes(rows * cols // 2), bytes(r.randrange(0x20, 0x38) for _ in range(rows * cols // 16))
+    factor = struct.pack("<f", r.uniform(0.02, 0.05) if modelopt else r.uniform(20, 50))
+    return {name + ("" if modelopt else "_packed"): ("U8", [rows, cols // 2], codes),
+            name + "_scale": ("F8_E4M3", [rows, cols // 16], scales),
+            name + ("_scale_2" if modelopt else "_global_scale"): ("F32", [] if modelopt else [1], factor),
+            name.replace("weight", "input_scale" if modelopt else "input_global_scale"): ("F32", [] if modelopt else [1], factor)}
+
+
+def fp8_tensors(r, name, rows, cols, form):
+    shape = {"fp8-rows": [rows, 1], "fp8-tensor": [1], "fp8-blocks": [-(-rows // 128), -(-cols // 128)], "fp8-modelopt": []}[form]
+    n = shape[0] * shape[-1] if len(shape) == 2 else 1
+    scales = [r.uniform(0.0001, 0.0005) for _ in range(n)]
+    data = b"".join(map(bf16_bytes, scales)) if form == "fp8-rows" else struct.pack(f"<{n}f", *scales)
+    codes = bytes(c if c & 127 != 127 else 0 for c in r.randbytes(rows * cols))
+    return {name: ("F8_E4M3", [rows, cols], codes), name + "_scale": ("BF16" if form == "fp8-rows" else "F32", shape, data)}
+
+
+def decode(t, name):
+    """(shape, values) of a packed matrix, by plain code."""
+    scale = t[name + "_scale"]
+    if name + "_global_scale" in t or name + "_scale_2" in t:
+        over = name + "_global_scale" in t
+        _, shape, codes = t[name + ("_packed" if over else "")]
+        factor = floats(t[name + ("_global_scale" if over else "_scale_2")][2])[0]
+        scales = [f32(E4M3[s] / factor if over else E4M3[s] * factor) for s in scale[2]]
+        nibbles = [c >> k & 15 for c in codes for k in (0, 4)]
+        return [shape[0], 2 * shape[1]], [f32((-1 if c & 8 else 1) * FP4[c & 7] * scales[i // 16]) for i, c in enumerate(nibbles)]
+    _, shape, codes = t[name]
+    wide = scale[2] if scale[0] == "F32" else b"".join(b"\0\0" + scale[2][i:i + 2] for i in range(0, len(scale[2]), 2))
+    scales, per_row = floats(wide), -(-shape[1] // 128)
+    def of(i):
+        if len(scale[1]) < 2:
+            return scales[0]
+        return scales[i // shape[1] if scale[1] == [shape[0], 1] else i // shape[1] // 128 * per_row + i % shape[1] // 128]
+    return shape, [f32(E4M3[c] * of(i)) for i, c in enumerate(codes)]
+
+
+def write(path, model, form):
+    """A copy of the model with matrices of its layers packed, and {name: (shape, values)} of these."""
+    shutil.copytree(model, path)
+    shutil.rmtree(os.path.join(path, "megatrain"), ignore_errors=True)
+    file, r, decoded = os.path.join(path, "model.safetensors"), random.Random(form), {}
+    t = read_safetensors(file)
+    for name in [n for n in t if n.endswith("_proj.weight")]:
+        (rows, cols), _ = t[name][1], t.pop(name)
+        t.update(fp4_tensors(r, name, rows, cols, "modelopt" in form) if "fp4" in form else fp8_tensors(r, name, rows, cols, form))
+        decoded[name] = decode(t, name)
+    write_safetensors(file, t)
+    with open(os.path.join(path, "config.json")) as f:
+        c = json.load(f)
+    with open(os.path.join(path, "config.json"), "w") as f:
+        json.dump({**c, "quantization_config": FORMS[form]}, f)
+    return decoded
+
+
+def write_plain(path, packed, decoded, dtype):
+    shutil.copytree(packed, path)
+    file = os.path.join(path, "model.safetensors")
+    t = {n: v for n, v in read_safetensors(file).items() if "_proj." not in n}
+    for name, (shape, values) in decoded.items():
+        t[name] = dtype, shape, b"".join(map(bf16_bytes, values)) if dtype == "BF16" else struct.pack(f"<{len(values)}f", *values)
+    write_safetensors(file, t)
+    with open(os.path.join(path, "config.json")) as f:
+        c = json.load(f)
+    del c["quantization_config"]
+    with open(os.path.join(path, "config.json"), "w") as f:
+        json.dump(c, f)
+    return path
+
+
+def run(tmp, name, model, data, *args, expect=0, **over):
+    out = os.path.join(tmp, name)
+    lora = {} if "model__freeze" in over else {"adapter__kind": "lora", "adapter__rank": 4}
+    keys = {"model__init": "weights", "train__steps": 3, "memory__nvme_paths": tmp, **lora, **over}
+    p = megatrain("run", write_ini(out + ".ini", base(model, data, out, **keys)), *args, env=POISON, expect=expect)
+    return out, p.stderr
+
+
+def check_fixture():
+    """What the programs themselves decode."""
+    t = read_safetensors(os.path.join(HERE, "released.safetensors"))
+    names = [n[:-len(".decoded")] for n in t if n.endswith(".decoded")]
+    assert len(names) == 3
+    for name in names:
+        _, values = decode(t, name + ".weight")
+        want = t[name + ".decoded"]
+        got = b"".join(map(bf16_bytes, values)) if want[0] == "BF16" else struct.pack(f"<{len(values)}f", *values)
+        assert got == want[2], name
+
+
+def check_kept(tmp, form, packed, data):
+    """Frozen, they are in exports as they came; ours names FP8's scales as transformers does."""
+    out, _ = run(tmp, "frozen", packed, data, model__freeze="*_proj.weight", checkpoint__frozen="copy")
+    megatrain("export", f"{out}/checkpoint-3", f"{out}-out")
+    want, got = (read_safetensors(f"{d}/model.safetensors") for d in (packed, f"{out}-out"))
+    renamed = form in ("fp8-tensor", "fp8-blocks", "fp8-modelopt")
+    for name, (dtype, shape, raw) in want.items():
+        if "_proj.weight" in name:
+            other = got[name.replace("weight_scale", "weight_scale_inv") if renamed else name]
+            assert (other[0], other[2]) == (dtype, raw), (name, other[:2])
+    with open(f"{out}-out/config.json") as f:
+        method = json.load(f)["quantization_config"]["quant_method"]
+    assert method == ("fp8" if renamed else FORMS[form]["quant_method"]), method
+    again, _ = run(tmp, "again", f"{out}-out", data)
+    first, _ = run(tmp, "first", f"{out}/checkpoint-3", data)
+    assert losses(again) == losses(first), "what was exported is another model"
+
+
+def check_refusals(tmp, form, packed, data):
+    """A byte that is no number, and a scale that is missing."""
+    path = os.path.join(tmp, "wrong")
+    t = read_safetensors(f"{packed}/model.safetensors")
+    name = next(n for n in t if n.endswith("up_proj.weight_scale"))
+    shutil.copytree(packed, path)
+    write_safetensors(f"{path}/model.safetensors", {n: v for n, v in t.items() if n != name})
+    assert "up_proj.weight" in run(tmp, "missing", path, data, expect=3)[1]
+    dtype, shape, raw = t[name]
+    nan = b"\x7f" if dtype == "F8_E4M3" else b"\xc0\x7f" if dtype == "BF16" else b"\0\0\xc0\x7f"
+    write_safetensors(f"{path}/model.safetensors", {**t, name: (dtype, shape, nan + raw[len(nan):])})
+    for home in "host", "files":
+        said = run(tmp, "nan-" + home, path, data, expect=3, memory__base=home)[1]
+        assert "up_proj" in said and "not finite" in said, said
+
+
+def check(tmp, form):
+    data = write_data(os.path.join(tmp, "train.jsonl"))
+    model = write_model(os.path.join(tmp, "made"), config(hidden_size=144, intermediate_size=272, num_hidden_layers=2))
+    packed = os.path.join(tmp, "packed")
+    decoded = write(packed, with_weights(tmp, model, data), form)
+    assert len(decoded) == 14
+    for dtype in ("f32",) if SLOW else ("f32", "bf16"):
+        plain = write_plain(os.path.join(tmp, "plain-" + dtype), packed, decoded, dtype.upper())
+        want, _ = run(tmp, "of-plain-" + dtype, plain, data, model__dtype=dtype)
+        for name, home in ("host", {}), ("files", {"memory__base": "files"}), ("drive", {"memory__base": "disk", "memory__unit": "half"}):
+            got, said = run(tmp, f"{name}-{dtype}", packed, data, model__dtype=dtype, **home)
+            assert losses(got) == losses(want), (form, dtype, name, losses(got), losses(want))
+            assert planes(f"{got}/checkpoint-3") == planes(f"{want}/checkpoint-3"), (form, dtype, name)
+    check_kept(tmp, form, packed, data)
+    check_refusals(tmp, form, packed, data)
+
+
+if __name__ == "__main__":
+    check_fixture()
+    for form in sys.argv[1:]:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as tmp:
+            check(tmp, form)
+    print("ok")
