@@ -32,7 +32,9 @@ BYTES = {
     "merge_adapter.magnitude": "e * a->of.rows", "merge_adapter.scale": "4 * a->of.rows",
     "merge_adapter.inverse": "4 * a->of.rows", "merge_adapter.of.out": "e * a->rows * a->cols",
     "decode.codes": "1", "decode.scales": "1", "decode.nested_scales": "1", "decode.nested_map": "1024",
-    "decode.nested_offset": "4", "decode.factor": "4", "cross_entropy.few": "4 * a->n * a->n_few",
+    "decode.nested_offset": "4", "decode.factor": "4", "carried.before": None, "carried.after": None,
+    "carried.past": None, "carried.place": None, # of generation, which is not judged
+    "cross_entropy.few": "4 * a->n * a->n_few",
     "cross_entropy.few_values": "4 * a->n * a->n_few", "cross_entropy.targets": "4 * a->n",
     "dora_scale.scale": "4 * a->n", "glu_bwd.gate_up": "2 * e * a->n * a->f", "glu_bwd.dout": "e * a->n * a->f",
     "glu_bwd.dgate_up": "2 * e * a->n * a->f", "glu.gate_up": "2 * e * a->n * a->f",
