@@ -34,7 +34,7 @@ struct mt_op_sizes {
     uint64_t of[MT_N_SIZES];
 };
 
-enum { MT_OP_VARIANTS = 7, MT_OP_FLAGS = 4 };
+enum { MT_OP_VARIANTS = 8, MT_OP_FLAGS = 4 };
 
 struct mt_op {
     /** The name of each variant in machine profiles: [a-z0-9_]+, at most 31 characters, never changed. NULL: end. */
