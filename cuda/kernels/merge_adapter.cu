@@ -3,8 +3,8 @@
  * W = Q(g (W + s B A)) in place. A warp takes 64 columns of eight rows, which are whole blocks of every format but FP8,
  * so that an element of A that was read serves them all; a block of FP8 takes the eight warps of a block of threads,
  * four times over. Sums are products in the order of the rank, each rounded, so that the host gives the same bits
- * (device/merge_job.h); they wait in shared memory, each lane's own, for Q, which is too long to be unrolled. NF4 whose
- * blocks are not whole in rows is read as one row, element by element. Operations an element: 2 r (FP8 with new
+ * (device/merge_job.h); they wait in shared memory, each lane's own, for Q, which is too long to be unrolled. A matrix
+ * whose blocks are not whole in rows is read as one row, element by element. Operations an element: 2 r (FP8 with new
  * scales: 4 r), and some 20 of Q; bytes: 2 s.
  */
 #include "packed.cuh"
@@ -246,8 +246,9 @@ template <typename T> static cudaError_t run(const struct mt_merge_adapter *a, c
         if (e != cudaSuccess)
             return e;
     }
-    return a->of.format == MT_PACKED_NF4 && a->of.cols % MT_NF4_BLOCK ? launch<T, true>(a, stream)
-                                                                      : launch<T, false>(a, stream);
+    const struct mt_packed_format *f = &mt_packed_formats[a->of.format];
+    bool whole = f->by_rows || !f->block || a->of.cols % f->block == 0;
+    return whole ? launch<T, false>(a, stream) : launch<T, true>(a, stream);
 }
 
 cudaError_t mt_cuda_merge_adapter(const struct mt_merge_adapter *a, cudaStream_t stream)

@@ -205,6 +205,7 @@ static void merge_adapter(struct harness *h)
     merge_case(h, MT_PACKED_NF4, 5, 67, false, false); /* blocks across rows, and a part of one */
     merge_case(h, MT_PACKED_NF4, 300, 67, true, true);
     merge_case(h, MT_PACKED_NONE, 3, 5, false, true);
+    merge_case(h, MT_PACKED_MXFP4, 16, 6, true, false);
     merge_case(h, MT_PACKED_FP8, 3, 5, true, false);
     for (size_t i = 0; i < MT_ARRAY_LEN(fp8_scales); i++) {
         scaled_case(h, MT_PACKED_FP8, fp8_scales[i], 129, 128, false, true);

@@ -8,7 +8,7 @@ static const char *check_merge_adapter(const struct mt_merge_adapter *a)
     MT_OP_NEED(d->format < MT_N_PACKED && d->rows && a->r && a->a && a->b && d->out);
     MT_OP_NEED(!d->format || a->rescale || d->scales);
     const struct mt_packed_format *f = &mt_packed_formats[d->format];
-    MT_OP_NEED(!d->format || f->by_rows || f->may_end || d->cols % f->block == 0);
+    MT_OP_NEED(!d->format || f->by_rows || f->may_end || d->rows * d->cols % f->block == 0);
     MT_OP_NEED(!a->rescale || (d->format && d->format != MT_PACKED_FP8T && d->format != MT_PACKED_FP8R));
     MT_OP_NEED(d->format != MT_PACKED_NVFP4 || d->factor);
     MT_OP_NEED(!a->magnitude == !a->scale && !a->magnitude == !a->inverse);
@@ -28,7 +28,7 @@ static void fill_merge_adapter(mt_example *x, const struct mt_metered *shape, st
     size_t rows = (size_t)shape->dim[0], cols = (size_t)shape->dim[1], r = (size_t)shape->dim[2];
     struct mt_decode d = {.rows = rows, .dtype = shape->dtype, .format = shape->variant};
     const struct mt_packed_format *f = &mt_packed_formats[d.format];
-    d.cols = d.format && !f->by_rows && !f->may_end ? mt_align_up(cols, f->block) : cols;
+    d.cols = cols;
     d.scale = f->scale;
     struct mt_merge_adapter a = {.of = d, .r = r, .s = 1};
     a.of.out = mt_example_update(x, d.dtype, rows * d.cols);
