@@ -268,6 +268,56 @@ static void steps_of_another_size_repeat_no_row_and_leave_none_out(void **state)
     finish(&f);
 }
 
+/* A row cut in chunks: end to end they are the row, with its documents, positions and targets. */
+static void chunks_of_a_row_are_the_row(void **state)
+{
+    (void)state;
+    enum { LEN = 128, CHUNKS = 16 };
+    struct fixture f;
+    make(&f, 300, LEN, 30);
+    for (int packing = 0; packing < 2; packing++) {
+        mt_sampler *whole = sampler(&f, LEN, 3, 1, packing, true), *cut = NULL;
+        struct mt_sampler_params p = {f.d, NULL, LEN, 3, 1, packing, true, 42, .chunks = CHUNKS};
+        assert_int_equal(mt_sampler_create(&cut, &p, NULL), 0);
+        struct mt_step_data a, b;
+        assert_int_equal(mt_step_data_init(&a, whole, NULL) | mt_step_data_init(&b, cut, NULL), 0);
+        for (uint64_t step = 0; step < mt_sampler_steps_per_epoch(whole); step++) {
+            assert_int_equal(mt_sampler_fill(whole, step, &a, NULL) | mt_sampler_fill(cut, step, &b, NULL), 0);
+            assert_int_equal(b.n, CHUNKS * a.n);
+            assert_int_equal(b.n_loss, a.n_loss);
+            for (size_t i = 0; i < b.n; i++) {
+                const struct mt_batch *row = &a.micro[i / CHUNKS], *c = &b.micro[i];
+                size_t doc = 0, loss = 0;
+                assert_in_range(c->n_tokens, 1, LEN / CHUNKS);
+                if (row->n_tokens < CHUNKS) /* its last document is longer, by tokens without targets */
+                    continue;
+                assert_int_equal(c->row_before, row->n_tokens * (i % CHUNKS) / CHUNKS);
+                assert_memory_equal(c->ids, row->ids + c->row_before, c->n_tokens * sizeof(*c->ids));
+                assert_memory_equal(c->positions, row->positions + c->row_before, c->n_tokens * sizeof(*c->ids));
+                while ((size_t)row->cu_seqlens[doc + 1] <= c->row_before)
+                    doc++;
+                assert_int_equal(c->doc_before, c->positions[0]);
+                assert_int_equal(c->max_doc_len > c->doc_before, true);
+                for (size_t d = 0; d < c->n_docs; d++)
+                    assert_int_equal(c->sample[d], row->sample[doc + d]);
+                assert_int_equal((size_t)row->cu_seqlens[doc + c->n_docs],
+                                 c->row_before + c->n_tokens + c->doc_after);
+                while (loss < row->n_loss && (size_t)row->loss_rows[loss] < c->row_before)
+                    loss++;
+                for (size_t k = 0; k < c->n_loss; k++, loss++) {
+                    assert_int_equal(c->loss_rows[k] + (int32_t)c->row_before, row->loss_rows[loss]);
+                    assert_int_equal(c->targets[k], row->targets[loss]);
+                }
+            }
+        }
+        mt_step_data_finish(&a);
+        mt_step_data_finish(&b);
+        mt_sampler_destroy(&whole);
+        mt_sampler_destroy(&cut);
+    }
+    finish(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -275,6 +325,7 @@ int main(void)
         cmocka_unit_test(every_sample_comes_once_an_epoch),
         cmocka_unit_test(a_step_depends_on_its_number_alone),
         cmocka_unit_test(steps_of_another_size_repeat_no_row_and_leave_none_out),
+        cmocka_unit_test(chunks_of_a_row_are_the_row),
         cmocka_unit_test(the_loader_gives_what_the_sampler_does),
         cmocka_unit_test(targets_are_shifted_within_a_document),
         cmocka_unit_test(the_held_out_share_is_stable),
