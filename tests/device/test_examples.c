@@ -122,6 +122,15 @@ static void a_wide_group_has_an_example(struct harness *h)
     }
 }
 
+static void a_document_that_goes_on_has_an_example(struct harness *h)
+{
+    const enum mt_dev_op ops[] = {MT_DEV_ATTENTION, MT_DEV_ATTENTION_BWD};
+    for (size_t i = 0; i < MT_ARRAY_LEN(ops); i++) {
+        struct mt_metered m = {.op = ops[i], .dtype = h->dtype, .n_dims = 6, .dim = {2, 2 * 50 + 2 + 1, 4, 2, 64, 64}};
+        run_example(h, &m);
+    }
+}
+
 static void every_operation_refuses_null(struct harness *h)
 {
     for (int i = 0; i < MT_N_DEV_OPS; i++) {
@@ -136,6 +145,7 @@ static void every_operation_refuses_null(struct harness *h)
 const struct device_test example_tests[] = {
     {"every_operation_keeps_to_its_buffers", every_operation_keeps_to_its_buffers},
     {"a_wide_group_has_an_example", a_wide_group_has_an_example},
+    {"a_document_that_goes_on_has_an_example", a_document_that_goes_on_has_an_example},
     {"every_operation_refuses_null", every_operation_refuses_null},
     {NULL, NULL},
 };

@@ -108,8 +108,10 @@ static void cost_attention(const struct mt_attention *a, struct mt_metered *out)
 static void cost_attention_bwd(const struct mt_attention_bwd *a, struct mt_metered *out)
 {
     count(&a->fwd, true, out);
-    if (a->dk_sum.p)
-        count_tiles(&a->fwd, true, out);
+    if (!a->dk_sum.p)
+        return;
+    count_tiles(&a->fwd, true, out);
+    out->bytes += 2 * mt_op_bytes(a->fwd.past + a->fwd.n, a->fwd.q.dim + a->fwd.v.dim, MT_F32) * (double)a->fwd.k.n;
 }
 
 static void cost_attention_cached(const struct mt_attention_cached *c, struct mt_metered *out)
@@ -144,15 +146,18 @@ static void split(const char *packed, const struct mt_metered *shape, struct mt_
 
 static size_t packed_elements(const struct mt_attention *a)
 {
-    return a->n * a->q.ld;
+    return (a->past + a->n) * a->q.ld;
 }
 
-/* Arguments whose q, k, v and results have shapes and no memory. */
+/* Arguments whose q, k, v and results have shapes and no memory. Of a length beyond all rows it is a document that goes
+ * on. */
 static struct mt_attention documents(mt_example *x, const struct mt_metered *shape)
 {
     size_t n = (size_t)shape->dim[0], len = MT_MIN(MT_MAX((size_t)shape->dim[1], (size_t)2) - 1, n);
     size_t docs = mt_div_up(n, len);
-    struct mt_attention a = {.n = n, .n_docs = docs, .max_len = len, .dtype = shape->dtype, .scale = 0.125f};
+    size_t past = (size_t)shape->dim[1] > n + 1 ? ((size_t)shape->dim[1] - n - 1) / 2 : 0;
+    struct mt_attention a = {.n = n, .past = past, .n_docs = docs, .max_len = len + past, .dtype = shape->dtype,
+                             .scale = 0.125f};
     struct mt_heads part[3];
     int32_t *cu = mt_example_host_ints(x, docs + 1, len, 0);
     if (cu)
@@ -173,6 +178,7 @@ static void set_qkv(struct mt_attention *a, const struct mt_metered *shape, cons
     struct mt_heads part[3];
     split(packed, shape, part);
     a->q = part[0];
+    a->q.p = packed ? (char *)a->q.p + a->past * a->q.ld * mt_dtype_size(a->dtype) : NULL;
     a->k = part[1];
     a->v = part[2];
 }
@@ -220,10 +226,15 @@ static void fill_attention_bwd(mt_example *x, const struct mt_metered *shape, st
     a->lse = mt_example_read(x, MT_F32, a->n * a->q.n);
     b->d_o = a->o;
     b->d_o.p = mt_example_fresh(x, a->dtype, a->n * a->o.ld);
-    split(mt_example_write(x, a->dtype, packed_elements(a)), shape, part);
+    split(mt_example_write(x, a->dtype, a->n * a->q.ld), shape, part);
     b->dq = part[0];
     b->dk = part[1];
     b->dv = part[2];
+    if (!a->past)
+        return;
+    size_t d = a->k.n * a->k.dim, d_v = a->v.n * a->v.dim, rows = a->past + a->n;
+    b->dk_sum = mt_heads(mt_example_update(x, MT_F32, rows * d), d, a->k.n, a->k.dim);
+    b->dv_sum = mt_heads(mt_example_update(x, MT_F32, rows * d_v), d_v, a->v.n, a->v.dim);
 }
 
 MT_OP_ROW(attention, n, .bound = MT_BOUND_ATTENTION,
