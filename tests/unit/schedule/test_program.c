@@ -447,7 +447,6 @@ static void caches_come_and_go_or_stay(void **state)
             s->weights_stay = stay & 4 && (u != 2 || stay & 8);
             s->cache_bytes = u && u < 5 ? 300 + 100 * (u & 1) : 0;
             s->cache_stays = stay & 2 && u != 3;
-            s->cache_turns = u & 1;
             weights += s->weights_stay;
             caches += s->cache_bytes && s->cache_stays;
         }
