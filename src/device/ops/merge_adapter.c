@@ -28,7 +28,8 @@ static void fill_merge_adapter(mt_example *x, const struct mt_metered *shape, st
     size_t rows = (size_t)shape->dim[0], cols = (size_t)shape->dim[1], r = (size_t)shape->dim[2];
     struct mt_decode d = {.rows = rows, .dtype = shape->dtype, .format = shape->variant};
     const struct mt_packed_format *f = &mt_packed_formats[d.format];
-    d.cols = cols;
+    bool odd = d.format && !f->by_rows && !f->may_end && rows * cols % f->block;
+    d.cols = odd ? mt_align_up(cols, f->block) : cols;
     d.scale = f->scale;
     struct mt_merge_adapter a = {.of = d, .r = r, .s = 1};
     a.of.out = mt_example_update(x, d.dtype, rows * d.cols);
