@@ -14,6 +14,7 @@ MT_DEVICE void carry(const struct mt_delta_rule &a, const struct mt_delta_kept &
     const struct mt_carried &c = a.carried;
     int dk = static_cast<int>(a.k.dim), dv = static_cast<int>(a.v.dim), one = dk * dv;
     w.old = 0;
+    w.at = kept;
     if (!c.after || (!leave && !c.past[doc]))
         return;
     size_t place = static_cast<size_t>(c.place[doc]) * c.ld_bytes, at = own.first * static_cast<size_t>(one);
@@ -22,7 +23,6 @@ MT_DEVICE void carry(const struct mt_delta_rule &a, const struct mt_delta_kept &
     if (!leave) {
         w.old = c.past[doc] % C;
         w.kept = static_cast<const char *>(c.before) + place;
-        w.at = kept;
     }
     MT_UNROLL(1)
     for (int i = static_cast<int>(threadIdx.x); i < own.n * one; i += THREADS) {
