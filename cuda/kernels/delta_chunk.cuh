@@ -68,7 +68,13 @@ MT_DEVICE work work_of(float *at, int wk, int wv, int heads)
     w.ds = at;
     w.old = 0;
     w.kept = nullptr;
+    w.at = {};
     return w;
+}
+
+MT_DEVICE const char *kept_at(const work &w, size_t at)
+{
+    return w.kept ? w.kept + at : nullptr;
 }
 
 /** The value heads [first, first + n) of a document's job, which share a key head. */
@@ -237,7 +243,7 @@ MT_DEVICE void load_keys(const work &w, rows &r, const struct mt_delta_rule &a, 
 {
     int m = products_of(a, n);
     load_rows<T>(w.q, w.wk, a.q, row, head, n, m, w.old);
-    load_rows<T>(w.k, w.wk, a.k, row, head, n, m, w.old, w.kept + w.at.k);
+    load_rows<T>(w.k, w.wk, a.k, row, head, n, m, w.old, kept_at(w, w.at.k));
     if (a.plain) {
         scale_all(w.q, a.scale, m * w.wk);
         multiply<false>({m, m, w.wk, w.q, w.wk, 1, w.k, 1, w.wk, w.qk, C, 1, nullptr, 0, 0});
@@ -255,8 +261,8 @@ MT_DEVICE void decays(const work &w, rows &r, const struct mt_delta_rule &a, siz
     int i = static_cast<int>(threadIdx.x);
     if (i < C) {
         bool old = i < w.old;
-        const float *g = old ? reinterpret_cast<const float *>(w.kept + w.at.g) : a.g + row * a.v.n;
-        const float *beta = old ? reinterpret_cast<const float *>(w.kept + w.at.beta) : a.beta + row * a.v.n;
+        const float *g = old ? reinterpret_cast<const float *>(kept_at(w, w.at.g)) : a.g + row * a.v.n;
+        const float *beta = old ? reinterpret_cast<const float *>(kept_at(w, w.at.beta)) : a.beta + row * a.v.n;
         size_t at = static_cast<size_t>(old ? i : i - w.old) * a.v.n + head;
         r.part[i] = i < n ? static_cast<double>(g[at]) : 0.0;
         r.beta[i] = i < n ? beta[at] : 0.0f;
@@ -295,7 +301,7 @@ MT_DEVICE void solve(const work &w, rows &r, const struct mt_delta_rule &a, size
                      size_t head, int n, const float *s)
 {
     int m = products_of(a, n);
-    load_rows<T>(w.v, w.wv, a.v, row, head, n, m, w.old, w.kept + w.at.v);
+    load_rows<T>(w.v, w.wv, a.v, row, head, n, m, w.old, kept_at(w, w.at.v));
     decays(w, r, a, row, head, n);
     if (a.plain) {
         scale_rows(w.vn, w.v, r.beta, w.wv, m);

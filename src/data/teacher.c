@@ -206,8 +206,8 @@ int mt_teacher_close(mt_teacher_out **teacher, bool complete, struct mt_err *err
         close(t->fd);
     free(t->entry);
     *teacher = NULL;
-    return rc;
     free(t);
+    return rc;
 }
 
 /* What the header promises is checked against the file before it is believed. */

@@ -186,9 +186,9 @@ int mt_packer_finish(struct mt_packer **packer, int rc, struct mt_err *err)
     free(p->codes);
     free(p->back);
     free(p->scales);
+    free(p);
     *packer = NULL;
     return rc;
-    free(p);
 }
 
 const char *mt_packing_cost_format(const struct mt_packing_cost *c, char *buf, size_t len)
