@@ -124,3 +124,15 @@ const char *mt_choice_name(char buf[MT_CHOICE_NAME], const char *choices, int i)
     snprintf(buf, MT_CHOICE_NAME, "%.*s", (int)strcspn(choices, "|"), choices);
     return buf;
 }
+
+int mt_choice_find(const char *choices, const char *name)
+{
+    size_t n = strlen(name);
+    for (int i = 0; choices && *choices; i++) {
+        size_t len = strcspn(choices, "|");
+        if (len == n && !memcmp(choices, name, n))
+            return i;
+        choices += len + (choices[len] == '|');
+    }
+    return -1;
+}

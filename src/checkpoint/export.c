@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/units.h"
 #include "checkpoint/card.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/export_notes.h"
@@ -326,14 +327,8 @@ static int open_packed(struct exporter *x, const struct mt_export *e, struct mt_
 static int choice_of(const struct mt_train_state *s, const char *section, const char *key, const char *choices)
 {
     char value[32];
-    size_t n = strlen(mt_train_state_value(s, section, key, value, sizeof(value)));
-    for (int i = 0; n && *choices; i++) {
-        size_t len = strcspn(choices, "|");
-        if (len == n && !memcmp(choices, value, n))
-            return i;
-        choices += len + (choices[len] == '|');
-    }
-    return 0;
+    int i = mt_choice_find(choices, mt_train_state_value(s, section, key, value, sizeof(value)));
+    return MT_MAX(i, 0);
 }
 
 /* Adapters of a run that was aware of the merge: the matrices that its last step had, in their format. */

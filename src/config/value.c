@@ -83,26 +83,11 @@ static int no_memory(char *buf, size_t len)
     return -ENOMEM;
 }
 
-static bool in_list(const char *list, const char *word, int *index)
-{
-    size_t n = strlen(word);
-    for (int i = 0; list && *list; i++) {
-        const char *bar = strchrnul(list, '|');
-        if ((size_t)(bar - list) == n && !strncmp(list, word, n)) {
-            *index = i;
-            return true;
-        }
-        list = *bar ? bar + 1 : bar;
-    }
-    return false;
-}
-
 static int parse_bool(const char *text, bool *out, char *buf, size_t len)
 {
-    int i;
-    if (in_list("true|yes|on|1", text, &i))
+    if (mt_choice_find("true|yes|on|1", text) >= 0)
         *out = true;
-    else if (in_list("false|no|off|0", text, &i))
+    else if (mt_choice_find("false|no|off|0", text) >= 0)
         *out = false;
     else
         return fail(buf, len, "must be on or off");
@@ -158,8 +143,11 @@ static int parse_list(const char *text, struct mt_cfg_list *out, char *buf, size
 
 static int parse_choice(const struct mt_key *key, const char *text, int *out, char *buf, size_t len)
 {
-    if (in_list(key->choices, text, out))
+    int i = mt_choice_find(key->choices, text);
+    if (i >= 0) {
+        *out = i;
         return 0;
+    }
     const char *here = mt_value_synonym(key->name, text);
     return fail(buf, len, "must be one of %s%s%s", key->choices, here ? "; what others call so is " : "", here ? here : "");
 }
@@ -279,7 +267,6 @@ bool mt_key_holds_path(const struct mt_key *key)
 bool mt_key_is_path(const struct mt_key *key, const char *value, const char *path)
 {
     struct stat st;
-    int unused;
     int64_t count;
     double share;
     bool exists = !stat(path, &st);
@@ -289,7 +276,7 @@ bool mt_key_is_path(const struct mt_key *key, const char *value, const char *pat
         return exists && strcmp(value, key->def) != 0;
     if (key->type != MT_KEY_NAME_OR_FILE)
         return true;
-    bool name = in_list(key->choices, value, &unused) || mt_parse_count(value, &count) ||
+    bool name = mt_choice_find(key->choices, value) >= 0 || mt_parse_count(value, &count) ||
                 mt_parse_percent(value, &share);
     return exists && !name && S_ISREG(st.st_mode);
 }
@@ -328,7 +315,7 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
     if (mt_key_holds_path(key) && is_of_home(text))
         return fail(buf, len, ONLY_SHELLS, text + 1);
     if (key->unsupported && *text &&
-        (!strcmp(key->unsupported, "*") || in_list(key->unsupported, text, &unused)))
+        (!strcmp(key->unsupported, "*") || mt_choice_find(key->unsupported, text) >= 0))
         return fail(buf, len, "\"%s\" is not supported%s%s", text, key->instead ? ": " : " yet",
                     key->instead ? key->instead : "");
     switch (key->type) {
