@@ -87,6 +87,19 @@ uint8_t mt_pack_e4m3_byte(enum mt_scale type, float factor, float scale)
     return byte ? byte : 1;
 }
 
+void mt_pack_scales(enum mt_scale type, float factor, const float *scales, size_t n, void *out)
+{
+    for (size_t i = 0; i < n; i++) /* never wider than what is read */
+        if (type == MT_SCALE_E8M0)
+            ((uint8_t *)out)[i] = mt_f32_to_e8m0(scales[i]);
+        else if (type == MT_SCALE_BF16)
+            ((uint16_t *)out)[i] = mt_f32_to_bf16(scales[i]);
+        else if (mt_packed_factor_name(type))
+            ((uint8_t *)out)[i] = mt_pack_e4m3_byte(type, factor, scales[i]);
+        else
+            ((float *)out)[i] = scales[i];
+}
+
 void mt_pack_codes(enum mt_packed f, const float *w, size_t n, float scale, uint8_t *code)
 {
     float bound[15], least = f == MT_PACKED_NF4 ? 1e-38f : 0x1p-127f;

@@ -25,6 +25,9 @@ float mt_pack_scale(enum mt_packed f, const float *w, size_t n);
 float mt_pack_e4m3_scale(enum mt_scale type, float factor, const float *w, size_t n);
 /** The byte of a scale of that type which mt_pack_e4m3_scale() made. */
 uint8_t mt_pack_e4m3_byte(enum mt_scale type, float factor, float scale);
+/** n scales, which mt_pack_job() or these made, as their type has them; NF4's nested ones: mt_pack_nest(). In place, or to
+ * an array of its own. */
+void mt_pack_scales(enum mt_scale type, float factor, const float *scales, size_t n, void *out);
 /** Codes of n weights of a block with that scale, a byte each: the nearest value there is. */
 void mt_pack_codes(enum mt_packed f, const float *w, size_t n, float scale, uint8_t *code);
 

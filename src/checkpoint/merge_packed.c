@@ -130,13 +130,7 @@ static int write_packed(struct merging *m, struct mt_err *err)
                              mt_packed_code_bytes(t->packed, m->a.of.rows, m->a.of.cols), m->codes, err);
     if (rc || !m->a.rescale)
         return rc;
-    for (size_t i = 0; i < n; i++) /* in place, narrower */
-        if (t->scale == MT_SCALE_E8M0)
-            ((uint8_t *)m->scales)[i] = mt_f32_to_e8m0(m->scales[i]);
-        else if (t->scale == MT_SCALE_BF16)
-            ((uint16_t *)(void *)m->scales)[i] = mt_f32_to_bf16(m->scales[i]);
-        else if (mt_packed_factor_name(t->scale))
-            ((uint8_t *)m->scales)[i] = mt_pack_e4m3_byte(t->scale, m->from.factor, m->scales[i]);
+    mt_pack_scales(t->scale, m->from.factor, m->scales, n, m->scales);
     return mt_planes_write(m->planes, t->unit, MT_PLANE_PACKED, t->aux, n * size, m->scales, err);
 }
 

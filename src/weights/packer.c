@@ -170,12 +170,9 @@ static int write_scales(struct mt_packer *p, struct mt_err *err)
     size_t n = mt_packed_n_scales(f, p->rows, p->cols);
     if (f == MT_PACKED_NF4)
         return write_nf4(p, n, err);
-    if (f == MT_PACKED_FP8)
-        return write_plane(p->planes, p->t, place_of(p, "_scale_inv"), n * sizeof(float), p->scales, err);
-    uint8_t *bytes = (uint8_t *)p->scales;
-    for (size_t i = 0; i < n; i++)
-        bytes[i] = mt_f32_to_e8m0(p->scales[i]);
-    return write_plane(p->planes, p->t, place_of(p, "_scales"), n, bytes, err);
+    mt_pack_scales(p->t->scale, 1, p->scales, n, p->scales);
+    return write_plane(p->planes, p->t, place_of(p, mt_packed_formats[f].scales_name), n * mt_scale_size(p->t->scale),
+                       p->scales, err);
 }
 
 int mt_packer_finish(struct mt_packer **packer, int rc, struct mt_err *err)
