@@ -60,8 +60,9 @@ struct mt_engine_plan {
     size_t staging_bytes;             /* host memory: inputs and statistics */
     size_t h2d_bytes, d2h_bytes;      /* over the link in a full step, at most: of a packed gradient all rows count */
     enum mt_activations activations;  /* as chosen */
-    size_t n_stay, n_caches_stay;     /* where tokens are drawn: units whose weights, and whose cache, keep their
-    buffers */ mt_plane_bits *on_disk;           /* [n_units] planes on the disk; owned by the plan */
+    size_t n_stay, n_caches_stay;     /* where tokens are drawn: units whose weights, and whose cache, keep
+                                         their buffers */
+    mt_plane_bits *on_disk;           /* [n_units] planes on the disk; owned by the plan */
     struct mt_unit_planes *planes; /* [n_units] */
     bool uses_disk;
     bool loads_table;                 /* the embedding's, though its rows were to be gathered */
