@@ -219,8 +219,8 @@ static void draw_rows(void *ctx, size_t mb, size_t first, size_t n, float *logit
     const struct drawing_job j = {x->row + (x->cache->slots ? 0 : mb) + first, logits, ids};
     x->drawing = &j;
     mt_pool_run(x->pool, draw_row, x, n);
-    for (size_t i = n; i-- > 0;)
-        if (!isfinite(logits[i * x->draw->vocab + (size_t)ids[i]]))
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(logits[i * x->draw->vocab + (size_t)ids[i]]) && !x->bad)
             x->bad = j.text[i];
 }
 
@@ -327,7 +327,7 @@ static int begin(struct generator *x, struct mt_err *err)
                                x->text[i].prompt[k], i, (long long)x->s->setup->in->hf.vocab);
     int threads = (int)x->s->setup->choice.placement.threads;
     int rc = mt_pool_create(&x->pool, &(struct mt_pool_params){.name = "mt-draw", .n_threads = threads}, err);
-    x->draw = mt_calloc((size_t)threads, sizeof(*x->draw));
+    x->draw = rc ? NULL : mt_calloc((size_t)threads, sizeof(*x->draw));
     if (!rc && !x->draw)
         rc = mt_fail_nomem(err, "drawing tokens", (size_t)threads * sizeof(*x->draw));
     for (int i = 0; i < threads && !rc; i++)
