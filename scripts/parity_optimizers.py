@@ -12,7 +12,6 @@ import os
 import sys
 from unittest.mock import MagicMock
 
-import numpy
 import torch
 import transformers
 from lion_pytorch import Lion
@@ -28,6 +27,7 @@ import galore_torch
 import galore_torch.galore_projector
 
 from parity import ROWS, STEPS, release_state, train_torch
+from philox import drawn_signs
 import sums  # of tests/parity
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "parity")
@@ -120,26 +120,10 @@ def muon(groups):
     return OfFiles(groups, lambda g: MuonOrAdamW(g, rest))
 
 
-def philox(seed, stream, n):
-    """The words of blocks [0, n) of Philox4x32-10 (Salmon et al. 2011)."""
-    c = [numpy.arange(n, dtype=numpy.uint64), numpy.zeros(n, numpy.uint64),
-         numpy.full(n, stream & 0xffffffff, numpy.uint64), numpy.full(n, stream >> 32, numpy.uint64)]
-    k, low = [seed & 0xffffffff, seed >> 32], numpy.uint64(0xffffffff)
-    for _ in range(10):
-        p0, p1 = c[0] * numpy.uint64(0xD2511F53), c[2] * numpy.uint64(0xCD9E8D57)
-        c = [(p1 >> numpy.uint64(32)) ^ c[1] ^ numpy.uint64(k[0]), p1 & low, (p0 >> numpy.uint64(32)) ^ c[3] ^ numpy.uint64(k[1]),
-             p0 & low]
-        k = [(k[0] + 0x9E3779B9) & 0xffffffff, (k[1] + 0xBB67AE85) & 0xffffffff]
-    return numpy.stack(c, 1).reshape(-1)
-
-
 def signs(shape, seed, **_):
     """In place of apollo_torch's normal numbers: `seed` is (number of the tensor, how often it was drawn before)."""
     number, drawn = seed
-    n = math.prod(shape)
-    words = philox(SEED, 0xA7 << 56 | drawn << 24 | number, (n + 127) // 128)
-    bits = numpy.unpackbits(words.astype("<u4").view(numpy.uint8), bitorder="little")[:n]
-    return torch.from_numpy(1.0 - 2.0 * bits).reshape(shape)
+    return drawn_signs(SEED, math.prod(shape), number, drawn).reshape(shape)
 
 
 def of_layers(params, rest):

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy, kl_div, logsigmoid
 
 from parity import make_model, save_model
 from parity_families import NESTED, VOCAB, linear
+from philox import drawn_signs
 from tiny import base, megatrain, write_data, write_ini
 
 #: whose parameters in transformers are the tensors of the files, rows in their order
@@ -227,13 +228,20 @@ def moments(g, state, t, betas, kept=lambda x, which: x):
     return m, v
 
 
-class States(Way):
-    """Moments in bf16, or in blocks of 8 bits, as scripts/optimizer_fixtures.py has them."""
-    name = "states"
+class OwnWay(Way):
+    """By an optimizer that is written here, for models whose parameters are tensors of the files."""
 
     @staticmethod
     def fits(c):
         return c.family in PLAIN and c.name not in NESTED
+
+    def optimizer(self, groups, betas, eps):
+        return OwnOptimizer(groups, self, betas, eps)
+
+
+class States(OwnWay):
+    """Moments in bf16, or in blocks of 8 bits, as scripts/optimizer_fixtures.py has them."""
+    name = "states"
 
     def draw(self, r, c):
         self.dtype = r.choice(["bf16", "8bit"])
@@ -260,34 +268,10 @@ class States(Way):
         m, v = moments(g, state, t, betas, *([] if vector else [lean]))
         return m / (1 - betas[0] ** t) / (v.sqrt() / (1 - betas[1] ** t) ** 0.5 + eps)
 
-    def optimizer(self, groups, betas, eps):
-        return OwnOptimizer(groups, self, betas, eps)
 
-
-def philox(seed, stream, n):
-    """The words of blocks [0, n) of Philox4x32-10 (Salmon et al. 2011)."""
-    c = [numpy.arange(n, dtype=numpy.uint64), numpy.zeros(n, numpy.uint64),
-         numpy.full(n, stream & 0xffffffff, numpy.uint64), numpy.full(n, stream >> 32, numpy.uint64)]
-    k, low = [seed & 0xffffffff, seed >> 32], numpy.uint64(0xffffffff)
-    for _ in range(10):
-        p0, p1 = c[0] * numpy.uint64(0xD2511F53), c[2] * numpy.uint64(0xCD9E8D57)
-        c = [(p1 >> numpy.uint64(32)) ^ c[1] ^ numpy.uint64(k[0]), p1 & low, (p0 >> numpy.uint64(32)) ^ c[3] ^ numpy.uint64(k[1]), p0 & low]
-        k = [(k[0] + 0x9E3779B9) & 0xffffffff, (k[1] + 0xBB67AE85) & 0xffffffff]
-    return numpy.stack(c, 1).reshape(-1)
-
-
-def signs(n, number, drawn):
-    words = philox(42, 0xA7 << 56 | drawn << 24 | number, (n + 127) // 128)
-    return torch.from_numpy(1.0 - 2.0 * numpy.unpackbits(words.astype("<u4").view(numpy.uint8), bitorder="little")[:n])
-
-
-class Apollo(Way):
+class Apollo(OwnWay):
     """mt_apollo (src/device/ops_direct.h), written again from its paper; AdamW for all but the matrices of layers."""
     name = "apollo"
-
-    @staticmethod
-    def fits(c):
-        return c.family in PLAIN and c.name not in NESTED
 
     def draw(self, r, c):
         self.rank, self.gap, self.whole, self.scale = r.choice([2, 4]), r.choice([2, 10]), r.choice([0, 1]), r.choice([1, 16])
@@ -308,7 +292,7 @@ class Apollo(Way):
     def project(self, g, number, drawn):
         tall, small = g.shape[0] >= g.shape[1], min(g.shape)
         rank = min(self.rank, small)
-        s = signs(small * rank, number, drawn).to(g.dtype) / rank ** 0.5
+        s = drawn_signs(42, small * rank, number, drawn).to(g.dtype) / rank ** 0.5
         return g @ s.reshape(rank, small).T if tall else g.T @ s.reshape(small, rank)
 
     def number(self, g, first):
@@ -316,9 +300,6 @@ class Apollo(Way):
         of = [(self.project(g, n, 0) - first.reshape(max(g.shape), -1)).norm().item() for n in range(200)]
         assert min(of) < 1e-3 * first.norm(), "no number explains it"
         return of.index(min(of))
-
-    def optimizer(self, groups, betas, eps):
-        return OwnOptimizer(groups, self, betas, eps)
 
     def direction(self, p, g, state, t, betas, eps):
         step = (1 - betas[1] ** t) ** 0.5 / (1 - betas[0] ** t)
