@@ -478,8 +478,8 @@ void mt_inputs_say_rate(const struct mt_inputs *in)
         mt_info("train.learning_rate is %g: auto, since the run trains %s", in->cfg->train.learning_rate, in->auto_rate);
 }
 
-/* PASS: tokens enough for products to be fast, few beside the weights. PIECE: of a prompt at once, where layers with a
- * window have room for it and the window for each text. */
+/* PASS: tokens of a pass, enough for fast products, few beside the weights. PIECE: tokens of a prompt that a pass takes
+ * where layers have a window: each text's cache there has room for the window and one piece. */
 struct mt_cache_shape mt_inputs_cache(size_t *draws, const struct mt_layout *l, size_t max_len, size_t n_texts,
                                       size_t most_tokens)
 {
