@@ -3,9 +3,11 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/cgroup.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "hw/hw.h"
 #include "hw/homes.h"
@@ -40,27 +42,23 @@ bool mt_hw_affinity(cpu_set_t *out)
     return set != NULL;
 }
 
-static int collect(hwloc_topology_t topo, int **cpus, int *n, struct mt_err *err)
+static int collect(hwloc_topology_t topo, const cpu_set_t *allowed, int **cpus, int *n, struct mt_err *err)
 {
     struct mt_numa numa;
-    cpu_set_t *allowed = affinity();
     int cores = hwloc_get_nbobjs_by_type(topo, HWLOC_OBJ_CORE), count = 0;
     int *list = mt_calloc((size_t)MT_MAX(cores, 1), sizeof(int));
-    if (!list) {
-        CPU_FREE(allowed);
+    if (!list)
         return mt_fail_nomem(err, "the list of cores", (size_t)cores * sizeof(int));
-    }
     for (int i = 0; i < cores; i++) {
         hwloc_obj_t core = hwloc_get_obj_by_type(topo, HWLOC_OBJ_CORE, (unsigned)i);
         int cpu;
         hwloc_bitmap_foreach_begin(cpu, core->cpuset)
-            if (allowed && has(allowed, cpu)) {
+            if (has(allowed, cpu)) {
                 list[count++] = cpu;
                 break;
             }
         hwloc_bitmap_foreach_end();
     }
-    CPU_FREE(allowed);
     if (!count)
         list[count++] = MT_MAX(sched_getcpu(), 0);
     mt_numa_read(&numa);
@@ -70,15 +68,35 @@ static int collect(hwloc_topology_t topo, int **cpus, int *n, struct mt_err *err
     return 0;
 }
 
-int mt_hw_cores(int **cpus, int *n, struct mt_err *err)
+static int collect_by_hwloc(const cpu_set_t *allowed, int **cpus, int *n, struct mt_err *err)
 {
     hwloc_topology_t topo;
     if (hwloc_topology_init(&topo))
         return mt_fail(err, MT_ERR_RUNTIME, -EIO, "hwloc cannot be initialised");
     int rc = hwloc_topology_load(topo)
                  ? mt_fail(err, MT_ERR_RUNTIME, -EIO, "hwloc cannot read this machine's topology")
-                 : collect(topo, cpus, n, err);
+                 : collect(topo, allowed, cpus, n, err);
     hwloc_topology_destroy(topo);
+    return rc;
+}
+
+/* hwloc asks for the mask with ever larger sets until it is given one: it is not asked where there is none. */
+int mt_hw_cores(int **cpus, int *n, struct mt_err *err)
+{
+    cpu_set_t *allowed = affinity();
+    int rc;
+    if (allowed) {
+        rc = collect_by_hwloc(allowed, cpus, n, err);
+    } else {
+        mt_warn("the system does not say which processors this process may use (sched_getaffinity: %s): one is used",
+                strerror(errno));
+        *cpus = mt_calloc(1, sizeof(int));
+        *n = 1;
+        rc = *cpus ? 0 : mt_fail_nomem(err, "the list of cores", sizeof(int));
+        if (!rc)
+            **cpus = MT_MAX(sched_getcpu(), 0);
+    }
+    CPU_FREE(allowed);
     return rc;
 }
 

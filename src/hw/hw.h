@@ -9,7 +9,8 @@
 #include "base/err.h"
 
 /** CPUs that this process may use: one for each core, in hwloc's order but from each NUMA node in turn, within the
- * affinity mask; no more than its control groups allow (base/cgroup.h). The caller frees *cpus. */
+ * affinity mask; no more than its control groups allow (base/cgroup.h). One, with a warning, where the mask cannot be
+ * read. The caller frees *cpus. */
 int mt_hw_cores(int **cpus, int *n, struct mt_err *err);
 /** The affinity mask, of the first CPU_SETSIZE processors; false: it cannot be read. */
 bool mt_hw_affinity(cpu_set_t *out);

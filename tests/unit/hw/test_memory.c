@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <limits.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -16,6 +19,7 @@
 
 #include "base/cgroup.h"
 #include "base/fs.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "hw/hw.h"
 
@@ -257,6 +261,43 @@ static void this_machine_has_memory_and_cores(void **state)
     free(cpus);
 }
 
+static bool refused;
+static int warnings;
+
+/* In place of the C library's, for hwloc, too. */
+int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
+{
+    if (refused)
+        errno = EINVAL;
+    long n = refused ? -1 : syscall(SYS_sched_getaffinity, pid, size, set);
+    return n < 0 ? -1 : 0;
+}
+
+static void count_warning(enum mt_log_level level, const char *line)
+{
+    warnings += level == MT_LOG_WARN && strstr(line, "sched_getaffinity: Invalid argument): one is used");
+}
+
+/* hwloc would ask for ever. */
+static void one_core_is_used_where_no_mask_is_given(void **state)
+{
+    (void)state;
+    int *cpus = NULL, n = 0, there = 0;
+    mt_log_set_sink(count_warning);
+    refused = true;
+    alarm(60);
+    int rc = mt_hw_cores(&cpus, &n, NULL), own = mt_hw_allowed(&there);
+    alarm(0);
+    refused = false;
+    mt_log_set_sink(NULL);
+    assert_int_equal(rc, 0);
+    assert_int_equal(n, 1);
+    assert_true(cpus[0] >= 0 && cpus[0] < sysconf(_SC_NPROCESSORS_CONF));
+    assert_int_equal(own, there);
+    assert_int_equal(warnings, 1);
+    free(cpus);
+}
+
 static double own_seconds(void)
 {
     struct timespec t;
@@ -338,6 +379,7 @@ int main(void)
         TEST(rubbish_in_a_limit_is_no_limit),
         TEST(the_address_space_limit_counts_what_is_mapped),
         TEST(this_machine_has_memory_and_cores),
+        TEST(one_core_is_used_where_no_mask_is_given),
         TEST(work_shows_in_the_time_of_the_processors),
         TEST(free_space_is_that_of_the_nearest_folder_there_is),
         TEST(file_systems_are_told_apart),
