@@ -18,7 +18,7 @@ struct mt_cuda_product {
     enum mt_dtype dtype, d_dtype;
     bool trans_a, trans_b;
     float alpha, beta;
-    const void *a, *b, *bias, *c; /* bias: in dtype, or bf16 with E4M3; only if batch is 1; c: NULL if beta is 0 */
+    const void *a, *b, *bias, *c; /* bias: in dtype, or D's with E4M3; only if batch is 1; c: NULL if beta is 0 */
     const float *a_scale, *b_scale; /* of E4M3, in device memory */
     void *d;
     size_t lda, ldb, ldc, ldd;

@@ -380,17 +380,13 @@ static cublasStatus_t launch(struct mt_cuda_device *d, const struct mt_cuda_prod
     return rc ? rc : run(d, plan, p, &plan->algo);
 }
 
-static enum mt_dtype bias_type(const struct mt_cuda_product *p)
-{
-    return p->dtype == MT_E4M3 ? MT_BF16 : p->dtype;
-}
-
 /* Stores the bias in D and adds the product to it: still one rounding, except with a bf16 C and a bias. */
 static cublasStatus_t launch_on_bias(struct mt_cuda_device *d, const struct mt_cuda_product *p)
 {
     struct mt_cuda_product rest = *p;
     struct mt_cuda_bias_rows fill = {.m = p->m, .n = p->n, .ldc = p->ldc, .ldd = p->ldd,
-                                     .dtype = bias_type(p), .d_dtype = p->d_dtype, .bias = p->bias,
+                                     .dtype = p->dtype == MT_E4M3 ? p->d_dtype : p->dtype, .d_dtype = p->d_dtype,
+                                     .bias = p->bias,
                                      .c = p->beta != 0 ? p->c : NULL, .d = p->d};
     if (mt_cuda_fill_bias(&fill, mt_cuda_stream(d, MT_STREAM_COMPUTE)) != cudaSuccess)
         return CUBLAS_STATUS_EXECUTION_FAILED;
@@ -404,9 +400,9 @@ static cublasStatus_t launch_on_bias(struct mt_cuda_device *d, const struct mt_c
 int mt_cuda_multiply(struct mt_cuda_device *d, const struct mt_cuda_product *p, const char *op,
                      struct mt_err *err)
 {
-    /* cuBLASLt accepts only a bias of D's type */
+    /* cuBLASLt accepts only a bias of D's type, and in FP8 only one in bf16 */
     cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
-    if (!p->bias || bias_type(p) == p->d_dtype)
+    if (!p->bias || (p->dtype == MT_E4M3 ? MT_BF16 : p->dtype) == p->d_dtype)
         status = launch(d, p);
     if (p->bias && status == CUBLAS_STATUS_NOT_SUPPORTED)
         status = launch_on_bias(d, p);

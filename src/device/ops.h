@@ -125,7 +125,7 @@ struct mt_layernorm_bwd {
  */
 struct mt_gemm {
     size_t m, n, k;
-    enum mt_dtype dtype;   /* of A, B and bias; E4M3: of A and B, a bias is bf16, and D with it */
+    enum mt_dtype dtype;   /* of A, B and bias; E4M3: of A and B, a bias is in D's */
     enum mt_dtype d_dtype; /* of C and D */
     bool trans_a, trans_b;
     float scale;           /* of the product; 0: 1 */

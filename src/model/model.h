@@ -22,7 +22,7 @@ typedef struct mt_model mt_model;
 struct mt_model_params {
     const struct mt_layout *layout; /* borrowed */
     enum mt_dtype dtype;            /* of weights, activations and their gradients */
-    bool fp8;                       /* products of linear layers in E4M3; with dtype bf16 */
+    bool fp8;                       /* products of linear layers in E4M3 */
     size_t max_tokens, max_docs;    /* of a micro-batch */
     size_t max_len;                 /* of a document: rotary tables, attention's workspace */
     size_t max_micro;               /* micro-batches of a step */

@@ -365,9 +365,9 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
     int rc = count_rows(&n, c, err);
     if (rc)
         return rc;
-    if (n.compute != MT_COMPUTE_AUTO && n.dtype != MT_BF16)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.compute = %s needs model.dtype = bf16: set it, or "
-                       "model.compute = auto", n.compute == MT_COMPUTE_FP8 ? "fp8" : "bf16");
+    if (n.compute == MT_COMPUTE_BF16 && n.dtype != MT_BF16)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.compute = bf16 needs model.dtype = bf16: set it, or "
+                       "model.compute = auto");
     if (n.grad_dtype == MT_DTYPE_AUTO) /* adapters have few gradients */
         n.grad_dtype = c->adapter.kind == MT_ADAPTER_NONE ? n.dtype : MT_F32;
     n.optimizer = mt_optimizer_find(c->optimizer.type, n.state_type, n.optimizer_keys);

@@ -184,7 +184,9 @@ static inline enum mt_compute mt_settled_compute(const struct mt_numerics *n)
 /** What it computes in, for messages. */
 static inline const char *mt_numerics_name(const struct mt_numerics *n)
 {
-    return n->compute == MT_COMPUTE_FP8 ? "bf16, products in fp8" : mt_dtype_name(n->dtype);
+    if (n->compute != MT_COMPUTE_FP8)
+        return mt_dtype_name(n->dtype);
+    return n->dtype == MT_F32 ? "f32, products in fp8" : "bf16, products in fp8";
 }
 
 /** How layers are cut into units, which are loaded as a whole. */

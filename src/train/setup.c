@@ -128,6 +128,9 @@ static int check_compute(const struct mt_setup *s, struct mt_err *err)
         return 0;
     if (l->e4m3 && l->shares_host_memory)
         mt_info("model.compute = fp8 on the cpu device saves neither time nor memory: it shows what a GPU would compute");
+    if (!l->shares_host_memory && s->request.numerics.dtype == MT_F32)
+        return mt_fail(err, MT_ERR_USAGE, -ENOTSUP, "model.compute = fp8 with model.dtype = f32 is for comparisons on the cpu "
+                       "device: set model.dtype = bf16");
     return l->e4m3 ? 0
                    : mt_fail(err, MT_ERR_USAGE, -ENOTSUP, "model.compute = fp8: %s has no products in FP8, which GPUs have since "
                              "compute capability 8.9: set model.compute = bf16", l->product[0] ? l->product : l->name);

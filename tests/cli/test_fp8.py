@@ -127,7 +127,8 @@ def refused(tmp, model, data, *texts, env=None, **over):
 
 def refusals(tmp):
     model, data = base_model(tmp)
-    refused(tmp, model, data, "model.compute = fp8 needs model.dtype = bf16", model__compute="fp8", model__dtype="f32")
+    if DEVICE == "cuda":
+        refused(tmp, model, data, "model.compute = fp8 with model.dtype = f32", "cpu", model__compute="fp8", model__dtype="f32")
     refused(tmp, model, data, "model.compute = bf16 needs model.dtype = bf16", model__compute="bf16", model__dtype="f32")
     refused(tmp, model, data, "model.compute = fp8", "packed in FP8", "model.base_dtype", **FP8, model__init="weights",
             adapter__kind="lora", model__base_dtype="fp8")

@@ -150,7 +150,7 @@ static void product(struct harness *h, const struct product *s)
     struct dbuf *xa = buf_random(h, h->dtype, s->m * s->k, s->tiny ? 1e-30 : 1e-3, &a),
                 *xb = buf_random(h, h->dtype, s->n * s->k, s->tiny ? 1e-30 : 30, &b);
     struct codes ca = quantise(h, xa, a, s->m, s->k), cb = quantise(h, xb, b, s->n, s->k);
-    struct dbuf *dbias = s->bias ? buf_random(h, MT_BF16, s->n, 1, &bias) : NULL;
+    struct dbuf *dbias = s->bias ? buf_random(h, od, s->n, 1, &bias) : NULL;
     struct dbuf *dc = s->c ? buf_random(h, od, s->m * s->n, 1, &c) : NULL;
     struct dbuf *d = s->c && s->f32 ? dc : buf_nan(h, od, s->m * s->n);
     RUN(h, mt_op_gemm,
@@ -172,7 +172,7 @@ static void products_of_codes(struct harness *h)
 {
     static const struct product shapes[] = {
         {1, 16, 16, false, false, false}, {7, 32, 48, true, false, false},   {33, 16, 1040, true, true, false},
-        {64, 64, 64, false, true, false}, {130, 48, 32, false, false, true}, {48, 80, 528, false, true, true},
+        {64, 64, 64, false, true, false}, {130, 48, 32, false, false, true}, {48, 80, 528, false, true, true}, {7, 48, 32, true, false, true},
         {16, 16, 32, false, false, true, true}, /* scales whose product is below all numbers */
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)

@@ -75,7 +75,7 @@ BYTES = {
     "rmsnorm_bwd.x": "e * a->c", "rmsnorm_bwd.dy": "e * a->c", "rmsnorm_bwd.dx": "e * a->c",
     "rmsnorm_bwd.dres": "e * a->c", "gemm.a_scale": "4", "gemm.b_scale": "4",
     "cap.x": "4 * a->c", "cross_entropy.dlogits": "e * a->vocab",
-    "gemm.bias": "mt_dtype_size(a->dtype == MT_E4M3 ? MT_BF16 : a->dtype) * a->n",
+    "gemm.bias": "mt_dtype_size(a->dtype == MT_E4M3 ? a->d_dtype : a->dtype) * a->n",
     "gemm.a": "(a->trans_a ? a->m : a->k) * e", "gemm.b": "(a->trans_b ? a->k : a->n) * e",
     "gemm.c": "a->n * mt_dtype_size(a->d_dtype)", "gemm.d": "a->n * mt_dtype_size(a->d_dtype)",
     "router.logits": "mt_dtype_size(a->logits_dtype) * a->n * a->e",

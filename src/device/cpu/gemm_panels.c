@@ -243,7 +243,7 @@ void mt_cpu_gemm_finish_row(const struct mt_gemm *a, size_t i, size_t j, size_t 
     for (size_t k = 0; k < n; k += PIECE) {
         size_t len = MT_MIN(n - k, (size_t)PIECE);
         if (a->bias) {
-            const float *b = mt_cpu_row_f32(a->dtype, a->bias, j + k, len, tmp);
+            const float *b = mt_cpu_row_f32(a->dtype == MT_E4M3 ? a->d_dtype : a->dtype, a->bias, j + k, len, tmp);
             for (size_t l = 0; l < len; l++)
                 sum[k + l] += b[l];
         }
