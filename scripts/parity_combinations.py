@@ -271,7 +271,7 @@ def store(c, name, losses, norms, want):
     sums.write(os.path.join(d, "trained.sums"), {k: want[k] for k in random.Random(c.seed).sample(moved, min(2, len(moved)))})
     places = [{k: v for k, v in p.items() if k != "memory__nvme_paths"} for p in c.places]
     expected = {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}, peft {peft.__version__}",
-                "case": c.describe(), "settings": c.settings, "places": places, "stop": c.stop, "steps": STEPS, "rows": ROWS,
+                "case": c.describe(), "settings": c.settings | c.way.keys, "places": places, "stop": c.stop, "steps": STEPS, "rows": ROWS,
                 "kind": c.trained["kind"], "freeze": c.trained.get("freeze", ""), "losses": losses, "norms": norms}
     with open(os.path.join(d, "expected.json"), "w") as f:
         f.write(json.dumps(expected, indent=1) + "\n")
@@ -347,6 +347,19 @@ def compare(c, name):
     return ours, first, records, of
 
 
+def is_exact_once(c):
+    """Where rounding flips codes, floors excuse much: of the steps of a run whose weights stay, none of which knows of a flip in another,
+    one has to be exact."""
+    c = copy.copy(c)
+    c.settings = c.settings | {"train__learning_rate": "1e-12"}
+    c.way = copy.copy(c.way)
+    c.way.c = c
+    records, choices = [m for m in metrics(c.run("still", c.places[0])) if "loss" in m], Choices()
+    with choices.making(), double_throughout():
+        _, losses, norms = train_torch(c, copy.deepcopy(c.model).double(), choices)
+    return any(off(m["loss"], l) <= LEAST["loss"] and off(m["grad_norm"], n) <= LEAST["norm"] for m, l, n in zip(records, losses, norms))
+
+
 def run_case(seed, tmp, keep=None, way=None):
     c = Case(seed, tmp, way)
     try:
@@ -361,13 +374,14 @@ def run_case(seed, tmp, keep=None, way=None):
             shutil.rmtree(ours)
             c.settings["optimizer__eps"] = EPS
             *_, of = compare(c, "a")
-        ok = same and rates and of.near and not of.missing and not wrong
-        if keep and ok and c.way.name == "plain" and c.hosts == 1:  # as tests/parity/test_combinations.py knows them
+        once = not c.way.flips or all(of.ours[k] <= LEAST[k] for k in ("loss", "norm")) or is_exact_once(c)
+        ok = same and rates and of.near and once and not of.missing and not wrong
+        if keep and ok and c.way.name in ("plain", "fp8") and c.hosts == 1:  # as tests/parity/test_combinations.py knows them
             store(c, keep, of.losses, of.norms, of.want)
         print("ok  " if ok else "FAIL", c.describe(), " ".join(f"{k} {of.ours[k]:.1e}:{of.floor[k]:.1e}" for k in LEAST),
               f"with {of.other} other choices among ties" if of.other else "", f"of {len(of.floors)} floors" if len(of.floors) > 1 else "",
               f"with eps {EPS}" if small else "", "" if same else "BITS DIFFER",
-              "" if rates else "RATES DIFFER", of.where if not ok else "", of.missing[:2], wrong or "", flush=True)
+              "" if rates else "RATES DIFFER", "" if once else "NO STEP IS EXACT", of.where if not ok else "", of.missing[:2], wrong or "", flush=True)
         return ok
     finally:
         shutil.rmtree(c.tmp, ignore_errors=True)

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy, kl_div, logsigmoid
 
 from parity import make_model, save_model
 from parity_families import NESTED, VOCAB, linear
+from parity_fp8 import install
 from philox import drawn_signs
 from tiny import base, megatrain, write_data, write_ini
 
@@ -28,6 +29,8 @@ PLAIN = {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2",
 class Way:
     """Of tokens, by AdamW in f32."""
     name = "plain"
+    #: does a rounding move values by more than itself?
+    flips = False
 
     def __init__(self, r, c):
         self.c, self.r, self.keys = c, r, {}
@@ -389,7 +392,49 @@ class AllDora(Way):
         c.trained, c.adapters = {"kind": "dora", "peft": dict(r=r.choice([1, 3, 4]), lora_alpha=8, target_modules=linear(c.family, c.over), use_dora=True)}, True
 
 
-WAYS = [Way, Preference, Kto, Distill, States, Apollo, Blocks, Merges, AllDora]
+class Fp8(Way):
+    """Whole models and adapters, on bases that are not packed in FP8. All else is in f32."""
+    name = "fp8"
+    flips = True  # to the next code
+    FAMILIES = PLAIN | {"phi3", "glm", "glm4", "mixtral", "qwen3_moe", "qwen2_moe"}
+    LENGTH = 24  # of all samples: padding would be rows of the operands, too
+    @staticmethod
+    def fits(c):
+        return c.name in Fp8.FAMILIES and not c.wide
+
+    def draw(self, r, c):
+        for key in "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size":
+            if key in c.over:
+                c.over[key] = c.cfg[key] = r.choice([32, 40, 48, 64])
+        if c.over["hidden_size"] % 16 and c.name != "phi3" and r.random() < 0.8:
+            c.over["hidden_size"] = c.cfg["hidden_size"] = 2 * c.over["hidden_size"]
+        c.base = "nf4" if c.base == "fp8" else c.base
+        spec = c.trained.get("peft", {})
+        spec.pop("target_parameters", None)
+        if any("proj" in m for m in spec.get("modules_to_save", [])):
+            del spec["modules_to_save"]
+        self.keys = dict(model__compute="fp8", data__seq_len=self.LENGTH)
+
+    def write_data(self, path, n):
+        r = random.Random(self.c.seed)
+        with open(path, "w") as f:
+            for _ in range(n):
+                ids = [r.randrange(VOCAB) for _ in range(self.LENGTH)]
+                f.write(json.dumps({"input_ids": ids, "labels": [-100] * (self.LENGTH // 3) + ids[self.LENGTH // 3:]}) + "\n")
+        return path
+
+    def begin(self, model, choices):
+        install(model)
+
+    def losses(self, model, batch):
+        m, total = self.c.settings["train__micro_batch"], sum(sum(l != -100 for l in b["labels"][1:]) for b in batch)
+        for some in (batch[i:i + m] for i in range(0, len(batch), m)):
+            logits = model(input_ids=torch.tensor([b["input_ids"] for b in some])).logits
+            labels = torch.tensor([b["labels"][1:] for b in some])
+            yield cross_entropy(logits[:, :-1].flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum") / total
+
+
+WAYS = [Way, Preference, Kto, Distill, States, Apollo, Blocks, Merges, AllDora, Fp8]
 
 
 def draw_way(r, c, name=None):
