@@ -139,4 +139,5 @@ def main():
                 check(tmp, family, model, data, what)
 
 
-main()
+if __name__ == "__main__":
+    main()

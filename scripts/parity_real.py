@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real pretrained model, SmolLM2-135M-Instruct (scripts/real_model.py): its greedy answer, its loss beside transformers',
-a fine-tuning in four ways that lowers the held-out loss in the memory that was promised, and an export whose loss and greedy
-answer are transformers'. Data are the documentation strings of Python's own modules.
+a fine-tuning in four ways that lowers the held-out loss in the memory that was promised, and an export whose loss is transformers'
+and llama.cpp's (llama-cpp-python, built once), and whose greedy answer is transformers'. Data are the documentation strings of
+Python's own modules.
     parity_real.py [WHEEL]"""
-import importlib
+import importlib.util
 import inspect
 import json
 import math
@@ -15,6 +16,7 @@ import sys
 import tempfile
 
 sys.path[:0] = [os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", d) for d in ("cli", "parity")]
+import parity_gguf
 import real_model
 import torch
 from test_memory import run, table
@@ -82,19 +84,49 @@ def train(tmp, model, way):
     return found, out
 
 
-def loss_of(model, tmp):
-    """transformers' mean of the answers' tokens, in f32."""
-    tokenizer, lm = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    total = n = 0
-    with open(os.path.join(tmp, "held-out.jsonl")) as f, torch.no_grad():
+def loss_of(model, tmp, logits_of):
+    """The mean loss of the answers' tokens, in f32; logits_of(ids): a row for each."""
+    tokenizer, total, n = AutoTokenizer.from_pretrained(model), 0, 0
+    with open(os.path.join(tmp, "held-out.jsonl")) as f:
         for messages in (json.loads(line)["messages"] for line in f):
             ids, asked = (tokenizer(tokenizer.apply_chat_template(m, tokenize=False, add_generation_prompt=g), add_special_tokens=False)
                           ["input_ids"][:256] for m, g in ((messages, False), (messages[:1], True)))
-            logp = torch.log_softmax(lm(torch.tensor([ids])).logits[0].double(), -1)
+            logp = torch.log_softmax(logits_of(ids).double(), -1)
             end = len(ids) - (tokenizer.decode(ids[-1:]) == "\n")  # what follows the end of the turn is not trained
             total -= sum(logp[i - 1, ids[i]].item() for i in range(len(asked), end))
             n += end - len(asked)
-    return total / n, n
+    return total / n
+
+
+def transformers_loss(model, tmp):
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        return loss_of(model, tmp, lambda ids: lm(torch.tensor([ids])).logits[0])
+
+
+def llama_cpp_loss(model, tmp):
+    """llama.cpp's, of the folder in GGUF, all in f32; None: it cannot be built here."""
+    try:
+        if not importlib.util.find_spec("llama_cpp"):
+            print("building llama.cpp, once", flush=True)
+            without = " ".join(f"-DLLAMA_BUILD_{what}=OFF" for what in ("TOOLS", "EXAMPLES", "TESTS", "SERVER"))
+            subprocess.run([sys.executable, "-m", "pip", "-q", "install", parity_gguf.PACKAGE], check=True,
+                           env={**os.environ, "CMAKE_ARGS": f"-DLLAVA_BUILD=OFF {without}"})
+            importlib.invalidate_caches()
+        parity_gguf.fetch()
+        llama_cpp = importlib.import_module("llama_cpp")
+    except (subprocess.CalledProcessError, ImportError, OSError) as e:
+        print(f"llama.cpp is not compared, since it could not be built: {e}")
+        return None
+    gguf, f32 = os.path.join(tmp, "model.gguf"), 0
+    parity_gguf.convert("convert_hf_to_gguf.py", gguf, model)
+    lm = llama_cpp.Llama(gguf, n_ctx=256, n_batch=256, logits_all=True, type_k=f32, type_v=f32, verbose=False)
+
+    def logits_of(ids):
+        lm.reset()
+        lm.eval(ids)
+        return torch.tensor(lm.scores[:len(ids)])
+    return loss_of(model, tmp, logits_of)
 
 
 def greedy_of_transformers(model):
@@ -120,10 +152,13 @@ def main(tmp, wheel=None):
     assert "Paris" in greedy(model), greedy(model)
     write_data(tmp)
     (before, after), out = train(tmp, model, "full")
-    at_most("loss beside transformers", relative(before, loss_of(model, tmp)[0]), 1e-4)
+    at_most("loss beside transformers", relative(before, transformers_loss(model, tmp)), 1e-4)
     exported = os.path.join(tmp, "exported")
     megatrain("-q", "export", os.path.join(out, f"checkpoint-{STEPS}"), exported, "--dtype=f32")
-    at_most("exported loss beside transformers", relative(after, loss_of(exported, tmp)[0]), 1e-4)
+    at_most("exported loss beside transformers", relative(after, transformers_loss(exported, tmp)), 1e-4)
+    other = llama_cpp_loss(exported, tmp)
+    if other is not None:
+        at_most("exported loss beside llama.cpp", relative(after, other), 1e-4)
     ours, theirs = greedy(exported).strip(), greedy_of_transformers(exported).strip()
     assert ours == theirs, (ours, theirs)
     for way in [w for w in WAYS if w != "full"]:
