@@ -28,9 +28,10 @@ BY_KEY = [("messages", "messages"), ("conversations", "sharegpt"), ("instruction
           ("prompt", "prompt_completion"), ("text", "text")]
 MARKS = ("train", "weight", "loss", "trainable", "loss_mask", "training")  # what a message says about being trained
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the same
-# fields of a record of messages that other programs train on or by
-FIELDS = ("system", "functions", "function_call", "image", "images", "video", "videos", "audio", "audios", "loss_mask",
-          "sample_weight", "loss_weight")
+MASKS = ("loss_mask", "completion_mask", "assistant_masks")  # as src/data/samples.c
+# fields of a record that other programs train on or by
+FIELDS = ("system", "functions", "function_call", "image", "images", "video", "videos", "audio", "audios", *MASKS,
+          "sample_weight", "loss_weight", "weight", "margin")
 
 
 class Bad(Exception):
@@ -214,8 +215,12 @@ def chat(messages, record, flags=None, tools="tools", name="messages", used=()):
         given = tools_of(variables.pop("tools"))
     flags = flags or [None] * len(kept)
     own = [flag_of(m) for m in kept]
-    fields = tuple(f for f in FIELDS if record.get(f) and f not in used)
-    return Chat(kept, given, variables, [o if o is not None else f for o, f in zip(own, flags)], fields)
+    return Chat(kept, given, variables, [o if o is not None else f for o, f in zip(own, flags)], without_effect(record, used))
+
+
+def without_effect(record, used=()):
+    """Those of FIELDS that a record has, and that its format has no use for."""
+    return tuple(f for f in FIELDS if record.get(f) not in (None, "", [], {}) and f not in used)
 
 
 def function_call(text):
@@ -297,6 +302,9 @@ def input_ids(record):
     for i, v in enumerate(ids):
         if isinstance(v, bool) or not isinstance(v, int) or v < 0:
             raise Bad(f"input_ids[{i}] is not a token id")
+    masks = [m for m in MASKS if record.get(m) is not None] if labels is None else []
+    if masks:
+        raise Bad(f'"{masks[0]}" is not read: say by "labels" what is trained, with -100 elsewhere')
     if labels is not None:
         if not isinstance(labels, list) or len(labels) != len(ids):
             raise Bad('"labels" and "input_ids" differ in length')

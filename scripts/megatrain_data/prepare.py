@@ -9,7 +9,7 @@ import numpy as np
 from . import answers, formats, limits, shard, sources
 from .encode import Encoder
 from .errors import DataError, SampleError
-from .formats import Bad, Chat
+from .formats import Bad, Chat, Text
 from .notes import Odd
 from .progress import Progress
 from .work import WorkerDied, Workers
@@ -43,6 +43,9 @@ class Chunker:
                 raise SampleError(place - base, str(e)) from None
             except RecursionError:
                 raise SampleError(place - base, "nested too deep") from None
+            of_text = isinstance(made, Text) or isinstance(getattr(made, "prompt", None), str)
+            for f in formats.without_effect(record) if of_text else ():
+                odd.add("field:" + f, len(samples), f'"{f}" of a sample has no effect in this format')
             samples += made if isinstance(made, list) else [made]
             at += [place] * (len(made) if isinstance(made, list) else 1)
         try:

@@ -111,6 +111,11 @@ static int read_ids(struct mt_sample_reader *r, const cJSON *o, const char *wher
     if (labels && cJSON_GetArraySize(labels) != cJSON_GetArraySize(ids))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"labels\" and \"input_ids\" differ in length",
                        where);
+    static const char *const masks[] = {"loss_mask", "completion_mask", "assistant_masks"};
+    for (size_t m = 0; !labels && m < MT_ARRAY_LEN(masks); m++)
+        if (cJSON_IsArray(mt_json_get(o, masks[m])))
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"%s\" is not read: say by \"labels\" what is trained, with -100 "
+                           "elsewhere", where, masks[m]);
     size_t i = 0, first = 0, end = (size_t)cJSON_GetArraySize(ids);
     int rc = find_padding(mt_json_get(o, "attention_mask"), end, where, &first, &end, err);
     if (rc)

@@ -100,6 +100,15 @@ def what_has_no_effect_is_told_as_long_as_that_is_so(tmp):
         said = megatrain(*command[:2], ini(), *command[2:])
         assert all(w in said.stderr for w in told), (command, said.stderr)
     assert len(json.loads(said.stdout)["notes"]) == said.stderr.count("warning") >= 8, said.stdout
+    for field, record in (("weight", {"messages": CHAT}), ("completion_mask", {"prompt": "find", "completion": "the word"}),
+                          ("margin", {"prompt": "find", "chosen": "the word", "rejected": "a word"}), ("sample_weight", {"text": "find"})):
+        more = {"preference__loss": "sigmoid"} if "chosen" in record else {}
+        said = megatrain("data", "prepare", ini_of(tmp, model, lines(os.path.join(tmp, field + ".jsonl"), [record | {field: 0}]), **more)).stderr
+        assert f'{field}.jsonl:1: "{field}" of a sample has no effect' in said, said
+    tokens = {"input_ids": [5, 6, 7], "completion_mask": [0, 0, 1]}
+    for tokenizer in ("model", "byte"):
+        fails(tmp, model, lines(os.path.join(tmp, "ids.jsonl"), [tokens]), 3, "ids.jsonl:1", '"completion_mask" is not read', "labels", data__tokenizer=tokenizer)
+        assert show(tmp, model, lines(os.path.join(tmp, "ids.jsonl"), [tokens | {"labels": [-100, -100, 7]}]), data__tokenizer=tokenizer)
     said = megatrain("data", "prepare", ini_of(tmp, model_of(tmp, "qwen3"), data)).stderr
     assert not [w for w in told[:3] if w.split(": ")[1] in said] and "leaves out what message 1 thinks" in said, said
     assert "fields.jsonl:4: the template" in said, said
