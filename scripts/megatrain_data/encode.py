@@ -39,7 +39,9 @@ class Settings:
         path = lambda name: os.path.join(model_dir, name)
         self.config = read_json(path("tokenizer_config.json"), needed=False)
         self.decoder = self.config.get("added_tokens_decoder")
-        whole = self.config if self.decoder is not None else {**self.config, **read_json(path("special_tokens_map.json"), needed=False)}
+        given = {} if self.decoder is not None else read_json(path("special_tokens_map.json"), needed=False)
+        marked = {k: {**v, "__type": "AddedToken"} if isinstance(v, dict) and "content" in v else v for k, v in given.items()}
+        whole = {**self.config, **marked}
         extra = whole.get("extra_special_tokens") or whole.get("additional_special_tokens") or []
         own = {k: v for k, v in whole.items() if k.endswith("_token") and k not in NAMED and self._is_token(v)}
         own.update(extra if isinstance(extra, dict) else {})

@@ -184,7 +184,9 @@ def tokens_and_names_beside_the_tokenizer_are_those_of_transformers(tmp):
     end, first = "<|im_end|>", Encoder({"model_dir": model, "tokenizer": "model", "vocab": 1000}).tok.max_id + 1
     for more in ({"eot_token": end}, {"eot_token": {"__type": "AddedToken", "content": end}}, {"extra_special_tokens": {"eot_token": end}}):
         assert ids("", **more)[0] == end, more
-    assert ids("", eot_token={"content": end})[0] == "" and ids("", {"special_tokens_map.json": {"eot_token": end}})[0] == end
+    assert ids("", eot_token={"content": end})[0] == ""  # but the map's objects need no type
+    for token in (end, {"content": end, "lstrip": False}):
+        assert ids("", {"special_tokens_map.json": {"eot_token": token}})[0] == end, token
     assert ids("", {"special_tokens_map.json": {"eot_token": end}}, added_tokens_decoder={})[0] == ""
     assert ids("<y><x>", extra_special_tokens=["<x>", "<y>"])[1] == [first + 1, first] == ids("<y><x>", additional_special_tokens=["<x>", "<y>"])[1]
     assert ids("<x><y>", {"added_tokens.json": {"<y>": first, "<x>": first + 1}})[1] == [first + 1, first]
