@@ -267,10 +267,12 @@ static int warnings;
 /* In place of the C library's, for hwloc, too. */
 int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
 {
-    if (refused)
+    if (refused) {
         errno = EINVAL;
-    long n = refused ? -1 : syscall(SYS_sched_getaffinity, pid, size, set);
-    return n < 0 ? -1 : 0;
+        return -1;
+    }
+    memset(set, 0, size); /* of which the kernel writes its own part */
+    return syscall(SYS_sched_getaffinity, pid, size, set) < 0 ? -1 : 0;
 }
 
 static void count_warning(enum mt_log_level level, const char *line)
