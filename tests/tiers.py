@@ -4,6 +4,7 @@
   tiers.py targets BUILD WORD...   what ninja has to build: @SUITE is what the tests of a suite need, others are as they are
   tiers.py rest BUILD              names of the tests of the plain build that CI runs after the first tier
   tiers.py sanitized BUILD         names of those that CI runs under AddressSanitizer
+  tiers.py threads BUILD           names of those that CI runs under ThreadSanitizer
 Of the tests that take turns CI runs a third, another third with the next commit, and those whose sources changed lately."""
 import json
 import os
@@ -87,11 +88,15 @@ def sanitized(build):
     return in_turn(build, [t for t in introspected(build, "tests") if not suites(t) & {"once", "night"}])
 
 
+def threads(build):
+    return in_turn(build, [t for t in introspected(build, "tests") if "threads" in suites(t)])
+
+
 def main(command, build, *words):
     if command == "targets":
         found = [f for w in words for f in (targets(build, w[1:]) if w.startswith("@") else [w])]
     else:
-        found = [t["name"] for t in {"rest": rest, "sanitized": sanitized}[command](build)]
+        found = [t["name"] for t in {"rest": rest, "sanitized": sanitized, "threads": threads}[command](build)]
     print("\n".join(found))
 
 
