@@ -27,6 +27,8 @@ case "$*" in
 "") echo "| NVIDIA-SMI {driver}   Driver Version: {driver}   CUDA Version: {cuda} |" ;;
 esac
 """
+ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8",
+               **{k: v for k, v in os.environ.items() if k.startswith(("PIP_CERT", "PIP_INDEX", "SSL_CERT_FILE"))}}
 DRIVERS = {"13": "580.95.05", "12": "535.261.03", "11": "470.256.02"}
 
 
@@ -47,14 +49,19 @@ def write(path, text, mode=0o644):
     os.chmod(path, mode)
 
 
+def take_network(root):
+    """The root reaches the network as this machine does."""
+    for path in ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt"):
+        if os.path.exists(path):
+            must("cp", "-L", path, root + path)
+
+
 def make_root(root, suite, gpu, cuda):
     """A minimal system with non-free among its sources, as the driver's packages need it, and this tree's newest commit."""
     if not os.path.exists(root + "/etc/debian_version"):
         must("debootstrap", "--variant=minbase", "--include=ca-certificates", suite, root, MIRROR)
     write(root + "/etc/apt/sources.list", f"deb {MIRROR} {suite} main contrib non-free non-free-firmware\n")
-    for path in ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt"): # as this machine reaches the network
-        if os.path.exists(path):
-            must("cp", "-L", path, root + path)
+    take_network(root)
     if gpu != "none":
         write(root + "/usr/local/bin/nvidia-smi", SMI.format(gpu=gpu, cuda=cuda, driver=DRIVERS[cuda.split(".")[0]]), 0o755)
     os.makedirs(root + "/tree", exist_ok=True)
@@ -66,11 +73,9 @@ def make_root(root, suite, gpu, cuda):
 
 def inside(root, command, offline=False):
     """Runs a command in the tree, as root of that system; its exit status and output."""
-    env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8",
-           **{k: v for k, v in os.environ.items() if k.startswith(("PIP_CERT", "PIP_INDEX", "SSL_CERT_FILE"))}}
     script = (f"mount -t proc proc {root}/proc && mount --rbind /dev {root}/dev && "
               f"exec chroot {root} /bin/bash -c 'cd /tree && exec nice {command} </dev/null'")
-    p = run("unshare", "--mount", "--pid", "--fork", *(["--net"] if offline else []), "sh", "-c", script, env=env)
+    p = run("unshare", "--mount", "--pid", "--fork", *(["--net"] if offline else []), "sh", "-c", script, env=ENVIRONMENT)
     return p.returncode, p.stdout
 
 
