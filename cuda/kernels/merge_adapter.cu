@@ -133,31 +133,36 @@ static __device__ __forceinline__ float quantised(float x, float scale, int form
     }
 }
 
-/* The lane's elements of g (W + s B A). Returns the largest magnitude. */
+/* The lane's elements of g (W + s B A). Returns the largest magnitude. Sums of a matrix's rows grow together, so that an
+ * element of A is read once for them; of one that is read as a row, one after the other. */
 template <typename T, bool FLAT>
-static __device__ float merge_tile(const struct mt_merge_adapter &a, tile t, float (*out)[WIDE])
+static __device__ __forceinline__ float merge_tile(const struct mt_merge_adapter &a, tile t, float (*out)[WIDE])
 {
+    constexpr int N = FLAT ? 1 : ROWS;
     const T *wa = static_cast<const T *>(a.a), *wb = static_cast<const T *>(a.b), *w = static_cast<const T *>(a.of.out);
-    float x[ROWS][CP] = {}, most = 0;
+    float most = 0;
     MT_UNROLL(1)
-    for (size_t k = 0; k < a.r; k++)
-        MT_UNROLL(ROWS)
-        for (int i = 0; i < ROWS; i++)
-            MT_UNROLL(CP)
-            for (int j = 0; j < CP; j++) {
-                element e = element_of<FLAT>(a.of, t, i, j);
-                if (e.there)
-                    x[i][j] += load(wb + e.row * a.r + k) * load(wa + k * a.of.cols + e.col);
-            }
-    MT_UNROLL(ROWS)
-    for (int i = 0; i < ROWS; i++)
-        MT_UNROLL(CP)
+    for (int row = 0; row < ROWS; row += N)
+        MT_UNROLL(1)
         for (int j = 0; j < CP; j++) {
-            element e = element_of<FLAT>(a.of, t, i, j);
-            float y = e.there ? load(w + e.row * a.of.cols + e.col) + a.s * x[i][j] : 0;
-            y = e.there && a.magnitude ? y * a.scale[e.row] : y;
-            out[i][threadIdx.x % WARP + j * WARP] = y;
-            most = larger(most, fabsf(y));
+            element e[N];
+            float x[N] = {};
+            MT_UNROLL(N)
+            for (int i = 0; i < N; i++)
+                e[i] = element_of<FLAT>(a.of, t, row + i, j);
+            MT_UNROLL(1)
+            for (size_t k = 0; k < a.r; k++)
+                MT_UNROLL(N)
+                for (int i = 0; i < N; i++)
+                    if (e[i].there)
+                        x[i] += load(wb + e[i].row * a.r + k) * load(wa + k * a.of.cols + e[i].col);
+            MT_UNROLL(N)
+            for (int i = 0; i < N; i++) {
+                float y = e[i].there ? load(w + e[i].row * a.of.cols + e[i].col) + a.s * x[i] : 0;
+                y = e[i].there && a.magnitude ? y * a.scale[e[i].row] : y;
+                out[row + i][threadIdx.x % WARP + j * WARP] = y;
+                most = larger(most, fabsf(y));
+            }
         }
     return most;
 }
@@ -173,16 +178,15 @@ static __global__ void __launch_bounds__(WARPS *WARP)
     int format = static_cast<int>(a.of.format), lane = threadIdx.x % WARP;
     int tiles = format == MT_PACKED_FP8 ? 4 : 1, lanes = format == MT_PACKED_NVFP4 ? MT_NVFP4_BLOCK : WARP;
     float all = 0;
-    if (format == MT_PACKED_FP8 && a.rescale) {
-        MT_UNROLL(1)
-        for (int sub = 0; sub < tiles; sub++)
-            all = larger(all, merge_tile<T, FLAT>(a, tile_of<FLAT>(a.of, columns, sub), x));
-        all = block_max(all, 0.0f, scratch);
-    }
     MT_UNROLL(1)
-    for (int sub = 0; sub < tiles; sub++) {
-        tile t = tile_of<FLAT>(a.of, columns, sub);
-        merge_tile<T, FLAT>(a, t, x);
+    for (int sub = format == MT_PACKED_FP8 && a.rescale ? -tiles : 0; sub < tiles; sub++) {
+        tile t = tile_of<FLAT>(a.of, columns, sub & 3);
+        float here = merge_tile<T, FLAT>(a, t, x);
+        if (sub < 0) { /* first for the scale of all */
+            all = larger(all, here);
+            all = sub == -1 ? block_max(all, 0.0f, scratch) : all;
+            continue;
+        }
         MT_UNROLL(1)
         for (int i = 0; i < ROWS; i++) {
             float both = larger(fabsf(x[i][lane]), fabsf(x[i][lane + WARP]));
