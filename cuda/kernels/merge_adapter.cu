@@ -17,13 +17,14 @@ struct nf4_codes {
 };
 
 struct element {
-    size_t row, col;
+    unsigned row, col;
     bool there;
 };
 
 /* A warp's tile: of the matrix, or of the matrix read as one row. */
 struct tile {
-    size_t row, col;
+    unsigned row;
+    size_t col;
 };
 
 template <bool FLAT>
@@ -32,17 +33,18 @@ static __device__ __forceinline__ element element_of(const struct mt_decode &d, 
     size_t lane = threadIdx.x % WARP + j * WARP;
     if constexpr (FLAT) {
         size_t at = t.col + i * WIDE + lane;
-        return {at / d.cols, at % d.cols, at < d.rows * d.cols};
+        unsigned row = static_cast<unsigned>(at / d.cols);
+        return {row, static_cast<unsigned>(at - row * d.cols), at < d.rows * d.cols};
     }
-    return {t.row + i, t.col + lane, t.row + i < d.rows && t.col + lane < d.cols};
+    return {t.row + i, static_cast<unsigned>(t.col + lane), t.row + i < d.rows && t.col + lane < d.cols};
 }
 
 /* Which of the warp's tiles: FP8 has four, 16 rows of 128. */
-template <bool FLAT> static __device__ __forceinline__ tile tile_of(const struct mt_decode &d, size_t columns, int sub)
+template <bool FLAT> static __device__ __forceinline__ tile tile_of(const struct mt_decode &d, unsigned columns, int sub)
 {
-    size_t warp = threadIdx.x / WARP, at = static_cast<size_t>(blockIdx.x) * WARPS + warp;
+    unsigned warp = threadIdx.x / WARP, at = blockIdx.x * WARPS + warp;
     if constexpr (FLAT)
-        return {0, at * ROWS * WIDE};
+        return {0, static_cast<size_t>(at) * ROWS * WIDE};
     if (d.format == MT_PACKED_FP8)
         return {blockIdx.x / columns * MT_FP8_BLOCK + (warp * 2 + sub / 2) * ROWS,
                 blockIdx.x % columns * MT_FP8_BLOCK + sub % 2 * WIDE};
@@ -169,8 +171,8 @@ static __device__ __forceinline__ float merge_tile(const struct mt_merge_adapter
 
 /* columns: tiles side by side. */
 template <typename T, bool FLAT>
-static __global__ void __launch_bounds__(WARPS *WARP)
-    merge_adapter(struct mt_merge_adapter a, size_t columns, struct nf4_codes nf4)
+static __global__ void __launch_bounds__(WARPS *WARP, 2)
+    merge_adapter(struct mt_merge_adapter a, unsigned columns, struct nf4_codes nf4)
 {
     __shared__ float scratch[WARP], sums[WARPS][ROWS][WIDE];
     float(*x)[WIDE] = sums[threadIdx.x / WARP];
@@ -236,7 +238,7 @@ template <typename T, bool FLAT> static cudaError_t launch(const struct mt_merge
     for (int i = 0; i < 16; i++)
         nf4.value[i] = mt_nf4_values[i];
     bool square = a->of.format == MT_PACKED_FP8;
-    size_t columns = ceil_div(a->of.cols, square ? MT_FP8_BLOCK : WIDE);
+    unsigned columns = static_cast<unsigned>(ceil_div(a->of.cols, square ? MT_FP8_BLOCK : WIDE));
     size_t n = FLAT ? ceil_div(a->of.rows * a->of.cols, ROWS * WIDE)
                     : columns * ceil_div(a->of.rows, square ? MT_FP8_BLOCK : ROWS);
     return MT_LAUNCH((merge_adapter<T, FLAT>), grid_of(square ? n : ceil_div(n, WARPS)), WARPS *WARP, 0, stream, *a,

@@ -99,7 +99,7 @@ static __global__ void __launch_bounds__(THREADS) leave_rows(struct mt_short_con
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 1)
     convolve_backward(struct mt_short_conv_bwd b, size_t rows, unsigned tiles)
 {
     const struct mt_short_conv &a = b.fwd;
