@@ -125,10 +125,11 @@ static enum mt_cuda_outcome by_own(struct mt_cuda_device *d, const struct mt_cud
 static int attend(mt_device *dev, const struct mt_cuda_call *c, struct mt_err *err)
 {
     struct mt_cuda_device *d = mt_cuda(dev);
-    bool never_fused = mt_cuda_own_first(d->sm) && mt_cuda_flash_takes(c->a);
+    bool goes_on = c->a->past || (c->b && c->b->dk_sum.p); /* which fused engines do not know */
+    bool never_fused = goes_on || (mt_cuda_own_first(d->sm) && mt_cuda_flash_takes(c->a));
     int rc = mt_cuda_enter(d, err);
-    if (rc || c->a->past || (c->b && c->b->dk_sum.p)) /* of documents that go on: tiles alone */
-        return rc ? rc : mt_cuda_tiles(d, c, err);
+    if (rc)
+        return rc;
     enum mt_cuda_outcome done = never_fused ? MT_CUDA_REFUSED : mt_cuda_fused_attend(d, c, err);
     if (done == MT_CUDA_REFUSED)
         done = by_own(d, c, err);

@@ -213,7 +213,7 @@ bool mt_cuda_flash_takes(const struct mt_attention *a)
     bool known = false;
     for (size_t i = 0; i < MT_ARRAY_LEN(widths); i++)
         known |= a->q.dim == widths[i][0] && a->v.dim == widths[i][1];
-    return a->dtype == MT_BF16 && known && a->n <= INT_MAX / 2;
+    return a->dtype == MT_BF16 && known && a->n + a->past <= INT_MAX / 2;
 }
 
 bool mt_cuda_own_first(int capability)
@@ -228,7 +228,7 @@ struct mt_cuda_flash_buffers mt_cuda_flash_buffers_of(const struct mt_attention 
 {
     size_t at = 0;
     struct mt_cuda_flash_buffers r;
-    r.tiles = take(a->workspace, &at, a->n * 16);
+    r.tiles = take(a->workspace, &at, (a->n + a->past) * 16);
     r.delta = take(a->workspace, &at, a->n * a->q.n * sizeof(float));
     r.bytes = at;
     return r;

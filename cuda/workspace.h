@@ -98,7 +98,7 @@ bool mt_cuda_flash_takes(const struct mt_attention *a);
 bool mt_cuda_own_first(int capability);
 
 struct mt_cuda_flash_buffers {
-    void *tiles;  /* 16 bytes each, at most one a row */
+    void *tiles;  /* 16 bytes each, at most one a row of keys */
     float *delta; /* [q.n, n] */
     struct mt_delta_kept kept; /* of what is carried */
     size_t bytes;

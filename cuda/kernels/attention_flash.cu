@@ -35,6 +35,11 @@ static bool heads_fit(const struct mt_heads *h)
            h->stride % 8 == 0 && h->stride <= INT_MAX / 128;
 }
 
+static bool sums_fit(const struct mt_heads *h)
+{
+    return h->ld <= INT_MAX && h->stride <= INT_MAX;
+}
+
 bool mt_cuda_flash_suits(const struct mt_attention *a)
 {
     return mt_cuda_flash_takes(a) && a->scale > 0 && heads_fit(&a->q) && heads_fit(&a->k) && heads_fit(&a->v) &&
@@ -44,12 +49,17 @@ bool mt_cuda_flash_suits(const struct mt_attention *a)
 bool mt_cuda_flash_suits_bwd(const struct mt_attention_bwd *b)
 {
     return mt_cuda_flash_suits(&b->fwd) && heads_fit(&b->d_o) && heads_fit(&b->dq) && heads_fit(&b->dk) &&
-           heads_fit(&b->dv);
+           heads_fit(&b->dv) && sums_fit(&b->dk_sum) && sums_fit(&b->dv_sum);
 }
 
 static flash_heads heads_of(const struct mt_heads &h)
 {
     return {static_cast<uint16_t *>(h.p), static_cast<int>(h.ld), static_cast<int>(h.stride)};
+}
+
+static flash_added added_to(const struct mt_heads &h)
+{
+    return {static_cast<float *>(h.p), static_cast<int>(h.ld), static_cast<int>(h.stride)};
 }
 
 static flash_args args_of(const struct mt_attention *a)
@@ -64,9 +74,10 @@ static flash_args args_of(const struct mt_attention *a)
     f.delta = r.delta;
     f.tiles = static_cast<const flash_tile *>(r.tiles);
     f.n = static_cast<int>(a->n);
+    f.past = static_cast<int>(a->past);
     f.n_q = static_cast<int>(a->q.n);
     f.n_kv = static_cast<int>(a->k.n);
-    f.window = a->window < a->n ? static_cast<int>(a->window) : 0;
+    f.window = a->window < a->n + a->past ? static_cast<int>(a->window) : 0;
     f.scale = a->scale;
     f.cap = a->cap;
     f.scale_over_cap = a->cap > 0 ? a->scale / a->cap : 0.0f;
@@ -86,6 +97,8 @@ cudaError_t mt_cuda_flash_bwd(const struct mt_attention_bwd *b, cudaStream_t str
     f.dq = heads_of(b->dq);
     f.dk = heads_of(b->dk);
     f.dv = heads_of(b->dv);
+    f.dk_sum = added_to(b->dk_sum);
+    f.dv_sum = added_to(b->dv_sum);
     f.sinks = b->sinks;
     dim3 grid(static_cast<unsigned>(ceil_div(a->n, 8)), static_cast<unsigned>(a->q.n));
     cudaError_t rc = MT_LAUNCH(flash_delta, grid, 256, 0, stream, f, static_cast<int>(a->v.dim));

@@ -18,7 +18,8 @@
 
 static constexpr float LOG2E = 1.44269504f;
 
-/* Rows [row0, ...) of the document [start, start + len). */
+/* Tokens [row0, ...) of a document of `len`, of which the first has row `start`. One that began before the call has its
+ * earlier tokens with it: as these have no rows but those of keys, its start is -past. */
 struct flash_tile {
     int start, len, row0, unused;
 };
@@ -28,11 +29,18 @@ struct flash_heads {
     int ld, stride;
 };
 
+/* Sums of gradients in f32, to which is added; p NULL: none. */
+struct flash_added {
+    float *p;
+    int ld, stride;
+};
+
 struct flash_args {
     flash_heads q, k, v, o, d_o, dq, dk, dv;
     float *lse, *delta;
+    flash_added dk_sum, dv_sum; /* of a document's earlier tokens, too */
     const flash_tile *tiles;
-    int n, n_q, n_kv, window;
+    int n, past, n_q, n_kv, window; /* past: rows of keys before those of the queries */
     float scale, cap, scale_over_cap; /* cap: 0 for none */
     bool sinks;                       /* backward: lse counts them */
 };
@@ -56,6 +64,18 @@ static __device__ __forceinline__ uint16_t *rows_from(const flash_heads &h, int 
 {
     return h.p + static_cast<size_t>(row) * static_cast<unsigned>(h.ld) +
            static_cast<size_t>(head) * static_cast<unsigned>(h.stride);
+}
+
+/* A document's tokens before the call, of which there are no queries. */
+static __device__ __forceinline__ int past_of(const flash_tile &t)
+{
+    return t.start < 0 ? -t.start : 0;
+}
+
+/* The row of a document's first key. */
+static __device__ __forceinline__ int first_key(const flash_args &a, const flash_tile &t)
+{
+    return t.start + a.past;
 }
 
 /* A tile of products, from the first query and key of a thread on; at the edge: some are masked. */
@@ -90,13 +110,39 @@ static __device__ __forceinline__ void store_sums(const flash_heads &h, const fl
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int at = row + lane / 4 + 8 * half;
-        if (at >= t.len)
+        if (at >= t.len || at < past_of(t))
             continue;
         uint32_t *to = reinterpret_cast<uint32_t *>(rows_from(h, t.start + at, head));
         float by = half ? by1 : by0;
 #pragma unroll
         for (int j = 0; j < D / 8; j++)
             to[4 * j + lane % 4] = rounded_pair(sum[j][2 * half] * by, sum[j][2 * half + 1] * by);
+    }
+}
+
+/* The same for keys of documents that began before the call, and of which later calls have had their part: what is there
+ * is added first, and keys before the call have no other place. */
+template <int D>
+static __device__ __forceinline__ void add_sums(const flash_heads &h, const flash_added &to, const flash_tile &t,
+                                                int row, int keys, int head, const float (&sum)[D / 8][4], float by)
+{
+    int lane = static_cast<int>(threadIdx.x) % WARP, past = past_of(t);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int at = row + lane / 4 + 8 * half;
+        if (at >= t.len)
+            continue;
+        float *all = to.p + static_cast<size_t>(keys + at) * static_cast<unsigned>(to.ld) +
+                     static_cast<size_t>(head) * static_cast<unsigned>(to.stride);
+        uint32_t *own = reinterpret_cast<uint32_t *>(rows_from(h, max(t.start + at, 0), head));
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) {
+            float *two = all + 8 * j + lane % 4 * 2;
+            two[0] = fmaf(sum[j][2 * half], by, two[0]);
+            two[1] = fmaf(sum[j][2 * half + 1], by, two[1]);
+            if (at >= past)
+                own[4 * j + lane % 4] = rounded_pair(two[0], two[1]);
+        }
     }
 }
 

@@ -43,24 +43,25 @@ static __global__ void __launch_bounds__(BM * 2) flash_forward(flash_args a)
     MT_SHARED_DYNAMIC(uint16_t, mem);
     shared_address sq = address_in_shared(mem), sk = sq + TILE_BYTES<BM, DQ>, sv = sk + TILE_BYTES<BN, DQ>;
     flash_tile tl = a.tiles[blockIdx.x / a.n_q];
-    int h = static_cast<int>(blockIdx.x) % a.n_q, kv = h / (a.n_q / a.n_kv), q0 = tl.row0, len = tl.len;
+    int h = static_cast<int>(blockIdx.x) % a.n_q, kv = h / (a.n_q / a.n_kv), q0 = tl.row0;
+    int len = tl.len, keys = first_key(a, tl);
     int lane = static_cast<int>(threadIdx.x) % WARP, r0 = static_cast<int>(threadIdx.x) / WARP * 16;
     int end = min(q0 + BM, len), first = first_keys<BN>(q0, a.window), tiles = (end + BN - 1) / BN;
     fetch<BM, DQ, T>(sq, rows_from(a.q, tl.start + q0, h), a.q.ld, len - q0);
-    fetch<BN, DQ, T>(sk, rows_from(a.k, tl.start + first * BN, kv), a.k.ld, len - first * BN);
+    fetch<BN, DQ, T>(sk, rows_from(a.k, keys + first * BN, kv), a.k.ld, len - first * BN);
     commit_copies();
     float o[DV / 8][4] = {}, max[2] = {-INFINITY, -INFINITY}, sum[2] = {}, f = scale_of(a) * LOG2E;
     for (int t = first; t < tiles; t++) {
         wait_for_copies<0>();
         __syncthreads();
-        fetch<BN, DV, T>(sv, rows_from(a.v, tl.start + t * BN, kv), a.v.ld, len - t * BN);
+        fetch<BN, DV, T>(sv, rows_from(a.v, keys + t * BN, kv), a.v.ld, len - t * BN);
         commit_copies();
         float s[NT][4] = {};
         add_product<BM, BN, DQ, NT>(s, sq, r0, sk);
         wait_for_copies<0>();
         __syncthreads();
         if (t + 1 < tiles)
-            fetch<BN, DQ, T>(sk, rows_from(a.k, tl.start + (t + 1) * BN, kv), a.k.ld, len - (t + 1) * BN);
+            fetch<BN, DQ, T>(sk, rows_from(a.k, keys + (t + 1) * BN, kv), a.k.ld, len - (t + 1) * BN);
         commit_copies();
         if (a.cap > 0) {
             float slope;

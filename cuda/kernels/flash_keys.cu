@@ -33,6 +33,17 @@ static __device__ __forceinline__ void weigh(float (&p)[NT][4], float (&g)[NT][4
         }
 }
 
+/* A warp's gradients of 16 keys from position `row` on; the document's first has the row `keys`. */
+template <int D>
+static __device__ __forceinline__ void store_keys(const flash_heads &h, const flash_added &to, const flash_tile &t,
+                                                  int row, int keys, int head, const float (&sum)[D / 8][4], float by)
+{
+    if (to.p)
+        add_sums<D>(h, to, t, row, keys, head, sum, by);
+    else
+        store_sums<D>(h, t, row, head, sum, by, by);
+}
+
 template <int DQ, int DV, int BM, int BN, int SUMS>
 static __global__ void __launch_bounds__(BN * 2) flash_keys(flash_args a)
 {
@@ -44,26 +55,28 @@ static __global__ void __launch_bounds__(BN * 2) flash_keys(flash_args a)
     constexpr int STAGES = TILE_BYTES<BN, DQ> + (K ? TILE_BYTES<BN, DV> : 0);
     flash_tile tl = a.tiles[blockIdx.x / a.n_kv];
     int kv = static_cast<int>(blockIdx.x) % a.n_kv, k0 = tl.row0, len = tl.len, group = a.n_q / a.n_kv;
+    int keys = first_key(a, tl), past = past_of(tl);
     int tid = static_cast<int>(threadIdx.x), lane = tid % WARP, r0 = tid / WARP * 16;
-    fetch<BN, DQ, T>(sk, rows_from(a.k, tl.start + k0, kv), a.k.ld, len - k0);
+    fetch<BN, DQ, T>(sk, rows_from(a.k, keys + k0, kv), a.k.ld, len - k0);
     if (K)
-        fetch<BN, DV, T>(sv, rows_from(a.v, tl.start + k0, kv), a.v.ld, len - k0);
-    int from = k0 / BM, to = (len + BM - 1) / BM;
+        fetch<BN, DV, T>(sv, rows_from(a.v, keys + k0, kv), a.v.ld, len - k0);
+    int from = max(k0 - past, 0) / BM, to = (len - past + BM - 1) / BM; /* tiles of queries */
     if (a.window)
-        to = min(to, (k0 + BN - 2 + a.window) / BM + 1);
-    int per = to - from, all = per * group;
+        to = min(to, (k0 + BN - 2 + a.window - past) / BM + 1);
+    int per = max(to - from, 0), all = per * group; /* none: no query sees these keys */
     auto load = [&](int i) {
-        int h = kv * group + i / per, q0 = (from + i % per) * BM;
+        int h = kv * group + i / per, q0 = past + (from + i % per) * BM;
         shared_address s = sk + STAGES + (i & 1) * STAGE;
         fetch<BM, DQ, T>(s, rows_from(a.q, tl.start + q0, h), a.q.ld, len - q0);
         fetch<BM, DV, T>(s + QB, rows_from(a.d_o, tl.start + q0, h), a.d_o.ld, len - q0);
         if (tid < 2 * BM) {
             int r = q0 + tid % BM;
             const float *p = (tid < BM ? a.lse : a.delta) + static_cast<size_t>(h) * a.n + tl.start;
-            copy_4_async(s + QB + OB + tid * 4, p + (r < len ? r : 0), r < len ? 4 : 0);
+            copy_4_async(s + QB + OB + tid * 4, p + (r < len ? r : q0), r < len ? 4 : 0);
         }
     };
-    load(0);
+    if (all)
+        load(0);
     commit_copies();
     float dk[K ? DQ / 8 : 1][4] = {}, dv[V ? DV / 8 : 1][4] = {};
     for (int i = 0; i < all; i++) {
@@ -74,7 +87,7 @@ static __global__ void __launch_bounds__(BN * 2) flash_keys(flash_args a)
         __syncthreads();
         shared_address s = sk + STAGES + (i & 1) * STAGE;
         const float *lse = reinterpret_cast<const float *>(mem + STAGES + (i & 1) * STAGE + QB + OB);
-        int q0 = (from + i % per) * BM;
+        int q0 = past + (from + i % per) * BM;
         float p[NT][4] = {}, g[NT][4] = {};
         add_product<BN, BM, DQ, NT>(p, sk, r0, s);
         if constexpr (K)
@@ -92,9 +105,9 @@ static __global__ void __launch_bounds__(BN * 2) flash_keys(flash_args a)
     }
     wait_for_copies<0>();
     if constexpr (K)
-        store_sums<DQ>(a.dk, tl, k0 + r0, kv, dk, a.scale, a.scale);
+        store_keys<DQ>(a.dk, a.dk_sum, tl, k0 + r0, keys, kv, dk, a.scale);
     if constexpr (V)
-        store_sums<DV>(a.dv, tl, k0 + r0, kv, dv, 1, 1);
+        store_keys<DV>(a.dv, a.dv_sum, tl, k0 + r0, keys, kv, dv, 1);
 }
 
 template <int DQ, int DV, int BM, int BN, int SUMS = SUM_BOTH> static constexpr flash_pass pass()

@@ -33,15 +33,16 @@ static __global__ void __launch_bounds__(BM * 2) flash_queries(flash_args a)
     MT_SHARED_DYNAMIC(uint16_t, mem);
     shared_address sq = address_in_shared(mem), so = sq + TILE_BYTES<BM, DQ>, st = so + TILE_BYTES<BM, DV>;
     flash_tile tl = a.tiles[blockIdx.x / a.n_q];
-    int h = static_cast<int>(blockIdx.x) % a.n_q, kv = h / (a.n_q / a.n_kv), q0 = tl.row0, len = tl.len;
+    int h = static_cast<int>(blockIdx.x) % a.n_q, kv = h / (a.n_q / a.n_kv), q0 = tl.row0;
+    int len = tl.len, keys = first_key(a, tl);
     int lane = static_cast<int>(threadIdx.x) % WARP, r0 = static_cast<int>(threadIdx.x) / WARP * 16;
     int end = min(q0 + BM, len), first = first_keys<BN>(q0, a.window), tiles = (end + BN - 1) / BN;
     fetch<BM, DQ, T>(sq, rows_from(a.q, tl.start + q0, h), a.q.ld, len - q0);
     fetch<BM, DV, T>(so, rows_from(a.d_o, tl.start + q0, h), a.d_o.ld, len - q0);
     auto load = [&](int t) {
         shared_address s = st + (t & 1) * STAGE;
-        fetch<BN, DQ, T>(s, rows_from(a.k, tl.start + t * BN, kv), a.k.ld, len - t * BN);
-        fetch<BN, DV, T>(s + KB, rows_from(a.v, tl.start + t * BN, kv), a.v.ld, len - t * BN);
+        fetch<BN, DQ, T>(s, rows_from(a.k, keys + t * BN, kv), a.k.ld, len - t * BN);
+        fetch<BN, DV, T>(s + KB, rows_from(a.v, keys + t * BN, kv), a.v.ld, len - t * BN);
     };
     load(first);
     commit_copies();

@@ -3,22 +3,23 @@
 #include "flash.cuh"
 
 /* The documents' tiles of `rows` rows; a warp a document. Longer documents come first, equal ones in order; of a
- * document the last tile first (queries, which see more keys), or the first (keys). */
+ * document the last tile first (queries, which see more keys), or the first (keys). The first document has `past`
+ * tokens before the call, which are keys alone. */
 static __global__ void __launch_bounds__(WARP)
-    list_tiles(const int32_t *cu, int n_docs, int rows, bool last_first, flash_tile *tiles)
+    list_tiles(const int32_t *cu, int n_docs, int rows, int past, bool queries, flash_tile *tiles)
 {
-    int doc = static_cast<int>(blockIdx.x), start = cu[doc], len = cu[doc + 1] - start, before = 0;
+    int doc = static_cast<int>(blockIdx.x), start = cu[doc] - (doc ? 0 : past), len = cu[doc + 1] - start, before = 0;
     int lane = static_cast<int>(threadIdx.x);
     for (int i = lane; i < n_docs; i += WARP) {
-        int other = cu[i + 1] - cu[i];
+        int other = cu[i + 1] - cu[i] + (i ? 0 : past);
         if (other > len || (other == len && i < doc))
-            before += (other + rows - 1) / rows;
+            before += (other - (queries && !i ? past : 0) + rows - 1) / rows;
     }
     for (int d = WARP / 2; d; d /= 2)
         before += __shfl_xor_sync(0xffffffffu, before, d);
-    int n = (len + rows - 1) / rows;
+    int from = queries && !doc ? past : 0, n = (len - from + rows - 1) / rows;
     for (int i = lane; i < n; i += WARP)
-        tiles[before + i] = {start, len, (last_first ? n - 1 - i : i) * rows, 0};
+        tiles[before + i] = {start, len, from + (queries ? n - 1 - i : i) * rows, 0};
 }
 
 static cudaError_t run_pass(const flash_pass &p, const struct mt_attention *a, const flash_args &f,
@@ -26,10 +27,12 @@ static cudaError_t run_pass(const flash_pass &p, const struct mt_attention *a, c
 {
     size_t tiles = 0, heads = p.queries ? a->q.n : a->k.n;
     for (size_t i = 0; i < a->n_docs; i++)
-        tiles += ceil_div(static_cast<size_t>(a->cu_seqlens_host[i + 1] - a->cu_seqlens_host[i]),
+        tiles += ceil_div(static_cast<size_t>(a->cu_seqlens_host[i + 1] - a->cu_seqlens_host[i]) +
+                              (p.queries || i ? 0 : a->past),
                           static_cast<size_t>(p.rows));
     cudaError_t rc = MT_LAUNCH(list_tiles, grid_of(a->n_docs), WARP, 0, stream, a->cu_seqlens,
-                               static_cast<int>(a->n_docs), p.rows, p.queries, const_cast<flash_tile *>(f.tiles));
+                               static_cast<int>(a->n_docs), p.rows, f.past, p.queries,
+                               const_cast<flash_tile *>(f.tiles));
     if (rc == cudaSuccess)
         rc = cudaFuncSetAttribute(p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes);
     return rc == cudaSuccess ? MT_LAUNCH(p.kernel, grid_of(tiles * heads), 2 * p.rows, p.shared_bytes, stream, f) : rc;

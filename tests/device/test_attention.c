@@ -556,6 +556,9 @@ static void attention_goes_on_in_chunks(struct harness *h)
         {.n_q = 2, .n_kv = 2, .d = 16, .window = 1, .n_docs = 1, .len = {90}},
         {.n_q = 4, .n_kv = 2, .d = 192, .d_v = 128, .n_docs = 2, .len = {70, 31}, .apart = true},
         {.n_q = 2, .n_kv = 1, .d = 16, .n_docs = 4, .len = {64, 1, 63, 64}, .cap = 3},
+        {.n_q = 2, .n_kv = 1, .d = 96, .n_docs = 1, .len = {71}, .cap = 3},
+        {.n_q = 1, .n_kv = 1, .d = 128, .window = 17, .n_docs = 1, .len = {90}},
+        {.n_q = 2, .n_kv = 1, .d = 256, .n_docs = 2, .len = {40, 9}},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         for (size_t chunk = 19; chunk <= 64; chunk += 45) {

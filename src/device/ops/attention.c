@@ -90,28 +90,16 @@ static void count(const struct mt_attention *a, bool bwd, struct mt_metered *out
                  mt_op_bytes(a->past, a->q.dim + a->v.dim, a->dtype) * (double)a->k.n;
 }
 
-/* Fused kernels are for whole documents: where they go on, scores in FP32, weights and their gradients pass through
- * memory between products (cuda/attention_tiled.c). */
-static void count_tiles(const struct mt_attention *a, bool bwd, struct mt_metered *out)
-{
-    double e = (double)mt_dtype_size(a->dtype);
-    out->bytes += attended_pairs(a) * (double)a->q.n * (bwd ? 16 + 5 * e : 8 + 2 * e);
-}
-
 static void cost_attention(const struct mt_attention *a, struct mt_metered *out)
 {
     count(a, false, out);
-    if (a->past)
-        count_tiles(a, false, out);
 }
 
 static void cost_attention_bwd(const struct mt_attention_bwd *a, struct mt_metered *out)
 {
     count(&a->fwd, true, out);
-    if (!a->dk_sum.p)
-        return;
-    count_tiles(&a->fwd, true, out);
-    out->bytes += 2 * mt_op_bytes(a->fwd.past + a->fwd.n, a->fwd.q.dim + a->fwd.v.dim, MT_F32) * (double)a->fwd.k.n;
+    if (a->dk_sum.p)
+        out->bytes += 2 * mt_op_bytes(a->fwd.past + a->fwd.n, a->fwd.q.dim + a->fwd.v.dim, MT_F32) * (double)a->fwd.k.n;
 }
 
 static void cost_attention_cached(const struct mt_attention_cached *c, struct mt_metered *out)
