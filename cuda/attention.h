@@ -9,11 +9,10 @@
  * Three implementations: kernels of our own on tensor cores (flash.h), for some widths of heads; cuDNN's fused attention,
  * if the build has it and it supports the shape; tiles of matrix products with a softmax between them, for every
  * shape. Our own come first on GPUs whose tensor cores they were written for (mt_cuda_own_first()), and their shapes
- * never go to cuDNN there, so that its workspace need not be; else cuDNN comes first, but for documents that go on, which
- * it does not know. In the environment,
- * MEGATRAIN_ATTENTION=tiled always uses tiles, =fused fails if there is no fused engine and uses none of ours, and =own
- * uses no fused engine and compares nothing, so that tests see what ours computes. Else at the first call of each kind
- * the result is compared with that of tiles (trial.h).
+ * never go to cuDNN there, so that its workspace need not be; else cuDNN comes first, but for documents that go on,
+ * which it does not know. In the environment, MEGATRAIN_ATTENTION=tiled always uses tiles, =fused fails if there is no
+ * fused engine and uses none of ours, and =own uses no fused engine and compares nothing, so that tests see what ours
+ * computes. Else at the first call of each kind the result is compared with that of tiles (trial.h).
  */
 int mt_cuda_attention_create(struct mt_cuda_device *d, int multiprocessors, struct mt_err *err);
 void mt_cuda_attention_destroy(struct mt_cuda_device *d);

@@ -120,8 +120,8 @@ static __device__ __forceinline__ void store_sums(const flash_heads &h, const fl
     }
 }
 
-/* The same for keys of documents that began before the call, and of which later calls have had their part: what is there
- * is added first, and keys before the call have no other place. */
+/* The same for keys of documents that began before the call, and of which later calls have had their part: what is
+ * there is added first, and keys before the call have no other place. */
 template <int D>
 static __device__ __forceinline__ void add_sums(const flash_heads &h, const flash_added &to, const flash_tile &t,
                                                 int row, int keys, int head, const float (&sum)[D / 8][4], float by)

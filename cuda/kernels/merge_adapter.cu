@@ -40,7 +40,8 @@ static __device__ __forceinline__ element element_of(const struct mt_decode &d, 
 }
 
 /* Which of the warp's tiles: FP8 has four, 16 rows of 128. */
-template <bool FLAT> static __device__ __forceinline__ tile tile_of(const struct mt_decode &d, unsigned columns, int sub)
+template <bool FLAT>
+static __device__ __forceinline__ tile tile_of(const struct mt_decode &d, unsigned columns, int sub)
 {
     unsigned warp = threadIdx.x / WARP, at = blockIdx.x * WARPS + warp;
     if constexpr (FLAT)
@@ -135,8 +136,8 @@ static __device__ __forceinline__ float quantised(float x, float scale, int form
     }
 }
 
-/* The lane's elements of g (W + s B A). Returns the largest magnitude. Sums of a matrix's rows grow together, so that an
- * element of A is read once for them; of one that is read as a row, one after the other. */
+/* The lane's elements of g (W + s B A). Returns the largest magnitude. Sums of a matrix's rows grow together, so that
+ * an element of A is read once for them; of one that is read as a row, one after the other. */
 template <typename T, bool FLAT>
 static __device__ __forceinline__ float merge_tile(const struct mt_merge_adapter &a, tile t, float (*out)[WIDE])
 {
