@@ -3,22 +3,27 @@
 """Samples a round's rollouts from a server, for policy.rollouts (standard library only):
 
     policy.rollouts = python3 scripts/policy_rollouts.py vllm http://localhost:8000
-    policy.rollouts = python3 scripts/policy_rollouts.py llama.cpp http://localhost:8080 --before ./restart-server
+    policy.rollouts = python3 scripts/policy_rollouts.py llama.cpp http://localhost:8080 --gguf model.gguf
 
 vllm: the server runs with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora; each round's adapter is loaded under a
-new name, round-R. llama.cpp: its server cannot load a new adapter while it runs, so --before names a command that
-converts $MEGATRAIN_ADAPTER (convert_lora_to_gguf.py) and starts the server again; its log-probabilities are those of
-temperature 1, which policy.temperature must be.
+new name, round-R. llama.cpp: its server cannot load a new adapter while it runs, so it is started for each round, with the
+model of --gguf and the adapter that convert_lora_to_gguf.py makes of $MEGATRAIN_ADAPTER (both of --llama-cpp, or
+llama-server on the PATH); without --gguf a server runs already, and --before may name a command that starts it again. Its
+log-probabilities are those of temperature 1, which policy.temperature must be.
 
 megatrain says in the environment what to do: MEGATRAIN_ROUND, MEGATRAIN_MODEL, MEGATRAIN_ADAPTER (empty before the first
 update), MEGATRAIN_PROMPTS and MEGATRAIN_ROLLOUTS (files of JSON lines), MEGATRAIN_SAMPLES, MEGATRAIN_MAX_TOKENS,
 MEGATRAIN_TEMPERATURE, MEGATRAIN_SEED."""
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -80,18 +85,50 @@ class LlamaCpp:
             yield c["content"], c["tokens"], [p["logprob"] for p in c["completion_probabilities"]], c["stop_type"] == "limit"
 
 
+@contextlib.contextmanager
+def server_of(args):
+    """llama.cpp's, while a round is sampled; nothing where a server runs already."""
+    adapter, of = os.environ["MEGATRAIN_ADAPTER"], []
+    if not args.gguf:
+        yield
+        return
+    if adapter:
+        made = os.environ["MEGATRAIN_ROLLOUTS"] + ".gguf"
+        subprocess.run([sys.executable, os.path.join(args.llama_cpp, "convert_lora_to_gguf.py"), adapter, "--outfile", made], check=True)
+        of = ["--lora", made]
+    built = os.path.join(args.llama_cpp, "build", "bin", "llama-server")
+    port = urllib.parse.urlsplit(args.url).port or 80
+    with subprocess.Popen([shutil.which("llama-server") or built, "-m", args.gguf, "--port", str(port), "--jinja", *of]) as server:
+        try:
+            ends = time.monotonic() + args.timeout
+            while True:
+                try:
+                    urllib.request.urlopen(args.url + "/health", timeout=10).close()
+                    break
+                except OSError:  # not there, or loading: 503
+                    if server.poll() is not None or time.monotonic() > ends:
+                        sys.exit("llama-server has not started")
+                    time.sleep(0.2)
+            yield
+        finally:
+            server.terminate()
+    if of:
+        os.unlink(of[1])
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("api", choices=("vllm", "llama.cpp"))
     p.add_argument("url")
     p.add_argument("--before", help="a command that is run before sampling")
+    p.add_argument("--gguf", help="the model with which llama.cpp's server is started")
+    p.add_argument("--llama-cpp", default="llama.cpp", help="its folder")
     p.add_argument("--at-once", type=int, default=16, help="prompts that are asked for at once")
     p.add_argument("--timeout", type=float, default=3600)
     args = p.parse_args()
     args.url = args.url.rstrip("/")
     if args.before:
         subprocess.run(args.before, shell=True, check=True)
-    server = (Vllm if args.api == "vllm" else LlamaCpp)(args)
     number = lambda name: int(os.environ["MEGATRAIN_" + name])
     temperature = float(os.environ["MEGATRAIN_TEMPERATURE"])
 
@@ -109,7 +146,8 @@ def main():
 
     with open(os.environ["MEGATRAIN_PROMPTS"]) as f:
         records = [json.loads(line) for line in f]
-    with ThreadPoolExecutor(args.at_once) as pool, open(os.environ["MEGATRAIN_ROLLOUTS"], "w") as out:
+    with server_of(args), ThreadPoolExecutor(args.at_once) as pool, open(os.environ["MEGATRAIN_ROLLOUTS"], "w") as out:
+        server = (Vllm if args.api == "vllm" else LlamaCpp)(args)
         for rows in pool.map(of_prompt, enumerate(records)):
             out.writelines(json.dumps(row) + "\n" for row in rows)
 

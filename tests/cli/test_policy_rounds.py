@@ -183,6 +183,10 @@ class Stub(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write((of if isinstance(of, str) else json.dumps(of)).encode())
 
+    def do_GET(self):  # /health
+        self.send_response(200)
+        self.end_headers()
+
     def log_message(self, *_):
         pass
 
