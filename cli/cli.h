@@ -95,6 +95,8 @@ int cli_model_of_adapter(char **model, const char *dir, struct mt_err *err);
  * taken as the adapter. If no model is given, it is the one that the adapter names.
  */
 int cli_choose_model(struct mt_config *cfg, const char *model, const char *adapter, struct mt_err *err);
+/** The loss on the configuration's evaluation data, printed as the command's options say; args NULL: not printed. */
+int cli_eval(struct mt_config *cfg, const struct cli_args *args, double *loss, struct mt_err *err);
 
 /** `probe disk [DIR]`: the drive under a folder. */
 int cli_probe_disk(struct cli *cli, const struct cli_args *args);

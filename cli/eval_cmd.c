@@ -50,16 +50,29 @@ static int check_loss(double loss, const char *of, struct mt_err *err)
                                         "verify, whether its files are whole)", of);
 }
 
-static int run_eval(struct mt_setup *setup, const struct cli_args *args, struct mt_err *err)
+static void print_loss(const struct mt_eval_report *r, bool json)
+{
+    printf(json ? "{\"loss\": %.17g, \"perplexity\": %.17g, \"accuracy\": %.17g, \"tokens\": %llu}\n"
+                : "loss %.6f  perplexity %.4f  accuracy %.4f  tokens %llu\n",
+           r->loss, exp(r->loss), r->accuracy, (unsigned long long)r->n_loss);
+    for (size_t i = 0; i < r->n_sets; i++) {
+        const struct mt_eval_of_set *e = &r->sets[i];
+        printf(json ? "{\"set\": \"%s\", \"loss\": %.17g, \"perplexity\": %.17g, \"accuracy\": %.17g, \"tokens\": %llu}\n"
+                    : "%s: loss %.6f  perplexity %.4f  accuracy %.4f  tokens %llu\n",
+               e->name, e->loss, exp(e->loss), e->accuracy, (unsigned long long)e->n_loss);
+    }
+}
+
+static int run_eval(struct mt_setup *setup, const struct cli_args *args, double *loss, struct mt_err *err)
 {
     struct mt_session s;
     struct mt_eval_report r = {0};
-    bool json = cli_arg(args, "json") != NULL, unread;
+    bool json = args && cli_arg(args, "json"), unread;
     mt_setup_adopt_checkpoint(setup);
     int rc = mt_session_start(&s, setup, err);
     if (!rc)
         rc = mt_session_fill_weights(&s, NULL, err);
-    if (!rc && cli_arg(args, "per-sample"))
+    if (!rc && args && cli_arg(args, "per-sample"))
         rc = print_samples(&s, json, err);
     if (!rc)
         rc = mt_evaluate(&s, 0, NULL, NULL, &r, &unread, err);
@@ -68,39 +81,32 @@ static int run_eval(struct mt_setup *setup, const struct cli_args *args, struct 
         rc = check_loss(r.loss, "data.eval", err);
     for (size_t i = 0; i < r.n_sets && !rc; i++)
         rc = check_loss(r.sets[i].loss, r.sets[i].name, err);
-    if (!rc)
-        printf(json ? "{\"loss\": %.17g, \"perplexity\": %.17g, \"accuracy\": %.17g, \"tokens\": %llu}\n"
-                    : "loss %.6f  perplexity %.4f  accuracy %.4f  tokens %llu\n",
-               r.loss, exp(r.loss), r.accuracy, (unsigned long long)r.n_loss);
-    for (size_t i = 0; i < r.n_sets && !rc; i++) {
-        const struct mt_eval_of_set *e = &r.sets[i];
-        printf(json ? "{\"set\": \"%s\", \"loss\": %.17g, \"perplexity\": %.17g, \"accuracy\": %.17g, \"tokens\": %llu}\n"
-                    : "%s: loss %.6f  perplexity %.4f  accuracy %.4f  tokens %llu\n",
-               e->name, e->loss, exp(e->loss), e->accuracy, (unsigned long long)e->n_loss);
-    }
+    if (!rc && args)
+        print_loss(&r, json);
+    *loss = r.loss;
+    return rc;
+}
+
+int cli_eval(struct mt_config *cfg, const struct cli_args *args, double *loss, struct mt_err *err)
+{
+    struct mt_inputs in = {0};
+    struct mt_setup setup = {0};
+    int rc = mt_inputs_open(&in, cfg, MT_RUN_EVAL, NULL, err) ?: mt_setup_open(&setup, &in, MT_RUN_EVAL, err);
+    if (!rc && !in.eval_sampler)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.eval is not set: give a file, a number of samples, or a share such as 2%%");
+    rc = rc ?: run_eval(&setup, args, loss, err);
+    mt_setup_finish(&setup);
+    mt_inputs_finish(&in);
     return rc;
 }
 
 int cli_cmd_eval(struct cli *, const struct cli_args *args)
 {
     struct mt_config *cfg = NULL;
-    struct mt_inputs in = {0};
-    struct mt_setup setup = {0};
     struct mt_err err;
-    int rc = cli_load_config(&cfg, args, &err);
-    if (!rc)
-        rc = cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), &err);
-    if (!rc)
-        rc = mt_inputs_open(&in, cfg, MT_RUN_EVAL, NULL, &err);
-    if (!rc)
-        rc = mt_setup_open(&setup, &in, MT_RUN_EVAL, &err);
-    if (!rc && !in.eval_sampler)
-        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "data.eval is not set: give a file, a number of samples, or a share such as 2%%");
-    if (!rc)
-        rc = run_eval(&setup, args, &err);
-    int code = rc ? cli_fail(&err) : 0;
-    mt_setup_finish(&setup);
-    mt_inputs_finish(&in);
+    double loss;
+    int rc = cli_load_config(&cfg, args, &err) ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), &err)
+                 ?: cli_eval(cfg, args, &loss, &err);
     mt_config_destroy(&cfg);
-    return code;
+    return rc ? cli_fail(&err) : 0;
 }

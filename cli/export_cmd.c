@@ -56,10 +56,32 @@ static int find_merged(char **base, const struct cli_args *args, struct mt_err *
     return rc;
 }
 
+/* The evaluation loss of the configuration with another model. */
+static int loss_of(double *loss, const char *ini, const char *model, const char *adapter, struct mt_err *err)
+{
+    static const char *const own[] = {"adapter.kind=none", "adapter.merge_aware=off", "model.base_dtype=auto", "model.init=weights"};
+    struct mt_config *cfg = NULL;
+    int rc = mt_config_load(&cfg, ini, own, MT_ARRAY_LEN(own), err) ?: cli_choose_model(cfg, model, adapter, err)
+                 ?: cli_eval(cfg, NULL, loss, err);
+    mt_config_destroy(&cfg);
+    return rc;
+}
+
+static int compare_losses(const struct mt_export *e, const char *ini, struct mt_err *err)
+{
+    bool adapters = mt_peft_is_folder(e->from), stay = adapters && !e->base;
+    double before, after;
+    int rc = loss_of(&before, ini, adapters ? e->base : e->from, adapters ? e->from : NULL, err)
+                 ?: loss_of(&after, ini, stay ? NULL : e->to, stay ? e->to : NULL, err);
+    if (!rc)
+        printf("loss %.6f before, %.6f after (%+.6f)\n", before, after, after - before);
+    return rc;
+}
+
 int cli_cmd_export(struct cli *, const struct cli_args *args)
 {
     const char *dtype = cli_arg(args, "dtype"), *size = cli_arg(args, "shard-size");
-    const char *packed = cli_arg(args, "base-dtype");
+    const char *packed = cli_arg(args, "quantize"), *ini = cli_arg(args, "eval");
     struct mt_export e = {.from = args->operands[0], .to = args->operands[1], .f32 = dtype && !strcmp(dtype, "f32")};
     struct mt_config *cfg = NULL;
     struct mt_err err;
@@ -71,7 +93,7 @@ int cli_cmd_export(struct cli *, const struct cli_args *args)
     while (packed && e.base_dtype < MT_N_PACKABLE && strcmp(packed, mt_packed_names[e.base_dtype]))
         e.base_dtype++;
     if (packed && (e.base_dtype == MT_PACKED_NONE || e.base_dtype == MT_N_PACKABLE)) {
-        fprintf(stderr, "megatrain export: --base-dtype must be nf4, fp8 or mxfp4\n");
+        fprintf(stderr, "megatrain export: --quantize must be nf4, fp8, mxfp4, int4 or nvfp4\n");
         return EXIT_USAGE;
     }
     e.fold = cli_arg(args, "fold-scales") != NULL;
@@ -96,6 +118,8 @@ int cli_cmd_export(struct cli *, const struct cli_args *args)
         printf(mt_peft_is_folder(e.from) && !base ? "%s: load it with PeftModel.from_pretrained(model, \"%s\")\n"
                                                   : "%s: load it with AutoModelForCausalLM.from_pretrained(\"%s\")\n",
                e.to, e.to);
+    if (!rc && ini)
+        rc = compare_losses(&e, ini, &err);
     free(base);
     mt_config_destroy(&cfg);
     return rc ? cli_fail(&err) : 0;

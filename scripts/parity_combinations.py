@@ -131,7 +131,7 @@ class Case:
         plain = self.dir
         if self.base in ("nf4", "fp8"):
             self.dir = os.path.join(self.tmp, "packed")
-            megatrain("-q", "export", plain, self.dir, "--base-dtype", self.base)
+            megatrain("-q", "export", plain, self.dir, "--quantize", self.base)
             plain = write_decoded(os.path.join(self.tmp, "decoded"), self.dir, "F32")
         self.plain, self.model = plain, self.load(plain)
         data = self.way.write_data(os.path.join(self.tmp, "data.jsonl"), STEPS * ROWS)

@@ -81,6 +81,12 @@ float mt_pack_e4m3_scale(enum mt_scale type, float factor, const float *w, size_
     return mt_e4m3_scale(type, mt_pack_e4m3_byte(type, factor, most), factor);
 }
 
+float mt_pack_nvfp4_factor(float largest)
+{
+    float factor = 448.0f * 6.0f / largest;
+    return factor > 0 && isfinite(factor) ? factor : 1;
+}
+
 uint8_t mt_pack_e4m3_byte(enum mt_scale type, float factor, float scale)
 {
     uint8_t byte = e4m3(type == MT_SCALE_E4M3 ? scale / factor : scale * factor);
@@ -142,12 +148,14 @@ static void nf4_block(const float *w, size_t n, uint8_t *codes, float *scale)
     *scale = most;
 }
 
-static void mxfp4_block(const float *w, uint8_t *codes, float *scale)
+/* A part of a row, of MXFP4, INT4 or NVFP4. */
+static void row_block(enum mt_packed f, float factor, const float *w, uint8_t *codes, float *scale)
 {
-    uint8_t code[MT_MXFP4_BLOCK];
-    *scale = mt_pack_scale(MT_PACKED_MXFP4, w, MT_MXFP4_BLOCK);
-    mt_pack_codes(MT_PACKED_MXFP4, w, MT_MXFP4_BLOCK, *scale, code);
-    mt_pack_put(MT_PACKED_MXFP4, codes, 0, code, MT_MXFP4_BLOCK);
+    uint8_t code[MT_NF4_BLOCK];
+    size_t n = mt_packed_formats[f].block;
+    *scale = f == MT_PACKED_NVFP4 ? mt_pack_e4m3_scale(MT_SCALE_E4M3_OVER, factor, w, n) : mt_pack_scale(f, w, n);
+    mt_pack_codes(f, w, n, *scale, code);
+    mt_pack_put(f, codes, 0, code, n);
 }
 
 static void fp8_block(size_t rows, size_t cols, const float *w, size_t i, uint8_t *codes, float *scales)
@@ -166,19 +174,20 @@ static void fp8_block(size_t rows, size_t cols, const float *w, size_t i, uint8_
             codes[c] = e4m3(w[c] * up);
 }
 
-void mt_pack_job(enum mt_packed f, size_t rows, size_t cols, const float *w, size_t i, uint8_t *codes, float *scales)
+void mt_pack_job(const struct mt_pack *p, const float *w, size_t i, uint8_t *codes, float *scales)
 {
-    size_t n = rows * cols, end = MT_MIN(n, (i + 1) * RUN);
+    enum mt_packed f = p->format;
+    size_t n = p->rows * p->cols, end = MT_MIN(n, (i + 1) * RUN);
     if (f == MT_PACKED_FP8) {
-        fp8_block(rows, cols, w, i, codes, scales);
+        fp8_block(p->rows, p->cols, w, i, codes, scales);
         return;
     }
-    size_t block = f == MT_PACKED_NF4 ? MT_NF4_BLOCK : MT_MXFP4_BLOCK;
+    size_t block = mt_packed_formats[f].block;
     for (size_t at = i * RUN; at < end; at += block) {
         if (f == MT_PACKED_NF4)
             nf4_block(w + at, MT_MIN(block, n - at), codes + at / 2, &scales[at / block]);
         else
-            mxfp4_block(w + at, codes + at / 2, &scales[at / block]);
+            row_block(f, p->factor, w + at, codes + at / 2, &scales[at / block]);
     }
 }
 

@@ -3,8 +3,8 @@
 
 #include "base/mem.h"
 
-const char *const mt_packed_names[MT_N_PACKED] = {"none", "nf4", "mxfp4", "fp8", "fp8 with one scale", "int4", "nvfp4",
-                                             "fp8 with a scale a row"};
+const char *const mt_packed_names[MT_N_PACKED] = {"none", "nf4", "mxfp4", "fp8", "int4", "nvfp4", "fp8 with one scale",
+                                                  "fp8 with a scale a row"};
 
 /* Digit for digit those of bitsandbytes. */
 const float mt_nf4_values[16] = {
@@ -22,7 +22,7 @@ const struct mt_packed_format mt_packed_formats[MT_N_PACKED] = {
     [MT_PACKED_NF4] = {.may_end = true, .block = MT_NF4_BLOCK, .values = mt_nf4_values, .codes_name = "",
                        .scales_name = ".absmax"},
     [MT_PACKED_MXFP4] = {.block = MT_MXFP4_BLOCK, .values = mt_fp4_values, .scale = MT_SCALE_E8M0,
-                         .codes_name = "_blocks", .scales_name = "_scales"},
+                         .codes_name = "_packed", .scales_name = "_scale"},
     [MT_PACKED_FP8] = {.bytes = true, .by_rows = true, .block = MT_FP8_BLOCK, .rows = MT_FP8_BLOCK, .codes_name = "",
                        .scales_name = "_scale_inv"},
     [MT_PACKED_FP8T] = {.bytes = true, .by_rows = true, .codes_name = "", .scales_name = "_scale_inv"},

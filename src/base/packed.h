@@ -15,8 +15,8 @@
  *        block is 64 elements, its scale the largest magnitude in it, in f32. Nested: that scale is
  *        nested_map[scale byte] * nested_scale + offset, with one nested scale for 256 blocks. A code's value is in
  *        mt_nf4_values[].
- * MXFP4  (OCP Microscaling 1.0; gpt-oss) two codes a byte, the first in the low half; a block is 32 elements of a row,
- *        its scale 2^(byte - 127). A code's value is in mt_fp4_values[].
+ * MXFP4  (OCP Microscaling 1.0; gpt-oss; compressed-tensors, mxfp4-pack-quantized) two codes a byte, the first in the
+ *        low half; a block is 32 elements of a row, its scale 2^(byte - 127). A code's value is in mt_fp4_values[].
  * FP8    E4M3 without infinities (Micikevicius 2022; DeepSeek-V3): a block is 128 rows of 128 columns, fewer at the
  *        edges, its scale an f32, a bf16 or 2^(byte - 127).
  * FP8T   the same codes with one scale for the whole matrix (Ministral 3; ModelOpt).
@@ -27,11 +27,11 @@
  *        (ModelOpt's weight_scale_2), or divided by it (compressed-tensors' weight_global_scale).
  */
 enum mt_packed {
-    MT_PACKED_NONE, MT_PACKED_NF4, MT_PACKED_MXFP4, MT_PACKED_FP8, MT_PACKED_FP8T, MT_PACKED_INT4,
-    MT_PACKED_NVFP4, MT_PACKED_FP8R, MT_N_PACKED,
+    MT_PACKED_NONE, MT_PACKED_NF4, MT_PACKED_MXFP4, MT_PACKED_FP8, MT_PACKED_INT4, MT_PACKED_NVFP4,
+    MT_PACKED_FP8T, MT_PACKED_FP8R, MT_N_PACKED,
     MT_N_PACKABLE = MT_PACKED_FP8T /* those before it can be made from wider weights; the others are only read */
 };
-#define MT_PACKED_NAMES "auto|nf4|mxfp4|fp8" /* values of a setting; auto is MT_PACKED_NONE */
+#define MT_PACKED_NAMES "auto|nf4|mxfp4|fp8|int4|nvfp4" /* values of a setting; auto is MT_PACKED_NONE */
 
 /** The type of scales: of E8M0, a byte is the value 2^(byte - 127); nested ones are NF4's bytes; E4M3 ones are
  * multiplied with the matrix's factor, or divided by it. */

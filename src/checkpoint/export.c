@@ -342,7 +342,7 @@ static int open_aware(struct exporter *x, const struct mt_export *e, const struc
         return 0;
     if (mode == MT_MERGE_BF16 && pack)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s was trained on a base that was packed when it was loaded: pack its files "
-                       "first, megatrain export %s PACKED --base-dtype %s, and merge into that, --model PACKED", e->from, e->base,
+                       "first, megatrain export %s PACKED --quantize %s, and merge into that, --model PACKED", e->from, e->base,
                        mt_packed_names[pack]);
     if (mode == MT_MERGE_BF16) {
         mt_merge_as_trained(x->merge, dtype);
@@ -407,7 +407,7 @@ static int refuse_masters(const struct mt_export *e, struct mt_err *err)
     mt_path_printf(path, sizeof(path), "%s/megatrain/state-00000.safetensors", e->from);
     return !e->f32 || !mt_path_exists(path)
                ? 0
-               : mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is a checkpoint with master weights: --dtype f32 and --base-dtype "
+               : mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is a checkpoint with master weights: --dtype f32 and --quantize "
                          "pack a model's folder; export it with --dtype f32 first, then pack that", e->from);
 }
 

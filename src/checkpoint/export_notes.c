@@ -61,7 +61,7 @@ void mt_export_warn_of_packing(const struct mt_export *e, const struct mt_train_
     for (enum mt_packed f = MT_PACKED_NONE + 1; f < MT_N_PACKABLE; f++)
         if (!strcmp(format, mt_packed_names[f]))
             mt_warn("%s was trained on a base packed as %s and is merged into %s, which is not: results differ a little from the "
-                    "run's. For the run's own: megatrain export %s PACKED --base-dtype %s, then --merge --model PACKED, whose "
+                    "run's. For the run's own: megatrain export %s PACKED --quantize %s, then --merge --model PACKED, whose "
                     "weights are decoded", e->from, format, e->base, e->base, format);
 }
 
@@ -140,5 +140,5 @@ void mt_export_warn_of_experts(const struct mt_layout *l)
         any |= l->tensors[i].packed && l->tensors[i].expert >= 0;
     if (any)
         mt_warn("experts in NF4 are read by megatrain alone: transformers has those of a layer as one parameter, and reads them "
-                "packed only in FP8 (--base-dtype fp8)");
+                "packed only in FP8 (--quantize fp8)");
 }

@@ -27,9 +27,6 @@ int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_pac
 {
     *m = (struct mt_packed_model){.layout = NULL};
     int rc = mt_weights_layout(&m->layout, dir, true, spec, err);
-    if (!rc && format == MT_PACKED_MXFP4 && !m->layout->cfg.family->fused)
-        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "mxfp4 files can be read only for gpt-oss: export as nf4 or fp8, or set "
-                     "model.base_dtype = mxfp4 to train with it");
     rc = rc ?: mt_weights_mark_stored(m->layout, dir, format, NULL, err)
             ?: mt_layout_plane_params(&m->params, m->layout, NULL, MT_BF16, err)
             ?: check_memory(&m->params, err)

@@ -30,15 +30,25 @@ static cJSON *plain_experts(cJSON *list, const struct mt_layout *l)
     return list;
 }
 
+/* Is it described as compressed-tensors does? */
+static bool is_compressed(const struct mt_layout *l, enum mt_packed f)
+{
+    return f == MT_PACKED_INT4 || f == MT_PACKED_NVFP4 || f == MT_PACKED_FP8R ||
+           (f == MT_PACKED_MXFP4 && !l->cfg.family->fused);
+}
+
 /* Plain matrices, which must be listed, since readers would take them for packed ones. */
-static cJSON *plain_modules(const struct mt_layout *l, enum mt_packed f)
+static cJSON *plain_modules(const struct mt_layout *l, enum mt_packed f, bool modelopt)
 {
     cJSON *list = cJSON_CreateArray();
     if (f == MT_PACKED_MXFP4 && l->cfg.family->fused)
         return plain_experts(list, l);
     mt_json_append(list, cJSON_CreateString("lm_head"));
-    for (int i = 0; l->cfg.nested && l->cfg.nested->others[i]; i++)
-        mt_json_append(list, cJSON_CreateString(l->cfg.nested->others[i]));
+    for (int i = 0; l->cfg.nested && l->cfg.nested->others[i]; i++) {
+        char all[128]; /* of a module: there names mean no more than themselves */
+        snprintf(all, sizeof(all), modelopt ? "%s*" : is_compressed(l, f) ? "re:%s.*" : "%s", l->cfg.nested->others[i]);
+        mt_json_append(list, cJSON_CreateString(all));
+    }
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         char name[sizeof(t->name)];
@@ -48,8 +58,7 @@ static cJSON *plain_modules(const struct mt_layout *l, enum mt_packed f)
         char *end = strstr(name, ".weight");
         if (end)
             *end = 0;
-        if (f != MT_PACKED_MXFP4 || mt_packing_takes(l, t, f))
-            mt_json_append(list, cJSON_CreateString(name));
+        mt_json_append(list, cJSON_CreateString(name));
     }
     return list;
 }
@@ -79,6 +88,7 @@ static void describe_compressed(cJSON *o, enum mt_packed f)
         const char *format, *type, *strategy;
         int bits, group;
     } of[MT_N_PACKED] = {[MT_PACKED_INT4] = {"pack-quantized", "int", "group", 4, MT_INT4_BLOCK},
+                         [MT_PACKED_MXFP4] = {"mxfp4-pack-quantized", "float", "group", 4, MT_MXFP4_BLOCK},
                          [MT_PACKED_NVFP4] = {"nvfp4-pack-quantized", "float", "tensor_group", 4, MT_NVFP4_BLOCK},
                          [MT_PACKED_FP8R] = {"float-quantized", "float", "channel", 8, 0}};
     cJSON *group = cJSON_AddObjectToObject(cJSON_AddObjectToObject(o, "config_groups"), "group_0");
@@ -90,20 +100,14 @@ static void describe_compressed(cJSON *o, enum mt_packed f)
     cJSON_AddStringToObject(w, "strategy", of[f].strategy);
     if (of[f].group)
         cJSON_AddNumberToObject(w, "group_size", of[f].group);
+    if (f == MT_PACKED_MXFP4)
+        cJSON_AddStringToObject(w, "scale_dtype", "torch.uint8");
     cJSON_AddStringToObject(o, "format", of[f].format);
     cJSON_AddStringToObject(o, "quantization_status", "compressed");
 }
 
-/* The key that lists what is not packed. */
-static const char *key_of_plain(enum mt_packed f)
-{
-    return f == MT_PACKED_NF4 ? "llm_int8_skip_modules" : f >= MT_PACKED_INT4 ? "ignore" : "modules_to_not_convert";
-}
-
 int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *err)
 {
-    static const char *const methods[MT_N_PACKED] = {"", "bitsandbytes", "mxfp4", "fp8", "fp8", "compressed-tensors",
-                                                     "compressed-tensors", "compressed-tensors"};
     const struct mt_tensor *packed = NULL;
     bool all = true;
     for (size_t i = 0; i < l->n_tensors; i++) {
@@ -120,17 +124,22 @@ int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *e
     }
     mt_json_begin();
     cJSON *o = cJSON_CreateObject();
-    bool modelopt = packed->scale == MT_SCALE_E4M3;
-    cJSON_AddStringToObject(o, "quant_method", modelopt ? "modelopt" : methods[packed->packed]);
-    if (packed->packed == MT_PACKED_NF4)
+    enum mt_packed f = packed->packed;
+    bool modelopt = packed->scale == MT_SCALE_E4M3, compressed = is_compressed(l, f);
+    cJSON_AddStringToObject(o, "quant_method", modelopt              ? "modelopt"
+                                               : compressed          ? "compressed-tensors"
+                                               : f == MT_PACKED_NF4   ? "bitsandbytes"
+                                               : f == MT_PACKED_MXFP4 ? "mxfp4" : "fp8");
+    if (f == MT_PACKED_NF4)
         describe_nf4(o, packed);
     else if (modelopt)
         cJSON_AddStringToObject(o, "quant_algo", "NVFP4");
-    else if (packed->packed >= MT_PACKED_INT4)
-        describe_compressed(o, packed->packed);
-    else if (packed->packed != MT_PACKED_MXFP4)
-        describe_fp8(o, packed->packed);
-    mt_json_add(o, key_of_plain(packed->packed), plain_modules(l, packed->packed));
+    else if (compressed)
+        describe_compressed(o, f);
+    else if (f != MT_PACKED_MXFP4)
+        describe_fp8(o, f);
+    mt_json_add(o, f == MT_PACKED_NF4 ? "llm_int8_skip_modules" : modelopt || compressed ? "ignore" : "modules_to_not_convert",
+                plain_modules(l, f, modelopt));
     *out = mt_json_print(o, false);
     cJSON_Delete(o);
     return *out && mt_json_complete() ? 0 : mt_fail_nomem(err, "quantization_config", 0);

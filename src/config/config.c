@@ -186,7 +186,7 @@ static const char *against_blocks(const struct mt_config *c)
         return "random weights (model.init) have no files to read a frozen block from: train all of the model first";
     if (c->model.base_dtype)
         return "model.base_dtype would pack each block again after it was trained, which loses what it learned: pack the model "
-               "once (megatrain export --base-dtype), and remove the key";
+               "once (megatrain export --quantize), and remove the key";
     if (c->checkpoint.frozen == MT_FROZEN_COPY)
         return "checkpoint.frozen = copy would write the whole model at each save: set it to name (export writes whole models)";
     return NULL;

@@ -23,7 +23,8 @@ static const struct mt_key keys[] = {
      "forward and backward; head, attention, norms and routers stay in model.dtype. This changes results. auto: as model.dtype. "
      "bf16 needs model.dtype = bf16, and so does fp8 on GPUs, which have it since compute capability 8.9."},
     {"model", "base_dtype", MT_NUMERICS, MT_KEY_CHOICE, AT(model.base_dtype), "auto", MT_PACKED_NAMES, ANY, NULL,
-     "Pack frozen matrices of layers when they are loaded: nf4 4.1, mxfp4 4.3, fp8 8 bits a weight. This changes results. "
+     "Pack frozen matrices of layers when they are loaded: nf4 4.1, mxfp4 4.3, int4 and nvfp4 4.5, fp8 8 bits a weight. This "
+     "changes results. "
      "auto: as they are in the model's files."},
     {"model", "freeze", MT_NUMERICS, MT_KEY_LIST, AT(model.freeze), "", NULL, ANY, NULL,
      "Globs of tensors that are not trained, such as model.embed_tokens.*"},

@@ -113,11 +113,12 @@ static void read_compressed(struct mt_keys *r, struct mt_hf_config *c, const cJS
     const cJSON *w = group ? mt_json_get(group, "weights") : NULL, *order = w ? mt_json_get(w, "actorder") : NULL;
     const cJSON *in = group ? mt_json_get(group, "input_activations") : NULL, *block = w ? mt_json_get(w, "block_structure") : NULL;
     const char *strategy = w ? text_of(w, "strategy", "") : "", *type = w ? text_of(w, "type", "int") : "";
-    bool int4 = !strcmp(format, "pack-quantized"), fp4 = !strcmp(format, "nvfp4-pack-quantized");
+    bool int4 = !strcmp(format, "pack-quantized"), mx = !strcmp(format, "mxfp4-pack-quantized");
+    bool fp4 = mx || !strcmp(format, "nvfp4-pack-quantized");
     bool blocks = !strcmp(strategy, "block"), rows = !strcmp(strategy, "channel");
     c->packed = blocks ? MT_PACKED_FP8 : rows ? MT_PACKED_FP8R : MT_PACKED_FP8T;
     if (int4 || fp4)
-        c->packed = int4 ? MT_PACKED_INT4 : MT_PACKED_NVFP4;
+        c->packed = int4 ? MT_PACKED_INT4 : mx ? MT_PACKED_MXFP4 : MT_PACKED_NVFP4;
     c->described_anew = !int4;
     c->plain_parts = plain_parts(r, mt_json_get(q, "ignore"));
     if (!int4 && !fp4 && strcmp(format, "float-quantized"))
@@ -126,9 +127,9 @@ static void read_compressed(struct mt_keys *r, struct mt_hf_config *c, const cJS
         refuse(r, method, "a number of config_groups other than one");
     else if (!is_number(w, "num_bits", int4 || fp4 ? 4 : 8) || strcmp(type, int4 ? "int" : "float"))
         refuse(r, method, "a type other than int of 4 bits, or float of 4 or 8");
-    else if (!is_true(w, "symmetric") || (int4 && !is_number(w, "group_size", MT_INT4_BLOCK)))
+    else if (!is_true(w, "symmetric") || ((int4 || mx) && !is_number(w, "group_size", MT_INT4_BLOCK)))
         refuse(r, method, "anything but symmetric groups of 32");
-    else if (fp4 && !is_number(w, "group_size", MT_NVFP4_BLOCK))
+    else if (fp4 && !mx && !is_number(w, "group_size", MT_NVFP4_BLOCK))
         refuse(r, method, "anything but groups of 16 for nvfp4");
     else if (!int4 && !fp4 && !blocks && !rows && strcmp(strategy, "tensor"))
         refuse(r, method, strategy);

@@ -118,9 +118,8 @@ int mt_packed_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct m
                                 (size_t[]){2});
         break;
     case MT_PACKED_MXFP4:
-        piece[n++] = make_piece(t, "_blocks", MT_ST_U8, p.codes, 3,
-                                (size_t[]){rows, cols / MT_MXFP4_BLOCK, MT_MXFP4_BLOCK / 2});
-        piece[n++] = make_piece(t, "_scales", MT_ST_U8, p.scales, 2, (size_t[]){rows, cols / MT_MXFP4_BLOCK});
+        piece[n++] = make_piece(t, "_packed", MT_ST_U8, p.codes, 2, (size_t[]){rows, cols / 2});
+        piece[n++] = make_piece(t, "_scale", MT_ST_U8, p.scales, 2, (size_t[]){rows, cols / MT_MXFP4_BLOCK});
         break;
     default:
         piece[n++] = make_piece(t, "", MT_ST_U8, p.codes, 2, (size_t[]){p.code_bytes, 1});
@@ -147,10 +146,11 @@ int mt_packed_stored_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const s
     for (int i = 0; i < n && s->fused; i++) {
         struct mt_packed_piece *p = &piece[i];
         snprintf(p->name, sizeof(p->name), "%s%s", s->name, i ? "_scales" : "_blocks");
-        memmove(&p->shape[1], &p->shape[0], (size_t)p->n_dims * sizeof(p->shape[0]));
+        p->n_dims = i ? 3 : 4; /* as in the release of gpt-oss */
+        p->shape[3] = MT_MXFP4_BLOCK / 2;
+        p->shape[2] = t->shape[1] / MT_MXFP4_BLOCK;
+        p->shape[1] = t->shape[0] * (int64_t)(tensors / experts);
         p->shape[0] = (int64_t)experts;
-        p->shape[1] *= (int64_t)(tensors / experts);
-        p->n_dims++;
         p->bytes *= tensors;
         p->at = 0;
     }

@@ -475,7 +475,7 @@ static int check_compute(const struct mt_plan_request *r, struct mt_err *err)
 {
     const struct mt_layout *l = r->layout;
     for (size_t i = 0; i < l->n_tensors && r->numerics.compute == MT_COMPUTE_FP8; i++)
-        if (l->tensors[i].packed == MT_PACKED_FP8 || l->tensors[i].packed == MT_PACKED_FP8T)
+        if (mt_packed_formats[l->tensors[i].packed].bytes)
             return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.compute = fp8: %s is packed in FP8, with scales that its "
                            "products cannot use: set model.compute = bf16%s", l->tensors[i].name,
                            l->cfg.packed ? "" : ", or another model.base_dtype");

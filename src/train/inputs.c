@@ -94,8 +94,7 @@ static int check_merge_aware(const struct mt_inputs *in, struct mt_err *err)
     }
     if (mode > MT_MERGE_BF16 && !any)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.merge_aware = %s, but no matrix with an adapter is packed so: set "
-                       "model.base_dtype%s, or adapter.merge_aware = bf16", mt_packed_names[formats[mode]],
-                       mode >= MT_MERGE_INT4 ? " (a model that is packed in its files)" : "");
+                       "model.base_dtype, or adapter.merge_aware = bf16", mt_packed_names[formats[mode]]);
     return 0;
 }
 

@@ -219,7 +219,8 @@ static int find_nvfp4(struct mt_packed_source *s, const struct mt_st_model *st, 
 static int find_mxfp4(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
                       struct mt_err *err)
 {
-    if (s->codes->dtype != MT_ST_U8 || t->n_dims != 2 || s->codes->n_elems * 2 != t->n)
+    if (s->codes->dtype != MT_ST_U8 || t->n_dims != 2 || s->codes->n_elems * 2 != t->n || s->codes->n_dims < 2 ||
+        s->codes->shape[0] != t->shape[0] || t->shape[1] % MT_MXFP4_BLOCK)
         return bad(err, st, s->codes, "has another shape than config.json asks for");
     if (!is_like(s->scales, MT_ST_U8, t->n / MT_MXFP4_BLOCK))
         return bad(err, st, s->codes, "does not have a scale for each 32 weights");
@@ -280,9 +281,11 @@ int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, c
         else if (alone && (s.codes = mt_stored_find(st, codes))) {
             snprintf(codes, sizeof(codes), "%.*s", (int)(strlen(s.codes->name) - strlen("_packed")), s.codes->name);
             bool fp4 = s.codes->dtype == MT_ST_U8;
-            s.format = fp4 ? MT_PACKED_NVFP4 : MT_PACKED_INT4;
-            s.scale = fp4 ? MT_SCALE_E4M3_OVER : MT_SCALE_BF16;
-            rc = (fp4 ? find_nvfp4 : find_int4)(&s, st, t, codes, err);
+            s.scales = beside(st, codes, "_scale");
+            bool mx = fp4 && s.scales && s.scales->dtype == MT_ST_U8;
+            s.format = mx ? MT_PACKED_MXFP4 : fp4 ? MT_PACKED_NVFP4 : MT_PACKED_INT4;
+            s.scale = mt_packed_formats[s.format].scale;
+            rc = mx ? find_mxfp4(&s, st, t, err) : (fp4 ? find_nvfp4 : find_int4)(&s, st, t, codes, err);
         }
     } else if (alone && s.codes && s.codes->dtype == MT_ST_U8 && beside(st, s.codes->name, "_scale_2")) {
         s.scale = MT_SCALE_E4M3;
@@ -405,8 +408,9 @@ const struct mt_st_tensor *mt_packed_piece_in(const struct mt_st_model *st, cons
     const char *suffix = p->name + strlen(t->name), *codes = src->scale == MT_SCALE_E4M3 ? "" : f->codes_name;
     char base[256];
     snprintf(base, sizeof(base), "%.*s", (int)(strlen(src->codes->name) - strlen(codes)), src->codes->name);
-    bool other = f->bytes && *suffix; /* FP8's scales have two names */
-    const struct mt_st_tensor *from = other ? src->scales : beside(st, base, suffix);
+    const struct mt_st_tensor *from = !strcmp(suffix, codes)            ? src->codes
+                                      : !strcmp(suffix, f->scales_name) ? src->scales /* which may have another name */
+                                                                        : beside(st, base, suffix);
     if (from && is_widened(src, from))
         return from->n_elems == p->bytes / sizeof(float) ? from : NULL;
     return from && (src->rows.step ? from->n_bytes % p->bytes == 0 : from->n_bytes == p->bytes) ? from : NULL;

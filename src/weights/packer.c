@@ -25,6 +25,7 @@ struct mt_packer {
     mt_plane_set *planes;
     mt_pool *pool;
     struct mt_packing_cost *cost;
+    float factor;    /* NVFP4's */
     uint8_t *codes;  /* of a piece */
     float *scales;   /* of the tensor */
     float *back;     /* a piece, decoded again */
@@ -42,7 +43,8 @@ static void job_main(void *ctx, size_t i, int thread)
     const struct job *j = ctx;
     struct mt_packer *p = j->p;
     (void)thread;
-    mt_pack_job(p->t->packed, j->rows, p->cols, j->w, i, p->codes, p->scales + j->scale_at);
+    const struct mt_pack of = {p->t->packed, p->factor, j->rows, p->cols};
+    mt_pack_job(&of, j->w, i, p->codes, p->scales + j->scale_at);
 }
 
 size_t mt_packer_piece(const struct mt_tensor *t, size_t about)
@@ -51,8 +53,8 @@ size_t mt_packer_piece(const struct mt_tensor *t, size_t about)
     return MT_MAX(about / band, (size_t)1) * band;
 }
 
-int mt_packer_create(struct mt_packer **out, const struct mt_tensor *t, mt_plane_set *planes, int n_threads,
-                     struct mt_packing_cost *cost, struct mt_err *err)
+int mt_packer_create(struct mt_packer **out, const struct mt_tensor *t, mt_plane_set *planes, float largest,
+                     int n_threads, struct mt_packing_cost *cost, struct mt_err *err)
 {
     struct mt_packer *p = mt_calloc(1, sizeof(*p));
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
@@ -60,7 +62,8 @@ int mt_packer_create(struct mt_packer **out, const struct mt_tensor *t, mt_plane
     if (!p)
         return mt_fail_nomem(err, t->name, sizeof(*p));
     *p = (struct mt_packer){.t = t, .planes = planes, .cost = cost, .rows = (size_t)t->shape[0],
-                            .cols = (size_t)t->shape[1], .piece = mt_packer_piece(t, PIECE)};
+                            .cols = (size_t)t->shape[1], .piece = mt_packer_piece(t, PIECE),
+                            .factor = mt_pack_nvfp4_factor(largest)};
     p->codes = mt_calloc(p->piece, 1);
     p->back = mt_calloc(p->piece, sizeof(float));
     p->scales = mt_calloc(mt_packed_n_scales(t->packed, p->rows, p->cols), sizeof(float));
@@ -168,11 +171,17 @@ static int write_scales(struct mt_packer *p, struct mt_err *err)
 {
     enum mt_packed f = p->t->packed;
     size_t n = mt_packed_n_scales(f, p->rows, p->cols);
+    const char *factor = mt_packed_factor_name(p->t->scale);
+    int rc = 0;
     if (f == MT_PACKED_NF4)
         return write_nf4(p, n, err);
-    mt_pack_scales(p->t->scale, 1, p->scales, n, p->scales);
-    return write_plane(p->planes, p->t, place_of(p, mt_packed_formats[f].scales_name), n * mt_scale_size(p->t->scale),
-                       p->scales, err);
+    if (factor)
+        rc = write_plane(p->planes, p->t, place_of(p, factor), sizeof(p->factor), &p->factor, err);
+    if (f == MT_PACKED_INT4)
+        rc = write_plane(p->planes, p->t, place_of(p, "_shape"), sizeof(int64_t[2]), p->t->shape, err);
+    mt_pack_scales(p->t->scale, p->factor, p->scales, n, p->scales);
+    return rc ?: write_plane(p->planes, p->t, place_of(p, mt_packed_formats[f].scales_name),
+                             n * mt_scale_size(p->t->scale), p->scales, err);
 }
 
 int mt_packer_finish(struct mt_packer **packer, int rc, struct mt_err *err)
@@ -196,6 +205,25 @@ const char *mt_packing_cost_format(const struct mt_packing_cost *c, char *buf, s
         at += (size_t)snprintf(buf + at, len - at, "%s%s %.2f%%", i ? ", " : "", c->of[i].kind,
                                c->of[i].all > 0 ? 100 * sqrt(c->of[i].lost / c->of[i].all) : 0);
     return buf;
+}
+
+/* vLLM takes the largest factor of those that it fuses, whatever their scales were divided by. */
+bool mt_packing_share_factor(const struct mt_layout *l, const struct mt_tensor *a, const struct mt_tensor *b)
+{
+    static const char *const fused[] = {".q_proj.k_proj.v_proj.", ".gate_proj.up_proj.", ".w1.w3.",
+                                        ".q_a_proj.kv_a_proj_with_mqa.", ".in_proj_qkv.in_proj_z."};
+    char own[64], other[64];
+    size_t dot = 0;
+    if (a == b || l->units[a->unit].layer != l->units[b->unit].layer || b->n_dims != 2 || b->adapter)
+        return a == b;
+    for (size_t i = 0; a->name[i] && a->name[i] == b->name[i]; i++)
+        dot = a->name[i] == '.' ? i : dot;
+    snprintf(own, sizeof(own), "%.*s", (int)strcspn(a->name + dot + 1, ".") + 2, a->name + dot);
+    snprintf(other, sizeof(other), "%.*s", (int)strcspn(b->name + dot + 1, ".") + 2, b->name + dot);
+    for (size_t i = 0; i < MT_ARRAY_LEN(fused); i++)
+        if (strstr(fused[i], own) && strstr(fused[i], other))
+            return true;
+    return false;
 }
 
 void mt_packing_make(struct mt_tensor *t, enum mt_packed f)

@@ -56,7 +56,7 @@ static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_
     struct mt_packer *packer = NULL;
     int rc = 0;
     if (packed) {
-        rc = mt_packer_create(&packer, t, planes, mt_pool_n_threads(pool), NULL, err);
+        rc = mt_packer_create(&packer, t, planes, 8 * j.std, mt_pool_n_threads(pool), NULL, err);
         j.dst = rc ? NULL : mt_calloc(piece, sizeof(float));
         if (!rc && !j.dst)
             rc = mt_fail_nomem(err, t->name, piece * sizeof(float));

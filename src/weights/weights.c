@@ -76,13 +76,30 @@ static int read_piece(struct loader *l, const struct mt_tensor *t, size_t at, si
     return rc;
 }
 
+/* The largest magnitude of a matrix and of those that must have its factor, in a first pass. */
+static int find_largest(struct loader *l, const struct mt_tensor *t, float *buf, float *largest, struct mt_err *err)
+{
+    int rc = 0;
+    for (const struct mt_tensor *of = l->l->tensors; of < l->l->tensors + l->l->n_tensors && !rc; of++)
+        for (size_t at = 0; at < of->n && !rc && mt_packing_share_factor(l->l, t, of); at += PIECE) {
+            size_t n = MT_MIN((size_t)PIECE, of->n - at);
+            rc = read_piece(l, of, at, n, buf, err);
+            for (size_t i = 0; i < n && !rc; i++)
+                *largest = MT_MAX(*largest, fabsf(buf[i]));
+        }
+    return rc;
+}
+
 static int pack_tensor(struct loader *l, const struct mt_tensor *t, struct mt_err *err)
 {
     struct mt_packer *p;
     size_t piece = mt_packer_piece(t, PIECE);
-    MT_FREED float *buf = mt_calloc(piece, sizeof(float));
-    int rc = buf ? mt_packer_create(&p, t, l->planes, 0, l->cost, err)
-                 : mt_fail_nomem(err, t->name, piece * sizeof(float));
+    float largest = 0;
+    MT_FREED float *buf = mt_calloc(MT_MAX(piece, (size_t)PIECE), sizeof(float));
+    int rc = buf ? 0 : mt_fail_nomem(err, t->name, piece * sizeof(float));
+    if (!rc && t->packed == MT_PACKED_NVFP4)
+        rc = find_largest(l, t, buf, &largest, err);
+    rc = rc ?: mt_packer_create(&p, t, l->planes, largest, 0, l->cost, err);
     bool made = !rc;
     for (size_t at = 0; at < t->n && !rc; at += piece) {
         size_t n = MT_MIN(piece, t->n - at);

@@ -241,7 +241,7 @@ def check_whole(tmp, data):
     MXFP4; in layers of their own and of ranks of their own."""
     plain = mixture(tmp, "oss", data, "gpt_oss")
     packed = os.path.join(tmp, "oss-packed")
-    megatrain("export", "--base-dtype", "mxfp4", plain, packed)
+    megatrain("export", "--quantize", "mxfp4", plain, packed)
     over = {"adapter__targets": "q_proj, 0.mlp.experts.down_proj, *.1.mlp.experts.*", "adapter__rank_pattern": "gate_up_proj:9",
             "adapter__lr_ratio_b": 4}
     drive = {"memory__nvme_paths": os.path.join(tmp, "drive")}

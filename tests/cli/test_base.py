@@ -247,7 +247,7 @@ def adapters_know_every_byte_of_their_base(tmp, model, data):
     """In whatever form it is: a bit that turns between two runs is found, by file and tensor, wherever the base lives."""
     wide, packed = os.path.join(tmp, "wide"), os.path.join(tmp, "nf4")
     megatrain("export", model, wide, "--dtype", "f32")
-    megatrain("export", model, packed, "--base-dtype", "nf4")
+    megatrain("export", model, packed, "--quantize", "nf4")
     fused = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "gpt_oss")  # of all experts, transposed
     few = write_data(os.path.join(tmp, "few.jsonl"), vocab=96)
     up = "model.layers.1.mlp.up_proj.weight"
@@ -312,7 +312,7 @@ def adapters_are_used_on_their_own_base(tmp, model, data):
     assert "say nothing" in check(base_dir, f"{out}-plain").stdout
     for kind in "nf4", "fp8":
         packed = f"{out}-{kind}"
-        megatrain("export", model, packed, "--base-dtype", kind)
+        megatrain("export", model, packed, "--quantize", kind)
         megatrain("run", settings(tmp, packed, data, packed + "-out", **keys))
         said = check(packed, f"{packed}-out/checkpoint-1")
         assert f"Base      {tensors} tensors" in said.stdout, (tensors, said)
@@ -339,7 +339,7 @@ def packed_bases_are_told_from_plain_ones(tmp, model, data):
     adapter, says = ["--adapter", f"{out}/checkpoint-1"], "set model.base_dtype = nf4"
     assert says in megatrain("eval", plain, *adapter).stderr
     assert says not in megatrain("eval", ini, *adapter).stderr
-    said = megatrain("export", model, packed, "--base-dtype", "fp8").stderr
+    said = megatrain("export", model, packed, "--quantize", "fp8").stderr
     assert "multiples of 128" in said and "[64, 256]" in said, said
     said = megatrain("export", "--merge", adapter[1], packed + "-merged", "--model", packed).stderr # decoded
     assert "decode" in said and os.path.exists(packed + "-merged/config.json"), said

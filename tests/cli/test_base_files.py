@@ -217,7 +217,7 @@ def packed(tmp):
     model, data = make(tmp, "dense", config("qwen3", **{**DENSE, "num_attention_heads": 8, "num_key_value_heads": 4}))
     for kind in "nf4", "fp8":
         other = os.path.join(tmp, kind)
-        megatrain("export", model, other, "--base-dtype", kind)
+        megatrain("export", model, other, "--quantize", kind)
         shutil.rmtree(f"{other}/megatrain", ignore_errors=True)
         same_bits(tmp, other, data, LAYERS, placements=(dict(memory__unit="half", memory__slots=2),))
     nf4 = rewrite(os.path.join(tmp, "nf4"), os.path.join(tmp, "single"), without_nesting)
@@ -241,7 +241,7 @@ def experts_in_another_order(tmp):
 def packed_experts(tmp):
     model, data = make(tmp, "oss", config("gpt_oss", **EXPERTS))
     release = os.path.join(tmp, "release")
-    megatrain("export", model, release, "--base-dtype", "mxfp4")
+    megatrain("export", model, release, "--quantize", "mxfp4")
     shutil.rmtree(f"{release}/megatrain", ignore_errors=True)
     same_bits(tmp, release, data, r"_proj_(blocks|scales)$", placements=(dict(memory__expert_group=1, memory__slots=2),))
 
@@ -272,7 +272,7 @@ def as_released(tmp):
     data = write_data(os.path.join(tmp, "few.jsonl"), vocab=96)
     every_home(tmp, os.path.join(FIXTURES, "gpt_oss_mxfp4"), data)
     fp8 = os.path.join(tmp, "minimax")
-    megatrain("export", os.path.join(FIXTURES, "minimax_m2"), fp8, "--base-dtype", "fp8")
+    megatrain("export", os.path.join(FIXTURES, "minimax_m2"), fp8, "--quantize", "fp8")
     shutil.rmtree(f"{fp8}/megatrain")
     t = read_safetensors(f"{fp8}/model.safetensors")
     assert t["model.layers.0.block_sparse_moe.experts.0.w1.weight"][0] == "F8_E4M3"
@@ -447,7 +447,7 @@ def elsewhere(tmp):
     packed, memory = os.path.join(tmp, "nf4"), "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     shared = tempfile.mkdtemp(prefix="mt-base-files-", dir=memory)
     try:
-        megatrain("export", model, packed, "--base-dtype", "nf4")
+        megatrain("export", model, packed, "--quantize", "nf4")
         shutil.rmtree(f"{packed}/megatrain", ignore_errors=True)
         tensors = {n: v for f in glob.glob(f"{packed}/*.safetensors") for n, v in read_safetensors(f).items()}
         for f in glob.glob(f"{packed}/*.safetensors"):

@@ -185,7 +185,7 @@ def some_always(tmp, model):
 
 def other_bases(tmp):
     """Packed, in experts, with a table for both ends; read in place from the files where these are large enough."""
-    cases = {"packed": (config(hidden_size=128, intermediate_size=256, head_dim=32), ("--base-dtype", "nf4")),
+    cases = {"packed": (config(hidden_size=128, intermediate_size=256, head_dim=32), ("--quantize", "nf4")),
              "experts": (config("gpt_oss"), ()), "turned": (config("glm"), ()), "tied": (config(tie_word_embeddings=True, num_hidden_layers=3), ())}
     for name, (cfg, export) in cases.items():
         model = make_model(tmp, name, cfg, *export)

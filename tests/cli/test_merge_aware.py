@@ -26,6 +26,11 @@ CASES = {
     "experts of gpt-oss": ("gpt_oss", "bf16", {**EXPERTS}),
     "nf4 to bf16": ("of nf4", "bf16", {"adapter__kind": "dora"}),
     "nvfp4": ("of nvfp4", "nvfp4", {}),
+    "nvfp4 made at the load": ("dense", "nvfp4", {"adapter__merge_scale": "recomputed"}),
+    "int4": ("dense", "int4", {}),
+    "int4 recomputed": ("dense", "int4", {"adapter__merge_scale": "recomputed"}),
+    "mxfp4 of dense": ("dense", "mxfp4", {}),
+    "each expert of int4": ("qwen3_moe", "int4", {"adapter__targets": "all-linear, *.experts.*"}),
     "nvfp4 recomputed": ("of nvfp4-modelopt", "nvfp4", {"adapter__merge_scale": "recomputed"}),
     "dora of rows of fp8": ("of fp8-rows", "fp8", {"adapter__kind": "dora"}),
     "files of nf4": ("of nf4", "nf4", {"adapter__targets": "q_proj, down_proj", "adapter__train_also": "model.norm"}),
@@ -57,7 +62,7 @@ def models(tmp, data):
         out[name] = write_model(os.path.join(tmp, name), config(name, hidden_size=64, moe_intermediate_size=64, intermediate_size=64))
     out = {n: with_weights(tmp, m, data, n + "-seed") for n, m in out.items()}
     out["of nf4"] = os.path.join(tmp, "packed-nf4")
-    megatrain("export", out["dense"], out["of nf4"], "--base-dtype", "nf4")
+    megatrain("export", out["dense"], out["of nf4"], "--quantize", "nf4")
     for form in "nvfp4", "nvfp4-modelopt", "fp8-rows":
         released.write(os.path.join(tmp, "packed-" + form), out["dense"], form)
         out["of " + form] = os.path.join(tmp, "packed-" + form)

@@ -135,7 +135,7 @@ def refusals(tmp, model, out):
     for key in ("adapter.merge_every=0", "adapter.targets=up_proj") if FULL else ("adapter.targets=up_proj",):
         refused("overlay-1-", "--set", key, f"--resume={out}/checkpoint-4", "--force")
     packed, alone = os.path.join(tmp, "packed"), os.path.join(tmp, "alone")
-    megatrain("-q", "export", model, packed, "--base-dtype", "fp8")
+    megatrain("-q", "export", model, packed, "--quantize", "fp8")
     refused("is fp8 in the model's files", of=settings(tmp, packed, os.path.join(tmp, "refused-packed")))
     if not FULL:
         return

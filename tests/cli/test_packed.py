@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A packed base gives the bits of the same base decoded beforehand, wherever it lives; checkpoints hold it as it came.
 
-test_packed.py FORMAT... (nf4, mxfp4, fp8)
+test_packed.py FORMAT... (nf4, mxfp4, fp8, int4, nvfp4)
 """
 import json
 import os
@@ -19,6 +19,7 @@ NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.
        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
        0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
 FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+BLOCKS = {"mxfp4": 32, "int4": 32, "nvfp4": 16}  # of a row, none of which is incomplete
 
 
 def f32(x):
@@ -42,7 +43,7 @@ def floats(b):
 
 def scales_of(tensor):
     dtype, _, data = tensor
-    if dtype == "F8_E8M0":
+    if dtype in ("F8_E8M0", "U8"):
         return [2.0 ** (b - 127) for b in data]
     if dtype == "BF16":
         data = b"".join(b"\0\0" + data[i:i + 2] for i in range(0, len(data), 2))
@@ -71,16 +72,22 @@ def decode(t):
         if name + ".absmax" in t:
             shape = json.loads(t[name + ".quant_state.bitsandbytes__nf4"][2])["shape"]
             out[name] = decode_nf4(t, name, shape[0] * shape[1])
-        elif dtype == "F8_E4M3":
+        elif dtype == "F8_E4M3" and name + "_scale_inv" in t:
             blocks = t[name + "_scale_inv"][1]
             scales, per_row = scales_of(t[name + "_scale_inv"]), blocks[1] if blocks else 0
             table = [e4m3(c) for c in range(256)]
             out[name] = shape, [f32(table[c] * scales[i // shape[1] // 128 * per_row + i % shape[1] // 128 if blocks else 0])
                                 for i, c in enumerate(data)]
         elif name.endswith("_packed"):
-            name, scales = name[:-len("_packed")], scales_of(t[name[:-len("_packed")] + "_scale"])
-            codes = [(c >> s & 15) - 8 for c in data for s in (0, 4)]
-            out[name] = [shape[0], shape[1] * 8], [f32(c * scales[i // 32]) for i, c in enumerate(codes)]
+            name = name[:-len("_packed")]
+            codes = [c >> s & 15 for c in data for s in (0, 4)]
+            values = [c - 8 for c in range(16)] if dtype == "I32" else FP4 + [-v for v in FP4]
+            if name + "_global_scale" in t:
+                factor, block = floats(t[name + "_global_scale"][2])[0], 16
+                scales = [f32(e4m3(b) / factor) for b in t[name + "_scale"][2]]
+            else:
+                scales, block = scales_of(t[name + "_scale"]), 32
+            out[name] = [shape[0], len(codes) // shape[0]], [f32(values[c] * scales[i // block]) for i, c in enumerate(codes)]
         elif name.endswith("_blocks"):
             name, scales = name[:-len("_blocks")], t[name[:-len("_blocks")] + "_scales"][2]
             codes = [(c >> s & 15) for c in data for s in (0, 4)]
@@ -90,7 +97,7 @@ def decode(t):
 
 
 def is_piece(name):
-    return any(name.endswith(s) for s in ("_scale_inv", "_blocks", "_scales", "_packed", "weight_scale", "weight_shape",
+    return any(name.endswith(s) for s in ("_scale_inv", "_blocks", "_scales", "_packed", "weight_scale", "weight_shape", "_global_scale",
                                           ".activation_scale", ".absmax", ".nested_absmax", "quant_map",
                                           ".quant_state.bitsandbytes__nf4"))
 
@@ -128,14 +135,14 @@ def train(tmp, name, model, data, env=None, split=0, binary=BINARY, **over):
 
 def check_plain_f32(out, fmt, wide):
     """Of a model in f32, what is not packed stays f32 if asked for; a checkpoint's masters are wider than what is packed."""
-    assert "master" in megatrain("export", wide, out + "-no", "--base-dtype", fmt, "--dtype", "f32", expect=2).stderr
+    assert "master" in megatrain("export", wide, out + "-no", "--quantize", fmt, "--dtype", "f32", expect=2).stderr
     megatrain("export", wide, out + "-whole", "--dtype", "f32")
     read = lambda folder: read_safetensors(os.path.join(folder, "model.safetensors"))
     packed, whole = {}, read(out + "-whole")
     for dtype in "bf16", "f32":
-        megatrain("export", out + "-whole", f"{out}-{dtype}", "--base-dtype", fmt, "--dtype", dtype)
+        megatrain("export", out + "-whole", f"{out}-{dtype}", "--quantize", fmt, "--dtype", dtype)
         packed[dtype] = read(f"{out}-{dtype}")
-    plain = [n for n, v in packed["bf16"].items() if v[0] == "BF16"]
+    plain = [n for n, v in packed["bf16"].items() if v[0] == "BF16" and not is_piece(n)]
     assert len(plain) > 8 and all(packed["f32"][n] == (whole[n] if n in plain else v) for n, v in packed["bf16"].items())
     with open(os.path.join(out + "-f32", "config.json")) as f:
         assert json.load(f)["torch_dtype"] == "float32"
@@ -144,23 +151,24 @@ def check_plain_f32(out, fmt, wide):
 def check_export(tmp, fmt, wide, packed, tensors):
     """All layers packed in a folder: as when they are loaded; and a packed folder is exported as it is."""
     out = os.path.join(tmp, fmt + "-export")
-    if fmt == "mxfp4":
-        assert "gpt-oss" in megatrain("export", wide, out, "--base-dtype", fmt, expect=2).stderr
-    else:
-        assert "relative L2" in megatrain("export", wide, out, "--base-dtype", fmt).stderr
-        t = read_safetensors(os.path.join(out, "model.safetensors"))
-        assert all(t[n] == v for n, v in tensors.items() if is_piece(n) or v[0] in ("U8", "F8_E4M3"))
-        assert len(decode(t)) == 3 * 7, "not every matrix of the layers is packed"
-        assert t["lm_head.weight"][0] == t["model.norm.weight"][0] == "BF16"
-        megatrain("verify", out)
-        check_plain_f32(out, fmt, wide)
-        p = megatrain("export", out, out + "2", "--base-dtype", {"nf4": "fp8", "fp8": "nf4"}[fmt], expect=2)
-        assert "already" in p.stderr, p.stderr
-        with open(os.path.join(out, "model.safetensors"), "r+b") as f:
-            at = f.read().index(t["model.layers.1.mlp.up_proj.weight"][2])
-            f.seek(at)
-            f.write(bytes([t["model.layers.1.mlp.up_proj.weight"][2][0] ^ 1]))
-        assert "damaged: tensor model.layers.1.mlp.up_proj.weight" in megatrain("verify", out, expect=7).stderr
+    assert "relative L2" in megatrain("export", wide, out, "--quantize", fmt).stderr
+    t = read_safetensors(os.path.join(out, "model.safetensors"))
+    assert all(t[n] == v for n, v in tensors.items() if is_piece(n) or v[0] in ("U8", "F8_E4M3"))
+    assert len(decode(t)) == 3 * (7 - (fmt in BLOCKS)), "not every matrix of the layers is packed"
+    assert t["lm_head.weight"][0] == t["model.norm.weight"][0] == "BF16"
+    factors = lambda *names: {t.get(f"model.layers.1.{n}_proj.weight_global_scale", [None])[-1] for n in names}
+    assert len(factors("self_attn.q", "self_attn.k", "self_attn.v")) == len(factors("mlp.gate", "mlp.up")) == 1, "served as one"
+    assert fmt != "nvfp4" or len(factors("self_attn.q", "self_attn.o", "mlp.up")) == 3
+    megatrain("verify", out)
+    check_plain_f32(out, fmt, wide)
+    p = megatrain("export", out, out + "2", "--quantize", "fp8" if fmt == "nf4" else "nf4", expect=2)
+    assert "already" in p.stderr, p.stderr
+    name = "model.layers.1.mlp.up_proj.weight" + ("_packed" if fmt in BLOCKS else "")
+    with open(os.path.join(out, "model.safetensors"), "r+b") as f:
+        at = f.read().index(t[name][2])
+        f.seek(at)
+        f.write(bytes([t[name][2][0] ^ 1]))
+    assert "damaged: tensor " + name in megatrain("verify", out, expect=7).stderr
     for dtype in "bf16", "f32":
         again = os.path.join(tmp, f"{fmt}-again-{dtype}")
         megatrain("export", packed, again, "--dtype", dtype)
@@ -183,7 +191,7 @@ def check(tmp, fmt):
     tensors = read_safetensors(os.path.join(packed, "model.safetensors"))
     plain = read_safetensors(os.path.join(wide, "model.safetensors"))
     frozen = [n for n in plain if "proj" in n and not n.startswith("model.layers.0.mlp")
-              and not (fmt == "mxfp4" and plain[n][1][1] % 32)]
+              and not plain[n][1][1] % BLOCKS.get(fmt, 1)]
     assert sorted(decode(tensors)) == sorted(frozen), "not what should be packed"
     for name, (shape, values) in decode(tensors).items():
         u = struct.unpack(f"<{len(values)}H", plain[name][2])
@@ -192,7 +200,7 @@ def check(tmp, fmt):
         assert shape == plain[name][1] and error < (0.03 if fmt == "fp8" else 0.13), (name, shape, error)
     with open(os.path.join(packed, "config.json")) as f:
         q = json.load(f)["quantization_config"]
-    assert "model.layers.0.mlp.up_proj" in q.get("llm_int8_skip_modules", q.get("modules_to_not_convert"))
+    assert "model.layers.0.mlp.up_proj" in q.get("llm_int8_skip_modules", q.get("modules_to_not_convert", q.get("ignore")))
     check_export(tmp, fmt, wide, packed, tensors)
     # from its own files, in both compute dtypes, against the decoded model
     for dtype in ("bf16",) if SLOW else ("bf16", "f32"):
@@ -240,7 +248,7 @@ def check(tmp, fmt):
     wrong = os.path.join(tmp, fmt + "-wrong")
     shutil.copytree(packed, wrong)
     shutil.rmtree(os.path.join(wrong, "megatrain"))
-    name = next(n for n in tensors if n.endswith((".absmax", "_scale_inv", "_scales")))
+    name = next(n for n in tensors if n.endswith((".absmax", "_scale_inv", "_scale")))
     write_safetensors(os.path.join(wrong, "model.safetensors"), {n: v for n, v in tensors.items() if n != name})
     ini = write_ini(wrong + ".ini", base(wrong, data, wrong + "-out", model__init="weights", model__freeze=FROZEN))
     p = megatrain("run", ini, expect=3)

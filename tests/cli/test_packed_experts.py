@@ -159,7 +159,7 @@ def wider_experts_are_packed(tmp, data):
     _, made, said = train(tmp, "made", decoded, data, model__base_dtype="mxfp4")
     assert "mlp.experts.gate_proj 0.00%" in said, said
     out = os.path.join(tmp, "exported")
-    assert "mlp.experts.down_proj 0.00%" in megatrain("export", decoded, out, "--base-dtype", "mxfp4").stderr
+    assert "mlp.experts.down_proj 0.00%" in megatrain("export", decoded, out, "--quantize", "mxfp4").stderr
     want = read_safetensors(os.path.join(RELEASED, "decoded.safetensors"))
     release, plain = tensors(RELEASED), tensors(decoded)
     for folder in made, out:
@@ -174,7 +174,7 @@ def wider_experts_are_packed(tmp, data):
     megatrain("verify", out)
     got, _, _ = train(tmp, "of what was exported", out, data)
     assert got == train(tmp, "of the release", RELEASED, data)[0]
-    assert "already" in megatrain("export", RELEASED, out + "2", "--base-dtype", "nf4", expect=2).stderr
+    assert "already" in megatrain("export", RELEASED, out + "2", "--quantize", "nf4", expect=2).stderr
 
 
 def experts_in_other_formats(tmp, data):

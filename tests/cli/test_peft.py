@@ -248,7 +248,7 @@ def packed_bases_are_decoded_for_what_needs_them(tmp):
     model, data = random_model(tmp, "dense", "qwen2", hidden_size=128, intermediate_size=192)
     for form in ("nf4", "fp8"):
         packed, decoded = os.path.join(tmp, form), os.path.join(tmp, form + "-decoded")
-        megatrain("-q", "export", model, packed, "--base-dtype", form)
+        megatrain("-q", "export", model, packed, "--quantize", form)
         write_decoded(decoded, packed, "F32")
         for kind in ("dora", "lora"):
             keys = dict(adapter__kind=kind, adapter__targets="all-linear")
@@ -264,12 +264,12 @@ def packed_bases_are_decoded_for_what_needs_them(tmp):
             said = megatrain("export", "--merge", "--model", packed, got, f"{got}-bf16").stderr
             assert "trained on a base packed" not in said, said
             other = megatrain("export", "--merge", "--model", model, got, f"{got}-other").stderr
-            assert f"trained on a base packed as {form} and is merged into {model}" in other and "--base-dtype " + form in other, other
+            assert f"trained on a base packed as {form} and is merged into {model}" in other and "--quantize " + form in other, other
             assert re.search(r"adds?, \S+% is left in bf16, with an error of \S+% of its norm", said), said
             a, b = (read_safetensors(os.path.join(m, "model.safetensors")) for m in merged)
             assert a.keys() == b.keys() and all(a[n] == b[n] for n in a), [n for n in a if a[n] != b.get(n)]
     moe, _ = random_model(tmp, "moe4", "qwen3_moe")
-    said = megatrain("export", moe, os.path.join(tmp, "moe-nf4"), "--base-dtype", "nf4").stderr
+    said = megatrain("export", moe, os.path.join(tmp, "moe-nf4"), "--quantize", "nf4").stderr
     assert "experts in NF4 are read by megatrain alone" in said, said
 
 

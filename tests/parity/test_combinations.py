@@ -71,7 +71,7 @@ def check(tmp, name):
 def check_packed(tmp, name):
     """What is not of a nested decoder is copied, and listed as not packed; the decoder has the files' names."""
     model, out = os.path.join(HERE, "..", name), os.path.join(tmp, name + "-packed")
-    megatrain("-q", "export", model, out, "--base-dtype", "nf4")
+    megatrain("-q", "export", model, out, "--quantize", "nf4")
     of, into = (read_safetensors(os.path.join(d, "model.safetensors")) for d in (model, out))
     tower = [k for k in of if "language_model" not in k and not k.startswith("lm_head")]
     assert tower and not set(of) - set(into) and all(into[k] == of[k] for k in tower)

@@ -24,7 +24,7 @@ SOME = ["qwen3_5_text", "qwen3_next", "gemma4_moe", "deepseek_v3", "kimi_k25", "
 
 def packed_base(tmp, name, fmt):
     out = os.path.join(tmp, name + "-packed")
-    megatrain("-q", "export", os.path.join(HERE, name), out, "--base-dtype", fmt)
+    megatrain("-q", "export", os.path.join(HERE, name), out, "--quantize", fmt)
     return out
 
 

@@ -67,7 +67,7 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
 }
 
 const struct mt_op mt_op_row_decode = {
-    .name = {"decode_nf4", "decode_mxfp4", "decode_fp8", "decode_fp8_one_scale", "decode_int4", "decode_nvfp4",
+    .name = {"decode_nf4", "decode_mxfp4", "decode_fp8", "decode_int4", "decode_nvfp4", "decode_fp8_one_scale",
              "decode_fp8_row_scales"},
     .dim = {MT_SIZE_FFN, MT_SIZE_HIDDEN},
     .flags = {0, MT_METER_NESTED},

@@ -50,7 +50,7 @@ static void fill_merge_adapter(mt_example *x, const struct mt_metered *shape, st
 }
 
 MT_OP_ROW_OF(merge_adapter, mt_merge_adapter, of.rows,
-             ("merge_bf16", "merge_nf4", "merge_mxfp4", "merge_fp8", "merge_fp8_one_scale", "merge_int4", "merge_nvfp4",
+             ("merge_bf16", "merge_nf4", "merge_mxfp4", "merge_fp8", "merge_int4", "merge_nvfp4", "merge_fp8_one_scale",
               "merge_fp8_row_scales"),
              .dim = {MT_SIZE_FFN, MT_SIZE_HIDDEN, MT_SIZE_HEAD_DIM /* a rank is about as large */},
              .flags = {0, MT_METER_NORM});

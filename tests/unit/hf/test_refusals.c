@@ -54,6 +54,7 @@ static void what_is_not_built_is_refused_by_name(void **state)
     refuse(INT4("marlin-24", "", GROUPS), "marlin-24");
     refuse(INT4("float-quantized", "", GROUPS), "a type other than");
     refuse(INT4("nvfp4-pack-quantized", "", "\"type\": \"float\", " GROUPS), "a type other than");
+    refuse(INT4("mxfp4-pack-quantized", "", GROUPS), "a type other than");
     take(QUANT("modelopt", ", \"quant_algo\": \"NVFP4\", \"exclude_modules\": [\"lm_head\", \"*.self_attn*\"]"));
     assert_true(cfg.packed == MT_PACKED_NVFP4);
     assert_int_equal(cfg.plain_parts, MT_PLAIN_ATTENTION);

@@ -111,9 +111,9 @@ static void *upload(mt_device *dev, const char *name, const char *what)
 /* The device's operation, in both dtypes, on the file's own bytes. */
 static void device_check(mt_device *dev, size_t i, enum mt_dtype dtype)
 {
-    static const char *const codes[] = {"", "weight", "weight_blocks", "weight", "weight", "weight_packed"},
+    static const char *const codes[] = {"", "weight", "weight_blocks", "weight", "weight_packed", "", "weight"},
                              *const scales[] = {"", "weight.absmax", "weight_scales", "weight_scale_inv",
-                                                "weight_scale_inv", "weight_scale"};
+                                                "weight_scale", "", "weight_scale_inv"};
     const char *name = cases[i].name;
     size_t n = (size_t)(cases[i].rows * cases[i].cols), size = mt_dtype_size(dtype);
     void *out = NULL, *got = mt_calloc(n, 4), *want = raw(name, dtype == MT_F32 ? "f32" : "bf16");
@@ -171,7 +171,7 @@ static void weights_are_packed_as_their_reference_code_does(void **state)
         float *wide = raw(name, "wide"), *scales = mt_calloc(mt_packed_n_scales(f, rows, cols), sizeof(float));
         uint8_t *codes = mt_calloc(mt_packed_code_bytes(f, rows, cols), 1), *want = raw(name, "weight");
         for (size_t k = 0; k < mt_pack_n_jobs(f, rows, cols); k++)
-            mt_pack_job(f, rows, cols, wide, k, codes, scales);
+            mt_pack_job(&(struct mt_pack){f, 1, rows, cols}, wide, k, codes, scales);
         assert_memory_equal(codes, want, mt_packed_code_bytes(f, rows, cols));
         if (strcmp(name, "nested")) {
             float *s = raw(name, f == MT_PACKED_FP8 ? "weight_scale_inv" : "weight.absmax");
@@ -202,7 +202,7 @@ static void mxfp4_rounds_its_scale_up(void **state)
     (void)state;
     float w[64] = {5.9f, -0.25f, 0.74f, 2.5f, -3.5f, 0.1f}, scales[2];
     uint8_t codes[32] = {0};
-    mt_pack_job(MT_PACKED_MXFP4, 1, 64, w, 0, codes, scales);
+    mt_pack_job(&(struct mt_pack){MT_PACKED_MXFP4, 1, 1, 64}, w, 0, codes, scales);
     assert_true(scales[0] == 1 && mt_f32_to_e8m0(scales[0]) == 127 && mt_f32_to_e8m0(scales[1]) == 0);
     assert_int_equal(codes[0], 7 | 9 << 4);  /* 6, -0.5 */
     assert_int_equal(codes[1], 1 | 5 << 4);  /* 0.5, 3 */
