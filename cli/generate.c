@@ -174,32 +174,35 @@ static size_t most_tokens(const struct cli_generation *p)
     return sum;
 }
 
+int cli_draw_bytes(struct cli_generation *p, const struct mt_hf_config *hf, struct mt_err *err)
+{
+    if (p->ids_only || !p->text.bytes)
+        return 0;
+    p->g.drawn_of = MT_BYTE_VOCAB;
+    p->g.ends_from = 256;
+    return hf->vocab >= MT_BYTE_VOCAB ? 0 : mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the byte tokenizer needs a vocabulary of %d",
+                                                    p->cfg->model.path, MT_BYTE_VOCAB);
+}
+
 int cli_generation_open(struct cli_generation *p, size_t max_len, struct mt_err *err)
 {
     size_t most = max_len > p->longest + p->g.n_new ? 0 : most_tokens(p);
     int rc = mt_inputs_open_model(&p->in, p->cfg, max_len, p->at_once, most, err)
           ?: mt_setup_open(&p->setup, &p->in, MT_RUN_EVAL, err);
-    if (p->ids_only)
-        return rc;
-    if (!rc && p->text.bytes && p->in.hf.vocab < MT_BYTE_VOCAB)
-        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the byte tokenizer needs a vocabulary of %d", p->cfg->model.path, MT_BYTE_VOCAB);
-    if (p->text.bytes) {
-        p->g.drawn_of = MT_BYTE_VOCAB;
-        p->g.ends_from = 256;
-    }
-    return rc;
+    return rc ?: cli_draw_bytes(p, &p->in.hf, err);
 }
 
 int cli_generation_start(struct cli_generation *p, struct mt_err *err)
 {
     mt_setup_adopt_checkpoint(&p->setup);
-    int rc = mt_session_start(&p->session, &p->setup, err);
-    return rc ?: mt_session_fill_weights(&p->session, NULL, err);
+    p->session = &p->own;
+    int rc = mt_session_start(&p->own, &p->setup, err);
+    return rc ?: mt_session_fill_weights(&p->own, NULL, err);
 }
 
 void cli_generation_finish(struct cli_generation *p)
 {
-    mt_session_finish(&p->session);
+    mt_session_finish(&p->own);
     mt_setup_finish(&p->setup);
     mt_inputs_finish(&p->in);
     mt_config_destroy(&p->cfg);
@@ -370,7 +373,7 @@ int cli_generate(struct cli_generation *c, uint64_t stream, cli_text_fn *done, v
     c->g.done = end;
     c->g.added = c->shows ? show : NULL;
     c->g.ctx = &x;
-    int rc = mt_generate(&c->session, &c->g, x.text, n, &stats, err);
+    int rc = mt_generate(c->session, &c->g, x.text, n, &stats, err);
     c->stats.passes += stats.passes;
     c->stats.tokens += stats.tokens;
     c->stats.computed += stats.computed;
@@ -404,4 +407,44 @@ void cli_add_text(cJSON *o, const char *name, const char *text, size_t len)
             mt_str_printf(&safe, "\\x%02x", c);
     }
     cJSON_AddStringToObject(o, name, fits ? text : safe.p ? safe.p : "");
+}
+
+static cJSON *add_ids(cJSON *o, const char *name, const uint32_t *ids, size_t n)
+{
+    cJSON *list = cJSON_AddArrayToObject(o, name);
+    for (size_t i = 0; i < n; i++)
+        mt_json_append(list, cJSON_CreateNumber(ids[i]));
+    return list;
+}
+
+/* The prompt's record, and what was added. Log-probabilities are FP32, written so that they are read as the same. */
+int cli_write_text(void *writer, const struct cli_text *t, struct mt_err *err)
+{
+    const struct cli_writer *w = writer;
+    const struct mt_gen_text *of = t->of;
+    size_t prompt = t->number / w->p->samples;
+    mt_json_begin();
+    MT_JSON_FREED cJSON *o = cJSON_Duplicate(cJSON_GetArrayItem(w->p->prompts, (int)prompt), true);
+    static const char *const own[] = {"place", "completion", "completion_tokens", "finish_reason", "prompt_ids", "completion_ids",
+                                      "logprobs", "temperature", "truncated", "sample"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(own); i++)
+        cJSON_DeleteItemFromObjectCaseSensitive(o, own[i]);
+    if (!mt_json_get(o, "group"))
+        cJSON_AddNumberToObject(o, "group", (double)prompt);
+    cJSON_AddNumberToObject(o, "sample", (double)(t->number % w->p->samples));
+    if (!w->p->ids_only)
+        cli_add_text(o, "completion", t->added, t->n_added);
+    cJSON_AddStringToObject(o, "finish_reason", of->finish == MT_FINISH_STOP ? "stop" : "length");
+    mt_json_put(o, "truncated=%d, temperature=%f", of->finish == MT_FINISH_LENGTH, w->p->g.temperature);
+    add_ids(o, "prompt_ids", of->prompt, of->n_prompt);
+    add_ids(o, "completion_ids", of->ids, of->n);
+    cJSON *logprobs = cJSON_AddArrayToObject(o, "logprobs");
+    for (size_t i = 0; i < of->n; i++) {
+        char number[32];
+        snprintf(number, sizeof(number), "%.9g", (double)of->logprobs[i]);
+        mt_json_append(logprobs, cJSON_CreateRaw(number));
+    }
+    MT_FREED char *text = mt_json_print(o, false);
+    bool ok = text && mt_json_complete() && fprintf(w->out, "%s\n", text) > 0 && !fflush(w->out);
+    return ok ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write to %s: %s", w->path, strerror(errno));
 }

@@ -28,7 +28,7 @@ struct cli_generation {
     struct mt_config *cfg;
     struct mt_inputs in;
     struct mt_setup setup;
-    struct mt_session session;
+    struct mt_session own, *session;
     struct mt_gen_stats stats;
 };
 
@@ -49,6 +49,15 @@ int cli_generation_options(struct cli_generation *c, const struct cli_args *args
 int cli_read_prompts(struct cli_generation *c, struct mt_err *err);
 /** Finds the model of c->cfg, and encodes the prompts. */
 int cli_encode_prompts(struct cli_generation *c, struct mt_err *err);
+/** Texts of bytes: which ids are drawn and end one. */
+int cli_draw_bytes(struct cli_generation *c, const struct mt_hf_config *hf, struct mt_err *err);
+/** Writes a text of a generation to a file as a line of JSON: the prompt's record, and what was added. */
+struct cli_writer {
+    const struct cli_generation *p;
+    FILE *out;
+    const char *path;
+};
+int cli_write_text(void *writer, const struct cli_text *t, struct mt_err *err);
 /** Opens the model for texts of up to max_len tokens; then loads its weights. */
 int cli_generation_open(struct cli_generation *c, size_t max_len, struct mt_err *err);
 int cli_generation_start(struct cli_generation *c, struct mt_err *err);

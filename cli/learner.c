@@ -339,6 +339,7 @@ void learner_close(struct learner *l)
 {
     mt_feed_close(&l->feed);
     mt_inputs_finish(l->in);
+    cli_answers_finish(&l->answers);
     mt_train_state_finish(&l->state);
     mt_hf_files_finish(&l->files);
     mt_config_destroy(&l->cfg);

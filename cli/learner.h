@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "answers.h"
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/history.h"
 #include "checkpoint/output.h"
@@ -25,6 +26,7 @@ struct learner {
     uint64_t first_step; /* done when the process began */
     struct mt_output out;
     struct cli_progress progress;
+    struct cli_answers answers; /* of eval.generate, where it is set */
 };
 
 /** Reads the configuration, locks the output folder, and reads what the run goes on from; alone: no other runs beside

@@ -306,6 +306,8 @@ static void eval_event(const struct cli_progress *p, const struct mt_eval_report
     cJSON *o = begin_event(p);
     mt_json_put(o, "step=%f, eval_loss=%f, accuracy=%f, tokens=%f, seconds=%f, best=%d", (double)r->step, r->loss,
                 r->accuracy, (double)r->n_loss, r->seconds, r->best);
+    if (r->n_answers)
+        mt_json_put(o, "answers=%f, reward=%f", (double)r->n_answers, r->reward);
     cJSON *sets = r->n_sets ? cJSON_AddObjectToObject(o, "sets") : NULL;
     for (size_t i = 0; i < r->n_sets; i++) {
         cJSON *set = cJSON_AddObjectToObject(sets, r->sets[i].name);
@@ -378,16 +380,20 @@ static void on_eval(void *ctx, const struct mt_eval_report *r)
         return;
     if (p->cli->json_log)
         eval_event(p, r);
-    else if (r->objective && r->objective->weights)
+    else if (r->n_loss && r->objective && r->objective->weights)
         cli_say("%s%seval step %llu | loss %.4f %s| %llu tokens | %.1f s%s\n", name_of(p), p->name ? " | " : "",
                 (unsigned long long)r->step, r->loss,
                 measured(r->objective, r->measures, more, sizeof(more)), (unsigned long long)r->n_loss, r->seconds,
                 r->best ? " | best" : "");
-    else
+    else if (r->n_loss || !r->n_answers)
         cli_say("%s%seval step %llu | loss %.4f | perplexity %.2f | accuracy %.1f%% | %llu tokens | "
                         "%.1f s%s\n", name_of(p), p->name ? " | " : "",
                 (unsigned long long)r->step, r->loss, exp(r->loss), 100 * r->accuracy,
                 (unsigned long long)r->n_loss, r->seconds, r->best ? " | best" : "");
+    snprintf(more, sizeof(more), isnan(r->reward) ? "" : "| reward %.4g ", r->reward);
+    if (r->n_answers && !p->cli->json_log)
+        cli_say("%s%seval step %llu | %zu answers %s| %.1f s%s\n", name_of(p), p->name ? " | " : "", (unsigned long long)r->step,
+                r->n_answers, more, r->seconds, r->best ? " | best" : "");
     for (size_t i = 0; i < r->n_sets && !p->cli->json_log; i++)
         cli_say("%s%seval step %llu | %s: loss %.4f | perplexity %.2f | accuracy %.1f%% | %llu tokens\n", name_of(p),
                 p->name ? " | " : "", (unsigned long long)r->step, r->sets[i].name, r->sets[i].loss, exp(r->sets[i].loss),

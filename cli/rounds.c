@@ -187,47 +187,44 @@ static int sample(const struct rounds *r, uint64_t round, const char *prompts, c
 }
 
 /* A command's rewards: a number a line, or an object with "reward". */
-static int ask_rewards(const struct rounds *r, const char *in, const char *out, cJSON **rewards, struct mt_err *err)
+static int ask_rewards(const struct mt_config *cfg, const char *in, const char *out, cJSON **rewards,
+                       struct mt_err *err)
 {
-    struct job j = {.in = in, .out = out, .seconds = r->cfg->policy.reward_seconds};
-    MT_FREED char *text = strdup(r->cfg->policy.reward);
+    struct job j = {.in = in, .out = out, .seconds = cfg->policy.reward_seconds};
+    MT_FREED char *text = strdup(cfg->policy.reward);
     if (!text)
         return mt_fail_nomem(err, "a command", 1);
     words(&j, text);
     int code = run_job(&j, SIGTERM);
     if (code == -ETIMEDOUT)
-        return mt_fail(err, MT_ERR_RUNTIME, code, "%s took longer than policy.reward_seconds = %g, and was ended", r->cfg->policy.reward, j.seconds);
+        return mt_fail(err, MT_ERR_RUNTIME, code, "%s took longer than policy.reward_seconds = %g, and was ended",
+                       cfg->policy.reward, j.seconds);
     if (code)
-        return mt_fail(err, MT_ERR_RUNTIME, -EIO, "%s ended with code %d", r->cfg->policy.reward, code);
+        return mt_fail(err, MT_ERR_RUNTIME, -EIO, "%s ended with code %d", cfg->policy.reward, code);
     int rc = mt_json_read_lines(rewards, out, err);
     unlink(out);
     return rc;
 }
 
-static int set_reward(const struct rounds *r, cJSON *o, const cJSON *given, const char *place, struct mt_err *err)
+static int set_reward(const struct mt_config *cfg, cJSON *o, const cJSON *given, const char *place, struct mt_err *err)
 {
     double reward = NAN;
     const cJSON *v = cJSON_IsObject(given) ? mt_json_get(given, "reward") : given;
-    int rc = given ? 0 : cli_reward(&reward, r->cfg->policy.reward, o, place, err);
+    int rc = given ? 0 : cli_reward(&reward, cfg->policy.reward, o, place, err);
     if (given && !cJSON_IsNumber(v))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: %s has no number for it", place, r->cfg->policy.reward);
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: %s has no number for it", place, cfg->policy.reward);
     cJSON_DeleteItemFromObjectCaseSensitive(o, "reward");
     cJSON_AddNumberToObject(o, "reward", given ? v->valuedouble : reward);
     return rc;
 }
 
-struct told {
-    double reward, cut;
-    size_t n, groups, alike;
-};
-
 /* Groups lie together. */
-static void look(struct told *t, const cJSON *o)
+static void look(struct cli_rewards *t, const cJSON *o)
 {
     const cJSON *before = o->prev && o->prev->next ? o->prev : NULL;
     double reward = cJSON_GetNumberValue(mt_json_get(o, "reward"));
     bool begins = !before || !cJSON_Compare(mt_json_get(o, "group"), mt_json_get(before, "group"), true), alike = true;
-    t->reward += reward;
+    t->sum += reward;
     t->cut += cJSON_IsTrue(mt_json_get(o, "truncated"));
     t->n++;
     t->groups += begins;
@@ -236,22 +233,22 @@ static void look(struct told *t, const cJSON *o)
     t->alike += begins && alike;
 }
 
-/* Gives the rollouts that were sampled their rewards, and the file its name. */
-static int reward(const struct rounds *r, uint64_t round, const char *from, const char *to, struct mt_err *err)
+int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *to, struct cli_rewards *told,
+                     struct mt_err *err)
 {
     char asked[4300], place[4300];
     cJSON *list = NULL, *rewards = NULL, *o;
     MT_STR_FREED struct mt_str text = {0};
-    struct told t = {0};
-    bool wants = r->cfg->policy.reward[0], command = wants && cli_reward(&t.reward, r->cfg->policy.reward, NULL, "", NULL) == -ENOENT;
+    double none;
+    bool wants = cfg->policy.reward[0], command = wants && cli_reward(&none, cfg->policy.reward, NULL, "", NULL) == -ENOENT;
     int rc = mt_path_exists(from) ? mt_json_read_lines(&list, from, err) : 0, i = 0;
     mt_path_printf(asked, sizeof(asked), "%s.rewards", to);
     if (!rc && !cJSON_GetArraySize(list))
-        rc = mt_fail(err, MT_ERR_INPUT, -ENODATA, "%s wrote no rollouts to %s", r->cfg->policy.rollouts, from);
+        rc = mt_fail(err, MT_ERR_INPUT, -ENODATA, "%s wrote no rollouts to %s", cfg->policy.rollouts, from);
     if (!rc && command)
-        rc = ask_rewards(r, from, asked, &rewards, err);
+        rc = ask_rewards(cfg, from, asked, &rewards, err);
     if (!rc && command && cJSON_GetArraySize(rewards) != cJSON_GetArraySize(list))
-        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s gave %d rewards for %d rollouts", r->cfg->policy.reward, cJSON_GetArraySize(rewards),
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s gave %d rewards for %d rollouts", cfg->policy.reward, cJSON_GetArraySize(rewards),
                      cJSON_GetArraySize(list));
     mt_json_begin();
     for (o = rc ? NULL : list->child; o && !rc; o = o->next, i++) {
@@ -259,7 +256,7 @@ static int reward(const struct rounds *r, uint64_t round, const char *from, cons
         if (!cJSON_IsObject(o))
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON object", place);
         else if (wants)
-            rc = set_reward(r, o, command ? cJSON_GetArrayItem(rewards, i) : NULL, place, err);
+            rc = set_reward(cfg, o, command ? cJSON_GetArrayItem(rewards, i) : NULL, place, err);
         char *line = rc ? NULL : mt_json_print(o, false);
         mt_str_printf(&text, "%s\n", line ? line : "");
         free(line);
@@ -267,12 +264,11 @@ static int reward(const struct rounds *r, uint64_t round, const char *from, cons
     if (!rc)
         rc = text.failed || !mt_json_complete() ? mt_fail_nomem(err, to, text.len)
                                                 : mt_write_file(to, text.p, text.len, err);
-    t = (struct told){0};
+    *told = (struct cli_rewards){0};
     for (o = rc ? NULL : list->child; o; o = o->next)
-        look(&t, o);
+        look(told, o);
     if (!rc)
-        mt_info("round %llu: %zu rollouts of %zu prompts, mean reward %.4g, %zu prompts whose rollouts all have the same, %.0f cut off",
-                (unsigned long long)round, t.n, t.groups, t.reward / (double)t.n, t.alike, t.cut);
+        unlink(from);
     cJSON_Delete(list);
     cJSON_Delete(rewards);
     return rc;
@@ -284,11 +280,14 @@ static int make_rollouts(const struct rounds *r, uint64_t round, const char *who
     path_of(r, round, ".prompts.jsonl", prompts);
     path_of(r, round, ".tmp.jsonl", sampled);
     unlink(sampled);
+    struct cli_rewards t;
     int rc = write_prompts(r, round, prompts, err) ?: sample(r, round, prompts, sampled, code, err);
-    if (!rc && !*code)
-        rc = reward(r, round, sampled, whole, err);
-    if (!rc && !*code)
-        unlink(sampled);
+    if (rc || *code)
+        return rc;
+    rc = cli_give_rewards(r->cfg, sampled, whole, &t, err);
+    if (!rc)
+        mt_info("round %llu: %zu rollouts of %zu prompts, mean reward %.4g, %zu prompts whose rollouts all have the same, %.0f cut off",
+                (unsigned long long)round, t.n, t.groups, t.sum / (double)t.n, t.alike, t.cut);
     return rc;
 }
 
@@ -304,8 +303,7 @@ static int newest(struct rounds *r, uint64_t *step, struct mt_err *err)
     return rc;
 }
 
-/* The data have one name in all rounds, so that checkpoints are of one configuration. */
-static int point_at(const char *data, const char *whole, struct mt_err *err)
+int cli_link_as(const char *data, const char *whole, struct mt_err *err)
 {
     char tmp[4300];
     mt_path_printf(tmp, sizeof(tmp), "%s.tmp", data);
@@ -316,7 +314,7 @@ static int point_at(const char *data, const char *whole, struct mt_err *err)
 }
 
 /* This program as it was started, to the end of a round. */
-static int train(const struct rounds *r, const char *data, uint64_t steps, int *code)
+static int train(const struct rounds *r, const char *data, uint64_t step, uint64_t end, int *code)
 {
     struct job j = {.n = 0};
     char number[32], train[4300], *given[MOST_WORDS] = {NULL};
@@ -334,12 +332,15 @@ static int train(const struct rounds *r, const char *data, uint64_t steps, int *
         if (!own && asprintf(&given[n], g->value ? "--%s=%s" : "--%s", g->option->name, g->value) > 0)
             word(&j, given[n++]);
     }
-    snprintf(number, sizeof(number), "--max-steps=%llu", (unsigned long long)steps);
+    snprintf(number, sizeof(number), "--max-steps=%llu", (unsigned long long)(end - step));
     mt_path_printf(train, sizeof(train), "--set=data.train=%s", data);
     word(&j, train);
     word(&j, "--set=data.format=rollouts");
     word(&j, "--resume");
     word(&j, number);
+    uint64_t every = (uint64_t)r->cfg->eval.every;
+    if (step && end < r->steps && !(every && end / every > step / every)) /* else each round would end with answers */
+        word(&j, "--set=eval.generate=");
     *code = run_job(&j, SIGTERM);
     for (size_t i = 0; i < n; i++)
         free(given[i]);
@@ -354,8 +355,8 @@ static int run_round(struct rounds *r, uint64_t step, int *code, struct mt_err *
     mt_path_printf(data, sizeof(data), "%s/rollouts.jsonl", r->dir);
     int rc = mt_path_exists(whole) ? 0 : make_rollouts(r, round, whole, code, err);
     if (!rc && !*code)
-        rc = point_at(data, whole, err);
-    return rc || *code ? rc : train(r, data, end - step, code);
+        rc = cli_link_as(data, whole, err); /* one name in all rounds: checkpoints are of one configuration */
+    return rc || *code ? rc : train(r, data, step, end, code);
 }
 
 static int check(struct rounds *r, struct mt_err *err)

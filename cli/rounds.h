@@ -15,4 +15,16 @@
 int cli_run_rounds(int *code, const struct cli *cli, const struct cli_args *args, const struct mt_config *cfg,
                    struct mt_err *err);
 
+/** What rewards are together. */
+struct cli_rewards {
+    double sum, cut;         /* cut: rollouts that were cut off */
+    size_t n, groups, alike; /* alike: groups of which all have the same */
+};
+/** Gives the rollouts of a file their rewards by policy.reward, and writes them to another one; the first is removed.
+ * Those of a group lie together. */
+int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *to, struct cli_rewards *told,
+                     struct mt_err *err);
+/** Makes `path` another name of a file, at once. */
+int cli_link_as(const char *path, const char *file, struct mt_err *err);
+
 #endif

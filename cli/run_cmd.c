@@ -120,6 +120,11 @@ static int prepare(struct run *r, struct mt_err *err)
         cli_print_memory(&memory);
     }
     rc = rc ?: mt_memory_check(&memory, err);
+    bool answers = r->learner->cfg->eval.generate[0];
+    if (!rc && answers && (r->n > 1 || r->cluster))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.generate is of one run on one host: remove it");
+    if (!rc && answers)
+        rc = cli_answers_open(&r->learner->answers, r->learner->cfg, r->in, err);
     for (size_t i = 0; i < r->n && !rc && !cli_arg(r->args, "no-save"); i++)
         learner_check_space(&r->learner[i], &memory);
     return rc;
@@ -150,6 +155,13 @@ static struct mt_train_params params_of(struct run *r, size_t i, struct cli_rate
                                 .block_end = mt_blocks_end_of(l->in, &l->state),
                                 .max_steps = (uint64_t)cli_whole(r->args, "max-steps", 0)};
     cli_progress_events(&p.events, &l->progress);
+    l->answers.control = &control;
+    l->answers.dir = l->out.dir;
+    l->answers.learner = i;
+    l->answers.g.cfg = l->cfg;
+    l->answers.g.session = &r->session;
+    p.answers = &l->answers;
+    p.answer = l->cfg->eval.generate[0] ? cli_answer : NULL;
     return p;
 }
 

@@ -147,6 +147,8 @@ struct mt_config {
         int64_t early_stop_patience;
         char *best_by; /* a measure's name in metrics, without "eval_" */
         struct mt_cfg_list sets; /* "name:file"; at most MT_EVAL_SETS */
+        char *generate;          /* a file of prompts; "" */
+        int64_t generate_tokens;
     } eval;
     struct {
         char *dir;

@@ -359,6 +359,11 @@ static const struct mt_key keys[] = {
      "Steps between evaluations; 0 = only at the end."},
     {"eval", "sets", MT_OUTPUT, MT_KEY_NAMED_PATHS, AT(eval.sets), "", NULL, ANY, NULL,
      "Further evaluation data by name, evaluated and reported beside data.eval: code:code.jsonl, math:math.jsonl."},
+    {"eval", "generate", MT_OUTPUT, MT_KEY_PATH, AT(eval.generate), "", NULL, ANY, NULL,
+     "Prompts, as megatrain generate reads them: each evaluation writes the likeliest answers to answers-STEP.jsonl of the output folder, "
+     "and with policy.reward measures the mean reward. Some 20 do; texts have no cache here."},
+    {"eval", "generate_tokens", MT_OUTPUT, MT_KEY_COUNT, AT(eval.generate_tokens), "128", NULL, 1, 1 << 20, NULL,
+     "Most tokens of an answer to a prompt of eval.generate."},
     {"eval", "max_samples", MT_OUTPUT, MT_KEY_COUNT, AT(eval.max_samples), "512", NULL, 1, 1e15, NULL,
      "Most samples in an evaluation, of each set."},
     {"eval", "at_start", MT_OUTPUT, MT_KEY_BOOL, AT(eval.at_start), "on", NULL, ANY, NULL,
@@ -367,7 +372,7 @@ static const struct mt_key keys[] = {
      NULL, "Stop after this many evaluations without a better one (best_by), with the best one kept; 0 = never."},
     {"eval", "best_by", MT_OUTPUT, MT_KEY_STRING, AT(eval.best_by), "loss", NULL, ANY, NULL,
      "What makes an evaluation the best, for early_stop_patience and checkpoint.keep_best: loss, accuracy (of tokens), those "
-     "of a set of eval.sets (code_loss, code_accuracy), or a measure of preferences, such as rewards/accuracies or rewards/margins. Whether more is better follows from the name."},
+     "of a set of eval.sets (code_loss, code_accuracy), a measure of preferences, such as rewards/accuracies or rewards/margins, or reward (of answers to eval.generate). Whether more is better follows from the name."},
 
     {"checkpoint", "dir", MT_OUTPUT, MT_KEY_PATH, AT(checkpoint.dir), "out", NULL, ANY, NULL,
      "Output folder: checkpoints, metrics, the effective configuration."},

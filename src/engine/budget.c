@@ -286,7 +286,7 @@ static int choose_mode(struct mt_engine_plan *plan, const struct mt_engine_param
     bool open = p->placement.activations == MT_ACT_AUTO;
     const enum mt_activations modes[] = {open ? MT_ACT_KEEP : p->placement.activations, MT_ACT_RECOMPUTE};
     size_t n_modes = open ? 2 : 1, least = SIZE_MAX;
-    if (p->draws)
+    if (p->draws && !p->train)
         choose_what_stays(plan, p);
     for (size_t i = 0; i < n_modes * MT_ARRAY_LEN(savings); i++) {
         int saving = savings[i / n_modes];

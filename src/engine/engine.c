@@ -373,6 +373,11 @@ int mt_engine_draw(mt_engine *e, const struct mt_batch *micro, size_t n, const s
     return rc;
 }
 
+size_t mt_engine_max_micro(const mt_engine *e)
+{
+    return e->p.max_micro;
+}
+
 size_t mt_engine_loaded_bytes(const mt_engine *e)
 {
     return e->x.loaded;

@@ -98,6 +98,8 @@ int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, s
  */
 int mt_engine_draw(mt_engine *e, const struct mt_batch *micro, size_t n, const struct mt_draw *draw, int32_t *ids,
                    float *losses, struct mt_err *err);
+/** Micro-batches that a step may have at most. */
+size_t mt_engine_max_micro(const mt_engine *e);
 /** Bytes that the last run copied to the device: of a step, an evaluation or logits. */
 size_t mt_engine_loaded_bytes(const mt_engine *e);
 

@@ -294,7 +294,8 @@ static int find_objective(struct mt_numerics *n, const struct mt_config *c, stru
     if (!n->objective)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: there is no such objective", name);
     const char *by = c->eval.best_by;
-    if (strcmp(by, MT_EVAL_ACCURACY) && mt_objective_measure(n->objective, by) < 0 && !is_of_set(c))
+    bool rewards = !strcmp(by, "reward") && c->eval.generate[0] && c->policy.reward[0];
+    if (strcmp(by, MT_EVAL_ACCURACY) && mt_objective_measure(n->objective, by) < 0 && !is_of_set(c) && !rewards)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.best_by = %s: evaluations of %s have no such measure to be compared "
                        "by: set loss, accuracy, one of these with the name of a set of eval.sets (code_loss)%s", c->eval.best_by, n->objective->title,
                        !n->objective->answers ? "" : n->objective->rated ? ", or rewards/margins"
@@ -455,8 +456,12 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "device.map = data with device.gpus = %lld needs train.groups = %lld or more, which are shared: it is %lld",
                      (long long)r.placement.lanes, (long long)r.placement.lanes, (long long)r.numerics.groups);
+    if (!rc && c->eval.generate[0] && (r.placement.lanes > 1 || mt_row_chunks(&r.numerics) > 1))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "eval.generate is of one device and of rows that are not cut: remove it, or set device.gpus = 1 "
+                     "and train.chunk = 0");
     if (rc)
         return rc;
+    r.draws = c->eval.generate[0] ? (size_t)r.numerics.seq_len : 0;
     resolve_placement(&r.placement, limits);
     /* an upper bound, as the data are not read; of preferences a sample is up to four documents */
     r.docs_per_row = c->data.packing ? (size_t)r.numerics.seq_len : mt_objective_of(&r.numerics)->answers ? 4 : 1;

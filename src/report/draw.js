@@ -534,8 +534,8 @@ function runPanels(runs) {
         title, xLabel: "step", yLabel, log, zero: !log,
         series: runs.map((r, i) => ({name: runs.length > 1 ? r.name : "", x: column(r.steps, "step"), y: column(r.steps, key), colour: 2 * i}))})));
     return [lossPanel(section, runs, "step"), lossPanel(section, runs, "tokens"), ...shared, ...runs.flatMap((r) =>
-        [...measurePanels(r), ...setPanels(r), stepTimePanel(r), ...timelinePanels(r), ...memoryPanels(r),
-         ...expertPanels(r), linkPanel(r)])];
+        [...measurePanels(r), ...setPanels(r), ...answerPanels(r), stepTimePanel(r), ...timelinePanels(r),
+         ...memoryPanels(r), ...expertPanels(r), linkPanel(r)])];
 }
 
 /* --- sweeps ---------------------------------------------------------------------------------------- */
@@ -574,13 +574,27 @@ const SHOWN = [["predicted_s", "predicted s"], ["measured_s", "measured s"], ["d
                ["measured_over_predicted", "ratio"], ["tok_s", "tokens/s"], ["model_tflops", "TFLOP/s"], ["wait_h2d_pct", "wait %"],
                ["device_mib", "device MiB"], ["peak_rss_mib", "peak MiB"], ["planned_host_mib", "planned MiB"]];
 
+function tableOf(section, heads, lines) {
+    const cell = (v) => `<td>${known(v) ? short(v) : escaped(string(v))}</td>`;
+    return {section, html: `<div class="table"><table><thead><tr>${heads.map((h) => `<th>${escaped(h)}</th>`).join("")}</tr></thead><tbody>` +
+                           lines.map((l) => `<tr>${l.map(cell).join("")}</tr>\n`).join("") + "</tbody></table></div>"};
+}
+
 function tablePanel(section, rows) {
-    const cell = (v) => `<td>${known(v) ? short(v) : escaped(string(v))}</td>`, keys = rows.length ? axesOf(rows[0]) : [];
+    const keys = rows.length ? axesOf(rows[0]) : [];
     const heads = ["job", ...keys.map(([key]) => key.slice(key.indexOf(".") + 1)), "status", ...SHOWN.map(([, head]) => head)];
     const lines = rows.map((row) => [row.job, ...axesOf(row).map(([, v]) => v), row.status,
                                      ...SHOWN.map(([key]) => row.tok_s !== undefined ? row[key] : "")]); /* else it has no figures */
-    return {section, html: `<div class="table"><table><thead><tr>${heads.map((h) => `<th>${escaped(h)}</th>`).join("")}</tr></thead><tbody>` +
-                           lines.map((l) => `<tr>${l.map(cell).join("")}</tr>\n`).join("") + "</tbody></table></div>"};
+    return tableOf(section, heads, lines);
+}
+
+/* The newest answers to held-out prompts. */
+function answerPanels(r) {
+    const rows = (Array.isArray(r.answers) ? r.answers : []).filter((row) => row && typeof row === "object").slice(0, 20);
+    const last = (messages) => (Array.isArray(messages) ? messages[messages.length - 1] || {} : {}).content;
+    const asked = ({prompt, messages}) => prompt === undefined ? last(messages) : prompt;
+    const lines = rows.map((row) => [asked(row), row.completion, row.reward]);
+    return rows.length ? [tableOf(r.name, ["prompt", "answer", "reward"], lines)] : [];
 }
 
 /* Each panel is {section, name, draw(range)}, which gives {svg, x: the axis that can be zoomed}; or {section, html}. */

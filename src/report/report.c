@@ -150,6 +150,25 @@ static void add_metrics(cJSON *run, char *text)
         mt_json_lost();
 }
 
+/* The first of the newest answers to held-out prompts (eval.generate). */
+static void add_answers(cJSON *run, const char *dir)
+{
+    enum { SHOWN = 20 };
+    static const char *const keys[] = {"prompt", "messages", "completion", "reward"};
+    cJSON *all = NULL, *shown, *o;
+    if (!has(dir, "answers.jsonl") || mt_json_read_lines(&all, MT_PATH("%s/answers.jsonl", dir), NULL))
+        return;
+    shown = cJSON_AddArrayToObject(run, "answers");
+    for (o = all->child; o && cJSON_GetArraySize(shown) < SHOWN; o = o->next) {
+        cJSON *of = cJSON_CreateObject();
+        for (size_t i = 0; i < MT_ARRAY_LEN(keys); i++)
+            if (mt_json_get(o, keys[i]))
+                mt_json_add(of, keys[i], cJSON_Duplicate(mt_json_get(o, keys[i]), true));
+        mt_json_append(shown, of);
+    }
+    cJSON_Delete(all);
+}
+
 static int add_run(cJSON *runs, const char *dir, struct mt_err *err)
 {
     static const char *const files[] = {"run.json", "trace.json"}, *const keys[] = {"info", "trace"};
@@ -171,6 +190,7 @@ static int add_run(cJSON *runs, const char *dir, struct mt_err *err)
         if (has(dir, files[i]) && !read_json(&o, dir, files[i], NULL))
             mt_json_add(run, keys[i], o);
     }
+    add_answers(run, dir);
     mt_json_append(runs, run);
     return 0;
 }

@@ -14,6 +14,8 @@ double mt_best_value(const char *by, const struct mt_eval_report *r)
         if (what)
             return strcmp(what, MT_EVAL_ACCURACY) ? r->sets[k].loss : r->sets[k].accuracy;
     }
+    if (!strcmp(by, "reward") && !isnan(r->reward))
+        return r->reward;
     int i = r->objective && strcmp(by, "loss") ? mt_objective_measure(r->objective, by) : -1;
     if (!strcmp(by, "loss"))
         return r->loss;

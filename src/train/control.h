@@ -79,6 +79,8 @@ struct mt_eval_report {
         double loss, accuracy;
     } sets[MT_EVAL_SETS]; /* [n_sets] of eval.sets */
     size_t n_sets;
+    size_t n_answers;    /* to prompts of eval.generate */
+    double reward;       /* their mean; NaN: none is given */
     double merged_share; /* with adapter.merge_aware: of weights with adapters that differ from the base; else NaN */
     bool best;
 };
@@ -122,6 +124,9 @@ struct mt_train_params {
     struct mt_output *output;      /* looked for again before a save; NULL: it is taken to stay */
     struct mt_feed *feed;          /* the command that is given the metrics; NULL: none */
     bool no_save;                  /* do not save at the end: for benchmarks */
+    /* Answers the prompts of eval.generate: sets n_answers and reward. NULL: there are none. */
+    int (*answer)(void *of, struct mt_eval_report *r, struct mt_err *err);
+    void *answers;
     const char *trace;             /* file for the trace of this run's third step (or its last); or NULL */
 };
 

@@ -356,7 +356,7 @@ int mt_generate(struct mt_session *s, const struct mt_generation *g, struct mt_g
 {
     const struct mt_inputs *in = s->setup->in;
     struct generator x = {.s = s, .g = g, .cache = &in->cache, .text = texts, .n = n, .tokens = in->draws,
-                          .slots = in->cache.slots ? in->cache.slots : (size_t)in->cfg->train.batch_size};
+                          .slots = in->cache.slots ? in->cache.slots : mt_engine_max_micro(s->engine)};
     int64_t began = mt_now_ns();
     int rc = begin(&x, err);
     while (!rc && x.said < n) {

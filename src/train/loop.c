@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/loop.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "base/json.h"
@@ -51,10 +52,10 @@ int mt_loop_merged_share(const struct mt_loop *l, double *share, struct mt_err *
 
 int mt_loop_evaluate(struct mt_loop *l, struct mt_err *err)
 {
-    struct mt_eval_report r = {.step = l->st->step};
+    struct mt_eval_report r = {.step = l->st->step, .loss = NAN, .accuracy = NAN, .reward = NAN};
     struct mt_err why = {0};
     bool unread = false;
-    if (!l->in->eval_sampler || l->evaluated)
+    if ((!l->in->eval_sampler && !l->p->answer) || l->evaluated)
         return 0;
     mt_train_phase(l->p->control, "evaluating");
     int rc = mt_train_flush(l->p, err);
@@ -64,7 +65,10 @@ int mt_loop_evaluate(struct mt_loop *l, struct mt_err *err)
     if (rc)
         return rc;
     const double *reference = mt_reference_of_evaluation(l->s, l->p->learner, l->st);
-    rc = mt_evaluate(l->s, l->p->learner, l->p->control, reference, &r, &unread, &why);
+    if (l->in->eval_sampler)
+        rc = mt_evaluate(l->s, l->p->learner, l->p->control, reference, &r, &unread, &why);
+    if (!rc && l->p->answer)
+        rc = l->p->answer(l->p->answers, &r, &why);
     if (rc && (!unread || l->st->step == l->first_step)) {
         l->sound = rc != -ECANCELED;
         if (err)

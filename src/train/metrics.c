@@ -30,7 +30,7 @@ static const char *const columns[] = {
     "step",       "epoch",   "tokens", "loss_tokens", "loss",     "lr",        "grad_norm", "clip",
     "tok_s",      "loss_tok_s", "t_step", "t_fwd",    "t_bwd",    "t_opt",     "t_wait_h2d", "t_data",
     "h2d_bytes",  "d2h_bytes", "t_disk_read", "t_disk_write", "skipped", "eval_loss", "eval_ppl", "eval_accuracy", "eval_tokens",
-    "aux_loss", "merged_share",
+    "aux_loss", "merged_share", "eval_reward",
 };
 
 /* What is recorded of each set of eval.sets. */
@@ -88,9 +88,10 @@ static int set_tables(struct mt_metrics *m, const struct mt_objective *o, const 
     m->table[LAYERS] = (struct table){layer_columns, MT_ARRAY_LEN(layer_columns)};
     for (size_t i = 0; i < MT_ARRAY_LEN(columns) && !rc; i++)
         rc = add_column(m, err, "%s", columns[i]);
-    for (int i = 1; i < o->n_measures && !rc; i++)
-        rc = add_column(m, err, "%s", o->measures[i])
-          ?: add_column(m, err, "eval_%s", o->measures[i]);
+    for (int i = 1; i < o->n_measures && !rc; i++) {
+        bool has = !strcmp(o->measures[i], "reward"); /* as every run has it */
+        rc = add_column(m, err, "%s", o->measures[i]) ?: has ? 0 : add_column(m, err, "eval_%s", o->measures[i]);
+    }
     for (int i = 0; i < sets->n && i < MT_EVAL_SETS; i++)
         for (int k = 0; k < N_OF_SET && !rc; k++)
             rc = add_column(m, err, "%s", column_of_set(name, sets->items[i], strcspn(sets->items[i], ":"), k));
@@ -367,6 +368,10 @@ static cJSON *eval_record(const struct mt_eval_report *r)
     if (!r->objective || !r->objective->weights)
         cJSON_AddNumberToObject(o, "eval_ppl", exp(r->loss));
     add_measures(o, "eval_", r->objective, r->measures);
+    if (!isnan(r->reward)) {
+        cJSON_DeleteItemFromObjectCaseSensitive(o, "eval_reward");
+        cJSON_AddNumberToObject(o, "eval_reward", r->reward);
+    }
     mt_json_put(o, "eval_accuracy=%f, eval_tokens=%f", r->accuracy, (double)r->n_loss);
     if (!isnan(r->merged_share))
         cJSON_AddNumberToObject(o, "merged_share", r->merged_share);

@@ -267,7 +267,8 @@ static int open_setup(struct mt_setup *s, struct mt_inputs *in, size_t n, enum m
     s->request.train = use == MT_RUN_TRAIN;
     s->request.top = s->request.train ? 0 : in->top;
     s->request.cache = in->cache;
-    s->request.draws = in->draws;
+    if (in->draws || !s->request.train)
+        s->request.draws = in->draws;
     rc = rc ?: request_hosts(s, err)
             ?: decide(s, &limits, err)
             ?: check_copies(s, err);

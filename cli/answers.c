@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "answers.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/mem.h"
+#include "rounds.h"
+
+int cli_answers_open(struct cli_answers *a, struct mt_config *cfg, const struct mt_inputs *in, struct mt_err *err)
+{
+    struct cli_generation *g = &a->g;
+    *g = (struct cli_generation){.cfg = cfg, .file = cfg->eval.generate, .samples = 1, .at_once = SIZE_MAX};
+    g->g = (struct mt_generation){.n_new = (size_t)cfg->eval.generate_tokens, .top_p = 1};
+    g->prompts = cJSON_CreateArray();
+    int rc = g->prompts ? cli_read_prompts(g, err) : mt_fail_nomem(err, g->file, 1);
+    const cJSON *o;
+    cJSON_ArrayForEach(o, g->prompts) g->chat |= mt_json_get(o, "messages") != NULL;
+    rc = rc ?: cli_encode_prompts(g, err) ?: cli_draw_bytes(g, &in->hf, err);
+    if (!rc && g->longest + g->g.n_new > (size_t)cfg->numerics.seq_len)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: the longest prompt has %zu tokens, which with eval.generate_tokens = %zu are more than "
+                     "data.seq_len = %lld: shorten one of them", g->file, g->longest, g->g.n_new, (long long)cfg->numerics.seq_len);
+    return rc;
+}
+
+static int write_answers(struct cli_answers *a, const char *path, struct mt_err *err)
+{
+    struct cli_writer w = {&a->g, fopen(path, "we"), path};
+    if (!w.out)
+        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
+    int rc = cli_generate(&a->g, 0, cli_write_text, &w, err);
+    if (fclose(w.out) && !rc)
+        rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write %s: %s", path, strerror(errno));
+    return rc;
+}
+
+int cli_answer(void *answers, struct mt_eval_report *r, struct mt_err *err)
+{
+    struct cli_answers *a = answers;
+    struct cli_rewards told;
+    char drawn[4200], whole[4200], newest[4200];
+    int64_t began = mt_now_ns();
+    int rc = MT_AGAIN;
+    mt_path_printf(drawn, sizeof(drawn), "%s/answers.tmp.jsonl", a->dir);
+    mt_path_printf(whole, sizeof(whole), "%s/answers-%llu.jsonl", a->dir, (unsigned long long)r->step);
+    mt_path_printf(newest, sizeof(newest), "%s/answers.jsonl", a->dir);
+    while (rc == MT_AGAIN)
+        rc = mt_train_heed(a->control, a->learner, 1, 1, write_answers(a, drawn, err), err);
+    rc = rc ?: cli_give_rewards(a->g.cfg, drawn, whole, &told, err)
+            ?: cli_link_as(newest, whole, err);
+    if (rc)
+        return rc;
+    r->n_answers = told.n;
+    r->seconds += mt_seconds_since(began);
+    if (a->g.cfg->policy.reward[0])
+        r->reward = told.sum / (double)told.n;
+    return 0;
+}
+
+void cli_answers_finish(struct cli_answers *a)
+{
+    a->g.cfg = NULL; /* the run's */
+    cli_generation_finish(&a->g);
+}

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "generate.h"
+#include "train/train.h"
+
+/** Answers to the prompts of eval.generate, which a run makes at each evaluation with its own session. */
+struct cli_answers {
+    struct cli_generation g;
+    struct mt_train_control *control; /* the run's */
+    const char *dir;                  /* its output folder */
+    size_t learner;
+};
+
+/** Reads the prompts; in: the run's, already open. The texts must fit in rows. Finish in any case. */
+int cli_answers_open(struct cli_answers *a, struct mt_config *cfg, const struct mt_inputs *in, struct mt_err *err);
+/** mt_train_params.answer: writes answers-STEP.jsonl, with rewards where policy.reward is set, and answers.jsonl, which
+ * is the newest of them. a->g.session is the run's. */
+int cli_answer(void *answers, struct mt_eval_report *r, struct mt_err *err);
+void cli_answers_finish(struct cli_answers *a);
