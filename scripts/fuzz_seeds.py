@@ -48,6 +48,35 @@ put("safetensors", "many", safetensors({"__metadata__": {"format": "pt"}, "w": t
 put("safetensors", "empty", safetensors({}, 0))
 for path in glob.glob(os.path.join(ROOT, "tests/parity/*/config.json")):
     put("hf_config", os.path.basename(os.path.dirname(path)), open(path, "rb").read())
+SERVED = json.load(open(os.path.join(ROOT, "tests/cli/served.json")))
+QUANTISED = {**{name: o["quantization_config"] for name, o in SERVED.items()},
+             "modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head*", "*.self_attn*"]},
+             "rows": {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["re:.*mlp.(gate|up)_proj"],
+                      "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}}}}}
+for name, value in QUANTISED.items():
+    config = json.load(open(os.path.join(ROOT, "tests/parity/qwen3/config.json")))
+    put("hf_config", "served-" + name, json.dumps({**config, "quantization_config": value}))
+
+
+def packed(pieces):
+    header, at = {}, 0
+    for name, (dtype, shape, n) in pieces.items():
+        header[name], at = tensor(dtype, shape, at, at + n), at + n
+    return safetensors(header, bytes((i * 37 + 60) % 126 for i in range(at)))
+
+
+for name, which, pieces in (
+        ("nvfp4", 0, {"_packed": ("U8", [16, 32], 512), "_scale": ("F8_E4M3", [16, 4], 64), "_global_scale": ("F32", [1], 4)}),
+        ("modelopt", 0, {"": ("U8", [16, 32], 512), "_scale": ("F8_E4M3", [16, 4], 64), "_scale_2": ("F32", [], 4)}),
+        ("mxfp4", 0, {"_packed": ("U8", [16, 32], 512), "_scale": ("U8", [16, 2], 32)}),
+        ("int4", 0, {"_packed": ("I32", [16, 8], 512), "_scale": ("BF16", [16, 2], 64), "_shape": ("I64", [2], 16)}),
+        ("rows", 1, {"": ("F8_E4M3", [130, 40], 5200), "_scale": ("BF16", [130, 1], 260)}),
+        ("blocks", 1, {"": ("F8_E4M3", [130, 40], 5200), "_scale_inv": ("F32", [2, 1], 8)}),
+        ("e8m0", 1, {"": ("F8_E4M3", [130, 40], 5200), "_scale": ("F8_E8M0", [2, 1], 2)}),
+        ("one", 2, {"": ("F8_E4M3", [3, 16], 48), "_scale": ("F16", [1], 2)}),
+        ("nf4", 0, {"": ("U8", [512, 1], 512), ".absmax": ("F32", [16], 64), ".quant_map": ("F32", [16], 64),
+                    ".quant_state.bitsandbytes__nf4": ("U8", [80], 80)})):
+    put("packed", name, bytes([which]) + packed({"w.weight" + k: v for k, v in pieces.items()}))
 for i, case in enumerate(json.load(open(os.path.join(ROOT, "tests/unit/hf/rope.json")))["cases"]):
     put("hf_config", f"rope{i}", json.dumps(case["config"]))
 for path in glob.glob(os.path.join(ROOT, "configs/*.ini")):
