@@ -390,7 +390,9 @@ static void on_eval(void *ctx, const struct mt_eval_report *r)
                         "%.1f s%s\n", name_of(p), p->name ? " | " : "",
                 (unsigned long long)r->step, r->loss, exp(r->loss), 100 * r->accuracy,
                 (unsigned long long)r->n_loss, r->seconds, r->best ? " | best" : "");
-    snprintf(more, sizeof(more), isnan(r->reward) ? "" : "| reward %.4g ", r->reward);
+    more[0] = 0;
+    if (!isnan(r->reward))
+        snprintf(more, sizeof(more), "| reward %.4g ", r->reward);
     if (r->n_answers && !p->cli->json_log)
         cli_say("%s%seval step %llu | %zu answers %s| %.1f s%s\n", name_of(p), p->name ? " | " : "", (unsigned long long)r->step,
                 r->n_answers, more, r->seconds, r->best ? " | best" : "");
