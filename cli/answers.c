@@ -2,9 +2,6 @@
 #include "answers.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/fs.h"
@@ -27,17 +24,6 @@ int cli_answers_open(struct cli_answers *a, struct mt_config *cfg, const struct 
     return rc;
 }
 
-static int write_answers(struct cli_answers *a, const char *path, struct mt_err *err)
-{
-    struct cli_writer w = {&a->g, fopen(path, "we"), path};
-    if (!w.out)
-        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
-    int rc = cli_generate(&a->g, 0, cli_write_text, &w, err);
-    if (fclose(w.out) && !rc)
-        rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write %s: %s", path, strerror(errno));
-    return rc;
-}
-
 int cli_answer(void *answers, struct mt_eval_report *r, struct mt_err *err)
 {
     struct cli_answers *a = answers;
@@ -49,7 +35,7 @@ int cli_answer(void *answers, struct mt_eval_report *r, struct mt_err *err)
     mt_path_printf(whole, sizeof(whole), "%s/answers-%llu.jsonl", a->dir, (unsigned long long)r->step);
     mt_path_printf(newest, sizeof(newest), "%s/answers.jsonl", a->dir);
     while (rc == MT_AGAIN)
-        rc = mt_train_heed(a->control, a->learner, 1, 1, write_answers(a, drawn, err), err);
+        rc = mt_train_heed(a->control, a->learner, 1, 1, cli_write_texts(&a->g, drawn, err), err);
     rc = rc ?: cli_give_rewards(a->g.cfg, drawn, whole, &told, err)
             ?: cli_link_as(newest, whole, err);
     if (rc)

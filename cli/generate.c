@@ -417,10 +417,17 @@ static cJSON *add_ids(cJSON *o, const char *name, const uint32_t *ids, size_t n)
     return list;
 }
 
+/* To where texts are written. */
+struct writer {
+    const struct cli_generation *p;
+    FILE *out;
+    const char *path;
+};
+
 /* The prompt's record, and what was added. Log-probabilities are FP32, written so that they are read as the same. */
-int cli_write_text(void *writer, const struct cli_text *t, struct mt_err *err)
+static int write_text(void *ctx, const struct cli_text *t, struct mt_err *err)
 {
-    const struct cli_writer *w = writer;
+    const struct writer *w = ctx;
     const struct mt_gen_text *of = t->of;
     size_t prompt = t->number / w->p->samples;
     mt_json_begin();
@@ -447,4 +454,15 @@ int cli_write_text(void *writer, const struct cli_text *t, struct mt_err *err)
     MT_FREED char *text = mt_json_print(o, false);
     bool ok = text && mt_json_complete() && fprintf(w->out, "%s\n", text) > 0 && !fflush(w->out);
     return ok ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write to %s: %s", w->path, strerror(errno));
+}
+
+int cli_write_texts(struct cli_generation *p, const char *path, struct mt_err *err)
+{
+    struct writer w = {p, path ? fopen(path, "we") : stdout, path ? path : "standard output"};
+    if (!w.out)
+        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
+    int rc = cli_generate(p, 0, write_text, &w, err);
+    if (path && fclose(w.out) && !rc)
+        rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write %s: %s", path, strerror(errno));
+    return rc;
 }

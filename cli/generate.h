@@ -51,19 +51,14 @@ int cli_read_prompts(struct cli_generation *c, struct mt_err *err);
 int cli_encode_prompts(struct cli_generation *c, struct mt_err *err);
 /** Texts of bytes: which ids are drawn and end one. */
 int cli_draw_bytes(struct cli_generation *c, const struct mt_hf_config *hf, struct mt_err *err);
-/** Writes a text of a generation to a file as a line of JSON: the prompt's record, and what was added. */
-struct cli_writer {
-    const struct cli_generation *p;
-    FILE *out;
-    const char *path;
-};
-int cli_write_text(void *writer, const struct cli_text *t, struct mt_err *err);
 /** Opens the model for texts of up to max_len tokens; then loads its weights. */
 int cli_generation_open(struct cli_generation *c, size_t max_len, struct mt_err *err);
 int cli_generation_start(struct cli_generation *c, struct mt_err *err);
 /** Goes on with c->samples texts of each prompt; `done` is called for each in order. c->stats are added to. stream: of
  * the first text. */
 int cli_generate(struct cli_generation *c, uint64_t stream, cli_text_fn *done, void *ctx, struct mt_err *err);
+/** The same, written to a file as lines of JSON: a prompt's record, and what was added. path NULL: standard output. */
+int cli_write_texts(struct cli_generation *c, const char *path, struct mt_err *err);
 /** What the passes cost. */
 void cli_say_speed(const struct cli_generation *c);
 /** What JSON can have of a text: bytes that are no UTF-8, or zero, are shown by number. */

@@ -34,17 +34,7 @@ static int load(struct cli_generation *p, const struct cli_args *args, struct mt
 static int run(struct cli_generation *p, const struct cli_args *args, struct mt_err *err)
 {
     const char *path = cli_arg(args, "out");
-    struct cli_writer w = {p, stdout, "standard output"};
-    if (path && strcmp(path, "-")) {
-        w.path = path;
-        w.out = fopen(path, "we");
-        if (!w.out)
-            return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
-    }
-    int rc = cli_generate(p, 0, cli_write_text, &w, err);
-    if (w.out != stdout && fclose(w.out) && !rc)
-        rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write %s: %s", path, strerror(errno));
-    return rc;
+    return cli_write_texts(p, path && strcmp(path, "-") ? path : NULL, err);
 }
 
 int cli_cmd_generate(struct cli *, const struct cli_args *args)
