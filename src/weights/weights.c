@@ -63,6 +63,8 @@ struct loader {
     struct mt_sources sources;
     const struct mt_packed_source *src; /* of the tensor that was read last */
     uint64_t *known;                    /* [n_tensors] sums that this machine knows, 0: none; or NULL */
+    const struct mt_tensor *measured;   /* whose factor of NVFP4 follows from `largest`; NULL: none yet */
+    float largest;
 };
 
 static int read_piece(struct loader *l, const struct mt_tensor *t, size_t at, size_t n, float *buf, struct mt_err *err)
@@ -76,16 +78,20 @@ static int read_piece(struct loader *l, const struct mt_tensor *t, size_t at, si
     return rc;
 }
 
-/* The largest magnitude of a matrix and of those that must have its factor, in a first pass. */
-static int find_largest(struct loader *l, const struct mt_tensor *t, float *buf, float *largest, struct mt_err *err)
+/* The largest magnitude of a matrix and of those that must have its factor, in a first pass; once for all of them. */
+static int find_largest(struct loader *l, const struct mt_tensor *t, float *buf, struct mt_err *err)
 {
     int rc = 0;
+    if (l->measured && mt_packing_share_factor(l->l, l->measured, t))
+        return 0;
+    l->measured = t;
+    l->largest = 0;
     for (const struct mt_tensor *of = l->l->tensors; of < l->l->tensors + l->l->n_tensors && !rc; of++)
         for (size_t at = 0; at < of->n && !rc && mt_packing_share_factor(l->l, t, of); at += PIECE) {
             size_t n = MT_MIN((size_t)PIECE, of->n - at);
             rc = read_piece(l, of, at, n, buf, err);
             for (size_t i = 0; i < n && !rc; i++)
-                *largest = MT_MAX(*largest, fabsf(buf[i]));
+                l->largest = MT_MAX(l->largest, fabsf(buf[i]));
         }
     return rc;
 }
@@ -94,12 +100,11 @@ static int pack_tensor(struct loader *l, const struct mt_tensor *t, struct mt_er
 {
     struct mt_packer *p;
     size_t piece = mt_packer_piece(t, PIECE);
-    float largest = 0;
     MT_FREED float *buf = mt_calloc(MT_MAX(piece, (size_t)PIECE), sizeof(float));
     int rc = buf ? 0 : mt_fail_nomem(err, t->name, piece * sizeof(float));
     if (!rc && t->packed == MT_PACKED_NVFP4)
-        rc = find_largest(l, t, buf, &largest, err);
-    rc = rc ?: mt_packer_create(&p, t, l->planes, largest, 0, l->cost, err);
+        rc = find_largest(l, t, buf, err);
+    rc = rc ?: mt_packer_create(&p, t, l->planes, l->largest, 0, l->cost, err);
     bool made = !rc;
     for (size_t at = 0; at < t->n && !rc; at += piece) {
         size_t n = MT_MIN(piece, t->n - at);
