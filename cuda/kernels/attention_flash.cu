@@ -52,14 +52,9 @@ bool mt_cuda_flash_suits_bwd(const struct mt_attention_bwd *b)
            heads_fit(&b->dv) && sums_fit(&b->dk_sum) && sums_fit(&b->dv_sum);
 }
 
-static flash_heads heads_of(const struct mt_heads &h)
+template <typename T = uint16_t> static flash_rows<T> heads_of(const struct mt_heads &h)
 {
-    return {static_cast<uint16_t *>(h.p), static_cast<int>(h.ld), static_cast<int>(h.stride)};
-}
-
-static flash_added added_to(const struct mt_heads &h)
-{
-    return {static_cast<float *>(h.p), static_cast<int>(h.ld), static_cast<int>(h.stride)};
+    return {static_cast<T *>(h.p), static_cast<int>(h.ld), static_cast<int>(h.stride)};
 }
 
 static flash_args args_of(const struct mt_attention *a)
@@ -97,8 +92,8 @@ cudaError_t mt_cuda_flash_bwd(const struct mt_attention_bwd *b, cudaStream_t str
     f.dq = heads_of(b->dq);
     f.dk = heads_of(b->dk);
     f.dv = heads_of(b->dv);
-    f.dk_sum = added_to(b->dk_sum);
-    f.dv_sum = added_to(b->dv_sum);
+    f.dk_sum = heads_of<float>(b->dk_sum);
+    f.dv_sum = heads_of<float>(b->dv_sum);
     f.sinks = b->sinks;
     dim3 grid(static_cast<unsigned>(ceil_div(a->n, 8)), static_cast<unsigned>(a->q.n));
     cudaError_t rc = MT_LAUNCH(flash_delta, grid, 256, 0, stream, f, static_cast<int>(a->v.dim));

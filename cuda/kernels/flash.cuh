@@ -24,16 +24,12 @@ struct flash_tile {
     int start, len, row0, unused;
 };
 
-struct flash_heads {
-    uint16_t *p;
+template <typename T> struct flash_rows {
+    T *p;
     int ld, stride;
 };
-
-/* Sums of gradients in f32, to which is added; p NULL: none. */
-struct flash_added {
-    float *p;
-    int ld, stride;
-};
+using flash_heads = flash_rows<uint16_t>;
+using flash_added = flash_rows<float>; /* sums of gradients, to which is added; p NULL: none */
 
 struct flash_args {
     flash_heads q, k, v, o, d_o, dq, dk, dv;
@@ -60,7 +56,7 @@ cudaError_t mt_cuda_flash_forward(const struct mt_attention *a, const flash_args
 cudaError_t mt_cuda_flash_keys(const struct mt_attention *a, const flash_args &f, cudaStream_t stream);
 cudaError_t mt_cuda_flash_queries(const struct mt_attention *a, const flash_args &f, cudaStream_t stream);
 
-static __device__ __forceinline__ uint16_t *rows_from(const flash_heads &h, int row, int head)
+template <typename T> static __device__ __forceinline__ T *rows_from(const flash_rows<T> &h, int row, int head)
 {
     return h.p + static_cast<size_t>(row) * static_cast<unsigned>(h.ld) +
            static_cast<size_t>(head) * static_cast<unsigned>(h.stride);
@@ -73,7 +69,7 @@ static __device__ __forceinline__ int past_of(const flash_tile &t)
 }
 
 /* The row of a document's first key. */
-static __device__ __forceinline__ int first_key(const flash_args &a, const flash_tile &t)
+static __device__ __forceinline__ int row_of_keys(const flash_args &a, const flash_tile &t)
 {
     return t.start + a.past;
 }
@@ -132,8 +128,7 @@ static __device__ __forceinline__ void add_sums(const flash_heads &h, const flas
         int at = row + lane / 4 + 8 * half;
         if (at >= t.len)
             continue;
-        float *all = to.p + static_cast<size_t>(keys + at) * static_cast<unsigned>(to.ld) +
-                     static_cast<size_t>(head) * static_cast<unsigned>(to.stride);
+        float *all = rows_from(to, keys + at, head);
         uint32_t *own = reinterpret_cast<uint32_t *>(rows_from(h, max(t.start + at, 0), head));
 #pragma unroll
         for (int j = 0; j < D / 8; j++) {

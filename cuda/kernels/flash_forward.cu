@@ -44,7 +44,7 @@ static __global__ void __launch_bounds__(BM * 2) flash_forward(flash_args a)
     shared_address sq = address_in_shared(mem), sk = sq + TILE_BYTES<BM, DQ>, sv = sk + TILE_BYTES<BN, DQ>;
     flash_tile tl = a.tiles[blockIdx.x / a.n_q];
     int h = static_cast<int>(blockIdx.x) % a.n_q, kv = h / (a.n_q / a.n_kv), q0 = tl.row0;
-    int len = tl.len, keys = first_key(a, tl);
+    int len = tl.len, keys = row_of_keys(a, tl);
     int lane = static_cast<int>(threadIdx.x) % WARP, r0 = static_cast<int>(threadIdx.x) / WARP * 16;
     int end = min(q0 + BM, len), first = first_keys<BN>(q0, a.window), tiles = (end + BN - 1) / BN;
     fetch<BM, DQ, T>(sq, rows_from(a.q, tl.start + q0, h), a.q.ld, len - q0);

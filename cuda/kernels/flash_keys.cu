@@ -55,7 +55,7 @@ static __global__ void __launch_bounds__(BN * 2) flash_keys(flash_args a)
     constexpr int STAGES = TILE_BYTES<BN, DQ> + (K ? TILE_BYTES<BN, DV> : 0);
     flash_tile tl = a.tiles[blockIdx.x / a.n_kv];
     int kv = static_cast<int>(blockIdx.x) % a.n_kv, k0 = tl.row0, len = tl.len, group = a.n_q / a.n_kv;
-    int keys = first_key(a, tl), past = past_of(tl);
+    int keys = row_of_keys(a, tl), past = past_of(tl);
     int tid = static_cast<int>(threadIdx.x), lane = tid % WARP, r0 = tid / WARP * 16;
     fetch<BN, DQ, T>(sk, rows_from(a.k, keys + k0, kv), a.k.ld, len - k0);
     if (K)
