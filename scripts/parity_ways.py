@@ -393,7 +393,7 @@ class AllDora(Way):
 
 
 class Fp8(Way):
-    """Whole models and adapters, on bases that are not packed in FP8. All else is in f32."""
+    """Whole models and adapters, on packed bases, too. All else is in f32."""
     name = "fp8"
     flips = True  # to the next code
     FAMILIES = PLAIN | {"phi3", "glm", "glm4", "mixtral", "qwen3_moe", "qwen2_moe"}
@@ -408,7 +408,6 @@ class Fp8(Way):
                 c.over[key] = c.cfg[key] = r.choice([32, 40, 48, 64])
         if c.over["hidden_size"] % 16 and c.name != "phi3" and r.random() < 0.8:
             c.over["hidden_size"] = c.cfg["hidden_size"] = 2 * c.over["hidden_size"]
-        c.base = "nf4" if c.base == "fp8" else c.base
         spec = c.trained.get("peft", {})
         spec.pop("target_parameters", None)
         if any("proj" in m for m in spec.get("modules_to_save", [])):

@@ -475,18 +475,6 @@ static bool can_be_in_files(const struct mt_unit *u)
     return u->n_in_planes[MT_RANGE_IN_FILE] || u->n_in_planes[MT_RANGE_IN_FILE_WIDE] || u->packed_in_files;
 }
 
-/* Refuses FP8 over codes of FP8: they have scales of their own, and would be rounded once more. */
-static int check_compute(const struct mt_plan_request *r, struct mt_err *err)
-{
-    const struct mt_layout *l = r->layout;
-    for (size_t i = 0; i < l->n_tensors && r->numerics.compute == MT_COMPUTE_FP8; i++)
-        if (mt_packed_formats[l->tensors[i].packed].bytes)
-            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.compute = fp8: %s is packed in FP8, with scales that its "
-                           "products cannot use: set model.compute = bf16%s", l->tensors[i].name,
-                           l->cfg.packed ? "" : ", or another model.base_dtype");
-    return 0;
-}
-
 /* Refuses chunks of rows in layers that would have to carry more than keys and values from one to the next. */
 static int check_chunks(const struct mt_plan_request *r, struct mt_err *err)
 {
@@ -525,11 +513,7 @@ static int check_base(const struct mt_plan_request *r, struct mt_err *err)
 
 int mt_resolve(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
-    int rc = check_base(r, err);
-    if (!rc)
-        rc = check_compute(r, err);
-    if (!rc)
-        rc = check_chunks(r, err);
+    int rc = check_base(r, err) ?: check_chunks(r, err);
     if (rc)
         return rc;
     if (r->numerics.compute == MT_COMPUTE_FP8 && !(r->machine->rate[MT_RATE_GEMM_E4M3].value > 0))
@@ -565,11 +549,7 @@ int mt_resolve_by_rules(struct mt_plan_choice *out, const struct mt_plan_request
                         struct mt_err *err)
 {
     struct mt_plan_request t = *r;
-    int rc = check_base(r, err);
-    if (!rc)
-        rc = check_compute(r, err);
-    if (!rc)
-        rc = check_chunks(r, err);
+    int rc = check_base(r, err) ?: check_chunks(r, err);
     if (rc)
         return rc;
     t.numerics.micro_batch = mt_resolve_micro_batch(&r->numerics);

@@ -130,8 +130,6 @@ def refusals(tmp):
     if DEVICE == "cuda":
         refused(tmp, model, data, "model.compute = fp8 with model.dtype = f32", "cpu", model__compute="fp8", model__dtype="f32")
     refused(tmp, model, data, "model.compute = bf16 needs model.dtype = bf16", model__compute="bf16", model__dtype="f32")
-    refused(tmp, model, data, "model.compute = fp8", "packed in FP8", "model.base_dtype", **FP8, model__init="weights",
-            adapter__kind="lora", model__base_dtype="fp8")
     if DEVICE == "cuda":
         refused(tmp, model, data, "model.compute = fp8", "no products in FP8", env={"MT_EMU_CAPABILITY": "86"}, **FP8)
     out = os.path.join(tmp, "kept")

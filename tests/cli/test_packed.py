@@ -202,13 +202,14 @@ def check(tmp, fmt):
         q = json.load(f)["quantization_config"]
     assert "model.layers.0.mlp.up_proj" in q.get("llm_int8_skip_modules", q.get("modules_to_not_convert", q.get("ignore")))
     check_export(tmp, fmt, wide, packed, tensors)
-    # from its own files, in both compute dtypes, against the decoded model
-    for dtype in ("bf16",) if SLOW else ("bf16", "f32"):
-        decoded = write_decoded(os.path.join(tmp, f"{fmt}-{dtype}-decoded"), packed, dtype.upper())
-        over = {"model__dtype": dtype}
-        want, ckpt, _ = train(tmp, f"{fmt}-{dtype}-plain", decoded, data, binary=ORACLE, **over)
-        got, other, _ = train(tmp, f"{fmt}-{dtype}", packed, data, **over)
-        assert got == want and len(got) == STEPS, f"{fmt} {dtype}: {got} is not {want}"
+    # from its own files, in both compute dtypes and with products in FP8, against the decoded model
+    for dtype, compute in (("bf16", "auto"), *(() if SLOW else (("f32", "auto"),)), *((("bf16", "fp8"),) if fmt == "fp8" else ())):
+        folder = os.path.join(tmp, f"{fmt}-{dtype}-decoded")
+        decoded = folder if os.path.exists(folder) else write_decoded(folder, packed, dtype.upper())
+        over = {"model__dtype": dtype, "model__compute": compute}
+        want, ckpt, _ = train(tmp, f"{fmt}-{dtype}-{compute}-plain", decoded, data, binary=ORACLE, **over)
+        got, other, _ = train(tmp, f"{fmt}-{dtype}-{compute}", packed, data, **over)
+        assert got == want and len(got) == STEPS, f"{fmt} {dtype} {compute}: {got} is not {want}"
         assert trained_planes(other) == trained_planes(ckpt), f"{fmt} {dtype}: weights or moments differ"
         again = read_safetensors(os.path.join(other, "model.safetensors"))
         assert all(again[n] == v for n, v in tensors.items() if is_piece(n) or v[0] in ("U8", "F8_E4M3")), "re-encoded"
@@ -222,7 +223,7 @@ def check(tmp, fmt):
             "resumed": {"split": 2},
         }
         for name, more in placements.items():
-            same, other, _ = train(tmp, f"{fmt}-{dtype}-{name}", packed, data, **{**over, **more})
+            same, other, _ = train(tmp, f"{fmt}-{dtype}-{compute}-{name}", packed, data, **{**over, **more})
             assert same == want, f"{fmt} {dtype} {name}: {same} is not {want}"
             assert trained_planes(other) == trained_planes(ckpt), f"{fmt} {dtype} {name}: weights or moments differ"
     # what is packed is in no state: of adapters, and of layers that are frozen whole
