@@ -15,12 +15,10 @@ SOURCE, BUILD, *CXX = sys.argv[1:]
 FOLD = ("fold", "fold_columns", ["conformance-ptx-80", "cuda", "bias"])
 GLU = ("glu", "glu_forwardI4bf16Li8ELi0", ["conformance-ptx-80", "cuda", "gated_units_match"])
 ROWS = ("rmsnorm", "rmsnorm_forwardI4bf16Li2ELb0E", ["conformance-ptx-80", "cuda", "rmsnorm_matches"])
-PRODUCT = ("tc", "product", ["tc-80", "product"])
 FLASH = ("flash_queries", "flash_queriesILi64", ["conformance-ptx-80", "cuda", "attention_of_odd"])
 FLASH_KEYS = ("flash_keys", "flash_keysILi64", FLASH[2])
 FLASH_FORWARD = ("flash_forward", "flash_forwardILi64", FLASH[2])
 OWN = {"MEGATRAIN_ATTENTION": "own"}
-ATTENTION = ("tc", "attention", ["tc-80", "attention"])
 GLOBAL = {"MT_PTX_GLOBAL": "1", "MT_EMU_WORKERS": "1"}
 
 # name, where, what becomes what (the first place where it matches, or the n-th), words of the report, environment
@@ -43,13 +41,10 @@ FAULTS = [
     ("swapped bf16 pair", GLU, r"(cvt\.rn\.bf16x2\.f32 %r\d+, )(%f\d+), ?(%f\d+)", r"\1\3, \2", 1, ["FAIL cuda"], {}),
     ("guard off by one", GLU, r"setp\.ge\.u64", "setp.gt.u64", 2, ["FAIL cuda"], {}),
     ("no barrier before another warp's sum", ROWS, r"bar\.sync \t?0;", "", 1, ["shared byte"], {}),
-    ("no wait for a copy", PRODUCT, r"cp\.async\.wait_group 0;", "", 1, ["is the target of a copy of thread", "not been waited for"], {}),
-    ("no barrier after a copy", PRODUCT, r"bar\.sync \t?0;", "", 1, ["shared byte"], {}),
-    ("a row of fragments 8 bytes off", PRODUCT, r"(ldmatrix\S+ \{[^}]*\}, \[%r\d+)\]", r"\1+8]", 1, ["misaligned", "shared"], {}),
-    ("not transposed", PRODUCT, r"\.trans", "", 1, ["FAIL product"], {}),
-    ("a wait for too few copies", ATTENTION, r"cp\.async\.wait_group 1;", "cp.async.wait_group 2;", 1,
-     ["is the target of a copy of thread", "not been waited for"], {}),
-    ("no barrier behind a tile", ATTENTION, r"bar\.sync \t?0;", "", 2, ["race: shared byte", "is written, and read by thread"], {}),
+    ("no wait for a copy", FLASH_FORWARD, r"cp\.async\.wait_group 0;", "", 1, ["is the target of a copy of thread", "not been waited for"], OWN),
+    ("no barrier after a copy", FLASH_FORWARD, r"bar\.sync \t?0;", "", 1, ["shared byte"], OWN),
+    ("a row of fragments 8 bytes off", FLASH_FORWARD, r"(ldmatrix\S+ \{[^}]*\}, \[%r\d+)\]", r"\1+8]", 1, ["misaligned", "shared"], OWN),
+    ("not transposed", FLASH_FORWARD, r"\.trans", "", 1, ["FAIL cuda"], OWN),
     ("columns of one bank", FOLD, r", 132, ", ", 128, ", 0, ["bank conflict: lanes 0 to 31 take 32 wavefronts"],
      {"MT_PTX_BANKS": "fold_columns"}),
     ("a register of which half is unset", FOLD, r"mov\.f32 \t(%f\d+), 0f00000000;",
@@ -61,8 +56,8 @@ FAULTS = [
     ("dk, dv: swapped pairs", FLASH_KEYS, r"(cvt\.rn\.bf16x2\.f32 %r\d+, )(%f\d+), ?(%f\d+)", r"\1\3, \2", 1, ["FAIL cuda"], OWN),
     ("forward: a row not followed by its neighbours", FLASH_FORWARD, r"shfl\.sync\.bfly\.b32", "shfl.sync.idx.b32", 1, ["FAIL cuda"], OWN),
     ("forward: a tile of values too early", FLASH_FORWARD, r"bar\.sync \t?0;", "", 2, ["shared byte"], OWN),
-    ("a copy of what is not aligned", PRODUCT, r"(cp\.async\.cg\.shared\.global \[%r\d+\], \[%rd\d+)\]", r"\1+8]", 2,
-     ["misaligned", "a copy of 16 bytes"], {}),
+    ("a copy of what is not aligned", FLASH_FORWARD, r"(cp\.async\.cg\.shared\.global \[%r\d+\], \[%rd\d+)\]", r"\1+8]", 2,
+     ["misaligned", "a copy of 16 bytes"], OWN),
 ]
 
 
@@ -70,7 +65,7 @@ FAULTS = [
 REFUSED = [
     (FOLD, r"add\.rn\.f32", "add.f32", "add.f32 is not known"),  # the assembler may fuse it with a product
     (FOLD, r"bar\.sync \t?0;", "bar.sync 1;", "a barrier other than 0"),
-    (PRODUCT, r"mma\.sync\S*", "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", "not modelled: products of 8"),
+    (FLASH_FORWARD, r"mma\.sync\S*", "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", "not modelled: products of 8"),
     (FOLD, r"add\.rn\.f32", "lg2.approx.f32", "not modelled: this approximation"),
     (FOLD, r"st\.global\.f32", "st.volatile.global.f32", "st.volatile.global.f32 is not known"),
     (FOLD, r"add\.rn\.f32 (\t%f\d+)", r"add.rn.f32 \g<1>999", "unknown register"),
@@ -138,10 +133,10 @@ def main():
     failures = 0
     with tempfile.TemporaryDirectory() as tmp:
         whole = {}
-        for where in FOLD, GLU, ROWS, PRODUCT, ATTENTION, FLASH, FLASH_KEYS, FLASH_FORWARD:
+        for where in FOLD, GLU, ROWS, FLASH, FLASH_KEYS, FLASH_FORWARD:
             with open(os.path.join(BUILD, where[0] + "-80.ptx")) as f:
                 whole[where[1]] = kernel_alone(f.read(), where[1])
-        clean = [("without a fault", w, "", "", 0, [], {**GLOBAL, "MT_PTX_BANKS": w[1]}) for w in (FOLD, ATTENTION)]
+        clean = [("without a fault", w, "", "", 0, [], {**GLOBAL, **OWN, "MT_PTX_BANKS": w[1]}) for w in (FOLD, FLASH_FORWARD)]
         for name, where, pattern, by, n, words, env in clean + FAULTS:
             print(f"{name} ({where[1]})", flush=True)
             text = whole[where[1]]
