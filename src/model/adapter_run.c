@@ -24,26 +24,30 @@ static struct rows all_rows(const struct mt_adapter *ad)
     return (struct rows){0, ad->rank};
 }
 
+/* A for these rows, and a target's B, as linear layers of the run's rows. */
+static struct mt_linear_shape shape_of_a(const mt_model *m, const struct mt_adapter_run *a, struct rows r)
+{
+    return (struct mt_linear_shape){a->n, a->adapter->in, r.n, m->dt, m->dt};
+}
+
+static struct mt_linear_shape shape_of_b(const mt_model *m, const struct mt_adapter_run *a,
+                                         const struct mt_adapter_target *t)
+{
+    return (struct mt_linear_shape){a->n, t->rank, t->out, m->dt, m->dt};
+}
+
+static const void *weight_of_a(const mt_model *m, const struct mt_adapter_run *a, struct rows r)
+{
+    return mt_adapter_elem(m, a->w, a->adapter->a, r.first * a->adapter->in);
+}
+
 /* x A^T for these rows of A: columns of [n, rank]. */
 static int inner(mt_model *m, const struct mt_adapter_run *a, struct rows r, const void *x, struct mt_err *err)
 {
-    const struct mt_adapter *ad = a->adapter;
-    return mt_op_gemm(m->dev,
-                      &(struct mt_gemm){
-                          .m = a->n,
-                          .n = r.n,
-                          .k = ad->in,
-                          .dtype = m->dt,
-                          .d_dtype = m->dt,
-                          .trans_b = true,
-                          .a = x,
-                          .lda = ad->in,
-                          .b = mt_adapter_elem(m, a->w, ad->a, r.first * ad->in),
-                          .ldb = ad->in,
-                          .d = mt_elem(m, m->own.adapter_x, r.first),
-                          .ldd = ad->rank,
-                      },
-                      err);
+    struct mt_linear_shape s = shape_of_a(m, a, r);
+    struct mt_gemm g = mt_gemm_output(&s, x, weight_of_a(m, a, r), mt_elem(m, m->own.adapter_x, r.first));
+    g.ldd = a->adapter->rank;
+    return mt_op_gemm(m->dev, &g, err);
 }
 
 static bool drops(const mt_model *m, const struct mt_adapter *ad)
@@ -103,38 +107,30 @@ static struct mt_adapter_run of_running(const mt_model *m, const struct mt_adapt
     return own;
 }
 
+/* y += s (x A^T) B^T of a target, in its columns. */
+static int outer(mt_model *m, const struct mt_adapter_run *a, const struct mt_adapter_target *t, struct mt_err *err)
+{
+    struct mt_linear_shape s = shape_of_b(m, a, t);
+    s.d_dtype = a->y_dtype;
+    struct mt_gemm g = mt_gemm_output(&s, mt_elem(m, m->own.adapter_x, t->row), mt_adapter_elem(m, a->w, t->b, 0),
+                                      (char *)a->y + t->col * mt_dtype_size(a->y_dtype));
+    g.scale = t->scale;
+    g.lda = a->adapter->rank;
+    g.ldd = a->ld;
+    mt_gemm_add(&g);
+    return mt_op_gemm(m->dev, &g, err);
+}
+
 int mt_adapter_forward(mt_model *m, const struct mt_adapter_run *layer, struct mt_err *err)
 {
     const struct mt_adapter_run own = of_running(m, layer), *a = &own;
     const struct mt_adapter *ad = a->adapter;
-    if (ad && ad->merged)
+    if (!ad || ad->merged)
         return 0;
-    int rc = ad ? inner_of_all(m, a, err) : 0;
-    for (size_t i = 0; ad && i < ad->n_targets && !rc; i++) {
-        const struct mt_adapter_target *t = &ad->target[i];
-        void *y = (char *)a->y + t->col * mt_dtype_size(a->y_dtype);
-        rc = mt_op_gemm(m->dev,
-                        &(struct mt_gemm){
-                            .m = a->n,
-                            .n = t->out,
-                            .k = t->rank,
-                            .dtype = m->dt,
-                            .d_dtype = a->y_dtype,
-                            .trans_b = true,
-                            .scale = t->scale,
-                            .a = mt_elem(m, m->own.adapter_x, t->row),
-                            .lda = ad->rank,
-                            .b = mt_adapter_elem(m, a->w, t->b, 0),
-                            .ldb = t->rank,
-                            .c = y,
-                            .ldc = a->ld,
-                            .d = y,
-                            .ldd = a->ld,
-                        },
-                        err);
-    }
-    if (ad)
-        poison(m, a, false);
+    int rc = inner_of_all(m, a, err);
+    for (size_t i = 0; i < ad->n_targets && !rc; i++)
+        rc = outer(m, a, &ad->target[i], err);
+    poison(m, a, false);
     return rc;
 }
 
@@ -142,45 +138,26 @@ int mt_adapter_forward(mt_model *m, const struct mt_adapter_run *layer, struct m
 static int outer_grad(mt_model *m, const struct mt_adapter_run *a, const struct mt_adapter_target *t,
                       struct mt_err *err)
 {
-    return mt_op_gemm(m->dev,
-                      &(struct mt_gemm){
-                          .m = a->n,
-                          .n = t->rank,
-                          .k = t->out,
-                          .dtype = m->dt,
-                          .d_dtype = m->dt,
-                          .scale = t->scale,
-                          .a = mt_elem(m, a->dy, t->col),
-                          .lda = a->ld,
-                          .b = mt_adapter_elem(m, a->w, t->b, 0),
-                          .ldb = t->rank,
-                          .d = mt_elem(m, m->own.adapter_dy, t->row),
-                          .ldd = a->adapter->rank,
-                      },
-                      err);
+    struct mt_linear_shape s = shape_of_b(m, a, t);
+    struct mt_gemm g = mt_gemm_input_grad(&s, mt_elem(m, a->dy, t->col), mt_adapter_elem(m, a->w, t->b, 0),
+                                          mt_elem(m, m->own.adapter_dy, t->row));
+    g.scale = t->scale;
+    g.lda = a->ld;
+    g.ldd = a->adapter->rank;
+    return mt_op_gemm(m->dev, &g, err);
 }
 
 /* (s dy B) A for these rows of A: added to `sum`, or if that is NULL written to m->adapter_in. */
 static int input_grad(mt_model *m, const struct mt_adapter_run *a, struct rows r, void *sum, struct mt_err *err)
 {
-    const struct mt_adapter *ad = a->adapter;
-    return mt_op_gemm(m->dev,
-                      &(struct mt_gemm){
-                          .m = a->n,
-                          .n = ad->in,
-                          .k = r.n,
-                          .dtype = m->dt,
-                          .d_dtype = sum ? a->dx_dtype : m->dt,
-                          .a = mt_elem(m, m->own.adapter_dy, r.first),
-                          .lda = ad->rank,
-                          .b = mt_adapter_elem(m, a->w, ad->a, r.first * ad->in),
-                          .ldb = ad->in,
-                          .c = sum,
-                          .ldc = ad->in,
-                          .d = sum ? sum : m->adapter_in,
-                          .ldd = ad->in,
-                      },
-                      err);
+    struct mt_linear_shape s = shape_of_a(m, a, r);
+    s.d_dtype = sum ? a->dx_dtype : m->dt;
+    struct mt_gemm g = mt_gemm_input_grad(&s, mt_elem(m, m->own.adapter_dy, r.first), weight_of_a(m, a, r),
+                                          sum ? sum : m->adapter_in);
+    g.lda = a->adapter->rank;
+    if (sum)
+        mt_gemm_add(&g);
+    return mt_op_gemm(m->dev, &g, err);
 }
 
 int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *layer, struct mt_err *err)
@@ -211,51 +188,23 @@ static float *grad_of(const struct mt_adapter_run *a, struct mt_param p)
 /* dB += s dy^T (x A^T) */
 static int b_grad(mt_model *m, const struct mt_adapter_run *a, const struct mt_adapter_target *t, struct mt_err *err)
 {
-    float *db = grad_of(a, t->b);
-    return mt_op_gemm(m->dev,
-                      &(struct mt_gemm){
-                          .m = t->out,
-                          .n = t->rank,
-                          .k = a->n,
-                          .dtype = m->dt,
-                          .d_dtype = MT_F32,
-                          .trans_a = true,
-                          .scale = t->scale,
-                          .a = mt_elem(m, a->dy, t->col),
-                          .lda = a->ld,
-                          .b = mt_elem(m, m->own.adapter_x, t->row),
-                          .ldb = a->adapter->rank,
-                          .c = db,
-                          .ldc = t->rank,
-                          .d = db,
-                          .ldd = t->rank,
-                      },
-                      err);
+    struct mt_linear_shape s = shape_of_b(m, a, t);
+    struct mt_gemm g = mt_gemm_weight_grad(&s, mt_elem(m, a->dy, t->col), mt_elem(m, m->own.adapter_x, t->row),
+                                           grad_of(a, t->b), true);
+    g.scale = t->scale;
+    g.lda = a->ld;
+    g.ldb = a->adapter->rank;
+    return mt_op_gemm(m->dev, &g, err);
 }
 
 /* dA += (s dy B)^T x for these rows */
 static int a_grad(mt_model *m, const struct mt_adapter_run *a, struct rows r, const void *x, struct mt_err *err)
 {
-    const struct mt_adapter *ad = a->adapter;
-    float *da = grad_of(a, ad->a) + r.first * ad->in;
-    return mt_op_gemm(m->dev,
-                      &(struct mt_gemm){
-                          .m = r.n,
-                          .n = ad->in,
-                          .k = a->n,
-                          .dtype = m->dt,
-                          .d_dtype = MT_F32,
-                          .trans_a = true,
-                          .a = mt_elem(m, m->own.adapter_dy, r.first),
-                          .lda = ad->rank,
-                          .b = x,
-                          .ldb = ad->in,
-                          .c = da,
-                          .ldc = ad->in,
-                          .d = da,
-                          .ldd = ad->in,
-                      },
-                      err);
+    struct mt_linear_shape s = shape_of_a(m, a, r);
+    struct mt_gemm g = mt_gemm_weight_grad(&s, mt_elem(m, m->own.adapter_dy, r.first), x,
+                                           grad_of(a, a->adapter->a) + r.first * a->adapter->in, true);
+    g.lda = a->adapter->rank;
+    return mt_op_gemm(m->dev, &g, err);
 }
 
 int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *layer, struct mt_err *err)

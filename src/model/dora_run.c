@@ -57,31 +57,12 @@ static struct dora_scratch scratch_of(const mt_model *m)
     return s;
 }
 
-/* d = x A^T of n rows of x [n, in] and of A [rank, in], in f32. */
-struct times_a {
-    size_t n, rank, in;
-    const void *x, *a;
-    float *d;
-};
-
-static int times_a(mt_model *m, const struct times_a *p, struct mt_err *err)
+/* d = x A^T of rows of x and of A, in f32. */
+static int times_a(mt_model *m, const struct mt_linear_shape *s, const void *x, const void *a, float *d,
+                   struct mt_err *err)
 {
-    return mt_op_gemm(m->dev,
-                      &(struct mt_gemm){
-                          .m = p->n,
-                          .n = p->rank,
-                          .k = p->in,
-                          .dtype = m->dt,
-                          .d_dtype = MT_F32,
-                          .trans_b = true,
-                          .a = p->x,
-                          .lda = p->in,
-                          .b = p->a,
-                          .ldb = p->in,
-                          .d = p->d,
-                          .ldd = p->rank,
-                      },
-                      err);
+    struct mt_gemm g = mt_gemm_output(s, x, a, d);
+    return mt_op_gemm(m->dev, &g, err);
 }
 
 static int no_scale(mt_model *m, size_t first, size_t end, const struct dora_scratch *s, struct mt_err *err)
@@ -96,8 +77,9 @@ static int scale_of(mt_model *m, const struct mt_dora_run *a, const struct mt_ad
     const struct mt_adapter *ad = mt_running_adapter(m, a->p.adapter);
     const void *w = mt_elem(m, a->w, a->p.at + t->col * ad->in);
     const void *factor = mt_adapter_elem(m, a->w, ad->a, t->row * ad->in);
-    int rc = times_a(m, &(struct times_a){t->out, t->rank, ad->in, w, factor, s->wa}, err)
-          ?: times_a(m, &(struct times_a){t->rank, t->rank, ad->in, factor, factor, s->gram}, err);
+    const struct mt_linear_shape of_w = {t->out, ad->in, t->rank, m->dt, MT_F32},
+                                 of_a = {t->rank, ad->in, t->rank, m->dt, MT_F32};
+    int rc = times_a(m, &of_w, w, factor, s->wa, err) ?: times_a(m, &of_a, factor, factor, s->gram, err);
     return rc ? rc : mt_op_dora_scale(m->dev,
                                       &(struct mt_dora_scale){
                                           .n = t->out,
@@ -147,25 +129,11 @@ static int scales(mt_model *m, const struct mt_dora_run *a, const struct dora_sc
 static int product(mt_model *m, const struct mt_dora_run *a, void *z, struct mt_err *err)
 {
     const struct mt_adapter *ad = mt_running_adapter(m, a->p.adapter);
-    int rc = mt_product(m,
-                        &(struct mt_gemm){
-                            .m = a->n,
-                            .n = ad->out,
-                            .k = ad->in,
-                            .dtype = m->dt,
-                            .d_dtype = m->dt,
-                            .trans_b = true,
-                            .a = a->x,
-                            .lda = ad->in,
-                            .b = mt_elem(m, a->w, a->p.at),
-                            .ldb = ad->in,
-                            .d = z,
-                            .ldd = ad->out,
-                        },
-                        err);
+    const struct mt_linear_shape shape = {a->n, ad->in, ad->out, m->dt, m->dt};
+    struct mt_gemm g = mt_gemm_output(&shape, a->x, mt_elem(m, a->w, a->p.at), z);
     struct mt_adapter_run run = {.adapter = ad, .n = a->n, .ld = ad->out, .y_dtype = m->dt, .x = a->x, .w = a->w,
                                  .y = z};
-    return rc ?: mt_adapter_forward(m, &run, err);
+    return mt_product(m, &g, err) ?: mt_adapter_forward(m, &run, err);
 }
 
 /* out = add + bias + g x, of the dtype that `a` says. */

@@ -242,24 +242,9 @@ static int weight_gradient(const struct tile *t, int role, size_t out, size_t in
     float *dw = t->grad ? t->grad + t->at[role] : NULL;
     if (!t->p[role].trainable || !dw)
         return 0;
-    return mt_product(m,
-                      &(struct mt_gemm){
-                          .m = out,
-                          .n = in,
-                          .k = t->n_padded,
-                          .dtype = m->dt,
-                          .d_dtype = MT_F32,
-                          .trans_a = true,
-                          .a = dy,
-                          .lda = out,
-                          .b = x,
-                          .ldb = in,
-                          .c = t->first ? NULL : dw,
-                          .ldc = in,
-                          .d = dw,
-                          .ldd = in,
-                      },
-                      err);
+    const struct mt_linear_shape shape = {t->n_padded, in, out, m->dt, MT_F32};
+    struct mt_gemm g = mt_gemm_weight_grad(&shape, dy, x, dw, !t->first);
+    return mt_product(m, &g, err);
 }
 
 /* db = column sums of dy: rows of padding are zero. */

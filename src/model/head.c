@@ -110,23 +110,10 @@ static int head_logits(mt_model *m, size_t rows, const void *h, const void *tabl
     size_t vocab = (size_t)m->layout->cfg.vocab;
     struct mt_adapter_run run = {.adapter = out.adapter, .n = rows, .ld = mt_model_logits_ld(m->layout),
                                  .y_dtype = MT_F32, .x = h, .w = table, .y = m->logits};
-    int rc = mt_op_gemm(m->dev,
-                      &(struct mt_gemm){
-                          .m = rows,
-                          .n = vocab,
-                          .k = m->wd.c,
-                          .dtype = m->dt,
-                          .d_dtype = MT_F32,
-                          .trans_b = true,
-                          .a = h,
-                          .lda = m->wd.c,
-                          .b = mt_elem(m, table, out.at),
-                          .ldb = m->wd.c,
-                          .d = m->logits,
-                          .ldd = mt_model_logits_ld(m->layout),
-                      },
-                      err);
-    rc = rc ?: mt_adapter_forward(m, &run, err);
+    const struct mt_linear_shape shape = {rows, m->wd.c, vocab, m->dt, MT_F32};
+    struct mt_gemm g = mt_gemm_output(&shape, h, mt_elem(m, table, out.at), m->logits);
+    g.ldd = run.ld;
+    int rc = mt_op_gemm(m->dev, &g, err) ?: mt_adapter_forward(m, &run, err);
     struct mt_cap cap = {rows, vocab, run.ld, (float)m->layout->cfg.logit_cap, m->logits};
     return rc || !(cap.cap > 0) ? rc : mt_op_cap(m->dev, &cap, err);
 }
@@ -154,42 +141,14 @@ static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, bool 
     struct gradients dlogits = gradients_of(m);
     struct mt_adapter_run run = {.adapter = out.adapter, .n = rows, .ld = dlogits.ld, .dx_dtype = m->dt, .x = h,
                                  .w = a->table, .dy = dlogits.p, .dx = dh, .g = a->g_table};
-    int rc = mt_op_gemm(m->dev,
-                        &(struct mt_gemm){
-                            .m = rows,
-                            .n = m->wd.c,
-                            .k = vocab,
-                            .dtype = m->dt,
-                            .d_dtype = m->dt,
-                            .a = dlogits.p,
-                            .lda = dlogits.ld,
-                            .b = mt_elem(m, a->table, out.at),
-                            .ldb = m->wd.c,
-                            .d = dh,
-                            .ldd = m->wd.c,
-                        },
-                        err);
-    rc = rc ?: mt_adapter_input_grad(m, &run, err) ?: mt_adapter_weight_grad(m, &run, err);
-    if (rc || !dw)
-        return rc;
-    return mt_op_gemm(m->dev,
-                      &(struct mt_gemm){
-                          .m = vocab,
-                          .n = m->wd.c,
-                          .k = rows,
-                          .dtype = m->dt,
-                          .d_dtype = MT_F32,
-                          .trans_a = true,
-                          .a = dlogits.p,
-                          .lda = dlogits.ld,
-                          .b = h,
-                          .ldb = m->wd.c,
-                          .c = first ? NULL : dw,
-                          .ldc = m->wd.c,
-                          .d = dw,
-                          .ldd = m->wd.c,
-                      },
-                      err);
+    const struct mt_linear_shape shape = {rows, m->wd.c, vocab, m->dt, m->dt};
+    struct mt_gemm of_h = mt_gemm_input_grad(&shape, dlogits.p, mt_elem(m, a->table, out.at), dh),
+                   of_w = mt_gemm_weight_grad(&shape, dlogits.p, h, dw, !first);
+    of_h.lda = of_w.lda = dlogits.ld;
+    int rc = mt_op_gemm(m->dev, &of_h, err)
+          ?: mt_adapter_input_grad(m, &run, err)
+          ?: mt_adapter_weight_grad(m, &run, err);
+    return rc || !dw ? rc : mt_op_gemm(m->dev, &of_w, err);
 }
 
 /* What a pass over the micro-batch's rows computes. */

@@ -19,25 +19,12 @@ int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const
 {
     if (has_dora(m, p) && !is_merged(p))
         return mt_dora_forward(m, &(struct mt_dora_run){.n = n, .x = x, .w = w, .p = p}, bias, residual, y, err);
-    int rc = mt_product(m,
-                        &(struct mt_gemm){
-                            .m = n,
-                            .n = out,
-                            .k = in,
-                            .dtype = m->dt,
-                            .d_dtype = m->dt,
-                            .trans_b = true,
-                            .a = x,
-                            .lda = in,
-                            .b = mt_elem(m, w, p.at),
-                            .ldb = in,
-                            .bias = bias.n ? mt_elem(m, w, bias.at) : NULL,
-                            .c = residual,
-                            .ldc = out,
-                            .d = y,
-                            .ldd = out,
-                        },
-                        err);
+    struct mt_linear_shape shape = {n, in, out, m->dt, m->dt};
+    struct mt_gemm g = mt_gemm_output(&shape, x, mt_elem(m, w, p.at), y);
+    g.bias = bias.n ? mt_elem(m, w, bias.at) : NULL;
+    g.c = residual;
+    g.ldc = out;
+    int rc = mt_product(m, &g, err);
     if (rc || !p.adapter)
         return rc;
     return mt_adapter_forward(m,
@@ -48,14 +35,15 @@ int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const
 
 int mt_linear_add(mt_model *m, const struct mt_linear_add *a, float *sum, struct mt_err *err)
 {
-    struct mt_sum_product product = {.in = a->in, .out = a->out, .a = a->x, .dtype = m->dt,
-                                     .w = mt_elem(m, a->w, a->p.at), .transposed = true, .c = sum, .d = sum};
+    struct mt_linear_shape shape = {a->n, a->in, a->out, m->dt, MT_F32};
+    struct mt_gemm product = mt_gemm_output(&shape, a->x, mt_elem(m, a->w, a->p.at), sum);
     struct mt_adapter_run run = {.adapter = a->p.adapter, .n = a->n, .ld = a->out, .y_dtype = MT_F32, .x = a->x,
                                  .w = a->w, .y = sum};
     const struct mt_dora_run dora = {.n = a->n, .x = a->x, .w = a->w, .p = a->p, .f32 = true};
     if (has_dora(m, a->p) && !is_merged(a->p))
         return mt_dora_forward(m, &dora, (struct mt_param){0}, sum, sum, err);
-    return mt_sum_product(m, a->n, &product, err) ?: mt_adapter_forward(m, &run, err);
+    mt_gemm_add(&product);
+    return mt_product(m, &product, err) ?: mt_adapter_forward(m, &run, err);
 }
 
 static struct mt_adapter_run adapter_run(const mt_model *m, const struct mt_linear_bwd *a)
@@ -79,22 +67,8 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
     enum mt_dtype dtype = a->f32 ? MT_F32 : m->dt;
     int rc = 0;
     float *dw = mt_grad_of(a->g, a->p), *db = mt_grad_of(a->g, a->bias);
-    const struct mt_gemm product = {
-        .m = a->out,
-        .n = a->in,
-        .k = a->n,
-        .dtype = dtype,
-        .d_dtype = MT_F32,
-        .trans_a = true,
-        .a = a->dy,
-        .lda = a->out,
-        .b = a->x,
-        .ldb = a->in,
-        .c = a->first ? NULL : dw,
-        .ldc = a->in,
-        .d = dw,
-        .ldd = a->in,
-    };
+    const struct mt_linear_shape shape = {a->n, a->in, a->out, dtype, MT_F32};
+    const struct mt_gemm product = mt_gemm_weight_grad(&shape, a->dy, a->x, dw, !a->first);
     if (dw)
         rc = a->whole ? mt_op_gemm(m->dev, &product, err) : mt_product(m, &product, err);
     if (!rc && db)
@@ -133,22 +107,10 @@ int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_e
 {
     struct mt_adapter_run run = adapter_run(m, a);
     int rc = product_grad(m, a, &run.dy, err);
-    if (!rc)
-        rc = mt_product(m,
-                        &(struct mt_gemm){
-                            .m = a->n,
-                            .n = a->in,
-                            .k = a->out,
-                            .dtype = m->dt,
-                            .d_dtype = m->dt,
-                            .a = is_merged(a->p) ? a->dy : run.dy,
-                            .lda = a->out,
-                            .b = mt_elem(m, a->w, a->p.at),
-                            .ldb = a->in,
-                            .d = a->dx,
-                            .ldd = a->in,
-                        },
-                        err);
+    const struct mt_linear_shape shape = {a->n, a->in, a->out, m->dt, m->dt};
+    struct mt_gemm product =
+        mt_gemm_input_grad(&shape, is_merged(a->p) ? a->dy : run.dy, mt_elem(m, a->w, a->p.at), a->dx);
+    rc = rc ?: mt_product(m, &product, err);
     if (!rc && a->p.trainable) /* its weight's gradient comes next */
         mt_product_again(m, run.dy);
     return rc ?: mt_adapter_input_grad(m, &run, err);
@@ -161,15 +123,16 @@ int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err
 
 int mt_linear_add_backward(mt_model *m, const struct mt_linear_bwd *a, float *sum, struct mt_err *err)
 {
-    struct mt_sum_product product = {.in = a->out, .out = a->in, .dtype = m->dt, .w = mt_elem(m, a->w, a->p.at),
-                                     .c = sum, .d = sum};
+    const struct mt_linear_shape shape = {a->n, a->in, a->out, m->dt, MT_F32};
     struct mt_adapter_run run = adapter_run(m, a);
     run.dx = sum;
     run.dx_dtype = MT_F32;
     int rc = product_grad(m, a, &run.dy, err);
-    product.a = is_merged(a->p) ? a->dy : run.dy;
+    struct mt_gemm product =
+        mt_gemm_input_grad(&shape, is_merged(a->p) ? a->dy : run.dy, mt_elem(m, a->w, a->p.at), sum);
+    mt_gemm_add(&product);
     return rc ?: mt_adapter_input_grad(m, &run, err)
-              ?: mt_sum_product(m, a->n, &product, err)
+              ?: mt_product(m, &product, err)
               ?: mt_linear_weight_grad(m, a, err);
 }
 

@@ -67,23 +67,21 @@ int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err)
         ?: mt_op_gemm(m->dev, &codes, err);
 }
 
-int mt_sum_product(mt_model *m, size_t n, const struct mt_sum_product *p, struct mt_err *err)
+struct mt_gemm mt_gemm_output(const struct mt_linear_shape *s, const void *x, const void *w, void *y)
 {
-    const struct mt_gemm product = {
-        .m = n,
-        .n = p->out,
-        .k = p->in,
-        .dtype = p->dtype,
-        .d_dtype = MT_F32,
-        .trans_b = p->transposed,
-        .a = p->a,
-        .lda = p->in,
-        .b = p->w,
-        .ldb = p->transposed ? p->in : p->out,
-        .c = p->c,
-        .ldc = p->out,
-        .d = p->d,
-        .ldd = p->out,
-    };
-    return p->of_router ? mt_op_gemm(m->dev, &product, err) : mt_product(m, &product, err);
+    return (struct mt_gemm){.m = s->n, .n = s->out, .k = s->in, .dtype = s->dtype, .d_dtype = s->d_dtype, .a = x,
+                            .lda = s->in, .trans_b = true, .b = w, .ldb = s->in, .d = y, .ldd = s->out};
+}
+
+struct mt_gemm mt_gemm_input_grad(const struct mt_linear_shape *s, const void *dy, const void *w, void *dx)
+{
+    return (struct mt_gemm){.m = s->n, .n = s->in, .k = s->out, .dtype = s->dtype, .d_dtype = s->d_dtype, .a = dy,
+                            .lda = s->out, .b = w, .ldb = s->in, .d = dx, .ldd = s->in};
+}
+
+struct mt_gemm mt_gemm_weight_grad(const struct mt_linear_shape *s, const void *dy, const void *x, float *dw, bool add)
+{
+    return (struct mt_gemm){.m = s->out, .n = s->in, .k = s->n, .dtype = s->dtype, .d_dtype = MT_F32, .trans_a = true,
+                            .a = dy, .lda = s->out, .b = x, .ldb = s->in, .c = add ? dw : NULL, .ldc = s->in, .d = dw,
+                            .ldd = s->in};
 }

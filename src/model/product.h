@@ -8,17 +8,22 @@
  * are whole vectors (product.c). Rows of A and B lie side by side.
  */
 int mt_product(mt_model *m, const struct mt_gemm *g, struct mt_err *err);
-/** d = a W or, transposed, a W^T; plus c. In FP32, so that a sum of several products is rounded once. */
-struct mt_sum_product {
-    size_t in, out;
-    const void *a; /* [n, in] */
-    enum mt_dtype dtype; /* of a and w */
-    const void *w;
-    bool transposed, of_router; /* of a router's own weight: never in FP8 */
-    const float *c;
-    float *d; /* [n, out] */
+/** A linear layer's rows and dtypes: of its operands, and of the product. */
+struct mt_linear_shape {
+    size_t n, in, out;
+    enum mt_dtype dtype, d_dtype;
 };
-int mt_sum_product(mt_model *m, size_t n, const struct mt_sum_product *p, struct mt_err *err);
+/** Its three products, of x [n, in], w [out, in], dy [n, out], whose rows lie end to end: y = x w^T, dx = dy w and
+ * dw (+)= dy^T x. Who has rows elsewhere sets lda, ldb and ldd, who adds to something c. */
+struct mt_gemm mt_gemm_output(const struct mt_linear_shape *s, const void *x, const void *w, void *y);
+struct mt_gemm mt_gemm_input_grad(const struct mt_linear_shape *s, const void *dy, const void *w, void *dx);
+struct mt_gemm mt_gemm_weight_grad(const struct mt_linear_shape *s, const void *dy, const void *x, float *dw, bool add);
+/** The product is added to what is in d. */
+static inline void mt_gemm_add(struct mt_gemm *g)
+{
+    g->c = g->d;
+    g->ldc = g->ldd;
+}
 /** After a product with this A: if the next one is a weight's gradient that has it as A, too, its content is the same. */
 static inline void mt_product_again(mt_model *m, const void *a)
 {

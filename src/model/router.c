@@ -201,6 +201,14 @@ static struct mt_adapter_run router_adapter(const struct mt_part_run *r, const v
                                    .g = r->g};
 }
 
+/* The router's own products are never in FP8. */
+static struct mt_linear_shape router_shape(const struct mt_part_run *r, enum mt_dtype d_dtype)
+{
+    const mt_model *m = r->m;
+    return (struct mt_linear_shape){r->in->n_tokens, m->wd.c, (size_t)m->layout->cfg.moe.n_experts,
+                                    product_dtype(m->layout, m->dt), d_dtype};
+}
+
 /* Of n, the norm's output, which *product becomes in the dtype of the router's product. */
 static int router_logits(const struct mt_part_run *r, const struct scratch *s, const void *n, const void **product,
                          struct mt_err *err)
@@ -212,24 +220,10 @@ static int router_logits(const struct mt_part_run *r, const struct scratch *s, c
     void *logits = adapter.y = s->logits;
     *product = n;
     int rc = widen(r, s, product, err);
-    if (!rc)
-        rc = mt_op_gemm(m->dev,
-                        &(struct mt_gemm){
-                            .m = r->in->n_tokens,
-                            .n = (size_t)moe->n_experts,
-                            .k = m->wd.c,
-                            .dtype = product_dtype(m->layout, m->dt),
-                            .d_dtype = logits_dtype(moe, m->dt),
-                            .trans_b = true,
-                            .a = *product,
-                            .lda = m->wd.c,
-                            .b = router_weight(r),
-                            .ldb = m->wd.c,
-                            .bias = p[MT_ROUTER_BIAS].n ? mt_elem(m, r->w, p[MT_ROUTER_BIAS].at) : NULL,
-                            .d = logits,
-                            .ldd = (size_t)moe->n_experts,
-                        },
-                        err);
+    const struct mt_linear_shape shape = router_shape(r, logits_dtype(moe, m->dt));
+    struct mt_gemm g = mt_gemm_output(&shape, *product, router_weight(r), logits);
+    g.bias = p[MT_ROUTER_BIAS].n ? mt_elem(m, r->w, p[MT_ROUTER_BIAS].at) : NULL;
+    rc = rc ?: mt_op_gemm(m->dev, &g, err);
     return rc ?: mt_adapter_forward(m, &adapter, err);
 }
 
@@ -499,9 +493,8 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     struct record rec = record_of(r);
     struct scratch s = scratch_of(r);
     struct mt_shared_expert shared = shared_of(r);
-    struct mt_sum_product sum = {.in = experts, .out = m->wd.c, .a = s.dlogits,
-                                 .dtype = product_dtype(m->layout, m->dt), .w = router_weight(r), .of_router = true,
-                                 .c = mt_moe_own_rows(r, MT_ROLE_DN, sizeof(float)), .d = s.dn};
+    const struct mt_linear_shape shape = router_shape(r, MT_F32);
+    struct mt_gemm sum = mt_gemm_input_grad(&shape, s.dlogits, router_weight(r), s.dn);
     struct mt_linear_bwd gate = {.n = n, .in = m->wd.c, .out = experts, .w = r->w, .dy = s.dlogits,
                                  .f32 = product_dtype(m->layout, m->dt) == MT_F32, .whole = true,
                                  .p = p[MT_ROUTER_WEIGHT], .bias = p[MT_ROUTER_BIAS], .g = r->g};
@@ -510,14 +503,16 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     bool own = p[MT_ROUTER_OWN_NORM].n;
     int rc = mt_norm(m, &norm, m->h, true, err);
     gate.p.adapter = NULL; /* by itself: its products may be of another dtype */
-    if (own || m->layout->cfg.moe.latent)
-        sum.c = NULL; /* the rows are of something else than the logits */
+    if (!own && !m->layout->cfg.moe.latent) { /* else the rows are of something else than the logits */
+        sum.c = mt_moe_own_rows(r, MT_ROLE_DN, sizeof(float));
+        sum.ldc = sum.ldd;
+    }
     rc = rc ?: prepare_own(r, &rec, true, err)
             ?: router_logits(r, &s, in, &gate.x, err)
             ?: router_backward(r, &s, err)
             ?: scale_backward(r, &s, err)
             ?: mt_linear_weight_grad(m, &gate, err)
-            ?: mt_sum_product(m, n, &sum, err)
+            ?: mt_op_gemm(m->dev, &sum, err)
             ?: router_adapter_backward(r, &s, in, err);
     if (!rc && own)
         rc = own_norm_backward(r, &s, err);

@@ -72,14 +72,15 @@ static int adapted_gate_backward(const struct mt_shared_expert *a, struct mt_err
     struct mt_param w = r->part->param[MT_ROUTER_SHARED_GATE];
     struct mt_shared_gate_bwd gate = {.n = n, .c = 1, .dtype = m->dt, .x = a->score, .w = m->one, .gate = a->gate,
                                       .dgate = a->dgate, .dx = a->dscore};
-    struct mt_sum_product dn = {.in = 1, .out = m->wd.c, .a = a->score, .dtype = m->dt, .w = mt_elem(m, r->w, w.at),
-                                .c = a->dn, .d = a->dn};
+    const struct mt_linear_shape shape = {n, m->wd.c, 1, m->dt, MT_F32};
+    struct mt_gemm dn = mt_gemm_input_grad(&shape, a->score, mt_elem(m, r->w, w.at), a->dn);
     struct mt_adapter_run run = {.adapter = w.adapter, .n = n, .ld = 1, .dx_dtype = MT_F32, .x = m->h, .w = r->w,
                                  .dy = a->score, .dx = a->dn, .g = r->g};
+    mt_gemm_add(&dn);
     return mt_op_zero(m->dev, &(struct mt_zero){a->dscore, n * sizeof(float)}, err)
         ?: mt_op_shared_gate_bwd(m->dev, &gate, err)
         ?: mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, m->dt, a->dscore, a->score}, err)
-        ?: mt_sum_product(m, n, &dn, err)
+        ?: mt_product(m, &dn, err)
         ?: mt_adapter_input_grad(m, &run, err)
         ?: mt_adapter_weight_grad(m, &run, err);
 }
