@@ -18,19 +18,33 @@ extern const struct mt_layer_norms mt_mlp_norms;
 extern const struct mt_family_number mt_granite_numbers[];
 extern const struct mt_fused_tensor mt_granite_experts[];
 
-/** Biases of queries, keys and values and of the output, when the block has them. */
+/** Biases of queries, keys and values and of the output, when the block has them; and of the MLP, too. */
 #define MT_BIASES(when) .qkv_bias = (when), .o_bias = (when)
+#define MT_ALL_BIASES(when) MT_BIASES(when), .mlp_bias = (when)
 /** How DeepSeek V3 and its cousins weigh experts, and the keys that say so. */
 #define MT_DEEPSEEK_SCORES                                                                                             \
     .select_bias = true, .router_f32 = true, .score = MT_MOE_SIGMOID, .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20
 #define MT_DEEPSEEK_KEYS .groups = true, .renorm_by_key = MT_MOE_UNLESS_OFF, .scale_key = "routed_scaling_factor"
-/** What the rows of Gemma 4 have in common. The rotary parameters must be in the file. */
+/** As many shared experts as a key says, or one. */
+#define MT_ONE_SHARED .shared = MT_MOE_SHARED_COUNT, .shared_count = 1
+/** DeepSeek V3's experts and latent attention, which cousins have in other sizes. */
+#define MT_DEEPSEEK_V3                                                                                                 \
+    .values = {.n_experts = 256, .top_k = 8, .width = 2048, MT_DEEPSEEK_SCORES, .n_group = 8, .topk_group = 4,         \
+               .scale = 2.5},                                                                                          \
+    .first_dense = 3, MT_ONE_SHARED, MT_DEEPSEEK_KEYS
+#define MT_LATENT(...) .latent = &(const struct mt_latent_family){__VA_ARGS__}, .parts = {"mla", "mlp"}
+#define MT_MIXER(kind_rows, count_rows)                                                                                \
+    .kinds = kind_rows, .n_kinds = MT_ARRAY_LEN(kind_rows), .counts = count_rows, .n_counts = MT_ARRAY_LEN(count_rows)
+/** What all of Gemma's rows have in common, */
+#define MT_GEMMA                                                                                                       \
+    .n_kv_heads = 4, .head_dim = 256, .norms = &mt_sandwich_norms, MT_BIASES(MT_FEATURE_BY_KEY), .tied = true,         \
+    .embed_by_width = true, .activation_key = "hidden_activation", .activation = "gelu_pytorch_tanh",                  \
+    .refused_flags = {"use_bidirectional_attention"}
+/** and those of Gemma 4. The rotary parameters must be in the file. */
 #define MT_GEMMA4                                                                                                      \
-    .last_is_full = true, .norm = {.round_once = true}, .norms = &mt_sandwich_norms, .rope_theta = 1e6,                \
-    .rope_by_window = true, .window_theta = 10000, .needs_rope_scaling = true, MT_BIASES(MT_FEATURE_BY_KEY),           \
-    .qk_norm = MT_QK_NORM_HEADS, .v_norm = true, .score_scale = 1,                        \
-    .scalar_name = "layer_scalar", .tied = true, .embed_by_width = true, .activation_key = "hidden_activation",        \
-    .activation = "gelu_pytorch_tanh", .refused_flags = {"use_bidirectional_attention"},                               \
+    MT_GEMMA, .windows = MT_WINDOW_ALL_BUT, .full_every = 6, .last_is_full = true, .norm = {.round_once = true},       \
+    .rope_theta = 1e6, .rope_by_window = true, .window_theta = 10000, .needs_rope_scaling = true,                      \
+    .qk_norm = MT_QK_NORM_HEADS, .v_norm = true, .score_scale = 1, .scalar_name = "layer_scalar",                      \
     .numbers = (const struct mt_family_number[]){{"final_logit_softcapping", MT_VALUE_LOGIT_CAP, 0}, {NULL}},          \
     .full_heads = &(const struct mt_full_heads){"global_head_dim", "attention_k_eq_v", "num_global_key_value_heads",   \
                                                 512}

@@ -24,12 +24,9 @@ static const struct mt_layer_kind kinds[] = {
 
 #define DELTA(rows)                                                                                                    \
     &(const struct mt_mixer_family){                                                                                   \
-        .kinds = kinds,                                                                                                \
-        .n_kinds = MT_ARRAY_LEN(kinds),                                                                                \
+        MT_MIXER(kinds, rows),                                                                                         \
         .interval_key = "full_attention_interval",                                                                     \
         .interval = 4,                                                                                                 \
-        .counts = rows,                                                                                                \
-        .n_counts = MT_ARRAY_LEN(rows),                                                                                \
     }
 
 static const struct mt_tensor_on_disk tensors[] = {
@@ -105,36 +102,25 @@ static const struct mt_layer_kind nemotron_kinds[] = {
 };
 static const struct mt_layer_norms nemotron_norms = {.attention = {"norm.weight", NULL}, .mlp = {"norm.weight", NULL}};
 
+/* Qwen3-Next and its heirs */
+#define QWEN3_NEXT                                                                                                     \
+    .head_dim = 256, .norm = {.plus_one = true}, .max_pos = 32768, .partial_rotary = 0.25,                             \
+    MT_BIASES(MT_FEATURE_BY_KEY), .qk_norm = MT_QK_NORM_HEADS, .gate = true, .on_disk = tensors, .uncomputed = "mtp."
+
 static const struct mt_family families[] = {
     { /* Qwen3.5, 3.6 and 3.8 */
         "Qwen3_5ForCausalLM", "qwen3_5_text",
+        QWEN3_NEXT,
         .n_kv_heads = 4,
-        .head_dim = 256,
-        .norm = {.plus_one = true},
         .mrope = true,
-        .max_pos = 32768,
-        .partial_rotary = 0.25,
-        MT_BIASES(MT_FEATURE_BY_KEY),
-        .qk_norm = MT_QK_NORM_HEADS,
-        .gate = true,
         .mixer = DELTA(counts),
-        .on_disk = tensors,
-        .uncomputed = "mtp.",
     },
     {
         "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text",
+        QWEN3_NEXT,
         .n_kv_heads = 2,
-        .head_dim = 256,
-        .norm = {.plus_one = true},
         .mrope = true,
-        .max_pos = 32768,
-        .partial_rotary = 0.25,
-        MT_BIASES(MT_FEATURE_BY_KEY),
-        .qk_norm = MT_QK_NORM_HEADS,
-        .gate = true,
         .mixer = DELTA(counts),
-        .on_disk = tensors,
-        .uncomputed = "mtp.",
         .experts_as_stored = true,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 256, .top_k = 8, .width = 512, .shared_width = 512, .shared_gate = true,
@@ -144,17 +130,9 @@ static const struct mt_family families[] = {
     },
     {
         "Qwen3NextForCausalLM", "qwen3_next",
+        QWEN3_NEXT,
         .n_kv_heads = 2,
-        .head_dim = 256,
-        .norm = {.plus_one = true},
-        .max_pos = 32768,
-        .partial_rotary = 0.25,
-        MT_BIASES(MT_FEATURE_BY_KEY),
-        .qk_norm = MT_QK_NORM_HEADS,
-        .gate = true,
         .mixer = DELTA(joined_counts),
-        .on_disk = tensors,
-        .uncomputed = "mtp.",
         .experts_as_stored = true,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 512, .top_k = 10, .width = 512, .shared_width = 512, .shared_gate = true,
@@ -173,10 +151,7 @@ static const struct mt_family families[] = {
         .gate_up_name = "shared_mlp.input_linear.weight",
         .on_disk = granite_tensors,
         .mixer = &(const struct mt_mixer_family){
-            .kinds = granite_kinds,
-            .n_kinds = MT_ARRAY_LEN(granite_kinds),
-            .counts = granite_counts,
-            .n_counts = MT_ARRAY_LEN(granite_counts),
+            MT_MIXER(granite_kinds, granite_counts),
             .plain = &(const struct mt_plain_family){
                 .expand_key = "mamba_expand",
                 .conv_bias_key = "mamba_conv_bias",
@@ -214,10 +189,7 @@ static const struct mt_family families[] = {
         .peft_refuses = "linear_attn.out_proj.weight",
         .uncomputed = "mtp.",
         .mixer = &(const struct mt_mixer_family){
-            .kinds = nemotron_kinds,
-            .n_kinds = MT_ARRAY_LEN(nemotron_kinds),
-            .counts = nemotron_counts,
-            .n_counts = MT_ARRAY_LEN(nemotron_counts),
+            MT_MIXER(nemotron_kinds, nemotron_counts),
             .plain = &(const struct mt_plain_family){
                 .conv_bias_key = "use_conv_bias",
                 .flags = {"mamba_proj_bias", "use_bias"},

@@ -4,13 +4,13 @@
 
 #include "base/mem.h"
 
-static const struct mt_tensor_on_disk mixtral_names[] = {
-    {"mlp.gate.weight", "block_sparse_moe.gate.weight", .module = "mlp.gate"},
-    {"mlp.experts.*.gate_proj.weight", "block_sparse_moe.experts.*.w1.weight"},
-    {"mlp.experts.*.up_proj.weight", "block_sparse_moe.experts.*.w3.weight"},
-    {"mlp.experts.*.down_proj.weight", "block_sparse_moe.experts.*.w2.weight"},
-    {NULL},
-};
+/* The router and the three matrices of an expert as Mixtral names them. */
+#define MIXTRAL_NAMES                                                                                                  \
+    {"mlp.gate.weight", "block_sparse_moe.gate.weight", .module = "mlp.gate"},                                         \
+        {"mlp.experts.*.gate_proj.weight", "block_sparse_moe.experts.*.w1.weight"},                                    \
+        {"mlp.experts.*.up_proj.weight", "block_sparse_moe.experts.*.w3.weight"},                                      \
+        {"mlp.experts.*.down_proj.weight", "block_sparse_moe.experts.*.w2.weight"}
+static const struct mt_tensor_on_disk mixtral_names[] = {MIXTRAL_NAMES, {NULL}};
 
 static const struct mt_tensor_on_disk gpt_oss_tensors[] = {
     {"mlp.gate.weight", "mlp.router.weight"},
@@ -40,11 +40,8 @@ static const struct mt_tensor_on_disk shared_experts_tensors[] = {
 };
 
 static const struct mt_tensor_on_disk minimax_tensors[] = {
-    {"mlp.gate.weight", "block_sparse_moe.gate.weight", .module = "mlp.gate"},
+    MIXTRAL_NAMES,
     {SELECT_BIAS, "block_sparse_moe.e_score_correction_bias", .is_f32 = true},
-    {"mlp.experts.*.gate_proj.weight", "block_sparse_moe.experts.*.w1.weight"},
-    {"mlp.experts.*.up_proj.weight", "block_sparse_moe.experts.*.w3.weight"},
-    {"mlp.experts.*.down_proj.weight", "block_sparse_moe.experts.*.w2.weight"},
     {NULL},
 };
 
@@ -225,8 +222,7 @@ static const struct mt_family families[] = {
             .values = {.n_experts = 128, .top_k = 8, .width = 1408, MT_DEEPSEEK_SCORES, .scale = 1},
             .layers = MT_MOE_AFTER_FIRST,
             .first_dense = 1,
-            .shared = MT_MOE_SHARED_COUNT,
-            .shared_count = 1,
+            MT_ONE_SHARED,
             MT_DEEPSEEK_KEYS,
         },
     },
@@ -277,8 +273,7 @@ static const struct mt_family families[] = {
         .on_disk = shared_experts_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 128, .top_k = 8, .width = 1280, MT_DEEPSEEK_SCORES, .scale = 1},
-            .shared = MT_MOE_SHARED_COUNT,
-            .shared_count = 1,
+            MT_ONE_SHARED,
             MT_DEEPSEEK_KEYS,
         },
     },
@@ -297,8 +292,7 @@ static const struct mt_family families[] = {
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 192, .top_k = 8, .width = 1536, MT_DEEPSEEK_SCORES, .scale = 2.826},
             .layers = MT_MOE_LAYER_TYPES,
-            .shared = MT_MOE_SHARED_COUNT,
-            .shared_count = 1,
+            MT_ONE_SHARED,
             .scale_key = "router_scaling_factor",
         },
     },
@@ -342,18 +336,11 @@ static const struct mt_family families[] = {
         .max_pos = 4096,
         .code_is_known = true,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .latent = &(const struct mt_latent_family){1536, 512, 128, 64, 128},
-        .parts = {"mla", "mlp"},
+        MT_LATENT(1536, 512, 128, 64, 128),
         .on_disk = shared_experts_tensors,
         .moe = &(const struct mt_moe_family){
-            .values = {.n_experts = 256, .top_k = 8, .width = 2048, .select_bias = true, .router_f32 = true,
-                       .score = MT_MOE_SIGMOID, .n_group = 8, .topk_group = 4, .renorm = MT_MOE_RENORM_SUM,
-                       .renorm_eps = 1e-20, .scale = 2.5},
+            MT_DEEPSEEK_V3,
             .layers = MT_MOE_AFTER_FIRST,
-            .first_dense = 3,
-            .shared = MT_MOE_SHARED_COUNT,
-            .shared_count = 1,
-            MT_DEEPSEEK_KEYS,
         },
     },
     {
@@ -361,8 +348,7 @@ static const struct mt_family families[] = {
         .code_is_known = true,
         MT_BIASES(MT_FEATURE_BY_KEY),
         .refused_flags = {"norm_topk_prob"}, /* which the class does not read */
-        .latent = &(const struct mt_latent_family){1536, 512, 128, 64, 128},
-        .parts = {"mla", "mlp"},
+        MT_LATENT(1536, 512, 128, 64, 128),
         .on_disk = shared_experts_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 64, .router_f32 = true, .group_score = MT_MOE_GROUP_MAX, .scale = 1},
@@ -379,14 +365,12 @@ static const struct mt_family families[] = {
         .norm.eps = 1e-5,
         .max_pos = 202752,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .latent = &(const struct mt_latent_family){768, 512, 192, 64, 256},
-        .parts = {"mla", "mlp"},
+        MT_LATENT(768, 512, 192, 64, 256),
         .on_disk = shared_experts_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 64, .top_k = 4, .width = 1536, MT_DEEPSEEK_SCORES, .scale = 1.8},
             .layers = MT_MOE_LAYER_TYPES,
-            .shared = MT_MOE_SHARED_COUNT,
-            .shared_count = 1,
+            MT_ONE_SHARED,
             MT_DEEPSEEK_KEYS,
         },
     },
@@ -395,21 +379,14 @@ static const struct mt_family families[] = {
         .max_pos = 163840,
         .code_is_known = true,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .latent = &(const struct mt_latent_family){1536, 512, 128, 64, 128},
-        .parts = {"mla", "mlp"},
+        MT_LATENT(1536, 512, 128, 64, 128),
         .on_disk = shared_experts_tensors,
         .uncomputed_within = ".indexer.",
         .longest_key = "index_topk",
         .longest = 2048,
         .moe = &(const struct mt_moe_family){
-            .values = {.n_experts = 256, .top_k = 8, .width = 2048, .select_bias = true, .router_f32 = true,
-                       .score = MT_MOE_SIGMOID, .n_group = 8, .topk_group = 4, .renorm = MT_MOE_RENORM_SUM,
-                       .renorm_eps = 1e-20, .scale = 2.5},
+            MT_DEEPSEEK_V3,
             .layers = MT_MOE_TYPES_OR_FIRST,
-            .first_dense = 3,
-            .shared = MT_MOE_SHARED_COUNT,
-            .shared_count = 1,
-            MT_DEEPSEEK_KEYS,
         },
     },
     { /* GLM-5, the same */
@@ -418,8 +395,7 @@ static const struct mt_family families[] = {
         .max_pos = 202752,
         .code_is_known = true,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .latent = &(const struct mt_latent_family){2048, 512, 192, 64, 256},
-        .parts = {"mla", "mlp"},
+        MT_LATENT(2048, 512, 192, 64, 256),
         .on_disk = shared_experts_tensors,
         .uncomputed_within = ".indexer.",
         .longest_key = "index_topk",
@@ -428,8 +404,7 @@ static const struct mt_family families[] = {
             .values = {.n_experts = 256, .top_k = 8, .width = 2048, MT_DEEPSEEK_SCORES, .scale = 2.5},
             .layers = MT_MOE_TYPES_OR_FIRST,
             .first_dense = 3,
-            .shared = MT_MOE_SHARED_COUNT,
-            .shared_count = 1,
+            MT_ONE_SHARED,
             MT_DEEPSEEK_KEYS,
         },
     },
@@ -439,16 +414,14 @@ static const struct mt_family families[] = {
         .needs_rope_scaling = true,
         .max_pos = 1048576,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .latent = &(const struct mt_latent_family){1024, 256, 64, 64, 128, .part_of_head = true},
-        .parts = {"mla", "mlp"},
+        MT_LATENT(1024, 256, 64, 64, 128, .part_of_head = true),
         .on_disk = shared_experts_tensors,
         .fused = mistral4_experts,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 128, .top_k = 4, .width = 2048, .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20,
                        .scale = 1, .weights_rounded = true},
             .layers = MT_MOE_AFTER_FIRST,
-            .shared = MT_MOE_SHARED_COUNT,
-            .shared_count = 1,
+            MT_ONE_SHARED,
             MT_DEEPSEEK_KEYS,
         },
     },
@@ -495,8 +468,7 @@ static const struct mt_family families[] = {
             .values = {.n_experts = 64, .top_k = 8, .width = 1024, MT_DEEPSEEK_SCORES, .scale = 2.5},
             .layers = MT_MOE_TYPES_OR_FIRST,
             .first_dense = 1,
-            .shared = MT_MOE_SHARED_COUNT,
-            .shared_count = 1,
+            MT_ONE_SHARED,
             MT_DEEPSEEK_KEYS,
         },
     },
@@ -535,12 +507,8 @@ static const struct mt_family families[] = {
     },
     { /* Gemma 4, with and without experts */
         "Gemma4ForCausalLM", "gemma4_text",
-        .n_kv_heads = 4,
-        .head_dim = 256,
-        .window = 512,
-        .windows = MT_WINDOW_ALL_BUT,
-        .full_every = 6,
         MT_GEMMA4,
+        .window = 512,
         .max_pos = 131072,
         .zeros = (const struct mt_family_zero[]){{"hidden_size_per_layer_input", 256, MT_NO_LAYER_INPUTS},
                                                  {"num_kv_shared_layers", 0, MT_NO_SHARED_KEYS}, {NULL}},
