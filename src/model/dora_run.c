@@ -104,11 +104,8 @@ static int merged_scale(mt_model *m, const struct mt_dora_run *a, const struct m
 {
     size_t unit = m->layout->tensors[t->tensor].unit, bytes = t->out * sizeof(float);
     const float *from = mt_unit_norms(m->layout, unit, m->dt, a->w) + t->norm;
-    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){s->scale + t->col, bytes, from, bytes, bytes, 1}, err);
-    from += m->layout->units[unit].n_norms;
-    return rc ? rc : mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                                    &(struct mt_copy){s->inverse + t->col, bytes, from, bytes, bytes, 1}, err);
+    return mt_model_copy(m, s->scale + t->col, from, bytes, err)
+        ?: mt_model_copy(m, s->inverse + t->col, from + m->layout->units[unit].n_norms, bytes, err);
 }
 
 /* g and 1 / |W + s B A| (merged: 1 / magnitude, since z is g z then) of all columns of the layer's output; 1 and 0 for columns without an adapter. */

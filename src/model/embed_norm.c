@@ -3,10 +3,6 @@
 #include "model/layout_builder.h"
 #include "model/recipe.h"
 
-static void lay_out(struct mt_layout_builder *, struct mt_part *)
-{
-}
-
 static struct mt_view recipe(struct mt_recipe *r)
 {
     struct mt_view x = mt_recipe_x(r), y = mt_recipe_value(r, "y", x.dim, false, MT_UNKEPT);
@@ -18,6 +14,5 @@ static struct mt_view recipe(struct mt_recipe *r)
 const struct mt_part_kind mt_part_embed_norm = {
     .name = "embed_norm",
     .port = {MT_PORTS_OF_HIDDEN_STATE},
-    .lay_out = lay_out,
     MT_PART_OF_RECIPE,
 };

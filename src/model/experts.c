@@ -215,13 +215,11 @@ static int open_tile(const struct tile *t, struct mt_err *err)
 
 static int activate(const struct tile *t, struct mt_err *err)
 {
-    mt_model *m = t->run->m;
-    const struct mt_moe *moe = &m->layout->cfg.moe;
-    struct mt_activate plain = {.n = t->n_padded, .f = (size_t)moe->width, .dtype = m->dt, .kind = MT_ACTIVATE_RELU2,
-                                .x = t->s.gate_up, .out = t->s.act};
-    struct mt_glu glu = {.n = plain.n, .f = plain.f, .dtype = m->dt, .kind = activation_of(t), .gate_up = t->s.gate_up,
-                         .out = t->s.act, .alpha = (float)moe->alpha, .limit = (float)moe->limit};
-    return moe->ungated ? mt_op_activate(m->dev, &plain, err) : mt_op_glu(m->dev, &glu, err);
+    const struct mt_moe *moe = &t->run->m->layout->cfg.moe;
+    struct mt_mlp_act a = {.n = t->n_padded, .f = (size_t)moe->width, .ungated = moe->ungated,
+                       .kind = moe->ungated ? (int)MT_ACTIVATE_RELU2 : (int)activation_of(t), .x = t->s.gate_up,
+                       .out = t->s.act, .alpha = (float)moe->alpha, .limit = (float)moe->limit};
+    return mt_mlp_act(t->run->m, &a, err);
 }
 
 static int forward_tile(const struct tile *t, struct mt_err *err)

@@ -40,9 +40,7 @@ static int cast_in_place(const struct cast *c, size_t first, size_t n, struct mt
         piece = MT_MIN(end - at, buffered ? MT_SUMSQ_BLOCK : at / MT_SUMSQ_BLOCK * MT_SUMSQ_BLOCK);
         rc = cast_piece(c, first, at, piece, buffered ? c->m->cast_start : to, err);
         if (!rc && buffered)
-            rc = mt_device_copy(c->m->dev, MT_STREAM_COMPUTE,
-                                &(struct mt_copy){to, piece * size, c->m->cast_start, piece * size, piece * size, 1},
-                                err);
+            rc = mt_model_copy(c->m, to, c->m->cast_start, piece * size, err);
     }
     return rc;
 }

@@ -234,24 +234,21 @@ static void weigh_rows(void *ctx)
 {
     const struct mt_weighing *w = ctx;
     const struct mt_model_learner *of = &w->m->inputs[w->mb].of;
-    struct mt_micro_inputs host;
-    mt_inputs_layout(&host, &w->m->p, (char *)w->m->inputs_host + w->mb * w->m->input_bytes);
+    struct mt_micro_inputs host = mt_inputs_on_host(w->m, w->mb);
     const struct mt_row_values values = {mt_model_stats_loss(w->m, w->m->stats_host, w->mb), host.few_values};
     of->weigh(of->weigh_ctx, w->mb, &values, host.weights);
 }
 
 static int copy_rows(mt_model *m, float *dst, const float *src, size_t n, struct mt_err *err)
 {
-    size_t bytes = n * sizeof(float);
-    return mt_device_copy(m->dev, MT_STREAM_COMPUTE, &(struct mt_copy){dst, bytes, src, bytes, bytes, 1}, err);
+    return mt_model_copy(m, dst, src, n * sizeof(float), err);
 }
 
 /* Sends the losses to the host, and the weights that it computes from them to the device. */
 static int take_weights(mt_model *m, size_t mb, struct mt_err *err)
 {
     size_t n = m->inputs[mb].n_loss;
-    struct mt_micro_inputs host;
-    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + mb * m->input_bytes);
+    struct mt_micro_inputs host = mt_inputs_on_host(m, mb);
     size_t few = m->inputs[mb].of.choose ? n * m->p.few : 0;
     int rc = copy_rows(m, mt_model_stats_loss(m, m->stats_host, mb), mt_model_stats_loss(m, m->stats_dev, mb), n, err);
     if (!rc && few)

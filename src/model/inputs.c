@@ -60,10 +60,8 @@ static int upload_rope(mt_model *m, int rope, char **at, float *host, struct mt_
     make_tables(m, rope, r.first, r.first, host, host + n);
     if (r.lengths == MT_ROPE_TWO_TABLES)
         make_tables(m, rope, m->p.max_len, m->p.max_len, host + later, host + n + later);
-    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){m->rope[rope].cos_t, bytes, host, bytes, bytes, 1}, err);
-    return rc ? rc : mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                                    &(struct mt_copy){m->rope[rope].sin_t, bytes, host + n, bytes, bytes, 1}, err);
+    return mt_model_copy(m, m->rope[rope].cos_t, host, bytes, err)
+        ?: mt_model_copy(m, m->rope[rope].sin_t, host + n, bytes, err);
 }
 
 /* Vectors of weights where a norm has none. */
@@ -77,7 +75,7 @@ static int upload_ones(mt_model *m, struct mt_err *err)
         return mt_fail_nomem(err, "rotary tables", bytes);
     for (size_t i = 0; i < n; i++)
         memcpy(host + i * size, m->dt == MT_F32 ? (const void *)&f32 : &bf16, size);
-    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE, &(struct mt_copy){m->one, bytes, host, bytes, bytes, 1}, err);
+    int rc = mt_model_copy(m, m->one, host, bytes, err);
     int sync = mt_device_sync(m->dev, rc ? NULL : err);
     free(host);
     return rc ? rc : sync;
@@ -132,6 +130,13 @@ size_t mt_inputs_layout(struct mt_micro_inputs *in, const struct mt_model_params
     return at;
 }
 
+struct mt_micro_inputs mt_inputs_on_host(const mt_model *m, size_t mb)
+{
+    struct mt_micro_inputs host;
+    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + mb * m->input_bytes);
+    return host;
+}
+
 /* Gives each token of the micro-batch a row of the rotary tables: *dev says which tables, host->positions the row. */
 static void place_positions(const mt_model *m, const struct mt_batch *b, int rope, struct mt_rope_rows *host,
                             struct mt_rope_rows *dev)
@@ -154,8 +159,7 @@ static void place_positions(const mt_model *m, const struct mt_batch *b, int rop
 
 static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
 {
-    struct mt_micro_inputs host, *dev = &m->inputs[i];
-    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + i * m->input_bytes);
+    struct mt_micro_inputs host = mt_inputs_on_host(m, i), *dev = &m->inputs[i];
     const struct {
         int32_t *dst;
         const int32_t *src;
@@ -202,9 +206,7 @@ static int upload_used_rows(mt_model *m, const struct mt_model_step *step, struc
         for (uint64_t bits = m->seen[w]; bits; bits &= bits - 1)
             m->used_host[n++] = (int32_t)(64 * w) + __builtin_ctzll(bits);
     m->n_used = n;
-    size_t bytes = n * sizeof(int32_t);
-    return mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                          &(struct mt_copy){m->used_dev, bytes, m->used_host, bytes, bytes, 1}, err);
+    return mt_model_copy(m, m->used_dev, m->used_host, n * sizeof(int32_t), err);
 }
 
 /* Whose the micro-batch is, and where its rows are among those of that learner's step. */
@@ -227,8 +229,7 @@ static void place_among_learners(mt_model *m, size_t i, const struct mt_model_st
 static void weigh_rows(mt_model *m, size_t i)
 {
     const struct mt_model_learner *of = &m->inputs[i].of;
-    struct mt_micro_inputs host;
-    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + i * m->input_bytes);
+    struct mt_micro_inputs host = mt_inputs_on_host(m, i);
     if (of->choose)
         of->choose(of->weigh_ctx, i, host.few);
     if (of->rows == MT_ROWS_WEIGHED && of->weigh)
@@ -273,12 +274,11 @@ int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err
         place_among_learners(m, i, step);
         weigh_rows(m, i);
     }
-    size_t bytes = n * m->input_bytes, sums = mt_groups_n(m->p.groups) * mt_model_prob_sum_bytes(&m->p);
+    size_t sums = mt_groups_n(m->p.groups) * mt_model_prob_sum_bytes(&m->p);
     int rc = mt_model_balances(m)
                  ? mt_op_zero(m->dev, &(struct mt_zero){mt_model_prob_sum(m, m->stats_dev, 0), sums}, err) : 0;
     if (!rc)
-        rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){m->inputs_dev, bytes, m->inputs_host, bytes, bytes, 1}, err);
+        rc = mt_model_copy(m, m->inputs_dev, m->inputs_host, n * m->input_bytes, err);
     return rc || !m->p.used_rows ? rc : upload_used_rows(m, step, err);
 }
 
@@ -289,7 +289,6 @@ struct mt_used_rows mt_model_used_rows(const mt_model *m)
 
 struct mt_token_runs mt_model_token_runs(const mt_model *m, size_t mb)
 {
-    struct mt_micro_inputs host;
-    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + mb * m->input_bytes);
+    struct mt_micro_inputs host = mt_inputs_on_host(m, mb);
     return (struct mt_token_runs){m->inputs[mb].n_runs, host.run_ids, host.run_starts, host.order};
 }

@@ -169,7 +169,8 @@ static void add_part(struct mt_layout_builder *b, const struct mt_part_kind *kin
     b->u->n_parts++;
     b->u->per_step = kind->per_step;
     p->recipe = kind->recipe ? recipe_of(b, kind, p->spec) : NULL;
-    kind->lay_out(b, p);
+    if (kind->lay_out)
+        kind->lay_out(b, p);
     if (mt_layout_has_adapters(b))
         mt_layout_add_adapters(b, p, p->param, MT_PART_MAX_PARAMS, first);
 }

@@ -167,3 +167,32 @@ int mt_norm_backward(mt_model *m, const struct mt_norm *a, const struct mt_norm_
     const struct mt_rmsnorm_bwd usual = {BACKWARD_FIELDS, .round_once = a->spec->round_once};
     return a->spec->centred ? mt_op_layernorm_bwd(m->dev, &centred, err) : mt_op_rmsnorm_bwd(m->dev, &usual, err);
 }
+
+/* All activations' operations have these fields, */
+#define ACT_FIELDS .n = a->n, .f = a->f, .dtype = m->dt, .out = a->out
+/* and their backward these, too. */
+#define ACT_GRAD_FIELDS ACT_FIELDS, .dout = a->dout
+
+int mt_mlp_act(mt_model *m, const struct mt_mlp_act *a, struct mt_err *err)
+{
+    const struct mt_xielu bent = {ACT_FIELDS, .x = a->x, .shape = a->shape};
+    const struct mt_activate plain = {ACT_FIELDS, .x = a->x, .kind = (enum mt_activate_kind)a->kind};
+    const struct mt_glu glu = {ACT_FIELDS, .gate_up = a->x, .kind = (enum mt_glu_kind)a->kind, .alpha = a->alpha,
+                               .limit = a->limit};
+    return a->shape     ? mt_op_xielu(m->dev, &bent, err)
+           : a->ungated ? mt_op_activate(m->dev, &plain, err)
+                        : mt_op_glu(m->dev, &glu, err);
+}
+
+int mt_mlp_act_backward(mt_model *m, const struct mt_mlp_act *a, struct mt_err *err)
+{
+    const struct mt_xielu_bwd bent = {ACT_GRAD_FIELDS, .x = a->x, .dx = a->dx, .shape = a->shape, .dshape = a->dshape,
+                                      .workspace = m->own.workspace};
+    const struct mt_activate_bwd plain = {ACT_GRAD_FIELDS, .x = a->x, .dx = a->dx,
+                                          .kind = (enum mt_activate_kind)a->kind};
+    const struct mt_glu_bwd glu = {ACT_GRAD_FIELDS, .gate_up = a->x, .dgate_up = a->dx,
+                                   .kind = (enum mt_glu_kind)a->kind, .alpha = a->alpha, .limit = a->limit};
+    return a->shape     ? mt_op_xielu_bwd(m->dev, &bent, err)
+           : a->ungated ? mt_op_activate_bwd(m->dev, &plain, err)
+                        : mt_op_glu_bwd(m->dev, &glu, err);
+}

@@ -4,7 +4,7 @@
 
 #include "model/product.h"
 
-/* Steps shared by forward and backward: linear layers, their adapters, norms. */
+/* Steps shared by forward and backward: linear layers, their adapters, norms, activations. */
 
 /** y = x W^T + b (+ residual), rounded; if the layer has adapters that are not merged into W, then
  * y = y + s (x A^T) B^T, rounded again. */
@@ -108,5 +108,19 @@ struct mt_norm_grad {
 };
 /** dx = dres + J^T dy; and the gradient of the weight. */
 int mt_norm_backward(mt_model *m, const struct mt_norm *a, const struct mt_norm_grad *d, struct mt_err *err);
+
+/** The activation of an MLP, of n rows: of gate and up [n, 2 f], or of up alone [n, f]. */
+struct mt_mlp_act {
+    size_t n, f;
+    bool ungated;        /* of up alone */
+    int kind;            /* enum mt_glu_kind; of up alone enum mt_activate_kind, unless there is: */
+    const void *shape;   /* xIELU's curve, or NULL */
+    float alpha, limit;  /* of MT_GLU_CLAMPED */
+    const void *x, *dout;
+    void *out, *dx;      /* backward: out is made again and may be dout, NULL: it is not wanted; dx may be x */
+    float *dshape;       /* NULL: not wanted */
+};
+int mt_mlp_act(mt_model *m, const struct mt_mlp_act *a, struct mt_err *err);
+int mt_mlp_act_backward(mt_model *m, const struct mt_mlp_act *a, struct mt_err *err);
 
 #endif

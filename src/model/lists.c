@@ -3,10 +3,6 @@
 #include "model/moe.h"
 #include "model/part.h"
 
-static void lay_out(struct mt_layout_builder *, struct mt_part *)
-{
-}
-
 static struct mt_route_lists arguments(const struct mt_moe *moe, size_t n)
 {
     return (struct mt_route_lists){.n = n, .e = (size_t)moe->n_experts, .k = (size_t)moe->top_k};
@@ -42,7 +38,6 @@ const struct mt_part_kind mt_part_lists = {
     .name = "lists",
     .per_step = true,
     .port = {{MT_ROLE_ROUTING, MT_UPDATE, MT_NO_ACCESS}},
-    .lay_out = lay_out,
     .workspace_bytes = workspace_bytes,
     .finish = finish,
 };

@@ -149,13 +149,12 @@ double mt_model_aux_loss(const mt_model *m, const int64_t *rows, const double *p
 
 int mt_model_take_counts(mt_model *m, int layer, size_t mb, const struct mt_routing *t, struct mt_err *err)
 {
-    size_t n = (size_t)m->layout->cfg.moe.n_experts + 1, bytes = n * sizeof(int32_t);
+    size_t n = (size_t)m->layout->cfg.moe.n_experts + 1;
     size_t group = mt_group_of(m->p.groups, mb), bucket = mt_device_limits(m->dev)->row_bucket;
     int32_t *counts = counts_of(m, layer, group), *starts = counts + n, *places = starts + n;
     if (m->p.assumed_rows)
         return 0;
-    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){counts, bytes, t->counts, bytes, bytes, 1}, err)
+    int rc = mt_model_copy(m, counts, t->counts, n * sizeof(int32_t), err)
           ?: mt_event_record(m->dev, m->counts_ready, MT_STREAM_COMPUTE, err)
           ?: mt_event_sync(m->dev, m->counts_ready, err);
     for (size_t i = 0; i < n && !rc; i++) {
@@ -245,22 +244,4 @@ const char *mt_model_bad_router(const mt_model *m, int layer)
                 return l->tensors[t].name;
     }
     return NULL;
-}
-
-struct mt_view mt_moe_residual(struct mt_recipe *r)
-{
-    r->value[0].role = MT_ROLE_RESIDUAL;
-    return mt_recipe_x(r);
-}
-
-struct mt_view mt_moe_rounded(struct mt_recipe *r)
-{
-    size_t width = mt_moe_row(r->cfg);
-    struct mt_view sum = mt_recipe_rows(r, "sum", width, MT_ROLE_SUM, MT_ROLE_NONE);
-    struct mt_view rounded = mt_recipe_rows(r, "rounded", width, MT_ROLE_ROUNDED, MT_ROLE_DY);
-    r->value[sum.value].f32 = true;
-    struct mt_node *n = mt_node_of(r, &mt_rule_cast);
-    n->in[0] = sum;
-    n->out[0] = rounded;
-    return rounded;
 }

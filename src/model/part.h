@@ -55,25 +55,6 @@ struct mt_part_run {
     float *g;        /* backward: FP32 gradient of the unit, accumulated into; NULL: none of it is trained */
 };
 
-/**
- * Defines, for a part whose `struct record` is laid out by
- * `void lay_out_record(struct record *r, const struct mt_part_shape *s, struct mt_part_record *at)`:
- * record_bytes(), for mt_part_kind, and record_of(), the record of a run.
- */
-#define MT_PART_RECORD()                                                                                               \
-    static void record_bytes(const struct mt_part_shape *s, struct mt_part_record *at)                                 \
-    {                                                                                                                  \
-        struct record r;                                                                                               \
-        lay_out_record(&r, s, at);                                                                                     \
-    }                                                                                                                  \
-    static struct record record_of(const struct mt_part_run *run)                                                      \
-    {                                                                                                                  \
-        struct mt_part_record at = run->record;                                                                        \
-        struct record r;                                                                                               \
-        lay_out_record(&r, &run->shape, &at);                                                                          \
-        return r;                                                                                                      \
-    }
-
 /** A value that a part reads or writes. Of a unit's parts that have a port of one role, the first says how it is used. */
 struct mt_part_port {
     enum mt_role role;
@@ -114,7 +95,7 @@ struct mt_part_kind {
     /** Lists its operations and returns its output (recipe.h). NULL: the part has functions of its own for its record,
      * scratch and passes. */
     struct mt_view (*recipe)(struct mt_recipe *r);
-    /** Adds the parameters, in the order in which they lie in the unit. */
+    /** Adds the parameters, in the order in which they lie in the unit. NULL: it has none. */
     void (*lay_out)(struct mt_layout_builder *b, struct mt_part *p);
     /** Names of the segments of its record; none: it has one, named as the part is. */
     const char *segment[MT_PART_MAX_SEGMENTS];
@@ -138,15 +119,10 @@ struct mt_part_kind {
     double (*macs_per_token)(const struct mt_hf_config *cfg, const struct mt_part *p, size_t seq_len);
 };
 
-/** All functions of a kind, where a part's file calls them as the members are called. */
-#define MT_PART_FUNCTIONS                                                                                              \
-    .lay_out = lay_out, .record_bytes = record_bytes, .scratch_bytes = scratch_bytes,                                  \
-    .workspace_bytes = workspace_bytes, .prepare = prepare, .finish = finish, .backward = backward,                    \
-    .macs_per_token = macs_per_token
-
-/** Of a kind with a recipe. */
-#define MT_PART_OF_RECIPE                                                                                              \
-    .recipe = recipe, .prepare = mt_recipe_prepare, .finish = mt_recipe_finish, .backward = mt_recipe_backward
+/** Of a kind with a recipe, which mostly is the only one of its file. */
+#define MT_PART_OF(function)                                                                                           \
+    .recipe = function, .prepare = mt_recipe_prepare, .finish = mt_recipe_finish, .backward = mt_recipe_backward
+#define MT_PART_OF_RECIPE MT_PART_OF(recipe)
 
 /** How many segments its record has; one, if it has no record. */
 size_t mt_part_n_segments(const struct mt_part_kind *kind);

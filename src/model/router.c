@@ -66,7 +66,19 @@ static void lay_out_record(struct record *r, const struct mt_part_shape *s, stru
     r->own = mt_record_take(at, 0, s->cfg->moe.router_norm ? n * 4 : 0);
 }
 
-MT_PART_RECORD()
+static void record_bytes(const struct mt_part_shape *s, struct mt_part_record *at)
+{
+    struct record r;
+    lay_out_record(&r, s, at);
+}
+
+static struct record record_of(const struct mt_part_run *run)
+{
+    struct mt_part_record at = run->record;
+    struct record r;
+    lay_out_record(&r, &run->shape, &at);
+    return r;
+}
 
 struct scratch {
     void *logits;  /* [n, experts] */
@@ -557,5 +569,12 @@ const struct mt_part_kind mt_part_router = {
              {MT_ROLE_DY, MT_NO_ACCESS, MT_READ, mt_rows_bytes, shares_normed},
              {MT_ROLE_DX, MT_NO_ACCESS, MT_UPDATE, mt_hidden_bytes},
              {MT_ROLE_GRAD, MT_NO_ACCESS, MT_SUM}},
-    MT_PART_FUNCTIONS,
+    .lay_out = lay_out,
+    .record_bytes = record_bytes,
+    .scratch_bytes = scratch_bytes,
+    .workspace_bytes = workspace_bytes,
+    .prepare = prepare,
+    .finish = finish,
+    .backward = backward,
+    .macs_per_token = macs_per_token,
 };

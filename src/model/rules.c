@@ -89,81 +89,29 @@ const struct mt_rule mt_rule_linear = {.name = "linear", .residual = 2, .forward
 
 /* --- activations: of gate and up, or up alone --------------------------------------------------- */
 
-static int glu(const struct mt_rule_run *r, struct mt_err *err)
+static struct mt_mlp_act act_of(const struct mt_rule_run *r)
 {
-    const mt_model *m = r->run->m;
-    return mt_op_glu(m->dev,
-                     &(struct mt_glu){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]), .dtype = m->dt,
-                                      .kind = (enum mt_glu_kind)r->node->kind, .gate_up = r->in[0].p,
-                                      .out = r->out[0].p},
-                     err);
+    struct mt_param curve = mt_rule_param(r, 0);
+    return (struct mt_mlp_act){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]),
+                           .ungated = r->recipe->spec->ungated, .kind = r->node->kind,
+                           .shape = curve.n ? mt_elem(r->run->m, r->run->w, curve.at) : NULL, .x = r->in[0].p,
+                           .out = r->out[0].p};
 }
 
-static int glu_backward(const struct mt_rule_run *r, struct mt_err *err)
+static int act(const struct mt_rule_run *r, struct mt_err *err)
 {
-    const mt_model *m = r->run->m;
-    return mt_op_glu_bwd(m->dev,
-                         &(struct mt_glu_bwd){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]),
-                                              .dtype = m->dt, .kind = (enum mt_glu_kind)r->node->kind,
-                                              .gate_up = r->in[0].p,
-                                              .dout = r->d_out[0].p, .dgate_up = r->d_in[0].p,
-                                              .out = r->remake ? r->d_out[0].p : NULL},
-                         err);
+    struct mt_mlp_act a = act_of(r);
+    return mt_mlp_act(r->run->m, &a, err);
 }
 
-const struct mt_rule mt_rule_glu = {.name = "glu", .reads_in = 1, .consumes = true, .forward = glu,
-                                    .backward = glu_backward};
-
-static int activate(const struct mt_rule_run *r, struct mt_err *err)
+static int act_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
-    const mt_model *m = r->run->m;
-    return mt_op_activate(m->dev,
-                          &(struct mt_activate){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]),
-                                                .dtype = m->dt, .kind = (enum mt_activate_kind)r->node->kind,
-                                                .x = r->in[0].p,
-                                                .out = r->out[0].p},
-                          err);
-}
-
-static int activate_backward(const struct mt_rule_run *r, struct mt_err *err)
-{
-    const mt_model *m = r->run->m;
-    return mt_op_activate_bwd(m->dev,
-                              &(struct mt_activate_bwd){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]),
-                                                        .dtype = m->dt, .kind = (enum mt_activate_kind)r->node->kind,
-                                                        .x = r->in[0].p, .dout = r->d_out[0].p, .dx = r->d_in[0].p,
-                                                        .out = r->remake ? r->d_out[0].p : NULL},
-                              err);
-}
-
-const struct mt_rule mt_rule_activate = {.name = "activate", .reads_in = 1, .consumes = true, .forward = activate,
-                                         .backward = activate_backward};
-
-static const void *curve_of(const struct mt_rule_run *r)
-{
-    return mt_elem(r->run->m, r->run->w, mt_rule_param(r, 0).at);
-}
-
-static int xielu(const struct mt_rule_run *r, struct mt_err *err)
-{
-    const mt_model *m = r->run->m;
-    return mt_op_xielu(m->dev,
-                       &(struct mt_xielu){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]),
-                                          .dtype = m->dt, .x = r->in[0].p, .shape = curve_of(r), .out = r->out[0].p},
-                       err);
-}
-
-static int xielu_backward(const struct mt_rule_run *r, struct mt_err *err)
-{
-    const mt_model *m = r->run->m;
-    return mt_op_xielu_bwd(m->dev,
-                           &(struct mt_xielu_bwd){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]),
-                                                  .dtype = m->dt, .x = r->in[0].p, .dout = r->d_out[0].p,
-                                                  .shape = curve_of(r), .dx = r->d_in[0].p,
-                                                  .out = r->remake ? r->d_out[0].p : NULL,
-                                                  .dshape = mt_grad_of(r->run->g, mt_rule_param(r, 0)),
-                                                  .workspace = m->own.workspace},
-                           err);
+    struct mt_mlp_act a = act_of(r);
+    a.dout = r->d_out[0].p;
+    a.dx = r->d_in[0].p;
+    a.out = r->remake ? r->d_out[0].p : NULL;
+    a.dshape = mt_grad_of(r->run->g, mt_rule_param(r, 0));
+    return mt_mlp_act_backward(r->run->m, &a, err);
 }
 
 static size_t xielu_workspace(const struct mt_recipe *, const struct mt_node *n, const struct mt_model_params *p,
@@ -172,8 +120,10 @@ static size_t xielu_workspace(const struct mt_recipe *, const struct mt_node *n,
     return mt_op_xielu_bwd_workspace(dev, &(struct mt_xielu_bwd){.n = p->max_tokens, .f = mt_view_width(&n->out[0])});
 }
 
-const struct mt_rule mt_rule_xielu = {.name = "xielu", .reads_in = 1, .consumes = true, .forward = xielu,
-                                      .backward = xielu_backward, .workspace = xielu_workspace};
+#define ACTIVATION(called, ...)                                                                                        \
+    {.name = called, .reads_in = 1, .consumes = true, .forward = act, .backward = act_backward, __VA_ARGS__}
+const struct mt_rule mt_rule_glu = ACTIVATION("glu"), mt_rule_activate = ACTIVATION("activate"),
+                     mt_rule_xielu = ACTIVATION("xielu", .workspace = xielu_workspace);
 
 /* --- sums: in[0] + number * in[1] --------------------------------------------------------------- */
 

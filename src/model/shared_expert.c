@@ -15,17 +15,13 @@ static int scale_act(const struct mt_shared_expert *a, struct mt_err *err)
     return r->part->spec->residual == 1 ? 0 : mt_op_add(m->dev, &scaled, err);
 }
 
-/* act, from gate_up. */
-static int activate(const struct mt_shared_expert *a, struct mt_err *err)
+static struct mt_mlp_act act_of(const struct mt_shared_expert *a)
 {
     const struct mt_part_run *r = a->run;
-    const mt_model *m = r->m;
-    const struct mt_moe *moe = &m->layout->cfg.moe;
-    struct mt_activate plain = {.n = r->in->n_tokens, .f = (size_t)moe->shared_width, .dtype = m->dt,
-                                .kind = MT_ACTIVATE_RELU2, .x = a->gate_up, .out = a->act};
-    struct mt_glu glu = {.n = plain.n, .f = plain.f, .dtype = m->dt, .kind = mt_activation(r->part->spec),
-                         .gate_up = a->gate_up, .out = a->act};
-    return moe->ungated ? mt_op_activate(m->dev, &plain, err) : mt_op_glu(m->dev, &glu, err);
+    const struct mt_moe *moe = &r->m->layout->cfg.moe;
+    return (struct mt_mlp_act){.n = r->in->n_tokens, .f = (size_t)moe->shared_width, .ungated = moe->ungated,
+                           .kind = moe->ungated ? (int)MT_ACTIVATE_RELU2 : (int)mt_activation(r->part->spec),
+                           .x = a->gate_up, .dout = a->act, .out = a->act, .dx = a->gate_up};
 }
 
 int mt_shared_expert_open(const struct mt_shared_expert *a, const void *n, struct mt_err *err)
@@ -41,10 +37,9 @@ int mt_shared_expert_open(const struct mt_shared_expert *a, const void *n, struc
     int rc = mt_linear(m, rows, m->wd.c, (size_t)mt_moe_inner(moe, moe->shared_width), n, r->w,
                        p[MT_ROUTER_SHARED_GATE_UP], none, NULL, a->gate_up, err);
     bool needed = mt_value(r, MT_ROLE_ROWS) || moe->shared_gate;
+    struct mt_mlp_act act = act_of(a);
     if (!rc && needed)
-        rc = activate(a, err);
-    if (!rc && needed)
-        rc = scale_act(a, err);
+        rc = mt_mlp_act(m, &act, err) ?: scale_act(a, err);
     if (!rc && p[MT_ROUTER_SHARED_GATE].adapter) { /* the product is a linear layer's, the rest the operation's */
         rc = mt_linear(m, rows, m->wd.c, 1, n, r->w, p[MT_ROUTER_SHARED_GATE], none, NULL, a->score, err);
         gate.c = 1;
@@ -85,34 +80,17 @@ static int adapted_gate_backward(const struct mt_shared_expert *a, struct mt_err
         ?: mt_adapter_weight_grad(m, &run, err);
 }
 
-/* Without a gate. */
-static int plain_backward(const struct mt_shared_expert *a, struct mt_err *err)
-{
-    const struct mt_part_run *r = a->run;
-    const mt_model *m = r->m;
-    struct mt_activate_bwd plain = {.n = r->in->n_tokens, .f = (size_t)m->layout->cfg.moe.shared_width, .dtype = m->dt,
-                                    .kind = MT_ACTIVATE_RELU2, .x = a->gate_up, .dout = a->act, .dx = a->gate_up,
-                                    .out = a->act};
-    return mt_op_activate_bwd(m->dev, &plain, err);
-}
-
 /* From the gradient of the gated product, in a->act, to those of gate and up, and of the scaling gate's value; the
  * product itself is made again in a->act. */
-static int glu_backward(const struct mt_shared_expert *a, struct mt_err *err)
+static int act_backward(const struct mt_shared_expert *a, struct mt_err *err)
 {
-    const struct mt_part_run *r = a->run;
-    mt_model *m = r->m;
-    size_t n = r->in->n_tokens, width = (size_t)m->layout->cfg.moe.shared_width;
-    struct mt_glu_bwd plain = {.n = n, .f = width, .dtype = m->dt, .kind = mt_activation(r->part->spec),
-                               .gate_up = a->gate_up, .dout = a->act, .dgate_up = a->gate_up, .out = a->act};
-    struct mt_expert_glu_bwd scaled = {.n = n, .n_padded = n, .f = width, .k = 1, .dtype = m->dt,
-                                       .kind = mt_activation(r->part->spec), .gate_up = a->gate_up, .dout = a->act,
+    mt_model *m = a->run->m;
+    struct mt_mlp_act act = act_of(a);
+    struct mt_expert_glu_bwd scaled = {.n = act.n, .n_padded = act.n, .f = act.f, .k = 1, .dtype = m->dt,
+                                       .kind = (enum mt_glu_kind)act.kind, .gate_up = a->gate_up, .dout = a->act,
                                        .weights = a->gate, .dgate_up = a->gate_up, .out = a->act,
                                        .dweights = a->dgate};
-    if (m->layout->cfg.moe.ungated)
-        return plain_backward(a, err);
-    return m->layout->cfg.moe.shared_gate ? mt_op_expert_glu_bwd(m->dev, &scaled, err)
-                                          : mt_op_glu_bwd(m->dev, &plain, err);
+    return m->layout->cfg.moe.shared_gate ? mt_op_expert_glu_bwd(m->dev, &scaled, err) : mt_mlp_act_backward(m, &act, err);
 }
 
 /* dn and the scaling gate's gradients, from that of its value. */
@@ -142,7 +120,7 @@ int mt_shared_expert_backward(const struct mt_shared_expert *a, struct mt_err *e
                                     .p = p[MT_ROUTER_SHARED_GATE_UP], .g = r->g};
     int rc = mt_linear_input_grad(m, &down, err)
           ?: scale_act(a, err)
-          ?: glu_backward(a, err)
+          ?: act_backward(a, err)
           ?: scale_act(a, err);
     if (!rc) /* with adapters, by what its input's gradient left: before any other adapter's */
         rc = mt_linear_weight_grad(m, &down, err);

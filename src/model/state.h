@@ -43,6 +43,8 @@ struct mt_micro_inputs {
 };
 /** The arrays of a micro-batch's input block, from `base` on (NULL: sizes alone); returns its bytes. */
 size_t mt_inputs_layout(struct mt_micro_inputs *in, const struct mt_model_params *p, void *base);
+/** Those in host memory, from which they are uploaded. */
+struct mt_micro_inputs mt_inputs_on_host(const mt_model *m, size_t mb);
 
 /** A micro-batch whose rows are weighed while the step runs. */
 struct mt_weighing {
@@ -241,6 +243,12 @@ static inline void mt_model_poison(const mt_model *m, void *p, size_t bytes)
 size_t mt_model_lay_out_logits(mt_model *m, const struct mt_model_params *p, void *base);
 /** That of all parts, but records, which end where `from` begins; NULL: with them. */
 void mt_model_poison_parts(const mt_model *m, void *from);
+
+/** Copies bytes on COMPUTE, within the device or between it and the host. */
+static inline int mt_model_copy(const mt_model *m, void *dst, const void *src, size_t bytes, struct mt_err *err)
+{
+    return mt_device_copy(m->dev, MT_STREAM_COMPUTE, &(struct mt_copy){dst, bytes, src, bytes, bytes, 1}, err);
+}
 
 /** Element `at` of an array of the compute dtype. */
 static inline void *mt_elem(const mt_model *m, const void *base, size_t at)

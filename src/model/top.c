@@ -109,9 +109,7 @@ static void find(const float *x, size_t n, size_t k, struct mt_top *out)
 
 static int32_t *host_targets(const mt_model *m, size_t mb)
 {
-    struct mt_micro_inputs host;
-    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + mb * m->input_bytes);
-    return host.targets;
+    return mt_inputs_on_host(m, mb).targets;
 }
 
 /* On a thread of the device: a row's loss is log-sum-exp less its target's logit, so that log-sum-exp is known. */
@@ -163,10 +161,8 @@ static int part_rows(mt_model *m, size_t mb, size_t first, size_t at, size_t row
 
 int mt_model_top_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err)
 {
-    size_t n = rows * sizeof(float);
     float *loss = mt_model_stats_loss(m, m->stats_host, mb) + first;
-    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){loss, n, mt_model_stats_loss(m, m->stats_dev, mb) + first, n, n, 1}, err);
+    int rc = mt_model_copy(m, loss, mt_model_stats_loss(m, m->stats_dev, mb) + first, rows * sizeof(float), err);
     for (size_t at = 0, part = rows_of_part(m); at < rows && !rc; at += part)
         rc = part_rows(m, mb, first, at, MT_MIN(part, rows - at), find_rows, err);
     return rc;
@@ -174,12 +170,10 @@ int mt_model_top_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct 
 
 int mt_model_draw_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct mt_err *err)
 {
-    size_t n = rows * sizeof(int32_t);
     int rc = 0;
     for (size_t at = 0, part = rows_of_part(m); at < rows && !rc; at += part)
         rc = part_rows(m, mb, first, at, MT_MIN(part, rows - at), draw_rows, err);
-    struct mt_copy c = {m->inputs[mb].targets + first, n, host_targets(m, mb) + first, n, n, 1};
-    return rc ?: mt_device_copy(m->dev, MT_STREAM_COMPUTE, &c, err);
+    return rc ?: mt_model_copy(m, m->inputs[mb].targets + first, host_targets(m, mb) + first, rows * sizeof(int32_t), err);
 }
 
 const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest)
@@ -189,21 +183,14 @@ const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **re
     return m->top + row * m->p.top;
 }
 
-static float *few_values(const mt_model *m, size_t mb)
-{
-    struct mt_micro_inputs host;
-    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + mb * m->input_bytes);
-    return host.few_values;
-}
-
 const float *mt_model_few_values(const mt_model *m, size_t mb)
 {
-    return few_values(m, mb);
+    return mt_inputs_on_host(m, mb).few_values;
 }
 
 void *mt_model_stats_of_few(mt_model *m, size_t mb, size_t *bytes)
 {
     const struct mt_micro_inputs *in = &m->inputs[mb];
     *bytes = in->of.choose ? in->n_loss * m->p.few * sizeof(float) : 0;
-    return *bytes ? few_values(m, mb) : NULL;
+    return *bytes ? mt_inputs_on_host(m, mb).few_values : NULL;
 }
