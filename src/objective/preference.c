@@ -22,6 +22,10 @@ struct answer {
 struct form {
     double (*pair)(const struct mt_objective_keys *k, const struct answer *chosen, const struct answer *rejected,
                    double slope[2]);
+    /* Instead a loss of the margin: beta times the difference of ratios, or of log-probabilities, or of their means, less
+     * gamma; *slope: its derivative. */
+    double (*of_margin)(const struct mt_objective_keys *k, double margin, double *slope);
+    bool of_logps, of_means, less_gamma;
     /* A loss of single answers instead. */
     double (*rated)(const struct mt_objective_keys *k, bool desirable, double ratio, double *slope);
     bool averages;  /* rewards and log-probabilities are means over tokens */
@@ -48,22 +52,26 @@ static double mixed(double x, double e, double *slope)
 }
 
 /* Direct preference optimization (Rafailov et al. 2023); with label_smoothing its conservative form. */
-static double dpo(const struct mt_objective_keys *k, const struct answer *c, const struct answer *r,
-                  double slope[2])
+static double smoothed(const struct mt_objective_keys *k, double margin, double *slope)
 {
-    double by_d, loss = mixed(k->beta * (c->ratio - r->ratio), k->label_smoothing, &by_d);
-    slope[CHOSEN] = k->beta * by_d;
-    slope[REJECTED] = -k->beta * by_d;
-    return loss;
+    return mixed(margin, k->label_smoothing, slope);
 }
 
-/* The same of means over tokens. */
-static double dpo_norm(const struct mt_objective_keys *k, const struct answer *c, const struct answer *r,
-                       double slope[2])
+/* max(0, 1 - d) (Zhao et al. 2023). */
+static double hinge(const struct mt_objective_keys *, double margin, double *slope)
 {
-    double by_d, loss = mixed(k->beta * (c->ratio / c->tokens - r->ratio / r->tokens), k->label_smoothing, &by_d);
-    slope[CHOSEN] = k->beta * by_d / c->tokens;
-    slope[REJECTED] = -k->beta * by_d / r->tokens;
+    *slope = margin < 1 ? -1 : 0;
+    return margin < 1 ? 1 - margin : 0;
+}
+
+static double margin_loss(const struct form *f, const struct mt_objective_keys *k, const struct answer *c,
+                          const struct answer *r, double slope[2])
+{
+    double by_c = f->of_means ? c->tokens : 1, by_r = f->of_means ? r->tokens : 1, by_margin;
+    double x = k->beta * ((f->of_logps ? c->logp : c->ratio) / by_c - (f->of_logps ? r->logp : r->ratio) / by_r);
+    double loss = f->of_margin(k, f->less_gamma ? x - k->gamma : x, &by_margin);
+    slope[CHOSEN] = k->beta * by_margin / by_c;
+    slope[REJECTED] = -k->beta * by_margin / by_r;
     return loss;
 }
 
@@ -75,16 +83,6 @@ static double ipo(const struct mt_objective_keys *k, const struct answer *c, con
     slope[CHOSEN] = 2 * off / c->tokens;
     slope[REJECTED] = -2 * off / r->tokens;
     return off * off;
-}
-
-/* max(0, 1 - d) (Zhao et al. 2023). */
-static double hinge(const struct mt_objective_keys *k, const struct answer *c, const struct answer *r,
-                    double slope[2])
-{
-    double left = 1 - k->beta * (c->ratio - r->ratio);
-    slope[CHOSEN] = left > 0 ? -k->beta : 0;
-    slope[REJECTED] = -slope[CHOSEN];
-    return left > 0 ? left : 0;
 }
 
 /* An unbiased estimate where a share of the labels is wrong (Chowdhury et al. 2024). */
@@ -115,17 +113,6 @@ static double apo_down(const struct mt_objective_keys *k, const struct answer *c
     slope[REJECTED] = k->beta * sigmoid(d) * sigmoid(-d);
     slope[CHOSEN] = k->beta * up * sigmoid(-k->beta * c->ratio) - slope[REJECTED];
     return up + 1 - sigmoid(d);
-}
-
-/* Meng et al. 2024: means over tokens, no reference, a margin gamma. */
-static double simpo(const struct mt_objective_keys *k, const struct answer *c, const struct answer *r,
-                    double slope[2])
-{
-    double x = k->beta * (c->logp / c->tokens - r->logp / r->tokens) - k->gamma, by_x;
-    double loss = mixed(x, k->label_smoothing, &by_x);
-    slope[CHOSEN] = k->beta * by_x / c->tokens;
-    slope[REJECTED] = -k->beta * by_x / r->tokens;
-    return loss;
 }
 
 /* log(1 - e^a), a < 0; *slope: its derivative. */
@@ -164,19 +151,16 @@ static double apo_rated(const struct mt_objective_keys *k, bool desirable, doubl
     return weight * (1 - sigmoid(x));
 }
 
-/* Xu et al. 2024: sums without a reference. */
-static double cpo(const struct mt_objective_keys *k, const struct answer *c, const struct answer *r,
-                  double slope[2])
-{
-    double by_x, loss = mixed(k->beta * (c->logp - r->logp), k->label_smoothing, &by_x);
-    slope[CHOSEN] = k->beta * by_x;
-    slope[REJECTED] = -k->beta * by_x;
-    return loss;
-}
-
 static const struct form *form_of(const struct mt_objective_step *s)
 {
     return s->objective->form;
+}
+
+static double pair_loss(const struct mt_objective_step *s, const struct answer *c, const struct answer *r,
+                        double slope[2])
+{
+    const struct form *f = form_of(s);
+    return f->pair ? f->pair(s->keys, c, r, slope) : margin_loss(f, s->keys, c, r, slope);
 }
 
 /* Of document d; `loss`: of the micro-batch's rows. */
@@ -229,7 +213,7 @@ static void weights(const struct mt_objective_step *s, const struct mt_batch *b,
             fill(b, d, chosen ? sft_weight(s) : 0, -slope[0] / n, weight);
         } else if (chosen) { /* the rejected answer is the next document */
             struct answer r = answer_of(s, b, loss, d + 1);
-            f->pair(s->keys, &a, &r, slope);
+            pair_loss(s, &a, &r, slope);
             fill(b, d, sft_weight(s), -slope[CHOSEN] / n, weight);
             fill(b, d + 1, 0, -slope[REJECTED] / n, weight);
         }
@@ -256,7 +240,7 @@ static void measure_pair(const struct mt_objective_step *s, const struct answer 
     const struct form *f = form_of(s);
     double slope[2], by_c = f->averages ? c->tokens : 1, by_r = f->averages ? r->tokens : 1;
     double margin = s->keys->beta * (c->ratio / by_c) - s->keys->beta * (r->ratio / by_r);
-    mt_measure_add(&sum[LOSS], f->pair(s->keys, c, r, slope));
+    mt_measure_add(&sum[LOSS], pair_loss(s, c, r, slope));
     mt_measure_add(&sum[ACCURACY], margin > 0);
     mt_measure_add(&sum[MARGIN], margin);
     if (f->pair != orpo)
@@ -310,13 +294,18 @@ static void finish(const struct mt_objective_step *s, struct mt_measure *sum)
         mt_measure_add(&sum[MARGIN], mt_measure_mean(&sum[REWARD_CHOSEN]) - mt_measure_mean(&sum[REWARD_REJECTED]));
 }
 
-static const struct form form_mt_dpo = {.pair = dpo}, form_mt_dpo_norm = {.pair = dpo_norm};
-static const struct form form_mt_ipo = {.pair = ipo};
-static const struct form form_mt_hinge = {.pair = hinge}, form_mt_robust = {.pair = robust};
+static const struct form form_mt_dpo = {.of_margin = smoothed};
+static const struct form form_mt_dpo_norm = {.of_margin = smoothed, .of_means = true};
+static const struct form form_mt_hinge = {.of_margin = hinge};
+/* Meng et al. 2024: no reference, a margin gamma. */
+static const struct form form_mt_simpo = {.of_margin = smoothed, .of_logps = true, .of_means = true, .less_gamma = true,
+                                          .averages = true};
+/* Xu et al. 2024: sums without a reference. */
+static const struct form form_mt_cpo = {.of_margin = smoothed, .of_logps = true};
+static const struct form form_mt_ipo = {.pair = ipo}, form_mt_robust = {.pair = robust};
 static const struct form form_mt_apo_zero = {.pair = apo_zero}, form_mt_apo_down = {.pair = apo_down};
-static const struct form form_mt_apo_zero_unpaired = {.rated = apo_rated}, form_mt_cpo = {.pair = cpo};
+static const struct form form_mt_apo_zero_unpaired = {.rated = apo_rated};
 static const struct form form_mt_kto = {.rated = apo_rated, .level = true};
-static const struct form form_mt_simpo = {.pair = simpo, .averages = true};
 static const struct form form_mt_orpo = {.pair = orpo, .averages = true};
 
 #define MEASURES                                                                                    \
