@@ -280,8 +280,37 @@ static void end_in_any_order(struct mt_exec *x, struct mt_runnable *r, int32_t a
     pthread_cond_broadcast(&x->moved[q]);
 }
 
-/* One of the operation's requests has ended; true: it was the last. */
-static bool end_request(struct mt_disk_op *op, int rc, const struct mt_err *err)
+static void begin_op(struct mt_exec_op *op, struct mt_exec *x, struct mt_runnable *r, int32_t at, int requests)
+{
+    *op = (struct mt_exec_op){.x = x, .run = r, .at = at, .left = requests};
+    mt_exec_trace_begin(x, r, (size_t)at, NULL);
+}
+
+/* All requests of the operation have ended. */
+static void end_op(struct mt_exec_op *op)
+{
+    struct mt_exec *x = op->x;
+    const struct mt_program *prog = &op->run->prog;
+    const struct mt_instr *in = &prog->instrs[op->at];
+    bool message = in->queue == MT_Q_NET;
+    mt_exec_trace_end(x, op->run, (size_t)op->at, NULL);
+    pthread_mutex_lock(&x->lock);
+    if (op->rc) {
+        mt_fail_prefix(&op->err, op->rc, "%s of %s",
+                       message ? mt_opcodes[in->op].name : mt_disk_use_name(mt_instr_disk_use(prog, in)),
+                       x->b->layout->units[in->unit].name);
+        note_error(x, op->rc, &op->err, in->update);
+    }
+    if (!op->rc || (!message && !in->update)) /* a drive's error outside the update must not block later updates */
+        end_in_any_order(x, op->run, op->at);
+    op->x = NULL;
+    x->in_flight[in->queue]--;
+    pthread_cond_broadcast(&x->moved[in->queue]);
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* One of the operation's requests has ended. */
+static void end_request(struct mt_exec_op *op, int rc, const struct mt_err *err)
 {
     pthread_mutex_lock(&op->x->lock);
     if (rc && !op->rc) {
@@ -290,40 +319,20 @@ static bool end_request(struct mt_disk_op *op, int rc, const struct mt_err *err)
     }
     bool last = --op->left == 0;
     pthread_mutex_unlock(&op->x->lock);
-    return last;
-}
-
-static void disk_op_done(struct mt_disk_op *op)
-{
-    struct mt_exec *x = op->x;
-    struct mt_runnable *r = op->run;
-    const struct mt_instr *in = &r->prog.instrs[op->at];
-    mt_exec_trace_end(x, r, (size_t)op->at, NULL);
-    pthread_mutex_lock(&x->lock);
-    if (op->rc) {
-        mt_fail_prefix(&op->err, op->rc, "%s of %s", mt_disk_use_name(mt_instr_disk_use(&r->prog, in)),
-                       x->b->layout->units[in->unit].name);
-        note_error(x, op->rc, &op->err, in->update);
-    }
-    if (!op->rc || !in->update) /* an error outside the update must not block later updates */
-        end_in_any_order(x, r, op->at);
-    x->in_flight[in->queue]--;
-    pthread_cond_broadcast(&x->moved[in->queue]);
-    pthread_mutex_unlock(&x->lock);
+    if (last)
+        end_op(op);
 }
 
 /* Runs on the disk's thread. */
 static void disk_request_done(struct mt_disk_request *r)
 {
-    if (end_request(r->ctx, r->rc, &r->err))
-        disk_op_done(r->ctx);
+    end_request(r->ctx, r->rc, &r->err);
 }
 
 /* Runs on a thread that reads files. */
 static void file_request_done(struct mt_file_request *r)
 {
-    if (end_request(r->ctx, r->rc, &r->err))
-        disk_op_done(r->ctx);
+    end_request(r->ctx, r->rc, &r->err);
 }
 
 static bool reads_files(const struct mt_file_request *f)
@@ -351,20 +360,15 @@ static void start_disk_op(struct mt_exec *x, struct mt_runnable *r, int32_t at)
     struct mt_disk_op *op = &x->disk_ops[r->prog.objects[o->object].pool][o->buffer];
     enum mt_disk_use use = mt_instr_disk_use(&r->prog, in);
     bool write = in->op == MT_OP_WRITE;
-    op->x = x;
-    op->run = r;
-    op->at = at;
-    op->r = (struct mt_disk_request){.done = disk_request_done, .ctx = op};
-    op->f = (struct mt_file_request){.done = file_request_done, .ctx = op};
-    op->rc = 0;
+    op->r = (struct mt_disk_request){.done = disk_request_done, .ctx = &op->op};
+    op->f = (struct mt_file_request){.done = file_request_done, .ctx = &op->op};
     mt_disk_op_fill(x->b, &r->prog, in, r->spilled, &op->r, &op->f);
     bool files = reads_files(&op->f), disk = op->r.n_spans || !files;
-    op->left = files + disk;
     for (int i = 0; i < op->r.n_spans; i++)
         *(write ? &x->traffic.written[use] : &x->traffic.read[use]) += op->r.span[i].bytes;
     if (files)
         x->traffic.read[use] += mt_file_weights_wanted(x->files, &op->f);
-    mt_exec_trace_begin(x, r, (size_t)at, NULL);
+    begin_op(&op->op, x, r, at, files + disk);
     if (disk)
         mt_disk_submit(x->disk, &op->r);
     if (files)
@@ -428,31 +432,7 @@ static bool await_content(struct mt_exec *x, struct mt_runnable *r, const struct
 /* To or from one host, on the thread of the net. */
 static void message_done(struct mt_net_message *m)
 {
-    struct mt_net_op *op = m->ctx;
-    struct mt_exec *x = op->x;
-    struct mt_runnable *r = op->run;
-    const struct mt_instr *in = &r->prog.instrs[op->at];
-    pthread_mutex_lock(&x->lock);
-    if (m->rc && !op->rc) {
-        op->rc = m->rc;
-        op->err = m->err;
-    }
-    bool last = --op->left == 0;
-    pthread_mutex_unlock(&x->lock);
-    if (!last)
-        return;
-    mt_exec_trace_end(x, r, (size_t)op->at, NULL);
-    pthread_mutex_lock(&x->lock);
-    if (op->rc) {
-        mt_fail_prefix(&op->err, op->rc, "%s of %s", mt_opcodes[in->op].name, x->b->layout->units[in->unit].name);
-        note_error(x, op->rc, &op->err, false);
-    } else {
-        end_in_any_order(x, r, op->at);
-    }
-    op->x = NULL;
-    x->in_flight[MT_Q_NET]--;
-    pthread_cond_broadcast(&x->moved[MT_Q_NET]);
-    pthread_mutex_unlock(&x->lock);
+    end_request(m->ctx, m->rc, &m->err);
 }
 
 /* Waits for one that is free; NULL: the run is abandoned. */
@@ -463,9 +443,9 @@ static struct mt_net_op *take_message(struct mt_exec *x)
     while (!x->stop && x->in_flight[MT_Q_NET] == MT_NET_UNDER_WAY)
         pthread_cond_wait(&x->moved[MT_Q_NET], &x->lock);
     for (size_t k = 0; k < MT_NET_UNDER_WAY && !x->stop && !op; k++)
-        op = x->net_ops[k].x ? NULL : &x->net_ops[k];
+        op = x->net_ops[k].op.x ? NULL : &x->net_ops[k];
     if (op) {
-        op->x = x;
+        op->op.x = x;
         x->in_flight[MT_Q_NET]++;
     }
     pthread_mutex_unlock(&x->lock);
@@ -476,16 +456,12 @@ static void start_message(struct mt_exec *x, struct mt_runnable *r, struct mt_ne
 {
     const struct mt_instr *in = &r->prog.instrs[at];
     struct mt_net_part part[MT_NET_PARTS];
-    size_t n = x->content(x->ctx, &r->prog, in, part), k = 0;
-    op->run = r;
-    op->at = at;
-    op->rc = 0;
-    op->left = __builtin_popcount(in->hosts) * (int)n;
-    mt_exec_trace_begin(x, r, (size_t)at, NULL);
-    for (int host = 0, left = op->left; k < (size_t)left; host++)
+    size_t n = x->content(x->ctx, &r->prog, in, part), k = 0, all = (size_t)__builtin_popcount(in->hosts) * n;
+    begin_op(&op->op, x, r, at, (int)all);
+    for (int host = 0; k < all; host++)
         for (size_t i = 0; i < n && in->hosts & 1u << host; i++) {
             op->m[k] = (struct mt_net_message){.host = host, .sends = in->sends, .data = part[i].data,
-                                               .bytes = part[i].bytes, .done = message_done, .ctx = op};
+                                               .bytes = part[i].bytes, .done = message_done, .ctx = &op->op};
             mt_net_submit(x->net, &op->m[k++]);
         }
 }

@@ -39,31 +39,32 @@ struct mt_runnable {
     struct mt_runnable *next;
 };
 
-/** A transfer of a disk queue under way; one per buffer of host staging. */
-struct mt_disk_op {
-    struct mt_disk_request r;
-    struct mt_file_request f; /* the part that comes from files */
-    int left;                 /* requests that have not ended; under the executor's lock */
-    int rc;                   /* of the first request that failed; err says why */
-    struct mt_err err;
-    struct mt_exec *x;
+/** An instruction under way that ends when all of its requests have. */
+struct mt_exec_op {
+    struct mt_exec *x; /* NULL: free */
     struct mt_runnable *run;
     int32_t at; /* instruction */
+    int left;   /* requests that have not ended; under the executor's lock */
+    int rc;     /* of the first request that failed; err says why */
+    struct mt_err err;
 };
 
-/** A message of a program under way: to several hosts, or from one. */
+/** A transfer of a disk queue; one per buffer of host staging. */
+struct mt_disk_op {
+    struct mt_exec_op op;
+    struct mt_disk_request r;
+    struct mt_file_request f; /* the part that comes from files */
+};
+
+/** A message of a program: to several hosts, or from one. */
 enum { MT_NET_UNDER_WAY = 16, MT_NET_PARTS = MT_MAX_STATES };
 struct mt_net_part {
     void *data;
     size_t bytes;
 };
 struct mt_net_op {
+    struct mt_exec_op op;
     struct mt_net_message *m; /* [other hosts][MT_NET_PARTS] */
-    int left, rc; /* as in a transfer */
-    struct mt_err err;
-    struct mt_exec *x; /* NULL: free */
-    struct mt_runnable *run;
-    int32_t at;
 };
 
 struct mt_exec {
