@@ -68,8 +68,8 @@ const struct mt_part_kind mt_part_combine = {
     .backward = backward,
 };
 
-/* --- latent: y = x + sum Wup, of experts in a space of fewer dimensions (Nemotron 3 Super, modeling_nemotron_h.py). x has
- * the shared expert's output in it ---------------------------------------------------------------- */
+/* --- latent: y = x + sum Wup, of experts in a space of fewer dimensions (Nemotron 3 Super, modeling_nemotron_h.py). x
+ * has the shared expert's output in it ------------------------------------------------------------ */
 
 static void lay_out_latent(struct mt_layout_builder *b, struct mt_part *p)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/** The kinds of parts: X(name) for each mt_part_NAME, defined in NAME.c or, of the ends of mixtures, in mixture_ends.c. */
+/** The kinds of parts: X(name) for each mt_part_NAME, defined in NAME.c; the ends of mixtures in mixture_ends.c. */
 #define MT_PARTS(X)                                                                                \
     X(embed)                                                                                       \
     X(embed_norm)                                                                                  \

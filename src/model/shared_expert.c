@@ -90,7 +90,8 @@ static int act_backward(const struct mt_shared_expert *a, struct mt_err *err)
                                        .kind = (enum mt_glu_kind)act.kind, .gate_up = a->gate_up, .dout = a->act,
                                        .weights = a->gate, .dgate_up = a->gate_up, .out = a->act,
                                        .dweights = a->dgate};
-    return m->layout->cfg.moe.shared_gate ? mt_op_expert_glu_bwd(m->dev, &scaled, err) : mt_mlp_act_backward(m, &act, err);
+    return m->layout->cfg.moe.shared_gate ? mt_op_expert_glu_bwd(m->dev, &scaled, err)
+                                          : mt_mlp_act_backward(m, &act, err);
 }
 
 /* dn and the scaling gate's gradients, from that of its value. */

@@ -173,7 +173,8 @@ int mt_model_draw_rows(mt_model *m, size_t mb, size_t first, size_t rows, struct
     int rc = 0;
     for (size_t at = 0, part = rows_of_part(m); at < rows && !rc; at += part)
         rc = part_rows(m, mb, first, at, MT_MIN(part, rows - at), draw_rows, err);
-    return rc ?: mt_model_copy(m, m->inputs[mb].targets + first, host_targets(m, mb) + first, rows * sizeof(int32_t), err);
+    const int32_t *from = host_targets(m, mb) + first;
+    return rc ?: mt_model_copy(m, m->inputs[mb].targets + first, from, rows * sizeof(*from), err);
 }
 
 const struct mt_top *mt_model_top(const mt_model *m, size_t mb, const float **rest)

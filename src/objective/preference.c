@@ -22,8 +22,8 @@ struct answer {
 struct form {
     double (*pair)(const struct mt_objective_keys *k, const struct answer *chosen, const struct answer *rejected,
                    double slope[2]);
-    /* Instead a loss of the margin: beta times the difference of ratios, or of log-probabilities, or of their means, less
-     * gamma; *slope: its derivative. */
+    /* Instead a loss of the margin: beta times the difference of ratios, or of log-probabilities, or of their means,
+     * less gamma; *slope: its derivative. */
     double (*of_margin)(const struct mt_objective_keys *k, double margin, double *slope);
     bool of_logps, of_means, less_gamma;
     /* A loss of single answers instead. */
