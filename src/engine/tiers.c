@@ -440,24 +440,25 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes + plan->file_bytes +
                                plan->top_bytes + (spill ? p->drive_bytes : plan->spill_bytes));
     bool base = in_files || t.base == MT_BASE_DISK;
-    bool states = p->may_use_disk && (p->placement.states == MT_STATES_DISK ||
-                                      (p->placement.states == MT_STATES_AUTO && planes_in_host(&t) > t.host));
+    bool may_move = p->may_use_disk && p->placement.states == MT_STATES_AUTO;
+    bool states = (p->may_use_disk && p->placement.states == MT_STATES_DISK) || (may_move && planes_in_host(&t) > t.host);
     plan->program.spill_disk = spill;
     if ((states || base) && !spill)
         set_aside(&t, &beside, p->drive_bytes);
     uint64_t reserve = spill ? spill_reserve(&t, wanted) : 0;
+    least_buffers(&t);
+    /* with activations on the disk, only states are left that could make room for the fewest buffers */
+    states |= spill && may_move && !fits(&t);
     t.host -= reserve;
     if (states)
         choose_states(&t);
-    else
-        least_buffers(&t);
     if (states || base)
         add_staging(&t);
     t.host += reserve;
     /* Spill buffers come before whole units: equal traffic saved per byte, and the number needed is bounded. */
     for (int i = 0; spill && i < MT_N_POOLS; i++)
         grow(&t, i, MT_MIN(wanted[i], MT_MAX_BUFFERS));
-    if (states && p->placement.states == MT_STATES_AUTO)
+    if (states && may_move)
         keep_units(&t);
     if (t.base == MT_BASE_FILES && p->placement.base == MT_BASE_AUTO && p->placement.base_blocks == MT_AUTO)
         keep_base(&t);
