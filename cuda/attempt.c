@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "attempt.h"
 
+#include <errno.h>
 #include <math.h>
 
 #include "attention.h"
 #include "base/log.h"
+#include "workspace.h"
 
 /* The tensors to compare. Gradients that are tiny beside the others are dominated by rounding, hence the floor. */
 static struct mt_trial results_of(const struct mt_cuda_call *c)
@@ -23,8 +25,20 @@ static struct mt_trial results_of(const struct mt_cuda_call *c)
                              .n = 3};
 }
 
+static bool tiles_have_room(const struct mt_attention *a)
+{
+    size_t most = mt_cuda_tiled_len(a), past = a->past;
+    for (size_t i = 0; i < a->n_docs; i++, past = 0)
+        if ((size_t)(a->cu_seqlens_host[i + 1] - a->cu_seqlens_host[i]) + past > most)
+            return false;
+    return true;
+}
+
 int mt_cuda_tiles(struct mt_cuda_device *d, const struct mt_cuda_call *c, struct mt_err *err)
 {
+    if (!tiles_have_room(c->a))
+        return mt_fail(err, MT_ERR_DEVICE, -ENOTSUP, "GPU %d: attention of a document of more than %d tokens, which kernels of our own "
+                       "do not take: set MEGATRAIN_ATTENTION=tiled, with which there is room for it in tiles", d->index, MT_CUDA_TILED_LEN);
     return c->b ? mt_cuda_tiled_attention_bwd(d, c->b, err) : mt_cuda_tiled_attention(d, c->a, err);
 }
 
@@ -74,7 +88,10 @@ enum mt_cuda_outcome mt_cuda_attempt(struct mt_cuda_device *d, const struct mt_c
     enum mt_trial_turn turn = mt_trials_begin(d->trials, &k, &d->verdict);
     if (turn == MT_TRIAL_REFUSE)
         return MT_CUDA_REFUSED;
-    if (turn != MT_TRIAL_COMPARE)
+    bool unknown = turn == MT_TRIAL_COMPARE && !tiles_have_room(a);
+    if (unknown) /* a shorter one will tell */
+        mt_trials_end(d->trials, &k, MT_TRIAL_OPEN, false);
+    if (unknown || turn != MT_TRIAL_COMPARE)
         return go(d, c, way, err);
     struct mt_attention_bwd once;
     struct mt_cuda_call call = *c;

@@ -188,10 +188,17 @@ static size_t most_scores(size_t max_len, size_t n_q)
     return most;
 }
 
+size_t mt_cuda_tiled_len(const struct mt_attention *a)
+{
+    const char *want = getenv("MEGATRAIN_ATTENTION");
+    bool own = (!want || !strcmp(want, "own")) && mt_cuda_flash_takes(a);
+    return own ? MT_MIN(a->max_len, (size_t)MT_CUDA_TILED_LEN) : a->max_len;
+}
+
 struct mt_cuda_tiled_buffers mt_cuda_tiled_buffers_of(const struct mt_attention *a)
 {
-    size_t scores = most_scores(a->max_len, a->q.n), rows = MT_MIN(a->max_len, (size_t)MT_CUDA_TILE_ROWS), at = 0;
-    size_t keys = a->k.n * a->max_len, half = scores * mt_dtype_size(a->dtype);
+    size_t len = mt_cuda_tiled_len(a), scores = most_scores(len, a->q.n), rows = MT_MIN(len, (size_t)MT_CUDA_TILE_ROWS), at = 0;
+    size_t keys = a->k.n * len, half = scores * mt_dtype_size(a->dtype);
     char *base = a->workspace;
     struct mt_cuda_tiled_buffers r;
     r.s = take(base, &at, scores * sizeof(float));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of the CUDA device on the emulation: which engine runs, how many plans are made, and what is found wrong. */
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -16,6 +17,7 @@
 #include "emu/emu.h"
 #include "kinds/kinds.h"
 #include "fused.h"
+#include "workspace.h"
 
 static void the_name_tells_which_attention_runs(void **state)
 {
@@ -523,6 +525,43 @@ static void products_of_a_group_are_batches(void **state)
     mt_device_destroy(&dev);
 }
 
+static int attend_alone(mt_device *dev, char *x, int32_t len, size_t width, struct mt_err *err)
+{
+    enum { TENSOR = 256 << 10 };
+    const int32_t cu[] = {0, len};
+    put_documents(dev, x, cu, 1);
+    struct mt_heads h = mt_heads(x + 4096, width, 1, 64);
+    struct mt_attention a = {.n = (size_t)len, .n_docs = 1, .max_len = (size_t)len, .dtype = MT_BF16, .scale = 1,
+                             .cu_seqlens = (const int32_t *)x, .cu_seqlens_host = cu, .q = h, .k = h, .v = h,
+                             .o = mt_heads(x + 4096 + TENSOR, width, 1, 64), .lse = (float *)(x + 4096 + 2 * TENSOR),
+                             .workspace = x + MIB};
+    int rc = mt_op_attention(dev, &a, err);
+    assert_int_equal(mt_device_sync(dev, NULL), 0);
+    return rc;
+}
+
+/* Tiles have no room for what our own kernels take, beyond the length at which these are compared with them. */
+static void documents_too_long_for_tiles_are_not_compared(void **state)
+{
+    struct mt_err err = {0};
+    (void)state;
+    setenv("MT_EMU_CAPABILITY", "89", 1);
+    mt_device *dev = open_device(64 * MIB);
+    unsetenv("MT_EMU_CAPABILITY");
+    char *x = memory_to_attend(dev);
+    struct mt_heads h = mt_heads(NULL, 64, 1, 64);
+    size_t before = mt_emu_products();
+    int32_t most = (int32_t)mt_cuda_tiled_len(&(struct mt_attention){.max_len = 1 << 20, .dtype = MT_BF16, .q = h, .k = h, .v = h});
+    assert_in_range(most, 512, 1024); /* of the emulation's small tiles */
+    assert_int_equal(attend_alone(dev, x, most + 1, 64, &err), 0);
+    assert_int_equal(mt_emu_products(), before);
+    assert_int_equal(attend_alone(dev, x, most, 64, &err), 0);
+    assert_true(mt_emu_products() > before);
+    assert_int_equal(attend_alone(dev, x, most + 1, 67, &err), -ENOTSUP); /* rows that they do not take */
+    assert_non_null(strstr(err.msg, "MEGATRAIN_ATTENTION=tiled"));
+    mt_device_destroy(&dev);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -544,6 +583,7 @@ int main(void)
         cmocka_unit_test(a_plan_goes_when_there_are_many_and_is_made_again),
         cmocka_unit_test(a_document_alone_has_a_fixed_plan_at_its_longest_only),
         cmocka_unit_test(products_of_a_group_are_batches),
+        cmocka_unit_test(documents_too_long_for_tiles_are_not_compared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
