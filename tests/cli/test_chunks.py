@@ -151,8 +151,16 @@ def a_row_that_does_not_fit_is_told_its_chunk(tmp):
     plan("--set", f"train.chunk={2 * int(named[1])}", expect=said.returncode)
 
 
+def rows_of_a_million_tokens_fit(tmp):
+    """8B whole on 24 GB with two drives: half a million tokens in 128 GiB, where states have to make room, and a million."""
+    for tokens, memory, states in ((524288, "128GiB", "states on disk"), (1048576, "256GiB", "host")):
+        p = megatrain("plan", "--model", "Qwen3-8B", "--machine", "rtx4090", "--host-mem", memory, "--nvme", "7GB/s", "--drives", 2,
+                      "--seq-len", tokens, "--tokens-per-step", tokens, "--set", "train.chunk=32768", expect=None)
+        assert not p.returncode and re.search(rf"memory\.states .*{states}", p.stdout), p.stdout + p.stderr
+
+
 TESTS = (chunks_have_the_losses_and_gradients_of_whole_rows, placements_change_no_bit, samples_are_measured_whole,
-         what_chunks_cannot_do_is_refused, a_row_that_does_not_fit_is_told_its_chunk)
+         what_chunks_cannot_do_is_refused, a_row_that_does_not_fit_is_told_its_chunk, rows_of_a_million_tokens_fit)
 if __name__ == "__main__":
     for test in chosen(TESTS):
         with tempfile.TemporaryDirectory() as tmp:
