@@ -197,7 +197,8 @@ size_t mt_cuda_tiled_len(const struct mt_attention *a)
 
 struct mt_cuda_tiled_buffers mt_cuda_tiled_buffers_of(const struct mt_attention *a)
 {
-    size_t len = mt_cuda_tiled_len(a), scores = most_scores(len, a->q.n), rows = MT_MIN(len, (size_t)MT_CUDA_TILE_ROWS), at = 0;
+    size_t len = mt_cuda_tiled_len(a), rows = MT_MIN(len, (size_t)MT_CUDA_TILE_ROWS), at = 0;
+    size_t scores = most_scores(len, a->q.n);
     size_t keys = a->k.n * len, half = scores * mt_dtype_size(a->dtype);
     char *base = a->workspace;
     struct mt_cuda_tiled_buffers r;

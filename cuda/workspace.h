@@ -68,14 +68,18 @@ struct mt_cuda_delta_buffers mt_cuda_delta_buffers_of(const struct mt_delta_rule
 /* --- tiled attention --------------------------------------------------------------------------- */
 
 #ifdef MT_CUDA_SMALL_TILES /* for tests: even small shapes have several tiles in each direction */
-enum { MT_CUDA_TILE_ROWS = 32, MT_CUDA_MIN_TILE_ROWS = 8, MT_CUDA_TILE_SCORES = 1 << 12, MT_CUDA_TILED_LEN = 1024 };
+enum {
+    MT_CUDA_TILE_ROWS = 32, MT_CUDA_MIN_TILE_ROWS = 8, MT_CUDA_TILE_SCORES = 1 << 12, MT_CUDA_TILED_LEN = 1 << 10
+};
 #else
-enum { MT_CUDA_TILE_ROWS = 512, MT_CUDA_MIN_TILE_ROWS = 32, MT_CUDA_TILE_SCORES = 1 << 24, MT_CUDA_TILED_LEN = 1 << 15 };
+enum {
+    MT_CUDA_TILE_ROWS = 512, MT_CUDA_MIN_TILE_ROWS = 32, MT_CUDA_TILE_SCORES = 1 << 24, MT_CUDA_TILED_LEN = 1 << 15
+};
 #endif
 enum { MT_CUDA_COLUMN_ALIGN = 8 };
 
-/** The longest document that there is room for. Where kernels of our own take the shape, tiles are what these are compared with, and
- * a document of MT_CUDA_TILED_LEN tokens is enough for that: on longer ones they are trusted. */
+/** The longest document that there is room for. Where kernels of our own take the shape, tiles are what these are
+ * compared with, and a document of MT_CUDA_TILED_LEN tokens is enough for that: on longer ones they are trusted. */
 size_t mt_cuda_tiled_len(const struct mt_attention *a);
 /** Queries of a tile in forward, which has all of their keys; in backward always MT_CUDA_TILE_ROWS. */
 size_t mt_cuda_tile_rows(size_t len, size_t n_q);

@@ -441,7 +441,8 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
                                plan->top_bytes + (spill ? p->drive_bytes : plan->spill_bytes));
     bool base = in_files || t.base == MT_BASE_DISK;
     bool may_move = p->may_use_disk && p->placement.states == MT_STATES_AUTO;
-    bool states = (p->may_use_disk && p->placement.states == MT_STATES_DISK) || (may_move && planes_in_host(&t) > t.host);
+    bool states = p->may_use_disk && p->placement.states == MT_STATES_DISK;
+    states |= may_move && planes_in_host(&t) > t.host;
     plan->program.spill_disk = spill;
     if ((states || base) && !spill)
         set_aside(&t, &beside, p->drive_bytes);
