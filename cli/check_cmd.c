@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/fs.h"
+#include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/output.h"
 #include "cli.h"
@@ -65,9 +66,9 @@ static int try_output(const char *dir, struct mt_err *err)
 
 int cli_cmd_check(struct cli *cli, const struct cli_args *args)
 {
-    struct mt_config *cfg = NULL;
-    struct mt_inputs in = {0};
-    struct mt_setup setup = {0};
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
+    MT_CLOSED_BY(mt_inputs_finish) struct mt_inputs in = {0};
+    MT_CLOSED_BY(mt_setup_finish) struct mt_setup setup = {0};
     struct mt_memory memory;
     struct mt_st_model st;
     struct mt_err err;
@@ -98,8 +99,5 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
     int code = rc ? cli_fail(&err) : 0;
     if (!rc)
         printf("ok\n");
-    mt_setup_finish(&setup);
-    mt_inputs_finish(&in);
-    mt_config_destroy(&cfg);
     return code;
 }

@@ -292,7 +292,7 @@ static void look_at_machine(struct init_lines *f)
 /* --set, each as it was given. */
 static int take_given(struct init_lines *f, const struct cli_args *args, struct mt_err *err)
 {
-    struct mt_config *cfg = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
     int rc = cli_load_file(&cfg, NULL, args, err); /* names and values are right */
     for (size_t i = 0; i < args->n_given && !rc; i++) {
         char key[64];
@@ -302,7 +302,6 @@ static int take_given(struct init_lines *f, const struct cli_args *args, struct 
         snprintf(key, sizeof(key), "%.*s", (int)(eq - text), text);
         init_set(f, key, eq + 1, "as given");
     }
-    mt_config_destroy(&cfg);
     return rc;
 }
 

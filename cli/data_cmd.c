@@ -315,8 +315,8 @@ static int open_whole(struct mt_inputs *in, struct mt_config *cfg, const char *w
 int cli_cmd_data(struct cli *cli, const struct cli_args *args)
 {
     const char *what = args->operands[0];
-    struct mt_config *cfg = NULL;
-    struct mt_inputs in = {0};
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
+    MT_CLOSED_BY(mt_inputs_finish) struct mt_inputs in = {0};
     struct mt_err err;
     bool is_prepare = !strcmp(what, "prepare"), is_show = !strcmp(what, "show");
     bool is_stats = !strcmp(what, "stats"), json = cli_arg(args, "json") != NULL;
@@ -345,7 +345,5 @@ int cli_cmd_data(struct cli *cli, const struct cli_args *args)
     else if (!rc)
         rc = cli_data_show(cli, args, &in, &err);
     int code = rc ? cli_fail(&err) : 0;
-    mt_inputs_finish(&in);
-    mt_config_destroy(&cfg);
     return code;
 }

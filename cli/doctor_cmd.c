@@ -27,7 +27,7 @@ static void add_bytes(cJSON *o, const char *name, uint64_t bytes)
 static void add_gpu(cJSON *o, const struct mt_device_info *gpu)
 {
     struct mt_err err;
-    mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = 64 << 20};
     if (!gpu->present) {
         cJSON_AddStringToObject(o, "device cuda", gpu->text);
@@ -37,7 +37,6 @@ static void add_gpu(cJSON *o, const struct mt_device_info *gpu)
     mt_json_put(o, "device cuda=%s, GPU=%s", ok ? mt_device_limits(dev)->name : err.msg, gpu->text);
     add_bytes(o, "GPU memory", gpu->total_bytes);
     add_bytes(o, "GPU memory free", gpu->free_bytes);
-    mt_device_destroy(&dev);
 }
 
 /* Can this Python import the modules? */
@@ -87,7 +86,7 @@ int cli_cmd_doctor(struct cli *, const struct cli_args *args)
     struct mt_hw_memory mem;
     struct mt_err err;
     int *cpus = NULL, n = 0;
-    mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     mt_net *net = NULL;
     struct mt_err apart = {0}; /* why this is looked at alone, though a launcher has started several */
     bool joined = !mt_net_open(&net, &apart);
@@ -118,7 +117,6 @@ int cli_cmd_doctor(struct cli *, const struct cli_args *args)
     cJSON_AddStringToObject(o, "io_uring", mt_hw_io_uring_allowed() ? "allowed" : "not allowed");
     add_data_helper(o);
     cli_print_object(o, cli_arg(args, "json") != NULL);
-    mt_device_destroy(&dev);
     free(cpus);
     return 0;
 }

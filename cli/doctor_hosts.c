@@ -82,7 +82,7 @@ static int cross(mt_net *net, double *seconds, struct mt_err *err)
 {
     const int n = mt_net_size(net), own = mt_net_rank(net);
     MT_FREED struct mt_net_message *m = mt_calloc(2 * (size_t)n, sizeof(*m));
-    char *data = mt_calloc((size_t)n + 1, CHECK_BYTES);
+    MT_FREED char *data = mt_calloc((size_t)n + 1, CHECK_BYTES);
     int rc = m && data ? 0 : mt_fail_nomem(err, "messages", ((size_t)n + 1) * CHECK_BYTES);
     int64_t begin = mt_now_ns();
     for (int k = 0; k < 2 * n && !rc; k++) {
@@ -98,7 +98,6 @@ static int cross(mt_net *net, double *seconds, struct mt_err *err)
     *seconds = mt_seconds_since(begin);
     if (rc)
         mt_net_tell(net, err->msg); /* before their data are freed */
-    free(data);
     return rc;
 }
 

@@ -13,7 +13,7 @@ static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
     struct mt_step_data data;
     mt_sampler *sampler = s->setup->in->eval_sampler;
     int rc = mt_step_data_init(&data, sampler, err);
-    double *loss = NULL;
+    MT_FREED double *loss = NULL;
     size_t cap = 0;
     for (uint64_t i = 0; !rc && i < mt_sampler_steps_per_epoch(sampler); i++) {
         size_t docs = 0, at = 0;
@@ -24,8 +24,7 @@ static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
         if (!rc && !mt_grow(&loss, &cap, docs, sizeof(*loss)))
             rc = mt_fail_nomem(err, "losses", docs * sizeof(*loss));
         struct mt_eval_result sum = {.doc_loss = loss};
-        if (!rc)
-            rc = mt_engine_eval(s->engine, 0, &data, &sum, err);
+        rc = rc ?: mt_engine_eval(s->engine, 0, &data, &sum, err);
         for (size_t m = 0; m < data.n && !rc; m++)
             for (size_t d = 0; d < data.micro[m].n_docs; d++, at++) {
                 loss[at] += before;
@@ -37,7 +36,6 @@ static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
                        data.micro[m].sample[d], loss[at]);
             }
     }
-    free(loss);
     mt_step_data_finish(&data);
     return rc;
 }
@@ -70,15 +68,12 @@ static int run_eval(struct mt_setup *setup, const struct cli_args *args, double 
     bool json = args && cli_arg(args, "json"), unread;
     mt_setup_adopt_checkpoint(setup);
     int rc = mt_session_start(&s, setup, err);
-    if (!rc)
-        rc = mt_session_fill_weights(&s, NULL, err);
+    rc = rc ?: mt_session_fill_weights(&s, NULL, err);
     if (!rc && args && cli_arg(args, "per-sample"))
         rc = print_samples(&s, json, err);
-    if (!rc)
-        rc = mt_evaluate(&s, 0, NULL, NULL, &r, &unread, err);
+    rc = rc ?: mt_evaluate(&s, 0, NULL, NULL, &r, &unread, err);
     mt_session_finish(&s);
-    if (!rc)
-        rc = check_loss(r.loss, "data.eval", err);
+    rc = rc ?: check_loss(r.loss, "data.eval", err);
     for (size_t i = 0; i < r.n_sets && !rc; i++)
         rc = check_loss(r.sets[i].loss, r.sets[i].name, err);
     if (!rc && args)
@@ -89,24 +84,20 @@ static int run_eval(struct mt_setup *setup, const struct cli_args *args, double 
 
 int cli_eval(struct mt_config *cfg, const struct cli_args *args, double *loss, struct mt_err *err)
 {
-    struct mt_inputs in = {0};
-    struct mt_setup setup = {0};
+    MT_CLOSED_BY(mt_inputs_finish) struct mt_inputs in = {0};
+    MT_CLOSED_BY(mt_setup_finish) struct mt_setup setup = {0};
     int rc = mt_inputs_open(&in, cfg, MT_RUN_EVAL, NULL, err) ?: mt_setup_open(&setup, &in, MT_RUN_EVAL, err);
     if (!rc && !in.eval_sampler)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.eval is not set: give a file, a number of samples, or a share such as 2%%");
-    rc = rc ?: run_eval(&setup, args, loss, err);
-    mt_setup_finish(&setup);
-    mt_inputs_finish(&in);
-    return rc;
+    return rc ?: run_eval(&setup, args, loss, err);
 }
 
 int cli_cmd_eval(struct cli *, const struct cli_args *args)
 {
-    struct mt_config *cfg = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
     struct mt_err err;
     double loss;
     int rc = cli_load_config(&cfg, args, &err) ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), &err)
                  ?: cli_eval(cfg, args, &loss, &err);
-    mt_config_destroy(&cfg);
     return rc ? cli_fail(&err) : 0;
 }

@@ -47,12 +47,11 @@ static int find_overlay(char **base, const char *from, const char *overlay, cons
 static int find_merged(char **base, const struct cli_args *args, struct mt_err *err)
 {
     const char *from = args->operands[0];
-    struct mt_train_state s = {.step = 0};
+    MT_CLOSED_BY(mt_train_state_finish) struct mt_train_state s = {.step = 0};
     int rc = 0;
     if (mt_peft_is_folder(from) && !mt_checkpoint_read_state(from, &s, NULL) && s.blocks.on)
         rc = s.blocks.overlay ? find_overlay(base, from, s.blocks.overlay, cli_arg(args, "model"), err)
                               : find_base(base, args, err);
-    mt_train_state_finish(&s);
     return rc;
 }
 
@@ -60,11 +59,9 @@ static int find_merged(char **base, const struct cli_args *args, struct mt_err *
 static int loss_of(double *loss, const char *ini, const char *model, const char *adapter, struct mt_err *err)
 {
     static const char *const own[] = {"adapter.kind=none", "adapter.merge_aware=off", "model.base_dtype=auto", "model.init=weights"};
-    struct mt_config *cfg = NULL;
-    int rc = mt_config_load(&cfg, ini, own, MT_ARRAY_LEN(own), err) ?: cli_choose_model(cfg, model, adapter, err)
-                 ?: cli_eval(cfg, NULL, loss, err);
-    mt_config_destroy(&cfg);
-    return rc;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
+    return mt_config_load(&cfg, ini, own, MT_ARRAY_LEN(own), err) ?: cli_choose_model(cfg, model, adapter, err)
+               ?: cli_eval(cfg, NULL, loss, err);
 }
 
 static int compare_losses(const struct mt_export *e, const char *ini, struct mt_err *err)
@@ -83,7 +80,7 @@ int cli_cmd_export(struct cli *, const struct cli_args *args)
     const char *dtype = cli_arg(args, "dtype"), *size = cli_arg(args, "shard-size");
     const char *packed = cli_arg(args, "quantize"), *ini = cli_arg(args, "eval");
     struct mt_export e = {.from = args->operands[0], .to = args->operands[1], .f32 = dtype && !strcmp(dtype, "f32")};
-    struct mt_config *cfg = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
     struct mt_err err;
     char *base = NULL;
     if (dtype && strcmp(dtype, "bf16") && strcmp(dtype, "f32")) {
@@ -121,6 +118,5 @@ int cli_cmd_export(struct cli *, const struct cli_args *args)
     if (!rc && ini)
         rc = compare_losses(&e, ini, &err);
     free(base);
-    mt_config_destroy(&cfg);
     return rc ? cli_fail(&err) : 0;
 }

@@ -156,7 +156,7 @@ static void print_tensors(const struct mt_st_model *m, const struct about *about
 
 static int inspect_adapter(const char *dir, bool json, struct mt_err *err)
 {
-    struct mt_adapter_spec spec = {0};
+    MT_CLOSED_BY(mt_adapter_spec_finish) struct mt_adapter_spec spec = {0};
     struct mt_st_model m;
     MT_FREED char *base = NULL, *path = mt_path_join(dir, MT_PEFT_WEIGHTS);
     int rc = path ? mt_peft_read_spec(&spec, dir, err) : mt_fail_nomem(err, dir, 1);
@@ -166,7 +166,6 @@ static int inspect_adapter(const char *dir, bool json, struct mt_err *err)
         print_tensors(&m, &(struct about){.adapter = &spec, .base = base ? base : ""}, json);
         mt_st_close(&m);
     }
-    mt_adapter_spec_finish(&spec);
     return rc;
 }
 
@@ -244,7 +243,7 @@ static void print_lines(const cJSON *lines)
 static int inspect_layer(const char *model, int64_t layer, bool json, struct mt_err *err)
 {
     MT_FREED struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
-    struct mt_layout *l = NULL;
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = NULL;
     struct mt_cut cut = mt_cut_layer;
     int rc = cfg ? read_config(cfg, model, err) : mt_fail_nomem(err, model, sizeof(*cfg));
     if (!rc && layer >= cfg->n_layers)
@@ -266,7 +265,6 @@ static int inspect_layer(const char *model, int64_t layer, bool json, struct mt_
         free(text);
         cJSON_Delete(lines);
     }
-    mt_layout_destroy(&l);
     return rc;
 }
 
@@ -297,9 +295,8 @@ int cli_cmd_inspect(struct cli *, const struct cli_args *args)
     int rc = path && adapter ? check_fit(adapter, path, &err) : 0;
     if (!rc && !adapter && mt_is_dir(path) && mt_peft_is_folder(path))
         adapter = path;
-    if (!rc)
-        rc = adapter      ? inspect_adapter(adapter, json, &err)
-             : layer >= 0 ? inspect_layer(path, layer, json, &err)
-                          : inspect_model(path, json, &err);
+    rc = rc ?: adapter      ? inspect_adapter(adapter, json, &err)
+               : layer >= 0 ? inspect_layer(path, layer, json, &err)
+                            : inspect_model(path, json, &err);
     return rc ? cli_fail(&err) : 0;
 }

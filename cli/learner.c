@@ -214,8 +214,7 @@ int learner_write_files(struct learner *l, const struct mt_setup *setup, struct 
     add_prediction(o, setup);
     MT_FREED char *text = mt_json_print(o, true);
     mt_path_printf(path, sizeof(path), "%s/run.json", dir);
-    if (!rc)
-        rc = text && mt_json_complete() ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 0);
+    rc = rc ?: text && mt_json_complete() ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 0);
     mt_str_finish(&ini);
     return rc;
 }

@@ -63,8 +63,7 @@ static size_t try_change(struct mt_plan_change *out, const struct plan_settings 
 {
     struct plan_view t;
     int rc = plan_view_open_as(&t, args->n_operands ? args->operands[0] : NULL, args, s, NULL);
-    if (!rc)
-        rc = mt_plan_could_fit(&t.request) ? plan_view_resolve(&t, NULL) : -ENOSPC;
+    rc = rc ?: mt_plan_could_fit(&t.request) ? plan_view_resolve(&t, NULL) : -ENOSPC;
     if (!rc) {
         size_t len = 0;
         *out = (struct mt_plan_change){.seconds = t.choice.sim.seconds};
@@ -225,12 +224,11 @@ static int write_trace(const struct plan_view *v, const char *path, struct mt_er
 {
     struct mt_plan_request r = mt_plan_request_as(&v->request, &v->choice);
     struct mt_plan_choice c = {0};
-    struct mt_sim_graph graph = {0};
+    MT_CLOSED_BY(mt_sim_graph_finish) struct mt_sim_graph graph = {0};
     int rc = plan_view_needs_rates(v, err)
           ?: mt_plan_evaluate(&c, &r, &graph, err)
           ?: mt_trace_write(path, NULL, 0, &graph, v->choice.layout, err);
     mt_plan_choice_finish(&c);
-    mt_sim_graph_finish(&graph);
     return rc;
 }
 

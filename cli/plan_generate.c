@@ -35,7 +35,7 @@ static double drawing_seconds(const struct plan_view *v, size_t texts)
 static int plan_row(struct row *out, const struct plan_view *v, size_t texts, size_t len, struct mt_err *err)
 {
     struct mt_plan_request r = v->request;
-    struct mt_plan_choice c = {0};
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     r.numerics.seq_len = (int64_t)len;
     r.numerics.micro_batch = 1;
     r.numerics.rows_per_step = (int64_t)texts;
@@ -51,7 +51,6 @@ static int plan_row(struct row *out, const struct plan_view *v, size_t texts, si
     out->seconds = s->seconds + out->drawing;
     out->per_second = (double)texts / out->seconds;
     out->bound = out->drawing > s->seconds ? "drawing" : mt_sim_resource_name(s->bound[MT_SIM_FORWARD]);
-    mt_plan_choice_finish(&c);
     return 0;
 }
 
@@ -89,8 +88,7 @@ static int plan_round(struct round *out, const struct row *row, size_t best, con
     double most = (double)c->numerics.objective_keys.policy.max_tokens;
     *out = (struct round){.texts = texts, .generate = texts * most / row[best].per_second};
     int rc = plan_view_open(&v, args->n_operands ? args->operands[0] : NULL, args, err);
-    if (!rc)
-        rc = plan_view_resolve(&v, err);
+    rc = rc ?: plan_view_resolve(&v, err);
     if (!rc)
         out->train = v.choice.sim.seconds * (double)c->policy.steps_per_round;
     plan_view_close(&v);
@@ -149,12 +147,9 @@ int plan_print_generation(const struct cli_args *args)
     size_t len = (size_t)cli_whole(args, "generate", 0), n = 0, best = 0;
     const struct plan_settings as = {.generates = true};
     int rc = plan_view_open_as(&v, args->n_operands ? args->operands[0] : NULL, args, &as, &err);
-    if (!rc)
-        rc = plan_view_needs_rates(&v, &err);
-    if (!rc)
-        rc = plan_rows(row, &n, &best, &v, len, &err);
-    if (!rc)
-        rc = plan_round(&of, row, best, &v, args, &err);
+    rc = rc ?: plan_view_needs_rates(&v, &err)
+            ?: plan_rows(row, &n, &best, &v, len, &err)
+            ?: plan_round(&of, row, best, &v, args, &err);
     if (!rc)
         (cli_arg(args, "json") ? print_json : print_table)(row, n, best, len, &of);
     plan_view_close(&v);

@@ -49,14 +49,10 @@ int plan_view_share(struct plan_view *v, const struct cli_args *args, struct mt_
 /* The same step on one of the hosts alone, as it is best placed there; 0: it does not fit. */
 static double seconds_alone(const struct plan_view *v)
 {
-    struct mt_plan_choice c = {0};
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     struct mt_plan_request r = v->request;
     r.placement.hosts = 1;
-    if (mt_resolve(&c, &r, NULL))
-        return 0;
-    double seconds = c.sim.seconds;
-    mt_plan_choice_finish(&c);
-    return seconds;
+    return mt_resolve(&c, &r, NULL) ? 0 : c.sim.seconds;
 }
 
 /* Where the rate of the network is from. */

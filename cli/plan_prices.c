@@ -36,7 +36,7 @@ static void print_table(const struct mt_machine *m, const struct mt_price *all, 
 
 int plan_print_prices(const struct cli_args *args)
 {
-    struct mt_machine m = {0};
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = {0};
     struct mt_err err = {0};
     size_t n = 0;
     if (!cli_arg(args, "machine")) {
@@ -53,6 +53,5 @@ int plan_print_prices(const struct cli_args *args)
         code = print_as_json(&m, all, n);
     else
         print_table(&m, all, n);
-    mt_machine_finish(&m);
     return code;
 }

@@ -99,16 +99,14 @@ static int refuse_options(const struct cli_args *args, struct mt_err *err)
 
 static int load_local(struct plan_view *v, const struct mt_plan_limits *limits, struct mt_err *err)
 {
-    mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     int n = (int)v->request.placement.threads;
     struct mt_measure_params p = {
         .device_kind = limits->kind, .device_index = limits->gpu[0], .n_threads = n};
     v->device_index = p.device_index;
     int rc = mt_measure_device(&dev, &p, 0, err);
-    if (!rc)
-        rc = mt_hw_resident(&v->request.resident, err);
-    if (!rc)
-        rc = mt_machine_load(&v->machine, mt_device_limits(dev), n, &v->unmeasured);
+    rc = rc ?: mt_hw_resident(&v->request.resident, err)
+            ?: mt_machine_load(&v->machine, mt_device_limits(dev), n, &v->unmeasured);
     if (rc == -ENOENT || rc == -ESTALE) { /* memory needs no rates */
         v->machine = (struct mt_machine){.cpu = mt_device_limits(dev)->shares_host_memory};
         snprintf(v->machine.name, sizeof(v->machine.name), "%s", mt_device_limits(dev)->name);
@@ -117,7 +115,6 @@ static int load_local(struct plan_view *v, const struct mt_plan_limits *limits, 
     } else if (rc && err) {
         *err = v->unmeasured;
     }
-    mt_device_destroy(&dev);
     return rc;
 }
 
@@ -129,8 +126,7 @@ static int resolve_by_rules(struct plan_view *v, struct mt_err *err)
                                       .budget_bytes = p->device_budget.bytes, .n_threads = (int)p->threads};
     mt_device *dev = NULL;
     int rc = mt_device_create(&dev, &params, err);
-    if (!rc)
-        rc = mt_resolve_by_rules(&v->choice, &v->request, dev, err);
+    rc = rc ?: mt_resolve_by_rules(&v->choice, &v->request, dev, err);
     mt_device_destroy(&dev);
     char a[32], b[32];
     if (!rc && v->choice.host_bytes > p->host_budget.bytes)
@@ -157,8 +153,7 @@ int plan_read_machine(struct mt_machine *out, const struct cli_args *args, struc
 {
     char path[4096];
     int rc = mt_machine_find(path, sizeof(path), cli_arg(args, "machine"), err);
-    if (!rc)
-        rc = mt_machine_read(out, path, err);
+    rc = rc ?: mt_machine_read(out, path, err);
     if (rc)
         return rc;
     rc = apply_options(out, args, err);
@@ -174,10 +169,8 @@ static int load_machine(struct plan_view *v, const struct cli_args *args, struct
     v->local = !cli_arg(args, "machine");
     if (v->local) {
         rc = refuse_options(args, err);
-        if (!rc)
-            rc = mt_plan_limits_here(&limits, v->cfg, err);
-        if (!rc)
-            rc = mt_resolve_request(&v->request, v->cfg, &limits, err);
+        rc = rc ?: mt_plan_limits_here(&limits, v->cfg, err)
+                ?: mt_resolve_request(&v->request, v->cfg, &limits, err);
         return rc ? rc : load_local(v, &limits, err);
     }
     rc = plan_read_machine(&v->machine, args, err);
@@ -189,15 +182,12 @@ static int load_machine(struct plan_view *v, const struct cli_args *args, struct
 
 static int read_model_file(struct plan_view *v, const char *path, struct mt_err *err)
 {
-    char *text = NULL;
+    MT_FREED char *text = NULL;
     size_t len = 0;
     int rc = mt_read_file(path, &text, &len, err);
     if (rc && err)
         err->kind = MT_ERR_INPUT;
-    if (!rc)
-        rc = mt_hf_config_parse(&v->hf, text, len, path, err);
-    free(text);
-    return rc;
+    return rc ?: mt_hf_config_parse(&v->hf, text, len, path, err);
 }
 
 /* A plan needs no more of a published model than its shape, which is stored. */
@@ -287,30 +277,24 @@ int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_arg
 {
     *v = (struct plan_view){.generates = change && change->generates};
     int rc = cli_load_file(&v->cfg, ini, args, err);
-    if (!rc)
-        rc = shorthand(v->cfg, args, err);
-    if (!rc)
-        rc = apply_settings(v->cfg, change, err);
-    if (!rc)
-        rc = read_model(v, !change, err);
+    rc = rc ?: shorthand(v->cfg, args, err)
+            ?: apply_settings(v->cfg, change, err)
+            ?: read_model(v, !change, err);
     const bool trains = !cli_arg(args, "score") && !v->generates;
     if (!rc && !trains)
         rc = mt_inputs_freeze_all(v->cfg, v->generates ? "--generate" : "--score", err);
     if (!rc && v->generates && v->cfg->placement.expert_group == MT_AUTO)
         v->cfg->placement.expert_group = 1; /* as generation does */
-    if (!rc)
-        rc = mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, v->model_dir, NULL, err);
+    rc = rc ?: mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, v->model_dir, NULL, err);
     if (!rc && trains)
         rc = mt_plan_check_trained(v->layout, err);
-    if (!rc)
-        rc = load_machine(v, args, err);
+    rc = rc ?: load_machine(v, args, err);
     v->request.machine = &v->machine;
     v->request.layout = v->layout;
     v->request.halves = v->halves;
     v->request.train = trains;
     v->request.top = (size_t)cli_whole(args, "score", 0);
-    if (!rc)
-        rc = plan_view_share(v, args, err);
+    rc = rc ?: plan_view_share(v, args, err);
     if (!rc && !change && v->request.train && v->model_dir && v->cfg->train.epochs > 0)
         v->epoch_rows = mt_inputs_prepared_rows(v->cfg, &v->hf, v->model_dir, &v->request.numerics);
     return rc;
@@ -342,7 +326,7 @@ static void show_progress(void *ctx, const char *what)
  * again, and only those of the choice. */
 int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err)
 {
-    struct mt_metered *ops = NULL;
+    MT_FREED struct mt_metered *ops = NULL;
     size_t n = 0;
     int *cpus = NULL, n_cores = 0;
     struct mt_numa numa;
@@ -350,8 +334,7 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--measure measures this machine; it cannot be used with --machine");
     int rc = mt_hw_cores(&cpus, &n_cores, err);
     struct mt_plan_request r = anew ? mt_plan_request_as(&v->request, &v->choice) : v->request;
-    if (!rc)
-        rc = mt_plan_operations(&ops, &n, &r, err);
+    rc = rc ?: mt_plan_operations(&ops, &n, &r, err);
     mt_numa_choose(&numa, v->cfg->device.numa);
     struct mt_measure_params mp = {.device_kind = mt_machine_device_kind(&v->machine),
                                    .device_index = v->device_index,
@@ -360,9 +343,7 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
                                    .numa = &numa,
                                    .progress = anew ? NULL : show_progress,
                                    .ctx = cli};
-    if (!rc)
-        rc = (anew ? mt_measure_again : mt_measure_operations)(&v->machine, &mp, ops, n, err);
-    free(ops);
+    rc = rc ?: (anew ? mt_measure_again : mt_measure_operations)(&v->machine, &mp, ops, n, err);
     free(cpus);
     return rc;
 }

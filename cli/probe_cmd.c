@@ -34,7 +34,7 @@ static int find_device(struct mt_measure_params *p, const struct cli_args *args,
 static int probe_gemm(cJSON *o, const struct mt_measure_params *p, struct mt_err *err)
 {
     enum { N = 1024 };
-    mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     void *buf[3] = {NULL};
     int rc = mt_measure_device(&dev, p, 3 * (size_t)N * N * 4, err);
     for (int i = 0; i < 3 && !rc; i++)
@@ -56,7 +56,6 @@ static int probe_gemm(cJSON *o, const struct mt_measure_params *p, struct mt_err
         cJSON_AddNumberToObject(o, t ? "gemm bf16 GFLOP/s" : "gemm f32 GFLOP/s",
                                 2.0 * N * N * N / (double)best);
     }
-    mt_device_destroy(&dev);
     return rc;
 }
 

@@ -38,11 +38,10 @@ int cli_print_object(cJSON *o, bool json)
         width = MT_MAX(width, strlen(v->string));
     for (const cJSON *v = o->child; v && !json; v = v->next)
         print_line(v, (int)MT_MIN(width, (size_t)MOST));
-    char *text = json ? mt_json_print(o, true) : NULL;
+    MT_FREED char *text = json ? mt_json_print(o, true) : NULL;
     bool lost = json && !text;
     if (text)
         printf("%s\n", text);
-    free(text);
     cJSON_Delete(o);
     return lost ? EXIT_RUNTIME : 0;
 }

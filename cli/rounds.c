@@ -261,9 +261,8 @@ int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *
         mt_str_printf(&text, "%s\n", line ? line : "");
         free(line);
     }
-    if (!rc)
-        rc = text.failed || !mt_json_complete() ? mt_fail_nomem(err, to, text.len)
-                                                : mt_write_file(to, text.p, text.len, err);
+    rc = rc ?: text.failed || !mt_json_complete() ? mt_fail_nomem(err, to, text.len)
+                                                  : mt_write_file(to, text.p, text.len, err);
     *told = (struct cli_rewards){0};
     for (o = rc ? NULL : list->child; o; o = o->next)
         look(told, o);

@@ -110,9 +110,8 @@ static int prepare(struct run *r, struct mt_err *err)
             mt_inputs_say_rate(&r->in[i]);
     }
     mt_train_phase(&control, "opening the device and choosing placements");
-    if (!rc)
-        rc = r->n == 1 ? mt_setup_open_on_hosts(&r->setup, r->in, r->cluster, err)
-                       : mt_setup_open_shared(&r->setup, r->in, r->n, err);
+    rc = rc ?: r->n == 1 ? mt_setup_open_on_hosts(&r->setup, r->in, r->cluster, err)
+                         : mt_setup_open_shared(&r->setup, r->in, r->n, err);
     rc = rc ?: mt_setup_memory(&r->setup, &memory, err);
     if (!rc && !r->cli->quiet) {
         cli_print_setup(&r->setup);
@@ -195,7 +194,7 @@ static int start(struct run *r, struct cli_rates *rates, struct mt_err *err)
 static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
 {
     struct cli_rates rates = {0};
-    struct mt_train_params *p = mt_calloc(r->n, sizeof(*p));
+    MT_FREED struct mt_train_params *p = mt_calloc(r->n, sizeof(*p));
     if (!p)
         return mt_fail_nomem(err, "the run", r->n * sizeof(*p));
     for (size_t i = 0; i < r->n; i++)
@@ -207,7 +206,6 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
         rc = mt_reference_take(&r->setup, i, &r->learner[i].state, err);
     rc = rc ?: start(r, &rates, err) ?: mt_train_run(p, r->n, end, err);
     int code = cli_rates_close(&rates, rc ? NULL : err);
-    free(p);
     return rc ?: code;
 }
 
@@ -308,12 +306,11 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
 /* Whether the configuration trains in rounds, of which this process is not one; then these are run. */
 static bool runs_rounds(int *code, const struct cli *cli, const struct cli_args *args)
 {
-    struct mt_config *cfg = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
     struct mt_err err = {0};
     bool rounds = !cli_load_file(&cfg, args->operands[0], args, &err) && cfg->policy.rollouts[0] && !cfg->data.train.n;
     if (rounds && cli_run_rounds(code, cli, args, cfg, &err))
         *code = cli_fail(&err);
-    mt_config_destroy(&cfg);
     return rounds;
 }
 

@@ -197,7 +197,7 @@ static int read_options(struct cli_generation *p, const struct cli_args *args, b
 
 int cli_cmd_sample(struct cli *, const struct cli_args *args)
 {
-    struct cli_generation p = {.n = 0};
+    MT_CLOSED_BY(cli_generation_finish) struct cli_generation p = {.n = 0};
     struct mt_err err;
     const size_t context = (size_t)cli_whole(args, "context", 2048);
     bool talks = false;
@@ -210,11 +210,9 @@ int cli_cmd_sample(struct cli *, const struct cli_args *args)
     if (!rc && !p.chat && !p.file)
         fputs(mt_json_get(p.prompts->child, "prompt")->valuestring, stdout);
     p.shows = p.text.bytes && !p.n_stops && !p.file && !talks;
-    if (!rc)
-        rc = talks ? converse(&p, context, &err) : cli_generate(&p, 0, p.file ? print_record : print_one, &p, &err);
+    rc = rc ?: talks ? converse(&p, context, &err) : cli_generate(&p, 0, p.file ? print_record : print_one, &p, &err);
     if (!rc)
         cli_say_speed(&p);
     int code = rc ? cli_fail(&err) : 0;
-    cli_generation_finish(&p);
     return code;
 }

@@ -195,8 +195,7 @@ static int run_steps(struct mt_session *s, const struct sinks *to, size_t n_top,
     struct mt_step_data data;
     struct scratch k = {0};
     int rc = mt_step_data_init(&data, sampler, err);
-    if (!rc)
-        rc = init(&k, &data, n_top, err);
+    rc = rc ?: init(&k, &data, n_top, err);
     int64_t t0 = mt_now_ns(), said = t0;
     for (uint64_t i = 0; i < n && !rc; i++) {
         rc = mt_sampler_fill(sampler, i, &data, err);
@@ -249,8 +248,8 @@ static void put_line(struct mt_str *out, const struct mt_inputs *in, const struc
 static int write_results(const struct mt_inputs *in, const struct score_journal *j, const char *path,
                          const struct cli_args *args, struct mt_err *err)
 {
-    struct mt_str out = {0};
-    struct score_choice *choice = NULL;
+    MT_STR_FREED struct mt_str out = {0};
+    MT_FREED struct score_choice *choice = NULL;
     const struct mt_dataset_stats *d = mt_dataset_stats(in->eval_data);
     const size_t n = (size_t)d->n_samples * (d->answers ? 2 : 1); /* mismatched answers are none of the data's */
     int rc = cli_arg(args, "choices") ? score_choices_find(&choice, in->eval_data, j, err) : 0;
@@ -259,10 +258,7 @@ static int write_results(const struct mt_inputs *in, const struct score_journal 
     for (size_t i = 0; i < n; i++)
         if (j->sample[i].done)
             put_line(&out, in, j, i, cli_arg(args, "tokens") != NULL, choice ? &choice[i] : NULL);
-    rc = out.failed ? mt_fail_nomem(err, "scores", out.len) : mt_write_file(path, out.p ? out.p : "", out.len, err);
-    mt_str_finish(&out);
-    free(choice);
-    return rc;
+    return out.failed ? mt_fail_nomem(err, "scores", out.len) : mt_write_file(path, out.p ? out.p : "", out.len, err);
 }
 
 /* Says what FILE.top takes before anything is computed. */
@@ -307,7 +303,7 @@ static int score(struct mt_setup *setup, const struct cli_args *args, const char
     const size_t top = setup->in->top;
     mt_teacher_out *teacher = NULL;
     struct mt_session s;
-    struct score_journal j = {0};
+    MT_CLOSED_BY(score_journal_close) struct score_journal j = {0};
     const struct mt_inputs *in = setup->in;
     size_t answers = mt_sampler_n_answers(in->eval_sampler), before = 0;
     size_t n = answers ? answers : (size_t)mt_dataset_stats(in->eval_data)->n_samples;
@@ -317,8 +313,7 @@ static int score(struct mt_setup *setup, const struct cli_args *args, const char
     mt_path_printf(part, sizeof(part), "%s.part", path);
     if (!rc && cli_arg(args, "force"))
         unlink(part);
-    if (!rc)
-        rc = score_journal_open(&j, part, key_of(setup) + top, n, err);
+    rc = rc ?: score_journal_open(&j, part, key_of(setup) + top, n, err);
     for (size_t i = 0; i < n && !rc; i++)
         before += j.sample[i].done;
     if (!rc && top)
@@ -327,16 +322,13 @@ static int score(struct mt_setup *setup, const struct cli_args *args, const char
         mt_info("%zu of %zu %s are in %s already", before, n, answers ? "answers" : "samples", part);
     if (!rc && before < n)
         rc = mt_session_fill_weights(&s, NULL, err);
-    if (!rc)
-        rc = run_steps(&s, &(struct sinks){&j, teacher}, top, err);
+    rc = rc ?: run_steps(&s, &(struct sinks){&j, teacher}, top, err);
     mt_session_finish(&s);
-    if (!rc)
-        rc = write_results(in, &j, path, args, err);
+    rc = rc ?: write_results(in, &j, path, args, err);
     int code = mt_teacher_close(&teacher, !rc, rc ? NULL : err);
     rc = rc ? rc : code;
     if (!rc)
         unlink(part);
-    score_journal_close(&j);
     return rc;
 }
 
@@ -353,21 +345,18 @@ static int take_data(struct mt_config *cfg, const struct cli_args *args, struct 
 int cli_cmd_score(struct cli *, const struct cli_args *args)
 {
     const char *out = cli_arg(args, "out");
-    struct mt_config *cfg = NULL;
-    struct mt_inputs in = {0};
-    struct mt_setup setup = {0};
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
+    MT_CLOSED_BY(mt_inputs_finish) struct mt_inputs in = {0};
+    MT_CLOSED_BY(mt_setup_finish) struct mt_setup setup = {0};
     struct mt_err err;
     if (!out || !*out) {
         fprintf(stderr, "megatrain score: give --out: the file of results\n");
         return EXIT_USAGE;
     }
     int rc = cli_load_config(&cfg, args, &err);
-    if (!rc)
-        rc = cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), &err);
-    if (!rc)
-        rc = take_data(cfg, args, &err);
-    if (!rc)
-        rc = mt_inputs_open(&in, cfg, MT_RUN_EVAL, NULL, &err);
+    rc = rc ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), &err)
+            ?: take_data(cfg, args, &err)
+            ?: mt_inputs_open(&in, cfg, MT_RUN_EVAL, NULL, &err);
     if (!rc && !in.eval_data)
         rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "there is nothing to score: give --data, or a file as data.eval");
     if (!rc && cli_arg(args, "choices") && mt_dataset_stats(in.eval_data)->answers)
@@ -377,15 +366,10 @@ int cli_cmd_score(struct cli *, const struct cli_args *args)
     if (!rc && top && (top > (size_t)in.hf.vocab || mt_dataset_stats(in.eval_data)->answers))
         rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "--top: at most as many tokens as the vocabulary has, and of samples, not of "
                      "answers with a preference");
-    if (!rc)
-        rc = mt_setup_open(&setup, &in, MT_RUN_EVAL, &err);
-    if (!rc)
-        rc = check_memory(&setup, args, out, &err);
+    rc = rc ?: mt_setup_open(&setup, &in, MT_RUN_EVAL, &err)
+            ?: check_memory(&setup, args, out, &err);
     if (!rc && !cli_arg(args, "dry-run"))
         rc = score(&setup, args, out, &err);
     int code = rc ? cli_fail(&err) : 0;
-    mt_setup_finish(&setup);
-    mt_inputs_finish(&in);
-    mt_config_destroy(&cfg);
     return code;
 }

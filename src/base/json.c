@@ -97,8 +97,7 @@ int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, stru
             err->kind = kind;
         return rc;
     }
-    rc = mt_json_parse(out, text, len, path, kind, err);
-    return rc;
+    return mt_json_parse(out, text, len, path, kind, err);
 }
 
 int mt_json_read_lines(cJSON **out, const char *path, struct mt_err *err)

@@ -21,6 +21,10 @@ static inline void mt_free_at(void *pointer)
     free(p);
 }
 
+/** Before the declaration of a variable with its first value: f(&variable) is called where its scope ends, after what a
+ * `return` computes. Of several variables, that of the last one comes first. */
+#define MT_CLOSED_BY(f) __attribute__((cleanup(f)))
+
 /* Of x86-64 and, with pages of 4 KiB, of ARM. */
 #define MT_HUGE_PAGE ((size_t)2 << 20)
 

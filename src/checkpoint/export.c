@@ -125,7 +125,7 @@ static int write_card(struct exporter *x, const struct mt_export *e, const char 
                            .packed = e->base_dtype ? mt_packed_names[e->base_dtype] : NULL};
     char path[4200];
     bool known = !mt_checkpoint_read_state(e->from, &s, NULL);
-    char *text = known ? mt_card_text(&card, &s) : NULL;
+    MT_FREED char *text = known ? mt_card_text(&card, &s) : NULL;
     if (known && !x->adapter_config && !e->base_dtype)
         mt_export_tell_dtype(e, &s, x->f32);
     mt_train_state_finish(&s);
@@ -137,7 +137,6 @@ static int write_card(struct exporter *x, const struct mt_export *e, const char 
         const struct mt_out_file f = {.bytes = strlen(text), .sum = XXH3_64bits(text, strlen(text))};
         mt_manifest_add_file(x->files, MT_CARD_NAME, &f, NULL);
     }
-    free(text);
     return rc;
 }
 
@@ -145,26 +144,19 @@ static int write_card(struct exporter *x, const struct mt_export *e, const char 
 static int seal(struct exporter *x, const char *dir, struct mt_err *err)
 {
     char path[4200];
-    cJSON *o = cJSON_CreateObject();
+    MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "version", 1);
     mt_json_add(o, "files", x->files);
     x->files = NULL;
-    char *text = mt_json_print(o, true);
-    char *sealed = text ? mt_seal_text(MT_MANIFEST_NAME, XXH3_64bits(text, strlen(text))) : NULL;
+    MT_FREED char *text = mt_json_print(o, true);
+    MT_FREED char *sealed = text ? mt_seal_text(MT_MANIFEST_NAME, XXH3_64bits(text, strlen(text))) : NULL;
     int rc = sealed && mt_json_complete() ? 0 : mt_fail_nomem(err, "an export's list of files", 0);
     mt_path_printf(path, sizeof(path), "%s/megatrain", dir);
-    if (!rc)
-        rc = mt_mkdir_p(path, err);
+    rc = rc ?: mt_mkdir_p(path, err);
     mt_path_printf(path, sizeof(path), "%s/megatrain/" MT_MANIFEST_NAME, dir);
-    if (!rc)
-        rc = mt_write_file(path, text, strlen(text), err);
+    rc = rc ?: mt_write_file(path, text, strlen(text), err);
     mt_path_printf(path, sizeof(path), "%s/megatrain/seal.json", dir);
-    if (!rc)
-        rc = mt_write_file(path, sealed, strlen(sealed), err);
-    free(text);
-    free(sealed);
-    cJSON_Delete(o);
-    return rc;
+    return rc ?: mt_write_file(path, sealed, strlen(sealed), err);
 }
 
 static int open_states(struct exporter *x, const char *from, struct mt_err *err)
@@ -193,13 +185,11 @@ static int read_merged_files(struct mt_hf_files *f, const struct mt_export *e, s
     size_t len;
     bool other = false;
     int rc = mt_hf_files_read(f, e->base, err);
-    if (!rc)
-        rc = mt_path_printf(path, sizeof(path), "%s/chat_template.jinja", e->from);
+    rc = rc ?: mt_path_printf(path, sizeof(path), "%s/chat_template.jinja", e->from);
     if (rc || !mt_path_exists(path))
         return rc;
     rc = mt_read_file(path, &text, &len, err);
-    if (!rc)
-        rc = mt_hf_files_set_template(f, text, &other, err);
+    rc = rc ?: mt_hf_files_set_template(f, text, &other, err);
     if (other)
         mt_warn("%s is another chat template than %s has: the export has it in place of the model's", path, e->base);
     free(text);
@@ -208,7 +198,7 @@ static int read_merged_files(struct mt_hf_files *f, const struct mt_export *e, s
 
 static int export_to(struct exporter *x, const struct mt_export *e, const char *tmp, struct mt_err *err)
 {
-    struct mt_hf_files files = {0};
+    MT_CLOSED_BY(mt_hf_files_finish) struct mt_hf_files files = {0};
     const struct mt_source_list *list = x->packed.layout ? &x->packed.list : &x->list;
     struct mt_hf_dir h = {.vfs = &mt_vfs_posix, .dir = tmp,
                           .model_dir = e->from,
@@ -220,10 +210,7 @@ static int export_to(struct exporter *x, const struct mt_export *e, const char *
                                                                                  : x->packed.quantization,
                           .shard_bytes = e->shard_bytes, .listed = x->files};
     int rc = e->base ? read_merged_files(&files, e, err) : 0;
-    if (!rc)
-        rc = mt_hf_dir_write(&h, err);
-    mt_hf_files_finish(&files);
-    return rc;
+    return rc ?: mt_hf_dir_write(&h, err);
 }
 
 /* Removes folders that killed exports to `to` have left: those under way have their folders locked. */
@@ -272,8 +259,7 @@ static int make_temporary(const char *to, char **tmp, int *lock, struct mt_err *
 static int put_in_place(const char *tmp, const char *to, struct mt_err *err)
 {
     int rc = rename(tmp, to) ? -errno : 0;
-    if (!rc)
-        rc = mt_sync_parent(to);
+    rc = rc ?: mt_sync_parent(to);
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot rename %s to %s: %s", tmp, to, strerror(-rc)) : 0;
 }
 
@@ -285,7 +271,7 @@ static int verify_named(const char *from, cJSON **named, struct mt_err *err)
     cJSON *state = NULL;
     char sealed[MT_SUM_TEXT];
     bool full;
-    struct mt_layout *l = NULL;
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = NULL;
     *named = NULL;
     if (!mt_path_exists(from) || mt_seal_read(from, &state, sealed, &full, NULL)) /* not a checkpoint */
         return 0;
@@ -296,7 +282,6 @@ static int verify_named(const char *from, cJSON **named, struct mt_err *err)
         rc = mt_weights_mark_stored(l, from, MT_PACKED_NONE, NULL, err);
     if (*named && !rc)
         rc = mt_weights_verify_base(l, from, *named, NULL, err);
-    mt_layout_destroy(&l);
     return rc;
 }
 
@@ -310,12 +295,10 @@ static int open_adapter(struct exporter *x, const struct mt_export *e, struct mt
     int rc = mt_read_file(path, &x->adapter_config, &n, err);
     x->f32 = false; /* its tensors are f32 already */
     mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_WEIGHTS, from);
-    if (!rc)
-        rc = mt_st_open_file(&x->weights, path, err);
+    rc = rc ?: mt_st_open_file(&x->weights, path, err);
     if (!rc && e->fold)
         rc = mt_fold_open(&x->fold, from, &x->weights, &x->adapter_config, err);
-    if (!rc)
-        rc = x->fold ? mt_fold_list(x->fold, &x->list, err) : list_weights(x, err);
+    rc = rc ?: x->fold ? mt_fold_list(x->fold, &x->list, err) : list_weights(x, err);
     if (!rc)
         mt_export_warn_of_vllm(x->adapter_config);
     return rc;
@@ -337,7 +320,7 @@ static int open_aware(struct exporter *x, const struct mt_export *e, const struc
     enum mt_merge_aware mode = choice_of(s, "adapter", "merge_aware", MT_MERGE_AWARE_NAMES);
     enum mt_packed pack = choice_of(s, "model", "base_dtype", MT_PACKED_NAMES);
     enum mt_dtype dtype = choice_of(s, "model", "dtype", "bf16|f32") ? MT_F32 : MT_BF16;
-    struct mt_adapter_spec spec = {.on = false};
+    MT_CLOSED_BY(mt_adapter_spec_finish) struct mt_adapter_spec spec = {.on = false};
     if (mode == MT_MERGE_OFF)
         return 0;
     if (mode == MT_MERGE_BF16 && pack)
@@ -353,11 +336,8 @@ static int open_aware(struct exporter *x, const struct mt_export *e, const struc
     spec.merge = mode;
     spec.merge_scale = choice_of(s, "adapter", "merge_scale", MT_MERGE_SCALE_NAMES);
     spec.dropout = 0;
-    if (!rc)
-        rc = mt_packed_model_load(&x->model, e->base, pack, e->from, &spec, err);
-    if (!rc)
-        rc = mt_merge_packed(x->model.layout, x->model.planes, dtype, err);
-    mt_adapter_spec_finish(&spec);
+    rc = rc ?: mt_packed_model_load(&x->model, e->base, pack, e->from, &spec, err)
+            ?: mt_merge_packed(x->model.layout, x->model.planes, dtype, err);
     return rc ? rc : open_packed(x, e, err);
 }
 
@@ -369,12 +349,10 @@ static int verify_merged(struct exporter *x, const struct mt_export *e, struct m
         return 0;
     struct mt_layout *l = NULL;
     int rc = mt_weights_layout(&l, e->base, false, NULL, err);
-    if (!rc)
-        rc = mt_weights_verify_base(l, e->base, s.frozen, NULL, err);
+    rc = rc ?: mt_weights_verify_base(l, e->base, s.frozen, NULL, err);
     mt_layout_destroy(&l);
     bool decodes = mt_merge_decodes(x->merge);
-    if (!rc)
-        rc = open_aware(x, e, &s, err);
+    rc = rc ?: open_aware(x, e, &s, err);
     if (!rc && x->merge && !decodes)
         mt_export_warn_of_packing(e, &s);
     mt_train_state_finish(&s);
@@ -385,14 +363,10 @@ static int verify_merged(struct exporter *x, const struct mt_export *e, struct m
 static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
     int rc = mt_checkpoint_verify_model(e->base, true, false, err);
-    if (!rc)
-        rc = verify_named(e->base, &x->named, err);
-    if (!rc)
-        rc = mt_st_open_dir(&x->weights, e->base, err);
-    if (!rc)
-        rc = mt_merge_open(&x->merge, e->from, &x->weights, e->base, e->f32, err);
-    if (!rc)
-        rc = verify_merged(x, e, err);
+    rc = rc ?: verify_named(e->base, &x->named, err)
+            ?: mt_st_open_dir(&x->weights, e->base, err)
+            ?: mt_merge_open(&x->merge, e->from, &x->weights, e->base, e->f32, err)
+            ?: verify_merged(x, e, err);
     if (!rc && x->merge)
         rc = mt_merge_list(x->merge, false, &x->list, err);
     if (!rc && x->merge && mt_merge_decodes(x->merge))
@@ -415,8 +389,7 @@ static int refuse_masters(const struct mt_export *e, struct mt_err *err)
 static int open_packed(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
     int rc = e->base ? 0 : mt_st_open_dir(&x->weights, e->from, err);
-    if (!rc)
-        rc = mt_layout_files_init(&x->packed, x->model.layout, x->model.planes, NULL, err);
+    rc = rc ?: mt_layout_files_init(&x->packed, x->model.layout, x->model.planes, NULL, err);
     for (size_t i = 0; !rc && x->f32 && i < x->packed.n; i++)
         if (!x->packed.of[i].packed)
             x->packed.list.p[i].decl.dtype = MT_ST_F32;
@@ -444,12 +417,9 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
             mt_export_warn_of_experts(x->model.layout);
         return rc ? rc : open_packed(x, e, err);
     }
-    if (!rc)
-        rc = mt_st_open_dir(&x->weights, e->from, err);
-    if (!rc)
-        rc = verify_named(e->from, &x->named, err);
-    if (!rc)
-        rc = open_states(x, e->from, err);
+    rc = rc ?: mt_st_open_dir(&x->weights, e->from, err)
+            ?: verify_named(e->from, &x->named, err)
+            ?: open_states(x, e->from, err);
     if (!rc && e->f32 && x->n_states)
         rc = open_layout(x, e->from, err);
     if (!rc && e->f32 && !x->n_states)
@@ -461,7 +431,7 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
 {
     const char *to = e->to;
     struct exporter x = {.f32 = e->f32};
-    char *tmp = NULL;
+    MT_FREED char *tmp = NULL;
     int lock = -1;
     if (mt_path_exists(to))
         return mt_fail(err, MT_ERR_USAGE, -EEXIST, "%s exists already: name a new folder", to);
@@ -469,16 +439,12 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     mt_json_begin();
     x.files = cJSON_CreateObject();
     bool made = !rc && !(rc = make_temporary(to, &tmp, &lock, err));
-    if (!rc)
-        rc = export_to(&x, e, tmp, err);
+    rc = rc ?: export_to(&x, e, tmp, err);
     if (!rc)
         mt_export_tell_rounding(x.merge);
-    if (!rc)
-        rc = write_card(&x, e, tmp, err);
-    if (!rc)
-        rc = seal(&x, tmp, err);
-    if (!rc)
-        rc = put_in_place(tmp, to, err);
+    rc = rc ?: write_card(&x, e, tmp, err)
+            ?: seal(&x, tmp, err)
+            ?: put_in_place(tmp, to, err);
     if (rc && made)
         mt_remove_tree(tmp, NULL);
     if (lock >= 0)
@@ -498,7 +464,6 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     free(x.adapter_config);
     cJSON_Delete(x.files);
     cJSON_Delete(x.named);
-    free(tmp);
     return rc;
 }
 

@@ -27,7 +27,7 @@ static int vllm_rank(double rank)
 void mt_export_warn_of_vllm(const char *config)
 {
     enum { DEFAULT_RANK = 16 };
-    cJSON *o = cJSON_Parse(config);
+    MT_JSON_FREED cJSON *o = cJSON_Parse(config);
     const cJSON *rank = mt_json_get(o, "r"), *saved = mt_json_get(o, "modules_to_save");
     size_t n;
     const char *first = mt_peft_other_scale(o, &n);
@@ -42,7 +42,6 @@ void mt_export_warn_of_vllm(const char *config)
     if (!refused && cJSON_IsNumber(rank) && rank->valuedouble > DEFAULT_RANK)
         mt_warn("vLLM refuses adapters of rank %.0f unless it is started with --max-lora-rank %d (of 8, 16, 32, 64, 128, 256, 320, 512; "
                 "%d if it is not set)", rank->valuedouble, vllm_rank(rank->valuedouble), DEFAULT_RANK);
-    cJSON_Delete(o);
 }
 
 /* Adapters have learned to correct the base that they were trained on, with what packing has changed. */
@@ -69,7 +68,7 @@ void mt_export_warn_of_packing(const struct mt_export *e, const struct mt_train_
 static void dtype_of_files(const char *model, const char *dir, char *buf, size_t len)
 {
     char file[4200], *found = NULL;
-    cJSON *o = NULL;
+    MT_JSON_FREED cJSON *o = NULL;
     *buf = 0;
     if (!dir && mt_hf_find_model(&found, model, NULL))
         return;
@@ -79,7 +78,6 @@ static void dtype_of_files(const char *model, const char *dir, char *buf, size_t
         dtype = dtype ? dtype : mt_json_get(o, "dtype");
         snprintf(buf, len, "%s", cJSON_IsString(dtype) ? dtype->valuestring : "");
     }
-    cJSON_Delete(o);
     free(found);
 }
 
@@ -87,13 +85,12 @@ void mt_export_warn_of_weights(const char *from)
 {
     char sealed[MT_SUM_TEXT], dtype[32];
     bool full = true;
-    cJSON *state = NULL;
+    MT_JSON_FREED cJSON *state = NULL;
     int rc = mt_seal_read(from, &state, sealed, &full, NULL);
     dtype_of_files(NULL, from, dtype, sizeof(dtype));
     if (!rc && !full && !strcmp(dtype, "bfloat16"))
         mt_warn("%s has weights alone, in bf16, so that is what the export has in f32: FP32 masters are in checkpoints that were saved with "
                 "checkpoint.save = full", from);
-    cJSON_Delete(state);
 }
 
 void mt_export_tell_dtype(const struct mt_export *e, const struct mt_train_state *s, bool f32)

@@ -92,8 +92,7 @@ int mt_hf_write_file(const struct mt_hf_dir *h, const char *name, const struct m
         rc = mt_out_open(&f, h->vfs, path, err);
     }
     rc = rc ?: write_sorted(&f, sorted, n, sums, err);
-    rc = finish_file(h, name, &f, sums, rc, err);
-    return rc;
+    return finish_file(h, name, &f, sums, rc, err);
 }
 
 static int write_bytes(const struct mt_hf_dir *h, const char *name, const void *data, size_t len,
@@ -376,7 +375,7 @@ static bool is_of_model(const char *name)
 
 static int write_others(const struct mt_hf_dir *h, struct mt_err *err)
 {
-    struct mt_hf_files own = {0};
+    MT_CLOSED_BY(mt_hf_files_finish) struct mt_hf_files own = {0};
     const struct mt_hf_files *f = h->files ? h->files : &own;
     int rc = h->files ? 0 : mt_hf_files_read(&own, h->model_dir, err);
     for (size_t i = 0; i < f->n && !rc; i++)
@@ -384,7 +383,6 @@ static int write_others(const struct mt_hf_dir *h, struct mt_err *err)
             rc = write_other(h, &f->p[i], err);
     if (!rc && h->adapter_config)
         rc = write_bytes(h, MT_PEFT_CONFIG, h->adapter_config, strlen(h->adapter_config), err);
-    mt_hf_files_finish(&own);
     return rc;
 }
 

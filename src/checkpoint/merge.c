@@ -496,8 +496,7 @@ static int read_merged(const struct mt_source *source, size_t first, size_t n, v
     bool rounds = dtype == MT_ST_BF16;
     float *x = rounds ? mt_calloc(n, sizeof(float)) : dst, *base = rounds && s ? mt_calloc(n, sizeof(float)) : NULL;
     int rc = x && (base || !rounds || !s) ? 0 : mt_fail_nomem(err, t->name, n * sizeof(float));
-    if (!rc)
-        rc = w ? mt_st_read_f32(&m->st, w, first, n, x, err) : read_base(m, merged, first, n, x, err);
+    rc = rc ?: w ? mt_st_read_f32(&m->st, w, first, n, x, err) : read_base(m, merged, first, n, x, err);
     if (!rc && s)
         rc = take_factors(m, merged, s, err);
     if (!rc && base)

@@ -150,7 +150,7 @@ static int write_plain(struct merging *m, struct mt_err *err)
 int mt_merge_packed(const struct mt_layout *l, mt_plane_set *planes, enum mt_dtype dtype, struct mt_err *err)
 {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    mt_pool *pool = NULL;
+    MT_CLOSED_BY(mt_pool_destroy) mt_pool *pool = NULL;
     int rc = mt_pool_create(&pool, &(struct mt_pool_params){"merge", (int)MT_MIN(MT_MAX(cpus, 1), 64), NULL, NULL}, err);
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         struct merging m = {.l = l, .planes = planes, .t = &l->tensors[i], .dtype = dtype};
@@ -160,11 +160,9 @@ int mt_merge_packed(const struct mt_layout *l, mt_plane_set *planes, enum mt_dty
         rc = begin(&m, &p, err);
         if (!rc)
             mt_pool_run(pool, job_main, &m, mt_merge_adapter_n_jobs(&m.a));
-        if (!rc)
-            rc = p.format ? write_packed(&m, err) : write_plain(&m, err);
+        rc = rc ?: p.format ? write_packed(&m, err) : write_plain(&m, err);
         finish(&m);
     }
-    mt_pool_destroy(&pool);
     return rc;
 }
 

@@ -178,7 +178,7 @@ static int write_trained(struct writer *w, struct mt_err *err)
 /* The tensors that differ, in files of about shard_bytes, and the model's small files. */
 static int write_merged(struct writer *w, struct mt_err *err)
 {
-    struct mt_source_list list = {.p = NULL};
+    MT_CLOSED_BY(mt_source_list_finish) struct mt_source_list list = {.p = NULL};
     uint64_t bytes = 0;
     size_t first = 0;
     int rc = mt_merge_list(w->o->merge, true, &list, err), file = 0;
@@ -196,7 +196,6 @@ static int write_merged(struct writer *w, struct mt_err *err)
         const struct mt_hf_file *f = &w->o->files->p[i];
         rc = mt_write_file(MT_PATH("%s/%s", w->tmp, f->name), f->text, f->len, err);
     }
-    mt_source_list_finish(&list);
     return rc;
 }
 

@@ -123,7 +123,7 @@ int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *e
         return *out ? 0 : mt_fail_nomem(err, "quantization_config", 1);
     }
     mt_json_begin();
-    cJSON *o = cJSON_CreateObject();
+    MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     enum mt_packed f = packed->packed;
     bool modelopt = packed->scale == MT_SCALE_E4M3, compressed = is_compressed(l, f);
     cJSON_AddStringToObject(o, "quant_method", modelopt              ? "modelopt"
@@ -141,7 +141,6 @@ int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *e
     mt_json_add(o, f == MT_PACKED_NF4 ? "llm_int8_skip_modules" : modelopt || compressed ? "ignore" : "modules_to_not_convert",
                 plain_modules(l, f, modelopt));
     *out = mt_json_print(o, false);
-    cJSON_Delete(o);
     return *out && mt_json_complete() ? 0 : mt_fail_nomem(err, "quantization_config", 0);
 }
 

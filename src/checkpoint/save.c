@@ -116,9 +116,8 @@ static int write_seal(struct mt_saver *v, struct mt_err *err)
         return rc;
     mt_sum_format(v->sum, f.sum);
     MT_FREED char *text = mt_seal_text(name, f.sum);
-    rc = text ? write_text(v, "megatrain/seal.json", text, &f, err)
-              : mt_fail_nomem(err, "a checkpoint's seal", 64);
-    return rc;
+    return text ? write_text(v, "megatrain/seal.json", text, &f, err)
+                : mt_fail_nomem(err, "a checkpoint's seal", 64);
 }
 
 static int sync_dir(const struct mt_saver *v, const char *dir, struct mt_err *err)

@@ -164,7 +164,7 @@ int mt_save_adapter(struct mt_saver *v, struct mt_err *err)
     struct adapter_files a = {.v = v, .names = mt_calloc(l->n_tensors + 1, sizeof(*a.names)),
                               .writer = {.l = l, .read = read_trained, .ctx = v}};
     MT_FREED char *base = mt_is_dir(v->s->base_model) ? mt_path_canonical(v->s->base_model) : strdup(v->s->base_model);
-    char *config = base ? mt_peft_config_text(l, base) : NULL;
+    MT_FREED char *config = base ? mt_peft_config_text(l, base) : NULL;
     int rc = a.names && config ? list_trained(&a, l, err)
                                : mt_fail_nomem(err, "an adapter", l->n_tensors * sizeof(*a.names));
     if (!rc)
@@ -174,7 +174,6 @@ int mt_save_adapter(struct mt_saver *v, struct mt_err *err)
     mt_stored_writer_finish(&a.writer);
     mt_source_list_finish(&a.list);
     free(a.names);
-    free(config);
     return rc;
 }
 
@@ -216,7 +215,7 @@ static int name_rest(const struct mt_saver *v, struct mt_layout_files *f, const 
 int mt_save_weights(struct mt_saver *v, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
-    struct mt_layout_files f = {.layout = NULL};
+    MT_CLOSED_BY(mt_layout_files_finish) struct mt_layout_files f = {.layout = NULL};
     size_t n_named = 0;
     const char **named = mt_calloc(l->n_tensors, sizeof(*named));
     MT_FREED bool *left = mt_calloc(l->n_stored, sizeof(*left));
@@ -238,7 +237,6 @@ int mt_save_weights(struct mt_saver *v, struct mt_err *err)
                                                  .base_dir = v->base_dir, .torch_dtype = "bfloat16",
                                                  .quantization = f.quantization,
                                                  .shard_bytes = v->s->shard_bytes, .listed = v->files}, err);
-    mt_layout_files_finish(&f);
     free(named);
     return rc;
 }
@@ -286,7 +284,7 @@ static int write_block_state(struct mt_saver *v, size_t *unit, struct mt_err *er
     const struct mt_layout *l = v->s->layout;
     size_t first = l->units[*unit].first_tensor, end = first;
     int block = l->units[*unit].block;
-    struct mt_source_list list = {.p = NULL};
+    MT_CLOSED_BY(mt_source_list_finish) struct mt_source_list list = {.p = NULL};
     for (; *unit < l->n_units && l->units[*unit].block == block; ++*unit)
         end += l->units[*unit].n_tensors;
     char(*names)[160] = mt_calloc((end - first) * N_PARTS, sizeof(*names));
@@ -294,10 +292,8 @@ static int write_block_state(struct mt_saver *v, size_t *unit, struct mt_err *er
     for (size_t t = first; t < end && !rc; t++)
         rc = add_states(v, &list, &l->tensors[t], names + (t - first) * N_PARTS, err);
     const char *name = MT_PATH("megatrain/state-%05d.safetensors", block);
-    if (!rc)
-        rc = mt_hf_write_file(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp, .listed = v->files}, name, list.p,
-                              list.n, err);
-    mt_source_list_finish(&list);
+    rc = rc ?: mt_hf_write_file(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp, .listed = v->files}, name, list.p,
+                                list.n, err);
     free(names);
     return rc;
 }

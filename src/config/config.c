@@ -273,19 +273,14 @@ static int prints_alike(const struct mt_config *a, const struct mt_config *b, co
 /* The first key of [adapter] whose value is not the default, which a configuration with all keys has; NULL: none. */
 static const char *adapter_key_set(const struct mt_config *c)
 {
-    struct mt_config *usual = mt_calloc(1, sizeof(*usual));
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *usual = NULL;
     const char *name = NULL;
-    if (!usual || !(usual->priv = mt_calloc(1, sizeof(*usual->priv)))) {
-        free(usual);
-        return NULL;
-    }
-    int rc = set_defaults(usual, NULL);
+    int rc = mt_config_load(&usual, NULL, NULL, 0, NULL);
     for (size_t i = 0; i < mt_n_keys() && !name && !rc; i++) {
         const struct mt_key *key = mt_key_at(i);
         if (!strcmp(key->section, "adapter") && strcmp(key->name, "kind") && !prints_alike(c, usual, key))
             name = key->name;
     }
-    mt_config_destroy(&usual);
     return name;
 }
 
@@ -513,12 +508,11 @@ static int load_earlier(struct mt_config **out, const char *ini, bool warn, stru
 
 int mt_config_keep(struct mt_config *cfg, const char *earlier_ini, const char *why, struct mt_err *err)
 {
-    struct mt_config *earlier = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *earlier = NULL;
     int rc = load_earlier(&earlier, earlier_ini, true, err);
     for (size_t i = 0; i < mt_n_keys() && !rc; i++)
         if (mt_key_at(i)->role == MT_NUMERICS && is_auto(cfg, mt_key_at(i)))
             rc = take_value(cfg, earlier, mt_key_at(i), why, err);
-    mt_config_destroy(&earlier);
     return rc;
 }
 

@@ -154,7 +154,7 @@ static int open_section(struct parser *p, char *line)
 static int parse_line(struct parser *p, char *line)
 {
     char *s = trim(line), *eq = strchr(s, '=');
-    struct mt_str value = {0};
+    MT_STR_FREED struct mt_str value = {0};
     if (!*s || *s == '#' || *s == ';')
         return 0;
     if (*s == '[')
@@ -172,7 +172,6 @@ static int parse_line(struct parser *p, char *line)
         rc = complain(p, "key \"%.60s\" is in no section: put a [section] line above it", key);
     else if (!rc)
         rc = p->fn(p->ctx, p->file, p->line, p->section, key, value.p ? value.p : "", p->err);
-    mt_str_finish(&value);
     return rc;
 }
 
@@ -208,7 +207,7 @@ int mt_ini_parse(const char *text, size_t len, const char *file, mt_ini_fn fn, v
 
 static int parse_file(const char *file, int depth, mt_ini_fn fn, void *ctx, struct mt_err *err)
 {
-    struct parser *p = mt_calloc(1, sizeof(*p));
+    MT_FREED struct parser *p = mt_calloc(1, sizeof(*p));
     MT_FREED char *text = NULL;
     size_t len = 0;
     if (!p)
@@ -217,9 +216,7 @@ static int parse_file(const char *file, int depth, mt_ini_fn fn, void *ctx, stru
     int rc = mt_read_stream(file, &text, &len, err);
     if (rc && rc != -ENOMEM && err)
         err->kind = MT_ERR_USAGE;
-    rc = rc ?: parse_text(text, len, p);
-    free(p);
-    return rc;
+    return rc ?: parse_text(text, len, p);
 }
 
 int mt_ini_parse_file(const char *file, mt_ini_fn fn, void *ctx, struct mt_err *err)

@@ -310,7 +310,7 @@ static int make_missing(struct mt_shard *shards, bool *made, const struct wanted
                         const struct mt_source_list *l, const struct mt_dataset_params *p,
                         struct mt_err *err)
 {
-    cJSON *job = new_job(p);
+    MT_JSON_FREED cJSON *job = new_job(p);
     int rc = 0, n_helped = 0;
     for (size_t i = 0; i < l->n && !rc; i++) {
         if (open_whole(&shards[i], &want[i]))
@@ -341,7 +341,6 @@ static int make_missing(struct mt_shard *shards, bool *made, const struct wanted
             rc = mt_shard_open(&shards[i], want[i].path, want[i].hash, err)
               ?: mt_shard_verify(&shards[i], want[i].path, err);
         }
-    cJSON_Delete(job);
     return rc;
 }
 
@@ -370,8 +369,7 @@ int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_so
     }
     if (!rc && !p->prepared_only)
         rc = lock_cache(p->cache_dir, &fd, err);
-    if (!rc)
-        rc = p->prepared_only ? open_prepared(shards, want, l, err) : make_missing(shards, made, want, l, p, err);
+    rc = rc ?: p->prepared_only ? open_prepared(shards, want, l, err) : make_missing(shards, made, want, l, p, err);
     if (fd >= 0)
         close(fd);
     return rc;

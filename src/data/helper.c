@@ -271,7 +271,7 @@ int mt_helper_run(const cJSON *job, void (*on_event)(void *, const cJSON *), voi
 {
     int out[2] = {-1, -1}, in = -1, errors = -1, rc;
     char *script = find_script(), *python = script ? find_python(script) : NULL;
-    char *text = mt_json_print(job, false);
+    MT_FREED char *text = mt_json_print(job, false);
     pid_t pid = -1;
     if (!script || !mt_path_exists(script)) {
         rc = mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
@@ -301,6 +301,5 @@ done:
         close(errors);
     free(script);
     free(python);
-    free(text);
     return rc;
 }

@@ -247,7 +247,7 @@ static int fill_group(struct filler *k, struct group *g, struct mt_err *err)
 
 static int pack(mt_sampler *s, struct mt_err *err)
 {
-    struct filler *k = mt_calloc(1, sizeof(*k));
+    MT_FREED struct filler *k = mt_calloc(1, sizeof(*k));
     int rc = 0;
     if (k) {
         k->s = s;
@@ -260,15 +260,13 @@ static int pack(mt_sampler *s, struct mt_err *err)
         rc = mt_fail_nomem(err, "packing", s->n_samples * 8);
     for (size_t i = 0; i < s->n_groups && !rc; i++)
         rc = fill_group(k, &s->groups[i], err);
-    if (!rc)
-        rc = collect_rows(s, k->row_of, err);
+    rc = rc ?: collect_rows(s, k->row_of, err);
     if (k) {
         free(k->row_of);
         free(k->next);
         free(k->head);
         free(k->bitmap);
     }
-    free(k);
     return rc;
 }
 
@@ -339,8 +337,7 @@ int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struc
     bool ok = init_tokens(&s->other, p->seq_len) && init_tokens(&s->joined, p->seq_len);
     ok = ok && (s->values || !mt_dataset_rollout(p->data, 0));
     int rc = ok && s->trained && s->ids ? make_groups(s, err) : mt_fail_nomem(err, "the sampler", p->seq_len);
-    if (!rc)
-        rc = pack(s, err);
+    rc = rc ?: pack(s, err);
     if (!rc && p->chunks > 1)
         rc = mt_batch_init(&s->row, p->seq_len, s->max_docs, err);
     if (rc) {
@@ -597,8 +594,7 @@ int mt_sampler_fill(mt_sampler *s, uint64_t step, struct mt_step_data *out, stru
         mt_batch_clear(b);
         for (size_t k = 0; k < s->p.micro_batch && r < end && !rc; k++, r++)
             rc = add_row(s, row_at(s, epoch, r), b, err);
-        if (!rc)
-            rc = mt_batch_seal(b, err);
+        rc = rc ?: mt_batch_seal(b, err);
         if (!rc && s->p.teacher)
             rc = mt_teacher_fill(s->p.teacher, b, err);
         if (rc)

@@ -33,14 +33,13 @@ static int split_limit(const mt_dataset *d, const char *eval, uint64_t *limit, s
                        "data.eval = %s: must be a file, a percentage, or a number of samples below "
                        "%llu",
                        eval, (unsigned long long)n);
-    uint64_t *h = mt_calloc(n, sizeof(*h));
+    MT_FREED uint64_t *h = mt_calloc(n, sizeof(*h));
     if (!h)
         return mt_fail_nomem(err, "the evaluation split", n * sizeof(*h));
     for (uint64_t i = 0; i < n; i++)
         h[i] = sample_hash(d, i);
     mt_sort_u64(h, n);
     *limit = v > 0 ? h[(uint64_t)v] : 0;
-    free(h);
     return 0;
 }
 

@@ -169,7 +169,7 @@ int mt_teacher_write(mt_teacher_out *t, uint64_t sample, const struct mt_top *to
 {
     struct entry *e = &t->entry[sample];
     size_t bytes = mt_teacher_row_bytes(t->top);
-    char *rows = n == e->n ? mt_calloc(n, bytes) : NULL;
+    MT_FREED char *rows = n == e->n ? mt_calloc(n, bytes) : NULL;
     if (!rows)
         return n == e->n ? mt_fail_nomem(err, "rows of a teacher", n * bytes)
                          : mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "sample %llu has %zu rows instead of %llu",
@@ -181,7 +181,6 @@ int mt_teacher_write(mt_teacher_out *t, uint64_t sample, const struct mt_top *to
     e->sum = XXH3_64bits(rows, n * bytes);
     int rc = write_at(t->fd, rows, n * bytes, rows_at(t->n_samples) + e->first * bytes)
           ?: write_at(t->fd, e, sizeof(*e), sizeof(t->header) + sample * sizeof(*e));
-    free(rows);
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "the teacher's file cannot be written: %s", strerror(-rc)) : 0;
 }
 

@@ -146,12 +146,11 @@ void mt_guard_pass(mt_guard *g)
 /* Of all blocks. */
 static int run_blocks(mt_guard *g, void (*fn)(void *guard, size_t i, int thread), struct mt_err *err)
 {
-    mt_pool *pool = NULL;
+    MT_CLOSED_BY(mt_pool_destroy) mt_pool *pool = NULL;
     const struct mt_pool_params p = {"guard", MT_MAX(g->n_threads, 1), NULL, NULL};
     int rc = g->n_blocks ? mt_pool_create(&pool, &p, err) : 0;
     if (!rc && g->n_blocks)
         mt_pool_run(pool, fn, g, g->n_blocks);
-    mt_pool_destroy(&pool);
     return rc;
 }
 

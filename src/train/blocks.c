@@ -132,8 +132,7 @@ int mt_blocks_finish(const struct mt_train_params *p, struct mt_err *err)
     if (!rc && mt_train_is_stopped(p->control, p->learner))
         rc = mt_fail(err, MT_ERR_RUNTIME, -ECANCELED, "the run was asked to stop before the next block");
     bool merges = p->session->setup->in[p->learner].cfg->adapter.merge_every;
-    if (!rc)
-        rc = merges ? write_merged(p, &name, err) : write_overlay(p, &name, err);
+    rc = rc ?: merges ? write_merged(p, &name, err) : write_overlay(p, &name, err);
     mt_json_begin();
     cJSON *sums = rc ? NULL : sums_of(p->session, p->learner);
     if (!rc && !sums)

@@ -159,14 +159,13 @@ static int read_answers(mt_cluster *c, struct mt_err *err)
 /* The configuration for hosts that lack what the first alone need have. */
 static int print_config(const struct mt_inputs *in, struct mt_str *out, struct mt_err *err)
 {
-    struct mt_config *copy = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *copy = NULL;
     int rc = mt_config_copy(&copy, in->cfg, "", err)
           ?: mt_adapters_spell_out(copy, in->resumed.dir, err);
     if (!rc) /* what a reference says of the data, the first has read */
         rc = mt_config_override(copy, "preference.reference", "start", "the reference of the first host", err);
     if (!rc)
         mt_config_print(copy, false, out);
-    mt_config_destroy(&copy);
     return out->failed ? mt_fail_nomem(err, "the configuration", out->len) : rc;
 }
 
@@ -262,11 +261,10 @@ int mt_cluster_take_config(mt_cluster *c, struct mt_config **cfg, struct mt_err 
     c->timeout = what.lr;
     mt_net_set_deadline(c->net, c->timeout);
     memcpy(c->data, what.data, sizeof(c->data));
-    rc = take_text(c, &text, what.at, err)
-      ?: take_text(c, &facts, what.data[2], err)
-      ?: mt_cluster_note(c, mt_json_parse(&c->facts, facts, what.data[2], "what host 0 says", MT_ERR_RUNTIME, err))
-      ?: mt_cluster_note(c, load_config(cfg, text, err));
-    return rc;
+    return take_text(c, &text, what.at, err)
+        ?: take_text(c, &facts, what.data[2], err)
+        ?: mt_cluster_note(c, mt_json_parse(&c->facts, facts, what.data[2], "what host 0 says", MT_ERR_RUNTIME, err))
+        ?: mt_cluster_note(c, load_config(cfg, text, err));
 }
 
 int mt_cluster_answer(mt_cluster *c, const struct mt_setup *s, const struct mt_inputs *in, int rc,

@@ -237,8 +237,7 @@ static int act(const mt_cluster *c, struct mt_session *s, const struct mt_cluste
     rc = mt_sampler_fill(sampler, what->at, &data, err);
     if (!rc && step && mt_is_doubtful(what->at + 1))
         mt_setup_doubt(s->setup);
-    if (!rc)
-        rc = step ? mt_engine_step(s->engine, &of, &res, err) : mt_engine_flush(s->engine, err);
+    rc = rc ?: step ? mt_engine_step(s->engine, &of, &res, err) : mt_engine_flush(s->engine, err);
     if (!rc && !step)
         rc = mt_engine_eval(s->engine, 0, &data, &eval, err);
     if (!rc && step)

@@ -195,8 +195,7 @@ static int fill_whole(struct generator *x, size_t *rows, struct mt_err *err)
             continue;
         mt_batch_clear(b);
         rc = add_tokens(x, x->at[i], b, length_of(x->at[i]), rows, err);
-        if (!rc)
-            rc = mt_batch_seal(b, err);
+        rc = rc ?: mt_batch_seal(b, err);
     }
     return rc;
 }
@@ -254,8 +253,7 @@ static int pass(struct generator *x, struct mt_err *err)
     const struct mt_draw draw = {draw_rows, x};
     size_t rows = 0;
     int rc = x->cache->slots ? fill_cached(x, &rows, err) : fill_whole(x, &rows, err);
-    if (!rc)
-        rc = mt_engine_draw(x->s->engine, x->batch, x->cache->slots ? 1 : rows, &draw, x->ids, x->loss, err);
+    rc = rc ?: mt_engine_draw(x->s->engine, x->batch, x->cache->slots ? 1 : rows, &draw, x->ids, x->loss, err);
     x->stats.passes++;
     for (size_t i = 0; i < (x->cache->slots ? 1 : rows); i++)
         x->stats.computed += x->batch[i].n_tokens;
@@ -364,10 +362,8 @@ int mt_generate(struct mt_session *s, const struct mt_generation *g, struct mt_g
         share_prompts(&x);
         if (!rc && g->n_new)
             rc = pass(&x, err);
-        if (!rc)
-            rc = look(&x, err);
-        if (!rc)
-            rc = end_texts(&x, err);
+        rc = rc ?: look(&x, err)
+                ?: end_texts(&x, err);
     }
     x.stats.seconds = mt_seconds_since(began);
     finish(&x);

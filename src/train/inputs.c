@@ -39,13 +39,11 @@ static int lay_out(struct mt_inputs *in, struct mt_err *err)
 static int open_model(struct mt_inputs *in, struct mt_err *err)
 {
     int rc = mt_hf_find_model(&in->model_dir, in->cfg->model.path, err);
-    if (!rc)
-        rc = mt_hf_config_read(&in->hf, in->model_dir, err);
+    rc = rc ?: mt_hf_config_read(&in->hf, in->model_dir, err);
     if (!rc && in->cfg->numerics.router_aux_loss > 0 && !in->hf.moe.n_experts)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.router_aux_loss balances the experts of a mixture, and %s is none: "
                      "remove it", in->model_dir);
-    if (!rc)
-        rc = lay_out(in, err);
+    rc = rc ?: lay_out(in, err);
     if (rc)
         return rc;
     if (in->cfg->numerics.seq_len > in->hf.max_pos)
@@ -240,7 +238,7 @@ static int check_rollouts(const struct mt_inputs *in, const mt_dataset *d, struc
     uint64_t n = are ? mt_dataset_stats(d)->n_samples : 0;
     size_t len = are ? mt_dataset_stats(d)->max_len : 0, first;
     union mt_rollout_values *values = mt_calloc(len + 1, sizeof(*values));
-    uint8_t *trained = mt_calloc(len + 1, 1);
+    MT_FREED uint8_t *trained = mt_calloc(len + 1, 1);
     if (!values || !trained)
         rc = mt_fail_nomem(err, "rollouts", len * sizeof(*values));
     for (uint64_t i = 0; i < n && !rc; i++) {
@@ -253,7 +251,6 @@ static int check_rollouts(const struct mt_inputs *in, const mt_dataset *d, struc
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the rollout has no %s", mt_dataset_place(d, i, place, sizeof(place)), lacks);
     }
     free(values);
-    free(trained);
     return rc;
 }
 
@@ -287,8 +284,7 @@ static int open_sets(struct mt_inputs *in, struct mt_err *err)
         else
             rc = s->name ? open_set(in, &s->data, &(struct mt_cfg_list){&path, 1}, "eval.sets", err)
                          : mt_fail_nomem(err, item, name);
-        if (!rc)
-            rc = check_answers(in, s->data, err);
+        rc = rc ?: check_answers(in, s->data, err);
     }
     return rc;
 }
@@ -356,8 +352,7 @@ static int make_samplers(struct mt_inputs *in, const struct mt_numerics *n, stru
         struct mt_split unused = {0};
         mt_split_finish(&in->held_out);
         p.data = in->eval_data;
-        if (!rc)
-            rc = mt_dataset_split(in->eval_data, "", &in->held_out, &unused, err);
+        rc = rc ?: mt_dataset_split(in->eval_data, "", &in->held_out, &unused, err);
         mt_split_finish(&unused);
     }
     in->held_out.n = MT_MIN(in->held_out.n, most);
@@ -376,8 +371,7 @@ static int make_samplers(struct mt_inputs *in, const struct mt_numerics *n, stru
         s->rows.n = MT_MIN(s->rows.n, most);
         p.data = s->data;
         p.split = &s->rows;
-        if (!rc)
-            rc = mt_sampler_create(&s->sampler, &p, err);
+        rc = rc ?: mt_sampler_create(&s->sampler, &p, err);
     }
     return rc;
 }
@@ -430,35 +424,27 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
         rc = mt_resolve_numerics(&in->numerics, cfg, err); /* before data are read, which may take minutes */
     if (!rc && use == MT_RUN_EVAL)
         rc = mt_inputs_freeze_all(cfg, "no training", err);
-    if (!rc)
-        rc = open_model(in, err);
+    rc = rc ?: open_model(in, err);
     if (!rc && use == MT_RUN_TRAIN)
         rc = mt_plan_check_trained(in->layout, err);
     if (!rc && use == MT_RUN_TRAIN)
         rc = check_merging(in, err);
-    if (!rc)
-        rc = check_merge_aware(in, err);
+    rc = rc ?: check_merge_aware(in, err);
     if (!rc && use == MT_RUN_TRAIN)
         rc = check_reference(in, err);
-    if (!rc)
-        rc = open_data(in, use, err);
-    if (!rc)
-        rc = check_answers(in, in->data, err);
-    if (!rc)
-        rc = check_answers(in, in->eval_data, err);
-    if (!rc)
-        rc = check_rollouts(in, in->data, err);
-    if (!rc)
-        rc = check_rollouts(in, in->eval_data, err);
-    if (!rc)
-        rc = open_sets(in, err);
+    rc = rc ?: open_data(in, use, err)
+            ?: check_answers(in, in->data, err)
+            ?: check_answers(in, in->eval_data, err)
+            ?: check_rollouts(in, in->data, err)
+            ?: check_rollouts(in, in->eval_data, err)
+            ?: open_sets(in, err);
     return rc || use != MT_RUN_TRAIN ? rc : open_teacher(in, err);
 }
 
 uint64_t mt_inputs_prepared_rows(struct mt_config *cfg, const struct mt_hf_config *hf, const char *model_dir,
                                  const struct mt_numerics *n)
 {
-    struct mt_inputs in = {.cfg = cfg, .hf = *hf, .numerics = *n, .prepared_only = true};
+    MT_CLOSED_BY(mt_inputs_finish) struct mt_inputs in = {.cfg = cfg, .hf = *hf, .numerics = *n, .prepared_only = true};
     struct mt_err unsaid;
     uint64_t rows = 0;
     in.model_dir = strdup(model_dir);
@@ -467,7 +453,6 @@ uint64_t mt_inputs_prepared_rows(struct mt_config *cfg, const struct mt_hf_confi
     p.micro_batch = (size_t)MT_MAX(n->micro_batch, (int64_t)1);
     if (!rc && !mt_sampler_create(&in.sampler, &p, &unsaid))
         rows = mt_sampler_rows_per_epoch(in.sampler);
-    mt_inputs_finish(&in);
     return rows;
 }
 
@@ -515,8 +500,7 @@ int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max
     if (cfg->placement.expert_group == MT_AUTO) /* units without rows are not loaded: the smaller, the more of them */
         cfg->placement.expert_group = 1;
     int rc = mt_inputs_freeze_all(cfg, "no training", err);
-    if (!rc)
-        rc = open_model(in, err);
+    rc = rc ?: open_model(in, err);
     if (!rc)
         in->cache = mt_inputs_cache(&in->draws, in->layout, max_len, n_texts, most_tokens);
     return rc;
@@ -526,10 +510,8 @@ int mt_inputs_open_without_data(struct mt_inputs *in, struct mt_config *cfg, str
 {
     *in = (struct mt_inputs){.cfg = cfg};
     int rc = mt_resolve_learning_rate(cfg, NULL, err);
-    if (!rc)
-        rc = mt_resolve_numerics(&in->numerics, cfg, err);
-    if (!rc)
-        rc = mt_inputs_freeze_all(cfg, "no training", err);
+    rc = rc ?: mt_resolve_numerics(&in->numerics, cfg, err)
+            ?: mt_inputs_freeze_all(cfg, "no training", err);
     return rc ? rc : open_model(in, err);
 }
 

@@ -171,7 +171,7 @@ static void write_trace(struct mt_loop *l)
         return;
     struct mt_err why;
     MT_FREED struct mt_trace_span *spans = NULL;
-    struct mt_sim_graph graph = {0};
+    MT_CLOSED_BY(mt_sim_graph_finish) struct mt_sim_graph graph = {0};
     size_t n = 0;
     int rc = mt_engine_trace_read(l->s->engine, &spans, &n, &why);
     if (!rc) {
@@ -182,7 +182,6 @@ static void write_trace(struct mt_loop *l)
     }
     if (rc)
         mt_warn("no trace: %s", why.msg);
-    mt_sim_graph_finish(&graph);
 }
 
 /* After a merge of adapters it rises anew. */

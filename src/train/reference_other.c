@@ -163,8 +163,8 @@ static int check_vocabulary(const struct mt_inputs *own, const struct mt_inputs 
 static int run_model(const struct mt_inputs *in, struct mt_inputs *ref, const struct mt_train_state *st, double *of,
                      struct mt_err *err)
 {
-    struct mt_setup setup = {0};
-    struct mt_session s = {0};
+    MT_CLOSED_BY(mt_setup_finish) struct mt_setup setup = {0};
+    MT_CLOSED_BY(mt_session_finish) struct mt_session s = {0};
     struct mt_memory memory;
     int rc = mt_setup_open(&setup, ref, MT_RUN_EVAL, err)
           ?: mt_setup_memory(&setup, &memory, err)
@@ -174,10 +174,7 @@ static int run_model(const struct mt_inputs *in, struct mt_inputs *ref, const st
     rc = rc ?: mt_session_start(&s, &setup, err) ?: mt_session_fill_weights(&s, NULL, err);
     if (!rc && st->step && mt_reference_is_start(in))
         rc = mt_reference_compare(&s, in, of, err);
-    rc = rc ?: mt_reference_fill(&s, 0, in, st->step, of, err);
-    mt_session_finish(&s);
-    mt_setup_finish(&setup);
-    return rc;
+    return rc ?: mt_reference_fill(&s, 0, in, st->step, of, err);
 }
 
 static int take_model(const struct mt_inputs *in, const struct mt_train_state *st, double *of, struct mt_err *err)

@@ -55,12 +55,10 @@ static int open_base(struct mt_session *s, struct mt_err *err)
 static int warm(const struct mt_setup *setup, const struct mt_engine_params *e, struct mt_err *err)
 {
     mt_sampler *sampler = setup->in->sampler;
-    struct mt_step_data first = {.n = 0};
+    MT_CLOSED_BY(mt_step_data_finish) struct mt_step_data first = {.n = 0};
     bool known = sampler && !mt_device_limits(e->dev)->shares_host_memory &&
                  !mt_step_data_init(&first, sampler, NULL) && !mt_sampler_fill(sampler, 0, &first, NULL);
-    int rc = mt_plan_warm(e, &setup->choice.engine.program, known ? &first : NULL, err);
-    mt_step_data_finish(&first);
-    return rc;
+    return mt_plan_warm(e, &setup->choice.engine.program, known ? &first : NULL, err);
 }
 
 int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct mt_err *err)

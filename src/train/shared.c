@@ -111,8 +111,7 @@ int mt_shared_request(struct mt_setup *s, struct mt_err *err)
         o[i] = (struct mt_lay_out){in->cfg, &s->in->hf, s->in->model_dir, &in->resumed};
         s->learner[i] = in->numerics;
     }
-    if (!rc)
-        rc = mt_plan_lay_out_shared(&s->shared[0], &s->shared[1], o, n, err);
+    rc = rc ?: mt_plan_lay_out_shared(&s->shared[0], &s->shared[1], o, n, err);
     free(o);
     if (rc)
         return rc;

@@ -477,7 +477,7 @@ static void close_run(struct run *r)
 
 int mt_train_run(const struct mt_train_params *p, size_t n, enum mt_train_end *why, struct mt_err *err)
 {
-    struct run r = {.n = 0};
+    MT_CLOSED_BY(close_run) struct run r = {.n = 0};
     int rc = open_run(&r, p, n, err);
     if (!rc) {
         mt_engine_trace(p->session->engine, p->trace && p->state->step - p->first_step < MT_TRACED_STEP);
@@ -491,6 +491,5 @@ int mt_train_run(const struct mt_train_params *p, size_t n, enum mt_train_end *w
         mt_watch_engine(p->watch, p->control, NULL);
         p->control->answer = NULL;
     }
-    close_run(&r);
     return rc;
 }

@@ -74,10 +74,9 @@ int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_s
                           float *offset, struct mt_err *err)
 {
     char text[NOTE_MAX + 1];
-    cJSON *o = NULL;
+    MT_JSON_FREED cJSON *o = NULL;
     int rc = mt_st_read_raw(st, s->note, 0, s->note->n_bytes, text, err);
-    if (!rc)
-        rc = mt_json_parse(&o, text, s->note->n_bytes, s->note->name, MT_ERR_INPUT, err);
+    rc = rc ?: mt_json_parse(&o, text, s->note->n_bytes, s->note->name, MT_ERR_INPUT, err);
     if (rc)
         return rc;
     const cJSON *shape = mt_json_get(o, "shape"), *type = mt_json_get(o, "quant_type");
@@ -93,7 +92,6 @@ int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_s
     else if (nested && !isfinite(mt_json_number(o, "nested_offset", NAN)))
         rc = bad(err, st, s->note, "has no nested_offset");
     *offset = nested && !rc ? (float)mt_json_number(o, "nested_offset", NAN) : 0;
-    cJSON_Delete(o);
     return rc;
 }
 
@@ -327,11 +325,10 @@ static int read_part(const struct mt_st_model *st, const struct share *s, size_t
     if (r.step <= 1)
         return mt_st_read_raw(st, from, first, n, dst, err);
     size_t rows = n / row_bytes, bytes = ((rows - 1) * r.step + 1) * row_bytes;
-    char *span = malloc(bytes);
+    MT_FREED char *span = malloc(bytes);
     int rc = span ? mt_st_read_raw(st, from, first, bytes, span, err) : mt_fail_nomem(err, from->name, bytes);
     for (size_t i = 0; i < rows && !rc; i++)
         memcpy((char *)dst + i * row_bytes, span + i * r.step * row_bytes, row_bytes);
-    free(span);
     return rc;
 }
 
@@ -435,8 +432,7 @@ static int copy_piece(const struct mt_st_model *st, const struct mt_packed_sourc
             mt_summer_add(c->summer, c->buf, n);
         if (!rc && c->planes && !mt_packed_is_finite(t->packed, t->scale, which, at, c->buf, n))
             rc = bad(err, st, src->codes, "holds weights that are not finite");
-        if (!rc)
-            rc = write_plane(c->planes, t, p->at + at, n, c->buf, err);
+        rc = rc ?: write_plane(c->planes, t, p->at + at, n, c->buf, err);
     }
     return rc;
 }
@@ -470,20 +466,16 @@ int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *
 static int read_nested(struct mt_packed_reader *r, const struct mt_tensor *t, size_t n, struct mt_err *err)
 {
     float map[256], offset, *nested = mt_calloc(mt_div_up(n, MT_NF4_NESTED), sizeof(*nested));
-    uint8_t *bytes = mt_calloc(n, 1);
+    MT_FREED uint8_t *bytes = mt_calloc(n, 1);
     int rc = nested && bytes ? mt_packed_read_offset(r->st, &r->src, t, &offset, err) : mt_fail_nomem(err, t->name, n);
-    if (!rc)
-        rc = mt_st_read_f32(r->st, r->src.nested_map, 0, 256, map, err);
-    if (!rc)
-        rc = mt_st_read_f32(r->st, r->src.nested_scales, 0, mt_div_up(n, MT_NF4_NESTED), nested, err);
-    if (!rc)
-        rc = mt_st_read_raw(r->st, r->src.scales, 0, n, bytes, err);
+    rc = rc ?: mt_st_read_f32(r->st, r->src.nested_map, 0, 256, map, err)
+            ?: mt_st_read_f32(r->st, r->src.nested_scales, 0, mt_div_up(n, MT_NF4_NESTED), nested, err)
+            ?: mt_st_read_raw(r->st, r->src.scales, 0, n, bytes, err);
     for (size_t i = 0; i < n && !rc; i++) {
         float s = map[bytes[i]] * nested[i / MT_NF4_NESTED];
         r->scales[i] = s + offset;
     }
     free(nested);
-    free(bytes);
     return rc;
 }
 
@@ -491,7 +483,7 @@ static int read_nested(struct mt_packed_reader *r, const struct mt_tensor *t, si
 static int read_small(struct mt_packed_reader *r, const struct mt_tensor *t, size_t n, struct mt_err *err)
 {
     float factor = 1;
-    uint8_t *bytes = mt_calloc(n, 1);
+    MT_FREED uint8_t *bytes = mt_calloc(n, 1);
     const struct share share = {r->src.scales, r->src.rows, n / (size_t)t->shape[0]};
     int rc = bytes ? read_part(r->st, &share, 0, n, bytes, err)
                    : mt_fail_nomem(err, t->name, n);
@@ -503,7 +495,6 @@ static int read_small(struct mt_packed_reader *r, const struct mt_tensor *t, siz
         mt_summer_add(r->summer, &factor, sizeof(factor));
     for (size_t i = 0; i < n && !rc; i++)
         r->scales[i] = mt_scale_to_f32(r->src.scale, bytes, &factor, i);
-    free(bytes);
     return rc;
 }
 

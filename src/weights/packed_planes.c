@@ -32,16 +32,14 @@ static int read_nested(float *scales, size_t n, const struct source *s, struct m
 {
     int rc = 0;
     float offset = 0;
-    uint8_t *codes = read_piece(s, ".absmax", &rc, err);
+    MT_FREED uint8_t *codes = read_piece(s, ".absmax", &rc, err);
     float *nested = read_piece(s, ".nested_absmax", &rc, err), *map = read_piece(s, ".nested_quant_map", &rc, err);
     size_t at = mt_packed_offset_at(s->t);
-    if (!rc)
-        rc = mt_planes_read(s->planes, s->t->unit, MT_PLANE_PACKED, at, sizeof(offset), &offset, err);
+    rc = rc ?: mt_planes_read(s->planes, s->t->unit, MT_PLANE_PACKED, at, sizeof(offset), &offset, err);
     for (size_t i = 0; i < n && !rc; i++) {
         float scale = map[codes[i]] * nested[i / MT_NF4_NESTED];
         scales[i] = scale + offset;
     }
-    free(codes);
     free(nested);
     free(map);
     return rc;
@@ -52,13 +50,11 @@ static int read_scales(float *scales, float *factor, size_t n, const struct sour
     int rc = 0;
     if (s->t->scale == MT_SCALE_NESTED)
         return read_nested(scales, n, s, err);
-    void *raw = read_piece(s, mt_packed_formats[s->t->packed].scales_name, &rc, err);
-    float *own = read_piece(s, mt_packed_factor_name(s->t->scale), &rc, err);
+    MT_FREED void *raw = read_piece(s, mt_packed_formats[s->t->packed].scales_name, &rc, err);
+    MT_FREED float *own = read_piece(s, mt_packed_factor_name(s->t->scale), &rc, err);
     *factor = own ? *own : 1;
     for (size_t i = 0; i < n && !rc; i++)
         scales[i] = mt_scale_to_f32(s->t->scale, raw, factor, i);
-    free(raw);
-    free(own);
     return rc;
 }
 
@@ -74,8 +70,7 @@ int mt_packed_plane_read(struct mt_packed_plane *out, mt_plane_set *planes, cons
     out->scales = mt_calloc(n, sizeof(float));
     if (!rc && !out->scales)
         rc = mt_fail_nomem(err, t->name, n * sizeof(float));
-    if (!rc)
-        rc = read_scales(out->scales, &out->factor, n, &s, err);
+    rc = rc ?: read_scales(out->scales, &out->factor, n, &s, err);
     if (rc)
         mt_packed_plane_finish(out);
     return rc;

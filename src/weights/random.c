@@ -75,13 +75,12 @@ static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_
 int mt_weights_init_random(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed,
                            int n_threads, struct mt_err *err)
 {
-    mt_pool *pool = NULL;
+    MT_CLOSED_BY(mt_pool_destroy) mt_pool *pool = NULL;
     struct mt_pool_params p = {"init", n_threads, NULL, NULL};
     MT_FREED float *buf = mt_calloc(PIECE, sizeof(float));
     int rc = buf ? mt_pool_create(&pool, &p, err)
                  : mt_fail_nomem(err, "random weights", PIECE * sizeof(float));
     for (size_t i = 0; i < l->n_tensors && !rc; i++)
         rc = init_tensor(l, &l->tensors[i], planes, seed, buf, pool, err);
-    mt_pool_destroy(&pool);
     return rc ?: mt_planes_settle(planes, err);
 }

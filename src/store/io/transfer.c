@@ -224,7 +224,7 @@ int mt_transfers_set_buffers(mt_transfers *t, const struct iovec *iov, int n)
 static int open_io(mt_transfers *t, const char **why, struct mt_err *err)
 {
     const struct mt_transfers_params *p = &t->p;
-    int *fds = mt_calloc(p->n_files, sizeof(*fds));
+    MT_FREED int *fds = mt_calloc(p->n_files, sizeof(*fds));
     if (!fds)
         return mt_fail_nomem(err, p->what, p->n_files * sizeof(*fds));
     for (size_t i = 0; i < p->n_files; i++)
@@ -239,7 +239,6 @@ static int open_io(mt_transfers *t, const char **why, struct mt_err *err)
         t->io = NULL; /* if this fails, it is gone */
         rc = mt_io_create_fault(&t->io, inner, p->fault, p->depth, err);
     }
-    free(fds);
     return rc;
 }
 
