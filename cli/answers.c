@@ -5,7 +5,6 @@
 
 #include "base/clock.h"
 #include "base/fs.h"
-#include "base/mem.h"
 #include "rounds.h"
 
 int cli_answers_open(struct cli_answers *a, struct mt_config *cfg, const struct mt_inputs *in, struct mt_err *err)

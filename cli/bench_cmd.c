@@ -10,7 +10,6 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "bench.h"
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/output.h"
 
 /* --- tables --------------------------------------------------------------------------------------- */

@@ -13,7 +13,6 @@
 #include "hw/hw.h"
 #include "hw/probe.h"
 #include "kinds/kinds.h"
-#include "optim/optimizer.h"
 #include "report.h"
 
 static void add_bytes(cJSON *o, const char *name, uint64_t bytes)

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/mem.h"
 #include "cli.h"
-#include "report.h"
 #include "train/evaluate.h"
 
 static int print_samples(struct mt_session *s, bool json, struct mt_err *err)

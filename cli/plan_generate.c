@@ -2,7 +2,6 @@
 /* Plans of generation: passes of one new token of each text, by how many texts there are at once. */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"

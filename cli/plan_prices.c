@@ -3,7 +3,6 @@
 #include <stdio.h>
 
 #include "base/mem.h"
-#include "machine/stored.h"
 #include "plan_print.h"
 #include "report.h"
 

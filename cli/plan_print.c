@@ -11,7 +11,6 @@
 #include "engine/memory.h"
 #include "engine/records.h"
 #include "objective/objective.h"
-#include "plan/evaluate.h"
 #include "report.h"
 
 static const char *const tier_names[] = {"host", "states on disk", "all on disk"};

@@ -6,7 +6,6 @@
 #include <sys/resource.h>
 
 #include "base/cgroup.h"
-#include "base/mem.h"
 #include "base/strbuf.h"
 
 static void add_rlimit(struct mt_str *s, int which, const char *name, const char *of)

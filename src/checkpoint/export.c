@@ -30,7 +30,6 @@
 #include "weights/peft.h"
 #include "model/stored.h"
 #include "weights/weights.h"
-#include "store/block_sum.h"
 
 struct exporter {
     struct mt_st_model weights, *states;

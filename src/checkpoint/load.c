@@ -11,12 +11,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/hf_dir.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/save_priv.h"
 #include "checkpoint/seal.h"
 #include "hf/safetensors.h"
-#include "weights/peft.h"
 #include "model/ranges.h"
 #include "weights/weights.h"
 

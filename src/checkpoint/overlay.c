@@ -13,7 +13,6 @@
 
 #include "base/fs.h"
 #include "base/json.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "base/sum64.h"

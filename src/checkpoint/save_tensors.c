@@ -6,8 +6,6 @@
 
 #include "base/dtype.h"
 #include "base/fs.h"
-#include "base/json.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_dir.h"

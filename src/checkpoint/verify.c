@@ -10,7 +10,6 @@
 #include "base/strbuf.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/save_priv.h"
 #include "checkpoint/seal.h"
 #include "hf/safetensors.h"
 #include "weights/peft.h"

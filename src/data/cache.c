@@ -17,7 +17,6 @@
 #include "base/mem.h"
 #include "base/read_progress.h"
 #include "base/units.h"
-#include "config/schema.h"
 #include "data/chat_template.h"
 #include "data/columns.h"
 #include "data/helper.h"

@@ -8,7 +8,6 @@
 
 #include "base/fs.h"
 #include "base/json.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/read_progress.h"
 #include "base/strbuf.h"
@@ -17,7 +16,6 @@
 #include "data/columns.h"
 #include "data/dataset.h"
 #include "data/rollouts.h"
-#include "data/sources.h"
 
 static int push_bytes(struct mt_sample_reader *r, const char *text, size_t len, bool trained,
                       struct mt_err *err)

@@ -11,7 +11,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "hf/safetensors.h"
-#include "model/packing.h"
 #include "model/ranges.h"
 #include "model/stored.h"
 #include "weights/known.h"

@@ -2,7 +2,6 @@
 /* The backend without io_uring: threads that call pread and pwrite. */
 #include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
