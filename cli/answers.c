@@ -27,12 +27,11 @@ int cli_answer(void *answers, struct mt_eval_report *r, struct mt_err *err)
 {
     struct cli_answers *a = answers;
     struct cli_rewards told;
-    char drawn[4200], whole[4200], newest[4200];
     int64_t began = mt_now_ns();
     int rc = MT_AGAIN;
-    mt_path_printf(drawn, sizeof(drawn), "%s/answers.tmp.jsonl", a->dir);
-    mt_path_printf(whole, sizeof(whole), "%s/answers-%llu.jsonl", a->dir, (unsigned long long)r->step);
-    mt_path_printf(newest, sizeof(newest), "%s/answers.jsonl", a->dir);
+    const char *drawn = MT_PATH("%s/answers.tmp.jsonl", a->dir);
+    const char *whole = MT_PATH("%s/answers-%llu.jsonl", a->dir, (unsigned long long)r->step);
+    const char *newest = MT_PATH("%s/answers.jsonl", a->dir);
     while (rc == MT_AGAIN)
         rc = mt_train_heed(a->control, a->learner, 1, 1, cli_write_texts(&a->g, drawn, err), err);
     rc = rc ?: cli_give_rewards(a->g.cfg, drawn, whole, &told, err)

@@ -111,10 +111,9 @@ static int remove_own(const char *dir, bool (*is_own)(const char *), struct mt_e
     DIR *d = opendir(dir);
     int rc = 0;
     for (struct dirent *e; d && !rc && (e = readdir(d));) {
-        char *path = is_own(e->d_name) ? mt_path_join(dir, e->d_name) : NULL;
+        MT_FREED char *path = is_own(e->d_name) ? mt_path_join(dir, e->d_name) : NULL;
         if (path)
             rc = mt_remove_tree(path, err);
-        free(path);
     }
     if (d)
         closedir(d);
@@ -189,8 +188,7 @@ static int run_sweep(struct bench *b, struct mt_err *err)
 
 static int read_table(cJSON **out, const char *path, struct mt_err *err)
 {
-    char file[4200];
-    mt_path_printf(file, sizeof(file), mt_is_dir(path) ? "%s/sweep.json" : "%s", path);
+    const char *file = MT_PATH(mt_is_dir(path) ? "%s/sweep.json" : "%s", path);
     return mt_json_read_file(out, file, MT_ERR_INPUT, err);
 }
 
@@ -222,10 +220,9 @@ int cli_cmd_bench(struct cli *cli, const struct cli_args *args)
         rc = mt_fail(&err, MT_ERR_USAGE, -ENOENT, "no job matches --only %s", cli_arg(args, "only"));
     rc = rc ?: open_folder(&b, args->operands[0], &err) ?: run_sweep(&b, &err);
     if (!rc && !b.interrupted) {
-        struct mt_str md = {0};
+        MT_STR_FREED struct mt_str md = {0};
         mt_sweep_markdown(&md, b.rows, b.n_rows);
         printf("%s", md.p ? md.p : "");
-        mt_str_finish(&md);
     }
     size_t n_failed = 0;
     for (size_t i = 0; i < b.n_rows; i++)

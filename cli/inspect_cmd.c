@@ -255,15 +255,13 @@ static int inspect_layer(const char *model, int64_t layer, bool json, struct mt_
         rc = mt_layout_create(&l, cfg, &(struct mt_layout_params){.cut = cut}, err);
     }
     if (!rc) {
-        cJSON *lines = cJSON_CreateArray();
+        MT_JSON_FREED cJSON *lines = cJSON_CreateArray();
         mt_layer_lines(l, (int)layer, MT_BF16, INSPECT_TOKENS, add_line, lines);
-        char *text = json ? mt_json_print(lines, true) : NULL;
+        MT_FREED char *text = json ? mt_json_print(lines, true) : NULL;
         if (json)
             printf("%s\n", text ? text : "");
         else
             print_lines(lines);
-        free(text);
-        cJSON_Delete(lines);
     }
     return rc;
 }

@@ -19,18 +19,14 @@ void cli_json_line(enum mt_log_level level, const char *line)
 {
     static const char *const names[] = {"error", "warning", "info", "debug", "progress"};
     cJSON *o = cJSON_CreateObject();
-    cJSON_AddNumberToObject(o, "time", (double)time(NULL));
-    cJSON_AddStringToObject(o, "level", names[level]);
-    cJSON_AddStringToObject(o, "message", line);
+    mt_json_put(o, "time=%f, level=%s, message=%s", (double)time(NULL), names[level], line);
     put(o);
 }
 
 void cli_json_event(const char *event, cJSON *fields)
 {
     cJSON *o = cJSON_CreateObject();
-    cJSON_AddNumberToObject(o, "time", (double)time(NULL));
-    cJSON_AddStringToObject(o, "level", "info");
-    cJSON_AddStringToObject(o, "event", event);
+    mt_json_put(o, "time=%f, level=%s, event=%s", (double)time(NULL), "info", event);
     while (fields && fields->child) {
         cJSON *v = fields->child;
         cJSON_DetachItemViaPointer(fields, v);

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "base/strbuf.h"
 #include "cli.h"
 #include "device/device.h"
@@ -72,11 +73,10 @@ static int show_version(int verbose)
 {
     printf("megatrain %s\n", MT_VERSION);
     if (verbose) {
-        mt_device *dev = NULL;
+        MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
         struct mt_device_params p = {.kind = "cpu", .budget_bytes = 1 << 20, .n_threads = 1};
         if (!mt_device_create(&dev, &p, NULL))
             printf("devices: %s\n", mt_device_limits(dev)->name);
-        mt_device_destroy(&dev);
     }
     return 0;
 }

@@ -98,26 +98,20 @@ static void print_json(const struct row *row, size_t n, size_t best, size_t len,
 {
     mt_json_begin();
     cJSON *o = cJSON_CreateObject(), *list;
-    cJSON_AddNumberToObject(o, "tokens_of_a_text", (double)len);
-    cJSON_AddNumberToObject(o, "best_texts", (double)row[best].texts);
-    cJSON_AddNumberToObject(o, "tokens_per_second", row[best].per_second);
+    mt_json_put(o, "tokens_of_a_text=%f, best_texts=%f, tokens_per_second=%f", (double)len, (double)row[best].texts,
+                row[best].per_second);
     list = cJSON_AddArrayToObject(o, "by_texts");
     for (size_t i = 0; i < n; i++) {
         cJSON *x = cJSON_CreateObject();
-        cJSON_AddNumberToObject(x, "texts", (double)row[i].texts);
-        cJSON_AddNumberToObject(x, "tokens_per_second", row[i].per_second);
-        cJSON_AddNumberToObject(x, "pass_seconds", row[i].seconds);
-        cJSON_AddNumberToObject(x, "drawing_seconds", row[i].drawing);
-        cJSON_AddStringToObject(x, "bound_by", row[i].bound);
-        cJSON_AddNumberToObject(x, "caches_on_device", (double)row[i].caches / (double)row[i].units);
-        cJSON_AddNumberToObject(x, "weights_on_device", (double)row[i].weights / (double)row[i].units);
+        mt_json_put(x, "texts=%f, tokens_per_second=%f, pass_seconds=%f, drawing_seconds=%f, bound_by=%s, "
+                    "caches_on_device=%f, weights_on_device=%f", (double)row[i].texts, row[i].per_second,
+                    row[i].seconds, row[i].drawing, row[i].bound, (double)row[i].caches / (double)row[i].units,
+                    (double)row[i].weights / (double)row[i].units);
         mt_json_append(list, x);
     }
     if (of->texts > 0) {
         cJSON *x = cJSON_AddObjectToObject(o, "round");
-        cJSON_AddNumberToObject(x, "texts", of->texts);
-        cJSON_AddNumberToObject(x, "generate_seconds", of->generate);
-        cJSON_AddNumberToObject(x, "train_seconds", of->train);
+        mt_json_put(x, "texts=%f, generate_seconds=%f, train_seconds=%f", of->texts, of->generate, of->train);
     }
     cli_print_object(o, true);
 }

@@ -162,9 +162,8 @@ static void add_json(cJSON *all, const struct row *r)
                            r->of->type, r->of->state_dtype, r->of->master, r->backward ? "backward" : "forward");
     mt_json_put(o, "train.blocks=%s, exact=%d, fits=%d", r->blocks, r->exact, r->fits);
     if (r->fits) {
-        mt_json_put(o, "bytes_per_parameter=%f, host_bytes=%f, disk_bytes=%f, seconds=%f, disk_write_bytes=%f",
-                    r->kept, r->host, r->disk, r->seconds, r->written);
-        mt_json_put(o, "disk_write_bytes_per_token=%f", r->a_token);
+        mt_json_put(o, "bytes_per_parameter=%f, host_bytes=%f, disk_bytes=%f, seconds=%f, disk_write_bytes=%f, "
+                    "disk_write_bytes_per_token=%f", r->kept, r->host, r->disk, r->seconds, r->written, r->a_token);
     }
     mt_json_append(all, o);
 }

@@ -398,11 +398,10 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     const struct mt_plan_choice *c = &v->choice;
     char name[MT_CHOICE_NAME];
     cJSON *k = cJSON_AddObjectToObject(o, "settings");
-    mt_json_put(k, "train.micro_batch=%f, memory.unit=%s, memory.activations=%s, memory.keep_layers=%f",
-                (double)c->numerics.micro_batch, c->layout->cut.name,
+    mt_json_put(k, "train.micro_batch=%f, memory.unit=%s, memory.activations=%s, memory.keep_layers=%f, "
+                "memory.offload_layers=%f", (double)c->numerics.micro_batch, c->layout->cut.name,
                 mt_choice_name(name, MT_ACTIVATIONS_NAMES, (int)c->placement.activations),
-                (double)c->placement.keep_layers);
-    mt_json_put(k, "memory.offload_layers=%f", (double)c->placement.offload_layers);
+                (double)c->placement.keep_layers, (double)c->placement.offload_layers);
     if (c->engine.uses_files)
         cJSON_AddNumberToObject(k, "memory.base_blocks", (double)c->engine.base_blocks);
     cJSON_AddNumberToObject(k, "memory.offload_attention", (double)c->placement.offload_attention);

@@ -151,9 +151,8 @@ static int measure(const struct probe *p, cJSON *o, struct mt_network *out, stru
     int rc = probe_pairs(p, pairs, &worst, err) ?: probe_ring(p, &out->gbs, &out->cores, err);
     out->us = worst.us;
     out->hosts = p->size;
-    cJSON_AddNumberToObject(o, "hosts", p->size);
-    cJSON_AddNumberToObject(o, "us of the slowest pair", worst.us);
-    cJSON_AddNumberToObject(o, "GB/s one way of the slowest pair", worst.gbs);
+    mt_json_put(o, "hosts=%f, us of the slowest pair=%f, GB/s one way of the slowest pair=%f", (double)p->size, worst.us,
+                worst.gbs);
     cJSON_AddNumberToObject(o, "GB/s each way, all hosts at once", out->gbs);
     cJSON_AddNumberToObject(o, "cores that this takes", out->cores);
     mt_json_add(o, "pairs", pairs);

@@ -24,9 +24,8 @@ static void print_line(const cJSON *v, int width)
     } else if (cJSON_IsNumber(v) && v->valuedouble != floor(v->valuedouble)) {
         printf("%-*s %.4g\n", width, v->string, v->valuedouble);
     } else {
-        char *value = mt_json_print(v, false);
+        MT_FREED char *value = mt_json_print(v, false);
         printf("%-*s %s\n", width, v->string, value ? value : "");
-        free(value);
     }
 }
 
@@ -293,10 +292,9 @@ static cJSON *begin_event(const struct cli_progress *p)
 static void step_event(const struct cli_progress *p, const struct mt_step_report *r)
 {
     cJSON *o = begin_event(p);
-    mt_json_put(o, "step=%f, total_steps=%f, loss=%f, lr=%f, grad_norm=%f, skipped=%d, tok_s=%f, seconds=%f",
-                (double)r->step, (double)r->total_steps, r->result.loss, r->lr, r->result.grad_norm,
-                r->result.skipped, (double)r->tokens / r->seconds, r->seconds);
-    mt_json_put(o, "eta_seconds=%f", r->eta_seconds);
+    mt_json_put(o, "step=%f, total_steps=%f, loss=%f, lr=%f, grad_norm=%f, skipped=%d, tok_s=%f, seconds=%f, "
+                "eta_seconds=%f", (double)r->step, (double)r->total_steps, r->result.loss, r->lr,
+                r->result.grad_norm, r->result.skipped, (double)r->tokens / r->seconds, r->seconds, r->eta_seconds);
     cli_json_event("step", o);
 }
 

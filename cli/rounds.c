@@ -132,13 +132,11 @@ static int write_prompts(const struct rounds *r, uint64_t round, const char *pat
     for (uint64_t i = 0, at = round * n; i < n; i++, at++) {
         uint64_t k = mt_permute(at % r->n_prompts, r->n_prompts, (uint64_t)r->cfg->train.seed,
                                 STREAM_PROMPTS + at / r->n_prompts);
-        cJSON *o = cJSON_Duplicate(cJSON_GetArrayItem(r->prompts, (int)k), true);
+        MT_JSON_FREED cJSON *o = cJSON_Duplicate(cJSON_GetArrayItem(r->prompts, (int)k), true);
         cJSON_DeleteItemFromObjectCaseSensitive(o, "group");
         cJSON_AddNumberToObject(o, "group", (double)at);
-        char *line = mt_json_print(o, false);
+        MT_FREED char *line = mt_json_print(o, false);
         mt_str_printf(&text, "%s\n", line ? line : "");
-        free(line);
-        cJSON_Delete(o);
     }
     return text.failed || !mt_json_complete() ? mt_fail_nomem(err, path, text.len)
                                               : mt_write_file(path, text.p, text.len, err);
@@ -257,9 +255,8 @@ int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON object", place);
         else if (wants)
             rc = set_reward(cfg, o, command ? cJSON_GetArrayItem(rewards, i) : NULL, place, err);
-        char *line = rc ? NULL : mt_json_print(o, false);
+        MT_FREED char *line = rc ? NULL : mt_json_print(o, false);
         mt_str_printf(&text, "%s\n", line ? line : "");
-        free(line);
     }
     rc = rc ?: text.failed || !mt_json_complete() ? mt_fail_nomem(err, to, text.len)
                                                   : mt_write_file(to, text.p, text.len, err);
@@ -304,8 +301,7 @@ static int newest(struct rounds *r, uint64_t *step, struct mt_err *err)
 
 int cli_link_as(const char *data, const char *whole, struct mt_err *err)
 {
-    char tmp[4300];
-    mt_path_printf(tmp, sizeof(tmp), "%s.tmp", data);
+    const char *tmp = MT_PATH("%s.tmp", data);
     unlink(tmp);
     int rc = link(whole, tmp) || rename(tmp, data) ? mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot make %s: %s", data, strerror(errno)) : 0;
     unlink(tmp); /* it stays where data is the same file */

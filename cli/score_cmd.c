@@ -275,9 +275,8 @@ static uint64_t say_top(const struct mt_inputs *in, const char *file)
 static int check_memory(const struct mt_setup *setup, const struct cli_args *args, const char *path, struct mt_err *err)
 {
     struct mt_memory memory;
-    char file[4096];
     int rc = mt_setup_memory(setup, &memory, err);
-    mt_path_printf(file, sizeof(file), "%s.top", path);
+    const char *file = MT_PATH("%s.top", path);
     if (!rc && setup->in->top)
         mt_memory_add_row(&memory.rows, "disk", "FILE.top", say_top(setup->in, file));
     if (!rc && cli_arg(args, "dry-run"))
@@ -290,8 +289,7 @@ static int open_top(mt_teacher_out **out, const struct mt_setup *setup, const ch
                     struct mt_err *err)
 {
     const struct mt_inputs *in = setup->in;
-    char file[4096];
-    mt_path_printf(file, sizeof(file), "%s.top", path);
+    const char *file = MT_PATH("%s.top", path);
     struct mt_teacher_params p = {.path = file, .data = in->eval_data, .top = in->top, .vocab = (size_t)in->hf.vocab,
                                   .key = key_of(setup), .goes_on = goes_on};
     int rc = mt_inputs_tokenizer_hash(&p.tokenizer, in, err);
@@ -307,10 +305,9 @@ static int score(struct mt_setup *setup, const struct cli_args *args, const char
     const struct mt_inputs *in = setup->in;
     size_t answers = mt_sampler_n_answers(in->eval_sampler), before = 0;
     size_t n = answers ? answers : (size_t)mt_dataset_stats(in->eval_data)->n_samples;
-    char part[4096];
     mt_setup_adopt_checkpoint(setup);
     int rc = mt_session_start(&s, setup, err);
-    mt_path_printf(part, sizeof(part), "%s.part", path);
+    const char *part = MT_PATH("%s.part", path);
     if (!rc && cli_arg(args, "force"))
         unlink(part);
     rc = rc ?: score_journal_open(&j, part, key_of(setup) + top, n, err);

@@ -348,9 +348,8 @@ char *mt_path_canonical(const char *path)
     } else if (*path == '/') {
         whole = strdup(path);
     } else {
-        char *cwd = getcwd(NULL, 0);
+        MT_FREED char *cwd = getcwd(NULL, 0);
         whole = cwd ? mt_path_join(cwd, path) : NULL;
-        free(cwd);
     }
     return whole;
 }

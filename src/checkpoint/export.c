@@ -122,7 +122,6 @@ static int write_card(struct exporter *x, const struct mt_export *e, const char 
                            .adapters = x->adapter_config != NULL,
                            .merged = e->base != NULL,
                            .packed = e->base_dtype ? mt_packed_names[e->base_dtype] : NULL};
-    char path[4200];
     bool known = !mt_checkpoint_read_state(e->from, &s, NULL);
     MT_FREED char *text = known ? mt_card_text(&card, &s) : NULL;
     if (known && !x->adapter_config && !e->base_dtype)
@@ -130,7 +129,7 @@ static int write_card(struct exporter *x, const struct mt_export *e, const char 
     mt_train_state_finish(&s);
     if (!known)
         return 0;
-    mt_path_printf(path, sizeof(path), "%s/" MT_CARD_NAME, dir);
+    const char *path = MT_PATH("%s/" MT_CARD_NAME, dir);
     int rc = text ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, MT_CARD_NAME, 0);
     if (!rc) {
         const struct mt_out_file f = {.bytes = strlen(text), .sum = XXH3_64bits(text, strlen(text))};
@@ -376,8 +375,7 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
 /* What is packed comes from the weights that the files have; masters are wider, and would give other codes. */
 static int refuse_masters(const struct mt_export *e, struct mt_err *err)
 {
-    char path[4200];
-    mt_path_printf(path, sizeof(path), "%s/megatrain/state-00000.safetensors", e->from);
+    const char *path = MT_PATH("%s/megatrain/state-00000.safetensors", e->from);
     return !e->f32 || !mt_path_exists(path)
                ? 0
                : mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is a checkpoint with master weights: --dtype f32 and --quantize "

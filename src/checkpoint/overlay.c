@@ -439,9 +439,8 @@ static int move_base(const char *overlay, const char *base_dir, struct mt_err *e
 int mt_overlay_adopt(const char *checkpoint, const char *name, const char *dir, const char *base_dir, char **path,
                      struct mt_err *err)
 {
-    char own[4096], beside[4096];
-    mt_path_printf(own, sizeof(own), "%s/%s", dir, name);
-    mt_path_printf(beside, sizeof(beside), "%s/../%s", checkpoint, name);
+    const char *own = MT_PATH("%s/%s", dir, name);
+    const char *beside = MT_PATH("%s/../%s", checkpoint, name);
     int rc = 0;
     if (!mt_is_dir(own) && !mt_is_dir(beside))
         return mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT, "%s needs %s beside it, the blocks that were trained before: it is not there",

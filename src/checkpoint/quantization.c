@@ -65,19 +65,15 @@ static cJSON *plain_modules(const struct mt_layout *l, enum mt_packed f, bool mo
 
 static void describe_nf4(cJSON *o, const struct mt_tensor *t)
 {
-    cJSON_AddBoolToObject(o, "load_in_4bit", true);
-    cJSON_AddBoolToObject(o, "load_in_8bit", false);
-    cJSON_AddStringToObject(o, "bnb_4bit_quant_type", "nf4");
-    cJSON_AddBoolToObject(o, "bnb_4bit_use_double_quant", t->scale == MT_SCALE_NESTED);
-    cJSON_AddStringToObject(o, "bnb_4bit_compute_dtype", "bfloat16");
-    cJSON_AddStringToObject(o, "bnb_4bit_quant_storage", "uint8");
+    mt_json_put(o, "load_in_4bit=%d, load_in_8bit=%d, bnb_4bit_quant_type=%s, bnb_4bit_use_double_quant=%d, "
+                "bnb_4bit_compute_dtype=%s, bnb_4bit_quant_storage=%s", true, false, "nf4",
+                t->scale == MT_SCALE_NESTED, "bfloat16", "uint8");
 }
 
 static void describe_fp8(cJSON *o, enum mt_packed f)
 {
     const int block[] = {MT_FP8_BLOCK, MT_FP8_BLOCK};
-    cJSON_AddStringToObject(o, "fmt", "e4m3");
-    cJSON_AddStringToObject(o, "activation_scheme", "dynamic");
+    mt_json_put(o, "fmt=%s, activation_scheme=%s", "e4m3", "dynamic");
     mt_json_add(o, "weight_block_size", f == MT_PACKED_FP8 ? cJSON_CreateIntArray(block, 2) : cJSON_CreateNull());
 }
 
@@ -94,16 +90,12 @@ static void describe_compressed(cJSON *o, enum mt_packed f)
     cJSON *group = cJSON_AddObjectToObject(cJSON_AddObjectToObject(o, "config_groups"), "group_0");
     cJSON *w = cJSON_AddObjectToObject(group, "weights");
     mt_json_add(group, "targets", cJSON_CreateStringArray((const char *const[]){"Linear"}, 1));
-    cJSON_AddNumberToObject(w, "num_bits", of[f].bits);
-    cJSON_AddStringToObject(w, "type", of[f].type);
-    cJSON_AddBoolToObject(w, "symmetric", true);
-    cJSON_AddStringToObject(w, "strategy", of[f].strategy);
+    mt_json_put(w, "num_bits=%f, type=%s, symmetric=%d, strategy=%s", (double)of[f].bits, of[f].type, true, of[f].strategy);
     if (of[f].group)
         cJSON_AddNumberToObject(w, "group_size", of[f].group);
     if (f == MT_PACKED_MXFP4)
         cJSON_AddStringToObject(w, "scale_dtype", "torch.uint8");
-    cJSON_AddStringToObject(o, "format", of[f].format);
-    cJSON_AddStringToObject(o, "quantization_status", "compressed");
+    mt_json_put(o, "format=%s, quantization_status=%s", of[f].format, "compressed");
 }
 
 int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *err)

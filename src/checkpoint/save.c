@@ -63,8 +63,7 @@ static cJSON *manifest_json(const struct mt_train_state *s)
     cJSON *o = cJSON_CreateObject();
     char step[32];
     snprintf(step, sizeof(step), "%llu", (unsigned long long)s->step);
-    cJSON_AddNumberToObject(o, "version", 1);
-    cJSON_AddStringToObject(o, "step", step);
+    mt_json_put(o, "version=%f, step=%s", 1.0, step);
     mt_lineage_to_json(&s->lineage, o);
     return o;
 }

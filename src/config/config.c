@@ -95,7 +95,7 @@ static int resolve_list(const struct mt_key *key, const char *file, const char *
     s.failed = !copy;
     for (char *item = copy ? strtok_r(copy, ",", &save) : NULL; item;
          item = strtok_r(NULL, ",", &save)) {
-        char *path = NULL;
+        MT_FREED char *path = NULL;
         while (*item == ' ' || *item == '\t')
             item++;
         size_t name = mt_key_name_of_path(key, item);
@@ -103,7 +103,6 @@ static int resolve_list(const struct mt_key *key, const char *file, const char *
             s.failed = true;
         else
             mt_str_printf(&s, "%s%.*s%s", s.len ? ", " : "", (int)name, item, path);
-        free(path);
     }
     free(copy);
     mt_str_append(&s, "", 0);

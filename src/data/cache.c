@@ -103,7 +103,7 @@ static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, s
     MT_FREED char *helper = mt_helper_dir();
     int rc = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(files) && p->model_dir && !rc; i++) {
-        char *path = mt_path_join(p->model_dir, files[i]);
+        MT_FREED char *path = mt_path_join(p->model_dir, files[i]);
         hash_text(state, files[i]);
         if (!path)
             rc = mt_fail_nomem(err, files[i], 64);
@@ -111,7 +111,6 @@ static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, s
             hash_folder(state, path, is_code);
         else
             rc = hash_file(state, path, false, err);
-        free(path);
     }
     if (p->model_dir && !rc) {
         hash_folder(state, p->model_dir, is_tokenizer); /* that tiktoken.model's pattern is read from */
@@ -121,10 +120,9 @@ static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, s
     if (mt_chat_template_is_file(p->template_))
         rc = rc ? rc : hash_file(state, p->template_, true, err);
     for (size_t i = 0; i < MT_ARRAY_LEN(folders) && helper; i++) {
-        char *path = mt_path_join(helper, folders[i]);
+        MT_FREED char *path = mt_path_join(helper, folders[i]);
         if (path)
             hash_folder(state, path, is_code);
-        free(path);
     }
     return rc;
 }

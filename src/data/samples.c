@@ -240,7 +240,7 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
             n--;
         if (!n)
             continue;
-        cJSON *o = NULL;
+        MT_JSON_FREED cJSON *o = NULL;
         snprintf(where, sizeof(where), "%s:%zu", path, number);
         if (memchr(line, 0, n))
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the line contains a zero byte", where);
@@ -253,7 +253,6 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s:%zu:%zu: not valid JSON", path, number, col);
         }
         rc = rc ?: read_object(r, o, where, number, err);
-        cJSON_Delete(o);
     }
     free(line);
     if (!rc && ferror(f))

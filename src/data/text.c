@@ -18,9 +18,8 @@ bool mt_text_has_tokenizer(const char *model_dir)
     static const char *const names[] = {"tokenizer.json", "tekken.json", "tiktoken.model"};
     bool any = false;
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
-        char *path = mt_path_join(model_dir, names[i]);
+        MT_FREED char *path = mt_path_join(model_dir, names[i]);
         any |= path && mt_path_exists(path);
-        free(path);
     }
     return any;
 }
@@ -160,11 +159,10 @@ int mt_text_encode(const struct mt_text_params *p, const cJSON *prompts, bool ch
     memset(out, 0, to.n * sizeof(*out));
     cJSON_ArrayForEach(one, prompts) plain = plain && cJSON_IsString(mt_json_get(one, "prompt"));
     if (!plain) {
-        cJSON *job = new_job(p, "encode");
+        MT_JSON_FREED cJSON *job = new_job(p, "encode");
         cJSON_AddItemReferenceToObject(job, "prompts", (cJSON *)prompts);
         cJSON_AddBoolToObject(job, "chat", chat);
         rc = mt_helper_run(job, on_ids, &to, err);
-        cJSON_Delete(job);
     }
     cJSON_ArrayForEach(one, prompts)
     {

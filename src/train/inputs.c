@@ -349,11 +349,10 @@ static int make_samplers(struct mt_inputs *in, const struct mt_numerics *n, stru
     p.shuffle = p.weighted = false;
     p.teacher = NULL;
     if (in->eval_data) {
-        struct mt_split unused = {0};
+        MT_CLOSED_BY(mt_split_finish) struct mt_split unused = {0};
         mt_split_finish(&in->held_out);
         p.data = in->eval_data;
         rc = rc ?: mt_dataset_split(in->eval_data, "", &in->held_out, &unused, err);
-        mt_split_finish(&unused);
     }
     in->held_out.n = MT_MIN(in->held_out.n, most);
     p.split = &in->held_out;

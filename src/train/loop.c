@@ -134,9 +134,8 @@ static void report_layers(const struct mt_loop *l)
         int32_t rows[MT_MOE_MAX_EXPERTS];
         if (!mt_engine_expert_rows(l->s->engine, i, rows))
             continue;
-        cJSON *record = mt_metrics_layer_record(l->st->step, i, rows, (size_t)c->moe.n_experts);
+        MT_JSON_FREED cJSON *record = mt_metrics_layer_record(l->st->step, i, rows, (size_t)c->moe.n_experts);
         mt_metrics_write(l->metrics, record);
-        cJSON_Delete(record);
     }
 }
 

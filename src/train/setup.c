@@ -180,7 +180,7 @@ void mt_setup_adopt_checkpoint(struct mt_setup *s)
     const char *dirs[] = {s->in->cfg->adapter.path, s->in->model_dir};
     bool found = false;
     for (size_t i = 0; i < MT_ARRAY_LEN(dirs) && !found; i++) {
-        struct mt_train_state st = {.step = 0};
+        MT_CLOSED_BY(mt_train_state_finish) struct mt_train_state st = {.step = 0};
         if (*dirs[i] && !mt_checkpoint_read_state(dirs[i], &st, NULL) && st.findings) {
             found = true;
             if (mt_setup_adopt_findings(s, st.findings))
@@ -188,7 +188,6 @@ void mt_setup_adopt_checkpoint(struct mt_setup *s)
             else
                 mt_debug("%s was made with another library or GPU, so results may differ in bits (%s)", dirs[i], st.findings);
         }
-        mt_train_state_finish(&st);
     }
 }
 

@@ -35,7 +35,7 @@ static cJSON *files_of(const struct mt_st_model *st)
     for (int i = 0; i < st->n_files && whole; i++) {
         struct stat s;
         char time[48];
-        char *path = mt_path_canonical(st->files[i].path);
+        MT_FREED char *path = mt_path_canonical(st->files[i].path);
         cJSON *file = path && !fstat(st->files[i].fd, &s) ? cJSON_CreateObject() : NULL;
         whole = file != NULL;
         if (whole) {
@@ -45,7 +45,6 @@ static cJSON *files_of(const struct mt_st_model *st)
                     mt_json_add(file, "changed", cJSON_CreateString(time));
             whole &= mt_json_append(list, file);
         }
-        free(path);
     }
     if (!whole)
         cJSON_Delete(list);
