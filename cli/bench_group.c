@@ -8,9 +8,74 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "bench.h"
 #include "bench_child.h"
-#include "bench_share.h"
+#include "cli.h"
+#include "config/schema.h"
+#include "plan/resolve.h"
+#include "sweep/sweep.h"
+#include "train/shared.h"
+
+/** A job's configuration, as far as it decides which jobs may share a base; finish with bench_share_finish(). */
+struct bench_share {
+    struct mt_config *cfg;       /* NULL: it cannot be read, which its own run will say */
+    struct mt_numerics numerics;
+};
+
+static void bench_share_finish(struct bench_share *s)
+{
+    mt_config_destroy(&s->cfg);
+}
+
+static void bench_share_open(struct bench_share *s, const char *ini, const struct cli_args *args)
+{
+    *s = (struct bench_share){NULL};
+    if (cli_load_file(&s->cfg, ini, args, NULL) || mt_resolve_numerics(&s->numerics, s->cfg, NULL))
+        bench_share_finish(s);
+}
+
+static bool same_text(const struct mt_config *a, const struct mt_config *b, const struct mt_key *key)
+{
+    MT_STR_FREED struct mt_str x = {0}, y = {0};
+    mt_key_print(a, key, &x);
+    mt_key_print(b, key, &y);
+    bool same = !x.failed && !y.failed && x.len == y.len && (!x.len || !memcmp(x.p, y.p, x.len));
+    return same;
+}
+
+static const char *alone(const struct bench_share *a)
+{
+    if (!a->cfg)
+        return "its configuration cannot be read";
+    if (a->cfg->adapter.kind == MT_ADAPTER_NONE)
+        return "it trains no adapters (adapter.kind)";
+    return mt_shared_alone(&(struct mt_shared_of){a->cfg, &a->numerics, a->cfg->model.path});
+}
+
+/*
+ * Why jobs of these configurations, or `a` with any, do not run on one base: "its runs train no adapters
+ * (adapter.kind)", or "memory.slots differs"; NULL: they may. Beside what a shared run refuses, keys of placement and
+ * of the machine are compared: a sweep over these asks for the time of each.
+ */
+static const char *bench_share_refusal(const struct bench_share *a, const struct bench_share *b, char *buf, size_t len)
+{
+    const char *why = alone(a), *key = NULL;
+    why = why ? why : alone(b);
+    if (why)
+        return why;
+    for (size_t i = 0; i < mt_n_keys() && !key; i++) {
+        const struct mt_key *k = mt_key_at(i);
+        if ((k->role == MT_PLACEMENT || k->role == MT_MACHINE) && !same_text(a->cfg, b->cfg, k)) {
+            snprintf(buf, len, "%s.%s differs", k->section, k->name);
+            return buf;
+        }
+    }
+    key = mt_shared_difference(&(struct mt_shared_of){a->cfg, &a->numerics, a->cfg->model.path},
+                               &(struct mt_shared_of){b->cfg, &b->numerics, b->cfg->model.path});
+    snprintf(buf, len, "%s differs", key ? key : "");
+    return key ? buf : NULL;
+}
 
 static int refuse(const struct bench *b, size_t first, size_t job, const char *why, struct mt_err *err)
 {

@@ -1,13 +1,355 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "base/strbuf.h"
+#include "base/units.h"
 #include "cli.h"
-#include "config_init.h"
+#include "config_lines.h"
 #include "hf/hf_config.h"
+#include "plan_print.h"
+#include "train/inputs.h"
+
+/* config init: what model, data and machine say to the lines of a task (config_lines.c). */
+
+enum { LEAST_ROW = 256 };
+
+/* Opens the data as the lines say, with other keys besides. */
+static int open_data(struct mt_inputs *in, struct mt_config **cfg, struct init_lines *f, const char *const *others,
+                     struct mt_err *err)
+{
+    struct cli_args args;
+    *in = (struct mt_inputs){0};
+    int rc = init_options(&args, f, others) ? cli_load_file(cfg, NULL, &args, err) : mt_fail_nomem(err, "the lines", 0);
+    rc = rc ?: mt_inputs_open(in, *cfg, MT_RUN_TRAIN, NULL, err)
+            ?: mt_inputs_lay_out_steps(in, &in->numerics, err);
+    init_finish_options(&args);
+    return rc;
+}
+
+static void close_data(struct mt_inputs *in, struct mt_config **cfg)
+{
+    mt_inputs_finish(in);
+    mt_config_destroy(cfg);
+}
+
+/* --- the model ------------------------------------------------------------------------------------- */
+
+static bool file_holds(const char *dir, const char *name, const char *text)
+{
+    char path[4096], *all = NULL;
+    size_t len = 0;
+    bool holds = !mt_path_printf(path, sizeof(path), "%s/%s", dir, name) && mt_path_exists(path) &&
+                 (!text || (!mt_read_file(path, &all, &len, NULL) && strstr(all, text)));
+    free(all);
+    return holds;
+}
+
+/* A model without a chat template gets the built-in one whose marks its tokenizer knows. */
+static void choose_template(struct init_lines *f, const char *dir)
+{
+    static const char *const known[][2] = {{"<|im_end|>", "chatml"}, {"<|eot_id|>", "llama3"}, {"<end_of_turn>", "gemma"},
+                                           {"[/INST]", "mistral"}};
+    if (!file_holds(dir, "tokenizer.json", NULL)) {
+        init_set(f, "data.tokenizer", "byte", "the model's folder has no tokenizer.json");
+        return;
+    }
+    if (file_holds(dir, "chat_template.jinja", NULL) || file_holds(dir, "tokenizer_config.json", "\"chat_template\""))
+        return;
+    const char *name = "alpaca";
+    for (size_t i = MT_ARRAY_LEN(known); i-- > 0;)
+        if (file_holds(dir, "tokenizer.json", known[i][0]))
+            name = known[i][1];
+    init_set(f, "data.template", name, "the model has none; checkpoints get this one");
+}
+
+/* --- the data -------------------------------------------------------------------------------------- */
+
+struct counts {
+    uint64_t n, tokens, longest;
+    uint64_t p99;
+    bool text, pairs;
+};
+
+/* Whole samples: in rows as long as the model takes. */
+static int count_data(struct counts *c, struct init_lines *f, const struct mt_hf_config *hf, struct mt_err *err)
+{
+    struct mt_inputs in;
+    struct mt_config *cfg = NULL;
+    char len[64];
+    long long most = hf->longest ? MT_MIN(hf->longest, hf->max_pos) : hf->max_pos;
+    snprintf(len, sizeof(len), "data.seq_len=%lld", MT_MIN(most, 1LL << 20));
+    const char *const others[] = {len, "train.tokens_per_step=0", "train.batch_size=1", "data.max_untrained=100%", "data.eval=", NULL};
+    int rc = open_data(&in, &cfg, f, others, err);
+    const struct mt_dataset_stats *d = rc ? NULL : mt_dataset_stats(in.data);
+    uint64_t *lens = rc ? NULL : mt_calloc(d->n_samples, sizeof(*lens));
+    if (!rc && !lens)
+        rc = mt_fail_nomem(err, "lengths", d->n_samples * sizeof(*lens));
+    if (!rc) {
+        for (uint64_t i = 0; i < d->n_samples; i++)
+            lens[i] = mt_dataset_sample(in.data, i, NULL, NULL);
+        mt_sort_u64(lens, d->n_samples);
+        *c = (struct counts){.n = d->n_samples, .tokens = d->n_tokens, .longest = lens[d->n_samples - 1],
+                             .p99 = lens[d->n_samples * 99 / 100], .pairs = d->answers,
+                             .text = !strcmp(d->format, "text") || !strcmp(d->format, "plain text")};
+    }
+    free(lens);
+    close_data(&in, &cfg);
+    return rc;
+}
+
+/* Updates of an epoch: as many as TRL makes of 1,000 samples (of 8 each: 125; of 16: 62); of more samples larger
+ * steps. */
+static double updates_of(double n)
+{
+    const double each = 11.5, many = 1000;
+    return n <= many ? n / each : many / each * sqrt(n / many);
+}
+
+static uint64_t round_up_row(double tokens)
+{
+    uint64_t row = LEAST_ROW;
+    while ((double)row < tokens)
+        row *= 2;
+    return row;
+}
+
+/* Rows that hold the longest sample, unless they would be so long that few updates were left. */
+static uint64_t choose_row(struct init_lines *f, const struct counts *c, uint64_t most)
+{
+    char why[INIT_WIDTH] = "holds the longest sample; samples share rows";
+    uint64_t row = round_up_row((double)c->longest);
+    double mean = (double)c->tokens / (double)c->n;
+    if (c->text) {
+        for (row = LEAST_ROW; row * 2 <= MT_MIN(most, 4096ULL) && (double)c->tokens / (double)row > 1000; row *= 2)
+            ;
+        snprintf(why, sizeof(why), "tokens of a row");
+    } else if (row > 16 * mean && round_up_row((double)c->p99) < row) {
+        row = MT_MAX(round_up_row((double)c->p99), round_up_row(8 * mean));
+        snprintf(why, sizeof(why), "holds all but the longest 1%%; samples share rows");
+    }
+    row = MT_MIN(row, most);
+    init_set_number(f, "data.seq_len", row, why);
+    return row;
+}
+
+static double nice(double v)
+{
+    double unit = pow(10, floor(log10(MT_MAX(v, 1))));
+    return MT_MAX(1, round(v / unit) * unit);
+}
+
+/* Rows of a step, epochs, and how often it is evaluated, from what the data are. */
+static void choose_steps(struct init_lines *f, const struct counts *c, uint64_t row)
+{
+    const double least = 60; /* updates of a run */
+    double filled = (double)row * 0.97, rows = (double)c->tokens / filled;
+    double n = c->text ? MT_MAX(rows, (double)c->n) : (double)c->n;
+    double held_out = n < 2000 ? 0.1 : n < 20000 ? 0.05 : 0.02;
+    rows *= 1 - held_out;
+    double want = MT_MAX(updates_of(n), 1), share = rows / want;
+    uint64_t each = (uint64_t)MT_MAX(share, 1);
+    if (share / (double)each > (double)(each + 1) / share) /* the nearer one by ratio */
+        each++;
+    double updates = MT_MAX(ceil(rows / (double)each), 1), epochs = n < 10000 && !c->text ? 3 : 1;
+    epochs = MT_MIN(MT_MAX(epochs, ceil(least / updates)), 10);
+    char why[INIT_WIDTH], value[32];
+    snprintf(why, sizeof(why), "%llu row%s: some %.0f samples, %.0f updates an epoch", (unsigned long long)each, each > 1 ? "s" : "",
+             (double)c->n / updates, updates);
+    if (c->text)
+        snprintf(why, sizeof(why), "%llu row%s: %.0f updates an epoch", (unsigned long long)each, each > 1 ? "s" : "", updates);
+    init_set_number(f, "train.tokens_per_step", each * row, why);
+    snprintf(value, sizeof(value), "%g", epochs);
+    init_set(f, "train.epochs", value, "%.0f updates in all", epochs * updates);
+    snprintf(value, sizeof(value), "%.0f", nice(epochs * updates / 8));
+    init_set(f, "eval.every", value, "steps; the best one's weights are kept");
+    snprintf(value, sizeof(value), "%g%%", 100 * held_out);
+    init_set(f, "data.eval", value, "held out: the same samples in every run");
+}
+
+/* Blocks of layers that each get some steps, in at least one round. */
+static void choose_blocks(struct init_lines *f, int64_t n_layers, const struct counts *c, uint64_t row, double epochs,
+                          uint64_t step)
+{
+    const double least = 10, most = 100; /* steps of a block */
+    double updates = epochs * (double)c->tokens / (double)row / 0.97 / ((double)step / (double)row);
+    double blocks = MT_MIN(MT_MAX(floor(updates / least), 1), (double)n_layers);
+    double steps = MT_MIN(floor(updates / blocks), most);
+    char value[32];
+    if (blocks < (double)n_layers) {
+        snprintf(value, sizeof(value), "%.0f", blocks);
+        init_set(f, "train.blocks", value, "blocks that the %lld layers are divided into", (long long)n_layers);
+    }
+    snprintf(value, sizeof(value), "%.0f", MT_MAX(steps, 1));
+    init_set(f, "train.block_steps", value, "steps until the next block's turn: a round of all in %.0f", MT_MAX(steps, 1) * blocks);
+}
+
+/* Without --task: what the data are for. */
+static int count_for_task(struct counts *c, struct init_lines *f, bool given, const struct mt_hf_config *hf,
+                          struct mt_err *err)
+{
+    struct mt_err other;
+    int rc = count_data(c, f, hf, err);
+    const struct init_task *was = f->task;
+    if (rc && !given) {
+        init_task_named(&f->task, "dpo", NULL);
+        if (count_data(c, f, hf, &other))
+            f->task = was;
+        else
+            rc = 0;
+    }
+    if (!rc && !given && c->text) {
+        init_task_named(&f->task, "pretrain", NULL);
+        init_drop(f, "data.template");
+        rc = count_data(c, f, hf, err);
+    }
+    return rc;
+}
+
+static void look_at_data(struct init_lines *f, bool task_given, const struct mt_hf_config *hf, const char *data)
+{
+    struct counts c;
+    struct mt_err err;
+    if (count_for_task(&c, f, task_given, hf, &err)) {
+        mt_warn("%s; the figures below are usual ones, not of these data", err.msg);
+        return;
+    }
+    uint64_t most = 1;
+    while (most * 2 <= (uint64_t)(hf->longest ? MT_MIN(hf->longest, hf->max_pos) : hf->max_pos))
+        most *= 2;
+    uint64_t row = choose_row(f, &c, most);
+    choose_steps(f, &c, row);
+    int64_t step = (int64_t)row;
+    mt_parse_count(init_value(f, "train.tokens_per_step", ""), &step);
+    if (f->task->task == INIT_BLOCKS)
+        choose_blocks(f, hf->n_layers, &c, row, atof(init_value(f, "train.epochs", "1")), (uint64_t)step);
+    snprintf(f->data, sizeof(f->data), "%.80s: %llu samples, %llu tokens; the longest has %llu.", data, (unsigned long long)c.n,
+             (unsigned long long)c.tokens, (unsigned long long)c.longest);
+}
+
+/* --- this machine ------------------------------------------------------------------------------------ */
+
+/* Whether the lines fit here; then how much they take. */
+static int try_memory(struct init_lines *f, struct mt_err *err)
+{
+    struct plan_view v = {0};
+    struct cli_args args;
+    char a[32], b[32];
+    int rc = init_options(&args, f, NULL) ? plan_view_open(&v, NULL, &args, err) : mt_fail_nomem(err, "the lines", 0);
+    rc = rc ?: plan_view_resolve(&v, err);
+    if (!rc) {
+        init_set(f, "memory.device_budget", "auto", "%s of %s here", mt_format_bytes(a, sizeof(a), v.choice.engine.device_bytes),
+            mt_format_bytes(b, sizeof(b), v.request.placement.device_budget.bytes));
+        init_set(f, "memory.host_budget", "auto", "%s of %s here%s", mt_format_bytes(a, sizeof(a), v.choice.host_bytes),
+            mt_format_bytes(b, sizeof(b), v.request.placement.host_budget.bytes), v.machine.cpu ? ", with the device" : "");
+    }
+    plan_view_close(&v);
+    init_finish_options(&args);
+    return rc;
+}
+
+/* The mildest settings with which it fits this machine; those that are not the task's are left out. */
+static void look_at_machine(struct init_lines *f)
+{
+    static const struct {
+        unsigned tasks;
+        const char *key[4], *value[4], *why[4];
+    } leaner[] = {
+        {INIT_EVERY, {NULL}, {NULL}, {NULL}},
+        {INIT_EVERY & ~INIT_ADAPTERS, {"train.clip", "memory.update"}, {"unit", "backward"},
+         {"each layer's gradient by its own norm", "then gradients need next to no memory"}},
+        {INIT_EVERY & ~INIT_ADAPTERS, {"optimizer.state_dtype"}, {"8bit"}, {"2.1 bytes a parameter: FP32's 8 do not fit here"}},
+        {INIT_EVERY & ~INIT_ADAPTERS, {"optimizer.state_dtype", "optimizer.master", "train.clip", "memory.update"},
+         {"8bit", "bf16", "unit", "backward"},
+         {"FP32 states do not fit here", "FP32 masters do not fit here", "each layer's gradient by its own norm",
+          "then gradients need next to no memory"}},
+        {INIT_ADAPTERS, {"model.base_dtype"}, {"nf4"}, {"4 bits a weight: bf16 does not fit here"}},
+    };
+    struct mt_err first = {0}, err;
+    for (size_t i = 0; i < MT_ARRAY_LEN(leaner); i++) {
+        int before = f->n;
+        bool given = leaner[i].key[0] && init_value(f, leaner[i].key[0], NULL);
+        if (given || !(leaner[i].tasks & f->task->task))
+            continue;
+        for (size_t k = 0; k < 4 && leaner[i].key[k]; k++)
+            init_set(f, leaner[i].key[k], leaner[i].value[k], "%s", leaner[i].why[k]);
+        int rc = try_memory(f, first.code ? &err : &first);
+        if (!rc)
+            return;
+        if (rc != -ENOSPC) {
+            mt_warn("%s", first.code ? first.msg : err.msg);
+            return;
+        }
+        init_unset(f, before);
+    }
+    mt_warn("%s", first.msg);
+}
+
+/* --set, each as it was given. */
+static int take_given(struct init_lines *f, const struct cli_args *args, struct mt_err *err)
+{
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
+    int rc = cli_load_file(&cfg, NULL, args, err); /* names and values are right */
+    for (size_t i = 0; i < args->n_given && !rc; i++) {
+        char key[64];
+        const char *text = args->given[i].value, *eq = text ? strchr(text, '=') : NULL;
+        if (strcmp(args->given[i].option->name, "set") || !eq)
+            continue;
+        snprintf(key, sizeof(key), "%.*s", (int)(eq - text), text);
+        init_set(f, key, eq + 1, "as given");
+    }
+    return rc;
+}
+
+/*
+ * `config init`: a short configuration for --task (sft, lora, qlora, dpo, pretrain, blocks; without it the one that the
+ * data are for), with a reason beside each value. With --model its chat template and this machine's memory decide, with
+ * --data too the lengths and the number of samples: rows, steps, epochs, evaluations. --set has the last word.
+ * What cannot be found out is warned of and left at a usual value.
+ */
+static int cli_config_init(struct mt_str *out, const struct cli_args *args, struct mt_err *err)
+{
+    struct init_lines f = {0};
+    struct mt_hf_config hf;
+    struct mt_err why;
+    const char *task = cli_arg(args, "task"), *model = cli_arg(args, "model"), *data = cli_arg(args, "data");
+    MT_FREED char *dir = NULL;
+    int rc = init_task_named(&f.task, task, err) ?: take_given(&f, args, err);
+    if (!rc && model)
+        init_set(&f, "model.path", model, "a folder, or a name: hf download NAME");
+    if (!rc && data)
+        init_set(&f, "data.train", data, "%s", "");
+    bool here = !rc && model && !mt_hf_find_model(&dir, model, &why);
+    if (!rc && model && !here)
+        mt_warn("%s", why.msg);
+    if (!rc && here)
+        rc = mt_hf_config_read(&hf, dir, err);
+    if (!rc && here) {
+        if (!init_value(&f, "data.template", NULL) && !init_value(&f, "data.tokenizer", NULL))
+            choose_template(&f, dir);
+        if (f.task->task == INIT_PRETRAIN)
+            init_drop(&f, "data.template");
+        if (hf.packed && f.task->task == INIT_QLORA)
+            init_set(&f, "model.base_dtype", "auto", "the model's files are packed already");
+        if (data)
+            look_at_data(&f, task != NULL, &hf, data);
+    } else if (!rc && data && !here) {
+        mt_warn("--data is counted in the tokens of a model: give --model with a folder, too");
+    }
+    if (!rc && model)
+        look_at_machine(&f);
+    rc = rc ?: take_given(&f, args, err);
+    if (!rc)
+        init_print(out, &f);
+    init_unset(&f, 0);
+    return rc;
+}
 
 static int write_all(struct mt_str *s, const struct cli_args *args)
 {

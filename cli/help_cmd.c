@@ -1,12 +1,138 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Help, manual page and completion, all from the tables of commands, options and keys. */
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "cli.h"
-#include "help_topics.h"
+#include "help_text.inc"
+#include "hf/family.h"
+#include "hf/refused.h"
+
+/* Pages of help that are about no command, of the folder help: paragraphs, folded for a terminal; roff folds its own.
+ * One that begins with spaces is a command or a line of a file, and stays as it is. */
+
+/* A page of `megatrain help` that is about no command; also a section of the manual page. */
+struct topic {
+    const char *name;  /* "models" */
+    const char *title; /* what it tells, in a few words */
+    const char *const *text; /* paragraphs, of help/<name>.txt; ends with NULL */
+};
+
+static const struct topic topics[] = {
+    {"models", "supported models and formats of weights", models_text},
+    {"adapters", "LoRA and DoRA: what can have adapters, and how they are named", adapters_text},
+    {"base", "frozen weights: packed, on drives, or read in place from the model's files", base_text},
+    {"formats", "formats of training data, and what is trained of them", formats_text},
+    {"updates", "optimizers and the order of updates: memory, time, and what a failure costs", updates_text},
+    {"hosts", "several machines by MPI: what they need, what is sent, and what ends them", hosts_text},
+    {"sampling", "what megatrain generate and sample keep, and what serves a model", sampling_text},
+    {"preferences", "pairs and rated answers, references, rounds with a server", preferences_text},
+    {"policy", "reinforcement learning: rollouts, losses, what to watch", policy_text},
+};
+
+static const struct topic *find_topic(const char *name)
+{
+    for (size_t i = 0; i < MT_ARRAY_LEN(topics); i++)
+        if (!strcmp(topics[i].name, name))
+            return &topics[i];
+    return NULL;
+}
+
+enum { WIDTH = 78 };
+
+static void print_folded(const char *text)
+{
+    MT_STR_FREED struct mt_str s = {0};
+    mt_str_fold(&s, "", text, WIDTH);
+    fputs(s.p ? s.p : "", stdout);
+}
+
+/* Of roff, a line that begins with a dot or an apostrophe is a request, and a backslash an escape. */
+static void print_roff(const char *text)
+{
+    for (const char *p = text; *p; p++)
+        fputs(*p == '\\' ? "\\e" : (char[]){*p, 0}, stdout);
+    printf("\n");
+}
+
+static bool is_example(const char *text)
+{
+    return text && *text == ' ';
+}
+
+static void print_example(const char *text, bool opens, bool closes, int roff)
+{
+    if (opens)
+        fputs(roff ? ".PP\n.nf\n" : "\n", stdout);
+    if (roff)
+        print_roff(text);
+    else
+        puts(text);
+    if (closes && roff)
+        fputs(".fi\n", stdout);
+}
+
+static void print_families(void)
+{
+    for (size_t i = 0; mt_family_at(i); i++)
+        printf("  %-30s%s\n", mt_family_at(i)->architecture, mt_family_at(i)->moe ? " mixture of experts" : "");
+}
+
+static void print_refused(void)
+{
+    const char *name, *reason;
+    for (size_t i = 0; (name = mt_refused_at(i, &reason)); i++)
+        printf("  %s: %s\n", name, reason);
+}
+
+/* What a paragraph stands for that the program knows itself. */
+static void print_list(const char *text, int roff)
+{
+    fputs(roff ? ".nf\n" : "\n", stdout);
+    if (!strcmp(text, "{families}"))
+        print_families();
+    else
+        print_refused();
+    fputs(roff ? ".fi\n" : "", stdout);
+}
+
+/* Writes the page. roff: for the manual page. */
+static void print_topic(const struct topic *t, bool roff)
+{
+    const char *const *text = t->text;
+    for (int i = 0; text[i]; i++) {
+        if (is_example(text[i])) {
+            print_example(text[i], !i || !is_example(text[i - 1]), !is_example(text[i + 1]), roff);
+        } else if (text[i][0] == '{') {
+            print_list(text[i], roff);
+        } else {
+            fputs(roff ? ".PP\n" : i ? "\n" : "", stdout);
+            if (roff)
+                print_roff(text[i]);
+            else
+                print_folded(text[i]);
+        }
+    }
+}
+
+/* Prints the topic policy as the manual page megatrain-policy(7). */
+static void print_policy_manual(void)
+{
+    printf(".TH MEGATRAIN-POLICY 7 \"\" \"megatrain %s\" \"Miscellaneous\"\n.SH NAME\nmegatrain-policy \\- reinforcement "
+           "learning: rollouts, losses, rounds\n.SH DESCRIPTION\n", MT_VERSION);
+    print_topic(find_topic("policy"), true);
+    printf(".SH SEE ALSO\nmegatrain(1), megatrain.ini(5)\n");
+}
+
+/* Prints the manual page megatrain-cluster(7). */
+static void print_cluster_manual(void)
+{
+    printf(".TH MEGATRAIN-CLUSTER 7 \"\" \"megatrain %s\" \"Miscellaneous\"\n%s", MT_VERSION, megatrain_cluster_text);
+}
 
 static const struct {
     int code;
@@ -123,8 +249,8 @@ void cli_help_all(void)
     printf("\nmegatrain help COMMAND shows a command's options; megatrain config keys, all keys of\n"
            "the configuration; megatrain help --man, the manual page with the exit codes.\n"
            "\nmegatrain help TOPIC\n");
-    for (size_t i = 0; i < cli_n_topics; i++)
-        printf("  %-11s %s\n", cli_topics[i].name, cli_topics[i].title);
+    for (size_t i = 0; i < MT_ARRAY_LEN(topics); i++)
+        printf("  %-11s %s\n", topics[i].name, topics[i].title);
     printf("  %-11s %s\n", "environment", "the environment variables that are read");
 }
 
@@ -152,9 +278,9 @@ static void print_manual(void)
     }
     printf(".SH GLOBAL OPTIONS\n");
     roff_options(cli_global_options);
-    for (size_t i = 0; i < cli_n_topics; i++) {
-        printf(".SH %s\n", cli_topics[i].name);
-        cli_topic_print(&cli_topics[i], true);
+    for (size_t i = 0; i < MT_ARRAY_LEN(topics); i++) {
+        printf(".SH %s\n", topics[i].name);
+        print_topic(&topics[i], true);
     }
     printf(".SH EXIT STATUS\n");
     for (size_t i = 0; i < sizeof(exit_codes) / sizeof(*exit_codes); i++)
@@ -178,9 +304,9 @@ int cli_cmd_help(struct cli *, const struct cli_args *args)
     }
     if (man) {
         if (*man == 'c')
-            cli_print_cluster_manual();
+            print_cluster_manual();
         else if (*man == 'p')
-            cli_print_policy_manual();
+            print_policy_manual();
         else if (*man)
             print_keys_manual();
         else
@@ -195,11 +321,11 @@ int cli_cmd_help(struct cli *, const struct cli_args *args)
         help_environment();
         return 0;
     }
-    for (size_t i = 0; i < cli_n_topics; i++)
-        if (!strcmp(cli_topics[i].name, args->operands[0])) {
-            cli_topic_print(&cli_topics[i], false);
-            return 0;
-        }
+    const struct topic *topic = find_topic(args->operands[0]);
+    if (topic) {
+        print_topic(topic, false);
+        return 0;
+    }
     for (const struct cli_command *c = cli_commands; c->name; c++)
         if (!strcmp(c->name, args->operands[0])) {
             cli_help(c);

@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
-#include "json_line.h"
 
 /* Where progress lines are not rewritten: seconds between them, and before the first. COLUMNS: the default width. */
 enum { EVERY_S = 10, COLUMNS = 80 };
@@ -25,10 +25,40 @@ static struct {
     int64_t reported_ns; /* time of the last progress line, or of its start; 0: nothing in progress */
 } out;
 
+static void put_json(cJSON *o)
+{
+    MT_FREED char *text = mt_json_print(o, false);
+    if (text)
+        fprintf(stderr, "%s\n", text);
+    cJSON_Delete(o);
+}
+
+/* A log line as one JSON object: {"time", "level", "message"}. */
+static void json_line(enum mt_log_level level, const char *line)
+{
+    static const char *const names[] = {"error", "warning", "info", "debug", "progress"};
+    cJSON *o = cJSON_CreateObject();
+    mt_json_put(o, "time=%f, level=%s, message=%s", (double)time(NULL), names[level], line);
+    put_json(o);
+}
+
+void cli_json_event(const char *event, cJSON *fields)
+{
+    cJSON *o = cJSON_CreateObject();
+    mt_json_put(o, "time=%f, level=%s, event=%s", (double)time(NULL), "info", event);
+    while (fields && fields->child) {
+        cJSON *v = fields->child;
+        cJSON_DetachItemViaPointer(fields, v);
+        mt_json_add(o, v->string, v);
+    }
+    cJSON_Delete(fields);
+    put_json(o);
+}
+
 static void put_line(enum mt_log_level level, const char *line)
 {
     if (out.json)
-        cli_json_line(level, line);
+        json_line(level, line);
     else
         fprintf(stderr, "megatrain: %s%s\n", level == MT_LOG_WARN ? "warning: " : "", line);
 }
@@ -43,7 +73,7 @@ static void say_json(const char *text)
     for (; (end = strchr(text, '\n')); text = end + 1) {
         mt_str_append(&pending, text, (size_t)(end - text));
         if (pending.len)
-            cli_json_line(MT_LOG_INFO, pending.p);
+            json_line(MT_LOG_INFO, pending.p);
         mt_str_finish(&pending);
     }
     mt_str_append(&pending, text, strlen(text));
@@ -65,7 +95,7 @@ void cli_say(const char *fmt, ...)
 void cli_say_error(const char *msg)
 {
     if (out.json)
-        cli_json_line(MT_LOG_ERROR, msg);
+        json_line(MT_LOG_ERROR, msg);
     else
         fprintf(stderr, "megatrain: %s\n", msg);
 }

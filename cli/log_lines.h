@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "base/json.h"
 #include "cli.h"
 
 /**
@@ -18,3 +19,5 @@ void cli_say_error(const char *msg);
 
 /** Does what --no-progress does. */
 void cli_log_hide_progress(void);
+/** An event of a run, on standard error: {"time", "level": "info", "event", ...fields}. Takes ownership of `fields`. */
+void cli_json_event(const char *event, cJSON *fields);

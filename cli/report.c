@@ -11,10 +11,8 @@
 #include "base/mem.h"
 #include "base/units.h"
 #include "hw/hw.h"
-#include "json_line.h"
 #include "log_lines.h"
 #include "train/cluster.h"
-#include "train/wear.h"
 
 /* A line for people: of a number what can be meant. */
 static void print_line(const cJSON *v, int width)

@@ -21,7 +21,7 @@ struct mt_source_list {
 };
 
 /**
- * The files of `key` (data.train, data.eval), in order: globs (sorted), "path:weight", "hf://datasets/org/name" (hub_files.h), and
+ * The files of `key` (data.train, data.eval), in order: globs (sorted), "path:weight", "hf://datasets/org/name", and
  * "dataset_info.json#name" (LLaMA-Factory's list of data sets; without a name all of its entries). A pattern that matches
  * nothing is an error.
  */

@@ -22,7 +22,7 @@ struct mt_cluster_command {
     int64_t op;
     uint64_t at;       /* step of the data; of a text its bytes; REFERENCE: numbers; of END the exit code */
     double lr;
-    uint64_t data[3];  /* CONFIG: hashes of the data, and bytes of what follows (cluster_facts.h); STATE: updates, and
+    uint64_t data[3];  /* CONFIG: hashes of the data, and bytes of what follows; STATE: updates, and
                           those before the states were new; EVAL_SET: which set */
 };
 

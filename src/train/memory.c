@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "hw/hw.h"
+#include "hw/wear.h"
 
 static void add_limit(struct mt_memory *m, const char *tier, const char *source, uint64_t wanted,
                       uint64_t available)
@@ -98,4 +99,24 @@ int mt_memory_check(const struct mt_memory *m, struct mt_err *err)
                                 "raise the limit");
     }
     return 0;
+}
+
+void mt_setup_wear(const struct mt_setup *s, uint64_t tbw, struct mt_wear *out)
+{
+    struct mt_wear w = {.rated_bytes = tbw};
+    const struct mt_cfg_list *dirs = &s->in->cfg->memory.nvme_paths;
+    for (int i = 0; i < MT_N_DISK_USES; i++) {
+        w.read_bytes += s->choice.engine.traffic.read[i];
+        w.written_bytes += s->choice.engine.traffic.written[i];
+    }
+    w.run_bytes = w.written_bytes * s->in->total_steps / (uint64_t)MT_MAX(dirs->n, 1);
+    for (int i = 0; i < dirs->n && !tbw; i++) {
+        struct mt_hw_wear drive;
+        if (!mt_hw_wear(&drive, dirs->items[i]) || !drive.rated_bytes)
+            continue;
+        w.rated_bytes = w.measured ? MT_MIN(w.rated_bytes, drive.rated_bytes) : drive.rated_bytes;
+        w.measured = true;
+    }
+    w.share = w.rated_bytes ? (double)w.run_bytes / (double)w.rated_bytes : 0;
+    *out = w;
 }
