@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* If nothing fits: the changes that would make it fit, each tried alone. */
+#include <stdarg.h>
 #include <stdio.h>
 
 #include "base/mem.h"
@@ -57,11 +58,20 @@ static bool search(struct mt_plan_choice *chosen, struct list *l, const struct m
     return true;
 }
 
-static void consider(struct list *l, const struct mt_plan_request *r, bool hardware, const char *what)
+/* Adds it in these words if it makes the request fit; returns whether it does. */
+__attribute__((format(printf, 4, 5))) static bool consider(struct list *l, const struct mt_plan_request *r,
+                                                           bool hardware, const char *words, ...)
 {
     struct mt_plan_choice c;
-    if (search(&c, l, r, hardware, what))
+    char what[256];
+    va_list ap;
+    va_start(ap, words);
+    vsnprintf(what, sizeof(what), words, ap);
+    va_end(ap);
+    bool fits = search(&c, l, r, hardware, what);
+    if (fits)
         mt_plan_choice_finish(&c);
+    return fits;
 }
 
 /* Adds more hardware for a placement that less was enough for. */
@@ -128,25 +138,22 @@ static bool find_least(struct mt_plan_request *t, uint64_t *budget)
 static void consider_budget(struct list *l, struct mt_plan_request *t, uint64_t *budget, const struct memory *m)
 {
     uint64_t have = *budget, least;
-    bool of_machine = is_of_machine(t, m, have);
-    char text[160], a[32], b[32];
-    size_t before = l->n;
+    bool of_machine = is_of_machine(t, m, have), fits = false;
+    char a[32], b[32];
     if (find_least(t, budget)) {
         least = *budget;
-        for (int tries = 0; of_machine && tries < MORE && l->n == before; tries++) {
+        for (int tries = 0; of_machine && tries < MORE && !fits; tries++) {
             unsigned long long whole = whole_gib(m, tries ? *budget + (*budget >> 5) : least);
             *budget = m->budget(whole << 30);
-            snprintf(text, sizeof(text), "%s of %llu GiB instead of %.4g GiB (%s %lluGiB)", m->what, whole,
-                     t->machine->rate[m->rate].value, m->option, whole);
-            consider(l, t, true, text);
-            if (l->n > before && whole > m->most)
-                l->rank[before] = HARDLY_SOLD;
+            fits = consider(l, t, true, "%s of %llu GiB instead of %.4g GiB (%s %lluGiB)", m->what, whole,
+                            t->machine->rate[m->rate].value, m->option, whole);
+            if (fits && whole > m->most)
+                l->rank[l->n - 1] = HARDLY_SOLD;
         }
         *budget = least > (uint64_t)1 << 30 ? mt_align_up(least, (size_t)1 << 30) : least;
-        snprintf(text, sizeof(text), "%s of %s instead of %s (%s)", m->what, mt_format_bytes(a, sizeof(a), *budget),
-                 mt_format_bytes(b, sizeof(b), have), m->key);
         if (!of_machine)
-            consider(l, t, true, text);
+            consider(l, t, true, "%s of %s instead of %s (%s)", m->what, mt_format_bytes(a, sizeof(a), *budget),
+                     mt_format_bytes(b, sizeof(b), have), m->key);
     }
     *budget = have;
 }
@@ -158,7 +165,6 @@ static void consider_both(struct list *l, const struct mt_plan_request *r, const
     struct mt_plan_request t = *r;
     uint64_t *of_device = &t.placement.device_budget.bytes, *of_host = &t.placement.host_budget.bytes;
     const uint64_t have = *of_host;
-    char text[160];
     if (!is_of_machine(r, device, *of_device) || !is_of_machine(r, host, have))
         return;
     *of_host = NO_LIMIT;
@@ -172,9 +178,8 @@ static void consider_both(struct list *l, const struct mt_plan_request *r, const
     for (int tries = 0; tries < MORE && !l->n; tries++) {
         host_gib = whole_gib(host, *of_host + (tries ? *of_host >> 5 : 0));
         *of_host = host->budget(host_gib << 30);
-        snprintf(text, sizeof(text), "device memory of %llu GiB and host memory of %llu GiB (%s %lluGiB %s %lluGiB)", gib,
+        consider(l, &t, true, "device memory of %llu GiB and host memory of %llu GiB (%s %lluGiB %s %lluGiB)", gib,
                  host_gib, device->option, gib, host->option, host_gib);
-        consider(l, &t, true, text);
     }
 }
 
@@ -184,17 +189,15 @@ static void consider_with_drives(struct list *l, const struct mt_plan_request *r
 {
     struct mt_plan_request t = *r;
     uint64_t *budget = &t.placement.device_budget.bytes;
-    size_t before = l->n;
-    char text[160];
+    bool fits = false;
     if (!is_of_machine(r, device, *budget) || !find_least(&t, budget))
         return;
     const uint64_t least = *budget;
-    for (int tries = 0; tries < MORE && l->n == before; tries++) {
+    for (int tries = 0; tries < MORE && !fits; tries++) {
         unsigned long long gib = whole_gib(device, tries ? *budget + (*budget >> 5) : least);
         *budget = device->budget(gib << 30);
-        snprintf(text, sizeof(text), "device memory of %llu GiB and %s (%s %lluGiB --nvme 6.5GB/s --drives %d; "
-                 "memory.nvme_paths)", gib, drives, device->option, gib, (int)r->drives);
-        consider(l, &t, true, text);
+        fits = consider(l, &t, true, "device memory of %llu GiB and %s (%s %lluGiB --nvme 6.5GB/s --drives %d; "
+                        "memory.nvme_paths)", gib, drives, device->option, gib, (int)r->drives);
     }
 }
 
@@ -205,23 +208,22 @@ static void consider_chunks(struct list *l, const struct mt_plan_request *r)
     const struct mt_numerics *n = &r->numerics;
     struct mt_plan_request t = *r;
     int64_t len = mt_row_chunks(n) > 1 ? n->chunk : n->seq_len;
-    size_t before = l->n;
-    char text[80];
+    bool fits = false;
     if (mt_layout_unchunked(r->layout, (size_t)n->seq_len) || !mt_objective_chunks(mt_objective_of(n)) ||
         (n->groups > 1 && n->rows_per_step % n->groups))
         return;
     t.numerics.micro_batch = 1;
-    while (l->n == before && len % 2 == 0 && (len /= 2) >= FEWEST) {
+    while (!fits && len % 2 == 0 && (len /= 2) >= FEWEST) {
         t.numerics.chunk = len;
-        snprintf(text, sizeof(text), "train.chunk = %lld (--set train.chunk=%lld)", (long long)len, (long long)len);
-        consider(l, &t, false, text);
+        fits = consider(l, &t, false, "train.chunk = %lld (--set train.chunk=%lld)", (long long)len, (long long)len);
     }
 }
 
 static void consider_settings(struct list *l, const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
-    char text[160];
+    const struct mt_numerics *n = &r->numerics;
+    bool fits = false;
     if (r->placement.activations != MT_ACT_AUTO && r->placement.activations != MT_ACT_RECOMPUTE) {
         t.placement.activations = MT_ACT_RECOMPUTE;
         consider(l, &t, false, "memory.activations = recompute");
@@ -232,13 +234,9 @@ static void consider_settings(struct list *l, const struct mt_plan_request *r)
         consider(l, &t, false, "memory.slots = 2");
         t = *r;
     }
-    for (int64_t mb = r->numerics.micro_batch / 2; mb >= 1; mb /= 2) {
-        size_t before = l->n;
+    for (long long mb = n->micro_batch / 2; mb >= 1 && !fits; mb /= 2) {
         t.numerics.micro_batch = mb;
-        snprintf(text, sizeof(text), "train.micro_batch = %lld (--micro-batch %lld)", (long long)mb, (long long)mb);
-        consider(l, &t, false, text);
-        if (l->n > before)
-            break;
+        fits = consider(l, &t, false, "train.micro_batch = %lld (--micro-batch %lld)", mb, mb);
     }
     t = *r;
     if (r->placement.states == MT_STATES_HOST) {
@@ -247,24 +245,18 @@ static void consider_settings(struct list *l, const struct mt_plan_request *r)
         t = *r;
     }
     consider_chunks(l, r);
-    for (int64_t len = r->numerics.seq_len / 2; len >= 128 && len >= r->numerics.chunk; len /= 2) {
-        size_t before = l->n;
+    fits = false;
+    for (long long len = n->seq_len / 2; len >= 128 && len >= n->chunk && !fits; len /= 2) {
         t.numerics.seq_len = len;
-        t.numerics.rows_per_step = r->numerics.rows_per_step * (r->numerics.seq_len / len);
-        snprintf(text, sizeof(text), "data.seq_len = %lld (--seq-len %lld)", (long long)len, (long long)len);
-        consider(l, &t, false, text);
-        if (l->n > before)
-            break;
+        t.numerics.rows_per_step = n->rows_per_step * (n->seq_len / len);
+        fits = consider(l, &t, false, "data.seq_len = %lld (--seq-len %lld)", len, len);
     }
     t = *r;
-    for (int64_t rows = r->numerics.rows_per_step / 2; rows >= 1; rows /= 2) {
-        size_t before = l->n;
+    fits = false;
+    for (int64_t rows = n->rows_per_step / 2; rows >= 1 && !fits; rows /= 2) {
         t.numerics.rows_per_step = rows;
         t.numerics.micro_batch = MT_MIN(t.numerics.micro_batch, rows);
-        snprintf(text, sizeof(text), "--tokens-per-step %lld", (long long)(rows * r->numerics.seq_len));
-        consider(l, &t, false, text);
-        if (l->n > before)
-            break;
+        fits = consider(l, &t, false, "--tokens-per-step %lld", (long long)(rows * n->seq_len));
     }
 }
 

@@ -245,22 +245,28 @@ static bool wants_memory(const struct mt_plan_choice *c, const struct mt_plan_re
     return in_place || (!all_kept && (gives_up || keeps_fewer));
 }
 
+/* Takes another choice instead, or not; consumes it, and counts the candidates of both. */
+static void choose(struct mt_plan_choice *out, struct mt_plan_choice *other, bool take)
+{
+    size_t n = out->n_searched + other->n_searched;
+    mt_plan_choice_finish(take ? out : other);
+    if (take)
+        *out = *other;
+    out->n_searched = n;
+}
+
 /* Takes c, which differs in one setting, if it is so many times as fast; consumes c. */
 static void take_better(struct mt_plan_choice *out, struct mt_plan_choice *c, double worth)
 {
-    struct mt_plan_choice *other = c;
-    out->n_searched++;
-    if (c->sim.seconds * worth < out->sim.seconds) {
-        struct mt_plan_choice old = *out;
-        *out = *c;
-        out->tried = old.tried;
-        out->n_tried = old.n_tried;
-        out->n_searched = old.n_searched;
-        out->whole_seconds = old.whole_seconds;
-        old.tried = NULL;
-        *other = old;
+    bool take = c->sim.seconds * worth < out->sim.seconds;
+    c->n_searched = 1;
+    if (take) {
+        c->tried = out->tried;
+        c->n_tried = out->n_tried;
+        c->whole_seconds = out->whole_seconds;
+        out->tried = NULL;
     }
-    mt_plan_choice_finish(other);
+    choose(out, c, take);
 }
 
 /*
@@ -303,16 +309,9 @@ static int search_cuts(struct mt_plan_choice *out, const struct mt_plan_request 
         return search_layout(out, &halves, err);
     if (search_layout(&cut, &halves, NULL))
         return 0;
-    size_t searched = out->n_searched + cut.n_searched;
     bool wears = cut.sim.bytes[MT_SIM_DISK_WRITE] > out->sim.bytes[MT_SIM_DISK_WRITE];
-    if (cut.sim.seconds * (wears ? MT_SEARCH_WORTH_WEARING : WORTH_CUTTING) < out->sim.seconds) {
-        cut.whole_seconds = out->sim.seconds;
-        mt_plan_choice_finish(out);
-        *out = cut;
-    } else {
-        mt_plan_choice_finish(&cut);
-    }
-    out->n_searched = searched;
+    cut.whole_seconds = out->sim.seconds;
+    choose(out, &cut, cut.sim.seconds * (wears ? MT_SEARCH_WORTH_WEARING : WORTH_CUTTING) < out->sim.seconds);
     return 0;
 }
 
@@ -353,16 +352,10 @@ static int search_bases(struct mt_plan_choice *out, const struct mt_plan_request
             *err = of_held;
         return rc ? other : 0;
     }
-    if (!rc && out->sim.seconds * WORTH_READING < held.sim.seconds) {
-        out->n_searched += held.n_searched;
-        mt_plan_choice_finish(&held);
-        return 0;
-    }
-    if (!rc) {
-        held.n_searched += out->n_searched;
-        mt_plan_choice_finish(out);
-    }
-    *out = held;
+    if (rc)
+        *out = held;
+    else
+        choose(out, &held, !(out->sim.seconds * WORTH_READING < held.sim.seconds));
     return 0;
 }
 
@@ -435,15 +428,10 @@ static int try_backward(struct mt_plan_choice *out, const struct mt_plan_request
         mt_plan_choice_finish(&c);
         return rc;
     }
-    size_t n = c.n_searched + (found ? out->n_searched : 0);
-    if (found && !updates_better(&c, out, WORTH_UPDATING)) {
-        mt_plan_choice_finish(&c);
-    } else {
-        if (found)
-            mt_plan_choice_finish(out);
+    if (found)
+        choose(out, &c, updates_better(&c, out, WORTH_UPDATING));
+    else
         *out = c;
-    }
-    out->n_searched = n;
     return 0;
 }
 
