@@ -184,8 +184,6 @@ static struct mt_view recipe(struct mt_recipe *r)
 
 const struct mt_part_kind mt_part_attention = {
     .name = "attention",
-    .adapted = 1u << MT_ATTENTION_QKV | 1u << MT_ATTENTION_OUT,
-    .products = 1u << MT_ATTENTION_QKV | 1u << MT_ATTENTION_OUT,
     .port = {MT_PORTS_OF_HIDDEN_STATE},
     .segment = {[QKV] = "qkv", [OUT] = "out"},
     .attends = true,

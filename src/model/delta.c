@@ -173,12 +173,8 @@ static struct mt_view recipe(struct mt_recipe *r)
     return mt_leave(r, x, normed, MT_DELTA_OUT, -1, s->norms.attention.after ? MT_DELTA_NORM_AFTER : -1, OUT);
 }
 
-enum { PRODUCTS = 1u << MT_DELTA_IN | 1u << MT_DELTA_OUT };
-
 const struct mt_part_kind mt_part_delta = {
     .name = "delta",
-    .adapted = PRODUCTS,
-    .products = PRODUCTS,
     .port = {MT_PORTS_OF_HIDDEN_STATE},
     .segment = {[IN] = "rows", [OUT] = "out"},
     .attends = true,

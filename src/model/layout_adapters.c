@@ -8,6 +8,7 @@
 #include "model/layout_builder.h"
 #include "model/packing.h"
 #include "model/peft_names.h"
+#include "model/recipe.h"
 #include "model/stored.h"
 
 #define refuse(b, ...) ((b)->rc = (b)->rc ? (b)->rc : mt_fail((b)->err, MT_ERR_USAGE, -EINVAL, __VA_ARGS__))
@@ -56,7 +57,8 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     if (t->n_dims != 2)
         return false;
     const char *why = whole ? NULL : why_not(b->l->cfg.family, t);
-    bool usual = part->kind->adapted >> role & 1 && !why;
+    unsigned adapted = part->recipe ? part->recipe->linears : part->kind->adapted;
+    bool usual = adapted >> role & 1 && !why;
     bool served = usual || (part->kind->adapted_by_name >> role & 1 && !why);
     module_of(module, b->l, t, whole);
     mt_stored_module(own, b->l, t);

@@ -85,8 +85,6 @@ static struct mt_view latent_recipe(struct mt_recipe *r)
 
 const struct mt_part_kind mt_part_latent = {
     .name = "latent",
-    .adapted = 1u << MT_LATENT_UP,
-    .products = 1u << MT_LATENT_UP,
     .port = {PORTS(MT_NO_ACCESS, MT_READ)},
     .lay_out = lay_out_latent,
     MT_PART_OF(latent_recipe),
@@ -147,8 +145,6 @@ static struct mt_view beside_recipe(struct mt_recipe *r)
 
 const struct mt_part_kind mt_part_beside = {
     .name = "beside",
-    .adapted = 1u << MT_MLP_GATE_UP | 1u << MT_MLP_DOWN,
-    .products = 1u << MT_MLP_GATE_UP | 1u << MT_MLP_DOWN,
     .port = {PORTS(MT_READ, MT_UPDATE)},
     .lay_out = lay_out_beside,
     MT_PART_OF(beside_recipe),

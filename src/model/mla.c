@@ -128,12 +128,8 @@ static struct mt_view recipe(struct mt_recipe *r)
                     s->norms.attention.after ? MT_MLA_NORM_AFTER : -1, OUT);
 }
 
-enum { PRODUCTS = 1u << MT_MLA_IN | 1u << MT_MLA_Q | 1u << MT_MLA_KV | 1u << MT_MLA_OUT };
-
 const struct mt_part_kind mt_part_mla = {
     .name = "mla",
-    .adapted = PRODUCTS,
-    .products = PRODUCTS,
     .port = {MT_PORTS_OF_HIDDEN_STATE},
     .segment = {[LATENTS] = "latents", [OUT] = "out"},
     .attends = true,

@@ -74,8 +74,6 @@ static struct mt_view recipe(struct mt_recipe *r)
 
 const struct mt_part_kind mt_part_mlp = {
     .name = "mlp",
-    .adapted = 1u << MT_MLP_GATE_UP | 1u << MT_MLP_DOWN,
-    .products = 1u << MT_MLP_GATE_UP | 1u << MT_MLP_DOWN,
     .port = {MT_PORTS_OF_HIDDEN_STATE},
     .lay_out = lay_out,
     MT_PART_OF_RECIPE,

@@ -36,12 +36,8 @@ static struct mt_view recipe(struct mt_recipe *r)
                             s->mlp_bias ? MT_PARALLEL_DOWN_BIAS : -1, y);
 }
 
-#define PRODUCTS (1u << MT_ATTENTION_QKV | 1u << MT_ATTENTION_OUT | 1u << MT_PARALLEL_GATE_UP | 1u << MT_PARALLEL_DOWN)
-
 const struct mt_part_kind mt_part_parallel = {
     .name = "parallel",
-    .adapted = PRODUCTS,
-    .products = PRODUCTS,
     .port = {MT_PORTS_OF_HIDDEN_STATE},
     .segment = {[QKV] = "qkv", [OUT] = "out", [MLP] = "mlp"},
     .attends = true,

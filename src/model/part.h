@@ -84,12 +84,10 @@ struct mt_part_kind {
     bool per_group;
     /** It chooses the experts of a mixture: its parameters are those of MT_ROUTER_* (parts.h). */
     bool routes;
-    /** Bit i: the linear layer of role i computes with adapters (mt_linear()). */
+    /** Without a recipe: bit i: the linear layer of role i computes with adapters (mt_linear()). */
     unsigned adapted;
     /** Bit i: so does that of role i, if its adapter is asked for by name: MT_ALL_LINEAR does not mean it. */
     unsigned adapted_by_name;
-    /** Bit i: role i's gradient is a single product (mt_linear_weight_grad()), which can overwrite it. */
-    unsigned products;
     /** What it reads and writes, beside its record and its adapters; up to the first without a role. */
     struct mt_part_port port[MT_MAX_PORTS];
     /** Lists its operations and returns its output (recipe.h). NULL: the part has functions of its own for its record,

@@ -67,6 +67,7 @@ struct mt_view mt_linear_of(struct mt_recipe *r, const char *name, struct mt_vie
     n->out[0] = mt_recipe_value(r, name, width, false, segment);
     n->param[0] = role;
     n->param[1] = bias;
+    r->linears |= 1u << role;
     return n->out[0];
 }
 

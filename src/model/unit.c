@@ -9,7 +9,7 @@
  */
 #include <stdlib.h>
 
-#include "model/part.h"
+#include "model/recipe.h"
 #include "model/state.h"
 
 /* A part's run and the address of its output. */
@@ -131,12 +131,13 @@ int mt_model_begin_grad(mt_model *m, size_t unit, float *g, const struct mt_para
 static int begin_grad(mt_model *m, const struct mt_unit_run *r, struct mt_err *err)
 {
     const struct mt_unit *u = &m->layout->units[r->unit];
+    const struct mt_part *first = &m->layout->parts[u->first_part];
     struct mt_param products[MT_MAX_PRODUCTS];
     size_t n = 0;
-    for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++)
+    for (const struct mt_part *part = first; part < first + u->n_parts; part++)
         for (int role = 0; role < MT_PART_MAX_PARAMS; role++)
-            if (m->layout->parts[i].kind->products >> role & 1)
-                products[n++] = m->layout->parts[i].param[role];
+            if (part->recipe && part->recipe->linears >> role & 1)
+                products[n++] = part->param[role];
     return mt_model_begin_grad(m, r->unit, r->at[MT_ROLE_GRAD], products, n, err);
 }
 
