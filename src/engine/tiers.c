@@ -31,6 +31,8 @@ struct tiers {
     mt_plane_bits fixed;     /* whose home is fixed, besides those in files */
     enum mt_base_place base;  /* where frozen weights are kept */
     uint64_t host; /* bytes of host memory to divide */
+    mt_plane_bits moved;      /* by move_last() */
+    const mt_plane_bits *was; /* [n_units] on the disk before keep_first() */
     size_t device_bytes[MT_N_POOLS]; /* of a buffer of each device pool: independent of where planes are */
 };
 
@@ -235,6 +237,19 @@ static void put(const struct tiers *t, size_t unit, mt_plane_bits planes, bool o
     describe(t, unit);
 }
 
+/* By bisection: the fewest n, above `low`, with which the rest fits, as it does with `high`; or the most, below `high`,
+ * with which it does, as with `low`. */
+static void place_as_fits(const struct tiers *t, void (*place)(const struct tiers *, size_t), size_t low, size_t high,
+                          bool fewest)
+{
+    while (high - low > 1) {
+        size_t mid = low + (high - low) / 2;
+        place(t, mid);
+        *(fits(t) == fewest ? &high : &low) = mid;
+    }
+    place(t, fewest ? high : low);
+}
+
 /* Number of blocks with planes that can be read in place: of layers, which a step reads twice, or of the embedding and
  * the head, which it reads once. */
 static size_t file_blocks(const struct tiers *t, bool layers)
@@ -290,72 +305,45 @@ static void put_base(const struct tiers *t)
     keep_blocks(t, MT_MIN(n, all_file_blocks(t)));
 }
 
-/* Keeps the frozen weights of as many blocks in host memory as fit. */
-static void keep_base(const struct tiers *t)
-{
-    size_t fit = 0, many = all_file_blocks(t) + 1; /* many: more than fit */
-    while (many - fit > 1) {
-        size_t mid = fit + (many - fit) / 2;
-        keep_blocks(t, mid);
-        if (fits(t))
-            fit = mid;
-        else
-            many = mid;
-    }
-    keep_blocks(t, fit);
-}
-
 /*
  * Puts planes on the disk for n units, and in host memory for the others: for the last ones; or where updates are under
  * backward evenly spread (the last first, the first last), so that drives have as much to do all the time.
  */
-static void move_last(const struct tiers *t, mt_plane_bits planes, size_t n)
+static void move_last(const struct tiers *t, size_t n)
 {
     size_t n_units = t->plan->program.n_units;
     bool under = mt_program_has_ring(&t->plan->program);
     for (size_t u = 0; u < n_units; u++)
-        put(t, u, planes, under ? (u + 1) * n / n_units > u * n / n_units : u >= n_units - n);
+        put(t, u, t->moved, under ? (u + 1) * n / n_units > u * n / n_units : u >= n_units - n);
     choose_piece(t);
     least_buffers(t);
 }
 
-/* Moves planes to the disk, last units first, until the rest fits; by bisection, as each move needs less memory. */
-static void move_until_fits(const struct tiers *t, mt_plane_bits planes)
+/* Moves planes to the disk, last units first, until the rest fits. */
+static void move_until_fits(struct tiers *t, mt_plane_bits planes)
 {
-    size_t few = 0, enough = t->plan->program.n_units;
-    if (fits(t))
-        return;
-    while (enough - few > 1) {
-        size_t mid = few + (enough - few) / 2;
-        move_last(t, planes, mid);
-        if (fits(t))
-            enough = mid;
-        else
-            few = mid;
-    }
-    move_last(t, planes, enough);
+    t->moved = planes;
+    if (!fits(t))
+        place_as_fits(t, move_last, 0, t->plan->program.n_units, true);
+}
+
+/* The first n units, whole, in host memory. */
+static void keep_first(const struct tiers *t, size_t n)
+{
+    for (size_t u = 0; u < t->plan->program.n_units; u++)
+        put(t, u, t->was[u], u >= n);
 }
 
 /* Moves whole units back to host memory, first units first, while they fit. */
-static void keep_units(const struct tiers *t)
+static void keep_units(struct tiers *t)
 {
-    mt_plane_bits *on_disk = t->plan->on_disk;
-    size_t fit = 0, many = t->plan->program.n_units + 1; /* many: more than fit */
-    MT_FREED mt_plane_bits *was = mt_calloc(many, sizeof(*was));
+    size_t n = t->plan->program.n_units;
+    MT_FREED mt_plane_bits *was = mt_calloc(n + 1, sizeof(*was));
     if (!was)
         return; /* costs drive traffic, nothing else */
-    memcpy(was, on_disk, (many - 1) * sizeof(*was));
-    while (many - fit > 1) {
-        size_t mid = fit + (many - fit) / 2;
-        for (size_t u = 0; u < t->plan->program.n_units; u++)
-            put(t, u, was[u], u >= mid);
-        if (fits(t))
-            fit = mid;
-        else
-            many = mid;
-    }
-    for (size_t u = 0; u < t->plan->program.n_units; u++)
-        put(t, u, was[u], u >= fit);
+    memcpy(was, t->plan->on_disk, n * sizeof(*was));
+    t->was = was;
+    place_as_fits(t, keep_first, 0, n + 1, false);
 }
 
 static void grow(const struct tiers *t, int pool, int want)
@@ -382,7 +370,7 @@ static uint64_t spill_reserve(const struct tiers *t, const int wanted[MT_N_POOLS
     return t->host == UINT64_MAX ? 0 : MT_MIN(want, t->host / SPILL_SHARE);
 }
 
-static void choose_states(const struct tiers *t)
+static void choose_states(struct tiers *t)
 {
     /* states go to the disk first: a byte of them in host memory saves the least traffic */
     const mt_plane_bits weights = mt_loaded_planes(MT_BF16);
@@ -462,7 +450,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     if (states && may_move)
         keep_units(&t);
     if (t.base == MT_BASE_FILES && p->placement.base == MT_BASE_AUTO && p->placement.base_blocks == MT_AUTO)
-        keep_base(&t);
+        place_as_fits(&t, keep_blocks, 0, all_file_blocks(&t) + 1, false); /* as many frozen blocks */
     plan->uses_files = reads_files(plan);
     describe_all(&t);
     return in_use(&t) + beside;
