@@ -44,7 +44,7 @@ extern const struct mt_fused_tensor mt_granite_experts[];
 #define MT_GEMMA4                                                                                                      \
     MT_GEMMA, .windows = MT_WINDOW_ALL_BUT, .full_every = 6, .last_is_full = true, .norm = {.round_once = true},       \
     .rope_theta = 1e6, .rope_by_window = true, .window_theta = 10000, .needs_rope_scaling = true,                      \
-    .qk_norm = MT_QK_NORM_HEADS, .v_norm = true, .score_scale = 1, .scalar_name = "layer_scalar",                      \
+    .layer.qk_norm = MT_QK_NORM_HEADS, .layer.v_norm = true, .layer.score_scale = 1, .layer.scalar_name = "layer_scalar",                      \
     .numbers = (const struct mt_family_number[]){{"final_logit_softcapping", MT_VALUE_LOGIT_CAP, 0}, {NULL}},          \
     .full_heads = &(const struct mt_full_heads){"global_head_dim", "attention_k_eq_v", "num_global_key_value_heads",   \
                                                 512}

@@ -105,7 +105,7 @@ static const struct mt_layer_norms nemotron_norms = {.attention = {"norm.weight"
 /* Qwen3-Next and its heirs */
 #define QWEN3_NEXT                                                                                                     \
     .head_dim = 256, .norm = {.plus_one = true}, .max_pos = 32768, .partial_rotary = 0.25,                             \
-    MT_BIASES(MT_FEATURE_BY_KEY), .qk_norm = MT_QK_NORM_HEADS, .gate = true, .on_disk = tensors, .uncomputed = "mtp."
+    MT_BIASES(MT_FEATURE_BY_KEY), .layer.qk_norm = MT_QK_NORM_HEADS, .layer.gate = true, .on_disk = tensors, .uncomputed = "mtp."
 
 static const struct mt_family families[] = {
     { /* Qwen3.5, 3.6 and 3.8 */
@@ -148,7 +148,7 @@ static const struct mt_family families[] = {
         MT_BIASES(MT_FEATURE_BY_KEY),
         .numbers = mt_granite_numbers,
         .ffn_key = "shared_intermediate_size",
-        .gate_up_name = "shared_mlp.input_linear.weight",
+        .layer.gate_up_name = "shared_mlp.input_linear.weight",
         .on_disk = granite_tensors,
         .mixer = &(const struct mt_mixer_family){
             MT_MIXER(granite_kinds, granite_counts),
@@ -181,7 +181,7 @@ static const struct mt_family families[] = {
         .refused_flags = {"mlp_bias", "tie_word_embeddings"},
         .activation_key = "mlp_hidden_act",
         .activation = "relu2",
-        .ungated = true,
+        .layer.ungated = true,
         .names = MT_TEXT_BACKBONE,
         .on_disk = nemotron_tensors,
         .joined = nemotron_experts,

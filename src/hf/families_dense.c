@@ -42,7 +42,7 @@ static const struct mt_layer_norms glm4_norms = {
 };
 #define GLM                                                                                                            \
     .n_kv_heads = 2, .head_dim = 128, .norm.eps = 1.5625e-7, .max_pos = 131072, .partial_rotary = 0.5,                 \
-    .rope_pairs = true, .qkv_bias = MT_FEATURE_UNLESS_OFF, .gate_up_name = "mlp.gate_up_proj.weight"
+    .rope_pairs = true, .qkv_bias = MT_FEATURE_UNLESS_OFF, .layer.gate_up_name = "mlp.gate_up_proj.weight"
 
 static const struct mt_tensor_on_disk starcoder2_tensors[] = {
     {"mlp.up_proj.weight", "mlp.c_fc.weight"},
@@ -93,7 +93,7 @@ static const struct mt_family families[] = {
         .head_dim = 128,
         .windows = MT_WINDOW_UPPER_LAYERS,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .qk_norm = MT_QK_NORM_HEADS,
+        .layer.qk_norm = MT_QK_NORM_HEADS,
     },
     {
         "Qwen3VLTextModel", "qwen3_vl_text", /* within Qwen3VLForConditionalGeneration */
@@ -103,7 +103,7 @@ static const struct mt_family families[] = {
         .mrope = true,
         .max_pos = 128000,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .qk_norm = MT_QK_NORM_HEADS,
+        .layer.qk_norm = MT_QK_NORM_HEADS,
     },
     {
         "Gemma3ForCausalLM", "gemma3_text",
@@ -116,7 +116,7 @@ static const struct mt_family families[] = {
         .rope_by_window = true,
         .window_theta = 10000,
         .max_pos = 131072,
-        .qk_norm = MT_QK_NORM_HEADS,
+        .layer.qk_norm = MT_QK_NORM_HEADS,
         .numbers = (const struct mt_family_number[]){{"query_pre_attn_scalar", MT_VALUE_QUERY_SCALAR, 256},
                                                      {"final_logit_softcapping", MT_VALUE_LOGIT_CAP, 0},
                                                      {NULL}},
@@ -145,7 +145,7 @@ static const struct mt_family families[] = {
         .norm = {.eps = 1e-5, .round_once = true},
         .norms = &norms_after,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .qk_norm = MT_QK_NORM_PROJECTION,
+        .layer.qk_norm = MT_QK_NORM_PROJECTION,
     },
     {
         "Olmo3ForCausalLM", "olmo3",
@@ -158,7 +158,7 @@ static const struct mt_family families[] = {
         .rope_by_window = true,
         .window_theta = 500000, /* whatever rope_theta is, which counts for the other layers */
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .qk_norm = MT_QK_NORM_PROJECTION,
+        .layer.qk_norm = MT_QK_NORM_PROJECTION,
     },
     {
         "GraniteForCausalLM", "granite",
@@ -171,8 +171,8 @@ static const struct mt_family families[] = {
         .norm.eps = 1e-5,
         .max_pos = 4096,
         .partial_rotary = 1,
-        .qkv_name = "self_attn.qkv_proj.weight",
-        .gate_up_name = "mlp.gate_up_proj.weight",
+        .layer.qkv_name = "self_attn.qkv_proj.weight",
+        .layer.gate_up_name = "mlp.gate_up_proj.weight",
         .code_is_known = true,
     },
     {
@@ -184,7 +184,7 @@ static const struct mt_family families[] = {
         .norm.eps = 1e-5,
         .norms = &norms_after,
         .ropes = MT_ROPE_OF_WINDOWS,
-        .qk_norm = MT_QK_NORM_HEADS,
+        .layer.qk_norm = MT_QK_NORM_HEADS,
     },
     {
         "SeedOssForCausalLM", "seed_oss",
@@ -202,7 +202,7 @@ static const struct mt_family families[] = {
         .norm.eps = 1e-5,
         .rope_alpha = true,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .qk_norm = MT_QK_NORM_AFTER_ROPE,
+        .layer.qk_norm = MT_QK_NORM_AFTER_ROPE,
         .on_disk = norms_after_rope_tensors,
     },
     {
@@ -294,7 +294,7 @@ static const struct mt_family families[] = {
         .norm.eps = 1e-5,
         .max_pos = 4096,
         MT_ALL_BIASES(MT_FEATURE_BY_KEY),
-        .ungated = true,
+        .layer.ungated = true,
         .activation = "relu2",
     },
     { /* Nemotron-4, Minitron */
@@ -304,7 +304,7 @@ static const struct mt_family families[] = {
         .max_pos = 4096,
         .partial_rotary = 0.5,
         MT_ALL_BIASES(MT_FEATURE_BY_KEY),
-        .ungated = true,
+        .layer.ungated = true,
         .activation = "relu2",
     },
     {
@@ -317,7 +317,7 @@ static const struct mt_family families[] = {
         MT_ALL_BIASES(MT_FEATURE_UNLESS_OFF),
         .bias_key = "use_bias",
         .mlp_bias_key = "use_bias",
-        .ungated = true,
+        .layer.ungated = true,
         .activation = "gelu_pytorch_tanh",
         .tied = true,
         .ignores_dropout = true,
@@ -331,8 +331,8 @@ static const struct mt_family families[] = {
         .rope_theta = 12e6,
         .max_pos = 65536,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .qk_norm = MT_QK_NORM_HEADS,
-        .ungated = true,
+        .layer.qk_norm = MT_QK_NORM_HEADS,
+        .layer.ungated = true,
         .activation = "xielu",
         .on_disk = apertus_tensors,
     },
@@ -351,9 +351,9 @@ static const struct mt_family families[] = {
         .ropes = MT_ROPE_BY_THETAS,
         .max_pos = 131072,
         .refused_flags = {"attention_bias"},
-        .qk_norm = MT_QK_NORM_BARE,
-        .gate = true,
-        .gate_name = "self_attn.gate_proj.weight",
+        .layer.qk_norm = MT_QK_NORM_BARE,
+        .layer.gate = true,
+        .layer.gate_name = "self_attn.gate_proj.weight",
         .numbers = (const struct mt_family_number[]){{"qk_scale_factor", MT_VALUE_QUERY_FACTOR, 3.87},
                                                      {"output_multiplier", MT_VALUE_LOGIT_SCALE, 0.19611613513818404},
                                                      {"final_logit_softcapping", MT_VALUE_LOGIT_CAP, 20},

@@ -123,7 +123,7 @@ static const struct mt_family families[] = {
         .windows = MT_WINDOW_BY_FLAG,
         .max_pos = 32768,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .qk_norm = MT_QK_NORM_HEADS,
+        .layer.qk_norm = MT_QK_NORM_HEADS,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 128, .top_k = 8, .width = 768, .renorm = MT_MOE_RENORM_SUM, .scale = 1,
                        .weights_rounded = true},
@@ -166,7 +166,7 @@ static const struct mt_family families[] = {
         .norm.eps = 1e-5,
         .max_pos = 4096,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .qk_norm = MT_QK_NORM_PROJECTION,
+        .layer.qk_norm = MT_QK_NORM_PROJECTION,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 64, .top_k = 8, .renorm = MT_MOE_RENORM_SUM, .scale = 1, .weights_rounded = true},
             .width_is_ffn = true,
@@ -196,7 +196,7 @@ static const struct mt_family families[] = {
         .needs_rope_scaling = true,
         .max_pos = 131072,
         MT_BIASES(MT_FEATURE_UNLESS_OFF),
-        .sinks = true,
+        .layer.sinks = true,
         .norm.round_once = true,
         .on_disk = gpt_oss_tensors,
         .fused = gpt_oss_experts,
@@ -215,7 +215,7 @@ static const struct mt_family families[] = {
         .max_pos = 131072,
         .partial_rotary = 0.5,
         .qkv_bias = MT_FEATURE_BY_KEY,
-        .qk_norm = MT_QK_NORM_HEADS,
+        .layer.qk_norm = MT_QK_NORM_HEADS,
         .qk_norm_key = "use_qk_norm",
         .on_disk = shared_experts_tensors,
         .moe = &(const struct mt_moe_family){
@@ -235,7 +235,7 @@ static const struct mt_family families[] = {
         .max_pos = 196608,
         .partial_rotary = 1,
         .code_is_known = true,
-        .qk_norm = MT_QK_NORM_PROJECTION,
+        .layer.qk_norm = MT_QK_NORM_PROJECTION,
         .on_disk = minimax_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 256, .top_k = 8, .select_bias = true, .score = MT_MOE_SIGMOID,
@@ -250,7 +250,7 @@ static const struct mt_family families[] = {
         .windows = MT_WINDOW_FROM_LAYER,
         .code_is_known = true,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .qk_norm = MT_QK_NORM_HEADS,
+        .layer.qk_norm = MT_QK_NORM_HEADS,
         .on_disk = shared_experts_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.width = 1408, .select_bias = true, .router_f32 = true, .score = MT_MOE_SIGMOID,
@@ -286,7 +286,7 @@ static const struct mt_family families[] = {
         .max_pos = 131072,
         MT_BIASES(MT_FEATURE_BY_KEY),
         .refused_flags = {"mlp_bias"},
-        .qk_norm = MT_QK_NORM_HEADS,
+        .layer.qk_norm = MT_QK_NORM_HEADS,
         .on_disk = hy_v3_tensors,
         .experts_unread = true,
         .moe = &(const struct mt_moe_family){
@@ -323,7 +323,7 @@ static const struct mt_family families[] = {
         .rope_alpha = true,
         .code_is_known = true,
         MT_BIASES(MT_FEATURE_BY_KEY),
-        .qk_norm = MT_QK_NORM_AFTER_ROPE,
+        .layer.qk_norm = MT_QK_NORM_AFTER_ROPE,
         .on_disk = hunyuan_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 1, .top_k = 1, .router_f32 = true, .renorm = MT_MOE_RENORM_SUM, .scale = 1},
@@ -443,7 +443,7 @@ static const struct mt_family families[] = {
         .max_pos = 131072,
         .code_is_known = true,
         .qkv_bias = MT_FEATURE_BY_KEY,
-        .sinks = true,
+        .layer.sinks = true,
         .sinks_of_windows = true,
         .numbers = (const struct mt_family_number[]){{"attention_value_scale", MT_VALUE_OUTPUT_FACTOR, 0.707}, {NULL}},
         .on_disk = mimo_tensors,
@@ -462,7 +462,7 @@ static const struct mt_family families[] = {
         .norm.eps = 1e-5,
         .ropes = MT_ROPE_OF_WINDOWS,
         .code_is_known = true,
-        .qk_norm = MT_QK_NORM_HEADS,
+        .layer.qk_norm = MT_QK_NORM_HEADS,
         .on_disk = exaone_tensors,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 64, .top_k = 8, .width = 1024, MT_DEEPSEEK_SCORES, .scale = 2.5},
@@ -486,9 +486,9 @@ static const struct mt_family families[] = {
         .max_pos = 16384,
         .code_is_known = true,
         .refused_flags = {"attention_bias"},
-        .qk_norm = MT_QK_NORM_HEADS,
-        .gate = true,
-        .gate_name = "self_attn.gate_proj.weight",
+        .layer.qk_norm = MT_QK_NORM_HEADS,
+        .layer.gate = true,
+        .layer.gate_name = "self_attn.gate_proj.weight",
         .peft_refuses = "self_attn.gate_proj.weight", /* it takes that for an expert's */
         .embed_by_width = true,
         .embed_by_width_key = "mup_enabled",

@@ -162,6 +162,7 @@ struct mt_mixer_family {
 struct mt_family {
     const char *architecture, *model_type; /* architectures[0]; model_type, used if architectures is absent */
     bool by_muon;                          /* its published models were trained with Muon */
+    struct mt_layer_spec layer;            /* what no key says of its layers; score_scale 0: 1 / sqrt(head_dim) */
     int64_t n_kv_heads, head_dim;          /* class defaults; 0: num_attention_heads, hidden_size / heads */
     int64_t window;                        /* class default of sliding_window */
     const char *window_before_key;         /* says how many tokens before it a query sees, if present; NULL: none */
@@ -187,30 +188,21 @@ struct mt_family {
     const char *bias_key;                  /* the key of qkv_bias and o_bias; NULL: attention_bias */
     const struct mt_latent_family *latent; /* NULL: ordinary heads */
     const struct mt_mixer_family *mixer;   /* NULL: all layers have attention */
-    bool gate;                             /* mt_layer_spec.gate; attn_output_gate, if present, must say so */
-    const char *gate_name;                 /* mt_layer_spec.gate_name */
     const char *o_bias_key, *mlp_bias_key; /* NULL: bias_key; mlp_bias */
     const struct mt_full_heads *full_heads; /* NULL: all layers have heads of one width */
-    double score_scale;                    /* factor of q . k; 0: 1 / sqrt(head_dim) */
-    bool v_norm;                           /* mt_layer_spec.v_norm */
-    const char *scalar_name;               /* mt_layer_spec.scalar_name */
-    enum mt_qk_norm_kind qk_norm;
     const char *qk_norm_key;               /* the norm is there only if this key is true; NULL: always */
     double partial_rotary;                 /* default of partial_rotary_factor; 0: the key must be 1 */
     bool rope_alpha;                       /* "dynamic" scaling with an alpha changes the base at every length */
     bool q_growth;                         /* queries grow with their positions, by llama_4_scaling_beta */
     bool needs_rope_scaling;               /* rope_scaling must be present: we do not have the class's default */
     bool tied;                             /* default of tie_word_embeddings */
-    const char *qkv_name, *gate_up_name;   /* the tensor of queries, keys and values, of gate and up; NULL: one each */
     bool ignores_dropout;                  /* releases say attention_dropout, which is for training by their makers */
-    bool sinks;                            /* each head has a sink: a logit in the softmax without a value */
     bool sinks_of_windows;                 /* in layers with a window alone */
     bool embed_by_width;                   /* embeddings are multiplied by sqrt(hidden_size) */
     const char *embed_by_width_key;        /* only if this key is true; NULL: always */
     const struct mt_family_number *numbers; /* NULL: none; a row without a key ends the list */
     const char *activation_key;            /* NULL: hidden_act */
     const char *activation;                /* class default; NULL: silu */
-    bool ungated;                          /* mt_layer_spec.ungated */
     const char *ffn_key;                   /* the key of the MLP's width; NULL: intermediate_size */
     const char *refused_flags[2];          /* keys that must not be true, though they may be "vision" */
     const struct mt_family_zero *zeros;    /* NULL: none; a row without a key ends the list */

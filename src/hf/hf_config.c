@@ -138,11 +138,11 @@ static void read_activation(struct mt_keys *r, const struct mt_family *f, struct
     const cJSON *v = mt_keys_find(r, key);
     const char *name = cJSON_IsString(v) ? v->valuestring : v ? "?" : usual;
     for (size_t i = 0; i < MT_ARRAY_LEN(known); i++)
-        if (!strcmp(name, known[i].name) && (f->ungated ? known[i].ungated : known[i].of_gates)) {
+        if (!strcmp(name, known[i].name) && (s->ungated ? known[i].ungated : known[i].of_gates)) {
             s->activation = known[i].activation;
             return;
         }
-    mt_keys_refuse(r, key, f->ungated ? "must be relu2, gelu_pytorch_tanh or xielu in this architecture, whose MLP has no "
+    mt_keys_refuse(r, key, s->ungated ? "must be relu2, gelu_pytorch_tanh or xielu in this architecture, whose MLP has no "
                                         "gate"
                                       : "must be silu or gelu_pytorch_tanh");
 }
@@ -175,7 +175,7 @@ static void read_number(struct mt_keys *r, struct mt_hf_config *c, struct mt_lay
 static void read_numbers(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer_spec *s)
 {
     const struct mt_family *f = c->family;
-    s->score_scale = f->score_scale > 0 ? f->score_scale : 1.0 / sqrt((double)s->head_dim);
+    s->score_scale = s->score_scale > 0 ? s->score_scale : 1.0 / sqrt((double)s->head_dim);
     s->residual = s->o_scale = c->logit_scale = 1;
     bool by_width = f->embed_by_width && (!f->embed_by_width_key || mt_keys_bool(r, f->embed_by_width_key, false));
     c->embed_scale = by_width ? sqrt((double)c->hidden) : 1;
@@ -355,17 +355,10 @@ static void read_flags(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
     s->qkv_bias = has_feature(r, f->qkv_bias, bias);
     s->o_bias = has_feature(r, f->o_bias, f->o_bias_key ? f->o_bias_key : bias);
     s->mlp_bias = has_feature(r, f->mlp_bias, f->mlp_bias_key ? f->mlp_bias_key : "mlp_bias");
-    s->qkv_name = f->qkv_name;
-    s->gate_up_name = f->gate_up_name;
-    s->ungated = f->ungated;
-    s->qk_norm = !f->qk_norm_key || mt_keys_bool(r, f->qk_norm_key, false) ? f->qk_norm : MT_QK_NORM_NONE;
-    s->sinks = f->sinks;
-    s->v_norm = f->v_norm;
-    s->scalar_name = f->scalar_name;
-    s->gate = f->gate;
-    s->gate_name = f->gate_name;
-    if (mt_keys_bool(r, "attn_output_gate", f->gate) != f->gate && !f->gate_name)
-        mt_keys_refuse(r, "attn_output_gate", f->gate ? "must be true in this architecture" : "is not supported");
+    if (f->qk_norm_key && !mt_keys_bool(r, f->qk_norm_key, false))
+        s->qk_norm = MT_QK_NORM_NONE;
+    if (mt_keys_bool(r, "attn_output_gate", s->gate) != s->gate && !s->gate_name) /* if present, it must say so */
+        mt_keys_refuse(r, "attn_output_gate", s->gate ? "must be true in this architecture" : "is not supported");
     if (cJSON_IsString(dtype))
         snprintf(c->torch_dtype, sizeof(c->torch_dtype), "%s", dtype->valuestring);
 }
@@ -373,7 +366,7 @@ static void read_flags(struct mt_keys *r, struct mt_hf_config *c, struct mt_laye
 /* What layers with a window, of[1], have otherwise. */
 static void read_window_heads(struct mt_keys *r, const struct mt_family *f, struct mt_layer_spec of[2])
 {
-    of[0].sinks = f->sinks && !f->sinks_of_windows;
+    of[0].sinks &= !f->sinks_of_windows;
     of[1].n_kv_heads *= f->window_kv_times ? f->window_kv_times : 1;
     if (of[1].n_heads % of[1].n_kv_heads)
         mt_keys_refuse(r, "num_key_value_heads", "does not divide num_attention_heads in layers with a window");
@@ -383,7 +376,7 @@ static void read_window_heads(struct mt_keys *r, const struct mt_family *f, stru
 static void read_decoder(struct mt_keys *r, struct mt_hf_config *c)
 {
     struct mt_layer_spec s, of[2];
-    memset(&s, 0, sizeof(s)); /* specifications are compared with their padding */
+    memcpy(&s, &c->family->layer, sizeof(s)); /* specifications are compared with their padding, which is 0 here */
     read_shape(r, c, &s);
     refuse_unsupported(r, c->family);
     mt_quantization_read(r, c);
