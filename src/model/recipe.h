@@ -102,8 +102,9 @@ struct mt_recipe {
     struct mt_node node[MT_RECIPE_NODES];
     int n_values, n_nodes;
     int y; /* the value of the output; value 0 is the input */
-    unsigned linears; /* bit i: a linear layer has its weight at role i: it computes with adapters (mt_linear()), and its
-                         gradient is a single product, which can overwrite */
+    /* Bit i: a linear layer has its weight at role i: it computes with adapters (mt_linear()), and its gradient is a
+     * single product, which can overwrite. */
+    unsigned linears;
     const struct mt_hf_config *cfg;
     const struct mt_layer_spec *spec;
     const struct mt_part_kind *kind;
