@@ -285,7 +285,10 @@ int plan_view_open_as(struct plan_view *v, const char *ini, const struct cli_arg
         rc = mt_inputs_freeze_all(v->cfg, v->generates ? "--generate" : "--score", err);
     if (!rc && v->generates && v->cfg->placement.expert_group == MT_AUTO)
         v->cfg->placement.expert_group = 1; /* as generation does */
-    rc = rc ?: mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, v->model_dir, NULL, err);
+    if (!rc && v->generates)
+        rc = mt_plan_lay_out_to_generate(&v->layout, &v->halves, v->cfg, &v->hf, v->model_dir, err);
+    else
+        rc = rc ?: mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, v->model_dir, NULL, err);
     if (!rc && trains)
         rc = mt_plan_check_trained(v->layout, err);
     rc = rc ?: load_machine(v, args, err);

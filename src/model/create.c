@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "model/linear.h"
 #include "model/outputs.h"
+#include "model/packing.h"
 #include "model/part.h"
 #include "model/recipe.h"
 #include "model/sides.h"
@@ -134,8 +135,11 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
                              void *base)
 {
     size_t at = 0, hidden = p->max_tokens * (size_t)p->layout->cfg.hidden * mt_dtype_size(p->dtype);
-    size_t scratch, workspace;
+    size_t scratch, workspace, decoded = 0;
     unit_bytes(&scratch, &workspace, dev, p);
+    for (size_t u = 0; u < p->layout->n_units; u++)
+        decoded = MT_MAX(decoded, mt_unit_decoded_bytes(p->layout, u, p->dtype));
+    m->decoded = mt_take(base, &at, decoded);
     m->shares = mt_take(base, &at, (size_t)p->layout->cfg.moe.n_experts * sizeof(float));
     m->outputs.n = mt_outputs_rows(p, dev);
     m->outputs.rows = mt_take(base, &at, mt_outputs_bytes(p, dev));

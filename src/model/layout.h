@@ -187,8 +187,9 @@ struct mt_unit {
                                     their parameters is in one range: they can have a buffer of their own, in the
                                     order of the trained plane (memory.adapters). Merged ones cannot */
     size_t n_norms;              /* rows of merged matrices with DoRA */
-    bool codes_stay;             /* it runs once a group, has packed tensors and no adapters: in bf16 compute its packed
-                                    plane stays in its buffer (model/packing.h) */
+    bool codes_stay;             /* it has packed tensors, and runs once a group without adapters, or it is one of
+                                    mt_layout_keep_codes(): in bf16 compute its packed plane stays in its buffer
+                                    (model/packing.h) */
 };
 
 /**
@@ -235,7 +236,7 @@ struct mt_layout {
     size_t n_partials;         /* partial sums of squares of all gradients (device/ops.h) */
     struct mt_stored *stored;  /* the tensors of the model's files, by layer; after them those of adapters in PEFT's */
     size_t n_stored, n_adapter_stored;
-    bool codes_stay;           /* of any unit */
+    bool codes_stay;           /* of any unit that runs once a group */
     bool f32_routers;          /* some units have an f32_tensor: routers that are F32 in files of bf16 */
     size_t *pieces;            /* [n_tensors] indices of tensors, grouped by stored tensor */
     const struct mt_tensor **by_name; /* [n_tensors] sorted */

@@ -249,6 +249,12 @@ size_t mt_unit_plain_end(const struct mt_layout *l, size_t unit)
     return end;
 }
 
+void mt_layout_keep_codes(struct mt_layout *l)
+{
+    for (size_t u = 0; u < l->n_units && !l->adapter_default.merge; u++)
+        l->units[u].codes_stay |= l->units[u].n_in_planes[MT_RANGE_PACKED] && !l->units[u].per_step;
+}
+
 bool mt_unit_keeps_codes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
 {
     return dtype == MT_BF16 && l->units[unit].codes_stay;
@@ -491,6 +497,36 @@ size_t mt_expert_elems(const struct mt_layout *l)
     for (int i = 0; i < MT_EXPERT_MAX_PARAMS; i++)
         end = MT_MAX(end, p[i].at + p[i].n);
     return mt_align_up(end - p[0].at, MT_PARAM_ALIGN);
+}
+
+size_t mt_unit_decoded_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
+{
+    const struct mt_unit *u = &l->units[unit];
+    return mt_unit_keeps_codes(l, unit, dtype) && !u->per_step ? u->n_elems * mt_dtype_size(dtype) : 0;
+}
+
+int mt_unit_decode_to(const struct mt_layout *l, size_t unit, const char *slot, char *out, mt_device *dev,
+                      struct mt_err *err)
+{
+    const struct mt_unit *u = &l->units[unit];
+    const char *plane = slot + mt_unit_landing(l, unit, MT_BF16);
+    size_t size = mt_dtype_size(MT_BF16);
+    int rc = 0;
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
+        const struct mt_range *r = &l->ranges[i];
+        size_t bytes = r->n * size;
+        const char *at = slot + mt_unit_range_at(l, unit, r, MT_BF16) * size;
+        struct mt_copy c = {out + r->first * size, bytes, at, bytes, bytes, 1};
+        rc = r->kind == MT_RANGE_PACKED ? 0 : mt_device_copy(dev, MT_STREAM_COMPUTE, &c, err);
+    }
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors && !rc; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        if (t->kind != MT_RANGE_PACKED)
+            continue;
+        struct mt_decode a = decode_of(t, MT_BF16, plane, out + t->first * size, 0, t->n);
+        rc = mt_op_decode(dev, &a, err);
+    }
+    return rc;
 }
 
 /* The place of an unpacked tensor in the buffer. */

@@ -15,7 +15,8 @@
  * and decoded from there to the places of its tensors, which overwrites it: in pieces, in the order of the tensors, so
  * that no piece overwrites codes that are still to be decoded. In bf16 compute, the packed plane of experts, which run
  * once a step, stays in the buffer, after the unpacked tensors, which are end to end there; each expert is decoded to
- * scratch when it runs.
+ * scratch when it runs. So do those of all units of a model that generates and is too large to stay on the device
+ * decoded (mt_layout_keep_codes()): each unit is decoded to scratch when it runs.
  */
 
 /** Bytes of a unit's buffer for weights in `dtype`: its elements, its packed plane before decoding, the FP32 copy of its
@@ -29,13 +30,20 @@ size_t mt_unit_landing(const struct mt_layout *l, size_t unit, enum mt_dtype dty
 size_t mt_unit_f32_at(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 /** Where range r of the unit is loaded to: element of that buffer. */
 size_t mt_unit_range_at(const struct mt_layout *l, size_t unit, const struct mt_range *r, enum mt_dtype dtype);
-/** Is the unit's packed plane decoded expert by expert, by mt_expert_decode()? */
+/** Lets the packed planes of all units stay in their buffers in bf16 compute, unless adapters are merged into them. */
+void mt_layout_keep_codes(struct mt_layout *l);
+/** Is the unit's packed plane decoded when it runs, by mt_expert_decode() or mt_unit_decode_to()? */
 bool mt_unit_keeps_codes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 /** Elements of an expert's parameters, from the start of the first to the end of the last. */
 size_t mt_expert_elems(const struct mt_layout *l);
 /** Decodes them from the buffer of a unit that keeps its codes to `out`, laid out as in an unpacked unit. */
 int mt_expert_decode(const struct mt_layout *l, size_t unit, int expert, const char *slot, char *out, mt_device *dev,
                      struct mt_err *err);
+/** Bytes of scratch for a unit that is decoded so; 0: the unit's experts are, or nothing is. */
+size_t mt_unit_decoded_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
+/** Decodes the unit from its buffer to `out`, laid out as in an unpacked unit, but for its f32_tensor. */
+int mt_unit_decode_to(const struct mt_layout *l, size_t unit, const char *slot, char *out, mt_device *dev,
+                      struct mt_err *err);
 /** Must the unit's weights be changed after each load, by mt_unit_decode()? */
 bool mt_unit_is_decoded(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 /** With DoRA of merged adapters, in the unit's buffer: magnitude / |W + s B A| of its n_norms rows; after them

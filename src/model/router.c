@@ -188,7 +188,7 @@ static const void *router_weight(const struct mt_part_run *r)
 {
     const mt_model *m = r->m;
     return mt_unit_f32_tensor(m->layout, r->of->unit, m->dt)
-               ? (const char *)r->w + mt_unit_f32_at(m->layout, r->of->unit, m->dt)
+               ? (const char *)mt_value(r, MT_ROLE_WEIGHTS) + mt_unit_f32_at(m->layout, r->of->unit, m->dt)
                : mt_elem(m, r->w, r->part->param[MT_ROUTER_WEIGHT].at);
 }
 

@@ -103,6 +103,7 @@ struct mt_model {
     float *top_rest;           /* [max_micro, max_tokens] */
 
     void *scratch; /* one allocation, cut into what lasts beyond a part's run, and, from h on, what does not: */
+    char *decoded;     /* the running unit's weights, if it keeps codes in its buffer; NULL: none does */
     void *h, *dh;      /* [max_tokens, hidden] */
     void *cast_start;
     struct mt_own_scratch own;                    /* of the stream that is turned to */

@@ -9,6 +9,7 @@
  */
 #include <stdlib.h>
 
+#include "model/packing.h"
 #include "model/recipe.h"
 #include "model/state.h"
 
@@ -41,6 +42,17 @@ static void *either(const struct mt_unit_run *r, enum mt_role role, enum mt_role
     return r->at[role] ? r->at[role] : r->at[of_table];
 }
 
+static const void *weights_of(const mt_model *m, const struct mt_unit_run *r)
+{
+    return mt_unit_decoded_bytes(m->layout, r->unit, m->dt) ? m->decoded : either(r, MT_ROLE_WEIGHTS, MT_ROLE_TABLE);
+}
+
+static int decode(const mt_model *m, const struct mt_unit_run *r, struct mt_err *err)
+{
+    bool decodes = mt_unit_decoded_bytes(m->layout, r->unit, m->dt);
+    return decodes ? mt_unit_decode_to(m->layout, r->unit, r->at[MT_ROLE_WEIGHTS], m->decoded, m->dev, err) : 0;
+}
+
 static size_t stages_of(struct stage *s, mt_model *m, const struct mt_unit_run *r)
 {
     const struct mt_unit *u = &m->layout->units[r->unit];
@@ -56,7 +68,7 @@ static size_t stages_of(struct stage *s, mt_model *m, const struct mt_unit_run *
             at[segment] += mt_model_boundary_bytes(m);
         }
         s[i] = (struct stage){.run = {.m = m, .part = part, .shape = shape, .in = &m->inputs[r->mb], .of = r,
-                                      .w = either(r, MT_ROLE_WEIGHTS, MT_ROLE_TABLE), .x = x, .scratch = scratch,
+                                      .w = weights_of(m, r), .x = x, .scratch = scratch,
                                       .dx = r->at[MT_ROLE_DX], .g = either(r, MT_ROLE_GRAD, MT_ROLE_TABLE_GRAD)}};
         for (size_t k = 0; k < n; k++, segment++) {
             s[i].run.record.base[k] = at[segment];
@@ -80,7 +92,7 @@ int mt_model_forward(mt_model *m, const struct mt_unit_run *r, struct mt_err *er
     mt_model_set_rows(m, r->mb, NULL);
     m->adapters = r->at[MT_ROLE_ADAPTERS];
     mt_model_poison_parts(m, NULL);
-    int rc = 0;
+    int rc = decode(m, r, err);
     for (size_t i = 0; i < n && !rc; i++)
         rc = prepare(&s[i], err)
           ?: s[i].run.part->kind->finish(&s[i].run, s[i].y ? s[i].y : r->at[MT_ROLE_Y], err);
@@ -148,7 +160,9 @@ int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *e
     mt_model_set_rows(m, r->mb, NULL);
     m->adapters = r->at[MT_ROLE_ADAPTERS];
     mt_model_poison_parts(m, NULL);
-    int rc = r->at[MT_ROLE_GRAD] && r->first ? begin_grad(m, r, err) : 0;
+    int rc = decode(m, r, err);
+    if (!rc && r->at[MT_ROLE_GRAD] && r->first)
+        rc = begin_grad(m, r, err);
     rc = rc ?: recompute(s, n, err);
     for (size_t i = n; i-- > 0 && !rc;) {
         mt_model_poison_parts(m, s[i].run.scratch);

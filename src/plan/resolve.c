@@ -136,6 +136,26 @@ int mt_plan_lay_out_shared(struct mt_layout **layout, struct mt_layout **halves,
     return rc;
 }
 
+int mt_plan_lay_out_to_generate(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *cfg,
+                                const struct mt_hf_config *hf, const char *dir, struct mt_err *err)
+{
+    struct mt_config whole = *cfg;
+    struct mt_layout *none = NULL;
+    bool packed = false;
+    int rc = mt_plan_lay_out(layout, halves, cfg, hf, dir, NULL, err);
+    for (size_t u = 0; !rc && u < (*layout)->n_units; u++)
+        packed |= (*layout)->units[u].n_in_planes[MT_RANGE_PACKED] > 0;
+    if (rc || !packed || cfg->numerics.dtype != MT_BF16)
+        return rc;
+    mt_layout_destroy(halves);
+    if (cfg->placement.unit == MT_CUT_AUTO)
+        whole.placement.unit = MT_CUT_LAYERS;
+    rc = mt_plan_lay_out(halves, &none, &whole, hf, dir, NULL, err);
+    if (!rc)
+        mt_layout_keep_codes(*halves);
+    return rc;
+}
+
 int mt_plan_check_trained(const struct mt_layout *l, struct mt_err *err)
 {
     return l->n_trained ? 0 : mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.freeze leaves nothing to train");
@@ -557,5 +577,10 @@ int mt_resolve_by_rules(struct mt_plan_choice *out, const struct mt_plan_request
     struct mt_engine_params p = mt_plan_engine_params(&t, dev);
     if (r->halves && !mt_engine_fits(&p))
         t = mt_plan_request_in_halves(&t);
+    rc = mt_plan_place(out, &t, dev, err);
+    if (rc || t.layout == r->halves || !mt_plan_wants_codes(out, r))
+        return rc;
+    mt_plan_choice_finish(out);
+    t = mt_plan_request_in_halves(&t);
     return mt_plan_place(out, &t, dev, err);
 }

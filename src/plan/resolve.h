@@ -84,6 +84,10 @@ int mt_plan_check_trained(const struct mt_layout *l, struct mt_err *err);
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *cfg,
                     const struct mt_hf_config *hf, const char *dir, const struct mt_resumed *resumed,
                     struct mt_err *err);
+/** The same for generation: if weights are packed, *halves is not cut, but leaves them codes in their buffers
+ * (mt_layout_keep_codes()). */
+int mt_plan_lay_out_to_generate(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *cfg,
+                                const struct mt_hf_config *hf, const char *dir, struct mt_err *err);
 /** What a model is laid out from; the arguments above. */
 struct mt_lay_out {
     const struct mt_config *cfg;

@@ -235,6 +235,12 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
     return rc;
 }
 
+bool mt_plan_wants_codes(const struct mt_plan_choice *c, const struct mt_plan_request *r)
+{
+    bool codes = r->halves && r->halves->cut.n_units == r->layout->cut.n_units;
+    return codes && r->cache.slots && c->engine.n_stay < c->layout->n_units;
+}
+
 /* Whether halves of layers may be faster: their smaller buffers leave memory for records and separate cast buffers. */
 static bool wants_memory(const struct mt_plan_choice *c, const struct mt_plan_request *r)
 {
@@ -302,7 +308,7 @@ static int search_cuts(struct mt_plan_choice *out, const struct mt_plan_request 
     int rc = search_layout(out, r, err);
     if (!r->halves || (rc && rc != -ENOSPC))
         return rc;
-    if (rc ? mt_plan_fits_device(r) : !wants_memory(out, r))
+    if (rc ? mt_plan_fits_device(r) : !wants_memory(out, r) && !mt_plan_wants_codes(out, r))
         return rc;
     struct mt_plan_request halves = mt_plan_request_in_halves(r);
     if (rc)

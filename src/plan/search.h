@@ -8,8 +8,8 @@
 struct mt_plan_request {
     const struct mt_machine *machine; /* borrowed, like layout */
     const struct mt_layout *layout;
-    const struct mt_layout *halves;   /* the same model in halves of layers, used if whole ones do not fit or
-                                         are slower; or NULL */
+    const struct mt_layout *halves;   /* the same model in halves of layers, or, to generate, with packed weights that
+                                         stay codes; used if the other does not fit or is slower; or NULL */
     struct mt_numerics numerics;   /* micro_batch and logits_chunk may be auto; rows_per_step: of all learners */
     const struct mt_numerics *learner; /* [n_learners] of each; borrowed */
     size_t n_learners;             /* 0: one, with `numerics` */

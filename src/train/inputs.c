@@ -33,6 +33,8 @@ static int find_weights(struct mt_inputs *in, struct mt_err *err)
 static int lay_out(struct mt_inputs *in, struct mt_err *err)
 {
     int rc = find_weights(in, err);
+    if (!rc && in->draws)
+        return mt_plan_lay_out_to_generate(&in->layout, &in->halves, in->cfg, &in->hf, in->weights_dir, err);
     return rc ? rc : mt_plan_lay_out(&in->layout, &in->halves, in->cfg, &in->hf, in->weights_dir, &in->resumed, err);
 }
 
@@ -491,7 +493,7 @@ struct mt_cache_shape mt_inputs_cache(size_t *draws, const struct mt_layout *l, 
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, size_t n_texts,
                          size_t most_tokens, struct mt_err *err)
 {
-    *in = (struct mt_inputs){.cfg = cfg};
+    *in = (struct mt_inputs){.cfg = cfg, .draws = max_len};
     cfg->numerics.seq_len = (int64_t)max_len;
     cfg->numerics.micro_batch = 1;
     cfg->numerics.chunk = 0;

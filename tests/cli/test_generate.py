@@ -3,9 +3,10 @@
 compared in parity/test_generate.py."""
 import json
 import os
+import re
 import tempfile
 
-from tiny import base, config, megatrain, metrics, write_ini, write_model
+from tiny import base, config, megatrain, metrics, with_weights, write_data, write_ini, write_model
 
 PROMPTS = ({"prompt": "ab", "id": 7}, {"messages": [{"role": "user", "content": "cdefg"}]}, {"prompt_ids": [256, 97, 98]}, {"prompt": "habc"})
 ARGS = ("--temperature", 3, "--seed", 5, "--max-tokens", 24)
@@ -97,6 +98,23 @@ def generation_is_planned(configs):
     assert of["texts"] == 64 and of["generate_seconds"] > 1 < of["train_seconds"], of
 
 
+def codes_stay_where_decoded_weights_do_not(model, path, configs):
+    """The same texts, from weights that stay decoded, as codes, or not at all: buffers of six layers, six and three."""
+    said = {}
+    for budget in "64MiB", "1200KiB", "900KiB":
+        args = (model, "--prompts", path, *ARGS, "--set", "model.base_dtype=nf4", "--set", "model.dtype=bf16", "--set",
+                f"memory.device_budget={budget}")
+        p = megatrain("generate", *args, "--dry-run")
+        size, unit = re.search(r"weight slots +([0-9.]+) ([KM])iB", p.stdout + p.stderr).groups()
+        said[budget] = float(size) * (1024 if unit == "M" else 1), lines(megatrain("-q", "generate", *args).stdout)
+    (decoded, want), (codes, same), (few, again) = said.values()
+    assert want == same == again and want
+    assert 0.2 * decoded < codes < 0.4 * decoded and few <= codes / 2, (decoded, codes, few)
+    rows = {r["texts"]: r for r in planned("--model", os.path.join(configs, "models", "Qwen3-32B.json"), "--set", "model.base_dtype=nf4",
+                                           "--host-mem", "128GiB")["by_texts"]}
+    assert rows[8]["weights_on_device"] == 1 and rows[8]["tokens_per_second"] > 40 and rows[128]["weights_on_device"] < 0.2, rows
+
+
 def what_cannot_be_is_refused(tmp, model):
     for row, words in (('{"prompt_ids": [1, -2]}', ":1: \"prompt_ids\""), ('{"prompt_ids": []}', "no token"), ('{"prompt_ids": [99999]}', "vocab_size"),
                        ("[]", ":1: a prompt is"), ("", "no prompt")):
@@ -120,4 +138,8 @@ with tempfile.TemporaryDirectory() as tmp:
     texts_end_before_a_stop_string(path, model, rows)
     a_policy_learns_from_its_own_texts(tmp, model, path)
     what_cannot_be_is_refused(tmp, model)
-    generation_is_planned(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "configs"))
+    configs = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "configs")
+    generation_is_planned(configs)
+    wide = write_model(os.path.join(tmp, "wide"), config("qwen3", hidden_size=64, intermediate_size=256, num_hidden_layers=6))
+    wide = with_weights(tmp, wide, write_data(os.path.join(tmp, "ids.jsonl")))
+    codes_stay_where_decoded_weights_do_not(wide, prompts(tmp, [{"prompt_ids": [1, 2, 3]}, {"prompt_ids": [4]}]), configs)
