@@ -8,7 +8,7 @@
 
 static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
 {
-    struct mt_step_data data;
+    MT_CLOSED_BY(mt_step_data_finish) struct mt_step_data data = {.n = 0};
     mt_sampler *sampler = s->setup->in->eval_sampler;
     int rc = mt_step_data_init(&data, sampler, err);
     MT_FREED double *loss = NULL;
@@ -34,7 +34,6 @@ static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
                        data.micro[m].sample[d], loss[at]);
             }
     }
-    mt_step_data_finish(&data);
     return rc;
 }
 

@@ -187,7 +187,7 @@ int cli_fail(const struct mt_err *err)
 int cli_load_file(struct mt_config **out, const char *path, const struct cli_args *args,
                   struct mt_err *err)
 {
-    const char **sets = mt_calloc(args->n_given, sizeof(*sets));
+    MT_FREED const char **sets = mt_calloc(args->n_given, sizeof(*sets));
     int n = 0;
     if (!sets)
         return mt_fail_nomem(err, "the options", args->n_given * sizeof(*sets));
@@ -195,7 +195,6 @@ int cli_load_file(struct mt_config **out, const char *path, const struct cli_arg
         if (!strcmp(args->given[i].option->name, "set"))
             sets[n++] = args->given[i].value;
     int rc = mt_config_load(out, path, sets, n, err);
-    free(sets);
     return rc;
 }
 

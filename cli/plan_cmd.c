@@ -61,7 +61,7 @@ static bool is_change(const struct plan_view *v, const struct plan_settings *s)
 /* Adds the change, as options that can be given as they stand, if it makes it fit. */
 static size_t try_change(struct mt_plan_change *out, const struct plan_settings *s, const struct cli_args *args)
 {
-    struct plan_view t;
+    MT_CLOSED_BY(plan_view_close) struct plan_view t = {.cfg = NULL};
     int rc = plan_view_open_as(&t, args->n_operands ? args->operands[0] : NULL, args, s, NULL);
     rc = rc ?: mt_plan_could_fit(&t.request) ? plan_view_resolve(&t, NULL) : -ENOSPC;
     if (!rc) {
@@ -73,7 +73,6 @@ static size_t try_change(struct mt_plan_change *out, const struct plan_settings 
         if (s->tokens_per_step)
             snprintf(out->what + len, sizeof(out->what) - len, " --tokens-per-step %lld", s->tokens_per_step);
     }
-    plan_view_close(&t);
     return !rc;
 }
 
@@ -234,7 +233,7 @@ static int write_trace(const struct plan_view *v, const char *path, struct mt_er
 
 int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
 {
-    struct plan_view v;
+    MT_CLOSED_BY(plan_view_close) struct plan_view v = {.cfg = NULL};
     struct mt_err err = {0};
     if (cli_arg(args, "list"))
         return list_names();
@@ -268,6 +267,5 @@ int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
         plan_print_json(&v);
     else
         plan_print(&v);
-    plan_view_close(&v);
     return code;
 }

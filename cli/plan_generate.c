@@ -76,7 +76,7 @@ struct round {
 static int plan_round(struct round *out, const struct row *row, size_t best, const struct plan_view *g,
                       const struct cli_args *args, struct mt_err *err)
 {
-    struct plan_view v;
+    MT_CLOSED_BY(plan_view_close) struct plan_view v = {.cfg = NULL};
     const struct mt_config *c = g->cfg;
     *out = (struct round){0};
     if (!strcmp(c->policy.loss, "off") || !*c->policy.prompts)
@@ -90,7 +90,6 @@ static int plan_round(struct round *out, const struct row *row, size_t best, con
     rc = rc ?: plan_view_resolve(&v, err);
     if (!rc)
         out->train = v.choice.sim.seconds * (double)c->policy.steps_per_round;
-    plan_view_close(&v);
     return rc;
 }
 
@@ -133,7 +132,7 @@ static void print_table(const struct row *row, size_t n, size_t best, size_t len
 
 int plan_print_generation(const struct cli_args *args)
 {
-    struct plan_view v;
+    MT_CLOSED_BY(plan_view_close) struct plan_view v = {.cfg = NULL};
     struct row row[N_ROWS];
     struct round of = {0};
     struct mt_err err = {0};
@@ -145,6 +144,5 @@ int plan_print_generation(const struct cli_args *args)
             ?: plan_round(&of, row, best, &v, args, &err);
     if (!rc)
         (cli_arg(args, "json") ? print_json : print_table)(row, n, best, len, &of);
-    plan_view_close(&v);
     return rc ? cli_fail(&err) : 0;
 }

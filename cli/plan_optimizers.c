@@ -94,7 +94,7 @@ static int take_row(struct row *r, const struct plan_view *v, struct mt_err *err
 static int try_variant(struct row *r, const struct variant *of, bool backward, const struct cli_args *args,
                        struct mt_err *err)
 {
-    struct plan_view v;
+    MT_CLOSED_BY(plan_view_close) struct plan_view v = {.cfg = NULL};
     const struct mt_optimizer *o = mt_optimizer_find(of->type, MT_STATE_F32, NULL); /* in any type of states */
     const bool directs = o->direct, rounds = !strcmp(of->state_dtype, "bf16") && !directs; /* rounding as set */
     struct plan_settings s = {
@@ -126,7 +126,6 @@ static int try_variant(struct row *r, const struct variant *of, bool backward, c
     rc = rc ?: plan_view_needs_rates(&v, err)
             ?: mt_resolve(&v.choice, &v.request, err)
             ?: take_row(r, &v, err);
-    plan_view_close(&v);
     return rc == -ENOSPC ? 0 : rc;
 }
 

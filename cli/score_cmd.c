@@ -75,7 +75,7 @@ static int is_of_model(const struct dirent *e)
 /* Its weights, all shards, and configurations. */
 static uint64_t hash_folder(const char *dir, uint64_t h)
 {
-    struct dirent **names = NULL;
+    MT_FREED struct dirent **names = NULL;
     int n = dir && *dir ? scandir(dir, &names, is_of_model, alphasort) : 0;
     for (int i = 0; i < n; i++) {
         char *path = mt_path_join(dir, names[i]->d_name);
@@ -83,7 +83,6 @@ static uint64_t hash_folder(const char *dir, uint64_t h)
         free(path);
         free(names[i]);
     }
-    free(names);
     return h;
 }
 
@@ -192,7 +191,7 @@ static int run_steps(struct mt_session *s, const struct sinks *to, size_t n_top,
     struct score_journal *j = to->journal;
     mt_sampler *sampler = s->setup->in->eval_sampler;
     uint64_t n = mt_sampler_steps_per_epoch(sampler);
-    struct mt_step_data data;
+    MT_CLOSED_BY(mt_step_data_finish) struct mt_step_data data = {.n = 0};
     struct scratch k = {0};
     int rc = mt_step_data_init(&data, sampler, err);
     rc = rc ?: init(&k, &data, n_top, err);
@@ -207,7 +206,6 @@ static int run_steps(struct mt_session *s, const struct sinks *to, size_t n_top,
         }
     }
     finish(&k);
-    mt_step_data_finish(&data);
     return rc;
 }
 

@@ -47,7 +47,7 @@ void mt_installed_names(struct mt_str *out, const char *name, const char *ending
 {
     enum { LEAST = 3 };
     char folder[3200];
-    struct dirent **files = NULL;
+    MT_FREED struct dirent **files = NULL;
     int n = mt_installed_dir(folder, sizeof(folder), name) ? scandir(folder, &files, NULL, alphasort) : 0;
     if (!like)
         add_names(out, files, n, ending, "", 0);
@@ -56,5 +56,4 @@ void mt_installed_names(struct mt_str *out, const char *name, const char *ending
             break;
     for (int i = 0; i < n; i++)
         free(files[i]);
-    free(files);
 }

@@ -77,7 +77,7 @@ static bool is_another_run(const struct mt_history *h, const char *dir, uint64_t
 static int set_others_aside(const struct mt_history *h, const struct mt_vfs *vfs, const char *dir, bool all,
                             struct mt_err *err)
 {
-    uint64_t *steps;
+    MT_FREED uint64_t *steps = NULL;
     size_t n, moved = 0;
     char path[4096], aside[4096];
     int rc = mt_checkpoint_list(dir, &steps, &n, err);
@@ -90,7 +90,6 @@ static int set_others_aside(const struct mt_history *h, const struct mt_vfs *vfs
             mt_warn("%s is not of this run: renamed to %s", path, aside);
         moved += !rc;
     }
-    free(steps);
     return rc || !moved ? rc : vfs->sync_dir(vfs->ctx, dir);
 }
 
@@ -219,7 +218,7 @@ static int remove_checkpoint(const struct mt_vfs *vfs, const char *dir, uint64_t
 int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct mt_prune_policy *p,
                         struct mt_err *err)
 {
-    uint64_t *steps;
+    MT_FREED uint64_t *steps = NULL;
     size_t n, newer[2] = {0, 0};
     vfs = vfs ? vfs : &mt_vfs_posix;
     int rc = mt_checkpoint_list(dir, &steps, &n, err)
@@ -229,7 +228,6 @@ int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct 
         if (counts(p, dir, steps[i], &full) && !keeps(p, steps[i], newer[full]++))
             rc = remove_checkpoint(vfs, dir, steps[i], err);
     }
-    free(steps);
     return rc;
 }
 

@@ -137,7 +137,7 @@ static int fail_set_aside(const char *dir, struct mt_err *err)
 
 static int find_newest(const char *dir, const struct search *s, char **path, struct mt_err *err)
 {
-    uint64_t *steps;
+    MT_FREED uint64_t *steps = NULL;
     size_t n;
     bool weights = false;
     *path = NULL;
@@ -161,7 +161,6 @@ static int find_newest(const char *dir, const struct search *s, char **path, str
         rc = no_good(dir, weights, err);
     for (size_t i = 0; i < n && c; i++)
         mt_checkpoint_id_finish(&c[i].id);
-    free(steps);
     return rc;
 }
 
@@ -307,7 +306,7 @@ static bool is_in_state(struct reader *r, const struct mt_layout *l, const struc
 static int load_unit(struct reader *r, const char *dir, const cJSON *files, const struct mt_layout *l,
                      const struct mt_unit *u, struct mt_err *err)
 {
-    struct mt_st_model st;
+    MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
     char path[4096], name[64];
     size_t n = 0;
     for (size_t i = 0; i < u->n_tensors; i++)
@@ -330,7 +329,6 @@ static int load_unit(struct reader *r, const char *dir, const cJSON *files, cons
     for (size_t i = 0; i < u->n_tensors && !rc; i++)
         if (is_in_state(r, l, &l->tensors[u->first_tensor + i]))
             rc = load_tensor(r, &l->tensors[u->first_tensor + i], err);
-    mt_st_close(&st);
     return rc;
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_MERGE_H
-#define MT_CHECKPOINT_MERGE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -33,5 +32,3 @@ void mt_merge_keep_dtypes(struct mt_merge *m);
 void mt_merge_as_trained(struct mt_merge *m, enum mt_dtype dtype);
 /** What rounding leaves of the update that adapters add, of all that was read in bf16. */
 const struct mt_rounded *mt_merge_rounding(const struct mt_merge *m);
-
-#endif

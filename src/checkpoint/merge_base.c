@@ -47,7 +47,7 @@ int mt_merge_base_open(struct mt_merge_base *b, const struct mt_st_model *st, co
 {
     *b = (struct mt_merge_base){.st = st, .decodes = all, .tensors = mt_calloc(st->n_tensors, sizeof(*b->tensors)),
                                 .sources = {.st = *st}, .writer = {.l = l, .read = read_decoded, .ctx = &b->sources}};
-    const struct mt_tensor **packed = mt_calloc(st->n_tensors, sizeof(*packed));
+    MT_FREED const struct mt_tensor **packed = mt_calloc(st->n_tensors, sizeof(*packed));
     int rc = b->tensors && packed ? mt_sources_find(&b->sources, l, err)
                                   : mt_fail_nomem(err, "an export", st->n_tensors * sizeof(*b->tensors));
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
@@ -58,7 +58,6 @@ int mt_merge_base_open(struct mt_merge_base *b, const struct mt_st_model *st, co
     }
     if (!rc)
         list_tensors(b, packed, changes, ctx);
-    free(packed);
     return rc;
 }
 

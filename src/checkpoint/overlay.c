@@ -271,7 +271,7 @@ size_t mt_overlay_rest(const char **rest, const struct mt_st_model *model, const
 static int name_base(struct writer *w, struct mt_err *err)
 {
     size_t n = (size_t)cJSON_GetArraySize(w->map), k = 0;
-    const char **own = mt_calloc(n, sizeof(*own)), **rest = mt_calloc(w->o->base->n_tensors, sizeof(*rest));
+    MT_FREED const char **own = mt_calloc(n, sizeof(*own)), **rest = mt_calloc(w->o->base->n_tensors, sizeof(*rest));
     int rc = own && rest ? 0 : mt_fail_nomem(err, "an overlay", n * sizeof(*own));
     for (const cJSON *v = w->map->child; v && !rc; v = v->next)
         own[k++] = v->string;
@@ -279,8 +279,6 @@ static int name_base(struct writer *w, struct mt_err *err)
     for (size_t i = 0; i < n && !rc; i++)
         if (!mt_json_add(w->map, rest[i], cJSON_CreateString(MT_ST_IN_BASE)))
             rc = mt_fail_nomem(err, "an overlay", n);
-    free(own);
-    free(rest);
     return rc;
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_CHECKPOINT_PACKED_MODEL_H
-#define MT_CHECKPOINT_PACKED_MODEL_H
+#pragma once
 
 #include "model/layout.h"
 #include "store/planes.h"
@@ -19,5 +18,3 @@ struct mt_packed_model {
 int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_packed format, const char *adapters,
                          struct mt_adapter_spec *spec, struct mt_err *err);
 void mt_packed_model_finish(struct mt_packed_model *m);
-
-#endif

@@ -215,7 +215,7 @@ int mt_save_weights(struct mt_saver *v, struct mt_err *err)
     const struct mt_layout *l = v->s->layout;
     MT_CLOSED_BY(mt_layout_files_finish) struct mt_layout_files f = {.layout = NULL};
     size_t n_named = 0;
-    const char **named = mt_calloc(l->n_tensors, sizeof(*named));
+    MT_FREED const char **named = mt_calloc(l->n_tensors, sizeof(*named));
     MT_FREED bool *left = mt_calloc(l->n_stored, sizeof(*left));
     int rc = named && left ? 0 : mt_fail_nomem(err, "a checkpoint", l->n_tensors * sizeof(*named));
     if (!rc) {
@@ -235,7 +235,6 @@ int mt_save_weights(struct mt_saver *v, struct mt_err *err)
                                                  .base_dir = v->base_dir, .torch_dtype = "bfloat16",
                                                  .quantization = f.quantization,
                                                  .shard_bytes = v->s->shard_bytes, .listed = v->files}, err);
-    free(named);
     return rc;
 }
 

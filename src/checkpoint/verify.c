@@ -246,7 +246,7 @@ int mt_checkpoint_open_seal(const char *dir, cJSON **out, struct mt_err *err)
 
 int mt_checkpoint_verify_left(const char *dir, const cJSON *sealed, struct mt_err *err)
 {
-    struct mt_st_model st;
+    MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
     struct mt_err why = {0};
     const cJSON *t;
     int rc = sealed ? mt_st_open_dir(&st, dir, err) : 0;
@@ -264,7 +264,6 @@ int mt_checkpoint_verify_left(const char *dir, const cJSON *sealed, struct mt_er
         if (!rc && strtoull(t->valuestring, NULL, 16) != sum)
             rc = mt_checkpoint_damaged(&why, path, t->string);
     }
-    mt_st_close(&st);
     return rc ? fail_sealed(dir, rc, &why, err) : 0;
 }
 

@@ -68,7 +68,7 @@ static int is_code(const struct dirent *e)
 /* Hashes the chosen files of a folder, in order of their names. */
 static void hash_folder(XXH3_state_t *state, const char *dir, int (*chosen)(const struct dirent *e))
 {
-    struct dirent **names = NULL;
+    MT_FREED struct dirent **names = NULL;
     int n = scandir(dir, &names, chosen, alphasort);
     for (int i = 0; i < n; i++) {
         char *path = mt_path_join(dir, names[i]->d_name);
@@ -78,7 +78,6 @@ static void hash_folder(XXH3_state_t *state, const char *dir, int (*chosen)(cons
         free(path);
         free(names[i]);
     }
-    free(names);
 }
 
 /* Hashes the ids at which config.json says that generation stops; the rest of it changes no token. */

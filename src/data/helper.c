@@ -270,7 +270,7 @@ int mt_helper_run(const cJSON *job, void (*on_event)(void *, const cJSON *), voi
                   struct mt_err *err)
 {
     int out[2] = {-1, -1}, in = -1, errors = -1, rc;
-    char *script = find_script(), *python = script ? find_python(script) : NULL;
+    MT_FREED char *script = find_script(), *python = script ? find_python(script) : NULL;
     MT_FREED char *text = mt_json_print(job, false);
     pid_t pid = -1;
     if (!script || !mt_path_exists(script)) {
@@ -299,7 +299,5 @@ done:
         close(in);
     if (errors >= 0)
         close(errors);
-    free(script);
-    free(python);
     return rc;
 }

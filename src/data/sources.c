@@ -294,10 +294,9 @@ static int cut_weight(char *pattern, double *weight, const char *key, struct mt_
 
 static int add_hub(struct mt_source_list *l, const char *address, double weight, struct mt_err *err)
 {
-    char *pattern;
+    MT_FREED char *pattern = NULL;
     int rc = mt_hub_files(&pattern, address, l->key, err)
           ?: add_matches(l, pattern, weight, NULL, err);
-    free(pattern);
     return rc;
 }
 

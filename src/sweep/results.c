@@ -59,7 +59,7 @@ int mt_sweep_run_load(struct mt_sweep_run *r, const char *dir, const char *hash,
                       struct mt_err *err)
 {
     char path[3100];
-    cJSON *o;
+    MT_JSON_FREED cJSON *o = NULL;
     run_path(path, sizeof(path), dir, hash, k);
     if (!mt_path_exists(path))
         return -ENOENT;
@@ -71,19 +71,15 @@ int mt_sweep_run_load(struct mt_sweep_run *r, const char *dir, const char *hash,
 #define GET_FIELD(f) r->f = mt_json_number(o, #f, 0);
     RUN_FIELDS(GET_FIELD)
 #undef GET_FIELD
-    cJSON_Delete(o);
     return 0;
 }
 
 static double median_prediction(const struct mt_sweep_run *runs, size_t n)
 {
-    double *v = mt_calloc(n, sizeof(double)), median = 0;
+    MT_FREED double *v = mt_calloc(n, sizeof(double));
     for (size_t i = 0; v && i < n; i++)
         v[i] = runs[i].predicted;
-    if (v)
-        median = mt_stats_of(v, n).median;
-    free(v);
-    return median;
+    return v ? mt_stats_of(v, n).median : 0;
 }
 
 /* Ratios of the runs that succeeded; `predicted` 0: over each run's own prediction. */

@@ -225,7 +225,7 @@ static int act(const mt_cluster *c, struct mt_session *s, const struct mt_cluste
     const struct mt_inputs *in = s->setup->in;
     bool step = what->op == MT_CLUSTER_STEP;
     mt_sampler *sampler = sampler_of(in, what);
-    struct mt_step_data data;
+    MT_CLOSED_BY(mt_step_data_finish) struct mt_step_data data = {.n = 0};
     struct mt_step_result res = {0};
     struct mt_eval_result eval = {.n_loss = 0};
     if (!sampler)
@@ -242,7 +242,6 @@ static int act(const mt_cluster *c, struct mt_session *s, const struct mt_cluste
         rc = mt_engine_eval(s->engine, 0, &data, &eval, err);
     if (!rc && step)
         rc = mt_session_guard(s, err);
-    mt_step_data_finish(&data);
     return rc;
 }
 

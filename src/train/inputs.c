@@ -239,7 +239,7 @@ static int check_rollouts(const struct mt_inputs *in, const mt_dataset *d, struc
                        mt_dataset_source(d, 0)->path, mt_dataset_stats(d)->format);
     uint64_t n = are ? mt_dataset_stats(d)->n_samples : 0;
     size_t len = are ? mt_dataset_stats(d)->max_len : 0, first;
-    union mt_rollout_values *values = mt_calloc(len + 1, sizeof(*values));
+    MT_FREED union mt_rollout_values *values = mt_calloc(len + 1, sizeof(*values));
     MT_FREED uint8_t *trained = mt_calloc(len + 1, 1);
     if (!values || !trained)
         rc = mt_fail_nomem(err, "rollouts", len * sizeof(*values));
@@ -252,7 +252,6 @@ static int check_rollouts(const struct mt_inputs *in, const mt_dataset *d, struc
         if (lacks)
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the rollout has no %s", mt_dataset_place(d, i, place, sizeof(place)), lacks);
     }
-    free(values);
     return rc;
 }
 

@@ -86,7 +86,7 @@ static uint64_t last_of_pass(const mt_sampler *s, uint64_t first, uint64_t end)
 /* Steps [first, end) of a sampler, over which later ones have nothing new. */
 static int visit(struct visit *v, mt_sampler *sampler, uint64_t first, uint64_t end, double *of, struct mt_err *err)
 {
-    struct mt_step_data data;
+    MT_CLOSED_BY(mt_step_data_finish) struct mt_step_data data = {.n = 0};
     struct mt_session *s = v->session;
     bool evaluation = s && sampler == s->setup->in[v->learner].eval_sampler;
     enum mt_cluster_act act = evaluation ? MT_CLUSTER_EVAL : MT_CLUSTER_EVAL_TRAINING;
@@ -109,7 +109,6 @@ static int visit(struct visit *v, mt_sampler *sampler, uint64_t first, uint64_t 
             said = mt_now_ns();
         }
     }
-    mt_step_data_finish(&data);
     return rc;
 }
 

@@ -365,7 +365,7 @@ int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, cons
     v.part = mt_calloc(l->n_tensors, sizeof(*v.part));
     v.piece = mt_calloc(most_pieces(l), sizeof(*v.piece));
     v.form = mt_calloc(l->n_tensors, sizeof(*v.form));
-    const char **paths = mt_calloc((size_t)st->n_files, sizeof(*paths));
+    MT_FREED const char **paths = mt_calloc((size_t)st->n_files, sizeof(*paths));
     rc = v.part && v.piece && v.form && paths ? list_parts(&v, in_files, err)
                                               : mt_fail_nomem(err, dir, l->n_tensors * sizeof(*v.part));
     for (int i = 0; i < st->n_files && paths; i++)
@@ -387,7 +387,6 @@ int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, cons
         free(v.form);
     free(v.part);
     free(v.piece);
-    free(paths);
     mt_sources_close(&sources);
     return rc;
 }

@@ -33,15 +33,13 @@ static int read_nested(float *scales, size_t n, const struct source *s, struct m
     int rc = 0;
     float offset = 0;
     MT_FREED uint8_t *codes = read_piece(s, ".absmax", &rc, err);
-    float *nested = read_piece(s, ".nested_absmax", &rc, err), *map = read_piece(s, ".nested_quant_map", &rc, err);
+    MT_FREED float *nested = read_piece(s, ".nested_absmax", &rc, err), *map = read_piece(s, ".nested_quant_map", &rc, err);
     size_t at = mt_packed_offset_at(s->t);
     rc = rc ?: mt_planes_read(s->planes, s->t->unit, MT_PLANE_PACKED, at, sizeof(offset), &offset, err);
     for (size_t i = 0; i < n && !rc; i++) {
         float scale = map[codes[i]] * nested[i / MT_NF4_NESTED];
         scales[i] = scale + offset;
     }
-    free(nested);
-    free(map);
     return rc;
 }
 

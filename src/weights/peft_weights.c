@@ -122,7 +122,7 @@ static const struct mt_st_tensor *find_copy(const struct mt_st_model *st, const 
 
 int mt_peft_compare_copies(const struct mt_layout *l, const char *dir, const char *model_dir, struct mt_err *err)
 {
-    struct mt_st_model st;
+    MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
     struct mt_sources base = {.of = NULL};
     int rc = mt_peft_open_weights(&st, dir, err);
     if (rc)
@@ -146,13 +146,12 @@ int mt_peft_compare_copies(const struct mt_layout *l, const char *dir, const cha
     }
     if (base.of)
         mt_sources_close(&base);
-    mt_st_close(&st);
     return rc;
 }
 
 int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err)
 {
-    struct mt_st_model st;
+    MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
     const struct mt_st_tensor *src;
     int rc = mt_peft_open_weights(&st, dir, err);
     if (rc)
@@ -162,6 +161,5 @@ int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err
             rc = find_tensor(&src, &st, l, &l->tensors[i], err);
     if (!rc && l->tied)
         rc = mt_peft_check_tied(&st, err);
-    mt_st_close(&st);
     return rc;
 }

@@ -294,7 +294,7 @@ static bool is_decoded(const struct loader *v, const struct mt_tensor *t)
 int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJSON *want, size_t *n_same,
                            struct mt_err *err)
 {
-    struct loader v;
+    MT_CLOSED_BY(finish_loader) struct loader v = {.l = l};
     const cJSON *last = NULL;
     bool said = false;
     size_t n = 0;
@@ -311,7 +311,6 @@ int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJS
         rc = load_tensor(&v, t, &have, err) ?: check_base(&v, t, sum_in(w), have, err);
         n += !rc;
     }
-    finish_loader(&v);
     if (!rc && n_same)
         *n_same = n;
     return rc;
@@ -424,7 +423,7 @@ static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool 
 int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, const struct mt_base_sums *base,
                     struct mt_err *err)
 {
-    struct loader v;
+    MT_CLOSED_BY(finish_loader) struct loader v = {.l = l};
     struct mt_packing_cost cost = {.n = 0};
     char text[2048];
     mt_st_warn_of_two(dir);
@@ -442,7 +441,6 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
     if (v.known)
         mt_known_sums_get(v.known, l, &v.sources.st);
     rc = rc ?: load_tensors(&v, base, false, err);
-    finish_loader(&v);
     if (!rc && cost.n)
         mt_info("relative L2 error of packing: %s", mt_packing_cost_format(&cost, text, sizeof(text)));
     return rc ?: mt_planes_settle(planes, err);
@@ -464,7 +462,7 @@ static int check_unchanged(const struct mt_st_model *st, int64_t began_ns, struc
 int mt_weights_read_again(const struct mt_layout *l, const char *dir, const uint64_t *sum, int64_t began_ns,
                           const atomic_bool *stop, struct mt_err *err)
 {
-    struct loader v;
+    MT_CLOSED_BY(finish_loader) struct loader v = {.l = l};
     uint64_t *known = mt_calloc(l->n_tensors, sizeof(*known)); /* without memory for it, nothing is known afterwards */
     int rc = start_loader(&v, l, NULL, dir, err);
     v.stop = stop;
@@ -486,14 +484,13 @@ int mt_weights_read_again(const struct mt_layout *l, const char *dir, const uint
     if (known && !rc && !check_unchanged(&v.sources.st, began_ns, NULL))
         mt_known_sums_keep(known, l, &v.sources.st);
     free(known);
-    finish_loader(&v);
     return rc;
 }
 
 int mt_weights_reload(const struct mt_layout *l, mt_plane_set *planes, const char *dir, size_t unit,
                       enum mt_plane_kind k, const struct mt_base_sums *base, struct mt_err *err)
 {
-    struct loader v;
+    MT_CLOSED_BY(finish_loader) struct loader v = {.l = l};
     int rc = start_loader(&v, l, planes, dir, err);
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
@@ -506,18 +503,16 @@ int mt_weights_reload(const struct mt_layout *l, mt_plane_set *planes, const cha
             rc = mt_fail(err, MT_ERR_RUNTIME, -EBADMSG, "%s: tensor \"%s\" is not what was read when the run began", dir,
                          t->name);
     }
-    finish_loader(&v);
     return rc ?: mt_planes_settle(planes, err);
 }
 
 int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
                          const struct mt_base_sums *base, struct mt_err *err)
 {
-    struct loader v;
     if (!base->want || !base->want->child)
         return 0;
+    MT_CLOSED_BY(finish_loader) struct loader v = {.l = l};
     int rc = start_loader(&v, l, planes, dir, err) ?: load_tensors(&v, base, true, err);
-    finish_loader(&v);
     return rc ?: mt_planes_settle(planes, err);
 }
 
