@@ -40,8 +40,7 @@ static bool same_text(const struct mt_config *a, const struct mt_config *b, cons
     MT_STR_FREED struct mt_str x = {0}, y = {0};
     mt_key_print(a, key, &x);
     mt_key_print(b, key, &y);
-    bool same = !x.failed && !y.failed && x.len == y.len && (!x.len || !memcmp(x.p, y.p, x.len));
-    return same;
+    return !x.failed && !y.failed && x.len == y.len && (!x.len || !memcmp(x.p, y.p, x.len));
 }
 
 static const char *alone(const struct bench_share *a)

@@ -25,15 +25,12 @@ struct bench_measured {
 /* Keeps the placement that was chosen: with other rates the search might choose another. */
 static int seconds_with(double *seconds, const struct plan_view *v, const struct mt_machine *m, struct mt_err *err)
 {
-    struct mt_plan_choice c;
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     struct mt_plan_request r = mt_plan_request_as(&v->request, &v->choice);
     r.machine = m;
     int rc = mt_plan_evaluate(&c, &r, NULL, err);
-    if (rc)
-        return rc;
     *seconds = c.sim.seconds;
-    mt_plan_choice_finish(&c);
-    return 0;
+    return rc;
 }
 
 struct steps {

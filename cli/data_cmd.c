@@ -434,6 +434,5 @@ int cli_cmd_data(struct cli *cli, const struct cli_args *args)
         rc = stats(&in, json, refused, &err);
     else if (!rc)
         rc = cli_data_show(cli, args, &in, &err);
-    int code = rc ? cli_fail(&err) : 0;
-    return code;
+    return rc ? cli_fail(&err) : 0;
 }

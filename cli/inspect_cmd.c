@@ -269,15 +269,9 @@ static int inspect_layer(const char *model, int64_t layer, bool json, struct mt_
 /* Do the adapters have their matrices in the model? */
 static int check_fit(const char *adapter, const char *model, struct mt_err *err)
 {
-    struct mt_merge *merge = NULL;
-    struct mt_st_model base;
-    int rc = mt_st_open_dir(&base, model, err);
-    if (rc)
-        return rc;
-    rc = mt_merge_open(&merge, adapter, &base, model, true, err);
-    mt_merge_close(&merge);
-    mt_st_close(&base);
-    return rc;
+    MT_CLOSED_BY(mt_st_close) struct mt_st_model base = {0};
+    MT_CLOSED_BY(mt_merge_close) struct mt_merge *merge = NULL;
+    return mt_st_open_dir(&base, model, err) ?: mt_merge_open(&merge, adapter, &base, model, true, err);
 }
 
 int cli_cmd_inspect(struct cli *, const struct cli_args *args)

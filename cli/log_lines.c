@@ -37,15 +37,13 @@ static void put_json(cJSON *o)
 static void json_line(enum mt_log_level level, const char *line)
 {
     static const char *const names[] = {"error", "warning", "info", "debug", "progress"};
-    cJSON *o = cJSON_CreateObject();
-    mt_json_put(o, "time=%f, level=%s, message=%s", (double)time(NULL), names[level], line);
+    cJSON *o = mt_json_put(NULL, "time=%f, level=%s, message=%s", (double)time(NULL), names[level], line);
     put_json(o);
 }
 
 void cli_json_event(const char *event, cJSON *fields)
 {
-    cJSON *o = cJSON_CreateObject();
-    mt_json_put(o, "time=%f, level=%s, event=%s", (double)time(NULL), "info", event);
+    cJSON *o = mt_json_put(NULL, "time=%f, level=%s, event=%s", (double)time(NULL), "info", event);
     while (fields && fields->child) {
         cJSON *v = fields->child;
         cJSON_DetachItemViaPointer(fields, v);

@@ -194,8 +194,7 @@ int cli_load_file(struct mt_config **out, const char *path, const struct cli_arg
     for (size_t i = 0; i < args->n_given; i++)
         if (!strcmp(args->given[i].option->name, "set"))
             sets[n++] = args->given[i].value;
-    int rc = mt_config_load(out, path, sets, n, err);
-    return rc;
+    return mt_config_load(out, path, sets, n, err);
 }
 
 /* A checkpoint knows how its run packed the base: otherwise the results are a little different. */

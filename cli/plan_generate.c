@@ -96,22 +96,19 @@ static int plan_round(struct round *out, const struct row *row, size_t best, con
 static void print_json(const struct row *row, size_t n, size_t best, size_t len, const struct round *of)
 {
     mt_json_begin();
-    cJSON *o = cJSON_CreateObject(), *list;
-    mt_json_put(o, "tokens_of_a_text=%f, best_texts=%f, tokens_per_second=%f", (double)len, (double)row[best].texts,
-                row[best].per_second);
-    list = cJSON_AddArrayToObject(o, "by_texts");
+    cJSON *o = mt_json_put(NULL, "tokens_of_a_text=%f, best_texts=%f, tokens_per_second=%f", (double)len,
+                           (double)row[best].texts, row[best].per_second);
+    cJSON *list = cJSON_AddArrayToObject(o, "by_texts");
     for (size_t i = 0; i < n; i++) {
-        cJSON *x = cJSON_CreateObject();
-        mt_json_put(x, "texts=%f, tokens_per_second=%f, pass_seconds=%f, drawing_seconds=%f, bound_by=%s, "
-                    "caches_on_device=%f, weights_on_device=%f", (double)row[i].texts, row[i].per_second,
-                    row[i].seconds, row[i].drawing, row[i].bound, (double)row[i].caches / (double)row[i].units,
-                    (double)row[i].weights / (double)row[i].units);
-        mt_json_append(list, x);
+        const double units = (double)row[i].units;
+        mt_json_append(list, mt_json_put(NULL, "texts=%f, tokens_per_second=%f, pass_seconds=%f, drawing_seconds=%f, "
+                                         "bound_by=%s, caches_on_device=%f, weights_on_device=%f", (double)row[i].texts,
+                                         row[i].per_second, row[i].seconds, row[i].drawing, row[i].bound,
+                                         (double)row[i].caches / units, (double)row[i].weights / units));
     }
-    if (of->texts > 0) {
-        cJSON *x = cJSON_AddObjectToObject(o, "round");
-        mt_json_put(x, "texts=%f, generate_seconds=%f, train_seconds=%f", of->texts, of->generate, of->train);
-    }
+    if (of->texts > 0)
+        mt_json_put(cJSON_AddObjectToObject(o, "round"), "texts=%f, generate_seconds=%f, train_seconds=%f", of->texts,
+                    of->generate, of->train);
     cli_print_object(o, true);
 }
 

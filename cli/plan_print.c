@@ -307,16 +307,12 @@ static void print_time(const struct plan_view *v)
 static double seconds_without_waves(const struct plan_view *v)
 {
     struct mt_machine machine = v->machine; /* shares its samples */
-    struct mt_plan_choice c = {0};
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     struct mt_plan_request r = mt_plan_request_as(&v->request, &v->choice);
-    double seconds = v->choice.sim.seconds;
     machine.rate[MT_RATE_MULTIPROCESSORS].value = 0;
     r.machine = &machine;
-    if (v->hf.moe.n_experts && !v->machine.cpu && !mt_plan_evaluate(&c, &r, NULL, NULL)) {
-        seconds = c.sim.seconds;
-        mt_plan_choice_finish(&c);
-    }
-    return seconds;
+    bool other = v->hf.moe.n_experts && !v->machine.cpu && !mt_plan_evaluate(&c, &r, NULL, NULL);
+    return other ? c.sim.seconds : v->choice.sim.seconds;
 }
 
 /* A data sheet says what a link does in one direction for one GPU; machines with several reach half of it. */
@@ -451,13 +447,10 @@ static void add_times(cJSON *o, const struct plan_view *v)
         mt_json_append(phases, mt_json_put(NULL, "phase=%s, seconds=%f, bound_by=%s", phase_names[ph], s->phase[ph],
                                            mt_sim_resource_name(s->bound[ph])));
     cJSON *res = cJSON_AddArrayToObject(o, "resources");
-    for (int k = 0; k < MT_SIM_N_RESOURCES; k++) {
-        cJSON *r = cJSON_CreateObject();
-        mt_json_put(r, "resource=%s, queues=%f, busy_seconds=%f, bytes=%f, compute_idle_seconds=%f",
-                    mt_sim_resource_name((enum mt_sim_resource)k), (double)queues_of(v, k), s->busy[k],
-                    s->bytes[k], s->idle[k]);
-        mt_json_append(res, r);
-    }
+    for (int k = 0; k < MT_SIM_N_RESOURCES; k++)
+        mt_json_append(res, mt_json_put(NULL, "resource=%s, queues=%f, busy_seconds=%f, bytes=%f, compute_idle_seconds=%f",
+                                        mt_sim_resource_name((enum mt_sim_resource)k), (double)queues_of(v, k),
+                                        s->busy[k], s->bytes[k], s->idle[k]));
     mt_json_put(o, "step_seconds=%f, tokens_per_step=%f, tokens_per_second=%f, model_tflops=%f, utilisation=%f",
                 s->seconds, f.tokens, f.tok_s, f.tflops, f.peak > 0 ? f.tflops / f.peak : NAN);
     mt_json_put(o, "run_tokens=%f, run_days=%f, joules_per_token=%f", f.run_tokens, f.days_run, f.joules_token);

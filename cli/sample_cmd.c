@@ -213,6 +213,5 @@ int cli_cmd_sample(struct cli *, const struct cli_args *args)
     rc = rc ?: talks ? converse(&p, context, &err) : cli_generate(&p, 0, p.file ? print_record : print_one, &p, &err);
     if (!rc)
         cli_say_speed(&p);
-    int code = rc ? cli_fail(&err) : 0;
-    return code;
+    return rc ? cli_fail(&err) : 0;
 }

@@ -365,6 +365,5 @@ int cli_cmd_score(struct cli *, const struct cli_args *args)
             ?: check_memory(&setup, args, out, &err);
     if (!rc && !cli_arg(args, "dry-run"))
         rc = score(&setup, args, out, &err);
-    int code = rc ? cli_fail(&err) : 0;
-    return code;
+    return rc ? cli_fail(&err) : 0;
 }

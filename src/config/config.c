@@ -265,8 +265,7 @@ static int prints_alike(const struct mt_config *a, const struct mt_config *b, co
     mt_key_print(b, key, &y);
     mt_str_append(&x, "", 0); /* NULL only if memory is short */
     mt_str_append(&y, "", 0);
-    int same = x.failed || y.failed ? -ENOMEM : !strcmp(x.p, y.p);
-    return same;
+    return x.failed || y.failed ? -ENOMEM : !strcmp(x.p, y.p);
 }
 
 /* The first key of [adapter] whose value is not the default, which a configuration with all keys has; NULL: none. */
@@ -387,8 +386,7 @@ static bool is_auto(const struct mt_config *cfg, const struct mt_key *key)
 {
     MT_STR_FREED struct mt_str text = {0};
     mt_key_print(cfg, key, &text);
-    bool yes = text.p && !strcmp(text.p, "auto");
-    return yes;
+    return text.p && !strcmp(text.p, "auto");
 }
 
 /* The value; for auto of an optimizer's own key, what that is. */

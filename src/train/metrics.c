@@ -354,11 +354,9 @@ cJSON *mt_metrics_layer_record(uint64_t step, int layer, const int32_t *rows, si
         idle += rows[i] == 0;
     }
     mt_json_begin();
-    cJSON *o = cJSON_CreateObject();
-    mt_json_put(o, "step=%f, layer=%f, expert_balance=%f, expert_entropy=%f, experts_idle=%f, expert_max_share=%f",
-                (double)step, (double)layer, squares * (double)n_experts,
-                n_experts > 1 ? entropy / log((double)n_experts) : 1, idle, most);
-    return if_complete(o);
+    return if_complete(mt_json_put(NULL, "step=%f, layer=%f, expert_balance=%f, expert_entropy=%f, experts_idle=%f, "
+                                   "expert_max_share=%f", (double)step, (double)layer, squares * (double)n_experts,
+                                   n_experts > 1 ? entropy / log((double)n_experts) : 1, idle, most));
 }
 
 static cJSON *eval_record(const struct mt_eval_report *r)

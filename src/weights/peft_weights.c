@@ -125,8 +125,6 @@ int mt_peft_compare_copies(const struct mt_layout *l, const char *dir, const cha
     MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
     struct mt_sources base = {.of = NULL};
     int rc = mt_peft_open_weights(&st, dir, err);
-    if (rc)
-        return rc;
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_st_tensor *copy = find_copy(&st, l, &l->tensors[i]);
         double apart = 0;
@@ -154,8 +152,6 @@ int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err
     MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
     const struct mt_st_tensor *src;
     int rc = mt_peft_open_weights(&st, dir, err);
-    if (rc)
-        return rc;
     for (size_t i = 0; i < l->n_tensors && !rc; i++)
         if (l->tensors[i].trainable)
             rc = find_tensor(&src, &st, l, &l->tensors[i], err);
