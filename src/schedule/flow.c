@@ -5,6 +5,7 @@
  * before what it writes, each in the order of roles.
  */
 
+#include "base/mem.h"
 #include "schedule/unit.h"
 
 const struct mt_role_desc mt_roles[MT_N_ROLES] = {
@@ -17,7 +18,7 @@ enum { NONE = -1 };
 
 struct flow {
     struct mt_unit_shape *units;
-    size_t n_units, grad_bytes;
+    size_t n_units, grad_bytes, slot_bytes; /* slot_bytes: of the largest weights of a layer's unit */
     struct mt_value *values;
     size_t n_values;
     int32_t newest[MT_N_ROLES]; /* value of each role, or NONE */
@@ -56,6 +57,12 @@ static size_t own_bytes(const struct flow *d, const struct mt_unit_shape *s, enu
     }
 }
 
+/* Weights that stay have a pool of their own where a slot for any layer would be twice as large. */
+static bool is_small(const struct flow *d, const struct mt_unit_shape *s)
+{
+    return s->size_class == MT_CLASS_LAYER && 2 * s->weight_bytes <= d->slot_bytes;
+}
+
 static int32_t value_of(struct flow *d, size_t u, const struct mt_port *p)
 {
     enum mt_role role = (enum mt_role)p->role;
@@ -64,8 +71,11 @@ static int32_t value_of(struct flow *d, size_t u, const struct mt_port *p)
     int32_t owner = reach == MT_REACH_MODEL ? 0 : reach == MT_REACH_LAYER ? s->layer : (int32_t)u;
     if (d->newest[role] == NONE || d->owner[role] != owner) {
         d->newest[role] = add_value(d, role, u + (reach == MT_REACH_NEXT), own_bytes(d, s, role));
-        if (s->weights_stay && mt_roles[role].kind == MT_OBJ_WEIGHTS)
-            d->values[d->newest[role]].life = MT_LIFE_RUN;
+        if (s->weights_stay && mt_roles[role].kind == MT_OBJ_WEIGHTS) {
+            struct mt_value *w = &d->values[d->newest[role]];
+            w->life = MT_LIFE_RUN;
+            w->size = is_small(d, s) ? MT_POOL_ADAPTERS - MT_POOL_WEIGHTS : 0;
+        }
         d->owner[role] = owner;
         d->seen[role] = false;
     }
@@ -246,6 +256,8 @@ size_t mt_flow_describe(struct mt_unit_shape *units, size_t n_units, size_t grad
     for (int i = 0; i < MT_N_ROLES; i++)
         d.newest[i] = NONE;
     divide_records(&d);
+    for (size_t u = 0; u < n_units; u++)
+        d.slot_bytes = MT_MAX(d.slot_bytes, units[u].size_class == MT_CLASS_LAYER ? units[u].weight_bytes : 0);
     for (size_t u = 0; u < n_units; u++)
         describe_unit(&d, u);
     describe_gather(&units[0]);

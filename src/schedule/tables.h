@@ -74,7 +74,7 @@ enum mt_pool_id {
     MT_POOL_WEIGHTS,       /* decoder layers or parts of them: the slot ring */
     MT_POOL_WEIGHTS_VOCAB, /* embedding and untied head, if they do not share the ring */
     MT_POOL_WEIGHTS_NORM,  /* a tied head's final norm */
-    MT_POOL_ADAPTERS,      /* those of units whose adapters stay on the device for the run */
+    MT_POOL_ADAPTERS,      /* adapters that stay on the device for the run, and small weights that do */
     MT_POOL_BOUNDARY,      /* boundaries and their gradients */
     MT_POOL_RECORD,        /* a pool for each of some sizes of records, the largest first */
     MT_POOL_RECORD_LAST = MT_POOL_RECORD + MT_RECORD_SIZES - 1,

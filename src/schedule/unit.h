@@ -31,7 +31,7 @@ struct mt_value {
     int32_t unit;             /* that it belongs to: gives its size class and its name in printed programs */
     size_t bytes;             /* of an object */
     struct mt_share share;    /* with MT_LIFE_MICROBATCH: micro-batches that have an object */
-    uint8_t size;             /* of a record or a cache: which of the pools of its kind */
+    uint8_t size;             /* of a record, a cache, or weights that stay: which of the pools of its kind */
 };
 
 enum { MT_MAX_OPERANDS = 14 };
