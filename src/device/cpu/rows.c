@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of either dtype as f32 and back; sums in fixed lanes; gather, scatter, add, cast, zero, join. */
+/* Rows of either dtype as f32 and back; sums in fixed lanes, and of columns; gather, scatter, add, cast, zero, join. */
 #include <string.h>
 
 #include "device/cpu/cpu.h"
@@ -218,6 +218,39 @@ void mt_cpu_sum_rows(struct mt_cpu_device *d, void (*row)(const void *args, size
     mt_pool_run(d->pool, sums_block, &j, blocks);
     if (s.dst)
         mt_cpu_fold(d, s.dst, s.workspace, blocks, s.width);
+}
+
+enum { BIAS_ROWS = 64, BIAS_PIECE = 2048 };
+
+size_t mt_cpu_bias_bwd_workspace(const struct mt_device_limits *, const struct mt_bias_bwd *a)
+{
+    return mt_cpu_sums_bytes(a->n, BIAS_ROWS, a->c);
+}
+
+static void bias_chunk(void *ctx, size_t chunk, int)
+{
+    const struct mt_bias_bwd *a = ctx;
+    float *sum = (float *)a->workspace + chunk * a->c, tmp[BIAS_PIECE], own[BIAS_PIECE];
+    size_t end = MT_MIN(a->n, (chunk + 1) * BIAS_ROWS);
+    memset(sum, 0, a->c * sizeof(float));
+    for (size_t r = chunk * BIAS_ROWS; r < end; r++)
+        for (size_t c = 0; c < a->c; c += BIAS_PIECE) {
+            size_t n = MT_MIN((size_t)BIAS_PIECE, a->c - c);
+            const float *x = mt_cpu_row_f32(a->dtype, a->dy, r * a->ld + c, n, tmp);
+            if (a->x)
+                mt_cpu_add_products(sum + c, x, mt_cpu_row_f32(a->dtype, a->x, r * a->ld + c, n, own), n);
+            else
+                mt_cpu_add_scaled(sum + c, x, 1, n);
+        }
+    if (a->scale)
+        mt_cpu_multiply(sum, sum, a->scale, a->c);
+}
+
+void mt_cpu_run_bias_bwd(struct mt_cpu_device *d, const struct mt_bias_bwd *a)
+{
+    size_t blocks = mt_div_up(a->n, BIAS_ROWS);
+    mt_pool_run(d->pool, bias_chunk, (void *)(uintptr_t)a, blocks);
+    mt_cpu_fold(d, a->db, a->workspace, blocks, a->c);
 }
 
 static void gather_row(const void *args, size_t r)
