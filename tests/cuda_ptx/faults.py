@@ -14,7 +14,7 @@ import tempfile
 SOURCE, BUILD, *CXX = sys.argv[1:]
 FOLD = ("fold", "fold_columns", ["conformance-ptx-80", "cuda", "bias"])
 GLU = ("glu", "glu_forwardI4bf16Li8ELi0", ["conformance-ptx-80", "cuda", "gated_units_match"])
-ROWS = ("rmsnorm", "rmsnorm_forwardI4bf16Li2ELb0E", ["conformance-ptx-80", "cuda", "rmsnorm_matches"])
+ROWS = ("norm", "norm_forwardI4bf16Li2ELb0ELb0E", ["conformance-ptx-80", "cuda", "rmsnorm_matches"])
 FLASH = ("flash_queries", "flash_queriesILi64", ["conformance-ptx-80", "cuda", "attention_of_odd"])
 FLASH_KEYS = ("flash_keys", "flash_keysILi64", FLASH[2])
 FLASH_FORWARD = ("flash_forward", "flash_forwardILi64", FLASH[2])
