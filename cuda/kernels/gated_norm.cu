@@ -1,17 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * y = t silu(z), t = w xhat, xhat = x rstd. Backward: dz = dy t silu'(z), and with dt = dy silu(z), g = w dt:
- * dx = rstd (g - xhat mean(g xhat)), dw = sum over rows and heads of dt xhat. A warp has a head of a row. Backward: a
- * warp takes several, and keeps its sums of dw in the workspace, each lane its own columns; these are then folded
- * (fold.cu). Inputs are read twice, the second time from the cache. With the gate first, where a head may be as wide
- * as the layer, it is a block instead of a warp: u = x silu(z) is normalised, dx = du silu(z), dz = du x silu'(z).
+ * xhat = u rstd, t = w xhat. With the gate last u = x and y = t silu(z); with the gate first u = x silu(z) and y = t.
+ * Backward, with dt = dy silu(z), or dy, and g = w dt: du = rstd (g - xhat mean(g xhat)), dw = sum over rows, and with
+ * the gate last heads, of dt xhat; gate last: dx = du, dz = dy t silu'(z); first: dx = du silu(z), dz = du x silu'(z).
+ * A warp has a head of a row; with the gate first, where a head may be as wide as the layer, a block. Backward: it
+ * takes several, and keeps its sums of dw in the workspace, each lane its own columns; these are then folded (fold.cu).
+ * Inputs are read twice, the second time from the cache.
  */
+#include <type_traits>
+
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "scalar.cuh"
 #include "workspace.h"
 
-static constexpr unsigned THREADS = 32 * MT_CUDA_GATED_NORM_WARPS;
+/* A block: threads of a head, and heads side by side. */
+template <bool FIRST> static constexpr unsigned LANES = FIRST ? 256 : WARP;
+template <bool FIRST> static constexpr unsigned HEADS = FIRST ? 1 : MT_CUDA_GATED_NORM_WARPS;
 
 template <typename T> MT_DEVICE T *head_of(const struct mt_heads &h, size_t row, size_t head)
 {
@@ -24,168 +29,133 @@ template <typename T> MT_DEVICE T *gate_of(const struct mt_heads &z, size_t dim,
     return head_of<T>(z, row, head * dim / z.dim) + head * dim % z.dim;
 }
 
-template <typename T> MT_DEVICE float rstd_of(const struct mt_gated_norm &a, const T *x)
+/* silu(z) = z s. */
+template <typename T, bool FIRST> MT_DEVICE float sigmoid_of(float z)
 {
-    float squares = 0;
-    MT_UNROLL(1)
-    for (size_t i = threadIdx.x % WARP; i < a.x.dim; i += WARP) {
-        float v = load(x + i);
-        squares = fmaf(v, v, squares);
-    }
-    return 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(a.x.dim) + a.eps);
+    return sigmoid<std::conditional_t<FIRST, float, T>>(z);
 }
 
-template <typename T> static __global__ void __launch_bounds__(THREADS) normalise(struct mt_gated_norm a)
+MT_DEVICE float rstd_of(const struct mt_gated_norm &a, float squares, float *scratch)
 {
-    size_t item = static_cast<size_t>(blockIdx.x) * MT_CUDA_GATED_NORM_WARPS + threadIdx.x / WARP;
-    if (item >= a.n * a.x.n)
-        return;
-    size_t row = item / a.x.n, head = item % a.x.n;
-    const T *x = head_of<T>(a.x, row, head), *z = gate_of<T>(a.z, a.x.dim, row, head), *w = static_cast<const T *>(a.w);
-    T *y = head_of<T>(a.y, row, head);
-    float rstd = rstd_of(a, x);
-    MT_UNROLL(1)
-    for (size_t i = threadIdx.x % WARP; i < a.x.dim; i += WARP) {
-        float t = rounded<T>(load(w + i) * rounded<T>(load(x + i) * rstd)), gate = load(z + i);
-        store(y + i, t * (gate * sigmoid<T>(gate)));
-    }
+    return 1.0f / sqrtf(block_sum(squares, scratch) / static_cast<float>(a.x.dim) + a.eps);
 }
 
-/* dw: the warp's sums, of heads before; NULL: not wanted. */
-template <typename T>
-MT_DEVICE void head_backward(const struct mt_gated_norm_bwd &b, size_t row, size_t head, float *dw)
-{
-    const struct mt_gated_norm &a = b.fwd;
-    const T *x = head_of<T>(a.x, row, head), *z = gate_of<T>(a.z, a.x.dim, row, head), *w = static_cast<const T *>(a.w);
-    const T *dy = head_of<T>(b.dy, row, head);
-    T *dx = head_of<T>(b.dx, row, head), *dz = gate_of<T>(b.dz, a.x.dim, row, head);
-    float rstd = rstd_of(a, x), dot = 0;
-    MT_UNROLL(1)
-    for (size_t i = threadIdx.x % WARP; i < a.x.dim; i += WARP) {
-        float gate = load(z + i);
-        dot = fmaf(load(dy + i) * (gate * sigmoid<T>(gate)) * load(w + i), load(x + i), dot);
-    }
-    float mean = warp_sum(dot) * rstd / static_cast<float>(a.x.dim);
-    MT_UNROLL(1)
-    for (size_t i = threadIdx.x % WARP; i < a.x.dim; i += WARP) {
-        float gate = load(z + i), s = sigmoid<T>(gate), d = load(dy + i), weight = load(w + i), v = load(x + i) * rstd;
-        float xhat = rounded<T>(v), dt = d * (gate * s);
-        store(dz + i, d * rounded<T>(weight * xhat) * (s * (1.0f + gate * (1.0f - s))));
-        store(dx + i, rstd * (weight * dt - v * mean));
-        if (dw)
-            dw[i] += dt * xhat;
-    }
-}
-
-template <typename T>
-static __global__ void __launch_bounds__(THREADS) normalise_backward(struct mt_gated_norm_bwd b, size_t rows)
-{
-    const struct mt_gated_norm &a = b.fwd;
-    size_t warp = threadIdx.x / WARP, first = blockIdx.x * rows, end = first + rows < a.n ? first + rows : a.n;
-    float *dw = static_cast<float *>(b.workspace) + (blockIdx.x * MT_CUDA_GATED_NORM_WARPS + warp) * a.x.dim;
-    if (!b.dw)
-        dw = nullptr;
-    MT_UNROLL(1)
-    for (size_t i = threadIdx.x % WARP; dw && i < a.x.dim; i += WARP)
-        dw[i] = 0.0f;
-    MT_UNROLL(1)
-    for (size_t item = first * a.x.n + warp; item < end * a.x.n; item += MT_CUDA_GATED_NORM_WARPS)
-        head_backward<T>(b, item / a.x.n, item % a.x.n, dw);
-}
-
-/* --- the gate first ---------------------------------------------------------------------------- */
-
-static constexpr unsigned WIDE = 256;
-
-MT_DEVICE float gated(float x, float z)
-{
-    return x * (z * sigmoid<float>(z));
-}
-
-template <typename T> static __global__ void __launch_bounds__(WIDE) normalise_gated(struct mt_gated_norm a)
+template <typename T, bool FIRST>
+static __global__ void __launch_bounds__(LANES<FIRST> *HEADS<FIRST>) normalise(struct mt_gated_norm a)
 {
     __shared__ float scratch[WARP];
-    size_t row = blockIdx.x / a.x.n, head = blockIdx.x % a.x.n, n = a.x.dim;
+    size_t item = static_cast<size_t>(blockIdx.x) * HEADS<FIRST> + threadIdx.y;
+    if (item >= a.n * a.x.n)
+        return;
+    size_t row = item / a.x.n, head = item % a.x.n, n = a.x.dim;
     const T *x = head_of<T>(a.x, row, head), *z = gate_of<T>(a.z, n, row, head);
-    const T *w = static_cast<const T *>(a.w) + head * n;
+    const T *w = static_cast<const T *>(a.w) + (FIRST ? head * n : 0);
     T *y = head_of<T>(a.y, row, head);
+    auto gate = [&](size_t i) {
+        float v = load(z + i);
+        return v * sigmoid_of<T, FIRST>(v);
+    };
+    auto input = [&](size_t i) { return FIRST ? load(x + i) * gate(i) : load(x + i); };
     float squares = 0;
     MT_UNROLL(1)
-    for (size_t i = threadIdx.x; i < n; i += WIDE) {
-        float u = gated(load(x + i), load(z + i));
+    for (size_t i = threadIdx.x; i < n; i += LANES<FIRST>) {
+        float u = input(i);
         squares = fmaf(u, u, squares);
     }
-    float rstd = 1.0f / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + a.eps);
+    float rstd = rstd_of(a, squares, scratch);
     MT_UNROLL(1)
-    for (size_t i = threadIdx.x; i < n; i += WIDE)
-        store(y + i, load(w + i) * rounded<T>(gated(load(x + i), load(z + i)) * rstd));
+    for (size_t i = threadIdx.x; i < n; i += LANES<FIRST>) {
+        float t = load(w + i) * rounded<T>(input(i) * rstd);
+        store(y + i, FIRST ? t : rounded<T>(t) * gate(i));
+    }
 }
 
-/* dw: of the head, of rows before; NULL: not wanted. */
-template <typename T>
-MT_DEVICE void gated_backward(const struct mt_gated_norm_bwd &b, size_t row, size_t head, float *dw, float *scratch)
+/* dw: sums of heads before; NULL: not wanted. */
+template <typename T, bool FIRST>
+MT_DEVICE void head_backward(const struct mt_gated_norm_bwd &b, size_t row, size_t head, float *dw, float *scratch)
 {
     const struct mt_gated_norm &a = b.fwd;
     size_t n = a.x.dim;
-    const T *x = head_of<T>(a.x, row, head), *z = gate_of<T>(a.z, n, row, head);
-    const T *w = static_cast<const T *>(a.w) + head * n, *dy = head_of<T>(b.dy, row, head);
+    const T *x = head_of<T>(a.x, row, head), *z = gate_of<T>(a.z, n, row, head), *dy = head_of<T>(b.dy, row, head);
+    const T *w = static_cast<const T *>(a.w) + (FIRST ? head * n : 0);
     T *dx = head_of<T>(b.dx, row, head), *dz = gate_of<T>(b.dz, n, row, head);
     float squares = 0, along = 0;
     MT_UNROLL(1)
-    for (size_t i = threadIdx.x; i < n; i += WIDE) {
-        float u = gated(load(x + i), load(z + i));
+    for (size_t i = threadIdx.x; i < n; i += LANES<FIRST>) {
+        float gate = load(z + i), silu = gate * sigmoid_of<T, FIRST>(gate), d = load(dy + i), v = load(x + i);
+        float u = FIRST ? v * silu : v, dt = FIRST ? d : d * silu;
         squares = fmaf(u, u, squares);
-        along = fmaf(load(dy + i) * load(w + i), u, along);
+        along = fmaf(dt * load(w + i), u, along);
     }
-    float rstd = 1.0f / sqrtf(block_sum(squares, scratch) / static_cast<float>(n) + a.eps);
+    float rstd = rstd_of(a, squares, scratch);
     float mean = block_sum(along, scratch + WARP) * rstd / static_cast<float>(n);
     MT_UNROLL(1)
-    for (size_t i = threadIdx.x; i < n; i += WIDE) {
-        float v = load(x + i), gate = load(z + i), s = sigmoid<float>(gate), u = gated(v, gate), d = load(dy + i);
-        float du = rstd * (d * load(w + i) - u * rstd * mean);
-        store(dx + i, du * (gate * s));
-        store(dz + i, du * v * (s * (1.0f + gate * (1.0f - s))));
+    for (size_t i = threadIdx.x; i < n; i += LANES<FIRST>) {
+        float gate = load(z + i), d = load(dy + i), v = load(x + i), weight = load(w + i);
+        float s = sigmoid_of<T, FIRST>(gate), silu = gate * s, slope = s * (1.0f + gate * (1.0f - s));
+        float u = FIRST ? v * silu : v, dt = FIRST ? d : d * silu, xhat = rounded<T>(u * rstd);
+        float du = rstd * (dt * weight - u * rstd * mean);
+        store(dx + i, FIRST ? du * silu : du);
+        store(dz + i, (FIRST ? du * v : d * rounded<T>(weight * xhat)) * slope);
         if (dw)
-            dw[i] += d * rounded<T>(u * rstd);
+            dw[i] += dt * xhat;
     }
-    __syncthreads(); /* scratch is used again */
+    if (FIRST)
+        __syncthreads(); /* scratch is used again */
 }
 
-template <typename T>
-static __global__ void __launch_bounds__(WIDE) normalise_gated_backward(struct mt_gated_norm_bwd b, size_t rows)
+template <typename T, bool FIRST>
+static __global__ void __launch_bounds__(LANES<FIRST> *HEADS<FIRST>)
+    normalise_backward(struct mt_gated_norm_bwd b, size_t rows)
 {
     __shared__ float scratch[2 * WARP];
     const struct mt_gated_norm &a = b.fwd;
-    size_t first = blockIdx.x * rows, end = first + rows < a.n ? first + rows : a.n, all = a.x.n * a.x.dim;
-    float *dw = b.dw ? static_cast<float *>(b.workspace) + blockIdx.x * all : nullptr;
+    size_t first = blockIdx.x * rows, end = first + rows < a.n ? first + rows : a.n;
+    size_t sums = FIRST ? a.x.n * a.x.dim : a.x.dim; /* a thread has the same columns throughout */
+    float *dw = static_cast<float *>(b.workspace) + (blockIdx.x * HEADS<FIRST> + threadIdx.y) * sums;
+    if (!b.dw)
+        dw = nullptr;
     MT_UNROLL(1)
-    for (size_t head = 0; head < a.x.n; head++) {
-        float *own = dw ? dw + head * a.x.dim : nullptr; /* a thread has the same columns throughout */
-        MT_UNROLL(1)
-        for (size_t i = threadIdx.x; own && i < a.x.dim; i += WIDE)
-            own[i] = 0.0f;
-        MT_UNROLL(1)
-        for (size_t row = first; row < end; row++)
-            gated_backward<T>(b, row, head, own, scratch);
+    for (size_t head = 0; dw && head < sums; head += a.x.dim)
+        for (size_t i = threadIdx.x; i < a.x.dim; i += LANES<FIRST>)
+            dw[head + i] = 0.0f;
+    MT_UNROLL(1)
+    for (size_t item = first * a.x.n + threadIdx.y; item < end * a.x.n; item += HEADS<FIRST>) {
+        size_t head = item % a.x.n;
+        head_backward<T, FIRST>(b, item / a.x.n, head, dw && FIRST ? dw + head * a.x.dim : dw, scratch);
     }
+}
+
+template <typename T, bool FIRST> static cudaError_t run(const struct mt_gated_norm *a, cudaStream_t stream)
+{
+    dim3 grid = grid_of(ceil_div(a->n * a->x.n, HEADS<FIRST>));
+    return MT_LAUNCH((normalise<T, FIRST>), grid, dim3(LANES<FIRST>, HEADS<FIRST>), 0, stream, *a);
+}
+
+template <typename T> static cudaError_t run(const struct mt_gated_norm *a, cudaStream_t stream)
+{
+    return a->gate_first ? run<T, true>(a, stream) : run<T, false>(a, stream);
 }
 
 cudaError_t mt_cuda_gated_norm(const struct mt_gated_norm *a, cudaStream_t stream)
 {
-    if (a->gate_first)
-        return MT_LAUNCH_OF(a->dtype, normalise_gated, grid_of(a->n * a->x.n), WIDE, 0, stream, *a);
-    dim3 grid = grid_of(ceil_div(a->n * a->x.n, MT_CUDA_GATED_NORM_WARPS));
-    return MT_LAUNCH_OF(a->dtype, normalise, grid, THREADS, 0, stream, *a);
+    return a->dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
+}
+
+template <typename T, bool FIRST> static cudaError_t backward(const struct mt_gated_norm_bwd *b, cudaStream_t stream)
+{
+    size_t rows = mt_cuda_sum_rows(b->fwd.n), blocks = ceil_div(b->fwd.n, rows), n = mt_gated_norm_weights(&b->fwd);
+    dim3 threads(LANES<FIRST>, HEADS<FIRST>);
+    cudaError_t rc = MT_LAUNCH((normalise_backward<T, FIRST>), grid_of(blocks), threads, 0, stream, *b, rows);
+    return mt_cuda_fold_after(rc, b->dw, b->workspace, blocks * HEADS<FIRST>, n, n, stream);
+}
+
+template <typename T> static cudaError_t backward(const struct mt_gated_norm_bwd *b, cudaStream_t stream)
+{
+    return b->fwd.gate_first ? backward<T, true>(b, stream) : backward<T, false>(b, stream);
 }
 
 cudaError_t mt_cuda_gated_norm_bwd(const struct mt_gated_norm_bwd *b, cudaStream_t stream)
 {
-    size_t rows = mt_cuda_sum_rows(b->fwd.n), blocks = ceil_div(b->fwd.n, rows), n = mt_gated_norm_weights(&b->fwd);
-    dim3 grid = grid_of(blocks);
-    if (b->fwd.gate_first) {
-        cudaError_t rc = MT_LAUNCH_OF(b->fwd.dtype, normalise_gated_backward, grid, WIDE, 0, stream, *b, rows);
-        return mt_cuda_fold_after(rc, b->dw, b->workspace, blocks, n, n, stream);
-    }
-    cudaError_t rc = MT_LAUNCH_OF(b->fwd.dtype, normalise_backward, grid, THREADS, 0, stream, *b, rows);
-    return mt_cuda_fold_after(rc, b->dw, b->workspace, blocks * MT_CUDA_GATED_NORM_WARPS, n, n, stream);
+    return b->fwd.dtype == MT_BF16 ? backward<bf16>(b, stream) : backward<float>(b, stream);
 }
