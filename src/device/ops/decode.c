@@ -2,9 +2,8 @@
 #include "base/mem.h"
 #include "device/ops/row.h"
 
-static const char *check(const void *args)
+static const char *check_decode(const struct mt_decode *a)
 {
-    const struct mt_decode *a = args;
     MT_OP_NEED(a->format > MT_PACKED_NONE && a->format < MT_N_PACKED);
     MT_OP_NEED(aligned(a->codes) && a->scales && aligned(a->out));
     const struct mt_packed_format *f = &mt_packed_formats[a->format];
@@ -22,14 +21,11 @@ static size_t scale_bytes(const struct mt_decode *a)
     return mt_packed_n_scales(a->format, a->rows, a->cols) * mt_scale_size(a->scale);
 }
 
-static void cost(const void *args, struct mt_metered *out)
+static void cost_decode(const struct mt_decode *a, struct mt_metered *out)
 {
-    const struct mt_decode *a = args;
     out->variant = (unsigned)a->format - 1;
-    out->dtype = a->dtype;
     out->flags = a->nested_scales ? MT_METER_NESTED : 0;
-    out->dim[0] = a->rows;
-    out->dim[1] = a->cols;
+    mt_op_shape(out, a->dtype, MT_DIMS(a->rows, a->cols));
     out->bytes = mt_op_bytes(a->rows, a->cols, a->dtype) +
                  (double)(mt_packed_code_bytes(a->format, a->rows, a->cols) + scale_bytes(a));
 }
@@ -39,7 +35,7 @@ static void *words(mt_example *x, size_t bytes)
     return mt_example_read(x, MT_F32, mt_div_up(bytes, sizeof(float)));
 }
 
-static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+static void fill_decode(mt_example *x, const struct mt_metered *shape, struct mt_decode *args)
 {
     size_t rows = (size_t)shape->dim[0], cols = (size_t)shape->dim[1];
     struct mt_decode a = {.rows = rows, .cols = cols, .dtype = shape->dtype, .format = shape->variant + 1};
@@ -63,17 +59,10 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
                    : words(x, bytes);
     a.factor = a.format == MT_PACKED_NVFP4 ? words(x, sizeof(float)) : NULL;
     a.out = mt_example_write(x, shape->dtype, rows * cols);
-    *(struct mt_decode *)args = a;
+    *args = a;
 }
 
-const struct mt_op mt_op_row_decode = {
-    .name = {"decode_nf4", "decode_mxfp4", "decode_fp8", "decode_int4", "decode_nvfp4", "decode_fp8_one_scale",
-             "decode_fp8_row_scales"},
-    .dim = {MT_SIZE_FFN, MT_SIZE_HIDDEN},
-    .flags = {0, MT_METER_NESTED},
-    .args_bytes = sizeof(struct mt_decode),
-    .count = offsetof(struct mt_decode, rows),
-    .check = check,
-    .cost = cost,
-    .fill = fill,
-};
+MT_OP_ROW_OF(decode, mt_decode, rows,
+             ("decode_nf4", "decode_mxfp4", "decode_fp8", "decode_int4", "decode_nvfp4", "decode_fp8_one_scale",
+              "decode_fp8_row_scales"),
+             .dim = {MT_SIZE_FFN, MT_SIZE_HIDDEN}, .flags = {0, MT_METER_NESTED});
