@@ -7,6 +7,7 @@
  */
 #include <math.h>
 
+#include "device/carve.h"
 #include "device/ops.h"
 #include "optim/projected.h"
 
@@ -40,15 +41,12 @@ struct space {
 static struct space space_of(const struct mt_direction *d)
 {
     size_t rank = mt_low_rank(d->rank, d->rows, d->cols);
-    size_t p = mt_align_up(MT_MIN(d->rows, d->cols) * rank * sizeof(float), (size_t)ALIGN);
-    size_t low = mt_align_up(MT_MAX(d->rows, d->cols) * rank * sizeof(float), (size_t)ALIGN);
-    struct space s = {.bytes = p + low + mt_apollo_workspace(d->rows, d->cols) * sizeof(float)};
-    char *at = d->scratch;
-    if (at) {
-        s.p = (float *)(void *)at;
-        s.low = (float *)(void *)(at + p);
-        s.sums = (float *)(void *)(at + p + low);
-    }
+    struct mt_carve c = {d->scratch, 0};
+    struct space s;
+    s.p = mt_carve(&c, MT_MIN(d->rows, d->cols) * rank * sizeof(float), ALIGN);
+    s.low = mt_carve(&c, MT_MAX(d->rows, d->cols) * rank * sizeof(float), ALIGN);
+    s.sums = mt_carve(&c, mt_apollo_workspace(d->rows, d->cols) * sizeof(float), ALIGN);
+    s.bytes = c.used;
     return s;
 }
 

@@ -19,6 +19,7 @@
  */
 #include <math.h>
 
+#include "device/carve.h"
 #include "device/ops.h"
 #include "optim/projected.h"
 
@@ -51,21 +52,17 @@ static struct space space_of(const struct mt_direction *d)
 {
     size_t n_small = MT_MIN(d->rows, d->cols), n_large = MT_MAX(d->rows, d->cols);
     size_t n = MT_MIN(mt_low_rank(d->rank, d->rows, d->cols) + EXTRA, n_small);
-    size_t small = mt_align_up(n * n_small * sizeof(float), (size_t)ALIGN);
-    size_t large = mt_align_up(n * n_large * sizeof(float), (size_t)ALIGN);
-    size_t gram = mt_align_up(n * n * sizeof(float), (size_t)ALIGN);
     size_t work = MT_MAX(mt_eigen_workspace(n), mt_div_up(n * n_large, (size_t)MT_DIRECT_PIECE) + 1) * sizeof(float);
-    struct space s = {.n = n, .n_small = n_small, .n_large = n_large, .bytes = 2 * (small + large + gram) + work};
-    char *at = d->scratch;
-    for (int i = 0; at && i < 2; i++) {
-        s.small[i] = (float *)(void *)(at + (size_t)i * small);
-        s.large[i] = (float *)(void *)(at + 2 * small + (size_t)i * large);
+    struct mt_carve c = {d->scratch, 0};
+    struct space s = {.n = n, .n_small = n_small, .n_large = n_large};
+    for (int i = 0; i < 2; i++) {
+        s.small[i] = mt_carve(&c, n * n_small * sizeof(float), ALIGN);
+        s.large[i] = mt_carve(&c, n * n_large * sizeof(float), ALIGN);
     }
-    if (at) {
-        s.gram = (float *)(void *)(at + 2 * (small + large));
-        s.turn = (float *)(void *)(at + 2 * (small + large) + gram);
-        s.work = (float *)(void *)(at + 2 * (small + large + gram));
-    }
+    s.gram = mt_carve(&c, n * n * sizeof(float), ALIGN);
+    s.turn = mt_carve(&c, n * n * sizeof(float), ALIGN);
+    s.work = mt_carve(&c, work, ALIGN);
+    s.bytes = c.used;
     return s;
 }
 

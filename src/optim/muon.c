@@ -9,6 +9,7 @@
  */
 #include <math.h>
 
+#include "device/carve.h"
 #include "device/ops.h"
 #include "optim/adam.h"
 #include "optim/kernel.h"
@@ -42,7 +43,7 @@ static size_t rest_bytes(const struct mt_state_shape *t)
 
 /* Two matrices, two of their smaller side, sums. */
 struct space {
-    char *y[2], *gram, *poly;
+    void *y[2], *gram, *poly;
     float *sums;
     size_t bytes;
 };
@@ -50,16 +51,14 @@ struct space {
 static struct space space_of(const struct mt_direction *d)
 {
     size_t n = d->rows * d->cols, m = MT_MIN(d->rows, d->cols), size = mt_dtype_size(d->dtype);
-    size_t matrix = mt_align_up(n * size, (size_t)ALIGN), gram = mt_align_up(m * m * size, (size_t)ALIGN);
-    char *p = d->scratch;
-    struct space s = {.bytes = 2 * (matrix + gram) + (mt_div_up(n, (size_t)MT_DIRECT_PIECE) + 1) * sizeof(float)};
-    if (p) {
-        s.y[0] = p;
-        s.y[1] = p + matrix;
-        s.gram = p + 2 * matrix;
-        s.poly = s.gram + gram;
-        s.sums = (float *)(void *)(s.poly + gram);
-    }
+    struct mt_carve c = {d->scratch, 0};
+    struct space s;
+    s.y[0] = mt_carve(&c, n * size, ALIGN);
+    s.y[1] = mt_carve(&c, n * size, ALIGN);
+    s.gram = mt_carve(&c, m * m * size, ALIGN);
+    s.poly = mt_carve(&c, m * m * size, ALIGN);
+    s.sums = mt_carve(&c, (mt_div_up(n, (size_t)MT_DIRECT_PIECE) + 1) * sizeof(float), ALIGN);
+    s.bytes = c.used;
     return s;
 }
 

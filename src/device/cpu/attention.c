@@ -25,6 +25,7 @@
  */
 #include <string.h>
 
+#include "device/carve.h"
 #include "device/cpu/columns.h"
 #include "device/cpu/cpu.h"
 #include "device/cpu/gemm_kernel.h"
@@ -51,16 +52,6 @@ struct workspace {
     size_t wide;              /* the larger, plus a strip of rows */
 };
 
-static size_t take(float **at, float **p, size_t floats)
-{
-    size_t n = mt_align_up(floats, 16);
-    if (at) {
-        *p = *at;
-        *at += n;
-    }
-    return n;
-}
-
 /* Lays the buffers out from `at`; returns the number of floats. `at` NULL: only counts. */
 static size_t lay_out(struct workspace *r, float *at, const struct mt_attention *a)
 {
@@ -78,10 +69,10 @@ static size_t lay_out(struct workspace *r, float *at, const struct mt_attention 
                  {&r->q_rows, BLOCK * wide_k}, {&r->dO_rows, BLOCK * wide_v}, {&r->dp, KEYS * BLOCK},
                  {&r->out, BLOCK * wide}, {&r->rows, BLOCK * wide},   {&r->lse, BLOCK},
                  {&r->delta, BLOCK},      {&r->row, wide},            {&r->slope, a->cap > 0 ? KEYS * BLOCK : 0}};
-    size_t floats = 0;
+    struct mt_carve c = {(char *)at, 0};
     for (size_t i = 0; i < MT_ARRAY_LEN(parts); i++)
-        floats += take(at ? &at : NULL, parts[i].p, parts[i].n);
-    return floats;
+        *parts[i].p = mt_carve(&c, parts[i].n * sizeof(float), 64);
+    return c.used / sizeof(float);
 }
 
 static struct workspace workspace_of(struct mt_cpu_device *dev, const struct mt_attention *a, int thread)

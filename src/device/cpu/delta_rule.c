@@ -27,6 +27,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "device/carve.h"
 #include "device/cpu/cpu.h"
 #include "device/cpu/delta_products.h"
 #include "device/cpu/vecmath.h"
@@ -56,16 +57,6 @@ struct work {
     double *sum, *dsum;          /* [C] G; dG */
 };
 
-static size_t take(char **at, void **p, size_t bytes)
-{
-    size_t n = mt_align_up(bytes, 64);
-    if (at) {
-        *p = *at;
-        *at += n;
-    }
-    return n;
-}
-
 static size_t lay_out(struct work *w, char *base, const struct mt_delta_rule *a)
 {
     w->dk = a->k.dim;
@@ -76,7 +67,8 @@ static size_t lay_out(struct work *w, char *base, const struct mt_delta_rule *a)
     w->heads = mt_delta_jobs(a).heads;
     w->plain = a->plain;
     w->most_chunks = mt_div_up(MT_MIN(a->max_len, a->n), C);
-    size_t f = sizeof(float), one = w->heads * w->wk * w->wv, bytes = 0;
+    size_t f = sizeof(float), one = w->heads * w->wk * w->wv;
+    struct mt_carve c = {base, 0};
     struct {
         void *p;
         size_t n;
@@ -89,9 +81,11 @@ static size_t lay_out(struct work *w, char *base, const struct mt_delta_rule *a)
         {&w->state, one * f}, {&w->ds, one * f}, {&w->kept, MT_MIN(w->most_chunks, (size_t)SEGMENT) * one * f},
         {&w->starts, mt_div_up(w->most_chunks, SEGMENT) * one * f}, {&w->beta, C * f}, {&w->decay, C * f},
         {&w->end, C * f}, {&w->sum, C * sizeof(double)}, {&w->dsum, C * sizeof(double)}};
-    for (size_t i = 0; i < MT_ARRAY_LEN(parts); i++)
-        bytes += take(base ? &base : NULL, parts[i].p, parts[i].n);
-    return bytes;
+    for (size_t i = 0; i < MT_ARRAY_LEN(parts); i++) {
+        void *p = mt_carve(&c, parts[i].n, 64);
+        memcpy(parts[i].p, &p, sizeof(p));
+    }
+    return c.used;
 }
 
 size_t mt_cpu_delta_rule_workspace(const struct mt_device_limits *l, const struct mt_delta_rule *a)
@@ -111,27 +105,15 @@ static void multiply(const struct work *w, const struct product *x)
 static void load_rows(float *dst, size_t wide, enum mt_dtype t, const struct mt_heads *h, size_t row, size_t head,
                       size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
-        float *to = dst + i * wide;
-        const float *from = mt_cpu_row_f32(t, h->p, mt_heads_at(h, row + i, head), h->dim, to);
-        if (from != to)
-            memcpy(to, from, h->dim * sizeof(float));
-    }
+    for (size_t i = 0; i < n; i++)
+        mt_cpu_load_row(dst + i * wide, t, h->p, mt_heads_at(h, row + i, head), h->dim);
 }
 
 static void store_rows(const float *src, size_t wide, enum mt_dtype t, const struct mt_heads *h, size_t row,
                        size_t head, size_t n)
 {
-    float tmp[LANES * 64];
-    for (size_t i = 0; i < n; i++) {
-        size_t at = mt_heads_at(h, row + i, head);
-        for (size_t c = 0; c < h->dim; c += MT_ARRAY_LEN(tmp)) {
-            size_t some = MT_MIN(MT_ARRAY_LEN(tmp), h->dim - c);
-            float *to = mt_cpu_row_place(t, h->p, at + c, tmp);
-            memcpy(to, src + i * wide + c, some * sizeof(float));
-            mt_cpu_store_row(t, h->p, at + c, some, to);
-        }
-    }
+    for (size_t i = 0; i < n; i++)
+        mt_cpu_store_row(t, h->p, mt_heads_at(h, row + i, head), h->dim, src + i * wide);
 }
 
 /* Keys or values of the chunk, padded with zeros; some may be kept from before. row: the first of the others. */
@@ -462,39 +444,29 @@ static void outputs_backward(struct work *w, const float *s, const float *ds)
     w->dsum[w->rows - 1] += all + (double)w->decay[w->rows - 1] * dot(s, ds, wk * wv);
 }
 
-/* dP becomes dP * X; its part of dG. */
-static void plain_scores_backward(struct work *w)
-{
-    for (size_t i = 0; i < C; i++)
-        for (size_t j = 0; j < C; j++) {
-            size_t at = i * C + j;
-            float dp = j <= i && i < w->rows ? w->dp[at] : 0;
-            double m = (double)dp * (double)w->p[at];
-            w->dp[at] = dp * w->x[at];
-            if (i < w->rows && j <= i) {
-                w->dsum[i] += m;
-                w->dsum[j] -= m;
-            }
-        }
-}
-
 /* dA, masked to its triangle; dP becomes dP * X, dA N; their part of dG and dbeta. */
 static void scores_backward(struct work *w, double *dbeta)
 {
-    transpose_rows(w->vt, C, w->uw, w->wide, C, w->wide);
-    multiply(w, &(struct product){C, C, w->wide, w->yz, w->wide, 1, w->vt, C, w->da, C, -1, .half = true});
+    if (!w->plain) {
+        transpose_rows(w->vt, C, w->uw, w->wide, C, w->wide);
+        multiply(w, &(struct product){C, C, w->wide, w->yz, w->wide, 1, w->vt, C, w->da, C, -1, .half = true});
+    }
     for (size_t i = 0; i < C; i++)
         for (size_t j = 0; j < C; j++) {
             size_t at = i * C + j;
-            float x = w->x[at], dp = j <= i && i < w->rows ? w->dp[at] : 0, da = j < i && i < w->rows ? w->da[at] : 0;
-            double m = (double)dp * (double)w->p[at] + (double)da * (double)w->a[at];
+            float x = w->x[at], dp = j <= i && i < w->rows ? w->dp[at] : 0, da = 0;
+            double m = (double)dp * (double)w->p[at];
+            if (!w->plain) {
+                da = j < i && i < w->rows ? w->da[at] : 0;
+                m += (double)da * (double)w->a[at];
+                w->da[at] = i < w->rows ? w->beta[i] * da * x : 0;
+            }
             if (i < w->rows && j <= i) {
                 w->dsum[i] += m;
                 w->dsum[j] -= m;
-                dbeta[i] += (double)da * (double)(w->kk[at] * x);
+                dbeta[i] += w->plain ? 0 : (double)da * (double)(w->kk[at] * x);
             }
             w->dp[at] = dp * x;
-            w->da[at] = i < w->rows ? w->beta[i] * da * x : 0;
         }
 }
 
@@ -549,10 +521,8 @@ static void backward_head(struct work *w, const struct mt_delta_rule_bwd *b, siz
     if (!w->plain) {
         multiply(w, &(struct product){wk, wv, C, w->uw + wv, 1, wide, w->yz, wide, ds, wv, -1, true});
         solve_transposed(w);
-        scores_backward(w, dbeta);
-    } else {
-        plain_scores_backward(w);
     }
+    scores_backward(w, dbeta);
     multiply(w, &(struct product){C, wk, C, w->dp, C, 1, w->k, wk, w->dq, wk, 1, true, .lower = true});
     multiply(w, &(struct product){C, wk, C, w->dp, 1, C, w->q, wk, w->dk_, wk, 1, true, .upper = true});
     if (!w->plain)

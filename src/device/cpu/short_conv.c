@@ -38,10 +38,8 @@ static struct piece piece_of(const struct job *j, size_t i)
     for (size_t c = 0; c < p.n; c++)
         for (size_t k = 0; k < a->taps; k++)
             p.w[k][c] = w[c * a->taps + k];
-    if (a->bias) {
-        const float *bias = mt_cpu_row_f32(a->dtype, a->bias, p.head * a->x.dim + p.first, p.n, tmp);
-        memcpy(p.bias, bias, p.n * sizeof(*bias));
-    }
+    if (a->bias)
+        mt_cpu_load_row(p.bias, a->dtype, a->bias, p.head * a->x.dim + p.first, p.n);
     return p;
 }
 
@@ -137,11 +135,7 @@ static void forward_chunk(void *ctx, size_t chunk, int)
             doc++;
         sum_row(a, &p, r, doc, s);
         silu(s, p.n);
-        size_t at = mt_heads_at(&a->y, r, p.head) + p.first;
-        float *y = mt_cpu_row_place(a->dtype, a->y.p, at, s);
-        if (y != s)
-            memcpy(y, s, p.n * sizeof(*s));
-        mt_cpu_store_row(a->dtype, a->y.p, at, p.n, y);
+        mt_cpu_store_row(a->dtype, a->y.p, mt_heads_at(&a->y, r, p.head) + p.first, p.n, s);
     }
 }
 
@@ -203,11 +197,7 @@ static void backward_tile(const struct mt_short_conv_bwd *b, const struct piece 
         for (size_t k = 0; k < a->taps; k++)
             if (r + a->taps - 1 - k < (size_t)a->cu_seqlens[doc + 1])
                 multiply_add(dx, p->w[k], ds[r - first + a->taps - 1 - k], p->n);
-        size_t at = mt_heads_at(&b->dx, r, p->head) + p->first;
-        float *to = mt_cpu_row_place(a->dtype, b->dx.p, at, dx);
-        if (to != dx)
-            memcpy(to, dx, p->n * sizeof(*dx));
-        mt_cpu_store_row(a->dtype, b->dx.p, at, p->n, to);
+        mt_cpu_store_row(a->dtype, b->dx.p, mt_heads_at(&b->dx, r, p->head) + p->first, p->n, dx);
     }
 }
 
