@@ -94,15 +94,10 @@ static int direct(const struct mt_optimizer *, const struct mt_direction *d, str
                                   err);
 }
 
-static uint64_t update(const struct mt_optimizer *, const struct mt_update *u, enum mt_isa isa)
-{
-    return mt_low_update(u, (struct mt_adam_rates){u->keys[BETA1], u->keys[BETA2], u->keys[EPS]}, isa);
-}
-
 static const struct mt_optimizer apollo = {
     .type = "apollo", .title = "APOLLO", .state_type = MT_STATE_F32, .grain = 1,
     MT_LOW_STATES("norm", "norms of directions", norm_bytes),
-    .n_keys = N_KEYS, .keys = keys, .matrices = true, .lean_masters = true, .update = update, .direct = direct,
+    .n_keys = N_KEYS, .keys = keys, .matrices = true, .lean_masters = true, .update = mt_low_update, .direct = direct,
     .direct_scratch = scratch,
 };
 MT_OPTIMIZER(apollo, &apollo);

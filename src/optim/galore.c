@@ -158,15 +158,10 @@ static int direct(const struct mt_optimizer *, const struct mt_direction *d, str
     return rc ?: multiply(d, &back, err);
 }
 
-static uint64_t update(const struct mt_optimizer *, const struct mt_update *u, enum mt_isa isa)
-{
-    return mt_low_update(u, (struct mt_adam_rates){u->keys[BETA1], u->keys[BETA2], u->keys[EPS]}, isa);
-}
-
 static const struct mt_optimizer galore = {
     .type = "galore", .title = "GaLore", .state_type = MT_STATE_F32, .grain = 1,
     MT_LOW_STATES("projection", "projections", projection_bytes),
-    .n_keys = N_KEYS, .keys = keys, .matrices = true, .lean_masters = true, .update = update, .direct = direct,
+    .n_keys = N_KEYS, .keys = keys, .matrices = true, .lean_masters = true, .update = mt_low_update, .direct = direct,
     .direct_scratch = scratch,
 };
 MT_OPTIMIZER(galore, &galore);

@@ -42,9 +42,10 @@ double mt_low_step(const struct mt_adam_rates *r, uint64_t t)
     return sqrt(1 - pow(r->beta2, (double)t)) / (1 - pow(r->beta1, (double)t));
 }
 
-uint64_t mt_low_update(const struct mt_update *u, struct mt_adam_rates r, enum mt_isa isa)
+uint64_t mt_low_update(const struct mt_optimizer *, const struct mt_update *u, enum mt_isa isa)
 {
     struct mt_kernel k = mt_kernel_of(u);
+    struct mt_adam_rates r = {u->keys[0], u->keys[1], u->keys[2]};
     if (u->state[MT_LOW_OWN]) {
         k.rule = MT_RULE_SGD;
         k.s.step = (float)u->lr;

@@ -20,8 +20,8 @@ size_t mt_low_rest_bytes(const struct mt_state_shape *t);
 int mt_low_signs(const struct mt_direction *d, size_t n, double scale, uint64_t drawn, float *p, struct mt_err *err);
 /** The factor of a step with bias correction at update t. */
 double mt_low_step(const struct mt_adam_rates *r, uint64_t t);
-/** update(): the direction is the step of a matrix. */
-uint64_t mt_low_update(const struct mt_update *u, struct mt_adam_rates r, enum mt_isa isa);
+/** update(): the direction is the step of a matrix. The first three keys are beta1, beta2 and eps. */
+uint64_t mt_low_update(const struct mt_optimizer *o, const struct mt_update *u, enum mt_isa isa);
 
 #define MT_LOW_STATE(name_, use_, bytes_, on_device_)                                                            \
     {.name = name_, .use = use_, .dtype = MT_F32, .block = 1, .block_bytes = sizeof(float), .bytes = bytes_,     \
