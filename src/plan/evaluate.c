@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One placement: its memory in each tier and the time of its step. */
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -412,6 +413,11 @@ static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,
                                .update_threads = (int)r->placement.threads, .drives = r->drives,
                                .link_gbps = r->link_gbps, .net = r->net, .cache = &r->cache,
                                .tokens = (double)(r->numerics.rows_per_step * r->numerics.seq_len)};
+    const struct mt_moe *moe = &c->layout->cfg.moe;
+    if (r->cache.slots && moe->n_experts) {
+        sp.idle = pow(1 - (double)moe->top_k / (double)moe->n_experts, (double)r->cache.slots);
+        sp.idle_groups = pow(sp.idle, (double)MT_MAX(c->layout->cut.expert_group, (size_t)1));
+    }
     int rc = mt_sim_graph_build(&g, prog, costs, &sp, err);
     if (!rc)
         rc = mt_sim_run(&c->sim, &g, &sp, err);

@@ -175,6 +175,18 @@ static void add_message(struct mt_sim_task *t, const struct mt_instr *in, struct
     t->wait[MT_Q_COMPUTE] = MT_MAX(t->wait[MT_Q_COMPUTE], m->computing);
 }
 
+/* Of experts without rows nothing is loaded or computed: of which, nobody knows before, so all take less. */
+static void leave_out_idle(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
+{
+    bool experts = false;
+    for (int k = 0; k < in->n_operands && in->op == MT_OP_FORWARD; k++)
+        experts |= in->operand[k].role == MT_ROLE_SUM && in->operand[k].access & MT_WRITE;
+    double part = experts ? 1 - p->idle : in->if_rows ? 1 - p->idle_groups : 1;
+    t->seconds *= part;
+    t->bytes *= part;
+    t->flops *= part;
+}
+
 int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, mt_cost_table *costs,
                        const struct mt_sim_params *p, struct mt_err *err)
 {
@@ -198,6 +210,7 @@ int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, 
             m.computing = in->lane ? m.computing : (int32_t)i;
         if (!in->once) /* it takes time only in the first step */
             rc = price(t, prog, in, costs, p, err);
+        leave_out_idle(t, in, p);
         if (mt_opcodes[in->op].ends_forward)
             g.turn = i;
     }

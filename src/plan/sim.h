@@ -66,6 +66,7 @@ struct mt_sim_params {
     double link_gbps; /* cpu device: throttle of each direction, 0 = none */
     struct mt_network net; /* between hosts; gbs 0: MT_NET_GBS */
     const struct mt_cache_shape *cache; /* of generation: texts add a token each; NULL or without slots: none */
+    double idle, idle_groups; /* of experts, and of units of them: the share to which the step's tokens send no rows */
     double tokens;    /* of a step, for the host's fixed part */
 };
 
