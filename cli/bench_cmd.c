@@ -192,33 +192,29 @@ static int read_table(cJSON **out, const char *path, struct mt_err *err)
     return mt_json_read_file(out, file, MT_ERR_INPUT, err);
 }
 
-static int compare(const struct cli_args *args)
+static int compare(const struct cli_args *args, struct mt_err *err)
 {
     MT_JSON_FREED cJSON *a = NULL, *b = NULL;
     MT_STR_FREED struct mt_str text = {0};
-    struct mt_err err;
-    if (args->n_operands != 2) {
-        fprintf(stderr, "megatrain bench --compare needs two result folders\n");
-        return EXIT_USAGE;
-    }
-    int rc = read_table(&a, args->operands[0], &err) ?: read_table(&b, args->operands[1], &err);
+    if (args->n_operands != 2)
+        return cli_usage("bench --compare needs two result folders");
+    int rc = read_table(&a, args->operands[0], err) ?: read_table(&b, args->operands[1], err);
     if (!rc) {
         mt_sweep_compare(&text, a, b);
         printf("%s", text.p ? text.p : "");
     }
-    return rc ? cli_fail(&err) : 0;
+    return rc;
 }
 
-int cli_cmd_bench(struct cli *cli, const struct cli_args *args)
+int cli_cmd_bench(struct cli *cli, const struct cli_args *args, struct mt_err *err)
 {
     struct bench b = {.cli = cli, .args = args, .lock = -1};
-    struct mt_err err = {0};
     if (cli_arg(args, "compare"))
-        return compare(args);
-    int rc = mt_sweep_read(&b.sweep, args->operands[0], &err);
+        return compare(args, err);
+    int rc = mt_sweep_read(&b.sweep, args->operands[0], err);
     if (!rc && !n_chosen(&b))
-        rc = mt_fail(&err, MT_ERR_USAGE, -ENOENT, "no job matches --only %s", cli_arg(args, "only"));
-    rc = rc ?: open_folder(&b, args->operands[0], &err) ?: run_sweep(&b, &err);
+        rc = mt_fail(err, MT_ERR_USAGE, -ENOENT, "no job matches --only %s", cli_arg(args, "only"));
+    rc = rc ?: open_folder(&b, args->operands[0], err) ?: run_sweep(&b, err);
     if (!rc && !b.interrupted) {
         MT_STR_FREED struct mt_str md = {0};
         mt_sweep_markdown(&md, b.rows, b.n_rows);
@@ -228,12 +224,12 @@ int cli_cmd_bench(struct cli *cli, const struct cli_args *args)
     for (size_t i = 0; i < b.n_rows; i++)
         n_failed += failed(&b.rows[i]);
     if (!rc && !b.interrupted && n_failed && n_failed == b.n_rows)
-        rc = mt_fail(&err, MT_ERR_RUNTIME, -EIO, "every one of the sweep's %zu jobs failed; %s holds their logs",
+        rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "every one of the sweep's %zu jobs failed; %s holds their logs",
                      n_failed, b.dir);
     free(b.rows);
     free(b.group);
     mt_sweep_finish(&b.sweep);
     if (b.lock >= 0)
         close(b.lock);
-    return rc ? cli_fail(&err) : b.interrupted ? 130 : 0;
+    return rc ? rc : b.interrupted ? 130 : 0;
 }

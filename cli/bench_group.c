@@ -137,16 +137,17 @@ int bench_find_groups(struct bench *b, struct mt_err *err)
 static int run_shared(struct bench *b, const size_t *job, size_t n, int k, struct mt_sweep_run *r, bool *refused,
                       struct mt_err *err)
 {
-    char (*ini)[3200] = mt_calloc(n, sizeof(*ini)), (*dir)[3300] = mt_calloc(n, sizeof(*dir)), log[3300], text[7000];
+    MT_FREED char (*ini)[3200] = mt_calloc(n, sizeof(*ini));
+    MT_FREED char (*dir)[3300] = mt_calloc(n, sizeof(*dir));
+    char log[3300], text[7000];
     int rc = ini && dir ? 0 : mt_fail_nomem(err, "a sweep", n * sizeof(*ini));
     for (size_t i = 0; i < n && !rc; i++) {
         const struct mt_sweep_job *j = &b->sweep.jobs[job[i]];
         snprintf(dir[i], sizeof(dir[i]), "%.3000s/runs/%s.%d", b->dir, j->hash, k);
         snprintf(ini[i], sizeof(ini[i]), "%.3000s/%s.%d.ini", b->dir, j->hash, k);
-        char *whole = realpath(b->dir, NULL);
+        MT_FREED char *whole = realpath(b->dir, NULL);
         snprintf(text, sizeof(text), "[global]\ninclude = %s.ini\n[checkpoint]\ndir = %.3000s/runs/%s.%d\n", j->hash,
                  whole ? whole : b->dir, j->hash, k);
-        free(whole);
         rc = mt_write_file(ini[i], text, strlen(text), err);
     }
     if (!rc && b->sweep.cooldown > 0)
@@ -165,8 +166,6 @@ static int run_shared(struct bench *b, const size_t *job, size_t n, int k, struc
     for (size_t i = 0; i < n && !rc && ok && !b->interrupted; i++)
         if (!strcmp(r[i].status, "ok"))
             rc = mt_sweep_run_save(&r[i], b->dir, b->sweep.jobs[job[i]].hash, k, err);
-    free(ini);
-    free(dir);
     return rc;
 }
 

@@ -64,40 +64,38 @@ static int try_output(const char *dir, struct mt_err *err)
     return rc;
 }
 
-int cli_cmd_check(struct cli *cli, const struct cli_args *args)
+int cli_cmd_check(struct cli *cli, const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
     MT_CLOSED_BY(mt_inputs_finish) struct mt_inputs in = {0};
     MT_CLOSED_BY(mt_setup_finish) struct mt_setup setup = {0};
     struct mt_memory memory;
     struct mt_st_model st;
-    struct mt_err err;
-    int rc = cli_load_config(&cfg, args, &err)
-          ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), &err)
-          ?: mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, &err);
+    int rc = cli_load_config(&cfg, args, err)
+          ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), err)
+          ?: mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, err);
     if (!rc)
         mt_inputs_say_rate(&in);
-    rc = rc ?: mt_setup_open(&setup, &in, MT_RUN_TRAIN, &err);
+    rc = rc ?: mt_setup_open(&setup, &in, MT_RUN_TRAIN, err);
     if (!rc && cfg->model.init == MT_INIT_WEIGHTS) {
-        rc = mt_st_open_dir(&st, in.model_dir, &err);
+        rc = mt_st_open_dir(&st, in.model_dir, err);
         if (!rc)
             mt_st_close(&st);
     }
     if (!rc && mt_path_exists(cfg->checkpoint.dir) && !mt_is_dir(cfg->checkpoint.dir))
-        rc = mt_fail(&err, MT_ERR_USAGE, -ENOTDIR, "checkpoint.dir = %s is a file: name a folder", cfg->checkpoint.dir);
-    rc = rc ?: try_output(cfg->checkpoint.dir, &err);
+        rc = mt_fail(err, MT_ERR_USAGE, -ENOTDIR, "checkpoint.dir = %s is a file: name a folder", cfg->checkpoint.dir);
+    rc = rc ?: try_output(cfg->checkpoint.dir, err);
     if (!rc && setup.choice.layout->n_adapters && *cfg->adapter.path)
-        rc = mt_peft_check(setup.choice.layout, cfg->adapter.path, &err);
-    rc = rc ?: mt_setup_memory(&setup, &memory, &err);
+        rc = mt_peft_check(setup.choice.layout, cfg->adapter.path, err);
+    rc = rc ?: mt_setup_memory(&setup, &memory, err);
     if (!rc && !cli->quiet) {
         cli_print_setup(&setup);
         cli_print_memory(&memory);
     }
     if (!rc && setup.choice.layout->n_adapters && cli_arg(args, "adapter"))
-        rc = check_base(cli, &setup, cfg->adapter.path, &err);
-    rc = rc ?: mt_memory_check(&memory, &err);
-    int code = rc ? cli_fail(&err) : 0;
+        rc = check_base(cli, &setup, cfg->adapter.path, err);
+    rc = rc ?: mt_memory_check(&memory, err);
     if (!rc)
         printf("ok\n");
-    return code;
+    return rc;
 }

@@ -58,7 +58,8 @@ struct cli_command {
     const char *name, *synopsis, *help;
     const struct cli_option *options; /* ends with a NULL name */
     int min_operands, max_operands;
-    int (*run)(struct cli *cli, const struct cli_args *args);
+    /* The exit code; negative: *err says why, which main() prints. */
+    int (*run)(struct cli *cli, const struct cli_args *args, struct mt_err *err);
 };
 
 extern const struct cli_command cli_commands[];
@@ -82,6 +83,8 @@ bool cli_takes_next(const struct cli_option *options, const char *arg);
 
 /** Prints "megatrain: message" and returns the exit code of the error's kind. */
 int cli_fail(const struct mt_err *err);
+/** Prints "megatrain message" on standard error and returns EXIT_USAGE. */
+int cli_usage(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /** Loads the configuration named by the first operand with all --set options. */
 int cli_load_config(struct mt_config **out, const struct cli_args *args, struct mt_err *err);
 /** The same from the file `path`. NULL: from defaults and --set options alone, without checks between keys. */
@@ -99,12 +102,12 @@ int cli_choose_model(struct mt_config *cfg, const char *model, const char *adapt
 int cli_eval(struct mt_config *cfg, const struct cli_args *args, double *loss, struct mt_err *err);
 
 /** `probe disk [DIR]`: the drive under a folder. */
-int cli_probe_disk(struct cli *cli, const struct cli_args *args);
+int cli_probe_disk(const struct cli_args *args, struct mt_err *err);
 
 #define CLI_COMMANDS(X)                                                                            \
     X(run) X(plan) X(bench) X(report) X(check) X(data) X(eval) X(score) X(generate) X(sample) X(inspect) X(export) \
     X(verify) X(stop) X(doctor) X(probe) X(config)                                                         \
     X(completion) X(help) X(setup_data)
-#define CLI_DECLARE(name) int cli_cmd_##name(struct cli *cli, const struct cli_args *args);
+#define CLI_DECLARE(name) int cli_cmd_##name(struct cli *cli, const struct cli_args *args, struct mt_err *err);
 CLI_COMMANDS(CLI_DECLARE)
 #undef CLI_DECLARE

@@ -117,7 +117,7 @@ static void complete_fish(void)
     complete_fish_values();
 }
 
-int cli_cmd_completion(struct cli *, const struct cli_args *args)
+int cli_cmd_completion(struct cli *, const struct cli_args *args, struct mt_err *)
 {
     const char *shell = args->operands[0];
     if (!strcmp(shell, "bash")) {
@@ -128,8 +128,7 @@ int cli_cmd_completion(struct cli *, const struct cli_args *args)
     } else if (!strcmp(shell, "fish")) {
         complete_fish();
     } else {
-        fprintf(stderr, "megatrain completion: bash, zsh or fish, not \"%s\"\n", shell);
-        return EXIT_USAGE;
+        return cli_usage("completion: bash, zsh or fish, not \"%s\"", shell);
     }
     return 0;
 }

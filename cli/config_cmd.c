@@ -20,12 +20,11 @@
 
 enum { LEAST_ROW = 256 };
 
-/* Opens the data as the lines say, with other keys besides. */
+/* Opens the data as the lines say, with other keys besides; *in is zero. */
 static int open_data(struct mt_inputs *in, struct mt_config **cfg, struct init_lines *f, const char *const *others,
                      struct mt_err *err)
 {
     struct cli_args args;
-    *in = (struct mt_inputs){0};
     int rc = init_options(&args, f, others) ? cli_load_file(cfg, NULL, &args, err) : mt_fail_nomem(err, "the lines", 0);
     rc = rc ?: mt_inputs_open(in, *cfg, MT_RUN_TRAIN, NULL, err)
             ?: mt_inputs_lay_out_steps(in, &in->numerics, err);
@@ -33,22 +32,15 @@ static int open_data(struct mt_inputs *in, struct mt_config **cfg, struct init_l
     return rc;
 }
 
-static void close_data(struct mt_inputs *in, struct mt_config **cfg)
-{
-    mt_inputs_finish(in);
-    mt_config_destroy(cfg);
-}
-
 /* --- the model ------------------------------------------------------------------------------------- */
 
 static bool file_holds(const char *dir, const char *name, const char *text)
 {
-    char path[4096], *all = NULL;
+    MT_FREED char *all = NULL;
+    char path[4096];
     size_t len = 0;
-    bool holds = !mt_path_printf(path, sizeof(path), "%s/%s", dir, name) && mt_path_exists(path) &&
-                 (!text || (!mt_read_file(path, &all, &len, NULL) && strstr(all, text)));
-    free(all);
-    return holds;
+    return !mt_path_printf(path, sizeof(path), "%s/%s", dir, name) && mt_path_exists(path) &&
+           (!text || (!mt_read_file(path, &all, &len, NULL) && strstr(all, text)));
 }
 
 /* A model without a chat template gets the built-in one whose marks its tokenizer knows. */
@@ -80,15 +72,15 @@ struct counts {
 /* Whole samples: in rows as long as the model takes. */
 static int count_data(struct counts *c, struct init_lines *f, const struct mt_hf_config *hf, struct mt_err *err)
 {
-    struct mt_inputs in;
-    struct mt_config *cfg = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
+    MT_CLOSED_BY(mt_inputs_finish) struct mt_inputs in = {0};
     char len[64];
     long long most = hf->longest ? MT_MIN(hf->longest, hf->max_pos) : hf->max_pos;
     snprintf(len, sizeof(len), "data.seq_len=%lld", MT_MIN(most, 1LL << 20));
     const char *const others[] = {len, "train.tokens_per_step=0", "train.batch_size=1", "data.max_untrained=100%", "data.eval=", NULL};
     int rc = open_data(&in, &cfg, f, others, err);
     const struct mt_dataset_stats *d = rc ? NULL : mt_dataset_stats(in.data);
-    uint64_t *lens = rc ? NULL : mt_calloc(d->n_samples, sizeof(*lens));
+    MT_FREED uint64_t *lens = rc ? NULL : mt_calloc(d->n_samples, sizeof(*lens));
     if (!rc && !lens)
         rc = mt_fail_nomem(err, "lengths", d->n_samples * sizeof(*lens));
     if (!rc) {
@@ -99,8 +91,6 @@ static int count_data(struct counts *c, struct init_lines *f, const struct mt_hf
                              .p99 = lens[d->n_samples * 99 / 100], .pairs = d->answers,
                              .text = !strcmp(d->format, "text") || !strcmp(d->format, "plain text")};
     }
-    free(lens);
-    close_data(&in, &cfg);
     return rc;
 }
 
@@ -362,32 +352,30 @@ static int write_all(struct mt_str *s, const struct cli_args *args)
     return 0;
 }
 
-int cli_cmd_config(struct cli *, const struct cli_args *args)
+int cli_cmd_config(struct cli *, const struct cli_args *args, struct mt_err *err)
 {
     const char *what = args->operands[0];
     int rc = 0, n = args->n_operands;
     MT_STR_FREED struct mt_str s = {0};
-    struct mt_err err;
     if (!strcmp(what, "show") && n == 2) {
-        struct mt_config *cfg;
-        if (cli_load_config(&cfg, args, &err))
-            return cli_fail(&err);
-        mt_config_print(cfg, true, &s);
-        mt_config_destroy(&cfg);
+        MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
+        rc = cli_load_config(&cfg, args, err);
+        if (!rc)
+            mt_config_print(cfg, true, &s);
     } else if (!strcmp(what, "keys") && n == 1) {
         mt_config_describe(&s, cli_arg(args, "markdown") != NULL);
     } else if (!strcmp(what, "explain") && n == 2) {
-        rc = mt_config_explain(&s, args->operands[1], &err);
+        rc = mt_config_explain(&s, args->operands[1], err);
     } else if (!strcmp(what, "init") && n == 1) {
-        rc = cli_arg(args, "all") ? write_all(&s, args) : cli_config_init(&s, args, &err);
+        rc = cli_arg(args, "all") ? write_all(&s, args) : cli_config_init(&s, args, err);
     } else {
         fprintf(stderr, "usage: megatrain config show CONFIG.ini | keys [--markdown] | explain KEY |\n"
                         "           init [--task TASK] [--model DIR] [--data FILE] [--all]\n");
         return EXIT_USAGE;
     }
     if (!rc && s.failed)
-        rc = mt_fail_nomem(&err, "the configuration", s.len);
+        rc = mt_fail_nomem(err, "the configuration", s.len);
     if (!rc)
         fputs(s.p ? s.p : "", stdout);
-    return rc ? cli_fail(&err) : 0;
+    return rc;
 }

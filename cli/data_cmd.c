@@ -23,17 +23,22 @@ struct cli_pairs {
     uint64_t good_tokens, bad_tokens;    /* of these */
 };
 
-/* Hashes of a pair's answers, each with the prompt. */
-struct pair {
-    uint64_t chosen, rejected;
+/* Of a pair, the hashes of its chosen and its rejected answer, each with the prompt; of a sample, the hash of its
+ * tokens and its place in the data. */
+struct hashed {
+    uint64_t hash, other;
 };
+
+static int hash_only(const void *a, const void *b)
+{
+    const struct hashed *x = a, *y = b;
+    return (x->hash > y->hash) - (x->hash < y->hash);
+}
 
 static int order(const void *a, const void *b)
 {
-    const struct pair *x = a, *y = b;
-    if (x->chosen != y->chosen)
-        return x->chosen < y->chosen ? -1 : 1;
-    return (x->rejected > y->rejected) - (x->rejected < y->rejected);
+    const struct hashed *x = a, *y = b;
+    return hash_only(a, b) ?: (x->other > y->other) - (x->other < y->other);
 }
 
 static uint64_t ones(const uint8_t *mask, size_t n)
@@ -45,7 +50,7 @@ static uint64_t ones(const uint8_t *mask, size_t n)
 }
 
 /* Adds item i. pair: where it goes if it is one. */
-static void add_item(struct cli_pairs *p, const mt_dataset *d, uint64_t i, uint8_t *mask, struct pair *pair)
+static void add_item(struct cli_pairs *p, const mt_dataset *d, uint64_t i, uint8_t *mask, struct hashed *pair)
 {
     const uint32_t *ids;
     size_t n = mt_dataset_sample(d, i, &ids, mask), first = mt_dataset_chosen(d, i);
@@ -56,7 +61,8 @@ static void add_item(struct cli_pairs *p, const mt_dataset *d, uint64_t i, uint8
     p->bad_tokens += bad;
     if (!first || first == n)
         return;
-    *pair = (struct pair){XXH3_64bits(ids, first * sizeof(*ids)), XXH3_64bits(ids + first, (n - first) * sizeof(*ids))};
+    *pair = (struct hashed){XXH3_64bits(ids, first * sizeof(*ids)),
+                            XXH3_64bits(ids + first, (n - first) * sizeof(*ids))};
     p->n++;
     p->n_longer += good > bad;
     p->n_ties += good == bad;
@@ -69,7 +75,7 @@ static int cli_pairs_count(const mt_dataset *d, struct cli_pairs *out, struct mt
     *out = (struct cli_pairs){.n_equal = s->n_equal};
     if (!s->answers)
         return 0;
-    MT_FREED struct pair *pairs = mt_calloc(s->n_samples, sizeof(*pairs));
+    MT_FREED struct hashed *pairs = mt_calloc(s->n_samples, sizeof(*pairs));
     MT_FREED uint8_t *mask = mt_calloc(s->max_len, 1);
     int rc = pairs && mask ? 0 : mt_fail_nomem(err, "statistics of pairs", s->n_samples * sizeof(*pairs));
     for (uint64_t i = 0; i < s->n_samples && !rc; i++)
@@ -77,7 +83,7 @@ static int cli_pairs_count(const mt_dataset *d, struct cli_pairs *out, struct mt
     if (!rc)
         qsort(pairs, out->n, sizeof(*pairs), order);
     for (uint64_t i = 0; i < out->n && !rc; i++) {
-        struct pair other = {pairs[i].rejected, pairs[i].chosen};
+        struct hashed other = {pairs[i].other, pairs[i].hash};
         out->n_reversed += bsearch(&other, pairs, out->n, sizeof(*pairs), order) != NULL;
     }
     return rc;
@@ -136,39 +142,20 @@ static int print_prepared(const struct mt_inputs *in)
     return 0;
 }
 
-/* The hash of a sample's tokens. Equal hashes are ordered by their place in the data. */
-struct seen {
-    uint64_t hash, sample;
-};
-
-static int by_hash(const void *a, const void *b)
-{
-    const struct seen *x = a, *y = b;
-    if (x->hash != y->hash)
-        return x->hash < y->hash ? -1 : 1;
-    return (x->sample > y->sample) - (x->sample < y->sample);
-}
-
-static int hash_only(const void *a, const void *b)
-{
-    const struct seen *x = a, *y = b;
-    return (x->hash > y->hash) - (x->hash < y->hash);
-}
-
 /* Hashes of all samples, sorted; NULL: out of memory. */
-static struct seen *hashes(const mt_dataset *d, uint64_t *lengths)
+static struct hashed *hashes(const mt_dataset *d, uint64_t *lengths)
 {
     uint64_t n = mt_dataset_stats(d)->n_samples;
-    struct seen *h = mt_calloc(n, sizeof(*h));
+    struct hashed *h = mt_calloc(n, sizeof(*h));
     for (uint64_t i = 0; h && i < n; i++) {
         const uint32_t *ids;
         size_t len = mt_dataset_sample(d, i, &ids, NULL);
-        h[i] = (struct seen){XXH3_64bits(ids, len * sizeof(*ids)), i};
+        h[i] = (struct hashed){XXH3_64bits(ids, len * sizeof(*ids)), i};
         if (lengths)
             lengths[i] = len;
     }
     if (h)
-        qsort(h, n, sizeof(*h), by_hash);
+        qsort(h, n, sizeof(*h), order);
     return h;
 }
 
@@ -191,21 +178,22 @@ static void count_lengths(struct tally *t, uint64_t *lens, uint64_t n, uint64_t 
     t->p99 = lens[n * 99 / 100];
 }
 
-static void count_duplicates(struct tally *t, const mt_dataset *d, const struct seen *h)
+static void count_duplicates(struct tally *t, const mt_dataset *d, const struct hashed *h)
 {
     for (uint64_t i = 1; i < mt_dataset_stats(d)->n_samples; i++)
         if (h[i].hash == h[i - 1].hash) {
             t->n_duplicates++;
-            t->by_source[source_of(d, h[i].sample)]++;
+            t->by_source[source_of(d, h[i].other)]++;
         }
 }
 
 static int count(const struct mt_inputs *in, struct tally *t, struct mt_err *err)
 {
-    uint64_t n = mt_dataset_stats(in->data)->n_samples, *lens = mt_calloc(n, sizeof(*lens));
+    uint64_t n = mt_dataset_stats(in->data)->n_samples;
+    MT_FREED uint64_t *lens = mt_calloc(n, sizeof(*lens));
     uint64_t n_eval = in->eval_data ? mt_dataset_stats(in->eval_data)->n_samples : 0;
-    MT_FREED struct seen *h = lens ? hashes(in->data, lens) : NULL;
-    MT_FREED struct seen *e = h && n_eval ? hashes(in->eval_data, NULL) : NULL;
+    MT_FREED struct hashed *h = lens ? hashes(in->data, lens) : NULL;
+    MT_FREED struct hashed *e = h && n_eval ? hashes(in->eval_data, NULL) : NULL;
     *t = (struct tally){.by_source = mt_calloc(mt_dataset_n_sources(in->data), sizeof(*t->by_source))};
     int rc = h && (e || !n_eval) && t->by_source
                  ? 0
@@ -216,9 +204,7 @@ static int count(const struct mt_inputs *in, struct tally *t, struct mt_err *err
     }
     for (uint64_t i = 0; i < n_eval && !rc; i++)
         t->n_leaked += bsearch(&e[i], h, n, sizeof(*h), hash_only) != NULL;
-    rc = rc ?: cli_pairs_count(in->data, &t->pairs, err);
-    free(lens);
-    return rc;
+    return rc ?: cli_pairs_count(in->data, &t->pairs, err);
 }
 
 static void print_histogram(const struct tally *t, uint64_t max_len)
@@ -291,22 +277,12 @@ static void print_stats(const struct mt_inputs *in, const struct tally *t, bool 
            (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
 }
 
-static void add(cJSON *o, const char *key, double v)
-{
-    cJSON_AddNumberToObject(o, key, v);
-}
-
 static void add_pairs(cJSON *o, const struct cli_pairs *p)
 {
-    add(o, "pairs", (double)p->n);
-    add(o, "equal_pairs", (double)p->n_equal);
-    add(o, "reversed_pairs", (double)p->n_reversed);
-    add(o, "chosen_longer", (double)p->n_longer);
-    add(o, "length_ties", (double)p->n_ties);
-    add(o, "good_answers", (double)p->n_good);
-    add(o, "bad_answers", (double)p->n_bad);
-    add(o, "good_tokens", (double)p->good_tokens);
-    add(o, "bad_tokens", (double)p->bad_tokens);
+    mt_json_put(o, "pairs=%f, equal_pairs=%f, reversed_pairs=%f, chosen_longer=%f, length_ties=%f", (double)p->n,
+                (double)p->n_equal, (double)p->n_reversed, (double)p->n_longer, (double)p->n_ties);
+    mt_json_put(o, "good_answers=%f, bad_answers=%f, good_tokens=%f, bad_tokens=%f", (double)p->n_good, (double)p->n_bad,
+                (double)p->good_tokens, (double)p->bad_tokens);
 }
 
 static void add_notes(cJSON *o, const struct mt_notes *l)
@@ -322,40 +298,28 @@ static int print_stats_json(const struct mt_inputs *in, const struct tally *t, s
 {
     const struct mt_dataset_stats *d = mt_dataset_stats(in->data);
     mt_json_begin();
-    cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "sources");
+    MT_JSON_FREED cJSON *o = cJSON_CreateObject();
+    cJSON *list = cJSON_AddArrayToObject(o, "sources");
     for (size_t i = 0; i < mt_dataset_n_sources(in->data); i++) {
         const struct mt_data_source *src = mt_dataset_source(in->data, i);
-        cJSON *e = mt_json_put(NULL, "path=%s, format=%s", src->path, src->stats.format);
-        add(e, "samples", (double)src->stats.n_samples);
-        add(e, "tokens", (double)src->stats.n_tokens);
-        add(e, "trained", (double)src->stats.n_trained);
-        add(e, "longest", (double)src->stats.longest);
-        add(e, "overlong", (double)src->stats.n_overlong);
-        add(e, "duplicates", (double)t->by_source[i]);
-        add(e, "weight", src->weight);
-        mt_json_append(list, e);
+        mt_json_append(list, mt_json_put(NULL, "path=%s, format=%s, samples=%f, tokens=%f, trained=%f, longest=%f, "
+                                         "overlong=%f, duplicates=%f, weight=%f", src->path, src->stats.format,
+                                         (double)src->stats.n_samples, (double)src->stats.n_tokens,
+                                         (double)src->stats.n_trained, (double)src->stats.longest,
+                                         (double)src->stats.n_overlong, (double)t->by_source[i], src->weight));
     }
-    add(o, "samples", (double)d->n_samples);
-    add(o, "tokens", (double)d->n_tokens);
-    add(o, "trained", (double)d->n_trained);
-    add(o, "longest", (double)d->longest);
-    add(o, "overlong", (double)d->n_overlong);
-    add(o, "untrained", (double)d->n_untrained);
-    add(o, "endless", (double)n_noted(in, "endless"));
-    add(o, "special", (double)n_noted(in, "special"));
+    mt_json_put(o, "samples=%f, tokens=%f, trained=%f, longest=%f, overlong=%f, untrained=%f, endless=%f, special=%f",
+                (double)d->n_samples, (double)d->n_tokens, (double)d->n_trained, (double)d->longest,
+                (double)d->n_overlong, (double)d->n_untrained, (double)n_noted(in, "endless"),
+                (double)n_noted(in, "special"));
     add_notes(o, mt_dataset_notes(in->data));
     if (d->answers)
         add_pairs(o, &t->pairs);
-    add(o, "duplicates", (double)t->n_duplicates);
-    add(o, "leaked", (double)t->n_leaked);
-    add(o, "eval_samples", (double)in->held_out.n);
-    add(o, "p50", (double)t->p50);
-    add(o, "p90", (double)t->p90);
-    add(o, "p99", (double)t->p99);
-    add(o, "rows", (double)mt_sampler_n_rows(in->sampler));
-    add(o, "efficiency", mt_sampler_efficiency(in->sampler));
-    add(o, "steps_per_epoch", (double)mt_sampler_steps_per_epoch(in->sampler));
-    add(o, "bin_width", (double)t->bin_width);
+    mt_json_put(o, "duplicates=%f, leaked=%f, eval_samples=%f, p50=%f, p90=%f, p99=%f, rows=%f, efficiency=%f, "
+                "steps_per_epoch=%f, bin_width=%f", (double)t->n_duplicates, (double)t->n_leaked,
+                (double)in->held_out.n, (double)t->p50, (double)t->p90, (double)t->p99,
+                (double)mt_sampler_n_rows(in->sampler), mt_sampler_efficiency(in->sampler),
+                (double)mt_sampler_steps_per_epoch(in->sampler), (double)t->bin_width);
     cJSON *bins = cJSON_AddArrayToObject(o, "histogram");
     for (int i = 0; i < BARS; i++)
         mt_json_append(bins, cJSON_CreateNumber((double)t->bins[i]));
@@ -363,7 +327,6 @@ static int print_stats_json(const struct mt_inputs *in, const struct tally *t, s
     bool complete = text && mt_json_complete();
     if (complete)
         printf("%s\n", text);
-    cJSON_Delete(o);
     return complete ? 0 : mt_fail_nomem(err, "the counts", 0);
 }
 
@@ -402,37 +365,36 @@ static int open_whole(struct mt_inputs *in, struct mt_config *cfg, const char *w
     return rc ?: mt_inputs_open(in, cfg, MT_RUN_TRAIN, NULL, err);
 }
 
-int cli_cmd_data(struct cli *cli, const struct cli_args *args)
+int cli_cmd_data(struct cli *cli, const struct cli_args *args, struct mt_err *err)
 {
     const char *what = args->operands[0];
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
     MT_CLOSED_BY(mt_inputs_finish) struct mt_inputs in = {0};
-    struct mt_err err;
     bool is_prepare = !strcmp(what, "prepare"), is_show = !strcmp(what, "show");
     bool is_stats = !strcmp(what, "stats"), json = cli_arg(args, "json") != NULL;
     if (!is_prepare && !is_show && !is_stats) {
         fprintf(stderr, "usage: megatrain data prepare|show|stats CONFIG.ini\n");
         return EXIT_USAGE;
     }
-    int rc = cli_load_config(&cfg, args, &err);
+    int rc = cli_load_config(&cfg, args, err);
     /* show overlong samples instead of refusing them */
     bool refused = !rc && !is_prepare && cfg->data.overlong == MT_OVERLONG_ERROR;
     if (!rc && !is_prepare)
-        rc = refuse_nothing(cfg, &err);
-    rc = rc ?: mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, &err);
+        rc = refuse_nothing(cfg, err);
+    rc = rc ?: mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, err);
     if ((rc == -ENODATA || rc == -E2BIG) && is_stats && cfg->numerics.seq_len < 1 << 20) {
-        struct mt_err why = err;
-        if (open_whole(&in, cfg, why.msg, &err)) /* it was not the length: the first reason is the true one */
-            err = why;
+        struct mt_err why = *err;
+        if (open_whole(&in, cfg, why.msg, err)) /* it was not the length: the first reason is the true one */
+            *err = why;
         else
             rc = 0;
     }
-    rc = rc ?: mt_inputs_lay_out_steps(&in, &in.numerics, &err);
+    rc = rc ?: mt_inputs_lay_out_steps(&in, &in.numerics, err);
     if (!rc && is_prepare)
         rc = print_prepared(&in);
     else if (!rc && is_stats)
-        rc = stats(&in, json, refused, &err);
+        rc = stats(&in, json, refused, err);
     else if (!rc)
-        rc = cli_data_show(cli, args, &in, &err);
-    return rc ? cli_fail(&err) : 0;
+        rc = cli_data_show(cli, args, &in, err);
+    return rc;
 }

@@ -80,25 +80,23 @@ static void add_ecc(cJSON *o)
     cJSON_AddStringToObject(o, "memory has ECC", text);
 }
 
-int cli_cmd_doctor(struct cli *, const struct cli_args *args)
+int cli_cmd_doctor(struct cli *, const struct cli_args *args, struct mt_err *err)
 {
     struct mt_hw_memory mem;
-    struct mt_err err;
-    int *cpus = NULL, n = 0;
+    MT_FREED int *cpus = NULL;
+    int n = 0;
     MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     mt_net *net = NULL;
     struct mt_err apart = {0}; /* why this is looked at alone, though a launcher has started several */
     bool joined = !mt_net_open(&net, &apart);
     if (net)
         return cli_doctor_hosts(net, cli_arg(args, "json") != NULL);
-    int rc = mt_hw_memory(&mem, "", &err)
-          ?: mt_hw_cores(&cpus, &n, &err)
+    int rc = mt_hw_memory(&mem, "", err)
+          ?: mt_hw_cores(&cpus, &n, err)
           ?: mt_device_create(&dev, &(struct mt_device_params){.kind = "cpu", .n_threads = n,
-                                                               .budget_bytes = 1 << 20}, &err);
-    if (rc) {
-        free(cpus);
-        return cli_fail(&err);
-    }
+                                                               .budget_bytes = 1 << 20}, err);
+    if (rc)
+        return rc;
     cJSON *o = cJSON_CreateObject();
     struct mt_device_info gpu;
     mt_device_probe(&gpu, "cuda", 0);
@@ -116,6 +114,5 @@ int cli_cmd_doctor(struct cli *, const struct cli_args *args)
     cJSON_AddStringToObject(o, "io_uring", mt_hw_io_uring_allowed() ? "allowed" : "not allowed");
     add_data_helper(o);
     cli_print_object(o, cli_arg(args, "json") != NULL);
-    free(cpus);
     return 0;
 }

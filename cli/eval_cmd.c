@@ -89,12 +89,11 @@ int cli_eval(struct mt_config *cfg, const struct cli_args *args, double *loss, s
     return rc ?: run_eval(&setup, args, loss, err);
 }
 
-int cli_cmd_eval(struct cli *, const struct cli_args *args)
+int cli_cmd_eval(struct cli *, const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
-    struct mt_err err;
     double loss;
-    int rc = cli_load_config(&cfg, args, &err) ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), &err)
-                 ?: cli_eval(cfg, args, &loss, &err);
-    return rc ? cli_fail(&err) : 0;
+    int rc = cli_load_config(&cfg, args, err) ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), err)
+                 ?: cli_eval(cfg, args, &loss, err);
+    return rc;
 }

@@ -28,7 +28,8 @@ static int find_base(char **base, const struct cli_args *args, struct mt_err *er
 /* The overlay beside a checkpoint, of the model if it is named. */
 static int find_overlay(char **base, const char *from, const char *overlay, const char *model, struct mt_err *err)
 {
-    char beside[4200], path[4500], *dir = NULL;
+    MT_FREED char *dir = NULL;
+    char beside[4200], path[4500];
     mt_path_printf(beside, sizeof(beside), "%s/..", from);
     mt_path_printf(path, sizeof(path), "%s/%s", beside, overlay);
     int rc = model ? mt_hf_find_model(&dir, model, err) : 0;
@@ -39,7 +40,6 @@ static int find_overlay(char **base, const char *from, const char *overlay, cons
                      "there", from, overlay);
     else if (!rc && !(*base = strdup(path)))
         rc = mt_fail_nomem(err, path, sizeof(path));
-    free(dir);
     return rc;
 }
 
@@ -75,48 +75,40 @@ static int compare_losses(const struct mt_export *e, const char *ini, struct mt_
     return rc;
 }
 
-int cli_cmd_export(struct cli *, const struct cli_args *args)
+int cli_cmd_export(struct cli *, const struct cli_args *args, struct mt_err *err)
 {
     const char *dtype = cli_arg(args, "dtype"), *size = cli_arg(args, "shard-size");
     const char *packed = cli_arg(args, "quantize"), *ini = cli_arg(args, "eval");
     struct mt_export e = {.from = args->operands[0], .to = args->operands[1], .f32 = dtype && !strcmp(dtype, "f32")};
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
-    struct mt_err err;
-    char *base = NULL;
-    if (dtype && strcmp(dtype, "bf16") && strcmp(dtype, "f32")) {
-        fprintf(stderr, "megatrain export: --dtype must be bf16 or f32\n");
-        return EXIT_USAGE;
-    }
+    MT_FREED char *base = NULL;
+    if (dtype && strcmp(dtype, "bf16") && strcmp(dtype, "f32"))
+        return cli_usage("export: --dtype must be bf16 or f32");
     while (packed && e.base_dtype < MT_N_PACKABLE && strcmp(packed, mt_packed_names[e.base_dtype]))
         e.base_dtype++;
-    if (packed && (e.base_dtype == MT_PACKED_NONE || e.base_dtype == MT_N_PACKABLE)) {
-        fprintf(stderr, "megatrain export: --quantize must be nf4, fp8, mxfp4, int4 or nvfp4\n");
-        return EXIT_USAGE;
-    }
+    if (packed && (e.base_dtype == MT_PACKED_NONE || e.base_dtype == MT_N_PACKABLE))
+        return cli_usage("export: --quantize must be nf4, fp8, mxfp4, int4 or nvfp4");
     e.fold = cli_arg(args, "fold-scales") != NULL;
-    if (e.fold && (cli_arg(args, "merge") || !mt_peft_is_folder(e.from))) {
-        fprintf(stderr, "megatrain export: --fold-scales is of adapters that stay adapters\n");
-        return EXIT_USAGE;
-    }
-    int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
+    if (e.fold && (cli_arg(args, "merge") || !mt_peft_is_folder(e.from)))
+        return cli_usage("export: --fold-scales is of adapters that stay adapters");
+    int rc = mt_config_load(&cfg, NULL, NULL, 0, err);
     if (!rc && size)
-        rc = mt_config_override(cfg, "checkpoint.shard_size", size, "--shard-size", &err);
-    rc = rc ?: find_merged(&base, args, &err);
+        rc = mt_config_override(cfg, "checkpoint.shard_size", size, "--shard-size", err);
+    rc = rc ?: find_merged(&base, args, err);
     if (!rc && base && e.fold)
-        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "%s is of a run that merges its adapters: there are no scales to fold", e.from);
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is of a run that merges its adapters: there are no scales to fold", e.from);
     if (!rc && !base && cli_arg(args, "merge"))
-        rc = find_base(&base, args, &err);
+        rc = find_base(&base, args, err);
     if (!rc) {
         e.base = base;
         e.shard_bytes = cfg->checkpoint.shard_size;
-        rc = mt_checkpoint_export(&e, &err);
+        rc = mt_checkpoint_export(&e, err);
     }
     if (!rc)
         printf(mt_peft_is_folder(e.from) && !base ? "%s: load it with PeftModel.from_pretrained(model, \"%s\")\n"
                                                   : "%s: load it with AutoModelForCausalLM.from_pretrained(\"%s\")\n",
                e.to, e.to);
     if (!rc && ini)
-        rc = compare_losses(&e, ini, &err);
-    free(base);
-    return rc ? cli_fail(&err) : 0;
+        rc = compare_losses(&e, ini, err);
+    return rc;
 }

@@ -21,7 +21,8 @@ enum { LOOK_EVERY = 8, TOGETHER = 256 };
 int cli_read_prompts(struct cli_generation *p, struct mt_err *err)
 {
     FILE *f = strcmp(p->file, "-") ? fopen(p->file, "re") : stdin;
-    char *line = NULL, place[4200];
+    MT_FREED char *line = NULL;
+    char place[4200];
     size_t cap = 0, number = 0;
     int rc = f ? 0 : mt_fail(err, MT_ERR_INPUT, -errno, "cannot read %s: %s", p->file, strerror(errno));
     for (ssize_t n; !rc && (n = getline(&line, &cap, f)) >= 0;) {
@@ -46,7 +47,6 @@ int cli_read_prompts(struct cli_generation *p, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s has no prompt", p->file);
     if (f && f != stdin)
         fclose(f);
-    free(line);
     return rc;
 }
 
@@ -82,7 +82,8 @@ static int take_ids(const cJSON *record, struct mt_text_ids *out, struct mt_err 
 
 static int encode(struct cli_generation *p, struct mt_err *err)
 {
-    cJSON *texts = cJSON_CreateArray(), *record;
+    MT_JSON_FREED cJSON *texts = cJSON_CreateArray();
+    cJSON *record;
     MT_FREED struct mt_text_ids *ids = mt_calloc(p->n, sizeof(*ids));
     size_t i = 0, n = 0;
     int rc = texts && ids ? 0 : mt_fail_nomem(err, "prompts", p->n * sizeof(*ids));
@@ -103,7 +104,6 @@ static int encode(struct cli_generation *p, struct mt_err *err)
             p->ids[i] = ids[n++];
         i++;
     }
-    cJSON_Delete(texts);
     return rc;
 }
 
@@ -160,7 +160,8 @@ int cli_generation_options(struct cli_generation *p, const struct cli_args *args
 /* Tokens that the longest texts have together, as many as are under way. */
 static size_t most_tokens(const struct cli_generation *p)
 {
-    size_t *len = mt_calloc(p->n, sizeof(*len)), left = p->at_once, sum = 0;
+    MT_FREED size_t *len = mt_calloc(p->n, sizeof(*len));
+    size_t left = p->at_once, sum = 0;
     for (size_t i = 0; len && i < p->n; i++)
         len[i] = p->ids[i].n + p->g.n_new;
     for (; len && left; left -= MT_MIN(left, p->samples)) {
@@ -170,7 +171,6 @@ static size_t most_tokens(const struct cli_generation *p)
         sum += MT_MIN(left, p->samples) * len[most];
         len[most] = 0;
     }
-    free(len);
     return sum;
 }
 

@@ -37,30 +37,27 @@ static int run(struct cli_generation *p, const struct cli_args *args, struct mt_
     return cli_write_texts(p, path && strcmp(path, "-") ? path : NULL, err);
 }
 
-int cli_cmd_generate(struct cli *, const struct cli_args *args)
+int cli_cmd_generate(struct cli *, const struct cli_args *args, struct mt_err *err)
 {
-    struct cli_generation p = {.n = 0};
+    MT_CLOSED_BY(cli_generation_finish) struct cli_generation p = {.n = 0};
     struct mt_memory memory;
-    struct mt_err err;
     const bool dry = cli_arg(args, "dry-run") != NULL;
-    int rc = cli_generation_options(&p, args, 1, &err);
+    int rc = cli_generation_options(&p, args, 1, err);
     if (!rc && !p.file)
-        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "give --prompts: JSON lines, or - for standard input");
-    rc = rc ?: load(&p, args, &err)
-            ?: cli_read_prompts(&p, &err)
-            ?: cli_encode_prompts(&p, &err)
-            ?: cli_generation_open(&p, p.longest + p.g.n_new, &err)
-            ?: mt_setup_memory(&p.setup, &memory, &err);
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "give --prompts: JSON lines, or - for standard input");
+    rc = rc ?: load(&p, args, err)
+            ?: cli_read_prompts(&p, err)
+            ?: cli_encode_prompts(&p, err)
+            ?: cli_generation_open(&p, p.longest + p.g.n_new, err)
+            ?: mt_setup_memory(&p.setup, &memory, err);
     if (!rc && dry)
         cli_print_memory(&memory);
-    rc = rc ?: mt_memory_check(&memory, &err);
+    rc = rc ?: mt_memory_check(&memory, err);
     if (!rc && !dry)
-        rc = cli_generation_start(&p, &err);
+        rc = cli_generation_start(&p, err);
     if (!rc && !dry)
-        rc = run(&p, args, &err);
+        rc = run(&p, args, err);
     if (!rc)
         cli_say_speed(&p);
-    int code = rc ? cli_fail(&err) : 0;
-    cli_generation_finish(&p);
-    return code;
+    return rc;
 }

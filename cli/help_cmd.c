@@ -295,13 +295,11 @@ static void print_manual(void)
            "in any phase;\na step that a save cuts short is made again.\n.SH SEE ALSO\nmegatrain.ini(5), megatrain-cluster(7), megatrain-policy(7)\n");
 }
 
-int cli_cmd_help(struct cli *, const struct cli_args *args)
+int cli_cmd_help(struct cli *, const struct cli_args *args, struct mt_err *)
 {
     const char *man = cli_arg(args, "man");
-    if (man && *man && strcmp(man, "ini") && strcmp(man, "cluster") && strcmp(man, "policy")) {
-        fprintf(stderr, "megatrain help: --man=%s: there are --man, --man=ini, --man=cluster and --man=policy\n", man);
-        return EXIT_USAGE;
-    }
+    if (man && *man && strcmp(man, "ini") && strcmp(man, "cluster") && strcmp(man, "policy"))
+        return cli_usage("help: --man=%s: there are --man, --man=ini, --man=cluster and --man=policy", man);
     if (man) {
         if (*man == 'c')
             print_cluster_manual();

@@ -172,7 +172,7 @@ static int inspect_adapter(const char *dir, bool json, struct mt_err *err)
 static int inspect_model(const char *path, bool json, struct mt_err *err)
 {
     MT_FREED struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
-    struct mt_layout *layout = NULL;
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *layout = NULL;
     struct mt_st_model m;
     bool dir = mt_is_dir(path);
     int rc = dir ? mt_st_open_dir(&m, path, err) : mt_st_open_file(&m, path, err);
@@ -180,7 +180,6 @@ static int inspect_model(const char *path, bool json, struct mt_err *err)
         if (dir && cfg && !mt_hf_config_read(cfg, path, NULL))
             mt_layout_create(&layout, cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, NULL);
         print_tensors(&m, &(struct about){.layout = layout}, json);
-        mt_layout_destroy(&layout);
         mt_st_close(&m);
     }
     return rc;
@@ -189,16 +188,15 @@ static int inspect_model(const char *path, bool json, struct mt_err *err)
 /* Of a folder, a file like config.json, or a published model's name. */
 static int read_config(struct mt_hf_config *cfg, const char *model, struct mt_err *err)
 {
-    char path[4096], *text = NULL;
+    MT_FREED char *text = NULL;
+    char path[4096];
     size_t len;
     if (mt_is_dir(model))
         return mt_hf_config_read(cfg, model, err);
     mt_path_printf(path, sizeof(path), "%s", model);
     if (!mt_path_exists(path) && !mt_hf_find_stored(path, sizeof(path), model))
         return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is no model's folder or config.json, and no stored model's name", model);
-    int rc = mt_read_file(path, &text, &len, err) ?: mt_hf_config_parse(cfg, text, len, path, err);
-    free(text);
-    return rc;
+    return mt_read_file(path, &text, &len, err) ?: mt_hf_config_parse(cfg, text, len, path, err);
 }
 
 static void add_line(void *ctx, const struct mt_layer_line *line)
@@ -274,21 +272,18 @@ static int check_fit(const char *adapter, const char *model, struct mt_err *err)
     return mt_st_open_dir(&base, model, err) ?: mt_merge_open(&merge, adapter, &base, model, true, err);
 }
 
-int cli_cmd_inspect(struct cli *, const struct cli_args *args)
+int cli_cmd_inspect(struct cli *, const struct cli_args *args, struct mt_err *err)
 {
     const char *path = args->n_operands ? args->operands[0] : NULL, *adapter = cli_arg(args, "adapter");
     bool json = cli_arg(args, "json");
     int64_t layer = cli_whole(args, "layer", -1);
-    struct mt_err err;
-    if (!path && !adapter) {
-        fprintf(stderr, "megatrain inspect: a file, a folder or --adapter is missing\n");
-        return EXIT_USAGE;
-    }
-    int rc = path && adapter ? check_fit(adapter, path, &err) : 0;
+    if (!path && !adapter)
+        return cli_usage("inspect: a file, a folder or --adapter is missing");
+    int rc = path && adapter ? check_fit(adapter, path, err) : 0;
     if (!rc && !adapter && mt_is_dir(path) && mt_peft_is_folder(path))
         adapter = path;
-    rc = rc ?: adapter      ? inspect_adapter(adapter, json, &err)
-               : layer >= 0 ? inspect_layer(path, layer, json, &err)
-                            : inspect_model(path, json, &err);
-    return rc ? cli_fail(&err) : 0;
+    rc = rc ?: adapter      ? inspect_adapter(adapter, json, err)
+               : layer >= 0 ? inspect_layer(path, layer, json, err)
+                            : inspect_model(path, json, err);
+    return rc;
 }

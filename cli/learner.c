@@ -182,7 +182,8 @@ static void add_prediction(cJSON *o, const struct mt_setup *s)
 int learner_write_files(struct learner *l, const struct mt_setup *setup, struct mt_err *err)
 {
     char path[4200];
-    struct mt_str ini = {0}, plain = {0};
+    MT_STR_FREED struct mt_str ini = {0};
+    struct mt_str plain = {0};
     const char *dir = l->cfg->checkpoint.dir;
     mt_config_print(l->cfg, true, &ini);
     mt_config_print(l->cfg, false, &plain);
@@ -214,9 +215,8 @@ int learner_write_files(struct learner *l, const struct mt_setup *setup, struct 
     add_prediction(o, setup);
     MT_FREED char *text = mt_json_print(o, true);
     mt_path_printf(path, sizeof(path), "%s/run.json", dir);
-    rc = rc ?: text && mt_json_complete() ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 0);
-    mt_str_finish(&ini);
-    return rc;
+    return rc ?: text && mt_json_complete() ? mt_write_file(path, text, strlen(text), err)
+                                            : mt_fail_nomem(err, path, 0);
 }
 
 void learner_adopt_findings(const struct learner *l, struct mt_setup *s)

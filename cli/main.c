@@ -169,13 +169,16 @@ int main(int argc, char **argv)
     if (!cmd)
         return unknown_command(argv[at]);
     memmove(&argv[at], &argv[at + 1], (size_t)(argc - at) * sizeof(*argv));
+    struct mt_err err = {0};
     int rc = cli_parse(&cli, cmd, argc - 1, argv, &args);
     if (rc >= 0) {
         cli_args_finish(&args);
         return rc;
     }
     set_up(&cli, cmd);
-    rc = cmd->run(&cli, &args);
+    rc = cmd->run(&cli, &args, &err);
+    if (rc < 0)
+        rc = cli_fail(&err);
     cli_args_finish(&args);
     if ((fflush(stdout) || ferror(stdout)) && !rc && !trains(cmd)) {
         fprintf(stderr, "megatrain: cannot write to standard output\n");

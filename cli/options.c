@@ -133,12 +133,9 @@ int cli_parse(struct cli *cli, const struct cli_command *cmd, int argc, char **a
     opterr = 0;
     while ((c = getopt_long(argc, argv, shorts, longs, NULL)) != -1) {
         int i = c - FIRST;
-        if (c == '?' || c == ':') {
-            fprintf(stderr, "megatrain %s: %s \"%s\"; see megatrain help %s\n", cmd->name,
-                    c == ':' ? "a value is missing for" : "unknown option", argv[optind - 1],
-                    cmd->name);
-            return EXIT_USAGE;
-        }
+        if (c == '?' || c == ':')
+            return cli_usage("%s: %s \"%s\"; see megatrain help %s", cmd->name,
+                             c == ':' ? "a value is missing for" : "unknown option", argv[optind - 1], cmd->name);
         for (int k = 0; c < FIRST && k < n; k++)
             if (of[k]->letter == c)
                 i = k;
@@ -214,12 +211,12 @@ static void compare_packing(const struct mt_config *cfg, const char *dir)
 
 int cli_model_of_adapter(char **model, const char *dir, struct mt_err *err)
 {
-    char *name = NULL, *found = NULL;
+    char *name = NULL;
+    MT_FREED char *found = NULL;
     struct mt_err why = {0};
     int rc = mt_peft_base_model(&name, dir, err);
     if (!rc && (rc = mt_hf_find_model(&found, name, &why)))
         mt_fail(err, why.kind, rc, "%s (%s/" MT_PEFT_CONFIG " names it): give --model", why.msg, dir);
-    free(found);
     if (rc)
         free(name);
     else
@@ -229,7 +226,7 @@ int cli_model_of_adapter(char **model, const char *dir, struct mt_err *err)
 
 int cli_choose_model(struct mt_config *cfg, const char *model, const char *adapter, struct mt_err *err)
 {
-    char *base = NULL;
+    MT_FREED char *base = NULL;
     int rc = 0;
     if (model && !adapter && mt_peft_is_folder(model)) {
         adapter = model;
@@ -245,7 +242,6 @@ int cli_choose_model(struct mt_config *cfg, const char *model, const char *adapt
         rc = mt_inputs_use_adapter(cfg, adapter, "--adapter", err);
     if (!rc && adapter)
         compare_packing(cfg, adapter);
-    free(base);
     return rc;
 }
 

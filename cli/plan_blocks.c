@@ -20,9 +20,9 @@ static uint64_t phase_of(const struct mt_blocks *b, uint64_t block)
 static int try_block(double *seconds, double *written, const struct plan_view *v, uint64_t phase, struct mt_err *err)
 {
     const struct mt_resumed resumed = {.phase = phase};
-    struct mt_layout *layout = NULL, *halves = NULL;
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *layout = NULL, *halves = NULL;
     struct mt_plan_request r = v->request;
-    struct mt_plan_choice c = {.layout = NULL};
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {.layout = NULL};
     int rc = mt_plan_lay_out(&layout, &halves, v->cfg, &v->hf, v->model_dir, &resumed, err);
     r.layout = layout;
     r.halves = halves;
@@ -31,9 +31,6 @@ static int try_block(double *seconds, double *written, const struct plan_view *v
         *seconds = c.sim.seconds;
         *written = c.sim.bytes[MT_SIM_DISK_WRITE];
     }
-    mt_plan_choice_finish(&c);
-    mt_layout_destroy(&layout);
-    mt_layout_destroy(&halves);
     return rc;
 }
 

@@ -231,41 +231,35 @@ static int write_trace(const struct plan_view *v, const char *path, struct mt_er
     return rc;
 }
 
-int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
+int cli_cmd_plan(struct cli *cli, const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(plan_view_close) struct plan_view v = {.cfg = NULL};
-    struct mt_err err = {0};
     if (cli_arg(args, "list"))
         return list_names();
     if (cli_arg(args, "prices"))
-        return plan_print_prices(args);
+        return plan_print_prices(args, err);
     mt_mem_keep_freed();
     if (cli_arg(args, "generate"))
-        return plan_print_generation(args);
-    if (cli_arg(args, "optimizers") && cli_arg(args, "measure")) {
-        fprintf(stderr, "megatrain plan: --measure times one configuration: give it first, then --optimizers\n");
-        return EXIT_USAGE;
-    }
-    if (cli_arg(args, "optimizers") && cli_arg(args, "score")) {
-        fprintf(stderr, "megatrain plan: --optimizers compares updates, and --score plans a pass without: give one of "
-                "both\n");
-        return EXIT_USAGE;
-    }
+        return plan_print_generation(args, err);
+    if (cli_arg(args, "optimizers") && cli_arg(args, "measure"))
+        return cli_usage("plan: --measure times one configuration: give it first, then --optimizers");
+    if (cli_arg(args, "optimizers") && cli_arg(args, "score"))
+        return cli_usage("plan: --optimizers compares updates, and --score plans a pass without: give one of both");
     if (cli_arg(args, "optimizers"))
-        return plan_print_optimizers(args);
-    int rc = plan_view_open(&v, args->n_operands ? args->operands[0] : NULL, args, &err), code = 0;
+        return plan_print_optimizers(args, err);
+    int rc = plan_view_open(&v, args->n_operands ? args->operands[0] : NULL, args, err);
     if (!rc && cli_arg(args, "measure"))
-        rc = measure_and_keep(&v, cli, &err);
-    rc = rc ?: plan_view_resolve(&v, &err);
+        rc = measure_and_keep(&v, cli, err);
+    rc = rc ?: plan_view_resolve(&v, err);
     if (!rc && cli_arg(args, "trace"))
-        rc = write_trace(&v, cli_arg(args, "trace"), &err);
-    if (rc == -ENOSPC && err.kind == MT_ERR_NO_FIT && v.layout)
-        code = no_fit(&v, args, &err);
-    else if (rc)
-        code = cli_fail(&err);
-    else if (cli_arg(args, "json"))
+        rc = write_trace(&v, cli_arg(args, "trace"), err);
+    if (rc == -ENOSPC && err->kind == MT_ERR_NO_FIT && v.layout)
+        return no_fit(&v, args, err);
+    if (rc)
+        return rc;
+    if (cli_arg(args, "json"))
         plan_print_json(&v);
     else
         plan_print(&v);
-    return code;
+    return 0;
 }

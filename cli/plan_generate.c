@@ -127,19 +127,18 @@ static void print_table(const struct row *row, size_t n, size_t best, size_t len
                of->generate, of->train);
 }
 
-int plan_print_generation(const struct cli_args *args)
+int plan_print_generation(const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(plan_view_close) struct plan_view v = {.cfg = NULL};
     struct row row[N_ROWS];
     struct round of = {0};
-    struct mt_err err = {0};
     size_t len = (size_t)cli_whole(args, "generate", 0), n = 0, best = 0;
     const struct plan_settings as = {.generates = true};
-    int rc = plan_view_open_as(&v, args->n_operands ? args->operands[0] : NULL, args, &as, &err);
-    rc = rc ?: plan_view_needs_rates(&v, &err)
-            ?: plan_rows(row, &n, &best, &v, len, &err)
-            ?: plan_round(&of, row, best, &v, args, &err);
+    int rc = plan_view_open_as(&v, args->n_operands ? args->operands[0] : NULL, args, &as, err);
+    rc = rc ?: plan_view_needs_rates(&v, err)
+            ?: plan_rows(row, &n, &best, &v, len, err)
+            ?: plan_round(&of, row, best, &v, args, err);
     if (!rc)
         (cli_arg(args, "json") ? print_json : print_table)(row, n, best, len, &of);
-    return rc ? cli_fail(&err) : 0;
+    return rc;
 }

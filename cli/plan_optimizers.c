@@ -184,20 +184,20 @@ static void print_all(const struct row *rows, size_t n, bool json)
     cli_print_object(all, true);
 }
 
-int plan_print_optimizers(const struct cli_args *args)
+int plan_print_optimizers(const struct cli_args *args, struct mt_err *err)
 {
     struct row rows[N_ORDERS * MT_ARRAY_LEN(variants)];
-    struct mt_err err = {0};
     size_t n = 0;
-    for (size_t i = 0; i < MT_ARRAY_LEN(variants); i++) {
+    int rc = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(variants) && !rc; i++) {
         /* the first is of AdamW with masters in f32, which any configuration can have */
         const struct mt_optimizer *o = mt_optimizer_find(variants[i].type, MT_STATE_F32, NULL);
         bool possible = (!strcmp(variants[i].master, "f32") || rows[0].bf16) && !(o->direct && rows[0].adapters) &&
                         (!variants[i].blocks || rows[0].may_block);
-        for (int backward = 0; possible && backward < N_ORDERS; backward++)
-            if (try_variant(&rows[n++], &variants[i], backward, args, &err))
-                return cli_fail(&err);
+        for (int backward = 0; possible && backward < N_ORDERS && !rc; backward++)
+            rc = try_variant(&rows[n++], &variants[i], backward, args, err);
     }
-    print_all(rows, n, cli_arg(args, "json"));
-    return 0;
+    if (!rc)
+        print_all(rows, n, cli_arg(args, "json"));
+    return rc;
 }

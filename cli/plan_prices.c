@@ -33,24 +33,20 @@ static void print_table(const struct mt_machine *m, const struct mt_price *all, 
         printf("Measured besides, and taken before these: %zu operations, %d updates of other optimizers.\n", m->n_samples, m->n_updates);
 }
 
-int plan_print_prices(const struct cli_args *args)
+int plan_print_prices(const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = {0};
-    struct mt_err err = {0};
     size_t n = 0;
-    if (!cli_arg(args, "machine")) {
-        fprintf(stderr, "megatrain plan: --prices needs --machine: a name (plan --list), or the file of a machine that was measured\n");
-        return EXIT_USAGE;
-    }
-    if (plan_read_machine(&m, args, &err))
-        return cli_fail(&err);
+    if (!cli_arg(args, "machine"))
+        return cli_usage("plan: --prices needs --machine: a name (plan --list), or the file of a machine that was measured");
+    int rc = plan_read_machine(&m, args, err);
+    if (rc)
+        return rc;
     MT_FREED struct mt_price *all = mt_machine_prices(&m, &n);
-    int code = 0;
     if (!all)
-        code = cli_fail((mt_fail_nomem(&err, "the prices", sizeof(*all)), &err));
-    else if (cli_arg(args, "json"))
-        code = print_as_json(&m, all, n);
-    else
-        print_table(&m, all, n);
-    return code;
+        return mt_fail_nomem(err, "the prices", sizeof(*all));
+    if (cli_arg(args, "json"))
+        return print_as_json(&m, all, n);
+    print_table(&m, all, n);
+    return 0;
 }

@@ -51,7 +51,7 @@ void plan_add_hosts(cJSON *o, const struct plan_view *v);
 int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err);
 
 /** plan_generate.c: --generate. */
-int plan_print_generation(const struct cli_args *args);
+int plan_print_generation(const struct cli_args *args, struct mt_err *err);
 
 /** Tokens of the run that the configuration asks for; 0: not known, or for none. */
 double plan_run_tokens(const struct plan_view *v);
@@ -89,10 +89,9 @@ void plan_print_json(const struct plan_view *v);
 void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
                             const struct mt_plan_change *changes, size_t n);
 
-/** A row for each optimizer and order of updates: memory, time and writes of the configuration's step with it. Returns
- * the command's exit code. */
-int plan_print_optimizers(const struct cli_args *args);
-/** plan_prices.c: plan --prices. Returns the exit status. */
-int plan_print_prices(const struct cli_args *args);
+/** A row for each optimizer and order of updates: memory, time and writes of the configuration's step with it. */
+int plan_print_optimizers(const struct cli_args *args, struct mt_err *err);
+/** plan_prices.c: plan --prices. Returns as a command does. */
+int plan_print_prices(const struct cli_args *args, struct mt_err *err);
 /** Reads the machine that --machine names, changed by the options. Finish with mt_machine_finish(). */
 int plan_read_machine(struct mt_machine *out, const struct cli_args *args, struct mt_err *err);

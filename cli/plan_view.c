@@ -124,10 +124,8 @@ static int resolve_by_rules(struct plan_view *v, struct mt_err *err)
     const struct mt_placement *p = &v->request.placement;
     struct mt_device_params params = {.kind = mt_machine_device_kind(&v->machine), .index = v->device_index,
                                       .budget_bytes = p->device_budget.bytes, .n_threads = (int)p->threads};
-    mt_device *dev = NULL;
-    int rc = mt_device_create(&dev, &params, err);
-    rc = rc ?: mt_resolve_by_rules(&v->choice, &v->request, dev, err);
-    mt_device_destroy(&dev);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
+    int rc = mt_device_create(&dev, &params, err) ?: mt_resolve_by_rules(&v->choice, &v->request, dev, err);
     char a[32], b[32];
     if (!rc && v->choice.host_bytes > p->host_budget.bytes)
         rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "the host memory budget of %s (memory.host_budget) is too small: %s are needed",
@@ -208,12 +206,11 @@ static int read_model(struct plan_view *v, bool says, struct mt_err *err)
         return rc;
     if (!mt_hf_find_stored(stored, sizeof(stored), model)) {
         const char *slash = strrchr(model, '/');
-        struct mt_str names = {0};
+        MT_STR_FREED struct mt_str names = {0};
         mt_installed_names(&names, "models", ".json", slash ? slash + 1 : model);
         if (names.p)
             rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "model \"%s\": neither a folder nor known by that name to plan; there are %s", model,
                          names.p);
-        mt_str_finish(&names);
         return rc;
     }
     if (says)
@@ -330,8 +327,9 @@ static void show_progress(void *ctx, const char *what)
 int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err)
 {
     MT_FREED struct mt_metered *ops = NULL;
+    MT_FREED int *cpus = NULL;
     size_t n = 0;
-    int *cpus = NULL, n_cores = 0;
+    int n_cores = 0;
     struct mt_numa numa;
     if (!v->local)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--measure measures this machine; it cannot be used with --machine");
@@ -346,7 +344,5 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
                                    .numa = &numa,
                                    .progress = anew ? NULL : show_progress,
                                    .ctx = cli};
-    rc = rc ?: (anew ? mt_measure_again : mt_measure_operations)(&v->machine, &mp, ops, n, err);
-    free(cpus);
-    return rc;
+    return rc ?: (anew ? mt_measure_again : mt_measure_operations)(&v->machine, &mp, ops, n, err);
 }

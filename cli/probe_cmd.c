@@ -84,13 +84,13 @@ static void show_progress(void *ctx, const char *what)
 }
 
 /* Measures the whole profile and keeps it for plan, run and bench. */
-static int probe_all(struct cli *cli, const struct cli_args *args, const struct mt_numa *numa)
+static int probe_all(struct cli *cli, const struct cli_args *args, const struct mt_numa *numa, struct mt_err *err)
 {
     char path[4096];
     struct mt_machine m;
-    struct mt_err err;
-    struct mt_str text = {0};
-    int *cpus = NULL, n = 0, rc = mt_hw_cores(&cpus, &n, &err);
+    MT_STR_FREED struct mt_str text = {0};
+    MT_FREED int *cpus = NULL;
+    int n = 0, rc = mt_hw_cores(&cpus, &n, err);
     int use = (int)cli_whole(args, "threads", n);
     double share = 1;
     struct mt_measure_params p = {.n_threads = use, .cpus = use <= n ? cpus : NULL, .numa = numa,
@@ -99,16 +99,15 @@ static int probe_all(struct cli *cli, const struct cli_args *args, const struct 
                                   .cores_share = cli_arg(args, "force") || use > n ? NULL : &share,
                                   .least_share = 0.9, /* runs differ by less */
                                   .progress = show_progress, .ctx = cli};
-    rc = rc ?: find_device(&p, args, &err) ?: mt_measure_machine(&m, &p, &err);
-    free(cpus);
-    struct mt_err why = err;
+    rc = rc ?: find_device(&p, args, err) ?: mt_measure_machine(&m, &p, err);
+    struct mt_err why = *err;
     if (rc == -EBUSY)
-        mt_fail(&err, MT_ERR_RUNTIME, rc, "%s, so that nothing is kept. End that work, measure with fewer cores (--threads N), or "
+        mt_fail(err, MT_ERR_RUNTIME, rc, "%s, so that nothing is kept. End that work, measure with fewer cores (--threads N), or "
                 "keep what is measured all the same (--force)", why.msg);
     if (rc)
-        return cli_fail(&err);
+        return rc;
     mt_machine_cache_path(path, sizeof(path), p.device_kind, p.n_threads);
-    rc = mt_machine_write(&m, path, &err);
+    rc = mt_machine_write(&m, path, err);
     if (cli_arg(args, "json")) {
         cJSON *o = cJSON_CreateObject();
         cJSON_AddStringToObject(o, "profile", path);
@@ -117,41 +116,38 @@ static int probe_all(struct cli *cli, const struct cli_args *args, const struct 
     } else {
         mt_machine_print(&m, &text);
         printf("; %s\n%s", path, text.p ? text.p : "");
-        mt_str_finish(&text);
     }
     mt_machine_finish(&m);
-    return rc ? cli_fail(&err) : 0;
+    return rc;
 }
 
-int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
+int cli_cmd_probe(struct cli *cli, const struct cli_args *args, struct mt_err *err)
 {
     const char *what = args->n_operands ? args->operands[0] : "all";
     bool all = !strcmp(what, "all");
-    int *cpus = NULL, n = 0;
-    struct mt_err err;
+    MT_FREED int *cpus = NULL;
+    int n = 0;
     struct mt_numa numa;
     mt_numa_choose(&numa, "auto"); /* as a run does */
     if (all)
-        return probe_all(cli, args, &numa);
+        return probe_all(cli, args, &numa, err);
     if (!strcmp(what, "disk"))
-        return cli_probe_disk(cli, args);
+        return cli_probe_disk(args, err);
     if (!strcmp(what, "net"))
         return cli_probe_net(args);
-    if (strcmp(what, "copy") && strcmp(what, "adam") && strcmp(what, "gemm")) {
-        fprintf(stderr, "megatrain probe: \"%s\" must be all, copy, gemm, adam, disk or net\n", what);
-        return EXIT_USAGE;
-    }
+    if (strcmp(what, "copy") && strcmp(what, "adam") && strcmp(what, "gemm"))
+        return cli_usage("probe: \"%s\" must be all, copy, gemm, adam, disk or net", what);
     cJSON *o = cJSON_CreateObject();
-    int rc = mt_hw_cores(&cpus, &n, &err);
+    int rc = mt_hw_cores(&cpus, &n, err);
     double gbs = 0, adam_ns = 0;
     if (!rc && strcmp(what, "gemm"))
-        rc = mt_probe_copy(n, cpus, &numa, &gbs, &err);
+        rc = mt_probe_copy(n, cpus, &numa, &gbs, err);
     if (!rc && gbs > 0)
         cJSON_AddNumberToObject(o, "copy GB/s (read + written)", gbs);
     if (!rc && !strcmp(what, "adam")) {
         const struct mt_adam_probe_params adam = {.n_threads = n, .cpus = cpus, .numa = &numa};
         cJSON *forms = cJSON_CreateObject();
-        rc = probe_updates(forms, &adam, &adam_ns, &err);
+        rc = probe_updates(forms, &adam, &adam_ns, err);
         cJSON_AddNumberToObject(o, "adam ns a parameter", adam_ns);
         mt_json_add(o, "ns a parameter", forms);
         cJSON_AddNumberToObject(o, "adam over copy bound",
@@ -159,13 +155,12 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
     }
     struct mt_measure_params p = {.n_threads = n, .cpus = cpus};
     if (!rc && !strcmp(what, "gemm"))
-        rc = find_device(&p, args, &err);
+        rc = find_device(&p, args, err);
     if (!rc && !strcmp(what, "gemm"))
-        rc = probe_gemm(o, &p, &err);
-    free(cpus);
+        rc = probe_gemm(o, &p, err);
     if (rc) {
         cJSON_Delete(o);
-        return cli_fail(&err);
+        return rc;
     }
     cli_print_object(o, cli_arg(args, "json") != NULL);
     return 0;

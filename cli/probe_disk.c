@@ -27,14 +27,13 @@ static int parse(struct mt_disk_probe *p, const struct cli_args *args, struct mt
     return 0;
 }
 
-int cli_probe_disk(struct cli *, const struct cli_args *args)
+int cli_probe_disk(const struct cli_args *args, struct mt_err *err)
 {
     struct mt_disk_probe p;
     struct mt_disk_rates r;
-    struct mt_err err;
-    int rc = parse(&p, args, &err) ?: mt_disk_measure(&r, &p, &err);
+    int rc = parse(&p, args, err) ?: mt_disk_measure(&r, &p, err);
     if (rc)
-        return cli_fail(&err);
+        return rc;
     if (cli_arg(args, "json")) {
         cJSON *o = mt_json_put(NULL, "disk read GB/s=%f, disk write GB/s=%f, disk both GB/s=%f, disk read CPUs=%f",
                                r.read, r.write, r.together, r.cpu_read);

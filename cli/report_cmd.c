@@ -46,9 +46,8 @@ static int watch(const struct pages *p, int seconds, struct mt_err *err)
     return write_pages(p, 0, err);
 }
 
-int cli_cmd_report(struct cli *cli, const struct cli_args *args)
+int cli_cmd_report(struct cli *cli, const struct cli_args *args, struct mt_err *err)
 {
-    struct mt_err err = {0};
     char html[4200];
     struct pages p = {args, cli_arg(args, "html"), cli_arg(args, "svg")};
     int seconds = (int)cli_whole(args, "watch", 0);
@@ -59,12 +58,12 @@ int cli_cmd_report(struct cli *cli, const struct cli_args *args)
         sigaction(SIGINT, &stop, NULL);
         sigaction(SIGTERM, &stop, NULL);
     }
-    int rc = write_pages(&p, seconds, &err);
+    int rc = write_pages(&p, seconds, err);
     if (!rc && !cli->quiet) {
         printf("%s\n", p.html);
         fflush(stdout);
     }
     if (!rc && seconds)
-        rc = watch(&p, seconds, &err);
-    return rc ? cli_fail(&err) : 0;
+        rc = watch(&p, seconds, err);
+    return rc;
 }

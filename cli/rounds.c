@@ -150,7 +150,8 @@ static int sample(const struct rounds *r, uint64_t round, const char *prompts, c
     const struct mt_policy_keys *k = &c->numerics.objective_keys.policy;
     bool lora = c->adapter.kind != MT_ADAPTER_NONE, own = !strcmp(c->policy.rollouts, "generate");
     const char *adapter = lora ? r->policy ? r->policy : c->adapter.path : "", *model = lora || !r->policy ? c->model.path : r->policy;
-    char number[5][32], *text = strdup(c->policy.rollouts);
+    MT_FREED char *text = strdup(c->policy.rollouts);
+    char number[5][32];
     struct job j = {.n = 0};
     if (!text)
         return mt_fail_nomem(err, "a command", 1);
@@ -178,7 +179,6 @@ static int sample(const struct rounds *r, uint64_t round, const char *prompts, c
             give(&j, env[i][0], env[i][1]);
     }
     *code = run_job(&j, SIGTERM);
-    free(text);
     if (*code)
         cli_say("megatrain: round %s: the rollouts' command ended with code %d: %s\n", number[0], *code, c->policy.rollouts);
     return *code < 0 ? mt_fail(err, MT_ERR_RUNTIME, *code, "cannot run %s: %s", c->policy.rollouts, strerror(-*code)) : 0;
@@ -235,7 +235,8 @@ int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *
                      struct mt_err *err)
 {
     char asked[4300], place[4300];
-    cJSON *list = NULL, *rewards = NULL, *o;
+    MT_JSON_FREED cJSON *list = NULL, *rewards = NULL;
+    cJSON *o;
     MT_STR_FREED struct mt_str text = {0};
     double none;
     bool wants = cfg->policy.reward[0], command = wants && cli_reward(&none, cfg->policy.reward, NULL, "", NULL) == -ENOENT;
@@ -265,8 +266,6 @@ int cli_give_rewards(const struct mt_config *cfg, const char *from, const char *
         look(told, o);
     if (!rc)
         unlink(from);
-    cJSON_Delete(list);
-    cJSON_Delete(rewards);
     return rc;
 }
 

@@ -58,13 +58,12 @@ static int follow(struct follower *f, struct mt_train_control *control, struct m
 
 /* `run` on a host that does not lead: takes part in what the first host does, prints errors alone, and returns the
  * first host's exit code. Closes the cluster. */
-static int cli_follow(struct mt_cluster *cluster, struct mt_train_control *control)
+static int cli_follow(struct mt_cluster *cluster, struct mt_train_control *control, struct mt_err *err)
 {
     struct follower f = {.cluster = cluster};
-    struct mt_err err = {0};
     mt_log_set_level(MT_LOG_ERROR);
-    int rc = follow(&f, control, &err);
-    int code = rc < 0 ? cli_fail(&err) : mt_cluster_code(cluster);
+    int rc = follow(&f, control, err);
+    int code = rc < 0 ? cli_fail(err) : mt_cluster_code(cluster);
     mt_session_finish(&f.session);
     mt_setup_finish(&f.setup);
     mt_inputs_finish(&f.in);
@@ -132,13 +131,11 @@ static void end_early(void *, int stop)
 /* From here on time limits and the output folders are watched. */
 static int watch(struct run *r, struct mt_err *err)
 {
-    struct mt_watched *of = mt_calloc(r->n, sizeof(*of));
+    MT_FREED struct mt_watched *of = mt_calloc(r->n, sizeof(*of));
     const struct mt_watch_events events = {.ctx = &r->status, .status = cli_tell_status, .early = end_early};
     control.asked = mt_calloc(r->n, sizeof(*control.asked));
-    if (!of || !control.asked) {
-        free(of);
+    if (!of || !control.asked)
         return mt_fail_nomem(err, "the run", r->n * sizeof(*of));
-    }
     r->status.quiet = r->cli->quiet || r->cli->no_progress;
     for (size_t i = 0; i < r->n; i++) {
         of[i] = (struct mt_watched){r->learner[i].out.dir, r->learner[i].cfg->checkpoint.time_limit};
@@ -147,9 +144,7 @@ static int watch(struct run *r, struct mt_err *err)
     control.n = r->n;
     control.hosts = r->cluster != NULL;
     mt_train_phase(&control, "reading data");
-    int rc = mt_watch_start(&r->watch, &control, of, r->cli->start_ns, &events, err);
-    free(of);
-    return rc;
+    return mt_watch_start(&r->watch, &control, of, r->cli->start_ns, &events, err);
 }
 
 /* Reads what the runs are and decides how they are placed. */
@@ -222,7 +217,8 @@ static struct mt_train_params params_of(struct run *r, size_t i, struct cli_rate
 /* Allocates, reads weights and writes the first files of the output folders. */
 static int start(struct run *r, struct cli_rates *rates, struct mt_err *err)
 {
-    const char *rates_path = cli_arg(r->args, "rates"), **resume = mt_calloc(r->n, sizeof(*resume));
+    const char *rates_path = cli_arg(r->args, "rates");
+    MT_FREED const char **resume = mt_calloc(r->n, sizeof(*resume));
     int rc = resume ? 0 : mt_fail_nomem(err, "the run", r->n);
     if (!rc && r->cluster)
         rc = mt_cluster_send_config(r->cluster, &r->setup, err);
@@ -242,7 +238,6 @@ static int start(struct run *r, struct cli_rates *rates, struct mt_err *err)
         rc = mt_cluster_send_state(r->cluster, &r->session, &r->learner->state, err);
     for (size_t i = 0; i < r->n && !rc; i++)
         rc = learner_write_files(&r->learner[i], &r->setup, err);
-    free(resume);
     return rc;
 }
 
@@ -359,34 +354,32 @@ static int run_all(struct run *r, enum mt_train_end *end, struct mt_err *err)
 }
 
 /* Whether the configuration trains in rounds, of which this process is not one; then these are run. */
-static bool runs_rounds(int *code, const struct cli *cli, const struct cli_args *args)
+static bool runs_rounds(int *code, const struct cli *cli, const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
-    struct mt_err err = {0};
-    bool rounds = !cli_load_file(&cfg, args->operands[0], args, &err) && cfg->policy.rollouts[0] && !cfg->data.train.n;
-    if (rounds && cli_run_rounds(code, cli, args, cfg, &err))
-        *code = cli_fail(&err);
+    bool rounds = !cli_load_file(&cfg, args->operands[0], args, err) && cfg->policy.rollouts[0] && !cfg->data.train.n;
+    int rc = rounds ? cli_run_rounds(code, cli, args, cfg, err) : 0;
+    *code = rc ? rc : *code;
     return rounds;
 }
 
-int cli_cmd_run(struct cli *cli, const struct cli_args *args)
+int cli_cmd_run(struct cli *cli, const struct cli_args *args, struct mt_err *err)
 {
     int of_rounds = 0;
-    if (runs_rounds(&of_rounds, cli, args))
+    if (runs_rounds(&of_rounds, cli, args, err))
         return of_rounds;
     struct run r = {.cli = cli, .args = args, .n = (size_t)args->n_operands};
-    struct mt_err err = {0};
     enum mt_train_end end = MT_END_DONE;
     catch_signals(); /* a request that comes while data or weights are read is met later, and does not end the run */
-    int rc = mt_cluster_open(&r.cluster, &err);
+    int rc = mt_cluster_open(&r.cluster, err);
     if (r.cluster && !mt_cluster_leads(r.cluster))
-        return cli_follow(r.cluster, &control);
+        return cli_follow(r.cluster, &control, err);
     r.learner = mt_calloc(r.n, sizeof(*r.learner));
     r.in = mt_calloc(r.n, sizeof(*r.in));
-    rc = rc ?: run_all(&r, &end, &err);
+    rc = rc ?: run_all(&r, &end, err);
     mt_watch_stop(&r.watch);
-    int code = rc ? cli_fail(&err) : exit_code(&r, end);
-    if (rc && end == MT_END_TIME && err.kind != MT_ERR_TRAINING && can_go_on(&r))
+    int code = rc ? cli_fail(err) : exit_code(&r, end);
+    if (rc && end == MT_END_TIME && err->kind != MT_ERR_TRAINING && can_go_on(&r))
         code = EXIT_REQUEUE; /* the last save failed, but there is a checkpoint from which a next run goes on */
     mt_session_finish(&r.session);
     mt_setup_finish(&r.setup);

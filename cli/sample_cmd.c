@@ -195,23 +195,22 @@ static int read_options(struct cli_generation *p, const struct cli_args *args, b
     return p->file ? cli_read_prompts(p, err) : take_prompt(p, prompt, err);
 }
 
-int cli_cmd_sample(struct cli *, const struct cli_args *args)
+int cli_cmd_sample(struct cli *, const struct cli_args *args, struct mt_err *err)
 {
     MT_CLOSED_BY(cli_generation_finish) struct cli_generation p = {.n = 0};
-    struct mt_err err;
     const size_t context = (size_t)cli_whole(args, "context", 2048);
     bool talks = false;
-    int rc = read_options(&p, args, &talks, &err)
-          ?: mt_config_load(&p.cfg, NULL, NULL, 0, &err)
-          ?: cli_choose_model(p.cfg, args->n_operands ? args->operands[0] : cli_arg(args, "model"), cli_arg(args, "adapter"), &err)
-          ?: cli_encode_prompts(&p, &err)
-          ?: cli_generation_open(&p, talks ? context : p.longest + p.g.n_new, &err)
-          ?: cli_generation_start(&p, &err);
+    int rc = read_options(&p, args, &talks, err)
+          ?: mt_config_load(&p.cfg, NULL, NULL, 0, err)
+          ?: cli_choose_model(p.cfg, args->n_operands ? args->operands[0] : cli_arg(args, "model"), cli_arg(args, "adapter"), err)
+          ?: cli_encode_prompts(&p, err)
+          ?: cli_generation_open(&p, talks ? context : p.longest + p.g.n_new, err)
+          ?: cli_generation_start(&p, err);
     if (!rc && !p.chat && !p.file)
         fputs(mt_json_get(p.prompts->child, "prompt")->valuestring, stdout);
     p.shows = p.text.bytes && !p.n_stops && !p.file && !talks;
-    rc = rc ?: talks ? converse(&p, context, &err) : cli_generate(&p, 0, p.file ? print_record : print_one, &p, &err);
+    rc = rc ?: talks ? converse(&p, context, err) : cli_generate(&p, 0, p.file ? print_record : print_one, &p, err);
     if (!rc)
         cli_say_speed(&p);
-    return rc ? cli_fail(&err) : 0;
+    return rc;
 }

@@ -337,33 +337,30 @@ static int take_data(struct mt_config *cfg, const struct cli_args *args, struct 
     return rc ? rc : mt_config_override(cfg, "eval.max_samples", "1000000000000000", "score", err);
 }
 
-int cli_cmd_score(struct cli *, const struct cli_args *args)
+int cli_cmd_score(struct cli *, const struct cli_args *args, struct mt_err *err)
 {
     const char *out = cli_arg(args, "out");
     MT_CLOSED_BY(mt_config_destroy) struct mt_config *cfg = NULL;
     MT_CLOSED_BY(mt_inputs_finish) struct mt_inputs in = {0};
     MT_CLOSED_BY(mt_setup_finish) struct mt_setup setup = {0};
-    struct mt_err err;
-    if (!out || !*out) {
-        fprintf(stderr, "megatrain score: give --out: the file of results\n");
-        return EXIT_USAGE;
-    }
-    int rc = cli_load_config(&cfg, args, &err);
-    rc = rc ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), &err)
-            ?: take_data(cfg, args, &err)
-            ?: mt_inputs_open(&in, cfg, MT_RUN_EVAL, NULL, &err);
+    if (!out || !*out)
+        return cli_usage("score: give --out: the file of results");
+    int rc = cli_load_config(&cfg, args, err);
+    rc = rc ?: cli_choose_model(cfg, cli_arg(args, "model"), cli_arg(args, "adapter"), err)
+            ?: take_data(cfg, args, err)
+            ?: mt_inputs_open(&in, cfg, MT_RUN_EVAL, NULL, err);
     if (!rc && !in.eval_data)
-        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "there is nothing to score: give --data, or a file as data.eval");
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "there is nothing to score: give --data, or a file as data.eval");
     if (!rc && cli_arg(args, "choices") && mt_dataset_stats(in.eval_data)->answers)
-        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "--choices is for samples of a prompt and a completion, not for answers with "
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--choices is for samples of a prompt and a completion, not for answers with "
                      "a preference");
     const size_t top = in.top = (size_t)cli_whole(args, "top", 0);
     if (!rc && top && (top > (size_t)in.hf.vocab || mt_dataset_stats(in.eval_data)->answers))
-        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "--top: at most as many tokens as the vocabulary has, and of samples, not of "
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--top: at most as many tokens as the vocabulary has, and of samples, not of "
                      "answers with a preference");
-    rc = rc ?: mt_setup_open(&setup, &in, MT_RUN_EVAL, &err)
-            ?: check_memory(&setup, args, out, &err);
+    rc = rc ?: mt_setup_open(&setup, &in, MT_RUN_EVAL, err)
+            ?: check_memory(&setup, args, out, err);
     if (!rc && !cli_arg(args, "dry-run"))
-        rc = score(&setup, args, out, &err);
-    return rc ? cli_fail(&err) : 0;
+        rc = score(&setup, args, out, err);
+    return rc;
 }

@@ -10,7 +10,7 @@
 #include "data/helper.h"
 
 /* Runs setup_data.py, which lies beside the data helper, in place of this process. */
-int cli_cmd_setup_data(struct cli *, const struct cli_args *)
+int cli_cmd_setup_data(struct cli *, const struct cli_args *, struct mt_err *)
 {
     char *dir = mt_helper_dir(), script[4096], home[4096], target[4096];
     if (!dir) {

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/fs.h"
+#include "base/mem.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/output.h"
 #include "cli.h"
@@ -15,12 +16,9 @@
 
 static uint64_t newest_step(const char *dir)
 {
-    uint64_t *steps = NULL, step = 0;
+    MT_FREED uint64_t *steps = NULL;
     size_t n = 0;
-    if (!mt_checkpoint_list(dir, &steps, &n, NULL) && n)
-        step = steps[0];
-    free(steps);
-    return step;
+    return !mt_checkpoint_list(dir, &steps, &n, NULL) && n ? steps[0] : 0;
 }
 
 /* Waits until no run has the folder; false: longer than that. */
@@ -47,24 +45,21 @@ static int say_end(const char *dir, bool seen)
     return 0;
 }
 
-int cli_cmd_stop(struct cli *cli, const struct cli_args *args)
+int cli_cmd_stop(struct cli *cli, const struct cli_args *args, struct mt_err *err)
 {
     const char *dir = args->operands[0];
     double limit = (double)cli_whole(args, "wait", 0);
-    struct mt_err err;
     const char *path = MT_PATH("%s/%s", dir, MT_REQUEST_STOP);
-    if (!mt_output_in_use(dir)) {
-        mt_fail(&err, MT_ERR_USAGE, -ENOENT, "%s: no run of this machine writes to this folder (checkpoint.dir; of several hosts the "
-                "first one's)", dir);
-        return cli_fail(&err);
-    }
-    if (mt_write_file(path, "", 0, &err))
-        return cli_fail(&err);
+    if (!mt_output_in_use(dir))
+        return mt_fail(err, MT_ERR_USAGE, -ENOENT, "%s: no run of this machine writes to this folder (checkpoint.dir; of several "
+                       "hosts the first one's)", dir);
+    int rc = mt_write_file(path, "", 0, err);
+    if (rc)
+        return rc;
     if (!cli->quiet)
         fprintf(stderr, "%s: asked to stop and to save; waiting\n", dir);
-    if (!wait_for_end(dir, limit)) {
-        mt_fail(&err, MT_ERR_RUNTIME, -ETIMEDOUT, "%s: the run still goes on after %.0f s; it is saving, or waits for a drive", dir, limit);
-        return cli_fail(&err);
-    }
+    if (!wait_for_end(dir, limit))
+        return mt_fail(err, MT_ERR_RUNTIME, -ETIMEDOUT, "%s: the run still goes on after %.0f s; it is saving, or waits for a drive",
+                       dir, limit);
     return say_end(dir, unlink(path) != 0);
 }

@@ -4,11 +4,10 @@
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 
-int cli_cmd_verify(struct cli *, const struct cli_args *args)
+int cli_cmd_verify(struct cli *, const struct cli_args *args, struct mt_err *err)
 {
-    struct mt_err err;
-    if (mt_checkpoint_verify(args->operands[0], &err))
-        return cli_fail(&err);
-    printf("%s: all files match their checksums\n", args->operands[0]);
-    return 0;
+    int rc = mt_checkpoint_verify(args->operands[0], err);
+    if (!rc)
+        printf("%s: all files match their checksums\n", args->operands[0]);
+    return rc;
 }
