@@ -13,7 +13,8 @@
 struct mt_stats mt_stats_of(const double *v, size_t n)
 {
     struct mt_stats s = {.n = n};
-    double *sorted = mt_calloc(n, sizeof(double)), sum = 0, squares = 0;
+    MT_FREED double *sorted = mt_calloc(n, sizeof(double));
+    double sum = 0, squares = 0;
     if (!sorted)
         return (struct mt_stats){NAN, NAN, NAN, NAN, NAN, 0};
     memcpy(sorted, v, n * sizeof(double));
@@ -27,7 +28,6 @@ struct mt_stats mt_stats_of(const double *v, size_t n)
     for (size_t i = 0; i < n; i++)
         squares += (v[i] - s.mean) * (v[i] - s.mean);
     s.deviation = n > 1 ? sqrt(squares / (double)(n - 1)) : 0;
-    free(sorted);
     return s;
 }
 
@@ -135,12 +135,6 @@ void mt_sweep_row_fill(struct mt_sweep_row *row, const struct mt_sweep_job *job,
 
 /* --- tables -------------------------------------------------------------------------------------- */
 
-struct column {
-    const char *name, *format;
-    double value;
-};
-enum { MAX_COLUMNS = 24 };
-
 static double ratio(double a, double b)
 {
     return b > 0 ? a / b : NAN;
@@ -152,40 +146,51 @@ static double known_loss(const struct mt_sweep_row *r)
     return r->seconds.n && r->run.loss > 0 ? r->run.loss : NAN;
 }
 
-static int columns(struct column *c, const struct mt_sweep_row *r)
+/* What a row has in a column: text, or a number. */
+struct cell {
+    const char *name, *text; /* text NULL: a number */
+    double value;            /* NAN: none */
+    const char *format;      /* of the number in Markdown */
+};
+typedef void cell_fn(void *out, const struct cell *c);
+
+/* Calls back for the point, the status and each number of a row. */
+static void each_cell(const struct mt_sweep_row *r, cell_fn *fn, void *out)
 {
     const struct mt_sweep_prediction *p = &r->predicted;
     const struct mt_stats *s = &r->seconds;
     bool measured = s->n > 0, repeated = s->n > 1;
     double t = measured ? s->median : p->seconds;
-    const struct column all[] = {
-        {"predicted_s", "%.5g", p->seconds > 0 ? p->seconds : NAN},
-        {"measured_s", "%.5g", measured ? s->median : NAN},
-        {"min_s", "%.5g", measured ? s->min : NAN},
-        {"max_s", "%.5g", measured ? s->max : NAN},
-        {"deviation_pct", "%.1f", repeated ? 100 * ratio(s->deviation, s->median) : NAN},
-        {"runs", "%.0f", (double)s->n},
-        {"measured_over_predicted", "%.3f", r->ratio.n ? r->ratio.median : NAN},
-        {"ratio_deviation_pct", "%.1f", r->ratio.n > 1 ? 100 * ratio(r->ratio.deviation, r->ratio.median) : NAN},
-        {"tok_s", "%.5g", measured && r->run.tok_s > 0 ? r->run.tok_s : ratio(p->tokens, t)},
-        {"model_tflops", "%.4g", ratio(p->model_flops * 1e-12, t)},
-        {"utilisation_pct", "%.1f", p->peak_flops > 0 ? 100 * ratio(p->model_flops / p->peak_flops, t) : NAN},
-        {"wait_h2d_pct", "%.1f", measured ? 100 * ratio(r->run.t_wait, s->median) : NAN},
-        {"h2d_gbs", "%.3g", measured ? ratio(r->run.h2d_bytes * 1e-9, s->median) : NAN},
-        {"d2h_gbs", "%.3g", measured ? ratio(r->run.d2h_bytes * 1e-9, s->median) : NAN},
-        {"device_mib", "%.1f", (r->run.device_bytes > 0 ? r->run.device_bytes : p->device_bytes) / 1048576},
-        {"peak_rss_mib", "%.1f", measured ? r->run.peak_bytes / 1048576 : NAN},
-        {"planned_host_mib", "%.1f",
-         (r->run.planned_bytes > 0 ? r->run.planned_bytes : p->host_bytes) / 1048576},
-        {"loss", "%.7g", known_loss(r)},
-        {"shared_by", "%.0f", r->run.shared_by > 1 ? r->run.shared_by : NAN},
+    const struct cell numbers[] = {
+        {"predicted_s", NULL, p->seconds > 0 ? p->seconds : NAN, "%.4g"},
+        {"measured_s", NULL, measured ? s->median : NAN, "%.4g"},
+        {"min_s", NULL, measured ? s->min : NAN, "%.4g"},
+        {"max_s", NULL, measured ? s->max : NAN, "%.4g"},
+        {"deviation_pct", NULL, repeated ? 100 * ratio(s->deviation, s->median) : NAN, "%.1f"},
+        {"runs", NULL, (double)s->n, "%.0f"},
+        {"measured_over_predicted", NULL, r->ratio.n ? r->ratio.median : NAN, "%.3f"},
+        {"ratio_deviation_pct", NULL, r->ratio.n > 1 ? 100 * ratio(r->ratio.deviation, r->ratio.median) : NAN, "%.1f"},
+        {"tok_s", NULL, measured && r->run.tok_s > 0 ? r->run.tok_s : ratio(p->tokens, t), "%.4g"},
+        {"model_tflops", NULL, ratio(p->model_flops * 1e-12, t), "%.4g"},
+        {"utilisation_pct", NULL, p->peak_flops > 0 ? 100 * ratio(p->model_flops / p->peak_flops, t) : NAN, "%.1f"},
+        {"wait_h2d_pct", NULL, measured ? 100 * ratio(r->run.t_wait, s->median) : NAN, "%.1f"},
+        {"h2d_gbs", NULL, measured ? ratio(r->run.h2d_bytes * 1e-9, s->median) : NAN, "%.4g"},
+        {"d2h_gbs", NULL, measured ? ratio(r->run.d2h_bytes * 1e-9, s->median) : NAN, "%.4g"},
+        {"device_mib", NULL, (r->run.device_bytes > 0 ? r->run.device_bytes : p->device_bytes) / 1048576, "%.1f"},
+        {"peak_rss_mib", NULL, measured ? r->run.peak_bytes / 1048576 : NAN, "%.1f"},
+        {"planned_host_mib", NULL, (r->run.planned_bytes > 0 ? r->run.planned_bytes : p->host_bytes) / 1048576, "%.1f"},
+        {"loss", NULL, known_loss(r), "%.4g"},
+        {"shared_by", NULL, r->run.shared_by > 1 ? r->run.shared_by : NAN, "%.0f"},
     };
-    memcpy(c, all, sizeof(all));
-    return (int)MT_ARRAY_LEN(all);
+    for (size_t a = 0; a < r->job->axes.n; a++)
+        fn(out, &(struct cell){r->job->axes.p[a].key, r->job->axes.p[a].value, NAN, ""});
+    fn(out, &(struct cell){"status", r->status, NAN, ""});
+    for (size_t i = 0; i < MT_ARRAY_LEN(numbers); i++)
+        fn(out, &numbers[i]);
 }
 
 /* A quoted cell: a quote in it is doubled (RFC 4180). */
-static void csv_cell(struct mt_str *out, const char *text)
+static void csv_text(struct mt_str *out, const char *text)
 {
     mt_str_append(out, ",\"", 2);
     for (; *text; text++)
@@ -193,41 +198,50 @@ static void csv_cell(struct mt_str *out, const char *text)
     mt_str_append(out, "\"", 1);
 }
 
+static void csv_name(void *out, const struct cell *c)
+{
+    mt_str_printf(out, ",%s", c->name);
+}
+
+static void csv_cell(void *out, const struct cell *c)
+{
+    if (c->text)
+        csv_text(out, c->text);
+    else
+        mt_str_printf(out, isfinite(c->value) ? ",%.9g" : ",", c->value);
+}
+
 void mt_sweep_csv(struct mt_str *out, const struct mt_sweep_row *rows, size_t n)
 {
-    struct column c[MAX_COLUMNS];
+    if (n) {
+        mt_str_printf(out, "hash,job");
+        each_cell(rows, csv_name, out);
+        mt_str_printf(out, ",forward_bound_by,backward_bound_by\n");
+    }
     for (size_t i = 0; i < n; i++) {
-        const struct mt_sweep_job *j = rows[i].job;
-        int n_c = columns(c, &rows[i]);
-        if (!i) {
-            mt_str_printf(out, "hash,job");
-            for (size_t a = 0; a < j->axes.n; a++)
-                mt_str_printf(out, ",%s", j->axes.p[a].key);
-            mt_str_printf(out, ",status");
-            for (int k = 0; k < n_c; k++)
-                mt_str_printf(out, ",%s", c[k].name);
-            mt_str_printf(out, ",forward_bound_by,backward_bound_by\n");
-        }
-        mt_str_printf(out, "%s", j->hash);
-        csv_cell(out, j->name);
-        for (size_t a = 0; a < j->axes.n; a++)
-            csv_cell(out, j->axes.p[a].value);
-        csv_cell(out, rows[i].status);
-        for (int k = 0; k < n_c; k++) {
-            mt_str_printf(out, ",");
-            if (isfinite(c[k].value))
-                mt_str_printf(out, "%.9g", c[k].value);
-        }
+        mt_str_printf(out, "%s", rows[i].job->hash);
+        csv_text(out, rows[i].job->name);
+        each_cell(&rows[i], csv_cell, out);
         mt_str_printf(out, ",%s,%s\n", rows[i].predicted.bound[0], rows[i].predicted.bound[1]);
     }
 }
 
-static void markdown_cell(struct mt_str *out, const struct column *c)
+static void markdown_name(void *out, const struct cell *c)
 {
-    char buf[32];
-    snprintf(buf, sizeof(buf), strchr(c->format, 'f') ? strchr(c->format, '0') ? "%.0f" : "%.1f" : "%.4g",
-             c->value);
-    mt_str_printf(out, " %s |", isfinite(c->value) ? buf : "");
+    mt_str_printf(out, " %s |", c->name);
+}
+
+static void markdown_rule(void *out, const struct cell *c)
+{
+    mt_str_printf(out, c->text ? "--|" : "--:|");
+}
+
+static void markdown_cell(void *out, const struct cell *c)
+{
+    char number[32] = "";
+    if (!c->text && isfinite(c->value))
+        snprintf(number, sizeof(number), c->format, c->value);
+    mt_str_printf(out, " %s |", c->text ? c->text : number);
 }
 
 /* "fast, model.compute fp8" */
@@ -274,35 +288,16 @@ static void print_shared(struct mt_str *out, const struct mt_sweep_row *rows, si
 
 void mt_sweep_markdown(struct mt_str *out, const struct mt_sweep_row *rows, size_t n)
 {
-    struct column c[MAX_COLUMNS];
+    if (n) {
+        mt_str_printf(out, "| job |");
+        each_cell(rows, markdown_name, out);
+        mt_str_printf(out, "\n|--|");
+        each_cell(rows, markdown_rule, out);
+        mt_str_printf(out, "\n");
+    }
     for (size_t i = 0; i < n; i++) {
-        const struct mt_sweep_job *j = rows[i].job;
-        int n_c = columns(c, &rows[i]);
-        if (!i) {
-            mt_str_printf(out, "| job |");
-            for (size_t a = 0; a < j->axes.n; a++)
-                mt_str_printf(out, " %s |", j->axes.p[a].key);
-            mt_str_printf(out, " status |");
-            for (int k = 0; k < n_c; k++)
-                mt_str_printf(out, " %s |", c[k].name);
-            mt_str_printf(out, "\n|--|");
-            for (size_t a = 0; a < j->axes.n; a++)
-                mt_str_printf(out, "--|");
-            mt_str_printf(out, "--|");
-            for (int k = 0; k < n_c; k++)
-                mt_str_printf(out, "--:|");
-            mt_str_printf(out, "\n");
-        }
-        mt_str_printf(out, "| %s |", j->name[0] ? j->name : j->hash);
-        for (size_t a = 0; a < j->axes.n; a++)
-            mt_str_printf(out, " %s |", j->axes.p[a].value);
-        mt_str_printf(out, " %s |", rows[i].status);
-        for (int k = 0; k < n_c; k++) {
-            if (!strcmp(c[k].name, "measured_over_predicted") && isfinite(c[k].value))
-                mt_str_printf(out, " %.3f |", c[k].value);
-            else
-                markdown_cell(out, &c[k]);
-        }
+        mt_str_printf(out, "| %s |", rows[i].job->name[0] ? rows[i].job->name : rows[i].job->hash);
+        each_cell(&rows[i], markdown_cell, out);
         mt_str_printf(out, "\n");
     }
     print_shared(out, rows, n);
@@ -313,26 +308,25 @@ void mt_sweep_markdown(struct mt_str *out, const struct mt_sweep_row *rows, size
     losses(out, rows, n);
 }
 
+/* Text other than the status is of the axes. */
+static void json_cell(void *row, const struct cell *c)
+{
+    if (c->text)
+        cJSON_AddStringToObject(strcmp(c->name, "status") ? mt_json_get(row, "axes") : row, c->name, c->text);
+    else if (isfinite(c->value))
+        cJSON_AddNumberToObject(row, c->name, c->value);
+}
+
 cJSON *mt_sweep_json(const struct mt_sweep_row *rows, size_t n)
 {
-    struct column c[MAX_COLUMNS];
     cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "rows");
     for (size_t i = 0; i < n; i++) {
-        const struct mt_sweep_job *j = rows[i].job;
-        cJSON *r = cJSON_CreateObject(), *axes;
-        int n_c = columns(c, &rows[i]);
-        mt_json_put(r, "hash=%s, job=%s", j->hash, j->name);
-        axes = cJSON_AddObjectToObject(r, "axes");
-        for (size_t a = 0; a < j->axes.n; a++)
-            cJSON_AddStringToObject(axes, j->axes.p[a].key, j->axes.p[a].value);
-        cJSON_AddStringToObject(r, "status", rows[i].status);
-        for (int k = 0; k < n_c; k++)
-            if (isfinite(c[k].value))
-                cJSON_AddNumberToObject(r, c[k].name, c[k].value);
-        if (rows[i].predicted.bound[0][0]) {
-            cJSON_AddStringToObject(r, "forward_bound_by", rows[i].predicted.bound[0]);
-            cJSON_AddStringToObject(r, "backward_bound_by", rows[i].predicted.bound[1]);
-        }
+        cJSON *r = mt_json_put(NULL, "hash=%s, job=%s", rows[i].job->hash, rows[i].job->name);
+        cJSON_AddObjectToObject(r, "axes");
+        each_cell(&rows[i], json_cell, r);
+        if (rows[i].predicted.bound[0][0])
+            mt_json_put(r, "forward_bound_by=%s, backward_bound_by=%s", rows[i].predicted.bound[0],
+                        rows[i].predicted.bound[1]);
         mt_json_append(list, r);
     }
     struct mt_stats e = mt_sweep_error(rows, n);

@@ -162,7 +162,8 @@ static struct variant *find_variant(struct spec *p, const char *name)
 /* The parser calls back for keys only, so jobs without keys are found here. */
 static int list_variants(struct spec *p, const char *path, struct mt_err *err)
 {
-    char *text = NULL, *save = NULL;
+    MT_FREED char *text = NULL;
+    char *save = NULL;
     size_t len = 0;
     int rc = mt_read_file(path, &text, &len, err);
     if (rc && rc != -ENOMEM && err)
@@ -172,7 +173,6 @@ static int list_variants(struct spec *p, const char *path, struct mt_err *err)
         if (sscanf(line, " [job %63[^]]]", name) == 1 && !find_variant(p, name))
             rc = mt_fail_nomem(err, "a sweep", len);
     }
-    free(text);
     return rc;
 }
 
@@ -287,7 +287,8 @@ static int add_job(struct spec *p, const struct variant *v, const size_t *at, st
 /* Adds a job for each point of a variant: axes crossed (grid) or paired (zip). */
 static int spread_out(struct spec *p, const struct variant *v, struct mt_err *err)
 {
-    size_t *n = mt_calloc(2 * p->axes.n + 1, sizeof(*n)), *at = n ? n + p->axes.n : NULL;
+    MT_FREED size_t *n = mt_calloc(2 * p->axes.n + 1, sizeof(*n));
+    size_t *at = n ? n + p->axes.n : NULL;
     int rc = n ? 0 : mt_fail_nomem(err, "a sweep", p->axes.n * sizeof(*n));
     for (size_t i = 0; !rc && i < p->axes.n; i++) {
         n[i] = count_items(p->axes.p[i].value);
@@ -308,7 +309,6 @@ static int spread_out(struct spec *p, const struct variant *v, struct mt_err *er
                 break;
         }
     }
-    free(n);
     return rc;
 }
 
