@@ -190,11 +190,8 @@ int mt_machine_parse(struct mt_machine *out, const char *path, struct mt_err *er
 
 int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err)
 {
-    struct mt_machine m;
-    int rc = mt_machine_parse(&m, path, err);
-    if (rc)
-        return rc;
-    rc = mt_machine_complete(&m, path, err);
+    struct mt_machine m = {0};
+    int rc = mt_machine_parse(&m, path, err) ?: mt_machine_complete(&m, path, err);
     if (rc)
         mt_machine_finish(&m);
     else
@@ -209,6 +206,11 @@ void mt_machine_rate(struct mt_machine *m, enum mt_rate_id id, double value, con
     m->rate[id] = (struct mt_rate){value, MT_RATE_RATED};
     vsnprintf(m->from[id], sizeof(m->from[id]), from, ap);
     va_end(ap);
+}
+
+void mt_machine_measured(struct mt_machine *m, enum mt_rate_id id, double value)
+{
+    m->rate[id] = (struct mt_rate){value, MT_RATE_MEASURED};
 }
 
 /* Sets a rate that is missing to a number, or to a share of another rate. */
@@ -414,13 +416,13 @@ void mt_machine_to_json(const struct mt_machine *m, cJSON *o)
 int mt_machine_write(const struct mt_machine *m, const char *path, struct mt_err *err)
 {
     MT_STR_FREED struct mt_str s = {0};
-    char *dir = strdup(path), *slash = dir ? strrchr(dir, '/') : NULL;
+    MT_FREED char *dir = strdup(path);
+    char *slash = dir ? strrchr(dir, '/') : NULL;
     int rc = 0;
     if (slash) {
         *slash = 0;
         rc = mt_mkdir_p(dir, err);
     }
-    free(dir);
     mt_machine_print(m, &s);
     if (!rc)
         rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);
@@ -452,7 +454,8 @@ static void add_features(char *buf, size_t len, const char *flags)
 
 void mt_machine_processor(char *buf, size_t len, FILE *cpuinfo)
 {
-    char name[80] = "processor", has[96] = "", *line = NULL;
+    MT_FREED char *line = NULL;
+    char name[80] = "processor", has[96] = "";
     size_t size = 0;
     bool named = false, listed = false;
     while (cpuinfo && !(named && listed) && getline(&line, &size, cpuinfo) > 0) {
@@ -468,7 +471,6 @@ void mt_machine_processor(char *buf, size_t len, FILE *cpuinfo)
             listed = true;
         }
     }
-    free(line);
     snprintf(buf, len, "%s%s%s%s", name, has[0] ? " (" : "", has[0] ? has + 1 : "", has[0] ? ")" : "");
 }
 

@@ -115,6 +115,8 @@ void mt_machine_finish(struct mt_machine *m);
 /** Sets a rate that is not measured, and where it is from. */
 __attribute__((format(printf, 4, 5))) void mt_machine_rate(struct mt_machine *m, enum mt_rate_id id, double value,
                                                            const char *from, ...);
+/** Sets one that was measured. */
+void mt_machine_measured(struct mt_machine *m, enum mt_rate_id id, double value);
 /** A line of the list of prices. */
 struct mt_price {
     char key[80];     /* "compute.gemm_bf16_tflops"; "adam.16": for so many threads */

@@ -22,11 +22,6 @@ static void report(const struct mt_measure_params *p, const char *what)
         p->progress(p->ctx, what);
 }
 
-static void put(struct mt_machine *m, enum mt_rate_id id, double v)
-{
-    m->rate[id] = (struct mt_rate){v, MT_RATE_MEASURED};
-}
-
 static bool has_sample(const struct mt_machine *m, const struct mt_metered *op)
 {
     for (size_t i = 0; i < m->n_samples; i++)
@@ -50,7 +45,7 @@ static size_t next_group(const struct mt_measure_params *p, const struct mt_mete
 static int measure_group(struct mt_machine *m, const struct mt_measure_params *p, const struct mt_metered *ops,
                          size_t n, struct mt_err *err)
 {
-    double *seconds = mt_calloc(n, sizeof(*seconds));
+    MT_FREED double *seconds = mt_calloc(n, sizeof(*seconds));
     if (!seconds)
         return mt_fail_nomem(err, "a measurement", n * sizeof(*seconds));
     for (size_t i = 0; i < n; i++) {
@@ -62,7 +57,6 @@ static int measure_group(struct mt_machine *m, const struct mt_measure_params *p
     for (size_t i = 0; i < n && !rc; i++)
         if (!mt_machine_add_sample(m, &ops[i], seconds[i]))
             rc = mt_fail_nomem(err, "a machine profile", n * sizeof(struct mt_op_sample));
-    free(seconds);
     return rc;
 }
 
@@ -159,14 +153,12 @@ void mt_measure_list_grid(struct mt_measure_grid *g, uint64_t scale, uint64_t pa
 
 static int measure_grid(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
-    struct mt_measure_grid *g = mt_calloc(1, sizeof(*g));
+    MT_FREED struct mt_measure_grid *g = mt_calloc(1, sizeof(*g));
     if (!g)
         return mt_fail_nomem(err, "a machine profile", sizeof(*g));
     mt_measure_list_grid(g, m->cpu ? 1 : 4, p->small ? 16 : 1);
-    int rc = g->failed ? mt_fail(err, MT_ERR_RUNTIME, -ENOMEM, "too many operations to measure, or out of memory (after %zu)", g->n)
-                       : measure_all(m, p, g->ops, g->n, err);
-    free(g);
-    return rc;
+    return g->failed ? mt_fail(err, MT_ERR_RUNTIME, -ENOMEM, "too many operations to measure, or out of memory (after %zu)", g->n)
+                     : measure_all(m, p, g->ops, g->n, err);
 }
 
 static struct mt_metered add_op(uint64_t n)
@@ -191,7 +183,7 @@ static int measure_compute(struct mt_machine *m, const struct mt_measure_params 
                  {MT_RATE_ATTENTION_BWD, attention_op(MT_DEV_ATTENTION_BWD, MT_BF16, m->cpu ? len : 4 * len, len)},
                  {MT_RATE_DEVICE_GBS, add_op((16 << 20) / part / part)},
                  {MT_RATE_OP_US, add_op(64)}};
-    mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     size_t bytes = 0;
     double s = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(rates); i++)
@@ -203,11 +195,10 @@ static int measure_compute(struct mt_machine *m, const struct mt_measure_params 
             continue;
         rc = mt_measure_operation(&s, dev, op, mt_measure_round_ns(p), err);
         if (!rc)
-            put(m, rates[i].id, rates[i].id == MT_RATE_OP_US ? s * 1e6
-                                : op->flops > 0              ? op->flops / s * 1e-12
-                                                             : op->bytes / s * 1e-9);
+            mt_machine_measured(m, rates[i].id, rates[i].id == MT_RATE_OP_US ? s * 1e6
+                                                : op->flops > 0              ? op->flops / s * 1e-12
+                                                                             : op->bytes / s * 1e-9);
     }
-    mt_device_destroy(&dev);
     return rc;
 }
 
@@ -256,9 +247,9 @@ static int measure_host(struct mt_machine *m, const struct mt_measure_params *p,
           ?: mt_probe_copy(p->n_threads, p->cpus, p->numa, &gbs, err);
     if (rc)
         return rc;
-    put(m, MT_RATE_CORES, p->n_threads);
-    put(m, MT_RATE_HOST_GIB, (double)MT_MIN(mem.total, mem.cgroup_free) / (double)(1 << 30));
-    put(m, MT_RATE_DRAM, gbs);
+    mt_machine_measured(m, MT_RATE_CORES, p->n_threads);
+    mt_machine_measured(m, MT_RATE_HOST_GIB, (double)MT_MIN(mem.total, mem.cgroup_free) / (double)(1 << 30));
+    mt_machine_measured(m, MT_RATE_DRAM, gbs);
     for (int t = 1; t <= p->n_threads && !rc; t = t < p->n_threads ? MT_MIN(2 * t, p->n_threads) : t + 1)
         rc = measure_adam(m, p, t, err);
     return rc ?: measure_updates(m, p, err);
@@ -301,11 +292,10 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
     int rc = mt_measure_device(&dev, p, 0, err);
     if (rc)
         return rc;
-    if (!m.cpu)
-        put(&m, MT_RATE_DEVICE_GIB, (double)info.total_bytes / (double)(1 << 30));
     if (!m.cpu) {
-        put(&m, MT_RATE_CAPABILITY, mt_device_limits(dev)->capability);
-        put(&m, MT_RATE_MULTIPROCESSORS, mt_device_limits(dev)->multiprocessors);
+        mt_machine_measured(&m, MT_RATE_DEVICE_GIB, (double)info.total_bytes / (double)(1 << 30));
+        mt_machine_measured(&m, MT_RATE_CAPABILITY, mt_device_limits(dev)->capability);
+        mt_machine_measured(&m, MT_RATE_MULTIPROCESSORS, mt_device_limits(dev)->multiprocessors);
     }
     snprintf(m.name, sizeof(m.name), "%s", mt_device_limits(dev)->name);
     mt_machine_fingerprint(m.fingerprint, sizeof(m.fingerprint), mt_device_limits(dev)->name, p->n_threads);

@@ -22,8 +22,8 @@ int mt_measure_disk(struct mt_machine *m, const struct mt_measure_params *p, str
                  {MT_RATE_READ_BOTH, r.together * 0.5},
                  {MT_RATE_WRITE_BOTH, r.together * 0.5}};
     for (size_t i = 0; i < sizeof(rates) / sizeof(*rates); i++)
-        m->rate[rates[i].id] = (struct mt_rate){rates[i].value, MT_RATE_MEASURED};
+        mt_machine_measured(m, rates[i].id, rates[i].value);
     if (!mt_hw_disk_free(p->disk_dir, &free_bytes, NULL))
-        m->rate[MT_RATE_DISK_GIB] = (struct mt_rate){(double)free_bytes / (double)(1 << 30), MT_RATE_MEASURED};
+        mt_machine_measured(m, MT_RATE_DISK_GIB, (double)free_bytes / (double)(1 << 30));
     return 0;
 }

@@ -32,7 +32,7 @@ int mt_products_measure(const struct mt_measure_params *p, const struct mt_meter
                         struct mt_err *err)
 {
     const struct mt_device_kind *kind = mt_device_kind(p->device_kind);
-    mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     size_t bytes = 0;
     *n_new = 0;
     if (kind && kind->shares_host_memory)
@@ -41,8 +41,5 @@ int mt_products_measure(const struct mt_measure_params *p, const struct mt_meter
         if (ops[i].op == MT_DEV_GEMM)
             bytes = MT_MAX(bytes, mt_measure_operation_bytes(p, &ops[i]));
     int rc = bytes ? mt_measure_device(&dev, p, bytes, err) : 0;
-    if (!rc && bytes)
-        rc = time_products(dev, ops, n, n_new, err);
-    mt_device_destroy(&dev);
-    return rc;
+    return rc || !bytes ? rc : time_products(dev, ops, n, n_new, err);
 }

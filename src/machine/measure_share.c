@@ -149,16 +149,11 @@ enum { N_LINK = 6 };
 static int link_round(struct link *l, size_t bytes, double gbs[N_LINK], struct mt_err *err)
 {
     enum { COPIES = 3 };
-    double in[2] = {0}, out[2] = {0}, both[2] = {0};
-    int rc = time_copies(l, COPIES, 0, in, err)
-          ?: time_copies(l, 0, COPIES, out, err)
-          ?: time_copies(l, COPIES, COPIES, both, err);
+    int rc = time_copies(l, COPIES, 0, gbs, err)
+          ?: time_copies(l, 0, COPIES, gbs, err)
+          ?: time_copies(l, COPIES, COPIES, gbs + 2, err);
     for (int way = 0; way < 2 && bytes && !rc; way++)
         rc = time_short_copies(l, way, bytes, &gbs[4 + way], err);
-    gbs[0] = in[0];
-    gbs[1] = out[1];
-    gbs[2] = both[0];
-    gbs[3] = both[1];
     return rc;
 }
 
@@ -182,12 +177,11 @@ int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, str
     close_link(&l);
     if (rc)
         return rc;
-    m->rate[MT_RATE_COPY_US] = (struct mt_rate){mt_measure_median(small, ROUNDS) * 1e6, MT_RATE_MEASURED};
+    mt_machine_measured(m, MT_RATE_COPY_US, mt_measure_median(small, ROUNDS) * 1e6);
     for (int i = 0; i < n; i++)
-        m->rate[id[i]] = (struct mt_rate){mt_measure_median(seen[i], ROUNDS), MT_RATE_MEASURED};
+        mt_machine_measured(m, id[i], mt_measure_median(seen[i], ROUNDS));
     if (m->cpu)
-        m->rate[MT_RATE_COPY] =
-            (struct mt_rate){MT_MAX(m->rate[MT_RATE_H2D].value, m->rate[MT_RATE_D2H].value), MT_RATE_MEASURED};
+        mt_machine_measured(m, MT_RATE_COPY, MT_MAX(m->rate[MT_RATE_H2D].value, m->rate[MT_RATE_D2H].value));
     return 0;
 }
 
@@ -405,10 +399,8 @@ int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, s
         for (int i = 0; i < N_SHARES; i++)
             seen[i][r] = share[i];
     }
-    for (int i = 0; i < N_SHARES && !rc; i++) {
-        double share_of = MT_MIN(mt_measure_median(seen[i], SHARE_ROUNDS), 1.0);
-        m->rate[id[i]] = (struct mt_rate){share_of, MT_RATE_MEASURED};
-    }
+    for (int i = 0; i < N_SHARES && !rc; i++)
+        mt_machine_measured(m, id[i], MT_MIN(mt_measure_median(seen[i], SHARE_ROUNDS), 1.0));
     mt_device_destroy(&gemm.dev);
     close_pairs(&pairs);
     return rc;

@@ -8,6 +8,7 @@
 
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/mem.h"
 
 void mt_network_path(char *buf, size_t len)
 {
@@ -20,7 +21,8 @@ int mt_network_write(const struct mt_network *n, const char *path, struct mt_err
 {
     MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     mt_json_put(o, "gbs=%f, us=%f, cores=%f, hosts=%f", n->gbs, n->us, n->cores, (double)n->hosts);
-    char *text = mt_json_print(o, true), dir[4096];
+    MT_FREED char *text = mt_json_print(o, true);
+    char dir[4096];
     mt_path_printf(dir, sizeof(dir), "%s", path);
     char *slash = strrchr(dir, '/');
     if (slash)
@@ -28,9 +30,7 @@ int mt_network_write(const struct mt_network *n, const char *path, struct mt_err
     int rc = text ? 0 : mt_fail_nomem(err, "a profile of the network", 256);
     if (!rc && slash)
         rc = mt_mkdir_p(dir, err);
-    rc = rc ?: mt_write_file(path, text, strlen(text), err);
-    free(text);
-    return rc;
+    return rc ?: mt_write_file(path, text, strlen(text), err);
 }
 
 int mt_network_read(struct mt_network *out, const char *path, struct mt_err *err)

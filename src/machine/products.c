@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/mem.h"
 #include "device/products.h"
 
 /* "": the device has no choice. */
@@ -29,7 +30,8 @@ static void path_of(char *buf, size_t len, mt_device *dev)
 
 int mt_products_load(mt_device *dev, struct mt_err *err)
 {
-    char path[4096], *text = NULL;
+    MT_FREED char *text = NULL;
+    char path[4096];
     size_t len = 0;
     path_of(path, sizeof(path), dev);
     if (!path[0] || !mt_path_exists(path))
@@ -37,7 +39,6 @@ int mt_products_load(mt_device *dev, struct mt_err *err)
     int rc = mt_read_file(path, &text, &len, err);
     if (!rc && !mt_device_adopt_products(dev, text))
         rc = mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "%s is not as megatrain plan --measure writes it: remove it", path);
-    free(text);
     return rc;
 }
 
