@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
 #include "base/dtype.h"
+#include "test.h"
 
 /* All 2^32 patterns with MEGATRAIN_TEST_FULL set; else a stride that visits every exponent and every low half,
  * and the neighbourhoods of all ties. */
@@ -26,9 +21,8 @@ static void check_split(uint32_t u)
         fail_msg("%08x splits to %04x %04x and does not come back", u, hi, lo);
 }
 
-static void a_master_survives_its_split(void **state)
+TEST(a_master_survives_its_split)
 {
-    (void)state;
     for (uint64_t u = 0; u < UINT64_C(1) << 32; u += stride())
         check_split((uint32_t)u);
     for (uint32_t h = 0; h < 65536; h++)
@@ -36,9 +30,8 @@ static void a_master_survives_its_split(void **state)
             check_split(h << 16 | lo);
 }
 
-static void hi_is_the_nearest_bf16(void **state)
+TEST(hi_is_the_nearest_bf16)
 {
-    (void)state;
     size_t ties = 0, differ = 0;
     for (uint64_t v = 0; v < UINT64_C(1) << 32; v += stride()) {
         uint32_t u = (uint32_t)v;
@@ -69,9 +62,8 @@ static void hi_is_the_nearest_bf16(void **state)
     assert_true(isinf(mt_bf16_to_f32(hi)));
 }
 
-static void a_bf16_weight_has_no_rest(void **state)
+TEST(a_bf16_weight_has_no_rest)
 {
-    (void)state;
     for (uint32_t h = 0; h < 65536; h++) {
         uint16_t hi, lo;
         mt_master_split(mt_bf16_to_f32((uint16_t)h), &hi, &lo);
@@ -80,9 +72,8 @@ static void a_bf16_weight_has_no_rest(void **state)
     }
 }
 
-static void casts_to_bf16_round_to_nearest_even_and_keep_nan(void **state)
+TEST(casts_to_bf16_round_to_nearest_even_and_keep_nan)
 {
-    (void)state;
     for (uint64_t v = 0; v < UINT64_C(1) << 32; v += stride()) {
         float x = mt_f32_from_bits((uint32_t)v), y = mt_bf16_to_f32(mt_f32_to_bf16(x));
         if (isnan(x)) {
@@ -103,9 +94,8 @@ static void casts_to_bf16_round_to_nearest_even_and_keep_nan(void **state)
     }
 }
 
-static void f16_is_read_exactly(void **state)
+TEST(f16_is_read_exactly)
 {
-    (void)state;
     for (uint32_t h = 0; h < 65536; h++) {
         float x = mt_f16_to_f32((uint16_t)h);
         int exp = (int)(h >> 10 & 31);
@@ -118,16 +108,4 @@ static void f16_is_read_exactly(void **state)
             assert_true(fabs((double)x) == want);
         assert_int_equal(signbit(x) != 0, h >> 15);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_master_survives_its_split),
-        cmocka_unit_test(hi_is_the_nearest_bf16),
-        cmocka_unit_test(a_bf16_weight_has_no_rest),
-        cmocka_unit_test(casts_to_bf16_round_to_nearest_even_and_keep_nan),
-        cmocka_unit_test(f16_is_read_exactly),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

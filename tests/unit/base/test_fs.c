@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <fcntl.h>
 #include <dirent.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,10 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "base/mem.h"
+#include "test.h"
 
 static char dir[64];
 
@@ -29,22 +24,19 @@ static const char *at(const char *name)
     return p;
 }
 
-static int set_up(void **state)
+static int set_up(void **)
 {
-    (void)state;
     snprintf(dir, sizeof(dir), "/tmp/mt-fs-XXXXXX");
     return mkdtemp(dir) ? 0 : -1;
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     return mt_remove_tree(dir, NULL);
 }
 
-static void a_file_comes_back_with_a_nul(void **state)
+TEST(a_file_comes_back_with_a_nul)
 {
-    (void)state;
     static const size_t sizes[] = {0, 1, 65535, 65536, 65537, 1000003};
     for (size_t i = 0; i < MT_ARRAY_LEN(sizes); i++) {
         size_t n = sizes[i], len = 0;
@@ -62,9 +54,8 @@ static void a_file_comes_back_with_a_nul(void **state)
     }
 }
 
-static void errors_name_the_path(void **state)
+TEST(errors_name_the_path)
 {
-    (void)state;
     struct mt_err err = {0};
     char *text = NULL, *long_name = malloc(5001);
     size_t len = 0;
@@ -93,9 +84,8 @@ static size_t n_names(const char *folder)
 }
 
 /* In a folder of its own: to a full disk's limit, and over a folder. */
-static void a_failed_write_leaves_the_old_file(void **state)
+TEST(a_failed_write_leaves_the_old_file)
 {
-    (void)state;
     char *text = NULL;
     size_t len = 0;
     struct rlimit was, small = {2, RLIM_INFINITY};
@@ -116,16 +106,14 @@ static void a_failed_write_leaves_the_old_file(void **state)
 }
 
 /* A name that is taken, as another writer's temporary file would, is not in the way. */
-static void two_writers_have_names_of_their_own(void **state)
+TEST(two_writers_have_names_of_their_own)
 {
-    (void)state;
     assert_int_equal(mkdir(at("mine.tmp"), 0777), 0);
     assert_int_equal(mt_write_file(at("mine"), "x", 1, NULL), 0);
 }
 
-static void folders_are_made_and_removed_whole(void **state)
+TEST(folders_are_made_and_removed_whole)
 {
-    (void)state;
     struct mt_err err = {0};
     assert_int_equal(mt_mkdir_p(at("a/b/c"), NULL), 0);
     assert_int_equal(mt_mkdir_p(at("a/b/c/"), NULL), 0);
@@ -150,9 +138,8 @@ static void folders_are_made_and_removed_whole(void **state)
     assert_int_equal(mt_remove_tree(at("a"), NULL), 0); /* gone already */
 }
 
-static void paths_are_joined(void **state)
+TEST(paths_are_joined)
 {
-    (void)state;
     static const char *const cases[][3] = {
         {"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"", "b", "b"}, {"a", "/b", "/b"}, {"/", "b", "/b"}};
     for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
@@ -162,9 +149,8 @@ static void paths_are_joined(void **state)
     }
 }
 
-static void short_reads_are_told(void **state)
+TEST(short_reads_are_told)
 {
-    (void)state;
     char buf[8];
     assert_int_equal(mt_write_file(at("s"), "12345678", 8, NULL), 0);
     int fd = open(at("s"), O_RDONLY | O_CLOEXEC);
@@ -175,9 +161,8 @@ static void short_reads_are_told(void **state)
     close(fd);
 }
 
-static void one_file_has_one_canonical_path(void **state)
+TEST(one_file_has_one_canonical_path)
 {
-    (void)state;
     char *real = NULL, *other = NULL, *missing = NULL;
     assert_int_equal(mt_write_file(at("plain"), "x", 1, NULL), 0);
     assert_int_equal(symlink("plain", at("link")), 0);
@@ -194,9 +179,8 @@ static void one_file_has_one_canonical_path(void **state)
     free(missing);
 }
 
-static void a_path_that_does_not_fit_names_no_file(void **state)
+TEST(a_path_that_does_not_fit_names_no_file)
 {
-    (void)state;
     char path[16];
     assert_int_equal(mt_path_printf(path, sizeof(path), "%s/%s", "0123456789", "abcd"), 0);
     assert_string_equal(path, "0123456789/abcd");
@@ -204,18 +188,4 @@ static void a_path_that_does_not_fit_names_no_file(void **state)
     assert_string_equal(path, "");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_file_comes_back_with_a_nul),
-        cmocka_unit_test(errors_name_the_path),
-        cmocka_unit_test(a_failed_write_leaves_the_old_file),
-        cmocka_unit_test(two_writers_have_names_of_their_own),
-        cmocka_unit_test(folders_are_made_and_removed_whole),
-        cmocka_unit_test(paths_are_joined),
-        cmocka_unit_test(a_path_that_does_not_fit_names_no_file),
-        cmocka_unit_test(short_reads_are_told),
-        cmocka_unit_test(one_file_has_one_canonical_path),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

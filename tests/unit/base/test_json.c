@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "base/json.h"
+#include "test.h"
 
 static void refuse(const char *text, size_t len, const char *where)
 {
@@ -25,18 +20,16 @@ static void refuse(const char *text, size_t len, const char *where)
         fail_msg("\"%s\" does not begin with \"%s\"", err.msg, where);
 }
 
-static void an_error_has_its_line_and_column(void **state)
+TEST(an_error_has_its_line_and_column)
 {
-    (void)state;
     refuse("{\"a\": 1,\n \"b\": }", 17, "x.json:2:");
     refuse("", 0, "x.json:1:1");
     refuse("{\n\n\n", 4, "x.json:");
     refuse("[1, 2", 5, "x.json:1:");
 }
 
-static void exactly_one_value_is_read(void **state)
+TEST(exactly_one_value_is_read)
 {
-    (void)state;
     cJSON *v = NULL;
     assert_int_equal(mt_json_parse(&v, " {\"a\": [1, 2]} \r\n\t", 18, "x", MT_ERR_INPUT, NULL), 0);
     assert_int_equal(cJSON_GetArraySize(mt_json_get(v, "a")), 2);
@@ -45,9 +38,8 @@ static void exactly_one_value_is_read(void **state)
     refuse("{}x", 3, "x.json:1:3");
 }
 
-static void bytes_past_the_length_are_not_looked_at(void **state)
+TEST(bytes_past_the_length_are_not_looked_at)
 {
-    (void)state;
     cJSON *v = NULL;
     char text[] = {'4', '2', '7', '7'};
     assert_int_equal(mt_json_parse(&v, text, 2, "x", MT_ERR_INPUT, NULL), 0);
@@ -56,9 +48,8 @@ static void bytes_past_the_length_are_not_looked_at(void **state)
     refuse("[1]", 2, "x.json:1:");
 }
 
-static void members_are_found_by_case(void **state)
+TEST(members_are_found_by_case)
 {
-    (void)state;
     cJSON *v = NULL;
     assert_int_equal(mt_json_parse(&v, "{\"Key\": 1, \"key\": 2}", 20, "x", MT_ERR_INPUT, NULL), 0);
     assert_int_equal(mt_json_get(v, "key")->valueint, 2);
@@ -66,17 +57,15 @@ static void members_are_found_by_case(void **state)
     cJSON_Delete(v);
 }
 
-static void depth_has_an_end(void **state)
+TEST(depth_has_an_end)
 {
-    (void)state;
     static char deep[200000];
     memset(deep, '[', sizeof(deep));
     refuse(deep, sizeof(deep), "x.json:1:");
 }
 
-static void numbers_are_short_and_exact(void **state)
+TEST(numbers_are_short_and_exact)
 {
-    (void)state;
     static const struct {
         double v;
         const char *text;
@@ -94,9 +83,8 @@ static void numbers_are_short_and_exact(void **state)
     }
 }
 
-static void a_missing_file_has_the_callers_kind(void **state)
+TEST(a_missing_file_has_the_callers_kind)
 {
-    (void)state;
     cJSON *v = NULL;
     struct mt_err err = {0};
     char path[64];
@@ -110,9 +98,8 @@ static void a_missing_file_has_the_callers_kind(void **state)
     unlink(path);
 }
 
-static void a_line_that_is_no_json_is_a_null_among_lines(void **state)
+TEST(a_line_that_is_no_json_is_a_null_among_lines)
 {
-    (void)state;
     static const char text[] = "{\"step\":1}\n\n[2]\n{\"step\":";
     cJSON *v = NULL;
     struct mt_err err = {0};
@@ -130,9 +117,8 @@ static void a_line_that_is_no_json_is_a_null_among_lines(void **state)
     unlink(path);
 }
 
-static void members_are_found_in_any_order(void **state)
+TEST(members_are_found_in_any_order)
 {
-    (void)state;
     static const char text[] = "{\"a\": 1, \"b\": 2, \"c\": 3}";
     static const struct {
         const char *key;
@@ -165,9 +151,8 @@ static void counted_free(void *p)
     free(p);
 }
 
-static void what_cannot_be_added_does_not_leak(void **state)
+TEST(what_cannot_be_added_does_not_leak)
 {
-    (void)state;
     cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = counted_malloc, .free_fn = counted_free});
     for (size_t memory = 0; memory < 8; memory++) {
         left = memory;
@@ -179,21 +164,4 @@ static void what_cannot_be_added_does_not_leak(void **state)
         assert_int_equal(live, 0);
     }
     cJSON_InitHooks(NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_error_has_its_line_and_column),
-        cmocka_unit_test(exactly_one_value_is_read),
-        cmocka_unit_test(bytes_past_the_length_are_not_looked_at),
-        cmocka_unit_test(members_are_found_by_case),
-        cmocka_unit_test(members_are_found_in_any_order),
-        cmocka_unit_test(depth_has_an_end),
-        cmocka_unit_test(numbers_are_short_and_exact),
-        cmocka_unit_test(a_missing_file_has_the_callers_kind),
-        cmocka_unit_test(a_line_that_is_no_json_is_a_null_among_lines),
-        cmocka_unit_test(what_cannot_be_added_does_not_leak),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

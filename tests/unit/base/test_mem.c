@@ -1,21 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/err.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "test.h"
 
-static void sizes_that_overflow_are_noticed(void **state)
+TEST(sizes_that_overflow_are_noticed)
 {
-    (void)state;
     size_t out = 7;
     void *items = NULL;
     size_t cap = 0;
@@ -30,9 +24,8 @@ static void sizes_that_overflow_are_noticed(void **state)
     assert_int_equal(cap, 0);
 }
 
-static void an_array_grows_and_keeps_its_items(void **state)
+TEST(an_array_grows_and_keeps_its_items)
 {
-    (void)state;
     int *items = NULL;
     size_t cap = 0;
     for (int i = 0; i < 10000; i++) {
@@ -45,9 +38,8 @@ static void an_array_grows_and_keeps_its_items(void **state)
     free(items);
 }
 
-static void bytes_are_told_in_binary_units(void **state)
+TEST(bytes_are_told_in_binary_units)
 {
-    (void)state;
     char buf[32];
     assert_string_equal(mt_format_bytes(buf, sizeof(buf), 0), "0 B");
     assert_string_equal(mt_format_bytes(buf, sizeof(buf), 1023), "1023 B");
@@ -56,9 +48,8 @@ static void bytes_are_told_in_binary_units(void **state)
     assert_string_equal(mt_format_bytes(buf, sizeof(buf), UINT64_MAX), "16384.00 PiB");
 }
 
-static void times_are_told_in_two_units(void **state)
+TEST(times_are_told_in_two_units)
 {
-    (void)state;
     char buf[32];
     assert_string_equal(mt_format_seconds(buf, sizeof(buf), 0.2), "0s");
     assert_string_equal(mt_format_seconds(buf, sizeof(buf), 99.7), "1m40s");
@@ -69,9 +60,8 @@ static void times_are_told_in_two_units(void **state)
     assert_string_equal(mt_format_seconds(buf, sizeof(buf), INFINITY), "277777h46m");
 }
 
-static void an_error_takes_prefixes_and_never_overflows(void **state)
+TEST(an_error_takes_prefixes_and_never_overflows)
 {
-    (void)state;
     struct mt_err err = {0};
     char big[4000];
     memset(big, 'x', sizeof(big) - 1);
@@ -97,9 +87,8 @@ static void sink(enum mt_log_level level, const char *line)
     memcpy(last, line, strlen(line) + 1);
 }
 
-static void the_log_has_levels_and_a_sink(void **state)
+TEST(the_log_has_levels_and_a_sink)
 {
-    (void)state;
     char big[5000];
     memset(big, 'y', sizeof(big) - 1);
     big[sizeof(big) - 1] = 0;
@@ -121,17 +110,4 @@ static void the_log_has_levels_and_a_sink(void **state)
     mt_progress("not seen");
     assert_int_equal(n_lines, 4);
     mt_log_set_sink(NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_that_overflow_are_noticed),
-        cmocka_unit_test(an_array_grows_and_keeps_its_items),
-        cmocka_unit_test(bytes_are_told_in_binary_units),
-        cmocka_unit_test(times_are_told_in_two_units),
-        cmocka_unit_test(an_error_takes_prefixes_and_never_overflows),
-        cmocka_unit_test(the_log_has_levels_and_a_sink),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

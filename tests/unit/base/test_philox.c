@@ -1,20 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/philox.h"
+#include "test.h"
 
 /* The known answers of the Random123 distribution (Salmon et al. 2011), philox4x32-10. */
-static void blocks_are_those_of_the_paper(void **state)
+TEST(blocks_are_those_of_the_paper)
 {
-    (void)state;
     static const struct {
         uint32_t ctr[4], key[2], want[4];
     } kat[] = {
@@ -32,9 +26,8 @@ static void blocks_are_those_of_the_paper(void **state)
     }
 }
 
-static void a_normal_number_depends_on_its_index_alone(void **state)
+TEST(a_normal_number_depends_on_its_index_alone)
 {
-    (void)state;
     enum { N = 1003 };
     float whole[N], part[N];
     mt_philox_normal(whole, N, 0, 7, 9, 0.5f);
@@ -49,9 +42,8 @@ static void a_normal_number_depends_on_its_index_alone(void **state)
     assert_true(memcmp(part, whole, sizeof(part)) != 0);
 }
 
-static void normal_numbers_have_their_moments(void **state)
+TEST(normal_numbers_have_their_moments)
 {
-    (void)state;
     enum { N = 1 << 18 };
     float *x = malloc(N * sizeof(float));
     double sum = 0, sq = 0, fourth = 0;
@@ -69,9 +61,8 @@ static void normal_numbers_have_their_moments(void **state)
     free(x);
 }
 
-static void uniform_numbers_fill_their_interval(void **state)
+TEST(uniform_numbers_fill_their_interval)
 {
-    (void)state;
     enum { N = 100000, BINS = 20 };
     int bins[BINS] = {0};
     for (uint64_t i = 0; i < N; i++) {
@@ -85,9 +76,8 @@ static void uniform_numbers_fill_their_interval(void **state)
     assert_true(chi < 50); /* 19 degrees of freedom: p < 1e-4 */
 }
 
-static void a_permutation_takes_each_place_once(void **state)
+TEST(a_permutation_takes_each_place_once)
 {
-    (void)state;
     static const uint64_t sizes[] = {1, 2, 3, 5, 16, 17, 255, 256, 1000, 4097};
     for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
         for (uint64_t stream = 0; stream < 5; stream++) {
@@ -105,9 +95,8 @@ static void a_permutation_takes_each_place_once(void **state)
         }
 }
 
-static void permutations_of_huge_sets_stay_inside(void **state)
+TEST(permutations_of_huge_sets_stay_inside)
 {
-    (void)state;
     static const uint64_t sizes[] = {UINT64_C(1) << 31, (UINT64_C(1) << 31) + 1, UINT64_C(1) << 62,
                                      (UINT64_C(1) << 63) + 5, UINT64_MAX};
     for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
@@ -115,17 +104,4 @@ static void permutations_of_huge_sets_stay_inside(void **state)
             uint64_t i = k < 100 ? k : sizes[s] - 1 - k;
             assert_true(mt_permute(i, sizes[s], 1, 2) < sizes[s]);
         }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_are_those_of_the_paper),
-        cmocka_unit_test(a_normal_number_depends_on_its_index_alone),
-        cmocka_unit_test(normal_numbers_have_their_moments),
-        cmocka_unit_test(uniform_numbers_fill_their_interval),
-        cmocka_unit_test(a_permutation_takes_each_place_once),
-        cmocka_unit_test(permutations_of_huge_sets_stay_inside),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

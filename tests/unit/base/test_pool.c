@@ -1,20 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/thread.h"
+#include "test.h"
 
 enum { CHUNKS = 1000, ROUNDS = 300 };
 
@@ -41,9 +36,8 @@ static mt_pool *pool_of(int n)
     return p;
 }
 
-static void each_chunk_runs_once_and_is_over_at_return(void **state)
+TEST(each_chunk_runs_once_and_is_over_at_return)
 {
-    (void)state;
     static const size_t sizes[] = {0, 1, 2, 3, 7, 64, CHUNKS};
     for (int threads = 1; threads <= 5; threads++) {
         static struct job j;
@@ -67,9 +61,8 @@ static void each_chunk_runs_once_and_is_over_at_return(void **state)
     }
 }
 
-static void loops_in_quick_succession_do_not_mix(void **state)
+TEST(loops_in_quick_succession_do_not_mix)
 {
-    (void)state;
     mt_pool *p = pool_of(4);
     static struct job j[2];
     memset(j, 0, sizeof(j));
@@ -92,9 +85,8 @@ static void slow(void *ctx, size_t chunk, int thread)
     atomic_fetch_or((atomic_int *)ctx, 1 << thread);
 }
 
-static void all_threads_take_part(void **state)
+TEST(all_threads_take_part)
 {
-    (void)state;
     mt_pool *p = pool_of(3);
     atomic_int seen = 0;
     for (int r = 0; r < 200 && atomic_load(&seen) != 7; r++)
@@ -109,9 +101,8 @@ static void init(void)
     atomic_fetch_add(&inits, 1);
 }
 
-static void each_started_thread_is_initialised_once(void **state)
+TEST(each_started_thread_is_initialised_once)
 {
-    (void)state;
     mt_pool *p = NULL;
     int cpus[4] = {0, 0, 0, 0};
     struct mt_pool_params params = {"a name that is far too long", 4, cpus, init};
@@ -134,12 +125,11 @@ static void note_priority(void *ctx, size_t chunk, int thread)
 }
 
 /* Only the team: the thread that calls it, and those that others start, stay as they are. */
-static void a_team_may_give_way(void **state)
+TEST(a_team_may_give_way)
 {
     int nice[3] = {99, 99, 99}, before = getpriority(PRIO_PROCESS, 0), n = 0;
     struct mt_pool_params params = {"test", 3, NULL, mt_thread_gives_way};
     mt_pool *p = NULL;
-    (void)state;
     assert_int_equal(mt_pool_create(&p, &params, NULL), 0);
     mt_pool_run(p, note_priority, nice, 50);
     mt_pool_destroy(&p);
@@ -188,9 +178,8 @@ static mt_pool *pool_of_lanes(void)
     return p;
 }
 
-static void lanes_have_all_chunks_once(void **state)
+TEST(lanes_have_all_chunks_once)
 {
-    (void)state;
     mt_pool *p = pool_of_lanes();
     for (size_t first = 0; first < 14; first++)
         for (size_t stripe = 1; stripe < 6; stripe++)
@@ -204,9 +193,8 @@ static void lanes_have_all_chunks_once(void **state)
 }
 
 /* Every thread has begun before one goes on; then one is slow. */
-static void threads_take_their_own_lane_first_and_what_others_leave(void **state)
+TEST(threads_take_their_own_lane_first_and_what_others_leave)
 {
-    (void)state;
     mt_pool *p = pool_of_lanes();
     for (size_t first = 0; first < 9; first++) {
         struct lanes l = {.stripes = {first, 4}, .most = LANE_CHUNKS};
@@ -236,9 +224,8 @@ static void *nothing(void *arg)
 }
 
 /* In a child, so that the limit ends with it. */
-static void a_thread_that_is_refused_names_the_limits(void **state)
+TEST(a_thread_that_is_refused_names_the_limits)
 {
-    (void)state;
     if (getenv("ASAN_OPTIONS") || getenv("TSAN_OPTIONS")) /* which need the address space */
         skip();
     pid_t pid = fork();
@@ -256,16 +243,6 @@ static void a_thread_that_is_refused_names_the_limits(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_thread_that_is_refused_names_the_limits),
-        cmocka_unit_test(each_chunk_runs_once_and_is_over_at_return),
-        cmocka_unit_test(loops_in_quick_succession_do_not_mix),
-        cmocka_unit_test(all_threads_take_part),
-        cmocka_unit_test(each_started_thread_is_initialised_once),
-        cmocka_unit_test(a_team_may_give_way),
-        cmocka_unit_test(lanes_have_all_chunks_once),
-        cmocka_unit_test(threads_take_their_own_lane_first_and_what_others_leave),
-    };
     alarm(100);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

@@ -1,16 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "base/strbuf.h"
+#include "test.h"
 
-static void printf_appends_and_terminates(void **state)
+TEST(printf_appends_and_terminates)
 {
-    (void)state;
     struct mt_str s = {0};
     for (int i = 0; i < 100; i++)
         mt_str_printf(&s, "%d,", i);
@@ -21,9 +14,8 @@ static void printf_appends_and_terminates(void **state)
     assert_null(s.p);
 }
 
-static void append_takes_any_bytes(void **state)
+TEST(append_takes_any_bytes)
 {
-    (void)state;
     struct mt_str s = {0};
     mt_str_append(&s, "", 0);
     assert_string_equal(s.p, "");
@@ -37,9 +29,8 @@ static void append_takes_any_bytes(void **state)
     mt_str_finish(&s);
 }
 
-static void what_is_not_utf8_is_found(void **state)
+TEST(what_is_not_utf8_is_found)
 {
-    (void)state;
     static const struct {
         const char *text;
         long want;
@@ -49,9 +40,8 @@ static void what_is_not_utf8_is_found(void **state)
         assert_int_equal(mt_utf8_error(cases[i].text), cases[i].want);
 }
 
-static void edit_distance_counts_swaps_as_one(void **state)
+TEST(edit_distance_counts_swaps_as_one)
 {
-    (void)state;
     assert_int_equal(mt_edit_distance("learning_rate", "learing_rate"), 1);
     assert_int_equal(mt_edit_distance("ab", "ba"), 1);
     assert_int_equal(mt_edit_distance("", "abc"), 3);
@@ -62,15 +52,4 @@ static void edit_distance_counts_swaps_as_one(void **state)
         longer[i] = 'a';
     longer[79] = 0;
     assert_int_equal(mt_edit_distance(longer, "a"), 64); /* too long to compare: far */
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(printf_appends_and_terminates),
-        cmocka_unit_test(append_takes_any_bytes),
-        cmocka_unit_test(what_is_not_utf8_is_found),
-        cmocka_unit_test(edit_distance_counts_swaps_as_one),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "base/units.h"
+#include "test.h"
 
-static void counts_take_units_and_nothing_else(void **state)
+TEST(counts_take_units_and_nothing_else)
 {
-    (void)state;
     static const struct {
         const char *text;
         int64_t want; /* -7: refused */
@@ -25,9 +18,8 @@ static void counts_take_units_and_nothing_else(void **state)
     }
 }
 
-static void sizes_need_a_unit(void **state)
+TEST(sizes_need_a_unit)
 {
-    (void)state;
     uint64_t v = 7;
     assert_true(mt_parse_bytes("20GiB", &v) && v == UINT64_C(20) << 30);
     assert_true(mt_parse_bytes("5 GB", &v) && v == UINT64_C(5000000000));
@@ -38,9 +30,8 @@ static void sizes_need_a_unit(void **state)
     assert_true(v == 1000);
 }
 
-static void rates_ratios_and_durations_are_read_exactly(void **state)
+TEST(rates_ratios_and_durations_are_read_exactly)
 {
-    (void)state;
     double v = 7;
     assert_true(mt_parse_rate("25GB/s", &v) && v == 25e9);
     assert_false(mt_parse_rate("25", &v) || mt_parse_rate("25GB", &v));
@@ -57,14 +48,4 @@ static void rates_ratios_and_durations_are_read_exactly(void **state)
     assert_true(mt_parse_real("1e-5", &v) && v == 1e-5);
     assert_false(mt_parse_real("1e-5x", &v) || mt_parse_real("nan", &v) || mt_parse_real("", &v));
     assert_true(v == 1e-5);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(counts_take_units_and_nothing_else),
-        cmocka_unit_test(sizes_need_a_unit),
-        cmocka_unit_test(rates_ratios_and_durations_are_read_exactly),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/err.h"
 #include "base/log.h"
 #include "base/visible.h"
+#include "test.h"
 
 static void expect(const char *text, const char *want)
 {
@@ -23,9 +18,8 @@ static void expect(const char *text, const char *want)
     mt_str_finish(&s);
 }
 
-static void what_steers_a_terminal_is_shown_as_its_code(void **state)
+TEST(what_steers_a_terminal_is_shown_as_its_code)
 {
-    (void)state;
     expect("a\033]0;title\a\rb", "a\\x1b]0;title\\x07\\x0db");
     expect("one\ntwo\tthree", "one\ntwo\tthree");
     expect("caf\xc3\xa9 \xe6\x97\xa5 \xf0\x9f\x98\x80", "caf\xc3\xa9 \xe6\x97\xa5 \xf0\x9f\x98\x80");
@@ -35,9 +29,8 @@ static void what_steers_a_terminal_is_shown_as_its_code(void **state)
     expect("cut \xe6\x97", "cut \xe6\x97");
 }
 
-static void a_full_buffer_ends_with_a_whole_character(void **state)
+TEST(a_full_buffer_ends_with_a_whole_character)
 {
-    (void)state;
     char small[6];
     mt_visible(small, sizeof(small), "ab\033\033");
     assert_string_equal(small, "ab");
@@ -53,9 +46,8 @@ static void sink(enum mt_log_level level, const char *line)
     strncpy(logged, line, sizeof(logged) - 1);
 }
 
-static void errors_and_logs_are_safe(void **state)
+TEST(errors_and_logs_are_safe)
 {
-    (void)state;
     struct mt_err err;
     mt_fail(&err, MT_ERR_INPUT, -1, "no %s", "\033[2J");
     assert_string_equal(err.msg, "no \\x1b[2J");
@@ -65,14 +57,4 @@ static void errors_and_logs_are_safe(void **state)
     mt_log(MT_LOG_WARN, "at %s", "\a");
     mt_log_set_sink(NULL);
     assert_string_equal(logged, "at \\x07");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_steers_a_terminal_is_shown_as_its_code),
-        cmocka_unit_test(a_full_buffer_ends_with_a_whole_character),
-        cmocka_unit_test(errors_and_logs_are_safe),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

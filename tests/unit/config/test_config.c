@@ -1,36 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "base/mem.h"
 #include "config/config.h"
 #include "config/schema.h"
+#include "test.h"
 
 static char dir[64];
 
 /* What check_keys() wants; cases stand behind it. */
 #define WHOLE "[model]\npath = m\n[data]\ntrain = d.jsonl\n[train]\nsteps = 3\nbatch_size = 4\n"
 
-static int set_up(void **state)
+static int set_up(void **)
 {
-    (void)state;
     snprintf(dir, sizeof(dir), "/tmp/mt-config-XXXXXX");
     return mkdtemp(dir) ? 0 : -1;
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     return mt_remove_tree(dir, NULL);
 }
 
@@ -90,9 +83,8 @@ static void refuse_set(const char *set, const char *word)
         fail_msg("\"%s\" does not say \"%s\"", err.msg, word);
 }
 
-static void every_error_has_its_line_and_reason(void **state)
+TEST(every_error_has_its_line_and_reason)
 {
-    (void)state;
     static const struct {
         const char *text, *words[4];
     } cases[] = {
@@ -181,9 +173,8 @@ static void every_error_has_its_line_and_reason(void **state)
         refuse(cases[i].text, cases[i].words);
 }
 
-static void a_file_that_is_not_text_is_refused(void **state)
+TEST(a_file_that_is_not_text_is_refused)
 {
-    (void)state;
     struct mt_config *c = NULL;
     struct mt_err err = {0};
     char path[256];
@@ -195,9 +186,8 @@ static void a_file_that_is_not_text_is_refused(void **state)
     assert_int_equal(err.kind, MT_ERR_USAGE);
 }
 
-static void values_are_read_with_their_units(void **state)
+TEST(values_are_read_with_their_units)
 {
-    (void)state;
     struct mt_config *c = load(
         "\xef\xbb\xbf# a comment\r\n; another\n"
         "[model]\npath = m ; a model\nfreeze = model.embed_tokens.* ,, lm_head.*\ndtype = f32\n"
@@ -227,9 +217,8 @@ static void values_are_read_with_their_units(void **state)
     assert_null(c);
 }
 
-static void paths_are_relative_to_the_file_that_names_them(void **state)
+TEST(paths_are_relative_to_the_file_that_names_them)
 {
-    (void)state;
     char model[256], inner[256];
     snprintf(model, sizeof(model), "%s/sub/m", dir);
     snprintf(inner, sizeof(inner), "%s/sub/base.ini", dir);
@@ -252,9 +241,8 @@ static void paths_are_relative_to_the_file_that_names_them(void **state)
     mt_config_destroy(&c);
 }
 
-static void variables_are_filled_in(void **state)
+TEST(variables_are_filled_in)
 {
-    (void)state;
     setenv("MT_TEST_VAR", "va;lue", 1);
     unsetenv("MT_TEST_NO_SUCH");
     struct mt_config *c = load("[model]\npath = /x/${MT_TEST_VAR}/${MT_TEST_NO_SUCH:-def}/$y\n[data]\ntrain = d\n"
@@ -265,9 +253,8 @@ static void variables_are_filled_in(void **state)
 }
 
 /* Also where a folder has that name: beside the file, and where the program was started. */
-static void a_word_that_is_the_default_is_no_path(void **state)
+TEST(a_word_that_is_the_default_is_no_path)
 {
-    (void)state;
     char made[256], *was = getcwd(NULL, 0);
     struct mt_str text = {0};
     snprintf(made, sizeof(made), "%s/start", dir);
@@ -285,9 +272,8 @@ static void a_word_that_is_the_default_is_no_path(void **state)
     free(was);
 }
 
-static void sets_win_over_the_file(void **state)
+TEST(sets_win_over_the_file)
 {
-    (void)state;
     struct mt_config *c = NULL;
     struct mt_err err = {0};
     struct mt_str text = {0};
@@ -337,9 +323,8 @@ static void expect_round_trip(struct mt_config *c)
     mt_config_destroy(&back);
 }
 
-static void the_effective_configuration_loads_back(void **state)
+TEST(the_effective_configuration_loads_back)
 {
-    (void)state;
     struct mt_config *c = load(WHOLE);
     expect_round_trip(c);
     mt_config_destroy(&c);
@@ -351,9 +336,8 @@ static void the_effective_configuration_loads_back(void **state)
     mt_config_destroy(&c);
 }
 
-static void odd_texts_load_back_or_are_refused(void **state)
+TEST(odd_texts_load_back_or_are_refused)
 {
-    (void)state;
     static const char *const good[] = {"a;b", "a ;b", "a\t;b", ";a", "#a", " a", "a ", "a  b", "a\"b", "[x]", "a = b",
                                        "\xc3\xa9", "$x", "%d", ""};
     static const char *const bad[] = {"a\nb", "a\rb", "${x}", " \"a", "\"", "\"a\" ;"};
@@ -387,9 +371,8 @@ static void odd_texts_load_back_or_are_refused(void **state)
     }
 }
 
-static void changes_on_resume_are_told_apart(void **state)
+TEST(changes_on_resume_are_told_apart)
 {
-    (void)state;
     struct mt_config *c = load(WHOLE), *d;
     struct mt_str old = {0}, diff = {0}, grown = {0};
     struct mt_err err = {0};
@@ -433,9 +416,8 @@ static void changes_on_resume_are_told_apart(void **state)
 }
 
 /* What another version wrote: keys that are gone or new, values that it alone takes. */
-static void an_earlier_configuration_is_read_as_far_as_it_matters(void **state)
+TEST(an_earlier_configuration_is_read_as_far_as_it_matters)
 {
-    (void)state;
     struct mt_config *c = load(WHOLE "[optimizer]\nbeta1 = 0.8\n");
     struct mt_str diff = {0}, grown = {0};
     struct mt_err err = {0};
@@ -459,9 +441,8 @@ static void an_earlier_configuration_is_read_as_far_as_it_matters(void **state)
 }
 
 /* All that a version before this one wrote, of a run of its own: nothing is left out, nothing differs. */
-static void a_stored_configuration_of_an_earlier_version_makes_no_difference(void **state)
+TEST(a_stored_configuration_of_an_earlier_version_makes_no_difference)
 {
-    (void)state;
     struct mt_str diff = {0}, grown = {0};
     struct mt_config *c = NULL;
     struct mt_err err = {0};
@@ -483,9 +464,8 @@ static void a_stored_configuration_of_an_earlier_version_makes_no_difference(voi
     mt_config_destroy(&c);
 }
 
-static void what_was_decided_is_written_back_by_role(void **state)
+TEST(what_was_decided_is_written_back_by_role)
 {
-    (void)state;
     struct mt_config *c = load(WHOLE), *d = NULL;
     struct mt_numerics n = c->numerics;
     struct mt_placement p = c->placement;
@@ -514,22 +494,4 @@ static void what_was_decided_is_written_back_by_role(void **state)
     mt_config_destroy(&d);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_error_has_its_line_and_reason),
-        cmocka_unit_test(a_file_that_is_not_text_is_refused),
-        cmocka_unit_test(values_are_read_with_their_units),
-        cmocka_unit_test(paths_are_relative_to_the_file_that_names_them),
-        cmocka_unit_test(variables_are_filled_in),
-        cmocka_unit_test(a_word_that_is_the_default_is_no_path),
-        cmocka_unit_test(sets_win_over_the_file),
-        cmocka_unit_test(the_effective_configuration_loads_back),
-        cmocka_unit_test(odd_texts_load_back_or_are_refused),
-        cmocka_unit_test(changes_on_resume_are_told_apart),
-        cmocka_unit_test(an_earlier_configuration_is_read_as_far_as_it_matters),
-        cmocka_unit_test(a_stored_configuration_of_an_earlier_version_makes_no_difference),
-        cmocka_unit_test(what_was_decided_is_written_back_by_role),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

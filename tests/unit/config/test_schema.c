@@ -1,20 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "config/config.h"
 #include "config/schema.h"
+#include "test.h"
 
-static void keys_have_names_defaults_and_help(void **state)
+TEST(keys_have_names_defaults_and_help)
 {
-    (void)state;
     assert_true(mt_n_keys() > 50 && mt_n_keys() <= 256);
     for (size_t i = 0; i < mt_n_keys(); i++) {
         const struct mt_key *k = mt_key_at(i);
@@ -31,9 +25,8 @@ static void keys_have_names_defaults_and_help(void **state)
     }
 }
 
-static void each_default_prints_and_parses_back(void **state)
+TEST(each_default_prints_and_parses_back)
 {
-    (void)state;
     struct mt_config *c = NULL;
     assert_int_equal(mt_config_load(&c, NULL, NULL, 0, NULL), 0);
     for (size_t i = 0; i < mt_n_keys(); i++) {
@@ -52,9 +45,8 @@ static void each_default_prints_and_parses_back(void **state)
     mt_config_destroy(&c);
 }
 
-static void each_choice_parses_or_is_said_to_be_missing(void **state)
+TEST(each_choice_parses_or_is_said_to_be_missing)
 {
-    (void)state;
     struct mt_config *c = NULL;
     assert_int_equal(mt_config_load(&c, NULL, NULL, 0, NULL), 0);
     for (size_t i = 0; i < mt_n_keys(); i++) {
@@ -77,9 +69,8 @@ static void each_choice_parses_or_is_said_to_be_missing(void **state)
     mt_config_destroy(&c);
 }
 
-static void a_misspelt_key_is_found_again(void **state)
+TEST(a_misspelt_key_is_found_again)
 {
-    (void)state;
     for (size_t i = 0; i < mt_n_keys(); i++) {
         const struct mt_key *k = mt_key_at(i);
         char wrong[64];
@@ -97,9 +88,8 @@ static void a_misspelt_key_is_found_again(void **state)
     assert_string_equal(mt_key_suggest(NULL, "optimiser"), "optimizer");
 }
 
-static void the_table_describes_itself(void **state)
+TEST(the_table_describes_itself)
 {
-    (void)state;
     struct mt_str plain = {0}, md = {0}, ini = {0};
     mt_config_describe(&plain, false);
     mt_config_describe(&md, true);
@@ -117,16 +107,4 @@ static void the_table_describes_itself(void **state)
     mt_str_finish(&plain);
     mt_str_finish(&md);
     mt_str_finish(&ini);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keys_have_names_defaults_and_help),
-        cmocka_unit_test(each_default_prints_and_parses_back),
-        cmocka_unit_test(each_choice_parses_or_is_said_to_be_missing),
-        cmocka_unit_test(a_misspelt_key_is_found_again),
-        cmocka_unit_test(the_table_describes_itself),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "hw/ecc.h"
+#include "test.h"
 
 static void put(const char *root, const char *path, const char *text)
 {
@@ -23,9 +18,8 @@ static void put(const char *root, const char *path, const char *text)
     assert_int_equal(mt_write_file(full, text, strlen(text), NULL), 0);
 }
 
-static void errors_of_all_controllers_are_counted(void **state)
+TEST(errors_of_all_controllers_are_counted)
 {
-    (void)state;
     struct mt_ecc ecc;
     char root[] = "/tmp/mt-ecc-XXXXXX";
     assert_non_null(mkdtemp(root));
@@ -41,10 +35,4 @@ static void errors_of_all_controllers_are_counted(void **state)
     assert_int_equal(ecc.corrected, 7);
     assert_int_equal(ecc.uncorrected, 1);
     assert_int_equal(mt_remove_tree(root, NULL), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(errors_of_all_controllers_are_counted)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

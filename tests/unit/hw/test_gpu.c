@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "hw/gpu.h"
+#include "test.h"
 
 static const char *shown_with(const char *file)
 {
@@ -27,9 +22,8 @@ static const char *shown_with(const char *file)
     return by;
 }
 
-static void a_gpu_is_shown_by_the_kernels_driver_and_in_wsl(void **state)
+TEST(a_gpu_is_shown_by_the_kernels_driver_and_in_wsl)
 {
-    (void)state;
     assert_string_equal(shown_with("/proc/driver/nvidia/gpus/0000:01:00.0/information"), "/proc/driver/nvidia");
     assert_string_equal(shown_with("/usr/lib/wsl/lib/libcuda.so.1"), "/usr/lib/wsl/lib");
     assert_null(shown_with("/proc/driver/nvidia/version")); /* a driver without a GPU */
@@ -37,12 +31,11 @@ static void a_gpu_is_shown_by_the_kernels_driver_and_in_wsl(void **state)
 }
 
 /* PATH has a nvidia-smi of ours alone; this machine may have a GPU of its own. */
-static void a_gpu_is_shown_by_nvidia_smi(void **state)
+TEST(a_gpu_is_shown_by_nvidia_smi)
 {
     char dir[] = "/tmp/mt-smi-XXXXXX", path[64], paths[4096];
     static const char lists[] = "#!/bin/sh\necho 8.9\n",
                       fails[] = "#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n";
-    (void)state;
     assert_non_null(mkdtemp(dir));
     snprintf(path, sizeof(path), "%s/nvidia-smi", dir);
     snprintf(paths, sizeof(paths), "%s:/usr/bin:/bin", dir);
@@ -54,11 +47,4 @@ static void a_gpu_is_shown_by_nvidia_smi(void **state)
     assert_int_equal(chmod(path, 0755), 0);
     assert_string_equal(mt_hw_gpu_shown_by(""), before ? before : "nvidia-smi");
     assert_int_equal(mt_remove_tree(dir, NULL), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_gpu_is_shown_by_the_kernels_driver_and_in_wsl),
-                                       cmocka_unit_test(a_gpu_is_shown_by_nvidia_smi)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

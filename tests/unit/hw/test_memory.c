@@ -2,10 +2,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +11,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/cgroup.h"
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "hw/hw.h"
+#include "test.h"
 
 static char root[64];
 
@@ -37,16 +32,14 @@ static void put(const char *path, const char *text)
     assert_int_equal(mt_write_file(full, text, strlen(text), NULL), 0);
 }
 
-static int set_up(void **state)
+static int set_up(void **)
 {
-    (void)state;
     snprintf(root, sizeof(root), "/tmp/mt-hw-XXXXXX");
     return mkdtemp(root) ? 0 : -1;
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     return mt_remove_tree(root, NULL);
 }
 
@@ -59,9 +52,8 @@ static struct mt_hw_memory look(void)
     return m;
 }
 
-static void proc_is_read_in_bytes(void **state)
+TEST_WITH(proc_is_read_in_bytes, set_up, tear_down)
 {
-    (void)state;
     put("/proc/meminfo", MEMINFO);
     struct mt_hw_memory m = look();
     assert_int_equal(m.total, UINT64_C(16000000) * 1024);
@@ -69,9 +61,8 @@ static void proc_is_read_in_bytes(void **state)
     assert_true(m.cgroup_free == UINT64_MAX);
 }
 
-static void without_mem_available_there_is_an_error(void **state)
+TEST_WITH(without_mem_available_there_is_an_error, set_up, tear_down)
 {
-    (void)state;
     struct mt_hw_memory m;
     struct mt_err err = {0};
     assert_int_equal(mt_hw_memory(&m, root, &err), -ENODATA);
@@ -80,9 +71,8 @@ static void without_mem_available_there_is_an_error(void **state)
     assert_non_null(strstr(err.msg, "MemAvailable"));
 }
 
-static void the_tightest_group_of_version_2_counts(void **state)
+TEST_WITH(the_tightest_group_of_version_2_counts, set_up, tear_down)
 {
-    (void)state;
     put("/proc/meminfo", MEMINFO);
     put("/proc/self/cgroup", "0::/a/b/c\n");
     put("/sys/fs/cgroup/a/b/c/memory.max", "max\n");
@@ -98,9 +88,8 @@ static void the_tightest_group_of_version_2_counts(void **state)
     assert_int_equal(look().cgroup_free, 0);
 }
 
-static void a_container_sees_its_limit_at_the_root(void **state)
+TEST_WITH(a_container_sees_its_limit_at_the_root, set_up, tear_down)
 {
-    (void)state;
     put("/proc/meminfo", MEMINFO);
     put("/proc/self/cgroup", "0::/\n");
     put("/sys/fs/cgroup/memory.max", "1000000\n");
@@ -110,9 +99,8 @@ static void a_container_sees_its_limit_at_the_root(void **state)
     assert_int_equal(look().cgroup_free, 999000);
 }
 
-static void version_1_is_read_too(void **state)
+TEST_WITH(version_1_is_read_too, set_up, tear_down)
 {
-    (void)state;
     put("/proc/meminfo", MEMINFO);
     put("/proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/job/step\n1:name=systemd:/y\n0::/z\nbroken line\n");
     put("/sys/fs/cgroup/memory/job/step/memory.limit_in_bytes", "9223372036854771712\n"); /* none */
@@ -123,9 +111,8 @@ static void version_1_is_read_too(void **state)
     assert_int_equal(look().cgroup_free, 4000);
 }
 
-static void cached_files_count_as_free(void **state)
+TEST_WITH(cached_files_count_as_free, set_up, tear_down)
 {
-    (void)state;
     put("/proc/meminfo", MEMINFO);
     put("/proc/self/cgroup", "0::/\n");
     put("/sys/fs/cgroup/memory.max", "10000\n");
@@ -142,9 +129,8 @@ static void cached_files_count_as_free(void **state)
     assert_int_equal(look().cgroup_free, 4000);
 }
 
-static void rubbish_in_a_limit_is_no_limit(void **state)
+TEST_WITH(rubbish_in_a_limit_is_no_limit, set_up, tear_down)
 {
-    (void)state;
     static const char *const text[] = {"", "\n", "-5\n", "lots\n"};
     put("/proc/meminfo", MEMINFO);
     put("/proc/self/cgroup", "0::/a\n");
@@ -156,9 +142,8 @@ static void rubbish_in_a_limit_is_no_limit(void **state)
 }
 
 /* Above it the kernel holds the group back, so that it crawls: it is as good as a limit. */
-static void memory_high_counts_as_a_limit(void **state)
+TEST_WITH(memory_high_counts_as_a_limit, set_up, tear_down)
 {
-    (void)state;
     put("/proc/meminfo", MEMINFO);
     put("/proc/self/cgroup", "0::/a/b\n");
     put("/sys/fs/cgroup/a/b/memory.max", "9000\n");
@@ -172,9 +157,8 @@ static void memory_high_counts_as_a_limit(void **state)
     assert_int_equal(look().cgroup_free, 500);
 }
 
-static void a_quota_is_that_of_the_group_or_of_any_parent(void **state)
+TEST_WITH(a_quota_is_that_of_the_group_or_of_any_parent, set_up, tear_down)
 {
-    (void)state;
     assert_int_equal(mt_cgroup_cpus(root), INT_MAX);
     put("/proc/self/cgroup", "0::/user.slice/run.scope\n");
     put("/sys/fs/cgroup/user.slice/run.scope/cpu.max", "max 100000\n");
@@ -193,9 +177,8 @@ static void a_quota_is_that_of_the_group_or_of_any_parent(void **state)
     }
 }
 
-static void quotas_and_cpusets_of_version_1_count(void **state)
+TEST_WITH(quotas_and_cpusets_of_version_1_count, set_up, tear_down)
 {
-    (void)state;
     put("/proc/self/cgroup", "7:cpuset:/x/y\n5:cpu,cpuacct:/job/step\n0::/\n");
     put("/sys/fs/cgroup/cpu/job/step/cpu.cfs_quota_us", "-1\n");
     put("/sys/fs/cgroup/cpu/job/step/cpu.cfs_period_us", "100000\n");
@@ -214,9 +197,8 @@ static void quotas_and_cpusets_of_version_1_count(void **state)
     assert_int_equal(mt_cgroup_cpus(root), INT_MAX);
 }
 
-static void the_least_number_of_processes_counts(void **state)
+TEST_WITH(the_least_number_of_processes_counts, set_up, tear_down)
 {
-    (void)state;
     uint64_t used;
     put("/proc/self/cgroup", "0::/a/b\n");
     assert_true(mt_cgroup_pids(root, &used) == UINT64_MAX && used == 0);
@@ -227,9 +209,8 @@ static void the_least_number_of_processes_counts(void **state)
 }
 
 /* In a child, so that the limit ends with it. */
-static void the_address_space_limit_counts_what_is_mapped(void **state)
+TEST_WITH(the_address_space_limit_counts_what_is_mapped, set_up, tear_down)
 {
-    (void)state;
     put("/proc/meminfo", MEMINFO);
     put("/proc/self/status", "Name: x\nVmPeak:  9 kB\nVmSize:  1024 kB\n");
     pid_t pid = fork();
@@ -246,9 +227,8 @@ static void the_address_space_limit_counts_what_is_mapped(void **state)
     assert_int_equal(status, 0);
 }
 
-static void this_machine_has_memory_and_cores(void **state)
+TEST_WITH(this_machine_has_memory_and_cores, set_up, tear_down)
 {
-    (void)state;
     struct mt_hw_memory m;
     int *cpus = NULL, n = 0;
     assert_int_equal(mt_hw_memory(&m, "", NULL), 0);
@@ -281,9 +261,8 @@ static void count_warning(enum mt_log_level level, const char *line)
 }
 
 /* hwloc would ask for ever. */
-static void one_core_is_used_where_no_mask_is_given(void **state)
+TEST_WITH(one_core_is_used_where_no_mask_is_given, set_up, tear_down)
 {
-    (void)state;
     int *cpus = NULL, n = 0, there = 0;
     mt_log_set_sink(count_warning);
     refused = true;
@@ -308,9 +287,8 @@ static double own_seconds(void)
 }
 
 /* By ticks of 10 ms, and of each processor. */
-static void work_shows_in_the_time_of_the_processors(void **state)
+TEST_WITH(work_shows_in_the_time_of_the_processors, set_up, tear_down)
 {
-    (void)state;
     double busy = mt_hw_busy_seconds(), own = own_seconds();
     while (own_seconds() < own + 0.2)
         ;
@@ -318,9 +296,8 @@ static void work_shows_in_the_time_of_the_processors(void **state)
     assert_true(mt_hw_busy_seconds() > busy + 0.1);
 }
 
-static void free_space_is_that_of_the_nearest_folder_there_is(void **state)
+TEST_WITH(free_space_is_that_of_the_nearest_folder_there_is, set_up, tear_down)
 {
-    (void)state;
     uint64_t here = 0, there = 0;
     char path[256];
     struct mt_err err = {0};
@@ -334,18 +311,16 @@ static void free_space_is_that_of_the_nearest_folder_there_is(void **state)
     assert_int_equal(mt_hw_disk_free(path, &there, &err), -ENOTDIR);
 }
 
-static void file_systems_are_told_apart(void **state)
+TEST_WITH(file_systems_are_told_apart, set_up, tear_down)
 {
     char path[256];
-    (void)state;
     snprintf(path, sizeof(path), "%s/not/yet/made", root);
     assert_true(mt_hw_same_file_system(root, path));
     assert_false(mt_hw_same_file_system(root, "/proc"));
 }
 
-static void what_the_process_has_grows_with_what_it_touches(void **state)
+TEST_WITH(what_the_process_has_grows_with_what_it_touches, set_up, tear_down)
 {
-    (void)state;
     enum { BYTES = 32 << 20 };
     uint64_t before, after;
     assert_int_equal(mt_hw_resident(&before, NULL), 0);
@@ -361,30 +336,4 @@ static void what_the_process_has_grows_with_what_it_touches(void **state)
     assert_int_equal(mt_hw_resident(&after, NULL), 0);
     assert_int_equal(after, 12345678);
     unsetenv("MEGATRAIN_RESIDENT");
-}
-
-int main(void)
-{
-#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
-    const struct CMUnitTest tests[] = {
-        TEST(what_the_process_has_grows_with_what_it_touches),
-        TEST(proc_is_read_in_bytes),
-        TEST(without_mem_available_there_is_an_error),
-        TEST(the_tightest_group_of_version_2_counts),
-        TEST(a_container_sees_its_limit_at_the_root),
-        TEST(version_1_is_read_too),
-        TEST(memory_high_counts_as_a_limit),
-        TEST(a_quota_is_that_of_the_group_or_of_any_parent),
-        TEST(quotas_and_cpusets_of_version_1_count),
-        TEST(the_least_number_of_processes_counts),
-        TEST(cached_files_count_as_free),
-        TEST(rubbish_in_a_limit_is_no_limit),
-        TEST(the_address_space_limit_counts_what_is_mapped),
-        TEST(this_machine_has_memory_and_cores),
-        TEST(one_core_is_used_where_no_mask_is_given),
-        TEST(work_shows_in_the_time_of_the_processors),
-        TEST(free_space_is_that_of_the_nearest_folder_there_is),
-        TEST(file_systems_are_told_apart),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <linux/mempolicy.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "hw/homes.h"
+#include "test.h"
 
 static cpu_set_t cpus(int from, int to)
 {
@@ -36,9 +31,8 @@ static struct mt_numa choose(const struct mt_numa_nodes *nodes)
     return numa;
 }
 
-static void nodes_with_memory_and_cores_are_homes(void **state)
+TEST(nodes_with_memory_and_cores_are_homes)
 {
-    (void)state;
     struct mt_numa_nodes nodes = {2, {node(0, true, 0, 3), node(1, true, 4, 7)}};
     struct mt_numa numa = choose(&nodes);
     assert_int_equal(numa.n, 2);
@@ -53,9 +47,8 @@ static void nodes_with_memory_and_cores_are_homes(void **state)
     assert_memory_equal(list, want, sizeof(want));
 }
 
-static void what_the_process_may_not_use_is_no_home(void **state)
+TEST(what_the_process_may_not_use_is_no_home)
 {
-    (void)state;
     struct mt_numa_nodes none = {0}, nodes = {3, {node(0, true, 0, 3), node(1, true, 4, 7), node(6, true, 8, 9)}};
     assert_int_equal(choose(&none).n, 1); /* a kernel without NUMA */
     nodes.node[1] = node(1, false, 4, 7); /* by its cpuset */
@@ -69,9 +62,8 @@ static void what_the_process_may_not_use_is_no_home(void **state)
 
 /* Nodes 0 and 3 are whole, 1 is offline, 2 has memory alone, 5, 6 and 7 cores alone: 5 is nearer to 3, 6 to 0, and of 7
  * nothing is known. */
-static void cores_without_memory_belong_to_the_nearest_home(void **state)
+TEST(cores_without_memory_belong_to_the_nearest_home)
 {
-    (void)state;
     struct mt_numa_nodes nodes = {6, {node(0, true, 0, 1), node(2, true, 1, 0), node(3, true, 2, 3), node(5, false, 4, 4),
                                       node(6, false, 5, 5), node(7, false, 6, 6)}};
     static const int of_5[] = {32, 11, 21, 10, 40, 40}, of_6[] = {21, 11, 32, 40, 10, 40};
@@ -85,9 +77,8 @@ static void cores_without_memory_belong_to_the_nearest_home(void **state)
         assert_int_equal(mt_numa_home_of(&numa, cpu), want[cpu]);
 }
 
-static void this_machine_has_homes(void **state)
+TEST(this_machine_has_homes)
 {
-    (void)state;
     struct mt_numa numa;
     mt_numa_read(&numa);
     assert_in_range(numa.n, 1, MT_NUMA_MAX);
@@ -144,9 +135,8 @@ static void *fill(void *home)
     return policy() == (h < 0 ? MPOL_DEFAULT : MPOL_PREFERRED) ? NULL : "the policy";
 }
 
-static void pages_are_made_at_home(void **state)
+TEST(pages_are_made_at_home)
 {
-    (void)state;
     if (!may_set_policies()) /* forbidden */
         skip();
     for (int home = -1; home < 2; home++) {
@@ -165,9 +155,8 @@ static void *ask(void *mode)
     return NULL;
 }
 
-static void threads_that_follow_spread_their_memory(void **state)
+TEST(threads_that_follow_spread_their_memory)
 {
-    (void)state;
     pthread_t t;
     int of_thread = -1;
     struct mt_numa numa;
@@ -186,17 +175,4 @@ static void threads_that_follow_spread_their_memory(void **state)
     assert_int_equal(of_thread, MPOL_INTERLEAVE);
     assert_false(mt_numa_interleave(&numa)); /* what numactl has said stays */
     assert_int_equal(numa.n, 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nodes_with_memory_and_cores_are_homes),
-        cmocka_unit_test(what_the_process_may_not_use_is_no_home),
-        cmocka_unit_test(cores_without_memory_belong_to_the_nearest_home),
-        cmocka_unit_test(this_machine_has_homes),
-        cmocka_unit_test(pages_are_made_at_home),
-        cmocka_unit_test(threads_that_follow_spread_their_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "hw/wear.h"
+#include "test.h"
 
 /* Percentage used at byte 5, data units written (of 512,000 bytes) from byte 48, little-endian. */
-static void a_smart_page_tells_what_was_written_and_what_is_rated(void **state)
+TEST(a_smart_page_tells_what_was_written_and_what_is_rated)
 {
-    (void)state;
     uint8_t page[512] = {0};
     struct mt_hw_wear w = {.percent_used = 99};
     uint64_t units = 234375000; /* 120 TB */
@@ -32,19 +26,9 @@ static void a_smart_page_tells_what_was_written_and_what_is_rated(void **state)
     assert_true(w.written_bytes == UINT64_MAX);
 }
 
-static void what_is_no_nvme_drive_says_nothing(void **state)
+TEST(what_is_no_nvme_drive_says_nothing)
 {
-    (void)state;
     struct mt_hw_wear w;
     assert_false(mt_hw_wear(&w, "/proc"));
     assert_false(mt_hw_wear(&w, "/no/such/folder"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_smart_page_tells_what_was_written_and_what_is_rated),
-        cmocka_unit_test(what_is_no_nvme_drive_says_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,18 +2,13 @@
 /* Messages between hosts: what arrives, in which order, how waits end, and what faults on the way become. */
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "net_threads.h"
+#include "test.h"
 
 enum { HOSTS = 4, ROUNDS = 50 };
 
@@ -69,10 +64,9 @@ static void all_to_all(struct host *h)
             }
 }
 
-static void messages_arrive_in_order(void **state)
+TEST(messages_arrive_in_order)
 {
     struct host h[HOSTS];
-    (void)state;
     run(h, HOSTS, 30, (void (*const[HOSTS])(struct host *)){all_to_all, all_to_all, all_to_all, all_to_all});
     for (int i = 0; i < HOSTS; i++)
         assert_true(!h[i].rc && h[i].sum > 0);
@@ -94,19 +88,17 @@ static void nothing(struct host *h)
     h->rc = 0;
 }
 
-static void another_size_is_refused(void **state)
+TEST(another_size_is_refused)
 {
     struct host h[HOSTS];
-    (void)state;
     run(h, 2, 0.2, (void (*const[HOSTS])(struct host *)){send_four, recv_eight});
     assert_int_equal(h[1].rc, -EPROTO);
     assert_non_null(strstr(h[1].err.msg, "host 0 sent 4 bytes where 8 were expected"));
 }
 
-static void a_wait_ends_at_its_deadline(void **state)
+TEST(a_wait_ends_at_its_deadline)
 {
     struct host h[HOSTS];
-    (void)state;
     run(h, 2, 0.2, (void (*const[HOSTS])(struct host *)){nothing, recv_eight});
     assert_int_equal(h[1].rc, -ETIMEDOUT);
     assert_non_null(strstr(h[1].err.msg, "nothing came from host 0"));
@@ -121,10 +113,9 @@ static void tell(struct host *h)
 }
 
 /* It waits for host 0, which is there; but host 2 has ended. */
-static void a_host_that_ends_tells_why(void **state)
+TEST(a_host_that_ends_tells_why)
 {
     struct host h[HOSTS];
-    (void)state;
     run(h, 3, 30, (void (*const[HOSTS])(struct host *)){nothing, recv_eight, tell});
     assert_int_equal(h[1].rc, -ECONNABORTED);
     assert_non_null(strstr(h[1].err.msg, "host 2 has ended: a drive failed"));
@@ -173,23 +164,21 @@ static void pass_around(struct host *h)
 
 static void (*const around[HOSTS])(struct host *) = {pass_around, pass_around, pass_around, pass_around};
 
-static void many_are_under_way_at_once(void **state)
+TEST(many_are_under_way_at_once)
 {
     struct host h[HOSTS];
-    (void)state;
     run(h, 3, 30, around);
     for (int i = 0; i < 3; i++)
         assert_true(!h[i].rc && !h[i].sum);
 }
 
 /* Every send of a host once with each fault: nothing hangs, no content is wrong, and whoever notices names a host. */
-static void every_fault_on_the_way_is_noticed(void **state)
+TEST(every_fault_on_the_way_is_noticed)
 {
     static const char *const name[MT_N_NET_FAULTS] = {"dropped", "late", "flipped", "short", "doubled", "silent"};
     size_t sends = 0;
     struct host h[HOSTS];
     struct mt_net_fault f = {.host = 1, .nth = SIZE_MAX, .seconds = 0.02, .sends = &sends};
-    (void)state;
     run_faulty(h, 3, 30, around, &f);
     const size_t n = sends;
     assert_true(!h[0].rc && n >= LENGTHS);
@@ -211,10 +200,9 @@ static void every_fault_on_the_way_is_noticed(void **state)
     }
 }
 
-static void one_process_has_no_hosts(void **state)
+TEST(one_process_has_no_hosts)
 {
     mt_net *net;
-    (void)state;
     assert_false(mt_net_is_launched());
     assert_int_equal(mt_net_open(&net, NULL), 0);
     assert_null(net);
@@ -224,14 +212,5 @@ int main(void)
 {
     alarm(100);
     make_content();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages_arrive_in_order),
-        cmocka_unit_test(another_size_is_refused),
-        cmocka_unit_test(a_wait_ends_at_its_deadline),
-        cmocka_unit_test(a_host_that_ends_tells_why),
-        cmocka_unit_test(many_are_under_way_at_once),
-        cmocka_unit_test(every_fault_on_the_way_is_noticed),
-        cmocka_unit_test(one_process_has_no_hosts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

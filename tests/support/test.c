@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "test.h"
+
+#include <stdlib.h>
+
+enum { MOST = 128 };
+
+static struct CMUnitTest tests[MOST];
+static size_t n_tests;
+static CMFixtureFunction before, after;
+
+void test_list(const char *name, CMUnitTestFunction test, CMFixtureFunction set_up, CMFixtureFunction tear_down)
+{
+    if (n_tests == MOST)
+        abort();
+    tests[n_tests++] = (struct CMUnitTest){name, test, set_up, tear_down, NULL};
+}
+
+void test_group(CMFixtureFunction set_up, CMFixtureFunction tear_down)
+{
+    before = set_up;
+    after = tear_down;
+}
+
+int test_run(void)
+{
+    return _cmocka_run_group_tests("tests", tests, n_tests, before, after);
+}
