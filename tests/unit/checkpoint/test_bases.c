@@ -5,16 +5,10 @@
  * freezes a layer, named or copied. Read as a model, resumed, and exported in both dtypes. Run with the folder of the fixtures.
  */
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "../model/planes_of.h"
 #include "base/fs.h"
@@ -24,6 +18,7 @@
 #include "checkpoint/overlay.h"
 #include "model/ranges.h"
 #include "model/stored.h"
+#include "test.h"
 #include "weights/packed_files.h"
 #include "weights/weights.h"
 
@@ -347,10 +342,9 @@ static bool is_model(const char *name)
     return config && mt_path_exists(path);
 }
 
-static void what_is_named_comes_back_in_every_family(void **state)
+TEST(what_is_named_comes_back_in_every_family)
 {
     size_t n = 0;
-    (void)state;
     DIR *d = opendir(fixtures);
     assert_non_null(d);
     for (struct dirent *e; (e = readdir(d));) {
@@ -368,15 +362,12 @@ static void what_is_named_comes_back_in_every_family(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_named_comes_back_in_every_family),
-    };
     assert_int_equal(argc, 2);
     mt_path_printf(tmp, sizeof(tmp), "%s/mt-bases-XXXXXX", access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm"); /* syncs take long */
     assert_non_null(mkdtemp(tmp));
     mt_log_set_level(MT_LOG_ERROR);
     fixtures = argv[1];
-    int rc = cmocka_run_group_tests(tests, NULL, NULL);
+    int rc = test_run();
     mt_remove_tree(tmp, NULL);
     return rc;
 }

@@ -4,19 +4,13 @@
  * leaves at each point when everything that was not yet synced is lost. Whatever is left, the newest
  * complete checkpoint must be found and verify.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "recorder.h"
+#include "test.h"
 
-static void write_sync_rename_sync_prune_in_this_order(void **state)
+TEST(write_sync_rename_sync_prune_in_this_order)
 {
-    (void)state;
     struct made_model m;
     struct mt_vfs vfs;
     struct recorder *rec = calloc(1, sizeof(*rec));
@@ -141,9 +135,8 @@ static bool survives(const struct scene *s, size_t n, bool renamed, size_t *news
     return good;
 }
 
-static void a_power_cut_at_any_point_leaves_a_good_checkpoint(void **state)
+TEST(a_power_cut_at_any_point_leaves_a_good_checkpoint)
 {
-    (void)state;
     struct scene s;
     size_t news = 0;
     set_scene(&s);
@@ -157,9 +150,8 @@ static void a_power_cut_at_any_point_leaves_a_good_checkpoint(void **state)
 
 /* Each sync of a save, left out of the record, is missed by some power cut: none is there for nothing, and none could
  * be taken out of the code without a test that fails. */
-static void no_sync_can_be_left_out(void **state)
+TEST(no_sync_can_be_left_out)
 {
-    (void)state;
     struct scene s;
     size_t unused = 0, n_syncs = 0;
     set_scene(&s);
@@ -184,9 +176,8 @@ static void no_sync_can_be_left_out(void **state)
     free_records(s.rec);
 }
 
-static void a_full_disk_leaves_the_older_checkpoint(void **state)
+TEST(a_full_disk_leaves_the_older_checkpoint)
 {
-    (void)state;
     for (int at = 1; at < 40; at += 3) {
         struct made_model m;
         struct mt_vfs vfs = recording;
@@ -238,9 +229,8 @@ static bool is_lost(const struct made_model *m, const char *fault, const struct 
     return lost;
 }
 
-static void only_planes_that_cannot_be_read_are_lost(void **state)
+TEST(only_planes_that_cannot_be_read_are_lost)
 {
-    (void)state;
     struct made_model m;
     struct mt_vfs full = recording;
     struct recorder *rec = calloc(1, sizeof(*rec));
@@ -260,9 +250,8 @@ static int fail_remove(void *ctx, const char *path)
     return -EIO;
 }
 
-static void a_prune_cut_short_leaves_no_torn_checkpoint(void **state)
+TEST(a_prune_cut_short_leaves_no_torn_checkpoint)
 {
-    (void)state;
     struct made_model m;
     struct mt_vfs vfs = mt_vfs_posix;
     struct mt_prune_policy keep_one = {.keep = 1};
@@ -283,9 +272,8 @@ static void a_prune_cut_short_leaves_no_torn_checkpoint(void **state)
     made_model_finish(&m);
 }
 
-static void what_is_loaded_is_what_was_saved(void **state)
+TEST(what_is_loaded_is_what_was_saved)
 {
-    (void)state;
     struct made_model a, b;
     char path[200];
     struct mt_train_state st;
@@ -312,18 +300,4 @@ static void what_is_loaded_is_what_was_saved(void **state)
     mt_train_state_finish(&st);
     made_model_finish(&a);
     made_model_finish(&b);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(write_sync_rename_sync_prune_in_this_order),
-        cmocka_unit_test(a_power_cut_at_any_point_leaves_a_good_checkpoint),
-        cmocka_unit_test(no_sync_can_be_left_out),
-        cmocka_unit_test(a_full_disk_leaves_the_older_checkpoint),
-        cmocka_unit_test(only_planes_that_cannot_be_read_are_lost),
-        cmocka_unit_test(a_prune_cut_short_leaves_no_torn_checkpoint),
-        cmocka_unit_test(what_is_loaded_is_what_was_saved),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

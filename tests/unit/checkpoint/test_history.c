@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which of a folder's checkpoints are a run's own, which is its newest, and what is never touched. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <errno.h>
-#include <stdint.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/seal.h"
 #include "made_model.h"
+#include "test.h"
 
 static int no_sync(void *ctx, int fd)
 {
@@ -113,12 +108,11 @@ static void finish(struct run *r)
     mt_train_state_finish(&r->st);
 }
 
-static void a_branch_saves_its_own_bytes_and_sets_the_others_aside(void **state)
+TEST(a_branch_saves_its_own_bytes_and_sets_the_others_aside)
 {
     struct made_model m;
     struct run a, b;
     char name[64];
-    (void)state;
     assert_int_equal(made_model_init(&m), 0);
     begin(&a, &m);
     for (uint64_t s = 2; s <= 6; s += 2)
@@ -137,13 +131,12 @@ static void a_branch_saves_its_own_bytes_and_sets_the_others_aside(void **state)
     made_model_finish(&m);
 }
 
-static void own_bytes_are_not_written_twice(void **state)
+TEST(own_bytes_are_not_written_twice)
 {
     struct made_model m;
     struct run a;
     struct stat was, is;
     char path[200];
-    (void)state;
     assert_int_equal(made_model_init(&m), 0);
     begin(&a, &m);
     assert_int_equal(save(&a, 2, 1, true, 2, NULL), 0);
@@ -169,12 +162,11 @@ static void own_bytes_are_not_written_twice(void **state)
     made_model_finish(&m);
 }
 
-static void keep_counts_its_own_lineage(void **state)
+TEST(keep_counts_its_own_lineage)
 {
     struct made_model m;
     struct run a;
     char cmd[400];
-    (void)state;
     assert_int_equal(made_model_init(&m), 0);
     begin(&a, &m);
     assert_int_equal(save(&a, 3, 3, true, 1, NULL), 0);
@@ -192,12 +184,11 @@ static void keep_counts_its_own_lineage(void **state)
     made_model_finish(&m);
 }
 
-static void weights_alone_do_not_push_out_what_can_be_resumed(void **state)
+TEST(weights_alone_do_not_push_out_what_can_be_resumed)
 {
     struct made_model m;
     struct run a;
     char path[200];
-    (void)state;
     assert_int_equal(made_model_init(&m), 0);
     begin(&a, &m);
     assert_int_equal(save(&a, 3, 3, true, 1, NULL), 0);
@@ -214,11 +205,10 @@ static void weights_alone_do_not_push_out_what_can_be_resumed(void **state)
     made_model_finish(&m);
 }
 
-static void marked_ones_are_kept_beside_the_newest(void **state)
+TEST(marked_ones_are_kept_beside_the_newest)
 {
     struct made_model m;
     struct run a;
-    (void)state;
     assert_int_equal(made_model_init(&m), 0);
     begin(&a, &m);
     for (uint64_t s = 1; s <= 5; s++)
@@ -231,12 +221,11 @@ static void marked_ones_are_kept_beside_the_newest(void **state)
     made_model_finish(&m);
 }
 
-static void only_what_is_whole_and_its_own_is_counted(void **state)
+TEST(only_what_is_whole_and_its_own_is_counted)
 {
     struct made_model m;
     struct run a, b;
     char path[200], cmd[400];
-    (void)state;
     assert_int_equal(made_model_init(&m), 0);
     begin(&a, &m);
     for (uint64_t s = 1; s <= 3; s++)
@@ -258,11 +247,10 @@ static void only_what_is_whole_and_its_own_is_counted(void **state)
     made_model_finish(&m);
 }
 
-static void what_a_run_came_from_is_its_own_however_far_back(void **state)
+TEST(what_a_run_came_from_is_its_own_however_far_back)
 {
     struct made_model m;
     struct run r[3];
-    (void)state;
     assert_int_equal(made_model_init(&m), 0);
     for (int i = 0; i < 3; i++) { /* each goes on from the one before */
         uint64_t step = 2 * (uint64_t)i + 2;
@@ -286,12 +274,11 @@ static void replace_by_copy(const struct made_model *m, const char *name, const 
 }
 
 /* Another run's checkpoint comes to lie where this process has saved, twice. */
-static void what_took_the_place_of_own_bytes_is_set_aside(void **state)
+TEST(what_took_the_place_of_own_bytes_is_set_aside)
 {
     struct made_model m;
     struct run a, b;
     char name[2][80];
-    (void)state;
     assert_int_equal(made_model_init(&m), 0);
     begin(&a, &m);
     assert_int_equal(save(&a, 4, 4, true, 0, NULL), 0);
@@ -316,13 +303,12 @@ static int second_rename_fails(void *ctx, const char *from, const char *to)
     return ++n_renames == 2 ? -EIO : mt_vfs_posix.rename(ctx, from, to);
 }
 
-static void a_rename_that_fails_gives_the_name_back(void **state)
+TEST(a_rename_that_fails_gives_the_name_back)
 {
     struct made_model m;
     struct mt_vfs vfs = quick;
     struct run a, b;
     char name[80];
-    (void)state;
     vfs.rename = second_rename_fails;
     assert_int_equal(made_model_init(&m), 0);
     begin(&a, &m);
@@ -339,12 +325,11 @@ static void a_rename_that_fails_gives_the_name_back(void **state)
 }
 
 /* A save that was cut off before its rename: adopted if all of it is there, else left for the next prune. */
-static void only_what_is_whole_is_adopted(void **state)
+TEST(only_what_is_whole_is_adopted)
 {
     struct made_model m;
     struct run a;
     char path[200], tmp[210], file[300];
-    (void)state;
     assert_int_equal(made_model_init(&m), 0);
     begin(&a, &m);
     for (uint64_t s = 2; s <= 4; s += 2)
@@ -371,10 +356,9 @@ static void replace_by_loop(const char *path)
     assert_int_equal(symlink(path, path), 0);
 }
 
-static void what_cannot_be_read_now_is_not_passed_over(void **state)
+TEST(what_cannot_be_read_now_is_not_passed_over)
 {
     static const char *const files[] = {"megatrain/seal.json", "megatrain/state-00001.safetensors"};
-    (void)state;
     for (size_t i = 0; i < MT_ARRAY_LEN(files); i++) {
         struct made_model m;
         struct run a;
@@ -415,11 +399,10 @@ CUT(remove_tree, (void *c, const char *p), (c, p))
 CUT(link, (void *c, const char *t, const char *p), (c, t, p))
 
 /* Nothing happens from the n-th operation on, as after a kill: whichever it is, either the old newest or the new one loads. */
-static void a_branch_that_is_killed_anywhere_loses_nothing(void **state)
+TEST(a_branch_that_is_killed_anywhere_loses_nothing)
 {
     struct mt_vfs vfs = quick;
     bool done = false;
-    (void)state;
     vfs.create = cut_create;
     vfs.write = cut_write;
     vfs.make_dir = cut_make_dir;
@@ -488,9 +471,8 @@ static double newest_best(const struct made_model *m, uint64_t step)
 
 /* Nothing happens from the n-th operation on, as after a kill, with second names for files and without: whichever it is,
  * the checkpoint is there with its tensors, and says either nothing of the evaluation or all. */
-static void what_an_evaluation_finds_is_added_in_one_step(void **state)
+TEST(what_an_evaluation_finds_is_added_in_one_step)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         bool full = way % 2, links = way / 2, done = false;
         struct mt_vfs vfs = quick;
@@ -532,13 +514,12 @@ static void what_an_evaluation_finds_is_added_in_one_step(void **state)
     }
 }
 
-static void none_that_is_good_is_not_none_at_all(void **state)
+TEST(none_that_is_good_is_not_none_at_all)
 {
     struct made_model m;
     struct run a;
     struct mt_err err = {0};
     char path[200], *found = NULL;
-    (void)state;
     assert_int_equal(made_model_init(&m), 0);
     assert_int_equal(mt_checkpoint_find_newest(m.dir, false, &found, &err), 0);
     assert_null(found);
@@ -559,12 +540,11 @@ static void none_that_is_good_is_not_none_at_all(void **state)
     made_model_finish(&m);
 }
 
-static void starting_anew_removes_what_this_run_set_aside_alone(void **state)
+TEST(starting_anew_removes_what_this_run_set_aside_alone)
 {
     struct made_model m;
     struct run a, b, c;
     char aside[2][128], path[300], tmp[310];
-    (void)state;
     assert_int_equal(made_model_init(&m), 0);
     begin(&a, &m);
     assert_int_equal(save(&a, 3, 3, true, 1, NULL), 0);
@@ -598,25 +578,8 @@ static void starting_anew_removes_what_this_run_set_aside_alone(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_branch_saves_its_own_bytes_and_sets_the_others_aside),
-        cmocka_unit_test(own_bytes_are_not_written_twice),
-        cmocka_unit_test(keep_counts_its_own_lineage),
-        cmocka_unit_test(weights_alone_do_not_push_out_what_can_be_resumed),
-        cmocka_unit_test(marked_ones_are_kept_beside_the_newest),
-        cmocka_unit_test(only_what_is_whole_and_its_own_is_counted),
-        cmocka_unit_test(what_a_run_came_from_is_its_own_however_far_back),
-        cmocka_unit_test(what_took_the_place_of_own_bytes_is_set_aside),
-        cmocka_unit_test(a_rename_that_fails_gives_the_name_back),
-        cmocka_unit_test(only_what_is_whole_is_adopted),
-        cmocka_unit_test(what_cannot_be_read_now_is_not_passed_over),
-        cmocka_unit_test(a_branch_that_is_killed_anywhere_loses_nothing),
-        cmocka_unit_test(what_an_evaluation_finds_is_added_in_one_step),
-        cmocka_unit_test(none_that_is_good_is_not_none_at_all),
-        cmocka_unit_test(starting_anew_removes_what_this_run_set_aside_alone),
-    };
     quick = mt_vfs_posix;
     quick.sync = no_sync;
     quick.sync_dir = no_sync_dir;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

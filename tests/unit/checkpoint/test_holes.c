@@ -1,21 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Zeros become holes, and nobody who reads the file can tell. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "base/philox.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/vfs.h"
+#include "test.h"
 
 enum { BLOCK = 64 << 10, BYTES = 40 * BLOCK + 777 };
 
@@ -67,10 +62,9 @@ static struct counted write_and_compare(const char *data, size_t len, size_t mos
     return c;
 }
 
-static void holes_read_as_the_zeros_they_stand_for(void **state)
+TEST(holes_read_as_the_zeros_they_stand_for)
 {
     char *data = calloc(BYTES, 1);
-    (void)state;
     /* single bytes that are not zero, at borders of blocks and beside them */
     const size_t at[] = {0, 3 * BLOCK - 1, 5 * BLOCK, 7 * BLOCK + 1, 20 * BLOCK + 5000};
     for (size_t i = 0; i < sizeof(at) / sizeof(at[0]); i++)
@@ -83,31 +77,19 @@ static void holes_read_as_the_zeros_they_stand_for(void **state)
     free(data);
 }
 
-static void a_file_may_end_in_a_hole_or_be_one(void **state)
+TEST(a_file_may_end_in_a_hole_or_be_one)
 {
     char *data = calloc(BYTES, 1);
-    (void)state;
     assert_int_equal(write_and_compare(data, 8 * BLOCK, BYTES).written % BLOCK, 0);
     data[0] = 1;
     write_and_compare(data, 8 * BLOCK, BYTES);
     free(data);
 }
 
-static void what_is_not_zero_is_written(void **state)
+TEST(what_is_not_zero_is_written)
 {
     char *data = malloc(BYTES);
-    (void)state;
     memset(data, 1, BYTES);
     assert_int_equal(write_and_compare(data, BYTES, 4 * BLOCK).skipped, 0);
     free(data);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(holes_read_as_the_zeros_they_stand_for),
-        cmocka_unit_test(a_file_may_end_in_a_hole_or_be_one),
-        cmocka_unit_test(what_is_not_zero_is_written),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

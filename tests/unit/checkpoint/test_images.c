@@ -3,15 +3,10 @@
  * What a power cut may leave, drawn at random from the record of a save and a prune: of what was not yet synced any part
  * reached the drive, in whatever order: sectors of a file, its size before its data, names, renames, removals.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/stat.h>
 
-#include <cmocka.h>
-
 #include "recorder.h"
+#include "test.h"
 
 enum { SECTOR = 512 };
 
@@ -158,9 +153,8 @@ static void check_image(struct image *im, const char *old)
     free(found);
 }
 
-static void every_image_has_a_checkpoint_that_was_durable(void **state)
+TEST(every_image_has_a_checkpoint_that_was_durable)
 {
-    (void)state;
     struct made_model m, older;
     struct mt_vfs vfs;
     struct recorder *rec = calloc(1, sizeof(*rec));
@@ -188,12 +182,4 @@ static void every_image_has_a_checkpoint_that_was_durable(void **state)
     print_message("%zu images of %zu operations\n", n, rec->n);
     made_model_finish(&m);
     free_records(rec);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_image_has_a_checkpoint_that_was_durable),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

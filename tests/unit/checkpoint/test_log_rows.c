@@ -1,13 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "base/json.h"
 #include "checkpoint/log_rows.h"
+#include "test.h"
 
 static void add(struct mt_log_rows *r, int step, const char *value)
 {
@@ -19,9 +13,8 @@ static void add(struct mt_log_rows *r, int step, const char *value)
 }
 
 /* A long run stays in bounds, from its first step to its last, with all of its evaluations. */
-static void a_long_log_is_thinned_out(void **state)
+TEST(a_long_log_is_thinned_out)
 {
-    (void)state;
     struct mt_log_rows r = {.n = 0}, again = {.n = 0};
     int n_evaluations = 0, last = 0;
     for (int step = 1; step <= 50000; step++) {
@@ -48,10 +41,4 @@ static void a_long_log_is_thinned_out(void **state)
     cJSON_Delete(list);
     mt_log_rows_finish(&r);
     mt_log_rows_finish(&again);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_long_log_is_thinned_out)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

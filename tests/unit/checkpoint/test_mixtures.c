@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints of mixtures of experts are in the form of their releases, and are what a run goes on from. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "../model/planes_of.h"
 #include "base/fs.h"
@@ -18,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "model/ranges.h"
 #include "model/stored.h"
+#include "test.h"
 #include "weights/weights.h"
 
 #define SHAPE                                                                                                          \
@@ -142,9 +137,8 @@ static void check_folder(const struct rig *r, const char *dir, bool f32)
     mt_plane_set_destroy(&planes);
 }
 
-static void a_checkpoint_has_the_release_s_tensors_and_comes_back(void **state)
+TEST(a_checkpoint_has_the_release_s_tensors_and_comes_back)
 {
-    (void)state;
     static const char *const models[] = {gpt_oss, glm};
     for (size_t m = 0; m < 2; m++) {
         struct rig r;
@@ -177,9 +171,8 @@ static void a_checkpoint_has_the_release_s_tensors_and_comes_back(void **state)
 }
 
 /* In other groups of experts, too: masters and moments go by tensor. */
-static void a_run_goes_on_from_it_in_any_groups(void **state)
+TEST(a_run_goes_on_from_it_in_any_groups)
 {
-    (void)state;
     for (size_t group = 1; group <= 5; group += 2) {
         struct rig r;
         open_rig(&r, glm);
@@ -207,9 +200,8 @@ static void a_run_goes_on_from_it_in_any_groups(void **state)
     }
 }
 
-static void what_predicts_further_tokens_is_copied(void **state)
+TEST(what_predicts_further_tokens_is_copied)
 {
-    (void)state;
     struct rig r;
     struct mt_st_model from, to;
     char path[64];
@@ -238,14 +230,4 @@ static void what_predicts_further_tokens_is_copied(void **state)
     mt_st_close(&from);
     check_folder(&r, r.checkpoint, false); /* which is a model to start from */
     close_rig(&r);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_checkpoint_has_the_release_s_tensors_and_comes_back),
-        cmocka_unit_test(a_run_goes_on_from_it_in_any_groups),
-        cmocka_unit_test(what_predicts_further_tokens_is_copied),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,18 +4,13 @@
  * the output folder: everything up to the last sync of it, and any of what came after, in whatever selection. Whatever
  * it is, a checkpoint is found, verifies, and is the branch's own once its save was done.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/seal.h"
 #include "made_model.h"
+#include "test.h"
 
 enum op { MAKE, RENAME, REMOVE, SYNC };
 enum { MOST = 64 };
@@ -180,7 +175,7 @@ static void check(const struct made_model *m, const struct names *s, bool must_b
     free(found);
 }
 
-static void whatever_reached_the_disk_a_checkpoint_is_found(void **state)
+TEST(whatever_reached_the_disk_a_checkpoint_is_found)
 {
     struct made_model m;
     struct mt_vfs vfs = mt_vfs_posix;
@@ -189,7 +184,6 @@ static void whatever_reached_the_disk_a_checkpoint_is_found(void **state)
     struct names first;
     char path[300];
     int states = 0;
-    (void)state;
     vfs.sync = no_sync;
     vfs.sync_dir = on_sync_dir;
     assert_int_equal(made_model_init(&m), 0);
@@ -238,12 +232,4 @@ static void whatever_reached_the_disk_a_checkpoint_is_found(void **state)
     mt_train_state_finish(&a);
     mt_train_state_finish(&b);
     made_model_finish(&m);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whatever_reached_the_disk_a_checkpoint_is_found),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

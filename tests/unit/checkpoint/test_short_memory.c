@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Each allocation of a save fails in turn: it says so, or what it sealed is whole, to the last field. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
 #include "made_model.h"
+#include "test.h"
 
 /* The linker sends the libraries' allocations here (--wrap). */
 void *__real_malloc(size_t n);
@@ -127,23 +122,12 @@ static int sweep(bool for_ever)
     return failures;
 }
 
-static void one_allocation_that_fails_seals_nothing_bad(void **state)
+TEST(one_allocation_that_fails_seals_nothing_bad)
 {
-    (void)state;
     assert_true(sweep(false) > 20);
 }
 
-static void memory_that_stays_short_seals_nothing(void **state)
+TEST(memory_that_stays_short_seals_nothing)
 {
-    (void)state;
     assert_true(sweep(true) > 20);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_allocation_that_fails_seals_nothing_bad),
-        cmocka_unit_test(memory_that_stays_short_seals_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,13 +2,7 @@
 /* A byte is turned, wherever it may be: verifying names the file and the tensor. */
 #include <fcntl.h>
 #include <ftw.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/stat.h>
-
-#include <cmocka.h>
 
 #include "base/json.h"
 #include "base/mem.h"
@@ -16,6 +10,7 @@
 #include "checkpoint/manifest.h"
 #include "hf/safetensors.h"
 #include "made_model.h"
+#include "test.h"
 
 static struct made_model model;
 static char dir[128];
@@ -36,9 +31,8 @@ static int set_up(void **state)
     return rc;
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     made_model_finish(&model);
     return 0;
 }
@@ -109,9 +103,8 @@ static int visit(const char *path, const struct stat *st, int type, struct FTW *
     return 0;
 }
 
-static void a_turned_bit_anywhere_names_its_file_and_tensor(void **state)
+TEST(a_turned_bit_anywhere_names_its_file_and_tensor)
 {
-    (void)state;
     n_files = 0;
     assert_int_equal(mt_checkpoint_verify(dir, NULL), 0);
     assert_int_equal(nftw(dir, visit, 8, FTW_PHYS), 0);
@@ -119,9 +112,8 @@ static void a_turned_bit_anywhere_names_its_file_and_tensor(void **state)
     assert_int_equal(mt_checkpoint_verify(dir, NULL), 0); /* all is as it was */
 }
 
-static void several_damaged_tensors_are_named(void **state)
+TEST(several_damaged_tensors_are_named)
 {
-    (void)state;
     char path[200];
     struct mt_st_model m;
     struct mt_err err = {0};
@@ -146,9 +138,8 @@ static void several_damaged_tensors_are_named(void **state)
 }
 
 /* Loading looks for itself: the file may have changed since it was verified. */
-static void a_turned_bit_is_not_loaded(void **state)
+TEST(a_turned_bit_is_not_loaded)
 {
-    (void)state;
     char path[200];
     struct mt_st_model m;
     struct mt_err err = {0};
@@ -182,9 +173,8 @@ static int cut(const char *path, off_t by, struct mt_err *err)
     return rc;
 }
 
-static void files_cut_grown_or_gone_are_told(void **state)
+TEST(files_cut_grown_or_gone_are_told)
 {
-    (void)state;
     static const char *const names[] = {"megatrain/state-00002.safetensors", "megatrain/state.json",
                                         "megatrain/seal.json", "config.json", "trainer_state.json"};
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
@@ -242,9 +232,8 @@ static int verify_list_with(const char *name, const char *more, struct mt_err *e
 }
 
 /* A file that is not listed is not looked at. */
-static void a_list_that_lacks_a_file_is_not_complete(void **state)
+TEST(a_list_that_lacks_a_file_is_not_complete)
 {
-    (void)state;
     static const char *const names[] = {"config.json", "model.safetensors.index.json", "megatrain/state-00000.safetensors",
                                         "megatrain/state-00001.safetensors"};
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
@@ -256,9 +245,8 @@ static void a_list_that_lacks_a_file_is_not_complete(void **state)
 }
 
 /* It may be a stranger's: what it names is read. */
-static void a_list_names_files_of_the_folder_alone(void **state)
+TEST(a_list_names_files_of_the_folder_alone)
 {
-    (void)state;
     static const char *const names[] = {"../../../dev/zero", "/etc/passwd", "megatrain/../../x", "megatrain/", "..", "a/b"};
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
         struct mt_err err = {0};
@@ -267,9 +255,8 @@ static void a_list_names_files_of_the_folder_alone(void **state)
     }
 }
 
-static void what_is_not_a_file_is_not_read(void **state)
+TEST(what_is_not_a_file_is_not_read)
 {
-    (void)state;
     char path[200], aside[200];
     uint64_t sum, size;
     struct mt_err err = {0};
@@ -287,9 +274,8 @@ static void what_is_not_a_file_is_not_read(void **state)
     assert_int_equal(mt_checkpoint_verify(dir, NULL), 0);
 }
 
-static void checkpoints_are_listed_newest_first(void **state)
+TEST(checkpoints_are_listed_newest_first)
 {
-    (void)state;
     static const char *const names[] = {"checkpoint-10", "checkpoint-9", "checkpoint-100.tmp", "checkpoint-",
                                         "checkpoint-x", "checkpoint-007", "checkpoint-18446744073709551616", "checkpoint--5", "checkpoint-+7", "checkpoint- 8", "other"};
     char path[300];
@@ -307,17 +293,4 @@ static void checkpoints_are_listed_newest_first(void **state)
     free(steps);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_turned_bit_anywhere_names_its_file_and_tensor),
-        cmocka_unit_test(several_damaged_tensors_are_named),
-        cmocka_unit_test(a_turned_bit_is_not_loaded),
-        cmocka_unit_test(files_cut_grown_or_gone_are_told),
-        cmocka_unit_test(a_list_that_lacks_a_file_is_not_complete),
-        cmocka_unit_test(a_list_names_files_of_the_folder_alone),
-        cmocka_unit_test(what_is_not_a_file_is_not_read),
-        cmocka_unit_test(checkpoints_are_listed_newest_first),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

@@ -1,8 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,14 +6,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "base/mem.h"
 #include "data/cache.h"
 #include "data/dataset.h"
 #include "data/shard.h"
 #include "data/sources.h"
+#include "test.h"
 
 struct folder {
     char dir[64], cache[96];
@@ -68,7 +63,7 @@ static int open_set(mt_dataset **d, const struct folder *f, struct mt_cfg_list *
     return mt_dataset_open(d, &p, err);
 }
 
-static void samples_keep_the_order_of_their_files(void **state)
+TEST_WITH(samples_keep_the_order_of_their_files, open_folder, close_folder)
 {
     const struct folder *f = *state;
     char *items[] = {write_ids(f, "b.jsonl", 3, 5, 2), write_ids(f, "a.jsonl", 2, 4, 1)};
@@ -94,7 +89,7 @@ static void samples_keep_the_order_of_their_files(void **state)
     free(items[1]);
 }
 
-static void overlong_samples_are_cut_when_read_and_never_stored_cut(void **state)
+TEST_WITH(overlong_samples_are_cut_when_read_and_never_stored_cut, open_folder, close_folder)
 {
     const struct folder *f = *state;
     char *items[] = {write_ids(f, "long.jsonl", 3, 30, 7)};
@@ -149,7 +144,7 @@ static int visits(mt_sampler *s, uint64_t epoch, uint32_t token, uint64_t *seen)
     return n;
 }
 
-static void weights_say_how_often_an_epoch_visits_a_file(void **state)
+TEST_WITH(weights_say_how_often_an_epoch_visits_a_file, open_folder, close_folder)
 {
     const struct folder *f = *state;
     char *a = write_ids(f, "w1.jsonl", 40, 6, 1), *b = write_ids(f, "w2.jsonl", 40, 6, 2);
@@ -184,7 +179,7 @@ static void weights_say_how_often_an_epoch_visits_a_file(void **state)
     free(c);
 }
 
-static void a_shard_that_lies_is_refused(void **state)
+TEST_WITH(a_shard_that_lies_is_refused, open_folder, close_folder)
 {
     const struct folder *f = *state;
     char *items[] = {write_ids(f, "lie.jsonl", 4, 5, 3)}, cmd[300], *text, *path;
@@ -223,7 +218,7 @@ static void a_shard_that_lies_is_refused(void **state)
     free(items[0]);
 }
 
-static void files_that_need_the_helper_are_told_from_those_that_do_not(void **state)
+TEST_WITH(files_that_need_the_helper_are_told_from_those_that_do_not, open_folder, close_folder)
 {
     static const struct {
         const char *name, *text;
@@ -277,7 +272,7 @@ static void poke(const char *path, off_t at, const void *p, size_t n)
     close(fd);
 }
 
-static void a_damaged_shard_is_made_again(void **state)
+TEST_WITH(a_damaged_shard_is_made_again, open_folder, close_folder)
 {
     const struct folder *f = *state;
     char *items[] = {write_ids(f, "a.jsonl", 3, 5, 2)};
@@ -315,7 +310,7 @@ static void a_damaged_shard_is_made_again(void **state)
 }
 
 /* By their tokens, masks and cuts. */
-static void data_are_told_by_their_tokens(void **state)
+TEST_WITH(data_are_told_by_their_tokens, open_folder, close_folder)
 {
     const struct folder *f = *state;
     char *items[] = {write_ids(f, "a.jsonl", 3, 5, 2)}, *other[] = {write_ids(f, "b.jsonl", 3, 5, 2)};
@@ -336,21 +331,4 @@ static void data_are_told_by_their_tokens(void **state)
     mt_dataset_destroy(&d);
     free(items[0]);
     free(other[0]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(samples_keep_the_order_of_their_files, open_folder, close_folder),
-        cmocka_unit_test_setup_teardown(overlong_samples_are_cut_when_read_and_never_stored_cut,
-                                        open_folder, close_folder),
-        cmocka_unit_test_setup_teardown(weights_say_how_often_an_epoch_visits_a_file, open_folder,
-                                        close_folder),
-        cmocka_unit_test_setup_teardown(a_damaged_shard_is_made_again, open_folder, close_folder),
-        cmocka_unit_test_setup_teardown(data_are_told_by_their_tokens, open_folder, close_folder),
-        cmocka_unit_test_setup_teardown(a_shard_that_lies_is_refused, open_folder, close_folder),
-        cmocka_unit_test_setup_teardown(
-            files_that_need_the_helper_are_told_from_those_that_do_not, open_folder, close_folder),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,21 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/fs.h"
 #include "base/mem.h"
 #include "base/philox.h"
 #include "data/dataset.h"
 #include "data/loader.h"
+#include "test.h"
 
 struct fixture {
     char dir[64], file[96], cache[96];
@@ -65,9 +60,8 @@ static mt_sampler *sampler(const struct fixture *f, size_t seq_len, size_t rows,
     return s;
 }
 
-static void packing_fills_rows(void **state)
+TEST(packing_fills_rows)
 {
-    (void)state;
     struct fixture f;
     make(&f, 20000, 1024, 120);
     mt_sampler *s = sampler(&f, 1024, 8, 2, true, true);
@@ -77,9 +71,8 @@ static void packing_fills_rows(void **state)
     finish(&f);
 }
 
-static void every_sample_comes_once_an_epoch(void **state)
+TEST(every_sample_comes_once_an_epoch)
 {
-    (void)state;
     struct fixture f;
     enum { N = 500, LEN = 128 };
     make(&f, N, LEN, 20);
@@ -111,9 +104,8 @@ static void every_sample_comes_once_an_epoch(void **state)
     finish(&f);
 }
 
-static void a_step_depends_on_its_number_alone(void **state)
+TEST(a_step_depends_on_its_number_alone)
 {
-    (void)state;
     struct fixture f;
     make(&f, 300, 64, 15);
     mt_sampler *a = sampler(&f, 64, 5, 2, true, true), *b = sampler(&f, 64, 5, 2, true, true);
@@ -133,9 +125,8 @@ static void a_step_depends_on_its_number_alone(void **state)
     finish(&f);
 }
 
-static void the_loader_gives_what_the_sampler_does(void **state)
+TEST(the_loader_gives_what_the_sampler_does)
 {
-    (void)state;
     /* in order, a step again, back, far ahead, to the end */
     static const uint64_t steps[] = {0, 1, 2, 2, 3, 1, 30, 31, 38, 39};
     struct fixture f;
@@ -166,9 +157,8 @@ static void the_loader_gives_what_the_sampler_does(void **state)
     finish(&f);
 }
 
-static void targets_are_shifted_within_a_document(void **state)
+TEST(targets_are_shifted_within_a_document)
 {
-    (void)state;
     struct mt_batch b;
     static const uint32_t one[] = {5, 6, 7, 8}, two[] = {9, 5};
     static const uint8_t trained[] = {1, 0, 1, 1};
@@ -190,9 +180,8 @@ static void targets_are_shifted_within_a_document(void **state)
     mt_batch_finish(&b);
 }
 
-static void the_held_out_share_is_stable(void **state)
+TEST(the_held_out_share_is_stable)
 {
-    (void)state;
     struct fixture f;
     struct mt_split train, held;
     make(&f, 2000, 64, 15);
@@ -208,9 +197,8 @@ static void the_held_out_share_is_stable(void **state)
     finish(&f);
 }
 
-static void a_cached_shard_is_used_and_a_damaged_one_made_anew(void **state)
+TEST(a_cached_shard_is_used_and_a_damaged_one_made_anew)
 {
-    (void)state;
     struct fixture f;
     char cmd[300];
     make(&f, 100, 64, 15);
@@ -245,9 +233,8 @@ static void count_samples(mt_sampler *s, uint64_t first, uint64_t end, int *seen
 }
 
 /* A run goes on with steps of another size, in the middle of a pass, of its last one, and at its end. */
-static void steps_of_another_size_repeat_no_row_and_leave_none_out(void **state)
+TEST(steps_of_another_size_repeat_no_row_and_leave_none_out)
 {
-    (void)state;
     enum { N = 100, LEN = 64 };
     static const uint64_t before[] = {5, 16, 17, 20, 33}; /* of 17 steps in a pass */
     struct fixture f;
@@ -269,9 +256,8 @@ static void steps_of_another_size_repeat_no_row_and_leave_none_out(void **state)
 }
 
 /* A row cut in chunks: end to end they are the row, with its documents, positions and targets. */
-static void chunks_of_a_row_are_the_row(void **state)
+TEST(chunks_of_a_row_are_the_row)
 {
-    (void)state;
     enum { LEN = 128, CHUNKS = 16 };
     struct fixture f;
     make(&f, 300, LEN, 30);
@@ -316,20 +302,4 @@ static void chunks_of_a_row_are_the_row(void **state)
         mt_sampler_destroy(&cut);
     }
     finish(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(packing_fills_rows),
-        cmocka_unit_test(every_sample_comes_once_an_epoch),
-        cmocka_unit_test(a_step_depends_on_its_number_alone),
-        cmocka_unit_test(steps_of_another_size_repeat_no_row_and_leave_none_out),
-        cmocka_unit_test(chunks_of_a_row_are_the_row),
-        cmocka_unit_test(the_loader_gives_what_the_sampler_does),
-        cmocka_unit_test(targets_are_shifted_within_a_document),
-        cmocka_unit_test(the_held_out_share_is_stable),
-        cmocka_unit_test(a_cached_shard_is_used_and_a_damaged_one_made_anew),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

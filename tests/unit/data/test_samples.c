@@ -1,30 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the fuzzers of the readers found, kept. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "data/samples.h"
+#include "test.h"
 
 static char dir[64];
 
-static int set_up(void **state)
+static int set_up(void **)
 {
-    (void)state;
     snprintf(dir, sizeof(dir), "/tmp/mt-samples-XXXXXX");
     return mkdtemp(dir) ? 0 : -1;
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     return mt_remove_tree(dir, NULL);
 }
 
@@ -51,9 +44,8 @@ static uint64_t samples_of(const char *name, const char *text, size_t len)
     return n;
 }
 
-static void a_text_of_one_byte_has_no_sample(void **state)
+TEST_WITH(a_text_of_one_byte_has_no_sample, set_up, tear_down)
 {
-    (void)state;
     assert_int_equal(samples_of("a.txt", "", 0), 0);
     assert_int_equal(samples_of("a.txt", "x", 1), 0);
     assert_int_equal(samples_of("a.txt", "xy", 2), 1);
@@ -61,12 +53,4 @@ static void a_text_of_one_byte_has_no_sample(void **state)
     assert_int_equal(samples_of("a.jsonl", "\n\n \r\n", 5), 0);
     assert_int_equal(samples_of("a.json", "[]", 2), 0);
     assert_int_equal(samples_of("a.jsonl", "{\"text\": \"\"}\n{\"text\": \"a\"}", 26), 2);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_text_of_one_byte_has_no_sample, set_up, tear_down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,33 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "base/mem.h"
 #include "data/shard.h"
+#include "test.h"
 
 static char dir[64], path[128];
 
-static int set_up(void **state)
+static int set_up(void **)
 {
-    (void)state;
     snprintf(dir, sizeof(dir), "/tmp/mt-shard-XXXXXX");
     snprintf(path, sizeof(path), "%.63s/s.tokens", mkdtemp(dir) ? dir : "");
     return dir[0] ? 0 : -1;
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     return mt_remove_tree(dir, NULL);
 }
 
@@ -54,9 +47,8 @@ static void write_shard(size_t n)
     mt_shard_writer_finish(&w);
 }
 
-static void what_is_written_is_read(void **state)
+TEST_WITH(what_is_written_is_read, set_up, tear_down)
 {
-    (void)state;
     static const size_t sizes[] = {1, 2, 3, 17, 1000};
     for (size_t v = 0; v < MT_ARRAY_LEN(sizes); v++) {
         struct mt_shard s;
@@ -81,9 +73,8 @@ static void what_is_written_is_read(void **state)
     }
 }
 
-static void counts_of_any_stretch_are_right(void **state)
+TEST_WITH(counts_of_any_stretch_are_right, set_up, tear_down)
 {
-    (void)state;
     struct mt_shard s;
     write_shard(40);
     assert_int_equal(mt_shard_open(&s, path, 0, NULL), 0);
@@ -119,9 +110,8 @@ static void refuse(size_t at, uint64_t value, const char *word)
     write_shard(3);
 }
 
-static void headers_that_lie_are_refused(void **state)
+TEST_WITH(headers_that_lie_are_refused, set_up, tear_down)
 {
-    (void)state;
     write_shard(3); /* of 4, 9 and 5 tokens */
     size_t offsets = MT_SHARD_HEADER_BYTES + 18 * 4 + 8;
 #define FIELD(f) offsetof(struct mt_shard_header, f)
@@ -140,9 +130,8 @@ static void headers_that_lie_are_refused(void **state)
     refuse(offsets + 3 * 8, 17, "cover");
 }
 
-static void files_cut_short_are_refused(void **state)
+TEST_WITH(files_cut_short_are_refused, set_up, tear_down)
 {
-    (void)state;
     struct mt_shard s;
     struct mt_err err = {0};
     write_shard(3);
@@ -157,9 +146,8 @@ static void files_cut_short_are_refused(void **state)
     assert_int_equal(mt_shard_open(&s, "/no/such.tokens", 0, &err), -ENOENT);
 }
 
-static void what_is_not_committed_leaves_no_file(void **state)
+TEST_WITH(what_is_not_committed_leaves_no_file, set_up, tear_down)
 {
-    (void)state;
     struct mt_shard_writer w;
     assert_int_equal(mt_shard_writer_open(&w, path, NULL), 0);
     assert_true(mt_path_exists(w.tmp));
@@ -182,10 +170,9 @@ static void flip(off_t at)
 }
 
 /* Samples are read many times: what has changed since the shard was verified is found when it is read. */
-static void what_changes_after_the_check_is_found(void **state)
+TEST_WITH(what_changes_after_the_check_is_found, set_up, tear_down)
 {
     enum { N = 20000 };
-    (void)state;
     static uint32_t ids[N * 9], again[N * 9];
     static uint8_t mask[N * 9], bits[N * 9];
     struct mt_shard s;
@@ -216,18 +203,4 @@ static void what_changes_after_the_check_is_found(void **state)
     assert_int_equal(mt_shard_open(&s, path, 7, NULL), 0);
     assert_int_equal(mt_shard_verify(&s, path, NULL), -EBADMSG);
     mt_shard_close(&s);
-}
-
-int main(void)
-{
-#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
-    const struct CMUnitTest tests[] = {
-        TEST(what_is_written_is_read),
-        TEST(counts_of_any_stretch_are_right),
-        TEST(headers_that_lie_are_refused),
-        TEST(files_cut_short_are_refused),
-        TEST(what_is_not_committed_leaves_no_file),
-        TEST(what_changes_after_the_check_is_found),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

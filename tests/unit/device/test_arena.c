@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "base/philox.h"
 #include "device/cpu/arena.h"
+#include "test.h"
 
 enum { KIB = 1024, N = 40 };
 
@@ -22,9 +17,8 @@ static struct mt_cpu_arena *arena(size_t budget)
     return a;
 }
 
-static void the_budget_is_exact(void **state)
+TEST(the_budget_is_exact)
 {
-    (void)state;
     struct mt_cpu_arena *a = arena(64 * KIB);
     void *p[3] = {0};
     struct mt_err err = {0};
@@ -41,9 +35,8 @@ static void the_budget_is_exact(void **state)
     assert_null(a);
 }
 
-static void running_out_tells_what_holds_the_memory(void **state)
+TEST(running_out_tells_what_holds_the_memory)
 {
-    (void)state;
     struct mt_cpu_arena *a = arena(64 * KIB);
     void *p;
     struct mt_err err = {0};
@@ -61,9 +54,8 @@ static void running_out_tells_what_holds_the_memory(void **state)
 }
 
 /* Random sizes in random order: each keeps its own bytes, and all room comes back. */
-static void allocations_never_overlap_and_merge_when_freed(void **state)
+TEST(allocations_never_overlap_and_merge_when_freed)
 {
-    (void)state;
     struct mt_cpu_arena *a = arena(256 * KIB);
     unsigned char *p[N] = {0};
     size_t size[N] = {0}, held = 0;
@@ -99,9 +91,8 @@ static void allocations_never_overlap_and_merge_when_freed(void **state)
     mt_cpu_arena_destroy(&a);
 }
 
-static void odd_budgets_and_sizes_work(void **state)
+TEST(odd_budgets_and_sizes_work)
 {
-    (void)state;
     struct mt_cpu_arena *a = arena(0);
     void *p = NULL;
     assert_int_equal(mt_cpu_arena_alloc(a, 1, "x", &p, NULL), -ENOMEM);
@@ -120,9 +111,8 @@ static void odd_budgets_and_sizes_work(void **state)
 }
 
 /* A step of tens of thousands of micro-batches has as many boundaries. */
-static void thousands_of_allocations_take_no_time(void **state)
+TEST(thousands_of_allocations_take_no_time)
 {
-    (void)state;
     enum { MANY = 60000 };
     struct mt_cpu_arena *a = arena((size_t)MANY * 2 * KIB);
     void **p = mt_calloc(MANY, sizeof(*p)), *again = NULL;
@@ -140,16 +130,4 @@ static void thousands_of_allocations_take_no_time(void **state)
         fail_msg("%d allocations took %.2f s", MANY, seconds);
     free(p);
     mt_cpu_arena_destroy(&a);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_budget_is_exact),
-        cmocka_unit_test(running_out_tells_what_holds_the_memory),
-        cmocka_unit_test(allocations_never_overlap_and_merge_when_freed),
-        cmocka_unit_test(odd_budgets_and_sizes_work),
-        cmocka_unit_test(thousands_of_allocations_take_no_time),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

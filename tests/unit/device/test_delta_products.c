@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/philox.h"
 #include "device/cpu/delta_products.h"
+#include "test.h"
 
 enum { WIDE = 80, LD = 96, ALL = LD * LD }; /* the most rows, columns and steps; rows of all matrices are LD apart */
 
@@ -60,9 +55,8 @@ static void check(const struct product *x)
     }
 }
 
-static void products_have_the_same_bits_with_each_instruction_set(void **state)
+TEST(products_have_the_same_bits_with_each_instruction_set)
 {
-    (void)state;
     static const size_t sizes[][3] = {{64, 64, 64}, {1, 16, 5}, {7, 48, 33}, {WIDE, WIDE, WIDE}};
     for (size_t i = 0; i < 3 * MT_ARRAY_LEN(sizes) * 32; i++) {
         const size_t *size = sizes[i / 32 / 3], flags = i % 32;
@@ -79,9 +73,8 @@ static void products_have_the_same_bits_with_each_instruction_set(void **state)
     }
 }
 
-static void substitution_has_the_same_bits_with_each_instruction_set(void **state)
+TEST(substitution_has_the_same_bits_with_each_instruction_set)
 {
-    (void)state;
     static const size_t rows[] = {1, 5, 64, WIDE};
     for (size_t s = 0; s < 3 * MT_ARRAY_LEN(rows); s++) {
         const struct mt_cpu_products *p = products_of(sets[s % 3]);
@@ -98,13 +91,4 @@ static void substitution_has_the_same_bits_with_each_instruction_set(void **stat
         p->substitute(&(struct substitution){rows[s / 3], WIDE, a, LD, d, LD});
         assert_memory_equal(d, want, sizeof(d));
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_have_the_same_bits_with_each_instruction_set),
-        cmocka_unit_test(substitution_has_the_same_bits_with_each_instruction_set),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "device/op.h"
 #include "device_fault.h"
 #include "kinds/kinds.h"
+#include "test.h"
 
 enum { BUDGET = 4 << 20, PART = 4096, N_PARTS = 4 };
 
@@ -110,9 +105,8 @@ static void expect_dead_but_firing(struct bench *b, bool async)
     mt_event_destroy(&ev);
 }
 
-static void each_operation_fails_when_it_is_its_turn(void **state)
+TEST(each_operation_fails_when_it_is_its_turn)
 {
-    (void)state;
     for (int op = 0; op < MT_N_DEV_OPS; op++)
         for (int async = 0; async < 2; async++) {
             struct bench b = {0};
@@ -131,9 +125,8 @@ static void each_operation_fails_when_it_is_its_turn(void **state)
         }
 }
 
-static void a_failed_copy_moves_nothing(void **state)
+TEST(a_failed_copy_moves_nothing)
 {
-    (void)state;
     for (int async = 0; async < 2; async++) {
         struct bench b = {0};
         struct mt_err err = {0};
@@ -159,9 +152,8 @@ static void count_call(void *ctx)
     ++*(int *)ctx;
 }
 
-static void a_failed_call_does_not_run(void **state)
+TEST(a_failed_call_does_not_run)
 {
-    (void)state;
     for (int async = 0; async < 2; async++) {
         struct bench b = {0};
         struct mt_err err = {0};
@@ -176,9 +168,8 @@ static void a_failed_call_does_not_run(void **state)
     }
 }
 
-static void records_and_waits_fail_too(void **state)
+TEST(records_and_waits_fail_too)
 {
-    (void)state;
     static const char *const what[] = {"record", "wait", "async record", "async wait"};
     for (int k = 0; k < 4; k++) {
         struct bench b = {0};
@@ -202,9 +193,8 @@ static void records_and_waits_fail_too(void **state)
     }
 }
 
-static void any_counts_all_submissions(void **state)
+TEST(any_counts_all_submissions)
 {
-    (void)state;
     struct bench b = {0};
     mt_event *ev = NULL;
     open_bench(&b, "any", 4);
@@ -219,9 +209,8 @@ static void any_counts_all_submissions(void **state)
     close_bench(&b);
 }
 
-static void a_refused_resource_is_refused_once(void **state)
+TEST(a_refused_resource_is_refused_once)
 {
-    (void)state;
     struct mt_err err = {0};
     void *a = NULL, *b = NULL;
     char host[64];
@@ -252,9 +241,8 @@ static void a_refused_resource_is_refused_once(void **state)
     mt_device_destroy(&dev);
 }
 
-static void what_cannot_fail_is_an_error(void **state)
+TEST(what_cannot_fail_is_an_error)
 {
-    (void)state;
     static const char *const bad[] = {"", "nothing", "async alloc", "async ", "gemms"};
     mt_device *cpu = open_cpu(), *dev = NULL;
     for (size_t i = 0; i < MT_ARRAY_LEN(bad); i++)
@@ -266,15 +254,6 @@ static void what_cannot_fail_is_an_error(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_operation_fails_when_it_is_its_turn),
-        cmocka_unit_test(a_failed_copy_moves_nothing),
-        cmocka_unit_test(a_failed_call_does_not_run),
-        cmocka_unit_test(records_and_waits_fail_too),
-        cmocka_unit_test(any_counts_all_submissions),
-        cmocka_unit_test(a_refused_resource_is_refused_once),
-        cmocka_unit_test(what_cannot_fail_is_an_error),
-    };
     alarm(300); /* a hang is a failure; sanitizers take minutes */
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

@@ -1,8 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <dirent.h>
@@ -11,13 +7,12 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "base/mem.h"
 #include "device/device.h"
 #include "device/ops.h"
 #include "kinds/kinds.h"
+#include "test.h"
 
 enum { N = 1 << 16, ROUNDS = 200 };
 
@@ -87,9 +82,8 @@ static struct cpus cpus_of(const char *stream, int n_threads, const int *cpus, i
     return (struct cpus){CPU_COUNT(&set), CPU_ISSET(cpu, &set)};
 }
 
-static void the_compute_stream_is_bound_where_its_helpers_are(void **state)
+TEST(the_compute_stream_is_bound_where_its_helpers_are)
 {
-    (void)state;
     static const char *const names[] = {"mt-compute", "mt-h2d", "mt-d2h"};
     cpu_set_t all;
     int cpu = 0;
@@ -109,9 +103,8 @@ static void the_compute_stream_is_bound_where_its_helpers_are(void **state)
     }
 }
 
-static void a_stream_keeps_its_order(void **state)
+TEST(a_stream_keeps_its_order)
 {
-    (void)state;
     mt_device *dev = open_cpu(0);
     int32_t in[ROUNDS], out = -1, *slot = buffer(dev, sizeof(int32_t));
     for (int i = 0; i < ROUNDS; i++) {
@@ -125,9 +118,8 @@ static void a_stream_keeps_its_order(void **state)
 }
 
 /* A ring of one slot: in, through the compute stream, out; only events keep it right. */
-static void events_order_the_streams(void **state)
+TEST(events_order_the_streams)
 {
-    (void)state;
     mt_device *dev = open_cpu(0);
     float *in = malloc(N * 4), *out = malloc(N * 4), *slot = buffer(dev, N * 4), *sum = buffer(dev, N * 4);
     mt_event *loaded = event(dev), *used = event(dev), *stored = event(dev);
@@ -159,9 +151,8 @@ static void events_order_the_streams(void **state)
     free(out);
 }
 
-static void an_event_never_recorded_is_no_wait(void **state)
+TEST(an_event_never_recorded_is_no_wait)
 {
-    (void)state;
     mt_device *dev = open_cpu(0);
     mt_event *ev = event(dev);
     assert_int_equal(mt_event_wait(dev, ev, MT_STREAM_COMPUTE, NULL), 0);
@@ -176,9 +167,8 @@ static void an_event_never_recorded_is_no_wait(void **state)
     mt_device_destroy(&dev);
 }
 
-static void a_wait_is_for_the_newest_record(void **state)
+TEST(a_wait_is_for_the_newest_record)
 {
-    (void)state;
     mt_device *dev = open_cpu(0.05); /* 1 MB takes 20 ms */
     size_t n = 1 << 20;
     char *in = calloc(2, n), *out = calloc(1, n), *slot = buffer(dev, n);
@@ -199,9 +189,8 @@ static void a_wait_is_for_the_newest_record(void **state)
 }
 
 /* Far more than the ring of commands holds, behind a copy that takes a while. */
-static void a_full_queue_blocks_and_goes_on(void **state)
+TEST(a_full_queue_blocks_and_goes_on)
 {
-    (void)state;
     mt_device *dev = open_cpu(0.1);
     size_t n = 1 << 20;
     char *in = calloc(1, n), *slot = buffer(dev, n);
@@ -220,9 +209,8 @@ static void a_full_queue_blocks_and_goes_on(void **state)
     free(got);
 }
 
-static void copies_with_pitch_move_their_rows_alone(void **state)
+TEST(copies_with_pitch_move_their_rows_alone)
 {
-    (void)state;
     mt_device *dev = open_cpu(0);
     char in[8 * 10], out[8 * 10], *slot = buffer(dev, 8 * 16);
     for (size_t i = 0; i < sizeof(in); i++)
@@ -243,9 +231,8 @@ static void copies_with_pitch_move_their_rows_alone(void **state)
 }
 
 /* What a link of that rate cannot be faster than; how much slower this machine makes it is not asserted. */
-static void a_throttled_link_is_never_faster_than_its_rate(void **state)
+TEST(a_throttled_link_is_never_faster_than_its_rate)
 {
-    (void)state;
     double gbps = 0.2;
     mt_device *dev = open_cpu(gbps);
     size_t n = 4 << 20;
@@ -289,9 +276,8 @@ static void *feed(void *arg)
     return NULL;
 }
 
-static void each_stream_may_have_its_own_thread(void **state)
+TEST(each_stream_may_have_its_own_thread)
 {
-    (void)state;
     mt_device *dev = open_cpu(0);
     pthread_t t[MT_N_STREAMS];
     struct feeder f[MT_N_STREAMS];
@@ -307,9 +293,8 @@ static void each_stream_may_have_its_own_thread(void **state)
     mt_device_destroy(&dev);
 }
 
-static void bad_parameters_are_refused(void **state)
+TEST(bad_parameters_are_refused)
 {
-    (void)state;
     mt_device *dev = NULL;
     struct mt_err err = {0};
     struct mt_device_params p = {.kind = "gpu", .budget_bytes = 1 << 20, .n_threads = 1};
@@ -327,18 +312,6 @@ static void bad_parameters_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_compute_stream_is_bound_where_its_helpers_are),
-        cmocka_unit_test(a_stream_keeps_its_order),
-        cmocka_unit_test(events_order_the_streams),
-        cmocka_unit_test(an_event_never_recorded_is_no_wait),
-        cmocka_unit_test(a_wait_is_for_the_newest_record),
-        cmocka_unit_test(a_full_queue_blocks_and_goes_on),
-        cmocka_unit_test(copies_with_pitch_move_their_rows_alone),
-        cmocka_unit_test(a_throttled_link_is_never_faster_than_its_rate),
-        cmocka_unit_test(each_stream_may_have_its_own_thread),
-        cmocka_unit_test(bad_parameters_are_refused),
-    };
     alarm(100);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

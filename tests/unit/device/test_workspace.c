@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A workspace that is planned for the longest micro-batch serves every shorter one: it has what their blocks of rows need. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "cuda/cuda_kind.h"
 #include "cuda/workspace.h"
+#include "test.h"
 
 enum { MOST = 33000 };
 
@@ -45,9 +40,8 @@ static size_t sink(const struct mt_device_kind *k, const struct mt_device_limits
     return k->workspace(l, MT_DEV_ATTENTION_SINK_BWD, &(struct mt_attention_sink_bwd){.n = n, .o = mt_heads(NULL, c, c / 64, 64)});
 }
 
-static void shorter_micro_batches_need_no_more(void **state)
+TEST(shorter_micro_batches_need_no_more)
 {
-    (void)state;
     size_t (*const ops[])(const struct mt_device_kind *, const struct mt_device_limits *, size_t, size_t) = {norm, bias, rope, stats,
                                                                                                         gate, sink};
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
@@ -66,9 +60,8 @@ static void shorter_micro_batches_need_no_more(void **state)
 }
 
 /* The sums that a kernel writes: a row of them for each block of so many rows, of the n that there are. */
-static void each_block_of_rows_has_its_sums(void **state)
+TEST(each_block_of_rows_has_its_sums)
 {
-    (void)state;
     struct mt_device_limits l = mt_device_kind_limits(&mt_cuda_kind, (size_t)1 << 30, 4);
     for (size_t i = 0; i < sizeof(longest) / sizeof(longest[0]); i++)
         for (size_t n = 1; n <= longest[i]; n++) {
@@ -79,9 +72,8 @@ static void each_block_of_rows_has_its_sums(void **state)
 }
 
 /* To 16, 32, ..., 128, then to four lengths of each doubling: 160, 192, 224, 256, 320, ... */
-static void lengths_are_padded_to_few_others(void **state)
+TEST(lengths_are_padded_to_few_others)
 {
-    (void)state;
     size_t padded = 16, step = 16;
     for (size_t len = 1; len <= 70000; len++) {
         if (len > padded) {
@@ -91,14 +83,4 @@ static void lengths_are_padded_to_few_others(void **state)
         }
         assert_int_equal(mt_cuda_padded_len(len), padded);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shorter_micro_batches_need_no_more),
-        cmocka_unit_test(each_block_of_rows_has_its_sums),
-        cmocka_unit_test(lengths_are_padded_to_few_others),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,23 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "base/mem.h"
+#include "test.h"
 #include "texts.h"
 
-static void families_have_their_own_defaults(void **state)
+TEST(families_have_their_own_defaults)
 {
-    (void)state;
     take(LLAMA);
     assert_string_equal(cfg.family->model_type, "llama");
     assert_int_equal(layer(0)->n_kv_heads, 4);
@@ -41,9 +35,8 @@ static void families_have_their_own_defaults(void **state)
     assert_true(layer(0)->qkv_bias && layer(0)->o_bias && layer(0)->mlp_bias && layer(0)->activation == MT_ACTIVATION_GELU_TANH);
 }
 
-static void an_mlp_may_have_no_gate(void **state)
+TEST(an_mlp_may_have_no_gate)
 {
-    (void)state;
     take(LLAMA);
     assert_false(layer(0)->ungated);
     refuse(LLAMA ", \"hidden_act\": \"relu2\"", "must be silu or gelu_pytorch_tanh");
@@ -55,9 +48,8 @@ static void an_mlp_may_have_no_gate(void **state)
     refuse("\"model_type\": \"arcee\", \"hidden_act\": \"silu\", " SHAPE, "has no gate");
 }
 
-static void norms_may_be_centred(void **state)
+TEST(norms_may_be_centred)
 {
-    (void)state;
     take(LLAMA);
     assert_false(layer(0)->norm.centred || layer(0)->norm.biased);
     take("\"model_type\": \"nemotron\", " SHAPE);
@@ -70,9 +62,8 @@ static void norms_may_be_centred(void **state)
     assert_true(layer(0)->norm.biased && !layer(0)->qkv_bias && !layer(0)->mlp_bias);
 }
 
-static void an_activation_may_be_trained(void **state)
+TEST(an_activation_may_be_trained)
 {
-    (void)state;
     refuse("\"model_type\": \"apertus\", " SHAPE, "rope_scaling");
     take("\"model_type\": \"apertus\", \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 5e5}, " SHAPE);
     assert_true(layer(0)->activation == MT_ACTIVATION_XIELU && layer(0)->ungated && layer(0)->qk_norm == MT_QK_NORM_HEADS);
@@ -80,9 +71,8 @@ static void an_activation_may_be_trained(void **state)
     refuse(LLAMA ", \"hidden_act\": \"xielu\"", "must be silu or gelu_pytorch_tanh");
 }
 
-static void llama_has_other_names(void **state)
+TEST(llama_has_other_names)
 {
-    (void)state;
     take("\"model_type\": \"internlm3\", \"num_key_value_heads\": 2, \"head_dim\": 16, \"qkv_bias\": true, " SHAPE);
     assert_true(layer(0)->qkv_bias && !layer(0)->o_bias && !layer(0)->mlp_bias && layer(0)->norm.eps == 1e-5);
     take("\"model_type\": \"internlm3\", \"num_key_value_heads\": 2, \"head_dim\": 16, \"bias\": true, " SHAPE);
@@ -92,9 +82,8 @@ static void llama_has_other_names(void **state)
     assert_true(cfg.tied && layer(0)->kv_latent == 512 && !layer(0)->q_latent && !layer(0)->is_mixture);
 }
 
-static void documents_may_have_a_limit(void **state)
+TEST(documents_may_have_a_limit)
 {
-    (void)state;
     take(LLAMA);
     assert_int_equal(cfg.longest, 0);
     take("\"model_type\": \"deepseek_v32\", \"index_topk\": 512, " SHAPE);
@@ -103,9 +92,8 @@ static void documents_may_have_a_limit(void **state)
     assert_true(cfg.longest == 2048 && layer(0)->is_mixture && !layer(3)->is_mixture && layer(0)->v_dim == 256);
 }
 
-static void branches_may_be_parallel(void **state)
+TEST(branches_may_be_parallel)
 {
-    (void)state;
     take("\"model_type\": \"cohere\", " SHAPE);
     assert_string_equal(layer(0)->parts[0], "parallel");
     assert_true(!layer(0)->parts[1] && layer(0)->norm.centred && !layer(0)->norm.biased && cfg.tied);
@@ -118,9 +106,8 @@ static void branches_may_be_parallel(void **state)
     assert_true(!layer(0)->window && layer(0)->rope == MT_NO_ROPE);
 }
 
-static void null_is_absent_but_for_heads_and_the_window(void **state)
+TEST(null_is_absent_but_for_heads_and_the_window)
 {
-    (void)state;
     take(LLAMA ", \"head_dim\": null, \"num_key_value_heads\": null, \"rope_scaling\": null");
     assert_int_equal(layer(0)->head_dim, 16);
     take("\"architectures\": [\"MistralForCausalLM\"], \"sliding_window\": null, \"num_key_value_heads\": 2, " SHAPE);
@@ -131,9 +118,8 @@ static void null_is_absent_but_for_heads_and_the_window(void **state)
     assert_int_equal(layer(0)->head_dim, 16); /* its class has 128 */
 }
 
-static void windows_follow_their_family(void **state)
+TEST(windows_follow_their_family)
 {
-    (void)state;
     const char *qwen = "\"architectures\": [\"Qwen2ForCausalLM\"], \"num_key_value_heads\": 2, \"sliding_window\": 12, " SHAPE;
     char keys[1024];
     snprintf(keys, sizeof(keys), "%s", qwen);
@@ -156,9 +142,8 @@ static void windows_follow_their_family(void **state)
     refuse(keys, "sliding_window is missing");
 }
 
-static void layers_that_compute_alike_share_a_specification(void **state)
+TEST(layers_that_compute_alike_share_a_specification)
 {
-    (void)state;
     take("\"architectures\": [\"Gemma3ForCausalLM\"], \"sliding_window_pattern\": 3, \"rope_scaling\": "
          "{\"rope_type\": \"linear\", \"factor\": 8}, \"final_logit_softcapping\": 30, " SHAPE);
     assert_true(cfg.n_specs == 2 && cfg.layer[0] == cfg.layer[1] && cfg.layer[1] != cfg.layer[2]);
@@ -177,9 +162,8 @@ static void layers_that_compute_alike_share_a_specification(void **state)
     assert_true(cfg.n_specs == 1 && cfg.n_ropes == 1 && cfg.embed_scale == 1 && cfg.logit_scale == 1);
 }
 
-static void a_nested_decoder_is_read_and_the_top_decides(void **state)
+TEST(a_nested_decoder_is_read_and_the_top_decides)
 {
-    (void)state;
     take("\"architectures\": [\"Mistral3ForConditionalGeneration\"], \"tie_word_embeddings\": false, \"image_token_index\": 10, "
          "\"vision_config\": {}, \"eos_token_id\": 7, \"dtype\": \"bfloat16\", "
          "\"text_config\": {\"model_type\": \"mistral\", \"num_key_value_heads\": 2, \"tie_word_embeddings\": true, " SHAPE "}");
@@ -214,9 +198,8 @@ static void a_nested_decoder_is_read_and_the_top_decides(void **state)
                "\"proportional\", \"partial_rotary_factor\": 0.25, \"rope_theta\": 1e6}, \"sliding_attention\": "               \
                "{\"rope_type\": \"default\", \"rope_theta\": 1e4}}, "
 
-static void layers_without_a_window_have_other_heads(void **state)
+TEST(layers_without_a_window_have_other_heads)
 {
-    (void)state;
     take(GEMMA4 "\"attention_k_eq_v\": true, \"num_global_key_value_heads\": 1, \"global_head_dim\": 24, " SHAPE);
     assert_true(layer(0)->window == 5 && layer(0)->head_dim == 16 && layer(0)->n_kv_heads == 2 && !layer(0)->v_is_k);
     assert_true(layer(3)->window == 0 && layer(3)->head_dim == 24 && layer(3)->n_kv_heads == 1 && layer(3)->v_is_k);
@@ -240,9 +223,8 @@ static void layers_without_a_window_have_other_heads(void **state)
     assert_true(layer(0)->is_mixture && cfg.moe.top_k == 2 && cfg.moe.beside && cfg.moe.router_norm);
 }
 
-static void gates_may_have_a_tensor_of_their_own(void **state)
+TEST(gates_may_have_a_tensor_of_their_own)
 {
-    (void)state;
     take("\"model_type\": \"muse_glimmer\", \"text_config\": {\"model_type\": \"muse_glimmer_text\", \"qk_scale_factor\": 2, "
          "\"head_dim\": 16, \"output_multiplier\": 0.5, " SHAPE "}");
     assert_true(layer(0)->gate && layer(0)->gate_name && layer(0)->score_scale == 0.5 && cfg.logit_scale == 0.5);
@@ -263,9 +245,8 @@ static void gates_may_have_a_tensor_of_their_own(void **state)
     assert_true(cfg.embed_scale == 1 && cfg.moe.shared_width == 2816);
 }
 
-static void layers_with_a_window_may_have_more_keys(void **state)
+TEST(layers_with_a_window_may_have_more_keys)
 {
-    (void)state;
     take("\"model_type\": \"mimo_v2_flash\", \"num_key_value_heads\": 1, \"head_dim\": 24, \"v_head_dim\": 16, "
          "\"routed_scaling_factor\": null, \"sliding_window_size\": 128, " SHAPE);
     assert_true(!layer(0)->window && layer(1)->window == 129 && !layer(0)->sinks && layer(1)->sinks);
@@ -282,9 +263,8 @@ static void layers_with_a_window_may_have_more_keys(void **state)
 }
 
 /* Each with a reason and what to do instead, which is another name than its own. */
-static void families_that_people_try_are_refused_with_a_reason(void **state)
+TEST(families_that_people_try_are_refused_with_a_reason)
 {
-    (void)state;
     static const char *const name[][3] = {
         {"DeepseekV4ForCausalLM", "deepseek_v4", "hyper-connections; train DeepSeek V3.1"},
         {"Glm5NextForConditionalGeneration", "glm5_next", "train GLM-5"},
@@ -326,9 +306,8 @@ static void families_that_people_try_are_refused_with_a_reason(void **state)
     assert_true(!layer(0)->is_mixture && layer(1)->is_mixture && layer(0)->window == 128 && layer(3)->rope == MT_NO_ROPE);
 }
 
-static void queries_may_have_a_table_of_their_own(void **state)
+TEST(queries_may_have_a_table_of_their_own)
 {
-    (void)state;
 #define MINISTRAL3(beta)                                                                                                               \
     "\"model_type\": \"ministral3\", \"num_key_value_heads\": 2, \"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 16, "         \
     "\"rope_theta\": 1e6, \"mscale\": 1, \"mscale_all_dim\": 1, \"original_max_position_embeddings\": 16384" beta "}, " SHAPE
@@ -355,9 +334,8 @@ static void queries_may_have_a_table_of_their_own(void **state)
     assert_true(layer(0)->rope == 0 && layer(0)->q_rope == 0);
 }
 
-static void windows_and_rotations_by_rule(void **state)
+TEST(windows_and_rotations_by_rule)
 {
-    (void)state;
     take("\"architectures\": [\"SmolLM3ForCausalLM\"], \"num_key_value_heads\": 2, \"no_rope_layers\": [1, 0, 1, 0], " SHAPE);
     assert_true(layer(0)->rope == 0 && layer(1)->rope == MT_NO_ROPE && layer(2)->rope == 0 && cfg.n_specs == 2);
     take("\"architectures\": [\"SmolLM3ForCausalLM\"], \"num_key_value_heads\": 2, " SHAPE);
@@ -374,9 +352,8 @@ static void windows_and_rotations_by_rule(void **state)
     assert_true(layer(0)->score_scale == 0.015625);
 }
 
-static void a_class_of_two_mixers_takes_models_with_and_without_experts(void **state)
+TEST(a_class_of_two_mixers_takes_models_with_and_without_experts)
 {
-    (void)state;
 #define HYBRID(keys) "\"model_type\": \"granitemoehybrid\", \"shared_intermediate_size\": 40, \"residual_multiplier\": 0.22, " keys SHAPE
 #define OF_ATTENTION "\"layer_types\": [\"attention\", \"full_attention\", \"attention\", \"attention\"], "
     take(HYBRID(OF_ATTENTION "\"num_local_experts\": 0, \"position_embedding_type\": \"rope\", "));
@@ -398,9 +375,8 @@ static void a_class_of_two_mixers_takes_models_with_and_without_experts(void **s
     refuse("\"model_type\": \"granite\", \"num_local_experts\": 0, " SHAPE, "num_local_experts");
 }
 
-static void stop_tokens_are_a_set_of_both_files(void **state)
+TEST(stop_tokens_are_a_set_of_both_files)
 {
-    (void)state;
     char dir[64] = "/tmp/mt-hf-XXXXXX", path[128];
     const char *config = "{" LLAMA ", \"eos_token_id\": [5, 6, 5], \"bos_token_id\": 1, \"torch_dtype\": \"float16\"}";
     const char *generation = "{\"eos_token_id\": [6, 9, 1e300, -1e300, \"x\"]}";
@@ -423,9 +399,8 @@ static void stop_tokens_are_a_set_of_both_files(void **state)
     assert_string_equal(cfg.torch_dtype, "bfloat16");
 }
 
-static void mixtures_have_their_families_rules(void **state)
+TEST(mixtures_have_their_families_rules)
 {
-    (void)state;
     take(LLAMA);
     assert_true(!cfg.moe.n_experts && !layer(0)->is_mixture);
     take(MIXTURE("Qwen3MoeForCausalLM"));
@@ -459,9 +434,8 @@ static void mixtures_have_their_families_rules(void **state)
     refuse(MIXTURE("Qwen3MoeForCausalLM") ", \"moe_intermediate_size\": 12", "moe_intermediate_size");
 }
 
-static void routers_by_sigmoid_have_groups_scale_and_bias(void **state)
+TEST(routers_by_sigmoid_have_groups_scale_and_bias)
 {
-    (void)state;
     take(MIXTURE("Glm4MoeForCausalLM"));
     assert_true(cfg.moe.n_experts == 128 && cfg.moe.shared_width == 1408 && cfg.moe.select_bias && cfg.moe.router_f32);
     assert_true(cfg.moe.score == MT_MOE_SIGMOID && cfg.moe.renorm == MT_MOE_RENORM_SUM && cfg.moe.renorm_eps == 1e-20);
@@ -501,9 +475,8 @@ static void routers_by_sigmoid_have_groups_scale_and_bias(void **state)
     refuse(MIXTURE("HYV3ForCausalLM") ", \"mlp_bias\": true", "mlp_bias");
 }
 
-static void other_mixtures_have_their_own_keys(void **state)
+TEST(other_mixtures_have_their_own_keys)
 {
-    (void)state;
 #define YARN ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 32.0, \"truncate\": false}"
     take(MIXTURE("GptOssForCausalLM") YARN);
     assert_true(cfg.moe.n_experts == 128 && cfg.moe.top_k == 4 && cfg.moe.score == MT_MOE_CHOSEN_SOFTMAX);
@@ -546,9 +519,8 @@ static void other_mixtures_have_their_own_keys(void **state)
 }
 
 /* DeepSeek's attention: latents instead of heads of keys and values; num_key_value_heads and head_dim are other classes'. */
-static void latent_attention_is_read(void **state)
+TEST(latent_attention_is_read)
 {
-    (void)state;
 #define LATENTS ", \"q_lora_rank\": 32, \"kv_lora_rank\": 48, \"qk_nope_head_dim\": 24, \"qk_rope_head_dim\": 8, \"v_head_dim\": 16"
     take(MIXTURE("DeepseekV3ForCausalLM") LATENTS ", \"head_dim\": 64, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 40, "
          "\"mscale\": 1.0, \"mscale_all_dim\": 1.0, \"original_max_position_embeddings\": 4096}");
@@ -584,9 +556,8 @@ static void check_sparse(const char *keys, const char *want)
         assert_int_equal(layer(i)->is_mixture, want[i] == '1');
 }
 
-static void layers_are_mixtures_by_step_and_list(void **state)
+TEST(layers_are_mixtures_by_step_and_list)
 {
-    (void)state;
     check_sparse("", "1111");
     check_sparse(", \"decoder_sparse_step\": 2", "0101");
     check_sparse(", \"decoder_sparse_step\": 3", "0010");
@@ -598,9 +569,8 @@ static void layers_are_mixtures_by_step_and_list(void **state)
     refuse(MIXTURE("Qwen3MoeForCausalLM") ", \"decoder_sparse_step\": 0", "decoder_sparse_step");
 }
 
-static void windows_of_mixtures_need_their_flag(void **state)
+TEST(windows_of_mixtures_need_their_flag)
 {
-    (void)state;
     take(MIXTURE("Qwen3MoeForCausalLM") ", \"sliding_window\": 9");
     assert_int_equal(layer(0)->window, 0);
     take(MIXTURE("Qwen3MoeForCausalLM") ", \"sliding_window\": 9, \"use_sliding_window\": true, \"max_window_layers\": 2");
@@ -614,9 +584,8 @@ static void windows_of_mixtures_need_their_flag(void **state)
     refuse(MIXTURE("Qwen3MoeForCausalLM") TYPES("full") ", \"use_sliding_window\": true", "layer_types");
 }
 
-static void models_are_found_as_folders_and_in_the_hub_cache(void **state)
+TEST(models_are_found_as_folders_and_in_the_hub_cache)
 {
-    (void)state;
     char root[64] = "/tmp/mt-hub-XXXXXX", path[256], want[256], *dir = NULL;
     struct mt_err err = {0};
     assert_non_null(mkdtemp(root));
@@ -651,37 +620,4 @@ static void models_are_found_as_folders_and_in_the_hub_cache(void **state)
         assert_null(strstr(err.msg, "hf download"));
     }
     mt_remove_tree(root, NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(families_have_their_own_defaults),
-        cmocka_unit_test(an_mlp_may_have_no_gate),
-        cmocka_unit_test(norms_may_be_centred),
-        cmocka_unit_test(an_activation_may_be_trained),
-        cmocka_unit_test(llama_has_other_names),
-        cmocka_unit_test(documents_may_have_a_limit),
-        cmocka_unit_test(branches_may_be_parallel),
-        cmocka_unit_test(layers_without_a_window_have_other_heads),
-        cmocka_unit_test(gates_may_have_a_tensor_of_their_own),
-        cmocka_unit_test(layers_with_a_window_may_have_more_keys),
-        cmocka_unit_test(families_that_people_try_are_refused_with_a_reason),
-        cmocka_unit_test(queries_may_have_a_table_of_their_own),
-        cmocka_unit_test(null_is_absent_but_for_heads_and_the_window),
-        cmocka_unit_test(windows_follow_their_family),
-        cmocka_unit_test(layers_that_compute_alike_share_a_specification),
-        cmocka_unit_test(a_nested_decoder_is_read_and_the_top_decides),
-        cmocka_unit_test(windows_and_rotations_by_rule),
-        cmocka_unit_test(a_class_of_two_mixers_takes_models_with_and_without_experts),
-        cmocka_unit_test(stop_tokens_are_a_set_of_both_files),
-        cmocka_unit_test(mixtures_have_their_families_rules),
-        cmocka_unit_test(latent_attention_is_read),
-        cmocka_unit_test(routers_by_sigmoid_have_groups_scale_and_bias),
-        cmocka_unit_test(other_mixtures_have_their_own_keys),
-        cmocka_unit_test(layers_are_mixtures_by_step_and_list),
-        cmocka_unit_test(windows_of_mixtures_need_their_flag),
-        cmocka_unit_test(models_are_found_as_folders_and_in_the_hub_cache),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

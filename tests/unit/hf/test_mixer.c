@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layers whose mixer is another than attention: which they are, and its numbers. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "hf/hf_config.h"
+#include "test.h"
 
 static struct mt_hf_config cfg;
 
@@ -46,9 +41,8 @@ static bool is_mixed(int64_t layer)
     return !strcmp(mt_layer_of(&cfg, layer)->parts[0], "delta");
 }
 
-static void numbers_are_those_of_the_keys_or_the_class(void **state)
+TEST(numbers_are_those_of_the_keys_or_the_class)
 {
-    (void)state;
     take("");
     struct mt_delta_spec d = mt_layer_of(&cfg, 0)->delta;
     assert_true(d.k_heads == 16 && d.v_heads == 32 && d.k_dim == 128 && d.v_dim == 128 && d.taps == 4 && !d.joined);
@@ -58,9 +52,8 @@ static void numbers_are_those_of_the_keys_or_the_class(void **state)
     assert_true(d.k_heads == 3 && d.v_heads == 9 && d.k_dim == 8 && d.v_dim == 24 && d.taps == 8);
 }
 
-static void numbers_that_do_not_fit_are_refused(void **state)
+TEST(numbers_that_do_not_fit_are_refused)
 {
-    (void)state;
     refuse(", \"linear_num_key_heads\": 5", "\"linear_num_key_heads\"", "does not divide linear_num_value_heads");
     refuse(", \"linear_key_head_dim\": 12", "\"linear_key_head_dim\"", "multiple of 8");
     refuse(", \"linear_value_head_dim\": 20", "\"linear_value_head_dim\"", "multiple of 8");
@@ -68,9 +61,8 @@ static void numbers_that_do_not_fit_are_refused(void **state)
     refuse(", \"linear_num_value_heads\": 0", "\"linear_num_value_heads\"", "");
 }
 
-static void layers_are_by_interval_or_by_name(void **state)
+TEST(layers_are_by_interval_or_by_name)
 {
-    (void)state;
     take("");
     for (int64_t i = 0; i < 8; i++)
         assert_int_equal(is_mixed(i), i % 4 != 3);
@@ -86,18 +78,16 @@ static void layers_are_by_interval_or_by_name(void **state)
            "\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\"]", "\"layer_types\"", "not supported");
 }
 
-static int granite(void **state)
+static int granite(void **)
 {
-    (void)state;
     architecture = "GraniteMoeHybridForCausalLM";
     return 0;
 }
 
 #define GRANITE(keys) ", \"num_local_experts\": 0, \"shared_intermediate_size\": 40, \"mamba_d_state\": 16, " keys
 
-static void mamba_has_the_numbers_of_its_keys(void **state)
+TEST_WITH(mamba_has_the_numbers_of_its_keys, granite, NULL)
 {
-    (void)state;
     take(GRANITE("\"mamba_n_heads\": 8, \"mamba_n_groups\": 2"));
     struct mt_delta_spec d = mt_layer_of(&cfg, 0)->delta;
     assert_true(d.plain && d.conv_bias && d.k_heads == 2 && d.v_heads == 8 && d.k_dim == 16 && d.v_dim == 16 && d.taps == 4);
@@ -112,9 +102,8 @@ static void mamba_has_the_numbers_of_its_keys(void **state)
     assert_true(!is_mixed(0) && !mt_layer_of(&cfg, 0)->delta.v_heads && cfg.n_specs == 1);
 }
 
-static void mamba_that_is_not_supported_is_refused(void **state)
+TEST_WITH(mamba_that_is_not_supported_is_refused, granite, NULL)
 {
-    (void)state;
     refuse(GRANITE("\"mamba_n_heads\": 8, \"mamba_n_groups\": 3"), "\"mamba_n_groups\"", "does not divide");
     refuse(GRANITE("\"mamba_n_heads\": 8, \"mamba_d_head\": 24"), "\"mamba_expand\"", "width of all heads");
     refuse(GRANITE("\"mamba_n_heads\": 8, \"mamba_proj_bias\": true"), "\"mamba_proj_bias\"", "must not be true");
@@ -123,18 +112,16 @@ static void mamba_that_is_not_supported_is_refused(void **state)
     refuse(GRANITE("\"mamba_n_heads\": 32"), "\"mamba_d_head\"", "multiple of 8");
 }
 
-static int nemotron(void **state)
+static int nemotron(void **)
 {
-    (void)state;
     architecture = "NemotronHForCausalLM";
     return 0;
 }
 
 #define NEMOTRON(keys) ", \"num_key_value_heads\": 2, \"mamba_num_heads\": 6, \"n_groups\": 2, \"ssm_state_size\": 8, \"n_routed_experts\": 128" keys
 
-static void layers_of_one_branch_are_by_letter_or_by_name(void **state)
+TEST_WITH(layers_of_one_branch_are_by_letter_or_by_name, nemotron, NULL)
 {
-    (void)state;
     static const char *const want[] = {"delta", "mlp", "attention", "delta", "mlp", "delta", "attention", "mlp"};
     static const char *const keys[] = {
         NEMOTRON(", \"hybrid_override_pattern\": \"M-*M-M*-\", \"time_step_limit\": [0.0, Infinity], \"a\": \"\\\"Infinity\""),
@@ -157,9 +144,8 @@ static void layers_of_one_branch_are_by_letter_or_by_name(void **state)
     refuse(NEMOTRON(", \"hybrid_override_pattern\": \"M\", \"tie_word_embeddings\": true"), "\"tie_word_embeddings\"", "must not be true");
 }
 
-static void experts_are_in_layers_of_their_kind_alone(void **state)
+TEST_WITH(experts_are_in_layers_of_their_kind_alone, nemotron, NULL)
 {
-    (void)state;
     take(NEMOTRON(", \"hybrid_override_pattern\": \"ME*-\", \"moe_shared_expert_intermediate_size\": 40, \"moe_latent_size\": null, "
                   "\"moe_intermediate_size\": 24, \"num_experts_per_tok\": 6, \"routed_scaling_factor\": 2.5"));
     for (int64_t i = 0; i < 4; i++)
@@ -170,18 +156,4 @@ static void experts_are_in_layers_of_their_kind_alone(void **state)
     assert_true(cfg.moe.shared_width == 40 && cfg.moe.scale == 2.5 && cfg.moe.n_group == 1 && cfg.moe.select_bias);
     take(NEMOTRON(", \"hybrid_override_pattern\": \"ME*-\", \"moe_latent_size\": 32")); /* Super */
     assert_true(cfg.moe.latent == 32 && !strcmp(mt_layer_of(&cfg, 1)->parts[3], "latent"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers_are_those_of_the_keys_or_the_class),
-        cmocka_unit_test(numbers_that_do_not_fit_are_refused),
-        cmocka_unit_test(layers_are_by_interval_or_by_name),
-        cmocka_unit_test_setup(mamba_has_the_numbers_of_its_keys, granite),
-        cmocka_unit_test_setup(mamba_that_is_not_supported_is_refused, granite),
-        cmocka_unit_test_setup(layers_of_one_branch_are_by_letter_or_by_name, nemotron),
-        cmocka_unit_test_setup(experts_are_in_layers_of_their_kind_alone, nemotron),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What of a config.json is refused, and what the message names. */
 #include "base/mem.h"
+#include "test.h"
 #include "texts.h"
 
-static void what_is_not_built_is_refused_by_name(void **state)
+TEST(what_is_not_built_is_refused_by_name)
 {
-    (void)state;
     static const char *const keys[] = {
         "vision_config", "text_config", "audio_config", "num_experts", "num_local_experts", "n_routed_experts",
         "moe_num_experts", "clip_qkv",
@@ -82,9 +82,8 @@ static void what_is_not_built_is_refused_by_name(void **state)
 }
 
 /* two key heads, so that a default shows */
-static void sizes_must_make_sense(void **state)
+TEST(sizes_must_make_sense)
 {
-    (void)state;
     static const char *const needed[] = {"hidden_size", "intermediate_size", "num_hidden_layers",
                                          "num_attention_heads", "vocab_size"};
     static const char *const wrong[] = {"0", "-8", "2.5", "\"64\"", "1e30", "true", "[64]", "9223372036854775808"};
@@ -117,23 +116,12 @@ static void sizes_must_make_sense(void **state)
            "\"num_hidden_layers\": 1, \"num_attention_heads\": 1, \"vocab_size\": 9", "hidden_size");
 }
 
-static void what_is_no_object_is_refused(void **state)
+TEST(what_is_no_object_is_refused)
 {
-    (void)state;
     static const char *const texts[] = {"", "[]", "3", "\"x\"", "null", "{", "{}{}", "{\"a\":}"};
     for (size_t i = 0; i < MT_ARRAY_LEN(texts); i++) {
         struct mt_err err = {0};
         assert_int_equal(mt_hf_config_parse(&cfg, texts[i], strlen(texts[i]), "config.json", &err), -EINVAL);
         assert_int_equal(strncmp(err.msg, "config.json", 11), 0);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_not_built_is_refused_by_name),
-        cmocka_unit_test(sizes_must_make_sense),
-        cmocka_unit_test(what_is_no_object_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rotary tables against numbers that transformers made (rope.json, by scripts/fixtures.py). */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/json.h"
 #include "base/log.h"
 #include "hf/hf_config.h"
+#include "test.h"
 
 static struct mt_hf_config cfg;
 
@@ -43,9 +38,8 @@ static void compare(const cJSON *c, const char *key, const float *table, size_t 
     assert_null(v);
 }
 
-static void tables_are_those_of_transformers(void **state)
+TEST(tables_are_those_of_transformers)
 {
-    (void)state;
     cJSON *root = NULL;
     struct mt_err err = {0};
     if (mt_json_read_file(&root, FIXTURES "/rope.json", MT_ERR_INPUT, &err))
@@ -76,9 +70,8 @@ static void quiet(enum mt_log_level level, const char *line)
     "\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, \"intermediate_size\": 64, "  \
     "\"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"vocab_size\": 300"
 
-static void bad_parameters_are_refused(void **state)
+TEST(bad_parameters_are_refused)
 {
-    (void)state;
     static const struct {
         const char *keys, *word;
     } cases[] = {
@@ -119,9 +112,8 @@ static void bad_parameters_are_refused(void **state)
     }
 }
 
-static void tables_are_finite_for_extreme_parameters(void **state)
+TEST(tables_are_finite_for_extreme_parameters)
 {
-    (void)state;
     static const char *const keys[] = {
         "\"rope_theta\": 1e-30", "\"rope_theta\": 1e300", "\"head_dim\": 8, \"rope_theta\": 1.0000001",
         "\"head_dim\": 1024", "\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 1e6}",
@@ -144,14 +136,4 @@ static void tables_are_finite_for_extreme_parameters(void **state)
         free(t);
     }
     mt_log_set_sink(NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tables_are_those_of_transformers),
-        cmocka_unit_test(bad_parameters_are_refused),
-        cmocka_unit_test(tables_are_finite_for_extreme_parameters),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

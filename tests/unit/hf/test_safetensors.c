@@ -1,33 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/dtype.h"
 #include "base/fs.h"
 #include "base/mem.h"
 #include "hf/safetensors.h"
+#include "test.h"
 
 static char dir[64];
 
-static int set_up(void **state)
+static int set_up(void **)
 {
-    (void)state;
     snprintf(dir, sizeof(dir), "/tmp/mt-st-XXXXXX");
     return mkdtemp(dir) ? 0 : -1;
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     return mt_remove_tree(dir, NULL);
 }
 
@@ -55,9 +48,8 @@ static void put(const char *name, const char *header, size_t data, int64_t claim
 #define T(name, dtype, shape, from, to)                                                            \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #from "," #to "]}"
 
-static void headers_that_lie_are_refused(void **state)
+TEST_WITH(headers_that_lie_are_refused, set_up, tear_down)
 {
-    (void)state;
     static const struct {
         const char *header;
         size_t data;
@@ -117,9 +109,8 @@ static void headers_that_lie_are_refused(void **state)
     }
 }
 
-static void files_too_short_are_refused(void **state)
+TEST_WITH(files_too_short_are_refused, set_up, tear_down)
 {
-    (void)state;
     for (size_t n = 0; n < 10; n++) {
         struct mt_st_model m;
         struct mt_err err = {0};
@@ -135,9 +126,8 @@ static void files_too_short_are_refused(void **state)
     assert_int_equal(mt_st_open_file(&m, at("none"), NULL), -ENOENT);
 }
 
-static void unusual_files_are_read(void **state)
+TEST_WITH(unusual_files_are_read, set_up, tear_down)
 {
-    (void)state;
     struct mt_st_model m;
     struct mt_err err = {0};
     /* spaces at the end, no metadata first, scalars, empty tensors at one offset, tensors out of order */
@@ -157,9 +147,8 @@ static void unusual_files_are_read(void **state)
     mt_st_close(&m);
 }
 
-static void each_float_type_is_converted(void **state)
+TEST_WITH(each_float_type_is_converted, set_up, tear_down)
 {
-    (void)state;
     enum { N = 20000 }; /* more than a piece of the reader */
     static const enum mt_st_dtype types[] = {MT_ST_BF16, MT_ST_F16, MT_ST_F32, MT_ST_F64};
     struct mt_st_decl d[4];
@@ -214,9 +203,8 @@ static void put_text(const char *name, const char *text)
     assert_int_equal(mt_write_file(at(name), text, strlen(text), NULL), 0);
 }
 
-static void an_index_is_not_trusted(void **state)
+TEST_WITH(an_index_is_not_trusted, set_up, tear_down)
 {
-    (void)state;
     static const struct {
         const char *index, *word;
     } cases[] = {
@@ -256,9 +244,8 @@ static void an_index_is_not_trusted(void **state)
     mt_st_close(&m);
 }
 
-static void folders_without_weights_say_so(void **state)
+TEST_WITH(folders_without_weights_say_so, set_up, tear_down)
 {
-    (void)state;
     struct mt_st_model m;
     struct mt_err err = {0};
     assert_int_equal(mt_st_open_dir(&m, dir, &err), -ENOENT);
@@ -266,18 +253,4 @@ static void folders_without_weights_say_so(void **state)
     put_text("pytorch_model.bin", "x");
     assert_int_equal(mt_st_open_dir(&m, dir, &err), -ENOENT);
     assert_non_null(strstr(err.msg, "convert"));
-}
-
-int main(void)
-{
-#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
-    const struct CMUnitTest tests[] = {
-        TEST(headers_that_lie_are_refused),
-        TEST(files_too_short_are_refused),
-        TEST(unusual_files_are_read),
-        TEST(each_float_type_is_converted),
-        TEST(an_index_is_not_trusted),
-        TEST(folders_without_weights_say_so),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
