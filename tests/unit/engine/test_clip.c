@@ -2,14 +2,8 @@
 /* What a step does with gradients that are large or not finite, of the whole model or of a block by
  * itself. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../model/planes_of.h"
 #include "base/mem.h"
@@ -17,6 +11,7 @@
 #include "engine/engine.h"
 #include "kinds/kinds.h"
 #include "model/ranges.h"
+#include "test.h"
 #include "weights/weights.h"
 
 enum { TOKENS = 24, MOST = 64 };
@@ -153,12 +148,11 @@ static double norm_of_block(const struct rig *r, const double *moved, int block)
     return sqrt(sum);
 }
 
-static void each_block_is_clipped_by_its_own_norm(void **state)
+TEST(each_block_is_clipped_by_its_own_norm)
 {
     double free_[MOST], clipped[MOST], cut[MOST], limit;
     struct mt_step_result res;
     struct rig r;
-    (void)state;
     begin(&r, false, MT_CLIP_UNIT, 0);
     run(free_, &r, &res);
     assert_true(res.clip == 1 && !res.n_skipped);
@@ -187,7 +181,7 @@ static void each_block_is_clipped_by_its_own_norm(void **state)
     assert_memory_equal(clipped, cut, sizeof(*cut) * 20); /* to the bit, however layers are cut */
 }
 
-static void a_gradient_that_is_not_finite_skips_its_block(void **state)
+TEST(a_gradient_that_is_not_finite_skips_its_block)
 {
     static const struct {
         enum mt_clip clip;
@@ -197,7 +191,6 @@ static void a_gradient_that_is_not_finite_skips_its_block(void **state)
              {MT_CLIP_UNIT, 0, true},
              {MT_CLIP_UNIT, 1, true},
              {MT_CLIP_GLOBAL, 1, false}};
-    (void)state;
     for (size_t i = 0; i < 2 * MT_ARRAY_LEN(v); i++) {
         double moved[MOST];
         struct mt_step_result res;
@@ -214,13 +207,4 @@ static void a_gradient_that_is_not_finite_skips_its_block(void **state)
         assert_int_equal(mt_engine_updates(r.engine, 0), v[i / 2].alone);
         end(&r);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_block_is_clipped_by_its_own_norm),
-        cmocka_unit_test(a_gradient_that_is_not_finite_skips_its_block),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,17 +3,11 @@
  * A tiny model trained with its planes in host memory and on disk: the same bits, even after an abandoned step; and if
  * any I/O fails, the step returns an error and nothing hangs.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <pthread.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/fs.h"
 #include "base/mem.h"
@@ -21,6 +15,7 @@
 #include "engine/engine.h"
 #include "kinds/kinds.h"
 #include "model/ranges.h"
+#include "test.h"
 #include "weights/weights.h"
 
 enum { TOKENS = 24, MICRO = 2, STEPS = 3 };
@@ -32,18 +27,16 @@ static const char model_config[] =
 
 static char root[64];
 
-static int set_up(void **state)
+static int set_up(void **)
 {
-    (void)state;
     alarm(500); /* a hang is a failure */
     /* in memory: hundreds of small runs, while another test may keep a real drive busy */
     snprintf(root, sizeof(root), "/dev/shm/mt-tier-XXXXXX");
     return mkdtemp(root) ? 0 : -1;
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     return mt_remove_tree(root, NULL);
 }
 
@@ -288,9 +281,8 @@ static void check_same(const struct outcome *a, const struct outcome *b)
 static const struct placing in_host = {.states = MT_STATES_HOST, .act = MT_ACT_KEEP,
                                        .host_bytes = UINT64_MAX, .device_bytes = 8 << 20};
 
-static void every_placement_gives_the_same_bits(void **state)
+TEST(every_placement_gives_the_same_bits)
 {
-    (void)state;
     for (int v = 0; v < 4; v++) {
         struct placing base = in_host;
         struct outcome want, got;
@@ -316,9 +308,8 @@ static void every_placement_gives_the_same_bits(void **state)
 }
 
 /* The order of updates is placement: on every tier, in pieces, with few slots and many. */
-static void updates_under_backward_have_the_bits_of_forward(void **state)
+TEST(updates_under_backward_have_the_bits_of_forward)
 {
-    (void)state;
     for (int v = 0; v < 4; v++) {
         struct placing base = in_host;
         struct outcome want, got;
@@ -356,9 +347,8 @@ static void *interrupt_soon(void *arg)
 }
 
 /* After an abandoned step the planes are those of the last applied update, on the disk too. */
-static void an_abandoned_step_completes_the_pending_update(void **state)
+TEST(an_abandoned_step_completes_the_pending_update)
 {
-    (void)state;
     struct placing on_disk = in_host;
     struct trainer a, b;
     struct mt_err err = {0};
@@ -441,9 +431,8 @@ static int run_broken(const char *fault, bool interrupted)
     return rc;
 }
 
-static void any_transfer_that_goes_on_failing_ends_the_step_with_its_error(void **state)
+TEST(any_transfer_that_goes_on_failing_ends_the_step_with_its_error)
 {
-    (void)state;
 #ifdef __SANITIZE_THREAD__
     int step = 97; /* threads are expensive there, and a trainer has a dozen */
 #else
@@ -525,9 +514,8 @@ static void deceive(int n, bool sums, int *right, int *stopped, int *wrong)
     free(want.planes);
 }
 
-static void what_a_drive_changes_in_silence_stops_the_run_or_changes_nothing(void **state)
+TEST(what_a_drive_changes_in_silence_stops_the_run_or_changes_nothing)
 {
-    (void)state;
     const char *full = getenv("MEGATRAIN_TEST_FULL");
     int right, stopped, wrong, n = full && *full ? 1000 : 40;
 #ifdef __SANITIZE_THREAD__
@@ -541,14 +529,4 @@ static void what_a_drive_changes_in_silence_stops_the_run_or_changes_nothing(voi
     assert_true(wrong > 0); /* without sums these faults give wrong bits */
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_placement_gives_the_same_bits),
-        cmocka_unit_test(updates_under_backward_have_the_bits_of_forward),
-        cmocka_unit_test(an_abandoned_step_completes_the_pending_update),
-        cmocka_unit_test(any_transfer_that_goes_on_failing_ends_the_step_with_its_error),
-        cmocka_unit_test(what_a_drive_changes_in_silence_stops_the_run_or_changes_nothing),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

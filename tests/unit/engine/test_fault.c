@@ -3,14 +3,9 @@
  * A device that fails: for every N, the Nth submission of two whole training steps. The step must return the
  * error, nothing may hang or leak, and the planes must be those of some whole number of updates.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 #include <xxhash.h>
 
 #include "../checkpoint/made_model.h"
@@ -18,6 +13,7 @@
 #include "device_fault.h"
 #include "engine/engine.h"
 #include "kinds/kinds.h"
+#include "test.h"
 
 enum { TOKENS = 12, MICRO = 2, BUDGET = 512 << 10 };
 
@@ -102,15 +98,13 @@ static void close_rig(struct rig *r)
         mt_batch_finish(&r->data.micro[i]);
 }
 
-static int set_up(void **state)
+static int set_up(void **)
 {
-    (void)state;
     return made_model_init(&model);
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     made_model_finish(&model);
     return 0;
 }
@@ -198,16 +192,14 @@ static void sweep(const char *what, enum mt_embedding_place home)
     assert_true(n > 1);
 }
 
-static void a_step_survives_any_submission_that_is_refused(void **state)
+TEST(a_step_survives_any_submission_that_is_refused)
 {
-    (void)state;
     sweep("any", MT_EMBEDDING_DEVICE);
     sweep("any", MT_EMBEDDING_HOST);
 }
 
-static void a_step_survives_work_that_fails_later(void **state)
+TEST(a_step_survives_work_that_fails_later)
 {
-    (void)state;
     static const char *const what[] = {"async gemm", "async copy", "async attention_bwd", "async grad_cast",
                                        "async cross_entropy", "async record", "async wait"};
     for (size_t i = 0; i < MT_ARRAY_LEN(what); i++)
@@ -216,9 +208,8 @@ static void a_step_survives_work_that_fails_later(void **state)
 }
 
 /* The reference is one lane's. */
-static void a_step_survives_faults_of_either_lane(void **state)
+TEST(a_step_survives_faults_of_either_lane)
 {
-    (void)state;
     static const char *const what[] = {"any", "async gemm", "async copy", "async record", "async wait"};
     size_t n_what = MT_ARRAY_LEN(what);
 #ifdef __SANITIZE_THREAD__
@@ -240,11 +231,10 @@ static void a_step_survives_faults_of_either_lane(void **state)
 }
 
 /* Under backward a failure after the first of the step's own updates loses the state, and says so; before, it does not. */
-static void a_fault_after_an_update_of_the_step_loses_the_state(void **state)
+TEST(a_fault_after_an_update_of_the_step_loses_the_state)
 {
     static const char *const what[] = {"any", "async gemm", "async copy", "async record"};
     int kept = 0; /* how many are lost depends on how far the host's threads are when a failure is noticed */
-    (void)state;
     for (size_t i = 0; i < MT_ARRAY_LEN(what); i++) {
         uint64_t want[3];
         int64_t n = 1;
@@ -260,9 +250,8 @@ static void a_fault_after_an_update_of_the_step_loses_the_state(void **state)
     order = MT_UPDATE_AUTO;
 }
 
-static void an_engine_half_made_is_taken_down(void **state)
+TEST(an_engine_half_made_is_taken_down)
 {
-    (void)state;
     static const char *const what[] = {"alloc", "register"};
     for (size_t k = 0; k < MT_ARRAY_LEN(what); k++)
         for (int64_t n = 1;; n++) {
@@ -297,17 +286,15 @@ static int n_locked(enum mt_pin how)
     }
 }
 
-static void planes_and_spill_are_locked_where_they_are_to_be(void **state)
+TEST(planes_and_spill_are_locked_where_they_are_to_be)
 {
-    (void)state;
     assert_int_equal(n_locked(MT_PIN_AUTO), n_locked(MT_PIN_ALL));
     /* bf16: hi and gradients; and what is offloaded */
     assert_int_equal(n_locked(MT_PIN_STAGING), n_locked(MT_PIN_ALL) - 3);
 }
 
-static void a_step_without_events_fails_and_the_next_one_works(void **state)
+TEST(a_step_without_events_fails_and_the_next_one_works)
 {
-    (void)state;
     uint64_t want[3];
     make_reference(want);
     for (int64_t n = 1;; n++) {
@@ -362,17 +349,15 @@ static uint64_t run_with_skip(enum mt_embedding_place home)
 }
 
 /* Rows of the embedding's gradient that a step left behind are in no later gradient. */
-static void the_gradient_of_a_skipped_step_is_in_no_update(void **state)
+TEST(the_gradient_of_a_skipped_step_is_in_no_update)
 {
-    (void)state;
     assert_true(run_with_skip(MT_EMBEDDING_HOST) == run_with_skip(MT_EMBEDDING_DEVICE));
 }
 
 /* A bit of any trained plane, at any place: the next update finds it, or the look before a save; nothing later is false. */
-static void a_bit_that_changes_in_memory_is_found(void **state)
+TEST(a_bit_that_changes_in_memory_is_found)
 {
     enum { FLIPS = 58 };
-    (void)state;
     pin = MT_PIN_AUTO;
     embedding = MT_EMBEDDING_AUTO;
     for (uint64_t i = 0; i < FLIPS; i++) {
@@ -402,19 +387,10 @@ static void a_bit_that_changes_in_memory_is_found(void **state)
     }
 }
 
+TEST_GROUP(set_up, tear_down)
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_step_survives_any_submission_that_is_refused),
-        cmocka_unit_test(a_step_survives_work_that_fails_later),
-        cmocka_unit_test(a_step_survives_faults_of_either_lane),
-        cmocka_unit_test(a_fault_after_an_update_of_the_step_loses_the_state),
-        cmocka_unit_test(an_engine_half_made_is_taken_down),
-        cmocka_unit_test(planes_and_spill_are_locked_where_they_are_to_be),
-        cmocka_unit_test(a_step_without_events_fails_and_the_next_one_works),
-        cmocka_unit_test(the_gradient_of_a_skipped_step_is_in_no_update),
-        cmocka_unit_test(a_bit_that_changes_in_memory_is_found),
-    };
     alarm(500); /* a hang is a failure */
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return test_run();
 }

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "engine/state.h"
+#include "test.h"
 
 static const char config[] =
     "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 16, \"intermediate_size\": 24, "
@@ -32,9 +27,8 @@ static double far_apart(const void *ctx, size_t tensor)
                ? NAN : ldexp(1 + (double)tensor / 97, (int)(tensor * 37 % 11) * 7);
 }
 
-static void the_order_is_the_same_however_layers_are_cut(void **state)
+TEST(the_order_is_the_same_however_layers_are_cut)
 {
-    (void)state;
     struct mt_layout *whole = lay_out(false), *halves = lay_out(true);
     const struct mt_tensor *bad;
     double sum = 0, other = 0;
@@ -55,9 +49,8 @@ static void the_order_is_the_same_however_layers_are_cut(void **state)
     mt_layout_destroy(&halves);
 }
 
-static void the_first_bad_tensor_of_the_last_bad_layer_is_named(void **state)
+TEST(the_first_bad_tensor_of_the_last_bad_layer_is_named)
 {
-    (void)state;
     for (int cut = 0; cut < 2; cut++) {
         struct mt_layout *l = lay_out(cut);
         const struct mt_tensor *bad, *k = mt_layout_find(l, "model.layers.1.self_attn.k_proj.weight");
@@ -67,13 +60,4 @@ static void the_first_bad_tensor_of_the_last_bad_layer_is_named(void **state)
         assert_ptr_equal(bad, k);
         mt_layout_destroy(&l);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_order_is_the_same_however_layers_are_cut),
-        cmocka_unit_test(the_first_bad_tensor_of_the_last_bad_layer_is_named),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

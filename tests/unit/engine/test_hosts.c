@@ -5,16 +5,10 @@
  */
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/fs.h"
 #include "base/mem.h"
@@ -23,6 +17,7 @@
 #include "kinds/kinds.h"
 #include "model/ranges.h"
 #include "net_threads.h"
+#include "test.h"
 #include "weights/weights.h"
 
 enum { TOKENS = 20, MICRO = 8, STEPS = 4, MOST_HOSTS = 4, MOST_LANES = 2, DEVICE_BYTES = 4 << 20 };
@@ -64,17 +59,15 @@ struct host {
 
 static char root[64];
 
-static int set_up(void **state)
+static int set_up(void **)
 {
-    (void)state;
     alarm(200);
     snprintf(root, sizeof(root), "/tmp/mt-hosts-XXXXXX");
     return mkdtemp(root) ? 0 : -1;
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     return mt_remove_tree(root, NULL);
 }
 
@@ -258,9 +251,8 @@ static const struct mt_placement plain = {.slots = 2, .activations = MT_ACT_RECO
 static const struct mt_placement other = {.slots = 4, .activations = MT_ACT_KEEP, .poison = true, .threads = 1, .lanes = 2,
                                           .map = MT_MAP_DATA, .embedding = MT_EMBEDDING_HOST};
 
-static void hosts_have_the_bits_of_one(void **state)
+TEST(hosts_have_the_bits_of_one)
 {
-    (void)state;
     for (int v = 0; v < 4; v++) { /* dense rows or packed ones of the embedding; casts to bf16 or none */
         struct setting s = {.dtype = v & 1 ? MT_BF16 : MT_F32, .grad = v & 1 ? MT_BF16 : MT_F32, .placement = plain,
                             .hosts = 1, .lost = -1};
@@ -278,11 +270,10 @@ static void hosts_have_the_bits_of_one(void **state)
     }
 }
 
-static void a_lost_host_ends_the_others(void **state)
+TEST(a_lost_host_ends_the_others)
 {
     struct setting s = {.dtype = MT_F32, .grad = MT_F32, .placement = plain, .hosts = 3, .lost = 1};
     struct outcome o[MOST_HOSTS];
-    (void)state;
     read_config(&s.cfg, false);
     run(&s, o, 1);
     for (int i = 0; i < s.hosts; i++) {
@@ -298,14 +289,13 @@ static void a_lost_host_ends_the_others(void **state)
 
 /* A send of a host is lost, late, changed, cut or doubled, at several moments of a run: every host ends, those that fail
  * say which host it was, and the planes of all are as after a whole step. Only what is late changes nothing. */
-static void faults_between_hosts_end_a_step_and_nothing_else(void **state)
+TEST(faults_between_hosts_end_a_step_and_nothing_else)
 {
     static const char *const name[MT_N_NET_FAULTS] = {"dropped", "late", "flipped", "short", "doubled", "silent"};
     struct setting s = {.dtype = MT_F32, .grad = MT_F32, .placement = plain, .hosts = 3, .lost = -1};
     struct outcome one[MOST_HOSTS], o[MOST_HOSTS];
     size_t sends = 0;
     struct mt_net_fault f = {.host = 1, .nth = SIZE_MAX, .seconds = 0.05, .sends = &sends};
-    (void)state;
     read_config(&s.cfg, false);
     run_faulty(&s, one, 60, &f);
     const size_t n = sends;
@@ -332,12 +322,4 @@ static void faults_between_hosts_end_a_step_and_nothing_else(void **state)
         free(one[i].masters);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hosts_have_the_bits_of_one),
-        cmocka_unit_test(a_lost_host_ends_the_others),
-        cmocka_unit_test(faults_between_hosts_end_a_step_and_nothing_else),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

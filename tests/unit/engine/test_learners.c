@@ -4,16 +4,10 @@
  * also if one of them takes no part in a step.
  */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "../model/planes_of.h"
 #include "made_batch.h"
@@ -23,6 +17,7 @@
 #include "engine/engine.h"
 #include "kinds/kinds.h"
 #include "model/ranges.h"
+#include "test.h"
 #include "weights/peft.h"
 #include "weights/weights.h"
 
@@ -65,9 +60,8 @@ static int set_up(void **state)
     return mt_write_file(path, model_config, strlen(model_config), NULL) || mt_hf_config_read(&cfg, root, NULL);
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     return mt_remove_tree(root, NULL);
 }
 
@@ -281,10 +275,9 @@ static const struct mt_placement plain = {.slots = 2, .activations = MT_ACT_RECO
 static const struct mt_placement other = {.slots = 4, .activations = MT_ACT_KEEP, .poison = true, .threads = 1,
                                           .adapters = MT_ADAPTERS_RESIDENT};
 
-static void learners_have_the_bits_of_runs_alone(void **state)
+TEST(learners_have_the_bits_of_runs_alone)
 {
     struct outcome alone[LEARNERS], together[LEARNERS];
-    (void)state;
     for (size_t k = 0; k < LEARNERS; k++) {
         train(&alone[k], k, 1, &mt_cut_layer, &plain);
         assert_true(alone[k].n > 0 && alone[k].updates == (uint64_t)kinds[k].steps);
@@ -303,10 +296,9 @@ static void learners_have_the_bits_of_runs_alone(void **state)
 }
 
 /* The third trains adapters of the head and of one layer alone; the second ends early. */
-static void updates_under_backward_have_the_bits_of_runs_alone(void **state)
+TEST(updates_under_backward_have_the_bits_of_runs_alone)
 {
     struct outcome alone[LEARNERS], together[LEARNERS];
-    (void)state;
     clip = MT_CLIP_UNIT;
     for (size_t k = 0; k < LEARNERS; k++)
         train(&alone[k], k, 1, &mt_cut_layer, &plain);
@@ -326,19 +318,18 @@ static void updates_under_backward_have_the_bits_of_runs_alone(void **state)
 }
 
 /* Numbers are drawn by tensor, of which a run alone has fewer; and how a learner rounds is its own. */
-static void states_rounded_by_chance_have_the_bits_of_runs_alone(void **state)
+TEST(states_rounded_by_chance_have_the_bits_of_runs_alone)
 {
     state_type = MT_STATE_BF16;
     learners_have_the_bits_of_runs_alone(state);
     state_type = MT_STATE_F32;
 }
 
-static void a_learner_whose_weights_burst_leaves_the_others(void **state)
+TEST(a_learner_whose_weights_burst_leaves_the_others)
 {
     struct outcome alone, o[LEARNERS] = {0};
     struct run r;
     struct mt_err err = {0};
-    (void)state;
     begin(&r, 0, LEARNERS, &mt_cut_layer, &plain);
     r.ruined = 1;
     for (int i = 0; i < STEPS; i++)
@@ -359,13 +350,12 @@ static void a_learner_whose_weights_burst_leaves_the_others(void **state)
     end(&r);
 }
 
-static void learners_that_share_too_much_are_refused(void **state)
+TEST(learners_that_share_too_much_are_refused)
 {
     struct mt_adapter_spec s[2] = {spec_of(&kinds[0]), spec_of(&kinds[1])};
     struct mt_layout_params p = {.cut = mt_cut_layer, .adapter = s, .n_learners = 2};
     struct mt_layout *l = NULL;
     struct mt_err err = {0};
-    (void)state;
     assert_true(mt_adapter_list_add(&s[1].train_also, "lm_head", 0));
     assert_int_equal(mt_layout_create(&l, &cfg, &p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "adapter.train_also with several adapters"));
@@ -374,14 +364,4 @@ static void learners_that_share_too_much_are_refused(void **state)
         mt_adapter_spec_finish(&s[i]);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(learners_have_the_bits_of_runs_alone),
-        cmocka_unit_test(updates_under_backward_have_the_bits_of_runs_alone),
-        cmocka_unit_test(states_rounded_by_chance_have_the_bits_of_runs_alone),
-        cmocka_unit_test(a_learner_whose_weights_burst_leaves_the_others),
-        cmocka_unit_test(learners_that_share_too_much_are_refused),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which lane adds up the gradient of each unit. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "engine/map.h"
+#include "test.h"
 
 enum { LAYERS = 8, ATTENTION = 3, MLP = 9, TABLE = 40, UNITS = 2 * LAYERS + 2 };
 
@@ -24,9 +19,8 @@ static void make(struct mt_unit_shape *shape, struct mt_unit *unit, struct mt_la
     }
 }
 
-static void lanes_add_up_equal_shares_in_the_order_of_backward(void **state)
+TEST(lanes_add_up_equal_shares_in_the_order_of_backward)
 {
-    (void)state;
     for (int n_lanes = 1; n_lanes <= 4; n_lanes++) {
         struct mt_unit_shape shape[UNITS];
         struct mt_unit unit[UNITS];
@@ -48,9 +42,8 @@ static void lanes_add_up_equal_shares_in_the_order_of_backward(void **state)
     }
 }
 
-static void lanes_take_turns_at_equal_units(void **state)
+TEST(lanes_take_turns_at_equal_units)
 {
-    (void)state;
     struct mt_unit_shape shape[UNITS];
     struct mt_unit unit[UNITS];
     struct mt_layout l;
@@ -58,11 +51,4 @@ static void lanes_take_turns_at_equal_units(void **state)
     mt_map_gradients(shape, &l, 3);
     for (size_t u = 0; u < UNITS; u++)
         assert_int_equal(shape[u].lane_back, u % 3);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(lanes_add_up_equal_shares_in_the_order_of_backward),
-                                       cmocka_unit_test(lanes_take_turns_at_equal_units)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

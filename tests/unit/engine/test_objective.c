@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights of loss rows: given before the step or computed from its losses, and what they do to the gradient. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
 #include <xxhash.h>
 
 #include "../checkpoint/made_model.h"
 #include "engine/engine.h"
 #include "kinds/kinds.h"
+#include "test.h"
 
 enum { TOKENS = 24, DOC = 9, MICRO = 2, BUDGET = 1 << 20 };
 
@@ -119,9 +115,8 @@ static const struct {
     int64_t chunk, piece;
 } cases[] = {{MT_F32, 64, 0}, {MT_BF16, 64, 0}, {MT_F32, 16, 0}, {MT_BF16, 16, 8}, {MT_F32, 64, 8}};
 
-static void equal_weights_change_no_bit(void **state)
+TEST(equal_weights_change_no_bit)
 {
-    (void)state;
     factor = 1;
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         struct outcome plain = run(NULL, cases[i].dtype, cases[i].chunk, cases[i].piece);
@@ -136,9 +131,8 @@ static void equal_weights_change_no_bit(void **state)
 }
 
 /* Of the first step: the factors are powers of two, and a sign, so the norm follows exactly. */
-static void the_gradient_follows_the_weights(void **state)
+TEST(the_gradient_follows_the_weights)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         struct outcome of[3];
         for (int k = 0; k < 3; k++) {
@@ -153,9 +147,8 @@ static void the_gradient_follows_the_weights(void **state)
     }
 }
 
-static void a_measure_of_a_set_has_its_whole_name(void **state)
+TEST(a_measure_of_a_set_has_its_whole_name)
 {
-    (void)state;
     assert_string_equal(mt_measure_of_set("code_loss", "code", 4), "loss");
     assert_string_equal(mt_measure_of_set("far-off_2_accuracy", "far-off_2:file", 9), MT_EVAL_ACCURACY);
     const char *const neither[] = {"code", "code_", "loss", "code_nll_loss", "codes_loss", "cod_loss", "code_losses"};
@@ -164,28 +157,18 @@ static void a_measure_of_a_set_has_its_whole_name(void **state)
     assert_true(mt_measure_more_is_better("code_accuracy") && !mt_measure_more_is_better("code_loss"));
 }
 
-static int set_up(void **state)
+static int set_up(void **)
 {
-    (void)state;
     make_data();
     return made_model_init(&model);
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     for (int m = 0; m < MICRO; m++)
         mt_batch_finish(&micro[m]);
     made_model_finish(&model);
     return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equal_weights_change_no_bit),
-        cmocka_unit_test(the_gradient_follows_the_weights),
-        cmocka_unit_test(a_measure_of_a_set_has_its_whole_name),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

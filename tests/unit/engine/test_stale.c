@@ -7,16 +7,10 @@
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "../model/planes_of.h"
 #include "made_batch.h"
@@ -26,6 +20,7 @@
 #include "engine/engine.h"
 #include "kinds/kinds.h"
 #include "model/ranges.h"
+#include "test.h"
 #include "weights/peft.h"
 #include "weights/weights.h"
 
@@ -216,11 +211,10 @@ static bool compare(const struct mt_hf_config *cfg, const char *family, const st
     return true;
 }
 
-static void dead_scratch_changes_no_bit_of_any_family(void **state)
+TEST(dead_scratch_changes_no_bit_of_any_family)
 {
     DIR *d = opendir(fixtures);
     size_t n = 0, dora = 0;
-    (void)state;
     assert_non_null(d);
     for (const struct dirent *e; (e = readdir(d));) {
         static struct mt_hf_config cfg;
@@ -242,7 +236,6 @@ static void dead_scratch_changes_no_bit_of_any_family(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(dead_scratch_changes_no_bit_of_any_family)};
     fixtures = argc > 1 ? argv[1] : ".";
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

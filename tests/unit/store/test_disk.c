@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The disk on every backend, striped or not, direct and buffered, with injected faults. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,13 +10,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "base/mem.h"
 #include "base/philox.h"
 #include "hw/probe.h"
 #include "store/disk.h"
+#include "test.h"
 
 enum { BYTES = 5 << 20, CHUNK = 64 << 10 };
 
@@ -28,9 +23,8 @@ static char root[64];
 static char dir_names[3][96];
 static const char *dirs[3];
 
-static int set_up(void **state)
+static int set_up(void **)
 {
-    (void)state;
     snprintf(root, sizeof(root), "/tmp/mt-disk-XXXXXX");
     if (!mkdtemp(root))
         return -1;
@@ -43,9 +37,8 @@ static int set_up(void **state)
     return 0;
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     return mt_remove_tree(root, NULL);
 }
 
@@ -124,9 +117,8 @@ static void round_trip(const struct mt_disk_params *p)
     free(b);
 }
 
-static void what_is_read_is_what_was_written(void **state)
+TEST(what_is_read_is_what_was_written)
 {
-    (void)state;
     for (size_t n = 1; n <= 3; n++)
         for (int io = MT_IO_AUTO; io <= MT_IO_THREADS; io++) {
             struct mt_disk_params p = params(n, (enum mt_io_kind)io);
@@ -141,9 +133,8 @@ static void what_is_read_is_what_was_written(void **state)
     round_trip(&p);
 }
 
-static void registered_buffers_are_used(void **state)
+TEST(registered_buffers_are_used)
 {
-    (void)state;
     mt_disk *d = NULL;
     struct mt_disk_info info;
     struct mt_disk_params p = params(1, MT_IO_AUTO);
@@ -172,9 +163,8 @@ static void note_done(struct mt_disk_request *r)
     __atomic_add_fetch((int *)r->ctx, 1, __ATOMIC_RELEASE);
 }
 
-static void many_requests_at_once_all_end(void **state)
+TEST(many_requests_at_once_all_end)
 {
-    (void)state;
     for (int io = MT_IO_AUTO; io <= MT_IO_THREADS; io += MT_IO_THREADS) {
         mt_disk *d = NULL;
         struct mt_disk_params p = params(2, (enum mt_io_kind)io);
@@ -203,9 +193,8 @@ static void many_requests_at_once_all_end(void **state)
     }
 }
 
-static void survivable_faults_are_survived(void **state)
+TEST(survivable_faults_are_survived)
 {
-    (void)state;
     static const char *const faults[] = {"any:short:1:0",   "write:short:3:20", "read:short:2:9",
                                          "any:eintr:1:50",  "any:eagain:2:30",  "any:delay:1:40",
                                          "any:reorder:1:0", "read:reorder:1:0", "write:eio:4",
@@ -249,9 +238,8 @@ static int deceive(const char *fault, bool sums, const char *a, char *b, struct 
     return rc;
 }
 
-static void sums_find_what_a_drive_does_not_tell(void **state)
+TEST(sums_find_what_a_drive_does_not_tell)
 {
-    (void)state;
     static const struct {
         const char *fault;
         bool passes; /* the second read returns the right data */
@@ -286,9 +274,8 @@ static void sums_find_what_a_drive_does_not_tell(void **state)
     free(b);
 }
 
-static void a_span_that_is_not_whole_blocks_is_refused(void **state)
+TEST(a_span_that_is_not_whole_blocks_is_refused)
 {
-    (void)state;
     mt_disk *d = NULL;
     struct mt_err err = {0};
     struct mt_disk_params p = params(1, MT_IO_AUTO);
@@ -308,9 +295,8 @@ static void a_span_that_is_not_whole_blocks_is_refused(void **state)
 }
 
 /* A block without a sum has never been written: anything but zeros came from elsewhere. */
-static void what_was_never_written_must_read_as_zeros(void **state)
+TEST(what_was_never_written_must_read_as_zeros)
 {
-    (void)state;
     mt_disk *d = NULL;
     struct mt_err err = {0};
     struct mt_disk_params p = params(1, MT_IO_AUTO);
@@ -330,9 +316,8 @@ static void what_was_never_written_must_read_as_zeros(void **state)
 }
 
 /* Transfers without end in a process of its own, which is stopped for longer than a drive may take. */
-static void a_process_that_was_stopped_does_not_give_its_drives_up(void **state)
+TEST(a_process_that_was_stopped_does_not_give_its_drives_up)
 {
-    (void)state;
     int pipe_fd[2], status;
     char ready;
     assert_int_equal(pipe(pipe_fd), 0);
@@ -373,9 +358,8 @@ static void a_process_that_was_stopped_does_not_give_its_drives_up(void **state)
     mt_disk_close(&next);
 }
 
-static void faults_that_cannot_be_survived_are_told(void **state)
+TEST(faults_that_cannot_be_survived_are_told)
 {
-    (void)state;
     static const struct {
         const char *fault;
         bool write;
@@ -417,10 +401,127 @@ static void faults_that_cannot_be_survived_are_told(void **state)
     assert_int_equal(mt_io_fault_parse(&f, "read:eio:0", NULL), -EINVAL);
 }
 
-/* A backend that fails, a drive that hangs: all requests end, later ones too, and the disk can be closed. */
-static void what_never_ends_is_given_up(void **state)
+TEST(space_that_is_not_there_is_refused_with_numbers)
 {
-    (void)state;
+    mt_disk *d = NULL;
+    struct mt_err err;
+    struct mt_disk_params p = params(2, MT_IO_AUTO);
+    p.bytes = (uint64_t)1 << 50;
+    assert_int_equal(mt_disk_open(&d, &p, &err), -ENOSPC);
+    assert_int_equal(err.kind, MT_ERR_NO_FIT);
+    assert_non_null(strstr(err.msg, "TiB of scratch are needed"));
+    assert_non_null(strstr(err.msg, "short"));
+    assert_int_equal(files_in(dirs[0]), 0);
+    /* a limit on the size of files simulates a file system that is full */
+    struct rlimit old, cap;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    cap = old;
+    cap.rlim_cur = 1 << 20;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &cap), 0);
+    p.bytes = BYTES;
+    int rc = mt_disk_open(&d, &p, &err);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_equal(rc, -ENOSPC);
+    assert_int_equal(files_in(dirs[0]), 0);
+}
+
+TEST(a_missing_folder_is_named)
+{
+    mt_disk *d = NULL;
+    struct mt_err err;
+    char missing[128];
+    const char *where[] = {dirs[0], missing};
+    struct mt_disk_params p = params(2, MT_IO_AUTO);
+    snprintf(missing, sizeof(missing), "%s/not-there", root);
+    p.dirs = where;
+    assert_int_equal(mt_disk_open(&d, &p, &err), -ENOENT);
+    assert_non_null(strstr(err.msg, missing));
+    assert_non_null(strstr(err.msg, "memory.nvme_paths"));
+    assert_int_equal(files_in(dirs[0]), 0); /* files made before are removed */
+}
+
+TEST(scratch_of_a_killed_run_is_removed_and_of_a_living_one_kept)
+{
+    mt_disk *mine = NULL, *next = NULL;
+    struct mt_disk_params p = params(1, MT_IO_THREADS);
+    int pipe_fd[2], status;
+    char ready;
+    assert_int_equal(pipe(pipe_fd), 0);
+    pid_t child = fork();
+    if (!child) {
+        mt_disk *d = NULL;
+        int rc = mt_disk_open(&d, &p, NULL);
+        if (write(pipe_fd[1], rc ? "n" : "y", 1) == 1)
+            pause();
+        _exit(1);
+    }
+    assert_int_equal(read(pipe_fd[0], &ready, 1), 1);
+    assert_int_equal(ready, 'y');
+    assert_int_equal(files_in(dirs[0]), 1);
+    assert_int_equal(mt_disk_open(&mine, &p, NULL), 0);
+    assert_int_equal(files_in(dirs[0]), 2); /* the child lives: its file stays */
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(files_in(dirs[0]), 2);
+    assert_int_equal(mt_disk_open(&next, &p, NULL), 0);
+    assert_int_equal(files_in(dirs[0]), 2); /* the child's is gone, mine and the new one are there */
+    mt_disk_close(&mine);
+    mt_disk_close(&next);
+    assert_int_equal(files_in(dirs[0]), 0);
+    close(pipe_fd[0]);
+    close(pipe_fd[1]);
+}
+
+/* As the kernel does, which takes a killed process's io_uring apart after the process is gone. */
+TEST(scratch_that_stays_locked_for_a_moment_is_waited_for)
+{
+    mt_disk *next = NULL;
+    struct mt_disk_params p = params(1, MT_IO_THREADS);
+    int status;
+    pid_t child = fork();
+    if (!child) {
+        mt_disk *d = NULL;
+        int rc = mt_disk_open(&d, &p, NULL);
+        if (!rc && !fork()) /* has the file and its lock, too */
+            usleep(100000);
+        _exit(rc ? 1 : 0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_int_equal(files_in(dirs[0]), 1);
+    assert_int_equal(mt_disk_open(&next, &p, NULL), 0);
+    assert_int_equal(files_in(dirs[0]), 1); /* the new one */
+    mt_disk_close(&next);
+    assert_int_equal(files_in(dirs[0]), 0);
+}
+
+TEST(files_that_are_not_ours_are_left_alone)
+{
+    char path[160];
+    mt_disk *d = NULL;
+    struct mt_disk_params p = params(1, MT_IO_AUTO);
+    snprintf(path, sizeof(path), "%s/weights.safetensors", dirs[0]);
+    assert_int_equal(mt_write_file(path, "x", 1, NULL), 0);
+    assert_int_equal(mt_disk_open(&d, &p, NULL), 0);
+    mt_disk_close(&d);
+    assert_true(mt_path_exists(path));
+    unlink(path);
+}
+
+TEST(rates_are_measured)
+{
+    struct mt_disk_rates r;
+    struct mt_disk_probe p = {.dir = dirs[0], .bytes = 16 << 20, .both = true};
+    assert_int_equal(mt_disk_measure(&r, &p, NULL), 0);
+    assert_true(r.read > 0 && r.write > 0 && r.together > 0 && r.cpu_read >= 0);
+    assert_int_equal(files_in(dirs[0]), 0);
+}
+
+/* A backend that fails, a drive that hangs: all requests end, later ones too, and the disk can be closed.
+ * The last: its threads stay, and others fork. */
+TEST(what_never_ends_is_given_up)
+{
     static const struct {
         const char *fault;
         int rc;
@@ -461,149 +562,10 @@ static void what_never_ends_is_given_up(void **state)
         }
 }
 
-static void space_that_is_not_there_is_refused_with_numbers(void **state)
-{
-    (void)state;
-    mt_disk *d = NULL;
-    struct mt_err err;
-    struct mt_disk_params p = params(2, MT_IO_AUTO);
-    p.bytes = (uint64_t)1 << 50;
-    assert_int_equal(mt_disk_open(&d, &p, &err), -ENOSPC);
-    assert_int_equal(err.kind, MT_ERR_NO_FIT);
-    assert_non_null(strstr(err.msg, "TiB of scratch are needed"));
-    assert_non_null(strstr(err.msg, "short"));
-    assert_int_equal(files_in(dirs[0]), 0);
-    /* a limit on the size of files simulates a file system that is full */
-    struct rlimit old, cap;
-    signal(SIGXFSZ, SIG_IGN);
-    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
-    cap = old;
-    cap.rlim_cur = 1 << 20;
-    assert_int_equal(setrlimit(RLIMIT_FSIZE, &cap), 0);
-    p.bytes = BYTES;
-    int rc = mt_disk_open(&d, &p, &err);
-    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
-    assert_int_equal(rc, -ENOSPC);
-    assert_int_equal(files_in(dirs[0]), 0);
-}
-
-static void a_missing_folder_is_named(void **state)
-{
-    (void)state;
-    mt_disk *d = NULL;
-    struct mt_err err;
-    char missing[128];
-    const char *where[] = {dirs[0], missing};
-    struct mt_disk_params p = params(2, MT_IO_AUTO);
-    snprintf(missing, sizeof(missing), "%s/not-there", root);
-    p.dirs = where;
-    assert_int_equal(mt_disk_open(&d, &p, &err), -ENOENT);
-    assert_non_null(strstr(err.msg, missing));
-    assert_non_null(strstr(err.msg, "memory.nvme_paths"));
-    assert_int_equal(files_in(dirs[0]), 0); /* files made before are removed */
-}
-
-static void scratch_of_a_killed_run_is_removed_and_of_a_living_one_kept(void **state)
-{
-    (void)state;
-    mt_disk *mine = NULL, *next = NULL;
-    struct mt_disk_params p = params(1, MT_IO_THREADS);
-    int pipe_fd[2], status;
-    char ready;
-    assert_int_equal(pipe(pipe_fd), 0);
-    pid_t child = fork();
-    if (!child) {
-        mt_disk *d = NULL;
-        int rc = mt_disk_open(&d, &p, NULL);
-        if (write(pipe_fd[1], rc ? "n" : "y", 1) == 1)
-            pause();
-        _exit(1);
-    }
-    assert_int_equal(read(pipe_fd[0], &ready, 1), 1);
-    assert_int_equal(ready, 'y');
-    assert_int_equal(files_in(dirs[0]), 1);
-    assert_int_equal(mt_disk_open(&mine, &p, NULL), 0);
-    assert_int_equal(files_in(dirs[0]), 2); /* the child lives: its file stays */
-    kill(child, SIGKILL);
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(files_in(dirs[0]), 2);
-    assert_int_equal(mt_disk_open(&next, &p, NULL), 0);
-    assert_int_equal(files_in(dirs[0]), 2); /* the child's is gone, mine and the new one are there */
-    mt_disk_close(&mine);
-    mt_disk_close(&next);
-    assert_int_equal(files_in(dirs[0]), 0);
-    close(pipe_fd[0]);
-    close(pipe_fd[1]);
-}
-
-/* As the kernel does, which takes a killed process's io_uring apart after the process is gone. */
-static void scratch_that_stays_locked_for_a_moment_is_waited_for(void **state)
-{
-    (void)state;
-    mt_disk *next = NULL;
-    struct mt_disk_params p = params(1, MT_IO_THREADS);
-    int status;
-    pid_t child = fork();
-    if (!child) {
-        mt_disk *d = NULL;
-        int rc = mt_disk_open(&d, &p, NULL);
-        if (!rc && !fork()) /* has the file and its lock, too */
-            usleep(100000);
-        _exit(rc ? 1 : 0);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-    assert_int_equal(files_in(dirs[0]), 1);
-    assert_int_equal(mt_disk_open(&next, &p, NULL), 0);
-    assert_int_equal(files_in(dirs[0]), 1); /* the new one */
-    mt_disk_close(&next);
-    assert_int_equal(files_in(dirs[0]), 0);
-}
-
-static void files_that_are_not_ours_are_left_alone(void **state)
-{
-    (void)state;
-    char path[160];
-    mt_disk *d = NULL;
-    struct mt_disk_params p = params(1, MT_IO_AUTO);
-    snprintf(path, sizeof(path), "%s/weights.safetensors", dirs[0]);
-    assert_int_equal(mt_write_file(path, "x", 1, NULL), 0);
-    assert_int_equal(mt_disk_open(&d, &p, NULL), 0);
-    mt_disk_close(&d);
-    assert_true(mt_path_exists(path));
-    unlink(path);
-}
-
-static void rates_are_measured(void **state)
-{
-    (void)state;
-    struct mt_disk_rates r;
-    struct mt_disk_probe p = {.dir = dirs[0], .bytes = 16 << 20, .both = true};
-    assert_int_equal(mt_disk_measure(&r, &p, NULL), 0);
-    assert_true(r.read > 0 && r.write > 0 && r.together > 0 && r.cpu_read >= 0);
-    assert_int_equal(files_in(dirs[0]), 0);
-}
+TEST_GROUP(set_up, tear_down)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_read_is_what_was_written),
-        cmocka_unit_test(registered_buffers_are_used),
-        cmocka_unit_test(many_requests_at_once_all_end),
-        cmocka_unit_test(survivable_faults_are_survived),
-        cmocka_unit_test(sums_find_what_a_drive_does_not_tell),
-        cmocka_unit_test(a_span_that_is_not_whole_blocks_is_refused),
-        cmocka_unit_test(what_was_never_written_must_read_as_zeros),
-        cmocka_unit_test(a_process_that_was_stopped_does_not_give_its_drives_up),
-        cmocka_unit_test(faults_that_cannot_be_survived_are_told),
-        cmocka_unit_test(space_that_is_not_there_is_refused_with_numbers),
-        cmocka_unit_test(a_missing_folder_is_named),
-        cmocka_unit_test(scratch_of_a_killed_run_is_removed_and_of_a_living_one_kept),
-        cmocka_unit_test(scratch_that_stays_locked_for_a_moment_is_waited_for),
-        cmocka_unit_test(files_that_are_not_ours_are_left_alone),
-        cmocka_unit_test(rates_are_measured),
-        cmocka_unit_test(what_never_ends_is_given_up), /* last: its threads stay, and others fork */
-    };
     alarm(300); /* a hang is a failure */
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return test_run();
 }

@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Planes in memory and on the disk have the same content, however they are written and read. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/fs.h"
 #include "base/mem.h"
 #include "base/philox.h"
 #include "made_planes.h"
+#include "test.h"
 
 enum { UNITS = 3, WINDOW = 8192 };
 
@@ -21,16 +16,14 @@ static const size_t elems[UNITS] = {5000, 2048, 11111};
 static const bool trainable[UNITS] = {true, false, true};
 static char root[64];
 
-static int set_up(void **state)
+static int set_up(void **)
 {
-    (void)state;
     snprintf(root, sizeof(root), "/tmp/mt-planes-XXXXXX");
     return mkdtemp(root) ? 0 : -1;
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     return mt_remove_tree(root, NULL);
 }
 
@@ -63,9 +56,8 @@ static void close_set(struct fixture *f)
     mt_disk_close(&f->disk);
 }
 
-static void sizes_add_up_and_frozen_units_have_no_moments(void **state)
+TEST(sizes_add_up_and_frozen_units_have_no_moments)
 {
-    (void)state;
     struct fixture f;
     const mt_plane_bits masks[UNITS] = {~(1u << MT_PLANE_HI), ~0u, 0};
     uint64_t at;
@@ -89,9 +81,8 @@ static void sizes_add_up_and_frozen_units_have_no_moments(void **state)
     close_set(&f);
 }
 
-static void planes_on_disk_hold_what_planes_in_memory_hold(void **state)
+TEST(planes_on_disk_hold_what_planes_in_memory_hold)
 {
-    (void)state;
     struct fixture a, b;
     const mt_plane_bits all[UNITS] = {~0u, ~0u, ~0u};
     open_set(&a, NULL, NULL);
@@ -121,7 +112,7 @@ static void planes_on_disk_hold_what_planes_in_memory_hold(void **state)
     close_set(&b);
 }
 
-static void planes_with_sums_hold_the_same(void **state)
+TEST(planes_with_sums_hold_the_same)
 {
     sums = true;
     planes_on_disk_hold_what_planes_in_memory_hold(state);
@@ -129,9 +120,8 @@ static void planes_with_sums_hold_the_same(void **state)
 }
 
 /* The drive has other data than was written last. */
-static void what_a_drive_changed_is_not_read_as_a_plane(void **state)
+TEST(what_a_drive_changed_is_not_read_as_a_plane)
 {
-    (void)state;
     struct fixture f;
     struct mt_err err = {0};
     const mt_plane_bits all[UNITS] = {~0u, ~0u, ~0u};
@@ -170,9 +160,8 @@ static void what_a_drive_changed_is_not_read_as_a_plane(void **state)
     close_set(&f);
 }
 
-static void settling_brings_all_to_the_disk_itself(void **state)
+TEST(settling_brings_all_to_the_disk_itself)
 {
-    (void)state;
     struct fixture f;
     const mt_plane_bits masks[UNITS] = {0, 0, ~0u};
     uint16_t hi[4096], want[3000];
@@ -199,9 +188,8 @@ static void settling_brings_all_to_the_disk_itself(void **state)
     close_set(&f);
 }
 
-static void a_write_that_fails_is_told_when_it_happens(void **state)
+TEST(a_write_that_fails_is_told_when_it_happens)
 {
-    (void)state;
     struct fixture f;
     struct mt_err err;
     const mt_plane_bits masks[UNITS] = {~0u, 0, 0};
@@ -215,15 +203,4 @@ static void a_write_that_fails_is_told_when_it_happens(void **state)
     close_set(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_add_up_and_frozen_units_have_no_moments),
-        cmocka_unit_test(planes_on_disk_hold_what_planes_in_memory_hold),
-        cmocka_unit_test(planes_with_sums_hold_the_same),
-        cmocka_unit_test(what_a_drive_changed_is_not_read_as_a_plane),
-        cmocka_unit_test(settling_brings_all_to_the_disk_itself),
-        cmocka_unit_test(a_write_that_fails_is_told_when_it_happens),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

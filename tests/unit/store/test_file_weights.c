@@ -1,21 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Frozen weights that are read in place, from files that share nothing with them but the bytes. */
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "base/mem.h"
 #include "store/files/file_weights.h"
 #include "store/io/waiter.h"
+#include "test.h"
 
 enum { FILES = 3, UNITS = 4, PARTS = 3 };
 #define K MT_PLANE_IN_FILE
@@ -140,9 +135,8 @@ static void check_planes(const struct fixture *x, char *plane[UNITS])
     }
 }
 
-static void every_byte_comes_to_its_place_in_every_pass(void **state)
+TEST(every_byte_comes_to_its_place_in_every_pass)
 {
-    (void)state;
     for (int v = 0; v < 4; v++) {
         struct fixture x;
         char *plane[UNITS];
@@ -165,9 +159,8 @@ static void every_byte_comes_to_its_place_in_every_pass(void **state)
     }
 }
 
-static void any_run_of_bytes_can_be_read(void **state)
+TEST(any_run_of_bytes_can_be_read)
 {
-    (void)state;
     struct fixture x;
     char *plane[UNITS], got[5000];
     set_up(&x, false, 0);
@@ -193,9 +186,8 @@ static void turn_bit(const struct fixture *x, size_t part, size_t i)
     close(fd);
 }
 
-static void a_block_that_has_changed_is_named(void **state)
+TEST(a_block_that_has_changed_is_named)
 {
-    (void)state;
     struct fixture x;
     char *plane[UNITS];
     set_up(&x, false, 0);
@@ -210,9 +202,8 @@ static void a_block_that_has_changed_is_named(void **state)
     tear_down(&x);
 }
 
-static void faults_of_a_drive_are_survived_if_that_is_possible(void **state)
+TEST(faults_of_a_drive_are_survived_if_that_is_possible)
 {
-    (void)state;
     static const struct {
         const char *fault;
         int rc;
@@ -242,9 +233,8 @@ static void faults_of_a_drive_are_survived_if_that_is_possible(void **state)
 }
 
 /* A drive that does not answer, a backend that fails: all requests end, later ones too. */
-static void what_never_ends_is_given_up(void **state)
+TEST(what_never_ends_is_given_up)
 {
-    (void)state;
     static const struct {
         const char *fault;
         enum mt_io_kind io;
@@ -270,9 +260,8 @@ static void what_never_ends_is_given_up(void **state)
 }
 
 /* Drives may return wrong data and no error. */
-static void wrong_data_are_found_when_a_block_is_read_again(void **state)
+TEST(wrong_data_are_found_when_a_block_is_read_again)
 {
-    (void)state;
     static const struct {
         const char *fault; /* a pass has 21 reads */
         bool lasts;        /* also when the block is read once more */
@@ -298,10 +287,9 @@ static void wrong_data_are_found_when_a_block_is_read_again(void **state)
 }
 
 /* Two tensors whose rows alternate are one part: either is looked at. */
-static void a_change_in_either_of_two_tensors_is_found(void **state)
+TEST(a_change_in_either_of_two_tensors_is_found)
 {
     enum { ROW = 64, ROWS = 8, OFFSET = 3 };
-    (void)state;
     for (int lane = 0; lane < 2; lane++) {
         char path[] = "/tmp/mt-test-XXXXXX", data[OFFSET + 2 * ROWS * ROW], got[2 * ROWS * ROW];
         const char *paths[] = {path};
@@ -328,9 +316,8 @@ static void a_change_in_either_of_two_tensors_is_found(void **state)
     }
 }
 
-static void a_file_that_has_become_shorter_ends_the_request(void **state)
+TEST(a_file_that_has_become_shorter_ends_the_request)
 {
-    (void)state;
     for (int buffered = 0; buffered < 2; buffered++) {
         struct fixture x;
         char *plane[UNITS];
@@ -346,9 +333,8 @@ static void a_file_that_has_become_shorter_ends_the_request(void **state)
     }
 }
 
-static void another_tensor_than_was_named_is_refused(void **state)
+TEST(another_tensor_than_was_named_is_refused)
 {
-    (void)state;
     struct fixture x, y;
     char *plane[UNITS];
     uint64_t sum, other;
@@ -386,20 +372,4 @@ static void another_tensor_than_was_named_is_refused(void **state)
     assert_true(other != sum);
     free_planes(plane);
     tear_down(&y);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_byte_comes_to_its_place_in_every_pass),
-        cmocka_unit_test(any_run_of_bytes_can_be_read),
-        cmocka_unit_test(a_block_that_has_changed_is_named),
-        cmocka_unit_test(faults_of_a_drive_are_survived_if_that_is_possible),
-        cmocka_unit_test(what_never_ends_is_given_up),
-        cmocka_unit_test(wrong_data_are_found_when_a_block_is_read_again),
-        cmocka_unit_test(a_change_in_either_of_two_tensors_is_found),
-        cmocka_unit_test(a_file_that_has_become_shorter_ends_the_request),
-        cmocka_unit_test(another_tensor_than_was_named_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where planes are placed, on made-up nodes that only note what is asked of them. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "made_planes.h"
+#include "test.h"
 
 #ifdef __SANITIZE_ADDRESS__ /* which puts gaps between planes */
 enum { EXACT = 0 };
@@ -103,9 +98,8 @@ static size_t check_set(const mt_plane_set *s, size_t stripe, int homes)
     return wrong;
 }
 
-static void a_stripe_of_all_planes_is_at_one_home(void **state)
+TEST(a_stripe_of_all_planes_is_at_one_home)
 {
-    (void)state;
     for (int homes = 2; homes <= 3; homes++)
         for (int wide = 0; wide < 2; wide++) {
             struct mt_numa numa = made_up(homes);
@@ -134,9 +128,8 @@ static void a_stripe_of_all_planes_is_at_one_home(void **state)
 }
 
 /* The planes of unit 1, and of unit 0 all but the weights, are elsewhere: rows of kinds in memory then differ. */
-static void borders_are_met_as_well_as_pages_allow_if_some_planes_are_elsewhere(void **state)
+TEST(borders_are_met_as_well_as_pages_allow_if_some_planes_are_elsewhere)
 {
-    (void)state;
     struct mt_numa numa = made_up(2);
     struct mt_plane_set_params p = params(MT_F32, &numa);
     static const mt_plane_bits on_disk[UNITS] = {~(1u << MT_PLANE_HI), ~0u};
@@ -149,9 +142,8 @@ static void borders_are_met_as_well_as_pages_allow_if_some_planes_are_elsewhere(
     mt_plane_set_destroy(&s);
 }
 
-static void what_is_never_updated_alternates(void **state)
+TEST(what_is_never_updated_alternates)
 {
-    (void)state;
     struct mt_numa numa = made_up(2);
     struct mt_plane_set_params p = params(MT_F32, &numa);
     size_t bytes;
@@ -168,9 +160,8 @@ static void what_is_never_updated_alternates(void **state)
     mt_plane_set_destroy(&s);
 }
 
-static void with_one_home_nothing_is_divided(void **state)
+TEST(with_one_home_nothing_is_divided)
 {
-    (void)state;
     struct mt_numa numa = made_up(1);
     struct mt_plane_set_params p = params(MT_F32, &numa);
     mt_plane_set *s = NULL;
@@ -214,9 +205,8 @@ static void run(void *ctx, size_t first, size_t n)
 }
 
 /* Thread i is bound to a CPU of home i, so its first chunk is there: all have begun before one takes a second. */
-static void elements_are_updated_once_and_at_home(void **state)
+TEST(elements_are_updated_once_and_at_home)
 {
-    (void)state;
     static const size_t from[] = {0, 1, 2048, 3 * MIB - 5, 5 * MIB}, n[] = {9 * MIB, 1, 70000, 4 * MIB, 0};
     static const int cpus[] = {100, 101, 102};
     struct mt_numa numa = made_up(3);
@@ -245,13 +235,6 @@ static void elements_are_updated_once_and_at_home(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_stripe_of_all_planes_is_at_one_home),
-        cmocka_unit_test(borders_are_met_as_well_as_pages_allow_if_some_planes_are_elsewhere),
-        cmocka_unit_test(what_is_never_updated_alternates),
-        cmocka_unit_test(with_one_home_nothing_is_divided),
-        cmocka_unit_test(elements_are_updated_once_and_at_home),
-    };
     alarm(100);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

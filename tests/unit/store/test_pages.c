@@ -6,11 +6,7 @@
 #include <linux/mempolicy.h>
 #include <linux/seccomp.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,11 +14,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "hw/hw.h"
 #include "made_planes.h"
+#include "test.h"
 
 enum { MIB = 1 << 20, UNITS = 3, PAGE = 4096, SKIPPED = 77 };
 static const size_t elems[UNITS] = {6 * MIB + 2048, 4096, 5 * MIB};
@@ -46,9 +41,8 @@ static mt_plane_set *make(void)
     return s;
 }
 
-static void every_page_is_on_the_node_of_its_stripe(void **state)
+TEST(every_page_is_on_the_node_of_its_stripe)
 {
-    (void)state;
     mt_plane_set *s = make();
     size_t pages[MT_NUMA_MAX] = {0}, wrong = 0;
     for (size_t u = 0; u < UNITS; u++)
@@ -81,9 +75,8 @@ static void run(void *ctx, size_t first, size_t n)
         atomic_fetch_add(&l->at_home, 1);
 }
 
-static void most_chunks_are_computed_at_home(void **state)
+TEST(most_chunks_are_computed_at_home)
 {
-    (void)state;
     mt_plane_set *s = make();
     struct loop l = {.s = s};
     int *cpus = NULL, n = 0;
@@ -117,7 +110,7 @@ static void forbid_policies(void)
     assert_int_equal(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0), 0);
 }
 
-static void pages_are_placed_where_policies_are_forbidden(void **state)
+TEST(pages_are_placed_where_policies_are_forbidden)
 {
     assert_int_equal(syscall(SYS_set_mempolicy, MPOL_DEFAULT, NULL, 0UL), 0);
     cpu_set_t all = numa.home[0].cpus;
@@ -132,15 +125,10 @@ static void pages_are_placed_where_policies_are_forbidden(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_page_is_on_the_node_of_its_stripe),
-        cmocka_unit_test(most_chunks_are_computed_at_home),
-        cmocka_unit_test(pages_are_placed_where_policies_are_forbidden),
-    };
     mt_numa_choose(&numa, "auto");
     if (numa.n == 1) {
         printf("this machine has one NUMA node\n");
         return SKIPPED;
     }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "made_planes.h"
+#include "test.h"
 
 enum { UNITS = 3 };
 static const size_t elems[UNITS] = {8192, 100, 4097};
@@ -30,9 +25,8 @@ static size_t bytes_of(const struct mt_plane_set_params *p, size_t unit, int k)
     return has ? elems[unit] * size : 0;
 }
 
-static void planes_are_zero_aligned_and_apart(void **state)
+TEST(planes_are_zero_aligned_and_apart)
 {
-    (void)state;
     for (int v = 0; v < 4; v++) {
         struct mt_plane_set_params p = params(v & 1 ? MT_BF16 : MT_F32, v & 2 ? MT_BF16 : MT_F32);
         mt_plane_set *s = NULL;
@@ -69,9 +63,8 @@ static void planes_are_zero_aligned_and_apart(void **state)
     }
 }
 
-static void the_arithmetic_is_that_of_the_mapping(void **state)
+TEST(the_arithmetic_is_that_of_the_mapping)
 {
-    (void)state;
     struct mt_plane_set_params p = params(MT_F32, MT_BF16);
     size_t sum = 0;
     for (int k = 0; k < MT_N_PLANES; k++) {
@@ -96,9 +89,8 @@ static void the_arithmetic_is_that_of_the_mapping(void **state)
     mt_plane_set_destroy(&s);
 }
 
-static void a_block_is_whole_also_where_few_of_its_elements_are_used(void **state)
+TEST(a_block_is_whole_also_where_few_of_its_elements_are_used)
 {
-    (void)state;
     const struct mt_plane_desc packed = {.block = 64, .block_bytes = 34};
     assert_int_equal(mt_plane_desc_bytes(&packed, 0), 0);
     assert_int_equal(mt_plane_desc_bytes(&packed, 1), 34);
@@ -107,9 +99,8 @@ static void a_block_is_whole_also_where_few_of_its_elements_are_used(void **stat
 }
 
 /* Otherwise a run would fail only in its first update if its moments do not fit. */
-static void all_pages_are_there_from_the_start(void **state)
+TEST(all_pages_are_there_from_the_start)
 {
-    (void)state;
     enum { BYTES = (600 << 20) + 12345 };
     void *m = NULL;
     size_t pages = mt_div_up(BYTES, 4096), there = 0;
@@ -125,9 +116,8 @@ static void all_pages_are_there_from_the_start(void **state)
     free(in_core);
 }
 
-static void more_than_there_is_cannot_be_mapped(void **state)
+TEST(more_than_there_is_cannot_be_mapped)
 {
-    (void)state;
     size_t huge[1] = {(size_t)1 << 55};
     bool yes[1] = {true};
     struct mt_plane_elems by_kind[1];
@@ -142,16 +132,4 @@ static void more_than_there_is_cannot_be_mapped(void **state)
     assert_non_null(strstr(err.msg, "a dream"));
     assert_null(m);
     mt_host_free(NULL, 5);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(planes_are_zero_aligned_and_apart),
-        cmocka_unit_test(the_arithmetic_is_that_of_the_mapping),
-        cmocka_unit_test(a_block_is_whole_also_where_few_of_its_elements_are_used),
-        cmocka_unit_test(all_pages_are_there_from_the_start),
-        cmocka_unit_test(more_than_there_is_cannot_be_mapped),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "store/disk_priv.h"
+#include "test.h"
 
 enum { CHUNK = 4096 };
 
@@ -41,9 +36,8 @@ static void check_map(size_t n, const double *rates, uint64_t bytes)
     mt_stripe_finish(&s);
 }
 
-static void every_chunk_has_one_place(void **state)
+TEST(every_chunk_has_one_place)
 {
-    (void)state;
     static const double rates[][4] = {{1, 1, 1, 1}, {7, 1, 1, 1}, {3.5, 7, 0.5, 2}, {1, 0, 1, 0.001}};
     for (size_t n = 1; n <= 4; n++)
         for (size_t k = 0; k < MT_ARRAY_LEN(rates); k++)
@@ -52,9 +46,8 @@ static void every_chunk_has_one_place(void **state)
     check_map(3, NULL, 1 << 20);
 }
 
-static void drives_get_shares_by_their_rates(void **state)
+TEST(drives_get_shares_by_their_rates)
 {
-    (void)state;
     struct mt_stripe s;
     const double rates[] = {6, 2};
     uint64_t bytes = 64 * CHUNK * 10;
@@ -71,22 +64,11 @@ static void drives_get_shares_by_their_rates(void **state)
     mt_stripe_finish(&s);
 }
 
-static void too_many_folders_are_refused(void **state)
+TEST(too_many_folders_are_refused)
 {
-    (void)state;
     struct mt_stripe s;
     struct mt_err err;
     assert_int_equal(mt_stripe_init(&s, MT_STRIPE_SLOTS + 1, CHUNK, NULL, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "65 folders"));
     assert_int_equal(mt_stripe_init(&s, 0, CHUNK, NULL, &err), -EINVAL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_chunk_has_one_place),
-        cmocka_unit_test(drives_get_shares_by_their_rates),
-        cmocka_unit_test(too_many_folders_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

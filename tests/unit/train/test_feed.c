@@ -1,30 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A command that reads too slowly gets fewer lines, each whole, and holds nobody up. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "base/fs.h"
+#include "test.h"
 #include "train/feed.h"
 
 enum { LINES = 2000, LEN = 6001 }; /* longer than what a pipe takes as one */
 
-static void lines_are_whole_or_dropped(void **state)
+TEST(lines_are_whole_or_dropped)
 {
     char dir[] = "/tmp/mt-feed-XXXXXX", command[128], path[64], line[LEN + 1], *text = NULL;
     size_t len = 0, n = 0;
     struct mt_feed *f = NULL;
-    (void)state;
     assert_non_null(mkdtemp(dir));
     snprintf(path, sizeof(path), "%s/got", dir);
     snprintf(command, sizeof(command), "sleep 1; cat > %s", path);
@@ -50,11 +44,10 @@ static void lines_are_whole_or_dropped(void **state)
     assert_int_equal(mt_remove_tree(dir, NULL), 0);
 }
 
-static void a_command_that_ended_gets_no_more(void **state)
+TEST(a_command_that_ended_gets_no_more)
 {
     struct mt_feed *f = NULL;
     char line[LEN];
-    (void)state;
     memset(line, '\n', sizeof(line));
     assert_int_equal(mt_feed_open(&f, "exit 0", NULL), 0);
     for (int i = 0; i < LINES; i++)
@@ -85,14 +78,13 @@ static bool is_gone(const char *path)
 }
 
 /* A command that does not read, one that leaves something running, one that holds on to SIGTERM. */
-static void nothing_outlives_the_run(void **state)
+TEST(nothing_outlives_the_run)
 {
     static const char *const commands[] = {"echo $$ > %s.new; mv %s.new %s; exec sleep 100",
                                            "sleep 20 & echo $! > %s.new; mv %s.new %s",
                                            "trap '' TERM; echo $$ > %s.new; mv %s.new %s; while :; do sleep 1; done"};
     enum { N = 3 };
     char path[N][2][32];
-    (void)state;
     for (int i = 0; i < N; i++)
         for (int dies = 0; dies < 2; dies++) {
             char command[300];
@@ -122,12 +114,11 @@ static void nothing_outlives_the_run(void **state)
 }
 
 /* Its streams are pipes: who waits for the end of ours does not wait for it. */
-static void streams_are_its_own(void **state)
+TEST(streams_are_its_own)
 {
     int ends[2], own = dup(STDERR_FILENO);
     char text[256] = "";
     struct mt_feed *f = NULL;
-    (void)state;
     assert_int_equal(pipe(ends), 0);
     dup2(ends[1], STDERR_FILENO);
     close(ends[1]);
@@ -142,12 +133,4 @@ static void streams_are_its_own(void **state)
     assert_true(mt_now_ns() - began < 2000000000);
     assert_non_null(strstr(text, "out\nerror\n"));
     close(ends[0]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(nothing_outlives_the_run), cmocka_unit_test(streams_are_its_own),
-                                       cmocka_unit_test(lines_are_whole_or_dropped),
-                                       cmocka_unit_test(a_command_that_ended_gets_no_more)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "test.h"
 #include "train/memory.h"
 
 enum { GIB = 1 << 30 };
 
-static void what_fits_is_let_pass(void **state)
+TEST(what_fits_is_let_pass)
 {
-    (void)state;
     struct mt_memory m = {.n_limits = 2};
     struct mt_err err = {0};
     m.limits[0] = (struct mt_memory_limit){"host", "MemAvailable", GIB, GIB};
@@ -21,9 +15,8 @@ static void what_fits_is_let_pass(void **state)
     assert_int_equal(mt_memory_check(&m, &err), 0);
 }
 
-static void the_first_limit_that_is_short_is_told_with_numbers(void **state)
+TEST(the_first_limit_that_is_short_is_told_with_numbers)
 {
-    (void)state;
     struct mt_memory m = {.n_limits = 3};
     struct mt_err err = {0};
     m.limits[0] = (struct mt_memory_limit){"host", "MemAvailable", GIB, (uint64_t)2 * GIB};
@@ -35,13 +28,4 @@ static void the_first_limit_that_is_short_is_told_with_numbers(void **state)
     assert_non_null(strstr(err.msg, "3.00 GiB"));
     assert_non_null(strstr(err.msg, "2.00 GiB"));
     assert_null(strstr(err.msg, "9.00 GiB"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_fits_is_let_pass),
-        cmocka_unit_test(the_first_limit_that_is_short_is_told_with_numbers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

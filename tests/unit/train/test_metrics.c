@@ -1,27 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/philox.h"
+#include "test.h"
 #include "train/metrics.h"
 
 static char dir[64], path[128];
 static const struct mt_config jsonl = {.log = {.jsonl = true, .exec = ""}};
 
-static int set_up(void **state)
+static int set_up(void **)
 {
-    (void)state;
     snprintf(dir, sizeof(dir), "/tmp/mt-metrics-XXXXXX");
     if (!mkdtemp(dir))
         return -1;
@@ -29,9 +23,8 @@ static int set_up(void **state)
     return 0;
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     return mt_remove_tree(dir, NULL);
 }
 
@@ -73,14 +66,13 @@ static void expect_steps(uint64_t n)
 }
 
 /* As read by a spreadsheet: a row of other columns than the header's would be another row. */
-static void rows_stay_below_their_names_when_sets_change(void **state)
+TEST_WITH(rows_stay_below_their_names_when_sets_change, set_up, tear_down)
 {
     char *one[] = {"old:a.jsonl"}, *two[] = {"new:b.jsonl"}, *text = NULL, csv[128];
     struct mt_config cfg = {.log = {.csv = true, .exec = ""}, .eval = {.sets = {one, 1}}};
     struct mt_eval_report r = {.step = 1, .loss = 1, .n_loss = 4, .n_sets = 1,
                                .sets = {{.name = "old", .loss = 0.25, .accuracy = 0.5, .n_loss = 3}}};
     size_t len = 0;
-    (void)state;
     snprintf(csv, sizeof(csv), "%s/metrics.csv", dir);
     for (uint64_t s = 0; s < 3; s++) { /* the third resume finds its columns as they are */
         struct mt_metrics *m = NULL;
@@ -112,9 +104,8 @@ static void rows_stay_below_their_names_when_sets_change(void **state)
     free(text);
 }
 
-static void a_resumed_run_cuts_what_went_further(void **state)
+TEST_WITH(a_resumed_run_cuts_what_went_further, set_up, tear_down)
 {
-    (void)state;
     write_steps(1, 7, 0);
     expect_steps(7);
     write_steps(5, 8, 4); /* resumed from step 4 */
@@ -125,9 +116,8 @@ static void a_resumed_run_cuts_what_went_further(void **state)
     expect_steps(2);
 }
 
-static void a_line_that_a_crash_cut_is_dropped(void **state)
+TEST_WITH(a_line_that_a_crash_cut_is_dropped, set_up, tear_down)
 {
-    (void)state;
     write_steps(1, 3, 0);
     FILE *f = fopen(path, "ae");
     fprintf(f, "{\"step\": 3, \"lo");
@@ -136,9 +126,8 @@ static void a_line_that_a_crash_cut_is_dropped(void **state)
     expect_steps(4);
 }
 
-static void numbers_read_back_exactly(void **state)
+TEST_WITH(numbers_read_back_exactly, set_up, tear_down)
 {
-    (void)state;
     for (uint64_t i = 0; i < 2000; i++) {
         struct mt_philox b = mt_philox(1, 2, i);
         uint64_t bits = (uint64_t)b.v[0] << 32 | b.v[1];
@@ -158,9 +147,8 @@ static void numbers_read_back_exactly(void **state)
     }
 }
 
-static void a_skipped_step_is_told_with_its_tensor(void **state)
+TEST_WITH(a_skipped_step_is_told_with_its_tensor, set_up, tear_down)
 {
-    (void)state;
     struct mt_step_report r = report(3, 2);
     r.result.skipped = true;
     r.result.grad_norm = NAN;
@@ -183,9 +171,8 @@ static double layer_value(const int32_t *rows, size_t n, const char *key)
     return v;
 }
 
-static void a_layer_says_how_its_experts_are_used(void **state)
+TEST_WITH(a_layer_says_how_its_experts_are_used, set_up, tear_down)
 {
-    (void)state;
     const int32_t even[] = {5, 5, 5, 5}, one[] = {0, 7, 0, 0}, none[] = {0, 0, 0, 0}, some[] = {1, 3, 0, 0};
     assert_float_equal(layer_value(even, 4, "expert_balance"), 1, 1e-12);
     assert_float_equal(layer_value(even, 4, "expert_entropy"), 1, 1e-12);
@@ -198,9 +185,8 @@ static void a_layer_says_how_its_experts_are_used(void **state)
     assert_float_equal(layer_value(some, 4, "expert_balance"), 2.5, 1e-12); /* 4 (1/16 + 9/16) */
 }
 
-static void an_evaluation_has_its_perplexity(void **state)
+TEST_WITH(an_evaluation_has_its_perplexity, set_up, tear_down)
 {
-    (void)state;
     struct mt_eval_report r = {.step = 4, .n_loss = 10, .loss = 2.5, .accuracy = 0.25};
     cJSON *printed = mt_metrics_eval_record(&r);
     char *text = cJSON_PrintUnformatted(printed);
@@ -213,29 +199,12 @@ static void an_evaluation_has_its_perplexity(void **state)
     cJSON_Delete(o);
 }
 
-static void a_folder_that_is_not_there_is_an_error(void **state)
+TEST_WITH(a_folder_that_is_not_there_is_an_error, set_up, tear_down)
 {
-    (void)state;
     struct mt_metrics *m = NULL;
     struct mt_err err = {0};
     const struct mt_objective *o = mt_objective_find("cross_entropy");
     assert_int_equal(mt_metrics_open(&m, &jsonl, "/no/such/folder", 0, o, false, &err), -ENOENT);
     assert_null(m);
     assert_non_null(strstr(err.msg, "/no/such/folder/metrics.jsonl"));
-}
-
-int main(void)
-{
-#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
-    const struct CMUnitTest tests[] = {
-        TEST(a_resumed_run_cuts_what_went_further),
-        TEST(rows_stay_below_their_names_when_sets_change),
-        TEST(a_line_that_a_crash_cut_is_dropped),
-        TEST(numbers_read_back_exactly),
-        TEST(a_skipped_step_is_told_with_its_tensor),
-        TEST(a_layer_says_how_its_experts_are_used),
-        TEST(an_evaluation_has_its_perplexity),
-        TEST(a_folder_that_is_not_there_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A new checkpoint is read back while the run goes on; if the drive has lost any of it, older checkpoints stay. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "../checkpoint/made_model.h"
 #include "checkpoint/checkpoint.h"
+#include "test.h"
 #include "train/readback.h"
 
 static struct made_model model;
@@ -29,9 +24,8 @@ static int set_up(void **state)
     return rc;
 }
 
-static int tear_down(void **state)
+static int tear_down(void **)
 {
-    (void)state;
     made_model_finish(&model);
     return 0;
 }
@@ -48,9 +42,8 @@ static enum mt_readback_state read_back(const char *path, struct mt_err *err)
     return state;
 }
 
-static void what_was_lost_is_told(void **state)
+TEST(what_was_lost_is_told)
 {
-    (void)state;
     char dir[256], path[300];
     struct mt_err err = {0};
     snprintf(dir, sizeof(dir), "%s/checkpoint-3", model.dir);
@@ -68,9 +61,8 @@ static void what_was_lost_is_told(void **state)
 }
 
 /* A run that ends does not wait for it. */
-static void one_that_is_dropped_ends_by_itself(void **state)
+TEST(one_that_is_dropped_ends_by_itself)
 {
-    (void)state;
     char dir[256];
     snprintf(dir, sizeof(dir), "%s/checkpoint-3", model.dir);
     for (int i = 0; i < 20; i++) {
@@ -82,11 +74,4 @@ static void one_that_is_dropped_ends_by_itself(void **state)
     usleep(300000); /* for leak checkers */
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_was_lost_is_told),
-        cmocka_unit_test(one_that_is_dropped_ends_by_itself),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+TEST_GROUP(set_up, tear_down)

@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <fnmatch.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../model/param_of.h"
 #include "base/fs.h"
@@ -18,6 +12,7 @@
 #include "device/ops.h"
 #include "model/layout.h"
 #include "model/part.h"
+#include "test.h"
 #include "weights/peft.h"
 
 static struct mt_hf_config cfg;
@@ -59,13 +54,12 @@ static bool means(const char *item, const char *module)
     return n >= k && !strcmp(module + n - k, item) && (n == k || module[n - k - 1] == '.');
 }
 
-static void the_first_of_many_items_counts(void **state)
+TEST(the_first_of_many_items_counts)
 {
     static const char *const items[] = {"mlp.experts.3.up_proj", "experts.3.up_proj", "*.2.mlp.*.down_proj", "down_proj",
                                         "model.layers.1.mlp.experts.0.down_proj", "layers.2.mlp.experts.7.gate_proj",
                                         "model.layers.?.mlp.experts.[0-4].gate_proj", "down_proj", "proj", "", "norm"};
     static const char *const kinds[] = {"gate_proj", "up_proj", "down_proj"};
-    (void)state;
     for (size_t turn = 0; turn < MT_ARRAY_LEN(items); turn++) {
         struct mt_adapter_list l = {0};
         for (size_t i = 0; i < MT_ARRAY_LEN(items); i++)
@@ -84,9 +78,8 @@ static void the_first_of_many_items_counts(void **state)
     }
 }
 
-static void adapters_alone_are_trained(void **state)
+TEST(adapters_alone_are_trained)
 {
-    (void)state;
     struct mt_adapter_spec s = spec_of((const char *const[]){MT_ALL_LINEAR, NULL});
     struct mt_layout *l = must_lay_out(&s, mt_cut_layer);
     size_t adapters = 0;
@@ -105,9 +98,8 @@ static void adapters_alone_are_trained(void **state)
     mt_adapter_spec_finish(&s);
 }
 
-static void factors_of_a_product_lie_together(void **state)
+TEST(factors_of_a_product_lie_together)
 {
-    (void)state;
     struct mt_adapter_spec s = spec_of((const char *const[]){"q_proj", "v_proj", NULL});
     assert_true(mt_adapter_list_add(&s.ranks, "v_proj", 6));
     struct mt_layout *l = must_lay_out(&s, mt_cut_layer);
@@ -129,9 +121,8 @@ static void factors_of_a_product_lie_together(void **state)
     mt_adapter_spec_finish(&s);
 }
 
-static void tensors_are_the_same_for_every_cut(void **state)
+TEST(tensors_are_the_same_for_every_cut)
 {
-    (void)state;
     struct mt_adapter_spec s = spec_of((const char *const[]){MT_ALL_LINEAR, NULL});
     struct mt_layout *whole = must_lay_out(&s, mt_cut_layer), *cut = must_lay_out(&s, mt_cut_half);
     assert_int_equal(whole->n_tensors, cut->n_tensors);
@@ -142,9 +133,8 @@ static void tensors_are_the_same_for_every_cut(void **state)
     mt_adapter_spec_finish(&s);
 }
 
-static void what_cannot_be_is_refused_by_name(void **state)
+TEST(what_cannot_be_is_refused_by_name)
 {
-    (void)state;
     static const struct {
         const char *model, *target, *also, *say;
     } bad[] = {
@@ -156,7 +146,6 @@ static void what_cannot_be_is_refused_by_name(void **state)
         {MODEL(", \"tie_word_embeddings\": true"), "q_proj", "embed_tokens", "shares with lm_head: name both"},
         {MODEL(""), "q_proj", "final_norm", "adapter.train_also: \"final_norm\" matches nothing"},
     };
-    (void)state;
     for (size_t i = 0; i < MT_ARRAY_LEN(bad); i++) {
         struct mt_adapter_spec s = spec_of((const char *const[]){bad[i].target, NULL});
         struct mt_layout *l = NULL;
@@ -193,9 +182,8 @@ static bool lists(const cJSON *o, const char *key, const char *const *want)
     return !*want && !item;
 }
 
-static void modules_are_named_as_shortly_as_they_can(void **state)
+TEST(modules_are_named_as_shortly_as_they_can)
 {
-    (void)state;
     struct mt_adapter_spec s = spec_of((const char *const[]){"q_proj", "model.layers.*.mlp.down_proj", NULL});
     assert_true(mt_adapter_list_add(&s.ranks, "q_proj", 8));
     assert_true(mt_adapter_list_add(&s.alphas, "model.layers.1.mlp.down_proj", 3));
@@ -237,9 +225,8 @@ static void write_folder(const char *dir, const char *patterns)
 }
 
 /* As Python's re has them: classes, groups without a number, a look ahead. */
-static void patterns_are_those_of_peft(void **state)
+TEST(patterns_are_those_of_peft)
 {
-    (void)state;
     static const struct {
         const char *pattern;
         double first, other; /* alpha of layer 0 and of layer 11 */
@@ -267,18 +254,4 @@ static void patterns_are_those_of_peft(void **state)
     assert_int_equal(mt_peft_read_spec(&s, dir, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "\"q_proj(\" cannot be read: missing closing parenthesis"));
     mt_remove_tree(dir, NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_first_of_many_items_counts),
-        cmocka_unit_test(adapters_alone_are_trained),
-        cmocka_unit_test(factors_of_a_product_lie_together),
-        cmocka_unit_test(tensors_are_the_same_for_every_cut),
-        cmocka_unit_test(what_cannot_be_is_refused_by_name),
-        cmocka_unit_test(modules_are_named_as_shortly_as_they_can),
-        cmocka_unit_test(patterns_are_those_of_peft),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packed formats as their reference codes have them: scripts/packed_fixtures.py. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "base/pack.h"
 #include "kinds/kinds.h"
 #include "model/packing.h"
+#include "test.h"
 #include "weights/packed_files.h"
 
 static const struct {
@@ -26,15 +21,13 @@ static const struct {
 
 static struct mt_st_model st;
 
-static int open_fixture(void **state)
+static int open_fixture(void **)
 {
-    (void)state;
     return mt_st_open_file(&st, getenv("MEGATRAIN_TEST_PACKED"), NULL);
 }
 
-static int close_fixture(void **state)
+static int close_fixture(void **)
 {
-    (void)state;
     mt_st_close(&st);
     return 0;
 }
@@ -76,9 +69,8 @@ static void expect_decoded(const char *name, const float *got, size_t n)
     free(half);
 }
 
-static void files_are_read_as_their_reference_code_does(void **state)
+TEST(files_are_read_as_their_reference_code_does)
 {
-    (void)state;
     for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
         struct mt_tensor t = matrix(i);
         struct mt_packed_source src;
@@ -147,9 +139,8 @@ static void device_check(mt_device *dev, size_t i, enum mt_dtype dtype)
     free(want);
 }
 
-static void the_device_decodes_as_their_reference_code_does(void **state)
+TEST(the_device_decodes_as_their_reference_code_does)
 {
-    (void)state;
     mt_device *dev;
     struct mt_device_params p = {.kind = "cpu", .budget_bytes = 16 << 20, .n_threads = 2};
     assert_int_equal(mt_device_create(&dev, &p, NULL), 0);
@@ -159,9 +150,8 @@ static void the_device_decodes_as_their_reference_code_does(void **state)
     mt_device_destroy(&dev);
 }
 
-static void weights_are_packed_as_their_reference_code_does(void **state)
+TEST(weights_are_packed_as_their_reference_code_does)
 {
-    (void)state;
     for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
         enum mt_packed f = cases[i].format;
         const char *name = cases[i].name;
@@ -197,9 +187,8 @@ static void weights_are_packed_as_their_reference_code_does(void **state)
 }
 
 /* A block of 32 whose largest is 5.9 takes a scale of 1, halves go away from zero; zeros stay zeros. */
-static void mxfp4_rounds_its_scale_up(void **state)
+TEST(mxfp4_rounds_its_scale_up)
 {
-    (void)state;
     float w[64] = {5.9f, -0.25f, 0.74f, 2.5f, -3.5f, 0.1f}, scales[2];
     uint8_t codes[32] = {0};
     mt_pack_job(&(struct mt_pack){MT_PACKED_MXFP4, 1, 1, 64}, w, 0, codes, scales);
@@ -211,13 +200,4 @@ static void mxfp4_rounds_its_scale_up(void **state)
         assert_int_equal(codes[i], 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(files_are_read_as_their_reference_code_does),
-        cmocka_unit_test(the_device_decodes_as_their_reference_code_does),
-        cmocka_unit_test(weights_are_packed_as_their_reference_code_does),
-        cmocka_unit_test(mxfp4_rounds_its_scale_up),
-    };
-    return cmocka_run_group_tests(tests, open_fixture, close_fixture);
-}
+TEST_GROUP(open_fixture, close_fixture)

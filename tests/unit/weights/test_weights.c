@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "../model/planes_of.h"
 #include "base/fs.h"
@@ -17,6 +11,7 @@
 #include "base/mem.h"
 #include "hf/safetensors.h"
 #include "model/ranges.h"
+#include "test.h"
 #include "weights/weights.h"
 
 enum { MAX_TENSORS = 64 };
@@ -132,9 +127,8 @@ static float loaded(const struct rig *r, const struct mt_tensor *t, size_t k)
     return mt_master_join(hi[t->at + k], lo[t->at + k]);
 }
 
-static void every_value_arrives_from_any_dtype_and_prefix(void **state)
+TEST(every_value_arrives_from_any_dtype_and_prefix)
 {
-    (void)state;
     static const char *const prefixes[] = {NULL, "", "language_model.model.", "model.language_model."};
     for (size_t v = 0; v < 2 * MT_ARRAY_LEN(prefixes); v++) {
         struct rig r;
@@ -151,9 +145,8 @@ static void every_value_arrives_from_any_dtype_and_prefix(void **state)
     }
 }
 
-static void wrong_files_are_refused_by_tensor(void **state)
+TEST(wrong_files_are_refused_by_tensor)
 {
-    (void)state;
     static const struct {
         struct wrong w;
         const char *words[2];
@@ -186,9 +179,8 @@ static void quiet(enum mt_log_level level, const char *line)
     (void)line;
 }
 
-static void harmless_extras_are_passed_over(void **state)
+TEST(harmless_extras_are_passed_over)
 {
-    (void)state;
     static const char *const extra[] = {"lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"};
     mt_log_set_sink(quiet);
     for (int i = 0; i < 2; i++) {
@@ -202,9 +194,8 @@ static void harmless_extras_are_passed_over(void **state)
     mt_log_set_sink(NULL);
 }
 
-static void a_random_start_depends_on_seed_and_name_alone(void **state)
+TEST(a_random_start_depends_on_seed_and_name_alone)
 {
-    (void)state;
     struct rig a, b;
     open_rig(&a, false);
     open_rig(&b, true); /* another layout: the tensors that are in both are the same */
@@ -236,15 +227,4 @@ static void a_random_start_depends_on_seed_and_name_alone(void **state)
     assert_true(other > t->n / 2);
     close_rig(&a);
     close_rig(&b);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_value_arrives_from_any_dtype_and_prefix),
-        cmocka_unit_test(wrong_files_are_refused_by_tensor),
-        cmocka_unit_test(harmless_extras_are_passed_over),
-        cmocka_unit_test(a_random_start_depends_on_seed_and_name_alone),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
