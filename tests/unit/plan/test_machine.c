@@ -1,20 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "machine/machine.h"
 #include "plan/search.h"
 #include "shapes.h"
+#include "test.h"
 
 static const char good[] = "[machine]\nversion = 1\nname = a machine\nkind = cuda\n"
                            "[compute]\ngemm_bf16_tflops = 100 rated\ngemm_f32_tflops = 20 measured\n"
@@ -38,9 +33,8 @@ static int read_text(struct mt_machine *m, const char *text, struct mt_err *err)
     return rc;
 }
 
-static void a_profile_reads_back_as_it_was_written(void **state)
+TEST(a_profile_reads_back_as_it_was_written)
 {
-    (void)state;
     struct mt_machine a, b;
     struct mt_err err = {0};
     struct mt_str text = {0}, again = {0};
@@ -61,9 +55,8 @@ static void a_profile_reads_back_as_it_was_written(void **state)
     mt_machine_finish(&b);
 }
 
-static void sources_read_back_as_they_were_written(void **state)
+TEST(sources_read_back_as_they_were_written)
 {
-    (void)state;
     static const char *const sources[] = {"\"25 rated: a sheet; the second\"", "25 rated: a sheet: 31.5", "\"25 rated: a;b\""};
     for (size_t i = 0; i < sizeof(sources) / sizeof(*sources); i++) {
         struct mt_machine a, b;
@@ -86,9 +79,8 @@ static void sources_read_back_as_they_were_written(void **state)
 }
 
 /* Also where a blank or a semicolon would be taken for the end of the value. */
-static void names_read_back_as_they_were_written(void **state)
+TEST(names_read_back_as_they_were_written)
 {
-    (void)state;
     static const char *const names[] = {"\" a card\"", "\"a card; the second\"", "\"; card\"", "a card;the second", "a \"card\";two"};
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
         struct mt_machine a, b;
@@ -107,9 +99,8 @@ static void names_read_back_as_they_were_written(void **state)
     }
 }
 
-static void every_bad_line_is_named(void **state)
+TEST(every_bad_line_is_named)
 {
-    (void)state;
     static const struct {
         const char *line, *word;
     } bad[] = {{"[host]\ncores = 8\n", "rated or measured"},
@@ -130,9 +121,8 @@ static void every_bad_line_is_named(void **state)
     }
 }
 
-static void another_version_and_a_missing_rate_are_refused(void **state)
+TEST(another_version_and_a_missing_rate_are_refused)
 {
-    (void)state;
     struct mt_machine m;
     struct mt_err err = {0};
     char text[sizeof(good)];
@@ -145,9 +135,8 @@ static void another_version_and_a_missing_rate_are_refused(void **state)
     assert_non_null(strstr(err.msg, "dram_gbs"));
 }
 
-static void a_profile_of_other_hardware_is_not_used(void **state)
+TEST(a_profile_of_other_hardware_is_not_used)
 {
-    (void)state;
     char dir[] = "/tmp/mt-cache-XXXXXX", path[4096];
     struct mt_machine m, got;
     struct mt_err err = {0};
@@ -171,9 +160,8 @@ static void a_profile_of_other_hardware_is_not_used(void **state)
 }
 
 /* A virtual machine may hide instructions of its processor: a rate measured with them holds for no other. */
-static void a_processor_is_known_by_its_instructions(void **state)
+TEST(a_processor_is_known_by_its_instructions)
 {
-    (void)state;
 #define CPU(flags) "processor\t: 0\nmodel name\t: A CPU @ 2GHz\nflags\t\t: fpu " flags " lahf_lm\n\nmodel name\t: another\n"
     static const struct {
         const char *text, *want;
@@ -205,9 +193,8 @@ static struct mt_metered gemm(uint64_t m, uint64_t n, uint64_t k)
                                .bytes = 2.0 * (double)(m * k + k * n + m * n)};
 }
 
-static void a_sample_is_exact_and_between_samples_rates_lie_between(void **state)
+TEST(a_sample_is_exact_and_between_samples_rates_lie_between)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
     struct mt_metered a = gemm(256, 256, 256), b = gemm(4096, 4096, 4096), mid = gemm(1024, 1024, 1024);
     assert_true(mt_machine_add_sample(&m, &a, a.flops / 10e12));
@@ -225,9 +212,8 @@ static void a_sample_is_exact_and_between_samples_rates_lie_between(void **state
 }
 
 /* 96 tiles of 64 by 128 on 128 multiprocessors; and 4,096 of 128 by 128, which are 32 whole waves. */
-static void a_product_of_few_tiles_leaves_multiprocessors_idle(void **state)
+TEST(a_product_of_few_tiles_leaves_multiprocessors_idle)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
     struct mt_metered expert = gemm(512, 1536, 2048), dense = gemm(16384, 4096, 4096);
     double fixed = m.rate[MT_RATE_OP_US].value * 1e-6, few = mt_machine_op_seconds(&m, &expert) - fixed;
@@ -250,9 +236,8 @@ static struct mt_metered attention(uint64_t len, uint64_t heads, uint64_t width)
     return op;
 }
 
-static void heads_twice_as_wide_are_as_far_as_twice_the_heads(void **state)
+TEST(heads_twice_as_wide_are_as_far_as_twice_the_heads)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
     struct mt_metered a = attention(512, 8, 64), b = attention(2048, 8, 64);
     struct mt_metered wide = attention(512, 8, 128), many = attention(512, 16, 64);
@@ -263,9 +248,8 @@ static void heads_twice_as_wide_are_as_far_as_twice_the_heads(void **state)
     mt_machine_finish(&m);
 }
 
-static void the_optimizer_slows_down_with_fewer_threads(void **state)
+TEST(the_optimizer_slows_down_with_fewer_threads)
 {
-    (void)state;
     struct mt_machine m;
     struct mt_err err = {0};
     assert_int_equal(read_text(&m, good, &err), 0);
@@ -283,9 +267,8 @@ static double optimizer_ns(const struct mt_machine *m, const struct mt_optimizer
 }
 
 /* Measured: interpolated, for bf16 gradients. Else by bytes, or by instructions where those take longer. */
-static void an_update_is_priced_by_its_own_optimizer(void **state)
+TEST(an_update_is_priced_by_its_own_optimizer)
 {
-    (void)state;
     struct mt_machine m, again;
     struct mt_str text = {0};
     const struct mt_optimizer *lean = mt_optimizer_find("adamw", MT_STATE_8BIT, NULL);
@@ -327,23 +310,4 @@ static void an_update_is_priced_by_its_own_optimizer(void **state)
     mt_str_finish(&text);
     mt_machine_finish(&m);
     mt_machine_finish(&again);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_profile_reads_back_as_it_was_written),
-        cmocka_unit_test(names_read_back_as_they_were_written),
-        cmocka_unit_test(sources_read_back_as_they_were_written),
-        cmocka_unit_test(every_bad_line_is_named),
-        cmocka_unit_test(another_version_and_a_missing_rate_are_refused),
-        cmocka_unit_test(a_profile_of_other_hardware_is_not_used),
-        cmocka_unit_test(a_processor_is_known_by_its_instructions),
-        cmocka_unit_test(a_sample_is_exact_and_between_samples_rates_lie_between),
-        cmocka_unit_test(a_product_of_few_tiles_leaves_multiprocessors_idle),
-        cmocka_unit_test(heads_twice_as_wide_are_as_far_as_twice_the_heads),
-        cmocka_unit_test(the_optimizer_slows_down_with_fewer_threads),
-        cmocka_unit_test(an_update_is_priced_by_its_own_optimizer),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans of very large models against numbers computed by hand. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "plan/search.h"
 #include "shapes.h"
+#include "test.h"
 
 static void expect_near(const char *what, double got, double want, double tolerance)
 {
@@ -47,9 +42,8 @@ static double all_elems(const struct shape *s)
 }
 
 /* 70B on 24 GB, 256 GB of memory, 4 drives, 262,144 tokens a step. */
-static void a_70b_step_of_many_tokens_is_bound_by_compute(void **state)
+TEST(a_70b_step_of_many_tokens_is_bound_by_compute)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 256, 4);
     struct mt_layout *l = make_layout(&llama70b);
     struct mt_plan_request r = make_request(l, &m, 4096, 64);
@@ -85,9 +79,8 @@ static bool on_disk(const struct mt_plan_choice *c, size_t unit, enum mt_plane_k
 }
 
 /* The same with 8,192 tokens and two drives: reading and writing 10 bytes a parameter takes longer. */
-static void a_70b_step_of_few_tokens_is_bound_by_drives(void **state)
+TEST(a_70b_step_of_few_tokens_is_bound_by_drives)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 256, 2);
     struct mt_layout *l = make_layout(&llama70b);
     struct mt_plan_request r = make_request(l, &m, 4096, 2);
@@ -127,9 +120,8 @@ static void a_70b_step_of_few_tokens_is_bound_by_drives(void **state)
 }
 
 /* Updates under backward: 12 bytes a parameter are kept instead of 14, and drives that bind the step write that much less. */
-static void a_70b_step_whose_updates_are_under_backward_writes_no_gradients(void **state)
+TEST(a_70b_step_whose_updates_are_under_backward_writes_no_gradients)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 128, 2);
     struct mt_layout *l = make_layout(&llama70b);
     struct mt_plan_request r = make_request(l, &m, 4096, 4);
@@ -171,9 +163,8 @@ static void a_70b_step_whose_updates_are_under_backward_writes_no_gradients(void
     mt_layout_destroy(&l);
 }
 
-static void a_123b_plan_on_four_drives_is_bound_by_compute(void **state)
+TEST(a_123b_plan_on_four_drives_is_bound_by_compute)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 256, 4);
     struct mt_layout *l = make_layout(&mistral123b);
     struct mt_plan_request r = make_request(l, &m, 4096, 64);
@@ -208,9 +199,8 @@ static void a_123b_plan_on_four_drives_is_bound_by_compute(void **state)
 
 /* Whole layers of 405B need 2 slots of 6.4 GB and 12.8 GB of gradients, with embedding and head in the same
  * buffers and gradients cast in place: 24 GB are too few, and the message says by how much and what would help. */
-static void whole_405b_layers_do_not_fit_24_gib_and_the_plan_says_what_does(void **state)
+TEST(whole_405b_layers_do_not_fit_24_gib_and_the_plan_says_what_does)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 256, 4);
     struct mt_layout *l = make_layout(&llama405b);
     struct mt_plan_request r = make_request(l, &m, 4096, 16);
@@ -236,9 +226,8 @@ static void whole_405b_layers_do_not_fit_24_gib_and_the_plan_says_what_does(void
 }
 
 /* Cut in two, a layer's larger half is its MLP: 2.6 G parameters, 2 slots of 5.2 GB and 10.5 GB of gradients. */
-static void a_405b_plan_on_24_gib_is_in_halves_and_bound_by_compute(void **state)
+TEST(a_405b_plan_on_24_gib_is_in_halves_and_bound_by_compute)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 256, 4);
     struct mt_layout *l = make_layout(&llama405b), *halves = lay_out(&llama405b, true);
     struct mt_plan_request r = make_request(l, &m, 4096, 64);
@@ -299,9 +288,8 @@ static struct mt_plan_request make_frozen_request(struct mt_layout *l, struct mt
  * With 64 GiB and no drive for scratch the base is read from the model's files, in forward and in backward, and
  * nothing is written.
  */
-static void a_frozen_70b_is_read_from_its_files_where_memory_is_short(void **state)
+TEST(a_frozen_70b_is_read_from_its_files_where_memory_is_short)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
     double frozen = 0;
     struct mt_layout *l = make_frozen_70b(&frozen);
@@ -325,9 +313,8 @@ static void a_frozen_70b_is_read_from_its_files_where_memory_is_short(void **sta
 }
 
 /* As much of the base as fits stays in host memory, since drives bound so short a step. */
-static void a_frozen_70b_is_faster_with_each_gib_of_host_memory(void **state)
+TEST(a_frozen_70b_is_faster_with_each_gib_of_host_memory)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
     struct mt_layout *l = make_frozen_70b(NULL);
     struct mt_plan_request r = make_frozen_request(l, &m, 1);
@@ -357,9 +344,8 @@ static void a_frozen_70b_is_faster_with_each_gib_of_host_memory(void **state)
 }
 
 /* With as many blocks in host memory as there are nothing is read in place, and no memory is set aside for it. */
-static void a_base_in_files_of_which_all_blocks_stay_takes_what_host_memory_takes(void **state)
+TEST(a_base_in_files_of_which_all_blocks_stay_takes_what_host_memory_takes)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 256, 0);
     struct mt_layout *l = make_frozen_70b(NULL);
     struct mt_plan_request r = make_frozen_request(l, &m, 1);
@@ -383,16 +369,5 @@ static void a_base_in_files_of_which_all_blocks_stay_takes_what_host_memory_take
 int main(void)
 {
     mt_mem_keep_freed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_70b_step_whose_updates_are_under_backward_writes_no_gradients),
-        cmocka_unit_test(a_70b_step_of_many_tokens_is_bound_by_compute),
-        cmocka_unit_test(a_70b_step_of_few_tokens_is_bound_by_drives),
-        cmocka_unit_test(a_frozen_70b_is_read_from_its_files_where_memory_is_short),
-        cmocka_unit_test(a_frozen_70b_is_faster_with_each_gib_of_host_memory),
-        cmocka_unit_test(a_base_in_files_of_which_all_blocks_stay_takes_what_host_memory_takes),
-        cmocka_unit_test(a_123b_plan_on_four_drives_is_bound_by_compute),
-        cmocka_unit_test(whole_405b_layers_do_not_fit_24_gib_and_the_plan_says_what_does),
-        cmocka_unit_test(a_405b_plan_on_24_gib_is_in_halves_and_bound_by_compute),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

@@ -4,16 +4,11 @@
  * RTX 4090 with two striped drives of 7 GB/s each that hold the model's files. Run with that file.
  */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
+#include "test.h"
 #include "weights/weights.h"
 #include "shapes.h"
 
@@ -105,9 +100,8 @@ static double tokens_per_second(struct step *s, int gib)
  * step has fewer tokens than fit: in halves of layers, whose boundaries between them spare backward a product, the
  * records are half as large again. The search finds this, for these tokens.
  */
-static void adapters_on_qwen3_235b(void **state)
+TEST(adapters_on_qwen3_235b)
 {
-    (void)state;
     static const struct {
         int gib;
         size_t tokens;
@@ -130,9 +124,8 @@ static void adapters_on_qwen3_235b(void **state)
 
 /* Where a layer that is kept leaves no memory for as few sums of experts' outputs as are fastest, the step is as long as one
  * with more of them that are given. */
-static void experts_in_less_memory_have_its_price(void **state)
+TEST(experts_in_less_memory_have_its_price)
 {
-    (void)state;
     struct step s;
     struct mt_plan_choice given;
     struct mt_err err = {0};
@@ -162,9 +155,8 @@ static void experts_in_less_memory_have_its_price(void **state)
 }
 
 /* Bound by compute with any amount of host memory: drives and host memory together deliver the base in time. */
-static void adapters_on_70b(void **state)
+TEST(adapters_on_70b)
 {
-    (void)state;
     struct step s;
     set_up(&s, llama_70b, 16384, mt_cut_layer);
     s.r.numerics.micro_batch = 2;
@@ -177,11 +169,6 @@ static void adapters_on_70b(void **state)
 int main(int argc, char **argv)
 {
     mt_mem_keep_freed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(adapters_on_qwen3_235b),
-        cmocka_unit_test(experts_in_less_memory_have_its_price),
-        cmocka_unit_test(adapters_on_70b),
-    };
     profile = argc > 1 ? argv[1] : "";
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans of gpt-oss-120b, as it is released, on the stored profile of an RTX 4090. Run with that file. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
+#include "test.h"
 #include "weights/weights.h"
 #include "shapes.h"
 
@@ -99,9 +94,8 @@ static double seconds_of(double matrices, double passes)
  * Adapters of rank 16 on attention, with 96 GiB: the experts' codes are 61 GB of host memory, 0.53 bytes a parameter, and
  * cross the link twice; compute takes longer and bounds both phases.
  */
-static void adapters_on_packed_experts_are_bound_by_compute_with_96_gib(void **state)
+TEST(adapters_on_packed_experts_are_bound_by_compute_with_96_gib)
 {
-    (void)state;
     struct mt_adapter_spec s = {.on = true, .rank = 16, .alpha = 32, .lr_ratio_b = 1};
     assert_true(mt_adapter_list_add(&s.targets, MT_ALL_LINEAR, 0));
     struct mt_layout *l = lay_out_120b(&s, NULL);
@@ -146,9 +140,8 @@ static void adapters_on_packed_experts_are_bound_by_compute_with_96_gib(void **s
 }
 
 /* The example's step by host memory, with two drives: less memory leaves experts' codes to these and recomputes more. */
-static void adapters_by_host_memory(void **state)
+TEST(adapters_by_host_memory)
 {
-    (void)state;
     static const struct {
         int gib;
         enum mt_activations activations;
@@ -179,9 +172,8 @@ static void adapters_by_host_memory(void **state)
 }
 
 /* All else trained, with 256 GiB: 12 bytes a parameter of 2.1 billion, 2 of gradients; and as fast as adapters. */
-static void frozen_experts_leave_little_to_train_with_256_gib(void **state)
+TEST(frozen_experts_leave_little_to_train_with_256_gib)
 {
-    (void)state;
     struct mt_layout *l = lay_out_120b(NULL, "*.experts.*");
     struct mt_machine m = make_4090(256, 0);
     struct mt_plan_request r = make_step(l, &m, 8);
@@ -202,9 +194,8 @@ static void frozen_experts_leave_little_to_train_with_256_gib(void **state)
 }
 
 /* All of it trained, decoded to masters, with 512 GiB and four drives: 1.17 TB of states are written in every step. */
-static void all_of_it_is_bound_by_drives_with_512_gib(void **state)
+TEST(all_of_it_is_bound_by_drives_with_512_gib)
 {
-    (void)state;
     struct mt_layout *l = lay_out_120b(NULL, NULL);
     struct mt_machine m = make_4090(512, 4);
     struct mt_plan_request r = make_step(l, &m, 4);
@@ -225,9 +216,8 @@ static void all_of_it_is_bound_by_drives_with_512_gib(void **state)
 }
 
 /* A step sends 2048 rows to each expert on average; a count ends anywhere in a bucket of 128. */
-static void rows_of_experts_are_padded_by_half_a_bucket_on_average(void **state)
+TEST(rows_of_experts_are_padded_by_half_a_bucket_on_average)
 {
-    (void)state;
     struct mt_machine m = make_4090(1024, 0);
     struct mt_layout *l = lay_out_120b(NULL, NULL);
     struct mt_plan_request r = make_step(l, &m, 1);
@@ -253,13 +243,6 @@ static void rows_of_experts_are_padded_by_half_a_bucket_on_average(void **state)
 int main(int argc, char **argv)
 {
     mt_mem_keep_freed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(adapters_on_packed_experts_are_bound_by_compute_with_96_gib),
-        cmocka_unit_test(adapters_by_host_memory),
-        cmocka_unit_test(rows_of_experts_are_padded_by_half_a_bucket_on_average),
-        cmocka_unit_test(frozen_experts_leave_little_to_train_with_256_gib),
-        cmocka_unit_test(all_of_it_is_bound_by_drives_with_512_gib),
-    };
     profile = argc > 1 ? argv[1] : "";
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a configuration and a machine to a request: rows, dtypes, budgets. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "plan/resolve.h"
 #include "shapes.h"
+#include "test.h"
 
 static const uint64_t GIB = (uint64_t)1 << 30;
 
@@ -37,9 +32,8 @@ static struct mt_placement placed(const struct mt_plan_limits *l, const char *de
     return r.placement;
 }
 
-static void budgets_are_shares_of_what_there_is(void **state)
+TEST(budgets_are_shares_of_what_there_is)
 {
-    (void)state;
     const struct mt_plan_limits gpu = {.kind = "cuda", .host_bytes = 100 * GIB, .device_bytes = 24 * GIB,
                                        .device_reserve = GIB, .threads = 8};
     const struct mt_plan_limits cpu = {.kind = "cpu", .host_bytes = 100 * GIB, .threads = 8};
@@ -67,18 +61,16 @@ static void budgets_are_shares_of_what_there_is(void **state)
     assert_int_equal(placed(&least, "memory.device_budget=auto", "memory.host_budget=auto").device_budget.bytes, 0);
 }
 
-static void a_gpu_keeps_memory_for_what_lives_outside_the_budget(void **state)
+TEST(a_gpu_keeps_memory_for_what_lives_outside_the_budget)
 {
-    (void)state;
     assert_int_equal(mt_plan_device_reserve(8 * GIB, false), GIB);
     assert_int_equal(mt_plan_device_reserve(24 * GIB, true), GIB + GIB / 2);
     assert_int_equal(mt_plan_device_reserve(150 * GIB, false), 6 * GIB);
     assert_int_equal(mt_plan_device_reserve(150 * GIB, true), 6 * GIB);
 }
 
-static void a_machines_limits_are_those_of_its_profile(void **state)
+TEST(a_machines_limits_are_those_of_its_profile)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 128, 2);
     struct mt_plan_limits l = mt_plan_limits_of(&m);
     assert_string_equal(l.kind, "cuda");
@@ -91,9 +83,8 @@ static void a_machines_limits_are_those_of_its_profile(void **state)
     mt_machine_finish(&m);
 }
 
-static void rows_of_a_step_are_whole(void **state)
+TEST(rows_of_a_step_are_whole)
 {
-    (void)state;
     static const struct {
         const char *tokens, *rows, *len;
         int64_t want; /* -1: refused */
@@ -122,9 +113,8 @@ static void rows_of_a_step_are_whole(void **state)
     }
 }
 
-static void the_rule_for_micro_batches_is_of_the_numerics_alone(void **state)
+TEST(the_rule_for_micro_batches_is_of_the_numerics_alone)
 {
-    (void)state;
     struct mt_numerics n = {.seq_len = 2048, .rows_per_step = 64, .micro_batch = MT_AUTO};
     assert_int_equal(mt_resolve_micro_batch(&n), 4);
     n.rows_per_step = 3;
@@ -136,9 +126,8 @@ static void the_rule_for_micro_batches_is_of_the_numerics_alone(void **state)
 }
 
 /* Experts of Qwen3-235B have 18 Mi parameters: 36 MiB in bf16; NF4 has 0.516 bytes for each, FP8 just over 1. */
-static void groups_of_experts_go_by_the_bytes_of_a_load(void **state)
+TEST(groups_of_experts_go_by_the_bytes_of_a_load)
 {
-    (void)state;
     static const char model[] =
         "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 4096, \"intermediate_size\": 12288, "
         "\"moe_intermediate_size\": 1536, \"num_hidden_layers\": 2, \"num_attention_heads\": 64, "
@@ -172,17 +161,4 @@ static void groups_of_experts_go_by_the_bytes_of_a_load(void **state)
         mt_layout_destroy(&halves);
         mt_config_destroy(&c);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(budgets_are_shares_of_what_there_is),
-        cmocka_unit_test(a_gpu_keeps_memory_for_what_lives_outside_the_budget),
-        cmocka_unit_test(a_machines_limits_are_those_of_its_profile),
-        cmocka_unit_test(rows_of_a_step_are_whole),
-        cmocka_unit_test(the_rule_for_micro_batches_is_of_the_numerics_alone),
-        cmocka_unit_test(groups_of_experts_go_by_the_bytes_of_a_load),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

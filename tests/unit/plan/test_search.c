@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "plan/evaluate.h"
 #include "plan/search.h"
 #include "shapes.h"
+#include "test.h"
 
 /* The least simulated step over a grid of placements, each evaluated separately. */
 static double exhaustive(const struct mt_plan_request *base, size_t *n)
@@ -43,9 +38,8 @@ static double exhaustive(const struct mt_plan_request *base, size_t *n)
     return best;
 }
 
-static void the_choice_is_near_the_best_of_an_exhaustive_grid(void **state)
+TEST(the_choice_is_near_the_best_of_an_exhaustive_grid)
 {
-    (void)state;
     struct mt_layout *l = make_layout(&small);
     static const double links[] = {0.05, 0.4, 4}, budgets[] = {0.05, 0.12, 0.5}; /* GB/s, GiB */
     for (size_t i = 0; i < 3; i++)
@@ -102,9 +96,8 @@ static double best_mixture(const struct mt_plan_request *base, size_t *n)
     return best;
 }
 
-static void the_mixture_is_near_the_best_of_all(void **state)
+TEST(the_mixture_is_near_the_best_of_all)
 {
-    (void)state;
     static const struct shape few = {512, 1536, 5, 8, 4, 512};
     static const double links[] = {0.3, 0.7, 1.5}, budgets[] = {0.05, 0.09}; /* GB/s, GiB */
     struct mt_layout *l = make_layout(&few);
@@ -137,9 +130,8 @@ static void the_mixture_is_near_the_best_of_all(void **state)
 }
 
 /* Whatever the search tries beside it: a number that the user has given for attention's part stays as it is. */
-static void what_is_set_for_attention_stays(void **state)
+TEST(what_is_set_for_attention_stays)
 {
-    (void)state;
     static const struct shape few = {512, 1536, 5, 8, 4, 512};
     static const double links[] = {0.3, 0.7, 1.5}, budgets[] = {0.05, 0.07, 0.09}; /* GB/s, GiB */
     struct mt_layout *l = make_layout(&few);
@@ -169,9 +161,8 @@ static void what_is_set_for_attention_stays(void **state)
     mt_layout_destroy(&l);
 }
 
-static void the_printed_values_give_the_same_step_again(void **state)
+TEST(the_printed_values_give_the_same_step_again)
 {
-    (void)state;
     struct mt_layout *l = make_layout(&small);
     struct mt_machine m = make_machine(0.12, 8, 0);
     struct mt_plan_request r = make_request(l, &m, 128, 8);
@@ -195,9 +186,8 @@ static void the_printed_values_give_the_same_step_again(void **state)
     mt_layout_destroy(&l);
 }
 
-static void more_memory_is_never_much_slower(void **state)
+TEST(more_memory_is_never_much_slower)
 {
-    (void)state;
     struct mt_layout *l = make_layout(&small);
     double before = INFINITY;
     for (double gib = 0.04; gib < 2; gib *= 2) {
@@ -228,9 +218,8 @@ static double seconds_of(const struct mt_plan_request *r)
 }
 
 /* The search chooses the faster of halves and whole layers, within a margin; each is faster on some machine. */
-static void layers_are_cut_where_that_is_faster(void **state)
+TEST(layers_are_cut_where_that_is_faster)
 {
-    (void)state;
     struct mt_layout *l = make_layout(&small), *halves = lay_out(&small, true);
     int only = 0, faster = 0, not_worth = 0, all_kept = 0;
     for (double gib = 0.03; gib < 0.6; gib *= 1.25) {
@@ -265,9 +254,8 @@ static void layers_are_cut_where_that_is_faster(void **state)
     mt_layout_destroy(&halves);
 }
 
-static void what_is_short_is_said_and_each_change_makes_it_fit(void **state)
+TEST(what_is_short_is_said_and_each_change_makes_it_fit)
 {
-    (void)state;
     struct mt_layout *l = make_layout(&small);
     struct mt_machine m = make_machine(0.06, 8, 0);
     struct mt_plan_request r = make_request(l, &m, 512, 8);
@@ -304,9 +292,8 @@ static void what_is_short_is_said_and_each_change_makes_it_fit(void **state)
     mt_layout_destroy(&l);
 }
 
-static void states_leave_the_host_in_reverse_order_of_need(void **state)
+TEST(states_leave_the_host_in_reverse_order_of_need)
 {
-    (void)state;
     struct mt_layout *l = make_layout(&small);
     struct mt_machine m = make_machine(1, 8, 2);
     struct mt_err err = {0};
@@ -353,9 +340,8 @@ static double head_cost(const struct mt_machine *m, double vocab, double hidden,
     return (logits + dx + dw) / (6 * chunk * vocab * hidden / (m->rate[MT_RATE_GEMM_BF16].value * 1e12));
 }
 
-static void the_head_of_a_large_vocabulary_costs_little_more_than_its_products(void **state)
+TEST(the_head_of_a_large_vocabulary_costs_little_more_than_its_products)
 {
-    (void)state;
     static const struct shape s = {3584, 18944, 28, 28, 4, 152064};
     static const double rates[][2] = {{650, 2900}, {670, 4200}, {152, 910}, {190, 1600}, {60, 840}}; /* TFLOP/s, GB/s */
     struct mt_machine m = make_machine(24, 256, 0);
@@ -379,9 +365,8 @@ static void the_head_of_a_large_vocabulary_costs_little_more_than_its_products(v
     mt_machine_finish(&m);
 }
 
-static void a_chunk_of_logits_is_what_was_asked_for_or_fits(void **state)
+TEST(a_chunk_of_logits_is_what_was_asked_for_or_fits)
 {
-    (void)state;
     static const struct shape large = {3584, 18944, 2, 28, 4, 152064};
     struct mt_machine m = make_machine(24, 256, 0);
     struct mt_layout *l = make_layout(&large), *few = make_layout(&tiny);
@@ -407,17 +392,5 @@ static void a_chunk_of_logits_is_what_was_asked_for_or_fits(void **state)
 int main(void)
 {
     mt_mem_keep_freed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_choice_is_near_the_best_of_an_exhaustive_grid),
-        cmocka_unit_test(the_mixture_is_near_the_best_of_all),
-        cmocka_unit_test(what_is_set_for_attention_stays),
-        cmocka_unit_test(the_printed_values_give_the_same_step_again),
-        cmocka_unit_test(more_memory_is_never_much_slower),
-        cmocka_unit_test(the_head_of_a_large_vocabulary_costs_little_more_than_its_products),
-        cmocka_unit_test(a_chunk_of_logits_is_what_was_asked_for_or_fits),
-        cmocka_unit_test(layers_are_cut_where_that_is_faster),
-        cmocka_unit_test(what_is_short_is_said_and_each_change_makes_it_fit),
-        cmocka_unit_test(states_leave_the_host_in_reverse_order_of_need),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

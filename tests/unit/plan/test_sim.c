@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "plan/search.h"
 #include "shapes.h"
+#include "test.h"
 
 enum { MAX = 16 };
 
@@ -47,9 +42,8 @@ static struct mt_sim_result run(struct graph *g, const struct mt_machine *m, dou
 
 #define NEAR(a, b) assert_true(fabs((a) - (b)) <= 1e-9 * (1 + fabs(b)))
 
-static void queues_run_in_order_and_wait_for_each_other(void **state)
+TEST(queues_run_in_order_and_wait_for_each_other)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
     struct graph g = {0};
     int32_t load = task(&g, MT_Q_H2D, 2, 0), load2 = task(&g, MT_Q_H2D, 1, 0);
@@ -70,9 +64,8 @@ static void queues_run_in_order_and_wait_for_each_other(void **state)
     NEAR(r.critical[MT_SIM_D2H], 3.0);
 }
 
-static void both_directions_of_a_link_slow_each_other(void **state)
+TEST(both_directions_of_a_link_slow_each_other)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
     struct graph g = {0};
     m.rate[MT_RATE_H2D_BOTH].value = 12.5; /* of 25 */
@@ -82,9 +75,8 @@ static void both_directions_of_a_link_slow_each_other(void **state)
     NEAR(g.task[in].end, 4.5); /* half speed for one second */
 }
 
-static void reads_and_writes_share_the_drives(void **state)
+TEST(reads_and_writes_share_the_drives)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 2);
     struct graph g = {0};
     m.rate[MT_RATE_READ_BOTH].value = 3.5; /* of 7 */
@@ -94,9 +86,8 @@ static void reads_and_writes_share_the_drives(void **state)
     NEAR(g.task[read].end, 4.0); /* half speed beside a write */
 }
 
-static void the_latency_of_a_request_shows_only_where_nothing_is_under_way(void **state)
+TEST(the_latency_of_a_request_shows_only_where_nothing_is_under_way)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 1);
     struct graph g = {0};
     m.rate[MT_RATE_DISK_US].value = 1e5; /* a tenth of a second */
@@ -110,9 +101,8 @@ static void the_latency_of_a_request_shows_only_where_nothing_is_under_way(void 
     NEAR(g.task[c].end, 8.2);
 }
 
-static void on_the_cpu_device_updates_take_cores_from_compute(void **state)
+TEST(on_the_cpu_device_updates_take_cores_from_compute)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
     struct graph g = {0};
     m.cpu = true;
@@ -132,9 +122,8 @@ static void on_the_cpu_device_updates_take_cores_from_compute(void **state)
     NEAR(h.task[c].end, 1.0);
 }
 
-static void on_the_cpu_device_messages_take_cores_that_are_not_idle(void **state)
+TEST(on_the_cpu_device_messages_take_cores_that_are_not_idle)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
     struct mt_err err = {0};
     struct mt_sim_params p = {.machine = &m, .net = {.gbs = 1, .cores = 0.5}};
@@ -152,9 +141,8 @@ static void on_the_cpu_device_messages_take_cores_that_are_not_idle(void **state
     }
 }
 
-static void on_the_cpu_device_a_thread_that_waited_goes_on_a_little_later(void **state)
+TEST(on_the_cpu_device_a_thread_that_waited_goes_on_a_little_later)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
     struct graph g = {0};
     m.cpu = true;
@@ -176,9 +164,8 @@ static void on_the_cpu_device_a_thread_that_waited_goes_on_a_little_later(void *
 }
 
 /* Copies of two sizes are measured; those of the larger model are between these. */
-static void on_the_cpu_device_short_copies_are_in_the_caches(void **state)
+TEST(on_the_cpu_device_short_copies_are_in_the_caches)
 {
-    (void)state;
     struct mt_machine m = make_machine(1, 64, 0);
     m.cpu = true;
     m.rate[MT_RATE_H2D].value = m.rate[MT_RATE_D2H].value = 10;
@@ -205,9 +192,8 @@ static void on_the_cpu_device_short_copies_are_in_the_caches(void **state)
     }
 }
 
-static void updates_get_what_copies_leave_of_the_host_memory(void **state)
+TEST(updates_get_what_copies_leave_of_the_host_memory)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
     struct graph g = {0};
     m.rate[MT_RATE_DRAM].value = 100;
@@ -217,9 +203,8 @@ static void updates_get_what_copies_leave_of_the_host_memory(void **state)
     NEAR(g.task[adam].end, 4.0);
 }
 
-static void a_circle_is_an_error_that_names_the_task(void **state)
+TEST(a_circle_is_an_error_that_names_the_task)
 {
-    (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
     struct graph g = {0};
     struct mt_sim_result r;
@@ -233,9 +218,8 @@ static void a_circle_is_an_error_that_names_the_task(void **state)
 }
 
 /* The simulated step of a real program never beats its bounds: compute alone, a link's direction, a drive's. */
-static void a_step_takes_at_least_what_each_resource_takes(void **state)
+TEST(a_step_takes_at_least_what_each_resource_takes)
 {
-    (void)state;
     struct mt_machine m = make_machine(1, 64, 1);
     struct mt_layout *l = make_layout(&small);
     for (int act = MT_ACT_KEEP; act <= MT_ACT_RECOMPUTE; act++)
@@ -275,22 +259,4 @@ static void a_step_takes_at_least_what_each_resource_takes(void **state)
             mt_plan_choice_finish(&c);
         }
     mt_layout_destroy(&l);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(queues_run_in_order_and_wait_for_each_other),
-        cmocka_unit_test(both_directions_of_a_link_slow_each_other),
-        cmocka_unit_test(reads_and_writes_share_the_drives),
-        cmocka_unit_test(the_latency_of_a_request_shows_only_where_nothing_is_under_way),
-        cmocka_unit_test(on_the_cpu_device_updates_take_cores_from_compute),
-        cmocka_unit_test(on_the_cpu_device_messages_take_cores_that_are_not_idle),
-        cmocka_unit_test(on_the_cpu_device_a_thread_that_waited_goes_on_a_little_later),
-        cmocka_unit_test(on_the_cpu_device_short_copies_are_in_the_caches),
-        cmocka_unit_test(updates_get_what_copies_leave_of_the_host_memory),
-        cmocka_unit_test(a_circle_is_an_error_that_names_the_task),
-        cmocka_unit_test(a_step_takes_at_least_what_each_resource_takes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "base/json.h"
 #include "plan/trace.h"
+#include "test.h"
 
 static cJSON *write_and_read(const struct mt_trace_span *spans, size_t n)
 {
@@ -53,7 +48,7 @@ static struct mt_trace_span moved(enum mt_queue q, size_t bytes, int64_t begin, 
                                   .bytes = bytes, .begin_ns = begin, .end_ns = end};
 }
 
-static void spans_are_in_the_rows_of_their_queues(void **state)
+TEST(spans_are_in_the_rows_of_their_queues)
 {
     const struct mt_trace_span spans[] = {
         {.queue = MT_Q_COMPUTE, .op = MT_OP_FORWARD, .bytes = 1, .begin_ns = 100, .end_ns = 900},
@@ -63,13 +58,12 @@ static void spans_are_in_the_rows_of_their_queues(void **state)
     };
     static const char *const rows[] = {"compute", "H2D link", "disk reads", "disk writes"};
     cJSON *root = write_and_read(spans, 4);
-    (void)state;
     for (int i = 0; i < 4; i++)
         assert_string_equal(row_of(root, i + 1), rows[i]);
     cJSON_Delete(root);
 }
 
-static void transfers_under_way_at_once_lie_beside_each_other(void **state)
+TEST(transfers_under_way_at_once_lie_beside_each_other)
 {
     const struct mt_trace_span spans[] = {
         moved(MT_Q_DISK_READ, 1, 100, 300),
@@ -79,17 +73,7 @@ static void transfers_under_way_at_once_lie_beside_each_other(void **state)
     };
     static const char *const rows[] = {"disk reads", "disk reads 2", "disk reads 3", "disk reads"};
     cJSON *root = write_and_read(spans, 4);
-    (void)state;
     for (int i = 0; i < 4; i++)
         assert_string_equal(row_of(root, i + 1), rows[i]);
     cJSON_Delete(root);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(spans_are_in_the_rows_of_their_queues),
-        cmocka_unit_test(transfers_under_way_at_once_lie_beside_each_other),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

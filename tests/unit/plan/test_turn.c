@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "shapes.h"
+#include "test.h"
 
 static char **machines;
 
@@ -59,9 +60,8 @@ static struct turn simulate(const char *path, enum mt_embedding_place home, size
     return t;
 }
 
-static void the_turn_does_not_wait_for_the_embedding(void **state)
+TEST(the_turn_does_not_wait_for_the_embedding)
 {
-    (void)state;
     for (char **path = machines; *path; path++)
         for (size_t rows = 8; rows <= 32; rows *= 4) {
             struct turn all = simulate(*path, MT_EMBEDDING_DEVICE, rows), few = simulate(*path, MT_EMBEDDING_HOST, rows);
@@ -76,11 +76,8 @@ static void the_turn_does_not_wait_for_the_embedding(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_turn_does_not_wait_for_the_embedding),
-    };
     if (argc < 2)
         return 77;
     machines = argv + 1;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

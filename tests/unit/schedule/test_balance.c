@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Before backward each lane of each host knows the rows that experts have in the whole step. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "made_experts.h"
 #include "made_hosts.h"
 #include "made_program.h"
+#include "test.h"
 
 enum { MOST_HOSTS = 3, GROUPS = 8, COUNT_BYTES = 64 };
 
@@ -42,9 +37,8 @@ static size_t count_all(const struct step *s, enum mt_opcode op, bool sends)
     return n;
 }
 
-static void each_lane_adds_up_what_all_have_counted(void **state)
+TEST(each_lane_adds_up_what_all_have_counted)
 {
-    (void)state;
     for (int hosts = 1; hosts <= MOST_HOSTS; hosts++)
         for (int own = 1; own <= 3 && hosts * own <= GROUPS; own++)
             for (size_t n_micro = 1; n_micro <= GROUPS; n_micro++) {
@@ -62,11 +56,10 @@ static void each_lane_adds_up_what_all_have_counted(void **state)
             }
 }
 
-static void nothing_is_added_up_where_nothing_needs_it(void **state)
+TEST(nothing_is_added_up_where_nothing_needs_it)
 {
     struct experts e;
     struct mt_program p;
-    (void)state;
     make_mixture(&e, GROUPS, GROUPS);
     take_lane_buffers(&e.p, 3);
     for (int mode = 0; mode < 2; mode++) {
@@ -160,10 +153,9 @@ static void seed_faults(const struct step *s, int host, size_t i, size_t n[NO_WA
     }
 }
 
-static void what_is_not_known_is_not_added_up(void **state)
+TEST(what_is_not_known_is_not_added_up)
 {
     size_t n[NO_WAIT + 1] = {0};
-    (void)state;
     for (int hosts = 1; hosts <= MOST_HOSTS; hosts++)
         for (int own = 1; own <= 2; own++) {
             struct step s;
@@ -176,14 +168,4 @@ static void what_is_not_known_is_not_added_up(void **state)
         }
     for (size_t i = 0; i < MT_ARRAY_LEN(n); i++)
         assert_true(n[i] >= 10);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_lane_adds_up_what_all_have_counted),
-        cmocka_unit_test(nothing_is_added_up_where_nothing_needs_it),
-        cmocka_unit_test(what_is_not_known_is_not_added_up),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,20 +5,15 @@
  * of what it reads, so any wrong read changes the result.
  */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "../plan/shapes.h"
 #include "base/mem.h"
 #include "made_experts.h"
 #include "plan/sim.h"
+#include "test.h"
 
 enum { MAX_MB = 4, MAX_BUFFERS = 64, MAX_OBJECTS = 512 };
 
@@ -227,9 +222,8 @@ static bool has_weights(size_t unit)
     return at == ROUTER || (at >= FIRST_EXPERTS && at <= LAST_EXPERTS);
 }
 
-static void placements_give_one_result(void **state)
+TEST(placements_give_one_result)
 {
-    (void)state;
     static struct machine first, m;
     for (size_t layers = 1; layers <= MAX_LAYERS; layers++)
         for (size_t n_micro = 1; n_micro <= MAX_MB; n_micro++)
@@ -250,9 +244,8 @@ static void placements_give_one_result(void **state)
         assert_true((first.result[u] != 0) == (u == 0 || u == 1 + MAX_LAYERS * PER_LAYER || has_weights(u)));
 }
 
-static void what_lives_for_the_run_is_loaded_once_and_stays(void **state)
+TEST(what_lives_for_the_run_is_loaded_once_and_stays)
 {
-    (void)state;
     static struct machine first, m;
     memset(&first, 0, sizeof(first));
     for (int v = 0; v < 256; v++) {
@@ -278,9 +271,8 @@ static void what_lives_for_the_run_is_loaded_once_and_stays(void **state)
     assert_true(first.result[ROUTER] && !first.result[ROUTER + PER_LAYER]); /* the trained adapters' gradient, the frozen ones' */
 }
 
-static void taking_the_buffer_of_what_lives_for_the_run_is_rejected(void **state)
+TEST(taking_the_buffer_of_what_lives_for_the_run_is_rejected)
 {
-    (void)state;
     struct experts e;
     struct mt_program p = {0};
     struct mt_err err = {0};
@@ -321,9 +313,8 @@ static void put_experts_away(struct experts *e)
 }
 
 /* Logits: weights of experts are read and loaded after the layer's lists, so that those of idle experts are skipped. */
-static void weights_of_idle_experts_can_be_skipped(void **state)
+TEST(weights_of_idle_experts_can_be_skipped)
 {
-    (void)state;
     for (int v = 0; v < 256; v++) {
         struct experts e;
         struct mt_program p = {0};
@@ -353,9 +344,8 @@ static bool mark_early(const struct experts *e, struct mt_program *p, enum mt_op
     return false;
 }
 
-static void skipping_before_the_rows_are_known_is_rejected(void **state)
+TEST(skipping_before_the_rows_are_known_is_rejected)
 {
-    (void)state;
     size_t rejected[MT_N_OPCODES] = {0};
     for (int v = 0; v < 256; v++)
         for (int k = 0; k < 2; k++) {
@@ -386,9 +376,8 @@ static size_t count(const struct mt_program *p, enum mt_opcode op, enum mt_objec
     return n;
 }
 
-static void a_unit_of_the_step_runs_once_each_way(void **state)
+TEST(a_unit_of_the_step_runs_once_each_way)
 {
-    (void)state;
     struct experts e;
     struct mt_program p = {0};
     make_experts(&e, 2, 3, false);
@@ -408,9 +397,8 @@ static void a_unit_of_the_step_runs_once_each_way(void **state)
     mt_program_finish(&p);
 }
 
-static void values_of_a_step_leave_the_device_where_they_must(void **state)
+TEST(values_of_a_step_leave_the_device_where_they_must)
 {
-    (void)state;
     for (int keep = 0; keep < 2; keep++) {
         struct experts e;
         struct mt_program p = {0};
@@ -448,9 +436,8 @@ static void exchange(struct mt_program *p, size_t a, size_t b)
     p->instrs[b].signals = y.signals;
 }
 
-static void reading_a_sum_before_its_last_addition_is_rejected(void **state)
+TEST(reading_a_sum_before_its_last_addition_is_rejected)
 {
-    (void)state;
     const struct {
         enum mt_opcode op;
         int32_t early, late; /* units: `late` reads what `early` completes */
@@ -479,9 +466,8 @@ static void reading_a_sum_before_its_last_addition_is_rejected(void **state)
     }
 }
 
-static void adding_to_a_sum_that_was_read_is_rejected(void **state)
+TEST(adding_to_a_sum_that_was_read_is_rejected)
 {
-    (void)state;
     struct experts e;
     struct mt_program p = {0};
     struct mt_err err = {0};
@@ -497,9 +483,8 @@ static void adding_to_a_sum_that_was_read_is_rejected(void **state)
 }
 
 /* Gives an object of a step the buffer of another that is still to be read. */
-static void reusing_a_buffer_of_the_step_early_is_rejected(void **state)
+TEST(reusing_a_buffer_of_the_step_early_is_rejected)
 {
-    (void)state;
     static const enum mt_object_kind kinds[] = {MT_OBJ_ROWS, MT_OBJ_ROUTING};
     for (size_t k = 0; k < MT_ARRAY_LEN(kinds); k++) {
         struct experts e;
@@ -527,9 +512,8 @@ static void reusing_a_buffer_of_the_step_early_is_rejected(void **state)
 }
 
 /* All sums share one buffer; the next layer's is written before the last micro-batch has read this layer's. */
-static void beginning_a_sum_in_a_buffer_still_to_be_read_is_rejected(void **state)
+TEST(beginning_a_sum_in_a_buffer_still_to_be_read_is_rejected)
 {
-    (void)state;
     struct experts e;
     struct mt_program p = {0};
     struct mt_err err = {0};
@@ -545,9 +529,8 @@ static void beginning_a_sum_in_a_buffer_still_to_be_read_is_rejected(void **stat
     mt_program_finish(&p);
 }
 
-static void dropping_a_wait_is_rejected(void **state)
+TEST(dropping_a_wait_is_rejected)
 {
-    (void)state;
     for (int v = 0; v < 8; v++) {
         struct experts e;
         struct mt_program p = {0};
@@ -559,9 +542,8 @@ static void dropping_a_wait_is_rejected(void **state)
     }
 }
 
-static void what_cannot_be_scheduled_is_refused(void **state)
+TEST(what_cannot_be_scheduled_is_refused)
 {
-    (void)state;
     struct experts e;
     struct mt_program p = {0};
     struct mt_err err = {0};
@@ -573,24 +555,4 @@ static void what_cannot_be_scheduled_is_refused(void **state)
     e.units[FIRST_EXPERTS].forward.use[1] = e.units[ROUTER].forward.use[1]; /* a micro-batch's boundary */
     assert_int_equal(mt_program_build(&p, &e.p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "once a group"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(placements_give_one_result),
-        cmocka_unit_test(what_lives_for_the_run_is_loaded_once_and_stays),
-        cmocka_unit_test(taking_the_buffer_of_what_lives_for_the_run_is_rejected),
-        cmocka_unit_test(weights_of_idle_experts_can_be_skipped),
-        cmocka_unit_test(skipping_before_the_rows_are_known_is_rejected),
-        cmocka_unit_test(a_unit_of_the_step_runs_once_each_way),
-        cmocka_unit_test(values_of_a_step_leave_the_device_where_they_must),
-        cmocka_unit_test(reading_a_sum_before_its_last_addition_is_rejected),
-        cmocka_unit_test(adding_to_a_sum_that_was_read_is_rejected),
-        cmocka_unit_test(reusing_a_buffer_of_the_step_early_is_rejected),
-        cmocka_unit_test(beginning_a_sum_in_a_buffer_still_to_be_read_is_rejected),
-        cmocka_unit_test(dropping_a_wait_is_rejected),
-        cmocka_unit_test(what_cannot_be_scheduled_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,22 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Programs with a fault, which the checker must refuse, and parameters of which none can be built. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "made_program.h"
+#include "test.h"
 
 /* The gathering computes the rows' update itself: after it, the plane's update would be made twice. */
-static void gathering_after_the_update_is_rejected(void **state)
+TEST(gathering_after_the_update_is_rejected)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     struct mt_err err = {0};
@@ -62,9 +56,8 @@ static void check_swapped(struct mt_program *p, struct mt_instr *a, struct mt_in
 }
 
 /* Rows of a gradient that leave alone must be at their places before the update, and the plane zero before the next ones. */
-static void packed_rows_are_unpacked_before_they_are_read(void **state)
+TEST(packed_rows_are_unpacked_before_they_are_read)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     make(&f, 3, 2);
@@ -108,18 +101,16 @@ static void drop_waits_of(unsigned disk, bool gather, bool tied)
     mt_program_finish(&prog);
 }
 
-static void dropping_a_wait_is_rejected(void **state)
+TEST(dropping_a_wait_is_rejected)
 {
-    (void)state;
     for (unsigned disk = 0; disk < 16; disk++)
         drop_waits_of(disk, false, true);
     drop_waits_of(0, true, true);
     drop_waits_of(0, true, false);
 }
 
-static void a_plane_that_stays_in_staging_is_rejected(void **state)
+TEST(a_plane_that_stays_in_staging_is_rejected)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     struct mt_err err = {0};
@@ -141,9 +132,8 @@ static void a_plane_that_stays_in_staging_is_rejected(void **state)
     mt_program_finish(&prog);
 }
 
-static void reusing_a_slot_before_its_last_reader_is_rejected(void **state)
+TEST(reusing_a_slot_before_its_last_reader_is_rejected)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     struct mt_err err = {0};
@@ -163,9 +153,8 @@ static void reusing_a_slot_before_its_last_reader_is_rejected(void **state)
     mt_program_finish(&prog);
 }
 
-static void taking_a_gradient_early_is_rejected(void **state)
+TEST(taking_a_gradient_early_is_rejected)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     struct mt_err err = {0};
@@ -185,9 +174,8 @@ static void taking_a_gradient_early_is_rejected(void **state)
     mt_program_finish(&prog);
 }
 
-static void a_pool_too_small_is_named(void **state)
+TEST(a_pool_too_small_is_named)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     struct mt_err err = {0};
@@ -197,9 +185,8 @@ static void a_pool_too_small_is_named(void **state)
     assert_non_null(strstr(err.msg, "boundaries"));
 }
 
-static void a_pool_of_more_buffers_than_operands_can_name_is_refused(void **state)
+TEST(a_pool_of_more_buffers_than_operands_can_name_is_refused)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     struct mt_err err = {0};
@@ -207,19 +194,4 @@ static void a_pool_of_more_buffers_than_operands_can_name_is_refused(void **stat
     f.p.n_buffers[0][MT_POOL_BOUNDARY] = MT_MAX_BUFFERS + 1;
     assert_int_equal(mt_program_build(&prog, &f.p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "boundaries"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gathering_after_the_update_is_rejected),
-        cmocka_unit_test(packed_rows_are_unpacked_before_they_are_read),
-        cmocka_unit_test(dropping_a_wait_is_rejected),
-        cmocka_unit_test(a_plane_that_stays_in_staging_is_rejected),
-        cmocka_unit_test(reusing_a_slot_before_its_last_reader_is_rejected),
-        cmocka_unit_test(taking_a_gradient_early_is_rejected),
-        cmocka_unit_test(a_pool_too_small_is_named),
-        cmocka_unit_test(a_pool_of_more_buffers_than_operands_can_name_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients that are summed in groups of micro-batches: what a program computes, evaluated with numbers. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "made_experts.h"
 #include "made_program.h"
+#include "test.h"
 
 enum { MOST_OBJECTS = 4096, MOST_MICRO = 24 };
 
@@ -122,12 +117,11 @@ static void compare(const struct mt_program_params *p, bool tied, const struct s
     assert_int_equal(s->n_cast, n);
 }
 
-static void every_placement_sums_by_the_tree(void **state)
+TEST(every_placement_sums_by_the_tree)
 {
     static struct sums s;
     uint32_t seed = 3;
     size_t adds = 0;
-    (void)state;
     for (int v = 0; v < 600; v++) {
         struct fixture f;
         struct mt_program prog;
@@ -164,10 +158,9 @@ static void every_placement_sums_by_the_tree(void **state)
 }
 
 /* Experts run once a group, by its first micro-batch. */
-static void experts_run_once_a_group(void **state)
+TEST(experts_run_once_a_group)
 {
     static struct sums s;
-    (void)state;
     for (int v = 0; v < 32; v++) {
         struct experts e;
         struct mt_program prog;
@@ -203,11 +196,10 @@ static void experts_run_once_a_group(void **state)
 }
 
 /* One group is no group: the same instructions as without. */
-static void one_group_is_the_whole_step(void **state)
+TEST(one_group_is_the_whole_step)
 {
     struct fixture f;
     struct mt_program a, b;
-    (void)state;
     make(&f, 4, 5);
     build(&f.p, &a);
     f.p.groups = (struct mt_groups){1, 5};
@@ -275,10 +267,9 @@ static bool seed_fault(struct mt_program *p, size_t i, enum fault what)
     }
 }
 
-static void a_fault_in_the_tree_is_rejected(void **state)
+TEST(a_fault_in_the_tree_is_rejected)
 {
     size_t n[N_FAULTS] = {0};
-    (void)state;
     for (int v = 1; v < 8; v++) {
         struct fixture f;
         struct mt_program prog;
@@ -305,15 +296,4 @@ static void a_fault_in_the_tree_is_rejected(void **state)
     }
     for (int i = 0; i < N_FAULTS; i++)
         assert_true(n[i] >= 20);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_placement_sums_by_the_tree),
-        cmocka_unit_test(experts_run_once_a_group),
-        cmocka_unit_test(one_group_is_the_whole_step),
-        cmocka_unit_test(a_fault_in_the_tree_is_rejected),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

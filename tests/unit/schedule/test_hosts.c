@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A step that several hosts share: what each of them runs, and the messages between them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "made_hosts.h"
 #include "made_program.h"
+#include "test.h"
 
 static int compare(const void *a, const void *b)
 {
@@ -67,12 +62,11 @@ static size_t count_shared(const struct mt_program *p)
     return n;
 }
 
-static void hosts_together_compute_what_one_would(void **state)
+TEST(hosts_together_compute_what_one_would)
 {
     static uint64_t one[MOST_WRITES], many[MOST_WRITES];
     uint32_t seed = 7;
     size_t passed = 0, reads = 0, idle = 0;
-    (void)state;
     for (int v = 0; v < 600; v++) {
         struct fixture f;
         struct mt_program whole;
@@ -217,11 +211,10 @@ static bool seed_fault(struct step *s, int host, size_t i, enum fault what)
     }
 }
 
-static void a_fault_in_a_message_is_rejected(void **state)
+TEST(a_fault_in_a_message_is_rejected)
 {
     struct step s;
     size_t n[N_FAULTS] = {0};
-    (void)state;
     make_three(&s);
     for (int host = 0; host < s.n; host++)
         for (size_t i = 0; i < s.of[host].n_instrs; i++)
@@ -242,11 +235,10 @@ static void a_fault_in_a_message_is_rejected(void **state)
 }
 
 /* A wait of a message, or for one, that no other implies. */
-static void dropping_a_wait_is_rejected(void **state)
+TEST(dropping_a_wait_is_rejected)
 {
     struct step s;
     size_t tried = 0;
-    (void)state;
     make_three(&s);
     for (int host = 0; host < s.n; host++)
         for (size_t i = 0; i < s.of[host].n_instrs; i++)
@@ -268,12 +260,11 @@ static void dropping_a_wait_is_rejected(void **state)
 }
 
 /* Hosts that wait for each other: each sends what the other receives later. */
-static void a_circle_is_rejected(void **state)
+TEST(a_circle_is_rejected)
 {
     struct step s;
     struct mt_err err = {0};
     size_t circles = 0;
-    (void)state;
     make_three(&s);
     for (int host = 0; host < s.n; host++)
         for (size_t i = 0; i < s.of[host].n_instrs; i++) {
@@ -292,12 +283,11 @@ static void a_circle_is_rejected(void **state)
     finish(&s);
 }
 
-static void gradients_on_drives_are_refused(void **state)
+TEST(gradients_on_drives_are_refused)
 {
     struct fixture f;
     struct mt_program prog;
     struct mt_err err = {0};
-    (void)state;
     make(&f, 3, 4);
     f.p.n_lanes = f.p.n_hosts = 2;
     f.p.by_data = true;
@@ -308,16 +298,4 @@ static void gradients_on_drives_are_refused(void **state)
     f.p.n_buffers[0][MT_POOL_STATE] = 4;
     assert_int_equal(mt_program_build(&prog, &f.p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "drives"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hosts_together_compute_what_one_would),
-        cmocka_unit_test(a_fault_in_a_message_is_rejected),
-        cmocka_unit_test(dropping_a_wait_is_rejected),
-        cmocka_unit_test(a_circle_is_rejected),
-        cmocka_unit_test(gradients_on_drives_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

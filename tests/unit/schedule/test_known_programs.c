@@ -4,16 +4,11 @@
  * placements on real models. A difference is no error by itself, but it must be intended: it changes the order of
  * copies, and a new order of MT_Q_COMPUTE changes the bits.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "made_program.h"
+#include "test.h"
 
 enum { TIED = 1, ONE_RING = 2, JOIN = 4, IN_PLACE = 8, POISON = 32, RECORDS = 64, FROZEN = 128 };
 
@@ -82,9 +77,8 @@ static void make_known(struct fixture *f, const struct known *k)
         f->p.n_buffers[0][i] += f->p.n_buffers[0][i] ? k->more : 0;
 }
 
-static void known_placements_give_the_same_programs(void **state)
+TEST(known_placements_give_the_same_programs)
 {
-    (void)state;
     for (size_t n = 0; n < sizeof(known) / sizeof(known[0]); n++) {
         struct fixture f;
         struct mt_program prog = {0};
@@ -119,9 +113,8 @@ static int build_in_two(struct fixture *f, struct mt_program *prog, struct mt_er
     return rc ? rc : mt_program_complete(prog, &f->p, err);
 }
 
-static void programs_that_are_placed_before_planes_move_are_the_same(void **state)
+TEST(programs_that_are_placed_before_planes_move_are_the_same)
 {
-    (void)state;
     for (size_t n = 0; n < sizeof(known) / sizeof(known[0]); n++) {
         struct fixture f;
         struct mt_program prog = {0};
@@ -134,9 +127,8 @@ static void programs_that_are_placed_before_planes_move_are_the_same(void **stat
     }
 }
 
-static void spills_and_gathering_need_a_new_placement(void **state)
+TEST(spills_and_gathering_need_a_new_placement)
 {
-    (void)state;
     struct fixture f;
     make(&f, 3, 2);
     f.p.gather = true;
@@ -146,14 +138,4 @@ static void spills_and_gathering_need_a_new_placement(void **state)
     f.p.spill_disk = true;
     assert_int_not_equal(planes, gathers);
     assert_int_not_equal(mt_program_placed_for(&f.p), planes);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(known_placements_give_the_same_programs),
-        cmocka_unit_test(programs_that_are_placed_before_planes_move_are_the_same),
-        cmocka_unit_test(spills_and_gathering_need_a_new_placement),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

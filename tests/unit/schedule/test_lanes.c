@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Programs whose units are on several lanes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "made_program.h"
+#include "test.h"
 
 /* Sizes, placement and what is on drives by the bits of v; all units on one lane. */
 static void make_variant(struct fixture *f, int v)
@@ -82,11 +77,10 @@ static void sort_by_object(uint64_t *list, size_t n)
         }
 }
 
-static void every_map_gives_the_sums_of_one_lane(void **state)
+TEST(every_map_gives_the_sums_of_one_lane)
 {
     static uint64_t one[MOST_WRITES], many[MOST_WRITES];
     uint32_t seed = 1;
-    (void)state;
     for (int v = 0; v < 1 << 10; v++) {
         struct fixture f;
         struct mt_program prog;
@@ -131,9 +125,8 @@ static bool is_across(const struct mt_instr *in, int q)
     return mt_queues[in->queue].device && mt_queue_kind(q) == MT_Q_D2H && mt_queue_lane(q) != in->lane;
 }
 
-static void dropping_a_wait_is_rejected(void **state)
+TEST(dropping_a_wait_is_rejected)
 {
-    (void)state;
     for (unsigned disk = 0; disk < 16; disk++) {
         struct fixture f;
         struct mt_program prog;
@@ -189,12 +182,11 @@ static bool seed_fault(struct mt_program *p, size_t i, enum fault what)
     }
 }
 
-static void a_fault_in_the_hand_over_is_rejected(void **state)
+TEST(a_fault_in_the_hand_over_is_rejected)
 {
     struct fixture f;
     struct mt_program prog;
     size_t n[N_FAULTS] = {0};
-    (void)state;
     make_three(&f, 0, &prog);
     for (size_t i = 0; i < prog.n_instrs; i++)
         for (enum fault what = 0; what < N_FAULTS && hands_over(&prog, &prog.instrs[i]); what++) {
@@ -214,11 +206,10 @@ static void a_fault_in_the_hand_over_is_rejected(void **state)
 }
 
 /* Micro-batch 1 of a unit does not wait for all of the unit before it: lanes work at the same time. */
-static void micro_batches_follow_each_other(void **state)
+TEST(micro_batches_follow_each_other)
 {
     struct fixture f;
     struct mt_program prog;
-    (void)state;
     make(&f, 8, 8);
     f.p.n_lanes = 2;
     for (size_t u = 0; u < f.p.n_units; u++)
@@ -237,12 +228,11 @@ static void micro_batches_follow_each_other(void **state)
     mt_program_finish(&prog);
 }
 
-static void experts_apart_from_their_lists_are_refused(void **state)
+TEST(experts_apart_from_their_lists_are_refused)
 {
     struct fixture f;
     struct mt_program prog;
     struct mt_err err = {0};
-    (void)state;
     make(&f, 3, 1);
     f.p.n_lanes = 2;
     f.units[1].makes_lists = f.units[2].follows_lists = true;
@@ -263,9 +253,8 @@ static void experts_apart_from_their_lists_are_refused(void **state)
     assert_non_null(strstr(err.msg, "backward of unit 2"));
 }
 
-static void queues_have_numbers(void **state)
+TEST(queues_have_numbers)
 {
-    (void)state;
     for (int lane = 0; lane < MT_MAX_LANES; lane++)
         for (int kind = 0; kind < MT_N_QUEUES; kind++) {
             int q = mt_queue_number(lane, (enum mt_queue)kind);
@@ -274,17 +263,4 @@ static void queues_have_numbers(void **state)
             assert_int_equal(mt_queue_lane(q), mt_queues[kind].device ? lane : 0);
         }
     assert_int_equal(mt_n_queues(MT_MAX_LANES), MT_MAX_QUEUES);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(queues_have_numbers),
-        cmocka_unit_test(every_map_gives_the_sums_of_one_lane),
-        cmocka_unit_test(dropping_a_wait_is_rejected),
-        cmocka_unit_test(a_fault_in_the_hand_over_is_rejected),
-        cmocka_unit_test(micro_batches_follow_each_other),
-        cmocka_unit_test(experts_apart_from_their_lists_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

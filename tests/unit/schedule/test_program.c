@@ -1,23 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Programs as they are built: what they hold, in which order, and how much. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "made_program.h"
+#include "test.h"
 
-static void every_variant_passes_the_checker(void **state)
+TEST(every_variant_passes_the_checker)
 {
-    (void)state;
     for (int v = 0; v < 4096; v++) {
         struct fixture f;
         make(&f, 1 + (size_t)(v & 3) * 2, 1 + (size_t)((v >> 2) & 1) * 3);
@@ -49,9 +43,8 @@ static void every_variant_passes_the_checker(void **state)
     }
 }
 
-static void every_variant_with_a_disk_passes_the_checker(void **state)
+TEST(every_variant_with_a_disk_passes_the_checker)
 {
-    (void)state;
     for (int v = 0; v < 8192; v++) {
         struct fixture f;
         make(&f, 1 + (size_t)(v & 3) * 2, 1 + (size_t)((v >> 2) & 1) * 3);
@@ -83,9 +76,8 @@ static void every_variant_with_a_disk_passes_the_checker(void **state)
     }
 }
 
-static void every_piece_is_read_updated_and_written_once(void **state)
+TEST(every_piece_is_read_updated_and_written_once)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     make(&f, 6, 2);
@@ -121,9 +113,8 @@ static void every_piece_is_read_updated_and_written_once(void **state)
 }
 
 /* Adam writes the new weights to staging, and forward's loads read them from there. */
-static void forward_reads_no_weights_from_the_disk_again(void **state)
+TEST(forward_reads_no_weights_from_the_disk_again)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     make(&f, 8, 2);
@@ -144,9 +135,8 @@ static void forward_reads_no_weights_from_the_disk_again(void **state)
     mt_program_finish(&prog);
 }
 
-static void nothing_is_spilled_to_disk_that_host_memory_holds(void **state)
+TEST(nothing_is_spilled_to_disk_that_host_memory_holds)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     make(&f, 8, 3);
@@ -172,9 +162,8 @@ static void nothing_is_spilled_to_disk_that_host_memory_holds(void **state)
 }
 
 /* Layers compute before the embedding's own update, the last of all: only a tied head waits for it. */
-static void gathered_rows_do_not_wait_for_the_embeddings_update(void **state)
+TEST(gathered_rows_do_not_wait_for_the_embeddings_update)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     for (int tied = 0; tied < 2; tied++) {
@@ -208,9 +197,8 @@ static void gathered_rows_do_not_wait_for_the_embeddings_update(void **state)
 }
 
 /* Each part of the first layer is loaded after its own update, and used when all of them are there. */
-static void the_first_layer_is_loaded_in_parts(void **state)
+TEST(the_first_layer_is_loaded_in_parts)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     struct mt_err err = {0};
@@ -253,9 +241,8 @@ static void the_first_layer_is_loaded_in_parts(void **state)
 }
 
 /* An untied head's buffer is free from the start; its load must not delay those of the layers. */
-static void first_loads_stand_in_the_order_of_updates(void **state)
+TEST(first_loads_stand_in_the_order_of_updates)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     make(&f, 8, 2);
@@ -275,9 +262,8 @@ static void first_loads_stand_in_the_order_of_updates(void **state)
     }
 }
 
-static void a_step_loads_each_layer_twice_whatever_its_micro_batches(void **state)
+TEST(a_step_loads_each_layer_twice_whatever_its_micro_batches)
 {
-    (void)state;
     for (size_t n_micro = 1; n_micro <= 8; n_micro *= 2) {
         struct fixture f;
         struct mt_program prog;
@@ -294,9 +280,8 @@ static void a_step_loads_each_layer_twice_whatever_its_micro_batches(void **stat
     }
 }
 
-static void gradients_leave_once_a_step(void **state)
+TEST(gradients_leave_once_a_step)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     make(&f, 5, 4);
@@ -306,9 +291,8 @@ static void gradients_leave_once_a_step(void **state)
     mt_program_finish(&prog);
 }
 
-static void everything_resident_loads_each_unit_once(void **state)
+TEST(everything_resident_loads_each_unit_once)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     make(&f, 6, 3);
@@ -320,9 +304,8 @@ static void everything_resident_loads_each_unit_once(void **state)
     mt_program_finish(&prog);
 }
 
-static void last_layers_stay_over_the_turn(void **state)
+TEST(last_layers_stay_over_the_turn)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     make(&f, 8, 2);
@@ -338,9 +321,8 @@ static void last_layers_stay_over_the_turn(void **state)
     mt_program_finish(&prog);
 }
 
-static void prefetch_starts_before_use(void **state)
+TEST(prefetch_starts_before_use)
 {
-    (void)state;
     /* with three slots the load of layer k + 1 must not wait for layer k's forward */
     struct fixture f;
     struct mt_program prog;
@@ -360,9 +342,8 @@ static void prefetch_starts_before_use(void **state)
 
 /* The head's buffer is free from the start, but its weights are updated last: a load of them that is queued first
  * would delay every other load. */
-static void weights_do_not_queue_up_far_ahead_of_their_use(void **state)
+TEST(weights_do_not_queue_up_far_ahead_of_their_use)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     for (int resident = 0; resident < 2; resident++) {
@@ -384,9 +365,8 @@ static void weights_do_not_queue_up_far_ahead_of_their_use(void **state)
 }
 
 /* Adapters with buffers of their own: one load a step, after the update, wherever the planes are; none in backward. */
-static void adapters_that_stay_are_loaded_once(void **state)
+TEST(adapters_that_stay_are_loaded_once)
 {
-    (void)state;
     for (unsigned v = 0; v < 32; v++) {
         struct fixture f;
         struct mt_program prog;
@@ -431,9 +411,8 @@ static void adapters_that_stay_are_loaded_once(void **state)
 
 /* What generation keeps: a cache that does not stay comes and goes once a pass, what stays is only loaded to be there, by
  * instructions that later passes skip. */
-static void caches_come_and_go_or_stay(void **state)
+TEST(caches_come_and_go_or_stay)
 {
-    (void)state;
     for (size_t stay = 0; stay < 64; stay++) {
         struct fixture f;
         size_t caches = 0, weights = 0, loads = 0, stores = 0, once = 0;
@@ -469,9 +448,8 @@ static void caches_come_and_go_or_stay(void **state)
     }
 }
 
-static void micro_batches_may_be_more_than_16_bits_number(void **state)
+TEST(micro_batches_may_be_more_than_16_bits_number)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     struct mt_err err = {0};
@@ -489,9 +467,8 @@ static void micro_batches_may_be_more_than_16_bits_number(void **state)
 }
 
 /* Nothing of placing may take the square of the buffers: 20,000 micro-batches in memory for most of their boundaries. */
-static void a_step_of_very_many_micro_batches_is_made_at_once(void **state)
+TEST(a_step_of_very_many_micro_batches_is_made_at_once)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     struct mt_err err = {0};
@@ -504,29 +481,4 @@ static void a_step_of_very_many_micro_batches_is_made_at_once(void **state)
     mt_program_finish(&prog);
     if (seconds > 2) /* tenths of a second; the machine may do other things, too */
         fail_msg("making the program took %.2f s", seconds);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_variant_passes_the_checker),
-        cmocka_unit_test(every_variant_with_a_disk_passes_the_checker),
-        cmocka_unit_test(every_piece_is_read_updated_and_written_once),
-        cmocka_unit_test(forward_reads_no_weights_from_the_disk_again),
-        cmocka_unit_test(nothing_is_spilled_to_disk_that_host_memory_holds),
-        cmocka_unit_test(gathered_rows_do_not_wait_for_the_embeddings_update),
-        cmocka_unit_test(the_first_layer_is_loaded_in_parts),
-        cmocka_unit_test(first_loads_stand_in_the_order_of_updates),
-        cmocka_unit_test(a_step_loads_each_layer_twice_whatever_its_micro_batches),
-        cmocka_unit_test(gradients_leave_once_a_step),
-        cmocka_unit_test(everything_resident_loads_each_unit_once),
-        cmocka_unit_test(adapters_that_stay_are_loaded_once),
-        cmocka_unit_test(caches_come_and_go_or_stay),
-        cmocka_unit_test(last_layers_stay_over_the_turn),
-        cmocka_unit_test(prefetch_starts_before_use),
-        cmocka_unit_test(weights_do_not_queue_up_far_ahead_of_their_use),
-        cmocka_unit_test(micro_batches_may_be_more_than_16_bits_number),
-        cmocka_unit_test(a_step_of_very_many_micro_batches_is_made_at_once),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

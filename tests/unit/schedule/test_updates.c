@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Programs that update units under backward, from a ring of gradients instead of planes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "made_program.h"
 #include "schedule/build.h"
 #include "schedule/objects.h"
+#include "test.h"
 
 /* Blocks of `per_block` layers' units each; those of blocks after the first `pending` are updated under backward. */
 static void put_in_ring(struct fixture *f, int per_block, int pending)
@@ -82,9 +77,8 @@ static void check_updates(const struct fixture *f, const struct mt_program *p)
     }
 }
 
-static void every_variant_updates_each_unit_once(void **state)
+TEST(every_variant_updates_each_unit_once)
 {
-    (void)state;
     for (int v = 0; v < 256; v++) {
         struct fixture f;
         struct mt_program prog;
@@ -102,9 +96,8 @@ static void every_variant_updates_each_unit_once(void **state)
     }
 }
 
-static void on_several_lanes(void **state)
+TEST(on_several_lanes)
 {
-    (void)state;
     for (int v = 0; v < 128; v++) {
         struct fixture f;
         struct mt_program prog;
@@ -158,9 +151,8 @@ static void refuse(const struct mt_program *p, const char *why)
         fail_msg("%s", err.msg);
 }
 
-static void dropping_a_wait_is_rejected(void **state)
+TEST(dropping_a_wait_is_rejected)
 {
-    (void)state;
     for (unsigned disk = 0; disk < 16; disk += 3) {
         struct fixture f;
         struct mt_program prog;
@@ -171,11 +163,10 @@ static void dropping_a_wait_is_rejected(void **state)
 }
 
 /* An update that does not wait for the other unit of its block, whose sums it is decided by. */
-static void updating_a_block_before_all_its_gradient_is_rejected(void **state)
+TEST(updating_a_block_before_all_its_gradient_is_rejected)
 {
     struct fixture f;
     struct mt_program prog;
-    (void)state;
     begin(&f, &prog, 0);
     size_t at = find(&prog, MT_OP_UPDATE, 4, true), first = find(&prog, MT_OP_STORE_GRAD, 4, false);
     assert_true(prog.instrs[at].decides && prog.instrs[at].block == 3 && prog.instrs[at].block_end == 5);
@@ -187,11 +178,10 @@ static void updating_a_block_before_all_its_gradient_is_rejected(void **state)
 }
 
 /* Optimizer states that the device changes come home before the update of their unit. */
-static void updating_before_the_states_are_home_is_rejected(void **state)
+TEST(updating_before_the_states_are_home_is_rejected)
 {
     struct fixture f;
     struct mt_program prog;
-    (void)state;
     make(&f, 6, 2);
     for (size_t u = 0; u < f.p.n_units; u++)
         f.units[u].moment_bytes = 64;
@@ -207,11 +197,10 @@ static void updating_before_the_states_are_home_is_rejected(void **state)
     mt_program_finish(&prog);
 }
 
-static void a_gradient_without_an_update_is_rejected(void **state)
+TEST(a_gradient_without_an_update_is_rejected)
 {
     struct fixture f;
     struct mt_program prog;
-    (void)state;
     begin(&f, &prog, 0);
     size_t at = find(&prog, MT_OP_UPDATE, 4, true);
     prog.instrs[at].op = MT_OP_SCATTER; /* of the same queue */
@@ -220,11 +209,10 @@ static void a_gradient_without_an_update_is_rejected(void **state)
     mt_program_finish(&prog);
 }
 
-static void updating_twice_is_rejected(void **state)
+TEST(updating_twice_is_rejected)
 {
     struct fixture f;
     struct mt_program prog;
-    (void)state;
     begin(&f, &prog, 0);
     size_t at = find(&prog, MT_OP_UPDATE, 1, false);
     prog.instrs[at].unit = 4; /* the pending update of a unit that has none */
@@ -235,11 +223,10 @@ static void updating_twice_is_rejected(void **state)
 }
 
 /* A load of weights that the step has updated would mix two steps' weights. */
-static void loading_after_the_update_is_rejected(void **state)
+TEST(loading_after_the_update_is_rejected)
 {
     struct fixture f;
     struct mt_program prog;
-    (void)state;
     begin(&f, &prog, 0);
     size_t update = find(&prog, MT_OP_UPDATE, 6, true), load = prog.n_instrs;
     for (size_t i = update; i < prog.n_instrs && load == prog.n_instrs; i++)
@@ -253,12 +240,11 @@ static void loading_after_the_update_is_rejected(void **state)
     mt_program_finish(&prog);
 }
 
-static void a_ring_too_small_for_a_block_is_named(void **state)
+TEST(a_ring_too_small_for_a_block_is_named)
 {
     struct fixture f;
     struct mt_program prog;
     struct mt_err err = {0};
-    (void)state;
     make(&f, 6, 2);
     put_in_ring(&f, 3, 0);
     f.p.n_buffers[0][MT_POOL_GRAD_OUT] = 2;
@@ -270,9 +256,8 @@ static void a_ring_too_small_for_a_block_is_named(void **state)
 }
 
 /* And no more: the largest block's gradients and two. */
-static void a_ring_has_room_for_a_block_and_two(void **state)
+TEST(a_ring_has_room_for_a_block_and_two)
 {
-    (void)state;
     for (int per_block = 1; per_block <= 3; per_block++) {
         struct fixture f;
         make(&f, 12, 1);
@@ -283,21 +268,4 @@ static void a_ring_has_room_for_a_block_and_two(void **state)
         mt_program_ring_buffers(&f.p, n);
         assert_int_equal(n[mt_program_pool(&f.p, MT_OBJ_GRAD_RING, 1)], per_block + 2);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_variant_updates_each_unit_once),
-        cmocka_unit_test(on_several_lanes),
-        cmocka_unit_test(dropping_a_wait_is_rejected),
-        cmocka_unit_test(updating_a_block_before_all_its_gradient_is_rejected),
-        cmocka_unit_test(updating_before_the_states_are_home_is_rejected),
-        cmocka_unit_test(a_gradient_without_an_update_is_rejected),
-        cmocka_unit_test(updating_twice_is_rejected),
-        cmocka_unit_test(loading_after_the_update_is_rejected),
-        cmocka_unit_test(a_ring_too_small_for_a_block_is_named),
-        cmocka_unit_test(a_ring_has_room_for_a_block_and_two),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
