@@ -3,17 +3,12 @@
  * Carries every kind of graph that cuda/fused.c asks cuDNN for through its checks, for the GPUs that we build
  * for, described to cuDNN by their properties: needs no GPU. What is refused here is done by tiles there.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "fused.h"
+#include "test.h"
 
 struct gpu {
     int sm, shared, threads, multiprocessors;
@@ -108,9 +103,8 @@ static int check_all(const struct gpu *g, bool backward, bool ragged, const stru
     return wrong;
 }
 
-static void cudnn_supports_what_we_ask_of_it(void **state)
+TEST(cudnn_supports_what_we_ask_of_it)
 {
-    (void)state;
     int wrong = 0;
     for (size_t g = 0; g < MT_ARRAY_LEN(gpus); g++) {
         wrong += check_all(&gpus[g], false, false, even, MT_ARRAY_LEN(even));
@@ -123,11 +117,10 @@ static void cudnn_supports_what_we_ask_of_it(void **state)
 }
 
 /* So that a yes means something. */
-static void cudnn_refuses_what_it_cannot(void **state)
+TEST(cudnn_refuses_what_it_cannot)
 {
     char properties[1024], why[256] = "";
     struct mt_fused_shape s = shape_of(&(struct heads){4, 3, 64}, &even[0], 0);
-    (void)state;
     describe_gpu(&gpus[3], properties, sizeof(properties));
     assert_int_not_equal(engine->supports(&s, 90, properties, why, sizeof(why)), 0);
     assert_true(why[0] != 0);
@@ -150,10 +143,9 @@ static const struct mt_fused_shape *asked(size_t i)
 
 /* A table for the log: which engine of cuDNN a call would run on, and whether making its plan compiles kernels, which
  * takes a second instead of a tenth. */
-static void each_call_has_an_engine_with_a_name(void **state)
+TEST(each_call_has_an_engine_with_a_name)
 {
     enum { ASKED = 32, PACKED = 2, LONGER = 4 };
-    (void)state;
     for (size_t i = 0; i < ASKED; i++) {
         const struct mt_fused_shape *s = asked(i);
         if ((i & PACKED) && (i & LONGER)) /* the same again */
@@ -179,8 +171,5 @@ int main(void)
         printf("no engine: %s\n", why);
         return 1;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(cudnn_supports_what_we_ask_of_it),
-                                       cmocka_unit_test(cudnn_refuses_what_it_cannot),
-                                       cmocka_unit_test(each_call_has_an_engine_with_a_name)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

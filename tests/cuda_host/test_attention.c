@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "host_side.h"
+#include "test.h"
 
 #include "attention.h"
 #include "base/log.h"
@@ -19,12 +20,11 @@
 #include "fused.h"
 #include "workspace.h"
 
-static void the_name_tells_which_attention_runs(void **state)
+TEST(the_name_tells_which_attention_runs)
 {
     mt_device *dev = NULL;
     struct mt_err err = {0};
     struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = 40 * MIB};
-    (void)state;
     dev = open_device(40 * MIB);
     assert_non_null(strstr(mt_device_limits(dev)->name, "attention: emulated cuDNN"));
     mt_device_destroy(&dev);
@@ -46,9 +46,8 @@ static void keep_warnings(enum mt_log_level level, const char *line)
 }
 
 /* Attention is slower then, and whoever built the program with cuDNN does not expect it. */
-static void a_fused_engine_that_cannot_be_loaded_is_warned_of(void **state)
+TEST(a_fused_engine_that_cannot_be_loaded_is_warned_of)
 {
-    (void)state;
     mt_log_set_sink(keep_warnings);
     setenv("MT_EMU_NO_FUSED", "1", 1);
     mt_device *dev = open_device(40 * MIB);
@@ -100,14 +99,13 @@ static char *memory_to_attend(mt_device *dev)
 }
 
 /* Micro-batches as they come: packed to the brim or nearly, or of one document. */
-static void packs_of_all_lengths_share_a_few_plans(void **state)
+TEST(packs_of_all_lengths_share_a_few_plans)
 {
     mt_device *dev = open_device(64 * MIB);
     char *memory = memory_to_attend(dev);
     size_t before = mt_emu_fused_plans();
     uint64_t random = 1;
     int packs = mt_emu_settings()->jitter_us ? 20 : 500; /* delays change nothing here, and add up */
-    (void)state;
     for (int pack = 0; pack < packs; pack++) {
         int32_t cu[PACK_TOKENS + 1] = {0}, len;
         size_t n = 0;
@@ -129,14 +127,13 @@ static void packs_of_all_lengths_share_a_few_plans(void **state)
 }
 
 /* The emulated engine bears no more than that at once, and none that goes while it runs. */
-static void a_plan_goes_when_there_are_many_and_is_made_again(void **state)
+TEST(a_plan_goes_when_there_are_many_and_is_made_again)
 {
     static const int32_t cu[] = {0, 24};
     enum { N = 150 };
     mt_device *dev = open_device(64 * MIB);
     char *memory = memory_to_attend(dev);
     size_t before = mt_emu_fused_plans();
-    (void)state;
     put_documents(dev, memory, cu, 1);
     for (int i = 1; i <= N; i++) /* no waiting between them */
         attend(dev, memory, cu, 1, (float)i);
@@ -189,12 +186,11 @@ static uint16_t attend_anew(const char *adopt, const char *fault, struct mt_str 
     return dv;
 }
 
-static void an_engine_that_does_wrong_is_found_at_once(void **state)
+TEST(an_engine_that_does_wrong_is_found_at_once)
 {
     static const char *const faults[] = {"backward ragged nan", "backward ragged off", "forward ragged nan",
                                          "forward ragged off"};
     struct mt_str good = {0};
-    (void)state;
     attend_anew(NULL, "", &good);
     assert_string_equal(good.p, ENGINE ": forward ragged 8 of 1/1 to 128 fused; backward ragged 8 of 1/1 to 128 fused");
     assert_int_equal(*warned, 0);
@@ -213,10 +209,9 @@ static void an_engine_that_does_wrong_is_found_at_once(void **state)
 }
 
 /* As cuDNN did before 9.25: what is right with two documents is not with three, which an empty one joins. */
-static void an_engine_that_errs_with_empty_sequences_is_given_none(void **state)
+TEST(an_engine_that_errs_with_empty_sequences_is_given_none)
 {
     struct mt_str found = {0};
-    (void)state;
     mt_device *dev = open_device(64 * MIB);
     char *memory = memory_to_attend(dev);
     setenv("MT_EMU_FUSED_FAULT", "forward backward ragged empty nan", 1);
@@ -232,9 +227,8 @@ static void an_engine_that_errs_with_empty_sequences_is_given_none(void **state)
     mt_device_destroy(&dev);
 }
 
-static void what_was_found_is_not_looked_for_again(void **state)
+TEST(what_was_found_is_not_looked_for_again)
 {
-    (void)state;
     struct mt_str found = {0}, again = {0};
     uint16_t fused = attend_anew(NULL, "", &found);
     static const char wrong[] = ENGINE ": forward ragged 8 of 1/1 to 128 fused; backward ragged 8 of 1/1 to 128 tiles; "
@@ -255,11 +249,10 @@ static void what_was_found_is_not_looked_for_again(void **state)
     mt_str_finish(&again);
 }
 
-static void inputs_that_tell_nothing_decide_nothing(void **state)
+TEST(inputs_that_tell_nothing_decide_nothing)
 {
     static const int32_t cu[] = {0, 24};
     struct mt_str found = {0};
-    (void)state;
     mt_device *dev = open_device(64 * MIB);
     char *memory = memory_to_attend(dev); /* zeros */
     put_documents(dev, memory, cu, 1);
@@ -272,10 +265,9 @@ static void inputs_that_tell_nothing_decide_nothing(void **state)
 }
 
 /* Right for the first step's data is not right for all: what is in doubt is compared again, and else is not. */
-static void a_library_that_errs_later_is_found_when_it_is_doubted(void **state)
+TEST(a_library_that_errs_later_is_found_when_it_is_doubted)
 {
     struct mt_str found = {0};
-    (void)state;
     mt_device *dev = open_device(64 * MIB);
     char *memory = memory_to_attend(dev);
     uint16_t right = attend_to_values(dev, memory, two, 2, 0.25f);
@@ -294,13 +286,12 @@ static void a_library_that_errs_later_is_found_when_it_is_doubted(void **state)
 }
 
 /* Other heads, groups and lengths are other kernels. */
-static void heads_groups_and_lengths_are_tried_apart(void **state)
+TEST(heads_groups_and_lengths_are_tried_apart)
 {
     static struct mt_trials t = {.engine = "cuDNN"};
     const struct mt_trial_kind k = {.dim = 128, .dim_v = 128, .n_q = 32, .n_kv = 8, .len = 4096};
     struct mt_trial_kind heads = k, group = k, len = k;
     struct mt_str text = {0}, again = {0};
-    (void)state;
     heads.n_q = 64;
     group.n_kv = 4;
     len.len = 8192;
@@ -320,9 +311,8 @@ static void heads_groups_and_lengths_are_tried_apart(void **state)
 }
 
 /* Devices of a step: the one that calls second goes by what the first has found, and does not look for itself. */
-static void what_one_device_found_holds_for_the_other(void **state)
+TEST(what_one_device_found_holds_for_the_other)
 {
-    (void)state;
     for (int wrong = 0; wrong < 2; wrong++) {
         struct mt_str found[2] = {{0}, {0}};
         uint16_t dv[2];
@@ -365,11 +355,10 @@ static void *call_late(void *arg)
 }
 
 /* A call of a kind that another device compares waits for the verdict. */
-static void a_call_waits_for_the_comparison_of_its_kind(void **state)
+TEST(a_call_waits_for_the_comparison_of_its_kind)
 {
     enum mt_trial_verdict *v;
     pthread_t thread;
-    (void)state;
     for (int wrong = 0; wrong < 2; wrong++) {
         late.t = mt_trials_create();
         late.kind = (struct mt_trial_kind){.dim = 128, .dim_v = 128, .n_q = 32, .n_kv = 8, .len = 4096};
@@ -389,7 +378,7 @@ static void a_call_waits_for_the_comparison_of_its_kind(void **state)
 }
 
 /* A first comparison may miss what others have found. */
-static void versions_that_are_known_to_be_wrong_are_not_used(void **state)
+TEST(versions_that_are_known_to_be_wrong_are_not_used)
 {
     const struct {
         int version, sm;
@@ -399,7 +388,6 @@ static void versions_that_are_known_to_be_wrong_are_not_used(void **state)
     } cases[] = {{91700, 90, true, 8, true},   {91700, 90, false, 8, false}, {91800, 90, true, 8, false},
                  {91700, 89, true, 8, false},  {91900, 100, false, 4, true}, {92000, 103, true, 7, true},
                  {92000, 100, true, 8, false}, {92100, 100, true, 4, false}, {0, 90, true, 8, false}};
-    (void)state;
     for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
         struct mt_attention_bwd b = {.fwd.k.n = cases[i].n_kv};
         struct mt_cuda_call c = {&b.fwd, cases[i].backward ? &b : NULL};
@@ -409,11 +397,10 @@ static void versions_that_are_known_to_be_wrong_are_not_used(void **state)
 }
 
 /* What lives outside the arena may be refused memory: attention goes on, and says what helps. */
-static void plans_that_the_gpu_has_no_memory_for_are_done_without(void **state)
+TEST(plans_that_the_gpu_has_no_memory_for_are_done_without)
 {
     size_t free_bytes, total;
     struct mt_str found = {0};
-    (void)state;
 #ifdef __SANITIZE_ADDRESS__
     skip(); /* nearly all of the memory cannot be had: its allocations stand apart */
 #endif
@@ -433,10 +420,9 @@ static void plans_that_the_gpu_has_no_memory_for_are_done_without(void **state)
 }
 
 /* Memory that is short for a moment must not leave the choice to the moment. */
-static void a_kind_whose_plan_got_no_memory_stays_with_tiles(void **state)
+TEST(a_kind_whose_plan_got_no_memory_stays_with_tiles)
 {
     struct mt_str found = {0}, again = {0};
-    (void)state;
     uint16_t short_of_it = attend_anew(NULL, "backward ragged fixed memory", &found);
     assert_non_null(strstr(warned, "memory.device_budget"));
     assert_string_equal(found.p, ENGINE ": forward ragged 8 of 1/1 to 128 fused; backward ragged 8 of 1/1 to 128 tiles; "
@@ -467,9 +453,8 @@ static int built_first(const int *rc, int n_candidates, int n_tried)
 }
 
 /* Another candidate would have other bits. */
-static void no_memory_for_a_candidate_is_no_reason_to_take_the_next(void **state)
+TEST(no_memory_for_a_candidate_is_no_reason_to_take_the_next)
 {
-    (void)state;
     assert_int_equal(built_first((int[]){0, 0}, 2, 1), 0);
     assert_int_equal(built_first((int[]){-1, 0}, 2, 2), 0); /* it never can be built */
     assert_int_equal(built_first((int[]){-ENOMEM, 0}, 2, 1), -ENOMEM);
@@ -478,14 +463,13 @@ static void no_memory_for_a_candidate_is_no_reason_to_take_the_next(void **state
 }
 
 /* A document that is alone in its micro-batch may have any length: each would have a plan of its own. */
-static void a_document_alone_has_a_fixed_plan_at_its_longest_only(void **state)
+TEST(a_document_alone_has_a_fixed_plan_at_its_longest_only)
 {
     static const struct {
         int32_t cu[3];
         size_t n;
         bool fixed;
     } packs[] = {{{0, 64}, 1, false}, {{0, PACK_LEN}, 1, true}, {{0, 64, 128}, 2, true}, {{0, 48, 96}, 2, false}};
-    (void)state;
     for (size_t i = 0; i < MT_ARRAY_LEN(packs); i++) {
         struct mt_str found = {0};
         mt_device *dev = open_device(64 * MIB);
@@ -498,12 +482,11 @@ static void a_document_alone_has_a_fixed_plan_at_its_longest_only(void **state)
 }
 
 /* Eight query heads that share a key head: all at once, but for the sums of their keys' gradients. */
-static void products_of_a_group_are_batches(void **state)
+TEST(products_of_a_group_are_batches)
 {
     enum { N_Q = 8, LEN = 16, TENSOR = N_Q * LEN * HEAD * 2 };
     static const int32_t cu[] = {0, LEN};
     struct mt_err err = {0};
-    (void)state;
     setenv("MEGATRAIN_ATTENTION", "tiled", 1);
     mt_device *dev = open_device(64 * MIB);
     unsetenv("MEGATRAIN_ATTENTION");
@@ -541,10 +524,9 @@ static int attend_alone(mt_device *dev, char *x, int32_t len, size_t width, stru
 }
 
 /* Tiles have no room for what our own kernels take, beyond the length at which these are compared with them. */
-static void documents_too_long_for_tiles_are_not_compared(void **state)
+TEST(documents_too_long_for_tiles_are_not_compared)
 {
     struct mt_err err = {0};
-    (void)state;
     setenv("MT_EMU_CAPABILITY", "89", 1);
     mt_device *dev = open_device(64 * MIB);
     unsetenv("MT_EMU_CAPABILITY");
@@ -560,30 +542,4 @@ static void documents_too_long_for_tiles_are_not_compared(void **state)
     assert_int_equal(attend_alone(dev, x, most + 1, 67, &err), -ENOTSUP); /* rows that they do not take */
     assert_non_null(strstr(err.msg, "MEGATRAIN_ATTENTION=tiled"));
     mt_device_destroy(&dev);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_name_tells_which_attention_runs),
-        cmocka_unit_test(a_fused_engine_that_cannot_be_loaded_is_warned_of),
-        cmocka_unit_test(an_engine_that_does_wrong_is_found_at_once),
-        cmocka_unit_test(an_engine_that_errs_with_empty_sequences_is_given_none),
-        cmocka_unit_test(what_was_found_is_not_looked_for_again),
-        cmocka_unit_test(inputs_that_tell_nothing_decide_nothing),
-        cmocka_unit_test(a_library_that_errs_later_is_found_when_it_is_doubted),
-        cmocka_unit_test(heads_groups_and_lengths_are_tried_apart),
-        cmocka_unit_test(what_one_device_found_holds_for_the_other),
-        cmocka_unit_test(a_call_waits_for_the_comparison_of_its_kind),
-        cmocka_unit_test(versions_that_are_known_to_be_wrong_are_not_used),
-        cmocka_unit_test(plans_that_the_gpu_has_no_memory_for_are_done_without),
-        cmocka_unit_test(a_kind_whose_plan_got_no_memory_stays_with_tiles),
-        cmocka_unit_test(no_memory_for_a_candidate_is_no_reason_to_take_the_next),
-        cmocka_unit_test(packs_of_all_lengths_share_a_few_plans),
-        cmocka_unit_test(a_plan_goes_when_there_are_many_and_is_made_again),
-        cmocka_unit_test(a_document_alone_has_a_fixed_plan_at_its_longest_only),
-        cmocka_unit_test(products_of_a_group_are_batches),
-        cmocka_unit_test(documents_too_long_for_tiles_are_not_compared),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

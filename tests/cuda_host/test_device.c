@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The host side of the CUDA device on the emulation: memory, copies by all ways, events, errors. */
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +8,7 @@
 #include <unistd.h>
 
 #include "host_side.h"
+#include "test.h"
 
 #include "base/log.h"
 #include "base/mem.h"
@@ -17,12 +17,11 @@
 #include "kinds/kinds.h"
 #include "store/planes.h"
 
-static void a_budget_beyond_the_gpu_is_refused_with_numbers(void **state)
+TEST(a_budget_beyond_the_gpu_is_refused_with_numbers)
 {
     mt_device *dev = NULL;
     struct mt_err err = {0};
     struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = (size_t)1 << 50};
-    (void)state;
     assert_int_equal(mt_device_create(&dev, &p, &err), -ENOMEM);
     assert_int_equal(err.kind, MT_ERR_NO_FIT);
     assert_non_null(strstr(err.msg, "1.00 PiB"));
@@ -30,12 +29,11 @@ static void a_budget_beyond_the_gpu_is_refused_with_numbers(void **state)
     assert_null(dev);
 }
 
-static void allocations_stop_at_the_budget_and_say_what_holds_it(void **state)
+TEST(allocations_stop_at_the_budget_and_say_what_holds_it)
 {
     mt_device *dev = open_device(40 * MIB);
     struct mt_err err = {0};
     void *p = NULL;
-    (void)state;
     size_t budget = mt_device_limits(dev)->budget_bytes, own = mt_device_bytes_used(dev);
     assert_int_equal(budget + own, 40 * MIB); /* the library's workspace comes out of the budget */
     void *a = take(dev, 3 * MIB, "slots"), *b = take(dev, budget - 3 * MIB, "scratch");
@@ -69,7 +67,7 @@ static void round_trip(mt_device *dev, char *host, size_t room, char *device, si
 }
 
 /* MT_EMU_NO_PIN and MT_EMU_PIN_LIMIT choose what of the host memory is locked: meson.build runs all three. */
-static void copies_arrive_whatever_is_locked(void **state)
+TEST(copies_arrive_whatever_is_locked)
 {
     static const struct {
         size_t width, rows, pitch, device_pitch;
@@ -80,7 +78,6 @@ static void copies_arrive_whatever_is_locked(void **state)
     struct mt_err err = {0};
     void *host = NULL;
     char *device = take(dev, 64 * MIB, "copies");
-    (void)state;
     assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
     assert_int_equal(mt_device_register_host(dev, host, ROOM, &err), 0);
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++) {
@@ -95,14 +92,13 @@ static void copies_arrive_whatever_is_locked(void **state)
 }
 
 /* What the host waits for must not queue behind other streams' copies. */
-static void small_copies_on_compute_need_no_copy_engine(void **state)
+TEST(small_copies_on_compute_need_no_copy_engine)
 {
     enum { N = 1000 };
     mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0};
     void *host = NULL;
     char *device = take(dev, 8 * N, "copies");
-    (void)state;
     assert_int_equal(mt_host_alloc(&host, 4 * MIB, "test", &err), 0);
     assert_int_equal(mt_device_register_host(dev, host, 4 * MIB, &err), 0);
     bool locked = mt_emu_pin_state(0, host, 4 * MIB) == MT_EMU_PINNED;
@@ -119,14 +115,13 @@ static void small_copies_on_compute_need_no_copy_engine(void **state)
 }
 
 /* Half of a range is registered: a copy over the border is cut there. */
-static void a_copy_may_cross_from_locked_to_other_memory(void **state)
+TEST(a_copy_may_cross_from_locked_to_other_memory)
 {
     enum { ROOM = 8 * MIB };
     mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0};
     void *host = NULL;
     char *device = take(dev, 8 * MIB, "copies");
-    (void)state;
     assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
     assert_int_equal(mt_device_register_host(dev, (char *)host + MIB, 2 * MIB, &err), 0);
     round_trip(dev, host, ROOM, device, 3 * MIB + 5, 1, 3 * MIB + 5, 3 * MIB + 5, MT_STREAM_H2D,
@@ -147,7 +142,7 @@ static void count_progress(enum mt_log_level level, const char *line)
 
 /* Its pages are made by all threads before, and what takes long says how far it is. Older kernels leave the pages to
  * the lock, which is none here. */
-static void a_large_range_is_there_when_it_is_locked(void **state)
+TEST(a_large_range_is_there_when_it_is_locked)
 {
     enum { PAGE = 4096, ROOM = 257 * MIB };
     mt_device *dev = open_device(40 * MIB);
@@ -155,7 +150,6 @@ static void a_large_range_is_there_when_it_is_locked(void **state)
     void *host = NULL;
     size_t n = ROOM / PAGE, there = 0;
     unsigned char *resident = calloc(n, 1);
-    (void)state;
     assert_non_null(resident);
     assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
     setenv("MT_EMU_PIN_MS", "300", 1); /* of each of two pieces */
@@ -224,20 +218,18 @@ static void locked_pages_are_kept_from_children(size_t page)
     mt_device_destroy(&dev);
 }
 
-static void children_have_no_locked_memory(void **state)
+TEST(children_have_no_locked_memory)
 {
-    (void)state;
     locked_pages_are_kept_from_children(4096);
     locked_pages_are_kept_from_children(64 << 10);
 }
 
-static void copies_of_pageable_memory_keep_their_place_in_the_stream(void **state)
+TEST(copies_of_pageable_memory_keep_their_place_in_the_stream)
 {
     enum { N = 4 * MIB };
     mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0};
     char *device = take(dev, N, "copies"), *a = malloc(N), *b = malloc(N), *out = malloc(N);
-    (void)state;
     assert_true(a && b && out);
     memset(a, 1, N);
     memset(b, 2, N);
@@ -258,7 +250,7 @@ static void copies_of_pageable_memory_keep_their_place_in_the_stream(void **stat
 }
 
 /* Out and in again by two streams, as activations that leave the device: whatever the size of the way in. */
-static void pageable_memory_is_read_after_what_the_stream_waits_for(void **state)
+TEST(pageable_memory_is_read_after_what_the_stream_waits_for)
 {
     static const size_t sizes[] = {64, 20000, 2 * MIB};
     enum { N = 4 * MIB };
@@ -266,7 +258,6 @@ static void pageable_memory_is_read_after_what_the_stream_waits_for(void **state
     struct mt_err err = {0};
     char *device = take(dev, N, "x"), *again = take(dev, N, "again"), *host = calloc(N, 1), *out = malloc(N);
     mt_event *ev = NULL;
-    (void)state;
     assert_true(host && out);
     assert_int_equal(mt_event_create(dev, &ev, &err), 0);
     for (size_t i = 0; i < MT_ARRAY_LEN(sizes); i++) {
@@ -292,14 +283,13 @@ static void pageable_memory_is_read_after_what_the_stream_waits_for(void **state
     mt_device_destroy(&dev);
 }
 
-static void events_order_streams_and_tell_the_time(void **state)
+TEST(events_order_streams_and_tell_the_time)
 {
     enum { N = 1 * MIB };
     mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0};
     char *device = take(dev, N, "x"), *host = malloc(N);
     mt_event *before = NULL, *after = NULL;
-    (void)state;
     assert_true(host);
     assert_int_equal(mt_event_create(dev, &before, &err), 0);
     assert_int_equal(mt_event_create(dev, &after, &err), 0);
@@ -320,12 +310,11 @@ static void events_order_streams_and_tell_the_time(void **state)
     mt_device_destroy(&dev);
 }
 
-static void copies_between_host_and_host_are_refused(void **state)
+TEST(copies_between_host_and_host_are_refused)
 {
     mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0};
     char a[8] = "", b[8] = "", *device = take(dev, 64, "x");
-    (void)state;
     struct mt_copy c = {a, 8, b, 8, 8, 1};
     assert_int_equal(mt_device_copy(dev, MT_STREAM_COMPUTE, &c, &err), -EINVAL);
     c.dst = device;
@@ -336,13 +325,12 @@ static void copies_between_host_and_host_are_refused(void **state)
 }
 
 /* Asking while work is under way. */
-static void a_status_leaves_nothing_behind(void **state)
+TEST(a_status_leaves_nothing_behind)
 {
     enum { N = 16 * MIB };
     mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0};
     char *device = take(dev, N, "x");
-    (void)state;
     for (int i = 0; i < 20; i++) {
         for (int k = 0; k < 4; k++)
             mt_device_poison(dev, device, N);
@@ -355,36 +343,12 @@ static void a_status_leaves_nothing_behind(void **state)
     mt_device_destroy(&dev);
 }
 
-static void the_first_error_stays(void **state)
-{
-    mt_device *dev = open_device(64 * MIB);
-    struct mt_err err = {0}, later = {0};
-    mt_event *ev = NULL;
-    char *device = take(dev, 4096, "x"), host[4096];
-    (void)state;
-    assert_int_equal(mt_event_create(dev, &ev, &err), 0);
-    /* an operation on host memory */
-    int rc = mt_op_cast(dev, &(struct mt_cast){64, MT_F32, MT_BF16, host, device}, &err);
-    if (!rc)
-        rc = mt_device_sync(dev, &err);
-    assert_int_equal(rc, -EIO);
-    assert_int_equal(err.kind, MT_ERR_DEVICE);
-    assert_int_equal(mt_device_status(dev, &later), rc);
-    assert_string_equal(later.msg, err.msg);
-    assert_int_equal(mt_op_zero(dev, &(struct mt_zero){device, 64}, &later), rc);
-    assert_int_equal(mt_event_record(dev, ev, MT_STREAM_COMPUTE, &later), rc);
-    assert_int_equal(mt_event_sync(dev, ev, &later), rc);
-    mt_event_destroy(&ev);
-    mt_device_destroy(&dev);
-}
-
 /* The libraries of a toolkit need its driver or a later one, and the error of CUDA names neither. */
-static void an_old_driver_is_named(void **state)
+TEST(an_old_driver_is_named)
 {
     mt_device *dev = NULL;
     struct mt_err err = {0};
     struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = 40 * MIB};
-    (void)state;
     setenv("MT_EMU_DRIVER", "12040", 1);
     int rc = mt_device_create(&dev, &p, &err);
     unsetenv("MT_EMU_DRIVER");
@@ -395,7 +359,7 @@ static void an_old_driver_is_named(void **state)
 }
 
 /* What a machine lacks is said with what to do, as CUDA's texts are not. */
-static void errors_of_machines_come_with_what_to_do(void **state)
+TEST(errors_of_machines_come_with_what_to_do)
 {
     static const struct {
         const char *error, *says;
@@ -406,7 +370,6 @@ static void errors_of_machines_come_with_what_to_do(void **state)
     mt_device *none = NULL;
     struct mt_err err = {0};
     struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = 40 * MIB};
-    (void)state;
     for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
         setenv("MT_EMU_ERROR", cases[i].error, 1);
         assert_int_equal(mt_device_create(&none, &p, &err), -ENODEV);
@@ -422,12 +385,11 @@ static void errors_of_machines_come_with_what_to_do(void **state)
 }
 
 /* As the first launch of a build for other GPUs. */
-static void a_build_without_code_for_the_gpu_says_so(void **state)
+TEST(a_build_without_code_for_the_gpu_says_so)
 {
     struct mt_err err = {0};
     float *x = NULL;
     mt_device *dev = open_device(40 * MIB);
-    (void)state;
     assert_int_equal(mt_device_alloc(dev, 1024, "x", (void **)&x, &err), 0);
     setenv("MT_EMU_LAUNCH_ERROR", "209", 1);
     assert_int_equal(mt_op_add(dev, &(struct mt_add){.n = 64, .dtype = MT_F32, .a = x, .b = x, .out = x + 64}, &err), -EIO);
@@ -450,12 +412,11 @@ static void a_build_without_code_for_the_gpu_says_so(void **state)
 }
 
 /* The driver loads a kernel when it is launched first. */
-static void an_error_that_may_be_for_lack_of_memory_says_so(void **state)
+TEST(an_error_that_may_be_for_lack_of_memory_says_so)
 {
     struct mt_err err = {0};
     size_t free_bytes, total;
     float *x = NULL;
-    (void)state;
 #ifdef __SANITIZE_ADDRESS__
     skip(); /* nearly all of the memory cannot be had: its allocations stand apart */
 #endif
@@ -472,9 +433,8 @@ static void an_error_that_may_be_for_lack_of_memory_says_so(void **state)
     }
 }
 
-static void allocations_may_stand_apart(void **state)
+TEST(allocations_may_stand_apart)
 {
-    (void)state;
     setenv("MEGATRAIN_CUDA_APART", "1", 1);
     mt_device *dev = open_device(40 * MIB);
     unsetenv("MEGATRAIN_CUDA_APART");
@@ -495,13 +455,12 @@ static void allocations_may_stand_apart(void **state)
 }
 
 /* The planner's device, which has no GPU, must not think that a plan takes less than it does. */
-static void the_planner_knows_the_workspaces(void **state)
+TEST(the_planner_knows_the_workspaces)
 {
     static const size_t tokens[] = {1, 70, 2048, 16384, 65536}, lens[] = {1, 64, 2000, 8192, 65536};
     mt_device *dev = open_device(64 * MIB), *meter = NULL;
     struct mt_meter_params p = {.kind = mt_device_kind("cuda"), .budget_bytes = SIZE_MAX / 2};
     struct mt_err err = {0};
-    (void)state;
     assert_int_equal(mt_device_create_meter(&meter, &p, &err), 0);
     for (size_t i = 0; i < MT_ARRAY_LEN(tokens); i++) {
         size_t n = tokens[i];
@@ -545,12 +504,11 @@ static mt_device *open_second(void)
 
 /* CUDA refuses to lock memory twice, and what one device has unlocked is not locked for the other.
  */
-static void devices_share_locked_memory_until_the_last_leaves(void **state)
+TEST(devices_share_locked_memory_until_the_last_leaves)
 {
     enum { ROOM = 20 * MIB };
     void *host = NULL;
     struct mt_err err = {0};
-    (void)state;
     assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
     for (int last = 0; last < 2; last++) {
         mt_device *dev[2] = {open_device(64 * MIB), open_second()};
@@ -575,7 +533,7 @@ static void devices_share_locked_memory_until_the_last_leaves(void **state)
 
 /* One device stores what the other loads; only an event is between them. Both tell the host's time.
  */
-static void a_device_waits_for_another_ones_copy(void **state)
+TEST(a_device_waits_for_another_ones_copy)
 {
     enum { ROOM = 4 * MIB };
     mt_device *a = open_device(64 * MIB), *b = open_second();
@@ -583,7 +541,6 @@ static void a_device_waits_for_another_ones_copy(void **state)
     mt_event *stored = NULL, *loaded = NULL;
     void *host = NULL;
     char *on_a = take(a, ROOM, "a"), *on_b = take(b, ROOM, "b");
-    (void)state;
     assert_int_equal(mt_host_alloc(&host, 2 * ROOM, "test", &err), 0);
     assert_int_equal(mt_device_register_host(a, host, 2 * ROOM, &err), 0);
     assert_int_equal(mt_device_register_host(b, host, 2 * ROOM, &err), 0);
@@ -618,34 +575,33 @@ static void a_device_waits_for_another_ones_copy(void **state)
     mt_device_destroy(&b);
 }
 
+/* Last: the emulated context is gone then, as a real one. */
+TEST(the_first_error_stays)
+{
+    mt_device *dev = open_device(64 * MIB);
+    struct mt_err err = {0}, later = {0};
+    mt_event *ev = NULL;
+    char *device = take(dev, 4096, "x"), host[4096];
+    assert_int_equal(mt_event_create(dev, &ev, &err), 0);
+    /* an operation on host memory */
+    int rc = mt_op_cast(dev, &(struct mt_cast){64, MT_F32, MT_BF16, host, device}, &err);
+    if (!rc)
+        rc = mt_device_sync(dev, &err);
+    assert_int_equal(rc, -EIO);
+    assert_int_equal(err.kind, MT_ERR_DEVICE);
+    assert_int_equal(mt_device_status(dev, &later), rc);
+    assert_string_equal(later.msg, err.msg);
+    assert_int_equal(mt_op_zero(dev, &(struct mt_zero){device, 64}, &later), rc);
+    assert_int_equal(mt_event_record(dev, ev, MT_STREAM_COMPUTE, &later), rc);
+    assert_int_equal(mt_event_sync(dev, ev, &later), rc);
+    mt_event_destroy(&ev);
+    mt_device_destroy(&dev);
+}
+
 /* With an argument: the tests whose names match that pattern. */
 int main(int argc, char **argv)
 {
     setenv("MT_EMU_DEVICES", "2", 0);
     cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_budget_beyond_the_gpu_is_refused_with_numbers),
-        cmocka_unit_test(allocations_stop_at_the_budget_and_say_what_holds_it),
-        cmocka_unit_test(copies_arrive_whatever_is_locked),
-        cmocka_unit_test(small_copies_on_compute_need_no_copy_engine),
-        cmocka_unit_test(a_copy_may_cross_from_locked_to_other_memory),
-        cmocka_unit_test(a_large_range_is_there_when_it_is_locked),
-        cmocka_unit_test(children_have_no_locked_memory),
-        cmocka_unit_test(copies_of_pageable_memory_keep_their_place_in_the_stream),
-        cmocka_unit_test(pageable_memory_is_read_after_what_the_stream_waits_for),
-        cmocka_unit_test(events_order_streams_and_tell_the_time),
-        cmocka_unit_test(copies_between_host_and_host_are_refused),
-        cmocka_unit_test(an_old_driver_is_named),
-        cmocka_unit_test(errors_of_machines_come_with_what_to_do),
-        cmocka_unit_test(a_build_without_code_for_the_gpu_says_so),
-        cmocka_unit_test(an_error_that_may_be_for_lack_of_memory_says_so),
-        cmocka_unit_test(allocations_may_stand_apart),
-        cmocka_unit_test(the_planner_knows_the_workspaces),
-        cmocka_unit_test(a_status_leaves_nothing_behind),
-        cmocka_unit_test(devices_share_locked_memory_until_the_last_leaves),
-        cmocka_unit_test(a_device_waits_for_another_ones_copy),
-        cmocka_unit_test(
-            the_first_error_stays), /* last: the emulated context is gone then, as a real one */
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

@@ -2,18 +2,13 @@
 /* Where the module of cuDNN and CUDA's libraries are looked for, and which error is reported where they cannot be loaded:
  * this program runs again in folders that look like a build's. meson.build makes the installed module a text file. The
  * argument is a library. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "fused.h"
 #include "libraries.h"
+#include "test.h"
 
 static const char *library;
 
@@ -34,10 +29,9 @@ static void why_in(const char *folder, bool module, char *why, int len)
     assert_int_equal(pclose(f), 0);
 }
 
-static void the_module_of_a_build_is_used_wherever_the_build_is(void **state)
+TEST(the_module_of_a_build_is_used_wherever_the_build_is)
 {
     char why[300];
-    (void)state;
     for (int i = 0; i < 2; i++) {
         why_in(i ? "tests/device" : "cli", true, why, sizeof(why));
         if (!strstr(why, "/cuda/megatrain-cudnn.so: ") || !strstr(why, "/tmp/fused-module-"))
@@ -45,10 +39,9 @@ static void the_module_of_a_build_is_used_wherever_the_build_is(void **state)
     }
 }
 
-static void the_reason_is_that_of_the_first_place(void **state)
+TEST(the_reason_is_that_of_the_first_place)
 {
     char why[300];
-    (void)state;
     why_in("cli", false, why, sizeof(why));
     if (!strstr(why, "test_fused_module.c") || strstr(why, "/nowhere"))
         fail_msg("it said: %s", why);
@@ -71,7 +64,7 @@ static void found_in(const char *folder, const char *place, const char *env, cha
     assert_int_equal(pclose(f), 0);
 }
 
-static void libraries_are_found_in_python_packages(void **state)
+TEST(libraries_are_found_in_python_packages)
 {
     static const char *const cases[][3] = {
         {"build/cli", ".venv-cuda/nvidia/cu13/lib", ""},               /* what scripts/setup installs */
@@ -80,7 +73,6 @@ static void libraries_are_found_in_python_packages(void **state)
         {"bin", "lib/python3.12/site-packages/nvidia/cu13/lib", "CONDA_PREFIX"},
     };
     char said[700];
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         found_in(cases[i][0], cases[i][1], cases[i][2], said, sizeof(said));
         if (strcmp(said, "loaded\n"))
@@ -94,9 +86,6 @@ static void libraries_are_found_in_python_packages(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_module_of_a_build_is_used_wherever_the_build_is),
-                                       cmocka_unit_test(the_reason_is_that_of_the_first_place),
-                                       cmocka_unit_test(libraries_are_found_in_python_packages)};
     char why[700] = "";
     library = argv[1];
     if (argc < 2)
@@ -104,7 +93,7 @@ int main(int argc, char **argv)
     if (!strcmp(library, "library"))
         return puts(mt_cuda_library("libof.so.1", "/the/toolkit", why, sizeof(why)) ? "loaded" : why) < 0;
     if (strcmp(library, "why"))
-        return cmocka_run_group_tests(tests, NULL, NULL);
+        return test_run();
     printf("%s\n", mt_cuda_fused_engine(why, 256) ? "loaded" : why);
     return 0;
 }

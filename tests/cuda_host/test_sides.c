@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "host_side.h"
+#include "test.h"
 
 #include "base/mem.h"
 #include "kinds/kinds.h"
@@ -96,10 +97,9 @@ static void sums(float out[MOST * C], int n_sides)
     mt_device_destroy(&dev);
 }
 
-static void sums_have_the_bits_of_one_after_the_other(void **state)
+TEST(sums_have_the_bits_of_one_after_the_other)
 {
     float want[MOST * C], got[MOST * C];
-    (void)state;
     sums(want, 0);
     assert_true(want[0] > 0);
     for (int n = 2; n <= 3; n++) {
@@ -108,21 +108,11 @@ static void sums_have_the_bits_of_one_after_the_other(void **state)
     }
 }
 
-static void more_than_there_are_is_refused(void **state)
+TEST(more_than_there_are_is_refused)
 {
     mt_device *dev = open_device(40 * MIB);
     struct mt_err err = {0};
-    (void)state;
     assert_int_equal(mt_device_open_sides(dev, mt_device_limits(dev)->sides + 1, NULL, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "side streams"));
     mt_device_destroy(&dev);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_have_the_bits_of_one_after_the_other),
-        cmocka_unit_test(more_than_there_are_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

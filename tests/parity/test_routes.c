@@ -4,15 +4,9 @@
  * in the rows of their first step. Run with the folder of the fixtures.
  */
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/json.h"
 #include "base/mem.h"
@@ -20,6 +14,7 @@
 #include "model/moe.h"
 #include "model/part.h"
 #include "model/ranges.h"
+#include "test.h"
 #include "weights/weights.h"
 
 enum { MICRO = 2, PATH = 512 };
@@ -189,9 +184,8 @@ static void check_family(const char *family, const cJSON *expected, const cJSON 
         mt_batch_finish(&r.micro[m]);
 }
 
-static void routers_choose_what_transformers_chooses(void **state)
+TEST(routers_choose_what_transformers_chooses)
 {
-    (void)state;
     struct mt_err err = {0};
     cJSON *data = NULL;
     char path[PATH];
@@ -219,7 +213,6 @@ static void routers_choose_what_transformers_chooses(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(routers_choose_what_transformers_chooses)};
     fixtures = argc > 1 ? argv[1] : ".";
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

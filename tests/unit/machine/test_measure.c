@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "device/op.h"
 #include "machine/measure_priv.h"
+#include "test.h"
 
 static const struct mt_measure_params here = {.device_kind = "cpu", .n_threads = 2};
 
@@ -39,9 +34,8 @@ static size_t one_of_each(struct mt_metered *ops, enum mt_dtype t)
     return n;
 }
 
-static void every_operation_is_timed_in_turn(void **state)
+TEST(every_operation_is_timed_in_turn)
 {
-    (void)state;
     struct mt_metered ops[MAX_EXAMPLES];
     for (int t = MT_F32; t <= MT_BF16; t++) {
         double seconds[MAX_EXAMPLES] = {0};
@@ -54,10 +48,9 @@ static void every_operation_is_timed_in_turn(void **state)
 }
 
 /* When values had the width of keys, profiles did not say it. */
-static void a_profile_without_the_width_of_values_is_read(void **state)
+TEST(a_profile_without_the_width_of_values_is_read)
 {
     struct mt_metered old, now;
-    (void)state;
     assert_true(mt_operation_parse(&old, "attention_bwd.bf16.0.2048x129x8x4x64:1e9:1e6"));
     assert_true(mt_operation_parse(&now, "attention_bwd.bf16.0.2048x129x8x4x64x64:1e9:1e6"));
     assert_true(mt_same_operation(&old, &now));
@@ -66,12 +59,11 @@ static void a_profile_without_the_width_of_values_is_read(void **state)
 }
 
 /* And its name in a profile reads back. */
-static void every_operation_is_in_the_grid(void **state)
+TEST(every_operation_is_in_the_grid)
 {
     static struct mt_measure_grid g;
     struct mt_metered back;
     char text[160];
-    (void)state;
     for (uint64_t part = 1; part <= 16; part *= 16) {
         int found[MT_N_DEV_OPS][MT_OP_VARIANTS][2] = {{{0}}};
         mt_measure_list_grid(&g, 4, part);
@@ -88,9 +80,8 @@ static void every_operation_is_in_the_grid(void **state)
     }
 }
 
-static void more_work_takes_longer(void **state)
+TEST(more_work_takes_longer)
 {
-    (void)state;
     struct mt_metered ops[2] = {{.op = MT_DEV_GEMM, .dtype = MT_F32, .n_dims = 3, .dim = {64, 64, 64}},
                                 {.op = MT_DEV_GEMM, .dtype = MT_F32, .n_dims = 3, .dim = {256, 256, 512}}};
     double seconds[2];
@@ -103,9 +94,8 @@ static void more_work_takes_longer(void **state)
     assert_true(seconds[1] > 3 * seconds[0]); /* 128 times the work */
 }
 
-static void all_is_timed_where_something_is_not_known(void **state)
+TEST(all_is_timed_where_something_is_not_known)
 {
-    (void)state;
     struct mt_metered ops[2] = {{.op = MT_DEV_ZERO, .dtype = MT_F32, .n_dims = 1, .dim = {4096}, .bytes = 4096},
                                 {.op = MT_DEV_ZERO, .dtype = MT_F32, .n_dims = 1, .dim = {8192}, .bytes = 8192}};
     struct mt_machine m = {.cpu = true};
@@ -119,16 +109,4 @@ static void all_is_timed_where_something_is_not_known(void **state)
     assert_int_equal(m.n_samples, 2);
     assert_true(m.samples[0].seconds == 42 && m.samples[1].seconds == 43); /* nothing was missing */
     mt_machine_finish(&m);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_operation_is_timed_in_turn),
-        cmocka_unit_test(a_profile_without_the_width_of_values_is_read),
-        cmocka_unit_test(every_operation_is_in_the_grid),
-        cmocka_unit_test(more_work_takes_longer),
-        cmocka_unit_test(all_is_timed_where_something_is_not_known),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

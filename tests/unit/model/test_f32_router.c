@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A router that is F32 in files of bf16 is multiplied with in FP32 in bf16 compute: Hunyuan. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "kinds/kinds.h"
@@ -17,6 +11,7 @@
 #include "model/packing.h"
 #include "model/part.h"
 #include "model/ranges.h"
+#include "test.h"
 #include "weights/weights.h"
 
 enum { TOKENS = 24, HIDDEN = 64, EXPERTS = 8, TOP_K = 2 };
@@ -84,9 +79,8 @@ static double share_by_hand(size_t ids[TOP_K], const uint16_t *n, const float *w
     return 1 / (1 + exp(logit[ids[1]] - logit[ids[0]]));
 }
 
-static void weights_are_those_of_the_masters(void **state)
+TEST(weights_are_those_of_the_masters)
 {
-    (void)state;
     struct mt_err err = {0};
     struct mt_hf_config cfg;
     struct mt_layout *l = NULL;
@@ -150,9 +144,8 @@ static void weights_are_those_of_the_masters(void **state)
 }
 
 /* lo of the router's unit is loaded in bf16, too, and of no other; in f32 all is, and nothing lies beside it. */
-static void its_unit_alone_has_lo_loaded(void **state)
+TEST(its_unit_alone_has_lo_loaded)
 {
-    (void)state;
     struct mt_err err = {0};
     struct mt_hf_config cfg;
     struct mt_layout *l = NULL;
@@ -169,13 +162,4 @@ static void its_unit_alone_has_lo_loaded(void **state)
     }
     assert_true(mt_layout_loaded_planes(l, MT_BF16) & lo);
     mt_layout_destroy(&l);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(weights_are_those_of_the_masters),
-        cmocka_unit_test(its_unit_alone_has_lo_loaded),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A gradient that is cast in place is, with its sums of squares, to the bit what it is beside it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "device/ops.h"
 #include "kinds/kinds.h"
 #include "model/model.h"
+#include "test.h"
 
 /* Tensors of less than a block, of a block and a bit, and of many; odd ones that end within a block. */
 #define MODEL(hidden, ffn, more)                                                                   \
@@ -103,9 +98,8 @@ static void check_unit(struct fixture *f, size_t unit)
     }
 }
 
-static void a_cast_in_place_is_the_cast(void **state)
+TEST(a_cast_in_place_is_the_cast)
 {
-    (void)state;
     const char *const globs[] = {"*.k_proj.weight", "*.up_proj.weight"};
     for (size_t i = 0; i < 4 * MT_ARRAY_LEN(models); i++) {
         struct fixture f;
@@ -116,12 +110,4 @@ static void a_cast_in_place_is_the_cast(void **state)
             check_unit(&f, u);
         teardown(&f);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_cast_in_place_is_the_cast),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

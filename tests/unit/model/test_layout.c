@@ -1,12 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/mem.h"
 #include "device/ops.h"
@@ -14,6 +8,7 @@
 #include "model/part.h"
 #include "model/ranges.h"
 #include "param_of.h"
+#include "test.h"
 
 static struct mt_hf_config cfg;
 
@@ -58,9 +53,8 @@ static const struct {
      UINT64_C(596049920)},
 };
 
-static void published_models_have_their_parameter_counts(void **state)
+TEST(published_models_have_their_parameter_counts)
 {
-    (void)state;
     for (size_t i = 0; i < MT_ARRAY_LEN(published); i++) {
         struct mt_layout *l = layout_of(published[i].json, true);
         uint64_t sum = 0;
@@ -103,9 +97,8 @@ static void check_param(const struct mt_layout *l, size_t unit, const char *part
     assert_int_equal(at, p.at + p.n);
 }
 
-static void tensors_tile_their_units(void **state)
+TEST(tensors_tile_their_units)
 {
-    (void)state;
     for (size_t v = 0; v < MT_ARRAY_LEN(variants); v++) {
         struct mt_layout *l = layout_of(variants[v], true);
         size_t next = 0;
@@ -153,9 +146,8 @@ static void tensors_tile_their_units(void **state)
 }
 
 /* Cut or not: the same tensors in the same order, each in the block that names its file of a checkpoint. */
-static void halves_are_the_same_model(void **state)
+TEST(halves_are_the_same_model)
 {
-    (void)state;
     for (size_t v = 0; v < MT_ARRAY_LEN(variants); v++) {
         struct mt_layout *whole = layout_of(variants[v], true), *l = NULL;
         assert_int_equal(lay_out(&l, NULL, 0, mt_cut_half, NULL), 0);
@@ -183,9 +175,8 @@ static void halves_are_the_same_model(void **state)
     }
 }
 
-static void decay_spares_biases_norms_and_perhaps_embeddings(void **state)
+TEST(decay_spares_biases_norms_and_perhaps_embeddings)
 {
-    (void)state;
     for (int embeddings = 0; embeddings < 2; embeddings++) {
         struct mt_layout *l = layout_of(variants[4], embeddings);
         for (size_t i = 0; i < l->n_tensors; i++) {
@@ -198,9 +189,8 @@ static void decay_spares_biases_norms_and_perhaps_embeddings(void **state)
     }
 }
 
-static void globs_freeze_tensors_and_whole_units(void **state)
+TEST(globs_freeze_tensors_and_whole_units)
 {
-    (void)state;
     const char *const globs[] = {"model.embed_tokens.*", "model.layers.0.*", "*.q_proj.weight"};
     struct mt_layout *l = layout_of(variants[0], true);
     mt_layout_destroy(&l);
@@ -255,9 +245,8 @@ static void check_ranges(const struct mt_layout *l, const struct mt_unit *u)
     assert_int_equal(r, u->first_range + u->n_ranges - 1);
 }
 
-static void what_is_trained_lies_together_and_nothing_else_does(void **state)
+TEST(what_is_trained_lies_together_and_nothing_else_does)
 {
-    (void)state;
     const char *const globs[] = {"*.q_proj.*", "*.mlp.gate_proj.*", "model.layers.0.*"};
     struct mt_layout *l;
     assert_int_equal(lay_out(&l, globs, 3, mt_cut_layer, NULL), 0);
@@ -320,9 +309,8 @@ static void check_states(const struct mt_layout *l, const struct mt_unit *u, con
 }
 
 /* Blocks are of one tensor each, wherever tensors begin in a parameter that several share. */
-static void trained_tensors_begin_between_grains(void **state)
+TEST(trained_tensors_begin_between_grains)
 {
-    (void)state;
     const char *const globs[] = {"model.layers.1.mlp.gate_proj.weight"};
     for (size_t grain = 1; grain <= 2048; grain *= 2) {
         struct mt_optimizer o = {
@@ -348,18 +336,4 @@ static void trained_tensors_begin_between_grains(void **state)
         assert_true(grain <= 8 ? cuts == l->n_units + 2 : grain < 32 || cuts > l->n_units + 2);
         mt_layout_destroy(&l);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_models_have_their_parameter_counts),
-        cmocka_unit_test(tensors_tile_their_units),
-        cmocka_unit_test(halves_are_the_same_model),
-        cmocka_unit_test(decay_spares_biases_norms_and_perhaps_embeddings),
-        cmocka_unit_test(globs_freeze_tensors_and_whole_units),
-        cmocka_unit_test(what_is_trained_lies_together_and_nothing_else_does),
-        cmocka_unit_test(trained_tensors_begin_between_grains),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

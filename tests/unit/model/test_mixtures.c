@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "model/layout.h"
 #include "model/part.h"
+#include "test.h"
 
 static struct mt_hf_config cfg;
 
@@ -95,9 +90,8 @@ static const struct {
      UINT64_C(80393183232), 12.8},
 };
 
-static void published_mixtures_have_their_parameter_counts(void **state)
+TEST(published_mixtures_have_their_parameter_counts)
 {
-    (void)state;
     for (size_t i = 0; i < MT_ARRAY_LEN(published); i++) {
         struct mt_layout *l = layout_in_groups(published[i].json, mt_cut_layer, 0);
         uint64_t sum = 0;
@@ -120,9 +114,8 @@ static void published_mixtures_have_their_parameter_counts(void **state)
     "\"num_key_value_heads\": 1, \"head_dim\": 16, \"vocab_size\": 50, \"num_experts\": 12, "                          \
     "\"num_experts_per_tok\": 2, \"mlp_only_layers\": [1]" more "}"
 
-static void a_mixture_is_a_unit_by_micro_batch_and_one_for_each_group(void **state)
+TEST(a_mixture_is_a_unit_by_micro_batch_and_one_for_each_group)
 {
-    (void)state;
     static const struct {
         size_t group;
         const char *names[12]; /* of layers 0 and 1 */
@@ -162,9 +155,8 @@ static void check_param(const struct mt_layout *l, const struct mt_param *p, siz
     assert_int_equal(p->n, t->n + (b ? next->n : 0));
 }
 
-static void parameters_of_an_expert_are_reached_by_role_and_expert(void **state)
+TEST(parameters_of_an_expert_are_reached_by_role_and_expert)
 {
-    (void)state;
     for (size_t group = 1; group < 12; group += 3) {
         struct mt_layout *l = layout_in_groups(SMALL(""), mt_cut_layer, group);
         int seen = 0;
@@ -191,9 +183,8 @@ static void parameters_of_an_expert_are_reached_by_role_and_expert(void **state)
     }
 }
 
-static void groups_are_the_same_model(void **state)
+TEST(groups_are_the_same_model)
 {
-    (void)state;
     struct mt_layout *whole = layout_in_groups(SMALL(""), mt_cut_layer, 12);
     for (size_t group = 1; group < 12; group += 2) {
         struct mt_layout *l = layout_in_groups(SMALL(""), group % 4 == 1 ? mt_cut_half : mt_cut_layer, group);
@@ -209,9 +200,8 @@ static void groups_are_the_same_model(void **state)
     mt_layout_destroy(&whole);
 }
 
-static void groups_of_experts_are_alike_unless_frozen_otherwise(void **state)
+TEST(groups_of_experts_are_alike_unless_frozen_otherwise)
 {
-    (void)state;
     const char *const globs[] = {"*.experts.5.*", "model.layers.2.mlp.gate.weight"};
     struct mt_layout_params p = {.freeze = globs, .n_freeze = 2, .decay_embeddings = true, .cut = mt_cut_layer};
     p.cut.expert_group = 4;
@@ -234,9 +224,8 @@ static void groups_of_experts_are_alike_unless_frozen_otherwise(void **state)
     mt_layout_destroy(&l);
 }
 
-static void families_name_their_tensors(void **state)
+TEST(families_name_their_tensors)
 {
-    (void)state;
 #define MIXED(arch, more)                                                                                              \
     "{\"architectures\": [\"" arch "\"], \"hidden_size\": 24, \"intermediate_size\": 40, \"num_hidden_layers\": 2, "   \
     "\"num_attention_heads\": 3, \"num_key_value_heads\": 1, \"vocab_size\": 50" more "}"
@@ -269,9 +258,8 @@ static void families_name_their_tensors(void **state)
 }
 
 /* 36,000 tensors: nothing of a layout may take the square of that. */
-static void a_large_mixture_is_laid_out_at_once(void **state)
+TEST(a_large_mixture_is_laid_out_at_once)
 {
-    (void)state;
     clock_t start = clock();
     struct mt_layout *l = layout_in_groups(qwen3_235b, mt_cut_layer, 0);
     assert_true(l->n_tensors > 36000);
@@ -285,9 +273,8 @@ static void a_large_mixture_is_laid_out_at_once(void **state)
 }
 
 /* What a family's row asks for and a mixture does not compute is refused, not left out. */
-static void a_norm_or_a_factor_after_a_mixture_is_refused(void **state)
+TEST(a_norm_or_a_factor_after_a_mixture_is_refused)
 {
-    (void)state;
     struct mt_layout *l = NULL;
     struct mt_err err = {0};
     const struct mt_layout_params p = {.cut = mt_cut_layer};
@@ -308,19 +295,4 @@ static void a_norm_or_a_factor_after_a_mixture_is_refused(void **state)
     cfg.spec[0].norms.mlp.after = "post_feedforward_layernorm.weight";
     assert_int_equal(mt_layout_create(&l, &cfg, &p, &err), 0);
     mt_layout_destroy(&l);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_mixtures_have_their_parameter_counts),
-        cmocka_unit_test(a_mixture_is_a_unit_by_micro_batch_and_one_for_each_group),
-        cmocka_unit_test(parameters_of_an_expert_are_reached_by_role_and_expert),
-        cmocka_unit_test(groups_are_the_same_model),
-        cmocka_unit_test(groups_of_experts_are_alike_unless_frozen_otherwise),
-        cmocka_unit_test(families_name_their_tensors),
-        cmocka_unit_test(a_norm_or_a_factor_after_a_mixture_is_refused),
-        cmocka_unit_test(a_large_mixture_is_laid_out_at_once),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

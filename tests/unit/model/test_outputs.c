@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where rows of experts' outputs are until they are summed: each place in the buffer once, in either direction. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "model/outputs.h"
+#include "test.h"
 
 enum { N = 96, C = 4 };
 static float rows[N * C];
@@ -34,9 +29,8 @@ static void expect_within(const mt_model *m)
     assert_true(row_of(m, m->outputs.end) <= N);
 }
 
-static void they_follow_each_other_upwards(void **state)
+TEST(they_follow_each_other_upwards)
 {
-    (void)state;
     mt_model m = model_of();
     assert_true(mt_outputs_take(&m.outputs, 1000, 32, false));
     assert_true(mt_outputs_take(&m.outputs, 1032, 64, false));
@@ -48,9 +42,8 @@ static void they_follow_each_other_upwards(void **state)
     assert_int_equal(m.outputs.end, 1096);
 }
 
-static void they_follow_each_other_downwards(void **state)
+TEST(they_follow_each_other_downwards)
 {
-    (void)state;
     mt_model m = model_of();
     assert_true(mt_outputs_take(&m.outputs, 64, 32, true));
     assert_true(mt_outputs_take(&m.outputs, 0, 64, true));
@@ -60,9 +53,8 @@ static void they_follow_each_other_downwards(void **state)
 }
 
 /* Tiles of an expert that has more rows than fit go upwards in backward, too. */
-static void tiles_that_do_not_fit_begin_again(void **state)
+TEST(tiles_that_do_not_fit_begin_again)
 {
-    (void)state;
     mt_model m = model_of();
     assert_true(mt_outputs_take(&m.outputs, 200, 64, true));
     assert_false(mt_outputs_take(&m.outputs, 264, 64, true));
@@ -70,14 +62,4 @@ static void tiles_that_do_not_fit_begin_again(void **state)
     assert_true(mt_outputs_take(&m.outputs, 264, 64, true));
     expect_within(&m);
     assert_false(mt_outputs_take(&m.outputs, 100, 64, true)); /* a gap counts: places are where they are */
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(they_follow_each_other_upwards),
-        cmocka_unit_test(they_follow_each_other_downwards),
-        cmocka_unit_test(tiles_that_do_not_fit_begin_again),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

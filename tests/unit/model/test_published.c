@@ -1,20 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stored shapes of published models (configs/models): each is read and has the parameters of its model. */
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/fs.h"
 #include "base/mem.h"
 #include "hf/hf_config.h"
 #include "model/layout.h"
+#include "test.h"
 
 static const char *folder;
 
@@ -107,9 +102,8 @@ static uint64_t count(const char *name)
     return n;
 }
 
-static void stored_models_have_their_parameter_counts(void **state)
+TEST(stored_models_have_their_parameter_counts)
 {
-    (void)state;
     for (size_t i = 0; i < MT_ARRAY_LEN(published); i++) {
         uint64_t n = count(published[i].name);
         if (n != published[i].n_params)
@@ -117,9 +111,8 @@ static void stored_models_have_their_parameter_counts(void **state)
     }
 }
 
-static void every_stored_model_is_in_the_table(void **state)
+TEST(every_stored_model_is_in_the_table)
 {
-    (void)state;
     size_t n = 0;
     DIR *d = opendir(folder);
     assert_non_null(d);
@@ -131,12 +124,8 @@ static void every_stored_model_is_in_the_table(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stored_models_have_their_parameter_counts),
-        cmocka_unit_test(every_stored_model_is_in_the_table),
-    };
     if (argc < 2)
         return 2;
     folder = argv[1];
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run();
 }

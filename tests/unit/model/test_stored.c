@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "base/mem.h"
 #include "model/ranges.h"
 #include "model/stored.h"
+#include "test.h"
 #include "weights/weights.h"
 
 static struct mt_hf_config cfg;
@@ -150,9 +145,8 @@ static int read_masters(void *ctx, const struct mt_tensor *t, size_t first, size
 }
 
 /* From the file to planes, every element where it belongs; and from planes to what the file has, in any pieces. */
-static void tensors_come_from_their_place_in_a_file_and_go_back_there(void **state)
+TEST(tensors_come_from_their_place_in_a_file_and_go_back_there)
 {
-    (void)state;
     static const char *const models[] = {GPT_OSS, ERNIE, GLM};
     for (size_t m = 0; m < MT_ARRAY_LEN(models); m++) {
         struct mt_layout *l = layout_of(models[m], 2);
@@ -195,9 +189,8 @@ static void tensors_come_from_their_place_in_a_file_and_go_back_there(void **sta
     }
 }
 
-static void fused_tensors_have_their_release_shape_and_name(void **state)
+TEST(fused_tensors_have_their_release_shape_and_name)
 {
-    (void)state;
     struct mt_layout *l = layout_of(GPT_OSS, 3);
     static const struct {
         const char *name;
@@ -233,9 +226,8 @@ static void fused_tensors_have_their_release_shape_and_name(void **state)
     mt_layout_destroy(&l);
 }
 
-static void loading_a_mixture_refuses_what_is_not_it(void **state)
+TEST(loading_a_mixture_refuses_what_is_not_it)
 {
-    (void)state;
     static const char *const beyond[] = {"model.layers.2.mlp.experts.0.up_proj.weight", "model.mtp_block.norm.weight"},
                              *const within[] = {"model.layers.1.mlp.experts.5.up_proj.weight"};
     struct mt_layout *l = layout_of(GLM, 2), *other;
@@ -261,14 +253,4 @@ static void loading_a_mixture_refuses_what_is_not_it(void **state)
     mt_layout_destroy(&l);
     mt_plane_set_destroy(&planes);
     mt_remove_tree(dir, NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tensors_come_from_their_place_in_a_file_and_go_back_there),
-        cmocka_unit_test(fused_tensors_have_their_release_shape_and_name),
-        cmocka_unit_test(loading_a_mixture_refuses_what_is_not_it),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "device/ops.h"
 #include "kinds/kinds.h"
 #include "model/model.h"
+#include "test.h"
 
 enum { TOKENS = 8, VOCAB = 40 };
 
@@ -17,9 +12,8 @@ static const char config[] =
     "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 16, \"intermediate_size\": 24, "
     "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"vocab_size\": 40}";
 
-static void batches_that_do_not_fit_the_model_are_refused(void **state)
+TEST(batches_that_do_not_fit_the_model_are_refused)
 {
-    (void)state;
     static struct mt_hf_config cfg;
     struct mt_layout *layout = NULL;
     mt_device *dev = NULL;
@@ -55,14 +49,13 @@ static void batches_that_do_not_fit_the_model_are_refused(void **state)
 }
 
 /* The engine gathers rows of the embedding on the host (see engine/optimizer.c), or the device does. */
-static void scaled_embeddings_have_the_same_bits_on_the_host(void **state)
+TEST(scaled_embeddings_have_the_same_bits_on_the_host)
 {
     enum { C = 520 };
     static struct mt_hf_config cfg;
     static float table[C], out[C], row[C];
     mt_device *dev = NULL;
     struct mt_device_params dp = {.kind = "cpu", .budget_bytes = 4 << 20, .n_threads = 1};
-    (void)state;
     assert_int_equal(mt_device_create(&dev, &dp, NULL), 0);
     for (int k = 0; k < 8; k++) {
         enum mt_dtype dtype = k % 2 ? MT_BF16 : MT_F32;
@@ -80,13 +73,4 @@ static void scaled_embeddings_have_the_same_bits_on_the_host(void **state)
         assert_true((k < 2) == !memcmp(row, table, C * mt_dtype_size(dtype)));
     }
     mt_device_destroy(&dev);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(batches_that_do_not_fit_the_model_are_refused),
-        cmocka_unit_test(scaled_embeddings_have_the_same_bits_on_the_host),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Losses of a policy in double: against formulas in NumPy (scripts/policy_fixtures.py) and against differences of formulas. */
 #include "objective/policy.h"
+#include "test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/json.h"
 #include "base/mem.h"
@@ -61,10 +58,9 @@ static size_t trained(const cJSON *row)
     return n;
 }
 
-static void losses_are_the_formulas(void **state)
+TEST(losses_are_the_formulas)
 {
     cJSON *root = NULL, *c, *row;
-    (void)state;
     assert_int_equal(mt_json_read_file(&root, FIXTURES "/policy.json", MT_ERR_INPUT, NULL), 0);
     const cJSON *rows = mt_json_get(root, "rollouts");
     cJSON_ArrayForEach(c, mt_json_get(root, "cases")) {
@@ -108,9 +104,8 @@ static double formula(bool opd, const struct mt_policy_keys *k, const struct mt_
     return (masked ? 0 : -r * t->advantage) + k->beta * d * d;
 }
 
-static void slopes_are_differences(void **state)
+TEST(slopes_are_differences)
 {
-    (void)state;
     int n_masked[2] = {0};
     for (int opd = 0; opd < 2; opd++) {
         const struct mt_objective *o = mt_objective_find(opd ? "opd" : "dppo");
@@ -133,10 +128,9 @@ static void slopes_are_differences(void **state)
 }
 
 /* Where old is lp, every ratio is exactly 1, and weights need no losses. */
-static void one_update_a_batch_has_ratios_of_one(void **state)
+TEST(one_update_a_batch_has_ratios_of_one)
 {
     static const char *const names[] = {"grpo", "bnpo", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "dppo", "dro"};
-    (void)state;
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
         struct mt_numerics n = {.objective = mt_objective_find(names[i]), .objective_keys.policy = automatic};
         struct mt_policy_keys *k = &n.objective_keys.policy;
@@ -157,24 +151,22 @@ static void one_update_a_batch_has_ratios_of_one(void **state)
     }
 }
 
-static void far_ratios_have_no_slope_and_are_finite(void **state)
+TEST(far_ratios_have_no_slope_and_are_finite)
 {
     struct mt_policy_keys k = automatic;
     struct mt_policy_token t = {-1, -900, -1, -1, -1};
     struct mt_policy_sums sums = {0};
-    (void)state;
     assert_int_equal(mt_policy_resolve(mt_objective_find("dapo"), &k, NULL), 0);
     mt_policy_add(&sums, &t);
     struct mt_policy_term got = mt_policy_term(mt_objective_find("dapo"), &k, &sums, &t);
     assert_true(isfinite(got.loss) && got.slope == 0);
 }
 
-static void advantages_are_relative_to_a_group(void **state)
+TEST(advantages_are_relative_to_a_group)
 {
     static const float reward[] = {1, 0, 0, 1, 0.5f, 0.2f, 3, 3};
     static const uint64_t group[] = {2, 4, 2, 4, 4, 4, 6, 6};
     struct mt_rollout out[MT_ARRAY_LEN(reward)];
-    (void)state;
     for (int scale = MT_SCALE_GROUP; scale <= MT_SCALE_NONE; scale++)
         for (int truncated = 0; truncated < 3; truncated++) {
             struct mt_rollout_sample s[MT_ARRAY_LEN(reward)];
@@ -203,16 +195,4 @@ static void advantages_are_relative_to_a_group(void **state)
     uint32_t alone = 9; /* files have groups of their own */
     assert_int_equal(mt_rollouts_weigh(out, lone, 3, &automatic, &alone), -EINVAL);
     assert_int_equal(alone, 2);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(losses_are_the_formulas),
-        cmocka_unit_test(slopes_are_differences),
-        cmocka_unit_test(one_update_a_batch_has_ratios_of_one),
-        cmocka_unit_test(far_ratios_have_no_slope_and_are_finite),
-        cmocka_unit_test(advantages_are_relative_to_a_group),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

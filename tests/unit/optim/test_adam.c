@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/philox.h"
 #include "optim/adam.h"
@@ -17,6 +11,7 @@
 #include "optim/kernel.h"
 #include "optim/lr.h"
 #include "optim/optimizer.h"
+#include "test.h"
 
 enum { MAX = 100003 };
 
@@ -95,9 +90,8 @@ static double ulps(float got, double want, double scale)
     return fabs((double)got - want) / unit;
 }
 
-static void one_step_is_within_rounding_of_double(void **state)
+TEST(one_step_is_within_rounding_of_double)
 {
-    (void)state;
     static const size_t sizes[] = {1, 22, 55, 64, 128, 1024, MAX};
     struct state *s = make(5), *old = malloc(sizeof(*old));
     for (size_t k = 0; k < sizeof(sizes) / sizeof(*sizes); k++)
@@ -132,9 +126,8 @@ static bool same(const struct state *a, const struct state *b)
            !memcmp(a->m, b->m, sizeof(a->m)) && !memcmp(a->v, b->v, sizeof(a->v));
 }
 
-static void every_instruction_set_gives_the_same_bits(void **state)
+TEST(every_instruction_set_gives_the_same_bits)
 {
-    (void)state;
     for (size_t first = 0; first < 3; first++)
         for (size_t n = 0; n <= 130; n += n < 40 ? 1 : 13)
             for (int g = 0; g < 2; g++) {
@@ -199,9 +192,8 @@ static struct mt_update update16(struct moments16 *x, const double *keys, size_t
 }
 
 /* A moment is read, updated in f32, used, and rounded once; and that on every instruction set. */
-static void moments_in_bf16_are_rounded_once(void **state)
+TEST(moments_in_bf16_are_rounded_once)
 {
-    (void)state;
     const double keys[] = {0.9, 0.99, 1e-8};
     const struct mt_optimizer *o = mt_optimizer_find("adamw", MT_STATE_BF16, NULL);
     assert_non_null(o);
@@ -233,9 +225,8 @@ static void moments_in_bf16_are_rounded_once(void **state)
     free(want);
 }
 
-static void nothing_outside_the_run_is_touched(void **state)
+TEST(nothing_outside_the_run_is_touched)
 {
-    (void)state;
     struct state *want = make(4), *got = make(4);
     struct adam a = args(got, 100, 777, MT_F32);
     adam_run(&a, MT_ISA_AUTO);
@@ -247,9 +238,8 @@ static void nothing_outside_the_run_is_touched(void **state)
     free(got);
 }
 
-static void results_that_are_not_finite_are_counted(void **state)
+TEST(results_that_are_not_finite_are_counted)
 {
-    (void)state;
     struct state *s = make(6);
     s->grad[11] = NAN;
     s->grad[500] = INFINITY;
@@ -259,9 +249,8 @@ static void results_that_are_not_finite_are_counted(void **state)
     free(s);
 }
 
-static void updates_below_bf16_survive(void **state)
+TEST(updates_below_bf16_survive)
 {
-    (void)state;
     struct state *s = make(8);
     mt_master_split(1.0f, &s->hi[0], &s->lo[0]);
     s->m[0] = s->v[0] = 0;
@@ -275,11 +264,10 @@ static void updates_below_bf16_survive(void **state)
     free(s);
 }
 
-static void each_optimizer_cuts_between_its_blocks(void **state)
+TEST(each_optimizer_cuts_between_its_blocks)
 {
     const struct mt_optimizer *o;
     size_t n = 0;
-    (void)state;
     for (; (o = mt_optimizer_at(n)); n++) {
         assert_true(o->grain == MT_GRAIN_TENSOR || (o->grain && MT_PIECE_ALIGN % o->grain == 0));
         for (int i = 0; i < o->n_states; i++) {
@@ -299,13 +287,12 @@ static size_t lo_bytes(const struct mt_adam_probe *a)
 }
 
 /* Planes of a probed update are those of a run; every update can be timed, under a name of its own. */
-static void each_form_of_updates_is_timed(void **state)
+TEST(each_form_of_updates_is_timed)
 {
     enum { N = 4096, MOST = 64 };
     struct mt_adam_probe_params p = {.n = N, .n_threads = 1};
     char names[MOST][MT_OPTIMIZER_NAME];
     size_t n = 0, by_chance = 0;
-    (void)state;
     for (; mt_update_form_at(n, &p.form); n++) {
         struct mt_adam_probe a;
         assert_true(n < MOST);
@@ -324,9 +311,8 @@ static void each_form_of_updates_is_timed(void **state)
 }
 
 /* auto becomes the optimizer's own default; a key that it does not have must stay auto. */
-static void keys_that_are_auto_become_defaults(void **state)
+TEST(keys_that_are_auto_become_defaults)
 {
-    (void)state;
     double slots[MT_OPTIMIZER_SLOTS], own[MT_OPTIMIZER_SLOTS];
     for (size_t i = 0; i < MT_OPTIMIZER_SLOTS; i++)
         slots[i] = MT_AUTO;
@@ -340,9 +326,8 @@ static void keys_that_are_auto_become_defaults(void **state)
     assert_non_null(strstr(err.msg, "optimizer.beta1 is set, but optimizer.type = none has no such key"));
 }
 
-static void clip_factor_is_norm_over_limit(void **state)
+TEST(clip_factor_is_norm_over_limit)
 {
-    (void)state;
     assert_true(mt_clip_factor(0.5, 1.0) == 1.0f);
     assert_true(mt_clip_factor(4.0, 1.0) == (float)(1.0 / (4.0 + 1e-6)));
     assert_true(mt_clip_factor(1e9, 0) == 1.0f);
@@ -353,9 +338,8 @@ static double lr_at(enum mt_lr_schedule schedule, double peak, uint64_t k, uint6
     return mt_lr_at(&(struct mt_lr){schedule, peak, min_ratio, warmup, total / 10, total}, k);
 }
 
-static void schedules_match_transformers(void **state)
+TEST(schedules_match_transformers)
 {
-    (void)state;
     /* get_{linear,cosine}_schedule_with_warmup(4, 20) and constant, at updates 0, 2, 4, 12, 19 */
     static const uint64_t at[] = {0, 2, 4, 12, 19};
     static const double linear[] = {0, 0.5, 1, 0.5, 0.0625};
@@ -372,22 +356,4 @@ static void schedules_match_transformers(void **state)
     /* get_wsd_schedule(warmup 4, stable 8, decay 8): half way down in its middle */
     struct mt_lr wsd = {MT_LR_WSD, 2, 0, 4, 8, 20};
     assert_true(mt_lr_at(&wsd, 12) == 2 && fabs(mt_lr_at(&wsd, 16) - 1) < 1e-15);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_step_is_within_rounding_of_double),
-        cmocka_unit_test(every_instruction_set_gives_the_same_bits),
-        cmocka_unit_test(moments_in_bf16_are_rounded_once),
-        cmocka_unit_test(nothing_outside_the_run_is_touched),
-        cmocka_unit_test(results_that_are_not_finite_are_counted),
-        cmocka_unit_test(updates_below_bf16_survive),
-        cmocka_unit_test(each_optimizer_cuts_between_its_blocks),
-        cmocka_unit_test(each_form_of_updates_is_timed),
-        cmocka_unit_test(keys_that_are_auto_become_defaults),
-        cmocka_unit_test(clip_factor_is_norm_over_limit),
-        cmocka_unit_test(schedules_match_transformers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Optimizers with few bytes of state: their oracles (scripts/optimizer_fixtures.py), and one result whatever computes. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/mem.h"
 #include "base/philox.h"
 #include "optim/kernel.h"
+#include "test.h"
 
 enum { MAX = 5000, STATE_BYTES = (MAX + 32) * 4 };
 
@@ -88,11 +83,10 @@ static struct tensor *updated(const struct run *r, size_t n, size_t piece)
 }
 
 /* Each row, for matrices and vectors, on each instruction set, and cut between grains into pieces. */
-static void one_result_for_every_instruction_set_and_cut(void **state)
+TEST(one_result_for_every_instruction_set_and_cut)
 {
     static const size_t sizes[] = {1, 31, 32, 33, 511, 513, 4999};
     const struct mt_optimizer *o;
-    (void)state;
     for (size_t k = 0; (o = mt_optimizer_at(k)); k++)
         for (size_t i = 0; i < MT_ARRAY_LEN(sizes) * 12; i++) {
             struct run r = {.o = o, .isa = MT_ISA_SCALAR, .vector = i & 1, .stochastic = i & 2,
@@ -160,12 +154,11 @@ static void expect_weights(const struct tensor *t, const float *want)
     }
 }
 
-static void states_in_8_bits_are_companded_as_their_oracle_does(void **state)
+TEST(states_in_8_bits_are_companded_as_their_oracle_does)
 {
     struct oracle *x = mt_calloc(1, sizeof(*x));
     struct run r = run_of("adamw", MT_STATE_8BIT, false);
     size_t other = 0;
-    (void)state;
     read_oracle(x);
     struct tensor *t = train(&r, x);
     expect_weights(t, x->adam_w);
@@ -185,10 +178,9 @@ static void states_in_8_bits_are_companded_as_their_oracle_does(void **state)
     free(x);
 }
 
-static void lion_and_sgd_are_those_of_their_oracles(void **state)
+TEST(lion_and_sgd_are_those_of_their_oracles)
 {
     struct oracle *x = mt_calloc(1, sizeof(*x));
-    (void)state;
     read_oracle(x);
     for (int sgd = 0; sgd < 2; sgd++) {
         struct run r = run_of(sgd ? "sgd" : "lion", MT_STATE_F32, true);
@@ -205,10 +197,9 @@ static void lion_and_sgd_are_those_of_their_oracles(void **state)
     free(x);
 }
 
-static void masters_of_few_bits_are_those_of_their_oracles(void **state)
+TEST(masters_of_few_bits_are_those_of_their_oracles)
 {
     struct oracle *x = mt_calloc(1, sizeof(*x));
-    (void)state;
     read_oracle(x);
     for (enum mt_master master = MT_MASTER_24BIT; master <= MT_MASTER_BF16; master++) {
         struct run r = run_of("adamw", MT_STATE_F32, false);
@@ -226,14 +217,13 @@ static void masters_of_few_bits_are_those_of_their_oracles(void **state)
 }
 
 /* Of fine-tuning: each update is a thirtieth of the distance to the next bf16 number. */
-static void masters_of_bf16_keep_small_updates(void **state)
+TEST(masters_of_bf16_keep_small_updates)
 {
     enum { UPDATES = 400 };
     struct run r = run_of("sgd", MT_STATE_F32, false);
     struct tensor *x = make(4096, 1);
     size_t lost = 0;
     double sum = 0, want = 0;
-    (void)state;
     r.master = MT_MASTER_BF16;
     for (size_t i = 0; i < 4096; i++) {
         float w = 0.04f + 0.02f * (float)i / 4096, moved; /* numbers of bf16 are 2.4e-4 apart */
@@ -260,11 +250,10 @@ static void masters_of_bf16_keep_small_updates(void **state)
 }
 
 /* What rounds to infinity is counted, and nothing finite becomes infinite by chance. */
-static void masters_stay_finite(void **state)
+TEST(masters_stay_finite)
 {
     static const uint32_t largest[] = {0x7f7f7f7f, 0x7f7f7f80, 0x7f7f7fff, 0x7f7f8000};
     struct run r = run_of("sgd", MT_STATE_F32, false);
-    (void)state;
     for (enum mt_master master = MT_MASTER_24BIT; master <= MT_MASTER_BF16; master++)
         for (size_t i = 0; i < 4; i++)
             for (uint32_t sign = 0; sign < 2; sign++) {
@@ -279,9 +268,8 @@ static void masters_stay_finite(void **state)
             }
 }
 
-static void sgd_without_momentum_keeps_nothing(void **state)
+TEST(sgd_without_momentum_keeps_nothing)
 {
-    (void)state;
     struct run none = run_of("sgd", MT_STATE_8BIT, false), kept = run_of("sgd", MT_STATE_BF16, true);
     assert_int_equal(none.o->n_states, 0);
     assert_int_equal(kept.o->n_states, 1);
@@ -297,9 +285,8 @@ static void sgd_without_momentum_keeps_nothing(void **state)
 }
 
 /* A quarter of the way between two numbers of bf16: a quarter of the elements is rounded up. */
-static void rounding_by_chance_keeps_the_mean(void **state)
+TEST(rounding_by_chance_keeps_the_mean)
 {
-    (void)state;
     struct run r = run_of("sgd", MT_STATE_BF16, true);
     struct tensor *x = make(4096, 1), *again = make(4096, 1);
     size_t up = 0, other = 0;
@@ -320,19 +307,4 @@ static void rounding_by_chance_keeps_the_mean(void **state)
     assert_in_range(other, 1536 - 124, 1536 + 124);
     free(x);
     free(again);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_result_for_every_instruction_set_and_cut),
-        cmocka_unit_test(states_in_8_bits_are_companded_as_their_oracle_does),
-        cmocka_unit_test(lion_and_sgd_are_those_of_their_oracles),
-        cmocka_unit_test(masters_of_few_bits_are_those_of_their_oracles),
-        cmocka_unit_test(masters_of_bf16_keep_small_updates),
-        cmocka_unit_test(masters_stay_finite),
-        cmocka_unit_test(sgd_without_momentum_keeps_nothing),
-        cmocka_unit_test(rounding_by_chance_keeps_the_mean),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

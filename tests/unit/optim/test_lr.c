@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Learning rates against those of transformers.optimization (lr.json, by scripts/fixtures.py). */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/json.h"
 #include "optim/lr.h"
+#include "test.h"
 
 static enum mt_lr_schedule schedule_of(const char *name)
 {
@@ -22,9 +17,8 @@ static enum mt_lr_schedule schedule_of(const char *name)
     return MT_LR_CONSTANT;
 }
 
-static void rates_are_those_of_transformers(void **state)
+TEST(rates_are_those_of_transformers)
 {
-    (void)state;
     cJSON *root = NULL;
     struct mt_err err = {0};
     if (mt_json_read_file(&root, FIXTURES "/lr.json", MT_ERR_INPUT, &err))
@@ -48,9 +42,8 @@ static void rates_are_those_of_transformers(void **state)
     cJSON_Delete(root);
 }
 
-static void rates_stay_between_zero_and_the_peak(void **state)
+TEST(rates_stay_between_zero_and_the_peak)
 {
-    (void)state;
     for (int s = MT_LR_CONSTANT; s <= MT_LR_WSD; s++)
         for (uint64_t total = 1; total < 40; total++)
             for (uint64_t warmup = 0; warmup < 45; warmup += 3)
@@ -62,23 +55,12 @@ static void rates_stay_between_zero_and_the_peak(void **state)
                 }
 }
 
-static void the_clip_factor_is_that_of_torch(void **state)
+TEST(the_clip_factor_is_that_of_torch)
 {
-    (void)state;
     assert_true(mt_clip_factor(5, 0) == 1);
     assert_true(mt_clip_factor(0.5, 1) == 1);
     assert_true(mt_clip_factor(0, 1) == 1);
     assert_true(mt_clip_factor(4, 1) == (float)(1 / (4 + 1e-6)));
     assert_true(mt_clip_factor(1, 1) == (float)(1 / (1 + 1e-6))); /* as torch has it: a hair below one */
     assert_true(mt_clip_factor(1e300, 1) >= 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rates_are_those_of_transformers),
-        cmocka_unit_test(rates_stay_between_zero_and_the_peak),
-        cmocka_unit_test(the_clip_factor_is_that_of_torch),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

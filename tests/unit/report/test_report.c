@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "report/report.h"
+#include "test.h"
 
 static int page_of(struct mt_str *page, const char *text, struct mt_err *err)
 {
@@ -26,9 +21,8 @@ static int page_of(struct mt_str *page, const char *text, struct mt_err *err)
     return rc;
 }
 
-static void records_of_a_run_are_told_apart(void **state)
+TEST(records_of_a_run_are_told_apart)
 {
-    (void)state;
     struct mt_str page = {0};
     struct mt_err err = {0};
     const char *text = "{\"step\": 1, \"loss\": 2.5, \"lr\": null}\n"
@@ -49,21 +43,12 @@ static void records_of_a_run_are_told_apart(void **state)
     mt_str_finish(&page);
 }
 
-static void a_folder_of_neither_is_named(void **state)
+TEST(a_folder_of_neither_is_named)
 {
-    (void)state;
     struct mt_str page = {0};
     struct mt_err err = {0};
     const char *dir = "/tmp/mt-report-that-is-not-there";
     assert_true(mt_report_page(&page, &dir, 1, "", 0, &err) < 0);
     assert_non_null(strstr(err.msg, dir));
     mt_str_finish(&page);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(records_of_a_run_are_told_apart), cmocka_unit_test(a_folder_of_neither_is_named),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

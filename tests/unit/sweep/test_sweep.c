@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/fs.h"
 #include "sweep/sweep.h"
+#include "test.h"
 
 static int read_text(struct mt_sweep *s, const char *text, struct mt_err *err)
 {
@@ -31,9 +26,8 @@ static const char *axis(const struct mt_sweep_job *j, size_t k)
     return j->axes.p[k].value;
 }
 
-static void a_grid_crosses_its_axes(void **state)
+TEST(a_grid_crosses_its_axes)
 {
-    (void)state;
     struct mt_sweep s;
     struct mt_err err = {0};
     assert_int_equal(read_text(&s,
@@ -57,9 +51,8 @@ static void a_grid_crosses_its_axes(void **state)
     mt_sweep_finish(&s);
 }
 
-static void a_zip_pairs_them_and_wants_equal_lengths(void **state)
+TEST(a_zip_pairs_them_and_wants_equal_lengths)
 {
-    (void)state;
     struct mt_sweep s;
     struct mt_err err = {0};
     assert_int_equal(read_text(&s, "[sweep]\nmode = zip\ntrain.micro_batch = 1, 2\nmemory.slots = 2, 3\n", &err),
@@ -73,9 +66,8 @@ static void a_zip_pairs_them_and_wants_equal_lengths(void **state)
     assert_non_null(strstr(err.msg, "zip"));
 }
 
-static void jobs_are_variants_of_the_whole_grid(void **state)
+TEST(jobs_are_variants_of_the_whole_grid)
 {
-    (void)state;
     struct mt_sweep s;
     struct mt_err err = {0};
     assert_int_equal(read_text(&s,
@@ -89,9 +81,8 @@ static void jobs_are_variants_of_the_whole_grid(void **state)
     mt_sweep_finish(&s);
 }
 
-static void every_bad_line_is_named(void **state)
+TEST(every_bad_line_is_named)
 {
-    (void)state;
     static const struct {
         const char *text, *word;
     } bad[] = {{"[sweep]\nmode = dance\n", "grid or zip"},
@@ -112,9 +103,8 @@ static void every_bad_line_is_named(void **state)
     }
 }
 
-static void statistics_are_those_of_the_textbook(void **state)
+TEST(statistics_are_those_of_the_textbook)
 {
-    (void)state;
     const double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2}, one[] = {7};
     struct mt_stats s = mt_stats_of(odd, 3);
     assert_true(s.median == 2 && s.min == 1 && s.max == 3 && fabs(s.deviation - 1) < 1e-12);
@@ -124,9 +114,8 @@ static void statistics_are_those_of_the_textbook(void **state)
     assert_true(s.median == 7 && s.deviation == 0);
 }
 
-static void a_run_is_kept_and_found_again(void **state)
+TEST(a_run_is_kept_and_found_again)
 {
-    (void)state;
     char dir[] = "/tmp/mt-runs-XXXXXX";
     struct mt_sweep_run a = {.status = "ok", .seconds = 0.123456789012345, .tok_s = 1e5, .peak_bytes = 3e9}, b;
     struct mt_err err = {0};
@@ -156,9 +145,8 @@ static struct mt_sweep_row row(const struct mt_sweep_job *j, double seconds, dou
     return row_of(j, seconds, spread, predicted, 3);
 }
 
-static void comparison_tells_change_from_noise(void **state)
+TEST(comparison_tells_change_from_noise)
 {
-    (void)state;
     struct mt_sweep s;
     struct mt_err err = {0};
     struct mt_str out = {0};
@@ -194,9 +182,8 @@ static void comparison_tells_change_from_noise(void **state)
     mt_sweep_finish(&s);
 }
 
-static void runs_with_predictions_of_their_own_are_compared_with_those(void **state)
+TEST(runs_with_predictions_of_their_own_are_compared_with_those)
 {
-    (void)state;
     struct mt_sweep s;
     struct mt_err err = {0};
     assert_int_equal(read_text(&s, "[sweep]\nmemory.slots = 2\n", &err), 0);
@@ -219,9 +206,8 @@ static void runs_with_predictions_of_their_own_are_compared_with_those(void **st
     mt_sweep_finish(&s);
 }
 
-static void tables_hold_failures_and_errors_of_prediction(void **state)
+TEST(tables_hold_failures_and_errors_of_prediction)
 {
-    (void)state;
     struct mt_sweep s;
     struct mt_err err = {0};
     struct mt_str csv = {0}, md = {0};
@@ -244,9 +230,8 @@ static void tables_hold_failures_and_errors_of_prediction(void **state)
     mt_sweep_finish(&s);
 }
 
-static void losses_of_other_numerics_are_compared(void **state)
+TEST(losses_of_other_numerics_are_compared)
 {
-    (void)state;
     struct mt_sweep s;
     struct mt_err err = {0};
     struct mt_str md = {0};
@@ -261,21 +246,4 @@ static void losses_of_other_numerics_are_compared(void **state)
     assert_non_null(strstr(md.p, "model.compute fp8: 2.505, +0.200% of 2.5 (model.compute bf16)."));
     mt_str_finish(&md);
     mt_sweep_finish(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_grid_crosses_its_axes),
-        cmocka_unit_test(a_zip_pairs_them_and_wants_equal_lengths),
-        cmocka_unit_test(jobs_are_variants_of_the_whole_grid),
-        cmocka_unit_test(every_bad_line_is_named),
-        cmocka_unit_test(statistics_are_those_of_the_textbook),
-        cmocka_unit_test(a_run_is_kept_and_found_again),
-        cmocka_unit_test(comparison_tells_change_from_noise),
-        cmocka_unit_test(runs_with_predictions_of_their_own_are_compared_with_those),
-        cmocka_unit_test(tables_hold_failures_and_errors_of_prediction),
-        cmocka_unit_test(losses_of_other_numerics_are_compared),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
