@@ -10,7 +10,20 @@
 #include "kinds/kinds.h"
 #include "harness.h"
 
-enum { GUARD = 512, PATTERN = 0xA5 };
+enum { GUARD = 512, PATTERN = 0xA5, MOST_TESTS = 512 };
+
+static struct device_test {
+    const char *name;
+    void (*fn)(struct harness *h);
+} tests[MOST_TESTS];
+static size_t n_tests;
+
+void device_test_list(const char *name, void (*test)(struct harness *h))
+{
+    if (n_tests == MOST_TESTS)
+        abort();
+    tests[n_tests++] = (struct device_test){name, test};
+}
 
 /* Host memory that lives as long as a test. */
 struct block {
@@ -304,16 +317,10 @@ static bool is_wanted(const struct device_test *t, char *const *words)
     return named || !any;
 }
 
-static const struct device_test *const lists[] = {
-    gemm_tests, norm_tests, attention_tests, loss_tests, row_tests, decode_tests, merge_adapter_tests, router_tests, expert_tests, example_tests,
-    delta_tests, direct_tests, dora_tests, dropout_tests, quantise_tests,
-};
-
 static int list(void)
 {
-    for (size_t l = 0; l < MT_ARRAY_LEN(lists); l++)
-        for (const struct device_test *t = lists[l]; t->name; t++)
-            puts(t->name);
+    for (size_t i = 0; i < n_tests; i++)
+        puts(tests[i].name);
     return 0;
 }
 
@@ -326,10 +333,9 @@ int main(int argc, char **argv)
     struct harness one = {.dev = open_device(kind, 1), .device_name = kind};
     struct harness three = {.dev = open_device(kind, 3), .device_name = kind};
     int n = 0, differ = 0;
-    for (size_t l = 0; l < MT_ARRAY_LEN(lists); l++)
-        for (const struct device_test *t = lists[l]; t->name; t++)
-            for (int d = FIRST_DTYPE; is_wanted(t, argv + MT_MIN(argc, 2)) && d < 2; d++, n++)
-                differ += compare(&one, &three, t, d ? MT_BF16 : MT_F32);
+    for (const struct device_test *t = tests; t < tests + n_tests; t++)
+        for (int d = FIRST_DTYPE; is_wanted(t, argv + MT_MIN(argc, 2)) && d < 2; d++, n++)
+            differ += compare(&one, &three, t, d ? MT_BF16 : MT_F32);
     int failures = one.failures + three.failures + differ;
     mt_device_destroy(&one.dev);
     mt_device_destroy(&three.dev);

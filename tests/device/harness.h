@@ -66,23 +66,12 @@ void must(struct harness *h, const char *what, int rc, const struct mt_err *err)
 /** 1 for f32, 2^-8 for bf16: tolerances are stated for f32 and for bf16 by rounding steps. */
 double tolerance(const struct harness *h, double f32, double bf16);
 
-struct device_test {
-    const char *name;
-    void (*fn)(struct harness *h);
-};
-extern const struct device_test
-    gemm_tests[],
-    norm_tests[],
-    attention_tests[],
-    loss_tests[],
-    row_tests[],
-    decode_tests[],
-    merge_adapter_tests[],
-    router_tests[],
-    expert_tests[],
-    example_tests[],
-    delta_tests[],
-    direct_tests[],
-    dora_tests[],
-    dropout_tests[],
-    quantise_tests[];
+/** A test of the suite, listed where it is written: DEVICE_TEST(a_sentence_that_holds) { ... }, with `h`, the harness. */
+#define DEVICE_TEST(name)                                      \
+    static void name(struct harness *h);                       \
+    __attribute__((constructor)) static void list_##name(void) \
+    {                                                          \
+        device_test_list(#name, name);                         \
+    }                                                          \
+    static void name(struct harness *h)
+void device_test_list(const char *name, void (*test)(struct harness *h));

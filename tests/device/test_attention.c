@@ -288,7 +288,7 @@ static void attention_case(struct harness *h, const struct shape *s)
         check_alone(h, &g, &all, s->n_docs - 1);
 }
 
-static void attention_of_odd_shapes(struct harness *h)
+DEVICE_TEST(attention_of_odd_shapes)
 {
     static const struct shape shapes[] = {
         {1, 1, 8, 0, 1, {1}},
@@ -315,7 +315,7 @@ static void attention_of_odd_shapes(struct harness *h)
 }
 
 /* As multi-head latent attention, output gates and capped scores have them. */
-static void attention_of_heads_anywhere(struct harness *h)
+DEVICE_TEST(attention_of_heads_anywhere)
 {
     static const struct shape shapes[] = {
         {.n_q = 2, .n_kv = 2, .d = 24, .d_v = 16, .n_docs = 2, .len = {70, 9}},
@@ -333,7 +333,7 @@ static void attention_of_heads_anywhere(struct harness *h)
 }
 
 /* Widths for which the cuda device has kernels of its own; in their tiles of 16 to 128 rows these are several. */
-static void attention_of_wide_heads(struct harness *h)
+DEVICE_TEST(attention_of_wide_heads)
 {
     static const struct shape shapes[] = {
         {.n_q = 2, .n_kv = 1, .d = 64, .n_docs = 2, .len = {131, 2}, .cap = 4},
@@ -349,7 +349,7 @@ static void attention_of_wide_heads(struct harness *h)
         attention_case(h, &shapes[i]);
 }
 
-static void attention_sinks_take_their_part(struct harness *h)
+DEVICE_TEST(attention_sinks_take_their_part)
 {
     static const struct shape shapes[] = {
         {.n_q = 1, .n_kv = 1, .d = 8, .n_docs = 1, .len = {1}, .sinks = true},
@@ -447,7 +447,7 @@ static void cached_case(struct harness *h, const struct shape *s, size_t block)
     expect_close(h, "log-sum-exps by pieces", lse, buf_get(h, whole.lse), s->n_q * n, exact ? 0 : 2e-6);
 }
 
-static void attention_goes_on_from_a_cache(struct harness *h)
+DEVICE_TEST(attention_goes_on_from_a_cache)
 {
     static const struct shape shapes[] = {
         {.n_q = 4, .n_kv = 2, .d = 24, .n_docs = 2, .len = {600, 150}},
@@ -548,7 +548,7 @@ static void chunked_case(struct harness *h, const struct shape *s, size_t chunk)
         check_lone(h, s, &g.at, cu, dx);
 }
 
-static void attention_goes_on_in_chunks(struct harness *h)
+DEVICE_TEST(attention_goes_on_in_chunks)
 {
     static const struct shape shapes[] = {
         {.n_q = 4, .n_kv = 2, .d = 24, .n_docs = 1, .len = {300}},
@@ -593,7 +593,7 @@ static struct shape random_shape(uint64_t *r)
 }
 
 /* A few, or several hundred with MEGATRAIN_TEST_FULL; one that fails is printed. */
-static void attention_of_random_shapes(struct harness *h)
+DEVICE_TEST(attention_of_random_shapes)
 {
     const char *full = getenv("MEGATRAIN_TEST_FULL"), *engine = getenv("MEGATRAIN_ATTENTION");
     bool own = !strcmp(h->device_name, "cuda") && engine && !strcmp(engine, "own");
@@ -610,14 +610,3 @@ static void attention_of_random_shapes(struct harness *h)
         buffers_done(h);
     }
 }
-
-const struct device_test attention_tests[] = {
-    {"attention_of_odd_shapes", attention_of_odd_shapes},
-    {"attention_of_heads_anywhere", attention_of_heads_anywhere},
-    {"attention_sinks_take_their_part", attention_sinks_take_their_part},
-    {"attention_of_wide_heads", attention_of_wide_heads},
-    {"attention_goes_on_from_a_cache", attention_goes_on_from_a_cache},
-    {"attention_goes_on_in_chunks", attention_goes_on_in_chunks},
-    {"attention_of_random_shapes", attention_of_random_shapes},
-    {NULL, NULL},
-};

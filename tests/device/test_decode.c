@@ -151,7 +151,7 @@ static void nf4_case(struct harness *h, size_t rows, size_t cols, bool nested)
     free(map);
 }
 
-static void decode_nf4(struct harness *h)
+DEVICE_TEST(decode_nf4)
 {
     static const size_t shape[][2] = {{64, 72}, {1, 64}, {3, 67}, {1, 1}, {130, 512}, {5, 4096}, {1, 16384 + 63}};
     for (size_t i = 0; i < MT_ARRAY_LEN(shape); i++) {
@@ -178,7 +178,7 @@ static void mxfp4_case(struct harness *h, size_t rows, size_t cols)
     free(scales);
 }
 
-static void decode_mxfp4(struct harness *h)
+DEVICE_TEST(decode_mxfp4)
 {
     mxfp4_case(h, 1, 32);
     mxfp4_case(h, 7, 96);
@@ -202,7 +202,7 @@ static void int4_case(struct harness *h, size_t rows, size_t cols)
     free(scales);
 }
 
-static void decode_int4(struct harness *h)
+DEVICE_TEST(decode_int4)
 {
     int4_case(h, 1, 32);
     int4_case(h, 7, 96);
@@ -222,7 +222,7 @@ static void nvfp4_case(struct harness *h, enum mt_scale type, size_t rows, size_
     free(scales);
 }
 
-static void decode_nvfp4(struct harness *h)
+DEVICE_TEST(decode_nvfp4)
 {
     for (int type = MT_SCALE_E4M3; type <= MT_SCALE_E4M3_OVER; type++) {
         nvfp4_case(h, (enum mt_scale)type, 1, 16);
@@ -247,7 +247,7 @@ static void fp8_case(struct harness *h, size_t rows, size_t cols, float spread)
     free(scales);
 }
 
-static void decode_fp8(struct harness *h)
+DEVICE_TEST(decode_fp8)
 {
     fp8_case(h, 128, 128, 0.01f);
     fp8_case(h, 576, 200, 0.01f); /* partial blocks at both edges */
@@ -280,7 +280,7 @@ static void fp8_scales_case(struct harness *h, enum mt_packed format, enum mt_sc
     free(half);
 }
 
-static void decode_fp8_scales(struct harness *h)
+DEVICE_TEST(decode_fp8_scales)
 {
     static const size_t shape[][2] = {{576, 200}, {130, 1024}, {3, 5}, {260, 1032}, {2, 4101}};
     for (size_t i = 0; i < MT_ARRAY_LEN(shape); i++)
@@ -292,7 +292,7 @@ static void decode_fp8_scales(struct harness *h)
 }
 
 /* A part of a matrix has the values that it has in the whole. */
-static void decode_parts(struct harness *h)
+DEVICE_TEST(decode_parts)
 {
     enum { ROWS = 384, COLS = 200, CUT = 256 };
     uint8_t *codes = some_bytes(ROWS * COLS);
@@ -317,7 +317,7 @@ static void decode_parts(struct harness *h)
     free(scales);
 }
 
-static void decode_refuses_what_it_cannot(struct harness *h)
+DEVICE_TEST(decode_refuses_what_it_cannot)
 {
     struct dbuf *b = buf_nan(h, MT_F32, 256);
     struct mt_decode ok = {.rows = 2, .cols = 32, .dtype = h->dtype, .format = MT_PACKED_MXFP4,
@@ -340,15 +340,3 @@ static void decode_refuses_what_it_cannot(struct harness *h)
     bad.codes++;
     expect_rejected(h, "codes out of line", mt_op_decode(h->dev, &bad, NULL));
 }
-
-const struct device_test decode_tests[] = {
-    {"decode_nf4", decode_nf4},
-    {"decode_mxfp4", decode_mxfp4},
-    {"decode_fp8", decode_fp8},
-    {"decode_fp8_scales", decode_fp8_scales},
-    {"decode_int4", decode_int4},
-    {"decode_nvfp4", decode_nvfp4},
-    {"decode_parts", decode_parts},
-    {"decode_refuses_what_it_cannot", decode_refuses_what_it_cannot},
-    {NULL, NULL},
-};

@@ -209,7 +209,7 @@ static void rule_case(struct harness *h, const struct shape *s, double tol, doub
         expect_close(h, "dskip", buf_get(h, d.dskip), p.dskip, p.n * s->nv, tol);
 }
 
-static void delta_rule_matches_the_recurrence(struct harness *h)
+DEVICE_TEST(delta_rule_matches_the_recurrence)
 {
     static const struct shape shapes[] = {
         {1, 1, 8, 8, 1, {1}, 0.1},           {2, 4, 16, 24, 3, {64, 1, 130}, 0.3}, {1, 3, 24, 8, 2, {63, 65}, 1},
@@ -220,7 +220,7 @@ static void delta_rule_matches_the_recurrence(struct harness *h)
 }
 
 /* Key heads with one job, with several, and with a last one of fewer value heads. */
-static void plain_rule_matches_the_recurrence(struct harness *h)
+DEVICE_TEST(plain_rule_matches_the_recurrence)
 {
     static const struct shape shapes[] = {
         {1, 1, 8, 8, 1, {1}, 0.1, true},  {2, 4, 16, 24, 3, {64, 1, 130}, 0.3, true},
@@ -232,14 +232,14 @@ static void plain_rule_matches_the_recurrence(struct harness *h)
 }
 
 /* Decays of a chunk that add up to hundreds, over more chunks than are kept at a time. */
-static void delta_rule_keeps_its_precision_where_decay_is_strong(struct harness *h)
+DEVICE_TEST(delta_rule_keeps_its_precision_where_decay_is_strong)
 {
     static const struct shape strong = {1, 1, 16, 16, 1, {8192}, 16}, mild = {1, 1, 16, 16, 1, {8192}, 0.01};
     rule_case(h, &strong, 1e-6, 1e-6);
     rule_case(h, &mild, 2e-6, 2e-6);
 }
 
-static void plain_rule_keeps_its_precision_where_decay_is_strong(struct harness *h)
+DEVICE_TEST(plain_rule_keeps_its_precision_where_decay_is_strong)
 {
     static const struct shape strong = {1, 1, 16, 16, 1, {8192}, 16, true};
     rule_case(h, &strong, 1e-6, 1e-6);
@@ -272,7 +272,7 @@ static void starts_anew(struct harness *h, size_t nv, bool plain)
     expect_close(h, "dg alone", buf_get(h, e.dg), buf_get(h, d.dg) + first * nv, n * nv, 0);
 }
 
-static void delta_rule_starts_anew_with_each_document(struct harness *h)
+DEVICE_TEST(delta_rule_starts_anew_with_each_document)
 {
     starts_anew(h, 4, false);
     starts_anew(h, 20, true);
@@ -361,13 +361,13 @@ static void goes_on(struct harness *h, bool plain)
     expect_close(h, "o", got, buf_get(h, d.o), p.n * values, 0);
 }
 
-static void delta_rule_goes_on_with_the_same_bits(struct harness *h)
+DEVICE_TEST(delta_rule_goes_on_with_the_same_bits)
 {
     goes_on(h, false);
     goes_on(h, true);
 }
 
-static void short_convolution_goes_on_with_the_same_bits(struct harness *h)
+DEVICE_TEST(short_convolution_goes_on_with_the_same_bits)
 {
     static const size_t rows[PIECES][3] = {{2, 1, 5}, {1, 1, 1}, {1, 1, 9}, {600, 1, 600}};
     static const int32_t cu[] = {0, 7, 8, 560};
@@ -447,7 +447,7 @@ static void conv_case(struct harness *h, size_t heads, size_t dim, size_t taps, 
     expect_close(h, "dbias", buf_get(h, bdb), db, c, 2e-6);
 }
 
-static void short_convolution_matches_the_definition(struct harness *h)
+DEVICE_TEST(short_convolution_matches_the_definition)
 {
     conv_case(h, 1, 8, 4, 8, false);
     conv_case(h, 3, 72, 4, 80, true);
@@ -456,7 +456,7 @@ static void short_convolution_matches_the_definition(struct harness *h)
     conv_case(h, 2, 9, 1, 9, false);
 }
 
-static void gates_match_the_definition(struct harness *h)
+DEVICE_TEST(gates_match_the_definition)
 {
     enum { N = 131, HEADS = 6, LD = 15 };
     double *x, *al, *dt, *db, *dg, *sum = scratch(h, 2 * HEADS), *zero = scratch(h, N * LD), *want = scratch(h, N * LD);
@@ -498,7 +498,7 @@ static void gates_match_the_definition(struct harness *h)
 }
 
 /* Steps beyond both limits are there, and their gradients are 0. */
-static void plain_gates_match_the_definition(struct harness *h)
+DEVICE_TEST(plain_gates_match_the_definition)
 {
     enum { N = 131, HEADS = 6, LD = 11 };
     double *x, *al, *dt, *db, *dg, *ds, *sum = scratch(h, 3 * HEADS), *zero = scratch(h, N * LD);
@@ -581,7 +581,7 @@ static void gated_norm_case(struct harness *h, size_t nk, size_t r, size_t dim)
     expect_close(h, "dw", buf_get(h, bdw), dw, dim, tolerance(h, 2e-6, 4e-3));
 }
 
-static void gated_norm_matches_the_definition(struct harness *h)
+DEVICE_TEST(gated_norm_matches_the_definition)
 {
     gated_norm_case(h, 1, 1, 8);
     gated_norm_case(h, 2, 3, 24);
@@ -632,14 +632,14 @@ static void norm_of_gated_case(struct harness *h, size_t heads, size_t dim)
     expect_close(h, "dw", buf_get(h, bdw), dw, c, tolerance(h, 2e-6, 4e-3));
 }
 
-static void norm_of_gated_matches_the_definition(struct harness *h)
+DEVICE_TEST(norm_of_gated_matches_the_definition)
 {
     norm_of_gated_case(h, 1, 8);
     norm_of_gated_case(h, 3, 24);
     norm_of_gated_case(h, 2, 1160);
 }
 
-static void head_gates_match_the_definition(struct harness *h)
+DEVICE_TEST(head_gates_match_the_definition)
 {
     enum { N = 37, HEADS = 3, DIM = 24, LD = 2 * HEADS * DIM, C = HEADS * DIM };
     double *x, *z, *dy, *y = scratch(h, N * C), *dx = scratch(h, N * C), *dz = scratch(h, N * LD), *zero = scratch(h, N * LD);
@@ -665,20 +665,3 @@ static void head_gates_match_the_definition(struct harness *h)
     expect_close(h, "dx", buf_get(h, bdy), dx, N * C, tolerance(h, 1e-6, 4e-3));
     expect_close(h, "dgate", buf_get(h, bdz), dz, N * LD, tolerance(h, 1e-6, 4e-3));
 }
-
-const struct device_test delta_tests[] = {
-    {"delta_rule_matches_the_recurrence", delta_rule_matches_the_recurrence},
-    {"plain_rule_matches_the_recurrence", plain_rule_matches_the_recurrence},
-    {"plain_rule_keeps_its_precision_where_decay_is_strong", plain_rule_keeps_its_precision_where_decay_is_strong},
-    {"delta_rule_keeps_its_precision_where_decay_is_strong", delta_rule_keeps_its_precision_where_decay_is_strong},
-    {"delta_rule_starts_anew_with_each_document", delta_rule_starts_anew_with_each_document},
-    {"delta_rule_goes_on_with_the_same_bits", delta_rule_goes_on_with_the_same_bits},
-    {"short_convolution_goes_on_with_the_same_bits", short_convolution_goes_on_with_the_same_bits},
-    {"short_convolution_matches_the_definition", short_convolution_matches_the_definition},
-    {"gates_match_the_definition", gates_match_the_definition},
-    {"plain_gates_match_the_definition", plain_gates_match_the_definition},
-    {"norm_of_gated_matches_the_definition", norm_of_gated_matches_the_definition},
-    {"gated_norm_matches_the_definition", gated_norm_matches_the_definition},
-    {"head_gates_match_the_definition", head_gates_match_the_definition},
-    {NULL, NULL},
-};

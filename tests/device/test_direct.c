@@ -65,7 +65,7 @@ static void adafactor_case(struct harness *h, size_t rows, size_t cols, double s
     expect_close(h, "scale", buf_get(h, scale), &f.scale, 1, 2e-6);
 }
 
-static void adafactors_direction_is_its_formulas(struct harness *h)
+DEVICE_TEST(adafactors_direction_is_its_formulas)
 {
     adafactor_case(h, 5, 24, 1e-3);
     adafactor_case(h, 1, 3, 1);
@@ -93,7 +93,7 @@ static void run_kept(struct harness *h, float beta2, double *g, double *row, dou
     memcpy(col, buf_get(h, bc), KEPT_COLS * sizeof(*col));
 }
 
-static void adafactor_keeps_states_if_a_gradient_is_not_finite(struct harness *h)
+DEVICE_TEST(adafactor_keeps_states_if_a_gradient_is_not_finite)
 {
     double *g, row[KEPT_ROWS], col[KEPT_COLS], old_row[KEPT_ROWS], old_col[KEPT_COLS];
     buf_random(h, MT_F32, KEPT_ROWS * KEPT_COLS, 1, &g);
@@ -109,7 +109,7 @@ static void adafactor_keeps_states_if_a_gradient_is_not_finite(struct harness *h
 }
 
 /* Squares of 1e19, each of which FP32 holds, but not the sum of 40. */
-static void adafactor_keeps_a_column_whose_sum_overflows(struct harness *h)
+DEVICE_TEST(adafactor_keeps_a_column_whose_sum_overflows)
 {
     double *g, row[KEPT_ROWS] = {0}, col[KEPT_COLS] = {0}, want[KEPT_COLS];
     for (int first = 0; first < 2; first++) { /* step: the states were 0; later ones */
@@ -150,7 +150,7 @@ static void muon_case(struct harness *h, enum mt_dtype moments, size_t n, double
     expect_close(h, "matrix", buf_get(h, bx), x, n, tolerance(h, 2e-6, 3e-3));
 }
 
-static void muons_momentum_is_its_formula(struct harness *h)
+DEVICE_TEST(muons_momentum_is_its_formula)
 {
     static const enum mt_dtype moments[] = {MT_F32, MT_BF16};
     for (size_t i = 0; i < MT_ARRAY_LEN(moments); i++) {
@@ -263,7 +263,7 @@ static void muon_updates(struct harness *h, const struct mt_optimizer *o, size_t
     }
 }
 
-static void muons_direction_is_its_formulas(struct harness *h)
+DEVICE_TEST(muons_direction_is_its_formulas)
 {
     static const enum mt_state_type types[] = {MT_STATE_F32, MT_STATE_BF16};
     for (size_t i = 0; i < MT_ARRAY_LEN(types); i++) {
@@ -275,7 +275,7 @@ static void muons_direction_is_its_formulas(struct harness *h)
     }
 }
 
-static void signs_are_those_of_their_bits(struct harness *h)
+DEVICE_TEST(signs_are_those_of_their_bits)
 {
     enum { N = 20011 };
     double *want = scratch(h, N);
@@ -353,7 +353,7 @@ static void apollo_case(struct harness *h, size_t rows, size_t cols, size_t rank
     }
 }
 
-static void apollos_direction_is_its_formulas(struct harness *h)
+DEVICE_TEST(apollos_direction_is_its_formulas)
 {
     apollo_case(h, 24, 65, 5, false, 1.01);
     apollo_case(h, 96, 40, 8, false, 1.01);
@@ -425,7 +425,7 @@ static void eigen_case(struct harness *h, size_t n, double (*value)(size_t i))
     expect_close(h, "eigenvectors over the roots", along, want, n, 1e-4);
 }
 
-static void eigenvectors_are_sorted_and_scaled(struct harness *h)
+DEVICE_TEST(eigenvectors_are_sorted_and_scaled)
 {
     eigen_case(h, 1, falls_fast);
     eigen_case(h, 2, falls_fast);
@@ -439,7 +439,7 @@ static void eigenvectors_are_sorted_and_scaled(struct harness *h)
     expect_close(h, "of zeros", buf_get(h, w), one, 9, 0);
 }
 
-static void rows_of_norm_1_are_copied(struct harness *h)
+DEVICE_TEST(rows_of_norm_1_are_copied)
 {
     double x[15] = {0.625, 0.75, 0, 0, 0, 0, 0, NAN, 1, 0.5, 0.5, 0.5, 0, INFINITY, 0}, want[15];
     struct dbuf *from = buf_values(h, MT_F32, 15, x);
@@ -544,7 +544,7 @@ static double eight_alone(size_t i)
 }
 
 /* Singular vectors one by one, of gradients with eight singular values of which two are 0.1% apart, and rounding. */
-static void galores_vectors_are_not_turned_against_each_other(struct harness *h)
+DEVICE_TEST(galores_vectors_are_not_turned_against_each_other)
 {
     enum { SMALL = 24, LARGE = 32, RANK = 8, DRAWS = 32 };
     const struct mt_optimizer *o = mt_optimizer_find("galore", MT_STATE_F32, NULL);
@@ -578,7 +578,7 @@ static void galores_vectors_are_not_turned_against_each_other(struct harness *h)
     expect_close(h, "cosines of the angles to the singular vectors", cosine, one, draws * RANK, 5e-6);
 }
 
-static void galores_direction_is_its_formulas(struct harness *h)
+DEVICE_TEST(galores_direction_is_its_formulas)
 {
     galore_case(h, 24, 65, 5);
     galore_case(h, 96, 40, 8);
@@ -586,7 +586,7 @@ static void galores_direction_is_its_formulas(struct harness *h)
 }
 
 /* Of gradients that are not finite, 0, or of rank 1: the projection begins with random rows, which stay. */
-static void galore_projects_what_has_no_singular_vectors(struct harness *h)
+DEVICE_TEST(galore_projects_what_has_no_singular_vectors)
 {
     enum { ROWS = 12, COLS = 20, RANK = 4 };
     const struct mt_optimizer *o = mt_optimizer_find("galore", MT_STATE_F32, NULL);
@@ -613,7 +613,7 @@ static void galore_projects_what_has_no_singular_vectors(struct harness *h)
     }
 }
 
-static void numbers_are_widened_and_scaled(struct harness *h)
+DEVICE_TEST(numbers_are_widened_and_scaled)
 {
     enum { N = 20011 };
     double *x, *want = scratch(h, N);
@@ -624,7 +624,7 @@ static void numbers_are_widened_and_scaled(struct harness *h)
     expect_close(h, "widened", buf_get(h, by), want, N, 2e-7);
 }
 
-static void sums_and_casts_are_made_alone(struct harness *h)
+DEVICE_TEST(gradient_sums_and_casts_are_made_alone)
 {
     enum { N = MT_SUMSQ_BLOCK + 77 };
     struct dbuf *src = buf_random(h, MT_F32, N, 0.01, NULL), *dst[2] = {buf_nan(h, h->dtype, N), buf_nan(h, h->dtype, N)};
@@ -635,21 +635,3 @@ static void sums_and_casts_are_made_alone(struct harness *h)
     expect_close(h, "cast", buf_get(h, dst[1]), buf_get(h, dst[0]), N, 0);
     expect_close(h, "sums", buf_get(h, part[1]), buf_get(h, part[0]), 2, 0);
 }
-
-const struct device_test direct_tests[] = {
-    {"adafactors_direction_is_its_formulas", adafactors_direction_is_its_formulas},
-    {"adafactor_keeps_states_if_a_gradient_is_not_finite", adafactor_keeps_states_if_a_gradient_is_not_finite},
-    {"adafactor_keeps_a_column_whose_sum_overflows", adafactor_keeps_a_column_whose_sum_overflows},
-    {"muons_momentum_is_its_formula", muons_momentum_is_its_formula},
-    {"muons_direction_is_its_formulas", muons_direction_is_its_formulas},
-    {"signs_are_those_of_their_bits", signs_are_those_of_their_bits},
-    {"apollos_direction_is_its_formulas", apollos_direction_is_its_formulas},
-    {"eigenvectors_are_sorted_and_scaled", eigenvectors_are_sorted_and_scaled},
-    {"rows_of_norm_1_are_copied", rows_of_norm_1_are_copied},
-    {"galores_direction_is_its_formulas", galores_direction_is_its_formulas},
-    {"galores_vectors_are_not_turned_against_each_other", galores_vectors_are_not_turned_against_each_other},
-    {"galore_projects_what_has_no_singular_vectors", galore_projects_what_has_no_singular_vectors},
-    {"numbers_are_widened_and_scaled", numbers_are_widened_and_scaled},
-    {"gradient_sums_and_casts_are_made_alone", sums_and_casts_are_made_alone},
-    {NULL, NULL},
-};

@@ -50,7 +50,7 @@ static void scale_case(struct harness *h, const struct dora *d)
     expect_close(h, "no inverse", buf_get(h, out[1]), inverse, d->n, 0);
 }
 
-static void dora_scale_is_of_the_sum_that_is_not_made(struct harness *h)
+DEVICE_TEST(dora_scale_is_of_the_sum_that_is_not_made)
 {
     static const struct dora shapes[] = {{5, 24, 4}, {67, 33, 3}, {3, 2600, 16}, {2, 40, 300}, {1, 8, 1}};
     for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++)
@@ -78,7 +78,7 @@ static void columns_case(struct harness *h, size_t n, size_t c, enum mt_dtype ou
     expect_close(h, "scaled in place", buf_get(h, bx), want, n * c, tolerance(h, 3e-7, 3e-3));
 }
 
-static void columns_are_scaled(struct harness *h)
+DEVICE_TEST(dora_columns_are_scaled)
 {
     columns_case(h, 37, 24, h->dtype);
     columns_case(h, 3, 2051, h->dtype);
@@ -104,17 +104,10 @@ static void magnitude_case(struct harness *h, size_t n, size_t c, size_t ld)
     expect_close(h, "db", buf_get(h, bd), want, c, 2e-6);
 }
 
-static void magnitudes_gradient_is_the_sum_of_products(struct harness *h)
+DEVICE_TEST(dora_magnitudes_gradient_is_the_sum_of_products)
 {
     magnitude_case(h, 131, 72, 80);
     magnitude_case(h, 1, 8, 8);
     magnitude_case(h, 70, 33, 35);
     magnitude_case(h, 1500, 520, 520);
 }
-
-const struct device_test dora_tests[] = {
-    {"dora_scale_is_of_the_sum_that_is_not_made", dora_scale_is_of_the_sum_that_is_not_made},
-    {"dora_columns_are_scaled", columns_are_scaled},
-    {"dora_magnitudes_gradient_is_the_sum_of_products", magnitudes_gradient_is_the_sum_of_products},
-    {NULL, NULL},
-};

@@ -40,7 +40,7 @@ static void dropout_case(struct harness *h, size_t n, size_t c, float p, size_t 
     expect_close(h, "added in f32", buf_get(h, sum), want, n * c, 2e-7);
 }
 
-static void dropout_is_of_row_and_column(struct harness *h)
+DEVICE_TEST(dropout_is_of_row_and_column)
 {
     dropout_case(h, 37, 24, 0.5f, 0);
     dropout_case(h, 5, 2051, 0.1f, 1000);
@@ -49,7 +49,7 @@ static void dropout_is_of_row_and_column(struct harness *h)
 }
 
 /* The bits of a row are the same wherever the row lies in a call, and in place. */
-static void dropout_does_not_depend_on_the_call(struct harness *h)
+DEVICE_TEST(dropout_does_not_depend_on_the_call)
 {
     enum { N = 24, C = 40 };
     double *x;
@@ -67,7 +67,7 @@ static void dropout_does_not_depend_on_the_call(struct harness *h)
 }
 
 /* Of n independent elements a share p is dropped, within six standard deviations; other streams drop others. */
-static void dropout_drops_the_share(struct harness *h)
+DEVICE_TEST(dropout_drops_the_share)
 {
     enum { N = 200, C = 500 };
     static const float share[] = {0.05f, 0.5f, 0.75f};
@@ -96,7 +96,7 @@ static void dropout_drops_the_share(struct harness *h)
     }
 }
 
-static void dropout_is_checked(struct harness *h)
+DEVICE_TEST(dropout_is_checked)
 {
     struct dbuf *x = buf_new(h, h->dtype, 32);
     struct mt_dropout a = {.n = 4, .c = 8, .dtype = h->dtype, .out_dtype = h->dtype, .p = 1, .x = x->p, .out = x->p};
@@ -105,11 +105,3 @@ static void dropout_is_checked(struct harness *h)
     a.first_row = UINT32_MAX;
     expect_rejected(h, "rows beyond 32 bits", mt_op_dropout(h->dev, &a, NULL));
 }
-
-const struct device_test dropout_tests[] = {
-    {"dropout_is_of_row_and_column", dropout_is_of_row_and_column},
-    {"dropout_does_not_depend_on_the_call", dropout_does_not_depend_on_the_call},
-    {"dropout_drops_the_share", dropout_drops_the_share},
-    {"dropout_is_checked", dropout_is_checked},
-    {NULL, NULL},
-};

@@ -101,7 +101,7 @@ static void run_example(struct harness *h, const struct mt_metered *m)
     mt_example_destroy(&x);
 }
 
-static void every_operation_keeps_to_its_buffers(struct harness *h)
+DEVICE_TEST(every_operation_keeps_to_its_buffers)
 {
     struct mt_metered m;
     int n = 0;
@@ -113,7 +113,7 @@ static void every_operation_keeps_to_its_buffers(struct harness *h)
 }
 
 /* Groups of Mamba 2, which are wider than a head may be where the norm is first. */
-static void a_wide_group_has_an_example(struct harness *h)
+DEVICE_TEST(a_wide_group_has_an_example)
 {
     const enum mt_dev_op ops[] = {MT_DEV_GATED_NORM, MT_DEV_GATED_NORM_BWD};
     for (size_t i = 0; i < MT_ARRAY_LEN(ops); i++) {
@@ -122,7 +122,7 @@ static void a_wide_group_has_an_example(struct harness *h)
     }
 }
 
-static void a_document_that_goes_on_has_an_example(struct harness *h)
+DEVICE_TEST(a_document_that_goes_on_has_an_example)
 {
     const enum mt_dev_op ops[] = {MT_DEV_ATTENTION, MT_DEV_ATTENTION_BWD};
     for (size_t i = 0; i < MT_ARRAY_LEN(ops); i++) {
@@ -131,7 +131,7 @@ static void a_document_that_goes_on_has_an_example(struct harness *h)
     }
 }
 
-static void every_operation_refuses_null(struct harness *h)
+DEVICE_TEST(every_operation_refuses_null)
 {
     for (int i = 0; i < MT_N_DEV_OPS; i++) {
         const struct mt_op *op = mt_dev_op((enum mt_dev_op)i);
@@ -141,11 +141,3 @@ static void every_operation_refuses_null(struct harness *h)
         expect_rejected(h, mt_dev_op_name((enum mt_dev_op)i), mt_device_submit(h->dev, (enum mt_dev_op)i, args, NULL));
     }
 }
-
-const struct device_test example_tests[] = {
-    {"every_operation_keeps_to_its_buffers", every_operation_keeps_to_its_buffers},
-    {"a_wide_group_has_an_example", a_wide_group_has_an_example},
-    {"a_document_that_goes_on_has_an_example", a_document_that_goes_on_has_an_example},
-    {"every_operation_refuses_null", every_operation_refuses_null},
-    {NULL, NULL},
-};

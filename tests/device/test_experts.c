@@ -36,7 +36,7 @@ static void moved_case(struct harness *h, const struct moved *m)
     expect_close(h, "gathered", buf_get(h, out), want, rows * c, w ? tolerance(h, 1e-7, 3e-3) : 0);
 }
 
-static void rows_go_to_an_expert(struct harness *h)
+DEVICE_TEST(rows_go_to_an_expert)
 {
     moved_case(h, &(struct moved){.n = 1, .c = 8, .k = 1, .step = 1});
     moved_case(h, &(struct moved){.n = 37, .padded = 91, .c = 72, .k = 8, .step = 3});
@@ -49,7 +49,7 @@ static void rows_go_to_an_expert(struct harness *h)
 }
 
 /* The bucket of an expert that has no row. */
-static void an_expert_without_rows_gets_zeros(struct harness *h)
+DEVICE_TEST(an_expert_without_rows_gets_zeros)
 {
     enum { ROWS = 16, C = 40 };
     struct dbuf *out = buf_nan(h, h->dtype, ROWS * C), *x = buf_nan(h, h->dtype, C), *list = buf_nan(h, MT_F32, 1);
@@ -102,7 +102,7 @@ static void combined_case(struct harness *h, const struct combined *s)
     expect_close(h, "sums", buf_get(h, bs), sum, s->n * s->c, 0); /* these roundings and no other */
 }
 
-static void outputs_are_added_in_the_order_of_places(struct harness *h)
+DEVICE_TEST(outputs_are_added_in_the_order_of_places)
 {
     combined_case(h, &(struct combined){.n = 1, .c = 8, .k = 1, .rows = 1});
     combined_case(h, &(struct combined){.n = 20, .c = 48, .k = 3, .rows = 60, .weights = true});
@@ -118,7 +118,7 @@ static void outputs_are_added_in_the_order_of_places(struct harness *h)
 }
 
 /* Where the outputs are summed in parts, each part goes on where the one before ended. */
-static void parts_of_a_sum_have_the_bits_of_one(struct harness *h)
+DEVICE_TEST(parts_of_a_sum_have_the_bits_of_one)
 {
     enum { N = 24, K = 6, C = 40, ROWS = N * K, CUT = 57 };
     int32_t places[ROWS];
@@ -222,7 +222,7 @@ static void expert_unit_case(struct harness *h, const struct expert *s)
     expect_close(h, "dweights", buf_get(h, dw), want_dw, tokens * k, tolerance(h, 1e-5, 5e-5));
 }
 
-static void expert_units_match_the_derivative(struct harness *h)
+DEVICE_TEST(expert_units_match_the_derivative)
 {
     for (int kind = MT_GLU_SILU; kind <= MT_GLU_RELU2; kind++) {
         enum mt_glu_kind g = (enum mt_glu_kind)kind;
@@ -272,7 +272,7 @@ static void gate_case(struct harness *h, size_t n, size_t c, size_t f)
     expect_close(h, "dw", buf_get(h, bdw), dw, c, 2e-6);
 }
 
-static void shared_gates_match_the_derivative(struct harness *h)
+DEVICE_TEST(shared_gates_match_the_derivative)
 {
     gate_case(h, 1, 8, 8);
     gate_case(h, 67, 72, 40);
@@ -282,7 +282,7 @@ static void shared_gates_match_the_derivative(struct harness *h)
 }
 
 /* Its backward takes the gate as the weight of an expert that has every row. */
-static void an_expert_without_a_list_has_every_row(struct harness *h)
+DEVICE_TEST(an_expert_without_a_list_has_every_row)
 {
     enum { N = 11, F = 40 };
     double *w;
@@ -304,14 +304,3 @@ static void an_expert_without_a_list_has_every_row(struct harness *h)
     expect_close(h, "out", buf_get(h, out[0]), buf_get(h, out[1]), N * F, 0);
     expect_close(h, "dweights", buf_get(h, dw[0]), buf_get(h, dw[1]), N, 0);
 }
-
-const struct device_test expert_tests[] = {
-    {"rows_go_to_an_expert", rows_go_to_an_expert},
-    {"an_expert_without_rows_gets_zeros", an_expert_without_rows_gets_zeros},
-    {"outputs_are_added_in_the_order_of_places", outputs_are_added_in_the_order_of_places},
-    {"parts_of_a_sum_have_the_bits_of_one", parts_of_a_sum_have_the_bits_of_one},
-    {"expert_units_match_the_derivative", expert_units_match_the_derivative},
-    {"shared_gates_match_the_derivative", shared_gates_match_the_derivative},
-    {"an_expert_without_a_list_has_every_row", an_expert_without_a_list_has_every_row},
-    {NULL, NULL},
-};

@@ -43,7 +43,7 @@ static void check(struct harness *h, const struct shape *s)
     expect_close(h, "D", got, want, s->m * ldd, s->f32_out ? 2e-6 : tolerance(h, 2e-6, 3e-3));
 }
 
-static void products_of_odd_shapes(struct harness *h)
+DEVICE_TEST(gemm_products_of_odd_shapes)
 {
     static const struct shape shapes[] = {
         {1, 1, 1, false, true, false, false, false},
@@ -71,13 +71,13 @@ static void products_of_odd_shapes(struct harness *h)
         check(h, &shapes[i]);
 }
 
-static void long_sums_of_small_outputs(struct harness *h)
+DEVICE_TEST(gemm_long_sums_of_small_outputs)
 {
     check(h, &(struct shape){64, 64, 8192, true, false, false, true, true});
 }
 
 /* Generation relies on it: a row has the bits that it has among others, on the cpu device in f32. */
-static void rows_do_not_depend_on_how_many_there_are(struct harness *h)
+DEVICE_TEST(gemm_rows_do_not_depend_on_how_many_there_are)
 {
     static const size_t shapes[][2] = {{64, 48}, {32, 1100}, {160, 576}, {48, 513}}; /* n, k */
     enum { ROWS = 20 };
@@ -100,7 +100,7 @@ static void rows_do_not_depend_on_how_many_there_are(struct harness *h)
     }
 }
 
-static void bad_arguments_are_rejected(struct harness *h)
+DEVICE_TEST(gemm_bad_arguments_are_rejected)
 {
     struct dbuf *x = buf_nan(h, h->dtype, 64);
     struct mt_gemm g = {.m = 4, .n = 4, .k = 4, .dtype = h->dtype, .d_dtype = h->dtype, .a = x->p,
@@ -113,11 +113,3 @@ static void bad_arguments_are_rejected(struct harness *h)
     g.a = NULL;
     expect_rejected(h, "no A", mt_op_gemm(h->dev, &g, NULL));
 }
-
-const struct device_test gemm_tests[] = {
-    {"gemm_products_of_odd_shapes", products_of_odd_shapes},
-    {"gemm_long_sums_of_small_outputs", long_sums_of_small_outputs},
-    {"gemm_rows_do_not_depend_on_how_many_there_are", rows_do_not_depend_on_how_many_there_are},
-    {"gemm_bad_arguments_are_rejected", bad_arguments_are_rejected},
-    {NULL, NULL},
-};

@@ -64,7 +64,7 @@ static void glu_case(struct harness *h, size_t n, size_t f, enum mt_glu_kind kin
     expect_close(h, "dx in place", buf_get(h, gu), want_dx, n * 2 * f, tolerance(h, GLU_DX_F32, 3e-3));
 }
 
-static void gated_units_match(struct harness *h)
+DEVICE_TEST(gated_units_match)
 {
     glu_case(h, 1, 8, MT_GLU_SILU);
     glu_case(h, 13, 1096, MT_GLU_SILU);
@@ -126,7 +126,7 @@ static void xielu_case(struct harness *h, size_t n, size_t f)
             must(h, "alphas", -1, &(struct mt_err){.msg = "their gradient is wrong"});
 }
 
-static void xielu_and_its_gradient(struct harness *h)
+DEVICE_TEST(xielu_and_its_gradient)
 {
     xielu_case(h, 1, 8);
     xielu_case(h, 13, 1096);
@@ -157,7 +157,7 @@ static void activate_case(struct harness *h, size_t n, size_t f, enum mt_activat
     expect_close(h, "dx in place", buf_get(h, bx), want_dx, n * f, tolerance(h, GLU_DX_F32, 3e-3));
 }
 
-static void units_without_a_gate_match(struct harness *h)
+DEVICE_TEST(units_without_a_gate_match)
 {
     for (int kind = MT_ACTIVATE_RELU2; kind <= MT_ACTIVATE_GELU_TANH; kind++) {
         activate_case(h, 1, 8, (enum mt_activate_kind)kind);
@@ -169,7 +169,7 @@ static void units_without_a_gate_match(struct harness *h)
 }
 
 /* relu would hide it. */
-static void a_nan_stays_one_without_a_gate(struct harness *h)
+DEVICE_TEST(a_nan_stays_one_without_a_gate)
 {
     enum { F = 16 };
     struct dbuf *x = buf_nan(h, h->dtype, F), *g = buf_random(h, h->dtype, F, 1, NULL), *y = buf_random(h, h->dtype, F, 1, NULL);
@@ -188,7 +188,7 @@ static void a_nan_stays_one_without_a_gate(struct harness *h)
     }
 }
 
-static void gated_units_survive_large_inputs(struct harness *h)
+DEVICE_TEST(gated_units_survive_large_inputs)
 {
     enum { F = 16 };
     double *x;
@@ -259,7 +259,7 @@ static void loss_case(struct harness *h, size_t n, size_t vocab, size_t pad, boo
     capped_loss_case(h, n, vocab, pad, by_row, 0);
 }
 
-static void capped_logits_match(struct harness *h)
+DEVICE_TEST(capped_logits_match)
 {
     capped_loss_case(h, 5, 1001, 3, true, 2.5);
     capped_loss_case(h, 3, 20011, 0, false, 30);
@@ -267,7 +267,7 @@ static void capped_logits_match(struct harness *h)
 }
 
 /* Rows of one value, but for a few: {at, value} pairs. */
-static void the_first_of_the_largest_is_the_guess(struct harness *h)
+DEVICE_TEST(the_first_of_the_largest_is_the_guess)
 {
     enum { N = 7, V = 20011 };
     static const int32_t targets[N] = {0, 1, 9000, 9000, 20010, -1, 17};
@@ -313,7 +313,7 @@ static void the_first_of_the_largest_is_the_guess(struct harness *h)
     expect_close(h, "loss alone", buf_get(h, loss), want_loss, N, 1e-6);
 }
 
-static void cross_entropy_matches(struct harness *h)
+DEVICE_TEST(cross_entropy_matches)
 {
     loss_case(h, 3, 7, 3, false);
     loss_case(h, 5, 20011, 0, false);
@@ -330,7 +330,7 @@ static void cross_entropy_matches(struct harness *h)
 }
 
 /* Logits of 60 to 72, of which the target's alone is large: losses of about 1%, whose errors must not be those of 72. */
-static void sure_tokens_are_exact(struct harness *h)
+DEVICE_TEST(sure_tokens_are_exact)
 {
     enum { N = 6, V = 4099 };
     double *x = scratch(h, (size_t)N * V), *want = scratch(h, (size_t)N * V), want_loss[N];
@@ -357,7 +357,7 @@ static void sure_tokens_are_exact(struct harness *h)
     expect_close(h, "dlogits", buf_get(h, d), want, (size_t)N * V, tolerance(h, 1e-4, 3e-3));
 }
 
-static void rows_of_different_weight_match(struct harness *h)
+DEVICE_TEST(rows_of_different_weight_match)
 {
     loss_case(h, 9, 5003, 0, true);
     loss_case(h, 23, 1001, 3, true);
@@ -417,7 +417,7 @@ static void further_ids_case(struct harness *h, size_t n, size_t v, size_t few, 
     expect_close(h, "gradients with those of further ids", g, w, n * v, tolerance(h, 0, 4e-3));
 }
 
-static void further_ids_have_gradients_of_their_own(struct harness *h)
+DEVICE_TEST(further_ids_have_gradients_of_their_own)
 {
     further_ids_case(h, 9, 97, 7, false);
     further_ids_case(h, 9, 97, 7, true);
@@ -449,7 +449,7 @@ static void copy_on_compute(struct harness *h, void *dst, const void *src, size_
 }
 
 /* Losses go to the host, and weights come back, in the order in which they were submitted, without a wait between. */
-static void the_host_is_called_in_the_stream_s_order(struct harness *h)
+DEVICE_TEST(the_host_is_called_in_the_stream_s_order)
 {
     enum { N = 300, V = 97, TIMES = 3 };
     double *x, *want = scratch(h, (size_t)N * V);
@@ -483,19 +483,3 @@ static void the_host_is_called_in_the_stream_s_order(struct harness *h)
         }
     expect_close(h, "dlogits", got, want, (size_t)N * V, tolerance(h, 4e-6, 3e-3));
 }
-
-const struct device_test loss_tests[] = {
-    {"gated_units_match", gated_units_match},
-    {"gated_units_survive_large_inputs", gated_units_survive_large_inputs},
-    {"units_without_a_gate_match", units_without_a_gate_match},
-    {"xielu_and_its_gradient", xielu_and_its_gradient},
-    {"a_nan_stays_one_without_a_gate", a_nan_stays_one_without_a_gate},
-    {"cross_entropy_matches", cross_entropy_matches},
-    {"sure_tokens_are_exact", sure_tokens_are_exact},
-    {"rows_of_different_weight_match", rows_of_different_weight_match},
-    {"further_ids_have_gradients_of_their_own", further_ids_have_gradients_of_their_own},
-    {"the_host_is_called_in_the_stream_s_order", the_host_is_called_in_the_stream_s_order},
-    {"capped_logits_match", capped_logits_match},
-    {"the_first_of_the_largest_is_the_guess", the_first_of_the_largest_is_the_guess},
-    {NULL, NULL},
-};

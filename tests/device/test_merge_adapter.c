@@ -192,7 +192,7 @@ static void merge_case(struct harness *h, enum mt_packed f, size_t rows, size_t 
     scaled_case(h, f, mt_packed_formats[f].scale, rows, cols, rescale, dora);
 }
 
-static void merge_adapter(struct harness *h)
+DEVICE_TEST(merge_adapter)
 {
     static const enum mt_scale fp8_scales[] = {MT_SCALE_F32, MT_SCALE_BF16, MT_SCALE_E8M0};
     static const size_t shape[][2] = {{8, 64}, {1, 32}, {7, 96}, {130, 160}, {260, 320}};
@@ -219,5 +219,3 @@ static void merge_adapter(struct harness *h)
     }
     scaled_case(h, MT_PACKED_FP8R, MT_SCALE_BF16, 130, 40, false, true);
 }
-
-const struct device_test merge_adapter_tests[] = {{"merge_adapter", merge_adapter}, {NULL, NULL}};

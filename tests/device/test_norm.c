@@ -32,7 +32,7 @@ static void rmsnorm_case(struct harness *h, size_t n, size_t c, bool plus_one)
 }
 
 /* gpt-oss' norm rounds once: no result is further from the definition than half a step. */
-static void rmsnorm_can_round_once(struct harness *h)
+DEVICE_TEST(rmsnorm_can_round_once)
 {
     static const size_t widths[] = {40, 33, 2880, 9000};
     for (size_t i = 0; i < MT_ARRAY_LEN(widths); i++) {
@@ -52,7 +52,7 @@ static void rmsnorm_can_round_once(struct harness *h)
     }
 }
 
-static void rmsnorm_matches_the_definition(struct harness *h)
+DEVICE_TEST(rmsnorm_matches_the_definition)
 {
     rmsnorm_case(h, 1, 8, false);
     rmsnorm_case(h, 37, 72, false);
@@ -119,7 +119,7 @@ static void rmsnorm_backward_case(struct harness *h, const struct norm_shape *sh
     expect_close(h, "dw", buf_get(h, bdw), want_dw, c, tolerance(h, 2e-6, 4e-3));
 }
 
-static void rmsnorm_backward_matches_the_derivative(struct harness *h)
+DEVICE_TEST(rmsnorm_backward_matches_the_derivative)
 {
     static const struct norm_shape shapes[] = {
         {1, 8, false, false, false},   {67, 72, false, true, false}, {40, 2056, true, false, false},
@@ -168,7 +168,7 @@ static void layernorm_case(struct harness *h, size_t n, size_t c, bool plus_one,
     expect_close(h, "y again", buf_get(h, y), first, n * c, 0);
 }
 
-static void layernorm_matches_the_definition(struct harness *h)
+DEVICE_TEST(layernorm_matches_the_definition)
 {
     static const size_t widths[] = {8, 33, 40, 264, 2056, 6008, 9000, 33000};
     for (size_t i = 0; i < MT_ARRAY_LEN(widths); i++) {
@@ -217,7 +217,7 @@ static void layernorm_backward_case(struct harness *h, const struct norm_shape *
     expect_close(h, "dw and db", buf_get(h, bdw), dw0, params, 3e-6);
 }
 
-static void layernorm_backward_matches_the_derivative(struct harness *h)
+DEVICE_TEST(layernorm_backward_matches_the_derivative)
 {
     static const struct norm_shape shapes[] = {
         {1, 8, false, false, false},   {67, 72, false, true, false}, {40, 2056, true, false, true},
@@ -246,7 +246,7 @@ static void bias_case(struct harness *h, size_t n, size_t c, size_t ld)
     expect_close(h, "db", buf_get(h, db), want, c, 1e-6);
 }
 
-static void bias_gradient_is_the_column_sum(struct harness *h)
+DEVICE_TEST(bias_gradient_is_the_column_sum)
 {
     bias_case(h, 131, 72, 80);
     bias_case(h, 1, 8, 8);
@@ -375,7 +375,7 @@ static void rope_case(struct harness *h, const struct rope *s)
     rope_in_place(h, s, &(struct rope_buffers){qkv, qk, g, dqkv, bp, bc, bs, bq, bk, rstd});
 }
 
-static void rope_turns_pairs(struct harness *h)
+DEVICE_TEST(rope_turns_pairs)
 {
     rope_case(h, &(struct rope){1, 1, 1, 8, 8, false});
     rope_case(h, &(struct rope){37, 7, 1, 24, 24, false});
@@ -457,7 +457,7 @@ static void rope_shared_case(struct harness *h, size_t n, size_t heads, size_t d
     }
 }
 
-static void rope_of_heads_anywhere(struct harness *h)
+DEVICE_TEST(rope_of_heads_anywhere)
 {
     rope_shared_case(h, 9, 4, 16, 16, 24, false);
     rope_shared_case(h, 5, 3, 64, 64, 0, false);
@@ -541,7 +541,7 @@ static void rmsnorm_of_rows_apart(struct harness *h, size_t n, size_t group, siz
     }
 }
 
-static void rmsnorm_takes_rows_apart(struct harness *h)
+DEVICE_TEST(rmsnorm_takes_rows_apart)
 {
     rmsnorm_of_rows_apart(h, 7, 3, 64, 0, 32);
     rmsnorm_of_rows_apart(h, 5, 1, 40, 0, 8);
@@ -550,16 +550,3 @@ static void rmsnorm_takes_rows_apart(struct harness *h)
     rmsnorm_of_rows_apart(h, 3, 2, 4104, 8, 0); /* four vectors a thread, of float and of bf16 */
     rmsnorm_of_rows_apart(h, 3, 2, 8256, 8, 0);
 }
-
-const struct device_test norm_tests[] = {
-    {"rmsnorm_matches_the_definition", rmsnorm_matches_the_definition},
-    {"rmsnorm_can_round_once", rmsnorm_can_round_once},
-    {"rmsnorm_backward_matches_the_derivative", rmsnorm_backward_matches_the_derivative},
-    {"layernorm_matches_the_definition", layernorm_matches_the_definition},
-    {"layernorm_backward_matches_the_derivative", layernorm_backward_matches_the_derivative},
-    {"bias_gradient_is_the_column_sum", bias_gradient_is_the_column_sum},
-    {"rope_turns_pairs", rope_turns_pairs},
-    {"rope_of_heads_anywhere", rope_of_heads_anywhere},
-    {"rmsnorm_takes_rows_apart", rmsnorm_takes_rows_apart},
-    {NULL, NULL},
-};

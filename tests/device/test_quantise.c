@@ -86,7 +86,7 @@ static struct codes quantise(struct harness *h, const struct dbuf *x, const doub
     return c;
 }
 
-static void codes_are_the_nearest(struct harness *h)
+DEVICE_TEST(quantise_codes_are_the_nearest)
 {
     static const size_t shapes[][2] = {{1, 16}, {3, 32}, {16, 48}, {17, 304}, {64, 64}, {65, 80}, {130, 272}, {80, 1040}};
     static const double spread[] = {1, 1e-8, 3e4, 1e-36};
@@ -98,7 +98,7 @@ static void codes_are_the_nearest(struct harness *h)
 }
 
 /* Halves between codes, all codes themselves, zeros of both signs, and what is less than the least code. */
-static void codes_round_to_even(struct harness *h)
+DEVICE_TEST(quantise_codes_round_to_even)
 {
     enum { N = 512 };
     double v[N];
@@ -112,7 +112,7 @@ static void codes_round_to_even(struct harness *h)
     quantise(h, buf_values(h, h->dtype, N, v), v, 16, N / 16);
 }
 
-static void special_values(struct harness *h)
+DEVICE_TEST(quantise_special_values)
 {
     static const double last[] = {INFINITY, -INFINITY, NAN, 0, 449, 1e38, 0x1p-126, 448};
     for (size_t i = 0; i < MT_ARRAY_LEN(last); i++) {
@@ -168,7 +168,7 @@ static void product(struct harness *h, const struct product *s)
     expect_close(h, "D", buf_get(h, d), want, s->m * s->n, s->f32 ? 2e-6 : 3e-3);
 }
 
-static void products_of_codes(struct harness *h)
+DEVICE_TEST(gemm_products_of_codes)
 {
     static const struct product shapes[] = {
         {1, 16, 16, false, false, false}, {7, 32, 48, true, false, false},   {33, 16, 1040, true, true, false},
@@ -179,7 +179,7 @@ static void products_of_codes(struct harness *h)
         product(h, &shapes[i]);
 }
 
-static void bad_arguments_are_rejected(struct harness *h)
+DEVICE_TEST(gemm_bad_codes_are_rejected)
 {
     struct dbuf *x = buf_nan(h, MT_F32, 1024);
     uint8_t *codes = x->p;
@@ -202,12 +202,3 @@ static void bad_arguments_are_rejected(struct harness *h)
     q.codes = NULL;
     expect_rejected(h, "no codes", mt_op_quantise(h->dev, &q, NULL));
 }
-
-const struct device_test quantise_tests[] = {
-    {"quantise_codes_are_the_nearest", codes_are_the_nearest},
-    {"quantise_codes_round_to_even", codes_round_to_even},
-    {"quantise_special_values", special_values},
-    {"gemm_products_of_codes", products_of_codes},
-    {"gemm_bad_codes_are_rejected", bad_arguments_are_rejected},
-    {NULL, NULL},
-};

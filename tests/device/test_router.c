@@ -189,7 +189,7 @@ static const struct mt_router_rule deepseek2 = {.score = MT_SCORE_SOFTMAX, .n_gr
 static const struct mt_router_rule ernie = {.score = MT_SCORE_SOFTMAX, .renorm = MT_RENORM_MAX, .eps = 1e-12f,
                                             .scale = 1, .round_weights = true};
 
-static void routers_choose_and_weigh(struct harness *h)
+DEVICE_TEST(routers_choose_and_weigh)
 {
     struct mt_router_rule floor = ernie, all_steps = {.score = MT_SCORE_SOFTMAX, .softmax_chosen = true,
                                                       .renorm = MT_RENORM_SUM, .eps = 0.5f, .scale = 3},
@@ -221,7 +221,7 @@ static void routers_choose_and_weigh(struct harness *h)
 }
 
 /* Experts 0 and 3, 1 and 4, .. get the same logit, in every row another. */
-static void equal_experts_go_by_index(struct harness *h)
+DEVICE_TEST(equal_experts_go_by_index)
 {
     enum { N = 6, E = 70, K = 5 };
     double *x = scratch(h, N * E), *want = scratch(h, N * K);
@@ -250,7 +250,7 @@ static void equal_experts_go_by_index(struct harness *h)
 }
 
 /* A row that is not finite says so in its weights, and harms no other. */
-static void rows_that_are_not_finite_say_so(struct harness *h)
+DEVICE_TEST(rows_that_are_not_finite_say_so)
 {
     enum { N = 7, E = 37, K = 3 };
     static const double odd[N] = {0, NAN, 0, INFINITY, -INFINITY, 0, 0};
@@ -303,7 +303,7 @@ static void stats_case(struct harness *h, size_t n, size_t e)
     expect_close(h, "sums of probabilities", buf_get(h, bs), sum, e, 1e-6);
 }
 
-static void probabilities_add_up(struct harness *h)
+DEVICE_TEST(probabilities_add_up)
 {
     stats_case(h, 1, 5);
     stats_case(h, 131, 12);
@@ -376,7 +376,7 @@ static void lists_case(struct harness *h, const struct lists *c)
     expect_close(h, "places", buf_get_ints(h, bp), places, n * k, 0);
 }
 
-static void lists_hold_each_entry_once(struct harness *h)
+DEVICE_TEST(lists_hold_each_entry_once)
 {
     lists_case(h, &(struct lists){.n = 1, .e = 5, .k = 2, .only = 5});
     lists_case(h, &(struct lists){.n = 300, .e = 12, .k = 3, .only = 12, .skip = 7, .spoil = 5, .bucket = 32});
@@ -389,7 +389,7 @@ static void lists_hold_each_entry_once(struct harness *h)
     lists_case(h, &(struct lists){.n = 20, .e = MT_MAX_EXPERTS, .k = 10, .only = MT_MAX_EXPERTS});
 }
 
-static void routers_refuse_bad_rules(struct harness *h)
+DEVICE_TEST(routers_refuse_bad_rules)
 {
     enum { E = 12, K = 3 };
     double *x;
@@ -413,13 +413,3 @@ static void routers_refuse_bad_rules(struct harness *h)
     a.n_padded = 0;
     expect_rejected(h, "fewer rows with padding than without", mt_op_router(h->dev, &a, NULL));
 }
-
-const struct device_test router_tests[] = {
-    {"routers_choose_and_weigh", routers_choose_and_weigh},
-    {"equal_experts_go_by_index", equal_experts_go_by_index},
-    {"rows_that_are_not_finite_say_so", rows_that_are_not_finite_say_so},
-    {"routers_refuse_bad_rules", routers_refuse_bad_rules},
-    {"probabilities_add_up", probabilities_add_up},
-    {"lists_hold_each_entry_once", lists_hold_each_entry_once},
-    {NULL, NULL},
-};

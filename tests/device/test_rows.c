@@ -26,7 +26,7 @@ static void embedding_case(struct harness *h, size_t c)
     expect_close(h, "scaled", buf_get(h, out), want, N * c, tolerance(h, 1e-7, 3e-3));
 }
 
-static void embedding_copies_rows(struct harness *h)
+DEVICE_TEST(embedding_copies_rows)
 {
     embedding_case(h, 72);
     embedding_case(h, 5);
@@ -66,7 +66,7 @@ static void embedding_gradient_case(struct harness *h, int C, float scale)
     expect_close(h, "dtable", buf_get(h, dt), want, (size_t)(V * C), 1e-6);
 }
 
-static void embedding_gradient_adds_rows_by_token(struct harness *h)
+DEVICE_TEST(embedding_gradient_adds_rows_by_token)
 {
     embedding_gradient_case(h, 264, 1);
     embedding_gradient_case(h, 33, 2.5f);
@@ -85,7 +85,7 @@ static void rows_case(struct harness *h, const int32_t *rows, size_t k, size_t n
     expect_close(h, "scattered", buf_get(h, back), want, n * c, 0);
 }
 
-static void gather_and_scatter_are_inverse(struct harness *h)
+DEVICE_TEST(gather_and_scatter_are_inverse)
 {
     static const int32_t some[] = {0, 3, 4, 17, 30, 48, 49}, last[] = {49};
     int32_t all[50], most[48];
@@ -129,7 +129,7 @@ static void add_and_cast_case(struct harness *h, size_t n)
     expect_close(h, "scaled in place", buf_get(h, y), want, n, tolerance(h, 1e-7, 3e-3));
 }
 
-static void add_and_cast(struct harness *h)
+DEVICE_TEST(add_and_cast)
 {
     add_and_cast_case(h, 70001);
     add_and_cast_case(h, 8192);
@@ -154,7 +154,7 @@ static void gradient_cast_case(struct harness *h, size_t n)
     expect_close(h, "partial sums", buf_get(h, part), sums, blocks, 1e-6);
 }
 
-static void gradient_cast_sums_what_it_cast(struct harness *h)
+DEVICE_TEST(gradient_cast_sums_what_it_cast)
 {
     gradient_cast_case(h, 2 * MT_SUMSQ_BLOCK + 1001);
     for (size_t part = 0; part < 4; part++)
@@ -162,7 +162,7 @@ static void gradient_cast_sums_what_it_cast(struct harness *h)
 }
 
 /* Source and destination only aligned to elements: the same bits. */
-static void gradient_cast_does_not_depend_on_place(struct harness *h)
+DEVICE_TEST(gradient_cast_does_not_depend_on_place)
 {
     enum { N = MT_SUMSQ_BLOCK + 77 };
     double *g, *first = NULL;
@@ -189,7 +189,7 @@ static void gradient_cast_does_not_depend_on_place(struct harness *h)
     }
 }
 
-static void gradient_overflow_is_not_finite(struct harness *h)
+DEVICE_TEST(gradient_overflow_is_not_finite)
 {
     enum { N = 64 };
     struct dbuf *src = buf_random(h, MT_F32, N, 3e30, NULL), *dst = buf_nan(h, h->dtype, N);
@@ -199,7 +199,7 @@ static void gradient_overflow_is_not_finite(struct harness *h)
         expect_rejected(h, "an overflowing sum of squares", 0);
 }
 
-static void join_restores_masters(struct harness *h)
+DEVICE_TEST(join_restores_masters)
 {
     enum { N = 2 * MT_JOIN_BLOCK };
     static float master[N];
@@ -235,7 +235,7 @@ static void join_restores_masters(struct harness *h)
     expect_close(h, "masters and what is bf16 alone", buf_get(h, buf), want, N, 0);
 }
 
-static void copies_within_the_device(struct harness *h)
+DEVICE_TEST(copies_within_the_device)
 {
     enum { N = 3001, ROWS = 7, WIDTH = 11, FROM = 13, TO = 17 };
     size_t size = mt_dtype_size(h->dtype);
@@ -252,24 +252,10 @@ static void copies_within_the_device(struct harness *h)
     expect_close(h, "rows", buf_get(h, rows), want, ROWS * TO, 0);
 }
 
-static void zero_clears_all_and_no_more(struct harness *h)
+DEVICE_TEST(zero_clears_all_and_no_more)
 {
     enum { N = 300001 };
     struct dbuf *b = buf_nan(h, h->dtype, N);
     RUN(h, mt_op_zero, &(struct mt_zero){b->p, N * mt_dtype_size(h->dtype)});
     expect_close(h, "zeros", buf_get(h, b), scratch(h, N), N, 0);
 }
-
-const struct device_test row_tests[] = {
-    {"embedding_copies_rows", embedding_copies_rows},
-    {"embedding_gradient_adds_rows_by_token", embedding_gradient_adds_rows_by_token},
-    {"gather_and_scatter_are_inverse", gather_and_scatter_are_inverse},
-    {"add_and_cast", add_and_cast},
-    {"gradient_cast_sums_what_it_cast", gradient_cast_sums_what_it_cast},
-    {"gradient_cast_does_not_depend_on_place", gradient_cast_does_not_depend_on_place},
-    {"gradient_overflow_is_not_finite", gradient_overflow_is_not_finite},
-    {"join_restores_masters", join_restores_masters},
-    {"copies_within_the_device", copies_within_the_device},
-    {"zero_clears_all_and_no_more", zero_clears_all_and_no_more},
-    {NULL, NULL},
-};
