@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The emulation itself: what a kernel, a stream, an event, a copy and a matrix product do in CUDA. */
-#include <csetjmp>
-#include <cstdarg>
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <ctime>
 #include <vector>
 
 extern "C" {
-#include <cmocka.h>
+#include "test.h"
 }
 #include <cublasLt.h>
 #include <cuda_emu_launch.h>
@@ -63,7 +59,7 @@ __global__ static void count_visits(unsigned *visits)
     visits[block * blockDim.x * blockDim.y * blockDim.z + thread] += 1 + block;
 }
 
-static void every_thread_of_every_block_runs_once(void **)
+TEST(every_thread_of_every_block_runs_once)
 {
     const unsigned threads = 3 * 5 * 2, blocks = 4 * 3 * 2;
     unsigned *d = put(std::vector<unsigned>(threads * blocks, 0));
@@ -89,7 +85,7 @@ __global__ static void prefix_sums(const int *in, int *out)
     out[base + i] = sums[i];
 }
 
-static void barriers_separate_what_is_before_and_behind(void **)
+TEST(barriers_separate_what_is_before_and_behind)
 {
     const unsigned sizes[] = {1, 33, 256, 1024};
     for (unsigned n : sizes) {
@@ -124,7 +120,7 @@ __global__ static void exchange(int *out, int rounds)
     out[blockIdx.x * blockDim.x + threadIdx.x] = bad;
 }
 
-static void shared_memory_belongs_to_a_block(void **)
+TEST(shared_memory_belongs_to_a_block)
 {
     int *out = make_device<int>(50 * 64);
     assert_int_equal(MT_LAUNCH(exchange, 50, 64, 64 * sizeof(int), nullptr, out, 5), cudaSuccess);
@@ -205,7 +201,7 @@ template <class T> static void check_collectives()
     cudaFree(out);
 }
 
-static void collectives_follow_the_definition(void **)
+TEST(collectives_follow_the_definition)
 {
     check_collectives<int>();
     check_collectives<unsigned long long>();
@@ -227,7 +223,7 @@ __global__ static void halves(int *out)
     out[lane] = v + __shfl_sync(0xffffffffu, v, 31);
 }
 
-static void halves_of_a_warp_go_their_own_way(void **)
+TEST(halves_of_a_warp_go_their_own_way)
 {
     int *out = make_device<int>(32);
     assert_int_equal(MT_LAUNCH(halves, 1, 32, 0, nullptr, out), cudaSuccess);
@@ -237,7 +233,7 @@ static void halves_of_a_warp_go_their_own_way(void **)
     cudaFree(out);
 }
 
-static void impossible_launches_are_refused(void **)
+TEST(impossible_launches_are_refused)
 {
     float *p = make_device<float>(1);
     const size_t big = 100 << 10;
@@ -281,7 +277,7 @@ __global__ static void copy_value(const int *from, int *to)
     *to = *from;
 }
 
-static void a_stream_waits_for_the_record_that_was_newest(void **)
+TEST(a_stream_waits_for_the_record_that_was_newest)
 {
     cudaStream_t s1 = make_stream(), s2 = make_stream();
     cudaEvent_t ev;
@@ -317,7 +313,7 @@ static void a_stream_waits_for_the_record_that_was_newest(void **)
     cudaFree(seen);
 }
 
-static void the_null_stream_and_blocking_streams_wait_for_each_other(void **)
+TEST(the_null_stream_and_blocking_streams_wait_for_each_other)
 {
     cudaStream_t blocking, apart = make_stream();
     gate held, held_apart;
@@ -339,7 +335,7 @@ static void the_null_stream_and_blocking_streams_wait_for_each_other(void **)
     cudaFree(p);
 }
 
-static void a_launch_reports_what_was_left_on_its_thread(void **)
+TEST(a_launch_reports_what_was_left_on_its_thread)
 {
     cudaStream_t s = make_stream();
     int *p = put(std::vector<int>{0});
@@ -356,7 +352,7 @@ static void a_launch_reports_what_was_left_on_its_thread(void **)
     cudaFree(p);
 }
 
-static void events_measure_time(void **)
+TEST(events_measure_time)
 {
     cudaStream_t s = make_stream();
     cudaEvent_t from, to, untimed;
@@ -390,7 +386,7 @@ static void call_cuda(void *result)
     *static_cast<cudaError_t *>(result) = cudaDeviceSynchronize();
 }
 
-static void host_functions_may_not_call_cuda(void **)
+TEST(host_functions_may_not_call_cuda)
 {
     cudaStream_t s = make_stream();
     cudaError_t result = cudaSuccess;
@@ -402,7 +398,7 @@ static void host_functions_may_not_call_cuda(void **)
 
 /* --- memory and copies ---------------------------------------------------------------------- */
 
-static void device_memory_is_bounded_and_begins_as_nan(void **)
+TEST(device_memory_is_bounded_and_begins_as_nan)
 {
     size_t free0, free1, total;
     float *p = make_device<float>(1000), *q = nullptr;
@@ -422,7 +418,7 @@ static void device_memory_is_bounded_and_begins_as_nan(void **)
     cudaGetLastError();
 }
 
-static void copies_of_two_dimensions_leave_the_gaps_alone(void **)
+TEST(copies_of_two_dimensions_leave_the_gaps_alone)
 {
     const size_t rows = 7, width = 24, host_pitch = 40, device_pitch = 32;
     cudaStream_t s = make_stream();
@@ -457,7 +453,7 @@ static void copies_of_two_dimensions_leave_the_gaps_alone(void **)
     cudaStreamDestroy(s);
 }
 
-static void pageable_sources_are_read_at_once_and_pinned_ones_later(void **)
+TEST(pageable_sources_are_read_at_once_and_pinned_ones_later)
 {
     cudaStream_t s = make_stream();
     int *d = make_device<int>(2), *pinned = make_pinned<int>(1);
@@ -483,7 +479,7 @@ static void pageable_sources_are_read_at_once_and_pinned_ones_later(void **)
     cudaStreamDestroy(s);
 }
 
-static void host_memory_is_registered_wholly_or_not_at_all(void **)
+TEST(host_memory_is_registered_wholly_or_not_at_all)
 {
     std::vector<char> host(4096);
     char *d = make_device<char>(4096);
@@ -621,7 +617,7 @@ static void check_product(cublasLtHandle_t lt, const product &p)
         cudaFree(q);
 }
 
-static void products_match_a_loop(void **)
+TEST(products_match_a_loop)
 {
     cublasLtHandle_t lt;
     assert_int_equal(cublasLtCreate(&lt), 0);
@@ -638,7 +634,7 @@ static void products_match_a_loop(void **)
     cublasLtDestroy(lt);
 }
 
-static void unknown_kinds_of_products_are_not_supported(void **)
+TEST(unknown_kinds_of_products_are_not_supported)
 {
     cublasLtHandle_t lt;
     cublasLtMatmulDesc_t desc;
@@ -673,9 +669,8 @@ static void unknown_kinds_of_products_are_not_supported(void **)
 }
 
 /* Other tests have one device: the second is used only if MT_EMU_DEVICES says that there is one. */
-static void what_is_of_a_device_stays_with_it(void **state)
+TEST(what_is_of_a_device_stays_with_it)
 {
-    (void)state;
     int n = 0;
     float ms;
     cudaDeviceProp prop;
@@ -734,25 +729,5 @@ static void what_is_of_a_device_stays_with_it(void **state)
 int main()
 {
     setenv("MT_EMU_MEMORY", "64M", 1);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_thread_of_every_block_runs_once),
-        cmocka_unit_test(barriers_separate_what_is_before_and_behind),
-        cmocka_unit_test(shared_memory_belongs_to_a_block),
-        cmocka_unit_test(collectives_follow_the_definition),
-        cmocka_unit_test(halves_of_a_warp_go_their_own_way),
-        cmocka_unit_test(impossible_launches_are_refused),
-        cmocka_unit_test(a_stream_waits_for_the_record_that_was_newest),
-        cmocka_unit_test(the_null_stream_and_blocking_streams_wait_for_each_other),
-        cmocka_unit_test(a_launch_reports_what_was_left_on_its_thread),
-        cmocka_unit_test(events_measure_time),
-        cmocka_unit_test(host_functions_may_not_call_cuda),
-        cmocka_unit_test(device_memory_is_bounded_and_begins_as_nan),
-        cmocka_unit_test(copies_of_two_dimensions_leave_the_gaps_alone),
-        cmocka_unit_test(pageable_sources_are_read_at_once_and_pinned_ones_later),
-        cmocka_unit_test(host_memory_is_registered_wholly_or_not_at_all),
-        cmocka_unit_test(products_match_a_loop),
-        cmocka_unit_test(unknown_kinds_of_products_are_not_supported),
-        cmocka_unit_test(what_is_of_a_device_stays_with_it),
-    };
-    return cmocka_run_group_tests(tests, nullptr, nullptr);
+    return test_run();
 }
