@@ -149,9 +149,8 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
 /* Some rows of one expert. */
 struct tile {
     const struct mt_part_run *run;
-    const struct mt_param *p;  /* [MT_EXPERT_MAX_PARAMS], with offsets in the unit */
-    const void *w;             /* the unit's element w_first: the unit's buffer, or scratch with this expert alone */
-    size_t w_first;
+    struct mt_param p[MT_EXPERT_MAX_PARAMS]; /* with offsets in w and grad */
+    const void *w;                     /* the unit's buffer, or scratch with this expert alone */
     struct mt_routing routing;
     struct scratch s;                  /* from this tile's rows on */
     size_t piece;                      /* of the sides': the expert */
@@ -160,23 +159,9 @@ struct tile {
     const int32_t *list;
     bool first;                        /* of its expert: overwrites the gradients */
     float *grad;                       /* where its gradients go: s.of[side], or the unit's; NULL: it has none */
-    size_t at[MT_EXPERT_MAX_PARAMS];   /* in grad */
     size_t adapters_at;                /* in grad, of its adapters */
     struct span adapters;
 };
-
-/* A parameter with its offset from t->w. */
-static struct mt_param param_of(const struct tile *t, int role)
-{
-    struct mt_param p = t->p[role];
-    p.at -= p.n ? t->w_first : 0;
-    return p;
-}
-
-static const void *param(const struct tile *t, int role)
-{
-    return t->p[role].n ? mt_elem(t->run->m, t->w, param_of(t, role).at) : NULL;
-}
 
 static int gather(const struct tile *t, const void *from, const float *weights, void *to, struct mt_err *err)
 {
@@ -209,7 +194,7 @@ static int open_tile(const struct tile *t, struct mt_err *err)
     mt_model *m = t->run->m;
     int rc = gather(t, mt_value(t->run, MT_ROLE_ROWS), NULL, t->s.x, err);
     return rc ? rc : mt_linear(m, t->n_padded, row_of(m), inner_of(&m->layout->cfg), t->s.x, t->w,
-                               param_of(t, MT_EXPERT_GATE_UP), param_of(t, MT_EXPERT_GATE_UP_BIAS), NULL, t->s.gate_up,
+                               t->p[MT_EXPERT_GATE_UP], t->p[MT_EXPERT_GATE_UP_BIAS], NULL, t->s.gate_up,
                                err);
 }
 
@@ -228,49 +213,32 @@ static int forward_tile(const struct tile *t, struct mt_err *err)
     size_t width = (size_t)m->layout->cfg.moe.width;
     return open_tile(t, err)
         ?: activate(t, err)
-        ?: mt_linear(m, t->n_padded, width, row_of(m), t->s.act, t->w, param_of(t, MT_EXPERT_DOWN),
-                     param_of(t, MT_EXPERT_DOWN_BIAS), NULL, t->s.out, err);
+        ?: mt_linear(m, t->n_padded, width, row_of(m), t->s.act, t->w, t->p[MT_EXPERT_DOWN],
+                     t->p[MT_EXPERT_DOWN_BIAS], NULL, t->s.out, err);
 }
 
-/* dW = dy^T x; the second tile and later ones add to it. */
-static int weight_gradient(const struct tile *t, int role, size_t out, size_t in, const void *dy, const void *x,
-                           struct mt_err *err)
+/* dW = dy^T x; the second tile and later ones add to it. Its adapters come later. */
+static int weight_gradient(const struct tile *t, const struct mt_linear_bwd *of, struct mt_err *err)
 {
-    mt_model *m = t->run->m;
-    float *dw = t->grad ? t->grad + t->at[role] : NULL;
-    if (!t->p[role].trainable || !dw)
-        return 0;
-    const struct mt_linear_shape shape = {t->n_padded, in, out, m->dt, MT_F32};
-    struct mt_gemm g = mt_gemm_weight_grad(&shape, dy, x, dw, !t->first);
-    return mt_product(m, &g, err);
+    struct mt_linear_bwd own = *of;
+    own.p.adapter = NULL;
+    return t->grad ? mt_linear_weight_grad(t->run->m, &own, err) : 0;
 }
 
 /* db = column sums of dy: rows of padding are zero. */
 static int bias_gradient(const struct tile *t, int role, const void *dy, struct mt_err *err)
 {
-    const mt_model *m = t->run->m;
+    mt_model *m = t->run->m;
     size_t n = t->p[role].n;
-    float *db = t->grad ? t->grad + t->at[role] : NULL;
-    if (!n || !t->p[role].trainable || !db)
-        return 0;
-    int rc = t->first ? mt_op_zero(m->dev, &(struct mt_zero){db, n * sizeof(*db)}, err) : 0;
-    return rc ? rc : mt_op_bias_bwd(m->dev,
-                                    &(struct mt_bias_bwd){
-                                        .n = t->n_padded,
-                                        .c = n,
-                                        .ld = n,
-                                        .dtype = m->dt,
-                                        .dy = dy,
-                                        .db = db,
-                                        .workspace = m->own.workspace,
-                                    },
-                                    err);
+    float *db = t->grad ? mt_grad_of(t->grad, t->p[role]) : NULL;
+    int rc = db && t->first ? mt_op_zero(m->dev, &(struct mt_zero){db, n * sizeof(*db)}, err) : 0;
+    return rc ?: mt_column_sums(m, t->n_padded, n, m->dt, dy, db, err);
 }
 
 /* For the adapters of a linear layer of the expert, after its input's gradient. Down: x is weighted, not dy. */
-static int adapter_gradient(const struct tile *t, const struct mt_linear_bwd *of, const void *x, struct mt_err *err)
+static int adapter_gradient(const struct tile *t, const struct mt_linear_bwd *of, struct mt_err *err)
 {
-    struct mt_adapter_run run = {.adapter = of->p.adapter, .n = t->n_padded, .ld = of->out, .x = x, .w = of->w,
+    struct mt_adapter_run run = {.adapter = of->p.adapter, .n = t->n_padded, .ld = of->out, .x = of->x, .w = of->w,
                                  .dy = of->dy, .g = t->grad ? t->grad + t->adapters_at : NULL,
                                  .g_first = t->adapters.first};
     return t->grad ? mt_adapter_weight_grad(t->run->m, &run, err) : 0;
@@ -280,7 +248,8 @@ static int gated_backward(const struct tile *t, struct mt_err *err)
 {
     const mt_model *m = t->run->m;
     const struct mt_moe *moe = &m->layout->cfg.moe;
-    const void *bias = param(t, MT_EXPERT_DOWN_BIAS);
+    const struct mt_param *b = &t->p[MT_EXPERT_DOWN_BIAS];
+    const void *bias = b->n ? mt_elem(m, t->w, b->at) : NULL;
     return mt_op_expert_glu_bwd(m->dev,
                                 &(struct mt_expert_glu_bwd){
                                     .n = t->n,
@@ -310,40 +279,44 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
 {
     mt_model *m = t->run->m;
     size_t width = (size_t)m->layout->cfg.moe.width, hidden = row_of(m), inner = inner_of(&m->layout->cfg);
-    struct mt_linear_bwd down = {.n = t->n_padded, .in = width, .out = hidden, .w = t->w, .dy = t->s.d_o,
-                                 .p = param_of(t, MT_EXPERT_DOWN), .dx = t->s.act};
-    struct mt_linear_bwd gate_up = {.n = t->n_padded, .in = hidden, .out = inner, .w = t->w,
-                                    .dy = t->s.gate_up, .p = param_of(t, MT_EXPERT_GATE_UP), .dx = t->s.out};
+    struct mt_linear_bwd down = {.n = t->n_padded, .in = width, .out = hidden, .x = t->s.act, .w = t->w,
+                                 .dy = t->s.d_o, .p = t->p[MT_EXPERT_DOWN], .g = t->grad, .first = t->first,
+                                 .dx = t->s.act};
+    struct mt_linear_bwd gate_up = {.n = t->n_padded, .in = hidden, .out = inner, .x = t->s.x, .w = t->w,
+                                    .dy = t->s.gate_up, .p = t->p[MT_EXPERT_GATE_UP], .g = t->grad,
+                                    .first = t->first, .dx = t->s.out};
     const struct mt_param *bias = &t->p[MT_EXPERT_DOWN_BIAS];
     bool weighted = bias->n && bias->trainable && t->grad;
     int rc = open_tile(t, err)
           ?: gather(t, mt_value(t->run, MT_ROLE_DY), NULL, t->s.d_o, err)
           ?: mt_linear_input_grad(m, &down, err)
           ?: gated_backward(t, err)
-          ?: weight_gradient(t, MT_EXPERT_DOWN, hidden, width, t->s.d_o, t->s.act, err)
-          ?: adapter_gradient(t, &down, t->s.act, err);
+          ?: weight_gradient(t, &down, err)
+          ?: adapter_gradient(t, &down, err);
     if (!rc && weighted)
-        rc = gather(t, mt_value(t->run, MT_ROLE_DY), t->routing.weights, t->s.out, err);
-    if (!rc && weighted)
-        rc = bias_gradient(t, MT_EXPERT_DOWN_BIAS, t->s.out, err);
-    return rc ?: weight_gradient(t, MT_EXPERT_GATE_UP, inner, hidden, t->s.gate_up, t->s.x, err)
+        rc = gather(t, mt_value(t->run, MT_ROLE_DY), t->routing.weights, t->s.out, err)
+          ?: bias_gradient(t, MT_EXPERT_DOWN_BIAS, t->s.out, err);
+    return rc ?: weight_gradient(t, &gate_up, err)
               ?: bias_gradient(t, MT_EXPERT_GATE_UP_BIAS, t->s.gate_up, err)
               ?: mt_linear_input_grad(m, &gate_up, err)
-              ?: adapter_gradient(t, &gate_up, t->s.x, err);
+              ?: adapter_gradient(t, &gate_up, err);
 }
 
 static struct tile begin_expert(const struct mt_part_run *r, int expert, int side)
 {
-    struct tile t = {.run = r, .piece = (size_t)expert, .side = MT_MAX(side - 1, 0), .p = r->part->expert[expert],
-                     .w = r->w};
+    struct tile t = {.run = r, .piece = (size_t)expert, .side = MT_MAX(side - 1, 0), .w = r->w};
+    const struct mt_param *p = r->part->expert[expert];
+    size_t at[MT_EXPERT_MAX_PARAMS];
     mt_model *m = r->m;
     mt_routing_layout(&t.routing, &m->layout->cfg.moe, mt_model_group_rows(&m->p), mt_value(r, MT_ROLE_ROUTING));
-    t.adapters = adapters_of(t.p);
-    t.adapters_at = lay_out_gradient(t.at, t.p);
+    t.adapters = adapters_of(p);
+    t.adapters_at = lay_out_gradient(at, p);
     lay_out_scratch(&t.s, &m->p, m->dev, gradient_elems(m->layout), m->n_sides, r->scratch);
     t.grad = r->g ? r->g : mt_value(r, MT_ROLE_CAST) ? t.s.of[t.side].grad : NULL;
-    for (int i = 0; r->g && i < MT_EXPERT_MAX_PARAMS; i++)
-        t.at[i] = t.p[i].grad;
+    for (int i = 0; i < MT_EXPERT_MAX_PARAMS; i++) {
+        t.p[i] = p[i];
+        t.p[i].grad = r->g ? p[i].grad : at[i];
+    }
     t.adapters_at = r->g ? t.adapters.first : t.adapters_at;
     return t;
 }
@@ -355,7 +328,9 @@ static int open_codes(struct tile *t, int expert, struct mt_err *err)
     if (!mt_unit_keeps_codes(m->layout, t->run->of->unit, m->dt))
         return 0;
     t->w = t->s.of[t->side].w;
-    t->w_first = t->p[MT_EXPERT_GATE_UP].at;
+    const size_t first = t->p[MT_EXPERT_GATE_UP].at;
+    for (int i = 0; i < MT_EXPERT_MAX_PARAMS; i++)
+        t->p[i].at -= t->p[i].n ? first : 0;
     return mt_expert_decode(m->layout, t->run->of->unit, expert, t->run->w, t->s.of[t->side].w, m->dev, err);
 }
 
@@ -471,13 +446,14 @@ static int cast_gradients(const struct tile *t, int expert, struct mt_err *err)
 {
     mt_model *m = t->run->m;
     const struct mt_unit *u = &m->layout->units[t->run->of->unit];
+    const struct mt_param *own = t->run->part->expert[t->piece];
     int rc = 0;
     for (size_t k = u->first_tensor; k < u->first_tensor + u->n_tensors && !rc; k++) {
         const struct mt_tensor *ten = &m->layout->tensors[k];
         if (ten->expert != expert || !ten->trainable)
             continue;
         float *src = t->grad + (ten->adapter ? t->adapters_at + (ten->grad - t->adapters.first)
-                                                     : t->at[ten->param - t->p] + (ten->grad - ten->param->grad));
+                                             : t->p[ten->param - own].grad + (ten->grad - ten->param->grad));
         const struct mt_model_direct to = {src, t->run->w, mt_value(t->run, MT_ROLE_MOMENTS), t->run->of->cast_dtype};
         rc = mt_model_direct_tensor(m, k, &to, err)
           ?: mt_model_cast_tensor(m, k, src, mt_value(t->run, MT_ROLE_CAST), t->run->of->cast_dtype, err);

@@ -62,6 +62,13 @@ bool mt_linear_is_trained(const struct mt_linear_bwd *a)
     return mt_grad_of(a->g, a->p) || a->p.adapter;
 }
 
+int mt_column_sums(mt_model *m, size_t n, size_t c, enum mt_dtype dtype, const void *dy, float *db, struct mt_err *err)
+{
+    struct mt_bias_bwd a = {.n = n, .c = c, .ld = c, .dtype = dtype, .dy = dy, .db = db,
+                            .workspace = m->own.workspace};
+    return db ? mt_op_bias_bwd(m->dev, &a, err) : 0;
+}
+
 int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
 {
     enum mt_dtype dtype = a->f32 ? MT_F32 : m->dt;
@@ -71,18 +78,7 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
     const struct mt_gemm product = mt_gemm_weight_grad(&shape, a->dy, a->x, dw, !a->first);
     if (dw)
         rc = a->whole ? mt_op_gemm(m->dev, &product, err) : mt_product(m, &product, err);
-    if (!rc && db)
-        rc = mt_op_bias_bwd(m->dev,
-                            &(struct mt_bias_bwd){
-                                .n = a->n,
-                                .c = a->out,
-                                .ld = a->out,
-                                .dtype = dtype,
-                                .dy = a->dy,
-                                .db = db,
-                                .workspace = m->own.workspace,
-                            },
-                            err);
+    rc = rc ?: mt_column_sums(m, a->n, a->out, dtype, a->dy, db, err);
     struct mt_adapter_run run = adapter_run(m, a);
     if (!rc && has_dora(m, a->p)) {
         struct mt_dora_run dora = dora_run(a);

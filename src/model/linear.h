@@ -40,6 +40,9 @@ struct mt_linear_add {
 int mt_linear_add(mt_model *m, const struct mt_linear_add *a, float *sum, struct mt_err *err);
 int mt_linear_add_backward(mt_model *m, const struct mt_linear_bwd *a, float *sum, struct mt_err *err);
 
+/** db += column sums of dy [n, c], of that dtype; db NULL: does nothing. */
+int mt_column_sums(mt_model *m, size_t n, size_t c, enum mt_dtype dtype, const void *dy, float *db, struct mt_err *err);
+
 /** Does backward of the layer need x? */
 bool mt_linear_is_trained(const struct mt_linear_bwd *a);
 
