@@ -23,6 +23,21 @@ int mt_check_fault(struct mt_checker *c, size_t i, int other, const char *what)
     return mt_fail(c->err, MT_ERR_RUNTIME, -EPROTO, "step program: %s: {%s} against {%s}", what, a, b);
 }
 
+int mt_check_that(struct mt_checker *c, size_t i, bool so, int other, const char *what)
+{
+    return so ? 0 : mt_check_fault(c, i, other, what);
+}
+
+int mt_check_after(struct mt_checker *c, size_t i, int before, const char *what)
+{
+    return mt_check_that(c, i, mt_check_ordered(c, before, i), before, what);
+}
+
+int mt_check_none(struct mt_checker *c, size_t i, int other, const char *what)
+{
+    return mt_check_that(c, i, other == NONE, other, what);
+}
+
 static int32_t *clock_of(const struct mt_checker *c, size_t i)
 {
     return c->clock + i * (size_t)c->n_queues;
@@ -93,19 +108,16 @@ int mt_check_write_place(struct mt_checker *c, size_t i, struct mt_check_place *
 
 static int check_read(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
 {
-    if (at->object != object)
-        return mt_check_fault(c, i, at->writer, "reads a buffer that holds something else");
-    if (at->version != c->latest[object])
-        return mt_check_fault(c, i, at->writer, "reads an old version");
-    if (at->loaded)
-        return mt_check_fault(c, i, at->writer, "reads weights of which a part was not loaded");
-    return mt_check_read_place(c, i, at, "reads before the content is complete");
+    return mt_check_that(c, i, at->object == object, at->writer, "reads a buffer that holds something else")
+        ?: mt_check_that(c, i, at->version == c->objects[object].latest, at->writer, "reads an old version")
+        ?: mt_check_that(c, i, !at->loaded, at->writer, "reads weights of which a part was not loaded")
+        ?: mt_check_read_place(c, i, at, "reads before the content is complete");
 }
 
 /* The instruction that ends the update of the unit's first n elements, or NONE. */
 static int update_of(const struct mt_checker *c, int unit, size_t n)
 {
-    int at = c->updated[unit];
+    int at = c->units[unit].updated;
     for (int i = at; i >= 0; i--) {
         const struct mt_instr *in = &c->p->instrs[i];
         if (in->op == MT_OP_UPDATE && in->unit == unit && in->first + in->elems >= n)
@@ -118,118 +130,100 @@ static int update_of(const struct mt_checker *c, int unit, size_t n)
 static int check_part(struct mt_checker *c, size_t i, const struct mt_check_place *at, int object)
 {
     const struct mt_instr *in = &c->p->instrs[i];
-    int update = in->elems ? update_of(c, in->unit, in->first + in->elems) : c->updated[in->unit];
-    if (in->elems && in->first != (at->object == object ? at->loaded : 0))
-        return mt_check_fault(c, i, at->writer, "loads a part of weights that does not follow the one before");
-    if (!mt_check_ordered(c, update, i))
-        return mt_check_fault(c, i, update, "loads weights before their update");
-    return 0;
+    int update = in->elems ? update_of(c, in->unit, in->first + in->elems) : c->units[in->unit].updated;
+    bool follows = in->first == (at->object == object ? at->loaded : 0);
+    return mt_check_that(c, i, !in->elems || follows, at->writer, "loads a part of weights that does not follow the one before")
+        ?: mt_check_after(c, i, update, "loads weights before their update");
 }
 
 static size_t n_updated(const struct mt_checker *c, int unit)
 {
-    int at = c->updated[unit];
+    int at = c->units[unit].updated;
     return at == NONE ? 0 : c->p->instrs[at].first + c->p->instrs[at].elems;
 }
 
 static int check_load(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
 {
     const struct mt_object *o = &c->p->objects[object];
+    const struct mt_instr *in = &c->p->instrs[i];
+    const struct mt_check_unit *unit = &c->units[o->unit];
     struct mt_check_place *home = &c->homes[object];
-    if (mt_object_is_of_planes(o) && c->own[o->unit] != NONE)
-        return mt_check_fault(c, i, c->own[o->unit], "loads weights that have the update of this step already");
-    if (c->p->instrs[i].once && (!o->resident || c->updated[o->unit] != NONE))
-        return mt_check_fault(c, i, c->updated[o->unit], "loads only once an object that changes or does not keep its buffer");
-    int rc = mt_object_is_of_planes(o) ? check_part(c, i, at, object) : 0;
-    if (rc)
-        return rc;
-    int *loaded = loaded_on(c, o->unit, c->p->instrs[i].lane);
-    if (o->kind == MT_OBJ_ADAPTERS && *loaded == NONE)
+    bool of_planes = mt_object_is_of_planes(o), stored = mt_kinds[o->kind].begins_home || home->object == object;
+    bool lasts = !in->once || (o->resident && unit->updated == NONE);
+    bool skips = o->kind == MT_OBJ_WEIGHTS && in->n_operands > 1 && unit->fetched != NONE &&
+                 c->p->instrs[unit->fetched].if_rows && !in->if_rows;
+    int *loaded = loaded_on(c, o->unit, in->lane), own = of_planes ? unit->own : NONE;
+    int rc = mt_check_none(c, i, own, "loads weights that have the update of this step already")
+          ?: mt_check_that(c, i, lasts, unit->updated, "loads only once an object that changes or does not keep its buffer");
+    rc = rc || !of_planes ? rc : check_part(c, i, at, object);
+    if (o->kind == MT_OBJ_WEIGHTS || (o->kind == MT_OBJ_ADAPTERS && *loaded == NONE))
         *loaded = (int)i;
-    if (o->kind == MT_OBJ_WEIGHTS) {
-        *loaded = (int)i;
-        if (c->p->instrs[i].n_operands > 1 && c->fetched[o->unit] != NONE &&
-            c->p->instrs[c->fetched[o->unit]].if_rows && !c->p->instrs[i].if_rows)
-            return mt_check_fault(c, i, c->fetched[o->unit], "loads what may not have been read");
-    }
-    if (!mt_kinds[o->kind].begins_home && home->object != object)
-        return mt_check_fault(c, i, NONE, "loads an object that was never stored");
-    if (home->version != c->latest[object])
-        return mt_check_fault(c, i, home->writer, "loads an old version");
-    rc = mt_check_read_place(c, i, home, "loads before the store is complete");
-    if (!rc)
-        rc = mt_check_write_place(c, i, at, object, home->version, "loads over a buffer in use");
-    size_t end = c->p->instrs[i].first + c->p->instrs[i].elems;
-    at->loaded = end < n_updated(c, o->unit) ? end : 0;
+    rc = rc ?: mt_check_that(c, i, !skips, unit->fetched, "loads what may not have been read")
+            ?: mt_check_that(c, i, stored, NONE, "loads an object that was never stored")
+            ?: mt_check_that(c, i, home->version == c->objects[object].latest, home->writer, "loads an old version")
+            ?: mt_check_read_place(c, i, home, "loads before the store is complete")
+            ?: mt_check_write_place(c, i, at, object, home->version, "loads over a buffer in use");
+    at->loaded = in->first + in->elems < n_updated(c, o->unit) ? in->first + in->elems : 0;
     return rc;
 }
 
 static int check_store(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
 {
     const struct mt_object *o = &c->p->objects[object];
-    int rc = check_read(c, i, object, at);
-    if (rc)
-        return rc;
-    if (c->p->instrs[i].n_operands < 2 && mt_kinds[o->kind].home != MT_HOME_PLANE &&
-        (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->spill_bytes))
-        return mt_check_fault(c, i, NONE, "stores an object that has no home");
-    return mt_check_write_place(c, i, &c->homes[object], object, at->version, "stores over a home in use");
+    bool fits = o->spill >= 0 && (size_t)o->spill + o->bytes <= c->p->spill_bytes;
+    bool has_home = fits || c->p->instrs[i].n_operands > 1 || mt_kinds[o->kind].home == MT_HOME_PLANE;
+    return check_read(c, i, object, at)
+        ?: mt_check_that(c, i, has_home, NONE, "stores an object that has no home")
+        ?: mt_check_write_place(c, i, &c->homes[object], object, at->version, "stores over a home in use");
 }
 
 /* Rows of the embedding, with the update that its plane does not have yet. */
 static int check_gather(struct mt_checker *c, size_t i, int object)
 {
     const struct mt_object *o = &c->p->objects[object];
-    int unit = c->p->instrs[i].unit;
-    if (c->updated[unit] != NONE)
-        return mt_check_fault(c, i, c->updated[unit], "gathers rows after their update, which it would make twice");
-    if (c->scattered[unit] != NONE)
-        return mt_check_fault(c, i, c->scattered[unit], "gathers rows after their gradient was scattered");
-    if (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->spill_bytes)
-        return mt_check_fault(c, i, NONE, "gathers into an object that has no home");
-    return mt_check_write_place(c, i, &c->homes[object], object, ++c->latest[object], "gathers over a home in use");
+    const struct mt_check_unit *unit = &c->units[c->p->instrs[i].unit];
+    bool has_home = o->spill >= 0 && (size_t)o->spill + o->bytes <= c->p->spill_bytes;
+    return mt_check_none(c, i, unit->updated, "gathers rows after their update, which it would make twice")
+        ?: mt_check_none(c, i, unit->scattered, "gathers rows after their gradient was scattered")
+        ?: mt_check_that(c, i, has_home, NONE, "gathers into an object that has no home")
+        ?: mt_check_write_place(c, i, &c->homes[object], object, ++c->objects[object].latest, "gathers over a home in use");
 }
 
 static int check_disk_read(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
 {
     const struct mt_object *o = &c->p->objects[object];
     struct mt_check_place *home = &c->homes[object];
-    if (mt_kinds[o->kind].device || (!mt_kinds[o->kind].begins_home && home->object != object))
-        return mt_check_fault(c, i, NONE, "reads an object from the disk that was never written there");
-    if (home->version != c->latest[object])
-        return mt_check_fault(c, i, home->writer, "reads an old version from the disk");
+    bool was_there = !mt_kinds[o->kind].device && (mt_kinds[o->kind].begins_home || home->object == object);
+    bool newest = home->version == c->objects[object].latest;
     if (o->kind == MT_OBJ_STAGED)
-        c->fetched[o->unit] = (int)i;
-    int rc = mt_check_read_place(c, i, home, "reads from the disk before the write is complete");
-    return rc ? rc : mt_check_write_place(c, i, at, object, home->version, "reads over a buffer in use");
+        c->units[o->unit].fetched = (int)i;
+    return mt_check_that(c, i, was_there, NONE, "reads an object from the disk that was never written there")
+        ?: mt_check_that(c, i, newest, home->writer, "reads an old version from the disk")
+        ?: mt_check_read_place(c, i, home, "reads from the disk before the write is complete")
+        ?: mt_check_write_place(c, i, at, object, home->version, "reads over a buffer in use");
 }
 
 static int check_disk_write(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
 {
     const struct mt_object *o = &c->p->objects[object];
-    int rc = check_read(c, i, object, at);
-    if (rc)
-        return rc;
-    if (mt_kinds[o->kind].device ||
-        (mt_kinds[o->kind].home == MT_HOME_SPILL &&
-         (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->disk_spill_bytes)))
-        return mt_check_fault(c, i, NONE, "writes an object that has no home");
-    if (o->kind == MT_OBJ_GRAD_OUT && !mt_check_ordered(c, c->updated[o->unit], i))
-        return mt_check_fault(c, i, c->updated[o->unit], "writes over a gradient before its update");
-    return mt_check_write_place(c, i, &c->homes[object], object, at->version, "writes over a home in use");
+    bool fits = o->spill >= 0 && (size_t)o->spill + o->bytes <= c->p->disk_spill_bytes;
+    bool has_home = !mt_kinds[o->kind].device && (mt_kinds[o->kind].home != MT_HOME_SPILL || fits);
+    int update = o->kind == MT_OBJ_GRAD_OUT ? c->units[o->unit].updated : NONE;
+    return check_read(c, i, object, at)
+        ?: mt_check_that(c, i, has_home, NONE, "writes an object that has no home")
+        ?: mt_check_after(c, i, update, "writes over a gradient before its update")
+        ?: mt_check_write_place(c, i, &c->homes[object], object, at->version, "writes over a home in use");
 }
 
 static int check_store_grad(struct mt_checker *c, size_t i, int object, struct mt_check_place *at)
 {
-    int unit = c->p->objects[object].unit;
-    if (c->taken[unit] == NONE)
-        return mt_check_fault(c, i, NONE, "stores a gradient that was not cast");
-    if (!mt_check_ordered(c, c->updated[unit], i))
-        return mt_check_fault(c, i, c->updated[unit], "stores over a gradient before its update");
-    if (c->p->instrs[i].row_bytes && c->scattered[unit] == NONE)
-        return mt_check_fault(c, i, NONE, "stores rows of a gradient over others that were not scattered");
-    c->stored[unit] = (int)i;
-    return check_read(c, i, object, at);
+    struct mt_check_unit *unit = &c->units[c->p->objects[object].unit];
+    bool scattered = !c->p->instrs[i].row_bytes || unit->scattered != NONE;
+    int rc = mt_check_that(c, i, unit->taken != NONE, NONE, "stores a gradient that was not cast")
+          ?: mt_check_after(c, i, unit->updated, "stores over a gradient before its update")
+          ?: mt_check_that(c, i, scattered, NONE, "stores rows of a gradient over others that were not scattered");
+    unit->stored = (int)i;
+    return rc ?: check_read(c, i, object, at);
 }
 
 /* Chunks of a row contribute in their order, and to gradients in the reverse one; n: those that have. */
@@ -244,7 +238,7 @@ static int count_part(struct mt_checker *c, size_t i, const struct mt_operand *o
 {
     const struct mt_instr *in = &c->p->instrs[i];
     const struct mt_object *o = &c->p->objects[op->object];
-    int *n = &c->parts[op->object];
+    int *n = &c->objects[op->object].parts;
     if (op->access & MT_PART) {
         if (*n == o->parts)
             return mt_check_fault(c, i, NONE, "contributes to an object that is complete");
@@ -260,13 +254,13 @@ static int count_part(struct mt_checker *c, size_t i, const struct mt_operand *o
         return mt_check_fault(c, i, NONE, "zeroes an object after a contribution");
     }
     if (in->op == MT_OP_GRAD_CAST && o->kind == MT_OBJ_GRAD) {
-        if (c->went[op->object] != NONE)
-            return mt_check_fault(c, i, c->went[op->object], "casts the sum of a group that was taken on already");
-        c->went[op->object] = (int)i;
+        if (c->objects[op->object].went != NONE)
+            return mt_check_fault(c, i, c->objects[op->object].went, "casts the sum of a group that was taken on already");
+        c->objects[op->object].went = (int)i;
     }
     /* cast in place, or into a cast object, which other operations may write, too */
     if (in->op == MT_OP_GRAD_CAST ? o->kind == MT_OBJ_GRAD : o->kind == MT_OBJ_CAST && op->access & MT_WRITE)
-        c->taken[o->unit] = (int)i;
+        c->units[o->unit].taken = (int)i;
     return 0;
 }
 
@@ -315,9 +309,9 @@ static int check_operand(struct mt_checker *c, size_t i, const struct mt_operand
         rc = check_read(c, i, op->object, at);
     if (!rc && (op->access & MT_WRITE)) {
         /* a join changes the format of weights, not their values: their home is still valid */
-        int version = in->op == MT_OP_JOIN ? at->version : ++c->latest[op->object];
+        int version = in->op == MT_OP_JOIN ? at->version : ++c->objects[op->object].latest;
         if (mt_kinds[o->kind].returns)
-            c->returns[o->unit] = op->object;
+            c->units[o->unit].returns = op->object;
         rc = mt_check_write_place(c, i, at, op->object, version, "writes a buffer that is still read");
     }
     return rc;
@@ -326,9 +320,9 @@ static int check_operand(struct mt_checker *c, size_t i, const struct mt_operand
 /* Instruction i uses a unit's weights by an object of lists: if `copy` may be skipped, it comes after the lists. */
 static int check_if_rows(struct mt_checker *c, size_t i, int object, int copy)
 {
-    if (copy != NONE && c->p->instrs[copy].if_rows && !mt_check_ordered(c, c->routed[object], (size_t)copy))
-        return mt_check_fault(c, i, copy, "uses weights that were skipped or not before the rows of experts were known");
-    return 0;
+    bool skips = copy != NONE && c->p->instrs[copy].if_rows;
+    return mt_check_that(c, i, !skips || mt_check_ordered(c, c->objects[object].routed, (size_t)copy), copy,
+                         "uses weights that were skipped or not before the rows of experts were known");
 }
 
 /* Notes who makes lists, and checks who uses them. */
@@ -341,12 +335,12 @@ static int check_lists(struct mt_checker *c, size_t i)
         if (op->role != MT_ROLE_ROUTING || !(op->access & MT_READ))
             continue;
         if (op->access & MT_WRITE) {
-            c->routed[op->object] = (int)i;
+            c->objects[op->object].routed = (int)i;
             continue;
         }
         rc = check_if_rows(c, i, op->object, *loaded_on(c, in->unit, in->lane));
         if (!rc)
-            rc = check_if_rows(c, i, op->object, c->fetched[in->unit]);
+            rc = check_if_rows(c, i, op->object, c->units[in->unit].fetched);
     }
     return rc;
 }
@@ -354,24 +348,22 @@ static int check_lists(struct mt_checker *c, size_t i)
 /* A group's lists: no counts of it were sent or added up before. */
 static int count_lists(struct mt_checker *c, size_t i)
 {
-    size_t group = mt_group_of(c->p->groups, (size_t)c->p->instrs[i].mb);
-    for (int lane = 0; lane < c->p->n_lanes; lane++)
-        if (c->balanced[lane] != NONE)
-            return mt_check_fault(c, i, c->balanced[lane], "makes lists of experts' rows after these were added up");
-    if (c->told[group] != NONE)
-        return mt_check_fault(c, i, c->told[group], "makes lists of experts' rows after their counts were sent");
-    if (!mt_check_ordered(c, c->counted[group], i))
-        return mt_check_fault(c, i, c->counted[group], "makes lists of a group's rows beside others");
-    c->counted[group] = (int)i;
-    return 0;
+    struct mt_check_group *group = &c->groups[mt_group_of(c->p->groups, (size_t)c->p->instrs[i].mb)];
+    int rc = 0;
+    for (int lane = 0; lane < c->p->n_lanes && !rc; lane++)
+        rc = mt_check_none(c, i, c->balanced[lane], "makes lists of experts' rows after these were added up");
+    rc = rc ?: mt_check_none(c, i, group->told, "makes lists of experts' rows after their counts were sent")
+            ?: mt_check_after(c, i, group->counted, "makes lists of a group's rows beside others");
+    group->counted = (int)i;
+    return rc;
 }
 
 /* Adds up the rows of experts in the whole step: those of every group are known. */
 static int add_up_counts(struct mt_checker *c, size_t i)
 {
     for (size_t group = 0; group < mt_groups_in_use(c->p->groups, c->p->n_micro); group++)
-        if (c->counted[group] == NONE || !mt_check_ordered(c, c->counted[group], i))
-            return mt_check_fault(c, i, c->counted[group], "adds up the rows of experts before those of all groups are known");
+        if (c->groups[group].counted == NONE || !mt_check_ordered(c, c->groups[group].counted, i))
+            return mt_check_fault(c, i, c->groups[group].counted, "adds up the rows of experts before those of all groups are known");
     c->balanced[c->p->instrs[i].lane] = (int)i;
     return 0;
 }
@@ -395,32 +387,29 @@ static int check_balance(struct mt_checker *c, size_t i)
 int mt_check_counts(struct mt_checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
-    size_t group = mt_group_of(c->p->groups, (size_t)in->mb);
-    int *counted = &c->counted[group];
-    bool own = *counted != NONE && c->p->instrs[*counted].queue != MT_Q_NET;
-    if (in->sends && (!own || !mt_check_ordered(c, *counted, i)))
-        return mt_check_fault(c, i, *counted, "sends counts before they are known");
-    if (in->sends ? c->told[group] != NONE : *counted != NONE)
-        return mt_check_fault(c, i, in->sends ? c->told[group] : *counted, "a message with counts that were there already");
-    *(in->sends ? &c->told[group] : counted) = (int)i;
-    return 0;
+    struct mt_check_group *group = &c->groups[mt_group_of(c->p->groups, (size_t)in->mb)];
+    int *message = in->sends ? &group->told : &group->counted;
+    bool own = group->counted != NONE && c->p->instrs[group->counted].queue != MT_Q_NET;
+    bool known = !in->sends || (own && mt_check_ordered(c, group->counted, i));
+    int rc = mt_check_that(c, i, known, group->counted, "sends counts before they are known")
+          ?: mt_check_none(c, i, *message, "a message with counts that were there already");
+    *message = (int)i;
+    return rc;
 }
 
 /* Rows of a gradient take their places before the update reads the plane; GATHER reads them as they came. */
 static int check_scatter(struct mt_checker *c, size_t i)
 {
-    int unit = c->p->instrs[i].unit;
-    if (c->updated[unit] != NONE)
-        return mt_check_fault(c, i, c->updated[unit], "scatters a gradient after its update");
-    c->scattered[unit] = (int)i;
-    return 0;
+    struct mt_check_unit *unit = &c->units[c->p->instrs[i].unit];
+    unit->scattered = (int)i;
+    return mt_check_none(c, i, unit->updated, "scatters a gradient after its update");
 }
 
 /* What the device has changed of a unit, its optimizer states, is home when the unit's update ends the step for it. */
 static int check_returned(struct mt_checker *c, size_t i, int unit)
 {
-    int o = c->returns[unit];
-    if (o != NONE && (c->homes[o].version != c->latest[o] || !mt_check_ordered(c, c->homes[o].writer, i)))
+    int o = c->units[unit].returns;
+    if (o != NONE && (c->homes[o].version != c->objects[o].latest || !mt_check_ordered(c, c->homes[o].writer, i)))
         return mt_check_fault(c, i, c->homes[o].writer, "updates a unit before its states are home");
     return 0;
 }
@@ -431,20 +420,19 @@ static int check_own_update(struct mt_checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     if (in->unit < 0 || in->block < 0 || in->unit < in->block || in->unit >= in->block_end ||
-        (size_t)in->block_end > c->p->n_units || in->piece != c->pieces[in->unit]++)
+        (size_t)in->block_end > c->p->n_units || in->piece != c->units[in->unit].pieces++)
         return mt_check_fault(c, i, NONE, "updates a unit that does not exist, or pieces of one out of order");
-    if (c->updated[in->unit] != NONE)
-        return mt_check_fault(c, i, c->updated[in->unit], "updates a unit for the second time");
-    for (int lane = 0; lane < c->p->n_lanes; lane++)
-        if (!mt_check_ordered(c, *loaded_on(c, in->unit, lane), i))
-            return mt_check_fault(c, i, *loaded_on(c, in->unit, lane), "updates weights that are still being loaded");
-    for (int u = in->block; u < in->block_end; u++)
-        if (c->taken[u] != NONE && (c->stored[u] == NONE || !mt_check_ordered(c, c->stored[u], i)))
-            return mt_check_fault(c, i, MT_MAX(c->taken[u], c->stored[u]), "updates a block before all of its gradient has arrived");
-    if (c->stored[in->unit] == NONE)
-        return mt_check_fault(c, i, NONE, "updates a unit without a gradient");
-    c->own[in->unit] = (int)i;
-    return check_returned(c, i, in->unit);
+    struct mt_check_unit *unit = &c->units[in->unit];
+    int rc = mt_check_none(c, i, unit->updated, "updates a unit for the second time");
+    for (int lane = 0; lane < c->p->n_lanes && !rc; lane++)
+        rc = mt_check_after(c, i, *loaded_on(c, in->unit, lane), "updates weights that are still being loaded");
+    for (const struct mt_check_unit *u = &c->units[in->block]; u < &c->units[in->block_end] && !rc; u++) {
+        bool arrived = u->taken == NONE || (u->stored != NONE && mt_check_ordered(c, u->stored, i));
+        rc = mt_check_that(c, i, arrived, MT_MAX(u->taken, u->stored), "updates a block before all of its gradient has arrived");
+    }
+    unit->own = (int)i;
+    return rc ?: mt_check_that(c, i, unit->stored != NONE, NONE, "updates a unit without a gradient")
+              ?: check_returned(c, i, in->unit);
 }
 
 /* Height of the first node above both groups: where their paths to the root meet. */
@@ -467,17 +455,17 @@ static int check_add_group(struct mt_checker *c, size_t i)
     if (in->n_operands != 2 || sum < 0 || other < 0 || sum >= n || other >= n)
         return mt_check_fault(c, i, NONE, "adds what are not two groups");
     const struct mt_object *a = &c->p->objects[sum], *b = &c->p->objects[other];
+    struct mt_check_object *to = &c->objects[sum], *from = &c->objects[other];
     if (a->kind != MT_OBJ_GRAD || b->kind != MT_OBJ_GRAD || a->unit != b->unit || a->mb >= b->mb)
         return mt_check_fault(c, i, NONE, "adds groups of different gradients, or the earlier to the later");
-    for (int k = 0; k < 2; k++)
-        if (c->went[in->operand[k].object] != NONE)
-            return mt_check_fault(c, i, c->went[in->operand[k].object], "adds the sum of a group that was taken on already");
     int level = meeting(a->mb, b->mb);
-    if (c->level[sum] >= level || c->level[other] >= level)
-        return mt_check_fault(c, i, NONE, "adds groups in another order than the tree's");
-    c->level[sum] = level;
-    c->went[other] = (int)i;
-    return 0;
+    bool below = to->level < level && from->level < level;
+    int rc = mt_check_none(c, i, to->went, "adds the sum of a group that was taken on already")
+          ?: mt_check_none(c, i, from->went, "adds the sum of a group that was taken on already")
+          ?: mt_check_that(c, i, below, NONE, "adds groups in another order than the tree's");
+    to->level = level;
+    from->went = (int)i;
+    return rc;
 }
 
 int mt_check_instr(struct mt_checker *c, size_t i)
@@ -493,12 +481,12 @@ int mt_check_instr(struct mt_checker *c, size_t i)
     if (!rc && in->op == MT_OP_UPDATE && in->own)
         rc = check_own_update(c, i);
     else if (!rc && in->op == MT_OP_UPDATE) {
-        if (in->unit < 0 || (size_t)in->unit >= c->p->n_units || in->piece != c->pieces[in->unit]++)
+        if (in->unit < 0 || (size_t)in->unit >= c->p->n_units || in->piece != c->units[in->unit].pieces++)
             return mt_check_fault(c, i, NONE, "updates a unit that does not exist, or pieces of one out of order");
         for (int lane = 0; lane < c->p->n_lanes; lane++)
             if (*loaded_on(c, in->unit, lane) != NONE)
                 return mt_check_fault(c, i, *loaded_on(c, in->unit, lane), "updates weights that were loaded already");
-        c->updated[in->unit] = (int)i;
+        c->units[in->unit].updated = (int)i;
     }
     if (!rc && in->op == MT_OP_SCATTER)
         rc = check_scatter(c, i);
@@ -510,14 +498,14 @@ int mt_check_instr(struct mt_checker *c, size_t i)
 static int check_grads_leave(struct mt_checker *c)
 {
     for (size_t u = 0; u < c->p->n_units; u++)
-        if (c->taken[u] != NONE && c->stored[u] < c->taken[u])
-            return mt_check_fault(c, (size_t)c->taken[u], NONE, "a gradient that was cast is never stored");
+        if (c->units[u].taken != NONE && c->units[u].stored < c->units[u].taken)
+            return mt_check_fault(c, (size_t)c->units[u].taken, NONE, "a gradient that was cast is never stored");
     for (size_t o = 0; o < c->p->n_objects; o++) {
         const struct mt_object *x = &c->p->objects[o];
-        if (x->kind == MT_OBJ_GRAD && c->parts[o] && c->went[o] == NONE)
+        if (x->kind == MT_OBJ_GRAD && c->objects[o].parts && c->objects[o].went == NONE)
             return mt_check_fault(c, c->p->n_instrs - 1, c->homes[o].writer, "a group's sum is in no gradient");
-        if (x->kind == MT_OBJ_GRAD_RING && c->own[x->unit] == NONE)
-            return mt_check_fault(c, c->p->n_instrs - 1, c->stored[x->unit], "a gradient that has no plane is used by no update");
+        if (x->kind == MT_OBJ_GRAD_RING && c->units[x->unit].own == NONE)
+            return mt_check_fault(c, c->p->n_instrs - 1, c->units[x->unit].stored, "a gradient that has no plane is used by no update");
     }
     return 0;
 }
@@ -527,7 +515,7 @@ static int check_planes_are_home(struct mt_checker *c)
 {
     for (size_t o = 0; o < c->p->n_objects; o++) {
         const struct mt_kind_desc *kind = &mt_kinds[c->p->objects[o].kind];
-        if (kind->home == MT_HOME_PLANE && c->homes[o].version != c->latest[o])
+        if (kind->home == MT_HOME_PLANE && c->homes[o].version != c->objects[o].latest)
             return mt_check_fault(c, c->p->n_instrs - 1, NONE,
                          kind->device ? "states that changed on a device are never stored"
                                       : "a plane that changed is never written to the disk");
@@ -547,38 +535,26 @@ static bool init_checker(struct mt_checker *c)
     c->n_queues = mt_n_queues(p->n_lanes);
     c->clock = mt_calloc(p->n_instrs, (size_t)c->n_queues * sizeof(*c->clock));
     c->homes = mt_calloc(p->n_objects, sizeof(*c->homes));
-    c->latest = mt_calloc(5 * p->n_objects, sizeof(int));
-    c->updated = mt_calloc((8 + (size_t)p->n_lanes) * p->n_units, sizeof(int));
-    c->counted = mt_calloc(2 * mt_groups_n(p->groups), sizeof(int));
-    if (!c->clock || !c->homes || !c->latest || !c->updated || !c->counted)
+    c->objects = mt_calloc(p->n_objects, sizeof(*c->objects));
+    c->units = mt_calloc(p->n_units, sizeof(*c->units));
+    c->loaded = mt_calloc((size_t)p->n_lanes * p->n_units, sizeof(*c->loaded));
+    c->groups = mt_calloc(mt_groups_n(p->groups), sizeof(*c->groups));
+    if (!c->clock || !c->homes || !c->objects || !c->units || !c->loaded || !c->groups)
         return false;
-    c->told = c->counted + mt_groups_n(p->groups);
-    for (size_t i = 0; i < 2 * mt_groups_n(p->groups); i++)
-        c->counted[i] = NONE;
+    for (size_t i = 0; i < mt_groups_n(p->groups); i++)
+        c->groups[i] = (struct mt_check_group){NONE, NONE};
     for (int lane = 0; lane < MT_MAX_LANES; lane++)
         c->balanced[lane] = NONE;
-    c->parts = c->latest + p->n_objects;
-    c->routed = c->parts + p->n_objects;
-    c->level = c->routed + p->n_objects;
-    c->went = c->level + p->n_objects;
-    c->taken = c->updated + p->n_units;
-    c->pieces = c->taken + p->n_units;
-    c->stored = c->pieces + p->n_units;
-    c->fetched = c->stored + p->n_units;
-    c->scattered = c->fetched + p->n_units;
-    c->own = c->scattered + p->n_units;
-    c->returns = c->own + p->n_units;
-    c->loaded = c->returns + p->n_units;
     for (size_t i = 0; i < p->n_units * (size_t)p->n_lanes; i++)
         c->loaded[i] = NONE;
     for (size_t u = 0; u < p->n_units; u++)
-        c->updated[u] = c->taken[u] = c->stored[u] = c->fetched[u] = c->scattered[u] = c->own[u] = c->returns[u] = NONE;
+        c->units[u] = (struct mt_check_unit){NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0};
     struct mt_check_place empty = {.object = NONE, .writer = NONE};
     for (int q = 0; q < MT_MAX_QUEUES; q++)
         empty.reader[q] = c->last_of[q] = NONE;
     for (size_t o = 0; o < p->n_objects; o++) {
         c->homes[o] = empty;
-        c->routed[o] = c->went[o] = NONE;
+        c->objects[o] = (struct mt_check_object){.went = NONE, .routed = NONE};
     }
     for (int lane = 0; lane < p->n_lanes; lane++)
         for (int i = 0; i < MT_N_POOLS; i++) {
@@ -624,9 +600,10 @@ void mt_check_finish(struct mt_checker *c)
 {
     free(c->clock);
     free(c->homes);
-    free(c->latest);
-    free(c->updated);
-    free(c->counted);
+    free(c->objects);
+    free(c->units);
+    free(c->loaded);
+    free(c->groups);
     for (int i = 0; i < MT_MAX_LANES * MT_N_POOLS; i++)
         free(c->buffers[i / MT_N_POOLS][i % MT_N_POOLS]);
 }

@@ -66,25 +66,23 @@ static int send_sum(struct mt_checker *c, size_t i)
 {
     const int o = c->p->instrs[i].operand[0].object;
     struct mt_check_place *home = &c->homes[o];
-    if (home->object != o || home->version != c->latest[o])
-        return mt_check_fault(c, i, home->writer, "passes on a sum whose newest content was not stored");
-    if (c->parts[o] != c->p->objects[o].parts)
-        return mt_check_fault(c, i, home->writer, "passes on a sum that is not complete");
-    if (c->went[o] != NONE)
-        return mt_check_fault(c, i, c->went[o], "passes on a sum that was taken on already");
-    c->went[o] = (int)i;
-    return mt_check_read_place(c, i, home, "passes on a sum before it is stored");
+    struct mt_check_object *x = &c->objects[o];
+    bool newest = home->object == o && home->version == x->latest, complete = x->parts == c->p->objects[o].parts;
+    int rc = mt_check_that(c, i, newest, home->writer, "passes on a sum whose newest content was not stored")
+          ?: mt_check_that(c, i, complete, home->writer, "passes on a sum that is not complete")
+          ?: mt_check_none(c, i, x->went, "passes on a sum that was taken on already");
+    x->went = (int)i;
+    return rc ?: mt_check_read_place(c, i, home, "passes on a sum before it is stored");
 }
 
 static int receive_sum(struct mt_checker *c, size_t i, int level)
 {
     const int o = c->p->instrs[i].operand[0].object;
-    if (c->parts[o] && c->went[o] == NONE)
+    struct mt_check_object *x = &c->objects[o];
+    if (x->parts && x->went == NONE)
         return mt_check_fault(c, i, c->homes[o].writer, "receives a sum over one that was not taken on");
-    c->parts[o] = c->p->objects[o].parts;
-    c->went[o] = NONE;
-    c->level[o] = level;
-    return mt_check_write_place(c, i, &c->homes[o], o, ++c->latest[o], "receives over a home in use");
+    *x = (struct mt_check_object){x->latest + 1, c->p->objects[o].parts, level, NONE, x->routed};
+    return mt_check_write_place(c, i, &c->homes[o], o, x->latest, "receives over a home in use");
 }
 
 /* States that a direction has changed. */
@@ -97,40 +95,36 @@ static int send_states(struct mt_checker *c, size_t i)
 {
     const int o = c->p->instrs[i].operand[0].object;
     struct mt_check_place *home = &c->homes[o];
-    if (!c->latest[o] || home->version != c->latest[o])
-        return mt_check_fault(c, i, home->writer, "shares states whose newest content was not stored");
-    return mt_check_read_place(c, i, home, "shares states before they are stored");
+    bool newest = c->objects[o].latest && home->version == c->objects[o].latest;
+    return mt_check_that(c, i, newest, home->writer, "shares states whose newest content was not stored")
+        ?: mt_check_read_place(c, i, home, "shares states before they are stored");
 }
 
 static int receive_states(struct mt_checker *c, size_t i)
 {
-    const int o = c->p->instrs[i].operand[0].object;
-    if (c->latest[o])
-        return mt_check_fault(c, i, c->homes[o].writer, "receives states that have changed here");
-    if (!mt_check_ordered(c, c->updated[c->p->instrs[i].unit], i))
-        return mt_check_fault(c, i, c->updated[c->p->instrs[i].unit], "receives over states before the update that needs them");
-    return mt_check_write_place(c, i, &c->homes[o], o, ++c->latest[o], "receives over states in use");
+    const int o = c->p->instrs[i].operand[0].object, update = c->units[c->p->instrs[i].unit].updated;
+    return mt_check_that(c, i, !c->objects[o].latest, c->homes[o].writer, "receives states that have changed here")
+        ?: mt_check_after(c, i, update, "receives over states before the update that needs them")
+        ?: mt_check_write_place(c, i, &c->homes[o], o, ++c->objects[o].latest, "receives over states in use");
 }
 
 static int send_gradient(struct mt_checker *c, size_t i)
 {
-    const int unit = c->p->instrs[i].unit;
-    if (c->stored[unit] == NONE || !mt_check_ordered(c, c->stored[unit], i))
-        return mt_check_fault(c, i, c->stored[unit], "shares a gradient before it is stored");
-    return 0;
+    const int stored = c->units[c->p->instrs[i].unit].stored;
+    return mt_check_that(c, i, stored != NONE && mt_check_ordered(c, stored, i), stored,
+                         "shares a gradient before it is stored");
 }
 
 static int receive_gradient(struct mt_checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
-    if (c->taken[in->unit] != NONE)
-        return mt_check_fault(c, i, c->taken[in->unit], "receives a gradient that is here already");
-    if (!mt_check_ordered(c, c->updated[in->unit], i))
-        return mt_check_fault(c, i, c->updated[in->unit], "receives over a gradient before its update");
-    if (in->row_bytes && !mt_check_ordered(c, c->scattered[in->unit], i))
-        return mt_check_fault(c, i, c->scattered[in->unit], "receives rows of a gradient before others were scattered");
-    c->taken[in->unit] = c->stored[in->unit] = (int)i;
-    return 0;
+    struct mt_check_unit *unit = &c->units[in->unit];
+    int rows = in->row_bytes ? unit->scattered : NONE;
+    int rc = mt_check_none(c, i, unit->taken, "receives a gradient that is here already")
+          ?: mt_check_after(c, i, unit->updated, "receives over a gradient before its update")
+          ?: mt_check_after(c, i, rows, "receives rows of a gradient before others were scattered");
+    unit->taken = unit->stored = (int)i;
+    return rc;
 }
 
 static bool same(const struct mt_instr *a, const struct mt_instr *b)
@@ -172,7 +166,7 @@ static int exchange(struct hosts *h, int from)
     if (in->op == MT_OP_COUNTS)
         return exchange_counts(h, from);
     const bool sum = in->op == MT_OP_PASS;
-    const int level = h->c[from].level[in->operand[0].object];
+    const int level = h->c[from].objects[in->operand[0].object].level;
     const bool states = !sum && has_states(&h->c[from], h->at[from]);
     int rc = (sum ? send_sum : states ? send_states : send_gradient)(&h->c[from], h->at[from]);
     for (int to = 0; to < h->n && !rc; to++)
@@ -228,12 +222,12 @@ static int check_shared(struct hosts *h)
     for (size_t u = 0; u < h->c[0].p->n_units; u++)
         for (int host = 0; host < h->n; host++)
             for (int other = 0; other < h->n; other++)
-                if (h->c[host].stored[u] != NONE && h->c[other].stored[u] == NONE)
-                    return mt_check_fault(&h->c[host], (size_t)h->c[host].stored[u], NONE,
+                if (h->c[host].units[u].stored != NONE && h->c[other].units[u].stored == NONE)
+                    return mt_check_fault(&h->c[host], (size_t)h->c[host].units[u].stored, NONE,
                                           "a gradient that does not reach all hosts");
     for (size_t o = 0; o < h->c[0].p->n_objects; o++)
         for (int host = 0; host < h->n && mt_kinds[h->c[0].p->objects[o].kind].returns; host++)
-            if (h->c[host].latest[o] != h->c[(host + 1) % h->n].latest[o])
+            if (h->c[host].objects[o].latest != h->c[(host + 1) % h->n].objects[o].latest)
                 return mt_check_fault(&h->c[host], h->c[host].p->n_instrs - 1, NONE, "states that do not reach all hosts");
     return 0;
 }

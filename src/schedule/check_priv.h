@@ -14,6 +14,32 @@ struct mt_check_place {
     int reader[MT_MAX_QUEUES]; /* newest of each queue since the write */
 };
 
+/* What is known of an object. */
+struct mt_check_object {
+    int latest; /* newest version */
+    int parts;  /* contributions so far */
+    int level;  /* height in the tree of the sum of groups that it has */
+    int went;   /* the instruction that took that sum on, into another or to its cast; or none */
+    int routed; /* the instruction that made the lists of experts' rows in it, or none */
+};
+
+/* Instructions of a unit, or none. */
+struct mt_check_unit {
+    int updated;   /* its pending update */
+    int own;       /* its update with the gradient of this step */
+    int taken;     /* what cast its gradient */
+    int stored;    /* its STORE_GRAD */
+    int fetched;   /* the newest disk read of its weights */
+    int scattered; /* its UNPACK */
+    int returns;   /* the object that was written and is to be stored to its home */
+    int pieces;    /* how many pieces are updated */
+};
+
+/* The newest lists of a group's rows of experts, or the message with their counts; and the message that sent these. */
+struct mt_check_group {
+    int counted, told;
+};
+
 struct mt_checker {
     const struct mt_program *p;
     int n_queues;
@@ -21,22 +47,10 @@ struct mt_checker {
     int32_t last_of[MT_MAX_QUEUES];
     struct mt_check_place *buffers[MT_MAX_LANES][MT_N_POOLS];
     struct mt_check_place *homes; /* by object */
-    int *latest;         /* by object: newest version */
-    int *updated;           /* by unit: its pending update, or none */
-    int *own;            /* by unit: its update with the gradient of this step, or none */
-    int *parts;          /* by object: contributions so far */
-    int *level;          /* by object: height in the tree of the sum of groups that it has */
-    int *went;           /* by object: the instruction that took that sum on, into another or to its cast; or none */
-    int *taken;          /* by unit: the instruction that cast its gradient, or none */
-    int *stored;         /* by unit: its STORE_GRAD, or none */
-    int *returns;        /* by unit: the object that was written and is to be stored to its home, or none */
-    int *pieces;         /* by unit: pieces updated */
-    int *loaded;         /* [n_units, n_lanes] the newest load of its weights, or none */
-    int *fetched;        /* by unit: the newest disk read of them, or none */
-    int *scattered;       /* by unit: its UNPACK, or none */
-    int *routed;         /* by object: the instruction that made the lists of experts' rows in it, or none */
-    int *counted;        /* by group: the newest lists of its rows' experts, or the message with their counts; or none */
-    int *told;           /* by group: the message that sent these counts, or none */
+    struct mt_check_object *objects; /* [n_objects] */
+    struct mt_check_unit *units;     /* [n_units] */
+    struct mt_check_group *groups;
+    int *loaded;                     /* [n_units, n_lanes] the newest load of a unit's weights, or none */
     int balanced[MT_MAX_LANES]; /* the lane's BALANCE, or none */
     struct mt_err *err;
 };
@@ -50,6 +64,12 @@ void mt_check_finish(struct mt_checker *c);
 
 /* A fault of instruction i against another one, or MT_CHECK_NONE. Returns -EPROTO. */
 int mt_check_fault(struct mt_checker *c, size_t i, int other, const char *what);
+/* A fault of instruction i against another one, unless that is so. */
+int mt_check_that(struct mt_checker *c, size_t i, bool so, int other, const char *what);
+/* A fault unless `before`, an instruction or none, has ended when i starts. */
+int mt_check_after(struct mt_checker *c, size_t i, int before, const char *what);
+/* A fault if there is such an instruction. */
+int mt_check_none(struct mt_checker *c, size_t i, int other, const char *what);
 /* Whether `before` has ended when i starts. */
 bool mt_check_ordered(const struct mt_checker *c, int before, size_t i);
 int mt_check_read_place(struct mt_checker *c, size_t i, struct mt_check_place *at, const char *what);
