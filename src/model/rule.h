@@ -58,6 +58,23 @@ static inline struct mt_param mt_rule_param(const struct mt_rule_run *r, int whi
     int role = r->node->param[which];
     return role < 0 ? none : r->run->part->param[role];
 }
+/** Its elements in the unit's weights, and in the unit's gradient; NULL: the node has none, or nothing trains it. */
+static inline const void *mt_rule_weight(const struct mt_rule_run *r, int which)
+{
+    struct mt_param p = mt_rule_param(r, which);
+    return p.n ? mt_elem(r->run->m, r->run->w, p.at) : NULL;
+}
+static inline float *mt_rule_grad(const struct mt_rule_run *r, int which)
+{
+    return mt_grad_of(r->run->g, mt_rule_param(r, which));
+}
+/** Defines a function of a rule that runs one operation, of the arguments that another function makes. */
+#define MT_RULE_RUNS(function, operation, arguments)                                                                   \
+    static int function(const struct mt_rule_run *r, struct mt_err *err)                                               \
+    {                                                                                                                  \
+        struct mt_##operation a = arguments(r);                                                                        \
+        return mt_op_##operation(r->run->m->dev, &a, err);                                                             \
+    }
 /** A node's view without memory, for sizes of workspaces. */
 static inline struct mt_heads mt_rule_shape(const struct mt_recipe *r, const struct mt_view *v)
 {

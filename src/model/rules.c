@@ -91,10 +91,9 @@ const struct mt_rule mt_rule_linear = {.name = "linear", .residual = 2, .forward
 
 static struct mt_mlp_act act_of(const struct mt_rule_run *r)
 {
-    struct mt_param curve = mt_rule_param(r, 0);
     return (struct mt_mlp_act){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]),
                            .ungated = r->recipe->spec->ungated, .kind = r->node->kind,
-                           .shape = curve.n ? mt_elem(r->run->m, r->run->w, curve.at) : NULL, .x = r->in[0].p,
+                           .shape = mt_rule_weight(r, 0), .x = r->in[0].p,
                            .out = r->out[0].p};
 }
 
@@ -110,7 +109,7 @@ static int act_backward(const struct mt_rule_run *r, struct mt_err *err)
     a.dout = r->d_out[0].p;
     a.dx = r->d_in[0].p;
     a.out = r->remake ? r->d_out[0].p : NULL;
-    a.dshape = mt_grad_of(r->run->g, mt_rule_param(r, 0));
+    a.dshape = mt_rule_grad(r, 0);
     return mt_mlp_act_backward(r->run->m, &a, err);
 }
 
@@ -147,6 +146,20 @@ static int sum_backward(const struct mt_rule_run *r, struct mt_err *err)
 }
 
 const struct mt_rule mt_rule_sum = {.name = "sum", .residual = 1, .forward = sum, .backward = sum_backward};
+
+/* A factor: out[0] = number * in[0]. */
+
+static int factor(const struct mt_rule_run *r, struct mt_err *err)
+{
+    return add(r, NULL, r->in[0].p, r->out[0].p, err);
+}
+
+static int factor_backward(const struct mt_rule_run *r, struct mt_err *err)
+{
+    return add(r, NULL, r->d_out[0].p, r->d_in[0].p, err);
+}
+
+const struct mt_rule mt_rule_factor = {.name = "factor", .through = 1, .forward = factor, .backward = factor_backward};
 
 static int scaled(const struct mt_rule_run *r, struct mt_err *err)
 {

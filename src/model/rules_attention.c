@@ -8,8 +8,7 @@
 
 static const void *head_weight(const struct mt_rule_run *r, int side)
 {
-    struct mt_param p = mt_rule_param(r, side);
-    return p.n ? mt_elem(r->run->m, r->run->w, p.at) : r->run->m->one;
+    return mt_rule_weight(r, side) ?: r->run->m->one;
 }
 
 static struct mt_row_groups rows_of(const struct mt_heads *h)
@@ -49,7 +48,7 @@ static int norm_side_backward(const struct mt_rule_run *r, int i, struct mt_err 
                                  .round_once = r->node->kind & MT_HEAD_NORM_ROUND_ONCE, .dy = r->d_out[i].p, .x = x->p,
                                  .x_at = rows_of(x), .w = head_weight(r, i), .rstd = r->out[2 + i].p,
                                  .dres = i ? NULL : r->add, .dx = r->d_in[i].p, .dy_at = rows_of(&r->d_out[i]),
-                                 .dx_at = rows_of(&r->d_in[i]), .dw = mt_grad_of(r->run->g, mt_rule_param(r, i)),
+                                 .dx_at = rows_of(&r->d_in[i]), .dw = mt_rule_grad(r, i),
                                  .workspace = m->own.workspace},
         err);
 }
@@ -75,12 +74,6 @@ const struct mt_rule mt_rule_head_norm = {.name = "head norm", .reads_in = 3, .r
 /* --- rotary embeddings of queries and keys, with QK-norm if the node has its weights. Queries may have a table of
  * their own: then these are two operations ------------------------------------------------------- */
 
-static const void *norm_weight(const struct mt_rule_run *r, int which)
-{
-    struct mt_param p = mt_rule_param(r, which);
-    return p.n ? mt_elem(r->run->m, r->run->w, p.at) : NULL;
-}
-
 /* All but inputs and results. */
 static struct mt_qk_rope rope_args(const struct mt_rule_run *r, int table)
 {
@@ -92,8 +85,8 @@ static struct mt_qk_rope rope_args(const struct mt_rule_run *r, int table)
                                .rot = table == MT_NO_ROPE ? 0 : m->layout->cfg.rope[table].dims,
                                .pairs = r->node->pairs, .dtype = m->dt, .eps = (float)r->node->number,
                                .positions = rows.positions, .cos_t = rows.cos_t, .sin_t = rows.sin_t,
-                               .max_pos = rows.n_table_rows, .q_norm = norm_weight(r, 0), .k_norm = norm_weight(r, 1),
-                               .rstd = r->out[2].p};
+                               .max_pos = rows.n_table_rows, .q_norm = mt_rule_weight(r, 0),
+                               .k_norm = mt_rule_weight(r, 1), .rstd = r->out[2].p};
 }
 
 /* The view, or no heads of it. */
@@ -119,8 +112,8 @@ static int turn_back(const struct mt_rule_run *r, int table, bool q, bool k, str
 {
     struct mt_qk_rope_bwd a = {.fwd = rope_args(r, table), .dq = if_there(r->d_out[0], q),
                                .dk = if_there(r->d_out[1], k), .to_dq = if_there(r->d_in[0], q),
-                               .to_dk = if_there(r->d_in[1], k), .dq_norm = mt_grad_of(r->run->g, mt_rule_param(r, 0)),
-                               .dk_norm = mt_grad_of(r->run->g, mt_rule_param(r, 1)),
+                               .to_dk = if_there(r->d_in[1], k), .dq_norm = mt_rule_grad(r, 0),
+                               .dk_norm = mt_rule_grad(r, 1),
                                .workspace = r->run->m->own.workspace};
     if (a.fwd.q_norm) { /* else they are not read */
         a.fwd.q = r->in[0];
@@ -308,7 +301,7 @@ static int sink(const struct mt_rule_run *r, struct mt_err *err)
 {
     const mt_model *m = r->run->m;
     struct mt_attention_sink a = {.n = r->run->in->n_tokens, .dtype = m->dt,
-                                  .sinks = mt_elem(m, r->run->w, mt_rule_param(r, 0).at), .o = r->out[0],
+                                  .sinks = mt_rule_weight(r, 0), .o = r->out[0],
                                   .lse = r->out[1].p};
     return mt_op_attention_sink(m->dev, &a, err);
 }
@@ -316,9 +309,9 @@ static int sink(const struct mt_rule_run *r, struct mt_err *err)
 static int sink_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
     const mt_model *m = r->run->m;
-    float *dsinks = mt_grad_of(r->run->g, mt_rule_param(r, 0));
+    float *dsinks = mt_rule_grad(r, 0);
     struct mt_attention_sink_bwd a = {.n = r->run->in->n_tokens, .dtype = m->dt,
-                                      .sinks = mt_elem(m, r->run->w, mt_rule_param(r, 0).at), .o = r->out[0],
+                                      .sinks = mt_rule_weight(r, 0), .o = r->out[0],
                                       .d_o = r->d_out[0], .lse = r->out[1].p, .dsinks = dsinks,
                                       .workspace = m->own.workspace};
     return dsinks ? mt_op_attention_sink_bwd(m->dev, &a, err) : 0;
@@ -342,11 +335,7 @@ static struct mt_head_gate gate_args(const struct mt_rule_run *r)
                                  .y = r->out[0]};
 }
 
-static int gate(const struct mt_rule_run *r, struct mt_err *err)
-{
-    struct mt_head_gate a = gate_args(r);
-    return mt_op_head_gate(r->run->m->dev, &a, err);
-}
+MT_RULE_RUNS(gate, head_gate, gate_args)
 
 static int gate_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
@@ -356,25 +345,3 @@ static int gate_backward(const struct mt_rule_run *r, struct mt_err *err)
 
 const struct mt_rule mt_rule_gate = {.name = "gate", .reads_in = 3, .through = 1, .forward = gate,
                                      .backward = gate_backward};
-
-/* --- a factor: out[0] = number * in[0] ---------------------------------------------------------- */
-
-static int times(const struct mt_rule_run *r, const void *x, void *y, struct mt_err *err)
-{
-    const mt_model *m = r->run->m;
-    struct mt_add a = {.n = r->run->in->n_tokens * mt_view_width(&r->node->in[0]), .dtype = m->dt, .b = x, .out = y,
-                       .scale = (float)r->node->number};
-    return mt_op_add(m->dev, &a, err);
-}
-
-static int factor(const struct mt_rule_run *r, struct mt_err *err)
-{
-    return times(r, r->in[0].p, r->out[0].p, err);
-}
-
-static int factor_backward(const struct mt_rule_run *r, struct mt_err *err)
-{
-    return times(r, r->d_out[0].p, r->d_in[0].p, err);
-}
-
-const struct mt_rule mt_rule_factor = {.name = "factor", .through = 1, .forward = factor, .backward = factor_backward};

@@ -5,17 +5,6 @@
 #include "base/mem.h"
 #include "model/rule.h"
 
-static const void *weight(const struct mt_rule_run *r, int which)
-{
-    struct mt_param p = mt_rule_param(r, which);
-    return p.n ? mt_elem(r->run->m, r->run->w, p.at) : NULL;
-}
-
-static float *grad(const struct mt_rule_run *r, int which)
-{
-    return mt_grad_of(r->run->g, mt_rule_param(r, which));
-}
-
 /* What earlier tokens left for the states, or for inputs of the convolution from column `first` on; in place. */
 static struct mt_carried carried(const struct mt_rule_run *r, bool inputs, size_t first)
 {
@@ -36,10 +25,10 @@ static struct mt_short_conv conv_args(const struct mt_rule_run *r, int i)
 {
     const mt_model *m = r->run->m;
     size_t at = r->node->out[i].first, taps = (size_t)r->recipe->spec->delta.taps;
-    const void *bias = weight(r, 1);
+    const void *bias = mt_rule_weight(r, 1);
     return (struct mt_short_conv){.n = r->run->in->n_tokens, .taps = taps, .n_docs = r->run->in->n_docs, .dtype = m->dt,
                                   .cu_seqlens = r->run->in->cu_seqlens, .x = r->in[i], .y = r->out[i],
-                                  .w = mt_elem(m, weight(r, 0), at * taps),
+                                  .w = mt_elem(m, mt_rule_weight(r, 0), at * taps),
                                   .bias = bias ? mt_elem(m, bias, at) : NULL,
                                   .carried = carried(r, true, at)};
 }
@@ -56,7 +45,7 @@ static int conv(const struct mt_rule_run *r, struct mt_err *err)
 
 static int conv_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
-    float *dw = grad(r, 0), *dbias = grad(r, 1);
+    float *dw = mt_rule_grad(r, 0), *dbias = mt_rule_grad(r, 1);
     int rc = 0;
     for (int i = 0; i < PARTS && !rc; i++) {
         size_t at = r->node->out[i].first, taps = (size_t)r->recipe->spec->delta.taps;
@@ -95,21 +84,18 @@ static struct mt_delta_gates gates_args(const struct mt_rule_run *r)
     const struct mt_delta_spec *s = &r->recipe->spec->delta;
     return (struct mt_delta_gates){.n = r->run->in->n_tokens, .dtype = r->run->m->dt, .plain = s->plain,
                                    .least = (float)s->least, .most = (float)s->most, .a = r->in[0], .b = r->in[1],
-                                   .a_log = weight(r, 0), .dt_bias = weight(r, 1), .beta = r->out[0].p,
+                                   .a_log = mt_rule_weight(r, 0), .dt_bias = mt_rule_weight(r, 1), .beta = r->out[0].p,
                                    .g = r->out[1].p};
 }
 
-static int gates(const struct mt_rule_run *r, struct mt_err *err)
-{
-    struct mt_delta_gates a = gates_args(r);
-    return mt_op_delta_gates(r->run->m->dev, &a, err);
-}
+MT_RULE_RUNS(gates, delta_gates, gates_args)
 
 static int gates_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_delta_gates_bwd a = {.fwd = gates_args(r), .dbeta = r->d_out[0].p, .dg = r->d_out[1].p,
-                                   .dskip = r->d_out[2].p, .da = r->d_in[0], .db = r->d_in[1], .da_log = grad(r, 0),
-                                   .ddt_bias = grad(r, 1), .dd = grad(r, 2), .workspace = r->run->m->own.workspace};
+                                   .dskip = r->d_out[2].p, .da = r->d_in[0], .db = r->d_in[1],
+                                   .da_log = mt_rule_grad(r, 0), .ddt_bias = mt_rule_grad(r, 1),
+                                   .dd = mt_rule_grad(r, 2), .workspace = r->run->m->own.workspace};
     return mt_op_delta_gates_bwd(r->run->m->dev, &a, err);
 }
 
@@ -132,17 +118,13 @@ static struct mt_delta_rule rule_args(const struct mt_rule_run *r)
     return (struct mt_delta_rule){.n = r->run->in->n_tokens, .n_docs = r->run->in->n_docs,
                                   .max_len = r->run->in->max_len, .dtype = r->run->m->dt, .plain = plain, .eps = 1e-6f,
                                   .scale = plain ? 1 : (float)(1 / sqrt((double)r->in[1].dim)),
-                                  .skip = plain ? weight(r, 0) : NULL, .cu_seqlens = r->run->in->cu_seqlens,
+                                  .skip = plain ? mt_rule_weight(r, 0) : NULL, .cu_seqlens = r->run->in->cu_seqlens,
                                   .cu_seqlens_host = r->run->in->cu_seqlens_host, .q = r->in[0], .k = r->in[1],
                                   .v = r->in[2], .o = r->out[0], .beta = r->in[3].p, .g = r->in[4].p,
                                   .workspace = r->workspace, .carried = carried(r, false, 0)};
 }
 
-static int rule(const struct mt_rule_run *r, struct mt_err *err)
-{
-    struct mt_delta_rule a = rule_args(r);
-    return mt_op_delta_rule(r->run->m->dev, &a, err);
-}
+MT_RULE_RUNS(rule, delta_rule, rule_args)
 
 static int rule_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
@@ -176,19 +158,15 @@ static struct mt_gated_norm gated_args(const struct mt_rule_run *r)
 {
     return (struct mt_gated_norm){.n = r->run->in->n_tokens, .dtype = r->run->m->dt,
                                   .gate_first = r->recipe->spec->delta.plain, .eps = (float)r->node->number,
-                                  .x = r->in[0], .z = r->in[1], .y = r->out[0], .w = weight(r, 0)};
+                                  .x = r->in[0], .z = r->in[1], .y = r->out[0], .w = mt_rule_weight(r, 0)};
 }
 
-static int gated(const struct mt_rule_run *r, struct mt_err *err)
-{
-    struct mt_gated_norm a = gated_args(r);
-    return mt_op_gated_norm(r->run->m->dev, &a, err);
-}
+MT_RULE_RUNS(gated, gated_norm, gated_args)
 
 static int gated_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_gated_norm_bwd a = {.fwd = gated_args(r), .dy = r->d_out[0], .dx = r->d_in[0], .dz = r->d_in[1],
-                                  .dw = grad(r, 0), .workspace = r->run->m->own.workspace};
+                                  .dw = mt_rule_grad(r, 0), .workspace = r->run->m->own.workspace};
     return mt_op_gated_norm_bwd(r->run->m->dev, &a, err);
 }
 

@@ -387,18 +387,12 @@ enum { TRIES = 3 }; /* memory that lacked for a moment costs no record */
 
 cJSON *mt_metrics_step_record(const struct mt_step_report *r)
 {
-    cJSON *o = NULL;
-    for (int i = 0; i < TRIES && !o; i++)
-        o = step_record(r);
-    return o;
+    return step_record(r) ?: step_record(r) ?: step_record(r);
 }
 
 cJSON *mt_metrics_eval_record(const struct mt_eval_report *r)
 {
-    cJSON *o = NULL;
-    for (int i = 0; i < TRIES && !o; i++)
-        o = eval_record(r);
-    return o;
+    return eval_record(r) ?: eval_record(r) ?: eval_record(r);
 }
 
 static void put_csv(struct mt_str *s, const struct table *t, const cJSON *record)
