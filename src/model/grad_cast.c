@@ -10,7 +10,8 @@
 
 struct cast {
     mt_model *m;
-    float *g, *partials; /* partials: of the tensor; NULL: of a direction */
+    const float *g;
+    float *partials; /* of the tensor; NULL: of a direction */
     char *dst;
     enum mt_dtype dtype;
 };
@@ -56,15 +57,8 @@ int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst
                          struct mt_err *err)
 {
     const struct mt_tensor *t = &m->layout->tensors[tensor];
-    return mt_op_grad_cast(m->dev,
-                           &(struct mt_grad_cast){
-                               .n = t->n,
-                               .src = src,
-                               .dst_dtype = dst_dtype,
-                               .dst = (char *)dst + t->grad * mt_dtype_size(dst_dtype),
-                               .partials = partials_of(m, tensor),
-                           },
-                           err);
+    const struct cast c = {m, src, partials_of(m, tensor), dst, dst_dtype};
+    return cast_piece(&c, 0, 0, t->n, c.dst + t->grad * mt_dtype_size(dst_dtype), err);
 }
 
 int mt_model_compact_rows(mt_model *m, const void *cast, enum mt_dtype dtype, void *packed, struct mt_err *err)

@@ -70,35 +70,34 @@ static int upload_ones(mt_model *m, struct mt_err *err)
     size_t n = mt_model_n_ones(m->layout), size = mt_dtype_size(m->dt), bytes = n * size;
     const float f32 = 1;
     const uint16_t bf16 = mt_f32_to_bf16(1);
-    char *host = mt_calloc(n, size);
+    MT_FREED char *host = mt_calloc(n, size);
     if (!host)
         return mt_fail_nomem(err, "rotary tables", bytes);
     for (size_t i = 0; i < n; i++)
         memcpy(host + i * size, m->dt == MT_F32 ? (const void *)&f32 : &bf16, size);
     int rc = mt_model_copy(m, m->one, host, bytes, err);
     int sync = mt_device_sync(m->dev, rc ? NULL : err);
-    free(host);
-    return rc ? rc : sync;
+    return rc ?: sync;
 }
 
 int mt_model_upload_tables(mt_model *m, struct mt_err *err)
 {
     size_t floats = mt_rope_table_bytes(&m->p) / sizeof(float);
-    float *host = mt_calloc(floats, sizeof(float)), *next = host;
+    MT_FREED float *host = mt_calloc(floats, sizeof(float));
+    float *next = host;
     char *at = m->tables;
-    int rc = host ? 0 : mt_fail_nomem(err, "rotary tables", floats * sizeof(float));
+    int rc = 0;
+    if (!host)
+        return mt_fail_nomem(err, "rotary tables", floats * sizeof(float));
     for (int i = 0; i < m->layout->cfg.n_ropes && !rc; i++) {
         struct table_rows r = table_rows(&m->p, i);
         rc = upload_rope(m, i, &at, next, err);
         next += 2 * r.all * r.half;
     }
-    if (!host)
-        return rc;
     if (!rc && m->one)
         rc = upload_ones(m, err);
     int sync = mt_device_sync(m->dev, rc ? NULL : err);
-    free(host);
-    return rc ? rc : sync;
+    return rc ?: sync;
 }
 
 static void lay_out_rope(struct mt_rope_rows *r, const struct mt_model_params *p, int rope, size_t *at, void *base)

@@ -74,10 +74,7 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
             item = &s->targets.items[i];
             s->targets.items[i].used = true;
         }
-    if (item && s->dora && part->layer < 0)
-        refuse(b, "adapter.targets: \"%s\" matches %s, for which adapter.kind = dora is not supported: set kind = lora",
-               item->name, module);
-    if (item && s->dora && !usual)
+    if (item && s->dora && (part->layer < 0 || !usual))
         refuse(b, "adapter.targets: \"%s\" matches %s, for which adapter.kind = dora is not supported: set kind = lora",
                item->name, module);
     if (item && s->dora && (t->expert >= 0 || mt_peft_wraps_parameter(b->l, own)))
