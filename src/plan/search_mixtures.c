@@ -20,6 +20,7 @@ enum {
 
 /* Mixtures of recomputation and offloading for a group, with a number of slots. */
 struct mixture {
+    struct mt_search *s;
     const struct mt_search_group *g;
     int64_t slots;
     size_t n_open;
@@ -62,29 +63,24 @@ static struct mt_records fill(const struct mixture *m, int64_t n, int64_t of)
     return r;
 }
 
-/* Seconds of a step of the group with that placement; INFINITY if it does not fit. */
-static int try_placement(double *seconds, struct mt_search *s, struct mixture *m, const struct mt_placement *p,
-                         struct mt_err *err)
+/* Tries the group with that placement and so many records offloaded. *seconds, unless it is NULL: of a step; INFINITY
+ * if it does not fit. */
+static int try_records(struct mixture *m, struct mt_placement p, const struct mt_records *records, double *seconds,
+                       struct mt_err *err)
 {
     struct mt_plan_request t = m->g->r;
     struct mt_sim_result sim;
-    t.placement = *p;
-    int rc = mt_search_try(s, &t, m->g->costs, &sim, err);
-    *seconds = sim.seconds > 0 ? mt_search_seconds(s, &sim) : INFINITY;
-    if (*seconds < m->seconds) {
-        m->seconds = *seconds;
-        m->best = *p;
-    }
-    return rc;
-}
-
-static int try_records(double *seconds, struct mt_search *s, struct mixture *m, const struct mt_records *records,
-                       struct mt_err *err)
-{
-    struct mt_placement p = m->g->r.placement;
     mt_records_place(records, &p);
-    p.slots = m->slots;
-    return try_placement(seconds, s, m, &p, err);
+    t.placement = p;
+    int rc = mt_search_try(m->s, &t, m->g->costs, &sim, err);
+    double took = sim.seconds > 0 ? mt_search_seconds(m->s, &sim) : INFINITY;
+    if (took < m->seconds) {
+        m->seconds = took;
+        m->best = p;
+    }
+    if (seconds)
+        *seconds = took;
+    return rc;
 }
 
 /* As many steps between nothing and everything as can be told apart. */
@@ -93,24 +89,26 @@ static int64_t all_steps(const struct mixture *m)
     return layers_to_send(m->g) * (m->together || m->n_open == 1 ? 1 : 2);
 }
 
-static int try_filled(double *seconds, struct mt_search *s, struct mixture *m, int64_t n, struct mt_err *err)
+static int try_filled(double *seconds, struct mixture *m, int64_t n, struct mt_err *err)
 {
+    struct mt_placement p = m->g->r.placement;
     struct mt_records r = fill(m, n, all_steps(m));
-    return try_records(seconds, s, m, &r, err);
+    p.slots = m->slots;
+    return try_records(m, p, &r, seconds, err);
 }
 
 /* Whether a few of n records make the step shorter than none, by their share of what is worth refining: if not, more of
  * them are not worth it either. */
-static int few_help(bool *help, struct mt_search *s, struct mixture *m, int64_t n, struct mt_err *err)
+static int few_help(bool *help, struct mixture *m, int64_t n, struct mt_err *err)
 {
     enum { OF = 16 };
     double none, few = 0;
     *help = true;
-    if (s->r->layout->n_units < MANY_UNITS)
+    if (m->s->r->layout->n_units < MANY_UNITS)
         return 0;
-    int rc = try_filled(&none, s, m, 0, err);
+    int rc = try_filled(&none, m, 0, err);
     if (!rc && none < INFINITY)
-        rc = try_filled(&few, s, m, MT_MAX(n / OF, (int64_t)1), err);
+        rc = try_filled(&few, m, MT_MAX(n / OF, (int64_t)1), err);
     *help = !(none < INFINITY) || few * (1 + (MT_SEARCH_NEAR_ENOUGH - 1) / OF) < none;
     return rc;
 }
@@ -119,7 +117,7 @@ static int few_help(bool *help, struct mt_search *s, struct mixture *m, int64_t 
  * Finds how many of the recomputed layers' records to offload: each makes the step shorter while the link carries them
  * during compute, and longer beyond that. Golden section finds the best number in a few simulations.
  */
-static int mix_offloading(struct mt_search *s, struct mixture *m, struct mt_err *err)
+static int mix_offloading(struct mixture *m, struct mt_err *err)
 {
     enum { CLOSE = 24 }; /* the best are refined by shift() */
     const double share = 0.6180339887498949;
@@ -127,26 +125,26 @@ static int mix_offloading(struct mt_search *s, struct mixture *m, struct mt_err 
     int64_t a = hi - inner, b = inner, least = hi / CLOSE; /* lo < a < b < hi */
     double at_a = 0, at_b = 0, at_hi, at_lo = 0;
     bool help;
-    int rc = few_help(&help, s, m, hi, err);
+    int rc = few_help(&help, m, hi, err);
     if (rc || !help)
         return rc;
     if (m->n_open == 1 || m->together)
-        rc = try_filled(&at_hi, s, m, hi, err);
+        rc = try_filled(&at_hi, m, hi, err);
     if (!rc && a < b)
-        rc = try_filled(&at_a, s, m, a, err);
+        rc = try_filled(&at_a, m, a, err);
     if (!rc && a < b)
-        rc = try_filled(&at_b, s, m, b, err);
+        rc = try_filled(&at_b, m, b, err);
     if (!rc && !(at_a < INFINITY) && !(at_b < INFINITY))
-        rc = try_filled(&at_lo, s, m, lo, err);
+        rc = try_filled(&at_lo, m, lo, err);
     while (!rc && at_lo < INFINITY && lo < a && a < b && b < hi && hi - lo > least) {
         if (at_a <= at_b) {
             hi = b, b = a, at_b = at_a;
             a = hi - llround((double)(hi - lo) * share);
-            rc = a < b ? try_filled(&at_a, s, m, a, err) : 0;
+            rc = a < b ? try_filled(&at_a, m, a, err) : 0;
         } else {
             lo = a, a = b, at_a = at_b;
             b = lo + llround((double)(hi - lo) * share);
-            rc = a < b && b < hi ? try_filled(&at_b, s, m, b, err) : 0;
+            rc = a < b && b < hi ? try_filled(&at_b, m, b, err) : 0;
         }
     }
     return rc;
@@ -208,33 +206,22 @@ static double least_without_recompute(const struct mt_search_groups *all, const 
 }
 
 /* Tries variants of a mixture's best placement: another number of slots, and some records kept instead of offloaded. */
-static int refine_mixture(struct mt_search *s, struct mixture *m, struct mt_err *err)
+static int refine_mixture(struct mixture *m, struct mt_err *err)
 {
-    const struct mt_placement *asked = &s->r->placement, best = m->best;
+    const struct mt_placement *asked = &m->s->r->placement, best = m->best;
     int rc = 0, most_slots = asked->slots == MT_AUTO ? 4 : 2, most_kept = asked->keep_layers == MT_AUTO ? 2 : 0;
     for (int slots = 2; slots <= most_slots && !rc; slots++)
         for (int keep = 0; keep <= most_kept && !rc; keep++) {
             struct mt_placement p = best;
             struct mt_records r = mt_records_of(m->g->r.layout, &best);
-            double seconds;
             p.slots = asked->slots == MT_AUTO ? slots : asked->slots;
             p.keep_layers = asked->keep_layers == MT_AUTO ? keep : asked->keep_layers;
             for (size_t i = 0; i < m->n_open; i++)
                 r.layers[m->open[i].kind] = MT_MAX(r.layers[m->open[i].kind] - keep, (int64_t)0);
-            mt_records_place(&r, &p);
             if (keep || (p.slots != best.slots && slots == 4))
-                rc = try_placement(&seconds, s, m, &p, err);
+                rc = try_records(m, p, &r, NULL, err);
         }
     return rc;
-}
-
-/* Tries the mixture's best placement with other numbers of records. */
-static int try_near(double *seconds, struct mt_search *s, struct mixture *m, const struct mt_records *records,
-                    struct mt_err *err)
-{
-    struct mt_placement p = m->best;
-    mt_records_place(records, &p);
-    return try_placement(seconds, s, m, &p, err);
 }
 
 static int64_t most_layers(const struct mixture *m)
@@ -243,24 +230,23 @@ static int64_t most_layers(const struct mixture *m)
 }
 
 /* Tries k layers' records more or fewer of each segment. */
-static int shift(struct mt_search *s, struct mixture *m, int64_t k, struct mt_err *err)
+static int shift(struct mixture *m, int64_t k, struct mt_err *err)
 {
     int rc = 0;
     for (size_t i = 0; i < 2 * m->n_open && !rc; i++) {
         struct mt_records records = mt_records_of(m->g->r.layout, &m->best);
         int64_t *n = &records.layers[m->open[i / 2].kind], had = *n;
-        double seconds;
         *n = MT_CLAMP(had + (i & 1 ? -k : k), (int64_t)0, most_layers(m));
         if (*n != had)
-            rc = try_near(&seconds, s, m, &records, err);
+            rc = try_records(m, m->best, &records, NULL, err);
     }
     return rc;
 }
 
 /* Tries k layers' records fewer of one segment, and as many more of another as have the same bytes, or a few less if
  * these do not fit. */
-static int exchange(struct mt_search *s, struct mixture *m, const struct open_segment *from,
-                    const struct open_segment *to, int64_t k, struct mt_err *err)
+static int exchange(struct mixture *m, const struct open_segment *from, const struct open_segment *to, int64_t k,
+                    struct mt_err *err)
 {
     enum { SPARE = 2, TRIES = 3 };
     struct mt_records records = mt_records_of(m->g->r.layout, &m->best);
@@ -272,49 +258,48 @@ static int exchange(struct mt_search *s, struct mixture *m, const struct open_se
     records.layers[from->kind] -= k;
     for (int i = 0; i < TRIES && more > 0 && !(seconds < INFINITY) && !rc; i++, more--) {
         records.layers[to->kind] = MT_MIN(had + more, most_layers(m));
-        rc = try_near(&seconds, s, m, &records, err);
+        rc = try_records(m, m->best, &records, &seconds, err);
     }
     return rc;
 }
 
 /* Memory and the link are filled in whole records, and a step is more than its compute: tries a few other numbers. */
-static int polish(struct mt_search *s, struct mixture *m, struct mt_err *err)
+static int polish(struct mixture *m, struct mt_err *err)
 {
     enum { MOST = 3 };
-    bool large = s->r->layout->n_units >= MANY_UNITS;
+    bool large = m->s->r->layout->n_units >= MANY_UNITS;
     int rc = 0;
     for (int64_t k = large ? 2 : 4; k && !rc && !mt_search_is_long(m->g); k /= large ? 4 : 2)
-        rc = shift(s, m, k, err);
+        rc = shift(m, k, err);
     for (size_t a = 0; a < m->n_open && !large; a++)
         for (size_t b = 0; b < m->n_open; b++) {
             double before = INFINITY;
             for (int64_t k = 1; k <= MOST && a != b && m->seconds < before && !rc; k++) {
                 before = m->seconds;
-                rc = exchange(s, m, &m->open[a], &m->open[b], k, err);
+                rc = exchange(m, &m->open[a], &m->open[b], k, err);
             }
         }
     return rc;
 }
 
 /* Whether a mixture gathers the embedding's rows on the host decides between some that are nearly equal. */
-static int try_gathered(struct mt_search *s, struct mixture *m, struct mt_err *err)
+static int try_gathered(struct mixture *m, struct mt_err *err)
 {
     struct mt_placement p = m->best;
-    double seconds;
-    if (s->r->placement.embedding != MT_EMBEDDING_AUTO || mt_search_is_long(m->g))
-        return 0;
+    struct mt_records same = mt_records_of(m->g->r.layout, &p);
     p.embedding = MT_EMBEDDING_HOST;
-    return try_placement(&seconds, s, m, &p, err);
+    bool open = m->s->r->placement.embedding == MT_EMBEDDING_AUTO && !mt_search_is_long(m->g);
+    return open ? try_records(m, p, &same, NULL, err) : 0;
 }
 
 /* Refines the best mixtures, if they are better than what was found before. */
-static int refine_best(struct mixture *mix, size_t n, struct mt_search *s, struct mt_err *err)
+static int refine_best(struct mixture *mix, size_t n, struct mt_err *err)
 {
     int rc = 0;
     for (size_t i = 0; i < n && mix[i].seconds <= NEARLY * mix[0].seconds && !rc; i++)
-        rc = refine_mixture(s, &mix[i], err)
-          ?: polish(s, &mix[i], err)
-          ?: try_gathered(s, &mix[i], err);
+        rc = refine_mixture(&mix[i], err)
+          ?: polish(&mix[i], err)
+          ?: try_gathered(&mix[i], err);
     return rc;
 }
 
@@ -329,7 +314,7 @@ static int mix_together(struct mixture *mix, size_t n, struct mt_search *s, stru
         other.together = true;
         if (other.n_open < 2 || mt_search_is_long(other.g))
             continue;
-        rc = mix_offloading(s, &other, err);
+        rc = mix_offloading(&other, err);
         other.together = false;
         mix[i] = other;
     }
@@ -362,14 +347,15 @@ static int mix_groups(struct mixture mix[MAX_MIXED], size_t *n, struct mt_search
         if (skip || (s->found && least_without_recompute(all, g) * MT_SEARCH_NEAR_ENOUGH >= s->best.sim.makespan))
             continue;
         struct mixture *m = &mix[(*n)++];
-        *m = (struct mixture){.g = g, .slots = p->slots == MT_AUTO ? usual_slots(s->r) : p->slots, .seconds = INFINITY};
+        *m = (struct mixture){.s = s, .g = g, .slots = p->slots == MT_AUTO ? usual_slots(s->r) : p->slots,
+                              .seconds = INFINITY};
         if (m > mix) { /* what a segment saves a byte hardly depends on the group */
             memcpy(m->open, mix->open, sizeof(m->open));
             m->n_open = mix->n_open;
         } else {
             rc = find_open(m, s->r, err);
         }
-        rc = rc ?: mix_offloading(s, m, err);
+        rc = rc ?: mix_offloading(m, err);
         if (mt_search_is_long(g))
             break;
     }
@@ -389,7 +375,7 @@ static int mix_with_fewer_slots(struct mixture mix[MAX_MIXED], size_t n, struct 
             continue;
         few.slots = usual_slots(s->r) - 1;
         few.seconds = INFINITY;
-        rc = mix_offloading(s, &few, err);
+        rc = mix_offloading(&few, err);
         if (few.seconds < mix[i].seconds)
             mix[i] = few;
     }
@@ -415,5 +401,5 @@ int mt_search_mixtures(struct mt_search *s, const struct mt_search_groups *all, 
     bool better = n && s->found && s->best.sim.seconds < before;
     if (n)
         qsort(mix, n, sizeof(*mix), compare_mixtures);
-    return rc || !better ? rc : refine_best(mix, MT_MIN(n, (size_t)MAX_REFINED), s, err);
+    return rc || !better ? rc : refine_best(mix, MT_MIN(n, (size_t)MAX_REFINED), err);
 }
