@@ -59,11 +59,6 @@ static size_t inner_of(const struct mt_hf_config *c)
     return (size_t)mt_moe_inner(&c->moe, c->moe.width);
 }
 
-static size_t row_of(const mt_model *m)
-{
-    return mt_moe_row(&m->layout->cfg);
-}
-
 /* Offsets of the gradients of an expert's parameters; returns the elements of all of them. */
 static size_t lay_out_gradient(size_t at[MT_EXPERT_MAX_PARAMS], const struct mt_param *p)
 {
@@ -149,6 +144,9 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
 /* Some rows of one expert. */
 struct tile {
     const struct mt_part_run *run;
+    mt_model *m;
+    const struct mt_moe *moe;
+    size_t hidden, width, inner;             /* of rows: of the input, of the activation, of gate and up */
     struct mt_param p[MT_EXPERT_MAX_PARAMS]; /* with offsets in w and grad */
     const void *w;                     /* the unit's buffer, or scratch with this expert alone */
     struct mt_routing routing;
@@ -165,14 +163,13 @@ struct tile {
 
 static int gather(const struct tile *t, const void *from, const float *weights, void *to, struct mt_err *err)
 {
-    const mt_model *m = t->run->m;
-    return mt_op_moe_gather(m->dev,
+    return mt_op_moe_gather(t->m->dev,
                             &(struct mt_moe_gather){
                                 .n = t->n,
                                 .n_padded = t->n_padded,
-                                .c = row_of(m),
-                                .k = (size_t)m->layout->cfg.moe.top_k,
-                                .dtype = m->dt,
+                                .c = t->hidden,
+                                .k = (size_t)t->moe->top_k,
+                                .dtype = t->m->dt,
                                 .list = t->list,
                                 .x = from,
                                 .weights = weights,
@@ -183,37 +180,33 @@ static int gather(const struct tile *t, const void *from, const float *weights, 
 
 static enum mt_glu_kind activation_of(const struct tile *t)
 {
-    if (t->run->m->layout->cfg.moe.ungated)
-        return MT_GLU_RELU2;
-    return t->run->m->layout->cfg.moe.clamped ? MT_GLU_CLAMPED : mt_activation(t->run->part->spec);
+    return t->moe->ungated   ? MT_GLU_RELU2
+           : t->moe->clamped ? MT_GLU_CLAMPED
+                             : mt_activation(t->run->part->spec);
 }
 
 /* From the step's rows to gate and up. */
 static int open_tile(const struct tile *t, struct mt_err *err)
 {
-    mt_model *m = t->run->m;
-    int rc = gather(t, mt_value(t->run, MT_ROLE_ROWS), NULL, t->s.x, err);
-    return rc ? rc : mt_linear(m, t->n_padded, row_of(m), inner_of(&m->layout->cfg), t->s.x, t->w,
-                               t->p[MT_EXPERT_GATE_UP], t->p[MT_EXPERT_GATE_UP_BIAS], NULL, t->s.gate_up,
-                               err);
+    return gather(t, mt_value(t->run, MT_ROLE_ROWS), NULL, t->s.x, err)
+        ?: mt_linear(t->m, t->n_padded, t->hidden, t->inner, t->s.x, t->w, t->p[MT_EXPERT_GATE_UP],
+                     t->p[MT_EXPERT_GATE_UP_BIAS], NULL, t->s.gate_up, err);
 }
 
 static int activate(const struct tile *t, struct mt_err *err)
 {
-    const struct mt_moe *moe = &t->run->m->layout->cfg.moe;
-    struct mt_mlp_act a = {.n = t->n_padded, .f = (size_t)moe->width, .ungated = moe->ungated,
-                       .kind = moe->ungated ? (int)MT_ACTIVATE_RELU2 : (int)activation_of(t), .x = t->s.gate_up,
-                       .out = t->s.act, .alpha = (float)moe->alpha, .limit = (float)moe->limit};
-    return mt_mlp_act(t->run->m, &a, err);
+    bool ungated = t->moe->ungated;
+    struct mt_mlp_act a = {.n = t->n_padded, .f = t->width, .ungated = ungated,
+                           .kind = ungated ? (int)MT_ACTIVATE_RELU2 : (int)activation_of(t), .x = t->s.gate_up,
+                           .out = t->s.act, .alpha = (float)t->moe->alpha, .limit = (float)t->moe->limit};
+    return mt_mlp_act(t->m, &a, err);
 }
 
 static int forward_tile(const struct tile *t, struct mt_err *err)
 {
-    mt_model *m = t->run->m;
-    size_t width = (size_t)m->layout->cfg.moe.width;
     return open_tile(t, err)
         ?: activate(t, err)
-        ?: mt_linear(m, t->n_padded, width, row_of(m), t->s.act, t->w, t->p[MT_EXPERT_DOWN],
+        ?: mt_linear(t->m, t->n_padded, t->width, t->hidden, t->s.act, t->w, t->p[MT_EXPERT_DOWN],
                      t->p[MT_EXPERT_DOWN_BIAS], NULL, t->s.out, err);
 }
 
@@ -222,17 +215,16 @@ static int weight_gradient(const struct tile *t, const struct mt_linear_bwd *of,
 {
     struct mt_linear_bwd own = *of;
     own.p.adapter = NULL;
-    return t->grad ? mt_linear_weight_grad(t->run->m, &own, err) : 0;
+    return t->grad ? mt_linear_weight_grad(t->m, &own, err) : 0;
 }
 
 /* db = column sums of dy: rows of padding are zero. */
 static int bias_gradient(const struct tile *t, int role, const void *dy, struct mt_err *err)
 {
-    mt_model *m = t->run->m;
     size_t n = t->p[role].n;
     float *db = t->grad ? mt_grad_of(t->grad, t->p[role]) : NULL;
-    int rc = db && t->first ? mt_op_zero(m->dev, &(struct mt_zero){db, n * sizeof(*db)}, err) : 0;
-    return rc ?: mt_column_sums(m, t->n_padded, n, m->dt, dy, db, err);
+    int rc = db && t->first ? mt_op_zero(t->m->dev, &(struct mt_zero){db, n * sizeof(*db)}, err) : 0;
+    return rc ?: mt_column_sums(t->m, t->n_padded, n, t->m->dt, dy, db, err);
 }
 
 /* For the adapters of a linear layer of the expert, after its input's gradient. Down: x is weighted, not dy. */
@@ -241,30 +233,28 @@ static int adapter_gradient(const struct tile *t, const struct mt_linear_bwd *of
     struct mt_adapter_run run = {.adapter = of->p.adapter, .n = t->n_padded, .ld = of->out, .x = of->x, .w = of->w,
                                  .dy = of->dy, .g = t->grad ? t->grad + t->adapters_at : NULL,
                                  .g_first = t->adapters.first};
-    return t->grad ? mt_adapter_weight_grad(t->run->m, &run, err) : 0;
+    return t->grad ? mt_adapter_weight_grad(t->m, &run, err) : 0;
 }
 
 static int gated_backward(const struct tile *t, struct mt_err *err)
 {
-    const mt_model *m = t->run->m;
-    const struct mt_moe *moe = &m->layout->cfg.moe;
     const struct mt_param *b = &t->p[MT_EXPERT_DOWN_BIAS];
-    const void *bias = b->n ? mt_elem(m, t->w, b->at) : NULL;
-    return mt_op_expert_glu_bwd(m->dev,
+    const void *bias = b->n ? mt_elem(t->m, t->w, b->at) : NULL;
+    return mt_op_expert_glu_bwd(t->m->dev,
                                 &(struct mt_expert_glu_bwd){
                                     .n = t->n,
                                     .n_padded = t->n_padded,
-                                    .f = (size_t)moe->width,
-                                    .k = (size_t)moe->top_k,
-                                    .dtype = m->dt,
+                                    .f = t->width,
+                                    .k = (size_t)t->moe->top_k,
+                                    .dtype = t->m->dt,
                                     .kind = activation_of(t),
-                                    .alpha = (float)moe->alpha,
-                                    .limit = (float)moe->limit,
+                                    .alpha = (float)t->moe->alpha,
+                                    .limit = (float)t->moe->limit,
                                     .gate_up = t->s.gate_up,
                                     .dout = t->s.act,
                                     .list = t->list,
                                     .weights = t->routing.weights,
-                                    .c = row_of(m),
+                                    .c = t->hidden,
                                     .down_bias = bias,
                                     .d_o = bias ? t->s.d_o : NULL,
                                     .dgate_up = t->s.gate_up,
@@ -277,12 +267,11 @@ static int gated_backward(const struct tile *t, struct mt_err *err)
 /* Does not recompute the output: mt_expert_glu_bwd computes the gradient of a row's weight without it. */
 static int backward_tile(const struct tile *t, struct mt_err *err)
 {
-    mt_model *m = t->run->m;
-    size_t width = (size_t)m->layout->cfg.moe.width, hidden = row_of(m), inner = inner_of(&m->layout->cfg);
-    struct mt_linear_bwd down = {.n = t->n_padded, .in = width, .out = hidden, .x = t->s.act, .w = t->w,
+    mt_model *m = t->m;
+    struct mt_linear_bwd down = {.n = t->n_padded, .in = t->width, .out = t->hidden, .x = t->s.act, .w = t->w,
                                  .dy = t->s.d_o, .p = t->p[MT_EXPERT_DOWN], .g = t->grad, .first = t->first,
                                  .dx = t->s.act};
-    struct mt_linear_bwd gate_up = {.n = t->n_padded, .in = hidden, .out = inner, .x = t->s.x, .w = t->w,
+    struct mt_linear_bwd gate_up = {.n = t->n_padded, .in = t->hidden, .out = t->inner, .x = t->s.x, .w = t->w,
                                     .dy = t->s.gate_up, .p = t->p[MT_EXPERT_GATE_UP], .g = t->grad,
                                     .first = t->first, .dx = t->s.out};
     const struct mt_param *bias = &t->p[MT_EXPERT_DOWN_BIAS];
@@ -304,11 +293,13 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
 
 static struct tile begin_expert(const struct mt_part_run *r, int expert, int side)
 {
-    struct tile t = {.run = r, .piece = (size_t)expert, .side = MT_MAX(side - 1, 0), .w = r->w};
+    mt_model *m = r->m;
+    const struct mt_hf_config *c = &m->layout->cfg;
+    struct tile t = {.run = r, .m = m, .moe = &c->moe, .hidden = mt_moe_row(c), .width = (size_t)c->moe.width,
+                     .inner = inner_of(c), .piece = (size_t)expert, .side = MT_MAX(side - 1, 0), .w = r->w};
     const struct mt_param *p = r->part->expert[expert];
     size_t at[MT_EXPERT_MAX_PARAMS];
-    mt_model *m = r->m;
-    mt_routing_layout(&t.routing, &m->layout->cfg.moe, mt_model_group_rows(&m->p), mt_value(r, MT_ROLE_ROUTING));
+    mt_routing_layout(&t.routing, t.moe, mt_model_group_rows(&m->p), mt_value(r, MT_ROLE_ROUTING));
     t.adapters = adapters_of(p);
     t.adapters_at = lay_out_gradient(at, p);
     lay_out_scratch(&t.s, &m->p, m->dev, gradient_elems(m->layout), m->n_sides, r->scratch);
@@ -324,7 +315,7 @@ static struct tile begin_expert(const struct mt_part_run *r, int expert, int sid
 /* Decodes the expert's weights, if the unit keeps codes. */
 static int open_codes(struct tile *t, int expert, struct mt_err *err)
 {
-    const mt_model *m = t->run->m;
+    const mt_model *m = t->m;
     if (!mt_unit_keeps_codes(m->layout, t->run->of->unit, m->dt))
         return 0;
     t->w = t->s.of[t->side].w;
@@ -340,14 +331,13 @@ struct pass {
     struct mt_outputs_sum sum;
 };
 
-/* The scratch, from these rows on. */
-static void skip_rows(struct scratch *s, const mt_model *m, size_t rows)
+/* The tile's scratch, from these rows on. */
+static void skip_rows(struct tile *t, size_t rows)
 {
-    size_t hidden = rows * row_of(m), width = rows * (size_t)m->layout->cfg.moe.width;
-    s->x = mt_elem(m, s->x, hidden);
-    s->d_o = mt_elem(m, s->d_o, hidden);
-    s->gate_up = mt_elem(m, s->gate_up, rows * inner_of(&m->layout->cfg));
-    s->act = mt_elem(m, s->act, width);
+    t->s.x = mt_elem(t->m, t->s.x, rows * t->hidden);
+    t->s.d_o = mt_elem(t->m, t->s.d_o, rows * t->hidden);
+    t->s.gate_up = mt_elem(t->m, t->s.gate_up, rows * t->inner);
+    t->s.act = mt_elem(t->m, t->s.act, rows * t->width);
 }
 
 /* The tile on a side stream, which COMPUTE follows. */
@@ -355,7 +345,7 @@ static int run_tile(struct tile t, const struct pass *pass, struct mt_sides *sid
 {
     size_t first = 0;
     int rc = mt_sides_take_rows(sides, t.n_padded, &first, err);
-    skip_rows(&t.s, t.run->m, first);
+    skip_rows(&t, first);
     return rc ?: pass->run(&t, err)
               ?: mt_sides_follow(sides, err)
               ?: mt_sides_give_rows(sides, err);
@@ -365,7 +355,7 @@ static int run_tile(struct tile t, const struct pass *pass, struct mt_sides *sid
 static int take_outputs(const struct tile *t, size_t place, size_t n, const struct pass *pass, struct mt_sides *sides,
                         struct mt_err *err)
 {
-    mt_model *m = t->run->m;
+    mt_model *m = t->m;
     if (mt_outputs_take(&m->outputs, place, n, pass->sum.down))
         return 0;
     int rc = mt_sides_join(sides, err)
@@ -378,7 +368,7 @@ static int take_outputs(const struct tile *t, size_t place, size_t n, const stru
 /* All tiles of an expert are next to each other, if they fit. */
 static int run_tiles(struct tile *t, int expert, const struct pass *pass, struct mt_sides *sides, struct mt_err *err)
 {
-    mt_model *m = t->run->m;
+    mt_model *m = t->m;
     struct mt_expert_list list = mt_model_expert_list(m, t->run->part->layer, expert, t->run->of->mb);
     size_t rows = padded_rows(m->dev, list.n);
     int rc = list.n && rows <= m->outputs.n ? take_outputs(t, list.place, rows, pass, sides, err) : 0;
@@ -444,7 +434,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 /* Casts the gradients of an expert into the buffer that is copied to the host, with the sums of their squares. */
 static int cast_gradients(const struct tile *t, int expert, struct mt_err *err)
 {
-    mt_model *m = t->run->m;
+    mt_model *m = t->m;
     const struct mt_unit *u = &m->layout->units[t->run->of->unit];
     const struct mt_param *own = t->run->part->expert[t->piece];
     int rc = 0;

@@ -39,13 +39,6 @@ static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_l
     return mt_norm_workspace(p, &p->layout->cfg.norm, dev);
 }
 
-static struct scratch scratch_of(const mt_model *m)
-{
-    struct scratch s;
-    lay_out_scratch(&s, &m->p, m->unit_scratch);
-    return s;
-}
-
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 {
     const struct mt_hf_config *c = mt_layout_builder_config(b);
@@ -81,71 +74,68 @@ const struct mt_part_kind mt_part_head = {
     .macs_per_token = macs_per_token,
 };
 
-/* The last norm, of n rows of x; w: the head's weights. */
-static struct mt_norm norm_of(const mt_model *m, size_t n, const void *x, const void *w)
-{
-    return (struct mt_norm){.spec = &m->layout->cfg.norm, .n = n, .x = x, .w = w, .rstd = scratch_of(m).rstd,
-                            .p = m->layout->parts[m->layout->n_parts - 1].param[MT_HEAD_NORM]};
-}
+/* A run of the head over a micro-batch. */
+struct head {
+    mt_model *m;
+    const struct mt_model_head *a;
+    const struct mt_micro_inputs *in;
+    struct scratch s;
+    struct mt_param out; /* the output matrix: the head's own, or the embedding's */
+    size_t c, vocab, ld; /* ld: of rows of logits */
+    void *dlogits;       /* their gradients of a chunk: rows of ld_d elements */
+    size_t ld_d;
+    size_t piece;        /* rows of logits at once */
+};
 
-/* x *= logit_scale, of n rows of the norm's output or of its gradient. */
-static int scale_rows(mt_model *m, size_t n, void *x, struct mt_err *err)
-{
-    float scale = (float)m->layout->cfg.logit_scale;
-    struct mt_add a = {.n = n * m->wd.c, .dtype = m->dt, .b = x, .out = x, .scale = scale};
-    return scale == 1 ? 0 : mt_op_add(m->dev, &a, err);
-}
-
-/* The output matrix: the head's own, or the embedding's. */
-static struct mt_param output_matrix(const mt_model *m)
+static struct head begin(mt_model *m, const struct mt_model_head *a)
 {
     const struct mt_layout *l = m->layout;
-    return l->tied ? l->parts[0].param[MT_EMBED_TABLE] : l->parts[l->n_parts - 1].param[MT_HEAD_TABLE];
+    size_t ld = mt_model_logits_ld(l);
+    struct head h = {.m = m, .a = a, .in = &m->inputs[a->mb], .c = m->wd.c, .vocab = (size_t)l->cfg.vocab, .ld = ld,
+                     .piece = m->p.logits_piece ? m->p.logits_piece : m->p.logits_chunk};
+    lay_out_scratch(&h.s, &m->p, m->unit_scratch);
+    h.out = l->tied ? l->parts[0].param[MT_EMBED_TABLE] : l->parts[l->n_parts - 1].param[MT_HEAD_TABLE];
+    h.dlogits = m->dlogits ? m->dlogits : m->logits;
+    h.ld_d = m->dlogits ? ld : ld * 4 / mt_dtype_size(m->dt);
+    return h;
 }
 
-static int head_logits(mt_model *m, size_t rows, const void *h, const void *table,
-                       struct mt_err *err)
+/* x *= logit_scale, of the rows of the norm's output or of its gradient. */
+static int scale_rows(const struct head *h, void *x, struct mt_err *err)
 {
-    struct mt_param out = output_matrix(m);
-    size_t vocab = (size_t)m->layout->cfg.vocab;
-    struct mt_adapter_run run = {.adapter = out.adapter, .n = rows, .ld = mt_model_logits_ld(m->layout),
-                                 .y_dtype = MT_F32, .x = h, .w = table, .y = m->logits};
-    const struct mt_linear_shape shape = {rows, m->wd.c, vocab, m->dt, MT_F32};
-    struct mt_gemm g = mt_gemm_output(&shape, h, mt_elem(m, table, out.at), m->logits);
+    float scale = (float)h->m->layout->cfg.logit_scale;
+    struct mt_add a = {.n = h->in->n_loss * h->c, .dtype = h->m->dt, .b = x, .out = x, .scale = scale};
+    return scale == 1 ? 0 : mt_op_add(h->m->dev, &a, err);
+}
+
+/* Of rows x of the norm's output. */
+static int head_logits(const struct head *h, size_t rows, const void *x, struct mt_err *err)
+{
+    mt_model *m = h->m;
+    struct mt_adapter_run run = {.adapter = h->out.adapter, .n = rows, .ld = h->ld, .y_dtype = MT_F32, .x = x,
+                                 .w = h->a->table, .y = m->logits};
+    const struct mt_linear_shape shape = {rows, h->c, h->vocab, m->dt, MT_F32};
+    struct mt_gemm g = mt_gemm_output(&shape, x, mt_elem(m, h->a->table, h->out.at), m->logits);
     g.ldd = run.ld;
     int rc = mt_op_gemm(m->dev, &g, err) ?: mt_adapter_forward(m, &run, err);
-    struct mt_cap cap = {rows, vocab, run.ld, (float)m->layout->cfg.logit_cap, m->logits};
+    struct mt_cap cap = {rows, h->vocab, run.ld, (float)m->layout->cfg.logit_cap, m->logits};
     return rc || !(cap.cap > 0) ? rc : mt_op_cap(m->dev, &cap, err);
 }
 
-/* The logits' gradients of a chunk: rows of ld elements. */
-struct gradients {
-    void *p;
-    size_t ld;
-};
-
-static struct gradients gradients_of(const mt_model *m)
+/* dx = dlogits W and dW += dlogits^T x, of a chunk that begins at row `first`; the first one may overwrite dW. */
+static int head_chunk_backward(const struct head *h, size_t first, size_t rows, struct mt_err *err)
 {
-    size_t ld = mt_model_logits_ld(m->layout);
-    return m->dlogits ? (struct gradients){m->dlogits, ld}
-                      : (struct gradients){m->logits, ld * 4 / mt_dtype_size(m->dt)};
-}
-
-/* dh = dlogits W and dW += dlogits^T h; `first`: dW is overwritten. */
-static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, bool first, size_t rows,
-                               const void *h, void *dh, struct mt_err *err)
-{
-    struct mt_param out = output_matrix(m);
-    float *dw = mt_grad_of(a->g_table, out);
-    size_t vocab = (size_t)m->layout->cfg.vocab;
-    struct gradients dlogits = gradients_of(m);
-    struct mt_adapter_run run = {.adapter = out.adapter, .n = rows, .ld = dlogits.ld, .dx_dtype = m->dt, .x = h,
-                                 .w = a->table, .dy = dlogits.p, .dx = dh, .g = a->g_table};
-    const struct mt_linear_shape shape = {rows, m->wd.c, vocab, m->dt, m->dt};
-    struct mt_gemm of_h = mt_gemm_input_grad(&shape, dlogits.p, mt_elem(m, a->table, out.at), dh),
-                   of_w = mt_gemm_weight_grad(&shape, dlogits.p, h, dw, !first);
-    of_h.lda = of_w.lda = dlogits.ld;
-    int rc = mt_op_gemm(m->dev, &of_h, err)
+    mt_model *m = h->m;
+    const void *x = mt_elem(m, m->dh, first * h->c);
+    void *dx = mt_elem(m, h->s.ds, first * h->c);
+    float *dw = mt_grad_of(h->a->g_table, h->out);
+    struct mt_adapter_run run = {.adapter = h->out.adapter, .n = rows, .ld = h->ld_d, .dx_dtype = m->dt, .x = x,
+                                 .w = h->a->table, .dy = h->dlogits, .dx = dx, .g = h->a->g_table};
+    const struct mt_linear_shape shape = {rows, h->c, h->vocab, m->dt, m->dt};
+    struct mt_gemm of_x = mt_gemm_input_grad(&shape, h->dlogits, mt_elem(m, h->a->table, h->out.at), dx),
+                   of_w = mt_gemm_weight_grad(&shape, h->dlogits, x, dw, !h->a->first_table || first);
+    of_x.lda = of_w.lda = h->ld_d;
+    int rc = mt_op_gemm(m->dev, &of_x, err)
           ?: mt_adapter_input_grad(m, &run, err)
           ?: mt_adapter_weight_grad(m, &run, err);
     return rc || !dw ? rc : mt_op_gemm(m->dev, &of_w, err);
@@ -154,46 +144,40 @@ static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, bool 
 /* What a pass over the micro-batch's rows computes. */
 enum pass { LOSSES, LOSSES_AND_GRADIENTS, GRADIENTS /* after LOSSES */ };
 
-static size_t piece_rows(const mt_model *m)
-{
-    return m->p.logits_piece ? m->p.logits_piece : m->p.logits_chunk;
-}
-
 /* Losses and logits' gradients of rows [first, first + rows) of the micro-batch, from the chunk's row `at` on. */
-static int head_piece(mt_model *m, const struct mt_model_head *a, enum pass pass, size_t first, size_t at, size_t rows,
-                      struct mt_err *err)
+static int head_piece(const struct head *h, enum pass pass, size_t first, size_t at, size_t rows, struct mt_err *err)
 {
-    struct gradients dlogits = gradients_of(m);
-    bool weighed = pass != LOSSES && m->inputs[a->mb].of.rows != MT_ROWS_ALIKE;
-    bool there = pass == GRADIENTS && m->inputs[a->mb].n_loss <= piece_rows(m); /* of the pass before */
-    const struct mt_micro_inputs *in = &m->inputs[a->mb];
-    size_t few = in->of.choose ? m->p.few : 0;
-    float *entropy = mt_model_stats_entropy(m, m->stats_dev, a->mb);
-    mt_model_set_rows(m, a->mb, in->loss_rows + first);
+    mt_model *m = h->m;
+    const struct mt_micro_inputs *in = h->in;
+    size_t mb = h->a->mb, few = in->of.choose ? m->p.few : 0;
+    bool there = pass == GRADIENTS && in->n_loss <= h->piece; /* of the pass before */
+    float *entropy = mt_model_stats_entropy(m, m->stats_dev, mb);
+    mt_model_set_rows(m, mb, in->loss_rows + first);
     float by = m->p.temperature > 0 ? 1 / m->p.temperature : 1;
     struct mt_add flatten = {
-        .n = rows * mt_model_logits_ld(m->layout), .dtype = MT_F32, .b = m->logits, .out = m->logits, .scale = by};
-    int rc = there ? 0 : head_logits(m, rows, mt_elem(m, m->dh, first * m->wd.c), a->table, err);
+        .n = rows * h->ld, .dtype = MT_F32, .b = m->logits, .out = m->logits, .scale = by};
+    int rc = there ? 0 : head_logits(h, rows, mt_elem(m, m->dh, first * h->c), err);
     if (!rc && m->draw)
-        rc = mt_model_draw_rows(m, a->mb, first, rows, err);
+        rc = mt_model_draw_rows(m, mb, first, rows, err);
     if (!rc && !there && by != 1)
         rc = mt_op_add(m->dev, &flatten, err);
     return rc ? rc
               : mt_op_cross_entropy(m->dev,
                                     &(struct mt_cross_entropy){
                                         .n = rows,
-                                        .vocab = (size_t)m->layout->cfg.vocab,
-                                        .ld = mt_model_logits_ld(m->layout),
+                                        .vocab = h->vocab,
+                                        .ld = h->ld,
                                         .dtype = m->dt,
                                         .logits = m->logits,
-                                        .targets = m->inputs[a->mb].targets + first,
-                                        .loss = mt_model_stats_loss(m, m->stats_dev, a->mb) + first,
-                                        .correct = mt_model_stats_correct(m, m->stats_dev, a->mb) + first,
+                                        .targets = in->targets + first,
+                                        .loss = mt_model_stats_loss(m, m->stats_dev, mb) + first,
+                                        .correct = mt_model_stats_correct(m, m->stats_dev, mb) + first,
                                         .entropy = entropy && pass != GRADIENTS ? entropy + first : NULL,
-                                        .dlogits = pass == LOSSES ? NULL : mt_elem(m, dlogits.p, at * dlogits.ld),
-                                        .ld_dlogits = dlogits.ld,
+                                        .dlogits = pass == LOSSES ? NULL : mt_elem(m, h->dlogits, at * h->ld_d),
+                                        .ld_dlogits = h->ld_d,
                                         .scale = m->running->of.loss_scale,
-                                        .row_scale = weighed ? m->inputs[a->mb].weights + first : NULL,
+                                        .row_scale = pass != LOSSES && in->of.rows != MT_ROWS_ALIKE
+                                                         ? in->weights + first : NULL,
                                         .cap = (float)m->layout->cfg.logit_cap * by,
                                         .n_few = few,
                                         .few = few ? in->few + first * few : NULL,
@@ -202,30 +186,28 @@ static int head_piece(mt_model *m, const struct mt_model_head *a, enum pass pass
                                     err);
 }
 
-static int head_chunk(mt_model *m, const struct mt_model_head *a, enum pass pass, size_t first, size_t rows,
-                      struct mt_err *err)
+static int head_chunk(const struct head *h, enum pass pass, size_t first, size_t rows, struct mt_err *err)
 {
-    size_t piece = piece_rows(m);
+    mt_model *m = h->m;
     int rc = 0;
-    for (size_t at = 0; at < rows && !rc; at += piece) {
-        size_t n = MT_MIN(piece, rows - at);
-        rc = head_piece(m, a, pass, first + at, at, n, err);
-        if (!rc && m->p.top && !a->dx)
-            rc = mt_model_top_rows(m, a->mb, first + at, n, err);
+    for (size_t at = 0; at < rows && !rc; at += h->piece) {
+        size_t n = MT_MIN(h->piece, rows - at);
+        rc = head_piece(h, pass, first + at, at, n, err);
+        if (!rc && m->p.top && !h->a->dx)
+            rc = mt_model_top_rows(m, h->a->mb, first + at, n, err);
     }
     if (rc || pass == LOSSES)
         return rc;
-    mt_model_set_rows(m, a->mb, m->inputs[a->mb].loss_rows + first);
-    return head_chunk_backward(m, a, a->first_table && !first, rows, mt_elem(m, m->dh, first * m->wd.c),
-                               mt_elem(m, scratch_of(m).ds, first * m->wd.c), err);
+    mt_model_set_rows(m, h->a->mb, h->in->loss_rows + first);
+    return head_chunk_backward(h, first, rows, err);
 }
 
-static int head_pass(mt_model *m, const struct mt_model_head *a, enum pass pass, struct mt_err *err)
+static int head_pass(const struct head *h, enum pass pass, struct mt_err *err)
 {
-    size_t n = m->inputs[a->mb].n_loss, chunk = m->p.logits_chunk;
+    size_t n = h->in->n_loss, chunk = h->m->p.logits_chunk;
     int rc = 0;
     for (size_t at = 0; !rc && at < n; at += chunk)
-        rc = head_chunk(m, a, pass, at, MT_MIN(chunk, n - at), err);
+        rc = head_chunk(h, pass, at, MT_MIN(chunk, n - at), err);
     return rc;
 }
 
@@ -239,33 +221,29 @@ static void weigh_rows(void *ctx)
     of->weigh(of->weigh_ctx, w->mb, &values, host.weights);
 }
 
-static int copy_rows(mt_model *m, float *dst, const float *src, size_t n, struct mt_err *err)
-{
-    return mt_model_copy(m, dst, src, n * sizeof(float), err);
-}
-
 /* Sends the losses to the host, and the weights that it computes from them to the device. */
-static int take_weights(mt_model *m, size_t mb, struct mt_err *err)
+static int take_weights(const struct head *h, struct mt_err *err)
 {
-    size_t n = m->inputs[mb].n_loss;
+    mt_model *m = h->m;
+    size_t mb = h->a->mb, bytes = h->in->n_loss * sizeof(float), few = h->in->of.choose ? bytes * m->p.few : 0;
     struct mt_micro_inputs host = mt_inputs_on_host(m, mb);
-    size_t few = m->inputs[mb].of.choose ? n * m->p.few : 0;
-    int rc = copy_rows(m, mt_model_stats_loss(m, m->stats_host, mb), mt_model_stats_loss(m, m->stats_dev, mb), n, err);
+    float *losses = mt_model_stats_loss(m, m->stats_dev, mb);
+    int rc = mt_model_copy(m, mt_model_stats_loss(m, m->stats_host, mb), losses, bytes, err);
     if (!rc && few)
-        rc = copy_rows(m, host.few_values, m->inputs[mb].few_values, few, err);
+        rc = mt_model_copy(m, host.few_values, h->in->few_values, few, err);
     rc = rc ?: mt_device_call(m->dev, weigh_rows, &m->weighings[mb], err);
     if (!rc && few)
-        rc = copy_rows(m, m->inputs[mb].few_values, host.few_values, few, err);
-    return rc ?: copy_rows(m, m->inputs[mb].weights, host.weights, n, err);
+        rc = mt_model_copy(m, h->in->few_values, host.few_values, few, err);
+    return rc ?: mt_model_copy(m, h->in->weights, host.weights, bytes, err);
 }
 
-static int head_passes(mt_model *m, const struct mt_model_head *a, struct mt_err *err)
+static int head_passes(const struct head *h, struct mt_err *err)
 {
-    if (!a->dx || m->inputs[a->mb].of.rows != MT_ROWS_WEIGHED_LATE)
-        return head_pass(m, a, a->dx ? LOSSES_AND_GRADIENTS : LOSSES, err);
-    return head_pass(m, a, LOSSES, err)
-        ?: take_weights(m, a->mb, err)
-        ?: head_pass(m, a, GRADIENTS, err);
+    if (!h->a->dx || h->in->of.rows != MT_ROWS_WEIGHED_LATE)
+        return head_pass(h, h->a->dx ? LOSSES_AND_GRADIENTS : LOSSES, err);
+    return head_pass(h, LOSSES, err)
+        ?: take_weights(h, err)
+        ?: head_pass(h, GRADIENTS, err);
 }
 
 static void poison(const mt_model *m)
@@ -276,46 +254,45 @@ static void poison(const mt_model *m)
 }
 
 /* The table's gradient is overwritten by a product if there are rows, else it is zeroed. */
-static int begin_grads(mt_model *m, const struct mt_model_head *a, struct mt_err *err)
+static int begin_grads(const struct head *h, struct mt_err *err)
 {
-    const struct mt_param table = output_matrix(m);
-    size_t head = m->layout->n_units - 1, n = m->inputs[a->mb].n_loss > 0;
-    bool tied = m->layout->tied;
+    const struct mt_model_head *a = h->a;
+    size_t head = h->m->layout->n_units - 1, n = h->in->n_loss > 0;
+    bool tied = h->m->layout->tied;
     int rc = 0;
     if (a->first && a->g)
-        rc = mt_model_begin_grad(m, head, a->g, &table, tied ? 0 : n, err);
+        rc = mt_model_begin_grad(h->m, head, a->g, &h->out, tied ? 0 : n, err);
     if (!rc && tied && a->first_table && a->g_table)
-        rc = mt_model_begin_grad(m, 0, a->g_table, &table, n, err);
+        rc = mt_model_begin_grad(h->m, 0, a->g_table, &h->out, n, err);
     return rc;
 }
 
-/* Scratch: h = gathered x, dh = its norm, ds = gradient of the norm's output. */
+/* Scratch: m->h = gathered x, m->dh = its norm, ds = gradient of the norm's output. */
 int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err)
 {
-    const struct mt_micro_inputs *in = &m->inputs[a->mb];
-    struct scratch s = scratch_of(m);
-    struct mt_norm norm = norm_of(m, in->n_loss, m->h, a->w);
-    struct mt_rows rows = {.n = in->n_loss, .n_dst = in->n_tokens, .c = m->wd.c, .dtype = m->dt,
-                           .rows = in->loss_rows};
-    int rc = a->dx ? begin_grads(m, a, err) : 0;
+    const struct head h = begin(m, a);
+    const struct mt_layout *l = m->layout;
+    const struct mt_micro_inputs *in = h.in;
+    struct mt_norm norm = {.spec = &l->cfg.norm, .n = in->n_loss, .x = m->h, .w = a->w, .rstd = h.s.rstd,
+                           .p = l->parts[l->n_parts - 1].param[MT_HEAD_NORM]};
+    struct mt_rows rows = {.n = in->n_loss, .n_dst = in->n_tokens, .c = h.c, .dtype = m->dt, .rows = in->loss_rows,
+                           .src = a->x, .dst = m->h};
+    int rc = a->dx ? begin_grads(&h, err) : 0;
     if (rc)
         return rc;
     poison(m);
     if (!in->n_loss)
-        return a->dx ? mt_op_zero(m->dev, &(struct mt_zero){a->dx, in->n_tokens * m->wd.c * mt_dtype_size(m->dt)}, err)
-                     : 0;
+        return a->dx ? mt_op_zero(m->dev, &(struct mt_zero){a->dx, in->n_tokens * h.c * mt_dtype_size(m->dt)}, err) : 0;
     m->adapters = a->adapters;
-    rows.src = a->x;
-    rows.dst = m->h;
     rc = mt_op_gather_rows(m->dev, &rows, err)
       ?: mt_norm(m, &norm, m->dh, false, err)
-      ?: scale_rows(m, in->n_loss, m->dh, err)
-      ?: head_passes(m, a, err);
+      ?: scale_rows(&h, m->dh, err)
+      ?: head_passes(&h, err);
     if (rc || !a->dx)
         return rc;
-    rc = scale_rows(m, in->n_loss, s.ds, err)
-      ?: mt_norm_backward(m, &norm, &(struct mt_norm_grad){s.ds, NULL, s.ds, a->g}, err);
-    rows.src = s.ds;
+    rc = scale_rows(&h, h.s.ds, err)
+      ?: mt_norm_backward(m, &norm, &(struct mt_norm_grad){h.s.ds, NULL, h.s.ds, a->g}, err);
+    rows.src = h.s.ds;
     rows.dst = a->dx;
     return rc ?: mt_op_scatter_rows(m->dev, &rows, err);
 }
