@@ -143,7 +143,8 @@ static struct mt_heads heads(const struct player *p, struct mt_at at, const stru
 static struct mt_rule_run run_of(const struct player *p, const struct mt_action *a)
 {
     const struct mt_node *n = &p->r->node[a->node];
-    struct mt_rule_run r = {.run = p->run, .recipe = p->r, .node = n, .outs = a->outs, .add = address(p, a->add)};
+    struct mt_rule_run r = {.run = p->run, .m = p->run->m, .n = p->run->in->n_tokens, .recipe = p->r, .node = n,
+                            .outs = a->outs, .add = address(p, a->add)};
     for (int i = 0; i < MT_NODE_INS; i++) {
         r.in[i] = heads(p, a->in[i], &n->in[i]);
         r.d_in[i] = heads(p, a->d_in[i], &n->in[i]);

@@ -7,6 +7,8 @@
 /** One call of a rule: the views of its node in this run, p NULL where there is nothing. */
 struct mt_rule_run {
     const struct mt_part_run *run;
+    mt_model *m; /* the run's */
+    size_t n;    /* tokens */
     const struct mt_recipe *recipe;
     const struct mt_node *node;
     unsigned outs; /* forward: bit i: out[i] is to be made */
@@ -62,7 +64,7 @@ static inline struct mt_param mt_rule_param(const struct mt_rule_run *r, int whi
 static inline const void *mt_rule_weight(const struct mt_rule_run *r, int which)
 {
     struct mt_param p = mt_rule_param(r, which);
-    return p.n ? mt_elem(r->run->m, r->run->w, p.at) : NULL;
+    return p.n ? mt_elem(r->m, r->run->w, p.at) : NULL;
 }
 static inline float *mt_rule_grad(const struct mt_rule_run *r, int which)
 {
@@ -73,7 +75,7 @@ static inline float *mt_rule_grad(const struct mt_rule_run *r, int which)
     static int function(const struct mt_rule_run *r, struct mt_err *err)                                               \
     {                                                                                                                  \
         struct mt_##operation a = arguments(r);                                                                        \
-        return mt_op_##operation(r->run->m->dev, &a, err);                                                             \
+        return mt_op_##operation(r->m->dev, &a, err);                                                             \
     }
 /** A node's view without memory, for sizes of workspaces. */
 static inline struct mt_heads mt_rule_shape(const struct mt_recipe *r, const struct mt_view *v)

@@ -7,20 +7,20 @@
 
 static struct mt_norm norm_of(const struct mt_rule_run *r)
 {
-    return (struct mt_norm){.spec = &r->recipe->spec->norm, .eps = r->node->number, .n = r->run->in->n_tokens,
+    return (struct mt_norm){.spec = &r->recipe->spec->norm, .eps = r->node->number, .n = r->n,
                             .x = r->in[0].p, .w = r->run->w, .p = mt_rule_param(r, 0), .rstd = r->out[1].p};
 }
 
 static int norm(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_norm a = norm_of(r);
-    return mt_norm(r->run->m, &a, r->out[0].p, !(r->outs & 2), err);
+    return mt_norm(r->m, &a, r->out[0].p, !(r->outs & 2), err);
 }
 
 static int norm_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_norm a = norm_of(r);
-    return mt_norm_backward(r->run->m, &a, &(struct mt_norm_grad){r->d_out[0].p, r->add, r->d_in[0].p, r->run->g}, err);
+    return mt_norm_backward(r->m, &a, &(struct mt_norm_grad){r->d_out[0].p, r->add, r->d_in[0].p, r->run->g}, err);
 }
 
 static size_t norm_workspace(const struct mt_recipe *r, const struct mt_node *, const struct mt_model_params *p,
@@ -43,7 +43,7 @@ static int linear(const struct mt_rule_run *r, struct mt_err *err)
 
 static struct mt_linear_bwd linear_grad(const struct mt_rule_run *r)
 {
-    return (struct mt_linear_bwd){.n = r->run->in->n_tokens, .in = mt_view_width(&r->node->in[0]),
+    return (struct mt_linear_bwd){.n = r->n, .in = mt_view_width(&r->node->in[0]),
                                   .out = mt_view_width(&r->node->out[0]), .x = r->in[0].p, .w = r->run->w,
                                   .dy = r->d_out[0].p, .p = mt_rule_param(r, 0), .bias = mt_rule_param(r, 1),
                                   .g = r->run->g,
@@ -53,18 +53,18 @@ static struct mt_linear_bwd linear_grad(const struct mt_rule_run *r)
 static int linear_input_grad(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_linear_bwd a = linear_grad(r);
-    return mt_linear_input_grad(r->run->m, &a, err);
+    return mt_linear_input_grad(r->m, &a, err);
 }
 
 static int linear_weight_grad(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_linear_bwd a = linear_grad(r);
-    return mt_linear_weight_grad(r->run->m, &a, err);
+    return mt_linear_weight_grad(r->m, &a, err);
 }
 
 static bool linear_is_trained(const struct mt_part_run *run, const struct mt_recipe *recipe, const struct mt_node *node)
 {
-    const struct mt_rule_run r = {.run = run, .recipe = recipe, .node = node};
+    const struct mt_rule_run r = {.run = run, .m = run->m, .n = run->in->n_tokens, .recipe = recipe, .node = node};
     struct mt_linear_bwd a = linear_grad(&r);
     return mt_linear_is_trained(&a);
 }
@@ -91,7 +91,7 @@ const struct mt_rule mt_rule_linear = {.name = "linear", .residual = 2, .forward
 
 static struct mt_mlp_act act_of(const struct mt_rule_run *r)
 {
-    return (struct mt_mlp_act){.n = r->run->in->n_tokens, .f = mt_view_width(&r->node->out[0]),
+    return (struct mt_mlp_act){.n = r->n, .f = mt_view_width(&r->node->out[0]),
                            .ungated = r->recipe->spec->ungated, .kind = r->node->kind,
                            .shape = mt_rule_weight(r, 0), .x = r->in[0].p,
                            .out = r->out[0].p};
@@ -100,7 +100,7 @@ static struct mt_mlp_act act_of(const struct mt_rule_run *r)
 static int act(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_mlp_act a = act_of(r);
-    return mt_mlp_act(r->run->m, &a, err);
+    return mt_mlp_act(r->m, &a, err);
 }
 
 static int act_backward(const struct mt_rule_run *r, struct mt_err *err)
@@ -110,7 +110,7 @@ static int act_backward(const struct mt_rule_run *r, struct mt_err *err)
     a.dx = r->d_in[0].p;
     a.out = r->remake ? r->d_out[0].p : NULL;
     a.dshape = mt_rule_grad(r, 0);
-    return mt_mlp_act_backward(r->run->m, &a, err);
+    return mt_mlp_act_backward(r->m, &a, err);
 }
 
 static size_t xielu_workspace(const struct mt_recipe *, const struct mt_node *n, const struct mt_model_params *p,
@@ -128,9 +128,8 @@ const struct mt_rule mt_rule_glu = ACTIVATION("glu"), mt_rule_activate = ACTIVAT
 
 static int add(const struct mt_rule_run *r, const void *a, const void *b, void *out, struct mt_err *err)
 {
-    const mt_model *m = r->run->m;
-    return mt_op_add(m->dev,
-                     &(struct mt_add){.n = r->run->in->n_tokens * mt_view_width(&r->node->out[0]), .dtype = m->dt,
+    return mt_op_add(r->m->dev,
+                     &(struct mt_add){.n = r->n * mt_view_width(&r->node->out[0]), .dtype = r->m->dt,
                                       .a = a, .b = b, .out = out, .scale = (float)r->node->number},
                      err);
 }
@@ -177,9 +176,8 @@ const struct mt_rule mt_rule_scaled = {.name = "scaled", .through = 1, .forward 
 
 static int cast(const struct mt_rule_run *r, struct mt_err *err)
 {
-    const mt_model *m = r->run->m;
-    struct mt_cast a = {r->run->in->n_tokens * mt_view_width(&r->node->in[0]), MT_F32, m->dt, r->in[0].p, r->out[0].p};
-    return mt_op_cast(m->dev, &a, err);
+    struct mt_cast a = {r->n * mt_view_width(&r->node->in[0]), MT_F32, r->m->dt, r->in[0].p, r->out[0].p};
+    return mt_op_cast(r->m->dev, &a, err);
 }
 
 const struct mt_rule mt_rule_cast = {.name = "cast", .blind = 1, .forward = cast};

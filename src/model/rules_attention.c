@@ -8,7 +8,7 @@
 
 static const void *head_weight(const struct mt_rule_run *r, int side)
 {
-    return mt_rule_weight(r, side) ?: r->run->m->one;
+    return mt_rule_weight(r, side) ?: r->m->one;
 }
 
 static struct mt_row_groups rows_of(const struct mt_heads *h)
@@ -18,10 +18,9 @@ static struct mt_row_groups rows_of(const struct mt_heads *h)
 
 static int norm_side(const struct mt_rule_run *r, int i, struct mt_err *err)
 {
-    const mt_model *m = r->run->m;
     const struct mt_heads *x = &r->in[i];
-    return mt_op_rmsnorm(m->dev,
-                         &(struct mt_rmsnorm){.n = r->run->in->n_tokens * x->n, .c = x->dim, .dtype = m->dt,
+    return mt_op_rmsnorm(r->m->dev,
+                         &(struct mt_rmsnorm){.n = r->n * x->n, .c = x->dim, .dtype = r->m->dt,
                                               .eps = (float)r->node->number,
                                               .plus_one = r->node->kind & MT_HEAD_NORM_PLUS_ONE,
                                               .round_once = r->node->kind & MT_HEAD_NORM_ROUND_ONCE, .x = x->p,
@@ -39,17 +38,16 @@ static int head_norm(const struct mt_rule_run *r, struct mt_err *err)
 
 static int norm_side_backward(const struct mt_rule_run *r, int i, struct mt_err *err)
 {
-    const mt_model *m = r->run->m;
     const struct mt_heads *x = &r->in[i];
     return mt_op_rmsnorm_bwd(
-        m->dev,
-        &(struct mt_rmsnorm_bwd){.n = r->run->in->n_tokens * x->n, .c = x->dim, .dtype = m->dt,
+        r->m->dev,
+        &(struct mt_rmsnorm_bwd){.n = r->n * x->n, .c = x->dim, .dtype = r->m->dt,
                                  .plus_one = r->node->kind & MT_HEAD_NORM_PLUS_ONE,
                                  .round_once = r->node->kind & MT_HEAD_NORM_ROUND_ONCE, .dy = r->d_out[i].p, .x = x->p,
                                  .x_at = rows_of(x), .w = head_weight(r, i), .rstd = r->out[2 + i].p,
                                  .dres = i ? NULL : r->add, .dx = r->d_in[i].p, .dy_at = rows_of(&r->d_out[i]),
                                  .dx_at = rows_of(&r->d_in[i]), .dw = mt_rule_grad(r, i),
-                                 .workspace = m->own.workspace},
+                                 .workspace = r->m->own.workspace},
         err);
 }
 
@@ -77,13 +75,12 @@ const struct mt_rule mt_rule_head_norm = {.name = "head norm", .reads_in = 3, .r
 /* All but inputs and results. */
 static struct mt_qk_rope rope_args(const struct mt_rule_run *r, int table)
 {
-    const mt_model *m = r->run->m;
     struct mt_rope_rows rows = {0};
     if (table != MT_NO_ROPE)
         rows = r->run->in->rope[table];
-    return (struct mt_qk_rope){.n = r->run->in->n_tokens,
-                               .rot = table == MT_NO_ROPE ? 0 : m->layout->cfg.rope[table].dims,
-                               .pairs = r->node->pairs, .dtype = m->dt, .eps = (float)r->node->number,
+    return (struct mt_qk_rope){.n = r->n,
+                               .rot = table == MT_NO_ROPE ? 0 : r->m->layout->cfg.rope[table].dims,
+                               .pairs = r->node->pairs, .dtype = r->m->dt, .eps = (float)r->node->number,
                                .positions = rows.positions, .cos_t = rows.cos_t, .sin_t = rows.sin_t,
                                .max_pos = rows.n_table_rows, .q_norm = mt_rule_weight(r, 0),
                                .k_norm = mt_rule_weight(r, 1), .rstd = r->out[2].p};
@@ -105,7 +102,7 @@ static int turn(const struct mt_rule_run *r, int table, bool q, bool k, struct m
     a.k = if_there(r->in[1], k);
     a.to_q = if_there(r->out[0], q);
     a.to_k = if_there(r->out[1], k);
-    return a.q.n || a.k.n ? mt_op_qk_rope(r->run->m->dev, &a, err) : 0;
+    return a.q.n || a.k.n ? mt_op_qk_rope(r->m->dev, &a, err) : 0;
 }
 
 static int turn_back(const struct mt_rule_run *r, int table, bool q, bool k, struct mt_err *err)
@@ -114,12 +111,12 @@ static int turn_back(const struct mt_rule_run *r, int table, bool q, bool k, str
                                .dk = if_there(r->d_out[1], k), .to_dq = if_there(r->d_in[0], q),
                                .to_dk = if_there(r->d_in[1], k), .dq_norm = mt_rule_grad(r, 0),
                                .dk_norm = mt_rule_grad(r, 1),
-                               .workspace = r->run->m->own.workspace};
+                               .workspace = r->m->own.workspace};
     if (a.fwd.q_norm) { /* else they are not read */
         a.fwd.q = r->in[0];
         a.fwd.k = r->in[1];
     }
-    return a.dq.n || a.dk.n ? mt_op_qk_rope_bwd(r->run->m->dev, &a, err) : 0;
+    return a.dq.n || a.dk.n ? mt_op_qk_rope_bwd(r->m->dev, &a, err) : 0;
 }
 
 static int rope(const struct mt_rule_run *r, struct mt_err *err)
@@ -151,8 +148,8 @@ const struct mt_rule mt_rule_rope = {.name = "rope", .reads_out = 4, .statistics
 
 static int copy_heads(const struct mt_rule_run *r, struct mt_heads from, struct mt_heads to, struct mt_err *err)
 {
-    struct mt_qk_rope a = {.n = r->run->in->n_tokens, .dtype = r->run->m->dt, .q = from, .to_q = to};
-    return mt_op_qk_rope(r->run->m->dev, &a, err);
+    struct mt_qk_rope a = {.n = r->n, .dtype = r->m->dt, .q = from, .to_q = to};
+    return mt_op_qk_rope(r->m->dev, &a, err);
 }
 
 static int copy(const struct mt_rule_run *r, struct mt_err *err)
@@ -206,8 +203,8 @@ static struct mt_attention attention_args(const struct mt_rule_run *r)
 static struct mt_heads of_row(const struct mt_rule_run *r, enum mt_role role, bool values, size_t past)
 {
     const struct mt_heads *k = &r->in[1], *h = &r->in[1 + values];
-    size_t width = h->n * h->dim, rows = r->run->m->p.row_tokens, first = r->run->in->row_before - past;
-    size_t size = role == MT_ROLE_DKEYS ? sizeof(float) : mt_dtype_size(r->run->m->dt);
+    size_t width = h->n * h->dim, rows = r->m->p.row_tokens, first = r->run->in->row_before - past;
+    size_t size = role == MT_ROLE_DKEYS ? sizeof(float) : mt_dtype_size(r->m->dt);
     char *p = mt_value(r->run, role);
     return mt_heads(p + ((values ? rows * k->n * k->dim : 0) + first * width) * size, width, h->n, h->dim);
 }
@@ -232,19 +229,19 @@ static int attend_in_row(const struct mt_rule_run *r, struct mt_attention *a, st
     for (int values = 0; values < 2 && !rc && !r->run->dx; values++)
         rc = copy_heads(r, r->in[1 + values], of_row(r, MT_ROLE_KEYS, values, 0), err);
     see_row(r, a);
-    return rc ? rc : mt_op_attention(r->run->m->dev, a, err);
+    return rc ? rc : mt_op_attention(r->m->dev, a, err);
 }
 
 /* Of new tokens and those that the cache has. */
 static int attend_cached(const struct mt_rule_run *r, void *cache, struct mt_err *err)
 {
     const struct mt_micro_inputs *in = r->run->in;
-    const struct mt_cache_shape *s = &r->run->m->p.cache;
+    const struct mt_cache_shape *s = &r->m->p.cache;
     enum mt_cache_kind of = r->recipe->spec->window ? MT_CACHE_WINDOW : MT_CACHE_ALL;
     struct mt_attention_cached a = {.of = attention_args(r), .block = s->block, .table_ld = s->ld[of], .past = in->past,
                                     .past_host = in->past_host, .table = in->table[of],
                                     .table_host = in->table_host[of], .cache = cache};
-    return mt_op_attention_cached(r->run->m->dev, &a, err);
+    return mt_op_attention_cached(r->m->dev, &a, err);
 }
 
 static int attend(const struct mt_rule_run *r, struct mt_err *err)
@@ -253,7 +250,7 @@ static int attend(const struct mt_rule_run *r, struct mt_err *err)
     void *cache = mt_value(r->run, MT_ROLE_CACHE);
     if (in_chunks(r))
         return attend_in_row(r, &a, err);
-    return cache ? attend_cached(r, cache, err) : mt_op_attention(r->run->m->dev, &a, err);
+    return cache ? attend_cached(r, cache, err) : mt_op_attention(r->m->dev, &a, err);
 }
 
 static int attend_backward(const struct mt_rule_run *r, struct mt_err *err)
@@ -265,7 +262,7 @@ static int attend_backward(const struct mt_rule_run *r, struct mt_err *err)
         a.dk_sum = of_row(r, MT_ROLE_DKEYS, false, a.fwd.past);
         a.dv_sum = of_row(r, MT_ROLE_DKEYS, true, a.fwd.past);
     }
-    return mt_op_attention_bwd(r->run->m->dev, &a, err);
+    return mt_op_attention_bwd(r->m->dev, &a, err);
 }
 
 static size_t attend_scratch(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
@@ -299,22 +296,20 @@ const struct mt_rule mt_rule_attend = {.name = "attend", .reads_in = 7, .reads_o
 
 static int sink(const struct mt_rule_run *r, struct mt_err *err)
 {
-    const mt_model *m = r->run->m;
-    struct mt_attention_sink a = {.n = r->run->in->n_tokens, .dtype = m->dt,
+    struct mt_attention_sink a = {.n = r->n, .dtype = r->m->dt,
                                   .sinks = mt_rule_weight(r, 0), .o = r->out[0],
                                   .lse = r->out[1].p};
-    return mt_op_attention_sink(m->dev, &a, err);
+    return mt_op_attention_sink(r->m->dev, &a, err);
 }
 
 static int sink_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
-    const mt_model *m = r->run->m;
     float *dsinks = mt_rule_grad(r, 0);
-    struct mt_attention_sink_bwd a = {.n = r->run->in->n_tokens, .dtype = m->dt,
+    struct mt_attention_sink_bwd a = {.n = r->n, .dtype = r->m->dt,
                                       .sinks = mt_rule_weight(r, 0), .o = r->out[0],
                                       .d_o = r->d_out[0], .lse = r->out[1].p, .dsinks = dsinks,
-                                      .workspace = m->own.workspace};
-    return dsinks ? mt_op_attention_sink_bwd(m->dev, &a, err) : 0;
+                                      .workspace = r->m->own.workspace};
+    return dsinks ? mt_op_attention_sink_bwd(r->m->dev, &a, err) : 0;
 }
 
 static size_t sink_workspace(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
@@ -331,7 +326,7 @@ const struct mt_rule mt_rule_sink = {.name = "sink", .reads_out = 3, .statistics
 
 static struct mt_head_gate gate_args(const struct mt_rule_run *r)
 {
-    return (struct mt_head_gate){.n = r->run->in->n_tokens, .dtype = r->run->m->dt, .x = r->in[0], .gate = r->in[1],
+    return (struct mt_head_gate){.n = r->n, .dtype = r->m->dt, .x = r->in[0], .gate = r->in[1],
                                  .y = r->out[0]};
 }
 
@@ -340,7 +335,7 @@ MT_RULE_RUNS(gate, head_gate, gate_args)
 static int gate_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_head_gate_bwd a = {.fwd = gate_args(r), .dy = r->d_out[0], .dx = r->d_in[0], .dgate = r->d_in[1]};
-    return mt_op_head_gate_bwd(r->run->m->dev, &a, err);
+    return mt_op_head_gate_bwd(r->m->dev, &a, err);
 }
 
 const struct mt_rule mt_rule_gate = {.name = "gate", .reads_in = 3, .through = 1, .forward = gate,

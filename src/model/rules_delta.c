@@ -9,11 +9,11 @@
 static struct mt_carried carried(const struct mt_rule_run *r, bool inputs, size_t first)
 {
     char *cache = mt_value(r->run, MT_ROLE_CACHE);
-    struct mt_unit_cache of = mt_recipe_cache(r->recipe, r->run->m->dt, 0);
+    struct mt_unit_cache of = mt_recipe_cache(r->recipe, r->m->dt, 0);
     size_t taps = (size_t)r->recipe->spec->delta.taps;
     if (!cache)
         return (struct mt_carried){.after = NULL};
-    cache += inputs ? of.inputs + first * (taps - 1) * mt_dtype_size(r->run->m->dt) : 0;
+    cache += inputs ? of.inputs + first * (taps - 1) * mt_dtype_size(r->m->dt) : 0;
     return (struct mt_carried){cache, cache, of.bytes, r->run->in->past, r->run->in->table[MT_CACHE_STATES]};
 }
 
@@ -23,13 +23,12 @@ enum { PARTS = 3 };
 
 static struct mt_short_conv conv_args(const struct mt_rule_run *r, int i)
 {
-    const mt_model *m = r->run->m;
     size_t at = r->node->out[i].first, taps = (size_t)r->recipe->spec->delta.taps;
     const void *bias = mt_rule_weight(r, 1);
-    return (struct mt_short_conv){.n = r->run->in->n_tokens, .taps = taps, .n_docs = r->run->in->n_docs, .dtype = m->dt,
+    return (struct mt_short_conv){.n = r->n, .taps = taps, .n_docs = r->run->in->n_docs, .dtype = r->m->dt,
                                   .cu_seqlens = r->run->in->cu_seqlens, .x = r->in[i], .y = r->out[i],
-                                  .w = mt_elem(m, mt_rule_weight(r, 0), at * taps),
-                                  .bias = bias ? mt_elem(m, bias, at) : NULL,
+                                  .w = mt_elem(r->m, mt_rule_weight(r, 0), at * taps),
+                                  .bias = bias ? mt_elem(r->m, bias, at) : NULL,
                                   .carried = carried(r, true, at)};
 }
 
@@ -38,7 +37,7 @@ static int conv(const struct mt_rule_run *r, struct mt_err *err)
     int rc = 0;
     for (int i = 0; i < PARTS && !rc; i++) {
         struct mt_short_conv a = conv_args(r, i);
-        rc = mt_op_short_conv(r->run->m->dev, &a, err);
+        rc = mt_op_short_conv(r->m->dev, &a, err);
     }
     return rc;
 }
@@ -51,8 +50,8 @@ static int conv_backward(const struct mt_rule_run *r, struct mt_err *err)
         size_t at = r->node->out[i].first, taps = (size_t)r->recipe->spec->delta.taps;
         struct mt_short_conv_bwd a = {.fwd = conv_args(r, i), .dy = r->d_out[i], .dx = r->d_in[i],
                                       .dw = dw ? dw + at * taps : NULL, .dbias = dbias ? dbias + at : NULL,
-                                      .workspace = r->run->m->own.workspace};
-        rc = mt_op_short_conv_bwd(r->run->m->dev, &a, err);
+                                      .workspace = r->m->own.workspace};
+        rc = mt_op_short_conv_bwd(r->m->dev, &a, err);
     }
     return rc;
 }
@@ -82,7 +81,7 @@ const struct mt_rule mt_rule_short_conv = {.name = "short_conv", .reads_in = 7, 
 static struct mt_delta_gates gates_args(const struct mt_rule_run *r)
 {
     const struct mt_delta_spec *s = &r->recipe->spec->delta;
-    return (struct mt_delta_gates){.n = r->run->in->n_tokens, .dtype = r->run->m->dt, .plain = s->plain,
+    return (struct mt_delta_gates){.n = r->n, .dtype = r->m->dt, .plain = s->plain,
                                    .least = (float)s->least, .most = (float)s->most, .a = r->in[0], .b = r->in[1],
                                    .a_log = mt_rule_weight(r, 0), .dt_bias = mt_rule_weight(r, 1), .beta = r->out[0].p,
                                    .g = r->out[1].p};
@@ -95,8 +94,8 @@ static int gates_backward(const struct mt_rule_run *r, struct mt_err *err)
     struct mt_delta_gates_bwd a = {.fwd = gates_args(r), .dbeta = r->d_out[0].p, .dg = r->d_out[1].p,
                                    .dskip = r->d_out[2].p, .da = r->d_in[0], .db = r->d_in[1],
                                    .da_log = mt_rule_grad(r, 0), .ddt_bias = mt_rule_grad(r, 1),
-                                   .dd = mt_rule_grad(r, 2), .workspace = r->run->m->own.workspace};
-    return mt_op_delta_gates_bwd(r->run->m->dev, &a, err);
+                                   .dd = mt_rule_grad(r, 2), .workspace = r->m->own.workspace};
+    return mt_op_delta_gates_bwd(r->m->dev, &a, err);
 }
 
 static size_t gates_workspace(const struct mt_recipe *, const struct mt_node *n, const struct mt_model_params *p,
@@ -115,8 +114,8 @@ const struct mt_rule mt_rule_delta_gates = {.name = "delta_gates", .reads_in = 3
 static struct mt_delta_rule rule_args(const struct mt_rule_run *r)
 {
     bool plain = r->recipe->spec->delta.plain;
-    return (struct mt_delta_rule){.n = r->run->in->n_tokens, .n_docs = r->run->in->n_docs,
-                                  .max_len = r->run->in->max_len, .dtype = r->run->m->dt, .plain = plain, .eps = 1e-6f,
+    return (struct mt_delta_rule){.n = r->n, .n_docs = r->run->in->n_docs,
+                                  .max_len = r->run->in->max_len, .dtype = r->m->dt, .plain = plain, .eps = 1e-6f,
                                   .scale = plain ? 1 : (float)(1 / sqrt((double)r->in[1].dim)),
                                   .skip = plain ? mt_rule_weight(r, 0) : NULL, .cu_seqlens = r->run->in->cu_seqlens,
                                   .cu_seqlens_host = r->run->in->cu_seqlens_host, .q = r->in[0], .k = r->in[1],
@@ -130,7 +129,7 @@ static int rule_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_delta_rule_bwd a = {.fwd = rule_args(r), .d_o = r->d_out[0], .dq = r->d_in[0], .dk = r->d_in[1],
                                   .dv = r->d_in[2], .dbeta = r->d_in[3].p, .dg = r->d_in[4].p, .dskip = r->d_in[5].p};
-    return mt_op_delta_rule_bwd(r->run->m->dev, &a, err);
+    return mt_op_delta_rule_bwd(r->m->dev, &a, err);
 }
 
 static size_t rule_scratch(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
@@ -156,7 +155,7 @@ const struct mt_rule mt_rule_delta = {.name = "delta_rule", .reads_in = 31, .for
 
 static struct mt_gated_norm gated_args(const struct mt_rule_run *r)
 {
-    return (struct mt_gated_norm){.n = r->run->in->n_tokens, .dtype = r->run->m->dt,
+    return (struct mt_gated_norm){.n = r->n, .dtype = r->m->dt,
                                   .gate_first = r->recipe->spec->delta.plain, .eps = (float)r->node->number,
                                   .x = r->in[0], .z = r->in[1], .y = r->out[0], .w = mt_rule_weight(r, 0)};
 }
@@ -166,8 +165,8 @@ MT_RULE_RUNS(gated, gated_norm, gated_args)
 static int gated_backward(const struct mt_rule_run *r, struct mt_err *err)
 {
     struct mt_gated_norm_bwd a = {.fwd = gated_args(r), .dy = r->d_out[0], .dx = r->d_in[0], .dz = r->d_in[1],
-                                  .dw = mt_rule_grad(r, 0), .workspace = r->run->m->own.workspace};
-    return mt_op_gated_norm_bwd(r->run->m->dev, &a, err);
+                                  .dw = mt_rule_grad(r, 0), .workspace = r->m->own.workspace};
+    return mt_op_gated_norm_bwd(r->m->dev, &a, err);
 }
 
 static size_t gated_workspace(const struct mt_recipe *r, const struct mt_node *n, const struct mt_model_params *p,
