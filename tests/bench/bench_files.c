@@ -59,7 +59,7 @@ static void open_files(struct bench *b, const char *dir)
     glob_t g;
     size_t n = b->bytes / SPAN;
     struct mt_file_part *parts = mt_calloc(n, sizeof(*parts));
-    struct mt_file_piece *pieces = mt_calloc(n, sizeof(*pieces));
+    MT_FREED struct mt_file_piece *pieces = mt_calloc(n, sizeof(*pieces));
     snprintf(pattern, sizeof(pattern), "%.4000s/megatrain-scratch-%d-*", dir, (int)getpid());
     if (!parts || !pieces || glob(pattern, 0, NULL, &g) || g.gl_pathc != 1) {
         fprintf(stderr, "bench_files: no %s\n", pattern);
@@ -75,7 +75,6 @@ static void open_files(struct bench *b, const char *dir)
                                          .parts = parts, .n_parts = n});
     globfree(&g);
     free(parts);
-    free(pieces);
 }
 
 static int by_value(const void *a, const void *b)

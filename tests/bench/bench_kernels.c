@@ -103,12 +103,11 @@ static int submit_example(mt_device *dev, void *ctx, struct mt_err *err)
 /* `change`: what is different from the example of the operation's row, or NULL. */
 static void bench_example(struct bench *b, const char *name, const struct mt_metered *m, void (*change)(void *args))
 {
-    mt_example *x = NULL;
+    MT_CLOSED_BY(mt_example_destroy) mt_example *x = NULL;
     RUN(mt_example_create, &x, &(struct mt_example_params){.dev = b->dev, .shape = *m});
     if (change)
         change(mt_example_args(x));
     report(b, name, m->dtype, time_of(b->dev, submit_example, x), m->bytes);
-    mt_example_destroy(&x);
 }
 
 static const char *variant(const struct mt_metered *m)
@@ -169,7 +168,7 @@ static void bench_others(struct bench *b)
 /* A few tokens are frequent, most are rare: runs of very different lengths. */
 static void count_tokens(int32_t *starts, size_t n, size_t vocab)
 {
-    float *u = mt_alloc_aligned(n * sizeof(float));
+    MT_FREED float *u = mt_alloc_aligned(n * sizeof(float));
     if (!u)
         abort();
     mt_philox_normal(u, n, 0, 5, 1, 1);
@@ -179,16 +178,15 @@ static void count_tokens(int32_t *starts, size_t n, size_t vocab)
     }
     for (size_t v = 0; v < vocab; v++)
         starts[v + 1] += starts[v];
-    free(u);
 }
 
 static void bench_embedding_of_text(struct bench *b)
 {
     size_t n = b->sizes.of[MT_SIZE_ROWS], vocab = b->sizes.of[MT_SIZE_VOCAB], runs = 0;
-    int32_t *starts = mt_calloc(vocab + 1, sizeof(*starts));
+    MT_FREED int32_t *starts = mt_calloc(vocab + 1, sizeof(*starts));
     struct mt_metered m = {.op = MT_DEV_EMBEDDING_BWD, .dtype = b->dtype, .n_dims = 3};
     if (!strstr("embedding_bwd of text", b->only))
-        return free(starts);
+        return;
     if (!starts)
         abort();
     count_tokens(starts, n, vocab);
@@ -200,7 +198,7 @@ static void bench_embedding_of_text(struct bench *b)
     m.dim[2] = runs;
     if (mt_metered_count(&m))
         abort();
-    mt_example *x = NULL;
+    MT_CLOSED_BY(mt_example_destroy) mt_example *x = NULL;
     RUN(mt_example_create, &x, &(struct mt_example_params){.dev = b->dev, .shape = m});
     struct mt_embedding_bwd *a = mt_example_args(x);
     size_t bytes = (runs + 1) * sizeof(*starts);
@@ -208,8 +206,6 @@ static void bench_embedding_of_text(struct bench *b)
         &(struct mt_copy){(void *)(uintptr_t)a->starts, bytes, starts, bytes, bytes, 1});
     RUN(mt_device_sync, b->dev);
     report(b, "embedding_bwd of text", m.dtype, time_of(b->dev, submit_example, x), m.bytes);
-    mt_example_destroy(&x);
-    free(starts);
 }
 
 /* --- mixtures of experts ----------------------------------------------------------------------------- */
@@ -316,7 +312,7 @@ static void bench_rows(struct bench *b, enum mt_dev_op op, size_t rows, const ch
 {
     struct mt_metered m;
     struct mt_op_sizes sizes = b->sizes;
-    mt_example *x = NULL;
+    MT_CLOSED_BY(mt_example_destroy) mt_example *x = NULL;
     sizes.of[MT_SIZE_ROWS] = rows;
     if (mt_metered_example(&m, op, 0, &sizes, b->dtype))
         abort();
@@ -327,7 +323,6 @@ static void bench_rows(struct bench *b, enum mt_dev_op op, size_t rows, const ch
     report_ratio(b, name, &(struct contest){{submit_example, submit_cast}, {x, &copy}}, "1.30");
     mt_device_free(b->dev, from.data);
     mt_device_free(b->dev, to.data);
-    mt_example_destroy(&x);
 }
 
 static void bench_mixtures(struct bench *b)

@@ -50,12 +50,11 @@ TEST(a_fused_engine_that_cannot_be_loaded_is_warned_of)
 {
     mt_log_set_sink(keep_warnings);
     setenv("MT_EMU_NO_FUSED", "1", 1);
-    mt_device *dev = open_device(40 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(40 * MIB);
     unsetenv("MT_EMU_NO_FUSED");
     mt_log_set_sink(NULL);
     assert_non_null(strstr(mt_device_limits(dev)->name, "attention: own"));
     assert_non_null(strstr(warned, "MT_EMU_NO_FUSED is set"));
-    mt_device_destroy(&dev);
 }
 
 /* What bits depend on: the emulated products have no version of their own. */
@@ -101,7 +100,7 @@ static char *memory_to_attend(mt_device *dev)
 /* Micro-batches as they come: packed to the brim or nearly, or of one document. */
 TEST(packs_of_all_lengths_share_a_few_plans)
 {
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     char *memory = memory_to_attend(dev);
     size_t before = mt_emu_fused_plans();
     uint64_t random = 1;
@@ -123,7 +122,6 @@ TEST(packs_of_all_lengths_share_a_few_plans)
     size_t made = mt_emu_fused_plans() - before;
     if (made < 2 || made >= 60)
         fail_msg("%zu plans", made);
-    mt_device_destroy(&dev);
 }
 
 /* The emulated engine bears no more than that at once, and none that goes while it runs. */
@@ -131,7 +129,7 @@ TEST(a_plan_goes_when_there_are_many_and_is_made_again)
 {
     static const int32_t cu[] = {0, 24};
     enum { N = 150 };
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     char *memory = memory_to_attend(dev);
     size_t before = mt_emu_fused_plans();
     put_documents(dev, memory, cu, 1);
@@ -143,7 +141,6 @@ TEST(a_plan_goes_when_there_are_many_and_is_made_again)
     attend(dev, memory, cu, 1, 1);
     assert_int_equal(mt_emu_fused_plans() - before, 2 * N + 2);
     must_sync(dev);
-    mt_device_destroy(&dev);
 }
 
 /* --- what is wrong with a fused engine -------------------------------------------------------------- */
@@ -173,7 +170,7 @@ static uint16_t attend_anew(const char *adopt, const char *fault, struct mt_str 
 {
     mt_log_set_sink(keep_warnings);
     *warned = 0;
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     char *memory = memory_to_attend(dev);
     if (adopt)
         assert_true(mt_device_adopt_findings(dev, adopt));
@@ -182,7 +179,6 @@ static uint16_t attend_anew(const char *adopt, const char *fault, struct mt_str 
     unsetenv("MT_EMU_FUSED_FAULT");
     mt_log_set_sink(NULL);
     mt_device_findings(dev, found);
-    mt_device_destroy(&dev);
     return dv;
 }
 
@@ -190,7 +186,7 @@ TEST(an_engine_that_does_wrong_is_found_at_once)
 {
     static const char *const faults[] = {"backward ragged nan", "backward ragged off", "forward ragged nan",
                                          "forward ragged off"};
-    struct mt_str good = {0};
+    MT_STR_FREED struct mt_str good = {0};
     attend_anew(NULL, "", &good);
     assert_string_equal(good.p, ENGINE ": forward ragged 8 of 1/1 to 128 fused; backward ragged 8 of 1/1 to 128 fused");
     assert_int_equal(*warned, 0);
@@ -205,14 +201,13 @@ TEST(an_engine_that_does_wrong_is_found_at_once)
             fail_msg("%s: %s", faults[i], found.p);
         mt_str_finish(&found);
     }
-    mt_str_finish(&good);
 }
 
 /* As cuDNN did before 9.25: what is right with two documents is not with three, which an empty one joins. */
 TEST(an_engine_that_errs_with_empty_sequences_is_given_none)
 {
     struct mt_str found = {0};
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     char *memory = memory_to_attend(dev);
     setenv("MT_EMU_FUSED_FAULT", "forward backward ragged empty nan", 1);
     for (size_t n_docs = 2; n_docs <= 3; n_docs++)
@@ -224,7 +219,6 @@ TEST(an_engine_that_errs_with_empty_sequences_is_given_none)
                                  "forward rounded 8 of 1/1 to 64 tiles; forward ragged 8 of 1/1 to 64 fused; "
                                  "backward rounded 8 of 1/1 to 64 tiles; backward ragged 8 of 1/1 to 64 fused");
     mt_str_finish(&found);
-    mt_device_destroy(&dev);
 }
 
 TEST(what_was_found_is_not_looked_for_again)
@@ -253,7 +247,7 @@ TEST(inputs_that_tell_nothing_decide_nothing)
 {
     static const int32_t cu[] = {0, 24};
     struct mt_str found = {0};
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     char *memory = memory_to_attend(dev); /* zeros */
     put_documents(dev, memory, cu, 1);
     attend(dev, memory, cu, 1, 1);
@@ -261,14 +255,13 @@ TEST(inputs_that_tell_nothing_decide_nothing)
     mt_device_findings(dev, &found);
     assert_string_equal(found.p, ENGINE);
     mt_str_finish(&found);
-    mt_device_destroy(&dev);
 }
 
 /* Right for the first step's data is not right for all: what is in doubt is compared again, and else is not. */
 TEST(a_library_that_errs_later_is_found_when_it_is_doubted)
 {
     struct mt_str found = {0};
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     char *memory = memory_to_attend(dev);
     uint16_t right = attend_to_values(dev, memory, two, 2, 0.25f);
     mt_device_doubt(dev);
@@ -282,7 +275,6 @@ TEST(a_library_that_errs_later_is_found_when_it_is_doubted)
     mt_device_findings(dev, &found);
     assert_non_null(strstr(found.p, "backward ragged 8 of 1/1 to 128 tiles"));
     mt_str_finish(&found);
-    mt_device_destroy(&dev);
 }
 
 /* Other heads, groups and lengths are other kernels. */
@@ -405,7 +397,7 @@ TEST(plans_that_the_gpu_has_no_memory_for_are_done_without)
     skip(); /* nearly all of the memory cannot be had: its allocations stand apart */
 #endif
     assert_int_equal(cudaMemGetInfo(&free_bytes, &total), cudaSuccess);
-    mt_device *dev = open_device(free_bytes - 12 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(free_bytes - 12 * MIB);
     char *memory = memory_to_attend(dev);
     mt_log_set_sink(keep_warnings);
     *warned = 0;
@@ -416,7 +408,6 @@ TEST(plans_that_the_gpu_has_no_memory_for_are_done_without)
     mt_device_findings(dev, &found);
     assert_non_null(strstr(found.p, "ragged 8 of 1/1 to 128 tiles"));
     mt_str_finish(&found);
-    mt_device_destroy(&dev);
 }
 
 /* Memory that is short for a moment must not leave the choice to the moment. */
@@ -488,7 +479,7 @@ TEST(products_of_a_group_are_batches)
     static const int32_t cu[] = {0, LEN};
     struct mt_err err = {0};
     setenv("MEGATRAIN_ATTENTION", "tiled", 1);
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     unsetenv("MEGATRAIN_ATTENTION");
     char *x = memory_to_attend(dev);
     put_documents(dev, x, cu, 1);
@@ -505,7 +496,6 @@ TEST(products_of_a_group_are_batches)
     assert_int_equal(mt_emu_products() - before, 2);
     assert_int_equal(mt_op_attention_bwd(dev, &b, &err), 0);
     assert_int_equal(mt_emu_products() - before, 2 + 3 + 2 * N_Q);
-    mt_device_destroy(&dev);
 }
 
 static int attend_alone(mt_device *dev, char *x, int32_t len, size_t width, struct mt_err *err)
@@ -528,7 +518,7 @@ TEST(documents_too_long_for_tiles_are_not_compared)
 {
     struct mt_err err = {0};
     setenv("MT_EMU_CAPABILITY", "89", 1);
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     unsetenv("MT_EMU_CAPABILITY");
     char *x = memory_to_attend(dev);
     struct mt_heads h = mt_heads(NULL, 64, 1, 64);
@@ -541,5 +531,4 @@ TEST(documents_too_long_for_tiles_are_not_compared)
     assert_true(mt_emu_products() > before);
     assert_int_equal(attend_alone(dev, x, most + 1, 67, &err), -ENOTSUP); /* rows that they do not take */
     assert_non_null(strstr(err.msg, "MEGATRAIN_ATTENTION=tiled"));
-    mt_device_destroy(&dev);
 }

@@ -31,7 +31,7 @@ TEST(a_budget_beyond_the_gpu_is_refused_with_numbers)
 
 TEST(allocations_stop_at_the_budget_and_say_what_holds_it)
 {
-    mt_device *dev = open_device(40 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(40 * MIB);
     struct mt_err err = {0};
     void *p = NULL;
     size_t budget = mt_device_limits(dev)->budget_bytes, own = mt_device_bytes_used(dev);
@@ -43,7 +43,6 @@ TEST(allocations_stop_at_the_budget_and_say_what_holds_it)
     mt_device_free(dev, a);
     mt_device_free(dev, b);
     assert_int_equal(mt_device_bytes_used(dev), own);
-    mt_device_destroy(&dev);
 }
 
 /* There and back over each pair of streams, with pitches, and bands that must stay. */
@@ -74,7 +73,7 @@ TEST(copies_arrive_whatever_is_locked)
     } shapes[] = {{1, 1, 1, 1},           {4096, 1, 4096, 4096},     {20 * MIB + 3, 1, 20 * MIB + 3, 20 * MIB + 3},
                   {16384, 700, 16384, 32768}, {1000, 3000, 1024, 1001}, {9 * MIB, 2, 9 * MIB + 17, 9 * MIB}};
     enum { ROOM = 96 * MIB };
-    mt_device *dev = open_device(128 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(128 * MIB);
     struct mt_err err = {0};
     void *host = NULL;
     char *device = take(dev, 64 * MIB, "copies");
@@ -88,14 +87,13 @@ TEST(copies_arrive_whatever_is_locked)
     }
     mt_device_unregister_host(dev, host);
     mt_host_free(host, ROOM);
-    mt_device_destroy(&dev);
 }
 
 /* What the host waits for must not queue behind other streams' copies. */
 TEST(small_copies_on_compute_need_no_copy_engine)
 {
     enum { N = 1000 };
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0};
     void *host = NULL;
     char *device = take(dev, 8 * N, "copies");
@@ -111,14 +109,13 @@ TEST(small_copies_on_compute_need_no_copy_engine)
     assert_true(mt_emu_copies() >= before + 4);
     mt_device_unregister_host(dev, host);
     mt_host_free(host, 4 * MIB);
-    mt_device_destroy(&dev);
 }
 
 /* Half of a range is registered: a copy over the border is cut there. */
 TEST(a_copy_may_cross_from_locked_to_other_memory)
 {
     enum { ROOM = 8 * MIB };
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0};
     void *host = NULL;
     char *device = take(dev, 8 * MIB, "copies");
@@ -130,7 +127,6 @@ TEST(a_copy_may_cross_from_locked_to_other_memory)
                MT_STREAM_D2H);
     mt_device_unregister_host(dev, (char *)host + MIB);
     mt_host_free(host, ROOM);
-    mt_device_destroy(&dev);
 }
 
 static int n_progress;
@@ -145,7 +141,7 @@ static void count_progress(enum mt_log_level level, const char *line)
 TEST(a_large_range_is_there_when_it_is_locked)
 {
     enum { PAGE = 4096, ROOM = 257 * MIB };
-    mt_device *dev = open_device(40 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(40 * MIB);
     struct mt_err err = {0};
     void *host = NULL;
     size_t n = ROOM / PAGE, there = 0;
@@ -171,7 +167,6 @@ TEST(a_large_range_is_there_when_it_is_locked)
     mt_device_unregister_host(dev, host);
     mt_host_free(host, ROOM);
     free(resident);
-    mt_device_destroy(&dev);
 }
 
 static bool child_has(void *page)
@@ -198,7 +193,7 @@ size_t __wrap_mt_page_bytes(void)
 static void locked_pages_are_kept_from_children(size_t page)
 {
     const size_t bytes = 20 * page;
-    mt_device *dev = open_device(40 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(40 * MIB);
     struct mt_err err = {0};
     void *host = NULL;
     page_bytes = page;
@@ -215,7 +210,6 @@ static void locked_pages_are_kept_from_children(size_t page)
     assert_true(child_has(p + page));
     mt_host_free(host, bytes + page);
     page_bytes = 4096;
-    mt_device_destroy(&dev);
 }
 
 TEST(children_have_no_locked_memory)
@@ -227,7 +221,7 @@ TEST(children_have_no_locked_memory)
 TEST(copies_of_pageable_memory_keep_their_place_in_the_stream)
 {
     enum { N = 4 * MIB };
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0};
     char *device = take(dev, N, "copies"), *a = malloc(N), *b = malloc(N), *out = malloc(N);
     assert_true(a && b && out);
@@ -246,7 +240,6 @@ TEST(copies_of_pageable_memory_keep_their_place_in_the_stream)
     free(a);
     free(b);
     free(out);
-    mt_device_destroy(&dev);
 }
 
 /* Out and in again by two streams, as activations that leave the device: whatever the size of the way in. */
@@ -254,7 +247,7 @@ TEST(pageable_memory_is_read_after_what_the_stream_waits_for)
 {
     static const size_t sizes[] = {64, 20000, 2 * MIB};
     enum { N = 4 * MIB };
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0};
     char *device = take(dev, N, "x"), *again = take(dev, N, "again"), *host = calloc(N, 1), *out = malloc(N);
     mt_event *ev = NULL;
@@ -280,13 +273,12 @@ TEST(pageable_memory_is_read_after_what_the_stream_waits_for)
     mt_event_destroy(&ev);
     free(host);
     free(out);
-    mt_device_destroy(&dev);
 }
 
 TEST(events_order_streams_and_tell_the_time)
 {
     enum { N = 1 * MIB };
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0};
     char *device = take(dev, N, "x"), *host = malloc(N);
     mt_event *before = NULL, *after = NULL;
@@ -307,12 +299,11 @@ TEST(events_order_streams_and_tell_the_time)
     mt_event_destroy(&before);
     mt_event_destroy(&after);
     free(host);
-    mt_device_destroy(&dev);
 }
 
 TEST(copies_between_host_and_host_are_refused)
 {
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0};
     char a[8] = "", b[8] = "", *device = take(dev, 64, "x");
     struct mt_copy c = {a, 8, b, 8, 8, 1};
@@ -321,14 +312,13 @@ TEST(copies_between_host_and_host_are_refused)
     assert_int_equal(mt_device_copy(dev, MT_STREAM_D2H, &c, &err), -EINVAL); /* the wrong stream */
     assert_int_equal(mt_device_copy(dev, MT_STREAM_H2D, &c, &err), 0);
     must_sync(dev);
-    mt_device_destroy(&dev);
 }
 
 /* Asking while work is under way. */
 TEST(a_status_leaves_nothing_behind)
 {
     enum { N = 16 * MIB };
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0};
     char *device = take(dev, N, "x");
     for (int i = 0; i < 20; i++) {
@@ -340,7 +330,6 @@ TEST(a_status_leaves_nothing_behind)
             fail_msg("%s", err.msg);
     }
     must_sync(dev);
-    mt_device_destroy(&dev);
 }
 
 /* The libraries of a toolkit need its driver or a later one, and the error of CUDA names neither. */
@@ -436,7 +425,7 @@ TEST(an_error_that_may_be_for_lack_of_memory_says_so)
 TEST(allocations_may_stand_apart)
 {
     setenv("MEGATRAIN_CUDA_APART", "1", 1);
-    mt_device *dev = open_device(40 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(40 * MIB);
     unsetenv("MEGATRAIN_CUDA_APART");
     char host[256] = "apart", back[256] = "";
     char *a = take(dev, 256, "a"), *b = take(dev, 256, "b");
@@ -451,7 +440,6 @@ TEST(allocations_may_stand_apart)
     struct mt_err err = {0};
     void *p = NULL;
     assert_int_equal(mt_device_alloc(dev, 41 * MIB, "much", &p, &err), -ENOMEM);
-    mt_device_destroy(&dev);
 }
 
 /* The planner's device, which has no GPU, must not think that a plan takes less than it does. */
@@ -578,9 +566,9 @@ TEST(a_device_waits_for_another_ones_copy)
 /* Last: the emulated context is gone then, as a real one. */
 TEST(the_first_error_stays)
 {
-    mt_device *dev = open_device(64 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(64 * MIB);
     struct mt_err err = {0}, later = {0};
-    mt_event *ev = NULL;
+    MT_CLOSED_BY(mt_event_destroy) mt_event *ev = NULL;
     char *device = take(dev, 4096, "x"), host[4096];
     assert_int_equal(mt_event_create(dev, &ev, &err), 0);
     /* an operation on host memory */
@@ -594,8 +582,6 @@ TEST(the_first_error_stays)
     assert_int_equal(mt_op_zero(dev, &(struct mt_zero){device, 64}, &later), rc);
     assert_int_equal(mt_event_record(dev, ev, MT_STREAM_COMPUTE, &later), rc);
     assert_int_equal(mt_event_sync(dev, ev, &later), rc);
-    mt_event_destroy(&ev);
-    mt_device_destroy(&dev);
 }
 
 /* With an argument: the tests whose names match that pattern. */

@@ -50,13 +50,12 @@ static void *take(size_t bytes)
 static void *upload(const void *host, size_t bytes)
 {
     void *p = take(bytes);
-    mt_event *ev = NULL;
+    MT_CLOSED_BY(mt_event_destroy) mt_event *ev = NULL;
     must("event", mt_event_create(dev, &ev, &err));
     must("copy", mt_device_copy(dev, MT_STREAM_H2D, &(struct mt_copy){p, bytes, host, bytes, bytes, 1}, &err));
     must("record", mt_event_record(dev, ev, MT_STREAM_H2D, &err));
     must("wait", mt_event_wait(dev, ev, MT_STREAM_COMPUTE, &err));
     must("sync", mt_event_sync(dev, ev, &err)); /* the caller's memory is its own again */
-    mt_event_destroy(&ev);
     return p;
 }
 
@@ -64,7 +63,7 @@ static void *numbers(enum mt_dtype t, size_t n)
 {
     static uint32_t seed = 1;
     size_t size = mt_dtype_size(t);
-    char *host = malloc(n * size);
+    MT_FREED char *host = malloc(n * size);
     for (size_t i = 0; host && i < n; i++) {
         seed = seed * 1664525u + 1013904223u;
         float f = (float)(int32_t)seed * 0x1p-31f;
@@ -72,7 +71,6 @@ static void *numbers(enum mt_dtype t, size_t n)
         memcpy(host + i * size, t == MT_F32 ? (const void *)&f : (const void *)&h, size);
     }
     void *p = upload(host, n * size);
-    free(host);
     return p;
 }
 
@@ -88,7 +86,7 @@ static void *output(const char *name, enum mt_dtype t, size_t n)
 static void check_output(const struct output *o, mt_event *computed)
 {
     size_t bytes = o->n * mt_dtype_size(o->dtype);
-    char *host = malloc(bytes);
+    MT_FREED char *host = malloc(bytes);
     must("wait", mt_event_wait(dev, computed, MT_STREAM_D2H, &err));
     must("copy", mt_device_copy(dev, MT_STREAM_D2H, &(struct mt_copy){host, bytes, o->p, bytes, bytes, 1}, &err));
     must("sync", mt_device_sync(dev, &err));
@@ -101,7 +99,6 @@ static void check_output(const struct output *o, mt_event *computed)
             break;
         }
     }
-    free(host);
 }
 
 static void check_all(void)

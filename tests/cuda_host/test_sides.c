@@ -82,7 +82,7 @@ static void sums(float out[MOST * C], int n_sides)
     struct work w;
     struct mt_sides s;
     const size_t bytes = MOST * C * sizeof(float);
-    mt_device *dev = open_device(160 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(160 * MIB);
     open_work(&w, dev, n_sides);
     must(mt_op_zero(dev, &(struct mt_zero){w.sum, bytes}, NULL));
     for (int fork = 0; fork < 2; fork++) {
@@ -94,7 +94,6 @@ static void sums(float out[MOST * C], int n_sides)
     must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){out, bytes, w.sum, bytes, bytes, 1});
     must(mt_device_sync(dev, NULL));
     mt_model_sides_destroy(&w.m);
-    mt_device_destroy(&dev);
 }
 
 TEST(sums_have_the_bits_of_one_after_the_other)
@@ -110,9 +109,8 @@ TEST(sums_have_the_bits_of_one_after_the_other)
 
 TEST(more_than_there_are_is_refused)
 {
-    mt_device *dev = open_device(40 * MIB);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_device(40 * MIB);
     struct mt_err err = {0};
     assert_int_equal(mt_device_open_sides(dev, mt_device_limits(dev)->sides + 1, NULL, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "side streams"));
-    mt_device_destroy(&dev);
 }

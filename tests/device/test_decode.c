@@ -71,10 +71,9 @@ static void want_of(const struct mt_decode *a, double *want)
 static void *upload(struct harness *h, const void *src, size_t bytes)
 {
     size_t n = mt_div_up(bytes, 4);
-    int32_t *words = mt_calloc(n, 4);
+    MT_FREED int32_t *words = mt_calloc(n, 4);
     memcpy(words, src, bytes);
     void *p = buf_ints(h, words, n)->p;
-    free(words);
     return p;
 }
 
@@ -191,7 +190,7 @@ static void int4_case(struct harness *h, size_t rows, size_t cols)
     size_t blocks = rows * cols / 32;
     uint8_t *codes = some_bytes(rows * cols / 2);
     float *wide = some_scales(blocks, 0.01f);
-    uint16_t *scales = mt_calloc(blocks + 2, sizeof(*scales));
+    MT_FREED uint16_t *scales = mt_calloc(blocks + 2, sizeof(*scales));
     for (size_t i = 0; i < blocks; i++) /* some far away, some of them below the normal numbers */
         scales[i] = mt_f32_to_bf16(i % 7 == 3 ? wide[i] * 1e-37f : i % 7 == 5 ? wide[i] * 1e38f : wide[i]);
     struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_INT4,
@@ -199,7 +198,6 @@ static void int4_case(struct harness *h, size_t rows, size_t cols)
     check(h, "int4", &a, blocks * 2);
     free(codes);
     free(wide);
-    free(scales);
 }
 
 DEVICE_TEST(decode_int4)
@@ -235,7 +233,7 @@ static void fp8_case(struct harness *h, size_t rows, size_t cols, float spread)
 {
     size_t blocks = mt_packed_n_scales(MT_PACKED_FP8, rows, cols);
     uint8_t *codes = some_bytes(rows * cols);
-    float *scales = some_scales(blocks, spread);
+    MT_FREED float *scales = some_scales(blocks, spread);
     for (size_t i = 0; i < rows * cols; i++) /* no NaN in three rows of four */
         codes[i] = i / cols % 4 && (codes[i] & 0x7f) == 0x7f ? codes[i] - 1 : codes[i];
     for (size_t i = 0; i < blocks; i += 3)
@@ -244,7 +242,6 @@ static void fp8_case(struct harness *h, size_t rows, size_t cols, float spread)
                           .scales = scales};
     check(h, "fp8", &a, blocks * 4);
     free(codes);
-    free(scales);
 }
 
 DEVICE_TEST(decode_fp8)
@@ -266,7 +263,7 @@ static void fp8_scales_case(struct harness *h, enum mt_packed format, enum mt_sc
     size_t blocks = mt_packed_n_scales(format, rows, cols);
     uint8_t *codes = some_bytes(rows * cols), *bytes = mt_calloc(blocks + 1, 1);
     float *scales = some_scales(blocks, 0.01f);
-    uint16_t *half = mt_calloc(blocks + 2, sizeof(*half));
+    MT_FREED uint16_t *half = mt_calloc(blocks + 2, sizeof(*half));
     for (size_t i = 0; i < blocks; i++) {
         half[i] = mt_f32_to_bf16(scales[i]);
         bytes[i] = (uint8_t)(i % 5 == 2 ? i % 11 : i % 5 == 3 ? 236 + i % 11 : 110 + i % 30);
@@ -277,7 +274,6 @@ static void fp8_scales_case(struct harness *h, enum mt_packed format, enum mt_sc
     free(codes);
     free(bytes);
     free(scales);
-    free(half);
 }
 
 DEVICE_TEST(decode_fp8_scales)
@@ -296,7 +292,7 @@ DEVICE_TEST(decode_parts)
 {
     enum { ROWS = 384, COLS = 200, CUT = 256 };
     uint8_t *codes = some_bytes(ROWS * COLS);
-    float *scales = some_scales(6, 1);
+    MT_FREED float *scales = some_scales(6, 1);
     double *want = scratch(h, ROWS * COLS);
     struct dbuf *out = buf_nan(h, h->dtype, ROWS * COLS);
     struct mt_decode a = {.rows = ROWS, .cols = COLS, .dtype = h->dtype, .format = MT_PACKED_FP8, .codes = codes,
@@ -314,7 +310,6 @@ DEVICE_TEST(decode_parts)
     RUN(h, mt_op_decode, &a);
     expect_equal(h, "two parts", buf_get(h, out), want, ROWS * COLS);
     free(codes);
-    free(scales);
 }
 
 DEVICE_TEST(decode_refuses_what_it_cannot)

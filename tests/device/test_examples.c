@@ -85,7 +85,7 @@ static void run_example(struct harness *h, const struct mt_metered *m)
 {
     struct taken t = {.h = h};
     struct mt_err err = {0};
-    mt_example *x = NULL;
+    MT_CLOSED_BY(mt_example_destroy) mt_example *x = NULL;
     must(h, mt_metered_name(m), mt_example_create(&x, &(struct mt_example_params){
                                     .dev = h->dev, .shape = *m, .take = take, .ctx = &t}, &err), &err);
     if (!x)
@@ -98,7 +98,6 @@ static void run_example(struct harness *h, const struct mt_metered *m)
     must(h, "sync", mt_device_sync(h->dev, &err), &err);
     check_buffers(h, m, &t);
     check_cost(h, m, mt_example_args(x), &t);
-    mt_example_destroy(&x);
 }
 
 DEVICE_TEST(every_operation_keeps_to_its_buffers)

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 
 #include "emu.h"
+#include "base/mem.h"
 #include "sanitizers.h"
 
 __thread struct mt_emu_dim mt_emu_thread_idx, mt_emu_block_idx, mt_emu_block_dim, mt_emu_grid_dim;
@@ -81,12 +82,11 @@ static __thread struct team *team;
 
 static void destroy_team(void *p)
 {
-    struct team *t = p;
+    MT_FREED struct team *t = p;
     for (unsigned i = 0; i < t->n_runners; i++)
         mt_emu_fiber_finish(&t->runners[i].fiber);
     mt_asan_unpoison(t->shared, MAX_SHARED + 2 * SHARED_GAP);
     munmap(t->shared, MAX_SHARED + 2 * SHARED_GAP);
-    free(t);
 }
 
 static void make_key(void)

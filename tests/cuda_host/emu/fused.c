@@ -194,7 +194,7 @@ static void spoil(const struct job *j)
 static void run_job(void *args)
 {
     const struct job *j = args;
-    float *p = malloc((size_t)j->s.len * sizeof(float));
+    MT_FREED float *p = malloc((size_t)j->s.len * sizeof(float));
     memset(j->c.workspace, 0xff, j->workspace); /* nobody else may keep anything there */
     for (int64_t b = 0; p && b < j->s.batch; b++) {
         for (int64_t h = 0; !j->s.backward && h < j->s.n_q; h++) {
@@ -206,7 +206,6 @@ static void run_job(void *args)
             backward_group(j, b, kv);
     }
     spoil(j);
-    free(p);
 }
 
 static void end_job(void *args)
@@ -247,10 +246,9 @@ static int engine_open(void **ctx, cudaStream_t stream, char *why, size_t why_le
 
 static void engine_close(void *ctx)
 {
-    struct context *c = ctx;
+    MT_FREED struct context *c = ctx;
     if (c->n_plans)
         mt_emu_die("fused attention: closed with %d plans", c->n_plans);
-    free(c);
 }
 
 static int engine_plan(void *ctx, const struct mt_fused_shape *s, void **out, size_t *bytes, char *why,
@@ -284,12 +282,11 @@ static int engine_plan(void *ctx, const struct mt_fused_shape *s, void **out, si
 
 static void engine_drop(void *ctx, void *plan)
 {
-    struct plan *p = plan;
+    MT_FREED struct plan *p = plan;
     if (atomic_load(&p->runs))
         mt_emu_die("fused attention: a plan is dropped before its runs are done");
     mt_emu_driver_give(mt_emu_settings()->plan_bytes);
     ((struct context *)ctx)->n_plans--;
-    free(p);
 }
 
 static int engine_run(void *ctx, void *plan, const struct mt_fused_call *call, char *why, size_t why_len)

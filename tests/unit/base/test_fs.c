@@ -86,7 +86,7 @@ static size_t n_names(const char *folder)
 /* In a folder of its own: to a full disk's limit, and over a folder. */
 TEST(a_failed_write_leaves_the_old_file)
 {
-    char *text = NULL;
+    MT_FREED char *text = NULL;
     size_t len = 0;
     struct rlimit was, small = {2, RLIM_INFINITY};
     assert_int_equal(mt_mkdir_p(at("w/folder"), NULL), 0);
@@ -102,7 +102,6 @@ TEST(a_failed_write_leaves_the_old_file)
     assert_string_equal(text, "old");
     assert_int_equal(mt_write_file(at("w/folder"), "new", 3, NULL), -EISDIR);
     assert_int_equal(n_names(at("w")), 2);
-    free(text);
 }
 
 /* A name that is taken, as another writer's temporary file would, is not in the way. */

@@ -7,6 +7,7 @@
 
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/mem.h"
 #include "test.h"
 
 static void refuse(const char *text, size_t len, const char *where)
@@ -50,11 +51,10 @@ TEST(bytes_past_the_length_are_not_looked_at)
 
 TEST(members_are_found_by_case)
 {
-    cJSON *v = NULL;
+    MT_JSON_FREED cJSON *v = NULL;
     assert_int_equal(mt_json_parse(&v, "{\"Key\": 1, \"key\": 2}", 20, "x", MT_ERR_INPUT, NULL), 0);
     assert_int_equal(mt_json_get(v, "key")->valueint, 2);
     assert_null(mt_json_get(v, "KEY"));
-    cJSON_Delete(v);
 }
 
 TEST(depth_has_an_end)
@@ -124,7 +124,7 @@ TEST(members_are_found_in_any_order)
         const char *key;
         int value; /* 0: there is none */
     } asked[] = {{"a", 1}, {"b", 2}, {"B", 0}, {"c", 3}, {"d", 0}, {"a", 1}, {"c", 3}, {"b", 2}};
-    cJSON *v = NULL;
+    MT_JSON_FREED cJSON *v = NULL;
     const cJSON *last = NULL;
     assert_int_equal(mt_json_parse(&v, text, strlen(text), "x", MT_ERR_INPUT, NULL), 0);
     for (size_t i = 0; i < sizeof(asked) / sizeof(asked[0]); i++) {
@@ -132,7 +132,6 @@ TEST(members_are_found_in_any_order)
         assert_int_equal(m ? m->valueint : 0, asked[i].value);
     }
     assert_null(mt_json_get_in_order(NULL, &(const cJSON *){NULL}, "a"));
-    cJSON_Delete(v);
 }
 
 static size_t live, left; /* blocks in use; allocations that still succeed */

@@ -26,7 +26,7 @@ TEST(sizes_that_overflow_are_noticed)
 
 TEST(an_array_grows_and_keeps_its_items)
 {
-    int *items = NULL;
+    MT_FREED int *items = NULL;
     size_t cap = 0;
     for (int i = 0; i < 10000; i++) {
         assert_true(mt_grow(&items, &cap, (size_t)i + 1, sizeof(int)));
@@ -35,7 +35,6 @@ TEST(an_array_grows_and_keeps_its_items)
     }
     for (int i = 0; i < 10000; i++)
         assert_int_equal(items[i], i);
-    free(items);
 }
 
 TEST(bytes_are_told_in_binary_units)

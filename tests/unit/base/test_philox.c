@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/philox.h"
+#include "base/mem.h"
 #include "test.h"
 
 /* The known answers of the Random123 distribution (Salmon et al. 2011), philox4x32-10. */
@@ -45,7 +46,7 @@ TEST(a_normal_number_depends_on_its_index_alone)
 TEST(normal_numbers_have_their_moments)
 {
     enum { N = 1 << 18 };
-    float *x = malloc(N * sizeof(float));
+    MT_FREED float *x = malloc(N * sizeof(float));
     double sum = 0, sq = 0, fourth = 0;
     mt_philox_normal(x, N, 12345, 1, 2, 3.0f);
     for (int i = 0; i < N; i++) {
@@ -58,7 +59,6 @@ TEST(normal_numbers_have_their_moments)
     assert_true(fabs(sum / N) <= 5 / sqrt(N));
     assert_true(fabs(sq / N - 1) <= 5 * sqrt(2.0 / N));
     assert_true(fabs(fourth / N - 3) <= 5 * sqrt(96.0 / N));
-    free(x);
 }
 
 TEST(uniform_numbers_fill_their_interval)

@@ -63,7 +63,7 @@ TEST(each_chunk_runs_once_and_is_over_at_return)
 
 TEST(loops_in_quick_succession_do_not_mix)
 {
-    mt_pool *p = pool_of(4);
+    MT_CLOSED_BY(mt_pool_destroy) mt_pool *p = pool_of(4);
     static struct job j[2];
     memset(j, 0, sizeof(j));
     for (int r = 0; r < ROUNDS; r++)
@@ -75,7 +75,6 @@ TEST(loops_in_quick_succession_do_not_mix)
                 expected += c < 3 + (size_t)r % 5;
             assert_int_equal(j[k].plain[c], expected);
         }
-    mt_pool_destroy(&p);
 }
 
 static void slow(void *ctx, size_t chunk, int thread)
@@ -87,12 +86,11 @@ static void slow(void *ctx, size_t chunk, int thread)
 
 TEST(all_threads_take_part)
 {
-    mt_pool *p = pool_of(3);
+    MT_CLOSED_BY(mt_pool_destroy) mt_pool *p = pool_of(3);
     atomic_int seen = 0;
     for (int r = 0; r < 200 && atomic_load(&seen) != 7; r++)
         mt_pool_run(p, slow, &seen, 6);
     assert_int_equal(atomic_load(&seen), 7);
-    mt_pool_destroy(&p);
 }
 
 static atomic_int inits;
@@ -180,7 +178,7 @@ static mt_pool *pool_of_lanes(void)
 
 TEST(lanes_have_all_chunks_once)
 {
-    mt_pool *p = pool_of_lanes();
+    MT_CLOSED_BY(mt_pool_destroy) mt_pool *p = pool_of_lanes();
     for (size_t first = 0; first < 14; first++)
         for (size_t stripe = 1; stripe < 6; stripe++)
             for (size_t n = 0; n < LANE_CHUNKS; n += 1 + n / 3) {
@@ -189,13 +187,12 @@ TEST(lanes_have_all_chunks_once)
                 for (size_t c = 0; c < LANE_CHUNKS; c++)
                     assert_int_equal(atomic_load(&l.runs[c]), c < n);
             }
-    mt_pool_destroy(&p);
 }
 
 /* Every thread has begun before one goes on; then one is slow. */
 TEST(threads_take_their_own_lane_first_and_what_others_leave)
 {
-    mt_pool *p = pool_of_lanes();
+    MT_CLOSED_BY(mt_pool_destroy) mt_pool *p = pool_of_lanes();
     for (size_t first = 0; first < 9; first++) {
         struct lanes l = {.stripes = {first, 4}, .most = LANE_CHUNKS};
         mt_pool_run_in_lanes(p, note, &l, LANE_CHUNKS, l.stripes);
@@ -215,7 +212,6 @@ TEST(threads_take_their_own_lane_first_and_what_others_leave)
         assert_int_equal(l.n[1], 1);
         assert_true(of_slow_lane > 10); /* which others have taken */
     }
-    mt_pool_destroy(&p);
 }
 
 static void *nothing(void *arg)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/strbuf.h"
+#include "base/mem.h"
 #include "test.h"
 
 TEST(printf_appends_and_terminates)
@@ -16,7 +17,7 @@ TEST(printf_appends_and_terminates)
 
 TEST(append_takes_any_bytes)
 {
-    struct mt_str s = {0};
+    MT_STR_FREED struct mt_str s = {0};
     mt_str_append(&s, "", 0);
     assert_string_equal(s.p, "");
     mt_str_append(&s, "a\0b", 3);
@@ -26,7 +27,6 @@ TEST(append_takes_any_bytes)
     mt_str_append(&s, "c", 1);
     mt_str_printf(&s, "d");
     assert_int_equal(s.len, 3);
-    mt_str_finish(&s);
 }
 
 TEST(what_is_not_utf8_is_found)

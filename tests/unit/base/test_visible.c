@@ -3,19 +3,19 @@
 
 #include "base/err.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "base/visible.h"
 #include "test.h"
 
 static void expect(const char *text, const char *want)
 {
     char got[256];
-    struct mt_str s = {0};
+    MT_STR_FREED struct mt_str s = {0};
     mt_visible(got, sizeof(got), text);
     assert_string_equal(got, want);
     mt_str_visible(&s, text, strlen(text));
     if (!strstr(want, "\\x9b"))
         assert_string_equal(s.p, want);
-    mt_str_finish(&s);
 }
 
 TEST(what_steers_a_terminal_is_shown_as_its_code)

@@ -261,7 +261,7 @@ static void check_resumed(const struct rig *r, const char *checkpoint)
 {
     struct mt_train_state st = {.step = 0};
     struct mt_err err = {0};
-    mt_plane_set *planes = planes_of(r->l, &mt_adamw, MT_BF16);
+    MT_CLOSED_BY(mt_plane_set_destroy) mt_plane_set *planes = planes_of(r->l, &mt_adamw, MT_BF16);
     sound(checkpoint, mt_checkpoint_read_state(checkpoint, &st, &err), &err);
     sound(checkpoint, mt_checkpoint_load(checkpoint, r->l, planes, &err), &err);
     uint64_t *sum = mt_calloc(r->l->n_tensors, sizeof(*sum));
@@ -275,7 +275,6 @@ static void check_resumed(const struct rig *r, const char *checkpoint)
     }
     free(sum);
     mt_train_state_finish(&st);
-    mt_plane_set_destroy(&planes);
 }
 
 static void check_run(struct rig *r, bool named, const char *overlay)

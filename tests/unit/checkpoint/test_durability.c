@@ -119,7 +119,8 @@ static void set_scene(struct scene *s)
 /* Is the newest checkpoint that a cut after `n` operations leaves whole, and the new one where that has its name? */
 static bool survives(const struct scene *s, size_t n, bool renamed, size_t *news)
 {
-    char *found = NULL, cmd[700];
+    MT_FREED char *found = NULL;
+    char cmd[700];
     size_t removed = find(s->rec, REMOVE, find(s->rec, RENAME, 0));
     assert_int_equal(mt_remove_tree(s->cut, NULL), 0);
     assert_int_equal(mt_mkdir_p(s->cut, NULL), 0);
@@ -131,7 +132,6 @@ static bool survives(const struct scene *s, size_t n, bool renamed, size_t *news
     bool good = !mt_checkpoint_find_newest(s->cut, false, &found, NULL) && found &&
                 strstr(found, fresh ? "checkpoint-4" : "checkpoint-2");
     *news += fresh;
-    free(found);
     return good;
 }
 

@@ -78,7 +78,8 @@ static void expect_newest(const struct made_model *m, uint64_t step, uint64_t se
 {
     struct made_model want;
     struct mt_err err = {0};
-    char *path = NULL, name[64];
+    MT_FREED char *path = NULL;
+    char name[64];
     if (mt_checkpoint_find_newest(m->dir, false, &path, &err))
         fail_msg("%s", err.msg);
     snprintf(name, sizeof(name), "/checkpoint-%d", (int)step);
@@ -100,7 +101,6 @@ static void expect_newest(const struct made_model *m, uint64_t step, uint64_t se
         }
     }
     made_model_finish(&want);
-    free(path);
 }
 
 static void finish(struct run *r)
@@ -456,7 +456,8 @@ static int cut_exchange(void *c, const char *a, const char *b)
 static double newest_best(const struct made_model *m, uint64_t step)
 {
     struct mt_train_state st = {.step = 0};
-    char *path = NULL, name[64];
+    MT_FREED char *path = NULL;
+    char name[64];
     assert_int_equal(mt_checkpoint_find_newest(m->dir, false, &path, NULL), 0);
     snprintf(name, sizeof(name), "/checkpoint-%d", (int)step);
     assert_non_null(path);
@@ -465,7 +466,6 @@ static double newest_best(const struct made_model *m, uint64_t step)
     double best = st.best_loss;
     assert_true(st.eval_step == (best < 1 ? step : 0));
     mt_train_state_finish(&st);
-    free(path);
     return best;
 }
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/fs.h"
+#include "base/mem.h"
 #include "base/philox.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/vfs.h"
@@ -64,7 +65,7 @@ static struct counted write_and_compare(const char *data, size_t len, size_t mos
 
 TEST(holes_read_as_the_zeros_they_stand_for)
 {
-    char *data = calloc(BYTES, 1);
+    MT_FREED char *data = calloc(BYTES, 1);
     /* single bytes that are not zero, at borders of blocks and beside them */
     const size_t at[] = {0, 3 * BLOCK - 1, 5 * BLOCK, 7 * BLOCK + 1, 20 * BLOCK + 5000};
     for (size_t i = 0; i < sizeof(at) / sizeof(at[0]); i++)
@@ -74,22 +75,19 @@ TEST(holes_read_as_the_zeros_they_stand_for)
     write_and_compare(data, BYTES, 3 * BLOCK + 1);
     c = write_and_compare(data, BYTES, 1000); /* no call holds a whole block */
     assert_int_equal(c.skipped, 0);
-    free(data);
 }
 
 TEST(a_file_may_end_in_a_hole_or_be_one)
 {
-    char *data = calloc(BYTES, 1);
+    MT_FREED char *data = calloc(BYTES, 1);
     assert_int_equal(write_and_compare(data, 8 * BLOCK, BYTES).written % BLOCK, 0);
     data[0] = 1;
     write_and_compare(data, 8 * BLOCK, BYTES);
-    free(data);
 }
 
 TEST(what_is_not_zero_is_written)
 {
-    char *data = malloc(BYTES);
+    MT_FREED char *data = malloc(BYTES);
     memset(data, 1, BYTES);
     assert_int_equal(write_and_compare(data, BYTES, 4 * BLOCK).skipped, 0);
-    free(data);
 }

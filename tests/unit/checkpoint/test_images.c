@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "recorder.h"
+#include "base/mem.h"
 #include "test.h"
 
 enum { SECTOR = 512 };
@@ -55,7 +56,7 @@ static void tear(struct image *im, char *data, size_t durable, size_t *len)
 
 static void put_file(struct image *im, size_t created, const char *to)
 {
-    struct mt_str data = {0};
+    MT_STR_FREED struct mt_str data = {0};
     size_t durable = 0;
     int fd = im->rec->r[created].fd;
     mt_str_append(&data, "", 0);
@@ -76,7 +77,6 @@ static void put_file(struct image *im, size_t created, const char *to)
     assert_non_null(f);
     assert_int_equal(fwrite(data.p, 1, len, f), len);
     fclose(f);
-    mt_str_finish(&data);
 }
 
 /* What there is of a folder that the save makes, below the name that it has. */

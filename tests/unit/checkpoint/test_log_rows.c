@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/json.h"
+#include "base/mem.h"
 #include "checkpoint/log_rows.h"
 #include "test.h"
 
 static void add(struct mt_log_rows *r, int step, const char *value)
 {
-    cJSON *o = cJSON_CreateObject();
+    MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "step", step);
     cJSON_AddNumberToObject(o, value, 1.5);
     mt_log_rows_add(r, o);
-    cJSON_Delete(o);
 }
 
 /* A long run stays in bounds, from its first step to its last, with all of its evaluations. */

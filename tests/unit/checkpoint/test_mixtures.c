@@ -101,24 +101,22 @@ static void write_extra(const struct rig *r)
 
 static void save(struct rig *r)
 {
-    struct mt_train_state st = {.step = 4, .updates = 4, .best_loss = 1};
+    MT_CLOSED_BY(mt_train_state_finish) struct mt_train_state st = {.step = 4, .updates = 4, .best_loss = 1};
     struct mt_err err = {0};
     st.config = strdup("[train]\nsteps = 4\n");
     assert_int_equal(mt_lineage_begin(&st.lineage, NULL), 0);
-    struct mt_st_model files = {0};
+    MT_CLOSED_BY(mt_st_close) struct mt_st_model files = {0};
     bool has = !mt_st_open_dir(&files, r->model, NULL);
     struct mt_checkpoint_save s = {.dir = r->dir, .model_dir = r->model, .base = has ? &files : NULL, .layout = r->l,
                                    .planes = r->planes, .state = &st, .full = true, .shard_bytes = 5000};
     if (mt_checkpoint_save(&s, &err))
         fail_msg("%s", err.msg);
-    mt_st_close(&files);
-    mt_train_state_finish(&st);
 }
 
 /* Weights of a folder, loaded anew, are the masters, or what bf16 leaves of them where the file is bf16. */
 static void check_folder(const struct rig *r, const char *dir, bool f32)
 {
-    mt_plane_set *planes = planes_of(r->l, &mt_adamw, MT_BF16);
+    MT_CLOSED_BY(mt_plane_set_destroy) mt_plane_set *planes = planes_of(r->l, &mt_adamw, MT_BF16);
     struct mt_err err = {0};
     if (mt_weights_load(r->l, planes, dir, NULL, &err))
         fail_msg("%s", err.msg);
@@ -134,7 +132,6 @@ static void check_folder(const struct rig *r, const char *dir, bool f32)
                 fail_msg("%s: %s, element %zu is %g, not %g", dir, t->name, k, (double)got, (double)want);
         }
     }
-    mt_plane_set_destroy(&planes);
 }
 
 TEST(a_checkpoint_has_the_release_s_tensors_and_comes_back)

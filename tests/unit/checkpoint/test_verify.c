@@ -162,14 +162,13 @@ TEST(a_turned_bit_is_not_loaded)
 
 static int cut(const char *path, off_t by, struct mt_err *err)
 {
-    char *text = NULL;
+    MT_FREED char *text = NULL;
     size_t len = 0;
     assert_int_equal(mt_read_file(path, &text, &len, NULL), 0);
     assert_int_equal(truncate(path, (off_t)len + by), 0);
     int rc = mt_checkpoint_verify(dir, err);
     FILE *f = fopen(path, "we"); /* back, without the syncs of mt_write_file() */
     assert_true(f && fwrite(text, 1, len, f) == len && !fclose(f));
-    free(text);
     return rc;
 }
 
@@ -279,7 +278,7 @@ TEST(checkpoints_are_listed_newest_first)
     static const char *const names[] = {"checkpoint-10", "checkpoint-9", "checkpoint-100.tmp", "checkpoint-",
                                         "checkpoint-x", "checkpoint-007", "checkpoint-18446744073709551616", "checkpoint--5", "checkpoint-+7", "checkpoint- 8", "other"};
     char path[300];
-    uint64_t *steps = NULL;
+    MT_FREED uint64_t *steps = NULL;
     size_t n = 99;
     assert_int_equal(mt_checkpoint_list("/no/such/folder", &steps, &n, NULL), 0);
     assert_int_equal(n, 0);
@@ -290,7 +289,6 @@ TEST(checkpoints_are_listed_newest_first)
     assert_int_equal(mt_checkpoint_list(model.dir, &steps, &n, NULL), 0);
     assert_int_equal(n, 3);
     assert_true(steps[0] == 10 && steps[1] == 9 && steps[2] == 3);
-    free(steps);
 }
 
 TEST_GROUP(set_up, tear_down)

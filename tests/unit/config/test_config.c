@@ -225,7 +225,8 @@ TEST(paths_are_relative_to_the_file_that_names_them)
     assert_int_equal(mt_mkdir_p(model, NULL), 0);
     const char *base = "[model]\npath = m\n[data]\ntrain = a.jsonl, /abs/b.jsonl\n[train]\nsteps = 1\nseed = 5\n";
     assert_int_equal(mt_write_file(inner, base, strlen(base), NULL), 0);
-    struct mt_config *c = load("include = sub/base.ini\n[train]\nbatch_size = 2\nseed = 6\n[checkpoint]\ndir = o\n");
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *c =
+        load("include = sub/base.ini\n[train]\nbatch_size = 2\nseed = 6\n[checkpoint]\ndir = o\n");
     char want[256];
     snprintf(want, sizeof(want), "%s/sub/m", dir);
     assert_string_equal(c->model.path, want);
@@ -238,7 +239,6 @@ TEST(paths_are_relative_to_the_file_that_names_them)
     mt_config_destroy(&c);
     c = load("[model]\npath = org/name\n[data]\ntrain = d\n[train]\nsteps = 1\nbatch_size = 1\n");
     assert_string_equal(c->model.path, "org/name"); /* a name of the hub stays */
-    mt_config_destroy(&c);
 }
 
 TEST(variables_are_filled_in)
@@ -303,7 +303,7 @@ TEST(sets_win_over_the_file)
 static void expect_round_trip(struct mt_config *c)
 {
     struct mt_str once = {0}, again = {0}, diff = {0}, grown = {0};
-    struct mt_config *back = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *back = NULL;
     struct mt_err err = {0};
     char path[256];
     mt_config_print(c, false, &once);
@@ -320,12 +320,11 @@ static void expect_round_trip(struct mt_config *c)
     mt_str_finish(&again);
     mt_str_finish(&diff);
     mt_str_finish(&grown);
-    mt_config_destroy(&back);
 }
 
 TEST(the_effective_configuration_loads_back)
 {
-    struct mt_config *c = load(WHOLE);
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = load(WHOLE);
     expect_round_trip(c);
     mt_config_destroy(&c);
     c = load("[model]\npath = /m x ; y\nfreeze = a*, b*\n[data]\ntrain = /d, \"/e\"\neval = 2.5%\n"
@@ -333,7 +332,6 @@ TEST(the_effective_configuration_loads_back)
              "[optimizer]\neps = 5e-324\n[memory]\ndevice_budget = 33.3%\nhost_budget = 123456789B\n"
              "[checkpoint]\nevery = 90s\ntime_limit = 11h30m\n[log]\nprogress = off\n");
     expect_round_trip(c);
-    mt_config_destroy(&c);
 }
 
 TEST(odd_texts_load_back_or_are_refused)
@@ -418,7 +416,7 @@ TEST(changes_on_resume_are_told_apart)
 /* What another version wrote: keys that are gone or new, values that it alone takes. */
 TEST(an_earlier_configuration_is_read_as_far_as_it_matters)
 {
-    struct mt_config *c = load(WHOLE "[optimizer]\nbeta1 = 0.8\n");
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = load(WHOLE "[optimizer]\nbeta1 = 0.8\n");
     struct mt_str diff = {0}, grown = {0};
     struct mt_err err = {0};
     static const char ini[] = "[train]\nsteps = 3\nbatch_size = 4\nmicro_batch = 2\nwarp = 9\n[gone]\na = b\n"
@@ -437,16 +435,15 @@ TEST(an_earlier_configuration_is_read_as_far_as_it_matters)
     mt_str_finish(&diff);
     assert_int_equal(mt_config_keep(c, "[optimizer]\ntype = lamb\n", "checkpoint", &err), -EINVAL);
     assert_non_null(strstr(err.msg, "adamw"));
-    mt_config_destroy(&c);
 }
 
 /* All that a version before this one wrote, of a run of its own: nothing is left out, nothing differs. */
 TEST(a_stored_configuration_of_an_earlier_version_makes_no_difference)
 {
     struct mt_str diff = {0}, grown = {0};
-    struct mt_config *c = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = NULL;
     struct mt_err err = {0};
-    char *text = NULL;
+    MT_FREED char *text = NULL;
     size_t len;
     assert_int_equal(mt_read_file(EARLIER, &text, &len, NULL), 0);
     assert_int_equal(mt_config_load(&c, EARLIER, NULL, 0, &err), 0);
@@ -460,8 +457,6 @@ TEST(a_stored_configuration_of_an_earlier_version_makes_no_difference)
     assert_int_equal(c->numerics.micro_batch, 2);
     assert_int_equal(c->numerics.logits_chunk, 4096);
     assert_int_equal(c->numerics.grad_dtype, MT_BF16);
-    free(text);
-    mt_config_destroy(&c);
 }
 
 TEST(what_was_decided_is_written_back_by_role)

@@ -27,7 +27,7 @@ TEST(keys_have_names_defaults_and_help)
 
 TEST(each_default_prints_and_parses_back)
 {
-    struct mt_config *c = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = NULL;
     assert_int_equal(mt_config_load(&c, NULL, NULL, 0, NULL), 0);
     for (size_t i = 0; i < mt_n_keys(); i++) {
         struct mt_str once = {0}, again = {0};
@@ -42,12 +42,11 @@ TEST(each_default_prints_and_parses_back)
         mt_str_finish(&once);
         mt_str_finish(&again);
     }
-    mt_config_destroy(&c);
 }
 
 TEST(each_choice_parses_or_is_said_to_be_missing)
 {
-    struct mt_config *c = NULL;
+    MT_CLOSED_BY(mt_config_destroy) struct mt_config *c = NULL;
     assert_int_equal(mt_config_load(&c, NULL, NULL, 0, NULL), 0);
     for (size_t i = 0; i < mt_n_keys(); i++) {
         const char *at = mt_key_at(i)->choices;
@@ -66,7 +65,6 @@ TEST(each_choice_parses_or_is_said_to_be_missing)
             at += n + (at[n] == '|');
         }
     }
-    mt_config_destroy(&c);
 }
 
 TEST(a_misspelt_key_is_found_again)

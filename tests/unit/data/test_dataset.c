@@ -31,9 +31,8 @@ static int open_folder(void **state)
 
 static int close_folder(void **state)
 {
-    struct folder *f = *state;
+    MT_FREED struct folder *f = *state;
     mt_remove_tree(f->dir, NULL);
-    free(f);
     return 0;
 }
 
@@ -148,7 +147,8 @@ TEST_WITH(weights_say_how_often_an_epoch_visits_a_file, open_folder, close_folde
 {
     const struct folder *f = *state;
     char *a = write_ids(f, "w1.jsonl", 40, 6, 1), *b = write_ids(f, "w2.jsonl", 40, 6, 2);
-    char *c = write_ids(f, "w3.jsonl", 40, 6, 3), *items[] = {a, NULL, NULL};
+    MT_FREED char *c = write_ids(f, "w3.jsonl", 40, 6, 3);
+    char *items[] = {a, NULL, NULL};
     assert_true(asprintf(&items[1], "%s:2.5", b) > 0 && asprintf(&items[2], "%s:0.25", c) > 0);
     struct mt_cfg_list files = {items, 3};
     mt_dataset *d = NULL;
@@ -176,7 +176,6 @@ TEST_WITH(weights_say_how_often_an_epoch_visits_a_file, open_folder, close_folde
     for (int i = 0; i < 3; i++)
         free(items[i]);
     free(b);
-    free(c);
 }
 
 TEST_WITH(a_shard_that_lies_is_refused, open_folder, close_folder)

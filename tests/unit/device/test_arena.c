@@ -37,7 +37,7 @@ TEST(the_budget_is_exact)
 
 TEST(running_out_tells_what_holds_the_memory)
 {
-    struct mt_cpu_arena *a = arena(64 * KIB);
+    MT_CLOSED_BY(mt_cpu_arena_destroy) struct mt_cpu_arena *a = arena(64 * KIB);
     void *p;
     struct mt_err err = {0};
     assert_int_equal(mt_cpu_arena_alloc(a, SIZE_MAX - 5, "far too much", &p, &err), -ENOMEM);
@@ -50,13 +50,12 @@ TEST(running_out_tells_what_holds_the_memory)
     assert_non_null(strstr(err.msg, "64.00 KiB"));
     assert_non_null(strstr(err.msg, "weights 16.00 KiB"));
     assert_non_null(strstr(err.msg, "scratch 8.00 KiB"));
-    mt_cpu_arena_destroy(&a);
 }
 
 /* Random sizes in random order: each keeps its own bytes, and all room comes back. */
 TEST(allocations_never_overlap_and_merge_when_freed)
 {
-    struct mt_cpu_arena *a = arena(256 * KIB);
+    MT_CLOSED_BY(mt_cpu_arena_destroy) struct mt_cpu_arena *a = arena(256 * KIB);
     unsigned char *p[N] = {0};
     size_t size[N] = {0}, held = 0;
     for (uint64_t i = 0; i < 4000; i++) {
@@ -88,12 +87,11 @@ TEST(allocations_never_overlap_and_merge_when_freed)
     assert_int_equal(mt_cpu_arena_used(a), 0);
     assert_int_equal(mt_cpu_arena_alloc(a, 256 * KIB, "whole", &whole, NULL), 0);
     memset(whole, 1, 256 * KIB);
-    mt_cpu_arena_destroy(&a);
 }
 
 TEST(odd_budgets_and_sizes_work)
 {
-    struct mt_cpu_arena *a = arena(0);
+    MT_CLOSED_BY(mt_cpu_arena_destroy) struct mt_cpu_arena *a = arena(0);
     void *p = NULL;
     assert_int_equal(mt_cpu_arena_alloc(a, 1, "x", &p, NULL), -ENOMEM);
     mt_cpu_arena_destroy(&a);
@@ -107,14 +105,13 @@ TEST(odd_budgets_and_sizes_work)
     mt_cpu_arena_free(a, &stranger); /* not ours: nothing happens */
     assert_int_equal(mt_cpu_arena_used(a), 1024);
     mt_cpu_arena_destroy(&a);
-    mt_cpu_arena_destroy(&a);
 }
 
 /* A step of tens of thousands of micro-batches has as many boundaries. */
 TEST(thousands_of_allocations_take_no_time)
 {
     enum { MANY = 60000 };
-    struct mt_cpu_arena *a = arena((size_t)MANY * 2 * KIB);
+    MT_CLOSED_BY(mt_cpu_arena_destroy) struct mt_cpu_arena *a = arena((size_t)MANY * 2 * KIB);
     void **p = mt_calloc(MANY, sizeof(*p)), *again = NULL;
     clock_t start = clock();
     for (size_t i = 0; i < MANY; i++)
@@ -129,5 +126,4 @@ TEST(thousands_of_allocations_take_no_time)
     if (seconds > 0.5) /* seconds if each looks at all */
         fail_msg("%d allocations took %.2f s", MANY, seconds);
     free(p);
-    mt_cpu_arena_destroy(&a);
 }

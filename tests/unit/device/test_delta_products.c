@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/philox.h"
+#include "base/mem.h"
 #include "device/cpu/delta_products.h"
 #include "test.h"
 
@@ -13,11 +14,10 @@ static float a[ALL], b[ALL], d[ALL], want[ALL];
 /* Functions of an instruction set; of a lesser one if this CPU does not have it. */
 static const struct mt_cpu_products *products_of(const char *isa)
 {
-    struct mt_cpu_gemm *g = NULL;
+    MT_CLOSED_BY(mt_cpu_gemm_destroy) struct mt_cpu_gemm *g = NULL;
     assert_int_equal(setenv("MEGATRAIN_CPU_GEMM", isa, 1), 0);
     assert_int_equal(mt_cpu_gemm_create(&g, 1, NULL), 0);
     const struct mt_cpu_products *p = mt_cpu_products(g);
-    mt_cpu_gemm_destroy(&g);
     return p;
 }
 

@@ -91,7 +91,7 @@ static void expect_failed(mt_device *dev, const char *word)
 static void expect_dead_but_firing(struct bench *b, bool async)
 {
     struct mt_err err = {0};
-    mt_event *ev = NULL;
+    MT_CLOSED_BY(mt_event_destroy) mt_event *ev = NULL;
     int want = async ? 0 : -EIO;
     assert_int_equal(mt_event_create(b->dev, &ev, NULL), 0);
     for (int op = 0; op < MT_N_DEV_OPS; op++)
@@ -102,7 +102,6 @@ static void expect_dead_but_firing(struct bench *b, bool async)
         assert_int_equal(mt_event_sync(b->dev, ev, &err), -EIO);
         assert_true(mt_event_time_ns(ev) > 0);
     }
-    mt_event_destroy(&ev);
 }
 
 TEST(each_operation_fails_when_it_is_its_turn)
@@ -215,7 +214,7 @@ TEST(a_refused_resource_is_refused_once)
     void *a = NULL, *b = NULL;
     char host[64];
     mt_event *ev = NULL;
-    mt_device *dev = open_fault("alloc", 2);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_fault("alloc", 2);
     assert_int_equal(mt_device_alloc(dev, 256, "a", &a, &err), 0);
     assert_int_equal(mt_device_alloc(dev, 256, "b", &b, &err), -ENOMEM);
     assert_int_equal(err.kind, MT_ERR_NO_FIT);
@@ -238,7 +237,6 @@ TEST(a_refused_resource_is_refused_once)
     assert_int_equal(mt_device_register_host(dev, host, sizeof(host), &err), -ENOMEM);
     assert_int_equal(mt_device_register_host(dev, host, sizeof(host), &err), 0);
     mt_device_unregister_host(dev, host);
-    mt_device_destroy(&dev);
 }
 
 TEST(what_cannot_fail_is_an_error)

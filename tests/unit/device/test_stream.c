@@ -70,7 +70,7 @@ struct cpus {
 /* The CPUs that a stream's thread of a device may run on, and whether `cpu` is one of them. */
 static struct cpus cpus_of(const char *stream, int n_threads, const int *cpus, int cpu)
 {
-    mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     cpu_set_t set;
     struct mt_device_params p = {.kind = "cpu", .budget_bytes = 1 << 20, .n_threads = n_threads, .cpus = cpus};
     assert_int_equal(mt_device_create(&dev, &p, NULL), 0);
@@ -78,7 +78,6 @@ static struct cpus cpus_of(const char *stream, int n_threads, const int *cpus, i
     pid_t thread = thread_named(stream);
     assert_true(thread > 0);
     assert_int_equal(sched_getaffinity(thread, sizeof(set), &set), 0);
-    mt_device_destroy(&dev);
     return (struct cpus){CPU_COUNT(&set), CPU_ISSET(cpu, &set)};
 }
 
@@ -105,7 +104,7 @@ TEST(the_compute_stream_is_bound_where_its_helpers_are)
 
 TEST(a_stream_keeps_its_order)
 {
-    mt_device *dev = open_cpu(0);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_cpu(0);
     int32_t in[ROUNDS], out = -1, *slot = buffer(dev, sizeof(int32_t));
     for (int i = 0; i < ROUNDS; i++) {
         in[i] = i;
@@ -114,7 +113,6 @@ TEST(a_stream_keeps_its_order)
     copy(dev, MT_STREAM_COMPUTE, &out, slot, 4);
     assert_int_equal(mt_device_sync(dev, NULL), 0);
     assert_int_equal(out, ROUNDS - 1);
-    mt_device_destroy(&dev);
 }
 
 /* A ring of one slot: in, through the compute stream, out; only events keep it right. */
@@ -153,8 +151,8 @@ TEST(events_order_the_streams)
 
 TEST(an_event_never_recorded_is_no_wait)
 {
-    mt_device *dev = open_cpu(0);
-    mt_event *ev = event(dev);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_cpu(0);
+    MT_CLOSED_BY(mt_event_destroy) mt_event *ev = event(dev);
     assert_int_equal(mt_event_wait(dev, ev, MT_STREAM_COMPUTE, NULL), 0);
     assert_int_equal(mt_event_sync(dev, ev, NULL), 0);
     assert_int_equal(mt_event_time_ns(ev), 0);
@@ -163,8 +161,6 @@ TEST(an_event_never_recorded_is_no_wait)
     assert_true(mt_event_time_ns(ev) > 0);
     mt_event_destroy(&ev);
     assert_null(ev);
-    mt_event_destroy(&ev);
-    mt_device_destroy(&dev);
 }
 
 TEST(a_wait_is_for_the_newest_record)
@@ -211,7 +207,7 @@ TEST(a_full_queue_blocks_and_goes_on)
 
 TEST(copies_with_pitch_move_their_rows_alone)
 {
-    mt_device *dev = open_cpu(0);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_cpu(0);
     char in[8 * 10], out[8 * 10], *slot = buffer(dev, 8 * 16);
     for (size_t i = 0; i < sizeof(in); i++)
         in[i] = (char)i;
@@ -227,7 +223,6 @@ TEST(copies_with_pitch_move_their_rows_alone)
     assert_int_equal(mt_device_copy(dev, MT_STREAM_H2D, &(struct mt_copy){slot, 6, in, 10, 7, 8}, &err), -EINVAL);
     assert_int_equal(mt_device_copy(dev, MT_STREAM_H2D, &(struct mt_copy){NULL, 8, in, 8, 7, 1}, &err), -EINVAL);
     assert_int_equal(mt_device_copy(dev, MT_STREAM_H2D, &(struct mt_copy){slot, 0, in, 0, 0, 1}, &err), 0);
-    mt_device_destroy(&dev);
 }
 
 /* What a link of that rate cannot be faster than; how much slower this machine makes it is not asserted. */
@@ -278,7 +273,7 @@ static void *feed(void *arg)
 
 TEST(each_stream_may_have_its_own_thread)
 {
-    mt_device *dev = open_cpu(0);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = open_cpu(0);
     pthread_t t[MT_N_STREAMS];
     struct feeder f[MT_N_STREAMS];
     static char host[MT_N_STREAMS][64];
@@ -290,12 +285,11 @@ TEST(each_stream_may_have_its_own_thread)
         assert_int_equal(pthread_join(t[s], NULL), 0);
         mt_event_destroy(&f[s].mine);
     }
-    mt_device_destroy(&dev);
 }
 
 TEST(bad_parameters_are_refused)
 {
-    mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     struct mt_err err = {0};
     struct mt_device_params p = {.kind = "gpu", .budget_bytes = 1 << 20, .n_threads = 1};
     assert_int_equal(mt_device_create(&dev, &p, &err), -EINVAL);
@@ -307,7 +301,6 @@ TEST(bad_parameters_are_refused)
     p.link_gbps = -1;
     assert_int_equal(mt_device_create(&dev, &p, &err), -EINVAL);
     assert_null(dev);
-    mt_device_destroy(&dev);
 }
 
 int main(void)

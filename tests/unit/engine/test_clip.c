@@ -103,11 +103,10 @@ static float *masters(const struct rig *r, size_t tensor)
 static void scale(const struct rig *r, const char *name, float by)
 {
     const struct mt_tensor *t = mt_layout_find(r->layout, name);
-    float *w = masters(r, (size_t)(t - r->layout->tensors));
+    MT_FREED float *w = masters(r, (size_t)(t - r->layout->tensors));
     for (size_t i = 0; i < t->n; i++)
         w[i] *= by;
     assert_int_equal(mt_tensor_write_masters(r->planes, t, 0, t->n, w, NULL), 0);
-    free(w);
 }
 
 /* The same function of the model, but the gradients of layer 1's MLP are so large that their

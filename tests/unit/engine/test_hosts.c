@@ -166,7 +166,7 @@ static void *run_host(void *arg)
     const struct host *h = arg;
     const struct setting *s = h->s;
     struct outcome *o = h->o;
-    struct mt_layout *layout = NULL;
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *layout = NULL;
     mt_device *dev[MOST_LANES] = {NULL};
     mt_plane_set *planes = NULL;
     mt_engine *engine = NULL;
@@ -206,7 +206,6 @@ static void *run_host(void *arg)
     mt_plane_set_destroy(&planes);
     for (int i = 0; i < MOST_LANES; i++)
         mt_device_destroy(&dev[i]);
-    mt_layout_destroy(&layout);
     return NULL;
 }
 
@@ -214,7 +213,7 @@ static void run_faulty(const struct setting *s, struct outcome o[MOST_HOSTS], do
                        const struct mt_net_fault *fault)
 {
     struct host host[MOST_HOSTS];
-    mt_net_threads *t = NULL;
+    MT_CLOSED_BY(mt_net_threads_destroy) mt_net_threads *t = NULL;
     memset(o, 0, MOST_HOSTS * sizeof(*o));
     assert_int_equal(mt_net_threads_create(&t, s->hosts, deadline, fault, NULL), 0);
     for (int i = 0; i < s->hosts; i++) {
@@ -223,7 +222,6 @@ static void run_faulty(const struct setting *s, struct outcome o[MOST_HOSTS], do
     }
     for (int i = 0; i < s->hosts; i++)
         pthread_join(host[i].thread, NULL);
-    mt_net_threads_destroy(&t);
 }
 
 static void run(const struct setting *s, struct outcome o[MOST_HOSTS], double deadline)

@@ -6,6 +6,7 @@
 #include <xxhash.h>
 
 #include "../checkpoint/made_model.h"
+#include "base/mem.h"
 #include "engine/engine.h"
 #include "kinds/kinds.h"
 #include "test.h"
@@ -75,8 +76,8 @@ static struct outcome run(const struct mt_objective *o, enum mt_dtype dtype, int
 {
     struct outcome out = {0};
     struct mt_step_result res;
-    mt_device *dev = NULL;
-    mt_engine *e = NULL;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_engine_destroy) mt_engine *e = NULL;
     struct mt_device_params dp = {.kind = "cpu", .budget_bytes = BUDGET, .n_threads = 1};
     made_fill(&model, 5);
     for (size_t u = 0; u < model.layout->n_units; u++)
@@ -105,8 +106,6 @@ static struct outcome run(const struct mt_objective *o, enum mt_dtype dtype, int
                 out.hash = XXH3_64bits_withSeed(mt_plane(model.planes, u, k), bytes, out.hash);
         }
     memcpy(out.measures, res.measures, sizeof(out.measures));
-    mt_engine_destroy(&e);
-    mt_device_destroy(&dev);
     return out;
 }
 

@@ -75,21 +75,20 @@ static struct mt_adapter_spec spec_of(const char *family, const struct kind *k)
 {
     struct mt_adapter_spec s = {.on = true, .rank = 3, .alpha = 6, .dora = k->dora, .dropout = k->dropout, .lr_ratio_b = 1};
     char path[512];
-    cJSON *doc = NULL;
+    MT_JSON_FREED cJSON *doc = NULL;
     snprintf(path, sizeof(path), "%s/families/%s.json", fixtures, family);
     if (k->named && !mt_json_read_file(&doc, path, MT_ERR_RUNTIME, NULL))
         add_names(&s.targets, mt_json_get(mt_json_get(doc, "adapter"), "target_modules"));
     if (!s.targets.n)
         assert_true(mt_adapter_list_add(&s.targets, MT_ALL_LINEAR, 0));
     add_names(&s.targets, mt_json_get(mt_json_get(doc, "adapter"), "target_parameters"));
-    cJSON_Delete(doc);
     return s;
 }
 
 /* NULL: the family cannot be trained so. */
 static struct mt_layout *lay_out(const struct mt_hf_config *cfg, const char *family, const struct kind *k, bool poison)
 {
-    struct mt_adapter_spec s = k->adapters ? spec_of(family, k) : (struct mt_adapter_spec){0};
+    MT_CLOSED_BY(mt_adapter_spec_finish) struct mt_adapter_spec s = k->adapters ? spec_of(family, k) : (struct mt_adapter_spec){0};
     struct mt_layout_params p = {.cut = poison ? mt_cut_half : mt_cut_layer, .adapter = k->adapters ? &s : NULL};
     struct mt_layout *l = NULL;
     struct mt_err err = {0};
@@ -97,7 +96,6 @@ static struct mt_layout *lay_out(const struct mt_hf_config *cfg, const char *fam
     int rc = mt_layout_create(&l, cfg, &p, &err);
     if (!k->refused || rc != -EINVAL)
         sound(rc, family, k, &err);
-    mt_adapter_spec_finish(&s);
     return l;
 }
 
@@ -164,12 +162,12 @@ static bool train(struct outcome *o, const struct mt_hf_config *cfg, const char 
 {
     struct mt_err err = {0};
     struct mt_device_params dp = {.kind = "cpu", .n_threads = 1, .budget_bytes = DEVICE_BYTES};
-    struct mt_layout *l = lay_out(cfg, family, k, poison);
-    mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = lay_out(cfg, family, k, poison);
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     mt_engine *e = NULL;
     if (!l)
         return false;
-    mt_plane_set *planes = make_planes(l);
+    MT_CLOSED_BY(mt_plane_set_destroy) mt_plane_set *planes = make_planes(l);
     assert_int_equal(mt_device_create(&dev, &dp, NULL), 0);
     struct mt_engine_params p = {
         .dev = dev, .layout = l, .planes = planes, .train = true, .host_bytes = UINT64_MAX, .max_tokens = TOKENS, .max_docs = 2,
@@ -183,9 +181,6 @@ static bool train(struct outcome *o, const struct mt_hf_config *cfg, const char 
     run_steps(o, e, family, k, cfg->vocab);
     read_masters(o, l, planes);
     mt_engine_destroy(&e);
-    mt_plane_set_destroy(&planes);
-    mt_device_destroy(&dev);
-    mt_layout_destroy(&l);
     return true;
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "hf/hf_config.h"
 #include "test.h"
 
@@ -15,10 +16,9 @@ static struct mt_hf_config cfg;
 static void parse(const cJSON *config)
 {
     struct mt_err err = {0};
-    char *text = cJSON_PrintUnformatted(config);
+    MT_FREED char *text = cJSON_PrintUnformatted(config);
     if (mt_hf_config_parse(&cfg, text, strlen(text), "fixture", &err))
         fail_msg("%s: %s", text, err.msg);
-    free(text);
 }
 
 /* An angle is position * frequency in FP32: a frequency off by one unit in the last place is off by
@@ -40,7 +40,7 @@ static void compare(const cJSON *c, const char *key, const float *table, size_t 
 
 TEST(tables_are_those_of_transformers)
 {
-    cJSON *root = NULL;
+    MT_JSON_FREED cJSON *root = NULL;
     struct mt_err err = {0};
     if (mt_json_read_file(&root, FIXTURES "/rope.json", MT_ERR_INPUT, &err))
         fail_msg("%s", err.msg);
@@ -57,7 +57,6 @@ TEST(tables_are_those_of_transformers)
         free(cos_t);
     }
     assert_true(n >= 16);
-    cJSON_Delete(root);
 }
 
 static void quiet(enum mt_log_level level, const char *line)

@@ -37,12 +37,11 @@ static void put(const char *name, const char *header, size_t data, int64_t claim
 {
     size_t n = strlen(header), len = 8 + n + data;
     uint64_t says = claim < 0 ? n : (uint64_t)claim;
-    char *raw = calloc(1, len);
+    MT_FREED char *raw = calloc(1, len);
     for (int i = 0; i < 8; i++)
         raw[i] = (char)(says >> (8 * i));
     memcpy(raw + 8, header, n);
     assert_int_equal(mt_write_file(at(name), raw, len, NULL), 0);
-    free(raw);
 }
 
 #define T(name, dtype, shape, from, to)                                                            \
@@ -153,7 +152,7 @@ TEST_WITH(each_float_type_is_converted, set_up, tear_down)
     static const enum mt_st_dtype types[] = {MT_ST_BF16, MT_ST_F16, MT_ST_F32, MT_ST_F64};
     struct mt_st_decl d[4];
     static const char *const names[] = {"w.bf16", "w.f16", "w.f32", "w.f64"};
-    char *header = NULL;
+    MT_FREED char *header = NULL;
     size_t len = 0, total = 0;
     for (int i = 0; i < 4; i++) {
         d[i] = (struct mt_st_decl){.name = names[i], .dtype = types[i], .n_dims = 2, .shape = {N / 10, 10}};
@@ -195,7 +194,6 @@ TEST_WITH(each_float_type_is_converted, set_up, tear_down)
     mt_st_close(&m);
     free(got);
     free(raw);
-    free(header);
 }
 
 static void put_text(const char *name, const char *text)

@@ -98,7 +98,7 @@ TEST(all_is_timed_where_something_is_not_known)
 {
     struct mt_metered ops[2] = {{.op = MT_DEV_ZERO, .dtype = MT_F32, .n_dims = 1, .dim = {4096}, .bytes = 4096},
                                 {.op = MT_DEV_ZERO, .dtype = MT_F32, .n_dims = 1, .dim = {8192}, .bytes = 8192}};
-    struct mt_machine m = {.cpu = true};
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = {.cpu = true};
     struct mt_err err = {0};
     assert_true(mt_machine_add_sample(&m, &ops[0], 42));
     assert_int_equal(mt_measure_operations(&m, &here, ops, 2, &err), 0);
@@ -108,5 +108,4 @@ TEST(all_is_timed_where_something_is_not_known)
     assert_int_equal(mt_measure_operations(&m, &here, ops, 2, &err), 0);
     assert_int_equal(m.n_samples, 2);
     assert_true(m.samples[0].seconds == 42 && m.samples[1].seconds == 43); /* nothing was missing */
-    mt_machine_finish(&m);
 }

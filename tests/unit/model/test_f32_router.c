@@ -148,7 +148,7 @@ TEST(its_unit_alone_has_lo_loaded)
 {
     struct mt_err err = {0};
     struct mt_hf_config cfg;
-    struct mt_layout *l = NULL;
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = NULL;
     sound(mt_hf_config_parse(&cfg, config, sizeof(config) - 1, "test", &err), &err);
     sound(mt_layout_create(&l, &cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, &err), &err);
     const mt_plane_bits lo = (mt_plane_bits)1 << MT_PLANE_LO;
@@ -161,5 +161,4 @@ TEST(its_unit_alone_has_lo_loaded)
         assert_true(mt_unit_slot_bytes(l, u, MT_F32) == 2 * plain);
     }
     assert_true(mt_layout_loaded_planes(l, MT_BF16) & lo);
-    mt_layout_destroy(&l);
 }

@@ -192,7 +192,7 @@ TEST(decay_spares_biases_norms_and_perhaps_embeddings)
 TEST(globs_freeze_tensors_and_whole_units)
 {
     const char *const globs[] = {"model.embed_tokens.*", "model.layers.0.*", "*.q_proj.weight"};
-    struct mt_layout *l = layout_of(variants[0], true);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = layout_of(variants[0], true);
     mt_layout_destroy(&l);
     assert_int_equal(lay_out(&l, globs, 3, mt_cut_layer, NULL), 0);
     assert_true(!l->units[0].trainable && !l->units[1].trainable && l->units[2].trainable && l->units[3].trainable);
@@ -208,7 +208,6 @@ TEST(globs_freeze_tensors_and_whole_units)
     assert_null(l);
     assert_int_equal(lay_out(&l, all, 1, mt_cut_layer, &err), 0); /* as an evaluation lays it out */
     assert_true(!l->n_trained && !l->units[2].trainable);
-    mt_layout_destroy(&l);
 }
 
 static size_t elems_of(const struct mt_layout *l, const struct mt_unit *u, enum mt_range_kind kind)

@@ -136,13 +136,12 @@ TEST(a_mixture_is_a_unit_by_micro_batch_and_one_for_each_group)
         }
         mt_layout_destroy(&l);
     }
-    struct mt_layout *l = layout_in_groups(SMALL(""), mt_cut_half, 6);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = layout_in_groups(SMALL(""), mt_cut_half, 6);
     assert_string_equal(l->units[1].name, "layer 0 attention");
     assert_string_equal(l->units[2].name, "layer 0 router");
     assert_string_equal(l->units[6].name, "layer 0 combine");
     assert_string_equal(l->units[7].name, "layer 1 attention");
     assert_string_equal(l->units[8].name, "layer 1 mlp");
-    mt_layout_destroy(&l);
 }
 
 /* The parameter's tensors, in order, are the ones of these names. */
@@ -185,7 +184,7 @@ TEST(parameters_of_an_expert_are_reached_by_role_and_expert)
 
 TEST(groups_are_the_same_model)
 {
-    struct mt_layout *whole = layout_in_groups(SMALL(""), mt_cut_layer, 12);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *whole = layout_in_groups(SMALL(""), mt_cut_layer, 12);
     for (size_t group = 1; group < 12; group += 2) {
         struct mt_layout *l = layout_in_groups(SMALL(""), group % 4 == 1 ? mt_cut_half : mt_cut_layer, group);
         assert_int_equal(l->n_tensors, whole->n_tensors);
@@ -197,7 +196,6 @@ TEST(groups_are_the_same_model)
         assert_true(mt_layout_flops_per_token(l, 64) == mt_layout_flops_per_token(whole, 64));
         mt_layout_destroy(&l);
     }
-    mt_layout_destroy(&whole);
 }
 
 TEST(groups_of_experts_are_alike_unless_frozen_otherwise)
@@ -205,7 +203,7 @@ TEST(groups_of_experts_are_alike_unless_frozen_otherwise)
     const char *const globs[] = {"*.experts.5.*", "model.layers.2.mlp.gate.weight"};
     struct mt_layout_params p = {.freeze = globs, .n_freeze = 2, .decay_embeddings = true, .cut = mt_cut_layer};
     p.cut.expert_group = 4;
-    struct mt_layout *l = layout_as(SMALL(""), &p);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = layout_as(SMALL(""), &p);
     /* embed, attention and router, lists, three groups, combine, layer 1, ... */
     assert_true(mt_layout_alike(l, 3, 5) && !mt_layout_alike(l, 3, 4) && !mt_layout_alike(l, 2, 3));
     assert_true(mt_layout_alike(l, 3, 10) && !mt_layout_alike(l, 1, 8));
@@ -221,7 +219,6 @@ TEST(groups_of_experts_are_alike_unless_frozen_otherwise)
     l = layout_as(SMALL(""), &p);
     for (size_t u = 0; u < l->n_units; u++)
         assert_int_equal(l->units[u].trainable, !l->units[u].per_step && l->units[u].n_elems);
-    mt_layout_destroy(&l);
 }
 
 TEST(families_name_their_tensors)
@@ -261,7 +258,7 @@ TEST(families_name_their_tensors)
 TEST(a_large_mixture_is_laid_out_at_once)
 {
     clock_t start = clock();
-    struct mt_layout *l = layout_in_groups(qwen3_235b, mt_cut_layer, 0);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = layout_in_groups(qwen3_235b, mt_cut_layer, 0);
     assert_true(l->n_tensors > 36000);
     assert_int_equal(l->cut.expert_group, 7); /* 36 MiB each */
     for (size_t i = 0; i < l->n_tensors; i++)
@@ -269,13 +266,12 @@ TEST(a_large_mixture_is_laid_out_at_once)
     double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
     if (seconds > 2) /* not quadratic; the machine may do other things, too */
         fail_msg("laying out %zu tensors took %.2f s", l->n_tensors, seconds);
-    mt_layout_destroy(&l);
 }
 
 /* What a family's row asks for and a mixture does not compute is refused, not left out. */
 TEST(a_norm_or_a_factor_after_a_mixture_is_refused)
 {
-    struct mt_layout *l = NULL;
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = NULL;
     struct mt_err err = {0};
     const struct mt_layout_params p = {.cut = mt_cut_layer};
     assert_int_equal(mt_hf_config_parse(&cfg, qwen3_235b, strlen(qwen3_235b), "config.json", &err), 0);
@@ -294,5 +290,4 @@ TEST(a_norm_or_a_factor_after_a_mixture_is_refused)
     cfg.spec[0].parts[2] = NULL;
     cfg.spec[0].norms.mlp.after = "post_feedforward_layernorm.weight";
     assert_int_equal(mt_layout_create(&l, &cfg, &p, &err), 0);
-    mt_layout_destroy(&l);
 }

@@ -97,8 +97,9 @@ static float file_value(const struct mt_layout *l, const struct mt_stored *s, si
 static void write_model(const struct mt_layout *l, const char *dir, const char *const *extra, size_t n_extra)
 {
     size_t n = l->n_stored + n_extra, len = 0, data = 0;
-    struct mt_st_decl *d = calloc(n, sizeof(*d));
-    char *header = NULL, path[128];
+    MT_FREED struct mt_st_decl *d = calloc(n, sizeof(*d));
+    MT_FREED char *header = NULL;
+    char path[128];
     for (size_t i = 0; i < l->n_stored; i++) {
         const struct mt_stored *s = &l->stored[i];
         d[i] = (struct mt_st_decl){.name = s->name, .dtype = s->is_f32 ? MT_ST_F32 : MT_ST_BF16, .n_dims = s->n_dims,
@@ -126,8 +127,6 @@ static void write_model(const struct mt_layout *l, const char *dir, const char *
     snprintf(path, sizeof(path), "%s/model.safetensors", dir);
     assert_int_equal(mt_write_file(path, raw, len + data, NULL), 0);
     free(raw);
-    free(header);
-    free(d);
 }
 
 struct planes_of {
@@ -191,7 +190,7 @@ TEST(tensors_come_from_their_place_in_a_file_and_go_back_there)
 
 TEST(fused_tensors_have_their_release_shape_and_name)
 {
-    struct mt_layout *l = layout_of(GPT_OSS, 3);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = layout_of(GPT_OSS, 3);
     static const struct {
         const char *name;
         int n_dims;
@@ -223,7 +222,6 @@ TEST(fused_tensors_have_their_release_shape_and_name)
         if (select)
             assert_true(l->stored[k].n_dims == 2 && l->stored[k].shape[0] == 1 && l->stored[k].shape[1] == 5);
     }
-    mt_layout_destroy(&l);
 }
 
 TEST(loading_a_mixture_refuses_what_is_not_it)

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "device/ops.h"
+#include "base/mem.h"
 #include "kinds/kinds.h"
 #include "model/model.h"
 #include "test.h"
@@ -15,9 +16,9 @@ static const char config[] =
 TEST(batches_that_do_not_fit_the_model_are_refused)
 {
     static struct mt_hf_config cfg;
-    struct mt_layout *layout = NULL;
-    mt_device *dev = NULL;
-    mt_model *model = NULL;
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *layout = NULL;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_model_destroy) mt_model *model = NULL;
     struct mt_batch b;
     struct mt_err err = {0};
     struct mt_device_params dp = {.kind = "cpu", .budget_bytes = 4 << 20, .n_threads = 1};
@@ -43,9 +44,6 @@ TEST(batches_that_do_not_fit_the_model_are_refused)
         assert_int_equal(mt_device_sync(dev, NULL), 0);
         mt_batch_finish(&b);
     }
-    mt_model_destroy(&model);
-    mt_device_destroy(&dev);
-    mt_layout_destroy(&layout);
 }
 
 /* The engine gathers rows of the embedding on the host (see engine/optimizer.c), or the device does. */
@@ -54,7 +52,7 @@ TEST(scaled_embeddings_have_the_same_bits_on_the_host)
     enum { C = 520 };
     static struct mt_hf_config cfg;
     static float table[C], out[C], row[C];
-    mt_device *dev = NULL;
+    MT_CLOSED_BY(mt_device_destroy) mt_device *dev = NULL;
     struct mt_device_params dp = {.kind = "cpu", .budget_bytes = 4 << 20, .n_threads = 1};
     assert_int_equal(mt_device_create(&dev, &dp, NULL), 0);
     for (int k = 0; k < 8; k++) {
@@ -72,5 +70,4 @@ TEST(scaled_embeddings_have_the_same_bits_on_the_host)
         assert_memory_equal(row, out, C * mt_dtype_size(dtype));
         assert_true((k < 2) == !memcmp(row, table, C * mt_dtype_size(dtype)));
     }
-    mt_device_destroy(&dev);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/philox.h"
+#include "base/mem.h"
 #include "optim/adam.h"
 #include "optim/adam_probe.h"
 #include "optim/kernel.h"
@@ -173,14 +174,13 @@ struct moments16 {
 static struct moments16 *make16(uint64_t seed)
 {
     struct moments16 *x = malloc(sizeof(*x));
-    struct state *s = make(seed);
+    MT_FREED struct state *s = make(seed);
     assert_non_null(x);
     x->s = *s;
     for (size_t i = 0; i < MAX; i++) {
         x->m[i] = mt_f32_to_bf16(s->m[i]);
         x->v[i] = mt_f32_to_bf16(s->v[i]);
     }
-    free(s);
     return x;
 }
 
@@ -200,7 +200,7 @@ TEST(moments_in_bf16_are_rounded_once)
     assert_int_equal(o->state[0].block_bytes, 2);
     assert_true(mt_optimizer_bytes(o, MT_MASTER_F32, MT_BF16) == 18 &&
                 mt_optimizer_bytes(&mt_adamw, MT_MASTER_F32, MT_BF16) == 26);
-    struct moments16 *want = make16(7);
+    MT_FREED struct moments16 *want = make16(7);
     for (size_t i = 0; i < MAX; i++) { /* what f32 moments of the same values become, rounded */
         want->s.m[i] = mt_bf16_to_f32(want->m[i]);
         want->s.v[i] = mt_bf16_to_f32(want->v[i]);
@@ -222,7 +222,6 @@ TEST(moments_in_bf16_are_rounded_once)
                 fail_msg("%s: moments of element %zu", mt_isa_name(isa), i);
         free(got);
     }
-    free(want);
 }
 
 TEST(nothing_outside_the_run_is_touched)
@@ -240,18 +239,17 @@ TEST(nothing_outside_the_run_is_touched)
 
 TEST(results_that_are_not_finite_are_counted)
 {
-    struct state *s = make(6);
+    MT_FREED struct state *s = make(6);
     s->grad[11] = NAN;
     s->grad[500] = INFINITY;
     mt_master_split(3.0e38f, &s->hi[700], &s->lo[700]);
     struct adam a = args(s, 0, 1000, MT_F32);
     assert_int_equal(adam_run(&a, MT_ISA_AUTO), 2);
-    free(s);
 }
 
 TEST(updates_below_bf16_survive)
 {
-    struct state *s = make(8);
+    MT_FREED struct state *s = make(8);
     mt_master_split(1.0f, &s->hi[0], &s->lo[0]);
     s->m[0] = s->v[0] = 0;
     struct adam a = args(s, 0, 1, MT_F32);
@@ -261,7 +259,6 @@ TEST(updates_below_bf16_survive)
     for (int i = 0; i < 100; i++)
         adam_run(&a, MT_ISA_AUTO);
     assert_true(fabs((double)master(s, 0) - 1.0) > 2e-5);
-    free(s);
 }
 
 TEST(each_optimizer_cuts_between_its_blocks)

@@ -156,11 +156,11 @@ static void expect_weights(const struct tensor *t, const float *want)
 
 TEST(states_in_8_bits_are_companded_as_their_oracle_does)
 {
-    struct oracle *x = mt_calloc(1, sizeof(*x));
+    MT_FREED struct oracle *x = mt_calloc(1, sizeof(*x));
     struct run r = run_of("adamw", MT_STATE_8BIT, false);
     size_t other = 0;
     read_oracle(x);
-    struct tensor *t = train(&r, x);
+    MT_FREED struct tensor *t = train(&r, x);
     expect_weights(t, x->adam_w);
     for (size_t i = 0; i < N; i++) {
         const uint8_t *m = t->state[0] + i / 32 * 34, *v = t->state[1] + i / 32 * 34;
@@ -174,13 +174,11 @@ TEST(states_in_8_bits_are_companded_as_their_oracle_does)
                                            : !scale[1]);
     }
     assert_true(other <= 1); /* a tie that falls to the other side */
-    free(t);
-    free(x);
 }
 
 TEST(lion_and_sgd_are_those_of_their_oracles)
 {
-    struct oracle *x = mt_calloc(1, sizeof(*x));
+    MT_FREED struct oracle *x = mt_calloc(1, sizeof(*x));
     read_oracle(x);
     for (int sgd = 0; sgd < 2; sgd++) {
         struct run r = run_of(sgd ? "sgd" : "lion", MT_STATE_F32, true);
@@ -194,12 +192,11 @@ TEST(lion_and_sgd_are_those_of_their_oracles)
         }
         free(t);
     }
-    free(x);
 }
 
 TEST(masters_of_few_bits_are_those_of_their_oracles)
 {
-    struct oracle *x = mt_calloc(1, sizeof(*x));
+    MT_FREED struct oracle *x = mt_calloc(1, sizeof(*x));
     read_oracle(x);
     for (enum mt_master master = MT_MASTER_24BIT; master <= MT_MASTER_BF16; master++) {
         struct run r = run_of("adamw", MT_STATE_F32, false);
@@ -213,7 +210,6 @@ TEST(masters_of_few_bits_are_those_of_their_oracles)
         }
         free(t);
     }
-    free(x);
 }
 
 /* Of fine-tuning: each update is a thirtieth of the distance to the next bf16 number. */
@@ -221,7 +217,7 @@ TEST(masters_of_bf16_keep_small_updates)
 {
     enum { UPDATES = 400 };
     struct run r = run_of("sgd", MT_STATE_F32, false);
-    struct tensor *x = make(4096, 1);
+    MT_FREED struct tensor *x = make(4096, 1);
     size_t lost = 0;
     double sum = 0, want = 0;
     r.master = MT_MASTER_BF16;
@@ -246,7 +242,6 @@ TEST(masters_of_bf16_keep_small_updates)
     if (!(fabs(sum / want - 1) < 0.01))
         fail_msg("the weights moved by %.6g in the mean, %.6g would be exact", sum / 4096,
                  want / 4096);
-    free(x);
 }
 
 /* What rounds to infinity is counted, and nothing finite becomes infinite by chance. */
@@ -276,12 +271,11 @@ TEST(sgd_without_momentum_keeps_nothing)
     assert_true(mt_optimizer_bytes(none.o, MT_MASTER_F32, MT_BF16) == 10 &&
                 mt_optimizer_bytes(kept.o, MT_MASTER_F32, MT_BF16) == 14);
     assert_true(mt_optimizer_state_bytes(run_of("adamw", MT_STATE_8BIT, false).o) == 2 * 34.0 / 32);
-    struct tensor *x = make(64, 1);
+    MT_FREED struct tensor *x = make(64, 1);
     float w = mt_master_join(x->hi[5], x->lo[5]);
     assert_int_equal(update(&none, x, 0, 64, 1), 0);
     float want = w * (float)(1 - 1e-4) - 1e-3f * x->grad[5];
     assert_true(mt_master_join(x->hi[5], x->lo[5]) == want);
-    free(x);
 }
 
 /* A quarter of the way between two numbers of bf16: a quarter of the elements is rounded up. */

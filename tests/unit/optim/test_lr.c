@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/mem.h"
 #include "optim/lr.h"
 #include "test.h"
 
@@ -19,7 +20,7 @@ static enum mt_lr_schedule schedule_of(const char *name)
 
 TEST(rates_are_those_of_transformers)
 {
-    cJSON *root = NULL;
+    MT_JSON_FREED cJSON *root = NULL;
     struct mt_err err = {0};
     if (mt_json_read_file(&root, FIXTURES "/lr.json", MT_ERR_INPUT, &err))
         fail_msg("%s", err.msg);
@@ -39,7 +40,6 @@ TEST(rates_are_those_of_transformers)
         assert_int_equal(k, total);
     }
     assert_true(n >= 18);
-    cJSON_Delete(root);
 }
 
 TEST(rates_stay_between_zero_and_the_peak)

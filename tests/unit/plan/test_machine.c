@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/fs.h"
+#include "base/mem.h"
 #include "machine/machine.h"
 #include "plan/search.h"
 #include "shapes.h"
@@ -195,7 +196,7 @@ static struct mt_metered gemm(uint64_t m, uint64_t n, uint64_t k)
 
 TEST(a_sample_is_exact_and_between_samples_rates_lie_between)
 {
-    struct mt_machine m = make_machine(24, 64, 0);
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = make_machine(24, 64, 0);
     struct mt_metered a = gemm(256, 256, 256), b = gemm(4096, 4096, 4096), mid = gemm(1024, 1024, 1024);
     assert_true(mt_machine_add_sample(&m, &a, a.flops / 10e12));
     assert_true(mt_machine_add_sample(&m, &b, b.flops / 90e12));
@@ -208,13 +209,12 @@ TEST(a_sample_is_exact_and_between_samples_rates_lie_between)
     struct mt_metered f32 = a; /* no sample of its kind: the machine's rate */
     f32.dtype = MT_F32;
     assert_true(fabs(mt_machine_op_seconds(&m, &f32) / (f32.flops / 50e12) - 1) < 0.01);
-    mt_machine_finish(&m);
 }
 
 /* 96 tiles of 64 by 128 on 128 multiprocessors; and 4,096 of 128 by 128, which are 32 whole waves. */
 TEST(a_product_of_few_tiles_leaves_multiprocessors_idle)
 {
-    struct mt_machine m = make_machine(24, 64, 0);
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = make_machine(24, 64, 0);
     struct mt_metered expert = gemm(512, 1536, 2048), dense = gemm(16384, 4096, 4096);
     double fixed = m.rate[MT_RATE_OP_US].value * 1e-6, few = mt_machine_op_seconds(&m, &expert) - fixed;
     double many = mt_machine_op_seconds(&m, &dense);
@@ -225,7 +225,6 @@ TEST(a_product_of_few_tiles_leaves_multiprocessors_idle)
     assert_true(fabs((mt_machine_op_seconds(&m, &expert) - fixed / 2) / few - 128.0 / 96) < 1e-6);
     expert.beside = 4; /* 384 tiles: three waves for four products, all full */
     assert_true(fabs((mt_machine_op_seconds(&m, &expert) - fixed / 4) / few - 1) < 1e-6);
-    mt_machine_finish(&m);
 }
 
 static struct mt_metered attention(uint64_t len, uint64_t heads, uint64_t width)
@@ -238,14 +237,13 @@ static struct mt_metered attention(uint64_t len, uint64_t heads, uint64_t width)
 
 TEST(heads_twice_as_wide_are_as_far_as_twice_the_heads)
 {
-    struct mt_machine m = make_machine(24, 64, 0);
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = make_machine(24, 64, 0);
     struct mt_metered a = attention(512, 8, 64), b = attention(2048, 8, 64);
     struct mt_metered wide = attention(512, 8, 128), many = attention(512, 16, 64);
     assert_true(mt_machine_add_sample(&m, &a, a.flops / 10e12));
     assert_true(mt_machine_add_sample(&m, &b, b.flops / 90e12));
     double rate = wide.flops / mt_machine_op_seconds(&m, &wide), other = many.flops / mt_machine_op_seconds(&m, &many);
     assert_true(fabs(rate / other - 1) < 1e-9);
-    mt_machine_finish(&m);
 }
 
 TEST(the_optimizer_slows_down_with_fewer_threads)

@@ -45,7 +45,7 @@ static double all_elems(const struct shape *s)
 TEST(a_70b_step_of_many_tokens_is_bound_by_compute)
 {
     struct mt_machine m = make_machine(24, 256, 4);
-    struct mt_layout *l = make_layout(&llama70b);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&llama70b);
     struct mt_plan_request r = make_request(l, &m, 4096, 64);
     struct mt_plan_choice c;
     struct mt_err err = {0};
@@ -70,7 +70,6 @@ TEST(a_70b_step_of_many_tokens_is_bound_by_compute)
     assert_true(c.sim.bytes[MT_SIM_D2H] <= 2 * all_elems(&llama70b) * 1.01 + 2 * 82 * boundary);
     assert_true(c.engine.device_bytes <= r.placement.device_budget.bytes && c.host_bytes <= r.placement.host_budget.bytes);
     mt_plan_choice_finish(&c);
-    mt_layout_destroy(&l);
 }
 
 static bool on_disk(const struct mt_plan_choice *c, size_t unit, enum mt_plane_kind k)
@@ -82,7 +81,7 @@ static bool on_disk(const struct mt_plan_choice *c, size_t unit, enum mt_plane_k
 TEST(a_70b_step_of_few_tokens_is_bound_by_drives)
 {
     struct mt_machine m = make_machine(24, 256, 2);
-    struct mt_layout *l = make_layout(&llama70b);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&llama70b);
     struct mt_plan_request r = make_request(l, &m, 4096, 2);
     struct mt_plan_choice c;
     struct mt_err err = {0};
@@ -116,14 +115,13 @@ TEST(a_70b_step_of_few_tokens_is_bound_by_drives)
     assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_DISK_WRITE);
     assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
     mt_plan_choice_finish(&c);
-    mt_layout_destroy(&l);
 }
 
 /* Updates under backward: 12 bytes a parameter are kept instead of 14, and drives that bind the step write that much less. */
 TEST(a_70b_step_whose_updates_are_under_backward_writes_no_gradients)
 {
     struct mt_machine m = make_machine(24, 128, 2);
-    struct mt_layout *l = make_layout(&llama70b);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&llama70b);
     struct mt_plan_request r = make_request(l, &m, 4096, 4);
     struct mt_plan_choice f, b;
     struct mt_err err = {0};
@@ -160,13 +158,12 @@ TEST(a_70b_step_whose_updates_are_under_backward_writes_no_gradients)
     assert_true(b.host_bytes <= r.placement.host_budget.bytes);
     mt_plan_choice_finish(&f);
     mt_plan_choice_finish(&b);
-    mt_layout_destroy(&l);
 }
 
 TEST(a_123b_plan_on_four_drives_is_bound_by_compute)
 {
     struct mt_machine m = make_machine(24, 256, 4);
-    struct mt_layout *l = make_layout(&mistral123b);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&mistral123b);
     struct mt_plan_request r = make_request(l, &m, 4096, 64);
     struct mt_plan_choice c;
     struct mt_err err = {0};
@@ -194,7 +191,6 @@ TEST(a_123b_plan_on_four_drives_is_bound_by_compute)
     assert_int_equal(c.engine.disk_spill_bytes, 0);
     assert_true(c.host_bytes <= r.placement.host_budget.bytes);
     mt_plan_choice_finish(&c);
-    mt_layout_destroy(&l);
 }
 
 /* Whole layers of 405B need 2 slots of 6.4 GB and 12.8 GB of gradients, with embedding and head in the same
@@ -202,7 +198,7 @@ TEST(a_123b_plan_on_four_drives_is_bound_by_compute)
 TEST(whole_405b_layers_do_not_fit_24_gib_and_the_plan_says_what_does)
 {
     struct mt_machine m = make_machine(24, 256, 4);
-    struct mt_layout *l = make_layout(&llama405b);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&llama405b);
     struct mt_plan_request r = make_request(l, &m, 4096, 16);
     struct mt_plan_choice c;
     struct mt_plan_change change[3];
@@ -222,7 +218,6 @@ TEST(whole_405b_layers_do_not_fit_24_gib_and_the_plan_says_what_does)
     assert_int_equal(mt_plan_search(&c, &r, &err), 0);
     expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&llama405b, 65536, 4096, LAYERS), 0.02);
     mt_plan_choice_finish(&c);
-    mt_layout_destroy(&l);
 }
 
 /* Cut in two, a layer's larger half is its MLP: 2.6 G parameters, 2 slots of 5.2 GB and 10.5 GB of gradients. */
@@ -292,7 +287,7 @@ TEST(a_frozen_70b_is_read_from_its_files_where_memory_is_short)
 {
     struct mt_machine m = make_machine(24, 64, 0);
     double frozen = 0;
-    struct mt_layout *l = make_frozen_70b(&frozen);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_frozen_70b(&frozen);
     struct mt_plan_request r = make_frozen_request(l, &m, 4);
     struct mt_plan_choice c;
     struct mt_err err = {0};
@@ -309,14 +304,13 @@ TEST(a_frozen_70b_is_read_from_its_files_where_memory_is_short)
     mt_plan_choice_finish(&c);
     r.placement.base = MT_BASE_HOST; /* it is larger than host memory */
     assert_int_equal(mt_plan_evaluate(&c, &r, NULL, &err), -ENOSPC);
-    mt_layout_destroy(&l);
 }
 
 /* As much of the base as fits stays in host memory, since drives bound so short a step. */
 TEST(a_frozen_70b_is_faster_with_each_gib_of_host_memory)
 {
     struct mt_machine m = make_machine(24, 64, 0);
-    struct mt_layout *l = make_frozen_70b(NULL);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_frozen_70b(NULL);
     struct mt_plan_request r = make_frozen_request(l, &m, 1);
     struct mt_plan_choice c;
     struct mt_err err = {0};
@@ -340,14 +334,13 @@ TEST(a_frozen_70b_is_faster_with_each_gib_of_host_memory)
         seconds = c.sim.seconds;
         mt_plan_choice_finish(&c);
     }
-    mt_layout_destroy(&l);
 }
 
 /* With as many blocks in host memory as there are nothing is read in place, and no memory is set aside for it. */
 TEST(a_base_in_files_of_which_all_blocks_stay_takes_what_host_memory_takes)
 {
     struct mt_machine m = make_machine(24, 256, 0);
-    struct mt_layout *l = make_frozen_70b(NULL);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_frozen_70b(NULL);
     struct mt_plan_request r = make_frozen_request(l, &m, 1);
     struct mt_plan_choice files, host;
     struct mt_err err = {0};
@@ -363,7 +356,6 @@ TEST(a_base_in_files_of_which_all_blocks_stay_takes_what_host_memory_takes)
     assert_int_equal(files.host_bytes, host.host_bytes);
     mt_plan_choice_finish(&files);
     mt_plan_choice_finish(&host);
-    mt_layout_destroy(&l);
 }
 
 int main(void)

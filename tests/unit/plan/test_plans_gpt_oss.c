@@ -96,9 +96,9 @@ static double seconds_of(double matrices, double passes)
  */
 TEST(adapters_on_packed_experts_are_bound_by_compute_with_96_gib)
 {
-    struct mt_adapter_spec s = {.on = true, .rank = 16, .alpha = 32, .lr_ratio_b = 1};
+    MT_CLOSED_BY(mt_adapter_spec_finish) struct mt_adapter_spec s = {.on = true, .rank = 16, .alpha = 32, .lr_ratio_b = 1};
     assert_true(mt_adapter_list_add(&s.targets, MT_ALL_LINEAR, 0));
-    struct mt_layout *l = lay_out_120b(&s, NULL);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = lay_out_120b(&s, NULL);
     struct mt_machine m = make_4090(96, 0);
     struct mt_plan_request r = make_step(l, &m, 4);
     struct mt_plan_choice c;
@@ -135,8 +135,6 @@ TEST(adapters_on_packed_experts_are_bound_by_compute_with_96_gib)
     assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
     assert_true(TOKENS / c.sim.seconds > 3780);
     mt_plan_choice_finish(&c);
-    mt_layout_destroy(&l);
-    mt_adapter_spec_finish(&s);
 }
 
 /* The example's step by host memory, with two drives: less memory leaves experts' codes to these and recomputes more. */
@@ -148,9 +146,9 @@ TEST(adapters_by_host_memory)
         double least;
     } with[] = {{64, MT_ACT_RECOMPUTE, 3480}, {96, MT_ACT_OFFLOAD, 3780}, {128, MT_ACT_OFFLOAD, 3780},
               {256, MT_ACT_OFFLOAD, 3830}};
-    struct mt_adapter_spec s = {.on = true, .rank = 16, .alpha = 32, .lr_ratio_b = 1};
+    MT_CLOSED_BY(mt_adapter_spec_finish) struct mt_adapter_spec s = {.on = true, .rank = 16, .alpha = 32, .lr_ratio_b = 1};
     assert_true(mt_adapter_list_add(&s.targets, MT_ALL_LINEAR, 0));
-    struct mt_layout *l = lay_out_120b(&s, NULL);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = lay_out_120b(&s, NULL);
     for (size_t i = 0; i < MT_ARRAY_LEN(with); i++) {
         struct mt_machine m = make_4090(with[i].gib, 2);
         struct mt_plan_request r = make_step(l, &m, with[i].activations == MT_ACT_OFFLOAD ? 8 : 4);
@@ -167,14 +165,12 @@ TEST(adapters_by_host_memory)
         assert_true(TOKENS / c.sim.seconds > with[i].least);
         mt_plan_choice_finish(&c);
     }
-    mt_layout_destroy(&l);
-    mt_adapter_spec_finish(&s);
 }
 
 /* All else trained, with 256 GiB: 12 bytes a parameter of 2.1 billion, 2 of gradients; and as fast as adapters. */
 TEST(frozen_experts_leave_little_to_train_with_256_gib)
 {
-    struct mt_layout *l = lay_out_120b(NULL, "*.experts.*");
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = lay_out_120b(NULL, "*.experts.*");
     struct mt_machine m = make_4090(256, 0);
     struct mt_plan_request r = make_step(l, &m, 8);
     struct mt_plan_choice c;
@@ -190,13 +186,12 @@ TEST(frozen_experts_leave_little_to_train_with_256_gib)
     assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
     assert_true(TOKENS / c.sim.seconds > 3400);
     mt_plan_choice_finish(&c);
-    mt_layout_destroy(&l);
 }
 
 /* All of it trained, decoded to masters, with 512 GiB and four drives: 1.17 TB of states are written in every step. */
 TEST(all_of_it_is_bound_by_drives_with_512_gib)
 {
-    struct mt_layout *l = lay_out_120b(NULL, NULL);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = lay_out_120b(NULL, NULL);
     struct mt_machine m = make_4090(512, 4);
     struct mt_plan_request r = make_step(l, &m, 4);
     struct mt_plan_choice c;
@@ -212,16 +207,15 @@ TEST(all_of_it_is_bound_by_drives_with_512_gib)
     assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_DISK_WRITE);
     assert_true(TOKENS / c.sim.seconds > 500 && TOKENS / c.sim.seconds < 750);
     mt_plan_choice_finish(&c);
-    mt_layout_destroy(&l);
 }
 
 /* A step sends 2048 rows to each expert on average; a count ends anywhere in a bucket of 128. */
 TEST(rows_of_experts_are_padded_by_half_a_bucket_on_average)
 {
-    struct mt_machine m = make_4090(1024, 0);
-    struct mt_layout *l = lay_out_120b(NULL, NULL);
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = make_4090(1024, 0);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = lay_out_120b(NULL, NULL);
     struct mt_plan_request r = make_step(l, &m, 1);
-    struct mt_metered *ops = NULL;
+    MT_FREED struct mt_metered *ops = NULL;
     struct mt_err err = {0};
     size_t n = 0, even = 0, more = 0;
     r.train = false;
@@ -235,9 +229,6 @@ TEST(rows_of_experts_are_padded_by_half_a_bucket_on_average)
             assert_true(ops[i].dim[0] == 2048 || ops[i].dim[0] == 2048 + 128);
         }
     assert_true(even > 0 && more > 0);
-    free(ops);
-    mt_layout_destroy(&l);
-    mt_machine_finish(&m);
 }
 
 int main(int argc, char **argv)

@@ -71,7 +71,7 @@ TEST(a_gpu_keeps_memory_for_what_lives_outside_the_budget)
 
 TEST(a_machines_limits_are_those_of_its_profile)
 {
-    struct mt_machine m = make_machine(24, 128, 2);
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = make_machine(24, 128, 2);
     struct mt_plan_limits l = mt_plan_limits_of(&m);
     assert_string_equal(l.kind, "cuda");
     assert_int_equal(l.device_bytes, 24 * GIB);
@@ -80,7 +80,6 @@ TEST(a_machines_limits_are_those_of_its_profile)
     assert_int_equal(l.drives, 2);
     m.rate[MT_RATE_READ].value = 0;
     assert_int_equal(mt_plan_limits_of(&m).drives, 0);
-    mt_machine_finish(&m);
 }
 
 TEST(rows_of_a_step_are_whole)

@@ -40,7 +40,7 @@ static double exhaustive(const struct mt_plan_request *base, size_t *n)
 
 TEST(the_choice_is_near_the_best_of_an_exhaustive_grid)
 {
-    struct mt_layout *l = make_layout(&small);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&small);
     static const double links[] = {0.05, 0.4, 4}, budgets[] = {0.05, 0.12, 0.5}; /* GB/s, GiB */
     for (size_t i = 0; i < 3; i++)
         for (size_t k = 0; k < 3; k++) {
@@ -68,7 +68,6 @@ TEST(the_choice_is_near_the_best_of_an_exhaustive_grid)
             assert_true(c.n_tried < n); /* with fewer candidates */
             mt_plan_choice_finish(&c);
         }
-    mt_layout_destroy(&l);
 }
 
 /* The least step over all mixtures: kept layers, offloaded records of either part, slots. */
@@ -100,7 +99,7 @@ TEST(the_mixture_is_near_the_best_of_all)
 {
     static const struct shape few = {512, 1536, 5, 8, 4, 512};
     static const double links[] = {0.3, 0.7, 1.5}, budgets[] = {0.05, 0.09}; /* GB/s, GiB */
-    struct mt_layout *l = make_layout(&few);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&few);
     int apart = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(links); i++)
         for (size_t k = 0; k < MT_ARRAY_LEN(budgets); k++) {
@@ -126,7 +125,6 @@ TEST(the_mixture_is_near_the_best_of_all)
             mt_plan_choice_finish(&c);
         }
     assert_true(apart > 0); /* the two parts of records are offloaded differently */
-    mt_layout_destroy(&l);
 }
 
 /* Whatever the search tries beside it: a number that the user has given for attention's part stays as it is. */
@@ -134,7 +132,7 @@ TEST(what_is_set_for_attention_stays)
 {
     static const struct shape few = {512, 1536, 5, 8, 4, 512};
     static const double links[] = {0.3, 0.7, 1.5}, budgets[] = {0.05, 0.07, 0.09}; /* GB/s, GiB */
-    struct mt_layout *l = make_layout(&few);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&few);
     int mixed = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(links) * MT_ARRAY_LEN(budgets); i++)
         for (int attention = 0; attention <= 5; attention += 5) {
@@ -158,12 +156,11 @@ TEST(what_is_set_for_attention_stays)
             mt_plan_choice_finish(&c);
         }
     assert_true(mixed > 0); /* and the rest's is chosen beside it */
-    mt_layout_destroy(&l);
 }
 
 TEST(the_printed_values_give_the_same_step_again)
 {
-    struct mt_layout *l = make_layout(&small);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&small);
     struct mt_machine m = make_machine(0.12, 8, 0);
     struct mt_plan_request r = make_request(l, &m, 128, 8);
     struct mt_plan_choice c, again;
@@ -183,12 +180,11 @@ TEST(the_printed_values_give_the_same_step_again)
     assert_int_equal(again.host_bytes, c.host_bytes);
     mt_plan_choice_finish(&c);
     mt_plan_choice_finish(&again);
-    mt_layout_destroy(&l);
 }
 
 TEST(more_memory_is_never_much_slower)
 {
-    struct mt_layout *l = make_layout(&small);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&small);
     double before = INFINITY;
     for (double gib = 0.04; gib < 2; gib *= 2) {
         struct mt_machine m = make_machine(gib, 8, 0);
@@ -204,7 +200,6 @@ TEST(more_memory_is_never_much_slower)
         mt_plan_choice_finish(&c);
     }
     assert_true(isfinite(before));
-    mt_layout_destroy(&l);
 }
 
 static double seconds_of(const struct mt_plan_request *r)
@@ -256,7 +251,7 @@ TEST(layers_are_cut_where_that_is_faster)
 
 TEST(what_is_short_is_said_and_each_change_makes_it_fit)
 {
-    struct mt_layout *l = make_layout(&small);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&small);
     struct mt_machine m = make_machine(0.06, 8, 0);
     struct mt_plan_request r = make_request(l, &m, 512, 8);
     struct mt_plan_choice c;
@@ -289,12 +284,11 @@ TEST(what_is_short_is_said_and_each_change_makes_it_fit)
         assert_int_equal(mt_plan_search(&c, &t, &err), 0);
         mt_plan_choice_finish(&c);
     }
-    mt_layout_destroy(&l);
 }
 
 TEST(states_leave_the_host_in_reverse_order_of_need)
 {
-    struct mt_layout *l = make_layout(&small);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&small);
     struct mt_machine m = make_machine(1, 8, 2);
     struct mt_err err = {0};
     uint64_t all = 0;
@@ -318,7 +312,6 @@ TEST(states_leave_the_host_in_reverse_order_of_need)
         mt_plan_choice_finish(&c);
     }
     assert_true(before > 0);
-    mt_layout_destroy(&l);
 }
 
 static double product_seconds(const struct mt_machine *m, unsigned variant, unsigned flags, double rows, double cols,
@@ -344,8 +337,8 @@ TEST(the_head_of_a_large_vocabulary_costs_little_more_than_its_products)
 {
     static const struct shape s = {3584, 18944, 28, 28, 4, 152064};
     static const double rates[][2] = {{650, 2900}, {670, 4200}, {152, 910}, {190, 1600}, {60, 840}}; /* TFLOP/s, GB/s */
-    struct mt_machine m = make_machine(24, 256, 0);
-    struct mt_layout *l = make_layout(&s);
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = make_machine(24, 256, 0);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&s);
     for (size_t i = 0; i < 5; i++) {
         struct mt_plan_request r = make_request(l, &m, 2048, 32);
         struct mt_plan_choice c;
@@ -361,14 +354,12 @@ TEST(the_head_of_a_large_vocabulary_costs_little_more_than_its_products)
             fail_msg("%g TFLOP/s, %g GB/s: %g times its products, %g in chunks of 64", rates[i][0], rates[i][1], cost, narrow);
         mt_plan_choice_finish(&c);
     }
-    mt_layout_destroy(&l);
-    mt_machine_finish(&m);
 }
 
 TEST(a_chunk_of_logits_is_what_was_asked_for_or_fits)
 {
     static const struct shape large = {3584, 18944, 2, 28, 4, 152064};
-    struct mt_machine m = make_machine(24, 256, 0);
+    MT_CLOSED_BY(mt_machine_finish) struct mt_machine m = make_machine(24, 256, 0);
     struct mt_layout *l = make_layout(&large), *few = make_layout(&tiny);
     struct mt_plan_request r = make_request(l, &m, 2048, 32);
     int64_t chunk[MT_PLAN_MAX_CHUNKS];
@@ -386,7 +377,6 @@ TEST(a_chunk_of_logits_is_what_was_asked_for_or_fits)
     assert_true(r.numerics.logits_chunk == 128 && r.numerics.logits_piece == MT_AUTO);
     mt_layout_destroy(&l);
     mt_layout_destroy(&few);
-    mt_machine_finish(&m);
 }
 
 int main(void)

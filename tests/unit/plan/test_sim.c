@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "plan/search.h"
+#include "base/mem.h"
 #include "shapes.h"
 #include "test.h"
 
@@ -221,7 +222,7 @@ TEST(a_circle_is_an_error_that_names_the_task)
 TEST(a_step_takes_at_least_what_each_resource_takes)
 {
     struct mt_machine m = make_machine(1, 64, 1);
-    struct mt_layout *l = make_layout(&small);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&small);
     for (int act = MT_ACT_KEEP; act <= MT_ACT_RECOMPUTE; act++)
         for (int slots = 2; slots <= 8; slots += 3) {
             struct mt_plan_request r = make_request(l, &m, 128, 6);
@@ -258,5 +259,4 @@ TEST(a_step_takes_at_least_what_each_resource_takes)
             mt_sim_graph_finish(&g);
             mt_plan_choice_finish(&c);
         }
-    mt_layout_destroy(&l);
 }

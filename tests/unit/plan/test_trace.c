@@ -6,6 +6,7 @@
 
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/mem.h"
 #include "plan/trace.h"
 #include "test.h"
 
@@ -57,10 +58,9 @@ TEST(spans_are_in_the_rows_of_their_queues)
         moved(MT_Q_DISK_WRITE, 4, 100, 200),
     };
     static const char *const rows[] = {"compute", "H2D link", "disk reads", "disk writes"};
-    cJSON *root = write_and_read(spans, 4);
+    MT_JSON_FREED cJSON *root = write_and_read(spans, 4);
     for (int i = 0; i < 4; i++)
         assert_string_equal(row_of(root, i + 1), rows[i]);
-    cJSON_Delete(root);
 }
 
 TEST(transfers_under_way_at_once_lie_beside_each_other)
@@ -72,8 +72,7 @@ TEST(transfers_under_way_at_once_lie_beside_each_other)
         moved(MT_Q_DISK_READ, 4, 300, 400), /* the first row is free again */
     };
     static const char *const rows[] = {"disk reads", "disk reads 2", "disk reads 3", "disk reads"};
-    cJSON *root = write_and_read(spans, 4);
+    MT_JSON_FREED cJSON *root = write_and_read(spans, 4);
     for (int i = 0; i < 4; i++)
         assert_string_equal(row_of(root, i + 1), rows[i]);
-    cJSON_Delete(root);
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "shapes.h"
+#include "base/mem.h"
 #include "test.h"
 
 static char **machines;
@@ -34,7 +35,7 @@ static struct turn measure(const struct mt_sim_graph *g, const struct mt_sim_res
 static struct turn simulate(const char *path, enum mt_embedding_place home, size_t rows)
 {
     static const struct shape qwen7b = {3584, 18944, 28, 28, 4, 152064};
-    struct mt_layout *l = make_layout(&qwen7b);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&qwen7b);
     struct mt_machine m;
     struct mt_plan_choice c;
     struct mt_sim_graph g;
@@ -56,7 +57,6 @@ static struct turn simulate(const char *path, enum mt_embedding_place home, size
     struct turn t = measure(&g, &c.sim);
     mt_sim_graph_finish(&g);
     mt_plan_choice_finish(&c);
-    mt_layout_destroy(&l);
     return t;
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/fs.h"
+#include "base/mem.h"
 #include "report/report.h"
 #include "test.h"
 
@@ -23,7 +24,7 @@ static int page_of(struct mt_str *page, const char *text, struct mt_err *err)
 
 TEST(records_of_a_run_are_told_apart)
 {
-    struct mt_str page = {0};
+    MT_STR_FREED struct mt_str page = {0};
     struct mt_err err = {0};
     const char *text = "{\"step\": 1, \"loss\": 2.5, \"lr\": null}\n"
                        "{\"step\": 1, \"layer\": 0, \"expert_balance\": 1.5, \"expert_entropy\": 0.9}\n"
@@ -40,15 +41,13 @@ TEST(records_of_a_run_are_told_apart)
     assert_int_equal(page_of(&page, text, &err), 0);
     for (size_t i = 0; i < sizeof(held) / sizeof(*held); i++)
         assert_non_null(strstr(page.p, held[i]));
-    mt_str_finish(&page);
 }
 
 TEST(a_folder_of_neither_is_named)
 {
-    struct mt_str page = {0};
+    MT_STR_FREED struct mt_str page = {0};
     struct mt_err err = {0};
     const char *dir = "/tmp/mt-report-that-is-not-there";
     assert_true(mt_report_page(&page, &dir, 1, "", 0, &err) < 0);
     assert_non_null(strstr(err.msg, dir));
-    mt_str_finish(&page);
 }

@@ -274,7 +274,7 @@ TEST(what_lives_for_the_run_is_loaded_once_and_stays)
 TEST(taking_the_buffer_of_what_lives_for_the_run_is_rejected)
 {
     struct experts e;
-    struct mt_program p = {0};
+    MT_CLOSED_BY(mt_program_finish) struct mt_program p = {0};
     struct mt_err err = {0};
     make_experts(&e, 2, 2, true);
     place(&e, 0);
@@ -292,7 +292,6 @@ TEST(taking_the_buffer_of_what_lives_for_the_run_is_rejected)
             p.instrs[i].once |= p.instrs[i].unit == ROUTER; /* which is trained */
     assert_int_equal(mt_program_check(&p, &err), -EPROTO);
     assert_non_null(strstr(err.msg, "loads only once"));
-    mt_program_finish(&p);
 }
 
 static bool copies_weights(const struct mt_program *p, const struct mt_instr *in)
@@ -379,7 +378,7 @@ static size_t count(const struct mt_program *p, enum mt_opcode op, enum mt_objec
 TEST(a_unit_of_the_step_runs_once_each_way)
 {
     struct experts e;
-    struct mt_program p = {0};
+    MT_CLOSED_BY(mt_program_finish) struct mt_program p = {0};
     make_experts(&e, 2, 3, false);
     build(&e, &p);
     for (int32_t u = 0; u < (int32_t)e.p.n_units; u++) {
@@ -394,7 +393,6 @@ TEST(a_unit_of_the_step_runs_once_each_way)
         assert_int_equal(backward, layer && !lists ? want : 0);
     }
     assert_int_equal(count(&p, MT_OP_STORE_GRAD, MT_OBJ_CAST), 2 + 2 * (1 + EXPERTS));
-    mt_program_finish(&p);
 }
 
 TEST(values_of_a_step_leave_the_device_where_they_must)
@@ -469,7 +467,7 @@ TEST(reading_a_sum_before_its_last_addition_is_rejected)
 TEST(adding_to_a_sum_that_was_read_is_rejected)
 {
     struct experts e;
-    struct mt_program p = {0};
+    MT_CLOSED_BY(mt_program_finish) struct mt_program p = {0};
     struct mt_err err = {0};
     make_experts(&e, 1, 2, false);
     place(&e, 64);
@@ -479,7 +477,6 @@ TEST(adding_to_a_sum_that_was_read_is_rejected)
     memset(p.instrs[finish].wait, 0xff, sizeof(p.instrs[finish].wait));
     assert_int_equal(mt_program_check(&p, &err), -EPROTO);
     assert_non_null(strstr(err.msg, "is complete"));
-    mt_program_finish(&p);
 }
 
 /* Gives an object of a step the buffer of another that is still to be read. */
@@ -515,7 +512,7 @@ TEST(reusing_a_buffer_of_the_step_early_is_rejected)
 TEST(beginning_a_sum_in_a_buffer_still_to_be_read_is_rejected)
 {
     struct experts e;
-    struct mt_program p = {0};
+    MT_CLOSED_BY(mt_program_finish) struct mt_program p = {0};
     struct mt_err err = {0};
     make_experts(&e, 2, 2, false);
     place(&e, 64);
@@ -526,7 +523,6 @@ TEST(beginning_a_sum_in_a_buffer_still_to_be_read_is_rejected)
     assert_int_equal(mt_program_check(&p, &err), -EPROTO);
     if (!strstr(err.msg, "holds something else"))
         fail_msg("%s", err.msg);
-    mt_program_finish(&p);
 }
 
 TEST(dropping_a_wait_is_rejected)

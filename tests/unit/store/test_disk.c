@@ -280,7 +280,7 @@ TEST(a_span_that_is_not_whole_blocks_is_refused)
     struct mt_err err = {0};
     struct mt_disk_params p = params(1, MT_IO_AUTO);
     uint64_t sum[8] = {0};
-    char *a = aligned(CHUNK);
+    MT_FREED char *a = aligned(CHUNK);
     assert_int_equal(mt_disk_open(&d, &p, &err), 0);
     struct mt_disk_sums area = {.sum = sum, .offset = 4096, .bytes = 3 * CHUNK, .block = mt_disk_block(d), .what = "things"};
     assert_int_equal(area.block, CHUNK);
@@ -291,7 +291,6 @@ TEST(a_span_that_is_not_whole_blocks_is_refused)
     r.span[0] = (struct mt_disk_span){8192, a, CHUNK - 8192, &area};
     assert_int_equal(mt_disk_run(d, &r, &err), -EINVAL);
     mt_disk_close(&d);
-    free(a);
 }
 
 /* A block without a sum has never been written: anything but zeros came from elsewhere. */
@@ -301,7 +300,7 @@ TEST(what_was_never_written_must_read_as_zeros)
     struct mt_err err = {0};
     struct mt_disk_params p = params(1, MT_IO_AUTO);
     uint64_t sum[8] = {0};
-    char *a = aligned(CHUNK);
+    MT_FREED char *a = aligned(CHUNK);
     assert_int_equal(mt_disk_open(&d, &p, &err), 0);
     struct mt_disk_sums area = {.sum = sum, .offset = CHUNK, .bytes = 2 * CHUNK, .block = mt_disk_block(d), .what = "things"};
     struct mt_disk_request r = {.n_spans = 1, .span = {{CHUNK, a, CHUNK, &area}}};
@@ -312,7 +311,6 @@ TEST(what_was_never_written_must_read_as_zeros)
     assert_int_equal(transfer(d, true, CHUNK, a, CHUNK, &err), 0); /* as by somebody else */
     assert_int_equal(mt_disk_run(d, &r, &err), -EBADMSG);
     mt_disk_close(&d);
-    free(a);
 }
 
 /* Transfers without end in a process of its own, which is stopped for longer than a drive may take. */

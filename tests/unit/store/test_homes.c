@@ -133,13 +133,12 @@ TEST(borders_are_met_as_well_as_pages_allow_if_some_planes_are_elsewhere)
     struct mt_numa numa = made_up(2);
     struct mt_plane_set_params p = params(MT_F32, &numa);
     static const mt_plane_bits on_disk[UNITS] = {~(1u << MT_PLANE_HI), ~0u};
-    mt_plane_set *s = NULL;
+    MT_CLOSED_BY(mt_plane_set_destroy) mt_plane_set *s = NULL;
     p.on_disk = on_disk;
     noted.n = 0;
     assert_int_equal(mt_plane_set_create(&s, &p, NULL), 0);
     size_t wrong = check_set(s, MIB, 2);
     assert_true(wrong > 0 && wrong < (9 + 5 * 5) * MIB / STEP / 4);
-    mt_plane_set_destroy(&s);
 }
 
 TEST(what_is_never_updated_alternates)
@@ -147,7 +146,7 @@ TEST(what_is_never_updated_alternates)
     struct mt_numa numa = made_up(2);
     struct mt_plane_set_params p = params(MT_F32, &numa);
     size_t bytes;
-    mt_plane_set *s = NULL;
+    MT_CLOSED_BY(mt_plane_set_destroy) mt_plane_set *s = NULL;
     p.desc[MT_PLANE_FROZEN] = (struct mt_plane_desc){"base", NULL, MT_ROLE_WEIGHT, MT_RANGE_PACKED, MT_BF16, 64, 34};
     p.elems[3].n[MT_PLANE_FROZEN] = 20 * MIB;
     noted.n = 0;
@@ -157,14 +156,13 @@ TEST(what_is_never_updated_alternates)
     from -= EXACT ? 0 : 4096;
     for (size_t at = 4096; at < bytes; at += 65536)
         assert_int_equal(placed_at(from + at), at / MT_HUGE_PAGE % 2);
-    mt_plane_set_destroy(&s);
 }
 
 TEST(with_one_home_nothing_is_divided)
 {
     struct mt_numa numa = made_up(1);
     struct mt_plane_set_params p = params(MT_F32, &numa);
-    mt_plane_set *s = NULL;
+    MT_CLOSED_BY(mt_plane_set_destroy) mt_plane_set *s = NULL;
     noted.n = 0;
     assert_int_equal(mt_plane_set_create(&s, &p, NULL), 0);
     assert_int_equal(noted.n, 5); /* one mapping of each kind */
@@ -172,7 +170,6 @@ TEST(with_one_home_nothing_is_divided)
         assert_int_equal((uintptr_t)noted.place[i].p % MT_HUGE_PAGE, 0);
         assert_int_equal(noted.place[i].home, -1);
     }
-    mt_plane_set_destroy(&s);
 }
 
 /* --- loops over elements --- */
@@ -211,8 +208,8 @@ TEST(elements_are_updated_once_and_at_home)
     static const int cpus[] = {100, 101, 102};
     struct mt_numa numa = made_up(3);
     struct mt_plane_set_params p = params(MT_F32, &numa);
-    mt_plane_set *s = NULL;
-    mt_pool *pool = NULL;
+    MT_CLOSED_BY(mt_plane_set_destroy) mt_plane_set *s = NULL;
+    MT_CLOSED_BY(mt_pool_destroy) mt_pool *pool = NULL;
     noted.n = 0;
     assert_int_equal(mt_plane_set_create(&s, &p, NULL), 0);
     assert_int_equal(mt_pool_create(&pool, &(struct mt_pool_params){"homes", 3, NULL, NULL}, NULL), 0);
@@ -229,8 +226,6 @@ TEST(elements_are_updated_once_and_at_home)
                                        l.first[1] != l.first[0] && l.first[2] != l.first[1]));
             free(l.runs);
         }
-    mt_pool_destroy(&pool);
-    mt_plane_set_destroy(&s);
 }
 
 int main(void)

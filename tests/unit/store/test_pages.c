@@ -43,7 +43,7 @@ static mt_plane_set *make(void)
 
 TEST(every_page_is_on_the_node_of_its_stripe)
 {
-    mt_plane_set *s = make();
+    MT_CLOSED_BY(mt_plane_set_destroy) mt_plane_set *s = make();
     size_t pages[MT_NUMA_MAX] = {0}, wrong = 0;
     for (size_t u = 0; u < UNITS; u++)
         for (int k = 0; k < MT_N_PLANES; k++) {
@@ -58,7 +58,6 @@ TEST(every_page_is_on_the_node_of_its_stripe)
     for (int h = 0; h < numa.n; h++)
         printf("node %d: %zu pages\n", numa.home[h].node, pages[h]);
     assert_int_equal(wrong, 0);
-    mt_plane_set_destroy(&s);
 }
 
 struct loop {

@@ -75,7 +75,7 @@ TEST(the_arithmetic_is_that_of_the_mapping)
         sum += want;
     }
     assert_int_equal(mt_plane_set_bytes(&p), sum);
-    mt_plane_set *s = NULL;
+    MT_CLOSED_BY(mt_plane_set_destroy) mt_plane_set *s = NULL;
     size_t bytes, ranges = 0;
     assert_int_equal(mt_plane_set_create(&s, &p, NULL), 0);
     for (int k = 0; k < MT_N_PLANES; k++) {
@@ -86,7 +86,6 @@ TEST(the_arithmetic_is_that_of_the_mapping)
     assert_int_equal(ranges, sum);
 #endif
     assert_true(ranges >= sum);
-    mt_plane_set_destroy(&s);
 }
 
 TEST(a_block_is_whole_also_where_few_of_its_elements_are_used)

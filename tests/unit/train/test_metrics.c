@@ -7,6 +7,7 @@
 
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/mem.h"
 #include "base/philox.h"
 #include "test.h"
 #include "train/metrics.h"
@@ -51,7 +52,7 @@ static void write_steps(uint64_t from, uint64_t to, uint64_t open_at)
 
 static void expect_steps(uint64_t n)
 {
-    char *text = NULL;
+    MT_FREED char *text = NULL;
     size_t len = 0;
     uint64_t seen = 0;
     assert_int_equal(mt_read_file(path, &text, &len, NULL), 0);
@@ -62,7 +63,6 @@ static void expect_steps(uint64_t n)
         cJSON_Delete(o);
     }
     assert_int_equal(seen, n);
-    free(text);
 }
 
 /* As read by a spreadsheet: a row of other columns than the header's would be another row. */
@@ -154,20 +154,18 @@ TEST_WITH(a_skipped_step_is_told_with_its_tensor, set_up, tear_down)
     r.result.grad_norm = NAN;
     snprintf(r.result.bad_tensor, sizeof(r.result.bad_tensor), "model.norm.weight");
     cJSON *o = mt_metrics_step_record(&r);
-    char *text = mt_json_print(o, false);
+    MT_FREED char *text = mt_json_print(o, false);
     assert_non_null(strstr(text, "\"grad_norm\":null"));
     assert_non_null(strstr(text, "\"skipped\":true"));
     assert_non_null(strstr(text, "\"bad_tensor\":\"model.norm.weight\""));
     assert_null(strstr(text, "nan"));
     cJSON_Delete(o);
-    free(text);
 }
 
 static double layer_value(const int32_t *rows, size_t n, const char *key)
 {
-    cJSON *o = mt_metrics_layer_record(3, 1, rows, n);
+    MT_JSON_FREED cJSON *o = mt_metrics_layer_record(3, 1, rows, n);
     double v = mt_json_get(o, key)->valuedouble;
-    cJSON_Delete(o);
     return v;
 }
 
@@ -190,13 +188,12 @@ TEST_WITH(an_evaluation_has_its_perplexity, set_up, tear_down)
     struct mt_eval_report r = {.step = 4, .n_loss = 10, .loss = 2.5, .accuracy = 0.25};
     cJSON *printed = mt_metrics_eval_record(&r);
     char *text = cJSON_PrintUnformatted(printed);
-    cJSON *o = cJSON_Parse(text);
+    MT_JSON_FREED cJSON *o = cJSON_Parse(text);
     cJSON_Delete(printed);
     free(text);
     assert_true(mt_json_get(o, "eval_loss")->valuedouble == 2.5);
     assert_true(mt_json_get(o, "eval_ppl")->valuedouble == exp(2.5));
     assert_null(mt_json_get(o, "loss"));
-    cJSON_Delete(o);
 }
 
 TEST_WITH(a_folder_that_is_not_there_is_an_error, set_up, tear_down)

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "../checkpoint/made_model.h"
+#include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "test.h"
 #include "train/readback.h"
@@ -12,16 +13,14 @@ static struct made_model model;
 
 static int set_up(void **state)
 {
-    struct mt_train_state st = {.step = 3, .updates = 3, .best_loss = 1.25};
+    MT_CLOSED_BY(mt_train_state_finish) struct mt_train_state st = {.step = 3, .updates = 3, .best_loss = 1.25};
     (void)state;
     if (made_model_init(&model))
         return -1;
     st.config = strdup("[train]\nsteps = 4\n");
     struct mt_checkpoint_save s = {.dir = model.dir, .model_dir = model.model_dir, .layout = model.layout,
                                    .planes = model.planes, .state = &st, .full = true, .shard_bytes = 2000};
-    int rc = mt_checkpoint_save(&s, NULL);
-    mt_train_state_finish(&st);
-    return rc;
+    return mt_checkpoint_save(&s, NULL);
 }
 
 static int tear_down(void **)

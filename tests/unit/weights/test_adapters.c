@@ -80,8 +80,8 @@ TEST(the_first_of_many_items_counts)
 
 TEST(adapters_alone_are_trained)
 {
-    struct mt_adapter_spec s = spec_of((const char *const[]){MT_ALL_LINEAR, NULL});
-    struct mt_layout *l = must_lay_out(&s, mt_cut_layer);
+    MT_CLOSED_BY(mt_adapter_spec_finish) struct mt_adapter_spec s = spec_of((const char *const[]){MT_ALL_LINEAR, NULL});
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = must_lay_out(&s, mt_cut_layer);
     size_t adapters = 0;
     for (size_t i = 0; i < l->n_tensors; i++) {
         assert_int_equal(l->tensors[i].trainable, l->tensors[i].adapter != NULL);
@@ -94,15 +94,13 @@ TEST(adapters_alone_are_trained)
     /* q is 24 x 24, k and v 8 x 24, o 24 x 24; gate and up 40 x 24, down 24 x 40 */
     assert_int_equal(l->n_trained, 2 * 4 * (48 + 2 * 32 + 48 + 3 * 64));
     assert_true(mt_layout_alike(l, 1, 2));
-    mt_layout_destroy(&l);
-    mt_adapter_spec_finish(&s);
 }
 
 TEST(factors_of_a_product_lie_together)
 {
-    struct mt_adapter_spec s = spec_of((const char *const[]){"q_proj", "v_proj", NULL});
+    MT_CLOSED_BY(mt_adapter_spec_finish) struct mt_adapter_spec s = spec_of((const char *const[]){"q_proj", "v_proj", NULL});
     assert_true(mt_adapter_list_add(&s.ranks, "v_proj", 6));
-    struct mt_layout *l = must_lay_out(&s, mt_cut_layer);
+    MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = must_lay_out(&s, mt_cut_layer);
     const struct mt_param qkv = param_of(l, 1, "attention", MT_ATTENTION_QKV);
     const struct mt_adapter *a = qkv.adapter;
     assert_non_null(a);
@@ -117,20 +115,17 @@ TEST(factors_of_a_product_lie_together)
     assert_true(q && v && v->first == q->first + q->n && v->grad == q->grad + q->n);
     assert_int_equal(q->first % MT_PARAM_ALIGN, 0);
     assert_null(param_of(l, 1, "attention", MT_ATTENTION_OUT).adapter);
-    mt_layout_destroy(&l);
-    mt_adapter_spec_finish(&s);
 }
 
 TEST(tensors_are_the_same_for_every_cut)
 {
-    struct mt_adapter_spec s = spec_of((const char *const[]){MT_ALL_LINEAR, NULL});
+    MT_CLOSED_BY(mt_adapter_spec_finish) struct mt_adapter_spec s = spec_of((const char *const[]){MT_ALL_LINEAR, NULL});
     struct mt_layout *whole = must_lay_out(&s, mt_cut_layer), *cut = must_lay_out(&s, mt_cut_half);
     assert_int_equal(whole->n_tensors, cut->n_tensors);
     for (size_t i = 0; i < whole->n_tensors; i++)
         assert_string_equal(whole->tensors[i].name, cut->tensors[i].name);
     mt_layout_destroy(&whole);
     mt_layout_destroy(&cut);
-    mt_adapter_spec_finish(&s);
 }
 
 TEST(what_cannot_be_is_refused_by_name)
@@ -188,7 +183,7 @@ TEST(modules_are_named_as_shortly_as_they_can)
     assert_true(mt_adapter_list_add(&s.ranks, "q_proj", 8));
     assert_true(mt_adapter_list_add(&s.alphas, "model.layers.1.mlp.down_proj", 3));
     assert_true(mt_adapter_list_add(&s.train_also, "model.norm", 0));
-    cJSON *o = written_config(&s);
+    MT_JSON_FREED cJSON *o = written_config(&s);
     assert_true(lists(o, "target_modules", (const char *const[]){"q_proj", "down_proj", NULL}));
     assert_true(lists(o, "modules_to_save", (const char *const[]){"model.norm", NULL}));
     assert_true(mt_json_get(mt_json_get(o, "rank_pattern"), "q_proj")->valuedouble == 8);
@@ -198,7 +193,6 @@ TEST(modules_are_named_as_shortly_as_they_can)
     s = spec_of((const char *const[]){"model.layers.1.self_attn.q_proj", NULL});
     o = written_config(&s);
     assert_true(lists(o, "target_modules", (const char *const[]){"model.layers.1.self_attn.q_proj", NULL}));
-    cJSON_Delete(o);
 }
 
 /* Writes a folder with the adapters of two layers' q_proj, whose configuration has these patterns of alpha. */

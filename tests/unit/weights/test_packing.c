@@ -60,13 +60,12 @@ static struct mt_tensor matrix(size_t i)
 static void expect_decoded(const char *name, const float *got, size_t n)
 {
     float *want = raw(name, "f32");
-    uint16_t *half = raw(name, "bf16");
+    MT_FREED uint16_t *half = raw(name, "bf16");
     for (size_t i = 0; i < n; i++) {
         if (mt_f32_bits(got[i]) != mt_f32_bits(want[i]) || mt_f32_to_bf16(got[i]) != half[i])
             fail_msg("%s: element %zu is %a, not %a", name, i, (double)got[i], (double)want[i]);
     }
     free(want);
-    free(half);
 }
 
 TEST(files_are_read_as_their_reference_code_does)

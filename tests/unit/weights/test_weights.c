@@ -96,7 +96,7 @@ static void write_model(const struct rig *r, const char *prefix, const struct wr
     qsort(d, n, sizeof(*d), mt_st_file_order);
     for (size_t i = 0; i < n; i++)
         data += mt_st_decl_bytes(&d[i]);
-    char *header = NULL;
+    MT_FREED char *header = NULL;
     assert_int_equal(mt_st_build_header(&header, &len, d, n, NULL), 0);
     char *raw = calloc(1, len + data), *p = raw + len;
     memcpy(raw, header, len);
@@ -118,7 +118,6 @@ static void write_model(const struct rig *r, const char *prefix, const struct wr
     snprintf(path, sizeof(path), "%s/model.safetensors", r->dir);
     assert_int_equal(mt_write_file(path, raw, len + data, NULL), 0);
     free(raw);
-    free(header);
 }
 
 static float loaded(const struct rig *r, const struct mt_tensor *t, size_t k)
