@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "device/device.h"
 #include "device/ops.h"
 #include "kinds/kinds.h"
+#include "test.h"
 
 /* What tests of the emulated CUDA device share: each call ends the test if it fails. */
 enum { MIB = 1 << 20 };
@@ -19,32 +14,24 @@ enum { MIB = 1 << 20 };
 static inline mt_device *open_device(size_t budget)
 {
     mt_device *dev = NULL;
-    struct mt_err err = {0};
     struct mt_device_params p = {.kind = "cuda", .budget_bytes = budget, .n_threads = 12};
-    if (mt_device_create(&dev, &p, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_device_create, &dev, &p);
     return dev;
 }
 
 static inline void *take(mt_device *dev, size_t bytes, const char *tag)
 {
     void *p = NULL;
-    struct mt_err err = {0};
-    if (mt_device_alloc(dev, bytes, tag, &p, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_device_alloc, dev, bytes, tag, &p);
     return p;
 }
 
 static inline void must_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c)
 {
-    struct mt_err err = {0};
-    if (mt_device_copy(dev, s, c, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_device_copy, dev, s, c);
 }
 
 static inline void must_sync(mt_device *dev)
 {
-    struct mt_err err = {0};
-    if (mt_device_sync(dev, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_device_sync, dev);
 }

@@ -72,7 +72,6 @@ static void put_documents(mt_device *dev, char *memory, const int32_t *cu, size_
 static void attend(mt_device *dev, char *memory, const int32_t *cu, size_t n_docs, float scale)
 {
     enum { TENSOR = PACK_TOKENS * HEAD * 2 };
-    struct mt_err err = {0};
     struct mt_heads tensor[10];
     for (size_t i = 0; i < 10; i++)
         tensor[i] = mt_heads(memory + 4096 + i * TENSOR, HEAD, 1, HEAD);
@@ -84,8 +83,8 @@ static void attend(mt_device *dev, char *memory, const int32_t *cu, size_t n_doc
     for (size_t i = 0; i < n_docs; i++)
         a.max_len = MT_MAX(a.max_len, (size_t)(cu[i + 1] - cu[i]));
     b.fwd = a;
-    if (mt_op_attention(dev, &a, &err) || mt_op_attention_bwd(dev, &b, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_op_attention, dev, &a);
+    MUST(mt_op_attention_bwd, dev, &b);
 }
 
 static char *memory_to_attend(mt_device *dev)

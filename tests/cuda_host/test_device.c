@@ -482,11 +482,9 @@ TEST(the_planner_knows_the_workspaces)
 static mt_device *open_second(void)
 {
     mt_device *dev = NULL;
-    struct mt_err err = {0};
     struct mt_device_params p = {
         .kind = "cuda", .index = 1, .budget_bytes = 64 * MIB, .n_threads = 1};
-    if (mt_device_create(&dev, &p, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_device_create, &dev, &p);
     return dev;
 }
 

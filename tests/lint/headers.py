@@ -30,7 +30,7 @@ def headers():
 
 def compile_alone(header):
     path, flags = header
-    command = [*COMPILER, *FLAGS, *flags, "-Isrc", "-Itests/device", "-include", path, os.devnull]
+    command = [*COMPILER, *FLAGS, *flags, "-Isrc", "-Itests/device", "-Itests/support", "-include", path, os.devnull]
     p = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return p.returncode == 0, f"{path}: does not compile alone\n{p.stderr}"
 

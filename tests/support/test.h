@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include "base/err.h"
+
 /**
  * A program's tests, each listed where it is written: TEST(a_sentence_that_holds) { ... }. They run in that order. main()
  * is that of test_main.c, unless a program has one of its own, which ends in `return test_run();`.
@@ -32,3 +34,11 @@ void test_list(const char *name, CMUnitTestFunction test, CMFixtureFunction set_
 void test_group(CMFixtureFunction set_up, CMFixtureFunction tear_down);
 /** Runs all; returns the number of those that failed. */
 int test_run(void);
+
+/** Calls fn(..., &err): fails with the error's message unless it returns 0. */
+#define MUST(fn, ...)                             \
+    do {                                          \
+        struct mt_err err_ = {0};                 \
+        if (fn(__VA_ARGS__, &err_))               \
+            fail_msg("%s: %s", #fn, err_.msg);    \
+    } while (0)

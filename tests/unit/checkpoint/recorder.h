@@ -2,17 +2,12 @@
 #pragma once
 
 /* A save through a recording vfs. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-
-#include <cmocka.h>
 
 #include "base/strbuf.h"
 #include "checkpoint/checkpoint.h"
 #include "made_model.h"
+#include "test.h"
 
 enum op { CREATE, WRITE, SYNC, CLOSE, MKDIR, SYNC_DIR, RENAME, REMOVE, LINK };
 

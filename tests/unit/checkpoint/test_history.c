@@ -77,11 +77,9 @@ static bool there(const struct made_model *m, const char *name)
 static void expect_newest(const struct made_model *m, uint64_t step, uint64_t seed)
 {
     struct made_model want;
-    struct mt_err err = {0};
     MT_FREED char *path = NULL;
     char name[64];
-    if (mt_checkpoint_find_newest(m->dir, false, &path, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_checkpoint_find_newest, m->dir, false, &path);
     snprintf(name, sizeof(name), "/checkpoint-%d", (int)step);
     assert_non_null(path);
     assert_string_equal(path + strlen(m->dir), name);

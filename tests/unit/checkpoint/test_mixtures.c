@@ -102,24 +102,20 @@ static void write_extra(const struct rig *r)
 static void save(struct rig *r)
 {
     MT_CLOSED_BY(mt_train_state_finish) struct mt_train_state st = {.step = 4, .updates = 4, .best_loss = 1};
-    struct mt_err err = {0};
     st.config = strdup("[train]\nsteps = 4\n");
     assert_int_equal(mt_lineage_begin(&st.lineage, NULL), 0);
     MT_CLOSED_BY(mt_st_close) struct mt_st_model files = {0};
     bool has = !mt_st_open_dir(&files, r->model, NULL);
     struct mt_checkpoint_save s = {.dir = r->dir, .model_dir = r->model, .base = has ? &files : NULL, .layout = r->l,
                                    .planes = r->planes, .state = &st, .full = true, .shard_bytes = 5000};
-    if (mt_checkpoint_save(&s, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_checkpoint_save, &s);
 }
 
 /* Weights of a folder, loaded anew, are the masters, or what bf16 leaves of them where the file is bf16. */
 static void check_folder(const struct rig *r, const char *dir, bool f32)
 {
     MT_CLOSED_BY(mt_plane_set_destroy) mt_plane_set *planes = planes_of(r->l, &mt_adamw, MT_BF16);
-    struct mt_err err = {0};
-    if (mt_weights_load(r->l, planes, dir, NULL, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_weights_load, r->l, planes, dir, NULL);
     for (size_t i = 0; i < r->l->n_tensors; i++) {
         const struct mt_tensor *t = &r->l->tensors[i];
         bool exact = f32 || r->l->stored[t->place.stored].is_f32;
@@ -156,11 +152,9 @@ TEST(a_checkpoint_has_the_release_s_tensors_and_comes_back)
         mt_st_close(&st);
         check_folder(&r, r.checkpoint, false);
         for (int f32 = 0; f32 < 2; f32++) {
-            struct mt_err err = {0};
             snprintf(to, sizeof(to), "%s/export-%d", r.dir, f32);
             struct mt_export e = {.from = r.checkpoint, .to = to, .f32 = f32, .shard_bytes = 5000};
-            if (mt_checkpoint_export(&e, &err))
-                fail_msg("%s", err.msg);
+            MUST(mt_checkpoint_export, &e);
             check_folder(&r, to, f32);
         }
         close_rig(&r);
@@ -176,9 +170,7 @@ TEST(a_run_goes_on_from_it_in_any_groups)
         save(&r);
         struct mt_layout *l = lay_out(group);
         mt_plane_set *planes = planes_of(l, &mt_adamw, MT_BF16);
-        struct mt_err err = {0};
-        if (mt_checkpoint_load(r.checkpoint, l, planes, &err))
-            fail_msg("%s", err.msg);
+        MUST(mt_checkpoint_load, r.checkpoint, l, planes);
         for (size_t i = 0; i < l->n_tensors; i++) {
             const struct mt_tensor *t = &l->tensors[i], *was = mt_layout_find(r.l, t->name);
             for (size_t k = 0; k < t->n; k++) {

@@ -40,18 +40,14 @@ static const char *put(const char *name, const char *text)
 static struct mt_config *load(const char *text)
 {
     struct mt_config *c = NULL;
-    struct mt_err err = {0};
-    if (mt_config_load(&c, put("run.ini", text), NULL, 0, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_config_load, &c, put("run.ini", text), NULL, 0);
     return c;
 }
 
 static struct mt_config *load_sets(const char *const *sets, int n)
 {
     struct mt_config *c = NULL;
-    struct mt_err err = {0};
-    if (mt_config_load(&c, NULL, sets, n, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_config_load, &c, NULL, sets, n);
     return c;
 }
 

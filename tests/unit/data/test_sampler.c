@@ -20,7 +20,6 @@ struct fixture {
 /* Samples of log-normal lengths; the first token of sample i tells i. */
 static void make(struct fixture *f, size_t n, size_t seq_len, double median)
 {
-    struct mt_err err = {0};
     snprintf(f->dir, sizeof(f->dir), "/tmp/mt-data-XXXXXX");
     assert_non_null(mkdtemp(f->dir));
     snprintf(f->file, sizeof(f->file), "%s/d.jsonl", f->dir);
@@ -41,8 +40,7 @@ static void make(struct fixture *f, size_t n, size_t seq_len, double median)
     struct mt_cfg_list list = {&item, 1};
     struct mt_dataset_params p = {&list, MT_FORMAT_AUTO, "model", MT_OVERLONG_ERROR, seq_len, 1 << 24,
                                   f->cache};
-    if (mt_dataset_open(&f->d, &p, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_dataset_open, &f->d, &p);
 }
 
 static void finish(struct fixture *f)

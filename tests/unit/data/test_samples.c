@@ -27,18 +27,16 @@ static uint64_t samples_of(const char *name, const char *text, size_t len)
     char path[128], out[128];
     struct mt_shard_writer w;
     struct mt_shard s;
-    struct mt_err err = {0};
     snprintf(path, sizeof(path), "%s/%s", dir, name);
     snprintf(out, sizeof(out), "%s/out.tokens", dir);
     assert_int_equal(mt_write_file(path, text, len, NULL), 0);
     assert_int_equal(mt_shard_writer_open(&w, out, NULL), 0);
     struct mt_sample_reader r = {.bytes = true, .vocab = 300, .out = &w};
-    if (mt_samples_read_file(&r, path, &err) || mt_shard_writer_commit(&w, &r.header, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_samples_read_file, &r, path);
+    MUST(mt_shard_writer_commit, &w, &r.header);
     mt_samples_finish(&r);
     mt_shard_writer_finish(&w);
-    if (mt_shard_open(&s, out, 0, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_shard_open, &s, out, 0);
     uint64_t n = s.header->n_samples;
     mt_shard_close(&s);
     return n;

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include "data/batch.h"
 #include "engine/engine.h"
+#include "test.h"
 
 /** Makes micro, of which d has the counts: n ids as two samples, parted at `cut`, in rows of `room` tokens. */
 static inline void made_batch(struct mt_step_data *d, struct mt_batch *micro, size_t room, const uint32_t *ids, size_t n,

@@ -33,7 +33,6 @@ struct rig {
 static void begin(struct rig *r, bool halves, enum mt_clip clip, double grad_clip)
 {
     static struct mt_hf_config cfg;
-    struct mt_err err = {0};
     uint32_t ids[TOKENS];
     double slots[MT_OPTIMIZER_SLOTS];
     *r = (struct rig){0};
@@ -79,8 +78,7 @@ static void begin(struct rig *r, bool halves, enum mt_clip clip, double grad_cli
                                  .placement.activations = MT_ACT_RECOMPUTE,
                                  .placement.threads = 1,
                                  .host_bytes = UINT64_MAX};
-    if (mt_engine_create(&r->engine, &p, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_engine_create, &r->engine, &p);
 }
 
 static void end(struct rig *r)

@@ -115,7 +115,6 @@ static size_t least_budget(struct trainer *t)
 static void make_planes(struct trainer *t, const struct placing *p)
 {
     struct mt_io_fault f;
-    struct mt_err err = {0};
     const char *dirs[] = {root};
     struct mt_plane_set_params pp;
     assert_int_equal(
@@ -132,8 +131,7 @@ static void make_planes(struct trainer *t, const struct placing *p)
             assert_int_equal(mt_io_fault_parse(&f, p->fault, NULL), 0);
             dp.fault = &f;
         }
-        if (mt_disk_open(&t->disk, &dp, &err))
-            fail_msg("%s", err.msg);
+        MUST(mt_disk_open, &t->disk, &dp);
     }
     pp.disk = t->ep.disk = t->disk;
     t->ep.disk_spill_at = mt_plane_set_disk_bytes(&pp);
@@ -236,9 +234,7 @@ static int read_all(struct trainer *t, char **out, size_t *bytes, struct mt_err 
 static char *snapshot(struct trainer *t, size_t *bytes)
 {
     char *all = NULL;
-    struct mt_err err;
-    if (read_all(t, &all, bytes, &err))
-        fail_msg("%s", err.msg);
+    MUST(read_all, t, &all, bytes);
     return all;
 }
 
@@ -253,8 +249,7 @@ static void train(struct outcome *o, const struct placing *p, struct mt_disk_tra
     struct trainer t;
     struct mt_err err = {0};
     struct mt_step_result r;
-    if (begin(&t, p, &err))
-        fail_msg("%s", err.msg);
+    MUST(begin, &t, p);
     for (int i = 0; i < STEPS; i++) {
         if (mt_engine_step(t.engine, &(struct mt_learner_step){&t.data, 1e-2}, &r, &err))
             fail_msg("step %d: %s", i, err.msg);

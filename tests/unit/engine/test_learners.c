@@ -79,12 +79,10 @@ static struct mt_layout *lay_out(size_t first, size_t n, const struct mt_cut *cu
 {
     struct mt_adapter_spec s[LEARNERS];
     struct mt_layout *l = NULL;
-    struct mt_err err = {0};
     for (size_t i = 0; i < n; i++)
         s[i] = spec_of(&kinds[first + i]);
     struct mt_layout_params p = {.cut = *cut, .adapter = s, .n_learners = n};
-    if (mt_layout_create(&l, &cfg, &p, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_layout_create, &l, &cfg, &p);
     for (size_t i = 0; i < n; i++)
         mt_adapter_spec_finish(&s[i]);
     return l;
@@ -139,8 +137,7 @@ static void begin(struct run *r, size_t first, size_t n, const struct mt_cut *cu
         .dev = r->dev, .layout = r->layout, .planes = r->planes, .numerics = r->numerics[0], .learner = r->numerics,
         .n_learners = n, .placement = *placement, .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS,
         .max_micro = n * MICRO, .train = true, .host_bytes = UINT64_MAX};
-    if (mt_engine_create(&r->engine, &p, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_engine_create, &r->engine, &p);
 }
 
 static void end(struct run *r)
@@ -211,7 +208,6 @@ static void step(struct run *r, uint64_t i, struct outcome *o)
     struct mt_step_data data[LEARNERS];
     struct mt_batch micro[LEARNERS][MICRO];
     struct mt_step_result res[LEARNERS];
-    struct mt_err err = {0};
     for (size_t k = 0; k < r->n && k < LEARNERS; k++) {
         const struct kind *kind = &kinds[r->first + k];
         if (i >= (uint64_t)kind->steps)
@@ -221,8 +217,7 @@ static void step(struct run *r, uint64_t i, struct outcome *o)
         if (mt_engine_check_learner(r->engine, k, NULL))
             of[k].data = NULL;
     }
-    if (mt_engine_step(r->engine, of, res, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_engine_step, r->engine, of, res);
     for (size_t k = 0; k < r->n && k < LEARNERS; k++) {
         if (of[k].data) {
             o[k].loss[i] = res[k].loss;

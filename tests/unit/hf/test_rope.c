@@ -41,9 +41,7 @@ static void compare(const cJSON *c, const char *key, const float *table, size_t 
 TEST(tables_are_those_of_transformers)
 {
     MT_JSON_FREED cJSON *root = NULL;
-    struct mt_err err = {0};
-    if (mt_json_read_file(&root, FIXTURES "/rope.json", MT_ERR_INPUT, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_json_read_file, &root, FIXTURES "/rope.json", MT_ERR_INPUT);
     int n = 0;
     for (const cJSON *c = mt_json_get(root, "cases")->child; c; c = c->next, n++) {
         size_t seq_len = (size_t)mt_json_get(c, "seq_len")->valueint;

@@ -132,8 +132,7 @@ TEST_WITH(unusual_files_are_read, set_up, tear_down)
     /* spaces at the end, no metadata first, scalars, empty tensors at one offset, tensors out of order */
     put("u", "{" T("c", "U8", "[]", 8, 9) "," T("z", "F32", "[0,5]", 8, 8) ",\"__metadata__\":{\"format\":\"pt\"},"
         T("a", "BF16", "[2,2]", 0, 8) "," T("y", "I64", "[0]", 0, 0) "}      ", 9, -1);
-    if (mt_st_open_file(&m, at("u"), &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_st_open_file, &m, at("u"));
     assert_int_equal(m.n_tensors, 4);
     assert_string_equal(m.tensors[0].name, "a");
     assert_int_equal(mt_st_find(&m, "c")->n_dims, 0);

@@ -2,16 +2,11 @@
 /* Texts of config.json that are read, or refused. */
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "hf/hf_config.h"
+#include "test.h"
 
 static struct mt_hf_config cfg;
 

@@ -46,9 +46,7 @@ static int tear_down(void **)
 static struct mt_hw_memory look(void)
 {
     struct mt_hw_memory m;
-    struct mt_err err = {0};
-    if (mt_hw_memory(&m, root, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_hw_memory, &m, root);
     return m;
 }
 

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "model/layout.h"
 #include "model/ranges.h"
+#include "test.h"
 
 /** Planes in memory of all of a layout's tensors, for that optimizer and gradients of grad_dtype; the caller's. */
 static inline mt_plane_set *planes_of(const struct mt_layout *l, const struct mt_optimizer *optimizer,

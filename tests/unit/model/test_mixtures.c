@@ -14,9 +14,8 @@ static struct mt_hf_config cfg;
 static struct mt_layout *layout_as(const char *json, const struct mt_layout_params *p)
 {
     struct mt_layout *l = NULL;
-    struct mt_err err = {0};
-    if (mt_hf_config_parse(&cfg, json, strlen(json), "config.json", &err) || mt_layout_create(&l, &cfg, p, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_hf_config_parse, &cfg, json, strlen(json), "config.json");
+    MUST(mt_layout_create, &l, &cfg, p);
     return l;
 }
 

@@ -29,11 +29,10 @@ static struct mt_hf_config cfg;
 static struct mt_layout *layout_of(const char *json, size_t group)
 {
     struct mt_layout *l = NULL;
-    struct mt_err err = {0};
     struct mt_layout_params p = {.cut = mt_cut_layer};
     p.cut.expert_group = group;
-    if (mt_hf_config_parse(&cfg, json, strlen(json), "config.json", &err) || mt_layout_create(&l, &cfg, &p, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_hf_config_parse, &cfg, json, strlen(json), "config.json");
+    MUST(mt_layout_create, &l, &cfg, &p);
     return l;
 }
 
@@ -151,7 +150,6 @@ TEST(tensors_come_from_their_place_in_a_file_and_go_back_there)
         struct mt_layout *l = layout_of(models[m], 2);
         struct mt_plane_set_params pp;
         struct planes_of p = {0};
-        struct mt_err err = {0};
         char dir[] = "/tmp/mt-stored-XXXXXX";
         float got[700];
         assert_non_null(mkdtemp(dir));
@@ -159,8 +157,7 @@ TEST(tensors_come_from_their_place_in_a_file_and_go_back_there)
         assert_int_equal(mt_plane_set_create(&p.planes, &pp, NULL), 0);
         free(pp.elems);
         write_model(l, dir, NULL, 0);
-        if (mt_weights_load(l, p.planes, dir, NULL, &err))
-            fail_msg("%s", err.msg);
+        MUST(mt_weights_load, l, p.planes, dir, NULL);
         for (size_t i = 0; i < l->n_tensors; i++) {
             const struct mt_tensor *t = &l->tensors[i];
             size_t cols = t->n_dims == 2 ? (size_t)t->shape[1] : 1;

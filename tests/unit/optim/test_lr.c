@@ -21,9 +21,7 @@ static enum mt_lr_schedule schedule_of(const char *name)
 TEST(rates_are_those_of_transformers)
 {
     MT_JSON_FREED cJSON *root = NULL;
-    struct mt_err err = {0};
-    if (mt_json_read_file(&root, FIXTURES "/lr.json", MT_ERR_INPUT, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_json_read_file, &root, FIXTURES "/lr.json", MT_ERR_INPUT);
     int n = 0;
     for (const cJSON *c = mt_json_get(root, "cases")->child; c; c = c->next, n++) {
         const char *name = mt_json_get(c, "schedule")->valuestring;

@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-
-#include <cmocka.h>
 
 #include "kinds/kinds.h"
 #include "plan/search.h"
+#include "test.h"
 
 /** Dense decoder shapes, and a machine of round numbers for which times can be computed by hand. */
 struct shape {
@@ -66,9 +61,7 @@ static inline struct mt_machine make_machine(double device_gib, double host_gib,
     m.adam[0].threads = 16;
     m.adam[0].ns = 0.2; /* 130 GB/s of 26 B */
     m.n_adam = 1;
-    struct mt_err err = {0};
-    if (mt_machine_complete(&m, "round numbers", &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_machine_complete, &m, "round numbers");
     return m;
 }
 

@@ -66,8 +66,7 @@ TEST(sources_read_back_as_they_were_written)
         char ini[1000];
         const char *rest = strstr(good, "d2h_gbs");
         snprintf(ini, sizeof(ini), "%.*sd2h_gbs = %s\n%s", (int)(rest - good), good, sources[i], strstr(rest, "[host]"));
-        if (read_text(&a, ini, &err))
-            fail_msg("%s", err.msg);
+        MUST(read_text, &a, ini);
         mt_machine_print(&a, &text);
         assert_int_equal(read_text(&b, text.p, &err), 0);
         assert_string_equal(a.from[MT_RATE_D2H], b.from[MT_RATE_D2H]);
@@ -89,8 +88,7 @@ TEST(names_read_back_as_they_were_written)
         struct mt_str text = {0};
         char ini[1000];
         snprintf(ini, sizeof(ini), "[machine]\nversion = 1\nname = %s\n%s", names[i], strstr(good, "kind"));
-        if (read_text(&a, ini, &err))
-            fail_msg("%s", err.msg);
+        MUST(read_text, &a, ini);
         mt_machine_print(&a, &text);
         assert_int_equal(read_text(&b, text.p, &err), 0);
         assert_string_equal(a.name, b.name);

@@ -124,7 +124,6 @@ TEST(a_70b_step_whose_updates_are_under_backward_writes_no_gradients)
     MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_layout(&llama70b);
     struct mt_plan_request r = make_request(l, &m, 4096, 4);
     struct mt_plan_choice f, b;
-    struct mt_err err = {0};
     r.placement.activations = MT_ACT_RECOMPUTE;
     r.placement.keep_layers = r.placement.offload_layers = 0;
     r.placement.embedding = MT_EMBEDDING_DEVICE;
@@ -132,20 +131,17 @@ TEST(a_70b_step_whose_updates_are_under_backward_writes_no_gradients)
     r.numerics.logits_chunk = 1024;
     r.placement.slots = 2;
     r.numerics.grad_clip = 1;
-    if (mt_plan_search(&f, &r, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_plan_search, &f, &r);
     assert_int_equal(f.placement.update, MT_UPDATE_FORWARD); /* nothing else is possible */
     r.numerics.clip = MT_CLIP_UNIT;
-    if (mt_plan_search(&b, &r, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_plan_search, &b, &r);
     assert_int_equal(b.placement.update, MT_UPDATE_BACKWARD);
     assert_true(b.sim.seconds < 0.9 * f.sim.seconds);
     struct mt_plan_request t = mt_plan_request_as(&r, &b);
     struct mt_plan_choice one;
     for (t.placement.update_pending = 0; t.placement.update_pending < 3;
          t.placement.update_pending++) {
-        if (mt_plan_evaluate(&one, &t, NULL, &err))
-            fail_msg("%s", err.msg);
+        MUST(mt_plan_evaluate, &one, &t, NULL);
         assert_true(b.sim.seconds <= one.sim.seconds * 1.001); /* none pending is tried, too */
         mt_plan_choice_finish(&one);
     }
@@ -291,8 +287,7 @@ TEST(a_frozen_70b_is_read_from_its_files_where_memory_is_short)
     struct mt_plan_request r = make_frozen_request(l, &m, 4);
     struct mt_plan_choice c;
     struct mt_err err = {0};
-    if (mt_plan_evaluate(&c, &r, NULL, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_plan_evaluate, &c, &r, NULL);
     assert_int_equal(c.placement.base, MT_BASE_FILES);
     assert_true(c.engine.uses_files && !c.engine.uses_disk && c.disk_bytes == 0);
     assert_true(c.host_bytes <= r.placement.host_budget.bytes && (double)c.host_bytes < 0.3 * frozen);
@@ -313,13 +308,11 @@ TEST(a_frozen_70b_is_faster_with_each_gib_of_host_memory)
     MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_frozen_70b(NULL);
     struct mt_plan_request r = make_frozen_request(l, &m, 1);
     struct mt_plan_choice c;
-    struct mt_err err = {0};
     double reads = 1e300, seconds = 1e300;
     r.placement.base_blocks = MT_AUTO;
     for (uint64_t gib = 48; gib <= 144; gib += 32) {
         r.placement.host_budget.bytes = gib << 30;
-        if (mt_plan_evaluate(&c, &r, NULL, &err))
-            fail_msg("%s", err.msg);
+        MUST(mt_plan_evaluate, &c, &r, NULL);
         assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] == 0 && c.host_bytes <= r.placement.host_budget.bytes);
         if (gib < 144) {
             assert_int_equal(c.placement.base, MT_BASE_FILES);
@@ -343,14 +336,11 @@ TEST(a_base_in_files_of_which_all_blocks_stay_takes_what_host_memory_takes)
     MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = make_frozen_70b(NULL);
     struct mt_plan_request r = make_frozen_request(l, &m, 1);
     struct mt_plan_choice files, host;
-    struct mt_err err = {0};
     r.placement.base = MT_BASE_FILES;
     r.placement.base_blocks = 1000;
-    if (mt_plan_evaluate(&files, &r, NULL, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_plan_evaluate, &files, &r, NULL);
     r.placement.base = MT_BASE_HOST;
-    if (mt_plan_evaluate(&host, &r, NULL, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_plan_evaluate, &host, &r, NULL);
     assert_true(!files.engine.uses_files);
     assert_int_equal(files.engine.file_bytes, 0);
     assert_int_equal(files.host_bytes, host.host_bytes);

@@ -128,26 +128,22 @@ TEST(experts_in_less_memory_have_its_price)
 {
     struct step s;
     struct mt_plan_choice given;
-    struct mt_err err = {0};
     set_up(&s, qwen3_235b, 98304, mt_cut_half);
     s.r.numerics.micro_batch = 24;
     s.r.numerics.logits_chunk = s.r.numerics.logits_piece = 2048;
     s.r.placement.slots = 3;
     s.r.placement.host_budget.bytes = (uint64_t)230 << 30;
     s.r.placement.expert_sums = s.r.placement.expert_streams = MT_AUTO;
-    if (mt_plan_evaluate(&s.c, &s.r, NULL, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_plan_evaluate, &s.c, &s.r, NULL);
     double fast = s.c.sim.seconds;
     int64_t fewest = s.c.placement.expert_sums;
     mt_plan_choice_finish(&s.c);
     s.r.placement.keep_layers = 1;
-    if (mt_plan_evaluate(&s.c, &s.r, NULL, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_plan_evaluate, &s.c, &s.r, NULL);
     assert_true(s.c.placement.expert_sums > fewest);
     assert_true(s.c.sim.seconds > fast);
     struct mt_plan_request t = mt_plan_request_as(&s.r, &s.c);
-    if (mt_plan_evaluate(&given, &t, NULL, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_plan_evaluate, &given, &t, NULL);
     assert_true(given.sim.seconds == s.c.sim.seconds);
     mt_plan_choice_finish(&given);
     mt_plan_choice_finish(&s.c);

@@ -35,9 +35,7 @@ static void expect_near(const char *what, double got, double want, double tolera
 static struct mt_machine make_4090(double host_gib, double drives)
 {
     struct mt_machine m;
-    struct mt_err err = {0};
-    if (mt_machine_read(&m, profile, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_machine_read, &m, profile);
     const struct {
         enum mt_rate_id id;
         double v;
@@ -76,9 +74,7 @@ static struct mt_plan_request make_step(const struct mt_layout *l, const struct 
 
 static void evaluate(struct mt_plan_choice *c, const struct mt_plan_request *r)
 {
-    struct mt_err err = {0};
-    if (mt_plan_evaluate(c, r, NULL, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_plan_evaluate, c, r, NULL);
     assert_true(c->engine.device_bytes <= r->placement.device_budget.bytes);
     assert_true(c->host_bytes <= r->placement.host_budget.bytes);
     print_message("  %.0f tokens/s, %.1f GB of host memory\n", TOKENS / c->sim.seconds, (double)c->host_bytes / 1e9);
@@ -216,12 +212,10 @@ TEST(rows_of_experts_are_padded_by_half_a_bucket_on_average)
     MT_CLOSED_BY(mt_layout_destroy) struct mt_layout *l = lay_out_120b(NULL, NULL);
     struct mt_plan_request r = make_step(l, &m, 1);
     MT_FREED struct mt_metered *ops = NULL;
-    struct mt_err err = {0};
     size_t n = 0, even = 0, more = 0;
     r.train = false;
     r.placement.host_budget.bytes = (uint64_t)4096 << 30;
-    if (mt_plan_operations(&ops, &n, &r, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_plan_operations, &ops, &n, &r);
     for (size_t i = 0; i < n; i++)
         if (ops[i].op == MT_DEV_MOE_GATHER) {
             even += ops[i].dim[0] == 2048;

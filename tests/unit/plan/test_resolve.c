@@ -12,9 +12,7 @@ static const uint64_t GIB = (uint64_t)1 << 30;
 static struct mt_config *load(const char *const *sets, int n)
 {
     struct mt_config *c = NULL;
-    struct mt_err err = {0};
-    if (mt_config_load(&c, NULL, sets, n, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_config_load, &c, NULL, sets, n);
     return c;
 }
 
@@ -23,9 +21,7 @@ static struct mt_placement placed(const struct mt_plan_limits *l, const char *de
     const char *sets[] = {device, host};
     struct mt_config *c = load(sets, 2);
     struct mt_plan_request r;
-    struct mt_err err = {0};
-    if (mt_resolve_request(&r, c, l, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_resolve_request, &r, c, l);
     mt_config_destroy(&c);
     assert_false(r.placement.device_budget.is_auto || r.placement.device_budget.is_ratio);
     assert_false(r.placement.host_budget.is_auto || r.placement.host_budget.is_ratio);
@@ -147,8 +143,7 @@ TEST(groups_of_experts_go_by_the_bytes_of_a_load)
     };
     struct mt_hf_config cfg;
     struct mt_err err = {0};
-    if (mt_hf_config_parse(&cfg, model, sizeof(model) - 1, "config.json", &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_hf_config_parse, &cfg, model, sizeof(model) - 1, "config.json");
     for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
         struct mt_config *c = load(cases[i].sets, 3);
         struct mt_layout *l = NULL, *halves = NULL;

@@ -105,7 +105,6 @@ TEST(the_mixture_is_near_the_best_of_all)
         for (size_t k = 0; k < MT_ARRAY_LEN(budgets); k++) {
             struct mt_machine m = make_machine(budgets[k], 8, 0);
             struct mt_plan_choice c;
-            struct mt_err err = {0};
             size_t n = 0;
             m.rate[MT_RATE_GEMM_BF16].value = 0.5;
             m.rate[MT_RATE_ATTENTION].value = m.rate[MT_RATE_ATTENTION_BWD].value = 0.5;
@@ -116,8 +115,7 @@ TEST(the_mixture_is_near_the_best_of_all)
             r.numerics.micro_batch = 2;
             double best = best_mixture(&r, &n);
             r.placement.activations = MT_ACT_RECOMPUTE;
-            if (mt_plan_search(&c, &r, &err))
-                fail_msg("%s", err.msg);
+            MUST(mt_plan_search, &c, &r);
             if (!(c.sim.seconds <= best * 1.02))
                 fail_msg("link %g GB/s, %g GiB: chosen %g s, best of %zu is %g", links[i], budgets[k], c.sim.seconds, n, best);
             assert_true(c.n_tried < n / 3);
@@ -342,11 +340,9 @@ TEST(the_head_of_a_large_vocabulary_costs_little_more_than_its_products)
     for (size_t i = 0; i < 5; i++) {
         struct mt_plan_request r = make_request(l, &m, 2048, 32);
         struct mt_plan_choice c;
-        struct mt_err err = {0};
         m.rate[MT_RATE_GEMM_BF16].value = rates[i][0];
         m.rate[MT_RATE_DEVICE_GBS].value = rates[i][1];
-        if (mt_plan_search(&c, &r, &err))
-            fail_msg("%s", err.msg);
+        MUST(mt_plan_search, &c, &r);
         double chunk = (double)c.numerics.logits_chunk, piece = (double)c.numerics.logits_piece;
         assert_true(chunk == 2048 && piece == 512);
         double cost = head_cost(&m, s.vocab, s.hidden, chunk, piece), narrow = head_cost(&m, s.vocab, s.hidden, 64, 64);

@@ -33,11 +33,9 @@ static void after(struct graph *g, int32_t t, int32_t other)
 static struct mt_sim_result run(struct graph *g, const struct mt_machine *m, double link_gbps)
 {
     struct mt_sim_result r;
-    struct mt_err err = {0};
     struct mt_sim_params p = {.machine = m, .link_gbps = link_gbps};
     g->g.turn = g->g.n - 1;
-    if (mt_sim_run(&r, &g->g, &p, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_sim_run, &r, &g->g, &p);
     return r;
 }
 

@@ -39,9 +39,8 @@ static struct turn simulate(const char *path, enum mt_embedding_place home, size
     struct mt_machine m;
     struct mt_plan_choice c;
     struct mt_sim_graph g;
-    struct mt_err err = {0};
-    if (mt_machine_read(&m, path, &err) || mt_machine_complete(&m, path, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_machine_read, &m, path);
+    MUST(mt_machine_complete, &m, path);
     struct mt_plan_request r = make_request(l, &m, 2048, rows);
     r.placement.embedding = home;
     r.placement.host_budget.bytes = (uint64_t)256 << 30;
@@ -51,8 +50,7 @@ static struct turn simulate(const char *path, enum mt_embedding_place home, size
     r.placement.threads = (int64_t)m.rate[MT_RATE_CORES].value;
     r.numerics.micro_batch = 8;
     r.numerics.logits_chunk = 2048;
-    if (mt_plan_evaluate(&c, &r, &g, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_plan_evaluate, &c, &r, &g);
     assert_int_equal(c.engine.program.gather, home == MT_EMBEDDING_HOST);
     struct turn t = measure(&g, &c.sim);
     mt_sim_graph_finish(&g);

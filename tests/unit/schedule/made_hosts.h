@@ -1,14 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "schedule/program.h"
+#include "test.h"
 
 /** The programs of all hosts that share a step. */
 struct step {
@@ -36,8 +30,7 @@ static void build_hosts(struct step *s, struct mt_program_params p)
     struct mt_err err = {0};
     s->n = mt_program_hosts(&p);
     for (p.host = 0; p.host < s->n; p.host++)
-        if (mt_program_build(&s->of[p.host], &p, &err))
-            fail_msg("%s", err.msg);
+        MUST(mt_program_build, &s->of[p.host], &p);
     if (check(s, &err))
         fail_msg("%d hosts of %d lanes, %zu micro-batches: %s", s->n, mt_program_own_lanes(&p), p.n_micro, err.msg);
 }

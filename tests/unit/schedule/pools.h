@@ -2,14 +2,9 @@
 #pragma once
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include "schedule/program.h"
+#include "test.h"
 
 /** Fewest buffers of each pool with which a program can be built. */
 static inline void take_fewest_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])

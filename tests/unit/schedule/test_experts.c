@@ -176,7 +176,6 @@ static void simulate(const struct mt_program *p)
     struct mt_machine machine = make_machine(24, 64, 1);
     struct mt_sim_graph g = {.n = p->n_instrs};
     struct mt_sim_result r;
-    struct mt_err err = {0};
     double compute_seconds = 0;
     g.tasks = calloc(p->n_instrs, sizeof(*g.tasks));
     for (size_t i = 0; i < p->n_instrs; i++) {
@@ -188,17 +187,15 @@ static void simulate(const struct mt_program *p)
         if (mt_opcodes[in->op].ends_forward)
             g.turn = i;
     }
-    if (mt_sim_run(&r, &g, &(struct mt_sim_params){.machine = &machine}, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_sim_run, &r, &g, &(struct mt_sim_params){.machine = &machine});
     assert_true(r.busy[MT_Q_COMPUTE] > compute_seconds - 1e-6 && r.makespan >= r.busy[MT_Q_COMPUTE]);
     free(g.tasks);
 }
 
 static void build(struct experts *e, struct mt_program *p)
 {
-    struct mt_err err = {0};
-    if (mt_program_build(p, &e->p, &err) || mt_program_check(p, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_program_build, p, &e->p);
+    MUST(mt_program_check, p);
 }
 
 /* Placement v: two to five slots; values of a step kept, or leaving for the host or the disk; few buffers or many. */

@@ -96,9 +96,8 @@ static void take_buffers(struct mt_program_params *p, int more)
 
 static void build(const struct mt_program_params *p, struct mt_program *prog)
 {
-    struct mt_err err = {0};
-    if (mt_program_build(prog, p, &err) || mt_program_check(prog, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_program_build, prog, p);
+    MUST(mt_program_check, prog);
 }
 
 static void compare(const struct mt_program_params *p, bool tied, const struct sums *s)

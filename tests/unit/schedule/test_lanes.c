@@ -61,9 +61,7 @@ static void put_on_lanes(struct fixture *f, int lanes, uint32_t *seed)
 
 static void build(struct fixture *f, struct mt_program *prog)
 {
-    struct mt_err err = {0};
-    if (build_and_check(f, prog, &err))
-        fail_msg("%s", err.msg);
+    MUST(build_and_check, f, prog);
 }
 
 /* Sorted by object, in the order of the program. */

@@ -471,12 +471,10 @@ TEST(a_step_of_very_many_micro_batches_is_made_at_once)
 {
     struct fixture f;
     struct mt_program prog;
-    struct mt_err err = {0};
     make(&f, 3, 20000);
     f.p.n_buffers[0][MT_POOL_BOUNDARY] = 18000;
     clock_t start = clock();
-    if (mt_program_build(&prog, &f.p, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_program_build, &prog, &f.p);
     double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
     mt_program_finish(&prog);
     if (seconds > 2) /* tenths of a second; the machine may do other things, too */

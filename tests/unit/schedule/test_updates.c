@@ -28,9 +28,7 @@ static void put_in_ring(struct fixture *f, int per_block, int pending)
 
 static void build(struct fixture *f, struct mt_program *prog)
 {
-    struct mt_err err = {0};
-    if (build_and_check(f, prog, &err))
-        fail_msg("%s", err.msg);
+    MUST(build_and_check, f, prog);
 }
 
 /* Sizes, placement and what is on drives by the bits of v. */

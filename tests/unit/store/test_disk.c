@@ -86,8 +86,7 @@ static void round_trip(const struct mt_disk_params *p)
     mt_disk *d = NULL;
     struct mt_err err;
     char *a = aligned(BYTES), *b = aligned(BYTES);
-    if (mt_disk_open(&d, p, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_disk_open, &d, p);
     fill(a, BYTES, 7);
     memset(b, 0x55, BYTES);
     assert_int_equal(transfer(d, false, 4096, b, 3 * MT_DISK_ALIGN, &err), 0);
@@ -95,16 +94,14 @@ static void round_trip(const struct mt_disk_params *p)
         assert_int_equal(b[i], 0); /* new space holds zeros */
     for (size_t at = 0, n = MT_DISK_ALIGN; at < BYTES; at += n, n = n * 3 / 2 / 4096 * 4096 + 4096) {
         n = MT_MIN(n, BYTES - at);
-        if (transfer(d, true, at, a + at, n, &err))
-            fail_msg("%s", err.msg);
+        MUST(transfer, d, true, at, a + at, n);
     }
     struct mt_disk_request r = {.n_spans = 4,
                                 .span = {{0, b, 1 << 20},
                                          {0, b, 0},
                                          {3 << 20, b + (3 << 20), 2 << 20},
                                          {1 << 20, b + (1 << 20), 2 << 20}}};
-    if (mt_disk_run(d, &r, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_disk_run, d, &r);
     assert_memory_equal(a, b, BYTES);
     struct mt_disk_stats s;
     mt_disk_stats(d, &s);

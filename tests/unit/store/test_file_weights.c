@@ -66,14 +66,12 @@ static void set_up_with(struct fixture *x, struct mt_file_weights_params params)
         fsync(fd[i]);
         close(fd[i]);
     }
-    struct mt_err err = {0};
     params.n_units = UNITS;
     params.paths = paths;
     params.n_paths = FILES;
     params.parts = x->part;
     params.n_parts = UNITS * PARTS;
-    if (mt_file_weights_open(&x->f, &params, &err))
-        fail_msg("%s", err.msg);
+    MUST(mt_file_weights_open, &x->f, &params);
 }
 
 static void set_up(struct fixture *x, bool buffered, unsigned depth)

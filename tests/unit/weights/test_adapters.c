@@ -39,9 +39,7 @@ static int lay_out(struct mt_layout **l, struct mt_adapter_spec *s, const char *
 static struct mt_layout *must_lay_out(struct mt_adapter_spec *s, struct mt_cut cut)
 {
     struct mt_layout *l = NULL;
-    struct mt_err err = {0};
-    if (lay_out(&l, s, MODEL(""), cut, &err))
-        fail_msg("%s", err.msg);
+    MUST(lay_out, &l, s, MODEL(""), cut);
     return l;
 }
 

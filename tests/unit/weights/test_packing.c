@@ -74,10 +74,8 @@ TEST(files_are_read_as_their_reference_code_does)
         struct mt_tensor t = matrix(i);
         struct mt_packed_source src;
         struct mt_packed_reader r;
-        struct mt_err err = {0};
         float *got = mt_calloc(t.n, sizeof(*got));
-        if (mt_packed_find(&src, &st, NULL, &t, &err))
-            fail_msg("%s", err.msg);
+        MUST(mt_packed_find, &src, &st, NULL, &t);
         assert_int_equal(src.format, cases[i].format);
         assert_int_equal(src.scale == MT_SCALE_NESTED, !strcmp(cases[i].name, "nested"));
         assert_int_equal(mt_packed_reader_init(&r, &st, &src, &t, NULL, NULL), 0);

@@ -131,12 +131,10 @@ TEST(every_value_arrives_from_any_dtype_and_prefix)
     static const char *const prefixes[] = {NULL, "", "language_model.model.", "model.language_model."};
     for (size_t v = 0; v < 2 * MT_ARRAY_LEN(prefixes); v++) {
         struct rig r;
-        struct mt_err err = {0};
         struct wrong none = {0};
         open_rig(&r, v & 1);
         write_model(&r, prefixes[v / 2], &none);
-        if (mt_weights_load(r.layout, r.planes, r.dir, NULL, &err))
-            fail_msg("%s", err.msg);
+        MUST(mt_weights_load, r.layout, r.planes, r.dir, NULL);
         for (size_t i = 0; i < r.layout->n_tensors; i++)
             for (size_t k = 0; k < r.layout->tensors[i].n; k++)
                 assert_true(loaded(&r, &r.layout->tensors[i], k) == value(i, k));
