@@ -106,143 +106,128 @@ static void finish(struct run *r)
     mt_train_state_finish(&r->st);
 }
 
-TEST(a_branch_saves_its_own_bytes_and_sets_the_others_aside)
+/* What most tests have: a model, and a run that began with it. */
+static struct made_model model;
+static struct run first;
+
+static int set_up(void **)
 {
-    struct made_model m;
-    struct run a, b;
-    char name[64];
-    assert_int_equal(made_model_init(&m), 0);
-    begin(&a, &m);
-    for (uint64_t s = 2; s <= 6; s += 2)
-        assert_int_equal(save(&a, s, s, true, 9, NULL), 0);
-    go_on(&b, &m, 2);
-    assert_int_equal(save(&b, 4, 40, true, 9, NULL), 0);
-    expect_newest(&m, 4, 40);
-    assert_false(there(&m, "checkpoint-6"));
-    for (int s = 4; s <= 6; s += 2) {
-        snprintf(name, sizeof(name), "checkpoint-%d.abandoned-%s", s, b.st.lineage.run);
-        assert_true(there(&m, name));
-    }
-    assert_true(there(&m, "checkpoint-2"));
-    finish(&a);
-    finish(&b);
-    made_model_finish(&m);
+    int rc = made_model_init(&model);
+    if (!rc)
+        begin(&first, &model);
+    return rc;
 }
 
-TEST(own_bytes_are_not_written_twice)
+static int tear_down(void **)
 {
-    struct made_model m;
-    struct run a;
+    finish(&first);
+    made_model_finish(&model);
+    return 0;
+}
+
+TEST_WITH(a_branch_saves_its_own_bytes_and_sets_the_others_aside, set_up, tear_down)
+{
+    struct run b;
+    char name[64];
+    for (uint64_t s = 2; s <= 6; s += 2)
+        assert_int_equal(save(&first, s, s, true, 9, NULL), 0);
+    go_on(&b, &model, 2);
+    assert_int_equal(save(&b, 4, 40, true, 9, NULL), 0);
+    expect_newest(&model, 4, 40);
+    assert_false(there(&model, "checkpoint-6"));
+    for (int s = 4; s <= 6; s += 2) {
+        snprintf(name, sizeof(name), "checkpoint-%d.abandoned-%s", s, b.st.lineage.run);
+        assert_true(there(&model, name));
+    }
+    assert_true(there(&model, "checkpoint-2"));
+    finish(&b);
+}
+
+TEST_WITH(own_bytes_are_not_written_twice, set_up, tear_down)
+{
     struct stat was, is;
     char path[200];
-    assert_int_equal(made_model_init(&m), 0);
-    begin(&a, &m);
-    assert_int_equal(save(&a, 2, 1, true, 2, NULL), 0);
-    snprintf(path, sizeof(path), "%s/checkpoint-2/megatrain/state.json", m.dir);
+    assert_int_equal(save(&first, 2, 1, true, 2, NULL), 0);
+    snprintf(path, sizeof(path), "%s/checkpoint-2/megatrain/state.json", model.dir);
     assert_int_equal(stat(path, &was), 0);
-    assert_int_equal(save(&a, 2, 1, true, 2, NULL), 0);
-    assert_int_equal(save(&a, 2, 1, false, 2, NULL), 0);
+    assert_int_equal(save(&first, 2, 1, true, 2, NULL), 0);
+    assert_int_equal(save(&first, 2, 1, false, 2, NULL), 0);
     assert_int_equal(stat(path, &is), 0);
     assert_true(was.st_ino == is.st_ino);
-    finish(&a);
-    go_on(&a, &m, 2);
-    assert_int_equal(save(&a, 2, 1, true, 2, NULL), 0);
+    finish(&first);
+    go_on(&first, &model, 2);
+    assert_int_equal(save(&first, 2, 1, true, 2, NULL), 0);
     assert_int_equal(stat(path, &is), 0);
     assert_true(was.st_ino == is.st_ino);
     assert_int_equal(remove(path), 0); /* now they are not there any more */
-    assert_int_equal(save(&a, 2, 1, true, 2, NULL), 0);
-    expect_newest(&m, 2, 1);
-    snprintf(path, sizeof(path), "%s/checkpoint-2/megatrain/state-00001.safetensors", m.dir);
+    assert_int_equal(save(&first, 2, 1, true, 2, NULL), 0);
+    expect_newest(&model, 2, 1);
+    snprintf(path, sizeof(path), "%s/checkpoint-2/megatrain/state-00001.safetensors", model.dir);
     assert_int_equal(truncate(path, 100), 0); /* nor is all of this one */
-    assert_int_equal(save(&a, 2, 1, true, 2, NULL), 0);
-    expect_newest(&m, 2, 1);
-    finish(&a);
-    made_model_finish(&m);
+    assert_int_equal(save(&first, 2, 1, true, 2, NULL), 0);
+    expect_newest(&model, 2, 1);
 }
 
-TEST(keep_counts_its_own_lineage)
+TEST_WITH(keep_counts_its_own_lineage, set_up, tear_down)
 {
-    struct made_model m;
-    struct run a;
     char cmd[400];
-    assert_int_equal(made_model_init(&m), 0);
-    begin(&a, &m);
-    assert_int_equal(save(&a, 3, 3, true, 1, NULL), 0);
-    snprintf(cmd, sizeof(cmd), "cp -r %s/checkpoint-3 %s/checkpoint-20251101", m.dir, m.dir);
+    assert_int_equal(save(&first, 3, 3, true, 1, NULL), 0);
+    snprintf(cmd, sizeof(cmd), "cp -r %s/checkpoint-3 %s/checkpoint-20251101", model.dir, model.dir);
     assert_int_equal(system(cmd), 0);
-    assert_int_equal(save(&a, 4, 4, true, 1, NULL), 0);
-    assert_true(there(&m, "checkpoint-20251101"));
-    assert_false(there(&m, "checkpoint-3"));
-    expect_newest(&m, 4, 4);
-    finish(&a);
-    go_on(&a, &m, 4); /* to which the copy is of no step that it came from */
-    assert_int_equal(save(&a, 5, 5, true, 1, NULL), 0);
-    assert_true(there(&m, "checkpoint-20251101"));
-    finish(&a);
-    made_model_finish(&m);
+    assert_int_equal(save(&first, 4, 4, true, 1, NULL), 0);
+    assert_true(there(&model, "checkpoint-20251101"));
+    assert_false(there(&model, "checkpoint-3"));
+    expect_newest(&model, 4, 4);
+    finish(&first);
+    go_on(&first, &model, 4); /* to which the copy is of no step that it came from */
+    assert_int_equal(save(&first, 5, 5, true, 1, NULL), 0);
+    assert_true(there(&model, "checkpoint-20251101"));
 }
 
-TEST(weights_alone_do_not_push_out_what_can_be_resumed)
+TEST_WITH(weights_alone_do_not_push_out_what_can_be_resumed, set_up, tear_down)
 {
-    struct made_model m;
-    struct run a;
     char path[200];
-    assert_int_equal(made_model_init(&m), 0);
-    begin(&a, &m);
-    assert_int_equal(save(&a, 3, 3, true, 1, NULL), 0);
-    assert_int_equal(save(&a, 5, 5, false, 1, NULL), 0);
-    snprintf(path, sizeof(path), "%s/checkpoint-5", m.dir);
+    assert_int_equal(save(&first, 3, 3, true, 1, NULL), 0);
+    assert_int_equal(save(&first, 5, 5, false, 1, NULL), 0);
+    snprintf(path, sizeof(path), "%s/checkpoint-5", model.dir);
     assert_int_equal(mt_checkpoint_verify(path, NULL), 0); /* it is sealed, too */
-    expect_newest(&m, 3, 3);
-    assert_int_equal(save(&a, 5, 5, true, 1, NULL), 0); /* room came back */
-    expect_newest(&m, 5, 5);
-    assert_false(there(&m, "checkpoint-3"));
-    snprintf(path, sizeof(path), "checkpoint-5.abandoned-%s", a.st.lineage.run);
-    assert_false(there(&m, path)); /* what is better has taken the place of the weights */
-    finish(&a);
-    made_model_finish(&m);
+    expect_newest(&model, 3, 3);
+    assert_int_equal(save(&first, 5, 5, true, 1, NULL), 0); /* room came back */
+    expect_newest(&model, 5, 5);
+    assert_false(there(&model, "checkpoint-3"));
+    snprintf(path, sizeof(path), "checkpoint-5.abandoned-%s", first.st.lineage.run);
+    assert_false(there(&model, path)); /* what is better has taken the place of the weights */
 }
 
-TEST(marked_ones_are_kept_beside_the_newest)
+TEST_WITH(marked_ones_are_kept_beside_the_newest, set_up, tear_down)
 {
-    struct made_model m;
-    struct run a;
-    assert_int_equal(made_model_init(&m), 0);
-    begin(&a, &m);
     for (uint64_t s = 1; s <= 5; s++)
-        assert_int_equal(save(&a, s, s, true, 0, NULL), 0);
-    struct mt_prune_policy p = {.keep = 1, .keep_every = 3, .keep_best = true, .best_step = 2, .lineage = &a.st.lineage};
-    assert_int_equal(mt_checkpoint_prune(&quick, m.dir, &p, NULL), 0);
-    assert_true(there(&m, "checkpoint-5") && there(&m, "checkpoint-3") && there(&m, "checkpoint-2"));
-    assert_false(there(&m, "checkpoint-4") || there(&m, "checkpoint-1"));
-    finish(&a);
-    made_model_finish(&m);
+        assert_int_equal(save(&first, s, s, true, 0, NULL), 0);
+    struct mt_prune_policy p = {.keep = 1, .keep_every = 3, .keep_best = true, .best_step = 2, .lineage = &first.st.lineage};
+    assert_int_equal(mt_checkpoint_prune(&quick, model.dir, &p, NULL), 0);
+    assert_true(there(&model, "checkpoint-5") && there(&model, "checkpoint-3") && there(&model, "checkpoint-2"));
+    assert_false(there(&model, "checkpoint-4") || there(&model, "checkpoint-1"));
 }
 
-TEST(only_what_is_whole_and_its_own_is_counted)
+TEST_WITH(only_what_is_whole_and_its_own_is_counted, set_up, tear_down)
 {
-    struct made_model m;
-    struct run a, b;
+    struct run b;
     char path[200], cmd[400];
-    assert_int_equal(made_model_init(&m), 0);
-    begin(&a, &m);
     for (uint64_t s = 1; s <= 3; s++)
-        assert_int_equal(save(&a, s, s, true, 0, NULL), 0);
-    snprintf(path, sizeof(path), "%s/checkpoint-3/megatrain/state-00001.safetensors", m.dir);
+        assert_int_equal(save(&first, s, s, true, 0, NULL), 0);
+    snprintf(path, sizeof(path), "%s/checkpoint-3/megatrain/state-00001.safetensors", model.dir);
     assert_int_equal(truncate(path, 100), 0);
-    struct mt_prune_policy p = {.keep = 2, .lineage = &a.st.lineage};
-    assert_int_equal(mt_checkpoint_prune(&quick, m.dir, &p, NULL), 0);
-    assert_true(there(&m, "checkpoint-3") && there(&m, "checkpoint-2") && there(&m, "checkpoint-1"));
-    begin(&b, &m);
+    struct mt_prune_policy p = {.keep = 2, .lineage = &first.st.lineage};
+    assert_int_equal(mt_checkpoint_prune(&quick, model.dir, &p, NULL), 0);
+    assert_true(there(&model, "checkpoint-3") && there(&model, "checkpoint-2") && there(&model, "checkpoint-1"));
+    begin(&b, &model);
     assert_int_equal(save(&b, 4, 40, true, 0, NULL), 0); /* sets those of the first run aside */
-    snprintf(cmd, sizeof(cmd), "mv %s/checkpoint-2.abandoned-%s %s/checkpoint-2", m.dir, b.st.lineage.run, m.dir);
+    snprintf(cmd, sizeof(cmd), "mv %s/checkpoint-2.abandoned-%s %s/checkpoint-2", model.dir, b.st.lineage.run, model.dir);
     assert_int_equal(system(cmd), 0); /* which somebody undoes */
     p = (struct mt_prune_policy){.keep = 1, .lineage = &b.st.lineage};
-    assert_int_equal(mt_checkpoint_prune(&quick, m.dir, &p, NULL), 0);
-    assert_true(there(&m, "checkpoint-4") && there(&m, "checkpoint-2"));
-    finish(&a);
+    assert_int_equal(mt_checkpoint_prune(&quick, model.dir, &p, NULL), 0);
+    assert_true(there(&model, "checkpoint-4") && there(&model, "checkpoint-2"));
     finish(&b);
-    made_model_finish(&m);
 }
 
 TEST(what_a_run_came_from_is_its_own_however_far_back)
@@ -272,27 +257,22 @@ static void replace_by_copy(const struct made_model *m, const char *name, const 
 }
 
 /* Another run's checkpoint comes to lie where this process has saved, twice. */
-TEST(what_took_the_place_of_own_bytes_is_set_aside)
+TEST_WITH(what_took_the_place_of_own_bytes_is_set_aside, set_up, tear_down)
 {
-    struct made_model m;
-    struct run a, b;
+    struct run b;
     char name[2][80];
-    assert_int_equal(made_model_init(&m), 0);
-    begin(&a, &m);
-    assert_int_equal(save(&a, 4, 4, true, 0, NULL), 0);
-    replace_by_copy(&m, "others", "checkpoint-4");
-    begin(&b, &m);
+    assert_int_equal(save(&first, 4, 4, true, 0, NULL), 0);
+    replace_by_copy(&model, "others", "checkpoint-4");
+    begin(&b, &model);
     for (int i = 0; i < 3; i++) {
         assert_int_equal(save(&b, 4, 40, true, 0, NULL), 0);
-        expect_newest(&m, 4, 40);
+        expect_newest(&model, 4, 40);
         if (i < 2)
-            replace_by_copy(&m, "checkpoint-4", "others");
+            replace_by_copy(&model, "checkpoint-4", "others");
         snprintf(name[i % 2], sizeof(name[0]), "checkpoint-4.abandoned-%s%s", b.st.lineage.run, i == 1 ? "-2" : "");
-        assert_true(there(&m, name[i % 2]));
+        assert_true(there(&model, name[i % 2]));
     }
-    finish(&a);
     finish(&b);
-    made_model_finish(&m);
 }
 
 static int n_renames;
@@ -301,50 +281,39 @@ static int second_rename_fails(void *ctx, const char *from, const char *to)
     return ++n_renames == 2 ? -EIO : mt_vfs_posix.rename(ctx, from, to);
 }
 
-TEST(a_rename_that_fails_gives_the_name_back)
+TEST_WITH(a_rename_that_fails_gives_the_name_back, set_up, tear_down)
 {
-    struct made_model m;
     struct mt_vfs vfs = quick;
-    struct run a, b;
+    struct run b;
     char name[80];
     vfs.rename = second_rename_fails;
-    assert_int_equal(made_model_init(&m), 0);
-    begin(&a, &m);
-    assert_int_equal(save(&a, 4, 4, true, 0, NULL), 0);
-    begin(&b, &m);
+    assert_int_equal(save(&first, 4, 4, true, 0, NULL), 0);
+    begin(&b, &model);
     n_renames = 0;
     assert_int_equal(save(&b, 4, 40, true, 0, &vfs), -EIO); /* the older one is set aside, the new one not put there */
-    expect_newest(&m, 4, 4);
+    expect_newest(&model, 4, 4);
     snprintf(name, sizeof(name), "checkpoint-4.abandoned-%s", b.st.lineage.run);
-    assert_false(there(&m, name) || there(&m, "checkpoint-4.tmp"));
-    finish(&a);
+    assert_false(there(&model, name) || there(&model, "checkpoint-4.tmp"));
     finish(&b);
-    made_model_finish(&m);
 }
 
 /* A save that was cut off before its rename: adopted if all of it is there, else left for the next prune. */
-TEST(only_what_is_whole_is_adopted)
+TEST_WITH(only_what_is_whole_is_adopted, set_up, tear_down)
 {
-    struct made_model m;
-    struct run a;
     char path[200], tmp[210], file[300];
-    assert_int_equal(made_model_init(&m), 0);
-    begin(&a, &m);
     for (uint64_t s = 2; s <= 4; s += 2)
-        assert_int_equal(save(&a, s, s, true, 0, NULL), 0);
-    snprintf(path, sizeof(path), "%s/checkpoint-4", m.dir);
+        assert_int_equal(save(&first, s, s, true, 0, NULL), 0);
+    snprintf(path, sizeof(path), "%s/checkpoint-4", model.dir);
     snprintf(tmp, sizeof(tmp), "%s.tmp", path);
     assert_int_equal(rename(path, tmp), 0);
-    mt_history_adopt(&quick, m.dir);
-    expect_newest(&m, 4, 4);
+    mt_history_adopt(&quick, model.dir);
+    expect_newest(&model, 4, 4);
     assert_int_equal(rename(path, tmp), 0);
     snprintf(file, sizeof(file), "%s/megatrain/state-00001.safetensors", tmp);
     assert_int_equal(truncate(file, 100), 0);
-    mt_history_adopt(&quick, m.dir);
-    assert_true(there(&m, "checkpoint-4.tmp") && !there(&m, "checkpoint-4"));
-    expect_newest(&m, 2, 2);
-    finish(&a);
-    made_model_finish(&m);
+    mt_history_adopt(&quick, model.dir);
+    assert_true(there(&model, "checkpoint-4.tmp") && !there(&model, "checkpoint-4"));
+    expect_newest(&model, 2, 2);
 }
 
 /* A link to itself in the place of a file stands for a file system that does not answer. */
@@ -538,40 +507,35 @@ TEST(none_that_is_good_is_not_none_at_all)
     made_model_finish(&m);
 }
 
-TEST(starting_anew_removes_what_this_run_set_aside_alone)
+TEST_WITH(starting_anew_removes_what_this_run_set_aside_alone, set_up, tear_down)
 {
-    struct made_model m;
-    struct run a, b, c;
+    struct run b, c;
     char aside[2][128], path[300], tmp[310];
-    assert_int_equal(made_model_init(&m), 0);
-    begin(&a, &m);
-    assert_int_equal(save(&a, 3, 3, true, 1, NULL), 0);
-    begin(&b, &m); /* as with --force --resume: nothing is removed */
-    assert_int_equal(mt_history_set_all_aside(&b.h, &quick, m.dir, NULL), 0);
+    assert_int_equal(save(&first, 3, 3, true, 1, NULL), 0);
+    begin(&b, &model); /* as with --force --resume: nothing is removed */
+    assert_int_equal(mt_history_set_all_aside(&b.h, &quick, model.dir, NULL), 0);
     assert_int_equal(save(&b, 3, 5, true, 1, NULL), 0);
-    begin(&c, &m); /* --force */
+    begin(&c, &model); /* --force */
     c.h.removes = true;
-    assert_int_equal(mt_history_set_all_aside(&c.h, &quick, m.dir, NULL), 0);
+    assert_int_equal(mt_history_set_all_aside(&c.h, &quick, model.dir, NULL), 0);
     snprintf(aside[0], sizeof(aside[0]), "checkpoint-3.abandoned-%s", b.st.lineage.run);
     snprintf(aside[1], sizeof(aside[1]), "checkpoint-3.abandoned-%s", c.st.lineage.run);
-    assert_true(there(&m, aside[0]) && there(&m, aside[1]));
+    assert_true(there(&model, aside[0]) && there(&model, aside[1]));
     assert_int_equal(save(&c, 1, 7, true, 1, NULL), 0);
-    assert_true(there(&m, aside[0]) && !there(&m, aside[1]));
-    expect_newest(&m, 1, 7);
+    assert_true(there(&model, aside[0]) && !there(&model, aside[1]));
+    expect_newest(&model, 1, 7);
     /* a save that was killed before its rename is not found again by a later --resume */
     finish(&b);
-    begin(&b, &m);
+    begin(&b, &model);
     b.h.removes = true;
-    snprintf(path, sizeof(path), "%s/checkpoint-1", m.dir);
+    snprintf(path, sizeof(path), "%s/checkpoint-1", model.dir);
     snprintf(tmp, sizeof(tmp), "%s.tmp", path);
     assert_int_equal(rename(path, tmp), 0);
-    assert_int_equal(mt_history_set_all_aside(&b.h, &quick, m.dir, NULL), 0);
-    mt_history_adopt(&quick, m.dir);
-    assert_true(!there(&m, "checkpoint-1") && !there(&m, "checkpoint-1.tmp"));
-    finish(&a);
+    assert_int_equal(mt_history_set_all_aside(&b.h, &quick, model.dir, NULL), 0);
+    mt_history_adopt(&quick, model.dir);
+    assert_true(!there(&model, "checkpoint-1") && !there(&model, "checkpoint-1.tmp"));
     finish(&b);
     finish(&c);
-    made_model_finish(&m);
 }
 
 int main(void)
