@@ -226,11 +226,9 @@ static int store_gradient(const struct mt_binding *b, int unit, char *dst, const
     const struct mt_unit *u = &b->layout->units[unit];
     size_t size = mt_dtype_size(b->grad_dtype);
     int rc = 0;
-    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
-        const struct mt_range *r = &b->layout->ranges[i];
+    for (const struct mt_range *r = &b->layout->ranges[u->first_range], *end = r + u->n_ranges; r < end && !rc; r++)
         if (r->kind == MT_RANGE_TRAINED)
             rc = copy_flat(b, MT_STREAM_D2H, dst + r->at * size, src + r->grad * size, r->n * size, err);
-    }
     return rc;
 }
 

@@ -71,11 +71,9 @@ static size_t link_bytes(const struct mt_engine_params *p, const struct mt_unit 
     const struct mt_layout *l = p->layout;
     enum mt_dtype dtype = p->numerics.dtype;
     size_t elems = 0;
-    for (size_t i = u->first_range; i < u->first_range + u->n_ranges; i++) {
-        const struct mt_range *r = &l->ranges[i];
+    for (const struct mt_range *r = &l->ranges[u->first_range], *end = r + u->n_ranges; r < end; r++)
         if (r->kind != MT_RANGE_PACKED && !(r->kind == MT_RANGE_TRAINED && adapters_stay(p, u)))
             elems += mt_plane_is_loaded(mt_range_planes(r->kind).lo, dtype) ? 2 * r->n : r->n;
-    }
     const struct mt_tensor *f32 = mt_unit_f32_tensor(l, (size_t)(u - l->units), dtype);
     elems += !f32 ? 0 : mt_device_planes(l, f32->kind).lo != MT_NO_PLANE ? 2 * f32->n : f32->n;
     return elems * mt_dtype_size(MT_BF16) + u->n_in_planes[MT_RANGE_PACKED];

@@ -219,8 +219,7 @@ int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *layer, stru
     bool dropped = drops(m, ad);
     if (!dropped)
         rc = inner(m, a, all_rows(ad), a->x, err);
-    for (size_t i = 0; i < ad->n_targets && !rc; i++) {
-        const struct mt_adapter_target *t = &ad->target[i];
+    for (const struct mt_adapter_target *t = ad->target; t < ad->target + ad->n_targets && !rc; t++) {
         if (dropped)
             rc = drop(m, a, t, a->x, NULL, err);
         if (!rc && dropped)

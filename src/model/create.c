@@ -97,8 +97,7 @@ static void lay_out_product(struct mt_product_scratch *s, const struct mt_model_
 {
     const struct mt_layout *l = p->layout;
     size_t a = 0, b = 0;
-    for (size_t i = 0; i < l->n_tensors && p->fp8; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
+    for (const struct mt_tensor *t = l->tensors; t < l->tensors + l->n_tensors && p->fp8; t++) {
         size_t in = (size_t)t->shape[1], n = t->expert >= 0 ? mt_expert_tile_rows(p, dev) : p->max_tokens;
         bool counts = l->units[t->unit].kind == MT_UNIT_LAYER && (t->expert >= 0 || !experts);
         if (counts && t->n_dims == 2 && !t->adapter && t->param && in &&

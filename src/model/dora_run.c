@@ -20,8 +20,7 @@ struct dora_scratch {
 static size_t lay_out(struct dora_scratch *s, const struct mt_model_params *p, void *base)
 {
     size_t out = 0, wide = 0, rank = 0, at = 0, size = p->max_tokens * mt_dtype_size(p->dtype);
-    for (size_t i = 0; i < p->layout->n_adapters; i++) {
-        const struct mt_adapter *ad = &p->layout->adapters[i];
+    for (const struct mt_adapter *ad = p->layout->adapters; ad < p->layout->adapters + p->layout->n_adapters; ad++) {
         for (size_t k = 0; ad->dora && k < ad->n_targets; k++) {
             const struct mt_adapter_target *t = &ad->target[k];
             rank = MT_MAX(rank, t->rank);
@@ -183,8 +182,7 @@ int mt_dora_magnitude_grad(mt_model *m, const struct mt_dora_run *a, const void 
     const struct mt_adapter *ad = mt_running_adapter(m, a->p.adapter);
     struct dora_scratch s = scratch_of(m);
     int rc = product(m, a, s.z, err);
-    for (size_t i = 0; i < ad->n_targets && !rc; i++) {
-        const struct mt_adapter_target *t = &ad->target[i];
+    for (const struct mt_adapter_target *t = ad->target; t < ad->target + ad->n_targets && !rc; t++) {
         rc = mt_op_bias_bwd(m->dev,
                             &(struct mt_bias_bwd){
                                 .n = a->n,

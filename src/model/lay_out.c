@@ -392,8 +392,7 @@ static void list_segments(struct mt_layout *l)
 /* A tensor of the files is trained or frozen as a whole: overlays and checkpoints have it so. */
 static int check_whole(const struct mt_layout *l, struct mt_err *err)
 {
-    for (size_t i = 0; i < l->n_stored; i++) {
-        const struct mt_stored *s = &l->stored[i];
+    for (const struct mt_stored *s = l->stored; s < l->stored + l->n_stored; s++) {
         const struct mt_tensor *first = &l->tensors[l->pieces[s->first_piece]];
         for (size_t k = 1; k < s->n_pieces; k++) {
             const struct mt_tensor *t = &l->tensors[l->pieces[s->first_piece + k]];

@@ -19,8 +19,7 @@ int mt_layer_scalars_load(mt_model *m, mt_plane_set *planes, struct mt_err *err)
 {
     const struct mt_layout *l = m->layout;
     int rc = 0;
-    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
+    for (const struct mt_tensor *t = l->tensors; t < l->tensors + l->n_tensors && !rc; t++) {
         int layer = l->units[t->unit].layer;
         const char *name = layer < 0 ? NULL : mt_layer_of(&l->cfg, layer)->scalar_name;
         if (name && !t->adapter && !strcmp(t->usual, name))

@@ -85,8 +85,7 @@ static void add_operation(struct mt_layer_line *o, const struct mt_recipe *r, co
 static void add_tensors(struct mt_layer_line *o, const struct mt_layout *l, const struct mt_part *p,
                         const struct mt_param *param)
 {
-    for (size_t i = 0; i < l->n_tensors && param->n; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
+    for (const struct mt_tensor *t = l->tensors; t < l->tensors + l->n_tensors && param->n; t++) {
         const char *layers = strstr(t->name, "layers."), *dot = layers ? strchr(layers + 7, '.') : NULL;
         if (t->param != param)
             continue;

@@ -156,8 +156,7 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
     ad->a.at = end_of(b);
     for (size_t i = 0; i < ad->n_targets; i++)
         add_factor(b, ad, &ad->a, &ad->target[i], MT_LORA_A, (int64_t)ad->target[i].rank, (int64_t)ad->in);
-    for (size_t i = 0; i < ad->n_targets; i++) {
-        struct mt_adapter_target *t = &ad->target[i];
+    for (struct mt_adapter_target *t = ad->target; t < ad->target + ad->n_targets; t++) {
         t->b.at = end_of(b);
         add_factor(b, ad, &t->b, t, MT_LORA_B, (int64_t)t->out, (int64_t)t->rank);
     }
@@ -267,8 +266,7 @@ static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
 /* What PEFT cannot have whole: it knows modules, and in transformers 5 the routed experts of a layer are one. */
 static int check_whole(const struct mt_layout_builder *b, struct mt_err *err)
 {
-    for (size_t i = 0; i < b->l->n_tensors; i++) {
-        const struct mt_tensor *t = &b->l->tensors[i];
+    for (const struct mt_tensor *t = b->l->tensors; t < b->l->tensors + b->l->n_tensors; t++) {
         const char *last = strrchr(t->name, '.');
         if (t->adapter || !t->trainable)
             continue;
@@ -373,8 +371,7 @@ void mt_layout_number_tensors(const struct mt_layout_builder *b)
 int mt_layout_share(struct mt_layout *alone, const struct mt_layout *shared, int learner, struct mt_err *err)
 {
     size_t from = 0;
-    for (size_t i = 0; i < alone->n_tensors; i++) {
-        struct mt_tensor *t = &alone->tensors[i];
+    for (struct mt_tensor *t = alone->tensors; t < alone->tensors + alone->n_tensors; t++) {
         const struct mt_tensor *s;
         do {
             s = from < shared->n_tensors ? &shared->tensors[from++] : NULL;

@@ -213,8 +213,7 @@ static bool has_rows(const mt_model *m, int layer, int expert)
 bool mt_model_unit_is_idle(const mt_model *m, size_t unit)
 {
     const struct mt_unit *u = &m->layout->units[unit];
-    for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
-        const struct mt_part *p = &m->layout->parts[i];
+    for (const struct mt_part *p = &m->layout->parts[u->first_part], *end = p + u->n_parts; p < end; p++) {
         if (!p->kind->per_group)
             return false;
         for (int e = p->first_expert; e < p->first_expert + p->n_experts; e++)
@@ -235,8 +234,7 @@ static bool has_bad_rows(const mt_model *m, int layer)
 const char *mt_model_bad_router(const mt_model *m, int layer)
 {
     const struct mt_layout *l = m->layout;
-    for (size_t i = 0; i < l->n_parts; i++) {
-        const struct mt_part *p = &l->parts[i];
+    for (const struct mt_part *p = l->parts; p < l->parts + l->n_parts; p++) {
         if (!p->kind->routes || p->layer != layer || !has_bad_rows(m, layer))
             continue;
         for (size_t t = 0; t < l->n_tensors; t++)

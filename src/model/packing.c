@@ -475,8 +475,7 @@ int mt_unit_decode(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, 
     int rc = 0;
     if (!mt_unit_is_decoded(l, unit, dtype))
         return 0;
-    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors && !rc; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
+    for (const struct mt_tensor *t = &l->tensors[u->first_tensor], *end = t + u->n_tensors; t < end && !rc; t++) {
         for (size_t at = 0; t->kind == MT_RANGE_PACKED && at < t->n && !rc;) {
             size_t n = piece_at(t, at, mt_dtype_size(dtype), landing);
             struct mt_decode a = decode_of(t, dtype, slot + landing, slot + t->first * mt_dtype_size(dtype), at, n);
@@ -512,8 +511,7 @@ int mt_unit_decode_to(const struct mt_layout *l, size_t unit, const char *slot, 
     const char *plane = slot + mt_unit_landing(l, unit, MT_BF16);
     size_t size = mt_dtype_size(MT_BF16);
     int rc = 0;
-    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
-        const struct mt_range *r = &l->ranges[i];
+    for (const struct mt_range *r = &l->ranges[u->first_range], *end = r + u->n_ranges; r < end && !rc; r++) {
         size_t bytes = r->n * size;
         const char *at = slot + mt_unit_range_at(l, unit, r, MT_BF16) * size;
         struct mt_copy c = {out + r->first * size, bytes, at, bytes, bytes, 1};
@@ -545,8 +543,7 @@ int mt_expert_decode(const struct mt_layout *l, size_t unit, int expert, const c
     const char *plane = slot + mt_unit_landing(l, unit, MT_BF16);
     size_t base = SIZE_MAX, size = mt_dtype_size(MT_BF16);
     int rc = 0;
-    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors && !rc; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
+    for (const struct mt_tensor *t = &l->tensors[u->first_tensor], *end = t + u->n_tensors; t < end && !rc; t++) {
         if (t->expert != expert)
             continue;
         base = base == SIZE_MAX ? t->first : base;

@@ -307,8 +307,7 @@ static void place_apart(const struct mt_layout *l, struct mt_unit *u, struct mt_
 static void place_gradients(struct mt_layout *l, struct mt_unit *u)
 {
     size_t cursor = 0;
-    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
-        struct mt_tensor *t = &l->tensors[i];
+    for (struct mt_tensor *t = &l->tensors[u->first_tensor], *end = t + u->n_tensors; t < end; t++) {
         struct mt_param *p = t->param;
         if (!p->trainable)
             continue;

@@ -24,8 +24,7 @@ const float *mt_model_select_bias(const mt_model *m, int layer)
 static int read_all(const struct mt_layout *l, mt_plane_set *planes, float *rows, struct mt_err *err)
 {
     int rc = 0;
-    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
+    for (const struct mt_tensor *t = l->tensors; t < l->tensors + l->n_tensors && !rc; t++) {
         const struct mt_unit *u = &l->units[t->unit];
         for (size_t k = u->first_part; k < u->first_part + u->n_parts && !rc; k++)
             if (l->parts[k].kind->routes && t->param == &l->parts[k].param[MT_ROUTER_SELECT_BIAS])

@@ -255,8 +255,7 @@ static int store_tensors(struct placing *p, bool adapters, struct mt_err *err)
 {
     struct mt_layout *l = p->l;
     int last = -2;
-    for (size_t i = 0; i < l->n_tensors; i++) {
-        struct mt_tensor *t = &l->tensors[i];
+    for (struct mt_tensor *t = l->tensors; t < l->tensors + l->n_tensors; t++) {
         if (!t->adapter == adapters)
             continue;
         if (l->units[t->unit].layer != last)

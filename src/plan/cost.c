@@ -215,8 +215,7 @@ int mt_cost_of(mt_cost_table *t, const struct mt_program *prog, const struct mt_
 {
     bool last = t->n_batches > 1 && (size_t)in->mb + 1 == t->n_micro;
     struct entry key = {in->op, roles_of(in), last, t->unit_class[in->unit], {0}};
-    for (size_t i = 0; i < t->n_entries; i++) {
-        const struct entry *e = &t->entries[i];
+    for (const struct entry *e = t->entries; e < t->entries + t->n_entries; e++) {
         if (e->op == key.op && e->roles == key.roles && e->last == key.last &&
             e->unit_class == key.unit_class) {
             *out = e->cost;

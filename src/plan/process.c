@@ -29,8 +29,7 @@ static uint64_t packing_bytes(const struct mt_tensor *t)
 uint64_t mt_plan_loading_bytes(const struct mt_layout *layout)
 {
     uint64_t largest = 0, packing = 0;
-    for (size_t i = 0; i < layout->n_tensors; i++) {
-        const struct mt_tensor *t = &layout->tensors[i];
+    for (const struct mt_tensor *t = layout->tensors; t < layout->tensors + layout->n_tensors; t++) {
         largest = MT_MAX(largest, (uint64_t)t->n * 4);
         packing = MT_MAX(packing, t->packed ? packing_bytes(t) : 0);
     }

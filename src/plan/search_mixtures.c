@@ -340,8 +340,7 @@ static int mix_groups(struct mixture mix[MAX_MIXED], size_t *n, struct mt_search
     const struct mt_placement *p = &s->r->placement;
     int rc = 0;
     size_t most = s->r->layout->n_units < MANY_UNITS ? MAX_MIXED : MAX_LARGE;
-    for (size_t i = 0; i < all->n && *n < most && !rc; i++) {
-        const struct mt_search_group *g = &all->g[i];
+    for (const struct mt_search_group *g = all->g; g < all->g + all->n && *n < most && !rc; g++) {
         bool skip = g->r.placement.activations != MT_ACT_RECOMPUTE ||
                     g->r.placement.keep_layers != MT_MAX(p->keep_layers, (int64_t)0);
         if (skip || (s->found && least_without_recompute(all, g) * MT_SEARCH_NEAR_ENOUGH >= s->best.sim.makespan))

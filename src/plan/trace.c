@@ -82,8 +82,7 @@ static void add_measured(struct mt_str *s, const struct mt_trace_span *spans, si
         n_queues = MT_MAX(n_queues, mt_n_queues(mt_queue_lane(spans[i].queue) + 1));
     }
     add_names(s, MEASURED, n_queues, "measured");
-    for (size_t i = 0; i < n; i++) {
-        const struct mt_trace_span *t = &spans[i];
+    for (const struct mt_trace_span *t = spans; t < spans + n; t++) {
         if (!t->begin_ns)
             continue;
         struct span p = {MEASURED, find_row(&rows, s, t), t->op, t->mb, t->piece, t->unit,
@@ -102,8 +101,7 @@ static void add_predicted(struct mt_str *s, const struct mt_sim_graph *g, const 
         comes_in |= g->tasks[i].queue == mt_sim_net_in(n_lanes);
     if (comes_in)
         add_name(s, "thread_name", PREDICTED, mt_sim_net_in(n_lanes), "network, in");
-    for (size_t i = 0; i < g->n; i++) {
-        const struct mt_sim_task *t = &g->tasks[i];
+    for (const struct mt_sim_task *t = g->tasks; t < g->tasks + g->n; t++) {
         struct span p = {PREDICTED, t->queue, t->op, t->mb, t->piece, t->unit, t->start * 1e6,
                          (t->end - t->start) * 1e6,
                          mt_sim_queue_kind(t->queue, n_lanes) == MT_Q_COMPUTE ? 0 : t->bytes};

@@ -131,8 +131,7 @@ static bool is_added_on(const struct mt_program_params *p, const struct mt_value
 static bool all_stay(const struct mt_program_params *p, int lane, int pool)
 {
     bool all = false;
-    for (size_t v = 0; v < p->n_values; v++) {
-        const struct mt_value *x = &p->values[v];
+    for (const struct mt_value *x = p->values; x < p->values + p->n_values; x++) {
         if (!x->bytes || (int)mt_program_pool_of(p, x) != pool || !is_on(p, (size_t)x->unit, lane))
             continue;
         if (x->life != MT_LIFE_RUN)

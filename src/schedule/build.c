@@ -447,8 +447,7 @@ static int check_lanes(const struct mt_program_params *p, struct mt_err *err)
 static int survey_call(struct writer *w, size_t unit, const struct mt_call *c, struct mt_err *err)
 {
     const struct mt_program_params *p = w->p;
-    for (int k = 0; k < c->n_uses; k++) {
-        const struct mt_use *u = &c->use[k];
+    for (const struct mt_use *u = c->use; u < c->use + c->n_uses; u++) {
         const struct mt_value *v = &p->values[u->value];
         if (c->scope == MT_SCOPE_GROUP && v->life == MT_LIFE_MICROBATCH)
             return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "unit %zu runs once a group and uses a micro-batch's \"%s\"",

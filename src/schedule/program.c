@@ -92,8 +92,7 @@ enum mt_disk_use mt_instr_disk_use(const struct mt_program *p, const struct mt_i
 struct mt_disk_traffic mt_program_disk_traffic(const struct mt_program *p)
 {
     struct mt_disk_traffic t = {{0}, {0}};
-    for (size_t i = 0; i < p->n_instrs; i++) {
-        const struct mt_instr *in = &p->instrs[i];
+    for (const struct mt_instr *in = p->instrs; in < p->instrs + p->n_instrs; in++) {
         if (in->op == MT_OP_READ && !in->once)
             t.read[mt_instr_disk_use(p, in)] += in->bytes;
         if (in->op == MT_OP_WRITE)

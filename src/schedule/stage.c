@@ -71,8 +71,7 @@ static void add_unit_objects(struct mt_stager *s, size_t unit, bool updated)
 /* A host copy for each object that is stored to spill space on the disk. */
 static void add_spilled(struct mt_stager *s)
 {
-    for (size_t i = 0; i < s->old->n_instrs; i++) {
-        const struct mt_instr *in = &s->old->instrs[i];
+    for (const struct mt_instr *in = s->old->instrs; in < s->old->instrs + s->old->n_instrs; in++) {
         int o = in->operand[0].object;
         if (in->op != MT_OP_STORE || mt_instr_returns(s->out, in) || s->out->objects[o].spill >= 0 ||
             s->spilled[o] != MT_STAGE_NONE)
@@ -203,8 +202,7 @@ static bool add_objects(struct mt_stager *s)
 
 static int check_pools(const struct mt_stager *s, struct mt_err *err)
 {
-    for (size_t o = 0; o < s->out->n_objects; o++) {
-        const struct mt_object *x = &s->out->objects[o];
+    for (const struct mt_object *x = s->out->objects; x < s->out->objects + s->out->n_objects; x++) {
         if (!mt_pools[x->pool].device && s->out->pool[0][x->pool].n < 1)
             return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "0 buffers of pool \"%s\" are too few",
                            mt_pools[x->pool].name);

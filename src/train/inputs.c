@@ -361,8 +361,7 @@ static int make_samplers(struct mt_inputs *in, const struct mt_numerics *n, stru
         rc = mt_sampler_create(&in->eval_sampler, &p, err);
     else if (!rc && in->cfg->data.eval[0])
         mt_warn("data.eval = %s holds out no sample: nothing is evaluated", in->cfg->data.eval);
-    for (size_t i = 0; i < in->n_sets && !rc; i++) {
-        struct mt_eval_set *s = &in->sets[i];
+    for (struct mt_eval_set *s = in->sets; s < in->sets + in->n_sets && !rc; s++) {
         struct mt_split unused = {0};
         mt_sampler_destroy(&s->sampler);
         mt_split_finish(&s->rows);

@@ -82,8 +82,7 @@ int mt_setup_memory(const struct mt_setup *s, struct mt_memory *m, struct mt_err
 int mt_memory_check(const struct mt_memory *m, struct mt_err *err)
 {
     char want[32], have[32], gap[32];
-    for (int i = 0; i < m->n_limits; i++) {
-        const struct mt_memory_limit *l = &m->limits[i];
+    for (const struct mt_memory_limit *l = m->limits; l < m->limits + m->n_limits; l++) {
         if (l->wanted <= l->available)
             continue;
         bool nvme = !strcmp(l->tier, "nvme"), disk = nvme || !strcmp(l->tier, "disk");

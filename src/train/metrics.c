@@ -373,8 +373,7 @@ static cJSON *eval_record(const struct mt_eval_report *r)
     mt_json_put(o, "eval_accuracy=%f, eval_tokens=%f", r->accuracy, (double)r->n_loss);
     if (!isnan(r->merged_share))
         cJSON_AddNumberToObject(o, "merged_share", r->merged_share);
-    for (size_t i = 0; i < r->n_sets; i++) {
-        const struct mt_eval_of_set *s = &r->sets[i];
+    for (const struct mt_eval_of_set *s = r->sets; s < r->sets + r->n_sets; s++) {
         const double value[N_OF_SET] = {s->loss, exp(s->loss), s->accuracy, (double)s->n_loss};
         char name[SET_COLUMN];
         for (int k = 0; k < N_OF_SET; k++)

@@ -360,8 +360,7 @@ static int run_step(struct run *r)
 /* An evaluation, or what is due between two steps, of each learner that goes on; those that are asked to end do. */
 static void each(struct run *r, int (*what)(struct mt_loop *l, enum mt_train_end *why, bool *over, struct mt_err *err))
 {
-    for (size_t i = 0; i < r->n; i++) {
-        struct mt_loop *l = &r->loop[i];
+    for (struct mt_loop *l = r->loop; l < r->loop + r->n; l++) {
         struct mt_err err = {0};
         enum mt_train_end why = MT_END_DONE;
         bool over = false;
@@ -453,8 +452,7 @@ static int result_of(const struct run *r, enum mt_train_end *why, struct mt_err 
 {
     int rc = 0;
     *why = MT_END_DONE;
-    for (size_t i = 0; i < r->n; i++) {
-        const struct mt_loop *l = &r->loop[i];
+    for (const struct mt_loop *l = r->loop; l < r->loop + r->n; l++) {
         *why = MT_MAX(*why, l->end);
         if (l->rc && !rc && err)
             *err = l->err;
