@@ -78,9 +78,7 @@ static uint64_t hash_folder(const char *dir, uint64_t h)
     MT_FREED struct dirent **names = NULL;
     int n = dir && *dir ? scandir(dir, &names, is_of_model, alphasort) : 0;
     for (int i = 0; i < n; i++) {
-        char *path = mt_path_join(dir, names[i]->d_name);
-        h = path ? hash_file(path, h) : h;
-        free(path);
+        h = hash_file(MT_PATH("%s/%s", dir, names[i]->d_name), h);
         free(names[i]);
     }
     return h;

@@ -141,7 +141,6 @@ static int write_card(struct exporter *x, const struct mt_export *e, const char 
 /* The list of files and its seal, as in a checkpoint of weights alone. */
 static int seal(struct exporter *x, const char *dir, struct mt_err *err)
 {
-    char path[4200];
     MT_JSON_FREED cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "version", 1);
     mt_json_add(o, "files", x->files);
@@ -149,26 +148,21 @@ static int seal(struct exporter *x, const char *dir, struct mt_err *err)
     MT_FREED char *text = mt_json_print(o, true);
     MT_FREED char *sealed = text ? mt_seal_text(MT_MANIFEST_NAME, XXH3_64bits(text, strlen(text))) : NULL;
     int rc = sealed && mt_json_complete() ? 0 : mt_fail_nomem(err, "an export's list of files", 0);
-    mt_path_printf(path, sizeof(path), "%s/megatrain", dir);
-    rc = rc ?: mt_mkdir_p(path, err);
-    mt_path_printf(path, sizeof(path), "%s/megatrain/" MT_MANIFEST_NAME, dir);
-    rc = rc ?: mt_write_file(path, text, strlen(text), err);
-    mt_path_printf(path, sizeof(path), "%s/megatrain/seal.json", dir);
-    return rc ?: mt_write_file(path, sealed, strlen(sealed), err);
+    return rc ?: mt_mkdir_p(MT_PATH("%s/megatrain", dir), err)
+              ?: mt_write_file(MT_PATH("%s/megatrain/" MT_MANIFEST_NAME, dir), text, strlen(text), err)
+              ?: mt_write_file(MT_PATH("%s/megatrain/seal.json", dir), sealed, strlen(sealed), err);
 }
 
 static int open_states(struct exporter *x, const char *from, struct mt_err *err)
 {
-    char path[4096];
     size_t n = 0;
-    while (mt_path_printf(path, sizeof(path), "%s/megatrain/state-%05zu.safetensors", from, n),
-           mt_path_exists(path))
+    while (mt_path_exists(MT_PATH("%s/megatrain/state-%05zu.safetensors", from, n)))
         n++;
     x->states = mt_calloc(n, sizeof(*x->states));
     if (!x->states)
         return mt_fail_nomem(err, "an export", n * sizeof(*x->states));
     for (; x->n_states < n; x->n_states++) {
-        mt_path_printf(path, sizeof(path), "%s/megatrain/state-%05zu.safetensors", from, x->n_states);
+        const char *path = MT_PATH("%s/megatrain/state-%05zu.safetensors", from, x->n_states);
         int rc = mt_st_open_file(&x->states[x->n_states], path, err);
         if (rc)
             return rc;
@@ -179,18 +173,17 @@ static int open_states(struct exporter *x, const char *from, struct mt_err *err)
 /* The base's small files, with the chat template that the adapters' folder has: with that they were trained. */
 static int read_merged_files(struct mt_hf_files *f, const struct mt_export *e, struct mt_err *err)
 {
-    char path[4200], *text = NULL;
+    const char *path = MT_PATH("%s/chat_template.jinja", e->from);
+    MT_FREED char *text = NULL;
     size_t len;
     bool other = false;
     int rc = mt_hf_files_read(f, e->base, err);
-    rc = rc ?: mt_path_printf(path, sizeof(path), "%s/chat_template.jinja", e->from);
     if (rc || !mt_path_exists(path))
         return rc;
     rc = mt_read_file(path, &text, &len, err);
     rc = rc ?: mt_hf_files_set_template(f, text, &other, err);
     if (other)
         mt_warn("%s is another chat template than %s has: the export has it in place of the model's", path, e->base);
-    free(text);
     return rc;
 }
 
@@ -287,13 +280,10 @@ static int verify_named(const char *from, cJSON **named, struct mt_err *err)
 static int open_adapter(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
     const char *from = e->from;
-    char path[4200];
     size_t n;
-    mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_CONFIG, from);
-    int rc = mt_read_file(path, &x->adapter_config, &n, err);
+    int rc = mt_read_file(MT_PATH("%s/" MT_PEFT_CONFIG, from), &x->adapter_config, &n, err);
     x->f32 = false; /* its tensors are f32 already */
-    mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_WEIGHTS, from);
-    rc = rc ?: mt_st_open_file(&x->weights, path, err);
+    rc = rc ?: mt_st_open_file(&x->weights, MT_PATH("%s/" MT_PEFT_WEIGHTS, from), err);
     if (!rc && e->fold)
         rc = mt_fold_open(&x->fold, from, &x->weights, &x->adapter_config, err);
     rc = rc ?: x->fold ? mt_fold_list(x->fold, &x->list, err) : list_weights(x, err);

@@ -82,14 +82,13 @@ int mt_hf_write_file(const struct mt_hf_dir *h, const char *name, const struct m
 {
     struct mt_out_file f = {.fd = -1};
     MT_FREED struct mt_source *sorted = mt_calloc(n, sizeof(*sorted));
-    MT_FREED char *path = mt_path_join(h->dir, name);
     cJSON *sums = h->listed && n ? cJSON_CreateObject() : NULL;
-    int rc = sorted && path ? 0 : mt_fail_nomem(err, name, n * sizeof(*sorted));
+    int rc = sorted ? 0 : mt_fail_nomem(err, name, n * sizeof(*sorted));
     if (!rc) {
         for (size_t i = 0; i < n; i++)
             sorted[i] = s[i];
         qsort(sorted, n, sizeof(*sorted), mt_st_file_order);
-        rc = mt_out_open(&f, h->vfs, path, err);
+        rc = mt_out_open(&f, h->vfs, MT_PATH("%s/%s", h->dir, name), err);
     }
     rc = rc ?: write_sorted(&f, sorted, n, sums, err);
     return finish_file(h, name, &f, sums, rc, err);
@@ -99,10 +98,7 @@ static int write_bytes(const struct mt_hf_dir *h, const char *name, const void *
                        struct mt_err *err)
 {
     struct mt_out_file f = {.fd = -1};
-    MT_FREED char *path = mt_path_join(h->dir, name);
-    if (!path)
-        return mt_fail_nomem(err, name, len);
-    int rc = mt_out_open(&f, h->vfs, path, err) ?: mt_out_write(&f, data, len, err);
+    int rc = mt_out_open(&f, h->vfs, MT_PATH("%s/%s", h->dir, name), err) ?: mt_out_write(&f, data, len, err);
     return finish_file(h, name, &f, NULL, rc, err);
 }
 
@@ -235,18 +231,18 @@ static int take_file(struct mt_hf_files *f, const char *dir, const char *name, c
 {
     struct stat st;
     struct mt_hf_file *to = &f->p[f->n];
-    MT_FREED char *path = mt_path_join(dir, name);
-    int rc = path ? 0 : mt_fail_nomem(err, name, 0);
+    const char *path = MT_PATH("%s/%s", dir, name);
+    int rc = 0;
     *why = NULL;
-    if (!rc && stat(path, &st))
+    if (stat(path, &st))
         *why = strerror(errno);
-    else if (!rc && !S_ISREG(st.st_mode))
+    else if (!S_ISREG(st.st_mode))
         *why = "it is not a regular file";
-    else if (!rc && st.st_size > MOST_BYTES)
+    else if (st.st_size > MOST_BYTES)
         *why = "it is larger than 256 MiB";
-    else if (!rc && strcmp(name, "config.json") && !stays(path, dir)) /* config.json was parsed, so its content is known */
+    else if (strcmp(name, "config.json") && !stays(path, dir)) /* config.json was parsed, so its content is known */
         *why = "it is a link to a file outside the folder";
-    else if (!rc)
+    else
         rc = mt_read_file(path, &to->text, &to->len, err);
     if (!rc && !*why) {
         snprintf(to->name, sizeof(to->name), "%s", name);

@@ -180,11 +180,10 @@ char *mt_checkpoint_find_whole(const char *dir)
 static int read_reference(const char *dir, const cJSON *state, struct mt_train_state *st,
                           struct mt_err *err)
 {
-    char *folder = mt_path_join(dir, "megatrain"), *path = folder ? mt_path_join(folder, MT_REFERENCE_NAME) : NULL, *text = NULL;
+    const char *path = MT_PATH("%s/megatrain/" MT_REFERENCE_NAME, dir);
+    MT_FREED char *text = NULL;
     size_t len = 0;
-    int rc = path ? 0 : mt_fail_nomem(err, dir, strlen(dir));
-    if (!rc && mt_path_exists(path))
-        rc = mt_read_file(path, &text, &len, err);
+    int rc = mt_path_exists(path) ? mt_read_file(path, &text, &len, err) : 0;
     if (!rc && len) {
         st->n_reference = len / sizeof(double);
         st->reference = mt_calloc(st->n_reference, sizeof(double));
@@ -198,9 +197,6 @@ static int read_reference(const char *dir, const cJSON *state, struct mt_train_s
         strtoull(named->valuestring, NULL, 16) != mt_train_state_reference_hash(st))
         rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG,
                      "%s is not the one that the checkpoint was saved with", path);
-    free(text);
-    free(path);
-    free(folder);
     return rc;
 }
 

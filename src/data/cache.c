@@ -71,11 +71,8 @@ static void hash_folder(XXH3_state_t *state, const char *dir, int (*chosen)(cons
     MT_FREED struct dirent **names = NULL;
     int n = scandir(dir, &names, chosen, alphasort);
     for (int i = 0; i < n; i++) {
-        char *path = mt_path_join(dir, names[i]->d_name);
         hash_text(state, names[i]->d_name);
-        if (path)
-            hash_file(state, path, false, NULL);
-        free(path);
+        hash_file(state, MT_PATH("%s/%s", dir, names[i]->d_name), false, NULL);
         free(names[i]);
     }
 }
@@ -83,9 +80,9 @@ static void hash_folder(XXH3_state_t *state, const char *dir, int (*chosen)(cons
 /* Hashes the ids at which config.json says that generation stops; the rest of it changes no token. */
 static void hash_end(XXH3_state_t *state, const char *model_dir)
 {
-    MT_FREED char *path = mt_path_join(model_dir, "config.json"), *text = NULL;
+    MT_FREED char *text = NULL;
     MT_JSON_FREED cJSON *root = NULL;
-    if (path && !mt_json_read_file(&root, path, MT_ERR_INPUT, NULL) && mt_json_get(root, "eos_token_id"))
+    if (!mt_json_read_file(&root, MT_PATH("%s/config.json", model_dir), MT_ERR_INPUT, NULL) && mt_json_get(root, "eos_token_id"))
         text = mt_json_print(mt_json_get(root, "eos_token_id"), false);
     hash_text(state, text);
 }
@@ -102,11 +99,9 @@ static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, s
     MT_FREED char *helper = mt_helper_dir();
     int rc = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(files) && p->model_dir && !rc; i++) {
-        MT_FREED char *path = mt_path_join(p->model_dir, files[i]);
+        const char *path = MT_PATH("%s/%s", p->model_dir, files[i]);
         hash_text(state, files[i]);
-        if (!path)
-            rc = mt_fail_nomem(err, files[i], 64);
-        else if (mt_is_dir(path))
+        if (mt_is_dir(path))
             hash_folder(state, path, is_code);
         else
             rc = hash_file(state, path, false, err);
@@ -118,11 +113,8 @@ static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, s
     hash_text(state, p->template_);
     if (mt_chat_template_is_file(p->template_))
         rc = rc ? rc : hash_file(state, p->template_, true, err);
-    for (size_t i = 0; i < MT_ARRAY_LEN(folders) && helper; i++) {
-        MT_FREED char *path = mt_path_join(helper, folders[i]);
-        if (path)
-            hash_folder(state, path, is_code);
-    }
+    for (size_t i = 0; i < MT_ARRAY_LEN(folders) && helper; i++)
+        hash_folder(state, MT_PATH("%s/%s", helper, folders[i]), is_code);
     return rc;
 }
 
@@ -178,10 +170,10 @@ static void clear_parts(const char *dir)
  */
 static int lock_cache(const char *dir, int *fd, struct mt_err *err)
 {
-    MT_FREED char *path = mt_path_join(dir, "lock");
+    const char *path = MT_PATH("%s/lock", dir);
     bool made = !mt_path_exists(dir);
     struct mt_err why;
-    int rc = path ? mt_mkdir_p(dir, &why) : mt_fail_nomem(&why, dir, strlen(dir));
+    int rc = mt_mkdir_p(dir, &why);
     if (rc)
         mt_fail(err, why.kind, rc, "%s: it is for token shards; data.cache_dir names another folder", why.msg);
     if (!rc && made && chmod(dir, 0700)) /* what people train on is nobody else's to read */

@@ -17,10 +17,8 @@ bool mt_text_has_tokenizer(const char *model_dir)
 {
     static const char *const names[] = {"tokenizer.json", "tekken.json", "tiktoken.model"};
     bool any = false;
-    for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
-        MT_FREED char *path = mt_path_join(model_dir, names[i]);
-        any |= path && mt_path_exists(path);
-    }
+    for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
+        any |= mt_path_exists(MT_PATH("%s/%s", model_dir, names[i]));
     return any;
 }
 

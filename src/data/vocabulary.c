@@ -44,12 +44,10 @@ static uint64_t hash_added(const cJSON *added, const cJSON *vocab)
 
 int mt_vocabulary_hash(uint64_t *out, const char *model_dir, struct mt_err *err)
 {
-    MT_FREED char *path = mt_path_join(model_dir, "tokenizer.json");
+    const char *path = MT_PATH("%s/tokenizer.json", model_dir);
     MT_JSON_FREED cJSON *o = NULL;
     *out = 0;
-    int rc = path ? 0 : mt_fail_nomem(err, model_dir, strlen(model_dir));
-    if (!rc && mt_path_exists(path))
-        rc = mt_json_read_file(&o, path, MT_ERR_INPUT, err);
+    int rc = mt_path_exists(path) ? mt_json_read_file(&o, path, MT_ERR_INPUT, err) : 0;
     if (o) {
         const cJSON *vocab = mt_json_get(mt_json_get(o, "model"), "vocab");
         *out = hash_tokens(vocab) + hash_added(mt_json_get(o, "added_tokens"), vocab);

@@ -420,14 +420,10 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
                        struct mt_err *err)
 {
     MT_JSON_FREED cJSON *root = NULL;
-    struct mt_hf_config *c = mt_calloc(1, sizeof(*c));
-    if (!c)
-        return mt_fail_nomem(err, name, sizeof(*c));
+    MT_FREED struct mt_hf_config *c = mt_calloc(1, sizeof(*c));
     MT_FREED char *spelt = mt_calloc(len + 1, 1);
-    if (!spelt) {
-        free(c);
-        return mt_fail_nomem(err, name, len);
-    }
+    if (!c || !spelt)
+        return mt_fail_nomem(err, name, sizeof(*c) + len);
     memcpy(spelt, text, len);
     spell_infinities(spelt, len);
     int rc = mt_json_parse(&root, spelt, len, name, MT_ERR_INPUT, err);
@@ -443,22 +439,21 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
     }
     if (!rc)
         *out = *c;
-    free(c);
     return rc;
 }
 
 static void read_generation_eos(struct mt_hf_config *c, const char *dir)
 {
-    MT_FREED char *path = mt_path_join(dir, "generation_config.json");
+    const char *path = MT_PATH("%s/generation_config.json", dir);
     MT_JSON_FREED cJSON *root = NULL;
-    if (path && mt_path_exists(path) && !mt_json_read_file(&root, path, MT_ERR_INPUT, NULL))
+    if (mt_path_exists(path) && !mt_json_read_file(&root, path, MT_ERR_INPUT, NULL))
         add_eos(c, mt_json_get(root, "eos_token_id"));
 }
 
 /* Files of one class have had several names for the tensors of its decoder: those of this folder, if it has any. */
 static void find_names(struct mt_hf_config *c, const char *dir)
 {
-    struct mt_st_model st;
+    MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
     char name[128];
     if (!c->nested || mt_st_open_dir(&st, dir, NULL))
         return;
@@ -467,12 +462,11 @@ static void find_names(struct mt_hf_config *c, const char *dir)
         if (mt_st_find(&st, name))
             c->names = &mt_text_names[i];
     }
-    mt_st_close(&st);
 }
 
 static void find_experts(struct mt_hf_config *c, const char *dir)
 {
-    struct mt_st_model st;
+    MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
     char name[128];
     if (!c->family->experts_as_stored || mt_st_open_dir(&st, dir, NULL))
         return;
@@ -480,7 +474,6 @@ static void find_experts(struct mt_hf_config *c, const char *dir)
         snprintf(name, sizeof(name), "%slayers.%d.mlp.experts.gate_up_proj", c->names->in_files, (int)i);
         c->experts_fused = mt_st_find(&st, name) != NULL;
     }
-    mt_st_close(&st);
 }
 
 /* A folder without config.json may be one that is easily taken for a model's. */
@@ -495,10 +488,9 @@ static void say_what_it_is(const char *dir, struct mt_err *err)
 
 int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *err)
 {
-    MT_FREED char *path = mt_path_join(dir, "config.json"), *text = NULL;
+    const char *path = MT_PATH("%s/config.json", dir);
+    MT_FREED char *text = NULL;
     size_t len = 0;
-    if (!path)
-        return mt_fail_nomem(err, dir, strlen(dir));
     int rc = mt_read_file(path, &text, &len, err);
     if (rc && rc != -ENOMEM && err)
         err->kind = MT_ERR_INPUT;

@@ -9,18 +9,11 @@
 #include "base/mem.h"
 #include "hf/hf_config.h"
 
-static bool holds_model(const char *dir)
-{
-    MT_FREED char *path = mt_path_join(dir, "config.json");
-    bool is = path && mt_path_exists(path);
-    return is;
-}
-
 int mt_hf_find_model(char **dir, const char *model, struct mt_err *err)
 {
     const char *slash = strchr(model, '/');
     bool hub_name = slash && slash != model && slash[1] && !strchr(slash + 1, '/') && model[0] != '.';
-    bool is_there = !hub_name || holds_model(model); /* another folder of that name hides none */
+    bool is_there = !hub_name || mt_path_exists(MT_PATH("%s/config.json", model)); /* another folder of that name hides none */
     char *found = is_there ? NULL : mt_hub_snapshot("models", model, strlen(model));
     if (!found && mt_is_dir(model)) {
         found = strdup(model);

@@ -382,17 +382,13 @@ static bool find_shard(const char *dir, char shard[256])
 
 static int fail_no_weights(const char *dir, struct mt_err *err)
 {
-    char *bin = mt_path_join(dir, "pytorch_model.bin");
-    MT_FREED char *bins = mt_path_join(dir, "pytorch_model.bin.index.json");
-    bool old = (bin && mt_path_exists(bin)) || (bins && mt_path_exists(bins));
-    free(bin);
-    MT_FREED char *latest = mt_path_join(dir, "latest");
-    bool of_run = latest && mt_path_exists(latest);
-    if (of_run)
-        mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is the folder of a run: name one of its checkpoints, such as %s", dir, latest);
-    if (of_run)
-        return -ENOENT;
+    const char *latest = MT_PATH("%s/latest", dir);
+    bool old = mt_path_exists(MT_PATH("%s/pytorch_model.bin", dir)) ||
+               mt_path_exists(MT_PATH("%s/pytorch_model.bin.index.json", dir));
     char shard[256];
+    if (mt_path_exists(latest))
+        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is the folder of a run: name one of its checkpoints, such as %s", dir,
+                       latest);
     if (!old && find_shard(dir, shard))
         return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has %s, but neither " ONE " nor " INDEX ", which names the file of each "
                        "tensor: get it from where the model is from", dir, shard);
@@ -402,9 +398,9 @@ static int fail_no_weights(const char *dir, struct mt_err *err)
 
 void mt_st_warn_of_two(const char *dir)
 {
-    MT_FREED char *one = mt_path_join(dir, ONE), *index = mt_path_join(dir, INDEX);
     MT_JSON_FREED cJSON *root = NULL;
-    if (one && index && mt_path_exists(one) && !mt_json_read_file(&root, index, MT_ERR_INPUT, NULL)) {
+    if (mt_path_exists(MT_PATH("%s/" ONE, dir)) &&
+        !mt_json_read_file(&root, MT_PATH("%s/" INDEX, dir), MT_ERR_INPUT, NULL)) {
         bool named = false; /* by the index: it is one set */
         const cJSON *v;
         cJSON_ArrayForEach(v, mt_json_get(root, "weight_map"))
@@ -423,14 +419,11 @@ int mt_st_open_dir(struct mt_st_model *out, const char *dir, struct mt_err *err)
 static int open_dir(struct mt_st_model *out, const char *dir, int depth, struct mt_err *err)
 {
     struct mt_st_model m = {0};
-    MT_FREED char *one = mt_path_join(dir, ONE);
-    MT_FREED char *index = mt_path_join(dir, INDEX);
+    const char *index = MT_PATH("%s/" INDEX, dir);
     int rc;
-    if (!one || !index)
-        rc = mt_fail_nomem(err, dir, strlen(dir));
-    else if (mt_path_exists(index))
+    if (mt_path_exists(index))
         rc = open_indexed(&m, dir, index, depth, err);
-    else if (mt_path_exists(one))
+    else if (mt_path_exists(MT_PATH("%s/" ONE, dir)))
         rc = add_file(&m, dir, ONE, err);
     else
         rc = fail_no_weights(dir, err);
