@@ -197,7 +197,7 @@ static int read_model(struct plan_view *v, bool says, struct mt_err *err)
     if (!len)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
                        "nothing to plan: give a configuration, or --model with a config.json or a model's name");
-    if (len > 5 && !strcmp(model + len - 5, ".json"))
+    if (mt_ends_with(model, ".json"))
         return read_model_file(v, model, err);
     int rc = mt_hf_find_model(&v->model_dir, model, err);
     if (!rc)

@@ -38,6 +38,12 @@ static inline size_t mt_div_up(size_t n, size_t d)
     return (n + d - 1) / d;
 }
 
+static inline bool mt_ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), k = strlen(end);
+    return n >= k && !strcmp(text + n - k, end);
+}
+
 /** False if the product or sum does not fit a size_t; *out is then unchanged. */
 static inline bool mt_mul_size(size_t a, size_t b, size_t *out)
 {

@@ -118,12 +118,6 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
         mt_keys_refuse(r, "is_encoder_decoder", "is not supported");
 }
 
-/* null is not "absent" where the class has a number as its default. */
-static bool is_null(const struct mt_keys *r, const char *key)
-{
-    return cJSON_IsNull(mt_json_get(r->root, key));
-}
-
 static void read_activation(struct mt_keys *r, const struct mt_family *f, struct mt_layer_spec *s)
 {
     static const struct {
@@ -152,7 +146,7 @@ static void read_number(struct mt_keys *r, struct mt_hf_config *c, struct mt_lay
                         const struct mt_family_number *n)
 {
     double none = n->value == MT_VALUE_OUTPUT_FACTOR ? 1 : 0;
-    double v = is_null(r, n->key) ? none : mt_keys_number(r, n->key, n->by_default);
+    double v = mt_keys_is_null(r, n->key) ? none : mt_keys_number(r, n->key, n->by_default);
     bool cap = n->value == MT_VALUE_SCORE_CAP || n->value == MT_VALUE_LOGIT_CAP;
     if (!cap && !(v > 0))
         mt_keys_refuse(r, n->key, "must be positive");
@@ -219,7 +213,7 @@ static void read_latent_heads(struct mt_keys *r, const struct mt_latent_family *
 {
     const int64_t most = 1 << 16;
     s->n_heads = s->n_kv_heads = mt_keys_need_int(r, "num_attention_heads", 1 << 14);
-    s->q_latent = is_null(r, "q_lora_rank") ? 0 : mt_keys_int(r, "q_lora_rank", f->q_latent, 1, most);
+    s->q_latent = mt_keys_is_null(r, "q_lora_rank") ? 0 : mt_keys_int(r, "q_lora_rank", f->q_latent, 1, most);
     s->kv_latent = mt_keys_int(r, "kv_lora_rank", f->kv_latent, 1, most);
     s->nope_dim = mt_keys_int(r, "qk_nope_head_dim", f->nope_dim, 1, MT_ROPE_MAX_FACTORS);
     s->rope_dim = mt_keys_int(r, "qk_rope_head_dim", f->rope_dim, 1, MT_ROPE_MAX_FACTORS);
@@ -244,7 +238,7 @@ static void read_heads(struct mt_keys *r, const struct mt_family *f, int64_t hid
         return;
     }
     s->n_heads = mt_keys_need_int(r, "num_attention_heads", 1 << 14);
-    bool as_heads = !f->n_kv_heads || is_null(r, "num_key_value_heads"), even = !f->head_dim || is_null(r, "head_dim");
+    bool as_heads = !f->n_kv_heads || mt_keys_is_null(r, "num_key_value_heads"), even = !f->head_dim || mt_keys_is_null(r, "head_dim");
     s->n_kv_heads = mt_keys_int(r, "num_key_value_heads", as_heads ? s->n_heads : f->n_kv_heads, 1, 1 << 14);
     s->head_dim = mt_keys_int(r, "head_dim", even ? hidden / s->n_heads : f->head_dim, 1, 2 * MT_ROPE_MAX_FACTORS);
     if (s->n_heads % s->n_kv_heads)

@@ -18,6 +18,11 @@ const cJSON *mt_keys_find(const struct mt_keys *k, const char *key)
     return cJSON_IsNull(v) ? NULL : v;
 }
 
+bool mt_keys_is_null(const struct mt_keys *k, const char *key)
+{
+    return cJSON_IsNull(mt_json_get(k->root, key));
+}
+
 int64_t mt_keys_int(struct mt_keys *k, const char *key, int64_t def, int64_t min, int64_t max)
 {
     const cJSON *v = mt_keys_find(k, key);

@@ -22,6 +22,8 @@ struct mt_keys {
 void mt_keys_refuse(struct mt_keys *k, const char *key, const char *why);
 /** NULL: absent or null. */
 const cJSON *mt_keys_find(const struct mt_keys *k, const char *key);
+/** null, which is not "absent" where the class has a number as its default. */
+bool mt_keys_is_null(const struct mt_keys *k, const char *key);
 int64_t mt_keys_int(struct mt_keys *k, const char *key, int64_t def, int64_t min, int64_t max);
 /** An integer in [1, max]; refused if it is absent. */
 int64_t mt_keys_need_int(struct mt_keys *k, const char *key, int64_t max);

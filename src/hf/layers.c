@@ -5,7 +5,6 @@
 #include <assert.h>
 #include <string.h>
 
-#include "base/json.h"
 #include "base/mem.h"
 #include "hf/mixer.h"
 
@@ -62,12 +61,6 @@ static void refuse_other_types(struct mt_keys *r, const struct mt_hf_config *c, 
                            "transformers reads in this architecture");
 }
 
-/* null is not "absent" where the class has a number as its default. */
-static bool is_null(const struct mt_keys *r, const char *key)
-{
-    return cJSON_IsNull(mt_json_get(r->root, key));
-}
-
 static void read_windows(struct mt_keys *r, const struct mt_hf_config *c, int64_t *of)
 {
     const struct mt_family *f = c->family;
@@ -81,7 +74,7 @@ static void read_windows(struct mt_keys *r, const struct mt_hf_config *c, int64_
                               MT_MAX_LAYERS);
     if (f->window_before_key && mt_keys_find(r, f->window_before_key))
         window = mt_keys_int(r, f->window_before_key, 0, 0, INT64_C(1) << 40) + 1;
-    if (f->windows == MT_WINDOW_NONE || is_null(r, "sliding_window") ||
+    if (f->windows == MT_WINDOW_NONE || mt_keys_is_null(r, "sliding_window") ||
         (needs_flag(f->windows) && !mt_keys_bool(r, "use_sliding_window", false)))
         window = 0;
     for (int64_t i = 0; i < c->n_layers; i++)

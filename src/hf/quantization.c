@@ -22,20 +22,14 @@ static bool is_true(const cJSON *o, const char *key)
     return cJSON_IsTrue(mt_json_get(o, key));
 }
 
-static const char *text_of(const cJSON *o, const char *key, const char *absent)
-{
-    const cJSON *v = mt_json_get(o, key);
-    return cJSON_IsString(v) ? v->valuestring : absent;
-}
-
 static void read_bitsandbytes(struct mt_keys *r, struct mt_hf_config *c, const cJSON *q)
 {
     c->packed = MT_PACKED_NF4;
     if (!is_true(q, "load_in_4bit") && !is_true(q, "_load_in_4bit"))
         refuse(r, "bitsandbytes", "int8");
-    else if (strcmp(text_of(q, "bnb_4bit_quant_type", "fp4"), "nf4"))
-        refuse(r, "bitsandbytes", text_of(q, "bnb_4bit_quant_type", "fp4"));
-    else if (strcmp(text_of(q, "bnb_4bit_quant_storage", "uint8"), "uint8"))
+    else if (strcmp(mt_json_string(q, "bnb_4bit_quant_type", "fp4"), "nf4"))
+        refuse(r, "bitsandbytes", mt_json_string(q, "bnb_4bit_quant_type", "fp4"));
+    else if (strcmp(mt_json_string(q, "bnb_4bit_quant_storage", "uint8"), "uint8"))
         refuse(r, "bitsandbytes", "a bnb_4bit_quant_storage other than uint8");
 }
 
@@ -60,8 +54,8 @@ static void read_fp8(struct mt_keys *r, struct mt_hf_config *c, const cJSON *q)
     c->described_anew = c->packed == MT_PACKED_FP8T; /* may say that there are scales of activations */
     if (c->packed == MT_PACKED_FP8 && !is_128x128(block))
         refuse(r, "fp8", "a weight_block_size other than 128x128");
-    else if (!is_e4m3(text_of(q, "fmt", "e4m3")))
-        refuse(r, "fp8", text_of(q, "fmt", ""));
+    else if (!is_e4m3(mt_json_string(q, "fmt", "e4m3")))
+        refuse(r, "fp8", mt_json_string(q, "fmt", ""));
 }
 
 /* A name, or one with wildcards (ModelOpt), or "re:" and a regular expression of Python's that names begin with
@@ -98,21 +92,15 @@ static unsigned plain_parts(struct mt_keys *r, const cJSON *ignore)
     return parts;
 }
 
-static bool is_number(const cJSON *o, const char *key, double want)
-{
-    const cJSON *v = mt_json_get(o, key);
-    return cJSON_IsNumber(v) && v->valuedouble == want;
-}
-
 /* https://github.com/vllm-project/compressed-tensors: int4 as Kimi-K2-Thinking has it, FP8, NVFP4. What activations are
  * rounded to is not used. */
 static void read_compressed(struct mt_keys *r, struct mt_hf_config *c, const cJSON *q)
 {
-    const char *method = "compressed-tensors", *format = text_of(q, "format", "no format");
+    const char *method = "compressed-tensors", *format = mt_json_string(q, "format", "no format");
     const cJSON *groups = mt_json_get(q, "config_groups"), *group = groups ? groups->child : NULL;
     const cJSON *w = group ? mt_json_get(group, "weights") : NULL, *order = w ? mt_json_get(w, "actorder") : NULL;
     const cJSON *in = group ? mt_json_get(group, "input_activations") : NULL, *block = w ? mt_json_get(w, "block_structure") : NULL;
-    const char *strategy = w ? text_of(w, "strategy", "") : "", *type = w ? text_of(w, "type", "int") : "";
+    const char *strategy = w ? mt_json_string(w, "strategy", "") : "", *type = w ? mt_json_string(w, "type", "int") : "";
     bool int4 = !strcmp(format, "pack-quantized"), mx = !strcmp(format, "mxfp4-pack-quantized");
     bool fp4 = mx || !strcmp(format, "nvfp4-pack-quantized");
     bool blocks = !strcmp(strategy, "block"), rows = !strcmp(strategy, "channel");
@@ -125,11 +113,11 @@ static void read_compressed(struct mt_keys *r, struct mt_hf_config *c, const cJS
         refuse(r, method, format);
     else if (!w || group->next)
         refuse(r, method, "a number of config_groups other than one");
-    else if (!is_number(w, "num_bits", int4 || fp4 ? 4 : 8) || strcmp(type, int4 ? "int" : "float"))
+    else if (mt_json_number(w, "num_bits", 0) != (int4 || fp4 ? 4 : 8) || strcmp(type, int4 ? "int" : "float"))
         refuse(r, method, "a type other than int of 4 bits, or float of 4 or 8");
-    else if (!is_true(w, "symmetric") || ((int4 || mx) && !is_number(w, "group_size", MT_INT4_BLOCK)))
+    else if (!is_true(w, "symmetric") || ((int4 || mx) && mt_json_number(w, "group_size", 0) != MT_INT4_BLOCK))
         refuse(r, method, "anything but symmetric groups of 32");
-    else if (fp4 && !mx && !is_number(w, "group_size", MT_NVFP4_BLOCK))
+    else if (fp4 && !mx && mt_json_number(w, "group_size", 0) != MT_NVFP4_BLOCK)
         refuse(r, method, "anything but groups of 16 for nvfp4");
     else if (!int4 && !fp4 && !blocks && !rows && strcmp(strategy, "tensor"))
         refuse(r, method, strategy);
@@ -144,7 +132,7 @@ static void read_compressed(struct mt_keys *r, struct mt_hf_config *c, const cJS
 /* https://github.com/NVIDIA/Model-Optimizer */
 static void read_modelopt(struct mt_keys *r, struct mt_hf_config *c, const cJSON *q)
 {
-    const char *algorithm = text_of(q, "quant_algo", "no quant_algo");
+    const char *algorithm = mt_json_string(q, "quant_algo", "no quant_algo");
     bool fp4 = !strcmp(algorithm, "NVFP4");
     c->packed = fp4 ? MT_PACKED_NVFP4 : MT_PACKED_FP8T;
     c->described_anew = true;
@@ -156,7 +144,7 @@ static void read_modelopt(struct mt_keys *r, struct mt_hf_config *c, const cJSON
 void mt_quantization_read(struct mt_keys *r, struct mt_hf_config *c)
 {
     const cJSON *q = mt_keys_find(r, "quantization_config");
-    const char *method = q ? text_of(q, "quant_method", "no quant_method") : NULL;
+    const char *method = q ? mt_json_string(q, "quant_method", "no quant_method") : NULL;
     if (!q)
         return;
     if (!strcmp(method, "bitsandbytes"))

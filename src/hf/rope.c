@@ -24,12 +24,6 @@ static const cJSON *get(const cJSON *o, const char *key)
     return cJSON_IsNull(v) ? NULL : v;
 }
 
-static double number(const cJSON *o, const char *key, double def)
-{
-    const cJSON *v = get(o, key);
-    return cJSON_IsNumber(v) ? v->valuedouble : def;
-}
-
 static int read_type(struct mt_rope_config *r, const cJSON *p, const char *name, struct mt_err *err)
 {
     const cJSON *t = get(p, "rope_type");
@@ -93,21 +87,21 @@ static void read_numbers(struct mt_rope_config *r, const struct mt_family *f, co
                          double theta, int64_t head_dim)
 {
     double part = f->partial_rotary > 0 ? f->partial_rotary : 1.0;
-    r->theta = number(p, "rope_theta", theta);
+    r->theta = mt_json_number(p, "rope_theta", theta);
     if (f->partial_rotary > 0) /* older releases give the number of dimensions */
-        part = number(root, "rotary_dim", part * (double)head_dim) / (double)head_dim;
-    r->partial_rotary_factor = number(p, "partial_rotary_factor", number(root, "partial_rotary_factor", part));
-    r->factor = number(p, "factor", 0);
-    r->low_freq_factor = number(p, "low_freq_factor", 1);
-    r->high_freq_factor = number(p, "high_freq_factor", 4);
-    r->beta_fast = number(p, "beta_fast", 32);
-    r->beta_slow = number(p, "beta_slow", 1);
-    r->mscale = number(p, "mscale", 0);
-    r->mscale_all_dim = number(p, "mscale_all_dim", 0);
-    r->attention_factor = number(p, "attention_factor", -1);
+        part = mt_json_number(root, "rotary_dim", part * (double)head_dim) / (double)head_dim;
+    r->partial_rotary_factor = mt_json_number(p, "partial_rotary_factor", mt_json_number(root, "partial_rotary_factor", part));
+    r->factor = mt_json_number(p, "factor", 0);
+    r->low_freq_factor = mt_json_number(p, "low_freq_factor", 1);
+    r->high_freq_factor = mt_json_number(p, "high_freq_factor", 4);
+    r->beta_fast = mt_json_number(p, "beta_fast", 32);
+    r->beta_slow = mt_json_number(p, "beta_slow", 1);
+    r->mscale = mt_json_number(p, "mscale", 0);
+    r->mscale_all_dim = mt_json_number(p, "mscale_all_dim", 0);
+    r->attention_factor = mt_json_number(p, "attention_factor", -1);
     r->truncate = !cJSON_IsFalse(get(p, "truncate"));
-    double orig = number(p, "original_max_position_embeddings",
-                         number(root, "original_max_position_embeddings", (double)r->max_pos));
+    double orig = mt_json_number(p, "original_max_position_embeddings",
+                         mt_json_number(root, "original_max_position_embeddings", (double)r->max_pos));
     r->original_max_pos = orig >= 1 && orig < 0x1p40 ? (int64_t)orig : 0;
 }
 
@@ -146,7 +140,7 @@ static void read_table(struct mt_keys *k, struct mt_hf_config *cfg, const cJSON 
     r->dims = rotated_dims(r, head_dim);
     if (r->type == MT_ROPE_PROPORTIONAL && !r->factor)
         r->factor = 1;
-    double alpha = cfg->family->rope_alpha ? number(p, "alpha", 0) : 0, dims = (double)head_dim;
+    double alpha = cfg->family->rope_alpha ? mt_json_number(p, "alpha", 0) : 0, dims = (double)head_dim;
     if (!rc && r->type == MT_ROPE_DYNAMIC && alpha > 0) { /* the same for every length: a larger base */
         r->type = MT_ROPE_DEFAULT;
         r->theta *= pow(alpha, dims / (dims - 2));
@@ -170,7 +164,7 @@ void mt_rope_read(struct mt_keys *k, struct mt_hf_config *cfg, const int64_t hea
     if (!p || (cJSON_IsObject(p) && !p->child))
         p = get(k->root, "rope_parameters");
     const cJSON *full = get(p, "full_attention"), *window = get(p, "sliding_attention");
-    double theta = number(k->root, "rope_theta", f->rope_theta > 0 ? f->rope_theta : 10000.0);
+    double theta = mt_json_number(k->root, "rope_theta", f->rope_theta > 0 ? f->rope_theta : 10000.0);
     if (((full || window) && !f->rope_by_window) || (get(p, "mrope_section") && !f->mrope)) {
         k->rc = mt_fail(k->err, MT_ERR_INPUT, -EINVAL, "%s: rope parameters by layer type or mrope are not supported",
                         k->name);
@@ -182,12 +176,13 @@ void mt_rope_read(struct mt_keys *k, struct mt_hf_config *cfg, const int64_t hea
         *q = cfg->rope[0];
         q->still = f->latent ? (size_t)(head_dim[1] - head_dim[0]) : 0;
         q->dims += q->still;
-        q->growth = number(p, "llama_4_scaling_beta", 0);
+        q->growth = mt_json_number(p, "llama_4_scaling_beta", 0);
         if (!get(p, "llama_4_scaling_beta") || !get(p, "original_max_position_embeddings") || !isfinite(q->growth))
             mt_keys_refuse(k, "rope_parameters", "needs llama_4_scaling_beta and original_max_position_embeddings");
     }
     if (f->rope_by_window && !k->rc)
-        read_table(k, cfg, window, number(k->root, "rope_local_base_freq", f->window_theta > 0 ? f->window_theta : theta),
+        read_table(k, cfg, window,
+                   mt_json_number(k->root, "rope_local_base_freq", f->window_theta > 0 ? f->window_theta : theta),
                    head_dim[1], head_dim);
 }
 

@@ -192,9 +192,8 @@ static unsigned part_of(const char *name)
 bool mt_packing_is_router(const char *name)
 {
     static const char *const routers[] = {".gate.weight", ".gate.wg.weight", "shared_expert_gate.weight", "router.weight"};
-    size_t n = strlen(name);
     for (size_t i = 0; i < MT_ARRAY_LEN(routers); i++)
-        if (n >= strlen(routers[i]) && !strcmp(name + n - strlen(routers[i]), routers[i]))
+        if (mt_ends_with(name, routers[i]))
             return true;
     return false;
 }

@@ -18,18 +18,12 @@ void mt_peft_whole_name(char name[MT_PEFT_NAME], const struct mt_family *f, cons
     mt_peft_tensor_name(name, theirs);
 }
 
-static bool ends(const char *name, const char *suffix)
-{
-    size_t n = strlen(name), k = strlen(suffix);
-    return n > k && !strcmp(name + n - k, suffix);
-}
-
 bool mt_peft_wraps_parameter(const struct mt_layout *l, const char *module)
 {
     static const char *const names[] = {".gate_proj", ".up_proj", ".down_proj", ".mlp.gate", ".mlp.router",
                                         ".block_sparse_moe.router", ".mixer.gate"};
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
-        if (l->cfg.moe.n_experts && ends(module, names[i]))
+        if (l->cfg.moe.n_experts && mt_ends_with(module, names[i]))
             return true;
     return false;
 }

@@ -93,8 +93,7 @@ bool mt_measure_more_is_better(const char *name)
     for (size_t i = 0; i < MT_ARRAY_LEN(less); i++)
         if (!strcmp(less[i], name))
             return false;
-    size_t n = strlen(name); /* that of a set of eval.sets */
-    return n < 5 || strcmp(name + n - 5, "_loss") != 0;
+    return !mt_ends_with(name, "_loss"); /* that of a set of eval.sets */
 }
 
 void mt_measure_add(struct mt_measure *m, double value)

@@ -17,10 +17,8 @@ enum { PIECE = 1 << 16, ROWS = 256 }; /* elements; rows of magnitudes */
 
 static int init_factor(const struct mt_tensor *t, mt_plane_set *planes, uint64_t seed, float *buf, struct mt_err *err)
 {
-    static const char suffix[] = "." MT_LORA_A ".weight";
     uint64_t stream = XXH3_64bits(t->name, strlen(t->name));
-    size_t len = strlen(t->name), k = strlen(suffix);
-    bool a = len > k && !strcmp(t->name + len - k, suffix);
+    bool a = mt_ends_with(t->name, "." MT_LORA_A ".weight");
     double bound = a ? 1 / sqrt((double)t->shape[1]) : 0;
     int rc = 0;
     for (size_t at = 0; at < t->n && !rc; at += PIECE) {

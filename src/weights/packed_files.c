@@ -14,15 +14,13 @@
 enum { NOTE_MAX = 4096, PIECE = 1 << 20 };
 
 static const char *const suffixes[] = {
-    "_scale_inv",     "_blocks",           "_scales",
-    "_packed",        "_scale",            "_shape",
-    "_scale_2",       "_global_scale",
-    ".absmax",        ".nested_absmax",    ".nested_quant_map",
-    ".quant_map",     ".quant_state.bitsandbytes__nf4",
+    "weight_scale_inv",     "weight_blocks",    "weight_scales",        "weight_packed",
+    "weight_scale",         "weight_shape",     "weight_scale_2",       "weight_global_scale",
+    "weight.absmax",        "weight.nested_absmax",                     "weight.nested_quant_map",
+    "weight.quant_map",     "weight.quant_state.bitsandbytes__nf4",
+    /* by which programs that compute in FP8 or FP4 divide what goes into a layer, or keys and values; not used here */
+    ".activation_scale", ".input_scale", ".input_global_scale", ".k_scale", ".v_scale",
 };
-
-/* By which programs that compute in FP8 or FP4 divide what goes into a layer, or keys and values; not used here. */
-static const char *const activations[] = {".activation_scale", ".input_scale", ".input_global_scale", ".k_scale", ".v_scale"};
 
 /* The pieces that hold all experts of a layer: gpt-oss. */
 static bool is_of_experts(const char *name)
@@ -38,17 +36,9 @@ static bool is_of_experts(const char *name)
 
 bool mt_packed_is_piece(const char *name)
 {
-    size_t n = strlen(name);
-    for (size_t i = 0; i < MT_ARRAY_LEN(suffixes); i++) {
-        size_t k = strlen(suffixes[i]);
-        if (n > k + 6 && !strcmp(name + n - k, suffixes[i]) && !strncmp(name + n - k - 6, "weight", 6))
+    for (size_t i = 0; i < MT_ARRAY_LEN(suffixes); i++)
+        if (mt_ends_with(name, suffixes[i]))
             return true;
-    }
-    for (size_t i = 0; i < MT_ARRAY_LEN(activations); i++) {
-        size_t k = strlen(activations[i]);
-        if (n > k && !strcmp(name + n - k, activations[i]))
-            return true;
-    }
     return is_of_experts(name);
 }
 

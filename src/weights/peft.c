@@ -95,9 +95,9 @@ static int pattern_matches(const char *key, const char *module, bool *yes, const
 static int value_of(double *value, const cJSON *o, const char *key, const char *pattern_key, const char *module,
                     const char *dir, struct mt_err *err)
 {
-    const cJSON *patterns = mt_json_get(o, pattern_key), *usual = mt_json_get(o, key);
+    const cJSON *patterns = mt_json_get(o, pattern_key);
     char parameter[256];
-    *value = cJSON_IsNumber(usual) ? usual->valuedouble : 8;
+    *value = mt_json_number(o, key, 8);
     for (const cJSON *p = patterns ? patterns->child : NULL; p; p = p->next) {
         bool yes = false;
         int rc = pattern_matches(p->string, module, &yes, dir, err);
@@ -117,12 +117,6 @@ static int value_of(double *value, const cJSON *o, const char *key, const char *
     return 0;
 }
 
-static bool ends(const char *name, const char *suffix)
-{
-    size_t n = strlen(name), k = strlen(suffix);
-    return n > k && !strcmp(name + n - k, suffix);
-}
-
 static bool cut_last(char *name)
 {
     char *dot = strrchr(name, '.');
@@ -139,7 +133,7 @@ static bool is_saved_module(const cJSON *o, const char *module)
     snprintf(name, sizeof(name), "%s", module);
     do {
         for (const cJSON *m = list ? list->child : NULL; m; m = m->next)
-            if (cJSON_IsString(m) && (!strcmp(name, m->valuestring) || ends(name, m->valuestring)))
+            if (cJSON_IsString(m) && (!strcmp(name, m->valuestring) || mt_ends_with(name, m->valuestring)))
                 return true;
     } while (cut_last(name));
     return false;
@@ -161,7 +155,7 @@ static bool find_parameter(char *module, size_t len, const cJSON *o)
         snprintf(module + at, len - at, "%s", wholes[i]);
         for (const cJSON *p = list ? list->child : NULL; p; p = p->next)
             listed |= cJSON_IsString(p) && (!strcmp(module, p->valuestring) ||
-                                            (ends(module, p->valuestring) &&
+                                            (mt_ends_with(module, p->valuestring) &&
                                              module[strlen(module) - strlen(p->valuestring) - 1] == '.'));
         if (listed && inner-- == 0)
             return true;
@@ -187,14 +181,14 @@ static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, c
     if (strncmp(t->name, PREFIX, strlen(PREFIX)) || !(dot = strrchr(name, '.')) || strlen(name) >= sizeof(module) ||
         strstr(name, "lora_embedding_"))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" is not supported", dir, t->name);
-    bool a = ends(name, SUFFIX_A), b = ends(name, SUFFIX_B);
-    if (s->dora && ends(name, "." MT_LORA_MAGNITUDE))
+    bool a = mt_ends_with(name, SUFFIX_A), b = mt_ends_with(name, SUFFIX_B);
+    if (s->dora && mt_ends_with(name, "." MT_LORA_MAGNITUDE))
         return 0;
     snprintf(module, sizeof(module), "%.*s", (int)(a || b ? strlen(name) - strlen(SUFFIX_A) : (size_t)(dot - name)), name);
-    if (b || ends(name, ".base_layer.weight")) /* with an adapter of the head, PEFT also stores the model's own matrix:
-                                                  mt_peft_compare_copies() */
+    if (b || mt_ends_with(name, ".base_layer.weight")) /* with an adapter of the head, PEFT also stores the model's own
+                                                          matrix: mt_peft_compare_copies() */
         return 0;
-    bool whole = ends(module, ".experts") || ends(module, ".experts.base_layer");
+    bool whole = mt_ends_with(module, ".experts") || mt_ends_with(module, ".experts.base_layer");
     if (whole && !a && is_saved_module(o, module))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": modules_to_save has \"%s\": routed experts that are "
                        "trained whole beside adapters are not supported", dir, module);
@@ -230,22 +224,19 @@ int mt_peft_open_weights(struct mt_st_model *st, const char *dir, struct mt_err 
 int mt_peft_read_spec(struct mt_adapter_spec *out, const char *dir, struct mt_err *err)
 {
     struct mt_adapter_spec s = {.on = true, .lr_ratio_b = 1};
-    struct mt_st_model st;
+    MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
     MT_JSON_FREED cJSON *o = NULL;
     int rc = read_config(&o, dir, err)
           ?: check_keys(o, dir, err)
           ?: mt_peft_open_weights(&st, dir, err);
     if (!rc) {
-        const cJSON *r = mt_json_get(o, "r"), *alpha = mt_json_get(o, "lora_alpha");
-        s.rank = cJSON_IsNumber(r) ? (int64_t)r->valuedouble : 8;
-        s.alpha = cJSON_IsNumber(alpha) ? alpha->valuedouble : 8;
-        const cJSON *dropout = mt_json_get(o, "lora_dropout");
-        s.dropout = cJSON_IsNumber(dropout) ? dropout->valuedouble : 0;
+        s.rank = (int64_t)mt_json_number(o, "r", 8);
+        s.alpha = mt_json_number(o, "lora_alpha", 8);
+        s.dropout = mt_json_number(o, "lora_dropout", 0);
         s.dora = cJSON_IsTrue(mt_json_get(o, "use_dora"));
         s.rslora = cJSON_IsTrue(mt_json_get(o, "use_rslora"));
         for (size_t i = 0; i < st.n_tensors && !rc; i++)
             rc = add_tensor(&s, &st.tensors[i], o, dir, err);
-        mt_st_close(&st);
     }
     if (rc)
         mt_adapter_spec_finish(&s);

@@ -88,19 +88,16 @@ int mt_peft_check_tied(const struct mt_st_model *st, struct mt_err *err)
 
 int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err)
 {
-    struct mt_st_model st;
+    MT_CLOSED_BY(mt_st_close) struct mt_st_model st = {0};
+    MT_CLOSED_BY(mt_stored_reader_finish) struct mt_stored_reader r = {.l = NULL};
     MT_FREED float *buf = mt_calloc(PIECE, sizeof(float));
     int rc = buf ? mt_peft_open_weights(&st, dir, err) : mt_fail_nomem(err, "an adapter", PIECE * sizeof(float));
-    if (!rc) {
-        struct mt_stored_reader r;
-        mt_stored_reader_init(&r, l, &st, NULL);
-        rc = l->tied ? mt_peft_check_tied(&st, err) : 0;
-        for (size_t i = 0; i < l->n_tensors && !rc; i++) /* by the files' tensors: one is read for many of ours */
-            if (l->tensors[l->pieces[i]].trainable)
-                rc = load_tensor(&r, &l->tensors[l->pieces[i]], planes, buf, err);
-        mt_stored_reader_finish(&r);
-        mt_st_close(&st);
-    }
+    mt_stored_reader_init(&r, l, &st, NULL);
+    if (!rc && l->tied)
+        rc = mt_peft_check_tied(&st, err);
+    for (size_t i = 0; i < l->n_tensors && !rc; i++) /* by the files' tensors: one is read for many of ours */
+        if (l->tensors[l->pieces[i]].trainable)
+            rc = load_tensor(&r, &l->tensors[l->pieces[i]], planes, buf, err);
     return rc ?: mt_planes_settle(planes, err);
 }
 
@@ -111,10 +108,9 @@ static const struct mt_st_tensor *find_copy(const struct mt_st_model *st, const 
     static const char weight[] = ".weight", copy[] = ".base_layer.weight";
     char name[MT_PEFT_NAME + sizeof(copy)];
     mt_peft_whole_name(name, l->cfg.family, t->name);
-    size_t n = strlen(name);
     const struct mt_st_tensor *found = NULL;
-    if (!t->adapter && t->n_dims == 2 && n > strlen(weight) && !strcmp(name + n - strlen(weight), weight)) {
-        snprintf(name + n - strlen(weight), sizeof(copy), "%s", copy);
+    if (!t->adapter && t->n_dims == 2 && mt_ends_with(name, weight)) {
+        snprintf(name + strlen(name) - strlen(weight), sizeof(copy), "%s", copy);
         found = mt_st_find(st, name);
     }
     return found || !l->tied || t != l->tensors ? found : mt_st_find(st, PREFIX "lm_head.base_layer.weight");
