@@ -48,12 +48,10 @@ static void print_reason(const struct bench *b, const struct mt_sweep_row *r)
 {
     char path[3300], line[1024], last[1024] = "";
     snprintf(path, sizeof(path), "%.3000s/%s.0.log", b->dir, r->job->hash);
-    FILE *f = fopen(path, "re");
+    MT_STREAM_CLOSED FILE *f = fopen(path, "re");
     while (f && fgets(line, sizeof(line), f))
         if (*line != '\n')
             memcpy(last, line, sizeof(line));
-    if (f)
-        fclose(f);
     last[strcspn(last, "\n")] = 0;
     fprintf(stderr, "    %s (%s)\n", *last ? last : "its log is empty", path);
 }
@@ -108,15 +106,13 @@ static bool is_own_run(const char *name)
 
 static int remove_own(const char *dir, bool (*is_own)(const char *), struct mt_err *err)
 {
-    DIR *d = opendir(dir);
+    MT_DIR_CLOSED DIR *d = opendir(dir);
     int rc = 0;
     for (struct dirent *e; d && !rc && (e = readdir(d));) {
         MT_FREED char *path = is_own(e->d_name) ? mt_path_join(dir, e->d_name) : NULL;
         if (path)
             rc = mt_remove_tree(path, err);
     }
-    if (d)
-        closedir(d);
     return rc;
 }
 

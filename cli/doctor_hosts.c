@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/fs.h"
 #include "base/mem.h"
 #include "base/sum64.h"
 #include "hw/hw.h"
@@ -31,18 +32,14 @@ static uint64_t build_of_this(void)
 {
     struct stat st;
     uint64_t sum = 0;
-    int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) || st.st_size <= 0) {
-        if (fd >= 0)
-            close(fd);
+    MT_FD_CLOSED int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) || st.st_size <= 0)
         return 0;
-    }
     void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (p != MAP_FAILED) {
         sum = mt_sum64(p, (size_t)st.st_size, 0);
         munmap(p, (size_t)st.st_size);
     }
-    close(fd);
     return sum;
 }
 

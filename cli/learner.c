@@ -23,12 +23,10 @@
 
 static bool is_empty(const char *dir)
 {
-    DIR *d = opendir(dir);
+    MT_DIR_CLOSED DIR *d = opendir(dir);
     bool empty = true;
     for (struct dirent *e; d && (e = readdir(d));)
         empty &= !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || !strcmp(e->d_name, ".lock");
-    if (d)
-        closedir(d);
     return empty;
 }
 

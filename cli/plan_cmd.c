@@ -222,12 +222,11 @@ static int list_names(void)
 static int write_trace(const struct plan_view *v, const char *path, struct mt_err *err)
 {
     struct mt_plan_request r = mt_plan_request_as(&v->request, &v->choice);
-    struct mt_plan_choice c = {0};
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     MT_CLOSED_BY(mt_sim_graph_finish) struct mt_sim_graph graph = {0};
     int rc = plan_view_needs_rates(v, err)
           ?: mt_plan_evaluate(&c, &r, &graph, err)
           ?: mt_trace_write(path, NULL, 0, &graph, v->choice.layout, err);
-    mt_plan_choice_finish(&c);
     return rc;
 }
 

@@ -107,9 +107,8 @@ int cli_reward(double *out, const char *check, const cJSON *o, const char *place
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: policy.reward = %s needs \"%s\" of each rollout", place, check,
                        !text ? "completion" : by_schema ? "schema" : "answer");
     if (by_schema) {
-        cJSON *v = cJSON_ParseWithOpts(text, NULL, true); /* and nothing after it */
+        MT_JSON_FREED cJSON *v = cJSON_ParseWithOpts(text, NULL, true); /* and nothing after it */
         *out = v && fits(v, schema);
-        cJSON_Delete(v);
         return 0;
     }
     if (!strcmp(check, "regex"))

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "base/fs.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "log_lines.h"
@@ -21,7 +22,7 @@ static unsigned long long larger(unsigned long long a, unsigned long long b)
 static struct io io_now(void)
 {
     struct io io = {0};
-    FILE *f = fopen("/proc/self/io", "re");
+    MT_STREAM_CLOSED FILE *f = fopen("/proc/self/io", "re");
     char line[128];
     while (f && fgets(line, sizeof(line), f)) {
         unsigned long long v;
@@ -34,8 +35,6 @@ static struct io io_now(void)
         else if (sscanf(line, "write_bytes: %llu", &v) == 1)
             io.to_drives = v;
     }
-    if (f)
-        fclose(f);
     return io;
 }
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fs.h"
 #include "base/mem.h"
 
 static FILE *open_in(const char *root, const char *dir, const char *name)
@@ -20,11 +21,9 @@ static FILE *open_in(const char *root, const char *dir, const char *name)
 /* The first line of a file, without its end; "" if it is missing. */
 static const char *line_in(const char *root, const char *dir, const char *name, char line[4096])
 {
-    FILE *f = open_in(root, dir, name);
+    MT_STREAM_CLOSED FILE *f = open_in(root, dir, name);
     if (!f || !fgets(line, 4096, f))
         line[0] = 0;
-    if (f)
-        fclose(f);
     line[strcspn(line, "\n")] = 0;
     return line;
 }
@@ -78,7 +77,7 @@ static bool has_name(const char *names, const char *name)
 static uint64_t search(struct search *s, const char *controller)
 {
     char line[4096], mount[64];
-    FILE *f = open_in(s->root, "/proc/self", "cgroup");
+    MT_STREAM_CLOSED FILE *f = open_in(s->root, "/proc/self", "cgroup");
     s->least = UINT64_MAX;
     snprintf(mount, sizeof(mount), "/sys/fs/cgroup/%s", controller);
     while (f && fgets(line, sizeof(line), f)) {
@@ -92,8 +91,6 @@ static uint64_t search(struct search *s, const char *controller)
         else if (has_name(names + 1, controller))
             walk_up(s, mount, group, false);
     }
-    if (f)
-        fclose(f);
     return s->least;
 }
 
@@ -152,13 +149,11 @@ static uint64_t cached_in(const char *root, const char *dir)
                                         "total_inactive_file"};
     char line[256], name[64];
     uint64_t value, sum[2] = {0, 0}; /* of version 2; of version 1, with groups below */
-    FILE *f = open_in(root, dir, "memory.stat");
+    MT_STREAM_CLOSED FILE *f = open_in(root, dir, "memory.stat");
     while (f && fgets(line, sizeof(line), f))
         for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
             if (sscanf(line, "%63s %" SCNu64, name, &value) == 2 && !strcmp(name, names[i]))
                 sum[i / 2] += value;
-    if (f)
-        fclose(f);
     return sum[1] ? sum[1] : sum[0];
 }
 

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fs.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -14,7 +12,24 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/mem.h"
+
+void mt_close_fd(const int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+}
+
+void mt_close_dir(DIR **d)
+{
+    if (*d)
+        closedir(*d);
+}
+
+void mt_close_stream(FILE **f)
+{
+    if (*f)
+        fclose(*f);
+}
 
 static int fail_path(struct mt_err *err, const char *verb, const char *path)
 {
@@ -130,50 +145,36 @@ int mt_open_to_write(const char *path, int flags, struct mt_err *err)
     return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "cannot write %s: it is a pipe, a socket or a device, not a file", path);
 }
 
-/* Reads and closes `fd`. */
 static int read_whole(int fd, const char *path, char **text, size_t *len, struct mt_err *err)
 {
-    char *p = NULL;
+    MT_FREED char *p = NULL;
     size_t n = 0, cap = 0;
-    int rc = 0;
-    for (;;) {
-        if (n > MT_READ_MOST) {
-            rc = mt_fail(err, MT_ERR_RUNTIME, -EFBIG, "cannot read %s: it has more than %zu bytes", path, MT_READ_MOST);
-            break;
-        }
-        if (!mt_grow(&p, &cap, n + 65536 + 1, 1)) {
-            rc = mt_fail_nomem(err, path, n);
-            break;
-        }
-        ssize_t got = read(fd, p + n, cap - n - 1);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            rc = fail_path(err, "read", path);
-        if (got <= 0)
-            break;
-        n += (size_t)got;
-    }
-    close(fd);
-    if (rc) {
-        free(p);
-        return rc;
+    for (ssize_t got = 1; got;) {
+        if (n > MT_READ_MOST)
+            return mt_fail(err, MT_ERR_RUNTIME, -EFBIG, "cannot read %s: it has more than %zu bytes", path, MT_READ_MOST);
+        if (!mt_grow(&p, &cap, n + 65536 + 1, 1))
+            return mt_fail_nomem(err, path, n);
+        got = read(fd, p + n, cap - n - 1);
+        if (got < 0 && errno != EINTR)
+            return fail_path(err, "read", path);
+        n += (size_t)MT_MAX(got, (ssize_t)0);
     }
     p[n] = 0;
     *text = p;
     *len = n;
+    p = NULL;
     return 0;
 }
 
 int mt_read_file(const char *path, char **text, size_t *len, struct mt_err *err)
 {
-    int fd = mt_open_regular(path, err);
+    MT_FD_CLOSED int fd = mt_open_regular(path, err);
     return fd < 0 ? fd : read_whole(fd, path, text, len, err);
 }
 
 int mt_read_stream(const char *path, char **text, size_t *len, struct mt_err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    MT_FD_CLOSED int fd = open(path, O_RDONLY | O_CLOEXEC);
     return fd < 0 ? fail_path(err, "open", path) : read_whole(fd, path, text, len, err);
 }
 
@@ -189,10 +190,8 @@ int mt_lock_file(int fd, bool wait)
 int mt_sync_dir(const char *path)
 {
     static atomic_flag warned = ATOMIC_FLAG_INIT;
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    MT_FD_CLOSED int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int rc = fd < 0 || fsync(fd) ? -errno : 0;
-    if (fd >= 0)
-        close(fd);
     if (fd >= 0 && (rc == -EINVAL || rc == -ENOTSUP || rc == -EOPNOTSUPP)) {
         if (!atomic_flag_test_and_set(&warned))
             mt_warn("%s: this file system cannot sync folders: a new file may be lost if the power fails", path);
@@ -296,6 +295,12 @@ static int remove_at(int dir, const char *name)
     if (!rc && unlinkat(dir, name, AT_REMOVEDIR))
         rc = -errno;
     return rc;
+}
+
+int mt_rename(const char *from, const char *to, struct mt_err *err)
+{
+    int rc = rename(from, to) ? -errno : mt_sync_parent(to);
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot rename %s to %s: %s", from, to, strerror(-rc)) : 0;
 }
 
 int mt_remove_tree(const char *path, struct mt_err *err)

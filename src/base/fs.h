@@ -1,11 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include <dirent.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "base/err.h"
+#include "base/mem.h"
+
+/** As MT_FREED (mem.h): before the declaration of a descriptor (negative: none), of a folder, or of a stream that is
+ * read (NULL: none), which are closed where their scope ends. */
+#define MT_FD_CLOSED MT_CLOSED_BY(mt_close_fd)
+#define MT_DIR_CLOSED MT_CLOSED_BY(mt_close_dir)
+#define MT_STREAM_CLOSED MT_CLOSED_BY(mt_close_stream)
+void mt_close_fd(const int *fd);
+void mt_close_dir(DIR **d);
+void mt_close_stream(FILE **f);
 
 /**
  * Opens a file to read it, if it is a regular one: models and checkpoints of strangers may have pipes and devices in
@@ -34,6 +46,8 @@ int mt_write_file(const char *path, const void *data, size_t len, struct mt_err 
 int mt_sync_dir(const char *path);
 /** The same for the folder that contains `path`. */
 int mt_sync_parent(const char *path);
+/** Renames, durably: what is in a folder has been synced before. */
+int mt_rename(const char *from, const char *to, struct mt_err *err);
 /** Like mkdir -p; syncs the folders it makes. */
 int mt_mkdir_p(const char *path, struct mt_err *err);
 /** Removes a file, or a folder with everything in it; a missing one is not an error. */

@@ -20,11 +20,8 @@ static bool cache_dir(char *buf, size_t len)
 /* The commit that a file refs/main names. */
 static bool read_commit(char commit[128], const char *path)
 {
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return false;
-    bool got = fgets(commit, 128, f) != NULL;
-    fclose(f);
+    MT_STREAM_CLOSED FILE *f = fopen(path, "re");
+    bool got = f && fgets(commit, 128, f);
     if (got)
         commit[strcspn(commit, "\r\n")] = 0;
     return got && commit[0] && commit[0] != '.' && !strchr(commit, '/');

@@ -84,7 +84,7 @@ static bool can_be_f32(const struct mt_st_tensor *t)
 static int list_weights(struct exporter *x, struct mt_err *err)
 {
     const struct mt_st_model *m = &x->weights;
-    const struct mt_stored **of = mt_calloc(m->n_tensors, sizeof(*of)); /* of the layout */
+    MT_FREED const struct mt_stored **of = mt_calloc(m->n_tensors, sizeof(*of)); /* of the layout */
     int rc = of ? 0 : mt_fail_nomem(err, "an export", m->n_tensors * sizeof(*of));
     for (size_t i = 0; !rc && x->layout && i < x->layout->n_stored; i++) {
         const struct mt_st_tensor *t = mt_stored_find(m, x->layout->stored[i].name);
@@ -99,7 +99,6 @@ static int list_weights(struct exporter *x, struct mt_err *err)
             s = (struct mt_source){s.decl, read_stored, x, of[i], 0};
         rc = mt_source_add(&x->list, s, err);
     }
-    free(of);
     return rc;
 }
 
@@ -208,20 +207,15 @@ static int export_to(struct exporter *x, const struct mt_export *e, const char *
 static void remove_abandoned(const char *parent, const char *to)
 {
     const char *slash = strrchr(to, '/'), *name = slash ? slash + 1 : to;
-    DIR *d = opendir(parent);
+    MT_DIR_CLOSED DIR *d = opendir(parent);
     size_t n = strlen(name);
     for (struct dirent *e; d && (e = readdir(d));) {
-        char *path = !strncmp(e->d_name, name, n) && !fnmatch(".tmp.??????", e->d_name + n, FNM_PERIOD)
+        MT_FREED char *path = !strncmp(e->d_name, name, n) && !fnmatch(".tmp.??????", e->d_name + n, FNM_PERIOD)
                          ? mt_path_join(parent, e->d_name) : NULL;
-        int fd = path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW) : -1;
+        MT_FD_CLOSED int fd = path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW) : -1;
         if (fd >= 0 && !mt_lock_file(fd, false) && !mt_remove_tree(path, NULL))
             mt_info("removed %s, which an export that was killed had left", path);
-        if (fd >= 0)
-            close(fd);
-        free(path);
     }
-    if (d)
-        closedir(d);
 }
 
 /* Makes a folder beside `to` with a unique name; the caller frees *tmp. *lock: as long as it is open, it is in use. */
@@ -244,14 +238,6 @@ static int make_temporary(const char *to, char **tmp, int *lock, struct mt_err *
     if (*lock >= 0 && mt_lock_file(*lock, false))
         mt_debug("%s cannot be locked", *tmp);
     return rc;
-}
-
-/* Renames durably. The files are durable already: writing the last one synced the folder megatrain/ and its parent. */
-static int put_in_place(const char *tmp, const char *to, struct mt_err *err)
-{
-    int rc = rename(tmp, to) ? -errno : 0;
-    rc = rc ?: mt_sync_parent(to);
-    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot rename %s to %s: %s", tmp, to, strerror(-rc)) : 0;
 }
 
 /* Verifies that the tensors that a checkpoint names are those that the run was made with, in any form that files may
@@ -419,7 +405,7 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     const char *to = e->to;
     struct exporter x = {.f32 = e->f32};
     MT_FREED char *tmp = NULL;
-    int lock = -1;
+    MT_FD_CLOSED int lock = -1;
     if (mt_path_exists(to))
         return mt_fail(err, MT_ERR_USAGE, -EEXIST, "%s exists already: name a new folder", to);
     int rc = open_source(&x, e, err);
@@ -431,11 +417,9 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
         mt_export_tell_rounding(x.merge);
     rc = rc ?: write_card(&x, e, tmp, err)
             ?: seal(&x, tmp, err)
-            ?: put_in_place(tmp, to, err);
+            ?: mt_rename(tmp, to, err); /* writing the last file synced the folder megatrain/ and its parent */
     if (rc && made)
         mt_remove_tree(tmp, NULL);
-    if (lock >= 0)
-        close(lock);
     for (size_t i = 0; i < x.n_states; i++)
         mt_st_close(&x.states[i]);
     free(x.states);
@@ -457,7 +441,7 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
 /* The folder's name without trailing slashes. */
 int mt_checkpoint_export(const struct mt_export *e, struct mt_err *err)
 {
-    char *name = strdup(e->to);
+    MT_FREED char *name = strdup(e->to);
     size_t n = name ? strlen(name) : 0;
     struct mt_export named = *e;
     mt_st_warn_of_two(e->base ? e->base : e->from);
@@ -465,6 +449,5 @@ int mt_checkpoint_export(const struct mt_export *e, struct mt_err *err)
         name[--n] = 0;
     named.to = name;
     int rc = name ? export_named(&named, err) : mt_fail_nomem(err, e->to, strlen(e->to));
-    free(name);
     return rc;
 }

@@ -203,8 +203,7 @@ static bool goes_along(const char *name)
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
         if (!strcmp(name, names[i]))
             return true;
-    size_t n = strlen(name);
-    if (n > 3 && !strncmp(name, "tokenization_", 13) && !strcmp(name + n - 3, ".py")) /* tiktoken.model's pattern */
+    if (!strncmp(name, "tokenization_", 13) && mt_ends_with(name, ".py")) /* tiktoken.model's pattern */
         return true;
     return !strncmp(name, "LICENSE", 7) || !strncmp(name, "USE_POLICY", 10);
 }
@@ -254,7 +253,7 @@ static int take_file(struct mt_hf_files *f, const char *dir, const char *name, c
 int mt_hf_files_read(struct mt_hf_files *out, const char *model_dir, struct mt_err *err)
 {
     struct mt_hf_files f = {0};
-    DIR *d = opendir(model_dir);
+    MT_DIR_CLOSED DIR *d = opendir(model_dir);
     size_t cap = 0;
     bool config = false;
     int rc = 0;
@@ -273,7 +272,6 @@ int mt_hf_files_read(struct mt_hf_files *out, const char *model_dir, struct mt_e
         else if (!rc && why)
             mt_warn("%s/%s is left out of checkpoints: %s", model_dir, e->d_name, why);
     }
-    closedir(d);
     if (!rc && !config && !mt_peft_is_folder(model_dir))
         rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has no config.json", model_dir);
     if (rc)

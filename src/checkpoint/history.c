@@ -125,7 +125,7 @@ static bool is_leftover(const struct mt_history *, const char *, const char *nam
 static int remove_those(const struct mt_history *h, const struct mt_vfs *vfs, const char *dir,
                         bool (*which)(const struct mt_history *, const char *, const char *), struct mt_err *err)
 {
-    DIR *d = opendir(dir);
+    MT_DIR_CLOSED DIR *d = opendir(dir);
     int rc = 0;
     for (struct dirent *e; d && !rc && (e = readdir(d));) {
         const char *path = MT_PATH("%s/%s", dir, e->d_name);
@@ -135,8 +135,6 @@ static int remove_those(const struct mt_history *h, const struct mt_vfs *vfs, co
         if (rc)
             mt_fail(err, MT_ERR_RUNTIME, rc, "cannot remove %s: %s", path, strerror(-rc));
     }
-    if (d)
-        closedir(d);
     return rc;
 }
 
@@ -154,18 +152,14 @@ int mt_history_settle(struct mt_history *h, const struct mt_vfs *vfs, const char
 /* The syncs that a kill between the last write and the rename left undone: the other files have been synced. */
 static int make_durable(const struct mt_vfs *vfs, const char *dir)
 {
-    char path[4200];
-    snprintf(path, sizeof(path), "%s/megatrain/seal.json", dir);
-    int fd = open(path, O_RDONLY | O_CLOEXEC), rc = fd < 0 ? -errno : vfs->sync(vfs->ctx, fd);
-    if (fd >= 0)
-        close(fd);
-    snprintf(path, sizeof(path), "%s/megatrain", dir);
-    return rc ?: vfs->sync_dir(vfs->ctx, path) ?: vfs->sync_dir(vfs->ctx, dir);
+    MT_FD_CLOSED int fd = open(MT_PATH("%s/megatrain/seal.json", dir), O_RDONLY | O_CLOEXEC);
+    int rc = fd < 0 ? -errno : vfs->sync(vfs->ctx, fd);
+    return rc ?: vfs->sync_dir(vfs->ctx, MT_PATH("%s/megatrain", dir)) ?: vfs->sync_dir(vfs->ctx, dir);
 }
 
 void mt_history_adopt(const struct mt_vfs *vfs, const char *dir)
 {
-    DIR *d = opendir(dir);
+    MT_DIR_CLOSED DIR *d = opendir(dir);
     char tmp[4096], path[4096];
     vfs = vfs ? vfs : &mt_vfs_posix;
     for (struct dirent *e; d && (e = readdir(d));) {
@@ -179,8 +173,6 @@ void mt_history_adopt(const struct mt_vfs *vfs, const char *dir)
         if (!vfs->rename(vfs->ctx, tmp, path) && !vfs->sync_dir(vfs->ctx, dir))
             mt_warn("%s was complete, but not yet renamed: renamed now", path);
     }
-    if (d)
-        closedir(d);
 }
 
 /* --- pruning -------------------------------------------------------------------------------------- */

@@ -101,7 +101,7 @@ static int first_good(struct candidate **list, size_t n, const struct search *s,
 /* The newest step of checkpoints with training state that a run with --force set aside; false: there are none. */
 static bool find_set_aside(const char *dir, char newest[4096])
 {
-    DIR *d = opendir(dir);
+    MT_DIR_CLOSED DIR *d = opendir(dir);
     uint64_t most = 0;
     bool any = false;
     for (struct dirent *e; d && (e = readdir(d));) {
@@ -119,8 +119,6 @@ static bool find_set_aside(const char *dir, char newest[4096])
         }
         mt_checkpoint_id_finish(&id);
     }
-    if (d)
-        closedir(d);
     return any;
 }
 

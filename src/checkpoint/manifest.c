@@ -48,7 +48,8 @@ int mt_sum_file(const char *path, uint64_t first, uint64_t n, uint64_t *sum, uin
     enum { PIECE = 1 << 20 };
     MT_FREED char *buf = malloc(PIECE);
     struct mt_err why = {0};
-    int fd = mt_open_regular(path, &why), rc = 0;
+    MT_FD_CLOSED int fd = mt_open_regular(path, &why);
+    int rc = 0;
     uint64_t at = 0;
     if (fd == -ENOENT)
         rc = mt_fail(err, MT_ERR_CHECKPOINT, fd, "%s is missing: %s", path, strerror(-fd));
@@ -75,8 +76,6 @@ int mt_sum_file(const char *path, uint64_t first, uint64_t n, uint64_t *sum, uin
         *sum = XXH3_64bits_digest(state);
         *size = at;
     }
-    if (fd >= 0)
-        close(fd);
     XXH3_freeState(state);
     return rc;
 }
@@ -103,7 +102,7 @@ bool mt_checkpoint_parse_name(const char *name, const char *suffix, uint64_t *st
 
 int mt_checkpoint_list(const char *dir, uint64_t **steps, size_t *n, struct mt_err *err)
 {
-    DIR *d = opendir(dir);
+    MT_DIR_CLOSED DIR *d = opendir(dir);
     size_t cap = 0;
     int rc = 0;
     *steps = NULL;
@@ -127,7 +126,6 @@ int mt_checkpoint_list(const char *dir, uint64_t **steps, size_t *n, struct mt_e
         else
             rc = mt_fail_nomem(err, dir, (*n + 1) * sizeof(uint64_t));
     }
-    closedir(d);
     if (rc) {
         free(*steps);
         *steps = NULL;

@@ -46,10 +46,8 @@ int mt_output_lock(const char *dir, int *fd, struct mt_err *err)
 
 bool mt_output_in_use(const char *dir)
 {
-    int f = open(MT_PATH("%s/.lock", dir), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    MT_FD_CLOSED int f = open(MT_PATH("%s/.lock", dir), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     bool held = f >= 0 && mt_lock_file(f, false) == -EWOULDBLOCK;
-    if (f >= 0)
-        close(f);
     return held;
 }
 
@@ -92,14 +90,12 @@ static bool is_leftover(const char *name)
 /* The lock's holder alone may do this: else another process may be writing them. */
 static void remove_leftovers(const char *dir)
 {
-    DIR *d = opendir(dir);
+    MT_DIR_CLOSED DIR *d = opendir(dir);
     for (struct dirent *e; d && (e = readdir(d));) {
         const char *path = MT_PATH("%s/%s", dir, e->d_name);
         if (is_leftover(e->d_name) && mt_remove_tree(path, NULL))
             mt_debug("%s, which a killed run left, stays", path);
     }
-    if (d)
-        closedir(d);
 }
 
 int mt_output_open(struct mt_output *o, const char *dir, struct mt_err *err)

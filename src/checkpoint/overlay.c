@@ -117,11 +117,9 @@ static int file_done(void *ctx, const char *name, const struct mt_out_file *f, s
     struct writer *w = ctx;
     uint64_t sum, size;
     char text[MT_SUM_TEXT];
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) {
+    MT_FD_CLOSED int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0)
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-        close(fd);
-    }
     int rc = mt_sum_file(f->path, 0, UINT64_MAX, &sum, &size, err);
     if (!rc && sum != f->sum)
         rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "%s reads back other bytes than were written: the drive is failing", f->path);
@@ -320,14 +318,8 @@ static int write_all(struct writer *w, struct mt_err *err)
 /* One that is there already is the same: its name says so. */
 static int put_in_place(struct writer *w, const char *name, struct mt_err *err)
 {
-    char final[4096];
-    int rc = mt_path_printf(final, sizeof(final), "%s/%s", w->o->dir, name);
-    if (!rc && mt_is_dir(final))
-        return mt_remove_tree(w->tmp, err);
-    if (!rc && rename(w->tmp, final))
-        rc = -errno;
-    rc = rc ?: mt_sync_dir(w->o->dir);
-    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot rename %s to %s: %s", w->tmp, final, strerror(-rc)) : 0;
+    const char *final = MT_PATH("%s/%s", w->o->dir, name);
+    return mt_is_dir(final) ? mt_remove_tree(w->tmp, err) : mt_rename(w->tmp, final, err);
 }
 
 int mt_overlay_write(const struct mt_overlay_write *o, char **name, struct mt_err *err)
@@ -372,7 +364,7 @@ static bool add_named(const char *dir, const char *checkpoint, struct mt_str *na
 void mt_overlay_prune(const char *dir, const char *current)
 {
     MT_STR_FREED struct mt_str named = {0};
-    DIR *d = opendir(dir);
+    MT_DIR_CLOSED DIR *d = opendir(dir);
     bool sure = d != NULL;
     mt_str_printf(&named, "%s\n", current ? current : "");
     for (struct dirent *e; sure && (e = readdir(d));)
@@ -387,34 +379,27 @@ void mt_overlay_prune(const char *dir, const char *current)
             continue;
         mt_remove_tree(MT_PATH("%s/%s", dir, e->d_name), NULL);
     }
-    if (d)
-        closedir(d);
 }
 
 /* Links all files of a folder into a new one, durably. */
 static int link_all(const char *from, const char *to, struct mt_err *err)
 {
-    char tmp[4096], a[4096];
-    mt_path_printf(tmp, sizeof(tmp), "%s.tmp", to);
+    const char *tmp = MT_PATH("%s.tmp", to);
     int rc = mt_remove_tree(tmp, err) ?: mt_mkdir_p(tmp, err);
-    DIR *d = rc ? NULL : opendir(from);
+    MT_DIR_CLOSED DIR *d = rc ? NULL : opendir(from);
     if (!rc && !d)
         rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "cannot read folder %s: %s", from, strerror(errno));
     for (struct dirent *e; !rc && (errno = 0, e = readdir(d));) {
         if (e->d_name[0] == '.')
             continue;
-        mt_path_printf(a, sizeof(a), "%s/%s", from, e->d_name);
-        rc = link_file(a, MT_PATH("%s/%s", tmp, e->d_name), err);
+        rc = link_file(MT_PATH("%s/%s", from, e->d_name), MT_PATH("%s/%s", tmp, e->d_name), err);
     }
     if (!rc && errno)
         rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "cannot read folder %s: %s", from, strerror(errno));
-    if (d)
-        closedir(d);
     int failed = rc ? 0 : mt_sync_dir(tmp);
-    if (!rc && !failed)
-        failed = rename(tmp, to) ? -errno : mt_sync_parent(to);
     if (failed)
-        rc = mt_fail(err, MT_ERR_RUNTIME, failed, "cannot rename %s to %s: %s", tmp, to, strerror(-failed));
+        rc = mt_fail(err, MT_ERR_RUNTIME, failed, "cannot sync %s: %s", tmp, strerror(-failed));
+    rc = rc ?: mt_rename(tmp, to, err);
     if (rc)
         mt_remove_tree(tmp, NULL);
     return rc;

@@ -23,12 +23,7 @@ static const char PROGRESS[] = "trainer_state.json";
 static int write_text(struct mt_saver *v, const char *name, const char *text, struct mt_out_file *f,
                       struct mt_err *err)
 {
-    *f = (struct mt_out_file){.fd = -1};
-    int rc = mt_out_open(f, v->vfs, MT_PATH("%s/%s", v->tmp, name), err)
-          ?: mt_out_write(f, text, strlen(text), err)
-          ?: mt_out_commit(f, err);
-    mt_out_abort(f);
-    return rc;
+    return mt_out_put(f, v->vfs, MT_PATH("%s/%s", v->tmp, name), text, strlen(text), err);
 }
 
 /* `json` is consumed. */
@@ -36,24 +31,21 @@ static int write_json(struct mt_saver *v, const char *name, cJSON *json, struct 
                       struct mt_err *err)
 {
     MT_FREED char *text = mt_json_print(json, true);
-    int rc = text && mt_json_complete() ? write_text(v, name, text, f, err) : mt_fail_nomem(err, name, 0);
     cJSON_Delete(json);
-    return rc;
+    return text && mt_json_complete() ? write_text(v, name, text, f, err) : mt_fail_nomem(err, name, 0);
 }
 
 /* The log-probabilities under the reference: doubles, little-endian. */
 static int write_reference(struct mt_saver *v, struct mt_err *err)
 {
     const struct mt_train_state *st = v->s->state;
-    struct mt_out_file f = {.fd = -1};
+    struct mt_out_file f;
     if (!st->n_reference)
         return 0;
-    int rc = mt_out_open(&f, v->vfs, MT_PATH("%s/megatrain/%s", v->tmp, MT_REFERENCE_NAME), err)
-          ?: mt_out_write(&f, st->reference, st->n_reference * sizeof(*st->reference), err)
-          ?: mt_out_commit(&f, err);
+    int rc = mt_out_put(&f, v->vfs, MT_PATH("%s/megatrain/" MT_REFERENCE_NAME, v->tmp), st->reference,
+                        st->n_reference * sizeof(*st->reference), err);
     if (!rc)
         mt_manifest_add_file(v->files, "megatrain/" MT_REFERENCE_NAME, &f, NULL);
-    mt_out_abort(&f);
     return rc;
 }
 

@@ -47,8 +47,7 @@ static int blame(const char *path, const cJSON *file, const char *what, struct m
     struct mt_err inner = {0};
     MT_STR_FREED struct mt_str names = {0};
     const cJSON *sums = mt_json_get(file, "tensors"); /* earlier exports have none */
-    size_t n = strlen(path);
-    if (!sums || n < 12 || strcmp(path + n - 12, ".safetensors"))
+    if (!sums || !mt_ends_with(path, ".safetensors"))
         return mt_checkpoint_damaged(err, path, what);
     if (mt_st_open_file(&m, path, &inner))
         return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s: %s", path, what, inner.msg);
@@ -198,12 +197,10 @@ static int verify_header(const char *dir, const cJSON *f, cJSON *all, bool *part
     uint64_t len = 0, sum = 0, n = 0;
     struct stat st;
     snprintf(path, sizeof(path), "%.3000s/%.1000s", dir, f->string);
-    int fd = mt_open_regular(path, NULL);
+    MT_FD_CLOSED int fd = mt_open_regular(path, NULL);
     *part = fd >= 0 && cJSON_IsString(header) && cJSON_IsNumber(size) && !fstat(fd, &st) &&
             (double)st.st_size == size->valuedouble && pread(fd, &len, sizeof(len), 0) == sizeof(len) &&
             len < (uint64_t)st.st_size; /* little-endian, as all machines of this program */
-    if (fd >= 0)
-        close(fd);
     if (!*part)
         return 0;
     int rc = mt_sum_file(path, 0, 8 + len, &sum, &n, err);

@@ -185,12 +185,20 @@ void mt_out_abort(struct mt_out_file *f)
     f->hash = NULL;
 }
 
+int mt_out_put(struct mt_out_file *f, const struct mt_vfs *vfs, const char *path, const void *data, size_t len,
+               struct mt_err *err)
+{
+    int rc = mt_out_open(f, vfs, path, err) ?: mt_out_write(f, data, len, err) ?: mt_out_commit(f, err);
+    mt_out_abort(f);
+    return rc;
+}
+
 int mt_out_copy(const struct mt_vfs *vfs, const char *from, const char *to, struct mt_err *err)
 {
     enum { PIECE = 1 << 20 };
-    struct mt_out_file f = {.fd = -1};
+    MT_CLOSED_BY(mt_out_abort) struct mt_out_file f = {.fd = -1};
     MT_FREED char *piece = mt_calloc(PIECE, 1);
-    int fd = mt_open_regular(from, NULL);
+    MT_FD_CLOSED int fd = mt_open_regular(from, NULL);
     ssize_t n = 0;
     int rc = !piece ? mt_fail_nomem(err, from, PIECE)
              : fd < 0 ? mt_fail(err, MT_ERR_RUNTIME, fd, "cannot read %s: %s", from, strerror(-fd))
@@ -199,9 +207,5 @@ int mt_out_copy(const struct mt_vfs *vfs, const char *from, const char *to, stru
         rc = mt_out_write(&f, piece, (size_t)n, err);
     if (!rc && n < 0)
         rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot read %s: %s", from, strerror(errno));
-    rc = rc ?: mt_out_commit(&f, err);
-    mt_out_abort(&f);
-    if (fd >= 0)
-        close(fd);
-    return rc;
+    return rc ?: mt_out_commit(&f, err);
 }

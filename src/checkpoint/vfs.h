@@ -49,5 +49,8 @@ void mt_out_end_header(struct mt_out_file *f);
 int mt_out_commit(struct mt_out_file *f, struct mt_err *err);
 /** Closes a file that was not committed. */
 void mt_out_abort(struct mt_out_file *f);
+/** All of this for a file of these bytes. */
+int mt_out_put(struct mt_out_file *f, const struct mt_vfs *vfs, const char *path, const void *data, size_t len,
+               struct mt_err *err);
 /** Copies a regular file, durably. */
 int mt_out_copy(const struct mt_vfs *vfs, const char *from, const char *to, struct mt_err *err);

@@ -25,7 +25,7 @@
 static int hash_file(XXH3_state_t *state, const char *path, bool needed, struct mt_err *err)
 {
     char buf[65536], what[4200];
-    FILE *f = fopen(path, "re");
+    MT_STREAM_CLOSED FILE *f = fopen(path, "re");
     if (!f && !needed)
         return 0;
     if (!f)
@@ -44,7 +44,6 @@ static int hash_file(XXH3_state_t *state, const char *path, bool needed, struct 
                                  strerror(errno))
                        : 0;
     mt_read_progress_end(&progress);
-    fclose(f);
     return rc;
 }
 
@@ -156,12 +155,10 @@ static int hash_source(struct wanted *w, const struct mt_source_file *f, const s
 /* Removes temporary files of a process that was killed while making a shard. The caller holds the lock. */
 static void clear_parts(const char *dir)
 {
-    DIR *d = opendir(dir);
+    MT_DIR_CLOSED DIR *d = opendir(dir);
     for (struct dirent *e; d && (e = readdir(d));)
         if (strstr(e->d_name, ".tokens.") && strstr(e->d_name, ".tmp"))
             unlinkat(dirfd(d), e->d_name, 0);
-    if (d)
-        closedir(d);
 }
 
 /*
@@ -199,7 +196,7 @@ static int make_shard(const struct mt_source_file *f, const struct mt_dataset_pa
 {
     struct mt_shard_writer w;
     int rc = mt_shard_writer_open(&w, path, err);
-    struct mt_sample_reader r = {.format = p->format,
+    MT_CLOSED_BY(mt_samples_finish) struct mt_sample_reader r = {.format = p->format,
                                  .bytes = !strcmp(p->tokenizer, "byte"),
                                  .vocab = p->vocab,
                                  .columns = f->columns,
@@ -207,7 +204,6 @@ static int make_shard(const struct mt_source_file *f, const struct mt_dataset_pa
                                  .out = &w,
                                  .header = {.vocab = p->vocab, .source_hash = hash}};
     rc = rc ?: mt_samples_read_file(&r, f->path, err) ?: mt_shard_writer_commit(&w, &r.header, err);
-    mt_samples_finish(&r);
     mt_shard_writer_finish(&w);
     return rc;
 }
@@ -348,7 +344,8 @@ int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_so
                          const struct mt_dataset_params *p, struct mt_err *err)
 {
     MT_FREED struct wanted *want = mt_calloc(l->n, sizeof(*want));
-    int fd = -1, rc = want ? 0 : mt_fail_nomem(err, "the cache", l->n * sizeof(*want));
+    MT_FD_CLOSED int fd = -1;
+    int rc = want ? 0 : mt_fail_nomem(err, "the cache", l->n * sizeof(*want));
     for (size_t i = 0; i < l->n && !rc; i++) {
         want[i].helper = mt_source_needs_helper(&l->items[i], p->format, p->tokenizer);
         rc = hash_source(&want[i], &l->items[i], p, err);
@@ -357,8 +354,5 @@ int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_so
     }
     if (!rc && !p->prepared_only)
         rc = lock_cache(p->cache_dir, &fd, err);
-    rc = rc ?: p->prepared_only ? open_prepared(shards, want, l, err) : make_missing(shards, made, want, l, p, err);
-    if (fd >= 0)
-        close(fd);
-    return rc;
+    return rc ?: p->prepared_only ? open_prepared(shards, want, l, err) : make_missing(shards, made, want, l, p, err);
 }

@@ -24,9 +24,8 @@ int mt_chat_template_read(char **text, const char *name, struct mt_err *err)
         return 0;
     if (mt_chat_template_is_file(name))
         return mt_read_file(name, text, &len, err);
-    char *helper = mt_helper_dir();
+    MT_FREED char *helper = mt_helper_dir();
     int rc = helper ? mt_path_printf(path, sizeof(path), "%s/megatrain_data/templates/%s.jinja", helper, name) : -ENOENT;
-    free(helper);
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "data.template = %s: the data helper, which has it, is not found", name)
               : mt_read_file(path, text, &len, err);
 }

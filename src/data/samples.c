@@ -332,11 +332,9 @@ static int begin(FILE *f, const char *path, char *first, bool *object, struct mt
 
 int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt_err *err)
 {
-    FILE *f = fopen(path, "re");
+    MT_STREAM_CLOSED FILE *f = fopen(path, "re");
     if (!f || mt_is_dir(path)) {
         int e = f ? EISDIR : errno;
-        if (f)
-            fclose(f);
         return mt_fail(err, MT_ERR_INPUT, -e, "cannot open data file %s: %s", path, strerror(e));
     }
     char name[MT_CHOICE_NAME], first = 0;
@@ -358,7 +356,6 @@ int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt
         rc = read_plain(r, f, path, first, &progress, err);
     mt_read_progress_end(&progress);
     r->header.n_bytes = (uint64_t)MT_MAX(ftello(f), (off_t)0);
-    fclose(f);
     snprintf(r->header.format, sizeof(r->header.format), "%s",
              r->header.flags & MT_SHARD_PLAIN_TEXT ? "plain text" : mt_choice_name(name, MT_FORMAT_NAMES, (int)r->format));
     return rc;

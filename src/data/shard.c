@@ -83,8 +83,7 @@ int mt_shard_open(struct mt_shard *s, const char *path, uint64_t hash, struct mt
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &st)) {
         int e = errno;
-        if (fd >= 0)
-            close(fd);
+        mt_close_fd(&fd);
         return mt_fail(err, MT_ERR_INPUT, -e, "cannot open %s: %s", path, strerror(e));
     }
     s->map_bytes = (size_t)st.st_size;
@@ -246,9 +245,10 @@ int mt_shard_verify(struct mt_shard *s, const char *path, struct mt_err *err)
 int mt_shard_seal(const char *path, struct mt_err *err)
 {
     struct mt_shard s;
-    int rc = mt_shard_open(&s, path, 0, err), fd = rc ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    int rc = mt_shard_open(&s, path, 0, err);
     if (rc)
         return rc;
+    MT_FD_CLOSED int fd = open(path, O_RDWR | O_CLOEXEC);
     struct mt_shard_header h = *s.header;
     sum_parts(&s, "", &h.content_sum, &h.places_sum);
     h.header_sum = sum_header(&h);
@@ -256,8 +256,6 @@ int mt_shard_seal(const char *path, struct mt_err *err)
     if (fd < 0 || pwrite(fd, &h, sizeof(h), 0) != sizeof(h) || fsync(fd))
         rc = mt_fail(err, MT_ERR_RUNTIME, errno ? -errno : -EIO, "cannot write the checksums of %s: %s", path,
                      strerror(errno));
-    if (fd >= 0)
-        close(fd);
     return rc;
 }
 

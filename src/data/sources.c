@@ -189,15 +189,13 @@ static int is_folder(const struct mt_source_list *l, const char *path, struct mt
     static const char *const kinds[] = {"jsonl", "json", "parquet", "arrow", "csv", "tsv", "ndjson", "txt", "jsonl.gz", "json.gz",
                                         "jsonl.zst"};
     size_t n[MT_ARRAY_LEN(kinds)] = {0}, most = 0;
-    DIR *dir = opendir(path);
+    MT_DIR_CLOSED DIR *dir = opendir(path);
     for (struct dirent *e; dir && (e = readdir(dir));)
         for (size_t i = 0; i < MT_ARRAY_LEN(kinds); i++) {
             char end[16];
             snprintf(end, sizeof(end), ".%s", kinds[i]);
             n[i] += mt_path_has_extension(e->d_name, end) && !is_of_datasets(e->d_name);
         }
-    if (dir)
-        closedir(dir);
     for (size_t i = 1; i < MT_ARRAY_LEN(kinds); i++)
         most = n[i] > n[most] ? i : most;
     return n[most] ? mt_fail(err, MT_ERR_INPUT, -EISDIR, "%s: %s is a folder: name its files, %s/*.%s", l->key, path, path, kinds[most])
@@ -220,7 +218,7 @@ static int add(struct mt_source_list *l, const char *path, double weight, const 
 static int add_matches(struct mt_source_list *l, const char *pattern, double weight,
                        const char *entry, struct mt_err *err)
 {
-    glob_t g = {0};
+    MT_CLOSED_BY(globfree) glob_t g = {0};
     int rc = glob(pattern, 0, NULL, &g);
     if (rc)
         rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: no file matches \"%s\"; a data set of the Hugging Face cache is "
@@ -231,7 +229,6 @@ static int add_matches(struct mt_source_list *l, const char *pattern, double wei
     for (size_t i = 0; !rc && i < g.gl_pathc; i++)
         if (!arrow || !is_of_datasets(g.gl_pathv[i]))
             rc = add(l, g.gl_pathv[i], weight, entry, err);
-    globfree(&g);
     return rc;
 }
 
@@ -347,7 +344,7 @@ void mt_sources_finish(struct mt_source_list *l)
 static cJSON *first_record(const char *path)
 {
     cJSON *record = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    MT_FD_CLOSED int fd = open(path, O_RDONLY | O_CLOEXEC);
     for (size_t size = 1 << 16; fd >= 0 && !record; size *= 4) {
         char *buf = malloc(size);
         ssize_t n = buf ? pread(fd, buf, size, 0) : -1;
@@ -361,8 +358,6 @@ static cJSON *first_record(const char *path)
         if (n < (ssize_t)size)
             break; /* the whole file has been read */
     }
-    if (fd >= 0)
-        close(fd);
     return record;
 }
 

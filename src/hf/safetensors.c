@@ -368,15 +368,13 @@ static int open_indexed(struct mt_st_model *m, const char *dir, const char *inde
 /* The first of a folder's other files of tensors, by name. */
 static bool find_shard(const char *dir, char shard[256])
 {
-    DIR *d = opendir(dir);
+    MT_DIR_CLOSED DIR *d = opendir(dir);
     *shard = 0;
     for (const struct dirent *e; d && (e = readdir(d));) {
         const char *dot = strrchr(e->d_name, '.');
         if (dot && !strcmp(dot, ".safetensors") && (!*shard || strcmp(e->d_name, shard) < 0))
             snprintf(shard, 256, "%s", e->d_name);
     }
-    if (d)
-        closedir(d);
     return *shard;
 }
 

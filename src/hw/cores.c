@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/cgroup.h"
+#include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "hw/hw.h"
@@ -115,7 +116,7 @@ double mt_hw_busy_seconds(void)
     cpu_set_t *allowed = affinity();
     char line[512];
     double ticks = 0;
-    FILE *f = allowed ? fopen("/proc/stat", "re") : NULL;
+    MT_STREAM_CLOSED FILE *f = allowed ? fopen("/proc/stat", "re") : NULL;
     while (f && fgets(line, sizeof(line), f)) {
         unsigned cpu;
         double user, nice, system, irq, softirq;
@@ -123,8 +124,6 @@ double mt_hw_busy_seconds(void)
             has(allowed, (int)cpu))
             ticks += user + nice + system + irq + softirq;
     }
-    if (f)
-        fclose(f);
     CPU_FREE(allowed);
     return ticks / (double)sysconf(_SC_CLK_TCK);
 }

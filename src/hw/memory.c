@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 
 #include "base/cgroup.h"
+#include "base/fs.h"
 #include "hw/hw.h"
 
 static FILE *open_under(const char *root, const char *path)
@@ -21,14 +22,12 @@ static uint64_t proc_field(const char *root, const char *file, const char *name)
 {
     char line[256];
     uint64_t kb = 0;
-    FILE *f = open_under(root, file);
+    MT_STREAM_CLOSED FILE *f = open_under(root, file);
     while (f && fgets(line, sizeof(line), f))
         if (!strncmp(line, name, strlen(name)) && line[strlen(name)] == ':') {
             kb = strtoull(line + strlen(name) + 1, NULL, 10);
             break;
         }
-    if (f)
-        fclose(f);
     return kb * 1024;
 }
 

@@ -94,14 +94,13 @@ static void work(void *, size_t, int)
 int mt_probe_cores(int n_threads, const int *cpus, double *share, struct mt_err *err)
 {
     struct mt_pool_params p = {"cores", n_threads, cpus, NULL};
-    mt_pool *pool = NULL;
+    MT_CLOSED_BY(mt_pool_destroy) mt_pool *pool = NULL;
     int rc = mt_pool_create(&pool, &p, err);
     int64_t began = mt_now_ns();
     if (!rc)
         mt_pool_run(pool, work, NULL, (size_t)n_threads);
     if (!rc)
         *share = WORK_NS * 1e-9 / mt_seconds_since(began);
-    mt_pool_destroy(&pool);
     return rc;
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hw/wear.h"
+#include "base/fs.h"
 
 #include <fcntl.h>
 #include <libgen.h>
@@ -48,7 +49,7 @@ bool mt_hw_wear(struct mt_hw_wear *out, const char *path)
     uint8_t page[PAGE] = {0};
     if (!find_drive(path, w.drive, sizeof(w.drive)))
         return false;
-    int fd = open(w.drive, O_RDONLY | O_CLOEXEC);
+    MT_FD_CLOSED int fd = open(w.drive, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
     struct nvme_admin_cmd cmd = {
@@ -58,9 +59,7 @@ bool mt_hw_wear(struct mt_hw_wear *out, const char *path)
         .data_len = PAGE,
         .cdw10 = SMART | (PAGE / 4 - 1) << 16,
     };
-    int rc = ioctl(fd, NVME_IOCTL_ADMIN_CMD, &cmd);
-    close(fd);
-    if (rc)
+    if (ioctl(fd, NVME_IOCTL_ADMIN_CMD, &cmd))
         return false;
     mt_hw_wear_parse(&w, page);
     *out = w;

@@ -478,11 +478,9 @@ void mt_machine_fingerprint(char *buf, size_t len, const char *device_name, int 
 {
     char cpu[192];
     struct mt_hw_memory mem = {0};
-    FILE *f = fopen("/proc/cpuinfo", "re");
+    MT_STREAM_CLOSED FILE *f = fopen("/proc/cpuinfo", "re");
     mt_hw_memory(&mem, "", NULL);
     mt_machine_processor(cpu, sizeof(cpu), f);
-    if (f)
-        fclose(f);
     snprintf(buf, len, "%s, %d threads, %.0f GiB, %s", cpu, threads,
              ceil((double)mem.total / (double)(1 << 30)), device_name);
 }

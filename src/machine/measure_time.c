@@ -177,7 +177,7 @@ void mt_turns_mean(double *seconds, const double *rounds, size_t n, int n_rounds
 int mt_measure_in_turn(double *seconds, const struct mt_measure_params *p, const struct mt_metered *ops, size_t n,
                        struct mt_err *err)
 {
-    mt_turns *t = NULL;
+    MT_CLOSED_BY(mt_turns_destroy) mt_turns *t = NULL;
     MT_FREED double *all = mt_calloc(n, MT_MOST_ROUNDS * sizeof(double));
     int rc = all ? mt_turns_create(&t, p, ops, n, err)
                  : mt_fail_nomem(err, "a measurement", n * MT_MOST_ROUNDS * sizeof(double));
@@ -190,6 +190,5 @@ int mt_measure_in_turn(double *seconds, const struct mt_measure_params *p, const
         rc = mt_turns_run(t, all + (size_t)rounds++ * n, err);
     if (!rc)
         mt_turns_mean(seconds, all, n, rounds);
-    mt_turns_destroy(&t);
     return rc;
 }

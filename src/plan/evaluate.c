@@ -382,11 +382,9 @@ static int fits_in_order(const struct mt_plan_request *r, struct mt_err *err)
 {
     bool cut = r->halves && !mt_plan_fits_device(r);
     struct mt_plan_request t = cut ? mt_plan_request_in_halves(r) : *r;
-    struct mt_program prog = {0};
-    struct mt_plan_choice c = {0};
+    MT_CLOSED_BY(mt_program_finish) struct mt_program prog = {0};
+    MT_CLOSED_BY(mt_plan_choice_finish) struct mt_plan_choice c = {0};
     int rc = place(&c, &prog, &t, err);
-    mt_program_finish(&prog);
-    mt_plan_choice_finish(&c);
     return rc;
 }
 
@@ -456,10 +454,9 @@ int mt_plan_costs(mt_cost_table **out, const struct mt_plan_request *r, struct m
 int mt_plan_evaluate(struct mt_plan_choice *out, const struct mt_plan_request *r,
                      struct mt_sim_graph *graph, struct mt_err *err)
 {
-    mt_cost_table *costs = NULL;
+    MT_CLOSED_BY(mt_cost_table_destroy) mt_cost_table *costs = NULL;
     int rc = mt_plan_costs(&costs, r, err);
     if (!rc)
         rc = mt_plan_with_costs(out, r, costs, graph, err);
-    mt_cost_table_destroy(&costs);
     return rc;
 }

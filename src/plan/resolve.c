@@ -123,7 +123,7 @@ static int lay_out_specs(struct mt_layout **layout, struct mt_layout **halves, c
 int mt_plan_lay_out_shared(struct mt_layout **layout, struct mt_layout **halves, const struct mt_lay_out *o, size_t n,
                            struct mt_err *err)
 {
-    struct mt_adapter_spec *adapter = mt_calloc(n, sizeof(*adapter));
+    MT_FREED struct mt_adapter_spec *adapter = mt_calloc(n, sizeof(*adapter));
     int rc = adapter ? 0 : mt_fail_nomem(err, "the adapters", n * sizeof(*adapter));
     *layout = *halves = NULL;
     for (size_t i = 0; i < n && !rc; i++)
@@ -132,7 +132,6 @@ int mt_plan_lay_out_shared(struct mt_layout **layout, struct mt_layout **halves,
         rc = lay_out_specs(layout, halves, o, adapter, n, err);
     for (size_t i = 0; adapter && i < n; i++)
         mt_adapter_spec_finish(&adapter[i]);
-    free(adapter);
     return rc;
 }
 

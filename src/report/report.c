@@ -137,12 +137,11 @@ static void add_metrics(cJSON *run, char *text)
     for (int i = 0; t && i < N; i++)
         t[i].cap = lines;
     for (char *line = strtok_r(text, "\n", &save); t && line; line = strtok_r(NULL, "\n", &save)) {
-        cJSON *o = cJSON_Parse(line); /* NULL for an incomplete last line */
+        MT_JSON_FREED cJSON *o = cJSON_Parse(line); /* NULL for an incomplete last line */
         if (cJSON_IsNumber(mt_json_get(o, "step")) && !mt_json_get(o, "eval_loss") && mt_json_get(o, "layer"))
             add_layer(&t[LAYERS], o, &n_layers);
         else if (cJSON_IsNumber(mt_json_get(o, "step")))
             add_record(&t[mt_json_get(o, "eval_loss") ? EVALS : STEPS], o);
-        cJSON_Delete(o);
     }
     for (int i = 0; t && i < N; i++)
         add_table(run, names[i], &t[i]);

@@ -42,13 +42,13 @@ static bool lock_stale(int fd, const char *name)
 
 void mt_disk_remove_stale(const char *dir)
 {
-    DIR *d = opendir(dir);
+    MT_DIR_CLOSED DIR *d = opendir(dir);
     char bytes[32];
     for (struct dirent *e; d && (e = readdir(d));) {
         struct stat st;
         if (strncmp(e->d_name, prefix, sizeof(prefix) - 1))
             continue;
-        int fd = openat(dirfd(d), e->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        MT_FD_CLOSED int fd = openat(dirfd(d), e->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
         if (fd < 0)
             continue;
         /* a living run holds the lock on its file */
@@ -56,10 +56,7 @@ void mt_disk_remove_stale(const char *dir)
             !unlinkat(dirfd(d), e->d_name, 0))
             mt_info("%s/%s: scratch of a run that is no more, %s: removed", dir, e->d_name,
                     mt_format_bytes(bytes, sizeof(bytes), (uint64_t)st.st_size));
-        close(fd);
     }
-    if (d)
-        closedir(d);
 }
 
 /* A file system may accept O_DIRECT and refuse the I/O: tries a block. */

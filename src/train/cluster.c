@@ -362,13 +362,11 @@ static int take_text(mt_cluster *c, char **out, uint64_t bytes, struct mt_err *e
 
 static int load_config(struct mt_config **cfg, const char *text, struct mt_err *err)
 {
-    int rc = 0, fd = memfd_create("host 0's configuration", 0);
+    MT_FD_CLOSED int fd = memfd_create("host 0's configuration", 0);
+    int rc = 0;
     if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text))
         rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "the configuration: %s", strerror(errno));
-    rc = rc ?: mt_config_load(cfg, MT_PATH("/proc/self/fd/%d", fd), NULL, 0, err);
-    if (fd >= 0)
-        close(fd);
-    return rc;
+    return rc ?: mt_config_load(cfg, MT_PATH("/proc/self/fd/%d", fd), NULL, 0, err);
 }
 
 int mt_cluster_take_config(mt_cluster *c, struct mt_config **cfg, struct mt_err *err)

@@ -60,8 +60,9 @@ static int add_line(struct known_list *k, const char *text, size_t len, const ch
 
 static int read_file(struct known_list *k, const char *path, struct mt_err *err)
 {
-    FILE *f = fopen(path, "re");
-    char *line = NULL, where[4200];
+    MT_STREAM_CLOSED FILE *f = fopen(path, "re");
+    MT_FREED char *line = NULL;
+    char where[4200];
     size_t cap = 0;
     ssize_t len;
     int rc = f ? 0 : mt_fail(err, MT_ERR_INPUT, -errno, "%s: %s", path, strerror(errno));
@@ -71,9 +72,6 @@ static int read_file(struct known_list *k, const char *path, struct mt_err *err)
     }
     if (!rc && ferror(f))
         rc = mt_fail(err, MT_ERR_INPUT, -EIO, "%s: it cannot be read", path);
-    free(line);
-    if (f)
-        fclose(f);
     if (!rc && k->n)
         qsort(k->items, k->n, sizeof(*k->items), by_hash);
     return rc;

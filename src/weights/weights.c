@@ -180,10 +180,9 @@ static int refuse_unexpected(const struct mt_layout *l, const struct mt_st_model
             used[mt_stored_find(st, l->stored[i].name) - st->tensors] = true;
     for (size_t i = 0; i < st->n_tensors && !rc; i++) {
         const char *name = st->tensors[i].name;
-        size_t len = strlen(name);
-        if (used[i] || mt_packed_is_piece(name) || mt_stored_goes_along(l, name) || (len >= 8 && !strcmp(name + len - 8, "inv_freq")))
+        if (used[i] || mt_packed_is_piece(name) || mt_stored_goes_along(l, name) || mt_ends_with(name, "inv_freq"))
             continue;
-        if (l->tied && len >= 14 && !strcmp(name + len - 14, "lm_head.weight"))
+        if (l->tied && mt_ends_with(name, "lm_head.weight"))
             mt_info("%s: lm_head.weight is ignored, the embeddings are tied", dir);
         else
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL,

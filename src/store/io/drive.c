@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
+#include "base/fs.h"
 #include "base/mem.h"
 #include "store/disk.h"
 
@@ -19,14 +20,12 @@ void mt_drive_name(int fd, char name[MT_DRIVE_NAME])
         return;
     snprintf(name, MT_DRIVE_NAME, "device %u:%u", major(st.st_dev), minor(st.st_dev));
     snprintf(path, sizeof(path), "/sys/dev/block/%u:%u/uevent", major(st.st_dev), minor(st.st_dev));
-    FILE *u = fopen(path, "re");
+    MT_STREAM_CLOSED FILE *u = fopen(path, "re");
     while (u && fgets(line, sizeof(line), u))
         if (!strncmp(line, "DEVNAME=", 8)) {
             line[strcspn(line, "\n")] = 0;
             snprintf(name, MT_DRIVE_NAME, "/dev/%.50s", line + 8);
         }
-    if (u)
-        fclose(u);
 }
 
 size_t mt_drive_alignment(int fd)
