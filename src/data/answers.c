@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "data/answers.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -15,39 +14,12 @@ struct parts {
     const cJSON *prompt_ids, *answer_ids;
 };
 
-static int push_ids(struct mt_sample_reader *r, const cJSON *ids, bool trained, const char *where, struct mt_err *err)
-{
-    int rc = 0;
-    if (!cJSON_IsArray(ids))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: token ids of prompt and answers must be arrays", where);
-    for (const cJSON *v = ids->child; v && !rc; v = v->next) {
-        double id = cJSON_IsNumber(v) ? v->valuedouble : -1;
-        if (!(id >= 0) || id != floor(id) || id >= (double)r->vocab)
-            return mt_fail(err, MT_ERR_INPUT, -ERANGE, "%s: %g is no token id of a vocabulary of %zu", where, id, r->vocab);
-        rc = mt_sample_push(r, (uint32_t)id, trained, err);
-    }
-    return rc;
-}
-
-static int push_text(struct mt_sample_reader *r, const char *text, size_t len, bool trained, struct mt_err *err)
-{
-    int rc = 0;
-    for (size_t i = 0; i < len && !rc; i++)
-        rc = mt_sample_push(r, (unsigned char)text[i], trained, err);
-    return rc;
-}
-
 static int push_answer(struct mt_sample_reader *r, const struct parts *p, const char *where, struct mt_err *err)
 {
-    if (p->answer_ids) {
-        int rc = push_ids(r, p->prompt_ids, false, where, err);
-        return rc ?: push_ids(r, p->answer_ids, true, where, err);
-    }
-    return mt_sample_needs_bytes(r, where, err)
-        ?: mt_sample_push(r, MT_BYTE_BOS, false, err)
-        ?: push_text(r, p->prompt, p->prompt_len, false, err)
-        ?: push_text(r, p->answer, strlen(p->answer), true, err)
-        ?: mt_sample_push(r, MT_BYTE_EOS, true, err);
+    if (p->answer_ids)
+        return mt_sample_push_ids(r, p->prompt_ids, "prompt_ids", false, where, err)
+            ?: mt_sample_push_ids(r, p->answer_ids, p->answer_ids->string, true, where, err);
+    return mt_sample_needs_bytes(r, where, err) ?: mt_sample_push_text(r, p->prompt, p->prompt_len, p->answer, err);
 }
 
 /* Trained tokens of [from, to), the first of which has no predecessor. */

@@ -65,16 +65,22 @@ static void place_of(const struct part *p, uint64_t sample, char *buf, size_t le
              p->pub.path, at);
 }
 
-static int add_view(struct part *p, uint64_t start, uint64_t len, struct mt_err *err)
+static int push_view(struct part *p, struct view v, uint64_t n_trained, struct mt_err *err)
 {
     struct mt_dataset_stats *s = &p->pub.stats;
     if (!mt_grow(&p->views, &p->cap, s->n_samples + 1, sizeof(*p->views)))
         return mt_fail_nomem(err, "the samples", s->n_samples * sizeof(*p->views));
-    p->views[s->n_samples++] = (struct view){.start = start, .len = (uint32_t)len};
-    s->n_tokens += len;
-    s->n_trained += mt_shard_count_trained(&p->shard, start + 1, len - 1);
-    s->max_len = MT_MAX(s->max_len, len);
+    p->views[s->n_samples++] = v;
+    s->n_tokens += v.len;
+    s->n_trained += n_trained;
+    s->max_len = MT_MAX(s->max_len, v.len);
     return 0;
+}
+
+static int add_view(struct part *p, uint64_t start, uint64_t len, struct mt_err *err)
+{
+    return push_view(p, (struct view){.start = start, .len = (uint32_t)len},
+                     mt_shard_count_trained(&p->shard, start + 1, len - 1), err);
 }
 
 static int split(struct part *p, uint64_t start, uint64_t end, size_t max, struct mt_err *err)
@@ -139,10 +145,8 @@ static int add_overlong(mt_dataset *d, struct part *p, uint64_t i,
 static int add_item(struct part *p, uint64_t i, struct mt_err *err)
 {
     const uint64_t *at = p->shard.offsets + 2 * i;
-    int rc = add_view(p, at[0], at[2] - at[0], err);
-    if (!rc)
-        p->views[p->pub.stats.n_samples - 1].chosen = (uint32_t)(at[1] - at[0]);
-    return rc;
+    struct view v = {.start = at[0], .len = (uint32_t)(at[2] - at[0]), .chosen = (uint32_t)(at[1] - at[0])};
+    return push_view(p, v, mt_shard_count_trained(&p->shard, at[0] + 1, at[2] - at[0] - 1), err);
 }
 
 /* Keeps the tokens of an item without those in its gap. */
@@ -192,15 +196,9 @@ static int add_cut_item(mt_dataset *d, struct part *p, uint64_t i, size_t seq_le
         s->n_equal++;
         return 0;
     }
-    if (!mt_grow(&p->views, &p->cap, s->n_samples + 1, sizeof(*p->views)))
-        return mt_fail_nomem(err, "the samples", s->n_samples * sizeof(*p->views));
-    int rc = v.gap ? join(p, &v, err) : 0;
-    p->views[s->n_samples++] = v;
     s->n_truncated++;
-    s->n_tokens += v.len;
-    s->n_trained += good + bad;
-    s->max_len = MT_MAX(s->max_len, v.len);
-    return rc;
+    int rc = v.gap ? join(p, &v, err) : 0;
+    return rc ?: push_view(p, v, good + bad, err);
 }
 
 /* The longest sample that stays as it is, whatever it is. */

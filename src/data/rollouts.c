@@ -22,21 +22,6 @@ struct rollout {
     size_t n, first; /* tokens; those of the prompt, where it is given apart */
 };
 
-static int push_ids(struct rollout *of, const cJSON *ids, const char *name, struct mt_err *err)
-{
-    int rc = 0;
-    if (!cJSON_IsArray(ids))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"%s\" must be an array of token ids", of->where, name);
-    for (const cJSON *v = ids->child; v && !rc; v = v->next) {
-        double id = cJSON_IsNumber(v) ? v->valuedouble : -1;
-        if (!(id >= 0) || id != floor(id) || id >= (double)of->r->vocab)
-            return mt_fail(err, MT_ERR_INPUT, -ERANGE, "%s: %s[%zu] = %g is no token id of a vocabulary of %zu", of->where, name,
-                           of->r->n, id, of->r->vocab);
-        rc = mt_sample_push(of->r, (uint32_t)id, false, err);
-    }
-    return rc;
-}
-
 static int push_text(struct rollout *of, const cJSON *o, struct mt_err *err)
 {
     static const char *const parts[] = {"prompt", "completion"};
@@ -52,8 +37,7 @@ static int push_text(struct rollout *of, const cJSON *o, struct mt_err *err)
         if (!cJSON_IsString(s))
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"%s\" is missing or no string: a rollout has token_ids, prompt_ids and "
                            "completion_ids, or prompt and completion", of->where, parts[k]);
-        for (const char *c = s->valuestring; *c && !rc; c++)
-            rc = mt_sample_push(of->r, (unsigned char)*c, false, err);
+        rc = mt_sample_push_bytes(of->r, s->valuestring, strlen(s->valuestring), false, err);
     }
     return rc ?: mt_sample_push(of->r, MT_BYTE_EOS, false, err);
 }
@@ -62,10 +46,11 @@ static int push_tokens(struct rollout *of, const cJSON *o, struct mt_err *err)
 {
     const cJSON *all = mt_json_get(o, "token_ids"), *prompt = mt_json_get(o, "prompt_ids");
     of->r->n = 0;
-    int rc = all ? push_ids(of, all, "token_ids", err) : prompt ? push_ids(of, prompt, "prompt_ids", err) : push_text(of, o, err);
+    const cJSON *ids = all ? all : prompt;
+    int rc = ids ? mt_sample_push_ids(of->r, ids, ids->string, false, of->where, err) : push_text(of, o, err);
     if (!rc && prompt && !all) {
         of->first = of->r->n;
-        rc = push_ids(of, mt_json_get(o, "completion_ids"), "completion_ids", err);
+        rc = mt_sample_push_ids(of->r, mt_json_get(o, "completion_ids"), "completion_ids", false, of->where, err);
     }
     of->n = of->r->n;
     return rc;

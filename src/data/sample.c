@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "data/sample.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -15,6 +16,40 @@ int mt_sample_push(struct mt_sample_reader *r, uint32_t id, bool trained, struct
     r->ids[r->n] = id;
     r->mask[r->n++] = trained;
     return 0;
+}
+
+int mt_sample_push_bytes(struct mt_sample_reader *r, const char *text, size_t len, bool trained, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < len && !rc; i++)
+        rc = mt_sample_push(r, (unsigned char)text[i], trained, err);
+    return rc;
+}
+
+int mt_sample_push_text(struct mt_sample_reader *r, const char *prompt, size_t len, const char *answer,
+                        struct mt_err *err)
+{
+    return mt_sample_push(r, MT_BYTE_BOS, false, err)
+        ?: mt_sample_push_bytes(r, prompt, len, false, err)
+        ?: mt_sample_push_bytes(r, answer, strlen(answer), true, err)
+        ?: mt_sample_push(r, MT_BYTE_EOS, true, err);
+}
+
+int mt_sample_push_ids(struct mt_sample_reader *r, const cJSON *ids, const char *name, bool trained, const char *where,
+                       struct mt_err *err)
+{
+    int rc = 0;
+    size_t i = 0;
+    if (!cJSON_IsArray(ids))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"%s\" must be an array of token ids", where, name);
+    for (const cJSON *v = ids->child; v && !rc; v = v->next, i++) {
+        double id = cJSON_IsNumber(v) ? v->valuedouble : -1;
+        if (!(id >= 0) || id != floor(id) || id >= (double)r->vocab)
+            return mt_fail(err, MT_ERR_INPUT, -ERANGE, "%s: %s[%zu] = %g is no token id of a vocabulary of %zu", where, name, i,
+                           id, r->vocab);
+        rc = mt_sample_push(r, (uint32_t)id, trained, err);
+    }
+    return rc;
 }
 
 void mt_note_place(char *list, size_t size, const char *where)

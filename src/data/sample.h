@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "base/json.h"
 #include "config/config.h"
 #include "data/shard.h"
 
@@ -23,6 +24,14 @@ struct mt_sample_reader {
 };
 /** Adds a token to the sample that is being read. */
 int mt_sample_push(struct mt_sample_reader *r, uint32_t id, bool trained, struct mt_err *err);
+/** Adds the bytes of a string as tokens. */
+int mt_sample_push_bytes(struct mt_sample_reader *r, const char *text, size_t len, bool trained, struct mt_err *err);
+/** Adds a prompt and an answer with the tokens that begin and end a text; the answer and the end are trained. */
+int mt_sample_push_text(struct mt_sample_reader *r, const char *prompt, size_t len, const char *answer,
+                        struct mt_err *err);
+/** Adds an array of token ids, the sample's member `name`; NULL is an error. */
+int mt_sample_push_ids(struct mt_sample_reader *r, const cJSON *ids, const char *name, bool trained, const char *where,
+                       struct mt_err *err);
 /** Strings need the byte tokenizer here, and a vocabulary that has it. */
 int mt_sample_needs_bytes(struct mt_sample_reader *r, const char *where, struct mt_err *err);
 /** Adds a place to a list of at most three, truncated to the size of the buffer. */

@@ -17,15 +17,6 @@
 #include "data/dataset.h"
 #include "data/rollouts.h"
 
-static int push_bytes(struct mt_sample_reader *r, const char *text, size_t len, bool trained,
-                      struct mt_err *err)
-{
-    int rc = 0;
-    for (size_t i = 0; i < len && !rc; i++)
-        rc = mt_sample_push(r, (unsigned char)text[i], trained, err);
-    return rc;
-}
-
 /* Completes the sample that is being built. */
 static int finish_sample(struct mt_sample_reader *r, const char *where, uint64_t place,
                          struct mt_err *err)
@@ -51,13 +42,9 @@ static int read_text(struct mt_sample_reader *r, const cJSON *o, const char *whe
 {
     const cJSON *text = mt_json_get(o, "text");
     int rc = mt_sample_needs_bytes(r, where, err);
-    if (rc)
-        return rc;
-    if (!cJSON_IsString(text))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"text\" is missing or not a string", where);
-    rc = mt_sample_push(r, MT_BYTE_BOS, false, err)
-      ?: push_bytes(r, text->valuestring, strlen(text->valuestring), true, err);
-    return rc ?: mt_sample_push(r, MT_BYTE_EOS, true, err);
+    if (!rc && !cJSON_IsString(text))
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"text\" is missing or not a string", where);
+    return rc ?: mt_sample_push_text(r, "", 0, text->valuestring, err);
 }
 
 static int read_prompt(struct mt_sample_reader *r, const cJSON *o, const char *where,
@@ -65,15 +52,9 @@ static int read_prompt(struct mt_sample_reader *r, const cJSON *o, const char *w
 {
     const cJSON *prompt = mt_json_get(o, "prompt"), *answer = mt_json_get(o, "completion");
     int rc = mt_sample_needs_bytes(r, where, err);
-    if (rc)
-        return rc;
-    if (!cJSON_IsString(prompt) || !cJSON_IsString(answer))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL,
-                       "%s: \"prompt\" and \"completion\" must be strings", where);
-    rc = mt_sample_push(r, MT_BYTE_BOS, false, err)
-      ?: push_bytes(r, prompt->valuestring, strlen(prompt->valuestring), false, err)
-      ?: push_bytes(r, answer->valuestring, strlen(answer->valuestring), true, err);
-    return rc ?: mt_sample_push(r, MT_BYTE_EOS, true, err);
+    if (!rc && (!cJSON_IsString(prompt) || !cJSON_IsString(answer)))
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"prompt\" and \"completion\" must be strings", where);
+    return rc ?: mt_sample_push_text(r, prompt->valuestring, strlen(prompt->valuestring), answer->valuestring, err);
 }
 
 /* Tokens with an attention_mask of 0 are padding, which is removed at both ends: [*first, *end) stays. */
@@ -228,7 +209,8 @@ static bool escapes_zero(const char *line, size_t n)
 static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, struct mt_read_progress *progress,
                       struct mt_err *err)
 {
-    char *line = NULL, where[4200];
+    MT_FREED char *line = NULL;
+    char where[4200];
     size_t cap = 0, number = 0;
     ssize_t len;
     int rc = 0;
@@ -254,7 +236,6 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
         }
         rc = rc ?: read_object(r, o, where, number, err);
     }
-    free(line);
     if (!rc && ferror(f))
         rc = mt_fail(err, MT_ERR_INPUT, -EIO, "cannot read %s", path);
     return rc;
