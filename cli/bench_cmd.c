@@ -225,7 +225,6 @@ int cli_cmd_bench(struct cli *cli, const struct cli_args *args, struct mt_err *e
     free(b.rows);
     free(b.group);
     mt_sweep_finish(&b.sweep);
-    if (b.lock >= 0)
-        close(b.lock);
+    mt_close_fd(&b.lock);
     return rc ? rc : b.interrupted ? 130 : 0;
 }

@@ -130,8 +130,7 @@ int score_journal_add(struct score_journal *j, const struct score_block *b, stru
 
 void score_journal_close(struct score_journal *j)
 {
-    if (j->f)
-        fclose(j->f);
+    mt_close_stream(&j->f);
     free(j->sample);
     free(j->token);
     *j = (struct score_journal){0};

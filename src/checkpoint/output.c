@@ -70,8 +70,7 @@ static int take(struct mt_output *o, const char *dir, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", dir, strerror(errno));
     rc = rc ?: mt_output_lock(dir, &lock, err);
     if (rc) {
-        if (fd >= 0)
-            close(fd);
+        mt_close_fd(&fd);
         return rc;
     }
     replace(&o->fd, fd);

@@ -269,35 +269,25 @@ static int converse(struct talk *t, pid_t pid, int out, int errors, struct mt_er
 int mt_helper_run(const cJSON *job, void (*on_event)(void *, const cJSON *), void *ctx,
                   struct mt_err *err)
 {
-    int out[2] = {-1, -1}, in = -1, errors = -1, rc;
+    int out[2] = {-1, -1};
     MT_FREED char *script = find_script(), *python = script ? find_python(script) : NULL;
     MT_FREED char *text = mt_json_print(job, false);
     pid_t pid = -1;
-    if (!script || !mt_path_exists(script)) {
-        rc = mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
-                     "the data helper is not found (%s): set MEGATRAIN_DATA_HELPER to its path",
-                     script ? script : SCRIPT);
-        goto done;
-    }
-    in = text ? memory_file("job", text) : -1;
-    errors = memory_file("errors", "");
+    if (!script || !mt_path_exists(script))
+        return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
+                       "the data helper is not found (%s): set MEGATRAIN_DATA_HELPER to its path",
+                       script ? script : SCRIPT);
+    MT_FD_CLOSED int in = text ? memory_file("job", text) : -1;
+    MT_FD_CLOSED int errors = memory_file("errors", "");
     if (!python || in < 0 || errors < 0 || pipe2(out, O_CLOEXEC) || (pid = fork()) < 0) {
-        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot start %s: %s", script, strerror(errno));
-        goto done;
+        int rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot start %s: %s", script, strerror(errno));
+        mt_close_fd(&out[0]);
+        mt_close_fd(&out[1]);
+        return rc;
     }
     if (!pid)
         child(python, script, in, out[1], errors);
     close(out[1]);
     struct talk talk = {.script = script, .on_event = on_event, .ctx = ctx, .result = 1};
-    rc = converse(&talk, pid, out[0], errors, err);
-    out[0] = out[1] = -1;
-done:
-    for (int i = 0; i < 2; i++)
-        if (out[i] >= 0)
-            close(out[i]);
-    if (in >= 0)
-        close(in);
-    if (errors >= 0)
-        close(errors);
-    return rc;
+    return converse(&talk, pid, out[0], errors, err);
 }

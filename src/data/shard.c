@@ -103,19 +103,9 @@ int mt_shard_open(struct mt_shard *s, const char *path, uint64_t hash, struct mt
 
 static int read_at(const struct mt_shard *s, void *dst, size_t n, size_t at, struct mt_err *err)
 {
-    char *p = dst;
-    while (n) {
-        ssize_t got = pread(s->fd, p, n, (off_t)at);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return mt_fail(err, MT_ERR_RUNTIME, got < 0 ? -errno : -ENODATA, "cannot read the token cache at byte %zu: %s",
-                           at, got < 0 ? strerror(errno) : "the file was truncated");
-        p += got;
-        n -= (size_t)got;
-        at += (size_t)got;
-    }
-    return 0;
+    int rc = mt_pread_all(s->fd, dst, n, at);
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot read the token cache at byte %zu: %s", at,
+                        rc == -ENODATA ? "the file was truncated" : strerror(-rc)) : 0;
 }
 
 /* The same, of what has been verified: whole blocks are read and compared. */
@@ -351,8 +341,7 @@ int mt_shard_writer_commit(struct mt_shard_writer *w, const struct mt_shard_head
 
 void mt_shard_writer_finish(struct mt_shard_writer *w)
 {
-    if (w->f)
-        fclose(w->f);
+    mt_close_stream(&w->f);
     if (w->tmp[0])
         unlink(w->tmp); /* fails after a commit, which renamed the file */
     free(w->offsets);

@@ -201,8 +201,7 @@ int mt_teacher_close(mt_teacher_out **teacher, bool complete, struct mt_err *err
     t->header.sum = sum_of_header(&t->header);
     if (complete && (fdatasync(t->fd) || write_at(t->fd, &t->header, sizeof(t->header), 0) || fdatasync(t->fd)))
         rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "the teacher's file cannot be completed: %s", strerror(errno));
-    if (t->fd >= 0)
-        close(t->fd);
+    mt_close_fd(&t->fd);
     free(t->entry);
     *teacher = NULL;
     free(t);
@@ -321,8 +320,7 @@ void mt_teacher_close_read(mt_teacher **teacher)
     mt_teacher *t = *teacher;
     if (!t)
         return;
-    if (t->fd >= 0)
-        close(t->fd);
+    mt_close_fd(&t->fd);
     free(t->path);
     free(t->entry);
     free(t->rows);

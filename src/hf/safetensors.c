@@ -447,8 +447,7 @@ void mt_st_close(struct mt_st_model *m)
 {
     free_tensors(m->tensors, m->n_tensors);
     for (int i = 0; i < m->n_files; i++) {
-        if (m->files[i].fd >= 0)
-            close(m->files[i].fd);
+        mt_close_fd(&m->files[i].fd);
         free(m->files[i].path);
         free(m->files[i].name);
     }

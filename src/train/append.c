@@ -81,8 +81,7 @@ void mt_append_close(struct mt_append *a)
 {
     if (a->fd >= 0 && a->pending.len && write_pending(a))
         mt_warn("%s: the last %zu bytes could not be written", a->path, a->pending.len);
-    if (a->fd >= 0)
-        close(a->fd);
+    mt_close_fd(&a->fd);
     mt_str_finish(&a->pending);
     *a = (struct mt_append){.fd = -1};
 }

@@ -112,15 +112,13 @@ int mt_feed_open(struct mt_feed **out, const char *command, struct mt_err *err)
     f->said = said[0];
     rc = rc ?: start(f, in[0], said[1], command, err);
     close(in[0]);
-    if (said[1] >= 0)
-        close(said[1]);
+    mt_close_fd(&said[1]);
     if (!rc) {
         *out = f;
         return 0;
     }
     close(in[1]);
-    if (said[0] >= 0)
-        close(said[0]);
+    mt_close_fd(&said[0]);
     free(f);
     return rc;
 }
@@ -191,8 +189,7 @@ void mt_feed_close(struct mt_feed **feed)
         return;
     for (; patience && !give_waiting(f) && f->fd >= 0; patience--)
         nanosleep(&tenth, NULL);
-    if (f->fd >= 0)
-        close(f->fd);
+    mt_close_fd(&f->fd);
     bool ended = wait_for_end(f, &patience);
     kill(-f->pid, SIGTERM); /* also what it has left running */
     if (!ended) {

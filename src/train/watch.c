@@ -40,8 +40,7 @@ struct mt_watch {
 static void open_folder(struct folder *f, const char *dir)
 {
     int fd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (f->fd >= 0)
-        close(f->fd);
+    mt_close_fd(&f->fd);
     f->fd = fd;
     mt_path_printf(f->dir, sizeof(f->dir), "%s", dir);
 }
@@ -161,8 +160,7 @@ static void *watch_main(void *watch)
 static void destroy(mt_watch *w)
 {
     for (size_t i = 0; w->of && i < w->control->n; i++)
-        if (w->of[i].fd >= 0)
-            close(w->of[i].fd);
+        mt_close_fd(&w->of[i].fd);
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
     free(w->of);
