@@ -214,13 +214,6 @@ int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct
     return rc;
 }
 
-/* A tensor of a state file and its destination. */
-struct part {
-    const struct mt_tensor *t;
-    const struct mt_plane_desc *state; /* NULL: the FP32 master */
-    enum mt_plane_kind kind;
-};
-
 /* Reads a state file. */
 struct reader {
     const struct mt_st_model *st;
@@ -234,18 +227,17 @@ struct reader {
     const cJSON *found; /* the last of them that was found */
 };
 
-static int load_piece(const struct reader *r, const struct mt_st_tensor *src, const struct part *p, size_t at, size_t n,
-                      struct mt_err *err)
+static int load_piece(const struct reader *r, const struct mt_st_tensor *src, const struct mt_state_part *p, size_t at,
+                      size_t n, struct mt_err *err)
 {
     size_t size = mt_st_dtype_size(src->dtype);
     int rc = mt_st_read_raw(r->st, src, at * size, n * size, r->buf, err);
     if (rc)
         return rc;
     XXH3_64bits_update(r->hash, r->buf, n * size);
-    if (!p->state)
-        return mt_tensor_write_masters(r->planes, p->t, at, n, r->buf, err);
-    struct mt_tensor_span span = mt_tensor_span(p->t, p->state, p->kind);
-    return mt_planes_write_bytes(r->planes, p->t->unit, p->kind, span.at + at * size, n * size, r->buf, err);
+    return p->kind == MT_PLANE_HI
+               ? mt_tensor_write_masters(r->planes, p->t, at, n, r->buf, err)
+               : mt_planes_write_bytes(r->planes, p->t->unit, p->kind, p->at + at * size, n * size, r->buf, err);
 }
 
 static int check_sum(struct reader *r, const char *name, struct mt_err *err)
@@ -259,33 +251,27 @@ static int check_sum(struct reader *r, const char *name, struct mt_err *err)
                    "written", r->st->files[0].path, name);
 }
 
-static int load_part(struct reader *r, const struct part *p, struct mt_err *err)
+static int load_part(struct reader *r, const struct mt_state_part *p, struct mt_err *err)
 {
     const struct mt_st_model *st = r->st;
-    char name[192];
-    struct mt_st_decl want = p->state ? mt_state_decl(p->t, p->state, p->kind)
-                                      : (struct mt_st_decl){.dtype = MT_ST_F32, .n_dims = p->t->n_dims};
-    size_t bytes = p->state ? mt_tensor_span(p->t, p->state, p->kind).bytes : p->t->n * sizeof(float);
-    snprintf(name, sizeof(name), "%s.%s", p->t->name, p->state ? p->state->saved_as : "master");
-    const struct mt_st_tensor *src = mt_st_find(st, name);
-    if (!src || src->dtype != want.dtype || src->n_bytes != bytes)
+    const struct mt_st_tensor *src = mt_st_find(st, p->name);
+    if (!src || src->dtype != p->decl.dtype || src->n_bytes != p->bytes)
         return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or has "
-                       "another shape or dtype than the model and its optimizer", st->files[0].path, name);
+                       "another shape or dtype than the model and its optimizer", st->files[0].path, p->name);
     int rc = 0;
     XXH3_64bits_reset(r->hash);
     for (size_t at = 0; at < src->n_elems && !rc; at += r->piece)
         rc = load_piece(r, src, p, at, MT_MIN(r->piece, src->n_elems - at), err);
-    return rc ?: check_sum(r, name, err);
+    return rc ?: check_sum(r, p->name, err);
 }
 
 static int load_tensor(struct reader *r, const struct mt_tensor *t, struct mt_err *err)
 {
-    int rc = load_part(r, &(struct part){.t = t}, err);
-    for (int k = 0; k < MT_N_PLANES && t->trainable && !rc; k++) {
-        struct part p = {t, mt_plane_desc_of(r->planes, (enum mt_plane_kind)k), (enum mt_plane_kind)k};
-        if (p.state->saved_as && mt_tensor_span(t, p.state, p.kind).bytes)
+    struct mt_state_part p;
+    int rc = 0;
+    for (int k = 0; k < MT_N_PLANES && !rc; k++)
+        if (mt_state_part(&p, r->planes, t, (enum mt_plane_kind)k))
             rc = load_part(r, &p, err);
-    }
     return rc;
 }
 

@@ -28,10 +28,19 @@ bool mt_save_copies(const struct mt_checkpoint_save *s);
 int mt_save_adapter(struct mt_saver *v, struct mt_err *err);
 /** A folder as transformers writes it, with all weights. */
 int mt_save_weights(struct mt_saver *v, struct mt_err *err);
+/** A part of a tensor's training state, as it is in a file and in the planes. */
+struct mt_state_part {
+    const struct mt_tensor *t;
+    enum mt_plane_kind kind; /* MT_PLANE_HI: the FP32 master */
+    char name[160];
+    struct mt_st_decl decl;  /* but for the name */
+    size_t at, bytes;        /* of the plane; of a master only bytes */
+};
 /**
- * A tensor's state in a file, but for its name: in the tensor's shape if it has an F32 or BF16 number for each element,
- * else as numbers in a row, or as the bytes of its blocks.
+ * The master, or the state that planes of this kind are: in the tensor's shape if it has an F32 or BF16 number for each
+ * element, else as numbers in a row, or as the bytes of its blocks. False: the tensor has none.
  */
-struct mt_st_decl mt_state_decl(const struct mt_tensor *t, const struct mt_plane_desc *d, enum mt_plane_kind k);
+bool mt_state_part(struct mt_state_part *out, const mt_plane_set *planes, const struct mt_tensor *t,
+                   enum mt_plane_kind kind);
 /** Masters and optimizer states, a file for each block. */
 int mt_save_state(struct mt_saver *v, struct mt_err *err);

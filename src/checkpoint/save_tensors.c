@@ -66,19 +66,31 @@ uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_de
     return n;
 }
 
-struct mt_st_decl mt_state_decl(const struct mt_tensor *t, const struct mt_plane_desc *d, enum mt_plane_kind k)
+bool mt_state_part(struct mt_state_part *out, const mt_plane_set *planes, const struct mt_tensor *t,
+                   enum mt_plane_kind kind)
 {
-    size_t bytes = mt_tensor_span(t, d, k).bytes, size = mt_dtype_size(d->dtype), block = d->block_bytes;
-    struct mt_st_decl decl = {.dtype = d->dtype == MT_F32 ? MT_ST_F32 : MT_ST_BF16, .n_dims = 1};
-    if (bytes == t->n * size) {
-        decl.n_dims = t->n_dims;
-        memcpy(decl.shape, t->shape, sizeof(t->shape));
+    const struct mt_plane_desc *d = mt_plane_desc_of(planes, kind);
+    struct mt_tensor_span span = mt_tensor_span(t, d, kind);
+    bool master = kind == MT_PLANE_HI;
+    size_t size = mt_dtype_size(d->dtype), block = d->block_bytes;
+    struct mt_state_part p = {.t = t, .kind = kind, .at = span.at, .bytes = span.bytes};
+    if (!has_part(d, (int)kind, t))
+        return false;
+    snprintf(p.name, sizeof(p.name), "%s.%s", t->name, master ? "master" : d->saved_as);
+    p.decl = (struct mt_st_decl){.dtype = master || d->dtype == MT_F32 ? MT_ST_F32 : MT_ST_BF16, .n_dims = 1};
+    if (master)
+        p.bytes = t->n * sizeof(float);
+    if (master || p.bytes == t->n * size) {
+        p.decl.n_dims = t->n_dims;
+        memcpy(p.decl.shape, t->shape, sizeof(t->shape));
     } else if (d->apart) {
-        decl.shape[0] = (int64_t)(bytes / size);
+        p.decl.shape[0] = (int64_t)(p.bytes / size);
     } else {
-        decl = (struct mt_st_decl){.dtype = MT_ST_U8, .n_dims = 2, .shape = {(int64_t)(bytes / block), (int64_t)block}};
+        p.decl = (struct mt_st_decl){.dtype = MT_ST_U8, .n_dims = 2,
+                                     .shape = {(int64_t)(p.bytes / block), (int64_t)block}};
     }
-    return decl;
+    *out = p;
+    return true;
 }
 
 /* The result of reading the planes: a later retry would fail again. */
@@ -240,37 +252,29 @@ int mt_save_weights(struct mt_saver *v, struct mt_err *err)
 
 /* --- training state -------------------------------------------------------------------------------- */
 
-/* The source's part: the master, or the kind of a plane. */
 static int read_state(const struct mt_source *s, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     const struct mt_saver *v = s->ctx;
-    const struct mt_tensor *t = s->of;
-    enum mt_plane_kind kind = (enum mt_plane_kind)s->part;
-    if (s->part == MASTER)
-        return noted(v, mt_tensor_read_masters(v->s->planes, t, first, n, dst, err));
+    const struct mt_state_part *p = s->of;
     size_t size = mt_st_dtype_size(s->decl.dtype);
-    struct mt_tensor_span span = mt_tensor_span(t, mt_plane_desc_of(v->s->planes, kind), kind);
-    return noted(v, mt_planes_read_bytes(v->s->planes, t->unit, kind, span.at + first * size, n * size, dst, err));
+    return noted(v, p->kind == MT_PLANE_HI ? mt_tensor_read_masters(v->s->planes, p->t, first, n, dst, err)
+                                      : mt_planes_read_bytes(v->s->planes, p->t->unit, p->kind, p->at + first * size,
+                                                             n * size, dst, err));
 }
 
-/* Adds the master and the states of a tensor. names: [N_PARTS], for theirs. */
-static int add_states(struct mt_saver *v, struct mt_source_list *list, const struct mt_tensor *t, char (*names)[160],
-                      struct mt_err *err)
+/* Adds the master and the states of a tensor. parts: [N_PARTS], for theirs. */
+static int add_states(struct mt_saver *v, struct mt_source_list *list, const struct mt_tensor *t,
+                      struct mt_state_part *parts, struct mt_err *err)
 {
     int rc = 0;
     if (mt_save_names_only(v->s, t) || !mt_checkpoint_holds(v->s->layout, t))
         return 0;
     for (int k = 0; k < N_PARTS && !rc; k++) {
-        const struct mt_plane_desc *d = mt_plane_desc_of(v->s->planes, (enum mt_plane_kind)k);
-        if (!has_part(d, k, t))
+        struct mt_state_part *p = &parts[k];
+        if (!mt_state_part(p, v->s->planes, t, (enum mt_plane_kind)k))
             continue;
-        struct mt_source s = {.read = read_state, .ctx = v, .of = t, .part = k};
-        snprintf(names[k], sizeof(names[k]), "%s.%s", t->name, k == MASTER ? "master" : d->saved_as);
-        s.decl = k == MASTER ? (struct mt_st_decl){.dtype = MT_ST_F32, .n_dims = t->n_dims,
-                                                   .shape = {t->shape[0], t->shape[1]}}
-                             : mt_state_decl(t, d, (enum mt_plane_kind)k);
-        s.decl.name = names[k];
-        rc = mt_source_add(list, s, err);
+        p->decl.name = p->name;
+        rc = mt_source_add(list, (struct mt_source){.decl = p->decl, .read = read_state, .ctx = v, .of = p}, err);
     }
     return rc;
 }
@@ -284,15 +288,13 @@ static int write_block_state(struct mt_saver *v, size_t *unit, struct mt_err *er
     MT_CLOSED_BY(mt_source_list_finish) struct mt_source_list list = {.p = NULL};
     for (; *unit < l->n_units && l->units[*unit].block == block; ++*unit)
         end += l->units[*unit].n_tensors;
-    char(*names)[160] = mt_calloc((end - first) * N_PARTS, sizeof(*names));
-    int rc = names ? 0 : mt_fail_nomem(err, "a checkpoint", (end - first) * N_PARTS * sizeof(*names));
+    MT_FREED struct mt_state_part *parts = mt_calloc((end - first) * N_PARTS, sizeof(*parts));
+    int rc = parts ? 0 : mt_fail_nomem(err, "a checkpoint", (end - first) * N_PARTS * sizeof(*parts));
     for (size_t t = first; t < end && !rc; t++)
-        rc = add_states(v, &list, &l->tensors[t], names + (t - first) * N_PARTS, err);
+        rc = add_states(v, &list, &l->tensors[t], parts + (t - first) * N_PARTS, err);
     const char *name = MT_PATH("megatrain/state-%05d.safetensors", block);
-    rc = rc ?: mt_hf_write_file(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp, .listed = v->files}, name, list.p,
-                                list.n, err);
-    free(names);
-    return rc;
+    return rc ?: mt_hf_write_file(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp, .listed = v->files}, name, list.p,
+                                  list.n, err);
 }
 
 int mt_save_state(struct mt_saver *v, struct mt_err *err)
